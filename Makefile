@@ -1,0 +1,80 @@
+# Targets are listed by `make` alone: a target is documented by the comment behind its name.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+GO ?= go
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+# The version is part of the binary, nothing else of the machine is: two builds of one commit
+# are the same bytes.
+LDFLAGS := -s -w -buildid= -X main.version=$(VERSION)
+BUILD := CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
+FUZZTIME ?= 60s
+# The tags of all test tiers, so that vet and lint see every file.
+TIERS := ns,root,machine,vm,bench,soak
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: ## Install the Debian packages that tests, lab and demo need
+	@scripts/setup
+
+.PHONY: build
+build: ## Build bin/agent and bin/lab
+	@mkdir -p bin
+	$(BUILD) -o bin/agent ./cmd/agent
+	$(BUILD) -o bin/lab ./cmd/lab
+
+.PHONY: demo
+demo: setup build ## Boot a machine, drive it as a Director would, show where the time went
+	@bin/lab demo
+
+.PHONY: test
+test: setup lint unit test-ns test-root test-machine test-vm ## Everything: set-up, lint and all test tiers
+
+.PHONY: unit
+unit: ## Tests that need nothing but Go (seconds)
+	$(GO) test -race ./...
+
+.PHONY: test-ns
+test-ns: ## Tests in network and mount namespaces (needs root or user namespaces)
+	$(GO) test -race -tags ns -run '^TestNS' -count=1 $$(scripts/tier ns)
+
+.PHONY: test-root
+test-root: ## Tests on loop devices (needs root)
+	$(GO) test -race -tags root -run '^TestRoot' -count=1 -p 2 -timeout 20m $$(scripts/tier root)
+
+.PHONY: test-machine
+test-machine: build ## Tests of the real binary under a real systemd (needs root, nspawn)
+	$(GO) test -race -tags machine -run '^TestMachine' -count=1 -p 1 -timeout 25m $$(scripts/tier machine)
+
+.PHONY: test-vm
+test-vm: build ## Tests in QEMU virtual machines
+	$(GO) test -tags vm -run '^TestVM' -count=1 -p 1 -timeout 30m $$(scripts/tier vm)
+
+.PHONY: lint
+lint: ## Format, vet, staticcheck, tidy go.mod
+	@bad=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$bad" ]; then echo "not formatted: $$bad"; exit 1; fi
+	$(GO) vet ./...
+	$(GO) vet -tags $(TIERS) ./...
+	$(GO) tool staticcheck -tags $(TIERS) ./...
+	$(GO) mod tidy -diff
+
+.PHONY: fuzz
+fuzz: ## Run every fuzz target for FUZZTIME (default 60s) each
+	@scripts/fuzz $(FUZZTIME)
+
+.PHONY: bench
+bench: build ## Benchmarks, as ratios in one run
+	$(GO) test -run '^$$' -bench . -benchmem ./...
+
+.PHONY: soak
+soak: build ## The long versions of the crash tests
+	$(GO) test -tags soak,root,machine -run 'Soak' -count=1 -p 1 -timeout 4h ./...
+
+.PHONY: clean
+clean: ## Remove what was built, and what a crashed lab left behind
+	@if [ -x bin/lab ]; then bin/lab clean; fi
+	rm -rf bin .cache

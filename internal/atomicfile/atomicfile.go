@@ -1,0 +1,198 @@
+// Package atomicfile replaces files so that a reader, a crash or a power cut finds either the
+// old content or the new, whole: temporary file in the same directory, fsync, rename, fsync of
+// the directory. Everything the agent keeps is written through it.
+package atomicfile
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// PreviousSuffix is appended to a file's name for the generation before the current one.
+const PreviousSuffix = ".previous"
+
+const tempMark = ".cambium-tmp-"
+
+type options struct {
+	uid, gid     int
+	owner        bool
+	keepPrevious bool
+}
+
+// Option changes how Write works.
+type Option func(*options)
+
+// Owner gives the file to uid and gid before it becomes visible.
+func Owner(uid, gid int) Option {
+	return func(o *options) { o.uid, o.gid, o.owner = uid, gid, true }
+}
+
+// KeepPrevious leaves the replaced content beside the file, under its name plus PreviousSuffix.
+func KeepPrevious() Option { return func(o *options) { o.keepPrevious = true } }
+
+// Write replaces path by data. The mode is set exactly, whatever the umask. Missing parent
+// directories are an error: who owns a directory also knows its mode.
+func Write(path string, data []byte, mode fs.FileMode, opts ...Option) (err error) {
+	var o options
+	for _, apply := range opts {
+		apply(&o)
+	}
+	dir, name := filepath.Split(path)
+	if dir == "" {
+		dir = "."
+	}
+	temp := filepath.Join(dir, "."+name+tempMark+randomName())
+	// 0600 until the content is complete: a secret must not be readable for a moment.
+	file, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("write %s: %w", path, err), removeIfThere(temp))
+		}
+	}()
+	if err = fill(file, data, mode, o); err != nil {
+		return errors.Join(err, file.Close())
+	}
+	if err = file.Close(); err != nil {
+		return err
+	}
+	if o.keepPrevious {
+		if err = keepPrevious(path, dir, name); err != nil {
+			return err
+		}
+	}
+	if err = os.Rename(temp, path); err != nil {
+		return err
+	}
+	return SyncDir(dir)
+}
+
+func fill(file *os.File, data []byte, mode fs.FileMode, o options) error {
+	if _, err := file.Write(data); err != nil {
+		return err
+	}
+	if o.owner {
+		if err := file.Chown(o.uid, o.gid); err != nil {
+			return err
+		}
+	}
+	// After chown, which clears setuid and setgid bits.
+	if err := file.Chmod(mode); err != nil {
+		return err
+	}
+	return file.Sync()
+}
+
+// keepPrevious gives the current content a second name by a hard link, so that there is no
+// moment without a file at path.
+func keepPrevious(path, dir, name string) error {
+	link := filepath.Join(dir, "."+name+tempMark+randomName())
+	err := os.Link(path, link)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	// rename(2) of two names for one inode does nothing and leaves both, hence the removal.
+	return errors.Join(os.Rename(link, path+PreviousSuffix), removeIfThere(link))
+}
+
+// WriteIfChanged writes only when content or mode differ, and reports whether it did.
+func WriteIfChanged(path string, data []byte, mode fs.FileMode, opts ...Option) (bool, error) {
+	info, err := os.Lstat(path)
+	if err == nil && info.Mode().IsRegular() && info.Mode().Perm() == mode.Perm() && info.Size() == int64(len(data)) {
+		have, err := os.ReadFile(path)
+		if err == nil && bytes.Equal(have, data) {
+			return false, nil
+		}
+	}
+	return true, Write(path, data, mode, opts...)
+}
+
+// Remove deletes path durably; a missing file is not an error.
+func Remove(path string) error {
+	if err := removeIfThere(path); err != nil {
+		return err
+	}
+	err := SyncDir(filepath.Dir(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// Symlink makes path a symbolic link to target, replacing an existing file or link at once.
+func Symlink(target, path string) error {
+	if have, err := os.Readlink(path); err == nil && have == target {
+		return nil
+	}
+	dir, name := filepath.Split(path)
+	temp := filepath.Join(dir, "."+name+tempMark+randomName())
+	if err := os.Symlink(target, temp); err != nil {
+		return fmt.Errorf("link %s: %w", path, err)
+	}
+	if err := os.Rename(temp, path); err != nil {
+		return errors.Join(fmt.Errorf("link %s: %w", path, err), removeIfThere(temp))
+	}
+	return SyncDir(dir)
+}
+
+// SyncDir makes the names in a directory durable.
+func SyncDir(dir string) error {
+	if dir == "" {
+		dir = "."
+	}
+	handle, err := os.Open(dir)
+	if err != nil {
+		return fmt.Errorf("sync directory: %w", err)
+	}
+	if err := handle.Sync(); err != nil {
+		return errors.Join(fmt.Errorf("sync directory %s: %w", dir, err), handle.Close())
+	}
+	return handle.Close()
+}
+
+// Sweep removes temporary files that a crash in the middle of Write left in dir. Call it when
+// no other writer can be at work there.
+func Sweep(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("sweep: %w", err)
+	}
+	var failed []error
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), ".") && strings.Contains(e.Name(), tempMark) && !e.IsDir() {
+			failed = append(failed, removeIfThere(filepath.Join(dir, e.Name())))
+		}
+	}
+	return errors.Join(failed...)
+}
+
+func removeIfThere(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+func randomName() string {
+	var b [8]byte
+	// crypto/rand.Read never fails on supported systems; it ends the process instead.
+	_, _ = rand.Read(b[:])
+	return hex.EncodeToString(b[:])
+}

@@ -1,0 +1,244 @@
+// Package command is the only importer of os/exec. It runs the few external programs that are
+// the trusted implementation of something (mkfs, fsck), the stemcell's hooks and the release's
+// scripts: always with a context, never through a shell, each in a process group of its own
+// that is ended as a whole, and with bounded memory for output.
+package command
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// DefaultMaxOutput is how much of each output stream is kept when the caller gives no writer.
+const DefaultMaxOutput = 64 << 10
+
+// DefaultGrace is the time between SIGTERM and SIGKILL of a cancelled program.
+const DefaultGrace = 10 * time.Second
+
+// Cmd describes a program to run. Arguments never appear in errors or logs, since they may
+// carry secrets.
+type Cmd struct {
+	Name  string // looked up in PATH when it has no slash
+	Args  []string
+	Dir   string
+	Env   []string // complete environment; nil means the agent's own
+	Stdin io.Reader
+	// Stdout and Stderr receive the output as it comes; where nil, its end is kept in Result.
+	Stdout, Stderr io.Writer
+	// Credential runs the program as another user.
+	Credential *syscall.Credential
+	// Nice is added to the agent's own nice level, at most up to 19.
+	Nice int
+	// Grace is the time between SIGTERM and SIGKILL after ctx ended; DefaultGrace if zero.
+	Grace time.Duration
+}
+
+// Result is how a program ended. Signal is the number that killed it, or 0.
+type Result struct {
+	Stdout, Stderr []byte
+	ExitCode       int
+	Signal         int
+}
+
+// Status is the exit code as a shell reports it: 128 plus the signal for a killed program.
+func (r Result) Status() int {
+	if r.Signal != 0 {
+		return 128 + r.Signal
+	}
+	return r.ExitCode
+}
+
+// ExitError means that the program ran and ended with something else than 0.
+type ExitError struct {
+	Name string
+	Result
+}
+
+func (e *ExitError) Error() string {
+	ended := fmt.Sprintf("exit status %d", e.ExitCode)
+	if e.Signal != 0 {
+		ended = "killed by " + unix.SignalName(syscall.Signal(e.Signal))
+	}
+	if line := lastLine(e.Stderr); line != "" {
+		return fmt.Sprintf("%s: %s: %s", e.Name, ended, line)
+	}
+	return e.Name + ": " + ended
+}
+
+// Run starts the program and waits for it.
+func Run(ctx context.Context, c Cmd) (Result, error) {
+	p, err := Start(ctx, c)
+	if err != nil {
+		return Result{}, err
+	}
+	return p.Wait()
+}
+
+// Process is a running program and its process group.
+type Process struct {
+	ctx            context.Context
+	cmd            *exec.Cmd
+	stdout, stderr *tail
+	grace          time.Duration
+	stopped        chan struct{} // closed when the program has been waited for
+	cleanup        chan struct{} // closed when the watcher has ended the group
+}
+
+// Start starts the program. The caller must call Wait.
+func Start(ctx context.Context, c Cmd) (*Process, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("%s: not started: %w", c.Name, context.Cause(ctx))
+	}
+	p := &Process{ctx: ctx, cmd: exec.Command(c.Name, c.Args...), grace: c.Grace,
+		stopped: make(chan struct{}), cleanup: make(chan struct{})}
+	if p.grace == 0 {
+		p.grace = DefaultGrace
+	}
+	p.cmd.Dir, p.cmd.Env, p.cmd.Stdin = c.Dir, c.Env, c.Stdin
+	p.cmd.Stdout, p.cmd.Stderr = c.Stdout, c.Stderr
+	if c.Stdout == nil {
+		p.stdout = &tail{max: DefaultMaxOutput}
+		p.cmd.Stdout = p.stdout
+	}
+	if c.Stderr == nil {
+		p.stderr = &tail{max: DefaultMaxOutput}
+		p.cmd.Stderr = p.stderr
+	}
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: c.Credential}
+	// A grandchild that inherited an output pipe must not hold up Wait for ever.
+	p.cmd.WaitDelay = p.grace
+	if err := p.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("%s: %w", c.Name, errors.Unwrap(err))
+	}
+	if c.Nice != 0 {
+		renice(p.Pid(), c.Nice)
+	}
+	go p.watch()
+	return p, nil
+}
+
+// renice is best effort: a program at the agent's own level is better than none. Raising the
+// number is always allowed.
+func renice(pid, delta int) {
+	own, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
+	if err != nil {
+		return
+	}
+	// The system call returns 20 minus the nice level.
+	_ = unix.Setpriority(unix.PRIO_PGRP, pid, min(20-own+delta, 19))
+}
+
+// Pid is the process id, which is also the id of the process group.
+func (p *Process) Pid() int { return p.cmd.Process.Pid }
+
+// Signal sends sig to the whole process group.
+func (p *Process) Signal(sig syscall.Signal) error { return unix.Kill(-p.Pid(), sig) }
+
+// watch ends the group when the context does.
+func (p *Process) watch() {
+	defer close(p.cleanup)
+	select {
+	case <-p.stopped:
+		return
+	case <-p.ctx.Done():
+	}
+	_ = p.Signal(unix.SIGTERM)
+	timer := time.NewTimer(p.grace)
+	defer timer.Stop()
+	select {
+	case <-p.stopped:
+	case <-timer.C:
+	}
+	// Also when the leader has gone: the rest of its group must not outlive a cancelled call.
+	_ = p.Signal(unix.SIGKILL)
+}
+
+// Wait returns how the program ended; a status other than 0 is an *ExitError. If the context
+// ended first, the error says so as well.
+func (p *Process) Wait() (Result, error) {
+	err := p.cmd.Wait()
+	close(p.stopped)
+	<-p.cleanup
+	var r Result
+	if p.stdout != nil {
+		r.Stdout = p.stdout.kept
+	}
+	if p.stderr != nil {
+		r.Stderr = p.stderr.kept
+	}
+	state := p.cmd.ProcessState
+	if state != nil {
+		r.ExitCode = state.ExitCode()
+		if status, ok := state.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+			r.Signal = int(status.Signal())
+		}
+	}
+	var exit *exec.ExitError
+	switch {
+	case err == nil, errors.Is(err, exec.ErrWaitDelay) && state.Success():
+		// ErrWaitDelay: the program is done, only a background child kept its output open.
+	case errors.As(err, &exit), errors.Is(err, exec.ErrWaitDelay):
+		err = &ExitError{Name: p.cmd.Args[0], Result: r}
+	default:
+		err = fmt.Errorf("%s: %w", p.cmd.Args[0], err)
+	}
+	if errors.Is(err, exec.ErrWaitDelay) {
+		err = nil
+	}
+	if err != nil && p.ctx.Err() != nil {
+		err = fmt.Errorf("%w: %w", context.Cause(p.ctx), err)
+	}
+	return r, err
+}
+
+// tail keeps the last max bytes written to it.
+type tail struct {
+	max  int
+	kept []byte
+}
+
+func (t *tail) Write(p []byte) (int, error) {
+	n := len(p)
+	if len(p) > t.max {
+		p = p[len(p)-t.max:]
+	}
+	if over := len(t.kept) + len(p) - t.max; over > 0 {
+		t.kept = append(t.kept[:0], t.kept[over:]...)
+	}
+	t.kept = append(t.kept, p...)
+	return n, nil
+}
+
+func lastLine(b []byte) string {
+	text := strings.TrimSpace(string(bytes.ToValidUTF8(b, []byte("?"))))
+	if i := strings.LastIndexByte(text, '\n'); i >= 0 {
+		text = text[i+1:]
+	}
+	if len(text) > 300 {
+		text = text[:300] + "…"
+	}
+	return text
+}
+
+// Find returns the path of a program, or "" if there is none: most hooks of a stemcell are
+// optional.
+func Find(name string) string {
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return ""
+	}
+	if info, err := os.Stat(path); err != nil || info.IsDir() {
+		return ""
+	}
+	return path
+}

@@ -1,0 +1,105 @@
+package command
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestRunKeepsOutputAndStatus(t *testing.T) {
+	r, err := Run(t.Context(), Cmd{Name: "sh", Args: []string{"-c", "echo out; echo err >&2"}})
+	if err != nil || string(r.Stdout) != "out\n" || string(r.Stderr) != "err\n" {
+		t.Errorf("got %q %q %v", r.Stdout, r.Stderr, err)
+	}
+	r, err = Run(t.Context(), Cmd{Name: "sh", Args: []string{"-c", "echo first >&2; echo last >&2; exit 7", "s3cret"}})
+	var exit *ExitError
+	if !errors.As(err, &exit) || exit.ExitCode != 7 || r.Status() != 7 {
+		t.Fatalf("got %v, want exit status 7", err)
+	}
+	if got := err.Error(); got != "sh: exit status 7: last" {
+		t.Errorf("error is %q, want program, status and last line only", got)
+	}
+	r, err = Run(t.Context(), Cmd{Name: "sh", Args: []string{"-c", "kill -9 $$"}})
+	if err == nil || r.Status() != 137 {
+		t.Errorf("killed program: status %d, %v; want 137", r.Status(), err)
+	}
+	if _, err := Run(t.Context(), Cmd{Name: "no-such-program-here"}); err == nil {
+		t.Error("a missing program is not an error")
+	}
+}
+
+func TestOutputIsBounded(t *testing.T) {
+	r, err := Run(t.Context(), Cmd{Name: "sh", Args: []string{"-c", "head -c 1000000 /dev/zero | tr '\\0' x; echo END"}})
+	if err != nil || len(r.Stdout) != DefaultMaxOutput || !bytes.HasSuffix(r.Stdout, []byte("xEND\n")) {
+		t.Errorf("kept %d bytes, %v; want the last %d", len(r.Stdout), err, DefaultMaxOutput)
+	}
+}
+
+func TestCancelEndsTheWholeGroup(t *testing.T) {
+	pidFile := filepath.Join(t.TempDir(), "pid")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	// Both the shell and its child ignore SIGTERM, so only the group's SIGKILL ends them.
+	script := `trap "" TERM; (trap "" TERM; sleep 100) & echo $! > "$1.new"; mv "$1.new" "$1"; wait`
+	p, err := Start(ctx, Cmd{Name: "sh", Args: []string{"-c", script, "sh", pidFile}, Grace: 50 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var child int
+	deadline := time.Now().Add(10 * time.Second)
+	for child == 0 && time.Now().Before(deadline) {
+		text, _ := os.ReadFile(pidFile)
+		child, _ = strconv.Atoi(strings.TrimSpace(string(text)))
+	}
+	cancel(errors.New("task cancelled"))
+	_, err = p.Wait()
+	if err == nil || !strings.Contains(err.Error(), "task cancelled") {
+		t.Errorf("got %v, want the cause of the cancellation", err)
+	}
+	for time.Now().Before(deadline) {
+		if err := unix.Kill(child, 0); errors.Is(err, syscall.ESRCH) || zombie(child) {
+			return
+		}
+	}
+	t.Errorf("child %d is still alive", child)
+}
+
+// zombie reports a dead process that its new parent has not reaped yet.
+func zombie(pid int) bool {
+	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	return err == nil && strings.Contains(string(stat), ") Z ")
+}
+
+func TestNiceIsAddedAndCapped(t *testing.T) {
+	own, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, delta := range []int{5, 40} {
+		want := strconv.Itoa(min(20-own+delta, 19))
+		var out bytes.Buffer
+		// The level is set right after the start, so the program waits for its input first.
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := Start(t.Context(), Cmd{Name: "sh", Args: []string{"-c", "read x; nice"}, Stdin: r, Stdout: &out, Nice: delta})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = w.WriteString("go\n")
+		if _, err := p.Wait(); err != nil || strings.TrimSpace(out.String()) != want {
+			t.Errorf("nice +%d gives %q, %v; want %s", delta, out.String(), err, want)
+		}
+		r.Close()
+		w.Close()
+	}
+}

@@ -1,0 +1,170 @@
+package cambium_test
+
+import (
+	"bufio"
+	"encoding/json"
+	"go/parser"
+	"go/token"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// mayImport says which of our packages a package may import: for each prefix, the prefixes
+// that are allowed. The longest matching row counts; subpackages may always import their
+// parents, and everything may import internal. See docs/architecture.md for the reasons.
+var mayImport = map[string][]string{
+	"internal":       {"internal"},
+	"settings":       {},
+	"settings/store": {"settings"},
+	"infrastructure": {"settings/agentjson"},
+	"plan":           {"settings", "platform"},
+	"platform":       {},
+	"platform/disk":  {"platform/device", "platform/filesystem"},
+	"platform/mount": {"platform/device", "platform/filesystem", "platform/disk"},
+	"platform/network": {
+		"platform/unit",
+	},
+	"platform/resolver": {"platform/unit"},
+	"platform/host":     {"platform/unit"},
+	"storage":           {"plan", "settings", "platform"},
+	"bootstrap":         {"plan", "settings", "platform", "storage", "jobs"},
+	"blobstore":         {},
+	"jobs":              {"jobs", "platform/unit"},
+	"mbus":              {"mbus"},
+	"agent":             {"plan", "settings", "mbus", "jobs", "platform", "agent"},
+	"agent/task":        {},
+	"integration":       {"integration", "mbus", "settings"},
+	"cmd/agent":         {"agent", "blobstore", "bootstrap", "infrastructure", "jobs", "mbus", "plan", "platform", "settings", "storage", "cmd/agent"},
+	"cmd/lab":           {"integration", "mbus", "settings", "cmd/lab"},
+}
+
+type pkg struct {
+	ImportPath string
+	Dir        string
+	Imports    []string
+	GoFiles    []string
+}
+
+func packages(t *testing.T) (all []pkg) {
+	t.Helper()
+	out, err := exec.Command("go", "list", "-json=ImportPath,Dir,Imports,GoFiles", "./...").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p pkg
+		if err := d.Decode(&p); err == io.EOF {
+			return all
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+}
+
+func within(path, prefix string) bool { return path == prefix || strings.HasPrefix(path, prefix+"/") }
+
+func TestImportDirection(t *testing.T) {
+	for _, p := range packages(t) {
+		from := strings.TrimPrefix(p.ImportPath, "cambium/")
+		if from == "cambium" {
+			continue
+		}
+		row := ""
+		for prefix := range mayImport {
+			if within(from, prefix) && len(prefix) > len(row) {
+				row = prefix
+			}
+		}
+		if row == "" {
+			t.Errorf("%s has no row in mayImport", from)
+			continue
+		}
+	imports:
+		for _, imported := range p.Imports {
+			to, ours := strings.CutPrefix(imported, "cambium/")
+			if !ours || within(from, to) || within(to, "internal") && !within(from, "internal") {
+				continue
+			}
+			for _, allowed := range mayImport[row] {
+				if within(to, allowed) {
+					continue imports
+				}
+			}
+			t.Errorf("%s imports %s, which its row %q does not allow", from, to, row)
+		}
+	}
+}
+
+func TestOnlyCommandStartsPrograms(t *testing.T) {
+	for _, p := range packages(t) {
+		from := strings.TrimPrefix(p.ImportPath, "cambium/")
+		if within(from, "internal/command") || within(from, "integration") || within(from, "cmd/lab") {
+			continue
+		}
+		for _, imported := range p.Imports {
+			if imported == "os/exec" {
+				t.Errorf("%s imports os/exec; use internal/command", from)
+			}
+		}
+	}
+}
+
+func TestLabIsNotInTheAgent(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", "./cmd/agent").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for s := bufio.NewScanner(strings.NewReader(string(out))); s.Scan(); {
+		for _, forbidden := range []string{"cambium/integration", "github.com/nats-io/nats-server"} {
+			if strings.HasPrefix(s.Text(), forbidden) {
+				t.Errorf("cmd/agent links %s", s.Text())
+			}
+		}
+	}
+}
+
+func TestEveryPackageHasAComment(t *testing.T) {
+	for _, p := range packages(t) {
+		if len(p.GoFiles) == 0 {
+			continue
+		}
+		found := false
+		for _, name := range p.GoFiles {
+			f, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, name), nil, parser.PackageClauseOnly|parser.ParseComments)
+			if err != nil {
+				t.Fatal(err)
+			}
+			found = found || f.Doc != nil && len(strings.Fields(f.Doc.Text())) > 5
+		}
+		if !found {
+			t.Errorf("%s has no package comment", p.ImportPath)
+		}
+	}
+}
+
+func TestTreeSpeaksOfItselfAlone(t *testing.T) {
+	out, err := exec.Command("git", "ls-files").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	forbidden := []string{"/wo" + "rk/", "shared/refe" + "rence", "TO" + "DO", "FIX" + "ME"}
+	for _, name := range strings.Fields(string(out)) {
+		if name == "go.sum" || name == "LICENSE" {
+			continue
+		}
+		data, err := os.ReadFile(name)
+		if err != nil {
+			continue // deleted in the work tree
+		}
+		for _, word := range forbidden {
+			if strings.Contains(string(data), word) {
+				t.Errorf("%s contains %q", name, word)
+			}
+		}
+	}
+}
