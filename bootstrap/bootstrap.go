@@ -1,0 +1,359 @@
+// Package bootstrap takes a machine from "the agent has started" to "the Director can talk to
+// it": a table of named steps that run as soon as what they need is done, side by side where
+// they do not depend on each other, and a verdict that says in one line what went wrong.
+//
+// The engine in this file knows nothing of what the steps do; steps.go is the table. Sources,
+// bus and supervisor are reached through functions that cmd/agent hands in.
+package bootstrap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/internal/status"
+)
+
+// Step is one row of the boot table.
+type Step struct {
+	Name string
+	// Needs are the steps that must have ended well (or with a warning) before this one.
+	Needs []string
+	// If decides, once Needs are done, whether there is anything to do; nil means always.
+	If func() bool
+	// Deadline bounds the step; zero means that only the boot's own context does.
+	Deadline time.Duration
+	// Optional steps warn where others fail the boot.
+	Optional bool
+	// Background steps are not waited for when the boot is judged; they imply Optional.
+	Background bool
+	// Advice is what an operator can do when the step fails.
+	Advice string
+	Run    func(ctx context.Context, s *Span) error
+}
+
+// Span is a step's pen: what it writes here shows up in status, journal and verdict.
+type Span struct {
+	name string
+	boot *boot
+}
+
+// Waiting says what the step can only wait for now; an empty text ends the wait.
+func (s *Span) Waiting(reason string) {
+	now := s.boot.rec.Now()
+	s.boot.change(s.name, func(row *status.Step) {
+		if n := len(row.Waits); row.Waiting != "" && n > 0 {
+			row.Waits[n-1].End = now
+		}
+		row.Waiting = reason
+		if reason != "" {
+			row.Waits = append(row.Waits, status.Wait{For: reason, Start: now})
+		}
+	})
+	if reason != "" {
+		s.boot.log.WithFields(logrus.Fields{"step": s.name, "for": reason}).Info("waiting")
+		s.boot.notify("STATUS=" + s.name + ": waiting for " + reason)
+	}
+}
+
+// Evidence records a fact that helps to understand the step's outcome.
+func (s *Span) Evidence(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	s.boot.change(s.name, func(row *status.Step) { row.Evidence = append(row.Evidence, text) })
+}
+
+// Warn records something that is wrong but does not keep the machine from being ready.
+func (s *Span) Warn(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	s.boot.warn(s.name, text)
+}
+
+// Verdict is how a boot ended.
+type Verdict struct {
+	State    status.State
+	Step     string // the step that failed
+	Cause    error
+	Advice   string
+	Warnings []string
+}
+
+// Line is the one sentence for the operator: "step: cause: what to do".
+func (v Verdict) Line() string {
+	if v.Cause == nil {
+		return string(v.State)
+	}
+	line := v.Step + ": " + OneLine(v.Cause.Error())
+	if v.Advice != "" {
+		line += ": " + v.Advice
+	}
+	return line
+}
+
+// OneLine folds a text so that it fits a console line and an exception: a joined error spans
+// several lines.
+func OneLine(text string) string {
+	return strings.Join(strings.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
+}
+
+// Engine runs boot tables.
+type Engine struct {
+	Log    *logrus.Entry
+	Status *status.Recorder
+	// Notify tells the service manager; nil means there is none.
+	Notify func(state string)
+	// Boundary, when set, is called at each step boundary: the crash tests stop the process there.
+	Boundary func(step string, ended bool)
+}
+
+type boot struct {
+	Engine
+	rec *status.Recorder
+	log *logrus.Entry
+
+	mu       sync.Mutex // guards warnings
+	warnings []string
+}
+
+func (b *boot) notify(state string) {
+	if b.Notify != nil {
+		b.Notify(state)
+	}
+}
+
+func (b *boot) change(name string, change func(*status.Step)) {
+	err := b.rec.Update(func(d *status.Document) {
+		for i := range d.Steps {
+			if d.Steps[i].Name == name {
+				change(&d.Steps[i])
+			}
+		}
+	})
+	if err != nil {
+		b.log.WithError(err).Warn("status not written")
+	}
+}
+
+func (b *boot) warn(step, text string) {
+	line := step + ": " + OneLine(text)
+	b.mu.Lock()
+	b.warnings = append(b.warnings, line)
+	b.mu.Unlock()
+	b.log.WithFields(logrus.Fields{"step": step, "warning": OneLine(text)}).Warn("boot step warns")
+	if err := b.rec.Update(func(d *status.Document) { d.Warnings = append(d.Warnings, line) }); err != nil {
+		b.log.WithError(err).Warn("status not written")
+	}
+}
+
+// ErrTable means that the table itself is wrong: a need that no step provides, or a circle.
+var ErrTable = errors.New("boot table")
+
+// check proves that every need is provided by an earlier row, which also excludes circles.
+func check(steps []Step) error {
+	seen := map[string]bool{}
+	for _, s := range steps {
+		if s.Name == "" || s.Run == nil || seen[s.Name] {
+			return fmt.Errorf("%w: row %q has no name, no function, or a name used before", ErrTable, s.Name)
+		}
+		for _, need := range s.Needs {
+			if !seen[need] {
+				return fmt.Errorf("%w: %s needs %q, which no earlier row provides", ErrTable, s.Name, need)
+			}
+		}
+		seen[s.Name] = true
+	}
+	return nil
+}
+
+// errCancelled is the cause of a step's end when another step has failed the boot.
+var errCancelled = errors.New("another step failed")
+
+type ended struct {
+	index int
+	err   error
+}
+
+// Run runs the table and returns the verdict when every step that ready waits for has ended.
+// Background steps go on under ctx; the returned function waits for them. The first failure of
+// a step that is not optional cancels the others; each gets to end by itself.
+func (e Engine) Run(ctx context.Context, steps []Step) (Verdict, func(), error) {
+	if err := check(steps); err != nil {
+		return Verdict{}, func() {}, err
+	}
+	b := &boot{Engine: e, rec: e.Status, log: e.Log}
+	rows := make([]status.Step, len(steps))
+	for i, s := range steps {
+		rows[i] = status.Step{Name: s.Name, Outcome: status.Pending, Background: s.Background}
+	}
+	if err := b.rec.Update(func(d *status.Document) {
+		d.Steps, d.State, d.Verdict, d.Warnings, d.ReadyNS = rows, status.Starting, "", nil, 0
+	}); err != nil {
+		b.log.WithError(err).Warn("status not written")
+	}
+	stepCtx, cancel := context.WithCancelCause(ctx)
+	results := make(chan ended)
+	var background sync.WaitGroup
+	finished := map[string]bool{}
+	started := make([]bool, len(steps))
+	running, failure := 0, Verdict{}
+
+	launch := func() {
+		for i, s := range steps {
+			if started[i] || failure.Cause != nil && !s.Background || !all(finished, s.Needs) {
+				continue
+			}
+			started[i] = true
+			if s.Background {
+				if failure.Cause != nil {
+					continue
+				}
+				background.Go(func() { _ = b.runStep(ctx, s) })
+				finished[s.Name] = true
+				continue
+			}
+			running++
+			go func() { results <- ended{i, b.runStep(stepCtx, s)} }()
+		}
+	}
+	for launch(); running > 0; launch() {
+		r := <-results
+		running--
+		s := steps[r.index]
+		switch {
+		case r.err == nil:
+			finished[s.Name] = true
+		case s.Optional && ctx.Err() == nil:
+			finished[s.Name] = true
+		case failure.Cause == nil:
+			failure = Verdict{State: status.Failed, Step: s.Name, Cause: r.err, Advice: adviceFor(r.err, s.Advice)}
+			cancel(errCancelled)
+		}
+	}
+	cancel(nil)
+	verdict := failure
+	b.mu.Lock()
+	verdict.Warnings = append([]string(nil), b.warnings...)
+	b.mu.Unlock()
+	if verdict.Cause == nil {
+		verdict.State = status.Ready
+		if len(verdict.Warnings) > 0 {
+			verdict.State = status.Degraded
+		}
+	}
+	b.close(verdict)
+	return verdict, background.Wait, nil
+}
+
+func all(finished map[string]bool, needs []string) bool {
+	for _, n := range needs {
+		if !finished[n] {
+			return false
+		}
+	}
+	return true
+}
+
+// Advised is an error that knows what an operator can do about it.
+type Advised interface{ Advice() string }
+
+func adviceFor(err error, fallback string) string {
+	var a Advised
+	if errors.As(err, &a) && a.Advice() != "" {
+		return a.Advice()
+	}
+	return fallback
+}
+
+func (b *boot) runStep(ctx context.Context, s Step) error {
+	if err := ctx.Err(); err != nil {
+		b.change(s.Name, func(row *status.Step) { row.Outcome = status.Cancelled })
+		return context.Cause(ctx)
+	}
+	if s.If != nil && !s.If() {
+		b.change(s.Name, func(row *status.Step) { row.Outcome = status.Skipped })
+		return nil
+	}
+	if b.Boundary != nil {
+		b.Boundary(s.Name, false)
+	}
+	start := b.rec.Now()
+	b.change(s.Name, func(row *status.Step) { row.Outcome, row.Start = status.Running, start })
+	b.notify("STATUS=" + s.Name)
+	if s.Deadline > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, s.Deadline, fmt.Errorf("not done within %s", s.Deadline))
+		defer cancel()
+	}
+	span := &Span{name: s.Name, boot: b}
+	err := run(ctx, s, span)
+	end := b.rec.Now()
+	optional := s.Optional || s.Background
+	outcome := status.Done
+	switch {
+	case err == nil:
+	case errors.Is(context.Cause(ctx), errCancelled) || errors.Is(err, errCancelled):
+		outcome = status.Cancelled
+	case optional:
+		outcome = status.Warned
+	default:
+		outcome = status.Broken
+	}
+	b.change(s.Name, func(row *status.Step) {
+		row.Outcome, row.End, row.Waiting = outcome, end, ""
+		if n := len(row.Waits); n > 0 && row.Waits[n-1].End == 0 {
+			row.Waits[n-1].End = end
+		}
+		if err != nil {
+			row.Error = OneLine(err.Error())
+		}
+	})
+	fields := logrus.Fields{"step": s.Name, "took": time.Duration(end - start).Round(10 * time.Microsecond).String(), "outcome": string(outcome)}
+	switch outcome {
+	case status.Warned:
+		b.warn(s.Name, err.Error())
+	case status.Broken:
+		b.log.WithFields(fields).WithError(err).Error("boot step failed")
+	default:
+		b.log.WithFields(fields).Info("boot step ended")
+	}
+	if b.Boundary != nil {
+		b.Boundary(s.Name, true)
+	}
+	return err
+}
+
+// run turns a panic of a step into its failure: a defect in one step must reach the operator as
+// a verdict, not as a restart loop.
+func run(ctx context.Context, s Step, span *Span) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("defect in the agent: %v", p)
+		}
+	}()
+	return s.Run(ctx, span)
+}
+
+// close marks what never ran and writes the verdict.
+func (b *boot) close(v Verdict) {
+	now := b.rec.Now()
+	err := b.rec.Update(func(d *status.Document) {
+		for i := range d.Steps {
+			if d.Steps[i].Outcome == status.Pending {
+				d.Steps[i].Outcome = status.Cancelled
+			}
+		}
+		d.State = v.State
+		if v.Cause != nil {
+			d.Verdict = v.Line()
+		} else {
+			d.ReadyNS = now
+		}
+	})
+	if err != nil {
+		b.log.WithError(err).Warn("status not written")
+	}
+}

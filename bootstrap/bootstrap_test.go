@@ -1,0 +1,165 @@
+package bootstrap
+
+import (
+	"context"
+	"errors"
+	"io"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/internal/status"
+)
+
+func engine(t *testing.T) (Engine, string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "status.json")
+	rec, err := status.Open(path, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	logger := logrus.New()
+	logger.SetOutput(io.Discard)
+	return Engine{Log: logrus.NewEntry(logger), Status: rec}, path
+}
+
+func pause(d time.Duration) func(context.Context, *Span) error {
+	return func(ctx context.Context, _ *Span) error {
+		select {
+		case <-time.After(d):
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func TestStepsRunSideBySideAndInOrderOfNeed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, path := engine(t)
+		start := time.Now()
+		v, wait, err := e.Run(t.Context(), []Step{
+			{Name: "settings", Run: pause(time.Second)},
+			{Name: "network", Needs: []string{"settings"}, Run: pause(3 * time.Second)},
+			{Name: "disk", Needs: []string{"settings"}, Run: pause(2 * time.Second)},
+			{Name: "time", Needs: []string{"settings"}, Background: true, Run: pause(time.Hour)},
+			{Name: "none", If: func() bool { return false }, Run: pause(time.Hour)},
+			{Name: "monit", Needs: []string{"network", "disk", "none", "time"}, Run: pause(time.Second)},
+		})
+		if err != nil || v.State != status.Ready {
+			t.Fatalf("got %+v, %v; want ready", v, err)
+		}
+		if took := time.Since(start); took != 5*time.Second {
+			t.Errorf("took %v, want 5s: the longest chain, not the sum", took)
+		}
+		wait()
+		if took := time.Since(start); took < time.Hour {
+			t.Errorf("the background step ended after %v", took)
+		}
+		d, err := status.Read(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		outcomes := map[string]status.Outcome{}
+		for _, s := range d.Steps {
+			outcomes[s.Name] = s.Outcome
+		}
+		if outcomes["none"] != status.Skipped || outcomes["monit"] != status.Done || outcomes["time"] != status.Done {
+			t.Errorf("outcomes %v", outcomes)
+		}
+	})
+}
+
+func TestFirstFailureCancelsTheRestAndIsTheVerdict(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, path := engine(t)
+		var mu sync.Mutex
+		var ran []string
+		note := func(name string, f func(context.Context, *Span) error) func(context.Context, *Span) error {
+			return func(ctx context.Context, s *Span) error {
+				mu.Lock()
+				ran = append(ran, name)
+				mu.Unlock()
+				return f(ctx, s)
+			}
+		}
+		v, _, err := e.Run(t.Context(), []Step{
+			{Name: "settings", Run: note("settings", pause(0))},
+			{Name: "ephemeral-disk", Needs: []string{"settings"}, Advice: "attach it", Run: note("ephemeral-disk", func(context.Context, *Span) error {
+				time.Sleep(time.Second)
+				return errors.New("No ephemeral disk found\nlooked for /dev/sdb")
+			})},
+			{Name: "network", Needs: []string{"settings"}, Run: note("network", pause(time.Hour))},
+			{Name: "monit", Needs: []string{"ephemeral-disk"}, Run: note("monit", pause(0))},
+		})
+		if err != nil || v.State != status.Failed {
+			t.Fatalf("got %+v, %v; want failed", v, err)
+		}
+		if got, want := v.Line(), "ephemeral-disk: No ephemeral disk found; looked for /dev/sdb: attach it"; got != want {
+			t.Errorf("verdict %q, want %q", got, want)
+		}
+		if slices.Contains(ran, "monit") {
+			t.Error("a step ran although what it needs had failed")
+		}
+		d, _ := status.Read(path)
+		if d.Verdict != v.Line() || d.State != status.Failed {
+			t.Errorf("status says %q %q", d.State, d.Verdict)
+		}
+		for _, s := range d.Steps {
+			if (s.Name == "network" || s.Name == "monit") && s.Outcome != status.Cancelled {
+				t.Errorf("%s is %s, want cancelled", s.Name, s.Outcome)
+			}
+		}
+	})
+}
+
+func TestOptionalStepsWarnPanicsAndDeadlinesAreVerdicts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, path := engine(t)
+		v, _, err := e.Run(t.Context(), []Step{
+			{Name: "audit", Optional: true, Run: func(context.Context, *Span) error { return errors.New("auditd is missing") }},
+			{Name: "after", Needs: []string{"audit"}, Run: func(_ context.Context, s *Span) error { s.Warn("clock is off"); return nil }},
+		})
+		if err != nil || v.State != status.Degraded || len(v.Warnings) != 2 {
+			t.Errorf("got %+v, %v; want degraded with two warnings", v, err)
+		}
+		if d, _ := status.Read(path); d.State != status.Degraded || len(d.Warnings) != 2 {
+			t.Errorf("status: %s %v", d.State, d.Warnings)
+		}
+		v, _, _ = e.Run(t.Context(), []Step{{Name: "x", Run: func(context.Context, *Span) error { panic("boom") }}})
+		if v.State != status.Failed || !strings.Contains(v.Line(), "boom") {
+			t.Errorf("panic: got %+v", v)
+		}
+		v, _, _ = e.Run(t.Context(), []Step{{Name: "slow", Deadline: time.Minute, Run: func(ctx context.Context, s *Span) error {
+			s.Waiting("/dev/sdb")
+			<-ctx.Done()
+			return context.Cause(ctx)
+		}}})
+		if !strings.Contains(v.Line(), "not done within 1m0s") {
+			t.Errorf("deadline: got %q", v.Line())
+		}
+		if d, _ := status.Read(path); len(d.Steps[0].Waits) != 1 || d.Steps[0].Waits[0].For != "/dev/sdb" || d.Steps[0].Waits[0].End == 0 {
+			t.Errorf("waits: %+v", d.Steps[0].Waits)
+		}
+	})
+}
+
+func TestWrongTablesAreRefused(t *testing.T) {
+	e, _ := engine(t)
+	for name, steps := range map[string][]Step{
+		"unknown need": {{Name: "a", Needs: []string{"b"}, Run: pause(0)}},
+		"circle":       {{Name: "a", Needs: []string{"a"}, Run: pause(0)}},
+		"twice":        {{Name: "a", Run: pause(0)}, {Name: "a", Run: pause(0)}},
+		"no function":  {{Name: "a"}},
+	} {
+		if _, _, err := e.Run(t.Context(), steps); !errors.Is(err, ErrTable) {
+			t.Errorf("%s: got %v, want ErrTable", name, err)
+		}
+	}
+}

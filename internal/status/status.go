@@ -1,0 +1,235 @@
+// Package status is the machine-readable account of what the agent is doing and why: the
+// state, the verdict, every boot step with its times, waits and evidence, and the progress of
+// long work. The agent writes it; `agent status` and others read it. It never holds a secret.
+package status
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"cambium/internal/atomicfile"
+)
+
+// DefaultPath is below /run, so that it ends with the boot it describes.
+const DefaultPath = "/run/cambium/status.json"
+
+// State says how far the agent is.
+type State string
+
+// The states of an agent. Degraded means ready, with warnings.
+const (
+	Starting State = "starting"
+	Ready    State = "ready"
+	Degraded State = "degraded"
+	Failed   State = "failed"
+)
+
+// Outcome says how a step ended, or that it has not.
+type Outcome string
+
+// The outcomes of a step.
+const (
+	Pending   Outcome = "pending"
+	Running   Outcome = "running"
+	Done      Outcome = "done"
+	Skipped   Outcome = "skipped"
+	Warned    Outcome = "warned"
+	Broken    Outcome = "failed"
+	Cancelled Outcome = "cancelled"
+)
+
+// Step is one row of the boot's timeline. Start and End are nanoseconds of the monotonic clock
+// since the agent's process began, so that spans can be laid side by side.
+type Step struct {
+	Name       string   `json:"name"`
+	Outcome    Outcome  `json:"outcome"`
+	Start      int64    `json:"start_ns,omitempty"`
+	End        int64    `json:"end_ns,omitempty"`
+	Waiting    string   `json:"waiting_for,omitempty"`
+	Waits      []Wait   `json:"waits,omitempty"`
+	Evidence   []string `json:"evidence,omitempty"`
+	Error      string   `json:"error,omitempty"`
+	Background bool     `json:"background,omitempty"`
+}
+
+// Took is the length of the step, or 0 while it runs.
+func (s Step) Took() time.Duration {
+	if s.End == 0 {
+		return 0
+	}
+	return time.Duration(s.End - s.Start)
+}
+
+// Wait is a stretch of a step in which it could only wait.
+type Wait struct {
+	For   string `json:"for"`
+	Start int64  `json:"start_ns"`
+	End   int64  `json:"end_ns"`
+}
+
+// Settings says where the settings in force came from.
+type Settings struct {
+	From   string `json:"from"`
+	Cached bool   `json:"cached"`
+	// Why the sources did not serve, when Cached.
+	Why string `json:"why,omitempty"`
+}
+
+// Progress is how far a long piece of work is.
+type Progress struct {
+	Text    string    `json:"text"`
+	Done    int64     `json:"done"`
+	Total   int64     `json:"total,omitempty"`
+	Updated time.Time `json:"updated"`
+}
+
+// Run is an earlier process of the agent in the same boot of the machine.
+type Run struct {
+	PID     int       `json:"pid"`
+	Started time.Time `json:"started"`
+	State   State     `json:"state"`
+	Verdict string    `json:"verdict,omitempty"`
+}
+
+// Document is the content of the file.
+type Document struct {
+	Version   int                 `json:"version"`
+	Agent     string              `json:"agent"`
+	AgentID   string              `json:"agent_id,omitempty"`
+	BootID    string              `json:"boot_id,omitempty"`
+	PID       int                 `json:"pid"`
+	State     State               `json:"state"`
+	Verdict   string              `json:"verdict,omitempty"`
+	Started   time.Time           `json:"started"`
+	ReadyNS   int64               `json:"ready_ns,omitempty"`
+	First     bool                `json:"first_bootstrap,omitempty"`
+	Unchanged bool                `json:"unchanged,omitempty"`
+	Bus       string              `json:"bus,omitempty"`
+	Settings  *Settings           `json:"settings,omitempty"`
+	Warnings  []string            `json:"warnings,omitempty"`
+	Steps     []Step              `json:"steps"`
+	Progress  map[string]Progress `json:"progress,omitempty"`
+	Earlier   []Run               `json:"earlier,omitempty"`
+}
+
+// earlierKept bounds the history of a crash loop.
+const earlierKept = 10
+
+// Recorder owns the file. Its methods may be called from any goroutine.
+type Recorder struct {
+	path  string
+	began time.Time
+
+	mu  sync.Mutex // guards doc and the file
+	doc Document
+}
+
+// Open starts a new account at path. What an earlier process of the same boot left there is
+// summed up in Earlier; anything unreadable is ignored, since it is only history.
+func Open(path, version string) (*Recorder, error) {
+	r := &Recorder{path: path, began: time.Now()}
+	r.doc = Document{Version: 1, Agent: version, BootID: bootID(), PID: os.Getpid(), State: Starting,
+		Started: r.began.UTC(), Steps: []Step{}}
+	if old, err := Read(path); err == nil && old.BootID == r.doc.BootID {
+		r.doc.Earlier = append(old.Earlier, Run{PID: old.PID, Started: old.Started, State: old.State, Verdict: old.Verdict})
+		if extra := len(r.doc.Earlier) - earlierKept; extra > 0 {
+			r.doc.Earlier = r.doc.Earlier[extra:]
+		}
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("status: %w", err)
+	}
+	return r, r.Update(func(*Document) {})
+}
+
+// Now is the monotonic time since the account began, as used in Step.
+func (r *Recorder) Now() int64 { return int64(time.Since(r.began)) }
+
+// Update changes the document and replaces the file. The file is for people and tests: that it
+// could not be written is returned, but the document in memory holds either way.
+func (r *Recorder) Update(change func(*Document)) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	change(&r.doc)
+	data, err := json.MarshalIndent(r.doc, "", "  ")
+	if err != nil {
+		return fmt.Errorf("status: %w", err)
+	}
+	// Readable by all: it holds no secret, and jobs' health checks may look at it.
+	return atomicfile.Write(r.path, append(data, '\n'), 0o644)
+}
+
+// SetProgress records how far a long piece of work is; an empty text removes it.
+func (r *Recorder) SetProgress(name string, p Progress) error {
+	p.Updated = time.Now().UTC()
+	return r.Update(func(d *Document) {
+		if p.Text == "" {
+			delete(d.Progress, name)
+			return
+		}
+		if d.Progress == nil {
+			d.Progress = map[string]Progress{}
+		}
+		d.Progress[name] = p
+	})
+}
+
+// Snapshot is a copy of the document as it is now.
+func (r *Recorder) Snapshot() Document {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	data, err := json.Marshal(r.doc)
+	if err != nil {
+		return Document{}
+	}
+	var copied Document
+	if err := json.Unmarshal(data, &copied); err != nil {
+		return Document{}
+	}
+	return copied
+}
+
+// ErrNone means that no agent has written a status in this boot.
+var ErrNone = errors.New("no status: the agent has not started in this boot")
+
+// Read returns the document at path.
+func Read(path string) (Document, error) {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Document{}, ErrNone
+	}
+	if err != nil {
+		return Document{}, fmt.Errorf("status: %w", err)
+	}
+	var d Document
+	if err := json.Unmarshal(data, &d); err != nil {
+		return Document{}, fmt.Errorf("status: %s: %w", path, err)
+	}
+	return d, nil
+}
+
+// bootID tells one boot of the machine from the next. A container shares its host's id, so the
+// id of its first process is added: its start time in clock ticks.
+func bootID() string {
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	started := ""
+	if stat, err := os.ReadFile("/proc/1/stat"); err == nil {
+		// The name in parentheses may hold blanks, so fields are counted behind it.
+		if _, rest, found := strings.Cut(string(stat), ") "); found {
+			if fields := strings.Fields(rest); len(fields) > 19 {
+				started = "-" + fields[19]
+			}
+		}
+	}
+	return strings.TrimSpace(string(id)) + started
+}

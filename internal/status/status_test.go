@@ -1,0 +1,67 @@
+package status
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func TestRecorderWritesAndKeepsHistory(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "run", "status.json")
+	if _, err := Read(path); !errors.Is(err, ErrNone) {
+		t.Errorf("no file: got %v, want ErrNone", err)
+	}
+	for i := range earlierKept + 3 {
+		r, err := Open(path, "v1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Update(func(d *Document) { d.State, d.Verdict = Failed, "ephemeral-disk: absent" }); err != nil {
+			t.Fatal(err)
+		}
+		d, err := Read(path)
+		if err != nil || d.State != Failed || len(d.Earlier) != min(i, earlierKept) {
+			t.Fatalf("run %d: state %q, %d earlier runs, %v; want failed and %d", i, d.State, len(d.Earlier), err, min(i, earlierKept))
+		}
+	}
+	r, err := Open(path, "v2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := r.Snapshot().Earlier[earlierKept-1]
+	if last.Verdict != "ephemeral-disk: absent" || last.State != Failed {
+		t.Errorf("the run before is remembered as %+v, want its verdict", last)
+	}
+}
+
+func TestUnreadableHistoryIsIgnored(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "status.json")
+	if err := os.WriteFile(path, []byte("{half"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r, err := Open(path, "v")
+	if err != nil || len(r.Snapshot().Earlier) != 0 {
+		t.Errorf("got %v and %d earlier runs, want a fresh start", err, len(r.Snapshot().Earlier))
+	}
+}
+
+func TestProgressIsSetAndRemoved(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "status.json")
+	r, err := Open(path, "v")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.SetProgress("migrate", Progress{Text: "copying", Done: 5, Total: 10}); err != nil {
+		t.Fatal(err)
+	}
+	if d, _ := Read(path); d.Progress["migrate"].Done != 5 || d.Progress["migrate"].Updated.IsZero() {
+		t.Errorf("progress is %+v", d.Progress)
+	}
+	if err := r.SetProgress("migrate", Progress{}); err != nil {
+		t.Fatal(err)
+	}
+	if d, _ := Read(path); len(d.Progress) != 0 {
+		t.Errorf("progress is still there: %+v", d.Progress)
+	}
+}
