@@ -1,0 +1,105 @@
+// Package agentjson reads the start configuration that a stemcell ships as agent.json: how the
+// platform behaves, and which sources deliver the settings document. It is pure apart from
+// Load, and the same code serves boot and `agent validate`, so a file that is refused at boot
+// is refused on a workstation with the same words.
+package agentjson
+
+import (
+	"cambium/internal/secret"
+)
+
+// Config is one agent.json.
+type Config struct {
+	Platform       Platform
+	Infrastructure Infrastructure
+}
+
+// Platform holds the options of the machine's side.
+type Platform struct {
+	Linux   Linux
+	Windows Windows
+}
+
+// Linux is "Platform.Linux". Values and effects are listed in docs/agent-json.md.
+type Linux struct {
+	UseDefaultTmpDir                    bool
+	UsePreformattedPersistentDisk       bool
+	BindMountPersistentDisk             bool
+	CreatePartitionIfNoEphemeralDisk    bool
+	SkipDiskSetup                       bool
+	UseMonitIptablesFirewall            bool
+	DevicePathResolutionType            string // "", "virtio", "scsi" or "iscsi"; "" means that paths are taken as they are
+	PartitionerType                     string // "", "parted" or "sfdisk"
+	ServiceManager                      string // "systemd", or anything else for runit
+	DiskIDTransformPattern              string // a regular expression that compiles
+	DiskIDTransformReplacement          string
+	LunDeviceSymlinkPath                string
+	InstanceStorageManagedVolumePattern string
+	InstanceStorageDevicePattern        string
+	// ForeignPersistentDisk is an addition of this agent: what to do with a persistent disk that
+	// carries something that is not ours, ForeignRefuse or ForeignFormat.
+	ForeignPersistentDisk string
+	// MissingEphemeralDisk is an addition of this agent: what to do when the settings name an
+	// ephemeral disk that does not appear, MissingFail or MissingRoot.
+	MissingEphemeralDisk string
+}
+
+// Values of ForeignPersistentDisk and MissingEphemeralDisk.
+const (
+	ForeignRefuse = "refuse"
+	ForeignFormat = "format"
+	MissingFail   = "fail"
+	MissingRoot   = "root"
+)
+
+// Windows is "Platform.Windows"; it is accepted and has no effect here.
+type Windows struct {
+	EnableEphemeralDiskMounting bool
+}
+
+// Infrastructure says where settings come from.
+type Infrastructure struct{ Settings Settings }
+
+// Settings is "Infrastructure.Settings".
+type Settings struct {
+	// Sources are asked in this order; there is at least one.
+	Sources []Source
+	// UseRegistry and UseServerName come from the time of the CPI v1 registry. A pointer to a
+	// registry is followed whether or not UseRegistry is set; UseServerName chooses the key.
+	UseRegistry   bool
+	UseServerName bool
+}
+
+// Source types.
+const (
+	HTTP             = "HTTP"
+	InstanceMetadata = "InstanceMetadata"
+	ConfigDrive      = "ConfigDrive"
+	File             = "File"
+	CDROM            = "CDROM"
+	VsphereGuestInfo = "VsphereGuestInfo"
+)
+
+// Source is one member of Sources: its type, and the options of all types. Those that do not
+// belong to the type are empty.
+type Source struct {
+	Type string
+	// URI and Headers can carry credentials.
+	URI            secret.URL
+	Headers        map[string]secret.String
+	UserDataPath   string
+	InstanceIDPath string
+	SSHKeysPath    string
+	TokenPath      string
+	SettingsPath   string
+	DiskPaths      []string
+	MetaDataPath   string
+	FileName       string
+	RpcToolPath    string
+	VmToolsdPath   string
+}
+
+// Types lists the source types in the order of the documentation.
+func Types() []string {
+	return []string{HTTP, InstanceMetadata, ConfigDrive, File, CDROM, VsphereGuestInfo}
+}
