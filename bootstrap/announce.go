@@ -1,0 +1,160 @@
+package bootstrap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"cambium/internal/atomicfile"
+	"cambium/internal/command"
+	"cambium/internal/vcap"
+)
+
+// Announcer carries a verdict to everybody who may be looking: journal, consoles, service
+// manager, hypervisor. The bus and the status file have their own ways.
+type Announcer struct {
+	Root   string // system root, normally "/"
+	Log    *logrus.Entry
+	Notify func(state string)
+}
+
+// guestinfoKey is where a vSphere operator finds the verdict in the VM's configuration.
+const guestinfoKey = "guestinfo.cambium.verdict"
+
+// Failed announces a failed boot. Each channel is tried; none may hold up the others for long.
+func (a Announcer) Failed(ctx context.Context, v Verdict) {
+	line := v.Line()
+	// Test suites and log drains look for ERROR and "App setup" in one line.
+	a.Log.Error("App setup failed: " + line)
+	a.console("bosh-agent: not ready: " + line)
+	if a.Notify != nil {
+		a.Notify("STATUS=failed: " + line)
+	}
+	a.guestinfo(ctx, line)
+}
+
+// Ready announces a boot that ended well.
+func (a Announcer) Ready(v Verdict, after time.Duration) {
+	text := fmt.Sprintf("bosh-agent: %s after %s", v.State, after.Round(time.Millisecond))
+	a.console(text)
+	if a.Notify != nil {
+		a.Notify("STATUS=" + string(v.State))
+	}
+}
+
+// Waiting tells the console what the boot waits for, so that a person in front of it does not
+// look at a mute machine.
+func (a Announcer) Waiting(text string) { a.console("bosh-agent: waiting: " + OneLine(text)) }
+
+// console writes to the system console and to every other console the kernel uses, which is
+// where a cloud's "serial console" page looks.
+func (a Announcer) console(line string) {
+	targets := []string{"console"}
+	if active, err := os.ReadFile(filepath.Join(a.Root, "sys/class/tty/console/active")); err == nil {
+		for _, name := range strings.Fields(string(active)) {
+			// tty0 stands for the foreground terminal and is what /dev/console leads to.
+			if name != "tty0" {
+				targets = append(targets, name)
+			}
+		}
+	}
+	var failed []error
+	written := false
+	for _, name := range targets {
+		if err := writeLine(filepath.Join(a.Root, "dev", name), line); err != nil {
+			failed = append(failed, err)
+		} else {
+			written = true
+		}
+	}
+	if !written {
+		a.Log.WithError(errors.Join(failed...)).Debug("no console takes the verdict")
+	}
+}
+
+// writeLine never waits: a console nobody reads can block a writer for ever.
+func writeLine(path, line string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	if err != nil {
+		return err
+	}
+	_ = f.SetWriteDeadline(time.Now().Add(time.Second)) // not every file has deadlines
+	_, err = f.WriteString("\r\n" + line + "\r\n")
+	return errors.Join(err, f.Close())
+}
+
+func (a Announcer) guestinfo(ctx context.Context, line string) {
+	tool := command.Find("vmware-rpctool")
+	if tool == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if _, err := command.Run(ctx, command.Cmd{Name: tool, Args: []string{"info-set " + guestinfoKey + " " + line}}); err != nil {
+		a.Log.WithError(err).Debug("guestinfo not set")
+	}
+}
+
+// ReadyMarker remembers on disk that this VM has been ready once. It decides how a failure is
+// reported: the deploy that waits for a new VM gets the reason, while later the resurrector
+// only recognises silence.
+type ReadyMarker struct{ Dirs vcap.Dirs }
+
+func (m ReadyMarker) path() string { return filepath.Join(m.Dirs.Bosh(), "cambium_ready") }
+
+// First reports whether agentID has never been ready on this disk. A disk cloned from another
+// VM carries that VM's marker, which does not count.
+func (m ReadyMarker) First(agentID string) bool {
+	have, err := os.ReadFile(m.path())
+	return err != nil || strings.TrimSpace(string(have)) != agentID
+}
+
+// Set marks agentID as having been ready.
+func (m ReadyMarker) Set(agentID string) error {
+	if !m.First(agentID) {
+		return nil
+	}
+	if err := os.MkdirAll(m.Dirs.Bosh(), 0o700); err != nil {
+		return fmt.Errorf("ready marker: %w", err)
+	}
+	return atomicfile.Write(m.path(), []byte(agentID+"\n"), 0o600)
+}
+
+// ErrBootOnce means that the machine was rebooted although its secrets lived in memory only.
+var ErrBootOnce = errors.New("this VM kept its settings in memory and has been rebooted; recreate it")
+
+// CheckBootOnce refuses a reboot of a machine in tmpfs mode. It comes before any side effect:
+// the sentinel on disk exists only on machines that were in that mode, its twin on the tmpfs
+// only as long as the boot lasts.
+func CheckBootOnce(dirs vcap.Dirs) error {
+	if !exists(dirs.BootOnce()) || exists(filepath.Join(dirs.CanRestart(), "bootonce")) {
+		return nil
+	}
+	return ErrBootOnce
+}
+
+// ArmBootOnce writes both sentinels.
+func ArmBootOnce(dirs vcap.Dirs) error {
+	// The one on tmpfs first: a crash in between must not look like a reboot.
+	for _, path := range []string{filepath.Join(dirs.CanRestart(), "bootonce"), dirs.BootOnce()} {
+		if exists(path) {
+			continue
+		}
+		if err := atomicfile.Write(path, nil, 0o600); err != nil {
+			return fmt.Errorf("boot-once: %w", err)
+		}
+	}
+	return nil
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}

@@ -1,0 +1,81 @@
+package bootstrap
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/internal/status"
+	"cambium/internal/vcap"
+)
+
+func TestFailedReachesLogConsolesAndServiceManager(t *testing.T) {
+	root := t.TempDir()
+	for name, content := range map[string]string{"sys/class/tty/console/active": "tty0 ttyS0\n", "dev/console": "", "dev/ttyS0": "", "dev/ttyS1": ""} {
+		path := filepath.Join(root, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var log bytes.Buffer
+	logger := logrus.New()
+	logger.SetOutput(&log)
+	var notified []string
+	a := Announcer{Root: root, Log: logrus.NewEntry(logger), Notify: func(s string) { notified = append(notified, s) }}
+	v := Verdict{State: status.Failed, Step: "ephemeral-disk", Cause: errors.New("No ephemeral disk found: /dev/sdb is not there"), Advice: "attach it"}
+	a.Failed(t.Context(), v)
+	want := "ephemeral-disk: No ephemeral disk found: /dev/sdb is not there: attach it"
+	for _, console := range []string{"dev/console", "dev/ttyS0"} {
+		if got, _ := os.ReadFile(filepath.Join(root, console)); !strings.Contains(string(got), "bosh-agent: not ready: "+want+"\r\n") {
+			t.Errorf("%s got %q", console, got)
+		}
+	}
+	if got, _ := os.ReadFile(filepath.Join(root, "dev/ttyS1")); len(got) != 0 {
+		t.Errorf("a terminal that is no console got %q", got)
+	}
+	if !strings.Contains(log.String(), "App setup failed: "+want) {
+		t.Errorf("log: %s", log.String())
+	}
+	if len(notified) != 1 || notified[0] != "STATUS=failed: "+want {
+		t.Errorf("service manager was told %q", notified)
+	}
+}
+
+func TestReadyMarkerBelongsToOneAgent(t *testing.T) {
+	m := ReadyMarker{Dirs: vcap.New(t.TempDir())}
+	if !m.First("a") {
+		t.Error("a fresh disk is not first")
+	}
+	for range 2 {
+		if err := m.Set("a"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if m.First("a") || !m.First("b") {
+		t.Errorf("First(a) %v, First(b) %v; want false, true", m.First("a"), m.First("b"))
+	}
+}
+
+func TestBootOnce(t *testing.T) {
+	dirs := vcap.New(t.TempDir())
+	if err := os.MkdirAll(dirs.CanRestart(), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := CheckBootOnce(dirs); err != nil {
+		t.Errorf("first boot: %v", err)
+	}
+	if err := errors.Join(ArmBootOnce(dirs), CheckBootOnce(dirs), ArmBootOnce(dirs)); err != nil {
+		t.Errorf("agent restart: %v", err)
+	}
+	if err := os.RemoveAll(dirs.CanRestart()); err != nil { // what a reboot does to a tmpfs
+		t.Fatal(err)
+	}
+	if err := CheckBootOnce(dirs); !errors.Is(err, ErrBootOnce) {
+		t.Errorf("reboot: got %v, want ErrBootOnce", err)
+	}
+}

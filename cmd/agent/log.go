@@ -1,0 +1,65 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"sort"
+	"strconv"
+	"strings"
+
+	"github.com/sirupsen/logrus"
+)
+
+// lineFormatter writes one line per entry, in the shape that tools around BOSH search for:
+//
+//	[component] 2026-01-02T03:04:05.678901Z ERROR - message key=value
+type lineFormatter struct{}
+
+// levelNames are upstream's words.
+var levelNames = map[logrus.Level]string{
+	logrus.PanicLevel: "ERROR", logrus.FatalLevel: "ERROR", logrus.ErrorLevel: "ERROR",
+	logrus.WarnLevel: "WARN", logrus.InfoLevel: "INFO", logrus.DebugLevel: "DEBUG", logrus.TraceLevel: "DEBUG",
+}
+
+// Format implements logrus.Formatter.
+func (lineFormatter) Format(e *logrus.Entry) ([]byte, error) {
+	var b bytes.Buffer
+	component, _ := e.Data["component"].(string)
+	if component == "" {
+		component = "agent"
+	}
+	fmt.Fprintf(&b, "[%s] %s %s - %s", component, e.Time.UTC().Format("2006-01-02T15:04:05.000000Z"), levelNames[e.Level], oneLine(e.Message))
+	keys := make([]string, 0, len(e.Data))
+	for k := range e.Data {
+		if k != "component" {
+			keys = append(keys, k)
+		}
+	}
+	sort.Strings(keys)
+	for _, k := range keys {
+		fmt.Fprintf(&b, " %s=%s", k, quoted(fmt.Sprint(e.Data[k])))
+	}
+	b.WriteByte('\n')
+	return b.Bytes(), nil
+}
+
+func oneLine(text string) string {
+	return strings.NewReplacer("\n", "; ", "\r", "").Replace(text)
+}
+
+func quoted(value string) string {
+	if value == "" || strings.ContainsAny(value, " \"=\n\r\t") {
+		return strconv.Quote(value)
+	}
+	return value
+}
+
+// setUpLogging configures logrus's standard logger, because go-diskfs writes to that one.
+func setUpLogging(w io.Writer) *logrus.Entry {
+	logger := logrus.StandardLogger()
+	logger.SetOutput(w)
+	logger.SetFormatter(lineFormatter{})
+	logger.SetLevel(logrus.InfoLevel)
+	return logrus.NewEntry(logger)
+}
