@@ -1,0 +1,37 @@
+package action
+
+import (
+	"context"
+	"encoding/json"
+)
+
+// Call is what a running action may know about the request it serves.
+type Call struct {
+	Method   string
+	Protocol int    // 0 for create-env, 3 for a Director
+	TaskID   string // empty for a synchronous call
+	// Note makes a checkpoint durable; nil for a synchronous call.
+	Note func(json.RawMessage) error
+}
+
+type callKey struct{}
+
+// WithCall returns a context for the run of one call.
+func WithCall(ctx context.Context, c Call) context.Context {
+	return context.WithValue(ctx, callKey{}, c)
+}
+
+// CallOf returns the call that ctx was made for, or the zero Call.
+func CallOf(ctx context.Context) Call {
+	c, _ := ctx.Value(callKey{}).(Call)
+	return c
+}
+
+// Checkpoint records how far a resumable task has come. Should the agent restart, Resume gets
+// the last note that was made. A synchronous call has nothing to resume and records nothing.
+func Checkpoint(ctx context.Context, note json.RawMessage) error {
+	if record := CallOf(ctx).Note; record != nil {
+		return record(note)
+	}
+	return nil
+}

@@ -1,0 +1,116 @@
+// Package action holds what the Director can ask an agent to do: one file per method (or per
+// family of methods) and one table. A row says how a method's arguments are bound, whether it
+// runs as a task, what it must not overlap with, and whether it may be stopped or logged.
+// Behaviour comes in through small interfaces that the action's own file declares.
+package action
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+)
+
+// Lane says what a call may overlap with.
+type Lane int
+
+const (
+	// Immediate calls run on the transport's own goroutine, so they must never wait for
+	// anything: no disk, no process, no peer.
+	Immediate Lane = iota
+	// Fast calls only read; nothing holds them up, they may take a while themselves.
+	Fast
+	// Instance calls change the instance: one at a time, in arrival order.
+	Instance
+	// Overlap calls run beside everything, a bounded number at a time.
+	Overlap
+)
+
+func (l Lane) String() string {
+	switch l {
+	case Immediate:
+		return "immediate"
+	case Fast:
+		return "fast"
+	case Instance:
+		return "instance"
+	case Overlap:
+		return "overlap"
+	}
+	return fmt.Sprintf("lane %d", int(l))
+}
+
+// Mode says whether a caller gets the result as the reply or a task to poll.
+type Mode int
+
+const (
+	// Sync answers with the result.
+	Sync Mode = iota
+	// Async answers with a task handle.
+	Async
+	// AsyncSince3 is Async for callers of protocol 3 and later, Sync for older ones.
+	AsyncSince3
+)
+
+// Async reports how a caller of the given protocol is served.
+func (m Mode) Async(protocol int) bool { return m == Async || m == AsyncSince3 && protocol >= 3 }
+
+// Run is a call with its arguments bound. It ends soon after ctx does.
+type Run func(ctx context.Context) (any, error)
+
+// Bind checks and decodes a request's arguments. It touches nothing; its error is what the
+// caller is told.
+type Bind func(arguments []json.RawMessage) (Run, error)
+
+// Row is one method.
+type Row struct {
+	Bind Bind
+	Mode Mode
+	Lane Lane
+	// Sensitive arguments and results are neither journaled nor described in logs.
+	Sensitive bool
+	// Cancelable tasks have their context ended by cancel_task and then end by themselves.
+	Cancelable bool
+	// Canceled is the outcome of a task that was cancelled before it began; where nil, it
+	// fails with an exception that says so.
+	Canceled Run
+	// Resume continues a task that the agent's restart interrupted, from the last note it made
+	// with Checkpoint (nil if it made none). Where nil, such a task fails.
+	Resume func(ctx context.Context, checkpoint json.RawMessage) (any, error)
+	// Patience is how long a caller waits for the first reply; 45 seconds if zero. A request
+	// that could not be served by then is dropped: nobody would read the answer.
+	Patience time.Duration
+}
+
+// DefaultPatience is the Director's reply timeout.
+const DefaultPatience = 45 * time.Second
+
+// Wait returns how long the caller of this row waits.
+func (r Row) Wait() time.Duration {
+	if r.Patience > 0 {
+		return r.Patience
+	}
+	return DefaultPatience
+}
+
+// Table maps method names to rows.
+type Table map[string]Row
+
+// Merge joins tables. A method that two of them name is a mistake in the program.
+func Merge(tables ...Table) (Table, error) {
+	all := Table{}
+	for _, t := range tables {
+		for name, row := range t {
+			if _, twice := all[name]; twice {
+				return nil, fmt.Errorf("action table: %s is defined twice", name)
+			}
+			all[name] = row
+		}
+	}
+	return all, nil
+}
+
+// Names lists the methods in order.
+func (t Table) Names() []string { return slices.Sorted(maps.Keys(t)) }
