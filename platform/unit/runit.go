@@ -1,0 +1,118 @@
+package unit
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+
+	"cambium/internal/atomicfile"
+	"cambium/internal/command"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+)
+
+// Runit is the service manager of older stemcells. Its sv program is the contract there:
+// stemcells replace it.
+type Runit struct {
+	Root string
+	Log  *logrus.Entry
+	// Program is sv unless a test says otherwise.
+	Program string
+}
+
+// Setup makes runsvdir look after a service that the stemcell ships but does not start.
+func (r *Runit) Setup(_ context.Context, name string) error {
+	link := filepath.Join(r.Root, "etc/service", name)
+	if err := os.MkdirAll(filepath.Dir(link), 0o755); err != nil {
+		return fmt.Errorf("set up %s: %w", name, err)
+	}
+	if err := atomicfile.Symlink(filepath.Join("/etc/sv", name), link); err != nil {
+		return fmt.Errorf("set up %s: %w", name, err)
+	}
+	return nil
+}
+
+// Start starts a service and waits until it runs.
+func (r *Runit) Start(ctx context.Context, name string) error { return r.sv(ctx, "start", name) }
+
+// Stop stops a service and waits until it is down.
+func (r *Runit) Stop(ctx context.Context, name string) error { return r.sv(ctx, "stop", name) }
+
+// Restart stops and starts a service.
+func (r *Runit) Restart(ctx context.Context, name string) error { return r.sv(ctx, "restart", name) }
+
+// Reload sends the hang-up signal, by which daemons read their configuration again.
+func (r *Runit) Reload(ctx context.Context, name string) error { return r.sv(ctx, "reload", name) }
+
+// Kill sends a signal to a service's main process.
+func (r *Runit) Kill(ctx context.Context, name string, signal syscall.Signal) error {
+	verbs := map[syscall.Signal]string{unix.SIGTERM: "term", unix.SIGKILL: "kill", unix.SIGHUP: "hup",
+		unix.SIGINT: "interrupt", unix.SIGQUIT: "quit", unix.SIGUSR1: "1", unix.SIGUSR2: "2", unix.SIGALRM: "alarm",
+		unix.SIGCONT: "cont", unix.SIGSTOP: "pause"}
+	verb, known := verbs[signal]
+	if !known {
+		return fmt.Errorf("kill %s: sv cannot send %s", name, unix.SignalName(signal))
+	}
+	return r.sv(ctx, verb, name)
+}
+
+// State reads what runsv keeps about a service.
+func (r *Runit) State(_ context.Context, name string) (State, error) {
+	dir := filepath.Join(r.Root, "etc/service", name)
+	if _, err := os.Stat(dir); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return State{Load: "not-found", Active: "inactive", Sub: "dead"}, nil
+		}
+		return State{}, fmt.Errorf("state of %s: %w", name, err)
+	}
+	stat, err := os.ReadFile(filepath.Join(dir, "supervise/stat"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return State{}, fmt.Errorf("state of %s: %w", name, err)
+	}
+	state := State{Load: "loaded", Active: "inactive", Sub: "dead"}
+	if bytes.HasPrefix(stat, []byte("run")) {
+		state.Active, state.Sub = "active", "running"
+		pid, err := os.ReadFile(filepath.Join(dir, "supervise/pid"))
+		if err != nil {
+			return State{}, fmt.Errorf("state of %s: %w", name, err)
+		}
+		// An empty or torn file means that runsv is between two runs; 0 says just that.
+		state.MainPID, _ = strconv.Atoi(string(bytes.TrimSpace(pid)))
+	}
+	return state, nil
+}
+
+// PowerOff turns the machine off, in order.
+func (r *Runit) PowerOff(ctx context.Context) error { return r.run(ctx, "shutdown", "-P", "now") }
+
+// Reboot starts the machine again, in order.
+func (r *Runit) Reboot(ctx context.Context) error { return r.run(ctx, "shutdown", "-r", "now") }
+
+func (r *Runit) sv(ctx context.Context, verb, name string) error {
+	if r.Log != nil {
+		r.Log.WithField("command", "sv "+verb+" "+name).Info("asking runit")
+	}
+	program := r.Program
+	if program == "" {
+		program = "sv"
+	}
+	if err := r.run(ctx, program, verb, name); err != nil {
+		return fmt.Errorf("%s %s: %w", verb, name, err)
+	}
+	return nil
+}
+
+func (r *Runit) run(ctx context.Context, program string, args ...string) error {
+	_, err := command.Run(ctx, command.Cmd{Name: program, Args: args})
+	if errors.Is(err, fs.ErrNotExist) || err != nil && command.Find(program) == "" {
+		return fmt.Errorf("%w: %w", ErrAbsent, err)
+	}
+	return err
+}

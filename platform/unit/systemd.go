@@ -1,0 +1,293 @@
+package unit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+
+	"github.com/godbus/dbus/v5"
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	systemdName  = "org.freedesktop.systemd1"
+	systemdPath  = dbus.ObjectPath("/org/freedesktop/systemd1")
+	managerFace  = "org.freedesktop.systemd1.Manager"
+	unitFace     = "org.freedesktop.systemd1.Unit"
+	serviceFace  = "org.freedesktop.systemd1.Service"
+	propertyFace = "org.freedesktop.DBus.Properties"
+)
+
+// Systemd is the service manager of most stemcells. The zero value with Root "/" works; the
+// connection is made at the first call and kept. Close ends it.
+type Systemd struct {
+	Root string
+	Log  *logrus.Entry
+
+	mu   sync.Mutex
+	conn *dbus.Conn
+
+	// reboot is the last resort when nobody takes the request to power off; nil means
+	// reboot(2). A test must never reach that.
+	reboot func(cmd int) error
+}
+
+// Close ends the connection; the next call makes a new one.
+func (s *Systemd) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.drop()
+}
+
+func (s *Systemd) drop() {
+	if s.conn != nil {
+		_ = s.conn.Close() // nothing is in flight that could be lost
+		s.conn = nil
+	}
+}
+
+// connect prefers the socket that systemd itself listens on: it is there before the bus is,
+// and needs no third process to answer. It closes when systemd re-executes itself, hence the
+// check.
+func (s *Systemd) connect(ctx context.Context) (*dbus.Conn, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.conn != nil && s.conn.Connected() {
+		return s.conn, nil
+	}
+	s.drop()
+	conn, err := dial(ctx, filepath.Join(s.Root, "run/systemd/private"), direct)
+	if err == nil {
+		s.conn = conn
+		return conn, nil
+	}
+	conn, busErr := SystemBus(ctx, s.Root)
+	if busErr != nil {
+		return nil, errors.Join(err, busErr)
+	}
+	match := []dbus.MatchOption{dbus.WithMatchInterface(managerFace), dbus.WithMatchMember("JobRemoved")}
+	err = conn.AddMatchSignalContext(ctx, match...)
+	if err == nil {
+		err = conn.Object(systemdName, systemdPath).CallWithContext(ctx, managerFace+".Subscribe", 0).Err
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("subscribe to systemd: %w", typed(err)), conn.Close())
+	}
+	s.conn = conn
+	return conn, nil
+}
+
+// Setup does nothing: the stemcell has installed the unit. It exists for runit's sake.
+func (s *Systemd) Setup(context.Context, string) error { return nil }
+
+// Start starts a unit and waits until it is up; one that runs already is a success.
+func (s *Systemd) Start(ctx context.Context, name string) error {
+	if err := s.job(ctx, "start", "StartUnit", name); err != nil {
+		return err
+	}
+	// A start that a condition turned down ends with the result "done" all the same.
+	state, held, err := s.state(ctx, name)
+	if err != nil {
+		return err
+	}
+	if state.Active == "inactive" && !held {
+		return fmt.Errorf("start %s: %w", name, ErrCondition)
+	}
+	return nil
+}
+
+// Stop stops a unit and waits until it is down; one that does not run is a success.
+func (s *Systemd) Stop(ctx context.Context, name string) error {
+	return s.job(ctx, "stop", "StopUnit", name)
+}
+
+// Restart stops and starts a unit, or starts it if it does not run.
+func (s *Systemd) Restart(ctx context.Context, name string) error {
+	return s.job(ctx, "restart", "RestartUnit", name)
+}
+
+// Reload lets a unit read its configuration again, or restarts it if it cannot do that.
+func (s *Systemd) Reload(ctx context.Context, name string) error {
+	return s.job(ctx, "reload-or-restart", "ReloadOrRestartUnit", name)
+}
+
+// Kill sends a signal to a unit's main process. What the main process has started stays: jobs
+// must outlive a restart of their supervisor.
+func (s *Systemd) Kill(ctx context.Context, name string, signal syscall.Signal) error {
+	s.say("systemctl kill " + name)
+	conn, err := s.connect(ctx)
+	if err != nil {
+		return fmt.Errorf("kill %s: %w", name, err)
+	}
+	call := conn.Object(systemdName, systemdPath).CallWithContext(ctx, managerFace+".KillUnit", 0, full(name), "main", int32(signal))
+	if call.Err != nil {
+		return fmt.Errorf("kill %s: %w", name, typed(call.Err))
+	}
+	return nil
+}
+
+// State says how a unit is. A unit that does not exist has Load "not-found".
+func (s *Systemd) State(ctx context.Context, name string) (State, error) {
+	state, _, err := s.state(ctx, name)
+	return state, err
+}
+
+func (s *Systemd) state(ctx context.Context, name string) (state State, held bool, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("state of %s: %w", name, typed(err))
+		}
+	}()
+	conn, err := s.connect(ctx)
+	if err != nil {
+		return State{}, false, err
+	}
+	var path dbus.ObjectPath
+	if err = conn.Object(systemdName, systemdPath).CallWithContext(ctx, managerFace+".LoadUnit", 0, full(name)).Store(&path); err != nil {
+		return State{}, false, err
+	}
+	object := conn.Object(systemdName, path)
+	var of map[string]dbus.Variant
+	if err = object.CallWithContext(ctx, propertyFace+".GetAll", 0, unitFace).Store(&of); err != nil {
+		return State{}, false, err
+	}
+	state = State{Load: text(of["LoadState"]), Active: text(of["ActiveState"]), Sub: text(of["SubState"])}
+	held, _ = of["ConditionResult"].Value().(bool)
+	of = nil
+	// Only services have these; for another kind of unit their absence is no error.
+	if object.CallWithContext(ctx, propertyFace+".GetAll", 0, serviceFace).Store(&of) == nil {
+		pid, _ := of["MainPID"].Value().(uint32)
+		state.MainPID, state.Result = int(pid), text(of["Result"])
+	}
+	return state, held, nil
+}
+
+// job asks for a change and waits for systemd to say how it ended. A connection lost in the
+// middle (systemd re-executed itself) is made again once: asking twice for the same state is
+// harmless.
+func (s *Systemd) job(ctx context.Context, verb, method, name string) error {
+	s.say("systemctl " + verb + " " + name)
+	result, err := s.tryJob(ctx, method, full(name))
+	if err != nil && lost(err) && ctx.Err() == nil {
+		result, err = s.tryJob(ctx, method, full(name))
+	}
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", verb, name, typed(err))
+	}
+	switch result {
+	case "done", "skipped":
+		return nil
+	}
+	failed := &JobError{Job: verb, Unit: name, Result: result}
+	// The state only enriches the error; without it the result still stands.
+	failed.State, _, _ = s.state(ctx, name)
+	return failed
+}
+
+func (s *Systemd) tryJob(ctx context.Context, method, unit string) (result string, err error) {
+	conn, err := s.connect(ctx)
+	if err != nil {
+		return "", err
+	}
+	// Registered before the call, so that a job that ends at once is not missed.
+	signals := make(chan *dbus.Signal, 16)
+	conn.Signal(signals)
+	defer conn.RemoveSignal(signals)
+	var job dbus.ObjectPath
+	if err := conn.Object(systemdName, systemdPath).CallWithContext(ctx, managerFace+"."+method, 0, unit, "replace").Store(&job); err != nil {
+		return "", err
+	}
+	for {
+		select {
+		case signal, open := <-signals:
+			if !open || signal == nil {
+				return "", dbus.ErrClosed
+			}
+			if signal.Name != managerFace+".JobRemoved" || len(signal.Body) != 4 || signal.Body[1] != job {
+				continue
+			}
+			result, _ := signal.Body[3].(string)
+			return result, nil
+		case <-conn.Context().Done():
+			return "", dbus.ErrClosed
+		case <-ctx.Done():
+			return "", context.Cause(ctx)
+		}
+	}
+}
+
+// PowerOff turns the machine off, in order: services are stopped first. It returns when the
+// request was taken, not when the machine is off.
+func (s *Systemd) PowerOff(ctx context.Context) error {
+	return s.leave(ctx, "PowerOff", "poweroff.target", unix.LINUX_REBOOT_CMD_POWER_OFF)
+}
+
+// Reboot starts the machine again, in order.
+func (s *Systemd) Reboot(ctx context.Context) error {
+	return s.leave(ctx, "Reboot", "reboot.target", unix.LINUX_REBOOT_CMD_RESTART)
+}
+
+// leave asks logind, which lets inhibitors finish; then systemd itself; and when neither is
+// there, the kernel.
+func (s *Systemd) leave(ctx context.Context, method, target string, command int) error {
+	var failed []error
+	bus, err := SystemBus(ctx, s.Root)
+	if err == nil {
+		call := bus.Object("org.freedesktop.login1", "/org/freedesktop/login1").
+			CallWithContext(ctx, "org.freedesktop.login1.Manager."+method, 0, false)
+		_ = bus.Close() // the answer is here already
+		if err = call.Err; err == nil {
+			return nil
+		}
+	}
+	failed = append(failed, fmt.Errorf("logind: %w", typed(err)))
+
+	conn, err := s.connect(ctx)
+	if err == nil {
+		err = conn.Object(systemdName, systemdPath).
+			CallWithContext(ctx, managerFace+".StartUnit", 0, target, "replace-irreversibly").Err
+		if err == nil {
+			return nil
+		}
+	}
+	failed = append(failed, fmt.Errorf("systemd: %w", typed(err)))
+	if ctx.Err() != nil {
+		return fmt.Errorf("%s: %w", method, errors.Join(failed...))
+	}
+
+	if s.Log != nil {
+		s.Log.WithError(errors.Join(failed...)).Warn("no service manager took the request, asking the kernel")
+	}
+	reboot := s.reboot
+	if reboot == nil {
+		reboot = unix.Reboot
+	}
+	unix.Sync()
+	if err := reboot(command); err != nil {
+		return fmt.Errorf("%s: %w", method, errors.Join(append(failed, fmt.Errorf("kernel: %w", err))...))
+	}
+	return nil
+}
+
+// say logs what an operator would have typed: others look for these very words in the log.
+func (s *Systemd) say(command string) {
+	if s.Log != nil {
+		s.Log.WithField("command", command).Info("asking systemd")
+	}
+}
+
+func text(v dbus.Variant) string {
+	t, _ := v.Value().(string)
+	return t
+}
+
+// lost reports whether err means that the other side went away.
+func lost(err error) bool {
+	return errors.Is(err, dbus.ErrClosed) || errors.Is(err, io.EOF) || errors.Is(err, os.ErrClosed) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET)
+}

@@ -1,0 +1,383 @@
+package unit
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/godbus/dbus/v5"
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+)
+
+func bounded(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// systemd answers as PID 1 does: a job for each request, whose end is a signal.
+type systemd struct {
+	result    string // of every job
+	active    string
+	condition bool
+	early     bool // the signal overtakes the reply, as it may
+	silent    bool // no signal ever
+}
+
+func (s systemd) answer(p *peer, c net.Conn, m *dbus.Message) {
+	const job = dbus.ObjectPath("/org/freedesktop/systemd1/job/7")
+	member, _ := m.Headers[dbus.FieldMember].Value().(string)
+	switch member {
+	case "StartUnit", "StopUnit", "RestartUnit", "ReloadOrRestartUnit":
+		unit, _ := m.Body[0].(string)
+		if unit == "ghost.service" {
+			p.fail(c, m, "org.freedesktop.systemd1.NoSuchUnit", "Unit ghost.service not found.")
+			return
+		}
+		end := func() {
+			p.signal(c, "JobRemoved", uint32(6), dbus.ObjectPath("/org/freedesktop/systemd1/job/6"), "other.service", "failed")
+			p.signal(c, "JobRemoved", uint32(7), job, unit, s.result)
+		}
+		if s.early && !s.silent {
+			end()
+		}
+		p.reply(c, m, job)
+		if !s.early && !s.silent {
+			end()
+		}
+	case "LoadUnit":
+		p.reply(c, m, dbus.ObjectPath("/org/freedesktop/systemd1/unit/monit_2eservice"))
+	case "GetAll":
+		if m.Body[0] == unitFace {
+			p.reply(c, m, map[string]dbus.Variant{"LoadState": dbus.MakeVariant("loaded"), "ActiveState": dbus.MakeVariant(s.active),
+				"SubState": dbus.MakeVariant("running"), "ConditionResult": dbus.MakeVariant(s.condition)})
+			return
+		}
+		p.reply(c, m, map[string]dbus.Variant{"MainPID": dbus.MakeVariant(uint32(42)), "Result": dbus.MakeVariant("exit-code")})
+	default:
+		p.reply(c, m)
+	}
+}
+
+func TestSystemdJobs(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		peer systemd
+		call func(context.Context, *Systemd) error
+		want func(error) bool
+	}{
+		{"started", systemd{result: "done", active: "active", condition: true}, func(ctx context.Context, s *Systemd) error { return s.Start(ctx, "monit") },
+			func(err error) bool { return err == nil }},
+		{"signal before reply", systemd{result: "done", active: "active", condition: true, early: true}, func(ctx context.Context, s *Systemd) error { return s.Start(ctx, "monit") },
+			func(err error) bool { return err == nil }},
+		{"start failed", systemd{result: "failed", active: "failed"}, func(ctx context.Context, s *Systemd) error { return s.Start(ctx, "monit") },
+			func(err error) bool {
+				var job *JobError
+				return errors.As(err, &job) && job.Result == "failed" && job.State.Active == "failed" && job.State.Result == "exit-code"
+			}},
+		{"condition turned it down", systemd{result: "done", active: "inactive"}, func(ctx context.Context, s *Systemd) error { return s.Start(ctx, "monit") },
+			func(err error) bool { return errors.Is(err, ErrCondition) }},
+		{"stopped", systemd{result: "done", active: "inactive"}, func(ctx context.Context, s *Systemd) error { return s.Stop(ctx, "monit") },
+			func(err error) bool { return err == nil }},
+		{"restart timed out", systemd{result: "timeout", active: "activating"}, func(ctx context.Context, s *Systemd) error { return s.Restart(ctx, "systemd-resolved") },
+			func(err error) bool { var job *JobError; return errors.As(err, &job) && job.Result == "timeout" }},
+		{"reloaded", systemd{result: "done"}, func(ctx context.Context, s *Systemd) error { return s.Reload(ctx, "x.service") },
+			func(err error) bool { return err == nil }},
+		{"no such unit", systemd{result: "done"}, func(ctx context.Context, s *Systemd) error { return s.Start(ctx, "ghost") },
+			func(err error) bool { return errors.Is(err, ErrNotFound) }},
+		{"killed", systemd{}, func(ctx context.Context, s *Systemd) error { return s.Kill(ctx, "monit", unix.SIGTERM) },
+			func(err error) bool { return err == nil }},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			root := t.TempDir()
+			listen(t, filepath.Join(root, "run/systemd/private"), tc.peer.answer)
+			s := &Systemd{Root: root}
+			t.Cleanup(s.Close)
+			if err := tc.call(bounded(t), s); !tc.want(err) {
+				t.Errorf("got error %v", err)
+			}
+		})
+	}
+}
+
+func TestSystemdState(t *testing.T) {
+	root := t.TempDir()
+	listen(t, filepath.Join(root, "run/systemd/private"), systemd{active: "active", condition: true}.answer)
+	s := &Systemd{Root: root}
+	t.Cleanup(s.Close)
+	got, err := s.State(bounded(t), "monit")
+	want := State{Load: "loaded", Active: "active", Sub: "running", MainPID: 42, Result: "exit-code"}
+	if err != nil || got != want {
+		t.Errorf("got %+v, %v, want %+v", got, err, want)
+	}
+}
+
+func TestSystemdAbsent(t *testing.T) {
+	s := &Systemd{Root: t.TempDir()}
+	if err := s.Start(bounded(t), "monit"); !errors.Is(err, ErrAbsent) {
+		t.Errorf("got %v, want ErrAbsent", err)
+	}
+	if Booted(s.Root) {
+		t.Error("an empty root is said to run systemd")
+	}
+}
+
+func TestSystemdCallEndsWithItsContext(t *testing.T) {
+	root := t.TempDir()
+	p := listen(t, filepath.Join(root, "run/systemd/private"), systemd{silent: true}.answer)
+	s := &Systemd{Root: root}
+	t.Cleanup(s.Close)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := s.Start(ctx, "monit"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v, want the deadline", err)
+	}
+	if got := p.members(); got != "StartUnit" {
+		t.Errorf("got calls %q, want StartUnit alone", got)
+	}
+}
+
+func TestSystemdSilentHandshake(t *testing.T) {
+	root := t.TempDir()
+	for _, path := range []string{"run/systemd/private", "run/dbus/system_bus_socket"} {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(root, path)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		l, err := net.Listen("unix", filepath.Join(root, path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := (&Systemd{Root: root}).Start(ctx, "monit"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v, want the deadline", err)
+	}
+}
+
+func TestSystemdConnectsAgainAfterReexec(t *testing.T) {
+	root := t.TempDir()
+	var asked atomic.Int32
+	p := listen(t, filepath.Join(root, "run/systemd/private"), func(p *peer, c net.Conn, m *dbus.Message) {
+		if asked.Add(1) == 1 {
+			c.Close()
+			return
+		}
+		systemd{result: "done", active: "active", condition: true}.answer(p, c, m)
+	})
+	s := &Systemd{Root: root}
+	t.Cleanup(s.Close)
+	if err := s.Start(bounded(t), "monit"); err != nil {
+		t.Errorf("got %v, want success at the second try", err)
+	}
+	if got := p.members(); !strings.HasPrefix(got, "StartUnit StartUnit") {
+		t.Errorf("got calls %q, want StartUnit twice", got)
+	}
+}
+
+func TestSystemdOverTheBusWhenItsOwnSocketIsMissing(t *testing.T) {
+	root := t.TempDir()
+	p := listen(t, filepath.Join(root, "run/dbus/system_bus_socket"), func(p *peer, c net.Conn, m *dbus.Message) {
+		if m.Headers[dbus.FieldMember].Value() == "Hello" {
+			p.reply(c, m, ":1.1")
+			return
+		}
+		systemd{result: "done", active: "active", condition: true}.answer(p, c, m)
+	})
+	s := &Systemd{Root: root}
+	t.Cleanup(s.Close)
+	if err := s.Start(bounded(t), "monit"); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := p.members(), "Hello AddMatch Subscribe StartUnit LoadUnit GetAll GetAll"; got != want {
+		t.Errorf("got calls %q, want %q", got, want)
+	}
+}
+
+func TestStartIsLoggedInSystemctlsWords(t *testing.T) {
+	root := t.TempDir()
+	listen(t, filepath.Join(root, "run/systemd/private"), systemd{result: "done", active: "active", condition: true}.answer)
+	var out strings.Builder
+	log := logrus.New()
+	log.SetOutput(&out)
+	s := &Systemd{Root: root, Log: logrus.NewEntry(log)}
+	t.Cleanup(s.Close)
+	if err := s.Start(bounded(t), "monit"); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(out.String(), "systemctl start monit") {
+		t.Errorf("got log %q, want the words systemctl start monit", out.String())
+	}
+}
+
+func TestPowerOff(t *testing.T) {
+	refuse := func(p *peer, c net.Conn, m *dbus.Message) {
+		if m.Headers[dbus.FieldMember].Value() == "Hello" {
+			p.reply(c, m, ":1.1")
+			return
+		}
+		p.fail(c, m, "org.freedesktop.DBus.Error.ServiceUnknown", "nobody")
+	}
+	accept := func(p *peer, c net.Conn, m *dbus.Message) {
+		if m.Headers[dbus.FieldMember].Value() == "Hello" {
+			p.reply(c, m, ":1.1")
+			return
+		}
+		p.reply(c, m)
+	}
+	for _, tc := range []struct {
+		name           string
+		bus, private   func(*peer, net.Conn, *dbus.Message)
+		wantBus        string
+		wantPrivate    string
+		wantTheKernels bool
+	}{
+		{"logind", accept, accept, "Hello PowerOff", "", false},
+		{"systemd when there is no logind", refuse, accept, "Hello PowerOff", "StartUnit", false},
+		{"kernel when there is neither", nil, nil, "", "", true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			root := t.TempDir()
+			var bus, private *peer
+			if tc.bus != nil {
+				bus = listen(t, filepath.Join(root, "run/dbus/system_bus_socket"), tc.bus)
+				private = listen(t, filepath.Join(root, "run/systemd/private"), tc.private)
+			}
+			asked := 0
+			s := &Systemd{Root: root, reboot: func(cmd int) error {
+				if cmd != unix.LINUX_REBOOT_CMD_POWER_OFF {
+					t.Errorf("got command %#x", cmd)
+				}
+				asked++
+				return nil
+			}}
+			t.Cleanup(s.Close)
+			if err := s.PowerOff(bounded(t)); err != nil {
+				t.Fatal(err)
+			}
+			if (asked == 1) != tc.wantTheKernels {
+				t.Errorf("kernel asked %d times, want it %v", asked, tc.wantTheKernels)
+			}
+			if bus != nil && (bus.members() != tc.wantBus || private.members() != tc.wantPrivate) {
+				t.Errorf("got calls %q and %q, want %q and %q", bus.members(), private.members(), tc.wantBus, tc.wantPrivate)
+			}
+		})
+	}
+}
+
+func TestRunit(t *testing.T) {
+	root := t.TempDir()
+	record := filepath.Join(root, "record")
+	program := filepath.Join(root, "sv")
+	script := "#!/bin/sh\n[ \"$2\" = bad ] && { echo 'fail: bad: unable to change to service directory' >&2; exit 1; }\necho \"$@\" >>" + record + "\n"
+	if err := os.WriteFile(program, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r := &Runit{Root: root, Program: program}
+	ctx := bounded(t)
+	for _, call := range []func() error{
+		func() error { return r.Setup(ctx, "monit") },
+		func() error { return r.Setup(ctx, "monit") },
+		func() error { return r.Start(ctx, "monit") },
+		func() error { return r.Kill(ctx, "monit", unix.SIGKILL) },
+		func() error { return r.Reload(ctx, "monit") },
+		func() error { return r.Stop(ctx, "monit") },
+	} {
+		if err := call(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(record)
+	if want := "start monit\nkill monit\nreload monit\nstop monit\n"; err != nil || string(got) != want {
+		t.Errorf("got %q, %v, want %q", got, err, want)
+	}
+	if target, err := os.Readlink(filepath.Join(root, "etc/service/monit")); err != nil || target != "/etc/sv/monit" {
+		t.Errorf("got link to %q, %v", target, err)
+	}
+	if err := r.Start(ctx, "bad"); err == nil || !strings.Contains(err.Error(), "unable to change") {
+		t.Errorf("got %v, want what sv said", err)
+	}
+	if err := r.Kill(ctx, "monit", syscall.SIGSEGV); err == nil {
+		t.Error("a signal that sv cannot send was accepted")
+	}
+	r.Program = filepath.Join(root, "no-such-program")
+	if err := r.Start(ctx, "monit"); !errors.Is(err, ErrAbsent) {
+		t.Errorf("got %v, want ErrAbsent", err)
+	}
+}
+
+func TestRunitState(t *testing.T) {
+	root := t.TempDir()
+	dir := filepath.Join(root, "etc/service/monit/supervise")
+	r := &Runit{Root: root}
+	if s, err := r.State(t.Context(), "monit"); err != nil || s.Load != "not-found" {
+		t.Errorf("got %+v, %v, want not-found", s, err)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string]string{"stat": "run\n", "pid": "42\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s, err := r.State(t.Context(), "monit"); err != nil || !s.Running() || s.MainPID != 42 {
+		t.Errorf("got %+v, %v, want it running as 42", s, err)
+	}
+}
+
+func TestNotifier(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "notify")
+	l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	t.Setenv("NOTIFY_SOCKET", socket)
+	t.Setenv("WATCHDOG_USEC", "3000000")
+	t.Setenv("WATCHDOG_PID", "")
+	n, err := TakeNotifier()
+	if err != nil || n.Watchdog() != 3*time.Second {
+		t.Fatalf("got %v, %v, want 3s", n.Watchdog(), err)
+	}
+	if v, there := os.LookupEnv("NOTIFY_SOCKET"); there {
+		t.Errorf("NOTIFY_SOCKET is still %q: children would speak for us", v)
+	}
+	for _, tc := range []struct {
+		send func() error
+		want string
+	}{
+		{n.Ready, "READY=1"}, {n.Alive, "WATCHDOG=1"}, {n.Stopping, "STOPPING=1"},
+		{func() error { return n.Status("disks: waiting\nREADY=1") }, "STATUS=disks: waiting READY=1"},
+	} {
+		if err := tc.send(); err != nil {
+			t.Fatal(err)
+		}
+		var b [256]byte
+		count, err := l.Read(b[:])
+		if err != nil || string(b[:count]) != tc.want {
+			t.Errorf("got %q, %v, want %q", b[:count], err, tc.want)
+		}
+	}
+	if again, err := TakeNotifier(); err != nil || again.Ready() != nil || again.Watchdog() != 0 {
+		t.Error("a process without systemd must stay silent")
+	}
+	t.Setenv("WATCHDOG_USEC", "soon")
+	if _, err := TakeNotifier(); err == nil {
+		t.Error("a broken WATCHDOG_USEC was accepted")
+	}
+	t.Setenv("WATCHDOG_USEC", "1000")
+	t.Setenv("WATCHDOG_PID", "1")
+	if other, err := TakeNotifier(); err != nil || other.Watchdog() != 0 {
+		t.Errorf("got %v, %v: the watchdog of another process is not ours", other.Watchdog(), err)
+	}
+}
