@@ -16,7 +16,9 @@ type Settings struct {
 	Networks  map[string]Network
 	Disks     Disks
 	Env       Env
-	// TrustedCerts is not part of the contract; see Effective.
+
+	// document is what was decoded, kept for the members that have no field here.
+	document *document
 }
 
 // VM is what the IaaS calls this machine.
@@ -39,6 +41,8 @@ type DiskHint struct {
 	LUN          string
 	HostDeviceID string
 	ISCSI        *ISCSI
+	// CID is only set in raw_ephemeral, where "id" is the disk's CID and not its device id.
+	CID string
 	// Bare is true when the CPI sent a string; the cached copy keeps that form.
 	Bare bool
 }
@@ -177,6 +181,9 @@ type Update struct {
 	HasTrustedCerts bool
 	Associations    []DiskAssociation
 	HasAssociations bool
+
+	document *document
+	unknown  []unknownMember // instead of document in an update that Apply made
 }
 
 // DiskAssociation gives a persistent disk a name below instance/disks.
@@ -185,7 +192,8 @@ type DiskAssociation struct {
 	CID  string
 }
 
-// Effective is what the agent acts on: the settings document with updates merged over it.
+// Effective is what the agent acts on: the settings document with updates merged over it. Merge
+// makes one; Explain tells where each value came from.
 type Effective struct {
 	Settings     Settings
 	Bus          Bus
@@ -193,4 +201,6 @@ type Effective struct {
 	NTP          []string
 	TrustedCerts string
 	Associations []DiskAssociation
+
+	origins origins
 }

@@ -109,6 +109,40 @@ func (v Value) Raw() []byte {
 	return v.doc.Data[v.node.Offset:v.node.End]
 }
 
+// Bytes returns the bytes of another node of the same document.
+func (v Value) Bytes(n *Node) []byte { return v.doc.Data[n.Offset:n.End] }
+
+// At returns a member of an object, looked up without regard to case and without a report; it
+// is absent when v is no object.
+func (v Value) At(key string) Value {
+	return v.member(func(have string) bool { return strings.EqualFold(have, key) })
+}
+
+// Member is At for a key that is data and matched exactly.
+func (v Value) Member(key string) Value {
+	return v.member(func(have string) bool { return have == key })
+}
+
+func (v Value) member(match func(string) bool) (found Value) {
+	if v.Kind() != Object {
+		return Value{}
+	}
+	for _, m := range v.node.Members {
+		if match(m.Key) {
+			found = Value{doc: v.doc, node: m.Value, path: &path{parent: v.path, key: m.Key}, offset: m.Offset}
+		}
+	}
+	return found
+}
+
+// Item returns a member of a list; it is absent when there is none.
+func (v Value) Item(i int) Value {
+	if v.Kind() != List || i >= len(v.node.Items) {
+		return Value{}
+	}
+	return Value{doc: v.doc, node: v.node.Items[i], path: &path{parent: v.path, index: i, item: true}}
+}
+
 func (v Value) add(s report.Severity, message string) {
 	if v.doc == nil {
 		return

@@ -1,0 +1,134 @@
+package settings
+
+import (
+	"maps"
+	"slices"
+
+	"cambium/internal/secret"
+)
+
+// Origin says where an effective value came from: the member of a document, and which document.
+type Origin struct {
+	Path     string // such as "env.bosh.mbus.urls"; empty when nothing gave the value
+	Document string // such as "HTTP http://169.254.169.254/latest/user-data"
+}
+
+// String prints the origin as Explain shows it.
+func (o Origin) String() string {
+	switch {
+	case o.Path == "":
+		return "default"
+	case o.Document == "" || o.Document == UpdateName:
+		return o.Path
+	}
+	return o.Path + " (" + o.Document + ")"
+}
+
+type origins struct {
+	urls, cert, blobstore, ntp, trustedCerts, associations Origin
+}
+
+// Merge lays updates over a settings document. The rules, one for each value:
+//
+//  1. Bus URLs: the first of update_settings mbus.urls, env.bosh.mbus.urls and the root's mbus
+//     that is not empty. The lists are never joined.
+//  2. Bus certificates: those of update_settings if its mbus.cert.ca is not empty, otherwise
+//     those of env.bosh.mbus.cert. CA, certificate and key are taken together.
+//  3. Blobstore: the first member of update_settings blobstores, else of env.bosh.blobstores,
+//     else the root's blobstore. An empty list does not count.
+//  4. Time servers: env.bosh.ntp if it is there at all, even empty; else the root's ntp.
+//  5. Trusted certificates and disk associations: update_settings only.
+//  6. Everything else is the settings document's.
+func Merge(s Settings, u Update) Effective {
+	e := Effective{Settings: s.Clone(), TrustedCerts: u.TrustedCerts, Associations: slices.Clone(u.Associations)}
+	o := &e.origins
+	bosh := e.Settings.Env.Bosh
+
+	switch {
+	case len(u.Mbus.URLs) > 0:
+		e.Bus.URLs, o.urls = slices.Clone(u.Mbus.URLs), updateOrigin("mbus.urls")
+	case len(bosh.Mbus.URLs) > 0:
+		e.Bus.URLs, o.urls = slices.Clone(bosh.Mbus.URLs), s.origin("env.bosh.mbus.urls")
+	case !s.Mbus.Empty():
+		e.Bus.URLs, o.urls = []secret.URL{s.Mbus}, s.origin("mbus")
+	}
+	switch {
+	case u.Mbus.Cert.CA != "":
+		e.Bus.Cert, o.cert = u.Mbus.Cert, updateOrigin("mbus.cert")
+	case !bosh.Mbus.Cert.Empty():
+		e.Bus.Cert, o.cert = bosh.Mbus.Cert, s.origin("env.bosh.mbus.cert")
+	}
+	switch {
+	case len(u.Blobstores) > 0:
+		e.Blobstore, o.blobstore = u.Blobstores[0], updateOrigin("blobstores[0]")
+	case len(bosh.Blobstores) > 0:
+		e.Blobstore, o.blobstore = bosh.Blobstores[0], s.origin("env.bosh.blobstores[0]")
+	case s.Blobstore.Provider != "" || !s.Blobstore.Options.Empty():
+		e.Blobstore, o.blobstore = s.Blobstore, s.origin("blobstore")
+	}
+	switch {
+	case bosh.NTP != nil:
+		e.NTP, o.ntp = slices.Clone(bosh.NTP), s.origin("env.bosh.ntp")
+	case s.NTP != nil:
+		e.NTP, o.ntp = slices.Clone(s.NTP), s.origin("ntp")
+	}
+	if u.TrustedCerts != "" {
+		o.trustedCerts = updateOrigin("trusted_certs")
+	}
+	if len(u.Associations) > 0 {
+		o.associations = updateOrigin("disk_associations")
+	}
+	return e
+}
+
+func updateOrigin(path string) Origin {
+	return Origin{Path: UpdateName + "." + path, Document: UpdateName}
+}
+
+func (s Settings) origin(path string) Origin {
+	o := Origin{Path: path}
+	if s.document != nil {
+		o.Document = s.document.name
+	}
+	return o
+}
+
+// Clone returns a copy that shares nothing changeable with s.
+func (s Settings) Clone() Settings {
+	s.NTP = slices.Clone(s.NTP)
+	s.Networks = maps.Clone(s.Networks)
+	for name, n := range s.Networks {
+		n.DNS, n.Default, n.Routes = slices.Clone(n.DNS), slices.Clone(n.Default), slices.Clone(n.Routes)
+		s.Networks[name] = n
+	}
+	if s.Disks.Ephemeral != nil {
+		copied := s.Disks.Ephemeral.clone()
+		s.Disks.Ephemeral = &copied
+	}
+	s.Disks.Persistent = maps.Clone(s.Disks.Persistent)
+	for cid, h := range s.Disks.Persistent {
+		s.Disks.Persistent[cid] = h.clone()
+	}
+	s.Disks.RawEphemeral = slices.Clone(s.Disks.RawEphemeral)
+	for i, h := range s.Disks.RawEphemeral {
+		s.Disks.RawEphemeral[i] = h.clone()
+	}
+	s.Env.PersistentDiskMountOptions = slices.Clone(s.Env.PersistentDiskMountOptions)
+	b := &s.Env.Bosh
+	b.AuthorizedKeys, b.NTP, b.Blobstores = slices.Clone(b.AuthorizedKeys), slices.Clone(b.NTP), slices.Clone(b.Blobstores)
+	b.Mbus = b.Mbus.clone()
+	if b.SwapSizeMiB != nil {
+		size := *b.SwapSizeMiB
+		b.SwapSizeMiB = &size
+	}
+	return s
+}
+
+// Clone returns a copy that shares nothing changeable with e.
+func (e Effective) Clone() Effective {
+	e.Settings = e.Settings.Clone()
+	e.Bus = e.Bus.clone()
+	e.NTP = slices.Clone(e.NTP)
+	e.Associations = slices.Clone(e.Associations)
+	return e
+}

@@ -1,0 +1,153 @@
+package settings
+
+import (
+	"bytes"
+	"encoding/json"
+	"slices"
+
+	"cambium/internal/jsontree"
+	"cambium/internal/report"
+	"cambium/internal/secret"
+)
+
+// UpdateName is what updates are called in reports and explanations.
+const UpdateName = "update_settings"
+
+// DecodeUpdate reads the argument of update_settings or the content of update_settings.json.
+// A null member counts as absent.
+func DecodeUpdate(name string, raw secret.JSON) (Update, report.Report) {
+	var (
+		u   Update
+		rep report.Report
+	)
+	root := jsontree.Parse(name, raw.Reveal(), &rep)
+	if root.Kind() == jsontree.Absent {
+		return u, rep
+	}
+	if root.Kind() != jsontree.Object {
+		root.Expected("an object")
+		return u, rep
+	}
+	u.document = &document{name: name, root: root}
+	f := root.Fields()
+	mbus := f.Get("mbus")
+	u.Mbus, u.HasMbus = decodeBus(mbus), mbus.Present()
+	if u.Mbus.Cert.CA == "" && !u.Mbus.Cert.Empty() {
+		mbus.Warnf("the certificate has no effect without cert.ca")
+	}
+	blobstores := f.Get("blobstores")
+	u.Blobstores, u.HasBlobstores = decodeBlobstores(blobstores), blobstores.Present()
+	trusted := f.Get("trusted_certs")
+	trusted.Text(&u.TrustedCerts)
+	u.HasTrustedCerts = trusted.Present()
+	associations := f.Get("disk_associations")
+	u.HasAssociations = associations.Present()
+	for _, item := range associations.Items() {
+		u.Associations = append(u.Associations, decodeAssociation(item))
+	}
+	f.Done(jsontree.Tolerate)
+	rep.Sort()
+	return u, rep
+}
+
+func decodeAssociation(v jsontree.Value) (a DiskAssociation) {
+	f := v.Fields()
+	name, cid := f.Get("name"), f.Get("cid")
+	name.Text(&a.Name)
+	cid.Text(&a.CID)
+	f.Done(jsontree.Tolerate)
+	// The name becomes a file name below instance/disks.
+	if a.Name == "" || a.Name == "." || a.Name == ".." || bytes.ContainsAny([]byte(a.Name), "/\x00") {
+		name.Errorf("expected a name that can be a file name")
+	}
+	if a.CID == "" {
+		cid.Errorf("missing; it says which disk is meant")
+	}
+	return a
+}
+
+// Changes tells which parts an update changed.
+type Changes struct {
+	Mbus         bool
+	Blobstores   bool
+	TrustedCerts bool
+	Associations bool
+}
+
+// Any reports whether anything changed.
+func (c Changes) Any() bool { return c != Changes{} }
+
+// Apply lays a newer update over what earlier ones left and tells what changed.
+//
+//  1. A member that the newer update does not have keeps what was.
+//  2. trusted_certs and disk_associations replace the earlier value, also when they are empty.
+//  3. mbus replaces the earlier one as a whole, never member by member: URLs and certificates
+//     belong together. One that is entirely empty keeps what was, as upstream does; taking the
+//     bus away would leave an agent that nobody reaches.
+//  4. blobstores replaces the earlier list, also by an empty one, which gives the settings'
+//     blobstore back its place.
+//  5. Unknown members replace those of the same name.
+func (u Update) Apply(newer Update) (Update, Changes) {
+	next, c := u.clone(), Changes{}
+	if newer.HasTrustedCerts {
+		c.TrustedCerts = newer.TrustedCerts != u.TrustedCerts
+		next.TrustedCerts, next.HasTrustedCerts = newer.TrustedCerts, true
+	}
+	if newer.HasAssociations {
+		c.Associations = !slices.Equal(newer.Associations, u.Associations)
+		next.Associations, next.HasAssociations = slices.Clone(newer.Associations), true
+	}
+	if newer.HasMbus && !newer.Mbus.Empty() && !newer.Mbus.Equal(u.Mbus) {
+		c.Mbus = true
+		next.Mbus, next.HasMbus = newer.Mbus.clone(), true
+	}
+	if newer.HasBlobstores && (!u.HasBlobstores || !slices.EqualFunc(newer.Blobstores, u.Blobstores, Blobstore.Equal)) {
+		c.Blobstores = true
+		next.Blobstores, next.HasBlobstores = slices.Clone(newer.Blobstores), true
+	}
+	next.unknown = mergeUnknown(u.unknownMembers(), newer.unknownMembers())
+	next.document = nil
+	return next, c
+}
+
+// Empty reports a bus without URL and without certificate.
+func (b Bus) Empty() bool { return len(b.URLs) == 0 && b.Cert.Empty() }
+
+// Equal compares URLs and certificates.
+func (b Bus) Equal(o Bus) bool {
+	return b.Cert.Equal(o.Cert) && slices.EqualFunc(b.URLs, o.URLs, secret.URL.Equal)
+}
+
+// Equal compares two blobstores; the order of keys and white space do not count.
+func (b Blobstore) Equal(o Blobstore) bool {
+	return b.Provider == o.Provider && bytes.Equal(canonical(b.Options), canonical(o.Options))
+}
+
+func canonical(j secret.JSON) []byte {
+	if j.Empty() {
+		return nil
+	}
+	d := json.NewDecoder(bytes.NewReader(j.Reveal()))
+	d.UseNumber()
+	var tree any
+	if err := d.Decode(&tree); err != nil {
+		return j.Reveal()
+	}
+	out, err := json.Marshal(tree)
+	if err != nil {
+		return j.Reveal()
+	}
+	return out
+}
+
+func (b Bus) clone() Bus {
+	b.URLs = slices.Clone(b.URLs)
+	return b
+}
+
+func (u Update) clone() Update {
+	u.Mbus = u.Mbus.clone()
+	u.Blobstores = slices.Clone(u.Blobstores)
+	u.Associations = slices.Clone(u.Associations)
+	return u
+}
