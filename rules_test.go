@@ -20,7 +20,7 @@ var mayImport = map[string][]string{
 	"internal":       {"internal"},
 	"settings":       {},
 	"settings/store": {"settings"},
-	"infrastructure": {"settings/agentjson"},
+	"infrastructure": {"infrastructure", "settings/agentjson"},
 	"plan":           {"settings", "platform"},
 	"platform":       {},
 	"platform/disk":  {"platform/device", "platform/filesystem"},

@@ -1,0 +1,263 @@
+package infrastructure
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/infrastructure/internal/source"
+	"cambium/internal/neednet"
+	"cambium/internal/retry"
+)
+
+// Pauses before a source is asked again.
+var (
+	notYetPause    = retry.Backoff{Min: 1100 * time.Millisecond, Jitter: 0.2}
+	transportPause = retry.Backoff{Min: 250 * time.Millisecond, Max: 5 * time.Second, Jitter: 0.5}
+)
+
+// netAsked remembers for each question that the caller was told to bring up a network. When it
+// asks again and there still is none, sources that need none get their chance first.
+type netAsked struct{ settings, key atomic.Bool }
+
+type policy struct {
+	what     string
+	hold     time.Duration // an earlier source without an answer holds up later ones this long
+	passOver bool          // after hold a later answer wins; otherwise the earlier source is waited for
+	budget   time.Duration // for everything; 0 is no limit
+	netTried func() bool
+	status   func(string)
+	log      *logrus.Entry
+}
+
+// state is what is known of one source while the question is open.
+type state[T any] struct {
+	answer   *T
+	err      error // of the last attempt
+	attempts int
+	at       time.Time // of the last attempt's end
+}
+
+func (s state[T]) failed() bool {
+	return s.err != nil && !s.needsNetwork() && source.KindOf(s.err) == source.Definite
+}
+func (s state[T]) needsNetwork() bool { return errors.Is(s.err, neednet.Err) }
+
+type step int
+
+const (
+	wait step = iota
+	use
+	bringUpNetwork
+	giveUp
+)
+
+// decide is the whole order of precedence, as a function of what is known. The rules:
+//
+//  1. The first source that has an answer wins, once every source before it has definitely
+//     failed.
+//  2. A source that neither answers nor fails is waited for. With passOver that lasts until
+//     heldUntil; then it no longer stands in the way of later ones, but is still asked.
+//  3. A source that needs a network gets it as soon as it would be its turn, even if a later
+//     one has an answer. If the network was asked for before and is still missing, the source
+//     counts as one that does not answer (rule 2), and the network is asked for again when
+//     the wait is over and nothing else has answered.
+//  4. When all have definitely failed there is no answer.
+//
+// The second result is the source that is meant.
+func decide[T any](states []state[T], expired, passOver, netTried bool) (step, int) {
+	held, open, network := false, false, -1
+	for i, s := range states {
+		switch {
+		case s.answer != nil:
+			if held {
+				return wait, 0
+			}
+			return use, i
+		case s.failed():
+		case s.needsNetwork() && !netTried:
+			if held {
+				return wait, 0
+			}
+			return bringUpNetwork, i
+		default:
+			open = true
+			if s.needsNetwork() && network < 0 {
+				network = i
+			}
+			if !expired || !passOver {
+				held = true
+			}
+		}
+	}
+	switch {
+	case network >= 0 && expired:
+		return bringUpNetwork, network
+	case !open:
+		return giveUp, 0
+	}
+	return wait, 0
+}
+
+type event[T any] struct {
+	i      int
+	answer *T
+	err    error
+	at     time.Time
+}
+
+// ask puts one question to all sources side by side and returns the winner's answer. All
+// goroutines it starts have ended when it returns.
+func ask[T any](ctx context.Context, p policy, names []string, get func(context.Context, int) (T, error)) (T, Verdicts, error) {
+	var none T
+	start := time.Now()
+	inner, cancel := context.WithCancel(ctx)
+	if p.budget > 0 {
+		inner, cancel = context.WithTimeout(ctx, p.budget)
+	}
+	events := make(chan event[T])
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	for i := range names {
+		running.Go(func() { repeat(inner, i, get, events) })
+	}
+	hold := time.NewTimer(p.hold)
+	defer hold.Stop()
+
+	states := make([]state[T], len(names))
+	expired, said := false, ""
+	for {
+		next, i := decide(states, expired, p.passOver, p.netTried())
+		switch next {
+		case use:
+			return *states[i].answer, verdicts(names, states, start, i), nil
+		case bringUpNetwork:
+			return none, verdicts(names, states, start, -1), fmt.Errorf("%s: %w", names[i], states[i].err)
+		case giveUp:
+			return none, verdicts(names, states, start, -1), failure(p.what, names, states, start)
+		}
+		if text := waitingFor(names, states); text != said {
+			said = text
+			p.status("waiting for " + p.what + ": " + text)
+		}
+		select {
+		case e := <-events:
+			s := &states[e.i]
+			if p.log != nil && e.err != nil && (s.err == nil || s.err.Error() != e.err.Error()) {
+				p.log.WithError(e.err).WithFields(logrus.Fields{"source": names[e.i], "attempt": s.attempts + 1, "question": p.what}).Warn("source has no answer")
+			}
+			s.answer, s.err, s.at = e.answer, e.err, e.at
+			s.attempts++
+		case <-hold.C:
+			expired = true
+		case <-inner.Done():
+			err := failure(p.what, names, states, start)
+			if ctx.Err() != nil {
+				err.causes = append(err.causes, context.Cause(ctx))
+			} else {
+				err.causes = append(err.causes, context.DeadlineExceeded)
+			}
+			return none, err.Verdicts, err
+		}
+	}
+}
+
+// repeat asks one source until it answers or definitely fails.
+func repeat[T any](ctx context.Context, i int, get func(context.Context, int) (T, error), events chan<- event[T]) {
+	transport := 0
+	for {
+		answer, err := get(ctx, i)
+		if ctx.Err() != nil {
+			return // what failed now failed because the question is closed
+		}
+		e := event[T]{i: i, err: err, at: time.Now()}
+		if err == nil {
+			e.answer = &answer
+		}
+		select {
+		case events <- e:
+		case <-ctx.Done():
+			return
+		}
+		needsNetwork := errors.Is(err, neednet.Err)
+		if err == nil || !needsNetwork && source.KindOf(err) == source.Definite {
+			return
+		}
+		pause := notYetPause.Pause(0)
+		if !needsNetwork && source.KindOf(err) == source.Transport {
+			pause = transportPause.Pause(transport)
+			transport++
+		} else {
+			transport = 0
+		}
+		if retry.Sleep(ctx, pause) != nil {
+			return
+		}
+	}
+}
+
+// waitingFor names the sources that are still asked, and why they have no answer.
+func waitingFor[T any](names []string, states []state[T]) string {
+	text := ""
+	for i, s := range states {
+		if s.answer != nil || s.failed() {
+			continue
+		}
+		if text != "" {
+			text += "; "
+		}
+		text += names[i]
+		if s.err != nil {
+			text += ": " + s.err.Error()
+		}
+	}
+	return text
+}
+
+func verdicts[T any](names []string, states []state[T], start time.Time, winner int) Verdicts {
+	list := make(Verdicts, len(names))
+	for i, s := range states {
+		v := Verdict{Source: names[i], Attempts: s.attempts, Took: time.Since(start)}
+		if s.answer != nil || s.failed() {
+			v.Took = s.at.Sub(start)
+		}
+		if s.err != nil {
+			// The name already says where.
+			_, place, _ := strings.Cut(names[i], " ")
+			v.Why = strings.TrimPrefix(s.err.Error(), place+": ")
+		}
+		switch {
+		case i == winner:
+			v.Outcome = Used
+		case s.failed():
+			v.Outcome = Failed
+		case s.needsNetwork():
+			v.Outcome, v.Why = NeedsNetwork, ""
+		case winner >= 0 && i > winner:
+			v.Outcome = NotNeeded
+		case s.answer != nil:
+			v.Outcome, v.Why = NotNeeded, "an earlier source was waited for"
+		default:
+			v.Outcome = NoAnswer
+		}
+		list[i] = v
+	}
+	return list
+}
+
+func failure[T any](what string, names []string, states []state[T], start time.Time) *Failure {
+	f := &Failure{What: what, Verdicts: verdicts(names, states, start, -1)}
+	for _, s := range states {
+		if s.err != nil {
+			f.causes = append(f.causes, s.err)
+		}
+	}
+	return f
+}

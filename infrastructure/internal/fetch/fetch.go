@@ -1,0 +1,249 @@
+// Package fetch is the HTTP client of the settings sources: one request, every phase of it
+// with a deadline, the body with a size limit, and nothing sent to a host that agent.json or
+// the user data did not name. Asking again is the caller's business.
+package fetch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+	"time"
+
+	"golang.org/x/net/http/httpproxy"
+
+	"cambium/infrastructure/internal/source"
+	"cambium/internal/secret"
+)
+
+// Time limits of one request. They are generous for a metadata service, which is one hop away;
+// what matters is that there is one for each way to hang.
+const (
+	DialTimeout    = 5 * time.Second
+	TLSTimeout     = 10 * time.Second
+	HeaderTimeout  = 10 * time.Second
+	RequestTimeout = 30 * time.Second
+)
+
+const (
+	maxHeader    = 64 << 10
+	maxRedirects = 3
+)
+
+// Client makes requests. The zero value uses the system's resolver.
+type Client struct {
+	// Lookup replaces the system's resolver for host names.
+	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
+}
+
+// Request is one request without a body.
+type Request struct {
+	Method string // GET if empty
+	URL    string // may carry user information, which becomes basic authentication
+	Header map[string]secret.String
+	Limit  int64 // of the body, in bytes
+	// User and Password are used when the URL carries none.
+	User     string
+	Password secret.String
+	// Timeout shortens RequestTimeout.
+	Timeout time.Duration
+}
+
+// Response is a status and a whole body.
+type Response struct {
+	Status int
+	Body   []byte
+}
+
+// OK reports a status of 200 to 299.
+func (r Response) OK() bool { return r.Status >= 200 && r.Status <= 299 }
+
+// StatusText is the status as an operator knows it.
+func (r Response) StatusText() string {
+	return strings.TrimSpace(fmt.Sprintf("%d %s", r.Status, http.StatusText(r.Status)))
+}
+
+// Usable says what the status means for a document that the CPI may still be writing: nil, or
+// a failure of the right kind.
+func (r Response) Usable() error {
+	switch {
+	case r.OK():
+		return nil
+	case r.Status == http.StatusNotFound || r.Status == http.StatusGone:
+		return source.NotYet(errors.New(r.StatusText()))
+	default:
+		return errors.New(r.StatusText())
+	}
+}
+
+// Do makes the request. Any status is an answer; an error means that there was none. Errors
+// name the URL without credentials.
+func (c Client) Do(ctx context.Context, r Request) (Response, error) {
+	fail := func(err error) (Response, error) {
+		var wrapped *url.Error
+		if errors.As(err, &wrapped) { // it repeats the URL, query included
+			err = wrapped.Err
+			if wrapped.Timeout() && errors.Is(err, context.DeadlineExceeded) {
+				err = fmt.Errorf("no complete answer in time: %w", err)
+			}
+		}
+		return Response{}, fmt.Errorf("%s: %w", secret.RedactURL(r.URL), err)
+	}
+	timeout := RequestTimeout
+	if r.Timeout > 0 {
+		timeout = min(timeout, r.Timeout)
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	method := r.Method
+	if method == "" {
+		method = http.MethodGet
+	}
+	request, err := http.NewRequestWithContext(ctx, method, r.URL, nil)
+	if err != nil {
+		return Response{}, source.Final(fmt.Errorf("%s: not a usable URL", secret.RedactURL(r.URL)))
+	}
+	if scheme := request.URL.Scheme; scheme != "http" && scheme != "https" || request.URL.Host == "" {
+		return Response{}, source.Final(fmt.Errorf("%s: not an http or https URL", secret.RedactURL(r.URL)))
+	}
+	for name, value := range r.Header {
+		if strings.EqualFold(name, "Host") {
+			request.Host = value.Reveal()
+			continue
+		}
+		request.Header.Set(name, value.Reveal())
+	}
+	if request.URL.User == nil && (r.User != "" || !r.Password.Empty()) {
+		request.SetBasicAuth(r.User, r.Password.Reveal())
+	}
+	transport := c.transport()
+	defer transport.CloseIdleConnections()
+	response, err := (&http.Client{Transport: transport, CheckRedirect: sameHost}).Do(request)
+	if err != nil {
+		return fail(err)
+	}
+	defer response.Body.Close()
+	if response.ContentLength > r.Limit {
+		return fail(fmt.Errorf("%w: %d KiB announced, at most %d KiB are read", source.ErrTooLarge, response.ContentLength>>10, r.Limit>>10))
+	}
+	body, err := source.ReadAll(response.Body, r.Limit)
+	if err != nil {
+		return fail(fmt.Errorf("read the body: %w", err))
+	}
+	return Response{Status: response.StatusCode, Body: body}, nil
+}
+
+func (c Client) transport() *http.Transport {
+	return &http.Transport{
+		Proxy:                  proxy,
+		DialContext:            c.dial,
+		TLSHandshakeTimeout:    TLSTimeout,
+		ResponseHeaderTimeout:  HeaderTimeout,
+		MaxResponseHeaderBytes: maxHeader,
+		DisableKeepAlives:      true,
+		DisableCompression:     true,
+	}
+}
+
+func (c Client) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	dialer := &net.Dialer{Timeout: DialTimeout}
+	host, port, err := net.SplitHostPort(address)
+	if err != nil || c.Lookup == nil {
+		return dialer.DialContext(ctx, network, address)
+	}
+	if _, err := netip.ParseAddr(host); err == nil {
+		return dialer.DialContext(ctx, network, address)
+	}
+	addresses, err := c.Lookup(ctx, host)
+	if err != nil {
+		return nil, err
+	}
+	var failures []error
+	for _, a := range addresses {
+		conn, err := dialer.DialContext(ctx, network, net.JoinHostPort(a.String(), port))
+		if err == nil {
+			return conn, nil
+		}
+		failures = append(failures, err)
+	}
+	return nil, errors.Join(failures...)
+}
+
+// sameHost follows a redirect only to where the request went in the first place: the next
+// host would receive the headers, the token and the credentials.
+func sameHost(next *http.Request, via []*http.Request) error {
+	first := via[0].URL
+	if len(via) > maxRedirects {
+		return errors.New("too many redirects")
+	}
+	downgrade := first.Scheme == "https" && next.URL.Scheme != "https"
+	upgrade := first.Scheme == "http" && next.URL.Scheme == "https"
+	if !strings.EqualFold(first.Hostname(), next.URL.Hostname()) || downgrade || port(first) != port(next.URL) && !upgrade {
+		return fmt.Errorf("redirect to another server refused (%s)", secret.RedactURL(next.URL.Scheme+"://"+next.URL.Host))
+	}
+	return nil
+}
+
+func port(u *url.URL) string {
+	if p := u.Port(); p != "" {
+		return p
+	}
+	return map[string]string{"http": "80", "https": "443"}[u.Scheme]
+}
+
+// proxy honours the environment, except for addresses that exist only on this machine or its
+// link: a proxy would ask its own metadata service and answer with somebody else's settings.
+func proxy(r *http.Request) (*url.URL, error) {
+	if Direct(r.URL.Hostname()) {
+		return nil, nil
+	}
+	return httpproxy.FromEnvironment().ProxyFunc()(r.URL)
+}
+
+// metadataAddresses are those that are not link-local and still mean "this machine's
+// hypervisor": Alibaba, Azure, and EC2 over IPv6.
+var metadataAddresses = []netip.Prefix{
+	netip.MustParsePrefix("100.100.100.200/32"),
+	netip.MustParsePrefix("168.63.129.16/32"),
+	netip.MustParsePrefix("fd00:ec2::/32"),
+}
+
+// Direct reports whether host is never reached through a proxy.
+func Direct(host string) bool {
+	if strings.EqualFold(strings.TrimSuffix(host, "."), "metadata.google.internal") || Loopback(host) {
+		return true
+	}
+	address, err := netip.ParseAddr(host)
+	if err != nil {
+		return false
+	}
+	address = address.Unmap().WithZone("")
+	if address.IsLinkLocalUnicast() {
+		return true
+	}
+	for _, prefix := range metadataAddresses {
+		if prefix.Contains(address) {
+			return true
+		}
+	}
+	return false
+}
+
+// Loopback reports whether host is this machine, which can be reached without a network.
+func Loopback(host string) bool {
+	if strings.EqualFold(host, "localhost") {
+		return true
+	}
+	address, err := netip.ParseAddr(host)
+	return err == nil && address.Unmap().IsLoopback()
+}
+
+// NeedsNetwork reports whether a request to rawURL leaves this machine.
+func NeedsNetwork(rawURL string) bool {
+	u, err := url.Parse(rawURL)
+	return err == nil && u.Host != "" && !Loopback(u.Hostname())
+}

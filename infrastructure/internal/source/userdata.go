@@ -1,0 +1,101 @@
+package source
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
+
+// ErrEmpty means that there is an answer and nothing in it.
+var ErrEmpty = errors.New("empty answer")
+
+// Decode turns what a CPI put somewhere into the JSON object it means: the object itself, a
+// JSON string that holds it, or base64 of it (standard or URL-safe alphabet, padded or not,
+// with line breaks, quoted or not). Errors name a position and never show content.
+func Decode(body []byte) ([]byte, error) {
+	body = bytes.TrimSpace(bytes.TrimPrefix(body, []byte("\xef\xbb\xbf")))
+	if len(body) == 0 {
+		return nil, ErrEmpty
+	}
+	if body[0] == '{' {
+		return object(body)
+	}
+	text := string(body)
+	if body[0] == '"' {
+		if err := json.Unmarshal(body, &text); err != nil {
+			// Quotes in odd places: what is left without them may still be base64.
+			text = strings.ReplaceAll(string(body), `"`, "")
+		}
+		if text = strings.TrimSpace(text); text == "" {
+			return nil, ErrEmpty
+		}
+		if text[0] == '{' {
+			return object([]byte(text))
+		}
+	}
+	decoded, err := DecodeBase64(text)
+	if err != nil {
+		if json.Valid(body) {
+			return nil, errors.New("not a JSON object")
+		}
+		return nil, errors.New("neither a JSON object nor base64")
+	}
+	if decoded = bytes.TrimSpace(decoded); len(decoded) == 0 {
+		return nil, ErrEmpty
+	}
+	if decoded[0] != '{' {
+		return nil, errors.New("base64, but not of a JSON object")
+	}
+	return object(decoded)
+}
+
+// DecodeBase64 accepts both alphabets, with or without padding, quotes and white space.
+func DecodeBase64(text string) ([]byte, error) {
+	clean := make([]byte, 0, len(text))
+	for i := range len(text) {
+		switch c := text[i]; c {
+		case '-':
+			clean = append(clean, '+')
+		case '_':
+			clean = append(clean, '/')
+		case ' ', '\t', '\r', '\n', '"':
+		default:
+			clean = append(clean, c)
+		}
+	}
+	clean = bytes.TrimRight(clean, "=")
+	decoded := make([]byte, base64.RawStdEncoding.DecodedLen(len(clean)))
+	n, err := base64.RawStdEncoding.Decode(decoded, clean)
+	if err != nil {
+		return nil, errors.New("not base64")
+	}
+	return decoded[:n], nil
+}
+
+func object(body []byte) ([]byte, error) {
+	if !json.Valid(body) {
+		var syntax *json.SyntaxError
+		// The text of the standard error quotes a character of the document.
+		if err := json.Unmarshal(body, &struct{}{}); errors.As(err, &syntax) {
+			line, column := Position(body, syntax.Offset)
+			if int(syntax.Offset) >= len(body) {
+				return nil, fmt.Errorf("not valid JSON: ends early at line %d, column %d", line, column)
+			}
+			return nil, fmt.Errorf("not valid JSON at line %d, column %d", line, column)
+		}
+		return nil, errors.New("not valid JSON")
+	}
+	return body, nil
+}
+
+// Position turns the count of bytes read, as in json.SyntaxError, into line and column, both
+// counted from 1; the column counts characters.
+func Position(body []byte, offset int64) (line, column int) {
+	before := body[:max(0, min(int(offset)-1, len(body)))]
+	line = 1 + bytes.Count(before, []byte("\n"))
+	return line, 1 + utf8.RuneCount(before[bytes.LastIndexByte(before, '\n')+1:])
+}

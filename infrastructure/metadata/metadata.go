@@ -1,0 +1,212 @@
+// Package metadata is the HTTP and the InstanceMetadata source: settings from the metadata
+// service that an IaaS offers at a well-known address.
+package metadata
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"time"
+	"unicode"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/infrastructure/internal/fetch"
+	"cambium/infrastructure/internal/source"
+	"cambium/internal/retry"
+	"cambium/internal/secret"
+)
+
+const (
+	tokenHeader    = "X-aws-ec2-metadata-token"
+	tokenTTLHeader = "X-aws-ec2-metadata-token-ttl-seconds"
+	tokenTTL       = "300"
+	tokenTimeout   = 5 * time.Second
+
+	// keyTries is how often a key is asked for while the service has trouble of its own.
+	keyTries = 3
+)
+
+// Options are those of agent.json, and what the source needs to know of the machine.
+type Options struct {
+	URI     secret.URL
+	Headers map[string]secret.String
+	// SettingsPath is the user-data path of HTTP, the settings path of InstanceMetadata.
+	SettingsPath   string
+	InstanceIDPath string
+	SSHKeysPath    string
+	TokenPath      string
+
+	// NetworkUp tells whether there is a usable network; nil means that there is.
+	NetworkUp func() bool
+	Log       *logrus.Entry
+}
+
+// Source asks one metadata service.
+type Source struct {
+	o      Options
+	kind   string
+	client fetch.Client
+	// warned keeps a service without tokens from filling the log once a second.
+	warned atomic.Bool
+}
+
+// NewHTTP returns the HTTP source. URLs are URI and path joined as they are.
+func NewHTTP(o Options) *Source { return &Source{o: o, kind: "HTTP"} }
+
+// NewInstanceMetadata returns the InstanceMetadata source, which knows settings only.
+func NewInstanceMetadata(o Options) *Source {
+	return &Source{o: Options{URI: o.URI, Headers: o.Headers, SettingsPath: o.SettingsPath, NetworkUp: o.NetworkUp, Log: o.Log}, kind: "InstanceMetadata"}
+}
+
+// Name says what is asked.
+func (s *Source) Name() string {
+	return s.kind + " " + s.at(s.o.SettingsPath)
+}
+
+// Settings asks for the document. That there is none yet is normal on a young machine.
+func (s *Source) Settings(ctx context.Context) (source.Answer, error) {
+	switch {
+	case s.o.URI.Empty():
+		return source.Answer{}, source.Final(errors.New("URI is empty"))
+	case s.o.SettingsPath == "" && s.kind == "InstanceMetadata":
+		return source.Answer{}, source.Final(errors.New("SettingsPath is empty"))
+	}
+	response, err := s.get(ctx, s.o.SettingsPath, source.MaxDocument)
+	if err != nil {
+		return source.Answer{}, err
+	}
+	at := s.at(s.o.SettingsPath)
+	if err := response.Usable(); err != nil {
+		return source.Answer{}, fmt.Errorf("%s: %w", at, err)
+	}
+	document, err := source.Decode(response.Body)
+	if err != nil {
+		return source.Answer{}, source.NotYet(fmt.Errorf("%s: %w", at, err))
+	}
+	return source.Answer{Raw: secret.NewJSON(document), From: s.Name()}, nil
+}
+
+// PublicKey asks for the SSH key. Any answer but a good one means that there is none; only
+// trouble on the way, or of the service itself, is worth asking again.
+func (s *Source) PublicKey(ctx context.Context) (string, error) {
+	if s.o.SSHKeysPath == "" {
+		return "", nil
+	}
+	var response fetch.Response
+	for try := 1; ; try++ {
+		var err error
+		if response, err = s.get(ctx, s.o.SSHKeysPath, source.MaxShort); err != nil {
+			return "", err
+		}
+		if !passing(response.Status) || try == keyTries {
+			break
+		}
+		if err := retry.Sleep(ctx, retry.Backoff{Jitter: 0.2}.Pause(0)); err != nil {
+			return "", err
+		}
+	}
+	at := s.at(s.o.SSHKeysPath)
+	if !response.OK() {
+		if response.Status != http.StatusNotFound {
+			s.log().WithFields(logrus.Fields{"url": at, "status": response.Status}).Warn("no ssh key: the metadata service refused")
+		}
+		return "", nil
+	}
+	key := string(response.Body)
+	if strings.ContainsFunc(key, func(r rune) bool { return unicode.IsControl(r) && !unicode.IsSpace(r) || r == unicode.ReplacementChar }) {
+		return "", source.Final(fmt.Errorf("%s: the ssh key is not text", at))
+	}
+	return key, nil
+}
+
+// passing reports a status that may be another one in a moment.
+func passing(status int) bool {
+	return status >= 500 || status == http.StatusTooManyRequests || status == http.StatusRequestTimeout
+}
+
+// InstanceID asks for the key of this machine in a registry; no path means no key.
+func (s *Source) InstanceID(ctx context.Context) (string, error) {
+	if s.o.InstanceIDPath == "" {
+		return "", nil
+	}
+	response, err := s.get(ctx, s.o.InstanceIDPath, source.MaxShort)
+	if err != nil {
+		return "", err
+	}
+	at := s.at(s.o.InstanceIDPath)
+	if err := response.Usable(); err != nil {
+		return "", fmt.Errorf("%s: %w", at, err)
+	}
+	id := strings.TrimSpace(string(response.Body))
+	if id == "" {
+		return "", source.NotYet(fmt.Errorf("%s: %w", at, source.ErrEmpty))
+	}
+	return id, nil
+}
+
+func (s *Source) get(ctx context.Context, path string, limit int64) (fetch.Response, error) {
+	if s.o.NetworkUp != nil && !s.o.NetworkUp() && fetch.NeedsNetwork(s.o.URI.Reveal()) {
+		return fetch.Response{}, &source.NeedNetwork{}
+	}
+	header := maps.Clone(s.o.Headers)
+	token, err := s.token(ctx)
+	if err != nil {
+		return fetch.Response{}, err
+	}
+	if !token.Empty() {
+		if header == nil {
+			header = map[string]secret.String{}
+		}
+		header[tokenHeader] = token
+	}
+	return s.client.Do(ctx, fetch.Request{URL: s.o.URI.Reveal() + path, Header: header, Limit: limit})
+}
+
+// token asks for an IMDSv2 token, a new one for each request since they expire. Without one
+// the request is made all the same, as an IMDSv1 service wants it; if the service insists on
+// tokens, its answer will say so.
+func (s *Source) token(ctx context.Context) (secret.String, error) {
+	if s.o.TokenPath == "" {
+		return secret.String{}, nil
+	}
+	response, err := s.client.Do(ctx, fetch.Request{
+		Method:  http.MethodPut,
+		URL:     s.o.URI.Reveal() + s.o.TokenPath,
+		Header:  map[string]secret.String{tokenTTLHeader: secret.New(tokenTTL)},
+		Limit:   source.MaxShort,
+		Timeout: tokenTimeout,
+	})
+	if ctx.Err() != nil {
+		return secret.String{}, context.Cause(ctx)
+	}
+	token := strings.TrimSpace(string(response.Body))
+	switch {
+	case err != nil:
+	case response.Status != http.StatusOK:
+		err = errors.New(response.StatusText())
+	case token == "" || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }):
+		err = errors.New("the answer is not a token")
+	default:
+		s.warned.Store(false)
+		return secret.New(token), nil
+	}
+	if !s.warned.Swap(true) {
+		s.log().WithError(err).Warn("no metadata token, asking without (IMDSv1)")
+	}
+	return secret.String{}, nil
+}
+
+// at is the address of path without credentials.
+func (s *Source) at(path string) string { return secret.RedactURL(s.o.URI.Reveal() + path) }
+
+func (s *Source) log() *logrus.Entry {
+	if s.o.Log != nil {
+		return s.o.Log
+	}
+	return logrus.NewEntry(logrus.StandardLogger())
+}

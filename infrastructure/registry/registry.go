@@ -1,0 +1,197 @@
+// Package registry is the settings registry of the CPI API v1: user data holds only a pointer
+// to it, and the settings come from there. A pointer is followed whatever agent.json says of
+// registries, and never when the document that holds it is a settings document already.
+package registry
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+
+	"cambium/infrastructure/internal/fetch"
+	"cambium/infrastructure/internal/source"
+	"cambium/internal/secret"
+)
+
+// Pointer is what user data says about the registry.
+type Pointer struct {
+	Endpoint secret.URL
+	// User and Password come from keys of their own; those inside the endpoint win.
+	User        string
+	Password    secret.String
+	ServerName  string
+	NameServers []string
+	// Networks is the network to bring up before the registry is asked, in the form of the
+	// settings document.
+	Networks json.RawMessage
+}
+
+// Read looks for a pointer in a document. It returns nil if there is none, or if the document
+// has an agent_id and needs no registry.
+func Read(document []byte) (*Pointer, error) {
+	var wire struct {
+		AgentID  json.RawMessage `json:"agent_id"`
+		Registry json.RawMessage `json:"registry"`
+		Server   json.RawMessage `json:"server"`
+		DNS      json.RawMessage `json:"dns"`
+		Networks json.RawMessage `json:"networks"`
+	}
+	if err := json.Unmarshal(document, &wire); err != nil {
+		return nil, errors.New("not a JSON object")
+	}
+	// An agent_id of another type is for the settings' own validation to complain about.
+	var id any
+	if len(wire.AgentID) > 0 && json.Unmarshal(wire.AgentID, &id) == nil && id != nil && id != "" {
+		return nil, nil
+	}
+	var registry struct {
+		Endpoint secret.URL    `json:"endpoint"`
+		User     secret.String `json:"user"`
+		Password secret.String `json:"password"`
+	}
+	if len(wire.Registry) > 0 && json.Unmarshal(wire.Registry, &registry) != nil {
+		return nil, errors.New("registry: expected an object of strings")
+	}
+	if registry.Endpoint.Empty() {
+		return nil, nil
+	}
+	var server struct {
+		Name string `json:"name"`
+	}
+	if len(wire.Server) > 0 && json.Unmarshal(wire.Server, &server) != nil {
+		return nil, errors.New("server.name: expected a string")
+	}
+	var dns struct {
+		NameServers []string `json:"nameserver"`
+	}
+	if len(wire.DNS) > 0 && json.Unmarshal(wire.DNS, &dns) != nil {
+		return nil, errors.New("dns.nameserver: expected a list of strings")
+	}
+	return &Pointer{
+		Endpoint:    registry.Endpoint,
+		User:        registry.User.Reveal(),
+		Password:    registry.Password,
+		ServerName:  server.Name,
+		NameServers: dns.NameServers,
+		Networks:    wire.Networks,
+	}, nil
+}
+
+// Client follows pointers.
+type Client struct {
+	// UseServerName asks for the machine by the name in the user data, not by its instance id.
+	UseServerName bool
+	// NetworkUp tells whether there is a usable network; nil means that there is.
+	NetworkUp func() bool
+}
+
+// Settings fetches the document the pointer leads to. instanceID may return "" where the
+// source knows none. The second result says where the document came from.
+func (c Client) Settings(ctx context.Context, p Pointer, instanceID func(context.Context) (string, error)) ([]byte, string, error) {
+	endpoint := p.Endpoint.Reveal()
+	if !strings.HasPrefix(endpoint, "http") {
+		return file(strings.TrimPrefix(endpoint, "file://"))
+	}
+	if fetch.NeedsNetwork(endpoint) && c.NetworkUp != nil && !c.NetworkUp() {
+		return nil, "", &source.NeedNetwork{Networks: p.Networks}
+	}
+	key, err := c.key(ctx, p, instanceID)
+	if err != nil {
+		return nil, "", fmt.Errorf("key of this machine in the registry: %w", err)
+	}
+	address, err := address(endpoint, key)
+	if err != nil {
+		return nil, "", source.NotYet(err)
+	}
+	from := "registry " + secret.RedactURL(address)
+	var client fetch.Client
+	if len(p.NameServers) > 0 {
+		client.Lookup = resolver{servers: p.NameServers}.lookup
+	}
+	response, err := client.Do(ctx, fetch.Request{URL: address, Limit: source.MaxDocument, User: p.User, Password: p.Password})
+	if err != nil {
+		if source.KindOf(err) == source.Definite { // a bad endpoint; the CPI may correct it
+			err = source.NotYet(err)
+		}
+		return nil, "", fmt.Errorf("registry %w", err)
+	}
+	if err := response.Usable(); err != nil {
+		return nil, "", fmt.Errorf("%s: %w", from, err)
+	}
+	document, err := Envelope(response.Body)
+	if err != nil {
+		return nil, "", source.NotYet(fmt.Errorf("%s: %w", from, err))
+	}
+	return document, from, nil
+}
+
+func file(path string) ([]byte, string, error) {
+	body, err := source.ReadFile(path)
+	if err != nil {
+		// Unlike the file of a File source this one was promised.
+		return nil, "", source.NotYet(fmt.Errorf("registry file %w", err))
+	}
+	document, err := source.Decode(body)
+	if err != nil {
+		return nil, "", source.NotYet(fmt.Errorf("registry file %s: %w", path, err))
+	}
+	return document, "registry file " + path, nil
+}
+
+// key is the name under which the CPI files this machine. A source that has no instance id to
+// offer leaves the server name, also where UseServerName is not set: there is no other.
+func (c Client) key(ctx context.Context, p Pointer, instanceID func(context.Context) (string, error)) (string, error) {
+	if c.UseServerName {
+		if p.ServerName == "" {
+			return "", source.NotYet(errors.New("server.name is missing in the user data"))
+		}
+		return p.ServerName, nil
+	}
+	if instanceID != nil {
+		if id, err := instanceID(ctx); err != nil || id != "" {
+			return id, err
+		}
+	}
+	if p.ServerName == "" {
+		return "", source.NotYet(errors.New("the source has no instance id, and server.name is missing in the user data"))
+	}
+	return p.ServerName, nil
+}
+
+func address(endpoint, key string) (string, error) {
+	u, err := url.Parse(endpoint)
+	if err != nil || u.Host == "" {
+		return "", fmt.Errorf("registry endpoint %s: not a usable URL", secret.RedactURL(endpoint))
+	}
+	if key == "." || key == ".." {
+		return "", errors.New("registry: the key of this machine is not a name")
+	}
+	u.RawQuery, u.Fragment = "", ""
+	return strings.TrimSuffix(u.String(), "/") + "/instances/" + url.PathEscape(key) + "/settings", nil
+}
+
+// Envelope takes the settings out of a registry's answer, where they are JSON inside a JSON
+// string. The status member is not looked at: the HTTP status says it all.
+func Envelope(body []byte) ([]byte, error) {
+	outer, err := source.Decode(body)
+	if err != nil {
+		return nil, fmt.Errorf("envelope: %w", err)
+	}
+	var wire struct {
+		Settings json.RawMessage `json:"settings"`
+	}
+	if err := json.Unmarshal(outer, &wire); err != nil {
+		return nil, errors.New("envelope: not a JSON object")
+	}
+	if len(wire.Settings) == 0 || string(wire.Settings) == "null" {
+		return nil, errors.New("envelope: no settings in it")
+	}
+	document, err := source.Decode(wire.Settings)
+	if err != nil {
+		return nil, fmt.Errorf("settings in the envelope: %w", err)
+	}
+	return document, nil
+}

@@ -1,0 +1,31 @@
+package infrastructure
+
+import (
+	"fmt"
+
+	"cambium/infrastructure/filesource"
+	"cambium/infrastructure/metadata"
+	"cambium/settings/agentjson"
+)
+
+// table says how each type of agent.json is made into a source.
+var table = map[string]func(agentjson.Source, agentjson.Settings, Options) Source{
+	agentjson.HTTP: func(c agentjson.Source, _ agentjson.Settings, o Options) Source {
+		return metadata.NewHTTP(metadata.Options{URI: c.URI, Headers: c.Headers, SettingsPath: c.UserDataPath, InstanceIDPath: c.InstanceIDPath,
+			SSHKeysPath: c.SSHKeysPath, TokenPath: c.TokenPath, NetworkUp: o.NetworkUp, Log: o.Log})
+	},
+	agentjson.InstanceMetadata: func(c agentjson.Source, _ agentjson.Settings, o Options) Source {
+		return metadata.NewInstanceMetadata(metadata.Options{URI: c.URI, Headers: c.Headers, SettingsPath: c.SettingsPath, NetworkUp: o.NetworkUp, Log: o.Log})
+	},
+	agentjson.File: func(c agentjson.Source, s agentjson.Settings, _ Options) Source {
+		return filesource.New(filesource.Options{SettingsPath: c.SettingsPath, MetaDataPath: c.MetaDataPath, UserDataPath: c.UserDataPath, UseRegistry: s.UseRegistry})
+	},
+}
+
+func construct(c agentjson.Source, s agentjson.Settings, o Options) (Source, error) {
+	make, known := table[c.Type]
+	if !known {
+		return nil, fmt.Errorf("unknown type %q", c.Type)
+	}
+	return make(c, s, o), nil
+}
