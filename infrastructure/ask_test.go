@@ -1,0 +1,324 @@
+package infrastructure
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/infrastructure/internal/source"
+	"cambium/internal/neednet"
+	"cambium/internal/secret"
+)
+
+func quiet() *logrus.Entry {
+	l := logrus.New()
+	l.Out = io.Discard
+	return logrus.NewEntry(l)
+}
+
+// scripted answers settings after a number of failures, each taking some time.
+type scripted struct {
+	name   string
+	takes  time.Duration
+	fails  int // before the answer; negative: for ever
+	err    error
+	answer string
+
+	mu    sync.Mutex
+	calls []time.Time
+}
+
+func (s *scripted) Name() string { return s.name }
+
+func (s *scripted) Settings(ctx context.Context) (Answer, error) {
+	s.mu.Lock()
+	s.calls = append(s.calls, time.Now())
+	n := len(s.calls)
+	s.mu.Unlock()
+	select {
+	case <-time.After(s.takes):
+	case <-ctx.Done():
+		return Answer{}, ctx.Err()
+	}
+	if s.fails < 0 || n <= s.fails {
+		return Answer{}, s.err
+	}
+	return Answer{Raw: secret.NewJSON([]byte(s.answer)), From: s.name, Settled: func(context.Context) error { return nil }}, nil
+}
+
+func (s *scripted) PublicKey(ctx context.Context) (string, error) {
+	a, err := s.Settings(ctx)
+	return string(a.Raw.Reveal()), err
+}
+
+const never = -1
+
+func good(id string) string { return fmt.Sprintf(`{"agent_id":%q}`, id) }
+
+func idOf(t *testing.T, a Answer) string {
+	t.Helper()
+	if a.Raw.Empty() {
+		return ""
+	}
+	var document struct {
+		AgentID string `json:"agent_id"`
+	}
+	if err := json.Unmarshal(a.Raw.Reveal(), &document); err != nil {
+		t.Fatal(err)
+	}
+	return document.AgentID
+}
+
+func TestOrderDecidesAndSlowFailuresDoNotAddUp(t *testing.T) {
+	absent := source.Final(errors.New("absent"))
+	later := source.NotYet(errors.New("404 Not Found"))
+	broken := errors.New("connection refused")
+	cases := []struct {
+		name    string
+		sources []*scripted
+		cached  bool
+		want    string // agent_id; "" means failure
+		atMost  time.Duration
+		atLeast time.Duration
+		outcome []string
+	}{
+		{name: "first wins although it is slower",
+			sources: []*scripted{{takes: 3 * time.Second, answer: good("a")}, {answer: good("b")}},
+			want:    "a", atLeast: 3 * time.Second, atMost: 3 * time.Second, outcome: []string{Used, NotNeeded}},
+		{name: "three slow definite failures cost what one costs",
+			sources: []*scripted{{takes: 5 * time.Second, fails: never, err: absent}, {takes: 5 * time.Second, fails: never, err: absent}, {takes: 5 * time.Second, fails: never, err: absent}, {takes: time.Second, answer: good("d")}},
+			want:    "d", atLeast: 5 * time.Second, atMost: 5 * time.Second, outcome: []string{Failed, Failed, Failed, Used}},
+		{name: "not yet is asked again about every second",
+			sources: []*scripted{{fails: 30, err: later, answer: good("a")}},
+			want:    "a", atLeast: 25 * time.Second, atMost: 35 * time.Second, outcome: []string{Used}},
+		{name: "a day without answer is waited for",
+			sources: []*scripted{{fails: 86400, err: later, answer: good("a")}},
+			want:    "a", atLeast: 20 * time.Hour, atMost: 28 * time.Hour, outcome: []string{Used}},
+		{name: "a later answer is held back, then used",
+			sources: []*scripted{{fails: never, err: broken}, {answer: good("b")}},
+			want:    "b", atLeast: HoldFor, atMost: HoldFor, outcome: []string{NoAnswer, Used}},
+		{name: "an earlier source that recovers in time wins",
+			sources: []*scripted{{fails: 5, err: later, answer: good("a")}, {answer: good("b")}},
+			want:    "a", atMost: HoldFor, outcome: []string{Used, NotNeeded}},
+		{name: "an earlier source that hangs is passed over",
+			sources: []*scripted{{takes: time.Hour, answer: good("a")}, {answer: good("b")}},
+			want:    "b", atLeast: HoldFor, atMost: HoldFor, outcome: []string{NoAnswer, Used}},
+		{name: "with a cached copy nobody is passed over and the budget ends it",
+			sources: []*scripted{{fails: never, err: broken}, {answer: good("b")}}, cached: true,
+			want: "", atLeast: DefaultCacheBudget, atMost: DefaultCacheBudget, outcome: []string{NoAnswer, NotNeeded}},
+		{name: "with a cached copy definite failures end it at once",
+			sources: []*scripted{{fails: never, err: absent}, {fails: never, err: absent}}, cached: true,
+			want: "", atMost: time.Second, outcome: []string{Failed, Failed}},
+		{name: "without one, sources that have failed for good are asked again",
+			sources: []*scripted{{fails: 3, err: absent, answer: good("a")}},
+			want:    "a", atLeast: 5 * time.Second, atMost: 8 * time.Second, outcome: []string{Used}},
+		{name: "an unusable document is asked for again",
+			sources: []*scripted{{answer: `{"agent_id":""}`}, {fails: 20, err: later, answer: good("b")}},
+			want:    "b", atLeast: HoldFor, atMost: time.Minute, outcome: []string{NoAnswer, Used}},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var list []Source
+				for i, s := range c.sources {
+					s.name = fmt.Sprintf("S%d place", i)
+					list = append(list, s)
+				}
+				s := newSources(list, false, Options{HasCache: func() bool { return c.cached }, SideEffects: true, Log: quiet()})
+				start := time.Now()
+				answer, verdicts, err := s.Settings(t.Context())
+				took := time.Since(start)
+				if got := idOf(t, answer); got != c.want || (err == nil) != (c.want != "") {
+					t.Errorf("answer of %q, error %v; want answer of %q", got, err, c.want)
+				}
+				if took < c.atLeast || took > c.atMost {
+					t.Errorf("took %v, want %v to %v", took, c.atLeast, c.atMost)
+				}
+				var outcomes []string
+				for _, v := range verdicts {
+					outcomes = append(outcomes, v.Outcome)
+				}
+				if fmt.Sprint(outcomes) != fmt.Sprint(c.outcome) {
+					t.Errorf("outcomes %v, want %v\n%v", outcomes, c.outcome, verdicts)
+				}
+			})
+		})
+	}
+}
+
+func TestPauses(t *testing.T) {
+	cases := []struct {
+		name      string
+		err       error
+		low, high time.Duration // mean pause over a minute
+	}{
+		{"not yet: about a second", source.NotYet(errors.New("x")), 800 * time.Millisecond, 1100 * time.Millisecond},
+		{"transport: grows to seconds", errors.New("x"), 2 * time.Second, 5 * time.Second},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := &scripted{name: "S", fails: never, err: c.err}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				_, verdicts, err := newSources([]Source{s}, false, Options{Log: quiet()}).Settings(ctx)
+				if !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("error %v, want the end of the context", err)
+				}
+				if got := time.Minute / time.Duration(len(s.calls)); got < c.low || got > c.high {
+					t.Errorf("asked %d times in a minute, every %v; want %v to %v", len(s.calls), got, c.low, c.high)
+				}
+				if verdicts[0].Attempts < len(s.calls)-1 {
+					t.Errorf("verdict counts %d attempts, there were %d", verdicts[0].Attempts, len(s.calls))
+				}
+			})
+		})
+	}
+}
+
+func TestNetworkIsAskedForWhenItIsTheSourcesTurn(t *testing.T) {
+	absent := source.Final(errors.New("absent"))
+	needNet := &source.NeedNetwork{Networks: json.RawMessage(`{"a":{}}`)}
+
+	t.Run("after earlier ones have definitely failed", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSources([]Source{
+				&scripted{name: "drive", takes: 4 * time.Second, fails: never, err: absent},
+				&scripted{name: "http", fails: never, err: needNet},
+				&scripted{name: "file", answer: good("late")},
+			}, false, Options{Log: quiet()})
+			start := time.Now()
+			_, verdicts, err := s.Settings(t.Context())
+			var need *NeedNetwork
+			if !errors.Is(err, neednet.Err) || !errors.As(err, &need) || string(need.Networks) != `{"a":{}}` {
+				t.Fatalf("error %v, want the need of a network with its networks", err)
+			}
+			if took := time.Since(start); took != 4*time.Second {
+				t.Errorf("network asked for after %v, want 4s: when the drive is known to be absent", took)
+			}
+			if verdicts[1].Outcome != NeedsNetwork {
+				t.Errorf("verdict %v, want needs network", verdicts[1])
+			}
+		})
+	})
+	t.Run("never when an earlier one answers", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSources([]Source{
+				&scripted{name: "file", takes: 4 * time.Second, answer: good("f")},
+				&scripted{name: "http", fails: never, err: needNet},
+			}, false, Options{Log: quiet()})
+			if answer, _, err := s.Settings(t.Context()); err != nil || idOf(t, answer) != "f" {
+				t.Errorf("got %v, want the file's answer", err)
+			}
+		})
+	})
+	t.Run("a network that does not come lets later sources answer", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSources([]Source{
+				&scripted{name: "http", fails: never, err: needNet},
+				&scripted{name: "file", answer: good("f")},
+			}, false, Options{Log: quiet()})
+			if _, _, err := s.Settings(t.Context()); !errors.Is(err, neednet.Err) {
+				t.Fatalf("first call: error %v, want need of a network", err)
+			}
+			if answer, _, err := s.Settings(t.Context()); err != nil || idOf(t, answer) != "f" {
+				t.Errorf("second call: %v, want the file's answer", err)
+			}
+		})
+	})
+	t.Run("is asked for again where nothing else answers", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSources([]Source{&scripted{name: "http", fails: never, err: needNet}}, false, Options{Log: quiet()})
+			for range 3 {
+				if _, _, err := s.Settings(t.Context()); !errors.Is(err, neednet.Err) {
+					t.Fatalf("error %v, want need of a network", err)
+				}
+			}
+		})
+	})
+}
+
+func TestWaitingIsSaid(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var said []string
+		s := newSources([]Source{
+			&scripted{name: "drive", fails: never, err: source.Final(errors.New("absent"))},
+			&scripted{name: "HTTP http://m/u", fails: 5, err: source.NotYet(errors.New("http://m/u: 404 Not Found")), answer: good("a")},
+		}, false, Options{Log: quiet(), Status: func(text string) { mu.Lock(); said = append(said, text); mu.Unlock() }})
+		if _, _, err := s.Settings(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		all := strings.Join(said, "\n")
+		if !strings.Contains(all, "waiting for settings: HTTP http://m/u: http://m/u: 404 Not Found") {
+			t.Errorf("said %q, want what is waited for and why", said)
+		}
+		if said[len(said)-1] != "" {
+			t.Errorf("last word %q, want none: the waiting is over", said[len(said)-1])
+		}
+	})
+}
+
+func TestFailureNamesEverySource(t *testing.T) {
+	s := newSources([]Source{
+		&scripted{name: "File /a", fails: never, err: source.Final(errors.New("/a: no such file or directory"))},
+		&scripted{name: "CDROM /dev/sr0 env", fails: never, err: source.Final(errors.New("no medium"))},
+	}, false, Options{Log: quiet(), Once: true})
+	_, verdicts, err := s.Settings(t.Context())
+	want := "no source has settings: File /a: failed: no such file or directory; CDROM /dev/sr0 env: failed: no medium"
+	if err == nil || err.Error() != want {
+		t.Errorf("error %q\nwant  %q", err, want)
+	}
+	if len(verdicts) != 2 {
+		t.Errorf("%d verdicts, want 2", len(verdicts))
+	}
+}
+
+func TestSideEffectsOnlyWhenAllowed(t *testing.T) {
+	for _, allowed := range []bool{false, true} {
+		s := newSources([]Source{&scripted{name: "S", answer: good("a")}}, false, Options{Log: quiet(), SideEffects: allowed})
+		answer, _, err := s.Settings(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if (answer.Settled != nil) != allowed {
+			t.Errorf("side effects allowed: %v, Settled given: %v", allowed, answer.Settled != nil)
+		}
+	}
+}
+
+func TestKeySearchEndsAtTheFirstSourceWithoutAnError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSources([]Source{
+			&scripted{name: "File", fails: never, err: source.Final(errors.New("missing"))},
+			&scripted{name: "CDROM", takes: time.Second, answer: ""},
+			&scripted{name: "HTTP", answer: "ssh-rsa later"},
+		}, false, Options{Log: quiet()})
+		key, verdicts, err := s.PublicKey(t.Context())
+		if err != nil || key != "" || verdicts[1].Outcome != Used {
+			t.Errorf("key %q, error %v, verdicts %v; want no key, from the second source", key, err, verdicts)
+		}
+	})
+}
+
+func TestKeyQuestionIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSources([]Source{&scripted{name: "HTTP", fails: never, err: errors.New("connection refused")}}, false, Options{Log: quiet()})
+		start := time.Now()
+		if _, _, err := s.PublicKey(t.Context()); err == nil {
+			t.Error("no error, want one")
+		}
+		if took := time.Since(start); took != KeyBudget {
+			t.Errorf("took %v, want %v", took, KeyBudget)
+		}
+	})
+}
