@@ -1,0 +1,275 @@
+package tree
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+)
+
+// Kernel reads and changes the machine below Root.
+type Kernel struct {
+	Root string
+	Log  *logrus.Entry
+}
+
+func (k *Kernel) at(path string) string { return filepath.Join(k.Root, path) }
+
+// Converge makes the machine look like the entries and returns what that took.
+func (k *Kernel) Converge(ctx context.Context, want []Entry) ([]Change, error) {
+	have, err := k.Observe(ctx, want)
+	if err != nil {
+		return nil, err
+	}
+	changes, err := Diff(have, want)
+	if err != nil {
+		return nil, err
+	}
+	if k.Log != nil {
+		for _, text := range Warnings(have, want) {
+			k.Log.WithField("reason", text).Warn("directory tree is not as planned")
+		}
+	}
+	return changes, k.Apply(ctx, changes)
+}
+
+// Observe looks at everything the entries name.
+func (k *Kernel) Observe(ctx context.Context, want []Entry) (State, error) {
+	state := State{Paths: make(map[string]Found, len(want))}
+	var err error
+	if state.Users, err = k.names("etc/passwd"); err != nil {
+		return State{}, err
+	}
+	if state.Groups, err = k.names("etc/group"); err != nil {
+		return State{}, err
+	}
+	for _, e := range want {
+		if ctx.Err() != nil {
+			return State{}, context.Cause(ctx)
+		}
+		paths := []string{e.Path}
+		if e.Kind == Bind && e.Source != e.Path {
+			paths = append(paths, e.Source)
+		}
+		for _, p := range paths {
+			if _, seen := state.Paths[p]; seen {
+				continue
+			}
+			if state.Paths[p], err = k.look(p, e.Kind == Symlink); err != nil {
+				return State{}, fmt.Errorf("look at %s: %w", p, err)
+			}
+		}
+	}
+	return state, nil
+}
+
+// names reads the numbers from passwd or group: name:password:number:…
+func (k *Kernel) names(file string) (map[string]int, error) {
+	data, err := os.ReadFile(k.at(file))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("read accounts: %w", err)
+	}
+	ids := make(map[string]int)
+	for s := bufio.NewScanner(bytes.NewReader(data)); s.Scan(); {
+		fields := strings.SplitN(s.Text(), ":", 4)
+		if len(fields) < 4 {
+			continue
+		}
+		id, err := strconv.ParseUint(fields[2], 10, 31)
+		if _, twice := ids[fields[0]]; err == nil && !twice {
+			ids[fields[0]] = int(id)
+		}
+	}
+	return ids, nil
+}
+
+// look uses statx, which says by itself whether a path is the root of a mount, bind mounts
+// included; no list of mounts has to be read and matched by name.
+func (k *Kernel) look(path string, noFollow bool) (Found, error) {
+	full := k.at(path)
+	flags := unix.AT_STATX_SYNC_AS_STAT | unix.AT_NO_AUTOMOUNT
+	if noFollow {
+		flags |= unix.AT_SYMLINK_NOFOLLOW
+	}
+	var x unix.Statx_t
+	err := unix.Statx(unix.AT_FDCWD, full, flags, unix.STATX_BASIC_STATS, &x)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
+		return Found{}, nil
+	}
+	if err != nil {
+		return Found{}, err
+	}
+	if x.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT == 0 {
+		return Found{}, fmt.Errorf("this kernel does not say what is a mount point (Linux 5.8 does)")
+	}
+	found := Found{Exists: true, Mode: permissionsOf(x.Mode), Type: typeOf(x.Mode), UID: int(x.Uid), GID: int(x.Gid), Ino: x.Ino,
+		Dev: unix.Mkdev(x.Dev_major, x.Dev_minor), MountRoot: x.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0}
+	if found.MountRoot {
+		var st unix.Statfs_t
+		if err := unix.Statfs(full, &st); err != nil {
+			return Found{}, err
+		}
+		found.Tmpfs = st.Type == unix.TMPFS_MAGIC
+		for statFlag, flag := range map[int64]Flags{unix.ST_NODEV: NoDev, unix.ST_NOSUID: NoSuid, unix.ST_NOEXEC: NoExec} {
+			if int64(st.Flags)&statFlag != 0 {
+				found.Flags |= flag
+			}
+		}
+	}
+	switch {
+	case found.Type == fs.ModeSymlink:
+		if found.LinkTo, err = os.Readlink(full); err != nil {
+			return Found{}, err
+		}
+	case noFollow && found.Type == fs.ModeDir:
+		if found.Empty, err = empty(full); err != nil {
+			return Found{}, err
+		}
+	}
+	return found, nil
+}
+
+func empty(dir string) (bool, error) {
+	handle, err := os.Open(dir)
+	if err != nil {
+		return false, err
+	}
+	_, err = handle.Readdirnames(1)
+	if closeErr := handle.Close(); closeErr != nil {
+		return false, closeErr
+	}
+	if errors.Is(err, io.EOF) {
+		return true, nil
+	}
+	return false, err
+}
+
+func permissionsOf(mode uint16) fs.FileMode {
+	m := fs.FileMode(mode & 0o777)
+	for bit, flag := range map[uint16]fs.FileMode{unix.S_ISUID: fs.ModeSetuid, unix.S_ISGID: fs.ModeSetgid, unix.S_ISVTX: fs.ModeSticky} {
+		if mode&bit != 0 {
+			m |= flag
+		}
+	}
+	return m
+}
+
+func typeOf(mode uint16) fs.FileMode {
+	switch mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		return 0
+	case unix.S_IFDIR:
+		return fs.ModeDir
+	case unix.S_IFLNK:
+		return fs.ModeSymlink
+	}
+	return fs.ModeIrregular
+}
+
+// Apply does the changes in order and stops at the first that fails. Each may be done twice.
+func (k *Kernel) Apply(ctx context.Context, changes []Change) error {
+	for _, c := range changes {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err := k.apply(c); err != nil {
+			return fmt.Errorf("%s: %w", c, err)
+		}
+		if k.Log != nil {
+			k.Log.WithField("change", c.String()).Info("changed directory tree")
+		}
+	}
+	return nil
+}
+
+func (k *Kernel) apply(c Change) error {
+	path := k.at(c.Entry.Path)
+	switch c.Action {
+	case Make:
+		return k.make(c, path)
+	case SetMode:
+		return os.Chmod(path, c.Entry.Mode)
+	case SetOwner:
+		return os.Chown(path, c.UID, c.GID)
+	case SetAside:
+		return k.setAside(path)
+	case Link:
+		return link(c.Entry.Source, path)
+	case BindMount:
+		return k.bind(c.Entry)
+	case MountTmpfs:
+		return mountTmpfs(path, c)
+	case SetFlags:
+		return setFlags(path, c.Entry.Flags)
+	}
+	return errors.New("unknown change")
+}
+
+// make closes what it makes until owner and mode are right.
+func (k *Kernel) make(c Change, path string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	var err error
+	if c.Entry.Kind == File {
+		var f *os.File
+		if f, err = os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600); err == nil {
+			err = f.Close()
+		}
+	} else {
+		err = os.Mkdir(path, 0o700)
+	}
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	if c.UID >= 0 || c.GID >= 0 {
+		if err := os.Chown(path, c.UID, c.GID); err != nil {
+			return err
+		}
+	}
+	return os.Chmod(path, c.Entry.Mode)
+}
+
+// setAside keeps what somebody has put where a link belongs: the agent does not know what it
+// is worth.
+func (k *Kernel) setAside(path string) error {
+	for n := 1; ; n++ {
+		aside := fmt.Sprintf("%s.set-aside-%d", path, n)
+		err := unix.Renameat2(unix.AT_FDCWD, path, unix.AT_FDCWD, aside, unix.RENAME_NOREPLACE)
+		if errors.Is(err, unix.EEXIST) {
+			continue
+		}
+		if err == nil && k.Log != nil {
+			k.Log.WithFields(logrus.Fields{"path": path, "now": aside}).Warn("something was in the way of a link and has been set aside")
+		}
+		return err
+	}
+}
+
+func link(target, path string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	// Only an empty directory can be removed this way; a link is replaced by the rename.
+	if err := unix.Rmdir(path); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR) {
+		return err
+	}
+	temp := path + ".new"
+	if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.Symlink(target, temp); err != nil {
+		return err
+	}
+	return os.Rename(temp, path)
+}

@@ -1,0 +1,361 @@
+// Package tree keeps the directories, links, bind mounts and memory file systems that jobs
+// and the operating system expect around the agent's base directory. Plan is the whole table
+// as data; Observe, Diff and Apply make the machine look like it, changing only what differs.
+//
+// Nothing is written to fstab: what lives in the kernel is done again at each boot.
+package tree
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"regexp"
+	"strings"
+)
+
+// Kind says what an entry is.
+type Kind uint8
+
+const (
+	// Dir is a directory.
+	Dir Kind = iota
+	// File is a regular file, empty where it has to be made.
+	File
+	// Symlink is a link at Path to Source.
+	Symlink
+	// Bind shows the directory Source at Path too.
+	Bind
+	// Tmpfs is a file system in memory, of at most Size.
+	Tmpfs
+	// Mounted adds Flags to a mount point that is there; where there is none it is nothing.
+	Mounted
+	// Existing sets mode and owner of what is there; where there is nothing it is nothing.
+	Existing
+)
+
+// Flags of a mount. Only those named are added, none is ever taken away.
+type Flags uint8
+
+const (
+	NoDev Flags = 1 << iota
+	NoSuid
+	NoExec
+)
+
+func (f Flags) String() string {
+	var names []string
+	for _, n := range []struct {
+		flag Flags
+		name string
+	}{{NoDev, "nodev"}, {NoSuid, "nosuid"}, {NoExec, "noexec"}} {
+		if f&n.flag != 0 {
+			names = append(names, n.name)
+		}
+	}
+	return strings.Join(names, ",")
+}
+
+// Owner names a user and a group; an empty name leaves that half as it is.
+type Owner struct{ User, Group string }
+
+// Entry is one row of the table.
+type Entry struct {
+	Group  string // which part of the table, see the constants beside Plan
+	Path   string
+	Kind   Kind
+	Mode   fs.FileMode // permissions and, where wanted, fs.ModeSticky
+	Owner  Owner
+	Source string // of a Symlink or Bind
+	Size   string // of a Tmpfs, as mount(8) takes it: 16m, 10%
+	Flags  Flags
+	// CreateOnly leaves mode and owner of what is there already.
+	CreateOnly bool
+	// IfUser makes the entry count only where that user exists.
+	IfUser string
+	// OrRoot gives the entry to root where its owner does not exist, instead of failing.
+	OrRoot bool
+}
+
+// Found is what Observe saw at one path.
+type Found struct {
+	Exists    bool
+	Type      fs.FileMode // type bits
+	Mode      fs.FileMode // permissions, sticky, setuid and setgid
+	UID, GID  int
+	LinkTo    string // of a symbolic link, where the entry is a Symlink
+	Empty     bool   // a directory without content, where the entry is a Symlink
+	Dev, Ino  uint64
+	MountRoot bool
+	Tmpfs     bool
+	Flags     Flags
+}
+
+// State is what Observe saw of everything in the table.
+type State struct {
+	Paths  map[string]Found
+	Users  map[string]int
+	Groups map[string]int
+}
+
+// Action is one kind of Change.
+type Action string
+
+const (
+	Make       Action = "make"
+	SetMode    Action = "set mode of"
+	SetOwner   Action = "set owner of"
+	SetAside   Action = "set aside"
+	Link       Action = "link"
+	BindMount  Action = "bind"
+	MountTmpfs Action = "mount tmpfs at"
+	SetFlags   Action = "set mount flags of"
+)
+
+// Change is one step from what is to what should be.
+type Change struct {
+	Action   Action
+	Entry    Entry
+	UID, GID int // -1 leaves it
+}
+
+func (c Change) String() string {
+	e := c.Entry
+	switch c.Action {
+	case Make:
+		what := "directory"
+		if e.Kind == File {
+			what = "file"
+		}
+		return fmt.Sprintf("make %s %s, mode %s", what, e.Path, octal(e.Mode))
+	case SetMode:
+		return fmt.Sprintf("set mode of %s to %s", e.Path, octal(e.Mode))
+	case SetOwner:
+		return fmt.Sprintf("set owner of %s to %s:%s", e.Path, e.Owner.User, e.Owner.Group)
+	case SetAside:
+		return fmt.Sprintf("set aside what is at %s", e.Path)
+	case Link:
+		return fmt.Sprintf("link %s to %s", e.Path, e.Source)
+	case BindMount:
+		return fmt.Sprintf("bind %s to %s (%s)", e.Source, e.Path, e.Flags)
+	case MountTmpfs:
+		return fmt.Sprintf("mount tmpfs at %s, size %s, mode %s", e.Path, e.Size, octal(e.Mode))
+	case SetFlags:
+		return fmt.Sprintf("set mount flags of %s to %s", e.Path, e.Flags)
+	}
+	return string(c.Action) + " " + e.Path
+}
+
+func octal(m fs.FileMode) string {
+	o := uint32(m.Perm())
+	if m&fs.ModeSticky != 0 {
+		o |= 0o1000
+	}
+	return fmt.Sprintf("%04o", o)
+}
+
+// tmpfsSize is what the kernel takes for size=. Anything else could smuggle in other options.
+var tmpfsSize = regexp.MustCompile(`^[0-9]{1,18}[kKmMgGtT%]?$`)
+
+// Diff decides what has to be done, in order. It refuses what would lose or hide something
+// that is not ours: a file where a directory belongs is an error.
+func Diff(have State, want []Entry) ([]Change, error) {
+	var changes []Change
+	var failed []error
+	var fresh []string // mount points made by earlier changes: nothing is below them yet
+	paths := maps.Clone(have.Paths)
+	for _, e := range want {
+		if e.IfUser != "" {
+			if _, there := have.Users[e.IfUser]; !there {
+				continue
+			}
+		}
+		uid, gid, err := have.ids(e)
+		if err != nil {
+			failed = append(failed, err)
+			continue
+		}
+		found := paths[e.Path]
+		for _, f := range fresh {
+			if strings.HasPrefix(e.Path, f+"/") {
+				found = Found{}
+			}
+		}
+		some, err := diffEntry(found, e, uid, gid)
+		if err != nil {
+			failed = append(failed, err)
+			continue
+		}
+		for _, c := range some {
+			switch c.Action {
+			case BindMount, MountTmpfs:
+				fresh = append(fresh, e.Path)
+			case Make:
+				paths[e.Path] = made(e, uid, gid)
+			}
+		}
+		changes = append(changes, some...)
+	}
+	return changes, errors.Join(failed...)
+}
+
+// made is what a later entry of the same path finds.
+func made(e Entry, uid, gid int) Found {
+	f := Found{Exists: true, Mode: e.Mode, UID: max(uid, 0), GID: max(gid, 0)}
+	if e.Kind != File {
+		f.Type = fs.ModeDir
+	}
+	return f
+}
+
+func diffEntry(found Found, e Entry, uid, gid int) ([]Change, error) {
+	change := func(a Action) Change { return Change{Action: a, Entry: e, UID: uid, GID: gid} }
+	switch e.Kind {
+	case Dir, File:
+		wantType := fs.FileMode(0)
+		if e.Kind == Dir {
+			wantType = fs.ModeDir
+		}
+		switch {
+		case !found.Exists:
+			return []Change{change(Make)}, nil
+		case found.Type != wantType:
+			return nil, fmt.Errorf("%s is a %s, not what belongs there; move it away", e.Path, typeName(found.Type))
+		case e.CreateOnly:
+			return nil, nil
+		}
+		return permissions(found, e, uid, gid), nil
+	case Existing:
+		if !found.Exists {
+			return nil, nil
+		}
+		return permissions(found, e, uid, gid), nil
+	case Symlink:
+		switch {
+		case found.Exists && found.Type == fs.ModeSymlink && found.LinkTo == e.Source:
+			return nil, nil
+		case !found.Exists, found.Type == fs.ModeSymlink, found.Type == fs.ModeDir && found.Empty && !found.MountRoot:
+			return []Change{change(Link)}, nil
+		case found.MountRoot:
+			return nil, fmt.Errorf("%s is a mount point, but a link belongs there; unmount it", e.Path)
+		}
+		return []Change{change(SetAside), change(Link)}, nil
+	case Bind:
+		// Somebody else's mount there (a tmpfs on /tmp, a log volume) is respected and gets the
+		// flags; Warnings names it.
+		switch {
+		case !found.MountRoot:
+			return []Change{change(BindMount)}, nil
+		case found.Flags&e.Flags != e.Flags:
+			return []Change{change(SetFlags)}, nil
+		}
+		return nil, nil
+	case Tmpfs:
+		if !tmpfsSize.MatchString(e.Size) {
+			return nil, fmt.Errorf("tmpfs at %s: size %q is not a number with an optional k, m, g, t or %%", e.Path, e.Size)
+		}
+		switch {
+		case !found.Exists:
+			return []Change{change(Make), change(MountTmpfs)}, nil
+		case found.Type != fs.ModeDir:
+			return nil, fmt.Errorf("%s is a %s, not a directory to mount on; move it away", e.Path, typeName(found.Type))
+		case !found.MountRoot:
+			return []Change{change(MountTmpfs)}, nil
+		case !found.Tmpfs:
+			return nil, nil // see Warnings
+		}
+		return permissions(found, e, uid, gid), nil
+	case Mounted:
+		if found.MountRoot && found.Flags&e.Flags != e.Flags {
+			return []Change{change(SetFlags)}, nil
+		}
+		return nil, nil
+	}
+	return nil, fmt.Errorf("%s: unknown kind %d", e.Path, e.Kind)
+}
+
+// permissions returns what is missing to the wanted owner and mode.
+func permissions(found Found, e Entry, uid, gid int) (changes []Change) {
+	if uid >= 0 && uid != found.UID || gid >= 0 && gid != found.GID {
+		changes = append(changes, Change{Action: SetOwner, Entry: e, UID: uid, GID: gid})
+	}
+	if found.Mode != e.Mode {
+		changes = append(changes, Change{Action: SetMode, Entry: e, UID: -1, GID: -1})
+	}
+	return changes
+}
+
+// ids turns an entry's owner into numbers.
+func (s State) ids(e Entry) (uid, gid int, err error) {
+	uid, gid = -1, -1
+	for _, half := range []struct {
+		name string
+		in   map[string]int
+		what string
+		id   *int
+	}{{e.Owner.User, s.Users, "user", &uid}, {e.Owner.Group, s.Groups, "group", &gid}} {
+		if half.name == "" {
+			continue
+		}
+		id, there := half.in[half.name]
+		switch {
+		case half.name == "root":
+			*half.id = 0
+		case there:
+			*half.id = id
+		case e.OrRoot:
+			*half.id = 0
+		default:
+			return 0, 0, fmt.Errorf("%s: no %s %q on this machine", e.Path, half.what, half.name)
+		}
+	}
+	return uid, gid, nil
+}
+
+// Warnings names what Diff lets be although it is not as the table has it.
+func Warnings(have State, want []Entry) (texts []string) {
+	for _, e := range want {
+		found := have.Paths[e.Path]
+		switch {
+		case e.Kind == Bind && found.MountRoot && e.Source != e.Path && !sameFile(found, have.Paths[e.Source]):
+			texts = append(texts, fmt.Sprintf("something else than %s is mounted at %s; it stays", e.Source, e.Path))
+		case e.Kind == Tmpfs && found.MountRoot && !found.Tmpfs:
+			texts = append(texts, fmt.Sprintf("something else than a tmpfs is mounted at %s; it stays", e.Path))
+		}
+		if e.OrRoot {
+			strict := e
+			strict.OrRoot = false
+			if _, _, err := have.ids(strict); err != nil {
+				texts = append(texts, err.Error()+"; root owns it")
+			}
+		}
+	}
+	return texts
+}
+
+func sameFile(a, b Found) bool { return a.Exists && b.Exists && a.Dev == b.Dev && a.Ino == b.Ino }
+
+func typeName(t fs.FileMode) string {
+	switch t {
+	case 0:
+		return "file"
+	case fs.ModeDir:
+		return "directory"
+	case fs.ModeSymlink:
+		return "symbolic link"
+	}
+	return "special file"
+}
+
+// Select returns the entries of the named groups, in the table's order.
+func Select(entries []Entry, groups ...string) (selected []Entry) {
+	for _, e := range entries {
+		for _, g := range groups {
+			if e.Group == g {
+				selected = append(selected, e)
+				break
+			}
+		}
+	}
+	return selected
+}

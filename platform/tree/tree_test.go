@@ -1,0 +1,224 @@
+package tree
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"cambium/internal/vcap"
+)
+
+// machine is a stemcell before anything was done to it.
+func machine() State {
+	dir := Found{Exists: true, Type: fs.ModeDir, Mode: 0o755}
+	return State{
+		Users:  map[string]int{"root": 0, "vcap": 1000, "_chrony": 110},
+		Groups: map[string]int{"root": 0, "vcap": 1000, "syslog": 105, "utmp": 43, "_chrony": 111},
+		Paths: map[string]Found{"/tmp": dir, "/var/tmp": dir, "/var/log": dir, "/opt": dir, "/var/opt": dir, "/home": dir,
+			"/dev/shm":       {Exists: true, Type: fs.ModeDir, Mode: 0o777 | fs.ModeSticky, MountRoot: true, Tmpfs: true, Flags: NoDev | NoSuid},
+			"/var/vcap/data": {Exists: true, Type: fs.ModeDir, Mode: 0o755, MountRoot: true}},
+	}
+}
+
+func texts(changes []Change) (out []string) {
+	for _, c := range changes {
+		out = append(out, c.String())
+	}
+	return out
+}
+
+func TestPlanOnAFreshMachine(t *testing.T) {
+	changes, err := Diff(machine(), Plan(vcap.New(""), Options{JobDirTmpfs: true, SettingsTmpfs: true, RunDirSize: "32m"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := strings.Join(texts(changes), "\n")
+	want, err := os.ReadFile("testdata/fresh.golden")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got+"\n" != string(want) {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestPlanHasEveryRow(t *testing.T) {
+	d := vcap.New("")
+	row := func(e Entry) string {
+		return fmt.Sprintf("%d %s %s %s:%s %s %s %s", e.Kind, e.Path, octal(e.Mode), e.Owner.User, e.Owner.Group, e.Source, e.Size, e.Flags)
+	}
+	have := make(map[string]bool)
+	for _, e := range Plan(d, Options{JobDirTmpfs: true, SettingsTmpfs: true}) {
+		have[row(e)] = true
+	}
+	for _, want := range []Entry{
+		{Path: "/var/vcap/data/sys", Mode: 0o750, Owner: rootVcap},
+		{Path: "/var/vcap/data/sys/log", Mode: 0o750, Owner: rootVcap},
+		{Path: "/var/vcap/data/sys/run", Kind: Tmpfs, Size: "16m", Mode: 0o770 | fs.ModeSticky, Owner: rootVcap},
+		{Path: "/var/vcap/sys", Kind: Symlink, Source: "/var/vcap/data/sys"},
+		{Path: "/var/vcap/data/jobs", Kind: Tmpfs, Size: "100m", Mode: 0o750, Owner: rootVcap},
+		{Path: "/var/vcap/data/sensitive_blobs", Kind: Tmpfs, Size: "100m", Mode: 0o700, Owner: rootVcap},
+		{Path: "/var/vcap/data/packages", Mode: 0o755, Owner: rootVcap},
+		{Path: "/var/vcap/data/dynamic_disks", Mode: 0o700, Owner: rootVcap},
+		{Path: "/var/vcap/data/blobs", Mode: 0o700, Owner: rootVcap},
+		{Path: "/var/vcap/data/tmp", Mode: 0o755, Owner: rootOnly},
+		{Path: "/var/vcap/data/root_tmp", Mode: 0o777 | fs.ModeSticky, Owner: rootVcap},
+		{Path: "/tmp", Kind: Bind, Source: "/var/vcap/data/root_tmp", Flags: NoDev | NoSuid | NoExec},
+		{Path: "/var/tmp", Kind: Bind, Source: "/var/vcap/data/root_tmp", Flags: NoDev | NoSuid | NoExec},
+		{Path: "/var/vcap/data/root_log", Mode: 0o771, Owner: Owner{"root", "syslog"}},
+		{Path: "/var/vcap/data/root_log/audit", Mode: 0o750, Owner: rootOnly},
+		{Path: "/var/vcap/data/root_log/sysstat", Mode: 0o755, Owner: rootOnly},
+		{Path: "/var/vcap/data/root_log/btmp", Kind: File, Mode: 0o600, Owner: Owner{"root", "utmp"}},
+		{Path: "/var/vcap/data/root_log/wtmp", Kind: File, Mode: 0o664, Owner: Owner{"root", "utmp"}},
+		{Path: "/var/vcap/data/root_log/lastlog", Kind: File, Mode: 0o664, Owner: Owner{"root", "utmp"}},
+		{Path: "/var/vcap/data/root_log/chrony", Mode: 0o700, Owner: Owner{"_chrony", "_chrony"}},
+		{Path: "/var/log", Kind: Bind, Source: "/var/vcap/data/root_log", Flags: NoDev | NoSuid | NoExec},
+		{Path: "/opt", Kind: Bind, Source: "/var/vcap/data/root_opt", Flags: NoDev},
+		{Path: "/var/opt", Kind: Bind, Source: "/var/vcap/data/root_var_opt", Flags: NoDev},
+		{Path: "/home", Kind: Bind, Source: "/home", Flags: NoDev | NoSuid},
+		{Path: "/dev/shm", Kind: Mounted, Flags: NoDev | NoSuid | NoExec},
+		{Path: "/run/shm", Kind: Mounted, Flags: NoDev | NoSuid | NoExec},
+		{Path: "/var/vcap/bosh/settings", Kind: Tmpfs, Size: "16m", Mode: 0o700, Owner: rootOnly, Flags: NoDev | NoSuid | NoExec},
+		{Path: "/var/vcap/bosh/canrestart", Kind: Tmpfs, Size: "16m", Mode: 0o740, Owner: rootVcap, Flags: NoDev | NoSuid | NoExec},
+		{Path: "/var/vcap/store", Mode: 0o700, Owner: rootOnly},
+		{Path: "/var/vcap/bosh_ssh", Mode: 0o755, Owner: rootOnly},
+		{Path: "/var/vcap/instance/disks", Mode: 0o755, Owner: rootOnly},
+	} {
+		if !have[row(want)] {
+			t.Errorf("no row %s", row(want))
+		}
+	}
+	for _, e := range Plan(d, Options{UseDefaultTmpDir: true}) {
+		if e.Kind == Bind && e.Group == Temp {
+			t.Errorf("%s is bound although the stemcell wants the default", e.Path)
+		}
+		if e.Kind == Tmpfs && e.Path != d.SysRun() {
+			t.Errorf("%s is in memory without being asked for", e.Path)
+		}
+	}
+}
+
+func TestDiff(t *testing.T) {
+	dir := func(mode fs.FileMode, uid, gid int) Found {
+		return Found{Exists: true, Type: fs.ModeDir, Mode: mode, UID: uid, GID: gid}
+	}
+	for _, tc := range []struct {
+		name string
+		have Found
+		want Entry
+		do   []string
+		err  string
+	}{
+		{"directory as wanted", dir(0o750, 0, 1000), Entry{Mode: 0o750, Owner: rootVcap}, nil, ""},
+		{"directory too open", dir(0o777, 0, 1000), Entry{Mode: 0o750, Owner: rootVcap}, []string{"set mode of /x to 0750"}, ""},
+		{"directory of somebody else", dir(0o750, 5, 1000), Entry{Mode: 0o750, Owner: rootVcap}, []string{"set owner of /x to root:vcap"}, ""},
+		{"job's own mode stays", dir(0o700, 5, 5), Entry{Mode: 0o750, Owner: rootVcap, CreateOnly: true}, nil, ""},
+		{"setgid bit is not wanted", dir(0o750|fs.ModeSetgid, 0, 1000), Entry{Mode: 0o750, Owner: rootVcap}, []string{"set mode of /x to 0750"}, ""},
+		{"file where a directory belongs", Found{Exists: true}, Entry{Mode: 0o750}, nil, "/x is a file"},
+		{"unknown owner", Found{}, Entry{Mode: 0o750, Owner: Owner{"root", "nobody-here"}}, nil, `no group "nobody-here"`},
+		{"unknown owner, root will do", Found{}, Entry{Mode: 0o750, Owner: Owner{"root", "nobody-here"}, OrRoot: true}, []string{"make directory /x, mode 0750"}, ""},
+		{"only for a user that is not there", Found{}, Entry{Mode: 0o750, IfUser: "nobody-here"}, nil, ""},
+		{"no link yet", Found{}, Entry{Kind: Symlink, Source: "/y"}, []string{"link /x to /y"}, ""},
+		{"link as wanted", Found{Exists: true, Type: fs.ModeSymlink, LinkTo: "/y"}, Entry{Kind: Symlink, Source: "/y"}, nil, ""},
+		{"link elsewhere", Found{Exists: true, Type: fs.ModeSymlink, LinkTo: "/z"}, Entry{Kind: Symlink, Source: "/y"}, []string{"link /x to /y"}, ""},
+		{"empty directory gives way to a link", Found{Exists: true, Type: fs.ModeDir, Empty: true}, Entry{Kind: Symlink, Source: "/y"}, []string{"link /x to /y"}, ""},
+		{"content is kept", dir(0o755, 0, 0), Entry{Kind: Symlink, Source: "/y"}, []string{"set aside what is at /x", "link /x to /y"}, ""},
+		{"file is kept", Found{Exists: true}, Entry{Kind: Symlink, Source: "/y"}, []string{"set aside what is at /x", "link /x to /y"}, ""},
+		{"mount point is not replaced", Found{Exists: true, Type: fs.ModeDir, MountRoot: true}, Entry{Kind: Symlink, Source: "/y"}, nil, "is a mount point"},
+		{"bound without flags", Found{Exists: true, Type: fs.ModeDir, MountRoot: true, Flags: NoDev}, Entry{Kind: Bind, Source: "/x", Flags: NoDev | NoSuid}, []string{"set mount flags of /x to nodev,nosuid"}, ""},
+		{"bound with more flags", Found{Exists: true, Type: fs.ModeDir, MountRoot: true, Flags: NoDev | NoExec}, Entry{Kind: Bind, Source: "/x", Flags: NoDev}, nil, ""},
+		{"not a mount, no flags", dir(0o755, 0, 0), Entry{Kind: Mounted, Flags: NoDev}, nil, ""},
+		{"memory, mode of an older agent", Found{Exists: true, Type: fs.ModeDir, MountRoot: true, Tmpfs: true, Mode: 0o777 | fs.ModeSticky, GID: 1000},
+			Entry{Kind: Tmpfs, Size: "16m", Mode: 0o770 | fs.ModeSticky, Owner: rootVcap}, []string{"set mode of /x to 1770"}, ""},
+		{"memory, other mount there", Found{Exists: true, Type: fs.ModeDir, MountRoot: true}, Entry{Kind: Tmpfs, Size: "16m"}, nil, ""},
+		{"memory, smuggled option", Found{}, Entry{Kind: Tmpfs, Size: "16m,mode=0777"}, nil, `size "16m,mode=0777"`},
+		{"memory, no size", Found{}, Entry{Kind: Tmpfs}, nil, `size ""`},
+		{"memory on a file", Found{Exists: true}, Entry{Kind: Tmpfs, Size: "50%"}, nil, "not a directory to mount on"},
+		{"nothing to set", Found{}, Entry{Kind: Existing, Mode: 0o660}, nil, ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			have := machine()
+			have.Paths["/x"] = tc.have
+			tc.want.Path = "/x"
+			got, err := Diff(have, []Entry{tc.want})
+			if tc.err == "" && err != nil || tc.err != "" && (err == nil || !strings.Contains(err.Error(), tc.err)) {
+				t.Fatalf("got error %v, want %q", err, tc.err)
+			}
+			if !reflect.DeepEqual(texts(got), tc.do) {
+				t.Errorf("got %q, want %q", texts(got), tc.do)
+			}
+		})
+	}
+}
+
+func TestDiffKnowsThatAFreshMountIsEmpty(t *testing.T) {
+	have := machine()
+	have.Paths["/m"] = Found{Exists: true, Type: fs.ModeDir}
+	have.Paths["/m/job"] = Found{Exists: true, Type: fs.ModeDir, Mode: 0o770}
+	got, err := Diff(have, []Entry{{Path: "/m", Kind: Tmpfs, Size: "1m", Mode: 0o755}, {Path: "/m/job", Mode: 0o770}})
+	want := []string{"mount tmpfs at /m, size 1m, mode 0755", "make directory /m/job, mode 0770"}
+	if err != nil || !reflect.DeepEqual(texts(got), want) {
+		t.Errorf("got %q, %v, want %q", texts(got), err, want)
+	}
+}
+
+func TestWarnings(t *testing.T) {
+	have := machine()
+	have.Paths["/tmp"] = Found{Exists: true, Type: fs.ModeDir, MountRoot: true, Tmpfs: true, Ino: 1}
+	delete(have.Groups, "syslog")
+	got := strings.Join(Warnings(have, Plan(vcap.New(""), Options{})), "\n")
+	for _, want := range []string{"mounted at /tmp; it stays", `no group "syslog"`} {
+		if !strings.Contains(got, want) {
+			t.Errorf("got %q, want %q in it", got, want)
+		}
+	}
+}
+
+func TestConvergeWithoutPrivileges(t *testing.T) {
+	root := t.TempDir()
+	k := &Kernel{Root: root}
+	old := filepath.Join(root, "base/sys")
+	if err := os.MkdirAll(old, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(old, "worth"), []byte("keeping"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/gone", filepath.Join(root, "base/other")); err != nil {
+		t.Fatal(err)
+	}
+	want := []Entry{
+		{Path: "/base/data/sys", Mode: 0o750},
+		{Path: "/base/sys", Kind: Symlink, Source: "/base/data/sys"},
+		{Path: "/base/other", Kind: Symlink, Source: "/base/data"},
+		{Path: "/base/data/wtmp", Kind: File, Mode: 0o664},
+		{Path: "/base/data/tmp", Mode: 0o777 | fs.ModeSticky},
+	}
+	changes, err := k.Converge(t.Context(), want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(changes) != 6 {
+		t.Errorf("got %q, want six changes", texts(changes))
+	}
+	if got, err := os.ReadFile(filepath.Join(root, "base/sys.set-aside-1/worth")); err != nil || string(got) != "keeping" {
+		t.Errorf("what was in the way is lost: %q, %v", got, err)
+	}
+	for path, target := range map[string]string{"base/sys": "/base/data/sys", "base/other": "/base/data"} {
+		if got, err := os.Readlink(filepath.Join(root, path)); err != nil || got != target {
+			t.Errorf("%s: got link to %q, %v, want %q", path, got, err, target)
+		}
+	}
+	for path, mode := range map[string]fs.FileMode{"base/data/sys": fs.ModeDir | 0o750, "base/data/wtmp": 0o664, "base/data/tmp": fs.ModeDir | fs.ModeSticky | 0o777} {
+		if info, err := os.Lstat(filepath.Join(root, path)); err != nil || info.Mode() != mode {
+			t.Errorf("%s: got %v, %v, want %v", path, info, err, mode)
+		}
+	}
+	if again, err := k.Converge(t.Context(), want); err != nil || len(again) != 0 {
+		t.Errorf("second run: got %q, %v, want nothing to do", texts(again), err)
+	}
+}
