@@ -1,0 +1,259 @@
+// Package bundle keeps unpacked archives on disk: jobs and packages, each in a directory named
+// after its content, with a link that says which one is in use. A bundle is unpacked beside its
+// place, made durable and renamed in, so that a directory that exists is a complete one. Links
+// are switched through a journal that can put them back.
+package bundle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"cambium/internal/atomicfile"
+
+	"golang.org/x/sys/unix"
+)
+
+// Owner is who owns what is installed: root and the group vcap.
+type Owner struct{ UID, GID int }
+
+// Collection is one kind of bundle: jobs, or packages.
+type Collection struct {
+	// Store holds <name>/<hash> directories.
+	Store string
+	// Links holds one link per name.
+	Links string
+	// Mode is the mode of Links and of the directories <name> and <name>/<hash>.
+	Mode  fs.FileMode
+	Owner Owner
+}
+
+// Bundle names one unpacked archive.
+type Bundle struct{ Name, Hash string }
+
+// Dir is where the bundle is.
+func (c Collection) Dir(b Bundle) string { return filepath.Join(c.Store, b.Name, b.Hash) }
+
+// Link is the name by which everybody else finds the bundle in use.
+func (c Collection) Link(name string) string { return filepath.Join(c.Links, name) }
+
+// Installed reports whether the bundle is there.
+func (c Collection) Installed(b Bundle) bool {
+	info, err := os.Lstat(c.Dir(b))
+	return err == nil && info.IsDir()
+}
+
+const stagingPrefix = ".staging-"
+
+// Staged is a bundle that is unpacked, but not in its place yet.
+type Staged struct {
+	Bundle
+	Root *os.Root
+	dir  string
+	c    Collection
+}
+
+// Stage makes an empty directory beside the bundle's place.
+func (c Collection) Stage(b Bundle) (*Staged, error) {
+	if err := c.ensure(c.Store); err != nil {
+		return nil, err
+	}
+	parent := filepath.Join(c.Store, b.Name)
+	if err := c.ensure(parent); err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp(parent, stagingPrefix+b.Hash+"-")
+	if err != nil {
+		return nil, fmt.Errorf("stage %s: %w", b.Name, err)
+	}
+	if err := c.claim(dir); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("stage %s: %w", b.Name, err), os.RemoveAll(dir))
+	}
+	return &Staged{Bundle: b, Root: root, dir: dir, c: c}, nil
+}
+
+// ensure makes a directory that is missing, with mode and owner.
+func (c Collection) ensure(dir string) error {
+	err := os.Mkdir(dir, 0o700)
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := c.ensure(filepath.Dir(dir)); err != nil {
+			return err
+		}
+		err = os.Mkdir(dir, 0o700)
+	}
+	if err != nil {
+		return fmt.Errorf("make directory: %w", err)
+	}
+	return c.claim(dir)
+}
+
+func (c Collection) claim(dir string) error {
+	if err := os.Chown(dir, c.Owner.UID, c.Owner.GID); err != nil {
+		return fmt.Errorf("own directory: %w", err)
+	}
+	if err := os.Chmod(dir, c.Mode); err != nil {
+		return fmt.Errorf("own directory: %w", err)
+	}
+	return nil
+}
+
+// Discard removes what was staged.
+func (s *Staged) Discard() error { return errors.Join(s.Root.Close(), os.RemoveAll(s.dir)) }
+
+// Commit makes everything that was staged durable and moves it into place. One flush of the file
+// system serves all of them: a flush per file would take minutes for a package of many.
+func Commit(staged []*Staged) error {
+	if len(staged) == 0 {
+		return nil
+	}
+	flushed := map[string]bool{}
+	var faults []error
+	for _, s := range staged {
+		if !flushed[s.c.Store] {
+			if err := flush(s.c.Store); err != nil {
+				return err
+			}
+			flushed[s.c.Store] = true
+		}
+	}
+	for _, s := range staged {
+		if err := s.commit(); err != nil {
+			faults = append(faults, errors.Join(err, os.RemoveAll(s.dir)))
+		}
+	}
+	return errors.Join(faults...)
+}
+
+func (s *Staged) commit() error {
+	if err := s.Root.Close(); err != nil {
+		return err
+	}
+	place := s.c.Dir(s.Bundle)
+	err := os.Rename(s.dir, place)
+	if errors.Is(err, fs.ErrExist) || errors.Is(err, unix.ENOTEMPTY) {
+		return os.RemoveAll(s.dir) // somebody was faster; the hash says that it is the same
+	}
+	if err != nil {
+		return fmt.Errorf("install %s: %w", s.Name, err)
+	}
+	return errors.Join(atomicfile.SyncDir(filepath.Dir(place)), atomicfile.SyncDir(s.c.Store))
+}
+
+// flush writes the file system that holds dir to its disk.
+func flush(dir string) error {
+	handle, err := os.Open(dir)
+	if err != nil {
+		return fmt.Errorf("flush: %w", err)
+	}
+	defer handle.Close()
+	if err := unix.Syncfs(int(handle.Fd())); err != nil {
+		return fmt.Errorf("flush %s: %w", dir, err)
+	}
+	return nil
+}
+
+// Sweep removes what a crash left staged. Nothing may be staging meanwhile.
+func (c Collection) Sweep() error {
+	left, err := filepath.Glob(filepath.Join(c.Store, "*", stagingPrefix+"*"))
+	if err != nil {
+		return fmt.Errorf("sweep: %w", err)
+	}
+	var faults []error
+	for _, dir := range left {
+		faults = append(faults, os.RemoveAll(dir))
+	}
+	return errors.Join(faults...)
+}
+
+// EnsureLinks makes the directory of the links.
+func (c Collection) EnsureLinks() error {
+	if err := c.ensure(c.Links); err != nil {
+		return err
+	}
+	return c.claim(c.Links)
+}
+
+// Linked lists the names that have a link.
+func (c Collection) Linked() ([]string, error) {
+	entries, err := os.ReadDir(c.Links)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	var names []string
+	for _, e := range entries {
+		if e.Type()&fs.ModeSymlink != 0 && !strings.HasPrefix(e.Name(), ".") {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
+
+// Prune deletes all bundles but those to keep, and the directories of names that have none left.
+// The deleted ones are moved out of their names first, so that a crash leaves nothing that looks
+// complete.
+func (c Collection) Prune(ctx context.Context, keep []Bundle) error {
+	kept := map[Bundle]bool{}
+	names := map[string]bool{}
+	for _, b := range keep {
+		kept[b] = true
+		names[b.Name] = true
+	}
+	entries, err := os.ReadDir(c.Store)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("prune: %w", err)
+	}
+	var faults []error
+	for _, e := range entries {
+		if !e.IsDir() || e.Name() == "lost+found" {
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return errors.Join(append(faults, context.Cause(ctx))...)
+		}
+		dir := filepath.Join(c.Store, e.Name())
+		versions, err := os.ReadDir(dir)
+		faults = append(faults, err)
+		for _, v := range versions {
+			if !kept[Bundle{e.Name(), v.Name()}] {
+				faults = append(faults, remove(dir, v.Name()))
+			}
+		}
+		if !names[e.Name()] {
+			// Fails when something could not be deleted, which is reported already.
+			_ = os.Remove(dir)
+		}
+	}
+	return errors.Join(faults...)
+}
+
+func remove(dir, name string) error {
+	path := filepath.Join(dir, name)
+	if !strings.HasPrefix(name, ".") {
+		doomed := filepath.Join(dir, stagingPrefix+name+"-gone")
+		if err := os.RemoveAll(doomed); err != nil {
+			return err
+		}
+		if err := os.Rename(path, doomed); err != nil {
+			return fmt.Errorf("prune: %w", err)
+		}
+		path = doomed
+	}
+	return os.RemoveAll(path)
+}

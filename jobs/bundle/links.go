@@ -1,0 +1,102 @@
+package bundle
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"cambium/internal/atomicfile"
+)
+
+// Switch changes a set of links, each at once, and can put all of them back.
+type Switch struct {
+	undo []func() error
+	dirs map[string]bool
+}
+
+// Set points a link to target; it replaces an older link, and nothing else.
+func (s *Switch) Set(path, target string) error {
+	old, err := os.Readlink(path)
+	switch {
+	case err == nil && old == target:
+		return nil
+	case err == nil:
+		s.did(path, func() error { return place(old, path) })
+	case errors.Is(err, fs.ErrNotExist):
+		s.did(path, func() error { return os.Remove(path) })
+	default:
+		return fmt.Errorf("link %s: something that is no link is in its place", path)
+	}
+	if err := place(target, path); err != nil {
+		s.undo = s.undo[:len(s.undo)-1]
+		return err
+	}
+	return nil
+}
+
+// Drop removes a link.
+func (s *Switch) Drop(path string) error {
+	old, err := os.Readlink(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("unlink: %w", err)
+	}
+	if err := os.Remove(path); err != nil {
+		return fmt.Errorf("unlink: %w", err)
+	}
+	s.did(path, func() error { return place(old, path) })
+	return nil
+}
+
+// Did adds something else that was done, to be undone with the links.
+func (s *Switch) Did(undo func() error) { s.undo = append(s.undo, undo) }
+
+func (s *Switch) did(path string, undo func() error) {
+	if s.dirs == nil {
+		s.dirs = map[string]bool{}
+	}
+	s.dirs[filepath.Dir(path)] = true
+	s.undo = append(s.undo, undo)
+}
+
+// Sync makes the changes durable.
+func (s *Switch) Sync() error {
+	var faults []error
+	for dir := range s.dirs {
+		err := atomicfile.SyncDir(dir)
+		if !errors.Is(err, fs.ErrNotExist) {
+			faults = append(faults, err)
+		}
+	}
+	return errors.Join(faults...)
+}
+
+// Rollback undoes everything, last change first.
+func (s *Switch) Rollback() error {
+	var faults []error
+	for i := len(s.undo) - 1; i >= 0; i-- {
+		faults = append(faults, s.undo[i]())
+	}
+	s.undo = nil
+	return errors.Join(append(faults, s.Sync())...)
+}
+
+// place puts a link over whatever link is there, at once. It is not flushed: hundreds of links
+// are switched together and flushed by directory.
+func place(target, path string) error {
+	temp := filepath.Join(filepath.Dir(path), ".link-"+filepath.Base(path))
+	if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("link %s: %w", path, err)
+	}
+	if err := os.Symlink(target, temp); err != nil {
+		return fmt.Errorf("link %s: %w", path, err)
+	}
+	if err := os.Rename(temp, path); err != nil {
+		return errors.Join(fmt.Errorf("link %s: %w", path, err), os.Remove(temp))
+	}
+	return nil
+}

@@ -1,0 +1,433 @@
+package bundle
+
+import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"compress/bzip2"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sys/unix"
+)
+
+// Limits of one archive. They stop what cannot be meant: the largest packages known have a few
+// hundred thousand files and a few GiB.
+const (
+	MaxEntries   = 2_000_000
+	MaxBytes     = 64 << 30
+	MaxNameBytes = 4096
+	// spare is the share of the file system's free space that unpacking leaves, as a divisor.
+	spare = 20
+)
+
+// ErrHostile marks an archive that was refused for what it contains.
+var ErrHostile = errors.New("archive refused")
+
+func refuse(name, why string) error { return fmt.Errorf("%w: entry %q: %s", ErrHostile, name, why) }
+
+// Target says where the entries of an archive go. It returns the root to write below and the
+// path in it; a nil root skips the entry. The name is clean and has neither a leading slash nor
+// "..".
+type Target func(name string) (root *os.Root, rel string)
+
+// Rules are how an archive is unpacked.
+type Rules struct {
+	Target Target
+	// NoLinks refuses symbolic and hard links.
+	NoLinks bool
+	// Mode replaces the archive's modes, where not nil.
+	Mode func(rel string, dir bool) fs.FileMode
+	// UID and GID own everything.
+	UID, GID int
+	// MaxBytes and MaxEntries replace the constants when they are set.
+	MaxBytes   int64
+	MaxEntries int
+}
+
+// Into is a Target that writes everything below one root.
+func Into(root *os.Root) Target {
+	return func(name string) (*os.Root, string) { return root, name }
+}
+
+// Compression is how the archive was packed.
+type Compression string
+
+const (
+	Plain Compression = "tar"
+	Gzip  Compression = "gzip"
+	Zstd  Compression = "zstd"
+	Bzip2 Compression = "bzip2"
+)
+
+// Unpack reads a tar archive, plain or compressed, to its very end, so that a digest computed by
+// r covers all of it. Nothing is written outside of the target's roots, whatever the archive
+// says: paths are resolved below the root by the kernel, links included.
+func Unpack(ctx context.Context, r io.Reader, rules Rules) (Compression, error) {
+	buffered := bufio.NewReaderSize(r, 256<<10)
+	compression, plain, closePlain, err := decompress(buffered)
+	if err != nil {
+		return compression, err
+	}
+	defer closePlain()
+	u := &unpacking{ctx: ctx, rules: rules, seen: map[dirKey]bool{}, dirs: map[dirKey]finalDir{}, copyBuffer: make([]byte, 256<<10)}
+	if u.rules.MaxBytes == 0 {
+		u.rules.MaxBytes = MaxBytes
+	}
+	if u.rules.MaxEntries == 0 {
+		u.rules.MaxEntries = MaxEntries
+	}
+	if err := u.entries(tar.NewReader(plain)); err != nil {
+		return compression, err
+	}
+	// Padding and trailing garbage of the tar, then whatever follows the compressed stream. The
+	// amount is bounded by the same limit.
+	if _, err := io.Copy(io.Discard, io.LimitReader(&contextReader{ctx, plain}, u.rules.MaxBytes)); err != nil {
+		return compression, fmt.Errorf("read archive: %w", err)
+	}
+	if _, err := io.Copy(io.Discard, &contextReader{ctx, buffered}); err != nil {
+		return compression, fmt.Errorf("read archive: %w", err)
+	}
+	return compression, u.finish()
+}
+
+func decompress(r *bufio.Reader) (Compression, io.Reader, func(), error) {
+	magic, err := r.Peek(6)
+	if err != nil && err != io.EOF {
+		return Plain, nil, nil, fmt.Errorf("read archive: %w", err)
+	}
+	nothing := func() {}
+	switch {
+	case bytes.HasPrefix(magic, []byte{0x1f, 0x8b}):
+		z, err := gzip.NewReader(r)
+		if err != nil {
+			return Gzip, nil, nil, fmt.Errorf("read archive: %w", err)
+		}
+		return Gzip, z, func() { z.Close() }, nil
+	case bytes.HasPrefix(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}):
+		// The window limit bounds memory, whatever the frame asks for.
+		z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(128<<20))
+		if err != nil {
+			return Zstd, nil, nil, fmt.Errorf("read archive: %w", err)
+		}
+		return Zstd, z, z.Close, nil
+	case bytes.HasPrefix(magic, []byte("BZh")):
+		return Bzip2, bzip2.NewReader(r), nothing, nil
+	case bytes.HasPrefix(magic, []byte{0xfd, '7', 'z', 'X', 'Z', 0}):
+		return Plain, nil, nil, errors.New("read archive: xz compression is not supported; use gzip or zstd")
+	}
+	return Plain, r, nothing, nil
+}
+
+type contextReader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (c *contextReader) Read(p []byte) (int, error) {
+	if err := c.ctx.Err(); err != nil {
+		return 0, context.Cause(c.ctx)
+	}
+	return c.r.Read(p)
+}
+
+type dirKey struct {
+	root *os.Root
+	rel  string
+}
+
+// finalDir is a directory whose mode and time are set at the end: writing into it would change
+// the time, and the mode may not even allow it.
+type finalDir struct {
+	mode  fs.FileMode
+	mtime time.Time
+}
+
+type unpacking struct {
+	ctx        context.Context
+	rules      Rules
+	seen       map[dirKey]bool
+	dirs       map[dirKey]finalDir
+	written    int64
+	room       int64 // free bytes found at the first entry
+	copyBuffer []byte
+}
+
+func (u *unpacking) entries(archive *tar.Reader) error {
+	for count := 0; ; count++ {
+		if err := u.ctx.Err(); err != nil {
+			return context.Cause(u.ctx)
+		}
+		header, err := archive.Next()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read archive: %w", err)
+		}
+		if count >= u.rules.MaxEntries {
+			return fmt.Errorf("%w: more than %d entries", ErrHostile, u.rules.MaxEntries)
+		}
+		if header.Typeflag == tar.TypeXGlobalHeader {
+			continue
+		}
+		if err := u.entry(archive, header); err != nil {
+			return err
+		}
+	}
+}
+
+// cleanName makes "./a/b/" into "a/b", and refuses what does not stay below the root.
+func cleanName(name string) (string, error) {
+	switch {
+	case len(name) > MaxNameBytes:
+		return "", refuse(name[:64]+"…", "the name is too long")
+	case strings.HasPrefix(name, "/"):
+		return "", refuse(name, "the path is absolute")
+	case strings.ContainsRune(name, 0):
+		return "", refuse(name, "the name contains a zero byte")
+	}
+	for part := range strings.SplitSeq(name, "/") {
+		if part == ".." {
+			return "", refuse(name, "the path leaves the archive")
+		}
+	}
+	return path.Clean(name), nil
+}
+
+func (u *unpacking) entry(archive *tar.Reader, header *tar.Header) error {
+	name, err := cleanName(header.Name)
+	if err != nil {
+		return err
+	}
+	root, rel := u.rules.Target(name)
+	if root == nil {
+		return nil
+	}
+	if u.room == 0 {
+		if u.room, err = room(root); err != nil {
+			return err
+		}
+	}
+	mode := header.FileInfo().Mode()
+	if u.rules.Mode != nil {
+		mode = u.rules.Mode(rel, header.Typeflag == tar.TypeDir)
+	}
+	if rel != "." {
+		if err := u.parents(root, path.Dir(rel)); err != nil {
+			return fmt.Errorf("unpack %s: %w", name, err)
+		}
+	}
+	switch header.Typeflag {
+	case tar.TypeDir:
+		if err := u.directory(root, rel); err != nil {
+			return fmt.Errorf("unpack %s: %w", name, err)
+		}
+		// The mode of the root itself is the caller's business.
+		if rel != "." {
+			u.dirs[dirKey{root, rel}] = finalDir{mode, header.ModTime}
+		}
+	case tar.TypeReg, tar.TypeGNUSparse:
+		if rel == "." {
+			return refuse(name, "a file in the place of the directory")
+		}
+		return u.file(archive, header, root, rel, mode)
+	case tar.TypeSymlink, tar.TypeLink:
+		if u.rules.NoLinks {
+			return refuse(name, "links are not allowed here")
+		}
+		return u.link(header, name, root, rel)
+	default:
+		return refuse(name, "neither file, directory nor link")
+	}
+	return nil
+}
+
+// room is how much may be written below root.
+func room(root *os.Root) (int64, error) {
+	dir, err := root.Open(".")
+	if err != nil {
+		return 0, err
+	}
+	defer dir.Close()
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(dir.Fd()), &st); err != nil {
+		return 0, fmt.Errorf("free space: %w", err)
+	}
+	free := int64(min(st.Bavail, 1<<40)) * st.Bsize
+	return max(free-free/spare, 1), nil
+}
+
+// parents makes the directories that the archive did not list, or not yet.
+func (u *unpacking) parents(root *os.Root, rel string) error {
+	if rel == "." || u.seen[dirKey{root, rel}] {
+		return nil
+	}
+	if err := u.parents(root, path.Dir(rel)); err != nil {
+		return err
+	}
+	if err := u.directory(root, rel); err != nil {
+		return err
+	}
+	mode := fs.FileMode(0o755)
+	if u.rules.Mode != nil {
+		mode = u.rules.Mode(rel, true)
+	}
+	u.dirs[dirKey{root, rel}] = finalDir{mode: mode}
+	return nil
+}
+
+func (u *unpacking) directory(root *os.Root, rel string) error {
+	key := dirKey{root, rel}
+	if u.seen[key] {
+		return nil
+	}
+	if rel != "." {
+		if err := root.Mkdir(rel, 0o700); err != nil {
+			// An existing symbolic link to a directory is not one of ours to write through.
+			info, statErr := root.Lstat(rel)
+			if !errors.Is(err, fs.ErrExist) || statErr != nil || !info.IsDir() {
+				return err
+			}
+		}
+		if err := u.own(root, rel); err != nil {
+			return err
+		}
+	}
+	u.seen[key] = true
+	return nil
+}
+
+func (u *unpacking) own(root *os.Root, rel string) error {
+	if u.rules.UID == os.Geteuid() && u.rules.GID == os.Getegid() {
+		return nil
+	}
+	return root.Lchown(rel, u.rules.UID, u.rules.GID)
+}
+
+func (u *unpacking) file(archive io.Reader, header *tar.Header, root *os.Root, rel string, mode fs.FileMode) (err error) {
+	u.written += header.Size
+	if u.written > u.rules.MaxBytes {
+		return fmt.Errorf("%w: unpacks to more than %d bytes", ErrHostile, u.rules.MaxBytes)
+	}
+	if u.written > u.room {
+		return fmt.Errorf("unpack %s: %w", rel, unix.ENOSPC)
+	}
+	file, err := create(root, rel)
+	if err != nil {
+		return fmt.Errorf("unpack %s: %w", rel, err)
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	n, err := io.CopyBuffer(onlyWriter{file}, &contextReader{u.ctx, archive}, u.copyBuffer)
+	if err != nil {
+		return fmt.Errorf("unpack %s: %w", rel, err)
+	}
+	if n != header.Size {
+		return refuse(rel, "its size differs from its header")
+	}
+	if u.rules.UID != os.Geteuid() || u.rules.GID != os.Getegid() {
+		if err := file.Chown(u.rules.UID, u.rules.GID); err != nil {
+			return fmt.Errorf("unpack %s: %w", rel, err)
+		}
+	}
+	// After chown, which clears setuid and setgid bits.
+	if err := file.Chmod(mode); err != nil {
+		return fmt.Errorf("unpack %s: %w", rel, err)
+	}
+	return setTime(file, header.ModTime)
+}
+
+// onlyWriter keeps io.Copy from asking the file to read by itself, which would ignore ctx.
+type onlyWriter struct{ io.Writer }
+
+// setTime keeps modification times: make compares them in the sources of a package.
+func setTime(file *os.File, t time.Time) error {
+	if t.IsZero() || t.Unix() < 0 {
+		return nil
+	}
+	tv := unix.NsecToTimeval(t.UnixNano())
+	if err := unix.Futimes(int(file.Fd()), []unix.Timeval{tv, tv}); err != nil {
+		return fmt.Errorf("set time: %w", err)
+	}
+	return nil
+}
+
+// create makes a new file; an earlier entry of the same name is replaced, as tar does, and never
+// written through: it could be a link.
+func create(root *os.Root, rel string) (*os.File, error) {
+	for again := false; ; again = true {
+		file, err := root.OpenFile(rel, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		if err == nil || again || !errors.Is(err, fs.ErrExist) {
+			return file, err
+		}
+		if err := root.Remove(rel); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (u *unpacking) link(header *tar.Header, name string, root *os.Root, rel string) error {
+	if rel == "." || header.Linkname == "" {
+		return refuse(name, "a link without name or target")
+	}
+	if _, err := root.Lstat(rel); err == nil {
+		if err := root.Remove(rel); err != nil {
+			return fmt.Errorf("unpack %s: %w", name, err)
+		}
+		delete(u.seen, dirKey{root, rel})
+	}
+	if header.Typeflag == tar.TypeSymlink {
+		// The target may be anything: packages link to other packages by absolute paths. It is
+		// never followed out of the root while unpacking.
+		if err := root.Symlink(header.Linkname, rel); err != nil {
+			return fmt.Errorf("unpack %s: %w", name, err)
+		}
+		return u.own(root, rel)
+	}
+	target, err := cleanName(header.Linkname)
+	if err != nil {
+		return err
+	}
+	targetRoot, targetRel := u.rules.Target(target)
+	if targetRoot != root {
+		return refuse(name, "a hard link to something that is not unpacked")
+	}
+	if info, err := root.Lstat(targetRel); err != nil || !info.Mode().IsRegular() {
+		return refuse(name, "a hard link to something that is no file of the archive")
+	}
+	if err := root.Link(targetRel, rel); err != nil {
+		return fmt.Errorf("unpack %s: %w", name, err)
+	}
+	return nil
+}
+
+// finish sets what directories are to have in the end, innermost first.
+func (u *unpacking) finish() error {
+	keys := slices.SortedFunc(maps.Keys(u.dirs), func(a, b dirKey) int { return strings.Compare(b.rel, a.rel) })
+	for _, d := range keys {
+		info, err := d.root.Lstat(d.rel)
+		if err != nil || !info.IsDir() {
+			continue // a later entry replaced it
+		}
+		if err := d.root.Chmod(d.rel, u.dirs[d].mode); err != nil {
+			return fmt.Errorf("unpack %s: %w", d.rel, err)
+		}
+		if t := u.dirs[d].mtime; !t.IsZero() && t.Unix() >= 0 {
+			if err := d.root.Chtimes(d.rel, t, t); err != nil {
+				return fmt.Errorf("unpack %s: %w", d.rel, err)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,365 @@
+package jobs
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"cambium/internal/atomicfile"
+	"cambium/internal/blob"
+	"cambium/internal/vcap"
+	"cambium/jobs/bundle"
+	"cambium/jobs/logs"
+	"cambium/jobs/monit"
+
+	"github.com/sirupsen/logrus"
+)
+
+// Process is a supervised process as get_state shows it.
+type Process = monit.Process
+
+// Blobs is where archives come from.
+type Blobs interface {
+	blob.Opener
+	// Remove deletes the machine's own copy of a blob, if there is one.
+	Remove(id string) error
+}
+
+// Supervisor runs the processes of the jobs: monit, or a dummy.
+type Supervisor interface {
+	// Reload makes it read the files of the jobs again.
+	Reload(ctx context.Context) error
+	StartAll(ctx context.Context) error
+	StopAll(ctx context.Context, wait bool) error
+	UnmonitorAll(ctx context.Context) error
+	// State answers at once; a supervisor that does not is "unknown".
+	State(ctx context.Context) string
+	Processes(ctx context.Context) ([]Process, error)
+}
+
+// Instance is the machine as the Director sees it: its jobs and packages on disk and the
+// processes they run.
+type Instance struct {
+	Dirs       vcap.Dirs
+	Blobs      Blobs
+	Supervisor Supervisor
+	// Owner is root and the group vcap.
+	Owner bundle.Owner
+	// Parallel is how many archives are fetched at a time; less than 1 means 1.
+	Parallel int
+	// Root is the system root, for the log rotation.
+	Root string
+	Log  *logrus.Entry
+
+	health sync.Mutex
+}
+
+func (i *Instance) state() *State { return &State{Dirs: i.Dirs} }
+
+// Spec is the spec that was applied last.
+func (i *Instance) Spec() (Spec, error) { return i.state().Spec() }
+
+func (i *Instance) jobs() bundle.Collection {
+	return bundle.Collection{Store: i.Dirs.DataJobs(), Links: i.Dirs.Jobs(), Mode: 0o750, Owner: i.Owner}
+}
+
+func (i *Instance) packages() bundle.Collection { return Packages(i.Dirs, i.Owner) }
+
+// Packages is where packages live; the compiler installs its dependencies there as well.
+func Packages(dirs vcap.Dirs, owner bundle.Owner) bundle.Collection {
+	return bundle.Collection{Store: dirs.DataPackages(), Links: dirs.Packages(), Mode: 0o755, Owner: owner}
+}
+
+// CreateJobDirs makes the directories that each job may write to, where they are missing. It
+// serves apply, and the boot of a machine that lost its ephemeral disk.
+func (i *Instance) CreateJobDirs(spec Spec) error {
+	if err := spec.Validate(); err != nil {
+		return err
+	}
+	for _, job := range spec.JobNames() {
+		for _, dir := range []string{i.Dirs.SysLog(), i.Dirs.SysRun(), i.Dirs.Data()} {
+			if err := i.jobDir(filepath.Join(dir, job)); err != nil {
+				return fmt.Errorf("job %s: %w", job, err)
+			}
+		}
+	}
+	return nil
+}
+
+func (i *Instance) jobDir(path string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+		return err
+	}
+	// Made under another name, so that an existing directory always has its mode and owner.
+	if _, err := os.Lstat(path); err == nil {
+		return nil
+	}
+	temp, err := os.MkdirTemp(filepath.Dir(path), ".new-")
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(os.Chown(temp, i.Owner.UID, i.Owner.GID), os.Chmod(temp, 0o770)); err != nil {
+		return errors.Join(err, os.Remove(temp))
+	}
+	if err := os.Rename(temp, path); err != nil {
+		return errors.Join(err, os.Remove(temp))
+	}
+	return nil
+}
+
+// Apply makes the machine carry spec: bundles installed, links switched, job directories made,
+// monit without job files until Start. The instance files and spec.json are written last, and
+// only if everything before succeeded; otherwise the links are what they were. A spec without a
+// configuration hash installs nothing and is only recorded.
+func (i *Instance) Apply(ctx context.Context, spec Spec) error {
+	spec.fill()
+	if err := spec.Validate(); err != nil {
+		return err
+	}
+	full := spec.ConfigurationHash != ""
+	if full {
+		if err := i.install(ctx, spec); err != nil {
+			return err
+		}
+	} else if err := i.record(spec); err != nil {
+		return err
+	}
+	if !full {
+		return nil
+	}
+	// From here on the new spec is in force; what is left over is cleaned, what fails in that is
+	// reported, and the next apply tries again.
+	i.forgetArchive(spec)
+	jobs, packages, err := bundles(spec)
+	if err != nil {
+		return err
+	}
+	if err := i.jobs().Prune(ctx, jobs); err != nil {
+		i.Log.WithError(err).Warn("could not delete all obsolete jobs")
+	}
+	if err := i.packages().Prune(ctx, packages); err != nil {
+		i.Log.WithError(err).Warn("could not delete all obsolete packages")
+	}
+	return logs.ConfigureRotation(ctx, logs.Rotation{
+		Root: i.Root, LogDir: i.Dirs.SysLog(), MaxSize: spec.Properties.Logging.MaxLogFileSize,
+		Hook: filepath.Join(i.Dirs.BoshBin(), "setup-logrotate.sh"), Log: i.Log,
+	})
+}
+
+func (i *Instance) install(ctx context.Context, spec Spec) error {
+	if err := i.fetch(ctx, spec); err != nil {
+		return err
+	}
+	if err := i.CreateJobDirs(spec); err != nil {
+		return err
+	}
+	var change bundle.Switch
+	err := i.enable(spec, &change)
+	if err == nil {
+		err = i.withdrawMonitFiles(&change)
+	}
+	if err == nil {
+		err = change.Sync()
+	}
+	if err == nil {
+		err = i.Supervisor.Reload(ctx)
+	}
+	if err == nil {
+		err = i.record(spec)
+	}
+	if err != nil {
+		if undone := change.Rollback(); undone != nil {
+			err = fmt.Errorf("%w (putting the former links back failed as well: %w)", err, undone)
+		}
+		return err
+	}
+	return os.RemoveAll(i.withdrawn())
+}
+
+// record writes spec.json and the instance files.
+func (i *Instance) record(spec Spec) error {
+	if err := i.state().Write(spec); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(i.Dirs.Instance(), 0o755); err != nil {
+		return fmt.Errorf("instance files: %w", err)
+	}
+	// Jobs of any user read these, whatever the umask was.
+	if err := os.Chmod(i.Dirs.Instance(), 0o755); err != nil {
+		return fmt.Errorf("instance files: %w", err)
+	}
+	for name, content := range map[string]string{"id": spec.ID, "az": spec.AZ, "name": spec.Name, "deployment": spec.Deployment} {
+		if _, err := atomicfile.WriteIfChanged(filepath.Join(i.Dirs.Instance(), name), []byte(content), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// enable switches all links to the bundles of spec and drops those it does not have.
+func (i *Instance) enable(spec Spec, change *bundle.Switch) error {
+	jobs, packages, err := bundles(spec)
+	if err != nil {
+		return err
+	}
+	for collection, wanted := range map[*bundle.Collection][]bundle.Bundle{ptr(i.packages()): packages, ptr(i.jobs()): jobs} {
+		if err := collection.EnsureLinks(); err != nil {
+			return err
+		}
+		if err := relink(*collection, wanted, change); err != nil {
+			return err
+		}
+	}
+	for _, job := range jobs {
+		if err := i.linkPackages(i.jobs().Dir(job), packages, change); err != nil {
+			return fmt.Errorf("job %s: %w", job.Name, err)
+		}
+	}
+	return nil
+}
+
+func ptr[T any](v T) *T { return &v }
+
+func relink(c bundle.Collection, wanted []bundle.Bundle, change *bundle.Switch) error {
+	keep := map[string]bool{}
+	for _, b := range wanted {
+		keep[b.Name] = true
+		if err := change.Set(c.Link(b.Name), c.Dir(b)); err != nil {
+			return err
+		}
+	}
+	have, err := c.Linked()
+	if err != nil {
+		return err
+	}
+	for _, name := range have {
+		if !keep[name] {
+			if err := change.Drop(c.Link(name)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// linkPackages gives a job its own view of the packages.
+func (i *Instance) linkPackages(jobDir string, packages []bundle.Bundle, change *bundle.Switch) error {
+	links := i.packages()
+	links.Links = filepath.Join(jobDir, "packages")
+	links.Mode = 0o750
+	if len(packages) > 0 {
+		if err := links.EnsureLinks(); err != nil {
+			return err
+		}
+	}
+	return relink(links, packages, change)
+}
+
+// forgetArchive deletes the machine's own copy of the rendered templates, which hold secrets.
+func (i *Instance) forgetArchive(spec Spec) {
+	if spec.Archive == nil || spec.Archive.BlobstoreID == "" {
+		return
+	}
+	if err := i.Blobs.Remove(spec.Archive.BlobstoreID); err != nil {
+		i.Log.WithError(err).Warn("could not delete the archive of rendered templates")
+	}
+}
+
+// healthFile is what bosh-dns and others read.
+type healthFile struct {
+	State string `json:"state"`
+}
+
+// JobState is the state of the instance. It is also recorded in health.json, when it changed.
+func (i *Instance) JobState(ctx context.Context) string {
+	state := i.Supervisor.State(ctx)
+	if state != monit.StateUnknown {
+		if _, err := os.Lstat(i.Dirs.MonitStopped()); err == nil {
+			state = monit.StateStopped
+		}
+	}
+	if ctx.Err() == nil {
+		i.recordHealth(state)
+	}
+	return state
+}
+
+func (i *Instance) recordHealth(state string) {
+	i.health.Lock()
+	defer i.health.Unlock()
+	// One string always encodes.
+	data, _ := json.Marshal(healthFile{State: state})
+	err := os.MkdirAll(i.Dirs.Instance(), 0o755)
+	if err == nil {
+		_, err = atomicfile.WriteIfChanged(i.Dirs.Health(), data, 0o644)
+	}
+	if err != nil {
+		i.Log.WithError(err).Warn("could not record the health")
+	}
+}
+
+// Processes lists what the supervisor runs.
+func (i *Instance) Processes(ctx context.Context) ([]Process, error) {
+	return i.Supervisor.Processes(ctx)
+}
+
+// Start hands the jobs' files to the supervisor and starts everything.
+func (i *Instance) Start(ctx context.Context) error {
+	spec, err := i.Spec()
+	if err != nil {
+		return err
+	}
+	if err := i.writeMonitFiles(spec); err != nil {
+		return err
+	}
+	if err := i.Supervisor.Reload(ctx); err != nil {
+		return err
+	}
+	if err := i.Supervisor.StartAll(ctx); err != nil {
+		return err
+	}
+	if err := atomicfile.Remove(i.Dirs.MonitStopped()); err != nil {
+		return fmt.Errorf("remove the stopped marker: %w", err)
+	}
+	i.JobState(ctx)
+	return nil
+}
+
+// Stop stops everything and marks the instance as stopped. Without wait it only asks.
+func (i *Instance) Stop(ctx context.Context, wait bool) error {
+	if err := i.Supervisor.StopAll(ctx, wait); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(i.Dirs.Monit(), 0o755); err != nil {
+		return fmt.Errorf("stopped marker: %w", err)
+	}
+	if err := atomicfile.Write(i.Dirs.MonitStopped(), nil, 0o644); err != nil {
+		return err
+	}
+	i.JobState(ctx)
+	return nil
+}
+
+// Unmonitor makes the supervisor leave all processes as they are.
+func (i *Instance) Unmonitor(ctx context.Context) error {
+	if err := i.Supervisor.UnmonitorAll(ctx); err != nil {
+		return err
+	}
+	i.JobState(ctx)
+	return nil
+}
+
+// Sweep removes what a crash left behind. Call it before anything else works on the instance.
+func (i *Instance) Sweep() error {
+	// The monit files that an interrupted apply put aside stay away: nothing is to run before the
+	// Director has applied and started again.
+	return errors.Join(i.jobs().Sweep(), i.packages().Sweep(), os.RemoveAll(i.withdrawn()))
+}
+
+// notExist reports whether err is about something that is not there.
+func notExist(err error) bool { return errors.Is(err, fs.ErrNotExist) }

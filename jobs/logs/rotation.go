@@ -1,0 +1,68 @@
+package logs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"cambium/internal/atomicfile"
+	"cambium/internal/command"
+
+	"github.com/sirupsen/logrus"
+)
+
+// DefaultMaxSize is the size at which a log is rotated when the deployment names none.
+const DefaultMaxSize = "50M"
+
+// Rotation is what logrotate is told about the logs of jobs.
+type Rotation struct {
+	Root    string // system root
+	LogDir  string
+	MaxSize string
+	// Hook is the stemcell's program that spreads the rotation over the hour; it may be missing.
+	Hook string
+	Log  *logrus.Entry
+}
+
+var validSize = regexp.MustCompile(`^[0-9]+[kMG]?$`)
+
+// ConfigureRotation writes logrotate's file and tells the stemcell. A hook that is missing or
+// fails changes nothing.
+func ConfigureRotation(ctx context.Context, r Rotation) error {
+	size := r.MaxSize
+	if size == "" {
+		size = DefaultMaxSize
+	}
+	// The text is copied into a file that a root program interprets.
+	if !validSize.MatchString(size) {
+		return fmt.Errorf("log rotation: %q is not a size", size)
+	}
+	var patterns []string
+	for depth := range 3 {
+		dir := r.LogDir + strings.Repeat("/*", depth)
+		patterns = append(patterns, dir+"/*.log", dir+"/.*.log")
+	}
+	text := strings.Join(patterns, " ") + " {\n  missingok\n  rotate 7\n  compress\n  copytruncate\n  size=" + size + "\n}\n"
+	dir := filepath.Join(r.Root, "/etc/logrotate.d")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("log rotation: %w", err)
+	}
+	if _, err := atomicfile.WriteIfChanged(filepath.Join(dir, "vcap"), []byte(text), 0o644); err != nil {
+		return fmt.Errorf("log rotation: %w", err)
+	}
+	if r.Hook == "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if _, err := command.Run(ctx, command.Cmd{Name: r.Hook}); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		r.Log.WithError(err).Warn("setting up the log rotation failed")
+	}
+	return nil
+}

@@ -1,0 +1,247 @@
+// Package monit speaks to the supervisor of a stemcell through the HTTP interface that monit
+// has: reading the state of services, starting, stopping and unmonitoring them, and restarting
+// the daemon so that it reads its files again. It also takes in the mails that monit sends as
+// alerts. Everything that is peculiar to monit, old (5.2.5) or current (5.33), stays in here.
+package monit
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"cambium/internal/retry"
+)
+
+// DefaultURL is where every stemcell's monit listens.
+const DefaultURL = "http://127.0.0.1:2822"
+
+// Limits of single requests. A state that takes longer than StatusTimeout is no news.
+const (
+	StatusTimeout = 2 * time.Second
+	ActionTimeout = 5 * time.Second
+	// actionBudget covers the retries of one action: a daemon that is restarting, or another
+	// action that is still under way.
+	actionBudget = 20 * time.Second
+	maxStatus    = 8 << 20
+)
+
+// Client asks one monit. The zero value is not usable: URL and UserFile are required.
+type Client struct {
+	// URL is the interface without a path, normally DefaultURL.
+	URL string
+	// UserFile holds "user:password"; it is read for each request, because it may change
+	// whenever the machine boots.
+	UserFile string
+	// Daemon restarts monit for Reload.
+	Daemon Daemon
+	// Pause is between attempts of an action; a second if zero.
+	Pause time.Duration
+}
+
+// Daemon controls the monit process itself: through the service manager that runs it.
+type Daemon interface {
+	// Kill ends the process at once and leaves the processes it started alone.
+	Kill(ctx context.Context) error
+	// Start makes sure that it runs.
+	Start(ctx context.Context) error
+}
+
+// transport has no proxy (the interface is local) and keeps no connection (monit closes each).
+var transport = &http.Transport{DisableKeepAlives: true, ResponseHeaderTimeout: ActionTimeout}
+
+// httpClient does not follow the redirect with which a current monit answers an action.
+var httpClient = &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+
+// statusError is an answer other than success.
+type statusError struct{ code int }
+
+func (e statusError) Error() string {
+	return fmt.Sprintf("monit answered %d %s", e.code, http.StatusText(e.code))
+}
+
+// Status reads the state of all services, in one attempt.
+func (c *Client) Status(ctx context.Context) (Status, error) {
+	ctx, cancel := context.WithTimeout(ctx, StatusTimeout)
+	defer cancel()
+	body, err := c.do(ctx, http.MethodGet, "/_status2?format=xml", nil)
+	if err != nil {
+		return Status{}, fmt.Errorf("monit status: %w", err)
+	}
+	status, err := parseStatus(bytes.NewReader(body))
+	if err != nil {
+		return Status{}, fmt.Errorf("monit status: %w", err)
+	}
+	return status, nil
+}
+
+// Start asks monit to start a service, and what it depends on. It does not wait for it.
+func (c *Client) Start(ctx context.Context, service string) error {
+	return c.act(ctx, "start", service)
+}
+
+// Stop asks monit to stop a service. It does not wait for it.
+func (c *Client) Stop(ctx context.Context, service string) error { return c.act(ctx, "stop", service) }
+
+// Unmonitor makes monit leave a service as it is, dead or alive.
+func (c *Client) Unmonitor(ctx context.Context, service string) error {
+	return c.act(ctx, "unmonitor", service)
+}
+
+func (c *Client) act(ctx context.Context, action, service string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, actionBudget, fmt.Errorf("no success within %v", actionBudget))
+	defer cancel()
+	// A current monit wants a token twice, in the body and as a cookie, and does not care which:
+	// other web sites cannot know it. An old one ignores both.
+	token := newToken()
+	form := url.Values{"action": {action}, "securitytoken": {token}}
+	err := retry.Do(ctx, retry.Backoff{Min: c.pause()}, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, ActionTimeout)
+		defer cancel()
+		_, err := c.do(ctx, http.MethodPost, "/"+url.PathEscape(service), form)
+		// Unknown service, wrong password: no repetition heals these. 503 is an action that is
+		// still pending.
+		var status statusError
+		if errors.As(err, &status) && status.code < 500 {
+			return retry.Final(err)
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("monit %s %s: %w", action, service, err)
+	}
+	return nil
+}
+
+func (c *Client) pause() time.Duration {
+	if c.Pause == 0 {
+		return time.Second
+	}
+	return c.Pause
+}
+
+func (c *Client) do(ctx context.Context, method, path string, form url.Values) ([]byte, error) {
+	var body io.Reader
+	if form != nil {
+		body = strings.NewReader(form.Encode())
+	}
+	req, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(c.URL, "/")+path, body)
+	if err != nil {
+		return nil, err
+	}
+	user, password, err := c.credentials()
+	if err != nil {
+		return nil, err
+	}
+	req.SetBasicAuth(user, password)
+	if form != nil {
+		req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		req.Header.Set("Cookie", "securitytoken="+form.Get("securitytoken"))
+	}
+	resp, err := httpClient.Do(req)
+	if err != nil {
+		return nil, withoutURL(err)
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxStatus+1))
+	switch {
+	case resp.StatusCode != http.StatusOK && (form == nil || resp.StatusCode != http.StatusFound):
+		return nil, statusError{resp.StatusCode}
+	case err != nil:
+		return nil, err
+	case len(answer) > maxStatus:
+		return nil, fmt.Errorf("the answer is larger than %d bytes", maxStatus)
+	}
+	return answer, nil
+}
+
+// withoutURL drops method and address from an error of net/http; the caller names the action.
+func withoutURL(err error) error {
+	var u *url.Error
+	if errors.As(err, &u) {
+		return u.Err
+	}
+	return err
+}
+
+func (c *Client) credentials() (user, password string, err error) {
+	data, err := os.ReadFile(c.UserFile)
+	if err != nil {
+		return "", "", fmt.Errorf("credentials: %w", err)
+	}
+	user, password, ok := strings.Cut(strings.TrimSpace(string(data)), ":")
+	if !ok {
+		return "", "", fmt.Errorf("credentials: %s does not hold user:password", c.UserFile)
+	}
+	return user, password, nil
+}
+
+func newToken() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:])
+	return hex.EncodeToString(b[:])
+}
+
+// Limits of a reload.
+const (
+	reloadRounds = 3
+	reloadWait   = 10 * time.Second
+)
+
+// Reload makes monit read its files again, by restarting it: its own reload waits for whatever
+// it is doing. It returns when a monit of another incarnation answers. Processes that monit
+// supervises are not touched.
+func (c *Client) Reload(ctx context.Context) error {
+	before, err := c.Status(ctx)
+	if err != nil {
+		// Not running or not answering; then any incarnation is a new one.
+		before = Status{}
+	}
+	// The incarnation is the second in which monit started: a restart within the same second
+	// could not be told from none.
+	if started := time.Unix(before.Incarnation, 0); before.Incarnation != 0 && time.Since(started) < time.Second {
+		if err := retry.Sleep(ctx, time.Until(started.Add(time.Second))); err != nil {
+			return fmt.Errorf("monit reload: %w", err)
+		}
+	}
+	var failed error
+	for range reloadRounds {
+		failed = c.restart(ctx, before.Incarnation)
+		if failed == nil || ctx.Err() != nil {
+			break
+		}
+	}
+	if failed != nil {
+		return fmt.Errorf("monit reload: %w", failed)
+	}
+	return nil
+}
+
+func (c *Client) restart(ctx context.Context, before int64) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, reloadWait, fmt.Errorf("no new incarnation within %v", reloadWait))
+	defer cancel()
+	// Killing what does not run fails; only the start must succeed.
+	killed := c.Daemon.Kill(ctx)
+	if err := c.Daemon.Start(ctx); err != nil {
+		return errors.Join(err, killed)
+	}
+	// Nothing but the interface itself can tell that a new monit answers.
+	return retry.Do(ctx, retry.Backoff{Min: 50 * time.Millisecond, Max: 500 * time.Millisecond}, func(ctx context.Context) error {
+		now, err := c.Status(ctx)
+		if err != nil {
+			return err
+		}
+		if now.Incarnation == before {
+			return errors.Join(errors.New("the same monit still answers"), killed)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,110 @@
+package monit
+
+import (
+	"strings"
+	"time"
+)
+
+// Alert is one mail of monit.
+type Alert struct {
+	ID          string
+	Service     string
+	Event       string
+	Action      string
+	Description string
+	// Date is zero when the mail had none that could be read.
+	Date time.Time
+}
+
+// ParseAlert reads the lines that a stemcell's monit is configured to send. The last line of
+// each kind counts, as a message could contain one too. A mail without any is no alert.
+func ParseAlert(mail string) (Alert, bool) {
+	var a Alert
+	for line := range strings.Lines(mail) {
+		key, value, ok := strings.Cut(strings.TrimSpace(line), ":")
+		if !ok {
+			continue
+		}
+		value = strings.TrimSpace(value)
+		switch strings.ToLower(key) {
+		case "message-id":
+			a.ID = strings.Trim(value, "<>")
+		case "service":
+			a.Service = value
+		case "event":
+			a.Event = value
+		case "action":
+			a.Action = value
+		case "description":
+			a.Description = value
+		case "date":
+			a.Date = parseDate(value)
+		}
+	}
+	return a, a.Service != "" || a.Event != ""
+}
+
+// parseDate accepts what monit writes; single-digit days come with and without a leading zero.
+func parseDate(text string) time.Time {
+	for _, layout := range []string{time.RFC1123Z, "Mon, 2 Jan 2006 15:04:05 -0700"} {
+		if t, err := time.Parse(layout, text); err == nil {
+			return t
+		}
+	}
+	return time.Time{}
+}
+
+// Severities of the Health Monitor. Ignored is for events that say that all is well.
+const (
+	SeverityIgnored  = -1
+	SeverityAlert    = 1
+	SeverityCritical = 2
+	SeverityError    = 3
+	SeverityWarning  = 4
+)
+
+var severities = map[string]int{
+	"action done": SeverityIgnored, "exists": SeverityIgnored, "content match": SeverityIgnored,
+	"timeout recovery": SeverityIgnored, "monit instance changed": SeverityIgnored,
+
+	"connection failed": SeverityAlert, "execution failed": SeverityAlert,
+	"monit instance failed": SeverityAlert, "does not exist": SeverityAlert,
+
+	"checksum failed": SeverityCritical, "icmp failed": SeverityCritical, "pid failed": SeverityCritical,
+	"ppid failed": SeverityCritical, "uid failed": SeverityCritical, "timeout": SeverityCritical,
+
+	"connection changed": SeverityError, "content failed": SeverityError, "content doesn't match": SeverityError,
+	"data access error": SeverityError, "filesystem flags failed": SeverityError, "gid failed": SeverityError,
+	"heartbeat failed": SeverityError, "invalid type": SeverityError, "permission failed": SeverityError,
+	"resource limit matched": SeverityError, "size failed": SeverityError, "size changed": SeverityError,
+	"timestamp failed": SeverityError,
+
+	"checksum changed": SeverityWarning, "data access changed": SeverityWarning, "execution changed": SeverityWarning,
+	"filesystem flags changed": SeverityWarning, "gid changed": SeverityWarning, "heartbeat changed": SeverityWarning,
+	"icmp changed": SeverityWarning, "type changed": SeverityWarning, "existence changed": SeverityWarning,
+	"permission changed": SeverityWarning, "pid changed": SeverityWarning, "ppid changed": SeverityWarning,
+	"resource limit changed": SeverityWarning, "timeout changed": SeverityWarning,
+	"timestamp changed": SeverityWarning, "uid changed": SeverityWarning,
+}
+
+// Severity grades the event. What is not known is critical: it may be new, and it was worth a
+// mail.
+func (a Alert) Severity() int {
+	event := strings.ToLower(strings.TrimSpace(a.Event))
+	if s, ok := severities[event]; ok {
+		return s
+	}
+	if strings.HasSuffix(event, " succeeded") || strings.HasSuffix(event, " not changed") {
+		return SeverityIgnored
+	}
+	return SeverityCritical
+}
+
+// Title is the first line of the alert; ips, which should be sorted, tell where it happened.
+func (a Alert) Title(ips []string) string {
+	where := a.Service
+	if len(ips) > 0 {
+		where += " (" + strings.Join(ips, ", ") + ")"
+	}
+	return where + " - " + a.Event + " - " + a.Action
+}

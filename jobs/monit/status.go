@@ -1,0 +1,144 @@
+package monit
+
+import (
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// Group is the service group that belongs to the jobs of a deployment.
+const Group = "vcap"
+
+// Status is what monit says about its services.
+type Status struct {
+	Incarnation int64
+	// Services are those of the group vcap, in monit's order.
+	Services []Service
+}
+
+// Service is one supervised process.
+type Service struct {
+	Name string
+	// State is "running", "starting", "failing" or "unknown" (not monitored).
+	State     string
+	Monitored bool
+	Pending   bool
+	// Fault is monit's message about a failed action, from those versions that give one.
+	Fault         string
+	UptimeSeconds int
+	MemoryKB      int
+	MemoryPercent float64
+	CPUPercent    float64
+}
+
+// States of a service and of the whole job.
+const (
+	StateRunning  = "running"
+	StateStarting = "starting"
+	StateFailing  = "failing"
+	StateUnknown  = "unknown"
+	StateStopped  = "stopped"
+)
+
+type statusXML struct {
+	XMLName     xml.Name     `xml:"monit"`
+	Incarnation int64        `xml:"incarnation,attr"`
+	Services    []serviceXML `xml:"services>service"`
+	Groups      []struct {
+		Name     string   `xml:"name,attr"`
+		Services []string `xml:"service"`
+	} `xml:"servicegroups>servicegroup"`
+}
+
+type serviceXML struct {
+	Name    string `xml:"name,attr"`
+	Status  int    `xml:"status"`
+	Message string `xml:"status_message"`
+	Monitor int    `xml:"monitor"`
+	Pending int    `xml:"pendingaction"`
+	Uptime  int    `xml:"uptime"`
+	Memory  struct {
+		KB      int     `xml:"kilobytetotal"`
+		Percent float64 `xml:"percenttotal"`
+	} `xml:"memory"`
+	CPU struct {
+		Percent float64 `xml:"percenttotal"`
+	} `xml:"cpu"`
+}
+
+func parseStatus(r io.Reader) (Status, error) {
+	var doc statusXML
+	decoder := xml.NewDecoder(r)
+	decoder.CharsetReader = latin1
+	if err := decoder.Decode(&doc); err != nil {
+		return Status{}, fmt.Errorf("decode: %w", err)
+	}
+	member := map[string]bool{}
+	for _, g := range doc.Groups {
+		if g.Name == Group {
+			for _, name := range g.Services {
+				member[name] = true
+			}
+		}
+	}
+	status := Status{Incarnation: doc.Incarnation}
+	for _, s := range doc.Services {
+		if member[s.Name] {
+			status.Services = append(status.Services, s.service())
+		}
+	}
+	return status, nil
+}
+
+func (x serviceXML) service() Service {
+	s := Service{
+		Name: x.Name, Monitored: x.Monitor != 0, Pending: x.Pending > 0,
+		UptimeSeconds: x.Uptime, MemoryKB: x.Memory.KB, MemoryPercent: x.Memory.Percent, CPUPercent: x.CPU.Percent,
+	}
+	switch {
+	case x.Monitor == 0:
+		s.State = StateUnknown
+	case x.Monitor == 2:
+		s.State = StateStarting
+	case x.Status == 0:
+		s.State = StateRunning
+	default:
+		s.State = StateFailing
+	}
+	if x.Status > 0 {
+		s.Fault = strings.TrimSpace(x.Message)
+	}
+	return s
+}
+
+// latin1 serves the one encoding that monit declares.
+func latin1(charset string, input io.Reader) (io.Reader, error) {
+	switch strings.ToLower(charset) {
+	case "iso-8859-1", "latin1", "us-ascii", "utf-8":
+		return &latin1Reader{r: input}, nil
+	}
+	return nil, errors.New("unexpected character set")
+}
+
+type latin1Reader struct {
+	r    io.Reader
+	rest []byte
+}
+
+func (l *latin1Reader) Read(p []byte) (int, error) {
+	if len(l.rest) == 0 {
+		var buf [2048]byte
+		n, err := l.r.Read(buf[:])
+		for _, b := range buf[:n] {
+			l.rest = append(l.rest, string(rune(b))...)
+		}
+		if n == 0 {
+			return 0, err
+		}
+	}
+	n := copy(p, l.rest)
+	l.rest = l.rest[n:]
+	return n, nil
+}

@@ -1,0 +1,170 @@
+package monit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"cambium/internal/retry"
+)
+
+// Process is a service as get_state shows it.
+type Process struct {
+	Name   string `json:"name"`
+	State  string `json:"state"`
+	Uptime struct {
+		Seconds int `json:"secs,omitempty"`
+	} `json:"uptime"`
+	Memory struct {
+		KB      int     `json:"kb,omitempty"`
+		Percent float64 `json:"percent"`
+	} `json:"mem"`
+	CPU struct {
+		Total float64 `json:"total"`
+	} `json:"cpu"`
+}
+
+// StopBudget is how long StopAll waits for all services together.
+const StopBudget = 5 * time.Minute
+
+// Supervisor handles all services of the group at once.
+type Supervisor struct {
+	*Client
+	// StopBudget replaces the constant of that name when it is set.
+	StopBudget time.Duration
+	// Poll is the pause between looks at stopping services; half a second if zero.
+	Poll time.Duration
+}
+
+// StartAll starts every service.
+func (s Supervisor) StartAll(ctx context.Context) error { return s.each(ctx, s.Start) }
+
+// UnmonitorAll stops the supervision of every service.
+func (s Supervisor) UnmonitorAll(ctx context.Context) error { return s.each(ctx, s.Unmonitor) }
+
+func (s Supervisor) each(ctx context.Context, act func(context.Context, string) error) error {
+	services, err := s.services(ctx)
+	if err != nil {
+		return err
+	}
+	for _, service := range services {
+		if err := act(ctx, service.Name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// services insists for as long as an action does: after a boot or a reload monit may need a
+// moment.
+func (s Supervisor) services(ctx context.Context) ([]Service, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, actionBudget, fmt.Errorf("no answer within %v", actionBudget))
+	defer cancel()
+	var status Status
+	err := retry.Do(ctx, retry.Backoff{Min: s.pause()}, func(ctx context.Context) (err error) {
+		status, err = s.Status(ctx)
+		return err
+	})
+	return status.Services, err
+}
+
+// StopAll stops every service. With wait it first lets pending actions end and then returns only
+// when nothing is monitored or pending any more, for at most the budget.
+func (s Supervisor) StopAll(ctx context.Context, wait bool) error {
+	if !wait {
+		return s.each(ctx, s.Stop)
+	}
+	budget := s.StopBudget
+	if budget == 0 {
+		budget = StopBudget
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, budget, errBudget)
+	defer cancel()
+	if err := s.until(ctx, "finish their pending actions", budget, func(v Service) bool { return !v.Pending }); err != nil {
+		return err
+	}
+	if err := s.each(ctx, s.Stop); err != nil {
+		if errors.Is(context.Cause(ctx), errBudget) {
+			return fmt.Errorf("Timed out waiting for services to stop after %v: %w", budget, err) //nolint:staticcheck // callers look for this text
+		}
+		return err
+	}
+	return s.until(ctx, "stop", budget, func(v Service) bool { return !v.Pending && !v.Monitored })
+}
+
+var errBudget = errors.New("the budget for stopping is used up")
+
+// until polls the services: monit offers no way to be told.
+func (s Supervisor) until(ctx context.Context, what string, budget time.Duration, done func(Service) bool) error {
+	poll := s.Poll
+	if poll == 0 {
+		poll = 500 * time.Millisecond
+	}
+	var waiting []string
+	for {
+		status, err := s.Status(ctx)
+		if err == nil {
+			waiting = nil
+			var faults []string
+			for _, v := range status.Services {
+				if v.Fault != "" {
+					faults = append(faults, fmt.Sprintf("%s: %s", v.Name, v.Fault))
+				}
+				if !done(v) {
+					waiting = append(waiting, v.Name)
+				}
+			}
+			if len(faults) > 0 {
+				return fmt.Errorf("stopping services failed: %s", strings.Join(faults, "; "))
+			}
+			if len(waiting) == 0 {
+				return nil
+			}
+		}
+		if ended := retry.Sleep(ctx, poll); ended != nil {
+			if !errors.Is(ended, errBudget) {
+				return ended
+			}
+			// The Director looks for the beginning of this text and then goes on.
+			timeout := fmt.Errorf("Timed out waiting for services '%s' to %s after %v", strings.Join(waiting, ", "), what, budget) //nolint:staticcheck
+			return errors.Join(timeout, err)
+		}
+	}
+}
+
+// State is the state of all services together, without regard to the marker of a stopped
+// instance. A monit that does not answer at once means unknown.
+func (s Supervisor) State(ctx context.Context) string {
+	status, err := s.Status(ctx)
+	if err != nil {
+		return StateUnknown
+	}
+	state := StateRunning
+	for _, v := range status.Services {
+		switch v.State {
+		case StateStarting:
+			return StateStarting
+		case StateRunning:
+		default:
+			state = StateFailing
+		}
+	}
+	return state
+}
+
+// Processes lists the services as get_state shows them.
+func (s Supervisor) Processes(ctx context.Context) ([]Process, error) {
+	status, err := s.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	processes := make([]Process, 0, len(status.Services))
+	for _, v := range status.Services {
+		p := Process{Name: v.Name, State: v.State}
+		p.Uptime.Seconds, p.Memory.KB, p.Memory.Percent, p.CPU.Total = v.UptimeSeconds, v.MemoryKB, v.MemoryPercent, v.CPUPercent
+		processes = append(processes, p)
+	}
+	return processes, nil
+}

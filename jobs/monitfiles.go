@@ -1,0 +1,111 @@
+package jobs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"cambium/internal/atomicfile"
+	"cambium/jobs/bundle"
+)
+
+// withdrawn is where apply puts monit's job files aside until it has succeeded. monit reads
+// only the files of its own directory.
+func (i *Instance) withdrawn() string { return filepath.Join(i.Dirs.Monit(), ".job-withdrawn") }
+
+// withdrawMonitFiles leaves monit without job files until Start: what ran before must not be
+// started with the new files half in place.
+func (i *Instance) withdrawMonitFiles(change *bundle.Switch) error {
+	if err := os.RemoveAll(i.withdrawn()); err != nil {
+		return fmt.Errorf("monit files: %w", err)
+	}
+	err := os.Rename(i.Dirs.MonitJobs(), i.withdrawn())
+	if notExist(err) {
+		return i.ensureMonitDir()
+	}
+	if err != nil {
+		return fmt.Errorf("monit files: %w", err)
+	}
+	change.Did(func() error {
+		return errors.Join(os.RemoveAll(i.Dirs.MonitJobs()), os.Rename(i.withdrawn(), i.Dirs.MonitJobs()))
+	})
+	return i.ensureMonitDir()
+}
+
+func (i *Instance) ensureMonitDir() error {
+	if err := os.MkdirAll(i.Dirs.MonitJobs(), 0o755); err != nil {
+		return fmt.Errorf("monit files: %w", err)
+	}
+	return nil
+}
+
+// writeMonitFiles gives monit the files of all jobs of spec and removes all others. The numbers
+// in their names make monit read them in reverse order of the spec.
+func (i *Instance) writeMonitFiles(spec Spec) error {
+	jobs, _, err := bundles(spec)
+	if err != nil {
+		return err
+	}
+	wanted := map[string][]byte{}
+	for n := range jobs {
+		job := jobs[len(jobs)-1-n]
+		dir := i.jobs().Dir(job)
+		if !i.jobs().Installed(job) {
+			return fmt.Errorf("job %s is not installed: apply the spec again", job.Name)
+		}
+		files, err := monitFiles(dir)
+		if err != nil {
+			return fmt.Errorf("job %s: %w", job.Name, err)
+		}
+		for label, content := range files {
+			wanted[fmt.Sprintf("%04d_%s%s.monitrc", n, job.Name, label)] = content
+		}
+	}
+	if err := i.ensureMonitDir(); err != nil {
+		return err
+	}
+	for name, content := range wanted {
+		if _, err := atomicfile.WriteIfChanged(filepath.Join(i.Dirs.MonitJobs(), name), content, 0o640); err != nil {
+			return err
+		}
+	}
+	have, err := os.ReadDir(i.Dirs.MonitJobs())
+	if err != nil {
+		return fmt.Errorf("monit files: %w", err)
+	}
+	for _, e := range have {
+		if _, keep := wanted[e.Name()]; !keep {
+			if err := os.RemoveAll(filepath.Join(i.Dirs.MonitJobs(), e.Name())); err != nil {
+				return fmt.Errorf("monit files: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// monitFiles reads a job's "monit" file and its further "<label>.monit" files, keyed by what
+// their label adds to the file name.
+func monitFiles(dir string) (map[string][]byte, error) {
+	files := map[string][]byte{}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	var faults []error
+	for _, e := range entries {
+		label, further := strings.CutSuffix(e.Name(), ".monit")
+		if e.Name() != "monit" && !further || !e.Type().IsRegular() {
+			continue
+		}
+		content, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		faults = append(faults, err)
+		if further {
+			files["_"+label] = content
+		} else {
+			files[""] = content
+		}
+	}
+	return files, errors.Join(faults...)
+}
