@@ -1,0 +1,183 @@
+package nstest
+
+import (
+	"net/netip"
+	"os"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// untilJustBefore leaves the parent process time to report.
+func untilJustBefore(deadline time.Time) time.Duration {
+	return max(time.Until(deadline)-5*time.Second, time.Second)
+}
+
+// here is a netlink handle for the namespace of the process.
+func here(t *testing.T) *netlink.Handle {
+	t.Helper()
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		t.Fatalf("open netlink: %v", err)
+	}
+	t.Cleanup(h.Close)
+	return h
+}
+
+func setUp(t *testing.T, h *netlink.Handle, name string) netlink.Link {
+	t.Helper()
+	link, err := h.LinkByName(name)
+	if err != nil {
+		t.Fatalf("link %s: %v", name, err)
+	}
+	if err := h.LinkSetUp(link); err != nil {
+		t.Fatalf("set %s up: %v", name, err)
+	}
+	return link
+}
+
+// Peer is a second network namespace: the gateway, the DHCP server, the other end of every link.
+type Peer struct {
+	Handle *netlink.Handle
+	ns     netns.NsHandle
+}
+
+// NewPeer makes an empty peer namespace, with forwarding and loopback up.
+func NewPeer(t *testing.T) *Peer {
+	t.Helper()
+	p := &Peer{}
+	done := make(chan error)
+	go func() {
+		// The thread is left locked, so that it ends with the goroutine and nobody else
+		// runs in its namespace.
+		runtime.LockOSThread()
+		var err error
+		p.ns, err = netns.New()
+		if err == nil {
+			err = os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644)
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		t.Fatalf("make a peer namespace: %v", err)
+	}
+	h, err := netlink.NewHandleAt(p.ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		t.Fatalf("open netlink in the peer namespace: %v", err)
+	}
+	p.Handle = h
+	t.Cleanup(func() {
+		h.Close()
+		_ = p.ns.Close()
+	})
+	setUp(t, h, "lo")
+	return p
+}
+
+// Do calls f on a thread inside the peer namespace; sockets that f opens stay there.
+func (p *Peer) Do(t *testing.T, f func() error) {
+	t.Helper()
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		if err := netns.Set(p.ns); err != nil {
+			done <- err
+			return
+		}
+		done <- f()
+	}()
+	if err := <-done; err != nil {
+		t.Fatalf("in the peer namespace: %v", err)
+	}
+}
+
+// NIC makes a link called name with the given hardware address ("" for a random one) that the
+// agent takes for one of the machine's NICs. Its other end is called name too, is in the peer
+// namespace, and is up; the link itself is down, as a NIC is at boot.
+func (p *Peer) NIC(t *testing.T, name, mac string) {
+	t.Helper()
+	p.Veth(t, name, mac)
+	h := here(t)
+	link, err := h.LinkByName(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.LinkSetAlias(link, "bosh-interface-"+name); err != nil {
+		t.Fatalf("mark %s as NIC: %v", name, err)
+	}
+}
+
+// Veth makes a link called name that the agent must not take for a NIC.
+func (p *Peer) Veth(t *testing.T, name, mac string) {
+	t.Helper()
+	h := here(t)
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	if mac != "" {
+		attrs.HardwareAddr = hardware(t, mac)
+	}
+	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: name, PeerNamespace: netlink.NsFd(int(p.ns))}
+	if err := h.LinkAdd(veth); err != nil {
+		t.Fatalf("make %s: %v", name, err)
+	}
+	setUp(t, p.Handle, name)
+}
+
+// Remove removes a link and its other end.
+func (p *Peer) Remove(t *testing.T, name string) {
+	t.Helper()
+	link, err := p.Handle.LinkByName(name)
+	if err == nil {
+		err = p.Handle.LinkDel(link)
+	}
+	if err != nil {
+		t.Fatalf("remove %s: %v", name, err)
+	}
+}
+
+// Address gives the other end of a link an address, usable at once.
+func (p *Peer) Address(t *testing.T, name, prefix string) {
+	t.Helper()
+	link, err := p.Handle.LinkByName(name)
+	if err != nil {
+		t.Fatalf("peer link %s: %v", name, err)
+	}
+	addr, err := netlink.ParseAddr(netip.MustParsePrefix(prefix).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr.Flags = unix.IFA_F_NODAD
+	if err := p.Handle.AddrReplace(link, addr); err != nil {
+		t.Fatalf("peer address %s on %s: %v", prefix, name, err)
+	}
+}
+
+// Unaddress takes an address from the other end of a link.
+func (p *Peer) Unaddress(t *testing.T, name, prefix string) {
+	t.Helper()
+	link, err := p.Handle.LinkByName(name)
+	if err != nil {
+		t.Fatalf("peer link %s: %v", name, err)
+	}
+	addr, err := netlink.ParseAddr(prefix)
+	if err == nil {
+		err = p.Handle.AddrDel(link, addr)
+	}
+	if err != nil {
+		t.Fatalf("remove peer address %s from %s: %v", prefix, name, err)
+	}
+}
+
+// MAC is the hardware address of the other end of a link.
+func (p *Peer) MAC(t *testing.T, name string) string {
+	t.Helper()
+	link, err := p.Handle.LinkByName(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return link.Attrs().HardwareAddr.String()
+}

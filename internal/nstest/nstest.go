@@ -1,0 +1,99 @@
+// Package nstest gives a test network and mount namespaces of its own, links into a peer
+// namespace that plays the rest of the world, and a capture of what is on the wire.
+//
+// It is for tests only. [Run] starts the test binary again inside new namespaces, so that every
+// goroutine and every socket of the test is in them, and /sys shows their links; nothing of the
+// machine's own network can be reached from there, and the kernel removes it all afterwards.
+package nstest
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// inside names the test that this process was started for.
+const inside = "CAMBIUM_NSTEST"
+
+// Run calls body in fresh network and mount namespaces in which only loopback is there, and up.
+// Where namespaces are not allowed the test is skipped, or fails if CI is set. It must be called
+// from a top-level test, and be all that the test does.
+func Run(t *testing.T, body func(t *testing.T)) {
+	t.Helper()
+	if strings.Contains(t.Name(), "/") {
+		t.Fatal("nstest.Run wants a top-level test")
+	}
+	if os.Getenv(inside) == t.Name() {
+		enter(t)
+		body(t)
+		return
+	}
+	var output bytes.Buffer
+	state, err := again(t, &output)
+	switch {
+	case err != nil && os.Getenv("CI") == "":
+		t.Skipf("no namespaces: %v", err)
+	case err != nil:
+		t.Fatalf("no namespaces, though CI is set: %v", err)
+	case !state.Success():
+		t.Errorf("in its namespaces: %s\n%s", state, output.Bytes())
+	case bytes.Contains(output.Bytes(), []byte("--- SKIP: "+t.Name())):
+		t.Skipf("in its namespaces:\n%s", output.Bytes())
+	default:
+		if testing.Verbose() {
+			t.Logf("%s", output.Bytes())
+		}
+	}
+}
+
+// again runs this one test in new namespaces. Without privileges, a user namespace provides them.
+func again(t *testing.T, output io.Writer) (*os.ProcessState, error) {
+	t.Helper()
+	read, write, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer read.Close()
+	attr := &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL}
+	if os.Geteuid() != 0 {
+		attr.Cloneflags |= unix.CLONE_NEWUSER
+		attr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
+		attr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
+	}
+	args := []string{os.Args[0], "-test.run=^" + regexp.QuoteMeta(t.Name()) + "$", "-test.v", "-test.count=1"}
+	if deadline, ok := t.Deadline(); ok {
+		args = append(args, fmt.Sprintf("-test.timeout=%s", untilJustBefore(deadline)))
+	}
+	process, err := os.StartProcess(os.Args[0], args, &os.ProcAttr{
+		Env:   append(os.Environ(), inside+"="+t.Name()),
+		Files: []*os.File{nil, write, write},
+		Sys:   attr,
+	})
+	write.Close()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := io.Copy(output, read); err != nil {
+		t.Error(err)
+	}
+	return process.Wait()
+}
+
+// enter makes the mount namespace private, shows the new network in /sys, and sets loopback up.
+func enter(t *testing.T) {
+	t.Helper()
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		t.Fatalf("make mounts private: %v", err)
+	}
+	if err := unix.Mount("sysfs", "/sys", "sysfs", 0, ""); err != nil {
+		t.Fatalf("mount sysfs: %v", err)
+	}
+	setUp(t, here(t), "lo")
+}

@@ -1,0 +1,465 @@
+package plan
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"cambium/platform/network"
+	"cambium/settings"
+)
+
+// Network decides what the links should look like.
+//
+// Networks and NICs meet by hardware address; one network without an address and one NIC belong
+// together; an alias names its link itself. All networks of a NIC are served together, in the
+// order of their names, so that nothing depends on the order of a map. A NIC that no network
+// claims gets DHCP.
+//
+// The error names each network that cannot be had and says why; the Desired that comes with it
+// holds everything else and may be applied. Warnings are about what was settled by a rule.
+func Network(nets map[string]settings.Network, have network.State) (network.Desired, []string, error) {
+	n := networks{have: have, links: map[string]*network.WantLink{}}
+	for _, name := range sortedNames(nets) {
+		if !nets[name].VIP() {
+			n.names = append(n.names, name)
+		}
+	}
+	n.nets = nets
+	if preconfigured(nets) {
+		return network.Desired{Preconfigured: true, Dynamic: n.dynamic(map[string]string{})}, nil, nil
+	}
+	bound := n.bind()
+	n.chooseGateways()
+	served := map[string]string{}
+	for _, name := range n.names {
+		if link, ok := bound[name]; ok && n.serve(name, link) {
+			served[name] = link
+		}
+	}
+	// Routes come after all addresses: a gateway may be in the subnet of another network.
+	for _, name := range n.names {
+		if link, ok := served[name]; ok {
+			n.gateway(name, n.link(link))
+			n.routes(name, n.link(link))
+		}
+	}
+	for _, nic := range have.NICs() {
+		if l := n.links[nic.Name]; l == nil || len(l.Networks) == n.labelled[nic.Name] {
+			n.link(nic.Name).DHCP = true // nothing but labelled addresses, or nothing at all
+		}
+	}
+	return n.finish(bound)
+}
+
+// preconfigured reports whether somebody else configures all networks. No network at all counts.
+func preconfigured(nets map[string]settings.Network) bool {
+	for _, n := range nets {
+		if !n.VIP() && !n.Preconfigured {
+			return false
+		}
+	}
+	return true
+}
+
+func sortedNames(nets map[string]settings.Network) []string {
+	names := make([]string, 0, len(nets))
+	for name := range nets {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+type networks struct {
+	have     network.State
+	nets     map[string]settings.Network
+	names    []string // without vip networks, sorted
+	links    map[string]*network.WantLink
+	labelled map[string]int // networks of a link that only add a labelled address
+	gateways map[bool]string
+	anyone   bool // some network is the default for gateway
+	warnings []string
+	failed   []error
+}
+
+func (n *networks) warn(name, format string, args ...any) {
+	n.warnings = append(n.warnings, fmt.Sprintf("network %q: %s", name, fmt.Sprintf(format, args...)))
+}
+
+func (n *networks) fail(name, format string, args ...any) {
+	n.failed = append(n.failed, fmt.Errorf("network %q: %s", name, fmt.Sprintf(format, args...)))
+}
+
+func (n *networks) link(name string) *network.WantLink {
+	if n.links[name] == nil {
+		n.links[name] = &network.WantLink{Name: name}
+	}
+	return n.links[name]
+}
+
+// bind finds the link of each network.
+func (n *networks) bind() map[string]string {
+	bound := map[string]string{}
+	nics := n.have.NICs()
+	byMAC := map[network.MAC]string{}
+	for _, nic := range nics {
+		if other, twice := byMAC[nic.MAC]; twice {
+			n.warnings = append(n.warnings, fmt.Sprintf("links %s and %s have the same hardware address; %s is used", other, nic.Name, other))
+			continue
+		}
+		byMAC[nic.MAC] = nic.Name
+	}
+	// With a single NIC there is no doubt where networks belong that name none.
+	anonymous := len(nics) == 1 && !slices.ContainsFunc(n.names, func(name string) bool { return n.nets[name].MAC != "" })
+	for _, name := range n.names {
+		net := n.nets[name]
+		switch {
+		case net.MAC != "":
+			mac, err := network.ParseMAC(net.MAC)
+			if err != nil {
+				n.fail(name, "%v", err)
+				continue
+			}
+			link, known := byMAC[mac]
+			if !known {
+				n.fail(name, "no NIC has the hardware address %s", mac)
+				continue
+			}
+			bound[name] = link
+		case anonymous && (net.Alias == "" || len(n.names) == 1):
+			bound[name] = nics[0].Name
+		case net.Alias != "":
+			link, _, _ := strings.Cut(net.Alias, ":")
+			if err := checkAlias(net.Alias); err != nil {
+				n.fail(name, "%v", err)
+				continue
+			}
+			if _, known := n.have.Link(link); !known {
+				n.fail(name, "there is no link %s", link)
+				continue
+			}
+			bound[name] = link
+		default:
+			n.warn(name, "has neither a hardware address nor an alias, and is not configured")
+		}
+	}
+	return bound
+}
+
+// maxLabel is the kernel's limit for the label of an address.
+const maxLabel = 15
+
+func checkAlias(alias string) error {
+	switch {
+	case alias == "." || alias == ".." || strings.ContainsAny(alias, "/ \t\n\r\v\f"):
+		return fmt.Errorf("alias %q is not a link's name", alias)
+	case len(alias) > maxLabel:
+		return fmt.Errorf("alias %q is longer than %d characters", alias, maxLabel)
+	}
+	return nil
+}
+
+// static reports whether the document gives the address; an alias always does.
+func static(net settings.Network) bool { return net.Alias != "" || !net.DHCP() }
+
+// chooseGateways picks the network whose gateway is the default route, one for each family.
+func (n *networks) chooseGateways() {
+	n.gateways = map[bool]string{}
+	for _, name := range n.names {
+		net := n.nets[name]
+		if !net.DefaultFor("gateway") {
+			continue
+		}
+		n.anyone = true
+		gw, err := netip.ParseAddr(net.Gateway)
+		if !static(net) || err != nil {
+			continue
+		}
+		if first, taken := n.gateways[gw.Is6()]; taken {
+			n.warn(name, "network %q has the default gateway already; %s is not used", first, gw)
+			continue
+		}
+		n.gateways[gw.Is6()] = name
+	}
+}
+
+// serve adds the address that one network wants to its link, or DHCP.
+func (n *networks) serve(name, link string) bool {
+	net := n.nets[name]
+	l := n.link(link)
+	if !static(net) {
+		l.Networks = append(l.Networks, name)
+		l.DHCP = true
+		ip, err := netip.ParseAddr(net.IP)
+		if err == nil && ip.Is6() {
+			l.AcceptRA = true
+		}
+		if net.Prefix != "" && net.Prefix != "32" && net.Prefix != "128" {
+			ip = netip.Addr{} // the base of a delegated range, not an address
+		}
+		l.Leases = append(l.Leases, network.WantLease{Network: name, IP: ip})
+		return true
+	}
+	prefix, err := staticPrefix(net)
+	if err != nil {
+		n.fail(name, "%v", err)
+		return false
+	}
+	if other, taken := n.taken(prefix.Addr()); taken {
+		if other.link == link && other.prefix == prefix {
+			n.warn(name, "has the same address %s as network %q", prefix.Addr(), other.network)
+		} else {
+			n.fail(name, "address %s belongs to network %q already", prefix.Addr(), other.network)
+			return false
+		}
+	} else {
+		n.overlaps(name, link, prefix)
+		a := network.WantAddress{Prefix: prefix, Network: name, Broadcast: net.DefaultFor("gateway")}
+		if base, _, labelled := strings.Cut(net.Alias, ":"); labelled && base == link {
+			a.Label = net.Alias
+			if n.labelled == nil {
+				n.labelled = map[string]int{}
+			}
+			n.labelled[link]++
+		}
+		l.Addresses = append(l.Addresses, a)
+	}
+	l.Networks = append(l.Networks, name)
+	if prefix.Addr().Is6() {
+		l.AcceptRA = true
+	}
+	return true
+}
+
+type owner struct {
+	network, link string
+	prefix        netip.Prefix
+}
+
+func (n *networks) taken(ip netip.Addr) (owner, bool) {
+	for _, l := range n.links {
+		for _, a := range l.Addresses {
+			if a.Prefix.Addr() == ip {
+				return owner{a.Network, l.Name, a.Prefix}, true
+			}
+		}
+	}
+	return owner{}, false
+}
+
+// overlaps warns of one subnet on two links: replies leave by whichever the kernel likes.
+func (n *networks) overlaps(name, link string, prefix netip.Prefix) {
+	for _, other := range n.names {
+		for _, l := range n.links {
+			for _, a := range l.Addresses {
+				if a.Network == other && l.Name != link && a.Prefix.Overlaps(prefix) {
+					n.warn(name, "subnet %s on %s overlaps with that of network %q on %s", prefix.Masked(), link, other, l.Name)
+				}
+			}
+		}
+	}
+}
+
+// gateway adds the default route if this network has it. A lease brings its own.
+func (n *networks) gateway(name string, l *network.WantLink) {
+	net := n.nets[name]
+	if !static(net) || !net.DefaultFor("gateway") {
+		return
+	}
+	prefix, _ := staticPrefix(net)
+	gw, err := netip.ParseAddr(net.Gateway)
+	switch {
+	case net.Gateway == "":
+		n.warn(name, "is the default for gateway and has none")
+		return
+	case err != nil || gw.Zone() != "":
+		n.warn(name, "gateway %q is not an IP address; there is no default route", net.Gateway)
+		return
+	case gw.Is4() != prefix.Addr().Is4():
+		n.warn(name, "gateway %s is of the other family than address %s; there is no default route", gw, prefix.Addr())
+		return
+	case gw == prefix.Addr():
+		n.warn(name, "gateway %s is the machine itself; there is no default route", gw)
+		return
+	case n.gateways[gw.Is6()] != name:
+		return
+	}
+	r := network.WantRoute{To: netip.PrefixFrom(gw, 0).Masked(), Gateway: gw, Network: name}
+	if !reaches(l, gw) {
+		// A subnet of one address is how some IaaSes say that everything goes to the router.
+		if !prefix.IsSingleIP() {
+			n.warn(name, "gateway %s is outside of subnet %s; it is expected on the link", gw, prefix.Masked())
+		}
+		r.OnLink = true
+	}
+	l.Routes = append(l.Routes, r)
+}
+
+// reaches reports whether a gateway is in the subnet of one of the link's addresses.
+func reaches(l *network.WantLink, gw netip.Addr) bool {
+	return gw.IsLinkLocalUnicast() ||
+		slices.ContainsFunc(l.Addresses, func(a network.WantAddress) bool { return a.Prefix.Contains(gw) })
+}
+
+// routes adds the network's further routes. One that makes no sense costs only itself.
+func (n *networks) routes(name string, l *network.WantLink) {
+	net := n.nets[name]
+	for _, r := range net.Routes {
+		want, err := wantRoute(r)
+		if err != nil {
+			n.warn(name, "route ignored: %v", err)
+			continue
+		}
+		want.Network = name
+		if other, taken := n.routed(want); taken {
+			if other != want.Gateway {
+				n.warn(name, "route to %s via %s ignored: it goes via %s already", want.To, want.Gateway, other)
+			}
+			continue
+		}
+		// With a lease the gateway is in the lease's subnet, which is not known yet.
+		want.OnLink = !l.DHCP && !reaches(l, want.Gateway)
+		l.Routes = append(l.Routes, want)
+	}
+}
+
+func (n *networks) routed(want network.WantRoute) (netip.Addr, bool) {
+	for _, l := range n.links {
+		for _, r := range l.Routes {
+			if r.To == want.To {
+				return r.Gateway, true
+			}
+		}
+	}
+	return netip.Addr{}, false
+}
+
+func wantRoute(r settings.Route) (network.WantRoute, error) {
+	to, err := prefixOf(r.Destination, r.Netmask)
+	if err != nil {
+		return network.WantRoute{}, err
+	}
+	gw, err := netip.ParseAddr(r.Gateway)
+	if err != nil {
+		return network.WantRoute{}, fmt.Errorf("gateway %q is not an IP address", r.Gateway)
+	}
+	if gw.Is4() != to.Addr().Is4() {
+		return network.WantRoute{}, fmt.Errorf("gateway %s is of the other family than destination %s", gw, to)
+	}
+	return network.WantRoute{To: to.Masked(), Gateway: gw}, nil
+}
+
+// staticPrefix is the address of a network together with the length of its subnet.
+func staticPrefix(net settings.Network) (netip.Prefix, error) {
+	if net.IP == "" {
+		return netip.Prefix{}, errors.New("has no ip")
+	}
+	prefix, err := prefixOf(net.IP, net.Netmask)
+	if err != nil {
+		return prefix, err
+	}
+	if ip := prefix.Addr(); ip.IsUnspecified() || ip.IsMulticast() || ip.IsLoopback() {
+		return prefix, fmt.Errorf("%s cannot be an address of a NIC", ip)
+	}
+	return prefix, nil
+}
+
+// prefixOf joins an address and a mask in any of the spellings that CPIs use: dotted, colons,
+// or a bare length; an address may bring its own length.
+func prefixOf(address, mask string) (netip.Prefix, error) {
+	if p, err := netip.ParsePrefix(address); err == nil && mask == "" {
+		return p, nil
+	}
+	ip, err := netip.ParseAddr(address)
+	if err != nil || ip.Zone() != "" {
+		return netip.Prefix{}, fmt.Errorf("%q is not an IP address", address)
+	}
+	ip = ip.Unmap()
+	bits, err := maskBits(mask, ip.BitLen())
+	if err != nil {
+		return netip.Prefix{}, err
+	}
+	return netip.PrefixFrom(ip, bits), nil
+}
+
+func maskBits(mask string, size int) (int, error) {
+	if mask == "" {
+		return 0, errors.New("has no netmask")
+	}
+	if bits, ok := strings.CutPrefix(mask, "/"); ok || !strings.ContainsAny(mask, ".:") {
+		p, err := netip.ParsePrefix(netip.IPv6Unspecified().String() + "/" + bits)
+		if err != nil || p.Bits() > size {
+			return 0, fmt.Errorf("netmask %q is not a length between 0 and %d", mask, size)
+		}
+		return p.Bits(), nil
+	}
+	parsed, err := netip.ParseAddr(mask)
+	if err != nil || parsed.BitLen() != size {
+		return 0, fmt.Errorf("netmask %q does not fit the address", mask)
+	}
+	bits, of := net.IPMask(parsed.AsSlice()).Size()
+	if of == 0 {
+		return 0, fmt.Errorf("netmask %q has gaps", mask)
+	}
+	return bits, nil
+}
+
+// finish puts together what the networks want.
+func (n *networks) finish(bound map[string]string) (network.Desired, []string, error) {
+	servers, warnings := dnsServers(n.names, n.nets)
+	n.warnings = append(n.warnings, warnings...)
+	d := network.Desired{Dynamic: n.dynamic(bound)}
+	for _, l := range n.links {
+		l.DNS = servers
+		l.NoDHCPGateway = l.DHCP && n.anyone && !slices.ContainsFunc(l.Networks, func(name string) bool {
+			return n.nets[name].DefaultFor("gateway")
+		})
+		d.Links = append(d.Links, *l)
+	}
+	slices.SortFunc(d.Links, func(a, b network.WantLink) int { return strings.Compare(a.Name, b.Name) })
+	return d, n.warnings, errors.Join(n.failed...)
+}
+
+// dynamic lists the networks that take their address from the link. A prefix other than that
+// of a single address is a range delegated to the machine and stays as it is.
+func (n *networks) dynamic(bound map[string]string) (all []network.Dynamic) {
+	for _, name := range n.names {
+		net := n.nets[name]
+		if static(net) || net.Prefix != "" && net.Prefix != "32" && net.Prefix != "128" {
+			continue
+		}
+		all = append(all, network.Dynamic{Network: name, Link: bound[name], IPv6: net.Prefix == "128"})
+	}
+	return all
+}
+
+// MACs returns the hardware addresses that networks name, for waiting until the NICs are there.
+func MACs(nets map[string]settings.Network) (all []network.MAC) {
+	if preconfigured(nets) {
+		return nil
+	}
+	for _, name := range sortedNames(nets) {
+		mac, err := network.ParseMAC(nets[name].MAC)
+		if err == nil && !nets[name].VIP() && !slices.Contains(all, mac) {
+			all = append(all, mac)
+		}
+	}
+	return all
+}
+
+// Resolved fills the addresses that leases turned out to have into the networks. The map it was
+// given is not changed.
+func Resolved(nets map[string]settings.Network, found map[string]network.Resolved) map[string]settings.Network {
+	all := maps.Clone(nets)
+	for name, r := range found {
+		net := all[name]
+		net.IP, net.Netmask, net.Gateway, net.Resolved = r.IP, r.Netmask, r.Gateway, true
+		all[name] = net
+	}
+	return all
+}

@@ -1,0 +1,173 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"cambium/internal/atomicfile"
+)
+
+// pendingFile says, until the next boot, that networkd was not told yet of files we wrote.
+const pendingFile = "/run/bosh-agent-networkd-reload"
+
+// Apply makes the changes in order. It stops at a failure of what is new, so that nothing old
+// is removed in vain; failing to remove leftovers or to reach networkd is reported at the end.
+func (k *Kernel) Apply(ctx context.Context, changes []Change) error {
+	if len(changes) == 0 {
+		return nil
+	}
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("open netlink: %w", err)
+	}
+	defer h.Close()
+
+	// Before the first file: if this run ends there, the next one knows that networkd may hold
+	// an older view.
+	if slices.ContainsFunc(changes, func(c Change) bool { return c.Op == OpReload }) {
+		if err := os.MkdirAll(filepath.Dir(k.path(pendingFile)), 0o755); err != nil {
+			return fmt.Errorf("apply network: %w", err)
+		}
+		if _, err := atomicfile.WriteIfChanged(k.path(pendingFile), nil, 0o644); err != nil {
+			return err
+		}
+	}
+	var later []error
+	for _, c := range changes {
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("apply network: %w", context.Cause(ctx))
+		}
+		err := k.apply(ctx, h, c)
+		switch {
+		case err == nil:
+			k.Log.WithField("change", c.String()).Info("network changed")
+		case c.Op == OpRemoveAddress || c.Op == OpRemoveRoute || c.Op == OpPromote || c.Op == OpReload || c.Op == OpReconfigure:
+			later = append(later, fmt.Errorf("%s: %w", c, err))
+		default:
+			return errors.Join(fmt.Errorf("%s: %w", c, err), errors.Join(later...))
+		}
+	}
+	return errors.Join(later...)
+}
+
+func (k *Kernel) apply(ctx context.Context, h *netlink.Handle, c Change) error {
+	switch c.Op {
+	case OpEnableIPv6:
+		return os.WriteFile(k.sysctl("ipv6/conf", c.Link, "disable_ipv6"), []byte("0\n"), 0o644)
+	case OpPromote:
+		return os.WriteFile(k.sysctl("ipv4/conf", c.Link, "promote_secondaries"), []byte("1\n"), 0o644)
+	case OpMoveFile, OpWriteFile, OpRemoveFile:
+		return k.applyFile(c)
+	case OpReload:
+		if err := k.daemon().reload(ctx); err != nil {
+			return err
+		}
+		return atomicfile.Remove(k.path(pendingFile))
+	}
+
+	link, err := h.LinkByName(c.Link)
+	if err != nil {
+		return err
+	}
+	switch c.Op {
+	case OpLinkUp:
+		return h.LinkSetUp(link)
+	case OpAddAddress, OpKeepAddress:
+		// Replace instead of add: it succeeds if somebody was faster, and never removes.
+		return h.AddrReplace(link, netlinkAddress(c.Address, c.Label))
+	case OpReplaceAddress:
+		if err := h.AddrDel(link, netlinkAddress(c.Was, "")); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+			return err
+		}
+		replacement := netlinkAddress(c.Address, c.Label)
+		// The address was ours a moment ago: there is nothing to detect.
+		replacement.Flags = unix.IFA_F_NODAD
+		return h.AddrReplace(link, replacement)
+	case OpRemoveAddress:
+		err := h.AddrDel(link, netlinkAddress(c.Address, c.Label))
+		if errors.Is(err, unix.EADDRNOTAVAIL) {
+			return nil
+		}
+		return err
+	case OpAddRoute:
+		err := h.RouteAppend(c.Route.netlink(link))
+		if errors.Is(err, unix.EEXIST) {
+			return nil
+		}
+		return err
+	case OpReplaceRoute:
+		return h.RouteReplace(c.Route.netlink(link))
+	case OpRemoveRoute:
+		err := h.RouteDel(c.Route.netlink(link))
+		if errors.Is(err, unix.ESRCH) {
+			return nil
+		}
+		return err
+	case OpReconfigure:
+		return k.daemon().reconfigure(ctx, link.Attrs().Index)
+	}
+	return fmt.Errorf("unknown change %q", c.Op)
+}
+
+func netlinkAddress(p netip.Prefix, label string) *netlink.Addr {
+	a := &netlink.Addr{IPNet: toIPNet(p), Label: label, ValidLft: forever, PreferedLft: forever}
+	if b, ok := broadcast(p); ok {
+		a.Broadcast = net.IP(b.AsSlice()) // four bytes: the kernel drops a longer form silently
+	}
+	return a
+}
+
+func (r *Route) netlink(link netlink.Link) *netlink.Route {
+	route := &netlink.Route{
+		LinkIndex: link.Attrs().Index,
+		Dst:       toIPNet(r.To),
+		Priority:  r.Metric,
+		Table:     unix.RT_TABLE_MAIN,
+		Protocol:  r.protocol(),
+		Scope:     netlink.SCOPE_UNIVERSE,
+	}
+	if r.Gateway.IsValid() {
+		route.Gw = r.Gateway.AsSlice()
+	} else if r.To.Addr().Is4() {
+		route.Scope = netlink.SCOPE_LINK
+	}
+	if r.OnLink {
+		route.Flags = int(netlink.FLAG_ONLINK)
+	}
+	return route
+}
+
+func (r *Route) protocol() netlink.RouteProtocol {
+	switch r.Origin {
+	case OriginDHCP:
+		return unix.RTPROT_DHCP
+	default:
+		return unix.RTPROT_STATIC
+	}
+}
+
+func (k *Kernel) applyFile(c Change) error {
+	switch c.Op {
+	case OpRemoveFile:
+		return atomicfile.Remove(k.path(c.Path))
+	case OpMoveFile:
+		k.Log.WithField("path", c.Path).WithField("link", c.Link).Warn("moving aside a foreign network file")
+		if err := os.Rename(k.path(c.Path), k.path(c.Path+asideSuffix)); err != nil {
+			return err
+		}
+		return atomicfile.SyncDir(filepath.Dir(k.path(c.Path)))
+	}
+	if err := os.MkdirAll(filepath.Dir(k.path(c.Path)), 0o755); err != nil {
+		return err
+	}
+	return atomicfile.Write(k.path(c.Path), []byte(c.Content), 0o644)
+}

@@ -1,0 +1,113 @@
+package network
+
+import (
+	"fmt"
+	"net/netip"
+	"path"
+)
+
+// Op is a kind of change.
+type Op string
+
+// The kinds of change, in the order in which Diff lists them.
+const (
+	OpEnableIPv6     Op = "enable-ipv6"
+	OpLinkUp         Op = "link-up"
+	OpAddAddress     Op = "add-address"
+	OpKeepAddress    Op = "keep-address" // takes the lifetime off an address that stays
+	OpReplaceAddress Op = "replace-address"
+	OpAddRoute       Op = "add-route"
+	OpReplaceRoute   Op = "replace-route"
+	OpRemoveRoute    Op = "remove-route"
+	OpPromote        Op = "promote-secondaries"
+	OpRemoveAddress  Op = "remove-address"
+	OpMoveFile       Op = "move-file"
+	OpWriteFile      Op = "write-file"
+	OpRemoveFile     Op = "remove-file"
+	OpReload         Op = "reload-networkd"
+	OpReconfigure    Op = "reconfigure-link"
+)
+
+// Change is one step from what is to what is wanted. It prints itself for people and encodes
+// itself for programs.
+type Change struct {
+	Op      Op           `json:"op"`
+	Link    string       `json:"link,omitempty"`
+	Network string       `json:"network,omitempty"`
+	Address netip.Prefix `json:"address,omitzero"`
+	Label   string       `json:"label,omitempty"`
+	// Was is the address or route that gives way.
+	Was   netip.Prefix `json:"was,omitzero"`
+	Route *Route       `json:"route,omitempty"`
+	// WasRoute is the route that a replaced one takes the place of.
+	WasRoute *Route `json:"was_route,omitempty"`
+	Path     string `json:"path,omitempty"`
+	Content  string `json:"content,omitempty"`
+	// Late marks the removal of what networkd normally removes itself: it need not be there.
+	Late bool `json:"late,omitempty"`
+}
+
+// String describes the change in one line.
+func (c Change) String() string {
+	var s string
+	switch c.Op {
+	case OpEnableIPv6:
+		s = c.Link + ": enable IPv6"
+	case OpLinkUp:
+		s = c.Link + ": set up"
+	case OpAddAddress:
+		s = c.Link + ": add address " + c.Address.String()
+		if c.Label != "" {
+			s += " as " + c.Label
+		}
+	case OpKeepAddress:
+		s = c.Link + ": make address " + c.Address.String() + " permanent"
+	case OpReplaceAddress:
+		s = c.Link + ": replace address " + c.Was.String() + " by " + c.Address.String()
+	case OpAddRoute:
+		s = c.Link + ": add route " + c.Route.String()
+	case OpReplaceRoute:
+		s = c.Link + ": replace route " + c.WasRoute.String() + " by " + c.Route.String()
+	case OpRemoveRoute:
+		s = c.Link + ": remove route " + c.Route.String()
+	case OpPromote:
+		s = c.Link + ": keep the other addresses of a subnet when its first one goes"
+	case OpRemoveAddress:
+		s = c.Link + ": remove address " + c.Address.String()
+	case OpMoveFile:
+		s = "move aside " + c.Path + ", which takes precedence for " + c.Link
+	case OpWriteFile:
+		s = "write " + c.Path
+	case OpRemoveFile:
+		s = "remove " + c.Path
+	case OpReload:
+		s = "have systemd-networkd read its files again"
+	case OpReconfigure:
+		s = c.Link + ": have systemd-networkd configure the link again"
+	default:
+		s = string(c.Op)
+	}
+	if c.Network != "" {
+		s += fmt.Sprintf(" (network %q)", c.Network)
+	}
+	return s
+}
+
+// String describes the route as ip(8) does.
+func (r Route) String() string {
+	s := "default"
+	if !r.Default() {
+		s = r.To.String()
+	}
+	if r.Gateway.IsValid() {
+		s += " via " + r.Gateway.String()
+	}
+	return s + " dev " + r.Link
+}
+
+// files reports whether the change concerns networkd's files.
+func (c Change) files() bool {
+	return c.Op == OpMoveFile || c.Op == OpWriteFile || c.Op == OpRemoveFile
+}
+
+func (c Change) name() string { return path.Base(c.Path) }

@@ -1,0 +1,301 @@
+package network
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"path"
+	"slices"
+	"strings"
+)
+
+// ipv6Metric is what the kernel makes of an IPv6 route that is added without a metric.
+const ipv6Metric = 1024
+
+// Diff decides what to change. The order of the changes is the order to apply them in: what is
+// new comes before what is old goes, and the record of what we set (networkd's files) is
+// replaced only after our leftovers are gone, so that a run that was cut short is completed by
+// the next one.
+//
+// An error says what cannot be had; the changes returned with it are those for everything else
+// and may be applied.
+func Diff(have State, want Desired) ([]Change, error) {
+	if want.Preconfigured {
+		return nil, nil
+	}
+	d := differ{have: have, want: want, records: map[string]record{}}
+	for _, f := range have.Files {
+		if link, ours := ourFile(f); ours {
+			d.records[link] = readRecord(f.Content)
+		}
+	}
+	for _, l := range want.Links {
+		d.link(l)
+	}
+	for _, l := range have.Links {
+		if !slices.ContainsFunc(want.Links, func(w WantLink) bool { return w.Name == l.Name }) {
+			d.leftovers(WantLink{Name: l.Name, DHCP: true}, l)
+		}
+	}
+	files := d.files()
+	changes := slices.Concat(d.add, d.remove, files)
+	if d.reload(files) {
+		changes = append(changes, Change{Op: OpReload})
+	}
+	return slices.Concat(changes, d.late), errors.Join(d.failed...)
+}
+
+// ourFile tells the link of one of our files in the directory that survives a reboot.
+func ourFile(f File) (link string, ours bool) {
+	link, ours = strings.CutPrefix(f.Path, etcDir+"/10_")
+	return strings.TrimSuffix(link, ".network"), ours && f.Ours()
+}
+
+type differ struct {
+	have              State
+	want              Desired
+	records           map[string]record
+	add, remove, late []Change
+	failed            []error
+}
+
+func (d *differ) fail(l WantLink, format string, args ...any) {
+	err := fmt.Errorf(format, args...)
+	if len(l.Networks) > 0 {
+		err = fmt.Errorf("network %s: %w", l.networks(), err)
+	}
+	d.failed = append(d.failed, err)
+}
+
+func (d *differ) link(want WantLink) {
+	have, found := d.have.Link(want.Name)
+	if !found {
+		d.fail(want, "there is no link %s", want.Name)
+		return
+	}
+	if want.ipv6() {
+		if d.have.NoIPv6 {
+			d.fail(want, "the kernel was started without IPv6 (remove ipv6.disable=1 from its arguments)")
+			want.Addresses = slices.DeleteFunc(slices.Clone(want.Addresses), func(a WantAddress) bool { return a.Prefix.Addr().Is6() })
+			want.Routes = slices.DeleteFunc(slices.Clone(want.Routes), func(r WantRoute) bool { return r.To.Addr().Is6() })
+		} else if have.IPv6Disabled {
+			d.add = append(d.add, Change{Op: OpEnableIPv6, Link: have.Name})
+		}
+	}
+	if !have.Up {
+		d.add = append(d.add, Change{Op: OpLinkUp, Link: have.Name})
+	}
+	if want.DHCP && len(want.Networks) > 0 && !d.have.Networkd.Available && !slices.ContainsFunc(have.Addresses, Address.Global) {
+		d.fail(want, "%s needs DHCP, which systemd-networkd would do, but it is not available", have.Name)
+	}
+	d.addresses(want, have)
+	d.routes(want, have)
+	d.leftovers(want, have)
+}
+
+func (l WantLink) ipv6() bool { return Desired{Links: []WantLink{l}}.IPv6() }
+
+func (d *differ) addresses(want WantLink, have Link) {
+	for _, a := range want.Addresses {
+		same := slices.IndexFunc(have.Addresses, func(h Address) bool { return h.Prefix == a.Prefix })
+		if same >= 0 {
+			if have.Addresses[same].Dynamic && !want.DHCP {
+				d.add = append(d.add, Change{Op: OpKeepAddress, Link: have.Name, Network: a.Network, Address: a.Prefix})
+			}
+			continue
+		}
+		change := Change{Op: OpAddAddress, Link: have.Name, Network: a.Network, Address: a.Prefix, Label: a.Label}
+		// IPv4 allows one address with two prefix lengths, so the old one can go afterwards;
+		// IPv6 does not.
+		other := slices.IndexFunc(have.Addresses, func(h Address) bool { return h.Prefix.Addr() == a.Prefix.Addr() })
+		if other >= 0 && a.Prefix.Addr().Is6() {
+			change.Op, change.Was = OpReplaceAddress, have.Addresses[other].Prefix
+		}
+		d.add = append(d.add, change)
+	}
+}
+
+func (d *differ) routes(want WantLink, have Link) {
+	for _, r := range want.Routes {
+		if want.DHCP && !r.OnLink && !want.reaches(r.Gateway) {
+			continue // possible only with the lease; networkd adds it then
+		}
+		route := r.route(want.Name)
+		if slices.Contains(d.have.Routes, route) {
+			continue
+		}
+		change := Change{Op: OpAddRoute, Link: want.Name, Network: r.Network, Route: &route}
+		inTheWay := slices.IndexFunc(d.have.Routes, func(h Route) bool {
+			return h.To == route.To && h.Metric == route.Metric && h.Origin == OriginStatic
+		})
+		if inTheWay >= 0 {
+			was := d.have.Routes[inTheWay]
+			change.Op, change.WasRoute = OpReplaceRoute, &was
+		}
+		d.add = append(d.add, change)
+	}
+}
+
+// route is the kernel's view of a wanted route.
+func (r WantRoute) route(link string) Route {
+	route := Route{Link: link, To: r.To.Masked(), Gateway: r.Gateway, Origin: OriginStatic, OnLink: r.OnLink}
+	if r.To.Addr().Is6() {
+		route.Metric = ipv6Metric
+	}
+	return route
+}
+
+// reaches reports whether a gateway is in the subnet of a wanted address.
+func (l WantLink) reaches(gw netip.Addr) bool {
+	return !gw.IsValid() || gw.IsLinkLocalUnicast() ||
+		slices.ContainsFunc(l.Addresses, func(a WantAddress) bool { return a.Prefix.Contains(gw) })
+}
+
+// leftovers removes what our own file says that we set and that is wanted no more, and what a
+// DHCP client left on a link that is not for DHCP any longer. Everything else on the link
+// belongs to somebody else, for example a virtual address of a release.
+func (d *differ) leftovers(want WantLink, have Link) {
+	wanted := func(p netip.Prefix) bool {
+		return slices.ContainsFunc(want.Addresses, func(a WantAddress) bool { return a.Prefix == p })
+	}
+	replaced := func(p netip.Prefix) bool {
+		return slices.ContainsFunc(d.add, func(c Change) bool { return c.Op == OpReplaceAddress && c.Link == have.Name && c.Was == p })
+	}
+	old := d.records[have.Name]
+	for _, r := range d.have.Routes {
+		if r.Link != have.Name || d.wantsRoute(r) {
+			continue
+		}
+		ours := r.Origin == OriginStatic && slices.ContainsFunc(old.routes, func(o WantRoute) bool { return o.To == r.To && o.Gateway == r.Gateway })
+		lease := r.Origin == OriginDHCP && (!want.DHCP || want.NoDHCPGateway && r.Default())
+		change := Change{Op: OpRemoveRoute, Link: have.Name, Route: &r}
+		switch {
+		case ours:
+			d.remove = append(d.remove, change)
+		case lease:
+			change.Late = true
+			d.late = append(d.late, change)
+		}
+	}
+	promoted := have.PromoteSecondaries
+	for _, a := range have.Addresses {
+		if wanted(a.Prefix) || replaced(a.Prefix) {
+			continue
+		}
+		change := Change{Op: OpRemoveAddress, Link: have.Name, Address: a.Prefix}
+		switch {
+		case slices.Contains(old.addresses, a.Prefix):
+			if !promoted && !a.Secondary && a.Prefix.Addr().Is4() && sharesSubnet(have, want, a.Prefix) {
+				d.remove = append(d.remove, Change{Op: OpPromote, Link: have.Name})
+				promoted = true
+			}
+			d.remove = append(d.remove, change)
+		case a.Dynamic && a.Global() && a.Prefix.Addr().Is4() && !want.DHCP:
+			if !promoted && !a.Secondary && sharesSubnet(have, want, a.Prefix) {
+				d.remove = append(d.remove, Change{Op: OpPromote, Link: have.Name})
+				promoted = true
+			}
+			change.Late = true
+			d.late = append(d.late, change)
+		}
+	}
+}
+
+// sharesSubnet reports whether the kernel would drop other addresses together with this one:
+// when the primary address of a subnet goes, its secondary ones go too, unless promoted.
+func sharesSubnet(have Link, want WantLink, p netip.Prefix) bool {
+	other := func(o netip.Prefix) bool { return o != p && o.Masked() == p.Masked() }
+	return slices.ContainsFunc(have.Addresses, func(a Address) bool { return other(a.Prefix) }) ||
+		slices.ContainsFunc(want.Addresses, func(a WantAddress) bool { return other(a.Prefix) })
+}
+
+// wantsRoute reports whether a route is wanted as it is, or gives way to one that replaces it.
+func (d *differ) wantsRoute(have Route) bool {
+	for _, l := range d.want.Links {
+		for _, r := range l.Routes {
+			if r.route(l.Name) == have {
+				return true
+			}
+		}
+	}
+	return slices.ContainsFunc(d.add, func(c Change) bool { return c.WasRoute != nil && *c.WasRoute == have })
+}
+
+// files decides about networkd's files: ours as wanted, our stale ones gone, and foreign ones
+// that networkd would prefer for one of our links out of the way.
+func (d *differ) files() (changes []Change) {
+	wanted := map[string]string{}
+	for _, l := range d.want.Links {
+		wanted[filePath(l.Name)] = render(l, d.have.Networkd)
+	}
+	for _, f := range d.have.Files {
+		link, inTheWay := d.takesPrecedence(f)
+		switch {
+		case !inTheWay:
+		case path.Dir(f.Path) == etcDir:
+			changes = append(changes, Change{Op: OpMoveFile, Link: link, Path: f.Path, Content: f.Content})
+		default:
+			wanted[path.Join(etcDir, path.Base(f.Path))] = mask(f.Path)
+		}
+	}
+	for _, p := range sortedKeys(wanted) {
+		if !slices.Contains(d.have.Files, File{Path: p, Content: wanted[p]}) {
+			changes = append(changes, Change{Op: OpWriteFile, Path: p, Content: wanted[p]})
+		}
+	}
+	for _, f := range d.have.Files {
+		if _, keep := wanted[f.Path]; f.Ours() && !keep && (path.Dir(f.Path) == etcDir || path.Dir(f.Path) == runDir) {
+			changes = append(changes, Change{Op: OpRemoveFile, Path: f.Path})
+		}
+	}
+	return changes
+}
+
+// takesPrecedence reports a foreign file that networkd would use for one of our links instead
+// of ours. Files whose names end in unmanaged.network are a stemcell's own decision and stay.
+func (d *differ) takesPrecedence(f File) (string, bool) {
+	name := path.Base(f.Path)
+	if f.Ours() || f.Content == "" || strings.HasSuffix(name, "unmanaged.network") || d.shadowed(f) {
+		return "", false
+	}
+	for _, l := range d.want.Links {
+		have, found := d.have.Link(l.Name)
+		if found && name < fileName(l.Name) && matches(f, have) {
+			return l.Name, true
+		}
+	}
+	return "", false
+}
+
+// shadowed reports whether a foreign file of the same name hides this one.
+func (d *differ) shadowed(f File) bool {
+	mine := slices.Index(networkDirs, path.Dir(f.Path))
+	return slices.ContainsFunc(d.have.Files, func(o File) bool {
+		return path.Base(o.Path) == path.Base(f.Path) && !o.Ours() && slices.Index(networkDirs, path.Dir(o.Path)) < mine
+	})
+}
+
+// reload reports whether networkd has to read its files: because what it would read has
+// changed, because an earlier run did not get that far, or because it does not use our file.
+func (d *differ) reload(files []Change) bool {
+	if !d.have.Networkd.Available {
+		return false
+	}
+	if d.have.Networkd.ReloadPending {
+		return true
+	}
+	moved := func(c Change) bool { // from /run to /etc, with the same content
+		return c.Op == OpRemoveFile && path.Dir(c.Path) == runDir ||
+			c.Op == OpWriteFile && slices.Contains(d.have.Files, File{Path: path.Join(runDir, c.name()), Content: c.Content})
+	}
+	return slices.ContainsFunc(files, func(c Change) bool { return !moved(c) })
+}
+
+func sortedKeys(m map[string]string) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}

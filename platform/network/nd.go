@@ -1,0 +1,110 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/mdlayher/socket"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	ndSolicitation  = 135
+	ndAdvertisement = 136
+	// ndHopLimit is what receivers insist on: it proves that no router was in between.
+	ndHopLimit = 255
+	ndOverride = 1 << 5
+
+	optionSourceLinkAddress = 1
+	optionTargetLinkAddress = 2
+)
+
+var allNodes = netip.MustParseAddr("ff02::1")
+
+// ndConn sends and receives neighbour discovery messages on one link.
+type ndConn struct {
+	conn  *socket.Conn
+	index int
+	mac   net.HardwareAddr
+}
+
+// dialND opens a socket that sends from one of the link's addresses.
+func dialND(l Link, from netip.Addr) (*ndConn, error) {
+	mac, err := net.ParseMAC(string(l.MAC))
+	if err != nil || len(mac) != 6 {
+		return nil, fmt.Errorf("%s has no Ethernet address", l.Name)
+	}
+	conn, err := socket.Socket(unix.AF_INET6, unix.SOCK_RAW, unix.IPPROTO_ICMPV6, "nd", nil)
+	if err != nil {
+		return nil, fmt.Errorf("open neighbour discovery socket: %w", err)
+	}
+	var filter unix.ICMPv6Filter // a set bit blocks the type
+	for i := range filter.Data {
+		filter.Data[i] = ^uint32(0)
+	}
+	filter.Data[ndAdvertisement/32] &^= 1 << (ndAdvertisement % 32)
+	err = errors.Join(
+		conn.SetsockoptICMPv6Filter(unix.IPPROTO_ICMPV6, unix.ICMPV6_FILTER, &filter),
+		conn.SetsockoptInt(unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_IF, l.Index),
+		conn.SetsockoptInt(unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS, ndHopLimit),
+		conn.SetsockoptInt(unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_LOOP, 0),
+	)
+	if err == nil {
+		err = conn.Bind(&unix.SockaddrInet6{Addr: from.As16(), ZoneId: uint32(l.Index)})
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("prepare neighbour discovery on %s: %w", l.Name, err), conn.Close())
+	}
+	return &ndConn{conn, l.Index, mac}, nil
+}
+
+func (c *ndConn) close() { _ = c.conn.Close() }
+
+// message builds a solicitation or advertisement; the kernel fills in the checksum.
+func (c *ndConn) message(kind, flags byte, target netip.Addr, option byte) []byte {
+	b := []byte{kind, 0, 0, 0, flags, 0, 0, 0}
+	b = append(b, target.AsSlice()...)
+	b = append(b, option, 1)
+	return append(b, c.mac...)
+}
+
+func (c *ndConn) send(ctx context.Context, b []byte, to netip.Addr) error {
+	return c.conn.Sendto(ctx, b, 0, &unix.SockaddrInet6{Addr: to.As16(), ZoneId: uint32(c.index)})
+}
+
+// announce tells all nodes on the link that ip is here.
+func (c *ndConn) announce(ctx context.Context, ip netip.Addr) error {
+	return c.send(ctx, c.message(ndAdvertisement, ndOverride, ip, optionTargetLinkAddress), allNodes)
+}
+
+// request asks who has ip, at the group that its owner listens to.
+func (c *ndConn) request(ctx context.Context, ip netip.Addr) error {
+	last := ip.As16()
+	group := netip.MustParseAddr("ff02::1:ff00:0").As16()
+	copy(group[13:], last[13:])
+	return c.send(ctx, c.message(ndSolicitation, 0, ip, optionSourceLinkAddress), netip.AddrFrom16(group))
+}
+
+// receive waits for an advertisement of ip.
+func (c *ndConn) receive(ctx context.Context, ip netip.Addr) error {
+	var buffer [1500]byte
+	for {
+		n, _, err := c.conn.Recvfrom(ctx, buffer[:], 0)
+		if err != nil {
+			return err
+		}
+		if target, ok := parseAdvertisement(buffer[:n]); ok && target == ip {
+			return nil
+		}
+	}
+}
+
+func parseAdvertisement(b []byte) (netip.Addr, bool) {
+	if len(b) < 24 || b[0] != ndAdvertisement || b[1] != 0 {
+		return netip.Addr{}, false
+	}
+	return netip.AddrFrom16([16]byte(b[8:24])), true
+}

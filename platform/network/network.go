@@ -1,0 +1,261 @@
+// Package network brings links, addresses and routes to the state that the caller wants, and
+// says whether they work.
+//
+// Static addresses and routes are set over netlink, at once. systemd-networkd is told of them by
+// one file per link, so that it neither undoes nor forgets them; links with DHCP are networkd's.
+// The decision is a pure function, [Diff]; [Kernel] reads and acts. An address or route that is
+// there and wanted is never removed, not even for a moment: connections survive every call.
+//
+// The package knows nothing of settings; package plan translates.
+package network
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/sirupsen/logrus"
+)
+
+// Kernel is the machine's network. Root and Sys are moved by tests only.
+type Kernel struct {
+	Root string // where files are read and written; "/" if empty
+	Sys  string // the sysfs of this network namespace; "/sys" if empty
+	Proc string // the procfs of this network namespace; "/proc" if empty
+	Log  *logrus.Entry
+
+	// networkd replaces the D-Bus connection in tests.
+	networkd daemon
+}
+
+// MAC is a hardware address in the kernel's spelling: lower case, colons.
+type MAC string
+
+// ParseMAC accepts every common spelling: colons, dashes, dots or nothing between the digits,
+// either case, and leading zeros left out where a separator makes that unambiguous.
+func ParseMAC(text string) (MAC, error) {
+	bad := fmt.Errorf("%q is not a hardware address", text)
+	s := strings.ToLower(strings.TrimSpace(text))
+	var digits string
+	switch {
+	case strings.ContainsAny(s, ":-"):
+		for _, group := range strings.FieldsFunc(s, func(r rune) bool { return r == ':' || r == '-' }) {
+			if len(group) == 1 {
+				group = "0" + group
+			}
+			if len(group) != 2 {
+				return "", bad
+			}
+			digits += group
+		}
+	case strings.Contains(s, "."):
+		for _, group := range strings.Split(s, ".") {
+			if len(group) != 4 {
+				return "", bad
+			}
+			digits += group
+		}
+	default:
+		digits = s
+	}
+	if len(digits) != 12 && len(digits) != 40 || strings.Trim(digits, "0123456789abcdef") != "" {
+		return "", bad
+	}
+	var b strings.Builder
+	for i := 0; i < len(digits); i += 2 {
+		if i > 0 {
+			b.WriteByte(':')
+		}
+		b.WriteString(digits[i : i+2])
+	}
+	return MAC(b.String()), nil
+}
+
+// State is what was observed.
+type State struct {
+	Links      []Link      `json:"links"`
+	Routes     []Route     `json:"routes"` // main table
+	Rules      []string    `json:"rules"`
+	Neighbours []Neighbour `json:"neighbours"`
+	Files      []File      `json:"files"` // networkd's .network files, in its order of reading
+	Networkd   Networkd    `json:"networkd"`
+	// NoIPv6 means that the kernel was started without IPv6.
+	NoIPv6 bool `json:"no_ipv6,omitempty"`
+}
+
+// Networkd is what is known of systemd-networkd.
+type Networkd struct {
+	// Available means that it runs or is started by the first call.
+	Available bool `json:"available"`
+	// Version is systemd's; 0 if unknown.
+	Version int `json:"version,omitempty"`
+	// ReloadPending means that files were written, but the run ended before it was told.
+	ReloadPending bool `json:"reload_pending,omitempty"`
+}
+
+// Link returns the link with that name.
+func (s State) Link(name string) (Link, bool) {
+	i := slices.IndexFunc(s.Links, func(l Link) bool { return l.Name == name })
+	if i < 0 {
+		return Link{}, false
+	}
+	return s.Links[i], true
+}
+
+// NICs returns the links that networks may be matched to, in order of their index.
+func (s State) NICs() []Link {
+	return slices.DeleteFunc(slices.Clone(s.Links), func(l Link) bool { return !l.NIC })
+}
+
+// Link is a network interface.
+type Link struct {
+	Index int    `json:"index"`
+	Name  string `json:"name"`
+	MAC   MAC    `json:"mac"`
+	// NIC means that the IaaS gave it to the machine: it has a device, or an alias that says
+	// so, and is not the lower half of an Azure accelerated interface.
+	NIC                bool      `json:"nic"`
+	Up                 bool      `json:"up"`
+	MTU                int       `json:"mtu"`
+	Addresses          []Address `json:"addresses"`
+	IPv6Disabled       bool      `json:"ipv6_disabled,omitempty"`
+	PromoteSecondaries bool      `json:"promote_secondaries,omitempty"`
+	// NetworkFile is the .network file that networkd uses for the link.
+	NetworkFile string `json:"network_file,omitempty"`
+}
+
+// Address is an address on a link.
+type Address struct {
+	Prefix    netip.Prefix `json:"prefix"` // with host bits
+	Label     string       `json:"label,omitempty"`
+	Dynamic   bool         `json:"dynamic,omitempty"` // has a lifetime: DHCP or router advertisement
+	Secondary bool         `json:"secondary,omitempty"`
+	Tentative bool         `json:"tentative,omitempty"`
+	DADFailed bool         `json:"dad_failed,omitempty"`
+	LinkScope bool         `json:"link_scope,omitempty"`
+}
+
+// Usable reports whether the kernel lets programs use the address.
+func (a Address) Usable() bool { return !a.Tentative && !a.DADFailed }
+
+// Global reports an address that reaches beyond the link.
+func (a Address) Global() bool {
+	ip := a.Prefix.Addr()
+	return !a.LinkScope && !ip.IsLinkLocalUnicast() && !ip.IsLoopback()
+}
+
+// Origin is who made a route, as far as Diff cares.
+type Origin string
+
+// The origins of a route.
+const (
+	OriginKernel Origin = "kernel" // comes and goes with an address
+	OriginStatic Origin = "static" // an administrator, networkd's files, or we
+	OriginDHCP   Origin = "dhcp"
+	OriginRA     Origin = "ra" // router advertisement
+	OriginOther  Origin = "other"
+)
+
+// Route is an entry of the main table.
+type Route struct {
+	Link    string       `json:"link"`
+	To      netip.Prefix `json:"to"` // 0.0.0.0/0 or ::/0 for a default route
+	Gateway netip.Addr   `json:"gateway,omitzero"`
+	Metric  int          `json:"metric,omitempty"`
+	Origin  Origin       `json:"origin"`
+	OnLink  bool         `json:"on_link,omitempty"`
+}
+
+// Default reports a default route.
+func (r Route) Default() bool { return r.To.Bits() == 0 }
+
+// Neighbour is an entry of the ARP or neighbour table.
+type Neighbour struct {
+	Link  string     `json:"link"`
+	IP    netip.Addr `json:"ip"`
+	MAC   MAC        `json:"mac,omitempty"`
+	State string     `json:"state"`
+}
+
+// Desired is what the links should look like. Links that it does not name are left alone.
+type Desired struct {
+	// Preconfigured means that somebody else configures this machine: nothing is touched.
+	Preconfigured bool       `json:"preconfigured,omitempty"`
+	Links         []WantLink `json:"links"` // by name
+	// Dynamic lists the networks whose addresses are to be found out by Resolve.
+	Dynamic []Dynamic `json:"dynamic,omitempty"`
+	// AwaitIPv6 makes WaitReady wait for duplicate address detection of static IPv6 addresses;
+	// set it when the bus is reached over IPv6.
+	AwaitIPv6 bool `json:"await_ipv6,omitempty"`
+}
+
+// WantLink is the wanted state of one link.
+type WantLink struct {
+	Name     string   `json:"name"`
+	Networks []string `json:"networks"` // whom it serves, for messages; none for an unclaimed NIC
+	// DHCP asks networkd for a lease in both families. Static addresses may be wanted beside it.
+	DHCP bool `json:"dhcp,omitempty"`
+	// NoDHCPGateway refuses the lease's default route, since another network has the default.
+	NoDHCPGateway bool          `json:"no_dhcp_gateway,omitempty"`
+	AcceptRA      bool          `json:"accept_ra,omitempty"`
+	Addresses     []WantAddress `json:"addresses,omitempty"` // the first of a subnet is its primary one
+	Routes        []WantRoute   `json:"routes,omitempty"`
+	DNS           []netip.Addr  `json:"dns,omitempty"`
+	// Leases are the networks that the lease is for.
+	Leases []WantLease `json:"leases,omitempty"`
+}
+
+// WantLease is a network whose address the DHCP server knows.
+type WantLease struct {
+	Network string `json:"network"`
+	// IP is the address that the server should give, where the document names one.
+	IP netip.Addr `json:"ip,omitzero"`
+}
+
+// WantAddress is a wanted static address.
+type WantAddress struct {
+	Prefix  netip.Prefix `json:"prefix"`
+	Label   string       `json:"label,omitempty"`
+	Network string       `json:"network"`
+	// Broadcast writes the broadcast address into networkd's file, as stemcells expect it on
+	// the network with the default gateway. The kernel gets one in any case.
+	Broadcast bool `json:"broadcast,omitempty"`
+}
+
+// WantRoute is a wanted static route.
+type WantRoute struct {
+	To      netip.Prefix `json:"to"`
+	Gateway netip.Addr   `json:"gateway,omitzero"`
+	// OnLink reaches a gateway that is in no subnet of the link.
+	OnLink  bool   `json:"on_link,omitempty"`
+	Network string `json:"network"`
+}
+
+// Default reports a default route.
+func (r WantRoute) Default() bool { return r.To.Bits() == 0 }
+
+// Dynamic is a network whose address comes from a lease.
+type Dynamic struct {
+	Network string `json:"network"`
+	Link    string `json:"link,omitempty"` // "" means: the link of the default route
+	IPv6    bool   `json:"ipv6,omitempty"`
+}
+
+// IPv6 reports whether anything wanted needs IPv6 in the kernel.
+func (d Desired) IPv6() bool {
+	return slices.ContainsFunc(d.Links, func(l WantLink) bool {
+		return l.AcceptRA || slices.ContainsFunc(l.Addresses, func(a WantAddress) bool { return a.Prefix.Addr().Is6() })
+	})
+}
+
+func (l WantLink) networks() string {
+	if len(l.Networks) == 0 {
+		return ""
+	}
+	quoted := make([]string, len(l.Networks))
+	for i, n := range l.Networks {
+		quoted[i] = fmt.Sprintf("%q", n)
+	}
+	return strings.Join(quoted, ", ")
+}

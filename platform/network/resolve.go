@@ -1,0 +1,104 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Resolved is the address that a dynamic network turned out to have.
+type Resolved struct {
+	IP      string
+	Netmask string
+	Gateway string
+}
+
+// Resolve finds the address of each dynamic network: that of the link it was matched to, else
+// of the link with the default route. A network that cannot be resolved is named in the error
+// and does not keep the others from it.
+func (k *Kernel) Resolve(_ context.Context, networks []Dynamic) (map[string]Resolved, error) {
+	if len(networks) == 0 {
+		return nil, nil
+	}
+	have, err := k.observeKernel()
+	if err != nil {
+		return nil, err
+	}
+	found := map[string]Resolved{}
+	var failed []error
+	for _, n := range networks {
+		r, err := k.resolve(have, n)
+		if err != nil {
+			failed = append(failed, fmt.Errorf("network %q: %w", n.Network, err))
+			continue
+		}
+		found[n.Network] = r
+	}
+	return found, errors.Join(failed...)
+}
+
+func (k *Kernel) resolve(have State, n Dynamic) (Resolved, error) {
+	family := "IPv4"
+	if n.IPv6 {
+		family = "IPv6"
+	}
+	via, hasDefault := defaultRoute(have, n)
+	link := n.Link
+	if link == "" {
+		if !hasDefault {
+			return Resolved{}, fmt.Errorf("there is no %s default route", family)
+		}
+		link = via.Link
+	}
+	l, found := have.Link(link)
+	if !found {
+		return Resolved{}, fmt.Errorf("there is no link %s", link)
+	}
+	prefix, found := primary(l, n.IPv6)
+	if !found {
+		return Resolved{}, fmt.Errorf("%s has no %s address", link, family)
+	}
+	r := Resolved{IP: prefix.Addr().String(), Netmask: net.IP(net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())).String()}
+	switch {
+	case hasDefault:
+		r.Gateway = via.Gateway.String()
+	case !n.IPv6:
+		// The lease names a router even where its default route is not wanted.
+		router, _, _ := strings.Cut(k.lease(l.Index, "ROUTER"), " ")
+		if _, err := netip.ParseAddr(router); err == nil {
+			r.Gateway = router
+		}
+	}
+	return r, nil
+}
+
+// defaultRoute is the preferred default route of the network's link and family, or of any link
+// if the network is bound to none.
+func defaultRoute(have State, n Dynamic) (best Route, found bool) {
+	for _, r := range have.Routes {
+		if !r.Default() || !r.Gateway.IsValid() || r.To.Addr().Is6() != n.IPv6 || n.Link != "" && r.Link != n.Link {
+			continue
+		}
+		if !found || r.Metric < best.Metric {
+			best, found = r, true
+		}
+	}
+	return best, found
+}
+
+// primary is the address by which a link is known: its first global one; for IPv4, any is
+// better than none.
+func primary(l Link, ipv6 bool) (netip.Prefix, bool) {
+	family := slices.DeleteFunc(slices.Clone(l.Addresses), func(a Address) bool { return a.Prefix.Addr().Is6() != ipv6 })
+	if i := slices.IndexFunc(family, Address.Global); i >= 0 {
+		return family[i].Prefix, true
+	}
+	if ipv6 || len(family) == 0 {
+		return netip.Prefix{}, false
+	}
+	return family[0].Prefix, true
+}
