@@ -115,6 +115,14 @@ func (w *writer) url(u secret.URL) {
 	w.text(u.Reveal())
 }
 
+// certificate is described in a redacted document: a bundle may hold its key as well.
+func (w *writer) certificate(bundle string) {
+	if w.redact && bundle != "" {
+		bundle = certificates(bundle)
+	}
+	w.text(bundle)
+}
+
 // list writes null for a nil list, as encoding/json does and upstream's files have it.
 func list[T any](w *writer, items []T, write func(T)) {
 	if items == nil {
@@ -197,9 +205,9 @@ func (w *writer) bus(original jsontree.Value, b Bus) {
 	w.object(original,
 		always("cert", func() {
 			w.object(original.At("cert"),
-				always("ca", func() { w.text(b.Cert.CA) }),
+				always("ca", func() { w.certificate(b.Cert.CA) }),
 				always("private_key", func() { w.secret(b.Cert.PrivateKey) }),
-				always("certificate", func() { w.text(b.Cert.Certificate) }))
+				always("certificate", func() { w.certificate(b.Cert.Certificate) }))
 		}),
 		always("urls", func() { list(w, b.URLs, w.url) }),
 	)

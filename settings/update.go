@@ -151,3 +151,8 @@ func (u Update) clone() Update {
 	u.Associations = slices.Clone(u.Associations)
 	return u
 }
+
+// Blank reports an update that never happened: nothing in it differs from no update at all.
+func (u Update) Blank() bool {
+	return u.Mbus.Empty() && len(u.Blobstores) == 0 && u.TrustedCerts == "" && len(u.Associations) == 0 && len(u.unknownMembers()) == 0
+}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"iter"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -100,6 +101,33 @@ func (v Value) Present() bool { return v.node != nil && v.node.Kind != Null }
 
 // Path returns the JSON path, such as Infrastructure.Settings.Sources[1].
 func (v Value) Path() string { return v.path.String() }
+
+// Step is one part of a path: a key, or an index when Item is true.
+type Step struct {
+	Key   string
+	Index int
+	Item  bool
+}
+
+// Steps returns the path from the root.
+func (v Value) Steps() (all []Step) {
+	for p := v.path; p != nil && p.parent != nil; p = p.parent {
+		all = append(all, Step{Key: p.key, Index: p.index, Item: p.item})
+	}
+	slices.Reverse(all)
+	return all
+}
+
+// Step follows one part of a path; what is not there is absent.
+func (v Value) Step(s Step) Value {
+	if s.Item {
+		return v.Item(s.Index)
+	}
+	if exact := v.Member(s.Key); exact.node != nil {
+		return exact
+	}
+	return v.At(s.Key)
+}
 
 // Raw returns the bytes of the value as they stand in the document.
 func (v Value) Raw() []byte {

@@ -1,0 +1,203 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"cambium/internal/atomicfile"
+	"cambium/internal/report"
+	"cambium/internal/vcap"
+	"cambium/settings"
+)
+
+// ErrNoSettings means that the sources failed and there is no cached copy either. The caller
+// asks again; the cause is wrapped beside it.
+var ErrNoSettings = errors.New("no settings")
+
+// Load asks the sources and puts their answer in force. When they fail, or say something that
+// cannot be used, what is cached stays in force and Loaded tells so. The error is for the case
+// that there is nothing at all. A document that cannot be written is in force nevertheless, and
+// its source is not told that it may forget it.
+func (c *Current) Load(ctx context.Context) (Loaded, error) {
+	select {
+	case c.loading <- struct{}{}:
+		defer func() { <-c.loading }()
+	case <-ctx.Done():
+		return c.Last(), ctx.Err()
+	}
+	if c.options.Fetch == nil {
+		return c.fallBack(errors.New("no source is configured"))
+	}
+	fetched, err := c.options.Fetch(ctx)
+	if err != nil {
+		return c.fallBack(err)
+	}
+	next, rep := settings.Decode(fetched.From, fetched.Raw)
+	if err := rep.Err(); err != nil {
+		return c.fallBack(err)
+	}
+	loaded, err := c.accept(ctx, next, Loaded{From: fetched.From, Report: rep})
+	if err != nil {
+		return c.fallBack(err)
+	}
+	if loaded.NotCached == nil && fetched.Settled != nil && !c.disk.readOnly {
+		if err := c.settle(ctx, fetched); err != nil {
+			c.options.Log.WithField("source", fetched.From).WithError(err).Warn("cannot clear the source after its settings were cached")
+		}
+	}
+	return loaded, nil
+}
+
+func (c *Current) settle(ctx context.Context, f Fetched) error {
+	if err := c.disk.begin("settle", f.From); err != nil {
+		return err
+	}
+	return f.Settled(ctx)
+}
+
+func (c *Current) fallBack(why error) (Loaded, error) {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	if !c.state.Load().present {
+		return Loaded{Cached: true, Why: why}, fmt.Errorf("%w: %w", ErrNoSettings, why)
+	}
+	c.options.Log.WithError(why).Warn("sources failed; the cached settings are used")
+	c.replace(func(s *state) {
+		s.last.Cached, s.last.Why = true, why
+		if s.last.NotCached == nil {
+			s.last.From = "cached " + filepath.Join(s.place, vcap.SettingsFile)
+		}
+	})
+	return c.Last(), nil
+}
+
+// accept writes the document and puts it in force.
+func (c *Current) accept(ctx context.Context, next settings.Settings, loaded Loaded) (Loaded, error) {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	now := c.state.Load()
+	if known := now.settings.AgentID; now.present && known != next.AgentID {
+		if c.fetched {
+			return Loaded{}, fmt.Errorf("%s is for another agent id; an agent keeps its identity while it runs", loaded.From)
+		}
+		loaded.Foreign = known
+		c.options.Log.WithField("path", now.place).Warn("the state found here belongs to another agent id; it is set aside")
+		if err := c.setAside(now, known); err != nil {
+			loaded.NotCached = fmt.Errorf("set aside the state of another agent id: %w", err)
+		}
+	}
+	change := func(s *state) {
+		if loaded.Foreign != "" {
+			*s = state{place: s.place, version: s.version + 1}
+		}
+		s.present, s.settings = true, next
+		s.effective = settings.Merge(next, s.update)
+	}
+	trial := *now
+	change(&trial)
+	place := c.dirs.Bosh()
+	if next.Env.Bosh.SettingsTmpfs {
+		place = c.dirs.SettingsTmpfs()
+	}
+	if loaded.NotCached == nil && !c.disk.readOnly {
+		loaded.NotCached = c.cache(ctx, trial, place)
+	}
+	if loaded.NotCached != nil {
+		c.options.Log.WithError(loaded.NotCached).Error("settings are in force but could not be cached")
+	}
+	c.fetched = true
+	c.replace(func(s *state) {
+		change(s)
+		if loaded.NotCached == nil {
+			s.place = place
+		}
+		s.last = loaded
+	})
+	c.logReport(loaded.Report)
+	return loaded, nil
+}
+
+// cache writes settings.json, and the other files too when they move to another place. In the
+// new place settings.json comes last, because its presence says that the place counts.
+func (c *Current) cache(ctx context.Context, s state, place string) error {
+	if place == c.dirs.SettingsTmpfs() {
+		if err := c.disk.mkdir(place); err != nil {
+			return err
+		}
+		if c.options.MountTmpfs == nil {
+			return errors.New("settings ask for a tmpfs, which is not available here")
+		}
+		if err := c.options.MountTmpfs(ctx, place); err != nil {
+			return fmt.Errorf("mount settings tmpfs: %w", err)
+		}
+	}
+	if place != s.place || !exists(filepath.Join(place, vcap.SettingsFile)) {
+		if err := c.writeUpdate(place, s.update); err != nil {
+			return err
+		}
+		if err := c.writeHints(place, s.hints); err != nil {
+			return err
+		}
+	}
+	if err := c.disk.write(filepath.Join(place, vcap.SettingsFile), s.settings.Encode().Reveal()); err != nil {
+		return err
+	}
+	for _, other := range c.places() {
+		if other == place {
+			continue
+		}
+		if err := c.empty(other); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// setAside moves everything that another agent id left to a directory of its own. The
+// settings.json that told of it goes last of all, so that a crash in between is noticed and
+// continued at the next start.
+func (c *Current) setAside(s *state, owner string) error {
+	paths := []string{c.dirs.ManagedDiskSettings(), c.dirs.AgentState(), c.dirs.Spec(), c.dirs.Tasks()}
+	for _, place := range c.places() {
+		paths = append(paths, filepath.Join(place, vcap.UpdateSettingsFile), filepath.Join(place, vcap.DiskHintsFile))
+		if place != s.place {
+			paths = append(paths, filepath.Join(place, vcap.SettingsFile))
+		}
+	}
+	for _, path := range append(paths, filepath.Join(s.place, vcap.SettingsFile)) {
+		// Beside the file, because what is on a tmpfs must not get to the disk.
+		aside := filepath.Join(filepath.Dir(path), "foreign", fileName(owner))
+		for _, p := range []string{path + atomicfile.PreviousSuffix, path} {
+			if !exists(p) {
+				continue
+			}
+			if err := c.disk.mkdir(aside); err != nil {
+				return err
+			}
+			if err := c.disk.move(p, filepath.Join(aside, filepath.Base(p))); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// fileName makes a directory name of an agent id, which is any string.
+func fileName(id string) string {
+	clean := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_' {
+			return r
+		}
+		return '_'
+	}, id)
+	return clean[:min(len(clean), 128)]
+}
+
+func (c *Current) logReport(rep report.Report) {
+	for _, e := range rep.Entries {
+		c.options.Log.WithField("finding", e.String()).Warn("settings document has an oddity")
+	}
+}

@@ -1,0 +1,211 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+
+	"cambium/internal/vcap"
+	"cambium/settings"
+)
+
+// ErrSuperseded means that another update was committed after a Preview; preview again.
+var ErrSuperseded = errors.New("another update was committed meanwhile")
+
+// Pending is an update that has not been committed: what would be in force and what would
+// change. A bus can connect with it before anything is persisted.
+type Pending struct {
+	Effective settings.Effective
+	Changes   settings.Changes
+
+	current *Current
+	update  settings.Update
+	version int
+}
+
+// Preview shows what an update would do and changes nothing.
+func (c *Current) Preview(u settings.Update) *Pending {
+	s := c.state.Load()
+	next, changes := s.update.Apply(u)
+	return &Pending{Effective: settings.Merge(s.settings, next), Changes: changes, current: c, update: next, version: s.version}
+}
+
+// Commit persists the update and puts it in force. Settings that were loaded since Preview stay.
+func (p *Pending) Commit(ctx context.Context) error {
+	c := p.current
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	s := c.state.Load()
+	if s.version != p.version {
+		return ErrSuperseded
+	}
+	if err := c.writeUpdate(s.place, p.update); err != nil {
+		return fmt.Errorf("save update_settings: %w", err)
+	}
+	c.replace(func(s *state) {
+		s.update, s.version = p.update, s.version+1
+		s.effective = settings.Merge(s.settings, p.update)
+	})
+	return nil
+}
+
+// Update is Preview and Commit in one.
+func (c *Current) Update(ctx context.Context, u settings.Update) (settings.Changes, error) {
+	for {
+		p := c.Preview(u)
+		err := p.Commit(ctx)
+		if errors.Is(err, ErrSuperseded) {
+			continue
+		}
+		return p.Changes, err
+	}
+}
+
+// writeUpdate leaves no file where there never was an update.
+func (c *Current) writeUpdate(place string, u settings.Update) error {
+	path := filepath.Join(place, vcap.UpdateSettingsFile)
+	if u.Blank() && !exists(path) {
+		return nil
+	}
+	return c.disk.write(path, u.Encode().Reveal())
+}
+
+// Disks returns every persistent disk that is known, by CID: those of the settings, overlaid by
+// those the Director told with add_persistent_disk.
+func (c *Current) Disks() map[string]settings.PersistentDisk {
+	s := c.state.Load()
+	return s.settings.PersistentDisks(s.hints)
+}
+
+// PutHint records a disk that the Director told of, with the env values of this moment.
+func (c *Current) PutHint(cid string, h settings.DiskHint) error {
+	if cid == "" {
+		return errors.New("record disk: its CID is empty")
+	}
+	return c.changeHints(func(s *state, hints map[string]settings.PersistentDisk) {
+		hints[cid] = s.settings.Disk(cid, h)
+	})
+}
+
+// RemoveHint forgets a disk; one that is not known is no error.
+func (c *Current) RemoveHint(cid string) error {
+	return c.changeHints(func(_ *state, hints map[string]settings.PersistentDisk) { delete(hints, cid) })
+}
+
+func (c *Current) changeHints(change func(*state, map[string]settings.PersistentDisk)) error {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	s := c.state.Load()
+	hints := map[string]settings.PersistentDisk{}
+	maps.Copy(hints, s.hints)
+	change(s, hints)
+	if err := c.writeHints(s.place, hints); err != nil {
+		return fmt.Errorf("record disks: %w", err)
+	}
+	c.replace(func(s *state) { s.hints = hints })
+	return nil
+}
+
+func (c *Current) writeHints(place string, hints map[string]settings.PersistentDisk) error {
+	path := filepath.Join(place, vcap.DiskHintsFile)
+	if len(hints) == 0 && !exists(path) {
+		return nil
+	}
+	return c.disk.write(path, settings.EncodeHints(hints).Reveal())
+}
+
+// MountedCID is the disk that was last mounted on the store directory; empty when there is
+// none.
+func (c *Current) MountedCID() string { return c.state.Load().mounted }
+
+// SetMountedCID records the disk that is mounted on the store directory.
+func (c *Current) SetMountedCID(cid string) error {
+	if cid == "" {
+		return c.ClearMountedCID()
+	}
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	if err := c.disk.write(c.dirs.ManagedDiskSettings(), []byte(cid)); err != nil {
+		return fmt.Errorf("record mounted disk: %w", err)
+	}
+	c.replace(func(s *state) { s.mounted = cid })
+	return nil
+}
+
+// ClearMountedCID records that no persistent disk is in use.
+func (c *Current) ClearMountedCID() error {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	if err := c.disk.remove(c.dirs.ManagedDiskSettings()); err != nil {
+		return fmt.Errorf("clear record of mounted disk: %w", err)
+	}
+	c.replace(func(s *state) { s.mounted = "" })
+	return nil
+}
+
+// HostsConfigured tells whether host name and hosts file were written for this agent id.
+func (c *Current) HostsConfigured() bool { return c.state.Load().hosts }
+
+// SetHostsConfigured records that in agent_state.json, where upstream looks for it.
+func (c *Current) SetHostsConfigured() error {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	members := map[string]json.RawMessage{}
+	if data, err := readLimited(c.dirs.AgentState()); err == nil {
+		// What else the file holds is kept; if it cannot be read there is nothing to keep.
+		_ = json.Unmarshal(data, &members)
+	}
+	linux := map[string]json.RawMessage{}
+	_ = json.Unmarshal(members["Linux"], &linux)
+	if members == nil {
+		members = map[string]json.RawMessage{}
+	}
+	if linux == nil {
+		linux = map[string]json.RawMessage{}
+	}
+	linux["hosts_configured"] = json.RawMessage("true")
+	var err error
+	if members["Linux"], err = json.Marshal(linux); err != nil {
+		return fmt.Errorf("encode agent_state.json: %w", err)
+	}
+	data, err := json.Marshal(members)
+	if err != nil {
+		return fmt.Errorf("encode agent_state.json: %w", err)
+	}
+	if err := c.disk.write(c.dirs.AgentState(), data); err != nil {
+		return fmt.Errorf("record agent state: %w", err)
+	}
+	c.replace(func(s *state) { s.hosts = true })
+	return nil
+}
+
+func (c *Current) hostsConfigured() bool {
+	var agentState struct {
+		Linux struct {
+			HostsConfigured bool `json:"hosts_configured"`
+		}
+	}
+	path := c.dirs.AgentState()
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+		return false
+	}
+	data := c.recover(path, func(d []byte) error {
+		if !json.Valid(bytes.TrimSpace(d)) {
+			return errors.New("not JSON")
+		}
+		return nil
+	})
+	if json.Unmarshal(data, &agentState) != nil {
+		return false
+	}
+	return agentState.Linux.HostsConfigured
+}

@@ -1,0 +1,283 @@
+// Package store keeps what must survive a restart, in the files and shapes of
+// cloudfoundry/bosh-agent so that either agent can take over from the other, and holds the
+// settings in force: it asks the sources, caches what they say, serves the cache when they
+// fail, and merges updates.
+//
+// All files are 0600, replaced atomically and durably, with the previous generation beside
+// them. A damaged file gives way to its previous generation with a warning; it never keeps the
+// agent from starting. Where the settings ask for it, the files with secrets live on a tmpfs
+// and nowhere else.
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/internal/atomicfile"
+	"cambium/internal/report"
+	"cambium/internal/secret"
+	"cambium/internal/vcap"
+	"cambium/settings"
+)
+
+// Fetched is what asking the sources yields.
+type Fetched struct {
+	Raw  secret.JSON
+	From string // the source, such as "HTTP http://169.254.169.254/latest/user-data"
+	// Settled, if not nil, is called once the document is safely cached: a source that can be
+	// read only once is ejected or erased then.
+	Settled func(context.Context) error
+}
+
+// Options of a store. Fetch may be nil where only the cache is wanted, MountTmpfs where no
+// tmpfs is.
+type Options struct {
+	// Fetch asks the sources.
+	Fetch func(context.Context) (Fetched, error)
+	// MountTmpfs makes the directory at path a tmpfs unless it is one.
+	MountTmpfs func(ctx context.Context, path string) error
+	// ReadOnly leaves every file alone; settings are then in force in memory only.
+	ReadOnly bool
+	Log      *logrus.Entry
+}
+
+// Loaded tells how the settings in force came about.
+type Loaded struct {
+	// From names the document: its source, or the file of the cached copy.
+	From string
+	// Cached is true when the sources failed and the cached copy serves; Why is their failure.
+	Cached bool
+	Why    error
+	// NotCached is why the document could not be written; it is in force all the same.
+	NotCached error
+	// Foreign is the agent id whose state was found and set aside.
+	Foreign string
+	// Report holds what is odd about the document.
+	Report report.Report
+}
+
+// state is one consistent view; it is replaced as a whole and never changed.
+type state struct {
+	present   bool // there are settings
+	place     string
+	settings  settings.Settings
+	update    settings.Update
+	effective settings.Effective
+	hints     map[string]settings.PersistentDisk
+	mounted   string
+	hosts     bool
+	last      Loaded
+	// version counts changes of update, for Preview and Commit.
+	version int
+}
+
+// Current is the settings in force. All methods may be called at any time from any goroutine;
+// readers never wait for a writer or a source.
+type Current struct {
+	dirs    vcap.Dirs
+	options Options
+	disk    disk
+	loading chan struct{} // held while a source is asked
+	writing sync.Mutex    // held while files change; guards the replacement of state
+	state   atomic.Pointer[state]
+	fetched bool // a source has answered in this process; guarded by writing
+}
+
+// Open reads what is there. It fails only when the directory cannot be made; damaged files are
+// put aside with a warning.
+func Open(dirs vcap.Dirs, o Options) (*Current, error) { return open(dirs, o, nil) }
+
+func open(dirs vcap.Dirs, o Options, step func(string)) (*Current, error) {
+	if o.Log == nil {
+		quiet := logrus.New()
+		quiet.SetOutput(io.Discard)
+		o.Log = logrus.NewEntry(quiet)
+	}
+	c := &Current{dirs: dirs, options: o, disk: disk{readOnly: o.ReadOnly, step: step}, loading: make(chan struct{}, 1)}
+	if !o.ReadOnly {
+		if err := c.disk.mkdir(dirs.Bosh()); err != nil {
+			return nil, fmt.Errorf("open store: %w", err)
+		}
+		for _, dir := range c.places() {
+			if err := atomicfile.Sweep(dir); err != nil {
+				return nil, fmt.Errorf("open store: %w", err)
+			}
+		}
+	}
+	s := &state{place: dirs.Bosh()}
+	c.restore(s)
+	c.state.Store(s)
+	return c, nil
+}
+
+// places are where the three settings files may be, the one that wins first: files are written
+// to the tmpfs before they are removed from the disk, and the other way round settings.json is
+// removed from the tmpfs first.
+func (c *Current) places() []string { return []string{c.dirs.SettingsTmpfs(), c.dirs.Bosh()} }
+
+var moving = []string{vcap.UpdateSettingsFile, vcap.DiskHintsFile, vcap.SettingsFile}
+
+// restore reads all files into s.
+func (c *Current) restore(s *state) {
+	for _, place := range c.places() {
+		path := filepath.Join(place, vcap.SettingsFile)
+		if data := c.recover(path, func(d []byte) error { return c.Check(d) }); data != nil {
+			var rep report.Report
+			s.settings, rep = settings.Decode("cached "+path, secret.NewJSON(data))
+			s.present, s.place = true, place
+			s.last = Loaded{From: "cached " + path, Cached: true, Report: rep}
+			break
+		}
+	}
+	// Without settings.json, which prepare_configure_networks removes, the others still count.
+	order := c.places()
+	if s.present {
+		order = []string{s.place}
+	}
+	for _, place := range order {
+		path := filepath.Join(place, vcap.UpdateSettingsFile)
+		data := c.recover(path, func(d []byte) error {
+			_, rep := settings.DecodeUpdate(settings.UpdateName, secret.NewJSON(d))
+			return rep.Err()
+		})
+		if data != nil {
+			s.update, _ = settings.DecodeUpdate(settings.UpdateName, secret.NewJSON(data))
+			s.place = place
+			break
+		}
+	}
+	for _, place := range order {
+		path := filepath.Join(place, vcap.DiskHintsFile)
+		data := c.recover(path, func(d []byte) error {
+			_, rep := settings.DecodeHints(path, secret.NewJSON(d))
+			return rep.Err()
+		})
+		if data != nil {
+			s.hints, _ = settings.DecodeHints(path, secret.NewJSON(data))
+			s.place = place
+			break
+		}
+	}
+	s.mounted = strings.TrimSpace(string(c.recover(c.dirs.ManagedDiskSettings(), func(d []byte) error {
+		if len(strings.TrimSpace(string(d))) == 0 {
+			return errors.New("file is empty")
+		}
+		return nil
+	})))
+	s.hosts = c.hostsConfigured()
+	s.effective = settings.Merge(s.settings, s.update)
+	if s.present {
+		c.clean(s.place)
+	}
+}
+
+// recover reads a file and repairs it when it is damaged. Repair is best effort: what could be
+// read is used either way.
+func (c *Current) recover(path string, accept func([]byte) error) []byte {
+	f := read(path, accept)
+	if f.damaged == nil {
+		if err := c.disk.tighten(path); err != nil {
+			c.options.Log.WithField("path", path).WithError(err).Warn("cannot take away others' access to file")
+		}
+		return f.data
+	}
+	log := c.options.Log.WithFields(logrus.Fields{"path": path, "error": f.damaged.Error()})
+	if f.data != nil {
+		log.Warn("file is damaged; its previous generation is used")
+	} else {
+		log.Warn("file is damaged and there is no good previous generation; it is set aside")
+	}
+	if c.disk.readOnly {
+		return f.data
+	}
+	if err := c.disk.repair(path, f); err != nil {
+		c.options.Log.WithField("path", path).WithError(err).Warn("cannot repair file")
+	}
+	return f.data
+}
+
+// clean removes what a crash in the middle of a move left in the places that are not in use.
+func (c *Current) clean(place string) {
+	if c.disk.readOnly {
+		return
+	}
+	for _, other := range c.places() {
+		if other == place {
+			continue
+		}
+		if err := c.empty(other); err != nil {
+			c.options.Log.WithField("path", other).WithError(err).Warn("cannot remove old copies of settings")
+		}
+	}
+}
+
+// empty removes the settings files from a place, settings.json first: without it the place
+// does not count any more.
+func (c *Current) empty(place string) error {
+	for i := len(moving) - 1; i >= 0; i-- {
+		path := filepath.Join(place, moving[i])
+		if err := c.disk.remove(path); err != nil {
+			return err
+		}
+		for _, evidence := range []string{path + corruptSuffix, path + atomicfile.PreviousSuffix + corruptSuffix} {
+			if err := c.disk.remove(evidence); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Check tells whether a source's document can be accepted: it parses and says who the agent is.
+func (c *Current) Check(raw []byte) error {
+	_, rep := settings.Decode("settings", secret.NewJSON(raw))
+	return rep.Err()
+}
+
+// Present reports whether there are settings, loaded or cached.
+func (c *Current) Present() bool { return c.state.Load().present }
+
+// Effective returns the settings in force. The copy is the caller's own.
+func (c *Current) Effective() settings.Effective { return c.state.Load().effective.Clone() }
+
+// Last tells how the settings in force came about.
+func (c *Current) Last() Loaded { return c.state.Load().last }
+
+// Place is the directory that holds the settings files: on the disk or on the tmpfs.
+func (c *Current) Place() string { return c.state.Load().place }
+
+// replace makes a changed copy of the state current. The caller holds writing.
+func (c *Current) replace(change func(*state)) {
+	next := *c.state.Load()
+	change(&next)
+	c.state.Store(&next)
+}
+
+// Invalidate removes the cached settings, so that the next start must reach a source. What is
+// in force stays in force.
+func (c *Current) Invalidate() error {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	var failed []error
+	for _, place := range c.places() {
+		failed = append(failed, c.disk.remove(filepath.Join(place, vcap.SettingsFile)))
+	}
+	if err := errors.Join(failed...); err != nil {
+		return fmt.Errorf("remove cached settings: %w", err)
+	}
+	return nil
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
