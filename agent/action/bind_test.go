@@ -26,7 +26,9 @@ func (c *checked) Check() error {
 
 func TestBind(t *testing.T) {
 	one := One(func(_ context.Context, s string) (string, error) { return "got " + s, nil })
-	two := Two(func(_ context.Context, s string, m map[string]json.Number) (string, error) { return s + m["n"].String(), nil })
+	two := Two(func(_ context.Context, s string, m map[string]json.Number) (string, error) {
+		return s + m["n"].String(), nil
+	})
 	maybe := MaybeOne(func(_ context.Context, s *string) (string, error) {
 		if s == nil {
 			return "none", nil

@@ -84,8 +84,11 @@ type Row struct {
 	Patience time.Duration
 }
 
-// DefaultPatience is the Director's reply timeout.
-const DefaultPatience = 45 * time.Second
+// DefaultPatience is the Director's reply timeout, DNSPatience that of its DNS broadcaster.
+const (
+	DefaultPatience = 45 * time.Second
+	DNSPatience     = 10 * time.Second
+)
 
 // Wait returns how long the caller of this row waits.
 func (r Row) Wait() time.Duration {

@@ -1,0 +1,43 @@
+package action
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"cambium/agent/task"
+)
+
+// Tasks is what get_task and cancel_task need to know.
+type Tasks interface {
+	Outcome(id string) (task.Outcome, error)
+	Cancel(id string) error
+}
+
+// TaskHandle tells a caller to poll.
+type TaskHandle struct {
+	ID    string `json:"agent_task_id"`
+	State string `json:"state"`
+}
+
+// Running is the handle of a task that has not ended.
+func Running(id string) TaskHandle { return TaskHandle{ID: id, State: "running"} }
+
+func getTask(tasks Tasks) func(context.Context, string) (any, error) {
+	return func(_ context.Context, id string) (any, error) {
+		o, err := tasks.Outcome(id)
+		switch {
+		case err != nil:
+			return nil, err
+		case o.Running:
+			return Running(id), nil
+		case o.Failed:
+			return nil, fmt.Errorf("Task %s result: %w", id, errors.New(o.Error))
+		}
+		return o.Value, nil
+	}
+}
+
+func cancelTask(tasks Tasks) func(context.Context, string) (string, error) {
+	return func(_ context.Context, id string) (string, error) { return "canceled", tasks.Cancel(id) }
+}

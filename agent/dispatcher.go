@@ -1,0 +1,268 @@
+// Package agent serves the Director's requests and reports to the Health Monitor. The
+// dispatcher takes requests from whatever transport there is, holds them until the agent is
+// ready, and runs them in lanes, so that nothing slow keeps the agent from answering.
+package agent
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/agent/action"
+	"cambium/agent/task"
+	"cambium/mbus"
+)
+
+// How many calls of a lane run at a time. Immediate calls are not counted.
+const (
+	fastWidth    = 64
+	overlapWidth = 16
+)
+
+// Dispatcher is the mbus.Handler of the agent.
+type Dispatcher struct {
+	ctx   context.Context
+	log   *logrus.Entry
+	lanes map[action.Lane]*lane
+	group sync.WaitGroup
+	seen  recent
+
+	opened chan struct{}
+
+	// mu guards what follows.
+	mu      sync.Mutex
+	phase   phase
+	step    string
+	verdict string
+	judged  chan struct{} // closed when verdict or phase change for the worse
+	held    []*held
+	pings   int
+	table   action.Table
+	tasks   *task.Tasks
+}
+
+// NewDispatcher returns a dispatcher whose gate is closed; see Ready. Actions run until ctx
+// ends.
+func NewDispatcher(ctx context.Context, log *logrus.Entry) *Dispatcher {
+	d := &Dispatcher{ctx: ctx, log: log, step: "starting", opened: make(chan struct{}), judged: make(chan struct{})}
+	d.lanes = map[action.Lane]*lane{
+		action.Fast:     {width: fastWidth, group: &d.group},
+		action.Instance: {width: 1, group: &d.group},
+		action.Overlap:  {width: overlapWidth, group: &d.group},
+	}
+	return d
+}
+
+// Wait returns when everything that was begun has ended.
+func (d *Dispatcher) Wait() { d.group.Wait() }
+
+// Handle takes a request; it never blocks.
+func (d *Dispatcher) Handle(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) {
+	d.mu.Lock()
+	if d.phase != ready {
+		d.hold(ctx, r, reply) // unlocks
+		return
+	}
+	d.mu.Unlock()
+	d.serve(ctx, r, reply)
+}
+
+// request is one request being served.
+type request struct {
+	mbus.Request
+	row     action.Row
+	run     action.Run
+	begun   time.Time
+	arrived context.Context // of the transport: ends when nobody waits
+	reply   func(mbus.Reply)
+	task    *task.Task // nil for a synchronous call
+}
+
+func (d *Dispatcher) serve(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) {
+	q := &request{Request: r, begun: time.Now(), arrived: ctx, reply: reply}
+	row, known := d.table[r.Method]
+	if !known {
+		d.answer(q, mbus.Exception("unknown message "+r.Method))
+		return
+	}
+	q.row = row
+	run, err := d.bind(q)
+	if err != nil {
+		d.answer(q, failure(r.Method, err))
+		return
+	}
+	q.run = run
+	if row.Lane == action.Immediate {
+		value, err := d.execute(q, d.ctx)
+		d.answer(q, result(r.Method, value, err))
+		return
+	}
+	// Reading twice does no harm; changing twice may.
+	if row.Lane != action.Fast && !d.seen.add(r.Identity, q.begun) {
+		d.answer(q, mbus.Silence())
+		return
+	}
+	if row.Mode.Async(r.Protocol) {
+		d.startTask(q)
+		return
+	}
+	d.lanes[row.Lane].submit(&work{
+		admitted: func() {},
+		run: func() {
+			if q.expired() {
+				d.answer(q, mbus.Silence())
+				return
+			}
+			value, err := d.execute(q, d.ctx)
+			d.answer(q, result(r.Method, value, err))
+		},
+		refused: func() { d.answer(q, failure(r.Method, errBusy)) },
+	})
+}
+
+// expired reports that nobody waits for the answer any more, so that a call which has not
+// begun is better left alone.
+func (q *request) expired() bool {
+	if q.KeepsWaiting {
+		return q.arrived.Err() != nil
+	}
+	return time.Since(q.begun) > q.row.Wait()
+}
+
+var errBusy = fmt.Errorf("busy: more than %d requests are queued", queueLength)
+
+func (d *Dispatcher) startTask(q *request) {
+	begun := make(chan struct{})
+	d.lanes[q.row.Lane].submit(&work{
+		admitted: func() {
+			q.task = d.tasks.Begin(q.Method, q.row.Cancelable)
+			close(begun)
+			// Another goroutine, because this one is the transport's and durability takes a disk.
+			d.group.Go(func() {
+				<-q.task.Durable()
+				d.answer(q, mbus.Value(action.Running(q.task.ID)))
+			})
+		},
+		run: func() {
+			<-begun
+			<-q.task.Durable()
+			d.runTask(q)
+		},
+		refused: func() { d.answer(q, failure(q.Method, errBusy)) },
+	})
+}
+
+func (d *Dispatcher) runTask(q *request) {
+	run := q.run
+	if q.task.Canceled() {
+		run = q.row.Canceled
+		if run == nil {
+			run = func(context.Context) (any, error) { return nil, task.ErrCanceled }
+		}
+	}
+	q.run = run
+	start := time.Now()
+	value, err := d.execute(q, q.task.Context())
+	q.task.Finish(value, err)
+	d.logTask(q, time.Since(start), err)
+}
+
+// resume continues or ends a task of the agent's previous life.
+func (d *Dispatcher) resume(t *task.Task, row action.Row) {
+	q := &request{Request: mbus.Request{Method: t.Method}, row: row, task: t, begun: time.Now()}
+	if row.Resume == nil {
+		t.Finish(nil, task.ErrRestarted)
+		d.logTask(q, 0, task.ErrRestarted)
+		return
+	}
+	q.run = func(ctx context.Context) (any, error) { return row.Resume(ctx, t.Checkpoint()) }
+	d.lanes[row.Lane].submit(&work{admitted: func() {}, run: func() { d.runTask(q) },
+		refused: func() { t.Finish(nil, errBusy) }})
+}
+
+// bind decodes the arguments; a panic in it is an error like any other.
+func (d *Dispatcher) bind(q *request) (run action.Run, err error) {
+	defer d.recovered(q, &err)
+	return q.row.Bind(q.Arguments)
+}
+
+// execute runs the action; a panic in it is an error like any other.
+func (d *Dispatcher) execute(q *request, ctx context.Context) (value any, err error) {
+	defer d.recovered(q, &err)
+	call := action.Call{Method: q.Method, Protocol: q.Protocol}
+	if q.task != nil {
+		call.TaskID, call.Note = q.task.ID, q.task.Note
+	}
+	return q.run(action.WithCall(ctx, call))
+}
+
+// recovered turns a panic into an error with an id, by which the log entry is found. The value
+// of the panic stays out of the reply: it may quote anything.
+func (d *Dispatcher) recovered(q *request, err *error) {
+	p := recover()
+	if p == nil {
+		return
+	}
+	var b [4]byte
+	_, _ = rand.Read(b[:]) // never fails on supported systems
+	id := hex.EncodeToString(b[:])
+	d.log.WithFields(logrus.Fields{"action": q.Method, "id": id, "stack": string(debug.Stack())}).Errorf("panic in action: %T", p)
+	*err = fmt.Errorf("internal error %s, see the agent's log", id)
+}
+
+func result(method string, value any, err error) mbus.Reply {
+	if err != nil {
+		return failure(method, err)
+	}
+	return mbus.Value(value)
+}
+
+func failure(method string, err error) mbus.Reply {
+	return mbus.Exception("Action Failed " + method + ": " + err.Error())
+}
+
+func (d *Dispatcher) answer(q *request, reply mbus.Reply) {
+	q.reply(reply)
+	level := logrus.InfoLevel
+	if q.row.Lane == action.Immediate || q.row.Lane == action.Fast {
+		level = logrus.DebugLevel
+	}
+	if !d.log.Logger.IsLevelEnabled(level) {
+		return
+	}
+	fields := logrus.Fields{"action": q.Method, "request": requestID(q.ReplyTo), "took": time.Since(q.begun).String(), "outcome": "ok"}
+	if text, failed := reply.Failed(); failed {
+		fields["outcome"] = "exception"
+		if !q.row.Sensitive {
+			fields["error"] = text
+		}
+	} else if reply.Silent() {
+		fields["outcome"] = "not answered"
+	}
+	if q.task != nil {
+		fields["task"] = q.task.ID
+	}
+	d.log.WithFields(fields).Log(level, "request")
+}
+
+func (d *Dispatcher) logTask(q *request, took time.Duration, err error) {
+	entry := d.log.WithFields(logrus.Fields{"action": q.Method, "task": q.task.ID, "took": took.String()})
+	switch {
+	case err == nil:
+		entry.Info("task done")
+	case q.row.Sensitive:
+		entry.Error("task failed")
+	default:
+		entry.WithError(err).Error("task failed")
+	}
+}
+
+// requestID is what a Director calls a request: the last token of its reply subject.
+func requestID(replyTo string) string { return replyTo[strings.LastIndexByte(replyTo, '.')+1:] }

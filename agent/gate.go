@@ -1,0 +1,207 @@
+package agent
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"cambium/agent/action"
+	"cambium/agent/task"
+	"cambium/mbus"
+)
+
+const (
+	// pingHold is how long a ping is kept before the agent is ready. The Director waits one
+	// second for each and asks again at once after an answer, so the hold is what keeps one
+	// new VM from drawing thousands of pings.
+	pingHold = 900 * time.Millisecond
+	// maxHeld bounds the requests that wait for the agent to become ready.
+	maxHeld = 1000
+	// notReady begins the exception that makes a Director ask again.
+	notReady = "restarting agent: "
+)
+
+// phase is what the agent may say about itself.
+type phase int
+
+const (
+	starting phase = iota
+	ready
+	condemned // the first bootstrap failed for good; pings are told why
+	mute      // a later bootstrap failed; only silence is recognised by the resurrector
+)
+
+type held struct {
+	ctx     context.Context
+	request mbus.Request
+	reply   func(mbus.Reply)
+	timer   *time.Timer
+}
+
+// Waiting tells what the boot is doing; it is what a ping is answered with meanwhile.
+func (d *Dispatcher) Waiting(step string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	// create-env gives up for good on any text with this in it.
+	d.step = strings.ReplaceAll(step, "x509: ", "x509 ")
+}
+
+// Ready opens the gate: requests are served from the table from now on, first those that wait.
+// Tasks that a restart interrupted are resumed or ended.
+func (d *Dispatcher) Ready(table action.Table, tasks *task.Tasks) {
+	d.mu.Lock()
+	if d.phase == ready {
+		d.mu.Unlock()
+		return
+	}
+	d.table, d.tasks = table, tasks
+	d.mu.Unlock()
+	for _, t := range tasks.Interrupted() {
+		d.resume(t, table[t.Method])
+	}
+	// Arrival order: the gate opens for new requests only when none waits any more.
+	for {
+		d.mu.Lock()
+		waiting := d.held
+		d.held = nil
+		if len(waiting) == 0 {
+			d.phase = ready
+			close(d.opened)
+			d.mu.Unlock()
+			return
+		}
+		d.mu.Unlock()
+		for _, h := range waiting {
+			switch {
+			case !h.timer.Stop(): // dropped, and told so
+			case h.ctx.Err() != nil:
+				h.reply(mbus.Silence())
+			default:
+				d.serve(h.ctx, h.request, h.reply)
+			}
+		}
+	}
+}
+
+// Failed closes the gate with a verdict. On the first bootstrap of a machine pings are answered
+// with it, so that the deployment fails within seconds and with the cause; later the agent only
+// falls silent. Ready may still follow, should what failed heal.
+func (d *Dispatcher) Failed(verdict string, firstBoot bool) {
+	d.mu.Lock()
+	if d.phase == ready {
+		d.mu.Unlock()
+		return
+	}
+	d.phase, d.verdict = mute, verdict
+	if firstBoot {
+		d.phase = condemned
+	}
+	close(d.judged)
+	d.judged = make(chan struct{})
+	dropped := d.held
+	d.held = nil
+	d.mu.Unlock()
+	for _, h := range dropped {
+		if h.timer.Stop() {
+			h.reply(mbus.Silence())
+		}
+	}
+}
+
+// Retrying takes a verdict back while what failed is tried again.
+func (d *Dispatcher) Retrying() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.phase != ready {
+		d.phase = starting
+	}
+}
+
+// IsReady reports whether the gate is open; heartbeats are sent only then.
+func (d *Dispatcher) IsReady() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.phase == ready
+}
+
+// Opened is closed when the agent has become ready.
+func (d *Dispatcher) Opened() <-chan struct{} { return d.opened }
+
+// hold keeps a request that came before the agent is ready. The caller holds mu, which hold
+// gives up.
+func (d *Dispatcher) hold(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) {
+	if r.Method == "ping" {
+		d.holdPing(ctx, reply)
+		return
+	}
+	if d.phase != starting || len(d.held) >= maxHeld {
+		d.mu.Unlock()
+		reply(mbus.Silence())
+		return
+	}
+	h := &held{ctx: ctx, request: r, reply: reply}
+	patience := action.DefaultPatience
+	if strings.HasPrefix(r.Method, "sync_dns") {
+		patience = action.DNSPatience
+	}
+	h.timer = time.AfterFunc(patience, func() { d.drop(h) })
+	d.held = append(d.held, h)
+	d.mu.Unlock()
+}
+
+func (d *Dispatcher) drop(h *held) {
+	d.mu.Lock()
+	for i, other := range d.held {
+		if other == h {
+			d.held = append(d.held[:i], d.held[i+1:]...)
+			break
+		}
+	}
+	d.mu.Unlock()
+	h.reply(mbus.Silence())
+}
+
+// holdPing answers a ping when the agent becomes ready or judged, or after pingHold. The caller
+// holds mu, which holdPing gives up.
+func (d *Dispatcher) holdPing(ctx context.Context, reply func(mbus.Reply)) {
+	current, verdict, judged := d.phase, d.verdict, d.judged
+	crowded := d.pings >= maxHeld
+	if current == starting && !crowded {
+		d.pings++
+	}
+	d.mu.Unlock()
+	switch {
+	case current == condemned:
+		reply(mbus.Exception(verdict))
+		return
+	case current == mute, crowded:
+		reply(mbus.Silence())
+		return
+	}
+	d.group.Go(func() {
+		timer := time.NewTimer(pingHold)
+		defer timer.Stop()
+		var answer mbus.Reply
+		select {
+		case <-d.opened:
+			answer = mbus.Value("pong")
+		case <-judged:
+			d.mu.Lock()
+			answer = mbus.Silence()
+			if d.phase == condemned {
+				answer = mbus.Exception(d.verdict)
+			}
+			d.mu.Unlock()
+		case <-timer.C:
+			d.mu.Lock()
+			answer = mbus.Exception(notReady + d.step)
+			d.mu.Unlock()
+		case <-ctx.Done():
+			answer = mbus.Silence()
+		}
+		d.mu.Lock()
+		d.pings--
+		d.mu.Unlock()
+		reply(answer)
+	})
+}

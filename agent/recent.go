@@ -1,0 +1,48 @@
+package agent
+
+import (
+	"sync"
+	"time"
+)
+
+const (
+	// recentAge is longer than two connections are ever subscribed side by side.
+	recentAge = 2 * time.Minute
+	// recentMax bounds the memory; the oldest are forgotten first.
+	recentMax = 10000
+)
+
+// recent remembers the identities of requests, so that a message which arrives over two
+// connections is served once.
+type recent struct {
+	mu    sync.Mutex
+	known map[string]struct{}
+	order []identity
+}
+
+type identity struct {
+	id string
+	at time.Time
+}
+
+// add reports whether id is new. An empty id always is.
+func (r *recent) add(id string, now time.Time) bool {
+	if id == "" {
+		return true
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for len(r.order) > 0 && (len(r.order) >= recentMax || now.Sub(r.order[0].at) > recentAge) {
+		delete(r.known, r.order[0].id)
+		r.order = r.order[1:]
+	}
+	if _, known := r.known[id]; known {
+		return false
+	}
+	if r.known == nil {
+		r.known = map[string]struct{}{}
+	}
+	r.known[id] = struct{}{}
+	r.order = append(r.order, identity{id, now})
+	return true
+}

@@ -1,0 +1,91 @@
+package mbus
+
+import (
+	"fmt"
+	"net"
+	"strings"
+)
+
+// Auditor records what was asked of the agent, by whom and with what outcome. Record must not
+// block.
+type Auditor interface{ Record(Event) }
+
+// Event is one audited request.
+type Event struct {
+	Name       string
+	Failed     bool
+	extensions []extension
+}
+
+type extension struct{ key, value string }
+
+// NATSEvent describes a request that came over NATS; server is host:port.
+func NATSEvent(r Request, reply Reply, server, hostname string) Event {
+	host, port, err := net.SplitHostPort(server)
+	if err != nil {
+		host, port = server, ""
+	}
+	e := Event{Name: r.Method, extensions: []extension{{"duser", r.ReplyTo}, {"src", host}, {"spt", port}, {"shost", hostname}}}
+	text, failed := reply.Failed()
+	if reply.Silent() {
+		text, failed = "not answered", true
+	}
+	if failed {
+		e.Failed = true
+		e.extensions = append(e.extensions, extension{"cs1", text}, extension{"cs1Label", "statusReason"})
+	}
+	return e
+}
+
+// HTTPRequest is what the audit line of an HTTPS request tells.
+type HTTPRequest struct {
+	Path, User, Method, Source, Port, Hostname string
+	Headers                                    string // a summary without credentials
+	Status                                     int
+	Reason                                     string
+}
+
+// HTTPSEvent describes a request that came over HTTPS.
+func HTTPSEvent(r HTTPRequest) Event {
+	e := Event{Name: r.Path, Failed: r.Status >= 400, extensions: []extension{
+		{"duser", r.User}, {"requestMethod", r.Method}, {"src", r.Source}, {"spt", r.Port}, {"shost", r.Hostname},
+		{"cs1", r.Headers}, {"cs1Label", "httpHeaders"}, {"cs2", "basic"}, {"cs2Label", "authType"},
+		{"cs3", fmt.Sprint(r.Status)}, {"cs3Label", "responseStatus"},
+	}}
+	if r.Reason != "" {
+		e.extensions = append(e.extensions, extension{"cs4", r.Reason}, extension{"cs4Label", "statusReason"})
+	}
+	return e
+}
+
+var (
+	headerEscapes    = strings.NewReplacer(`\`, `\\`, `|`, `\|`, "\n", " ", "\r", " ")
+	extensionEscapes = strings.NewReplacer(`\`, `\\`, `=`, `\=`, "\n", `\n`, "\r", `\r`)
+)
+
+// maxAuditValue bounds one value: a syslog line of a megabyte helps nobody.
+const maxAuditValue = 1024
+
+// String is the event as a line of the Common Event Format.
+func (e Event) String() string {
+	severity := 1
+	if e.Failed {
+		severity = 7
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "CEF:0|CloudFoundry|BOSH|1|agent_api|%s|%d|", headerEscapes.Replace(clip(e.Name)), severity)
+	for i, x := range e.extensions {
+		if i > 0 {
+			b.WriteByte(' ')
+		}
+		b.WriteString(x.key + "=" + extensionEscapes.Replace(clip(x.value)))
+	}
+	return b.String()
+}
+
+func clip(s string) string {
+	if len(s) <= maxAuditValue {
+		return s
+	}
+	return strings.ToValidUTF8(s[:maxAuditValue], "") + "..."
+}

@@ -1,0 +1,157 @@
+// Package mbus is what travels on the message bus, whatever the transport: the request and
+// reply envelopes, the size limits, the audit line, and the Handler that both transports serve.
+package mbus
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// Request is one decoded request envelope.
+type Request struct {
+	Method    string
+	Arguments []json.RawMessage
+	// ReplyTo is the reply subject on NATS, and means nothing on HTTPS.
+	ReplyTo string
+	// Protocol is 3 for a Director and 0 for create-env, which sends none.
+	Protocol int
+	// Identity is the same for two deliveries of one message, and empty where the transport
+	// cannot deliver twice.
+	Identity string
+	// KeepsWaiting tells that the caller waits until the context of Handle ends, rather than
+	// for a time that depends on the method.
+	KeepsWaiting bool
+}
+
+// Handler serves requests. Handle returns at once, since a transport calls it in arrival order
+// and from the goroutine that reads; reply is called exactly once, before or after Handle
+// returns and from any goroutine. The context ends when nobody waits for the reply any more,
+// which does not stop what was begun.
+type Handler interface {
+	Handle(ctx context.Context, r Request, reply func(Reply))
+}
+
+// DecodeRequest reads an envelope. Keys match regardless of case, and unknown ones are ignored.
+func DecodeRequest(data []byte) (Request, error) {
+	var envelope struct {
+		Method    string            `json:"method"`
+		Arguments []json.RawMessage `json:"arguments"`
+		ReplyTo   string            `json:"reply_to"`
+		Protocol  int               `json:"protocol"`
+	}
+	// The decoder takes null for an empty envelope.
+	if bytes.Equal(bytes.TrimSpace(data), []byte("null")) {
+		return Request{}, errors.New("decode request: not an object")
+	}
+	d := json.NewDecoder(bytes.NewReader(data))
+	if err := d.Decode(&envelope); err != nil {
+		return Request{}, fmt.Errorf("decode request: %w", plain(err))
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return Request{}, errors.New("decode request: more than one value")
+	}
+	return Request{Method: envelope.Method, Arguments: envelope.Arguments, ReplyTo: envelope.ReplyTo, Protocol: envelope.Protocol}, nil
+}
+
+// plain keeps the content of a message out of the log.
+func plain(err error) error {
+	var wrong *json.UnmarshalTypeError
+	if errors.As(err, &wrong) {
+		if wrong.Field == "" {
+			return errors.New("not an object")
+		}
+		return fmt.Errorf("%s has the wrong type", wrong.Field)
+	}
+	var syntax *json.SyntaxError
+	if errors.As(err, &syntax) {
+		return fmt.Errorf("malformed JSON at byte %d", syntax.Offset)
+	}
+	return err
+}
+
+// Reply is what a request is answered with: a value, an exception, or silence.
+type Reply struct {
+	value     any
+	exception string
+	failed    bool
+	silent    bool
+}
+
+// Value is a successful reply; v must be what encoding/json can write.
+func Value(v any) Reply { return Reply{value: v} }
+
+// Exception is a failed reply. An empty text is allowed.
+func Exception(text string) Reply { return Reply{exception: text, failed: true} }
+
+// Silence means that the request is not answered at all: the caller is to time out.
+func Silence() Reply { return Reply{silent: true} }
+
+// Silent reports a reply that is not sent.
+func (r Reply) Silent() bool { return r.silent }
+
+// Failed reports an exception, and its text.
+func (r Reply) Failed() (string, bool) { return r.exception, r.failed }
+
+// TooLong is the exception for a value that does not fit into one message.
+const TooLong = "Response exceeded maximum allowed length"
+
+type exceptionEnvelope struct {
+	Exception exceptionBody `json:"exception"`
+}
+
+type exceptionBody struct {
+	Message string `json:"message,omitempty"`
+}
+
+// Encode writes the reply in at most limit bytes; a limit of 0 means any length. A value that
+// is too long becomes the exception TooLong, a long exception loses its middle.
+func (r Reply) Encode(limit int) []byte {
+	if r.failed {
+		return encodeException(r.exception, limit)
+	}
+	data, err := marshal(struct {
+		Value any `json:"value"`
+	}{r.value})
+	if err != nil {
+		return encodeException("cannot encode the result: "+err.Error(), limit)
+	}
+	if limit > 0 && len(data) > limit {
+		return encodeException(TooLong, limit)
+	}
+	return data
+}
+
+func encodeException(text string, limit int) []byte {
+	data := exceptionBytes(text)
+	if limit <= 0 || len(data) <= limit {
+		return data
+	}
+	room := limit - len(exceptionBytes(truncated))
+	if room > 0 {
+		if data = exceptionBytes(shorten(text, room)); len(data) <= limit {
+			return data
+		}
+	}
+	return exceptionBytes(TooLong)
+}
+
+func exceptionBytes(text string) []byte {
+	// A struct of strings always encodes.
+	data, _ := marshal(exceptionEnvelope{exceptionBody{text}})
+	return data
+}
+
+// marshal leaves <, > and & as they are: six bytes each would be taken from the limit.
+func marshal(v any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		return nil, err
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
+}

@@ -1,0 +1,91 @@
+package natsbus
+
+import (
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"regexp"
+	"strings"
+
+	"cambium/internal/secret"
+	"cambium/mbus"
+)
+
+const defaultPort = "4222"
+
+func parseServers(urls []secret.URL) ([]*url.URL, error) {
+	var servers []*url.URL
+	for _, raw := range urls {
+		u, err := url.Parse(raw.Reveal())
+		if err != nil {
+			// The parser's error quotes the address, which may hold a password.
+			return nil, fmt.Errorf("nats: malformed address %s", raw)
+		}
+		if u.Scheme != "nats" || u.Hostname() == "" {
+			return nil, fmt.Errorf("nats: not an address of a nats server: %s", raw)
+		}
+		if u.Port() == "" {
+			u.Host = net.JoinHostPort(u.Hostname(), defaultPort)
+		}
+		servers = append(servers, &url.URL{Scheme: u.Scheme, User: u.User, Host: u.Host})
+	}
+	if len(servers) == 0 {
+		return nil, errors.New("nats: no server address")
+	}
+	return servers, nil
+}
+
+// serverName is what a BOSH deployment's authority puts into its server's certificate. Other
+// certificates of that authority (an agent's, for one) must not pass for the server.
+var serverName = regexp.MustCompile(`^[A-Za-z0-9*-]*\.nats\.bosh-internal$`)
+
+func tlsConfig(id Identity) (*tls.Config, error) {
+	pair, err := tls.X509KeyPair([]byte(id.Certificate), []byte(id.PrivateKey.Reveal()))
+	if err != nil {
+		return nil, fmt.Errorf("nats: client certificate: %w", err)
+	}
+	config := &tls.Config{
+		MinVersion:   tls.VersionTLS12,
+		Certificates: []tls.Certificate{pair},
+		VerifyConnection: func(state tls.ConnectionState) error {
+			if len(state.PeerCertificates) == 0 || !serverName.MatchString(state.PeerCertificates[0].Subject.CommonName) {
+				return errors.New("server certificate is not named *.nats.bosh-internal")
+			}
+			return nil
+		},
+	}
+	if strings.TrimSpace(id.CA) != "" {
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM([]byte(id.CA)) {
+			return nil, errors.New("nats: no certificate in the authority's PEM")
+		}
+	}
+	return config, nil
+}
+
+// validSubject refuses what could break out of a protocol line or publish to a pattern.
+func validSubject(s string) bool {
+	if s == "" || len(s) > 1024 {
+		return false
+	}
+	for token := range strings.SplitSeq(s, ".") {
+		if token == "" || token == "*" || token == ">" {
+			return false
+		}
+	}
+	return !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r == 0x7f })
+}
+
+// identityOf is the same for two deliveries of one message, as happens while two connections
+// are subscribed. The reply subject alone would do for a Director, which never uses one twice.
+func identityOf(r mbus.Request, data []byte) string {
+	if r.ReplyTo == "" {
+		return ""
+	}
+	sum := sha256.Sum256(data)
+	return r.ReplyTo + " " + string(sum[:])
+}

@@ -1,0 +1,294 @@
+package natsbus
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/sirupsen/logrus"
+
+	"cambium/internal/retry"
+)
+
+const (
+	dialTime    = 2 * time.Second
+	resolveTime = 5 * time.Second
+	// connectTime covers TLS and log-in; a server that a thousand agents come back to at once
+	// needs longer for a handshake than for a dial.
+	connectTime = 10 * time.Second
+	// A server that is gone without a word is noticed after two unanswered pings.
+	pingInterval = 10 * time.Second
+	farewell     = time.Second
+	// authPatience is how long a refused log-in is repeated every second or so: the server
+	// learns of a new agent only at its next synchronisation.
+	authPatience = time.Minute
+)
+
+var (
+	// Full jitter: all agents of a deployment lose their server at the same moment.
+	afterLoss = retry.Backoff{Min: 2 * time.Second, Max: 10 * time.Second, Jitter: 1}
+	// A booting agent may be ahead of its network by a moment.
+	atFirst   = retry.Backoff{Min: 200 * time.Millisecond, Max: 10 * time.Second, Jitter: 1}
+	afterAuth = retry.Backoff{Min: 1500 * time.Millisecond, Max: 1500 * time.Millisecond, Jitter: 2.0 / 3}
+)
+
+// link is one identity and its connection, made again whenever it is lost.
+type link struct {
+	bus       *Bus
+	log       *logrus.Entry
+	servers   []*url.URL
+	tls       *tls.Config
+	cancel    context.CancelFunc
+	ready     chan struct{} // closed once connected and subscribed
+	readyOnce sync.Once
+	connected atomic.Bool
+	outbox
+
+	// mu guards what follows.
+	mu        sync.Mutex
+	failure   error
+	at        string // host:port of the current server
+	addresses map[string][]netip.AddrPort
+	sub       *nats.Subscription
+	conn      *nats.Conn
+}
+
+func (b *Bus) newLink(id Identity) (*link, error) {
+	servers, err := parseServers(id.URLs)
+	if err != nil {
+		return nil, err
+	}
+	config, err := tlsConfig(id)
+	if err != nil {
+		return nil, err
+	}
+	return &link{bus: b, log: b.options.Log, servers: servers, tls: config,
+		ready: make(chan struct{}), addresses: map[string][]netip.AddrPort{}}, nil
+}
+
+func (l *link) server() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.at
+}
+
+func (l *link) lastError() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.failure
+}
+
+func (l *link) resolved() (all []netip.AddrPort) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, addresses := range l.addresses {
+		all = append(all, addresses...)
+	}
+	return all
+}
+
+// run keeps the link connected until ctx ends.
+func (l *link) run(ctx context.Context) {
+	var refusedSince time.Time
+	ever := false
+	for attempt := 0; ; attempt++ {
+		order := rand.Perm(len(l.servers))
+		var err error
+		for _, i := range order {
+			var was bool
+			if was, err = l.session(ctx, l.servers[i]); was {
+				attempt, ever, refusedSince = 0, true, time.Time{}
+			}
+			if ctx.Err() != nil {
+				return
+			}
+			if was {
+				break
+			}
+		}
+		pause := atFirst.Pause(attempt)
+		if ever {
+			pause = afterLoss.Pause(attempt)
+		}
+		if refused(err) {
+			if refusedSince.IsZero() {
+				refusedSince = time.Now()
+			}
+			if time.Since(refusedSince) < authPatience {
+				pause = afterAuth.Pause(0)
+				attempt = -1
+			}
+		}
+		l.log.WithError(err).WithField("pause", pause.Round(time.Millisecond).String()).Warn("not connected to nats")
+		if retry.Sleep(ctx, pause) != nil {
+			return
+		}
+	}
+}
+
+// session connects to one server and returns when that connection has ended: whether it was
+// usable, and why it ended or could not be made.
+func (l *link) session(ctx context.Context, server *url.URL) (was bool, err error) {
+	defer func() {
+		l.connected.Store(false)
+		l.mu.Lock()
+		l.failure, l.conn, l.sub = err, nil, nil
+		l.mu.Unlock()
+	}()
+	closed := make(chan struct{})
+	dial := &dialer{ctx: ctx, link: l, release: func() bool { return true }}
+	nc, err := nats.Connect(server.String(),
+		nats.Name(l.bus.options.AgentID),
+		nats.Secure(l.tls),
+		nats.NoReconnect(),
+		nats.IgnoreDiscoveredServers(),
+		nats.SkipHostLookup(),
+		nats.SetCustomDialer(dial),
+		nats.Timeout(connectTime),
+		nats.PingInterval(pingInterval),
+		nats.MaxPingsOutstanding(2),
+		nats.ErrorHandler(l.libraryError),
+		nats.ClosedHandler(func(*nats.Conn) { close(closed) }),
+	)
+	dial.release()
+	if err != nil {
+		return false, err
+	}
+	defer func() {
+		if ctx.Err() != nil {
+			_ = nc.FlushTimeout(farewell) // best effort: the last replies of a stopping agent
+		}
+		l.outbox.detach()
+		nc.Close()
+		// The handler counts as part of this session, so that none outlives Run.
+		<-closed
+	}()
+	sub, err := nc.Subscribe("agent."+l.bus.options.AgentID, func(m *nats.Msg) { l.bus.receive(ctx, l, m.Data) })
+	if err != nil {
+		return false, fmt.Errorf("subscribe: %w", err)
+	}
+	// The answer to the flush comes after a refusal of the subscription.
+	flushed, cancel := context.WithTimeout(ctx, connectTime)
+	err = nc.FlushWithContext(flushed)
+	cancel()
+	if err == nil && errors.Is(nc.LastError(), nats.ErrPermissionViolation) {
+		err = nc.LastError()
+	}
+	if err != nil {
+		return false, fmt.Errorf("subscribe: %w", err)
+	}
+	l.established(nc, sub, server)
+	select {
+	case <-ctx.Done():
+		return true, context.Cause(ctx)
+	case <-closed:
+		if err = nc.LastError(); err == nil {
+			err = nats.ErrConnectionClosed
+		}
+		return true, err
+	}
+}
+
+func (l *link) established(nc *nats.Conn, sub *nats.Subscription, server *url.URL) {
+	l.bus.limit.set(nc.MaxPayload())
+	l.mu.Lock()
+	l.failure, l.at, l.conn, l.sub = nil, server.Host, nc, sub
+	l.mu.Unlock()
+	l.outbox.attach(nc)
+	l.connected.Store(true)
+	l.log.WithField("server", server.Host).Info("connected to nats")
+	l.readyOnce.Do(func() { close(l.ready) })
+	if l.bus.options.OnConnect != nil {
+		l.bus.options.OnConnect()
+	}
+}
+
+// retire stops the link after what its server had already sent has been handled.
+func (l *link) retire() {
+	l.mu.Lock()
+	nc, sub := l.conn, l.sub
+	l.mu.Unlock()
+	if nc != nil && sub != nil {
+		// After the answer to the flush nothing more can arrive, and it is all in the queue of
+		// the subscription; draining hands that out.
+		done := make(chan struct{})
+		sub.SetClosedHandler(func(string) { close(done) })
+		if sub.Drain() == nil {
+			select {
+			case <-done:
+			case <-time.After(drainTime):
+			}
+		}
+		_ = nc.FlushTimeout(drainTime) // best effort: what is unconfirmed is sent on the new link
+	}
+	l.cancel()
+}
+
+func (l *link) libraryError(_ *nats.Conn, _ *nats.Subscription, err error) {
+	l.log.WithError(err).Warn("nats reported an error")
+}
+
+// refused reports errors by which a server says that it does not know this agent (yet).
+func refused(err error) bool {
+	for _, known := range []error{nats.ErrAuthorization, nats.ErrAuthExpired, nats.ErrAuthRevoked, nats.ErrAccountAuthExpired, nats.ErrPermissionViolation} {
+		if errors.Is(err, known) {
+			return true
+		}
+	}
+	// While connecting the library passes the server's line on as text.
+	return err != nil && strings.Contains(strings.ToLower(err.Error()), "authorization violation")
+}
+
+// dialer resolves the server's name at every attempt. Until release is called, the end of ctx
+// closes the connection, since the library's log-in knows no context.
+type dialer struct {
+	ctx     context.Context
+	link    *link
+	release func() bool
+}
+
+// Dial connects to the first address that answers.
+func (d *dialer) Dial(network, address string) (net.Conn, error) {
+	host, portText, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, err
+	}
+	port, err := net.LookupPort(network, portText)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(d.ctx, resolveTime)
+	found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	cancel()
+	if err != nil {
+		return nil, err
+	}
+	var addresses []netip.AddrPort
+	for _, ip := range found {
+		addresses = append(addresses, netip.AddrPortFrom(ip.Unmap(), uint16(port)))
+	}
+	d.link.mu.Lock()
+	d.link.addresses[address] = addresses
+	d.link.mu.Unlock()
+	d.link.bus.beforeConnect(d.ctx)
+	var failed []error
+	for _, a := range addresses {
+		conn, err := (&net.Dialer{Timeout: dialTime}).DialContext(d.ctx, "tcp", a.String())
+		if err == nil {
+			d.release = context.AfterFunc(d.ctx, func() { _ = conn.Close() })
+			return conn, nil
+		}
+		failed = append(failed, err)
+	}
+	return nil, errors.Join(failed...)
+}

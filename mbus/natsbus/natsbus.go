@@ -1,0 +1,248 @@
+// Package natsbus connects an agent to the Director's NATS server: mutual TLS, one
+// subscription, replies to the subject that a request names, and reports to the Health Monitor.
+//
+// The library's own reconnecting is switched off. Each attempt is a fresh connection, so that
+// names are resolved again, an authentication error cannot end the attempts, publishing never
+// waits for a dial, and what was published but perhaps lost with the connection is sent again.
+package natsbus
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/internal/secret"
+	"cambium/mbus"
+)
+
+// Identity is where the Director is reached and as whom. All certificates are PEM; an empty CA
+// means the system's authorities.
+type Identity struct {
+	URLs        []secret.URL
+	CA          string
+	Certificate string
+	PrivateKey  secret.String
+}
+
+// Options configure a Bus.
+type Options struct {
+	AgentID  string
+	Identity Identity
+	Handler  mbus.Handler
+	// BeforeConnect is called before each connection attempt and after a rotation with the
+	// resolved addresses of every server in use, so that firewall rules and neighbour entries
+	// can follow them. It should be quick.
+	BeforeConnect func(ctx context.Context, servers []netip.AddrPort)
+	// OnConnect is called each time the agent has become reachable. It must not block.
+	OnConnect func()
+	Audit     mbus.Auditor
+	Log       *logrus.Entry
+}
+
+// Bus is an agent's place on a NATS server. It keeps trying to be connected while Run runs.
+type Bus struct {
+	options  Options
+	hostname string
+	limit    limit
+
+	// mu guards what follows.
+	mu      sync.Mutex
+	ctx     context.Context // of Run; nil before and after
+	current *link
+	next    *link // during a rotation
+	links   sync.WaitGroup
+}
+
+// New checks the identity and connects to nothing yet.
+func New(o Options) (*Bus, error) {
+	if o.AgentID == "" {
+		return nil, errors.New("nats: no agent id")
+	}
+	b := &Bus{options: o}
+	if name, err := os.Hostname(); err == nil {
+		b.hostname = name
+	}
+	first, err := b.newLink(o.Identity)
+	if err != nil {
+		return nil, err
+	}
+	b.current = first
+	return b, nil
+}
+
+// Run connects and stays connected until ctx ends.
+func (b *Bus) Run(ctx context.Context) error {
+	b.mu.Lock()
+	if b.ctx != nil {
+		b.mu.Unlock()
+		return errors.New("nats: already running")
+	}
+	b.ctx = ctx
+	b.start(b.current)
+	b.mu.Unlock()
+
+	<-ctx.Done()
+	b.mu.Lock()
+	b.ctx = nil
+	b.mu.Unlock()
+	b.links.Wait()
+	return nil
+}
+
+// start runs a link; the caller holds mu.
+func (b *Bus) start(l *link) {
+	ctx, cancel := context.WithCancel(b.ctx)
+	l.cancel = cancel
+	b.links.Go(func() { l.run(ctx) })
+}
+
+// Connected reports whether the agent is subscribed at this moment.
+func (b *Bus) Connected() bool { return b.active().connected.Load() }
+
+// LastError is why the last attempt to connect failed, or nil.
+func (b *Bus) LastError() error { return b.active().lastError() }
+
+func (b *Bus) active() *link {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.current
+}
+
+// ErrTooLong means that a message is larger than the server takes.
+var ErrTooLong = errors.New("message exceeds the server's limit")
+
+// Publish sends a report such as hm.agent.heartbeat.<id>. Without connection it is kept for a
+// minute and sent when there is one.
+func (b *Bus) Publish(_ context.Context, target, topic string, payload any) error {
+	subject := target + ".agent." + topic + "." + b.options.AgentID
+	data, err := json.Marshal(payload)
+	if err != nil {
+		return fmt.Errorf("publish %s: %w", subject, err)
+	}
+	if len(data) > b.limit.bytes() {
+		return fmt.Errorf("publish %s: %w", subject, ErrTooLong)
+	}
+	b.active().send(message{subject: subject, data: data})
+	return nil
+}
+
+// receive is called in arrival order by the library's goroutine for the subscription.
+func (b *Bus) receive(ctx context.Context, l *link, data []byte) {
+	r, err := mbus.DecodeRequest(data)
+	if err != nil {
+		b.options.Log.WithError(err).WithField("bytes", len(data)).Warn("undecodable request dropped")
+		return
+	}
+	if r.ReplyTo != "" && !validSubject(r.ReplyTo) {
+		b.options.Log.WithField("action", r.Method).Warn("request with an invalid reply subject dropped")
+		return
+	}
+	r.Identity = identityOf(r, data)
+	server := l.server()
+	b.options.Handler.Handle(ctx, r, func(reply mbus.Reply) {
+		if !reply.Silent() && r.ReplyTo != "" {
+			// Whatever connection is current by now: the one that brought the request may have
+			// been replaced since.
+			b.active().send(message{subject: r.ReplyTo, data: reply.Encode(b.limit.bytes())})
+		}
+		if b.options.Audit != nil {
+			b.options.Audit.Record(mbus.NATSEvent(r, reply, server, b.hostname))
+		}
+	})
+}
+
+// addresses are the servers of all links in use; the caller holds mu.
+func (b *Bus) addresses() (all []netip.AddrPort) {
+	for _, l := range []*link{b.current, b.next} {
+		if l != nil {
+			all = append(all, l.resolved()...)
+		}
+	}
+	slices.SortFunc(all, netip.AddrPort.Compare)
+	return slices.Compact(all)
+}
+
+// beforeConnect tells the owner which addresses are about to be used.
+func (b *Bus) beforeConnect(ctx context.Context) {
+	if b.options.BeforeConnect == nil {
+		return
+	}
+	b.mu.Lock()
+	all := b.addresses()
+	b.mu.Unlock()
+	if len(all) > 0 {
+		b.options.BeforeConnect(ctx, all)
+	}
+}
+
+// Rotation is a second, working connection under a new identity, beside the current one.
+type Rotation struct {
+	bus *Bus
+	old *link
+	new *link
+}
+
+// Rotate connects and subscribes under another identity. The current one stays in force until
+// Commit; when the new one does not work before ctx ends, nothing has changed.
+func (b *Bus) Rotate(ctx context.Context, id Identity) (*Rotation, error) {
+	l, err := b.newLink(id)
+	if err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	switch {
+	case b.ctx == nil:
+		b.mu.Unlock()
+		return nil, errors.New("nats: not running")
+	case b.next != nil:
+		b.mu.Unlock()
+		return nil, errors.New("nats: another rotation is under way")
+	}
+	b.next = l
+	r := &Rotation{bus: b, old: b.current, new: l}
+	b.start(l)
+	b.mu.Unlock()
+	select {
+	case <-l.ready:
+		return r, nil
+	case <-ctx.Done():
+		why := l.lastError()
+		r.Abort()
+		if why == nil {
+			why = context.Cause(ctx)
+		}
+		return nil, fmt.Errorf("nats: new identity does not work: %w", why)
+	}
+}
+
+// drainTime is how long a replaced connection may take to hand on what it had received.
+const drainTime = 5 * time.Second
+
+// Commit makes the new connection the current one and closes the old.
+func (r *Rotation) Commit(ctx context.Context) {
+	b := r.bus
+	b.mu.Lock()
+	b.current, b.next = r.new, nil
+	b.mu.Unlock()
+	r.old.retire()
+	for _, m := range r.old.leftovers() {
+		r.new.send(m)
+	}
+	b.beforeConnect(ctx)
+}
+
+// Abort closes the new connection; the old one stays.
+func (r *Rotation) Abort() {
+	r.bus.mu.Lock()
+	r.bus.next = nil
+	r.bus.mu.Unlock()
+	r.new.cancel()
+}

@@ -1,0 +1,151 @@
+package natsbus
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+const (
+	// outboxBytes bounds what is kept for a server that does not take it.
+	outboxBytes = 8 << 20
+	// outboxAge is how long a message is worth sending: callers have given up by then, and an
+	// old report would be taken for a new one.
+	outboxAge = time.Minute
+	// confirmEvery is the pause between two questions whether the server has everything.
+	confirmEvery = 100 * time.Millisecond
+)
+
+// limit is the largest message that the server takes.
+type limit struct{ n atomic.Int64 }
+
+// defaultLimit is the server's default, for the time before it has told its own.
+const defaultLimit = 1 << 20
+
+func (l *limit) set(n int64) { l.n.Store(n) }
+
+func (l *limit) bytes() int {
+	if n := l.n.Load(); n > 0 {
+		return int(n)
+	}
+	return defaultLimit
+}
+
+type message struct {
+	subject string
+	data    []byte
+	at      time.Time
+}
+
+// outbox sends messages and keeps each until the server has confirmed that it came this far. A
+// Director does not ask again for a reply that was lost on the way; a reply that comes twice
+// does no harm, since the second finds nobody waiting.
+type outbox struct {
+	mu          sync.Mutex
+	nc          *nats.Conn // nil while not connected
+	waiting     []message  // not sent on the current connection
+	unconfirmed []message  // sent on the current connection
+	bytes       int        // of both
+	confirming  bool
+}
+
+// send publishes m now, or when there is a connection again.
+func (o *outbox) send(m message) {
+	if m.at.IsZero() {
+		m.at = time.Now()
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.bytes += len(m.data)
+	if o.nc != nil && o.nc.Publish(m.subject, m.data) == nil {
+		o.unconfirmed = append(o.unconfirmed, m)
+		if !o.confirming {
+			o.confirming = true
+			nc := o.nc
+			time.AfterFunc(confirmEvery, func() { o.confirm(nc) })
+		}
+	} else {
+		o.waiting = append(o.waiting, m)
+	}
+	o.trim()
+}
+
+// trim forgets the oldest messages beyond outboxBytes; the caller holds mu.
+func (o *outbox) trim() {
+	for o.bytes > outboxBytes && len(o.unconfirmed)+len(o.waiting) > 1 {
+		oldest := &o.unconfirmed
+		if len(*oldest) == 0 {
+			oldest = &o.waiting
+		}
+		o.bytes -= len((*oldest)[0].data)
+		*oldest = (*oldest)[1:]
+	}
+}
+
+// confirm asks the server for an answer to what was sent so far, and again while there is more.
+func (o *outbox) confirm(nc *nats.Conn) {
+	o.mu.Lock()
+	asked := 0
+	if o.nc == nc {
+		asked = len(o.unconfirmed)
+	}
+	last := time.Time{}
+	if asked > 0 {
+		last = o.unconfirmed[asked-1].at
+	}
+	o.mu.Unlock()
+	err := nats.ErrConnectionClosed
+	if asked > 0 {
+		err = nc.FlushTimeout(connectTime)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.nc != nc {
+		return // detach has taken over what was unconfirmed
+	}
+	if err == nil {
+		done := 0
+		// trim may have taken some in the meantime, so count by time rather than by number.
+		for done < len(o.unconfirmed) && done < asked && !o.unconfirmed[done].at.After(last) {
+			o.bytes -= len(o.unconfirmed[done].data)
+			done++
+		}
+		o.unconfirmed = append([]message(nil), o.unconfirmed[done:]...)
+	}
+	if o.confirming = len(o.unconfirmed) > 0; o.confirming {
+		time.AfterFunc(confirmEvery, func() { o.confirm(nc) })
+	}
+}
+
+// attach sends everything that waited over a new connection.
+func (o *outbox) attach(nc *nats.Conn) {
+	o.mu.Lock()
+	waiting := o.waiting
+	o.waiting, o.bytes, o.nc, o.confirming = nil, 0, nc, false
+	o.mu.Unlock()
+	for _, m := range waiting {
+		if time.Since(m.at) < outboxAge {
+			o.send(m)
+		}
+	}
+}
+
+// detach gives the connection up; what it had not confirmed waits for the next one.
+func (o *outbox) detach() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.nc, o.confirming = nil, false
+	o.waiting = append(o.unconfirmed, o.waiting...)
+	o.unconfirmed = nil
+}
+
+// leftovers empties the outbox.
+func (o *outbox) leftovers() []message {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	left := append(o.unconfirmed, o.waiting...)
+	o.waiting, o.unconfirmed, o.bytes = nil, nil, 0
+	return left
+}
