@@ -1,0 +1,223 @@
+// Package disk makes the lab's disks: sparse image files behind loop devices. A loop device
+// belongs to one machine; its kernel state (swap, partitions) is taken back before it is let
+// go, since it would outlive the machine otherwise.
+package disk
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Create makes a blank image of the given size. It occupies no space until it is written.
+func Create(path string, size int64) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	if err := f.Truncate(size); err != nil {
+		_ = os.Remove(path)
+		return fmt.Errorf("size of %s: %w", path, err)
+	}
+	return nil
+}
+
+// Loop is an image attached to a loop device.
+type Loop struct {
+	Name  string // the kernel's, such as "loop3"
+	Image string
+	Major uint32
+	Minor uint32
+}
+
+// Path is the device node on the host.
+func (l Loop) Path() string { return "/dev/" + l.Name }
+
+// Attach puts the image behind a free loop device.
+func Attach(image string, readOnly bool) (Loop, error) {
+	flags := os.O_RDWR
+	if readOnly {
+		flags = os.O_RDONLY
+	}
+	f, err := os.OpenFile(image, flags, 0)
+	if err != nil {
+		return Loop{}, err
+	}
+	defer func() { _ = f.Close() }()
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		return Loop{}, fmt.Errorf("loop devices: %w", err)
+	}
+	defer func() { _ = control.Close() }()
+	for range 50 {
+		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+		if err != nil {
+			return Loop{}, fmt.Errorf("free loop device: %w", err)
+		}
+		l := Loop{Name: "loop" + strconv.Itoa(n), Image: image}
+		err = l.configure(f, flags, readOnly)
+		if errors.Is(err, unix.EBUSY) {
+			continue // another lab was faster
+		}
+		if err != nil {
+			return Loop{}, fmt.Errorf("attach %s to %s: %w", image, l.Name, err)
+		}
+		var st unix.Stat_t
+		if err := unix.Stat(l.Path(), &st); err != nil {
+			return Loop{}, fmt.Errorf("%s: %w", l.Path(), err)
+		}
+		l.Major, l.Minor = unix.Major(st.Rdev), unix.Minor(st.Rdev)
+		return l, nil
+	}
+	return Loop{}, fmt.Errorf("attach %s: every free loop device was taken by somebody else", image)
+}
+
+func (l Loop) configure(image *os.File, flags int, readOnly bool) error {
+	device, err := os.OpenFile(l.Path(), flags, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = device.Close() }()
+	config := unix.LoopConfig{Fd: uint32(image.Fd())}
+	// Where the kernel has a parser for partition tables, it behaves as for a real disk.
+	config.Info.Flags = unix.LO_FLAGS_PARTSCAN
+	if readOnly {
+		config.Info.Flags |= unix.LO_FLAGS_READ_ONLY
+	}
+	copy(config.Info.File_name[:], image.Name())
+	return unix.IoctlLoopConfigure(int(device.Fd()), &config)
+}
+
+// Resize grows the image and tells the kernel, as an IaaS does with an attached disk.
+func (l Loop) Resize(size int64) error {
+	if err := os.Truncate(l.Image, size); err != nil {
+		return err
+	}
+	return l.ioctl(unix.LOOP_SET_CAPACITY)
+}
+
+func (l Loop) ioctl(request uint) error {
+	device, err := os.OpenFile(l.Path(), os.O_RDWR, 0)
+	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) {
+		device, err = os.OpenFile(l.Path(), os.O_RDONLY, 0)
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = device.Close() }()
+	if _, err := unix.IoctlRetInt(int(device.Fd()), request); err != nil {
+		return fmt.Errorf("%s: %w", l.Name, err)
+	}
+	return nil
+}
+
+// Detach lets the device go, and first whatever the kernel still holds of it.
+func (l Loop) Detach() error {
+	if !l.attached() {
+		return nil
+	}
+	if err := errors.Join(l.SwapOff(), l.forgetPartitions()); err != nil {
+		return err
+	}
+	return l.ioctl(unix.LOOP_CLR_FD)
+}
+
+// attached guards against a number that has been given to somebody else meanwhile.
+func (l Loop) attached() bool {
+	file, err := os.ReadFile("/sys/block/" + l.Name + "/loop/backing_file")
+	return err == nil && strings.TrimSuffix(strings.TrimSpace(string(file)), " (deleted)") == l.Image
+}
+
+// SwapOff stops swapping to the disk and its partitions. Swap survives the machine that
+// switched it on.
+func (l Loop) SwapOff() error {
+	data, err := os.ReadFile("/proc/swaps")
+	if err != nil {
+		return err
+	}
+	var failed error
+	for line := range strings.Lines(string(data)) {
+		fields := strings.Fields(line)
+		if len(fields) == 0 || !l.owns(filepath.Base(fields[0])) {
+			continue
+		}
+		// The kernel prints the path as the machine saw it; the host's node has the same name.
+		path, err := unix.BytePtrFromString("/dev/" + filepath.Base(fields[0]))
+		if err != nil {
+			return err
+		}
+		if errno := swapoff(path); errno != 0 {
+			failed = errors.Join(failed, fmt.Errorf("swap on %s: %w", fields[0], errno))
+		}
+	}
+	return failed
+}
+
+func (l Loop) owns(name string) bool {
+	return name == l.Name || strings.HasPrefix(name, l.Name+"p")
+}
+
+// Partitions returns the kernel's names of the partitions it knows.
+func (l Loop) Partitions() []string {
+	entries, err := os.ReadDir("/sys/block/" + l.Name)
+	if err != nil {
+		return nil
+	}
+	var names []string
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), l.Name+"p") {
+			names = append(names, e.Name())
+		}
+	}
+	return names
+}
+
+func (l Loop) forgetPartitions() error {
+	partitions := l.Partitions()
+	if len(partitions) == 0 {
+		return nil
+	}
+	device, err := os.OpenFile(l.Path(), os.O_RDONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = device.Close() }()
+	var failed error
+	for _, name := range partitions {
+		number, err := strconv.Atoi(strings.TrimPrefix(name, l.Name+"p"))
+		if err != nil {
+			continue
+		}
+		if err := deletePartition(device, number); err != nil {
+			failed = errors.Join(failed, fmt.Errorf("partition %s: %w", name, err))
+		}
+	}
+	return failed
+}
+
+// Below returns the attached loops whose image is in dir: what a crashed lab has left.
+func Below(dir string) ([]Loop, error) {
+	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		return nil, err
+	}
+	var found []Loop
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if errors.Is(err, fs.ErrNotExist) || err != nil {
+			continue // detached meanwhile
+		}
+		image := strings.TrimSuffix(strings.TrimSpace(string(data)), " (deleted)")
+		if strings.HasPrefix(image, strings.TrimSuffix(dir, "/")+"/") {
+			found = append(found, Loop{Name: filepath.Base(filepath.Dir(filepath.Dir(file))), Image: image})
+		}
+	}
+	return found, nil
+}

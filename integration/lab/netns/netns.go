@@ -1,0 +1,133 @@
+// Package netns makes named network namespaces and opens sockets inside them from an ordinary
+// process. The lab's networks live only there: no link, address or route is ever added to the
+// namespace of the host.
+package netns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+const dir = "/run/netns"
+
+// Namespace is a network namespace with a name, which `ip netns` lists too.
+type Namespace struct{ name string }
+
+// Open names a namespace that exists.
+func Open(name string) Namespace { return Namespace{name: name} }
+
+// Create makes a namespace whose loopback link is up. A namespace of that name is an error.
+func Create(name string) (Namespace, error) {
+	ns := Namespace{name: name}
+	if _, err := os.Stat(ns.Path()); err == nil {
+		return ns, fmt.Errorf("network namespace %s: %w", name, fs.ErrExist)
+	}
+	err := onThread(func() error {
+		handle, err := netns.NewNamed(name) // also enters it
+		if err != nil {
+			return fmt.Errorf("network namespace %s: %w", name, err)
+		}
+		defer func() { _ = handle.Close() }()
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return fmt.Errorf("network namespace %s: loopback: %w", name, err)
+		}
+		return netlink.LinkSetUp(lo)
+	})
+	return ns, err
+}
+
+// List returns the names of all namespaces that begin with prefix.
+func List(prefix string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	var names []string
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), prefix) {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
+
+// Name is what the namespace is called.
+func (n Namespace) Name() string { return n.name }
+
+// Path is the file that stands for the namespace.
+func (n Namespace) Path() string { return dir + "/" + n.name }
+
+// Delete removes the name; the namespace goes with the last process in it. One that does not
+// exist is no error.
+func (n Namespace) Delete() error {
+	err := netns.DeleteNamed(n.name)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if errors.Is(err, unix.EINVAL) { // a name whose mount is gone, after a crash
+		return os.Remove(n.Path())
+	}
+	return err
+}
+
+// Do runs f in the namespace. What f starts in other goroutines is outside of it again.
+func (n Namespace) Do(f func() error) error {
+	handle, err := netns.GetFromName(n.name)
+	if err != nil {
+		return fmt.Errorf("network namespace %s: %w", n.name, err)
+	}
+	defer func() { _ = handle.Close() }()
+	return onThread(func() error {
+		if err := netns.Set(handle); err != nil {
+			return fmt.Errorf("enter network namespace %s: %w", n.name, err)
+		}
+		return f()
+	})
+}
+
+// Listen opens a listening socket in the namespace. The address must be a literal one.
+func (n Namespace) Listen(network, address string) (l net.Listener, err error) {
+	err = n.Do(func() error {
+		l, err = (&net.ListenConfig{}).Listen(context.Background(), network, address)
+		return err
+	})
+	return l, err
+}
+
+// DialContext connects from inside the namespace. The address must be a literal one: names
+// would be looked up outside.
+func (n Namespace) DialContext(ctx context.Context, network, address string) (c net.Conn, err error) {
+	err = n.Do(func() error {
+		c, err = (&net.Dialer{Timeout: 10 * time.Second}).DialContext(ctx, network, address)
+		return err
+	})
+	return c, err
+}
+
+// Dial is DialContext for libraries that know no context.
+func (n Namespace) Dial(network, address string) (net.Conn, error) {
+	return n.DialContext(context.Background(), network, address)
+}
+
+// onThread runs f on an operating system thread of its own, which ends with f: a thread that
+// has changed its namespace must never serve other goroutines.
+func onThread(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the runtime ends the thread
+		done <- f()
+	}()
+	return <-done
+}

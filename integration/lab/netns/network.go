@@ -1,0 +1,81 @@
+package netns
+
+import (
+	"fmt"
+	"net"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+)
+
+// Bridge makes a bridge in the namespace and gives it the addresses, which are in CIDR form.
+func (n Namespace) Bridge(name string, addresses ...string) error {
+	return n.Do(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = name
+		bridge := &netlink.Bridge{LinkAttrs: attrs}
+		if err := netlink.LinkAdd(bridge); err != nil {
+			return fmt.Errorf("bridge %s: %w", name, err)
+		}
+		for _, a := range addresses {
+			if err := addAddress(bridge, a); err != nil {
+				return err
+			}
+		}
+		return netlink.LinkSetUp(bridge)
+	})
+}
+
+// AddAddress gives a link of the namespace one more address.
+func (n Namespace) AddAddress(link, address string) error {
+	return n.Do(func() error {
+		l, err := netlink.LinkByName(link)
+		if err != nil {
+			return fmt.Errorf("link %s: %w", link, err)
+		}
+		return addAddress(l, address)
+	})
+}
+
+func addAddress(link netlink.Link, address string) error {
+	addr, err := netlink.ParseAddr(address)
+	if err != nil {
+		return fmt.Errorf("address %s: %w", address, err)
+	}
+	addr.Broadcast = nil
+	if err := netlink.AddrAdd(link, addr); err != nil {
+		return fmt.Errorf("address %s on %s: %w", address, link.Attrs().Name, err)
+	}
+	return nil
+}
+
+// Wire is a virtual cable from a bridge of one namespace to a new link in another.
+type Wire struct {
+	Bridge string           // on this side
+	Near   string           // name of the end on this side
+	Far    string           // name of the end on the other side
+	MAC    net.HardwareAddr // of the far end
+}
+
+// Connect lays the wire. The far end is left down, as a new network card is.
+func (n Namespace) Connect(far Namespace, w Wire) error {
+	handle, err := netns.GetFromName(far.name)
+	if err != nil {
+		return fmt.Errorf("network namespace %s: %w", far.name, err)
+	}
+	defer func() { _ = handle.Close() }()
+	return n.Do(func() error {
+		bridge, err := netlink.LinkByName(w.Bridge)
+		if err != nil {
+			return fmt.Errorf("bridge %s: %w", w.Bridge, err)
+		}
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.MasterIndex = w.Near, bridge.Attrs().Index
+		veth := &netlink.Veth{LinkAttrs: attrs, PeerName: w.Far, PeerHardwareAddr: w.MAC,
+			PeerNamespace: netlink.NsFd(int(handle))}
+		if err := netlink.LinkAdd(veth); err != nil {
+			return fmt.Errorf("wire %s to %s: %w", w.Near, w.Far, err)
+		}
+		return netlink.LinkSetUp(veth)
+	})
+}

@@ -1,0 +1,163 @@
+// Package tree builds the root file system of the lab's machines: a small Debian from
+// packages, kept in a cache under a name that is derived from everything it was made of. The
+// cached tree is only ever read; machines put a layer of their own over it.
+package tree
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// Suite is the Debian release the machines run.
+const Suite = "bookworm"
+
+// Packages are in every tree: what a stemcell has and the agent or a judge of the tests uses.
+var Packages = []string{
+	"systemd", "systemd-sysv", "systemd-resolved", "systemd-timesyncd", "dbus", "udev", "kmod",
+	"iproute2", "nftables", "netbase", "ca-certificates", "openssh-server",
+	"e2fsprogs", "xfsprogs", "parted", "fdisk", "cloud-guest-utils", "util-linux",
+	"monit", "sudo", "passwd", "procps", "logrotate", "less", "strace",
+}
+
+// excluded from the packages: nobody reads them in a machine that lives for a minute.
+var excluded = []string{"/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/info/*"}
+
+// files are put over the packages; an empty content is a link to /dev/null, which masks a unit.
+var files = map[string]string{
+	"/etc/hostname": "lab\n",
+	"/etc/hosts":    "127.0.0.1 localhost\n",
+	// As on stemcells: the journal lives in memory.
+	"/etc/systemd/journald.conf.d/lab.conf":                    "[Journal]\nStorage=volatile\nRateLimitIntervalSec=0\n",
+	"/etc/systemd/network/80-container-host0.network":          "",
+	"/etc/systemd/system/systemd-networkd-wait-online.service": "",
+	"/etc/systemd/system/console-getty.service":                "",
+	"/etc/systemd/system/e2scrub_reap.service":                 "",
+	"/etc/systemd/system/e2scrub_all.timer":                    "",
+	"/etc/systemd/system/fstrim.timer":                         "",
+}
+
+// units that the packages leave disabled, or enabled though the machines do without.
+var (
+	enable  = []string{"systemd-networkd.service", "systemd-resolved.service"}
+	disable = []string{"ssh.service", "monit.service", "nftables.service"}
+)
+
+// Cache is a directory of trees.
+type Cache struct {
+	Dir string
+	// Progress receives what mmdebstrap says; nil discards it.
+	Progress io.Writer
+}
+
+// DefaultDir is where trees are kept unless CAMBIUM_LAB_CACHE says otherwise.
+func DefaultDir() string {
+	if dir := os.Getenv("CAMBIUM_LAB_CACHE"); dir != "" {
+		return dir
+	}
+	return "/var/cache/cambium-lab"
+}
+
+// Path is where the tree is, or will be: its name holds a digest of its recipe.
+func (c Cache) Path() string {
+	h := sha256.New()
+	_, _ = fmt.Fprintln(h, "1", Suite, Packages, excluded, enable, disable)
+	_, _ = fmt.Fprintln(h, files) // maps print sorted
+	return filepath.Join(c.Dir, "tree-"+Suite+"-"+hex.EncodeToString(h.Sum(nil))[:16])
+}
+
+// Built reports whether the tree is there.
+func (c Cache) Built() bool {
+	_, err := os.Stat(c.Path())
+	return err == nil
+}
+
+// Ensure returns the tree, building it if it is not there. Of several processes that ask at
+// once, one builds and the others wait.
+func (c Cache) Ensure(ctx context.Context) (string, error) {
+	path := c.Path()
+	if c.Built() {
+		return path, nil
+	}
+	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
+		return "", err
+	}
+	lock, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = lock.Close() }()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		return "", fmt.Errorf("lock of the tree cache: %w", err)
+	}
+	if c.Built() {
+		return path, nil
+	}
+	work := path + ".new"
+	if err := os.RemoveAll(work); err != nil { // of a build that was killed
+		return "", err
+	}
+	if err := c.build(ctx, work); err != nil {
+		_ = os.RemoveAll(work)
+		return "", fmt.Errorf("build Debian tree: %w", err)
+	}
+	return path, os.Rename(work, path)
+}
+
+func (c Cache) build(ctx context.Context, dir string) error {
+	args := []string{"--variant=essential", "--mode=root", "--include=" + strings.Join(Packages, ",")}
+	for _, pattern := range excluded {
+		args = append(args, "--dpkgopt=path-exclude="+pattern)
+	}
+	if err := c.run(ctx, "mmdebstrap", append(args, Suite, dir)...); err != nil {
+		return err
+	}
+	for name, content := range files {
+		if err := put(filepath.Join(dir, name), content); err != nil {
+			return err
+		}
+	}
+	for verb, units := range map[string][]string{"enable": enable, "disable": disable} {
+		if err := c.run(ctx, "systemctl", append([]string{"--root=" + dir, "--quiet", verb}, units...)...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func put(path, content string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if content == "" {
+		return os.Symlink("/dev/null", path)
+	}
+	return os.WriteFile(path, []byte(content), 0o644)
+}
+
+func (c Cache) run(ctx context.Context, name string, args ...string) error {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	var kept bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &kept, &kept
+	if c.Progress != nil {
+		cmd.Stderr = io.MultiWriter(&kept, c.Progress)
+	}
+	if err := cmd.Run(); err != nil {
+		lines := strings.Split(strings.TrimSpace(kept.String()), "\n")
+		return fmt.Errorf("%s: %w: %s", name, err, strings.Join(lines[max(0, len(lines)-5):], "; "))
+	}
+	return nil
+}
