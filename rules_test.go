@@ -37,9 +37,10 @@ var mayImport = map[string][]string{
 	"mbus":              {"mbus"},
 	"agent":             {"plan", "settings", "mbus", "jobs", "platform", "agent"},
 	"agent/task":        {},
-	"integration":       {"integration", "mbus", "settings"},
+	"stemcell-assets":   {},
+	"integration":       {"integration", "mbus", "settings", "stemcell-assets"},
 	"cmd/agent":         {"agent", "blobstore", "bootstrap", "infrastructure", "jobs", "mbus", "plan", "platform", "settings", "storage", "cmd/agent"},
-	"cmd/lab":           {"integration", "mbus", "settings", "cmd/lab"},
+	"cmd/lab":           {"integration", "mbus", "settings", "stemcell-assets", "cmd/lab"},
 }
 
 type pkg struct {

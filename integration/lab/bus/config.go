@@ -1,0 +1,77 @@
+// Package bus is the NATS server of a BOSH deployment: mutual TLS with certificates of one
+// authority, users named by their certificate's subject, and for each of them only the
+// subjects that a Director's nats-sync allows. It runs in the lab's process, or as Debian's
+// nats-server program.
+package bus
+
+import (
+	"bytes"
+	"encoding/json"
+	"sort"
+	"strings"
+
+	"cambium/internal/testca"
+)
+
+// permissions are the subjects a user may use.
+type permissions struct {
+	Publish   []string `json:"publish"`
+	Subscribe []string `json:"subscribe"`
+}
+
+// user is an entry of the server's user list.
+type user struct {
+	User        string      `json:"user"`
+	Permissions permissions `json:"permissions"`
+}
+
+func agentPermissions(id string) permissions {
+	return permissions{
+		Publish: []string{"hm.agent.heartbeat." + id, "hm.agent.alert." + id, "hm.agent.shutdown." + id,
+			"director.*." + id + ".*"},
+		Subscribe: []string{"agent." + id},
+	}
+}
+
+// deployment are the users that every deployment has.
+func deployment() []user {
+	return []user{
+		{testca.UserOf(testca.DirectorName), permissions{
+			Publish: []string{"agent.*", "hm.director.alert"}, Subscribe: []string{"director.>"}}},
+		{testca.UserOf(testca.HealthMonitorName), permissions{
+			Publish: []string{},
+			Subscribe: []string{"hm.agent.heartbeat.*", "hm.agent.alert.*", "hm.agent.shutdown.*",
+				"hm.director.alert"}}},
+	}
+}
+
+// files are where the server finds its certificates.
+type files struct{ certificate, key, ca string }
+
+// config renders the configuration as nats-server reads it; JSON is a part of its language.
+func config(host string, port int, f files, agents map[string]bool) ([]byte, error) {
+	users := deployment()
+	for name := range agents {
+		users = append(users, user{testca.UserOf(name), agentPermissions(agentID(name))})
+	}
+	sort.Slice(users, func(i, j int) bool { return users[i].User < users[j].User })
+	var b bytes.Buffer
+	encode := json.NewEncoder(&b)
+	encode.SetEscapeHTML(false) // nats-server knows no \u003e
+	encode.SetIndent("", "  ")
+	err := encode.Encode(map[string]any{
+		"host": host, "port": port,
+		"max_payload":   1 << 20,
+		"ping_interval": "5s", "ping_max": 2, "write_deadline": "10s",
+		"tls": map[string]any{"cert_file": f.certificate, "key_file": f.key, "ca_file": f.ca,
+			"verify_and_map": true, "timeout": 30},
+		"authorization": map[string]any{"users": users},
+	})
+	return b.Bytes(), err
+}
+
+// agentID is the id in a common name of testca.AgentName or testca.BootstrapName.
+func agentID(commonName string) string {
+	id := strings.TrimSuffix(commonName, testca.AgentName(""))
+	return strings.TrimSuffix(id, ".bootstrap")
+}

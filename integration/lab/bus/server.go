@@ -1,0 +1,231 @@
+package bus
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"cambium/integration/lab/netns"
+	"cambium/internal/testca"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+)
+
+// Options say where the server listens.
+type Options struct {
+	Dir  string // for its configuration and certificates
+	Net  netns.Namespace
+	Host string
+	Port int
+	CA   *testca.CA
+	// Program is a nats-server binary to be used instead of the built-in server.
+	Program string
+}
+
+// Server is a running NATS server.
+type Server struct {
+	o Options
+
+	mu       sync.Mutex
+	agents   map[string]bool // by common name
+	embedded *server.Server
+	program  *exec.Cmd
+	exited   chan struct{}
+}
+
+// Start starts the server; it accepts connections when Start returns.
+func Start(ctx context.Context, o Options) (*Server, error) {
+	s := &Server{o: o, agents: map[string]bool{}}
+	pair, err := o.CA.Server(o.Host)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
+		return nil, err
+	}
+	for name, data := range map[string][]byte{s.files().certificate: pair.Certificate, s.files().key: pair.PrivateKey, s.files().ca: o.CA.PEM} {
+		if err := os.WriteFile(name, data, 0o600); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.write(); err != nil {
+		return nil, err
+	}
+	if o.Program != "" {
+		err = s.execute(ctx)
+	} else {
+		err = s.embed()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("nats-server: %w", err)
+	}
+	return s, nil
+}
+
+func (s *Server) files() files {
+	in := func(name string) string { return filepath.Join(s.o.Dir, name) }
+	return files{certificate: in("nats.crt"), key: in("nats.key"), ca: in("ca.crt")}
+}
+
+func (s *Server) configPath() string { return filepath.Join(s.o.Dir, "nats.conf") }
+
+func (s *Server) write() error {
+	data, err := config(s.o.Host, s.o.Port, s.files(), s.agents)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(s.configPath(), data, 0o600)
+}
+
+func (s *Server) options() (*server.Options, error) {
+	options, err := server.ProcessConfigFile(s.configPath())
+	if err != nil {
+		return nil, err
+	}
+	options.NoLog, options.NoSigs = true, true
+	return options, nil
+}
+
+func (s *Server) embed() error {
+	options, err := s.options()
+	if err != nil {
+		return err
+	}
+	if s.embedded, err = server.NewServer(options); err != nil {
+		return err
+	}
+	// The listening socket is opened on the calling thread, hence in the lab's namespace.
+	err = s.o.Net.Do(func() error {
+		s.embedded.Start()
+		return nil
+	})
+	if err == nil && !s.embedded.ReadyForConnections(10*time.Second) {
+		err = errors.New("not ready after 10 s")
+	}
+	return err
+}
+
+func (s *Server) execute(ctx context.Context) error {
+	log, err := os.Create(filepath.Join(s.o.Dir, "nats.log"))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = log.Close() }()
+	s.program = exec.Command("nsenter", "--net="+s.o.Net.Path(), s.o.Program, "-c", s.configPath())
+	s.program.Stdout, s.program.Stderr = log, log
+	s.program.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := s.program.Start(); err != nil {
+		return err
+	}
+	s.exited = make(chan struct{})
+	go func() {
+		_ = s.program.Wait()
+		close(s.exited)
+	}()
+	return s.reachable(ctx)
+}
+
+// reachable waits until the program listens: it tells nobody when it does.
+func (s *Server) reachable(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	for {
+		conn, err := s.o.Net.DialContext(ctx, "tcp", s.Address())
+		if err == nil {
+			return conn.Close()
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-s.exited:
+			return errors.New("program ended; see nats.log")
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// Address is host and port as the machines reach it.
+func (s *Server) Address() string { return net.JoinHostPort(s.o.Host, strconv.Itoa(s.o.Port)) }
+
+// URL is what goes into an agent's settings.
+func (s *Server) URL() string { return "nats://" + s.Address() }
+
+// Admit makes an identity for an agent and lets it in, as nats-sync does when the Director has
+// recorded the VM. The common name is one of testca.AgentName and testca.BootstrapName.
+func (s *Server) Admit(commonName string) (testca.Pair, error) {
+	pair, err := s.o.CA.Client(commonName)
+	if err != nil {
+		return pair, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.agents[commonName] = true
+	return pair, s.reload()
+}
+
+// Expel takes an identity's rights, as when permanent credentials replace the first ones.
+func (s *Server) Expel(commonName string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.agents, commonName)
+	return s.reload()
+}
+
+func (s *Server) reload() error {
+	if err := s.write(); err != nil {
+		return err
+	}
+	if s.program != nil {
+		return s.program.Process.Signal(syscall.SIGHUP)
+	}
+	options, err := s.options()
+	if err != nil {
+		return err
+	}
+	return s.embedded.ReloadOptions(options)
+}
+
+// Connect returns a client of the server with the given identity: the Director's, the Health
+// Monitor's, or an agent's.
+func (s *Server) Connect(commonName string) (*nats.Conn, error) {
+	pair, err := s.o.CA.Client(commonName)
+	if err != nil {
+		return nil, err
+	}
+	cert, err := pair.TLS()
+	if err != nil {
+		return nil, err
+	}
+	return nats.Connect("tls://"+s.Address(), nats.Name(commonName), nats.SetCustomDialer(s.o.Net), nats.MaxReconnects(-1),
+		nats.ReconnectWait(100*time.Millisecond),
+		nats.Secure(&tls.Config{RootCAs: s.o.CA.Pool(), Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}))
+}
+
+// Stop ends the server; the clients see it go. Restart brings it back.
+func (s *Server) Stop() {
+	if s.program != nil {
+		_ = s.program.Process.Signal(syscall.SIGTERM)
+		<-s.exited
+		return
+	}
+	s.embedded.Shutdown()
+	s.embedded.WaitForShutdown()
+}
+
+// Restart starts a stopped server again, with the same users.
+func (s *Server) Restart(ctx context.Context) error {
+	if s.program != nil {
+		return s.execute(ctx)
+	}
+	return s.embed()
+}

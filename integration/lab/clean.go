@@ -1,0 +1,154 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"cambium/integration/lab/disk"
+	"cambium/integration/lab/netns"
+
+	"golang.org/x/sys/unix"
+)
+
+// Leftovers returns the names of labs that have a directory below dir or a namespace.
+func Leftovers(dir string) ([]string, error) {
+	names := map[string]bool{}
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	for _, e := range entries {
+		if e.IsDir() && ValidName(e.Name()) == nil {
+			names[e.Name()] = true
+		}
+	}
+	spaces, err := netns.List(Prefix)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range spaces {
+		// A machine's namespace is called lab.machine; the lab's own has no dot.
+		lab, _, _ := strings.Cut(strings.TrimPrefix(name, Prefix), ".")
+		names[lab] = true
+	}
+	var all []string
+	for name := range names {
+		all = append(all, name)
+	}
+	return all, nil
+}
+
+// Clean removes everything of a lab, whatever state it is in: its processes, found by their
+// command line or their namespace, swap and loop devices on its images, control groups,
+// namespaces and files. What is not there is no error.
+func Clean(dir, name string) error {
+	if err := ValidName(name); err != nil {
+		return err
+	}
+	own := filepath.Join(dir, name)
+	failed := killAll(name, own)
+	loops, err := disk.Below(own)
+	failed = errors.Join(failed, err)
+	for _, l := range loops {
+		failed = errors.Join(failed, l.Detach())
+	}
+	removeCgroups(name)
+	spaces, err := netns.List(Prefix)
+	failed = errors.Join(failed, err)
+	for _, space := range spaces {
+		if space == Prefix+name || strings.HasPrefix(space, Prefix+name+".") {
+			failed = errors.Join(failed, netns.Open(space).Delete())
+		}
+	}
+	propagated, _ := filepath.Glob("/run/systemd/nspawn/propagate/" + Prefix + name + ".*")
+	for _, path := range propagated {
+		_ = os.Remove(path)
+	}
+	if err := os.RemoveAll(own); err != nil {
+		failed = errors.Join(failed, err)
+	}
+	if failed != nil {
+		return fmt.Errorf("clean lab %s: %w", name, failed)
+	}
+	return nil
+}
+
+// killAll ends what a lab started: systemd-nspawn, whose machine ends with it, and servers.
+// They are recognised by an argument that names the lab's machine, namespace or directory.
+func killAll(name, dir string) error {
+	processes, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return err
+	}
+	var failed error
+	for _, path := range processes {
+		data, err := os.ReadFile(path)
+		if err != nil || !belongs(string(data), name, dir) {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		failed = errors.Join(failed, killAndWait(pid))
+	}
+	return failed
+}
+
+func belongs(cmdline, name, dir string) bool {
+	for argument := range strings.SplitSeq(cmdline, "\x00") {
+		if strings.HasPrefix(argument, "--machine="+Prefix+name+".") || argument == "--net=/run/netns/"+Prefix+name ||
+			strings.HasPrefix(argument, dir+"/") || argument == "lab-of-"+name {
+			return true
+		}
+	}
+	return false
+}
+
+// killAndWait waits for the end through the process' own descriptor.
+func killAndWait(pid int) error {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("process %d: %w", pid, err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("process %d: %w", pid, err)
+	}
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 10_000)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if n == 0 {
+			return fmt.Errorf("process %d does not end", pid)
+		}
+		return err
+	}
+}
+
+func removeCgroups(name string) {
+	for _, hierarchy := range []string{"systemd", "unified", "."} {
+		groups, _ := filepath.Glob(filepath.Join("/sys/fs/cgroup", hierarchy, Prefix+name+".*"))
+		for _, g := range groups {
+			removeTree(g)
+		}
+	}
+}
+
+func removeTree(dir string) {
+	entries, _ := os.ReadDir(dir)
+	for _, e := range entries {
+		if e.IsDir() {
+			removeTree(filepath.Join(dir, e.Name()))
+		}
+	}
+	_ = os.Remove(dir)
+}

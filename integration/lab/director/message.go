@@ -1,0 +1,166 @@
+// Package director is the other side of the agent's conversation: the Director's requests with
+// their timeouts, retries and task polling over NATS, the same over HTTPS as create-env does
+// it, the sequences in which both use them, and the Health Monitor's view of heartbeats and
+// alerts.
+package director
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Protocol is the version that today's Director speaks; create-env sends none.
+const Protocol = 3
+
+// Request is one message to an agent.
+type Request struct {
+	Protocol  int    `json:"protocol,omitempty"`
+	Method    string `json:"method"`
+	Arguments []any  `json:"arguments"`
+	ReplyTo   string `json:"reply_to"`
+}
+
+// reply is what the agent sends back.
+type reply struct {
+	Value     json.RawMessage `json:"value"`
+	Exception *struct {
+		Message string `json:"message"`
+	} `json:"exception"`
+}
+
+// Exception is an answer that says that the request failed.
+type Exception struct{ Method, Message string }
+
+func (e *Exception) Error() string { return fmt.Sprintf("%s: agent says: %s", e.Method, e.Message) }
+
+// ErrTimeout means that no answer came in time.
+var ErrTimeout = errors.New("no answer in time")
+
+// Transport carries one request to one agent and returns the bytes of the reply. It returns
+// ErrTimeout when ctx ended first.
+type Transport interface {
+	RoundTrip(ctx context.Context, r Request) ([]byte, error)
+	Close()
+}
+
+// Agent is an agent as its Director sees it.
+type Agent struct {
+	Transport Transport
+	Protocol  int // 0 over HTTPS
+	// Timeout is for one reply; DefaultTimeout if zero.
+	Timeout time.Duration
+	// Poll is the pause between two questions for a task; one second if zero, as in a Director.
+	Poll time.Duration
+	// Progress, if set, is told of every poll of a running task.
+	Progress func(method, task string, elapsed time.Duration)
+}
+
+// DefaultTimeout is the Director's for one reply.
+const DefaultTimeout = 45 * time.Second
+
+// retries is how often the Director asks again after a timeout. Nothing else is ever retried.
+var retries = map[string]int{"get_state": 2, "get_task": 4, "upload_blob": 3}
+
+// Call sends one request and returns the value of its reply; a task that was started is not
+// followed. The value is compact JSON.
+func (a *Agent) Call(ctx context.Context, method string, arguments ...any) (json.RawMessage, error) {
+	if arguments == nil {
+		arguments = []any{}
+	}
+	timeout := a.Timeout
+	if timeout == 0 {
+		timeout = DefaultTimeout
+	}
+	for attempt := 0; ; attempt++ {
+		value, err := a.once(ctx, timeout, method, arguments)
+		if errors.Is(err, ErrTimeout) && ctx.Err() == nil && attempt < retries[method] {
+			continue
+		}
+		return value, err
+	}
+}
+
+func (a *Agent) once(ctx context.Context, timeout time.Duration, method string, arguments []any) (json.RawMessage, error) {
+	within, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	data, err := a.Transport.RoundTrip(within, Request{Protocol: a.Protocol, Method: method, Arguments: arguments})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", method, err)
+	}
+	var r reply
+	if err := json.Unmarshal(data, &r); err != nil {
+		return nil, fmt.Errorf("%s: reply is not JSON: %w", method, err)
+	}
+	if r.Exception != nil {
+		return nil, &Exception{Method: method, Message: r.Exception.Message}
+	}
+	return r.Value, nil
+}
+
+// task is the handle of an asynchronous action.
+type task struct {
+	ID    string `json:"agent_task_id"`
+	State string `json:"state"`
+}
+
+// running recognises a handle as the Director does: a map with both keys.
+func running(value json.RawMessage) (task, bool) {
+	var t task
+	if json.Unmarshal(value, &t) != nil {
+		return t, false
+	}
+	return t, t.ID != "" && t.State == "running"
+}
+
+// Do sends a request and, if it starts a task, polls it to its end.
+func (a *Agent) Do(ctx context.Context, method string, arguments ...any) (json.RawMessage, error) {
+	start := time.Now()
+	value, err := a.Call(ctx, method, arguments...)
+	pause := a.Poll
+	if pause == 0 {
+		pause = time.Second
+	}
+	failures := 0
+	for {
+		if err != nil {
+			return nil, err
+		}
+		t, unfinished := running(value)
+		if !unfinished {
+			return value, nil
+		}
+		if a.Progress != nil {
+			a.Progress(method, t.ID, time.Since(start))
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%s: task %s: %w", method, t.ID, ctx.Err())
+		case <-time.After(pause):
+		}
+		value, err = a.Call(ctx, "get_task", t.ID)
+		// create-env tolerates ten failures in a row; over NATS the retries are those of Call.
+		if err != nil && a.Protocol == 0 && failures < 10 && ctx.Err() == nil {
+			failures++
+			value, err = json.Marshal(t)
+			continue
+		}
+		if err == nil {
+			failures = 0
+		}
+	}
+}
+
+// Into is Do with the value decoded.
+func (a *Agent) Into(ctx context.Context, result any, method string, arguments ...any) error {
+	value, err := a.Do(ctx, method, arguments...)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(value, result); err != nil {
+		return fmt.Errorf("%s: unexpected value: %w", method, err)
+	}
+	return nil
+}

@@ -1,0 +1,266 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"cambium/integration/lab/director"
+	"cambium/integration/lab/disk"
+	"cambium/integration/lab/machine"
+	"cambium/internal/testca"
+
+	"github.com/google/uuid"
+)
+
+// GiB is for disk sizes.
+const GiB = int64(1) << 30
+
+// VM is a machine to be created, as a Director asks its CPI for one.
+type VM struct {
+	Name    string // "vm1" and so on if empty
+	AgentID string // random if empty
+	Source  Source // how settings reach it; File if empty
+	// AgentJSON is the stemcell's; what the source needs if nil.
+	AgentJSON []byte
+	// Settings are delivered as they are; the lab's own document if nil.
+	Settings []byte
+	// Edit changes the lab's own document before it is delivered.
+	Edit func(Document)
+	// Ephemeral is the size of the ephemeral disk; none if 0.
+	Ephemeral int64
+	// HTTPS makes the agent listen instead of connecting to NATS, as create-env wants it.
+	HTTPS bool
+	// Files are put into the root file system.
+	Files []machine.File
+}
+
+// Instance is a machine of the lab with an agent in it.
+type Instance struct {
+	machine.Machine
+	lab      *Lab
+	vm       VM
+	Short    string // name within the lab
+	AgentID  string
+	IP       string
+	Agent    *director.Agent
+	MbusURL  string
+	document Document
+
+	mu    sync.Mutex
+	disks map[string]string // images by id
+}
+
+// firstHost is the last part of the first machine's address.
+const firstHost = 10
+
+// HTTPSPort is where agents listen in HTTPS mode.
+const HTTPSPort = 6868
+
+// Create makes a machine, with its disks and its settings; it is switched off.
+func (l *Lab) Create(ctx context.Context, vm VM) (*Instance, error) {
+	l.mu.Lock()
+	l.created++
+	number := l.created
+	l.mu.Unlock()
+	if vm.Name == "" {
+		vm.Name = fmt.Sprintf("vm%d", number)
+	}
+	if err := ValidName(vm.Name); err != nil {
+		return nil, err
+	}
+	if vm.AgentID == "" {
+		vm.AgentID = uuid.NewString()
+	}
+	if vm.Source == "" {
+		vm.Source = File
+	}
+	i := &Instance{lab: l, vm: vm, Short: vm.Name, AgentID: vm.AgentID, disks: map[string]string{},
+		IP: fmt.Sprintf("10.88.0.%d", firstHost+number-1)}
+	l.mu.Lock()
+	_, exists := l.machines[vm.Name]
+	if !exists {
+		l.machines[vm.Name] = i
+	}
+	l.mu.Unlock()
+	if exists {
+		return nil, fmt.Errorf("machine %s: %w", vm.Name, os.ErrExist)
+	}
+	if err := i.create(ctx); err != nil {
+		return nil, errors.Join(err, i.Delete(context.WithoutCancel(ctx)))
+	}
+	return i, nil
+}
+
+func (i *Instance) dir() string  { return filepath.Join(i.lab.dir, i.Short) }
+func (i *Instance) name() string { return Prefix + i.lab.o.Name + "." + i.Short }
+
+func (i *Instance) create(ctx context.Context) error {
+	if err := os.Mkdir(i.dir(), 0o700); err != nil {
+		return err
+	}
+	spec := machine.Spec{Name: i.name(), Dir: filepath.Join(i.dir(), "machine"), Agent: i.lab.o.Agent, Installer: i.lab.installer,
+		Files: i.vm.Files, NICs: []machine.NIC{{Name: "eth0", MAC: machine.MAC(i.name(), 0), Net: i.lab.Net, Bridge: bridge}}}
+	delivery, err := i.deliver()
+	if err != nil {
+		return err
+	}
+	if spec.AgentJSON = i.vm.AgentJSON; spec.AgentJSON == nil {
+		spec.AgentJSON = delivery.agentJSON
+	}
+	if i.vm.Settings == nil {
+		if i.document, err = i.settings(spec); err != nil {
+			return err
+		}
+	}
+	if i.Machine, err = i.lab.engine.Create(ctx, spec); err != nil {
+		return err
+	}
+	// Disks come before the settings, which name them.
+	if i.vm.Ephemeral > 0 {
+		a, err := i.AttachNew(ctx, "ephemeral", i.vm.Ephemeral)
+		if err != nil {
+			return err
+		}
+		if i.document != nil {
+			i.document.Set("disks.ephemeral", a.Path)
+		}
+	}
+	settings := i.vm.Settings
+	if i.document != nil {
+		if i.vm.Edit != nil {
+			i.vm.Edit(i.document)
+		}
+		settings = i.document.JSON()
+	}
+	return delivery.put(ctx, settings)
+}
+
+// settings is the document that a CPI would compose for this machine.
+func (i *Instance) settings(spec machine.Spec) (Document, error) {
+	d := Document{
+		"agent_id":  i.AgentID,
+		"vm":        map[string]any{"name": spec.Name},
+		"ntp":       []string{},
+		"blobstore": map[string]any{"provider": "local", "options": map[string]any{"blobstore_path": "/var/vcap/micro_bosh/data/cache"}},
+		"networks": map[string]any{"default": map[string]any{
+			"type": "manual", "ip": i.IP, "netmask": Netmask, "gateway": Gateway, "dns": []string{Gateway},
+			"default": []string{"dns", "gateway"}, "mac": spec.NICs[0].MAC.String(), "cloud_properties": map[string]any{}}},
+		"disks": map[string]any{"system": "/dev/sda", "ephemeral": nil, "persistent": map[string]any{}},
+		"env":   map[string]any{"bosh": map[string]any{"swap_size": 0, "group": "lab"}},
+	}
+	if i.vm.HTTPS {
+		return d, i.serveHTTPS(d)
+	}
+	i.MbusURL = i.lab.Bus.URL()
+	pair, err := i.lab.Bus.Admit(testca.BootstrapName(i.AgentID))
+	if err != nil {
+		return nil, err
+	}
+	i.Agent = i.lab.Director.Agent(i.AgentID)
+	d["mbus"] = i.MbusURL
+	return d.Set("env.bosh.mbus", map[string]any{"urls": []string{i.MbusURL}, "cert": cert(i.lab.CA.PEM, pair)}), nil
+}
+
+func cert(ca []byte, pair testca.Pair) map[string]any {
+	return map[string]any{"ca": string(ca), "certificate": string(pair.Certificate), "private_key": string(pair.PrivateKey)}
+}
+
+// serveHTTPS lets the agent listen, as create-env does.
+func (i *Instance) serveHTTPS(d Document) error {
+	password := uuid.NewString()
+	d["mbus"] = fmt.Sprintf("https://mbus:%s@0.0.0.0:%d", password, HTTPSPort)
+	i.MbusURL = fmt.Sprintf("https://mbus:%s@%s:%d", password, i.IP, HTTPSPort)
+	pair, err := i.lab.CA.Issue(testca.Request{CommonName: i.IP, Hosts: []string{i.IP, "127.0.0.1"}})
+	if err != nil {
+		return err
+	}
+	d.Set("env.bosh.mbus.cert", cert(i.lab.CA.PEM, pair))
+	client, err := director.NewHTTPS(director.HTTPSOptions{URL: i.MbusURL, CA: i.lab.CA.PEM, Dial: i.lab.Net.DialContext})
+	if err != nil {
+		return err
+	}
+	i.Agent = client.Agent()
+	return nil
+}
+
+// image makes a blank image and remembers it.
+func (i *Instance) image(id string, size int64) (string, error) {
+	path := filepath.Join(i.dir(), "disk-"+id+".img")
+	if err := disk.Create(path, size); err != nil {
+		return "", err
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.disks[id] = path
+	return path, nil
+}
+
+// AttachNew makes a blank disk and attaches it. The attachment's path is the hint that a CPI
+// would return.
+func (i *Instance) AttachNew(ctx context.Context, id string, size int64) (machine.Attachment, error) {
+	i.mu.Lock()
+	image, exists := i.disks[id]
+	i.mu.Unlock()
+	if !exists {
+		var err error
+		if image, err = i.image(id, size); err != nil {
+			return machine.Attachment{}, err
+		}
+	}
+	return i.Attach(ctx, machine.Disk{ID: id, Image: image})
+}
+
+// Ready waits until the agent answers, as the Director does after create_vm.
+func (i *Instance) Ready(ctx context.Context) error {
+	if i.Agent == nil {
+		return fmt.Errorf("%s: the settings came from outside, so the lab does not know its agent", i.Short)
+	}
+	return i.Agent.WaitReady(ctx)
+}
+
+// Output runs a program in the machine and returns what it prints.
+func (i *Instance) Output(ctx context.Context, args ...string) (string, error) {
+	var out bytes.Buffer
+	err := i.Run(ctx, machine.Command{Args: args, Stdout: &out})
+	return out.String(), err
+}
+
+// Status is the agent's own account of its boot.
+func (i *Instance) Status() (json.RawMessage, error) {
+	data, err := i.ReadFile(StatusFile)
+	return json.RawMessage(data), err
+}
+
+// StatusFile is where the agent keeps the account of its boot.
+const StatusFile = "/run/cambium/status.json"
+
+// Delete removes the machine and its disks.
+func (i *Instance) Delete(ctx context.Context) error {
+	var failed error
+	if i.Machine != nil {
+		failed = i.Machine.Delete(ctx)
+	}
+	if i.Agent != nil {
+		i.Agent.Transport.Close()
+	}
+	i.lab.mu.Lock()
+	if i.lab.machines[i.Short] == i {
+		delete(i.lab.machines, i.Short)
+	}
+	i.lab.mu.Unlock()
+	return errors.Join(failed, os.RemoveAll(i.dir()))
+}
+
+// Journal returns what the agent has logged in this boot.
+func (i *Instance) Journal(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	return i.Output(ctx, "journalctl", "--no-pager", "--output=short-monotonic", "--identifier=bosh-agent")
+}

@@ -1,0 +1,42 @@
+// Package assets holds what a stemcell needs of the agent: units, configurations per IaaS and
+// the script that installs them. It is embedded so that the lab is one file; a stemcell builder
+// uses the directory as it is.
+package assets
+
+import (
+	"embed"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+//go:embed install agent.json etc systemd
+var files embed.FS
+
+// AgentJSON returns the agent.json of an IaaS.
+func AgentJSON(iaas string) ([]byte, error) {
+	return files.ReadFile("agent.json/" + iaas + ".json")
+}
+
+// Unpack writes all assets below dir and returns the path of the install script.
+func Unpack(dir string) (string, error) {
+	err := fs.WalkDir(files, ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		target := filepath.Join(dir, path)
+		if d.IsDir() {
+			return os.MkdirAll(target, 0o755)
+		}
+		data, err := files.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		mode := fs.FileMode(0o644)
+		if path == "install" {
+			mode = 0o755
+		}
+		return os.WriteFile(target, data, mode)
+	})
+	return filepath.Join(dir, "install"), err
+}
