@@ -1,0 +1,120 @@
+package host
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"cambium/internal/command"
+)
+
+const (
+	certificateDir    = "/usr/local/share/ca-certificates"
+	certificatePrefix = "bosh-trusted-cert-"
+	// certificatesPending exists from before the first file changes until the store has been
+	// rebuilt, so that an update cut short is not taken for one that was made.
+	certificatesPending = certificateDir + "/.bosh-trusted-pending"
+)
+
+// updateCertificatesTime bounds one run of the stemcell's program; it calls hooks of others.
+const updateCertificatesTime = 60 * time.Second
+
+type certificateState struct {
+	files   map[string][]byte // path → content
+	pending bool
+}
+
+func (h *Host) observeCertificates() (s certificateState, err error) {
+	s.files = make(map[string][]byte)
+	entries, err := os.ReadDir(h.at(certificateDir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return s, nil
+	}
+	if err != nil {
+		return s, err
+	}
+	for _, e := range entries {
+		path := filepath.Join(certificateDir, e.Name())
+		if path == certificatesPending {
+			s.pending = true
+		}
+		if !strings.HasPrefix(e.Name(), certificatePrefix) || e.IsDir() {
+			continue
+		}
+		if s.files[path], err = h.read(path); err != nil {
+			return s, err
+		}
+	}
+	return s, nil
+}
+
+// certificates splits a text into its PEM blocks. What is outside of them is dropped; what is
+// inside is not looked at, since the store's own program judges that.
+func certificates(text string) (blocks [][]byte) {
+	const begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+	for {
+		_, rest, found := strings.Cut(text, begin)
+		if !found {
+			return blocks
+		}
+		body, after, found := strings.Cut(rest, end)
+		if !found {
+			return blocks
+		}
+		// A block that was never closed does not swallow the next one.
+		if i := strings.LastIndex(body, begin); i >= 0 {
+			body = body[i+len(begin):]
+		}
+		blocks = append(blocks, []byte(begin+body+end+"\n"))
+		text = after
+	}
+}
+
+func diffCertificates(have certificateState, text string) (changes []Change) {
+	want := make(map[string][]byte)
+	for i, block := range certificates(text) {
+		want[fmt.Sprintf("%s/%s%d.crt", certificateDir, certificatePrefix, i+1)] = block
+	}
+	for _, path := range slices.Sorted(maps.Keys(have.files)) {
+		if _, wanted := want[path]; !wanted {
+			changes = append(changes, Change{Action: RemoveFile, Path: path})
+		}
+	}
+	for _, path := range slices.Sorted(maps.Keys(want)) {
+		if !bytes.Equal(have.files[path], want[path]) {
+			changes = append(changes, Change{Action: WriteFile, Path: path, Content: want[path], Mode: 0o644})
+		}
+	}
+	if len(changes) == 0 && !have.pending {
+		return nil
+	}
+	changes = slices.Insert(changes, 0, Change{Action: WriteFile, Path: certificatesPending, Mode: 0o600})
+	return append(changes, Change{Action: UpdateCertificates}, Change{Action: RemoveFile, Path: certificatesPending})
+}
+
+// updateCertificates runs the program that other packages hook into (Java's store, for one).
+// It is known to hang and to fail now and then, hence the limit and the second chances.
+func (h *Host) updateCertificates(ctx context.Context) error {
+	var failed []error
+	for range 3 {
+		limited, cancel := context.WithTimeout(ctx, updateCertificatesTime)
+		_, err := command.Run(limited, command.Cmd{Name: "update-ca-certificates", Args: []string{"-f"}, Grace: 5 * time.Second})
+		cancel()
+		if err == nil {
+			return nil
+		}
+		failed = append(failed, err)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return errors.Join(failed...)
+}

@@ -1,0 +1,81 @@
+package host
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+)
+
+// The part of chronyd's control protocol (version 6) that is needed to say "reload sources".
+const (
+	chronyVersion       = 6
+	chronyRequest       = 1
+	chronyReply         = 2
+	chronyReloadSources = 70
+	chronyLength        = 28 // of this request, padded to the length of its reply, and of the reply
+)
+
+// reloadChrony lets chronyd read its sources again. A chronyd that does not run is no error:
+// it reads them when it starts.
+func reloadChrony(ctx context.Context, socket string) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("chronyd: %w", err)
+		}
+	}()
+	// The answer comes to a name of our own, which chronyd must be allowed to write to. Only
+	// root and chronyd can enter the directory.
+	own := filepath.Join(filepath.Dir(socket), fmt.Sprintf("agent.%d.sock", os.Getpid()))
+	if err := os.Remove(own); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	conn, err := net.DialUnix("unixgram", &net.UnixAddr{Name: own, Net: "unixgram"}, &net.UnixAddr{Name: socket, Net: "unixgram"})
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+		if _, gone := os.Lstat(own); gone == nil {
+			return os.Remove(own)
+		}
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, conn.Close(), os.Remove(own)) }()
+	if err := os.Chmod(own, 0o666); err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) }) // fails only when closed
+	defer stop()
+
+	request := make([]byte, chronyLength)
+	sequence := uint32(time.Now().UnixNano())
+	request[0], request[1] = chronyVersion, chronyRequest
+	binary.BigEndian.PutUint16(request[4:], chronyReloadSources)
+	binary.BigEndian.PutUint32(request[8:], sequence)
+	if _, err := conn.Write(request); err != nil {
+		return err
+	}
+	for {
+		reply := make([]byte, 1024)
+		n, err := conn.Read(reply)
+		if err != nil {
+			if cause := context.Cause(ctx); cause != nil {
+				return cause
+			}
+			return err
+		}
+		if n < chronyLength || reply[1] != chronyReply || binary.BigEndian.Uint32(reply[16:]) != sequence {
+			continue // an answer to somebody else
+		}
+		if status := binary.BigEndian.Uint16(reply[8:]); status != 0 {
+			return fmt.Errorf("refused to read its sources again (status %d)", status)
+		}
+		return nil
+	}
+}

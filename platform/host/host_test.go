@@ -1,0 +1,393 @@
+package host
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"cambium/internal/vcap"
+)
+
+// newHost is a machine in a temporary directory whose kernel name is a variable.
+func newHost(t *testing.T, files map[string]string) (*Host, *string) {
+	t.Helper()
+	name := "stemcell"
+	h := &Host{Root: t.TempDir(), Dirs: vcap.New("")}
+	h.hostname = func() (string, error) { return name, nil }
+	h.setHostname = func(b []byte) error { name = string(b); return nil }
+	for path, content := range files {
+		put(t, h, path, content)
+	}
+	return h, &name
+}
+
+func put(t *testing.T, h *Host, path, content string) {
+	t.Helper()
+	full := h.at(path)
+	if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(full, []byte(content), 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func get(t *testing.T, h *Host, path string) string {
+	t.Helper()
+	data, err := h.read(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+func texts(changes []Change) (out []string) {
+	for _, c := range changes {
+		out = append(out, c.String())
+	}
+	return out
+}
+
+// converge applies want twice: the second time must find nothing to do.
+func converge(t *testing.T, h *Host, want Desired) []string {
+	t.Helper()
+	changes, err := h.Converge(t.Context(), want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := h.Converge(t.Context(), want)
+	if err != nil || len(again) != 0 {
+		t.Errorf("second run: got %q, %v, want nothing to do", texts(again), err)
+	}
+	return texts(changes)
+}
+
+const hostsOfAgent = `127.0.0.1 agent-1 localhost
+
+# IPv6
+::1 agent-1 localhost ip6-localhost ip6-loopback
+fe00::0 ip6-localnet
+ff00::0 ip6-mcastprefix
+ff02::1 ip6-allnodes
+ff02::2 ip6-allrouters
+ff02::3 ip6-allhosts
+`
+
+func TestHostsFile(t *testing.T) {
+	got, skipped, err := HostsFile("agent-1", nil)
+	if err != nil || string(got) != hostsOfAgent || skipped != 0 {
+		t.Errorf("got %q, %d, %v, want %q", got, skipped, err, hostsOfAgent)
+	}
+	got, skipped, err = HostsFile("agent-1", [][2]string{{"10.0.0.5", "a.b.bosh"}, {"", "x"}, {"10.0.0.6", "two words"}, {"10.0.0.7\n0.0.0.0", "x"}, {"fd00::1", "c_d.bosh"}})
+	if want := hostsOfAgent + "10.0.0.5 a.b.bosh\nfd00::1 c_d.bosh\n"; err != nil || string(got) != want || skipped != 3 {
+		t.Errorf("got %q, %d, %v, want %q and 3 left out", got, skipped, err, want)
+	}
+	for _, name := range []string{"", "a b", "a\nb", "a/b", strings.Repeat("a", 65), "a\x00"} {
+		if _, _, err := HostsFile(name, nil); err == nil {
+			t.Errorf("name %q was accepted", name)
+		}
+	}
+}
+
+func FuzzHostsFile(f *testing.F) {
+	f.Add("agent-1", "10.0.0.1", "name.bosh")
+	f.Add("a", "::1", "x\ny")
+	f.Add("a", "10.0.0.1 evil", "#x")
+	f.Fuzz(func(t *testing.T, name, ip, record string) {
+		got, skipped, err := HostsFile(name, [][2]string{{ip, record}})
+		if err != nil {
+			return
+		}
+		lines := bytes.Count(got, []byte("\n"))
+		if want := bytes.Count([]byte(hostsOfAgent), []byte("\n")) + 1 - skipped; lines != want {
+			t.Errorf("got %d lines, want %d: %q", lines, want, got)
+		}
+		if skipped == 0 && len(strings.Fields(ip+" "+record)) != 2 {
+			t.Errorf("record %q %q became more than two words", ip, record)
+		}
+	})
+}
+
+func TestName(t *testing.T) {
+	h, name := newHost(t, map[string]string{"/etc/hosts": "127.0.0.1 localhost\n"})
+	hosts, _, err := HostsFile("agent-1", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := converge(t, h, Desired{Hostname: "agent-1", Hosts: hosts})
+	if want := []string{"set host name to agent-1", "write /etc/hostname", "write /etc/hosts"}; !reflect.DeepEqual(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if *name != "agent-1" || get(t, h, "/etc/hostname") != "agent-1" || get(t, h, "/etc/hosts") != hostsOfAgent {
+		t.Errorf("got name %q, file %q, hosts %q", *name, get(t, h, "/etc/hostname"), get(t, h, "/etc/hosts"))
+	}
+	if _, err := h.Converge(t.Context(), Desired{Hostname: "no good"}); err == nil {
+		t.Error("a name with a space was accepted")
+	}
+}
+
+func TestIPv6(t *testing.T) {
+	sysctls := func(ra, off string) map[string]string {
+		return map[string]string{
+			ipv6Conf + "/all/accept_ra": ra + "\n", ipv6Conf + "/default/accept_ra": ra + "\n",
+			ipv6Conf + "/all/disable_ipv6": off + "\n", ipv6Conf + "/default/disable_ipv6": off + "\n",
+			"/proc/cmdline": "BOOT_IMAGE=/vmlinuz quiet\n",
+		}
+	}
+	t.Run("turned on", func(t *testing.T) {
+		files := sysctls("0", "1")
+		files[sysctlFile] = "kernel.x = 1\nnet.ipv6.conf.all.disable_ipv6=1\nnet.ipv6.conf.default.disable_ipv6 = 1\nnet.ipv6.conf.lo.disable_ipv6=1\n"
+		h, _ := newHost(t, files)
+		if got := converge(t, h, Desired{IPv6: true}); len(got) != 5 {
+			t.Errorf("got %q, want the file and four settings", got)
+		}
+		if got, want := get(t, h, sysctlFile), "kernel.x = 1\nnet.ipv6.conf.all.disable_ipv6=0\nnet.ipv6.conf.default.disable_ipv6 = 0\nnet.ipv6.conf.lo.disable_ipv6=1\n"; got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+		for _, w := range ipv6Wanted {
+			if got := strings.TrimSpace(get(t, h, w.path)); got != w.value {
+				t.Errorf("%s: got %q, want %q", w.path, got, w.value)
+			}
+		}
+	})
+	t.Run("on already, forwarding", func(t *testing.T) {
+		h, _ := newHost(t, sysctls("2", "0"))
+		if got := converge(t, h, Desired{IPv6: true}); got != nil {
+			t.Errorf("got %q, want nothing", got)
+		}
+	})
+	t.Run("off by kernel argument", func(t *testing.T) {
+		h, _ := newHost(t, map[string]string{"/proc/cmdline": "quiet ipv6.disable=1 console=ttyS0\n"})
+		_, err := h.Converge(t.Context(), Desired{IPv6: true})
+		if !errors.Is(err, ErrIPv6Off) || !strings.Contains(err.Error(), "remove ipv6.disable=1") {
+			t.Errorf("got %v, want ErrIPv6Off and the argument's name", err)
+		}
+	})
+	t.Run("no module", func(t *testing.T) {
+		h, _ := newHost(t, nil)
+		if _, err := h.Converge(t.Context(), Desired{IPv6: true}); !errors.Is(err, ErrIPv6Off) {
+			t.Errorf("got %v, want ErrIPv6Off", err)
+		}
+	})
+}
+
+type units struct{ restarted []string }
+
+func (u *units) Restart(_ context.Context, name string) error {
+	u.restarted = append(u.restarted, name)
+	return nil
+}
+
+func TestTime(t *testing.T) {
+	const list = "/var/vcap/bosh/etc/ntpserver"
+	want := Desired{TimeServers: []string{"0.pool.example", "10.0.0.1"}}
+	t.Run("nobody keeps it", func(t *testing.T) {
+		h, _ := newHost(t, nil)
+		converge(t, h, want)
+		if got := get(t, h, list); got != "0.pool.example 10.0.0.1" {
+			t.Errorf("got %q", got)
+		}
+	})
+	t.Run("none given", func(t *testing.T) {
+		h, _ := newHost(t, nil)
+		if got := converge(t, h, Desired{TimeServers: []string{}}); got != nil {
+			t.Errorf("got %q, want nothing", got)
+		}
+	})
+	t.Run("not a server", func(t *testing.T) {
+		h, _ := newHost(t, nil)
+		if _, err := h.Converge(t.Context(), Desired{TimeServers: []string{"a\nserver evil"}}); err == nil {
+			t.Error("a line break was accepted")
+		}
+	})
+	t.Run("timesyncd", func(t *testing.T) {
+		h, _ := newHost(t, map[string]string{"/usr/lib/systemd/systemd-timesyncd": ""})
+		u := &units{}
+		h.Units = u
+		converge(t, h, want)
+		if got := get(t, h, timesyncdDropIn); got != "[Time]\nNTP=0.pool.example 10.0.0.1\n" || !reflect.DeepEqual(u.restarted, []string{"systemd-timesyncd"}) {
+			t.Errorf("got %q, restarted %q", got, u.restarted)
+		}
+	})
+	t.Run("stemcell's program", func(t *testing.T) {
+		h, _ := newHost(t, nil)
+		put(t, h, "/var/vcap/bosh/bin/sync-time", "#!/bin/sh\ncp "+h.at(list)+" "+h.at("/seen")+"\n")
+		converge(t, h, want)
+		if got := get(t, h, "/seen"); got != "0.pool.example 10.0.0.1" {
+			t.Errorf("the program saw %q", got)
+		}
+	})
+	t.Run("chrony not running", func(t *testing.T) {
+		h, _ := newHost(t, map[string]string{"/etc/chrony/sources.d/README": ""})
+		converge(t, h, want)
+		if got := get(t, h, chronySources); got != "server 0.pool.example iburst\nserver 10.0.0.1 iburst\n" {
+			t.Errorf("got %q", got)
+		}
+	})
+	t.Run("chrony", func(t *testing.T) {
+		h, _ := newHost(t, map[string]string{"/etc/chrony/sources.d/README": "", "/run/chrony/x": ""})
+		asked := chronyd(t, h.at(chronySocket), 0)
+		converge(t, h, want)
+		if got := len(asked); got != 1 {
+			t.Errorf("chronyd was asked %d times, want once", got)
+		}
+		if left, err := filepath.Glob(h.at("/run/chrony/agent.*")); err != nil || left != nil {
+			t.Errorf("left behind: %q, %v", left, err)
+		}
+	})
+	t.Run("chrony refuses, and is asked again", func(t *testing.T) {
+		h, _ := newHost(t, map[string]string{"/etc/chrony/sources.d/README": "", "/run/chrony/x": ""})
+		chronyd(t, h.at(chronySocket), 2)
+		for range 2 {
+			if _, err := h.Converge(t.Context(), want); err == nil || !strings.Contains(err.Error(), "status 2") {
+				t.Errorf("got %v, want the refusal", err)
+			}
+		}
+	})
+}
+
+// chronyd answers requests as the real one does.
+func chronyd(t *testing.T, socket string, status uint16) chan []byte {
+	t.Helper()
+	l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	asked := make(chan []byte, 10)
+	go func() {
+		for {
+			b := make([]byte, 1024)
+			n, from, err := l.ReadFromUnix(b)
+			if err != nil {
+				return
+			}
+			if n != 28 || b[0] != 6 || b[1] != 1 || binary.BigEndian.Uint16(b[4:]) != 70 {
+				t.Errorf("got request % x", b[:n])
+			}
+			asked <- b[:n]
+			reply := make([]byte, 28)
+			reply[0], reply[1] = 6, 2
+			copy(reply[4:6], b[4:6])
+			binary.BigEndian.PutUint16(reply[6:], 1)
+			binary.BigEndian.PutUint16(reply[8:], status)
+			stray := bytes.Clone(reply)
+			l.WriteToUnix(stray, from) // the sequence of nobody
+			copy(reply[16:20], b[8:12])
+			l.WriteToUnix(reply, from)
+		}
+	}()
+	return asked
+}
+
+func TestChronyThatDoesNotAnswer(t *testing.T) {
+	dir := t.TempDir()
+	l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(dir, "s"), Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := reloadChrony(ctx, filepath.Join(dir, "s")); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v, want the deadline", err)
+	}
+}
+
+func TestCertificates(t *testing.T) {
+	h, _ := newHost(t, map[string]string{certificateDir + "/own.crt": "not ours"})
+	bin := t.TempDir()
+	runs := filepath.Join(bin, "runs")
+	script := "#!/bin/sh\necho run >>" + runs + "\n[ -e " + bin + "/broken ] && exit 1\nexit 0\n"
+	if err := os.WriteFile(filepath.Join(bin, "update-ca-certificates"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	count := func() int {
+		data, _ := os.ReadFile(runs)
+		return strings.Count(string(data), "run")
+	}
+	block := func(body string) string {
+		return "-----BEGIN CERTIFICATE-----\n" + body + "\n-----END CERTIFICATE-----"
+	}
+	two := "junk\n" + block("bogus one") + "\nmore junk -----BEGIN CERTIFICATE----- never closed\n" + block("two") + "tail"
+
+	converge(t, h, Desired{Certificates: &two})
+	if count() != 1 {
+		t.Errorf("store updated %d times, want once", count())
+	}
+	if got := get(t, h, certificateDir+"/bosh-trusted-cert-1.crt"); got != block("bogus one")+"\n" {
+		t.Errorf("got %q", got)
+	}
+	if got := get(t, h, certificateDir+"/bosh-trusted-cert-2.crt"); got != block("two")+"\n" {
+		t.Errorf("got %q", got)
+	}
+
+	one := block("two")
+	if err := os.WriteFile(filepath.Join(bin, "broken"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.Converge(t.Context(), Desired{Certificates: &one}); err == nil {
+		t.Error("a failing update was taken for success")
+	}
+	if count() != 4 {
+		t.Errorf("got %d runs, want three more", count())
+	}
+	if err := os.Remove(filepath.Join(bin, "broken")); err != nil {
+		t.Fatal(err)
+	}
+	// The files are as wanted already; that the store is not must not be forgotten.
+	converge(t, h, Desired{Certificates: &one})
+	if count() != 5 {
+		t.Errorf("got %d runs, want the update made up for", count())
+	}
+
+	none := ""
+	converge(t, h, Desired{Certificates: &none})
+	left, err := os.ReadDir(h.at(certificateDir))
+	if err != nil || len(left) != 1 || left[0].Name() != "own.crt" {
+		t.Errorf("got %v, %v, want only what is not ours", left, err)
+	}
+}
+
+func TestRemoveListed(t *testing.T) {
+	const list = "/var/vcap/bosh/etc/dev_tools_file_list"
+	h, _ := newHost(t, map[string]string{"/usr/bin/gcc": "", "/usr/lib/gcc/x86/cc1": "", "/usr/bin/ls": "", "/etc/passwd": "",
+		list: "/usr/bin/gcc\n\n/usr/lib/gcc\n/usr/bin/never-there\nrelative\n/\n/usr\n/usr/../etc\n/var/vcap\n/var/vcap/../vcap\n"})
+	removed, err := h.RemoveListed(t.Context(), list)
+	if removed != 2 || err == nil || strings.Count(err.Error(), "too near the root") != 3 {
+		t.Errorf("got %d removed, %v", removed, err)
+	}
+	for path, want := range map[string]bool{"/usr/bin/gcc": false, "/usr/lib/gcc": false, "/usr/bin/ls": true, "/etc/passwd": true, list: true} {
+		if _, err := os.Stat(h.at(path)); (err == nil) != want {
+			t.Errorf("%s: there %v, want %v", path, err == nil, want)
+		}
+	}
+	if removed, _ := h.RemoveListed(t.Context(), list); removed != 0 {
+		t.Errorf("second run removed %d", removed)
+	}
+	if removed, err := h.RemoveListed(t.Context(), "/no/list"); removed != 0 || err != nil {
+		t.Errorf("missing list: got %d, %v", removed, err)
+	}
+}
+
+func TestHook(t *testing.T) {
+	h, _ := newHost(t, map[string]string{"/var/vcap/bosh/bin/good": "#!/bin/sh\nexit 0\n", "/var/vcap/bosh/bin/bad": "#!/bin/sh\necho why >&2\nexit 3\n"})
+	if ran, err := h.Hook(t.Context(), "good"); !ran || err != nil {
+		t.Errorf("got %v, %v", ran, err)
+	}
+	if ran, err := h.Hook(t.Context(), "bad"); !ran || err == nil || !strings.Contains(err.Error(), "why") {
+		t.Errorf("got %v, %v", ran, err)
+	}
+	if ran, err := h.Hook(t.Context(), "no-such-hook-anywhere"); ran || err != nil {
+		t.Errorf("got %v, %v", ran, err)
+	}
+}

@@ -1,0 +1,52 @@
+package host
+
+import (
+	"bytes"
+	"fmt"
+)
+
+const (
+	hostnamePath = "/etc/hostname"
+	hostsPath    = "/etc/hosts"
+)
+
+// HostsFile is the hosts file of a machine with that name, followed by one line per record
+// {address, name}. The machine's own name comes before localhost, so that programs that ask
+// for the canonical name of 127.0.0.1 get it.
+//
+// A record that does not fit on a line (empty, white space, a comment sign) is left out and
+// counted: one odd name must not keep all others from the machine.
+func HostsFile(name string, records [][2]string) (content []byte, skipped int, err error) {
+	if err := checkName(name); err != nil {
+		return nil, 0, err
+	}
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "127.0.0.1 %s localhost\n\n", name)
+	b.WriteString("# IPv6\n")
+	fmt.Fprintf(&b, "::1 %s localhost ip6-localhost ip6-loopback\n", name)
+	b.WriteString("fe00::0 ip6-localnet\nff00::0 ip6-mcastprefix\nff02::1 ip6-allnodes\nff02::2 ip6-allrouters\nff02::3 ip6-allhosts\n")
+	for _, r := range records {
+		if r[0] == "" || r[1] == "" || hasLineBreak(r[0]) || hasLineBreak(r[1]) {
+			skipped++
+			continue
+		}
+		fmt.Fprintf(&b, "%s %s\n", r[0], r[1])
+	}
+	return b.Bytes(), skipped, nil
+}
+
+// checkName accepts what the kernel takes and a file can hold; agent ids are not always valid
+// DNS names.
+func checkName(name string) error {
+	const most = 64 // HOST_NAME_MAX
+	if name == "" || len(name) > most {
+		return fmt.Errorf("host name has %d bytes, want 1 to %d", len(name), most)
+	}
+	for _, r := range name {
+		letter := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9'
+		if !letter && r != '-' && r != '.' && r != '_' {
+			return fmt.Errorf("host name %q contains %q", name, r)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,90 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+const (
+	chronySources   = "/etc/chrony/sources.d/bosh.sources"
+	chronySocket    = "/run/chrony/chronyd.sock"
+	timesyncdDropIn = "/etc/systemd/timesyncd.conf.d/60-bosh.conf"
+)
+
+// timeState says who keeps the time here, in order of preference.
+type timeState struct {
+	serverFile string // path of the list that others read
+	servers    []byte // its content
+	chrony     bool
+	sources    []byte
+	timesyncd  bool
+	dropIn     []byte
+	hook       bool // the stemcell has a program for it
+}
+
+func (h *Host) observeTime() (s timeState, err error) {
+	s.serverFile = filepath.Join(h.Dirs.BoshEtc(), "ntpserver")
+	if s.servers, err = h.read(s.serverFile); err != nil {
+		return s, err
+	}
+	if s.sources, err = h.read(chronySources); err != nil {
+		return s, err
+	}
+	if s.dropIn, err = h.read(timesyncdDropIn); err != nil {
+		return s, err
+	}
+	for _, probe := range []struct {
+		paths []string
+		found *bool
+	}{
+		{[]string{filepath.Dir(chronySources)}, &s.chrony},
+		{[]string{"/usr/lib/systemd/systemd-timesyncd", "/lib/systemd/systemd-timesyncd"}, &s.timesyncd},
+		{[]string{filepath.Join(h.Dirs.BoshBin(), "sync-time")}, &s.hook},
+	} {
+		for _, path := range probe.paths {
+			if _, err := os.Stat(h.at(path)); err == nil {
+				*probe.found = true
+			} else if !errors.Is(err, fs.ErrNotExist) {
+				return s, err
+			}
+		}
+	}
+	return s, nil
+}
+
+// diffTime writes the list of servers last where something has to be told about them: it is
+// the sign that all of it was done. The stemcell's own program reads the list, so there it
+// comes first.
+func diffTime(have timeState, servers []string) ([]Change, error) {
+	for _, server := range servers {
+		if server == "" || hasLineBreak(server) {
+			return nil, fmt.Errorf("time server %q is not a name or an address", server)
+		}
+	}
+	list := file(have.serverFile, have.servers, []byte(strings.Join(servers, " ")), 0o644)
+	switch {
+	case have.chrony:
+		var b strings.Builder
+		for _, server := range servers {
+			fmt.Fprintf(&b, "server %s iburst\n", server)
+		}
+		sources := file(chronySources, have.sources, []byte(b.String()), 0o644)
+		if len(sources)+len(list) == 0 {
+			return nil, nil
+		}
+		return append(append(sources, Change{Action: ReloadChrony}), list...), nil
+	case have.timesyncd:
+		dropIn := file(timesyncdDropIn, have.dropIn, []byte("[Time]\nNTP="+strings.Join(servers, " ")+"\n"), 0o644)
+		if len(dropIn)+len(list) == 0 {
+			return nil, nil
+		}
+		return append(append(dropIn, Change{Action: RestartTimesyncd}), list...), nil
+	case have.hook && len(list) > 0:
+		return append(list, Change{Action: RunSyncTime}), nil
+	}
+	return list, nil
+}
