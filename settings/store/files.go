@@ -51,8 +51,8 @@ func (d disk) restore(path string, data []byte) error {
 	return atomicfile.Write(path, data, 0o600)
 }
 
-// remove deletes both generations, the older first: a crash in between must not let the older
-// one come back.
+// remove deletes both generations, the older first: a crash in between leaves the file as it
+// was, not an older one alone.
 func (d disk) remove(path string) error {
 	for _, p := range []string{path + atomicfile.PreviousSuffix, path} {
 		if _, err := os.Lstat(p); errors.Is(err, fs.ErrNotExist) {

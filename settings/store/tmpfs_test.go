@@ -1,0 +1,262 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"cambium/internal/atomicfile"
+	"cambium/internal/secret"
+	"cambium/internal/vcap"
+	"cambium/settings"
+)
+
+const tmpfsOn = `,"env":{"bosh":{"agent":{"settings":{"tmpfs":true}}}}`
+
+func (m *machine) tmpfsFile(name string) string { return filepath.Join(m.dirs.SettingsTmpfs(), name) }
+
+func TestTmpfsHoldsAllGenerationsAndThePlainCopiesGo(t *testing.T) {
+	m := newMachine(t)
+	m.answer = doc("a-1")
+	c := m.open(t)
+	m.load(t, c)
+	m.answer = doc("a-1", `,"ntp":["x"]`)
+	m.load(t, c)
+	for _, u := range []string{`{"trusted_certs":"one"}`, `{"trusted_certs":"two"}`} {
+		if _, err := c.Update(t.Context(), update(t, u)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(c.PutHint("d-1", settings.DiskHint{Path: "/dev/x"}), c.SetMountedCID("d-1")); err != nil {
+		t.Fatal(err)
+	}
+
+	m.answer = doc("a-1", tmpfsOn)
+	m.load(t, c)
+	m.answer = doc("a-1", tmpfsOn, `,"ntp":["y"]`)
+	m.load(t, c)
+	if err := c.PutHint("d-2", settings.DiskHint{Path: "/dev/y"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Update(t.Context(), update(t, `{"trusted_certs":"three"}`)); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"bosh/managed_disk_settings.json",
+		"bosh/settings/persistent_disk_hints.json", "bosh/settings/persistent_disk_hints.json.previous",
+		"bosh/settings/settings.json", "bosh/settings/settings.json.previous",
+		"bosh/settings/update_settings.json", "bosh/settings/update_settings.json.previous",
+	}
+	if got := m.tree(t); !slices.Equal(got, want) {
+		t.Errorf("files are\n%v\nwant\n%v", got, want)
+	}
+	if m.mounts == 0 {
+		t.Error("no tmpfs was mounted")
+	}
+
+	// The agent restarts, the source is gone: everything is found on the tmpfs.
+	m.failure = errors.New("away")
+	c = m.open(t)
+	m.load(t, c)
+	e := c.Effective()
+	if len(e.NTP) != 1 || e.NTP[0] != "y" || e.TrustedCerts != "three" || len(c.Disks()) != 2 || c.MountedCID() != "d-1" {
+		t.Errorf("after the restart: %v %q %v %q", e.NTP, e.TrustedCerts, c.Disks(), c.MountedCID())
+	}
+
+	// And back to the disk.
+	m.failure, m.answer = nil, doc("a-1", `,"ntp":["z"]`)
+	m.load(t, c)
+	if exists(m.tmpfsFile(vcap.SettingsFile)) || exists(m.tmpfsFile(vcap.DiskHintsFile)) {
+		t.Errorf("the tmpfs still holds %v", m.tree(t))
+	}
+	m.failure = errors.New("away")
+	c = m.open(t)
+	if e := c.Effective(); e.NTP[0] != "z" || e.TrustedCerts != "three" || len(c.Disks()) != 2 {
+		t.Errorf("back on the disk: %v %q %v", e.NTP, e.TrustedCerts, c.Disks())
+	}
+}
+
+func TestWithoutTmpfsSecretsStayOffTheDisk(t *testing.T) {
+	m := newMachine(t)
+	m.answer = doc("a-1", tmpfsOn)
+	o := m.options()
+	broken := errors.New("mount refused")
+	o.MountTmpfs = func(context.Context, string) error { return broken }
+	c, err := Open(m.dirs, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := m.load(t, c)
+	if !errors.Is(l.NotCached, broken) || m.settled != 0 {
+		t.Errorf("got %+v, settled %d times; want the failure and the source left alone", l, m.settled)
+	}
+	if c.Effective().Settings.AgentID != "a-1" {
+		t.Error("the settings are not in force")
+	}
+	if got := m.tree(t); len(got) != 0 {
+		t.Errorf("files %v were written", got)
+	}
+}
+
+func TestUpdatesAndHintsAreFoundWithoutCachedSettings(t *testing.T) {
+	m := newMachine(t)
+	m.answer = doc("a-1", tmpfsOn)
+	c := m.open(t)
+	m.load(t, c)
+	if err := c.PutHint("d-1", settings.DiskHint{Path: "/dev/x"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Invalidate(); err != nil {
+		t.Fatal(err)
+	}
+	if !c.Present() {
+		t.Error("invalidating the cache took the settings in force away")
+	}
+	c = m.open(t)
+	if c.Present() || len(c.Disks()) != 1 || c.Place() != m.dirs.SettingsTmpfs() {
+		t.Errorf("present %v, disks %v, place %s; want only the hint, on the tmpfs", c.Present(), c.Disks(), c.Place())
+	}
+}
+
+func TestAnotherAgentsStateIsSetAside(t *testing.T) {
+	m := newMachine(t)
+	m.answer = doc("a-1")
+	c := m.open(t)
+	m.load(t, c)
+	if _, err := c.Update(t.Context(), update(t, `{"trusted_certs":"old","mbus":{"urls":["nats://old:4222"]}}`)); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(c.PutHint("d-1", settings.DiskHint{Path: "/dev/x"}), c.SetMountedCID("d-1"), c.SetHostsConfigured()); err != nil {
+		t.Fatal(err)
+	}
+	m.put(t, m.dirs.Spec(), `{"old":true}`)
+
+	// While the agent runs, an answer for somebody else is refused.
+	m.answer = doc("b-2")
+	if l := m.load(t, c); !l.Cached || l.Why == nil || c.Effective().Settings.AgentID != "a-1" {
+		t.Errorf("got %+v as %s; want the answer refused", l, c.Effective().Settings.AgentID)
+	}
+
+	// At a start it means that this is a clone.
+	c = m.open(t)
+	l := m.load(t, c)
+	e := c.Effective()
+	if l.Foreign != "a-1" || l.NotCached != nil || e.Settings.AgentID != "b-2" {
+		t.Fatalf("got %+v", l)
+	}
+	if e.TrustedCerts != "" || e.Bus.URLs[0].Reveal() != "nats://u:p@10.0.0.6:4222" || len(c.Disks()) != 0 || c.MountedCID() != "" || c.HostsConfigured() {
+		t.Errorf("the other agent's state is in force: %+v %v %q", e, c.Disks(), c.MountedCID())
+	}
+	want := []string{
+		"bosh/foreign/a-1/agent_state.json", "bosh/foreign/a-1/managed_disk_settings.json", "bosh/foreign/a-1/persistent_disk_hints.json",
+		"bosh/foreign/a-1/settings.json", "bosh/foreign/a-1/spec.json", "bosh/foreign/a-1/update_settings.json", "bosh/settings.json",
+	}
+	if got := m.tree(t); !slices.Equal(got, want) {
+		t.Errorf("files are\n%v\nwant\n%v", got, want)
+	}
+	if l := m.load(t, m.open(t)); l.Foreign != "" {
+		t.Error("the second start set something aside again")
+	}
+}
+
+func TestFilesOfUpstreamAreTakenOverAndTightened(t *testing.T) {
+	m := newMachine(t)
+	m.put(t, m.settingsFile(), `{"agent_id":"a-1","vm":{"name":""},"disks":{"system":"","ephemeral":null,"persistent":{},"raw_ephemeral":null},"mbus":"","networks":null}`)
+	m.put(t, filepath.Join(m.dirs.Bosh(), vcap.UpdateSettingsFile), `{"blobstores":null,"disk_associations":[{"name":"n","cid":"vol-9"}],"mbus":{"cert":{"ca":"","certificate":"","private_key":""},"urls":null},"trusted_certs":"PEM"}`)
+	m.put(t, filepath.Join(m.dirs.Bosh(), vcap.DiskHintsFile), `{"vol-9": {"ID": "vol-9", "DeviceID": "", "VolumeID": "/dev/sdc", "Lun": "", "HostDeviceID": "", "Path": "/dev/sdc",
+ "ISCSISettings": {"InitiatorName": "", "Username": "", "Target": "", "Password": ""}, "FileSystemType": "xfs", "MountOptions": null, "Partitioner": ""}}`)
+	m.put(t, m.dirs.ManagedDiskSettings(), "vol-9")
+	m.put(t, m.dirs.AgentState(), `{"Linux":{"hosts_configured":true}}`)
+	c := m.open(t)
+	d := c.Disks()["vol-9"]
+	if d.Hint.Path != "/dev/sdc" || d.FileSystem != "xfs" || c.MountedCID() != "vol-9" || !c.HostsConfigured() || c.Effective().TrustedCerts != "PEM" {
+		t.Errorf("got disk %+v, mounted %q, hosts %v", d, c.MountedCID(), c.HostsConfigured())
+	}
+	if a := c.Effective().Associations; len(a) != 1 || a[0].CID != "vol-9" {
+		t.Errorf("associations %v", a)
+	}
+	for _, file := range m.tree(t) {
+		if info, err := os.Stat(filepath.Join(m.dirs.Base(), file)); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s has mode %v, %v; want 0600", file, info.Mode(), err)
+		}
+	}
+}
+
+func TestReadOnlyLeavesEverythingAlone(t *testing.T) {
+	m := newMachine(t)
+	m.put(t, m.settingsFile(), "{ damaged")
+	m.put(t, m.settingsFile()+atomicfile.PreviousSuffix, doc("a-1"))
+	m.answer = doc("b-2", tmpfsOn)
+	before := strings.Join(m.tree(t), " ")
+	o := m.options()
+	o.ReadOnly = true
+	c, err := Open(m.dirs, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !c.Present() {
+		t.Error("the previous generation was not used")
+	}
+	if l := m.load(t, c); l.From != "HTTP http://metadata" || m.settled != 0 || m.mounts != 0 {
+		t.Errorf("got %+v, settled %d, mounts %d", l, m.settled, m.mounts)
+	}
+	if got := strings.Join(m.tree(t), " "); got != before {
+		t.Errorf("files changed from %s to %s", before, got)
+	}
+	if _, err := c.Update(t.Context(), update(t, `{"trusted_certs":"x"}`)); !errors.Is(err, errReadOnly) {
+		t.Errorf("update gave %v, want a refusal", err)
+	}
+}
+
+func TestUpdateInTwoPhases(t *testing.T) {
+	m := newMachine(t)
+	m.answer = doc("a-1", `,"blobstore":{"provider":"dav","options":{"a":1}}`)
+	c := m.open(t)
+	m.load(t, c)
+	p := c.Preview(update(t, `{"mbus":{"urls":["nats://new:4222"],"cert":{"ca":"CA","certificate":"C","private_key":"K"}},"blobstores":[{"provider":"s3","options":{}}]}`))
+	if p.Changes != (settings.Changes{Mbus: true, Blobstores: true}) || p.Effective.Bus.URLs[0].Reveal() != "nats://new:4222" {
+		t.Errorf("preview shows %+v", p.Changes)
+	}
+	if c.Effective().Bus.URLs[0].Reveal() == "nats://new:4222" || exists(filepath.Join(m.dirs.Bosh(), vcap.UpdateSettingsFile)) {
+		t.Error("a preview had an effect")
+	}
+	if _, err := c.Update(t.Context(), update(t, `{"trusted_certs":"x"}`)); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Commit(t.Context()); !errors.Is(err, ErrSuperseded) {
+		t.Errorf("commit over another update gave %v", err)
+	}
+	if _, err := c.Update(t.Context(), update(t, `{"mbus":{"urls":["nats://new:4222"]}}`)); err != nil {
+		t.Fatal(err)
+	}
+	if e := m.open(t).Effective(); e.TrustedCerts != "x" || e.Bus.URLs[0].Reveal() != "nats://new:4222" {
+		t.Errorf("after a restart: %q %v", e.TrustedCerts, e.Bus.URLs)
+	}
+	if changed, err := c.Update(t.Context(), update(t, `{"mbus":{"urls":["nats://new:4222"]},"trusted_certs":"x"}`)); err != nil || changed.Any() {
+		t.Errorf("the same update again changed %+v, %v", changed, err)
+	}
+}
+
+func TestSnapshotsAreTheCallersOwn(t *testing.T) {
+	m := newMachine(t)
+	m.answer = doc("a-1", `,"networks":{"n":{"dns":["10.0.0.1"]}},"disks":{"persistent":{"d":{"path":"/dev/x"}},"ephemeral":"/dev/e"},"ntp":["t"]`)
+	c := m.open(t)
+	m.load(t, c)
+	e, d := c.Effective(), c.Disks()
+	e.Settings.Networks["n"].DNS[0] = "changed"
+	e.Settings.Networks["m"] = settings.Network{}
+	e.Settings.Disks.Persistent["d"] = settings.DiskHint{Path: "changed"}
+	e.Settings.Disks.Ephemeral.Path = "changed"
+	e.NTP[0] = "changed"
+	e.Bus.URLs[0] = secret.NewURL("changed")
+	delete(d, "d")
+	if got := c.Effective(); got.Settings.Networks["n"].DNS[0] != "10.0.0.1" || len(got.Settings.Networks) != 1 ||
+		got.Settings.Disks.Persistent["d"].Path != "/dev/x" || got.Settings.Disks.Ephemeral.Path != "/dev/e" ||
+		got.NTP[0] != "t" || got.Bus.URLs[0].Reveal() == "changed" || len(c.Disks()) != 1 {
+		t.Errorf("a caller changed the settings in force: %+v", got)
+	}
+}
