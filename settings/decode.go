@@ -232,3 +232,21 @@ func decodeSize(v jsontree.Value, into *string) {
 		v.Warnf("expected a tmpfs size such as \"100m\"")
 	}
 }
+
+// Validate reports what is wrong with a document, for people who write one. It is Decode, but
+// lets pass what sources may answer instead of settings: a pointer to a registry.
+func Validate(name string, raw secret.JSON) report.Report {
+	s, rep := Decode(name, raw)
+	var endpoint string
+	s.root().At("registry").At("endpoint").Text(&endpoint)
+	if s.AgentID != "" || endpoint == "" {
+		return rep
+	}
+	for i, e := range rep.Entries {
+		if e.Path == "agent_id" && s.root().At("agent_id").Kind() != jsontree.String {
+			rep.Entries[i].Severity = report.Warning
+			rep.Entries[i].Message = "missing; this is a pointer to a registry, which has the settings"
+		}
+	}
+	return rep
+}

@@ -36,6 +36,8 @@ func commands() []command {
 		{"run", "run the agent (what a stemcell does with flags alone)", runAgent},
 		{"status", "show state, verdict and boot steps; --wait for ready or failed", runStatus},
 		{"timeline", "draw where the boot's time went", runTimeline},
+		{"validate", "check agent.json, settings or update-settings, with line and column", runValidate},
+		{"settings", "ask the sources as a boot would and show the effective settings", runSettings},
 		{"version", "print the version", runVersion},
 	}
 }
