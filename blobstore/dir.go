@@ -1,0 +1,145 @@
+package blobstore
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"cambium/internal/atomicfile"
+	"cambium/internal/blob"
+)
+
+// Dir is a directory of blobs, each a file named by its id.
+type Dir struct{ Path string }
+
+var errBadID = errors.New("not a usable blob id")
+
+// tempPrefix cannot begin an id.
+const tempPrefix = ".tmp-"
+
+// CheckID refuses ids that are no file names of their own.
+func CheckID(id string) error {
+	if id == "" || len(id) > 200 || strings.HasPrefix(id, ".") || strings.HasPrefix(id, "-") || id == "tmp" ||
+		strings.ContainsFunc(id, func(r rune) bool { return r == '/' || r == '\\' || r < ' ' || r == 0x7f }) {
+		return errBadID
+	}
+	return nil
+}
+
+// Open returns the content of a blob, or ErrNotFound.
+func (d *Dir) Open(id string) (*os.File, error) {
+	if err := CheckID(id); err != nil {
+		return nil, err
+	}
+	file, err := os.Open(filepath.Join(d.Path, id))
+	if err != nil {
+		return nil, notExist(err)
+	}
+	return file, nil
+}
+
+// openChecked reads the blob once to see whether it is the right one, so that a damaged one can
+// be passed over.
+func (d *Dir) openChecked(id string, digest blob.Digest) (io.ReadCloser, error) {
+	file, err := d.Open(id)
+	if err != nil {
+		return nil, err
+	}
+	check, err := digest.Check()
+	if err == nil {
+		_, err = io.Copy(check, file)
+	}
+	if err == nil {
+		err = check.Err()
+	}
+	if err == nil {
+		_, err = file.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("local copy: %w", err), file.Close())
+	}
+	return file, nil
+}
+
+// Write stores a blob, replacing an older one at once and only when content ended well.
+func (d *Dir) Write(id string, content io.Reader) error {
+	return d.write(id, func(w io.Writer) error {
+		_, err := io.Copy(w, content)
+		return err
+	})
+}
+
+// WriteChecked is Write for content that must match a digest.
+func (d *Dir) WriteChecked(id string, content io.Reader, digest blob.Digest) error {
+	verified, err := digest.Verify(io.NopCloser(content))
+	if err != nil {
+		return err
+	}
+	return d.Write(id, verified)
+}
+
+func (d *Dir) write(id string, produce func(io.Writer) error) (err error) {
+	if err := CheckID(id); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(d.Path, 0o700); err != nil {
+		return fmt.Errorf("store blob: %w", err)
+	}
+	file, err := os.CreateTemp(d.Path, tempPrefix)
+	if err != nil {
+		return fmt.Errorf("store blob: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("store blob: %w", err), os.Remove(file.Name()))
+		}
+	}()
+	err = produce(file)
+	if err == nil {
+		err = errors.Join(file.Chmod(0o640), file.Sync())
+	}
+	if err := errors.Join(err, file.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(file.Name(), filepath.Join(d.Path, id)); err != nil {
+		return err
+	}
+	return atomicfile.SyncDir(d.Path)
+}
+
+// Remove deletes a blob; a missing one is not an error.
+func (d *Dir) Remove(id string) error {
+	if err := CheckID(id); err != nil {
+		return err
+	}
+	if err := os.Remove(filepath.Join(d.Path, id)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove blob: %w", err)
+	}
+	return nil
+}
+
+// Sweep removes what a crash left of half-written blobs.
+func (d *Dir) Sweep() error {
+	left, err := filepath.Glob(filepath.Join(d.Path, tempPrefix+"*"))
+	if err != nil {
+		return err
+	}
+	var faults []error
+	for _, path := range left {
+		faults = append(faults, os.Remove(path))
+	}
+	return errors.Join(faults...)
+}
+
+// Sweep removes what a crash left in the machine's own directories and in its temporary one.
+func (s *Store) Sweep() error {
+	left, err := filepath.Glob(filepath.Join(s.tmp, "blob-*"))
+	faults := []error{err, s.sensitive.Sweep(), s.blobs.Sweep()}
+	for _, path := range left {
+		faults = append(faults, os.RemoveAll(path))
+	}
+	return errors.Join(faults...)
+}

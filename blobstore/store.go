@@ -1,0 +1,364 @@
+// Package blobstore fetches and stores blobs: in the machine's own directories, in the store that
+// the settings name, and behind signed URLs. Content is checked while it streams; a reader that
+// ends without error has delivered what the digest promised.
+//
+// Small and stable protocols are spoken here (local directories, WebDAV, signed URLs); every
+// other provider is a program bosh-blobstore-<provider> of the stemcell.
+package blobstore
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"cambium/internal/atomicfile"
+	"cambium/internal/blob"
+	"cambium/internal/command"
+	"cambium/internal/retry"
+	"cambium/internal/secret"
+	"cambium/internal/vcap"
+
+	"github.com/google/uuid"
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+)
+
+// ErrNotFound means that the store has no such blob.
+var ErrNotFound = errors.New("no such blob")
+
+// createEnvPath is the store that create-env names; its blobs arrive over the agent's own HTTPS
+// endpoint, in the directory of local blobs.
+const createEnvPath = "/var/vcap/micro_bosh/data/cache"
+
+// Options say which store to use.
+type Options struct {
+	Provider string
+	// Options are the provider's own, as the settings have them.
+	Options secret.JSON
+	Dirs    vcap.Dirs
+	Log     *logrus.Entry
+	// Backoff is between attempts; a second growing to ten if zero.
+	Backoff retry.Backoff
+	// SearchPath replaces PATH in the search for external programs.
+	SearchPath string
+}
+
+// backend is one remote or local store. Content is checked by the caller.
+type backend interface {
+	open(ctx context.Context, id string) (io.ReadCloser, error)
+	put(ctx context.Context, id string, content *spool) error
+}
+
+// Store is the configured store behind the machine's own directories.
+type Store struct {
+	backend   backend
+	local     []*Dir
+	web       *web
+	tmp       string
+	isLocal   bool
+	sensitive *Dir
+	blobs     *Dir
+}
+
+// New prepares a store. It contacts nobody; what is wrong with the options or the machine is an
+// error here, before the first blob is needed.
+func New(o Options) (*Store, error) {
+	if o.Backoff == (retry.Backoff{}) {
+		o.Backoff = defaultBackoff
+	}
+	var common struct {
+		TLS struct {
+			Cert struct {
+				CA string `json:"ca"`
+			} `json:"cert"`
+		} `json:"tls"`
+	}
+	if !o.Options.Empty() {
+		if err := json.Unmarshal(o.Options.Reveal(), &common); err != nil {
+			return nil, fmt.Errorf("blobstore %s: the options are not understood", o.Provider)
+		}
+	}
+	web, err := newWeb(common.TLS.Cert.CA, o)
+	if err != nil {
+		return nil, fmt.Errorf("blobstore %s: %w", o.Provider, err)
+	}
+	s := &Store{web: web, tmp: o.Dirs.Tmp(), sensitive: &Dir{Path: o.Dirs.SensitiveBlobs()}, blobs: &Dir{Path: o.Dirs.Blobs()}}
+	s.local = []*Dir{s.sensitive, s.blobs}
+	switch o.Provider {
+	case "", "dummy":
+		s.backend = dummy{}
+	case "local":
+		dir, err := localDir(o)
+		if err != nil {
+			return nil, err
+		}
+		s.backend, s.isLocal = local{dir}, true
+	case "dav":
+		s.backend, err = newDAV(o.Options, web)
+		if err != nil {
+			return nil, err
+		}
+	default:
+		s.backend, err = newExternal(o)
+		if err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+func localDir(o Options) (*Dir, error) {
+	var options struct {
+		Path string `json:"blobstore_path"`
+	}
+	if o.Options.Empty() || json.Unmarshal(o.Options.Reveal(), &options) != nil || options.Path == "" {
+		return nil, errors.New("blobstore local: the option blobstore_path is missing")
+	}
+	if filepath.Clean(options.Path) == createEnvPath {
+		return &Dir{Path: o.Dirs.Blobs()}, nil
+	}
+	return &Dir{Path: options.Path}, nil
+}
+
+// Sensitive is where the Director's own uploads go: rendered templates, with their secrets.
+func (s *Store) Sensitive() *Dir { return s.sensitive }
+
+// Blobs is where blobs uploaded to the agent's HTTPS endpoint go.
+func (s *Store) Blobs() *Dir { return s.blobs }
+
+// Remove deletes the machine's own copies of a blob. The configured store is left alone.
+func (s *Store) Remove(id string) error {
+	var faults []error
+	for _, dir := range s.local {
+		if err := dir.Remove(id); err != nil && !errors.Is(err, errBadID) {
+			faults = append(faults, err)
+		}
+	}
+	return errors.Join(faults...)
+}
+
+// Open implements blob.Opener: by signed URL if there is one, else by ID from the machine's own
+// directories and then the configured store.
+func (s *Store) Open(ctx context.Context, ref blob.Ref) (io.ReadCloser, error) {
+	if _, err := ref.Digest.Check(); err != nil {
+		return nil, err
+	}
+	var content io.ReadCloser
+	var err error
+	switch {
+	case !ref.SignedURL.Empty():
+		content, err = s.web.get(ctx, ref.SignedURL, func(h http.Header) { setHeaders(h, ref.Headers) })
+		err = named(err, "get", ref.SignedURL.String())
+	case ref.ID != "":
+		content, err = s.openID(ctx, ref)
+	default:
+		err = errors.New("a blob has neither a signed URL nor an id")
+	}
+	if err != nil {
+		return nil, err
+	}
+	return ref.Digest.Verify(content)
+}
+
+func named(err error, verb, what string) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s %s: %w", verb, what, err)
+}
+
+func (s *Store) openID(ctx context.Context, ref blob.Ref) (io.ReadCloser, error) {
+	var doubts []error
+	for _, dir := range s.local {
+		content, err := dir.openChecked(ref.ID, ref.Digest)
+		if err == nil {
+			return content, nil
+		}
+		if !errors.Is(err, ErrNotFound) && !errors.Is(err, errBadID) {
+			// A damaged copy is no reason to give up while the store has the blob.
+			doubts = append(doubts, err)
+		}
+	}
+	content, err := s.backend.open(ctx, ref.ID)
+	if err != nil {
+		return nil, fmt.Errorf("get blob %s: %w", ref.ID, errors.Join(append(doubts, err)...))
+	}
+	return content, nil
+}
+
+// Put stores what produce writes as a new blob in the configured store and returns its id and
+// sha1.
+func (s *Store) Put(ctx context.Context, produce func(io.Writer) error) (id, digest string, err error) {
+	id = uuid.NewString()
+	if s.isLocal {
+		sums := blob.NewSums()
+		dir := s.backend.(local).dir
+		err := dir.write(id, func(w io.Writer) error { return produce(io.MultiWriter(w, sums)) })
+		return id, sums.SHA1(), err
+	}
+	content, err := newSpool(s.tmp, produce)
+	if err != nil {
+		return "", "", err
+	}
+	defer content.close()
+	if err := s.backend.put(ctx, id, content); err != nil {
+		return "", "", fmt.Errorf("put blob %s: %w", id, err)
+	}
+	return id, content.sums.SHA1(), nil
+}
+
+// PutSigned stores what produce writes at a signed URL and returns its digests.
+func (s *Store) PutSigned(ctx context.Context, url secret.URL, headers map[string]secret.String, produce func(io.Writer) error) (digest string, err error) {
+	content, err := newSpool(s.tmp, produce)
+	if err != nil {
+		return "", err
+	}
+	defer content.close()
+	if err := s.web.put(ctx, url, func(h http.Header) { setHeaders(h, headers) }, content); err != nil {
+		return "", fmt.Errorf("put %s: %w", url, err)
+	}
+	return content.sums.Multi(), nil
+}
+
+func setHeaders(h http.Header, headers map[string]secret.String) {
+	for name, value := range headers {
+		h.Set(name, value.Reveal())
+	}
+}
+
+// spool holds what is to be uploaded: uploads need its length beforehand and its content again
+// after a failure. It has no name, so that nothing is left of it, not even after a crash.
+type spool struct {
+	file *os.File
+	sums *blob.Sums
+}
+
+func newSpool(dir string, produce func(io.Writer) error) (*spool, error) {
+	file, err := unnamed(dir)
+	if err != nil {
+		return nil, err
+	}
+	s := &spool{file: file, sums: blob.NewSums()}
+	if err := produce(io.MultiWriter(file, s.sums)); err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return s, nil
+}
+
+func unnamed(dir string) (*os.File, error) {
+	file, err := os.OpenFile(dir, os.O_RDWR|unix.O_TMPFILE, 0o600)
+	if err == nil {
+		return file, nil
+	}
+	// Some file systems have no unnamed files.
+	if !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EISDIR) {
+		return nil, fmt.Errorf("temporary file: %w", err)
+	}
+	if file, err = os.CreateTemp(dir, "blob-"); err != nil {
+		return nil, fmt.Errorf("temporary file: %w", err)
+	}
+	return file, os.Remove(file.Name())
+}
+
+func (s *spool) reader() io.Reader { return io.NewSectionReader(s.file, 0, s.sums.Size()) }
+
+// path names the file for another program.
+func (s *spool) path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), s.file.Fd()) }
+
+func (s *spool) close() { s.file.Close() }
+
+// dummy is for agents that have no store.
+type dummy struct{}
+
+func (dummy) open(context.Context, string) (io.ReadCloser, error) { return nil, ErrNotFound }
+func (dummy) put(context.Context, string, *spool) error           { return nil }
+
+// local is a directory that is the configured store.
+type local struct{ dir *Dir }
+
+func (l local) open(_ context.Context, id string) (io.ReadCloser, error) { return l.dir.Open(id) }
+
+func (l local) put(_ context.Context, id string, content *spool) error {
+	return l.dir.Write(id, content.reader())
+}
+
+// external is a program of the stemcell. Secrets reach it in a file that only root reads.
+type external struct {
+	program, config, tmp string
+	backoff              retry.Backoff
+}
+
+func newExternal(o Options) (*external, error) {
+	if strings.ContainsAny(o.Provider, "/ \x00") {
+		return nil, errors.New("blobstore: not a usable provider name")
+	}
+	name := "bosh-blobstore-" + o.Provider
+	program := ""
+	if o.SearchPath == "" {
+		program = command.Find(name)
+	} else {
+		for dir := range strings.SplitSeq(o.SearchPath, ":") {
+			if path := command.Find(filepath.Join(dir, name)); path != "" && program == "" {
+				program = path
+			}
+		}
+	}
+	if program == "" {
+		return nil, fmt.Errorf("blobstore %s: the program %s is not installed", o.Provider, name)
+	}
+	e := &external{program: program, config: filepath.Join(o.Dirs.BoshEtc(), "blobstore-"+o.Provider+".json"), tmp: o.Dirs.Tmp(), backoff: o.Backoff}
+	content := []byte(o.Options.Reveal())
+	if len(content) == 0 {
+		content = []byte("{}")
+	}
+	if err := os.MkdirAll(filepath.Dir(e.config), 0o755); err != nil {
+		return nil, fmt.Errorf("blobstore %s: %w", o.Provider, err)
+	}
+	if _, err := atomicfile.WriteIfChanged(e.config, content, 0o600); err != nil {
+		return nil, fmt.Errorf("blobstore %s: %w", o.Provider, err)
+	}
+	return e, nil
+}
+
+func (e *external) open(ctx context.Context, id string) (io.ReadCloser, error) {
+	if strings.HasPrefix(id, "-") {
+		return nil, errBadID
+	}
+	// Programs may replace the file instead of writing to it, so it has a name for a while.
+	dir, err := os.MkdirTemp(e.tmp, "blob-get-")
+	if err != nil {
+		return nil, fmt.Errorf("temporary directory: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "blob")
+	if err := e.run(ctx, "get", id, path); err != nil {
+		return nil, err
+	}
+	return os.Open(path)
+}
+
+func (e *external) put(ctx context.Context, id string, content *spool) error {
+	return e.run(ctx, "put", content.path(), id)
+}
+
+func (e *external) run(ctx context.Context, args ...string) error {
+	return attempts(ctx, e.backoff, func(ctx context.Context) error {
+		_, err := command.Run(ctx, command.Cmd{Name: e.program, Args: append([]string{"-c", e.config}, args...)})
+		return err
+	})
+}
+
+// notExist turns the file system's answer into ours.
+func notExist(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return ErrNotFound
+	}
+	return err
+}
