@@ -1,0 +1,304 @@
+package bundle
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+)
+
+type item struct {
+	tar.Header
+	content string
+}
+
+func file(name, content string) item {
+	return item{tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(content)), ModTime: time.Unix(1_500_000_000, 0)}, content}
+}
+
+func dir(name string, mode int64) item {
+	return item{Header: tar.Header{Name: name, Typeflag: tar.TypeDir, Mode: mode, ModTime: time.Unix(1_400_000_000, 0)}}
+}
+
+func link(kind byte, name, target string) item {
+	return item{Header: tar.Header{Name: name, Linkname: target, Typeflag: kind, Mode: 0o777}}
+}
+
+func pack(t testing.TB, items ...item) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, i := range items {
+		if err := w.WriteHeader(&i.Header); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(w, i.content); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+func gzipped(t testing.TB, data []byte) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	if _, err := w.Write(data); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+func zstded(t testing.TB, data []byte) []byte {
+	t.Helper()
+	w, err := zstd.NewWriter(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w.EncodeAll(data, nil)
+}
+
+func openRoot(t testing.TB) (*os.Root, string) {
+	t.Helper()
+	outer := t.TempDir()
+	path := filepath.Join(outer, "root")
+	if err := os.Mkdir(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	root, err := os.OpenRoot(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { root.Close() })
+	return root, path
+}
+
+func rules(root *os.Root) Rules {
+	return Rules{Target: Into(root), UID: os.Geteuid(), GID: os.Getegid()}
+}
+
+// tree describes what is below a directory, one line each.
+func tree(t testing.TB, top string) (lines []string) {
+	t.Helper()
+	err := filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || path == top {
+			return err
+		}
+		rel, _ := filepath.Rel(top, path)
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		line := fmt.Sprintf("%s %v", rel, info.Mode())
+		if info.Mode()&fs.ModeSymlink != 0 {
+			target, _ := os.Readlink(path)
+			line += " -> " + target
+		} else if info.Mode().IsRegular() {
+			content, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			line += " " + string(content)
+		}
+		lines = append(lines, line)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lines
+}
+
+func TestUnpack(t *testing.T) {
+	setuid := file("bin/su", "s")
+	setuid.Mode = 0o4755
+	archive := pack(t,
+		dir("./", 0o700), dir("./bin/", 0o550), file("./bin/a", "A"), setuid,
+		file("implied/b", "B"), link(tar.TypeSymlink, "c", "/var/vcap/packages/x"), link(tar.TypeLink, "d", "./bin/a"),
+		file("twice", "1"), file("twice", "2"), link(tar.TypeSymlink, "was-link", "bin/a"), file("was-link", "file"),
+	)
+	want := []string{
+		"bin dr-xr-x---", "bin/a -rw-r--r-- A", "bin/su urwxr-xr-x s", "c Lrwxrwxrwx -> /var/vcap/packages/x", "d -rw-r--r-- A",
+		"implied drwxr-xr-x", "implied/b -rw-r--r-- B", "twice -rw-r--r-- 2", "was-link -rw-r--r-- file",
+	}
+	for compression, data := range map[Compression][]byte{Plain: archive, Gzip: gzipped(t, archive), Zstd: zstded(t, archive)} {
+		t.Run(string(compression), func(t *testing.T) {
+			root, path := openRoot(t)
+			got, err := Unpack(t.Context(), bytes.NewReader(data), rules(root))
+			if err != nil || got != compression {
+				t.Fatalf("got %s, %v", got, err)
+			}
+			if got := tree(t, path); strings.Join(got, "\n") != strings.Join(want, "\n") {
+				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+			}
+			for name, want := range map[string]int64{"bin/a": 1_500_000_000, "bin": 1_400_000_000} {
+				if info, err := os.Stat(filepath.Join(path, name)); err != nil || info.ModTime().Unix() != want {
+					t.Errorf("%s: got %v, %v; want the archive's time", name, info, err)
+				}
+			}
+			a, _ := os.Stat(filepath.Join(path, "bin/a"))
+			d, _ := os.Stat(filepath.Join(path, "d"))
+			if !os.SameFile(a, d) {
+				t.Error("the hard link is a file of its own")
+			}
+		})
+	}
+}
+
+// TestHostileArchives shows that nothing outside of the root changes, whatever is in the archive.
+func TestHostileArchives(t *testing.T) {
+	device := item{Header: tar.Header{Name: "dev", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 3, Mode: 0o666}}
+	fifo := item{Header: tar.Header{Name: "pipe", Typeflag: tar.TypeFifo, Mode: 0o666}}
+	cases := []struct {
+		name  string
+		items []item
+		raw   []byte
+		rules func(*Rules)
+	}{
+		{name: "parent", items: []item{file("../evil", "x")}},
+		{name: "parent in the middle", items: []item{file("a/../../evil", "x")}},
+		{name: "parent that stays inside", items: []item{file("a/../evil", "x")}},
+		{name: "absolute", items: []item{file("/tmp/evil", "x")}},
+		{name: "absolute directory", items: []item{dir("/evil/", 0o755)}},
+		{name: "through a symlink out", items: []item{link(tar.TypeSymlink, "out", ".."), file("out/evil", "x")}},
+		{name: "through an absolute symlink", items: []item{link(tar.TypeSymlink, "out", "OUTER"), file("out/evil", "x")}},
+		{name: "through a chain of symlinks", items: []item{link(tar.TypeSymlink, "a", "b"), link(tar.TypeSymlink, "b", ".."), file("a/evil", "x")}},
+		{name: "directory over a symlink", items: []item{link(tar.TypeSymlink, "out", ".."), dir("out", 0o777), file("out/evil", "x")}},
+		{name: "hard link out", items: []item{link(tar.TypeLink, "h", "../victim")}},
+		{name: "absolute hard link", items: []item{link(tar.TypeLink, "h", "/etc/passwd")}},
+		{name: "hard link through a symlink", items: []item{link(tar.TypeSymlink, "out", ".."), link(tar.TypeLink, "h", "out/victim")}},
+		{name: "hard link to a symlink", items: []item{link(tar.TypeSymlink, "s", "../victim"), link(tar.TypeLink, "h", "s")}},
+		{name: "hard link to nothing", items: []item{link(tar.TypeLink, "h", "later")}},
+		{name: "device", items: []item{device}},
+		{name: "fifo", items: []item{fifo}},
+		{name: "too many bytes", items: []item{file("a", strings.Repeat("x", 600)), file("b", strings.Repeat("x", 600))}, rules: func(r *Rules) { r.MaxBytes = 1000 }},
+		{name: "too many entries", items: []item{file("a", ""), file("b", ""), file("c", "")}, rules: func(r *Rules) { r.MaxEntries = 2 }},
+		{name: "links where none are allowed", items: []item{link(tar.TypeSymlink, "s", "x")}, rules: func(r *Rules) { r.NoLinks = true }},
+		{name: "file as the root", items: []item{file("./.", "x")}},
+		{name: "long name", items: []item{file(strings.Repeat("n/", 3000)+"n", "x")}},
+		{name: "cut", raw: gzipped(t, pack(t, file("a", strings.Repeat("abc", 10000))))[:60]},
+		{name: "cut tar", raw: pack(t, file("a", strings.Repeat("x", 5000)))[:3000]},
+		{name: "no archive", raw: []byte(strings.Repeat("this is no archive ", 100))},
+		{name: "xz", raw: []byte("\xfd7zXZ\x00\x00")},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			root, path := openRoot(t)
+			outer := filepath.Dir(path)
+			victim := filepath.Join(outer, "victim")
+			if err := os.WriteFile(victim, []byte("untouched"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			for i := range c.items {
+				if c.items[i].Linkname == "OUTER" {
+					c.items[i].Linkname = outer
+				}
+			}
+			data := c.raw
+			if data == nil {
+				data = pack(t, c.items...)
+			}
+			r := rules(root)
+			if c.rules != nil {
+				c.rules(&r)
+			}
+			_, err := Unpack(t.Context(), bytes.NewReader(data), r)
+			if err == nil {
+				t.Error("got no error")
+			}
+			entries, readErr := os.ReadDir(outer)
+			if readErr != nil || len(entries) != 2 {
+				t.Errorf("outside of the root: got %v, want root and victim only", entries)
+			}
+			info, statErr := os.Stat(victim)
+			content, _ := os.ReadFile(victim)
+			if statErr != nil || string(content) != "untouched" || info.Mode().Perm() != 0o600 || info.Sys().(*syscall.Stat_t).Nlink != 1 {
+				t.Errorf("the victim changed: %v %q", info, content)
+			}
+		})
+	}
+}
+
+func TestBombIsStoppedByItsHeader(t *testing.T) {
+	root, path := openRoot(t)
+	big := item{Header: tar.Header{Name: "zeros", Typeflag: tar.TypeReg, Mode: 0o644, Size: 1 << 50}}
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	if err := w.WriteHeader(&big.Header); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Unpack(t.Context(), &b, rules(root))
+	if !errors.Is(err, ErrHostile) {
+		t.Errorf("got %v, want a refusal", err)
+	}
+	if got := tree(t, path); len(got) != 0 {
+		t.Errorf("got %v, want nothing", got)
+	}
+}
+
+func TestUnpackEndsWithItsContext(t *testing.T) {
+	root, _ := openRoot(t)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("enough")
+	r, w := io.Pipe()
+	go func() {
+		w.Write(pack(t, file("a", strings.Repeat("x", 4096)))[:2048])
+		cancel(why)
+		w.Write(make([]byte, 8192))
+		w.Close()
+	}()
+	if _, err := Unpack(ctx, r, rules(root)); !errors.Is(err, why) {
+		t.Errorf("got %v, want the cause", err)
+	}
+	r.Close()
+}
+
+// TestDigestCoversTheWholeStream: the unpacker must read behind the end of the tar.
+func TestDigestCoversTheWholeStream(t *testing.T) {
+	for name, data := range map[string][]byte{
+		"plain": append(pack(t, file("a", "A")), []byte(strings.Repeat("tail", 100))...),
+		"zero":  append(pack(t, file("a", "A")), make([]byte, 10240)...),
+		"gzip":  gzipped(t, append(pack(t, file("a", "A")), make([]byte, 100_000)...)),
+	} {
+		root, _ := openRoot(t)
+		r := bytes.NewReader(data)
+		if _, err := Unpack(t.Context(), r, rules(root)); err != nil || r.Len() != 0 {
+			t.Errorf("%s: %d bytes left, %v", name, r.Len(), err)
+		}
+	}
+}
+
+func FuzzUnpack(f *testing.F) {
+	f.Add(pack(f, dir("./", 0o755), file("./a/b", "x"), link(tar.TypeSymlink, "s", ".."), link(tar.TypeLink, "h", "a/b")))
+	f.Add(gzipped(f, pack(f, file("a", "x"))))
+	f.Add(zstded(f, pack(f, file("a", "x"))))
+	f.Add(pack(f, file("../a", "x")))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		root, path := openRoot(t)
+		r := rules(root)
+		r.MaxBytes, r.MaxEntries = 1<<20, 100
+		_, _ = Unpack(t.Context(), bytes.NewReader(data), r)
+		entries, err := os.ReadDir(filepath.Dir(path))
+		if err != nil || len(entries) != 1 {
+			t.Errorf("outside of the root: %v, %v", entries, err)
+		}
+	})
+}

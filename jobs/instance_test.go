@@ -1,0 +1,459 @@
+package jobs
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha1"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"cambium/internal/blob"
+	"cambium/internal/vcap"
+	"cambium/jobs/bundle"
+	"cambium/jobs/monit"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/sirupsen/logrus"
+)
+
+// archive packs files as a gzip tar. A name that ends with a slash is a directory.
+func archive(t testing.TB, files map[string]string) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	w := tar.NewWriter(z)
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		h := &tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o777, Size: int64(len(files[name]))}
+		if strings.HasSuffix(name, "/") {
+			h.Typeflag, h.Size = tar.TypeDir, 0
+		}
+		if err := w.WriteHeader(h); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(w, files[name]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(w.Close(), z.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+type memoryBlobs struct {
+	mu      sync.Mutex
+	blobs   map[string][]byte
+	opened  []string
+	removed []string
+}
+
+func (m *memoryBlobs) Open(_ context.Context, ref blob.Ref) (io.ReadCloser, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.opened = append(m.opened, ref.ID)
+	content, ok := m.blobs[ref.ID]
+	if !ok {
+		return nil, fmt.Errorf("no blob %s", ref.ID)
+	}
+	return ref.Digest.Verify(io.NopCloser(bytes.NewReader(content)))
+}
+
+func (m *memoryBlobs) Remove(id string) error {
+	m.removed = append(m.removed, id)
+	return nil
+}
+
+// add stores content under its own sha1 and returns that.
+func (m *memoryBlobs) add(content []byte) string {
+	id := fmt.Sprintf("%x", sha1.Sum(content))
+	m.blobs[id] = content
+	return id
+}
+
+type fakeSupervisor struct {
+	calls     []string
+	state     string
+	reloadErr error
+	onReload  func()
+}
+
+func (f *fakeSupervisor) Reload(context.Context) error {
+	f.calls = append(f.calls, "reload")
+	if f.onReload != nil {
+		f.onReload()
+	}
+	return f.reloadErr
+}
+func (f *fakeSupervisor) StartAll(context.Context) error {
+	f.calls = append(f.calls, "start")
+	return nil
+}
+func (f *fakeSupervisor) StopAll(_ context.Context, wait bool) error {
+	f.calls = append(f.calls, fmt.Sprintf("stop %v", wait))
+	return nil
+}
+func (f *fakeSupervisor) UnmonitorAll(context.Context) error {
+	f.calls = append(f.calls, "unmonitor")
+	return nil
+}
+func (f *fakeSupervisor) State(context.Context) string                 { return f.state }
+func (f *fakeSupervisor) Processes(context.Context) ([]Process, error) { return nil, nil }
+
+type machine struct {
+	*Instance
+	blobs *memoryBlobs
+	sup   *fakeSupervisor
+}
+
+func newMachine(t testing.TB) *machine {
+	t.Helper()
+	base := t.TempDir()
+	dirs := vcap.New(filepath.Join(base, "vcap"))
+	for _, d := range []string{dirs.Bosh(), dirs.Monit(), dirs.Data()} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	log := logrus.New()
+	log.SetOutput(t.Output())
+	m := &machine{blobs: &memoryBlobs{blobs: map[string][]byte{}}, sup: &fakeSupervisor{state: monit.StateRunning}}
+	// A group of our own number where root runs the tests, so that the group is seen to be set.
+	owner := bundle.Owner{UID: os.Geteuid(), GID: os.Getegid()}
+	if owner.UID == 0 {
+		owner.GID = 1000
+	}
+	m.Instance = &Instance{Dirs: dirs, Blobs: m.blobs, Supervisor: m.sup, Owner: owner, Parallel: 2, Root: base, Log: logrus.NewEntry(log)}
+	return m
+}
+
+// spec builds an apply spec with all jobs in one archive.
+func (m *machine) spec(t testing.TB, jobs map[string]string, files map[string]string, packages map[string]string) Spec {
+	t.Helper()
+	id := m.blobs.add(archive(t, files))
+	name := "group"
+	s := Spec{ConfigurationHash: "h", Deployment: "dep", Name: name, ID: "uuid-1", AZ: "z1", Job: Job{Name: &name}, Archive: &Archive{Digest: id, BlobstoreID: id}, Packages: map[string]Package{}}
+	for _, job := range slices.Sorted(maps.Keys(jobs)) {
+		s.Job.Templates = append(s.Job.Templates, Template{Name: job, Version: jobs[job]})
+	}
+	for pkg, content := range packages {
+		id := m.blobs.add(archive(t, map[string]string{"./": "", "./bin/tool": content}))
+		s.Packages[pkg] = Package{Name: pkg, Version: "1", Digest: id, BlobstoreID: id}
+	}
+	s.fill()
+	return s
+}
+
+// snapshot is everything below the base directory that apply is responsible for.
+func (m *machine) snapshot(t testing.TB) string {
+	t.Helper()
+	var lines []string
+	err := filepath.WalkDir(m.Dirs.Base(), func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		rel, _ := filepath.Rel(m.Dirs.Base(), path)
+		line := fmt.Sprintf("%s %v", rel, info.Mode())
+		if info.Mode().IsRegular() {
+			content, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			line += fmt.Sprintf(" %q", content)
+		} else if info.Mode()&fs.ModeSymlink != 0 {
+			target, _ := os.Readlink(path)
+			line += " -> " + target
+		}
+		lines = append(lines, line)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Join(lines, "\n")
+}
+
+func hashOf(version, digest string) string {
+	return fmt.Sprintf("%x", sha1.Sum([]byte(version+"-"+digest)))
+}
+
+func TestApplyLaysOutTheMachine(t *testing.T) {
+	for style, files := range map[string]map[string]string{
+		"director":   {"./": "", "./a/": "", "./a/bin/": "", "./a/bin/ctl": "ctl a", "./a/monit": "check a", "./a/config/x/y.yml": "y", "./b/": "", "./b/monit": "check b", "./b/extra.monit": "check b2"},
+		"create-env": {"a/bin/ctl": "ctl a", "a/monit": "check a", "a/config/x/y.yml": "y", "b/monit": "check b", "b/extra.monit": "check b2"},
+	} {
+		t.Run(style, func(t *testing.T) {
+			m := newMachine(t)
+			spec := m.spec(t, map[string]string{"a": "v1", "b": "v2"}, files, map[string]string{"p": "P", "q": "Q"})
+			if err := m.Prepare(t.Context(), spec); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := os.Lstat(m.Dirs.Jobs()); err == nil {
+				t.Error("prepare made links")
+			}
+			if err := m.Apply(t.Context(), spec); err != nil {
+				t.Fatal(err)
+			}
+			d := m.Dirs
+			jobA := filepath.Join(d.DataJobs(), "a", hashOf("v1", spec.Archive.Digest))
+			jobB := filepath.Join(d.DataJobs(), "b", hashOf("v2", spec.Archive.Digest))
+			pkgP := filepath.Join(d.DataPackages(), "p", hashOf("1", spec.Packages["p"].Digest))
+			for path, want := range map[string]fs.FileMode{
+				d.Jobs(): 0o750, filepath.Join(d.DataJobs(), "a"): 0o750, jobA: 0o750, jobA + "/bin": 0o750, jobA + "/bin/ctl": 0o750,
+				jobA + "/monit": 0o640, jobA + "/config": 0o750, jobA + "/config/x": 0o750, jobA + "/config/x/y.yml": 0o640,
+				d.Packages(): 0o755, filepath.Join(d.DataPackages(), "p"): 0o755, pkgP: 0o755,
+				filepath.Join(d.SysLog(), "a"): 0o770, filepath.Join(d.SysRun(), "a"): 0o770, filepath.Join(d.Data(), "b"): 0o770,
+			} {
+				info, err := os.Stat(path)
+				if err != nil || info.Mode().Perm() != want {
+					t.Errorf("%s: got %v, %v; want %v", path, info, err, want)
+				} else if gid := groupOf(info); gid != m.Owner.GID {
+					t.Errorf("%s: got group %d, want %d", path, gid, m.Owner.GID)
+				}
+			}
+			if info, err := os.Stat(pkgP + "/bin/tool"); err != nil || info.Mode().Perm() != 0o777 || groupOf(info) != os.Getegid() {
+				t.Errorf("package file: got %v, %v; want the archive's mode and root's group", info, err)
+			}
+			for link, want := range map[string]string{
+				filepath.Join(d.Jobs(), "a"): jobA, filepath.Join(d.Jobs(), "b"): jobB, filepath.Join(d.Packages(), "p"): pkgP,
+				jobA + "/packages/p": pkgP, jobB + "/packages/p": pkgP,
+			} {
+				if got, err := os.Readlink(link); err != nil || got != want {
+					t.Errorf("%s: got %q, %v; want %q", link, got, err, want)
+				}
+			}
+			for name, want := range map[string]string{"id": "uuid-1", "az": "z1", "name": "group", "deployment": "dep"} {
+				if got, err := os.ReadFile(filepath.Join(d.Instance(), name)); err != nil || string(got) != want {
+					t.Errorf("instance/%s: got %q, %v", name, got, err)
+				}
+			}
+			if got, err := os.ReadFile(filepath.Join(m.Root, "etc/logrotate.d/vcap")); err != nil || !strings.Contains(string(got), "size=50M") {
+				t.Errorf("logrotate: got %q, %v", got, err)
+			}
+			if opened := len(m.blobs.opened); opened != 3 {
+				t.Errorf("got %d downloads, want one for all jobs and one per package: %v", opened, m.blobs.opened)
+			}
+			if !slices.Contains(m.blobs.removed, spec.Archive.BlobstoreID) {
+				t.Error("the archive of rendered templates was kept")
+			}
+			// Again: nothing changes, nothing is fetched.
+			before := m.snapshot(t)
+			if err := m.Apply(t.Context(), spec); err != nil {
+				t.Fatal(err)
+			}
+			if after := m.snapshot(t); after != before || len(m.blobs.opened) != 3 {
+				t.Errorf("the second apply changed something:\n%s\n---\n%s", before, after)
+			}
+			if err := m.Start(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			var names []string
+			entries, _ := os.ReadDir(d.MonitJobs())
+			for _, e := range entries {
+				names = append(names, e.Name())
+			}
+			if got, want := strings.Join(names, " "), "0000_b.monitrc 0000_b_extra.monitrc 0001_a.monitrc"; got != want {
+				t.Errorf("monit files: got %s, want %s", got, want)
+			}
+		})
+	}
+}
+
+func TestUpdateRemovesWhatIsGone(t *testing.T) {
+	m := newMachine(t)
+	first := m.spec(t, map[string]string{"a": "1", "b": "1"}, map[string]string{"a/monit": "", "b/monit": ""}, map[string]string{"p": "1", "q": "1"})
+	second := m.spec(t, map[string]string{"a": "2", "c": "1"}, map[string]string{"a/monit": "2", "c/monit": ""}, map[string]string{"p": "2", "r": "1"})
+	for _, s := range []Spec{first, second} {
+		if err := m.Apply(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	list := func(dir string) string {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, e := range entries {
+			names = append(names, e.Name())
+		}
+		return strings.Join(names, " ")
+	}
+	for dir, want := range map[string]string{
+		m.Dirs.Jobs(): "a c", m.Dirs.Packages(): "p r", m.Dirs.DataJobs(): "a c", m.Dirs.DataPackages(): "p r",
+		filepath.Join(m.Dirs.Jobs(), "a", "packages"): "p r", filepath.Join(m.Dirs.DataJobs(), "a"): hashOf("2", second.Archive.Digest),
+	} {
+		if got := list(dir); got != want {
+			t.Errorf("%s: got %q, want %q", dir, got, want)
+		}
+	}
+	got, err := m.Spec()
+	if err != nil || strings.Join(got.JobNames(), " ") != "a c" {
+		t.Errorf("got %v, %v", got.JobNames(), err)
+	}
+}
+
+// TestApplyThatFailsChangesNothing breaks apply at several points and compares the machine.
+func TestApplyThatFailsChangesNothing(t *testing.T) {
+	fault := errors.New("monit is gone")
+	for name, sabotage := range map[string]func(*machine, *Spec){
+		"package is missing": func(m *machine, s *Spec) { delete(m.blobs.blobs, s.Packages["p"].BlobstoreID) },
+		"package is damaged": func(m *machine, s *Spec) { m.blobs.blobs[s.Packages["r"].BlobstoreID] = []byte("damaged") },
+		"archive without the job": func(m *machine, s *Spec) {
+			s.Job.Templates = append(s.Job.Templates, Template{Name: "absent", Version: "1"})
+		},
+		"monit does not reload": func(m *machine, s *Spec) { m.sup.reloadErr = fault },
+		"spec cannot be written": func(m *machine, s *Spec) {
+			m.sup.onReload = func() {
+				if err := errors.Join(os.Remove(m.Dirs.Spec()), os.Mkdir(m.Dirs.Spec(), 0o700), os.WriteFile(filepath.Join(m.Dirs.Spec(), "x"), nil, 0o600)); err != nil {
+					t.Error(err)
+				}
+			}
+		},
+		"invalid": func(m *machine, s *Spec) { s.Job.Templates[0].Name = "../../etc" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			first := m.spec(t, map[string]string{"a": "1", "b": "1"}, map[string]string{"a/monit": "1", "b/monit": "1"}, map[string]string{"p": "1", "q": "1"})
+			if err := m.Apply(t.Context(), first); err != nil {
+				t.Fatal(err)
+			}
+			if err := m.Start(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			links := m.visible(t)
+			second := m.spec(t, map[string]string{"a": "2", "c": "1"}, map[string]string{"a/monit": "2", "c/monit": ""}, map[string]string{"p": "2", "r": "1"})
+			good := second
+			good.Job.Templates = slices.Clone(second.Job.Templates)
+			kept := maps.Clone(m.blobs.blobs)
+			sabotage(m, &second)
+			if err := m.Apply(t.Context(), second); err == nil {
+				t.Fatal("got no error")
+			}
+			if after := m.visible(t); after != links {
+				t.Errorf("before\n%s\nafter\n%s", links, after)
+			}
+			if name != "spec cannot be written" {
+				if s, err := m.Spec(); err != nil || strings.Join(s.JobNames(), " ") != "a b" {
+					t.Errorf("spec.json: got %v, %v", s.JobNames(), err)
+				}
+			} else if err := os.RemoveAll(m.Dirs.Spec()); err != nil {
+				t.Fatal(err)
+			}
+			// What was broken is mended: the same apply succeeds.
+			m.sup.reloadErr, m.sup.onReload, m.blobs.blobs = nil, nil, kept
+			if err := m.Apply(t.Context(), good); err != nil {
+				t.Errorf("repeated: %v", err)
+			}
+			if s, err := m.Spec(); err != nil || strings.Join(s.JobNames(), " ") != "a c" {
+				t.Errorf("repeated: got %v, %v", s.JobNames(), err)
+			}
+		})
+	}
+}
+
+// visible is what jobs and monit can see: links and monit's files.
+func (m *machine) visible(t testing.TB) string {
+	var lines []string
+	for line := range strings.Lines(m.snapshot(t)) {
+		if strings.Contains(line, " -> ") || strings.Contains(line, ".monitrc") || strings.Contains(line, "staging") {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(lines, "")
+}
+
+func TestApplyWithoutHashOnlyRecords(t *testing.T) {
+	m := newMachine(t)
+	spec := decode(t, `{"deployment":"d","id":"i","networks":{"default":{"ip":"10.0.0.5"}},"job":{"name":"x"}}`)
+	if err := m.Apply(t.Context(), spec); err != nil {
+		t.Fatal(err)
+	}
+	got, err := m.Spec()
+	if err != nil || got.ID != "i" || got.NetworkString("default", "ip") != "10.0.0.5" || len(m.sup.calls) != 0 {
+		t.Errorf("got %+v, %v, calls %v", got, err, m.sup.calls)
+	}
+	// create-env's first apply has a hash, an empty archive and no jobs.
+	if err := m.Apply(t.Context(), decode(t, `{"configuration_hash":"unused","rendered_templates_archive":{"blobstore_id":"","sha1":""},"job":null}`)); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestStartStopAndHealth(t *testing.T) {
+	m := newMachine(t)
+	health := func() string {
+		data, _ := os.ReadFile(m.Dirs.Health())
+		return string(data)
+	}
+	if err := m.Apply(t.Context(), m.spec(t, map[string]string{"a": "1"}, map[string]string{"a/monit": "1"}, nil)); err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []struct {
+		name   string
+		do     func() error
+		state  string
+		health string
+		calls  string
+	}{
+		{"start", func() error { return m.Start(t.Context()) }, monit.StateRunning, `{"state":"running"}`, "reload start"},
+		{"stop", func() error { return m.Stop(t.Context(), true) }, monit.StateStopped, `{"state":"stopped"}`, "stop true"},
+		{"start again", func() error { return m.Start(t.Context()) }, monit.StateRunning, `{"state":"running"}`, "reload start"},
+		{"unmonitor", func() error { m.sup.state = monit.StateFailing; return m.Unmonitor(t.Context()) }, monit.StateFailing, `{"state":"failing"}`, "unmonitor"},
+		{"stop without waiting", func() error { return m.Stop(t.Context(), false) }, monit.StateStopped, `{"state":"stopped"}`, "stop false"},
+		{"monit dies", func() error { m.sup.state = monit.StateUnknown; return nil }, monit.StateUnknown, `{"state":"unknown"}`, ""},
+	} {
+		m.sup.calls = nil
+		if err := step.do(); err != nil {
+			t.Fatalf("%s: %v", step.name, err)
+		}
+		if got := m.JobState(t.Context()); got != step.state || health() != step.health {
+			t.Errorf("%s: got %s and %s, want %s and %s", step.name, got, health(), step.state, step.health)
+		}
+		if got := strings.Join(m.sup.calls, " "); got != step.calls {
+			t.Errorf("%s: got calls %q, want %q", step.name, got, step.calls)
+		}
+	}
+	// A job whose bundle is gone cannot be started, and that is said.
+	if err := os.RemoveAll(filepath.Join(m.Dirs.DataJobs(), "a")); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Start(t.Context()); err == nil || !strings.Contains(err.Error(), "not installed") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestPrepareReportsAllFailures(t *testing.T) {
+	m := newMachine(t)
+	spec := m.spec(t, nil, nil, map[string]string{"good": "1", "bad1": "2", "bad2": "3"})
+	spec.Archive = nil
+	for _, name := range []string{"bad1", "bad2"} {
+		delete(m.blobs.blobs, spec.Packages[name].BlobstoreID)
+	}
+	m.Parallel = 3
+	err := m.Prepare(t.Context(), spec)
+	if err == nil || !strings.Contains(err.Error(), "bad1") || !strings.Contains(err.Error(), "bad2") {
+		t.Errorf("got %v, want both", err)
+	}
+	b, _ := spec.Packages["good"].Bundle()
+	if !m.packages().Installed(b) {
+		t.Error("the good package was thrown away")
+	}
+	m.Parallel = 0 // what an operator may write
+	spec.Packages = map[string]Package{"good": spec.Packages["good"]}
+	if err := m.Prepare(t.Context(), spec); err != nil {
+		t.Error(err)
+	}
+}
