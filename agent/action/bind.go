@@ -96,6 +96,11 @@ func OneMaybeTwo[A, B, R any](f func(context.Context, A, *B) (R, error)) Bind {
 	}
 }
 
+// Resume fits a typed function into a row.
+func Resume[R any](f func(context.Context, json.RawMessage) (R, error)) func(context.Context, json.RawMessage) (any, error) {
+	return func(ctx context.Context, checkpoint json.RawMessage) (any, error) { return f(ctx, checkpoint) }
+}
+
 // Checked is implemented by argument types that can be of the right shape and still wrong. Its
 // error becomes the caller's, before anything runs.
 type Checked interface{ Check() error }

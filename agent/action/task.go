@@ -2,7 +2,6 @@ package action
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"cambium/agent/task"
@@ -32,11 +31,16 @@ func getTask(tasks Tasks) func(context.Context, string) (any, error) {
 		case o.Running:
 			return Running(id), nil
 		case o.Failed:
-			return nil, fmt.Errorf("Task %s result: %w", id, errors.New(o.Error))
+			return nil, taskFailed{id, o.Error}
 		}
 		return o.Value, nil
 	}
 }
+
+// taskFailed has the wording by which people and tools know a failed task.
+type taskFailed struct{ id, why string }
+
+func (e taskFailed) Error() string { return fmt.Sprintf("Task %s result: %s", e.id, e.why) }
 
 func cancelTask(tasks Tasks) func(context.Context, string) (string, error) {
 	return func(_ context.Context, id string) (string, error) { return "canceled", tasks.Cancel(id) }

@@ -101,15 +101,6 @@ func (d *deployment) stop() {
 	d.server.WaitForShutdown()
 }
 
-// users replaces the accounts as the Director's synchronisation does, without a restart.
-func (d *deployment) users(users ...*server.User) {
-	d.t.Helper()
-	d.opts.Users = users
-	if err := d.server.ReloadOptions(d.opts.Clone()); err != nil {
-		d.t.Fatal(err)
-	}
-}
-
 func (d *deployment) url() secret.URL {
 	return secret.NewURL(fmt.Sprintf("nats://127.0.0.1:%d", d.opts.Port))
 }

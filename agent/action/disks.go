@@ -1,0 +1,105 @@
+package action
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+
+	"cambium/internal/secret"
+	"cambium/settings"
+)
+
+// Disks are the disks of the machine as the Director knows them, by their CIDs. Methods that
+// need the settings read them anew first.
+type Disks interface {
+	Add(ctx context.Context, cid string, hint settings.DiskHint) error
+	Remove(ctx context.Context, cid string) error
+	Mount(ctx context.Context, cid string) error
+	Unmount(ctx context.Context, cid string) (message string, err error)
+	Migrate(ctx context.Context) error
+	List(ctx context.Context) ([]string, error)
+	AddDynamic(ctx context.Context, cid string, hint settings.DiskHint) error
+	RemoveDynamic(ctx context.Context, cid string) error
+}
+
+// CID names a disk.
+type CID string
+
+// Check refuses the empty name, which would fit no disk or, in a path, all of them.
+func (c *CID) Check() error {
+	if *c == "" {
+		return errors.New("the disk's CID is empty")
+	}
+	return nil
+}
+
+// Hint is where a CPI says a disk is attached: a text or an object.
+type Hint struct{ settings.DiskHint }
+
+// UnmarshalJSON reads either form.
+func (h *Hint) UnmarshalJSON(data []byte) (err error) {
+	h.DiskHint, err = settings.DecodeHint(secret.NewJSON(data))
+	return err
+}
+
+// empty is the value of actions that have nothing to tell.
+type empty struct{}
+
+// Message is the value of unmount_disk.
+type Message struct {
+	Message string `json:"message"`
+}
+
+func diskRows(d Disks) Table {
+	return Table{
+		"add_persistent_disk": {Mode: Async, Lane: Instance, Cancelable: true, Sensitive: true,
+			Bind: Two(func(ctx context.Context, cid CID, hint Hint) (empty, error) {
+				return empty{}, d.Add(ctx, string(cid), hint.DiskHint)
+			})},
+		"remove_persistent_disk": {Mode: Async, Lane: Instance, Cancelable: true,
+			Bind: One(func(ctx context.Context, cid CID) (empty, error) {
+				return empty{}, d.Remove(ctx, string(cid))
+			})},
+		"mount_disk": {Mode: Async, Lane: Instance, Cancelable: true,
+			Bind: One(func(ctx context.Context, cid CID) (empty, error) {
+				return empty{}, d.Mount(ctx, string(cid))
+			})},
+		"unmount_disk": {Mode: Async, Lane: Instance, Cancelable: true,
+			Bind: One(func(ctx context.Context, cid CID) (Message, error) {
+				text, err := d.Unmount(ctx, string(cid))
+				return Message{text}, err
+			})},
+		// The Director sends both CIDs; the disks to copy between are those that are mounted.
+		"migrate_disk": {Mode: Async, Lane: Instance, Cancelable: true,
+			Bind: None(func(ctx context.Context) (empty, error) { return empty{}, d.Migrate(ctx) })},
+		"list_disk": {Mode: AsyncSince3, Lane: Instance, Cancelable: true,
+			Bind: None(func(ctx context.Context) ([]string, error) {
+				list, err := d.List(ctx)
+				if list == nil {
+					list = []string{} // callers take the first element of an array, not of null
+				}
+				return list, err
+			})},
+		"add_dynamic_disk": {Mode: Async, Lane: Instance, Cancelable: true, Sensitive: true,
+			Bind: Two(func(ctx context.Context, cid CID, hint Hint) (empty, error) {
+				return empty{}, d.AddDynamic(ctx, string(cid), hint.DiskHint)
+			})},
+		"remove_dynamic_disk": {Mode: Sync, Lane: Instance,
+			Bind: One(func(ctx context.Context, cid CID) (empty, error) {
+				return empty{}, d.RemoveDynamic(ctx, string(cid))
+			})},
+	}
+}
+
+// UnmarshalJSON of a CID refuses null like any text.
+func (c *CID) UnmarshalJSON(data []byte) error {
+	var text *string
+	if err := json.Unmarshal(data, &text); err != nil {
+		return err
+	}
+	if text == nil {
+		return errors.New("expected a value, got null")
+	}
+	*c = CID(*text)
+	return nil
+}

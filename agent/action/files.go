@@ -1,0 +1,72 @@
+package action
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"cambium/internal/blob"
+)
+
+// SensitiveBlobs keeps blobs that must not be anywhere else than on this machine.
+type SensitiveBlobs interface {
+	// WriteChecked stores content under id, whole or not at all.
+	WriteChecked(id string, content io.Reader, digest blob.Digest) error
+}
+
+// Upload is the argument of upload_blob. Its payload is base64, in lines as Ruby writes it.
+type Upload struct {
+	ID       string `json:"blob_id"`
+	Checksum string `json:"checksum"`
+	Payload  string `json:"payload"`
+}
+
+// Check refuses an upload that could not be found again.
+func (u *Upload) Check() error {
+	if u.ID == "" {
+		return errors.New("blob_id is missing")
+	}
+	return nil
+}
+
+func uploadBlob(blobs SensitiveBlobs) func(context.Context, Upload) (string, error) {
+	return func(_ context.Context, u Upload) (string, error) {
+		digest, err := blob.ParseDigest(u.Checksum)
+		if err != nil {
+			return "", fmt.Errorf("checksum: %w", err)
+		}
+		content := base64.NewDecoder(base64.StdEncoding, strings.NewReader(u.Payload))
+		if err := blobs.WriteChecked(u.ID, content, digest); err != nil {
+			return "", fmt.Errorf("upload blob: %w", err)
+		}
+		return u.ID, nil
+	}
+}
+
+// removeFile deletes below one of the given directories only, and follows no link out of them:
+// bundle_logs puts its archives there, and nothing else is ever to be removed by a caller.
+func removeFile(directories []string) func(context.Context, string) (string, error) {
+	return func(_ context.Context, path string) (string, error) {
+		if !filepath.IsAbs(path) {
+			return "", errors.New("remove file: the path is not absolute")
+		}
+		for _, dir := range directories {
+			rel, err := filepath.Rel(dir, filepath.Clean(path))
+			if err != nil || rel == "." || !filepath.IsLocal(rel) {
+				continue
+			}
+			root, err := os.OpenRoot(dir)
+			if err != nil {
+				return "", fmt.Errorf("remove file: %w", err)
+			}
+			err = root.RemoveAll(rel)
+			return path, errors.Join(err, root.Close())
+		}
+		return "", errors.New("remove file: the path is not in a directory that may be cleaned up")
+	}
+}

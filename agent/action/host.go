@@ -1,0 +1,38 @@
+package action
+
+import (
+	"context"
+	"net/netip"
+)
+
+// Neighbours is the kernel's table of link addresses.
+type Neighbours interface {
+	Flush(ctx context.Context, address netip.Addr) error
+}
+
+// Addresses is the argument of delete_arp_entries.
+type Addresses struct {
+	IPs []string `json:"ips"`
+}
+
+// deleteARPEntries forgets where addresses were: their machines have been replaced. It is best
+// effort, since the Director does not look at the answer.
+func deleteARPEntries(n Neighbours) func(context.Context, Addresses) (empty, error) {
+	return func(ctx context.Context, a Addresses) (empty, error) {
+		for _, text := range a.IPs {
+			if address, err := netip.ParseAddr(text); err == nil {
+				_ = n.Flush(ctx, address)
+			}
+		}
+		return empty{}, nil
+	}
+}
+
+// Power switches the machine off.
+type Power interface {
+	Off(ctx context.Context) error
+}
+
+func shutdown(p Power) func(context.Context) (string, error) {
+	return func(ctx context.Context) (string, error) { return "", p.Off(ctx) }
+}

@@ -1,0 +1,199 @@
+package action
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"cambium/agent/task"
+	"cambium/internal/secret"
+	"cambium/settings"
+	"cambium/settings/store"
+)
+
+// SettingsStore is the settings in force.
+type SettingsStore interface {
+	Load(ctx context.Context) (store.Loaded, error)
+	Effective() settings.Effective
+	// Preview tells what an update would do; its Commit persists it.
+	Preview(u settings.Update) *store.Pending
+}
+
+// Rotation is a second bus connection that works, beside the current one.
+type Rotation interface {
+	// Commit makes it the current one, Abort gives it up.
+	Commit(ctx context.Context)
+	Abort()
+}
+
+// Bus is the agent's connection to the Director.
+type Bus interface {
+	// Rotate connects under other addresses or another identity and returns when that works.
+	Rotate(ctx context.Context, b settings.Bus) (Rotation, error)
+}
+
+// Blobstore is where blobs come from.
+type Blobstore interface {
+	// Prepare checks the options; use puts the store into service.
+	Prepare(b settings.Blobstore) (use func(), err error)
+}
+
+// TrustedCertificates are the authorities that the machine trusts beside its own.
+type TrustedCertificates interface {
+	Trust(ctx context.Context, pem string) error
+}
+
+// Associations gives disks their names below instance/disks.
+type Associations interface {
+	Associate(ctx context.Context, associations []settings.DiskAssociation) error
+}
+
+// UpdateSettings changes what the Director may change on a running machine. It needs no
+// restart: what is new is made to work first, then persisted, and only then is the old one
+// given up. The Director takes the answer as leave to delete the old identity.
+type UpdateSettings struct {
+	Store        SettingsStore
+	Bus          Bus
+	Blobstore    Blobstore
+	Certificates TrustedCertificates
+	Disks        Associations
+}
+
+// rotateTime is how long a new identity may take to work. The server learns of it within ten
+// seconds, the Director waits for minutes.
+const rotateTime = time.Minute
+
+// Update is the argument of update_settings.
+type Update struct{ settings.Update }
+
+// UnmarshalJSON reads it as the settings store does.
+func (u *Update) UnmarshalJSON(data []byte) error {
+	decoded, report := settings.DecodeUpdate("update_settings", secret.NewJSON(data))
+	if err := report.Err(); err != nil {
+		return err
+	}
+	u.Update = decoded
+	return nil
+}
+
+func (s UpdateSettings) run(ctx context.Context, u Update) (string, error) {
+	if _, err := s.Store.Load(ctx); err != nil {
+		return "", fmt.Errorf("update settings: %w", err)
+	}
+	before := s.Store.Effective()
+	pending := s.Store.Preview(u.Update)
+	after := pending.Effective
+
+	useBlobstore := func() {}
+	if !after.Blobstore.Equal(before.Blobstore) {
+		use, err := s.Blobstore.Prepare(after.Blobstore)
+		if err != nil {
+			return "", fmt.Errorf("update settings: blobstore: %w", err)
+		}
+		useBlobstore = use
+	}
+	rotation, err := s.rotate(ctx, before.Bus, after.Bus)
+	if err != nil {
+		return "", fmt.Errorf("update settings: %w", err)
+	}
+	if err := s.apply(ctx, u.Update, before, pending); err != nil {
+		rotation.Abort()
+		return "", fmt.Errorf("update settings: %w", err)
+	}
+	// What is persisted is in force, whoever cancels the task now.
+	ctx = context.WithoutCancel(ctx)
+	useBlobstore()
+	rotation.Commit(ctx)
+	return "ok", nil
+}
+
+type noRotation struct{}
+
+func (noRotation) Commit(context.Context) {}
+func (noRotation) Abort()                 {}
+
+func (s UpdateSettings) rotate(ctx context.Context, before, after settings.Bus) (Rotation, error) {
+	if after.Equal(before) {
+		return noRotation{}, nil
+	}
+	limited, cancel := context.WithTimeout(ctx, rotateTime)
+	defer cancel()
+	return s.Bus.Rotate(limited, after)
+}
+
+// apply changes the machine and persists the update, which is the last thing that can fail.
+func (s UpdateSettings) apply(ctx context.Context, u settings.Update, before settings.Effective, pending *store.Pending) (err error) {
+	if u.HasAssociations {
+		if err := s.Disks.Associate(ctx, pending.Effective.Associations); err != nil {
+			return fmt.Errorf("disk associations: %w", err)
+		}
+	}
+	if u.HasTrustedCerts {
+		defer func() {
+			if err != nil && pending.Changes.TrustedCerts {
+				err = errors.Join(err, s.Certificates.Trust(context.WithoutCancel(ctx), before.TrustedCerts))
+			}
+		}()
+		if err := s.Certificates.Trust(ctx, pending.Effective.TrustedCerts); err != nil {
+			return fmt.Errorf("trusted certificates: %w", err)
+		}
+	}
+	note, err := newFingerprint(pending.Effective)
+	if err != nil {
+		return err
+	}
+	if err := Checkpoint(ctx, note); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return context.Cause(ctx)
+	}
+	return pending.Commit(ctx)
+}
+
+// resume is called after a restart in the middle of run. The work is done exactly if the
+// settings in force are those that run was about to persist.
+func (s UpdateSettings) resume(_ context.Context, checkpoint json.RawMessage) (string, error) {
+	var f fingerprint
+	if checkpoint == nil || json.Unmarshal(checkpoint, &f) != nil || f.sum(s.Store.Effective()) != f.Sum {
+		return "", task.ErrRestarted
+	}
+	return "ok", nil
+}
+
+// fingerprint recognises settings without holding any of them.
+type fingerprint struct {
+	Salt string `json:"salt"`
+	Sum  string `json:"sum"`
+}
+
+func newFingerprint(e settings.Effective) (json.RawMessage, error) {
+	var salt [16]byte
+	_, _ = rand.Read(salt[:]) // never fails on supported systems
+	f := fingerprint{Salt: hex.EncodeToString(salt[:])}
+	f.Sum = f.sum(e)
+	return json.Marshal(f)
+}
+
+func (f fingerprint) sum(e settings.Effective) string {
+	h := sha256.New()
+	write := func(parts ...string) {
+		for _, p := range parts {
+			fmt.Fprintf(h, "%d:%s", len(p), p)
+		}
+	}
+	write(f.Salt, e.Bus.Cert.CA, e.Bus.Cert.Certificate, e.Bus.Cert.PrivateKey.Reveal(), e.TrustedCerts)
+	for _, u := range e.Bus.URLs {
+		write(u.Reveal())
+	}
+	write(e.Blobstore.Provider, string(e.Blobstore.Options.Reveal()))
+	for _, a := range e.Associations {
+		write(a.Name, a.CID)
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}

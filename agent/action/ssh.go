@@ -1,0 +1,145 @@
+package action
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+
+	"cambium/settings"
+)
+
+// SSHUsers makes and removes the short-lived accounts of `bosh ssh`.
+type SSHUsers interface {
+	// Create makes an account that may log in with the key; one that exists gets the key.
+	Create(ctx context.Context, name, publicKey string) error
+	// Remove deletes every account, with its home, for which match says so.
+	Remove(ctx context.Context, match func(name string) bool) error
+}
+
+// SSH is what the ssh action needs.
+type SSH struct {
+	Users SSHUsers
+	// Root is the system root, below which the host keys are.
+	Root string
+	// Networks are those of the machine, with the addresses that DHCP gave.
+	Networks func() map[string]settings.Network
+
+	mu sync.Mutex // one change of the user database at a time
+}
+
+// SSHParams is the second argument of ssh: user and key for setup, a pattern for cleanup.
+type SSHParams struct {
+	User      string `json:"user"`
+	PublicKey string `json:"public_key"`
+	UserRegex string `json:"user_regex"`
+}
+
+// SSHResult is its value.
+type SSHResult struct {
+	Command       string `json:"command"`
+	Status        string `json:"status"`
+	IP            string `json:"ip,omitempty"`
+	HostPublicKey string `json:"host_public_key,omitempty"`
+}
+
+// userPrefix marks the accounts that belong to this action; it touches no others.
+const userPrefix = "bosh_"
+
+var userName = regexp.MustCompile(`^` + userPrefix + `[a-z0-9_-]{1,27}$`)
+
+func (s *SSH) run(ctx context.Context, command string, p SSHParams) (SSHResult, error) {
+	switch command {
+	case "setup":
+		return s.setup(ctx, p)
+	case "cleanup":
+		return s.cleanup(ctx, p)
+	}
+	return SSHResult{}, errors.New("ssh: the command is neither setup nor cleanup")
+}
+
+func (s *SSH) setup(ctx context.Context, p SSHParams) (SSHResult, error) {
+	key := strings.TrimSpace(p.PublicKey)
+	switch {
+	case !userName.MatchString(p.User):
+		return SSHResult{}, errors.New("ssh setup: the user is not named bosh_…")
+	case key == "" || strings.ContainsAny(key, "\n\r\x00"):
+		return SSHResult{}, errors.New("ssh setup: the public key is not one line")
+	}
+	// Before anybody is created: without these the caller cannot log in.
+	hostKey, err := s.hostKey()
+	if err != nil {
+		return SSHResult{}, err
+	}
+	ip, err := s.address()
+	if err != nil {
+		return SSHResult{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.Users.Create(ctx, p.User, key); err != nil {
+		return SSHResult{}, fmt.Errorf("ssh setup: %w", err)
+	}
+	return SSHResult{Command: "setup", Status: "success", IP: ip, HostPublicKey: hostKey}, nil
+}
+
+func (s *SSH) cleanup(ctx context.Context, p SSHParams) (SSHResult, error) {
+	if p.UserRegex == "" {
+		return SSHResult{}, errors.New("ssh cleanup: user_regex is missing")
+	}
+	pattern, err := regexp.Compile(p.UserRegex)
+	if err != nil {
+		return SSHResult{}, fmt.Errorf("ssh cleanup: %w", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err = s.Users.Remove(ctx, func(name string) bool {
+		return strings.HasPrefix(name, userPrefix) && pattern.MatchString(name)
+	})
+	if err != nil {
+		return SSHResult{}, fmt.Errorf("ssh cleanup: %w", err)
+	}
+	return SSHResult{Command: "cleanup", Status: "success"}, nil
+}
+
+// hostKey is what the caller puts into its known hosts: the RSA key where there is one, since
+// older clients know no other.
+func (s *SSH) hostKey() (string, error) {
+	for _, kind := range []string{"rsa", "ed25519", "ecdsa"} {
+		data, err := os.ReadFile(filepath.Join(s.Root, "/etc/ssh/ssh_host_"+kind+"_key.pub"))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return "", fmt.Errorf("ssh setup: host key: %w", err)
+		}
+		return strings.TrimSpace(string(data)), nil
+	}
+	return "", errors.New("ssh setup: the machine has no ssh host key")
+}
+
+// address is where the caller connects to: a network that is the default for something, else
+// any, the IaaS's own last.
+func (s *SSH) address() (string, error) {
+	networks := s.Networks()
+	names := slices.Sorted(maps.Keys(networks))
+	for _, fits := range []func(settings.Network) bool{
+		func(n settings.Network) bool { return len(n.Default) > 0 },
+		func(n settings.Network) bool { return !n.VIP() },
+		func(settings.Network) bool { return true },
+	} {
+		for _, name := range names {
+			if n := networks[name]; n.IP != "" && fits(n) {
+				return n.IP, nil
+			}
+		}
+	}
+	return "", errors.New("ssh setup: the machine has no address")
+}

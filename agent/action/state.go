@@ -1,0 +1,121 @@
+package action
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"cambium/jobs"
+)
+
+// Jobs is what runs on the machine.
+type Jobs interface {
+	// Spec is the spec that was applied last, or the empty one.
+	Spec() (jobs.Spec, error)
+	JobState(ctx context.Context) string
+	Processes(ctx context.Context) ([]jobs.Process, error)
+}
+
+// StateSource is what get_state tells.
+type StateSource struct {
+	AgentID string
+	VMName  func() string
+	Jobs    Jobs
+	// Vitals measures the machine; its result is encoded as it is.
+	Vitals func(ctx context.Context) (any, error)
+}
+
+// State is the value of get_state: the applied spec and what the machine is doing.
+type State struct {
+	jobs.Spec
+	AgentID   string         `json:"agent_id"`
+	JobState  string         `json:"job_state"`
+	VM        VM             `json:"vm"`
+	Vitals    any            `json:"vitals,omitempty"`
+	Processes []jobs.Process `json:"processes,omitempty"`
+}
+
+// VM is what the IaaS calls the machine.
+type VM struct {
+	Name string `json:"name"`
+}
+
+// supervisorPatience is how long a supervisor may take to answer. `bosh vms` waits five
+// seconds, and a state of "unknown" in time is worth more to it than no answer.
+const supervisorPatience = 3 * time.Second
+
+// unknown is the state of a job whose supervisor does not answer.
+const unknown = "unknown"
+
+func (s StateSource) state(ctx context.Context, format *string) (State, error) {
+	full := format != nil && *format == "full"
+	var vitals <-chan Outcome[any]
+	if full {
+		vitals = Beside(func() (any, error) { return s.Vitals(ctx) })
+	}
+	job, processes, _ := Observe(ctx, s.Jobs)
+	spec, err := s.Jobs.Spec()
+	if err != nil {
+		return State{}, fmt.Errorf("applied spec: %w", err)
+	}
+	state := State{Spec: spec, AgentID: s.AgentID, JobState: job, VM: VM{s.VMName()}, Processes: processes}
+	if full {
+		select {
+		case m := <-vitals:
+			if m.Err != nil {
+				return State{}, fmt.Errorf("vitals: %w", m.Err)
+			}
+			state.Vitals = m.Value
+		case <-ctx.Done():
+			return State{}, fmt.Errorf("vitals: %w", context.Cause(ctx))
+		}
+	}
+	return state, nil
+}
+
+// Observe asks the supervisor how the jobs are, and does not wait long for it: one that is sick
+// makes the state "unknown", and ok false.
+func Observe(ctx context.Context, j Jobs) (state string, processes []jobs.Process, ok bool) {
+	ctx, cancel := context.WithTimeout(ctx, supervisorPatience)
+	defer cancel()
+	type observed struct {
+		state     string
+		processes []jobs.Process
+	}
+	answer := Beside(func() (o observed, err error) {
+		o.state = j.JobState(ctx)
+		o.processes, err = j.Processes(ctx)
+		return o, err
+	})
+	select {
+	case o := <-answer:
+		if o.Err != nil {
+			return unknown, nil, false
+		}
+		return o.Value.state, o.Value.processes, true
+	case <-ctx.Done():
+		return unknown, nil, false
+	}
+}
+
+// Outcome is what a function returned.
+type Outcome[T any] struct {
+	Value T
+	Err   error
+}
+
+// Beside runs f beside the caller, who need not wait for it: not even something that ignores
+// its context can then hold up an answer. A panic is an error, as in an action itself.
+func Beside[T any](f func() (T, error)) <-chan Outcome[T] {
+	done := make(chan Outcome[T], 1)
+	go func() {
+		defer func() {
+			if p := recover(); p != nil {
+				done <- Outcome[T]{Err: fmt.Errorf("internal error: %T", p)}
+			}
+		}()
+		value, err := f()
+		done <- Outcome[T]{value, err}
+	}()
+	return done
+}

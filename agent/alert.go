@@ -1,0 +1,125 @@
+package agent
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/jobs/monit"
+)
+
+// Alert is what the Health Monitor passes on to operators. It requires an id that no other
+// alert has, since it drops repetitions.
+type Alert struct {
+	ID       string `json:"id"`
+	Severity int    `json:"severity"`
+	Title    string `json:"title"`
+	Summary  string `json:"summary"`
+	Created  int64  `json:"created_at"`
+}
+
+// Severities of the Health Monitor.
+const (
+	SeverityAlert    = monit.SeverityAlert
+	SeverityCritical = monit.SeverityCritical
+	SeverityError    = monit.SeverityError
+	SeverityWarning  = monit.SeverityWarning
+)
+
+// NewAlert is an alert of the agent's own.
+func NewAlert(severity int, title, summary string) Alert {
+	return Alert{ID: newAlertID(), Severity: severity, Title: title, Summary: summary, Created: time.Now().Unix()}
+}
+
+// MonitAlert translates a mail of monit; ips, sorted, tell where it comes from. Events that say
+// that all is well are not worth an alert.
+func MonitAlert(a monit.Alert, ips []string) (Alert, bool) {
+	severity := a.Severity()
+	if severity == monit.SeverityIgnored {
+		return Alert{}, false
+	}
+	alert := NewAlert(severity, a.Title(ips), a.Description)
+	if a.ID != "" {
+		alert.ID = a.ID
+	}
+	if !a.Date.IsZero() {
+		alert.Created = a.Date.Unix()
+	}
+	return alert, true
+}
+
+func newAlertID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails on supported systems
+	return hex.EncodeToString(b[:])
+}
+
+// maxAlerts is how many wait for a bus that is not there. The oldest are dropped, as they tell
+// least about the present.
+const maxAlerts = 100
+
+// Alerts sends alerts, when there is somebody to send them to.
+type Alerts struct {
+	bus  Publisher
+	log  *logrus.Entry
+	wake chan struct{}
+
+	mu      sync.Mutex // guards waiting
+	waiting []Alert
+}
+
+// NewAlerts returns an empty queue of alerts for bus.
+func NewAlerts(bus Publisher, log *logrus.Entry) *Alerts {
+	return &Alerts{bus: bus, log: log, wake: make(chan struct{}, 1)}
+}
+
+// Send queues an alert; it never blocks.
+func (a *Alerts) Send(alert Alert) {
+	a.mu.Lock()
+	if len(a.waiting) >= maxAlerts {
+		a.log.WithField("title", a.waiting[0].Title).Warn("alert dropped")
+		a.waiting = a.waiting[1:]
+	}
+	a.waiting = append(a.waiting, alert)
+	a.mu.Unlock()
+	a.Wake()
+}
+
+// Wake makes Run look again, for instance because the bus is connected.
+func (a *Alerts) Wake() {
+	select {
+	case a.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run sends what is queued until ctx ends.
+func (a *Alerts) Run(ctx context.Context) error {
+	for {
+		select {
+		case <-a.wake:
+			a.flush(ctx)
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func (a *Alerts) flush(ctx context.Context) {
+	if !a.bus.Connected() {
+		return
+	}
+	a.mu.Lock()
+	waiting := a.waiting
+	a.waiting = nil
+	a.mu.Unlock()
+	for _, alert := range waiting {
+		if err := a.bus.Publish(ctx, "hm", "alert", alert); err != nil {
+			a.log.WithError(err).WithField("title", alert.Title).Warn("alert not sent")
+		}
+	}
+}

@@ -1,0 +1,35 @@
+package agent
+
+import (
+	"context"
+	"errors"
+
+	"cambium/agent/action"
+	"cambium/mbus/natsbus"
+	"cambium/settings"
+)
+
+// NATSIdentity is what settings say about the bus, as natsbus wants it.
+func NATSIdentity(b settings.Bus) natsbus.Identity {
+	return natsbus.Identity{URLs: b.URLs, CA: b.Cert.CA, Certificate: b.Cert.Certificate, PrivateKey: b.Cert.PrivateKey}
+}
+
+// NATS lets update_settings rotate a bus.
+type NATS struct{ *natsbus.Bus }
+
+// Rotate connects under what the settings now say, beside the current connection.
+func (n NATS) Rotate(ctx context.Context, b settings.Bus) (action.Rotation, error) {
+	r, err := n.Bus.Rotate(ctx, NATSIdentity(b))
+	if err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// FixedBus is a bus that update_settings cannot change: create-env decides about HTTPS.
+type FixedBus struct{}
+
+// Rotate refuses.
+func (FixedBus) Rotate(context.Context, settings.Bus) (action.Rotation, error) {
+	return nil, errors.New("the bus of this agent cannot be changed while it runs")
+}
