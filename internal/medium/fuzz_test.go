@@ -1,0 +1,73 @@
+package medium
+
+import (
+	"bytes"
+	"context"
+	"runtime"
+	"testing"
+	"time"
+)
+
+// exercise reads whatever can be read and checks the bounds that hold for any image.
+func exercise(t *testing.T, image []byte) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	start := time.Now()
+	all, err := Volumes(ctx, bytes.NewReader(image), int64(len(image)))
+	if err == nil && len(all) == 0 {
+		t.Fatal("no volume and no error")
+	}
+	for _, v := range all {
+		for _, name := range []string{"env", "ec2/latest/user-data", "ec2/latest/meta-data.json", "nothing"} {
+			content, err := v.ReadFile(name, 64<<10)
+			if err == nil && len(content) > 64<<10 {
+				t.Fatalf("%s: %d bytes, over the limit", name, len(content))
+			}
+		}
+	}
+	runtime.ReadMemStats(&after)
+	if used := after.TotalAlloc - before.TotalAlloc; used > 512<<20 {
+		t.Fatalf("allocated %d MiB for an image of %d KiB", used>>20, len(image)>>10)
+	}
+	if took := time.Since(start); took > 8*time.Second {
+		t.Fatalf("took %v", took)
+	}
+}
+
+// smallDrive keeps the images small, so that the fuzzer has less to look at.
+var smallDrive = map[string]string{"env": `{"agent_id":"x"}`, "ec2/latest/user-data": `{}`, "ec2/latest/meta-data.json": `{}`}
+
+func FuzzISO(f *testing.F) {
+	f.Add(makeISO(f, smallDrive, "-no-pad", "-r", "-J"))
+	f.Add(makeISO(f, smallDrive, "-no-pad", "-J"))
+	f.Add(makeISO(f, smallDrive, "-no-pad"))
+	f.Fuzz(func(t *testing.T, image []byte) { exercise(t, image) })
+}
+
+// FuzzISODirectory mutates what the walk reads: the fuzzer gives bytes and where to put them.
+func FuzzISODirectory(f *testing.F) {
+	image := makeISO(f, smallDrive, "-no-pad", "-r", "-J")
+	f.Add(uint32(isoDescriptors), []byte{1})
+	f.Add(uint32(isoDescriptors+156), []byte{34, 0, 255, 255, 255, 255})
+	f.Add(uint32(len(image)-4096), []byte{0, 0})
+	f.Fuzz(func(t *testing.T, at uint32, with []byte) {
+		changed := bytes.Clone(image)
+		copy(changed[isoDescriptors+int(at)%(len(image)-isoDescriptors):], with)
+		exercise(t, changed)
+	})
+}
+
+func FuzzFAT(f *testing.F) {
+	images := [][]byte{makeFAT(f, 12, 64, "CONFIG-2", smallDrive), makeFAT(f, 16, 9<<10, "CONFIG-2", smallDrive), makeFAT(f, 32, 34<<10, "CONFIG-2", smallDrive)}
+	f.Add(uint8(0), uint32(11), []byte{0, 2}, uint32(512), []byte{0xf8})
+	f.Add(uint8(1), uint32(13), []byte{128}, uint32(2048), []byte{4, 0, 4, 0})
+	f.Add(uint8(2), uint32(36), []byte{255, 255, 255}, uint32(16384), []byte{2, 0, 0, 0})
+	f.Fuzz(func(t *testing.T, which uint8, at uint32, with []byte, at2 uint32, with2 []byte) {
+		image := bytes.Clone(images[int(which)%len(images)])
+		copy(image[int(at)%512:], with)
+		copy(image[int(at2)%len(image):], with2)
+		exercise(t, image)
+	})
+}

@@ -1,0 +1,285 @@
+// Package medium reads files from config drives and CDs without mounting them: ISO 9660 (plain,
+// Rock Ridge, Joliet) and FAT, on a whole device or in a partition of it. It only ever reads,
+// and trusts nothing on the medium: sizes, depths and the number of bytes read are bounded, and
+// a damaged medium is an error.
+//
+// FAT is read through go-diskfs, after the structures that it takes on faith have been checked
+// (fat.go says which). ISO 9660 is walked here (iso.go): go-diskfs allocates whatever sizes a
+// descriptor claims and finds nothing below the first level of a Joliet-only medium.
+package medium
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"strings"
+	"sync/atomic"
+)
+
+// Limits. A config drive is at most a few ten MiB with a handful of short files.
+const (
+	maxReadBytes  = 64 << 20 // read from one volume in its lifetime
+	maxDirectory  = 1 << 20  // bytes of one directory
+	maxDepth      = 16       // components of a path
+	maxPartitions = 16
+)
+
+// ErrUnknown means that there is no file system here that can be read without mounting it.
+var ErrUnknown = errors.New("no iso9660 or vfat file system")
+
+// errDamaged is wrapped by what reading a broken medium returns.
+var errDamaged = errors.New("damaged file system")
+
+// Volume is one file system.
+type Volume struct {
+	Kind string // "iso9660" or "vfat"
+	// Labels are its names: one, or none, or two for an ISO with a different Joliet name.
+	Labels []string
+
+	in    *guarded
+	trees []tree
+}
+
+// tree is one directory hierarchy of a volume; an ISO may have two.
+type tree interface {
+	// list returns the entries of the directory that comes from an earlier list; nil is the
+	// root.
+	list(dir *entry) ([]entry, error)
+	read(file entry, limit int64) ([]byte, error)
+}
+
+type entry struct {
+	name    string
+	dir     bool
+	link    bool
+	size    int64
+	extents []extent // ISO
+	path    string   // FAT
+}
+
+// Volumes finds what can be read on r: the file system at its start, or those in its
+// partitions. It returns ErrUnknown if there is none. Reading stops when ctx ends.
+func Volumes(ctx context.Context, r io.ReaderAt, size int64) ([]*Volume, error) {
+	v, err := volume(ctx, r, 0, size)
+	if err == nil {
+		return []*Volume{v}, nil
+	}
+	if !errors.Is(err, ErrUnknown) {
+		return nil, err
+	}
+	var found []*Volume
+	for _, p := range partitions(newGuarded(ctx, r, 0, size)) {
+		// A partition with something else in it is no reason to give up on its neighbours.
+		if v, err := volume(ctx, r, p.start, p.size); err == nil {
+			found = append(found, v)
+		}
+	}
+	if len(found) == 0 {
+		return nil, ErrUnknown
+	}
+	return found, nil
+}
+
+func volume(ctx context.Context, r io.ReaderAt, start, size int64) (v *Volume, err error) {
+	defer recovered(&err)
+	in := newGuarded(ctx, r, start, size)
+	if v, err = openISO(in); err == nil || !errors.Is(err, ErrUnknown) {
+		return v, err
+	}
+	return openFAT(in)
+}
+
+// recovered turns a panic of go-diskfs, which slices by lengths it found on the medium, into
+// an error.
+func recovered(err *error) {
+	if r := recover(); r != nil {
+		*err = errDamaged
+	}
+}
+
+// HasLabel compares as udev's links would be compared by hand: FAT labels are upper case
+// whatever the tool was told, so case is not looked at.
+func (v *Volume) HasLabel(label string) bool {
+	for _, l := range v.Labels {
+		if strings.EqualFold(l, label) {
+			return true
+		}
+	}
+	return false
+}
+
+// ReadFile returns the content of a file. Names match exactly if they can, otherwise without
+// regard to case, to a trailing dot and to the ";1" that plain ISO 9660 adds. The error is
+// fs.ErrNotExist if there is no such file, and then says what is there instead.
+func (v *Volume) ReadFile(name string, limit int64) (content []byte, err error) {
+	defer recovered(&err)
+	clean := strings.TrimPrefix(path.Clean("/"+name), "/")
+	parts := strings.Split(clean, "/")
+	if clean == "" || len(parts) > maxDepth {
+		return nil, fmt.Errorf("%s: not a usable name", name)
+	}
+	var missing error
+	for _, t := range v.trees {
+		content, err = readFrom(t, parts, limit)
+		// go-diskfs drops read errors and goes on with zeros; the guard remembers them.
+		if failed := v.in.failure(); failed != nil {
+			return nil, fmt.Errorf("%s: %w", clean, failed)
+		}
+		if err == nil || !errors.Is(err, fs.ErrNotExist) {
+			if err != nil {
+				err = fmt.Errorf("%s: %w", clean, err)
+			}
+			return content, err
+		}
+		missing = err
+	}
+	return nil, fmt.Errorf("%s: %w", clean, missing)
+}
+
+func readFrom(t tree, parts []string, limit int64) ([]byte, error) {
+	var at *entry
+	for i, part := range parts {
+		entries, err := t.list(at)
+		if err != nil {
+			return nil, err
+		}
+		next := pick(entries, part)
+		if next == nil {
+			return nil, fmt.Errorf("%w%s", fs.ErrNotExist, instead(entries))
+		}
+		last := i == len(parts)-1
+		switch {
+		case next.link:
+			return nil, errors.New("is a symbolic link, which is not followed")
+		case last && next.dir:
+			return nil, errors.New("is a directory")
+		case !last && !next.dir:
+			return nil, fmt.Errorf("%w: %s is not a directory", fs.ErrNotExist, part)
+		}
+		at = next
+	}
+	if at.size > limit {
+		return nil, fmt.Errorf("too large: %d KiB, at most %d KiB are read", at.size>>10, limit>>10)
+	}
+	return t.read(*at, limit)
+}
+
+func pick(entries []entry, name string) *entry {
+	for i := range entries {
+		if entries[i].name == name {
+			return &entries[i]
+		}
+	}
+	for i := range entries {
+		if strings.EqualFold(plain(entries[i].name), plain(name)) {
+			return &entries[i]
+		}
+	}
+	return nil
+}
+
+// plain removes what ISO 9660 adds to names: ";1", and the dot of an empty extension.
+func plain(name string) string {
+	if i := strings.LastIndexByte(name, ';'); i > 0 {
+		digits := name[i+1:]
+		if digits != "" && strings.Trim(digits, "0123456789") == "" {
+			name = name[:i]
+		}
+	}
+	if trimmed := strings.TrimSuffix(name, "."); trimmed != "" {
+		name = trimmed
+	}
+	return name
+}
+
+// instead lists a few names, so that "META_DAT.JSO" explains why there is no "meta-data.json":
+// the medium was made without long names, and guessing which one is meant would be a gamble.
+func instead(entries []entry) string {
+	if len(entries) == 0 {
+		return "; the directory is empty"
+	}
+	const most = 8
+	var names []string
+	short := true
+	for i, e := range entries {
+		short = short && isShort(plain(e.name))
+		if i < most {
+			names = append(names, fmt.Sprintf("%q", e.name))
+		}
+	}
+	text := "; there are " + strings.Join(names, ", ")
+	if len(entries) > most {
+		text += fmt.Sprintf(" and %d more", len(entries)-most)
+	}
+	if short {
+		text += " (only 8.3 names: the medium was made without Rock Ridge, Joliet or long names)"
+	}
+	return text
+}
+
+func isShort(name string) bool {
+	base, extension, _ := strings.Cut(name, ".")
+	return name == strings.ToUpper(name) && len(base) <= 8 && len(extension) <= 3
+}
+
+// guarded is the part of a device that one volume covers, with a budget for reading it.
+type guarded struct {
+	ctx    context.Context
+	r      io.ReaderAt
+	start  int64
+	size   int64
+	budget atomic.Int64
+	failed atomic.Pointer[error]
+}
+
+func newGuarded(ctx context.Context, r io.ReaderAt, start, size int64) *guarded {
+	g := &guarded{ctx: ctx, r: r, start: start, size: size}
+	g.budget.Store(maxReadBytes)
+	return g
+}
+
+// ReadAt reads all of p or fails. Every read costs a little on top of its length, so that
+// endless reading of nothing ends as well.
+func (g *guarded) ReadAt(p []byte, off int64) (int, error) {
+	n, err := g.readAt(p, off)
+	if err != nil {
+		g.failed.CompareAndSwap(nil, &err)
+	}
+	return n, err
+}
+
+func (g *guarded) readAt(p []byte, off int64) (int, error) {
+	switch {
+	case g.ctx.Err() != nil:
+		return 0, context.Cause(g.ctx)
+	case off < 0 || off > g.size || int64(len(p)) > g.size-off:
+		return 0, fmt.Errorf("%w: points beyond its end", errDamaged)
+	case g.budget.Add(-int64(len(p))-512) < 0:
+		return 0, fmt.Errorf("%w: more than %d MiB to read", errDamaged, maxReadBytes>>20)
+	}
+	n, err := g.r.ReadAt(p, g.start+off)
+	if n == len(p) {
+		return n, nil
+	}
+	if err == nil || errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+	}
+	return n, err
+}
+
+// failure returns the first error of any read since the last call.
+func (g *guarded) failure() error {
+	if p := g.failed.Swap(nil); p != nil {
+		return *p
+	}
+	return nil
+}
+
+func (g *guarded) bytes(off int64, n int) ([]byte, error) {
+	b := make([]byte, n)
+	_, err := g.ReadAt(b, off)
+	return b, err
+}
