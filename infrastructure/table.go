@@ -3,7 +3,9 @@ package infrastructure
 import (
 	"fmt"
 
+	"cambium/infrastructure/configdrive"
 	"cambium/infrastructure/filesource"
+	"cambium/infrastructure/guestinfo"
 	"cambium/infrastructure/metadata"
 	"cambium/settings/agentjson"
 )
@@ -17,8 +19,18 @@ var table = map[string]func(agentjson.Source, agentjson.Settings, Options) Sourc
 	agentjson.InstanceMetadata: func(c agentjson.Source, _ agentjson.Settings, o Options) Source {
 		return metadata.NewInstanceMetadata(metadata.Options{URI: c.URI, Headers: c.Headers, SettingsPath: c.SettingsPath, NetworkUp: o.NetworkUp, Log: o.Log})
 	},
+	agentjson.ConfigDrive: func(c agentjson.Source, _ agentjson.Settings, o Options) Source {
+		return configdrive.New(configdrive.Options{DiskPaths: c.DiskPaths, MetaDataPath: c.MetaDataPath, UserDataPath: c.UserDataPath,
+			SettingsPath: c.SettingsPath, Root: o.Root, Log: o.Log})
+	},
+	agentjson.CDROM: func(c agentjson.Source, _ agentjson.Settings, o Options) Source {
+		return configdrive.NewCD(configdrive.CDOptions{FileName: c.FileName, Root: o.Root, Log: o.Log})
+	},
 	agentjson.File: func(c agentjson.Source, s agentjson.Settings, _ Options) Source {
 		return filesource.New(filesource.Options{SettingsPath: c.SettingsPath, MetaDataPath: c.MetaDataPath, UserDataPath: c.UserDataPath, UseRegistry: s.UseRegistry})
+	},
+	agentjson.VsphereGuestInfo: func(c agentjson.Source, _ agentjson.Settings, _ Options) Source {
+		return guestinfo.New(guestinfo.Options{RPCToolPath: c.RpcToolPath, VMToolsdPath: c.VmToolsdPath})
 	},
 }
 

@@ -49,7 +49,7 @@ func openFAT(in *guarded) (*Volume, error) {
 		fat, err = fat32.Read(storage, in.size, 0, 512)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errDamaged, err)
+		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	label := strings.TrimSpace(fat.Label())
 	if label == "" && g.label != "NO NAME" {
@@ -103,17 +103,17 @@ func readGeometry(in *guarded) (geometry, error) {
 	case clusters < 65525 && rootEntries > 0:
 		g.bits = 16
 	case rootEntries > 0:
-		return geometry{}, fmt.Errorf("%w: neither FAT16 nor FAT32", errDamaged)
+		return geometry{}, fmt.Errorf("%w: neither FAT16 nor FAT32", ErrDamaged)
 	}
 	switch {
 	case sectors*sector > in.size:
-		return geometry{}, fmt.Errorf("%w: %d bytes on a device of %d", errDamaged, sectors*sector, in.size)
+		return geometry{}, fmt.Errorf("%w: %d bytes on a device of %d", ErrDamaged, sectors*sector, in.size)
 	case sectors*sector > maxFATVolume || g.tableSize > maxFATTable:
 		return geometry{}, fmt.Errorf("%w of at most %d MiB", ErrUnknown, maxFATVolume>>20)
 	case tables != 2, g.bits == 32 && u32(44) != 2:
 		return geometry{}, fmt.Errorf("%w of the usual layout", ErrUnknown)
 	case (clusters+2)*int64(g.bits)/8 > g.tableSize:
-		return geometry{}, fmt.Errorf("%w: allocation table too small", errDamaged)
+		return geometry{}, fmt.Errorf("%w: allocation table too small", ErrDamaged)
 	}
 	if b[labelAt-5] == 0x29 {
 		g.label = strings.TrimRight(string(b[labelAt:labelAt+11]), " \x00")
@@ -155,7 +155,7 @@ func checkChains(in *guarded, g geometry) error {
 			i = next(i)
 		}
 		if i >= 2 && i < count && seen[i] == open {
-			return fmt.Errorf("%w: cluster chain in a circle", errDamaged)
+			return fmt.Errorf("%w: cluster chain in a circle", ErrDamaged)
 		}
 		for i = start; i >= 2 && i < count && seen[i] == open; i = next(i) {
 			seen[i] = done
@@ -173,7 +173,7 @@ func (t *fatTree) list(dir *entry) ([]entry, error) {
 	}
 	found, err := t.fs.ReadDir(at)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errDamaged, err)
+		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	entries := make([]entry, 0, len(found))
 	for _, f := range found {
@@ -196,7 +196,7 @@ func (t *fatTree) read(file entry, limit int64) ([]byte, error) {
 	}
 	f, err := t.fs.OpenFile(file.path, os.O_RDONLY)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errDamaged, err)
+		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	defer f.Close()
 	content := make([]byte, file.size)
@@ -207,7 +207,7 @@ func (t *fatTree) read(file entry, limit int64) ([]byte, error) {
 			break
 		}
 		if err != nil || n == 0 {
-			return nil, fmt.Errorf("%w: file ends early", errDamaged)
+			return nil, fmt.Errorf("%w: file ends early", ErrDamaged)
 		}
 	}
 	return content, nil

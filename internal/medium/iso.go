@@ -65,7 +65,7 @@ func openISO(in *guarded) (*Volume, error) {
 	}
 	for _, t := range []*isoTree{primary, joliet} {
 		if t != nil && t.block != 512 && t.block != 1024 && t.block != 2048 {
-			return nil, fmt.Errorf("%w: block size %d", errDamaged, t.block)
+			return nil, fmt.Errorf("%w: block size %d", ErrDamaged, t.block)
 		}
 	}
 	if err := primary.detectRockRidge(); err != nil {
@@ -116,7 +116,7 @@ func (t *isoTree) detectRockRidge() error {
 // records returns the raw directory records of a directory.
 func (t *isoTree) records(dir extent) ([][]byte, error) {
 	if dir.size > maxDirectory {
-		return nil, fmt.Errorf("%w: directory of %d KiB", errDamaged, dir.size>>10)
+		return nil, fmt.Errorf("%w: directory of %d KiB", ErrDamaged, dir.size>>10)
 	}
 	data, err := t.in.bytes(int64(dir.block)*t.block, int(dir.size))
 	if err != nil {
@@ -131,7 +131,7 @@ func (t *isoTree) records(dir extent) ([][]byte, error) {
 			continue
 		}
 		if n < 34 || at+n > len(data) || 33+int(data[at+32]) > n {
-			return nil, fmt.Errorf("%w: directory record", errDamaged)
+			return nil, fmt.Errorf("%w: directory record", ErrDamaged)
 		}
 		found = append(found, data[at:at+n])
 		at += n
@@ -173,7 +173,7 @@ func (t *isoTree) list(dir *entry) ([]entry, error) {
 		if continued && len(entries) > 0 {
 			last := &entries[len(entries)-1]
 			if len(last.extents) == maxExtents {
-				return nil, fmt.Errorf("%w: file in too many pieces", errDamaged)
+				return nil, fmt.Errorf("%w: file in too many pieces", ErrDamaged)
 			}
 			last.extents = append(last.extents, piece)
 			last.size += int64(piece.size)
@@ -209,7 +209,7 @@ func (t *isoTree) rockRidge(record []byte, e *entry) (hidden bool, err error) {
 	var name strings.Builder
 	for pass := 0; area != nil; pass++ {
 		if pass == maxContinued {
-			return false, fmt.Errorf("%w: rock ridge continues without end", errDamaged)
+			return false, fmt.Errorf("%w: rock ridge continues without end", ErrDamaged)
 		}
 		var next []byte
 		for len(area) >= 4 && area[2] >= 4 && int(area[2]) <= len(area) {
@@ -229,7 +229,7 @@ func (t *isoTree) rockRidge(record []byte, e *entry) (hidden bool, err error) {
 			case kind == "CE" && len(field) >= 28:
 				block, offset, size := binary.LittleEndian.Uint32(field[4:]), binary.LittleEndian.Uint32(field[12:]), binary.LittleEndian.Uint32(field[20:])
 				if size > isoSector {
-					return false, fmt.Errorf("%w: rock ridge continuation of %d bytes", errDamaged, size)
+					return false, fmt.Errorf("%w: rock ridge continuation of %d bytes", ErrDamaged, size)
 				}
 				if next, err = t.in.bytes(int64(block)*t.block+int64(offset), int(size)); err != nil {
 					return false, err

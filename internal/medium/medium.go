@@ -30,8 +30,8 @@ const (
 // ErrUnknown means that there is no file system here that can be read without mounting it.
 var ErrUnknown = errors.New("no iso9660 or vfat file system")
 
-// errDamaged is wrapped by what reading a broken medium returns.
-var errDamaged = errors.New("damaged file system")
+// ErrDamaged means that the medium contradicts itself; reading it again does not help.
+var ErrDamaged = errors.New("damaged file system")
 
 // Volume is one file system.
 type Volume struct {
@@ -96,7 +96,7 @@ func volume(ctx context.Context, r io.ReaderAt, start, size int64) (v *Volume, e
 // an error.
 func recovered(err *error) {
 	if r := recover(); r != nil {
-		*err = errDamaged
+		*err = ErrDamaged
 	}
 }
 
@@ -256,9 +256,9 @@ func (g *guarded) readAt(p []byte, off int64) (int, error) {
 	case g.ctx.Err() != nil:
 		return 0, context.Cause(g.ctx)
 	case off < 0 || off > g.size || int64(len(p)) > g.size-off:
-		return 0, fmt.Errorf("%w: points beyond its end", errDamaged)
+		return 0, fmt.Errorf("%w: points beyond its end", ErrDamaged)
 	case g.budget.Add(-int64(len(p))-512) < 0:
-		return 0, fmt.Errorf("%w: more than %d MiB to read", errDamaged, maxReadBytes>>20)
+		return 0, fmt.Errorf("%w: more than %d MiB to read", ErrDamaged, maxReadBytes>>20)
 	}
 	n, err := g.r.ReadAt(p, g.start+off)
 	if n == len(p) {

@@ -431,7 +431,7 @@ func TestCircularChainIsDamage(t *testing.T) {
 	// Cluster 5 follows cluster 4 follows cluster 5.
 	table := image[g.tableStart:]
 	table[8], table[9], table[10], table[11] = 5, 0, 4, 0
-	if _, err := Volumes(t.Context(), bytes.NewReader(image), int64(len(image))); !errors.Is(err, errDamaged) {
+	if _, err := Volumes(t.Context(), bytes.NewReader(image), int64(len(image))); !errors.Is(err, ErrDamaged) {
 		t.Errorf("error %v, want damage", err)
 	}
 }

@@ -1,0 +1,154 @@
+package configdrive
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// How long devices may take to appear.
+const (
+	// settleBound is the longest that a missing device is waited for.
+	settleBound = 10 * time.Second
+	// settleQuiet is how long no block device may have appeared, with udev's queue empty,
+	// before enumeration counts as finished. The kernel has no word for that: it probes buses
+	// in the background.
+	settleQuiet = time.Second
+)
+
+// enumeration knows whether the kernel and udev have finished finding devices. Once they have,
+// nothing is waited for any more in this process: what is plugged in later is there when
+// somebody looks.
+type enumeration struct {
+	root    string
+	settled atomic.Bool
+	// events replaces the kernel's in tests.
+	events func() (<-chan struct{}, func())
+}
+
+type watch struct {
+	e        *enumeration
+	events   <-chan struct{}
+	stop     func()
+	deadline time.Time
+}
+
+// watch begins to listen, before the first look at devices, so that none is missed in between.
+func (e *enumeration) watch() *watch {
+	listen := e.events
+	if listen == nil {
+		listen = e.listen
+	}
+	w := &watch{e: e, stop: func() {}, deadline: time.Now().Add(settleBound)}
+	if !e.settled.Load() {
+		w.events, w.stop = listen()
+	}
+	return w
+}
+
+func (w *watch) close() { w.stop() }
+
+// next waits until there may be something new to see, and returns false when there will be
+// nothing: enumeration is finished, has taken too long, or ctx has ended.
+func (w *watch) next(ctx context.Context) bool {
+	for !w.e.settled.Load() {
+		pause := time.Until(w.deadline)
+		busy := w.e.udevBusy()
+		if !busy {
+			pause = min(pause, settleQuiet)
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return false
+		case <-w.events:
+			timer.Stop()
+			if time.Now().Before(w.deadline) {
+				return true
+			}
+		case <-timer.C:
+			if busy && time.Now().Before(w.deadline) {
+				continue
+			}
+		}
+		w.e.settled.Store(true)
+	}
+	return false
+}
+
+// udevBusy reports whether udev has events in its queue; it keeps this file as long as it has.
+func (e *enumeration) udevBusy() bool {
+	_, err := os.Stat(filepath.Join(e.root, "run/udev/queue"))
+	return err == nil
+}
+
+// listen tells of block devices that the kernel found or udev has finished with, and of udev's
+// queue becoming empty. What cannot be listened to is made up for by settleQuiet.
+func (e *enumeration) listen() (<-chan struct{}, func()) {
+	events := make(chan struct{}, 1)
+	tell := func() {
+		select {
+		case events <- struct{}{}:
+		default: // one is waiting to be seen already
+		}
+	}
+	var open []*os.File
+	follow := func(f *os.File, relevant func([]byte) bool) {
+		open = append(open, f)
+		go func() {
+			buffer := make([]byte, 16<<10)
+			for {
+				n, err := f.Read(buffer)
+				if err != nil {
+					return // closed, or of no use any more
+				}
+				if relevant(buffer[:n]) {
+					tell()
+				}
+			}
+		}()
+	}
+	if f := uevents(); f != nil {
+		follow(f, func(message []byte) bool { return bytes.Contains(message, []byte("SUBSYSTEM=block\x00")) })
+	}
+	if f := queueEvents(filepath.Join(e.root, "run/udev")); f != nil {
+		follow(f, func(message []byte) bool { return bytes.Contains(message, []byte("queue\x00")) })
+	}
+	return events, func() {
+		for _, f := range open {
+			f.Close()
+		}
+	}
+}
+
+// uevents listens to the kernel (group 1) and to udev (group 2).
+func uevents() *os.File {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_KOBJECT_UEVENT)
+	if err != nil {
+		return nil
+	}
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: 3}); err != nil {
+		unix.Close(fd)
+		return nil
+	}
+	return os.NewFile(uintptr(fd), "uevents")
+}
+
+// queueEvents tells when udev removes its queue file.
+func queueEvents(dir string) *os.File {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return nil
+	}
+	if _, err := unix.InotifyAddWatch(fd, dir, unix.IN_DELETE); err != nil {
+		unix.Close(fd)
+		return nil
+	}
+	return os.NewFile(uintptr(fd), dir)
+}

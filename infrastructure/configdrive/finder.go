@@ -1,0 +1,259 @@
+package configdrive
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sort"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"cambium/infrastructure/internal/source"
+	"cambium/internal/medium"
+)
+
+// deviceTimeout bounds the reading of one device. A read that hangs in the kernel cannot be
+// cancelled; it is left behind.
+const deviceTimeout = 10 * time.Second
+
+// errAbsent means that there is no such device (yet), or no medium in it.
+var errAbsent = errors.New("no such medium")
+
+// finder opens media by path or label.
+type finder struct {
+	root string
+	log  *logrus.Entry
+	enum *enumeration
+}
+
+func newFinder(root string, log *logrus.Entry) finder {
+	if root == "" {
+		root = "/"
+	}
+	if log == nil {
+		log = logrus.NewEntry(logrus.StandardLogger())
+	}
+	return finder{root: root, log: log, enum: &enumeration{root: root}}
+}
+
+// system moves /dev, /sys and /run below the root; image files stay where they are.
+func (f finder) system(path string) string {
+	if strings.HasPrefix(path, "/dev/") {
+		return filepath.Join(f.root, path)
+	}
+	return path
+}
+
+// untilSettled repeats try while it finds no medium and devices may still appear.
+func (f finder) untilSettled(ctx context.Context, try func(context.Context) error) error {
+	w := f.enum.watch()
+	defer w.close()
+	for {
+		err := try(ctx)
+		if !errors.Is(err, errAbsent) || !w.next(ctx) {
+			return err
+		}
+	}
+}
+
+// readFrom reads one of the named files from the medium at path.
+func (f finder) readFrom(ctx context.Context, path string, names []string) (body []byte, from string, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, deviceTimeout, fmt.Errorf("%s: no answer from the device in %v", path, deviceTimeout))
+	defer cancel()
+	type result struct {
+		body []byte
+		from string
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() {
+		body, from, err := f.readNow(ctx, path, names)
+		done <- result{body, from, err}
+	}()
+	select {
+	case r := <-done:
+		return r.body, r.from, r.err
+	case <-ctx.Done():
+		return nil, "", context.Cause(ctx)
+	}
+}
+
+func (f finder) readNow(ctx context.Context, path string, names []string) (body []byte, from string, err error) {
+	device, label := f.system(path), ""
+	if filepath.Base(filepath.Dir(path)) == "by-label" {
+		label = unescape(filepath.Base(path))
+	}
+	d, err := openDevice(device)
+	if errors.Is(err, errAbsent) && label != "" {
+		// No udev, or it did not make the link.
+		d, device, err = f.scan(ctx, label)
+	}
+	if err != nil {
+		return nil, "", fmt.Errorf("%s: %w", path, err)
+	}
+	defer d.Close()
+	all, err := medium.Volumes(ctx, d, d.size)
+	switch {
+	case errors.Is(err, medium.ErrUnknown):
+		body, name, mountErr := readMounted(ctx, device, names)
+		if mountErr != nil {
+			return nil, "", fmt.Errorf("%s: %w; %w", path, err, mountErr)
+		}
+		return body, at(path, name), nil
+	case err != nil:
+		return nil, "", fmt.Errorf("%s: %w", path, damaged(err))
+	}
+	body, name, err := readVolumes(preferred(all, label), names)
+	if err != nil {
+		return nil, "", fmt.Errorf("%s: %w", path, damaged(err))
+	}
+	return body, at(path, name), nil
+}
+
+func at(path, name string) string { return path + ":" + strings.TrimPrefix(name, "/") }
+
+// damaged marks errors of the medium itself as final; what a device cannot read now it may
+// read the next time.
+func damaged(err error) error {
+	if errors.Is(err, medium.ErrDamaged) {
+		return source.Final(err)
+	}
+	return err
+}
+
+// preferred puts volumes with the wanted label first.
+func preferred(all []*medium.Volume, label string) []*medium.Volume {
+	if label == "" {
+		return all
+	}
+	sorted := append([]*medium.Volume(nil), all...)
+	sort.SliceStable(sorted, func(i, j int) bool { return sorted[i].HasLabel(label) && !sorted[j].HasLabel(label) })
+	return sorted
+}
+
+// unescape undoes udev's \x20 in link names.
+func unescape(name string) string {
+	var b strings.Builder
+	for i := 0; i < len(name); i++ {
+		if name[i] == '\\' && i+3 < len(name) && name[i+1] == 'x' {
+			var c int
+			if _, err := fmt.Sscanf(name[i+2:i+4], "%02x", &c); err == nil {
+				b.WriteByte(byte(c))
+				i += 3
+				continue
+			}
+		}
+		b.WriteByte(name[i])
+	}
+	return b.String()
+}
+
+// device is an open block device or image file.
+type device struct {
+	*os.File
+	size int64
+}
+
+func openDevice(path string) (*device, error) {
+	// O_NONBLOCK keeps a FIFO from blocking; devices are told apart below.
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENOMEDIUM), errors.Is(err, unix.ENOTDIR):
+		return nil, source.Final(errAbsent)
+	case err != nil:
+		return nil, err
+	}
+	d := &device{File: file}
+	if err := d.prepare(path); err != nil {
+		d.Close()
+		return nil, err
+	}
+	return d, nil
+}
+
+func (d *device) prepare(path string) error {
+	info, err := d.Stat()
+	if err != nil {
+		return err
+	}
+	switch mode := info.Mode(); {
+	case mode.IsRegular():
+		d.size = info.Size()
+		return nil
+	case mode&fs.ModeDevice == 0 || mode&fs.ModeCharDevice != 0:
+		return source.Final(errors.New("neither a block device nor an image file"))
+	}
+	if err := d.ready(); err != nil {
+		return err
+	}
+	// A CD that was opened with O_NONBLOCK was not looked at; open it again to read.
+	again, err := os.OpenFile(path, os.O_RDONLY|unix.O_CLOEXEC, 0)
+	switch {
+	case errors.Is(err, unix.ENOMEDIUM), errors.Is(err, unix.ENXIO):
+		return source.Final(errAbsent)
+	case err != nil:
+		return err
+	}
+	d.File.Close()
+	d.File = again
+	if d.size, err = d.Seek(0, io.SeekEnd); err != nil {
+		return err
+	}
+	return nil
+}
+
+// scan looks at all block devices for a volume with the label.
+func (f finder) scan(ctx context.Context, label string) (*device, string, error) {
+	entries, err := os.ReadDir(filepath.Join(f.root, "sys/class/block"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, "", err
+	}
+	for _, e := range entries {
+		if ctx.Err() != nil {
+			return nil, "", context.Cause(ctx)
+		}
+		name := e.Name()
+		if skipped(name) || f.empty(name) {
+			continue
+		}
+		path := filepath.Join(f.root, "dev", strings.ReplaceAll(name, "!", "/"))
+		d, err := openDevice(path)
+		if err != nil {
+			continue // somebody else's device, or one without a medium
+		}
+		all, err := medium.Volumes(ctx, d, d.size)
+		if err == nil {
+			for _, v := range all {
+				if v.HasLabel(label) {
+					f.log.WithFields(logrus.Fields{"device": path, "label": label}).Info("found a medium by its label")
+					return d, path, nil
+				}
+			}
+		}
+		d.Close()
+	}
+	return nil, "", source.Final(errAbsent)
+}
+
+// skipped names devices that hold no config drive and are slow or pointless to open.
+func skipped(name string) bool {
+	for _, prefix := range []string{"ram", "zram", "fd", "nbd", "mtdblock"} {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// empty reports a device without a medium, such as an unused loop device.
+func (f finder) empty(name string) bool {
+	size, err := os.ReadFile(filepath.Join(f.root, "sys/class/block", name, "size"))
+	return err == nil && strings.TrimSpace(string(size)) == "0"
+}
