@@ -1,0 +1,404 @@
+// Package device finds the block device that a CPI's hint means. Resolvers are pure matchers
+// over one snapshot of /sys and /dev, looked at again whenever the kernel or udev reports a
+// change, under one deadline. There are three ways not to find a disk (absent, timed out,
+// ambiguous) and each comes with what was looked for and what was there; an empty or relative
+// path is never an answer. The package knows nothing of settings and never writes a device.
+package device
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"sort"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/internal/blkdev"
+)
+
+// Why a disk was not found.
+var (
+	ErrAbsent    = errors.New("not there")
+	ErrTimedOut  = errors.New("timed out")
+	ErrAmbiguous = errors.New("ambiguous")
+)
+
+// NotFoundError carries the evidence. It matches one of the errors above by errors.Is.
+type NotFoundError struct {
+	Reason error
+	Hint   Hint
+	Waited time.Duration
+	Trace  []string
+}
+
+func (e *NotFoundError) Error() string {
+	reason := e.Reason.Error()
+	if errors.Is(e.Reason, ErrTimedOut) {
+		reason = fmt.Sprintf("timed out after %v", e.Waited.Round(100*time.Millisecond))
+	}
+	return fmt.Sprintf("find disk %s: %s: %s", e.Hint, reason, strings.Join(e.Trace, "; "))
+}
+
+func (e *NotFoundError) Unwrap() error { return e.Reason }
+
+// Hint is what names a disk.
+type Hint struct {
+	CID          string
+	Path         string
+	VolumeID     string
+	DeviceID     string
+	LUN          string
+	HostDeviceID string
+	ISCSI        bool
+}
+
+func (h Hint) String() string {
+	var parts []string
+	for _, f := range []struct{ name, value string }{
+		{"", h.CID}, {"path ", h.Path}, {"volume ", h.VolumeID}, {"id ", h.DeviceID}, {"lun ", h.LUN}, {"controller ", h.HostDeviceID},
+	} {
+		if f.value != "" && (f.name != "volume " || f.value != h.Path) {
+			parts = append(parts, f.name+f.value)
+		}
+	}
+	if len(parts) == 0 {
+		return "(nothing named)"
+	}
+	return strings.Join(parts, ", ")
+}
+
+// Device is a disk that is there now.
+type Device struct {
+	Path   string // canonical
+	Number blkdev.Number
+	// Directory is set for a bind-mounted "disk", which is no block device.
+	Directory bool
+}
+
+// Options say how hints are understood; they come from the stemcell's agent.json.
+type Options struct {
+	Type                   string // "virtio", "scsi", "iscsi"; anything else takes paths as they are
+	IDPattern              string // RE2
+	IDReplacement          string
+	LUNLinks               string // directory with one link per LUN
+	InstanceStoragePattern string // glob of NVMe devices
+	ManagedVolumePattern   string // glob of links to volumes that are no instance storage
+	// Root is "/" unless a test moves it.
+	Root string
+	// Patience scales the time limits; 1 if zero.
+	Patience float64
+}
+
+// Resolver turns hints into devices.
+type Resolver struct {
+	options Options
+	pattern *regexp.Regexp
+	log     *logrus.Entry
+}
+
+// New checks the options; a bad pattern is an error here and not a panic later.
+func New(o Options, log *logrus.Entry) (*Resolver, error) {
+	if o.Root == "" {
+		o.Root = "/"
+	}
+	if o.Patience == 0 {
+		o.Patience = 1
+	}
+	if o.InstanceStoragePattern == "" {
+		o.InstanceStoragePattern = "/dev/nvme*n1"
+	}
+	r := &Resolver{options: o, log: log}
+	if o.IDPattern != "" {
+		pattern, err := regexp.Compile(o.IDPattern)
+		if err != nil {
+			return nil, fmt.Errorf("disk id transform pattern: %w", err)
+		}
+		r.pattern = pattern
+	}
+	for _, glob := range []string{o.InstanceStoragePattern, o.ManagedVolumePattern} {
+		if _, err := filepath.Match(glob, ""); err != nil {
+			return nil, fmt.Errorf("instance storage pattern %q: %w", glob, err)
+		}
+	}
+	return r, nil
+}
+
+// The time limits are those of cloudfoundry/bosh-agent, or longer, so that no disk that it
+// would have found is missed.
+const (
+	byIDGrace   = 500 * time.Millisecond
+	pathLimit   = 30*time.Second + byIDGrace
+	scsiLimit   = 50 * time.Second
+	volumeLimit = 15 * time.Second
+)
+
+// A stage is one way to find the disk. A later stage is believed only after its grace, so
+// that a mere path does not win over an identity that is about to appear.
+type stage struct {
+	match matcher
+	grace time.Duration
+	limit time.Duration
+}
+
+type search struct {
+	stages []stage
+	paths  []string
+	links  []string
+	rescan bool
+}
+
+func (r *Resolver) search(h Hint) (s search, err error) {
+	o := r.options
+	impossible := func(why string) (search, error) {
+		return search{}, &NotFoundError{Reason: ErrAbsent, Hint: h, Trace: []string{why}}
+	}
+	if o.LUNLinks != "" && h.LUN != "" {
+		s.links = append(s.links, o.LUNLinks)
+		s.stages = append(s.stages, stage{match: lunLink(o.LUNLinks, h.LUN), limit: scsiLimit})
+	}
+	switch {
+	case o.Type == "virtio":
+		if h.CID != "" {
+			s.links = append(s.links, "/dev/disk/by-id")
+			s.stages = append(s.stages, stage{match: byID(h.CID, r.pattern, o.IDReplacement), limit: byIDGrace})
+		}
+		if h.Path != "" {
+			match, paths := mapped(h.Path)
+			s.paths = paths
+			last := stage{match: match, limit: pathLimit}
+			if len(s.stages) > 0 {
+				last.grace = byIDGrace
+			}
+			s.stages = append(s.stages, last)
+		}
+	case o.Type == "scsi" && h.DeviceID != "":
+		s.links = append(s.links, "/dev/disk/by-id")
+		s.stages, s.rescan = append(s.stages, stage{match: scsiID(h.DeviceID), limit: scsiLimit}), true
+	case o.Type == "scsi" && h.VolumeID != "":
+		s.stages, s.rescan = append(s.stages, stage{match: scsiVolume(h.VolumeID), limit: volumeLimit}), true
+	case o.Type == "scsi" && h.LUN != "" && h.HostDeviceID != "":
+		s.stages, s.rescan = append(s.stages, stage{match: scsiLUN(h.LUN, h.HostDeviceID), limit: scsiLimit}), true
+	case o.Type == "scsi":
+	case h.ISCSI && h.Path == "":
+		return impossible("iSCSI disks are not supported by this agent; attach the disk so that it has a device path")
+	case h.Path != "":
+		s.paths = []string{h.Path}
+		s.stages = append(s.stages, stage{match: identity(h.Path), limit: pathLimit})
+	}
+	if h.Path != "" && !filepath.IsAbs(h.Path) && len(s.paths) > 0 {
+		return impossible("the path is not absolute")
+	}
+	if len(s.stages) == 0 {
+		return impossible(fmt.Sprintf("the hint has nothing that resolution type %q can use", o.Type))
+	}
+	return s, nil
+}
+
+// Look searches once, without waiting: for questions about a disk that is either in use, and
+// then there, or not.
+func (r *Resolver) Look(h Hint) (Device, error) {
+	s, err := r.search(h)
+	if err != nil {
+		return Device{}, err
+	}
+	d, trace, err := r.once(s, h, time.Hour)
+	if err == nil && d.Path == "" {
+		err = &NotFoundError{Reason: ErrAbsent, Hint: h, Trace: trace}
+	}
+	return d, err
+}
+
+// Resolve waits for the disk until the limit of its kind of hint, or until ctx ends.
+func (r *Resolver) Resolve(ctx context.Context, h Hint) (Device, error) {
+	s, err := r.search(h)
+	if err != nil {
+		return Device{}, err
+	}
+	limit := time.Duration(0)
+	for _, st := range s.stages {
+		limit = max(limit, st.limit)
+	}
+	if len(s.stages) > 1 && r.options.LUNLinks != "" {
+		limit += scsiLimit // there, one resolver waits its time after the other
+	}
+	limit = time.Duration(float64(limit) * r.options.Patience)
+	begin := time.Now()
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, ErrTimedOut)
+	defer cancel()
+
+	var d Device
+	var trace []string
+	rescanned := false
+	dirs := append([]string{"/dev"}, s.links...)
+	for _, p := range s.paths {
+		dirs = append(dirs, filepath.Dir(p))
+	}
+	for i := range dirs {
+		dirs[i] = filepath.Join(r.options.Root, dirs[i])
+	}
+	// Nothing in the system tells when a grace is over, so it wakes the wait by itself.
+	for {
+		pause, stop := ctx, func() {}
+		if waited := time.Since(begin); waited < byIDGrace {
+			pause, stop = context.WithTimeout(ctx, byIDGrace-waited)
+		}
+		err = Await(pause, dirs, func() (bool, error) {
+			var err error
+			d, trace, err = r.once(s, h, time.Since(begin))
+			if err == nil && d.Path == "" && s.rescan && !rescanned {
+				rescanned = true
+				go r.rescanSCSI()
+			}
+			return d.Path != "", err
+		})
+		stop()
+		if err == nil || ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
+			break
+		}
+	}
+	if rescanned {
+		trace = append(trace, "SCSI hosts rescanned")
+	}
+	var notFound *NotFoundError
+	switch {
+	case err == nil:
+		r.log.WithFields(logrus.Fields{"disk": h.String(), "device": d.Path, "waited": time.Since(begin)}).Debug("device found")
+		return d, nil
+	case errors.As(err, &notFound):
+		return Device{}, err
+	case errors.Is(context.Cause(ctx), ErrTimedOut), errors.Is(err, context.DeadlineExceeded):
+		return Device{}, &NotFoundError{Reason: ErrTimedOut, Hint: h, Waited: time.Since(begin), Trace: trace}
+	}
+	return Device{}, fmt.Errorf("find disk %s: %w", h, err)
+}
+
+// once evaluates all stages on a fresh snapshot. An empty path without error means not yet.
+func (r *Resolver) once(s search, h Hint, waited time.Duration) (Device, []string, error) {
+	now, err := observe(r.options.Root, s.links, s.paths)
+	if err != nil {
+		return Device{}, nil, fmt.Errorf("find disk %s: %w", h, err)
+	}
+	var trace []string
+	for _, st := range s.stages {
+		found, evidence := st.match(now)
+		trace = append(trace, evidence)
+		nodes := distinct(found)
+		if len(nodes) > 1 {
+			var names []string
+			for _, n := range nodes {
+				names = append(names, n.Target)
+			}
+			trace = append(trace, "found "+strings.Join(names, " and "))
+			return Device{}, trace, &NotFoundError{Reason: ErrAmbiguous, Hint: h, Trace: trace}
+		}
+		if len(nodes) == 0 {
+			continue
+		}
+		n := nodes[0]
+		// Where udev has finished with the device, or does not run, no better link will come.
+		if waited < st.grace && now.Udev && !n.Settled {
+			trace = append(trace, "waiting for udev to finish with "+n.Target)
+			continue
+		}
+		return Device{Path: n.Target, Number: n.Number, Directory: !n.Block}, trace, nil
+	}
+	return Device{}, trace, nil
+}
+
+func distinct(found []Node) (nodes []Node) {
+	for _, n := range found {
+		known := false
+		for _, k := range nodes {
+			known = known || k.Number == n.Number && k.Block == n.Block
+		}
+		if !known {
+			nodes = append(nodes, n)
+		}
+	}
+	return nodes
+}
+
+// rescanSCSI asks every controller for new disks. It runs beside the wait, since a scan can
+// take as long as its slowest bus.
+func (r *Resolver) rescanSCSI() {
+	hosts, _ := filepath.Glob(filepath.Join(r.options.Root, "sys/class/scsi_host/host*/scan"))
+	for _, scan := range hosts {
+		if err := os.WriteFile(scan, []byte("- - -"), 0); err != nil {
+			r.log.WithError(err).Warn("SCSI rescan failed")
+		}
+	}
+}
+
+// InstanceStorage returns the NVMe devices that are no volumes of the IaaS, sorted by path. The
+// number must be the one the CPI announced: one device too many could be somebody's volume.
+func (r *Resolver) InstanceStorage(ctx context.Context, count int) ([]Device, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, time.Duration(float64(pathLimit)*r.options.Patience), ErrTimedOut)
+	defer cancel()
+	var devices []Device
+	var trace []string
+	managed := filepath.Dir(r.options.ManagedVolumePattern)
+	dirs := []string{filepath.Join(r.options.Root, "dev"), filepath.Join(r.options.Root, managed)}
+	err := Await(ctx, dirs, func() (bool, error) {
+		nodes, unsettled, why, err := r.unmanaged()
+		if err != nil {
+			return false, err
+		}
+		devices, trace = nil, []string{why}
+		for _, n := range nodes {
+			devices = append(devices, Device{Path: n.Target, Number: n.Number})
+		}
+		if unsettled != "" {
+			trace = append(trace, "udev has not finished with "+unsettled)
+		}
+		return unsettled == "" && len(devices) == count, nil
+	})
+	if err == nil {
+		return devices, nil
+	}
+	if errors.Is(err, ErrTimedOut) || errors.Is(err, context.DeadlineExceeded) {
+		return nil, fmt.Errorf("instance storage: %w: %d devices expected, %s", ErrTimedOut, count, strings.Join(trace, "; "))
+	}
+	return nil, fmt.Errorf("instance storage: %w", err)
+}
+
+func (r *Resolver) unmanaged() (nodes []Node, unsettled, why string, err error) {
+	root := r.options.Root
+	paths, err := filepath.Glob(filepath.Join(root, r.options.InstanceStoragePattern))
+	if err != nil {
+		return nil, "", "", err
+	}
+	links, err := filepath.Glob(filepath.Join(root, r.options.ManagedVolumePattern))
+	if err != nil {
+		return nil, "", "", err
+	}
+	taken := map[blkdev.Number]bool{}
+	for _, l := range links {
+		if n, err := blkdev.NumberOf(l); err == nil {
+			taken[n] = true
+		}
+	}
+	var s Snapshot
+	udev := exists(filepath.Join(root, "run/udev"))
+	var names []string
+	for _, p := range paths {
+		n, ok := s.look(root, strings.TrimPrefix(p, strings.TrimSuffix(root, "/")))
+		if !ok || !n.Block {
+			continue
+		}
+		// A volume whose link is not made yet must not be taken for instance storage.
+		if udev && !n.Settled {
+			unsettled = p
+		}
+		if !taken[n.Number] {
+			nodes = append(nodes, n)
+			names = append(names, n.Target)
+		}
+	}
+	sort.Slice(nodes, func(i, j int) bool { return nodes[i].Target < nodes[j].Target })
+	return nodes, unsettled, fmt.Sprintf("found %s, without the %d managed volumes", listing(names), len(links)), nil
+}

@@ -1,0 +1,207 @@
+package device
+
+import (
+	"fmt"
+	"path"
+	"path/filepath"
+	"regexp"
+	"sort"
+	"strings"
+)
+
+// A matcher looks for a disk in a snapshot. It returns the paths it believes in, and what it
+// looked for and saw, which becomes the evidence in an error.
+type matcher func(Snapshot) (found []Node, evidence string)
+
+// serialLength is how much of a serial number a virtio disk can hold.
+const serialLength = 20
+
+// byID matches the links that udev makes from a disk's serial number, and the serial number
+// itself where a virtio disk could hold only its beginning.
+func byID(cid string, pattern *regexp.Regexp, replacement string) matcher {
+	var glob string
+	switch {
+	case pattern != nil:
+		glob = pattern.ReplaceAllString(cid, replacement)
+	case len(cid) >= serialLength:
+		glob = "*" + cid // a shorter one could be the end of anything
+	}
+	short := cid[:min(len(cid), serialLength)]
+	return func(s Snapshot) (found []Node, _ string) {
+		for _, link := range linksIn(s, "/dev/disk/by-id") {
+			if ok, err := path.Match(glob, path.Base(link)); err == nil && ok {
+				found = append(found, s.Nodes[link])
+			}
+		}
+		var seen []string
+		for _, d := range s.Disks {
+			if d.Serial == "" {
+				continue
+			}
+			seen = append(seen, d.Name+"("+d.Serial+")")
+			if strings.HasPrefix(d.Name, "vd") && (d.Serial == short || d.Serial == cid) && d.Number != 0 {
+				found = append(found, Node{Target: d.Path, Number: d.Number, Block: true, Settled: true})
+			}
+		}
+		evidence := fmt.Sprintf("looked for serial %s among %s", short, listing(seen))
+		if glob != "" {
+			evidence = fmt.Sprintf("looked for /dev/disk/by-id/%s and serial %s among %s", glob, short, listing(seen))
+		}
+		return found, evidence
+	}
+}
+
+// mapped understands /dev/sdX as whatever the hypervisor's driver calls that disk.
+func mapped(p string) (matcher, []string) {
+	candidates := []string{p}
+	if letter, ok := strings.CutPrefix(p, "/dev/sd"); ok {
+		candidates = []string{"/dev/xvd" + letter, "/dev/vd" + letter, "/dev/sd" + letter}
+	}
+	return func(s Snapshot) ([]Node, string) {
+		for _, c := range candidates {
+			if n, ok := s.Nodes[c]; ok && n.Block {
+				return []Node{n}, "found " + c
+			}
+		}
+		return nil, strings.Join(candidates, ", ") + ": not there"
+	}, candidates
+}
+
+// identity takes a path as it is. With bind-mounted disks it may be a directory.
+func identity(p string) matcher {
+	return func(s Snapshot) ([]Node, string) {
+		if n, ok := s.Nodes[p]; ok {
+			return []Node{n}, "found " + p
+		}
+		return nil, p + " is not there"
+	}
+}
+
+// scsiID matches the links that end in a disk's UUID, written without dashes.
+func scsiID(id string) matcher {
+	glob := "*" + strings.ReplaceAll(id, "-", "")
+	return func(s Snapshot) (found []Node, _ string) {
+		links := linksIn(s, "/dev/disk/by-id")
+		for _, link := range links {
+			if ok, err := path.Match(glob, path.Base(link)); err == nil && ok {
+				found = append(found, s.Nodes[link])
+			}
+		}
+		return withoutHeld(s, found), fmt.Sprintf("looked for /dev/disk/by-id/%s among %d links", glob, len(links))
+	}
+}
+
+// scsiVolume matches target number and LUN 0 on the controller that carries the first disk.
+// Two controllers with that target are ambiguous, never a guess.
+func scsiVolume(volume string) matcher {
+	return func(s Snapshot) (found []Node, _ string) {
+		var hosts, seen []string
+		for _, d := range s.Disks {
+			if d.SCSI == "" {
+				continue
+			}
+			seen = append(seen, d.Name+"("+d.SCSI+")")
+			host, rest, _ := strings.Cut(d.SCSI, ":")
+			if rest == "0:0:0" && strings.HasPrefix(d.Name, "sd") {
+				hosts = append(hosts, host)
+			}
+		}
+		for _, d := range s.Disks {
+			host, rest, _ := strings.Cut(d.SCSI, ":")
+			if rest != "0:"+volume+":0" || d.Number == 0 {
+				continue
+			}
+			for _, h := range hosts {
+				if h == host {
+					found = append(found, Node{Target: d.Path, Number: d.Number, Block: true})
+				}
+			}
+		}
+		evidence := fmt.Sprintf("looked for SCSI target %s on hosts %s among %s", volume, listing(hosts), listing(seen))
+		return found, evidence
+	}
+}
+
+// scsiLUN matches a LUN below the one Hyper-V controller that the hint names.
+func scsiLUN(lun, hostDevice string) matcher {
+	return func(s Snapshot) (found []Node, _ string) {
+		var controllers, seen []string
+		for dir, id := range s.VMBus {
+			if strings.EqualFold(id, hostDevice) {
+				controllers = append(controllers, dir)
+			}
+		}
+		for _, d := range s.Disks {
+			if d.SCSI == "" {
+				continue
+			}
+			seen = append(seen, d.Name+"("+d.SCSI+")")
+			if !strings.HasSuffix(d.SCSI, ":"+lun) || d.Number == 0 {
+				continue
+			}
+			for _, c := range controllers {
+				if strings.HasPrefix(d.Dir, c+"/") {
+					found = append(found, Node{Target: d.Path, Number: d.Number, Block: true})
+				}
+			}
+		}
+		sort.Strings(controllers)
+		return found, fmt.Sprintf("looked for LUN %s of vmbus device %s (%s) among %s", lun, hostDevice, listing(controllers), listing(seen))
+	}
+}
+
+// lunLink follows the link that a udev rule made for the LUN.
+func lunLink(dir, lun string) matcher {
+	link := filepath.Join(dir, lun)
+	return func(s Snapshot) ([]Node, string) {
+		if n, ok := s.Nodes[link]; ok && n.Block {
+			return []Node{n}, "found " + link
+		}
+		return nil, link + " is not there"
+	}
+}
+
+func linksIn(s Snapshot, dir string) (links []string) {
+	for p, n := range s.Nodes {
+		if path.Dir(p) == dir && n.Block {
+			links = append(links, p)
+		}
+	}
+	sort.Strings(links)
+	return links
+}
+
+// withoutHeld drops a disk when a device built upon it is a candidate too: the paths of one
+// multipath volume are not several volumes.
+func withoutHeld(s Snapshot, found []Node) (kept []Node) {
+	names := map[string]bool{}
+	for _, n := range found {
+		for _, d := range s.Disks {
+			if d.Number == n.Number {
+				names[d.Name] = true
+			}
+		}
+	}
+next:
+	for _, n := range found {
+		for _, d := range s.Disks {
+			if d.Number != n.Number {
+				continue
+			}
+			for _, h := range d.Holders {
+				if names[h] {
+					continue next
+				}
+			}
+		}
+		kept = append(kept, n)
+	}
+	return kept
+}
+
+func listing(items []string) string {
+	if len(items) == 0 {
+		return "none"
+	}
+	return strings.Join(items, ", ")
+}

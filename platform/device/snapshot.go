@@ -1,0 +1,140 @@
+package device
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"sort"
+	"strings"
+
+	"cambium/internal/blkdev"
+)
+
+// Snapshot is everything the matchers look at, read at one moment.
+type Snapshot struct {
+	// Nodes are the paths somebody asked about and the links of the link directories.
+	Nodes map[string]Node
+	Disks []Disk
+	// VMBus maps a Hyper-V device's sysfs directory to its device_id.
+	VMBus map[string]string
+	// Udev is false where no udev runs, so that no links will ever appear.
+	Udev bool
+}
+
+// Node is what a path in /dev leads to.
+type Node struct {
+	Target string // the path with all links followed
+	Number blkdev.Number
+	Block  bool
+	// Settled means that udev has dealt with the device: its links are all there.
+	Settled bool
+}
+
+// Disk is a whole disk as sysfs shows it.
+type Disk struct {
+	Name    string
+	Path    string
+	Number  blkdev.Number
+	Serial  string
+	Dir     string // below /sys/devices
+	SCSI    string // host:channel:target:lun, or empty
+	Holders []string
+}
+
+var scsiAddress = regexp.MustCompile(`/(\d+:\d+:\d+:\d+)/block/[^/]+$`)
+
+// observe reads the machine below root. links are directories whose links are read, paths are
+// looked at one by one; both may be missing.
+func observe(root string, links, paths []string) (Snapshot, error) {
+	s := Snapshot{Nodes: map[string]Node{}, VMBus: map[string]string{}}
+	s.Udev = exists(filepath.Join(root, "run/udev"))
+	for _, dir := range links {
+		entries, err := os.ReadDir(filepath.Join(root, dir))
+		if err != nil {
+			continue // not there yet
+		}
+		for _, e := range entries {
+			paths = append(paths, filepath.Join(dir, e.Name()))
+		}
+	}
+	for _, p := range paths {
+		if n, ok := s.look(root, p); ok {
+			s.Nodes[p] = n
+		}
+	}
+	disks, err := filepath.Glob(filepath.Join(root, "sys/block/*"))
+	if err != nil {
+		return s, err
+	}
+	for _, link := range disks {
+		if d, ok := readDisk(root, link); ok {
+			s.Disks = append(s.Disks, d)
+		}
+	}
+	sort.Slice(s.Disks, func(i, j int) bool { return s.Disks[i].Name < s.Disks[j].Name })
+	ids, err := filepath.Glob(filepath.Join(root, "sys/bus/vmbus/devices/*/device_id"))
+	if err != nil {
+		return s, err
+	}
+	for _, file := range ids {
+		dir, err := filepath.EvalSymlinks(filepath.Dir(file))
+		if err != nil {
+			continue // it went away while we looked
+		}
+		s.VMBus[dir] = readText(file)
+	}
+	return s, nil
+}
+
+func (s *Snapshot) look(root, path string) (Node, bool) {
+	real := filepath.Join(root, path)
+	if root != "/" {
+		target, err := filepath.EvalSymlinks(real)
+		if err != nil {
+			return Node{}, false
+		}
+		real = target
+	}
+	target, err := Canonical(real)
+	if err != nil {
+		return Node{}, false
+	}
+	n := Node{Target: target}
+	if number, err := blkdev.NumberOf(target); err == nil {
+		n.Block, n.Number = true, number
+		n.Settled = exists(filepath.Join(root, "run/udev/data", "b"+number.String()))
+	}
+	return n, true
+}
+
+func readDisk(root, link string) (Disk, bool) {
+	dir, err := filepath.EvalSymlinks(link)
+	if err != nil {
+		return Disk{}, false
+	}
+	name := strings.ReplaceAll(filepath.Base(link), "!", "/")
+	d := Disk{Name: name, Path: filepath.Join(root, "dev", name), Dir: dir}
+	d.Number, _ = blkdev.NumberOf(d.Path) // without a node the disk cannot be the answer yet
+	for _, file := range []string{"serial", "device/serial"} {
+		if d.Serial == "" {
+			d.Serial = readText(filepath.Join(dir, file))
+		}
+	}
+	if m := scsiAddress.FindStringSubmatch(dir); m != nil {
+		d.SCSI = m[1]
+	}
+	if holders, err := os.ReadDir(filepath.Join(dir, "holders")); err == nil {
+		for _, h := range holders {
+			d.Holders = append(d.Holders, h.Name())
+		}
+	}
+	return d, true
+}
+
+func readText(path string) string {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(data))
+}

@@ -1,0 +1,100 @@
+package disk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"cambium/internal/blkdev"
+	"cambium/platform/device"
+)
+
+// Announce makes the kernel know exactly the partitions that the disk's table has, and waits
+// until their nodes are there. Partitions that are known already are not touched, so it can
+// be called at every start; that the kernel has no parser for the table does not matter.
+//
+// Where the kernel refuses but a block device of the partition's name is there all the same,
+// that node is what everybody means by the name, and it is taken.
+func Announce(ctx context.Context, path string) error {
+	s, err := Observe(path)
+	if err != nil {
+		return err
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("announce partitions: %w", err)
+	}
+	defer f.Close()
+	known, err := blkdev.Partitions("/sys", s.Number)
+	if err != nil {
+		return fmt.Errorf("announce partitions of %s: %w", path, err)
+	}
+	byNumber := map[int]blkdev.Info{}
+	for _, k := range known {
+		byNumber[k.Partition] = k
+		want, ok := s.Table.Partition(k.Partition)
+		if ok && want.Start == k.Start {
+			continue
+		}
+		if err := blkdev.DeletePartition(f, k.Partition); err != nil {
+			return fmt.Errorf("announce partitions of %s: forget partition %d: %w", path, k.Partition, err)
+		}
+		delete(byNumber, k.Partition)
+	}
+	for _, p := range s.Table.Partitions {
+		k, ok := byNumber[p.Number]
+		switch {
+		case ok && k.Size == p.Size:
+		case ok:
+			err = blkdev.ResizePartition(f, p.Number, p.Start, p.Size)
+		default:
+			err = blkdev.AddPartition(f, p.Number, p.Start, p.Size)
+		}
+		if err != nil {
+			node := device.Partition(path, p.Number)
+			if _, nodeErr := blkdev.NumberOf(node); len(known) == 0 && nodeErr == nil {
+				continue
+			}
+			return fmt.Errorf("announce partition %d of %s: %w", p.Number, path, err)
+		}
+	}
+	for _, p := range s.Table.Partitions {
+		if err := awaitNode(ctx, path, s.Number, p.Number); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// awaitNode waits until the partition's path is a block device; where the kernel calls the
+// partition by that very name, the numbers must agree as well, or the node is a stale one.
+func awaitNode(ctx context.Context, path string, disk blkdev.Number, n int) error {
+	node := device.Partition(path, n)
+	err := device.Await(ctx, []string{filepath.Dir(node)}, func() (bool, error) {
+		have, err := blkdev.NumberOf(node)
+		if errors.Is(err, os.ErrNotExist) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		parts, err := blkdev.Partitions("/sys", disk)
+		if err != nil {
+			return false, err
+		}
+		for _, k := range parts {
+			if k.Partition == n && k.Name == strings.TrimPrefix(node, "/dev/") {
+				dev, err := os.ReadFile(filepath.Join(k.Dir, "dev"))
+				return err == nil && strings.TrimSpace(string(dev)) == have.String(), err
+			}
+		}
+		return true, nil
+	})
+	if err != nil {
+		return fmt.Errorf("wait for %s: %w", node, err)
+	}
+	return nil
+}

@@ -1,0 +1,276 @@
+// Package disk reads and writes partition tables. Reading never writes, whatever is found.
+// Writing happens under the lock that udev honours, is verified by reading back, and the
+// kernel is told of each partition by itself, which also works on a disk in use. Whether a
+// disk may be written is the caller's decision and proof.
+package disk
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"sort"
+	"time"
+
+	"github.com/diskfs/go-diskfs/partition/gpt"
+	"github.com/diskfs/go-diskfs/partition/mbr"
+
+	"cambium/internal/blkdev"
+	"cambium/platform/filesystem"
+)
+
+// Label is the kind of a partition table.
+type Label string
+
+// The labels that can be read and written.
+const (
+	None Label = ""
+	GPT  Label = "gpt"
+	MBR  Label = "dos"
+)
+
+// Types of partitions. Swap and data share one, as cloudfoundry/bosh-agent makes them.
+const (
+	LinuxGPT = "0FC63DAF-8483-4772-8E79-3D69D8477DE4"
+	LinuxMBR = "83"
+	SwapMBR  = "82"
+)
+
+// MiB is the unit partitions are aligned to.
+const MiB = 1 << 20
+
+// MBRLimit is the first byte that a DOS table with 512-byte sectors cannot address.
+const MBRLimit = 2 << 40
+
+// ErrDamaged means that there is a table, or the remains of one, that cannot be trusted. Such
+// a disk is neither blank nor ours.
+var ErrDamaged = errors.New("damaged partition table")
+
+// Table is a partition table as read, in bytes.
+type Table struct {
+	Label      Label
+	GUID       string
+	Partitions []Partition // by number
+	// Recovered is set when the first copy of a GPT is broken and the second was used.
+	Recovered bool
+	// Moved is set when the disk is larger than the GPT believes: the second copy is not
+	// at its end.
+	Moved bool
+	// Fixed says why a table must not be rewritten, though it can be read.
+	Fixed string
+}
+
+// Partition is one entry of a table.
+type Partition struct {
+	Number int
+	Start  int64
+	Size   int64
+	Name   string // GPT only
+	Type   string // GUID in GPT, two hexadecimal digits in MBR
+	GUID   string // GPT only
+}
+
+// End is the first byte behind the partition.
+func (p Partition) End() int64 { return p.Start + p.Size }
+
+// State is a disk as it was found.
+type State struct {
+	Path   string
+	Number blkdev.Number
+	Bytes  int64
+	Sector int
+	// Content is what the disk as a whole carries: a table, a file system, nothing.
+	Content filesystem.Content
+	Table   Table
+}
+
+// Observe reads what is on a disk or image.
+func Observe(path string) (State, error) {
+	s := State{Path: path}
+	f, err := os.Open(path)
+	if err != nil {
+		return s, fmt.Errorf("read disk: %w", err)
+	}
+	defer f.Close()
+	if s.Bytes, err = blkdev.Size(f); err != nil {
+		return s, fmt.Errorf("read disk: %w", err)
+	}
+	if s.Sector, err = blkdev.SectorSize(f); err != nil {
+		return s, fmt.Errorf("read disk: %w", err)
+	}
+	if n, err := blkdev.NumberOf(path); err == nil {
+		s.Number = n
+	}
+	if s.Content, err = filesystem.Identify(f, s.Bytes); err != nil {
+		return s, fmt.Errorf("read disk %s: %w", path, err)
+	}
+	if s.Table, err = Read(f, s.Bytes, s.Sector); err != nil {
+		return s, fmt.Errorf("read disk %s: %w", path, err)
+	}
+	return s, nil
+}
+
+// Read finds the partition table of a disk; a disk without one gives Label None. It returns
+// ErrDamaged rather than guess.
+func Read(r io.ReaderAt, size int64, sector int) (Table, error) {
+	if sector < 512 || sector > 64<<10 || sector&(sector-1) != 0 {
+		return Table{}, fmt.Errorf("sector size %d is not supported", sector)
+	}
+	if size < 4*int64(sector) {
+		return Table{}, nil
+	}
+	head := make([]byte, 2*sector)
+	if err := readFull(r, head, 0); err != nil {
+		return Table{}, err
+	}
+	marked := head[510] == 0x55 && head[511] == 0xaa
+	protective := marked && hasType(head, 0xee)
+	if string(head[sector:sector+8]) == "EFI PART" || protective {
+		return readGPT(r, size, sector, head)
+	}
+	if !marked {
+		return Table{}, nil
+	}
+	return readMBR(r, size, sector)
+}
+
+func hasType(sector0 []byte, kind byte) bool {
+	for i := range 4 {
+		if sector0[446+16*i+4] == kind {
+			return true
+		}
+	}
+	return false
+}
+
+// maxEntries bounds what a header can make us read; 128 is what every tool writes.
+const maxEntries = 4096
+
+func readGPT(r io.ReaderAt, size int64, sector int, head []byte) (Table, error) {
+	last := make([]byte, sector)
+	if err := readFull(r, last, size/int64(sector)*int64(sector)-int64(sector)); err != nil {
+		return Table{}, err
+	}
+	t := Table{Label: GPT}
+	for i, h := range [][]byte{head[sector:], last} {
+		if string(h[:8]) != "EFI PART" {
+			continue
+		}
+		entries := binary.LittleEndian.Uint64(h[72:])
+		count, length := binary.LittleEndian.Uint32(h[80:]), binary.LittleEndian.Uint32(h[84:])
+		if count == 0 || count > maxEntries || length != gpt.PartitionEntrySize || entries > uint64(size)/uint64(sector) {
+			return Table{}, fmt.Errorf("%w: GPT with %d entries of %d bytes at sector %d", ErrDamaged, count, length, entries)
+		}
+		if count*length%uint32(sector) != 0 {
+			t.Fixed = "its entries do not fill whole sectors"
+		}
+		if i == 0 && entries != 2 {
+			t.Fixed = "its entries are not at the usual place"
+		}
+	}
+	read, err := gpt.Read(file{r: r, size: size}, sector, sector)
+	if err != nil {
+		return Table{}, fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	t.GUID, t.Recovered = read.GUID, read.RecoveredFromBackup
+	t.Moved = read.TotalSize() != uint64(size/int64(sector)*int64(sector))
+	sectors := uint64(size) / uint64(sector)
+	for _, p := range read.Partitions {
+		if p.Start > p.End || p.End >= sectors {
+			return Table{}, fmt.Errorf("%w: partition %d lies outside the disk", ErrDamaged, p.Index)
+		}
+		t.Partitions = append(t.Partitions, Partition{Number: p.Index, Start: int64(p.Start) * int64(sector),
+			Size: int64(p.End-p.Start+1) * int64(sector), Name: p.Name, Type: string(p.Type), GUID: p.GUID})
+	}
+	return t, t.check()
+}
+
+func readMBR(r io.ReaderAt, size int64, sector int) (Table, error) {
+	content, err := filesystem.Identify(r, size)
+	if err != nil {
+		return Table{}, err
+	}
+	switch content.Kind {
+	case filesystem.FAT, filesystem.NTFS, filesystem.ExFAT, filesystem.BitLocker, filesystem.XFS,
+		filesystem.Ext2, filesystem.Ext3, filesystem.Ext4:
+		return Table{}, nil // the boot sector of a file system ends like a table
+	}
+	read, err := mbr.Read(file{r: r, size: size}, sector, sector)
+	if err != nil {
+		return Table{}, fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	t := Table{Label: MBR, GUID: read.UUID()}
+	for _, p := range read.Partitions {
+		if p.Type == mbr.Empty || p.Size == 0 {
+			continue
+		}
+		part := Partition{Number: p.Index, Start: int64(p.Start) * int64(sector), Size: int64(p.Size) * int64(sector), Type: fmt.Sprintf("%02x", byte(p.Type))}
+		if p.Start == 0 || part.End() > size {
+			return Table{}, fmt.Errorf("%w: partition %d lies outside the disk", ErrDamaged, p.Index)
+		}
+		if p.Type == mbr.ExtendedCHS || p.Type == mbr.ExtendedLBA || p.Type == 0x85 {
+			t.Fixed = "it has an extended partition"
+		}
+		t.Partitions = append(t.Partitions, part)
+	}
+	return t, t.check()
+}
+
+func (t *Table) check() error {
+	sort.Slice(t.Partitions, func(i, j int) bool { return t.Partitions[i].Number < t.Partitions[j].Number })
+	ordered := append([]Partition(nil), t.Partitions...)
+	sort.Slice(ordered, func(i, j int) bool { return ordered[i].Start < ordered[j].Start })
+	for i := 1; i < len(ordered); i++ {
+		if ordered[i].Start < ordered[i-1].End() {
+			return fmt.Errorf("%w: partitions %d and %d overlap", ErrDamaged, ordered[i-1].Number, ordered[i].Number)
+		}
+	}
+	return nil
+}
+
+// Partition returns the entry with number n.
+func (t Table) Partition(n int) (Partition, bool) {
+	for _, p := range t.Partitions {
+		if p.Number == n {
+			return p, true
+		}
+	}
+	return Partition{}, false
+}
+
+func readFull(r io.ReaderAt, b []byte, offset int64) error {
+	n, err := r.ReadAt(b, offset)
+	if n == len(b) {
+		return nil
+	}
+	if err == nil || errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+	}
+	return fmt.Errorf("read %d bytes at %d: %w", len(b), offset, err)
+}
+
+// file gives go-diskfs a reader it cannot write through.
+type file struct {
+	r    io.ReaderAt
+	size int64
+}
+
+func (f file) ReadAt(b []byte, o int64) (int, error) { return f.r.ReadAt(b, o) }
+func (f file) Read([]byte) (int, error)              { return 0, errors.ErrUnsupported }
+func (f file) Close() error                          { return nil }
+func (f file) Stat() (fs.FileInfo, error)            { return f, nil }
+func (f file) Seek(o int64, whence int) (int64, error) {
+	if whence == io.SeekEnd {
+		return f.size + o, nil
+	}
+	return o, nil
+}
+
+func (f file) Name() string       { return "disk" }
+func (f file) Size() int64        { return f.size }
+func (f file) Mode() fs.FileMode  { return 0 }
+func (f file) ModTime() time.Time { return time.Time{} }
+func (f file) IsDir() bool        { return false }
+func (f file) Sys() any           { return nil }

@@ -1,0 +1,340 @@
+package disk
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/diskfs/go-diskfs/partition/gpt"
+	"github.com/diskfs/go-diskfs/partition/mbr"
+	"golang.org/x/sys/unix"
+
+	"cambium/internal/blkdev"
+	"cambium/platform/filesystem"
+)
+
+// open locks a disk for writing. udev and systemd-repart honour the same lock: they probe the
+// disk only when the new table is complete.
+func open(ctx context.Context, path string, exclusive bool) (*os.File, error) {
+	flags := os.O_RDWR
+	if exclusive {
+		// The kernel refuses it while the disk or a partition is mounted or held.
+		flags |= unix.O_EXCL
+	}
+	f, err := os.OpenFile(path, flags, 0)
+	if errors.Is(err, unix.EBUSY) {
+		return nil, fmt.Errorf("%w: the disk is in use", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	locked := make(chan error, 1)
+	go func() { locked <- unix.Flock(int(f.Fd()), unix.LOCK_EX) }()
+	select {
+	case err := <-locked:
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
+		}
+		return f, nil
+	case <-ctx.Done():
+		go func() { <-locked; _ = f.Close() }()
+		return nil, fmt.Errorf("lock %s: %w", path, context.Cause(ctx))
+	}
+}
+
+// Create replaces whatever the disk carries by a new table. Old signatures of the disk and at
+// the beginning and end of each new partition are wiped first, so that nothing old shows
+// through. guid names the new table; empty means a random one.
+func Create(ctx context.Context, path string, label Label, guid string, parts []Partition) error {
+	f, err := open(ctx, path, true)
+	if err != nil {
+		return fmt.Errorf("create partition table on %s: %w", path, err)
+	}
+	err = create(f, label, guid, parts)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("create partition table on %s: %w", path, err)
+	}
+	return nil
+}
+
+func create(f *os.File, label Label, guid string, parts []Partition) error {
+	size, sector, err := geometry(f)
+	if err != nil {
+		return err
+	}
+	want := Table{Label: label, GUID: guid, Partitions: parts}
+	if err := want.fits(size, sector); err != nil {
+		return err
+	}
+	if err := filesystem.Wipe(f, 0, size); err != nil {
+		return err
+	}
+	for _, p := range parts {
+		if err := filesystem.Wipe(f, p.Start, p.Size); err != nil {
+			return err
+		}
+	}
+	// The old table must be gone for good before the new one can make the old content at
+	// the same place look like ours.
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	return want.write(f, size, sector)
+}
+
+// Append adds partitions behind the existing ones, which stay as they are, also while they
+// are in use.
+func Append(ctx context.Context, path string, parts []Partition) error {
+	return change(ctx, path, "append partitions to", func(f *os.File, t *Table) error {
+		for _, p := range parts {
+			if err := filesystem.Wipe(f, p.Start, p.Size); err != nil {
+				return err
+			}
+		}
+		t.Partitions = append(t.Partitions, parts...)
+		return f.Sync()
+	})
+}
+
+// Grow extends partition n to the end given, and moves the second copy of a GPT to the end of
+// the disk. A partition that already reaches it is left alone; shrinking is an error.
+func Grow(ctx context.Context, path string, n int, end int64) error {
+	return change(ctx, path, "grow a partition of", func(_ *os.File, t *Table) error {
+		for i := range t.Partitions {
+			p := &t.Partitions[i]
+			if p.Number != n {
+				continue
+			}
+			if end < p.End() {
+				return fmt.Errorf("partition %d would shrink from %d to %d bytes", n, p.Size, end-p.Start)
+			}
+			p.Size = end - p.Start
+			return nil
+		}
+		return fmt.Errorf("partition %d is not there", n)
+	})
+}
+
+// Rename gives partition n of a GPT another name.
+func Rename(ctx context.Context, path string, n int, name string) error {
+	return change(ctx, path, "rename a partition of", func(_ *os.File, t *Table) error {
+		if t.Label != GPT {
+			return errors.New("only partitions of a GPT have names")
+		}
+		for i := range t.Partitions {
+			if t.Partitions[i].Number == n {
+				t.Partitions[i].Name = name
+				return nil
+			}
+		}
+		return fmt.Errorf("partition %d is not there", n)
+	})
+}
+
+func change(ctx context.Context, path, what string, edit func(*os.File, *Table) error) error {
+	f, err := open(ctx, path, false)
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", what, path, err)
+	}
+	err = func() error {
+		size, sector, err := geometry(f)
+		if err != nil {
+			return err
+		}
+		t, err := Read(f, size, sector)
+		if err != nil {
+			return err
+		}
+		if t.Label == None {
+			return errors.New("there is no partition table")
+		}
+		if t.Fixed != "" {
+			return fmt.Errorf("the table cannot be changed: %s", t.Fixed)
+		}
+		if err := edit(f, &t); err != nil {
+			return err
+		}
+		if err := t.fits(size, sector); err != nil {
+			return err
+		}
+		return t.write(f, size, sector)
+	}()
+	if err = errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("%s %s: %w", what, path, err)
+	}
+	return nil
+}
+
+func geometry(f *os.File) (int64, int, error) {
+	size, err := blkdev.Size(f)
+	if err != nil {
+		return 0, 0, err
+	}
+	sector, err := blkdev.SectorSize(f)
+	return size, sector, err
+}
+
+// Usable is the first byte behind the last one that a partition may have.
+func Usable(label Label, size int64, sector int) int64 {
+	size = size / int64(sector) * int64(sector)
+	if label == GPT {
+		entries := (gptEntries*gpt.PartitionEntrySize + int64(sector) - 1) / int64(sector)
+		return size - (entries+1)*int64(sector)
+	}
+	return size
+}
+
+const gptEntries = 128
+
+func (t Table) fits(size int64, sector int) error {
+	if err := t.check(); err != nil {
+		return err
+	}
+	for _, p := range t.Partitions {
+		switch {
+		case p.Start%int64(sector) != 0 || p.Size%int64(sector) != 0 || p.Size <= 0:
+			return fmt.Errorf("partition %d: %d bytes at %d are no whole sectors", p.Number, p.Size, p.Start)
+		case t.Label == MBR && p.End() > MBRLimit/512*int64(sector):
+			return fmt.Errorf("partition %d would end beyond 2 TiB, which a DOS partition table cannot address: "+
+				"attach a new disk, which gets a GPT, and migrate to it", p.Number)
+		case p.End() > Usable(t.Label, size, sector):
+			return fmt.Errorf("partition %d: ends at %d, beyond the last usable byte %d", p.Number, p.End(), Usable(t.Label, size, sector))
+		}
+	}
+	return nil
+}
+
+func (t Table) write(f *os.File, size int64, sector int) error {
+	var err error
+	switch t.Label {
+	case GPT:
+		err = t.writeGPT(f, size, sector)
+	case MBR:
+		err = t.writeMBR(f, sector)
+	default:
+		err = fmt.Errorf("label %q is not supported", t.Label)
+	}
+	if err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	return t.verify(f, size, sector)
+}
+
+func (t Table) writeGPT(f *os.File, size int64, sector int) error {
+	g := &gpt.Table{LogicalSectorSize: sector, PhysicalSectorSize: sector, GUID: t.GUID}
+	for _, p := range t.Partitions {
+		entry := &gpt.Partition{Index: p.Number, Start: uint64(p.Start / int64(sector)), End: uint64(p.End()/int64(sector)) - 1,
+			Type: gpt.Type(p.Type), Name: p.Name, GUID: p.GUID}
+		if p.Type == "" {
+			entry.Type = LinuxGPT
+		}
+		g.Partitions = append(g.Partitions, entry)
+	}
+	if err := preserve(f, g, size, sector); err != nil {
+		return err
+	}
+	// The order matters for a power cut: library and we write the second copy first. The
+	// protective MBR is ours to write, because the library's is wrong beyond 2 TiB.
+	if err := g.Write(f, size); err != nil {
+		return err
+	}
+	var protect [66]byte
+	protect[4], protect[2], protect[5], protect[6], protect[7] = 0xee, 0x02, 0xff, 0xff, 0xff
+	binary.LittleEndian.PutUint32(protect[8:], 1)
+	binary.LittleEndian.PutUint32(protect[12:], uint32(min(size/int64(sector)-1, 1<<32-1)))
+	protect[64], protect[65] = 0x55, 0xaa
+	_, err := f.WriteAt(protect[:], 446)
+	return err
+}
+
+// preserve keeps what a rewritten GPT had and Table does not carry: attributes of entries.
+func preserve(f *os.File, g *gpt.Table, size int64, sector int) error {
+	if g.GUID == "" {
+		return nil
+	}
+	old, err := gpt.Read(file{r: f, size: size}, sector, sector)
+	if err != nil || !strings.EqualFold(old.GUID, g.GUID) {
+		return nil
+	}
+	for _, o := range old.Partitions {
+		for _, n := range g.Partitions {
+			if n.Index == o.Index && n.GUID == o.GUID {
+				n.Attributes = o.Attributes
+			}
+		}
+	}
+	return nil
+}
+
+func (t Table) writeMBR(f *os.File, sector int) error {
+	// An existing table keeps its boot code, its disk signature and its boot flags.
+	old, err := mbr.Read(file{r: f}, sector, sector)
+	fresh := err != nil
+	m := &mbr.Table{LogicalSectorSize: sector, PhysicalSectorSize: sector}
+	for i := range 4 {
+		entry := &mbr.Partition{Index: i + 1}
+		if p, ok := t.Partition(i + 1); ok {
+			kind := p.Type
+			if kind == "" {
+				kind = LinuxMBR
+			}
+			n, err := strconv.ParseUint(kind, 16, 8)
+			if err != nil {
+				return fmt.Errorf("partition type %q: %w", kind, err)
+			}
+			entry.Type, entry.Start, entry.Size = mbr.Type(n), uint32(p.Start/int64(sector)), uint32(p.Size/int64(sector))
+			// Cylinders are long dead; these values say "beyond what they can express".
+			entry.StartHead, entry.StartSector, entry.StartCylinder = 0xfe, 0xff, 0xff
+			entry.EndHead, entry.EndSector, entry.EndCylinder = 0xfe, 0xff, 0xff
+			if !fresh && old.Partitions[i].Start == entry.Start {
+				o := old.Partitions[i]
+				entry.Bootable = o.Bootable
+				entry.StartHead, entry.StartSector, entry.StartCylinder = o.StartHead, o.StartSector, o.StartCylinder
+				if o.Size == entry.Size {
+					entry.EndHead, entry.EndSector, entry.EndCylinder = o.EndHead, o.EndSector, o.EndCylinder
+				}
+			}
+		}
+		m.Partitions = append(m.Partitions, entry)
+	}
+	for _, p := range t.Partitions {
+		if p.Number < 1 || p.Number > 4 {
+			return fmt.Errorf("partition %d: a DOS table has four", p.Number)
+		}
+	}
+	if fresh {
+		var signature [4]byte
+		_, _ = rand.Read(signature[:]) // never fails on supported systems
+		if _, err := f.WriteAt(signature[:], 440); err != nil {
+			return err
+		}
+	}
+	return m.Write(f, 0)
+}
+
+// verify reads the table back and compares; what is not as it was meant is an error now and
+// not a surprise later.
+func (t Table) verify(f *os.File, size int64, sector int) error {
+	have, err := Read(f, size, sector)
+	if err != nil {
+		return fmt.Errorf("read back: %w", err)
+	}
+	if have.Label != t.Label || have.Recovered || have.Moved || len(have.Partitions) != len(t.Partitions) {
+		return fmt.Errorf("read back: table is %s with %d partitions, want %s with %d", have.Label, len(have.Partitions), t.Label, len(t.Partitions))
+	}
+	for _, want := range t.Partitions {
+		got, ok := have.Partition(want.Number)
+		if !ok || got.Start != want.Start || got.Size != want.Size || got.Name != want.Name {
+			return fmt.Errorf("read back: partition %d is %+v, want %+v", want.Number, got, want)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,327 @@
+// Package filesystem tells what is on a device by its superblocks, and makes, grows and checks
+// the file systems that the agent uses, and swap. Nothing here decides whether a device may be
+// written: Make and FormatSwap write to whatever they are given, so the caller proves first.
+package filesystem
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"cambium/internal/blkdev"
+)
+
+// Kind is what a device holds.
+type Kind string
+
+// The kinds that matter to the agent.
+const (
+	Blank   Kind = "blank"   // no known signature at any of its offsets
+	Unknown Kind = "unknown" // a signature whose superblock makes no sense
+	Ext2    Kind = "ext2"
+	Ext3    Kind = "ext3"
+	Ext4    Kind = "ext4"
+	XFS     Kind = "xfs"
+	Swap    Kind = "swap"
+	GPT     Kind = "gpt"
+	DOS     Kind = "dos"
+)
+
+// The kinds that are only recognised in order to be left alone.
+const (
+	Btrfs     Kind = "btrfs"
+	LVM       Kind = "LVM physical volume"
+	LUKS      Kind = "LUKS"
+	MD        Kind = "md RAID member"
+	RAID      Kind = "firmware RAID member"
+	DRBD      Kind = "DRBD"
+	ZFS       Kind = "ZFS"
+	NTFS      Kind = "NTFS"
+	ExFAT     Kind = "exFAT"
+	FAT       Kind = "FAT"
+	BitLocker Kind = "BitLocker"
+	ISO9660   Kind = "ISO 9660"
+	UDF       Kind = "UDF"
+	Squashfs  Kind = "squashfs"
+	Cramfs    Kind = "cramfs"
+	Romfs     Kind = "romfs"
+	EROFS     Kind = "erofs"
+	Bcache    Kind = "bcache"
+	Bcachefs  Kind = "bcachefs"
+	Stratis   Kind = "stratis"
+	VDO       Kind = "VDO"
+	Integrity Kind = "dm-integrity"
+	Verity    Kind = "dm-verity"
+	Bluestore Kind = "Ceph BlueStore"
+	ASM       Kind = "Oracle ASM"
+	VMFS      Kind = "VMFS"
+	F2FS      Kind = "f2fs"
+	Nilfs2    Kind = "nilfs2"
+	ReiserFS  Kind = "reiserfs"
+	JFS       Kind = "jfs"
+	HFS       Kind = "hfs"
+	APFS      Kind = "apfs"
+	OCFS2     Kind = "ocfs2"
+	GFS2      Kind = "gfs2"
+	Zonefs    Kind = "zonefs"
+	Minix     Kind = "minix"
+	UFS       Kind = "ufs"
+	JBD       Kind = "ext journal device"
+	SGI       Kind = "SGI disk label"
+	BSD       Kind = "BSD disk label"
+	Sun       Kind = "Sun disk label"
+	Mac       Kind = "Apple partition map"
+
+	extFamily Kind = "ext"
+)
+
+// Content is what was found on a device.
+type Content struct {
+	Kind  Kind
+	Also  []Kind // further signatures, less believed than Kind
+	Label string
+	UUID  string
+	// Bytes is the length of the file system as its superblock says, where that is known.
+	Bytes int64
+	// Errors is set when the file system has recorded errors of its own.
+	Errors bool
+	// NeverMounted is set when the superblock shows that nobody ever mounted it.
+	NeverMounted bool
+	// Incomplete is set when the superblock says that its making was not finished.
+	Incomplete bool
+}
+
+// Blank reports that no known signature was found.
+func (c Content) Blank() bool { return c.Kind == Blank }
+
+// Data reports a file system that the agent uses, and nothing else beside it that could be
+// the real owner of the device.
+func (c Content) Data() bool {
+	if c.Kind != Ext4 && c.Kind != XFS {
+		return false
+	}
+	for _, k := range c.Also {
+		// A boot sector may carry a table's mark; anything else makes the find doubtful.
+		if k != DOS {
+			return false
+		}
+	}
+	return true
+}
+
+func (c Content) String() string {
+	var b strings.Builder
+	b.WriteString(string(c.Kind))
+	if c.Label != "" {
+		fmt.Fprintf(&b, " %q", c.Label)
+	}
+	for _, k := range c.Also {
+		fmt.Fprintf(&b, " and %s", k)
+	}
+	return b.String()
+}
+
+// Probe identifies what is on the device or image at path. It opens read-only and never writes.
+func Probe(path string) (Content, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return Content{}, fmt.Errorf("probe: %w", err)
+	}
+	defer f.Close()
+	size, err := blkdev.Size(f)
+	if err != nil {
+		return Content{}, fmt.Errorf("probe: %w", err)
+	}
+	c, err := Identify(f, size)
+	if err != nil {
+		return Content{}, fmt.Errorf("probe %s: %w", path, err)
+	}
+	return c, nil
+}
+
+// Identify looks at every offset where a known signature may be. What cannot be read is an
+// error, never blank.
+func Identify(r io.ReaderAt, size int64) (Content, error) {
+	found, err := find(r, size)
+	if err != nil {
+		return Content{}, err
+	}
+	if len(found) == 0 {
+		return Content{Kind: Blank}, nil
+	}
+	c := Content{Kind: found[0], Also: found[1:]}
+	switch c.Kind {
+	case extFamily:
+		err = c.readExt(r)
+	case XFS:
+		err = c.readXFS(r)
+	case Swap:
+		err = c.readSwap(r)
+	}
+	return c, err
+}
+
+func find(r io.ReaderAt, size int64) (found []Kind, err error) {
+	seen := map[Kind]bool{}
+	add := func(k Kind) {
+		if !seen[k] {
+			seen[k] = true
+			found = append(found, k)
+		}
+	}
+	var buffer [32]byte
+	for _, s := range signatures {
+		offset := s.offset
+		if offset < 0 {
+			offset += size / s.align * s.align
+		}
+		if offset < 0 || offset+int64(len(s.magic)) > size || seen[s.kind] {
+			continue
+		}
+		b := buffer[:len(s.magic)]
+		if err := readFull(r, b, offset); err != nil {
+			return nil, err
+		}
+		if string(b) == s.magic {
+			add(s.kind)
+		}
+	}
+	zfs, err := hasZFS(r, size)
+	if err != nil {
+		return nil, err
+	}
+	if zfs {
+		found = append([]Kind{ZFS}, found...)
+	}
+	return found, nil
+}
+
+func hasZFS(r io.ReaderAt, size int64) (bool, error) {
+	ring := make([]byte, zfsRing)
+	for _, label := range zfsLabels {
+		start := label
+		if start < 0 {
+			start += size / (256 << 10) * (256 << 10)
+		}
+		start += zfsRing
+		if start < 0 || start+zfsRing > size {
+			continue
+		}
+		if err := readFull(r, ring, start); err != nil {
+			return false, err
+		}
+		for o := 0; o < zfsRing; o += zfsSlot {
+			if binary.LittleEndian.Uint64(ring[o:]) == 0x00bab10c || binary.BigEndian.Uint64(ring[o:]) == 0x00bab10c {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}
+
+func readFull(r io.ReaderAt, b []byte, offset int64) error {
+	n, err := r.ReadAt(b, offset)
+	if n == len(b) {
+		return nil
+	}
+	if err == nil || errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+	}
+	return fmt.Errorf("read %d bytes at %d: %w", len(b), offset, err)
+}
+
+// Feature sets by which libblkid, too, tells the three ext generations apart.
+const (
+	extHasJournal    = 0x0004
+	extJournalDevice = 0x0008
+	ext2Incompatible = 0x0002 | 0x0010          // filetype, meta_bg
+	ext3Incompatible = ext2Incompatible | 0x004 // recover
+	ext3ReadOnly     = 0x0001 | 0x0002 | 0x0004 // sparse_super, large_file, btree_dir
+	extState64Bit    = 0x0080
+	extStateErrors   = 0x0002
+)
+
+func (c *Content) readExt(r io.ReaderAt) error {
+	var sb [1024]byte
+	if err := readFull(r, sb[:], 1024); err != nil {
+		if errors.Is(err, io.ErrUnexpectedEOF) {
+			c.Kind = Unknown // the magic is there, the rest of the superblock is not
+			return nil
+		}
+		return err
+	}
+	u16 := func(o int) uint16 { return binary.LittleEndian.Uint16(sb[o:]) }
+	u32 := func(o int) uint32 { return binary.LittleEndian.Uint32(sb[o:]) }
+	shift := u32(0x18)
+	if shift > 6 || u32(0x4) == 0 {
+		c.Kind = Unknown
+		return nil
+	}
+	compatible, incompatible, readOnly := u32(0x5c), u32(0x60), u32(0x64)
+	switch {
+	case incompatible&extJournalDevice != 0:
+		c.Kind = JBD
+	case incompatible&^uint32(ext3Incompatible) != 0 || readOnly&^uint32(ext3ReadOnly) != 0:
+		c.Kind = Ext4
+	case compatible&extHasJournal != 0:
+		c.Kind = Ext3
+	default:
+		c.Kind = Ext2
+	}
+	blocks := uint64(u32(0x4))
+	if incompatible&extState64Bit != 0 {
+		blocks |= uint64(u32(0x150)) << 32
+	}
+	if blocks < 1<<46 {
+		c.Bytes = int64(blocks << (10 + shift))
+	}
+	c.Label = cString(sb[0x78:0x88])
+	c.UUID = formatUUID(sb[0x68:0x78])
+	c.Errors = u16(0x3a)&extStateErrors != 0 || u32(0x194) != 0
+	c.NeverMounted = u32(0x2c) == 0 && u16(0x34) == 0
+	return nil
+}
+
+func (c *Content) readXFS(r io.ReaderAt) error {
+	var sb [512]byte
+	if err := readFull(r, sb[:], 0); err != nil {
+		if errors.Is(err, io.ErrUnexpectedEOF) {
+			c.Kind = Unknown
+			return nil
+		}
+		return err
+	}
+	block := binary.BigEndian.Uint32(sb[4:])
+	blocks := binary.BigEndian.Uint64(sb[8:])
+	if block < 512 || block > 64<<10 || block&(block-1) != 0 || blocks == 0 || blocks > 1<<46 {
+		c.Kind = Unknown
+		return nil
+	}
+	c.Bytes = int64(blocks) * int64(block)
+	c.Label = cString(sb[108:120])
+	c.UUID = formatUUID(sb[32:48])
+	c.Incomplete = sb[126] != 0
+	return nil
+}
+
+func (c *Content) readSwap(r io.ReaderAt) error {
+	var h [512]byte
+	if err := readFull(r, h[:], 1024); err != nil {
+		return err
+	}
+	c.UUID = formatUUID(h[12:28])
+	c.Label = cString(h[28:44])
+	return nil
+}
+
+func cString(b []byte) string {
+	s, _, _ := strings.Cut(string(b), "\x00")
+	return strings.ToValidUTF8(s, "?")
+}
+
+func formatUUID(b []byte) string {
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[0:4], b[4:6], b[6:8], b[8:10], b[10:16])
+}

@@ -1,0 +1,165 @@
+package filesystem
+
+import (
+	"bufio"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"cambium/internal/blkdev"
+)
+
+// FormatSwap writes a swap header, and thereby ends whatever was on the device.
+func FormatSwap(device string) error {
+	f, err := os.OpenFile(device, os.O_RDWR|unix.O_EXCL, 0)
+	if err != nil {
+		return fmt.Errorf("make swap: %w", err)
+	}
+	size, err := blkdev.Size(f)
+	if err == nil {
+		err = writeSwap(f, size, os.Getpagesize())
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("make swap on %s: %w", device, err)
+	}
+	return nil
+}
+
+func writeSwap(f interface {
+	io.WriterAt
+	Sync() error
+}, size int64, page int) error {
+	pages := size / int64(page)
+	if pages < 10 {
+		return fmt.Errorf("%d bytes are too small for swap", size)
+	}
+	header := make([]byte, page)
+	binary.LittleEndian.PutUint32(header[1024:], 1)
+	binary.LittleEndian.PutUint32(header[1028:], uint32(min(pages-1, 1<<32-1)))
+	id := header[1036:1052]
+	_, _ = rand.Read(id) // never fails on supported systems
+	id[6], id[8] = id[6]&0x0f|0x40, id[8]&0x3f|0x80
+	copy(header[page-10:], "SWAPSPACE2")
+	if _, err := f.WriteAt(header, 0); err != nil {
+		return err
+	}
+	return f.Sync()
+}
+
+// SwapOn activates a swap device; an active one is left as it is.
+func SwapOn(device string) error {
+	active, err := SwapActive(device)
+	if err != nil || active {
+		return err
+	}
+	if err := swapCall(unix.SYS_SWAPON, device); err != nil && !errors.Is(err, unix.EBUSY) {
+		return fmt.Errorf("swapon %s: %w", device, err)
+	}
+	return nil
+}
+
+// SwapOff ends the use of a swap device; an inactive one is left as it is.
+func SwapOff(device string) error {
+	active, err := SwapActive(device)
+	if err != nil || !active {
+		return err
+	}
+	if err := swapCall(unix.SYS_SWAPOFF, device); err != nil {
+		return fmt.Errorf("swapoff %s: %w", device, err)
+	}
+	return nil
+}
+
+// SwapActive compares by device number, since /proc/swaps may know another name.
+func SwapActive(device string) (bool, error) {
+	want, err := blkdev.NumberOf(device)
+	if err != nil {
+		return false, err
+	}
+	active, err := ActiveSwaps()
+	if err != nil {
+		return false, err
+	}
+	for _, n := range active {
+		if n == want {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// ActiveSwaps returns the numbers of all devices that are in use as swap.
+func ActiveSwaps() ([]blkdev.Number, error) {
+	f, err := os.Open("/proc/swaps")
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil // a kernel without swap
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var all []blkdev.Number
+	s := bufio.NewScanner(f)
+	for s.Scan() {
+		path, _, _ := strings.Cut(s.Text(), " ")
+		path = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(path)
+		if n, err := blkdev.NumberOf(path); err == nil {
+			all = append(all, n)
+		}
+	}
+	return all, s.Err()
+}
+
+func swapCall(number uintptr, device string) error {
+	path, err := unix.BytePtrFromString(device)
+	if err != nil {
+		return err
+	}
+	if _, _, errno := unix.Syscall(number, uintptr(unsafe.Pointer(path)), 0, 0); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// Wipe overwrites every place where a signature may be within [start, start+length) of the
+// device, so that nothing there is recognised any more. It is for disks whose content is
+// disposable by contract or was released by the operator.
+func Wipe(f interface {
+	io.ReaderAt
+	io.WriterAt
+}, start, length int64) error {
+	if length <= 0 {
+		return nil
+	}
+	zero := make([]byte, 64<<10)
+	clear := func(from, to int64) error {
+		from, to = max(from, 0), min(to, length)
+		for from < to {
+			n := min(int64(len(zero)), to-from)
+			if _, err := f.WriteAt(zero[:n], start+from); err != nil {
+				return fmt.Errorf("wipe %d bytes at %d: %w", n, start+from, err)
+			}
+			from += n
+		}
+		return nil
+	}
+	// Head and tail hold all but three kinds; those are cleared by themselves.
+	if err := errors.Join(clear(0, 1<<20+64<<10), clear(length-1<<20, length)); err != nil {
+		return err
+	}
+	for _, s := range signatures {
+		if s.offset >= 1<<20 {
+			if err := clear(s.offset, s.offset+int64(len(s.magic))); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

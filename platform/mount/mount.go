@@ -1,0 +1,251 @@
+// Package mount mounts, binds and unmounts, and reads the mount table from mountinfo. Devices
+// are compared by number, and of stacked mounts the visible one counts. A mount that is there
+// already is success; one that is in the way is an error, never covered.
+package mount
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"cambium/internal/blkdev"
+)
+
+// Entry is one line of the mount table.
+type Entry struct {
+	ID, Parent int
+	Source     string // as it was given to mount
+	Target     string
+	Type       string
+	Root       string // the directory of the file system that is mounted; not "/" for binds
+	Number     blkdev.Number
+	Options    string // of this mount
+	Super      string // of the file system
+}
+
+// Table returns all mounts of this process's namespace, in the order they were made.
+func Table() ([]Entry, error) {
+	infos, err := mountinfo.GetMounts(nil)
+	if err != nil {
+		return nil, fmt.Errorf("read mount table: %w", err)
+	}
+	return entries(infos), nil
+}
+
+func entries(infos []*mountinfo.Info) []Entry {
+	all := make([]Entry, 0, len(infos))
+	for _, i := range infos {
+		all = append(all, Entry{ID: i.ID, Parent: i.Parent, Source: i.Source, Target: i.Mountpoint, Type: i.FSType, Root: i.Root,
+			Number: blkdev.Number(unix.Mkdev(uint32(i.Major), uint32(i.Minor))), Options: i.Options, Super: i.VFSOptions})
+	}
+	return all
+}
+
+// At returns the mount that is visible at target, if target is a mount point.
+func At(target string) (Entry, bool, error) {
+	target, err := resolve(target)
+	if err != nil {
+		return Entry{}, false, err
+	}
+	all, err := Table()
+	if err != nil {
+		return Entry{}, false, err
+	}
+	return visible(all, target)
+}
+
+func visible(all []Entry, target string) (e Entry, ok bool, err error) {
+	for _, m := range all {
+		if m.Target == target {
+			e, ok = m, true // the last one made lies on top
+		}
+	}
+	return e, ok, nil
+}
+
+// Of returns the mounts of a whole file system on the device, binds of parts of it excluded.
+func Of(number blkdev.Number) ([]Entry, error) {
+	all, err := Table()
+	if err != nil {
+		return nil, err
+	}
+	var found []Entry
+	for _, m := range all {
+		if m.Number == number && m.Root == "/" {
+			found = append(found, m)
+		}
+	}
+	return found, nil
+}
+
+// Uses reports whether anything of the device is mounted, binds included.
+func Uses(number blkdev.Number) (bool, error) {
+	all, err := Table()
+	if err != nil {
+		return false, err
+	}
+	for _, m := range all {
+		if m.Number == number {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+func resolve(path string) (string, error) {
+	real, err := filepath.EvalSymlinks(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return filepath.Clean(path), nil
+	}
+	return real, err
+}
+
+// Device mounts the file system on a block device. Options are those of mount(8).
+func Device(ctx context.Context, source, target, kind string, options []string) error {
+	number, err := blkdev.NumberOf(source)
+	if err != nil {
+		return fmt.Errorf("mount on %s: %w", target, err)
+	}
+	target, err = resolve(target)
+	if err != nil {
+		return fmt.Errorf("mount %s: %w", source, err)
+	}
+	all, err := Table()
+	if err != nil {
+		return err
+	}
+	if there, ok, err := visible(all, target); err != nil {
+		return err
+	} else if ok && there.Number == number && there.Root == "/" {
+		return nil
+	} else if ok {
+		return fmt.Errorf("mount %s on %s: %s is mounted there", source, target, there.Source)
+	}
+	for _, m := range all {
+		if m.Number == number && m.Root == "/" {
+			return fmt.Errorf("mount %s on %s: it is mounted on %s", source, target, m.Target)
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("mount %s on %s: %w", source, target, context.Cause(ctx))
+	}
+	flags, data := ParseOptions(options)
+	if err := unix.Mount(source, target, kind, flags, data); err != nil {
+		return fmt.Errorf("mount %s (%s) on %s: %w", source, kind, target, err)
+	}
+	return nil
+}
+
+// Bind shows the directory source at target as well, with the given MS_ flags (nodev, nosuid,
+// noexec). A bind that is there gets the flags again, which changes nothing if it has them.
+func Bind(ctx context.Context, source, target string, flags uintptr) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("bind %s on %s: %w", source, target, context.Cause(ctx))
+	}
+	_, there, err := At(target)
+	if err != nil {
+		return fmt.Errorf("bind %s: %w", source, err)
+	}
+	if !there {
+		if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("bind %s on %s: %w", source, target, err)
+		}
+	}
+	return Remount(ctx, target, flags)
+}
+
+// Remount sets the flags of the mount at target. Only this mount changes, not the file system.
+func Remount(ctx context.Context, target string, flags uintptr) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("remount %s: %w", target, context.Cause(ctx))
+	}
+	if err := unix.Mount("none", target, "", unix.MS_BIND|unix.MS_REMOUNT|flags, ""); err != nil {
+		return fmt.Errorf("remount %s: %w", target, err)
+	}
+	return nil
+}
+
+// Tmpfs mounts a new tmpfs unless target is a mount point already, and reports whether it
+// did. size is as in mount(8), "16m"; mode is that of its root directory.
+func Tmpfs(ctx context.Context, target, size string, mode fs.FileMode, flags uintptr) (bool, error) {
+	if err := ctx.Err(); err != nil {
+		return false, fmt.Errorf("mount tmpfs on %s: %w", target, context.Cause(ctx))
+	}
+	if strings.ContainsAny(size, ", ") {
+		return false, fmt.Errorf("mount tmpfs on %s: bad size %q", target, size)
+	}
+	if _, there, err := At(target); err != nil || there {
+		return false, err
+	}
+	options := fmt.Sprintf("mode=%04o", unixMode(mode))
+	if size != "" {
+		options += ",size=" + size
+	}
+	if err := unix.Mount("tmpfs", target, "tmpfs", flags, options); err != nil {
+		return false, fmt.Errorf("mount tmpfs on %s: %w", target, err)
+	}
+	return true, nil
+}
+
+func unixMode(mode fs.FileMode) uint32 {
+	m := uint32(mode.Perm())
+	if mode&os.ModeSticky != 0 {
+		m |= unix.S_ISVTX
+	}
+	if mode&os.ModeSetgid != 0 {
+		m |= unix.S_ISGID
+	}
+	return m
+}
+
+var optionFlags = map[string]struct {
+	set   bool
+	flags uintptr
+}{
+	"ro": {true, unix.MS_RDONLY}, "rw": {false, unix.MS_RDONLY},
+	"nosuid": {true, unix.MS_NOSUID}, "suid": {false, unix.MS_NOSUID},
+	"nodev": {true, unix.MS_NODEV}, "dev": {false, unix.MS_NODEV},
+	"noexec": {true, unix.MS_NOEXEC}, "exec": {false, unix.MS_NOEXEC},
+	"sync": {true, unix.MS_SYNCHRONOUS}, "async": {false, unix.MS_SYNCHRONOUS},
+	"dirsync": {true, unix.MS_DIRSYNC},
+	"noatime": {true, unix.MS_NOATIME}, "atime": {false, unix.MS_NOATIME},
+	"nodiratime": {true, unix.MS_NODIRATIME}, "diratime": {false, unix.MS_NODIRATIME},
+	"relatime": {true, unix.MS_RELATIME}, "norelatime": {false, unix.MS_RELATIME},
+	"strictatime": {true, unix.MS_STRICTATIME}, "nostrictatime": {false, unix.MS_STRICTATIME},
+	"lazytime": {true, unix.MS_LAZYTIME}, "nolazytime": {false, unix.MS_LAZYTIME},
+	"silent": {true, unix.MS_SILENT}, "loud": {false, unix.MS_SILENT},
+	"mand": {true, unix.MS_MANDLOCK}, "nomand": {false, unix.MS_MANDLOCK},
+	// Options that only mean something to programs reading fstab.
+	"defaults": {}, "auto": {}, "noauto": {}, "nofail": {}, "_netdev": {}, "user": {}, "nouser": {}, "users": {}, "group": {}, "owner": {},
+}
+
+// ParseOptions splits mount(8) options, each of which may be a list, into flags and the rest
+// that the file system itself understands.
+func ParseOptions(options []string) (flags uintptr, data string) {
+	var rest []string
+	for _, list := range options {
+		for _, o := range strings.Split(list, ",") {
+			o = strings.TrimSpace(o)
+			if o == "" || strings.HasPrefix(o, "x-") || strings.HasPrefix(o, "comment=") {
+				continue
+			}
+			known, ok := optionFlags[o]
+			switch {
+			case !ok:
+				rest = append(rest, o)
+			case known.set:
+				flags |= known.flags
+			default:
+				flags &^= known.flags
+			}
+		}
+	}
+	return flags, strings.Join(rest, ",")
+}

@@ -1,0 +1,190 @@
+package mount
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sort"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Process is somebody who keeps a mount busy.
+type Process struct {
+	PID     int
+	Command string
+	Path    string // the first thing of it on the mount that was found
+}
+
+func (p Process) String() string { return fmt.Sprintf("%s (pid %d, %s)", p.Command, p.PID, p.Path) }
+
+// BusyError means that the mount was still in use when the time was over.
+type BusyError struct {
+	Target string
+	Users  []Process
+	Cause  error
+}
+
+func (e *BusyError) Error() string {
+	names := make([]string, len(e.Users))
+	for i, u := range e.Users {
+		names[i] = u.String()
+	}
+	who := strings.Join(names, ", ")
+	if who == "" {
+		who = "no process of this machine's own; another mount lies on it or it is exported"
+	}
+	return fmt.Sprintf("unmount %s: busy: %s: %v", e.Target, who, e.Cause)
+}
+
+func (e *BusyError) Unwrap() error { return e.Cause }
+
+// Unmount takes away the visible mount at target; where nothing is mounted it does nothing.
+// While the mount is busy it waits: for its users to end, for mounts to change, until ctx ends.
+func Unmount(ctx context.Context, target string) error {
+	return UnmountReporting(ctx, target, func([]Process) {})
+}
+
+// UnmountReporting is Unmount that tells who keeps the mount busy, whenever that changes.
+func UnmountReporting(ctx context.Context, target string, report func([]Process)) error {
+	target, err := resolve(target)
+	if err != nil {
+		return fmt.Errorf("unmount: %w", err)
+	}
+	var last string
+	for {
+		if _, there, err := At(target); err != nil {
+			return fmt.Errorf("unmount: %w", err)
+		} else if !there {
+			return nil
+		}
+		err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, unix.EBUSY) {
+			return fmt.Errorf("unmount %s: %w", target, err)
+		}
+		users, err := Users(target)
+		if err != nil {
+			return fmt.Errorf("unmount %s: busy: %w", target, err)
+		}
+		if now := fmt.Sprint(users); now != last {
+			last = now
+			report(users)
+		}
+		if err := ctx.Err(); err != nil {
+			return &BusyError{Target: target, Users: users, Cause: context.Cause(ctx)}
+		}
+		if err := awaitChange(ctx, users); err != nil {
+			return fmt.Errorf("unmount %s: %w", target, err)
+		}
+	}
+}
+
+// recheck is how long a process may have closed its file without anything telling us: neither
+// the end of a process nor a change of mounts.
+const recheck = time.Second
+
+func awaitChange(ctx context.Context, users []Process) error {
+	var alarm [2]int
+	if err := unix.Pipe2(alarm[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(alarm[0]); _ = unix.Close(alarm[1]) }()
+	stop := context.AfterFunc(ctx, func() { _, _ = unix.Write(alarm[1], []byte{0}) })
+	defer stop()
+	table, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	defer table.Close()
+	fds := []unix.PollFd{{Fd: int32(alarm[0]), Events: unix.POLLIN}, {Fd: int32(table.Fd()), Events: unix.POLLPRI}}
+	for _, u := range users {
+		fd, err := unix.PidfdOpen(u.PID, 0)
+		if errors.Is(err, unix.ESRCH) {
+			return nil // it has ended meanwhile
+		}
+		if err != nil {
+			continue // kernels before 5.3
+		}
+		defer unix.Close(fd)
+		fds = append(fds, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN})
+	}
+	_, err = unix.Poll(fds, int(recheck.Milliseconds()))
+	if errors.Is(err, unix.EINTR) {
+		return nil
+	}
+	return err
+}
+
+// Users finds the processes that have files, directories or mappings on the file system that
+// is visible at target.
+func Users(target string) ([]Process, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(target, &st); err != nil {
+		return nil, fmt.Errorf("stat %s: %w", target, err)
+	}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	var users []Process
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		dir := filepath.Join("/proc", e.Name())
+		if path := usedBy(dir, st.Dev, target); path != "" {
+			name, _ := os.ReadFile(filepath.Join(dir, "comm")) // it may have ended; the pid is still worth naming
+			users = append(users, Process{PID: pid, Command: strings.TrimSpace(string(name)), Path: path})
+		}
+	}
+	sort.Slice(users, func(i, j int) bool { return users[i].PID < users[j].PID })
+	return users, nil
+}
+
+// usedBy ignores what cannot be read: processes end while we look.
+func usedBy(dir string, dev uint64, target string) string {
+	links := []string{"cwd", "root", "exe"}
+	if fds, err := os.ReadDir(filepath.Join(dir, "fd")); err == nil {
+		for _, fd := range fds {
+			links = append(links, "fd/"+fd.Name())
+		}
+	}
+	for _, l := range links {
+		var st unix.Stat_t
+		link := filepath.Join(dir, l)
+		if unix.Stat(link, &st) != nil || st.Dev != dev {
+			continue
+		}
+		if path, err := os.Readlink(link); err == nil && below(path, target) {
+			return path
+		}
+	}
+	maps, err := os.Open(filepath.Join(dir, "maps"))
+	if err != nil {
+		return ""
+	}
+	defer maps.Close()
+	want := fmt.Sprintf("%02x:%02x", unix.Major(dev), unix.Minor(dev))
+	for s := bufio.NewScanner(maps); s.Scan(); {
+		fields := strings.Fields(s.Text())
+		if len(fields) >= 6 && fields[3] == want && below(fields[5], target) {
+			return fields[5]
+		}
+	}
+	return ""
+}
+
+// below tells files of this mount from files of the same file system that another bind shows.
+func below(path, target string) bool {
+	return path == target || strings.HasPrefix(path, strings.TrimSuffix(target, "/")+"/") || !strings.HasPrefix(path, "/")
+}
