@@ -238,7 +238,7 @@ func Persistent(s disk.State, content filesystem.Content, earlier func() (filesy
 	t := s.Table
 	switch {
 	case t.Label == disk.None && s.Content.Blank():
-		return Create, fmt.Sprintf("blank, %s", size(s.Bytes)), nil
+		return Create, fmt.Sprintf("blank, %s", Size(s.Bytes)), nil
 	case t.Label == disk.None:
 		return Refuse, fmt.Sprintf("the whole disk holds %s", s.Content), nil
 	case len(t.Partitions) == 0:
@@ -249,7 +249,7 @@ func Persistent(s disk.State, content filesystem.Content, earlier func() (filesy
 		if !c.Blank() {
 			return Refuse, fmt.Sprintf("the partition table is empty, but %s lies where a partition usually begins", c), nil
 		}
-		return Create, fmt.Sprintf("empty partition table, nothing where a partition usually begins, %s", size(s.Bytes)), nil
+		return Create, fmt.Sprintf("empty partition table, nothing where a partition usually begins, %s", Size(s.Bytes)), nil
 	case len(t.Partitions) > 1:
 		return Refuse, fmt.Sprintf("the disk has %d partitions", len(t.Partitions)), nil
 	}
@@ -281,7 +281,8 @@ func down(n int64) int64 { return n / disk.MiB * disk.MiB }
 
 func up(n int64) int64 { return down(n + disk.MiB - 1) }
 
-func size(bytes int64) string {
+// Size writes a number of bytes for people.
+func Size(bytes int64) string {
 	if bytes >= 1<<30 {
 		return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30))
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/diskfs/go-diskfs/partition/gpt"
 	"github.com/diskfs/go-diskfs/partition/mbr"
+	"golang.org/x/sys/unix"
 
 	"cambium/internal/blkdev"
 	"cambium/platform/filesystem"
@@ -94,6 +95,9 @@ func Observe(path string) (State, error) {
 		return s, fmt.Errorf("read disk: %w", err)
 	}
 	defer f.Close()
+	// A disk's pages are cached apart from those of its partitions: without this, a table or
+	// file system written through a partition could be seen as it was before.
+	_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
 	if s.Bytes, err = blkdev.Size(f); err != nil {
 		return s, fmt.Errorf("read disk: %w", err)
 	}

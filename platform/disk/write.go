@@ -311,9 +311,12 @@ func (t Table) writeMBR(f *os.File, sector int) error {
 		}
 	}
 	if fresh {
-		var signature [4]byte
-		_, _ = rand.Read(signature[:]) // never fails on supported systems
-		if _, err := f.WriteAt(signature[:], 440); err != nil {
+		signature := make([]byte, 4)
+		_, _ = rand.Read(signature) // never fails on supported systems
+		if n, err := strconv.ParseUint(t.GUID, 16, 32); err == nil && t.GUID != "" {
+			binary.LittleEndian.PutUint32(signature, uint32(n))
+		}
+		if _, err := f.WriteAt(signature, 440); err != nil {
 			return err
 		}
 	}

@@ -249,3 +249,6 @@ func ParseOptions(options []string) (flags uintptr, data string) {
 	}
 	return flags, strings.Join(rest, ",")
 }
+
+// Number joins a major and a minor number.
+func Number(major, minor uint32) blkdev.Number { return blkdev.Number(unix.Mkdev(major, minor)) }

@@ -188,3 +188,56 @@ func usedBy(dir string, dev uint64, target string) string {
 func below(path, target string) bool {
 	return path == target || strings.HasPrefix(path, strings.TrimSuffix(target, "/")+"/") || !strings.HasPrefix(path, "/")
 }
+
+// AwaitIdle waits until nobody has the block device open for himself. A program that a killed
+// agent had started may still be writing; it is named when the time is over.
+func AwaitIdle(ctx context.Context, device string) error {
+	for {
+		f, err := os.OpenFile(device, os.O_RDONLY|unix.O_EXCL, 0)
+		if err == nil {
+			return f.Close()
+		}
+		if !errors.Is(err, unix.EBUSY) {
+			return fmt.Errorf("open %s for exclusive use: %w", device, err)
+		}
+		users, err := openers(device)
+		if err != nil {
+			return fmt.Errorf("%s is in use: %w", device, err)
+		}
+		if len(users) == 0 || ctx.Err() != nil {
+			// Held by the kernel: a mount, swap, or a device built upon it.
+			return &BusyError{Target: device, Users: users, Cause: errors.Join(unix.EBUSY, context.Cause(ctx))}
+		}
+		if err := awaitChange(ctx, users); err != nil {
+			return fmt.Errorf("wait for %s: %w", device, err)
+		}
+	}
+}
+
+func openers(device string) ([]Process, error) {
+	var want unix.Stat_t
+	if err := unix.Stat(device, &want); err != nil {
+		return nil, err
+	}
+	links, err := filepath.Glob("/proc/[0-9]*/fd/*")
+	if err != nil {
+		return nil, err
+	}
+	seen := map[int]bool{}
+	var users []Process
+	for _, link := range links {
+		var st unix.Stat_t
+		if unix.Stat(link, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK || st.Rdev != want.Rdev {
+			continue
+		}
+		dir := filepath.Dir(filepath.Dir(link))
+		pid, err := strconv.Atoi(filepath.Base(dir))
+		if err != nil || seen[pid] {
+			continue
+		}
+		seen[pid] = true
+		name, _ := os.ReadFile(filepath.Join(dir, "comm")) // it may have ended meanwhile
+		users = append(users, Process{PID: pid, Command: strings.TrimSpace(string(name)), Path: device})
+	}
+	return users, nil
+}

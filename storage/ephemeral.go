@@ -1,0 +1,330 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/internal/blkdev"
+	"cambium/plan"
+	"cambium/platform/device"
+	"cambium/platform/disk"
+	"cambium/platform/filesystem"
+	"cambium/platform/mount"
+	"cambium/settings"
+)
+
+// noEphemeral begins the message that operators and test suites look for.
+const noEphemeral = "No ephemeral disk found"
+
+// SetupEphemeral makes swap and data ready on the ephemeral disk and mounts the data. hint is
+// nil or empty when the CPI named no disk; swapMiB is env.bosh.swap_size.
+func (d *Disks) SetupEphemeral(ctx context.Context, hint *settings.DiskHint, swapMiB *uint64, agentID string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := ensureDir(d.Dirs.Data(), 0o750); err != nil {
+		return fmt.Errorf("ephemeral disk: %w", err)
+	}
+	if d.Options.SkipDiskSetup {
+		return nil
+	}
+	path, err := d.findEphemeral(ctx, hint)
+	if err != nil {
+		return err
+	}
+	if path == "" {
+		return d.ephemeralOnRoot(ctx, swapMiB, agentID)
+	}
+	return d.ephemeralOnDisk(ctx, path, swapMiB, agentID)
+}
+
+// findEphemeral returns an empty path when the root disk is to be used. A disk that was named
+// and is not there is no reason for that, unless the stemcell says so.
+func (d *Disks) findEphemeral(ctx context.Context, hint *settings.DiskHint) (string, error) {
+	if hint == nil || hint.Empty() {
+		if d.Options.CreatePartitionIfNoEphemeralDisk {
+			return "", nil
+		}
+		return "", errors.New(noEphemeral + ": the CPI named none, and CreatePartitionIfNoEphemeralDisk is off")
+	}
+	dev, err := d.Resolver.Resolve(ctx, hintOf("", *hint))
+	if notThere(err) && d.Options.CreatePartitionIfNoEphemeralDisk && d.Options.MissingEphemeralDisk == "root" {
+		d.Log.WithError(err).Warn("the named ephemeral disk is missing; the root disk is used, as configured")
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", noEphemeral, err)
+	}
+	if dev.Directory {
+		return "", fmt.Errorf("%s: %s is no block device", noEphemeral, dev.Path)
+	}
+	return dev.Path, nil
+}
+
+func (d *Disks) ephemeralLabel() disk.Label {
+	if d.Options.PartitionerType == "sfdisk" {
+		return disk.MBR
+	}
+	return disk.GPT
+}
+
+func (d *Disks) ephemeralOnDisk(ctx context.Context, path string, swapMiB *uint64, agentID string) error {
+	s, err := disk.Observe(path)
+	if err != nil && !errors.Is(err, disk.ErrDamaged) {
+		return fmt.Errorf("ephemeral disk: %w", err)
+	}
+	if s.Number == 0 {
+		return fmt.Errorf("ephemeral disk: %s: %w", path, blkdev.ErrNotBlock)
+	}
+	layout, kept := plan.KeptEphemeral(s, agentID, d.ephemeralLabel())
+	if !kept {
+		ram, err := d.memory()
+		if err != nil {
+			return fmt.Errorf("ephemeral disk: %w", err)
+		}
+		if layout, err = plan.NewEphemeral(s, agentID, ram, swapMiB, d.ephemeralLabel()); err != nil {
+			return fmt.Errorf("ephemeral disk: %w", err)
+		}
+		if err := d.proveDisposable(s); err != nil {
+			return fmt.Errorf("ephemeral disk: not touched: %w", err)
+		}
+		table, err := d.begin(ephemeralIntent, layout.Label)
+		if err != nil {
+			return fmt.Errorf("ephemeral disk: %w", err)
+		}
+		d.step("partition ephemeral")
+		if err := disk.Create(ctx, path, layout.Label, table, layout.Partitions); err != nil {
+			return fmt.Errorf("ephemeral disk: %w", err)
+		}
+		d.Log.WithFields(logrus.Fields{"disk": path, "before": s.Content.String()}).Info("ephemeral disk partitioned")
+		s.Table = disk.Table{Label: layout.Label, GUID: table, Partitions: layout.Partitions}
+	}
+	d.step("announce ephemeral")
+	if err := d.announce(ctx, path); err != nil {
+		return fmt.Errorf("ephemeral disk: %w", err)
+	}
+	fresh, err := d.pending(ephemeralIntent, s.Table)
+	if err != nil {
+		return err
+	}
+	return d.fillEphemeral(ctx, path, layout, fresh, swapMiB)
+}
+
+// proveDisposable shows that replacing the content of an ephemeral disk costs nobody a byte.
+// What is on it does not matter, whose disk it is does.
+func (d *Disks) proveDisposable(s disk.State) error {
+	if err := d.proveIdle(s.Path, s.Number); err != nil {
+		return err
+	}
+	if plan.CarriesPersistent(s.Table) {
+		return fmt.Errorf("%s carries the partition of a persistent disk (%s)", s.Path, plan.PersistentName)
+	}
+	for cid, p := range d.Records.Disks() {
+		dev, err := d.Resolver.Look(hintOf(cid, p.Hint))
+		if err == nil && dev.Number == s.Number {
+			return fmt.Errorf("%s is the persistent disk %s", s.Path, cid)
+		}
+		if err != nil && !notThere(err) {
+			return fmt.Errorf("whether %s is the persistent disk %s cannot be told: %w", s.Path, cid, err)
+		}
+	}
+	return nil
+}
+
+// fillEphemeral formats what is not formatted, switches swap on and mounts the data. With
+// fresh set, whatever the partitions hold is of a preparation that was not finished.
+func (d *Disks) fillEphemeral(ctx context.Context, path string, l plan.Layout, fresh bool, swapMiB *uint64) error {
+	data := device.Partition(path, l.Data)
+	swap := ""
+	if l.Swap > 0 {
+		swap = device.Partition(path, l.Swap)
+	}
+	if err := d.makeEphemeral(ctx, swap, data, fresh); err != nil {
+		return fmt.Errorf("ephemeral disk: %w", err)
+	}
+	if fresh {
+		d.step("ephemeral made")
+		if err := d.done(ephemeralIntent); err != nil {
+			return fmt.Errorf("ephemeral disk: %w", err)
+		}
+	}
+	if swap != "" && (swapMiB == nil || *swapMiB > 0) {
+		d.step("swapon")
+		if err := filesystem.SwapOn(swap); err != nil {
+			return fmt.Errorf("ephemeral disk: %w", err)
+		}
+	}
+	if err := d.mountData(ctx, data, d.Dirs.Data(), nil); err != nil {
+		return fmt.Errorf("ephemeral disk: %w", err)
+	}
+	return nil
+}
+
+func (d *Disks) makeEphemeral(ctx context.Context, swap, data string, fresh bool) error {
+	if swap != "" {
+		content, err := filesystem.Probe(swap)
+		if err != nil {
+			return err
+		}
+		active, err := filesystem.SwapActive(swap)
+		if err != nil {
+			return err
+		}
+		if !active && (fresh || content.Kind != filesystem.Swap) {
+			d.step("make swap")
+			if err := filesystem.FormatSwap(swap); err != nil {
+				return err
+			}
+		}
+	}
+	number, err := blkdev.NumberOf(data)
+	if err != nil {
+		return err
+	}
+	mounted, err := mount.Uses(number)
+	if err != nil || mounted {
+		return err // what is mounted has long been made
+	}
+	content, err := filesystem.Probe(data)
+	if err != nil {
+		return err
+	}
+	if fresh || !content.Data() {
+		d.step("make ephemeral file system")
+		if err := d.makeFileSystem(ctx, data, filesystem.Ext4); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *Disks) ephemeralOnRoot(ctx context.Context, swapMiB *uint64, agentID string) error {
+	path, root, err := d.rootDisk()
+	if err != nil {
+		return fmt.Errorf("%s: none named, and the root disk cannot be used: %w", noEphemeral, err)
+	}
+	s, err := disk.Observe(path)
+	if err != nil {
+		return fmt.Errorf("ephemeral data on the root disk: %w", err)
+	}
+	ram, err := d.memory()
+	if err != nil {
+		return fmt.Errorf("ephemeral data on the root disk: %w", err)
+	}
+	if err := d.announce(ctx, path); err != nil {
+		return fmt.Errorf("ephemeral data on the root disk: %w", err)
+	}
+	pending, err := d.pendingOnRoot(s)
+	if err != nil {
+		return err
+	}
+	layout, made, err := plan.OnRoot(s, root, agentID, ram, swapMiB, func(n int) (filesystem.Content, error) {
+		if pending {
+			return filesystem.Content{Kind: filesystem.Blank}, nil
+		}
+		return filesystem.Probe(device.Partition(path, n))
+	})
+	if err != nil {
+		return fmt.Errorf("ephemeral data on the root disk: %w", err)
+	}
+	if len(made) > 0 {
+		if err := d.beginFormat(ephemeralIntent, rootIntent(made)); err != nil {
+			return fmt.Errorf("ephemeral data on the root disk: %w", err)
+		}
+		d.step("append to root disk")
+		if err := disk.Append(ctx, path, made); err != nil {
+			return fmt.Errorf("ephemeral data on the root disk: %w", err)
+		}
+		d.step("announce root disk")
+		if err := d.announce(ctx, path); err != nil {
+			return fmt.Errorf("ephemeral data on the root disk: %w", err)
+		}
+		pending = true
+	}
+	return d.fillEphemeral(ctx, path, layout, pending, swapMiB)
+}
+
+// rootIntent names appended partitions by their places, since the table's own identifier was
+// there before and says nothing about them.
+func rootIntent(parts []disk.Partition) string {
+	var b strings.Builder
+	for _, p := range parts {
+		fmt.Fprintf(&b, "%d:%d+%d ", p.Number, p.Start, p.Size)
+	}
+	return strings.TrimSpace(b.String())
+}
+
+func (d *Disks) pendingOnRoot(s disk.State) (bool, error) {
+	all, err := d.intents()
+	if err != nil {
+		return false, err
+	}
+	want, ok := all[ephemeralIntent]
+	if !ok {
+		return false, nil
+	}
+	for i := range s.Table.Partitions {
+		if rootIntent(s.Table.Partitions[i:]) == want.Table {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// SetupRawEphemeral gives each raw disk one named partition and no file system.
+func (d *Disks) SetupRawEphemeral(ctx context.Context, hints []settings.DiskHint) error {
+	if d.Options.SkipDiskSetup || len(hints) == 0 {
+		return nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	devices, err := d.rawDevices(ctx, hints)
+	if err != nil {
+		return fmt.Errorf("raw ephemeral disks: %w", err)
+	}
+	for i, dev := range devices {
+		if err := d.setupRaw(ctx, dev.Path, i); err != nil {
+			return fmt.Errorf("raw ephemeral disk %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+func (d *Disks) rawDevices(ctx context.Context, hints []settings.DiskHint) ([]device.Device, error) {
+	for _, h := range hints {
+		if d.Options.ManagedVolumes && strings.HasPrefix(h.Path, "/dev/nvme") {
+			return d.Resolver.InstanceStorage(ctx, len(hints))
+		}
+	}
+	var devices []device.Device
+	for _, h := range hints {
+		dev, err := d.Resolver.Resolve(ctx, hintOf("", h))
+		if err != nil {
+			return nil, err
+		}
+		devices = append(devices, dev)
+	}
+	return devices, nil
+}
+
+func (d *Disks) setupRaw(ctx context.Context, path string, i int) error {
+	s, err := disk.Observe(path)
+	if err != nil && !errors.Is(err, disk.ErrDamaged) {
+		return err
+	}
+	if !plan.KeptRaw(s.Table) {
+		if err := d.proveDisposable(s); err != nil {
+			return fmt.Errorf("not touched: %w", err)
+		}
+		d.step("partition raw")
+		if err := disk.Create(ctx, path, disk.GPT, "", plan.NewRaw(s, i)); err != nil {
+			return err
+		}
+		d.Log.WithFields(logrus.Fields{"disk": path, "before": s.Content.String()}).Info("raw ephemeral disk partitioned")
+	}
+	d.step("announce raw")
+	return d.announce(ctx, path)
+}

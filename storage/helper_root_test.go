@@ -1,0 +1,174 @@
+//go:build root
+
+package storage
+
+import (
+	"bytes"
+	"context"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/internal/blkdev"
+	"cambium/internal/looptest"
+	"cambium/internal/vcap"
+	"cambium/platform/device"
+	"cambium/platform/mount"
+	"cambium/settings"
+)
+
+// records keeps in memory what the store keeps in files.
+type records struct {
+	disks   map[string]settings.PersistentDisk
+	mounted string
+}
+
+func (r *records) Disks() map[string]settings.PersistentDisk { return maps.Clone(r.disks) }
+func (r *records) PutHint(cid string, h settings.DiskHint) error {
+	r.disks[cid] = settings.PersistentDisk{CID: cid, Hint: h}
+	return nil
+}
+func (r *records) RemoveHint(cid string) error    { delete(r.disks, cid); return nil }
+func (r *records) MountedCID() string             { return r.mounted }
+func (r *records) SetMountedCID(cid string) error { r.mounted = cid; return nil }
+func (r *records) ClearMountedCID() error         { r.mounted = ""; return nil }
+
+// bench is an agent's disks in a directory of their own, with loop devices.
+type bench struct {
+	*Disks
+	t       testing.TB
+	records *records
+	log     *bytes.Buffer
+}
+
+const gib = 1 << 30
+
+func newBench(t testing.TB, o Options) *bench {
+	t.Helper()
+	looptest.Require(t)
+	base := filepath.Join(t.TempDir(), "vcap")
+	for _, dir := range []string{base, filepath.Join(base, "bosh"), filepath.Join(base, "instance")} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := &bench{t: t, records: &records{disks: map[string]settings.PersistentDisk{}}, log: &bytes.Buffer{}}
+	logger := logrus.New()
+	logger.SetOutput(b.log)
+	resolver, err := device.New(device.Options{Patience: 0.02}, logger.WithField("part", "device"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Disks = New(Config{Dirs: vcap.New(base), Options: o, Resolver: resolver, Records: b.records, Log: logger.WithField("part", "disks")})
+	b.memory = func() (int64, error) { return 64 << 20, nil }
+	b.container = func() bool { return false }
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("log:\n%s", b.log)
+		}
+	})
+	return b
+}
+
+// disk makes a loop device and, unless cid is empty, a persistent disk's record for it.
+func (b *bench) disk(size int64, cid string) *looptest.Device {
+	b.t.Helper()
+	dev := looptest.New(b.t, size)
+	if cid != "" {
+		b.records.disks[cid] = settings.PersistentDisk{CID: cid, Hint: settings.DiskHint{Path: dev.Path}}
+	}
+	return dev
+}
+
+func (b *bench) ok(err error) {
+	b.t.Helper()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// fails checks that err is there and says all of the texts.
+func (b *bench) fails(err error, texts ...string) {
+	b.t.Helper()
+	if err == nil {
+		b.t.Fatalf("no error, want one with %q", texts)
+	}
+	for _, text := range texts {
+		if !strings.Contains(err.Error(), text) {
+			b.t.Errorf("error %q, want it to contain %q", err, text)
+		}
+	}
+}
+
+// tool runs a judge on a device that the guard has let through.
+func tool(t testing.TB, dev, name string, args ...string) string {
+	t.Helper()
+	if err := looptest.Guard(dev); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
+	}
+	return string(out)
+}
+
+// checksum is of the image behind a device: whatever is not mounted must not change.
+func checksum(t testing.TB, d *looptest.Device) string {
+	t.Helper()
+	out, err := exec.Command("sh", "-c", "sync "+d.Path+"; sha256sum <"+d.Image).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out)
+}
+
+func mountedSource(t testing.TB, target string) string {
+	t.Helper()
+	e, ok, err := mount.At(target)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !ok {
+		return ""
+	}
+	return e.Source
+}
+
+func write(t testing.TB, path, content string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func read(t testing.TB, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+func numberOf(t testing.TB, path string) blkdev.Number {
+	t.Helper()
+	n, err := blkdev.NumberOf(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func (b *bench) setupEphemeral(path string, swap *uint64) error {
+	var hint *settings.DiskHint
+	if path != "" {
+		hint = &settings.DiskHint{Path: path}
+	}
+	return b.SetupEphemeral(context.Background(), hint, swap, "agent-1")
+}

@@ -1,0 +1,94 @@
+package storage
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/google/uuid"
+
+	"cambium/internal/atomicfile"
+	"cambium/platform/disk"
+)
+
+// An intent is on record from before a disk is partitioned until its file system is complete.
+// A crash in between leaves it, and the next start goes on instead of refusing a disk that
+// carries our partition with something half made inside. It is bound to one partition table
+// by its identifier, so that it can never speak about another disk.
+type intent struct {
+	Table string `json:"table"` // GUID of a GPT, signature of a DOS table
+}
+
+// ephemeralIntent is the key of the ephemeral disk; CIDs never begin with a dot.
+const ephemeralIntent = ".ephemeral"
+
+func (d *Disks) intentFile() string { return filepath.Join(d.Dirs.Bosh(), "disk_intents.json") }
+
+func (d *Disks) intents() (map[string]intent, error) {
+	all := map[string]intent{}
+	data, err := os.ReadFile(d.intentFile())
+	if errors.Is(err, fs.ErrNotExist) {
+		return all, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read disk intents: %w", err)
+	}
+	if err := json.Unmarshal(data, &all); err != nil {
+		// Without the record an unfinished disk is refused instead of completed: safe.
+		d.Log.WithError(err).Warn("disk intents cannot be read and are ignored")
+		return map[string]intent{}, nil
+	}
+	return all, nil
+}
+
+// begin records the intent to make a new table and returns the identifier it must get.
+func (d *Disks) begin(key string, label disk.Label) (string, error) {
+	id := strings.ToUpper(uuid.NewString())
+	if label == disk.MBR {
+		id = strings.ToLower(id[:8])
+	}
+	return id, d.record(key, &intent{Table: id})
+}
+
+// beginFormat records the intent to fill a table that exists.
+func (d *Disks) beginFormat(key, table string) error { return d.record(key, &intent{Table: table}) }
+
+// done ends an intent.
+func (d *Disks) done(key string) error { return d.record(key, nil) }
+
+func (d *Disks) record(key string, i *intent) error {
+	all, err := d.intents()
+	if err != nil {
+		return err
+	}
+	if _, known := all[key]; !known && i == nil {
+		return nil
+	}
+	if i == nil {
+		delete(all, key)
+	} else {
+		all[key] = *i
+	}
+	if err := ensureDir(d.Dirs.Bosh(), 0o755); err != nil {
+		return err
+	}
+	data, err := json.Marshal(all)
+	if err != nil {
+		return err
+	}
+	return atomicfile.Write(d.intentFile(), data, 0o600)
+}
+
+// pending reports whether the making of exactly this table is unfinished.
+func (d *Disks) pending(key string, t disk.Table) (bool, error) {
+	all, err := d.intents()
+	if err != nil {
+		return false, err
+	}
+	i, ok := all[key]
+	return ok && t.Label != disk.None && strings.EqualFold(i.Table, t.GUID), nil
+}

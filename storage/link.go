@@ -1,0 +1,82 @@
+package storage
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"cambium/internal/atomicfile"
+	"cambium/settings"
+)
+
+// AddDynamic links an attached disk for a job that manages it by itself. The disk is neither
+// partitioned nor mounted.
+func (d *Disks) AddDynamic(ctx context.Context, cid string, hint settings.DiskHint) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.Reload(ctx); err != nil {
+		return err
+	}
+	link, err := linkIn(d.Dirs.DynamicDisks(), cid)
+	if err != nil {
+		return fmt.Errorf("add dynamic disk: %w", err)
+	}
+	dev, err := d.Resolver.Resolve(ctx, hintOf(cid, hint))
+	if err != nil {
+		return fmt.Errorf("add dynamic disk: %w", err)
+	}
+	if err := ensureDir(d.Dirs.DynamicDisks(), 0o700); err != nil {
+		return fmt.Errorf("add dynamic disk: %w", err)
+	}
+	return atomicfile.Symlink(dev.Path, link)
+}
+
+// RemoveDynamic takes the link away; one that is not there is fine.
+func (d *Disks) RemoveDynamic(_ context.Context, cid string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	link, err := linkIn(d.Dirs.DynamicDisks(), cid)
+	if err != nil {
+		return fmt.Errorf("remove dynamic disk: %w", err)
+	}
+	return atomicfile.Remove(link)
+}
+
+// Associate links persistent disks under the names that jobs know them by.
+func (d *Disks) Associate(ctx context.Context, associations []settings.DiskAssociation) error {
+	if len(associations) == 0 {
+		return nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, a := range associations {
+		link, err := linkIn(d.Dirs.DiskAssociations(), a.Name)
+		if err != nil {
+			return fmt.Errorf("associate disk %s: %w", a.CID, err)
+		}
+		p, err := d.known(a.CID)
+		if err != nil {
+			return fmt.Errorf("associate disk as %s: %w", a.Name, err)
+		}
+		dev, err := d.Resolver.Resolve(ctx, hintOf(a.CID, p.Hint))
+		if err != nil {
+			return fmt.Errorf("associate disk as %s: %w", a.Name, err)
+		}
+		if err := ensureDir(d.Dirs.DiskAssociations(), 0o755); err != nil {
+			return fmt.Errorf("associate disk as %s: %w", a.Name, err)
+		}
+		if err := atomicfile.Symlink(dev.Path, link); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// linkIn joins a name from outside to a directory, and only a name.
+func linkIn(dir, name string) (string, error) {
+	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
+		return "", fmt.Errorf("%q cannot be the name of a link", name)
+	}
+	return filepath.Join(dir, name), nil
+}

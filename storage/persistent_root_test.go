@@ -1,0 +1,50 @@
+//go:build root
+
+package storage
+
+import (
+	"context"
+	"path/filepath"
+	"testing"
+)
+
+func TestRootPersistentLifecycle(t *testing.T) {
+	ctx := context.Background()
+	b := newBench(t, Options{})
+	dev := b.disk(256<<20, "vol-1")
+	b.ok(b.Mount(ctx, "vol-1"))
+	if got, want := mountedSource(t, b.Dirs.Store()), dev.Path+"p1"; got != want {
+		t.Errorf("store is %q, want %q", got, want)
+	}
+	if b.records.mounted != "vol-1" {
+		t.Errorf("recorded %q, want vol-1", b.records.mounted)
+	}
+	write(t, filepath.Join(b.Dirs.Store(), "data"), "precious")
+	b.ok(b.Mount(ctx, "vol-1"))
+	list, err := b.List(ctx)
+	b.ok(err)
+	if len(list) != 1 || list[0] != "vol-1" {
+		t.Errorf("List = %v, want [vol-1]", list)
+	}
+	message, err := b.Unmount(ctx, "vol-1")
+	b.ok(err)
+	if message != "Unmounted partition of vol-1" {
+		t.Errorf("message %q", message)
+	}
+	message, err = b.Unmount(ctx, "vol-1")
+	b.ok(err)
+	if message != "Partition of vol-1 is not mounted" {
+		t.Errorf("message %q", message)
+	}
+	b.ok(b.MountLast(ctx))
+	if got := read(t, filepath.Join(b.Dirs.Store(), "data")); got != "precious" {
+		t.Errorf("data is %q after a remount", got)
+	}
+	_, err = b.Unmount(ctx, "vol-1")
+	b.ok(err)
+	b.ok(b.Remove(ctx, "vol-1"))
+	if b.records.mounted != "" {
+		t.Errorf("recorded %q after removal, want nothing", b.records.mounted)
+	}
+	b.ok(b.MountLast(ctx))
+}

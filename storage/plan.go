@@ -1,0 +1,188 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sort"
+	"strings"
+
+	"cambium/plan"
+	"cambium/platform/device"
+	"cambium/platform/disk"
+	"cambium/platform/filesystem"
+	"cambium/settings"
+)
+
+// Change is one thing that boot or mount_disk would do to a disk, for `agent plan`.
+type Change struct {
+	Device string
+	What   string
+	// Proof is why it may be done, or, for a refusal, why not.
+	Proof       string
+	Destructive bool
+}
+
+func (c Change) String() string { return fmt.Sprintf("%s: %s: %s", c.Device, c.Proof, c.What) }
+
+// Wanted is the disk part of the settings.
+type Wanted struct {
+	Ephemeral    *settings.DiskHint
+	RawEphemeral []settings.DiskHint
+	SwapMiB      *uint64
+	AgentID      string
+}
+
+// Plan says what would change, without waiting for anything and without writing.
+func (d *Disks) Plan(ctx context.Context, w Wanted) ([]Change, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var all []Change
+	if !d.Options.SkipDiskSetup {
+		changes, err := d.planEphemeral(w)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, changes...)
+		for i, h := range w.RawEphemeral {
+			c, err := d.planRaw(h, i)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, c...)
+		}
+	}
+	var cids []string
+	for cid := range d.Records.Disks() {
+		cids = append(cids, cid)
+	}
+	sort.Strings(cids)
+	for _, cid := range cids {
+		c, err := d.planPersistent(ctx, d.Records.Disks()[cid])
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, c...)
+	}
+	return all, nil
+}
+
+func (d *Disks) planEphemeral(w Wanted) ([]Change, error) {
+	ram, err := d.memory()
+	if err != nil {
+		return nil, err
+	}
+	if w.Ephemeral == nil || w.Ephemeral.Empty() {
+		if !d.Options.CreatePartitionIfNoEphemeralDisk {
+			return []Change{{Device: "ephemeral disk", Proof: "the CPI named none", What: "boot will fail: " + noEphemeral}}, nil
+		}
+		return d.planOnRoot(w, ram)
+	}
+	dev, err := d.Resolver.Look(hintOf("", *w.Ephemeral))
+	if err != nil {
+		return []Change{{Device: "ephemeral disk", Proof: err.Error(), What: "boot will wait for it"}}, nil
+	}
+	s, err := disk.Observe(dev.Path)
+	if err != nil && !errors.Is(err, disk.ErrDamaged) {
+		return nil, err
+	}
+	if _, kept := plan.KeptEphemeral(s, w.AgentID, d.ephemeralLabel()); kept {
+		return nil, nil
+	}
+	if err := d.proveDisposable(s); err != nil {
+		return []Change{{Device: dev.Path, Proof: err.Error(), What: "will not be touched, boot will fail"}}, nil
+	}
+	layout, err := plan.NewEphemeral(s, w.AgentID, ram, w.SwapMiB, d.ephemeralLabel())
+	if err != nil {
+		return nil, err
+	}
+	proof := fmt.Sprintf("%s, %s, not in use, no persistent disk", s.Content, plan.Size(s.Bytes))
+	return []Change{{Device: dev.Path, Proof: proof, What: "will create " + describe(layout.Label, layout.Partitions, layout), Destructive: true}}, nil
+}
+
+func (d *Disks) planOnRoot(w Wanted, ram int64) ([]Change, error) {
+	path, n, err := d.rootDisk()
+	if err != nil {
+		return []Change{{Device: "root disk", Proof: err.Error(), What: "boot will fail: " + noEphemeral}}, nil
+	}
+	s, err := disk.Observe(path)
+	if err != nil {
+		return nil, err
+	}
+	layout, made, err := plan.OnRoot(s, n, w.AgentID, ram, w.SwapMiB, func(n int) (filesystem.Content, error) {
+		return filesystem.Probe(device.Partition(path, n))
+	})
+	if err != nil {
+		return []Change{{Device: path, Proof: err.Error(), What: "will not be touched, boot will fail"}}, nil
+	}
+	if len(made) == 0 {
+		return nil, nil
+	}
+	return []Change{{Device: path, Proof: fmt.Sprintf("nothing behind root partition %d", n), What: "will append " + describe(layout.Label, made, layout)}}, nil
+}
+
+func (d *Disks) planRaw(h settings.DiskHint, i int) ([]Change, error) {
+	dev, err := d.Resolver.Look(hintOf("", h))
+	if err != nil {
+		return []Change{{Device: plan.RawName(i), Proof: err.Error(), What: "boot will wait for it"}}, nil
+	}
+	s, err := disk.Observe(dev.Path)
+	if err != nil && !errors.Is(err, disk.ErrDamaged) {
+		return nil, err
+	}
+	if plan.KeptRaw(s.Table) {
+		return nil, nil
+	}
+	if err := d.proveDisposable(s); err != nil {
+		return []Change{{Device: dev.Path, Proof: err.Error(), What: "will not be touched, boot will fail"}}, nil
+	}
+	return []Change{{Device: dev.Path, Proof: fmt.Sprintf("%s, not in use, no persistent disk", s.Content),
+		What: "will create GPT with partition " + plan.RawName(i), Destructive: true}}, nil
+}
+
+func (d *Disks) planPersistent(ctx context.Context, p settings.PersistentDisk) ([]Change, error) {
+	dev, err := d.Resolver.Look(hintOf(p.CID, p.Hint))
+	if notThere(err) {
+		return []Change{{Device: p.CID, Proof: err.Error(), What: "mount_disk will wait for it"}}, nil
+	}
+	if err != nil || dev.Directory || d.Options.UsePreformattedPersistentDisk {
+		return nil, err
+	}
+	j, err := d.judge(ctx, p, dev.Path)
+	if err != nil {
+		return nil, err
+	}
+	kind := p.FileSystem
+	if kind == "" {
+		kind = string(filesystem.Ext4)
+	}
+	switch j.verdict {
+	case plan.Refuse:
+		return []Change{{Device: dev.Path, Proof: j.proof, What: "persistent disk " + p.CID + " will be refused"}}, nil
+	case plan.Create:
+		layout := describe(j.label, plan.NewPersistent(j.state, j.label), plan.Layout{Data: 1})
+		return []Change{{Device: dev.Path, Proof: j.proof, What: fmt.Sprintf("mount_disk %s will create %s, %s", p.CID, layout, kind), Destructive: true}}, nil
+	case plan.Format:
+		return []Change{{Device: dev.Path, Proof: j.proof, What: fmt.Sprintf("mount_disk %s will make %s", p.CID, kind), Destructive: true}}, nil
+	}
+	end, why := growTo(j.state, j.state.Table.Partitions[0].Number)
+	switch {
+	case why != "":
+		return []Change{{Device: dev.Path, Proof: why, What: "partition of " + p.CID + " will not be grown"}}, nil
+	case end-j.state.Table.Partitions[0].End() >= growSlack:
+		return []Change{{Device: dev.Path, Proof: j.proof + ", the disk is larger than its partition", What: "partition and file system of " + p.CID + " will be grown to " + plan.Size(end)}}, nil
+	}
+	return nil, nil
+}
+
+func describe(label disk.Label, parts []disk.Partition, l plan.Layout) string {
+	names := []string{strings.ToUpper(string(label))}
+	for _, p := range parts {
+		what := "data"
+		if p.Number == l.Swap {
+			what = "swap"
+		}
+		names = append(names, what+" "+plan.Size(p.Size))
+	}
+	return strings.Join(names, ", ")
+}
