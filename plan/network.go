@@ -219,7 +219,7 @@ func (n *networks) serve(name, link string) bool {
 		}
 	} else {
 		n.overlaps(name, link, prefix)
-		a := network.WantAddress{Prefix: prefix, Network: name, Broadcast: net.DefaultFor("gateway")}
+		a := network.WantAddress{Prefix: prefix, Network: name}
 		if base, _, labelled := strings.Cut(net.Alias, ":"); labelled && base == link {
 			a.Label = net.Alias
 			if n.labelled == nil {

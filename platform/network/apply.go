@@ -68,7 +68,7 @@ func (k *Kernel) apply(ctx context.Context, h *netlink.Handle, c Change) error {
 	case OpMoveFile, OpWriteFile, OpRemoveFile:
 		return k.applyFile(c)
 	case OpReload:
-		if err := k.daemon().reload(ctx); err != nil {
+		if err := k.daemon().reload(ctx, k.indexes(h, c.Settle)); err != nil {
 			return err
 		}
 		return atomicfile.Remove(k.path(pendingFile))
@@ -116,6 +116,16 @@ func (k *Kernel) apply(ctx context.Context, h *netlink.Handle, c Change) error {
 		return k.daemon().reconfigure(ctx, link.Attrs().Index)
 	}
 	return fmt.Errorf("unknown change %q", c.Op)
+}
+
+func (k *Kernel) indexes(h *netlink.Handle, links []Settle) map[int]Settle {
+	byIndex := map[int]Settle{}
+	for _, l := range links {
+		if link, err := h.LinkByName(l.Link); err == nil {
+			byIndex[link.Attrs().Index] = l
+		}
+	}
+	return byIndex
 }
 
 func netlinkAddress(p netip.Prefix, label string) *netlink.Addr {

@@ -43,8 +43,17 @@ type Change struct {
 	WasRoute *Route `json:"was_route,omitempty"`
 	Path     string `json:"path,omitempty"`
 	Content  string `json:"content,omitempty"`
+	// Settle lists the links on which networkd will let a lease go when it reads its files.
+	Settle []Settle `json:"settle,omitempty"`
 	// Late marks the removal of what networkd normally removes itself: it need not be there.
 	Late bool `json:"late,omitempty"`
+}
+
+// Settle is a link that is not as it will be until networkd has done its part.
+type Settle struct {
+	Link string `json:"link"`
+	// DHCP means that it is enough to see networkd start over; the lease is waited for later.
+	DHCP bool `json:"dhcp,omitempty"`
 }
 
 // String describes the change in one line.

@@ -40,7 +40,7 @@ func Diff(have State, want Desired) ([]Change, error) {
 	files := d.files()
 	changes := slices.Concat(d.add, d.remove, files)
 	if d.reload(files) {
-		changes = append(changes, Change{Op: OpReload})
+		changes = append(changes, Change{Op: OpReload, Settle: d.settle(files)})
 	}
 	return slices.Concat(changes, d.late), errors.Join(d.failed...)
 }
@@ -167,7 +167,7 @@ func (d *differ) leftovers(want WantLink, have Link) {
 			continue
 		}
 		ours := r.Origin == OriginStatic && slices.ContainsFunc(old.routes, func(o WantRoute) bool { return o.To == r.To && o.Gateway == r.Gateway })
-		lease := r.Origin == OriginDHCP && (!want.DHCP || want.NoDHCPGateway && r.Default())
+		lease := r.Origin == OriginDHCP && !want.DHCP
 		change := Change{Op: OpRemoveRoute, Link: have.Name, Route: &r}
 		switch {
 		case ours:
@@ -289,6 +289,20 @@ func (d *differ) reload(files []Change) bool {
 			c.Op == OpWriteFile && slices.Contains(d.have.Files, File{Path: path.Join(runDir, c.name()), Content: c.Content})
 	}
 	return slices.ContainsFunc(files, func(c Change) bool { return !moved(c) })
+}
+
+// settle lists the links with a lease, or in want of one, whose files change. Static links need
+// no waiting: networkd finds everything in place.
+func (d *differ) settle(files []Change) (links []Settle) {
+	for _, want := range d.want.Links {
+		have, found := d.have.Link(want.Name)
+		leased := slices.ContainsFunc(have.Addresses, func(a Address) bool { return a.Dynamic && a.Prefix.Addr().Is4() })
+		changed := slices.ContainsFunc(files, func(c Change) bool { return c.name() == fileName(want.Name) })
+		if found && changed && (want.DHCP || leased) {
+			links = append(links, Settle{Link: want.Name, DHCP: want.DHCP})
+		}
+	}
+	return links
 }
 
 func sortedKeys(m map[string]string) []string {

@@ -32,6 +32,9 @@ var networkDirs = []string{etcDir, runDir, "/usr/local/lib/systemd/network", "/u
 // gatewaySince is the systemd version that can refuse a lease's gateway and keep its other routes.
 const gatewaySince = 250
 
+// refusedMetric is above that of every route that networkd or we make, 1024 at most.
+const refusedMetric = 4096
+
 // File is a .network file of networkd.
 type File struct {
 	Path    string `json:"path"`
@@ -118,7 +121,9 @@ func render(l WantLink, networkd Networkd) string {
 			lines = append(lines, "Label="+a.Label)
 		}
 		lines = append(lines, "Address="+a.Prefix.String())
-		if broadcast, ok := broadcast(a.Prefix); ok && a.Broadcast {
+		// Always explicit: networkd compares it before it completes its own view, and takes
+		// an address away for a moment that has one which its file does not name.
+		if broadcast, ok := broadcast(a.Prefix); ok {
 			lines = append(lines, "Broadcast="+broadcast.String())
 		}
 		section("Address", lines...)
@@ -148,7 +153,9 @@ func render(l WantLink, networkd Networkd) string {
 		}
 		section("DHCP", lines...)
 		if l.NoDHCPGateway && networkd.Version >= gatewaySince {
-			section("DHCPv4", "UseGateway=no")
+			// The metric is for a default route among the lease's classless routes, which
+			// UseGateway does not refuse: it must not win against the wanted one.
+			section("DHCPv4", "UseGateway=no", "RouteMetric="+strconv.Itoa(refusedMetric))
 		}
 	}
 	for _, r := range l.Routes {

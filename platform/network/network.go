@@ -218,9 +218,6 @@ type WantAddress struct {
 	Prefix  netip.Prefix `json:"prefix"`
 	Label   string       `json:"label,omitempty"`
 	Network string       `json:"network"`
-	// Broadcast writes the broadcast address into networkd's file, as stemcells expect it on
-	// the network with the default gateway. The kernel gets one in any case.
-	Broadcast bool `json:"broadcast,omitempty"`
 }
 
 // WantRoute is a wanted static route.
