@@ -414,7 +414,19 @@ func (n *networks) finish(bound map[string]string) (network.Desired, []string, e
 	servers, warnings := dnsServers(n.names, n.nets)
 	n.warnings = append(n.warnings, warnings...)
 	d := network.Desired{Dynamic: n.dynamic(bound)}
+	// The first address of a subnet is the one that connections come from: that of the network
+	// with the default gateway, then the others by name, and those with a label last.
+	rank := func(a network.WantAddress) int {
+		switch {
+		case a.Label != "":
+			return 2
+		case n.nets[a.Network].DefaultFor("gateway"):
+			return 0
+		}
+		return 1
+	}
 	for _, l := range n.links {
+		slices.SortStableFunc(l.Addresses, func(a, b network.WantAddress) int { return rank(a) - rank(b) })
 		l.DNS = servers
 		l.NoDHCPGateway = l.DHCP && n.anyone && !slices.ContainsFunc(l.Networks, func(name string) bool {
 			return n.nets[name].DefaultFor("gateway")

@@ -79,8 +79,9 @@ const (
 	probePause  = 300 * time.Millisecond
 )
 
-// Probe asks whether another machine uses one of our static addresses: by ARP for IPv4, by the
-// kernel's own detection for IPv6. It takes about a second; run it beside other work.
+// Probe asks whether another machine uses one of our static addresses, by ARP for IPv4 and by the
+// kernel's own detection for IPv6, and whether the gateways answer. It takes about a second; run
+// it beside other work.
 func (k *Kernel) Probe(ctx context.Context, want Desired) Warnings {
 	if want.Preconfigured {
 		return nil
@@ -111,8 +112,23 @@ func (k *Kernel) Probe(ctx context.Context, want Desired) Warnings {
 		}
 		all.Go(func() { report(k.awaitDAD(ctx, w)) })
 	}
+	all.Go(func() { report(silentGateways(ctx, have, want)) })
 	all.Wait()
 	slices.Sort(found)
+	return found
+}
+
+// silentGateways reports gateways that do not answer.
+func silentGateways(ctx context.Context, have State, want Desired) (found Warnings) {
+	ctx, cancel := context.WithTimeout(ctx, probeRounds*probePause)
+	defer cancel()
+	wanted := wantedGateways(want)
+	answered := answering(ctx, have, wanted)
+	for _, g := range wanted {
+		if !slices.Contains(answered, g) {
+			found = append(found, fmt.Sprintf("network %q: gateway %s does not answer on %s", g.network, g.ip, g.link))
+		}
+	}
 	return found
 }
 

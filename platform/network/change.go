@@ -28,6 +28,12 @@ const (
 	OpReconfigure    Op = "reconfigure-link"
 )
 
+// order is what comes before what: the new before the old, files after both, then networkd.
+var order = []Op{
+	OpEnableIPv6, OpLinkUp, OpAddAddress, OpKeepAddress, OpReplaceAddress, OpAddRoute, OpReplaceRoute, OpRemoveRoute,
+	OpPromote, OpRemoveAddress, OpMoveFile, OpWriteFile, OpRemoveFile, OpReload, OpReconfigure,
+}
+
 // Change is one step from what is to what is wanted. It prints itself for people and encodes
 // itself for programs.
 type Change struct {

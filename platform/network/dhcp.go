@@ -13,6 +13,15 @@ import (
 // reboot; the settings' own files take their place. A machine that has an address, or files of
 // an earlier boot, is left as it is.
 func (k *Kernel) DHCPAll(ctx context.Context) error {
+	// NICs may be attached late; without any there is nothing to do.
+	if err := k.until(ctx, func(have State) error {
+		if len(have.NICs()) == 0 {
+			return errors.New("there is no NIC")
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
 	have, err := k.Observe(ctx)
 	if err != nil {
 		return err
@@ -57,9 +66,6 @@ func connected(have State) error {
 		if slices.ContainsFunc(nic.Addresses, func(a Address) bool { return a.Global() && a.Usable() }) {
 			return nil
 		}
-	}
-	if len(have.NICs()) == 0 {
-		return errors.New("there is no NIC")
 	}
 	return errors.New("no NIC has an address")
 }

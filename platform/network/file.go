@@ -91,6 +91,9 @@ func (k *Kernel) networkFile(index int) string {
 	return ""
 }
 
+// hasLease reports whether networkd has recorded a lease for a link.
+func (k *Kernel) hasLease(index int) bool { return k.lease(index, "ADDRESS") != "" }
+
 // lease returns a value of the lease that networkd holds for a link.
 func (k *Kernel) lease(index int, key string) string {
 	data, err := os.ReadFile(k.path("run/systemd/netif/leases", strconv.Itoa(index)))

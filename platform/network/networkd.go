@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/godbus/dbus/v5"
+
+	"cambium/platform/unit"
 )
 
 // daemon is systemd-networkd as this package needs it.
@@ -41,7 +43,7 @@ const (
 type systemBus struct{ k *Kernel }
 
 func (b systemBus) connect(ctx context.Context) (*dbus.Conn, error) {
-	return dbus.Connect("unix:path="+b.k.path("run/dbus/system_bus_socket"), dbus.WithContext(ctx))
+	return unit.SystemBus(ctx, b.k.path())
 }
 
 func (b systemBus) probe(ctx context.Context) (found Networkd) {
@@ -92,7 +94,7 @@ const settleLimit = 2 * time.Second
 func (b systemBus) reload(ctx context.Context, settle map[int]Settle) error {
 	conn, err := b.connect(ctx)
 	if err != nil {
-		return fmt.Errorf("connect to the system bus: %w", err)
+		return err
 	}
 	defer conn.Close()
 	manager := conn.Object(networkdName, networkdObject)
@@ -156,7 +158,7 @@ func administrativeState(s *dbus.Signal) string {
 func (b systemBus) reconfigure(ctx context.Context, index int) error {
 	conn, err := b.connect(ctx)
 	if err != nil {
-		return fmt.Errorf("connect to the system bus: %w", err)
+		return err
 	}
 	defer conn.Close()
 	return conn.Object(networkdName, networkdObject).CallWithContext(ctx, networkdName+".Manager.ReconfigureLink", 0, int32(index)).Err

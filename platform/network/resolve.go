@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Resolved is the address that a dynamic network turned out to have.
@@ -20,11 +21,11 @@ type Resolved struct {
 // Resolve finds the address of each dynamic network: that of the link it was matched to, else
 // of the link with the default route. A network that cannot be resolved is named in the error
 // and does not keep the others from it.
-func (k *Kernel) Resolve(_ context.Context, networks []Dynamic) (map[string]Resolved, error) {
+func (k *Kernel) Resolve(ctx context.Context, networks []Dynamic) (map[string]Resolved, error) {
 	if len(networks) == 0 {
 		return nil, nil
 	}
-	have, err := k.observeKernel()
+	have, err := k.leased(ctx, networks)
 	if err != nil {
 		return nil, err
 	}
@@ -39,6 +40,31 @@ func (k *Kernel) Resolve(_ context.Context, networks []Dynamic) (map[string]Reso
 		found[n.Network] = r
 	}
 	return found, errors.Join(failed...)
+}
+
+// leaseLimit bounds the wait for the second half of a lease.
+const leaseLimit = time.Second
+
+// leased observes; where networkd has just set a lease's address it waits for the routes, which
+// follow in a moment, so that the gateway is known.
+func (k *Kernel) leased(ctx context.Context, networks []Dynamic) (have State, err error) {
+	ctx, cancel := context.WithTimeout(ctx, leaseLimit)
+	defer cancel()
+	err = k.until(ctx, func(s State) error {
+		have = s
+		for _, n := range networks {
+			l, _ := s.Link(n.Link)
+			_, routed := defaultRoute(s, n)
+			if !n.IPv6 && l.NetworkFile != "" && !routed && !k.hasLease(l.Index) && slices.ContainsFunc(l.Addresses, func(a Address) bool { return a.Dynamic }) {
+				return fmt.Errorf("network %q: the lease on %s is incomplete", n.Network, l.Name)
+			}
+		}
+		return nil
+	})
+	if len(have.Links) > 0 {
+		return have, nil
+	}
+	return have, err
 }
 
 func (k *Kernel) resolve(have State, n Dynamic) (Resolved, error) {
