@@ -2,10 +2,266 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/agent"
+	"cambium/agent/action"
+	"cambium/agent/task"
+	"cambium/bootstrap"
+	"cambium/internal/retry"
+	"cambium/internal/status"
+	"cambium/internal/vcap"
+	"cambium/mbus"
+	"cambium/platform/unit"
 )
 
-func runAgent(_ context.Context, args []string, stdout, stderr io.Writer) int {
-	setUpLogging(stderr)
+// runOptions are the flags that stemcells pass.
+type runOptions struct {
+	platform   string
+	config     string
+	supervisor string
+	base       string
+}
+
+func parseRun(args []string, stdout, stderr io.Writer) (o runOptions, code int, ok bool) {
+	flags := newFlags("run", "-P PLATFORM -C AGENT_JSON [-M SUPERVISOR] [-b BASE]",
+		"Runs the agent in the foreground until it is told to stop. 'agent -P … -C …' without the\nword run does the same: it is how stemcells start it.", stderr,
+		"agent -P ubuntu -C /var/vcap/bosh/agent.json", "agent -P dummy -M dummy-nats -b /tmp/vm -C /tmp/vm/agent.json")
+	flags.StringVar(&o.platform, "P", "", "`PLATFORM`: ubuntu, or dummy for everything that touches no machine")
+	flags.StringVar(&o.config, "C", "", "path of `AGENT_JSON`")
+	flags.StringVar(&o.supervisor, "M", "monit", "`SUPERVISOR`: monit, dummy or dummy-nats")
+	flags.StringVar(&o.base, "b", vcap.DefaultBase, "`BASE` directory")
+	showVersion := flags.Bool("v", false, "print the version and exit")
+	flags.String("r", "/", "accepted and ignored")
+	flags.Bool("no-alerts", false, "accepted and ignored")
+	if code, ok := parse(flags, args, 0, -1); !ok {
+		return o, code, false
+	}
+	if *showVersion {
+		fmt.Fprintln(stdout, version)
+		return o, exitGood, false
+	}
+	for _, c := range []struct {
+		flag, value string
+		allowed     []string
+	}{{"-P", o.platform, []string{"ubuntu", "dummy"}}, {"-M", o.supervisor, []string{"monit", "dummy", "dummy-nats"}}} {
+		if !contains(c.allowed, c.value) {
+			fmt.Fprintf(stderr, "agent: %s is %q, want one of %q\n", c.flag, c.value, c.allowed)
+			return o, exitBad, false
+		}
+	}
+	return o, exitGood, true
+}
+
+func contains(list []string, word string) bool {
+	for _, w := range list {
+		if w == word {
+			return true
+		}
+	}
+	return false
+}
+
+func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	o, code, ok := parseRun(args, stdout, stderr)
+	if !ok {
+		return code
+	}
+	log := setUpLogging(stderr)
+	notifier, err := unit.TakeNotifier()
+	if err != nil {
+		log.WithError(err).Warn("service manager cannot be told")
+	}
+	a, err := assemble(ctx, o, log, notifier)
+	if err != nil {
+		// Nothing but a broken start configuration gets here; the service manager tries again.
+		v := bootstrap.Verdict{State: status.Failed, Step: "start", Cause: err, Advice: "correct it, then 'agent validate agent.json FILE' tells whether it is good"}
+		bootstrap.Announcer{Root: "/", Log: log, Notify: notify(notifier, log)}.Failed(ctx, v)
+		return exitBad
+	}
+	return a.run(ctx)
+}
+
+func notify(n unit.Notifier, log *logrus.Entry) func(string) {
+	return func(text string) {
+		if err := n.Status(text); err != nil {
+			log.WithError(err).Debug("service manager not told")
+		}
+	}
+}
+
+// app is the running agent.
+type app struct {
+	o          runOptions
+	dirs       vcap.Dirs
+	log        *logrus.Entry
+	rec        *status.Recorder
+	notifier   unit.Notifier
+	announcer  bootstrap.Announcer
+	marker     bootstrap.ReadyMarker
+	machine    *bootstrap.Machine
+	dispatcher *agent.Dispatcher
+	bus        *busLine
+	serve      func(ctx context.Context) (action.Table, error)
+	beside     *sync.WaitGroup
+	place      func() string
+	agentID    func() string
+	changed    <-chan struct{} // something about the hardware has changed
+}
+
+func (a *app) run(ctx context.Context) int {
+	ctx, cancel := context.WithCancel(ctx)
+	defer a.beside.Wait()
+	defer cancel()
+	a.log.WithFields(logrus.Fields{"version": version, "stemcell": a.etc("stemcell_version"), "git_sha": a.etc("stemcell_git_sha1"), "base": a.dirs.Base()}).Info("agent starts")
+	if err := bootstrap.CheckBootOnce(a.dirs); err != nil {
+		a.failed(ctx, bootstrap.Verdict{State: status.Failed, Step: "boot-once", Cause: err}, false)
+		<-ctx.Done()
+		return exitBad
+	}
+	a.go_(func() { a.feedWatchdog(ctx) })
+	if err := a.boot(ctx); err != nil {
+		a.log.WithError(err).Error("agent stops")
+		return exitBad
+	}
+	<-ctx.Done()
+	a.log.Info("agent stops on a signal")
+	if err := a.notifier.Stopping(); err != nil {
+		a.log.WithError(err).Debug("service manager not told")
+	}
+	// Upstream's exit code after a signal; the service manager starts it again either way.
 	return exitBad
 }
+
+// go_ runs f beside the rest; run waits for it.
+func (a *app) go_(f func()) { a.beside.Go(f) }
+
+// etc reads a file of the stemcell's identity, for the log only.
+func (a *app) etc(name string) string {
+	data, err := os.ReadFile(filepath.Join(a.dirs.BoshEtc(), name))
+	if err != nil || len(data) == 0 {
+		return "?"
+	}
+	return string(data)
+}
+
+// boot runs the table until the machine is ready. What failed may heal: the table is run again
+// after a pause, or at once when the kernel reports a change.
+func (a *app) boot(ctx context.Context) error {
+	engine := bootstrap.Engine{Log: a.log.WithField("component", "boot"), Status: a.rec, Notify: func(state string) { a.tell(state) }}
+	pauses := retry.Backoff{Min: 5 * time.Second, Max: time.Minute, Jitter: 0.2}
+	for attempt := 0; ; attempt++ {
+		if attempt > 0 {
+			a.dispatcher.Retrying()
+		}
+		a.machine.Reset()
+		verdict, wait, err := engine.Run(ctx, bootstrap.Steps(a.machine))
+		if err != nil {
+			return err
+		}
+		a.go_(wait)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if verdict.Cause == nil {
+			return a.ready(ctx, verdict)
+		}
+		a.failed(ctx, verdict, a.marker.First(a.agentID()))
+		timer := time.NewTimer(pauses.Pause(attempt))
+		select {
+		case <-ctx.Done():
+		case <-timer.C:
+		case <-a.changed:
+		}
+		timer.Stop()
+	}
+}
+
+// tell passes the current step on to the service manager and to whoever pings.
+func (a *app) tell(text string) {
+	const prefix = "STATUS="
+	if len(text) > len(prefix) && text[:len(prefix)] == prefix {
+		text = text[len(prefix):]
+	}
+	a.dispatcher.Waiting(text)
+	if err := a.notifier.Status(text); err != nil {
+		a.log.WithError(err).Debug("service manager not told")
+	}
+}
+
+func (a *app) failed(ctx context.Context, v bootstrap.Verdict, first bool) {
+	if err := a.rec.Update(func(d *status.Document) { d.State, d.Verdict, d.First = status.Failed, v.Line(), first }); err != nil {
+		a.log.WithError(err).Warn("status not written")
+	}
+	a.announcer.Failed(ctx, v)
+	a.dispatcher.Failed(v.Line(), first)
+	a.bus.alertOnce(ctx, v.Line())
+}
+
+// ready opens the gate. Everything the Director relies on stands by now.
+func (a *app) ready(ctx context.Context, v bootstrap.Verdict) error {
+	table, err := a.serve(ctx)
+	if err != nil {
+		return err
+	}
+	tasks, err := task.Open(ctx, task.Options{Path: filepath.Join(a.place(), "cambium_tasks.json"), Log: a.log.WithField("component", "task")})
+	if err != nil {
+		a.log.WithError(err).Warn("tasks do not survive a restart")
+	}
+	if err := a.marker.Set(a.agentID()); err != nil {
+		a.log.WithError(err).Warn("ready marker not written")
+	}
+	a.dispatcher.Ready(table, tasks)
+	after := time.Duration(a.rec.Now())
+	unchanged := a.machine.Changes() == 0
+	if err := a.rec.Update(func(d *status.Document) { d.Unchanged, d.ReadyNS = unchanged, int64(after) }); err != nil {
+		a.log.WithError(err).Warn("status not written")
+	}
+	a.log.WithFields(logrus.Fields{"state": string(v.State), "after": after.Round(100 * time.Microsecond).String(), "changes": a.machine.Changes()}).Info("agent is ready")
+	a.announcer.Ready(v, after)
+	if err := a.notifier.Ready(); err != nil {
+		a.log.WithError(err).Warn("service manager not told")
+	}
+	return nil
+}
+
+// feedWatchdog tells the service manager that the agent lives, as long as a ping gets through
+// the dispatcher. A dispatcher that hangs is as good as dead to a Director.
+func (a *app) feedWatchdog(ctx context.Context) {
+	period := a.notifier.Watchdog() / 3
+	if period <= 0 {
+		return
+	}
+	ticker := time.NewTicker(period)
+	defer ticker.Stop()
+	for {
+		answered := make(chan struct{})
+		a.dispatcher.Handle(ctx, mbus.Request{Method: "ping"}, func(mbus.Reply) { close(answered) })
+		select {
+		case <-answered:
+			if err := a.notifier.Alive(); err != nil {
+				a.log.WithError(err).Warn("watchdog not fed")
+			}
+		case <-time.After(period):
+			a.log.Error("dispatcher does not answer")
+		case <-ctx.Done():
+			return
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// errNoBus means that the settings do not say where the Director is.
+var errNoBus = errors.New("the settings name no message bus")

@@ -1,0 +1,406 @@
+package bootstrap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"net/url"
+	"path/filepath"
+	"sync"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/internal/secret"
+	"cambium/internal/status"
+	"cambium/internal/vcap"
+	"cambium/plan"
+	"cambium/platform/host"
+	"cambium/platform/network"
+	"cambium/platform/tree"
+	"cambium/settings"
+	"cambium/settings/agentjson"
+	"cambium/settings/store"
+)
+
+// Settings are the settings in force.
+type Settings interface {
+	Load(context.Context) (store.Loaded, error)
+	Effective() settings.Effective
+	HostsConfigured() bool
+	SetHostsConfigured() error
+}
+
+// Users changes accounts.
+type Users interface {
+	SetPassword(ctx context.Context, name string, hash secret.String) error
+	AuthorizeKeys(ctx context.Context, name string, keys []string) error
+}
+
+// Disks prepares what the settings name.
+type Disks interface {
+	SetupRawEphemeral(ctx context.Context, hints []settings.DiskHint) error
+	SetupEphemeral(ctx context.Context, e settings.Effective) error
+	GrowRoot(ctx context.Context) error
+	MountLast(ctx context.Context, associations []settings.DiskAssociation) error
+}
+
+// Machine is what the boot's steps work on. A part that is nil is one the machine does not have.
+type Machine struct {
+	Dirs    vcap.Dirs
+	Options agentjson.Linux
+	Log     *logrus.Entry
+	Status  *status.Recorder
+
+	Settings  Settings
+	PublicKey func(context.Context) (string, error)
+	Network   *network.Kernel
+	SetDNS    func(ctx context.Context, servers []netip.Addr) error
+	Host      *host.Host
+	Tree      *tree.Kernel
+	Users     Users
+	// Firewall builds the rules for monit; those for the bus follow its addresses.
+	Firewall        func(ctx context.Context) error
+	Disks           Disks
+	JobDirectories  func(ctx context.Context) error
+	StartSupervisor func(ctx context.Context) error
+	// StartBus starts the bus client unless it runs, and does not wait for a connection.
+	StartBus func(ctx context.Context, e settings.Effective) error
+	// Beside runs f until it returns or the agent ends.
+	Beside func(f func(context.Context))
+
+	mu       sync.Mutex // guards what follows
+	loading  *Span      // the step that asks the sources, while it does
+	resolved map[string]settings.Network
+	changes  int
+}
+
+// Networks are the settings' networks with the addresses that leases turned out to have.
+func (m *Machine) Networks() map[string]settings.Network {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.resolved == nil {
+		return m.Settings.Effective().Settings.Networks
+	}
+	return m.resolved
+}
+
+// Changes is how many changes the last boot made to the machine.
+func (m *Machine) Changes() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.changes
+}
+
+// Reset forgets the changes of an earlier run of the table.
+func (m *Machine) Reset() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.changes = 0
+}
+
+// changed records what a step did as its evidence.
+func changed[C fmt.Stringer](m *Machine, s *Span, changes []C) {
+	m.mu.Lock()
+	m.changes += len(changes)
+	m.mu.Unlock()
+	for _, c := range changes {
+		s.Evidence("%s", c)
+	}
+}
+
+func (m *Machine) runtimeHook(ctx context.Context, s *Span) error {
+	ran, err := m.Host.Hook(ctx, "bosh-agent-rc")
+	if ran || err != nil {
+		return err
+	}
+	return m.converge(ctx, s, tree.Devices)
+}
+
+// SettingsWait is told what the sources wait for; outside a boot nobody needs to know.
+func (m *Machine) SettingsWait(text string) {
+	m.mu.Lock()
+	span := m.loading
+	m.mu.Unlock()
+	if span != nil {
+		span.Waiting(text)
+	}
+}
+
+func (m *Machine) setLoading(s *Span) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.loading = s
+}
+
+func (m *Machine) loadSettings(ctx context.Context, s *Span) error {
+	m.setLoading(s)
+	loaded, err := m.Settings.Load(ctx)
+	m.setLoading(nil)
+	if err != nil {
+		return err
+	}
+	e := m.Settings.Effective()
+	described := status.Settings{From: loaded.From, Cached: loaded.Cached}
+	if loaded.Why != nil {
+		described.Why = OneLine(loaded.Why.Error())
+	}
+	if err := m.Status.Update(func(d *status.Document) { d.AgentID, d.Settings = e.Settings.AgentID, &described }); err != nil {
+		m.Log.WithError(err).Warn("status not written")
+	}
+	s.Evidence("from %s", loaded.From)
+	if loaded.Cached {
+		s.Warn("the sources failed and the cached copy serves: %s", described.Why)
+	}
+	if loaded.NotCached != nil {
+		s.Warn("settings are not cached: %s", loaded.NotCached)
+	}
+	if loaded.Foreign != "" {
+		s.Warn("found the state of another agent, %s, and set it aside", loaded.Foreign)
+	}
+	for _, entry := range loaded.Report.Entries {
+		s.Evidence("%s", entry)
+	}
+	return nil
+}
+
+func (m *Machine) setPasswords(ctx context.Context, _ *Span) error {
+	bosh := m.Settings.Effective().Settings.Env.Bosh
+	accounts := []string{"root", "vcap"}
+	if bosh.KeepRootPassword {
+		accounts = accounts[1:]
+	}
+	var failed []error
+	for _, name := range accounts {
+		failed = append(failed, m.Users.SetPassword(ctx, name, bosh.Password))
+	}
+	return errors.Join(failed...)
+}
+
+func (m *Machine) wantsIPv6() bool {
+	if m.Host == nil {
+		return false
+	}
+	s := m.Settings.Effective().Settings
+	if s.Env.Bosh.IPv6Enable {
+		return true
+	}
+	for _, n := range s.Networks {
+		if ip, err := netip.ParseAddr(n.IP); err == nil && ip.Is6() && !n.VIP() {
+			return true
+		}
+	}
+	return false
+}
+
+func (m *Machine) enableIPv6(ctx context.Context, s *Span) error {
+	done, err := m.Host.Converge(ctx, host.Desired{IPv6: true})
+	changed(m, s, done)
+	return err
+}
+
+// setHostname also writes the hosts file, once per agent id: releases and sync_dns edit it
+// later.
+func (m *Machine) setHostname(ctx context.Context, s *Span) error {
+	id := m.Settings.Effective().Settings.AgentID
+	want := host.Desired{Hostname: id}
+	configured := m.Settings.HostsConfigured()
+	if !configured {
+		hosts, _, err := host.HostsFile(id, nil)
+		if err != nil {
+			return err
+		}
+		want.Hosts = hosts
+	}
+	done, err := m.Host.Converge(ctx, want)
+	changed(m, s, done)
+	if err != nil || configured {
+		return err
+	}
+	return m.Settings.SetHostsConfigured()
+}
+
+func (m *Machine) setFirewall(ctx context.Context, _ *Span) error { return m.Firewall(ctx) }
+
+func (m *Machine) setUpNetwork(ctx context.Context, s *Span) error {
+	e := m.Settings.Effective()
+	nets := e.Settings.Networks
+	have, err := m.Network.Observe(ctx)
+	if err != nil {
+		return err
+	}
+	want, warnings, planErr := plan.Network(nets, have)
+	if planErr != nil {
+		// A NIC may still be on its way; a hardware address that never comes is then the error.
+		s.Waiting("links with the settings' hardware addresses")
+		if err := m.Network.WaitLinks(ctx, plan.MACs(nets)); err == nil {
+			if have, err = m.Network.Observe(ctx); err != nil {
+				return err
+			}
+			want, warnings, planErr = plan.Network(nets, have)
+		}
+		s.Waiting("")
+	}
+	for _, w := range warnings {
+		s.Warn("%s", w)
+	}
+	want.AwaitIPv6 = busOverIPv6(e)
+	changes, diffErr := network.Diff(have, want)
+	changed(m, s, changes)
+	if err := errors.Join(m.Network.Apply(ctx, changes), planErr, diffErr); err != nil {
+		// What could be applied may be enough to tell the Director what could not.
+		return errors.Join(err, m.StartBus(ctx, e))
+	}
+	later, err := m.Network.WaitReady(ctx, want)
+	for _, w := range later {
+		s.Warn("%s", w)
+	}
+	if err != nil {
+		return errors.Join(err, m.StartBus(ctx, e))
+	}
+	if !want.Preconfigured {
+		m.Beside(func(ctx context.Context) {
+			for _, w := range m.Network.Probe(ctx, want) {
+				m.Log.WithField("warning", w).Warn("address is in use elsewhere")
+			}
+		})
+		m.Beside(func(ctx context.Context) { m.Network.Announce(ctx, want) })
+	}
+	return m.resolve(ctx, s, nets, want)
+}
+
+// resolve finds the addresses of dynamic networks, once per change rather than at each reading.
+func (m *Machine) resolve(ctx context.Context, s *Span, nets map[string]settings.Network, want network.Desired) error {
+	found, err := m.Network.Resolve(ctx, want.Dynamic)
+	if err != nil {
+		s.Warn("%s", err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.resolved = plan.Resolved(nets, found)
+	return nil
+}
+
+// busOverIPv6 reports whether a bus server is named by an IPv6 address.
+func busOverIPv6(e settings.Effective) bool {
+	for _, u := range e.Bus.URLs {
+		if parsed, err := url.Parse(u.Reveal()); err == nil {
+			if ip, err := netip.ParseAddr(parsed.Hostname()); err == nil && ip.Is6() {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (m *Machine) setDNS(ctx context.Context, s *Span) error {
+	servers, warnings := plan.DNS(m.Settings.Effective().Settings.Networks)
+	for _, w := range warnings {
+		s.Warn("%s", w)
+	}
+	return m.SetDNS(ctx, servers)
+}
+
+func (m *Machine) startBus(ctx context.Context, _ *Span) error {
+	return m.StartBus(ctx, m.Settings.Effective())
+}
+
+func (m *Machine) authorizeKeys(ctx context.Context, s *Span) error {
+	keys := append([]string(nil), m.Settings.Effective().Settings.Env.Bosh.AuthorizedKeys...)
+	fromIaaS, err := m.PublicKey(ctx)
+	if err != nil {
+		s.Evidence("no SSH key from the sources: %s", OneLine(err.Error()))
+	}
+	if fromIaaS != "" {
+		keys = append(keys, fromIaaS)
+	}
+	if len(keys) == 0 {
+		return nil
+	}
+	return m.Users.AuthorizeKeys(ctx, "vcap", keys)
+}
+
+func (m *Machine) hasRawDisks() bool {
+	return m.Disks != nil && !m.Options.SkipDiskSetup && len(m.Settings.Effective().Settings.Disks.RawEphemeral) > 0
+}
+
+func (m *Machine) setUpRawDisks(ctx context.Context, _ *Span) error {
+	return m.Disks.SetupRawEphemeral(ctx, m.Settings.Effective().Settings.Disks.RawEphemeral)
+}
+
+func (m *Machine) setUpEphemeralDisk(ctx context.Context, _ *Span) error {
+	return m.Disks.SetupEphemeral(ctx, m.Settings.Effective())
+}
+
+func (m *Machine) growRootDisk(ctx context.Context, _ *Span) error { return m.Disks.GrowRoot(ctx) }
+
+func (m *Machine) mountPersistentDisk(ctx context.Context, _ *Span) error {
+	return m.Disks.MountLast(ctx, m.Settings.Effective().Associations)
+}
+
+func (m *Machine) treeOptions() tree.Options {
+	bosh := m.Settings.Effective().Settings.Env.Bosh
+	return tree.Options{UseDefaultTmpDir: m.Options.UseDefaultTmpDir, JobDirTmpfs: bosh.JobDirTmpfs,
+		JobDirSize: bosh.JobDirTmpfsSize, RunDirSize: bosh.RunDirTmpfsSize, SettingsTmpfs: bosh.SettingsTmpfs}
+}
+
+func (m *Machine) converge(ctx context.Context, s *Span, groups ...string) error {
+	done, err := m.Tree.Converge(ctx, tree.Select(tree.Plan(m.Dirs, m.treeOptions()), groups...))
+	changed(m, s, done)
+	return err
+}
+
+// makeDirectories takes seriously what jobs cannot live without; the rest hardens the machine
+// and only warns.
+func (m *Machine) makeDirectories(ctx context.Context, s *Span) error {
+	for _, group := range []string{tree.SharedMemory, tree.Home} {
+		if err := m.converge(ctx, s, group); err != nil {
+			s.Warn("%s", err)
+		}
+	}
+	return m.converge(ctx, s, tree.Log, tree.Opt, tree.Data, tree.Temp, tree.CanRestart, tree.Blobs, tree.Store, tree.SSH, tree.Associations)
+}
+
+func (m *Machine) setTimeServers(ctx context.Context, s *Span) error {
+	done, err := m.Host.Converge(ctx, host.Desired{TimeServers: m.Settings.Effective().NTP})
+	changed(m, s, done)
+	return err
+}
+
+func (m *Machine) startAuditing(ctx context.Context, _ *Span) error {
+	_, err := m.Host.Hook(ctx, "bosh-start-logging-and-auditing")
+	return err
+}
+
+// inMemory reports a machine whose secrets do not survive a reboot.
+func (m *Machine) inMemory() bool {
+	bosh := m.Settings.Effective().Settings.Env.Bosh
+	return m.Tree != nil && (bosh.SettingsTmpfs || bosh.JobDirTmpfs)
+}
+
+func (m *Machine) armBootOnce(context.Context, *Span) error { return ArmBootOnce(m.Dirs) }
+
+func (m *Machine) makeJobDirectories(ctx context.Context, _ *Span) error {
+	return m.JobDirectories(ctx)
+}
+
+func (m *Machine) startSupervisor(ctx context.Context, _ *Span) error {
+	return m.StartSupervisor(ctx)
+}
+
+func (m *Machine) removeDevTools(ctx context.Context, s *Span) error {
+	bosh := m.Settings.Effective().Settings.Env.Bosh
+	var failed []error
+	for _, list := range []struct {
+		wanted bool
+		file   string
+	}{{bosh.RemoveDevTools, "dev_tools_file_list"}, {bosh.RemoveStaticLibraries, "static_libraries_list"}} {
+		if !list.wanted {
+			continue
+		}
+		removed, err := m.Host.RemoveListed(ctx, filepath.Join(m.Dirs.BoshEtc(), list.file))
+		s.Evidence("%s: removed %d", list.file, removed)
+		failed = append(failed, err)
+	}
+	return errors.Join(failed...)
+}

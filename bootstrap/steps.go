@@ -1,0 +1,44 @@
+package bootstrap
+
+import "time"
+
+// Steps is the boot table. docs/boot.md lists it for people; a test compares the two. A row
+// whose part of the machine is missing (a dummy machine has no disks) is skipped.
+//
+// Deadlines are at least as long as the waits of cloudfoundry/bosh-agent add up to, because a
+// failed first boot costs the VM.
+func Steps(m *Machine) []Step {
+	has := func(part bool) func() bool { return func() bool { return part } }
+	return []Step{
+		{Name: "runtime-hook", Optional: true, Deadline: time.Minute, If: has(m.Host != nil && m.Tree != nil), Run: m.runtimeHook},
+		{Name: "settings", Run: m.loadSettings,
+			Advice: "see 'agent settings --explain' for what each source said"},
+		{Name: "passwords", Needs: []string{"settings"}, Optional: true, Deadline: time.Minute, If: has(m.Users != nil), Run: m.setPasswords},
+		{Name: "ipv6", Needs: []string{"settings"}, Deadline: time.Minute, If: m.wantsIPv6, Run: m.enableIPv6,
+			Advice: "boot the kernel without ipv6.disable=1"},
+		{Name: "hostname", Needs: []string{"settings"}, Optional: true, Deadline: time.Minute, If: has(m.Host != nil), Run: m.setHostname},
+		{Name: "firewall", Needs: []string{"settings"}, Optional: true, Deadline: time.Minute, If: has(m.Firewall != nil), Run: m.setFirewall},
+		{Name: "network", Needs: []string{"settings", "ipv6", "firewall"}, Deadline: 5 * time.Minute, If: has(m.Network != nil), Run: m.setUpNetwork,
+			Advice: "compare the settings' networks with the machine's links"},
+		{Name: "dns", Needs: []string{"network"}, Optional: true, Deadline: time.Minute, If: has(m.SetDNS != nil), Run: m.setDNS},
+		{Name: "bus", Needs: []string{"network"}, Deadline: time.Minute, Run: m.startBus,
+			Advice: "correct mbus URLs and certificates in the settings"},
+		{Name: "authorized-keys", Needs: []string{"bus"}, Background: true, Deadline: 5 * time.Minute, If: has(m.Users != nil), Run: m.authorizeKeys},
+		{Name: "raw-disks", Needs: []string{"settings"}, Deadline: 15 * time.Minute, If: m.hasRawDisks, Run: m.setUpRawDisks,
+			Advice: "attach the raw ephemeral disks that the settings name"},
+		{Name: "ephemeral-disk", Needs: []string{"raw-disks"}, Deadline: 15 * time.Minute, If: has(m.Disks != nil), Run: m.setUpEphemeralDisk,
+			Advice: "attach the ephemeral disk that the settings name"},
+		{Name: "root-disk", Needs: []string{"ephemeral-disk"}, Background: true, Deadline: 10 * time.Minute, If: has(m.Disks != nil), Run: m.growRootDisk},
+		{Name: "persistent-disk", Needs: []string{"ephemeral-disk"}, Deadline: 15 * time.Minute, If: has(m.Disks != nil), Run: m.mountPersistentDisk,
+			Advice: "attach the persistent disk again, or let the Director detach it"},
+		{Name: "directories", Needs: []string{"ephemeral-disk"}, Deadline: 2 * time.Minute, If: has(m.Tree != nil), Run: m.makeDirectories},
+		{Name: "time", Needs: []string{"directories", "network"}, Background: true, Deadline: 3 * time.Minute, If: has(m.Host != nil), Run: m.setTimeServers},
+		{Name: "audit", Needs: []string{"directories"}, Background: true, Deadline: time.Minute, If: has(m.Host != nil), Run: m.startAuditing},
+		{Name: "boot-once", Needs: []string{"directories"}, Deadline: time.Minute, If: m.inMemory, Run: m.armBootOnce},
+		{Name: "job-directories", Needs: []string{"directories"}, Deadline: time.Minute, If: has(m.JobDirectories != nil), Run: m.makeJobDirectories,
+			Advice: "look at bosh/spec.json below the base directory"},
+		{Name: "supervisor", Needs: []string{"job-directories", "persistent-disk", "firewall"}, Deadline: 2 * time.Minute,
+			If: has(m.StartSupervisor != nil), Run: m.startSupervisor, Advice: "see the journal of the monit service"},
+		{Name: "dev-tools", Needs: []string{"settings"}, Optional: true, Deadline: 5 * time.Minute, If: has(m.Host != nil), Run: m.removeDevTools},
+	}
+}

@@ -1,0 +1,210 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/agent"
+	"cambium/agent/action"
+	"cambium/bootstrap"
+	"cambium/infrastructure"
+	"cambium/internal/atomicfile"
+	"cambium/internal/status"
+	"cambium/internal/vcap"
+	"cambium/jobs"
+	"cambium/jobs/monit"
+	"cambium/platform/host"
+	"cambium/platform/network"
+	"cambium/platform/tree"
+	"cambium/platform/unit"
+	"cambium/settings/agentjson"
+	"cambium/settings/store"
+)
+
+// services is what the agent asks of systemd or runit.
+type services interface {
+	Start(ctx context.Context, name string) error
+	Kill(ctx context.Context, name string, signal syscall.Signal) error
+	Setup(ctx context.Context, name string) error
+	Restart(ctx context.Context, name string) error
+	PowerOff(ctx context.Context) error
+}
+
+// assemble makes the agent out of its parts. It reads agent.json and the state files; it changes
+// nothing on the machine.
+func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier unit.Notifier) (*app, error) {
+	dirs := vcap.New(o.base)
+	cfg, err := loadConfig(o.config, log)
+	if err != nil {
+		return nil, err
+	}
+	rec, err := openStatus(o, dirs)
+	if err != nil {
+		return nil, err
+	}
+	a := &app{o: o, dirs: dirs, log: log, rec: rec, notifier: notifier, beside: &sync.WaitGroup{},
+		announcer: bootstrap.Announcer{Root: "/", Log: log, Notify: notify(notifier, log)}, marker: bootstrap.ReadyMarker{Dirs: dirs}}
+	a.dispatcher = agent.NewDispatcher(ctx, log.WithField("component", "dispatcher"))
+	m := &bootstrap.Machine{Dirs: dirs, Options: cfg.Platform.Linux, Log: log.WithField("component", "boot"), Status: rec,
+		Beside: func(f func(context.Context)) { a.go_(func() { f(ctx) }) }}
+	a.machine = m
+	real := o.platform != "dummy"
+	if real {
+		a.addMachine(m)
+	}
+	fetch := &fetcher{network: m.Network, log: log.WithField("component", "sources")}
+	var current *store.Current
+	fetch.sources, err = infrastructure.New(cfg, infrastructure.Options{
+		NetworkUp:   fetch.networkUp,
+		Accept:      func(raw []byte) error { return current.Check(raw) },
+		Status:      m.SettingsWait,
+		HasCache:    func() bool { return current.Present() },
+		SideEffects: true,
+		Log:         log.WithField("component", "sources"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	current, err = store.Open(dirs, store.Options{Fetch: fetch.fetch, MountTmpfs: a.mountTmpfs, Log: log.WithField("component", "settings")})
+	if err != nil {
+		return nil, err
+	}
+	m.Settings, m.PublicKey = current, fetch.publicKey
+	a.agentID = func() string { return current.Effective().Settings.AgentID }
+	a.place = current.Place
+	a.bus = &busLine{ctx: ctx, handler: a.dispatcher, log: log.WithField("component", "bus"), rec: rec, run: a.go_, beforeConnect: a.beforeConnect(m.Network)}
+	m.StartBus = a.bus.start
+	a.serve = func(context.Context) (action.Table, error) { return action.Actions(action.Deps{}), nil }
+	if real {
+		a.addJobs(m, cfg.Platform.Linux)
+	}
+	return a, nil
+}
+
+// loadConfig reads agent.json and says everything that is wrong with it at once.
+func loadConfig(path string, log *logrus.Entry) (agentjson.Config, error) {
+	if path == "" {
+		return agentjson.Config{}, errors.New("no agent.json: give its path with -C")
+	}
+	cfg, rep, err := agentjson.Load(path)
+	if err != nil {
+		return cfg, err
+	}
+	if err := rep.Err(); err != nil {
+		return cfg, err
+	}
+	for _, e := range rep.Entries {
+		log.WithField("entry", e.String()).Warn("agent.json is odd")
+	}
+	return cfg, nil
+}
+
+// openStatus keeps the status below /run; a dummy agent, of which there are many on one machine,
+// keeps it with its other files.
+func openStatus(o runOptions, dirs vcap.Dirs) (*status.Recorder, error) {
+	if o.platform == "dummy" {
+		return status.Open(filepath.Join(dirs.Bosh(), "status.json"), version)
+	}
+	return status.Open(status.DefaultPath, version)
+}
+
+// addMachine gives the boot the parts of a real machine that need no settings.
+func (a *app) addMachine(m *bootstrap.Machine) {
+	at := func(name string) *logrus.Entry { return a.log.WithField("component", name) }
+	m.Network = &network.Kernel{Root: "/", Log: at("network")}
+	m.Tree = &tree.Kernel{Root: "/", Log: at("tree")}
+	m.Host = &host.Host{Root: "/", Dirs: a.dirs, Log: at("host")}
+}
+
+func (a *app) serviceManager(linux agentjson.Linux) services {
+	if linux.ServiceManager == "systemd" || unit.Booted("/") {
+		return &unit.Systemd{Root: "/", Log: a.log.WithField("component", "unit")}
+	}
+	return &unit.Runit{Root: "/", Log: a.log.WithField("component", "unit")}
+}
+
+// addJobs gives the boot what concerns jobs and their supervisor.
+func (a *app) addJobs(m *bootstrap.Machine, linux agentjson.Linux) {
+	manager := a.serviceManager(linux)
+	m.Host.Units = manager
+	state := &jobs.State{Dirs: a.dirs}
+	m.JobDirectories = func(ctx context.Context) error {
+		spec, err := state.Spec()
+		if err != nil {
+			return err
+		}
+		_, err = m.Tree.Converge(ctx, tree.JobDirs(a.dirs, spec.JobNames()))
+		return err
+	}
+	if a.o.supervisor == "monit" {
+		m.StartSupervisor = func(ctx context.Context) error { return a.startMonit(ctx, manager) }
+	}
+}
+
+// startMonit writes monit's account, once, and starts the daemon.
+func (a *app) startMonit(ctx context.Context, manager services) error {
+	if err := writeMonitUser(a.dirs); err != nil {
+		return err
+	}
+	if err := manager.Setup(ctx, "monit"); err != nil {
+		return err
+	}
+	return monit.Unit{Services: manager, Name: "monit"}.Start(ctx)
+}
+
+// writeMonitUser makes an account for monit's interface unless there is one. The name is what
+// releases expect; the password is this machine's own.
+func writeMonitUser(dirs vcap.Dirs) error {
+	path := dirs.MonitUser()
+	if _, err := os.Lstat(path); err == nil {
+		return os.Chmod(path, 0o600)
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.MkdirAll(dirs.MonitJobs(), 0o700); err != nil {
+		return err
+	}
+	return atomicfile.Write(path, []byte("vcap:"+rand.Text()), 0o600)
+}
+
+func (a *app) mountTmpfs(ctx context.Context, path string) error {
+	if a.machine.Tree == nil {
+		return errors.New("a dummy machine mounts nothing")
+	}
+	want := tree.Select(tree.Plan(a.dirs, tree.Options{SettingsTmpfs: true}), tree.Settings)
+	if len(want) == 0 {
+		return fmt.Errorf("%s is not in the directory table", path)
+	}
+	_, err := a.machine.Tree.Converge(ctx, want)
+	return err
+}
+
+// beforeConnect forgets the bus servers' hardware addresses: after a Director has moved, a stale
+// neighbour entry costs minutes.
+func (a *app) beforeConnect(kernel *network.Kernel) func(context.Context, []netip.AddrPort) {
+	return func(ctx context.Context, servers []netip.AddrPort) {
+		if kernel == nil {
+			return
+		}
+		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+		var ips []netip.Addr
+		for _, s := range servers {
+			ips = append(ips, s.Addr())
+		}
+		if err := kernel.FlushNeighbours(ctx, ips); err != nil {
+			a.log.WithError(err).Debug("neighbours not flushed")
+		}
+	}
+}

@@ -1,0 +1,124 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/infrastructure"
+	"cambium/internal/secret"
+	"cambium/plan"
+	"cambium/platform/network"
+	"cambium/settings"
+	"cambium/settings/store"
+)
+
+// fetcher asks the sources, and gives those that need one a network first: sources never
+// configure networks themselves.
+type fetcher struct {
+	sources *infrastructure.Sources
+	network *network.Kernel // nil where the machine's network is not ours
+	log     *logrus.Entry
+
+	once sync.Mutex  // one minimal network at a time
+	up   atomic.Bool // we made a network
+}
+
+// networkUp tells the sources whether asking over the network makes sense.
+func (f *fetcher) networkUp() bool {
+	if f.network == nil || f.up.Load() {
+		return true
+	}
+	have, err := f.network.Observe(context.Background())
+	if err != nil {
+		return false
+	}
+	for _, l := range have.Links {
+		for _, a := range l.Addresses {
+			if l.NIC && l.Up && a.Global() && a.Usable() {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// fetch is the store's way to the sources.
+func (f *fetcher) fetch(ctx context.Context) (store.Fetched, error) {
+	answer, _, err := withNetwork(ctx, f, f.sources.Settings)
+	if err != nil {
+		return store.Fetched{}, err
+	}
+	return store.Fetched{Raw: answer.Raw, From: answer.From, Settled: answer.Settled}, nil
+}
+
+// publicKey asks for the SSH key of the vcap user.
+func (f *fetcher) publicKey(ctx context.Context) (string, error) {
+	key, _, err := withNetwork(ctx, f, f.sources.PublicKey)
+	return key, err
+}
+
+func withNetwork[T any](ctx context.Context, f *fetcher, ask func(context.Context) (T, infrastructure.Verdicts, error)) (T, infrastructure.Verdicts, error) {
+	for {
+		answer, verdicts, err := ask(ctx)
+		var need *infrastructure.NeedNetwork
+		if !errors.As(err, &need) || f.network == nil || f.up.Load() {
+			return answer, verdicts, err
+		}
+		if upErr := f.bringUp(ctx, need.Networks); upErr != nil {
+			return answer, verdicts, fmt.Errorf("%w: minimal network: %w", err, upErr)
+		}
+	}
+}
+
+// bringUp makes the network that the user data names, or else DHCP on every NIC.
+func (f *fetcher) bringUp(ctx context.Context, named json.RawMessage) error {
+	f.once.Lock()
+	defer f.once.Unlock()
+	if f.up.Load() {
+		return nil
+	}
+	f.log.WithField("named", len(named) > 0).Info("making a network for the settings sources")
+	if len(named) > 0 {
+		if err := f.applyNamed(ctx, named); err != nil {
+			return err
+		}
+	} else if err := f.network.DHCPAll(ctx); err != nil {
+		return err
+	}
+	f.up.Store(true)
+	return nil
+}
+
+func (f *fetcher) applyNamed(ctx context.Context, named json.RawMessage) error {
+	document, err := json.Marshal(map[string]any{"agent_id": "pointer", "networks": named})
+	if err != nil {
+		return err
+	}
+	s, rep := settings.Decode("networks in user data", secret.NewJSON(document))
+	if err := rep.Err(); err != nil {
+		return err
+	}
+	have, err := f.network.Observe(ctx)
+	if err != nil {
+		return err
+	}
+	want, _, err := plan.Network(s.Networks, have)
+	if err != nil {
+		return err
+	}
+	changes, err := network.Diff(have, want)
+	if err != nil {
+		return err
+	}
+	if err := f.network.Apply(ctx, changes); err != nil {
+		return err
+	}
+	_, err = f.network.WaitReady(ctx, want)
+	return err
+}
