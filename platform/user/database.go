@@ -1,0 +1,351 @@
+package user
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// database is all account files together.
+type database struct {
+	passwd, shadow, group, gshadow, subuid, subgid *table
+	defaults                                       map[string]string // login.defs
+	busy                                           map[int]bool      // uids of running processes
+}
+
+func (a *Accounts) load() (*database, error) {
+	var db database
+	var err error
+	for _, f := range []struct {
+		name   string
+		fields int
+		table  **table
+	}{{"passwd", 7, &db.passwd}, {"shadow", 9, &db.shadow}, {"group", 4, &db.group}, {"gshadow", 4, &db.gshadow}, {"subuid", 3, &db.subuid}, {"subgid", 3, &db.subgid}} {
+		if *f.table, err = readTable(a.at("etc/"+f.name), f.fields); err != nil {
+			return nil, err
+		}
+	}
+	if !db.passwd.present {
+		return nil, fmt.Errorf("read accounts: %s does not exist", db.passwd.path)
+	}
+	db.defaults = make(map[string]string)
+	// Without the file, or with an unreadable one, the usual numbers hold.
+	if data, err := os.ReadFile(a.at("etc/login.defs")); err == nil {
+		for s := bufio.NewScanner(bytes.NewReader(data)); s.Scan(); {
+			if words := strings.Fields(s.Text()); len(words) >= 2 && !strings.HasPrefix(words[0], "#") {
+				db.defaults[words[0]] = words[1]
+			}
+		}
+	}
+	return &db, nil
+}
+
+// setting is a number from login.defs.
+func (db *database) setting(name string, otherwise int) int {
+	if n, err := strconv.ParseInt(db.defaults[name], 0, 32); err == nil {
+		return int(n)
+	}
+	return otherwise
+}
+
+func today() string { return strconv.FormatInt(time.Now().Unix()/86400, 10) }
+
+// setPassword puts the hash where it is looked for: into shadow, if the machine has one.
+func (db *database) setPassword(name, hash string) error {
+	line, there := db.passwd.find(name)
+	if !there {
+		return ErrNoUser
+	}
+	if !db.shadow.present {
+		line[1] = hash
+		db.passwd.set(line...)
+		return nil
+	}
+	entry, there := db.shadow.find(name)
+	if !there {
+		entry = db.shadowLine(name)
+		line[1] = "x"
+		db.passwd.set(line...)
+	}
+	entry[1], entry[2] = hash, today()
+	db.shadow.set(entry...)
+	return nil
+}
+
+func (db *database) shadowLine(name string) []string {
+	// "*" fits no password, as "!" does not; but "!" also reads "locked" to an sshd without
+	// PAM, which then turns away keys too.
+	return []string{name, "*", today(), db.age("PASS_MIN_DAYS", "0"), db.age("PASS_MAX_DAYS", "99999"), db.age("PASS_WARN_AGE", "7"), "", "", ""}
+}
+
+func (db *database) age(name, otherwise string) string {
+	if n, err := strconv.Atoi(db.defaults[name]); err == nil {
+		if n < 0 {
+			return ""
+		}
+		return strconv.Itoa(n)
+	}
+	return otherwise
+}
+
+// add makes the entries of a new user in every file. Entries of the same name but without an
+// account are what a crash in the middle of this left behind; they are taken over.
+func (db *database) add(s Session) (Account, error) {
+	if _, there := db.passwd.find(s.Name); there {
+		return Account{}, errors.New("the user exists by now")
+	}
+	uid, err := db.freeUID()
+	if err != nil {
+		return Account{}, err
+	}
+	gid := -1
+	if line, there := db.group.find(s.Name); there {
+		if !strings.HasPrefix(s.Name, SessionPrefix) || line[3] != "" {
+			return Account{}, fmt.Errorf("a group %s exists and is not this user's", s.Name)
+		}
+		if gid, err = number(line[2]); err != nil {
+			return Account{}, err
+		}
+	} else if gid, err = db.freeGID(uid); err != nil {
+		return Account{}, err
+	}
+	account := Account{Name: s.Name, UID: uid, GID: gid, Home: filepath.Join(s.HomeBase, s.Name)}
+	password := "*"
+	if db.shadow.present {
+		password = "x"
+		db.shadow.set(db.shadowLine(s.Name)...)
+	}
+	db.passwd.set(s.Name, password, strconv.Itoa(uid), strconv.Itoa(gid), "", account.Home, "/bin/bash")
+	db.group.set(s.Name, "x", strconv.Itoa(gid), "")
+	if db.gshadow.present {
+		db.gshadow.set(s.Name, "!", "", "")
+	}
+	for _, sub := range []struct {
+		t    *table
+		kind string
+	}{{db.subuid, "UID"}, {db.subgid, "GID"}} {
+		if first, count := db.freeRange(sub.t, sub.kind); sub.t.present && count > 0 {
+			sub.t.set(s.Name, strconv.Itoa(first), strconv.Itoa(count))
+		}
+	}
+	db.setGroups(s.Name, s.Groups)
+	return account, nil
+}
+
+// setGroups makes the user a member of exactly these groups.
+func (db *database) setGroups(name string, groups []string) {
+	for _, t := range []*table{db.group, db.gshadow} {
+		t.edit(func(r []string) { r[3] = withMember(r[3], name, slices.Contains(groups, r[0])) })
+	}
+}
+
+// remove drops a user from every file, and its own group unless others use it.
+func (db *database) remove(account Account) {
+	for _, t := range []*table{db.passwd, db.shadow, db.subuid, db.subgid} {
+		t.remove(account.Name)
+	}
+	db.setGroups(account.Name, nil)
+	db.gshadow.edit(func(r []string) { r[2] = withMember(r[2], account.Name, false) })
+	own, there := db.group.find(account.Name)
+	if !there || own[2] != strconv.Itoa(account.GID) || own[3] != "" {
+		return
+	}
+	for r := range db.passwd.all {
+		if r[3] == own[2] {
+			return
+		}
+	}
+	db.group.remove(account.Name)
+	db.gshadow.remove(account.Name)
+}
+
+// freeUID takes the number after the highest in use, like useradd, so that files of a removed
+// user do not become the next one's; a number whose processes still run is in use.
+func (db *database) freeUID() (int, error) {
+	used := make(map[int]bool)
+	for uid := range db.busy {
+		used[uid] = true
+	}
+	for r := range db.passwd.all {
+		if uid, err := number(r[2]); err == nil {
+			used[uid] = true
+		}
+	}
+	return pick(used, db.setting("UID_MIN", 1000), db.setting("UID_MAX", 60000), "user")
+}
+
+func (db *database) freeGID(uid int) (int, error) {
+	used := make(map[int]bool)
+	for r := range db.group.all {
+		if gid, err := number(r[2]); err == nil {
+			used[gid] = true
+		}
+	}
+	if !used[uid] {
+		return uid, nil
+	}
+	return pick(used, db.setting("GID_MIN", 1000), db.setting("GID_MAX", 60000), "group")
+}
+
+func pick(used map[int]bool, lowest, highest int, what string) (int, error) {
+	next := lowest
+	for id := range used {
+		if id >= next && id <= highest {
+			next = id + 1
+		}
+	}
+	if next <= highest {
+		return next, nil
+	}
+	for id := lowest; id <= highest; id++ {
+		if !used[id] {
+			return id, nil
+		}
+	}
+	return 0, fmt.Errorf("no %s number is free between %d and %d", what, lowest, highest)
+}
+
+// freeRange is where the subordinate ids of one more user fit; a count of 0 means none.
+func (db *database) freeRange(t *table, kind string) (first, count int) {
+	first, count = db.setting("SUB_"+kind+"_MIN", 100000), db.setting("SUB_"+kind+"_COUNT", 65536)
+	for r := range t.all {
+		start, err1 := number(r[1])
+		n, err2 := number(r[2])
+		if err1 == nil && err2 == nil && start+n > first {
+			first = start + n
+		}
+	}
+	if first+count > db.setting("SUB_"+kind+"_MAX", 600100000)+1 {
+		return 0, 0
+	}
+	return first, count
+}
+
+// running are the uids that own a process.
+func (a *Accounts) running() map[int]bool {
+	entries, err := os.ReadDir(a.at("proc"))
+	if err != nil {
+		return nil // without /proc nothing can be said, and nothing goes wrong
+	}
+	uids := make(map[int]bool)
+	for _, e := range entries {
+		if _, err := strconv.Atoi(e.Name()); err != nil {
+			continue
+		}
+		info, err := e.Info()
+		if err != nil {
+			continue // ended meanwhile
+		}
+		if st, ok := info.Sys().(*syscall.Stat_t); ok {
+			uids[int(st.Uid)] = true
+		}
+	}
+	return uids
+}
+
+// save writes all files but passwd.
+func (db *database) save() error {
+	for _, t := range []*table{db.group, db.gshadow, db.shadow, db.subuid, db.subgid} {
+		if err := t.save(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Apply does the changes under the locks, in an order that any interruption may cut: what
+// belongs to a new user is complete before the user appears, and what belongs to a removed
+// one is gone before it disappears. A failure with one user does not hold up the others.
+func (a *Accounts) Apply(ctx context.Context, changes []Change) (err error) {
+	if len(changes) == 0 {
+		return nil
+	}
+	unlock, err := a.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, unlock()) }()
+	db, err := a.load()
+	if err != nil {
+		return err
+	}
+	db.busy = a.running()
+	var failed []error
+	fail := func(c Change, err error) { failed = append(failed, fmt.Errorf("%s: %w", c, err)) }
+	var done []Change
+	var home []func() error // to do between the other files and passwd
+	for _, c := range changes {
+		switch c.Action {
+		case SetPassword:
+			if err := db.setPassword(c.User, c.hash.Reveal()); err != nil {
+				fail(c, err)
+				continue
+			}
+		case SetGroups:
+			db.setGroups(c.User, c.session.Groups)
+		case AddUser:
+			account, err := db.add(c.session)
+			if err != nil {
+				fail(c, err)
+				continue
+			}
+			home = append(home, func() error {
+				err := a.makeHome(account, c.session)
+				if err != nil {
+					db.remove(account)
+				}
+				return err
+			})
+		case RemoveUser:
+			line, there := db.passwd.find(c.User)
+			if !there {
+				continue
+			}
+			account, err := account(line)
+			if err == nil {
+				if err := a.removeHome(account, db.defaults["MAIL_DIR"]); err != nil {
+					fail(c, err) // the account goes all the same
+				}
+			}
+			db.remove(account)
+		case SetKeys:
+			home = append(home, func() error {
+				line, there := db.passwd.find(c.User)
+				if !there {
+					return ErrNoUser
+				}
+				account, err := account(line)
+				if err != nil {
+					return err
+				}
+				return a.writeKeys(account, c.keys)
+			})
+		}
+		done = append(done, c)
+	}
+	if err := db.save(); err != nil {
+		return errors.Join(append(failed, err)...)
+	}
+	for _, do := range home {
+		failed = append(failed, do())
+	}
+	// Once more: a home that could not be made took its user back.
+	if err := errors.Join(db.save(), db.passwd.save()); err != nil {
+		return errors.Join(append(failed, err)...)
+	}
+	if a.Log != nil {
+		for _, c := range done {
+			a.Log.WithField("change", c.String()).Info("changed accounts")
+		}
+	}
+	return errors.Join(failed...)
+}

@@ -1,0 +1,299 @@
+// Package user edits accounts: password hashes, authorized keys, and the short-lived users
+// that `bosh ssh` makes and removes. It edits the account files itself, under the same locks
+// as the shadow tools, each file replaced at once and with every line it does not understand
+// kept. Nothing is passed to a shell or shows up in a process list.
+package user
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"cambium/internal/secret"
+
+	"github.com/sirupsen/logrus"
+)
+
+// SessionPrefix begins the name of every short-lived user; only such are ever removed.
+const SessionPrefix = "bosh_"
+
+// SessionGroups are what a short-lived user belongs to besides a group of its own.
+var SessionGroups = []string{"vcap", "admin", "bosh_sudoers", "bosh_sshers"}
+
+// ErrNoUser means that there is no such account.
+var ErrNoUser = errors.New("no such user")
+
+// Accounts reads and changes the accounts of the machine below Root.
+type Accounts struct {
+	Root string
+	Log  *logrus.Entry
+}
+
+func (a *Accounts) at(path string) string { return filepath.Join(a.Root, path) }
+
+// Account is one user.
+type Account struct {
+	Name     string
+	UID, GID int
+	Home     string
+}
+
+// Session is a short-lived user.
+type Session struct {
+	Name     string
+	HomeBase string // directory in which its home is made
+	Keys     []string
+	Groups   []string // SessionGroups if empty
+}
+
+// Desired is what should be. What it does not name stays as it is.
+type Desired struct {
+	// Passwords are crypt(3) hashes by user. An empty one means that no password fits.
+	Passwords map[string]secret.String
+	// Keys are the authorized keys by user, replacing all that are there.
+	Keys     map[string][]string
+	Sessions []Session
+	// Remove names short-lived users that should be gone.
+	Remove []string
+}
+
+// State is what Observe saw.
+type State struct {
+	Accounts map[string]Account
+	hashes   map[string]secret.String
+	members  map[string][]string // group → names
+	keys     map[string]keyFile  // user → authorized_keys
+}
+
+// Action is one kind of Change.
+type Action string
+
+const (
+	SetPassword Action = "set password"
+	SetKeys     Action = "set authorized keys"
+	AddUser     Action = "add user"
+	SetGroups   Action = "set groups"
+	RemoveUser  Action = "remove user"
+)
+
+// Change is one step from what is to what should be.
+type Change struct {
+	Action  Action
+	User    string
+	hash    secret.String
+	keys    []string
+	session Session
+}
+
+func (c Change) String() string {
+	if c.Action == AddUser || c.Action == RemoveUser {
+		return fmt.Sprintf("%s %s", c.Action, c.User)
+	}
+	return fmt.Sprintf("%s of %s", c.Action, c.User)
+}
+
+// Observe reads the accounts and, of those that want names, the keys.
+func (a *Accounts) Observe(ctx context.Context, want Desired) (State, error) {
+	if ctx.Err() != nil {
+		return State{}, context.Cause(ctx)
+	}
+	db, err := a.load()
+	if err != nil {
+		return State{}, err
+	}
+	s := State{Accounts: make(map[string]Account), hashes: make(map[string]secret.String), members: make(map[string][]string), keys: make(map[string]keyFile)}
+	for r := range db.passwd.all {
+		account, err := account(r)
+		if _, twice := s.Accounts[r[0]]; err != nil || twice {
+			continue // a damaged or shadowed line is nobody's account
+		}
+		s.Accounts[account.Name] = account
+		s.hashes[account.Name] = secret.New(r[1])
+		if line, there := db.shadow.find(account.Name); there {
+			s.hashes[account.Name] = secret.New(line[1])
+		}
+	}
+	for r := range db.group.all {
+		s.members[r[0]] = members(r[3])
+	}
+	for name := range want.Keys {
+		if account, there := s.Accounts[name]; there {
+			s.keys[name] = a.readKeys(account)
+		}
+	}
+	for _, session := range want.Sessions {
+		if account, there := s.Accounts[session.Name]; there {
+			s.keys[session.Name] = a.readKeys(account)
+		}
+	}
+	return s, nil
+}
+
+// validName is what useradd accepts by default.
+var validName = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
+
+// Diff decides what has to be done.
+func Diff(have State, want Desired) (changes []Change, err error) {
+	for _, name := range slices.Sorted(maps.Keys(want.Passwords)) {
+		hash := want.Passwords[name]
+		if hash.Empty() {
+			hash = secret.New("*")
+		}
+		if _, there := have.Accounts[name]; !there {
+			return nil, fmt.Errorf("password of %s: %w", name, ErrNoUser)
+		}
+		if strings.ContainsFunc(hash.Reveal(), func(r rune) bool { return r == ':' || r < ' ' || r > '~' }) {
+			return nil, fmt.Errorf("password of %s: the hash contains a character that a hash cannot have", name)
+		}
+		if !hash.Equal(have.hashes[name]) {
+			changes = append(changes, Change{Action: SetPassword, User: name, hash: hash})
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(want.Keys)) {
+		account, there := have.Accounts[name]
+		if !there {
+			return nil, fmt.Errorf("authorized keys of %s: %w", name, ErrNoUser)
+		}
+		if !have.keys[name].is(want.Keys[name], account) {
+			changes = append(changes, Change{Action: SetKeys, User: name, keys: want.Keys[name]})
+		}
+	}
+	for _, session := range want.Sessions {
+		more, err := diffSession(have, session)
+		if err != nil {
+			return nil, err
+		}
+		changes = append(changes, more...)
+	}
+	for _, name := range want.Remove {
+		if !strings.HasPrefix(name, SessionPrefix) {
+			return nil, fmt.Errorf("user %s is not one of ours to remove", name)
+		}
+		if _, there := have.Accounts[name]; there {
+			changes = append(changes, Change{Action: RemoveUser, User: name})
+		}
+	}
+	return changes, nil
+}
+
+func diffSession(have State, s Session) ([]Change, error) {
+	if !validName.MatchString(s.Name) {
+		return nil, fmt.Errorf("user name %q is not valid: lower case letters, digits, _ and -, at most 32", s.Name)
+	}
+	if len(s.Groups) == 0 {
+		s.Groups = SessionGroups
+	}
+	for _, group := range s.Groups {
+		if _, there := have.members[group]; !there {
+			return nil, fmt.Errorf("user %s: no group %q on this machine", s.Name, group)
+		}
+	}
+	account, there := have.Accounts[s.Name]
+	if !there {
+		return []Change{{Action: AddUser, User: s.Name, session: s, keys: s.Keys}}, nil
+	}
+	if account.Home != filepath.Join(s.HomeBase, s.Name) {
+		return nil, fmt.Errorf("user %s exists and is not a short-lived one", s.Name)
+	}
+	var changes []Change
+	for group, names := range have.members {
+		if slices.Contains(names, s.Name) != slices.Contains(s.Groups, group) {
+			changes = append(changes, Change{Action: SetGroups, User: s.Name, session: s})
+			break
+		}
+	}
+	if !have.keys[s.Name].is(s.Keys, account) {
+		changes = append(changes, Change{Action: SetKeys, User: s.Name, keys: s.Keys})
+	}
+	return changes, nil
+}
+
+// Converge makes the accounts be as desired and returns what that took.
+func (a *Accounts) Converge(ctx context.Context, want Desired) ([]Change, error) {
+	have, err := a.Observe(ctx, want)
+	if err != nil {
+		return nil, err
+	}
+	changes, err := Diff(have, want)
+	if err != nil {
+		return nil, err
+	}
+	return changes, a.Apply(ctx, changes)
+}
+
+// RemoveMatching removes every short-lived user whose name matches the expression, with home
+// and mail, logged in or not. It goes on after a failure and returns the names it dealt with.
+func (a *Accounts) RemoveMatching(ctx context.Context, expression string) ([]string, error) {
+	match, err := regexp.Compile(expression)
+	if err != nil {
+		return nil, fmt.Errorf("users to remove: %w", err)
+	}
+	have, err := a.Observe(ctx, Desired{})
+	if err != nil {
+		return nil, err
+	}
+	var want Desired
+	for _, name := range slices.Sorted(maps.Keys(have.Accounts)) {
+		if strings.HasPrefix(name, SessionPrefix) && match.MatchString(name) {
+			want.Remove = append(want.Remove, name)
+		}
+	}
+	changes, err := Diff(have, want)
+	if err != nil {
+		return nil, err
+	}
+	return want.Remove, a.Apply(ctx, changes)
+}
+
+// Lookup finds an account by name.
+func (a *Accounts) Lookup(name string) (Account, error) {
+	t, err := readTable(a.at("etc/passwd"), 7)
+	if err != nil {
+		return Account{}, err
+	}
+	r, there := t.find(name)
+	if !there {
+		return Account{}, fmt.Errorf("%s: %w", name, ErrNoUser)
+	}
+	return account(r)
+}
+
+// LookupGroup finds a group's number by name.
+func (a *Accounts) LookupGroup(name string) (int, error) {
+	t, err := readTable(a.at("etc/group"), 4)
+	if err != nil {
+		return 0, err
+	}
+	r, there := t.find(name)
+	if !there {
+		return 0, fmt.Errorf("no such group %q", name)
+	}
+	return number(r[2])
+}
+
+// account reads a line of passwd.
+func account(r []string) (Account, error) {
+	uid, err := number(r[2])
+	if err != nil {
+		return Account{}, fmt.Errorf("account %s: %w", r[0], err)
+	}
+	gid, err := number(r[3])
+	if err != nil {
+		return Account{}, fmt.Errorf("account %s: %w", r[0], err)
+	}
+	return Account{Name: r[0], UID: uid, GID: gid, Home: r[5]}, nil
+}
+
+func number(text string) (int, error) {
+	n, err := strconv.ParseUint(text, 10, 31)
+	if err != nil {
+		return 0, errors.New("not a user or group number")
+	}
+	return int(n), nil
+}

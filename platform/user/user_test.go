@@ -1,0 +1,481 @@
+package user
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"cambium/internal/command"
+	"cambium/internal/secret"
+
+	"golang.org/x/sys/unix"
+)
+
+// ids are numbers that the test may give files to: any for root, else only its own.
+func ids() (uid, gid int) {
+	if os.Geteuid() == 0 {
+		return 1500, 1500
+	}
+	return os.Geteuid(), os.Getegid()
+}
+
+// stemcell is a machine in a temporary directory. vcap has the number of the test itself, so
+// that files can be given to it.
+func stemcell(t *testing.T) *Accounts {
+	t.Helper()
+	uid, gid := ids()
+	a := &Accounts{Root: t.TempDir()}
+	for name, content := range map[string]string{
+		"etc/passwd":      fmt.Sprintf("root:x:0:0:root:/root:/bin/bash\n# kept\nbroken line\nvcap:x:%d:%d:BOSH:/home/vcap:/bin/bash\n+nis::::::\n", os.Geteuid(), os.Getegid()),
+		"etc/shadow":      "root:$6$old:19000:0:99999:7:::\nvcap:*:19000:0:99999:7:::\n",
+		"etc/group":       "root:x:0:\nvcap:x:7:syslog\nadmin:x:8:vcap\nbosh_sudoers:x:9:\nbosh_sshers:x:10:vcap\nother:x:11:\n",
+		"etc/gshadow":     "root:*::\nvcap:!::syslog\nadmin:!::vcap\nbosh_sudoers:!::\nbosh_sshers:!::vcap\nother:!::\n",
+		"etc/subuid":      "vcap:100000:65536\n",
+		"etc/subgid":      "vcap:100000:65536\n",
+		"etc/login.defs":  fmt.Sprintf("# comment\nUID_MIN %d\nUID_MAX 60000\nGID_MIN %d\nGID_MAX 60000\nPASS_MAX_DAYS\t60\n", uid, gid),
+		"etc/skel/.rc":    "alias l=ls\n",
+		"home/vcap/.keep": "",
+	} {
+		put(t, a, name, content)
+	}
+	if err := os.Chmod(a.at("etc/shadow"), 0o640); err != nil {
+		t.Fatal(err)
+	}
+	if uid == os.Geteuid() { // only one number may be given away, and vcap must not have it
+		put(t, a, "etc/passwd", "root:x:0:0:root:/root:/bin/bash\n# kept\nbroken line\nvcap:x:7:7:BOSH:/home/vcap:/bin/bash\n+nis::::::\n")
+	}
+	return a
+}
+
+func put(t *testing.T, a *Accounts, path, content string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(a.at(path)), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(a.at(path), []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func get(t *testing.T, a *Accounts, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(a.at(path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+func texts(changes []Change) (out []string) {
+	for _, c := range changes {
+		out = append(out, c.String())
+	}
+	return out
+}
+
+// converge applies want twice: the second time must find nothing to do.
+func converge(t *testing.T, a *Accounts, want Desired) []string {
+	t.Helper()
+	changes, err := a.Converge(t.Context(), want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := a.Converge(t.Context(), want)
+	if err != nil || len(again) != 0 {
+		t.Errorf("second run: got %q, %v, want nothing to do", texts(again), err)
+	}
+	left, err := filepath.Glob(a.at("etc/*.*"))
+	if err != nil || !reflect.DeepEqual(left, []string{a.at("etc/.pwd.lock"), a.at("etc/login.defs")}) && len(changes) > 0 {
+		t.Errorf("left behind: %q, %v", left, err)
+	}
+	return texts(changes)
+}
+
+func TestPasswords(t *testing.T) {
+	a := stemcell(t)
+	before := get(t, a, "etc/passwd")
+	got := converge(t, a, Desired{Passwords: map[string]secret.String{"root": secret.New("$6$new"), "vcap": secret.New("")}})
+	if want := []string{"set password of root"}; !reflect.DeepEqual(got, want) {
+		t.Errorf("got %q, want %q: vcap has none already", got, want)
+	}
+	if got, want := get(t, a, "etc/shadow"), "root:$6$new:"+today()+":0:99999:7:::\nvcap:*:19000:0:99999:7:::\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if info, err := os.Stat(a.at("etc/shadow")); err != nil || info.Mode() != 0o640 {
+		t.Errorf("got mode %v, %v, want 0640 as before", info.Mode(), err)
+	}
+	if get(t, a, "etc/passwd") != before {
+		t.Error("passwd was written although nothing in it changed")
+	}
+
+	put(t, a, "etc/shadow", "root:$6$new:1::::::\n")
+	converge(t, a, Desired{Passwords: map[string]secret.String{"vcap": secret.New("$6$v")}})
+	if !strings.Contains(get(t, a, "etc/shadow"), "vcap:$6$v:"+today()+":0:60:7:::\n") {
+		t.Errorf("got %q, want a line for vcap", get(t, a, "etc/shadow"))
+	}
+
+	for name, hash := range map[string]string{"nobody": "x", "root": "a:b", "vcap": "a\nb"} {
+		if _, err := a.Converge(t.Context(), Desired{Passwords: map[string]secret.String{name: secret.New(hash)}}); err == nil || strings.Contains(err.Error(), hash) && name != "nobody" {
+			t.Errorf("%s: got %v, want an error without the hash", name, err)
+		}
+	}
+}
+
+func TestKeys(t *testing.T) {
+	a := stemcell(t)
+	uid, gid := os.Geteuid(), os.Getegid()
+	put(t, a, "etc/passwd", fmt.Sprintf("vcap:x:%d:%d::/home/vcap:/bin/bash\nnew:x:%d:%d::/home/new:/bin/sh\n", uid, gid, uid, gid))
+	converge(t, a, Desired{Keys: map[string][]string{"vcap": {"ssh-rsa A one", "ssh-rsa B two\n", ""}, "new": {"ssh-rsa C"}}})
+	if got := get(t, a, "home/vcap/.ssh/authorized_keys"); got != "ssh-rsa A one\nssh-rsa B two" {
+		t.Errorf("got %q", got)
+	}
+	for path, mode := range map[string]fs.FileMode{"home/vcap/.ssh": fs.ModeDir | 0o700, "home/vcap/.ssh/authorized_keys": 0o600, "home/new": fs.ModeDir | 0o700} {
+		if info, err := os.Lstat(a.at(path)); err != nil || info.Mode() != mode {
+			t.Errorf("%s: got %v, %v, want %v", path, info, err, mode)
+		}
+	}
+	if err := os.Chmod(a.at("home/vcap/.ssh/authorized_keys"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if got := converge(t, a, Desired{Keys: map[string][]string{"vcap": {"ssh-rsa A one", "ssh-rsa B two"}}}); len(got) != 1 {
+		t.Errorf("got %q, want the mode set right", got)
+	}
+	if _, err := a.Converge(t.Context(), Desired{Keys: map[string][]string{"nobody": nil}}); !errors.Is(err, ErrNoUser) {
+		t.Errorf("got %v, want ErrNoUser", err)
+	}
+}
+
+// A user who owns a home could have put links into it to make root write elsewhere.
+func TestKeysDoNotFollowLinksOutOfTheHome(t *testing.T) {
+	for name, prepare := range map[string]func(a *Accounts) error{
+		"directory": func(a *Accounts) error { return os.Symlink(a.at("etc"), a.at("home/vcap/.ssh")) },
+		"file": func(a *Accounts) error {
+			return errors.Join(os.Mkdir(a.at("home/vcap/.ssh"), 0o700), os.Symlink(a.at("etc/group"), a.at("home/vcap/.ssh/authorized_keys")))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := stemcell(t)
+			put(t, a, "etc/passwd", fmt.Sprintf("vcap:x:%d:%d::/home/vcap:/bin/bash\n", os.Geteuid(), os.Getegid()))
+			before := get(t, a, "etc/group")
+			if err := prepare(a); err != nil {
+				t.Fatal(err)
+			}
+			_, err := a.Converge(t.Context(), Desired{Keys: map[string][]string{"vcap": {"ssh-rsa EVIL"}}})
+			if name == "directory" && err == nil {
+				t.Error("a link out of the home was followed")
+			}
+			if get(t, a, "etc/group") != before {
+				t.Error("a file outside of the home was written")
+			}
+			if _, err := os.Lstat(a.at("etc/authorized_keys")); err == nil {
+				t.Error("a file outside of the home was made")
+			}
+		})
+	}
+}
+
+var session = Session{Name: "bosh_ab12", HomeBase: "/var/vcap/bosh_ssh", Keys: []string{"ssh-rsa AAAA"}}
+
+func TestSession(t *testing.T) {
+	a := stemcell(t)
+	uid, gid := ids()
+	want := Desired{Sessions: []Session{session}}
+	if got := converge(t, a, want); !reflect.DeepEqual(got, []string{"add user bosh_ab12"}) {
+		t.Errorf("got %q", got)
+	}
+	for path, line := range map[string]string{
+		"etc/passwd":  fmt.Sprintf("bosh_ab12:x:%d:%d::/var/vcap/bosh_ssh/bosh_ab12:/bin/bash\n+nis", uid, gid),
+		"etc/shadow":  "\nbosh_ab12:*:" + today() + ":0:60:7:::\n",
+		"etc/group":   fmt.Sprintf("\nbosh_ab12:x:%d:\n", gid),
+		"etc/gshadow": "\nbosh_ab12:!::\n",
+		"etc/subuid":  "\nbosh_ab12:165536:65536\n",
+		"etc/subgid":  "\nbosh_ab12:165536:65536\n",
+	} {
+		if got := get(t, a, path); !strings.Contains(got, line) {
+			t.Errorf("%s: got %q, want %q in it", path, got, line)
+		}
+	}
+	if got, want := get(t, a, "etc/group"), "root:x:0:\nvcap:x:7:syslog,bosh_ab12\nadmin:x:8:vcap,bosh_ab12\nbosh_sudoers:x:9:bosh_ab12\nbosh_sshers:x:10:vcap,bosh_ab12\nother:x:11:\n"; !strings.HasPrefix(got, want) {
+		t.Errorf("got %q, want %q first", got, want)
+	}
+	for path, mode := range map[string]fs.FileMode{"": fs.ModeDir | 0o700, "/.ssh": fs.ModeDir | 0o700, "/.ssh/authorized_keys": 0o600, "/.rc": 0o644, "/..": fs.ModeDir | 0o755} {
+		info, err := os.Lstat(a.at("var/vcap/bosh_ssh/bosh_ab12" + path))
+		if err != nil || info.Mode() != mode {
+			t.Errorf("home%s: got %v, %v, want %v", path, info, err, mode)
+			continue
+		}
+		if path != "/.." && owner(info) != uid {
+			t.Errorf("home%s: belongs to %d, want %d", path, owner(info), uid)
+		}
+	}
+	check(t, a)
+
+	changed := session
+	changed.Keys = []string{"ssh-rsa OTHER"}
+	changed.Groups = []string{"vcap", "other"}
+	if got := converge(t, a, Desired{Sessions: []Session{changed}}); !reflect.DeepEqual(got, []string{"set groups of bosh_ab12", "set authorized keys of bosh_ab12"}) {
+		t.Errorf("got %q", got)
+	}
+	if _, err := a.Lookup("bosh_ab12"); err != nil {
+		t.Error(err)
+	}
+	if got, err := a.LookupGroup("other"); err != nil || got != 11 {
+		t.Errorf("got %d, %v, want 11", got, err)
+	}
+	check(t, a)
+}
+
+// check lets the shadow tools judge the files.
+func check(t *testing.T, a *Accounts) {
+	t.Helper()
+	for _, c := range [][]string{{"pwck", "-r", "-q", a.at("etc/passwd"), a.at("etc/shadow")}, {"grpck", "-r", a.at("etc/group"), a.at("etc/gshadow")}} {
+		if command.Find(c[0]) == "" {
+			t.Logf("no %s here to judge the files", c[0])
+			continue
+		}
+		r, err := command.Run(t.Context(), command.Cmd{Name: c[0], Args: c[1:]})
+		for line := range strings.Lines(string(r.Stdout) + string(r.Stderr)) {
+			// Homes and members are looked up on the machine of the test, where they are not.
+			elsewhere := strings.Contains(line, "does not exist") || strings.Contains(line, "no user") || strings.Contains(line, "delete member")
+			if strings.Contains(line, "bosh_") && !elsewhere {
+				t.Errorf("%s: %s (%v)", c[0], strings.TrimSpace(line), err)
+			}
+		}
+	}
+}
+
+func TestSessionRefused(t *testing.T) {
+	for name, s := range map[string]Session{
+		"root":          {Name: "root", HomeBase: "/var/vcap/bosh_ssh"},
+		"colon":         {Name: "bosh_a:x", HomeBase: "/b"},
+		"line break":    {Name: "bosh_a\nroot", HomeBase: "/b"},
+		"path":          {Name: "../../etc", HomeBase: "/b"},
+		"option":        {Name: "-rf", HomeBase: "/b"},
+		"empty":         {HomeBase: "/b"},
+		"long":          {Name: "bosh_" + strings.Repeat("a", 30), HomeBase: "/b"},
+		"unknown group": {Name: "bosh_a", HomeBase: "/b", Groups: []string{"nobody-here"}},
+		"foreign group": {Name: "other", HomeBase: "/b"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := stemcell(t)
+			before := get(t, a, "etc/passwd")
+			if _, err := a.Converge(t.Context(), Desired{Sessions: []Session{s}}); err == nil {
+				t.Error("accepted")
+			}
+			if get(t, a, "etc/passwd") != before {
+				t.Error("passwd changed")
+			}
+		})
+	}
+}
+
+func TestRemoveMatching(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("making several users takes root")
+	}
+	a := stemcell(t)
+	before := make(map[string]string)
+	for _, f := range []string{"passwd", "shadow", "group", "gshadow", "subuid", "subgid"} {
+		before[f] = get(t, a, "etc/"+f)
+	}
+	var want Desired
+	for _, name := range []string{"bosh_one", "bosh_two", "someone"} {
+		want.Sessions = append(want.Sessions, Session{Name: name, HomeBase: "/var/vcap/bosh_ssh"})
+	}
+	converge(t, a, want)
+	account, err := a.Lookup("bosh_one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, a, "var/mail/bosh_one", "mail")
+	if err := os.Chown(a.at("var/mail/bosh_one"), account.UID, account.GID); err != nil {
+		t.Fatal(err)
+	}
+	put(t, a, "var/mail/bosh_two", "of root")
+
+	got, err := a.RemoveMatching(t.Context(), "one|someone|root|vcap")
+	if err != nil || !reflect.DeepEqual(got, []string{"bosh_one"}) {
+		t.Fatalf("got %q, %v, want bosh_one alone", got, err)
+	}
+	for path, want := range map[string]bool{"var/vcap/bosh_ssh/bosh_one": false, "var/mail/bosh_one": false, "var/vcap/bosh_ssh/bosh_two": true, "var/vcap/bosh_ssh/someone": true} {
+		if _, err := os.Lstat(a.at(path)); (err == nil) != want {
+			t.Errorf("%s: there %v, want %v", path, err == nil, want)
+		}
+	}
+	if got, err := a.RemoveMatching(t.Context(), ""); err != nil || !reflect.DeepEqual(got, []string{"bosh_two"}) {
+		t.Errorf("got %q, %v", got, err)
+	}
+	if _, err := os.Lstat(a.at("var/mail/bosh_two")); err != nil {
+		t.Error("mail of somebody else was removed")
+	}
+	if _, err := a.RemoveMatching(t.Context(), "("); err == nil {
+		t.Error("a broken expression was accepted")
+	}
+	if _, err := Diff(State{Accounts: map[string]Account{"root": {}}}, Desired{Remove: []string{"root"}}); err == nil {
+		t.Error("root was about to be removed")
+	}
+	for f, want := range before {
+		got := strings.ReplaceAll(get(t, a, "etc/"+f), ",someone", "")
+		for line := range strings.Lines(want) {
+			if !strings.Contains(got, line) && f != "group" && f != "gshadow" {
+				t.Errorf("%s: lost %q", f, line)
+			}
+		}
+		if strings.Contains(got, "bosh_one") || strings.Contains(got, "bosh_two") {
+			t.Errorf("%s: still names a removed user: %q", f, got)
+		}
+	}
+}
+
+func TestNumbersOfRunningProcessesAreNotReused(t *testing.T) {
+	db := &database{passwd: &table{fields: 7}, defaults: map[string]string{"UID_MIN": "1000", "UID_MAX": "1002"}, busy: map[int]bool{1000: true}}
+	db.passwd.parse([]byte("vcap:x:1001:1001:::\n"))
+	if got, err := db.freeUID(); err != nil || got != 1002 {
+		t.Errorf("got %d, %v, want 1002", got, err)
+	}
+	db.busy[1002] = true
+	if got, err := db.freeUID(); err == nil {
+		t.Errorf("got %d, want none to be free", got)
+	}
+	delete(db.busy, 1000)
+	if got, err := db.freeUID(); err != nil || got != 1000 {
+		t.Errorf("got %d, %v, want the gap at 1000", got, err)
+	}
+}
+
+func TestSessionAfterACrashInTheMiddle(t *testing.T) {
+	a := stemcell(t)
+	_, gid := ids()
+	put(t, a, "etc/group", get(t, a, "etc/group")+fmt.Sprintf("bosh_ab12:x:%d:\n", gid))
+	put(t, a, "etc/shadow", get(t, a, "etc/shadow")+"bosh_ab12:*:1::::::\n")
+	put(t, a, "var/vcap/bosh_ssh/bosh_ab12/.ssh/authorized_keys", "of an earlier one")
+	converge(t, a, Desired{Sessions: []Session{session}})
+	if got := get(t, a, "var/vcap/bosh_ssh/bosh_ab12/.ssh/authorized_keys"); got != "ssh-rsa AAAA" {
+		t.Errorf("got %q", got)
+	}
+	if got := strings.Count(get(t, a, "etc/group"), "bosh_ab12:x"); got != 1 {
+		t.Errorf("got %d groups of the name, want one", got)
+	}
+	check(t, a)
+}
+
+func TestLock(t *testing.T) {
+	want := Desired{Passwords: map[string]secret.String{"root": secret.New("new")}}
+	t.Run("held by another", func(t *testing.T) {
+		a := stemcell(t)
+		f, err := os.OpenFile(a.at("etc/.pwd.lock"), os.O_WRONLY|os.O_CREATE, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		if _, err := a.Converge(ctx, want); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v, want the deadline", err)
+		}
+		if got := get(t, a, "etc/shadow"); strings.Contains(got, "new") {
+			t.Errorf("written without the lock: %q", got)
+		}
+		done := make(chan error)
+		go func() {
+			_, err := a.Converge(t.Context(), want)
+			done <- err
+		}()
+		f.Close()
+		if err := <-done; err != nil {
+			t.Errorf("got %v after the lock was free", err)
+		}
+	})
+	for name, tc := range map[string]struct {
+		content string
+		made    time.Time
+		free    bool
+	}{
+		"lock file of a dead process":               {"999999999", time.Now(), true},
+		"lock file cut short":                       {"", time.Now(), true},
+		"lock file of our earlier life":             {strconv.Itoa(os.Getpid()), time.Now(), true},
+		"lock file of a number used again":          {"1\x00", time.Unix(1, 0), true},
+		"lock file of a living process":             {"1\x00", time.Now(), false},
+		"lock file of a living process, odd spaces": {" 1\n", time.Now(), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := stemcell(t)
+			if err := os.Symlink("/proc", a.at("proc")); err != nil {
+				t.Fatal(err)
+			}
+			lock := a.at("etc/shadow.lock")
+			put(t, a, "etc/shadow.lock", tc.content)
+			if err := os.Chtimes(lock, tc.made, tc.made); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			if tc.free {
+				ctx, cancel = context.WithTimeout(t.Context(), 10*time.Second)
+			}
+			defer cancel()
+			if _, err := a.Converge(ctx, want); (err == nil) != tc.free {
+				t.Errorf("got %v, want success %v", err, tc.free)
+			}
+		})
+	}
+}
+
+func FuzzTable(f *testing.F) {
+	f.Add([]byte("root:x:0:0:root:/root:/bin/sh\n# c\n\n+nis::::::\nvcap:x:1000:1000:::\n"), "bosh_a")
+	f.Add([]byte("a:b:c:d:e:f:g"), "a")
+	f.Add([]byte(":::::::\n::::::\n\n\n"), "x")
+	f.Fuzz(func(t *testing.T, data []byte, name string) {
+		if !validName.MatchString(name) {
+			return
+		}
+		parsed := &table{fields: 7}
+		parsed.parse(data)
+		if got := parsed.bytes(); !bytes.Equal(got, data) && !bytes.Equal(got, append(bytes.Clone(data), '\n')) {
+			t.Fatalf("got %q, want %q unchanged", got, data)
+		}
+		for r := range parsed.all {
+			if _, err := account(r); err != nil {
+				continue
+			}
+		}
+		others := func() (lines []string) {
+			for _, line := range parsed.lines {
+				if r := parsed.record(line); r == nil || r[0] != name {
+					lines = append(lines, line)
+				}
+			}
+			return lines
+		}
+		before := others()
+		parsed.set(name, "x", "1", "1", "", "/", "/bin/sh")
+		if r, there := parsed.find(name); !there || r[2] != "1" {
+			t.Fatalf("got %q, %v after adding", r, there)
+		}
+		if got := others(); !reflect.DeepEqual(got, before) {
+			t.Fatalf("adding changed other lines: %q, want %q", got, before)
+		}
+		parsed.remove(name)
+		if _, there := parsed.find(name); there {
+			t.Fatal("still there")
+		}
+		if got := others(); !reflect.DeepEqual(got, before) {
+			t.Fatalf("removing changed other lines: %q, want %q", got, before)
+		}
+		parsed.edit(func([]string) {})
+		if got := others(); !reflect.DeepEqual(got, before) {
+			t.Fatalf("editing nothing changed lines: %q, want %q", got, before)
+		}
+	})
+}
