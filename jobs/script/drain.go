@@ -1,0 +1,128 @@
+package script
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"cambium/internal/command"
+	"cambium/internal/retry"
+
+	"github.com/sirupsen/logrus"
+)
+
+// DrainArgs is what a drain script is told: its arguments and the states of the instance.
+type DrainArgs struct {
+	JobChange  string // job_shutdown, job_new, job_changed
+	HashChange string // hash_unchanged, hash_new, hash_changed
+	// UpdatedPackages are sorted.
+	UpdatedPackages []string
+	// PersistentDisk is the size in MiB of the current spec; Next of the new one, where there is
+	// one.
+	PersistentDisk     int
+	NextPersistentDisk *int
+}
+
+// followUp is how a dynamic drain asks again.
+func (a DrainArgs) followUp() DrainArgs {
+	return DrainArgs{JobChange: "job_check_status", HashChange: "hash_unchanged", PersistentDisk: a.PersistentDisk}
+}
+
+func (a DrainArgs) env() map[string]string {
+	env := map[string]string{"BOSH_JOB_STATE": diskState(a.PersistentDisk)}
+	if a.NextPersistentDisk != nil {
+		env["BOSH_JOB_NEXT_STATE"] = diskState(*a.NextPersistentDisk)
+	}
+	return env
+}
+
+func diskState(size int) string {
+	// A struct of one number always encodes.
+	data, _ := json.Marshal(struct {
+		PersistentDisk int `json:"persistent_disk"`
+	}{size})
+	return string(data)
+}
+
+// maxDrainOutput bounds what a drain script may say; it should be one number.
+const maxDrainOutput = 64 << 10
+
+// Drain runs the drain scripts of all jobs that have one, at the same time, each until it says
+// that it is done. When ctx ends, every script's process group is ended too before Drain
+// returns, and none is started again.
+func (r Runner) Drain(ctx context.Context, jobs []string, args DrainArgs) error {
+	faults := make([]error, len(jobs))
+	var running sync.WaitGroup
+	for n, job := range jobs {
+		found, err := exists(r.path(job, "drain"))
+		if err != nil {
+			faults[n] = fmt.Errorf("job %s: %w", job, err)
+		} else if found {
+			running.Go(func() {
+				if err := r.drain(ctx, job, args); err != nil {
+					faults[n] = fmt.Errorf("drain of job %s: %w", job, err)
+				}
+			})
+		}
+	}
+	running.Wait()
+	return errors.Join(faults...)
+}
+
+// drain follows the protocol: a number of seconds to wait, negative to be asked again.
+func (r Runner) drain(ctx context.Context, job string, args DrainArgs) error {
+	for {
+		wait, err := r.drainOnce(ctx, job, args)
+		if err != nil {
+			return err
+		}
+		if err := retry.Sleep(ctx, time.Duration(max(wait, -wait))*time.Second); err != nil {
+			return err
+		}
+		if wait >= 0 {
+			return nil
+		}
+		args = args.followUp()
+	}
+}
+
+func (r Runner) drainOnce(ctx context.Context, job string, args DrainArgs) (int, error) {
+	output := &limited{max: maxDrainOutput}
+	_, err := command.Run(ctx, command.Cmd{
+		Name: r.path(job, "drain"), Args: append([]string{args.JobChange, args.HashChange}, args.UpdatedPackages...),
+		Env: environ(args.env()), Stdout: output, Nice: nice,
+	})
+	var exit *command.ExitError
+	if err != nil && (ctx.Err() != nil || !errors.As(err, &exit)) {
+		return 0, err
+	}
+	wait, parseErr := strconv.Atoi(strings.TrimSpace(output.String()))
+	const day = 24 * 60 * 60
+	if parseErr != nil || wait > 365*day || wait < -365*day {
+		return 0, errors.Join(errors.New("the script did not print a number of seconds"), err)
+	}
+	if err != nil {
+		// Scripts in the field end with a status and mean their number.
+		r.Log.WithFields(logrus.Fields{"job": job, "seconds": wait, "error": err}).Warn("drain script printed a number and failed")
+	}
+	return wait, nil
+}
+
+// limited keeps the beginning of what is written to it.
+type limited struct {
+	bytes.Buffer
+	max int
+}
+
+func (l *limited) Write(p []byte) (int, error) {
+	if room := l.max - l.Len(); room > 0 {
+		l.Buffer.Write(p[:min(room, len(p))])
+	}
+	return len(p), nil
+}

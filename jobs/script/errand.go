@@ -1,0 +1,168 @@
+package script
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"unicode/utf8"
+
+	"cambium/internal/command"
+
+	"golang.org/x/sys/unix"
+)
+
+const noFollow = unix.O_NOFOLLOW
+
+// MaxErrandOutput is how much of each stream of an errand is answered, measured as it is encoded.
+// Both together fit the message size of a NATS server, so that a talkative errand still has a
+// result. Of a longer stream the first quarter and the end are kept.
+const MaxErrandOutput = 448 << 10
+
+// Outcome is the answer to run_errand.
+type Outcome struct {
+	Stdout   string `json:"stdout"`
+	Stderr   string `json:"stderr"`
+	ExitCode int    `json:"exit_code"`
+}
+
+// Errand runs a job's "run" script and returns what it said. A status other than 0 is an
+// outcome, not an error. When ctx ends, the script's process group is ended and the outcome
+// tells by which signal.
+func (r Runner) Errand(ctx context.Context, job string) (Outcome, error) {
+	if err := checkName(job); err != nil {
+		return Outcome{}, err
+	}
+	path := r.path(job, "run")
+	// Files, not memory; without names, so that nothing is left of them.
+	stdout, err := r.spill()
+	if err != nil {
+		return Outcome{}, err
+	}
+	defer stdout.Close()
+	stderr, err := r.spill()
+	if err != nil {
+		return Outcome{}, err
+	}
+	defer stderr.Close()
+	result, err := command.Run(ctx, command.Cmd{Name: path, Env: environ(nil), Stdout: stdout, Stderr: stderr, Nice: nice})
+	var exit *command.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		return Outcome{}, fmt.Errorf("errand %s: %w", job, err)
+	}
+	outcome := Outcome{ExitCode: result.Status()}
+	if outcome.Stdout, err = excerpt(stdout, MaxErrandOutput); err != nil {
+		return Outcome{}, fmt.Errorf("errand %s: %w", job, err)
+	}
+	if outcome.Stderr, err = excerpt(stderr, MaxErrandOutput); err != nil {
+		return Outcome{}, fmt.Errorf("errand %s: %w", job, err)
+	}
+	return outcome, nil
+}
+
+func (r Runner) spill() (*os.File, error) {
+	file, err := os.OpenFile(r.Dirs.Tmp(), os.O_RDWR|unix.O_TMPFILE, 0o600)
+	if err == nil {
+		return file, nil
+	}
+	if file, err = os.CreateTemp(r.Dirs.Tmp(), "errand-"); err != nil {
+		return nil, fmt.Errorf("errand output: %w", err)
+	}
+	return file, os.Remove(file.Name())
+}
+
+// excerpt returns the content of file as text whose JSON encoding has at most max bytes.
+func excerpt(file io.ReaderAt, max int) (string, error) {
+	size, err := sizeOf(file)
+	if err != nil {
+		return "", err
+	}
+	if size <= int64(max) {
+		whole, err := section(file, 0, size)
+		if err != nil || encodedLen(whole) <= max {
+			return whole, err
+		}
+	}
+	const mark = 64 // room for the text in the middle
+	headSize := min(size, int64(max/4))
+	head, err := section(file, 0, headSize)
+	if err != nil {
+		return "", err
+	}
+	head = cutEncoded(head, (max-mark)/4, true)
+	tailSize := min(size-int64(len(head)), int64(max))
+	tail, err := section(file, size-tailSize, tailSize)
+	if err != nil {
+		return "", err
+	}
+	tail = cutEncoded(tail, max-mark-encodedLen(head), false)
+	return fmt.Sprintf("%s\n...[%d bytes left out]...\n%s", head, size-int64(len(head))-int64(len(tail)), tail), nil
+}
+
+func sizeOf(file io.ReaderAt) (int64, error) {
+	f, ok := file.(*os.File)
+	if !ok {
+		return 0, errors.New("not a file")
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
+	return info.Size(), nil
+}
+
+func section(file io.ReaderAt, from, size int64) (string, error) {
+	var b strings.Builder
+	if _, err := io.Copy(&b, io.NewSectionReader(file, from, size)); err != nil {
+		return "", fmt.Errorf("read output: %w", err)
+	}
+	return b.String(), nil
+}
+
+// encodedLen is how many bytes a text takes between the quotes of a JSON string.
+func encodedLen(text string) int {
+	n := 0
+	for i := 0; i < len(text); {
+		r, size := utf8.DecodeRuneInString(text[i:])
+		n += encodedRune(r, size)
+		i += size
+	}
+	return n
+}
+
+func encodedRune(r rune, size int) int {
+	switch {
+	case r == utf8.RuneError && size <= 1, r == '\u2028', r == '\u2029', r == '<', r == '>', r == '&':
+		return 6
+	case r == '"', r == '\\', r == '\n', r == '\r', r == '\t', r == '\b', r == '\f':
+		return 2
+	case r < ' ':
+		return 6
+	}
+	return size
+}
+
+// cutEncoded keeps the beginning or the end of text, as much as fits.
+func cutEncoded(text string, max int, beginning bool) string {
+	n := 0
+	if beginning {
+		for i := 0; i < len(text); {
+			r, size := utf8.DecodeRuneInString(text[i:])
+			if n += encodedRune(r, size); n > max {
+				return text[:i]
+			}
+			i += size
+		}
+		return text
+	}
+	for i := len(text); i > 0; {
+		r, size := utf8.DecodeLastRuneInString(text[:i])
+		if n += encodedRune(r, size); n > max {
+			return text[i:]
+		}
+		i -= size
+	}
+	return text
+}

@@ -1,0 +1,155 @@
+// Package script runs what releases bring along: life-cycle scripts, drain scripts and errands.
+// Each runs in a process group of its own, five nice levels below the agent, with the agent's
+// environment and a fixed PATH. Output goes straight to files, so neither memory nor a restart of
+// the agent is at stake.
+package script
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"cambium/internal/command"
+	"cambium/internal/vcap"
+
+	"github.com/sirupsen/logrus"
+)
+
+// Path is the PATH of every script.
+const Path = "/usr/sbin:/usr/bin:/sbin:/bin"
+
+// nice is added to the agent's own level, which is high.
+const nice = 5
+
+// Runner runs the scripts of installed jobs.
+type Runner struct {
+	Dirs vcap.Dirs
+	Log  *logrus.Entry
+}
+
+// path is where a job's script is.
+func (r Runner) path(job, name string) string { return filepath.Join(r.Dirs.Jobs(), job, "bin", name) }
+
+func exists(path string) (bool, error) {
+	_, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// environ is the agent's environment with our additions. What systemd tells the agent about
+// itself is not for its children: a script that spoke to that socket would speak for the agent.
+func environ(extra map[string]string) []string {
+	env := []string{}
+	for _, entry := range os.Environ() {
+		name, _, _ := strings.Cut(entry, "=")
+		_, replaced := extra[name]
+		if !replaced && !slices.Contains([]string{"PATH", "NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"}, name) {
+			env = append(env, entry)
+		}
+	}
+	if _, replaced := extra["PATH"]; !replaced {
+		env = append(env, "PATH="+Path)
+	}
+	for name, value := range extra {
+		env = append(env, name+"="+value)
+	}
+	return env
+}
+
+// checkName refuses names that are no file names: they come from outside and are joined to paths.
+func checkName(name string) error {
+	if name == "" || strings.HasPrefix(name, ".") || strings.ContainsAny(name, "/\x00") {
+		return fmt.Errorf("script %q: not a usable name", name)
+	}
+	return nil
+}
+
+// checkEnv refuses variables that could not be passed on.
+func checkEnv(env map[string]string) error {
+	for name, value := range env {
+		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0) {
+			return errors.New("environment: not a usable variable")
+		}
+	}
+	return nil
+}
+
+// RunAll runs the script of that name of all jobs that have one, at the same time. It waits for
+// all of them; the error says which failed.
+func (r Runner) RunAll(ctx context.Context, jobs []string, name string, env map[string]string) error {
+	if err := errors.Join(checkName(name), checkEnv(env)); err != nil {
+		return err
+	}
+	var with []string
+	for _, job := range jobs {
+		found, err := exists(r.path(job, name))
+		if err != nil {
+			return fmt.Errorf("job %s: %w", job, err)
+		}
+		if found {
+			with = append(with, job)
+		}
+	}
+	faults := make([]error, len(with))
+	var running sync.WaitGroup
+	for n, job := range with {
+		running.Go(func() { faults[n] = r.run(ctx, job, name, env) })
+	}
+	running.Wait()
+	var failed, successful []string
+	for n, job := range with {
+		if faults[n] != nil {
+			r.Log.WithFields(logrus.Fields{"job": job, "script": name, "error": faults[n]}).Error("script failed")
+			failed = append(failed, job)
+		} else {
+			successful = append(successful, job)
+		}
+	}
+	if len(failed) == 0 {
+		return nil
+	}
+	summary := fmt.Sprintf("%d of %d %s scripts failed. Failed Jobs: %s.", len(failed), len(with), name, strings.Join(failed, ", "))
+	if len(successful) > 0 {
+		summary += fmt.Sprintf(" Successful Jobs: %s.", strings.Join(successful, ", "))
+	}
+	if err := context.Cause(ctx); err != nil {
+		return fmt.Errorf("%s %w", summary, err)
+	}
+	return errors.New(summary)
+}
+
+func (r Runner) run(ctx context.Context, job, name string, env map[string]string) error {
+	dir := filepath.Join(r.Dirs.Sys(), "log", job)
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return fmt.Errorf("script log: %w", err)
+	}
+	stdout, err := openLog(filepath.Join(dir, name+".stdout.log"))
+	if err != nil {
+		return err
+	}
+	defer stdout.Close()
+	stderr, err := openLog(filepath.Join(dir, name+".stderr.log"))
+	if err != nil {
+		return err
+	}
+	defer stderr.Close()
+	_, err = command.Run(ctx, command.Cmd{Name: r.path(job, name), Env: environ(env), Stdout: stdout, Stderr: stderr, Nice: nice})
+	return err
+}
+
+// openLog appends to a log. A link is not followed: the directory belongs to the job's user too.
+func openLog(path string) (*os.File, error) {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND|noFollow, 0o640)
+	if err != nil {
+		return nil, fmt.Errorf("script log: %w", err)
+	}
+	return file, nil
+}
