@@ -164,7 +164,9 @@ func TestCancelledDrainNeverStartsAgain(t *testing.T) {
 		r.install(t, "j", "drain", `echo x >> `+calls+`; echo -3600`)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
-		go func() { done <- r.Drain(ctx, []string{"j"}, DrainArgs{JobChange: "job_shutdown", HashChange: "hash_unchanged"}) }()
+		go func() {
+			done <- r.Drain(ctx, []string{"j"}, DrainArgs{JobChange: "job_shutdown", HashChange: "hash_unchanged"})
+		}()
 		await(t, "the first call", func() bool { _, err := os.Stat(calls); return err == nil })
 		// The script may still be running; either way its end must be the end.
 		cancel()

@@ -1,0 +1,312 @@
+// Package logs packs the logs of a machine into one archive while reading them, and configures
+// their rotation. It reads directories that jobs can write to, as root, and trusts nothing it
+// finds there.
+package logs
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"cambium/internal/vcap"
+
+	"github.com/bmatcuk/doublestar/v4"
+	"github.com/klauspost/compress/gzip"
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+)
+
+// Collector reads the log directories of a machine.
+type Collector struct {
+	Dirs vcap.Dirs
+	// Root is the system root.
+	Root string
+	Log  *logrus.Entry
+}
+
+// source is one kind of logs.
+type source struct {
+	dir    string
+	prefix string // in the archive
+	// also is a second directory that links in dir may lead to.
+	also string
+}
+
+func (c Collector) sources(types string) ([]source, error) {
+	system := filepath.Join(c.Root, "/var/log")
+	known := map[string]source{
+		"job": {dir: filepath.Join(c.Dirs.Sys(), "log")},
+		// Root alone writes here, and stemcells link to the system's log of the agent.
+		"agent":  {dir: c.Dirs.BoshLog(), also: system},
+		"system": {dir: system, prefix: "var/log"},
+	}
+	var sources []source
+	var seen []string
+	for name := range strings.SplitSeq(types, ",") {
+		name = strings.TrimSpace(name)
+		s, ok := known[name]
+		if !ok {
+			return nil, fmt.Errorf("unknown log type %q: expected job, agent or system", name)
+		}
+		if !slices.Contains(seen, name) {
+			seen = append(seen, name)
+			sources = append(sources, s)
+		}
+	}
+	return sources, nil
+}
+
+// Selection is what to collect.
+type Selection struct {
+	Types   string // "job", "agent", "system", or several with commas
+	Filters []string
+}
+
+// Check reports an unusable selection before anything is read.
+func (c Collector) Check(s Selection) error {
+	_, err := c.sources(s.Types)
+	if err != nil {
+		return err
+	}
+	_, err = patterns(s.Filters)
+	return err
+}
+
+// patterns turns filters into globs. One that names a directory means everything below it.
+func patterns(filters []string) ([]string, error) {
+	var globs []string
+	for _, f := range filters {
+		f = path.Clean(strings.TrimPrefix(strings.TrimSpace(f), "./"))
+		if f == "." || strings.HasPrefix(f, "/") || f == ".." || strings.HasPrefix(f, "../") || !doublestar.ValidatePattern(f) {
+			return nil, fmt.Errorf("log filter %q is not a pattern below the log directory", f)
+		}
+		globs = append(globs, f, f+"/**")
+	}
+	if len(globs) == 0 {
+		globs = []string{"**"}
+	}
+	return globs, nil
+}
+
+func matches(globs []string, rel string) bool {
+	return slices.ContainsFunc(globs, func(g string) bool { return doublestar.MatchUnvalidated(g, rel) })
+}
+
+// progressEvery is how often a long collection says how far it is.
+const progressEvery = 10 * time.Second
+
+// Collect writes a gzip tar of the selected logs to w. Files are taken as they are at the moment
+// they are read; what vanishes is left out, what grows is cut at the size it had, what shrinks is
+// filled with zeros. Links are followed only inside the log directories.
+func (c Collector) Collect(ctx context.Context, s Selection, w io.Writer) error {
+	sources, err := c.sources(s.Types)
+	if err != nil {
+		return err
+	}
+	globs, err := patterns(s.Filters)
+	if err != nil {
+		return err
+	}
+	compressed := gzip.NewWriter(w)
+	p := &packing{c: c, ctx: ctx, tar: tar.NewWriter(compressed), globs: globs, dirs: map[string]bool{}, buffer: make([]byte, 256<<10), said: time.Now()}
+	if err := p.directory(".", time.Now()); err != nil {
+		return err
+	}
+	for _, source := range sources {
+		if err := p.source(source); err != nil {
+			return fmt.Errorf("collect logs: %w", err)
+		}
+	}
+	if err := errors.Join(p.tar.Close(), compressed.Close()); err != nil {
+		return fmt.Errorf("collect logs: %w", err)
+	}
+	c.Log.WithFields(logrus.Fields{"files": p.files, "bytes": p.bytes}).Info("collected logs")
+	return nil
+}
+
+type packing struct {
+	c      Collector
+	ctx    context.Context
+	tar    *tar.Writer
+	globs  []string
+	dirs   map[string]bool // already in the archive
+	buffer []byte
+	files  int
+	bytes  int64
+	said   time.Time
+}
+
+func (p *packing) source(s source) error {
+	root, err := os.OpenRoot(s.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	var also *os.Root
+	if s.also != "" {
+		if also, err = os.OpenRoot(s.also); err == nil {
+			defer also.Close()
+		}
+	}
+	return fs.WalkDir(root.FS(), ".", func(rel string, d fs.DirEntry, err error) error {
+		if p.ctx.Err() != nil {
+			return context.Cause(p.ctx)
+		}
+		if err != nil {
+			return p.skip(rel, err)
+		}
+		if d.IsDir() || !matches(p.globs, rel) {
+			return nil
+		}
+		file, err := open(root, rel)
+		if err != nil && also != nil && d.Type()&fs.ModeSymlink != 0 {
+			file, err = openAlso(also, s.also, filepath.Join(s.dir, rel))
+		}
+		if err != nil {
+			return p.skip(rel, err)
+		}
+		defer file.Close()
+		return p.file(file, path.Join(s.prefix, rel))
+	})
+}
+
+var errNoFile = errors.New("not a regular file")
+
+// open opens a regular file below root; links that leave it are not followed. A pipe would block
+// without O_NONBLOCK.
+func open(root *os.Root, rel string) (*os.File, error) {
+	file, err := root.OpenFile(rel, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := file.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = errNoFile
+	}
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return file, nil
+}
+
+func openAlso(root *os.Root, dir, link string) (*os.File, error) {
+	target, err := os.Readlink(link)
+	if err != nil {
+		return nil, err
+	}
+	if !filepath.IsAbs(target) {
+		target = filepath.Join(filepath.Dir(link), target)
+	}
+	rel, err := filepath.Rel(dir, target)
+	if err != nil {
+		return nil, err
+	}
+	return open(root, rel)
+}
+
+// skip leaves something out. Only what is not there any more is not worth a word.
+func (p *packing) skip(rel string, err error) error {
+	if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, errNoFile) {
+		p.c.Log.WithFields(logrus.Fields{"path": rel, "error": err}).Warn("left out of the logs")
+	}
+	return nil
+}
+
+func (p *packing) file(file *os.File, name string) error {
+	info, err := file.Stat()
+	if err != nil {
+		return p.skip(name, err)
+	}
+	if err := p.directory(path.Dir(name), info.ModTime()); err != nil {
+		return err
+	}
+	header, err := tar.FileInfoHeader(info, "")
+	if err != nil {
+		return err
+	}
+	header.Name = "./" + name
+	// Lookups of user names would read files of the machine for every log.
+	header.Uname, header.Gname = "", ""
+	if err := p.tar.WriteHeader(header); err != nil {
+		return err
+	}
+	n, err := p.copy(file, header.Size)
+	if err != nil {
+		return err
+	}
+	if err := p.pad(header.Size - n); err != nil {
+		return err
+	}
+	p.files++
+	p.bytes += header.Size
+	p.say()
+	return nil
+}
+
+// copy writes at most size bytes of file. Errors of the reader end the file, not the archive.
+func (p *packing) copy(file io.Reader, size int64) (n int64, err error) {
+	for n < size {
+		if p.ctx.Err() != nil {
+			return n, context.Cause(p.ctx)
+		}
+		m, readErr := file.Read(p.buffer[:min(int64(len(p.buffer)), size-n)])
+		if _, err := p.tar.Write(p.buffer[:m]); err != nil {
+			return n, err
+		}
+		n += int64(m)
+		if readErr != nil {
+			break
+		}
+		p.say()
+	}
+	return n, nil
+}
+
+func (p *packing) pad(size int64) error {
+	zeros := make([]byte, 4096)
+	for size > 0 {
+		n, err := p.tar.Write(zeros[:min(int64(len(zeros)), size)])
+		if err != nil {
+			return err
+		}
+		size -= int64(n)
+	}
+	return nil
+}
+
+// directory lists a directory and those above it in the archive, once.
+func (p *packing) directory(name string, modified time.Time) error {
+	if p.dirs[name] {
+		return nil
+	}
+	if name != "." {
+		if err := p.directory(path.Dir(name), modified); err != nil {
+			return err
+		}
+	}
+	p.dirs[name] = true
+	listed := "./" + name + "/"
+	if name == "." {
+		listed = "./"
+	}
+	return p.tar.WriteHeader(&tar.Header{Name: listed, Typeflag: tar.TypeDir, Mode: 0o755, ModTime: modified})
+}
+
+func (p *packing) say() {
+	if now := time.Now(); now.Sub(p.said) >= progressEvery {
+		p.said = now
+		p.c.Log.WithFields(logrus.Fields{"files": p.files, "bytes": p.bytes}).Info("collecting logs")
+	}
+}
