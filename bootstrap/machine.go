@@ -31,18 +31,19 @@ type Settings interface {
 	SetHostsConfigured() error
 }
 
-// Users changes accounts.
+// Users changes accounts and returns how many changes that took.
 type Users interface {
-	SetPassword(ctx context.Context, name string, hash secret.String) error
-	AuthorizeKeys(ctx context.Context, name string, keys []string) error
+	SetPasswords(ctx context.Context, hashes map[string]secret.String) (int, error)
+	AuthorizeKeys(ctx context.Context, name string, keys []string) (int, error)
 }
 
 // Disks prepares what the settings name.
 type Disks interface {
 	SetupRawEphemeral(ctx context.Context, hints []settings.DiskHint) error
-	SetupEphemeral(ctx context.Context, e settings.Effective) error
-	GrowRoot(ctx context.Context) error
-	MountLast(ctx context.Context, associations []settings.DiskAssociation) error
+	SetupEphemeral(ctx context.Context, hint *settings.DiskHint, swapMiB *uint64, agentID string) error
+	GrowRoot(ctx context.Context, ephemeral *settings.DiskHint) error
+	MountLast(ctx context.Context) error
+	Associate(ctx context.Context, associations []settings.DiskAssociation) error
 }
 
 // Machine is what the boot's steps work on. A part that is nil is one the machine does not have.
@@ -66,6 +67,8 @@ type Machine struct {
 	StartSupervisor func(ctx context.Context) error
 	// StartBus starts the bus client unless it runs, and does not wait for a connection.
 	StartBus func(ctx context.Context, e settings.Effective) error
+	// First reports whether this agent has never been ready on this machine.
+	First func() bool
 	// Beside runs f until it returns or the agent ends.
 	Beside func(f func(context.Context))
 
@@ -99,11 +102,15 @@ func (m *Machine) Reset() {
 	m.changes = 0
 }
 
+func (m *Machine) count(changes int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.changes += changes
+}
+
 // changed records what a step did as its evidence.
 func changed[C fmt.Stringer](m *Machine, s *Span, changes []C) {
-	m.mu.Lock()
-	m.changes += len(changes)
-	m.mu.Unlock()
+	m.count(len(changes))
 	for _, c := range changes {
 		s.Evidence("%s", c)
 	}
@@ -166,15 +173,13 @@ func (m *Machine) loadSettings(ctx context.Context, s *Span) error {
 
 func (m *Machine) setPasswords(ctx context.Context, _ *Span) error {
 	bosh := m.Settings.Effective().Settings.Env.Bosh
-	accounts := []string{"root", "vcap"}
-	if bosh.KeepRootPassword {
-		accounts = accounts[1:]
+	hashes := map[string]secret.String{"vcap": bosh.Password}
+	if !bosh.KeepRootPassword {
+		hashes["root"] = bosh.Password
 	}
-	var failed []error
-	for _, name := range accounts {
-		failed = append(failed, m.Users.SetPassword(ctx, name, bosh.Password))
-	}
-	return errors.Join(failed...)
+	n, err := m.Users.SetPasswords(ctx, hashes)
+	m.count(n)
+	return err
 }
 
 func (m *Machine) wantsIPv6() bool {
@@ -247,7 +252,7 @@ func (m *Machine) setUpNetwork(ctx context.Context, s *Span) error {
 	want.AwaitIPv6 = busOverIPv6(e)
 	changes, diffErr := network.Diff(have, want)
 	changed(m, s, changes)
-	if err := errors.Join(m.Network.Apply(ctx, changes), planErr, diffErr); err != nil {
+	if err := errors.Join(m.applyNetwork(ctx, s, have, want, changes), planErr, diffErr); err != nil {
 		// What could be applied may be enough to tell the Director what could not.
 		return errors.Join(err, m.StartBus(ctx, e))
 	}
@@ -267,6 +272,19 @@ func (m *Machine) setUpNetwork(ctx context.Context, s *Span) error {
 		m.Beside(func(ctx context.Context) { m.Network.Announce(ctx, want) })
 	}
 	return m.resolve(ctx, s, nets, want)
+}
+
+// applyNetwork takes a change back that cuts the machine off, unless it is the first one or
+// what was there belonged to another agent.
+func (m *Machine) applyNetwork(ctx context.Context, s *Span, have network.State, want network.Desired, changes []network.Change) error {
+	if m.First == nil || m.First() {
+		return m.Network.Apply(ctx, changes)
+	}
+	outcome, err := m.Network.ApplyConfirmed(ctx, have, want, changes, network.Confirm{SameAgent: true})
+	if outcome.RolledBack {
+		s.Warn("the new network configuration was taken back: %s", outcome.Reason)
+	}
+	return err
 }
 
 // resolve finds the addresses of dynamic networks, once per change rather than at each reading.
@@ -317,7 +335,9 @@ func (m *Machine) authorizeKeys(ctx context.Context, s *Span) error {
 	if len(keys) == 0 {
 		return nil
 	}
-	return m.Users.AuthorizeKeys(ctx, "vcap", keys)
+	n, err := m.Users.AuthorizeKeys(ctx, "vcap", keys)
+	m.count(n)
+	return err
 }
 
 func (m *Machine) hasRawDisks() bool {
@@ -329,13 +349,26 @@ func (m *Machine) setUpRawDisks(ctx context.Context, _ *Span) error {
 }
 
 func (m *Machine) setUpEphemeralDisk(ctx context.Context, _ *Span) error {
-	return m.Disks.SetupEphemeral(ctx, m.Settings.Effective())
+	s := m.Settings.Effective().Settings
+	return m.Disks.SetupEphemeral(ctx, s.Disks.Ephemeral, s.Env.Bosh.SwapSizeMiB, s.AgentID)
 }
 
-func (m *Machine) growRootDisk(ctx context.Context, _ *Span) error { return m.Disks.GrowRoot(ctx) }
+func (m *Machine) growRootDisk(ctx context.Context, _ *Span) error {
+	return m.Disks.GrowRoot(ctx, m.Settings.Effective().Settings.Disks.Ephemeral)
+}
 
-func (m *Machine) mountPersistentDisk(ctx context.Context, _ *Span) error {
-	return m.Disks.MountLast(ctx, m.Settings.Effective().Associations)
+// mountPersistentDisk also renews the names of associated disks. Without them jobs that use
+// them fail by themselves and say so, hence only a warning.
+func (m *Machine) mountPersistentDisk(ctx context.Context, s *Span) error {
+	if err := m.Disks.MountLast(ctx); err != nil {
+		return err
+	}
+	if associations := m.Settings.Effective().Associations; len(associations) > 0 {
+		if err := m.Disks.Associate(ctx, associations); err != nil {
+			s.Warn("%s", err)
+		}
+	}
+	return nil
 }
 
 func (m *Machine) treeOptions() tree.Options {

@@ -16,7 +16,6 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"cambium/agent"
-	"cambium/agent/action"
 	"cambium/bootstrap"
 	"cambium/infrastructure"
 	"cambium/internal/atomicfile"
@@ -24,12 +23,16 @@ import (
 	"cambium/internal/vcap"
 	"cambium/jobs"
 	"cambium/jobs/monit"
+	"cambium/platform/device"
 	"cambium/platform/host"
 	"cambium/platform/network"
+	"cambium/platform/resolver"
 	"cambium/platform/tree"
 	"cambium/platform/unit"
 	"cambium/settings/agentjson"
 	"cambium/settings/store"
+	"cambium/storage"
+	"cambium/storage/dummy"
 )
 
 // services is what the agent asks of systemd or runit.
@@ -38,6 +41,7 @@ type services interface {
 	Kill(ctx context.Context, name string, signal syscall.Signal) error
 	Setup(ctx context.Context, name string) error
 	Restart(ctx context.Context, name string) error
+	Reload(ctx context.Context, name string) error
 	PowerOff(ctx context.Context) error
 }
 
@@ -85,10 +89,16 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 	a.place = current.Place
 	a.bus = &busLine{ctx: ctx, handler: a.dispatcher, log: log.WithField("component", "bus"), rec: rec, run: a.go_, beforeConnect: a.beforeConnect(m.Network)}
 	m.StartBus = a.bus.start
-	a.serve = func(context.Context) (action.Table, error) { return action.Actions(action.Deps{}), nil }
+	m.First = func() bool { return a.marker.First(a.agentID()) }
+	a.current = current
 	if real {
-		a.addJobs(m, cfg.Platform.Linux)
+		if err := a.addDisks(m, cfg.Platform.Linux); err != nil {
+			return nil, err
+		}
+	} else {
+		a.disks = &dummy.Disks{Dirs: dirs, Records: current, Reload: a.reload}
 	}
+	a.addJobs(m, cfg.Platform.Linux)
 	return a, nil
 }
 
@@ -134,11 +144,45 @@ func (a *app) serviceManager(linux agentjson.Linux) services {
 	return &unit.Runit{Root: "/", Log: a.log.WithField("component", "unit")}
 }
 
+func (a *app) reload(ctx context.Context) error {
+	_, err := a.current.Load(ctx)
+	return err
+}
+
+// addDisks gives the boot and the actions the machine's disks.
+func (a *app) addDisks(m *bootstrap.Machine, linux agentjson.Linux) error {
+	log := a.log.WithField("component", "disk")
+	resolve, err := device.New(device.Options{Type: linux.DevicePathResolutionType, IDPattern: linux.DiskIDTransformPattern,
+		IDReplacement: linux.DiskIDTransformReplacement, LUNLinks: linux.LunDeviceSymlinkPath,
+		InstanceStoragePattern: linux.InstanceStorageDevicePattern, ManagedVolumePattern: linux.InstanceStorageManagedVolumePattern, Root: "/"}, log)
+	if err != nil {
+		return err
+	}
+	disks := storage.New(storage.Config{Dirs: a.dirs, Resolver: resolve, Records: a.current, Reload: a.reload, Log: log,
+		Options: storage.Options{UsePreformattedPersistentDisk: linux.UsePreformattedPersistentDisk, BindMountPersistentDisk: linux.BindMountPersistentDisk,
+			CreatePartitionIfNoEphemeralDisk: linux.CreatePartitionIfNoEphemeralDisk, SkipDiskSetup: linux.SkipDiskSetup, PartitionerType: linux.PartitionerType,
+			MissingEphemeralDisk: linux.MissingEphemeralDisk, ManagedVolumes: linux.InstanceStorageManagedVolumePattern != ""},
+		Foreign: func() string {
+			if wish := a.current.Effective().Settings.Env.PersistentDiskForeign; wish != "" {
+				return wish
+			}
+			return linux.ForeignPersistentDisk
+		}})
+	m.Disks, a.disks = disks, disks
+	return nil
+}
+
 // addJobs gives the boot what concerns jobs and their supervisor.
 func (a *app) addJobs(m *bootstrap.Machine, linux agentjson.Linux) {
-	manager := a.serviceManager(linux)
-	m.Host.Units = manager
 	state := &jobs.State{Dirs: a.dirs}
+	if m.Host == nil {
+		return
+	}
+	manager := a.serviceManager(linux)
+	a.manager = manager
+	m.Host.Units = manager
+	dns := &resolver.Kernel{Root: "/", PreferResolved: linux.ServiceManager == "systemd", Units: manager, Log: a.log.WithField("component", "dns")}
+	m.SetDNS = func(ctx context.Context, servers []netip.Addr) error { return setDNS(ctx, dns, servers) }
 	m.JobDirectories = func(ctx context.Context) error {
 		spec, err := state.Spec()
 		if err != nil {
@@ -150,6 +194,18 @@ func (a *app) addJobs(m *bootstrap.Machine, linux agentjson.Linux) {
 	if a.o.supervisor == "monit" {
 		m.StartSupervisor = func(ctx context.Context) error { return a.startMonit(ctx, manager) }
 	}
+}
+
+func setDNS(ctx context.Context, k *resolver.Kernel, servers []netip.Addr) error {
+	have, err := k.Observe(ctx)
+	if err != nil {
+		return err
+	}
+	changes, err := resolver.Diff(have, resolver.Desired{Servers: servers})
+	if err != nil {
+		return err
+	}
+	return k.Apply(ctx, changes)
 }
 
 // startMonit writes monit's account, once, and starts the daemon.

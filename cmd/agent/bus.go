@@ -5,21 +5,23 @@ import (
 	"fmt"
 	"net/netip"
 	"net/url"
+	"slices"
 	"sync"
-	"time"
 
-	"github.com/google/uuid"
 	"github.com/sirupsen/logrus"
 
+	"cambium/agent"
+	"cambium/agent/action"
 	"cambium/internal/status"
 	"cambium/mbus"
 	"cambium/mbus/natsbus"
 	"cambium/settings"
 )
 
-// publisher is what heartbeats and alerts go to; the HTTPS bus drops them, since nobody listens.
-type publisher interface {
-	Publish(ctx context.Context, target, topic string, payload any) error
+// transport is a running bus: NATS, or HTTPS, which drops reports since nobody listens.
+type transport interface {
+	agent.Publisher
+	action.Bus
 }
 
 // busLine owns the one bus client of the process. It is started by the boot, as soon as there is
@@ -35,8 +37,9 @@ type busLine struct {
 	beforeConnect func(ctx context.Context, servers []netip.AddrPort)
 
 	mu      sync.Mutex // guards what follows
-	bus     publisher
+	bus     transport
 	alerted bool
+	wake    []func() // called whenever the bus has become reachable
 }
 
 // start starts the bus that the settings name, unless one runs.
@@ -64,17 +67,17 @@ func (l *busLine) start(_ context.Context, e settings.Effective) error {
 func (l *busLine) startNATS(e settings.Effective) error {
 	bus, err := natsbus.New(natsbus.Options{
 		AgentID:       e.Settings.AgentID,
-		Identity:      natsbus.Identity{URLs: e.Bus.URLs, CA: e.Bus.Cert.CA, Certificate: e.Bus.Cert.Certificate, PrivateKey: e.Bus.Cert.PrivateKey},
+		Identity:      agent.NATSIdentity(e.Bus),
 		Handler:       l.handler,
 		BeforeConnect: l.beforeConnect,
-		OnConnect:     func() { l.describe("connected to " + e.Bus.URLs[0].String()) },
+		OnConnect:     l.connected,
 		Audit:         l.audit,
 		Log:           l.log,
 	})
 	if err != nil {
 		return err
 	}
-	l.bus = bus
+	l.bus = agent.NATS{Bus: bus}
 	l.describe("connecting to " + e.Bus.URLs[0].String())
 	l.run(func() {
 		if err := bus.Run(l.ctx); err != nil && l.ctx.Err() == nil {
@@ -82,6 +85,46 @@ func (l *busLine) startNATS(e settings.Effective) error {
 		}
 	})
 	return nil
+}
+
+// connected must not block: it is called by the bus itself.
+func (l *busLine) connected() {
+	l.mu.Lock()
+	wake := slices.Clone(l.wake)
+	l.mu.Unlock()
+	for _, f := range wake {
+		f()
+	}
+	l.describe("connected")
+}
+
+// onConnect registers f, which must not block. It is called at once if the bus is reachable.
+func (l *busLine) onConnect(f func()) {
+	l.mu.Lock()
+	l.wake = append(l.wake, f)
+	up := l.bus != nil && l.bus.Connected()
+	l.mu.Unlock()
+	if up {
+		f()
+	}
+}
+
+// Connected reports whether the Director can reach the agent.
+func (l *busLine) Connected() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.bus != nil && l.bus.Connected()
+}
+
+// Rotate connects under other addresses or another identity, beside the current connection.
+func (l *busLine) Rotate(ctx context.Context, b settings.Bus) (action.Rotation, error) {
+	l.mu.Lock()
+	bus := l.bus
+	l.mu.Unlock()
+	if bus == nil {
+		return nil, errNoBus
+	}
+	return bus.Rotate(ctx, b)
 }
 
 func (l *busLine) describe(text string) {
@@ -101,15 +144,6 @@ func (l *busLine) Publish(ctx context.Context, target, topic string, payload any
 	return bus.Publish(ctx, target, topic, payload)
 }
 
-// bootAlert is the alert about a failed boot, in the shape that the Health Monitor takes.
-type bootAlert struct {
-	ID        string `json:"id"`
-	Severity  int    `json:"severity"`
-	Title     string `json:"title"`
-	Summary   string `json:"summary"`
-	CreatedAt int64  `json:"created_at"`
-}
-
 // alertOnce tells the Health Monitor why the machine is not ready, once per process.
 func (l *busLine) alertOnce(ctx context.Context, verdict string) {
 	l.mu.Lock()
@@ -119,8 +153,7 @@ func (l *busLine) alertOnce(ctx context.Context, verdict string) {
 	if done {
 		return
 	}
-	alert := bootAlert{ID: uuid.NewString(), Severity: 1, Title: "bosh-agent is not ready", Summary: verdict, CreatedAt: time.Now().Unix()}
-	if err := l.Publish(ctx, "hm", "alert", alert); err != nil {
+	if err := l.Publish(ctx, "hm", "alert", agent.NewAlert(1, "bosh-agent is not ready", verdict)); err != nil {
 		l.log.WithError(err).Warn("alert not sent")
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"cambium/agent"
-	"cambium/agent/action"
 	"cambium/agent/task"
 	"cambium/bootstrap"
 	"cambium/internal/retry"
@@ -21,6 +20,7 @@ import (
 	"cambium/internal/vcap"
 	"cambium/mbus"
 	"cambium/platform/unit"
+	"cambium/settings/store"
 )
 
 // runOptions are the flags that stemcells pass.
@@ -110,7 +110,9 @@ type app struct {
 	machine    *bootstrap.Machine
 	dispatcher *agent.Dispatcher
 	bus        *busLine
-	serve      func(ctx context.Context) (action.Table, error)
+	current    *store.Current
+	disks      disks
+	manager    services // nil on a dummy machine
 	beside     *sync.WaitGroup
 	place      func() string
 	agentID    func() string
@@ -208,13 +210,13 @@ func (a *app) failed(ctx context.Context, v bootstrap.Verdict, first bool) {
 
 // ready opens the gate. Everything the Director relies on stands by now.
 func (a *app) ready(ctx context.Context, v bootstrap.Verdict) error {
-	table, err := a.serve(ctx)
-	if err != nil {
-		return err
-	}
 	tasks, err := task.Open(ctx, task.Options{Path: filepath.Join(a.place(), "cambium_tasks.json"), Log: a.log.WithField("component", "task")})
 	if err != nil {
 		a.log.WithError(err).Warn("tasks do not survive a restart")
+	}
+	table, err := a.serve(ctx, tasks)
+	if err != nil {
+		return err
 	}
 	if err := a.marker.Set(a.agentID()); err != nil {
 		a.log.WithError(err).Warn("ready marker not written")

@@ -1,0 +1,256 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/netip"
+	"os/user"
+	"sort"
+	"strconv"
+	"sync"
+
+	"cambium/agent"
+	"cambium/agent/action"
+	"cambium/agent/task"
+	"cambium/blobstore"
+	"cambium/internal/blob"
+	"cambium/internal/vcap"
+	"cambium/jobs"
+	"cambium/jobs/bundle"
+	"cambium/jobs/monit"
+	"cambium/platform/host"
+	"cambium/platform/network"
+	"cambium/settings"
+
+	"github.com/sirupsen/logrus"
+)
+
+// disks is what actions do with disks, on a real machine or a dummy one.
+type disks interface {
+	action.Disks
+	action.Associations
+}
+
+// serve makes the table of actions, and starts what reports to the Health Monitor.
+func (a *app) serve(ctx context.Context, tasks *task.Tasks) (action.Table, error) {
+	e := a.current.Effective()
+	blobs := &blobs{dirs: a.dirs, log: a.log.WithField("component", "blobstore")}
+	if use, err := blobs.Prepare(e.Blobstore); err != nil {
+		// The machine can still be looked at and repaired; each use of the store says why not.
+		a.log.WithError(err).Warn("blobstore is not usable")
+	} else {
+		use()
+	}
+	owner := jobOwner()
+	instance := &jobs.Instance{Dirs: a.dirs, Blobs: blobs, Supervisor: a.supervisor(), Owner: owner, Parallel: e.Settings.Env.Bosh.Parallel,
+		Root: "/", Log: a.log.WithField("component", "jobs")}
+	if err := errors.Join(instance.Sweep(), blobs.Sweep()); err != nil {
+		a.log.WithError(err).Warn("leftovers were not removed")
+	}
+	deps := action.Deps{
+		Tasks: tasks,
+		State: action.StateSource{AgentID: e.Settings.AgentID, VMName: func() string { return a.current.Effective().Settings.VM.Name }, Jobs: instance, Vitals: a.vitals},
+		Disks: a.disks,
+		UpdateSettings: action.UpdateSettings{Store: a.current, Bus: a.bus, Blobstore: blobs, Certificates: certificates{a.machine.Host},
+			Disks: a.disks},
+		SensitiveBlobs: blobs,
+		Removable:      []string{a.dirs.Tmp(), "/tmp", "/var/tmp"},
+		SSH:            &action.SSH{Users: a.sshUsers(), Root: "/", Networks: a.machine.Networks},
+		DNS:            &action.DNS{Blobs: blobs, Hosts: hostsFile{a.machine.Host, a.agentID}, Records: a.dirs.DNSRecords(), GID: owner.GID},
+		Neighbours:     neighbours{a.machine.Network},
+		Power:          power{a.manager},
+	}
+	a.report(ctx, instance)
+	return action.Actions(deps), nil
+}
+
+// report starts heartbeats and alerts.
+func (a *app) report(ctx context.Context, instance *jobs.Instance) {
+	log := a.log.WithField("component", "report")
+	run := func(name string, f func(context.Context) error) {
+		a.go_(func() {
+			if err := f(ctx); err != nil && ctx.Err() == nil {
+				log.WithError(err).WithField("part", name).Error("report ended")
+			}
+		})
+	}
+	alerts := agent.NewAlerts(a.bus, log)
+	a.bus.onConnect(alerts.Wake)
+	connected := make(chan struct{}, 1)
+	a.bus.onConnect(func() {
+		select {
+		case connected <- struct{}{}:
+		default:
+		}
+	})
+	run("alerts", alerts.Run)
+	run("heartbeats", agent.Heartbeats{Bus: a.bus, Jobs: instance, Vitals: a.vitals, Ready: a.dispatcher.Opened(), Connected: connected, Log: log}.Run)
+	run("expiry", agent.Expiry{Certificates: a.certificates, Send: alerts.Send}.Run)
+	if a.o.supervisor == "monit" && a.manager != nil {
+		run("monit alerts", func(ctx context.Context) error {
+			return monit.ListenAlerts(ctx, monit.AlertsAddress, log, func(m monit.Alert) {
+				if alert, worth := agent.MonitAlert(m, a.addresses()); worth {
+					alerts.Send(alert)
+				}
+			})
+		})
+	}
+}
+
+// certificates are those whose end somebody should be warned of.
+func (a *app) certificates() []agent.Certificate {
+	cert := a.current.Effective().Bus.Cert
+	return []agent.Certificate{{Name: "bus client", PEM: cert.Certificate}, {Name: "bus authority", PEM: cert.CA}}
+}
+
+// addresses are all addresses of the machine's networks, sorted.
+func (a *app) addresses() []string {
+	var ips []string
+	for _, n := range a.machine.Networks() {
+		if n.IP != "" {
+			ips = append(ips, n.IP)
+		}
+	}
+	sort.Strings(ips)
+	return ips
+}
+
+// supervisor is who runs the jobs' processes.
+func (a *app) supervisor() jobs.Supervisor {
+	client := &monit.Client{URL: monit.DefaultURL, UserFile: a.dirs.MonitUser(), Daemon: monit.Unit{Services: a.manager, Name: "monit"}}
+	return monit.Supervisor{Client: client}
+}
+
+// jobOwner is root and the group vcap, or root alone where that group does not exist.
+func jobOwner() bundle.Owner {
+	if g, err := user.LookupGroup("vcap"); err == nil {
+		if gid, err := strconv.Atoi(g.Gid); err == nil {
+			return bundle.Owner{GID: gid}
+		}
+	}
+	return bundle.Owner{}
+}
+
+// blobs is the blobstore in use, which update_settings may replace at any time.
+type blobs struct {
+	dirs vcap.Dirs
+	log  *logrus.Entry
+
+	mu    sync.RWMutex
+	store *blobstore.Store
+	err   error // why there is none
+}
+
+// Prepare checks a store; the function it returns puts it into service.
+func (b *blobs) Prepare(s settings.Blobstore) (func(), error) {
+	store, err := blobstore.New(blobstore.Options{Provider: s.Provider, Options: s.Options, Dirs: b.dirs, Log: b.log})
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.store == nil {
+		b.err = err
+	}
+	if err != nil {
+		return nil, err
+	}
+	return func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.store, b.err = store, nil
+	}, nil
+}
+
+func (b *blobs) current() (*blobstore.Store, error) {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	if b.store == nil && b.err == nil {
+		return nil, errors.New("there is no blobstore")
+	}
+	return b.store, b.err
+}
+
+func (b *blobs) Open(ctx context.Context, ref blob.Ref) (io.ReadCloser, error) {
+	store, err := b.current()
+	if err != nil {
+		return nil, err
+	}
+	return store.Open(ctx, ref)
+}
+
+func (b *blobs) Remove(id string) error {
+	store, err := b.current()
+	if err != nil {
+		return err
+	}
+	return store.Remove(id)
+}
+
+func (b *blobs) Sweep() error {
+	store, err := b.current()
+	if err != nil {
+		return nil // said when it was prepared
+	}
+	return store.Sweep()
+}
+
+// WriteChecked stores what the Director uploads.
+func (b *blobs) WriteChecked(id string, content io.Reader, digest blob.Digest) error {
+	store, err := b.current()
+	if err != nil {
+		return err
+	}
+	return store.Sensitive().WriteChecked(id, content, digest)
+}
+
+type certificates struct{ host *host.Host }
+
+func (c certificates) Trust(ctx context.Context, pem string) error {
+	if c.host == nil {
+		return nil
+	}
+	_, err := c.host.Converge(ctx, host.Desired{Certificates: &pem})
+	return err
+}
+
+type hostsFile struct {
+	host    *host.Host
+	agentID func() string
+}
+
+func (h hostsFile) WriteHosts(ctx context.Context, records [][2]string) error {
+	content, _, err := host.HostsFile(h.agentID(), records)
+	if err != nil || h.host == nil {
+		return err
+	}
+	_, err = h.host.Converge(ctx, host.Desired{Hosts: content})
+	return err
+}
+
+type neighbours struct{ kernel *network.Kernel }
+
+func (n neighbours) Flush(ctx context.Context, address netip.Addr) error {
+	if n.kernel == nil {
+		return nil
+	}
+	return n.kernel.FlushNeighbours(ctx, []netip.Addr{address})
+}
+
+type power struct{ manager services }
+
+func (p power) Off(ctx context.Context) error {
+	if p.manager == nil {
+		return nil
+	}
+	return p.manager.PowerOff(ctx)
+}
+
+// vitals measures the machine.
+func (a *app) vitals(context.Context) (any, error) { return map[string]any{}, nil }
+
+func (a *app) sshUsers() action.SSHUsers { return noUsers{} }
+
+// noUsers is a machine without accounts of its own.
+type noUsers struct{}
+
+func (noUsers) Create(context.Context, string, string) error    { return nil }
+func (noUsers) Remove(context.Context, func(string) bool) error { return nil }
