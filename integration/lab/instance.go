@@ -27,6 +27,10 @@ type VM struct {
 	Name    string // "vm1" and so on if empty
 	AgentID string // random if empty
 	Source  Source // how settings reach it; File if empty
+	// Versions of the CPI API; what the source implies if zero.
+	Versions Versions
+	// PublicKey is the machine's key pair's, as the IaaS hands it out.
+	PublicKey string
 	// AgentJSON is the stemcell's; what the source needs if nil.
 	AgentJSON []byte
 	// Settings are delivered as they are; the lab's own document if nil.
@@ -51,10 +55,12 @@ type Instance struct {
 	IP       string
 	Agent    *director.Agent
 	MbusURL  string
-	document Document
+	delivery delivery
+	deployed deployed
 
-	mu    sync.Mutex
-	disks map[string]string // images by id
+	mu       sync.Mutex
+	document Document
+	disks    map[string]string // images by id
 }
 
 // firstHost is the last part of the first machine's address.
@@ -107,12 +113,20 @@ func (i *Instance) create(ctx context.Context) error {
 	}
 	spec := machine.Spec{Name: i.name(), Dir: filepath.Join(i.dir(), "machine"), Agent: i.lab.o.Agent, Installer: i.lab.installer,
 		Files: i.vm.Files, NICs: []machine.NIC{{Name: "eth0", MAC: machine.MAC(i.name(), 0), Net: i.lab.Net, Bridge: bridge}}}
-	delivery, err := i.deliver()
-	if err != nil {
+	var err error
+	if i.delivery, err = i.deliver(); err != nil {
 		return err
 	}
 	if spec.AgentJSON = i.vm.AgentJSON; spec.AgentJSON == nil {
-		spec.AgentJSON = delivery.agentJSON
+		spec.AgentJSON = i.delivery.agentJSON()
+	}
+	if i.vm.Source == GuestInfo {
+		spec.Files = append(spec.Files, machine.File{Path: guestInfo + "/guestinfo.userdata.encoding", Mode: 0o600})
+	}
+	if i.delivery.network {
+		if err := i.lab.dhcp(spec.NICs[0].MAC, i.IP); err != nil {
+			return err
+		}
 	}
 	if i.vm.Settings == nil {
 		if i.document, err = i.settings(spec); err != nil {
@@ -139,7 +153,65 @@ func (i *Instance) create(ctx context.Context) error {
 		}
 		settings = i.document.JSON()
 	}
-	return delivery.put(ctx, settings)
+	return i.delivery.put(ctx, settings)
+}
+
+// Change edits the settings and delivers them again, as a CPI does whose agents read them anew.
+func (i *Instance) Change(ctx context.Context, edit func(Document)) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.document == nil {
+		return fmt.Errorf("%s: the settings came from outside", i.Short)
+	}
+	edit(i.document)
+	return i.delivery.put(ctx, i.document.JSON())
+}
+
+// AttachDisk is the CPI's attach_disk for a disk that was made before. It tells the agent
+// through the settings where the CPI does so, and returns the hint where the Director wants it.
+func (i *Instance) AttachDisk(ctx context.Context, cid string) (any, error) {
+	i.mu.Lock()
+	image, exists := i.disks[cid]
+	i.mu.Unlock()
+	if !exists {
+		return nil, fmt.Errorf("disk %s: %w", cid, os.ErrNotExist)
+	}
+	a, err := i.Attach(ctx, machine.Disk{ID: cid, Image: image})
+	if err != nil {
+		return nil, err
+	}
+	if i.delivery.again && i.vm.Settings == nil {
+		err = i.Change(ctx, func(d Document) { d.Set("disks.persistent", i.persistent(d, cid, a.Path)) })
+	}
+	if !i.versions().Hint() {
+		return nil, err
+	}
+	return a.Path, err
+}
+
+// DetachDisk is the CPI's detach_disk.
+func (i *Instance) DetachDisk(ctx context.Context, cid string) error {
+	err := i.Detach(ctx, cid)
+	if err == nil && i.delivery.again && i.vm.Settings == nil {
+		err = i.Change(ctx, func(d Document) { d.Set("disks.persistent", i.persistent(d, cid, "")) })
+	}
+	return err
+}
+
+// persistent returns the document's persistent disks with one added or, without path, removed.
+func (i *Instance) persistent(d Document, cid, path string) map[string]any {
+	changed := map[string]any{}
+	if disks, ok := d["disks"].(map[string]any); ok {
+		if old, ok := disks["persistent"].(map[string]any); ok {
+			for key, value := range old {
+				changed[key] = value
+			}
+		}
+	}
+	if delete(changed, cid); path != "" {
+		changed[cid] = path
+	}
+	return changed
 }
 
 // settings is the document that a CPI would compose for this machine.
@@ -148,7 +220,7 @@ func (i *Instance) settings(spec machine.Spec) (Document, error) {
 		"agent_id":  i.AgentID,
 		"vm":        map[string]any{"name": spec.Name},
 		"ntp":       []string{},
-		"blobstore": map[string]any{"provider": "local", "options": map[string]any{"blobstore_path": "/var/vcap/micro_bosh/data/cache"}},
+		"blobstore": i.blobstore(),
 		"networks": map[string]any{"default": map[string]any{
 			"type": "manual", "ip": i.IP, "netmask": Netmask, "gateway": Gateway, "dns": []string{Gateway},
 			"default": []string{"dns", "gateway"}, "mac": spec.NICs[0].MAC.String(), "cloud_properties": map[string]any{}}},
@@ -166,6 +238,14 @@ func (i *Instance) settings(spec machine.Spec) (Document, error) {
 	i.Agent = i.lab.Director.Agent(i.AgentID)
 	d["mbus"] = i.MbusURL
 	return d.Set("env.bosh.mbus", map[string]any{"urls": []string{i.MbusURL}, "cert": cert(i.lab.CA.PEM, pair)}), nil
+}
+
+// blobstore is the lab's own, or for create-env the machine's.
+func (i *Instance) blobstore() map[string]any {
+	if i.vm.HTTPS {
+		return map[string]any{"provider": "local", "options": map[string]any{"blobstore_path": "/var/vcap/micro_bosh/data/cache"}}
+	}
+	return i.lab.Blobs.Options(true)
 }
 
 func cert(ca []byte, pair testca.Pair) map[string]any {
@@ -200,6 +280,12 @@ func (i *Instance) image(id string, size int64) (string, error) {
 	defer i.mu.Unlock()
 	i.disks[id] = path
 	return path, nil
+}
+
+// NewDisk is the CPI's create_disk: a blank disk that is not attached.
+func (i *Instance) NewDisk(cid string, size int64) error {
+	_, err := i.image(cid, size)
+	return err
 }
 
 // AttachNew makes a blank disk and attaches it. The attachment's path is the hint that a CPI
@@ -250,6 +336,8 @@ func (i *Instance) Delete(ctx context.Context) error {
 	if i.Agent != nil {
 		i.Agent.Transport.Close()
 	}
+	i.lab.Metadata.Delete(i.IP)
+	i.lab.Registry.Delete(i.name())
 	i.lab.mu.Lock()
 	if i.lab.machines[i.Short] == i {
 		delete(i.lab.machines, i.Short)

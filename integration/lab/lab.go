@@ -11,17 +11,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"sync"
 	"time"
 
+	"cambium/integration/lab/blobstore"
 	"cambium/integration/lab/bus"
 	"cambium/integration/lab/director"
 	"cambium/integration/lab/machine"
 	"cambium/integration/lab/machine/nspawn"
+	"cambium/integration/lab/metadata"
 	"cambium/integration/lab/netns"
+	"cambium/integration/lab/registry"
 	"cambium/integration/lab/tree"
 	"cambium/internal/testca"
 	assets "cambium/stemcell-assets"
@@ -69,13 +74,19 @@ type Lab struct {
 	Bus      *bus.Server
 	Director *director.Bus
 	Monitor  *director.Monitor
+	Blobs    *blobstore.Server
+	Metadata *metadata.Server
+	Registry *registry.Server
 
 	engine    machine.Engine
 	installer string
 
+	servers []*http.Server
+
 	mu       sync.Mutex
 	machines map[string]*Instance
 	created  int
+	dnsmasq  *exec.Cmd
 }
 
 var nameForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,22}[a-z0-9])?$`)
@@ -165,8 +176,10 @@ func (l *Lab) start(ctx context.Context) (err error) {
 	if conn, err = l.Bus.Connect(testca.HealthMonitorName); err != nil {
 		return fmt.Errorf("health monitor's connection: %w", err)
 	}
-	l.Monitor, err = director.NewMonitor(conn)
-	return err
+	if l.Monitor, err = director.NewMonitor(conn); err != nil {
+		return err
+	}
+	return l.serve()
 }
 
 // Name is the lab's name.
@@ -203,6 +216,7 @@ func (l *Lab) Close(ctx context.Context) error {
 	if l.Bus != nil {
 		l.Bus.Stop()
 	}
+	l.stopServices()
 	// Also what the fields above do not know, such as after a failure half way.
 	return errors.Join(failed, Clean(l.o.Dir, l.o.Name))
 }

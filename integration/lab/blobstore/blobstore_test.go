@@ -1,0 +1,82 @@
+package blobstore
+
+import (
+	"bytes"
+	"crypto/tls"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	"cambium/internal/testca"
+)
+
+func TestServer(t *testing.T) {
+	ca, err := testca.New("blobs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := Start(listener, ca)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: ca.Pool()}}}
+	do := func(method, url, user, body string) (int, string) {
+		t.Helper()
+		r, err := http.NewRequest(method, url, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if user != "" {
+			r.SetBasicAuth(user, s.password)
+		}
+		response, err := client.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = response.Body.Close() }()
+		data, err := io.ReadAll(response.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return response.StatusCode, string(data)
+	}
+	id, digest := s.Put([]byte("content"))
+	if !Matches([]byte("content"), digest) || Matches([]byte("other"), digest) || Matches(nil, "") {
+		t.Errorf("digest %q does not tell contents apart", digest)
+	}
+	plain := s.endpoint + "/" + prefixed(id)
+	later := s.SignedURL("PUT", "later")
+	for _, c := range []struct {
+		name, method, url, user, body string
+		status                        int
+		want                          string
+	}{
+		{"plain get", "GET", plain, "agent", "", 200, "content"},
+		{"plain get by a stranger", "GET", plain, "", "", 401, "credentials\n"},
+		{"wrong user", "GET", plain, "director", "", 401, "credentials\n"},
+		{"plain put", "PUT", s.endpoint + "/" + prefixed("new"), "agent", "new", 201, ""},
+		{"without prefix", "GET", s.endpoint + "/" + id, "agent", "", 404, "path\n"},
+		{"unknown", "GET", s.endpoint + "/" + prefixed("x"), "agent", "", 404, "no such blob\n"},
+		{"signed get", "GET", s.SignedURL("GET", id), "", "", 200, "content"},
+		{"signed put", "PUT", later, "", "log", 201, ""},
+		{"signature of another method", "GET", later, "", "", 403, "signature\n"},
+		{"signature of another blob", "GET", strings.Replace(s.SignedURL("GET", id), prefixed(id), prefixed("later"), 1), "", "", 403, "signature\n"},
+		{"signature extended", "GET", strings.Replace(s.SignedURL("GET", id), "e=86400", "e=96400", 1), "", "", 403, "signature\n"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if status, body := do(c.method, c.url, c.user, c.body); status != c.status || body != c.want {
+				t.Errorf("got %d %q, want %d %q", status, body, c.status, c.want)
+			}
+		})
+	}
+	if data, ok := s.Get("later"); !ok || !bytes.Equal(data, []byte("log")) {
+		t.Errorf("stored %q, %v, want what was put under the signed URL", data, ok)
+	}
+}

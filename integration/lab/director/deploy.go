@@ -1,0 +1,288 @@
+package director
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Report is told of every step when it has ended.
+type Report func(step string, took time.Duration, err error)
+
+// Plan is a sequence of steps in the order in which a Director takes them.
+type Plan struct{ steps []planned }
+
+type planned struct {
+	name string
+	do   func(ctx context.Context) error
+}
+
+// Add appends a step.
+func (p *Plan) Add(name string, do func(ctx context.Context) error) {
+	p.steps = append(p.steps, planned{name, do})
+}
+
+// Names are the steps' names, in order.
+func (p *Plan) Names() []string {
+	var names []string
+	for _, s := range p.steps {
+		names = append(names, s.name)
+	}
+	return names
+}
+
+// Run takes the steps; the first that fails ends the sequence.
+func (p *Plan) Run(ctx context.Context, report Report) error {
+	if report == nil {
+		report = func(string, time.Duration, error) {}
+	}
+	for _, s := range p.steps {
+		start := time.Now()
+		err := s.do(ctx)
+		report(s.name, time.Since(start), err)
+		if err != nil {
+			return fmt.Errorf("%s: %w", s.name, err)
+		}
+	}
+	return nil
+}
+
+// CPI is what a Director needs of the IaaS during a sequence.
+type CPI interface {
+	// AttachDisk returns the hint for the agent.
+	AttachDisk(ctx context.Context, cid string) (hint any, err error)
+	DetachDisk(ctx context.Context, cid string) error
+}
+
+// Deployment is what an instance should become.
+type Deployment struct {
+	// Spec is the full apply spec. Without "configuration_hash" nothing is installed.
+	Spec map[string]any
+	// Settings are the argument of update_settings.
+	Settings map[string]any
+	// Disk is the CID of the persistent disk the instance should have, "" for none.
+	Disk string
+	// WatchTime bounds the wait for running processes; five minutes if zero.
+	WatchTime time.Duration
+}
+
+// expect calls a method and compares its value with the literal that callers compare it with.
+func (a *Agent) expect(want, method string, arguments ...any) func(context.Context) error {
+	return func(ctx context.Context) error {
+		value, err := a.Do(ctx, method, arguments...)
+		if err == nil && want != "" && string(value) != want {
+			err = fmt.Errorf("%s: got %.200s, want %s", method, value, want)
+		}
+		return err
+	}
+}
+
+// optional is for methods that old agents do not have.
+func (a *Agent) optional(do func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		err := do(ctx)
+		var e *Exception
+		if errors.As(err, &e) && strings.Contains(e.Message, "unknown message ") {
+			return nil
+		}
+		return err
+	}
+}
+
+// NewVM is the sequence after create_vm: wait, disk, settings, first apply, state.
+func (a *Agent) NewVM(p *Plan, cpi CPI, d Deployment) {
+	p.Add("ping", a.WaitReady)
+	if d.Disk != "" {
+		a.addDisk(p, cpi, d.Disk)
+	}
+	p.Add("update_settings", a.optional(a.expect(`"ok"`, "update_settings", d.Settings)))
+	first := map[string]any{}
+	for _, key := range []string{"networks", "deployment", "job", "index", "id"} {
+		first[key] = d.Spec[key]
+	}
+	p.Add("apply (no jobs)", a.expect(`"applied"`, "apply", first))
+	p.Add("get_state", func(ctx context.Context) error {
+		_, err := a.State(ctx)
+		return err
+	})
+}
+
+func (a *Agent) addDisk(p *Plan, cpi CPI, cid string) {
+	var hint any
+	p.Add("attach_disk", func(ctx context.Context) (err error) {
+		hint, err = cpi.AttachDisk(ctx, cid)
+		return err
+	})
+	p.Add("ping", a.WaitReady)
+	p.Add("add_persistent_disk", func(ctx context.Context) error {
+		if hint == nil {
+			return nil
+		}
+		return a.optional(a.expect("", "add_persistent_disk", cid, hint))(ctx)
+	})
+	p.Add("mount_disk", a.expect("", "mount_disk", cid))
+}
+
+func (a *Agent) dropDisk(p *Plan, cpi CPI, cid string) {
+	p.Add("unmount_disk "+cid, a.expect("", "unmount_disk", cid))
+	p.Add("remove_persistent_disk "+cid, a.optional(a.expect("", "remove_persistent_disk", cid)))
+	p.Add("detach_disk "+cid, func(ctx context.Context) error { return cpi.DetachDisk(ctx, cid) })
+}
+
+// Start is the end of every update: apply in full, scripts, processes, wait, scripts.
+func (a *Agent) Start(p *Plan, d Deployment) {
+	p.Add("apply", a.expect(`"applied"`, "apply", d.Spec))
+	p.Add("pre-start", a.script("pre-start", nil))
+	p.Add("start", a.expect(`"started"`, "start"))
+	p.Add("get_state until running", func(ctx context.Context) error { return a.WaitRunning(ctx, d.WatchTime) })
+	p.Add("post-start", a.script("post-start", nil))
+}
+
+// PostDeploy runs on every instance once the whole deployment is through.
+func (a *Agent) PostDeploy(p *Plan) { p.Add("post-deploy", a.script("post-deploy", nil)) }
+
+func (a *Agent) script(name string, env map[string]string) func(context.Context) error {
+	options := map[string]any{}
+	if env != nil {
+		options["env"] = env
+	}
+	return a.optional(a.expect("", "run_script", name, options))
+}
+
+// Stop is the stop sequence. A shutdown is for machines that go away or change disks.
+func (a *Agent) Stop(p *Plan, d Deployment, shutdown bool) {
+	next := "keep"
+	if shutdown {
+		next = "delete"
+	}
+	p.Add("pre-stop", a.script("pre-stop", map[string]string{
+		"BOSH_VM_NEXT_STATE": next, "BOSH_INSTANCE_NEXT_STATE": "keep", "BOSH_DEPLOYMENT_NEXT_STATE": "keep"}))
+	p.Add("drain", func(ctx context.Context) error {
+		kind, spec := "update", d.Spec
+		if shutdown {
+			kind, spec = "shutdown", map[string]any{}
+		}
+		var seconds *int
+		if err := a.Into(ctx, &seconds, "drain", kind, spec); err != nil {
+			return err
+		}
+		if seconds == nil {
+			return errors.New("drain: the value is not a number")
+		}
+		return nil
+	})
+	p.Add("stop", a.stop)
+	p.Add("post-stop", a.script("post-stop", nil))
+}
+
+// stopTimeout is after how long the Director stops looking at a stop task, without complaint.
+const stopTimeout = 300 * time.Second
+
+func (a *Agent) stop(ctx context.Context) error {
+	within, cancel := context.WithTimeout(ctx, stopTimeout)
+	defer cancel()
+	err := a.expect(`"stopped"`, "stop")(within)
+	var e *Exception
+	if within.Err() != nil && ctx.Err() == nil || errors.As(err, &e) && strings.Contains(e.Message, "Timed out waiting for service") {
+		return nil
+	}
+	return err
+}
+
+// Update is the sequence for a machine that is kept.
+func (a *Agent) Update(p *Plan, cpi CPI, d Deployment, mounted string) {
+	p.Add("get_state", func(ctx context.Context) error {
+		_, err := a.State(ctx)
+		return err
+	})
+	p.Add("prepare", a.expect(`"prepared"`, "prepare", d.Spec))
+	a.Stop(p, d, mounted != d.Disk)
+	p.Add("list_disk", func(ctx context.Context) error { return a.checkDisks(ctx, mounted) })
+	switch {
+	case mounted == d.Disk:
+	case mounted == "":
+		a.addDisk(p, cpi, d.Disk)
+	case d.Disk == "":
+		a.dropDisk(p, cpi, mounted)
+	default:
+		a.addDisk(p, cpi, d.Disk)
+		// The Director names both disks though the method takes no arguments.
+		p.Add("migrate_disk", a.expect("", "migrate_disk", mounted, d.Disk))
+		a.dropDisk(p, cpi, mounted)
+	}
+	settings := map[string]any{}
+	for key, value := range d.Settings {
+		if key != "mbus" { // only new machines and changed servers get it
+			settings[key] = value
+		}
+	}
+	p.Add("update_settings", a.optional(a.expect(`"ok"`, "update_settings", settings)))
+	a.Start(p, d)
+}
+
+func (a *Agent) checkDisks(ctx context.Context, want string) error {
+	var cids []string
+	if err := a.Into(ctx, &cids, "list_disk"); err != nil {
+		return err
+	}
+	switch {
+	case want == "" && len(cids) == 0, len(cids) > 0 && cids[0] == want:
+		return nil
+	}
+	return fmt.Errorf("list_disk: got %v, want %q first", cids, want)
+}
+
+// State is the part of get_state that a Director reads.
+type State struct {
+	AgentID   string                     `json:"agent_id"`
+	JobState  string                     `json:"job_state"`
+	Networks  map[string]json.RawMessage `json:"networks"`
+	Processes []struct {
+		Name  string `json:"name"`
+		State string `json:"state"`
+	} `json:"processes"`
+	VM struct {
+		Name string `json:"name"`
+	} `json:"vm"`
+}
+
+// State asks for the state.
+func (a *Agent) State(ctx context.Context) (s State, err error) {
+	err = a.Into(ctx, &s, "get_state")
+	if err == nil && s.Networks == nil {
+		err = errors.New("get_state: networks is null, which a Director cannot read")
+	}
+	return s, err
+}
+
+// WaitRunning asks for the state until the job state is "running", as a Director does within
+// its watch time, at intervals that double from one second to fifteen.
+func (a *Agent) WaitRunning(ctx context.Context, watch time.Duration) error {
+	if watch == 0 {
+		watch = 5 * time.Minute
+	}
+	ctx, cancel := context.WithTimeout(ctx, watch)
+	defer cancel()
+	pause := time.Second
+	if a.Poll != 0 {
+		pause = a.Poll
+	}
+	for {
+		s, err := a.State(ctx)
+		if err != nil {
+			return err
+		}
+		if s.JobState == "running" {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("job state is %q after %v, want \"running\"", s.JobState, watch)
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, 15*time.Second)
+	}
+}

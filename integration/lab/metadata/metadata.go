@@ -1,0 +1,164 @@
+// Package metadata is the metadata service of an IaaS: what a machine reads at 169.254.169.254
+// about itself. It answers as EC2 does, with session tokens, and as Google does.
+package metadata
+
+import (
+	"crypto/rand"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Address is where machines look for the service.
+const Address = "169.254.169.254"
+
+// Instance is what the service knows of one machine.
+type Instance struct {
+	ID        string
+	UserData  []byte
+	PublicKey string // "" answers 404, as for a machine without a key
+	// Attributes are Google's instance attributes.
+	Attributes map[string][]byte
+	// RequireToken refuses requests without a session token.
+	RequireToken bool
+}
+
+// Server is the service. The machine is told by the address it asks from.
+type Server struct {
+	mu        sync.Mutex
+	instances map[string]Instance
+	tokens    map[string]token
+	requests  map[string]int
+}
+
+type token struct {
+	address string
+	expires time.Time
+}
+
+// New makes a service that knows no machine.
+func New() *Server {
+	return &Server{instances: map[string]Instance{}, tokens: map[string]token{}, requests: map[string]int{}}
+}
+
+// Set tells the service about the machine at an address.
+func (s *Server) Set(address string, i Instance) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.instances[address] = i
+}
+
+// Delete forgets a machine.
+func (s *Server) Delete(address string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.instances, address)
+}
+
+// Requests returns how often each path was asked for.
+func (s *Server) Requests() map[string]int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	counts := map[string]int{}
+	for key, n := range s.requests {
+		counts[key] = n
+	}
+	return counts
+}
+
+// Headers of the two services.
+const (
+	ttlHeader    = "X-Aws-Ec2-Metadata-Token-Ttl-Seconds"
+	tokenHeader  = "X-Aws-Ec2-Metadata-Token"
+	googleHeader = "Metadata-Flavor"
+)
+
+// ServeHTTP answers one request.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	address, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		http.Error(w, "address", http.StatusBadRequest)
+		return
+	}
+	s.mu.Lock()
+	s.requests[r.Method+" "+r.URL.Path]++
+	i, known := s.instances[address]
+	s.mu.Unlock()
+	if !known {
+		http.NotFound(w, r)
+		return
+	}
+	if attribute, ok := strings.CutPrefix(r.URL.Path, "/computeMetadata/v1/instance/attributes/"); ok {
+		s.google(w, r, i, attribute)
+		return
+	}
+	if r.URL.Path == "/latest/api/token" {
+		s.token(w, r, address)
+		return
+	}
+	if !s.allowed(r, address, i.RequireToken) {
+		http.Error(w, "token", http.StatusUnauthorized)
+		return
+	}
+	var body []byte
+	switch r.URL.Path {
+	case "/latest/user-data":
+		body = i.UserData
+	case "/latest/meta-data/instance-id":
+		body = []byte(i.ID)
+	case "/latest/meta-data/public-keys/0/openssh-key", "/latest/meta-data/public-keys":
+		body = []byte(i.PublicKey)
+	}
+	if len(body) == 0 {
+		http.NotFound(w, r)
+		return
+	}
+	_, _ = w.Write(body)
+}
+
+func (s *Server) google(w http.ResponseWriter, r *http.Request, i Instance, attribute string) {
+	w.Header().Set(googleHeader, "Google")
+	if r.Header.Get(googleHeader) != "Google" {
+		http.Error(w, "missing header", http.StatusForbidden)
+		return
+	}
+	body, ok := i.Attributes[attribute]
+	if !ok {
+		http.NotFound(w, r)
+		return
+	}
+	_, _ = w.Write(body)
+}
+
+// token hands out a session token, which only the same machine may use.
+func (s *Server) token(w http.ResponseWriter, r *http.Request, address string) {
+	if r.Method != http.MethodPut {
+		http.Error(w, "method", http.StatusMethodNotAllowed)
+		return
+	}
+	seconds, err := strconv.Atoi(r.Header.Get(ttlHeader))
+	if err != nil || seconds < 1 || seconds > 21600 {
+		http.Error(w, "ttl", http.StatusBadRequest)
+		return
+	}
+	name := rand.Text()
+	s.mu.Lock()
+	s.tokens[name] = token{address, time.Now().Add(time.Duration(seconds) * time.Second)}
+	s.mu.Unlock()
+	w.Header().Set(ttlHeader, strconv.Itoa(seconds))
+	_, _ = w.Write([]byte(name))
+}
+
+func (s *Server) allowed(r *http.Request, address string, required bool) bool {
+	given := r.Header.Get(tokenHeader)
+	if given == "" {
+		return !required
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t, ok := s.tokens[given]
+	return ok && t.address == address && time.Now().Before(t.expires)
+}

@@ -1,0 +1,72 @@
+package metadata
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// ask sends a request as if from the given address.
+func ask(s *Server, from, method, path string, header http.Header) (int, string) {
+	r := httptest.NewRequest(method, path, nil)
+	r.RemoteAddr = from + ":1234"
+	for key, values := range header {
+		r.Header[key] = values
+	}
+	w := httptest.NewRecorder()
+	s.ServeHTTP(w, r)
+	body, _ := io.ReadAll(w.Body)
+	return w.Code, string(body)
+}
+
+func TestEC2(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New()
+		s.Set("10.0.0.1", Instance{ID: "i-1", UserData: []byte("{}"), RequireToken: true})
+		s.Set("10.0.0.2", Instance{ID: "i-2", UserData: []byte("{}"), PublicKey: "ssh-ed25519 A"})
+		ttl := http.Header{"X-Aws-Ec2-Metadata-Token-Ttl-Seconds": {"300"}}
+		status, token := ask(s, "10.0.0.1", "PUT", "/latest/api/token", ttl)
+		if status != 200 || token == "" {
+			t.Fatalf("token: %d %q, want 200 and one", status, token)
+		}
+		with := http.Header{"X-Aws-Ec2-Metadata-Token": {token}}
+		for _, c := range []struct {
+			name, from, method, path string
+			header                   http.Header
+			status                   int
+		}{
+			{"with token", "10.0.0.1", "GET", "/latest/user-data", with, 200},
+			{"without token", "10.0.0.1", "GET", "/latest/user-data", nil, 401},
+			{"somebody else's token", "10.0.0.2", "GET", "/latest/user-data", with, 401},
+			{"token not demanded", "10.0.0.2", "GET", "/latest/user-data", nil, 200},
+			{"no key", "10.0.0.1", "GET", "/latest/meta-data/public-keys/0/openssh-key", with, 404},
+			{"key", "10.0.0.2", "GET", "/latest/meta-data/public-keys/0/openssh-key", nil, 200},
+			{"token without ttl", "10.0.0.1", "PUT", "/latest/api/token", nil, 400},
+			{"token by GET", "10.0.0.1", "GET", "/latest/api/token", ttl, 405},
+			{"stranger", "10.0.0.3", "GET", "/latest/user-data", nil, 404},
+		} {
+			if status, _ := ask(s, c.from, c.method, c.path, c.header); status != c.status {
+				t.Errorf("%s: status %d, want %d", c.name, status, c.status)
+			}
+		}
+		time.Sleep(301 * time.Second)
+		if status, _ := ask(s, "10.0.0.1", "GET", "/latest/user-data", with); status != 401 {
+			t.Errorf("expired token: status %d, want 401", status)
+		}
+	})
+}
+
+func TestGoogle(t *testing.T) {
+	s := New()
+	s.Set("10.0.0.1", Instance{Attributes: map[string][]byte{"bosh_settings": []byte("{}")}})
+	path := "/computeMetadata/v1/instance/attributes/bosh_settings"
+	if status, _ := ask(s, "10.0.0.1", "GET", path, nil); status != 403 {
+		t.Errorf("without header: status %d, want 403", status)
+	}
+	if status, body := ask(s, "10.0.0.1", "GET", path, http.Header{"Metadata-Flavor": {"Google"}}); status != 200 || body != "{}" {
+		t.Errorf("with header: %d %q, want 200 {}", status, body)
+	}
+}
