@@ -1,6 +1,8 @@
 package settings
 
 import (
+	"bytes"
+	"encoding/json"
 	"math"
 	"strconv"
 	"strings"
@@ -101,7 +103,11 @@ func decodeBlobstore(v jsontree.Value, b *Blobstore) {
 	options := f.Get("options")
 	options.Fields() // reports anything but an object
 	if options.Kind() == jsontree.Object {
-		b.Options = secret.NewJSON(options.Raw())
+		var compact bytes.Buffer
+		// What cannot be compacted has been reported as an error of the document.
+		if json.Compact(&compact, options.Raw()) == nil {
+			b.Options = secret.NewJSON(compact.Bytes())
+		}
 	}
 	f.Done(jsontree.Tolerate)
 }

@@ -1,25 +1,293 @@
 package settings
 
 import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
 	"testing"
 
 	"cambium/internal/secret"
 )
 
-func TestSmoke(t *testing.T) {
-	s, rep := Decode("settings.json", secret.NewJSON([]byte(`{
-  "agent_id": "0b7e", "vm": {"name": "vm-0b7e", "id": "x"},
-  "mbus": "nats://10.0.0.6:4222", "ntp": ["10.0.0.3"], "cloud": {"a" : 1},
-  "blobstore": {"provider": "dav", "options": {"endpoint": "https://10.0.0.6:25250"}},
-  "disks": {"system": {"path":"/dev/sda"}, "ephemeral": {"lun": 1}, "persistent": {"vol-9": {"path": "/dev/sdc", "x": null, "lun": null}, "vol-8": 3, "n": null}, "raw_ephemeral": [{"path":"/dev/x","volume_id":"8"}]},
-  "networks": {"a": {"type": "manual", "ip": "10.0.0.9", "netmask": "255.255.255.0", "gateway": "10.0.0.1", "prefix": 24, "routes":[{"destination":"1.1.1.1"}],
-                     "default": ["dns", "gateway"], "dns": ["10.0.0.2"], "mac": "02:00:00:00:00:0A", "use_dhcp": false}},
-  "env": {"persistent_disk_fs": "xfs", "bosh": {"password": "$6$...", "swap_size": "2048", "parallel": 0, "group": "g",
-          "mbus": {"urls": ["nats://10.0.0.6:4222"], "cert": {"ca": "PEM", "certificate": "PEM", "private_key": "PEM"}},
-          "blobstores": [{"provider": "dav", "options": {}}], "ntp": []}}
-}`)))
-	t.Log(rep)
-	t.Logf("%+v", s)
-	t.Log(string(s.Encode().Reveal()))
-	t.Log(string(s.Redacted()))
+func decode(t *testing.T, document string) Settings {
+	t.Helper()
+	s, rep := Decode("doc", secret.NewJSON([]byte(document)))
+	if rep.Failed() {
+		t.Fatal(rep)
+	}
+	return s
+}
+
+func TestShapesOfDisks(t *testing.T) {
+	hint := func(document string) DiskHint {
+		h := decode(t, `{"agent_id":"a","disks":{"persistent":{"d":`+document+`}}}`).Disks.Persistent["d"]
+		return h
+	}
+	for document, want := range map[string]DiskHint{
+		`"/dev/sdc"`:                   {Path: "/dev/sdc", VolumeID: "/dev/sdc", Bare: true},
+		`"3"`:                          {Path: "3", VolumeID: "3", Bare: true},
+		`3`:                            {Path: "3", VolumeID: "3", Bare: true},
+		`null`:                         {},
+		`[]`:                           {},
+		`true`:                         {},
+		`{}`:                           {},
+		`{"path":null,"id":"x"}`:       {DeviceID: "x"},
+		`{"lun":0}`:                    {LUN: "0"},
+		`{"lun":2.0}`:                  {LUN: "2"},
+		`{"LUN":"1","Path":"/dev/x"}`:  {LUN: "1", Path: "/dev/x"},
+		`{"volume_id":"v"}`:            {VolumeID: "v"},
+		`{"host_device_id":"{f8b3}"}`:  {HostDeviceID: "{f8b3}"},
+		`{"iscsi_settings":"ignored"}`: {},
+		`{"iscsi_settings":{"initiator_name":"i","username":"u","target":"t","password":null}}`: {ISCSI: &ISCSI{InitiatorName: "i", Username: "u", Target: "t"}},
+	} {
+		if got := hint(document); !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: got %+v, want %+v", document, got, want)
+		}
+		if !strings.HasPrefix(document, "[") && document != "true" {
+			if got, err := DecodeHint(secret.NewJSON([]byte(document))); err != nil || !reflect.DeepEqual(got, want) {
+				t.Errorf("DecodeHint(%s): got %+v, %v, want %+v", document, got, err, want)
+			}
+		}
+	}
+	for _, document := range []string{`[]`, `true`, `{"path":[]}`, `{`, `"a" 1`, `{"path":{"deep":true}}`} {
+		if _, err := DecodeHint(secret.NewJSON([]byte(document))); err == nil {
+			t.Errorf("DecodeHint(%s) succeeded, want an error", document)
+		}
+	}
+}
+
+func TestShapesOfEphemeralSystemAndRawDisks(t *testing.T) {
+	for document, want := range map[string]string{
+		`""`: "", `null`: "", `{}`: "", `[]`: "", `"/dev/sdb"`: "/dev/sdb", `{"path":"/dev/sdb"}`: "/dev/sdb",
+	} {
+		got := ""
+		if e := decode(t, `{"agent_id":"a","disks":{"ephemeral":`+document+`}}`).Disks.Ephemeral; e != nil {
+			got = e.Path
+		}
+		if got != want {
+			t.Errorf("ephemeral %s is %q, want %q", document, got, want)
+		}
+	}
+	for document, want := range map[string]string{`"/dev/sda"`: "/dev/sda", `{"path":"/dev/sda"}`: "/dev/sda", `0`: "0", `null`: "", `{}`: ""} {
+		if got := decode(t, `{"agent_id":"a","disks":{"system":`+document+`}}`).Disks.System; got != want {
+			t.Errorf("system %s is %q, want %q", document, got, want)
+		}
+	}
+	raw := decode(t, `{"agent_id":"a","disks":{"raw_ephemeral":[{"path":"/dev/x"},{"volume_id":"v","host_device_id":"h","device_id":"d","id":"cid"},
+		{"VolumeID":"v","HostDeviceID":"h","DeviceID":"d","ID":"cid","volume_id":"other"},"/dev/y",null]}}`).Disks.RawEphemeral
+	want := []DiskHint{{Path: "/dev/x"}, {VolumeID: "v", HostDeviceID: "h", DeviceID: "d", CID: "cid"}, {VolumeID: "v", HostDeviceID: "h", DeviceID: "d", CID: "cid"},
+		{Path: "/dev/y", VolumeID: "/dev/y", Bare: true}, {}}
+	if !reflect.DeepEqual(raw, want) {
+		t.Errorf("raw ephemeral disks are\n%+v\nwant\n%+v", raw, want)
+	}
+}
+
+func TestNumbersAndDefaults(t *testing.T) {
+	swap := func(document string) any {
+		s := decode(t, `{"agent_id":"a","env":{"bosh":{"swap_size":`+document+`}}}`)
+		if s.Env.Bosh.SwapSizeMiB == nil {
+			return nil
+		}
+		return *s.Env.Bosh.SwapSizeMiB
+	}
+	for document, want := range map[string]any{`null`: nil, `0`: uint64(0), `2048`: uint64(2048), `"2048"`: uint64(2048), `2048.0`: uint64(2048), `2.048e3`: uint64(2048)} {
+		if got := swap(document); got != want {
+			t.Errorf("swap_size %s is %v, want %v", document, got, want)
+		}
+	}
+	for document, want := range map[string]int{`null`: 5, `1`: 1, `0`: 1, `-3`: 1, `"7"`: 7, `99999999999`: 1<<31 - 1} {
+		if got := decode(t, `{"agent_id":"a","env":{"bosh":{"parallel":`+document+`}}}`).Env.Bosh.Parallel; got != want {
+			t.Errorf("parallel %s is %d, want %d", document, got, want)
+		}
+	}
+	s := decode(t, `{"agent_id":"a"}`)
+	if s.Env.Bosh.Parallel != DefaultParallel || s.Env.Bosh.NTP != nil || s.Networks != nil || s.Disks.Persistent != nil {
+		t.Errorf("defaults are %+v", s)
+	}
+	if s := decode(t, `{"agent_id":"a","env":{"bosh":{"ntp":[]}}}`); s.Env.Bosh.NTP == nil {
+		t.Error("an explicit empty list of time servers was lost")
+	}
+}
+
+func TestKeysIgnoreCaseAndTheLastOneCounts(t *testing.T) {
+	s, rep := Decode("doc", secret.NewJSON([]byte("{\"AGENT_ID\":\"first\",\n\"Mbus\":\"nats://h\",\n\"agent_id\":\"last\",\"Networks\":{\"A\":{\"IP\":\"10.0.0.1\"},\"a\":{},\"A\":{\"Mac\":\"0A:00:00:00:00:01\"}}}")))
+	if s.AgentID != "last" || s.Mbus.Reveal() != "nats://h" || len(s.Networks) != 2 || s.Networks["A"].MAC != "0a:00:00:00:00:01" || s.Networks["A"].IP != "" {
+		t.Errorf("got %+v", s)
+	}
+	want := "doc:1:2: warning: AGENT_ID: key occurs again below; this one does not count"
+	if !strings.Contains(rep.String(), want) || !strings.Contains(rep.String(), "doc:3:32: warning: Networks.A: key occurs") && !strings.Contains(rep.String(), "networks.A: key occurs") {
+		t.Errorf("report is\n%s\nwant both duplicates in it", rep)
+	}
+}
+
+func TestStaticNetworksMustHaveAddresses(t *testing.T) {
+	for document, bad := range map[string]bool{
+		`{"ip":"10.0.0.1","netmask":"255.255.255.0","gateway":"10.0.0.254"}`:      false,
+		`{"ip":"fd00::1","netmask":"ffff:ffff:ffff:ffff::","gateway":"fd00::ff"}`: false,
+		`{"ip":"ten","netmask":"255.255.255.0"}`:                                  true,
+		`{"ip":"10.0.0.1","netmask":"/24"}`:                                       true,
+		`{"ip":"10.0.0.1","netmask":"255.255.255.0","gateway":"router"}`:          true,
+		`{"ip":"ten","netmask":"255.255.255.0","use_dhcp":true}`:                  false,
+		`{"ip":"ten","netmask":"255.255.255.0","preconfigured":true}`:             false,
+		`{"type":"vip","ip":"ten","netmask":"x"}`:                                 false,
+		`{"alias":"eth0:0"}`: false, `{"alias":""}`: false, `{"alias":".."}`: true, `{"alias":"a b"}`: true,
+	} {
+		if _, rep := Decode("doc", secret.NewJSON([]byte(`{"agent_id":"a","networks":{"n":`+document+`}}`))); rep.Failed() != bad {
+			t.Errorf("%s: got %v, want an error: %v", document, rep, bad)
+		}
+	}
+}
+
+// upstream mirrors the strict types that cloudfoundry/bosh-agent decodes its cached copy into.
+type upstream struct {
+	AgentID   string `json:"agent_id"`
+	Blobstore struct {
+		Provider string                 `json:"provider"`
+		Options  map[string]interface{} `json:"options"`
+	} `json:"blobstore"`
+	Disks struct {
+		System       string                 `json:"system"`
+		Ephemeral    interface{}            `json:"ephemeral"`
+		Persistent   map[string]interface{} `json:"persistent"`
+		RawEphemeral []struct {
+			ID, DeviceID, VolumeID, Lun, HostDeviceID, Path, FileSystemType, Partitioner string
+			MountOptions                                                                 []string
+		} `json:"raw_ephemeral"`
+	} `json:"disks"`
+	Networks map[string]struct {
+		Type, IP, Netmask, Gateway, Prefix, Mac, Alias string
+		Resolved, Preconfigured                        bool
+		UseDHCP                                        bool `json:"use_dhcp"`
+		Default, DNS                                   []string
+		Routes                                         []struct{ Destination, Gateway, Netmask string }
+	} `json:"networks"`
+	Ntp  []string `json:"ntp"`
+	Mbus string   `json:"mbus"`
+	VM   struct {
+		Name string `json:"name"`
+	} `json:"vm"`
+	Env struct {
+		Bosh struct {
+			Password string  `json:"password"`
+			SwapSize *uint64 `json:"swap_size"`
+			Parallel *int    `json:"parallel"`
+			Mbus     struct {
+				Cert map[string]string `json:"cert"`
+				URLs []string          `json:"urls"`
+			} `json:"mbus"`
+			NTP []string `json:"ntp"`
+		} `json:"bosh"`
+		FS string `json:"persistent_disk_fs"`
+	} `json:"env"`
+}
+
+// TestTheCachedCopyIsReadableByBoth encodes every example: upstream's types take it, its disks
+// hold only strings, our own decoder gets the same settings back, and encoding is stable.
+func TestTheCachedCopyIsReadableByBoth(t *testing.T) {
+	files, err := filepath.Glob("testdata/settings/*.json")
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			data, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s, _ := Decode(file, secret.NewJSON(data))
+			encoded := s.Encode()
+			var u upstream
+			if err := json.Unmarshal(encoded.Reveal(), &u); err != nil {
+				t.Fatalf("%v\n%s", err, encoded.Reveal())
+			}
+			for cid, disk := range u.Disks.Persistent {
+				onlyStrings(t, cid, disk)
+			}
+			onlyStrings(t, "ephemeral", u.Disks.Ephemeral)
+			again, rep := Decode("cached", encoded)
+			if rep.Failed() && s.AgentID != "" {
+				t.Fatal(rep)
+			}
+			if got, want := withoutForm(again), withoutForm(s); !reflect.DeepEqual(got, want) {
+				t.Errorf("the cached copy is read as\n%+v\nwant\n%+v", got, want)
+			}
+			if second := again.Encode(); string(second.Reveal()) != string(encoded.Reveal()) {
+				t.Errorf("encoding again gives\n%s\nafter\n%s", second.Reveal(), encoded.Reveal())
+			}
+			kept(t, data, encoded.Reveal())
+		})
+	}
+}
+
+func onlyStrings(t *testing.T, name string, disk any) {
+	t.Helper()
+	object, ok := disk.(map[string]any)
+	if !ok {
+		return
+	}
+	for _, key := range []string{"path", "volume_id", "id", "lun", "host_device_id"} {
+		if value, there := object[key]; there {
+			if _, isString := value.(string); !isString {
+				t.Errorf("%s has %s of type %T; upstream wants a string", name, key, value)
+			}
+		}
+	}
+}
+
+// withoutForm drops what rightly differs: where a document came from, and the form in which a
+// raw disk was written.
+func withoutForm(s Settings) Settings {
+	s = s.Clone()
+	s.document = nil
+	for i := range s.Disks.RawEphemeral {
+		s.Disks.RawEphemeral[i].Bare = false
+	}
+	return s
+}
+
+// kept checks that no member of the original is missing in the copy, whatever its form.
+func kept(t *testing.T, original, copied []byte) {
+	t.Helper()
+	var a, b map[string]any
+	if json.Unmarshal(original, &a) != nil || json.Unmarshal(copied, &b) != nil {
+		t.Fatal("not JSON")
+	}
+	var compare func(path string, a, b any)
+	compare = func(path string, a, b any) {
+		have, ok := a.(map[string]any)
+		if !ok || path == ".disks.system" || strings.HasPrefix(path, ".disks.persistent.") || path == ".disks.ephemeral" {
+			return
+		}
+		other, _ := b.(map[string]any)
+		for key, sub := range have {
+			if _, there := other[key]; !there && sub != nil && sub != "" {
+				t.Errorf("the copy lacks %s.%s", path, key)
+			}
+			compare(path+"."+key, sub, other[key])
+		}
+	}
+	compare("", a, b)
+}
+
+func TestHintsRoundTrip(t *testing.T) {
+	s := decode(t, `{"agent_id":"a","env":{"persistent_disk_fs":"xfs","persistent_disk_mount_options":["noatime"]},"disks":{"persistent":{"d-1":"/dev/sdc","d-2":{"lun":1}}}}`)
+	records := map[string]PersistentDisk{
+		"d-2": s.Disk("d-2", DiskHint{ISCSI: &ISCSI{InitiatorName: "i", Username: "u", Target: "t", Password: secret.New("p")}}),
+		"d-3": {CID: "d-3", Hint: DiskHint{DeviceID: "x", HostDeviceID: "h", LUN: "2", VolumeID: "v", Path: "/p"}, Partitioner: "parted"},
+	}
+	got, rep := DecodeHints("hints", EncodeHints(records))
+	if rep.Failed() || !reflect.DeepEqual(got, records) {
+		t.Errorf("got %+v, %v, want %+v", got, rep, records)
+	}
+	all := s.PersistentDisks(got)
+	if len(all) != 3 || all["d-1"].FileSystem != "xfs" || all["d-1"].MountOptions[0] != "noatime" || all["d-2"].Hint.LUN != "" || all["d-2"].Hint.ISCSI.Password.Reveal() != "p" {
+		t.Errorf("disks are %+v; want the record of d-2 to win completely", all)
+	}
+	for _, broken := range []string{`[]`, `{"d":5}`, `{"d":{"Lun":{}}}`, `{`} {
+		if _, rep := DecodeHints("hints", secret.NewJSON([]byte(broken))); !rep.Failed() {
+			t.Errorf("%s was accepted", broken)
+		}
+	}
 }

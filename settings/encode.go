@@ -178,16 +178,13 @@ func (w *writer) blobstore(original jsontree.Value, b Blobstore) {
 	w.object(original,
 		always("provider", func() { w.text(b.Provider) }),
 		always("options", func() {
-			var compact bytes.Buffer
 			switch {
 			case b.Options.Empty():
 				w.literal("null")
 			case w.redact:
 				w.text(secret.Redacted)
-			case json.Compact(&compact, b.Options.Reveal()) != nil:
-				w.literal("null")
 			default:
-				w.out.Write(compact.Bytes())
+				w.out.Write(b.Options.Reveal())
 			}
 		}),
 	)

@@ -1,0 +1,269 @@
+package settings_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"cambium/internal/report"
+	"cambium/internal/secret"
+	"cambium/settings"
+	"cambium/settings/agentjson"
+)
+
+const schemas = "../docs/schema/"
+
+// kinds are the three documents: their schema, the decoder that runs at boot, the examples, and
+// a smallest document that is good.
+//
+// The examples named docs-* come from the BOSH documentation. As printed there some of them are
+// no JSON: two have a trailing comma behind "env" or the last disk, two lack the comma behind
+// "mbus", one lacks one between two networks, and "..." stands for objects. The copies here have
+// these slips mended and fragments completed to documents; nothing else was changed.
+var kinds = map[string]struct {
+	schema   string
+	examples string
+	minimal  string
+	decode   func(name string, data []byte) report.Report
+}{
+	"agent.json": {
+		schema: "agent-json.schema.json", examples: "testdata/agent.json",
+		minimal: `{"Infrastructure":{"Settings":{"Sources":[{"Type":"VsphereGuestInfo"}]}}}`,
+		decode:  func(name string, data []byte) report.Report { _, rep := agentjson.Parse(name, data); return rep },
+	},
+	"settings": {
+		schema: "settings.schema.json", examples: "testdata/settings",
+		minimal: `{"agent_id":"a"}`,
+		decode: func(name string, data []byte) report.Report {
+			return settings.Validate(name, secret.NewJSON(data))
+		},
+	},
+	"update-settings": {
+		schema: "update-settings.schema.json", examples: "testdata/update",
+		minimal: `{}`,
+		decode: func(name string, data []byte) report.Report {
+			_, rep := settings.DecodeUpdate(name, secret.NewJSON(data))
+			return rep
+		},
+	},
+}
+
+func compile(t *testing.T, file string) *jsonschema.Schema {
+	t.Helper()
+	c := jsonschema.NewCompiler()
+	c.AssertFormat()
+	s, err := c.Compile(schemas + file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func examples(t *testing.T, dir string) []string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no examples in %s: %v", dir, err)
+	}
+	return files
+}
+
+func TestExamplesAreAcceptedBySchemaAndDecoder(t *testing.T) {
+	for kind, k := range kinds {
+		schema := compile(t, k.schema)
+		for _, file := range examples(t, k.examples) {
+			t.Run(kind+"/"+filepath.Base(file), func(t *testing.T) {
+				data, err := os.ReadFile(file)
+				if err != nil {
+					t.Fatal(err)
+				}
+				instance, err := jsonschema.UnmarshalJSON(bytes.NewReader(data))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := schema.Validate(instance); err != nil {
+					t.Errorf("schema: %v", err)
+				}
+				rep := k.decode(file, data)
+				for _, e := range rep.Entries {
+					// A pointer to a registry is no settings document and says so.
+					if !strings.Contains(e.Message, "pointer to a registry") {
+						t.Error(e)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestSchemaAndDecoderAgree puts values of every JSON type at every place the schema knows, and
+// expects schema and decoder to accept or refuse them alike.
+func TestSchemaAndDecoderAgree(t *testing.T) {
+	values := []any{nil, true, json.Number("0"), json.Number("-1"), json.Number("1.5"), json.Number("2048.0"), "", "x", "2048", "a/b", []any{}, []any{"x"}, []any{json.Number("1")}, map[string]any{}}
+	for kind, k := range kinds {
+		t.Run(kind, func(t *testing.T) {
+			schema := compile(t, k.schema)
+			places := placesOf(t, k.schema)
+			if len(places) < 10 {
+				t.Fatalf("the schema has only %d places", len(places))
+			}
+			for _, place := range places {
+				for _, value := range values {
+					instance, err := jsonschema.UnmarshalJSON(strings.NewReader(k.minimal))
+					if err != nil {
+						t.Fatal(err)
+					}
+					instance = put(instance, place, value)
+					data, err := json.Marshal(instance)
+					if err != nil {
+						t.Fatal(err)
+					}
+					good := schema.Validate(instance) == nil
+					if rep := k.decode("doc", data); rep.Failed() == good {
+						t.Errorf("%s: schema accepts: %v; decoder: %v", data, good, rep)
+					}
+				}
+			}
+		})
+	}
+}
+
+// placesOf lists the paths of a schema, following references; "*" stands for any key and "0"
+// for the first item of a list.
+func placesOf(t *testing.T, file string) (all [][]string) {
+	t.Helper()
+	data, err := os.ReadFile(schemas + file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var root map[string]any
+	if err := json.Unmarshal(data, &root); err != nil {
+		t.Fatal(err)
+	}
+	var walk func(node map[string]any, at []string)
+	walk = func(node map[string]any, at []string) {
+		if ref, ok := node["$ref"].(string); ok {
+			name := strings.TrimPrefix(ref, "#/$defs/")
+			walk(root["$defs"].(map[string]any)[name].(map[string]any), at)
+		}
+		properties, _ := node["properties"].(map[string]any)
+		for key, sub := range properties {
+			path := append(slices.Clone(at), key)
+			all = append(all, path)
+			walk(sub.(map[string]any), path)
+		}
+		for keyword, step := range map[string]string{"items": "0", "additionalProperties": "*"} {
+			if sub, ok := node[keyword].(map[string]any); ok {
+				path := append(slices.Clone(at), step)
+				all = append(all, path)
+				walk(sub, path)
+			}
+		}
+		alternatives, _ := node["anyOf"].([]any)
+		for _, sub := range alternatives {
+			walk(sub.(map[string]any), at)
+		}
+	}
+	walk(root, nil)
+	slices.SortFunc(all, func(a, b []string) int { return strings.Compare(strings.Join(a, "."), strings.Join(b, ".")) })
+	return slices.CompactFunc(all, slices.Equal[[]string])
+}
+
+func put(node any, place []string, value any) any {
+	if len(place) == 0 {
+		return value
+	}
+	if place[0] == "0" {
+		list, _ := node.([]any)
+		var first any
+		if len(list) > 0 {
+			first = list[0]
+		}
+		return []any{put(first, place[1:], value)}
+	}
+	object, ok := node.(map[string]any)
+	if !ok {
+		object = map[string]any{}
+	}
+	key := strings.Replace(place[0], "*", "k", 1)
+	object[key] = put(object[key], place[1:], value)
+	return object
+}
+
+// TestSchemasKnowEveryOption compares the schemas with the Go types (agent.json) and with what
+// the encoder writes (settings, updates), and the documentation with both.
+func TestSchemasAndPagesKnowEveryOption(t *testing.T) {
+	var want = map[string][]string{}
+	for _, typ := range []reflect.Type{reflect.TypeFor[agentjson.Config](), reflect.TypeFor[agentjson.Platform](), reflect.TypeFor[agentjson.Linux](),
+		reflect.TypeFor[agentjson.Windows](), reflect.TypeFor[agentjson.Infrastructure](), reflect.TypeFor[agentjson.Settings](), reflect.TypeFor[agentjson.Source]()} {
+		for i := range typ.NumField() {
+			want["agent.json"] = append(want["agent.json"], typ.Field(i).Name)
+		}
+	}
+	want["agent.json"] = append(want["agent.json"], agentjson.LegacyLinux()...)
+	want["agent.json"] = append(want["agent.json"], "NetworkingType", "StaticEphemeralDiskPath")
+	full, rep := settings.Decode("full", secret.NewJSON([]byte(`{"agent_id":"a","disks":{"persistent":{"*":{"path":"p","volume_id":"v","id":"i","lun":"l","host_device_id":"h",
+		"iscsi_settings":{"initiator_name":"i","username":"u","target":"t","password":"p"}}}},
+		"networks":{"*":{"alias":"a","routes":[]}},"env":{"persistent_disk_foreign":"refuse","bosh":{"ntp":[],"blobstores":[{}]}}}`)))
+	if rep.Failed() {
+		t.Fatal(rep)
+	}
+	want["settings"] = keysOf(t, full.Encode().Reveal())
+	want["settings"] = append(want["settings"], "routes", "destination", "device_id")
+	update, _ := settings.DecodeUpdate("full", secret.NewJSON([]byte(`{"disk_associations":[{"name":"n","cid":"c"}],"blobstores":[{}]}`)))
+	want["update-settings"] = keysOf(t, update.Encode().Reveal())
+
+	pages := map[string]string{"agent.json": "../docs/agent-json.md", "settings": "../docs/settings.md", "update-settings": "../docs/settings.md"}
+	for kind, keys := range want {
+		page, err := os.ReadFile(pages[kind])
+		if err != nil {
+			t.Fatal(err)
+		}
+		var known []string
+		for _, place := range placesOf(t, kinds[kind].schema) {
+			known = append(known, place[len(place)-1])
+		}
+		slices.Sort(keys)
+		for _, key := range slices.Compact(keys) {
+			if key != "*" && !slices.Contains(known, key) {
+				t.Errorf("%s: the schema lacks %q", kind, key)
+			}
+		}
+		for _, key := range append(keys, known...) {
+			if key != "*" && key != "0" && !strings.Contains(string(page), "`"+key+"`") && !strings.Contains(string(page), "."+key+"`") {
+				t.Errorf("%s does not document %q", pages[kind], key)
+			}
+		}
+	}
+}
+
+func keysOf(t *testing.T, document []byte) (keys []string) {
+	t.Helper()
+	var tree any
+	if err := json.Unmarshal(document, &tree); err != nil {
+		t.Fatal(err)
+	}
+	var walk func(any)
+	walk = func(node any) {
+		switch n := node.(type) {
+		case map[string]any:
+			for key, sub := range n {
+				keys = append(keys, key)
+				walk(sub)
+			}
+		case []any:
+			for _, sub := range n {
+				walk(sub)
+			}
+		}
+	}
+	walk(tree)
+	return keys
+}
