@@ -6,34 +6,15 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
 
+	"cambium/internal/nstest"
 	"cambium/internal/vcap"
 
 	"golang.org/x/sys/unix"
 )
-
-// privateMounts runs the rest of the test on a thread with mounts of its own. The thread is
-// not given back and ends with the test, and the mounts with it.
-func privateMounts(t *testing.T) {
-	t.Helper()
-	cannot := func(err error) {
-		if os.Getenv("CI") != "" {
-			t.Fatalf("no mount namespace: %v", err)
-		}
-		t.Skipf("no mount namespace: %v", err)
-	}
-	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
-		cannot(err)
-	}
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		cannot(err)
-	}
-}
 
 // stemcell makes a root directory on a memory file system with accounts in it.
 func stemcell(t *testing.T) string {
@@ -69,8 +50,9 @@ func stemcell(t *testing.T) string {
 	return root
 }
 
-func TestNSWholeTree(t *testing.T) {
-	privateMounts(t)
+func TestNSWholeTree(t *testing.T) { nstest.Run(t, wholeTree) }
+
+func wholeTree(t *testing.T) {
 	root := stemcell(t)
 	k := &Kernel{Root: root}
 	want := Plan(vcap.New(""), Options{JobDirTmpfs: true, SettingsTmpfs: true})

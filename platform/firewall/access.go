@@ -1,0 +1,161 @@
+package firewall
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/userdata"
+	"github.com/sirupsen/logrus"
+)
+
+// ErrNotSetUp means that the agent keeps no rules for the supervisor on this machine, so there
+// is nothing to let anybody through.
+var ErrNotSetUp = errors.New("no firewall rules for monit on this machine")
+
+// Job is a process that wants to talk to the supervisor.
+type Job struct {
+	Root string // of /proc and /sys, normally /
+	UID  uint32 // of vcap, let in where the job cannot be told from others
+}
+
+const commentPrefix = "bosh-monit-access:"
+
+// scope is the name of the control group that bpm runs a job in.
+var scope = regexp.MustCompile(`^runc-bpm-(.+)\.scope$`)
+
+// LetIn allows the calling process's job to connect to the supervisor. It is what the program
+// bosh-enable-monit-access does. The job is recognised by its control group; where that is not
+// possible, everything that runs as vcap is let in.
+func (f *Firewall) LetIn(ctx context.Context, j Job) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	conn, err := open()
+	if err != nil {
+		return err
+	}
+	have, err := observe(conn)
+	if err != nil {
+		return err
+	}
+	if _, there := have.chains[jobsChain]; !there {
+		return ErrNotSetUp
+	}
+	job, level, id, err := j.group()
+	if err == nil {
+		err = f.letGroupIn(conn, job, level, id)
+	}
+	if err == nil {
+		return nil
+	}
+	if f.Log != nil {
+		f.Log.WithError(err).Warn("job not recognisable by its control group, letting vcap in")
+	}
+	return f.letUserIn(conn, have, j.UID)
+}
+
+// letGroupIn replaces the rules that an earlier life of the job has left: its group had
+// another number.
+func (f *Firewall) letGroupIn(conn *nftables.Conn, job string, level uint32, id uint64) error {
+	chain := &nftables.Chain{Name: jobsChain, Table: table()}
+	rules, err := conn.GetRules(table(), chain)
+	if err != nil {
+		return fmt.Errorf("list rules of %s: %w", jobsChain, err)
+	}
+	for _, r := range rules {
+		if comment, ok := userdata.GetString(r.UserData, userdata.TypeComment); ok && comment == commentPrefix+job {
+			if err := conn.DelRule(r); err != nil {
+				return err
+			}
+		}
+	}
+	conn.AddRule(&nftables.Rule{Table: table(), Chain: chain,
+		Exprs:    join(cgroup(level, id), to(monit), logged("bosh-monit-access: cgroup match: "), accept()),
+		UserData: userdata.AppendString(nil, userdata.TypeComment, commentPrefix+job)})
+	if err := conn.Flush(); err != nil {
+		return fmt.Errorf("add rule: %w", supported(err))
+	}
+	if f.Log != nil {
+		f.Log.WithFields(logrus.Fields{"job": job, "cgroup": id}).Info("let job through to monit")
+	}
+	return nil
+}
+
+// letUserIn adds its rule once.
+func (f *Firewall) letUserIn(conn *nftables.Conn, have State, user uint32) error {
+	r := join(uid(user), to(monit), logged(fmt.Sprintf("bosh-monit-access: UID %d match: ", user)), accept())
+	encoded, err := encode(r)
+	if err != nil {
+		return err
+	}
+	for _, there := range have.chains[jobsChain].rules {
+		if bytes.Equal(there, encoded) {
+			return nil
+		}
+	}
+	conn.AddRule(&nftables.Rule{Table: table(), Chain: &nftables.Chain{Name: jobsChain, Table: table()}, Exprs: r})
+	if err := conn.Flush(); err != nil {
+		return fmt.Errorf("add rule: %w", supported(err))
+	}
+	if f.Log != nil {
+		f.Log.WithField("uid", user).Info("let user through to monit")
+	}
+	return nil
+}
+
+// group finds the job's control group: its name, how deep it is, and its number, which is the
+// inode of its directory.
+func (j Job) group() (job string, level uint32, id uint64, err error) {
+	data, err := os.ReadFile(filepath.Join(j.Root, "proc/self/cgroup"))
+	if err != nil {
+		return "", 0, 0, err
+	}
+	path, found := unifiedPath(string(data))
+	if !found {
+		return "", 0, 0, errors.New("no control groups of version 2")
+	}
+	elements := strings.Split(strings.Trim(path, "/"), "/")
+	for i, e := range elements {
+		m := scope.FindStringSubmatch(e)
+		if m == nil {
+			continue
+		}
+		below := filepath.Join(elements[:i+1]...)
+		// With version 1 beside it, version 2 is mounted one level deeper.
+		for _, mount := range []string{"sys/fs/cgroup/unified", "sys/fs/cgroup"} {
+			info, err := os.Stat(filepath.Join(j.Root, mount, below))
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			if err != nil {
+				return "", 0, 0, err
+			}
+			st, ok := info.Sys().(*syscall.Stat_t)
+			if !ok {
+				return "", 0, 0, errors.New("no inode numbers here")
+			}
+			return m[1], uint32(i + 1), st.Ino, nil
+		}
+		return "", 0, 0, fmt.Errorf("control group /%s is not mounted", below)
+	}
+	return "", 0, 0, errors.New("not running in a control group of bpm")
+}
+
+// unifiedPath is the line "0::/path" of /proc/self/cgroup.
+func unifiedPath(text string) (string, bool) {
+	for line := range strings.Lines(text) {
+		if path, found := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "0::"); found && strings.HasPrefix(path, "/") {
+			return path, true
+		}
+	}
+	return "", false
+}

@@ -1,0 +1,308 @@
+// Package firewall keeps programs other than the agent away from the message bus and from the
+// process supervisor of the machine: both trust whoever can connect. It speaks to nftables
+// over netlink.
+//
+// Table inet bosh_agent holds three chains. nats_access and monit_access are rebuilt in one
+// transaction when they differ from what they should be, so that there is no moment without
+// them. monit_access_jobs belongs to the jobs: it is made when missing and never emptied.
+package firewall
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+
+	"cambium/internal/secret"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	tableName  = "bosh_agent"
+	natsChain  = "nats_access"
+	monitChain = "monit_access"
+	jobsChain  = "monit_access_jobs"
+)
+
+// monit is where the process supervisor listens.
+var monit = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 2822)
+
+// ErrUnsupported means that this kernel has no nftables, or does not let us use it. The agent
+// goes on without rules.
+var ErrUnsupported = errors.New("nftables is not available")
+
+// Firewall works on the network namespace of the process.
+type Firewall struct {
+	Log *logrus.Entry
+	// Resolver finds the addresses of the bus; nil means the system's.
+	Resolver interface {
+		LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
+	}
+}
+
+// Desired is what should be. What it does not name stays as it is.
+type Desired struct {
+	// Monit closes the supervisor's port to all but root and what jobs let in.
+	Monit bool
+	// NATS closes these addresses to all but root; nil leaves the rules there are.
+	NATS []netip.AddrPort
+}
+
+// State is what Observe saw: the chains of our table with their rules in the kernel's own
+// encoding.
+type State struct {
+	chains map[string]chainState
+}
+
+type chainState struct {
+	base  bool // filter, output, our priority, accept
+	rules [][]byte
+}
+
+// Change is one chain to make or to rebuild.
+type Change struct {
+	Chain   string
+	rebuild bool // drop the chain first: it is not attached as it should be
+	base    bool
+	rules   []rule
+}
+
+func (c Change) String() string {
+	if !c.base {
+		return "make chain " + c.Chain
+	}
+	return fmt.Sprintf("rebuild chain %s with %d rules", c.Chain, len(c.rules))
+}
+
+func open() (*nftables.Conn, error) {
+	conn, err := nftables.New()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUnsupported, err)
+	}
+	return conn, nil
+}
+
+func table() *nftables.Table {
+	return &nftables.Table{Name: tableName, Family: nftables.TableFamilyINet}
+}
+
+// priority is just before that of the usual filter chains, so that an accept of theirs does
+// not come first.
+func priority() *nftables.ChainPriority {
+	return nftables.ChainPriorityRef(*nftables.ChainPriorityFilter - 1)
+}
+
+// Observe reads our table.
+func (f *Firewall) Observe(ctx context.Context) (State, error) {
+	if ctx.Err() != nil {
+		return State{}, context.Cause(ctx)
+	}
+	conn, err := open()
+	if err != nil {
+		return State{}, err
+	}
+	return observe(conn)
+}
+
+func observe(conn *nftables.Conn) (State, error) {
+	s := State{chains: make(map[string]chainState)}
+	chains, err := conn.ListChainsOfTableFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return State{}, fmt.Errorf("list chains: %w", supported(err))
+	}
+	for _, chain := range chains {
+		if chain.Table == nil || chain.Table.Name != tableName {
+			continue
+		}
+		var c chainState
+		c.base = chain.Type == nftables.ChainTypeFilter && chain.Hooknum != nil && *chain.Hooknum == *nftables.ChainHookOutput &&
+			chain.Priority != nil && *chain.Priority == *priority() && (chain.Policy == nil || *chain.Policy == nftables.ChainPolicyAccept)
+		rules, err := conn.GetRules(table(), chain)
+		if err != nil {
+			return State{}, fmt.Errorf("list rules of %s: %w", chain.Name, err)
+		}
+		for _, r := range rules {
+			encoded, err := encode(r.Exprs)
+			if err != nil {
+				return State{}, fmt.Errorf("rule of %s: %w", chain.Name, err)
+			}
+			c.rules = append(c.rules, encoded)
+		}
+		s.chains[chain.Name] = c
+	}
+	return s, nil
+}
+
+// Diff decides which chains have to be made or rebuilt.
+func Diff(have State, want Desired) (changes []Change, err error) {
+	if want.Monit {
+		if _, there := have.chains[jobsChain]; !there {
+			changes = append(changes, Change{Chain: jobsChain})
+		}
+		some, err := diffChain(have, monitChain, monitRules())
+		if err != nil {
+			return nil, err
+		}
+		changes = append(changes, some...)
+	}
+	if want.NATS != nil {
+		some, err := diffChain(have, natsChain, natsRules(want.NATS))
+		if err != nil {
+			return nil, err
+		}
+		changes = append(changes, some...)
+	}
+	return changes, nil
+}
+
+func diffChain(have State, name string, rules []rule) ([]Change, error) {
+	found, there := have.chains[name]
+	same := there && found.base && len(found.rules) == len(rules)
+	for i, r := range rules {
+		encoded, err := encode(r)
+		if err != nil {
+			return nil, err
+		}
+		same = same && bytes.Equal(encoded, found.rules[i])
+	}
+	if same {
+		return nil, nil
+	}
+	return []Change{{Chain: name, rebuild: there && !found.base, base: true, rules: rules}}, nil
+}
+
+// Apply does all changes in one transaction.
+func (f *Firewall) Apply(ctx context.Context, changes []Change) error {
+	if len(changes) == 0 {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	conn, err := open()
+	if err != nil {
+		return err
+	}
+	t := conn.AddTable(table())
+	for _, c := range changes {
+		chain := &nftables.Chain{Name: c.Chain, Table: t}
+		if c.rebuild {
+			conn.FlushChain(chain)
+			conn.DelChain(chain)
+		}
+		if c.base {
+			accept := nftables.ChainPolicyAccept
+			chain.Type, chain.Hooknum, chain.Priority, chain.Policy = nftables.ChainTypeFilter, nftables.ChainHookOutput, priority(), &accept
+		}
+		chain = conn.AddChain(chain)
+		if c.base {
+			conn.FlushChain(chain)
+		}
+		for _, r := range c.rules {
+			conn.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: r})
+		}
+	}
+	if err := conn.Flush(); err != nil {
+		return fmt.Errorf("change nftables: %w", supported(err))
+	}
+	if f.Log != nil {
+		for _, c := range changes {
+			f.Log.WithField("change", c.String()).Info("changed firewall")
+		}
+	}
+	return nil
+}
+
+// Converge makes the rules be as desired and returns what that took.
+func (f *Firewall) Converge(ctx context.Context, want Desired) ([]Change, error) {
+	have, err := f.Observe(ctx)
+	if err != nil {
+		return nil, err
+	}
+	changes, err := Diff(have, want)
+	if err != nil {
+		return nil, err
+	}
+	return changes, f.Apply(ctx, changes)
+}
+
+// Resolve finds the addresses of the servers that the URLs name. URLs of other kinds, and those
+// without a port, have none. A server that cannot be resolved is left out; if that is all of
+// them the result is nil, and Converge then leaves the rules there are.
+func (f *Firewall) Resolve(ctx context.Context, urls []secret.URL) (servers []netip.AddrPort) {
+	resolver := f.Resolver
+	if resolver == nil {
+		resolver = net.DefaultResolver
+	}
+	for _, u := range urls {
+		host, port, ok := endpoint(u)
+		if !ok {
+			continue
+		}
+		literal, err := netip.ParseAddr(host)
+		addresses := []netip.Addr{literal}
+		if err != nil {
+			addresses, err = resolver.LookupNetIP(ctx, "ip", host)
+		}
+		if err != nil {
+			if f.Log != nil {
+				f.Log.WithField("url", u).WithError(err).Warn("bus address not found, no rule for it")
+			}
+			continue
+		}
+		for _, a := range addresses {
+			servers = append(servers, netip.AddrPortFrom(a.Unmap().WithZone(""), port))
+		}
+	}
+	slices.SortFunc(servers, netip.AddrPort.Compare)
+	return slices.Compact(servers)
+}
+
+func endpoint(u secret.URL) (host string, port uint16, ok bool) {
+	parsed, err := url.Parse(u.Reveal())
+	if err != nil || parsed.Scheme != "nats" && parsed.Scheme != "tls" || parsed.Hostname() == "" {
+		return "", 0, false
+	}
+	n, err := strconv.ParseUint(parsed.Port(), 10, 16)
+	if err != nil || n == 0 {
+		return "", 0, false
+	}
+	return parsed.Hostname(), uint16(n), true
+}
+
+// supported marks errors that mean "not on this machine".
+func supported(err error) error {
+	for _, errno := range []error{unix.EPERM, unix.EOPNOTSUPP, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT, unix.ENOSYS} {
+		if errors.Is(err, errno) {
+			return fmt.Errorf("%w: %w", ErrUnsupported, err)
+		}
+	}
+	return err
+}
+
+// encode is the kernel's encoding of a rule, by which two rules are compared.
+func encode(exprs []expr.Any) ([]byte, error) {
+	var b bytes.Buffer
+	for _, e := range exprs {
+		if l, ok := e.(*expr.Log); ok {
+			// The kernel fills in a level; the words are what tells two apart.
+			b.Write(bytes.TrimRight(l.Data, "\x00"))
+			continue
+		}
+		one, err := expr.Marshal(byte(nftables.TableFamilyINet), e)
+		if err != nil {
+			return nil, err
+		}
+		b.Write(one)
+	}
+	return b.Bytes(), nil
+}

@@ -1,0 +1,139 @@
+package firewall
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+
+	"cambium/internal/secret"
+)
+
+type resolver map[string][]netip.Addr
+
+func (r resolver) LookupNetIP(_ context.Context, _, host string) ([]netip.Addr, error) {
+	if addresses, there := r[host]; there {
+		return addresses, nil
+	}
+	return nil, errors.New("no such host")
+}
+
+func TestResolve(t *testing.T) {
+	f := &Firewall{Resolver: resolver{"bus.example": {netip.MustParseAddr("::ffff:192.0.2.2"), netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}}}
+	for _, tc := range []struct {
+		name string
+		urls []string
+		want []string
+	}{
+		{"literal", []string{"nats://user:password@192.0.2.100:4222"}, []string{"192.0.2.100:4222"}},
+		{"IPv6 literal", []string{"nats://[2001:db8::5]:4222"}, []string{"[2001:db8::5]:4222"}},
+		{"name with several addresses", []string{"nats://bus.example:4222"}, []string{"192.0.2.1:4222", "192.0.2.2:4222", "[2001:db8::1]:4222"}},
+		{"the same twice", []string{"nats://192.0.2.1:4222", "nats://192.0.2.1:4222"}, []string{"192.0.2.1:4222"}},
+		{"two servers", []string{"nats://192.0.2.9:4222", "nats://192.0.2.1:4223"}, []string{"192.0.2.1:4223", "192.0.2.9:4222"}},
+		{"one of two is unknown", []string{"nats://gone.example:4222", "nats://192.0.2.1:4222"}, []string{"192.0.2.1:4222"}},
+		{"unknown", []string{"nats://gone.example:4222"}, nil},
+		{"not a bus", []string{"https://u:p@192.0.2.1:6868", "", "nats://192.0.2.1", "nats://:4222", "nats://192.0.2.1:99999", "nats://192.0.2.1:0", "%"}, nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			var urls []secret.URL
+			for _, u := range tc.urls {
+				urls = append(urls, secret.NewURL(u))
+			}
+			var got []string
+			for _, s := range f.Resolve(t.Context(), urls) {
+				got = append(got, s.String())
+			}
+			if !reflect.DeepEqual(got, tc.want) {
+				t.Errorf("got %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+// as turns changes into the state that they lead to.
+func as(t *testing.T, changes []Change) State {
+	t.Helper()
+	s := State{chains: make(map[string]chainState)}
+	for _, c := range changes {
+		state := chainState{base: c.base}
+		for _, r := range c.rules {
+			encoded, err := encode(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			state.rules = append(state.rules, encoded)
+		}
+		s.chains[c.Chain] = state
+	}
+	return s
+}
+
+func TestDiff(t *testing.T) {
+	want := Desired{Monit: true, NATS: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:4222")}}
+	all, err := Diff(State{}, want)
+	if err != nil || len(all) != 3 {
+		t.Fatalf("got %v, %v, want three chains", all, err)
+	}
+	full := as(t, all)
+	if again, err := Diff(full, want); err != nil || len(again) != 0 {
+		t.Errorf("got %v, %v, want nothing to do", again, err)
+	}
+	if none, err := Diff(State{}, Desired{}); err != nil || len(none) != 0 {
+		t.Errorf("got %v, %v: what is not asked for is left alone", none, err)
+	}
+	moved := Desired{NATS: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.2:4222")}}
+	if got, err := Diff(full, moved); err != nil || len(got) != 1 || got[0].Chain != natsChain || got[0].rebuild {
+		t.Errorf("got %v, %v, want the rules of the bus replaced", got, err)
+	}
+	c := full.chains[monitChain]
+	c.base = false
+	full.chains[monitChain] = c
+	if got, err := Diff(full, want); err != nil || len(got) != 1 || !got[0].rebuild {
+		t.Errorf("got %v, %v, want the chain made anew", got, err)
+	}
+}
+
+func TestGroup(t *testing.T) {
+	for _, tc := range []struct {
+		name, cgroup, mounted string
+		job                   string
+		level                 uint32
+	}{
+		{"version 2", "0::/system.slice/runc-bpm-router.scope\n", "sys/fs/cgroup/system.slice/runc-bpm-router.scope", "router", 2},
+		{"both versions", "12:pids:/x\n0::/system.slice/runc-bpm-a-b.c.scope\n", "sys/fs/cgroup/unified/system.slice/runc-bpm-a-b.c.scope", "a-b.c", 2},
+		{"deeper, and something below", "0::/a/b/runc-bpm-x.scope/c\n", "sys/fs/cgroup/a/b/runc-bpm-x.scope", "x", 3},
+		{"not mounted", "0::/system.slice/runc-bpm-router.scope\n", "sys", "", 0},
+		{"not bpm", "0::/system.slice/monit.service\n", "sys/fs/cgroup/system.slice/monit.service", "", 0},
+		{"version 1 only", "12:pids:/system.slice/runc-bpm-router.scope\n", "sys", "", 0},
+		{"empty", "", "sys", "", 0},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			root := t.TempDir()
+			for _, dir := range []string{"proc/self", tc.mounted} {
+				if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := os.WriteFile(filepath.Join(root, "proc/self/cgroup"), []byte(tc.cgroup), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			job, level, id, err := Job{Root: root}.group()
+			if job != tc.job || level != tc.level || (id == 0) != (tc.job == "") || (err == nil) != (tc.job != "") {
+				t.Errorf("got %q, level %d, id %d, %v, want %q, level %d", job, level, id, err, tc.job, tc.level)
+			}
+		})
+	}
+}
+
+func FuzzUnifiedPath(f *testing.F) {
+	f.Add("12:pids:/x\n0::/system.slice/runc-bpm-a.scope\n")
+	f.Add("0::")
+	f.Fuzz(func(t *testing.T, text string) {
+		if path, found := unifiedPath(text); found && path[0] != '/' {
+			t.Errorf("got %q", path)
+		}
+	})
+}

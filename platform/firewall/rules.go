@@ -1,0 +1,90 @@
+package firewall
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// rule is a list of expressions; register 1 carries each value to its comparison.
+type rule = []expr.Any
+
+func join(parts ...[]expr.Any) (r rule) {
+	for _, p := range parts {
+		r = append(r, p...)
+	}
+	return r
+}
+
+// monitRules: what jobs let in, then answers, then root, then nobody.
+func monitRules() []rule {
+	return []rule{
+		{&expr.Verdict{Kind: expr.VerdictJump, Chain: jobsChain}},
+		join(answers(), accept()),
+		join(uid(0), to(monit), accept()),
+		join(to(monit), drop()),
+	}
+}
+
+// natsRules: answers, then for each server root, then nobody.
+func natsRules(servers []netip.AddrPort) []rule {
+	rules := []rule{join(answers(), accept())}
+	for _, s := range servers {
+		rules = append(rules, join(uid(0), to(s), accept()), join(to(s), drop()))
+	}
+	return rules
+}
+
+// answers is "ct state established,related".
+func answers() rule {
+	return rule{
+		&expr.Ct{Key: expr.CtKeySTATE, Register: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: native(expr.CtStateBitESTABLISHED | expr.CtStateBitRELATED), Xor: native(0)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: native(0)},
+	}
+}
+
+// uid is "meta skuid N".
+func uid(n uint32) rule {
+	return rule{
+		&expr.Meta{Key: expr.MetaKeySKUID, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: native(n)},
+	}
+}
+
+// cgroup is "socket cgroupv2 level N ID".
+func cgroup(level uint32, id uint64) rule {
+	return rule{
+		&expr.Socket{Key: expr.SocketKeyCgroupv2, Level: level, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binary.NativeEndian.AppendUint64(nil, id)},
+	}
+}
+
+// to is "ip daddr A tcp dport P", or the same with ip6.
+func to(server netip.AddrPort) rule {
+	family, offset, length := byte(unix.NFPROTO_IPV4), uint32(16), uint32(4)
+	if server.Addr().Is6() {
+		family, offset, length = unix.NFPROTO_IPV6, 24, 16
+	}
+	return rule{
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{family}},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: server.Addr().AsSlice()},
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_TCP}},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binary.BigEndian.AppendUint16(nil, server.Port())},
+	}
+}
+
+func logged(prefix string) rule {
+	return rule{&expr.Log{Key: 1 << unix.NFTA_LOG_PREFIX, Data: []byte(prefix)}}
+}
+
+func accept() rule { return rule{&expr.Verdict{Kind: expr.VerdictAccept}} }
+func drop() rule   { return rule{&expr.Verdict{Kind: expr.VerdictDrop}} }
+
+func native(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
