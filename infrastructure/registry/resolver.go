@@ -17,7 +17,10 @@ const (
 
 // resolver asks the name servers of the user data, in order. The machine's own resolver is of
 // no use here: it is configured by the settings that are still to be fetched.
-type resolver struct{ servers []string }
+type resolver struct {
+	servers []string
+	timeout time.Duration // lookupTimeout if zero
+}
 
 func (r resolver) lookup(ctx context.Context, host string) ([]netip.Addr, error) {
 	if strings.EqualFold(host, "localhost") {
@@ -30,7 +33,7 @@ func (r resolver) lookup(ctx context.Context, host string) ([]netip.Addr, error)
 			failures = append(failures, err)
 			continue
 		}
-		found, err := ask(ctx, address, host)
+		found, err := r.ask(ctx, address, host)
 		if err == nil {
 			return found, nil
 		}
@@ -39,14 +42,18 @@ func (r resolver) lookup(ctx context.Context, host string) ([]netip.Addr, error)
 	return nil, errors.Join(failures...)
 }
 
-func ask(ctx context.Context, server, host string) ([]netip.Addr, error) {
+func (r resolver) ask(ctx context.Context, server, host string) ([]netip.Addr, error) {
+	timeout := lookupTimeout
+	if r.timeout > 0 {
+		timeout = r.timeout
+	}
 	resolver := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		var d net.Dialer
 		return d.DialContext(ctx, network, server)
 	}}
 	var err error
 	for range lookupTries {
-		limited, cancel := context.WithTimeout(ctx, lookupTimeout)
+		limited, cancel := context.WithTimeout(ctx, timeout)
 		var found []netip.Addr
 		// The final dot keeps the search list of this machine out of it.
 		found, err = resolver.LookupNetIP(limited, "ip", strings.TrimSuffix(host, ".")+".")

@@ -20,22 +20,25 @@ import (
 	"cambium/internal/secret"
 )
 
-// Time limits of one request. They are generous for a metadata service, which is one hop away;
-// what matters is that there is one for each way to hang.
-const (
-	DialTimeout    = 5 * time.Second
-	TLSTimeout     = 10 * time.Second
-	HeaderTimeout  = 10 * time.Second
-	RequestTimeout = 30 * time.Second
-)
+// Timeouts bound the phases of one request; one for each way to hang.
+type Timeouts struct {
+	Dial    time.Duration // of one address
+	TLS     time.Duration
+	Header  time.Duration // from the request to the end of the response's header
+	Request time.Duration // for everything
+}
+
+// DefaultTimeouts are generous for a metadata service, which is one hop away.
+var DefaultTimeouts = Timeouts{Dial: 5 * time.Second, TLS: 10 * time.Second, Header: 10 * time.Second, Request: 30 * time.Second}
 
 const (
 	maxHeader    = 64 << 10
 	maxRedirects = 3
 )
 
-// Client makes requests. The zero value uses the system's resolver.
+// Client makes requests. The zero value uses the system's resolver and DefaultTimeouts.
 type Client struct {
+	Timeouts *Timeouts
 	// Lookup replaces the system's resolver for host names.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 }
@@ -49,7 +52,7 @@ type Request struct {
 	// User and Password are used when the URL carries none.
 	User     string
 	Password secret.String
-	// Timeout shortens RequestTimeout.
+	// Timeout shortens Timeouts.Request.
 	Timeout time.Duration
 }
 
@@ -93,7 +96,7 @@ func (c Client) Do(ctx context.Context, r Request) (Response, error) {
 		}
 		return Response{}, fmt.Errorf("%s: %w", secret.RedactURL(r.URL), err)
 	}
-	timeout := RequestTimeout
+	timeout := c.timeouts().Request
 	if r.Timeout > 0 {
 		timeout = min(timeout, r.Timeout)
 	}
@@ -137,12 +140,19 @@ func (c Client) Do(ctx context.Context, r Request) (Response, error) {
 	return Response{Status: response.StatusCode, Body: body}, nil
 }
 
+func (c Client) timeouts() Timeouts {
+	if c.Timeouts != nil {
+		return *c.Timeouts
+	}
+	return DefaultTimeouts
+}
+
 func (c Client) transport() *http.Transport {
 	return &http.Transport{
 		Proxy:                  proxy,
 		DialContext:            c.dial,
-		TLSHandshakeTimeout:    TLSTimeout,
-		ResponseHeaderTimeout:  HeaderTimeout,
+		TLSHandshakeTimeout:    c.timeouts().TLS,
+		ResponseHeaderTimeout:  c.timeouts().Header,
 		MaxResponseHeaderBytes: maxHeader,
 		DisableKeepAlives:      true,
 		DisableCompression:     true,
@@ -150,7 +160,7 @@ func (c Client) transport() *http.Transport {
 }
 
 func (c Client) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	dialer := &net.Dialer{Timeout: DialTimeout}
+	dialer := &net.Dialer{Timeout: c.timeouts().Dial}
 	host, port, err := net.SplitHostPort(address)
 	if err != nil || c.Lookup == nil {
 		return dialer.DialContext(ctx, network, address)

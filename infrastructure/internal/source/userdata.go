@@ -82,7 +82,7 @@ func object(body []byte) ([]byte, error) {
 		// The text of the standard error quotes a character of the document.
 		if err := json.Unmarshal(body, &struct{}{}); errors.As(err, &syntax) {
 			line, column := Position(body, syntax.Offset)
-			if int(syntax.Offset) >= len(body) {
+			if syntax.Error() == "unexpected end of JSON input" {
 				return nil, fmt.Errorf("not valid JSON: ends early at line %d, column %d", line, column)
 			}
 			return nil, fmt.Errorf("not valid JSON at line %d, column %d", line, column)
