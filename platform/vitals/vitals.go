@@ -1,0 +1,283 @@
+// Package vitals measures how a machine is doing: processor, memory, swap, load, disks, uptime.
+// It reads /proc and asks file systems, starts nothing and keeps no goroutine.
+//
+// The texts and their rounding are what the Health Monitor has always been sent.
+package vitals
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Vitals is the document that goes into heartbeats and get_state.
+type Vitals struct {
+	CPU    CPU             `json:"cpu"`
+	Disk   map[string]Disk `json:"disk,omitempty"`
+	Load   []string        `json:"load,omitempty"`
+	Memory Memory          `json:"mem"`
+	Swap   Memory          `json:"swap"`
+	Uptime Uptime          `json:"uptime"`
+}
+
+// CPU is the share of time spent, in percent with one decimal.
+type CPU struct {
+	Sys  string `json:"sys,omitempty"`
+	User string `json:"user,omitempty"`
+	Wait string `json:"wait,omitempty"`
+}
+
+// Disk is how full a file system is, in percent.
+type Disk struct {
+	InodePercent string `json:"inode_percent,omitempty"`
+	Percent      string `json:"percent,omitempty"`
+}
+
+// Memory is how much is used, in kB and percent.
+type Memory struct {
+	KB      string `json:"kb,omitempty"`
+	Percent string `json:"percent,omitempty"`
+}
+
+// Uptime is the time since boot.
+type Uptime struct {
+	Secs uint64 `json:"secs,omitempty"`
+}
+
+// window is the shortest time over which processor use is averaged once the agent has run for
+// that long.
+const window = 10 * time.Second
+
+// Gauge measures. Make it when the agent starts: processor use is counted from then on, so that
+// the first value is not the average since boot.
+type Gauge struct {
+	root   string
+	mounts map[string]string // name → path
+
+	mu    sync.Mutex
+	now   func() time.Time
+	older sample // where the average begins
+	newer sample // where the next one will begin
+}
+
+// New returns a gauge for the machine below root. ephemeral and persistent are the mount points
+// of its data disks.
+func New(root, ephemeral, persistent string) *Gauge {
+	g := &Gauge{root: root, now: time.Now, mounts: map[string]string{"system": "/", "ephemeral": ephemeral, "persistent": persistent}}
+	// If this fails the first measurement fails too, and says why.
+	if first, err := g.sample(); err == nil {
+		g.older, g.newer = first, first
+	}
+	return g
+}
+
+func (g *Gauge) read(path string) ([]byte, error) {
+	data, err := os.ReadFile(filepath.Join(g.root, path))
+	if err != nil {
+		return nil, fmt.Errorf("vitals: %w", err)
+	}
+	return data, nil
+}
+
+// Measure returns the vitals of this moment.
+func (g *Gauge) Measure(ctx context.Context) (Vitals, error) {
+	if ctx.Err() != nil {
+		return Vitals{}, context.Cause(ctx)
+	}
+	var v Vitals
+	var err error
+	if v.CPU, err = g.cpu(); err != nil {
+		return Vitals{}, err
+	}
+	if v.Memory, v.Swap, err = g.memory(); err != nil {
+		return Vitals{}, err
+	}
+	if v.Load, err = g.load(); err != nil {
+		return Vitals{}, err
+	}
+	if v.Uptime.Secs, err = g.uptime(); err != nil {
+		return Vitals{}, err
+	}
+	v.Disk, err = g.disks()
+	return v, err
+}
+
+// sample is the processor's time account at one moment.
+type sample struct {
+	at                     time.Time
+	user, sys, wait, total uint64
+}
+
+func (g *Gauge) sample() (sample, error) {
+	data, err := g.read("proc/stat")
+	if err != nil {
+		return sample{}, err
+	}
+	s := sample{at: g.now()}
+	line, _, _ := strings.Cut(string(data), "\n")
+	fields := strings.Fields(line)
+	// cpu user nice system idle iowait irq softirq steal guest guest_nice; guest time is part of
+	// user time already.
+	if len(fields) < 6 || fields[0] != "cpu" {
+		return sample{}, errors.New("vitals: proc/stat does not begin with the sum of all processors")
+	}
+	for i, text := range fields[1:min(len(fields), 9)] {
+		n, err := strconv.ParseUint(text, 10, 64)
+		if err != nil {
+			return sample{}, errors.New("vitals: proc/stat holds something else than numbers")
+		}
+		s.total += n
+		switch i {
+		case 0, 1:
+			s.user += n
+		case 2:
+			s.sys = n
+		case 4:
+			s.wait = n
+		}
+	}
+	return s, nil
+}
+
+// cpu averages over the time since the sample before the last one, which is at least window ago
+// as soon as the agent has run that long. Whoever asks in between does not shorten it.
+func (g *Gauge) cpu() (CPU, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	now, err := g.sample()
+	if err != nil {
+		return CPU{}, err
+	}
+	if now.at.Sub(g.newer.at) >= window {
+		g.older, g.newer = g.newer, now
+	}
+	since := g.older
+	if now.total < since.total || now.user < since.user || now.sys < since.sys || now.wait < since.wait {
+		since = now // counters of a suspended or migrated machine may go back
+		g.older, g.newer = now, now
+	}
+	total := now.total - since.total
+	return CPU{
+		User: fmt.Sprintf("%.1f", percent(now.user-since.user, total)),
+		Sys:  fmt.Sprintf("%.1f", percent(now.sys-since.sys, total)),
+		Wait: fmt.Sprintf("%.1f", percent(now.wait-since.wait, total)),
+	}, nil
+}
+
+// memory counts as used what programs cannot get: caches do not count.
+func (g *Gauge) memory() (memory, swap Memory, err error) {
+	data, err := g.read("proc/meminfo")
+	if err != nil {
+		return Memory{}, Memory{}, err
+	}
+	kb := make(map[string]uint64)
+	for s := bufio.NewScanner(bytes.NewReader(data)); s.Scan(); {
+		name, value, found := strings.Cut(s.Text(), ":")
+		number, _, _ := strings.Cut(strings.TrimSpace(value), " ")
+		if n, err := strconv.ParseUint(number, 10, 64); found && err == nil {
+			kb[name] = n
+		}
+	}
+	if kb["MemTotal"] == 0 {
+		return Memory{}, Memory{}, errors.New("vitals: proc/meminfo has no MemTotal")
+	}
+	available, known := kb["MemAvailable"]
+	if !known {
+		available = kb["MemFree"] + kb["Buffers"] + kb["Cached"]
+	}
+	return used(kb["MemTotal"], available), used(kb["SwapTotal"], kb["SwapFree"]), nil
+}
+
+func used(total, free uint64) Memory {
+	n := total - min(free, total)
+	return Memory{KB: strconv.FormatUint(n, 10), Percent: fmt.Sprintf("%.0f", percent(n, total))}
+}
+
+func (g *Gauge) load() ([]string, error) {
+	data, err := g.read("proc/loadavg")
+	if err != nil {
+		return nil, err
+	}
+	fields := strings.Fields(string(data))
+	if len(fields) < 3 {
+		return nil, errors.New("vitals: proc/loadavg has too few numbers")
+	}
+	var load []string
+	for _, f := range fields[:3] {
+		n, err := strconv.ParseFloat(f, 64)
+		if err != nil {
+			return nil, errors.New("vitals: proc/loadavg holds something else than numbers")
+		}
+		load = append(load, fmt.Sprintf("%.2f", n))
+	}
+	return load, nil
+}
+
+func (g *Gauge) uptime() (uint64, error) {
+	data, err := g.read("proc/uptime")
+	if err != nil {
+		return 0, err
+	}
+	first, _, _ := strings.Cut(string(data), " ")
+	n, err := strconv.ParseFloat(first, 64)
+	if err != nil || !(n >= 0 && n < 1e15) {
+		return 0, errors.New("vitals: proc/uptime is not a time")
+	}
+	return uint64(n), nil
+}
+
+// disks measures those that are mounted. The system's must be there; one of the others may
+// vanish at any moment.
+func (g *Gauge) disks() (map[string]Disk, error) {
+	disks := make(map[string]Disk)
+	for name, path := range g.mounts {
+		full := filepath.Join(g.root, path)
+		d, mounted, err := measure(full)
+		if err != nil && name == "system" {
+			return nil, fmt.Errorf("vitals: %w", err)
+		}
+		if err == nil && mounted {
+			disks[name] = d
+		}
+	}
+	return disks, nil
+}
+
+func measure(path string) (d Disk, mounted bool, err error) {
+	var x unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_NO_AUTOMOUNT, unix.STATX_INO, &x); err != nil {
+		return Disk{}, false, fmt.Errorf("look at %s: %w", path, err)
+	}
+	if x.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0 {
+		return Disk{}, false, nil
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		return Disk{}, false, fmt.Errorf("measure %s: %w", path, err)
+	}
+	return full(st), true, nil
+}
+
+func full(st unix.Statfs_t) Disk {
+	return Disk{
+		Percent:      fmt.Sprintf("%.0f", percent(st.Blocks-min(st.Bfree, st.Blocks), st.Blocks)),
+		InodePercent: fmt.Sprintf("%.0f", percent(st.Files-min(st.Ffree, st.Files), st.Files)),
+	}
+}
+
+func percent(part, total uint64) float64 {
+	if total == 0 {
+		return 0
+	}
+	return float64(part) / float64(total) * 100
+}
