@@ -268,7 +268,7 @@ func (d *dialer) Dial(network, address string) (net.Conn, error) {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(d.ctx, resolveTime)
-	found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	found, err := d.link.bus.lookup(ctx, host)
 	cancel()
 	if err != nil {
 		return nil, err

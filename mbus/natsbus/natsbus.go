@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -52,6 +53,7 @@ type Bus struct {
 	options  Options
 	hostname string
 	limit    limit
+	lookup   func(ctx context.Context, host string) ([]netip.Addr, error)
 
 	// mu guards what follows.
 	mu      sync.Mutex
@@ -66,7 +68,9 @@ func New(o Options) (*Bus, error) {
 	if o.AgentID == "" {
 		return nil, errors.New("nats: no agent id")
 	}
-	b := &Bus{options: o}
+	b := &Bus{options: o, lookup: func(ctx context.Context, host string) ([]netip.Addr, error) {
+		return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	}}
 	if name, err := os.Hostname(); err == nil {
 		b.hostname = name
 	}

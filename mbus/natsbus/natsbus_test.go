@@ -2,11 +2,10 @@ package natsbus
 
 import (
 	"context"
-	"crypto/tls"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/netip"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -17,6 +16,7 @@ import (
 
 	"cambium/internal/secret"
 	"cambium/internal/testca"
+	"cambium/internal/testnats"
 	"cambium/mbus"
 )
 
@@ -28,156 +28,12 @@ func quiet() *logrus.Entry {
 	return logrus.NewEntry(l)
 }
 
-// deployment is a NATS server as a BOSH Director configures it: mutual TLS, users mapped from
-// certificate subjects, and the permission set of agents.
-type deployment struct {
-	t      testing.TB
-	ca     *testca.CA
-	server *server.Server
-	opts   *server.Options
+func identity(d *testnats.Deployment, commonName string) Identity {
+	return identityWith(d, d.Client(commonName))
 }
 
-func user(name string, publish, subscribe []string) *server.User {
-	return &server.User{Username: testca.UserOf(name), Permissions: &server.Permissions{
-		Publish:   &server.SubjectPermission{Allow: publish},
-		Subscribe: &server.SubjectPermission{Allow: subscribe},
-	}}
-}
-
-func agentUser(name, id string) *server.User {
-	return user(name,
-		[]string{"hm.agent.heartbeat." + id, "hm.agent.alert." + id, "hm.agent.shutdown." + id, "director.*." + id + ".*"},
-		[]string{"agent." + id})
-}
-
-func directorUser() *server.User {
-	return user(testca.DirectorName, []string{"agent.*", "hm.director.alert"}, []string{"director.>"})
-}
-
-func healthMonitorUser() *server.User {
-	return user(testca.HealthMonitorName, nil, []string{"hm.>"})
-}
-
-func must[T any](t testing.TB) func(T, error) T {
-	return func(v T, err error) T {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return v
-	}
-}
-
-func newDeployment(t testing.TB) *deployment {
-	t.Helper()
-	d := &deployment{t: t, ca: must[*testca.CA](t)(testca.New("default.nats-ca.bosh-internal"))}
-	pair := must[tls.Certificate](t)(must[testca.Pair](t)(d.ca.Server("127.0.0.1", "localhost")).TLS())
-	d.opts = &server.Options{
-		Host: "127.0.0.1", Port: -1, NoLog: true, NoSigs: true,
-		PingInterval: 5 * time.Second, MaxPingsOut: 2,
-		TLS: true, TLSVerify: true, TLSMap: true, TLSTimeout: 30,
-		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: d.ca.Pool()},
-		Users:     []*server.User{agentUser(testca.AgentName(agentID), agentID), directorUser(), healthMonitorUser()},
-	}
-	d.start()
-	t.Cleanup(func() { d.stop() })
-	return d
-}
-
-func (d *deployment) start() {
-	d.t.Helper()
-	copied := d.opts.Clone()
-	d.server = must[*server.Server](d.t)(server.NewServer(copied))
-	go d.server.Start()
-	if !d.server.ReadyForConnections(10 * time.Second) {
-		d.t.Fatal("nats-server does not accept connections")
-	}
-	// The next start uses the same port: agents know no other.
-	d.opts.Port = copied.Port
-}
-
-func (d *deployment) stop() {
-	d.server.Shutdown()
-	d.server.WaitForShutdown()
-}
-
-func (d *deployment) url() secret.URL {
-	return secret.NewURL(fmt.Sprintf("nats://127.0.0.1:%d", d.opts.Port))
-}
-
-func (d *deployment) identity(commonName string) Identity {
-	d.t.Helper()
-	pair := must[testca.Pair](d.t)(d.ca.Client(commonName))
-	return Identity{URLs: []secret.URL{d.url()}, CA: string(d.ca.PEM), Certificate: string(pair.Certificate), PrivateKey: secret.New(string(pair.PrivateKey))}
-}
-
-func (d *deployment) connect(commonName string) *nats.Conn {
-	d.t.Helper()
-	pair := must[tls.Certificate](d.t)(must[testca.Pair](d.t)(d.ca.Client(commonName)).TLS())
-	nc := must[*nats.Conn](d.t)(nats.Connect(d.url().Reveal(), nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond),
-		nats.Secure(&tls.Config{RootCAs: d.ca.Pool(), Certificates: []tls.Certificate{pair}})))
-	d.t.Cleanup(nc.Close)
-	return nc
-}
-
-// director asks like a Director: one inbox, replies told apart by the last token.
-type director struct {
-	t       testing.TB
-	nc      *nats.Conn
-	mu      sync.Mutex
-	next    int
-	waiting map[string]chan []byte
-}
-
-func (d *deployment) director() *director {
-	r := &director{t: d.t, nc: d.connect(testca.DirectorName), waiting: map[string]chan []byte{}}
-	must[*nats.Subscription](d.t)(r.nc.Subscribe("director.7c1e.>", func(m *nats.Msg) {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if ch := r.waiting[m.Subject]; ch != nil {
-			ch <- m.Data
-		}
-	}))
-	if err := r.nc.Flush(); err != nil {
-		d.t.Fatal(err)
-	}
-	return r
-}
-
-// send returns the channel on which replies arrive and the subject.
-func (r *director) send(method string, arguments ...any) (<-chan []byte, string) {
-	r.t.Helper()
-	r.mu.Lock()
-	r.next++
-	subject := fmt.Sprintf("director.7c1e.%s.req-%d", agentID, r.next)
-	ch := make(chan []byte, 4)
-	r.waiting[subject] = ch
-	r.mu.Unlock()
-	if arguments == nil {
-		arguments = []any{}
-	}
-	data := must[[]byte](r.t)(json.Marshal(map[string]any{"protocol": 3, "method": method, "arguments": arguments, "reply_to": subject}))
-	if err := r.nc.Publish("agent."+agentID, data); err != nil {
-		r.t.Fatal(err)
-	}
-	return ch, subject
-}
-
-func (r *director) call(method string, arguments ...any) string {
-	r.t.Helper()
-	ch, _ := r.send(method, arguments...)
-	return receive(r.t, ch)
-}
-
-func receive(t testing.TB, ch <-chan []byte) string {
-	t.Helper()
-	select {
-	case data := <-ch:
-		return string(data)
-	case <-time.After(20 * time.Second):
-		t.Fatal("no reply")
-		return ""
-	}
+func identityWith(d *testnats.Deployment, pair testca.Pair) Identity {
+	return Identity{URLs: []secret.URL{d.URL()}, CA: string(d.CA.PEM), Certificate: string(pair.Certificate), PrivateKey: secret.New(string(pair.PrivateKey))}
 }
 
 // handler answers with a function.
@@ -195,14 +51,16 @@ var pong = handler(func(_ context.Context, r mbus.Request, reply func(mbus.Reply
 	reply(mbus.Exception("unknown message " + r.Method))
 })
 
-// run starts a bus and stops it with the test.
-func (d *deployment) run(o Options) *Bus {
-	d.t.Helper()
+const pongReply = `{"value":"pong"}`
+
+// start runs a bus and stops it with the test.
+func start(t testing.TB, d *testnats.Deployment, o Options) *Bus {
+	t.Helper()
 	if o.AgentID == "" {
 		o.AgentID = agentID
 	}
 	if len(o.Identity.URLs) == 0 {
-		o.Identity = d.identity(testca.AgentName(agentID))
+		o.Identity = identity(d, testca.AgentName(o.AgentID))
 	}
 	if o.Handler == nil {
 		o.Handler = pong
@@ -210,52 +68,302 @@ func (d *deployment) run(o Options) *Bus {
 	if o.Log == nil {
 		o.Log = quiet()
 	}
-	b := must[*Bus](d.t)(New(o))
+	b, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- b.Run(ctx) }()
-	d.t.Cleanup(func() {
+	t.Cleanup(func() {
 		cancel()
 		select {
 		case <-ended:
 		case <-time.After(20 * time.Second):
-			d.t.Error("Run does not end")
+			t.Error("Run does not end")
 		}
 	})
 	return b
 }
 
-// until waits for a condition.
-func until(t testing.TB, what string, condition func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !condition(); {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited too long: %s", what)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
-}
-
 func TestPingPong(t *testing.T) {
-	d := newDeployment(t)
+	d := testnats.Start(t, nil, agentID)
 	var mu sync.Mutex
 	var told []netip.AddrPort
-	b := d.run(Options{BeforeConnect: func(_ context.Context, servers []netip.AddrPort) {
+	b := start(t, d, Options{BeforeConnect: func(_ context.Context, servers []netip.AddrPort) {
 		mu.Lock()
 		defer mu.Unlock()
 		told = servers
 	}})
-	until(t, "connected", b.Connected)
-	r := d.director()
-	if got, want := r.call("ping"), `{"value":"pong"}`; got != want {
-		t.Errorf("got %s, want %s", got, want)
+	testnats.Until(t, "connected", b.Connected)
+	r := d.Director()
+	if got := r.Call(agentID, "ping"); got != pongReply {
+		t.Errorf("got %s, want %s", got, pongReply)
 	}
-	if got, want := r.call("hop"), `{"exception":{"message":"unknown message hop"}}`; got != want {
+	if got, want := r.Call(agentID, "hop"), `{"exception":{"message":"unknown message hop"}}`; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	if want := fmt.Sprintf("[127.0.0.1:%d]", d.opts.Port); fmt.Sprint(told) != want {
+	if want := fmt.Sprintf("[127.0.0.1:%d]", d.Port()); fmt.Sprint(told) != want {
 		t.Errorf("BeforeConnect was told %v, want %s", told, want)
+	}
+}
+
+func TestBadIdentitiesAreRefused(t *testing.T) {
+	ca, err := testca.New("ca")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := ca.Client(testca.AgentName(agentID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := Identity{URLs: []secret.URL{secret.NewURL("nats://127.0.0.1:1")}, CA: string(ca.PEM), Certificate: string(pair.Certificate), PrivateKey: secret.New(string(pair.PrivateKey))}
+	for _, c := range []struct {
+		name   string
+		change func(*Identity)
+		want   string
+	}{
+		{"no certificate", func(i *Identity) { i.Certificate = "" }, "client certificate"},
+		{"no key", func(i *Identity) { i.PrivateKey = secret.String{} }, "client certificate"},
+		{"unreadable authority", func(i *Identity) { i.CA = "nonsense" }, "authority"},
+		{"no address", func(i *Identity) { i.URLs = nil }, "no server address"},
+		{"https", func(i *Identity) { i.URLs = []secret.URL{secret.NewURL("https://a:s3cret@b:1")} }, "not an address of a nats server"},
+		{"malformed", func(i *Identity) { i.URLs = []secret.URL{secret.NewURL("nats://u:s3cret@%zz")} }, "malformed"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			id := good
+			c.change(&id)
+			_, err := New(Options{AgentID: agentID, Identity: id, Handler: pong, Log: quiet()})
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want an error with %q", err, c.want)
+			}
+			if err != nil && strings.Contains(err.Error(), "s3cret") {
+				t.Errorf("the error tells the password: %v", err)
+			}
+		})
+	}
+	if _, err := New(Options{AgentID: agentID, Identity: good, Handler: pong, Log: quiet()}); err != nil {
+		t.Errorf("the good identity: %v", err)
+	}
+	good.URLs = []secret.URL{secret.NewURL("nats://10.0.0.1")}
+	b, err := New(Options{AgentID: agentID, Identity: good, Handler: pong, Log: quiet()})
+	if err != nil || b.current.servers[0].Host != "10.0.0.1:4222" {
+		t.Errorf("address without port: %v, %v", b, err)
+	}
+}
+
+// A certificate of the right authority that is not the server's must not pass for it.
+func TestServerNameIsChecked(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		cn   string
+		want bool
+	}{
+		{"the usual", "default.nats.bosh-internal", true},
+		{"wildcard", "*.nats.bosh-internal", true},
+		{"empty label", ".nats.bosh-internal", true},
+		{"an agent", "x.agent.bosh-internal", false},
+		{"dots are dots", "defaultXnats.bosh-internal", false},
+		{"two labels", "a.b.nats.bosh-internal", false},
+		{"suffix", "default.nats.bosh-internal.example.com", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := testnats.Start(t, nil, agentID)
+			d.Down()
+			pair, err := d.CA.Issue(testca.Request{CommonName: c.cn, Hosts: []string{"127.0.0.1"}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			d.SetServerCertificate(pair)
+			d.Up()
+			b := start(t, d, Options{})
+			testnats.Until(t, "an attempt", func() bool { return b.Connected() || b.LastError() != nil })
+			if b.Connected() != c.want {
+				t.Errorf("connected to %s: %v, want %v (%v)", c.cn, b.Connected(), c.want, b.LastError())
+			}
+		})
+	}
+}
+
+func TestServerWithoutTLSIsRefused(t *testing.T) {
+	d := testnats.Start(t, nil, agentID)
+	plain, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, NoLog: true, NoSigs: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go plain.Start()
+	t.Cleanup(plain.Shutdown)
+	if !plain.ReadyForConnections(10 * time.Second) {
+		t.Fatal("no server")
+	}
+	id := identity(d, testca.AgentName(agentID))
+	id.URLs = []secret.URL{secret.NewURL(plain.ClientURL())}
+	b := start(t, d, Options{Identity: id})
+	testnats.Until(t, "a refusal", func() bool { return b.LastError() != nil })
+	if b.Connected() || !strings.Contains(b.LastError().Error(), "secure connection not available") {
+		t.Errorf("got %v, want a refusal", b.LastError())
+	}
+}
+
+func TestSeveralServers(t *testing.T) {
+	d := testnats.Start(t, nil, agentID)
+	id := identity(d, testca.AgentName(agentID))
+	id.URLs = append([]secret.URL{secret.NewURL("nats://127.0.0.1:1")}, id.URLs...)
+	b := start(t, d, Options{Identity: id})
+	testnats.Until(t, "the one that is there", b.Connected)
+}
+
+func TestPayloadLimitIsTheServers(t *testing.T) {
+	const limit = 64 << 10
+	d := testnats.Start(t, func(o *server.Options) { o.MaxPayload = limit }, agentID)
+	b := start(t, d, Options{Handler: handler(func(_ context.Context, r mbus.Request, reply func(mbus.Reply)) {
+		switch r.Method {
+		case "value":
+			reply(mbus.Value(strings.Repeat("v", limit)))
+		default:
+			reply(mbus.Exception("begin" + strings.Repeat("e", limit) + "end"))
+		}
+	})})
+	testnats.Until(t, "connected", b.Connected)
+	r := d.Director()
+	if got, want := r.Call(agentID, "value"), `{"exception":{"message":"`+mbus.TooLong+`"}}`; got != want {
+		t.Errorf("got %d bytes, want %s", len(got), want)
+	}
+	got := r.Call(agentID, "exception")
+	if len(got) != limit || !strings.Contains(got, `begine`) || !strings.Contains(got, `eend`) || !strings.Contains(got, `\n...[truncated]...\n`) {
+		t.Errorf("got %d bytes, want %d with beginning and end", len(got), limit)
+	}
+	if err := b.Publish(t.Context(), "hm", "alert", strings.Repeat("a", limit)); err == nil {
+		t.Error("a report beyond the limit was accepted")
+	}
+}
+
+func TestReports(t *testing.T) {
+	d := testnats.Start(t, nil, agentID)
+	hm := d.Connect(testca.HealthMonitorName)
+	reports, err := hm.SubscribeSync("hm.agent.>")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := hm.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	b := start(t, d, Options{})
+	testnats.Until(t, "connected", b.Connected)
+	for _, topic := range []string{"heartbeat", "alert", "shutdown"} {
+		if err := b.Publish(t.Context(), "hm", topic, nil); err != nil {
+			t.Fatal(err)
+		}
+		m, err := reports.NextMsg(10 * time.Second)
+		if err != nil {
+			t.Fatalf("%s: %v", topic, err)
+		}
+		if want := "hm.agent." + topic + "." + agentID; m.Subject != want || string(m.Data) != "null" {
+			t.Errorf("got %s %q, want %s null", m.Subject, m.Data, want)
+		}
+	}
+}
+
+func TestGarbageIsDropped(t *testing.T) {
+	d := testnats.Start(t, func(o *server.Options) { o.MaxPayload = 16 << 20 }, agentID)
+	b := start(t, d, Options{})
+	testnats.Until(t, "connected", b.Connected)
+	r := d.Director()
+	for _, garbage := range []string{
+		"", "null", "[]", `"ping"`, "{", `{"method":1}`, `{"method":"ping","arguments":{}}`,
+		strings.Repeat("\xff\x00", 4<<20), strings.Repeat("[", 8<<20),
+		`{"method":"ping","reply_to":"director.7c1e.*.>"}`,
+		"{\"method\":\"ping\",\"reply_to\":\"a b\\r\\nPUB x 1\\r\\nx\"}",
+		`{"method":"ping","reply_to":""}`,
+	} {
+		if err := r.Conn.Publish("agent."+agentID, []byte(garbage)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := r.Call(agentID, "ping"); got != pongReply {
+		t.Errorf("after garbage: got %s, want %s", got, pongReply)
+	}
+}
+
+// The library's PONG and the agent's answers must not wait for one another: a handler may be
+// slow to reply, and Handle itself is trusted to return.
+func TestSlowRepliesKeepTheConnection(t *testing.T) {
+	d := testnats.Start(t, func(o *server.Options) { o.PingInterval, o.MaxPingsOut = 50*time.Millisecond, 2 }, agentID)
+	release := make(chan struct{})
+	connects := make(chan struct{}, 10)
+	b := start(t, d, Options{OnConnect: func() { connects <- struct{}{} },
+		Handler: handler(func(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) {
+			if r.Method == "slow" {
+				go func() {
+					<-release
+					reply(mbus.Value("done"))
+				}()
+				return
+			}
+			pong(ctx, r, reply)
+		})})
+	testnats.Until(t, "connected", b.Connected)
+	r := d.Director()
+	_, slow := r.Send(agentID, "slow")
+	for range 20 {
+		if got := r.Call(agentID, "ping"); got != pongReply {
+			t.Fatalf("got %s", got)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	close(release)
+	if got := testnats.Receive(t, slow); got != `{"value":"done"}` {
+		t.Errorf("got %s", got)
+	}
+	if len(connects) != 1 {
+		t.Errorf("connected %d times, want once", len(connects))
+	}
+}
+
+func TestAuditNamesCallerAndOutcome(t *testing.T) {
+	d := testnats.Start(t, nil, agentID)
+	lines := make(audit, 10)
+	b := start(t, d, Options{Audit: lines})
+	testnats.Until(t, "connected", b.Connected)
+	r := d.Director()
+	r.Call(agentID, "ping")
+	r.Call(agentID, "hop|=")
+	for _, want := range []string{
+		fmt.Sprintf(`CEF:0|CloudFoundry|BOSH|1|agent_api|ping|1|duser=director.7c1e.%s.req-1 src=127.0.0.1 spt=%d shost=%s`, agentID, d.Port(), b.hostname),
+		fmt.Sprintf(`CEF:0|CloudFoundry|BOSH|1|agent_api|hop\|=|7|duser=director.7c1e.%s.req-2 src=127.0.0.1 spt=%d shost=%s cs1=unknown message hop|\= cs1Label=statusReason`, agentID, d.Port(), b.hostname),
+	} {
+		if got := <-lines; got != want {
+			t.Errorf("got\n%s\nwant\n%s", got, want)
+		}
+	}
+}
+
+type audit chan string
+
+func (a audit) Record(e mbus.Event) { a <- e.String() }
+
+func TestSubjects(t *testing.T) {
+	for s, want := range map[string]bool{
+		"director.7c1e.a.b": true, "a": true, "": false, "a..b": false, "a.*": false, "a.>": false,
+		"a b": false, "a\r\nPUB": false, "a.": false, strings.Repeat("a", 2000): false,
+	} {
+		if got := validSubject(s); got != want {
+			t.Errorf("%q: got %v, want %v", s, got, want)
+		}
+	}
+}
+
+func TestRefusedErrors(t *testing.T) {
+	for _, err := range []error{nats.ErrAuthorization, fmt.Errorf("subscribe: %w", nats.ErrPermissionViolation), nats.ErrAuthRevoked} {
+		if !refused(err) {
+			t.Errorf("%v is not taken for a refusal", err)
+		}
+	}
+	for _, err := range []error{nil, nats.ErrNoServers, io.EOF} {
+		if refused(err) {
+			t.Errorf("%v is taken for a refusal", err)
+		}
 	}
 }

@@ -1,0 +1,268 @@
+// Package testnats runs, inside a test, the NATS server of a BOSH deployment and plays the
+// Director towards an agent. Nothing of it is linked into the agent.
+package testnats
+
+import (
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+
+	"cambium/internal/secret"
+	"cambium/internal/testca"
+)
+
+// Deployment is a server as a Director configures it: mutual TLS, users mapped from the
+// certificates' subjects, and each user allowed exactly the subjects it needs.
+type Deployment struct {
+	CA     *testca.CA
+	Server *server.Server
+
+	t       testing.TB
+	options *server.Options
+}
+
+// User is an account that may publish and subscribe to the given subjects only.
+func User(commonName string, publish, subscribe []string) *server.User {
+	return &server.User{Username: testca.UserOf(commonName), Permissions: &server.Permissions{
+		Publish:   &server.SubjectPermission{Allow: publish},
+		Subscribe: &server.SubjectPermission{Allow: subscribe},
+	}}
+}
+
+// Agent is the account of an agent, under its permanent or its bootstrap name.
+func Agent(commonName, id string) *server.User {
+	return User(commonName,
+		[]string{"hm.agent.heartbeat." + id, "hm.agent.alert." + id, "hm.agent.shutdown." + id, "director.*." + id + ".*"},
+		[]string{"agent." + id})
+}
+
+// Others are the accounts of Director and Health Monitor.
+func Others() []*server.User {
+	return []*server.User{
+		User(testca.DirectorName, []string{"agent.*", "hm.director.alert"}, []string{"director.>"}),
+		User(testca.HealthMonitorName, nil, []string{"hm.>"}),
+	}
+}
+
+func must[T any](t testing.TB) func(T, error) T {
+	return func(v T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+// Start runs a server on a free port, with the accounts of the given agents, Director and
+// Health Monitor. change may adjust its options.
+func Start(t testing.TB, change func(*server.Options), agents ...string) *Deployment {
+	t.Helper()
+	d := &Deployment{t: t, CA: must[*testca.CA](t)(testca.New("default.nats-ca.bosh-internal"))}
+	d.options = &server.Options{
+		Host: "127.0.0.1", Port: -1, NoLog: true, NoSigs: true,
+		PingInterval: 5 * time.Second, MaxPingsOut: 2,
+		TLS: true, TLSVerify: true, TLSMap: true, TLSTimeout: 30,
+	}
+	d.SetServerCertificate(must[testca.Pair](t)(d.CA.Server("127.0.0.1", "localhost")))
+	d.options.Users = Others()
+	for _, id := range agents {
+		d.options.Users = append(d.options.Users, Agent(testca.AgentName(id), id))
+	}
+	if change != nil {
+		change(d.options)
+	}
+	d.Up()
+	t.Cleanup(d.Down)
+	return d
+}
+
+// SetServerCertificate is in force from the next Up on.
+func (d *Deployment) SetServerCertificate(p testca.Pair) {
+	d.t.Helper()
+	d.options.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{must[tls.Certificate](d.t)(p.TLS())},
+		ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: d.CA.Pool()}
+}
+
+// Up starts the server, always on the same port.
+func (d *Deployment) Up() {
+	d.t.Helper()
+	copied := d.options.Clone()
+	d.Server = must[*server.Server](d.t)(server.NewServer(copied))
+	go d.Server.Start()
+	if !d.Server.ReadyForConnections(10 * time.Second) {
+		d.t.Fatal("nats-server does not accept connections")
+	}
+	d.options.Port = copied.Port
+}
+
+// Down kills the server.
+func (d *Deployment) Down() {
+	d.Server.Shutdown()
+	d.Server.WaitForShutdown()
+}
+
+// SetUsers replaces all accounts but Director's and Health Monitor's in the running server, as
+// the Director's synchronisation does.
+func (d *Deployment) SetUsers(agents ...*server.User) {
+	d.t.Helper()
+	d.options.Users = append(Others(), agents...)
+	if err := d.Server.ReloadOptions(d.options.Clone()); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// Port is where the server listens.
+func (d *Deployment) Port() int { return d.options.Port }
+
+// URL is the server's address.
+func (d *Deployment) URL() secret.URL {
+	return secret.NewURL(fmt.Sprintf("nats://127.0.0.1:%d", d.options.Port))
+}
+
+// Client makes a client certificate.
+func (d *Deployment) Client(commonName string) testca.Pair {
+	d.t.Helper()
+	return must[testca.Pair](d.t)(d.CA.Client(commonName))
+}
+
+// Connect logs in under a common name.
+func (d *Deployment) Connect(commonName string) *nats.Conn {
+	d.t.Helper()
+	pair := must[tls.Certificate](d.t)(d.Client(commonName).TLS())
+	nc := must[*nats.Conn](d.t)(nats.Connect(d.URL().Reveal(), nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond),
+		nats.Secure(&tls.Config{RootCAs: d.CA.Pool(), Certificates: []tls.Certificate{pair}})))
+	d.t.Cleanup(nc.Close)
+	return nc
+}
+
+// Director asks as a Director does: one inbox for all replies, which are told apart by the last
+// token of their subject.
+type Director struct {
+	Conn *nats.Conn
+
+	t       testing.TB
+	next    atomic.Int64
+	mu      sync.Mutex
+	waiting map[string]chan []byte
+}
+
+// Director connects one.
+func (d *Deployment) Director() *Director {
+	d.t.Helper()
+	r := &Director{t: d.t, Conn: d.Connect(testca.DirectorName), waiting: map[string]chan []byte{}}
+	must[*nats.Subscription](d.t)(r.Conn.Subscribe("director.7c1e.>", func(m *nats.Msg) {
+		r.mu.Lock()
+		ch := r.waiting[m.Subject]
+		r.mu.Unlock()
+		if ch != nil {
+			select {
+			case ch <- m.Data:
+			default:
+			}
+		}
+	}))
+	if err := r.Conn.Flush(); err != nil {
+		d.t.Fatal(err)
+	}
+	return r
+}
+
+// Inbox returns a reply subject for an agent and the channel on which its replies arrive.
+func (r *Director) Inbox(agentID string) (subject string, replies <-chan []byte) {
+	subject = fmt.Sprintf("director.7c1e.%s.req-%d", agentID, r.next.Add(1))
+	ch := make(chan []byte, 4)
+	r.mu.Lock()
+	r.waiting[subject] = ch
+	r.mu.Unlock()
+	return subject, ch
+}
+
+// Forget gives an inbox up.
+func (r *Director) Forget(subject string) {
+	r.mu.Lock()
+	delete(r.waiting, subject)
+	r.mu.Unlock()
+}
+
+// Envelope is a request as a Director writes it.
+func Envelope(method, replyTo string, arguments ...any) []byte {
+	if arguments == nil {
+		arguments = []any{}
+	}
+	// Values of tests always encode.
+	data, _ := json.Marshal(map[string]any{"protocol": 3, "method": method, "arguments": arguments, "reply_to": replyTo})
+	return data
+}
+
+// Send asks without waiting.
+func (r *Director) Send(agentID, method string, arguments ...any) (subject string, replies <-chan []byte) {
+	r.t.Helper()
+	subject, replies = r.Inbox(agentID)
+	if err := r.Conn.Publish("agent."+agentID, Envelope(method, subject, arguments...)); err != nil {
+		r.t.Fatal(err)
+	}
+	return subject, replies
+}
+
+// Call asks and waits for the reply.
+func (r *Director) Call(agentID, method string, arguments ...any) string {
+	r.t.Helper()
+	subject, replies := r.Send(agentID, method, arguments...)
+	defer r.Forget(subject)
+	return Receive(r.t, replies)
+}
+
+// Receive waits for one reply.
+func Receive(t testing.TB, replies <-chan []byte) string {
+	t.Helper()
+	select {
+	case data := <-replies:
+		return string(data)
+	case <-time.After(30 * time.Second):
+		t.Fatal("no reply")
+		return ""
+	}
+}
+
+// Task asks for a task and polls it to its end, as the Director does but faster.
+func (r *Director) Task(agentID, method string, arguments ...any) string {
+	r.t.Helper()
+	reply := r.Call(agentID, method, arguments...)
+	var handle struct {
+		Value struct {
+			ID    string `json:"agent_task_id"`
+			State string `json:"state"`
+		} `json:"value"`
+	}
+	if json.Unmarshal([]byte(reply), &handle) != nil || handle.Value.ID == "" {
+		return reply
+	}
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		reply = r.Call(agentID, "get_task", handle.Value.ID)
+		want := must[[]byte](r.t)(json.Marshal(map[string]any{"value": handle.Value}))
+		if reply != string(want) {
+			return reply
+		}
+		if time.Now().After(deadline) {
+			r.t.Fatalf("%s does not end", method)
+		}
+	}
+}
+
+// Until waits for a condition.
+func Until(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !condition(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited too long: %s", what)
+		}
+	}
+}

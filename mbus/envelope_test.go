@@ -1,0 +1,179 @@
+package mbus
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+func TestDecodeRequest(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		in   string
+		want Request
+		err  string
+	}{
+		{"a Director's", `{"protocol":3,"method":"list_disk","arguments":[],"reply_to":"director.7.a.b"}`,
+			Request{Method: "list_disk", Arguments: []json.RawMessage{}, ReplyTo: "director.7.a.b", Protocol: 3}, ""},
+		{"create-env's, without protocol", `{"method":"ping","arguments":[],"reply_to":"x"}`,
+			Request{Method: "ping", Arguments: []json.RawMessage{}, ReplyTo: "x"}, ""},
+		{"keys in any case", `{"METHOD":"ping","Reply_To":"x"}`, Request{Method: "ping", ReplyTo: "x"}, ""},
+		{"no arguments", `{"method":"ping"}`, Request{Method: "ping"}, ""},
+		{"null arguments", `{"method":"ping","arguments":null}`, Request{Method: "ping"}, ""},
+		{"exact numbers", `{"method":"sync_dns","arguments":[18446744073709551615]}`,
+			Request{Method: "sync_dns", Arguments: []json.RawMessage{json.RawMessage("18446744073709551615")}}, ""},
+		{"unknown keys, also payload", `{"method":"ping","payload":"not base64!","more":{}}`, Request{Method: "ping"}, ""},
+		{"nothing", ``, Request{}, "EOF"},
+		{"null", ` null `, Request{}, "not an object"},
+		{"array", `[]`, Request{}, "not an object"},
+		{"two", `{} {}`, Request{}, "more than one value"},
+		{"cut off", `{"method":"pi`, Request{}, "unexpected EOF"},
+		{"malformed", `{"method":pi}`, Request{}, "malformed JSON at byte"},
+		{"wrong type", `{"method":["secret"]}`, Request{}, "method has the wrong type"},
+		{"arguments no array", `{"arguments":{"a":"secret"}}`, Request{}, "arguments has the wrong type"},
+		{"protocol no integer", `{"protocol":3.5}`, Request{}, "protocol has the wrong type"},
+		{"too deep", strings.Repeat("[", 1<<20), Request{}, "malformed JSON at byte 10001"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got, err := DecodeRequest([]byte(c.in))
+			if c.err != "" {
+				if err == nil || !strings.Contains(err.Error(), c.err) || strings.Contains(err.Error(), "secret") {
+					t.Fatalf("got %v, want %q", err, c.err)
+				}
+				return
+			}
+			if err != nil || !reflect.DeepEqual(got, c.want) {
+				t.Errorf("got %+v, %v; want %+v", got, err, c.want)
+			}
+		})
+	}
+}
+
+type unencodable struct{}
+
+func (unencodable) MarshalJSON() ([]byte, error) { return nil, errors.New("broken") }
+
+func TestEncode(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		reply Reply
+		limit int
+		want  string
+	}{
+		{"value", Value("pong"), 0, `{"value":"pong"}`},
+		{"null", Value(nil), 0, `{"value":null}`},
+		{"html is not escaped", Value("<&>"), 0, `{"value":"<&>"}`},
+		{"exception", Exception("boom"), 0, `{"exception":{"message":"boom"}}`},
+		{"empty exception", Exception(""), 0, `{"exception":{}}`},
+		{"fits exactly", Value("12345"), 17, `{"value":"12345"}`},
+		{"one byte too long", Value("123456"), 17, `{"exception":{"message":"Response exceeded maximum allowed length"}}`},
+		{"not encodable", Value(unencodable{}), 0, `{"exception":{"message":"cannot encode the result: json: error calling MarshalJSON for type mbus.unencodable: broken"}}`},
+		{"no room at all", Exception(strings.Repeat("x", 100)), 10, `{"exception":{"message":"Response exceeded maximum allowed length"}}`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := string(c.reply.Encode(c.limit)); got != c.want {
+				t.Errorf("got %s, want %s", got, c.want)
+			}
+		})
+	}
+}
+
+// message decodes an exception.
+func message(t testing.TB, data []byte) string {
+	t.Helper()
+	var e exceptionEnvelope
+	if err := json.Unmarshal(data, &e); err != nil {
+		t.Fatalf("%v in %q", err, data)
+	}
+	return e.Exception.Message
+}
+
+func TestLongExceptionsLoseTheirMiddle(t *testing.T) {
+	for _, piece := range []string{"x", "é", "世", "😀", "\n", `"`, "\x01", "\u2028", "\xff", "a😀\"\\\t\x00é"} {
+		text := "HEAD" + strings.Repeat(piece, 3000) + "TAIL"
+		for _, limit := range []int{100, 101, 102, 103, 999, 1000, 2047} {
+			got := Exception(text).Encode(limit)
+			if len(got) > limit {
+				t.Fatalf("%q limit %d: got %d bytes", piece, limit, len(got))
+			}
+			// Nothing is given away: one more rune on each side would not fit.
+			if len(got) < limit-13 {
+				t.Errorf("%q limit %d: only %d bytes used", piece, limit, len(got))
+			}
+			m := message(t, got)
+			head, tail, found := strings.Cut(m, "\n...[truncated]...\n")
+			if !found || !strings.HasPrefix(head, "HEAD") || !strings.HasSuffix(tail, "TAIL") || !utf8.ValidString(m) {
+				t.Errorf("%q limit %d: got %q", piece, limit, m)
+			}
+		}
+	}
+	// The end gets the odd byte.
+	room := 7
+	if got := shorten("aaaaaaaaaabbbbbbbbbb", room); got != "aaa"+truncated+"bbbb" {
+		t.Errorf("got %q", got)
+	}
+}
+
+func FuzzDecodeRequest(f *testing.F) {
+	for _, seed := range []string{
+		`{"protocol":3,"method":"list_disk","arguments":[],"reply_to":"director.7.a.b"}`,
+		`{"method":"apply","arguments":[{"job":null}]}`, `{"METHOD":1}`, `null`, `[[[[`, "\xff",
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r, err := DecodeRequest(data)
+		if err != nil {
+			return
+		}
+		for _, a := range r.Arguments {
+			if !json.Valid(a) {
+				t.Errorf("argument %q is not JSON", a)
+			}
+		}
+	})
+}
+
+func FuzzEncodeException(f *testing.F) {
+	f.Add("Action Failed apply: boom", 60)
+	f.Add(strings.Repeat("\xff\u2028\"", 100), 333)
+	f.Fuzz(func(t *testing.T, text string, limit int) {
+		limit = 80 + max(0, limit)%4096
+		got := Exception(text).Encode(limit)
+		if len(got) > limit {
+			t.Errorf("got %d bytes, want at most %d", len(got), limit)
+		}
+		message(t, got)
+	})
+}
+
+func TestHTTPSEvent(t *testing.T) {
+	e := HTTPSEvent(HTTPRequest{Path: "/agent", User: "mbus", Method: "POST", Source: "10.0.0.9", Port: "4242", Hostname: "vm-1",
+		Headers: "HOST=10.0.0.5:6868&USER_AGENT=a=b\nc", Status: 401, Reason: "wrong user or password"})
+	want := `CEF:0|CloudFoundry|BOSH|1|agent_api|/agent|7|duser=mbus requestMethod=POST src=10.0.0.9 spt=4242 shost=vm-1 ` +
+		`cs1=HOST\=10.0.0.5:6868&USER_AGENT\=a\=b\nc cs1Label=httpHeaders cs2=basic cs2Label=authType cs3=401 cs3Label=responseStatus ` +
+		`cs4=wrong user or password cs4Label=statusReason`
+	if got := e.String(); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	if e := HTTPSEvent(HTTPRequest{Status: 200}); e.Failed || !strings.Contains(e.String(), "|1|") {
+		t.Errorf("a success is graded as failure: %s", e)
+	}
+	if got := len(NATSEvent(Request{Method: strings.Repeat("m", 1<<20)}, Exception(strings.Repeat("x", 1<<20)), "[fd00::1]:4222", "h").String()); got > 3000 {
+		t.Errorf("line of %d bytes", got)
+	}
+	if got := NATSEvent(Request{Method: "ping"}, Value(1), "[fd00::1]:4222", "h").String(); !strings.Contains(got, "src=fd00::1 spt=4222") {
+		t.Errorf("IPv6: %s", got)
+	}
+}
+
+func BenchmarkEncode(b *testing.B) {
+	r := Value(map[string]string{"a": fmt.Sprint(1)})
+	for b.Loop() {
+		r.Encode(1 << 20)
+	}
+}

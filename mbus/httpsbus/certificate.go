@@ -1,0 +1,95 @@
+package httpsbus
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/big"
+	"net"
+	"os"
+	"time"
+
+	"cambium/internal/atomicfile"
+)
+
+// madeFor is how long a certificate of our own is valid.
+const madeFor = 10 * 365 * 24 * time.Hour
+
+// certificate is the one of the settings, or one that this machine made for itself and keeps:
+// its key is nobody else's, and a caller that pinned it finds it again after a restart.
+func certificate(o Options, host string) (tls.Certificate, error) {
+	if o.Certificate != "" || !o.PrivateKey.Empty() {
+		pair, err := tls.X509KeyPair([]byte(o.Certificate), []byte(o.PrivateKey.Reveal()))
+		if err != nil {
+			return tls.Certificate{}, fmt.Errorf("https bus: certificate: %w", err)
+		}
+		return pair, nil
+	}
+	data, err := os.ReadFile(o.KeyFile)
+	if err == nil {
+		pair, err := tls.X509KeyPair(data, data)
+		if err == nil && pair.Leaf.VerifyHostname(nameOf(host)) == nil && time.Now().Before(pair.Leaf.NotAfter) {
+			return pair, nil
+		}
+		o.Log.Warn("kept https certificate cannot be used; making another")
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return tls.Certificate{}, fmt.Errorf("https bus: kept certificate: %w", err)
+	}
+	data, err = makeCertificate(nameOf(host))
+	if err != nil {
+		return tls.Certificate{}, fmt.Errorf("https bus: make certificate: %w", err)
+	}
+	if err := atomicfile.Write(o.KeyFile, data, 0o600); err != nil {
+		return tls.Certificate{}, fmt.Errorf("https bus: keep certificate: %w", err)
+	}
+	return tls.X509KeyPair(data, data)
+}
+
+// nameOf is what the certificate is for; an address that means "all" is no name.
+func nameOf(host string) string {
+	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
+		return "localhost"
+	}
+	return host
+}
+
+func makeCertificate(host string) ([]byte, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
+	if err != nil {
+		return nil, err
+	}
+	template := &x509.Certificate{
+		SerialNumber: serial,
+		Subject:      pkix.Name{CommonName: "bosh-agent"},
+		NotBefore:    time.Now().Add(-time.Hour),
+		NotAfter:     time.Now().Add(madeFor),
+		KeyUsage:     x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	if ip := net.ParseIP(host); ip != nil {
+		template.IPAddresses = []net.IP{ip}
+	} else {
+		template.DNSNames = []string{host}
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, err
+	}
+	return append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw})...), nil
+}

@@ -1,0 +1,168 @@
+// Package httpsbus serves the Director's messages over HTTPS, for create-env and other callers
+// without a NATS server: requests to /agent, and blobs below /blobs/. It listens on an address
+// that the whole network may reach, so every limit in it is for callers that have not shown a
+// password.
+package httpsbus
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/internal/retry"
+	"cambium/internal/secret"
+	"cambium/mbus"
+)
+
+const (
+	headerTime     = 10 * time.Second // also for the TLS handshake
+	idleTime       = 2 * time.Minute
+	maxHeader      = 16 << 10
+	maxEnvelope    = 64 << 20
+	maxConnections = 256
+	// Bodies must keep coming: transferGrace plus a second for each slowest bytes.
+	transferGrace = 30 * time.Second
+	slowest       = 1 << 10
+	shutdownTime  = 5 * time.Second
+)
+
+// Blobs is the directory that uploaded blobs go to.
+type Blobs interface {
+	// Open fails with fs.ErrNotExist for a blob that is not there.
+	Open(id string) (*os.File, error)
+	// Write stores a blob whole or not at all.
+	Write(id string, content io.Reader) error
+	Remove(id string) error
+}
+
+// Options configure a Bus.
+type Options struct {
+	// URL holds address and credentials: https://user:password@0.0.0.0:6868.
+	URL secret.URL
+	// Certificate and PrivateKey are PEM. Without them a pair is made and kept in KeyFile.
+	Certificate string
+	PrivateKey  secret.String
+	KeyFile     string
+	Handler     mbus.Handler
+	Blobs       Blobs
+	// OnListen is called when the agent has become reachable. It must not block.
+	OnListen func()
+	Audit    mbus.Auditor
+	Log      *logrus.Entry
+}
+
+// Bus is the agent's HTTPS server.
+type Bus struct {
+	options  Options
+	address  string
+	user     string
+	auth     *auth
+	tls      *tls.Config
+	hostname string
+	bound    atomic.Pointer[net.TCPAddr]
+}
+
+// New checks the options, and makes a certificate if there is none.
+func New(o Options) (*Bus, error) {
+	u, err := url.Parse(o.URL.Reveal())
+	if err != nil {
+		// The parser's error quotes the address, which holds a password.
+		return nil, fmt.Errorf("https bus: malformed address %s", o.URL)
+	}
+	password, given := u.User.Password()
+	switch {
+	case u.Scheme != "https" || u.Hostname() == "" || u.Port() == "":
+		return nil, fmt.Errorf("https bus: not https://user:password@host:port: %s", o.URL)
+	case u.User.Username() == "" || !given || password == "":
+		return nil, fmt.Errorf("https bus: no user and password in %s", o.URL)
+	}
+	pair, err := certificate(o, u.Hostname())
+	if err != nil {
+		return nil, err
+	}
+	b := &Bus{options: o, address: u.Host, user: u.User.Username(), auth: newAuth(u.User.Username(), password)}
+	b.tls = &tls.Config{
+		MinVersion:   tls.VersionTLS12,
+		Certificates: []tls.Certificate{pair},
+		NextProtos:   []string{"http/1.1"},
+		CipherSuites: []uint16{
+			tls.TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384, tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,
+			tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384, tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,
+		},
+	}
+	if b.hostname, err = os.Hostname(); err != nil {
+		b.hostname = ""
+	}
+	return b, nil
+}
+
+// Run listens and serves until ctx ends. An address that cannot be had yet is tried again.
+func (b *Bus) Run(ctx context.Context) error {
+	var listener net.Listener
+	err := retry.Do(ctx, retry.Backoff{Min: 200 * time.Millisecond, Max: 5 * time.Second, Jitter: 0.5}, func(ctx context.Context) (err error) {
+		if listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", b.address); err != nil {
+			b.options.Log.WithError(err).Warn("cannot listen for https")
+		}
+		return err
+	})
+	if err != nil {
+		return nil // only the end of ctx ends the attempts
+	}
+	address, _ := listener.Addr().(*net.TCPAddr)
+	b.bound.Store(address)
+	defer b.bound.Store(nil)
+	b.options.Log.WithField("address", address.String()).Info("listening for https")
+	if b.options.OnListen != nil {
+		b.options.OnListen()
+	}
+	complaints := b.options.Log.WriterLevel(logrus.DebugLevel)
+	defer func() { _ = complaints.Close() }() // a pipe
+	server := &http.Server{
+		Handler:           b,
+		ReadHeaderTimeout: headerTime,
+		IdleTimeout:       idleTime,
+		MaxHeaderBytes:    maxHeader,
+		ErrorLog:          log.New(complaints, "", 0),
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(tls.NewListener(limited(listener, maxConnections), b.tls)) }()
+	select {
+	case err := <-ended:
+		return fmt.Errorf("https bus: %w", err)
+	case <-ctx.Done():
+	}
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTime)
+	defer cancel()
+	if server.Shutdown(last) != nil {
+		_ = server.Close() // what has not ended by now is cut off
+	}
+	if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("https bus: %w", err)
+	}
+	return nil
+}
+
+// Address is where the bus listens, or nil while it does not.
+func (b *Bus) Address() net.Addr {
+	if a := b.bound.Load(); a != nil {
+		return a
+	}
+	return nil
+}
+
+// Connected reports whether the agent can be reached.
+func (b *Bus) Connected() bool { return b.bound.Load() != nil }
+
+// Publish does nothing: there is no Health Monitor behind this bus.
+func (b *Bus) Publish(context.Context, string, string, any) error { return nil }

@@ -1,0 +1,487 @@
+package httpsbus
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/internal/atomicfile"
+	"cambium/internal/secret"
+	"cambium/internal/testca"
+	"cambium/mbus"
+)
+
+func quiet() *logrus.Entry {
+	l := logrus.New()
+	l.SetOutput(io.Discard)
+	return logrus.NewEntry(l)
+}
+
+// dir is a directory of blobs.
+type dir string
+
+func (d dir) path(id string) (string, error) {
+	if id == ".." || strings.ContainsAny(id, "/\x00") {
+		return "", errors.New("not a usable blob id")
+	}
+	return filepath.Join(string(d), id), nil
+}
+
+func (d dir) Open(id string) (*os.File, error) {
+	path, err := d.path(id)
+	if err != nil {
+		return nil, err
+	}
+	return os.Open(path)
+}
+
+func (d dir) Write(id string, content io.Reader) error {
+	path, err := d.path(id)
+	if err != nil {
+		return err
+	}
+	data, err := io.ReadAll(content)
+	if err != nil {
+		return err
+	}
+	return atomicfile.Write(path, data, 0o640)
+}
+
+func (d dir) Remove(id string) error {
+	path, err := d.path(id)
+	if err != nil {
+		return err
+	}
+	return os.Remove(path)
+}
+
+type handler func(ctx context.Context, r mbus.Request, reply func(mbus.Reply))
+
+func (h handler) Handle(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) {
+	h(ctx, r, reply)
+}
+
+type audit struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (a *audit) Record(e mbus.Event) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.lines = append(a.lines, e.String())
+}
+
+type served struct {
+	*Bus
+	base  string
+	blobs dir
+	audit *audit
+	http  *http.Client
+}
+
+func start(t *testing.T, h handler, change func(*Options)) *served {
+	t.Helper()
+	if h == nil {
+		h = func(_ context.Context, r mbus.Request, reply func(mbus.Reply)) {
+			if r.Method == "ping" {
+				reply(mbus.Value("pong"))
+				return
+			}
+			reply(mbus.Exception("unknown message " + r.Method))
+		}
+	}
+	s := &served{blobs: dir(t.TempDir()), audit: &audit{}}
+	o := Options{URL: secret.NewURL("https://mbus:s3cret@127.0.0.1:0"), KeyFile: filepath.Join(t.TempDir(), "https.pem"),
+		Handler: h, Blobs: s.blobs, Audit: s.audit, Log: quiet()}
+	if change != nil {
+		change(&o)
+	}
+	b, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Bus = b
+	listening := make(chan struct{})
+	b.options.OnListen = func() { close(listening) }
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- b.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Errorf("Run: %v", err)
+			}
+		case <-time.After(20 * time.Second):
+			t.Error("Run does not end")
+		}
+	})
+	<-listening
+	s.base = "https://" + b.Address().String()
+	s.http = &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	t.Cleanup(s.http.CloseIdleConnections)
+	return s
+}
+
+func (s *served) do(t *testing.T, method, path, password, body string) (*http.Response, string) {
+	t.Helper()
+	r, err := http.NewRequest(method, s.base+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if password != "" {
+		r.SetBasicAuth("mbus", password)
+	}
+	response, err := s.http.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := io.ReadAll(response.Body)
+	if err := errors.Join(err, response.Body.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return response, string(data)
+}
+
+func TestConversation(t *testing.T) {
+	s := start(t, nil, nil)
+	if err := os.Mkdir(filepath.Join(string(s.blobs), "directory"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	ping := `{"method":"ping","arguments":[],"reply_to":"cli"}`
+	for _, c := range []struct {
+		name, method, path, password, body string
+		status                             int
+		want                               string
+	}{
+		{"ping", "POST", "/agent", "s3cret", ping, 200, `{"value":"pong"}`},
+		{"an exception is a 200", "POST", "/agent", "s3cret", `{"method":"hop"}`, 200, `{"exception":{"message":"unknown message hop"}}`},
+		{"undecodable", "POST", "/agent", "s3cret", `{`, 500, ""},
+		{"other method", "GET", "/agent", "s3cret", "", 404, ""},
+		{"no password", "POST", "/agent", "", ping, 401, ""},
+		{"wrong password", "POST", "/agent", "S3cret", ping, 401, ""},
+		{"unknown path needs no password", "GET", "/", "", "", 404, ""},
+		{"another", "GET", "/agents", "", "", 404, ""},
+		{"put", "PUT", "/blobs/a9/blob-1", "s3cret", "content", 201, ""},
+		{"put again", "PUT", "/blobs/a9/blob-1", "s3cret", "content 2", 201, ""},
+		{"get", "GET", "/blobs/a9/blob-1", "s3cret", "", 200, "content 2"},
+		{"only the last segment counts", "GET", "/blobs/other/blob-1", "s3cret", "", 200, "content 2"},
+		{"head", "HEAD", "/blobs/a9/blob-1", "s3cret", "", 200, ""},
+		{"head of none", "HEAD", "/blobs/a9/blob-2", "s3cret", "", 404, ""},
+		{"get none", "GET", "/blobs/a9/blob-2", "s3cret", "", 404, ""},
+		{"get without password", "GET", "/blobs/a9/blob-1", "", "", 401, ""},
+		{"put without password", "PUT", "/blobs/a9/blob-3", "", "x", 401, ""},
+		{"a directory is no blob", "GET", "/blobs/a9/directory", "s3cret", "", 404, ""},
+		{"no id", "GET", "/blobs/", "s3cret", "", 404, ""},
+		{"no id, deeper", "PUT", "/blobs/a9/", "s3cret", "x", 404, ""},
+		{"out of the directory", "PUT", "/blobs/a9/..%2f..%2fetc%2fpasswd", "s3cret", "x", 201, ""},
+		{"is confined to it", "GET", "/blobs/passwd", "s3cret", "", 200, "x"},
+		{"dots", "PUT", "/blobs/a9/%2e%2e", "s3cret", "x", 500, "not a usable blob id"},
+		{"post to a blob", "POST", "/blobs/a9/blob-1", "s3cret", "", 404, ""},
+		{"delete", "DELETE", "/blobs/a9/blob-1", "s3cret", "", 204, ""},
+		{"delete again", "DELETE", "/blobs/a9/blob-1", "s3cret", "", 404, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			response, body := s.do(t, c.method, c.path, c.password, c.body)
+			if response.StatusCode != c.status || body != c.want {
+				t.Errorf("got %d %q, want %d %q", response.StatusCode, body, c.status, c.want)
+			}
+			if response.ProtoMajor != 1 {
+				t.Errorf("got %s, want HTTP/1.1", response.Proto)
+			}
+			if c.status == 401 && response.Header.Get("WWW-Authenticate") != `Basic realm=""` {
+				t.Errorf("got header %q", response.Header.Get("WWW-Authenticate"))
+			}
+		})
+	}
+	s.audit.mu.Lock()
+	defer s.audit.mu.Unlock()
+	log := strings.Join(s.audit.lines, "\n")
+	for _, want := range []string{"|/agent|1|duser=mbus requestMethod=POST src=127.0.0.1 spt=", "|/agent|7|duser= requestMethod=POST", "cs3=401 cs3Label=responseStatus cs4=wrong user or password"} {
+		if !strings.Contains(log, want) {
+			t.Errorf("the audit does not contain %q", want)
+		}
+	}
+	if strings.Contains(strings.ToLower(log), "s3cret") {
+		t.Error("the audit tells a password")
+	}
+}
+
+func TestInterruptedUploadLeavesNothing(t *testing.T) {
+	s := start(t, nil, nil)
+	if err := s.blobs.Write("blob-1", strings.NewReader("old")); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := tls.Dial("tcp", s.Address().String(), &tls.Config{InsecureSkipVerify: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, _ := http.NewRequest("PUT", "/blobs/a9/blob-1", nil)
+	r.SetBasicAuth("mbus", "s3cret")
+	fmt.Fprintf(conn, "PUT /blobs/a9/blob-1 HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\nAuthorization: %s\r\n\r\nhalf", r.Header.Get("Authorization"))
+	if err := conn.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, body := s.do(t, "GET", "/blobs/a9/blob-1", "s3cret", ""); body != "old" {
+		t.Errorf("got %q, want the old content", body)
+	}
+	entries, err := os.ReadDir(string(s.blobs))
+	if err != nil || len(entries) != 1 {
+		t.Errorf("got %v, %v; want one blob", entries, err)
+	}
+}
+
+func TestLargeBlob(t *testing.T) {
+	s := start(t, nil, nil)
+	content := bytes.Repeat([]byte("0123456789abcdef"), 1<<20)
+	if response, body := s.do(t, "PUT", "/blobs/a9/big", "s3cret", string(content)); response.StatusCode != 201 {
+		t.Fatalf("got %d %s", response.StatusCode, body)
+	}
+	_, got := s.do(t, "GET", "/blobs/a9/big", "s3cret", "")
+	if sha256.Sum256([]byte(got)) != sha256.Sum256(content) {
+		t.Errorf("got %d bytes, want the %d that were put", len(got), len(content))
+	}
+}
+
+func TestSlowAnswersAndKeepAlive(t *testing.T) {
+	release := make(chan struct{})
+	s := start(t, func(_ context.Context, r mbus.Request, reply func(mbus.Reply)) {
+		if !r.KeepsWaiting || r.Identity != "" {
+			t.Errorf("got %+v", r)
+		}
+		go func() {
+			if r.Method == "slow" {
+				<-release
+			}
+			reply(mbus.Value(r.Method))
+		}()
+	}, nil)
+	slow := make(chan string, 1)
+	go func() {
+		_, body := s.do(t, "POST", "/agent", "s3cret", `{"method":"slow"}`)
+		slow <- body
+	}()
+	for range 50 {
+		if _, body := s.do(t, "POST", "/agent", "s3cret", `{"method":"ping"}`); body != `{"value":"ping"}` {
+			t.Fatalf("got %s", body)
+		}
+	}
+	close(release)
+	if got := <-slow; got != `{"value":"slow"}` {
+		t.Errorf("got %s", got)
+	}
+}
+
+func TestSilenceAndCallersThatLeave(t *testing.T) {
+	left := make(chan struct{})
+	s := start(t, func(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) {
+		if r.Method == "silence" {
+			reply(mbus.Silence())
+			return
+		}
+		go func() {
+			<-ctx.Done()
+			close(left)
+			reply(mbus.Silence())
+		}()
+	}, nil)
+	if response, body := s.do(t, "POST", "/agent", "s3cret", `{"method":"silence"}`); response.StatusCode != 503 || body != "" {
+		t.Errorf("got %d %q", response.StatusCode, body)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	r, _ := http.NewRequestWithContext(ctx, "POST", s.base+"/agent", strings.NewReader(`{"method":"wait"}`))
+	r.SetBasicAuth("mbus", "s3cret")
+	if _, err := s.http.Do(r); err == nil {
+		t.Fatal("answered")
+	}
+	select {
+	case <-left:
+	case <-time.After(20 * time.Second):
+		t.Error("the handler is not told that the caller left")
+	}
+}
+
+func TestGuessingIsThrottled(t *testing.T) {
+	a := newAuth("mbus", "s3cret")
+	now := time.Now()
+	request := func(from, password string) *http.Request {
+		r, _ := http.NewRequest("POST", "/agent", nil)
+		r.RemoteAddr = from + ":1"
+		r.SetBasicAuth("mbus", password)
+		return r
+	}
+	for i := range failureBurst {
+		if got := a.check(request("10.0.0.1", fmt.Sprint(i)), now); got != refused {
+			t.Fatalf("guess %d: got %v", i, got)
+		}
+	}
+	if got := a.check(request("10.0.0.1", "s3cret"), now); got != throttled {
+		t.Errorf("right password while throttled: got %v", got)
+	}
+	if got := a.check(request("10.0.0.2", "s3cret"), now); got != accepted {
+		t.Errorf("another address: got %v", got)
+	}
+	if got := a.check(request("10.0.0.1", "s3cret"), now.Add(2*failureEvery)); got != accepted {
+		t.Errorf("later: got %v", got)
+	}
+	for i := range 2 * maxAddresses {
+		a.check(request(fmt.Sprintf("10.%d.%d.%d", 1+i>>16, i>>8&255, i&255), "wrong"), now)
+	}
+	if len(a.failures) > maxAddresses {
+		t.Errorf("%d addresses are remembered", len(a.failures))
+	}
+}
+
+func TestGuessingOnTheWire(t *testing.T) {
+	s := start(t, nil, nil)
+	var last int
+	for range failureBurst + 1 {
+		response, _ := s.do(t, "POST", "/agent", "guess", "")
+		last = response.StatusCode
+	}
+	if last != http.StatusTooManyRequests {
+		t.Errorf("got %d, want 429", last)
+	}
+}
+
+func TestCertificates(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "https.pem")
+	leaf := func(s *served) string {
+		t.Helper()
+		conn, err := tls.Dial("tcp", s.Address().String(), &tls.Config{InsecureSkipVerify: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = conn.Close() }()
+		if v := conn.ConnectionState().Version; v < tls.VersionTLS12 {
+			t.Errorf("TLS version %x", v)
+		}
+		return string(conn.ConnectionState().PeerCertificates[0].Raw)
+	}
+	one := leaf(start(t, nil, func(o *Options) { o.KeyFile = file }))
+	info, err := os.Stat(file)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("kept key: %v, %v; want mode 0600", info.Mode(), err)
+	}
+	if again := leaf(start(t, nil, func(o *Options) { o.KeyFile = file })); again != one {
+		t.Error("the certificate changed with a restart")
+	}
+	if other := leaf(start(t, nil, nil)); other == one {
+		t.Error("two machines have the same certificate")
+	}
+	if err := os.WriteFile(file, []byte("damaged"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if again := leaf(start(t, nil, func(o *Options) { o.KeyFile = file })); again == one {
+		t.Error("a damaged certificate was served")
+	}
+
+	ca, err := testca.New("ca")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := ca.Server("127.0.0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := start(t, nil, func(o *Options) {
+		o.Certificate, o.PrivateKey = string(pair.Certificate), secret.New(string(pair.PrivateKey))
+	})
+	for _, version := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
+		conn, err := tls.Dial("tcp", s.Address().String(), &tls.Config{RootCAs: ca.Pool(), MinVersion: version, MaxVersion: version})
+		if err != nil {
+			t.Errorf("TLS %x with the certificate of the settings: %v", version, err)
+			continue
+		}
+		_ = conn.Close()
+	}
+	if _, err := tls.Dial("tcp", s.Address().String(), &tls.Config{RootCAs: ca.Pool(), MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}); err == nil {
+		t.Error("TLS 1.1 was accepted")
+	}
+}
+
+func TestBadOptions(t *testing.T) {
+	for _, raw := range []string{"", "http://a:b@c:1", "https://c:1", "https://a@c:1", "https://a:@c:1", "https://a:s3cret@c", "https://a:s3cret@%zz"} {
+		_, err := New(Options{URL: secret.NewURL(raw), KeyFile: filepath.Join(t.TempDir(), "k"), Log: quiet()})
+		if err == nil {
+			t.Errorf("%q was accepted", raw)
+		} else if strings.Contains(err.Error(), "s3cret") {
+			t.Errorf("the error tells the password: %v", err)
+		}
+	}
+	if _, err := New(Options{URL: secret.NewURL("https://a:b@127.0.0.1:0"), Certificate: "x", Log: quiet()}); err == nil {
+		t.Error("an unreadable certificate was accepted")
+	}
+}
+
+// A body that trickles is cut off, one that flows may take any time.
+func TestPace(t *testing.T) {
+	if got := allowance(0); got != transferGrace {
+		t.Errorf("first byte: got %v", got)
+	}
+	if got := allowance(1 << 30); got < time.Hour {
+		t.Errorf("a gigabyte: got %v", got)
+	}
+}
+
+func TestConnectionsAreLimited(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lim := limited(l, 2)
+	accepted := make(chan net.Conn)
+	go func() {
+		for {
+			c, err := lim.Accept()
+			if err != nil {
+				close(accepted)
+				return
+			}
+			accepted <- c
+		}
+	}()
+	for range 3 {
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = c.Close() }()
+	}
+	first := <-accepted
+	<-accepted
+	select {
+	case <-accepted:
+		t.Error("a third connection was accepted")
+	case <-time.After(50 * time.Millisecond):
+	}
+	_ = first.Close()
+	_ = first.Close() // twice frees one place
+	<-accepted
+	if err := lim.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := lim.Close(); err == nil || !errors.Is(err, net.ErrClosed) {
+		t.Errorf("second close: %v", err)
+	}
+	if _, open := <-accepted; open {
+		t.Error("accepted after close")
+	}
+}

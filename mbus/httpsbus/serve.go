@@ -1,0 +1,286 @@
+package httpsbus
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"path"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"cambium/mbus"
+)
+
+// recorder remembers the status for the audit line.
+type recorder struct {
+	http.ResponseWriter
+	status int
+	reason string
+}
+
+func (r *recorder) WriteHeader(status int) {
+	if r.status == 0 {
+		r.status = status
+	}
+	r.ResponseWriter.WriteHeader(status)
+}
+
+func (r *recorder) Write(p []byte) (int, error) {
+	if r.status == 0 {
+		r.status = http.StatusOK
+	}
+	return r.ResponseWriter.Write(p)
+}
+
+// Unwrap lets http.ResponseController reach the connection.
+func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
+
+// ServeHTTP answers one request. Nothing but the path is looked at before the password.
+func (b *Bus) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	var serve func(*recorder, *http.Request)
+	switch {
+	case r.URL.Path == "/agent":
+		serve = b.serveAgent
+	case strings.HasPrefix(r.URL.Path, "/blobs/"):
+		serve = b.serveBlob
+	default:
+		w.WriteHeader(http.StatusNotFound)
+		return
+	}
+	rec := &recorder{ResponseWriter: w}
+	// Deadlines outlive a request on a connection that is kept open.
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Time{})
+	user := ""
+	switch b.auth.check(r, time.Now()) {
+	case accepted:
+		user = b.user
+		serve(rec, r)
+	case refused:
+		rec.reason = "wrong user or password"
+		rec.Header().Set("WWW-Authenticate", `Basic realm=""`)
+		rec.Header().Set("Connection", "close")
+		rec.WriteHeader(http.StatusUnauthorized)
+	case throttled:
+		rec.reason = "too many wrong passwords"
+		rec.Header().Set("Retry-After", "1")
+		rec.Header().Set("Connection", "close")
+		rec.WriteHeader(http.StatusTooManyRequests)
+	}
+	b.record(rec, r, user)
+	writeWithin(w, 0) // what is still buffered
+}
+
+func (b *Bus) record(rec *recorder, r *http.Request, user string) {
+	if b.options.Audit == nil {
+		return
+	}
+	host, port, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		host = r.RemoteAddr
+	}
+	b.options.Audit.Record(mbus.HTTPSEvent(mbus.HTTPRequest{
+		Path: r.URL.Path, User: user, Method: r.Method, Source: host, Port: port, Hostname: b.hostname,
+		Headers: summary(r), Status: rec.status, Reason: rec.reason,
+	}))
+}
+
+// summary names the headers that tell where a request came from.
+func summary(r *http.Request) string {
+	parts := []string{"HOST=" + r.Host}
+	for _, name := range []string{"X-Real-Ip", "X-Forwarded-For", "X-Forwarded-Proto", "User-Agent"} {
+		if value := r.Header.Get(name); value != "" {
+			parts = append(parts, strings.ToUpper(strings.ReplaceAll(name, "-", "_"))+"="+value)
+		}
+	}
+	return strings.Join(parts, "&")
+}
+
+func (b *Bus) serveAgent(w *recorder, r *http.Request) {
+	if r.Method != http.MethodPost {
+		w.WriteHeader(http.StatusNotFound)
+		return
+	}
+	body := http.MaxBytesReader(w, io.NopCloser(newPaced(w, r.Body)), maxEnvelope)
+	data, err := io.ReadAll(body)
+	if err != nil {
+		w.reason = "request body not read"
+		w.WriteHeader(http.StatusBadRequest)
+		return
+	}
+	request, err := mbus.DecodeRequest(data)
+	if err != nil {
+		w.reason = err.Error()
+		w.WriteHeader(http.StatusInternalServerError)
+		return
+	}
+	request.KeepsWaiting = true
+	// No read deadline any more: the library watches the connection for the caller's end.
+	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
+	replies := make(chan mbus.Reply, 1)
+	b.options.Handler.Handle(r.Context(), request, func(reply mbus.Reply) { replies <- reply })
+	select {
+	case reply := <-replies:
+		if reply.Silent() {
+			w.reason = "not answered"
+			w.Header().Set("Connection", "close")
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		w.reason, _ = reply.Failed()
+		data := reply.Encode(0)
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Content-Length", strconv.Itoa(len(data)))
+		writeWithin(w, int64(len(data)))
+		_, _ = w.Write(data) // a caller that went away is not told
+	case <-r.Context().Done():
+		w.reason = "caller went away"
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}
+}
+
+// serveBlob serves a blob; only the last segment of the path names it.
+func (b *Bus) serveBlob(w *recorder, r *http.Request) {
+	id := path.Base(r.URL.Path)
+	if id == "." || id == "/" || strings.HasSuffix(r.URL.Path, "/") {
+		w.WriteHeader(http.StatusNotFound)
+		return
+	}
+	switch r.Method {
+	case http.MethodPut:
+		if err := b.options.Blobs.Write(id, newPaced(w, r.Body)); err != nil {
+			b.blobError(w, err)
+			return
+		}
+		w.WriteHeader(http.StatusCreated)
+	case http.MethodGet, http.MethodHead:
+		b.sendBlob(w, r, id)
+	case http.MethodDelete:
+		file, err := b.options.Blobs.Open(id)
+		if err == nil {
+			err = errors.Join(file.Close(), b.options.Blobs.Remove(id))
+		}
+		if err != nil {
+			b.blobError(w, err)
+			return
+		}
+		w.WriteHeader(http.StatusNoContent)
+	default:
+		w.WriteHeader(http.StatusNotFound)
+	}
+}
+
+func (b *Bus) sendBlob(w *recorder, r *http.Request, id string) {
+	file, err := b.options.Blobs.Open(id)
+	if err != nil {
+		b.blobError(w, err)
+		return
+	}
+	defer func() { _ = file.Close() }() // only read from
+	info, err := file.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fs.ErrNotExist
+	}
+	if err != nil {
+		b.blobError(w, err)
+		return
+	}
+	w.Header().Set("Content-Type", "application/octet-stream")
+	w.Header().Set("Content-Length", strconv.FormatInt(info.Size(), 10))
+	if r.Method == http.MethodHead {
+		w.WriteHeader(http.StatusOK)
+		return
+	}
+	writeWithin(w, info.Size())
+	if _, err := io.CopyN(w, file, info.Size()); err != nil {
+		w.reason = "blob not sent: " + err.Error()
+	}
+}
+
+func (b *Bus) blobError(w *recorder, err error) {
+	w.reason = err.Error()
+	if errors.Is(err, fs.ErrNotExist) {
+		w.WriteHeader(http.StatusNotFound)
+		return
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(http.StatusInternalServerError)
+	_, _ = io.WriteString(w, err.Error()) // a caller that went away is not told
+}
+
+// paced reads a body that must keep coming. The deadline moves with what has arrived, so that
+// any size is possible and a trickle is not.
+type paced struct {
+	body    io.Reader
+	control *http.ResponseController
+	begun   time.Time
+	bytes   int64
+}
+
+func newPaced(w http.ResponseWriter, body io.Reader) *paced {
+	return &paced{body: body, control: http.NewResponseController(w), begun: time.Now()}
+}
+
+func (p *paced) Read(buffer []byte) (int, error) {
+	deadline := p.begun.Add(allowance(p.bytes))
+	if err := p.control.SetReadDeadline(deadline); err != nil {
+		return 0, err
+	}
+	n, err := p.body.Read(buffer)
+	p.bytes += int64(n)
+	return n, err
+}
+
+func allowance(bytes int64) time.Duration {
+	return transferGrace + time.Duration(bytes/slowest)*time.Second
+}
+
+// writeWithin gives the caller time to take so many bytes, and no more. It cannot fail on a
+// connection of this server.
+func writeWithin(w http.ResponseWriter, bytes int64) {
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(allowance(bytes)))
+}
+
+// limited accepts at most n connections at a time.
+func limited(l net.Listener, n int) net.Listener {
+	return &limitListener{Listener: l, slots: make(chan struct{}, n), closed: make(chan struct{})}
+}
+
+type limitListener struct {
+	net.Listener
+	slots  chan struct{}
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (l *limitListener) Accept() (net.Conn, error) {
+	select {
+	case l.slots <- struct{}{}:
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		<-l.slots
+		return nil, err
+	}
+	return &limitConn{Conn: conn, release: sync.OnceFunc(func() { <-l.slots })}, nil
+}
+
+func (l *limitListener) Close() error {
+	l.once.Do(func() { close(l.closed) })
+	return l.Listener.Close()
+}
+
+type limitConn struct {
+	net.Conn
+	release func()
+}
+
+func (c *limitConn) Close() error {
+	defer c.release()
+	return c.Conn.Close()
+}

@@ -1,0 +1,369 @@
+package natsbus
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"cambium/internal/secret"
+	"cambium/internal/testca"
+	"cambium/internal/testnats"
+	"cambium/mbus"
+)
+
+// quick makes the pauses of the real agent short, so that outages in tests are.
+func quick(t testing.TB) {
+	loss, first, auth := afterLoss, atFirst, afterAuth
+	for _, b := range []*time.Duration{&afterLoss.Min, &afterLoss.Max, &atFirst.Min, &atFirst.Max, &afterAuth.Min, &afterAuth.Max} {
+		*b = 50 * time.Millisecond
+	}
+	t.Cleanup(func() { afterLoss, atFirst, afterAuth = loss, first, auth })
+}
+
+func TestServerKilledAndBack(t *testing.T) {
+	quick(t)
+	d := testnats.Start(t, nil, agentID)
+	hold := make(chan struct{})
+	var early atomic.Int64
+	b := start(t, d, Options{Handler: handler(func(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) {
+		if r.Method != "slow" {
+			pong(ctx, r, reply)
+			return
+		}
+		early.Add(1)
+		go func() {
+			<-hold
+			reply(mbus.Value("kept"))
+		}()
+	})})
+	testnats.Until(t, "connected", b.Connected)
+	r := d.Director()
+	_, slow := r.Send(agentID, "slow")
+	testnats.Until(t, "request", func() bool { return early.Load() == 1 })
+	for range 3 {
+		d.Down()
+		testnats.Until(t, "loss noticed", func() bool { return !b.Connected() })
+		d.Up()
+		testnats.Until(t, "connected again", b.Connected)
+		testnats.Until(t, "director connected again", r.Conn.IsConnected)
+		if err := r.Conn.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		if got := r.Call(agentID, "ping"); got != pongReply {
+			t.Fatalf("got %s", got)
+		}
+	}
+	// The reply to a request from before the outage is still delivered.
+	close(hold)
+	if got := testnats.Receive(t, slow); got != `{"value":"kept"}` {
+		t.Errorf("got %s", got)
+	}
+}
+
+// What was handed to a connection that died with it is sent again: nobody asks for it a second
+// time.
+func TestReplyDuringAnOutageArrives(t *testing.T) {
+	quick(t)
+	d := testnats.Start(t, nil, agentID)
+	b := start(t, d, Options{})
+	testnats.Until(t, "connected", b.Connected)
+	r := d.Director()
+	subject, replies := r.Inbox(agentID)
+	d.Down()
+	// Perhaps the loss has not been noticed yet, perhaps it has; both must do.
+	b.active().send(message{subject: subject, data: []byte(`{"value":1}`)})
+	testnats.Until(t, "loss noticed", func() bool { return !b.Connected() })
+	other, more := r.Inbox(agentID)
+	b.active().send(message{subject: other, data: []byte(`{"value":2}`)})
+	b.active().send(message{subject: other, data: []byte(`{"value":"stale"}`), at: time.Now().Add(-2 * outboxAge)})
+	d.Up()
+	got := map[string]bool{}
+	for len(got) < 2 {
+		select {
+		case m := <-replies:
+			got[string(m)] = true
+		case m := <-more:
+			got[string(m)] = true
+		case <-time.After(100 * time.Millisecond):
+			// The agent was back before the Director, and a server keeps nothing for those who
+			// are not there.
+			if b.Connected() && r.Conn.IsConnected() && len(got) < 2 {
+				b.active().send(message{subject: subject, data: []byte(`{"value":1}`)})
+				b.active().send(message{subject: other, data: []byte(`{"value":2}`)})
+			}
+		}
+	}
+	if got[`{"value":"stale"}`] {
+		t.Error("a message was sent that nobody waits for any more")
+	}
+}
+
+func TestUnconfirmedIsSentAgain(t *testing.T) {
+	quick(t)
+	d := testnats.Start(t, nil, agentID)
+	b := start(t, d, Options{})
+	testnats.Until(t, "connected", b.Connected)
+	o := &b.active().outbox
+	b.active().send(message{subject: "director.7c1e." + agentID + ".x", data: []byte("1")})
+	o.mu.Lock()
+	waiting := len(o.unconfirmed)
+	o.mu.Unlock()
+	if waiting != 1 {
+		t.Fatalf("%d unconfirmed messages, want 1", waiting)
+	}
+	o.detach()
+	o.mu.Lock()
+	waiting = len(o.waiting)
+	o.mu.Unlock()
+	if waiting != 1 {
+		t.Errorf("%d messages wait for the next connection, want 1", waiting)
+	}
+}
+
+func TestConfirmedIsForgotten(t *testing.T) {
+	d := testnats.Start(t, nil, agentID)
+	b := start(t, d, Options{})
+	testnats.Until(t, "connected", b.Connected)
+	for range 100 {
+		b.active().send(message{subject: "director.7c1e." + agentID + ".x", data: []byte("1")})
+	}
+	o := &b.active().outbox
+	testnats.Until(t, "confirmation", func() bool {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		return len(o.unconfirmed) == 0 && o.bytes == 0 && !o.confirming
+	})
+}
+
+func TestOutboxIsBounded(t *testing.T) {
+	var o outbox
+	for range 100 {
+		o.send(message{subject: "a", data: make([]byte, 1<<20)})
+	}
+	if o.bytes > outboxBytes || len(o.waiting) != outboxBytes>>20 {
+		t.Errorf("%d messages of %d bytes wait", len(o.waiting), o.bytes)
+	}
+}
+
+// The server learns of a new agent only at its next synchronisation; until then it refuses, for
+// as long as it takes.
+func TestAuthRefusedThenGranted(t *testing.T) {
+	quick(t)
+	d := testnats.Start(t, nil)
+	b := start(t, d, Options{})
+	testnats.Until(t, "a refusal", func() bool { return refused(b.LastError()) })
+	var seen int
+	for last := error(nil); seen < 5; time.Sleep(time.Millisecond) {
+		if err := b.LastError(); err != last && err != nil {
+			last, seen = err, seen+1
+		}
+	}
+	d.SetUsers(testnats.Agent(testca.AgentName(agentID), agentID))
+	testnats.Until(t, "connected", b.Connected)
+	// Revoked and granted once more.
+	d.SetUsers()
+	testnats.Until(t, "thrown out", func() bool { return !b.Connected() })
+	d.SetUsers(testnats.Agent(testca.AgentName(agentID), agentID))
+	testnats.Until(t, "connected again", b.Connected)
+	if got := d.Director().Call(agentID, "ping"); got != pongReply {
+		t.Errorf("got %s", got)
+	}
+}
+
+// A user that may log in but not subscribe is a deaf agent, not a connected one.
+func TestSubscriptionRefusedThenGranted(t *testing.T) {
+	quick(t)
+	d := testnats.Start(t, nil)
+	d.SetUsers(testnats.User(testca.AgentName(agentID), []string{"hm.>"}, []string{"nothing"}))
+	b := start(t, d, Options{})
+	testnats.Until(t, "a refusal", func() bool { return refused(b.LastError()) })
+	if b.Connected() {
+		t.Error("the agent takes itself for connected")
+	}
+	d.SetUsers(testnats.Agent(testca.AgentName(agentID), agentID))
+	testnats.Until(t, "connected", b.Connected)
+}
+
+func TestServerCertificateSwapped(t *testing.T) {
+	quick(t)
+	d := testnats.Start(t, nil, agentID)
+	b := start(t, d, Options{})
+	testnats.Until(t, "connected", b.Connected)
+	foreign, err := testca.New("foreign")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bad, err := foreign.Server("127.0.0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	good, err := d.CA.Server("127.0.0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Down()
+	d.SetServerCertificate(bad)
+	d.Up()
+	testnats.Until(t, "refusal of the foreign server", func() bool {
+		return b.LastError() != nil && strings.Contains(b.LastError().Error(), "unknown authority")
+	})
+	d.Down()
+	d.SetServerCertificate(good)
+	d.Up()
+	testnats.Until(t, "connected again", b.Connected)
+}
+
+func TestRotation(t *testing.T) {
+	quick(t)
+	d := testnats.Start(t, nil)
+	bootstrap, permanent := testca.BootstrapName(agentID), testca.AgentName(agentID)
+	d.SetUsers(testnats.Agent(bootstrap, agentID))
+	var handled sync.Map
+	var total atomic.Int64
+	hold := make(chan struct{})
+	b := start(t, d, Options{Identity: identity(d, bootstrap), Handler: handler(func(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) {
+		total.Add(1)
+		if _, twice := handled.LoadOrStore(r.Identity, true); twice {
+			reply(mbus.Silence())
+			return
+		}
+		if r.Method == "slow" {
+			go func() {
+				<-hold
+				reply(mbus.Value("slow"))
+			}()
+			return
+		}
+		pong(ctx, r, reply)
+	})})
+	testnats.Until(t, "connected", b.Connected)
+	r := d.Director()
+	_, slow := r.Send(agentID, "slow")
+	if got := r.Call(agentID, "ping"); got != pongReply {
+		t.Fatalf("got %s", got)
+	}
+
+	// An identity that the server does not know leaves everything as it was.
+	short, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if _, err := b.Rotate(short, identity(d, permanent)); err == nil || !refused(errors.Unwrap(err)) {
+		t.Fatalf("got %v, want the refusal", err)
+	}
+	if got := r.Call(agentID, "ping"); got != pongReply {
+		t.Fatalf("after a failed rotation: %s", got)
+	}
+
+	// One that it learns of meanwhile works.
+	d.SetUsers(testnats.Agent(bootstrap, agentID), testnats.Agent(permanent, agentID))
+	testnats.Until(t, "connected", b.Connected)
+	long, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	rotation, err := b.Rotate(long, identity(d, permanent))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Rotate(long, identity(d, permanent)); err == nil {
+		t.Error("two rotations at a time")
+	}
+	before := total.Load()
+	if got := r.Call(agentID, "ping"); got != pongReply {
+		t.Fatalf("while both are subscribed: %s", got)
+	}
+	testnats.Until(t, "both deliveries", func() bool { return total.Load() == before+2 })
+	rotation.Commit(t.Context())
+	// Now the old identity may go.
+	d.SetUsers(testnats.Agent(permanent, agentID))
+	testnats.Until(t, "connected", b.Connected)
+	if got := r.Call(agentID, "ping"); got != pongReply {
+		t.Fatalf("after the rotation: %s", got)
+	}
+	// A request that came in before it is answered after it.
+	close(hold)
+	if got := testnats.Receive(t, slow); got != `{"value":"slow"}` {
+		t.Errorf("got %s", got)
+	}
+	if n := d.Server.NumClients(); n != 2 {
+		t.Errorf("%d connections, want the agent's and the Director's", n)
+	}
+}
+
+// Not one of the requests that arrive during a rotation is lost or answered twice.
+func TestRotationUnderLoad(t *testing.T) {
+	quick(t)
+	d := testnats.Start(t, nil, agentID)
+	var handled sync.Map
+	b := start(t, d, Options{Handler: handler(func(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) {
+		if _, twice := handled.LoadOrStore(r.Identity, true); twice {
+			reply(mbus.Silence())
+			return
+		}
+		pong(ctx, r, reply)
+	})})
+	testnats.Until(t, "connected", b.Connected)
+	r := d.Director()
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					r.Call(agentID, "ping")
+				}
+			}
+		})
+	}
+	for range 5 {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		rotation, err := b.Rotate(ctx, identity(d, testca.AgentName(agentID)))
+		cancel()
+		if err != nil {
+			t.Fatal(err)
+		}
+		rotation.Commit(t.Context())
+	}
+	close(stop)
+	wg.Wait()
+}
+
+// A name that moves to another address is followed, and the firewall is told.
+func TestNamesAreResolvedAtEachAttempt(t *testing.T) {
+	quick(t)
+	d := testnats.Start(t, nil, agentID)
+	id := identity(d, testca.AgentName(agentID))
+	id.URLs = []secret.URL{secret.NewURL(strings.Replace(d.URL().Reveal(), "127.0.0.1", "localhost", 1))}
+	var asked atomic.Int64
+	var told sync.Map
+	b, err := New(Options{AgentID: agentID, Identity: id, Handler: pong, Log: quiet(),
+		BeforeConnect: func(_ context.Context, servers []netip.AddrPort) { told.Store(servers[0].Addr().String(), true) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.lookup = func(context.Context, string) ([]netip.Addr, error) {
+		switch asked.Add(1) {
+		case 1:
+			return nil, errors.New("no such host")
+		case 2:
+			return []netip.Addr{netip.MustParseAddr("127.0.0.2")}, nil // nobody listens there
+		}
+		return []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- b.Run(ctx) }()
+	testnats.Until(t, "connected at the third address", b.Connected)
+	cancel()
+	<-ended
+	for _, address := range []string{"127.0.0.2", "127.0.0.1"} {
+		if _, ok := told.Load(address); !ok {
+			t.Errorf("BeforeConnect was not told of %s", address)
+		}
+	}
+}

@@ -1,0 +1,73 @@
+package mbus
+
+import (
+	"context"
+	"log/syslog"
+	"time"
+
+	"cambium/internal/retry"
+)
+
+const (
+	auditTag = "vcap.agent"
+	// auditQueue is how many lines of each severity wait for a syslog daemon that is slow or
+	// not there yet; more are dropped, since the agent must not wait for its own audit.
+	auditQueue = 1000
+)
+
+// Syslog is the Auditor of a machine: lines of the Common Event Format to the system's log, as
+// facility daemon, at priority debug or, for failures, error.
+type Syslog struct {
+	// Network and Address are those of net.Dial; empty means the local daemon.
+	Network, Address string
+
+	failures, others chan string
+}
+
+// NewSyslog returns an auditor for the local syslog daemon. It records once Run runs.
+func NewSyslog() *Syslog {
+	return &Syslog{failures: make(chan string, auditQueue), others: make(chan string, auditQueue)}
+}
+
+// Record queues a line.
+func (s *Syslog) Record(e Event) {
+	queue := s.others
+	if e.Failed {
+		queue = s.failures
+	}
+	select {
+	case queue <- e.String():
+	default:
+	}
+}
+
+// Run writes until ctx ends.
+func (s *Syslog) Run(ctx context.Context) error {
+	backoff := retry.Backoff{Min: 100 * time.Millisecond, Max: 10 * time.Second, Jitter: 0.5}
+	for attempt := 0; ctx.Err() == nil; attempt++ {
+		w, err := syslog.Dial(s.Network, s.Address, syslog.LOG_DAEMON|syslog.LOG_DEBUG, auditTag)
+		if err == nil {
+			attempt = 0
+			s.write(ctx, w)
+			_ = w.Close() // nothing is buffered in it
+		}
+		if retry.Sleep(ctx, backoff.Pause(attempt)) != nil {
+			break
+		}
+	}
+	return nil
+}
+
+// write returns when ctx ends or the daemon cannot be reached; the line of that moment is lost.
+func (s *Syslog) write(ctx context.Context, w *syslog.Writer) {
+	for err := error(nil); err == nil; {
+		select {
+		case line := <-s.failures:
+			err = w.Err(line)
+		case line := <-s.others:
+			err = w.Debug(line)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
