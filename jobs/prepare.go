@@ -64,7 +64,7 @@ func (i *Instance) fetch(ctx context.Context, spec Spec) error {
 	if err != nil {
 		return err
 	}
-	var work []func(context.Context) ([]*bundle.Staged, error)
+	var work []stager
 	missing := i.missing(i.jobs(), jobs)
 	if len(missing) > 0 {
 		work = append(work, func(ctx context.Context) ([]*bundle.Staged, error) { return i.stageJobs(ctx, *spec.Archive, missing) })
@@ -74,16 +74,24 @@ func (i *Instance) fetch(ctx context.Context, spec Spec) error {
 			continue
 		}
 		p := spec.Packages[spec.PackageNames()[n]]
-		work = append(work, func(ctx context.Context) ([]*bundle.Staged, error) {
-			staged, err := StagePackage(ctx, i.Blobs, i.packages(), p)
-			if err != nil {
-				return nil, err
-			}
-			return []*bundle.Staged{staged}, nil
-		})
+		work = append(work, one(func(ctx context.Context) (*bundle.Staged, error) {
+			return stagePackage(ctx, i.Blobs, i.packages(), p)
+		}))
 	}
 	staged, err := inParallel(ctx, i.Parallel, work)
 	return errors.Join(err, bundle.Commit(staged))
+}
+
+type stager func(context.Context) ([]*bundle.Staged, error)
+
+func one(stage func(context.Context) (*bundle.Staged, error)) stager {
+	return func(ctx context.Context) ([]*bundle.Staged, error) {
+		staged, err := stage(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return []*bundle.Staged{staged}, nil
+	}
 }
 
 func (i *Instance) missing(c bundle.Collection, all []bundle.Bundle) (missing []bundle.Bundle) {
@@ -98,8 +106,8 @@ func (i *Instance) missing(c bundle.Collection, all []bundle.Bundle) (missing []
 // inParallel does the work with a number of workers. A worker that meets an error stops, the
 // others go on: one bad package does not throw away the download of all others, and a blobstore
 // that is down is not asked for every one of them.
-func inParallel(ctx context.Context, workers int, work []func(context.Context) ([]*bundle.Staged, error)) ([]*bundle.Staged, error) {
-	queue := make(chan func(context.Context) ([]*bundle.Staged, error), len(work))
+func inParallel(ctx context.Context, workers int, work []stager) ([]*bundle.Staged, error) {
+	queue := make(chan stager, len(work))
 	for _, w := range work {
 		queue <- w
 	}
@@ -128,8 +136,21 @@ func inParallel(ctx context.Context, workers int, work []func(context.Context) (
 	return staged, errors.Join(faults...)
 }
 
-// StagePackage fetches and unpacks one package beside its place.
-func StagePackage(ctx context.Context, blobs blob.Opener, packages bundle.Collection, p Package) (*bundle.Staged, error) {
+// InstallPackages installs the packages of a list that are missing, several at a time. It serves
+// the compiler, for dependencies.
+func InstallPackages(ctx context.Context, blobs blob.Opener, packages bundle.Collection, workers int, list []Package) error {
+	var work []stager
+	for _, p := range list {
+		work = append(work, one(func(ctx context.Context) (*bundle.Staged, error) {
+			return stagePackage(ctx, blobs, packages, p)
+		}))
+	}
+	staged, err := inParallel(ctx, workers, work)
+	return errors.Join(err, bundle.Commit(staged))
+}
+
+// stagePackage fetches and unpacks one package beside its place.
+func stagePackage(ctx context.Context, blobs blob.Opener, packages bundle.Collection, p Package) (*bundle.Staged, error) {
 	b, err := p.Bundle()
 	if err != nil {
 		return nil, err

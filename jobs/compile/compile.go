@@ -1,0 +1,235 @@
+// Package compile turns the sources of a package into a compiled one: dependencies installed,
+// packaging script run, result packed and handed to an upload.
+package compile
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha1"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"unicode/utf8"
+
+	"cambium/internal/blob"
+	"cambium/internal/command"
+	"cambium/internal/vcap"
+	"cambium/jobs"
+	"cambium/jobs/bundle"
+
+	"github.com/sirupsen/logrus"
+)
+
+// Compiler compiles one package at a time; the machine's packages are its workshop.
+type Compiler struct {
+	Dirs     vcap.Dirs
+	Blobs    blob.Opener
+	Owner    bundle.Owner
+	Parallel int
+	Log      *logrus.Entry
+}
+
+// Request is what to compile.
+type Request struct {
+	Name, Version string
+	Source        blob.Ref
+	Dependencies  []jobs.Package
+}
+
+// quoted is how much of each output stream a failure quotes.
+const quoted = 10 << 10
+
+// nice keeps the agent responsive while a compiler takes what it can get.
+const nice = 5
+
+// Upload stores what produce writes.
+type Upload func(produce func(io.Writer) error) error
+
+// Compile does all of it. Before and after, no package is installed.
+func (c Compiler) Compile(ctx context.Context, r Request, upload Upload) (err error) {
+	if r.Name == "" || r.Name != filepath.Base(r.Name) || strings.HasPrefix(r.Name, ".") {
+		return fmt.Errorf("compile: package %q: not a usable name", r.Name)
+	}
+	if r.Version == "" {
+		return fmt.Errorf("compile: package %q has no version", r.Name)
+	}
+	if err := c.clear(ctx); err != nil {
+		return fmt.Errorf("compile %s: %w", r.Name, err)
+	}
+	work := filepath.Join(c.Dirs.Compile(), r.Name)
+	defer func() {
+		// A cancelled compilation is cleaned up all the same.
+		cleaned := errors.Join(c.clear(context.WithoutCancel(ctx)), os.RemoveAll(work))
+		if err == nil && cleaned != nil {
+			err = fmt.Errorf("compile %s: %w", r.Name, cleaned)
+		}
+	}()
+	if err := c.dependencies(ctx, r.Dependencies); err != nil {
+		return fmt.Errorf("compile %s: %w", r.Name, err)
+	}
+	compression, err := c.source(ctx, r, work)
+	if err != nil {
+		return fmt.Errorf("compile %s: source: %w", r.Name, err)
+	}
+	target, err := c.target(r)
+	if err != nil {
+		return fmt.Errorf("compile %s: %w", r.Name, err)
+	}
+	if err := c.packaging(ctx, r, work); err != nil {
+		return fmt.Errorf("compile %s: %w", r.Name, err)
+	}
+	err = upload(func(w io.Writer) error {
+		if compression == bundle.Plain {
+			return bundle.Pack(ctx, target, w)
+		}
+		return bundle.PackGzip(ctx, target, w)
+	})
+	if err != nil {
+		return fmt.Errorf("compile %s: upload: %w", r.Name, err)
+	}
+	return nil
+}
+
+func (c Compiler) packages() bundle.Collection { return jobs.Packages(c.Dirs, c.Owner) }
+
+// clear removes all packages, links first: a link to something half deleted is worse than none.
+func (c Compiler) clear(ctx context.Context) error {
+	names, err := c.packages().Linked()
+	if err != nil {
+		return err
+	}
+	var change bundle.Switch
+	for _, name := range names {
+		if err := change.Drop(c.packages().Link(name)); err != nil {
+			return err
+		}
+	}
+	return errors.Join(change.Sync(), c.packages().Prune(ctx, nil))
+}
+
+func (c Compiler) dependencies(ctx context.Context, list []jobs.Package) error {
+	valid := jobs.Spec{Packages: map[string]jobs.Package{}}
+	for _, p := range list {
+		valid.Packages[p.Name] = p
+	}
+	if err := valid.Validate(); err != nil {
+		return fmt.Errorf("dependencies: %w", err)
+	}
+	if err := jobs.InstallPackages(ctx, c.Blobs, c.packages(), c.Parallel, list); err != nil {
+		return fmt.Errorf("dependencies: %w", err)
+	}
+	if err := c.packages().EnsureLinks(); err != nil {
+		return err
+	}
+	var change bundle.Switch
+	for _, p := range list {
+		b, err := p.Bundle()
+		if err != nil {
+			return err
+		}
+		if err := change.Set(c.packages().Link(p.Name), c.packages().Dir(b)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// source unpacks beside the work directory, so that what has that name is complete.
+func (c Compiler) source(ctx context.Context, r Request, work string) (compression bundle.Compression, err error) {
+	beside := work + "-bosh-agent-unpack"
+	if err := errors.Join(os.RemoveAll(work), os.RemoveAll(beside), os.MkdirAll(beside, 0o755)); err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(beside)) }()
+	root, err := os.OpenRoot(beside)
+	if err != nil {
+		return "", err
+	}
+	defer root.Close()
+	content, err := c.Blobs.Open(ctx, r.Source)
+	if err != nil {
+		return "", err
+	}
+	defer content.Close()
+	compression, err = bundle.Unpack(ctx, content, bundle.Rules{Target: bundle.Into(root), UID: os.Geteuid(), GID: os.Getegid()})
+	if err != nil {
+		return "", err
+	}
+	return compression, os.Rename(beside, work)
+}
+
+// target makes the empty directory that packaging fills, and its link.
+func (c Compiler) target(r Request) (string, error) {
+	sum := sha1.Sum([]byte(r.Version))
+	b := bundle.Bundle{Name: r.Name, Hash: hex.EncodeToString(sum[:])}
+	staged, err := c.packages().Stage(b)
+	if err != nil {
+		return "", err
+	}
+	if err := bundle.Commit([]*bundle.Staged{staged}); err != nil {
+		return "", err
+	}
+	if err := c.packages().EnsureLinks(); err != nil {
+		return "", err
+	}
+	var change bundle.Switch
+	return c.packages().Dir(b), change.Set(c.packages().Link(r.Name), c.packages().Dir(b))
+}
+
+// packaging runs the package's script, if it has one.
+func (c Compiler) packaging(ctx context.Context, r Request, work string) error {
+	if _, err := os.Lstat(filepath.Join(work, "packaging")); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	dir := filepath.Join(c.Dirs.Sys(), "log", "compilation")
+	if err := errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o755)); err != nil {
+		return fmt.Errorf("packaging log: %w", err)
+	}
+	stdout, err := os.Create(filepath.Join(dir, "packaging.stdout.log"))
+	if err != nil {
+		return fmt.Errorf("packaging log: %w", err)
+	}
+	defer stdout.Close()
+	stderr, err := os.Create(filepath.Join(dir, "packaging.stderr.log"))
+	if err != nil {
+		return fmt.Errorf("packaging log: %w", err)
+	}
+	defer stderr.Close()
+	env := append(os.Environ(), "BOSH_COMPILE_TARGET="+work, "BOSH_INSTALL_TARGET="+c.packages().Link(r.Name),
+		"BOSH_PACKAGE_NAME="+r.Name, "BOSH_PACKAGE_VERSION="+r.Version)
+	_, err = command.Run(ctx, command.Cmd{Name: "bash", Args: []string{"-x", "packaging"}, Dir: work, Env: env, Stdout: stdout, Stderr: stderr, Nice: nice})
+	var exit *command.ExitError
+	if errors.As(err, &exit) {
+		return fmt.Errorf("packaging script: exit code %d\nstdout:\n%s\nstderr:\n%s", exit.Status(), end(stdout), end(stderr))
+	}
+	return err
+}
+
+// end is the last part of a file, from the beginning of a character.
+func end(file *os.File) string {
+	info, err := file.Stat()
+	if err != nil {
+		return ""
+	}
+	size := min(info.Size(), quoted)
+	text := make([]byte, size)
+	reader, err := os.Open(file.Name())
+	if err != nil {
+		return ""
+	}
+	defer reader.Close()
+	n, err := reader.ReadAt(text, info.Size()-size)
+	if err != nil && err != io.EOF {
+		return ""
+	}
+	text = text[:n]
+	for info.Size() > size && len(text) > 0 && !utf8.RuneStart(text[0]) {
+		text = text[1:]
+	}
+	return string(bytes.ToValidUTF8(text, []byte("?")))
+}
