@@ -1,0 +1,103 @@
+package action
+
+import (
+	"context"
+	"io"
+	"maps"
+	"slices"
+
+	"cambium/internal/blob"
+	"cambium/internal/secret"
+	"cambium/jobs"
+	"cambium/jobs/compile"
+)
+
+// Compiler compiles packages.
+type Compiler interface {
+	Compile(ctx context.Context, r compile.Request, upload compile.Upload) error
+}
+
+// Uploads stores what the agent produces.
+type Uploads interface {
+	Put(ctx context.Context, produce func(io.Writer) error) (id, digest string, err error)
+	PutSigned(ctx context.Context, url secret.URL, headers map[string]secret.String, produce func(io.Writer) error) (digest string, err error)
+}
+
+// Dependency is a package that another needs to be compiled.
+type Dependency struct {
+	Name        string            `json:"name"`
+	Version     string            `json:"version"`
+	Digest      string            `json:"sha1"`
+	BlobstoreID string            `json:"blobstore_id"`
+	SignedURL   string            `json:"package_get_signed_url"`
+	Headers     map[string]string `json:"blobstore_headers"`
+}
+
+func packages(deps map[string]Dependency) []jobs.Package {
+	var list []jobs.Package
+	for _, name := range slices.Sorted(maps.Keys(deps)) {
+		d := deps[name]
+		list = append(list, jobs.Package{Name: d.Name, Version: d.Version, Digest: d.Digest, BlobstoreID: d.BlobstoreID, SignedURL: d.SignedURL, Headers: d.Headers})
+	}
+	return list
+}
+
+// Compiled is the answer of both compile actions.
+type Compiled struct {
+	Result CompiledPackage `json:"result"`
+}
+
+// CompiledPackage tells where the compiled package is and how to check it.
+type CompiledPackage struct {
+	Digest      string `json:"sha1"`
+	BlobstoreID string `json:"blobstore_id,omitempty"`
+}
+
+func compilePackage(d JobDeps) func(context.Context, string, string, string, string, map[string]Dependency) (Compiled, error) {
+	return func(ctx context.Context, id, digest, name, version string, deps map[string]Dependency) (Compiled, error) {
+		request, err := compileRequest(blob.Ref{ID: id}, digest, name, version, deps)
+		if err != nil {
+			return Compiled{}, err
+		}
+		var c Compiled
+		err = d.Compiler.Compile(ctx, request, func(produce func(io.Writer) error) (err error) {
+			c.Result.BlobstoreID, c.Result.Digest, err = d.Uploads.Put(ctx, produce)
+			return err
+		})
+		return c, err
+	}
+}
+
+// SignedCompilation is the argument of compile_package_with_signed_url.
+type SignedCompilation struct {
+	SourceURL secret.URL               `json:"package_get_signed_url"`
+	UploadURL secret.URL               `json:"upload_signed_url"`
+	Headers   map[string]secret.String `json:"blobstore_headers"`
+	Digest    string                   `json:"digest"`
+	Name      string                   `json:"name"`
+	Version   string                   `json:"version"`
+	Deps      map[string]Dependency    `json:"deps"`
+}
+
+func compileSigned(d JobDeps) func(context.Context, SignedCompilation) (Compiled, error) {
+	return func(ctx context.Context, s SignedCompilation) (Compiled, error) {
+		request, err := compileRequest(blob.Ref{SignedURL: s.SourceURL, Headers: s.Headers}, s.Digest, s.Name, s.Version, s.Deps)
+		if err != nil {
+			return Compiled{}, err
+		}
+		var c Compiled
+		err = d.Compiler.Compile(ctx, request, func(produce func(io.Writer) error) (err error) {
+			c.Result.Digest, err = d.Uploads.PutSigned(ctx, s.UploadURL, s.Headers, produce)
+			return err
+		})
+		return c, err
+	}
+}
+
+func compileRequest(source blob.Ref, digest, name, version string, deps map[string]Dependency) (compile.Request, error) {
+	var err error
+	if source.Digest, err = blob.ParseDigest(digest); err != nil {
+		return compile.Request{}, err
+	}
+	return compile.Request{Name: name, Version: version, Source: source, Dependencies: packages(deps)}, nil
+}

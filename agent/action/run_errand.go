@@ -1,0 +1,34 @@
+package action
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"cambium/jobs/script"
+)
+
+// canceledErrand is the exit code of an errand that was cancelled before it began: that of one
+// ended by SIGTERM.
+const canceledErrand = 143
+
+func runErrand(d JobDeps) func(context.Context, *string) (script.Outcome, error) {
+	return func(ctx context.Context, name *string) (script.Outcome, error) {
+		spec, err := d.Instance.Spec()
+		if err != nil {
+			return script.Outcome{}, err
+		}
+		job := spec.ErrandName()
+		if name != nil && *name != "" {
+			job = *name
+		}
+		if job == "" || len(spec.JobNames()) == 0 {
+			return script.Outcome{}, errors.New("no job is applied that could be an errand")
+		}
+		if !slices.Contains(spec.JobNames(), job) {
+			return script.Outcome{}, fmt.Errorf("could not find errand %s: no such job is applied", job)
+		}
+		return d.Scripts.Errand(ctx, job)
+	}
+}

@@ -1,0 +1,18 @@
+package action
+
+import "context"
+
+// ScriptOptions is the second argument of run_script.
+type ScriptOptions struct {
+	Env map[string]string `json:"env"`
+}
+
+func runScript(d JobDeps) func(context.Context, string, ScriptOptions) (struct{}, error) {
+	return func(ctx context.Context, name string, options ScriptOptions) (struct{}, error) {
+		spec, err := d.Instance.Spec()
+		if err != nil {
+			return struct{}{}, err
+		}
+		return struct{}{}, d.Scripts.RunAll(ctx, spec.JobNames(), name, options.Env)
+	}
+}
