@@ -227,30 +227,6 @@ func (a *Accounts) Converge(ctx context.Context, want Desired) ([]Change, error)
 	return changes, a.Apply(ctx, changes)
 }
 
-// RemoveMatching removes every short-lived user whose name matches the expression, with home
-// and mail, logged in or not. It goes on after a failure and returns the names it dealt with.
-func (a *Accounts) RemoveMatching(ctx context.Context, expression string) ([]string, error) {
-	match, err := regexp.Compile(expression)
-	if err != nil {
-		return nil, fmt.Errorf("users to remove: %w", err)
-	}
-	have, err := a.Observe(ctx, Desired{})
-	if err != nil {
-		return nil, err
-	}
-	var want Desired
-	for _, name := range slices.Sorted(maps.Keys(have.Accounts)) {
-		if strings.HasPrefix(name, SessionPrefix) && match.MatchString(name) {
-			want.Remove = append(want.Remove, name)
-		}
-	}
-	changes, err := Diff(have, want)
-	if err != nil {
-		return nil, err
-	}
-	return want.Remove, a.Apply(ctx, changes)
-}
-
 // Lookup finds an account by name.
 func (a *Accounts) Lookup(name string) (Account, error) {
 	t, err := readTable(a.at("etc/passwd"), 7)
