@@ -176,7 +176,7 @@ func (n *networks) chooseGateways() {
 			continue
 		}
 		n.anyone = true
-		gw, err := netip.ParseAddr(net.Gateway)
+		gw, err := parseIP(net.Gateway)
 		if !static(net) || err != nil {
 			continue
 		}
@@ -195,7 +195,7 @@ func (n *networks) serve(name, link string) bool {
 	if !static(net) {
 		l.Networks = append(l.Networks, name)
 		l.DHCP = true
-		ip, err := netip.ParseAddr(net.IP)
+		ip, err := parseIP(net.IP)
 		if err == nil && ip.Is6() {
 			l.AcceptRA = true
 		}
@@ -272,13 +272,13 @@ func (n *networks) gateway(name string, l *network.WantLink) {
 		return
 	}
 	prefix, _ := staticPrefix(net)
-	gw, err := netip.ParseAddr(net.Gateway)
+	gw, err := parseIP(net.Gateway)
 	switch {
 	case net.Gateway == "":
 		n.warn(name, "is the default for gateway and has none")
 		return
-	case err != nil || gw.Zone() != "":
-		n.warn(name, "gateway %q is not an IP address; there is no default route", net.Gateway)
+	case err != nil:
+		n.warn(name, "gateway %v; there is no default route", err)
 		return
 	case gw.Is4() != prefix.Addr().Is4():
 		n.warn(name, "gateway %s is of the other family than address %s; there is no default route", gw, prefix.Addr())
@@ -344,9 +344,9 @@ func wantRoute(r settings.Route) (network.WantRoute, error) {
 	if err != nil {
 		return network.WantRoute{}, err
 	}
-	gw, err := netip.ParseAddr(r.Gateway)
+	gw, err := parseIP(r.Gateway)
 	if err != nil {
-		return network.WantRoute{}, fmt.Errorf("gateway %q is not an IP address", r.Gateway)
+		return network.WantRoute{}, fmt.Errorf("gateway %w", err)
 	}
 	if gw.Is4() != to.Addr().Is4() {
 		return network.WantRoute{}, fmt.Errorf("gateway %s is of the other family than destination %s", gw, to)
@@ -372,19 +372,27 @@ func staticPrefix(net settings.Network) (netip.Prefix, error) {
 // prefixOf joins an address and a mask in any of the spellings that CPIs use: dotted, colons,
 // or a bare length; an address may bring its own length.
 func prefixOf(address, mask string) (netip.Prefix, error) {
-	if p, err := netip.ParsePrefix(address); err == nil && mask == "" {
+	if p, err := netip.ParsePrefix(address); err == nil && mask == "" && !p.Addr().Is4In6() {
 		return p, nil
 	}
-	ip, err := netip.ParseAddr(address)
-	if err != nil || ip.Zone() != "" {
-		return netip.Prefix{}, fmt.Errorf("%q is not an IP address", address)
+	ip, err := parseIP(address)
+	if err != nil {
+		return netip.Prefix{}, err
 	}
-	ip = ip.Unmap()
 	bits, err := maskBits(mask, ip.BitLen())
 	if err != nil {
 		return netip.Prefix{}, err
 	}
 	return netip.PrefixFrom(ip, bits), nil
+}
+
+// parseIP reads an address without a zone; IPv4 in IPv6 notation is IPv4.
+func parseIP(text string) (netip.Addr, error) {
+	ip, err := netip.ParseAddr(text)
+	if err != nil || ip.Zone() != "" {
+		return netip.Addr{}, fmt.Errorf("%q is not an IP address", text)
+	}
+	return ip.Unmap(), nil
 }
 
 func maskBits(mask string, size int) (int, error) {
