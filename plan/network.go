@@ -322,6 +322,10 @@ func (n *networks) routes(name string, l *network.WantLink) {
 			}
 			continue
 		}
+		if !l.DHCP && !slices.ContainsFunc(l.Addresses, func(a network.WantAddress) bool { return a.Prefix.Addr().Is4() == want.Gateway.Is4() }) {
+			n.warn(name, "route to %s via %s ignored: %s has no address of that family", want.To, want.Gateway, l.Name)
+			continue
+		}
 		// With a lease the gateway is in the lease's subnet, which is not known yet.
 		want.OnLink = !l.DHCP && !reaches(l, want.Gateway)
 		l.Routes = append(l.Routes, want)

@@ -276,8 +276,9 @@ func TestNetwork(t *testing.T) {
 					n.Routes = []settings.Route{{Destination: "10.9.0.0", Netmask: "255.255.0.0", Gateway: "10.1.0.2"}}
 				}),
 			},
-			want: "eth0: 10.0.0.5/24 10.1.0.5/24 10.9.0.0/16>10.1.0.1 10.8.0.0/16>10.7.0.1! fd01::/16>fd00::1!;",
+			want: "eth0: 10.0.0.5/24 10.1.0.5/24 10.9.0.0/16>10.1.0.1 10.8.0.0/16>10.7.0.1!;",
 			warnings: []string{
+				`network "a": route to fd01::/16 via fd00::1 ignored: eth0 has no address of that family`,
 				`network "a": route ignored: gateway fd00::1 is of the other family than destination 10.6.0.0/16`,
 				`network "b": route to 10.9.0.0/16 via 10.1.0.2 ignored: it goes via 10.1.0.1 already`,
 			},

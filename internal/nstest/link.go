@@ -100,31 +100,40 @@ func (p *Peer) Do(t *testing.T, f func() error) {
 // namespace, and is up; the link itself is down, as a NIC is at boot.
 func (p *Peer) NIC(t *testing.T, name, mac string) {
 	t.Helper()
-	p.Veth(t, name, mac)
+	// The kernel tells nobody of an alias given to a link that is down, so the link gets its
+	// name last: who waits for the NIC hears of it complete.
+	p.veth(t, "unnamed", name, mac)
 	h := here(t)
-	link, err := h.LinkByName(name)
-	if err != nil {
-		t.Fatal(err)
+	link, err := h.LinkByName("unnamed")
+	if err == nil {
+		err = h.LinkSetAlias(link, "bosh-interface-"+name)
 	}
-	if err := h.LinkSetAlias(link, "bosh-interface-"+name); err != nil {
-		t.Fatalf("mark %s as NIC: %v", name, err)
+	if err == nil {
+		err = h.LinkSetName(link, name)
+	}
+	if err != nil {
+		t.Fatalf("make NIC %s: %v", name, err)
 	}
 }
 
 // Veth makes a link called name that the agent must not take for a NIC.
 func (p *Peer) Veth(t *testing.T, name, mac string) {
 	t.Helper()
-	h := here(t)
+	p.veth(t, name, name, mac)
+}
+
+func (p *Peer) veth(t *testing.T, name, peerName, mac string) {
+	t.Helper()
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
 	if mac != "" {
 		attrs.HardwareAddr = hardware(t, mac)
 	}
-	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: name, PeerNamespace: netlink.NsFd(int(p.ns))}
-	if err := h.LinkAdd(veth); err != nil {
+	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: peerName, PeerNamespace: netlink.NsFd(int(p.ns))}
+	if err := here(t).LinkAdd(veth); err != nil {
 		t.Fatalf("make %s: %v", name, err)
 	}
-	setUp(t, p.Handle, name)
+	setUp(t, p.Handle, peerName)
 }
 
 // Remove removes a link and its other end.

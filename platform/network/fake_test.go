@@ -1,0 +1,59 @@
+package network
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Fake stands in for systemd-networkd where none runs: it counts what it is asked for and lets
+// a test act as the real one would.
+type Fake struct {
+	Version int
+	Reloads int
+	// OnReload gets the content of each of the agent's files by link.
+	OnReload func(files map[string]string) error
+}
+
+// Use puts the fake in the place of the system bus.
+func (f *Fake) Use(t *testing.T, k *Kernel) *Kernel {
+	t.Helper()
+	k.networkd = fakeDaemon{f, k}
+	return k
+}
+
+type fakeDaemon struct {
+	*Fake
+	k *Kernel
+}
+
+func (f fakeDaemon) probe(context.Context) Networkd {
+	_, err := os.Lstat(f.k.path(pendingFile))
+	return Networkd{Available: true, Version: f.Version, ReloadPending: err == nil}
+}
+
+func (f fakeDaemon) reload(context.Context, map[int]Settle) error {
+	f.Reloads++
+	if f.OnReload == nil {
+		return nil
+	}
+	files := map[string]string{}
+	for _, dir := range []string{runDir, etcDir} {
+		found, err := filepath.Glob(f.k.path(dir, "10_*.network"))
+		if err != nil {
+			return err
+		}
+		for _, path := range found {
+			content, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			files[strings.TrimSuffix(strings.TrimPrefix(filepath.Base(path), "10_"), ".network")] = string(content)
+		}
+	}
+	return f.OnReload(files)
+}
+
+func (f fakeDaemon) reconfigure(context.Context, int) error { return nil }

@@ -1,0 +1,463 @@
+//go:build ns
+
+package network_test
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"cambium/internal/nstest"
+	"cambium/plan"
+	"cambium/platform/network"
+	"cambium/settings"
+)
+
+// stream keeps sending through a connection and counts what comes back.
+type stream struct {
+	conn   *net.TCPConn
+	echoed atomic.Int64
+	done   chan error
+}
+
+func startStream(t *testing.T, address string) *stream {
+	t.Helper()
+	s := &stream{conn: reach(t, address).(*net.TCPConn), done: make(chan error, 1)}
+	go func() {
+		buffer := make([]byte, 1024)
+		for {
+			if _, err := s.conn.Write(buffer); err != nil {
+				s.done <- err
+				return
+			}
+			if _, err := io.ReadFull(s.conn, buffer); err != nil {
+				s.done <- err
+				return
+			}
+			s.echoed.Add(1)
+		}
+	}()
+	s.flows(t)
+	return s
+}
+
+// flows waits until more has come back.
+func (s *stream) flows(t *testing.T) {
+	t.Helper()
+	from := s.echoed.Load()
+	for deadline := time.Now().Add(5 * time.Second); s.echoed.Load() < from+50; {
+		select {
+		case err := <-s.done:
+			t.Fatalf("the stream broke: %v", err)
+		default:
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the stream stopped")
+		}
+	}
+}
+
+// lost is how many packets the kernel had to send again.
+func (s *stream) lost(t *testing.T) uint32 {
+	t.Helper()
+	raw, err := s.conn.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var info *unix.TCPInfo
+	var got error
+	if err := raw.Control(func(fd uintptr) { info, got = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) }); err != nil || got != nil {
+		t.Fatal(err, got)
+	}
+	return info.Total_retrans
+}
+
+func TestNSStreamLosesNothing(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		listen(t, gateway(t), "192.0.2.1:80")
+		k := machine(t)
+		n := nets{"a": static("10.0.0.5")}
+		apply(t, k, n)
+		s := startStream(t, "192.0.2.1:80")
+		for _, step := range []struct {
+			name   string
+			change func()
+		}{
+			{"unchanged", func() {}},
+			{"further address in the subnet", func() { n["b"] = extra("10.0.0.6") }},
+			{"further subnet", func() { n["c"] = extra("10.5.0.7") }},
+			{"IPv6", func() { n["six"] = settings.Network{IP: "fd00::5", Netmask: "ffff:ffff:ffff:ffff::", MAC: mac0} }},
+			{"routes", func() { n["a"] = withRoutes(n["a"]) }},
+			{"another address gone", func() { delete(n, "b") }},
+			{"alias", func() { n["al"] = settings.Network{IP: "10.0.0.9", Netmask: "255.255.255.0", Alias: "eth0:9"} }},
+			{"longer prefix", func() { a := n["a"]; a.Netmask = "255.255.255.128"; n["a"] = a }},
+		} {
+			step.change()
+			before := s.lost(t)
+			apply(t, k, n)
+			s.flows(t)
+			if lost := s.lost(t) - before; lost != 0 {
+				t.Errorf("%s: %d packets of a running stream were lost", step.name, lost)
+			}
+		}
+	})
+}
+
+// Removing the first address of a subnet makes the kernel remove all others with it.
+func TestNSRemovingTheFirstAddressKeepsTheOthers(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		peer := gateway(t)
+		listen(t, peer, "10.0.0.1:80")
+		k := machine(t)
+		if err := os.WriteFile("/proc/sys/net/ipv4/conf/eth0/promote_secondaries", []byte("0"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		apply(t, k, nets{"a": static("10.0.0.5"), "b": extra("10.0.0.6")})
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP("10.0.0.6")}}
+		conn, err := d.Dial("tcp", "10.0.0.1:80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		_, changes := apply(t, k, nets{"b": extra("10.0.0.6")})
+		expect(t, "addresses", addresses(t, "eth0"), "10.0.0.6/24")
+		if !slices.ContainsFunc(changes, func(c network.Change) bool { return c.Op == network.OpPromote }) {
+			t.Errorf("changes %v, want secondaries promoted", changes)
+		}
+		if _, err := conn.Write([]byte("x")); err != nil {
+			t.Error(err)
+		}
+		if _, err := io.ReadFull(conn, make([]byte, 1)); err != nil {
+			t.Errorf("the connection of the address that stays: %v", err)
+		}
+	})
+}
+
+func TestNSAddressesOfReleasesStay(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		gateway(t)
+		k := machine(t)
+		apply(t, k, nets{"a": static("10.0.0.5")})
+		link, err := netlink.LinkByName("eth0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		virtual, err := netlink.ParseAddr("10.0.0.100/32") // as keepalived sets it
+		if err == nil {
+			err = netlink.AddrAdd(link, virtual)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		apply(t, k, nets{"a": static("10.0.0.5")})
+		expect(t, "unchanged settings", addresses(t, "eth0"), "10.0.0.5/24", "10.0.0.100/32")
+		apply(t, k, nets{"a": static("10.0.0.8")})
+		expect(t, "another address", addresses(t, "eth0"), "10.0.0.100/32", "10.0.0.8/24")
+	})
+}
+
+func TestNSFromLeaseToStatic(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		listen(t, gateway(t), "192.0.2.1:80")
+		fake := &network.Fake{Version: 252, OnReload: leases(map[string]string{"eth0": "10.0.0.77/24 via 10.0.0.1"})}
+		k := fake.Use(t, machine(t))
+		if err := k.DHCPAll(within(t, 5*time.Second)); err != nil {
+			t.Fatalf("DHCPAll: %v", err)
+		}
+		expect(t, "minimal", addresses(t, "eth0"), "10.0.0.77/24")
+		contains(t, file(t, k, "run/systemd/network/10_eth0.network"), "DHCP=yes")
+		if _, err := os.Lstat(filepath.Join(k.Root, "etc/systemd/network/10_eth0.network")); err == nil {
+			t.Error("the minimal network would survive a reboot")
+		}
+		if err := k.DHCPAll(within(t, 5*time.Second)); err != nil || fake.Reloads != 1 {
+			t.Errorf("second DHCPAll: %v, %d reloads, want one", err, fake.Reloads)
+		}
+		reach(t, "192.0.2.1:80")
+
+		fake.OnReload = nil // a networkd that does not clean up behind itself
+		apply(t, k, nets{"a": static("10.0.0.5")})
+		expect(t, "static", addresses(t, "eth0"), "10.0.0.5/24")
+		expect(t, "routes", routes(t), "0.0.0.0/0 via 10.0.0.1 dev eth0")
+		if _, err := os.Lstat(filepath.Join(k.Root, "run/systemd/network/10_eth0.network")); err == nil {
+			t.Error("the minimal network is still there")
+		}
+		reach(t, "192.0.2.1:80")
+	})
+}
+
+// A lease of the address that is static from now on stays, without its lifetime.
+func TestNSFromLeaseToTheSameStaticAddress(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		listen(t, gateway(t), "192.0.2.1:80")
+		fake := &network.Fake{Version: 252, OnReload: leases(map[string]string{"eth0": "10.0.0.5/24 via 10.0.0.1"})}
+		k := fake.Use(t, machine(t))
+		want, _ := apply(t, k, nets{"a": {Type: "dynamic", MAC: mac0}})
+		ready(t, k, want)
+		s := startStream(t, "192.0.2.1:80")
+		fake.OnReload = nil
+		before := s.lost(t)
+		apply(t, k, nets{"a": static("10.0.0.5")})
+		s.flows(t)
+		if lost := s.lost(t) - before; lost != 0 {
+			t.Errorf("%d packets of a running stream were lost", lost)
+		}
+		have, err := k.Observe(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		link, _ := have.Link("eth0")
+		for _, a := range link.Addresses {
+			if a.Global() && a.Dynamic {
+				t.Errorf("%s still has a lifetime", a.Prefix)
+			}
+		}
+	})
+}
+
+// TestNSKilledHalfWay stops after each number of changes and lets a new run finish.
+func TestNSKilledHalfWay(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		peer := gateway(t)
+		peer.NIC(t, "eth1", mac1)
+		before := nets{"a": withRoutes(static("10.0.0.5")), "b": extra("10.0.0.6"), "six": {IP: "fd00::5", Netmask: "ffff:ffff:ffff:ffff::", Gateway: "fd00::1", MAC: mac0, Default: []string{"gateway"}}}
+		second := static("10.0.0.8")
+		second.Netmask, second.Gateway = "255.255.0.0", "10.0.0.3"
+		after := nets{"a": second, "b": extra("10.0.0.6"), "d": {Type: "dynamic", MAC: mac1}, "six": {IP: "fd00::5", Netmask: "ffff:ffff:ffff::", Gateway: "fd00::2", MAC: mac0, Default: []string{"gateway"}}}
+
+		picture := func(k *network.Kernel) string {
+			return fmt.Sprint(addressSet(t, "eth0"), addressSet(t, "eth1"), routes(t), file(t, k, "etc/systemd/network/10_eth0.network"), file(t, k, "etc/systemd/network/10_eth1.network"))
+		}
+		want := ""
+		k := (&network.Fake{Version: 252}).Use(t, machine(t))
+		for stop := 0; ; stop++ {
+			apply(t, k, before)
+			changes := changesFor(t, k, after)
+			if stop > len(changes) {
+				break
+			}
+			if err := k.Apply(t.Context(), changes[:stop]); err != nil {
+				t.Fatalf("after %d changes: %v", stop, err)
+			}
+			apply(t, k, after)
+			got := picture(k)
+			if want == "" {
+				want = got
+			}
+			if got != want {
+				t.Fatalf("killed after %v:\ngot  %s\nwant %s", changes[:stop], got, want)
+			}
+		}
+	})
+}
+
+func addressSet(t *testing.T, link string) []string {
+	t.Helper()
+	all := addresses(t, link)
+	slices.Sort(all)
+	return all
+}
+
+// TestNSAnyConfigurationFromAnyOther goes through random documents on one machine. Whatever was
+// there before, what is there afterwards is what a machine shows that never had anything else.
+func TestNSAnyConfigurationFromAnyOther(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		peer := nstest.NewPeer(t)
+		for i := range 3 {
+			peer.NIC(t, fmt.Sprintf("eth%d", i), fmt.Sprintf("52:54:00:00:00:%02x", i+1))
+		}
+		random := rand.New(rand.NewPCG(3, 4))
+		fake := &network.Fake{Version: 252}
+		k := fake.Use(t, machine(t))
+		for range 60 {
+			n := randomNets(random)
+			// A second reading of the same document has another order, and is the same.
+			have, err := k.Observe(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			want, _, _ := plan.Network(n, have)
+			changes, err := network.Diff(have, want)
+			if err != nil {
+				t.Fatalf("Diff of %+v: %v", n, err)
+			}
+			if err := k.Apply(t.Context(), changes); err != nil {
+				t.Fatalf("Apply of %+v: %v", n, err)
+			}
+			if again := diffOf(t, k, maps.Clone(n)); len(again) > 0 {
+				t.Fatalf("of %+v: a second run wants %v", n, again)
+			}
+			if want.Preconfigured {
+				continue
+			}
+			for _, l := range want.Links {
+				var wanted []string
+				for _, a := range l.Addresses {
+					wanted = append(wanted, a.Prefix.String())
+				}
+				slices.Sort(wanted)
+				expect(t, l.Name, addressSet(t, l.Name), wanted...)
+			}
+			var wanted []string
+			for _, l := range want.Links {
+				for _, r := range l.Routes {
+					if !l.DHCP || r.OnLink || slices.ContainsFunc(l.Addresses, func(a network.WantAddress) bool { return a.Prefix.Contains(r.Gateway) }) {
+						wanted = append(wanted, fmt.Sprintf("%s via %s dev %s", r.To, r.Gateway, l.Name))
+					}
+				}
+			}
+			slices.Sort(wanted)
+			expect(t, "routes", routes(t), wanted...)
+			if t.Failed() {
+				t.Fatalf("of %+v after %v", n, changes)
+			}
+		}
+	})
+}
+
+func diffOf(t *testing.T, k *network.Kernel, n nets) []network.Change {
+	t.Helper()
+	have, err := k.Observe(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, _, _ := plan.Network(n, have) // some of these documents have mistakes; the rest counts
+	changes, err := network.Diff(have, want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return changes
+}
+
+func randomNets(random *rand.Rand) nets {
+	pick := func(of ...string) string { return of[random.IntN(len(of))] }
+	all := nets{}
+	for i := range 1 + random.IntN(5) {
+		n := settings.Network{Type: pick("manual", "manual", "manual", "dynamic", "vip"), MAC: "52:54:00:00:00:0" + pick("1", "2", "3")}
+		subnet := random.IntN(3)
+		n.IP, n.Netmask, n.Gateway = fmt.Sprintf("10.0.%d.%d", subnet, 2+random.IntN(5)), pick("255.255.255.0", "255.255.0.0"), fmt.Sprintf("10.0.%d.1", subnet)
+		if random.IntN(4) == 0 {
+			n.IP, n.Netmask, n.Gateway = fmt.Sprintf("fd00::%x", 2+random.IntN(5)), pick("ffff:ffff:ffff:ffff::", "ffff:ffff:ffff::"), "fd00::1"
+		}
+		if random.IntN(3) == 0 {
+			n.Default = []string{"gateway"}
+		}
+		if random.IntN(3) == 0 {
+			n.Routes = []settings.Route{{Destination: "198.51.100.0", Netmask: "255.255.255.0", Gateway: fmt.Sprintf("10.0.%d.9", subnet)}}
+		}
+		if random.IntN(6) == 0 {
+			n.MAC, n.Alias = "", "eth"+pick("0:1", "1", "2:7")
+		}
+		all[fmt.Sprintf("n%d", i)] = n
+	}
+	return all
+}
+
+func TestNSNeighboursAreForgotten(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		listen(t, gateway(t), "10.0.0.1:80")
+		k := machine(t)
+		apply(t, k, nets{"a": static("10.0.0.5")})
+		reach(t, "10.0.0.1:80")
+		known := func() (all []string) {
+			have, err := k.Observe(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, n := range have.Neighbours {
+				if n.IP.Is4() {
+					all = append(all, n.IP.String())
+				}
+			}
+			return all
+		}
+		expect(t, "before", known(), "10.0.0.1")
+		if err := k.FlushNeighbours(t.Context(), []netip.Addr{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("fd00::1")}); err != nil {
+			t.Fatal(err)
+		}
+		expect(t, "others forgotten", known(), "10.0.0.1")
+		if err := k.FlushNeighbours(t.Context(), []netip.Addr{netip.MustParseAddr("10.0.0.1")}); err != nil {
+			t.Fatal(err)
+		}
+		expect(t, "forgotten", known())
+		reach(t, "10.0.0.1:80")
+	})
+}
+
+func TestNSConfirmedChanges(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		peer := gateway(t)
+		peer.Address(t, "eth0", "10.0.0.2/24")
+		listen(t, peer, "192.0.2.1:80")
+		k := machine(t)
+		limit := network.Confirm{SameAgent: true, Limit: 700 * time.Millisecond}
+		confirm := func(n nets, c network.Confirm) network.Outcome {
+			t.Helper()
+			have, want := wanted(t, k, n)
+			changes, err := network.Diff(have, want)
+			if err != nil {
+				t.Fatal(err)
+			}
+			o, err := k.ApplyConfirmed(t.Context(), have, want, changes, c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return o
+		}
+		via := func(ip, gw string) nets {
+			n := static(ip)
+			n.Gateway = gw
+			return nets{"a": n}
+		}
+
+		if o := confirm(via("10.0.0.5", "10.0.0.66"), limit); o.RolledBack {
+			t.Errorf("the first configuration was taken back: %s", o.Reason)
+		}
+		if o := confirm(via("10.0.0.5", "10.0.0.1"), limit); o.RolledBack {
+			t.Errorf("from a gateway that never answered to one that does: %s", o.Reason)
+		}
+		before := file(t, k, "etc/systemd/network/10_eth0.network")
+		if o := confirm(via("10.0.0.5", "10.0.0.2"), limit); o.RolledBack {
+			t.Errorf("a gateway that answers was not accepted: %s", o.Reason)
+		}
+		expect(t, "routes", routes(t), "0.0.0.0/0 via 10.0.0.2 dev eth0")
+		confirm(via("10.0.0.5", "10.0.0.1"), limit)
+
+		s := startStream(t, "192.0.2.1:80")
+		bad := via("10.0.0.5", "10.0.0.66")
+		bad["b"] = extra("10.0.0.6")
+		o := confirm(bad, limit)
+		if !o.RolledBack || !strings.Contains(o.Reason, `network "a": gateway 10.0.0.66 on eth0 did not answer`) {
+			t.Errorf("a gateway that does not answer: got %+v, want it taken back with the reason", o)
+		}
+		expect(t, "routes", routes(t), "0.0.0.0/0 via 10.0.0.1 dev eth0")
+		expect(t, "addresses", addresses(t, "eth0"), "10.0.0.5/24")
+		if got := file(t, k, "etc/systemd/network/10_eth0.network"); got != before {
+			t.Errorf("file after the change was taken back:\n%s\nwant\n%s", got, before)
+		}
+		s.flows(t)
+
+		for name, c := range map[string]network.Confirm{"another agent": {Limit: limit.Limit}} {
+			if o := confirm(via("10.0.0.5", "10.0.0.66"), c); o.RolledBack {
+				t.Errorf("%s: taken back", name)
+			}
+			confirm(via("10.0.0.5", "10.0.0.1"), c)
+		}
+		if o := confirm(via("10.0.0.7", "10.0.0.66"), limit); o.RolledBack {
+			t.Error("went back to an address that the settings no longer name")
+		}
+		expect(t, "addresses", addresses(t, "eth0"), "10.0.0.7/24")
+	})
+}
