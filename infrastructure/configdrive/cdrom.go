@@ -78,15 +78,15 @@ func (c *CD) Settings(ctx context.Context) (source.Answer, error) {
 	if c.o.FileName == "" {
 		return source.Answer{}, source.Final(errors.New("FileName is empty"))
 	}
-	var body []byte
+	var file found
 	err := c.finder.untilSettled(ctx, func(ctx context.Context) (err error) {
-		body, _, err = c.finder.readFrom(ctx, c.o.Device, []string{c.o.FileName})
+		file, err = c.finder.readFrom(ctx, c.o.Device, []string{c.o.FileName})
 		return err
 	})
 	if err != nil {
 		return source.Answer{}, err
 	}
-	document, err := source.Decode(body)
+	document, err := source.Decode(file.body)
 	if err != nil {
 		return source.Answer{}, source.NotYet(fmt.Errorf("%s:%s: %w", c.o.Device, c.o.FileName, err))
 	}

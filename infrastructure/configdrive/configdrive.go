@@ -107,8 +107,9 @@ func (s *Source) read(ctx context.Context, names ...string) (body []byte, from s
 	err = s.finder.untilSettled(ctx, func(ctx context.Context) error {
 		var failures []error
 		for _, path := range s.o.DiskPaths {
-			var failure error
-			if body, from, failure = s.finder.readFrom(ctx, path, names); failure == nil {
+			file, failure := s.finder.readFrom(ctx, path, names)
+			if failure == nil {
+				body, from = file.body, file.from
 				return nil
 			}
 			failures = append(failures, failure)

@@ -63,25 +63,40 @@ func (f finder) untilSettled(ctx context.Context, try func(context.Context) erro
 	}
 }
 
+// found is a file of a medium.
+type found struct {
+	body []byte
+	from string
+}
+
 // readFrom reads one of the named files from the medium at path.
-func (f finder) readFrom(ctx context.Context, path string, names []string) (body []byte, from string, err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, deviceTimeout, fmt.Errorf("%s: no answer from the device in %v", path, deviceTimeout))
+func (f finder) readFrom(ctx context.Context, path string, names []string) (found, error) {
+	return bounded(ctx, deviceTimeout, path, func(ctx context.Context) (found, error) {
+		body, from, err := f.readNow(ctx, path, names)
+		return found{body, from}, err
+	})
+}
+
+// bounded runs a function that may hang in the kernel, and gives up waiting for it when time
+// is over.
+func bounded[T any](ctx context.Context, limit time.Duration, what string, run func(context.Context) (T, error)) (T, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s: no answer from the device in %v", what, limit))
 	defer cancel()
 	type result struct {
-		body []byte
-		from string
-		err  error
+		value T
+		err   error
 	}
 	done := make(chan result, 1)
 	go func() {
-		body, from, err := f.readNow(ctx, path, names)
-		done <- result{body, from, err}
+		value, err := run(ctx)
+		done <- result{value, err}
 	}()
 	select {
 	case r := <-done:
-		return r.body, r.from, r.err
+		return r.value, r.err
 	case <-ctx.Done():
-		return nil, "", context.Cause(ctx)
+		var none T
+		return none, context.Cause(ctx)
 	}
 }
 
