@@ -34,6 +34,9 @@ type policy struct {
 	netTried func() bool
 	status   func(string)
 	log      *logrus.Entry
+	// logged holds the last reason of each source that went to the log, so that one that is
+	// asked for hours fills no disk.
+	logged map[string]string
 }
 
 // state is what is known of one source while the question is open.
@@ -150,7 +153,8 @@ func ask[T any](ctx context.Context, p policy, names []string, get func(context.
 		select {
 		case e := <-events:
 			s := &states[e.i]
-			if p.log != nil && e.err != nil && (s.err == nil || s.err.Error() != e.err.Error()) {
+			if e.err != nil && p.logged[names[e.i]] != e.err.Error() {
+				p.logged[names[e.i]] = e.err.Error()
 				p.log.WithError(e.err).WithFields(logrus.Fields{"source": names[e.i], "attempt": s.attempts + 1, "question": p.what}).Warn("source has no answer")
 			}
 			s.answer, s.err, s.at = e.answer, e.err, e.at

@@ -100,9 +100,9 @@ func TestOrderDecidesAndSlowFailuresDoNotAddUp(t *testing.T) {
 		{name: "not yet is asked again about every second",
 			sources: []*scripted{{fails: 30, err: later, answer: good("a")}},
 			want:    "a", atLeast: 25 * time.Second, atMost: 35 * time.Second, outcome: []string{Used}},
-		{name: "a day without answer is waited for",
-			sources: []*scripted{{fails: 86400, err: later, answer: good("a")}},
-			want:    "a", atLeast: 20 * time.Hour, atMost: 28 * time.Hour, outcome: []string{Used}},
+		{name: "an hour without answer is waited for",
+			sources: []*scripted{{fails: 3600, err: later, answer: good("a")}},
+			want:    "a", atLeast: 50 * time.Minute, atMost: 70 * time.Minute, outcome: []string{Used}},
 		{name: "a later answer is held back, then used",
 			sources: []*scripted{{fails: never, err: broken}, {answer: good("b")}},
 			want:    "b", atLeast: HoldFor, atMost: HoldFor, outcome: []string{NoAnswer, Used}},
@@ -321,4 +321,22 @@ func TestKeyQuestionIsBounded(t *testing.T) {
 			t.Errorf("took %v, want %v", took, KeyBudget)
 		}
 	})
+}
+
+func TestLongWaitsAreLoggedOnce(t *testing.T) {
+	for name, err := range map[string]error{"asked again": source.NotYet(errors.New("404 Not Found")), "failed": source.Final(errors.New("no such file"))} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var out strings.Builder
+				l := logrus.New()
+				l.Out = &out
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				defer cancel()
+				_, _, _ = newSources([]Source{&scripted{name: "S", fails: never, err: err}}, false, Options{Log: logrus.NewEntry(l)}).Settings(ctx)
+				if lines := strings.Count(out.String(), "\n"); lines == 0 || lines > 3 {
+					t.Errorf("%d lines in an hour, want one to three\n%s", lines, out.String())
+				}
+			})
+		})
+	}
 }

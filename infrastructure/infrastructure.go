@@ -156,7 +156,7 @@ func hasAgentID(raw []byte) error {
 // Settings asks all sources for the settings document. The error is a *Failure when no source
 // had one, or the NeedNetwork of the source whose turn it is; both come with the verdicts.
 func (s *Sources) Settings(ctx context.Context) (Answer, Verdicts, error) {
-	p := policy{what: "settings", hold: HoldFor, status: s.o.Status, log: s.o.Log, netTried: s.asked.settings.Load}
+	p := policy{what: "settings", hold: HoldFor, status: s.o.Status, log: s.o.Log, logged: map[string]string{}, netTried: s.asked.settings.Load}
 	again := retry.Backoff{Min: time.Second, Max: 5 * time.Second, Jitter: 0.2}
 	defer s.o.Status("")
 	for round := 0; ; round++ {
@@ -187,7 +187,7 @@ func (s *Sources) Settings(ctx context.Context) (Answer, Verdicts, error) {
 // PublicKey asks all sources for the SSH key of the vcap user. It takes KeyBudget at most;
 // its failure is no reason to stop a boot that has settings.
 func (s *Sources) PublicKey(ctx context.Context) (string, Verdicts, error) {
-	p := policy{what: "ssh key", hold: HoldFor, passOver: true, budget: KeyBudget, status: s.o.Status, log: s.o.Log, netTried: s.asked.key.Load}
+	p := policy{what: "ssh key", hold: HoldFor, passOver: true, budget: KeyBudget, status: s.o.Status, log: s.o.Log, logged: map[string]string{}, netTried: s.asked.key.Load}
 	defer s.o.Status("")
 	key, verdicts, err := ask(ctx, p, s.names(), func(ctx context.Context, i int) (string, error) {
 		return s.sources[i].PublicKey(ctx)

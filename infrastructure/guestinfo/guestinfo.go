@@ -96,9 +96,12 @@ func (s *Source) erase(ctx context.Context) error {
 	return err
 }
 
-// inflate undoes gzip, if it is gzip.
+// inflate undoes gzip, if it is gzip, and holds the document to its limit.
 func inflate(body []byte) ([]byte, error) {
 	if !bytes.HasPrefix(body, []byte{0x1f, 0x8b}) {
+		if len(body) > source.MaxDocument {
+			return nil, fmt.Errorf("%w: more than %d KiB", source.ErrTooLarge, source.MaxDocument>>10)
+		}
 		return body, nil
 	}
 	r, err := gzip.NewReader(bytes.NewReader(body))

@@ -178,7 +178,7 @@ func FuzzInflate(f *testing.F) {
 	f.Add([]byte{0x1f, 0x8b})
 	f.Add([]byte(`{"agent_id":"v"}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
-		if out, err := inflate(body); err == nil && len(out) > source.MaxDocument && len(out) > len(body) {
+		if out, err := inflate(body); err == nil && len(out) > source.MaxDocument {
 			t.Errorf("%d bytes", len(out))
 		}
 	})
