@@ -266,6 +266,10 @@ func (s *Systemd) leave(ctx context.Context, method, target string, command int)
 	}
 	reboot := s.reboot
 	if reboot == nil {
+		// The kernel is the one of this process, whatever Root says.
+		if s.Root != "/" {
+			return fmt.Errorf("%s: %w", method, errors.Join(failed...))
+		}
 		reboot = unix.Reboot
 	}
 	unix.Sync()

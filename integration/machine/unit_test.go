@@ -1,0 +1,141 @@
+//go:build machine
+
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"cambium/integration/lab"
+	"cambium/integration/lab/machine"
+	"cambium/platform/unit"
+
+	"golang.org/x/sys/unix"
+)
+
+// systemdOf talks to the systemd of a machine from outside, through its root file system.
+func systemdOf(t *testing.T, i *lab.Instance) *unit.Systemd {
+	t.Helper()
+	led, ok := i.Machine.(interface{ Leader() int })
+	if !ok {
+		t.Fatalf("%T has no processes on this host", i.Machine)
+	}
+	s := &unit.Systemd{Root: fmt.Sprintf("/proc/%d/root", led.Leader())}
+	t.Cleanup(s.Close)
+	return s
+}
+
+func TestMachineUnits(t *testing.T) {
+	l := newLab(t)
+	i := start(t, l, lab.VM{Ephemeral: lab.GiB})
+	ready(t, i)
+	for name, text := range map[string]string{
+		"good":      "[Service]\nExecStart=/bin/sh -c 'sleep 1000 & exec sleep 2000'\nKillMode=process\nRestart=always\nRestartSec=0\n",
+		"bad":       "[Service]\nType=oneshot\nExecStart=/bin/false\n",
+		"condition": "[Unit]\nConditionPathExists=/no/such/path\n[Service]\nExecStart=/bin/sleep 1000\n",
+		"slow":      "[Service]\nType=oneshot\nExecStart=/bin/sleep 1000\nTimeoutStartSec=infinity\n",
+		"hesitant":  "[Service]\nType=oneshot\nExecStart=/bin/sleep 1\nRemainAfterExit=yes\n",
+	} {
+		if err := i.WriteFile(machine.File{Path: "/etc/systemd/system/t-" + name + ".service", Data: []byte(text), Mode: 0o644}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run(t, i, "systemctl", "daemon-reload")
+	s := systemdOf(t, i)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+
+	if err := s.Start(ctx, "t-good"); err != nil {
+		t.Fatal(err)
+	}
+	first, err := s.State(ctx, "t-good")
+	if err != nil || first.Active != "active" || first.Sub != "running" || first.MainPID == 0 {
+		t.Fatalf("got %+v, %v, want it running", first, err)
+	}
+	if err := s.Start(ctx, "t-good"); err != nil {
+		t.Errorf("starting what runs: %v", err)
+	}
+	children := func() string { return strings.TrimSpace(run(t, i, "pgrep", "-f", "^sleep 1000$")) }
+	child := children()
+	if err := s.Kill(ctx, "t-good", unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	for again := first; again.MainPID == first.MainPID || again.MainPID == 0; {
+		if again, err = s.State(ctx, "t-good"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if now := children(); !strings.HasPrefix(now, child) {
+		t.Errorf("children are %q, want %s still among them: a signal is for the main process alone", now, child)
+	}
+	before, err := s.State(ctx, "t-good")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Restart(ctx, "t-good"); err != nil {
+		t.Fatal(err)
+	}
+	if after, err := s.State(ctx, "t-good"); err != nil || after.MainPID == before.MainPID || !after.Running() {
+		t.Errorf("got %+v, %v, want another process than %d", after, err, before.MainPID)
+	}
+	if err := s.Stop(ctx, "t-good"); err != nil {
+		t.Fatal(err)
+	}
+	if state, err := s.State(ctx, "t-good"); err != nil || state.Running() {
+		t.Errorf("got %+v, %v, want it stopped", state, err)
+	}
+
+	var job *unit.JobError
+	if err := s.Start(ctx, "t-bad"); !errors.As(err, &job) || job.Result != "failed" || job.State.Active != "failed" || job.State.Result != "exit-code" {
+		t.Errorf("got %v, want the job failed by an exit code", err)
+	}
+	if err := s.Start(ctx, "t-condition"); !errors.Is(err, unit.ErrCondition) {
+		t.Errorf("got %v, want ErrCondition", err)
+	}
+	if err := s.Start(ctx, "t-never-heard-of"); !errors.Is(err, unit.ErrNotFound) {
+		t.Errorf("got %v, want ErrNotFound", err)
+	}
+	short, end := context.WithTimeout(ctx, 200*time.Millisecond)
+	defer end()
+	if err := s.Start(short, "t-slow"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v, want the deadline", err)
+	}
+
+	// systemd is replaced while a job runs: the wait goes on.
+	done := make(chan error)
+	go func() { done <- s.Start(ctx, "t-hesitant") }()
+	for state := (unit.State{}); state.Active != "activating"; {
+		if state, err = s.State(ctx, "t-hesitant"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run(t, i, "systemctl", "daemon-reexec")
+	if err := <-done; err != nil {
+		t.Errorf("over a re-execution of systemd: %v", err)
+	}
+}
+
+func TestMachinePowerOff(t *testing.T) {
+	l := newLab(t)
+	i := start(t, l, lab.VM{Ephemeral: lab.GiB})
+	ready(t, i)
+	pid, err := strconv.Atoi(strings.TrimSpace(run(t, i, "systemctl", "show", "-P", "MainPID", "agent.service")))
+	if err != nil || pid == 0 {
+		t.Fatalf("agent has process %d, %v", pid, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if err := systemdOf(t, i).PowerOff(ctx); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-i.Done():
+	case <-ctx.Done():
+		t.Error("the machine is still on")
+	}
+}
