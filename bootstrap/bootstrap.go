@@ -144,7 +144,12 @@ func (b *boot) warn(step, text string) {
 	b.warnings = append(b.warnings, line)
 	b.mu.Unlock()
 	b.log.WithFields(logrus.Fields{"step": step, "warning": OneLine(text)}).Warn("boot step warns")
-	if err := b.rec.Update(func(d *status.Document) { d.Warnings = append(d.Warnings, line) }); err != nil {
+	if err := b.rec.Update(func(d *status.Document) {
+		d.Warnings = append(d.Warnings, line)
+		if d.State == status.Ready { // a background step that ended after the verdict
+			d.State = status.Degraded
+		}
+	}); err != nil {
 		b.log.WithError(err).Warn("status not written")
 	}
 }

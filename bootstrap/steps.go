@@ -20,7 +20,6 @@ func Steps(m *Machine) []Step {
 		{Name: "firewall", Needs: []string{"settings"}, Optional: true, Deadline: time.Minute, If: has(m.Firewall != nil), Run: m.setFirewall},
 		{Name: "network", Needs: []string{"settings", "ipv6", "firewall"}, Deadline: 5 * time.Minute, If: has(m.Network != nil), Run: m.setUpNetwork,
 			Advice: "compare the settings' networks with the machine's links"},
-		{Name: "dns", Needs: []string{"network"}, Optional: true, Deadline: time.Minute, If: has(m.SetDNS != nil), Run: m.setDNS},
 		{Name: "bus", Needs: []string{"network"}, Deadline: time.Minute, Run: m.startBus,
 			Advice: "correct mbus URLs and certificates in the settings"},
 		{Name: "authorized-keys", Needs: []string{"bus"}, Background: true, Deadline: 5 * time.Minute, If: has(m.Users != nil), Run: m.authorizeKeys},
@@ -32,6 +31,8 @@ func Steps(m *Machine) []Step {
 		{Name: "persistent-disk", Needs: []string{"ephemeral-disk"}, Deadline: 15 * time.Minute, If: has(m.Disks != nil), Run: m.mountPersistentDisk,
 			Advice: "attach the persistent disk again, or let the Director detach it"},
 		{Name: "directories", Needs: []string{"ephemeral-disk"}, Deadline: 2 * time.Minute, If: has(m.Tree != nil), Run: m.makeDirectories},
+		// The resolver is restarted, and its private /var/tmp cannot be made while ours is bound there.
+		{Name: "dns", Needs: []string{"directories", "network"}, Background: true, Deadline: time.Minute, If: has(m.SetDNS != nil), Run: m.setDNS},
 		{Name: "time", Needs: []string{"directories", "network"}, Background: true, Deadline: 3 * time.Minute, If: has(m.Host != nil), Run: m.setTimeServers},
 		{Name: "audit", Needs: []string{"directories"}, Background: true, Deadline: time.Minute, If: has(m.Host != nil), Run: m.startAuditing},
 		{Name: "boot-once", Needs: []string{"directories"}, Deadline: time.Minute, If: m.inMemory, Run: m.armBootOnce},

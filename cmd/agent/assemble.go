@@ -29,6 +29,7 @@ import (
 	"cambium/platform/resolver"
 	"cambium/platform/tree"
 	"cambium/platform/unit"
+	"cambium/platform/user"
 	"cambium/settings/agentjson"
 	"cambium/settings/store"
 	"cambium/storage"
@@ -58,6 +59,7 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 		return nil, err
 	}
 	a := &app{o: o, dirs: dirs, log: log, rec: rec, notifier: notifier, beside: &sync.WaitGroup{},
+		users:     users{homes: dirs.SSHHomes()},
 		announcer: bootstrap.Announcer{Root: "/", Log: log, Notify: notify(notifier, log)}, marker: bootstrap.ReadyMarker{Dirs: dirs}}
 	a.dispatcher = agent.NewDispatcher(ctx, log.WithField("component", "dispatcher"))
 	m := &bootstrap.Machine{Dirs: dirs, Options: cfg.Platform.Linux, Log: log.WithField("component", "boot"), Status: rec,
@@ -135,6 +137,8 @@ func (a *app) addMachine(m *bootstrap.Machine) {
 	m.Network = &network.Kernel{Root: "/", Log: at("network")}
 	m.Tree = &tree.Kernel{Root: "/", Log: at("tree")}
 	m.Host = &host.Host{Root: "/", Dirs: a.dirs, Log: at("host")}
+	a.users.accounts = &user.Accounts{Root: "/", Log: at("user")}
+	m.Users = a.users
 }
 
 func (a *app) serviceManager(linux agentjson.Linux) services {

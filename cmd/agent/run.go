@@ -113,6 +113,7 @@ type app struct {
 	current    *store.Current
 	disks      disks
 	manager    services // nil on a dummy machine
+	users      users
 	beside     *sync.WaitGroup
 	place      func() string
 	agentID    func() string
@@ -158,7 +159,7 @@ func (a *app) etc(name string) string {
 // boot runs the table until the machine is ready. What failed may heal: the table is run again
 // after a pause, or at once when the kernel reports a change.
 func (a *app) boot(ctx context.Context) error {
-	engine := bootstrap.Engine{Log: a.log.WithField("component", "boot"), Status: a.rec, Notify: func(state string) { a.tell(state) }}
+	engine := bootstrap.Engine{Log: a.log.WithField("component", "boot"), Status: a.rec, Notify: a.tell, Boundary: boundary(a.dirs)}
 	pauses := retry.Backoff{Min: 5 * time.Second, Max: time.Minute, Jitter: 0.2}
 	for attempt := 0; ; attempt++ {
 		if attempt > 0 {

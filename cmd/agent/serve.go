@@ -56,7 +56,7 @@ func (a *app) serve(ctx context.Context, tasks *task.Tasks) (action.Table, error
 			Disks: a.disks},
 		SensitiveBlobs: blobs,
 		Removable:      []string{a.dirs.Tmp(), "/tmp", "/var/tmp"},
-		SSH:            &action.SSH{Users: a.sshUsers(), Root: "/", Networks: a.machine.Networks},
+		SSH:            &action.SSH{Users: a.users, Root: "/", Networks: a.machine.Networks},
 		DNS:            &action.DNS{Blobs: blobs, Hosts: hostsFile{a.machine.Host, a.agentID}, Records: a.dirs.DNSRecords(), GID: owner.GID},
 		Neighbours:     neighbours{a.machine.Network},
 		Power:          power{a.manager},
@@ -246,11 +246,3 @@ func (p power) Off(ctx context.Context) error {
 
 // vitals measures the machine.
 func (a *app) vitals(context.Context) (any, error) { return map[string]any{}, nil }
-
-func (a *app) sshUsers() action.SSHUsers { return noUsers{} }
-
-// noUsers is a machine without accounts of its own.
-type noUsers struct{}
-
-func (noUsers) Create(context.Context, string, string) error    { return nil }
-func (noUsers) Remove(context.Context, func(string) bool) error { return nil }

@@ -73,6 +73,13 @@ func (n Namespace) Connect(far Namespace, w Wire) error {
 		attrs.Name, attrs.MasterIndex = w.Near, bridge.Attrs().Index
 		veth := &netlink.Veth{LinkAttrs: attrs, PeerName: w.Far, PeerHardwareAddr: w.MAC,
 			PeerNamespace: netlink.NsFd(int(handle))}
+		// After a power cut the kernel may still be taking the old namespace, and with it the
+		// old wire, apart.
+		if old, err := netlink.LinkByName(w.Near); err == nil {
+			if err := netlink.LinkDel(old); err != nil {
+				return fmt.Errorf("remove old wire %s: %w", w.Near, err)
+			}
+		}
 		if err := netlink.LinkAdd(veth); err != nil {
 			return fmt.Errorf("wire %s to %s: %w", w.Near, w.Far, err)
 		}

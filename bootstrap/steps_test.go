@@ -1,0 +1,46 @@
+package bootstrap
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+)
+
+// TestTableIsSoundAndDocumented compares the table with the one in docs/boot.md, row by row.
+func TestTableIsSoundAndDocumented(t *testing.T) {
+	steps := Steps(&Machine{})
+	if err := check(steps); err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile("../docs/boot.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var documented []string
+	for _, line := range strings.Split(string(page), "\n") {
+		if strings.HasPrefix(line, "| `") && strings.Count(line, "|") == 5 {
+			cells := strings.Split(line, "|")
+			documented = append(documented, strings.Trim(cells[1], " `")+"|"+strings.TrimSpace(cells[2])+"|"+strings.TrimSpace(cells[3]))
+		}
+	}
+	for i, s := range steps {
+		kind := "fatal"
+		switch {
+		case s.Background:
+			kind = "background"
+		case s.Optional:
+			kind = "warn"
+		}
+		want := fmt.Sprintf("%s|%s|%s", s.Name, strings.Join(s.Needs, ", "), kind)
+		if i >= len(documented) || documented[i] != want {
+			t.Errorf("row %d of docs/boot.md: want %q", i+1, want)
+		}
+		if s.Deadline == 0 && s.Name != "settings" {
+			t.Errorf("%s has no deadline", s.Name)
+		}
+	}
+	if len(documented) != len(steps) {
+		t.Errorf("docs/boot.md has %d rows, the table %d", len(documented), len(steps))
+	}
+}

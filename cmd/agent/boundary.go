@@ -1,0 +1,8 @@
+//go:build !crashpoints
+
+package main
+
+import "cambium/internal/vcap"
+
+// boundary is nothing in a shipped agent; see boundary_crash.go.
+func boundary(vcap.Dirs) func(step string, ended bool) { return nil }

@@ -1,0 +1,162 @@
+// Package execs counts the programs that a process and its descendants execute, by listening to
+// the kernel's process events. It sees into containers, needs nothing inside them and does not
+// slow anything down. Root in the host's own namespaces is required.
+package execs
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Kernel constants of the process events connector.
+const (
+	connectorProc = 1 // CN_IDX_PROC and CN_VAL_PROC
+	listen        = 1 // PROC_CN_MCAST_LISTEN
+	eventFork     = 1
+	eventExec     = 2
+	eventExit     = 0x80000000
+	headerLength  = unix.SizeofNlMsghdr + 20 // netlink and connector headers
+)
+
+// Program is one successful execve below the watched process.
+type Program struct {
+	PID  int
+	Args string // as far as it could still be read
+}
+
+// Watch is a running count.
+type Watch struct {
+	socket int
+	name   string
+	done   chan struct{}
+
+	mu       sync.Mutex // guards what follows
+	tracked  map[uint32]bool
+	programs []Program
+	roots    int
+	lost     bool
+}
+
+// Start listens for processes that execute a program whose file is called name, and counts what
+// their descendants execute. Close ends it.
+func Start(name string) (*Watch, error) {
+	socket, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.NETLINK_CONNECTOR)
+	if err != nil {
+		return nil, fmt.Errorf("process events: %w", err)
+	}
+	w := &Watch{socket: socket, name: name, done: make(chan struct{}), tracked: map[uint32]bool{}}
+	err = errors.Join(
+		unix.SetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 8<<20),
+		unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 100_000}),
+		unix.Bind(socket, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: connectorProc}),
+		w.subscribe())
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("process events: %w", err), unix.Close(socket))
+	}
+	go w.run()
+	return w, nil
+}
+
+func (w *Watch) subscribe() error {
+	var b bytes.Buffer
+	for _, v := range []any{
+		uint32(headerLength + 4), uint16(unix.NLMSG_DONE), uint16(0), uint32(0), uint32(os.Getpid()),
+		uint32(connectorProc), uint32(connectorProc), uint32(0), uint32(0), uint16(4), uint16(0),
+		uint32(listen),
+	} {
+		if err := binary.Write(&b, binary.NativeEndian, v); err != nil {
+			return err
+		}
+	}
+	return unix.Sendto(w.socket, b.Bytes(), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+}
+
+func (w *Watch) run() {
+	defer close(w.done)
+	buffer := make([]byte, 4096)
+	for {
+		n, _, err := unix.Recvfrom(w.socket, buffer, 0)
+		switch {
+		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.ENOBUFS):
+			w.mu.Lock()
+			w.lost = true
+			w.mu.Unlock()
+			continue
+		case err != nil:
+			return
+		}
+		if n >= headerLength+24 {
+			w.event(buffer[headerLength:n])
+		}
+	}
+}
+
+// event handles one struct proc_event: what, cpu, timestamp, then the event's own fields.
+func (w *Watch) event(e []byte) {
+	field := func(i int) uint32 { return binary.NativeEndian.Uint32(e[16+4*i:]) }
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch binary.NativeEndian.Uint32(e) {
+	case eventFork:
+		if len(e) >= 32 && w.tracked[field(1)] {
+			w.tracked[field(3)] = true
+		}
+	case eventExec:
+		pid := field(1)
+		switch {
+		case w.tracked[pid]:
+			w.programs = append(w.programs, Program{PID: int(pid), Args: arguments(pid)})
+		case w.named(pid):
+			w.tracked[pid] = true
+			w.roots++
+		}
+	case eventExit:
+		delete(w.tracked, field(1))
+	}
+}
+
+func (w *Watch) named(pid uint32) bool {
+	link, err := os.Readlink("/proc/" + strconv.Itoa(int(pid)) + "/exe")
+	return err == nil && filepath.Base(link) == w.name
+}
+
+func arguments(pid uint32) string {
+	data, err := os.ReadFile("/proc/" + strconv.Itoa(int(pid)) + "/cmdline")
+	if err != nil {
+		return "?"
+	}
+	return strings.TrimSpace(strings.ReplaceAll(string(data), "\x00", " "))
+}
+
+// Programs returns what was executed so far, and how many watched processes there have been. An
+// error means that the kernel dropped events, and the count with them.
+func (w *Watch) Programs() (programs []Program, roots int, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.lost {
+		err = errors.New("process events were lost")
+	}
+	return append([]Program(nil), w.programs...), w.roots, err
+}
+
+// Close ends the watch.
+func (w *Watch) Close() error {
+	err := unix.Shutdown(w.socket, unix.SHUT_RDWR)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		err = nil
+	}
+	closed := unix.Close(w.socket)
+	<-w.done
+	return errors.Join(err, closed)
+}

@@ -1,0 +1,303 @@
+//go:build machine
+
+package machine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"cambium/integration/lab"
+	"cambium/integration/lab/director"
+	"cambium/integration/lab/execs"
+	"cambium/integration/lab/machine"
+	"cambium/internal/status"
+)
+
+// agentStatus is the agent's own account, as `agent status` prints it.
+func agentStatus(t *testing.T, i *lab.Instance) status.Document {
+	t.Helper()
+	out, err := i.Output(t.Context(), "sh", "-c", "/var/vcap/bosh/bin/bosh-agent status --json || true")
+	var d status.Document
+	if err == nil {
+		err = json.Unmarshal([]byte(out), &d)
+	}
+	if err != nil {
+		t.Fatalf("status: %v: %s", err, out)
+	}
+	return d
+}
+
+// settled waits until the boot has been judged, as an operator does.
+func settled(t *testing.T, i *lab.Instance, limit time.Duration) status.Document {
+	t.Helper()
+	if _, err := i.Output(t.Context(), "sh", "-c", fmt.Sprintf("/var/vcap/bosh/bin/bosh-agent status --wait=%s >/dev/null; true", limit)); err != nil {
+		t.Fatal(err)
+	}
+	return agentStatus(t, i)
+}
+
+func writeMarker(t *testing.T, i *lab.Instance, path string) {
+	t.Helper()
+	run(t, i, "sh", "-c", "echo kept > "+path+" && sync "+path)
+}
+
+func wantMarker(t *testing.T, i *lab.Instance, path string) {
+	t.Helper()
+	if got := run(t, i, "cat", path); got != "kept\n" {
+		t.Errorf("%s holds %q, want what was written before", path, got)
+	}
+}
+
+// TestMachineBoot is the life of a machine: first boot, agent restart, reboot, power cut.
+func TestMachineBoot(t *testing.T) {
+	l := newLab(t)
+	watch, err := execs.Start("bosh-agent")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = watch.Close() })
+	i := start(t, l, lab.VM{Ephemeral: 10 * lab.GiB})
+	ready(t, i)
+
+	first := agentStatus(t, i)
+	if first.State != status.Ready || first.AgentID != i.AgentID || first.Settings == nil || first.Settings.Cached {
+		t.Errorf("after the first boot: %s %q, agent %q, settings %+v, warnings %q", first.State, first.Verdict, first.AgentID, first.Settings, first.Warnings)
+	}
+	programs, _, err := watch.Programs()
+	if err != nil || len(programs) > 5 {
+		t.Errorf("first boot executed %d programs, want at most 5 (%v): %v", len(programs), err, programs)
+	}
+	t.Logf("first boot: ready after %v, programs %v", time.Duration(first.ReadyNS), programs)
+	for _, path := range []string{"/var/vcap/data/marker", "/var/vcap/bosh/marker"} {
+		writeMarker(t, i, path)
+	}
+	mounts := run(t, i, "sh", "-c", "sort /proc/self/mountinfo | cut -d' ' -f3-6")
+	addresses := run(t, i, "ip", "-o", "address", "show", "scope", "global")
+
+	run(t, i, "systemctl", "restart", "bosh-agent")
+	ready(t, i)
+	second := agentStatus(t, i)
+	if second.State != status.Ready || !second.Unchanged {
+		t.Errorf("restart on a converged machine: %s, unchanged %v, warnings %q, steps %s", second.State, second.Unchanged, second.Warnings, evidence(second))
+	}
+	if len(second.Earlier) != 1 || second.Earlier[0].State != status.Ready {
+		t.Errorf("restart remembers %+v, want the first process", second.Earlier)
+	}
+	after, _, err := watch.Programs()
+	if err != nil || len(after) != len(programs) {
+		t.Errorf("restart executed programs (%v): %v", err, after[len(programs):])
+	}
+	if got := run(t, i, "sh", "-c", "sort /proc/self/mountinfo | cut -d' ' -f3-6"); got != mounts {
+		t.Errorf("restart changed the mounts from\n%s\nto\n%s", mounts, got)
+	}
+	if got := run(t, i, "ip", "-o", "address", "show", "scope", "global"); got != addresses {
+		t.Errorf("restart changed the addresses from\n%s\nto\n%s", addresses, got)
+	}
+
+	for name, again := range map[string]func(context.Context) error{
+		"reboot":    i.Reboot,
+		"power cut": func(ctx context.Context) error { return errors.Join(i.Kill(ctx), i.Start(ctx)) },
+	} {
+		if err := again(t.Context()); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		ready(t, i)
+		if d := agentStatus(t, i); d.State != status.Ready || d.First {
+			t.Errorf("after %s: %s %q, warnings %q", name, d.State, d.Verdict, d.Warnings)
+		}
+		for _, path := range []string{"/var/vcap/data/marker", "/var/vcap/bosh/marker"} {
+			wantMarker(t, i, path)
+		}
+	}
+}
+
+func evidence(d status.Document) string {
+	var b strings.Builder
+	for _, s := range d.Steps {
+		if len(s.Evidence) > 0 {
+			fmt.Fprintf(&b, "%s: %q\n", s.Name, s.Evidence)
+		}
+	}
+	return b.String()
+}
+
+// TestMachineVerdict makes fatal steps fail and looks for the reason wherever an operator may.
+func TestMachineVerdict(t *testing.T) {
+	l := newLab(t)
+	for _, c := range []struct {
+		name string
+		vm   lab.VM
+		want string // in the verdict
+		bus  bool   // the network is up, so the Director gets the reason
+	}{
+		{"missing ephemeral disk", lab.VM{Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/nowhere") }}, "No ephemeral disk found", true},
+		{"no ephemeral disk named", lab.VM{}, "No ephemeral disk found", true},
+		{"unknown hardware address", lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) {
+			d.Set("networks.other", map[string]any{"type": "manual", "ip": "10.89.0.7", "netmask": "255.255.255.0", "mac": "02:00:00:00:be:ef"})
+		}}, "other", false},
+		{"bus certificate that is none", lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.mbus.cert.certificate", "nonsense") }}, "certificate", false},
+		{"persistent disk that was lost", lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("disks.persistent", map[string]any{"disk-9": "/dev/gone"}) },
+			Files: []machine.File{{Path: "/var/vcap/bosh/managed_disk_settings.json", Data: []byte("disk-9"), Mode: 0o600}}}, "disk-9", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			begin := time.Now()
+			i := start(t, l, c.vm)
+			if c.bus {
+				// The Director's own wait must end with the cause, as its task output will show it.
+				ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+				defer cancel()
+				err := i.Ready(ctx)
+				var exception *director.Exception
+				if !errors.As(err, &exception) || !strings.Contains(exception.Message, c.want) {
+					t.Errorf("the Director's wait ends with %v, want an exception with %q", err, c.want)
+				}
+				if _, err := l.Monitor.Wait(ctx, begin, func(e director.Event) bool {
+					return e.Kind == "alert" && e.Agent == i.AgentID && strings.Contains(string(e.Body), c.want)
+				}); err != nil {
+					t.Errorf("no alert with the reason: %v", err)
+				}
+				for _, e := range l.Monitor.Events() {
+					if e.Kind == "heartbeat" && e.Agent == i.AgentID {
+						t.Error("an agent that is not ready sent a heartbeat")
+					}
+				}
+			}
+			d := settled(t, i, 3*time.Minute)
+			if d.State != status.Failed || !strings.Contains(d.Verdict, c.want) || !d.First {
+				t.Errorf("status: %s, first %v, %q; want failed with %q", d.State, d.First, d.Verdict, c.want)
+			}
+			journal, err := i.Journal(t.Context())
+			if err != nil || !containsLine(journal, "ERROR", "App setup", c.want) {
+				t.Errorf("journal has no ERROR line with App setup and %q (%v)", c.want, err)
+			}
+			if console, _ := os.ReadFile(i.Console()); !containsLine(string(console), "bosh-agent: not ready", c.want) {
+				t.Errorf("console does not tell %q", c.want)
+			}
+			if text := run(t, i, "systemctl", "show", "-p", "StatusText", "bosh-agent"); !strings.Contains(text, c.want) {
+				t.Errorf("systemd shows %q, want %q in it", text, c.want)
+			}
+			if err := i.Delete(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func containsLine(text string, words ...string) bool {
+lines:
+	for _, line := range strings.Split(text, "\n") {
+		for _, w := range words {
+			if !strings.Contains(line, w) {
+				continue lines
+			}
+		}
+		return true
+	}
+	return false
+}
+
+// TestMachineHeals: a disk that appears late makes a failed machine ready.
+func TestMachineHeals(t *testing.T) {
+	l := newLab(t)
+	i := start(t, l, lab.VM{Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/late") }})
+	if d := settled(t, i, 3*time.Minute); d.State != status.Failed {
+		t.Fatalf("without its disk the machine is %s", d.State)
+	}
+	disk, err := i.AttachNew(t.Context(), "late", lab.GiB)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, i, "ln", "-s", disk.Path, "/dev/late")
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	for {
+		// The Director has given up; whoever asks later gets the truth of that moment.
+		if value, err := i.Agent.Call(ctx, "ping"); err == nil && string(value) == `"pong"` {
+			break
+		}
+		if ctx.Err() != nil {
+			t.Fatalf("not ready after its disk came: %q", agentStatus(t, i).Verdict)
+		}
+	}
+	if got := run(t, i, "findmnt", "-n", "-o", "FSTYPE", "/var/vcap/data"); strings.TrimSpace(got) != "ext4" {
+		t.Errorf("data is %q", got)
+	}
+}
+
+// crashAgent is an agent that kills itself at a step boundary when told so.
+func crashAgent(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "agent")
+	build := exec.Command("go", "build", "-trimpath", "-tags", "crashpoints", "-o", path, "cambium/cmd/agent")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build: %v: %s", err, out)
+	}
+	return path
+}
+
+// TestMachineKilledAtStepBoundaries kills the agent at the beginning and end of every step of a
+// first boot, each time on a machine whose boot was just interrupted, and sees it converge.
+func TestMachineKilledAtStepBoundaries(t *testing.T) {
+	agent := crashAgent(t)
+	l := newLab(t, func(o *lab.Options) { o.Agent = agent })
+	steps := []string{"settings", "hostname", "network", "bus", "ephemeral-disk", "persistent-disk", "directories", "job-directories", "supervisor"}
+	for n, step := range steps {
+		for _, side := range []string{"begin", "end"} {
+			at := step + ":" + side
+			i := start(t, l, lab.VM{Ephemeral: lab.GiB, Files: []machine.File{{Path: "/var/vcap/bosh/crash_at", Data: []byte(at), Mode: 0o600}}})
+			ready(t, i)
+			d := agentStatus(t, i)
+			if d.State != status.Ready || len(d.Earlier) != 1 {
+				t.Errorf("killed at %s: %s %q after %d earlier processes, want ready after one", at, d.State, d.Warnings, len(d.Earlier))
+			}
+			if n%3 == 0 { // a power cut on top, for some
+				if err := errors.Join(i.Kill(t.Context()), i.Start(t.Context())); err != nil {
+					t.Fatal(err)
+				}
+				ready(t, i)
+			}
+			if err := i.Delete(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+// TestMachineKilledAtRandom kills the agent at random moments of its boots.
+func TestMachineKilledAtRandom(t *testing.T) { killAtRandom(t, 20) }
+
+func killAtRandom(t *testing.T, times int) {
+	l := newLab(t)
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	i := start(t, l, lab.VM{Ephemeral: lab.GiB})
+	for n := range times {
+		if n%10 == 9 { // a machine of its own, so that first boots are hit too
+			if err := i.Delete(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			i = start(t, l, lab.VM{Ephemeral: lab.GiB})
+		}
+		time.Sleep(time.Duration(random.IntN(150)) * time.Millisecond)
+		// The unit may just be between two processes.
+		_, _ = i.Output(t.Context(), "systemctl", "kill", "-s", "KILL", "--kill-who=main", "bosh-agent")
+		if n%5 == 4 {
+			ready(t, i)
+			if d := agentStatus(t, i); d.State != status.Ready {
+				t.Errorf("kill %d: %s %q %q", n, d.State, d.Verdict, d.Warnings)
+			}
+		}
+	}
+	ready(t, i)
+}
