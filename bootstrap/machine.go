@@ -102,7 +102,8 @@ func (m *Machine) Reset() {
 	m.changes = 0
 }
 
-func (m *Machine) count(changes int) {
+// Count adds changes that a part of the machine made by itself.
+func (m *Machine) Count(changes int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.changes += changes
@@ -110,7 +111,7 @@ func (m *Machine) count(changes int) {
 
 // changed records what a step did as its evidence.
 func changed[C fmt.Stringer](m *Machine, s *Span, changes []C) {
-	m.count(len(changes))
+	m.Count(len(changes))
 	for _, c := range changes {
 		s.Evidence("%s", c)
 	}
@@ -178,7 +179,7 @@ func (m *Machine) setPasswords(ctx context.Context, _ *Span) error {
 		hashes["root"] = bosh.Password
 	}
 	n, err := m.Users.SetPasswords(ctx, hashes)
-	m.count(n)
+	m.Count(n)
 	return err
 }
 
@@ -336,7 +337,7 @@ func (m *Machine) authorizeKeys(ctx context.Context, s *Span) error {
 		return nil
 	}
 	n, err := m.Users.AuthorizeKeys(ctx, "vcap", keys)
-	m.count(n)
+	m.Count(n)
 	return err
 }
 

@@ -19,17 +19,22 @@ import (
 	"cambium/bootstrap"
 	"cambium/infrastructure"
 	"cambium/internal/atomicfile"
+	"cambium/internal/retry"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
 	"cambium/jobs"
 	"cambium/jobs/monit"
+	"cambium/mbus"
 	"cambium/platform/device"
+	"cambium/platform/firewall"
 	"cambium/platform/host"
 	"cambium/platform/network"
 	"cambium/platform/resolver"
 	"cambium/platform/tree"
 	"cambium/platform/unit"
 	"cambium/platform/user"
+	"cambium/platform/vitals"
+	"cambium/settings"
 	"cambium/settings/agentjson"
 	"cambium/settings/store"
 	"cambium/storage"
@@ -89,7 +94,7 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 	m.Settings, m.PublicKey = current, fetch.publicKey
 	a.agentID = func() string { return current.Effective().Settings.AgentID }
 	a.place = current.Place
-	a.bus = &busLine{ctx: ctx, handler: a.dispatcher, log: log.WithField("component", "bus"), rec: rec, run: a.go_, beforeConnect: a.beforeConnect(m.Network)}
+	a.bus = &busLine{ctx: ctx, handler: a.dispatcher, log: log.WithField("component", "bus"), rec: rec, run: a.go_, dirs: dirs, audit: a.audit(ctx), beforeConnect: a.beforeConnect(m.Network)}
 	m.StartBus = a.bus.start
 	m.First = func() bool { return a.marker.First(a.agentID()) }
 	a.current = current
@@ -102,6 +107,20 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 	}
 	a.addJobs(m, cfg.Platform.Linux)
 	return a, nil
+}
+
+// audit records requests in the system's log; a dummy machine keeps them out of its host's.
+func (a *app) audit(ctx context.Context) mbus.Auditor {
+	if a.o.platform == "dummy" {
+		return nil
+	}
+	syslog := mbus.NewSyslog()
+	a.go_(func() {
+		if err := syslog.Run(ctx); err != nil && ctx.Err() == nil {
+			a.log.WithError(err).Warn("audit ended")
+		}
+	})
+	return syslog
 }
 
 // loadConfig reads agent.json and says everything that is wrong with it at once.
@@ -137,6 +156,13 @@ func (a *app) addMachine(m *bootstrap.Machine) {
 	m.Network = &network.Kernel{Root: "/", Log: at("network")}
 	m.Tree = &tree.Kernel{Root: "/", Log: at("tree")}
 	m.Host = &host.Host{Root: "/", Dirs: a.dirs, Log: at("host")}
+	a.gauge = vitals.New("/", a.dirs.Data(), a.dirs.Store())
+	a.firewall = &firewall.Firewall{Log: at("firewall")}
+	m.Firewall = func(ctx context.Context) error {
+		changes, err := a.firewall.Converge(ctx, firewall.Desired{Monit: !m.Options.UseMonitIptablesFirewall})
+		m.Count(len(changes))
+		return err
+	}
 	a.users.accounts = &user.Accounts{Root: "/", Log: at("user")}
 	m.Users = a.users
 }
@@ -156,24 +182,35 @@ func (a *app) reload(ctx context.Context) error {
 // addDisks gives the boot and the actions the machine's disks.
 func (a *app) addDisks(m *bootstrap.Machine, linux agentjson.Linux) error {
 	log := a.log.WithField("component", "disk")
-	resolve, err := device.New(device.Options{Type: linux.DevicePathResolutionType, IDPattern: linux.DiskIDTransformPattern,
-		IDReplacement: linux.DiskIDTransformReplacement, LUNLinks: linux.LunDeviceSymlinkPath,
-		InstanceStoragePattern: linux.InstanceStorageDevicePattern, ManagedVolumePattern: linux.InstanceStorageManagedVolumePattern, Root: "/"}, log)
+	resolve, err := device.New(deviceOptions(linux), log)
 	if err != nil {
 		return err
 	}
 	disks := storage.New(storage.Config{Dirs: a.dirs, Resolver: resolve, Records: a.current, Reload: a.reload, Log: log,
-		Options: storage.Options{UsePreformattedPersistentDisk: linux.UsePreformattedPersistentDisk, BindMountPersistentDisk: linux.BindMountPersistentDisk,
-			CreatePartitionIfNoEphemeralDisk: linux.CreatePartitionIfNoEphemeralDisk, SkipDiskSetup: linux.SkipDiskSetup, PartitionerType: linux.PartitionerType,
-			MissingEphemeralDisk: linux.MissingEphemeralDisk, ManagedVolumes: linux.InstanceStorageManagedVolumePattern != ""},
-		Foreign: func() string {
-			if wish := a.current.Effective().Settings.Env.PersistentDiskForeign; wish != "" {
-				return wish
-			}
-			return linux.ForeignPersistentDisk
-		}})
+		Options: storageOptions(linux), Foreign: func() string { return foreign(a.current.Effective(), linux) }})
 	m.Disks, a.disks = disks, disks
 	return nil
+}
+
+func deviceOptions(l agentjson.Linux) device.Options {
+	return device.Options{Type: l.DevicePathResolutionType, IDPattern: l.DiskIDTransformPattern, IDReplacement: l.DiskIDTransformReplacement,
+		LUNLinks: l.LunDeviceSymlinkPath, InstanceStoragePattern: l.InstanceStorageDevicePattern,
+		ManagedVolumePattern: l.InstanceStorageManagedVolumePattern, Root: "/"}
+}
+
+func storageOptions(l agentjson.Linux) storage.Options {
+	return storage.Options{UsePreformattedPersistentDisk: l.UsePreformattedPersistentDisk, BindMountPersistentDisk: l.BindMountPersistentDisk,
+		CreatePartitionIfNoEphemeralDisk: l.CreatePartitionIfNoEphemeralDisk, SkipDiskSetup: l.SkipDiskSetup, PartitionerType: l.PartitionerType,
+		MissingEphemeralDisk: l.MissingEphemeralDisk, ManagedVolumes: l.InstanceStorageManagedVolumePattern != ""}
+}
+
+// foreign is what to do with a persistent disk that is not ours: the deployment's word counts
+// more than the stemcell's.
+func foreign(e settings.Effective, l agentjson.Linux) string {
+	if wish := e.Settings.Env.PersistentDiskForeign; wish != "" {
+		return wish
+	}
+	return l.ForeignPersistentDisk
 }
 
 // addJobs gives the boot what concerns jobs and their supervisor.
@@ -209,7 +246,11 @@ func setDNS(ctx context.Context, k *resolver.Kernel, servers []netip.Addr) error
 	if err != nil {
 		return err
 	}
-	return k.Apply(ctx, changes)
+	// The resolver may itself just be starting, and fail once because directories it needs are
+	// being bound; what it has not read by then it must read again.
+	return retry.Do(ctx, retry.Backoff{Min: 200 * time.Millisecond, Max: 2 * time.Second}, func(ctx context.Context) error {
+		return k.Apply(ctx, changes)
+	})
 }
 
 // startMonit writes monit's account, once, and starts the daemon.
@@ -250,8 +291,8 @@ func (a *app) mountTmpfs(ctx context.Context, path string) error {
 	return err
 }
 
-// beforeConnect forgets the bus servers' hardware addresses: after a Director has moved, a stale
-// neighbour entry costs minutes.
+// beforeConnect forgets the bus servers' hardware addresses, since after a Director has moved a
+// stale neighbour entry costs minutes, and lets the firewall follow their addresses.
 func (a *app) beforeConnect(kernel *network.Kernel) func(context.Context, []netip.AddrPort) {
 	return func(ctx context.Context, servers []netip.AddrPort) {
 		if kernel == nil {
@@ -265,6 +306,9 @@ func (a *app) beforeConnect(kernel *network.Kernel) func(context.Context, []neti
 		}
 		if err := kernel.FlushNeighbours(ctx, ips); err != nil {
 			a.log.WithError(err).Debug("neighbours not flushed")
+		}
+		if _, err := a.firewall.Converge(ctx, firewall.Desired{NATS: servers}); err != nil {
+			a.log.WithError(err).Debug("firewall does not follow the bus")
 		}
 	}
 }

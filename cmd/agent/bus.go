@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"net/url"
+	"path/filepath"
 	"slices"
 	"sync"
 
@@ -12,8 +13,11 @@ import (
 
 	"cambium/agent"
 	"cambium/agent/action"
+	"cambium/blobstore"
 	"cambium/internal/status"
+	"cambium/internal/vcap"
 	"cambium/mbus"
+	"cambium/mbus/httpsbus"
 	"cambium/mbus/natsbus"
 	"cambium/settings"
 )
@@ -32,6 +36,7 @@ type busLine struct {
 	audit   mbus.Auditor
 	log     *logrus.Entry
 	rec     *status.Recorder
+	dirs    vcap.Dirs
 	run     func(f func())
 	// beforeConnect lets firewall and neighbour table follow the servers' addresses.
 	beforeConnect func(ctx context.Context, servers []netip.AddrPort)
@@ -59,6 +64,8 @@ func (l *busLine) start(_ context.Context, e settings.Effective) error {
 	switch first.Scheme {
 	case "nats":
 		return l.startNATS(e)
+	case "https":
+		return l.startHTTPS(e)
 	default:
 		return fmt.Errorf("bus URL %s: want scheme nats or https", e.Bus.URLs[0])
 	}
@@ -77,14 +84,43 @@ func (l *busLine) startNATS(e settings.Effective) error {
 	if err != nil {
 		return err
 	}
-	l.bus = agent.NATS{Bus: bus}
-	l.describe("connecting to " + e.Bus.URLs[0].String())
+	l.serve(agent.NATS{Bus: bus}, "connecting to "+e.Bus.URLs[0].String(), bus.Run)
+	return nil
+}
+
+// httpsTransport cannot be rotated: create-env decides about it.
+type httpsTransport struct {
+	*httpsbus.Bus
+	agent.FixedBus
+}
+
+func (l *busLine) startHTTPS(e settings.Effective) error {
+	bus, err := httpsbus.New(httpsbus.Options{
+		URL:         e.Bus.URLs[0],
+		Certificate: e.Bus.Cert.Certificate,
+		PrivateKey:  e.Bus.Cert.PrivateKey,
+		KeyFile:     filepath.Join(l.dirs.Bosh(), "https_key.pem"),
+		Handler:     l.handler,
+		Blobs:       &blobstore.Dir{Path: l.dirs.Blobs()},
+		OnListen:    l.connected,
+		Audit:       l.audit,
+		Log:         l.log,
+	})
+	if err != nil {
+		return err
+	}
+	l.serve(httpsTransport{Bus: bus}, "listening at "+e.Bus.URLs[0].String(), bus.Run)
+	return nil
+}
+
+func (l *busLine) serve(t transport, description string, run func(context.Context) error) {
+	l.bus = t
+	l.describe(description)
 	l.run(func() {
-		if err := bus.Run(l.ctx); err != nil && l.ctx.Err() == nil {
+		if err := run(l.ctx); err != nil && l.ctx.Err() == nil {
 			l.log.WithError(err).Error("bus ended")
 		}
 	})
-	return nil
 }
 
 // connected must not block: it is called by the bus itself.

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -11,6 +12,9 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"cambium/platform/firewall"
+	"cambium/platform/user"
 )
 
 // version is set by the linker. A build without one is a development build, and says so in the
@@ -38,6 +42,9 @@ func commands() []command {
 		{"timeline", "draw where the boot's time went", runTimeline},
 		{"validate", "check agent.json, settings or update-settings, with line and column", runValidate},
 		{"settings", "ask the sources as a boot would and show the effective settings", runSettings},
+		{"settings", "ask the settings sources now and show the effective settings; --explain", runSettings},
+		{"validate", "check agent.json, settings or update-settings documents", runValidate},
+		{"plan", "show what a boot would change on this machine", runPlan},
 		{"version", "print the version", runVersion},
 	}
 }
@@ -81,7 +88,26 @@ func dispatch(ctx context.Context, argv []string, stdout, stderr io.Writer) int 
 }
 
 // faces are the names under which the same binary does something else.
-var faces = map[string]func(ctx context.Context, args []string, stdout, stderr io.Writer) int{}
+var faces = map[string]func(ctx context.Context, args []string, stdout, stderr io.Writer) int{
+	"bosh-enable-monit-access": runEnableMonitAccess,
+}
+
+// runEnableMonitAccess is called by jobs that talk to monit themselves.
+func runEnableMonitAccess(ctx context.Context, _ []string, _, stderr io.Writer) int {
+	log := setUpLogging(stderr).WithField("component", "monit-access")
+	account, err := (&user.Accounts{Root: "/", Log: log}).Lookup("vcap")
+	if err == nil {
+		err = (&firewall.Firewall{Log: log}).LetIn(ctx, firewall.Job{Root: "/", UID: uint32(account.UID)})
+	}
+	if errors.Is(err, firewall.ErrNotSetUp) {
+		return exitGood // nobody is kept out
+	}
+	if err != nil {
+		log.WithError(err).Error("monit access not enabled")
+		return exitBad
+	}
+	return exitGood
+}
 
 func runVersion(_ context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := newFlags("version", "", "Prints the version of this agent.", stderr)

@@ -19,7 +19,9 @@ import (
 	"cambium/internal/status"
 	"cambium/internal/vcap"
 	"cambium/mbus"
+	"cambium/platform/firewall"
 	"cambium/platform/unit"
+	"cambium/platform/vitals"
 	"cambium/settings/store"
 )
 
@@ -114,6 +116,8 @@ type app struct {
 	disks      disks
 	manager    services // nil on a dummy machine
 	users      users
+	gauge      *vitals.Gauge      // nil on a dummy machine
+	firewall   *firewall.Firewall // nil on a dummy machine
 	beside     *sync.WaitGroup
 	place      func() string
 	agentID    func() string

@@ -21,6 +21,7 @@ import (
 	"cambium/jobs/monit"
 	"cambium/platform/host"
 	"cambium/platform/network"
+	"cambium/platform/vitals"
 	"cambium/settings"
 
 	"github.com/sirupsen/logrus"
@@ -245,4 +246,9 @@ func (p power) Off(ctx context.Context) error {
 }
 
 // vitals measures the machine.
-func (a *app) vitals(context.Context) (any, error) { return map[string]any{}, nil }
+func (a *app) vitals(ctx context.Context) (any, error) {
+	if a.gauge == nil {
+		return vitals.Vitals{Load: []string{"0.00", "0.00", "0.00"}}, nil
+	}
+	return a.gauge.Measure(ctx)
+}
