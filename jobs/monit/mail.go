@@ -44,10 +44,11 @@ func ParseAlert(mail string) (Alert, bool) {
 	return a, a.Service != "" || a.Event != ""
 }
 
-// parseDate accepts what monit writes; single-digit days come with and without a leading zero.
+// parseDate accepts what monit writes: a numeric zone, or none (a current monit), which means the
+// machine's own.
 func parseDate(text string) time.Time {
-	for _, layout := range []string{time.RFC1123Z, "Mon, 2 Jan 2006 15:04:05 -0700"} {
-		if t, err := time.Parse(layout, text); err == nil {
+	for _, layout := range []string{"Mon, 2 Jan 2006 15:04:05 -0700", "Mon, 2 Jan 2006 15:04:05", time.RFC1123} {
+		if t, err := time.ParseInLocation(layout, text, time.Local); err == nil {
 			return t
 		}
 	}

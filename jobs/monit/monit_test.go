@@ -1,0 +1,293 @@
+package monit
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// fakeMonit answers as monit does: old is 5.2.5, which answers actions with a page; else 5.33,
+// which wants a token and redirects.
+type fakeMonit struct {
+	mu          sync.Mutex
+	old         bool
+	incarnation int64
+	services    map[string]*fakeService
+	order       []string
+	actions     []string
+	busy        int // answers to actions that are 503
+}
+
+type fakeService struct {
+	status, monitor, pending int
+	message                  string
+}
+
+func (f *fakeMonit) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if user, password, ok := r.BasicAuth(); !ok || user != "vcap" || password != "canary:pw" {
+		w.WriteHeader(http.StatusUnauthorized)
+		return
+	}
+	if r.Method == http.MethodGet && r.URL.Path == "/_status2" && r.URL.Query().Get("format") == "xml" {
+		fmt.Fprint(w, f.xml())
+		return
+	}
+	name := strings.TrimPrefix(r.URL.Path, "/")
+	s, known := f.services[name]
+	if r.Method != http.MethodPost || !known {
+		w.WriteHeader(http.StatusNotFound)
+		return
+	}
+	if cookie, err := r.Cookie("securitytoken"); !f.old && (err != nil || cookie.Value == "" || cookie.Value != r.FormValue("securitytoken")) {
+		w.WriteHeader(http.StatusForbidden)
+		return
+	}
+	if f.busy > 0 {
+		f.busy--
+		w.WriteHeader(http.StatusServiceUnavailable)
+		return
+	}
+	f.actions = append(f.actions, r.FormValue("action")+" "+name)
+	switch r.FormValue("action") {
+	case "start":
+		s.monitor, s.status = 1, 0
+	case "stop":
+		s.monitor, s.pending = 0, 0
+	case "unmonitor":
+		s.monitor = 0
+	}
+	if !f.old {
+		http.Redirect(w, r, "/"+name, http.StatusFound)
+	}
+}
+
+func (f *fakeMonit) xml() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, `<?xml version="1.0" encoding="ISO-8859-1"?><monit id="x" incarnation="%d" version="5.2.5"><server><uptime>1</uptime></server><services>`, f.incarnation)
+	for _, name := range f.order {
+		s := f.services[name]
+		fmt.Fprintf(&b, `<service name="%s"><type>3</type><status>%d</status><status_message>%s</status_message><monitor>%d</monitor><pendingaction>%d</pendingaction>`+
+			`<uptime>7</uptime><memory><percent>0.1</percent><percenttotal>0.4</percenttotal><kilobyte>1</kilobyte><kilobytetotal>8192</kilobytetotal></memory><cpu><percent>0.0</percent><percenttotal>0.2</percenttotal></cpu></service>`,
+			name, s.status, s.message, s.monitor, s.pending)
+	}
+	b.WriteString(`<service name="system_x"><type>5</type><status>1</status><monitor>2</monitor></service></services><servicegroups><servicegroup name="vcap">`)
+	for _, name := range f.order {
+		fmt.Fprintf(&b, "<service>%s</service>", name)
+	}
+	b.WriteString(`</servicegroup><servicegroup name="other"><service>system_x</service></servicegroup></servicegroups></monit>`)
+	return b.String()
+}
+
+func serve(t *testing.T, h http.Handler) *Client {
+	t.Helper()
+	web := httptest.NewServer(h)
+	t.Cleanup(web.Close)
+	user := filepath.Join(t.TempDir(), "monit.user")
+	if err := os.WriteFile(user, []byte("vcap:canary:pw\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return &Client{URL: web.URL, UserFile: user, Pause: time.Millisecond}
+}
+
+func services(names ...string) *fakeMonit {
+	f := &fakeMonit{incarnation: 1000, services: map[string]*fakeService{}}
+	for _, name := range names {
+		f.services[name] = &fakeService{monitor: 1}
+		f.order = append(f.order, name)
+	}
+	return f
+}
+
+func TestStates(t *testing.T) {
+	f := services("a", "b")
+	s := Supervisor{Client: serve(t, f)}
+	for _, c := range []struct {
+		a, b fakeService
+		want string
+	}{
+		{fakeService{monitor: 1}, fakeService{monitor: 1}, StateRunning},
+		{fakeService{monitor: 1}, fakeService{monitor: 2}, StateStarting},
+		{fakeService{monitor: 1, status: 512}, fakeService{monitor: 2}, StateStarting},
+		{fakeService{monitor: 1, status: 512}, fakeService{monitor: 1}, StateFailing},
+		{fakeService{monitor: 0}, fakeService{monitor: 1}, StateFailing},
+	} {
+		f.services["a"], f.services["b"] = &c.a, &c.b
+		if got := s.State(t.Context()); got != c.want {
+			t.Errorf("%+v %+v: got %s, want %s", c.a, c.b, got, c.want)
+		}
+	}
+	f.order = nil
+	if got := s.State(t.Context()); got != StateRunning {
+		t.Errorf("without services: got %s", got)
+	}
+}
+
+func TestProcesses(t *testing.T) {
+	f := services("nats")
+	p, err := Supervisor{Client: serve(t, f)}.Processes(t.Context())
+	if err != nil || len(p) != 1 {
+		t.Fatalf("got %v, %v", p, err)
+	}
+	if got, want := fmt.Sprintf("%+v", p[0]), "{Name:nats State:running Uptime:{Seconds:7} Memory:{KB:8192 Percent:0.4} CPU:{Total:0.2}}"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+func TestActionsOnBothVersions(t *testing.T) {
+	for _, old := range []bool{true, false} {
+		f := services("a", "b")
+		f.old, f.busy = old, 2
+		s := Supervisor{Client: serve(t, f), Poll: time.Millisecond}
+		for _, err := range []error{s.StartAll(t.Context()), s.UnmonitorAll(t.Context()), s.StopAll(t.Context(), true), s.StopAll(t.Context(), false)} {
+			if err != nil {
+				t.Errorf("old %v: %v", old, err)
+			}
+		}
+		if got, want := strings.Join(f.actions, ", "), "start a, start b, unmonitor a, unmonitor b, stop a, stop b, stop a, stop b"; got != want {
+			t.Errorf("old %v: got %s, want %s", old, got, want)
+		}
+		if err := s.Start(t.Context(), "nope"); err == nil || !strings.Contains(err.Error(), "404") {
+			t.Errorf("unknown service: got %v", err)
+		}
+	}
+}
+
+func TestStopAndWait(t *testing.T) {
+	f := services("a", "b")
+	s := Supervisor{Client: serve(t, f), Poll: time.Millisecond, StopBudget: 300 * time.Millisecond}
+	f.services["a"].pending = 1
+	err := s.StopAll(t.Context(), true)
+	if err == nil || !strings.HasPrefix(err.Error(), "Timed out waiting for services 'a' to") {
+		t.Errorf("a pending action: got %v", err)
+	}
+	f.services["a"].pending = 0
+	f.services["b"].status, f.services["b"].message = 1, "failed to stop"
+	if err := s.StopAll(t.Context(), true); err == nil || !strings.Contains(err.Error(), "b: failed to stop") {
+		t.Errorf("a failed service: got %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	f.services["b"].status, f.services["a"].pending = 0, 1
+	cancel()
+	if err := s.StopAll(ctx, true); err == nil || strings.Contains(err.Error(), "Timed out waiting for service") {
+		t.Errorf("cancelled: got %v, want something else than a timeout", err)
+	}
+}
+
+// TestDeadOrSlowMonit: the state is unknown at once, and known again when monit is back.
+func TestDeadOrSlowMonit(t *testing.T) {
+	f := services("a")
+	var hang atomic.Bool
+	release := make(chan struct{})
+	c := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if hang.Load() {
+			select {
+			case <-release:
+			case <-r.Context().Done():
+			}
+			return
+		}
+		f.ServeHTTP(w, r)
+	}))
+	t.Cleanup(func() { close(release) })
+	s := Supervisor{Client: c}
+	hang.Store(true)
+	begun := time.Now()
+	if got := s.State(t.Context()); got != StateUnknown {
+		t.Errorf("slow: got %s", got)
+	}
+	if took := time.Since(begun); took > 3*StatusTimeout {
+		t.Errorf("slow: took %v, want about %v", took, StatusTimeout)
+	}
+	hang.Store(false)
+	if got := s.State(t.Context()); got != StateRunning {
+		t.Errorf("recovered: got %s", got)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener.Close()
+	dead := Supervisor{Client: &Client{URL: "http://" + listener.Addr().String(), UserFile: c.UserFile}}
+	if got := dead.State(t.Context()); got != StateUnknown {
+		t.Errorf("dead: got %s", got)
+	}
+	missing := Supervisor{Client: &Client{URL: c.URL, UserFile: "/nonexistent"}}
+	if got := missing.State(t.Context()); got != StateUnknown {
+		t.Errorf("without credentials: got %s", got)
+	}
+}
+
+type fakeDaemon struct {
+	f       *fakeMonit
+	kills   int
+	needed  int // kills until it is a new one
+	killErr error
+}
+
+func (d *fakeDaemon) Kill(context.Context) error { d.kills++; return d.killErr }
+
+func (d *fakeDaemon) Start(context.Context) error {
+	d.f.mu.Lock()
+	defer d.f.mu.Unlock()
+	if d.kills >= d.needed {
+		d.f.incarnation++
+	}
+	return nil
+}
+
+func TestReloadWaitsForANewIncarnation(t *testing.T) {
+	f := services("a")
+	d := &fakeDaemon{f: f, needed: 1}
+	c := serve(t, f)
+	c.Daemon = d
+	if err := c.Reload(t.Context()); err != nil || d.kills != 1 {
+		t.Errorf("got %v after %d kills", err, d.kills)
+	}
+	d.needed = 100
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if err := c.Reload(ctx); err == nil {
+		t.Error("the same monit answers: got no error")
+	}
+}
+
+func TestErrorsHideThePassword(t *testing.T) {
+	f := services("a")
+	c := serve(t, f)
+	if err := os.WriteFile(c.UserFile, []byte("vcap:canary-wrong"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := c.Status(t.Context())
+	if err == nil || strings.Contains(err.Error(), "canary") || !strings.Contains(err.Error(), "401") {
+		t.Errorf("got %v", err)
+	}
+	if err := os.WriteFile(c.UserFile, []byte("canary"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Status(t.Context()); err == nil || strings.Contains(err.Error(), "canary") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func FuzzStatus(f *testing.F) {
+	f.Add(services("a", "b").xml())
+	f.Add(`<?xml version="1.0" encoding="ISO-8859-1"?><monit incarnation="x"/>`)
+	f.Add("<monit><services><service name=\"\xe4\"/></services></monit>")
+	f.Fuzz(func(t *testing.T, text string) {
+		status, err := parseStatus(strings.NewReader(text))
+		if err != nil && len(status.Services) > 0 {
+			t.Error("services beside an error")
+		}
+	})
+}
