@@ -83,6 +83,24 @@ func (n Namespace) Connect(far Namespace, w Wire) error {
 		if err := netlink.LinkAdd(veth); err != nil {
 			return fmt.Errorf("wire %s to %s: %w", w.Near, w.Far, err)
 		}
+		if err := markNIC(handle, w.Far); err != nil {
+			return fmt.Errorf("wire %s to %s: %w", w.Near, w.Far, err)
+		}
 		return netlink.LinkSetUp(veth)
 	})
+}
+
+// markNIC gives a link the alias by which the agent takes it for a network card although there
+// is no device behind it.
+func markNIC(far netns.NsHandle, name string) error {
+	h, err := netlink.NewHandleAt(far)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	link, err := h.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	return h.LinkSetAlias(link, "bosh-interface-"+name)
 }
