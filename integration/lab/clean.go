@@ -1,10 +1,13 @@
 package lab
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -14,7 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Leftovers returns the names of labs that have a directory below dir or a namespace.
+// Leftovers returns the names of labs that have a directory below dir, a lock or a namespace,
+// whether they are up or not.
 func Leftovers(dir string) ([]string, error) {
 	names := map[string]bool{}
 	entries, err := os.ReadDir(dir)
@@ -26,6 +30,13 @@ func Leftovers(dir string) ([]string, error) {
 			names[e.Name()] = true
 		}
 	}
+	locked, err := lockedNames()
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range locked {
+		names[name] = true
+	}
 	spaces, err := netns.List(Prefix)
 	if err != nil {
 		return nil, err
@@ -35,11 +46,7 @@ func Leftovers(dir string) ([]string, error) {
 		lab, _, _ := strings.Cut(strings.TrimPrefix(name, Prefix), ".")
 		names[lab] = true
 	}
-	var all []string
-	for name := range names {
-		all = append(all, name)
-	}
-	return all, nil
+	return slices.Sorted(maps.Keys(names)), nil
 }
 
 // Clean removes everything of a lab, whatever state it is in: its processes, found by their
@@ -49,7 +56,7 @@ func Clean(dir, name string) error {
 	if err := ValidName(name); err != nil {
 		return err
 	}
-	own := filepath.Join(dir, name)
+	own := directory(dir, name)
 	failed := killAll(name, own)
 	loops, err := disk.Below(own)
 	failed = errors.Join(failed, err)
@@ -70,6 +77,9 @@ func Clean(dir, name string) error {
 	}
 	if err := os.RemoveAll(own); err != nil {
 		failed = errors.Join(failed, err)
+	}
+	if failed == nil {
+		_ = os.Remove(lockPath(name))
 	}
 	if failed != nil {
 		return fmt.Errorf("clean lab %s: %w", name, failed)
@@ -151,4 +161,27 @@ func removeTree(dir string) {
 		}
 	}
 	_ = os.Remove(dir)
+}
+
+// WaitProcess waits until a process has ended.
+func WaitProcess(ctx context.Context, pid int) error {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("process %d: %w", pid, err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	for ctx.Err() == nil {
+		// In slices, so that ctx is seen.
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 200)
+		if n > 0 {
+			return nil
+		}
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+	return ctx.Err()
 }

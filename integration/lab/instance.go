@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"sync"
 	"time"
 
@@ -272,6 +273,9 @@ func (i *Instance) serveHTTPS(d Document) error {
 
 // image makes a blank image and remembers it.
 func (i *Instance) image(id string, size int64) (string, error) {
+	if err := ValidDiskID(id); err != nil {
+		return "", err
+	}
 	path := filepath.Join(i.dir(), "disk-"+id+".img")
 	if err := disk.Create(path, size); err != nil {
 		return "", err
@@ -280,6 +284,16 @@ func (i *Instance) image(id string, size int64) (string, error) {
 	defer i.mu.Unlock()
 	i.disks[id] = path
 	return path, nil
+}
+
+var diskForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
+
+// ValidDiskID says why a disk cannot have that id, nil if it can.
+func ValidDiskID(id string) error {
+	if !diskForm.MatchString(id) {
+		return fmt.Errorf("disk id %q: want at most 64 letters, digits, dots, dashes and underscores", id)
+	}
+	return nil
 }
 
 // NewDisk is the CPI's create_disk: a blank disk that is not attached.
@@ -351,4 +365,24 @@ func (i *Instance) Journal(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	return i.Output(ctx, "journalctl", "--no-pager", "--output=short-monotonic", "--identifier=bosh-agent")
+}
+
+// Source is how settings reach the machine.
+func (i *Instance) Source() Source { return i.vm.Source }
+
+// HasDisk reports whether a disk was made, attached or not.
+func (i *Instance) HasDisk(id string) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	_, ok := i.disks[id]
+	return ok
+}
+
+// ImageSize is the size of a disk's image, 0 if it cannot be told.
+func ImageSize(path string) int64 {
+	info, err := os.Stat(path)
+	if err != nil {
+		return 0
+	}
+	return info.Size()
 }

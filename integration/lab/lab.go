@@ -82,6 +82,7 @@ type Lab struct {
 	installer string
 
 	servers []*http.Server
+	lock    *os.File
 
 	mu       sync.Mutex
 	machines map[string]*Instance
@@ -121,9 +122,15 @@ func New(ctx context.Context, o Options) (*Lab, error) {
 	if err := os.MkdirAll(o.Dir, 0o755); err != nil {
 		return nil, err
 	}
+	var err error
+	if l.lock, err = lock(o.Name, l.dir); err != nil {
+		return nil, err
+	}
 	if err := os.Mkdir(l.dir, 0o700); err != nil {
+		_ = l.lock.Close()
+		_ = os.Remove(lockPath(o.Name))
 		if errors.Is(err, os.ErrExist) {
-			return nil, fmt.Errorf("lab %s exists already, or is left over from a crash: lab clean %s removes it", o.Name, o.Name)
+			return nil, fmt.Errorf("lab %s is left over from a crash; lab clean %s removes it", o.Name, o.Name)
 		}
 		return nil, err
 	}
@@ -218,5 +225,6 @@ func (l *Lab) Close(ctx context.Context) error {
 	}
 	l.stopServices()
 	// Also what the fields above do not know, such as after a failure half way.
-	return errors.Join(failed, Clean(l.o.Dir, l.o.Name))
+	failed = errors.Join(failed, Clean(l.o.Dir, l.o.Name))
+	return errors.Join(failed, l.lock.Close())
 }

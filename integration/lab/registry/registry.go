@@ -22,6 +22,7 @@ type Server struct {
 
 	mu        sync.Mutex
 	instances map[string]entry
+	requests  map[string]int
 }
 
 type entry struct {
@@ -31,7 +32,7 @@ type entry struct {
 
 // New makes an empty registry with credentials of its own.
 func New() *Server {
-	return &Server{user: "registry", password: rand.Text(), instances: map[string]entry{}}
+	return &Server{user: "registry", password: rand.Text(), instances: map[string]entry{}, requests: map[string]int{}}
 }
 
 // Endpoint is what goes into user data, credentials included.
@@ -51,6 +52,13 @@ func (s *Server) Delete(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.instances, id)
+}
+
+// Requests returns how often an instance was asked for.
+func (s *Server) Requests(id string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.requests[id]
 }
 
 func answer(w http.ResponseWriter, code int, status string, settings []byte) {
@@ -74,6 +82,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	user, password, _ := r.BasicAuth()
 	trusted := user == s.user && subtle.ConstantTimeCompare([]byte(password), []byte(s.password)) == 1
 	s.mu.Lock()
+	s.requests[id]++
 	e, known := s.instances[id]
 	s.mu.Unlock()
 	address, _, _ := net.SplitHostPort(r.RemoteAddr)

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"cambium/integration/lab/control"
+	"cambium/integration/lab/release"
+)
+
+// progress shows one changing line on a terminal, and nothing elsewhere.
+type progress struct {
+	mu    sync.Mutex
+	w     io.Writer
+	shown bool
+	tty   bool
+	since time.Time
+}
+
+func newProgress(c *call) *progress {
+	f, ok := c.stderr.(*os.File)
+	return &progress{w: c.stderr, tty: ok && isTerminal(f), since: time.Now()}
+}
+
+func isTerminal(f *os.File) bool {
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}
+
+// say shows text once it has taken longer than a second.
+func (p *progress) say(text string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.tty || text == "" || time.Since(p.since) < time.Second {
+		return
+	}
+	_, _ = fmt.Fprintf(p.w, "\r\x1b[K%s", text)
+	p.shown = true
+}
+
+func (p *progress) end() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.shown {
+		_, _ = fmt.Fprint(p.w, "\r\x1b[K")
+		p.shown = false
+	}
+}
+
+func deploy(ctx context.Context, c *call) error {
+	if err := c.parse(1, 1); err != nil {
+		return err
+	}
+	m, err := release.ReadManifest(c.args[0])
+	if err != nil {
+		return err
+	}
+	base, err := filepath.Abs(m.Base)
+	if err != nil {
+		return err
+	}
+	client, err := c.client()
+	if err != nil {
+		return err
+	}
+	steps := []control.Line{}
+	err = client.Deploy(ctx, control.Deploy{Manifest: m, Base: base}, func(l control.Line) {
+		steps = append(steps, l)
+		if !c.json {
+			mark := "ok"
+			if l.Error != "" {
+				mark = "FAILED"
+			}
+			_, _ = fmt.Fprintf(c.stdout, "%-12s %-26s %6.2f s  %s\n", l.Instance, l.Step, l.Seconds, mark)
+		}
+	})
+	if c.json {
+		if printed := c.result(map[string]any{"steps": steps}, nil); printed != nil {
+			return printed
+		}
+	}
+	return err
+}

@@ -1,0 +1,306 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"cambium/integration/lab"
+	"cambium/integration/lab/control"
+)
+
+func size(n int64) string {
+	for _, unit := range []struct {
+		shift int
+		name  string
+	}{{40, "T"}, {30, "G"}, {20, "M"}, {10, "K"}} {
+		if n >= 1<<unit.shift && n%(1<<unit.shift) == 0 {
+			return fmt.Sprintf("%d%s", n>>unit.shift, unit.name)
+		}
+	}
+	return fmt.Sprint(n)
+}
+
+func writeLab(w io.Writer, s control.State) {
+	_, _ = fmt.Fprintf(w, "lab %s, bus %s in network namespace %s\n", s.Name, s.Bus, s.Network)
+	table := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	for _, m := range s.Machines {
+		running := "off"
+		if m.Running {
+			running = "up " + time.Since(m.Since).Round(time.Second).String()
+		}
+		_, _ = fmt.Fprintf(table, "  %s\t%s\t%s\tagent %s\tsettings by %s", m.Name, running, m.IP, m.AgentID, m.Source)
+		if m.Published != "" {
+			_, _ = fmt.Fprintf(table, "\tpublished on %s", m.Published)
+		}
+		_, _ = fmt.Fprintln(table)
+		for _, d := range m.Disks {
+			_, _ = fmt.Fprintf(table, "    disk %s\t%s\t%s\n", d.ID, d.Path, size(d.Size))
+		}
+	}
+	_ = table.Flush()
+}
+
+func list(ctx context.Context, c *call) error {
+	if err := c.parse(0, 0); err != nil {
+		return err
+	}
+	names, err := lab.Leftovers(c.dir)
+	if err != nil {
+		return err
+	}
+	running := map[string]bool{}
+	states := []control.State{}
+	for _, name := range control.Running(c.dir) {
+		client, err := control.Open(c.dir, name)
+		if err != nil {
+			continue
+		}
+		if s, err := client.State(ctx); err == nil {
+			running[name] = true
+			states = append(states, s)
+		}
+	}
+	left := []string{}
+	for _, name := range names {
+		if !running[name] {
+			left = append(left, name)
+		}
+	}
+	return c.result(map[string]any{"labs": states, "left_over": left}, func(w io.Writer) {
+		for _, s := range states {
+			writeLab(w, s)
+		}
+		if len(left) > 0 {
+			_, _ = fmt.Fprintf(w, "left over, or of another process: %s (lab clean removes them)\n", strings.Join(left, ", "))
+		}
+		if len(states)+len(left) == 0 {
+			_, _ = fmt.Fprintln(w, "no lab is up")
+		}
+	})
+}
+
+// machine finds the one that is meant.
+func (c *call) machine(ctx context.Context, name string) (control.Machine, error) {
+	client, err := c.client()
+	if err != nil {
+		return control.Machine{}, err
+	}
+	s, err := client.State(ctx)
+	if err != nil {
+		return control.Machine{}, err
+	}
+	var names []string
+	for _, m := range s.Machines {
+		if m.Name == name || name == "" && len(s.Machines) == 1 {
+			return m, nil
+		}
+		names = append(names, m.Name)
+	}
+	if name == "" {
+		return control.Machine{}, fmt.Errorf("lab %s has %d machines (%s): name one", s.Name, len(names), strings.Join(names, ", "))
+	}
+	return control.Machine{}, fmt.Errorf("lab %s has no machine %s (%s)", s.Name, name, strings.Join(names, ", "))
+}
+
+func (c *call) first() string {
+	if len(c.args) == 0 {
+		return ""
+	}
+	return c.args[0]
+}
+
+func shell(ctx context.Context, c *call) error {
+	if err := c.parse(0, 1); err != nil {
+		return err
+	}
+	m, err := c.machine(ctx, c.first())
+	if err != nil {
+		return err
+	}
+	return c.inside(ctx, m, c.extra...)
+}
+
+// inside runs a program in the machine on this terminal. The last words of the command that the
+// lab gives out are the shell, which args replace.
+func (c *call) inside(ctx context.Context, m control.Machine, args ...string) error {
+	if !m.Running {
+		return fmt.Errorf("machine %s is off", m.Name)
+	}
+	argv := m.Shell
+	if len(args) > 0 {
+		argv = append(append([]string(nil), argv[:len(argv)-2]...), args...)
+	}
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, c.stdout, c.stderr
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.ExitCode() > 0 {
+		return exitStatus(exit.ExitCode())
+	}
+	return err
+}
+
+func logs(ctx context.Context, c *call) error {
+	var console, follow, all bool
+	c.flags.BoolVar(&console, "console", false, "show the console instead of the agent's log")
+	c.flags.BoolVar(&all, "all", false, "show the whole journal instead of the agent's log")
+	c.flags.BoolVar(&follow, "follow", false, "go on as more is written")
+	if err := c.parse(0, 1); err != nil {
+		return err
+	}
+	m, err := c.machine(ctx, c.first())
+	if err != nil {
+		return err
+	}
+	if console {
+		args := []string{"-n", "+1", m.Console}
+		if follow {
+			args = append([]string{"-f"}, args...)
+		}
+		cmd := exec.CommandContext(ctx, "tail", args...)
+		cmd.Stdout, cmd.Stderr = c.stdout, c.stderr
+		return cmd.Run()
+	}
+	args := []string{"journalctl", "--no-pager"}
+	if !all {
+		args = append(args, "--identifier=bosh-agent")
+	}
+	if follow {
+		args = append(args, "--follow", "--lines=all")
+	}
+	if c.json {
+		args = append(args, "--output=json")
+	} else {
+		args = append(args, "--output=short-monotonic")
+	}
+	return c.inside(ctx, m, args...)
+}
+
+func power(ctx context.Context, c *call) error {
+	if err := c.parse(1, 2); err != nil {
+		return err
+	}
+	verb := c.args[0]
+	switch verb {
+	case "start", "stop", "reboot", "kill", "delete":
+	default:
+		return usagef("a machine cannot %s", verb)
+	}
+	c.args = c.args[1:]
+	m, err := c.machine(ctx, c.first())
+	if err != nil {
+		return err
+	}
+	client, err := c.client()
+	if err != nil {
+		return err
+	}
+	begin := time.Now()
+	if err := client.Power(ctx, m.Name, verb); err != nil {
+		return err
+	}
+	return c.result(map[string]any{"machine": m.Name, "verb": verb, "seconds": time.Since(begin).Seconds()}, func(w io.Writer) {
+		_, _ = fmt.Fprintf(w, "%s %s: %.1f s\n", verb, m.Name, time.Since(begin).Seconds())
+	})
+}
+
+func diskCommand(ctx context.Context, c *call) error {
+	change := control.DiskChange{}
+	text := "1G"
+	c.flags.StringVar(&text, "size", text, "`size` of a new disk, or the new one of a disk to resize")
+	c.flags.StringVar(&change.Machine, "machine", "", "the machine's `name`, if there are several")
+	if err := c.parse(2, 2); err != nil {
+		return err
+	}
+	change.Verb, change.ID = c.args[0], c.args[1]
+	switch change.Verb {
+	case "attach", "detach", "resize":
+	default:
+		return usagef("a disk cannot be %sed", change.Verb)
+	}
+	if err := lab.ValidDiskID(change.ID); err != nil {
+		return usageError{err}
+	}
+	var err error
+	if change.Size, err = parseSize(text); err != nil {
+		return usageError{err}
+	}
+	client, err := c.client()
+	if err != nil {
+		return err
+	}
+	d, err := client.Disk(ctx, change)
+	if err != nil {
+		return err
+	}
+	return c.result(d, func(w io.Writer) {
+		if change.Verb == "attach" {
+			_, _ = fmt.Fprintln(w, d.Path) // the hint, and nothing else
+		}
+	})
+}
+
+func down(ctx context.Context, c *call) error {
+	if err := c.parse(0, 1); err != nil {
+		return err
+	}
+	if len(c.args) == 1 {
+		c.lab = c.args[0]
+	}
+	client, err := c.client()
+	if err != nil {
+		return err
+	}
+	s, err := client.State(ctx)
+	if err != nil {
+		return err
+	}
+	if err := client.Down(ctx); err != nil {
+		return err
+	}
+	if err := lab.WaitProcess(ctx, s.PID); err != nil {
+		return err
+	}
+	return c.result(map[string]string{"down": client.Name()}, func(io.Writer) {})
+}
+
+func clean(ctx context.Context, c *call) error {
+	if err := c.parse(0, -1); err != nil {
+		return err
+	}
+	names := c.args
+	if len(names) == 0 {
+		all, err := lab.Leftovers(c.dir)
+		if err != nil {
+			return err
+		}
+		up := map[string]bool{}
+		for _, name := range control.Running(c.dir) {
+			up[name] = true
+		}
+		for _, name := range all {
+			if !up[name] && !lab.Held(name) {
+				names = append(names, name)
+			}
+		}
+	}
+	var failed error
+	for _, name := range names {
+		failed = errors.Join(failed, lab.Clean(c.dir, name))
+	}
+	if failed != nil {
+		return failed
+	}
+	return c.result(map[string]any{"cleaned": append([]string{}, names...)}, func(w io.Writer) {
+		for _, name := range names {
+			_, _ = fmt.Fprintf(w, "removed %s\n", name)
+		}
+	})
+}

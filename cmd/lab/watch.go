@@ -1,0 +1,186 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sort"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"cambium/integration/lab/control"
+	"cambium/integration/lab/director"
+)
+
+// board is what watch shows: the last heartbeat of every agent and the last alerts.
+type board struct {
+	names  map[string]string // machines by agent
+	beats  map[string]director.Event
+	alerts []director.Event
+}
+
+func watch(ctx context.Context, c *call) error {
+	var once bool
+	c.flags.BoolVar(&once, "once", false, "show what there is and end")
+	if err := c.parse(0, 0); err != nil {
+		return err
+	}
+	client, err := c.client()
+	if err != nil {
+		return err
+	}
+	s, err := client.State(ctx)
+	if err != nil {
+		return err
+	}
+	b := board{names: map[string]string{}, beats: map[string]director.Event{}}
+	for _, m := range s.Machines {
+		b.names[m.AgentID] = m.Name
+	}
+	f, ok := c.stdout.(*os.File)
+	live := ok && isTerminal(f) && !c.json && !once
+	var redraw <-chan time.Time
+	if live {
+		ticker := time.NewTicker(time.Second)
+		defer ticker.Stop()
+		redraw = ticker.C
+	}
+	lines := make(chan control.Line)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- client.Events(ctx, !once, func(l control.Line) {
+			select {
+			case lines <- l:
+			case <-ctx.Done():
+			}
+		})
+	}()
+	for {
+		select {
+		case l := <-lines:
+			if l.Event == nil {
+				continue
+			}
+			if c.json {
+				if err := json.NewEncoder(c.stdout).Encode(l.Event); err != nil {
+					return err
+				}
+				continue
+			}
+			if !live && !once {
+				_, _ = fmt.Fprintln(c.stdout, b.line(*l.Event))
+			}
+			b.add(*l.Event)
+			if live {
+				b.draw(c.stdout, true)
+			}
+		case <-redraw:
+			b.draw(c.stdout, true)
+		case err := <-ended:
+			if once && !c.json {
+				b.draw(c.stdout, false)
+			}
+			if errors.Is(err, context.Canceled) {
+				return nil
+			}
+			return err
+		}
+	}
+}
+
+func (b *board) add(e director.Event) {
+	if e.Kind == "heartbeat" {
+		b.beats[e.Agent] = e
+		return
+	}
+	if b.alerts = append(b.alerts, e); len(b.alerts) > 15 {
+		b.alerts = b.alerts[1:]
+	}
+}
+
+func (b *board) name(agent string) string {
+	if name, ok := b.names[agent]; ok {
+		return name
+	}
+	return agent
+}
+
+// line is an event as one line of text.
+func (b *board) line(e director.Event) string {
+	text := ""
+	switch e.Kind {
+	case "heartbeat":
+		text = heartbeat(e)
+	case "alert":
+		var a director.Alert
+		_ = json.Unmarshal(e.Body, &a)
+		text = a.Title + ": " + a.Summary
+	}
+	return strings.TrimSpace(fmt.Sprintf("%s %s %s %s", e.Time.Format("15:04:05.000"), b.name(e.Agent), e.Kind, text))
+}
+
+func heartbeat(e director.Event) string {
+	var h struct {
+		director.Heartbeat
+		Vitals struct {
+			Load []string `json:"load"`
+			CPU  struct {
+				User string `json:"user"`
+			} `json:"cpu"`
+			Mem struct {
+				Percent string `json:"percent"`
+			} `json:"mem"`
+			Disk map[string]struct {
+				Percent string `json:"percent"`
+			} `json:"disk"`
+		} `json:"vitals"`
+	}
+	if json.Unmarshal(e.Body, &h) != nil {
+		return "unreadable"
+	}
+	job, processes := "-", "-"
+	if h.Job != nil {
+		job = *h.Job
+	}
+	if h.Processes != nil {
+		processes = fmt.Sprint(*h.Processes)
+	}
+	disks := []string{}
+	for name, d := range h.Vitals.Disk {
+		disks = append(disks, name+" "+d.Percent+"%")
+	}
+	sort.Strings(disks)
+	return fmt.Sprintf("%s\t%s\t%s\t%s\t%s%%\t%s", h.JobState, job, processes, strings.Join(h.Vitals.Load, " "), h.Vitals.Mem.Percent, strings.Join(disks, ", "))
+}
+
+func (b *board) draw(w io.Writer, clear bool) {
+	if clear {
+		_, _ = fmt.Fprint(w, "\x1b[H\x1b[2J")
+	}
+	table := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	_, _ = fmt.Fprintln(table, "MACHINE\tBEAT\tSTATE\tJOB\tPROCESSES\tLOAD\tMEMORY\tDISKS")
+	agents := []string{}
+	for agent := range b.beats {
+		agents = append(agents, agent)
+	}
+	sort.Slice(agents, func(i, j int) bool { return b.name(agents[i]) < b.name(agents[j]) })
+	for _, agent := range agents {
+		age := time.Since(b.beats[agent].Time)
+		text := age.Round(time.Second).String() + " ago"
+		if age > director.MissedAfter {
+			text = "MISSED, " + text
+		}
+		_, _ = fmt.Fprintf(table, "%s\t%s\t%s\n", b.name(agent), text, heartbeat(b.beats[agent]))
+	}
+	_ = table.Flush()
+	if len(b.alerts) > 0 {
+		_, _ = fmt.Fprintln(w)
+	}
+	for _, e := range b.alerts {
+		_, _ = fmt.Fprintln(w, b.line(e))
+	}
+}

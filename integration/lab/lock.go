@@ -1,0 +1,73 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// locks is where every lab of this host, whatever its directory, has a file that its process
+// keeps locked and that says where the lab's directory is. The kernel lets the lock go with the
+// process.
+const locks = "/run/cambium-lab"
+
+func lockPath(name string) string { return filepath.Join(locks, name) }
+
+// lock takes a lab's name for this process.
+func lock(name, dir string) (*os.File, error) {
+	if err := os.MkdirAll(locks, 0o755); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(lockPath(name), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("lab %s is up already", name)
+	}
+	if old, _ := os.ReadFile(f.Name()); len(old) > 0 {
+		_ = f.Close()
+		return nil, fmt.Errorf("lab %s is left over from a crash; lab clean %s removes it", name, name)
+	}
+	if _, err := f.WriteAt([]byte(dir), 0); err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// Held reports whether a living process holds the lab.
+func Held(name string) bool {
+	f, err := os.Open(lockPath(name))
+	if err != nil {
+		return false
+	}
+	defer func() { _ = f.Close() }()
+	return syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil
+}
+
+// directory is where a lab's files are: where its process said, else below dir.
+func directory(dir, name string) string {
+	if data, err := os.ReadFile(lockPath(name)); err == nil && filepath.IsAbs(string(data)) {
+		return filepath.Clean(string(data))
+	}
+	return filepath.Join(dir, name)
+}
+
+func lockedNames() ([]string, error) {
+	entries, err := os.ReadDir(locks)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	var names []string
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), ".") {
+			names = append(names, e.Name())
+		}
+	}
+	return names, err
+}
