@@ -8,6 +8,7 @@
 package jsontree
 
 import (
+	"bytes"
 	"fmt"
 	"strconv"
 	"unicode/utf16"
@@ -22,6 +23,9 @@ const (
 	MaxSize  = 16 << 20
 	MaxDepth = 100
 )
+
+// mark is the byte order mark that some editors leave; it is skipped and counts for no column.
+var mark = []byte("\xef\xbb\xbf")
 
 // Kind is the type of a JSON value.
 type Kind uint8
@@ -79,8 +83,8 @@ func Parse(name string, data []byte, into *report.Report) Value {
 		return root
 	}
 	p := parser{doc: d, data: data}
-	if len(data) >= 3 && data[0] == 0xEF && data[1] == 0xBB && data[2] == 0xBF {
-		p.pos = 3 // a byte order mark, as some editors leave it
+	if bytes.HasPrefix(data, mark) {
+		p.pos = len(mark)
 	}
 	p.space()
 	if p.pos == len(data) {

@@ -27,6 +27,9 @@ func (d *Document) position(offset int) (line, column int) {
 		}
 	}
 	line = sort.SearchInts(d.lines, offset+1)
+	if line == 1 && offset >= len(mark) && bytes.HasPrefix(d.Data, mark) {
+		return line, utf8.RuneCount(d.Data[len(mark):min(offset, len(d.Data))]) + 1
+	}
 	return line, utf8.RuneCount(d.Data[d.lines[line-1]:min(offset, len(d.Data))]) + 1
 }
 
