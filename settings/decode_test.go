@@ -174,8 +174,11 @@ type upstream struct {
 			SwapSize *uint64 `json:"swap_size"`
 			Parallel *int    `json:"parallel"`
 			Mbus     struct {
-				Cert map[string]string `json:"cert"`
-				URLs []string          `json:"urls"`
+				Cert struct {
+					CA, Certificate string
+					PrivateKey      string `json:"private_key"`
+				} `json:"cert"`
+				URLs []string `json:"urls"`
 			} `json:"mbus"`
 			NTP []string `json:"ntp"`
 		} `json:"bosh"`
