@@ -166,7 +166,10 @@ func isScheme(s string) bool {
 
 // JSON is a document that may contain secrets anywhere, such as blobstore options. It prints
 // as a redaction and is handed on as it came.
-type JSON struct{ value *json.RawMessage }
+//
+// The pointer is to a pointer because fmt, given an unexported field and a verb that does not
+// fit, follows a pointer to a slice and prints the bytes as numbers.
+type JSON struct{ value **json.RawMessage }
 
 // NewJSON wraps a copy of raw.
 func NewJSON(raw []byte) JSON {
@@ -174,7 +177,8 @@ func NewJSON(raw []byte) JSON {
 		return JSON{}
 	}
 	kept := json.RawMessage(bytes.Clone(raw))
-	return JSON{value: &kept}
+	pointer := &kept
+	return JSON{value: &pointer}
 }
 
 // Reveal returns the document; the caller must not change it.
@@ -182,7 +186,7 @@ func (j JSON) Reveal() json.RawMessage {
 	if j.value == nil {
 		return nil
 	}
-	return *j.value
+	return **j.value
 }
 
 // Empty reports whether there is no document, or only null.
