@@ -402,3 +402,28 @@ func TestNewReportsEveryProblem(t *testing.T) {
 		t.Error("no source was accepted")
 	}
 }
+
+// TestServiceInTroubleIsAskedAgain lets a metadata service fail in a different way each time.
+func TestServiceInTroubleIsAskedAgain(t *testing.T) {
+	asked := 0
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked++
+		switch asked {
+		case 1:
+			w.WriteHeader(http.StatusInternalServerError)
+		case 2:
+			w.Header().Set("Content-Length", "1000") // and then less: the server cuts the connection
+			fmt.Fprint(w, `{"agent_id":`)
+		case 3:
+			http.Redirect(w, r, "http://192.0.2.1/elsewhere", http.StatusFound)
+		default:
+			fmt.Fprint(w, good("at last"))
+		}
+	}))
+	defer s.Close()
+	r := rig{config: agentjson.Source{Type: agentjson.HTTP, URI: secret.NewURL(s.URL), UserDataPath: "/u"}}
+	answer, verdicts, err := r.sources(t, Options{}).Settings(t.Context())
+	if err != nil || idOf(t, answer) != "at last" || verdicts[0].Attempts != 4 {
+		t.Errorf("%v after %d attempts, want the answer after 4", err, verdicts[0].Attempts)
+	}
+}

@@ -349,6 +349,17 @@ func TestAMissingLabelIsFinalOnceDevicesAreEnumerated(t *testing.T) {
 			}
 		})
 	})
+	t.Run("the machine has been up for long", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			m := newMachine(t)
+			m.write("proc/uptime", "130.52 200.10\n")
+			s := m.drive(byLabel + "config-2")
+			appearing(m, s)
+			if took, err := ask(t, s); source.KindOf(err) != source.Definite || took != 0 {
+				t.Errorf("error %v after %v, want a final one at once", err, took)
+			}
+		})
+	})
 	t.Run("events without end", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			m := newMachine(t)

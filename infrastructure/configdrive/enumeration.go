@@ -5,6 +5,8 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -19,6 +21,8 @@ const (
 	// before enumeration counts as finished. The kernel has no word for that: it probes buses
 	// in the background.
 	settleQuiet = time.Second
+	// bootPhase is the uptime from which on the first enumeration is long over.
+	bootPhase = 2 * time.Minute
 )
 
 // enumeration knows whether the kernel and udev have finished finding devices. Once they have,
@@ -60,6 +64,10 @@ func (w *watch) next(ctx context.Context) bool {
 		pause := time.Until(w.deadline)
 		busy := w.e.udevBusy()
 		if !busy {
+			if w.e.longUp() {
+				w.e.settled.Store(true)
+				return false
+			}
 			pause = min(pause, settleQuiet)
 		}
 		timer := time.NewTimer(pause)
@@ -86,6 +94,18 @@ func (w *watch) next(ctx context.Context) bool {
 func (e *enumeration) udevBusy() bool {
 	_, err := os.Stat(filepath.Join(e.root, "run/udev/queue"))
 	return err == nil
+}
+
+// longUp reports whether the machine has been up for so long that its buses have been probed:
+// an agent that is restarted waits for nothing.
+func (e *enumeration) longUp() bool {
+	text, err := os.ReadFile(filepath.Join(e.root, "proc/uptime"))
+	if err != nil {
+		return false
+	}
+	first, _, _ := strings.Cut(string(text), " ")
+	seconds, err := strconv.ParseFloat(first, 64)
+	return err == nil && seconds > bootPhase.Seconds()
 }
 
 // listen tells of block devices that the kernel found or udev has finished with, and of udev's

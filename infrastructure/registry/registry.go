@@ -70,6 +70,13 @@ func Read(document []byte) (*Pointer, error) {
 	if len(wire.DNS) > 0 && json.Unmarshal(wire.DNS, &dns) != nil {
 		return nil, errors.New("dns.nameserver: expected a list of strings")
 	}
+	var networks map[string]json.RawMessage
+	if len(wire.Networks) > 0 && json.Unmarshal(wire.Networks, &networks) != nil {
+		return nil, errors.New("networks: expected an object")
+	}
+	if len(networks) == 0 { // null and {} name no network
+		wire.Networks = nil
+	}
 	return &Pointer{
 		Endpoint:    registry.Endpoint,
 		User:        registry.User.Reveal(),

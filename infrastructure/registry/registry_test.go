@@ -34,7 +34,13 @@ func TestRead(t *testing.T) {
 	if text := fmt.Sprintf("%+v %#v", *p, *p); strings.Contains(text, "canary") {
 		t.Errorf("the pointer prints its credentials: %s", text)
 	}
+	for _, none := range []string{"null", "{}"} {
+		if p, err := Read([]byte(`{"registry":{"endpoint":"/f"},"networks":` + none + `}`)); err != nil || p == nil || p.Networks != nil {
+			t.Errorf("networks %s: %+v, %v; want none", none, p, err)
+		}
+	}
 	for document, want := range map[string]string{
+		`{"registry":{"endpoint":"/f"},"networks":[1]}`:                          "error",
 		`{"agent_id":"a","registry":{"endpoint":"http://x"}}`:                    "none", // settings already
 		`{"Agent_ID":"a","registry":{"endpoint":"http://x"}}`:                    "none", // keys without case
 		`{"agent_id":"","registry":{"endpoint":"http://x"}}`:                     "pointer",
@@ -256,8 +262,15 @@ func answer(question []byte, udp bool) []byte {
 	if name == "big.example.test." && udp {
 		reply.Truncated = true
 	}
-	if name == "missing.example.test." {
+	switch name {
+	case "missing.example.test.":
 		reply.RCode = dnsmessage.RCodeNameError
+	case "broken.example.test.":
+		reply.RCode = dnsmessage.RCodeServerFailure
+	case "garbage.example.test.":
+		return append(question[:2:2], "garbage"...)
+	case "foreign.example.test.":
+		reply.ID++ // an answer to somebody else's question
 	}
 	b := dnsmessage.NewBuilder(nil, reply)
 	_ = b.StartQuestions()
@@ -346,6 +359,20 @@ func TestSilentNameServerIsPassedOver(t *testing.T) {
 	}
 	if took := time.Since(start); took > 10*time.Second {
 		t.Errorf("took %v", took)
+	}
+}
+
+func TestNameServerThatMisbehaves(t *testing.T) {
+	dns := nameServer(t)
+	for _, name := range []string{"missing", "broken", "garbage", "foreign", "silent"} {
+		start := time.Now()
+		found, err := resolver{servers: []string{dns}, timeout: 200 * time.Millisecond}.lookup(t.Context(), name+".example.test")
+		if err == nil || !strings.Contains(err.Error(), "look up "+name+".example.test at "+dns) {
+			t.Errorf("%s: %v, %v; want an error with name and server", name, found, err)
+		}
+		if took := time.Since(start); took > 10*time.Second {
+			t.Errorf("%s: took %v", name, took)
+		}
 	}
 }
 
