@@ -30,8 +30,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNotFound means that the store has no such blob.
-var ErrNotFound = errors.New("no such blob")
+// ErrNotFound means that the store has no such blob. It is fs.ErrNotExist too, for those who
+// know a directory of blobs only as files.
+var ErrNotFound error = notFound{}
+
+type notFound struct{}
+
+func (notFound) Error() string        { return "no such blob" }
+func (notFound) Is(target error) bool { return target == fs.ErrNotExist }
 
 // createEnvPath is the store that create-env names; its blobs arrive over the agent's own HTTPS
 // endpoint, in the directory of local blobs.
