@@ -1,0 +1,308 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/agent/action"
+	"cambium/agent/task"
+	"cambium/mbus"
+)
+
+func quiet() *logrus.Entry {
+	l := logrus.New()
+	l.SetOutput(io.Discard)
+	return logrus.NewEntry(l)
+}
+
+// answered collects replies in order.
+type answered struct {
+	mu   sync.Mutex
+	list []string
+}
+
+func (a *answered) reply(name string) func(mbus.Reply) {
+	return func(r mbus.Reply) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		text := string(r.Encode(0))
+		if r.Silent() {
+			text = "silence"
+		}
+		a.list = append(a.list, name+" "+text)
+	}
+}
+
+func (a *answered) take() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	list := a.list
+	a.list = nil
+	return list
+}
+
+func expect(t *testing.T, a *answered, want ...string) {
+	t.Helper()
+	synctest.Wait()
+	got := a.take()
+	if strings.Join(got, "\n") != strings.Join(want, "\n") {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func memory(t *testing.T) *task.Tasks {
+	t.Helper()
+	tasks, err := task.Open(t.Context(), task.Options{Log: quiet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tasks
+}
+
+func rawArguments(values ...string) (list []json.RawMessage) {
+	for _, v := range values {
+		list = append(list, json.RawMessage(v))
+	}
+	return list
+}
+
+func pingTable() action.Table { return action.Table{"ping": action.Actions(action.Deps{})["ping"]} }
+
+func ask(d *Dispatcher, a *answered, method string) {
+	d.Handle(context.Background(), mbus.Request{Method: method}, a.reply(method))
+}
+
+func TestPingBeforeReady(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := NewDispatcher(t.Context(), quiet())
+		var a answered
+		d.Waiting("ephemeral disk: waits for /dev/sdb: x509: bad")
+		ask(d, &a, "ping")
+		time.Sleep(899 * time.Millisecond)
+		expect(t, &a)
+		time.Sleep(time.Millisecond)
+		expect(t, &a, `ping {"exception":{"message":"restarting agent: ephemeral disk: waits for /dev/sdb: x509 bad"}}`)
+
+		ask(d, &a, "ping")
+		time.Sleep(500 * time.Millisecond)
+		d.Ready(pingTable(), memory(t))
+		expect(t, &a, `ping {"value":"pong"}`)
+		ask(d, &a, "ping")
+		expect(t, &a, `ping {"value":"pong"}`)
+		if !d.IsReady() {
+			t.Error("not ready")
+		}
+		d.Failed("too late", true)
+		ask(d, &a, "ping")
+		expect(t, &a, `ping {"value":"pong"}`)
+	})
+}
+
+func TestVerdictOfTheFirstBoot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := NewDispatcher(t.Context(), quiet())
+		var a answered
+		ask(d, &a, "ping")
+		ask(d, &a, "get_state")
+		synctest.Wait()
+		d.Failed("ephemeral disk: refused: it holds data", true)
+		synctest.Wait()
+		got := strings.Join(a.take(), "\n")
+		for _, want := range []string{`ping {"exception":{"message":"ephemeral disk: refused: it holds data"}}`, "get_state silence"} {
+			if !strings.Contains(got, want) {
+				t.Errorf("got %q, want %q in it", got, want)
+			}
+		}
+		ask(d, &a, "ping")
+		ask(d, &a, "list_disk")
+		expect(t, &a, `ping {"exception":{"message":"ephemeral disk: refused: it holds data"}}`, "list_disk silence")
+		// What failed may heal.
+		d.Retrying()
+		d.Waiting("ephemeral disk")
+		ask(d, &a, "ping")
+		time.Sleep(time.Second)
+		expect(t, &a, `ping {"exception":{"message":"restarting agent: ephemeral disk"}}`)
+		d.Ready(pingTable(), memory(t))
+		ask(d, &a, "ping")
+		expect(t, &a, `ping {"value":"pong"}`)
+	})
+}
+
+func TestLaterBootsFailSilently(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := NewDispatcher(t.Context(), quiet())
+		var a answered
+		ask(d, &a, "ping")
+		synctest.Wait()
+		d.Failed("disk lost", false)
+		expect(t, &a, "ping silence")
+		ask(d, &a, "ping")
+		ask(d, &a, "get_state")
+		expect(t, &a, "ping silence", "get_state silence")
+		if d.IsReady() {
+			t.Error("ready")
+		}
+	})
+}
+
+func TestRequestsBeforeReady(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := NewDispatcher(t.Context(), quiet())
+		var a answered
+		table := pingTable()
+		for _, name := range []string{"start", "stop"} {
+			table[name] = action.Row{Lane: action.Instance, Bind: action.None(func(context.Context) (string, error) { return name + "ed", nil })}
+		}
+		ask(d, &a, "start") // will be dropped: its caller gives up after 45 s
+		ask(d, &a, "sync_dns")
+		time.Sleep(10 * time.Second)
+		expect(t, &a, "sync_dns silence")
+		time.Sleep(34 * time.Second)
+		gone, leave := context.WithCancel(context.Background())
+		d.Handle(gone, mbus.Request{Method: "start", KeepsWaiting: true}, a.reply("gone"))
+		ask(d, &a, "stop")
+		ask(d, &a, "start")
+		ask(d, &a, "hop")
+		time.Sleep(time.Second)
+		expect(t, &a, "start silence")
+		leave()
+		d.Ready(table, memory(t))
+		expect(t, &a, "gone silence", `hop {"exception":{"message":"unknown message hop"}}`, `stop {"value":"stoped"}`, `start {"value":"started"}`)
+	})
+}
+
+func TestHeldRequestsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := NewDispatcher(t.Context(), quiet())
+		var a answered
+		for range maxHeld + 5 {
+			ask(d, &a, "get_state")
+			ask(d, &a, "ping")
+		}
+		synctest.Wait()
+		if got := len(a.take()); got != 10 {
+			t.Errorf("%d were turned away, want 10", got)
+		}
+		d.Failed("", false)
+	})
+}
+
+func TestInterruptedTasks(t *testing.T) {
+	path := t.TempDir() + "/journal"
+	tasks, err := task.Open(t.Context(), task.Options{Path: path, Log: quiet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lost, resumed := tasks.Begin("apply", false), tasks.Begin("update_settings", false)
+	if err := resumed.Note([]byte(`{"n":1}`)); err != nil {
+		t.Fatal(err)
+	}
+	<-lost.Durable()
+	tasks.Close()
+
+	tasks, err = task.Open(t.Context(), task.Options{Path: path, Log: quiet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tasks.Close()
+	table := action.Actions(action.Deps{Tasks: tasks})
+	row := table["update_settings"]
+	row.Resume = func(_ context.Context, note json.RawMessage) (any, error) { return "ok" + string(note), nil }
+	table["update_settings"] = row
+	d := NewDispatcher(t.Context(), quiet())
+	d.Ready(table, tasks)
+	d.Wait()
+	for id, want := range map[string]string{
+		resumed.ID: `{"value":"ok{\"n\":1}"}`,
+		lost.ID:    fmt.Sprintf(`{"exception":{"message":"Action Failed get_task: Task %s result: the agent restarted while the task was running"}}`, lost.ID),
+	} {
+		var got string
+		d.Handle(t.Context(), mbus.Request{Method: "get_task", Arguments: rawArguments(fmt.Sprintf("%q", id))}, func(r mbus.Reply) { got = string(r.Encode(0)) })
+		if got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+}
+
+func TestLaneOrderAndBusy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var group sync.WaitGroup
+		l := &lane{width: 1, group: &group}
+		release := make(chan struct{})
+		var ran []int
+		var refused, admitted atomic.Int64
+		submit := func(i int) {
+			l.submit(&work{
+				admitted: func() { admitted.Add(1) },
+				run: func() {
+					<-release
+					ran = append(ran, i)
+				},
+				refused: func() { refused.Add(1) },
+			})
+		}
+		for i := range 1 + queueLength + 3 {
+			submit(i)
+		}
+		synctest.Wait()
+		if admitted.Load() != 1+queueLength {
+			t.Errorf("%d admitted, want %d", admitted.Load(), 1+queueLength)
+		}
+		time.Sleep(queuePatience - time.Second)
+		synctest.Wait()
+		if refused.Load() != 0 {
+			t.Errorf("%d were refused before their time", refused.Load())
+		}
+		submit(5000) // waits behind the other three, and has more time left
+		release <- struct{}{}
+		synctest.Wait()
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if refused.Load() != 2 || admitted.Load() != 2+queueLength {
+			t.Errorf("%d refused and %d admitted, want 2 and %d", refused.Load(), admitted.Load(), 2+queueLength)
+		}
+		close(release)
+		group.Wait()
+		for i, n := range ran {
+			if n != i && (i != len(ran)-1 || n != 5000) {
+				t.Fatalf("work %d ran at place %d", n, i)
+			}
+		}
+		if len(ran) != queueLength+3 {
+			t.Errorf("%d ran, want %d", len(ran), queueLength+3)
+		}
+	})
+}
+
+func TestDuplicatesAreServedOnce(t *testing.T) {
+	var r recent
+	now := time.Now()
+	for i, c := range []struct {
+		id   string
+		at   time.Time
+		want bool
+	}{
+		{"a", now, true}, {"a", now, false}, {"b", now, true}, {"", now, true}, {"", now, true},
+		{"a", now.Add(recentAge + time.Second), true},
+	} {
+		if got := r.add(c.id, c.at); got != c.want {
+			t.Errorf("%d: got %v, want %v", i, got, c.want)
+		}
+	}
+	for i := range 3 * recentMax {
+		r.add(fmt.Sprint(i), now)
+	}
+	if len(r.known) > recentMax || len(r.order) > recentMax {
+		t.Errorf("%d are remembered", len(r.known))
+	}
+}
