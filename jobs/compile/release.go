@@ -1,0 +1,349 @@
+package compile
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"cambium/internal/blob"
+	"cambium/jobs"
+	"cambium/jobs/bundle"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/sirupsen/logrus"
+	"go.yaml.in/yaml/v3"
+)
+
+// manifest is what is needed of a release.MF; the rest of it is copied as it is.
+type manifest struct {
+	Name             string            `yaml:"name"`
+	Version          string            `yaml:"version"`
+	Packages         []manifestPackage `yaml:"packages"`
+	CompiledPackages []manifestPackage `yaml:"compiled_packages"`
+}
+
+type manifestPackage struct {
+	Name         string   `yaml:"name"`
+	Version      string   `yaml:"version"`
+	Fingerprint  string   `yaml:"fingerprint"`
+	Digest       string   `yaml:"sha1"`
+	Stemcell     string   `yaml:"stemcell,omitempty"`
+	Dependencies []string `yaml:"dependencies"`
+}
+
+const manifestFile = "release.MF"
+
+// maxManifest bounds what is parsed; the largest releases have a few hundred kilobytes.
+const maxManifest = 16 << 20
+
+// Release compiles all packages of a release tarball on this machine and writes the compiled
+// release to dir. The stemcell is "name/version". Everything that the machine had installed as
+// packages is removed, as in every compilation. It returns the path of the compiled release.
+func (c Compiler) Release(ctx context.Context, tarball, dir, stemcell string) (path string, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("compile release %s: %w", filepath.Base(tarball), err)
+		}
+	}()
+	work, err := os.MkdirTemp(c.Dirs.Tmp(), "compile-release-")
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
+	if err := unpackRelease(ctx, tarball, work); err != nil {
+		return "", err
+	}
+	var document yaml.Node
+	m, err := readManifest(filepath.Join(work, manifestFile), &document)
+	if err != nil {
+		return "", err
+	}
+	order, err := compileOrder(m.Packages)
+	if err != nil {
+		return "", err
+	}
+	compiled, err := c.releasePackages(ctx, work, order, stemcell)
+	if err != nil {
+		return "", err
+	}
+	if err := replacePackages(&document, compiled); err != nil {
+		return "", err
+	}
+	text, err := yaml.Marshal(&document)
+	if err != nil {
+		return "", err
+	}
+	if err := errors.Join(os.WriteFile(filepath.Join(work, manifestFile), text, 0o644), os.RemoveAll(filepath.Join(work, "packages"))); err != nil {
+		return "", err
+	}
+	path = filepath.Join(dir, fmt.Sprintf("%s-%s-%s.tgz", m.Name, m.Version, strings.ReplaceAll(stemcell, "/", "-")))
+	return path, writeRelease(ctx, work, path)
+}
+
+func unpackRelease(ctx context.Context, tarball, work string) error {
+	file, err := os.Open(tarball)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	root, err := os.OpenRoot(work)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	_, err = bundle.Unpack(ctx, file, bundle.Rules{Target: bundle.Into(root), NoLinks: true, UID: os.Geteuid(), GID: os.Getegid()})
+	return err
+}
+
+func readManifest(path string, document *yaml.Node) (m manifest, err error) {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return m, fmt.Errorf("not a release: %w", err)
+	}
+	if info.Size() > maxManifest {
+		return m, errors.New("the manifest is too long")
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return m, err
+	}
+	if err := yaml.Unmarshal(text, document); err != nil {
+		return m, fmt.Errorf("manifest: %w", err)
+	}
+	if err := document.Decode(&m); err != nil {
+		return m, fmt.Errorf("manifest: %w", err)
+	}
+	if len(m.CompiledPackages) > 0 {
+		return m, errors.New("the release is compiled already")
+	}
+	for _, name := range []string{m.Name, m.Version} {
+		if !usable(name) {
+			return m, errors.New("manifest: name or version is missing or not usable")
+		}
+	}
+	for _, p := range m.Packages {
+		if !usable(p.Name) || p.Version == "" {
+			return m, fmt.Errorf("manifest: package %q: name or version is missing or not usable", p.Name)
+		}
+	}
+	return m, nil
+}
+
+func usable(name string) bool {
+	return name != "" && name == filepath.Base(name) && !strings.HasPrefix(name, ".")
+}
+
+// compileOrder sorts packages so that dependencies come first, and completes each package's
+// dependencies with those of its dependencies: all of them are needed to compile it.
+func compileOrder(packages []manifestPackage) ([]manifestPackage, error) {
+	byName := map[string]manifestPackage{}
+	for _, p := range packages {
+		byName[p.Name] = p
+	}
+	var order []manifestPackage
+	state := map[string]int{} // 1: being visited, 2: done
+	var visit func(name, from string) error
+	visit = func(name, from string) error {
+		p, known := byName[name]
+		switch {
+		case !known:
+			return fmt.Errorf("manifest: package %q needs %q, which the release does not have", from, name)
+		case state[name] == 1:
+			return fmt.Errorf("manifest: package %q needs itself", name)
+		case state[name] == 2:
+			return nil
+		}
+		state[name] = 1
+		for _, d := range p.Dependencies {
+			if err := visit(d, name); err != nil {
+				return err
+			}
+		}
+		state[name] = 2
+		order = append(order, p)
+		return nil
+	}
+	for _, p := range packages {
+		if err := visit(p.Name, p.Name); err != nil {
+			return nil, err
+		}
+	}
+	return order, nil
+}
+
+// closure lists everything that a package needs, directly or not.
+func closure(order []manifestPackage, name string) []string {
+	byName := map[string]manifestPackage{}
+	for _, p := range order {
+		byName[p.Name] = p
+	}
+	var all []string
+	var add func(string)
+	add = func(name string) {
+		for _, d := range byName[name].Dependencies {
+			if !slices.Contains(all, d) {
+				all = append(all, d)
+				add(d)
+			}
+		}
+	}
+	add(name)
+	return all
+}
+
+// files opens blobs that are files below a directory, by their path.
+type files struct{ root *os.Root }
+
+func (f files) Open(_ context.Context, ref blob.Ref) (io.ReadCloser, error) {
+	file, err := f.root.Open(ref.ID)
+	if err != nil {
+		return nil, err
+	}
+	return ref.Digest.Verify(file)
+}
+
+func (c Compiler) releasePackages(ctx context.Context, work string, order []manifestPackage, stemcell string) ([]manifestPackage, error) {
+	root, err := os.OpenRoot(work)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	if err := root.Mkdir("compiled_packages", 0o755); err != nil {
+		return nil, err
+	}
+	c.Blobs = files{root}
+	built := map[string]jobs.Package{}
+	var compiled []manifestPackage
+	for _, p := range order {
+		digest, err := blob.ParseDigest(p.Digest)
+		if err != nil {
+			return nil, fmt.Errorf("package %q: %w", p.Name, err)
+		}
+		request := Request{Name: p.Name, Version: p.Version, Source: blob.Ref{ID: "packages/" + p.Name + ".tgz", Digest: digest}}
+		for _, d := range closure(order, p.Name) {
+			request.Dependencies = append(request.Dependencies, built[d])
+		}
+		c.Log.WithFields(logrus.Fields{"package": p.Name, "version": p.Version}).Info("compiling")
+		id := "compiled_packages/" + p.Name + ".tgz"
+		sums := blob.NewSums()
+		err = c.Compile(ctx, request, func(produce func(io.Writer) error) error {
+			out, err := root.Create(id)
+			if err != nil {
+				return err
+			}
+			return errors.Join(produce(io.MultiWriter(out, sums)), out.Close())
+		})
+		if err != nil {
+			return nil, err
+		}
+		built[p.Name] = jobs.Package{Name: p.Name, Version: p.Version, Digest: sums.SHA1(), BlobstoreID: id}
+		p.Digest, p.Stemcell = sums.SHA1(), stemcell
+		compiled = append(compiled, p)
+	}
+	return compiled, nil
+}
+
+// replacePackages changes the manifest in place, so that all that is not about packages stays
+// what it was, to the letter.
+func replacePackages(document *yaml.Node, compiled []manifestPackage) error {
+	if document.Kind != yaml.DocumentNode || len(document.Content) != 1 || document.Content[0].Kind != yaml.MappingNode {
+		return errors.New("manifest: not a mapping")
+	}
+	var key, value yaml.Node
+	key.SetString("compiled_packages")
+	if err := value.Encode(compiled); err != nil {
+		return err
+	}
+	top := document.Content[0]
+	for i := 0; i+1 < len(top.Content); i += 2 {
+		if top.Content[i].Value == "packages" {
+			top.Content[i], top.Content[i+1] = &key, &value
+			return nil
+		}
+	}
+	top.Content = append(top.Content, &key, &value)
+	return nil
+}
+
+// writeRelease packs a directory whole or not at all. The manifest comes first: readers of
+// releases stop at it.
+func writeRelease(ctx context.Context, work, path string) (err error) {
+	file, err := os.CreateTemp(filepath.Dir(path), ".compiled-release-")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(file.Name()))
+		}
+	}()
+	err = packRelease(ctx, work, file)
+	if err == nil {
+		err = errors.Join(file.Chmod(0o644), file.Sync())
+	}
+	if err := errors.Join(err, file.Close()); err != nil {
+		return err
+	}
+	return os.Rename(file.Name(), path)
+}
+
+func packRelease(ctx context.Context, work string, w io.Writer) error {
+	z := gzip.NewWriter(w)
+	archive := tar.NewWriter(z)
+	var names []string
+	err := filepath.WalkDir(work, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			rel, relErr := filepath.Rel(work, path)
+			err = relErr
+			names = append(names, rel)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	slices.SortStableFunc(names, func(a, b string) int {
+		switch {
+		case a == b:
+			return 0
+		case a == manifestFile:
+			return -1
+		case b == manifestFile:
+			return 1
+		}
+		return strings.Compare(a, b)
+	})
+	for _, name := range names {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err := addFile(archive, filepath.Join(work, name), name); err != nil {
+			return err
+		}
+	}
+	return errors.Join(archive.Close(), z.Close())
+}
+
+func addFile(archive *tar.Writer, path, name string) error {
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return err
+	}
+	if err := archive.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, Size: info.Size(), ModTime: info.ModTime()}); err != nil {
+		return err
+	}
+	_, err = io.Copy(archive, file)
+	return err
+}
