@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // The part of chronyd's control protocol (version 6) that is needed to say "reload sources".
@@ -47,7 +49,7 @@ func reloadChrony(ctx context.Context, socket string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, conn.Close(), os.Remove(own)) }()
-	if err := os.Chmod(own, 0o666); err != nil {
+	if err := openToAll(own); err != nil {
 		return err
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) }) // fails only when closed
@@ -78,4 +80,22 @@ func reloadChrony(ctx context.Context, socket string) (err error) {
 		}
 		return nil
 	}
+}
+
+// openToAll lets chronyd write to our socket. The directory is chronyd's, which may have put
+// something else under the name meanwhile: only a socket is touched, and no link is followed.
+func openToAll(path string) error {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFSOCK || int(st.Uid) != os.Geteuid() {
+		return fmt.Errorf("%s is not the socket that was made there", path)
+	}
+	return os.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), 0o666)
 }

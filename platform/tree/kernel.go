@@ -65,7 +65,7 @@ func (k *Kernel) Observe(ctx context.Context, want []Entry) (State, error) {
 			if _, seen := state.Paths[p]; seen {
 				continue
 			}
-			if state.Paths[p], err = k.look(p, e.Kind == Symlink); err != nil {
+			if state.Paths[p], err = k.look(p, e.Kind == Symlink || e.NoFollow); err != nil {
 				return State{}, fmt.Errorf("look at %s: %w", p, err)
 			}
 		}
@@ -197,10 +197,8 @@ func (k *Kernel) apply(c Change) error {
 	switch c.Action {
 	case Make:
 		return k.make(c, path)
-	case SetMode:
-		return os.Chmod(path, c.Entry.Mode)
-	case SetOwner:
-		return os.Chown(path, c.UID, c.GID)
+	case SetMode, SetOwner:
+		return permit(path, c)
 	case SetAside:
 		return k.setAside(path)
 	case Link:
@@ -232,12 +230,38 @@ func (k *Kernel) make(c Change, path string) error {
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	if c.UID >= 0 || c.GID >= 0 {
-		if err := os.Chown(path, c.UID, c.GID); err != nil {
+	c.Entry.NoFollow = true // a link that is there now was not there when we looked
+	return permit(path, c)
+}
+
+// permit sets owner and mode by handle, so that both are set on what was opened, and on a link
+// only where one may be.
+func permit(path string, c Change) error {
+	flags := unix.O_PATH | unix.O_CLOEXEC
+	if c.Entry.NoFollow {
+		flags |= unix.O_NOFOLLOW
+	}
+	fd, err := unix.Open(path, flags, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFLNK {
+		return errors.New("a symbolic link is in the way")
+	}
+	if c.Action != SetMode && (c.UID >= 0 || c.GID >= 0) {
+		if err := unix.Fchownat(fd, "", c.UID, c.GID, unix.AT_EMPTY_PATH); err != nil {
 			return err
 		}
 	}
-	return os.Chmod(path, c.Entry.Mode)
+	if c.Action == SetOwner {
+		return nil // Diff adds a SetMode where the mode is not right
+	}
+	return os.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), c.Entry.Mode)
 }
 
 // setAside keeps what somebody has put where a link belongs: the agent does not know what it

@@ -74,13 +74,14 @@ func Plan(d vcap.Dirs, o Options) []Entry {
 		{Group: Blobs, Path: d.Blobs(), Mode: 0o700, Owner: rootVcap},
 		{Group: Temp, Path: d.Tmp(), Mode: 0o755, Owner: rootOnly},
 
+		// The group of the logs may write in this directory, hence NoFollow for what is in it.
 		{Group: Log, Path: d.RootLog(), Mode: 0o771, Owner: Owner{"root", "syslog"}, OrRoot: true},
-		{Group: Log, Path: filepath.Join(d.RootLog(), "audit"), Mode: 0o750, Owner: rootOnly},
-		{Group: Log, Path: filepath.Join(d.RootLog(), "sysstat"), Mode: 0o755, Owner: rootOnly},
-		{Group: Log, Path: filepath.Join(d.RootLog(), "btmp"), Kind: File, Mode: 0o600, Owner: Owner{"root", "utmp"}, OrRoot: true},
-		{Group: Log, Path: filepath.Join(d.RootLog(), "wtmp"), Kind: File, Mode: 0o664, Owner: Owner{"root", "utmp"}, OrRoot: true},
-		{Group: Log, Path: filepath.Join(d.RootLog(), "lastlog"), Kind: File, Mode: 0o664, Owner: Owner{"root", "utmp"}, OrRoot: true},
-		{Group: Log, Path: filepath.Join(d.RootLog(), "chrony"), Mode: 0o700, Owner: Owner{"_chrony", "_chrony"}, IfUser: "_chrony"},
+		{Group: Log, Path: filepath.Join(d.RootLog(), "audit"), Mode: 0o750, Owner: rootOnly, NoFollow: true},
+		{Group: Log, Path: filepath.Join(d.RootLog(), "sysstat"), Mode: 0o755, Owner: rootOnly, NoFollow: true},
+		{Group: Log, Path: filepath.Join(d.RootLog(), "btmp"), Kind: File, Mode: 0o600, Owner: Owner{"root", "utmp"}, OrRoot: true, NoFollow: true},
+		{Group: Log, Path: filepath.Join(d.RootLog(), "wtmp"), Kind: File, Mode: 0o664, Owner: Owner{"root", "utmp"}, OrRoot: true, NoFollow: true},
+		{Group: Log, Path: filepath.Join(d.RootLog(), "lastlog"), Kind: File, Mode: 0o664, Owner: Owner{"root", "utmp"}, OrRoot: true, NoFollow: true},
+		{Group: Log, Path: filepath.Join(d.RootLog(), "chrony"), Mode: 0o700, Owner: Owner{"_chrony", "_chrony"}, IfUser: "_chrony", NoFollow: true},
 		{Group: Log, Path: "/var/log", Kind: Bind, Source: d.RootLog(), Flags: all},
 
 		// Programs are installed below these two, some of them setuid.
@@ -123,11 +124,12 @@ func Plan(d vcap.Dirs, o Options) []Entry {
 }
 
 // JobDirs are the directories that each job finds made: for its logs, its run files and its
-// data. What is there already stays as the job left it.
+// data. What is there already stays as the job left it. A name that leads elsewhere is refused
+// by Diff.
 func JobDirs(d vcap.Dirs, jobs []string) (entries []Entry) {
 	for _, job := range jobs {
 		for _, parent := range []string{d.SysLog(), d.SysRun(), d.Data()} {
-			entries = append(entries, Entry{Group: Data, Path: filepath.Join(parent, job), Mode: 0o770, Owner: rootVcap, CreateOnly: true})
+			entries = append(entries, Entry{Group: Data, Path: parent + "/" + job, Mode: 0o770, Owner: rootVcap, CreateOnly: true, NoFollow: true})
 		}
 	}
 	return entries

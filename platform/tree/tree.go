@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"path/filepath"
 	"regexp"
 	"strings"
 )
@@ -73,6 +74,8 @@ type Entry struct {
 	CreateOnly bool
 	// IfUser makes the entry count only where that user exists.
 	IfUser string
+	// NoFollow refuses a symbolic link at Path. It is set where others than root may put one.
+	NoFollow bool
 	// OrRoot gives the entry to root where its owner does not exist, instead of failing.
 	OrRoot bool
 }
@@ -165,6 +168,10 @@ func Diff(have State, want []Entry) ([]Change, error) {
 	var fresh []string // mount points made by earlier changes: nothing is below them yet
 	paths := maps.Clone(have.Paths)
 	for _, e := range want {
+		if !filepath.IsAbs(e.Path) || e.Path != filepath.Clean(e.Path) {
+			failed = append(failed, fmt.Errorf("%q is not a path that may be in the tree", e.Path))
+			continue
+		}
 		if e.IfUser != "" {
 			if _, there := have.Users[e.IfUser]; !there {
 				continue

@@ -222,3 +222,53 @@ func TestConvergeWithoutPrivileges(t *testing.T) {
 		t.Errorf("second run: got %q, %v, want nothing to do", texts(again), err)
 	}
 }
+
+// Others than root may write in some of the directories; a link they put there must not make
+// root change something else.
+func TestLinksOfOthersAreNotFollowed(t *testing.T) {
+	root := t.TempDir()
+	victim := filepath.Join(root, "shadow")
+	if err := os.WriteFile(victim, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"file", "dir", "raced"} {
+		if err := os.Symlink(victim, filepath.Join(root, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	k := &Kernel{Root: root}
+	for _, e := range []Entry{{Path: "/file", Kind: File, Mode: 0o664, NoFollow: true}, {Path: "/dir", Mode: 0o755, NoFollow: true}} {
+		if _, err := k.Converge(t.Context(), []Entry{e}); err == nil || !strings.Contains(err.Error(), "symbolic link") {
+			t.Errorf("%s: got %v, want the link refused", e.Path, err)
+		}
+	}
+	raced := Entry{Path: "/raced", Kind: File, Mode: 0o664}
+	for _, c := range []Change{{Action: Make, Entry: raced, UID: -1, GID: -1}, {Action: SetMode, Entry: Entry{Path: "/raced", Mode: 0o664, NoFollow: true}}} {
+		if err := k.Apply(t.Context(), []Change{c}); err == nil || !strings.Contains(err.Error(), "symbolic link") {
+			t.Errorf("%s: got %v, want the link refused", c, err)
+		}
+	}
+	if info, err := os.Stat(victim); err != nil || info.Mode() != 0o600 {
+		t.Errorf("got %v, %v, want what the links lead to untouched", info.Mode(), err)
+	}
+	d := vcap.New("")
+	for _, e := range append(JobDirs(d, []string{"x"}), Select(Plan(d, Options{}), Log)...) {
+		if strings.HasPrefix(e.Path, d.RootLog()+"/") != e.NoFollow && !strings.HasSuffix(e.Path, "/x") {
+			t.Errorf("%s: follows links %v", e.Path, !e.NoFollow)
+		}
+	}
+}
+
+func TestJobDirs(t *testing.T) {
+	d := vcap.New("")
+	changes, err := Diff(machine(), JobDirs(d, []string{"router"}))
+	want := []string{"make directory /var/vcap/data/sys/log/router, mode 0770", "make directory /var/vcap/data/sys/run/router, mode 0770", "make directory /var/vcap/data/router, mode 0770"}
+	if err != nil || !reflect.DeepEqual(texts(changes), want) {
+		t.Errorf("got %q, %v, want %q", texts(changes), err, want)
+	}
+	for _, job := range []string{"../../../../etc", "..", ".", "", "a/../../b"} {
+		if changes, err := Diff(machine(), JobDirs(d, []string{job})); err == nil || len(changes) != 0 {
+			t.Errorf("job %q: got %q, %v, want an error", job, texts(changes), err)
+		}
+	}
+}

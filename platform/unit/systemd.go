@@ -30,7 +30,8 @@ type Systemd struct {
 	Root string
 	Log  *logrus.Entry
 
-	mu   sync.Mutex
+	once sync.Once
+	turn chan struct{} // guards conn; a channel, so that waiting for it can end
 	conn *dbus.Conn
 
 	// reboot is the last resort when nobody takes the request to power off; nil means
@@ -40,10 +41,23 @@ type Systemd struct {
 
 // Close ends the connection; the next call makes a new one.
 func (s *Systemd) Close() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.drop()
+	if s.lock(context.Background()) == nil {
+		s.drop()
+		s.unlock()
+	}
 }
+
+func (s *Systemd) lock(ctx context.Context) error {
+	s.once.Do(func() { s.turn = make(chan struct{}, 1) })
+	select {
+	case s.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (s *Systemd) unlock() { <-s.turn }
 
 func (s *Systemd) drop() {
 	if s.conn != nil {
@@ -56,8 +70,10 @@ func (s *Systemd) drop() {
 // and needs no third process to answer. It closes when systemd re-executes itself, hence the
 // check.
 func (s *Systemd) connect(ctx context.Context) (*dbus.Conn, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	if err := s.lock(ctx); err != nil {
+		return nil, err
+	}
+	defer s.unlock()
 	if s.conn != nil && s.conn.Connected() {
 		return s.conn, nil
 	}

@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 )
 
 // What is written in somebody's home goes through os.Root: the user could have put links
@@ -57,12 +58,22 @@ func (a *Accounts) readKeys(account Account) (k keyFile) {
 	if info, err := home.Lstat(sshDir); err == nil {
 		k.dirMode, k.dirOwner = info.Mode(), owner(info)
 	}
-	info, err := home.Lstat(keyName)
-	if err != nil || !info.Mode().IsRegular() {
+	// The user decides what is there: a pipe must not block us, a huge file not fill memory.
+	if info, err := home.Lstat(keyName); err != nil || !info.Mode().IsRegular() {
+		return k
+	}
+	file, err := home.OpenFile(keyName, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return k
+	}
+	defer file.Close()
+	const most = 1 << 20
+	info, err := file.Stat()
+	if err != nil || !info.Mode().IsRegular() || info.Size() > most {
 		return k
 	}
 	k.mode, k.uid = info.Mode(), owner(info)
-	if k.content, err = home.ReadFile(keyName); err != nil {
+	if k.content, err = io.ReadAll(io.LimitReader(file, most)); err != nil {
 		return keyFile{}
 	}
 	return k

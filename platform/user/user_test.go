@@ -183,6 +183,28 @@ func TestKeysDoNotFollowLinksOutOfTheHome(t *testing.T) {
 	}
 }
 
+// Whatever a user makes of the file, reading it neither hangs nor fills memory, and it is
+// replaced.
+func TestKeysOverOddFiles(t *testing.T) {
+	for name, prepare := range map[string]func(path string) error{
+		"pipe":      func(path string) error { return unix.Mkfifo(path, 0o600) },
+		"huge":      func(path string) error { return errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, 1<<40)) },
+		"dead link": func(path string) error { return os.Symlink("nowhere", path) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := stemcell(t)
+			put(t, a, "etc/passwd", fmt.Sprintf("vcap:x:%d:%d::/home/vcap:/bin/bash\n", os.Geteuid(), os.Getegid()))
+			if err := errors.Join(os.Mkdir(a.at("home/vcap/.ssh"), 0o700), prepare(a.at("home/vcap/.ssh/authorized_keys"))); err != nil {
+				t.Fatal(err)
+			}
+			converge(t, a, Desired{Keys: map[string][]string{"vcap": {"ssh-rsa A"}}})
+			if got := get(t, a, "home/vcap/.ssh/authorized_keys"); got != "ssh-rsa A" {
+				t.Errorf("got %q", got)
+			}
+		})
+	}
+}
+
 var session = Session{Name: "bosh_ab12", HomeBase: "/var/vcap/bosh_ssh", Keys: []string{"ssh-rsa AAAA"}}
 
 func TestSession(t *testing.T) {
