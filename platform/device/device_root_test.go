@@ -1,0 +1,174 @@
+//go:build root
+
+package device
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cambium/internal/blkdev"
+	"cambium/internal/looptest"
+)
+
+// tree is a system root with nodes of loop devices.
+type tree struct {
+	t    testing.TB
+	root string
+}
+
+func (r tree) node(path string, n blkdev.Number) {
+	r.t.Helper()
+	full := filepath.Join(r.root, path)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(full), 0o755), unix.Mknod(full, unix.S_IFBLK|0o600, int(n))); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r tree) link(target, path string) {
+	r.t.Helper()
+	full := filepath.Join(r.root, path)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(full), 0o755), os.Symlink(target, full)); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r tree) settle(n blkdev.Number) {
+	r.t.Helper()
+	dir := filepath.Join(r.root, "run/udev/data")
+	if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "b"+n.String()), nil, 0o600)); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func numbers(t testing.TB, count int) (all []blkdev.Number) {
+	t.Helper()
+	for range count {
+		n, err := blkdev.NumberOf(looptest.New(t, 1<<20).Path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, n)
+	}
+	return all
+}
+
+func TestRootVirtioPrefersIdentity(t *testing.T) {
+	n := numbers(t, 2)
+	r := tree{t, t.TempDir()}
+	r.node("dev/vdb", n[0])
+	r.node("dev/vdc", n[1])
+	r.link("../../vdc", "dev/disk/by-id/virtio-"+cid)
+	d, err := resolver(t, Options{Type: "virtio", Root: r.root}).Resolve(context.Background(), Hint{CID: cid, Path: "/dev/sdb"})
+	if err != nil || d.Number != n[1] || d.Path != filepath.Join(r.root, "dev/vdc") {
+		t.Errorf("Resolve = %+v, %v; want vdc, which carries the CID", d, err)
+	}
+}
+
+// Udev is still at work on the disk that has the path; the one with the CID appears later.
+func TestRootVirtioLateLink(t *testing.T) {
+	n := numbers(t, 2)
+	r := tree{t, t.TempDir()}
+	if err := os.MkdirAll(filepath.Join(r.root, "run/udev/data"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	r.node("dev/vdb", n[0])
+	r.node("dev/vdc", n[1])
+	time.AfterFunc(50*time.Millisecond, func() { r.link("../../vdc", "dev/disk/by-id/virtio-"+cid) })
+	d, err := resolver(t, Options{Type: "virtio", Root: r.root}).Resolve(context.Background(), Hint{CID: cid, Path: "/dev/sdb"})
+	if err != nil || d.Number != n[1] {
+		t.Errorf("Resolve = %+v, %v; want vdc", d, err)
+	}
+}
+
+func TestRootVirtioFallsBackToPath(t *testing.T) {
+	n := numbers(t, 1)
+	for _, settled := range []bool{false, true} {
+		r := tree{t, t.TempDir()}
+		if err := os.MkdirAll(filepath.Join(r.root, "run/udev/data"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		r.node("dev/vdb", n[0])
+		if settled {
+			r.settle(n[0])
+		}
+		begin := time.Now()
+		d, err := resolver(t, Options{Type: "virtio", Root: r.root}).Resolve(context.Background(), Hint{CID: cid, Path: "/dev/sdb"})
+		if err != nil || d.Number != n[0] {
+			t.Fatalf("Resolve = %+v, %v; want vdb", d, err)
+		}
+		if waited := time.Since(begin) >= byIDGrace; waited == settled {
+			t.Errorf("udev done %v: waited the whole grace %v", settled, waited)
+		}
+	}
+}
+
+func TestRootAmbiguous(t *testing.T) {
+	n := numbers(t, 2)
+	r := tree{t, t.TempDir()}
+	r.node("dev/sdb", n[0])
+	r.node("dev/sdc", n[1])
+	r.link("../../sdb", "dev/disk/by-id/scsi-1"+cid)
+	r.link("../../sdc", "dev/disk/by-id/scsi-2"+cid)
+	res := resolver(t, Options{Type: "virtio", Root: r.root})
+	for _, ask := range []func() (Device, error){
+		func() (Device, error) { return res.Look(Hint{CID: cid, Path: "/dev/sdb"}) },
+		func() (Device, error) {
+			return res.Resolve(context.Background(), Hint{CID: cid, Path: "/dev/sdb"})
+		},
+	} {
+		if d, err := ask(); !errors.Is(err, ErrAmbiguous) || d.Path != "" {
+			t.Errorf("got %+v, %v; want ErrAmbiguous", d, err)
+		}
+	}
+}
+
+func TestRootHotPlug(t *testing.T) {
+	n := numbers(t, 1)
+	r := tree{t, t.TempDir()}
+	if err := os.Mkdir(filepath.Join(r.root, "dev"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(50*time.Millisecond, func() { r.node("dev/xvdf", n[0]) })
+	begin := time.Now()
+	d, err := resolver(t, Options{Type: "virtio", Root: r.root}).Resolve(context.Background(), Hint{Path: "/dev/sdf"})
+	if err != nil || d.Number != n[0] {
+		t.Fatalf("Resolve = %+v, %v", d, err)
+	}
+	if took := time.Since(begin); took > 5*time.Second {
+		t.Errorf("took %v after the node appeared", took)
+	}
+}
+
+func TestRootInstanceStorage(t *testing.T) {
+	n := numbers(t, 3)
+	r := tree{t, t.TempDir()}
+	for i, name := range []string{"nvme0n1", "nvme1n1", "nvme2n1"} {
+		r.node("dev/"+name, n[i])
+	}
+	o := Options{Root: r.root, ManagedVolumePattern: "/dev/disk/by-id/nvme-Amazon_Elastic_Block_Store_*", Patience: 0.01}
+	r.link("../../nvme1n1", "dev/disk/by-id/nvme-Amazon_Elastic_Block_Store_vol1")
+	got, err := resolver(t, o).InstanceStorage(context.Background(), 2)
+	if err != nil || len(got) != 2 || got[0].Number != n[0] || got[1].Number != n[2] {
+		t.Errorf("InstanceStorage = %+v, %v; want the first and the third", got, err)
+	}
+	if got, err := resolver(t, o).InstanceStorage(context.Background(), 3); err == nil {
+		t.Errorf("InstanceStorage(3) = %+v, want an error: one is a volume", got)
+	}
+	// While udev has not dealt with every device, a volume could still lack its link.
+	for i := range 2 {
+		r.settle(n[i])
+	}
+	if got, err := resolver(t, o).InstanceStorage(context.Background(), 2); !errors.Is(err, ErrTimedOut) {
+		t.Errorf("InstanceStorage = %+v, %v; want to wait for udev", got, err)
+	}
+	r.settle(n[2])
+	if got, err := resolver(t, o).InstanceStorage(context.Background(), 2); err != nil {
+		t.Errorf("InstanceStorage = %+v, %v", got, err)
+	}
+}

@@ -1,0 +1,317 @@
+package device
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/internal/blkdev"
+)
+
+func TestPartitionNames(t *testing.T) {
+	for _, c := range []struct{ disk, part string }{
+		{"/dev/sda", "/dev/sda1"}, {"/dev/sdaa", "/dev/sdaa1"}, {"/dev/vdb", "/dev/vdb1"}, {"/dev/xvdc", "/dev/xvdc1"},
+		{"/dev/nvme0n1", "/dev/nvme0n1p1"}, {"/dev/loop7", "/dev/loop7p1"}, {"/dev/mmcblk0", "/dev/mmcblk0p1"},
+		{"/dev/md0", "/dev/md0p1"}, {"/dev/nbd3", "/dev/nbd3p1"},
+		{"/dev/mapper/mpatha", "/dev/mapper/mpatha-part1"}, {"/dev/mapper/3600a09", "/dev/mapper/3600a09-part1"},
+		{"/dev/disk/by-id/virtio-abc", "/dev/disk/by-id/virtio-abc-part1"}, {"/dev/disk/by-id/nvme-x_1", "/dev/disk/by-id/nvme-x_1-part1"},
+	} {
+		if got := Partition(c.disk, 1); got != c.part {
+			t.Errorf("Partition(%s, 1) = %s, want %s", c.disk, got, c.part)
+		}
+		if disk, n, ok := SplitPartition(c.part); disk != c.disk || n != 1 || !ok {
+			t.Errorf("SplitPartition(%s) = %s, %d, %v; want %s, 1", c.part, disk, n, ok, c.disk)
+		}
+	}
+	for path, want := range map[string]string{"/dev/sda10": "/dev/sda", "/dev/nvme1n2p15": "/dev/nvme1n2"} {
+		if disk, n, ok := SplitPartition(path); disk != want || n < 10 || !ok {
+			t.Errorf("SplitPartition(%s) = %s, %d, %v", path, disk, n, ok)
+		}
+	}
+	for _, whole := range []string{"/dev/sda", "/dev/loop7", "/dev/nvme0n1", "/dev/mmcblk0", "/dev/md0", "/dev/dm-3", "/dev/mapper/mpath1", "/dev/disk/by-id/x1", "", "/dev/sr0"} {
+		if disk, n, ok := SplitPartition(whole); ok {
+			t.Errorf("SplitPartition(%s) = %s, %d; want none", whole, disk, n)
+		}
+	}
+}
+
+func block(path string, n int) Node {
+	return Node{Target: path, Number: blkdev.Number(n), Block: true, Settled: true}
+}
+
+const (
+	cid   = "4d3f2a10-0000-4111-8222-123456789abc"
+	azure = "{f8b3781b-1e82-4818-a1c3-63d806ec15bb}"
+	vmbus = "/sys/devices/vmbus/f8b3781b"
+)
+
+// machine is a snapshot with every kind of disk.
+func machine() Snapshot {
+	scsi := func(name, address, dir string, n int, holders ...string) Disk {
+		return Disk{Name: name, Path: "/dev/" + name, Number: blkdev.Number(n), SCSI: address, Dir: dir + "/" + address + "/block/" + name, Holders: holders}
+	}
+	return Snapshot{
+		Nodes: map[string]Node{
+			"/dev/vdb": block("/dev/vdb", 2), "/dev/sdh": block("/dev/sdh", 8), "/dev/vdh": block("/dev/vdh", 9), "/dev/xvdf": block("/dev/nvme1n1", 10),
+			"/dev/disk/by-id/virtio-" + cid[:20]:                           block("/dev/vdb", 2),
+			"/dev/disk/by-id/scsi-4d3f2a10000041118222123456789abc":        block("/dev/sdd", 14),
+			"/dev/disk/by-id/scsi-4d3f2a10000041118222123456789abc-part1":  block("/dev/sdd1", 15),
+			"/dev/disk/by-id/wwn-0x4d3f2a10000041118222123456789abc":       block("/dev/sdd", 14),
+			"/dev/disk/by-id/nvme-Amazon_Elastic_Block_Store_vol0a1b2c3d4": block("/dev/nvme1n1", 10),
+			"/dev/disk/by-id/scsi-mpath600a":                               block("/dev/sde", 16),
+			"/dev/disk/by-id/dm-uuid-mpath600a":                            block("/dev/mapper/m", 20),
+			"/dev/disk/by-id/dup-twice":                                    block("/dev/sde", 16),
+			"/dev/disk/by-id/dup2-twice":                                   block("/dev/sdd", 14),
+			"/dev/disk/azure/data/by-lun/3":                                block("/dev/sdf", 17),
+			"/warden/store":                                                {Target: "/warden/store"},
+		},
+		Disks: []Disk{
+			{Name: "vda", Path: "/dev/vda", Number: 1, Serial: ""},
+			{Name: "vdb", Path: "/dev/vdb", Number: 2, Serial: cid[:20]},
+			{Name: "vdc", Path: "/dev/vdc", Number: 3, Serial: "vol-7447851"},
+			{Name: "dm-0", Path: "/dev/dm-0", Number: 20},
+			scsi("sda", "2:0:0:0", "/sys/devices/pci/host2", 11), scsi("sdc", "2:0:3:0", "/sys/devices/pci/host2", 13),
+			scsi("sdd", "3:0:3:0", "/sys/devices/pci/host3", 14), scsi("sde", "4:0:0:7", "/sys/devices/pci/host4", 16, "dm-0"),
+			scsi("sdf", "5:0:0:0", vmbus+"/host5", 17), scsi("sdg", "6:0:0:0", "/sys/devices/vmbus/other/host6", 18),
+		},
+		VMBus: map[string]string{vmbus: azure, "/sys/devices/vmbus/other": "{00000000-0000-8899-0000-000000000000}"},
+		Udev:  true,
+	}
+}
+
+func TestMatchers(t *testing.T) {
+	transform := regexp.MustCompile(`^vol-(.+)$`)
+	uuid := regexp.MustCompile(`^(.{8})-(.{4})-(.{4})-(.{4})-(.{12})$`)
+	path := func(p string) matcher { m, _ := mapped(p); return m }
+	for _, c := range []struct {
+		name     string
+		match    matcher
+		want     []string
+		evidence string
+	}{
+		{"by id: serial cut to 20 characters", byID(cid, nil, ""), []string{"/dev/vdb"}, "serial " + cid[:20]},
+		{"by id: short serial, exactly", byID("vol-7447851", nil, ""), []string{"/dev/vdc"}, "vdc(vol-7447851)"},
+		{"by id: no such serial", byID("vol-7447852", nil, ""), nil, "looked for serial vol-7447852 among vdb(" + cid[:20] + "), vdc(vol-7447851)"},
+		{"by id: transform AWS", byID("vol-0a1b2c3d4", transform, "nvme-Amazon_Elastic_Block_Store_vol${1}"), []string{"/dev/nvme1n1"}, "nvme-Amazon"},
+		{"by id: transform OpenStack", byID(cid, uuid, "scsi-${1}${2}${3}${4}${5}"), []string{"/dev/sdd", "/dev/vdb"}, "scsi-4d3f"},
+		{"by id: pattern does not match", byID("other", transform, "x${1}"), nil, "/dev/disk/by-id/other"},
+		{"mapped: sd means vd", path("/dev/sdb"), []string{"/dev/vdb"}, ""},
+		{"mapped: vd before sd", path("/dev/sdh"), []string{"/dev/vdh"}, ""},
+		{"mapped: xvd before all, links followed", path("/dev/sdf"), []string{"/dev/nvme1n1"}, ""},
+		{"mapped: other path", path("/dev/disk/by-id/scsi-mpath600a"), []string{"/dev/sde"}, ""},
+		{"mapped: missing", path("/dev/sdz"), nil, "/dev/xvdz, /dev/vdz, /dev/sdz: not there"},
+		{"identity: directory", identity("/warden/store"), []string{"/warden/store"}, ""},
+		{"identity: missing", identity("/dev/nope"), nil, "/dev/nope is not there"},
+		{"scsi id: several links to one disk", scsiID(cid), []string{"/dev/sdd"}, ""},
+		{"scsi id: multipath, not its paths", scsiID("mpath600a"), []string{"/dev/mapper/m"}, ""},
+		{"scsi id: ambiguous", scsiID("twice"), []string{"/dev/sde", "/dev/sdd"}, ""},
+		{"scsi volume: on the first disk's host only", scsiVolume("3"), []string{"/dev/sdc"}, "target 3"},
+		{"scsi volume: missing", scsiVolume("9"), nil, "looked for SCSI target 9"},
+		{"scsi lun: below its controller", scsiLUN("0", azure), []string{"/dev/sdf"}, ""},
+		{"scsi lun: braces in another case", scsiLUN("0", strings.ToUpper(azure)), []string{"/dev/sdf"}, ""},
+		{"scsi lun: no such controller", scsiLUN("0", "{none}"), nil, "vmbus device {none} (none)"},
+		{"lun link", lunLink("/dev/disk/azure/data/by-lun", "3"), []string{"/dev/sdf"}, ""},
+		{"lun link: missing", lunLink("/dev/disk/azure/data/by-lun", "4"), nil, "by-lun/4 is not there"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			found, evidence := c.match(machine())
+			var got []string
+			for _, n := range distinct(found) {
+				got = append(got, n.Target)
+			}
+			if len(got) != len(c.want) {
+				t.Fatalf("found %v, want %v", got, c.want)
+			}
+			for _, w := range c.want {
+				if !strings.Contains(strings.Join(got, " ")+" ", w+" ") {
+					t.Errorf("found %v, want %v", got, c.want)
+				}
+			}
+			if !strings.Contains(evidence, c.evidence) {
+				t.Errorf("evidence %q, want %q", evidence, c.evidence)
+			}
+		})
+	}
+}
+
+func TestTwoControllersAreAmbiguous(t *testing.T) {
+	s := machine()
+	s.Disks = append(s.Disks, Disk{Name: "sdx", Path: "/dev/sdx", Number: 30, SCSI: "3:0:0:0"})
+	found, _ := scsiVolume("3")(s)
+	if len(distinct(found)) != 2 {
+		t.Errorf("found %v, want both targets 3", found)
+	}
+}
+
+func quiet() *logrus.Entry {
+	l := logrus.New()
+	l.SetOutput(io.Discard)
+	return logrus.NewEntry(l)
+}
+
+func resolver(t testing.TB, o Options) *Resolver {
+	t.Helper()
+	r, err := New(o, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// Each answer is its own error, with evidence; an empty path is never one.
+func TestAnswers(t *testing.T) {
+	root := t.TempDir()
+	r := func(o Options) *Resolver {
+		o.Root, o.Patience = root, 0.002
+		return resolver(t, o)
+	}
+	for _, c := range []struct {
+		name string
+		r    *Resolver
+		hint Hint
+		want error
+		text string
+	}{
+		{"virtio: nothing named", r(Options{Type: "virtio"}), Hint{}, ErrAbsent, "nothing that resolution type"},
+		{"virtio: never appears", r(Options{Type: "virtio"}), Hint{CID: cid, Path: "/dev/sdd"}, ErrTimedOut, "/dev/xvdd, /dev/vdd, /dev/sdd: not there"},
+		{"virtio: relative path", r(Options{Type: "virtio"}), Hint{Path: "sdd"}, ErrAbsent, "not absolute"},
+		{"identity: missing", r(Options{}), Hint{Path: "/dev/sdd"}, ErrTimedOut, "/dev/sdd is not there"},
+		{"identity: empty", r(Options{}), Hint{CID: "x"}, ErrAbsent, "nothing"},
+		{"scsi: no field", r(Options{Type: "scsi"}), Hint{CID: "x", Path: "/dev/sdc"}, ErrAbsent, "nothing"},
+		{"scsi volume: never appears", r(Options{Type: "scsi"}), Hint{VolumeID: "3"}, ErrTimedOut, "SCSI hosts rescanned"},
+		{"scsi lun: never appears", r(Options{Type: "scsi"}), Hint{LUN: "0", HostDeviceID: azure}, ErrTimedOut, "LUN 0"},
+		{"iscsi", r(Options{Type: "iscsi"}), Hint{CID: "x", ISCSI: true}, ErrAbsent, "iSCSI disks are not supported"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d, err := c.r.Resolve(context.Background(), c.hint)
+			if !errors.Is(err, c.want) || d.Path != "" {
+				t.Fatalf("Resolve = %+v, %v; want %v", d, err, c.want)
+			}
+			if !strings.Contains(err.Error(), c.text) {
+				t.Errorf("error %q, want %q", err, c.text)
+			}
+			if _, err := c.r.Look(c.hint); !errors.Is(err, ErrAbsent) {
+				t.Errorf("Look = %v, want ErrAbsent", err)
+			}
+		})
+	}
+	t.Run("cancelled", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(context.Background())
+		time.AfterFunc(10*time.Millisecond, cancel)
+		slow := resolver(t, Options{Root: root})
+		if _, err := slow.Resolve(ctx, Hint{Path: "/dev/sdd"}); !errors.Is(err, context.Canceled) {
+			t.Errorf("Resolve = %v, want it cancelled", err)
+		}
+	})
+	t.Run("bad pattern", func(t *testing.T) {
+		for _, o := range []Options{{IDPattern: "("}, {ManagedVolumePattern: "[", InstanceStoragePattern: "/dev/nvme*n1"}} {
+			if _, err := New(o, quiet()); err == nil {
+				t.Errorf("New(%+v) took a bad pattern", o)
+			}
+		}
+	})
+}
+
+func TestLimitsAreAtLeastThoseOfTheReference(t *testing.T) {
+	r := resolver(t, Options{Type: "virtio"})
+	for _, c := range []struct {
+		o    Options
+		h    Hint
+		want time.Duration
+	}{
+		{Options{Type: "virtio"}, Hint{CID: cid, Path: "/dev/sdb"}, 30500 * time.Millisecond},
+		{Options{Type: "scsi"}, Hint{DeviceID: cid}, 50 * time.Second},
+		{Options{Type: "scsi"}, Hint{VolumeID: "3"}, 15 * time.Second},
+		{Options{Type: "scsi"}, Hint{LUN: "0", HostDeviceID: azure}, 50 * time.Second},
+	} {
+		r.options.Type = c.o.Type
+		s, err := r.search(c.h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := s.stages[len(s.stages)-1].limit; got < c.want {
+			t.Errorf("%s %v: limit %v, want at least %v", c.o.Type, c.h, got, c.want)
+		}
+	}
+}
+
+// Directories stand in for device nodes here: what matters is that the wait ends by an event.
+func TestResolveWaitsForTheNode(t *testing.T) {
+	root := t.TempDir()
+	r := resolver(t, Options{Root: root})
+	path := filepath.Join(root, "dev/late/node")
+	time.AfterFunc(30*time.Millisecond, func() {
+		if err := os.MkdirAll(path, 0o755); err != nil {
+			t.Error(err)
+		}
+	})
+	begin := time.Now()
+	d, err := r.Resolve(context.Background(), Hint{Path: "/dev/late/node"})
+	if err != nil || !d.Directory || d.Path != path {
+		t.Fatalf("Resolve = %+v, %v", d, err)
+	}
+	if took := time.Since(begin); took > 10*time.Second {
+		t.Errorf("took %v: no event woke it", took)
+	}
+}
+
+// A bare path is believed at once only when nothing better can still come.
+func TestGraceForIdentity(t *testing.T) {
+	r := resolver(t, Options{Type: "virtio"})
+	s, err := r.search(Hint{CID: cid, Path: "/dev/sdh"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := s.stages[len(s.stages)-1]
+	if last.grace != byIDGrace {
+		t.Errorf("grace %v, want %v", last.grace, byIDGrace)
+	}
+	s, err = r.search(Hint{Path: "/dev/sdh"})
+	if err != nil || s.stages[0].grace != 0 {
+		t.Errorf("a disk without CID waits %v (%v), want no wait", s.stages[0].grace, err)
+	}
+}
+
+func TestSnapshotFromSysfs(t *testing.T) {
+	root := t.TempDir()
+	mk := func(path, content string) {
+		t.Helper()
+		full := filepath.Join(root, path)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(full), 0o755), os.WriteFile(full, []byte(content), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link := func(target, path string) {
+		t.Helper()
+		full := filepath.Join(root, path)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(full), 0o755), os.Symlink(filepath.Join(root, target), full)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mk("sys/devices/vmbus/f8/host5/target5:0:0/5:0:0:3/block/sdf/size", "2048\n")
+	mk("sys/devices/vmbus/f8/device_id", azure+"\n")
+	mk("sys/devices/pci/virtio1/block/vdb/serial", "abc\n")
+	mk("sys/devices/pci/virtio1/block/vdb/holders/dm-0/x", "")
+	link("sys/devices/vmbus/f8/host5/target5:0:0/5:0:0:3/block/sdf", "sys/block/sdf")
+	link("sys/devices/pci/virtio1/block/vdb", "sys/block/vdb")
+	link("sys/devices/vmbus/f8", "sys/bus/vmbus/devices/f8")
+	mk("dev/disk/by-id/x", "")
+	s, err := observe(root, []string{"/dev/disk/by-id", "/dev/disk/none"}, []string{"/dev/none"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(s.Disks) != 2 || s.Disks[0].SCSI != "5:0:0:3" || s.Disks[1].Serial != "abc" || len(s.Disks[1].Holders) != 1 {
+		t.Errorf("disks %+v", s.Disks)
+	}
+	if len(s.VMBus) != 1 || len(s.Nodes) != 1 || s.Udev {
+		t.Errorf("snapshot %+v", s)
+	}
+}

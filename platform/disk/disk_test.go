@@ -1,0 +1,392 @@
+package disk
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"cambium/platform/filesystem"
+)
+
+func need(t testing.TB, name string) {
+	t.Helper()
+	if _, err := exec.LookPath(name); err != nil {
+		if os.Getenv("CI") != "" {
+			t.Fatalf("%s is missing", name)
+		}
+		t.Skipf("%s is missing", name)
+	}
+}
+
+func image(t testing.TB, size int64) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "image")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(f.Truncate(size), f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func tool(t testing.TB, stdin, name string, args ...string) string {
+	t.Helper()
+	need(t, name)
+	cmd := exec.Command(name, args...)
+	cmd.Stdin = strings.NewReader(stdin)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
+	}
+	return string(out)
+}
+
+func observe(t testing.TB, path string) State {
+	t.Helper()
+	s, err := Observe(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func contains(t testing.TB, what, text string, wanted ...string) {
+	t.Helper()
+	for _, w := range wanted {
+		if !strings.Contains(strings.Join(strings.Fields(text), " "), w) {
+			t.Errorf("%s lacks %q:\n%s", what, w, text)
+		}
+	}
+}
+
+var ctx = context.Background()
+
+func TestCreateGPT(t *testing.T) {
+	path := image(t, 100*MiB)
+	guid := "11111111-2222-4333-8444-555555555555"
+	parts := []Partition{{Number: 1, Start: MiB, Size: 10 * MiB, Name: "bosh-partition-x-0"}, {Number: 2, Start: 11 * MiB, Size: 88 * MiB, Name: "bosh-partition-x-1"}}
+	if err := Create(ctx, path, GPT, guid, parts); err != nil {
+		t.Fatal(err)
+	}
+	s := observe(t, path)
+	if s.Table.Label != GPT || !strings.EqualFold(s.Table.GUID, guid) || len(s.Table.Partitions) != 2 || s.Content.Kind != filesystem.GPT {
+		t.Errorf("read back %+v", s)
+	}
+	contains(t, "sfdisk", tool(t, "", "sfdisk", "--dump", path), "label: gpt", "label-id: "+guid,
+		"start= 2048, size= 20480, type="+LinuxGPT, `name="bosh-partition-x-1"`)
+	contains(t, "sgdisk", tool(t, "", "sgdisk", "--verify", path), "No problems found")
+	contains(t, "parted", tool(t, "", "parted", "-ms", path, "unit", "B", "print"), "1:1048576B:11534335B:10485760B::bosh-partition-x-0:", ":gpt:")
+	contains(t, "blkid", tool(t, "", "blkid", "-p", "-o", "export", path), "PTTYPE=gpt")
+}
+
+func TestCreateMBR(t *testing.T) {
+	path := image(t, 100*MiB)
+	parts := []Partition{{Number: 1, Start: MiB, Size: 10 * MiB, Type: SwapMBR}, {Number: 2, Start: 11 * MiB, Size: 88 * MiB}}
+	if err := Create(ctx, path, MBR, "cafe0123", parts); err != nil {
+		t.Fatal(err)
+	}
+	if s := observe(t, path); s.Table.Label != MBR || s.Table.GUID != "cafe0123" || len(s.Table.Partitions) != 2 {
+		t.Errorf("read back %+v", s.Table)
+	}
+	contains(t, "sfdisk", tool(t, "", "sfdisk", "--dump", path), "label: dos", "label-id: 0xcafe0123",
+		"start= 2048, size= 20480, type=82", "start= 22528, size= 180224, type=83")
+	contains(t, "parted", tool(t, "", "parted", "-ms", path, "unit", "s", "print"), ":msdos:", "2:22528s:202751s:180224s")
+}
+
+// Every layout that some agent has ever made is read as what it is.
+func TestHistoricalLayouts(t *testing.T) {
+	for _, c := range []struct {
+		name, script string
+		label        Label
+		start, size  int64
+	}{
+		{"trusty: DOS from sector 1, short of the end", "label: dos\nstart=1, size=190000, type=83\n", MBR, 512, 190000 * 512},
+		{"DOS from sector 63", "label: dos\nstart=63, size=190000, type=83\n", MBR, 63 * 512, 190000 * 512},
+		{"DOS aligned", "label: dos\nstart=2048, type=83\n", MBR, MiB, 99 * MiB},
+		{"GPT by sfdisk", "label: gpt\nstart=2048, size=190000\n", GPT, MiB, 190000 * 512},
+		{"GPT with a name", "label: gpt\nstart=2048, size=190000, name=\"bosh-partition-0\"\n", GPT, MiB, 190000 * 512},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			path := image(t, 100*MiB)
+			tool(t, c.script, "sfdisk", "-q", path)
+			before, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := observe(t, path)
+			if s.Table.Label != c.label || len(s.Table.Partitions) != 1 {
+				t.Fatalf("table %+v, want one partition in %s", s.Table, c.label)
+			}
+			if p := s.Table.Partitions[0]; p.Start != c.start || p.Size != c.size {
+				t.Errorf("partition at %d, %d bytes; want %d, %d", p.Start, p.Size, c.start, c.size)
+			}
+			after, err := os.ReadFile(path)
+			if err != nil || !bytes.Equal(before, after) {
+				t.Errorf("reading changed the disk (%v)", err)
+			}
+		})
+	}
+}
+
+func TestGrowMovesTheBackup(t *testing.T) {
+	path := image(t, 100*MiB)
+	tool(t, "label: gpt\nstart=2048, size=190000, name=\"data\", attrs=\"LegacyBIOSBootable\"\n", "sfdisk", "-q", path)
+	id := observe(t, path).Table.Partitions[0].GUID
+	if err := os.Truncate(path, 200*MiB); err != nil {
+		t.Fatal(err)
+	}
+	s := observe(t, path)
+	if !s.Table.Moved {
+		t.Error("a grown disk was not noticed")
+	}
+	end := Usable(GPT, 200*MiB, 512) / MiB * MiB
+	if err := Grow(ctx, path, 1, end); err != nil {
+		t.Fatal(err)
+	}
+	s = observe(t, path)
+	if p := s.Table.Partitions[0]; s.Table.Moved || p.End() != end || p.GUID != id || p.Name != "data" {
+		t.Errorf("after growing: %+v", s.Table)
+	}
+	contains(t, "sgdisk", tool(t, "", "sgdisk", "--verify", path), "No problems found")
+	contains(t, "sfdisk", tool(t, "", "sfdisk", "--dump", path), `attrs="LegacyBIOSBootable"`)
+	if err := Grow(ctx, path, 1, end-MiB); err == nil {
+		t.Error("shrinking was allowed")
+	}
+	if err := Grow(ctx, path, 2, end); err == nil {
+		t.Error("a partition that is not there was grown")
+	}
+}
+
+func TestAppendAndRename(t *testing.T) {
+	path := image(t, 100*MiB)
+	tool(t, "label: dos\nstart=1, size=20000, type=83, bootable\n", "sfdisk", "-q", path)
+	if err := Append(ctx, path, []Partition{{Number: 2, Start: 20 * MiB, Size: 80 * MiB}}); err != nil {
+		t.Fatal(err)
+	}
+	contains(t, "sfdisk", tool(t, "", "sfdisk", "--dump", path), "start= 1, size= 20000, type=83, bootable", "start= 40960, size= 163840, type=83")
+	if err := Rename(ctx, path, 1, "x"); err == nil {
+		t.Error("a DOS partition got a name")
+	}
+
+	path = image(t, 100*MiB)
+	if err := Create(ctx, path, GPT, "", []Partition{{Number: 1, Start: MiB, Size: MiB, Name: "a"}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := Rename(ctx, path, 1, "b"); err != nil {
+		t.Fatal(err)
+	}
+	contains(t, "sgdisk", tool(t, "", "sgdisk", "-i", "1", path), "Partition name: 'b'")
+}
+
+func TestWritingRefuses(t *testing.T) {
+	over := []Partition{{Number: 1, Start: MiB, Size: 20 * MiB}, {Number: 2, Start: 10 * MiB, Size: 20 * MiB}}
+	for _, c := range []struct {
+		name  string
+		size  int64
+		label Label
+		parts []Partition
+		want  string
+	}{
+		{"overlap", 100 * MiB, GPT, over, "overlap"},
+		{"over the backup GPT", 100 * MiB, GPT, []Partition{{Number: 1, Start: MiB, Size: 99 * MiB}}, "beyond the last usable byte"},
+		{"over the end", 100 * MiB, MBR, []Partition{{Number: 1, Start: MiB, Size: 100 * MiB}}, "beyond the last usable byte"},
+		{"DOS beyond 2 TiB", 3 << 40, MBR, []Partition{{Number: 1, Start: MiB, Size: 3<<40 - 2*MiB}}, "attach a new disk, which gets a GPT"},
+		{"five DOS partitions", 100 * MiB, MBR, []Partition{{Number: 5, Start: MiB, Size: MiB}}, "a DOS table has four"},
+		{"half sectors", 100 * MiB, GPT, []Partition{{Number: 1, Start: MiB, Size: 1000}}, "no whole sectors"},
+		{"no label", 100 * MiB, "bsd", nil, "not supported"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			path := image(t, c.size)
+			err := Create(ctx, path, c.label, "", c.parts)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("Create = %v, want %q", err, c.want)
+			}
+		})
+	}
+	t.Run("no table", func(t *testing.T) {
+		if err := Grow(ctx, image(t, MiB), 1, MiB); err == nil || !strings.Contains(err.Error(), "no partition table") {
+			t.Errorf("Grow = %v", err)
+		}
+	})
+	t.Run("extended partition", func(t *testing.T) {
+		path := image(t, 100*MiB)
+		tool(t, "label: dos\nsize=20000, type=83\nsize=60000, type=5\nsize=20000, type=83\n", "sfdisk", "-q", path)
+		if err := Append(ctx, path, []Partition{{Number: 4, Start: 90 * MiB, Size: MiB}}); err == nil || !strings.Contains(err.Error(), "extended") {
+			t.Errorf("Append = %v, want a refusal", err)
+		}
+	})
+}
+
+func TestBeyondTwoTiB(t *testing.T) {
+	path := image(t, 3<<40)
+	if err := Create(ctx, path, GPT, "", []Partition{{Number: 1, Start: MiB, Size: 3<<40 - 2*MiB, Name: "big"}}); err != nil {
+		t.Fatal(err)
+	}
+	contains(t, "sgdisk", tool(t, "", "sgdisk", "--verify", path), "No problems found")
+	if s := observe(t, path); s.Table.Partitions[0].Size != 3<<40-2*MiB {
+		t.Errorf("size %d", s.Table.Partitions[0].Size)
+	}
+	var sector [512]byte
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.ReadAt(sector[:], 0); err != nil {
+		t.Fatal(err)
+	}
+	if n := binary.LittleEndian.Uint32(sector[458:]); n != 1<<32-1 {
+		t.Errorf("the protective MBR covers %d sectors, want all that it can express", n)
+	}
+}
+
+func poke(t testing.TB, path string, offset int64, b ...byte) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteAt(b, offset); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestDamagedTables(t *testing.T) {
+	made := func(t *testing.T) string {
+		path := image(t, 100*MiB)
+		if err := Create(ctx, path, GPT, "", []Partition{{Number: 1, Start: MiB, Size: 90 * MiB, Name: "data"}}); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	t.Run("first copy broken: the second is used", func(t *testing.T) {
+		path := made(t)
+		poke(t, path, 512+60, 0xff)
+		if s := observe(t, path); !s.Table.Recovered || len(s.Table.Partitions) != 1 {
+			t.Errorf("table %+v, want the second copy", s.Table)
+		}
+	})
+	t.Run("second copy broken: the first is used", func(t *testing.T) {
+		path := made(t)
+		poke(t, path, 100*MiB-512+60, 0xff)
+		if s := observe(t, path); s.Table.Recovered || len(s.Table.Partitions) != 1 {
+			t.Errorf("table %+v, want the first copy", s.Table)
+		}
+	})
+	t.Run("both broken", func(t *testing.T) {
+		path := made(t)
+		poke(t, path, 512+60, 0xff)
+		poke(t, path, 100*MiB-512+60, 0xff)
+		if _, err := Observe(path); !errors.Is(err, ErrDamaged) {
+			t.Errorf("Observe = %v, want ErrDamaged", err)
+		}
+	})
+	t.Run("both wiped, protective MBR left", func(t *testing.T) {
+		path := made(t)
+		poke(t, path, 512, make([]byte, 8)...)
+		poke(t, path, 100*MiB-512, make([]byte, 8)...)
+		if _, err := Observe(path); !errors.Is(err, ErrDamaged) {
+			t.Errorf("Observe = %v, want ErrDamaged", err)
+		}
+	})
+	t.Run("absurd number of entries", func(t *testing.T) {
+		path := made(t)
+		poke(t, path, 512+80, 0xff, 0xff, 0xff, 0xff)
+		if _, err := Observe(path); !errors.Is(err, ErrDamaged) {
+			t.Errorf("Observe = %v, want ErrDamaged", err)
+		}
+	})
+	t.Run("a FAT boot sector is no table", func(t *testing.T) {
+		path := image(t, 100*MiB)
+		tool(t, "", "mkfs.vfat", path)
+		if s := observe(t, path); s.Table.Label != None || s.Content.Kind != filesystem.FAT {
+			t.Errorf("found %+v", s)
+		}
+	})
+}
+
+// What the disk carried before must not show through the new table.
+func TestCreateWipesOldContent(t *testing.T) {
+	path := image(t, 100*MiB)
+	need(t, "mkfs.ext4")
+	if err := Create(ctx, path, GPT, "", []Partition{{Number: 1, Start: MiB, Size: 90 * MiB}}); err != nil {
+		t.Fatal(err)
+	}
+	tool(t, "", "mkfs.ext4", "-qF", "-E", "offset=1048576", path, "90m")
+	part := func() filesystem.Content {
+		f, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		c, err := filesystem.Identify(section{f, MiB}, 90*MiB)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	if !part().Data() {
+		t.Fatal("the test's own file system is not there")
+	}
+	if err := Create(ctx, path, GPT, "", []Partition{{Number: 1, Start: MiB, Size: 90 * MiB}}); err != nil {
+		t.Fatal(err)
+	}
+	if c := part(); !c.Blank() {
+		t.Errorf("the new partition shows %s", c)
+	}
+}
+
+type section struct {
+	f     *os.File
+	start int64
+}
+
+func (s section) ReadAt(b []byte, o int64) (int, error) { return s.f.ReadAt(b, s.start+o) }
+
+func FuzzRead(f *testing.F) {
+	for _, label := range []Label{GPT, MBR} {
+		path := image(f, 2*MiB+512*40)
+		if err := Create(ctx, path, label, "", []Partition{{Number: 1, Start: MiB, Size: 512 * 100}}); err != nil {
+			f.Fatal(err)
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data[:4096], data[len(data)-4096:])
+	}
+	f.Add([]byte{}, []byte{})
+	f.Fuzz(func(t *testing.T, head, tail []byte) {
+		const size = 2*MiB + 512*40
+		disk := make([]byte, size)
+		copy(disk, head)
+		if len(tail) <= size {
+			copy(disk[size-len(tail):], tail)
+		}
+		before := bytes.Clone(disk)
+		for _, sector := range []int{512, 4096} {
+			table, err := Read(bytes.NewReader(disk), size, sector)
+			if err == nil {
+				for _, p := range table.Partitions {
+					if p.Start < 0 || p.Size <= 0 || p.End() > size {
+						t.Fatalf("partition %+v is outside the disk", p)
+					}
+				}
+			}
+		}
+		if !bytes.Equal(disk, before) {
+			t.Fatal("reading wrote")
+		}
+	})
+}

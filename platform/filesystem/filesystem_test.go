@@ -1,0 +1,382 @@
+package filesystem
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const imageSize = 64 << 20
+
+func need(t testing.TB, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		if _, err := exec.LookPath(name); err != nil {
+			if os.Getenv("CI") != "" {
+				t.Fatalf("%s is missing", name)
+			}
+			t.Skipf("%s is missing", name)
+		}
+	}
+}
+
+func image(t testing.TB, size int64) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "image")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(f.Truncate(size), f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// blkid is the judge: libblkid's low-level probe. It returns an empty string when there is
+// nothing on the image.
+func blkid(t testing.TB, path string) string {
+	t.Helper()
+	need(t, "blkid")
+	cmd := exec.Command("blkid", "-p", "-o", "export", path)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return string(out)
+	case errors.As(err, &exit) && exit.ExitCode() == 2 && stderr.Len() == 0:
+		return ""
+	case errors.As(err, &exit) && exit.ExitCode() == 8:
+		return "ambivalent"
+	}
+	t.Fatalf("blkid: %v: %s", err, stderr.String())
+	return ""
+}
+
+func put(offset int64, text string) func(testing.TB, string) {
+	return func(t testing.TB, path string) {
+		f, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if offset < 0 {
+			offset += imageSize
+		}
+		if _, err := f.WriteAt([]byte(text), offset); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func run(name string, args ...string) func(testing.TB, string) {
+	return func(t testing.TB, path string) {
+		t.Helper()
+		need(t, name)
+		all := make([]string, len(args))
+		for i, a := range args {
+			all[i] = strings.ReplaceAll(a, "IMAGE", path)
+		}
+		cmd := exec.Command(name, all...)
+		cmd.Stdin = strings.NewReader("label: gpt\n,,\n")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", name, err, out)
+		}
+	}
+}
+
+// cases are images made by the programs that own the formats, or, where those need a block
+// device, by their documented magic numbers.
+var cases = []struct {
+	name  string
+	make  func(testing.TB, string)
+	want  Kind
+	judge string // what blkid says; "" means that it need not know a bare magic number
+}{
+	{"nothing", func(testing.TB, string) {}, Blank, ""},
+	{"random bytes elsewhere", put(5<<20, "not a signature, just data"), Blank, ""},
+	{"ext2", run("mkfs.ext2", "-qF", "IMAGE"), Ext2, "TYPE=ext2"},
+	{"ext3", run("mkfs.ext3", "-qF", "IMAGE"), Ext3, "TYPE=ext3"},
+	{"ext4", run("mkfs.ext4", "-qF", "-L", "data", "IMAGE"), Ext4, "TYPE=ext4"},
+	{"ext4 with small blocks", run("mkfs.ext4", "-qF", "-b", "1024", "IMAGE"), Ext4, "TYPE=ext4"},
+	{"xfs", run("mkfs.xfs", "-q", "--unsupported", "-L", "data", "IMAGE"), XFS, "TYPE=xfs"},
+	{"btrfs", run("mkfs.btrfs", "-q", "--mixed", "IMAGE"), Btrfs, "TYPE=btrfs"},
+	{"swap", run("mkswap", "IMAGE"), Swap, "TYPE=swap"},
+	{"luks1", run("cryptsetup", "luksFormat", "--type", "luks1", "-q", "--pbkdf-force-iterations", "1000", "IMAGE"), LUKS, "TYPE=crypto_LUKS"},
+	{"luks2", run("cryptsetup", "luksFormat", "--type", "luks2", "-q", "--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000", "IMAGE"), LUKS, "TYPE=crypto_LUKS"},
+	{"fat16", run("mkfs.vfat", "-F", "16", "IMAGE"), FAT, "TYPE=vfat"},
+	{"fat32", run("mkfs.vfat", "-F", "32", "IMAGE"), FAT, "TYPE=vfat"},
+	{"ntfs", run("mkfs.ntfs", "-q", "-F", "-f", "IMAGE"), NTFS, "TYPE=ntfs"},
+	{"squashfs", run("mksquashfs", "/usr/share/doc/libc6", "IMAGE", "-noappend", "-quiet", "-no-progress", "-no-strip"), Squashfs, "TYPE=squashfs"},
+	{"iso9660", run("genisoimage", "-quiet", "-o", "IMAGE", "-V", "cidata", "/usr/share/doc/libc6"), ISO9660, "TYPE=iso9660"},
+	{"gpt", run("sfdisk", "-q", "IMAGE"), GPT, "PTTYPE=gpt"},
+	{"lvm", put(512, "LABELONE\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x20\x00\x00\x00LVM2 001"), LVM, ""},
+	{"md 1.2", put(4096, "\xfc\x4e\x2b\xa9\x01\x00\x00\x00"), MD, ""},
+	{"md 1.0", put(-8192, "\xfc\x4e\x2b\xa9\x01\x00\x00\x00"), MD, ""},
+	{"md 0.90", put(-65536, "\xfc\x4e\x2b\xa9\x00\x00\x00\x00\x5a\x00\x00\x00"), MD, ""},
+	{"zfs, first label", put(128<<10, "\x0c\xb1\xba\x00\x00\x00\x00\x00"), ZFS, ""},
+	{"zfs, last label", put(-128<<10+4096, "\x00\x00\x00\x00\x00\xba\xb1\x0c"), ZFS, ""},
+	{"bcache", put(4096+24, "\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81"), Bcache, ""},
+	{"ext superblock of nonsense", put(1080, "\x53\xef"), Unknown, ""},
+	{"xfs superblock of nonsense", put(0, "XFSB"), Unknown, ""},
+	{"dos table", put(510, "\x55\xaa"), DOS, ""},
+	{"backup gpt only", put(-512, "EFI PART"), GPT, ""},
+}
+
+func TestIdentify(t *testing.T) {
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			path := image(t, imageSize)
+			c.make(t, path)
+			got, err := Probe(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got.Kind != c.want {
+				t.Errorf("Probe = %s, want %s", got, c.want)
+			}
+			judge := blkid(t, path)
+			if c.judge != "" && !strings.Contains(judge, c.judge) {
+				t.Errorf("blkid says %q, want %q", judge, c.judge)
+			}
+			if got.Blank() && judge != "" {
+				t.Errorf("blank, but blkid finds %q", judge)
+			}
+			if wantData := c.want == Ext4 || c.want == XFS; got.Data() != wantData {
+				t.Errorf("Data = %v, want %v (%s)", got.Data(), wantData, got)
+			}
+		})
+	}
+}
+
+func TestIdentifyReadsSuperblocks(t *testing.T) {
+	for _, kind := range []Kind{Ext4, XFS} {
+		path := image(t, 300<<20)
+		run("mkfs."+string(kind), map[Kind][]string{Ext4: {"-qF", "-L", "data", "IMAGE"}, XFS: {"-q", "-L", "data", "IMAGE"}}[kind]...)(t, path)
+		c, err := Probe(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.Label != "data" || c.Bytes != 300<<20 || c.Errors || c.Incomplete {
+			t.Errorf("%s: %+v; want label data, %d bytes, no errors, complete", kind, c, 300<<20)
+		}
+		if !strings.Contains(blkid(t, path), "UUID="+c.UUID) {
+			t.Errorf("%s: UUID %s is not blkid's", kind, c.UUID)
+		}
+	}
+	t.Run("errors", func(t *testing.T) {
+		need(t, "debugfs")
+		path := image(t, 64<<20)
+		run("mkfs.ext4", "-qF", "IMAGE")(t, path)
+		run("debugfs", "-w", "-R", "ssv state 2", "IMAGE")(t, path)
+		if c, err := Probe(path); err != nil || !c.Errors || !c.NeverMounted {
+			t.Errorf("Probe = %+v, %v; want recorded errors, never mounted", c, err)
+		}
+	})
+}
+
+// A RAID member must never be taken for the file system inside it.
+func TestRAIDWinsOverItsContent(t *testing.T) {
+	path := image(t, imageSize)
+	run("mkfs.ext4", "-qF", "IMAGE")(t, path)
+	put(-8192, "\xfc\x4e\x2b\xa9\x01\x00\x00\x00")(t, path)
+	c, err := Probe(path)
+	if err != nil || c.Kind != MD || c.Data() {
+		t.Errorf("Probe = %s, %v, Data %v; want a RAID member", c, err, c.Data())
+	}
+}
+
+func TestWipeLeavesNothing(t *testing.T) {
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			path := image(t, imageSize)
+			c.make(t, path)
+			f, err := os.OpenFile(path, os.O_RDWR, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			info, err := f.Stat()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := Wipe(f, 0, info.Size()); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := Probe(path); err != nil || !got.Blank() {
+				t.Errorf("Probe = %s, %v; want blank", got, err)
+			}
+			if judge := blkid(t, path); judge != "" {
+				t.Errorf("blkid finds %q", judge)
+			}
+		})
+	}
+}
+
+func TestWipeStaysInside(t *testing.T) {
+	data := bytes.Repeat([]byte{0xa5}, 8<<20)
+	b := &memory{data: bytes.Clone(data)}
+	if err := Wipe(b, 2<<20, 3<<20); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(b.data[:2<<20], data[:2<<20]) || !bytes.Equal(b.data[5<<20:], data[5<<20:]) {
+		t.Error("bytes outside the range were changed")
+	}
+}
+
+type memory struct{ data []byte }
+
+func (m *memory) ReadAt(b []byte, o int64) (int, error) {
+	return bytes.NewReader(m.data).ReadAt(b, o)
+}
+func (m *memory) WriteAt(b []byte, o int64) (int, error) { return copy(m.data[o:], b), nil }
+func (m *memory) Sync() error                            { return nil }
+
+func TestReadErrorIsNeverBlank(t *testing.T) {
+	broken := errors.New("medium error")
+	for at := int64(0); at < 2<<20; at += 64 << 10 {
+		c, err := Identify(failing{from: at, err: broken}, 4<<20)
+		if err == nil && at == 0 {
+			t.Fatalf("read errors from %d on: %s, want an error", at, c)
+		}
+		if err == nil && c.Blank() && at < 1<<20 {
+			t.Errorf("read errors from %d on gave blank", at)
+		}
+	}
+}
+
+type failing struct {
+	from int64
+	err  error
+}
+
+func (f failing) ReadAt(b []byte, o int64) (int, error) {
+	if o+int64(len(b)) > f.from {
+		return 0, f.err
+	}
+	clear(b)
+	return len(b), nil
+}
+
+func TestSwapHeader(t *testing.T) {
+	path := image(t, 16<<20)
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := writeSwap(f, 16<<20, 4096); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Probe(path)
+	if err != nil || c.Kind != Swap {
+		t.Fatalf("Probe = %s, %v; want swap", c, err)
+	}
+	if judge := blkid(t, path); !strings.Contains(judge, "TYPE=swap") || !strings.Contains(judge, c.UUID) {
+		t.Errorf("blkid says %q, want swap with UUID %s", judge, c.UUID)
+	}
+	if err := writeSwap(f, 4096, 4096); err == nil {
+		t.Error("a single page became swap")
+	}
+}
+
+// Where we see nothing, libblkid must see nothing: the other way round costs only a refusal.
+func TestBlankIsBlankForBlkid(t *testing.T) {
+	need(t, "blkid")
+	random := rand.New(rand.NewPCG(1, 2))
+	path := image(t, 8<<20)
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	blank := 0
+	for range 150 {
+		if err := errors.Join(f.Truncate(0), f.Truncate(8<<20)); err != nil {
+			t.Fatal(err)
+		}
+		for range random.IntN(3) {
+			s := signatures[random.IntN(len(signatures))]
+			offset := s.offset
+			if offset < 0 {
+				offset += 8 << 20
+			}
+			if offset+int64(len(s.magic)) > 8<<20 {
+				continue
+			}
+			magic := []byte(s.magic)
+			if random.IntN(3) == 0 {
+				magic[random.IntN(len(magic))] ^= 1
+			}
+			if _, err := f.WriteAt(magic, offset); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c, err := Probe(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !c.Blank() {
+			continue
+		}
+		blank++
+		if judge := blkid(t, path); judge != "" {
+			t.Errorf("blank, but blkid finds %q", judge)
+		}
+	}
+	if blank == 0 {
+		t.Error("no sample was blank")
+	}
+}
+
+func FuzzIdentify(f *testing.F) {
+	head := make([]byte, 4096)
+	f.Add(head, int64(1<<20))
+	for _, s := range signatures {
+		if s.offset >= 0 && s.offset+int64(len(s.magic)) <= 4096 {
+			b := bytes.Clone(head)
+			copy(b[s.offset:], s.magic)
+			f.Add(b, int64(1<<20))
+		}
+	}
+	f.Fuzz(func(t *testing.T, data []byte, size int64) {
+		if size < 0 || size > 1<<24 {
+			return
+		}
+		c, err := Identify(sparse{data: data, size: size}, size)
+		if err != nil {
+			t.Fatalf("a readable device gave %v", err)
+		}
+		if c.Kind == "" || c.Kind == extFamily || c.Bytes < 0 {
+			t.Fatalf("bad content %+v", c)
+		}
+		_ = c.String()
+	})
+}
+
+// sparse is data followed by zeros up to size.
+type sparse struct {
+	data []byte
+	size int64
+}
+
+func (s sparse) ReadAt(b []byte, o int64) (int, error) {
+	clear(b)
+	if o < int64(len(s.data)) {
+		copy(b, s.data[o:])
+	}
+	if o+int64(len(b)) > s.size {
+		return int(max(s.size-o, 0)), io.EOF
+	}
+	return len(b), nil
+}
