@@ -1,0 +1,223 @@
+package plan
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"cambium/platform/disk"
+	"cambium/platform/filesystem"
+)
+
+const testMiB = disk.MiB
+
+func mib(n uint64) *uint64 { return &n }
+
+func TestSwapBytes(t *testing.T) {
+	for _, c := range []struct {
+		name           string
+		available, ram int64
+		swap           *uint64
+		want           int64
+		fails          bool
+	}{
+		{"RAM when it fits", 1000 * testMiB, 300 * testMiB, nil, 300 * testMiB, false},
+		{"half when RAM is large", 1000 * testMiB, 600 * testMiB, nil, 500 * testMiB, false},
+		{"as asked for", 1000 * testMiB, 300 * testMiB, mib(700), 700 * testMiB, false},
+		{"none", 1000 * testMiB, 300 * testMiB, mib(0), 0, false},
+		{"all of the disk", 1000 * testMiB, 300 * testMiB, mib(1000), 0, true},
+		{"more than the disk (point 18)", 1000 * testMiB, 300 * testMiB, mib(1 << 60), 0, true},
+	} {
+		got, err := SwapBytes(c.available, c.ram, c.swap)
+		if got != c.want || (err != nil) != c.fails {
+			t.Errorf("%s: SwapBytes = %d, %v; want %d, error %v", c.name, got, err, c.want, c.fails)
+		}
+	}
+}
+
+func TestEphemeralPrefix(t *testing.T) {
+	for id, want := range map[string]string{
+		"fake-agent-id":                        "bosh-partition-fake-agent-id",
+		"0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9": "bosh-partition-0a1b2c3d-4e5f-607",
+		"123456789012345678":                   "bosh-partition-123456789012345678",
+		"1234567890123456789":                  "bosh-partition-12345678901234567",
+	} {
+		if got := EphemeralPrefix(id); got != want {
+			t.Errorf("EphemeralPrefix(%s) = %s, want %s", id, got, want)
+		}
+	}
+}
+
+func state(size int64, t disk.Table) disk.State {
+	return disk.State{Path: "/dev/vdb", Bytes: size, Sector: 512, Table: t}
+}
+
+func TestNewEphemeral(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		size        int64
+		swap        *uint64
+		label       disk.Label
+		want        [][2]int64 // start and end in MiB
+		swapN, data int
+	}{
+		{"swap and data", 1024 * testMiB, mib(100), disk.GPT, [][2]int64{{1, 101}, {101, 1023}}, 1, 2},
+		{"data only", 1024 * testMiB, mib(0), disk.GPT, [][2]int64{{1, 1023}}, 0, 1},
+		{"a length that is no whole MiB", 1024*testMiB + 512, mib(0), disk.GPT, [][2]int64{{1, 1023}}, 0, 1},
+		{"DOS", 1024 * testMiB, mib(100), disk.MBR, [][2]int64{{1, 101}, {101, 1023}}, 1, 2},
+		{"swap from RAM", 1024 * testMiB, nil, disk.GPT, [][2]int64{{1, 257}, {257, 1023}}, 1, 2},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l, err := NewEphemeral(state(c.size, disk.Table{}), "a", 256*testMiB, c.swap, c.label)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if l.Swap != c.swapN || l.Data != c.data || len(l.Partitions) != len(c.want) {
+				t.Fatalf("layout %+v", l)
+			}
+			for i, p := range l.Partitions {
+				if p.Start != c.want[i][0]*testMiB || p.End() != c.want[i][1]*testMiB {
+					t.Errorf("partition %d from %d to %d, want %v MiB", i, p.Start, p.End(), c.want[i])
+				}
+			}
+		})
+	}
+	if _, err := NewEphemeral(state(4*testMiB, disk.Table{}), "a", testMiB, nil, disk.GPT); err == nil {
+		t.Error("a disk of 4 MiB was laid out")
+	}
+}
+
+func named(names ...string) disk.Table {
+	t := disk.Table{Label: disk.GPT}
+	for i, n := range names {
+		t.Partitions = append(t.Partitions, disk.Partition{Number: i + 1, Start: int64(i+1) * testMiB, Size: testMiB, Name: n})
+	}
+	return t
+}
+
+func TestKeptEphemeral(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		table disk.Table
+		kept  bool
+	}{
+		{"ours with swap", named("bosh-partition-a-0", "bosh-partition-a-1"), true},
+		{"ours without swap", named("bosh-partition-a-0"), true},
+		{"another agent's", named("bosh-partition-b-0", "bosh-partition-b-1"), false},
+		{"half ours", named("bosh-partition-a-0", "x"), false},
+		{"no partitions", named(), false},
+		{"no table", disk.Table{}, false},
+		{"three", named("bosh-partition-a-0", "bosh-partition-a-1", "bosh-partition-a-2"), false},
+		{"a persistent disk", named("bosh-partition-0"), false},
+	} {
+		if l, kept := KeptEphemeral(state(10*testMiB, c.table), "a", disk.GPT); kept != c.kept {
+			t.Errorf("%s: kept %v (%+v), want %v", c.name, kept, l, c.kept)
+		}
+	}
+}
+
+func TestOnRoot(t *testing.T) {
+	root := disk.Partition{Number: 1, Start: 512, Size: 262144 * 512, Type: "83"}
+	table := func(label disk.Label, behind ...disk.Partition) disk.Table {
+		return disk.Table{Label: label, Partitions: append([]disk.Partition{root}, behind...)}
+	}
+	swap := disk.Partition{Number: 2, Start: 200 * testMiB, Size: 100 * testMiB, Type: "83"}
+	data := disk.Partition{Number: 3, Start: 300 * testMiB, Size: 100 * testMiB, Type: "83"}
+	kinds := func(kinds ...filesystem.Kind) func(int) (filesystem.Content, error) {
+		return func(n int) (filesystem.Content, error) { return filesystem.Content{Kind: kinds[n-2]}, nil }
+	}
+	const size = 2506752 * 512
+	for _, c := range []struct {
+		name       string
+		size       int64
+		table      disk.Table
+		swap       *uint64
+		content    func(int) (filesystem.Content, error)
+		made       [][2]int64 // first sector and number of sectors
+		swapN, dat int
+		fails      string
+	}{
+		{"no swap, to the very end", size, table(disk.MBR), mib(0), nil, [][2]int64{{264192, 2242560}}, 0, 2, ""},
+		{"swap and data", size, table(disk.MBR), mib(100), nil, [][2]int64{{264192, 204800}, {468992, 2037760}}, 2, 3, ""},
+		{"GPT keeps its backup", size, table(disk.GPT), mib(0), nil, [][2]int64{{264192, 2242560 - 33}}, 0, 2, ""},
+		{"there already, whatever RAM is now (point 12)", size, table(disk.MBR, swap, data), nil, kinds(filesystem.Swap, filesystem.Ext4), nil, 2, 3, ""},
+		{"there already, not formatted", size, table(disk.MBR, swap, data), nil, kinds(filesystem.Blank, filesystem.Blank), nil, 2, 3, ""},
+		{"somebody else's partition", size, table(disk.MBR, swap), nil, kinds(filesystem.LVM), nil, 0, 0, "holds LVM physical volume and is not touched"},
+		{"too little room", 1000 * testMiB, table(disk.MBR), nil, nil, nil, 0, 0, "insufficient remaining disk space"},
+		{"root not in the table", size, disk.Table{Label: disk.MBR}, nil, nil, nil, 0, 0, "root partition 1 is not in the table"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l, made, err := OnRoot(state(c.size, c.table), 1, "a", 100*testMiB, c.swap, c.content)
+			if c.fails != "" {
+				if err == nil || !strings.Contains(err.Error(), c.fails) {
+					t.Errorf("OnRoot = %v, want %q", err, c.fails)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if l.Swap != c.swapN || l.Data != c.dat || len(made) != len(c.made) {
+				t.Fatalf("layout %+v, made %+v", l, made)
+			}
+			for i, p := range made {
+				if p.Start/512 != c.made[i][0] || p.Size/512 != c.made[i][1] {
+					t.Errorf("partition %d: start %d, size %d; want %v", p.Number, p.Start/512, p.Size/512, c.made[i])
+				}
+				if l.Label == disk.MBR && p.Type != "83" {
+					t.Errorf("partition %d has type %s, want 83", p.Number, p.Type)
+				}
+			}
+		})
+	}
+}
+
+func TestPersistentVerdict(t *testing.T) {
+	content := func(k filesystem.Kind, also ...filesystem.Kind) filesystem.Content {
+		return filesystem.Content{Kind: k, Also: also}
+	}
+	whole := func(k filesystem.Kind) disk.State {
+		s := state(100*testMiB, disk.Table{})
+		s.Content = content(k)
+		return s
+	}
+	gpt := func(names ...string) disk.State { return state(100*testMiB, named(names...)) }
+	dos := state(100*testMiB, disk.Table{Label: disk.MBR, Partitions: []disk.Partition{{Number: 1, Start: 512, Size: testMiB, Type: "83"}}})
+	nothing := func() (filesystem.Content, error) { return content(filesystem.Blank), nil }
+	something := func() (filesystem.Content, error) { return content(filesystem.Ext4), nil }
+	broken := func() (filesystem.Content, error) { return filesystem.Content{}, errors.New("medium error") }
+	for _, c := range []struct {
+		name    string
+		state   disk.State
+		content filesystem.Content
+		earlier func() (filesystem.Content, error)
+		pending bool
+		want    Verdict
+		fails   bool
+	}{
+		{"blank", whole(filesystem.Blank), content(filesystem.Blank), nothing, false, Create, false},
+		{"file system without a table (point 1)", whole(filesystem.Ext4), filesystem.Content{}, nothing, false, Refuse, false},
+		{"LVM on the disk", whole(filesystem.LVM), filesystem.Content{}, nothing, false, Refuse, false},
+		{"empty table", gpt(), filesystem.Content{}, nothing, false, Create, false},
+		{"empty table over lost data", gpt(), filesystem.Content{}, something, false, Refuse, false},
+		{"empty table, unreadable", gpt(), filesystem.Content{}, broken, false, Refuse, true},
+		{"ours, ext4", gpt("bosh-partition-0"), content(filesystem.Ext4), nothing, false, Keep, false},
+		{"ours, xfs", gpt("bosh-partition-0"), content(filesystem.XFS), nothing, false, Keep, false},
+		{"any name", gpt("whatever"), content(filesystem.Ext4), nothing, false, Keep, false},
+		{"DOS of an old agent", dos, content(filesystem.Ext4), nothing, false, Keep, false},
+		{"ours, never formatted (point 5)", gpt("bosh-partition-0"), content(filesystem.Blank), nothing, false, Format, false},
+		{"not named by us, blank", gpt("x"), content(filesystem.Blank), nothing, false, Refuse, false},
+		{"DOS, blank, unfinished on record", dos, content(filesystem.Blank), nothing, true, Format, false},
+		{"DOS, blank", dos, content(filesystem.Blank), nothing, false, Refuse, false},
+		{"ours by name, LUKS inside (point 2)", gpt("bosh-partition-0"), content(filesystem.LUKS), nothing, false, Refuse, false},
+		{"ext3 (point 2)", gpt("x"), content(filesystem.Ext3), nothing, false, Refuse, false},
+		{"btrfs (point 2)", gpt("x"), content(filesystem.Btrfs), nothing, false, Refuse, false},
+		{"ext4 and RAID", gpt("x"), content(filesystem.Ext4, filesystem.MD), nothing, false, Refuse, false},
+		{"two partitions", gpt("a", "b"), filesystem.Content{}, nothing, false, Refuse, false},
+	} {
+		got, proof, err := Persistent(c.state, c.content, c.earlier, c.pending)
+		if got != c.want || (err != nil) != c.fails || proof == "" && !c.fails {
+			t.Errorf("%s: verdict %d (%q), %v; want %d", c.name, got, proof, err, c.want)
+		}
+	}
+}

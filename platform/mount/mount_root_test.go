@@ -1,0 +1,214 @@
+//go:build root
+
+package mount
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cambium/internal/blkdev"
+	"cambium/internal/looptest"
+)
+
+func dir(t testing.TB) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "with space")
+	if err := os.Mkdir(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
+	return path
+}
+
+func formatted(t testing.TB) *looptest.Device {
+	t.Helper()
+	d := looptest.New(t, 32<<20)
+	if out, err := exec.Command("mkfs.ext4", "-qF", d.Path).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return d
+}
+
+func TestRootDevice(t *testing.T) {
+	ctx := context.Background()
+	d, target, other := formatted(t), dir(t), dir(t)
+	if err := Device(ctx, d.Path, target, "ext4", []string{"noatime", "errors=remount-ro"}); err != nil {
+		t.Fatal(err)
+	}
+	e, ok, err := At(target)
+	if err != nil || !ok || e.Source != d.Path || !strings.Contains(e.Options, "noatime") || !strings.Contains(e.Super, "errors=remount-ro") {
+		t.Errorf("At = %+v, %v, %v", e, ok, err)
+	}
+	if err := Device(ctx, d.Path, target, "ext4", nil); err != nil {
+		t.Errorf("the same mount again: %v, want success", err)
+	}
+	// Another name of the same device is the same device.
+	alias := filepath.Join(t.TempDir(), "alias")
+	if err := os.Symlink(d.Path, alias); err != nil {
+		t.Fatal(err)
+	}
+	if err := Device(ctx, alias, target, "ext4", nil); err != nil {
+		t.Errorf("the same mount by a link: %v, want success", err)
+	}
+	if err := Device(ctx, d.Path, other, "ext4", nil); err == nil || !strings.Contains(err.Error(), "it is mounted on") {
+		t.Errorf("a second place: %v, want a refusal", err)
+	}
+	if err := Device(ctx, formatted(t).Path, target, "ext4", nil); err == nil || !strings.Contains(err.Error(), "is mounted there") {
+		t.Errorf("over another mount: %v, want a refusal", err)
+	}
+	if err := Unmount(ctx, target); err != nil {
+		t.Fatal(err)
+	}
+	if err := Unmount(ctx, target); err != nil {
+		t.Errorf("unmounting what is not mounted: %v", err)
+	}
+}
+
+func TestRootBindAndTmpfs(t *testing.T) {
+	ctx := context.Background()
+	source, target := dir(t), dir(t)
+	for range 2 {
+		if err := Bind(ctx, source, target, unix.MS_NODEV|unix.MS_NOSUID|unix.MS_NOEXEC); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e, ok, err := At(target)
+	if err != nil || !ok || !strings.Contains(e.Options, "noexec") || !strings.Contains(e.Options, "nodev") {
+		t.Errorf("At = %+v, %v, %v; want nodev,nosuid,noexec", e, ok, err)
+	}
+	all, err := Table()
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := 0
+	for _, m := range all {
+		if m.Target == target {
+			count++
+		}
+	}
+	if count != 1 {
+		t.Errorf("%d mounts on the target, want 1", count)
+	}
+	if err := Remount(ctx, target, unix.MS_NODEV); err != nil {
+		t.Fatal(err)
+	}
+	if e, _, _ := At(target); strings.Contains(e.Options, "noexec") {
+		t.Errorf("options %s after remount, want only nodev", e.Options)
+	}
+
+	ram := dir(t)
+	for i := range 2 {
+		made, err := Tmpfs(ctx, ram, "1m", os.ModeSticky|0o777, 0)
+		if err != nil || made != (i == 0) {
+			t.Fatalf("Tmpfs = %v, %v at time %d", made, err, i)
+		}
+	}
+	info, err := os.Stat(ram)
+	if err != nil || info.Mode().Perm() != 0o777 || info.Mode()&os.ModeSticky == 0 {
+		t.Errorf("tmpfs mode %v, %v; want 1777", info.Mode(), err)
+	}
+}
+
+func TestRootUnmountNamesWhoIsBusy(t *testing.T) {
+	d, target := formatted(t), dir(t)
+	if err := Device(context.Background(), d.Path, target, "ext4", nil); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(target, "log")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	holder := exec.Command("tail", "-f", file)
+	if err := holder.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() { _ = holder.Wait(); close(ended) }()
+	t.Cleanup(func() { _ = holder.Process.Kill(); <-ended })
+
+	waitFor(t, func() bool { users, err := Users(target); return err == nil && len(users) == 1 })
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	err := Unmount(ctx, target)
+	var busy *BusyError
+	if !errors.As(err, &busy) || len(busy.Users) != 1 || busy.Users[0].PID != holder.Process.Pid || busy.Users[0].Command != "tail" || busy.Users[0].Path != file {
+		t.Fatalf("Unmount = %v, want the process with pid %d", err, holder.Process.Pid)
+	}
+
+	// The end of the process is what the next attempt waits for, not a clock.
+	reported := make(chan struct{}, 10)
+	done := make(chan error, 1)
+	go func() {
+		done <- UnmountReporting(context.Background(), target, func([]Process) { reported <- struct{}{} })
+	}()
+	<-reported
+	if err := holder.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Errorf("Unmount after the process ended: %v", err)
+	}
+	if _, there, _ := At(target); there {
+		t.Error("still mounted")
+	}
+}
+
+func TestRootMountsOfADevice(t *testing.T) {
+	ctx := context.Background()
+	d, target, bound := formatted(t), dir(t), dir(t)
+	if err := Device(ctx, d.Path, target, "ext4", nil); err != nil {
+		t.Fatal(err)
+	}
+	sub := filepath.Join(target, "sub")
+	if err := os.Mkdir(sub, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := Bind(ctx, sub, bound, 0); err != nil {
+		t.Fatal(err)
+	}
+	n, err := blkdev.NumberOf(d.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole, err := Of(n)
+	if err != nil || len(whole) != 1 || whole[0].Target != target {
+		t.Errorf("Of = %+v, %v; want only %s", whole, err, target)
+	}
+	if err := Unmount(ctx, target); err != nil {
+		t.Fatal(err)
+	}
+	if used, err := Uses(n); err != nil || !used {
+		t.Errorf("Uses = %v, %v; want true because of the bind", used, err)
+	}
+}
+
+func TestRootAwaitIdle(t *testing.T) {
+	d, target := formatted(t), dir(t)
+	if err := AwaitIdle(context.Background(), d.Path); err != nil {
+		t.Errorf("AwaitIdle of an idle device: %v", err)
+	}
+	if err := Device(context.Background(), d.Path, target, "ext4", nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := AwaitIdle(context.Background(), d.Path); !errors.Is(err, unix.EBUSY) {
+		t.Errorf("AwaitIdle of a mounted device = %v, want EBUSY", err)
+	}
+}
+
+func waitFor(t testing.TB, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !ok(); {
+		if time.Now().After(end) {
+			t.Fatal("the condition did not come true")
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
