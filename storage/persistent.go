@@ -425,7 +425,35 @@ func (d *Disks) Unmount(ctx context.Context, cid string) (string, error) {
 			return "", fmt.Errorf("unmount disk %s: %w", cid, err)
 		}
 	}
+	if err := d.release(p); err != nil {
+		return "", fmt.Errorf("unmount disk %s: %w", cid, err)
+	}
 	return fmt.Sprintf("Unmounted partition of %s", cid), nil
+}
+
+// release makes sure that no private mount namespace keeps the file system alive: the IaaS
+// takes the disk away next.
+func (d *Disks) release(p settings.PersistentDisk) error {
+	dev, err := d.Resolver.Look(hintOf(p.CID, p.Hint))
+	if notThere(err) || d.Options.BindMountPersistentDisk {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return d.releaseDevice(d.part(dev.Path))
+}
+
+func (d *Disks) releaseDevice(part string) error {
+	number, err := blkdev.NumberOf(part)
+	if err != nil {
+		return err
+	}
+	changed, err := mount.DetachElsewhere(number)
+	if len(changed) > 0 {
+		d.Log.WithFields(logrus.Fields{"device": part, "processes": fmt.Sprint(changed)}).Warn("mount detached from private namespaces")
+	}
+	return err
 }
 
 // mountsOf lists where anything of a persistent disk is mounted, binds included.

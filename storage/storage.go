@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"cambium/internal/blkdev"
 	"cambium/internal/vcap"
@@ -137,7 +138,19 @@ func (d *Disks) mountData(ctx context.Context, part, target string, options []st
 	if err := mount.Device(ctx, part, target, string(content.Kind), options); err != nil {
 		return err
 	}
-	return d.growMounted(part, target, content.Kind)
+	err = d.growMounted(part, target, content.Kind)
+	if content.Kind != filesystem.Ext4 || !errors.Is(err, unix.EPERM) {
+		return err
+	}
+	// The kernel wants a capability that some sandboxes withhold. Nobody uses the mount yet.
+	d.Log.WithError(err).Warn("file system is grown while it is not mounted")
+	if err := mount.Unmount(ctx, target); err != nil {
+		return err
+	}
+	if err := filesystem.GrowUnmounted(ctx, part); err != nil {
+		return err
+	}
+	return mount.Device(ctx, part, target, string(content.Kind), options)
 }
 
 func (d *Disks) growMounted(part, target string, kind filesystem.Kind) error {

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -200,7 +201,14 @@ func (d *Device) release() error {
 	}
 	defer loop.Close()
 	for _, p := range parts {
-		if err := blkdev.DeletePartition(loop, p.Partition); err != nil {
+		// Another process may have copied our mounts into a namespace of its own for a moment.
+		for end := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+			err = blkdev.DeletePartition(loop, p.Partition)
+			if !errors.Is(err, unix.EBUSY) || time.Now().After(end) {
+				break
+			}
+		}
+		if err != nil {
 			failed = append(failed, fmt.Errorf("forget partition %d: %w", p.Partition, err))
 		}
 	}

@@ -272,22 +272,22 @@ func TestDamagedTables(t *testing.T) {
 	}
 	t.Run("first copy broken: the second is used", func(t *testing.T) {
 		path := made(t)
-		poke(t, path, 512+60, 0xff)
+		poke(t, path, 512+8, 0xff)
 		if s := observe(t, path); !s.Table.Recovered || len(s.Table.Partitions) != 1 {
 			t.Errorf("table %+v, want the second copy", s.Table)
 		}
 	})
 	t.Run("second copy broken: the first is used", func(t *testing.T) {
 		path := made(t)
-		poke(t, path, 100*MiB-512+60, 0xff)
+		poke(t, path, 100*MiB-512+8, 0xff)
 		if s := observe(t, path); s.Table.Recovered || len(s.Table.Partitions) != 1 {
 			t.Errorf("table %+v, want the first copy", s.Table)
 		}
 	})
 	t.Run("both broken", func(t *testing.T) {
 		path := made(t)
-		poke(t, path, 512+60, 0xff)
-		poke(t, path, 100*MiB-512+60, 0xff)
+		poke(t, path, 512+8, 0xff)
+		poke(t, path, 100*MiB-512+8, 0xff)
 		if _, err := Observe(path); !errors.Is(err, ErrDamaged) {
 			t.Errorf("Observe = %v, want ErrDamaged", err)
 		}
@@ -369,14 +369,9 @@ func FuzzRead(f *testing.F) {
 	f.Add([]byte{}, []byte{})
 	f.Fuzz(func(t *testing.T, head, tail []byte) {
 		const size = 2*MiB + 512*40
-		disk := make([]byte, size)
-		copy(disk, head)
-		if len(tail) <= size {
-			copy(disk[size-len(tail):], tail)
-		}
-		before := bytes.Clone(disk)
+		disk := ends{head: head, tail: tail, size: size}
 		for _, sector := range []int{512, 4096} {
-			table, err := Read(bytes.NewReader(disk), size, sector)
+			table, err := Read(disk, size, sector)
 			if err == nil {
 				for _, p := range table.Partitions {
 					if p.Start < 0 || p.Size <= 0 || p.End() > size {
@@ -385,8 +380,26 @@ func FuzzRead(f *testing.F) {
 				}
 			}
 		}
-		if !bytes.Equal(disk, before) {
-			t.Fatal("reading wrote")
-		}
 	})
+}
+
+// ends is a disk with something at its beginning and its end and nothing in between.
+type ends struct {
+	head, tail []byte
+	size       int64
+}
+
+func (e ends) ReadAt(b []byte, o int64) (int, error) {
+	clear(b)
+	if o < int64(len(e.head)) {
+		copy(b, e.head[o:])
+	}
+	if first := e.size - int64(len(e.tail)); o+int64(len(b)) > first && first >= 0 {
+		if o >= first {
+			copy(b, e.tail[o-first:])
+		} else {
+			copy(b[first-o:], e.tail)
+		}
+	}
+	return len(b), nil
 }

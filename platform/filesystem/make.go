@@ -66,6 +66,18 @@ func Sound(ctx context.Context, device string) (bool, error) {
 	return true, nil
 }
 
+// GrowUnmounted extends an ext4 that is not mounted to the size of its device, for where the
+// kernel does not let us do it while it is mounted. It is checked first, as it must be.
+func GrowUnmounted(ctx context.Context, device string) error {
+	if err := Check(ctx, device, Ext4); err != nil {
+		return err
+	}
+	if _, err := command.Run(ctx, command.Cmd{Name: "resize2fs", Args: []string{device}}); err != nil {
+		return fmt.Errorf("grow ext4 on %s: %w", device, err)
+	}
+	return nil
+}
+
 const (
 	ext4ResizeFS   = 0x40086610 // EXT4_IOC_RESIZE_FS
 	xfsGeometryV1  = 0x80705864 // XFS_IOC_FSGEOMETRY_V1

@@ -55,7 +55,7 @@ var signatures = func() []signature {
 
 	at(extFamily, "\x53\xef", 1024+56)
 	at(XFS, "XFSB", 0)
-	at(Btrfs, "_BHRfS_M", 0x10040, 0x4000040)
+	at(Btrfs, "_BHRfS_M", 0x10040)
 	for _, page := range []int64{4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10} {
 		for _, magic := range []string{"SWAPSPACE2", "SWAP-SPACE", "S1SUSPEND", "S2SUSPEND", "ULSUSPEND", "LINHIB0001"} {
 			at(Swap, magic, page-10)

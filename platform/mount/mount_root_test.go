@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -200,6 +201,47 @@ func TestRootAwaitIdle(t *testing.T) {
 	}
 	if err := AwaitIdle(context.Background(), d.Path); !errors.Is(err, unix.EBUSY) {
 		t.Errorf("AwaitIdle of a mounted device = %v, want EBUSY", err)
+	}
+}
+
+// A service with a private mount namespace keeps its copy of a mount until it is detached.
+func TestRootPrivateNamespaceDoesNotPin(t *testing.T) {
+	d, target := formatted(t), dir(t)
+	if err := Device(context.Background(), d.Path, target, "ext4", nil); err != nil {
+		t.Fatal(err)
+	}
+	service := exec.Command("sleep", "1000")
+	service.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS}
+	if err := service.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = service.Process.Kill(); _ = service.Wait() })
+	if err := Unmount(context.Background(), target); err != nil {
+		t.Fatal(err)
+	}
+	if err := AwaitIdle(context.Background(), d.Path); !errors.Is(err, unix.EBUSY) {
+		t.Fatalf("the namespace does not hold the device (%v), so there is nothing to show", err)
+	}
+	n, err := blkdev.NumberOf(d.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed, err := DetachElsewhere(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := false
+	for _, p := range changed {
+		found = found || p.PID == service.Process.Pid
+	}
+	if !found {
+		t.Errorf("changed %v, want process %d", changed, service.Process.Pid)
+	}
+	if err := AwaitIdle(context.Background(), d.Path); err != nil {
+		t.Errorf("the device is still held: %v", err)
+	}
+	if again, err := DetachElsewhere(n); err != nil || len(again) != 0 {
+		t.Errorf("a second time changed %v, %v", again, err)
 	}
 }
 

@@ -1,0 +1,382 @@
+//go:build root
+
+package storage
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cambium/internal/blkdev"
+	"cambium/internal/looptest"
+	"cambium/platform/device"
+	"cambium/platform/disk"
+	"cambium/platform/filesystem"
+	"cambium/platform/mount"
+	"cambium/settings"
+)
+
+// The known ways in which agents have lost data or got stuck, each as a disk before, what is
+// asked, and the disk after. The numbers are those of the list in docs/disks.md.
+
+var ctx = context.Background()
+
+// refused mounts a disk and checks that it was refused and not a byte of it changed.
+func refused(t *testing.T, b *bench, dev *looptest.Device, texts ...string) {
+	t.Helper()
+	before := checksum(t, dev)
+	err := b.Mount(ctx, "vol-1")
+	b.fails(err, append(texts, "is refused", "persistent_disk_foreign")...)
+	if after := checksum(t, dev); after != before {
+		t.Error("the refused disk was changed")
+	}
+	if b.records.mounted != "" || mountedSource(t, b.Dirs.Store()) != "" {
+		t.Error("the refused disk was recorded or mounted")
+	}
+}
+
+func partitioned(t *testing.T, dev *looptest.Device, script string) string {
+	t.Helper()
+	cmd := exec.Command("sfdisk", "-q", "--no-reread", dev.Path)
+	cmd.Stdin = strings.NewReader(script)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("sfdisk: %v: %s", err, out)
+	}
+	if err := disk.Announce(ctx, dev.Path); err != nil {
+		t.Fatal(err)
+	}
+	return device.Partition(dev.Path, 1)
+}
+
+func TestRootPoint01ReadingDestroysNothing(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(64<<20, "vol-1")
+	tool(t, dev.Path, "mkfs.ext4", "-qF", dev.Path)
+	refused(t, b, dev, "the whole disk holds ext4")
+}
+
+func TestRootPoint01DamagedTableIsNotBlank(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(64<<20, "vol-1")
+	partitioned(t, dev, "label: gpt\nstart=2048\n")
+	f, err := os.OpenFile(dev.Path, os.O_RDWR, 0)
+	b.ok(err)
+	for _, at := range []int64{512 + 8, 64<<20 - 512 + 8} {
+		_, err = f.WriteAt([]byte{0xff}, at)
+		b.ok(err)
+	}
+	b.ok(f.Close())
+	refused(t, b, dev, "damaged partition table")
+}
+
+func TestRootPoint02ForeignContentIsRefused(t *testing.T) {
+	for name, make := range map[string][]string{
+		"ext3":  {"mkfs.ext3", "-qF"},
+		"btrfs": {"mkfs.btrfs", "-qf", "--mixed"},
+		"NTFS":  {"mkfs.ntfs", "-qFf"},
+		"LUKS":  {"sh", "-c", "echo secret | cryptsetup luksFormat -q --type luks1 --pbkdf-force-iterations 1000 $0 -"},
+		"FAT":   {"mkfs.vfat"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, Options{})
+			dev := b.disk(128<<20, "vol-1")
+			part := partitioned(t, dev, "label: gpt\nstart=2048, name=\"bosh-partition-0\"\n")
+			tool(t, part, make[0], append(make[1:], part)...)
+			refused(t, b, dev, "holds "+name)
+		})
+	}
+	t.Run("RAID member", func(t *testing.T) {
+		b := newBench(t, Options{})
+		dev := b.disk(128<<20, "vol-1")
+		f, err := os.OpenFile(dev.Path, os.O_RDWR, 0)
+		b.ok(err)
+		_, err = f.WriteAt([]byte("\xfc\x4e\x2b\xa9\x01\x00\x00\x00"), 4096)
+		b.ok(err)
+		b.ok(f.Close())
+		refused(t, b, dev, "md RAID member")
+	})
+	t.Run("several partitions", func(t *testing.T) {
+		b := newBench(t, Options{})
+		dev := b.disk(128<<20, "vol-1")
+		partitioned(t, dev, "label: gpt\nsize=10M\nsize=10M\n")
+		refused(t, b, dev, "2 partitions")
+	})
+	t.Run("released by the manifest", func(t *testing.T) {
+		b := newBench(t, Options{})
+		b.Disks.Foreign = func() string { return "format" }
+		dev := b.disk(128<<20, "vol-1")
+		tool(t, dev.Path, "mkfs.btrfs", "-qf", "--mixed", dev.Path)
+		b.ok(b.Mount(ctx, "vol-1"))
+		if got, want := mountedSource(t, b.Dirs.Store()), dev.Path+"p1"; got != want {
+			t.Errorf("store is %q, want %q", got, want)
+		}
+	})
+	t.Run("released by wiping", func(t *testing.T) {
+		b := newBench(t, Options{})
+		dev := b.disk(128<<20, "vol-1")
+		tool(t, dev.Path, "mkfs.btrfs", "-qf", "--mixed", dev.Path)
+		tool(t, dev.Path, "wipefs", "-qa", dev.Path)
+		b.ok(b.Mount(ctx, "vol-1"))
+	})
+}
+
+func TestRootPoint05UnfinishedDiskIsCompleted(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(128<<20, "vol-1")
+	partitioned(t, dev, "label: gpt\nstart=2048, name=\"bosh-partition-0\"\n")
+	b.ok(b.Mount(ctx, "vol-1"))
+	if got := mountedSource(t, b.Dirs.Store()); got != dev.Path+"p1" {
+		t.Errorf("store is %q", got)
+	}
+}
+
+// A record of unfinished work must never destroy a disk that somebody used in between.
+func TestRootPoint05StaleRecordCostsNothing(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(128<<20, "vol-1")
+	b.ok(b.Mount(ctx, "vol-1"))
+	write(t, filepath.Join(b.Dirs.Store(), "data"), "precious")
+	_, err := b.Unmount(ctx, "vol-1")
+	b.ok(err)
+	s, err := disk.Observe(dev.Path)
+	b.ok(err)
+	b.ok(b.beginFormat("vol-1", s.Table.GUID))
+	b.ok(b.Mount(ctx, "vol-1"))
+	if got := read(t, filepath.Join(b.Dirs.Store(), "data")); got != "precious" {
+		t.Errorf("data is %q", got)
+	}
+	if pending, err := b.pending("vol-1", s.Table); err != nil || pending {
+		t.Errorf("still pending: %v, %v", pending, err)
+	}
+}
+
+func TestRootPoint10MissingEphemeralIsAnError(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		options Options
+		want    []string
+	}{
+		{"root disk not allowed", Options{}, []string{"No ephemeral disk found", "/dev/nowhere is not there"}},
+		{"root disk allowed, but a disk was named", Options{CreatePartitionIfNoEphemeralDisk: true}, []string{"No ephemeral disk found", "timed out", "/dev/nowhere"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t, c.options)
+			root, _ := fakeRoot(t, b, 2*gib, "label: dos\nstart=1, size=262144, type=83\n")
+			before := tool(t, root.Path, "sfdisk", "--dump", root.Path)
+			b.fails(b.setupEphemeral("/dev/nowhere", nil), c.want...)
+			if tool(t, root.Path, "sfdisk", "--dump", root.Path) != before {
+				t.Error("the root disk was touched")
+			}
+		})
+	}
+	t.Run("none named, root not allowed", func(t *testing.T) {
+		b := newBench(t, Options{})
+		b.fails(b.setupEphemeral("", nil), "No ephemeral disk found")
+	})
+	t.Run("configured to fall back", func(t *testing.T) {
+		b := newBench(t, Options{CreatePartitionIfNoEphemeralDisk: true, MissingEphemeralDisk: "root"})
+		root, _ := fakeRoot(t, b, 2*gib, "label: dos\nstart=1, size=262144, type=83\n")
+		b.ok(b.setupEphemeral("/dev/nowhere", nil))
+		if got := mountedSource(t, b.Dirs.Data()); got != root.Path+"p3" {
+			t.Errorf("data is %q", got)
+		}
+	})
+}
+
+func TestRootPoint11NoOldDataOnARemadeDisk(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(256<<20, "")
+	b.ok(b.setupEphemeral(dev.Path, nil))
+	write(t, filepath.Join(b.Dirs.Data(), "secret"), "of the previous VM")
+	b.ok(mount.Unmount(ctx, b.Dirs.Data()))
+	b.ok(filesystem.SwapOff(dev.Path + "p1"))
+	// The same disk, a new VM: the layout is the same to the byte.
+	b.ok(b.SetupEphemeral(ctx, &settings.DiskHint{Path: dev.Path}, nil, "agent-2"))
+	if _, err := os.Stat(filepath.Join(b.Dirs.Data(), "secret")); err == nil {
+		t.Error("data of the previous VM reappeared")
+	}
+}
+
+func TestRootPoint12RAMChangesNothing(t *testing.T) {
+	t.Run("own disk", func(t *testing.T) {
+		b := newBench(t, Options{})
+		dev := b.disk(512<<20, "")
+		b.ok(b.setupEphemeral(dev.Path, nil))
+		write(t, filepath.Join(b.Dirs.Data(), "kept"), "x")
+		for _, change := range []func() (ram int64, swap *uint64){
+			func() (int64, *uint64) { return 128 << 20, nil },
+			func() (int64, *uint64) { n := uint64(16); return 64 << 20, &n },
+			func() (int64, *uint64) { n := uint64(0); return 64 << 20, &n },
+		} {
+			ram, swap := change()
+			b.memory = func() (int64, error) { return ram, nil }
+			b.ok(mount.Unmount(ctx, b.Dirs.Data()))
+			b.ok(b.setupEphemeral(dev.Path, swap))
+			if read(t, filepath.Join(b.Dirs.Data(), "kept")) != "x" {
+				t.Error("data lost")
+			}
+		}
+	})
+	t.Run("root disk", func(t *testing.T) {
+		b := newBench(t, Options{CreatePartitionIfNoEphemeralDisk: true})
+		root, _ := fakeRoot(t, b, 2*gib, "label: dos\nstart=1, size=262144, type=83\n")
+		b.ok(b.setupEphemeral("", nil))
+		write(t, filepath.Join(b.Dirs.Data(), "kept"), "x")
+		before := tool(t, root.Path, "sfdisk", "--dump", root.Path)
+		b.memory = func() (int64, error) { return 512 << 20, nil }
+		b.ok(mount.Unmount(ctx, b.Dirs.Data()))
+		b.ok(b.setupEphemeral("", nil))
+		if after := tool(t, root.Path, "sfdisk", "--dump", root.Path); after != before {
+			t.Errorf("table changed:\n%s\n%s", before, after)
+		}
+		if read(t, filepath.Join(b.Dirs.Data(), "kept")) != "x" {
+			t.Error("data lost")
+		}
+	})
+}
+
+func TestRootPoint13DevicesAreComparedByNumber(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(128<<20, "vol-1")
+	b.ok(b.Mount(ctx, "vol-1"))
+	// The CPI now gives another name of the same disk, and the mount is stacked over.
+	dir := t.TempDir()
+	alias := filepath.Join(dir, "alias")
+	b.ok(unix.Mknod(alias, unix.S_IFBLK|0o600, int(numberOf(t, dev.Path))))
+	b.ok(unix.Mknod(alias+"1", unix.S_IFBLK|0o600, int(numberOf(t, dev.Path+"p1"))))
+	b.records.disks["vol-1"] = settings.PersistentDisk{CID: "vol-1", Hint: settings.DiskHint{Path: alias}}
+	list, err := b.List(ctx)
+	b.ok(err)
+	if len(list) != 1 {
+		t.Errorf("List = %v, want the disk, which is mounted under another name", list)
+	}
+	message, err := b.Unmount(ctx, "vol-1")
+	b.ok(err)
+	if message != "Unmounted partition of vol-1" || mountedSource(t, b.Dirs.Store()) != "" {
+		t.Errorf("message %q, store %q", message, mountedSource(t, b.Dirs.Store()))
+	}
+}
+
+func TestRootPoint14NothingNamedIsAnError(t *testing.T) {
+	b := newBench(t, Options{})
+	b.records.disks["vol-1"] = settings.PersistentDisk{CID: "vol-1"}
+	b.fails(b.Mount(ctx, "vol-1"), "vol-1", "not there")
+	b.fails(b.Mount(ctx, "vol-2"), `"vol-2" is not known`)
+}
+
+func TestRootPoint15StaleRecordDoesNotStopTheAgent(t *testing.T) {
+	b := newBench(t, Options{})
+	b.records.mounted = "gone"
+	b.ok(b.MountLast(ctx))
+	b.disk(64<<20, "other")
+	b.ok(b.MountLast(ctx))
+}
+
+func TestRootPoint16RecordsAreAtomic(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(64<<20, "vol-1")
+	write(t, b.intentFile(), "")
+	b.ok(b.Mount(ctx, "vol-1"))
+	if got := mountedSource(t, b.Dirs.Store()); got != dev.Path+"p1" {
+		t.Errorf("store is %q", got)
+	}
+}
+
+func TestRootPoint17ISCSIIsNeverGuessed(t *testing.T) {
+	b := newBench(t, Options{})
+	b.records.disks["vol-1"] = settings.PersistentDisk{CID: "vol-1", Hint: settings.DiskHint{ISCSI: &settings.ISCSI{Target: "10.0.0.1"}}}
+	b.fails(b.Mount(ctx, "vol-1"), "iSCSI disks are not supported")
+}
+
+func TestRootPoint18SwapLargerThanTheDisk(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(64<<20, "")
+	before := checksum(t, dev)
+	huge := uint64(1 << 40)
+	b.fails(b.setupEphemeral(dev.Path, &huge), "leaves no room for data")
+	if checksum(t, dev) != before {
+		t.Error("the disk was changed")
+	}
+}
+
+func TestRootPoint20PreformattedTwice(t *testing.T) {
+	b := newBench(t, Options{UsePreformattedPersistentDisk: true})
+	dev := b.disk(64<<20, "vol-1")
+	tool(t, dev.Path, "mkfs.ext4", "-qF", dev.Path)
+	for range 2 {
+		b.ok(b.Mount(ctx, "vol-1"))
+		if got := mountedSource(t, b.Dirs.Store()); got != dev.Path {
+			t.Errorf("store is %q, want the whole device", got)
+		}
+		if got := mountedSource(t, b.Dirs.StoreMigrationTarget()); got != "" {
+			t.Errorf("migration target is %q, want nothing", got)
+		}
+	}
+	_, err := b.Unmount(ctx, "vol-1")
+	b.ok(err)
+	b.ok(b.MountLast(ctx))
+	if got := mountedSource(t, b.Dirs.Store()); got != dev.Path {
+		t.Errorf("after a reboot the store is %q", got)
+	}
+}
+
+func TestRootPoint21SfdiskPartitionerWorks(t *testing.T) {
+	b := newBench(t, Options{PartitionerType: "sfdisk"})
+	eph, per := b.disk(256<<20, ""), b.disk(128<<20, "vol-1")
+	b.ok(b.setupEphemeral(eph.Path, nil))
+	dump := tool(t, eph.Path, "sfdisk", "--dump", eph.Path)
+	for _, want := range []string{"label: dos", "type=82", "type=83"} {
+		if !strings.Contains(dump, want) {
+			t.Errorf("ephemeral table lacks %s:\n%s", want, dump)
+		}
+	}
+	b.ok(b.setupEphemeral(eph.Path, nil))
+	if after := tool(t, eph.Path, "sfdisk", "--dump", eph.Path); after != dump {
+		t.Error("a second run changed the table")
+	}
+	b.ok(b.Mount(ctx, "vol-1"))
+	if dump := tool(t, per.Path, "sfdisk", "--dump", per.Path); !strings.Contains(dump, "label: dos") {
+		t.Errorf("persistent table:\n%s", dump)
+	}
+	_, err := b.Unmount(ctx, "vol-1")
+	b.ok(err)
+	b.ok(b.Mount(ctx, "vol-1"))
+}
+
+func TestRootPoint22RecordedErrorsAreChecked(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(128<<20, "vol-1")
+	part := partitioned(t, dev, "label: gpt\nstart=2048\n")
+	tool(t, part, "mkfs.ext4", "-qF", part)
+	tool(t, part, "debugfs", "-w", "-R", "ssv state 2", part)
+	b.ok(b.Mount(ctx, "vol-1"))
+	_, err := b.Unmount(ctx, "vol-1")
+	b.ok(err)
+	c, err := filesystem.Probe(part)
+	b.ok(err)
+	if c.Errors {
+		t.Error("the errors are still on record")
+	}
+}
+
+// A partition that the kernel does not know, and a node that is not there yet, are both waited
+// for and not fatal.
+func TestRootPoint23NodeIsAwaited(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(128<<20, "vol-1")
+	part := partitioned(t, dev, "label: gpt\nstart=2048\n")
+	tool(t, part, "mkfs.ext4", "-qF", part)
+	f, err := os.Open(dev.Path)
+	b.ok(err)
+	b.ok(blkdev.DeletePartition(f, 1))
+	b.ok(f.Close())
+	if _, err := os.Stat(part); err == nil {
+		t.Fatal("the node is still there")
+	}
+	b.ok(b.Mount(ctx, "vol-1"))
+}

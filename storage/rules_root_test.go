@@ -1,0 +1,480 @@
+//go:build root
+
+package storage
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cambium/internal/looptest"
+	"cambium/platform/disk"
+	"cambium/platform/filesystem"
+	"cambium/platform/mount"
+	"cambium/settings"
+)
+
+// fakeRoot makes a disk whose first partition, with a file system mounted somewhere, is given
+// out as the root file system; xfs if the script names it. Growing a mounted xfs needs no
+// capability that a sandbox withholds.
+func fakeRoot(t *testing.T, b *bench, size int64, script string) (*looptest.Device, string) {
+	t.Helper()
+	dev := b.disk(size, "")
+	part := partitioned(t, dev, script)
+	kind := "ext4"
+	if strings.Contains(script, "xfs") {
+		kind = "xfs"
+	}
+	tool(t, part, "mkfs."+kind, map[string]string{"ext4": "-qF", "xfs": "-qf"}[kind], part)
+	target := filepath.Join(t.TempDir(), "root")
+	b.ok(os.Mkdir(target, 0o755))
+	b.ok(mount.Device(ctx, part, target, kind, nil))
+	b.rootMount = func() (mount.Entry, bool, error) {
+		e, ok, err := mount.At(target)
+		return e, ok, err
+	}
+	return dev, target
+}
+
+func TestRootEphemeralOnRootDisk(t *testing.T) {
+	zero := uint64(0)
+	for _, c := range []struct {
+		name   string
+		script string
+		swap   *uint64
+		data   string
+		dump   []string
+	}{
+		{"swap and data", "label: dos\nstart=1, size=262144, type=83\n", nil, "p3",
+			[]string{"start=1,size=262144,type=83", "start=264192,", "start=395264,size=2111488,type=83"}},
+		{"no swap, to the very end", "label: dos\nstart=1, size=262144, type=83\n", &zero, "p2", []string{"start=264192,size=2242560,type=83"}},
+		{"GPT", "label: gpt\nstart=2048, size=262144\n", &zero, "p2", []string{"start=264192,size=2242527", `name="bosh-partition-agent-1-0"`}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t, Options{CreatePartitionIfNoEphemeralDisk: true})
+			dev, _ := fakeRoot(t, b, 2506752*512, c.script)
+			b.ok(b.setupEphemeral("", c.swap))
+			if got := mountedSource(t, b.Dirs.Data()); got != dev.Path+c.data {
+				t.Errorf("data is %q, want %s", got, dev.Path+c.data)
+			}
+			dump := strings.ReplaceAll(tool(t, dev.Path, "sfdisk", "--dump", dev.Path), " ", "")
+			for _, want := range c.dump {
+				if !strings.Contains(dump, want) {
+					t.Errorf("table lacks %q:\n%s", want, dump)
+				}
+			}
+			b.ok(b.setupEphemeral("", c.swap))
+			if after := strings.ReplaceAll(tool(t, dev.Path, "sfdisk", "--dump", dev.Path), " ", ""); after != dump {
+				t.Error("a second run changed the table")
+			}
+		})
+	}
+	t.Run("too little room", func(t *testing.T) {
+		b := newBench(t, Options{CreatePartitionIfNoEphemeralDisk: true})
+		fakeRoot(t, b, 512<<20, "label: dos\nstart=2048, size=262144, type=83\n")
+		b.fails(b.setupEphemeral("", nil), "insufficient remaining disk space")
+	})
+	t.Run("container", func(t *testing.T) {
+		b := newBench(t, Options{CreatePartitionIfNoEphemeralDisk: true})
+		dev, _ := fakeRoot(t, b, 2*gib, "label: dos\nstart=2048, size=262144, type=83\n")
+		b.container = func() bool { return true }
+		before := tool(t, dev.Path, "sfdisk", "--dump", dev.Path)
+		b.fails(b.setupEphemeral("", nil), "No ephemeral disk found", "container")
+		if tool(t, dev.Path, "sfdisk", "--dump", dev.Path) != before {
+			t.Error("the host's disk was touched")
+		}
+	})
+}
+
+// In fake machines the nodes of disk and partitions are unrelated devices: names count.
+func TestRootPartitionsAreAddressedByName(t *testing.T) {
+	b := newBench(t, Options{})
+	disk, one, two := b.disk(128<<20, ""), b.disk(128<<20, ""), b.disk(128<<20, "")
+	dir := t.TempDir()
+	for name, dev := range map[string]*looptest.Device{"sdh": disk, "sdh1": one, "sdh2": two} {
+		b.ok(unix.Mknod(filepath.Join(dir, name), unix.S_IFBLK|0o600, int(numberOf(t, dev.Path))))
+	}
+	path := filepath.Join(dir, "sdh")
+	for range 2 {
+		b.ok(b.setupEphemeral(path, nil))
+		if got := mountedSource(t, b.Dirs.Data()); got != path+"2" {
+			t.Errorf("data is %q, want %q", got, path+"2")
+		}
+		if active, err := filesystem.SwapActive(path + "1"); err != nil || !active {
+			t.Errorf("swap: %v, %v", active, err)
+		}
+	}
+}
+
+func TestRootEphemeralIdentity(t *testing.T) {
+	swapped := func(t *testing.T, b *bench) *looptest.Device {
+		dev := b.disk(64<<20, "")
+		b.ok(filesystem.FormatSwap(dev.Path))
+		b.ok(filesystem.SwapOn(dev.Path))
+		return dev
+	}
+	for _, c := range []struct {
+		name string
+		dev  func(*testing.T, *bench) *looptest.Device
+		want string
+	}{
+		{"the root disk", func(t *testing.T, b *bench) *looptest.Device {
+			dev, _ := fakeRoot(t, b, 400<<20, "label: gpt\nstart=2048\n")
+			return dev
+		}, "is the root disk"},
+		{"a mounted disk", func(t *testing.T, b *bench) *looptest.Device {
+			dev := b.disk(64<<20, "")
+			tool(t, dev.Path, "mkfs.ext4", "-qF", dev.Path)
+			dir := filepath.Join(t.TempDir(), "m")
+			b.ok(os.Mkdir(dir, 0o755))
+			b.ok(mount.Device(ctx, dev.Path, dir, "ext4", nil))
+			return dev
+		}, "is mounted"},
+		{"a swap device", swapped, "in use as swap"},
+		{"a persistent disk of the settings", func(t *testing.T, b *bench) *looptest.Device { return b.disk(64<<20, "vol-1") }, "is the persistent disk vol-1"},
+		{"a persistent disk nobody told us of", func(t *testing.T, b *bench) *looptest.Device {
+			dev := b.disk(64<<20, "")
+			partitioned(t, dev, "label: gpt\nstart=2048, name=\"bosh-partition-0\"\n")
+			return dev
+		}, "carries the partition of a persistent disk"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t, Options{})
+			dev := c.dev(t, b)
+			before := tool(t, dev.Path, "sh", "-c", "head -c 1048576 "+dev.Path+" | sha256sum")
+			b.fails(b.setupEphemeral(dev.Path, nil), "not touched", c.want)
+			b.fails(b.SetupRawEphemeral(ctx, []settings.DiskHint{{Path: dev.Path}}), "not touched", c.want)
+			if after := tool(t, dev.Path, "sh", "-c", "head -c 1048576 "+dev.Path+" | sha256sum"); after != before {
+				t.Error("the disk was changed")
+			}
+		})
+	}
+	t.Run("a partition", func(t *testing.T) {
+		b := newBench(t, Options{})
+		part := partitioned(t, b.disk(64<<20, ""), "label: gpt\nstart=2048\n")
+		b.fails(b.setupEphemeral(part, nil), "is a partition of")
+	})
+}
+
+// OpenStack and Azure hand out ephemeral disks with a file system on them.
+func TestRootEphemeralContentIsDisposable(t *testing.T) {
+	for name, prepare := range map[string]func(*testing.T, *looptest.Device){
+		"file system without a table": func(t *testing.T, d *looptest.Device) { tool(t, d.Path, "mkfs.ext4", "-qF", d.Path) },
+		"NTFS in a DOS partition": func(t *testing.T, d *looptest.Device) {
+			part := partitioned(t, d, "label: dos\nstart=2048, type=7\n")
+			tool(t, part, "mkfs.ntfs", "-qFf", part)
+		},
+		"broken table": func(t *testing.T, d *looptest.Device) {
+			partitioned(t, d, "label: gpt\nstart=2048\n")
+			tool(t, d.Path, "sh", "-c", "printf x | dd of="+d.Path+" bs=1 seek=572 conv=notrunc 2>&1; printf x | dd of="+d.Path+" bs=1 seek=$((256*1048576-452)) conv=notrunc 2>&1")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, Options{})
+			dev := b.disk(256<<20, "")
+			prepare(t, dev)
+			b.ok(b.setupEphemeral(dev.Path, nil))
+			if got := mountedSource(t, b.Dirs.Data()); got != dev.Path+"p2" {
+				t.Errorf("data is %q", got)
+			}
+		})
+	}
+}
+
+func TestRootSkipDiskSetup(t *testing.T) {
+	b := newBench(t, Options{SkipDiskSetup: true})
+	dev := b.disk(64<<20, "")
+	before := checksum(t, dev)
+	b.ok(b.setupEphemeral(dev.Path, nil))
+	b.ok(b.SetupRawEphemeral(ctx, []settings.DiskHint{{Path: dev.Path}}))
+	b.ok(b.GrowRoot(ctx, nil))
+	if checksum(t, dev) != before {
+		t.Error("the disk was changed")
+	}
+	info, err := os.Stat(b.Dirs.Data())
+	if err != nil || info.Mode().Perm() != 0o750 {
+		t.Errorf("data directory: %v, %v; want 0750", info, err)
+	}
+}
+
+func TestRootRawEphemeral(t *testing.T) {
+	b := newBench(t, Options{})
+	one, two := b.disk(8<<20, ""), b.disk(8<<20, "")
+	hints := []settings.DiskHint{{Path: one.Path}, {Path: two.Path}}
+	for range 2 {
+		b.ok(b.SetupRawEphemeral(ctx, hints))
+	}
+	first := tool(t, one.Path, "sfdisk", "--dump", one.Path)
+	if !strings.Contains(first, `name="raw-ephemeral-0"`) || !strings.Contains(tool(t, two.Path, "sfdisk", "--dump", two.Path), `name="raw-ephemeral-1"`) {
+		t.Errorf("names are missing:\n%s", first)
+	}
+	if !strings.Contains(strings.ReplaceAll(first, " ", ""), "start=2048,size=12288") {
+		t.Errorf("not aligned at both ends:\n%s", first)
+	}
+	b.ok(b.SetupRawEphemeral(ctx, hints))
+	if after := tool(t, one.Path, "sfdisk", "--dump", one.Path); after != first {
+		t.Error("a second run changed the table")
+	}
+}
+
+func TestRootGrowRoot(t *testing.T) {
+	named := &settings.DiskHint{Path: "/dev/sdb"}
+	for _, script := range []string{"label: dos\n# xfs\nstart=2048, size=786432, type=83\n", "label: gpt\nstart=2048, size=786432, name=\"xfs\"\n"} {
+		t.Run(strings.Fields(script)[1], func(t *testing.T) {
+			b := newBench(t, Options{})
+			dev, target := fakeRoot(t, b, 1<<30, script)
+			write(t, filepath.Join(target, "file"), "x")
+			var before, after unix.Statfs_t
+			b.ok(unix.Statfs(target, &before))
+			b.ok(b.GrowRoot(ctx, named))
+			b.ok(unix.Statfs(target, &after))
+			if after.Blocks < before.Blocks*2 {
+				t.Errorf("file system has %d blocks, before %d", after.Blocks, before.Blocks)
+			}
+			dump := tool(t, dev.Path, "sfdisk", "--dump", dev.Path)
+			b.ok(b.GrowRoot(ctx, named))
+			if again := tool(t, dev.Path, "sfdisk", "--dump", dev.Path); again != dump {
+				t.Error("a second run changed the table")
+			}
+			b.ok(mount.Unmount(ctx, target))
+			tool(t, dev.Path, "xfs_repair", "-n", dev.Path+"p1")
+		})
+	}
+	for name, change := range map[string]func(*bench){
+		"container":               func(b *bench) { b.container = func() bool { return true } },
+		"space is for ephemeral":  func(b *bench) { b.Options.CreatePartitionIfNoEphemeralDisk = true },
+		"root is a directory":     withRoot(func(e *mount.Entry) { e.Root = "/var/lib/machines/x" }),
+		"root is no device":       withRoot(func(e *mount.Entry) { e.Source = "overlay" }),
+		"root is a volume":        withRoot(func(e *mount.Entry) { e.Source = "/dev/mapper/none" }),
+		"disk set-up is disabled": func(b *bench) { b.Options.SkipDiskSetup = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, Options{})
+			dev, _ := fakeRoot(t, b, 1<<30, "label: gpt\nstart=2048, size=786432\n")
+			before := tool(t, dev.Path, "sfdisk", "--dump", dev.Path)
+			change(b)
+			hint := named
+			if b.Options.CreatePartitionIfNoEphemeralDisk {
+				hint = nil
+			}
+			b.ok(b.GrowRoot(ctx, hint))
+			if after := tool(t, dev.Path, "sfdisk", "--dump", dev.Path); after != before {
+				t.Errorf("table changed:\n%s\n%s", before, after)
+			}
+		})
+	}
+}
+
+func withRoot(edit func(*mount.Entry)) func(*bench) {
+	return func(b *bench) {
+		real := b.rootMount
+		b.rootMount = func() (mount.Entry, bool, error) {
+			e, ok, err := real()
+			e.Number = 0
+			edit(&e)
+			return e, ok, err
+		}
+	}
+}
+
+func TestRootPersistentFileSystems(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(512<<20, "vol-1")
+	p := b.records.disks["vol-1"]
+	p.FileSystem, p.MountOptions = "xfs", []string{"noatime"}
+	b.records.disks["vol-1"] = p
+	b.ok(b.Mount(ctx, "vol-1"))
+	e, _, err := mount.At(b.Dirs.Store())
+	b.ok(err)
+	if e.Type != "xfs" || !strings.Contains(e.Options, "noatime") {
+		t.Errorf("store is %+v, want xfs with noatime", e)
+	}
+	// The file system is kept whatever the manifest says later.
+	_, err = b.Unmount(ctx, "vol-1")
+	b.ok(err)
+	p.FileSystem = "ext4"
+	b.records.disks["vol-1"] = p
+	b.ok(b.Mount(ctx, "vol-1"))
+	if e, _, _ := mount.At(b.Dirs.Store()); e.Type != "xfs" {
+		t.Errorf("store is %s, want xfs still", e.Type)
+	}
+	_, err = b.Unmount(ctx, "vol-1")
+	b.ok(err)
+
+	bad := b.disk(64<<20, "vol-2")
+	before := checksum(t, bad)
+	p = b.records.disks["vol-2"]
+	p.FileSystem = "zfs"
+	b.records.disks["vol-2"] = p
+	b.fails(b.Mount(ctx, "vol-2"), `"zfs" is not supported`)
+	if checksum(t, bad) != before {
+		t.Error("the disk was changed")
+	}
+	_ = dev
+}
+
+// Every layout of the past is mounted as it is, and its table is not rewritten.
+func TestRootHistoricalLayouts(t *testing.T) {
+	for name, script := range map[string]string{
+		"DOS from sector 1":   "label: dos\nstart=1, size=250000, type=83\n",
+		"DOS from sector 63":  "label: dos\nstart=63, size=250000, type=83\n",
+		"DOS aligned":         "label: dos\nstart=2048, type=83\n",
+		"GPT without a name":  "label: gpt\nstart=2048\n",
+		"GPT of another name": "label: gpt\nstart=2048, name=\"primary\"\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, Options{})
+			dev := b.disk(128<<20, "vol-1")
+			part := partitioned(t, dev, script)
+			tool(t, part, "mkfs.ext4", "-qF", part)
+			before := tool(t, dev.Path, "sfdisk", "--dump", dev.Path)
+			b.ok(b.Mount(ctx, "vol-1"))
+			if got := mountedSource(t, b.Dirs.Store()); got != part {
+				t.Errorf("store is %q", got)
+			}
+			if after := tool(t, dev.Path, "sfdisk", "--dump", dev.Path); after != before {
+				t.Errorf("table was rewritten:\n%s\n%s", before, after)
+			}
+		})
+	}
+}
+
+func TestRootSecondDiskGoesToTheMigrationTarget(t *testing.T) {
+	b := newBench(t, Options{})
+	b.disk(64<<20, "old")
+	fresh := b.disk(64<<20, "new")
+	b.ok(b.Mount(ctx, "old"))
+	for range 2 {
+		b.ok(b.Mount(ctx, "new"))
+	}
+	if got := mountedSource(t, b.Dirs.StoreMigrationTarget()); got != fresh.Path+"p1" {
+		t.Errorf("migration target is %q", got)
+	}
+	if b.records.mounted != "old" {
+		t.Errorf("recorded %q, want the disk that is on the store", b.records.mounted)
+	}
+	list, err := b.List(ctx)
+	b.ok(err)
+	if strings.Join(list, " ") != "new old" {
+		t.Errorf("List = %v", list)
+	}
+}
+
+func TestRootMountLastLeavesABlankDisk(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(64<<20, "vol-1")
+	before := checksum(t, dev)
+	b.records.mounted = "vol-1"
+	b.ok(b.MountLast(ctx))
+	if checksum(t, dev) != before || mountedSource(t, b.Dirs.Store()) != "" {
+		t.Error("a blank disk was touched at boot")
+	}
+	b.records.disks["vol-1"] = settings.PersistentDisk{CID: "vol-1", Hint: settings.DiskHint{Path: "/dev/nowhere"}}
+	b.fails(b.MountLast(ctx), "vol-1", "timed out")
+}
+
+func TestRootBindMountedDisk(t *testing.T) {
+	b := newBench(t, Options{BindMountPersistentDisk: true, UsePreformattedPersistentDisk: true, SkipDiskSetup: true})
+	source := t.TempDir()
+	b.records.disks["vol-1"] = settings.PersistentDisk{CID: "vol-1", Hint: settings.DiskHint{Path: source}}
+	t.Cleanup(func() { _ = unix.Unmount(b.Dirs.Store(), unix.MNT_DETACH) })
+	for range 2 {
+		b.ok(b.Mount(ctx, "vol-1"))
+	}
+	write(t, filepath.Join(b.Dirs.Store(), "data"), "x")
+	if read(t, filepath.Join(source, "data")) != "x" {
+		t.Error("the store is not the directory")
+	}
+	list, err := b.List(ctx)
+	b.ok(err)
+	if len(list) != 1 {
+		t.Errorf("List = %v", list)
+	}
+	message, err := b.Unmount(ctx, "vol-1")
+	b.ok(err)
+	if message != "Unmounted partition of vol-1" {
+		t.Errorf("message %q", message)
+	}
+}
+
+func TestRootLinks(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(8<<20, "vol-1")
+	before := checksum(t, dev)
+	b.ok(b.AddDynamic(ctx, "dyn", settings.DiskHint{Path: dev.Path}))
+	if got, err := os.Readlink(filepath.Join(b.Dirs.DynamicDisks(), "dyn")); err != nil || got != dev.Path {
+		t.Errorf("dynamic disk -> %q, %v", got, err)
+	}
+	b.ok(b.RemoveDynamic(ctx, "dyn"))
+	b.ok(b.RemoveDynamic(ctx, "dyn"))
+	if _, err := os.Lstat(filepath.Join(b.Dirs.DynamicDisks(), "dyn")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("link is still there: %v", err)
+	}
+	b.ok(b.Associate(ctx, []settings.DiskAssociation{{Name: "db", CID: "vol-1"}}))
+	if got, err := os.Readlink(filepath.Join(b.Dirs.DiskAssociations(), "db")); err != nil || got != dev.Path {
+		t.Errorf("association -> %q, %v", got, err)
+	}
+	b.fails(b.Associate(ctx, []settings.DiskAssociation{{Name: "db", CID: "none"}}), "not known")
+	for _, name := range []string{"../x", "", "..", "a/b"} {
+		b.fails(b.Associate(ctx, []settings.DiskAssociation{{Name: name, CID: "vol-1"}}), "cannot be the name")
+		b.fails(b.AddDynamic(ctx, name, settings.DiskHint{Path: dev.Path}), "cannot be the name")
+	}
+	if checksum(t, dev) != before {
+		t.Error("the disk was changed")
+	}
+}
+
+func TestRootPlanShowsTheProof(t *testing.T) {
+	b := newBench(t, Options{})
+	eph, fresh, foreign := b.disk(512<<20, ""), b.disk(256<<20, "fresh"), b.disk(64<<20, "foreign")
+	tool(t, foreign.Path, "mkfs.ext4", "-qF", foreign.Path)
+	before := checksum(t, eph) + checksum(t, fresh) + checksum(t, foreign)
+	want := Wanted{Ephemeral: &settings.DiskHint{Path: eph.Path}, AgentID: "agent-1"}
+	changes, err := b.Plan(ctx, want)
+	b.ok(err)
+	var text []string
+	for _, c := range changes {
+		text = append(text, c.String())
+	}
+	all := strings.Join(text, "\n")
+	for _, w := range []string{
+		eph.Path + ": blank, 512.0 MiB, not in use, no persistent disk: will create GPT, swap 64.0 MiB, data 446.0 MiB",
+		fresh.Path + ": blank, 256.0 MiB: mount_disk fresh will create GPT, data 254.0 MiB, ext4",
+		foreign.Path + ": the whole disk holds ext4: persistent disk foreign will be refused",
+	} {
+		if !strings.Contains(all, w) {
+			t.Errorf("plan lacks %q:\n%s", w, all)
+		}
+	}
+	if checksum(t, eph)+checksum(t, fresh)+checksum(t, foreign) != before {
+		t.Error("planning changed a disk")
+	}
+	delete(b.records.disks, "foreign")
+	b.ok(b.setupEphemeral(eph.Path, nil))
+	b.ok(b.Mount(ctx, "fresh"))
+	if changes, err = b.Plan(ctx, want); err != nil || len(changes) != 0 {
+		t.Errorf("plan after the work is done: %v, %v; want nothing", changes, err)
+	}
+}
+
+func TestRootLargeSectors(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(256<<20, "vol-1")
+	f, err := os.OpenFile(dev.Path, os.O_RDWR, 0)
+	b.ok(err)
+	b.ok(unix.IoctlSetInt(int(f.Fd()), unix.LOOP_SET_BLOCK_SIZE, 4096))
+	b.ok(f.Close())
+	b.ok(b.Mount(ctx, "vol-1"))
+	s, err := disk.Observe(dev.Path)
+	b.ok(err)
+	if s.Sector != 4096 || len(s.Table.Partitions) != 1 || s.Table.Partitions[0].Start != disk.MiB {
+		t.Errorf("observed %+v", s)
+	}
+	if out := tool(t, dev.Path, "sgdisk", "--verify", dev.Path); !strings.Contains(out, "No problems found") {
+		t.Errorf("sgdisk: %s", out)
+	}
+}
