@@ -89,11 +89,27 @@ members:
 }
 
 func (w *writer) text(s string) {
+	if plain(s) {
+		w.out.WriteByte('"')
+		w.out.WriteString(s)
+		w.out.WriteByte('"')
+		return
+	}
 	quoted, err := json.Marshal(s)
 	if err != nil { // not possible for a string
 		quoted = []byte(`""`)
 	}
 	w.out.Write(quoted)
+}
+
+// plain reports a text that stands in JSON as it is.
+func plain(s string) bool {
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' || c == '<' || c == '>' || c == '&' {
+			return false
+		}
+	}
+	return true
 }
 
 func (w *writer) bool(b bool)      { w.out.WriteString(strconv.FormatBool(b)) }

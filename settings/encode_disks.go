@@ -1,8 +1,6 @@
 package settings
 
 import (
-	"strconv"
-
 	"cambium/internal/jsontree"
 	"cambium/internal/secret"
 )
@@ -104,105 +102,4 @@ func EncodeHints(disks map[string]PersistentDisk) secret.JSON {
 	}
 	w.object(jsontree.Value{}, fields...)
 	return secret.NewJSON(w.out.Bytes())
-}
-
-// Encode writes update_settings.json, in clear.
-func (u Update) Encode() secret.JSON {
-	w := &writer{}
-	fields := []field{
-		always("blobstores", func() { w.blobstores(u.at("blobstores"), u.Blobstores) }),
-		always("disk_associations", func() {
-			list(w, u.Associations, func(a DiskAssociation) {
-				w.object(jsontree.Value{},
-					always("name", func() { w.text(a.Name) }),
-					always("cid", func() { w.text(a.CID) }))
-			})
-		}),
-		always("mbus", func() { w.bus(u.at("mbus"), u.Mbus) }),
-		always("trusted_certs", func() { w.text(u.TrustedCerts) }),
-	}
-	for _, m := range u.unknownMembers() {
-		fields = append(fields, always(m.key, func() { w.out.Write(m.raw.Reveal()) }))
-	}
-	w.object(jsontree.Value{}, fields...)
-	return secret.NewJSON(w.out.Bytes())
-}
-
-func (u Update) at(key string) jsontree.Value {
-	if u.document == nil {
-		return jsontree.Value{}
-	}
-	return u.document.root.At(key)
-}
-
-// unknownMembers are those of the decoded document, or those that Apply collected.
-func (u Update) unknownMembers() []unknownMember {
-	if u.document == nil {
-		return u.unknown
-	}
-	known := []field{{key: "blobstores"}, {key: "disk_associations"}, {key: "mbus"}, {key: "trusted_certs"}}
-	return unknownMembers(u.document.root, known)
-}
-
-func mergeUnknown(older, newer []unknownMember) (all []unknownMember) {
-	for _, m := range append(older[:len(older):len(older)], newer...) {
-		replaced := false
-		for i := range all {
-			if all[i].key == m.key {
-				all[i], replaced = m, true
-			}
-		}
-		if !replaced {
-			all = append(all, m)
-		}
-	}
-	return all
-}
-
-func (w *writer) env(original jsontree.Value, e Env) {
-	w.object(original,
-		always("bosh", func() { w.boshEnv(original.At("bosh"), e.Bosh) }),
-		always("persistent_disk_fs", func() { w.text(e.PersistentDiskFS) }),
-		always("persistent_disk_mount_options", func() { w.strings(e.PersistentDiskMountOptions) }),
-		always("persistent_disk_partitioner", func() { w.text(e.PersistentDiskPartitioner) }),
-		field{key: "persistent_disk_foreign", write: func() { w.text(e.PersistentDiskForeign) }, only: e.PersistentDiskForeign != ""},
-	)
-}
-
-func (w *writer) boshEnv(original jsontree.Value, b BoshEnv) {
-	nested := func(at jsontree.Value, key string, write func()) { w.object(at, always(key, write)) }
-	w.object(original,
-		always("agent", func() {
-			agent := original.At("agent")
-			nested(agent, "settings", func() {
-				nested(agent.At("settings"), "tmpfs", func() { w.bool(b.SettingsTmpfs) })
-			})
-		}),
-		always("password", func() { w.secret(b.Password) }),
-		always("keep_root_password", func() { w.bool(b.KeepRootPassword) }),
-		always("remove_dev_tools", func() { w.bool(b.RemoveDevTools) }),
-		always("remove_static_libraries", func() { w.bool(b.RemoveStaticLibraries) }),
-		always("authorized_keys", func() { w.strings(b.AuthorizedKeys) }),
-		always("swap_size", func() {
-			if b.SwapSizeMiB == nil {
-				w.literal("null")
-				return
-			}
-			w.literal(strconv.FormatUint(*b.SwapSizeMiB, 10))
-		}),
-		always("mbus", func() { w.bus(original.At("mbus"), b.Mbus) }),
-		always("ipv6", func() { nested(original.At("ipv6"), "enable", func() { w.bool(b.IPv6Enable) }) }),
-		always("job_dir", func() {
-			w.object(original.At("job_dir"),
-				always("tmpfs", func() { w.bool(b.JobDirTmpfs) }),
-				always("tmpfs_size", func() { w.text(b.JobDirTmpfsSize) }))
-		}),
-		always("run_dir", func() {
-			nested(original.At("run_dir"), "tmpfs_size", func() { w.text(b.RunDirTmpfsSize) })
-		}),
-		always("blobstores", func() { w.blobstores(original.At("blobstores"), b.Blobstores) }),
-		// Upstream leaves an empty list out and so forgets that it was explicit; it reads both.
-		field{key: "ntp", write: func() { w.strings(b.NTP) }, only: b.NTP != nil},
-		always("parallel", func() { w.literal(strconv.Itoa(b.Parallel)) }),
-	)
 }

@@ -156,3 +156,56 @@ func (u Update) clone() Update {
 func (u Update) Blank() bool {
 	return u.Mbus.Empty() && len(u.Blobstores) == 0 && u.TrustedCerts == "" && len(u.Associations) == 0 && len(u.unknownMembers()) == 0
 }
+
+// Encode writes update_settings.json, in clear.
+func (u Update) Encode() secret.JSON {
+	w := &writer{}
+	fields := []field{
+		always("blobstores", func() { w.blobstores(u.at("blobstores"), u.Blobstores) }),
+		always("disk_associations", func() {
+			list(w, u.Associations, func(a DiskAssociation) {
+				w.object(jsontree.Value{},
+					always("name", func() { w.text(a.Name) }),
+					always("cid", func() { w.text(a.CID) }))
+			})
+		}),
+		always("mbus", func() { w.bus(u.at("mbus"), u.Mbus) }),
+		always("trusted_certs", func() { w.text(u.TrustedCerts) }),
+	}
+	for _, m := range u.unknownMembers() {
+		fields = append(fields, always(m.key, func() { w.out.Write(m.raw.Reveal()) }))
+	}
+	w.object(jsontree.Value{}, fields...)
+	return secret.NewJSON(w.out.Bytes())
+}
+
+func (u Update) at(key string) jsontree.Value {
+	if u.document == nil {
+		return jsontree.Value{}
+	}
+	return u.document.root.At(key)
+}
+
+// unknownMembers are those of the decoded document, or those that Apply collected.
+func (u Update) unknownMembers() []unknownMember {
+	if u.document == nil {
+		return u.unknown
+	}
+	known := []field{{key: "blobstores"}, {key: "disk_associations"}, {key: "mbus"}, {key: "trusted_certs"}}
+	return unknownMembers(u.document.root, known)
+}
+
+func mergeUnknown(older, newer []unknownMember) (all []unknownMember) {
+	for _, m := range append(older[:len(older):len(older)], newer...) {
+		replaced := false
+		for i := range all {
+			if all[i].key == m.key {
+				all[i], replaced = m, true
+			}
+		}
+		if !replaced {
+			all = append(all, m)
+		}
+	}
+	return all
+}

@@ -3,7 +3,6 @@ package jsontree
 import (
 	"bytes"
 	"fmt"
-	"iter"
 	"slices"
 	"sort"
 	"strconv"
@@ -50,7 +49,7 @@ func (p *path) String() string {
 		case plain(p.key):
 			parts = append(parts, "."+p.key)
 		default:
-			parts = append(parts, "["+Quote(p.key)+"]")
+			parts = append(parts, "["+quote(p.key)+"]")
 		}
 	}
 	var b strings.Builder
@@ -69,10 +68,13 @@ func plain(key string) bool {
 	return key != "" && len(key) <= maxKey
 }
 
-const maxKey = 64
+const (
+	maxKey   = 64 // longer keys are cut in messages
+	maxEdits = 2  // a key with more than these is no misspelling of another
+)
 
-// Quote prints a key for a message: quoted, and cut where it is too long to be one.
-func Quote(key string) string {
+// quote prints a key for a message: quoted, and cut where it is too long to be one.
+func quote(key string) string {
 	if utf8.RuneCountInString(key) > maxKey {
 		key = string([]rune(key)[:maxKey]) + "…"
 	}
@@ -264,162 +266,4 @@ func (v Value) Strings(into *[]string) {
 		item.Text(&all[i])
 	}
 	*into = all
-}
-
-// Fields opens an object. Absent, null and (with an error) any other kind give an empty one.
-func (v Value) Fields() *Fields {
-	f := &Fields{value: v}
-	if v.Present() && v.node.Kind != Object {
-		v.Expected("an object")
-		f.value.node = nil
-	}
-	return f
-}
-
-// Fields is an object being decoded. It remembers which keys were asked for: those are the
-// known ones.
-type Fields struct {
-	value Value
-	known []string
-	exact map[string]bool
-}
-
-// Get looks a key up without regard to case. Of several spellings and duplicates the last one
-// in the document counts, as in encoding/json; Done warns of the others.
-func (f *Fields) Get(key string) Value {
-	f.known = append(f.known, key)
-	return f.find(key, func(have string) bool { return strings.EqualFold(have, key) })
-}
-
-// GetExact looks a key up in exactly this spelling.
-func (f *Fields) GetExact(key string) Value {
-	f.known = append(f.known, key)
-	if f.exact == nil {
-		f.exact = map[string]bool{}
-	}
-	f.exact[key] = true
-	return f.find(key, func(have string) bool { return have == key })
-}
-
-func (f *Fields) find(key string, match func(string) bool) Value {
-	found := Value{doc: f.value.doc, path: &path{parent: f.value.path, key: key}, offset: f.value.offset}
-	if f.value.node == nil {
-		return found
-	}
-	found.offset = f.value.node.Offset
-	for _, m := range f.value.node.Members {
-		if match(m.Key) {
-			found.node, found.offset = m.Value, m.Offset
-		}
-	}
-	return found
-}
-
-// All walks the members of an object whose keys are data: network names, disk CIDs. Of
-// duplicates only the last is given.
-func (f *Fields) All() iter.Seq2[string, Value] {
-	return func(yield func(string, Value) bool) {
-		if f.value.node == nil {
-			return
-		}
-		last := make(map[string]int, len(f.value.node.Members))
-		for i, m := range f.value.node.Members {
-			last[m.Key] = i
-		}
-		for i, m := range f.value.node.Members {
-			v := Value{doc: f.value.doc, node: m.Value, path: &path{parent: f.value.path, key: m.Key}, offset: m.Offset}
-			if last[m.Key] != i {
-				v.Warnf("key occurs again below; this one does not count")
-				continue
-			}
-			if !yield(m.Key, v) {
-				return
-			}
-		}
-	}
-}
-
-// Unknown says what Done does with keys nobody asked for.
-type Unknown int
-
-// Tolerate accepts unknown keys and warns only of likely misspellings; Warn warns of each.
-const (
-	Tolerate Unknown = iota
-	Warn
-)
-
-// Done warns of duplicates and of unknown keys, naming the nearest known key.
-func (f *Fields) Done(u Unknown) {
-	if f.value.node == nil {
-		return
-	}
-	seen := make(map[string]int, len(f.value.node.Members))
-	for i, m := range f.value.node.Members {
-		if known := f.spelling(m.Key); known != "" {
-			if first, again := seen[known]; again {
-				f.at(first).Warnf("key occurs again below; this one does not count")
-			}
-			seen[known] = i
-			continue
-		}
-		near, likely := f.nearest(m.Key)
-		switch {
-		case likely:
-			f.at(i).Warnf("unknown key; did you mean %s?", near)
-		case u == Warn && near != "":
-			f.at(i).Warnf("unknown key, ignored; the nearest known key is %s", near)
-		case u == Warn:
-			f.at(i).Warnf("unknown key, ignored")
-		}
-	}
-}
-
-func (f *Fields) at(i int) Value {
-	m := f.value.node.Members[i]
-	return Value{doc: f.value.doc, path: &path{parent: f.value.path, key: m.Key}, offset: m.Offset}
-}
-
-func (f *Fields) spelling(key string) string {
-	for _, k := range f.known {
-		if k == key || !f.exact[k] && strings.EqualFold(k, key) {
-			return k
-		}
-	}
-	return ""
-}
-
-// nearest returns the known key with the fewest edits, and whether it is likely that it was
-// meant: at most two edits, and fewer than a third of its letters.
-func (f *Fields) nearest(key string) (best string, likely bool) {
-	if len(key) > maxKey {
-		return "", false
-	}
-	distance := maxKey
-	for _, k := range f.known {
-		if d := edits(strings.ToLower(key), strings.ToLower(k)); d < distance {
-			best, distance = k, d
-		}
-	}
-	return best, best != "" && distance <= 2 && distance*3 <= len(best)
-}
-
-// edits counts insertions, deletions and replacements between two short words.
-func edits(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := 1; i <= len(a); i++ {
-		diagonal := row[0]
-		row[0] = i
-		for j := 1; j <= len(b); j++ {
-			cost := diagonal
-			if a[i-1] != b[j-1] {
-				cost++
-			}
-			diagonal = row[j]
-			row[j] = min(cost, row[j]+1, row[j-1]+1)
-		}
-	}
-	return row[len(b)]
 }

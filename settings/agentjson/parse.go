@@ -172,15 +172,6 @@ func options() []option {
 	}
 }
 
-// Options lists the keys of a source object, Type included.
-func Options() []string {
-	keys := []string{"Type"}
-	for _, o := range options() {
-		keys = append(keys, o.key)
-	}
-	return keys
-}
-
 // source decodes one member of Sources. Keys are matched without regard to case, Type alone
 // exactly, as upstream does.
 func source(v jsontree.Value) (s Source) {

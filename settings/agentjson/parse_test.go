@@ -1,6 +1,11 @@
 package agentjson
 
 import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -33,5 +38,74 @@ agent.json:10:5: error: Infrastructure.Settings.Sources[5].SettingsPath: needed 
 agent.json:10:70: error: Infrastructure.Settings.Sources[5].Headers.X: expected a string, got a number`
 	if got := rep.String(); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestOptionsAreRemembered(t *testing.T) {
+	c, rep := Parse("agent.json", []byte(`{"platform":{"LINUX":{"useDefaultTmpDir":true,"DevicePathResolutionType":"scsi","diskidtransformpattern":"^vol-(.+)$",
+		"DiskIDTransformReplacement":"x-${1}","MissingEphemeralDisk":"root","ServiceManager":"systemd","LunDeviceSymlinkPath":null}},
+		"infrastructure":{"settings":{"useRegistry":true,"useServerName":true,"sources":[
+		{"Type":"HTTP","uri":"http://h:80","headers":{"X-A":"1"},"userdatapath":"/u","TokenPath":"/t","InstanceIDPath":"/i","SSHKeysPath":"/k"},
+		{"Type":"ConfigDrive","diskPaths":["/dev/sr0"],"UserDataPath":"u","metadatapath":"m"},{"Type":"VsphereGuestInfo","RpcToolPath":"r","VmToolsdPath":"v"}]}}}`))
+	if len(rep.Entries) != 0 {
+		t.Fatal(rep)
+	}
+	l, s := c.Platform.Linux, c.Infrastructure.Settings
+	if !l.UseDefaultTmpDir || l.DevicePathResolutionType != "scsi" || l.DiskIDTransformPattern != "^vol-(.+)$" || l.MissingEphemeralDisk != MissingRoot ||
+		l.ForeignPersistentDisk != ForeignRefuse || l.ServiceManager != "systemd" || !s.UseRegistry || !s.UseServerName {
+		t.Errorf("got %+v %+v", l, s)
+	}
+	http, drive, guest := s.Sources[0], s.Sources[1], s.Sources[2]
+	if http.URI.Reveal() != "http://h:80" || http.Headers["X-A"].Reveal() != "1" || http.UserDataPath != "/u" || http.TokenPath != "/t" || http.InstanceIDPath != "/i" || http.SSHKeysPath != "/k" {
+		t.Errorf("HTTP source is %+v", http)
+	}
+	if len(drive.DiskPaths) != 1 || drive.MetaDataPath != "m" || guest.RpcToolPath != "r" || guest.VmToolsdPath != "v" {
+		t.Errorf("sources are %+v, %+v", drive, guest)
+	}
+}
+
+func TestWhatCannotWorkIsAnError(t *testing.T) {
+	source := func(s string) string { return `{"Infrastructure":{"Settings":{"Sources":[` + s + `]}}}` }
+	for document, want := range map[string]string{
+		``:                                 "document is empty",
+		`[]`:                               "expected an object, got a list",
+		`{}`:                               "Infrastructure.Settings.Sources: at least one source is needed",
+		`{"Infrastructure":[]}`:            "Infrastructure: expected an object, got a list",
+		source(``):                         "Sources: at least one source is needed",
+		source(`null`):                     "Sources[0]: expected an object, got null",
+		source(`{}`):                       "Sources[0].Type: missing",
+		source(`{"Type":5}`):               "Sources[0].Type: expected a string, got a number",
+		source(`{"Type":"HTTP"}`):          "Sources[0].URI: needed by a source of type HTTP",
+		source(`{"Type":"HTTP","URI":""}`): "Sources[0].URI: needed by a source of type HTTP",
+		source(`{"Type":"HTTP","URI":"http://"}`):                              "Sources[0].URI: the URI names no host",
+		source(`{"Type":"HTTP","URI":"http://%zz"}`):                           "Sources[0].URI: not a valid URI",
+		source(`{"Type":"HTTP","URI":"http://h","Headers":{"a b":"x"}}`):       `Sources[0].Headers["a b"]: not a valid HTTP header`,
+		source(`{"Type":"HTTP","URI":"http://h","Headers":{"a":"x\ny"}}`):      "Sources[0].Headers.a: not a valid HTTP header",
+		source(`{"Type":"CDROM"}`):                                             "Sources[0].FileName: needed by a source of type CDROM",
+		source(`{"Type":"File","SettingsPath":""}`):                            "Sources[0].SettingsPath: needed by a source of type File",
+		source(`{"Type":"ConfigDrive","DiskPaths":[],"UserDataPath":"u"}`):     "Sources[0].DiskPaths: needed by a source of type ConfigDrive",
+		source(`{"Type":"ConfigDrive","DiskPaths":["/d"]}`):                    "Sources[0].UserDataPath: needed by a source of type ConfigDrive",
+		`{"Platform":{"Linux":{"InstanceStorageDevicePattern":"["}}}`:          "InstanceStorageDevicePattern: not a valid file name pattern",
+		`{"Platform":{"Linux":{"ForeignPersistentDisk":"wipe"}}}`:              `ForeignPersistentDisk: expected one of "refuse", "format"`,
+		`{"Infrastructure":{"Settings":{"Sources":"x","UseRegistry":"true"}}}`: "UseRegistry: expected a boolean, got a string",
+	} {
+		_, rep := Parse("agent.json", []byte(document))
+		if !rep.Failed() || !strings.Contains(rep.String(), want) {
+			t.Errorf("%s:\ngot %s\nwant %s", document, rep, want)
+		}
+	}
+}
+
+func TestLoad(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "agent.json")
+	if _, _, err := Load(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a missing file gave %v", err)
+	}
+	if err := os.WriteFile(path, []byte(`{"Infrastructure":{"Settings":{"Sources":[{"Type":"File","SettingsPath":"/s"}]}}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, rep, err := Load(path)
+	if err != nil || rep.Failed() || len(c.Infrastructure.Settings.Sources) != 1 {
+		t.Errorf("got %+v, %v, %v", c, rep, err)
 	}
 }
