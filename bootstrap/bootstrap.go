@@ -32,6 +32,9 @@ type Step struct {
 	Optional bool
 	// Background steps are not waited for when the boot is judged; they imply Optional.
 	Background bool
+	// Always lets the step run to its end although another has failed the boot: the verdict
+	// reaches the Director only if there is a network and a bus.
+	Always bool
 	// Advice is what an operator can do when the step fails.
 	Advice string
 	Run    func(ctx context.Context, s *Span) error
@@ -208,20 +211,21 @@ func (e Engine) Run(ctx context.Context, steps []Step) (Verdict, func(), error) 
 
 	launch := func() {
 		for i, s := range steps {
-			if started[i] || failure.Cause != nil && !s.Background || !all(finished, s.Needs) {
+			if started[i] || failure.Cause != nil && !s.Always || !all(finished, s.Needs) {
 				continue
 			}
 			started[i] = true
 			if s.Background {
-				if failure.Cause != nil {
-					continue
-				}
 				background.Go(func() { _ = b.runStep(ctx, s) })
 				finished[s.Name] = true
 				continue
 			}
 			running++
-			go func() { results <- ended{i, b.runStep(stepCtx, s)} }()
+			within := stepCtx
+			if s.Always {
+				within = ctx
+			}
+			go func() { results <- ended{i, b.runStep(within, s)} }()
 		}
 	}
 	for launch(); running > 0; launch() {

@@ -97,7 +97,12 @@ func TestFirstFailureCancelsTheRestAndIsTheVerdict(t *testing.T) {
 			})},
 			{Name: "network", Needs: []string{"settings"}, Run: note("network", pause(time.Hour))},
 			{Name: "monit", Needs: []string{"ephemeral-disk"}, Run: note("monit", pause(0))},
+			{Name: "links", Always: true, Run: note("links", pause(2*time.Second))},
+			{Name: "bus", Always: true, Needs: []string{"links"}, Run: note("bus", pause(time.Second))},
 		})
+		if !slices.Contains(ran, "bus") {
+			t.Error("the verdict has no way to travel: the bus was not started after the failure")
+		}
 		if err != nil || v.State != status.Failed {
 			t.Fatalf("got %+v, %v; want failed", v, err)
 		}

@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/sirupsen/logrus"
 
@@ -22,6 +23,9 @@ import (
 	"cambium/settings/agentjson"
 	"cambium/settings/store"
 )
+
+// linkPatience is how long a NIC that the settings name may take to appear.
+const linkPatience = 30 * time.Second
 
 // Settings are the settings in force.
 type Settings interface {
@@ -239,7 +243,10 @@ func (m *Machine) setUpNetwork(ctx context.Context, s *Span) error {
 	if planErr != nil {
 		// A NIC may still be on its way; a hardware address that never comes is then the error.
 		s.Waiting("links with the settings' hardware addresses")
-		if err := m.Network.WaitLinks(ctx, plan.MACs(nets)); err == nil {
+		waiting, cancel := context.WithTimeout(ctx, linkPatience)
+		err := m.Network.WaitLinks(waiting, plan.MACs(nets))
+		cancel()
+		if err == nil {
 			if have, err = m.Network.Observe(ctx); err != nil {
 				return err
 			}

@@ -6,7 +6,8 @@ import "time"
 // whose part of the machine is missing (a dummy machine has no disks) is skipped.
 //
 // Deadlines are at least as long as the waits of cloudfoundry/bosh-agent add up to, because a
-// failed first boot costs the VM.
+// failed first boot costs the VM. The steps on the way to the bus run to their end even when
+// another has failed the boot, because the verdict travels over it.
 func Steps(m *Machine) []Step {
 	has := func(part bool) func() bool { return func() bool { return part } }
 	return []Step{
@@ -14,13 +15,13 @@ func Steps(m *Machine) []Step {
 		{Name: "settings", Run: m.loadSettings,
 			Advice: "see 'agent settings --explain' for what each source said"},
 		{Name: "passwords", Needs: []string{"settings"}, Optional: true, Deadline: time.Minute, If: has(m.Users != nil), Run: m.setPasswords},
-		{Name: "ipv6", Needs: []string{"settings"}, Deadline: time.Minute, If: m.wantsIPv6, Run: m.enableIPv6,
+		{Name: "ipv6", Always: true, Needs: []string{"settings"}, Deadline: time.Minute, If: m.wantsIPv6, Run: m.enableIPv6,
 			Advice: "boot the kernel without ipv6.disable=1"},
 		{Name: "hostname", Needs: []string{"settings"}, Optional: true, Deadline: time.Minute, If: has(m.Host != nil), Run: m.setHostname},
-		{Name: "firewall", Needs: []string{"settings"}, Optional: true, Deadline: time.Minute, If: has(m.Firewall != nil), Run: m.setFirewall},
-		{Name: "network", Needs: []string{"settings", "ipv6", "firewall"}, Deadline: 5 * time.Minute, If: has(m.Network != nil), Run: m.setUpNetwork,
+		{Name: "firewall", Always: true, Needs: []string{"settings"}, Optional: true, Deadline: time.Minute, If: has(m.Firewall != nil), Run: m.setFirewall},
+		{Name: "network", Always: true, Needs: []string{"settings", "ipv6", "firewall"}, Deadline: 5 * time.Minute, If: has(m.Network != nil), Run: m.setUpNetwork,
 			Advice: "compare the settings' networks with the machine's links"},
-		{Name: "bus", Needs: []string{"network"}, Deadline: time.Minute, Run: m.startBus,
+		{Name: "bus", Always: true, Needs: []string{"network"}, Deadline: time.Minute, Run: m.startBus,
 			Advice: "correct mbus URLs and certificates in the settings"},
 		{Name: "authorized-keys", Needs: []string{"bus"}, Background: true, Deadline: 5 * time.Minute, If: has(m.Users != nil), Run: m.authorizeKeys},
 		{Name: "raw-disks", Needs: []string{"settings"}, Deadline: 15 * time.Minute, If: m.hasRawDisks, Run: m.setUpRawDisks,

@@ -64,7 +64,7 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 		return nil, err
 	}
 	a := &app{o: o, dirs: dirs, log: log, rec: rec, notifier: notifier, beside: &sync.WaitGroup{},
-		users:     users{homes: dirs.SSHHomes()},
+		sshUsers:  noUsers{},
 		announcer: bootstrap.Announcer{Root: "/", Log: log, Notify: notify(notifier, log)}, marker: bootstrap.ReadyMarker{Dirs: dirs}}
 	a.dispatcher = agent.NewDispatcher(ctx, log.WithField("component", "dispatcher"))
 	m := &bootstrap.Machine{Dirs: dirs, Options: cfg.Platform.Linux, Log: log.WithField("component", "boot"), Status: rec,
@@ -163,8 +163,8 @@ func (a *app) addMachine(m *bootstrap.Machine) {
 		m.Count(len(changes))
 		return err
 	}
-	a.users.accounts = &user.Accounts{Root: "/", Log: at("user")}
-	m.Users = a.users
+	accounts := &user.Accounts{Root: "/", Log: at("user")}
+	m.Users, a.sshUsers = accounts, user.Sessions{Accounts: accounts, HomeBase: a.dirs.SSHHomes()}
 }
 
 func (a *app) serviceManager(linux agentjson.Linux) services {

@@ -13,6 +13,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"cambium/agent"
+	"cambium/agent/action"
 	"cambium/agent/task"
 	"cambium/bootstrap"
 	"cambium/internal/retry"
@@ -115,7 +116,7 @@ type app struct {
 	current    *store.Current
 	disks      disks
 	manager    services // nil on a dummy machine
-	users      users
+	sshUsers   action.SSHUsers
 	gauge      *vitals.Gauge      // nil on a dummy machine
 	firewall   *firewall.Firewall // nil on a dummy machine
 	beside     *sync.WaitGroup

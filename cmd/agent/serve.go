@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/netip"
 	"os/user"
+	"path/filepath"
 	"sort"
 	"strconv"
 	"sync"
@@ -15,10 +16,15 @@ import (
 	"cambium/agent/task"
 	"cambium/blobstore"
 	"cambium/internal/blob"
+	"cambium/internal/secret"
 	"cambium/internal/vcap"
 	"cambium/jobs"
 	"cambium/jobs/bundle"
+	"cambium/jobs/compile"
+	"cambium/jobs/dummysupervisor"
+	"cambium/jobs/logs"
 	"cambium/jobs/monit"
+	"cambium/jobs/script"
 	"cambium/platform/host"
 	"cambium/platform/network"
 	"cambium/platform/vitals"
@@ -57,13 +63,35 @@ func (a *app) serve(ctx context.Context, tasks *task.Tasks) (action.Table, error
 			Disks: a.disks},
 		SensitiveBlobs: blobs,
 		Removable:      []string{a.dirs.Tmp(), "/tmp", "/var/tmp"},
-		SSH:            &action.SSH{Users: a.users, Root: "/", Networks: a.machine.Networks},
+		SSH:            &action.SSH{Users: a.sshUsers, Root: "/", Networks: a.machine.Networks},
 		DNS:            &action.DNS{Blobs: blobs, Hosts: hostsFile{a.machine.Host, a.agentID}, Records: a.dirs.DNSRecords(), GID: owner.GID},
 		Neighbours:     neighbours{a.machine.Network},
 		Power:          power{a.manager},
 	}
 	a.report(ctx, instance)
-	return action.Actions(deps), nil
+	log := a.log.WithField("component", "jobs")
+	return action.Merge(action.Actions(deps), action.JobRows(action.JobDeps{
+		Instance: instance,
+		Scripts:  script.Runner{Dirs: a.dirs, Log: log},
+		Compiler: compile.Compiler{Dirs: a.dirs, Blobs: blobs, Owner: owner, Parallel: instance.Parallel, Log: log},
+		Logs:     logs.Collector{Dirs: a.dirs, Root: "/", Log: log},
+		Uploads:  blobs,
+		Networks: a.networksInForce,
+		SayShutdown: func(ctx context.Context) {
+			if err := a.bus.Publish(ctx, "hm", "shutdown", nil); err != nil {
+				log.WithError(err).Warn("Health Monitor not told of the shutdown")
+			}
+		},
+	}))
+}
+
+// networksInForce are the settings' networks with the addresses that leases turned out to have.
+func (a *app) networksInForce(context.Context) (map[string]action.NetworkInForce, error) {
+	found := map[string]action.NetworkInForce{}
+	for name, n := range a.machine.Networks() {
+		found[name] = action.NetworkInForce{Dynamic: n.DHCP(), IP: n.IP, Netmask: n.Netmask, Gateway: n.Gateway}
+	}
+	return found, nil
 }
 
 // report starts heartbeats and alerts.
@@ -119,6 +147,12 @@ func (a *app) addresses() []string {
 
 // supervisor is who runs the jobs' processes.
 func (a *app) supervisor() jobs.Supervisor {
+	switch a.o.supervisor {
+	case "dummy":
+		return &dummysupervisor.Dummy{}
+	case "dummy-nats":
+		return &dummysupervisor.Dummy{StatusFile: filepath.Join(a.dirs.Bosh(), "dummy-nats-job-supervisor-status.json")}
+	}
 	client := &monit.Client{URL: monit.DefaultURL, UserFile: a.dirs.MonitUser(), Daemon: monit.Unit{Services: a.manager, Name: "monit"}}
 	return monit.Supervisor{Client: client}
 }
@@ -194,6 +228,24 @@ func (b *blobs) Sweep() error {
 	return store.Sweep()
 }
 
+// Put stores what the agent has produced.
+func (b *blobs) Put(ctx context.Context, produce func(io.Writer) error) (id, digest string, err error) {
+	store, err := b.current()
+	if err != nil {
+		return "", "", err
+	}
+	return store.Put(ctx, produce)
+}
+
+// PutSigned stores it at a signed URL.
+func (b *blobs) PutSigned(ctx context.Context, url secret.URL, headers map[string]secret.String, produce func(io.Writer) error) (string, error) {
+	store, err := b.current()
+	if err != nil {
+		return "", err
+	}
+	return store.PutSigned(ctx, url, headers, produce)
+}
+
 // WriteChecked stores what the Director uploads.
 func (b *blobs) WriteChecked(id string, content io.Reader, digest blob.Digest) error {
 	store, err := b.current()
@@ -252,3 +304,9 @@ func (a *app) vitals(ctx context.Context) (any, error) {
 	}
 	return a.gauge.Measure(ctx)
 }
+
+// noUsers is a machine without accounts of its own: a dummy.
+type noUsers struct{}
+
+func (noUsers) Create(context.Context, string, string) error    { return nil }
+func (noUsers) Remove(context.Context, func(string) bool) error { return nil }

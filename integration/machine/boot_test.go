@@ -83,6 +83,7 @@ func TestMachineBoot(t *testing.T) {
 	mounts := run(t, i, "sh", "-c", "sort /proc/self/mountinfo | cut -d' ' -f3-6")
 	addresses := run(t, i, "ip", "-o", "address", "show", "scope", "global")
 
+	before := agentStatus(t, i)
 	run(t, i, "systemctl", "restart", "bosh-agent")
 	ready(t, i)
 	second := agentStatus(t, i)
@@ -90,7 +91,7 @@ func TestMachineBoot(t *testing.T) {
 		t.Errorf("restart on a converged machine: %s, unchanged %v, warnings %q, steps %s", second.State, second.Unchanged, second.Warnings, evidence(second))
 	}
 	if len(second.Earlier) != 1 || second.Earlier[0].State != status.Ready {
-		t.Errorf("restart remembers %+v, want the first process", second.Earlier)
+		t.Errorf("restart remembers %+v, want the first process; its warnings were %q", second.Earlier, before.Warnings)
 	}
 	after, _, err := watch.Programs()
 	if err != nil || len(after) != len(programs) {
