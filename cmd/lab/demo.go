@@ -1,5 +1,416 @@
 package main
 
-import "context"
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sort"
+	"strings"
+	"time"
 
-func demo(ctx context.Context, c *call) error { return c.parse(0, 0) }
+	"cambium/integration/lab"
+	"cambium/integration/lab/blobstore"
+	"cambium/integration/lab/control"
+	"cambium/integration/lab/director"
+	"cambium/integration/lab/release"
+	"cambium/internal/status"
+
+	"github.com/google/uuid"
+)
+
+// show is one run of the demo.
+type show struct {
+	c   *call
+	lab *lab.Lab
+	i   *lab.Instance
+	d   director.Deployment
+	// boot is the account of the first boot, before restart and reboot replace it.
+	boot status.Document
+	pid  string // of the web server
+}
+
+// demoStep is one line.
+type demoStep struct {
+	text string
+	do   func(s *show, ctx context.Context) (string, error)
+}
+
+func demo(ctx context.Context, c *call) error {
+	p := plan{}
+	c.flags.StringVar(&p.Agent, "agent", "", "the agent's `binary` (default the one beside lab)")
+	c.flags.StringVar(&p.Name, "name", "", "the lab's `name` (default the first free of lab1, lab2, …)")
+	if err := c.parse(0, 0); err != nil {
+		return err
+	}
+	p.Dir = c.dir
+	if err := p.complete(); err != nil {
+		return fmt.Errorf("%w; without these, make unit and lab call work", err)
+	}
+	begin := time.Now()
+	s := &show{c: c}
+	l, err := lab.New(ctx, lab.Options{Name: p.Name, Dir: p.Dir, Agent: p.Agent, Progress: c.progress})
+	if err != nil {
+		return err
+	}
+	s.lab = l
+	if err := s.perform(ctx, begin); err != nil {
+		s.explain(context.WithoutCancel(ctx))
+		return errors.Join(err, l.Close(context.WithoutCancel(ctx)))
+	}
+	if os.Getenv("KEEP") == "" || os.Getenv("KEEP") == "0" {
+		_, _ = fmt.Fprint(c.stdout, "\nEverything is removed now; KEEP=1 make demo keeps it, to look around with lab shell, lab logs and lab watch.\n")
+		return l.Close(context.WithoutCancel(ctx))
+	}
+	return s.keep(ctx, p)
+}
+
+// perform takes the steps.
+func (s *show) perform(ctx context.Context, begin time.Time) error {
+	steps := []demoStep{
+		{"a machine with a blank ephemeral and a persistent disk is made", (*show).create},
+		{"power on; network, disk, bus: the agent answers ping", (*show).power},
+		{"attach the persistent disk, mount_disk", (*show).mount},
+		{"update_settings: the agent takes a new identity on the bus", (*show).settings},
+		{"apply a release with a web job", (*show).apply},
+		{"pre-start, start, until running", (*show).start},
+		{"get_state, and the web server answers", (*show).state},
+		{"kill the job: the alert arrives, the job is back", (*show).kill},
+		{"fetch_logs", (*show).logs},
+		{"restart the agent: the job does not notice", (*show).restart},
+		{"reboot: disk and job come back by themselves", (*show).reboot},
+	}
+	lines := []map[string]any{}
+	for _, step := range steps {
+		if !s.c.json {
+			_, _ = fmt.Fprintf(s.c.stdout, "%-64s", step.text)
+		}
+		start := time.Now()
+		detail, err := step.do(s, ctx)
+		took := time.Since(start)
+		if err != nil {
+			if !s.c.json {
+				_, _ = fmt.Fprintf(s.c.stdout, "%7.2f s  FAILED\n", took.Seconds())
+			}
+			return fmt.Errorf("%s: %w", step.text, err)
+		}
+		if !s.c.json {
+			_, _ = fmt.Fprintf(s.c.stdout, "%7.2f s  %s\n", took.Seconds(), detail)
+		}
+		lines = append(lines, map[string]any{"step": step.text, "seconds": took.Seconds(), "detail": detail})
+	}
+	return s.c.result(map[string]any{"steps": lines, "seconds": time.Since(begin).Seconds(), "boot": s.boot}, func(w io.Writer) {
+		_, _ = fmt.Fprintf(w, "%-64s%7.2f s\n", "altogether", time.Since(begin).Seconds())
+		timeline(w, s.boot)
+	})
+}
+
+func (s *show) create(ctx context.Context) (string, error) {
+	i, err := s.lab.Create(ctx, lab.VM{Ephemeral: 10 * lab.GiB})
+	if err != nil {
+		return "", err
+	}
+	s.i, s.d.Disk = i, "disk-1"
+	i.Agent.Poll = 50 * time.Millisecond
+	return i.IP, i.NewDisk(s.d.Disk, lab.GiB)
+}
+
+func (s *show) power(ctx context.Context) (string, error) {
+	if err := s.i.Start(ctx); err != nil {
+		return "", err
+	}
+	within, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if err := s.i.Ready(within); err != nil {
+		return "", err
+	}
+	data, err := s.i.Status()
+	if err == nil {
+		err = json.Unmarshal(data, &s.boot)
+	}
+	return "pong", err
+}
+
+func (s *show) mount(ctx context.Context) (string, error) {
+	hint, err := s.i.AttachDisk(ctx, s.d.Disk)
+	if err != nil {
+		return "", err
+	}
+	if _, err := s.i.Agent.Do(ctx, "add_persistent_disk", s.d.Disk, hint); err != nil {
+		return "", err
+	}
+	if _, err := s.i.Agent.Do(ctx, "mount_disk", s.d.Disk); err != nil {
+		return "", err
+	}
+	return s.words(ctx, "findmnt", "-n", "-o", "SOURCE,FSTYPE", "/var/vcap/store")
+}
+
+func (s *show) settings(ctx context.Context) (string, error) {
+	settings, err := s.i.Permanent()
+	if err != nil {
+		return "", err
+	}
+	value, err := s.i.Agent.Do(ctx, "update_settings", settings)
+	if err != nil {
+		return "", err
+	}
+	return string(value), s.i.Settled()
+}
+
+func (s *show) apply(ctx context.Context) (string, error) {
+	m := release.WebManifest()
+	spec, upload, err := s.lab.Spec(s.i, m, m.Groups[0], 0)
+	if err != nil {
+		return "", err
+	}
+	s.d.Spec = spec
+	if err := upload(ctx); err != nil {
+		return "", err
+	}
+	value, err := s.i.Agent.Do(ctx, "apply", spec)
+	return string(value), err
+}
+
+func (s *show) start(ctx context.Context) (string, error) {
+	for _, step := range []func() error{
+		func() error { _, err := s.i.Agent.Do(ctx, "run_script", "pre-start", map[string]any{}); return err },
+		func() error { _, err := s.i.Agent.Do(ctx, "start"); return err },
+		func() error { return s.i.Agent.WaitRunning(ctx, time.Minute) },
+		func() error { return s.web(ctx) },
+	} {
+		if err := step(); err != nil {
+			return "", err
+		}
+	}
+	pid, err := s.words(ctx, "cat", "/var/vcap/sys/run/web/web.pid")
+	s.pid = pid
+	return "process " + pid, err
+}
+
+func (s *show) state(ctx context.Context) (string, error) {
+	state, err := s.i.Agent.State(ctx)
+	if err != nil {
+		return "", err
+	}
+	if len(state.Processes) != 1 || state.Processes[0].Name != "web" || state.Processes[0].State != "running" {
+		return "", fmt.Errorf("get_state shows %+v, want the process web running", state.Processes)
+	}
+	return "web is " + state.Processes[0].State, s.web(ctx)
+}
+
+// web asks the web server until it answers, at most 30 seconds.
+func (s *show) web(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	client := &http.Client{Transport: &http.Transport{DialContext: s.lab.Net.DialContext, DisableKeepAlives: true}}
+	for {
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.i.IP+":8080/", nil)
+		if err != nil {
+			return err
+		}
+		response, err := client.Do(r)
+		if err == nil {
+			body, err := io.ReadAll(response.Body)
+			_ = response.Body.Close()
+			if err != nil || string(body) != "hello from the lab\n" {
+				return fmt.Errorf("the web server says %q (%w)", body, err)
+			}
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("the web server does not answer: %w", err)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// words runs a program in the machine and returns its output as one line.
+func (s *show) words(ctx context.Context, args ...string) (string, error) {
+	out, err := s.i.Output(ctx, args...)
+	return strings.Join(strings.Fields(out), " "), err
+}
+
+func (s *show) kill(ctx context.Context) (string, error) {
+	since := time.Now()
+	if _, err := s.i.Output(ctx, "kill", "-9", s.pid); err != nil {
+		return "", err
+	}
+	within, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	e, err := s.lab.Monitor.Wait(within, since, func(e director.Event) bool { return e.Kind == "alert" && e.Agent == s.i.AgentID })
+	if err != nil {
+		return "", fmt.Errorf("no alert: %w", err)
+	}
+	var alert director.Alert
+	if err := json.Unmarshal(e.Body, &alert); err != nil {
+		return "", err
+	}
+	if err := alert.Valid(); err != nil {
+		return "", err
+	}
+	if err := s.web(ctx); err != nil {
+		return "", err
+	}
+	if s.pid, err = s.words(ctx, "cat", "/var/vcap/sys/run/web/web.pid"); err != nil {
+		return "", err
+	}
+	return alert.Title, s.i.Agent.WaitRunning(ctx, time.Minute)
+}
+
+func (s *show) logs(ctx context.Context) (string, error) {
+	id := uuid.NewString()
+	var result struct {
+		SHA1 string `json:"sha1"`
+	}
+	err := s.i.Agent.Into(ctx, &result, "fetch_logs_with_signed_url", map[string]any{
+		"signed_url": s.lab.Blobs.SignedURL("PUT", id), "log_type": "job", "filters": []string{}})
+	if err != nil {
+		return "", err
+	}
+	data, ok := s.lab.Blobs.Get(id)
+	if !ok || !blobstore.Matches(data, result.SHA1) {
+		return "", fmt.Errorf("blob %s with digest %s is not in the blobstore", id, result.SHA1)
+	}
+	names, err := contents(data)
+	if err != nil {
+		return "", err
+	}
+	for _, name := range names {
+		if strings.HasSuffix(name, "web/web.stdout.log") {
+			return fmt.Sprintf("%d files, %d bytes", len(names), len(data)), nil
+		}
+	}
+	return "", fmt.Errorf("the archive has %v, want web/web.stdout.log in it", names)
+}
+
+func contents(archive []byte) (names []string, err error) {
+	zip, err := gzip.NewReader(bytes.NewReader(archive))
+	if err != nil {
+		return nil, err
+	}
+	for r := tar.NewReader(zip); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return names, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		if h.Typeflag == tar.TypeReg {
+			names = append(names, h.Name)
+		}
+	}
+}
+
+func (s *show) restart(ctx context.Context) (string, error) {
+	if _, err := s.i.Output(ctx, "systemctl", "restart", "--no-block", "agent"); err != nil {
+		return "", err
+	}
+	if err := s.again(ctx); err != nil {
+		return "", err
+	}
+	pid, err := s.words(ctx, "cat", "/var/vcap/sys/run/web/web.pid")
+	if err == nil && pid != s.pid {
+		err = fmt.Errorf("the web server is process %s now, was %s", pid, s.pid)
+	}
+	return "process " + pid + " still", err
+}
+
+// again waits for the agent after a restart.
+func (s *show) again(ctx context.Context) error {
+	within, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	return s.i.Ready(within)
+}
+
+func (s *show) reboot(ctx context.Context) (string, error) {
+	within, cancel := context.WithTimeout(ctx, 90*time.Second)
+	defer cancel()
+	if err := s.i.Reboot(within); err != nil {
+		return "", err
+	}
+	if err := s.again(ctx); err != nil {
+		return "", err
+	}
+	if err := s.i.Agent.WaitRunning(ctx, time.Minute); err != nil {
+		return "", err
+	}
+	if err := s.web(ctx); err != nil {
+		return "", err
+	}
+	lines, err := s.words(ctx, "wc", "-l", "/var/vcap/store/web/started")
+	if err == nil && !strings.HasPrefix(lines, "1 ") {
+		err = fmt.Errorf("the persistent disk has %q, want the one line of the first start", lines)
+	}
+	boots, _ := s.i.Boots()
+	return fmt.Sprintf("boot %d, running", boots), err
+}
+
+// timeline draws where the time of the first boot went.
+func timeline(w io.Writer, d status.Document) {
+	if len(d.Steps) == 0 {
+		return
+	}
+	_, _ = fmt.Fprintf(w, "\nWhere the first boot's %.0f ms went:\n", float64(d.ReadyNS)/1e6)
+	steps := append([]status.Step(nil), d.Steps...)
+	sort.SliceStable(steps, func(i, j int) bool { return steps[i].Start < steps[j].Start })
+	const width = 50
+	total := max(d.ReadyNS, 1)
+	for _, step := range steps {
+		took := step.End - step.Start
+		if step.Outcome == status.Skipped || took < 1_000_000 {
+			continue // less than a millisecond is no line worth
+		}
+		from := min(int(step.Start*width/total), width-1)
+		length := max(min(int(took*width/total), width-from), 1)
+		_, _ = fmt.Fprintf(w, "  %-18s %8.1f ms  |%s%s%s|\n", step.Name, float64(took)/1e6, strings.Repeat(" ", from),
+			strings.Repeat("#", length), strings.Repeat(" ", width-from-length))
+	}
+}
+
+// explain shows what a failed demo has to say.
+func (s *show) explain(ctx context.Context) {
+	if s.i == nil || !s.i.Running() {
+		return
+	}
+	journal, err := s.i.Journal(ctx)
+	if err != nil {
+		return
+	}
+	lines := strings.Split(strings.TrimSpace(journal), "\n")
+	s.c.progress("the end of the agent's log:\n%s", strings.Join(lines[max(0, len(lines)-30):], "\n"))
+}
+
+// keep holds the lab until it is interrupted or told to go down.
+func (s *show) keep(ctx context.Context, p plan) error {
+	server, err := control.Serve(s.lab, p.Dir)
+	if err != nil {
+		return errors.Join(err, s.lab.Close(context.WithoutCancel(ctx)))
+	}
+	defer server.Close()
+	own, err := os.Executable()
+	if err != nil {
+		own = "lab"
+	}
+	if dir, err := os.Getwd(); err == nil {
+		if relative, err := filepath.Rel(dir, own); err == nil && !strings.HasPrefix(relative, "..") {
+			own = relative
+		}
+	}
+	_, _ = fmt.Fprintf(s.c.stdout, "\nThe machine stays until Ctrl-C or %s down. In another terminal:\n"+
+		"  %[1]s shell      a root shell in it\n  %[1]s logs       the agent's log\n  %[1]s watch      heartbeats and alerts\n"+
+		"  %[1]s call get_state full\n", own)
+	select {
+	case <-ctx.Done():
+	case <-server.Down():
+	}
+	return s.lab.Close(context.WithoutCancel(ctx))
+}

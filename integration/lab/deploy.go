@@ -73,13 +73,16 @@ func (l *Lab) deployInstance(ctx context.Context, m release.Manifest, g release.
 			return nil, err
 		}
 	}
-	spec, templates, err := l.spec(i, m, g, index)
+	spec, templates, err := l.Spec(i, m, g, index)
 	if err != nil {
 		return nil, err
 	}
 	d := director.Deployment{Spec: spec, Disk: i.deployed.disk}
-	if d.Settings, err = i.permanent(fresh); err != nil {
-		return nil, err
+	d.Settings = i.updates()
+	if fresh {
+		if d.Settings, err = i.Permanent(); err != nil {
+			return nil, err
+		}
 	}
 	// Another size means another disk, to which the data moves.
 	if g.PersistentDisk<<20 != i.deployed.size {
@@ -102,8 +105,7 @@ func (l *Lab) deployInstance(ctx context.Context, m release.Manifest, g release.
 	}
 	err = p.Run(ctx, func(step string, took time.Duration, err error) {
 		if step == "update_settings" && err == nil && fresh {
-			// The first identity has served; nats-sync takes it away.
-			err = l.Bus.Expel(testca.BootstrapName(i.AgentID))
+			err = i.Settled()
 		}
 		report(step, took, err)
 	})
@@ -130,11 +132,16 @@ func merged(under, over any) any {
 	return result
 }
 
-// permanent are the settings that a Director sends to a new machine: its own identity on the
-// bus, the blobstores, and what else update_settings always carries.
-func (i *Instance) permanent(fresh bool) (map[string]any, error) {
-	settings := map[string]any{"trusted_certs": "", "disk_associations": []any{}, "blobstores": []any{i.blobstore()}}
-	if !fresh || i.vm.HTTPS {
+// updates are what update_settings carries at every update.
+func (i *Instance) updates() map[string]any {
+	return map[string]any{"trusted_certs": "", "disk_associations": []any{}, "blobstores": []any{i.blobstore()}}
+}
+
+// Permanent are the settings that a Director sends to a new machine: in addition to the usual
+// ones its own identity on the bus.
+func (i *Instance) Permanent() (map[string]any, error) {
+	settings := i.updates()
+	if i.vm.HTTPS {
 		return settings, nil
 	}
 	pair, err := i.lab.Bus.Admit(testca.AgentName(i.AgentID))
@@ -145,9 +152,18 @@ func (i *Instance) permanent(fresh bool) (map[string]any, error) {
 	return settings, nil
 }
 
-// spec composes the apply spec, with the packages in the blobstore under signed URLs, and the
+// Settled takes the machine's first identity away, as nats-sync does when the permanent one has
+// been taken over.
+func (i *Instance) Settled() error {
+	if i.vm.HTTPS {
+		return nil
+	}
+	return i.lab.Bus.Expel(testca.BootstrapName(i.AgentID))
+}
+
+// Spec composes the apply spec, with the packages in the blobstore under signed URLs, and the
 // step that brings the rendered templates to the agent.
-func (l *Lab) spec(i *Instance, m release.Manifest, g release.Group, index int) (map[string]any, func(context.Context) error, error) {
+func (l *Lab) Spec(i *Instance, m release.Manifest, g release.Group, index int) (map[string]any, func(context.Context) error, error) {
 	if i.deployed.id == "" {
 		i.deployed.id = uuid.NewString()
 	}
