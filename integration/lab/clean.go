@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"cambium/integration/lab/disk"
 	"cambium/integration/lab/netns"
@@ -61,7 +62,7 @@ func Clean(dir, name string) error {
 	loops, err := disk.Below(own)
 	failed = errors.Join(failed, err)
 	for _, l := range loops {
-		failed = errors.Join(failed, l.Detach())
+		failed = errors.Join(failed, detach(l))
 	}
 	removeCgroups(name)
 	spaces, err := netns.List(Prefix)
@@ -104,9 +105,28 @@ func killAll(name, dir string) error {
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
+		// A machine that is killed first is unmounted when systemd-nspawn has seen it end.
+		children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+		for child := range strings.FieldsSeq(string(children)) {
+			if n, err := strconv.Atoi(child); err == nil && strings.Contains(string(data), "systemd-nspawn") {
+				failed = errors.Join(failed, killAndWait(n))
+			}
+		}
 		failed = errors.Join(failed, killAndWait(pid))
 	}
 	return failed
+}
+
+// detach waits a moment for the kernel to have unmounted what a killed machine had mounted; it
+// tells nobody when it has.
+func detach(l disk.Loop) error {
+	for deadline := time.Now().Add(5 * time.Second); ; {
+		err := l.Detach()
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
+			return err
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
 }
 
 func belongs(cmdline, name, dir string) bool {

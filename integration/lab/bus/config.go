@@ -13,11 +13,14 @@ import (
 	"cambium/internal/testca"
 )
 
-// permissions are the subjects a user may use.
+// permissions are the subjects a user may use, each a list or, since an empty list allows all,
+// a denial.
 type permissions struct {
-	Publish   []string `json:"publish"`
-	Subscribe []string `json:"subscribe"`
+	Publish   any `json:"publish"`
+	Subscribe any `json:"subscribe"`
 }
+
+var nothing = map[string]any{"deny": ">"}
 
 // user is an entry of the server's user list.
 type user struct {
@@ -39,7 +42,7 @@ func deployment() []user {
 		{testca.UserOf(testca.DirectorName), permissions{
 			Publish: []string{"agent.*", "hm.director.alert"}, Subscribe: []string{"director.>"}}},
 		{testca.UserOf(testca.HealthMonitorName), permissions{
-			Publish: []string{},
+			Publish: nothing,
 			Subscribe: []string{"hm.agent.heartbeat.*", "hm.agent.alert.*", "hm.agent.shutdown.*",
 				"hm.director.alert"}}},
 	}

@@ -1,0 +1,152 @@
+//go:build ns
+
+package bus
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"cambium/integration/lab/netns"
+	"cambium/internal/testca"
+
+	"github.com/nats-io/nats.go"
+)
+
+func space(t *testing.T) netns.Namespace {
+	t.Helper()
+	ns, err := netns.Create(fmt.Sprintf("cambium-b%d", os.Getpid()))
+	if err != nil {
+		if os.Getenv("CI") != "" {
+			t.Fatal(err)
+		}
+		t.Skipf("network namespaces: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := ns.Delete(); err != nil {
+			t.Error(err)
+		}
+	})
+	return ns
+}
+
+// TestNSPermissions checks what every user of the bus may do, on the built-in server and on the
+// program.
+func TestNSPermissions(t *testing.T) {
+	programs := map[string]string{"embedded": ""}
+	if path, err := exec.LookPath("nats-server"); err == nil {
+		programs["program"] = path
+	} else if os.Getenv("CI") != "" {
+		t.Error(err)
+	}
+	for name, program := range programs {
+		t.Run(name, func(t *testing.T) { permissionsOn(t, program) })
+	}
+}
+
+func permissionsOn(t *testing.T, program string) {
+	ca, err := testca.New("bus")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := Start(t.Context(), Options{Dir: t.TempDir(), Net: space(t), Host: "127.0.0.1", Port: 4222, CA: ca, Program: program})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Stop)
+	if conn, err := s.Connect(testca.AgentName("a")); err == nil {
+		conn.Close()
+		t.Error("an agent was let in before it was admitted")
+	}
+	for _, name := range []string{testca.AgentName("a"), testca.BootstrapName("b")} {
+		if _, err := s.Admit(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		user, verb, subject string
+		allowed             bool
+	}{
+		{testca.AgentName("a"), "publish", "hm.agent.heartbeat.a", true},
+		{testca.AgentName("a"), "publish", "hm.agent.alert.a", true},
+		{testca.AgentName("a"), "publish", "hm.agent.shutdown.a", true},
+		{testca.AgentName("a"), "publish", "director.x.a.1", true},
+		{testca.AgentName("a"), "subscribe", "agent.a", true},
+		{testca.BootstrapName("b"), "subscribe", "agent.b", true},
+		{testca.AgentName("a"), "publish", "hm.agent.heartbeat.b", false},
+		{testca.AgentName("a"), "publish", "director.x.b.1", false},
+		{testca.AgentName("a"), "publish", "director.x.a.1.2", false},
+		{testca.AgentName("a"), "publish", "agent.b", false},
+		{testca.AgentName("a"), "subscribe", "agent.b", false},
+		{testca.AgentName("a"), "subscribe", "_INBOX.>", false},
+		{testca.AgentName("a"), "subscribe", "agent.*", false},
+		{testca.DirectorName, "publish", "agent.a", true},
+		{testca.DirectorName, "publish", "hm.director.alert", true},
+		{testca.DirectorName, "subscribe", "director.>", true},
+		{testca.DirectorName, "publish", "hm.agent.alert.a", false},
+		{testca.HealthMonitorName, "subscribe", "hm.agent.heartbeat.*", true},
+		{testca.HealthMonitorName, "subscribe", "agent.a", false},
+		{testca.HealthMonitorName, "publish", "agent.a", false},
+	} {
+		if got := attempt(t, s, c.user, c.verb, c.subject); got != c.allowed {
+			t.Errorf("%s may %s %s: %v, want %v", c.user, c.verb, c.subject, got, c.allowed)
+		}
+	}
+	if err := s.Expel(testca.AgentName("a")); err != nil {
+		t.Fatal(err)
+	}
+	// A program reloads when it has read the signal; until then the agent is still let in.
+	for deadline := time.Now().Add(5 * time.Second); ; {
+		conn, err := s.Connect(testca.AgentName("a"))
+		if err != nil {
+			break
+		}
+		conn.Close()
+		if time.Now().After(deadline) {
+			t.Fatal("an expelled agent is still let in")
+		}
+	}
+}
+
+// attempt connects as the user, does it, and reports whether the server allowed it.
+func attempt(t *testing.T, s *Server, user, verb, subject string) bool {
+	t.Helper()
+	var conn *nats.Conn
+	var err error
+	// A program lets a new user in once it has reloaded.
+	for deadline := time.Now().Add(5 * time.Second); ; {
+		if conn, err = s.Connect(user); err == nil {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("connect as %s: %v", user, err)
+		}
+	}
+	defer conn.Close()
+	denied := make(chan struct{}, 1)
+	conn.SetErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+		if strings.Contains(strings.ToLower(err.Error()), "permissions violation") {
+			denied <- struct{}{}
+		}
+	})
+	if verb == "publish" {
+		err = conn.Publish(subject, []byte("x"))
+	} else {
+		_, err = conn.Subscribe(subject, func(*nats.Msg) {})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.Flush(); err != nil { // the server answers in order: a refusal has come by now
+		t.Fatal(err)
+	}
+	select {
+	case <-denied:
+		return false
+	case <-time.After(20 * time.Millisecond): // the handler runs in another goroutine
+		return true
+	}
+}

@@ -1,0 +1,138 @@
+package assets
+
+import (
+	"bufio"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"cambium/settings/agentjson"
+)
+
+// iaas are the names that the install script takes, with the types of their sources in order.
+var iaas = map[string]string{
+	"alicloud":   "HTTP",
+	"aws":        "HTTP",
+	"azure":      "File",
+	"cloudstack": "HTTP",
+	"docker":     "File",
+	"google":     "InstanceMetadata",
+	"openstack":  "File ConfigDrive HTTP",
+	"qemu":       "ConfigDrive CDROM HTTP",
+	"vsphere":    "VsphereGuestInfo CDROM",
+	"warden":     "File",
+}
+
+func TestAgentJSON(t *testing.T) {
+	entries, err := files.ReadDir("agent.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(entries) != len(iaas) {
+		t.Errorf("%d files, want %d", len(entries), len(iaas))
+	}
+	for name, want := range iaas {
+		t.Run(name, func(t *testing.T) {
+			data, err := AgentJSON(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c, report := agentjson.Parse(name+".json", data)
+			if report.Failed() {
+				t.Errorf("not accepted: %s", report)
+			}
+			var types []string
+			for _, s := range c.Infrastructure.Settings.Sources {
+				types = append(types, s.Type)
+			}
+			if got := strings.Join(types, " "); got != want {
+				t.Errorf("sources are %s, want %s", got, want)
+			}
+			container := name == "warden" || name == "docker"
+			if c.Platform.Linux.SkipDiskSetup != container {
+				t.Errorf("SkipDiskSetup is %v, want %v", c.Platform.Linux.SkipDiskSetup, container)
+			}
+		})
+	}
+}
+
+// unit reads a unit file into lists of values by section and key.
+func unit(t *testing.T, name string) map[string][]string {
+	t.Helper()
+	data, err := files.ReadFile("systemd/" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	values, section := map[string][]string{}, ""
+	for s := bufio.NewScanner(strings.NewReader(string(data))); s.Scan(); {
+		line := strings.TrimSpace(s.Text())
+		if strings.HasPrefix(line, "[") {
+			section = strings.Trim(line, "[]")
+		} else if key, value, ok := strings.Cut(line, "="); ok && !strings.HasPrefix(line, "#") {
+			values[section+"."+key] = append(values[section+"."+key], value)
+		}
+	}
+	return values
+}
+
+func TestAgentUnit(t *testing.T) {
+	u := unit(t, "bosh-agent.service")
+	for key, want := range map[string]string{
+		"Unit.StartLimitIntervalSec": "0", // never give up
+		"Service.Type":               "notify",
+		"Service.ExecStart":          "/var/vcap/bosh/bin/bosh-agent -P ubuntu -C /var/vcap/bosh/agent.json",
+		"Service.Restart":            "always",
+		"Service.KillMode":           "process",
+		"Service.TimeoutStartSec":    "infinity",
+		"Service.SyslogIdentifier":   "bosh-agent",
+		"Install.Alias":              "agent.service",
+	} {
+		if got := strings.Join(u[key], "|"); got != want {
+			t.Errorf("%s is %q, want %q", key, got, want)
+		}
+	}
+	for _, key := range []string{"Service.WatchdogSec", "Service.OOMScoreAdjust", "Service.Nice"} {
+		if len(u[key]) != 1 {
+			t.Errorf("%s is %q, want one value", key, u[key])
+		}
+	}
+	// What would give the agent a mount namespace, or reach the scripts it starts.
+	for key := range u {
+		name := strings.TrimPrefix(key, "Service.")
+		for _, prefix := range []string{"Protect", "Private", "ReadOnly", "ReadWrite", "Inaccessible", "Bind", "Temporary", "Root", "NoNewPrivileges",
+			"Restrict", "SystemCall", "Capability", "AmbientCapabilities", "LockPersonality", "MemoryDenyWriteExecute", "Limit", "UMask"} {
+			if strings.HasPrefix(name, prefix) {
+				t.Errorf("%s must not be set", key)
+			}
+		}
+	}
+}
+
+func TestMonitUnit(t *testing.T) {
+	u := unit(t, "monit.service")
+	for key, want := range map[string]string{
+		"Unit.ConditionPathExists": "/var/vcap/data/sys/run",
+		"Service.Restart":          "always",
+		"Service.KillMode":         "process",
+	} {
+		if got := strings.Join(u[key], "|"); got != want {
+			t.Errorf("%s is %q, want %q", key, got, want)
+		}
+	}
+}
+
+func TestUnpack(t *testing.T) {
+	dir := t.TempDir()
+	install, err := Unpack(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(install)
+	if err != nil || info.Mode().Perm() != 0o755 {
+		t.Errorf("install script is %v (%v), want mode 755", info, err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "systemd/bosh-agent.service")); err != nil {
+		t.Error(err)
+	}
+}
