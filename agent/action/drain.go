@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"cambium/agent/task"
 	"cambium/jobs"
 	"cambium/jobs/script"
 )
@@ -32,10 +33,12 @@ func drain(d JobDeps) func(context.Context, string, *jobs.Spec) (int, error) {
 		}
 		err = d.Instance.Unmonitor(ctx)
 		if err == nil {
-			err = d.Scripts.Drain(ctx, current.JobNames(), args)
+			_, err = detached(ctx, func(ctx context.Context) (struct{}, error) {
+				return struct{}{}, d.Scripts.Drain(ctx, current.JobNames(), args)
+			})
 		}
 		// The caller that cancelled does not look at the outcome; the scripts have ended.
-		if ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
+		if errors.Is(context.Cause(ctx), task.ErrCanceled) {
 			return 0, nil
 		}
 		return 0, err

@@ -16,9 +16,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
+	"cambium/agent/task"
 	"cambium/blobstore"
 	"cambium/internal/secret"
 	"cambium/internal/vcap"
@@ -249,29 +252,50 @@ func TestLogActions(t *testing.T) {
 	r.fails("signed_url is missing", "fetch_logs_with_signed_url", `{"log_type":"job"}`)
 }
 
-// TestCancelledDrainAnswers: the caller of cancel_task gets a number, not an exception.
-func TestCancelledDrainAnswers(t *testing.T) {
-	r := newRig(t)
-	started := filepath.Join(t.TempDir(), "started")
-	archive, digest := r.blob(map[string]string{"web/bin/drain": "#!/bin/bash\ntouch " + started + "\nsleep 1000\n"})
-	r.expect(`"applied"`, "apply", fmt.Sprintf(`{"job":{"templates":[{"name":"web","version":"1"}]},"configuration_hash":"h","rendered_templates_archive":{"blobstore_id":%q,"sha1":%q}}`, archive, digest))
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan string)
-	go func() {
-		answer, err := r.call(ctx, 3, "drain", `"shutdown"`)
-		done <- fmt.Sprint(answer, err)
-	}()
-	for {
-		if _, err := os.Stat(started); err == nil {
-			break
+// TestCancelAndStop: a cancelled drain is a number, its scripts ended; an agent that stops leaves
+// its scripts alone and does not wait for them.
+func TestCancelAndStop(t *testing.T) {
+	for _, canceled := range []bool{true, false} {
+		r := newRig(t)
+		started := filepath.Join(t.TempDir(), "started")
+		archive, digest := r.blob(map[string]string{"web/bin/drain": "#!/bin/bash\necho $$ > " + started + ".new; mv " + started + ".new " + started + "\nexec sleep 1000\n"})
+		r.expect(`"applied"`, "apply", fmt.Sprintf(`{"job":{"templates":[{"name":"web","version":"1"}]},"configuration_hash":"h","rendered_templates_archive":{"blobstore_id":%q,"sha1":%q}}`, archive, digest))
+		ctx, cancel := context.WithCancelCause(t.Context())
+		type outcome struct {
+			answer string
+			err    error
+		}
+		done := make(chan outcome)
+		go func() {
+			answer, err := r.call(ctx, 3, "drain", `"shutdown"`)
+			done <- outcome{answer, err}
+		}()
+		var pid int
+		for pid == 0 {
+			text, _ := os.ReadFile(started)
+			pid, _ = strconv.Atoi(strings.TrimSpace(string(text)))
+		}
+		if canceled {
+			cancel(task.ErrCanceled)
+		} else {
+			cancel(errors.New("SIGTERM"))
+		}
+		got := <-done
+		alive := syscall.Kill(pid, 0) == nil
+		if canceled && (got.answer != "0" || got.err != nil || alive) {
+			t.Errorf("cancelled: got %+v, script alive %v; want 0 and the script gone", got, alive)
+		}
+		if !canceled && (got.err == nil || !alive) {
+			t.Errorf("stopped: got %+v, script alive %v; want an error and the script alive", got, alive)
+		}
+		if alive {
+			if err := syscall.Kill(-pid, syscall.SIGKILL); err != nil {
+				t.Error(err)
+			}
 		}
 	}
-	cancel()
-	if got := <-done; got != "0<nil>" {
-		t.Errorf("got %s", got)
-	}
 	for _, method := range []string{"drain", "run_errand"} {
-		if row := r.table[method]; !row.Cancelable || row.Canceled == nil {
+		if row := newRig(t).table[method]; !row.Cancelable || row.Canceled == nil {
 			t.Errorf("%s cannot be cancelled while it waits", method)
 		}
 	}

@@ -29,6 +29,6 @@ func runErrand(d JobDeps) func(context.Context, *string) (script.Outcome, error)
 		if !slices.Contains(spec.JobNames(), job) {
 			return script.Outcome{}, fmt.Errorf("could not find errand %s: no such job is applied", job)
 		}
-		return d.Scripts.Errand(ctx, job)
+		return detached(ctx, func(ctx context.Context) (script.Outcome, error) { return d.Scripts.Errand(ctx, job) })
 	}
 }

@@ -13,6 +13,8 @@ func runScript(d JobDeps) func(context.Context, string, ScriptOptions) (struct{}
 		if err != nil {
 			return struct{}{}, err
 		}
-		return struct{}{}, d.Scripts.RunAll(ctx, spec.JobNames(), name, options.Env)
+		return detached(ctx, func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, d.Scripts.RunAll(ctx, spec.JobNames(), name, options.Env)
+		})
 	}
 }

@@ -1,7 +1,6 @@
 package script
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -50,8 +49,12 @@ func diskState(size int) string {
 	return string(data)
 }
 
-// maxDrainOutput bounds what a drain script may say; it should be one number.
-const maxDrainOutput = 64 << 10
+// maxDrainOutput bounds what is read of a drain script, which should print one number;
+// maxDrainError what an error quotes of the rest.
+const (
+	maxDrainOutput = 64 << 10
+	maxDrainError  = 1 << 10
+)
 
 // Drain runs the drain scripts of all jobs that have one, at the same time, each until it says
 // that it is done. When ctx ends, every script's process group is ended too before Drain
@@ -93,36 +96,45 @@ func (r Runner) drain(ctx context.Context, job string, args DrainArgs) error {
 }
 
 func (r Runner) drainOnce(ctx context.Context, job string, args DrainArgs) (int, error) {
-	output := &limited{max: maxDrainOutput}
-	_, err := command.Run(ctx, command.Cmd{
+	// Files: a script that outlives the agent must not die of a closed pipe.
+	stdout, err := r.spill()
+	if err != nil {
+		return 0, err
+	}
+	defer stdout.Close()
+	stderr, err := r.spill()
+	if err != nil {
+		return 0, err
+	}
+	defer stderr.Close()
+	_, err = command.Run(ctx, command.Cmd{
 		Name: r.path(job, "drain"), Args: append([]string{args.JobChange, args.HashChange}, args.UpdatedPackages...),
-		Env: environ(args.env()), Stdout: output, Nice: nice,
+		Env: environ(args.env()), Stdout: stdout, Stderr: stderr, Nice: nice,
 	})
 	var exit *command.ExitError
 	if err != nil && (ctx.Err() != nil || !errors.As(err, &exit)) {
 		return 0, err
 	}
-	wait, parseErr := strconv.Atoi(strings.TrimSpace(output.String()))
-	const day = 24 * 60 * 60
-	if parseErr != nil || wait > 365*day || wait < -365*day {
-		return 0, errors.Join(errors.New("the script did not print a number of seconds"), err)
+	output, readErr := section(stdout, 0, maxDrainOutput)
+	if readErr != nil {
+		return 0, readErr
+	}
+	said, readErr := excerpt(stderr, maxDrainError)
+	if readErr != nil {
+		return 0, readErr
+	}
+	wait, parseErr := strconv.Atoi(strings.TrimSpace(output))
+	const year = 365 * 24 * 60 * 60
+	if parseErr != nil || wait > year || wait < -year {
+		fault := errors.New("the script did not print a number of seconds")
+		if said = strings.TrimSpace(said); said != "" {
+			fault = fmt.Errorf("%w: %s", fault, said)
+		}
+		return 0, errors.Join(fault, err)
 	}
 	if err != nil {
 		// Scripts in the field end with a status and mean their number.
 		r.Log.WithFields(logrus.Fields{"job": job, "seconds": wait, "error": err}).Warn("drain script printed a number and failed")
 	}
 	return wait, nil
-}
-
-// limited keeps the beginning of what is written to it.
-type limited struct {
-	bytes.Buffer
-	max int
-}
-
-func (l *limited) Write(p []byte) (int, error) {
-	if room := l.max - l.Len(); room > 0 {
-		l.Buffer.Write(p[:min(room, len(p))])
-	}
-	return len(p), nil
 }

@@ -132,7 +132,7 @@ func TestDrainProtocol(t *testing.T) {
 			[]string{`job_changed hash_changed p q {"persistent_disk":5} {"persistent_disk":7}`, `job_check_status hash_unchanged {"persistent_disk":5}`, `job_check_status hash_unchanged {"persistent_disk":5}`}, ""},
 		{"status is ignored beside a number", `echo " 0 "; exit 4`, []string{`job_changed hash_changed p q {"persistent_disk":5} {"persistent_disk":7}`}, ""},
 		{"no number", `echo nonsense`, nil, "did not print a number"},
-		{"no number and a status", `echo why >&2; exit 4`, nil, "exit status 4: why"},
+		{"no number and a status", `echo why >&2; exit 4`, nil, "number of seconds: why\n"},
 		{"nothing", `true`, nil, "did not print a number"},
 		{"a flood", `yes 1`, nil, "did not print a number"},
 	} {
