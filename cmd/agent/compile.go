@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -19,20 +18,14 @@ import (
 // compileReleases is `agent compile [-output-directory DIR] RELEASE.tgz…`: it compiles release
 // tarballs on a machine made from a stemcell, without a Director.
 func compileReleases(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	flags := flag.NewFlagSet("compile", flag.ContinueOnError)
-	flags.SetOutput(stderr)
-	output := flags.String("output-directory", ".", "where compiled releases are written")
-	base := flags.String("b", vcap.DefaultBase, "base directory")
-	flags.Usage = func() {
-		fmt.Fprintln(stderr, "usage: agent compile [-output-directory DIR] RELEASE.tgz…")
-		flags.PrintDefaults()
-	}
-	if err := flags.Parse(args); err != nil {
-		return 2
-	}
-	if flags.NArg() == 0 {
-		flags.Usage()
-		return 2
+	flags := newFlags("compile", "[-output-directory DIR] RELEASE.tgz…",
+		"Compiles release tarballs on this machine, without a Director, and prints where the compiled releases are.\n"+
+			"All packages that are installed on the machine are removed.", stderr,
+		"agent compile -output-directory /tmp nats-release-54.tgz")
+	output := flags.String("output-directory", ".", "`DIR` for the compiled releases")
+	base := flags.String("b", vcap.DefaultBase, "`BASE` directory")
+	if code, ok := parse(flags, args, 1, -1); !ok {
+		return code
 	}
 	dirs := vcap.New(*base)
 	stemcell, err := stemcellSlug(dirs)
@@ -41,7 +34,7 @@ func compileReleases(ctx context.Context, args []string, stdout, stderr io.Write
 	}
 	if err != nil {
 		fmt.Fprintf(stderr, "agent compile: %v\n", err)
-		return 1
+		return exitBad
 	}
 	logger := logrus.New()
 	logger.SetOutput(stderr)
@@ -50,11 +43,11 @@ func compileReleases(ctx context.Context, args []string, stdout, stderr io.Write
 		path, err := compiler.Release(ctx, tarball, *output, stemcell)
 		if err != nil {
 			fmt.Fprintf(stderr, "agent compile: %v\n", err)
-			return 1
+			return exitBad
 		}
 		fmt.Fprintln(stdout, path)
 	}
-	return 0
+	return exitGood
 }
 
 // stemcellSlug is "name/version" of the stemcell that this machine was made from.

@@ -45,6 +45,7 @@ func commands() []command {
 		{"settings", "ask the settings sources now and show the effective settings; --explain", runSettings},
 		{"validate", "check agent.json, settings or update-settings documents", runValidate},
 		{"plan", "show what a boot would change on this machine", runPlan},
+		{"compile", "compile release tarballs on this machine, without a Director", compileReleases},
 		{"version", "print the version", runVersion},
 	}
 }
