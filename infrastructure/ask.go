@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -120,10 +121,11 @@ type event[T any] struct {
 func ask[T any](ctx context.Context, p policy, names []string, get func(context.Context, int) (T, error)) (T, Verdicts, error) {
 	var none T
 	start := time.Now()
-	inner, cancel := context.WithCancel(ctx)
-	if p.budget > 0 {
-		inner, cancel = context.WithTimeout(ctx, p.budget)
+	budget := p.budget
+	if budget == 0 {
+		budget = math.MaxInt64
 	}
+	inner, cancel := context.WithTimeout(ctx, budget)
 	events := make(chan event[T])
 	var running sync.WaitGroup
 	defer running.Wait()

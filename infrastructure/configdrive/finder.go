@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"sort"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -28,9 +29,10 @@ var errAbsent = errors.New("no such medium")
 
 // finder opens media by path or label.
 type finder struct {
-	root string
-	log  *logrus.Entry
-	enum *enumeration
+	root  string
+	log   *logrus.Entry
+	enum  *enumeration
+	reads *reads
 }
 
 func newFinder(root string, log *logrus.Entry) finder {
@@ -40,7 +42,7 @@ func newFinder(root string, log *logrus.Entry) finder {
 	if log == nil {
 		log = logrus.NewEntry(logrus.StandardLogger())
 	}
-	return finder{root: root, log: log, enum: &enumeration{root: root}}
+	return finder{root: root, log: log, enum: &enumeration{root: root}, reads: &reads{}}
 }
 
 // system moves /dev, /sys and /run below the root; image files stay where they are.
@@ -71,32 +73,53 @@ type found struct {
 
 // readFrom reads one of the named files from the medium at path.
 func (f finder) readFrom(ctx context.Context, path string, names []string) (found, error) {
-	return bounded(ctx, deviceTimeout, path, func(ctx context.Context) (found, error) {
+	key := path + "\x00" + strings.Join(names, "\x00")
+	return f.reads.do(ctx, key, path, func(ctx context.Context) (found, error) {
 		body, from, err := f.readNow(ctx, path, names)
 		return found{body, from}, err
 	})
 }
 
-// bounded runs a function that may hang in the kernel, and gives up waiting for it when time
-// is over.
-func bounded[T any](ctx context.Context, limit time.Duration, what string, run func(context.Context) (T, error)) (T, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%s: no answer from the device in %v", what, limit))
+// reads are those that are under way. A device that hangs in the kernel holds a thread, and is
+// asked again for as long as the agent waits for settings: it gets one read at a time.
+type reads struct {
+	mu    sync.Mutex
+	under map[string]*read // by key
+}
+
+type read struct {
+	done  chan struct{} // closed when the result is there
+	found found
+	err   error
+}
+
+// do runs a read, or joins the one that has not come back yet, and waits for it no longer than
+// deviceTimeout.
+func (r *reads) do(ctx context.Context, key, path string, run func(context.Context) (found, error)) (found, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, deviceTimeout, fmt.Errorf("%s: no answer from the device in %v", path, deviceTimeout))
 	defer cancel()
-	type result struct {
-		value T
-		err   error
+	r.mu.Lock()
+	now := r.under[key]
+	if now == nil {
+		now = &read{done: make(chan struct{})}
+		if r.under == nil {
+			r.under = map[string]*read{}
+		}
+		r.under[key] = now
+		go func() {
+			now.found, now.err = run(ctx)
+			r.mu.Lock()
+			delete(r.under, key)
+			r.mu.Unlock()
+			close(now.done)
+		}()
 	}
-	done := make(chan result, 1)
-	go func() {
-		value, err := run(ctx)
-		done <- result{value, err}
-	}()
+	r.mu.Unlock()
 	select {
-	case r := <-done:
-		return r.value, r.err
+	case <-now.done:
+		return now.found, now.err
 	case <-ctx.Done():
-		var none T
-		return none, context.Cause(ctx)
+		return found{}, context.Cause(ctx)
 	}
 }
 
