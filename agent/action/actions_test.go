@@ -1,0 +1,185 @@
+package action
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"cambium/settings"
+)
+
+// Every action is documented, and nothing else is.
+func TestActionsAreDocumented(t *testing.T) {
+	data, err := os.ReadFile("../../docs/actions.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	documented := map[string]bool{}
+	for line := range strings.SplitSeq(string(data), "\n") {
+		if name, found := strings.CutPrefix(line, "### `"); found {
+			documented[strings.TrimSuffix(name, "`")] = true
+		}
+	}
+	for _, name := range all(t).Names() {
+		if !documented[name] {
+			t.Errorf("docs/actions.md has no section ### `%s`", name)
+		}
+		delete(documented, name)
+	}
+	for name := range documented {
+		t.Errorf("docs/actions.md documents %s, which is no action", name)
+	}
+}
+
+// all is every row that the agent serves.
+func all(t testing.TB) Table {
+	t.Helper()
+	return Actions(Deps{})
+}
+
+// The lanes and modes that callers count on.
+func TestRows(t *testing.T) {
+	want := map[string]struct {
+		lane       Lane
+		mode       Mode
+		sensitive  bool
+		cancelable bool
+	}{
+		"ping": {Immediate, Sync, false, false}, "info": {Immediate, Sync, false, false},
+		"get_task": {Immediate, Sync, false, false}, "cancel_task": {Immediate, Sync, false, false},
+		"get_state": {Fast, Sync, false, false},
+		"list_disk": {Instance, AsyncSince3, false, true}, "mount_disk": {Instance, Async, false, true},
+		"unmount_disk": {Instance, Async, false, true}, "migrate_disk": {Instance, Async, false, true},
+		"add_persistent_disk": {Instance, Async, true, true}, "remove_persistent_disk": {Instance, Async, false, true},
+		"add_dynamic_disk": {Instance, Async, true, true}, "remove_dynamic_disk": {Instance, Sync, false, false},
+		"update_settings": {Instance, Async, true, true},
+		"upload_blob":     {Overlap, Async, true, false}, "remove_file": {Overlap, Sync, false, false},
+		"ssh": {Overlap, Sync, false, false}, "sync_dns": {Overlap, Sync, false, false},
+		"sync_dns_with_signed_url": {Overlap, Sync, true, false},
+		"delete_arp_entries":       {Overlap, Sync, false, false}, "shutdown": {Overlap, Sync, false, false},
+	}
+	table := Actions(Deps{})
+	for name, w := range want {
+		row, ok := table[name]
+		if !ok {
+			t.Errorf("%s is missing", name)
+			continue
+		}
+		if row.Lane != w.lane || row.Mode != w.mode || row.Sensitive != w.sensitive || row.Cancelable != w.cancelable {
+			t.Errorf("%s: got %v %v sensitive %v cancelable %v, want %+v", name, row.Lane, row.Mode, row.Sensitive, row.Cancelable, w)
+		}
+		delete(table, name)
+	}
+	for name := range table {
+		t.Errorf("%s is not in this list", name)
+	}
+	for protocol, async := range map[int]bool{0: false, 2: false, 3: true, 4: true} {
+		if AsyncSince3.Async(protocol) != async {
+			t.Errorf("protocol %d: got %v", protocol, !async)
+		}
+	}
+}
+
+// FuzzArguments feeds every action's decoder: it may refuse, never panic, and nothing runs.
+func FuzzArguments(f *testing.F) {
+	for _, seed := range []string{
+		`[]`, `["setup",{"user":"bosh_a","public_key":"k"}]`, `["disk-1",{"path":"/dev/sdc","lun":1}]`, `["disk-1","/dev/sdc"]`,
+		`[{"trusted_certs":"","disk_associations":[{"name":"n","cid":"c"}],"mbus":{"cert":{"ca":"x"},"urls":["nats://a:b@c:1"]},"blobstores":[{"provider":"dav","options":{}}]}]`,
+		`[{"blob_id":"a","checksum":"b","payload":"c"}]`, `["a","b",18446744073709551615]`, `[{"signed_url":"u","multi_digest":"d","version":1,"blobstore_headers":{"k":"v"}}]`,
+		`[{"ips":["10.0.0.4"]}]`, `[null,null,null]`, `[1e999,-1,{"a":{"a":{}}}]`,
+	} {
+		f.Add([]byte(seed))
+	}
+	table := all(f)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var arguments []json.RawMessage
+		if json.Unmarshal(data, &arguments) != nil {
+			return
+		}
+		for name, row := range table {
+			run, err := row.Bind(arguments)
+			if (run == nil) == (err == nil) {
+				t.Errorf("%s: a call and an error, or neither: %v", name, err)
+			}
+		}
+	})
+}
+
+func TestSSHWithoutKeyOrAddressCreatesNobody(t *testing.T) {
+	s := &SSH{Users: nobody{t}, Root: t.TempDir(), Networks: func() map[string]settings.Network { return nil }}
+	params := SSHParams{User: "bosh_a", PublicKey: "ssh-rsa K"}
+	if _, err := s.run(t.Context(), "setup", params); err == nil || !strings.Contains(err.Error(), "no ssh host key") {
+		t.Errorf("got %v", err)
+	}
+	if err := os.MkdirAll(filepath.Join(s.Root, "etc/ssh"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(s.Root, "etc/ssh/ssh_host_ed25519_key.pub"), []byte("ssh-ed25519 A\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if key, err := s.hostKey(); key != "ssh-ed25519 A" || err != nil {
+		t.Errorf("got %q, %v", key, err)
+	}
+	if _, err := s.run(t.Context(), "setup", params); err == nil || !strings.Contains(err.Error(), "no address") {
+		t.Errorf("got %v", err)
+	}
+	if _, err := s.run(t.Context(), "cleanup", SSHParams{}); err == nil {
+		t.Error("a cleanup without a pattern was accepted")
+	}
+}
+
+type nobody struct{ t *testing.T }
+
+func (n nobody) Create(context.Context, string, string) error {
+	n.t.Error("a user was created")
+	return nil
+}
+func (n nobody) Remove(context.Context, func(string) bool) error {
+	n.t.Error("users were removed")
+	return nil
+}
+
+func TestSSHAddress(t *testing.T) {
+	n := func(ip, kind string, defaults ...string) settings.Network {
+		return settings.Network{IP: ip, Type: kind, Default: defaults}
+	}
+	for _, c := range []struct {
+		networks map[string]settings.Network
+		want     string
+	}{
+		{map[string]settings.Network{"a": n("1", ""), "b": n("2", "", "dns")}, "2"},
+		{map[string]settings.Network{"a": n("1", "vip"), "b": n("2", "")}, "2"},
+		{map[string]settings.Network{"a": n("1", "vip")}, "1"},
+		{map[string]settings.Network{"a": n("", "", "gateway"), "b": n("2", "")}, "2"},
+	} {
+		s := &SSH{Networks: func() map[string]settings.Network { return c.networks }}
+		if got, err := s.address(); got != c.want || err != nil {
+			t.Errorf("%v: got %q, %v; want %q", c.networks, got, err, c.want)
+		}
+	}
+}
+
+// A link below a directory that may be cleaned up does not lead out of it.
+func TestRemoveFileFollowsNoLinks(t *testing.T) {
+	dir, outside := t.TempDir(), t.TempDir()
+	victim := filepath.Join(outside, "victim")
+	if err := os.WriteFile(victim, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(outside, filepath.Join(dir, "link")); err != nil {
+		t.Fatal(err)
+	}
+	remove := removeFile([]string{dir})
+	if _, err := remove(t.Context(), filepath.Join(dir, "link", "victim")); err == nil {
+		t.Error("a path through a link was accepted")
+	}
+	if _, err := remove(t.Context(), filepath.Join(dir, "link")); err != nil {
+		t.Errorf("removing the link itself: %v", err)
+	}
+	if _, err := os.Stat(victim); err != nil {
+		t.Errorf("the file behind the link: %v", err)
+	}
+}

@@ -1,0 +1,259 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"cambium/internal/testca"
+	"cambium/internal/vcap"
+	"cambium/jobs"
+	"cambium/jobs/monit"
+)
+
+// publisher records reports.
+type publisher struct {
+	mu        sync.Mutex
+	connected bool
+	sent      []string
+	at        []time.Time
+	err       error
+}
+
+func (p *publisher) Connected() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.connected
+}
+
+func (p *publisher) connect(up bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.connected = up
+}
+
+func (p *publisher) Publish(_ context.Context, target, topic string, payload any) error {
+	data, err := json.Marshal(payload)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.sent = append(p.sent, target+" "+topic+" "+string(data))
+	p.at = append(p.at, time.Now())
+	return errors.Join(err, p.err)
+}
+
+func (p *publisher) take() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	sent := p.sent
+	p.sent = nil
+	return sent
+}
+
+const appliedSpec = `{"deployment":"cf","name":"router","index":0,"id":"6f0c9a50-4c30-4a0f-8d6f-1f6a4a1c9b11","job":{"name":"router"}}`
+
+func applied(t *testing.T) (spec jobs.Spec) {
+	t.Helper()
+	check(t, json.Unmarshal([]byte(appliedSpec), &spec))
+	return spec
+}
+
+// body of the only report.
+func body(t *testing.T, p *publisher, prefix string) string {
+	t.Helper()
+	sent := p.take()
+	if len(sent) != 1 || !strings.HasPrefix(sent[0], prefix) {
+		t.Fatalf("got %q, want one report %q", sent, prefix)
+	}
+	return strings.TrimPrefix(sent[0], prefix)
+}
+
+func TestHeartbeatContent(t *testing.T) {
+	for _, c := range []struct {
+		file   string
+		change func(*machine, *Heartbeats)
+	}{
+		{"heartbeat.golden.json", func(m *machine, _ *Heartbeats) {
+			m.spec, m.supposed = applied(t), make([]jobs.Process, 3)
+		}},
+		{"heartbeat_nothing_applied.golden.json", func(m *machine, _ *Heartbeats) {
+			m.spec = must[jobs.Spec](t)((&jobs.State{Dirs: vcap.New(t.TempDir())}).Spec())
+		}},
+		{"heartbeat_sick.golden.json", func(m *machine, h *Heartbeats) {
+			m.specErr, m.slow = errors.New("corrupt"), make(chan struct{})
+			t.Cleanup(func() { close(m.slow) })
+			h.Vitals = func(context.Context) (any, error) { return nil, errors.New("no /proc") }
+		}},
+		{"heartbeat_sick.golden.json", func(m *machine, h *Heartbeats) {
+			m.specErr, m.slow = errors.New("corrupt"), make(chan struct{})
+			t.Cleanup(func() { close(m.slow) })
+			h.Vitals = func(context.Context) (any, error) { panic("broken") }
+		}},
+	} {
+		t.Run(c.file, func(t *testing.T) {
+			p, m := &publisher{connected: true}, &machine{}
+			h := Heartbeats{Bus: p, Jobs: m, Vitals: m.vitals, Log: quiet()}
+			c.change(m, &h)
+			h.beat(t.Context())
+			golden(t, c.file, body(t, p, "hm heartbeat "))
+		})
+	}
+}
+
+func TestHeartbeatTimes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, m := &publisher{connected: true}, &machine{}
+		ready, connected := make(chan struct{}), make(chan struct{}, 1)
+		h := Heartbeats{Bus: p, Jobs: m, Vitals: m.vitals, Ready: ready, Connected: connected, Log: quiet()}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- h.Run(ctx) }()
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if n := len(p.take()); n != 0 {
+			t.Fatalf("%d heartbeats before the agent is ready", n)
+		}
+		begin := time.Now()
+		close(ready)
+		synctest.Wait()
+		if n := len(p.take()); n != 1 {
+			t.Fatalf("%d heartbeats at once, want 1", n)
+		}
+		time.Sleep(heartbeatPeriod*10 + time.Second)
+		synctest.Wait()
+		if n := len(p.take()); n < 10 || n > 11 {
+			t.Errorf("%d heartbeats in ten periods", n)
+		}
+		if phase := p.at[1].Sub(begin); phase < heartbeatPeriod/2 || phase > heartbeatPeriod {
+			t.Errorf("the second comes after %v", phase)
+		}
+		for i := 2; i < len(p.at); i++ {
+			if gap := p.at[i].Sub(p.at[i-1]); gap != heartbeatPeriod {
+				t.Errorf("heartbeat %d comes %v after the one before", i, gap)
+			}
+		}
+		// Nothing is kept for a bus that is away; when it is back, one goes out at once.
+		p.connect(false)
+		time.Sleep(10 * heartbeatPeriod)
+		p.connect(true)
+		connected <- struct{}{}
+		synctest.Wait()
+		if n := len(p.take()); n != 1 {
+			t.Errorf("%d heartbeats after an outage, want 1", n)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestMonitAlerts(t *testing.T) {
+	p := &publisher{connected: true}
+	a := NewAlerts(p, quiet())
+	alert, worth := MonitAlert(monit.Alert{ID: "1700000000.123@host", Service: "nats", Event: "does not exist", Action: "restart",
+		Description: "process is not running", Date: time.Unix(1700000000, 0)}, []string{"10.0.0.5"})
+	if !worth {
+		t.Fatal("not worth sending")
+	}
+	a.Send(alert)
+	a.flush(t.Context())
+	golden(t, "alert.golden.json", body(t, p, "hm alert "))
+
+	if _, worth := MonitAlert(monit.Alert{Event: "action done"}, nil); worth {
+		t.Error("an event that all is well is sent")
+	}
+	one, _ := MonitAlert(monit.Alert{Event: "timeout"}, nil)
+	two, _ := MonitAlert(monit.Alert{Event: "timeout"}, nil)
+	if one.ID == "" || one.ID == two.ID || one.Created == 0 {
+		t.Errorf("ids %q and %q, created %d", one.ID, two.ID, one.Created)
+	}
+}
+
+func TestAlertsWaitForTheBus(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &publisher{}
+		a := NewAlerts(p, quiet())
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- a.Run(ctx) }()
+		for range maxAlerts + 5 {
+			a.Send(NewAlert(SeverityAlert, "t", "s"))
+		}
+		synctest.Wait()
+		if n := len(p.take()); n != 0 {
+			t.Errorf("%d alerts went nowhere", n)
+		}
+		p.connect(true)
+		a.Wake()
+		synctest.Wait()
+		if n := len(p.take()); n != maxAlerts {
+			t.Errorf("%d alerts, want %d", n, maxAlerts)
+		}
+		p.err = errors.New("too long")
+		a.Send(NewAlert(SeverityAlert, "t", "s"))
+		synctest.Wait()
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestExpiryWarnings(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ca := must[*testca.CA](t)(testca.New("ca"))
+		pair := must[testca.Pair](t)(ca.Issue(testca.Request{CommonName: "a", NotAfter: time.Now().Add(40 * 24 * time.Hour)}))
+		var mu sync.Mutex
+		var got []Alert
+		e := Expiry{Certificates: func() []Certificate {
+			return []Certificate{{"bus client", string(pair.Certificate)}, {"odd", "nonsense"}, {"key", string(pair.PrivateKey)}}
+		}, Send: func(a Alert) {
+			mu.Lock()
+			defer mu.Unlock()
+			got = append(got, a)
+		}}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- e.Run(ctx) }()
+		day := func(n int, want ...int) {
+			t.Helper()
+			time.Sleep(time.Duration(n) * 24 * time.Hour)
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			var severities []int
+			for _, a := range got {
+				severities = append(severities, a.Severity)
+			}
+			if len(severities) != len(want) || len(want) > 0 && severities[0] != want[0] {
+				t.Errorf("got %v, want %v", got, want)
+			}
+			got = nil
+		}
+		day(9)
+		day(2, SeverityWarning)
+		day(20)
+		day(3, SeverityError)
+		day(6, SeverityCritical)
+		day(30)
+		cancel()
+		check(t, <-ended)
+
+		// A new agent starts with what is most urgent, and a rotated certificate starts anew.
+		warned := map[[32]byte]int{}
+		e.check(warned)
+		if len(got) != 1 || got[0].Severity != SeverityCritical || !strings.Contains(got[0].Title, "bus client certificate has expired on ") {
+			t.Errorf("got %v", got)
+		}
+		pair = must[testca.Pair](t)(ca.Client("b"))
+		e.check(warned)
+		if len(warned) != 0 {
+			t.Error("the certificate of before is remembered")
+		}
+	})
+}
