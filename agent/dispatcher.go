@@ -254,14 +254,11 @@ func (d *Dispatcher) answer(q *request, reply mbus.Reply) {
 
 func (d *Dispatcher) logTask(q *request, took time.Duration, err error) {
 	entry := d.log.WithFields(logrus.Fields{"action": q.Method, "task": q.task.ID, "took": took.String()})
-	switch {
-	case err == nil:
-		entry.Info("task done")
-	case q.row.Sensitive:
-		entry.Error("task failed")
-	default:
+	if err != nil {
 		entry.WithError(err).Error("task failed")
+		return
 	}
+	entry.Info("task done")
 }
 
 // requestID is what a Director calls a request: the last token of its reply subject.

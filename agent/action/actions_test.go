@@ -37,7 +37,11 @@ func TestActionsAreDocumented(t *testing.T) {
 // all is every row that the agent serves.
 func all(t testing.TB) Table {
 	t.Helper()
-	return Actions(Deps{})
+	table, err := Merge(Actions(Deps{}), JobRows(JobDeps{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return table
 }
 
 // The lanes and modes that callers count on.

@@ -2,6 +2,7 @@ package action
 
 import (
 	"context"
+	"time"
 
 	"cambium/jobs/script"
 )
@@ -19,24 +20,27 @@ type JobDeps struct {
 	SayShutdown func(ctx context.Context)
 }
 
+// startPatience is how long `bosh start` waits.
+const startPatience = 90 * time.Second
+
 // JobRows returns the rows of the job, package, script and log actions.
 func JobRows(d JobDeps) Table {
 	return Table{
-		"prepare": {Bind: One(prepare(d.Instance)), Mode: Async, Lane: Instance},
-		"apply":   {Bind: One(apply(d.Instance, d.Networks)), Mode: Async, Lane: Instance},
-		"start":   {Bind: None(start(d.Instance)), Lane: Instance},
-		"stop":    {Bind: None(stop(d.Instance)), Mode: Async, Lane: Instance},
+		"prepare": {Bind: One(prepare(d.Instance)), Mode: Async, Lane: Instance, Cancelable: true},
+		"apply":   {Bind: One(apply(d.Instance, d.Networks)), Mode: Async, Lane: Instance, Cancelable: true},
+		"start":   {Bind: None(start(d.Instance)), Lane: Instance, Patience: startPatience},
+		"stop":    {Bind: None(stop(d.Instance)), Mode: Async, Lane: Instance, Cancelable: true},
 		"drain": {Bind: OneMaybeTwo(drain(d)), Mode: Async, Lane: Instance, Cancelable: true,
 			Canceled: func(context.Context) (any, error) { return 0, nil }},
-		"run_script": {Bind: Two(runScript(d)), Mode: Async, Lane: Instance},
+		"run_script": {Bind: Two(runScript(d)), Mode: Async, Lane: Instance, Cancelable: true},
 		"run_errand": {Bind: MaybeOne(runErrand(d)), Mode: Async, Lane: Instance, Cancelable: true,
 			Canceled: func(context.Context) (any, error) { return script.Outcome{ExitCode: canceledErrand}, nil }},
 
-		"compile_package":                 {Bind: Five(compilePackage(d)), Mode: Async, Lane: Instance},
-		"compile_package_with_signed_url": {Bind: One(compileSigned(d)), Mode: Async, Lane: Instance},
+		"compile_package":                 {Bind: Five(compilePackage(d)), Mode: Async, Lane: Instance, Cancelable: true},
+		"compile_package_with_signed_url": {Bind: One(compileSigned(d)), Mode: Async, Lane: Instance, Cancelable: true},
 
-		"fetch_logs":                 {Bind: Two(fetchLogs(d)), Mode: Async, Lane: Overlap},
-		"fetch_logs_with_signed_url": {Bind: One(fetchLogsSigned(d)), Mode: Async, Lane: Overlap},
+		"fetch_logs":                 {Bind: Two(fetchLogs(d)), Mode: Async, Lane: Overlap, Cancelable: true},
+		"fetch_logs_with_signed_url": {Bind: One(fetchLogsSigned(d)), Mode: Async, Lane: Overlap, Cancelable: true},
 		"bundle_logs":                {Bind: One(bundleLogs(d.Logs)), Lane: Overlap},
 	}
 }

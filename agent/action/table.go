@@ -69,7 +69,8 @@ type Row struct {
 	Bind Bind
 	Mode Mode
 	Lane Lane
-	// Sensitive arguments and results are neither journaled nor described in logs.
+	// Sensitive arguments may hold secrets: what is wrong with them is told to the caller, but
+	// not to the log.
 	Sensitive bool
 	// Cancelable tasks have their context ended by cancel_task and then end by themselves.
 	Cancelable bool
