@@ -188,7 +188,7 @@ func Diff(have State, want []Entry) ([]Change, error) {
 				found = Found{}
 			}
 		}
-		some, err := diffEntry(found, e, uid, gid)
+		some, err := diffEntry(found, paths[e.Source], e, uid, gid)
 		if err != nil {
 			failed = append(failed, err)
 			continue
@@ -215,7 +215,7 @@ func made(e Entry, uid, gid int) Found {
 	return f
 }
 
-func diffEntry(found Found, e Entry, uid, gid int) ([]Change, error) {
+func diffEntry(found, source Found, e Entry, uid, gid int) ([]Change, error) {
 	change := func(a Action) Change { return Change{Action: a, Entry: e, UID: uid, GID: gid} }
 	switch e.Kind {
 	case Dir, File:
@@ -248,10 +248,10 @@ func diffEntry(found Found, e Entry, uid, gid int) ([]Change, error) {
 		}
 		return []Change{change(SetAside), change(Link)}, nil
 	case Bind:
-		// Somebody else's mount there (a tmpfs on /tmp, a log volume) is respected and gets the
-		// flags; Warnings names it.
+		// Somebody else's memory gives way to the disk: the system's own tmpfs on /tmp, for one.
+		// Somebody else's volume stays and gets the flags; Warnings names it.
 		switch {
-		case !found.MountRoot:
+		case !found.MountRoot, e.Source != e.Path && found.Tmpfs && !sameFile(found, source):
 			return []Change{change(BindMount)}, nil
 		case found.Flags&e.Flags != e.Flags:
 			return []Change{change(SetFlags)}, nil
@@ -324,7 +324,7 @@ func Warnings(have State, want []Entry) (texts []string) {
 	for _, e := range want {
 		found := have.Paths[e.Path]
 		switch {
-		case e.Kind == Bind && found.MountRoot && e.Source != e.Path && !sameFile(found, have.Paths[e.Source]):
+		case e.Kind == Bind && found.MountRoot && !found.Tmpfs && e.Source != e.Path && !sameFile(found, have.Paths[e.Source]):
 			texts = append(texts, fmt.Sprintf("something else than %s is mounted at %s; it stays", e.Source, e.Path))
 		case e.Kind == Tmpfs && found.MountRoot && !found.Tmpfs:
 			texts = append(texts, fmt.Sprintf("something else than a tmpfs is mounted at %s; it stays", e.Path))

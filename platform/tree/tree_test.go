@@ -131,6 +131,9 @@ func TestDiff(t *testing.T) {
 		{"mount point is not replaced", Found{Exists: true, Type: fs.ModeDir, MountRoot: true}, Entry{Kind: Symlink, Source: "/y"}, nil, "is a mount point"},
 		{"bound without flags", Found{Exists: true, Type: fs.ModeDir, MountRoot: true, Flags: NoDev}, Entry{Kind: Bind, Source: "/x", Flags: NoDev | NoSuid}, []string{"set mount flags of /x to nodev,nosuid"}, ""},
 		{"bound with more flags", Found{Exists: true, Type: fs.ModeDir, MountRoot: true, Flags: NoDev | NoExec}, Entry{Kind: Bind, Source: "/x", Flags: NoDev}, nil, ""},
+		{"a volume of somebody else", Found{Exists: true, Type: fs.ModeDir, MountRoot: true}, Entry{Kind: Bind, Source: "/y", Flags: NoDev}, []string{"set mount flags of /x to nodev"}, ""},
+		{"memory of somebody else", Found{Exists: true, Type: fs.ModeDir, MountRoot: true, Tmpfs: true, Dev: 1, Ino: 2}, Entry{Kind: Bind, Source: "/y", Flags: NoDev}, []string{"bind /y to /x (nodev)"}, ""},
+		{"bound from memory already", Found{Exists: true, Type: fs.ModeDir, MountRoot: true, Tmpfs: true, Dev: 3, Ino: 4}, Entry{Kind: Bind, Source: "/same"}, nil, ""},
 		{"not a mount, no flags", dir(0o755, 0, 0), Entry{Kind: Mounted, Flags: NoDev}, nil, ""},
 		{"memory, mode of an older agent", Found{Exists: true, Type: fs.ModeDir, MountRoot: true, Tmpfs: true, Mode: 0o777 | fs.ModeSticky, GID: 1000},
 			Entry{Kind: Tmpfs, Size: "16m", Mode: 0o770 | fs.ModeSticky, Owner: rootVcap}, []string{"set mode of /x to 1770"}, ""},
@@ -143,6 +146,7 @@ func TestDiff(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			have := machine()
 			have.Paths["/x"] = tc.have
+			have.Paths["/same"] = Found{Exists: true, Type: fs.ModeDir, Dev: 3, Ino: 4}
 			tc.want.Path = "/x"
 			got, err := Diff(have, []Entry{tc.want})
 			if tc.err == "" && err != nil || tc.err != "" && (err == nil || !strings.Contains(err.Error(), tc.err)) {
@@ -168,7 +172,7 @@ func TestDiffKnowsThatAFreshMountIsEmpty(t *testing.T) {
 
 func TestWarnings(t *testing.T) {
 	have := machine()
-	have.Paths["/tmp"] = Found{Exists: true, Type: fs.ModeDir, MountRoot: true, Tmpfs: true, Ino: 1}
+	have.Paths["/tmp"] = Found{Exists: true, Type: fs.ModeDir, MountRoot: true, Ino: 1}
 	delete(have.Groups, "syslog")
 	got := strings.Join(Warnings(have, Plan(vcap.New(""), Options{})), "\n")
 	for _, want := range []string{"mounted at /tmp; it stays", `no group "syslog"`} {
