@@ -127,6 +127,9 @@ func networkUp() bool {
 func (a asked) print(stdout, stderr io.Writer, explain bool, err error) {
 	if err != nil {
 		printVerdicts(stderr, a.verdicts)
+		if len(a.verdicts) > 0 && errors.Is(err, store.ErrNoSettings) {
+			err = errors.New("no source has settings, and there is no cached copy")
+		}
 		fmt.Fprintln(stderr, "agent settings:", err)
 		return
 	}

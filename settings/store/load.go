@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"cambium/internal/atomicfile"
-	"cambium/internal/report"
 	"cambium/internal/vcap"
 	"cambium/settings"
 )
@@ -116,8 +115,22 @@ func (c *Current) accept(ctx context.Context, next settings.Settings, loaded Loa
 		}
 		s.last = loaded
 	})
-	c.logReport(loaded.Report)
+	// A refresh before each disk action must not repeat what was said at boot.
+	if text := loaded.Report.String(); text != now.last.Report.String() {
+		for _, e := range loaded.Report.Entries {
+			c.options.Log.WithField("finding", e.String()).Warn("settings document has an oddity")
+		}
+	}
 	return loaded, nil
+}
+
+// keepOff tells why records with secrets may not be written where the state's place is: the
+// settings ask for a tmpfs, and there is none.
+func (c *Current) keepOff(s *state) error {
+	if !c.disk.readOnly && s.settings.Env.Bosh.SettingsTmpfs && s.place != c.dirs.SettingsTmpfs() {
+		return errors.New("settings ask for a tmpfs, which could not be mounted")
+	}
+	return nil
 }
 
 // cache writes settings.json, and the other files too when they move to another place. In the
@@ -162,7 +175,9 @@ func (c *Current) cache(ctx context.Context, s state, place string) error {
 func (c *Current) setAside(s *state, owner string) error {
 	paths := []string{c.dirs.ManagedDiskSettings(), c.dirs.AgentState(), c.dirs.Spec(), c.dirs.Tasks()}
 	for _, place := range c.places() {
-		paths = append(paths, filepath.Join(place, vcap.UpdateSettingsFile), filepath.Join(place, vcap.DiskHintsFile))
+		for _, name := range append([]string{vcap.UpdateSettingsFile, vcap.DiskHintsFile}, c.options.Others...) {
+			paths = append(paths, filepath.Join(place, name))
+		}
 		if place != s.place {
 			paths = append(paths, filepath.Join(place, vcap.SettingsFile))
 		}
@@ -194,10 +209,4 @@ func fileName(id string) string {
 		return '_'
 	}, id)
 	return clean[:min(len(clean), 128)]
-}
-
-func (c *Current) logReport(rep report.Report) {
-	for _, e := range rep.Entries {
-		c.options.Log.WithField("finding", e.String()).Warn("settings document has an oddity")
-	}
 }

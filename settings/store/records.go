@@ -48,7 +48,11 @@ func (p *Pending) Commit(ctx context.Context) error {
 	if s.version != p.version {
 		return ErrSuperseded
 	}
-	if err := c.writeUpdate(s.place, p.update); err != nil {
+	err := c.keepOff(s)
+	if err == nil {
+		err = c.writeUpdate(s.place, p.update)
+	}
+	if err != nil {
 		return fmt.Errorf("save update_settings: %w", err)
 	}
 	c.replace(func(s *state) {
@@ -108,7 +112,11 @@ func (c *Current) changeHints(change func(*state, map[string]settings.Persistent
 	hints := map[string]settings.PersistentDisk{}
 	maps.Copy(hints, s.hints)
 	change(s, hints)
-	if err := c.writeHints(s.place, hints); err != nil {
+	err := c.keepOff(s)
+	if err == nil {
+		err = c.writeHints(s.place, hints)
+	}
+	if err != nil {
 		return fmt.Errorf("record disks: %w", err)
 	}
 	c.replace(func(s *state) { s.hints = hints })

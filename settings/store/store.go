@@ -45,6 +45,9 @@ type Options struct {
 	Fetch func(context.Context) (Fetched, error)
 	// MountTmpfs makes the directory at path a tmpfs unless it is one.
 	MountTmpfs func(ctx context.Context, path string) error
+	// Others are names of further files, in either place, that belong to one agent id and are set
+	// aside with the state of another.
+	Others []string
 	// ReadOnly leaves every file alone; settings are then in force in memory only.
 	ReadOnly bool
 	Log      *logrus.Entry

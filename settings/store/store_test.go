@@ -40,7 +40,8 @@ func newMachine(t *testing.T) *machine {
 
 func (m *machine) options() Options {
 	return Options{
-		Log: m.entry,
+		Log:    m.entry,
+		Others: []string{"journal"},
 		Fetch: func(context.Context) (Fetched, error) {
 			if m.failure != nil {
 				return Fetched{}, m.failure
@@ -223,6 +224,20 @@ func TestSecondLoadWritesNothing(t *testing.T) {
 	}
 	if !os.SameFile(before, after) || exists(m.settingsFile()+atomicfile.PreviousSuffix) {
 		t.Errorf("an unchanged document was written again; tree is %v", m.tree(t))
+	}
+}
+
+func TestOdditiesAreSaidOnce(t *testing.T) {
+	m := newMachine(t)
+	m.answer = doc("a-1", `,"networks":{"n":{"mac":"nonsense"}}`)
+	c := m.open(t)
+	for range 3 {
+		m.load(t, c)
+	}
+	m.answer = doc("a-1", `,"env":{"bosh":{"parallel":0}}`)
+	m.load(t, c)
+	if got := strings.Join(m.warnings(), ","); strings.Count(got, "settings document has an oddity") != 2 {
+		t.Errorf("log has %s, want each oddity once", got)
 	}
 }
 

@@ -97,6 +97,12 @@ func TestWithoutTmpfsSecretsStayOffTheDisk(t *testing.T) {
 	if c.Effective().Settings.AgentID != "a-1" {
 		t.Error("the settings are not in force")
 	}
+	if _, err := c.Update(t.Context(), update(t, `{"trusted_certs":"x"}`)); err == nil {
+		t.Error("an update was accepted although it cannot be kept")
+	}
+	if err := c.PutHint("d-1", settings.DiskHint{}); err == nil {
+		t.Error("a disk was recorded although the record cannot be kept")
+	}
 	if got := m.tree(t); len(got) != 0 {
 		t.Errorf("files %v were written", got)
 	}
@@ -134,6 +140,7 @@ func TestAnotherAgentsStateIsSetAside(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.put(t, m.dirs.Spec(), `{"old":true}`)
+	m.put(t, filepath.Join(m.dirs.Bosh(), "journal"), "old tasks")
 
 	// While the agent runs, an answer for somebody else is refused.
 	m.answer = doc("b-2")
@@ -152,7 +159,7 @@ func TestAnotherAgentsStateIsSetAside(t *testing.T) {
 		t.Errorf("the other agent's state is in force: %+v %v %q", e, c.Disks(), c.MountedCID())
 	}
 	want := []string{
-		"bosh/foreign/a-1/agent_state.json", "bosh/foreign/a-1/managed_disk_settings.json", "bosh/foreign/a-1/persistent_disk_hints.json",
+		"bosh/foreign/a-1/agent_state.json", "bosh/foreign/a-1/journal", "bosh/foreign/a-1/managed_disk_settings.json", "bosh/foreign/a-1/persistent_disk_hints.json",
 		"bosh/foreign/a-1/settings.json", "bosh/foreign/a-1/spec.json", "bosh/foreign/a-1/update_settings.json", "bosh/settings.json",
 	}
 	if got := m.tree(t); !slices.Equal(got, want) {
