@@ -87,7 +87,7 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 	if err != nil {
 		return nil, err
 	}
-	current, err = store.Open(dirs, store.Options{Fetch: fetch.fetch, MountTmpfs: a.mountTmpfs, Log: log.WithField("component", "settings")})
+	current, err = store.Open(dirs, store.Options{Fetch: fetch.fetch, MountTmpfs: a.mountTmpfs, Others: []string{taskJournal}, Log: log.WithField("component", "settings")})
 	if err != nil {
 		return nil, err
 	}

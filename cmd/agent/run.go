@@ -214,9 +214,12 @@ func (a *app) failed(ctx context.Context, v bootstrap.Verdict, first bool) {
 	a.bus.alertOnce(ctx, v.Line())
 }
 
+// taskJournal is the file, beside the settings, that lets tasks survive a restart.
+const taskJournal = "cambium_tasks.json"
+
 // ready opens the gate. Everything the Director relies on stands by now.
 func (a *app) ready(ctx context.Context, v bootstrap.Verdict) error {
-	tasks, err := task.Open(ctx, task.Options{Path: filepath.Join(a.place(), "cambium_tasks.json"), Log: a.log.WithField("component", "task")})
+	tasks, err := task.Open(ctx, task.Options{Path: filepath.Join(a.place(), taskJournal), Log: a.log.WithField("component", "task")})
 	if err != nil {
 		a.log.WithError(err).Warn("tasks do not survive a restart")
 	}
