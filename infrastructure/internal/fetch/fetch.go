@@ -14,8 +14,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/net/http/httpproxy"
-
 	"cambium/infrastructure/internal/source"
 	"cambium/internal/secret"
 )
@@ -211,8 +209,12 @@ func proxy(r *http.Request) (*url.URL, error) {
 	if Direct(r.URL.Hostname()) {
 		return nil, nil
 	}
-	return httpproxy.FromEnvironment().ProxyFunc()(r.URL)
+	return environmentProxy(r)
 }
+
+// environmentProxy is the standard library's, which reads the environment once per process and
+// costs no module of its own.
+var environmentProxy = http.ProxyFromEnvironment
 
 // metadataAddresses are those that are not link-local and still mean "this machine's
 // hypervisor": Alibaba, Azure, and EC2 over IPv6.

@@ -212,10 +212,13 @@ func TestProxyIsForFarAwayOnly(t *testing.T) {
 	var seen atomic.Value
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { seen.Store(r.URL.String()) }))
 	defer proxy.Close()
-	t.Setenv("HTTP_PROXY", proxy.URL)
-	t.Setenv("http_proxy", proxy.URL)
-	t.Setenv("NO_PROXY", "")
-	t.Setenv("no_proxy", "")
+	proxyURL, err := url.Parse(proxy.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := environmentProxy
+	environmentProxy = http.ProxyURL(proxyURL)
+	t.Cleanup(func() { environmentProxy = before })
 	if _, err := (Client{}).Do(t.Context(), Request{URL: "http://registry.example.test/x", Limit: 10}); err != nil {
 		t.Fatal(err)
 	}
