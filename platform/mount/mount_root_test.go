@@ -19,6 +19,8 @@ import (
 	"cambium/internal/looptest"
 )
 
+func TestMain(m *testing.M) { looptest.Main(m) }
+
 func dir(t testing.TB) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "with space")

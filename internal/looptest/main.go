@@ -1,0 +1,51 @@
+package looptest
+
+import (
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Main runs the tests of a package in a mount namespace of their own, to be called from
+// TestMain. Mounts of a test are then gone with its process, whatever happens to it, and no
+// other process that copies its namespace meanwhile can keep them alive.
+func Main(m *testing.M) {
+	const inside = "CAMBIUM_LOOPTEST_INSIDE"
+	if os.Geteuid() != 0 || os.Getenv(inside) != "" {
+		os.Exit(m.Run())
+	}
+	self, err := os.Executable()
+	if err != nil {
+		fail(err)
+	}
+	p, err := os.StartProcess(self, os.Args, &os.ProcAttr{
+		Env:   append(os.Environ(), inside+"=yes"),
+		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
+		Sys:   &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS, Pdeathsig: syscall.SIGTERM},
+	})
+	if err != nil {
+		fail(err)
+	}
+	// go test asks for stacks with SIGQUIT when time is up; the tests are the ones to answer.
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGQUIT, syscall.SIGINT, syscall.SIGTERM)
+	go func() {
+		for s := range signals {
+			_ = p.Signal(s)
+		}
+	}()
+	state, err := p.Wait()
+	if err != nil {
+		fail(err)
+	}
+	os.Exit(state.ExitCode())
+}
+
+func fail(err error) {
+	fmt.Fprintln(os.Stderr, "looptest:", err)
+	os.Exit(1)
+}

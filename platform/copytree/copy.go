@@ -1,0 +1,329 @@
+package copytree
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+
+	"golang.org/x/sys/unix"
+)
+
+type copier struct{ *walk }
+
+func (c copier) before(rel string, _ *unix.Stat_t) error {
+	if rel == "." {
+		return nil
+	}
+	err := unix.Mkdirat(c.to, rel, 0o700)
+	if !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	var have unix.Stat_t
+	if err := unix.Fstatat(c.to, rel, &have, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return err
+	}
+	if have.Mode&unix.S_IFMT == unix.S_IFDIR {
+		return nil
+	}
+	if !c.options.Exact {
+		return errors.New("the target has something else of that name")
+	}
+	if err := unix.Unlinkat(c.to, rel, 0); err != nil {
+		return err
+	}
+	return unix.Mkdirat(c.to, rel, 0o700)
+}
+
+func (c copier) after(rel string, st *unix.Stat_t) error { return c.attributes(rel, st) }
+
+func (c copier) entry(rel string, st *unix.Stat_t, b *buffers) (err error) {
+	if st.Nlink > 1 {
+		state, first := c.links.first(st.Ino, rel)
+		if !first {
+			<-state.done
+			if state.err != nil {
+				return nil // reported where it happened
+			}
+			return c.link(state.rel, rel)
+		}
+		defer func() { state.err = err; close(state.done) }()
+	}
+	var have unix.Stat_t
+	switch err := unix.Fstatat(c.to, rel, &have, unix.AT_SYMLINK_NOFOLLOW); {
+	case errors.Is(err, unix.ENOENT):
+	case err != nil:
+		return err
+	case same(st, &have) && st.Mode&unix.S_IFMT == unix.S_IFREG:
+		// Copied before an interruption: the times are set last. Verify compares the bytes.
+		c.options.Progress.bytes.Add(min(st.Blocks*512, st.Size))
+		return nil
+	case have.Mode&unix.S_IFMT == unix.S_IFDIR && !c.options.Exact:
+		return errors.New("the target has a directory of that name")
+	default:
+		if err := removeAll(c.to, rel); err != nil {
+			return err
+		}
+	}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		return c.file(rel, st, b)
+	case unix.S_IFLNK:
+		target, err := readlink(c.from, rel)
+		if err != nil {
+			return err
+		}
+		if err := unix.Symlinkat(target, c.to, rel); err != nil {
+			return err
+		}
+	default:
+		if err := unix.Mknodat(c.to, rel, st.Mode&^0o7777|0o600, int(st.Rdev)); err != nil {
+			return err
+		}
+	}
+	return c.attributes(rel, st)
+}
+
+func (c copier) link(first, rel string) error {
+	var have, want unix.Stat_t
+	if err := unix.Fstatat(c.to, first, &want, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return err
+	}
+	if unix.Fstatat(c.to, rel, &have, unix.AT_SYMLINK_NOFOLLOW) == nil {
+		if have.Ino == want.Ino {
+			return nil
+		}
+		if err := removeAll(c.to, rel); err != nil {
+			return err
+		}
+	}
+	return unix.Linkat(c.to, first, c.to, rel, 0)
+}
+
+func (c copier) file(rel string, st *unix.Stat_t, b *buffers) error {
+	source, err := openRead(c.from, rel)
+	if err != nil {
+		return err
+	}
+	defer source.Close()
+	fd, err := unix.Openat(c.to, rel, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return err
+	}
+	target := os.NewFile(uintptr(fd), rel)
+	err = c.content(source, target, st, b.a)
+	if err == nil {
+		err = setAttributes(source, target, st)
+	}
+	return errors.Join(err, target.Close())
+}
+
+// content copies the data and leaves the holes.
+func (c copier) content(source, target *os.File, st *unix.Stat_t, buffer []byte) error {
+	if st.Blocks*512 >= st.Size {
+		return c.extent(source, target, 0, st.Size, buffer)
+	}
+	if err := target.Truncate(st.Size); err != nil {
+		return err
+	}
+	return extents(source, st.Size, func(from, to int64) error { return c.extent(source, target, from, to, buffer) })
+}
+
+func (c copier) extent(source, target *os.File, from, to int64, buffer []byte) error {
+	// Small files are the many; their few bytes go through memory with the fewest calls.
+	for from < to {
+		n := min(int64(len(buffer)), to-from)
+		read, err := source.ReadAt(buffer[:n], from)
+		if int64(read) < n {
+			if err == nil || errors.Is(err, io.EOF) {
+				err = fmt.Errorf("it became shorter while it was read: %w", io.ErrUnexpectedEOF)
+			}
+			return err
+		}
+		if _, err := target.WriteAt(buffer[:n], from); err != nil {
+			return err
+		}
+		c.options.Progress.bytes.Add(n)
+		from += n
+	}
+	return nil
+}
+
+// extents calls f for each range of a file that holds data.
+func extents(file *os.File, size int64, f func(from, to int64) error) error {
+	for at := int64(0); at < size; {
+		from, err := unix.Seek(int(file.Fd()), at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		to, err := unix.Seek(int(file.Fd()), from, unix.SEEK_HOLE)
+		if err != nil {
+			return err
+		}
+		if to = min(to, size); to <= from {
+			return nil
+		}
+		if err := f(from, to); err != nil {
+			return err
+		}
+		at = to
+	}
+	return nil
+}
+
+func openRead(dir int, rel string) (*os.File, error) {
+	flags := unix.O_RDONLY | unix.O_NOFOLLOW | unix.O_CLOEXEC | unix.O_NONBLOCK
+	fd, err := unix.Openat(dir, rel, flags|unix.O_NOATIME, 0)
+	if errors.Is(err, unix.EPERM) {
+		fd, err = unix.Openat(dir, rel, flags, 0)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), rel), nil
+}
+
+// setAttributes finishes a regular file through its descriptor. The order matters: changing
+// the owner clears modes and capabilities, and the times, last, are what a resumed copy trusts.
+func setAttributes(source, target *os.File, st *unix.Stat_t) error {
+	fd := int(target.Fd())
+	if st.Uid != 0 || st.Gid != 0 {
+		if err := unix.Fchown(fd, int(st.Uid), int(st.Gid)); err != nil {
+			return err
+		}
+	}
+	if err := unix.Fchmod(fd, st.Mode&0o7777); err != nil {
+		return err
+	}
+	names, err := listXattr(func(b []byte) (int, error) { return unix.Flistxattr(int(source.Fd()), b) })
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		value, err := getXattr(func(b []byte) (int, error) { return unix.Fgetxattr(int(source.Fd()), name, b) })
+		if err != nil {
+			return fmt.Errorf("attribute %s: %w", name, err)
+		}
+		if err := unix.Fsetxattr(fd, name, value, 0); err != nil {
+			return fmt.Errorf("attribute %s: %w", name, err)
+		}
+	}
+	return unix.UtimesNanoAt(fd, "", []unix.Timespec{st.Atim, st.Mtim}, unix.AT_EMPTY_PATH)
+}
+
+// attributes finishes anything else, by name, since not everything can be opened.
+func (c copier) attributes(rel string, st *unix.Stat_t) error {
+	if err := unix.Fchownat(c.to, rel, int(st.Uid), int(st.Gid), unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFLNK {
+		if err := unix.Fchmodat(c.to, rel, st.Mode&0o7777, 0); err != nil {
+			return err
+		}
+	}
+	have, err := xattrs(c.from, rel)
+	if err != nil {
+		return err
+	}
+	for name, value := range have {
+		if err := unix.Lsetxattr(procPath(c.to, rel), name, []byte(value), 0); err != nil {
+			return fmt.Errorf("attribute %s: %w", name, err)
+		}
+	}
+	return unix.UtimesNanoAt(c.to, rel, []unix.Timespec{st.Atim, st.Mtim}, unix.AT_SYMLINK_NOFOLLOW)
+}
+
+// procPath names an entry below a directory descriptor for calls that know only paths.
+func procPath(dir int, rel string) string {
+	return path.Join(fmt.Sprintf("/proc/self/fd/%d", dir), rel)
+}
+
+func xattrs(dir int, rel string) (map[string]string, error) {
+	p := procPath(dir, rel)
+	names, err := listXattr(func(b []byte) (int, error) { return unix.Llistxattr(p, b) })
+	if err != nil || len(names) == 0 {
+		return nil, err
+	}
+	all := make(map[string]string, len(names))
+	for _, name := range names {
+		value, err := getXattr(func(b []byte) (int, error) { return unix.Lgetxattr(p, name, b) })
+		if err != nil {
+			return nil, fmt.Errorf("attribute %s: %w", name, err)
+		}
+		all[name] = string(value)
+	}
+	return all, nil
+}
+
+func listXattr(list func([]byte) (int, error)) ([]string, error) {
+	n, err := list(nil)
+	if errors.Is(err, unix.ENOTSUP) || err == nil && n == 0 {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	raw, err := getXattr(list)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for start, i := 0, 0; i < len(raw); i++ {
+		if raw[i] == 0 {
+			names = append(names, string(raw[start:i]))
+			start = i + 1
+		}
+	}
+	return names, nil
+}
+
+func getXattr(get func([]byte) (int, error)) ([]byte, error) {
+	for size := 256; ; size *= 4 {
+		b := make([]byte, size)
+		n, err := get(b)
+		if errors.Is(err, unix.ERANGE) && size < 1<<20 {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		return b[:n], nil
+	}
+}
+
+func readlink(dir int, rel string) (string, error) {
+	b := make([]byte, unix.PathMax)
+	n, err := unix.Readlinkat(dir, rel, b)
+	if err != nil {
+		return "", err
+	}
+	return string(b[:n]), nil
+}
+
+// same compares what stat tells, but not what belongs to the file system itself.
+func same(a, b *unix.Stat_t) bool { return difference(a, b) == "" }
+
+func difference(a, b *unix.Stat_t) string {
+	kind := a.Mode & unix.S_IFMT
+	switch {
+	case kind != b.Mode&unix.S_IFMT:
+		return "kind"
+	case kind != unix.S_IFLNK && a.Mode != b.Mode:
+		return "mode"
+	case a.Uid != b.Uid || a.Gid != b.Gid:
+		return "owner"
+	case kind != unix.S_IFDIR && a.Size != b.Size:
+		return "size"
+	case a.Mtim != b.Mtim:
+		return "modification time"
+	case (kind == unix.S_IFBLK || kind == unix.S_IFCHR) && a.Rdev != b.Rdev:
+		return "device number"
+	case kind != unix.S_IFDIR && (a.Nlink > 1) != (b.Nlink > 1):
+		return "number of links"
+	}
+	return ""
+}

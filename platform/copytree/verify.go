@@ -1,0 +1,208 @@
+package copytree
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"maps"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+type verifier struct{ *walk }
+
+func (v verifier) before(rel string, st *unix.Stat_t) error {
+	var have unix.Stat_t
+	if err := unix.Fstatat(v.to, rel, &have, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return missing(rel, err)
+	}
+	if d := difference(st, &have); d != "" {
+		return &DifferenceError{Path: rel, What: d}
+	}
+	return v.sameXattrs(rel)
+}
+
+func (v verifier) after(string, *unix.Stat_t) error { return nil }
+
+func (v verifier) entry(rel string, st *unix.Stat_t, b *buffers) (err error) {
+	var have unix.Stat_t
+	if err := unix.Fstatat(v.to, rel, &have, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return missing(rel, err)
+	}
+	if d := difference(st, &have); d != "" {
+		return &DifferenceError{Path: rel, What: d}
+	}
+	if st.Nlink > 1 {
+		state, first := v.links.first(st.Ino, rel)
+		if !first {
+			var other unix.Stat_t
+			if err := unix.Fstatat(v.to, state.rel, &other, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+				return missing(state.rel, err)
+			}
+			if other.Ino != have.Ino {
+				return &DifferenceError{Path: rel, What: "being a link to " + state.rel}
+			}
+			return nil
+		}
+		close(state.done)
+	}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		return v.sameFile(rel, st.Size, b)
+	case unix.S_IFLNK:
+		want, err := readlink(v.from, rel)
+		if err != nil {
+			return err
+		}
+		got, err := readlink(v.to, rel)
+		if err != nil {
+			return err
+		}
+		if got != want {
+			return &DifferenceError{Path: rel, What: "link target"}
+		}
+	}
+	return v.sameXattrs(rel)
+}
+
+func missing(rel string, err error) error {
+	if errors.Is(err, unix.ENOENT) {
+		return &DifferenceError{Path: rel, What: "being there"}
+	}
+	return err
+}
+
+func (v verifier) sameXattrs(rel string) error {
+	want, err := xattrs(v.from, rel)
+	if err != nil {
+		return err
+	}
+	got, err := xattrs(v.to, rel)
+	if err != nil {
+		return err
+	}
+	if !maps.Equal(got, want) {
+		return &DifferenceError{Path: rel, What: "extended attributes"}
+	}
+	return nil
+}
+
+// sameFile compares the bytes themselves, which is both cheaper and stricter than hashes. Only
+// ranges where one side has data are read; the other side's holes read as zeros.
+func (v verifier) sameFile(rel string, size int64, b *buffers) error {
+	source, err := openRead(v.from, rel)
+	if err != nil {
+		return err
+	}
+	defer source.Close()
+	target, err := openRead(v.to, rel)
+	if err != nil {
+		return err
+	}
+	defer target.Close()
+	compare := func(from, to int64) error { return v.compare(rel, source, target, from, to, b) }
+	sourceNames, err := fdXattrs(source)
+	if err != nil {
+		return err
+	}
+	targetNames, err := fdXattrs(target)
+	if err != nil {
+		return err
+	}
+	if !maps.Equal(sourceNames, targetNames) {
+		return &DifferenceError{Path: rel, What: "extended attributes"}
+	}
+	if size <= bufferSize {
+		return compare(0, size)
+	}
+	if err := extents(source, size, compare); err != nil {
+		return err
+	}
+	return holes(source, size, func(from, to int64) error {
+		return extentsIn(target, from, to, compare)
+	})
+}
+
+func fdXattrs(f *os.File) (map[string]string, error) {
+	names, err := listXattr(func(b []byte) (int, error) { return unix.Flistxattr(int(f.Fd()), b) })
+	if err != nil || len(names) == 0 {
+		return nil, err
+	}
+	all := make(map[string]string, len(names))
+	for _, name := range names {
+		value, err := getXattr(func(b []byte) (int, error) { return unix.Fgetxattr(int(f.Fd()), name, b) })
+		if err != nil {
+			return nil, err
+		}
+		all[name] = string(value)
+	}
+	return all, nil
+}
+
+func (v verifier) compare(rel string, source, target *os.File, from, to int64, b *buffers) error {
+	for from < to {
+		n := min(int64(bufferSize), to-from)
+		if err := readExactly(source, b.a[:n], from); err != nil {
+			return err
+		}
+		if err := readExactly(target, b.b[:n], from); err != nil {
+			return err
+		}
+		if !bytes.Equal(b.a[:n], b.b[:n]) {
+			return &DifferenceError{Path: rel, What: "content"}
+		}
+		v.options.Progress.bytes.Add(n)
+		from += n
+	}
+	return nil
+}
+
+func readExactly(f *os.File, b []byte, offset int64) error {
+	n, err := f.ReadAt(b, offset)
+	if n == len(b) {
+		return nil
+	}
+	if err == nil || errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// holes calls f for each range of a file that holds no data.
+func holes(file *os.File, size int64, f func(from, to int64) error) error {
+	at := int64(0)
+	err := extents(file, size, func(from, to int64) error {
+		var err error
+		if from > at {
+			err = f(at, from)
+		}
+		at = to
+		return err
+	})
+	if err == nil && at < size {
+		err = f(at, size)
+	}
+	return err
+}
+
+func extentsIn(file *os.File, from, to int64, f func(from, to int64) error) error {
+	for from < to {
+		start, err := unix.Seek(int(file.Fd()), from, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) || err == nil && start >= to {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		end, err := unix.Seek(int(file.Fd()), start, unix.SEEK_HOLE)
+		if err != nil {
+			return err
+		}
+		if err := f(start, min(end, to)); err != nil {
+			return err
+		}
+		from = end
+	}
+	return nil
+}
