@@ -197,7 +197,7 @@ func put(node any, place []string, value any) any {
 	return object
 }
 
-// TestSchemasKnowEveryOption compares the schemas with the Go types (agent.json) and with what
+// TestSchemasAndPagesKnowEveryOption compares the schemas with the Go types (agent.json) and with what
 // the encoder writes (settings, updates), and the documentation with both.
 func TestSchemasAndPagesKnowEveryOption(t *testing.T) {
 	var want = map[string][]string{}
@@ -205,6 +205,13 @@ func TestSchemasAndPagesKnowEveryOption(t *testing.T) {
 		reflect.TypeFor[agentjson.Windows](), reflect.TypeFor[agentjson.Infrastructure](), reflect.TypeFor[agentjson.Settings](), reflect.TypeFor[agentjson.Source]()} {
 		for i := range typ.NumField() {
 			want["agent.json"] = append(want["agent.json"], typ.Field(i).Name)
+		}
+	}
+	for _, typ := range agentjson.Types() {
+		for _, page := range []string{"../docs/agent-json.md", "../docs/settings.md"} {
+			if text, err := os.ReadFile(page); err != nil || !strings.Contains(string(text), typ) {
+				t.Errorf("%s does not document the source type %s (%v)", page, typ, err)
+			}
 		}
 	}
 	want["agent.json"] = append(want["agent.json"], agentjson.LegacyLinux()...)

@@ -124,6 +124,7 @@ func TestACrashBetweenAnyTwoChangesConverges(t *testing.T) {
 	}
 	for name, j := range journeys {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // it mostly waits for the disk
 			for n := 0; ; n++ {
 				m := newMachine(t)
 				if j.prepare != nil {

@@ -206,7 +206,7 @@ func (c *Current) hostsConfigured() bool {
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return false
 	}
-	data := c.recover(path, func(d []byte) error {
+	data := c.salvage(path, func(d []byte) error {
 		if !json.Valid(bytes.TrimSpace(d)) {
 			return errors.New("not JSON")
 		}

@@ -131,46 +131,33 @@ var moving = []string{vcap.UpdateSettingsFile, vcap.DiskHintsFile, vcap.Settings
 
 // restore reads all files into s.
 func (c *Current) restore(s *state) {
-	for _, place := range c.places() {
-		path := filepath.Join(place, vcap.SettingsFile)
-		if data := c.recover(path, func(d []byte) error { return c.Check(d) }); data != nil {
-			var rep report.Report
-			s.settings, rep = settings.Decode("cached "+path, secret.NewJSON(data))
-			s.present, s.place = true, place
-			s.last = Loaded{From: "cached " + path, Cached: true, Report: rep}
-			break
-		}
+	if data, place := c.first(c.places(), vcap.SettingsFile, c.Check); data != nil {
+		from := "cached " + filepath.Join(place, vcap.SettingsFile)
+		var rep report.Report
+		s.settings, rep = settings.Decode(from, secret.NewJSON(data))
+		s.present, s.place = true, place
+		s.last = Loaded{From: from, Cached: true, Report: rep}
 	}
-	// Without settings.json, which prepare_configure_networks removes, the others still count.
+	// Without settings.json, which prepare_configure_networks removes, the others still count, and
+	// those on the tmpfs are never older. Where settings.json is on the tmpfs, they were put there
+	// before it, so what the disk has is left over.
 	order := c.places()
-	if s.present {
-		order = []string{s.place}
+	if s.present && s.place == c.dirs.SettingsTmpfs() {
+		order = order[:1]
 	}
-	for _, place := range order {
-		path := filepath.Join(place, vcap.UpdateSettingsFile)
-		data := c.recover(path, func(d []byte) error {
-			_, rep := settings.DecodeUpdate(settings.UpdateName, secret.NewJSON(d))
-			return rep.Err()
-		})
-		if data != nil {
-			s.update, _ = settings.DecodeUpdate(settings.UpdateName, secret.NewJSON(data))
-			s.place = place
-			break
-		}
+	var from string
+	if data, place := c.first(order, vcap.UpdateSettingsFile, acceptUpdate); data != nil {
+		s.update, _ = settings.DecodeUpdate(settings.UpdateName, secret.NewJSON(data))
+		from = place
 	}
-	for _, place := range order {
-		path := filepath.Join(place, vcap.DiskHintsFile)
-		data := c.recover(path, func(d []byte) error {
-			_, rep := settings.DecodeHints(path, secret.NewJSON(d))
-			return rep.Err()
-		})
-		if data != nil {
-			s.hints, _ = settings.DecodeHints(path, secret.NewJSON(data))
-			s.place = place
-			break
-		}
+	if data, place := c.first(order, vcap.DiskHintsFile, acceptHints); data != nil {
+		s.hints, _ = settings.DecodeHints(vcap.DiskHintsFile, secret.NewJSON(data))
+		from = place
 	}
-	s.mounted = strings.TrimSpace(string(c.recover(c.dirs.ManagedDiskSettings(), func(d []byte) error {
+	if !s.present && from != "" {
+		s.place = from
+	}
+	s.mounted = strings.TrimSpace(string(c.salvage(c.dirs.ManagedDiskSettings(), func(d []byte) error {
 		if len(strings.TrimSpace(string(d))) == 0 {
 			return errors.New("file is empty")
 		}
@@ -178,14 +165,38 @@ func (c *Current) restore(s *state) {
 	})))
 	s.hosts = c.hostsConfigured()
 	s.effective = settings.Merge(s.settings, s.update)
-	if s.present {
+	if s.present && !c.disk.readOnly {
+		if err := errors.Join(c.writeUpdate(s.place, s.update), c.writeHints(s.place, s.hints)); err != nil {
+			c.options.Log.WithError(err).Warn("cannot move settings files together")
+			return
+		}
 		c.clean(s.place)
 	}
 }
 
-// recover reads a file and repairs it when it is damaged. Repair is best effort: what could be
+// first returns the file from the first place that has a good one.
+func (c *Current) first(places []string, name string, accept func([]byte) error) ([]byte, string) {
+	for _, place := range places {
+		if data := c.salvage(filepath.Join(place, name), accept); data != nil {
+			return data, place
+		}
+	}
+	return nil, ""
+}
+
+func acceptUpdate(data []byte) error {
+	_, rep := settings.DecodeUpdate(settings.UpdateName, secret.NewJSON(data))
+	return rep.Err()
+}
+
+func acceptHints(data []byte) error {
+	_, rep := settings.DecodeHints(vcap.DiskHintsFile, secret.NewJSON(data))
+	return rep.Err()
+}
+
+// salvage reads a file and repairs it when it is damaged. Repair is best effort: what could be
 // read is used either way.
-func (c *Current) recover(path string, accept func([]byte) error) []byte {
+func (c *Current) salvage(path string, accept func([]byte) error) []byte {
 	f := read(path, accept)
 	if f.damaged == nil {
 		if err := c.disk.tighten(path); err != nil {
@@ -210,9 +221,6 @@ func (c *Current) recover(path string, accept func([]byte) error) []byte {
 
 // clean removes what a crash in the middle of a move left in the places that are not in use.
 func (c *Current) clean(place string) {
-	if c.disk.readOnly {
-		return
-	}
 	for _, other := range c.places() {
 		if other == place {
 			continue

@@ -128,6 +128,22 @@ func TestUpdatesAndHintsAreFoundWithoutCachedSettings(t *testing.T) {
 	}
 }
 
+// TestOldPlainSettingsDoNotCostTheNewerUpdates: upstream leaves an older settings.json on the
+// disk when the tmpfs is turned on. With the one on the tmpfs removed, the old one is all there
+// is, but updates and disks on the tmpfs are newer than it.
+func TestOldPlainSettingsDoNotCostTheNewerUpdates(t *testing.T) {
+	m := newMachine(t)
+	m.put(t, m.settingsFile(), doc("a-1"))
+	m.put(t, m.tmpfsFile(vcap.UpdateSettingsFile), `{"trusted_certs":"newer"}`)
+	m.put(t, m.tmpfsFile(vcap.DiskHintsFile), `{"d-1":{"Path":"/dev/x"}}`)
+	for restart := range 2 {
+		c := m.open(t)
+		if got := c.Effective().TrustedCerts; got != "newer" || len(c.Disks()) != 1 {
+			t.Errorf("start %d: trusted certificates %q, disks %v", restart, got, c.Disks())
+		}
+	}
+}
+
 func TestAnotherAgentsStateIsSetAside(t *testing.T) {
 	m := newMachine(t)
 	m.answer = doc("a-1")
