@@ -86,6 +86,7 @@ func TestOrderDecidesAndSlowFailuresDoNotAddUp(t *testing.T) {
 		name    string
 		sources []*scripted
 		cached  bool
+		budget  time.Duration
 		want    string // agent_id; "" means failure
 		atMost  time.Duration
 		atLeast time.Duration
@@ -115,6 +116,9 @@ func TestOrderDecidesAndSlowFailuresDoNotAddUp(t *testing.T) {
 		{name: "with a cached copy nobody is passed over and the budget ends it",
 			sources: []*scripted{{fails: never, err: broken}, {answer: good("b")}}, cached: true,
 			want: "", atLeast: DefaultCacheBudget, atMost: DefaultCacheBudget, outcome: []string{NoAnswer, NotNeeded}},
+		{name: "with a cached copy and a long budget neither",
+			sources: []*scripted{{fails: never, err: broken}, {answer: good("b")}}, cached: true, budget: 2 * HoldFor,
+			want: "", atLeast: 2 * HoldFor, atMost: 2 * HoldFor, outcome: []string{NoAnswer, NotNeeded}},
 		{name: "with a cached copy definite failures end it at once",
 			sources: []*scripted{{fails: never, err: absent}, {fails: never, err: absent}}, cached: true,
 			want: "", atMost: time.Second, outcome: []string{Failed, Failed}},
@@ -133,7 +137,7 @@ func TestOrderDecidesAndSlowFailuresDoNotAddUp(t *testing.T) {
 					s.name = fmt.Sprintf("S%d place", i)
 					list = append(list, s)
 				}
-				s := newSources(list, false, Options{HasCache: func() bool { return c.cached }, SideEffects: true, Log: quiet()})
+				s := newSources(list, false, Options{HasCache: func() bool { return c.cached }, CacheBudget: c.budget, SideEffects: true, Log: quiet()})
 				start := time.Now()
 				answer, verdicts, err := s.Settings(t.Context())
 				took := time.Since(start)

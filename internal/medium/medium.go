@@ -134,7 +134,9 @@ func (v *Volume) ReadFile(name string, limit int64) (content []byte, err error) 
 			}
 			return content, err
 		}
-		missing = err
+		if missing == nil { // the first tree has the better names
+			missing = err
+		}
 	}
 	return nil, fmt.Errorf("%s: %w", clean, missing)
 }

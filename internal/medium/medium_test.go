@@ -208,6 +208,21 @@ func TestISOByTools(t *testing.T) {
 	})
 }
 
+func TestDirectoryOfManySectors(t *testing.T) {
+	many := map[string]string{}
+	for i := range 300 {
+		many[fmt.Sprintf("d/f%03d", i)] = fmt.Sprint(i)
+	}
+	for name, image := range map[string][]byte{"plain": makeISO(t, many), "rock ridge": makeISO(t, many, "-r"), "joliet": makeISO(t, many, "-J"), "FAT": makeFAT(t, 16, 16<<10, "X", many)} {
+		v := open(t, image)
+		for file, want := range many {
+			if got, err := v.ReadFile(file, 1024); err != nil || string(got) != want {
+				t.Fatalf("%s: %s: %q, %v; want %q", name, file, got, err, want)
+			}
+		}
+	}
+}
+
 func TestPlainISONamesMatchWithoutCase(t *testing.T) {
 	v := open(t, makeISO(t, map[string]string{"env": `{"agent_id":"v"}`, "dir/a.b": "x"}))
 	for name, want := range map[string]string{"env": `{"agent_id":"v"}`, "ENV": `{"agent_id":"v"}`, "ENV.;1": `{"agent_id":"v"}`, "/dir/a.b": "x"} {
