@@ -259,10 +259,8 @@ func (s *show) kill(ctx context.Context) (string, error) {
 	if err := s.web(ctx); err != nil {
 		return "", err
 	}
-	if s.pid, err = s.words(ctx, "cat", "/var/vcap/sys/run/web/web.pid"); err != nil {
-		return "", err
-	}
-	return alert.Title, s.i.Agent.WaitRunning(ctx, time.Minute)
+	s.pid, err = s.words(ctx, "cat", "/var/vcap/sys/run/web/web.pid")
+	return alert.Title, err
 }
 
 func (s *show) logs(ctx context.Context) (string, error) {

@@ -67,20 +67,27 @@ func list(ctx context.Context, c *call) error {
 			states = append(states, s)
 		}
 	}
-	left := []string{}
+	left, held := []string{}, []string{}
 	for _, name := range names {
-		if !running[name] {
+		switch {
+		case running[name]:
+		case lab.Held(name):
+			held = append(held, name)
+		default:
 			left = append(left, name)
 		}
 	}
-	return c.result(map[string]any{"labs": states, "left_over": left}, func(w io.Writer) {
+	return c.result(map[string]any{"labs": states, "left_over": left, "held": held}, func(w io.Writer) {
 		for _, s := range states {
 			writeLab(w, s)
 		}
 		if len(left) > 0 {
-			_, _ = fmt.Fprintf(w, "left over, or of another process: %s (lab clean removes them)\n", strings.Join(left, ", "))
+			_, _ = fmt.Fprintf(w, "left over from crashes: %s (lab clean removes them)\n", strings.Join(left, ", "))
 		}
-		if len(states)+len(left) == 0 {
+		if len(held) > 0 {
+			_, _ = fmt.Fprintf(w, "of tests that are running: %s\n", strings.Join(held, ", "))
+		}
+		if len(states)+len(left)+len(held) == 0 {
 			_, _ = fmt.Fprintln(w, "no lab is up")
 		}
 	})

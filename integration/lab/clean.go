@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Leftovers returns the names of labs that have a directory below dir, a lock or a namespace,
-// whether they are up or not.
+// Leftovers returns the names of labs that have a directory below dir or a lock, whether they
+// are up or not.
 func Leftovers(dir string) ([]string, error) {
 	names := map[string]bool{}
 	entries, err := os.ReadDir(dir)
@@ -38,15 +38,6 @@ func Leftovers(dir string) ([]string, error) {
 	for _, name := range locked {
 		names[name] = true
 	}
-	spaces, err := netns.List(Prefix)
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range spaces {
-		// A machine's namespace is called lab.machine; the lab's own has no dot.
-		lab, _, _ := strings.Cut(strings.TrimPrefix(name, Prefix), ".")
-		names[lab] = true
-	}
 	return slices.Sorted(maps.Keys(names)), nil
 }
 
@@ -58,7 +49,7 @@ func Clean(dir, name string) error {
 		return err
 	}
 	own := directory(dir, name)
-	failed := killAll(name, own)
+	failed := killAll(name)
 	loops, err := disk.Below(own)
 	failed = errors.Join(failed, err)
 	for _, l := range loops {
@@ -68,7 +59,7 @@ func Clean(dir, name string) error {
 	spaces, err := netns.List(Prefix)
 	failed = errors.Join(failed, err)
 	for _, space := range spaces {
-		if space == Prefix+name || strings.HasPrefix(space, Prefix+name+".") {
+		if ours(space, name) {
 			failed = errors.Join(failed, netns.Open(space).Delete())
 		}
 	}
@@ -88,33 +79,71 @@ func Clean(dir, name string) error {
 	return nil
 }
 
-// killAll ends what a lab started: systemd-nspawn, whose machine ends with it, and servers.
-// They are recognised by an argument that names the lab's machine, namespace or directory.
-func killAll(name, dir string) error {
-	processes, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		return err
+// killAll ends what a lab started: machines and servers are the processes in its network
+// namespaces, systemd-nspawn and the lab's own process are recognised by an argument. The machines come first: their init ends everything in them, and
+// systemd-nspawn, when it has seen that, unmounts.
+func killAll(name string) error {
+	inside, outside, err := processes(name)
+	for _, pid := range append(inside, outside...) {
+		err = errors.Join(err, killAndWait(pid))
 	}
-	var failed error
-	for _, path := range processes {
-		data, err := os.ReadFile(path)
-		if err != nil || !belongs(string(data), name, dir) {
-			continue
+	return err
+}
+
+func processes(name string) (inside, outside []int, err error) {
+	spaces, err := netns.List(Prefix)
+	if err != nil {
+		return nil, nil, err
+	}
+	own := map[uint64]bool{}
+	for _, space := range spaces {
+		if ours(space, name) {
+			own[inode(netns.Open(space).Path())] = true
 		}
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+	}
+	delete(own, 0)
+	found, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, path := range found {
+		pid, err := strconv.Atoi(filepath.Base(path))
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
-		// A machine that is killed first is unmounted when systemd-nspawn has seen it end.
-		children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
-		for child := range strings.FieldsSeq(string(children)) {
-			if n, err := strconv.Atoi(child); err == nil && strings.Contains(string(data), "systemd-nspawn") {
-				failed = errors.Join(failed, killAndWait(n))
-			}
+		data, err := os.ReadFile(filepath.Join(path, "cmdline"))
+		switch {
+		case err != nil: // has ended
+		case own[inode(filepath.Join(path, "ns/net"))]:
+			inside = append(inside, pid)
+		case belongs(string(data), name):
+			outside = append(outside, pid)
 		}
-		failed = errors.Join(failed, killAndWait(pid))
 	}
-	return failed
+	return inside, outside, nil
+}
+
+// inode identifies a namespace, 0 if it cannot be told.
+func inode(path string) uint64 {
+	var st unix.Stat_t
+	if unix.Stat(path, &st) != nil {
+		return 0
+	}
+	return st.Ino
+}
+
+// ours reports whether a namespace or control group is the lab's own or that of a machine.
+func ours(item, name string) bool {
+	return item == Prefix+name || strings.HasPrefix(item, Prefix+name+".")
+}
+
+func belongs(cmdline, name string) bool {
+	for argument := range strings.SplitSeq(cmdline, "\x00") {
+		if strings.HasPrefix(argument, "--machine="+Prefix+name+".") || argument == "lab-of-"+name {
+			return true
+		}
+	}
+	return false
 }
 
 // detach waits a moment for the kernel to have unmounted what a killed machine had mounted; it
@@ -127,16 +156,6 @@ func detach(l disk.Loop) error {
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
-}
-
-func belongs(cmdline, name, dir string) bool {
-	for argument := range strings.SplitSeq(cmdline, "\x00") {
-		if strings.HasPrefix(argument, "--machine="+Prefix+name+".") || argument == "--net=/run/netns/"+Prefix+name ||
-			strings.HasPrefix(argument, dir+"/") || argument == "lab-of-"+name {
-			return true
-		}
-	}
-	return false
 }
 
 // killAndWait waits for the end through the process' own descriptor.

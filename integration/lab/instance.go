@@ -237,6 +237,7 @@ func (i *Instance) settings(spec machine.Spec) (Document, error) {
 		return nil, err
 	}
 	i.Agent = i.lab.Director.Agent(i.AgentID)
+	i.Agent.Poll = i.lab.o.Poll
 	d["mbus"] = i.MbusURL
 	return d.Set("env.bosh.mbus", map[string]any{"urls": []string{i.MbusURL}, "cert": cert(i.lab.CA.PEM, pair)}), nil
 }
@@ -268,6 +269,7 @@ func (i *Instance) serveHTTPS(d Document) error {
 		return err
 	}
 	i.Agent = client.Agent()
+	i.Agent.Poll = i.lab.o.Poll
 	return nil
 }
 
@@ -317,12 +319,15 @@ func (i *Instance) AttachNew(ctx context.Context, id string, size int64) (machin
 	return i.Attach(ctx, machine.Disk{ID: id, Image: image})
 }
 
-// Ready waits until the agent answers, as the Director does after create_vm.
+// Ready waits until the agent answers, as the Director does after create_vm but asking more
+// often: until the agent is on the bus nobody hears a ping.
 func (i *Instance) Ready(ctx context.Context) error {
 	if i.Agent == nil {
 		return fmt.Errorf("%s: the settings came from outside, so the lab does not know its agent", i.Short)
 	}
-	return i.Agent.WaitReady(ctx)
+	eager := *i.Agent
+	eager.Ping = 100 * time.Millisecond
+	return eager.WaitReady(ctx)
 }
 
 // Output runs a program in the machine and returns what it prints.

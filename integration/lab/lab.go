@@ -60,6 +60,8 @@ type Options struct {
 	Engine machine.Engine
 	// NATSServer is a nats-server program to use instead of the built-in server.
 	NATSServer string
+	// Poll is the pause between two questions for a task; one second if zero, as in a Director.
+	Poll time.Duration
 	// Progress is told what takes long; nil keeps quiet.
 	Progress func(format string, args ...any)
 }

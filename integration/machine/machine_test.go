@@ -38,6 +38,7 @@ var agentBinary = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	built = dir
 	path := filepath.Join(dir, "agent")
 	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, "cambium/cmd/agent")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -47,10 +48,13 @@ var agentBinary = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
+// built is the directory of the agent that was built, to be removed in the end.
+var built string
+
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if path, err := agentBinary(); err == nil && os.Getenv("CAMBIUM_AGENT") == "" {
-		_ = os.RemoveAll(filepath.Dir(path))
+	if built != "" {
+		_ = os.RemoveAll(built)
 	}
 	os.Exit(code)
 }
@@ -66,7 +70,7 @@ func newLab(t *testing.T, edit ...func(*lab.Options)) *lab.Lab {
 		t.Fatal(err)
 	}
 	labs++
-	o := lab.Options{Name: fmt.Sprintf("t%d-%d", os.Getpid(), labs), Dir: t.TempDir(), Agent: agent, Progress: t.Logf}
+	o := lab.Options{Name: fmt.Sprintf("t%d-%d", os.Getpid(), labs), Dir: t.TempDir(), Agent: agent, Progress: t.Logf, Poll: 50 * time.Millisecond}
 	for _, e := range edit {
 		e(&o)
 	}

@@ -54,6 +54,8 @@ type Agent struct {
 	Timeout time.Duration
 	// Poll is the pause between two questions for a task; one second if zero, as in a Director.
 	Poll time.Duration
+	// Ping is how long WaitReady waits for one answer; one second if zero, as in a Director.
+	Ping time.Duration
 	// Progress, if set, is told of every poll of a running task.
 	Progress func(method, task string, elapsed time.Duration)
 }

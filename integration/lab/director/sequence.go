@@ -19,7 +19,9 @@ func (a *Agent) WaitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, ReadyTimeout)
 	defer cancel()
 	patient := *a
-	patient.Timeout = time.Second
+	if patient.Timeout = a.Ping; patient.Timeout == 0 {
+		patient.Timeout = time.Second
+	}
 	for {
 		value, err := patient.Call(ctx, "ping")
 		if err == nil {

@@ -17,9 +17,9 @@ case $1 in
 start)
   mkdir -p $run $log
   chown vcap:vcap $run $log
-  echo $$ >$pid
-  exec setpriv --reuid vcap --regid vcap --init-groups \
-    perl /var/vcap/packages/web/bin/web 8080 >>$log/web.stdout.log 2>>$log/web.stderr.log
+  setpriv --reuid vcap --regid vcap --init-groups \
+    perl /var/vcap/packages/web/bin/web 8080 </dev/null >>$log/web.stdout.log 2>>$log/web.stderr.log &
+  echo $! >$pid
   ;;
 stop)
   [ ! -e $pid ] || kill "$(cat $pid)" || true

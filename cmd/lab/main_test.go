@@ -1,0 +1,176 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"cambium/integration/lab/director"
+	"cambium/internal/status"
+)
+
+// lab runs the command line with a directory of its own for state.
+func runLab(t *testing.T, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	t.Setenv("CAMBIUM_LAB_DIR", t.TempDir())
+	var out, errs bytes.Buffer
+	code = run(t.Context(), args, &out, &errs)
+	return out.String(), errs.String(), code
+}
+
+func TestExitStatus(t *testing.T) {
+	for _, c := range []struct {
+		args   string
+		code   int
+		stdout string
+		stderr string
+	}{
+		{"", 2, "", "usage: lab COMMAND"},
+		{"help", 0, "usage: lab COMMAND", ""},
+		{"frobnicate", 2, "", `no command "frobnicate"`},
+		{"call", 2, "", "wrong number of arguments"},
+		{"disk paint x", 2, "", "usage: lab disk"},
+		{"disk attach ../x", 2, "", "disk id"},
+		{"disk attach x --size -1", 2, "", "not like 512M"},
+		{"up --publish 70000", 2, "", "port 70000"},
+		{"machine paint", 2, "", "cannot paint"},
+		{"deploy", 2, "", "wrong number"},
+		{"deploy /nonexistent", 1, "", "no such file"},
+		{"--lab x ls", 2, "", "no command"},
+		{"ls --nonsense", 2, "", "nonsense"},
+		{"call --lab no-such-lab ping", 1, "", "lab no-such-lab is not up"},
+		{"call --lab ../x ping", 1, "", "lab name"},
+		{"call --url https://127.0.0.1:1 ping", 1, "", "refused"},
+		{"call --url nats://127.0.0.1:1 ping", 2, "", "--agent-id"},
+		{"call --settings /nonexistent ping", 1, "", "no such file"},
+		{"version", 0, "unknown", ""},
+		{"version --json", 0, `"version": "unknown"`, ""},
+	} {
+		t.Run(c.args, func(t *testing.T) {
+			stdout, stderr, code := runLab(t, strings.Fields(c.args)...)
+			if code != c.code || !strings.Contains(stdout, c.stdout) || !strings.Contains(stderr, c.stderr) {
+				t.Errorf("status %d, output %q, errors %q, want %d, %q, %q", code, stdout, stderr, c.code, c.stdout, c.stderr)
+			}
+		})
+	}
+}
+
+func TestEveryCommandHasHelpWithExamples(t *testing.T) {
+	for _, c := range commands() {
+		if c.hidden {
+			continue
+		}
+		stdout, _, code := runLab(t, c.name, "--help")
+		if code != 0 || !strings.Contains(stdout, "usage: lab "+c.name) || !strings.Contains(stdout, "-json") {
+			t.Errorf("lab %s --help: status %d, %q", c.name, code, stdout)
+		}
+		if c.name != "ssh" && c.name != "version" && !strings.Contains(stdout, "examples:") {
+			t.Errorf("lab %s --help has no example", c.name)
+		}
+	}
+}
+
+func TestParseSize(t *testing.T) {
+	for text, want := range map[string]int64{"512M": 512 << 20, "10G": 10 << 30, "1t": 1 << 40, "4096": 4096, "2GiB": 2 << 30, "1K": 1024,
+		"": 0, "x": 0, "-1G": 0, "0": 0, "1.5G": 0, "99999999T": 0, "9223372036854775807": 0} {
+		got, err := parseSize(text)
+		if got != want || (err == nil) != (want != 0) {
+			t.Errorf("parseSize(%q) = %d, %v, want %d", text, got, err, want)
+		}
+	}
+}
+
+func TestArgument(t *testing.T) {
+	for text, want := range map[string]string{"full": `"full"`, `{"a":1}`: `{"a":1}`, "42": "42", `"42"`: `"42"`, "null": "null", "/dev/sdb": `"/dev/sdb"`, "": `""`} {
+		if got := string(argument(text)); got != want {
+			t.Errorf("argument(%q) = %s, want %s", text, got, want)
+		}
+	}
+}
+
+func TestTargetFromSettings(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "settings.json")
+	data := `{"agent_id":"a","mbus":"https://u:p@0.0.0.0:6868","env":{"bosh":{"mbus":{"cert":{"ca":"CA","certificate":"C","private_key":"K"}}}}}`
+	if err := os.WriteFile(path, []byte(data), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for host, want := range map[string]string{"": "https://u:p@0.0.0.0:6868", "10.0.0.5": "https://u:p@10.0.0.5:6868", "127.0.0.1:7000": "https://u:p@127.0.0.1:7000"} {
+		target := target{settings: path, host: host}
+		ca, cert, key, err := target.read()
+		if err != nil || string(ca) != "CA" || string(cert) != "C" || string(key) != "K" || target.url != want || target.agentID != "a" {
+			t.Errorf("host %q: url %s, id %s, %s %s %s (%v), want %s", host, target.url, target.agentID, ca, cert, key, err, want)
+		}
+	}
+	for name, content := range map[string]string{"no bus": `{}`, "not JSON": `{"mbus": "secret`} {
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		target := target{settings: path}
+		if _, _, _, err := target.read(); err == nil || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%s: %v, want an error without the document's content", name, err)
+		}
+	}
+}
+
+func TestFirstFree(t *testing.T) {
+	if got := firstFree([]string{"lab1", "lab3", "other"}); got != "lab2" {
+		t.Errorf("firstFree = %s, want lab2", got)
+	}
+}
+
+func TestBoard(t *testing.T) {
+	beat := json.RawMessage(`{"job":"web","job_state":"running","number_of_processes":2,"vitals":{"load":["0.10","0.20","0.30"],"mem":{"percent":"7"},"disk":{"system":{"percent":"41"},"ephemeral":{"percent":"3"}}}}`)
+	alert := json.RawMessage(`{"id":"1","severity":1,"title":"web - does not exist - restart","summary":"process is not running","created_at":1}`)
+	b := board{names: map[string]string{"a": "vm1"}, beats: map[string]director.Event{}}
+	b.add(director.Event{Time: time.Now(), Kind: "heartbeat", Agent: "a", Body: beat})
+	b.add(director.Event{Time: time.Now().Add(-2 * time.Minute), Kind: "heartbeat", Agent: "gone", Body: json.RawMessage("broken")})
+	b.add(director.Event{Time: time.Now(), Kind: "alert", Agent: "a", Body: alert})
+	var out bytes.Buffer
+	b.draw(&out, false)
+	for _, want := range []string{"vm1", "0s ago", "running", "web", "0.10 0.20 0.30", "7%", "ephemeral 3%, system 41%", "MISSED, 2m0s ago", "unreadable", "web - does not exist - restart: process is not running"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("the board is\n%s\nwant %q in it", out.String(), want)
+		}
+	}
+}
+
+func TestTimeline(t *testing.T) {
+	var out bytes.Buffer
+	timeline(&out, status.Document{ReadyNS: 100e6, Steps: []status.Step{
+		{Name: "disk", Outcome: status.Done, Start: 50e6, End: 100e6},
+		{Name: "settings", Outcome: status.Done, Start: 0, End: 50e6},
+		{Name: "short", Outcome: status.Done, Start: 0, End: 1000},
+		{Name: "late", Outcome: status.Done, Start: 100e6, End: 300e6, Background: true}}})
+	text := out.String()
+	if !strings.Contains(text, "100 ms") || strings.Contains(text, "short") || strings.Index(text, "settings") > strings.Index(text, "disk") {
+		t.Errorf("timeline is\n%s", text)
+	}
+	for line := range strings.Lines(text) {
+		if strings.Count(line, "|") == 2 && strings.LastIndex(line, "|")-strings.Index(line, "|") != 51 {
+			t.Errorf("line %q is not as wide as the others", line)
+		}
+	}
+}
+
+func TestDemoSaysWhatIsMissing(t *testing.T) {
+	if os.Geteuid() == 0 {
+		t.Skip("root lacks nothing")
+	}
+	_, stderr, code := runLab(t, "demo")
+	if code != 1 || !strings.Contains(stderr, "machines need") || !strings.Contains(stderr, "work") {
+		t.Errorf("status %d, %q, want 1 and what is missing", code, stderr)
+	}
+}
+
+func TestContextEndsWatch(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if code := run(ctx, []string{"watch", "--lab", "none"}, &bytes.Buffer{}, &bytes.Buffer{}); code != 1 {
+		t.Errorf("watch of no lab: status %d, want 1", code)
+	}
+}

@@ -1,0 +1,186 @@
+//go:build machine
+
+package machine
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"cambium/integration/lab"
+	"cambium/integration/lab/control"
+)
+
+// cli runs the lab's command line for one lab.
+type cli struct {
+	t         *testing.T
+	bin, dir  string
+	name      string
+	agentPath string
+}
+
+func newCLI(t *testing.T) cli {
+	t.Helper()
+	need(t)
+	agent, err := agentBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := cli{t: t, bin: buildLab(t), dir: t.TempDir(), name: fmt.Sprintf("k%d-%d", os.Getpid(), labs), agentPath: agent}
+	labs++
+	t.Cleanup(func() {
+		if err := lab.Clean(c.dir, c.name); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+// try runs a command and returns output and exit status.
+func (c cli) try(args ...string) (string, int) {
+	c.t.Helper()
+	cmd := exec.Command(c.bin, args...)
+	cmd.Env = append(os.Environ(), "CAMBIUM_LAB_DIR="+c.dir, "LAB="+c.name)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		c.t.Fatal(err)
+	}
+	if stderr.Len() > 0 {
+		c.t.Logf("lab %s: %s", strings.Join(args, " "), strings.TrimSpace(stderr.String()))
+	}
+	return string(out), cmd.ProcessState.ExitCode()
+}
+
+// run runs a command that has to succeed.
+func (c cli) run(args ...string) string {
+	c.t.Helper()
+	out, status := c.try(args...)
+	if status != 0 {
+		c.t.Fatalf("lab %s: exit status %d: %s", strings.Join(args, " "), status, out)
+	}
+	return out
+}
+
+func TestMachineCommandLine(t *testing.T) {
+	c := newCLI(t)
+	var up control.State
+	if err := json.Unmarshal([]byte(c.run("up", "--agent", c.agentPath, "--ephemeral", "2G", "--json")), &up); err != nil {
+		t.Fatal(err)
+	}
+	if up.Name != c.name || len(up.Machines) != 1 || !up.Machines[0].Running {
+		t.Fatalf("up says %+v, want lab %s with one running machine", up, c.name)
+	}
+	if out := c.run("call", "ping"); out != "\"pong\"\n" {
+		t.Errorf("call ping: %q, want pong", out)
+	}
+	hint := strings.TrimSpace(c.run("disk", "attach", "disk-1", "--size", "1G"))
+	if !strings.HasPrefix(hint, "/dev/") {
+		t.Errorf("disk attach prints %q, want a hint", hint)
+	}
+	c.run("call", "add_persistent_disk", "disk-1", hint)
+	c.run("call", "mount_disk", "disk-1")
+	if out := c.run("call", "list_disk", "--json"); strings.Join(strings.Fields(out), "") != `["disk-1"]` {
+		t.Errorf("list_disk: %q, want disk-1", out)
+	}
+	c.run("disk", "resize", "disk-1", "--size", "2G")
+	if _, status := c.try("disk", "detach", "disk-1"); status != 1 {
+		t.Errorf("detaching a mounted disk: status %d, want 1", status)
+	}
+	c.run("call", "unmount_disk", "disk-1")
+	c.run("disk", "detach", "disk-1")
+	if out := c.run("shell", "--", "cat", "/proc/1/comm"); out != "systemd\n" {
+		t.Errorf("shell: %q, want systemd", out)
+	}
+	if _, status := c.try("shell", "--", "sh", "-c", "exit 7"); status != 7 {
+		t.Errorf("shell: status %d, want the program's 7", status)
+	}
+	if out := c.run("logs"); !strings.Contains(out, "bosh-agent") {
+		t.Errorf("logs: %.200q, want the agent's", out)
+	}
+	if out := c.run("watch", "--once", "--json"); !strings.Contains(out, `"heartbeat"`) {
+		t.Errorf("watch: %.200q, want a heartbeat", out)
+	}
+	c.run("machine", "reboot")
+	eventually(t, "the pong after a reboot", func() bool {
+		_, status := c.try("call", "--timeout", "500ms", "ping")
+		return status == 0
+	})
+	for _, wrong := range [][]string{{"call"}, {"disk", "attach"}, {"disk", "burn", "x"}, {"up", "--ephemeral", "much"}, {"frobnicate"}, {"ls", "--colour"}, {"machine", "paint"}} {
+		if _, status := c.try(wrong...); status != 2 {
+			t.Errorf("lab %v: status %d, want 2", wrong, status)
+		}
+	}
+	if _, status := c.try("call", "no_such_method"); status != 1 {
+		t.Errorf("an exception: status %d, want 1", status)
+	}
+	if _, status := c.try("up", "--agent", c.agentPath); status != 1 {
+		t.Errorf("a second lab of the same name: status %d, want 1", status)
+	}
+	c.run("down")
+	if out := c.run("ls"); strings.Contains(out, c.name) {
+		t.Errorf("after down ls says %q", out)
+	}
+	if left := traces(t); strings.Contains(left, c.name) {
+		t.Errorf("left over:\n%s", left)
+	}
+}
+
+// TestMachineForeignClient takes documents as they are, as from a CPI, and speaks HTTPS through
+// the published port, as create-env does.
+func TestMachineForeignClient(t *testing.T) {
+	c := newCLI(t)
+	// The documents are those of another lab's machine, whose address is the same.
+	l := newLab(t)
+	i, err := l.Create(t.Context(), lab.VM{HTTPS: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	settings, err := i.ReadFile("/var/vcap/bosh/agent-bootstrap-env.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	agentJSON := `{"Platform":{"Linux":{"SkipDiskSetup":true,"ServiceManager":"systemd"}},` +
+		`"Infrastructure":{"Settings":{"Sources":[{"Type":"CDROM","FileName":"env"}]}}}`
+	// The network card is another one than the document names.
+	var document map[string]any
+	if err := json.Unmarshal(settings, &document); err != nil {
+		t.Fatal(err)
+	}
+	delete(document["networks"].(map[string]any)["default"].(map[string]any), "mac")
+	if settings, err = json.Marshal(document); err != nil {
+		t.Fatal(err)
+	}
+	files := t.TempDir()
+	for name, data := range map[string][]byte{"agent.json": []byte(agentJSON), "settings.json": settings} {
+		if err := os.WriteFile(filepath.Join(files, name), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var up control.State
+	out := c.run("up", "--agent", c.agentPath, "--agent-json", filepath.Join(files, "agent.json"), "--settings", filepath.Join(files, "settings.json"),
+		"--source", "cdrom", "--ephemeral", "0", "--publish", "0", "--json")
+	if err := json.Unmarshal([]byte(out), &up); err != nil {
+		t.Fatal(err)
+	}
+	address := up.Machines[0].Published
+	if !strings.HasPrefix(address, "127.0.0.1:") {
+		t.Fatalf("published on %q, want a port on loopback", address)
+	}
+	var pong string
+	eventually(t, "the agent's pong", func() bool {
+		var status int
+		pong, status = c.try("call", "--settings", filepath.Join(files, "settings.json"), "--host", address, "ping")
+		return status == 0
+	})
+	if pong != "\"pong\"\n" {
+		t.Errorf("ping over HTTPS: %q, want pong", pong)
+	}
+}

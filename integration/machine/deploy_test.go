@@ -1,0 +1,74 @@
+//go:build machine
+
+package machine
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"cambium/integration/lab"
+	"cambium/integration/lab/release"
+)
+
+// TestMachineDeploy takes a manifest through the Director's sequences: a new machine, the same
+// again with another template.
+func TestMachineDeploy(t *testing.T) {
+	l := newLab(t)
+	m := release.WebManifest()
+	var steps []string
+	report := func(_, step string, took time.Duration, err error) {
+		steps = append(steps, step)
+		t.Logf("%-26s %6.2f s %v", step, took.Seconds(), err)
+	}
+	if err := l.Deploy(t.Context(), m, report); err != nil {
+		t.Fatal(err)
+	}
+	i := l.Machines()["web-0"]
+	show(t, i)
+	if !slices.Contains(steps, "mount_disk") || slices.Contains(steps, "prepare") {
+		t.Errorf("steps of a new machine are %v, want mount_disk and not prepare among them", steps)
+	}
+	if got := l.Blobs.Requests(); got["GET signed"] == 0 {
+		t.Errorf("the blobstore saw %v, want packages fetched under signed URLs", got)
+	}
+	started := run(t, i, "cat", "/var/vcap/store/web/started")
+
+	steps = nil
+	m.Groups[0].Jobs[0].Files["config/colour"] = "blue\n"
+	if err := l.Deploy(t.Context(), m, report); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"prepare", "drain", "stop", "list_disk", "apply"} {
+		if !slices.Contains(steps, want) {
+			t.Errorf("steps of the update are %v, want %s among them", steps, want)
+		}
+	}
+	if colour := run(t, i, "cat", "/var/vcap/jobs/web/config/colour"); colour != "blue\n" {
+		t.Errorf("the new template is %q, want blue", colour)
+	}
+	if now := run(t, i, "cat", "/var/vcap/store/web/started"); !strings.HasPrefix(now, started) || strings.Count(now, "\n") != 2 {
+		t.Errorf("the persistent disk has %q, want the line of the first start and a second", now)
+	}
+	if disks := i.Disks(); len(disks) != 2 {
+		t.Errorf("attached are %v, want the ephemeral and the persistent disk", disks)
+	}
+	within, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := i.Agent.WaitRunning(within, 0); err != nil {
+		t.Error(err)
+	}
+}
+
+// show prints the machine's logs if the test fails.
+func show(t *testing.T, i *lab.Instance) {
+	t.Helper()
+	t.Cleanup(func() {
+		if t.Failed() && i.Running() {
+			journal, err := i.Journal(context.Background())
+			t.Logf("journal of the agent (%v):\n%s", err, tail(journal, 16<<10))
+		}
+	})
+}
