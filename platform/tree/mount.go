@@ -34,7 +34,12 @@ func (k *Kernel) bind(e Entry) error {
 	if err := os.MkdirAll(target, 0o755); err != nil {
 		return err
 	}
-	tree, err := unix.OpenTree(unix.AT_FDCWD, source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	// A directory bound to itself keeps what is mounted below it.
+	var recursive, whole uint
+	if e.Source == e.Path {
+		recursive, whole = unix.AT_RECURSIVE, unix.MS_REC
+	}
+	tree, err := unix.OpenTree(unix.AT_FDCWD, source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|recursive)
 	if err == nil {
 		err = attach(tree, target, e.Flags)
 		err = errors.Join(err, unix.Close(tree))
@@ -43,7 +48,7 @@ func (k *Kernel) bind(e Entry) error {
 		return err
 	}
 	// Older kernels, and sandboxes that know only the old calls.
-	if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil {
+	if err := unix.Mount(source, target, "", unix.MS_BIND|uintptr(whole), ""); err != nil {
 		return err
 	}
 	return setFlags(target, e.Flags)

@@ -54,6 +54,16 @@ func TestNSWholeTree(t *testing.T) { nstest.Run(t, wholeTree) }
 
 func wholeTree(t *testing.T) {
 	root := stemcell(t)
+	// A volume below /home must not disappear behind the new mount.
+	if err := os.Mkdir(root+"/home/vcap", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", root+"/home/vcap", "tmpfs", 0, "mode=0755"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(root+"/home/vcap/own", nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
 	k := &Kernel{Root: root}
 	want := Plan(vcap.New(""), Options{JobDirTmpfs: true, SettingsTmpfs: true})
 	if _, err := k.Converge(t.Context(), want); err != nil {
@@ -97,6 +107,10 @@ func wholeTree(t *testing.T) {
 	}
 	if _, err := os.Stat(root + "/var/log/in-the-image"); err == nil {
 		t.Error("/var/log still shows what the image had")
+	}
+
+	if _, err := os.Stat(root + "/home/vcap/own"); err != nil {
+		t.Errorf("what was mounted below /home is hidden: %v", err)
 	}
 
 	// A program in /tmp does not run, one in /opt does.

@@ -133,6 +133,7 @@ func (db *database) add(s Session) (Account, error) {
 		t    *table
 		kind string
 	}{{db.subuid, "UID"}, {db.subgid, "GID"}} {
+		sub.t.remove(s.Name)
 		if first, count := db.freeRange(sub.t, sub.kind); sub.t.present && count > 0 {
 			sub.t.set(s.Name, strconv.Itoa(first), strconv.Itoa(count))
 		}
@@ -156,11 +157,11 @@ func (db *database) remove(account Account) {
 	db.setGroups(account.Name, nil)
 	db.gshadow.edit(func(r []string) { r[2] = withMember(r[2], account.Name, false) })
 	own, there := db.group.find(account.Name)
-	if !there || own[2] != strconv.Itoa(account.GID) || own[3] != "" {
+	if there && (own[2] != strconv.Itoa(account.GID) || own[3] != "") {
 		return
 	}
 	for r := range db.passwd.all {
-		if r[3] == own[2] {
+		if there && r[3] == own[2] {
 			return
 		}
 	}

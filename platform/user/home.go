@@ -105,7 +105,11 @@ func (a *Accounts) writeKeys(account Account, keys []string) (err error) {
 	}()
 	home, err := os.OpenRoot(a.at(account.Home))
 	if errors.Is(err, fs.ErrNotExist) {
-		if err = os.Mkdir(a.at(account.Home), 0o700); err == nil {
+		err = os.MkdirAll(filepath.Dir(a.at(account.Home)), 0o755)
+		if err == nil {
+			err = os.Mkdir(a.at(account.Home), 0o700)
+		}
+		if err == nil {
 			home, err = os.OpenRoot(a.at(account.Home))
 		}
 		if err == nil {

@@ -392,6 +392,52 @@ func TestSessionAfterACrashInTheMiddle(t *testing.T) {
 	check(t, a)
 }
 
+// TestEveryCut stops an addition and a removal after each of their writes, as a power cut would,
+// and expects the next attempt to end where an undisturbed one does.
+func TestEveryCut(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("making several users takes root")
+	}
+	files := []string{"etc/group", "etc/gshadow", "etc/shadow", "etc/subuid", "etc/subgid", "etc/passwd"}
+	read := func(a *Accounts) (contents []string) {
+		for _, f := range files {
+			contents = append(contents, get(t, a, f))
+		}
+		return contents
+	}
+	added := Desired{Sessions: []Session{session}}
+	removed := Desired{Remove: []string{session.Name}}
+	a := stemcell(t)
+	without := read(a)
+	converge(t, a, added)
+	with := read(a)
+	for name, tc := range map[string]struct {
+		from, to []string
+		want     Desired
+	}{"addition": {without, with, added}, "removal": {with, without, removed}} {
+		for cut := range len(files) + 1 {
+			t.Run(fmt.Sprintf("%s after %d", name, cut), func(t *testing.T) {
+				a := stemcell(t)
+				if name == "removal" {
+					put(t, a, "var/vcap/bosh_ssh/bosh_ab12/x", "") // not removed yet, and nobody's
+				}
+				for i, f := range files {
+					put(t, a, f, tc.from[i])
+					if i < cut {
+						put(t, a, f, tc.to[i])
+					}
+				}
+				converge(t, a, tc.want)
+				for i, got := range read(a) {
+					if got != tc.to[i] {
+						t.Errorf("%s: got %q, want %q", files[i], got, tc.to[i])
+					}
+				}
+			})
+		}
+	}
+}
+
 func TestLock(t *testing.T) {
 	want := Desired{Passwords: map[string]secret.String{"root": secret.New("new")}}
 	t.Run("held by another", func(t *testing.T) {
