@@ -1,0 +1,100 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"cambium/internal/secret"
+	"cambium/internal/vcap"
+	"cambium/settings"
+)
+
+// TestSIGKILLAtAnyMoment kills a process that changes the state as fast as it can, and expects
+// the next one to find a whole state each time: the same round in settings and update, or the
+// update one round behind.
+func TestSIGKILLAtAnyMoment(t *testing.T) {
+	if base := os.Getenv("STORE_KILL_BASE"); base != "" {
+		changeUntilKilled(t, base)
+		return
+	}
+	base := t.TempDir()
+	found := 0
+	for range 12 {
+		child := exec.Command(os.Args[0], "-test.run", "^TestSIGKILLAtAnyMoment$")
+		child.Env = append(os.Environ(), "STORE_KILL_BASE="+base)
+		if err := child.Start(); err != nil {
+			t.Fatal(err)
+		}
+		// The moment is random, nothing is waited for.
+		time.Sleep(100*time.Millisecond + rand.N(200*time.Millisecond))
+		if err := child.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = child.Wait() // it was killed
+
+		m := newMachine(t)
+		m.dirs = vcap.New(base)
+		c := m.open(t)
+		if !c.Present() {
+			continue // killed before the first round
+		}
+		found++
+		e := c.Effective()
+		if len(e.NTP) != 1 || e.TrustedCerts != "" && e.TrustedCerts > e.NTP[0] {
+			t.Fatalf("settings of round %v with an update of round %q", e.NTP, e.TrustedCerts)
+		}
+		if d, told := c.Disks()["d"]; told && d.Hint.Path == "" {
+			t.Fatalf("the record of a disk is %+v", d)
+		}
+		if got := m.warnings(); len(got) != 0 {
+			t.Fatalf("a killed process left damage: %q", got)
+		}
+		if stale := m.stale(t, c); stale != "" {
+			t.Fatalf("%s was left behind", stale)
+		}
+	}
+	if found == 0 {
+		t.Error("no process lived long enough to write anything")
+	}
+}
+
+func changeUntilKilled(t *testing.T, base string) {
+	round := ""
+	c, err := Open(vcap.New(base), Options{
+		Fetch: func(context.Context) (Fetched, error) {
+			return Fetched{Raw: secret.NewJSON(document64K(round)), From: "test"}, nil
+		},
+		MountTmpfs: func(context.Context, string) error { return nil },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := 0
+	if c.Present() {
+		if _, err := fmt.Sscan(c.Effective().NTP[0], &start); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// An end of its own, should whoever is to kill it die first.
+	for n, begin := start+1, time.Now(); time.Since(begin) < 5*time.Second; n++ {
+		round = fmt.Sprintf("%08d", n)
+		if l, err := c.Load(t.Context()); err != nil || l.NotCached != nil {
+			t.Fatal(err, l.NotCached)
+		}
+		if _, err := c.Update(t.Context(), settings.Update{TrustedCerts: round, HasTrustedCerts: true}); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.PutHint("d", settings.DiskHint{Path: filepath.Join("/dev", round)}); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.SetMountedCID(round); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

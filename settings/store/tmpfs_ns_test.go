@@ -1,0 +1,82 @@
+//go:build ns
+
+package store
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+
+	"cambium/internal/nstest"
+	"cambium/platform/mount"
+	"cambium/settings"
+)
+
+// TestNSSettingsOnARealTmpfs: what was on the disk is gone from it, a restarted agent finds
+// everything on the tmpfs, and when the tmpfs goes, as at a reboot, so do the secrets.
+func TestNSSettingsOnARealTmpfs(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		m := newMachine(t)
+		options := m.options()
+		options.MountTmpfs = func(ctx context.Context, path string) error {
+			_, err := mount.Tmpfs(ctx, path, "16m", 0o700, 0)
+			return err
+		}
+		start := func() *Current {
+			c, err := Open(m.dirs, options)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.load(t, c)
+			return c
+		}
+		m.answer = doc("a-1")
+		c := start()
+		if _, err := c.Update(t.Context(), update(t, `{"trusted_certs":"T"}`)); err != nil {
+			t.Fatal(err)
+		}
+		m.answer = doc("a-1", tmpfsOn)
+		m.load(t, c)
+		if err := c.PutHint("d-1", settings.DiskHint{Path: "/dev/x"}); err != nil {
+			t.Fatal(err)
+		}
+		if _, mounted, err := mount.At(m.dirs.SettingsTmpfs()); err != nil || !mounted {
+			t.Fatalf("no tmpfs at %s: %v", m.dirs.SettingsTmpfs(), err)
+		}
+		c = start()
+		if c.Effective().TrustedCerts != "T" || len(c.Disks()) != 1 {
+			t.Errorf("after a restart: %q, %v", c.Effective().TrustedCerts, c.Disks())
+		}
+		entries, err := mount.Table()
+		if err != nil {
+			t.Fatal(err)
+		}
+		count := 0
+		for _, e := range entries {
+			if strings.HasSuffix(e.Target, "/bosh/settings") {
+				count++
+			}
+		}
+		if count != 1 {
+			t.Errorf("%d mounts at bosh/settings after a second start, want 1", count)
+		}
+		if err := mount.Unmount(t.Context(), m.dirs.SettingsTmpfs()); err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range m.tree(t) {
+			data, err := os.ReadFile(m.dirs.Base() + "/" + file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Errorf("%s with %d bytes is on the disk", file, len(data))
+		}
+		// The machine rebooted: everything comes from the source again.
+		if c := start(); c.Effective().TrustedCerts != "" || c.Place() != m.dirs.SettingsTmpfs() || exists(m.settingsFile()) {
+			t.Errorf("after a reboot: %q in %s", c.Effective().TrustedCerts, c.Place())
+		}
+		if err := mount.Unmount(t.Context(), m.dirs.SettingsTmpfs()); err != nil {
+			t.Error(err)
+		}
+	})
+}
