@@ -266,23 +266,64 @@ func TestISOByGoDiskfs(t *testing.T) {
 					t.Errorf("%s: %q, %v; want %q", name, got, err, want)
 				}
 			}
-			// The library reads the same.
-			f := filepath.Join(t.TempDir(), "g.iso")
-			if err := os.WriteFile(f, image, 0o600); err != nil {
-				t.Fatal(err)
+			sameAsLibrary(t, image)
+		})
+	}
+}
+
+// sameAsLibrary compares every file that go-diskfs finds, and the label.
+func sameAsLibrary(t *testing.T, image []byte) {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "library.iso")
+	if err := os.WriteFile(name, image, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b, err := file.OpenFromPath(name, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	lib, err := iso9660.Read(b, int64(len(image)), 0, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := open(t, image)
+	if label := strings.TrimRight(lib.Label(), " \x00"); label != "" && !v.HasLabel(label) {
+		t.Errorf("labels %q, go-diskfs says %q", v.Labels, label)
+	}
+	found := 0
+	var walk func(dir string)
+	walk = func(dir string) {
+		entries, err := lib.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			at := filepath.Join(dir, e.Name())
+			if e.IsDir() {
+				walk(at)
+				continue
 			}
-			b, err := file.OpenFromPath(f, true)
+			want, err := lib.ReadFile(at)
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer b.Close()
-			lib, err := iso9660.Read(b, int64(len(image)), 0, 2048)
-			if err != nil {
-				t.Fatal(err)
+			found++
+			if got, err := v.ReadFile(at, 1<<20); err != nil || !bytes.Equal(got, want) {
+				t.Errorf("%s: %d bytes, %v; go-diskfs reads %d", at, len(got), err, len(want))
 			}
-			if !v.HasLabel(strings.TrimRight(lib.Label(), " \x00")) {
-				t.Errorf("labels %q, go-diskfs says %q", v.Labels, lib.Label())
-			}
+		}
+	}
+	walk(".")
+	if found == 0 {
+		t.Error("go-diskfs found no file")
+	}
+}
+
+func TestISOLikeTheLibrary(t *testing.T) {
+	for name, args := range map[string][]string{"plain": nil, "rock ridge": {"-r"}, "both": {"-r", "-J"}} {
+		t.Run(name, func(t *testing.T) {
+			sameAsLibrary(t, makeISO(t, drive, append([]string{"-V", "CONFIG-2"}, args...)...))
 		})
 	}
 }
