@@ -3,12 +3,15 @@ package natsbus
 import (
 	"context"
 	"errors"
+	"io"
 	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"cambium/internal/secret"
 	"cambium/internal/testca"
@@ -18,11 +21,12 @@ import (
 
 // quick makes the pauses of the real agent short, so that outages in tests are.
 func quick(t testing.TB) {
-	loss, first, auth := afterLoss, atFirst, afterAuth
+	loss, first, auth, ping := afterLoss, atFirst, afterAuth, pingInterval
+	pingInterval = 200 * time.Millisecond
 	for _, b := range []*time.Duration{&afterLoss.Min, &afterLoss.Max, &atFirst.Min, &atFirst.Max, &afterAuth.Min, &afterAuth.Max} {
 		*b = 50 * time.Millisecond
 	}
-	t.Cleanup(func() { afterLoss, atFirst, afterAuth = loss, first, auth })
+	t.Cleanup(func() { afterLoss, atFirst, afterAuth, pingInterval = loss, first, auth, ping })
 }
 
 func TestServerKilledAndBack(t *testing.T) {
@@ -365,5 +369,46 @@ func TestNamesAreResolvedAtEachAttempt(t *testing.T) {
 		if _, ok := told.Load(address); !ok {
 			t.Errorf("BeforeConnect was not told of %s", address)
 		}
+	}
+}
+
+// About a second for the first minute of refusals, then less and less often, and never never.
+func TestPauses(t *testing.T) {
+	var p pauses
+	now := time.Now()
+	begin := now
+	for tries := 0; now.Sub(begin) < authPatience; tries++ {
+		pause := p.next(nats.ErrAuthorization, now)
+		if pause < 500*time.Millisecond || pause > 1500*time.Millisecond {
+			t.Fatalf("try %d: %v, want about a second", tries, pause)
+		}
+		now = now.Add(pause)
+	}
+	limit := func(want time.Duration, err error) {
+		t.Helper()
+		if pause := p.next(err, now); pause < 0 || pause > want {
+			t.Errorf("got %v, want at most %v", pause, want)
+		}
+	}
+	for _, want := range []time.Duration{200 * time.Millisecond, 400 * time.Millisecond, 800 * time.Millisecond} {
+		limit(want, nats.ErrAuthorization)
+	}
+	for range 100 {
+		limit(8*time.Second, nats.ErrAuthorization)
+	}
+	// A connection, and then a loss that all others have too: full jitter.
+	p.connected()
+	var sum time.Duration
+	for range 1000 {
+		p.connected()
+		sum += p.next(io.EOF, now)
+	}
+	if mean := sum / 1000; mean < 800*time.Millisecond || mean > 1200*time.Millisecond {
+		t.Errorf("mean of first pauses: %v, want about half of two seconds", mean)
+	}
+	limit(4*time.Second, io.EOF)
+	// A refusal after that is a new one.
+	if pause := p.next(nats.ErrAuthRevoked, now.Add(time.Hour)); pause < 500*time.Millisecond || pause > 1500*time.Millisecond {
+		t.Errorf("got %v, want about a second", pause)
 	}
 }

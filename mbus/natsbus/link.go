@@ -26,19 +26,19 @@ const (
 	// connectTime covers TLS and log-in; a server that a thousand agents come back to at once
 	// needs longer for a handshake than for a dial.
 	connectTime = 10 * time.Second
-	// A server that is gone without a word is noticed after two unanswered pings.
-	pingInterval = 10 * time.Second
-	farewell     = time.Second
+	farewell    = time.Second
 	// authPatience is how long a refused log-in is repeated every second or so: the server
 	// learns of a new agent only at its next synchronisation.
 	authPatience = time.Minute
 )
 
 var (
+	// A server that is gone without a word is noticed after two unanswered pings.
+	pingInterval = 10 * time.Second
 	// Full jitter: all agents of a deployment lose their server at the same moment.
-	afterLoss = retry.Backoff{Min: 2 * time.Second, Max: 10 * time.Second, Jitter: 1}
+	afterLoss = retry.Backoff{Min: 2 * time.Second, Max: 8 * time.Second, Jitter: 1}
 	// A booting agent may be ahead of its network by a moment.
-	atFirst   = retry.Backoff{Min: 200 * time.Millisecond, Max: 10 * time.Second, Jitter: 1}
+	atFirst   = retry.Backoff{Min: 200 * time.Millisecond, Max: 8 * time.Second, Jitter: 1}
 	afterAuth = retry.Backoff{Min: 1500 * time.Millisecond, Max: 1500 * time.Millisecond, Jitter: 2.0 / 3}
 )
 
@@ -97,38 +97,53 @@ func (l *link) resolved() (all []netip.AddrPort) {
 	return all
 }
 
+// pauses decides how long to wait before the next pass over the servers.
+type pauses struct {
+	attempt      int
+	ever         bool      // there was a connection once
+	refusedSince time.Time // of the first of an unbroken row of refusals
+}
+
+// connected resets everything: the next failure is a new one.
+func (p *pauses) connected() { *p = pauses{ever: true} }
+
+// next is called after a pass that failed with err.
+func (p *pauses) next(err error, now time.Time) time.Duration {
+	if !refused(err) {
+		p.refusedSince = time.Time{}
+	} else {
+		if p.refusedSince.IsZero() {
+			p.refusedSince = now
+		}
+		if now.Sub(p.refusedSince) < authPatience {
+			p.attempt = 0 // the backing off begins when the patience has ended
+			return afterAuth.Pause(0)
+		}
+	}
+	p.attempt++
+	if p.ever {
+		return afterLoss.Pause(p.attempt - 1)
+	}
+	return atFirst.Pause(p.attempt - 1)
+}
+
 // run keeps the link connected until ctx ends.
 func (l *link) run(ctx context.Context) {
-	var refusedSince time.Time
-	ever := false
-	for attempt := 0; ; attempt++ {
-		order := rand.Perm(len(l.servers))
+	var wait pauses
+	for {
 		var err error
-		for _, i := range order {
+		for _, i := range rand.Perm(len(l.servers)) {
 			var was bool
-			if was, err = l.session(ctx, l.servers[i]); was {
-				attempt, ever, refusedSince = 0, true, time.Time{}
-			}
+			was, err = l.session(ctx, l.servers[i])
 			if ctx.Err() != nil {
 				return
 			}
 			if was {
+				wait.connected()
 				break
 			}
 		}
-		pause := atFirst.Pause(attempt)
-		if ever {
-			pause = afterLoss.Pause(attempt)
-		}
-		if refused(err) {
-			if refusedSince.IsZero() {
-				refusedSince = time.Now()
-			}
-			if time.Since(refusedSince) < authPatience {
-				pause = afterAuth.Pause(0)
-				attempt = -1
-			}
-		}
+		pause := wait.next(err, time.Now())
 		l.log.WithError(err).WithField("pause", pause.Round(time.Millisecond).String()).Warn("not connected to nats")
 		if retry.Sleep(ctx, pause) != nil {
 			return

@@ -1,0 +1,76 @@
+//go:build ns
+
+package natsbus
+
+import (
+	"fmt"
+	"net"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"cambium/internal/nstest"
+	"cambium/internal/secret"
+	"cambium/internal/testca"
+	"cambium/internal/testnats"
+)
+
+// TestNSPartition takes the link to the server down at its far end: no reset, no error, just
+// silence, as when a switch dies.
+func TestNSPartition(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		quick(t)
+		d := testnats.Start(t, nil, agentID)
+		d.Down()
+		pair, err := d.CA.Server("127.0.0.1", "10.9.0.1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.SetServerCertificate(pair)
+		d.Up()
+
+		peer := nstest.NewPeer(t)
+		peer.Veth(t, "bus0", "")
+		peer.Address(t, "bus0", "10.9.0.1/24")
+		near, err := netlink.LinkByName("bus0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		address, err := netlink.ParseAddr("10.9.0.2/24")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := netlink.AddrAdd(near, address); err != nil {
+			t.Fatal(err)
+		}
+		if err := netlink.LinkSetUp(near); err != nil {
+			t.Fatal(err)
+		}
+		var listener net.Listener
+		peer.Do(t, func() (err error) {
+			listener, err = net.Listen("tcp", "10.9.0.1:4222")
+			return err
+		})
+		newProxy(t, listener, fmt.Sprintf("127.0.0.1:%d", d.Port()))
+
+		id := identity(d, testca.AgentName(agentID))
+		id.URLs = []secret.URL{secret.NewURL("nats://10.9.0.1:4222")}
+		b := start(t, d, Options{Identity: id})
+		testnats.Until(t, "connected", b.Connected)
+		far, err := peer.Handle.LinkByName("bus0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := peer.Handle.LinkSetDown(far); err != nil {
+			t.Fatal(err)
+		}
+		testnats.Until(t, "loss noticed", func() bool { return !b.Connected() })
+		if err := peer.Handle.LinkSetUp(far); err != nil {
+			t.Fatal(err)
+		}
+		testnats.Until(t, "connected again", b.Connected)
+		if got := d.Director().Call(agentID, "ping"); got != pongReply {
+			t.Errorf("got %s", got)
+		}
+	})
+}
