@@ -85,6 +85,8 @@ type call struct {
 // usageError is a mistake on the command line.
 type usageError struct{ error }
 
+func (e usageError) Unwrap() error { return e.error }
+
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
 // parse reads the flags, which may stand before and behind other arguments, and checks the
