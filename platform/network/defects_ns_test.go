@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -26,7 +27,7 @@ import (
 func TestNSTwoStaticNetworksOnOneNIC(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		gateway(t)
-		k := machine(t)
+		k := newKernel(t)
 		want, _ := apply(t, k, nets{"b": static("10.0.0.5"), "a": extra("10.0.0.6"), "c": extra("10.5.0.7")})
 		ready(t, k, want)
 		expect(t, "addresses", addresses(t, "eth0"), "10.0.0.5/24", "10.5.0.7/24", "10.0.0.6/24")
@@ -38,10 +39,13 @@ func TestNSStaticBesideDHCPOnOneNIC(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		gateway(t)
 		fake := &network.Fake{Version: 252, OnReload: leases(map[string]string{"eth0": "10.7.0.9/24"})}
-		k := fake.Use(t, machine(t))
+		k := fake.Use(t, newKernel(t))
 		want, _ := apply(t, k, nets{"a": static("10.0.0.5"), "b": {Type: "dynamic", MAC: mac0}})
 		ready(t, k, want)
 		expect(t, "addresses", addresses(t, "eth0"), "10.0.0.5/24", "10.7.0.9/24")
+		if got, err := k.Resolve(t.Context(), want.Dynamic); err != nil || got["b"].IP != "10.7.0.9" {
+			t.Errorf("resolved: got %v, %v; want the lease", got, err)
+		}
 		contains(t, file(t, k, "etc/systemd/network/10_eth0.network"), "Address=10.0.0.5/24", "DHCP=yes", "Gateway=10.0.0.1")
 	})
 }
@@ -49,7 +53,7 @@ func TestNSStaticBesideDHCPOnOneNIC(t *testing.T) {
 func TestNSEveryNICIsChecked(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		gateway(t).NIC(t, "eth1", mac1)
-		k := machine(t)
+		k := newKernel(t)
 		second := extra("10.1.0.5")
 		second.MAC = mac1
 		want, _ := apply(t, k, nets{"a": static("10.0.0.5"), "b": second})
@@ -75,7 +79,7 @@ func TestNSAnUnchangedConfigurationIsLeftAlone(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		gateway(t)
 		fake := &network.Fake{Version: 252}
-		k := fake.Use(t, machine(t))
+		k := fake.Use(t, newKernel(t))
 		n := nets{"a": static("10.0.0.5"), "b": extra("10.0.0.6")}
 		n["a"] = withRoutes(n["a"])
 		apply(t, k, n)
@@ -110,7 +114,7 @@ func withRoutes(n settings.Network) settings.Network {
 func TestNSForeignFilesStayUnlessInTheWay(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		gateway(t)
-		k := machine(t)
+		k := newKernel(t)
 		write := func(path, content string) {
 			t.Helper()
 			path = filepath.Join(k.Root, path)
@@ -177,7 +181,7 @@ func TestNSDynamicNetworksAreResolvedByNIC(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		gateway(t).NIC(t, "eth1", mac1)
 		fake := &network.Fake{Version: 252, OnReload: leases(map[string]string{"eth0": "10.0.0.77/24 via 10.0.0.1", "eth1": "10.1.0.88/16"})}
-		k := fake.Use(t, machine(t))
+		k := fake.Use(t, newKernel(t))
 		want, _ := apply(t, k, nets{"a": {Type: "dynamic", MAC: mac0, Default: []string{"gateway"}}, "b": {Type: "dynamic", MAC: mac1}, "c": {Type: "dynamic"}, "six": {Type: "dynamic", Prefix: "128", MAC: mac1}})
 		if err := os.MkdirAll(filepath.Join(k.Root, "run/systemd/netif/leases"), 0o755); err != nil {
 			t.Fatal(err)
@@ -186,7 +190,7 @@ func TestNSDynamicNetworksAreResolvedByNIC(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		lease := filepath.Join(k.Root, "run/systemd/netif/leases", itoa(link.Attrs().Index))
+		lease := filepath.Join(k.Root, "run/systemd/netif/leases", strconv.Itoa(link.Attrs().Index))
 		if err := os.WriteFile(lease, []byte("# private\nADDRESS=10.1.0.88\nROUTER=10.1.0.1 10.1.0.2\n"), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -209,12 +213,12 @@ func TestNSDynamicNetworksAreResolvedByNIC(t *testing.T) {
 func TestNSLinkNamesWithCapitalsDotsAndDashes(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		peer := nstest.NewPeer(t)
-		k := machine(t)
+		k := newKernel(t)
 		all := nets{}
 		for i, name := range []string{"enP1s1", "bond0.10", "br-x", "eth@0"} {
-			mac := "52:54:00:00:01:0" + itoa(i)
+			mac := "52:54:00:00:01:0" + strconv.Itoa(i)
 			peer.NIC(t, name, mac)
-			all[name] = settings.Network{IP: "10." + itoa(i) + ".0.5", Netmask: "255.255.255.0", MAC: mac}
+			all[name] = settings.Network{IP: "10." + strconv.Itoa(i) + ".0.5", Netmask: "255.255.255.0", MAC: mac}
 		}
 		first := all["bond0.10"]
 		first.Gateway, first.Default = "10.1.0.1", []string{"gateway"}
@@ -222,7 +226,7 @@ func TestNSLinkNamesWithCapitalsDotsAndDashes(t *testing.T) {
 		want, _ := apply(t, k, all)
 		ready(t, k, want)
 		for i, name := range []string{"enP1s1", "bond0.10", "br-x", "eth@0"} {
-			expect(t, name, addresses(t, name), "10."+itoa(i)+".0.5/24")
+			expect(t, name, addresses(t, name), "10."+strconv.Itoa(i)+".0.5/24")
 			contains(t, file(t, k, "etc/systemd/network/10_"+name+".network"), "Name="+name)
 		}
 		got, err := k.Resolve(t.Context(), []network.Dynamic{{Network: "x"}})
@@ -236,7 +240,7 @@ func TestNSHardwareAddressInAnySpelling(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		peer := nstest.NewPeer(t)
 		peer.NIC(t, "eth0", "52:54:00:0a:bc:0d")
-		k := machine(t)
+		k := newKernel(t)
 		for _, mac := range []string{"52:54:00:0A:BC:0D", "52-54-00-0a-bc-0d", "5254.000a.bc0d", "5254000ABC0D", "52:54:0:a:bc:d"} {
 			want, _ := apply(t, k, nets{"a": {IP: "10.0.0.5", Netmask: "255.255.255.0", MAC: mac}})
 			ready(t, k, want)
@@ -251,7 +255,7 @@ func TestNSVirtualFunctionIsNotANIC(t *testing.T) {
 		peer := nstest.NewPeer(t)
 		peer.NIC(t, "enP1s1", mac0)
 		peer.NIC(t, "eth0", mac0)
-		k := machine(t)
+		k := newKernel(t)
 		link, err := netlink.LinkByName("enP1s1")
 		if err != nil {
 			t.Fatal(err)
@@ -260,7 +264,7 @@ func TestNSVirtualFunctionIsNotANIC(t *testing.T) {
 		if err := os.MkdirAll(udev, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(udev, "n"+itoa(link.Attrs().Index)), []byte("I:1\nE:AZURE_UNMANAGED_SRIOV=1\nV:1\n"), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(udev, "n"+strconv.Itoa(link.Attrs().Index)), []byte("I:1\nE:AZURE_UNMANAGED_SRIOV=1\nV:1\n"), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		apply(t, k, nets{"a": static("10.0.0.5")})
@@ -276,7 +280,7 @@ func TestNSOtherLinksAreNotTouched(t *testing.T) {
 		if err := lend("bosh-dns", "169.254.1.1/32", false); err != nil {
 			t.Fatal(err)
 		}
-		k := machine(t)
+		k := newKernel(t)
 		_, changes := apply(t, k, nets{"a": static("10.0.0.5")})
 		for _, c := range changes {
 			if c.Link == "bosh-dns" {
@@ -292,7 +296,7 @@ func TestNSDuplicateAddressesAreReported(t *testing.T) {
 		peer := gateway(t)
 		peer.Address(t, "eth0", "10.0.0.5/24")
 		peer.Address(t, "eth0", "fd00::5/64")
-		k := machine(t)
+		k := newKernel(t)
 		want, _ := apply(t, k, nets{"a": extra("10.0.0.5"), "b": extra("10.0.0.6"), "six": {IP: "fd00::5", Netmask: "ffff:ffff:ffff:ffff::", MAC: mac0}})
 		ready(t, k, want) // nobody waits for the verdict
 		got := k.Probe(within(t, 10*time.Second), want)
@@ -311,7 +315,7 @@ func TestNSDuplicateAddressesAreReported(t *testing.T) {
 func TestNSSilentGatewayIsReported(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		gateway(t)
-		k := machine(t)
+		k := newKernel(t)
 		n := static("10.0.0.5")
 		n.Gateway = "10.0.0.254"
 		want, _ := apply(t, k, nets{"a": n})
@@ -322,7 +326,7 @@ func TestNSSilentGatewayIsReported(t *testing.T) {
 func TestNSAddressesAreAnnouncedOnTheWire(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		peer := gateway(t)
-		k := (&network.Fake{Version: 252}).Use(t, machine(t))
+		k := (&network.Fake{Version: 252}).Use(t, newKernel(t))
 		want, _ := apply(t, k, nets{"a": static("10.0.0.5"), "d": {Type: "dynamic", MAC: mac0}, "six": {IP: "fd00::5", Netmask: "ffff:ffff:ffff:ffff::", MAC: mac0}})
 		want.AwaitIPv6 = true
 		if _, err := k.WaitReady(within(t, 3*time.Second), want); err == nil {
@@ -369,7 +373,7 @@ func TestNSAliasOnADHCPNICIsKept(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		gateway(t).NIC(t, "eth1", mac1)
 		fake := &network.Fake{Version: 252, OnReload: leases(map[string]string{"eth0": "10.0.0.77/24 via 10.0.0.1"})}
-		k := fake.Use(t, machine(t))
+		k := fake.Use(t, newKernel(t))
 		want, _ := apply(t, k, nets{"d": {Type: "dynamic", MAC: mac0}, "a": {IP: "10.5.0.6", Netmask: "255.255.255.0", Alias: "eth0:0"}})
 		ready(t, k, want)
 		expect(t, "addresses", addresses(t, "eth0"), "10.5.0.6/24", "10.0.0.77/24")
@@ -380,7 +384,7 @@ func TestNSAliasOnADHCPNICIsKept(t *testing.T) {
 func TestNSWithoutNetworkd(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		gateway(t).NIC(t, "eth1", mac1)
-		k := machine(t)
+		k := newKernel(t)
 		have, err := k.Observe(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -403,7 +407,7 @@ func TestNSWithoutNetworkd(t *testing.T) {
 func TestNSLateNIC(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		peer := gateway(t)
-		k := machine(t)
+		k := newKernel(t)
 		second := extra("10.1.0.5")
 		second.MAC = mac1
 		n := nets{"a": static("10.0.0.5"), "b": second}

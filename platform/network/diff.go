@@ -291,14 +291,14 @@ func (d *differ) reload(files []Change) bool {
 	return slices.ContainsFunc(files, func(c Change) bool { return !moved(c) })
 }
 
-// settle lists the links with a lease, or in want of one, whose files change. Static links need
-// no waiting: networkd finds everything in place.
+// settle lists the links with a lease whose files change: networkd lets the lease go, and who
+// looks too early takes it for the new one. Other links need no waiting.
 func (d *differ) settle(files []Change) (links []Settle) {
 	for _, want := range d.want.Links {
 		have, found := d.have.Link(want.Name)
 		leased := slices.ContainsFunc(have.Addresses, func(a Address) bool { return a.Dynamic && a.Prefix.Addr().Is4() })
 		changed := slices.ContainsFunc(files, func(c Change) bool { return c.name() == fileName(want.Name) })
-		if found && changed && (want.DHCP || leased) {
+		if found && changed && leased {
 			links = append(links, Settle{Link: want.Name, DHCP: want.DHCP})
 		}
 	}

@@ -29,7 +29,7 @@ type fakeDaemon struct {
 	k *Kernel
 }
 
-func (f fakeDaemon) probe(context.Context) Networkd {
+func (f fakeDaemon) probe() Networkd {
 	_, err := os.Lstat(f.k.path(pendingFile))
 	return Networkd{Available: true, Version: f.Version, ReloadPending: err == nil}
 }

@@ -22,7 +22,7 @@ func TestNSStaticIPv4(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		peer := gateway(t)
 		listen(t, peer, "192.0.2.1:80")
-		k := machine(t)
+		k := newKernel(t)
 		n := static("10.0.0.5")
 		n.Routes = []settings.Route{{Destination: "198.51.100.0", Netmask: "255.255.255.0", Gateway: "10.0.0.2"}}
 		want, _ := apply(t, k, nets{"default": n})
@@ -54,7 +54,7 @@ func TestNSStaticIPv6(t *testing.T) {
 		if err := os.WriteFile("/proc/sys/net/ipv6/conf/eth0/disable_ipv6", []byte("1"), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		k := machine(t)
+		k := newKernel(t)
 		n := nets{"six": {Type: "manual", IP: "fd00::5", Netmask: "ffff:ffff:ffff:ffff:0000:0000:0000:0000", Gateway: "fd00::1", MAC: mac0, Default: []string{"gateway"},
 			Routes: []settings.Route{{Destination: "2001:db8:1::", Netmask: "ffff:ffff:ffff::", Gateway: "fd00::2"}}}}
 		want, _ := apply(t, k, n)
@@ -75,7 +75,7 @@ func TestNSDualStackAndSeveralNICs(t *testing.T) {
 		listen(t, peer, "192.0.2.1:80")
 		listen(t, peer, "[2001:db8::1]:80")
 		listen(t, peer, "10.1.0.1:80")
-		k := machine(t)
+		k := newKernel(t)
 		second := extra("10.1.0.5")
 		second.MAC, second.Gateway = mac1, "10.1.0.1"
 		want, _ := apply(t, k, nets{
@@ -100,7 +100,7 @@ func TestNSDHCP(t *testing.T) {
 		peer.NIC(t, "eth1", mac1)
 		listen(t, peer, "192.0.2.1:80")
 		fake := &network.Fake{Version: 252}
-		k := fake.Use(t, machine(t))
+		k := fake.Use(t, newKernel(t))
 		n := nets{"a": {Type: "dynamic", MAC: mac0, Default: []string{"gateway"}}, "b": {IP: "10.1.0.9", Netmask: "255.255.255.0", UseDHCP: true, MAC: mac1}}
 		want, _ := apply(t, k, n)
 		if _, err := k.WaitReady(within(t, 50*time.Millisecond), want); err == nil || !strings.Contains(err.Error(), `network "a": no DHCP lease on eth0`) {
@@ -136,7 +136,7 @@ func TestNSDHCP(t *testing.T) {
 func TestNSOlderNetworkdRefusesAllRoutesOfALease(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		gateway(t).NIC(t, "eth1", mac1)
-		k := (&network.Fake{Version: 249}).Use(t, machine(t))
+		k := (&network.Fake{Version: 249}).Use(t, newKernel(t))
 		apply(t, k, nets{"a": static("10.0.0.5"), "b": {Type: "dynamic", MAC: mac1}})
 		content := file(t, k, "etc/systemd/network/10_eth1.network")
 		contains(t, content, "UseRoutes=no")
@@ -149,7 +149,7 @@ func TestNSOlderNetworkdRefusesAllRoutesOfALease(t *testing.T) {
 func TestNSSeveralNetworksOnOneDHCPNIC(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		gateway(t).NIC(t, "eth1", mac1)
-		k := (&network.Fake{Version: 252}).Use(t, machine(t))
+		k := (&network.Fake{Version: 252}).Use(t, newKernel(t))
 		apply(t, k, nets{
 			"a": {Type: "dynamic", MAC: mac0, Routes: []settings.Route{{Destination: "198.51.100.0", Netmask: "255.255.255.0", Gateway: "10.0.0.2"}}},
 			"b": {Type: "dynamic", MAC: mac0, Default: []string{"gateway"}, Routes: []settings.Route{{Destination: "203.0.113.0", Netmask: "255.255.255.0", Gateway: "10.0.0.3"}}},
@@ -166,7 +166,7 @@ func TestNSSeveralNetworksOnOneDHCPNIC(t *testing.T) {
 func TestNSVIPAndPreconfiguredTouchNothing(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		gateway(t)
-		k := machine(t)
+		k := newKernel(t)
 		preconfigured := static("10.0.0.5")
 		preconfigured.Preconfigured = true
 		for name, n := range map[string]nets{
@@ -189,7 +189,7 @@ func TestNSVIPAndPreconfiguredTouchNothing(t *testing.T) {
 func TestNSLabelledAlias(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		gateway(t)
-		k := machine(t)
+		k := newKernel(t)
 		apply(t, k, nets{"z": static("10.0.0.5"), "a": {Type: "manual", IP: "10.0.0.6", Netmask: "255.255.255.0", Alias: "eth0:1"}})
 		expect(t, "addresses", addresses(t, "eth0"), "10.0.0.5/24", "10.0.0.6/24")
 		link, err := netlink.LinkByName("eth0")
@@ -220,7 +220,7 @@ func TestNSGatewayOutsideOfTheSubnet(t *testing.T) {
 			t.Fatal(err)
 		}
 		listen(t, peer, "192.0.2.1:80")
-		k := machine(t)
+		k := newKernel(t)
 		n := static("10.20.30.40")
 		n.Netmask = "255.255.255.255"
 		apply(t, k, nets{"a": n})

@@ -2,9 +2,10 @@ package network
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
-	"slices"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -16,7 +17,7 @@ import (
 
 // daemon is systemd-networkd as this package needs it.
 type daemon interface {
-	probe(ctx context.Context) Networkd
+	probe() Networkd
 	// reload reads the files again; links whose file changed are brought in line without
 	// removing what both versions name. It returns when the given links have settled.
 	reload(ctx context.Context, settle map[int]Settle) error
@@ -42,42 +43,55 @@ const (
 // bus that went away in between must not matter.
 type systemBus struct{ k *Kernel }
 
+// connect waits for the bus where systemd is about to start it: the agent may be earlier.
 func (b systemBus) connect(ctx context.Context) (*dbus.Conn, error) {
-	return unit.SystemBus(ctx, b.k.path())
+	root := b.k.path()
+	conn, err := unit.SystemBus(ctx, root)
+	if !errors.Is(err, unit.ErrAbsent) || !unit.Booted(root) {
+		return conn, err
+	}
+	systemd := &unit.Systemd{Root: root, Log: b.k.Log}
+	defer systemd.Close()
+	if err := systemd.Start(ctx, "dbus.service"); err != nil {
+		return nil, err
+	}
+	return unit.SystemBus(ctx, root)
 }
 
-func (b systemBus) probe(ctx context.Context) (found Networkd) {
+// probe looks at files only: early in a boot neither the bus nor networkd may be up, and that
+// must not change what is decided.
+func (b systemBus) probe() (found Networkd) {
 	_, err := os.Lstat(b.k.path(pendingFile))
 	found.ReloadPending = err == nil
-	conn, err := b.connect(ctx)
-	if err != nil {
+	if !unit.Booted(b.k.path()) {
 		return found
 	}
-	defer conn.Close()
-	found.Available = b.running(ctx, conn)
-	if !found.Available {
-		for _, dir := range []string{"etc/systemd/system", "run/systemd/system", "usr/lib/systemd/system"} {
-			if _, err := os.Lstat(b.k.path(dir, networkdAlias)); err == nil {
-				found.Available = true
-			}
+	for _, sign := range []string{
+		"run/systemd/netif/state", // it runs
+		"etc/systemd/system/" + networkdAlias, "run/systemd/system/" + networkdAlias, "usr/lib/systemd/system/" + networkdAlias,
+	} {
+		if _, err := os.Lstat(b.k.path(sign)); err == nil {
+			found.Available = true
 		}
 	}
-	version, err := conn.Object("org.freedesktop.systemd1", "/org/freedesktop/systemd1").GetProperty("org.freedesktop.systemd1.Manager.Version")
-	if err == nil {
-		text, _ := version.Value().(string)
-		found.Version = systemdVersion(text)
+	for _, dir := range []string{"usr/lib/systemd", "usr/lib/*/systemd", "lib/systemd"} {
+		libraries, _ := filepath.Glob(b.k.path(dir, "libsystemd-shared-*.so")) // the pattern is well formed
+		for _, l := range libraries {
+			found.Version = max(found.Version, systemdVersion(filepath.Base(l)))
+		}
 	}
 	return found
 }
 
-// systemdVersion reads the leading number of texts like "252.39-1~deb12u2" or "v255".
-func systemdVersion(text string) int {
-	text = strings.TrimPrefix(text, "v")
-	end := slices.IndexFunc([]byte(text), func(b byte) bool { return b < '0' || b > '9' })
-	if end >= 0 {
-		text = text[:end]
+// systemdVersion reads the number in the name of systemd's own library, such as
+// "libsystemd-shared-255.so" or "libsystemd-shared-252.39-1.so".
+func systemdVersion(library string) int {
+	text := strings.TrimPrefix(library, "libsystemd-shared-")
+	end := strings.IndexFunc(text, func(r rune) bool { return r < '0' || r > '9' })
+	if end < 0 {
+		return 0
 	}
-	version, err := strconv.Atoi(text)
+	version, err := strconv.Atoi(text[:end])
 	if err != nil {
 		return 0
 	}

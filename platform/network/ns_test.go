@@ -23,13 +23,8 @@ import (
 	"cambium/settings"
 )
 
-const (
-	mac0 = "52:54:00:00:00:01"
-	mac1 = "52:54:00:00:00:02"
-)
-
-// machine is the kernel of the namespaces, with files below a directory of the test.
-func machine(t *testing.T) *network.Kernel {
+// newKernel is the kernel of the namespaces, with files below a directory of the test.
+func newKernel(t *testing.T) *network.Kernel {
 	t.Helper()
 	log := logrus.New()
 	log.SetOutput(logWriter{t})
@@ -50,8 +45,6 @@ func within(t *testing.T, limit time.Duration) context.Context {
 	t.Cleanup(cancel)
 	return ctx
 }
-
-type nets map[string]settings.Network
 
 // wanted plans for the machine as it is now.
 func wanted(t *testing.T, k *network.Kernel, n nets) (network.State, network.Desired) {

@@ -51,7 +51,7 @@ func (k *Kernel) sysctlSet(parts ...string) bool {
 }
 
 // Observe reads links, addresses, routes, rules, neighbours and networkd's files.
-func (k *Kernel) Observe(ctx context.Context) (State, error) {
+func (k *Kernel) Observe(context.Context) (State, error) {
 	s, err := k.observeKernel()
 	if err != nil {
 		return State{}, err
@@ -59,7 +59,7 @@ func (k *Kernel) Observe(ctx context.Context) (State, error) {
 	if s.Files, err = k.readFiles(); err != nil {
 		return State{}, err
 	}
-	s.Networkd = k.daemon().probe(ctx)
+	s.Networkd = k.daemon().probe()
 	return s, nil
 }
 

@@ -109,19 +109,23 @@ func defaultRoute(have State, n Dynamic) (best Route, found bool) {
 		if !r.Default() || !r.Gateway.IsValid() || r.To.Addr().Is6() != n.IPv6 || n.Link != "" && r.Link != n.Link {
 			continue
 		}
-		if !found || r.Metric < best.Metric {
+		// On a link that has a static default route too, the lease's own is meant.
+		leased := n.Link != "" && r.Origin == OriginDHCP && best.Origin != OriginDHCP
+		if !found || leased || r.Metric < best.Metric && (n.Link == "" || r.Origin == best.Origin) {
 			best, found = r, true
 		}
 	}
 	return best, found
 }
 
-// primary is the address by which a link is known: its first global one; for IPv4, any is
-// better than none.
+// primary is the address that a dynamic network has on its link: the leased one; else the first
+// global one; for IPv4, any is better than none.
 func primary(l Link, ipv6 bool) (netip.Prefix, bool) {
 	family := slices.DeleteFunc(slices.Clone(l.Addresses), func(a Address) bool { return a.Prefix.Addr().Is6() != ipv6 })
-	if i := slices.IndexFunc(family, Address.Global); i >= 0 {
-		return family[i].Prefix, true
+	for _, fits := range []func(Address) bool{func(a Address) bool { return a.Global() && a.Dynamic }, Address.Global} {
+		if i := slices.IndexFunc(family, fits); i >= 0 {
+			return family[i].Prefix, true
+		}
 	}
 	if ipv6 || len(family) == 0 {
 		return netip.Prefix{}, false

@@ -88,7 +88,7 @@ func (s *stream) lost(t *testing.T) uint32 {
 func TestNSStreamLosesNothing(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		listen(t, gateway(t), "192.0.2.1:80")
-		k := machine(t)
+		k := newKernel(t)
 		n := nets{"a": static("10.0.0.5")}
 		apply(t, k, n)
 		s := startStream(t, "192.0.2.1:80")
@@ -121,7 +121,7 @@ func TestNSRemovingTheFirstAddressKeepsTheOthers(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		peer := gateway(t)
 		listen(t, peer, "10.0.0.1:80")
-		k := machine(t)
+		k := newKernel(t)
 		if err := os.WriteFile("/proc/sys/net/ipv4/conf/eth0/promote_secondaries", []byte("0"), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -149,7 +149,7 @@ func TestNSRemovingTheFirstAddressKeepsTheOthers(t *testing.T) {
 func TestNSAddressesOfReleasesStay(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		gateway(t)
-		k := machine(t)
+		k := newKernel(t)
 		apply(t, k, nets{"a": static("10.0.0.5")})
 		link, err := netlink.LinkByName("eth0")
 		if err != nil {
@@ -173,7 +173,7 @@ func TestNSFromLeaseToStatic(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		listen(t, gateway(t), "192.0.2.1:80")
 		fake := &network.Fake{Version: 252, OnReload: leases(map[string]string{"eth0": "10.0.0.77/24 via 10.0.0.1"})}
-		k := fake.Use(t, machine(t))
+		k := fake.Use(t, newKernel(t))
 		if err := k.DHCPAll(within(t, 5*time.Second)); err != nil {
 			t.Fatalf("DHCPAll: %v", err)
 		}
@@ -203,7 +203,7 @@ func TestNSFromLeaseToTheSameStaticAddress(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		listen(t, gateway(t), "192.0.2.1:80")
 		fake := &network.Fake{Version: 252, OnReload: leases(map[string]string{"eth0": "10.0.0.5/24 via 10.0.0.1"})}
-		k := fake.Use(t, machine(t))
+		k := fake.Use(t, newKernel(t))
 		want, _ := apply(t, k, nets{"a": {Type: "dynamic", MAC: mac0}})
 		ready(t, k, want)
 		s := startStream(t, "192.0.2.1:80")
@@ -241,14 +241,14 @@ func TestNSKilledHalfWay(t *testing.T) {
 			return fmt.Sprint(addressSet(t, "eth0"), addressSet(t, "eth1"), routes(t), file(t, k, "etc/systemd/network/10_eth0.network"), file(t, k, "etc/systemd/network/10_eth1.network"))
 		}
 		want := ""
-		k := (&network.Fake{Version: 252}).Use(t, machine(t))
+		k := (&network.Fake{Version: 252}).Use(t, newKernel(t))
 		for stop := 0; ; stop++ {
 			apply(t, k, before)
 			changes := changesFor(t, k, after)
 			if stop > len(changes) {
 				break
 			}
-			if err := k.Apply(t.Context(), changes[:stop]); err != nil {
+			if err := applySome(t.Context(), k, changes, stop); err != nil {
 				t.Fatalf("after %d changes: %v", stop, err)
 			}
 			apply(t, k, after)
@@ -280,7 +280,7 @@ func TestNSAnyConfigurationFromAnyOther(t *testing.T) {
 		}
 		random := rand.New(rand.NewPCG(3, 4))
 		fake := &network.Fake{Version: 252}
-		k := fake.Use(t, machine(t))
+		k := fake.Use(t, newKernel(t))
 		for range 60 {
 			n := randomNets(random)
 			// A second reading of the same document has another order, and is the same.
@@ -368,7 +368,7 @@ func randomNets(random *rand.Rand) nets {
 func TestNSNeighboursAreForgotten(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		listen(t, gateway(t), "10.0.0.1:80")
-		k := machine(t)
+		k := newKernel(t)
 		apply(t, k, nets{"a": static("10.0.0.5")})
 		reach(t, "10.0.0.1:80")
 		known := func() (all []string) {
@@ -401,7 +401,7 @@ func TestNSConfirmedChanges(t *testing.T) {
 		peer := gateway(t)
 		peer.Address(t, "eth0", "10.0.0.2/24")
 		listen(t, peer, "192.0.2.1:80")
-		k := machine(t)
+		k := newKernel(t)
 		limit := network.Confirm{SameAgent: true, Limit: 700 * time.Millisecond}
 		confirm := func(n nets, c network.Confirm) network.Outcome {
 			t.Helper()

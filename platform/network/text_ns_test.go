@@ -1,7 +1,0 @@
-//go:build ns
-
-package network_test
-
-import "strconv"
-
-func itoa(i int) string { return strconv.Itoa(i) }
