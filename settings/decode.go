@@ -243,15 +243,17 @@ func decodeSize(v jsontree.Value, into *string) {
 // lets pass what sources may answer instead of settings: a pointer to a registry.
 func Validate(name string, raw secret.JSON) report.Report {
 	s, rep := Decode(name, raw)
-	var endpoint string
-	s.root().At("registry").At("endpoint").Text(&endpoint)
-	if s.AgentID != "" || endpoint == "" {
+	endpoint := s.root().At("registry").At("endpoint")
+	if endpoint.Kind() != jsontree.String || endpoint.Node().Text == "" {
 		return rep
 	}
-	for i, e := range rep.Entries {
-		if e.Path == "agent_id" && s.root().At("agent_id").Kind() != jsontree.String {
-			rep.Entries[i].Severity = report.Warning
-			rep.Entries[i].Message = "missing; this is a pointer to a registry, which has the settings"
+	switch id := s.root().At("agent_id"); id.Kind() {
+	case jsontree.Absent, jsontree.Null, jsontree.String:
+		for i, e := range rep.Entries {
+			if e.Path == "agent_id" && e.Severity == report.Error {
+				rep.Entries[i].Severity = report.Warning
+				rep.Entries[i].Message = "missing; this is a pointer to a registry, which has the settings"
+			}
 		}
 	}
 	return rep

@@ -30,24 +30,32 @@ const schemas = "../docs/schema/"
 var kinds = map[string]struct {
 	schema   string
 	examples string
-	minimal  string
+	minimal  []string
 	decode   func(name string, data []byte) report.Report
 }{
 	"agent.json": {
 		schema: "agent-json.schema.json", examples: "testdata/agent.json",
-		minimal: `{"Infrastructure":{"Settings":{"Sources":[{"Type":"VsphereGuestInfo"}]}}}`,
-		decode:  func(name string, data []byte) report.Report { _, rep := agentjson.Parse(name, data); return rep },
+		minimal: []string{
+			`{"Infrastructure":{"Settings":{"Sources":[{"Type":"VsphereGuestInfo"}]}}}`,
+			`{"Infrastructure":{"Settings":{"Sources":[{"Type":"HTTP","URI":"http://h"}]}}}`,
+			`{"Infrastructure":{"Settings":{"Sources":[{"Type":"InstanceMetadata","URI":"http://h","SettingsPath":"/s"}]}}}`,
+			`{"Infrastructure":{"Settings":{"Sources":[{"Type":"ConfigDrive","DiskPaths":["/d"],"UserDataPath":"u"}]}}}`,
+			`{"Infrastructure":{"Settings":{"Sources":[{"Type":"ConfigDrive","DiskPaths":["/d"],"SettingsPath":"s"}]}}}`,
+			`{"Infrastructure":{"Settings":{"Sources":[{"Type":"File","SettingsPath":"s"}]}}}`,
+			`{"Infrastructure":{"Settings":{"Sources":[{"Type":"CDROM","FileName":"env"}]}}}`,
+		},
+		decode: func(name string, data []byte) report.Report { _, rep := agentjson.Parse(name, data); return rep },
 	},
 	"settings": {
 		schema: "settings.schema.json", examples: "testdata/settings",
-		minimal: `{"agent_id":"a"}`,
+		minimal: []string{`{"agent_id":"a"}`, `{"registry":{"endpoint":"http://r"}}`},
 		decode: func(name string, data []byte) report.Report {
 			return settings.Validate(name, secret.NewJSON(data))
 		},
 	},
 	"update-settings": {
 		schema: "update-settings.schema.json", examples: "testdata/update",
-		minimal: `{}`,
+		minimal: []string{`{}`},
 		decode: func(name string, data []byte) report.Report {
 			_, rep := settings.DecodeUpdate(name, secret.NewJSON(data))
 			return rep
@@ -114,20 +122,22 @@ func TestSchemaAndDecoderAgree(t *testing.T) {
 			if len(places) < 10 {
 				t.Fatalf("the schema has only %d places", len(places))
 			}
-			for _, place := range places {
-				for _, value := range values {
-					instance, err := jsonschema.UnmarshalJSON(strings.NewReader(k.minimal))
-					if err != nil {
-						t.Fatal(err)
-					}
-					instance = put(instance, place, value)
-					data, err := json.Marshal(instance)
-					if err != nil {
-						t.Fatal(err)
-					}
-					good := schema.Validate(instance) == nil
-					if rep := k.decode("doc", data); rep.Failed() == good {
-						t.Errorf("%s: schema accepts: %v; decoder: %v", data, good, rep)
+			for _, minimal := range k.minimal {
+				for _, place := range places {
+					for _, value := range values {
+						instance, err := jsonschema.UnmarshalJSON(strings.NewReader(minimal))
+						if err != nil {
+							t.Fatal(err)
+						}
+						instance = put(instance, place, value)
+						data, err := json.Marshal(instance)
+						if err != nil {
+							t.Fatal(err)
+						}
+						good := schema.Validate(instance) == nil
+						if rep := k.decode("doc", data); rep.Failed() == good {
+							t.Errorf("%s: schema accepts: %v; decoder: %v", data, good, rep)
+						}
 					}
 				}
 			}

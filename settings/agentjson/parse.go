@@ -141,7 +141,6 @@ type option struct {
 	read     func(jsontree.Value, *Source)
 	set      func(Source) bool
 	types    []string // that use it
-	accepted []string // that carry it in shipped files although nothing reads it any more
 	required []string // that cannot work without it
 }
 
@@ -150,25 +149,31 @@ func text(field func(*Source) *string) (func(jsontree.Value, *Source), func(Sour
 }
 
 func options() []option {
-	o := func(key string, field func(*Source) *string, types, accepted, required []string) option {
+	o := func(key string, field func(*Source) *string, types ...string) option {
 		read, set := text(field)
-		return option{key: key, read: read, set: set, types: types, accepted: accepted, required: required}
+		return option{key: key, read: read, set: set, types: types}
+	}
+	needed := func(o option, types ...string) option {
+		o.required = types
+		return o
 	}
 	web := []string{HTTP, InstanceMetadata}
+	userData := needed(o("UserDataPath", func(s *Source) *string { return &s.UserDataPath }, HTTP, ConfigDrive, File), ConfigDrive)
+	userData.set = func(s Source) bool { return s.UserDataPath != "" || s.SettingsPath != "" }
 	return []option{
 		{key: "URI", read: readURI, set: func(s Source) bool { return !s.URI.Empty() }, types: web, required: web},
 		{key: "Headers", read: readHeaders, set: func(s Source) bool { return len(s.Headers) > 0 }, types: web},
-		o("UserDataPath", func(s *Source) *string { return &s.UserDataPath }, []string{HTTP, ConfigDrive, File}, nil, []string{ConfigDrive}),
-		o("InstanceIDPath", func(s *Source) *string { return &s.InstanceIDPath }, []string{HTTP}, nil, nil),
-		o("SSHKeysPath", func(s *Source) *string { return &s.SSHKeysPath }, []string{HTTP}, nil, nil),
-		o("TokenPath", func(s *Source) *string { return &s.TokenPath }, []string{HTTP}, nil, nil),
-		o("SettingsPath", func(s *Source) *string { return &s.SettingsPath }, []string{InstanceMetadata, File}, []string{ConfigDrive}, []string{InstanceMetadata, File}),
+		userData,
+		o("InstanceIDPath", func(s *Source) *string { return &s.InstanceIDPath }, HTTP),
+		o("SSHKeysPath", func(s *Source) *string { return &s.SSHKeysPath }, HTTP),
+		o("TokenPath", func(s *Source) *string { return &s.TokenPath }, HTTP),
+		needed(o("SettingsPath", func(s *Source) *string { return &s.SettingsPath }, InstanceMetadata, ConfigDrive, File), InstanceMetadata, File),
 		{key: "DiskPaths", read: func(v jsontree.Value, s *Source) { v.Strings(&s.DiskPaths) },
 			set: func(s Source) bool { return len(s.DiskPaths) > 0 }, types: []string{ConfigDrive}, required: []string{ConfigDrive}},
-		o("MetaDataPath", func(s *Source) *string { return &s.MetaDataPath }, []string{ConfigDrive, File}, nil, nil),
-		o("FileName", func(s *Source) *string { return &s.FileName }, []string{CDROM}, nil, []string{CDROM}),
-		o("RpcToolPath", func(s *Source) *string { return &s.RpcToolPath }, []string{VsphereGuestInfo}, nil, nil),
-		o("VmToolsdPath", func(s *Source) *string { return &s.VmToolsdPath }, []string{VsphereGuestInfo}, nil, nil),
+		o("MetaDataPath", func(s *Source) *string { return &s.MetaDataPath }, ConfigDrive, File),
+		needed(o("FileName", func(s *Source) *string { return &s.FileName }, CDROM), CDROM),
+		o("RpcToolPath", func(s *Source) *string { return &s.RpcToolPath }, VsphereGuestInfo),
+		o("VmToolsdPath", func(s *Source) *string { return &s.VmToolsdPath }, VsphereGuestInfo),
 	}
 }
 
@@ -189,17 +194,19 @@ func source(v jsontree.Value) (s Source) {
 	case kind.Kind() == jsontree.String && !typed:
 		kind.Errorf("unknown source type; expected one of %s", strings.Join(Types(), ", "))
 	}
-	for _, o := range options() {
-		member := f.Get(o.key)
-		o.read(member, &s)
+	all := options()
+	members := make([]jsontree.Value, len(all))
+	for i, o := range all {
+		members[i] = f.Get(o.key)
+		o.read(members[i], &s)
+	}
+	for i, o := range all {
+		member := members[i]
 		switch {
 		case !typed:
 		case slices.Contains(o.required, s.Type) && !o.set(s) && (!member.Present() || wellTyped(member)):
 			member.Errorf("needed by a source of type %s", s.Type)
-		case !member.Present() || slices.Contains(o.types, s.Type):
-		case slices.Contains(o.accepted, s.Type):
-			member.Warnf("has no effect in a source of type %s; settings are read from UserDataPath", s.Type)
-		default:
+		case member.Present() && !slices.Contains(o.types, s.Type):
 			member.Warnf("has no effect in a source of type %s", s.Type)
 		}
 	}

@@ -84,7 +84,7 @@ func TestWhatCannotWorkIsAnError(t *testing.T) {
 		source(`{"Type":"CDROM"}`):                                             "Sources[0].FileName: needed by a source of type CDROM",
 		source(`{"Type":"File","SettingsPath":""}`):                            "Sources[0].SettingsPath: needed by a source of type File",
 		source(`{"Type":"ConfigDrive","DiskPaths":[],"UserDataPath":"u"}`):     "Sources[0].DiskPaths: needed by a source of type ConfigDrive",
-		source(`{"Type":"ConfigDrive","DiskPaths":["/d"]}`):                    "Sources[0].UserDataPath: needed by a source of type ConfigDrive",
+		source(`{"Type":"ConfigDrive","DiskPaths":["/d"],"SettingsPath":""}`):  "Sources[0].UserDataPath: needed by a source of type ConfigDrive",
 		`{"Platform":{"Linux":{"InstanceStorageDevicePattern":"["}}}`:          "InstanceStorageDevicePattern: not a valid file name pattern",
 		`{"Platform":{"Linux":{"ForeignPersistentDisk":"wipe"}}}`:              `ForeignPersistentDisk: expected one of "refuse", "format"`,
 		`{"Infrastructure":{"Settings":{"Sources":"x","UseRegistry":"true"}}}`: "UseRegistry: expected a boolean, got a string",
