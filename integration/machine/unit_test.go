@@ -39,7 +39,10 @@ func TestMachineUnits(t *testing.T) {
 		"bad":       "[Service]\nType=oneshot\nExecStart=/bin/false\n",
 		"condition": "[Unit]\nConditionPathExists=/no/such/path\n[Service]\nExecStart=/bin/sleep 1000\n",
 		"slow":      "[Service]\nType=oneshot\nExecStart=/bin/sleep 1000\nTimeoutStartSec=infinity\n",
-		"hesitant":  "[Service]\nType=oneshot\nExecStart=/bin/sleep 1\nRemainAfterExit=yes\n",
+		// As the agent in its boot: up, but not ready until what is ordered after it runs.
+		"self":     "[Service]\nType=notify\nExecStart=/bin/sleep 1000\nTimeoutStartSec=infinity\n",
+		"ordered":  "[Unit]\nAfter=t-self.service\n[Service]\nExecStart=/bin/sleep 1000\n",
+		"hesitant": "[Service]\nType=oneshot\nExecStart=/bin/sleep 1\nRemainAfterExit=yes\n",
 	} {
 		if err := i.WriteFile(machine.File{Path: "/etc/systemd/system/t-" + name + ".service", Data: []byte(text), Mode: 0o644}); err != nil {
 			t.Fatal(err)
@@ -105,6 +108,19 @@ func TestMachineUnits(t *testing.T) {
 	if err := s.Start(short, "t-slow"); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v, want the deadline", err)
 	}
+
+	// What waits for our own unit to be ready is started all the same.
+	run(t, i, "systemctl", "start", "--no-block", "t-self", "t-ordered")
+	s.Self = "t-self"
+	soon, stop := context.WithTimeout(ctx, 10*time.Second)
+	defer stop()
+	if err := s.Start(soon, "t-ordered"); err != nil {
+		t.Errorf("a unit ordered after our own: %v", err)
+	}
+	if state, err := s.State(ctx, "t-self"); err != nil || state.Active != "activating" {
+		t.Errorf("got %+v, %v, want our own unit still starting", state, err)
+	}
+	s.Self = ""
 
 	// systemd is replaced while a job runs: the wait goes on.
 	done := make(chan error)

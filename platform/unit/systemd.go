@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 
@@ -29,6 +30,8 @@ const (
 type Systemd struct {
 	Root string
 	Log  *logrus.Entry
+	// Self is the unit that this process runs in; empty means that systemd is asked.
+	Self string
 
 	once sync.Once
 	turn chan struct{} // guards conn; a channel, so that waiting for it can end
@@ -104,7 +107,7 @@ func (s *Systemd) Setup(context.Context, string) error { return nil }
 
 // Start starts a unit and waits until it is up; one that runs already is a success.
 func (s *Systemd) Start(ctx context.Context, name string) error {
-	if err := s.job(ctx, "start", "StartUnit", name); err != nil {
+	if err := s.job(ctx, "start", "StartUnit", name, s.startMode(ctx, name)); err != nil {
 		return err
 	}
 	// A start that a condition turned down ends with the result "done" all the same.
@@ -118,19 +121,58 @@ func (s *Systemd) Start(ctx context.Context, name string) error {
 	return nil
 }
 
+// startMode is how to start a unit. One that is ordered after our own would wait until we have
+// said that we are ready, while we wait for it; if that is the case the order is set aside.
+func (s *Systemd) startMode(ctx context.Context, name string) string {
+	const usual, atOnce = "replace", "ignore-dependencies"
+	conn, err := s.connect(ctx)
+	if err != nil {
+		return usual // the start itself will say so
+	}
+	manager := conn.Object(systemdName, systemdPath)
+	var self dbus.ObjectPath
+	if s.Self != "" {
+		err = manager.CallWithContext(ctx, managerFace+".LoadUnit", 0, full(s.Self)).Store(&self)
+	} else {
+		err = manager.CallWithContext(ctx, managerFace+".GetUnitByPID", 0, uint32(os.Getpid())).Store(&self)
+	}
+	if err != nil {
+		return usual // not a service, so nobody waits for us
+	}
+	own, err := properties(ctx, conn, self, unitFace)
+	if err != nil || text(own["ActiveState"]) != "activating" {
+		return usual
+	}
+	var path dbus.ObjectPath
+	if manager.CallWithContext(ctx, managerFace+".LoadUnit", 0, full(name)).Store(&path) != nil {
+		return usual
+	}
+	other, err := properties(ctx, conn, path, unitFace)
+	after, _ := other["After"].Value().([]string)
+	if err == nil && slices.Contains(after, text(own["Id"])) {
+		return atOnce
+	}
+	return usual
+}
+
+func properties(ctx context.Context, conn *dbus.Conn, path dbus.ObjectPath, face string) (of map[string]dbus.Variant, err error) {
+	err = conn.Object(systemdName, path).CallWithContext(ctx, propertyFace+".GetAll", 0, face).Store(&of)
+	return of, err
+}
+
 // Stop stops a unit and waits until it is down; one that does not run is a success.
 func (s *Systemd) Stop(ctx context.Context, name string) error {
-	return s.job(ctx, "stop", "StopUnit", name)
+	return s.job(ctx, "stop", "StopUnit", name, "replace")
 }
 
 // Restart stops and starts a unit, or starts it if it does not run.
 func (s *Systemd) Restart(ctx context.Context, name string) error {
-	return s.job(ctx, "restart", "RestartUnit", name)
+	return s.job(ctx, "restart", "RestartUnit", name, "replace")
 }
 
 // Reload lets a unit read its configuration again, or restarts it if it cannot do that.
 func (s *Systemd) Reload(ctx context.Context, name string) error {
-	return s.job(ctx, "reload-or-restart", "ReloadOrRestartUnit", name)
+	return s.job(ctx, "reload-or-restart", "ReloadOrRestartUnit", name, "replace")
 }
 
 // Kill sends a signal to a unit's main process. What the main process has started stays: jobs
@@ -168,16 +210,14 @@ func (s *Systemd) state(ctx context.Context, name string) (state State, held boo
 	if err = conn.Object(systemdName, systemdPath).CallWithContext(ctx, managerFace+".LoadUnit", 0, full(name)).Store(&path); err != nil {
 		return State{}, false, err
 	}
-	object := conn.Object(systemdName, path)
-	var of map[string]dbus.Variant
-	if err = object.CallWithContext(ctx, propertyFace+".GetAll", 0, unitFace).Store(&of); err != nil {
+	of, err := properties(ctx, conn, path, unitFace)
+	if err != nil {
 		return State{}, false, err
 	}
 	state = State{Load: text(of["LoadState"]), Active: text(of["ActiveState"]), Sub: text(of["SubState"])}
 	held, _ = of["ConditionResult"].Value().(bool)
-	of = nil
 	// Only services have these; for another kind of unit their absence is no error.
-	if object.CallWithContext(ctx, propertyFace+".GetAll", 0, serviceFace).Store(&of) == nil {
+	if of, err := properties(ctx, conn, path, serviceFace); err == nil {
 		pid, _ := of["MainPID"].Value().(uint32)
 		state.MainPID, state.Result = int(pid), text(of["Result"])
 	}
@@ -187,11 +227,11 @@ func (s *Systemd) state(ctx context.Context, name string) (state State, held boo
 // job asks for a change and waits for systemd to say how it ended. A connection lost in the
 // middle (systemd re-executed itself) is made again once: asking twice for the same state is
 // harmless.
-func (s *Systemd) job(ctx context.Context, verb, method, name string) error {
+func (s *Systemd) job(ctx context.Context, verb, method, name, mode string) error {
 	s.say("systemctl " + verb + " " + name)
-	result, err := s.tryJob(ctx, method, full(name))
+	result, err := s.tryJob(ctx, method, full(name), mode)
 	if err != nil && lost(err) && ctx.Err() == nil {
-		result, err = s.tryJob(ctx, method, full(name))
+		result, err = s.tryJob(ctx, method, full(name), mode)
 	}
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", verb, name, typed(err))
@@ -206,7 +246,7 @@ func (s *Systemd) job(ctx context.Context, verb, method, name string) error {
 	return failed
 }
 
-func (s *Systemd) tryJob(ctx context.Context, method, unit string) (result string, err error) {
+func (s *Systemd) tryJob(ctx context.Context, method, unit, mode string) (result string, err error) {
 	conn, err := s.connect(ctx)
 	if err != nil {
 		return "", err
@@ -216,7 +256,7 @@ func (s *Systemd) tryJob(ctx context.Context, method, unit string) (result strin
 	conn.Signal(signals)
 	defer conn.RemoveSignal(signals)
 	var job dbus.ObjectPath
-	if err := conn.Object(systemdName, systemdPath).CallWithContext(ctx, managerFace+"."+method, 0, unit, "replace").Store(&job); err != nil {
+	if err := conn.Object(systemdName, systemdPath).CallWithContext(ctx, managerFace+"."+method, 0, unit, mode).Store(&job); err != nil {
 		return "", err
 	}
 	for {

@@ -53,6 +53,8 @@ func (s systemd) answer(p *peer, c net.Conn, m *dbus.Message) {
 		if !s.early && !s.silent {
 			end()
 		}
+	case "GetUnitByPID":
+		p.fail(c, m, "org.freedesktop.systemd1.NoUnitForPID", "not a service")
 	case "LoadUnit":
 		p.reply(c, m, dbus.ObjectPath("/org/freedesktop/systemd1/unit/monit_2eservice"))
 	case "GetAll":
@@ -140,8 +142,8 @@ func TestSystemdCallEndsWithItsContext(t *testing.T) {
 	if err := s.Start(ctx, "monit"); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v, want the deadline", err)
 	}
-	if got := p.members(); got != "StartUnit" {
-		t.Errorf("got calls %q, want StartUnit alone", got)
+	if got := p.members(); got != "GetUnitByPID StartUnit" {
+		t.Errorf("got calls %q, want one StartUnit", got)
 	}
 }
 
@@ -168,7 +170,7 @@ func TestSystemdConnectsAgainAfterReexec(t *testing.T) {
 	root := t.TempDir()
 	var asked atomic.Int32
 	p := listen(t, filepath.Join(root, "run/systemd/private"), func(p *peer, c net.Conn, m *dbus.Message) {
-		if asked.Add(1) == 1 {
+		if m.Headers[dbus.FieldMember].Value() == "StartUnit" && asked.Add(1) == 1 {
 			c.Close()
 			return
 		}
@@ -179,7 +181,7 @@ func TestSystemdConnectsAgainAfterReexec(t *testing.T) {
 	if err := s.Start(bounded(t), "monit"); err != nil {
 		t.Errorf("got %v, want success at the second try", err)
 	}
-	if got := p.members(); !strings.HasPrefix(got, "StartUnit StartUnit") {
+	if got := p.members(); !strings.HasPrefix(got, "GetUnitByPID StartUnit StartUnit") {
 		t.Errorf("got calls %q, want StartUnit twice", got)
 	}
 }
@@ -198,7 +200,7 @@ func TestSystemdOverTheBusWhenItsOwnSocketIsMissing(t *testing.T) {
 	if err := s.Start(bounded(t), "monit"); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := p.members(), "Hello AddMatch Subscribe StartUnit LoadUnit GetAll GetAll"; got != want {
+	if got, want := p.members(), "Hello AddMatch Subscribe GetUnitByPID StartUnit LoadUnit GetAll GetAll"; got != want {
 		t.Errorf("got calls %q, want %q", got, want)
 	}
 }
