@@ -140,7 +140,7 @@ func TestSilentTokenServiceCostsLittle(t *testing.T) {
 	o := aws(server.URL)
 	o.Log, _ = logger()
 	s := NewHTTP(o)
-	s.client.Timeouts = &fetch.Timeouts{Dial: time.Second, TLS: time.Second, Header: 200 * time.Millisecond, Request: time.Second}
+	s.client.Timeouts = &fetch.Timeouts{Dial: 2 * time.Second, TLS: 2 * time.Second, Header: time.Second, Request: 2 * time.Second}
 	if _, err := s.Settings(t.Context()); err != nil {
 		t.Errorf("error %v, want the settings without a token", err)
 	}
