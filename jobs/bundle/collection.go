@@ -111,28 +111,59 @@ func (c Collection) claim(dir string) error {
 // Discard removes what was staged.
 func (s *Staged) Discard() error { return errors.Join(s.Root.Close(), os.RemoveAll(s.dir)) }
 
-// Commit makes everything that was staged durable and moves it into place. One flush of the file
-// system serves all of them: a flush per file would take minutes for a package of many.
+// Commit makes everything that was staged durable and moves it into place.
 func Commit(staged []*Staged) error {
-	if len(staged) == 0 {
-		return nil
+	if err := settle(staged); err != nil {
+		return err
 	}
-	flushed := map[string]bool{}
 	var faults []error
-	for _, s := range staged {
-		if !flushed[s.c.Store] {
-			if err := flush(s.c.Store); err != nil {
-				return err
-			}
-			flushed[s.c.Store] = true
-		}
-	}
 	for _, s := range staged {
 		if err := s.commit(); err != nil {
 			faults = append(faults, errors.Join(err, os.RemoveAll(s.dir)))
 		}
 	}
 	return errors.Join(faults...)
+}
+
+// fewFiles is up to how many files are flushed one by one. Beyond that one flush of the whole file
+// system is cheaper, although it also writes what others have pending there.
+const fewFiles = 256
+
+// settle flushes the content of all staged bundles.
+func settle(staged []*Staged) error {
+	var paths []string
+	for _, s := range staged {
+		err := filepath.WalkDir(s.dir, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && (d.IsDir() || d.Type().IsRegular()) {
+				paths = append(paths, path)
+			}
+			if len(paths) > fewFiles {
+				return fs.SkipAll
+			}
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("flush %s: %w", s.Name, err)
+		}
+	}
+	if len(paths) <= fewFiles {
+		for _, path := range paths {
+			if err := flush(path, unix.Fsync); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	flushed := map[string]bool{}
+	for _, s := range staged {
+		if !flushed[s.c.Store] {
+			if err := flush(s.c.Store, unix.Syncfs); err != nil {
+				return err
+			}
+			flushed[s.c.Store] = true
+		}
+	}
+	return nil
 }
 
 func (s *Staged) commit() error {
@@ -150,15 +181,14 @@ func (s *Staged) commit() error {
 	return errors.Join(atomicfile.SyncDir(filepath.Dir(place)), atomicfile.SyncDir(s.c.Store))
 }
 
-// flush writes the file system that holds dir to its disk.
-func flush(dir string) error {
-	handle, err := os.Open(dir)
+func flush(path string, by func(fd int) error) error {
+	handle, err := os.Open(path)
 	if err != nil {
 		return fmt.Errorf("flush: %w", err)
 	}
 	defer handle.Close()
-	if err := unix.Syncfs(int(handle.Fd())); err != nil {
-		return fmt.Errorf("flush %s: %w", dir, err)
+	if err := by(int(handle.Fd())); err != nil {
+		return fmt.Errorf("flush %s: %w", path, err)
 	}
 	return nil
 }

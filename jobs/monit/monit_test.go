@@ -2,6 +2,7 @@ package monit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -30,6 +31,7 @@ type fakeMonit struct {
 type fakeService struct {
 	status, monitor, pending int
 	message                  string
+	stopped                  bool // its stop program ran
 }
 
 func (f *fakeMonit) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -63,7 +65,10 @@ func (f *fakeMonit) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "start":
 		s.monitor, s.status = 1, 0
 	case "stop":
+		s.stopped = s.stopped || f.old || s.monitor != 0
 		s.monitor, s.pending = 0, 0
+	case "monitor":
+		s.monitor = 1
 	case "unmonitor":
 		s.monitor = 0
 	}
@@ -74,7 +79,7 @@ func (f *fakeMonit) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func (f *fakeMonit) xml() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, `<?xml version="1.0" encoding="ISO-8859-1"?><monit id="x" incarnation="%d" version="5.2.5"><server><uptime>1</uptime></server><services>`, f.incarnation)
+	fmt.Fprintf(&b, `<?xml version="1.0" encoding="ISO-8859-1"?><monit id="x" incarnation="%d" version="%s"><server><uptime>1</uptime></server><services>`, f.incarnation, map[bool]string{true: "5.2.5", false: "5.33.0"}[f.old])
 	for _, name := range f.order {
 		s := f.services[name]
 		fmt.Fprintf(&b, `<service name="%s"><type>3</type><status>%d</status><status_message>%s</status_message><monitor>%d</monitor><pendingaction>%d</pendingaction>`+
@@ -149,13 +154,25 @@ func TestActionsOnBothVersions(t *testing.T) {
 		f := services("a", "b")
 		f.old, f.busy = old, 2
 		s := Supervisor{Client: serve(t, f), Poll: time.Millisecond}
-		for _, err := range []error{s.StartAll(t.Context()), s.UnmonitorAll(t.Context()), s.StopAll(t.Context(), true), s.StopAll(t.Context(), false)} {
+		gone := filepath.Join(filepath.Dir(s.UserFile), "job")
+		if err := errors.Join(os.Mkdir(gone, 0o700), os.WriteFile(filepath.Join(gone, "0000_b.monitrc"), []byte("check process b\n  with pidfile "+gone+"/b.pid\n"), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		for _, err := range []error{s.StartAll(t.Context()), s.UnmonitorAll(t.Context()), s.StopAll(t.Context(), true)} {
 			if err != nil {
 				t.Errorf("old %v: %v", old, err)
 			}
 		}
-		if got, want := strings.Join(f.actions, ", "), "start a, start b, unmonitor a, unmonitor b, stop a, stop b, stop a, stop b"; got != want {
+		// The process of b ended by itself: it is not supervised again, lest it be started.
+		want := "start a, start b, unmonitor a, unmonitor b, stop a, stop b"
+		if !old {
+			want = strings.Replace(want, "stop a", "monitor a, stop a", 1)
+		}
+		if got := strings.Join(f.actions, ", "); got != want {
 			t.Errorf("old %v: got %s, want %s", old, got, want)
+		}
+		if !f.services["a"].stopped {
+			t.Errorf("old %v: a was not stopped", old)
 		}
 		if err := s.Start(t.Context(), "nope"); err == nil || !strings.Contains(err.Error(), "404") {
 			t.Errorf("unknown service: got %v", err)

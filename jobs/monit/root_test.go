@@ -220,6 +220,33 @@ include %[2]s/job/*.monitrc
 	if got := s.State(ctx); got != StateFailing {
 		t.Errorf("unmonitored: got %s", got)
 	}
+	// What a drain leaves unmonitored is stopped all the same.
+	unmonitored := pidOf(t, pidfile)
+	if err := s.StopAll(ctx, true); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the end of the unmonitored process", func() bool { return !alive(unmonitored) })
+	// A process that ends by itself while it is unmonitored is not started to be stopped.
+	if err := s.StartAll(ctx); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "supervision again", func() bool { return s.State(ctx) == StateRunning })
+	if err := s.UnmonitorAll(ctx); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the end of supervision", func() bool { st, err := s.Status(ctx); return err == nil && !st.Services[0].Monitored })
+	last := pidOf(t, pidfile)
+	if err := syscall.Kill(last, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "its end", func() bool { return !alive(last) })
+	if err := s.StopAll(ctx, true); err != nil {
+		t.Fatal(err)
+	}
+	if pid := pidOf(t, pidfile); pid != last || alive(pid) {
+		t.Errorf("process %d was started while it was to be stopped", pid)
+	}
+	// And one that is monitored is stopped before StopAll returns.
 	if err := s.StartAll(ctx); err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ const Group = "vcap"
 // Status is what monit says about its services.
 type Status struct {
 	Incarnation int64
+	Version     string
 	// Services are those of the group vcap, in monit's order.
 	Services []Service
 }
@@ -45,6 +46,7 @@ const (
 type statusXML struct {
 	XMLName     xml.Name     `xml:"monit"`
 	Incarnation int64        `xml:"incarnation,attr"`
+	Version     string       `xml:"version,attr"`
 	Services    []serviceXML `xml:"services>service"`
 	Groups      []struct {
 		Name     string   `xml:"name,attr"`
@@ -83,7 +85,7 @@ func parseStatus(r io.Reader) (Status, error) {
 			}
 		}
 	}
-	status := Status{Incarnation: doc.Incarnation}
+	status := Status{Incarnation: doc.Incarnation, Version: doc.Version}
 	for _, s := range doc.Services {
 		if member[s.Name] {
 			status.Services = append(status.Services, s.service())

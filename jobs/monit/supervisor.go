@@ -45,11 +45,11 @@ func (s Supervisor) StartAll(ctx context.Context) error { return s.each(ctx, s.S
 func (s Supervisor) UnmonitorAll(ctx context.Context) error { return s.each(ctx, s.Unmonitor) }
 
 func (s Supervisor) each(ctx context.Context, act func(context.Context, string) error) error {
-	services, err := s.services(ctx)
+	status, err := s.insist(ctx)
 	if err != nil {
 		return err
 	}
-	for _, service := range services {
+	for _, service := range status.Services {
 		if err := act(ctx, service.Name); err != nil {
 			return err
 		}
@@ -57,24 +57,42 @@ func (s Supervisor) each(ctx context.Context, act func(context.Context, string) 
 	return nil
 }
 
-// services insists for as long as an action does: after a boot or a reload monit may need a
+// stopEach asks monit to stop every service. A drain left them unmonitored; see resume.
+func (s Supervisor) stopEach(ctx context.Context) error {
+	status, err := s.insist(ctx)
+	if err != nil {
+		return err
+	}
+	for _, service := range status.Services {
+		if !service.Monitored {
+			if err := s.resume(ctx, status, service.Name); err != nil {
+				return err
+			}
+		}
+		if err := s.Stop(ctx, service.Name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// insist asks for as long as an action may take: after a boot or a reload monit may need a
 // moment.
-func (s Supervisor) services(ctx context.Context) ([]Service, error) {
+func (s Supervisor) insist(ctx context.Context) (status Status, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, actionBudget, fmt.Errorf("no answer within %v", actionBudget))
 	defer cancel()
-	var status Status
-	err := retry.Do(ctx, retry.Backoff{Min: s.pause()}, func(ctx context.Context) (err error) {
+	err = retry.Do(ctx, retry.Backoff{Min: s.pause()}, func(ctx context.Context) (err error) {
 		status, err = s.Status(ctx)
 		return err
 	})
-	return status.Services, err
+	return status, err
 }
 
 // StopAll stops every service. With wait it first lets pending actions end and then returns only
 // when nothing is monitored or pending any more, for at most the budget.
 func (s Supervisor) StopAll(ctx context.Context, wait bool) error {
 	if !wait {
-		return s.each(ctx, s.Stop)
+		return s.stopEach(ctx)
 	}
 	budget := s.StopBudget
 	if budget == 0 {
@@ -85,7 +103,7 @@ func (s Supervisor) StopAll(ctx context.Context, wait bool) error {
 	if err := s.until(ctx, "finish their pending actions", budget, func(v Service) bool { return !v.Pending }); err != nil {
 		return err
 	}
-	if err := s.each(ctx, s.Stop); err != nil {
+	if err := s.stopEach(ctx); err != nil {
 		if errors.Is(context.Cause(ctx), errBudget) {
 			return fmt.Errorf("Timed out waiting for services to stop after %v: %w", budget, err) //nolint:staticcheck // callers look for this text
 		}
