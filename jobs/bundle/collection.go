@@ -114,6 +114,9 @@ func (s *Staged) Discard() error { return errors.Join(s.Root.Close(), os.RemoveA
 // Commit makes everything that was staged durable and moves it into place.
 func Commit(staged []*Staged) error {
 	if err := settle(staged); err != nil {
+		for _, s := range staged {
+			err = errors.Join(err, s.Discard())
+		}
 		return err
 	}
 	var faults []error
