@@ -112,7 +112,7 @@ func open(dirs vcap.Dirs, o Options, step func(string)) (*Current, error) {
 		}
 		for _, dir := range c.places() {
 			if err := atomicfile.Sweep(dir); err != nil {
-				return nil, fmt.Errorf("open store: %w", err)
+				o.Log.WithField("path", dir).WithError(err).Warn("cannot remove what a crash left behind")
 			}
 		}
 	}
