@@ -131,9 +131,10 @@ func observe(conn *nftables.Conn) (State, error) {
 			return State{}, fmt.Errorf("list rules of %s: %w", chain.Name, err)
 		}
 		for _, r := range rules {
+			// A rule that cannot be encoded is not one of ours, and equals none.
 			encoded, err := encode(r.Exprs)
 			if err != nil {
-				return State{}, fmt.Errorf("rule of %s: %w", chain.Name, err)
+				encoded = nil
 			}
 			c.rules = append(c.rules, encoded)
 		}

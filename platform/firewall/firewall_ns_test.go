@@ -144,6 +144,23 @@ func TestNSMonit(t *testing.T) {
 		if !connect(t, 1234, "127.0.0.1", 2822, "") || connect(t, 1235, "127.0.0.1", 2822, "") {
 			t.Error("the rule lets in the wrong ones")
 		}
+		// Whatever else jobs have in their chain is none of our business.
+		for _, rule := range []string{"tcp dport 12 limit rate 1/second counter accept", "meta skuid { 5, 6 } tcp dport 2822 accept", "ip daddr 127.0.0.0/8 tcp dport 7 reject",
+			"tcp dport 8 ct count over 5 drop", "tcp dport 9 queue num 3", "numgen inc mod 2 0 tcp dport 10 accept", "tcp option maxseg size set 1000", "tcp dport 11 ct mark set 5"} {
+			args := append([]string{"add", "rule", "inet", "bosh_agent", "monit_access_jobs"}, strings.Fields(rule)...)
+			if r, err := command.Run(t.Context(), command.Cmd{Name: "nft", Args: args}); err != nil {
+				t.Logf("this kernel has no %q: %s", rule, r.Stderr)
+			}
+		}
+		before := ruleset(t)
+		converge(t, f, Desired{Monit: true})
+		if err := f.LetIn(t.Context(), Job{Root: t.TempDir(), UID: 1234}); err != nil {
+			t.Errorf("letting somebody in beside odd rules: %v", err)
+		}
+		// Counters may move on; nothing else may.
+		if got := ruleset(t); strings.Count(got, "\n") != strings.Count(before, "\n") {
+			t.Errorf("got\n%s\nwant\n%s", got, before)
+		}
 		// Damage to our own chain is repaired without touching the jobs' chain.
 		if _, err := command.Run(t.Context(), command.Cmd{Name: "nft", Args: []string{"flush", "chain", "inet", "bosh_agent", "monit_access"}}); err != nil {
 			t.Fatal(err)
