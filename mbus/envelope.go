@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 )
 
 // Request is one decoded request envelope.
@@ -47,12 +46,8 @@ func DecodeRequest(data []byte) (Request, error) {
 	if bytes.Equal(bytes.TrimSpace(data), []byte("null")) {
 		return Request{}, errors.New("decode request: not an object")
 	}
-	d := json.NewDecoder(bytes.NewReader(data))
-	if err := d.Decode(&envelope); err != nil {
+	if err := json.Unmarshal(data, &envelope); err != nil {
 		return Request{}, fmt.Errorf("decode request: %w", plain(err))
-	}
-	if _, err := d.Token(); err != io.EOF {
-		return Request{}, errors.New("decode request: more than one value")
 	}
 	return Request{Method: envelope.Method, Arguments: envelope.Arguments, ReplyTo: envelope.ReplyTo, Protocol: envelope.Protocol}, nil
 }

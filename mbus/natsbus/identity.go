@@ -1,14 +1,15 @@
 package natsbus
 
 import (
-	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"net"
 	"net/url"
 	"regexp"
+	"strconv"
 	"strings"
 
 	"cambium/internal/secret"
@@ -80,12 +81,13 @@ func validSubject(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r == 0x7f })
 }
 
+var seed = maphash.MakeSeed()
+
 // identityOf is the same for two deliveries of one message, as happens while two connections
 // are subscribed. The reply subject alone would do for a Director, which never uses one twice.
 func identityOf(r mbus.Request, data []byte) string {
 	if r.ReplyTo == "" {
 		return ""
 	}
-	sum := sha256.Sum256(data)
-	return r.ReplyTo + " " + string(sum[:])
+	return r.ReplyTo + " " + strconv.FormatUint(maphash.Bytes(seed, data), 16)
 }
