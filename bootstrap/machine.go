@@ -260,9 +260,13 @@ func (m *Machine) setUpNetwork(ctx context.Context, s *Span) error {
 	want.AwaitIPv6 = busOverIPv6(e)
 	changes, diffErr := network.Diff(have, want)
 	changed(m, s, changes)
-	if err := errors.Join(m.applyNetwork(ctx, s, have, want, changes), planErr, diffErr); err != nil {
+	back, err := m.applyNetwork(ctx, s, have, want, changes)
+	if err := errors.Join(err, planErr, diffErr); err != nil {
 		// What could be applied may be enough to tell the Director what could not.
 		return errors.Join(err, m.StartBus(ctx, e))
+	}
+	if back {
+		return m.resolve(ctx, s, nets, want) // what was wanted will not come
 	}
 	later, err := m.Network.WaitReady(ctx, want)
 	for _, w := range later {
@@ -283,16 +287,24 @@ func (m *Machine) setUpNetwork(ctx context.Context, s *Span) error {
 }
 
 // applyNetwork takes a change back that cuts the machine off, unless it is the first one or
-// what was there belonged to another agent.
-func (m *Machine) applyNetwork(ctx context.Context, s *Span, have network.State, want network.Desired, changes []network.Change) error {
+// what was there belonged to another agent. It reports whether it did.
+func (m *Machine) applyNetwork(ctx context.Context, s *Span, have network.State, want network.Desired, changes []network.Change) (back bool, err error) {
 	if m.First == nil || m.First() {
-		return m.Network.Apply(ctx, changes)
+		now, later := network.Split(changes)
+		if len(later) > 0 {
+			defer m.Beside(func(ctx context.Context) {
+				if err := m.Network.Apply(ctx, later); err != nil {
+					m.Log.WithError(err).Warn("networkd does not know the network yet")
+				}
+			})
+		}
+		return false, m.Network.Apply(ctx, now)
 	}
 	outcome, err := m.Network.ApplyConfirmed(ctx, have, want, changes, network.Confirm{SameAgent: true})
 	if outcome.RolledBack {
 		s.Warn("the new network configuration was taken back: %s", outcome.Reason)
 	}
-	return err
+	return outcome.RolledBack, err
 }
 
 // resolve finds the addresses of dynamic networks, once per change rather than at each reading.
