@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -31,16 +30,6 @@ func (k *Kernel) Apply(ctx context.Context, changes []Change) error {
 	}
 	defer h.Close()
 
-	// Before the first file: if this run ends there, the next one knows that networkd may hold
-	// an older view.
-	if slices.ContainsFunc(changes, func(c Change) bool { return c.Op == OpReload }) {
-		if err := os.MkdirAll(filepath.Dir(k.path(pendingFile)), 0o755); err != nil {
-			return fmt.Errorf("apply network: %w", err)
-		}
-		if _, err := atomicfile.WriteIfChanged(k.path(pendingFile), nil, 0o644); err != nil {
-			return err
-		}
-	}
 	var later []error
 	for _, c := range changes {
 		if err := ctx.Err(); err != nil {
@@ -166,6 +155,16 @@ func (r *Route) protocol() netlink.RouteProtocol {
 }
 
 func (k *Kernel) applyFile(c Change) error {
+	// Before the file: if this run ends after it, the next one knows that networkd may hold an
+	// older view.
+	if c.Reload {
+		if err := os.MkdirAll(filepath.Dir(k.path(pendingFile)), 0o755); err != nil {
+			return err
+		}
+		if _, err := atomicfile.WriteIfChanged(k.path(pendingFile), nil, 0o644); err != nil {
+			return err
+		}
+	}
 	switch c.Op {
 	case OpRemoveFile:
 		return atomicfile.Remove(k.path(c.Path))

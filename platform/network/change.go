@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path"
+	"slices"
 )
 
 // Op is a kind of change.
@@ -51,8 +52,11 @@ type Change struct {
 	Content  string `json:"content,omitempty"`
 	// Settle lists the links on which networkd will let a lease go when it reads its files.
 	Settle []Settle `json:"settle,omitempty"`
-	// Late marks the removal of what networkd normally removes itself: it need not be there.
+	// Late marks what may come late: the removal of what networkd normally removes itself, or a
+	// reload that no wanted address depends on.
 	Late bool `json:"late,omitempty"`
+	// Reload marks a file of which networkd has to be told.
+	Reload bool `json:"reload,omitempty"`
 }
 
 // Settle is a link that is not as it will be until networkd has done its part.
@@ -126,3 +130,14 @@ func (c Change) files() bool {
 }
 
 func (c Change) name() string { return path.Base(c.Path) }
+
+// Split divides changes into those that the machine's addresses depend on, and a rest that may
+// be applied beside other work: networkd need not have read its files for static addresses to
+// be usable, and early in a boot it takes a while until it can be told.
+func Split(changes []Change) (now, later []Change) {
+	i := slices.IndexFunc(changes, func(c Change) bool { return c.Op == OpReload })
+	if i < 0 || !changes[i].Late {
+		return changes, nil
+	}
+	return changes[:i], changes[i:]
+}

@@ -180,9 +180,9 @@ func invert(changes []Change, have State) (back []Change) {
 		case OpWriteFile, OpRemoveFile, OpMoveFile:
 			i := slices.IndexFunc(have.Files, func(f File) bool { return f.Path == c.Path })
 			if i < 0 {
-				c = Change{Op: OpRemoveFile, Path: c.Path}
+				c = Change{Op: OpRemoveFile, Path: c.Path, Reload: c.Reload}
 			} else {
-				c = Change{Op: OpWriteFile, Path: c.Path, Content: have.Files[i].Content}
+				c = Change{Op: OpWriteFile, Path: c.Path, Content: have.Files[i].Content, Reload: c.Reload}
 			}
 		case OpReload:
 		default:

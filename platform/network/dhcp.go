@@ -51,7 +51,7 @@ func minimal(have State) (changes []Change) {
 			changes = append(changes, Change{Op: OpLinkUp, Link: nic.Name})
 		}
 		if !slices.Contains(have.Files, file) {
-			changes = append(changes, Change{Op: OpWriteFile, Path: file.Path, Content: file.Content})
+			changes = append(changes, Change{Op: OpWriteFile, Path: file.Path, Content: file.Content, Reload: true})
 		}
 	}
 	if slices.ContainsFunc(changes, Change.files) {

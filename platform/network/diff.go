@@ -38,9 +38,15 @@ func Diff(have State, want Desired) ([]Change, error) {
 		}
 	}
 	files := d.files()
+	reload := d.reload(files)
+	for i := range files {
+		files[i].Reload = reload
+	}
 	changes := slices.Concat(d.add, d.remove, files)
-	if d.reload(files) {
-		changes = append(changes, Change{Op: OpReload, Settle: d.settle(files)})
+	if reload {
+		settle := d.settle(files)
+		awaited := slices.ContainsFunc(want.Links, func(l WantLink) bool { return len(l.Leases) > 0 })
+		changes = append(changes, Change{Op: OpReload, Settle: settle, Late: len(settle) == 0 && !awaited && len(d.late) == 0})
 	}
 	return slices.Concat(changes, d.late), errors.Join(d.failed...)
 }
