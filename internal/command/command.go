@@ -37,7 +37,8 @@ type Cmd struct {
 	Stdout, Stderr io.Writer
 	// Credential runs the program as another user.
 	Credential *syscall.Credential
-	// Nice is added to the agent's own nice level, at most up to 19.
+	// Nice is added to the agent's own nice level. The result is never below 0, the default: the
+	// agent's preference is for itself alone.
 	Nice int
 	// Grace is the time between SIGTERM and SIGKILL after ctx ended; DefaultGrace if zero.
 	Grace time.Duration
@@ -120,22 +121,24 @@ func Start(ctx context.Context, c Cmd) (*Process, error) {
 	if err := p.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("%s: %w", c.Name, errors.Unwrap(err))
 	}
-	if c.Nice != 0 {
-		renice(p.Pid(), c.Nice)
-	}
+	defaults(p.Pid(), c.Nice)
 	go p.watch()
 	return p, nil
 }
 
-// renice is best effort: a program at the agent's own level is better than none. Raising the
-// number is always allowed.
-func renice(pid, delta int) {
-	own, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
-	if err != nil {
-		return
-	}
+// defaults gives the program back what the agent's unit changed for the agent itself: its place
+// in the scheduler and before the OOM killer. It is best effort: a program with the agent's own
+// is better than none. Raising both numbers is always allowed.
+func defaults(pid, nice int) {
 	// The system call returns 20 minus the nice level.
-	_ = unix.Setpriority(unix.PRIO_PGRP, pid, min(20-own+delta, 19))
+	if own, err := unix.Getpriority(unix.PRIO_PROCESS, 0); err == nil {
+		if level := min(max(20-own+nice, 0), 19); level != 20-own {
+			_ = unix.Setpriority(unix.PRIO_PGRP, pid, level)
+		}
+	}
+	if own, err := os.ReadFile("/proc/self/oom_score_adj"); err == nil && bytes.HasPrefix(own, []byte("-")) {
+		_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid), []byte("0"), 0)
+	}
 }
 
 // Pid is the process id, which is also the id of the process group.
