@@ -123,7 +123,8 @@ func (m *Machine) start(ctx context.Context) error {
 	}
 	b := &boot{nspawn: exec.Command(argv[0], argv[1:]...), exited: make(chan struct{}), ended: make(chan struct{})}
 	b.nspawn.Stdout, b.nspawn.Stderr = console, console
-	b.nspawn.Env = append(os.Environ(), "NOTIFY_SOCKET="+socket)
+	// The machine has a network of its own, hence its kernel settings for it too.
+	b.nspawn.Env = append(os.Environ(), "NOTIFY_SOCKET="+socket, "SYSTEMD_NSPAWN_API_VFS_WRITABLE=network")
 	// A group of its own: an interrupt on the terminal is for the lab, which shuts down in order.
 	b.nspawn.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := m.mounted(func(string) error { return b.nspawn.Start() }); err != nil {
