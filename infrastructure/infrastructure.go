@@ -44,8 +44,8 @@ type Answer = source.Answer
 // a registry. Otherwise a minimal DHCP network is wanted.
 type NeedNetwork = source.NeedNetwork
 
-// Times of the asking. All are variations of "as upstream did it, but bounded": it tried each
-// source ten times, a second apart, before it went on to the next.
+// Times of the asking. cloudfoundry/bosh-agent tries each source ten times, a second apart,
+// before it goes on to the next; these are of that order, and bounded.
 const (
 	// HoldFor is how long the answer of a later source is held back while an earlier one
 	// neither answers nor definitely fails.
