@@ -20,7 +20,10 @@ import (
 // carries our partition with something half made inside. It is bound to one partition table
 // by its identifier, so that it can never speak about another disk.
 type intent struct {
-	Table string `json:"table"` // GUID of a GPT, signature of a DOS table
+	// Table is the GUID of a GPT or the signature of a DOS table; for a migration, the disks.
+	Table string `json:"table"`
+	// Exact is for migrations: the target was empty before the first attempt.
+	Exact bool `json:"exact,omitempty"`
 }
 
 // ephemeralIntent is the key of the ephemeral disk; CIDs never begin with a dot.

@@ -41,8 +41,10 @@ func (d *Disks) Remove(ctx context.Context, cid string) error {
 			return err
 		}
 	}
-	if err := d.done(cid); err != nil {
-		return err
+	for _, key := range []string{cid, migrationIntent} {
+		if err := d.done(key); err != nil {
+			return err
+		}
 	}
 	return d.Records.RemoveHint(cid)
 }
@@ -97,9 +99,12 @@ func (d *Disks) mountPersistent(ctx context.Context, p settings.PersistentDisk, 
 	case err != nil:
 		return err
 	case where == d.Dirs.Store():
+		if err := d.afterInterruption(ctx, p, where); err != nil {
+			return err
+		}
 		return d.onStore(p.CID)
 	case where == d.Dirs.StoreMigrationTarget():
-		return nil
+		return d.afterInterruption(ctx, p, where)
 	case where != "":
 		return fmt.Errorf("%s is mounted on %s", part, where)
 	}
@@ -418,10 +423,7 @@ func (d *Disks) Unmount(ctx context.Context, cid string) (string, error) {
 	}
 	for i := len(targets) - 1; i >= 0; i-- {
 		d.step("unmount")
-		err := mount.UnmountReporting(ctx, targets[i], func(users []mount.Process) {
-			d.Log.WithFields(logrus.Fields{"disk": cid, "mount": targets[i], "users": fmt.Sprint(users)}).Warn("persistent disk is busy")
-		})
-		if err != nil {
+		if err := mount.UnmountReporting(ctx, targets[i], d.busy(targets[i])); err != nil {
 			return "", fmt.Errorf("unmount disk %s: %w", cid, err)
 		}
 	}

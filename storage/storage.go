@@ -70,7 +70,9 @@ type Config struct {
 	// Foreign says what to do with a persistent disk that carries something which is not
 	// ours: "refuse" (or empty) or "format". The deployment's env wins over agent.json.
 	Foreign func() string
-	Log     *logrus.Entry
+	// Progress, if set, is told how far a migration has come.
+	Progress func(MigrationProgress)
+	Log      *logrus.Entry
 }
 
 // Disks does all disk work of one agent. Its methods may be called at the same time; they

@@ -40,7 +40,7 @@ func (e *BusyError) Error() string {
 	if who == "" {
 		who = "no process of this machine's own; another mount lies on it or it is exported"
 	}
-	return fmt.Sprintf("unmount %s: busy: %s: %v", e.Target, who, e.Cause)
+	return fmt.Sprintf("%s is busy: %s: %v", e.Target, who, e.Cause)
 }
 
 func (e *BusyError) Unwrap() error { return e.Cause }
@@ -57,35 +57,17 @@ func UnmountReporting(ctx context.Context, target string, report func([]Process)
 	if err != nil {
 		return fmt.Errorf("unmount: %w", err)
 	}
-	var last string
-	for {
-		if _, there, err := At(target); err != nil {
-			return fmt.Errorf("unmount: %w", err)
-		} else if !there {
-			return nil
+	err = whileBusy(ctx, target, report, func() error {
+		if _, there, err := At(target); err != nil || !there {
+			return err
 		}
-		err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW)
-		if err == nil {
-			return nil
-		}
-		if !errors.Is(err, unix.EBUSY) {
-			return fmt.Errorf("unmount %s: %w", target, err)
-		}
-		users, err := Users(target)
-		if err != nil {
-			return fmt.Errorf("unmount %s: busy: %w", target, err)
-		}
-		if now := fmt.Sprint(users); now != last {
-			last = now
-			report(users)
-		}
-		if err := ctx.Err(); err != nil {
-			return &BusyError{Target: target, Users: users, Cause: context.Cause(ctx)}
-		}
-		if err := awaitChange(ctx, users); err != nil {
-			return fmt.Errorf("unmount %s: %w", target, err)
-		}
+		return unix.Unmount(target, unix.UMOUNT_NOFOLLOW)
+	})
+	var busy *BusyError
+	if err != nil && !errors.As(err, &busy) {
+		return fmt.Errorf("unmount %s: %w", target, err)
 	}
+	return err
 }
 
 // recheck is how long a process may have closed its file without anything telling us: neither

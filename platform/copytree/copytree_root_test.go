@@ -1,0 +1,317 @@
+//go:build root
+
+package copytree
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cambium/internal/looptest"
+)
+
+func TestMain(m *testing.M) { looptest.Main(m) }
+
+var ctx = context.Background()
+
+// Everything a file system can hold, as the issue of every lost file lists it.
+func fill(t testing.TB, dir string) {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := func(name string) string { return filepath.Join(dir, name) }
+	must(os.MkdirAll(p("a/b/c"), 0o755))
+	must(os.MkdirAll(p("empty"), 0o711))
+	must(os.WriteFile(p("a/zero"), nil, 0o640))
+	must(os.WriteFile(p("a/small"), []byte("small"), 0o600))
+	must(os.WriteFile(p("a/large"), []byte(strings.Repeat("0123456789", 300_000)), 0o644))
+	must(os.WriteFile(p("owned"), []byte("x"), 0o600))
+	must(os.Chown(p("owned"), 1234, 4321))
+	must(os.WriteFile(p("setuid"), []byte("#!/bin/sh\n"), 0o755))
+	must(os.Chown(p("setuid"), 1, 1))
+	must(unix.Chmod(p("setuid"), 0o6755))
+	must(unix.Chmod(p("empty"), 0o1777))
+	must(os.Link(p("a/small"), p("a/b/hard")))
+	must(os.Link(p("a/small"), p("harder")))
+	must(os.Symlink("a/small", p("link")))
+	must(os.Symlink("/nowhere/at all", p("dangling")))
+	must(os.Lchown(p("dangling"), 7, 8))
+	must(unix.Mkfifo(p("fifo"), 0o620))
+	must(unix.Mknod(p("socket"), unix.S_IFSOCK|0o660, 0))
+	must(unix.Mknod(p("null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
+	must(unix.Mknod(p("block"), unix.S_IFBLK|0o600, int(unix.Mkdev(7, 99))))
+	must(os.WriteFile(p("not \xff\xfe utf8\n"), []byte("name"), 0o600))
+	long := p(strings.Repeat("x", 150) + "/" + strings.Repeat("y", 150))
+	must(os.MkdirAll(filepath.Dir(long), 0o755))
+	must(os.WriteFile(long, []byte("long"), 0o600))
+
+	sparse := func(name string, size int64, at ...int64) {
+		f, err := os.Create(p(name))
+		must(err)
+		must(f.Truncate(size))
+		for _, o := range at {
+			_, err := f.WriteAt([]byte("data"), o)
+			must(err)
+		}
+		must(f.Close())
+	}
+	sparse("sparse", 64<<20, 0, 10<<20)
+	sparse("hole at the end", 8<<20, 0)
+	sparse("only a hole", 5<<30)
+	sparse("hole at the start", 8<<20, 8<<20-4)
+
+	must(unix.Setxattr(p("a/small"), "user.note", []byte("value"), 0))
+	must(unix.Setxattr(p("a/b"), "user.dir", []byte(strings.Repeat("v", 500)), 0))
+	must(unix.Setxattr(p("a/zero"), "security.custom", []byte{0, 1, 2, 255}, 0))
+	must(unix.Lsetxattr(p("dangling"), "trusted.onlink", []byte("t"), 0))
+	must(os.WriteFile(p("capable"), []byte("x"), 0o755))
+	for _, c := range [][]string{{"setcap", "cap_net_bind_service=+ep", p("capable")},
+		{"setfacl", "-m", "u:1234:rw,g:4321:r", p("a/large")}, {"setfacl", "-d", "-m", "u:1234:rwx", p("a")}} {
+		if out, err := exec.Command(c[0], c[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v: %s", c, err, out)
+		}
+	}
+	for i, name := range []string{"a/small", "owned", "dangling", "a/b", "fifo", "a"} {
+		times := []unix.Timespec{{Sec: 1e9, Nsec: 1}, {Sec: 1_234_567_890 + int64(i), Nsec: 123_456_789}}
+		must(unix.UtimesNanoAt(unix.AT_FDCWD, p(name), times, unix.AT_SYMLINK_NOFOLLOW))
+	}
+}
+
+// disks gives two mounted file systems, so that nothing can be shared between the trees.
+func disks(t testing.TB) (from, to string) {
+	t.Helper()
+	var dirs []string
+	for range 2 {
+		d := looptest.New(t, 256<<20)
+		if out, err := exec.Command("mkfs.ext4", "-qF", d.Path).CombinedOutput(); err != nil {
+			t.Fatalf("mkfs: %v: %s", err, out)
+		}
+		dir := filepath.Join(t.TempDir(), "m")
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Mount(d.Path, dir, "ext4", 0, ""); err != nil {
+			t.Fatal(err)
+		}
+		dirs = append(dirs, dir)
+	}
+	return dirs[0], dirs[1]
+}
+
+// judge is rsync: it lists everything that it would change. It would read the 5 GiB of the
+// largest hole byte by byte, so that file is compared by its size and blocks instead.
+func judge(t testing.TB, from, to string) string {
+	t.Helper()
+	out, err := exec.Command("rsync", "-aHAXn", "--checksum", "--numeric-ids", "--delete", "--itemize-changes", "--exclude=/lost+found", "--exclude=/only a hole", from+"/", to+"/").CombinedOutput()
+	if err != nil {
+		t.Fatalf("rsync: %v: %s", err, out)
+	}
+	return string(out)
+}
+
+func used(t testing.TB, path string) int64 {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Lstat(path, &st); err != nil {
+		t.Fatal(err)
+	}
+	return st.Blocks * 512
+}
+
+func TestRootCopyIsTheSame(t *testing.T) {
+	from, to := disks(t)
+	fill(t, from)
+	for i := range 2 {
+		if err := Copy(ctx, from, to, Options{Exact: true}); err != nil {
+			t.Fatal(err)
+		}
+		if diff := judge(t, from, to); diff != "" {
+			t.Errorf("time %d: rsync sees differences:\n%s", i, diff)
+		}
+		if err := Verify(ctx, from, to, Options{Exact: true}); err != nil {
+			t.Errorf("time %d: %v", i, err)
+		}
+	}
+	for _, name := range []string{"sparse", "only a hole", "hole at the end", "hole at the start"} {
+		if got, want := used(t, filepath.Join(to, name)), used(t, filepath.Join(from, name)); got > want+65536 {
+			t.Errorf("%s uses %d bytes, the original %d", name, got, want)
+		}
+		if info, err := os.Stat(filepath.Join(to, name)); err != nil || name == "only a hole" && info.Size() != 5<<30 {
+			t.Errorf("%s: %v, %v", name, info, err)
+		}
+	}
+	var a, b unix.Stat_t
+	for _, name := range []string{"a/small", "dangling", "a/b", "fifo", "a", "null"} {
+		if err := errors.Join(unix.Lstat(filepath.Join(from, name), &a), unix.Lstat(filepath.Join(to, name), &b)); err != nil {
+			t.Fatal(err)
+		}
+		if a.Mtim != b.Mtim || a.Rdev != b.Rdev {
+			t.Errorf("%s: time %v, device %d; want %v, %d", name, b.Mtim, b.Rdev, a.Mtim, a.Rdev)
+		}
+	}
+}
+
+// Each change that a faulty copy could have is found.
+func TestRootVerifyFindsEverything(t *testing.T) {
+	from, to := disks(t)
+	fill(t, from)
+	change := map[string]struct {
+		what string
+		do   func(p func(string) string) error
+	}{
+		"content":          {"content", func(p func(string) string) error { return keepTime(p("a/large"), 0, "9") }},
+		"content far out":  {"content", func(p func(string) string) error { return keepTime(p("only a hole"), 3<<30, "x") }},
+		"content at start": {"content", func(p func(string) string) error { return keepTime(p("hole at the start"), 8<<20-1, "x") }},
+		"missing file":     {"", func(p func(string) string) error { return os.Remove(p("owned")) }},
+		"missing node":     {"", func(p func(string) string) error { return os.Remove(p("socket")) }},
+		"surplus":          {"", func(p func(string) string) error { return os.WriteFile(p("empty/new"), nil, 0o600) }},
+		"mode":             {"mode", func(p func(string) string) error { return os.Chmod(p("owned"), 0o644) }},
+		"owner":            {"owner", func(p func(string) string) error { return os.Lchown(p("dangling"), 7, 9) }},
+		"time": {"modification time", func(p func(string) string) error {
+			return unix.UtimesNanoAt(unix.AT_FDCWD, p("fifo"), []unix.Timespec{{}, {Sec: 1_234_567_894, Nsec: 123_456_788}}, 0)
+		}},
+		"attribute":      {"extended attributes", func(p func(string) string) error { return unix.Removexattr(p("a/zero"), "security.custom") }},
+		"link attribute": {"extended attributes", func(p func(string) string) error { return unix.Lremovexattr(p("dangling"), "trusted.onlink") }},
+		"capability":     {"extended attributes", func(p func(string) string) error { return unix.Removexattr(p("capable"), "security.capability") }},
+		"acl":            {"extended attributes", func(p func(string) string) error { return unix.Removexattr(p("a"), "system.posix_acl_default") }},
+	}
+	for name, c := range change {
+		t.Run(name, func(t *testing.T) {
+			if err := Copy(ctx, from, to, Options{Exact: true}); err != nil {
+				t.Fatal(err)
+			}
+			if err := Verify(ctx, from, to, Options{Exact: true}); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.do(func(n string) string { return filepath.Join(to, n) }); err != nil {
+				t.Fatal(err)
+			}
+			err := Verify(ctx, from, to, Options{Exact: true})
+			var differs *DifferenceError
+			if !errors.As(err, &differs) || !strings.Contains(differs.What, c.what) {
+				t.Errorf("Verify = %v, want a difference in %s", err, c.what)
+			}
+			entries, err := os.ReadDir(to)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range entries {
+				if err := os.RemoveAll(filepath.Join(to, e.Name())); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// keepTime changes bytes behind the back of size and time.
+func keepTime(path string, at int64, text string) error {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	if _, err := f.WriteAt([]byte(text), at); err != nil {
+		return err
+	}
+	return errors.Join(f.Close(), unix.UtimesNanoAt(unix.AT_FDCWD, path, []unix.Timespec{st.Atim, st.Mtim}, 0))
+}
+
+func TestRootCopyIntoAUsedTarget(t *testing.T) {
+	from, to := disks(t)
+	fill(t, from)
+	mine := filepath.Join(to, "a", "mine")
+	if err := errors.Join(os.Mkdir(filepath.Join(to, "a"), 0o755), os.WriteFile(mine, []byte("kept"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(Copy(ctx, from, to, Options{}), Verify(ctx, from, to, Options{})); err != nil {
+		t.Fatal(err)
+	}
+	if data, err := os.ReadFile(mine); err != nil || string(data) != "kept" {
+		t.Errorf("a file of the target is %q, %v", data, err)
+	}
+	if err := errors.Join(Copy(ctx, from, to, Options{Exact: true}), Verify(ctx, from, to, Options{Exact: true})); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(mine); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("with Exact, the file is still there (%v)", err)
+	}
+}
+
+func TestRootCopyFailsClearly(t *testing.T) {
+	t.Run("full target", func(t *testing.T) {
+		from, to := disks(t)
+		for i := range 20 {
+			if err := os.WriteFile(filepath.Join(from, fmt.Sprint(i)), make([]byte, 10<<20), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.WriteFile(filepath.Join(to, "ballast"), make([]byte, 100<<20), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := Copy(ctx, from, to, Options{}); !errors.Is(err, unix.ENOSPC) {
+			t.Errorf("Copy = %v, want no space left", err)
+		}
+	})
+	t.Run("cancelled", func(t *testing.T) {
+		from, to := disks(t)
+		fill(t, from)
+		gone, cancel := context.WithCancel(ctx)
+		cancel()
+		if err := Copy(gone, from, to, Options{}); !errors.Is(err, context.Canceled) {
+			t.Errorf("Copy = %v, want it cancelled", err)
+		}
+	})
+	t.Run("mount inside the source", func(t *testing.T) {
+		from, to := disks(t)
+		if err := os.Mkdir(filepath.Join(from, "inner"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Mount("tmpfs", filepath.Join(from, "inner"), "tmpfs", 0, ""); err != nil {
+			t.Fatal(err)
+		}
+		err := Copy(ctx, from, to, Options{})
+		if err == nil || !strings.Contains(err.Error(), "another file system is mounted here") {
+			t.Errorf("Copy = %v", err)
+		}
+		if err := unix.Unmount(filepath.Join(from, "inner"), 0); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestRootCopyResumes(t *testing.T) {
+	from, to := disks(t)
+	fill(t, from)
+	for i := range 400 {
+		if err := os.WriteFile(filepath.Join(from, "empty", fmt.Sprint(i)), []byte(strings.Repeat("z", i*10)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, after := range []time.Duration{0, time.Millisecond, 5 * time.Millisecond, 20 * time.Millisecond} {
+		stop, cancel := context.WithTimeout(ctx, after)
+		_ = Copy(stop, from, to, Options{Exact: true})
+		cancel()
+	}
+	if err := errors.Join(Copy(ctx, from, to, Options{Exact: true}), Verify(ctx, from, to, Options{Exact: true})); err != nil {
+		t.Fatal(err)
+	}
+	if diff := judge(t, from, to); diff != "" {
+		t.Errorf("rsync sees differences:\n%s", diff)
+	}
+}

@@ -1,0 +1,80 @@
+package mount
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// Move shows the mount at from on the directory to instead, with all its options, and without
+// a moment in which it is nowhere. It clones and unmounts, because the kernel refuses to move
+// a mount whose parent is shared, as everything is under systemd.
+func Move(ctx context.Context, from, to string) error {
+	fd, err := unix.OpenTree(unix.AT_FDCWD, from, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("move mount %s: %w", from, err)
+	}
+	defer unix.Close(fd)
+	if _, occupied, err := At(to); err != nil {
+		return err
+	} else if occupied {
+		return fmt.Errorf("move mount %s: something is mounted on %s", from, to)
+	}
+	if err := unix.MoveMount(fd, "", unix.AT_FDCWD, to, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("move mount %s to %s: %w", from, to, err)
+	}
+	return Unmount(ctx, from)
+}
+
+// SetReadOnly makes the file system at target read-only or writable again, for all mounts of
+// it in all namespaces, and changes no other option. To become read-only it waits for those
+// who have files open for writing, as Unmount does.
+func SetReadOnly(ctx context.Context, target string, readOnly bool, report func([]Process)) error {
+	flag := "rw"
+	if readOnly {
+		flag = "ro"
+	}
+	err := whileBusy(ctx, target, report, func() error {
+		fd, err := unix.Fspick(unix.AT_FDCWD, target, unix.FSPICK_CLOEXEC|unix.FSPICK_NO_AUTOMOUNT)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		if err := unix.FsconfigSetFlag(fd, flag); err != nil {
+			return err
+		}
+		return unix.FsconfigReconfigure(fd)
+	})
+	var busy *BusyError
+	if err != nil && !errors.As(err, &busy) {
+		return fmt.Errorf("make %s %s: %w", target, flag, err)
+	}
+	return err
+}
+
+// whileBusy repeats try as long as it says EBUSY.
+func whileBusy(ctx context.Context, target string, report func([]Process), try func() error) error {
+	var last string
+	for {
+		err := try()
+		if !errors.Is(err, unix.EBUSY) {
+			return err
+		}
+		users, err := Users(target)
+		if err != nil {
+			return fmt.Errorf("busy: %w", err)
+		}
+		if now := fmt.Sprint(users); now != last {
+			last = now
+			report(users)
+		}
+		if ctx.Err() != nil {
+			return &BusyError{Target: target, Users: users, Cause: context.Cause(ctx)}
+		}
+		if err := awaitChange(ctx, users); err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,242 @@
+//go:build root
+
+package storage
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cambium/internal/looptest"
+	"cambium/platform/mount"
+	"cambium/settings"
+)
+
+func init() {
+	flows["boot"] = func(d *Disks, _ job) error { return d.MountLast(ctx) }
+	flows["migrate"] = func(d *Disks, j job) error {
+		if err := d.MountLast(ctx); err != nil {
+			return err
+		}
+		// The Director asks which disk is there before it goes on.
+		if d.Records.MountedCID() != "new" {
+			if err := errors.Join(d.Mount(ctx, "old"), d.Mount(ctx, "new")); err != nil {
+				return err
+			}
+		}
+		return d.Migrate(ctx)
+	}
+}
+
+// migrating has a filled disk on the store and a blank one on the migration target.
+func migrating(t *testing.T, size int64) (*bench, *looptest.Device, *looptest.Device) {
+	t.Helper()
+	b := newBench(t, Options{})
+	old, fresh := b.disk(64<<20, "old"), b.disk(size, "new")
+	p := b.records.disks["new"]
+	p.MountOptions = []string{"noatime"}
+	b.records.disks["new"] = p
+	b.ok(b.Mount(ctx, "old"))
+	for _, name := range []string{"one", "two", "three"} {
+		write(t, filepath.Join(b.Dirs.Store(), name), strings.Repeat(name, 1000))
+	}
+	b.ok(b.Mount(ctx, "new"))
+	return b, old, fresh
+}
+
+func TestRootMigrate(t *testing.T) {
+	b, old, fresh := migrating(t, 128<<20)
+	sum := treeSum(t, b.Dirs.Store())
+	b.ok(b.Migrate(ctx))
+	e, ok, err := mount.At(b.Dirs.Store())
+	if err != nil || !ok || e.Source != fresh.Path+"p1" || !strings.Contains(e.Options, "noatime") || strings.Contains(","+e.Options+",", ",ro,") {
+		t.Errorf("store is %+v, %v; want the new disk, writable, with its options (point 8)", e, err)
+	}
+	if got := treeSum(t, b.Dirs.Store()); got != sum {
+		t.Error("the files are not the same")
+	}
+	if got := mountedSource(t, b.Dirs.StoreMigrationTarget()); got != "" {
+		t.Errorf("migration target is still %q", got)
+	}
+	if b.records.mounted != "new" {
+		t.Errorf("recorded %q, want new", b.records.mounted)
+	}
+	write(t, filepath.Join(b.Dirs.Store(), "after"), "x")
+	// The Director may repeat it, and then goes on with the old disk.
+	b.ok(b.Migrate(ctx))
+	message, err := b.Unmount(ctx, "old")
+	b.ok(err)
+	if message != "Partition of old is not mounted" {
+		t.Errorf("message %q", message)
+	}
+	b.ok(b.Remove(ctx, "old"))
+	if b.records.mounted != "new" {
+		t.Errorf("removing the old disk changed the record to %q", b.records.mounted)
+	}
+	_, err = b.Unmount(ctx, "new")
+	b.ok(err)
+	tool(t, fresh.Path, "e2fsck", "-nf", fresh.Path+"p1")
+	_ = old
+}
+
+func TestRootMigrateRefuses(t *testing.T) {
+	stays := func(t *testing.T, b *bench, old *looptest.Device) {
+		t.Helper()
+		if got := mountedSource(t, b.Dirs.Store()); got != old.Path+"p1" {
+			t.Errorf("store is %q, want the old disk", got)
+		}
+		write(t, filepath.Join(b.Dirs.Store(), "writable"), "x")
+		if b.records.mounted != "old" {
+			t.Errorf("recorded %q, want old (point 4)", b.records.mounted)
+		}
+	}
+	t.Run("nothing mounted", func(t *testing.T) {
+		b := newBench(t, Options{})
+		b.fails(b.Migrate(ctx), "nothing is mounted")
+	})
+	t.Run("no target", func(t *testing.T) {
+		b := newBench(t, Options{})
+		old := b.disk(64<<20, "old")
+		b.ok(b.Mount(ctx, "old"))
+		b.fails(b.Migrate(ctx), "mount_disk of the new disk comes first")
+		stays(t, b, old)
+	})
+	t.Run("target too small", func(t *testing.T) {
+		b, old, _ := migrating(t, 16<<20)
+		if err := os.WriteFile(filepath.Join(b.Dirs.Store(), "big"), make([]byte, 30<<20), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		b.ok(exec.Command("sync").Run())
+		b.fails(b.Migrate(ctx), "too small")
+		stays(t, b, old)
+	})
+	t.Run("a writer", func(t *testing.T) {
+		b, old, _ := migrating(t, 128<<20)
+		f, err := os.OpenFile(filepath.Join(b.Dirs.Store(), "one"), os.O_RDWR, 0)
+		b.ok(err)
+		defer f.Close()
+		limited, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+		defer cancel()
+		err = b.Migrate(limited)
+		var busy *mount.BusyError
+		if !errors.As(err, &busy) || len(busy.Users) == 0 || busy.Users[0].PID != os.Getpid() {
+			t.Errorf("Migrate = %v, want this process named", err)
+		}
+		stays(t, b, old)
+	})
+	t.Run("a reader", func(t *testing.T) {
+		b, old, _ := migrating(t, 128<<20)
+		f, err := os.Open(filepath.Join(b.Dirs.Store(), "one"))
+		b.ok(err)
+		defer f.Close()
+		limited, cancel := context.WithTimeout(ctx, 3*time.Second)
+		defer cancel()
+		b.fails(b.Migrate(limited), "is busy")
+		stays(t, b, old)
+	})
+	t.Run("unreadable source", func(t *testing.T) {
+		b, old, _ := migrating(t, 128<<20)
+		// A file whose blocks lie behind the end of the image cannot be read.
+		big := filepath.Join(b.Dirs.Store(), "big")
+		if err := os.WriteFile(big, make([]byte, 20<<20), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		b.ok(exec.Command("sync").Run())
+		b.ok(os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0))
+		info, err := os.Stat(old.Image)
+		b.ok(err)
+		b.ok(os.Truncate(old.Image, 30<<20))
+		err = b.Migrate(ctx)
+		b.ok(os.Truncate(old.Image, info.Size()))
+		if err == nil {
+			t.Fatal("a source that cannot be read was migrated")
+		}
+		if got := mountedSource(t, b.Dirs.Store()); got != old.Path+"p1" {
+			t.Errorf("store is %q, want the old disk", got)
+		}
+		if b.records.mounted != "old" {
+			t.Errorf("recorded %q", b.records.mounted)
+		}
+	})
+}
+
+func TestRootMigrateBindMounted(t *testing.T) {
+	b := newBench(t, Options{BindMountPersistentDisk: true, UsePreformattedPersistentDisk: true})
+	old, fresh := t.TempDir(), t.TempDir()
+	b.records.disks["old"] = settings.PersistentDisk{CID: "old", Hint: settings.DiskHint{Path: old}}
+	b.records.disks["new"] = settings.PersistentDisk{CID: "new", Hint: settings.DiskHint{Path: fresh}}
+	t.Cleanup(func() { _ = unix.Unmount(b.Dirs.Store(), unix.MNT_DETACH) })
+	write(t, filepath.Join(old, "data"), "x")
+	b.ok(b.Mount(ctx, "old"))
+	b.ok(b.Mount(ctx, "new"))
+	b.ok(b.Migrate(ctx))
+	if read(t, filepath.Join(fresh, "data")) != "x" || b.records.mounted != "new" {
+		t.Errorf("not migrated, recorded %q", b.records.mounted)
+	}
+	if same, err := sameDir(fresh, b.Dirs.Store()); err != nil || !same {
+		t.Errorf("store is not the new directory (%v)", err)
+	}
+}
+
+// checkMigrated holds after crashes and one run that was let finish.
+func (w *world) checkMigrated() {
+	w.t.Helper()
+	if got := mountedSource(w.t, w.dirs().Store()); got != w.new.Path+"p1" {
+		w.t.Errorf("store is %q, want %s", got, w.new.Path+"p1")
+	}
+	if got := treeSum(w.t, w.dirs().Store()); got != w.sum {
+		w.t.Error("the user's files are not what they were")
+	}
+	if got := read(w.t, filepath.Join(w.job.Base, "bosh", "mounted")); got != "new" {
+		w.t.Errorf("recorded %q, want new", got)
+	}
+	if err := os.WriteFile(filepath.Join(w.dirs().Store(), "writable"), nil, 0o600); err != nil {
+		w.t.Error(err)
+	}
+	w.unmount()
+	for _, part := range []string{w.old.Path + "p1", w.new.Path + "p1"} {
+		tool(w.t, part, "e2fsck", "-nf", part)
+	}
+}
+
+func TestRootCrashMigrate(t *testing.T) {
+	crashes(t, "migrate", 20, func(*world) {}, (*world).checkMigrated)
+}
+
+// A reboot in the middle of a migration brings back the old disk, whole, and never the new one
+// half copied (point 4).
+func TestRootRebootDuringMigration(t *testing.T) {
+	w := newWorld(t, "migrate")
+	steps := w.run()
+	for i, name := range steps {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, "migrate")
+			if err := w.start(i).Run(); err == nil {
+				t.Fatal("the child was not killed")
+			}
+			w.unmount() // all that a reboot does to mounts
+			w.job.Flow = "boot"
+			w.run()
+			if record := w.recorded(); record != "" {
+				if got := treeSum(t, w.dirs().Store()); got != w.sum {
+					t.Errorf("with %q on record, the store is not whole", record)
+				}
+			}
+		})
+	}
+}
+
+func (w *world) recorded() string {
+	data, err := os.ReadFile(filepath.Join(w.job.Base, "bosh", "mounted"))
+	if err != nil {
+		return ""
+	}
+	return string(data)
+}
