@@ -102,6 +102,9 @@ func (d *Disks) mountPersistent(ctx context.Context, p settings.PersistentDisk, 
 		if err := d.afterInterruption(ctx, p, where); err != nil {
 			return err
 		}
+		if err := d.growInUse(ctx, dev.Path, where); err != nil {
+			return err
+		}
 		return d.onStore(p.CID)
 	case where == d.Dirs.StoreMigrationTarget():
 		return d.afterInterruption(ctx, p, where)
@@ -290,32 +293,6 @@ func (d *Disks) resume(ctx context.Context, cid, part string, c filesystem.Conte
 		return d.finish(ctx, cid, part, kind)
 	}
 	return d.done(cid)
-}
-
-// growSlack is what a partition may lack of its disk without being grown: older agents left
-// room at the end.
-const growSlack = 100 * disk.MiB
-
-func (d *Disks) growPersistent(ctx context.Context, s disk.State) error {
-	p := s.Table.Partitions[0]
-	end, why := growTo(s, p.Number)
-	if why != "" {
-		d.Log.WithFields(logrus.Fields{"device": s.Path, "reason": why}).Warn("partition is not grown")
-		return nil
-	}
-	if end-p.End() < growSlack {
-		return nil
-	}
-	d.step("grow persistent partition")
-	if err := disk.Grow(ctx, s.Path, p.Number, end); err != nil {
-		return err
-	}
-	d.step("announce grown partition")
-	if err := d.announce(ctx, s.Path); err != nil {
-		return err
-	}
-	d.Log.WithField("device", s.Path).Info("partition grown to its disk")
-	return nil
 }
 
 // ForeignError refuses a persistent disk, and tells how it can be released.

@@ -1,0 +1,119 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"os"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/internal/blkdev"
+	"cambium/platform/device"
+	"cambium/platform/disk"
+	"cambium/platform/filesystem"
+	"cambium/platform/mount"
+)
+
+// growSlack is what a partition may lack of its disk without being grown: older agents left
+// room at the end.
+const growSlack = 100 * disk.MiB
+
+// growPersistent extends the only partition of a persistent disk over a disk that became
+// larger, also while it is mounted. The file system follows when it is mounted.
+func (d *Disks) growPersistent(ctx context.Context, s disk.State) error {
+	p := s.Table.Partitions[0]
+	end, why := growTo(s, p.Number)
+	if why != "" {
+		d.Log.WithFields(logrus.Fields{"device": s.Path, "reason": why}).Warn("partition is not grown")
+		return nil
+	}
+	if end-p.End() < growSlack {
+		return nil
+	}
+	d.step("grow persistent partition")
+	if err := disk.Grow(ctx, s.Path, p.Number, end); err != nil {
+		return err
+	}
+	d.step("announce grown partition")
+	if err := d.announce(ctx, s.Path); err != nil {
+		return err
+	}
+	d.Log.WithField("device", s.Path).Info("partition grown to its disk")
+	return nil
+}
+
+// growInUse brings a mounted persistent disk to the size of its device.
+func (d *Disks) growInUse(ctx context.Context, path, where string) error {
+	if !d.Options.UsePreformattedPersistentDisk {
+		s, err := disk.Observe(path)
+		if err != nil {
+			return err
+		}
+		if len(s.Table.Partitions) != 1 {
+			return nil
+		}
+		if err := d.growPersistent(ctx, s); err != nil {
+			return err
+		}
+	}
+	entry, ok, err := mount.At(where)
+	if err != nil || !ok {
+		return err
+	}
+	return d.growMounted(d.part(path), where, filesystem.Kind(entry.Type))
+}
+
+// WatchSizes grows the disk on the store whenever the kernel reports that its device became
+// larger, until ctx ends. What fails is logged; mount_disk and the next start try again.
+func (d *Disks) WatchSizes(ctx context.Context) error {
+	var last int64
+	err := device.Await(ctx, nil, func() (bool, error) {
+		path, size := d.storeDevice()
+		if path == "" || size == last {
+			return false, nil
+		}
+		grown := last != 0 && size > last
+		last = size
+		if grown {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			if err := d.growInUse(ctx, path, d.Dirs.Store()); err != nil {
+				d.Log.WithError(err).Warn("disk on the store became larger but could not be grown")
+			}
+		}
+		return false, nil
+	})
+	if errors.Is(err, context.Cause(ctx)) {
+		return nil
+	}
+	return err
+}
+
+// storeDevice is the disk on the store and its size; an empty path if there is none.
+func (d *Disks) storeDevice() (string, int64) {
+	entry, ok, err := mount.At(d.Dirs.Store())
+	if err != nil || !ok {
+		return "", 0
+	}
+	info, err := blkdev.Lookup("/sys", entry.Number)
+	if err != nil {
+		return "", 0
+	}
+	path := entry.Source
+	if info.Partition > 0 {
+		var isPart bool
+		if path, _, isPart = device.SplitPartition(entry.Source); !isPart {
+			return "", 0
+		}
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return "", 0
+	}
+	defer f.Close()
+	size, err := blkdev.Size(f)
+	if err != nil {
+		return "", 0
+	}
+	return path, size
+}

@@ -1,0 +1,157 @@
+//go:build root
+
+package storage
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cambium/platform/disk"
+	"cambium/platform/mount"
+)
+
+func bytesOf(t testing.TB, dir string) int64 {
+	t.Helper()
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		t.Fatal(err)
+	}
+	return int64(st.Blocks) * st.Bsize
+}
+
+func withXFS(b *bench, cid string) {
+	p := b.records.disks[cid]
+	p.FileSystem = "xfs"
+	b.records.disks[cid] = p
+}
+
+func TestRootResize(t *testing.T) {
+	for _, kind := range []string{"ext4", "xfs"} {
+		t.Run(kind, func(t *testing.T) {
+			b := newBench(t, Options{})
+			dev := b.disk(400<<20, "vol-1")
+			if kind == "xfs" {
+				withXFS(b, "vol-1")
+			}
+			b.ok(b.Mount(ctx, "vol-1"))
+			write(t, filepath.Join(b.Dirs.Store(), "data"), "precious")
+			_, err := b.Unmount(ctx, "vol-1")
+			b.ok(err)
+			dev.Grow(t, 900<<20)
+			b.ok(b.MountLast(ctx))
+			if got := bytesOf(t, b.Dirs.Store()); got < 780<<20 {
+				t.Errorf("file system has %d MiB after the disk grew to 900", got>>20)
+			}
+			if read(t, filepath.Join(b.Dirs.Store(), "data")) != "precious" {
+				t.Error("data lost")
+			}
+			s, err := disk.Observe(dev.Path)
+			b.ok(err)
+			if s.Table.Moved {
+				t.Error("the backup GPT was not moved")
+			}
+			if out := tool(t, dev.Path, "sgdisk", "--verify", dev.Path); !strings.Contains(out, "No problems found") {
+				t.Errorf("sgdisk: %s", out)
+			}
+		})
+	}
+}
+
+func TestRootResizeWhileMounted(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(400<<20, "vol-1")
+	withXFS(b, "vol-1")
+	b.ok(b.Mount(ctx, "vol-1"))
+	write(t, filepath.Join(b.Dirs.Store(), "data"), "precious")
+	dev.Grow(t, 900<<20)
+	b.ok(b.Mount(ctx, "vol-1"))
+	if got := bytesOf(t, b.Dirs.Store()); got < 780<<20 {
+		t.Errorf("file system has %d MiB", got>>20)
+	}
+
+	// And without being asked, when the kernel reports it.
+	watching, stop := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() { done <- b.WatchSizes(watching) }()
+	before := bytesOf(t, b.Dirs.Store())
+	for end := time.Now().Add(20 * time.Second); bytesOf(t, b.Dirs.Store()) <= before+500<<20; {
+		if time.Now().After(end) {
+			t.Fatalf("the kernel's report of a larger disk changed nothing")
+		}
+		info, err := os.Stat(dev.Image)
+		b.ok(err)
+		dev.Grow(t, info.Size()+600<<20)
+		time.Sleep(200 * time.Millisecond)
+	}
+	stop()
+	b.ok(<-done)
+	if read(t, filepath.Join(b.Dirs.Store(), "data")) != "precious" {
+		t.Error("data lost")
+	}
+}
+
+// The partition was grown and the agent died before the file system was.
+func TestRootPoint06FileSystemCatchesUp(t *testing.T) {
+	for _, kind := range []string{"ext4", "xfs"} {
+		t.Run(kind, func(t *testing.T) {
+			b := newBench(t, Options{})
+			dev := b.disk(900<<20, "vol-1")
+			part := partitioned(t, dev, "label: gpt\nstart=2048\n")
+			if kind == "ext4" {
+				tool(t, part, "mkfs.ext4", "-qF", part, "400m")
+			} else {
+				tool(t, part, "mkfs.xfs", "-qf", "-d", "size=400m", part)
+			}
+			b.ok(b.Mount(ctx, "vol-1"))
+			if got := bytesOf(t, b.Dirs.Store()); got < 780<<20 {
+				t.Errorf("file system has %d MiB", got>>20)
+			}
+		})
+	}
+}
+
+func TestRootPoint07DOSTableAcrossTwoTiB(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(128<<20, "vol-1")
+	part := partitioned(t, dev, "label: dos\nstart=2048, type=83\n")
+	tool(t, part, "mkfs.ext4", "-qF", part)
+	dev.Grow(t, 3<<40)
+	before := tool(t, dev.Path, "sfdisk", "--dump", dev.Path)
+	b.ok(b.Mount(ctx, "vol-1"))
+	if after := tool(t, dev.Path, "sfdisk", "--dump", dev.Path); after != before {
+		t.Errorf("table changed:\n%s\n%s", before, after)
+	}
+	if !strings.Contains(b.log.String(), "attach a new disk, which gets a GPT") {
+		t.Error("no advice in the log")
+	}
+	t.Run("a new one is refused", func(t *testing.T) {
+		b := newBench(t, Options{PartitionerType: "sfdisk"})
+		b.disk(3<<40, "vol-1")
+		b.fails(b.Mount(ctx, "vol-1"), "larger than 2 TiB", "persistent_disk_partitioner to parted")
+	})
+}
+
+// Growing needs no place of its own: another disk may be on the store.
+func TestRootPoint19GrowBesideAnotherDisk(t *testing.T) {
+	b := newBench(t, Options{})
+	b.disk(64<<20, "other")
+	b.ok(b.Mount(ctx, "other"))
+	dev := b.disk(900<<20, "vol-1")
+	part := partitioned(t, dev, "label: gpt\nsize=400M\n")
+	tool(t, part, "mkfs.ext4", "-qF", part)
+	b.ok(b.Mount(ctx, "vol-1"))
+	if got := bytesOf(t, b.Dirs.StoreMigrationTarget()); got < 780<<20 {
+		t.Errorf("file system has %d MiB", got>>20)
+	}
+	if mountedSource(t, b.Dirs.StoreMigrationTarget()) != part {
+		t.Error("not on the migration target")
+	}
+	b.ok(mount.Unmount(ctx, b.Dirs.StoreMigrationTarget()))
+	tool(t, part, "e2fsck", "-nf", part)
+}
