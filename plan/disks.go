@@ -255,6 +255,8 @@ func Persistent(s disk.State, content filesystem.Content, earlier func() (filesy
 	}
 	p := t.Partitions[0]
 	switch {
+	case p.Number != 1:
+		return Refuse, fmt.Sprintf("its only partition has number %d", p.Number), nil
 	case content.Data():
 		return Keep, fmt.Sprintf("partition %d holds %s", p.Number, content), nil
 	case content.Blank() && strings.HasPrefix(p.Name, persistentPrefix):

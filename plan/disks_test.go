@@ -213,6 +213,7 @@ func TestPersistentVerdict(t *testing.T) {
 		{"ext3 (point 2)", gpt("x"), content(filesystem.Ext3), nothing, false, Refuse, false},
 		{"btrfs (point 2)", gpt("x"), content(filesystem.Btrfs), nothing, false, Refuse, false},
 		{"ext4 and RAID", gpt("x"), content(filesystem.Ext4, filesystem.MD), nothing, false, Refuse, false},
+		{"only partition 2", state(100*testMiB, disk.Table{Label: disk.GPT, Partitions: []disk.Partition{{Number: 2, Start: testMiB, Size: testMiB}}}), content(filesystem.Ext4), nothing, false, Refuse, false},
 		{"two partitions", gpt("a", "b"), filesystem.Content{}, nothing, false, Refuse, false},
 	} {
 		got, proof, err := Persistent(c.state, c.content, c.earlier, c.pending)

@@ -102,6 +102,12 @@ func (d *Disks) ephemeralOnDisk(ctx context.Context, path string, swapMiB *uint6
 		d.Log.WithFields(logrus.Fields{"disk": path, "before": s.Content.String()}).Info("ephemeral disk partitioned")
 		s.Table = disk.Table{Label: layout.Label, GUID: table, Partitions: layout.Partitions}
 	}
+	if s.Table.Recovered {
+		d.step("repair ephemeral table")
+		if err := disk.Repair(ctx, path); err != nil {
+			return fmt.Errorf("ephemeral disk: %w", err)
+		}
+	}
 	d.step("announce ephemeral")
 	if err := d.announce(ctx, path); err != nil {
 		return fmt.Errorf("ephemeral disk: %w", err)
@@ -324,6 +330,11 @@ func (d *Disks) setupRaw(ctx context.Context, path string, i int) error {
 			return err
 		}
 		d.Log.WithFields(logrus.Fields{"disk": path, "before": s.Content.String()}).Info("raw ephemeral disk partitioned")
+	}
+	if s.Table.Recovered && plan.KeptRaw(s.Table) {
+		if err := disk.Repair(ctx, path); err != nil {
+			return err
+		}
 	}
 	d.step("announce raw")
 	return d.announce(ctx, path)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -69,7 +70,7 @@ func (d *Disks) migrate(ctx context.Context) error {
 		return err
 	}
 	if !hasTarget {
-		return d.migratedBefore(hasStore)
+		return d.migratedBefore(ctx, hasStore)
 	}
 	to, err := d.diskAt(target, fresh)
 	if err != nil {
@@ -101,17 +102,28 @@ func (d *Disks) migrate(ctx context.Context) error {
 	return d.switchStore(ctx, to, old)
 }
 
-// migratedBefore answers a repeated call after success as the first one.
-func (d *Disks) migratedBefore(hasStore bool) error {
+// migratedBefore answers a repeated call after success as the first one, also when the first
+// was interrupted behind its last change.
+func (d *Disks) migratedBefore(ctx context.Context, hasStore bool) error {
 	all, err := d.intents()
 	if err != nil {
 		return err
 	}
-	if last, ok := all[migratedRecord]; ok && hasStore && last.Table == d.Records.MountedCID() {
+	on := d.Records.MountedCID()
+	if last, ok := all[migratedRecord]; ok && hasStore && last.Table == on {
 		return nil
+	}
+	if open, ok := all[migrationIntent]; ok && hasStore && open.moves(on) {
+		return d.endMove(ctx, on)
 	}
 	return fmt.Errorf("nothing is mounted on %s; mount_disk of the new disk comes first", d.Dirs.StoreMigrationTarget())
 }
+
+// migrationID names a migration in its record.
+func migrationID(from, to string) string { return from + " to " + to }
+
+// moves reports whether a migration's record has this disk as its target.
+func (i intent) moves(to string) bool { return to != "" && strings.HasSuffix(i.Table, " to "+to) }
 
 // diskAt returns the CID of the disk that is mounted on a directory.
 func (d *Disks) diskAt(dir string, e mount.Entry) (string, error) {
@@ -141,7 +153,7 @@ func (d *Disks) beginMigration(from, to, target string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	id := from + " to " + to
+	id := migrationID(from, to)
 	if have, ok := all[migrationIntent]; ok && have.Table == id {
 		return have.Exact, nil
 	}
@@ -340,7 +352,8 @@ func (d *Disks) afterInterruption(ctx context.Context, p settings.PersistentDisk
 	if err != nil {
 		return err
 	}
-	if _, migrating := all[migrationIntent]; !migrating {
+	open, migrating := all[migrationIntent]
+	if !migrating {
 		return nil
 	}
 	store, hasStore, err := mount.At(d.Dirs.Store())
@@ -352,7 +365,8 @@ func (d *Disks) afterInterruption(ctx context.Context, p settings.PersistentDisk
 		return err
 	}
 	switch {
-	case hasStore && hasTarget && store.Number == target.Number && store.Root == target.Root:
+	case hasStore && hasTarget && store.Number == target.Number && store.Root == target.Root,
+		where == d.Dirs.Store() && open.moves(p.CID):
 		return d.endMove(ctx, p.CID)
 	case where == d.Dirs.Store():
 		d.step("store writable again")

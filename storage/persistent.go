@@ -242,7 +242,15 @@ func (d *Disks) prepare(ctx context.Context, p settings.PersistentDisk, dev devi
 			return err
 		}
 		return d.finish(ctx, p.CID, d.part(dev.Path), kind)
-	case plan.Format:
+	}
+	if judged.state.Table.Recovered {
+		log.Warn("partition table has only one good copy and is repaired")
+		d.step("repair table")
+		if err := disk.Repair(ctx, dev.Path); err != nil {
+			return err
+		}
+	}
+	if judged.verdict == plan.Format {
 		log.Info("persistent disk will be formatted")
 		if err := d.beginFormat(p.CID, judged.state.Table.GUID); err != nil {
 			return err

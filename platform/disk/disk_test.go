@@ -300,6 +300,28 @@ func TestDamagedTables(t *testing.T) {
 			t.Errorf("Observe = %v, want ErrDamaged", err)
 		}
 	})
+	t.Run("second copy alone, as after a crash", func(t *testing.T) {
+		path := made(t)
+		poke(t, path, 0, make([]byte, 1024)...)
+		if s := observe(t, path); !s.Table.Recovered || len(s.Table.Partitions) != 1 {
+			t.Fatalf("table %+v, want the second copy", s.Table)
+		}
+		if err := Repair(ctx, path); err != nil {
+			t.Fatal(err)
+		}
+		if s := observe(t, path); s.Table.Recovered || len(s.Table.Partitions) != 1 || s.Table.Partitions[0].Name != "data" {
+			t.Errorf("table %+v after repair", s.Table)
+		}
+		contains(t, "sgdisk", tool(t, "", "sgdisk", "--verify", path), "No problems found")
+	})
+	t.Run("second copy of a table that a file system has replaced", func(t *testing.T) {
+		path := made(t)
+		poke(t, path, 0, make([]byte, 1<<20)...)
+		tool(t, "", "mkfs.ext4", "-qF", path, "50m")
+		if s := observe(t, path); s.Table.Label != None || s.Content.Kind != filesystem.Ext4 {
+			t.Errorf("found %+v, want a file system and no table", s)
+		}
+	})
 	t.Run("absurd number of entries", func(t *testing.T) {
 		path := made(t)
 		poke(t, path, 512+80, 0xff, 0xff, 0xff, 0xff)

@@ -134,10 +134,16 @@ func Read(r io.ReaderAt, size int64, sector int) (Table, error) {
 	if string(head[sector:sector+8]) == "EFI PART" || protective {
 		return readGPT(r, size, sector, head)
 	}
-	if !marked {
-		return Table{}, nil
+	if marked {
+		return readMBR(r, size, sector)
 	}
-	return readMBR(r, size, sector)
+	// Tables are written from the end: what a crash left may be the second copy alone. It
+	// counts only where the disk carries nothing else.
+	content, err := filesystem.Identify(r, size)
+	if err != nil || content.Kind != filesystem.GPT || len(content.Also) > 0 {
+		return Table{}, err
+	}
+	return readGPT(r, size, sector, head)
 }
 
 func hasType(sector0 []byte, kind byte) bool {

@@ -120,6 +120,11 @@ func Grow(ctx context.Context, path string, n int, end int64) error {
 	})
 }
 
+// Repair writes both copies of a GPT anew, for a table of which only one was readable.
+func Repair(ctx context.Context, path string) error {
+	return change(ctx, path, "repair the partition table of", func(*os.File, *Table) error { return nil })
+}
+
 // Rename gives partition n of a GPT another name.
 func Rename(ctx context.Context, path string, n int, name string) error {
 	return change(ctx, path, "rename a partition of", func(_ *os.File, t *Table) error {
