@@ -499,10 +499,9 @@ func (d *Disks) bindsOf(source string) (targets []string, err error) {
 	return targets, nil
 }
 
-// List returns the CIDs of the persistent disks that are mounted.
+// List returns the CIDs of the persistent disks that are mounted. It only reads, and so does
+// not wait for a migration to end.
 func (d *Disks) List(ctx context.Context) ([]string, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	if err := d.Reload(ctx); err != nil {
 		return nil, err
 	}

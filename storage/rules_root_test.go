@@ -92,8 +92,13 @@ func TestRootEphemeralOnRootDisk(t *testing.T) {
 
 // In fake machines the nodes of disk and partitions are unrelated devices: names count.
 func TestRootPartitionsAreAddressedByName(t *testing.T) {
+	t.Run("kernel knows the partitions", func(t *testing.T) { addressedByName(t, looptest.New(t, 128<<20)) })
+	t.Run("kernel refuses partitions", func(t *testing.T) { addressedByName(t, looptest.NewPlain(t, 128<<20)) })
+}
+
+func addressedByName(t *testing.T, disk *looptest.Device) {
 	b := newBench(t, Options{})
-	disk, one, two := b.disk(128<<20, ""), b.disk(128<<20, ""), b.disk(128<<20, "")
+	one, two := b.disk(128<<20, ""), b.disk(128<<20, "")
 	dir := t.TempDir()
 	for name, dev := range map[string]*looptest.Device{"sdh": disk, "sdh1": one, "sdh2": two} {
 		b.ok(unix.Mknod(filepath.Join(dir, name), unix.S_IFBLK|0o600, int(numberOf(t, dev.Path))))

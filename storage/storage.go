@@ -130,6 +130,9 @@ func (d *Disks) mountData(ctx context.Context, part, target string, options []st
 	if err != nil {
 		return err
 	}
+	if content.Blank() {
+		return fmt.Errorf("%s is blank, there is nothing to mount", part)
+	}
 	if content.Errors {
 		d.Log.WithField("device", part).Warn("file system has recorded errors and is checked")
 		if err := filesystem.Check(ctx, part, content.Kind); err != nil {

@@ -47,6 +47,17 @@ type Device struct {
 // New makes a loop device on a new sparse image of the given size.
 func New(t testing.TB, size int64) *Device {
 	t.Helper()
+	return Attach(t, sparse(t, size))
+}
+
+// NewPlain makes a loop device on which the kernel refuses partitions.
+func NewPlain(t testing.TB, size int64) *Device {
+	t.Helper()
+	return attached(t, sparse(t, size), 0)
+}
+
+func sparse(t testing.TB, size int64) string {
+	t.Helper()
 	Require(t)
 	image := filepath.Join(t.TempDir(), "disk.img")
 	f, err := os.OpenFile(image, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
@@ -56,17 +67,22 @@ func New(t testing.TB, size int64) *Device {
 	if err := errors.Join(f.Truncate(size), f.Close()); err != nil {
 		t.Fatal(err)
 	}
-	return Attach(t, image)
+	return image
 }
 
 // Attach makes a loop device on an existing image, which must be below a temporary directory.
 func Attach(t testing.TB, image string) *Device {
 	t.Helper()
+	return attached(t, image, unix.LO_FLAGS_PARTSCAN) // without it the kernel refuses partitions
+}
+
+func attached(t testing.TB, image string, flags uint32) *Device {
+	t.Helper()
 	Require(t)
 	if err := temporary(image); err != nil {
 		t.Fatal(err)
 	}
-	path, err := attach(image)
+	path, err := attach(image, flags)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +95,7 @@ func Attach(t testing.TB, image string) *Device {
 	return d
 }
 
-func attach(image string) (string, error) {
+func attach(image string, flags uint32) (string, error) {
 	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
 		return "", err
@@ -102,7 +118,7 @@ func attach(image string) (string, error) {
 			return "", err
 		}
 		config := unix.LoopConfig{Fd: uint32(backing.Fd())}
-		config.Info.Flags = unix.LO_FLAGS_PARTSCAN // without it the kernel refuses partitions
+		config.Info.Flags = flags
 		copy(config.Info.File_name[:], image)
 		err = unix.IoctlLoopConfigure(int(loop.Fd()), &config)
 		loop.Close()
