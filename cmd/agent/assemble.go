@@ -307,7 +307,12 @@ func (a *app) beforeConnect(kernel *network.Kernel) func(context.Context, []neti
 		if err := kernel.FlushNeighbours(ctx, ips); err != nil {
 			a.log.WithError(err).Debug("neighbours not flushed")
 		}
-		if _, err := a.firewall.Converge(ctx, firewall.Desired{NATS: servers}); err != nil {
+		// Servers that have not been tried yet get their rules too; what is slow to resolve must
+		// not hold up the connection.
+		soon, done := context.WithTimeout(ctx, 500*time.Millisecond)
+		defer done()
+		all := append(a.firewall.Resolve(soon, a.current.Effective().Bus.URLs), servers...)
+		if _, err := a.firewall.Converge(ctx, firewall.Desired{NATS: all}); err != nil {
 			a.log.WithError(err).Debug("firewall does not follow the bus")
 		}
 	}

@@ -84,12 +84,15 @@ func TestMachineTree(t *testing.T) {
 
 func TestMachineFirewall(t *testing.T) {
 	l := newLab(t)
-	i := start(t, l, lab.VM{Ephemeral: lab.GiB})
+	// The second server is never needed, and protected all the same.
+	i := start(t, l, lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) {
+		d.Set("env.bosh.mbus.urls", []any{d["mbus"], "nats://192.0.2.7:4222"})
+	}})
 	ready(t, i)
 	rules := func() string { return run(t, i, "nft", "list", "table", "inet", "bosh_agent") }
 	got := rules()
 	for _, want := range []string{"jump monit_access_jobs", "meta skuid 0 ip daddr 127.0.0.1 tcp dport 2822 accept", "ip daddr 127.0.0.1 tcp dport 2822 drop",
-		"ip daddr " + lab.Gateway + " tcp dport 4222 drop"} {
+		"ip daddr " + lab.Gateway + " tcp dport 4222 drop", "ip daddr 192.0.2.7 tcp dport 4222 drop"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("got\n%s\nwant %q in it", got, want)
 		}

@@ -156,7 +156,7 @@ func Diff(have State, want Desired) (changes []Change, err error) {
 		changes = append(changes, some...)
 	}
 	if want.NATS != nil {
-		some, err := diffChain(have, natsChain, natsRules(want.NATS))
+		some, err := diffChain(have, natsChain, natsRules(sorted(want.NATS)))
 		if err != nil {
 			return nil, err
 		}
@@ -256,16 +256,24 @@ func (f *Firewall) Resolve(ctx context.Context, urls []secret.URL) (servers []ne
 		}
 		if err != nil {
 			if f.Log != nil {
-				f.Log.WithField("url", u).WithError(err).Warn("bus address not found, no rule for it")
+				f.Log.WithField("url", u).WithError(err).Debug("bus address not found, no rule for it")
 			}
 			continue
 		}
 		for _, a := range addresses {
-			servers = append(servers, netip.AddrPortFrom(a.Unmap().WithZone(""), port))
+			servers = append(servers, netip.AddrPortFrom(a, port))
 		}
 	}
-	slices.SortFunc(servers, netip.AddrPort.Compare)
-	return slices.Compact(servers)
+	return sorted(servers)
+}
+
+// sorted gives the same servers the same rules, however and in whatever order they were found.
+func sorted(servers []netip.AddrPort) (unique []netip.AddrPort) {
+	for _, s := range servers {
+		unique = append(unique, netip.AddrPortFrom(s.Addr().Unmap().WithZone(""), s.Port()))
+	}
+	slices.SortFunc(unique, netip.AddrPort.Compare)
+	return slices.Compact(unique)
 }
 
 func endpoint(u secret.URL) (host string, port uint16, ok bool) {

@@ -84,6 +84,10 @@ func TestDiff(t *testing.T) {
 	if none, err := Diff(State{}, Desired{}); err != nil || len(none) != 0 {
 		t.Errorf("got %v, %v: what is not asked for is left alone", none, err)
 	}
+	mapped := Desired{NATS: []netip.AddrPort{netip.MustParseAddrPort("[::ffff:192.0.2.1]:4222"), netip.MustParseAddrPort("192.0.2.1:4222")}}
+	if got, err := Diff(full, mapped); err != nil || len(got) != 0 {
+		t.Errorf("got %v, %v: that is the same server in other words", got, err)
+	}
 	moved := Desired{NATS: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.2:4222")}}
 	if got, err := Diff(full, moved); err != nil || len(got) != 1 || got[0].Chain != natsChain || got[0].rebuild {
 		t.Errorf("got %v, %v, want the rules of the bus replaced", got, err)
