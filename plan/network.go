@@ -3,8 +3,6 @@ package plan
 import (
 	"errors"
 	"fmt"
-	"maps"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -343,84 +341,6 @@ func (n *networks) routed(want network.WantRoute) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-func wantRoute(r settings.Route) (network.WantRoute, error) {
-	to, err := prefixOf(r.Destination, r.Netmask)
-	if err != nil {
-		return network.WantRoute{}, err
-	}
-	gw, err := parseIP(r.Gateway)
-	if err != nil {
-		return network.WantRoute{}, fmt.Errorf("gateway %w", err)
-	}
-	if gw.Is4() != to.Addr().Is4() {
-		return network.WantRoute{}, fmt.Errorf("gateway %s is of the other family than destination %s", gw, to)
-	}
-	return network.WantRoute{To: to.Masked(), Gateway: gw}, nil
-}
-
-// staticPrefix is the address of a network together with the length of its subnet.
-func staticPrefix(net settings.Network) (netip.Prefix, error) {
-	if net.IP == "" {
-		return netip.Prefix{}, errors.New("has no ip")
-	}
-	prefix, err := prefixOf(net.IP, net.Netmask)
-	if err != nil {
-		return prefix, err
-	}
-	if ip := prefix.Addr(); ip.IsUnspecified() || ip.IsMulticast() || ip.IsLoopback() {
-		return prefix, fmt.Errorf("%s cannot be an address of a NIC", ip)
-	}
-	return prefix, nil
-}
-
-// prefixOf joins an address and a mask in any of the spellings that CPIs use: dotted, colons,
-// or a bare length; an address may bring its own length.
-func prefixOf(address, mask string) (netip.Prefix, error) {
-	if p, err := netip.ParsePrefix(address); err == nil && mask == "" && !p.Addr().Is4In6() {
-		return p, nil
-	}
-	ip, err := parseIP(address)
-	if err != nil {
-		return netip.Prefix{}, err
-	}
-	bits, err := maskBits(mask, ip.BitLen())
-	if err != nil {
-		return netip.Prefix{}, err
-	}
-	return netip.PrefixFrom(ip, bits), nil
-}
-
-// parseIP reads an address without a zone; IPv4 in IPv6 notation is IPv4.
-func parseIP(text string) (netip.Addr, error) {
-	ip, err := netip.ParseAddr(text)
-	if err != nil || ip.Zone() != "" {
-		return netip.Addr{}, fmt.Errorf("%q is not an IP address", text)
-	}
-	return ip.Unmap(), nil
-}
-
-func maskBits(mask string, size int) (int, error) {
-	if mask == "" {
-		return 0, errors.New("has no netmask")
-	}
-	if bits, ok := strings.CutPrefix(mask, "/"); ok || !strings.ContainsAny(mask, ".:") {
-		p, err := netip.ParsePrefix(netip.IPv6Unspecified().String() + "/" + bits)
-		if err != nil || p.Bits() > size {
-			return 0, fmt.Errorf("netmask %q is not a length between 0 and %d", mask, size)
-		}
-		return p.Bits(), nil
-	}
-	parsed, err := netip.ParseAddr(mask)
-	if err != nil || parsed.BitLen() != size {
-		return 0, fmt.Errorf("netmask %q does not fit the address", mask)
-	}
-	bits, of := net.IPMask(parsed.AsSlice()).Size()
-	if of == 0 {
-		return 0, fmt.Errorf("netmask %q has gaps", mask)
-	}
-	return bits, nil
-}
-
 // finish puts together what the networks want.
 func (n *networks) finish(bound map[string]string) (network.Desired, []string, error) {
 	servers, warnings := dnsServers(n.names, n.nets)
@@ -458,32 +378,6 @@ func (n *networks) dynamic(bound map[string]string) (all []network.Dynamic) {
 			continue
 		}
 		all = append(all, network.Dynamic{Network: name, Link: bound[name], IPv6: net.Prefix == "128"})
-	}
-	return all
-}
-
-// MACs returns the hardware addresses that networks name, for waiting until the NICs are there.
-func MACs(nets map[string]settings.Network) (all []network.MAC) {
-	if preconfigured(nets) {
-		return nil
-	}
-	for _, name := range sortedNames(nets) {
-		mac, err := network.ParseMAC(nets[name].MAC)
-		if err == nil && !nets[name].VIP() && !slices.Contains(all, mac) {
-			all = append(all, mac)
-		}
-	}
-	return all
-}
-
-// Resolved fills the addresses that leases turned out to have into the networks. The map it was
-// given is not changed.
-func Resolved(nets map[string]settings.Network, found map[string]network.Resolved) map[string]settings.Network {
-	all := maps.Clone(nets)
-	for name, r := range found {
-		net := all[name]
-		net.IP, net.Netmask, net.Gateway, net.Resolved = r.IP, r.Netmask, r.Gateway, true
-		all[name] = net
 	}
 	return all
 }
