@@ -19,7 +19,7 @@ import (
 )
 
 // need skips a test where machines cannot run, with the reason; in CI it fails instead.
-func need(t *testing.T) {
+func need(t testing.TB) {
 	t.Helper()
 	if err := (nspawn.Engine{}).Missing(); err != nil {
 		if os.Getenv("CI") != "" {
@@ -62,7 +62,7 @@ func TestMain(m *testing.M) {
 var labs int
 
 // newLab starts a lab for the test. Tests of this package run one after the other.
-func newLab(t *testing.T, edit ...func(*lab.Options)) *lab.Lab {
+func newLab(t testing.TB, edit ...func(*lab.Options)) *lab.Lab {
 	t.Helper()
 	need(t)
 	agent, err := agentBinary()
@@ -88,7 +88,7 @@ func newLab(t *testing.T, edit ...func(*lab.Options)) *lab.Lab {
 
 // start creates and starts a machine. When the test fails, its console and the agent's journal
 // are shown.
-func start(t *testing.T, l *lab.Lab, vm lab.VM) *lab.Instance {
+func start(t testing.TB, l *lab.Lab, vm lab.VM) *lab.Instance {
 	t.Helper()
 	i, err := l.Create(t.Context(), vm)
 	if err != nil {
@@ -114,7 +114,7 @@ func start(t *testing.T, l *lab.Lab, vm lab.VM) *lab.Instance {
 func tail(s string, n int) string { return s[max(0, len(s)-n):] }
 
 // ready waits for the agent's pong.
-func ready(t *testing.T, i *lab.Instance) {
+func ready(t testing.TB, i *lab.Instance) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -124,7 +124,7 @@ func ready(t *testing.T, i *lab.Instance) {
 }
 
 // run runs a program in the machine and returns its output.
-func run(t *testing.T, i *lab.Instance, args ...string) string {
+func run(t testing.TB, i *lab.Instance, args ...string) string {
 	t.Helper()
 	out, err := i.Output(t.Context(), args...)
 	if err != nil {

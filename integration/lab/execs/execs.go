@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -43,6 +44,8 @@ type Watch struct {
 	tracked  map[uint32]bool
 	programs []Program
 	roots    int
+	last     int
+	began    time.Time
 	lost     bool
 }
 
@@ -120,6 +123,7 @@ func (w *Watch) event(e []byte) {
 		case w.named(pid):
 			w.tracked[pid] = true
 			w.roots++
+			w.last, w.began = int(pid), time.Now()
 		}
 	case eventExit:
 		delete(w.tracked, field(1))
@@ -148,6 +152,13 @@ func (w *Watch) Programs() (programs []Program, roots int, err error) {
 		err = errors.New("process events were lost")
 	}
 	return append([]Program(nil), w.programs...), w.roots, err
+}
+
+// Last is the watched process that began last, by its number on this host, and when.
+func (w *Watch) Last() (pid int, began time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.last, w.began
 }
 
 // Close ends the watch.
