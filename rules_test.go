@@ -169,3 +169,27 @@ func TestTreeSpeaksOfItselfAlone(t *testing.T) {
 		}
 	}
 }
+
+func TestLinkedModulesAreJustified(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", "-f", "{{with .Module}}{{if not .Main}}{{.Path}}{{end}}{{end}}", "./cmd/agent").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile("docs/dependencies.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	linked := map[string]bool{}
+	for _, module := range strings.Fields(string(out)) {
+		linked[module] = true
+		if !strings.Contains(string(page), "| "+module+" |") {
+			t.Errorf("docs/dependencies.md does not justify %s", module)
+		}
+	}
+	for _, line := range strings.Split(string(page), "\n") {
+		cells := strings.Split(line, "|")
+		if len(cells) == 5 && strings.Contains(cells[1], "/") && !linked[strings.TrimSpace(cells[1])] {
+			t.Errorf("docs/dependencies.md lists %s, which is not linked", strings.TrimSpace(cells[1]))
+		}
+	}
+}

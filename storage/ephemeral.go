@@ -48,6 +48,7 @@ func (d *Disks) findEphemeral(ctx context.Context, hint *settings.DiskHint) (str
 		if d.Options.CreatePartitionIfNoEphemeralDisk {
 			return "", nil
 		}
+		//lint:ignore ST1005 log searches look for these words
 		return "", errors.New(noEphemeral + ": the CPI named none, and CreatePartitionIfNoEphemeralDisk is off")
 	}
 	dev, err := d.Resolver.Resolve(ctx, hintOf("", *hint))

@@ -105,7 +105,8 @@ func (s Supervisor) StopAll(ctx context.Context, wait bool) error {
 	}
 	if err := s.stopEach(ctx); err != nil {
 		if errors.Is(context.Cause(ctx), errBudget) {
-			return fmt.Errorf("Timed out waiting for services to stop after %v: %w", budget, err) //nolint:staticcheck // callers look for this text
+			//lint:ignore ST1005 the Director looks for these words
+			return fmt.Errorf("Timed out waiting for services to stop after %v: %w", budget, err)
 		}
 		return err
 	}
@@ -146,7 +147,8 @@ func (s Supervisor) until(ctx context.Context, what string, budget time.Duration
 				return ended
 			}
 			// The Director looks for the beginning of this text and then goes on.
-			timeout := fmt.Errorf("Timed out waiting for services '%s' to %s after %v", strings.Join(waiting, ", "), what, budget) //nolint:staticcheck
+			//lint:ignore ST1005 the Director looks for these words
+			timeout := fmt.Errorf("Timed out waiting for services '%s' to %s after %v", strings.Join(waiting, ", "), what, budget)
 			return errors.Join(timeout, err)
 		}
 	}
