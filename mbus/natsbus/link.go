@@ -52,6 +52,7 @@ type link struct {
 	ready     chan struct{} // closed once connected and subscribed
 	readyOnce sync.Once
 	connected atomic.Bool
+	limit     limit
 	outbox
 
 	// mu guards what follows.
@@ -215,7 +216,7 @@ func (l *link) session(ctx context.Context, server *url.URL) (was bool, err erro
 }
 
 func (l *link) established(nc *nats.Conn, sub *nats.Subscription, server *url.URL) {
-	l.bus.limit.set(nc.MaxPayload())
+	l.limit.set(nc.MaxPayload())
 	l.mu.Lock()
 	l.failure, l.at, l.conn, l.sub = nil, server.Host, nc, sub
 	l.mu.Unlock()

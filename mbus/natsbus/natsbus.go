@@ -52,7 +52,6 @@ type Options struct {
 type Bus struct {
 	options  Options
 	hostname string
-	limit    limit
 	lookup   func(ctx context.Context, host string) ([]netip.Addr, error)
 
 	// mu guards what follows.
@@ -131,10 +130,11 @@ func (b *Bus) Publish(_ context.Context, target, topic string, payload any) erro
 	if err != nil {
 		return fmt.Errorf("publish %s: %w", subject, err)
 	}
-	if len(data) > b.limit.bytes() {
+	l := b.active()
+	if len(data) > l.limit.bytes() {
 		return fmt.Errorf("publish %s: %w", subject, ErrTooLong)
 	}
-	b.active().send(message{subject: subject, data: data})
+	l.send(message{subject: subject, data: data})
 	return nil
 }
 
@@ -155,7 +155,8 @@ func (b *Bus) receive(ctx context.Context, l *link, data []byte) {
 		if !reply.Silent() && r.ReplyTo != "" {
 			// Whatever connection is current by now: the one that brought the request may have
 			// been replaced since.
-			b.active().send(message{subject: r.ReplyTo, data: reply.Encode(b.limit.bytes())})
+			current := b.active()
+			current.send(message{subject: r.ReplyTo, data: reply.Encode(current.limit.bytes())})
 		}
 		if b.options.Audit != nil {
 			b.options.Audit.Record(mbus.NATSEvent(r, reply, server, b.hostname))

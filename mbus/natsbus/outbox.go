@@ -1,6 +1,7 @@
 package natsbus
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -37,6 +38,7 @@ type message struct {
 	subject string
 	data    []byte
 	at      time.Time
+	number  uint64 // in the order of sending
 }
 
 // outbox sends messages and keeps each until the server has confirmed that it came this far. A
@@ -48,6 +50,7 @@ type outbox struct {
 	waiting     []message  // not sent on the current connection
 	unconfirmed []message  // sent on the current connection
 	bytes       int        // of both
+	sent        uint64     // messages so far
 	confirming  bool
 }
 
@@ -60,6 +63,8 @@ func (o *outbox) send(m message) {
 	defer o.mu.Unlock()
 	o.bytes += len(m.data)
 	if o.nc != nil && o.nc.Publish(m.subject, m.data) == nil {
+		o.sent++
+		m.number = o.sent
 		o.unconfirmed = append(o.unconfirmed, m)
 		if !o.confirming {
 			o.confirming = true
@@ -87,19 +92,9 @@ func (o *outbox) trim() {
 // confirm asks the server for an answer to what was sent so far, and again while there is more.
 func (o *outbox) confirm(nc *nats.Conn) {
 	o.mu.Lock()
-	asked := 0
-	if o.nc == nc {
-		asked = len(o.unconfirmed)
-	}
-	last := time.Time{}
-	if asked > 0 {
-		last = o.unconfirmed[asked-1].at
-	}
+	last := o.sent
 	o.mu.Unlock()
-	err := nats.ErrConnectionClosed
-	if asked > 0 {
-		err = nc.FlushTimeout(connectTime)
-	}
+	err := nc.FlushTimeout(connectTime)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.nc != nc {
@@ -107,12 +102,11 @@ func (o *outbox) confirm(nc *nats.Conn) {
 	}
 	if err == nil {
 		done := 0
-		// trim may have taken some in the meantime, so count by time rather than by number.
-		for done < len(o.unconfirmed) && done < asked && !o.unconfirmed[done].at.After(last) {
+		for done < len(o.unconfirmed) && o.unconfirmed[done].number <= last {
 			o.bytes -= len(o.unconfirmed[done].data)
 			done++
 		}
-		o.unconfirmed = append([]message(nil), o.unconfirmed[done:]...)
+		o.unconfirmed = slices.Clone(o.unconfirmed[done:])
 	}
 	if o.confirming = len(o.unconfirmed) > 0; o.confirming {
 		time.AfterFunc(confirmEvery, func() { o.confirm(nc) })
