@@ -16,11 +16,14 @@ import (
 // peer is the other end of a D-Bus connection: it speaks the real protocol on a private
 // socket and answers by a table of functions.
 type peer struct {
-	t      *testing.T
-	mu     sync.Mutex
-	calls  []string // members in the order they came
-	conns  []net.Conn
-	answer func(p *peer, c net.Conn, call *dbus.Message) // sends the reply itself
+	t     *testing.T
+	mu    sync.Mutex
+	calls []string // members in the order they came
+	conns []net.Conn
+	// lateFirst leaves the first message alone until the second has come, as a systemd does that
+	// read it together with the end of the handshake.
+	lateFirst bool
+	answer    func(p *peer, c net.Conn, call *dbus.Message) // sends the reply itself
 }
 
 func listen(t *testing.T, path string, answer func(*peer, net.Conn, *dbus.Message)) *peer {
@@ -96,12 +99,25 @@ func (p *peer) serve(c net.Conn) {
 }
 
 func (p *peer) messages(r *bufio.Reader, c net.Conn) {
-	for {
+	var held *dbus.Message
+	for first := true; ; first = false {
 		m, err := dbus.DecodeMessage(r)
 		if err != nil {
 			return
 		}
+		if first && p.lateFirst {
+			held = m
+			continue
+		}
+		if held != nil {
+			p.reply(c, held)
+			held = nil
+		}
 		member, _ := m.Headers[dbus.FieldMember].Value().(string)
+		if member == "Ping" {
+			p.reply(c, m)
+			continue
+		}
 		p.mu.Lock()
 		p.calls = append(p.calls, member)
 		p.mu.Unlock()

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/godbus/dbus/v5"
 	"github.com/sirupsen/logrus"
@@ -83,6 +84,11 @@ func (s *Systemd) connect(ctx context.Context) (*dbus.Conn, error) {
 	s.drop()
 	conn, err := dial(ctx, filepath.Join(s.Root, "run/systemd/private"), direct)
 	if err == nil {
+		if err = wake(ctx, conn); err != nil {
+			_ = conn.Close() // it never worked
+		}
+	}
+	if err == nil {
 		s.conn = conn
 		return conn, nil
 	}
@@ -100,6 +106,21 @@ func (s *Systemd) connect(ctx context.Context) (*dbus.Conn, error) {
 	}
 	s.conn = conn
 	return conn, nil
+}
+
+// wake makes sure that systemd listens. It can happen to read our first message together with the
+// end of the handshake, and then leaves that message alone until there is more to read: so there
+// is more, until it answers.
+func wake(ctx context.Context, conn *dbus.Conn) error {
+	for range 20 {
+		short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+		err := conn.Object(systemdName, systemdPath).CallWithContext(short, "org.freedesktop.DBus.Peer.Ping", 0).Err
+		cancel()
+		if err == nil || ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
+			return err
+		}
+	}
+	return errors.New("systemd does not answer")
 }
 
 // Setup does nothing: the stemcell has installed the unit. It exists for runit's sake.

@@ -122,6 +122,19 @@ func TestSystemdState(t *testing.T) {
 	}
 }
 
+func TestSystemdLeavesTheFirstMessageAlone(t *testing.T) {
+	root := t.TempDir()
+	p := listen(t, filepath.Join(root, "run/systemd/private"), systemd{active: "active", condition: true}.answer)
+	p.mu.Lock()
+	p.lateFirst = true
+	p.mu.Unlock()
+	s := &Systemd{Root: root}
+	t.Cleanup(s.Close)
+	if got, err := s.State(bounded(t), "monit"); err != nil || got.Active != "active" {
+		t.Errorf("got %+v, %v", got, err)
+	}
+}
+
 func TestSystemdAbsent(t *testing.T) {
 	s := &Systemd{Root: t.TempDir()}
 	if err := s.Start(bounded(t), "monit"); !errors.Is(err, ErrAbsent) {
