@@ -6,6 +6,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"context"
 	"crypto/sha1"
 	"encoding/json"
 	"errors"
@@ -155,7 +156,12 @@ func TestMachineAgentKilled(t *testing.T) {
 	kill := func() {
 		t.Helper()
 		run(t, i, "systemctl", "kill", "--kill-who=main", "--signal=KILL", "agent.service")
-		ready(t, i)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := i.Ready(ctx); err != nil {
+			jobs, _ := i.Output(t.Context(), "systemctl", "list-jobs")
+			t.Fatalf("the agent did not come back: %v\n%s", err, jobs)
+		}
 	}
 	complete := func(after string) {
 		t.Helper()
