@@ -1,0 +1,198 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	natsserver "github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+
+	"cambium/internal/testca"
+)
+
+// dummyMachine is what a Director's test suite makes for an agent without a machine.
+type dummyMachine struct {
+	t    *testing.T
+	conn *nats.Conn
+	done chan int
+}
+
+// director asks and waits for the reply, following tasks.
+func (d dummyMachine) ask(method string, arguments ...any) json.RawMessage {
+	d.t.Helper()
+	reply := d.send(method, arguments...)
+	for {
+		var handle struct {
+			ID    string `json:"agent_task_id"`
+			State string `json:"state"`
+		}
+		if json.Unmarshal(reply, &handle) != nil || handle.State != "running" {
+			return reply
+		}
+		reply = d.send("get_task", handle.ID)
+	}
+}
+
+func (d dummyMachine) send(method string, arguments ...any) json.RawMessage {
+	d.t.Helper()
+	if arguments == nil {
+		arguments = []any{}
+	}
+	subject := "director.me.dummy-1." + fmt.Sprint(time.Now().UnixNano())
+	inbox, err := d.conn.SubscribeSync(subject)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	defer func() { _ = inbox.Unsubscribe() }()
+	body, _ := json.Marshal(map[string]any{"protocol": 3, "method": method, "arguments": arguments, "reply_to": subject})
+	for range 20 {
+		if err := d.conn.Publish("agent.dummy-1", body); err != nil {
+			d.t.Fatal(err)
+		}
+		message, err := inbox.NextMsg(3 * time.Second)
+		if err != nil {
+			continue // not subscribed yet
+		}
+		var envelope struct {
+			Value     json.RawMessage
+			Exception *struct{ Message string }
+		}
+		if err := json.Unmarshal(message.Data, &envelope); err != nil {
+			d.t.Fatalf("%s: %v in %s", method, err, message.Data)
+		}
+		if envelope.Exception != nil {
+			if strings.HasPrefix(envelope.Exception.Message, "restarting agent") {
+				continue
+			}
+			d.t.Fatalf("%s: %s", method, envelope.Exception.Message)
+		}
+		return envelope.Value
+	}
+	d.t.Fatalf("%s: no answer", method)
+	return nil
+}
+
+// TestDummyAgentServesADirector runs the agent as a Director's own test suite does: no machine,
+// a file as source, a real NATS server with mutual TLS.
+func TestDummyAgentServesADirector(t *testing.T) {
+	ca, err := testca.New("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	base := t.TempDir()
+	write := func(name string, content any) string {
+		t.Helper()
+		path := filepath.Join(base, name)
+		data, err := json.Marshal(content)
+		if err == nil {
+			err = os.MkdirAll(filepath.Dir(path), 0o755)
+		}
+		if err == nil {
+			err = os.WriteFile(path, data, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	server, url, directorTLS := startNATS(t, ca)
+	defer server.Shutdown()
+	agent, err := ca.Client(testca.AgentName("dummy-1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	env := map[string]any{
+		"agent_id": "dummy-1", "vm": map[string]any{"name": "vm-dummy"}, "disks": map[string]any{"persistent": map[string]any{}},
+		"networks":  map[string]any{"a": map[string]any{"type": "manual", "ip": "127.0.0.9", "netmask": "255.0.0.0"}},
+		"blobstore": map[string]any{"provider": "local", "options": map[string]any{"blobstore_path": filepath.Join(base, "blobstore")}},
+		"env": map[string]any{"bosh": map[string]any{"mbus": map[string]any{"urls": []string{url},
+			"cert": map[string]any{"ca": string(ca.PEM), "certificate": string(agent.Certificate), "private_key": string(agent.PrivateKey)}}}},
+	}
+	source := write("bosh/dummy-cpi-agent-env.json", env)
+	config := write("agent.json", map[string]any{"Infrastructure": map[string]any{"Settings": map[string]any{"UseRegistry": true,
+		"Sources": []any{map[string]any{"Type": "File", "SettingsPath": source}}}}})
+
+	ctx, cancel := context.WithCancel(t.Context())
+	d := dummyMachine{t: t, done: make(chan int, 1)}
+	go func() {
+		d.done <- runAgent(ctx, []string{"-P", "dummy", "-M", "dummy-nats", "-b", base, "-C", config, "-r", "/x", "-no-alerts"}, io.Discard, io.Discard)
+	}()
+	defer func() {
+		cancel()
+		select {
+		case <-d.done:
+		case <-time.After(20 * time.Second):
+			t.Error("the agent does not end with its context")
+		}
+	}()
+	d.conn, err = nats.Connect(url, nats.Secure(directorTLS))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.conn.Close()
+
+	if got := d.ask("ping"); string(got) != `"pong"` {
+		t.Errorf("ping: %s", got)
+	}
+	var state struct {
+		AgentID  string `json:"agent_id"`
+		JobState string `json:"job_state"`
+		VM       struct{ Name string }
+	}
+	if err := json.Unmarshal(d.ask("get_state", "full"), &state); err != nil || state.AgentID != "dummy-1" || state.VM.Name != "vm-dummy" || state.JobState != "running" {
+		t.Errorf("get_state: %+v, %v", state, err)
+	}
+	d.ask("add_persistent_disk", "disk-1", "attached")
+	d.ask("mount_disk", "disk-1")
+	if got := d.ask("list_disk"); string(got) != `["disk-1"]` {
+		t.Errorf("list_disk: %s", got)
+	}
+	d.ask("apply", map[string]any{"deployment": "d", "name": "n", "id": "i", "index": 0, "networks": map[string]any{"a": map[string]any{"type": "manual"}}})
+	if got, err := os.ReadFile(filepath.Join(base, "instance", "deployment")); err != nil || string(got) != "d" {
+		t.Errorf("instance/deployment: %q, %v", got, err)
+	}
+	if got := d.ask("start"); string(got) != `"started"` {
+		t.Errorf("start: %s", got)
+	}
+	if mounts, err := os.ReadFile(filepath.Join(base, "bosh", "mounts.json")); err != nil || !strings.Contains(string(mounts), "disk-1") {
+		t.Errorf("mounts.json: %s, %v", mounts, err)
+	}
+}
+
+func startNATS(t *testing.T, ca *testca.CA) (*natsserver.Server, string, *tls.Config) {
+	t.Helper()
+	serverPair, err := ca.Server("127.0.0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	directorPair, err := ca.Client(testca.DirectorName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	serverCert, err := serverPair.TLS()
+	if err != nil {
+		t.Fatal(err)
+	}
+	directorCert, err := directorPair.TLS()
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := natsserver.NewServer(&natsserver.Options{Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, NoLog: true, NoSigs: true, TLSTimeout: 10,
+		TLSConfig: &tls.Config{Certificates: []tls.Certificate{serverCert}, ClientCAs: ca.Pool(), ClientAuth: tls.RequireAndVerifyClientCert, MinVersion: tls.VersionTLS12}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go server.Start()
+	if !server.ReadyForConnections(10 * time.Second) {
+		t.Fatal("NATS server did not start")
+	}
+	return server, "nats://" + server.Addr().String(), &tls.Config{Certificates: []tls.Certificate{directorCert}, RootCAs: ca.Pool(), MinVersion: tls.VersionTLS12}
+}
