@@ -110,7 +110,7 @@ const batch = 128
 
 type buffers struct{ a, b []byte }
 
-const bufferSize = 256 << 10
+const bufferSize = 512 << 10
 
 func newWalk(from, to string, o Options) (*walk, error) {
 	if o.Workers == 0 {

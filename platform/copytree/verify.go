@@ -3,9 +3,7 @@ package copytree
 import (
 	"bytes"
 	"errors"
-	"io"
 	"maps"
-	"os"
 
 	"golang.org/x/sys/unix"
 )
@@ -95,12 +93,12 @@ func (v verifier) sameFile(rel string, size int64, b *buffers) error {
 	if err != nil {
 		return err
 	}
-	defer source.Close()
+	defer unix.Close(source)
 	target, err := openRead(v.to, rel)
 	if err != nil {
 		return err
 	}
-	defer target.Close()
+	defer unix.Close(target)
 	compare := func(from, to int64) error { return v.compare(rel, source, target, from, to, b) }
 	sourceNames, err := fdXattrs(source)
 	if err != nil {
@@ -124,14 +122,14 @@ func (v verifier) sameFile(rel string, size int64, b *buffers) error {
 	})
 }
 
-func fdXattrs(f *os.File) (map[string]string, error) {
-	names, err := listXattr(func(b []byte) (int, error) { return unix.Flistxattr(int(f.Fd()), b) })
+func fdXattrs(f int) (map[string]string, error) {
+	names, err := listXattr(func(b []byte) (int, error) { return unix.Flistxattr(f, b) })
 	if err != nil || len(names) == 0 {
 		return nil, err
 	}
 	all := make(map[string]string, len(names))
 	for _, name := range names {
-		value, err := getXattr(func(b []byte) (int, error) { return unix.Fgetxattr(int(f.Fd()), name, b) })
+		value, err := getXattr(func(b []byte) (int, error) { return unix.Fgetxattr(f, name, b) })
 		if err != nil {
 			return nil, err
 		}
@@ -140,13 +138,13 @@ func fdXattrs(f *os.File) (map[string]string, error) {
 	return all, nil
 }
 
-func (v verifier) compare(rel string, source, target *os.File, from, to int64, b *buffers) error {
+func (v verifier) compare(rel string, source, target int, from, to int64, b *buffers) error {
 	for from < to {
 		n := min(int64(bufferSize), to-from)
-		if err := readExactly(source, b.a[:n], from); err != nil {
+		if err := readAt(source, b.a[:n], from); err != nil {
 			return err
 		}
-		if err := readExactly(target, b.b[:n], from); err != nil {
+		if err := readAt(target, b.b[:n], from); err != nil {
 			return err
 		}
 		if !bytes.Equal(b.a[:n], b.b[:n]) {
@@ -158,19 +156,8 @@ func (v verifier) compare(rel string, source, target *os.File, from, to int64, b
 	return nil
 }
 
-func readExactly(f *os.File, b []byte, offset int64) error {
-	n, err := f.ReadAt(b, offset)
-	if n == len(b) {
-		return nil
-	}
-	if err == nil || errors.Is(err, io.EOF) {
-		err = io.ErrUnexpectedEOF
-	}
-	return err
-}
-
 // holes calls f for each range of a file that holds no data.
-func holes(file *os.File, size int64, f func(from, to int64) error) error {
+func holes(file int, size int64, f func(from, to int64) error) error {
 	at := int64(0)
 	err := extents(file, size, func(from, to int64) error {
 		var err error
@@ -186,16 +173,16 @@ func holes(file *os.File, size int64, f func(from, to int64) error) error {
 	return err
 }
 
-func extentsIn(file *os.File, from, to int64, f func(from, to int64) error) error {
+func extentsIn(file int, from, to int64, f func(from, to int64) error) error {
 	for from < to {
-		start, err := unix.Seek(int(file.Fd()), from, unix.SEEK_DATA)
+		start, err := unix.Seek(file, from, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) || err == nil && start >= to {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		end, err := unix.Seek(int(file.Fd()), start, unix.SEEK_HOLE)
+		end, err := unix.Seek(file, start, unix.SEEK_HOLE)
 		if err != nil {
 			return err
 		}
