@@ -1,4 +1,4 @@
-//go:build bench && !root
+//go:build bench && !root && !vm
 
 package storage
 

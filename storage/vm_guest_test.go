@@ -1,0 +1,211 @@
+//go:build vm && !root
+
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"cambium/internal/blkdev"
+	"cambium/internal/vcap"
+	"cambium/platform/device"
+	"cambium/platform/filesystem"
+	"cambium/platform/mount"
+	"cambium/settings"
+)
+
+// TestMain is the first process of the virtual machine as well.
+func TestMain(m *testing.M) {
+	if os.Getpid() == 1 {
+		guestMain()
+	}
+	os.Exit(m.Run())
+}
+
+func guestMain() {
+	for _, mount := range [][2]string{{"devtmpfs", "/dev"}, {"proc", "/proc"}, {"sysfs", "/sys"}, {"tmpfs", "/var"}, {"tmpfs", "/tmp"}} {
+		if err := unix.Mount(mount[0], mount[1], mount[0], 0, ""); err != nil && !errors.Is(err, unix.EBUSY) {
+			fmt.Println("GUEST-FAIL mount", mount, err)
+		}
+	}
+	_ = os.Setenv("PATH", "/sbin")
+	for range guestModules {
+		for _, name := range guestModules {
+			f, err := os.Open(filepath.Join("/modules", name+".ko"))
+			if err != nil {
+				continue // built in
+			}
+			_ = unix.FinitModule(int(f.Fd()), "", 0) // again in the next round, if it wants another
+			f.Close()
+		}
+	}
+	for _, check := range guestChecks {
+		if err := check.run(context.Background()); err != nil {
+			fmt.Printf("GUEST-FAIL %s: %v\n", check.name, err)
+		} else {
+			fmt.Printf("GUEST-PASS %s\n", check.name)
+		}
+	}
+	for _, dir := range []string{"/var/vcap/store", "/var/vcap/data"} {
+		if err := mount.Unmount(context.Background(), dir); err != nil {
+			fmt.Println("GUEST-FAIL", err)
+		}
+	}
+	fmt.Println("GUEST-END")
+	unix.Sync()
+	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART) // with -no-reboot this ends the machine
+}
+
+func guestLog() *logrus.Entry {
+	l := logrus.New()
+	l.SetOutput(io.Discard)
+	return logrus.NewEntry(l)
+}
+
+// find resolves a hint and compares the device by its size.
+func find(ctx context.Context, kind string, h device.Hint, size int64) error {
+	r, err := device.New(device.Options{Type: kind}, guestLog())
+	if err != nil {
+		return err
+	}
+	d, err := r.Resolve(ctx, h)
+	if err != nil {
+		return err
+	}
+	return sized(d.Path, size)
+}
+
+func sized(path string, size int64) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	have, err := blkdev.Size(f)
+	if err == nil && have != size {
+		err = fmt.Errorf("%s has %d bytes, want %d", path, have, size)
+	}
+	return err
+}
+
+type guestRecords struct {
+	disks   map[string]settings.PersistentDisk
+	mounted string
+}
+
+func (r *guestRecords) Disks() map[string]settings.PersistentDisk { return r.disks }
+func (r *guestRecords) PutHint(string, settings.DiskHint) error   { return nil }
+func (r *guestRecords) RemoveHint(string) error                   { return nil }
+func (r *guestRecords) MountedCID() string                        { return r.mounted }
+func (r *guestRecords) SetMountedCID(cid string) error            { r.mounted = cid; return nil }
+func (r *guestRecords) ClearMountedCID() error                    { r.mounted = ""; return nil }
+
+var guestDisks = func() *Disks {
+	r, err := device.New(device.Options{Type: "virtio"}, guestLog())
+	if err != nil {
+		panic(err) // no pattern, so there is nothing to reject
+	}
+	records := &guestRecords{disks: map[string]settings.PersistentDisk{"vol-data": {CID: "vol-data", Hint: settings.DiskHint{Path: "/dev/sdz"}}}}
+	return New(Config{Dirs: vcap.New(""), Resolver: r, Records: records, Log: guestLog()})
+}
+
+var guestChecks = []struct {
+	name string
+	run  func(context.Context) error
+}{
+	{"virtio: the serial number holds 20 characters of the CID", func(ctx context.Context) error {
+		return find(ctx, "virtio", device.Hint{CID: vmCID, Path: "/dev/sda"}, vmVirtio)
+	}},
+	{"virtio: /dev/sda without identity means /dev/vda", func(ctx context.Context) error {
+		return find(ctx, "virtio", device.Hint{Path: "/dev/sda"}, vmOther)
+	}},
+	{"scsi: volume id is the target on the first disk's host", func(ctx context.Context) error {
+		return find(ctx, "scsi", device.Hint{VolumeID: "2"}, vmTarget2)
+	}},
+	{"scsi: a target that is not there", func(ctx context.Context) error {
+		r, err := device.New(device.Options{Type: "scsi", Patience: 0.1}, guestLog())
+		if err != nil {
+			return err
+		}
+		if d, err := r.Resolve(ctx, device.Hint{VolumeID: "5"}); !errors.Is(err, device.ErrTimedOut) || d.Path != "" {
+			return fmt.Errorf("got %+v, %v", d, err)
+		}
+		return nil
+	}},
+	{"nvme: instance storage is found by exclusion", func(ctx context.Context) error {
+		r, err := device.New(device.Options{ManagedVolumePattern: "/dev/disk/by-id/nvme-Amazon_*"}, guestLog())
+		if err != nil {
+			return err
+		}
+		all, err := r.InstanceStorage(ctx, 1)
+		if err != nil {
+			return err
+		}
+		return sized(all[0].Path, vmNVMe)
+	}},
+	{"nvme: an ephemeral disk is ready, with a kernel that parses tables by itself", func(ctx context.Context) error {
+		d := guestDisks()
+		for range 2 {
+			if err := d.SetupEphemeral(ctx, &settings.DiskHint{Path: "/dev/nvme0n1"}, nil, "agent-1"); err != nil {
+				return err
+			}
+		}
+		e, ok, err := mount.At("/var/vcap/data")
+		if err != nil || !ok || e.Source != "/dev/nvme0n1p2" {
+			return fmt.Errorf("data is %+v, %v", e, err)
+		}
+		active, err := filesystem.SwapActive("/dev/nvme0n1p1")
+		if err == nil && !active {
+			err = errors.New("swap is not active")
+		}
+		return errors.Join(err, filesystem.SwapOff("/dev/nvme0n1p1"))
+	}},
+	{"hot-plug: a disk is found when the kernel tells of it", func(ctx context.Context) error {
+		found := make(chan error, 1)
+		go func() { found <- find(ctx, "virtio", device.Hint{CID: "vol-late", Path: "/dev/sdq"}, vmLate) }()
+		fmt.Println("GUEST-PLUG")
+		return <-found
+	}},
+	{"resize: a mounted ext4 follows its disk without being asked", func(ctx context.Context) error {
+		d := guestDisks()
+		if err := d.Mount(ctx, "vol-data"); err != nil {
+			return err
+		}
+		if err := os.WriteFile("/var/vcap/store/file", []byte("precious"), 0o600); err != nil {
+			return err
+		}
+		watching, stop := context.WithCancel(ctx)
+		defer stop()
+		ended := make(chan error, 1)
+		go func() { ended <- d.WatchSizes(watching) }()
+		time.Sleep(200 * time.Millisecond) // so that it has seen the old size
+		fmt.Println("GUEST-GROW")
+		var st unix.Statfs_t
+		for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+			if err := unix.Statfs("/var/vcap/store", &st); err != nil {
+				return err
+			}
+			if int64(st.Blocks)*st.Bsize > vmGrown*8/10 {
+				break
+			}
+			if time.Now().After(end) {
+				return fmt.Errorf("the file system still has %d MiB", int64(st.Blocks)*st.Bsize>>20)
+			}
+		}
+		stop()
+		data, err := os.ReadFile("/var/vcap/store/file")
+		if err == nil && string(data) != "precious" {
+			err = fmt.Errorf("the file holds %q", data)
+		}
+		return errors.Join(err, <-ended)
+	}},
+}
