@@ -85,21 +85,24 @@ func TestHeartbeatContent(t *testing.T) {
 		}},
 		{"heartbeat_sick.golden.json", func(m *machine, h *Heartbeats) {
 			m.specErr, m.slow = errors.New("corrupt"), make(chan struct{})
-			t.Cleanup(func() { close(m.slow) })
 			h.Vitals = func(context.Context) (any, error) { return nil, errors.New("no /proc") }
 		}},
 		{"heartbeat_sick.golden.json", func(m *machine, h *Heartbeats) {
 			m.specErr, m.slow = errors.New("corrupt"), make(chan struct{})
-			t.Cleanup(func() { close(m.slow) })
 			h.Vitals = func(context.Context) (any, error) { panic("broken") }
 		}},
 	} {
 		t.Run(c.file, func(t *testing.T) {
-			p, m := &publisher{connected: true}, &machine{}
-			h := Heartbeats{Bus: p, Jobs: m, Vitals: m.vitals, Log: quiet()}
-			c.change(m, &h)
-			h.beat(t.Context())
-			golden(t, c.file, body(t, p, "hm heartbeat "))
+			synctest.Test(t, func(t *testing.T) { // a sick supervisor is waited for
+				p, m := &publisher{connected: true}, &machine{}
+				h := Heartbeats{Bus: p, Jobs: m, Vitals: m.vitals, Log: quiet()}
+				c.change(m, &h)
+				h.beat(t.Context())
+				golden(t, c.file, body(t, p, "hm heartbeat "))
+				if m.slow != nil {
+					close(m.slow)
+				}
+			})
 		})
 	}
 }

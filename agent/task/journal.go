@@ -237,10 +237,11 @@ func (j *journal) store(batch []appended) error {
 	return nil
 }
 
-// failed closes the file, so that the next batch opens it again: half a line may be in it.
+// failed closes the file, so that the next batch opens it again: half a line may be in it. What
+// this batch lost is written with everything else once writing works again.
 func (j *journal) failed(err error) error {
 	err = errors.Join(err, j.file.Close())
-	j.file, j.torn = nil, true
+	j.file, j.torn, j.limit = nil, true, 0
 	return err
 }
 

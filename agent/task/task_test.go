@@ -107,7 +107,7 @@ func TestTornAndDamagedJournal(t *testing.T) {
 	two.Finish("stopped", nil)
 	s.Close()
 	whole, _ := os.ReadFile(path)
-	for cut := 0; cut < len(whole); cut += 13 {
+	for cut := 0; cut < len(whole); cut += 61 {
 		if err := os.WriteFile(path, whole[:cut], 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -205,11 +205,11 @@ func TestOldResultsAreForgotten(t *testing.T) {
 func TestCompactionLosesNothing(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "journal")
 	s := open(t, path)
-	big := strings.Repeat("x", compactAbove/8)
+	big := strings.Repeat("x", compactAbove/4)
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	ids := map[string]string{}
-	for i := range 64 {
+	for i := range 20 {
 		wg.Go(func() {
 			task := s.Begin("run_errand", false)
 			value := fmt.Sprint(i, big)
@@ -248,6 +248,30 @@ func TestUnwritableJournalDoesNotStopWork(t *testing.T) {
 	task.Finish("applied", nil)
 	if got := mustOutcome(t, s, task.ID); string(got.Value) != `"applied"` {
 		t.Errorf("got %+v", got)
+	}
+}
+
+// A disk that is full for a while costs nothing once it is not.
+func TestJournalRecoversFromFailedWrites(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "journal")
+	s := open(t, path)
+	lost := s.Begin("apply", false)
+	<-lost.Durable()
+	if err := s.journal.file.Close(); err != nil {
+		t.Fatal(err)
+	}
+	lost.Finish("applied", nil) // not written
+	if got := mustOutcome(t, s, lost.ID); string(got.Value) != `"applied"` {
+		t.Errorf("in memory: %+v", got)
+	}
+	next := s.Begin("stop", false)
+	next.Finish("stopped", nil)
+	s.Close()
+	again := open(t, path)
+	for _, task := range []*Task{lost, next} {
+		if got := mustOutcome(t, again, task.ID); got.Running || got.Failed {
+			t.Errorf("%s after a restart: %+v", task.Method, got)
+		}
 	}
 }
 

@@ -26,15 +26,19 @@ import (
 )
 
 const (
-	headerTime     = 10 * time.Second // also for the TLS handshake
 	idleTime       = 2 * time.Minute
 	maxHeader      = 16 << 10
 	maxEnvelope    = 64 << 20
 	maxConnections = 256
+	slowest        = 1 << 10
+	shutdownTime   = 5 * time.Second
+)
+
+// Variables for the sake of tests.
+var (
+	headerTime = 10 * time.Second // also for the TLS handshake
 	// Bodies must keep coming: transferGrace plus a second for each slowest bytes.
 	transferGrace = 30 * time.Second
-	slowest       = 1 << 10
-	shutdownTime  = 5 * time.Second
 )
 
 // Blobs is the directory that uploaded blobs go to.

@@ -431,8 +431,72 @@ func TestBadOptions(t *testing.T) {
 	}
 }
 
-// A body that trickles is cut off, one that flows may take any time.
-func TestPace(t *testing.T) {
+// Callers that send a byte now and then are cut off, in the handshake, the header or the body.
+func TestTricklesAreCutOff(t *testing.T) {
+	header, grace := headerTime, transferGrace
+	headerTime, transferGrace = 200*time.Millisecond, 200*time.Millisecond
+	t.Cleanup(func() { headerTime, transferGrace = header, grace })
+	s := start(t, nil, nil)
+	r, _ := http.NewRequest("POST", "/agent", nil)
+	r.SetBasicAuth("mbus", "s3cret")
+	authorization := r.Header.Get("Authorization")
+	for name, begin := range map[string]string{
+		"header":   "POST /agent HTTP/1.1\r\nHost: a\r\nX-",
+		"envelope": "POST /agent HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\nAuthorization: " + authorization + "\r\n\r\n{",
+		"blob":     "PUT /blobs/a9/trickle HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\nAuthorization: " + authorization + "\r\n\r\n{",
+	} {
+		t.Run(name, func(t *testing.T) {
+			conn, err := tls.Dial("tcp", s.Address().String(), &tls.Config{InsecureSkipVerify: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			cutOff(t, conn, begin)
+		})
+	}
+	t.Run("handshake", func(t *testing.T) {
+		conn, err := net.Dial("tcp", s.Address().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		cutOff(t, conn, "\x16\x03\x01")
+	})
+	if _, err := s.blobs.Open("trickle"); err == nil {
+		t.Error("half a blob was kept")
+	}
+}
+
+// cutOff sends begin, then a byte every now and then, and waits for the server to lose patience.
+func cutOff(t *testing.T, conn net.Conn, begin string) {
+	t.Helper()
+	defer func() { _ = conn.Close() }()
+	if _, err := io.WriteString(conn, begin); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	defer func() { <-done }()
+	stop := make(chan struct{})
+	defer close(stop)
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-time.After(20 * time.Millisecond):
+				_, _ = io.WriteString(conn, "a")
+			case <-stop:
+				return
+			}
+		}
+	}()
+	if err := conn.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	var timeout net.Error
+	if _, err := io.Copy(io.Discard, conn); errors.As(err, &timeout) && timeout.Timeout() {
+		t.Error("the server waits on")
+	}
+}
+
+func TestPaceAllowsAnySize(t *testing.T) {
 	if got := allowance(0); got != transferGrace {
 		t.Errorf("first byte: got %v", got)
 	}

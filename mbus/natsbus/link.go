@@ -55,6 +55,10 @@ type link struct {
 	limit     limit
 	outbox
 
+	// Owned by run.
+	complaint  string
+	complained time.Time
+
 	// mu guards what follows.
 	mu        sync.Mutex
 	failure   error
@@ -145,10 +149,21 @@ func (l *link) run(ctx context.Context) {
 			}
 		}
 		pause := wait.next(err, time.Now())
-		l.log.WithError(err).WithField("pause", pause.Round(time.Millisecond).String()).Warn("not connected to nats")
+		l.complain(err, pause)
 		if retry.Sleep(ctx, pause) != nil {
 			return
 		}
+	}
+}
+
+// complainEvery is how often an outage that goes on is mentioned.
+const complainEvery = time.Minute
+
+// complain logs why there is no connection: at once when the reason is new, else now and then.
+func (l *link) complain(err error, pause time.Duration) {
+	if text := err.Error(); text != l.complaint || time.Since(l.complained) >= complainEvery {
+		l.complaint, l.complained = text, time.Now()
+		l.log.WithError(err).WithField("pause", pause.Round(time.Millisecond).String()).Warn("not connected to nats")
 	}
 }
 
