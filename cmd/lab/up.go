@@ -225,14 +225,23 @@ func supervise(ctx context.Context, c *call) error {
 		failed = failed || l.Error != ""
 		_ = json.NewEncoder(c.stdout).Encode(l)
 		if l.Done {
-			// The caller has gone; what is said from now on has no listener.
-			_ = os.Stdout.Close()
+			silence()
 		}
 	})
 	if failed {
 		return exitStatus(1)
 	}
 	return err
+}
+
+// silence sends what is said from now on to nobody: the caller of `up` has gone.
+func silence() {
+	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	if err != nil {
+		return
+	}
+	_ = syscall.Dup3(int(null.Fd()), int(os.Stdout.Fd()), 0)
+	_ = null.Close()
 }
 
 // hold runs a lab until it is asked to end, its machine ended, or ctx did; and removes it.

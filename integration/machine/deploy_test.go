@@ -14,7 +14,7 @@ import (
 )
 
 // TestMachineDeploy takes a manifest through the Director's sequences: a new machine, the same
-// again with another template.
+// again with another template and another disk, to which the data moves.
 func TestMachineDeploy(t *testing.T) {
 	l := newLab(t)
 	m := release.WebManifest()
@@ -37,11 +37,12 @@ func TestMachineDeploy(t *testing.T) {
 	started := run(t, i, "cat", "/var/vcap/store/web/started")
 
 	steps = nil
+	m.Groups[0].PersistentDisk *= 2
 	m.Groups[0].Jobs[0].Files["config/colour"] = "blue\n"
 	if err := l.Deploy(t.Context(), m, report); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"prepare", "drain", "stop", "list_disk", "apply"} {
+	for _, want := range []string{"prepare", "drain", "stop", "list_disk", "migrate_disk", "apply"} {
 		if !slices.Contains(steps, want) {
 			t.Errorf("steps of the update are %v, want %s among them", steps, want)
 		}
@@ -50,10 +51,10 @@ func TestMachineDeploy(t *testing.T) {
 		t.Errorf("the new template is %q, want blue", colour)
 	}
 	if now := run(t, i, "cat", "/var/vcap/store/web/started"); !strings.HasPrefix(now, started) || strings.Count(now, "\n") != 2 {
-		t.Errorf("the persistent disk has %q, want the line of the first start and a second", now)
+		t.Errorf("the new disk has %q, want the line of the old one and a second", now)
 	}
 	if disks := i.Disks(); len(disks) != 2 {
-		t.Errorf("attached are %v, want the ephemeral and the persistent disk", disks)
+		t.Errorf("attached are %v, want the ephemeral and the new disk", disks)
 	}
 	within, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
