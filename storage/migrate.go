@@ -44,6 +44,29 @@ func (p MigrationProgress) Remaining() time.Duration {
 	return time.Duration(float64(p.Elapsed) * float64(p.TotalBytes-p.Bytes) / float64(p.Bytes)).Round(time.Second)
 }
 
+// String is what an operator wants to know; the zero value, which ends a migration, is empty.
+func (p MigrationProgress) String() string {
+	if p.Phase == "" {
+		return ""
+	}
+	text := fmt.Sprintf("%s: %d files, %d of %d MiB", p.Phase, p.Files, p.Bytes>>20, p.TotalBytes>>20)
+	if rate := p.Rate(); rate > 0 {
+		text += fmt.Sprintf(", %d MiB/s", rate>>20)
+	}
+	if left := p.Remaining(); left > 0 {
+		text += fmt.Sprintf(", about %v left", left)
+	}
+	return text
+}
+
+// Rate is in bytes per second.
+func (p MigrationProgress) Rate() int64 {
+	if p.Elapsed <= 0 {
+		return 0
+	}
+	return int64(float64(p.Bytes) / p.Elapsed.Seconds())
+}
+
 // progressEvery is how often a migration reports.
 const progressEvery = 10 * time.Second
 
@@ -53,6 +76,9 @@ const progressEvery = 10 * time.Second
 func (d *Disks) Migrate(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.Progress != nil {
+		defer d.Progress(MigrationProgress{})
+	}
 	if err := d.migrate(ctx); err != nil {
 		return fmt.Errorf("migrate disk: %w", err)
 	}
@@ -259,8 +285,9 @@ func (d *Disks) phase(ctx context.Context, name string, exact bool, work func(co
 			d.Progress(p)
 		}
 		d.Log.WithFields(logrus.Fields{"phase": name, "files": p.Files, "bytes": p.Bytes, "of_bytes": p.TotalBytes,
-			"rate": int64(float64(p.Bytes) / p.Elapsed.Seconds()), "remaining": p.Remaining().String()}).Info("disk migration")
+			"rate": p.Rate(), "remaining": p.Remaining().String()}).Info("disk migration")
 	}
+	report()
 	done := make(chan struct{})
 	stopped := make(chan struct{})
 	go func() {

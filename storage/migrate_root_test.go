@@ -54,7 +54,12 @@ func migrating(t *testing.T, size int64) (*bench, *looptest.Device, *looptest.De
 func TestRootMigrate(t *testing.T) {
 	b, old, fresh := migrating(t, 128<<20)
 	sum := treeSum(t, b.Dirs.Store())
+	var progress []string
+	b.Disks.Progress = func(p MigrationProgress) { progress = append(progress, p.String()) }
 	b.ok(b.Migrate(ctx))
+	if n := len(progress); n < 5 || !strings.HasPrefix(progress[1], "copy: 4 files") || !strings.HasPrefix(progress[n-2], "verify: 4 files") || progress[n-1] != "" {
+		t.Errorf("progress %q", progress)
+	}
 	e, ok, err := mount.At(b.Dirs.Store())
 	if err != nil || !ok || e.Source != fresh.Path+"p1" || !strings.Contains(e.Options, "noatime") || strings.Contains(","+e.Options+",", ",ro,") {
 		t.Errorf("store is %+v, %v; want the new disk, writable, with its options (point 8)", e, err)

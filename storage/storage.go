@@ -70,7 +70,7 @@ type Config struct {
 	// Foreign says what to do with a persistent disk that carries something which is not
 	// ours: "refuse" (or empty) or "format". The deployment's env wins over agent.json.
 	Foreign func() string
-	// Progress, if set, is told how far a migration has come.
+	// Progress, if set, is told how far a migration has come; the zero value ends it.
 	Progress func(MigrationProgress)
 	Log      *logrus.Entry
 }
