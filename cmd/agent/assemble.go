@@ -99,7 +99,7 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 	m.First = func() bool { return a.marker.First(a.agentID()) }
 	a.current = current
 	if real {
-		if err := a.addDisks(m, cfg.Platform.Linux); err != nil {
+		if err := a.addDisks(ctx, m, cfg.Platform.Linux); err != nil {
 			return nil, err
 		}
 	} else {
@@ -180,7 +180,7 @@ func (a *app) reload(ctx context.Context) error {
 }
 
 // addDisks gives the boot and the actions the machine's disks.
-func (a *app) addDisks(m *bootstrap.Machine, linux agentjson.Linux) error {
+func (a *app) addDisks(ctx context.Context, m *bootstrap.Machine, linux agentjson.Linux) error {
 	log := a.log.WithField("component", "disk")
 	resolve, err := device.New(deviceOptions(linux), log)
 	if err != nil {
@@ -188,6 +188,16 @@ func (a *app) addDisks(m *bootstrap.Machine, linux agentjson.Linux) error {
 	}
 	disks := storage.New(storage.Config{Dirs: a.dirs, Resolver: resolve, Records: a.current, Reload: a.reload, Log: log,
 		Options: storageOptions(linux), Foreign: func() string { return foreign(a.current.Effective(), linux) }})
+	disks.Progress = func(p storage.MigrationProgress) {
+		if err := a.rec.SetProgress("migrate_disk", status.Progress{Text: p.String(), Done: p.Bytes, Total: p.TotalBytes}); err != nil {
+			log.WithError(err).Debug("status not written")
+		}
+	}
+	a.go_(func() {
+		if err := disks.WatchSizes(ctx); err != nil {
+			log.WithError(err).Warn("disks that grow are noticed only at the next start")
+		}
+	})
 	m.Disks, a.disks = disks, disks
 	return nil
 }
