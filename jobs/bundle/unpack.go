@@ -88,6 +88,7 @@ func Unpack(ctx context.Context, r io.Reader, rules Rules) (Compression, error) 
 	if u.rules.MaxEntries == 0 {
 		u.rules.MaxEntries = MaxEntries
 	}
+	defer u.forget()
 	if err := u.entries(tar.NewReader(plain)); err != nil {
 		return compression, err
 	}
@@ -162,6 +163,35 @@ type unpacking struct {
 	written    int64
 	room       int64 // free bytes found at the first entry
 	copyBuffer []byte
+	// near is the directory of the last file: the next one is most often in the same, and need
+	// not be looked up from the top again.
+	near    *os.Root
+	nearKey dirKey
+}
+
+// in returns a root for the directory dir, which exists.
+func (u *unpacking) in(root *os.Root, dir string) (*os.Root, error) {
+	if dir == "." {
+		return root, nil
+	}
+	key := dirKey{root, dir}
+	if u.near != nil && u.nearKey == key {
+		return u.near, nil
+	}
+	u.forget()
+	near, err := root.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	u.near, u.nearKey = near, key
+	return near, nil
+}
+
+func (u *unpacking) forget() {
+	if u.near != nil {
+		u.near.Close()
+		u.near = nil
+	}
 }
 
 func (u *unpacking) entries(archive *tar.Reader) error {
@@ -324,7 +354,11 @@ func (u *unpacking) file(archive io.Reader, header *tar.Header, root *os.Root, r
 	if u.written > u.room {
 		return fmt.Errorf("unpack %s: %w", rel, unix.ENOSPC)
 	}
-	file, err := create(root, rel)
+	dir, err := u.in(root, path.Dir(rel))
+	if err != nil {
+		return fmt.Errorf("unpack %s: %w", rel, err)
+	}
+	file, err := create(dir, path.Base(rel))
 	if err != nil {
 		return fmt.Errorf("unpack %s: %w", rel, err)
 	}
@@ -382,6 +416,7 @@ func (u *unpacking) link(header *tar.Header, name string, root *os.Root, rel str
 		return refuse(name, "a link without name or target")
 	}
 	if _, err := root.Lstat(rel); err == nil {
+		u.forget() // it may be that directory
 		if err := root.Remove(rel); err != nil {
 			return fmt.Errorf("unpack %s: %w", name, err)
 		}
