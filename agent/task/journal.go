@@ -23,8 +23,9 @@ import (
 // to earlier ones. A crash can only tear the last line, which then does not count. It never
 // holds a task's arguments.
 
-// compactAbove is the size from which on the file is rewritten without what is forgotten.
-const compactAbove = 4 << 20
+// compactAbove is the size from which on the file is rewritten without what is forgotten; a
+// variable for the sake of tests.
+var compactAbove int64 = 4 << 20
 
 type entry struct {
 	ID      string          `json:"id"`

@@ -22,8 +22,9 @@ const (
 	keepNormally = time.Hour
 	// maxFinished and maxBytes are the room for results.
 	maxFinished = 10000
-	maxBytes    = 64 << 20
 )
+
+var maxBytes = 64 << 20 // a variable for the sake of tests
 
 // ErrCanceled is the cause of a cancelled task's context.
 var ErrCanceled = errors.New("task was canceled")

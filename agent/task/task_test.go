@@ -179,6 +179,9 @@ func TestStoppingAgentLeavesTasksInterrupted(t *testing.T) {
 }
 
 func TestOldResultsAreForgotten(t *testing.T) {
+	usual := maxBytes
+	maxBytes = 1 << 10
+	t.Cleanup(func() { maxBytes = usual })
 	s := open(t, "")
 	now := time.Now()
 	s.now = func() time.Time { return now }
@@ -203,9 +206,12 @@ func TestOldResultsAreForgotten(t *testing.T) {
 }
 
 func TestCompactionLosesNothing(t *testing.T) {
+	usual := compactAbove
+	compactAbove = 64 << 10
+	t.Cleanup(func() { compactAbove = usual })
 	path := filepath.Join(t.TempDir(), "journal")
 	s := open(t, path)
-	big := strings.Repeat("x", compactAbove/4)
+	big := strings.Repeat("x", int(compactAbove)/4)
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	ids := map[string]string{}
