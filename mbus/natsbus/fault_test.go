@@ -294,6 +294,17 @@ func TestRotation(t *testing.T) {
 	}
 }
 
+// A reply that is late for the old connection goes out over the new one.
+func TestHandOver(t *testing.T) {
+	var old, next outbox
+	old.send(message{subject: "a"})
+	old.handOver(&next)
+	old.send(message{subject: "b"})
+	if len(old.waiting) != 0 || len(next.waiting) != 2 {
+		t.Errorf("%d messages stayed and %d went over, want 0 and 2", len(old.waiting), len(next.waiting))
+	}
+}
+
 // Not one of the requests that arrive during a rotation is lost or answered twice.
 func TestRotationUnderLoad(t *testing.T) {
 	quick(t)

@@ -153,15 +153,21 @@ func (b *Bus) receive(ctx context.Context, l *link, data []byte) {
 	server := l.server()
 	b.options.Handler.Handle(ctx, r, func(reply mbus.Reply) {
 		if !reply.Silent() && r.ReplyTo != "" {
-			// Whatever connection is current by now: the one that brought the request may have
-			// been replaced since.
-			current := b.active()
-			current.send(message{subject: r.ReplyTo, data: reply.Encode(current.limit.bytes())})
+			via := b.route(l)
+			via.send(message{subject: r.ReplyTo, data: reply.Encode(via.limit.bytes())})
 		}
 		if b.options.Audit != nil {
 			b.options.Audit.Record(mbus.NATSEvent(r, reply, server, b.hostname))
 		}
 	})
+}
+
+// route is the way back of a reply: that of its request while it is open, else the current one.
+func (b *Bus) route(l *link) *link {
+	if l.connected.Load() {
+		return l
+	}
+	return b.active()
 }
 
 // addresses are the servers of all links in use; the caller holds mu.
@@ -238,9 +244,7 @@ func (r *Rotation) Commit(ctx context.Context) {
 	b.current, b.next = r.new, nil
 	b.mu.Unlock()
 	r.old.retire()
-	for _, m := range r.old.leftovers() {
-		r.new.send(m)
-	}
+	r.old.handOver(&r.new.outbox)
 	b.beforeConnect(ctx)
 }
 
@@ -250,4 +254,5 @@ func (r *Rotation) Abort() {
 	r.bus.next = nil
 	r.bus.mu.Unlock()
 	r.new.cancel()
+	r.bus.beforeConnect(context.Background()) // only the old addresses again
 }

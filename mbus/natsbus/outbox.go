@@ -52,6 +52,7 @@ type outbox struct {
 	bytes       int        // of both
 	sent        uint64     // messages so far
 	confirming  bool
+	next        *outbox // has taken over, after a rotation
 }
 
 // send publishes m now, or when there is a connection again.
@@ -60,6 +61,11 @@ func (o *outbox) send(m message) {
 		m.at = time.Now()
 	}
 	o.mu.Lock()
+	if next := o.next; next != nil {
+		o.mu.Unlock()
+		next.send(m)
+		return
+	}
 	defer o.mu.Unlock()
 	o.bytes += len(m.data)
 	if o.nc != nil && o.nc.Publish(m.subject, m.data) == nil {
@@ -135,11 +141,13 @@ func (o *outbox) detach() {
 	o.unconfirmed = nil
 }
 
-// leftovers empties the outbox.
-func (o *outbox) leftovers() []message {
+// handOver gives everything that is not confirmed, now and later, to another outbox.
+func (o *outbox) handOver(to *outbox) {
 	o.mu.Lock()
-	defer o.mu.Unlock()
 	left := append(o.unconfirmed, o.waiting...)
-	o.waiting, o.unconfirmed, o.bytes = nil, nil, 0
-	return left
+	o.waiting, o.unconfirmed, o.bytes, o.next = nil, nil, 0, to
+	o.mu.Unlock()
+	for _, m := range left {
+		to.send(m)
+	}
 }
