@@ -4,10 +4,11 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 GO ?= go
-VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+# A build of anything but a tagged commit says that it is a development build.
+VERSION ?= $(shell git describe --tags --exact-match 2>/dev/null || echo "[DEV BUILD] $$(git rev-parse --short HEAD 2>/dev/null)")
 # The version is part of the binary, nothing else of the machine is: two builds of one commit
 # are the same bytes.
-LDFLAGS := -s -w -buildid= -X main.version=$(VERSION)
+LDFLAGS := -s -w -buildid= -X "main.version=$(VERSION)"
 # The agent does without HTTP/2, which none of its peers speaks, and its own code is not inlined:
 # that keeps the binary below 12.5 MB.
 BUILD := CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags nethttpomithttp2 -gcflags='cambium/...=-l' -ldflags '$(LDFLAGS)'
@@ -69,8 +70,9 @@ fuzz: ## Run every fuzz target for FUZZTIME (default 60s) each
 	@scripts/fuzz $(FUZZTIME)
 
 .PHONY: bench
-bench: build ## Benchmarks, as ratios in one run
-	$(GO) test -run '^$$' -bench . -benchmem ./...
+bench: setup build ## Benchmarks, as ratios in one run; BASELINE=path names the agent to compare with
+	$(GO) test -tags bench -run '^$$' -bench . -benchmem ./...
+	$(GO) test -tags machine,bench,root -run '^$$' -bench . -benchtime 1x -timeout 30m ./integration/... ./storage/...
 
 .PHONY: soak
 soak: build ## The long versions of the crash tests
