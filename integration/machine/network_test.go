@@ -29,8 +29,10 @@ func wantAddresses(t *testing.T, i *lab.Instance, when string, want ...string) {
 // restart starts the agent anew, as after an update of its settings, and waits for its pong.
 func restart(t *testing.T, i *lab.Instance) {
 	t.Helper()
+	begin := time.Now()
 	run(t, i, "systemctl", "restart", "bosh-agent.service")
 	ready(t, i)
+	t.Logf("agent is back after %v", time.Since(begin).Round(time.Millisecond))
 }
 
 // wantPlan checks what `agent plan` says of the network.
@@ -78,12 +80,6 @@ func TestMachineNetworkOfTheAgent(t *testing.T) {
 	wantAddresses(t, i, "second network", own, "10.88.0.200/24")
 	wantPlan(t, i)
 
-	if err := i.Reboot(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	ready(t, i)
-	wantAddresses(t, i, "reboot", own, "10.88.0.200/24")
-
 	// The agent is killed while it goes back and forth between the two.
 	for n := range 6 {
 		if err := i.Change(t.Context(), func(d lab.Document) {
@@ -100,6 +96,12 @@ func TestMachineNetworkOfTheAgent(t *testing.T) {
 	run(t, i, "systemctl", "reset-failed", "bosh-agent.service")
 	restart(t, i)
 	wantAddresses(t, i, "killed", own, "10.88.0.200/24")
+
+	if err := i.Reboot(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ready(t, i)
+	wantAddresses(t, i, "reboot", own, "10.88.0.200/24")
 
 	if err := i.Change(t.Context(), func(d lab.Document) { delete(d["networks"].(map[string]any), "second") }); err != nil {
 		t.Fatal(err)

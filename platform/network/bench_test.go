@@ -1,0 +1,103 @@
+//go:build bench
+
+package network_test
+
+import (
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"runtime"
+	"testing"
+
+	"github.com/sirupsen/logrus"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+
+	"cambium/platform/network"
+)
+
+// quietKernel is a kernel in a network namespace of the benchmark's own, with one NIC. The
+// thread is left locked, so that the namespace ends with the benchmark.
+func quietKernel(b *testing.B) *network.Kernel {
+	b.Helper()
+	if os.Geteuid() != 0 {
+		b.Skip("needs root for a network namespace")
+	}
+	runtime.LockOSThread()
+	ns, err := netns.New()
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { ns.Close() })
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "eth0"
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "peer0"}); err != nil {
+		b.Fatal(err)
+	}
+	for _, name := range []string{"eth0", "peer0"} {
+		link, err := netlink.LinkByName(name)
+		if err == nil {
+			err = netlink.LinkSetUp(link)
+		}
+		if err == nil && name == "eth0" {
+			err = netlink.LinkSetAlias(link, "bosh-interface")
+		}
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	return &network.Kernel{Root: b.TempDir(), Log: logrus.NewEntry(log)}
+}
+
+// wantNetworks is so many static networks on the NIC, in their own subnets.
+func wantNetworks(count, subnet int) network.Desired {
+	l := network.WantLink{Name: "eth0", Networks: []string{"n"}}
+	for i := range count {
+		l.Addresses = append(l.Addresses, network.WantAddress{Prefix: netip.MustParsePrefix(fmt.Sprintf("10.%d.%d.5/24", subnet, i)), Network: "n"})
+	}
+	return network.Desired{Links: []network.WantLink{l}}
+}
+
+func converge(b *testing.B, k *network.Kernel, want network.Desired) {
+	b.Helper()
+	have, err := k.Observe(b.Context())
+	if err != nil {
+		b.Fatal(err)
+	}
+	changes, err := network.Diff(have, want)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := k.Apply(b.Context(), changes); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// BenchmarkChanged replaces every address of a machine.
+func BenchmarkChanged(b *testing.B) {
+	for _, count := range []int{1, 4, 64} {
+		b.Run(fmt.Sprintf("%d", count), func(b *testing.B) {
+			k := quietKernel(b)
+			for i := 0; b.Loop(); i++ {
+				converge(b, k, wantNetworks(count, 20+i%2))
+			}
+		})
+	}
+}
+
+// BenchmarkUnchanged is what an agent restart costs.
+func BenchmarkUnchanged(b *testing.B) {
+	for _, count := range []int{1, 4, 64} {
+		b.Run(fmt.Sprintf("%d", count), func(b *testing.B) {
+			k := quietKernel(b)
+			want := wantNetworks(count, 20)
+			converge(b, k, want)
+			for b.Loop() {
+				converge(b, k, want)
+			}
+		})
+	}
+}
