@@ -85,6 +85,40 @@ func (s *stream) lost(t *testing.T) uint32 {
 	return info.Total_retrans
 }
 
+// removals collects the addresses that the kernel says were removed from now on.
+func removals(t *testing.T) func() []string {
+	t.Helper()
+	updates, done := make(chan netlink.AddrUpdate, 1024), make(chan struct{})
+	if err := netlink.AddrSubscribe(updates, done); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { close(done) })
+	return func() (all []string) {
+		// A last change of our own, after which everything before it has been told.
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			t.Fatal(err)
+		}
+		mark := &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(127, 9, 9, 9).To4(), Mask: net.CIDRMask(32, 32)}}
+		if err := netlink.AddrAdd(lo, mark); err != nil {
+			t.Fatal(err)
+		}
+		for u := range updates {
+			marked := u.LinkAddress.IP.Equal(mark.IP)
+			if marked && u.NewAddr {
+				break
+			}
+			if !marked && !u.NewAddr {
+				all = append(all, u.LinkAddress.String())
+			}
+		}
+		if err := netlink.AddrDel(lo, mark); err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+}
+
 func TestNSStreamLosesNothing(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		listen(t, gateway(t), "192.0.2.1:80")
@@ -92,18 +126,20 @@ func TestNSStreamLosesNothing(t *testing.T) {
 		n := nets{"a": static("10.0.0.5")}
 		apply(t, k, n)
 		s := startStream(t, "192.0.2.1:80")
+		removed := removals(t)
 		for _, step := range []struct {
-			name   string
-			change func()
+			name    string
+			change  func()
+			removed string
 		}{
-			{"unchanged", func() {}},
-			{"further address in the subnet", func() { n["b"] = extra("10.0.0.6") }},
-			{"further subnet", func() { n["c"] = extra("10.5.0.7") }},
-			{"IPv6", func() { n["six"] = settings.Network{IP: "fd00::5", Netmask: "ffff:ffff:ffff:ffff::", MAC: mac0} }},
-			{"routes", func() { n["a"] = withRoutes(n["a"]) }},
-			{"another address gone", func() { delete(n, "b") }},
-			{"alias", func() { n["al"] = settings.Network{IP: "10.0.0.9", Netmask: "255.255.255.0", Alias: "eth0:9"} }},
-			{"longer prefix", func() { a := n["a"]; a.Netmask = "255.255.255.128"; n["a"] = a }},
+			{"unchanged", func() {}, ""},
+			{"further address in the subnet", func() { n["b"] = extra("10.0.0.6") }, ""},
+			{"further subnet", func() { n["c"] = extra("10.5.0.7") }, ""},
+			{"IPv6", func() { n["six"] = settings.Network{IP: "fd00::5", Netmask: "ffff:ffff:ffff:ffff::", MAC: mac0} }, ""},
+			{"routes", func() { n["a"] = withRoutes(n["a"]) }, ""},
+			{"another address gone", func() { delete(n, "b") }, "10.0.0.6/24"},
+			{"alias", func() { n["al"] = settings.Network{IP: "10.0.0.9", Netmask: "255.255.255.0", Alias: "eth0:9"} }, ""},
+			{"longer prefix", func() { a := n["a"]; a.Netmask = "255.255.255.128"; n["a"] = a }, "10.0.0.5/24"},
 		} {
 			step.change()
 			before := s.lost(t)
@@ -111,6 +147,9 @@ func TestNSStreamLosesNothing(t *testing.T) {
 			s.flows(t)
 			if lost := s.lost(t) - before; lost != 0 {
 				t.Errorf("%s: %d packets of a running stream were lost", step.name, lost)
+			}
+			if got := strings.Join(removed(), " "); got != step.removed {
+				t.Errorf("%s: removed %q, want %q", step.name, got, step.removed)
 			}
 		}
 	})
@@ -198,6 +237,23 @@ func TestNSFromLeaseToStatic(t *testing.T) {
 	})
 }
 
+func TestNSMinimalNetworkIsNotMadeWhereThereIsOne(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		gateway(t).NIC(t, "eth1", mac1)
+		fake := &network.Fake{Version: 252}
+		k := fake.Use(t, newKernel(t))
+		if err := lend("eth1", "10.1.0.5/24", false); err != nil {
+			t.Fatal(err)
+		}
+		if err := k.DHCPAll(within(t, time.Second)); err != nil || fake.Reloads != 0 {
+			t.Errorf("got %v and %d reloads, want nothing done", err, fake.Reloads)
+		}
+		if _, err := os.Lstat(filepath.Join(k.Root, "run/systemd/network")); err == nil {
+			t.Error("files were written")
+		}
+	})
+}
+
 // A lease of the address that is static from now on stays, without its lifetime.
 func TestNSFromLeaseToTheSameStaticAddress(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
@@ -208,9 +264,10 @@ func TestNSFromLeaseToTheSameStaticAddress(t *testing.T) {
 		ready(t, k, want)
 		s := startStream(t, "192.0.2.1:80")
 		fake.OnReload = nil
-		before := s.lost(t)
+		before, removed := s.lost(t), removals(t)
 		apply(t, k, nets{"a": static("10.0.0.5")})
 		s.flows(t)
+		expect(t, "removed", removed())
 		if lost := s.lost(t) - before; lost != 0 {
 			t.Errorf("%d packets of a running stream were lost", lost)
 		}
@@ -241,7 +298,9 @@ func TestNSKilledHalfWay(t *testing.T) {
 			return fmt.Sprint(addressSet(t, "eth0"), addressSet(t, "eth1"), routes(t), file(t, k, "etc/systemd/network/10_eth0.network"), file(t, k, "etc/systemd/network/10_eth1.network"))
 		}
 		want := ""
-		k := (&network.Fake{Version: 252}).Use(t, newKernel(t))
+		var known map[string]string // what networkd has read
+		fake := &network.Fake{Version: 252, OnReload: func(files map[string]string) error { known = files; return nil }}
+		k := fake.Use(t, newKernel(t))
 		for stop := 0; ; stop++ {
 			apply(t, k, before)
 			changes := changesFor(t, k, after)
@@ -258,6 +317,11 @@ func TestNSKilledHalfWay(t *testing.T) {
 			}
 			if got != want {
 				t.Fatalf("killed after %v:\ngot  %s\nwant %s", changes[:stop], got, want)
+			}
+			for _, link := range []string{"eth0", "eth1"} {
+				if known[link] != file(t, k, "etc/systemd/network/10_"+link+".network") {
+					t.Fatalf("killed after %v: networkd was not told of %s", changes[:stop], link)
+				}
 			}
 		}
 	})
@@ -393,6 +457,54 @@ func TestNSNeighboursAreForgotten(t *testing.T) {
 		}
 		expect(t, "forgotten", known())
 		reach(t, "10.0.0.1:80")
+	})
+}
+
+// IPv6 has an address only once, so another prefix length means removing it. It was ours, so it
+// is usable again at once.
+func TestNSAnotherPrefixLengthOfIPv6(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		gateway(t)
+		k := newKernel(t)
+		six := settings.Network{IP: "fd00::5", Netmask: "ffff:ffff:ffff:ffff::", MAC: mac0}
+		want, _ := apply(t, k, nets{"six": six})
+		want.AwaitIPv6 = true
+		ready(t, k, want)
+		six.Netmask = "ffff:ffff:ffff::"
+		apply(t, k, nets{"six": six})
+		have, err := k.Observe(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		link, _ := have.Link("eth0")
+		if !slices.ContainsFunc(link.Addresses, func(a network.Address) bool { return a.Prefix.String() == "fd00::5/48" && a.Usable() }) {
+			t.Errorf("got %+v, want fd00::5/48 usable", link.Addresses)
+		}
+	})
+}
+
+// The lease of the minimal network is not a configuration to go back to.
+func TestNSFirstConfigurationIsKept(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		gateway(t)
+		fake := &network.Fake{Version: 252, OnReload: leases(map[string]string{"eth0": "10.0.0.5/24 via 10.0.0.1"})}
+		k := fake.Use(t, newKernel(t))
+		if err := k.DHCPAll(within(t, 5*time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		fake.OnReload = nil
+		n := static("10.0.0.5")
+		n.Gateway = "10.0.0.66"
+		have, want := wanted(t, k, nets{"a": n})
+		changes, err := network.Diff(have, want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o, err := k.ApplyConfirmed(t.Context(), have, want, changes, network.Confirm{SameAgent: true, Limit: 300 * time.Millisecond})
+		if err != nil || o.RolledBack {
+			t.Errorf("got %+v, %v; want the first configuration kept", o, err)
+		}
+		expect(t, "routes", routes(t), "0.0.0.0/0 via 10.0.0.66 dev eth0")
 	})
 }
 
