@@ -41,6 +41,8 @@ func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
 
 // ServeHTTP answers one request. Nothing but the path is looked at before the password.
 func (b *Bus) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	// Deadlines outlive a request on a connection that is kept open.
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Time{})
 	var serve func(*recorder, *http.Request)
 	switch {
 	case r.URL.Path == "/agent":
@@ -52,8 +54,6 @@ func (b *Bus) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	rec := &recorder{ResponseWriter: w}
-	// Deadlines outlive a request on a connection that is kept open.
-	_ = http.NewResponseController(w).SetWriteDeadline(time.Time{})
 	user := ""
 	switch b.auth.check(r, time.Now()) {
 	case accepted:
