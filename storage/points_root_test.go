@@ -155,6 +155,27 @@ func TestRootPoint05StaleRecordCostsNothing(t *testing.T) {
 	}
 }
 
+// Not even when that file system is damaged: it was mounted, so it may hold somebody's files.
+func TestRootPoint05StaleRecordAndDamage(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(128<<20, "vol-1")
+	b.ok(b.Mount(ctx, "vol-1"))
+	write(t, filepath.Join(b.Dirs.Store(), "data"), "precious")
+	_, err := b.Unmount(ctx, "vol-1")
+	b.ok(err)
+	tool(t, dev.Path, "debugfs", "-w", "-R", "sif /data links_count 5", dev.Path+"p1")
+	if sound, err := filesystem.Sound(ctx, dev.Path+"p1"); err != nil || sound {
+		t.Fatalf("the damage does not show: %v, %v", sound, err)
+	}
+	s, err := disk.Observe(dev.Path)
+	b.ok(err)
+	b.ok(b.beginFormat("vol-1", s.Table.GUID))
+	b.ok(b.Mount(ctx, "vol-1"))
+	if got := read(t, filepath.Join(b.Dirs.Store(), "data")); got != "precious" {
+		t.Errorf("data is %q", got)
+	}
+}
+
 func TestRootPoint10MissingEphemeralIsAnError(t *testing.T) {
 	for _, c := range []struct {
 		name    string

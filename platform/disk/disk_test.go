@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -338,34 +339,47 @@ func TestDamagedTables(t *testing.T) {
 	})
 }
 
-// What the disk carried before must not show through the new table.
-func TestCreateWipesOldContent(t *testing.T) {
-	path := image(t, 100*MiB)
-	need(t, "mkfs.ext4")
-	if err := Create(ctx, path, GPT, "", []Partition{{Number: 1, Start: MiB, Size: 90 * MiB}}); err != nil {
-		t.Fatal(err)
-	}
-	tool(t, "", "mkfs.ext4", "-qF", "-E", "offset=1048576", path, "90m")
-	part := func() filesystem.Content {
+// What the disk carried before must not show through the new table, wherever a partition begins.
+func TestNewPartitionsShowNothingOld(t *testing.T) {
+	parts := []Partition{{Number: 1, Start: MiB, Size: 30 * MiB}, {Number: 2, Start: 31 * MiB, Size: 60 * MiB}}
+	content := func(path string, p Partition) filesystem.Content {
 		f, err := os.Open(path)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer f.Close()
-		c, err := filesystem.Identify(section{f, MiB}, 90*MiB)
+		c, err := filesystem.Identify(section{f, p.Start}, p.Size)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return c
 	}
-	if !part().Data() {
-		t.Fatal("the test's own file system is not there")
+	filled := func() string {
+		path := image(t, 100*MiB)
+		for _, p := range parts {
+			tool(t, "", "mkfs.ext4", "-qF", "-E", fmt.Sprintf("offset=%d", p.Start), path, fmt.Sprintf("%dm", p.Size/MiB))
+			if !content(path, p).Data() {
+				t.Fatal("the test's own file system is not there")
+			}
+		}
+		return path
 	}
-	if err := Create(ctx, path, GPT, "", []Partition{{Number: 1, Start: MiB, Size: 90 * MiB}}); err != nil {
+	path := filled()
+	if err := Create(ctx, path, GPT, "", parts); err != nil {
 		t.Fatal(err)
 	}
-	if c := part(); !c.Blank() {
-		t.Errorf("the new partition shows %s", c)
+	for _, p := range parts {
+		if c := content(path, p); !c.Blank() {
+			t.Errorf("new partition %d shows %s", p.Number, c)
+		}
+	}
+	path = filled()
+	tool(t, "label: dos\nstart=2048, size=61440, type=83\n", "sfdisk", "-q", "--wipe", "never", path)
+	if err := Append(ctx, path, parts[1:]); err != nil {
+		t.Fatal(err)
+	}
+	if !content(path, parts[0]).Data() || !content(path, parts[1]).Blank() {
+		t.Errorf("first partition %s, appended one %s; want data kept and blank", content(path, parts[0]), content(path, parts[1]))
 	}
 }
 
