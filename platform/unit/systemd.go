@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"time"
 
+	"cambium/internal/retry"
+
 	"github.com/godbus/dbus/v5"
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
@@ -112,8 +114,9 @@ func (s *Systemd) connect(ctx context.Context) (*dbus.Conn, error) {
 // end of the handshake, and then leaves that message alone until there is more to read: so there
 // is more, until it answers.
 func wake(ctx context.Context, conn *dbus.Conn) error {
-	for range 20 {
-		short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+	// The first pauses are short, since a boot waits for them.
+	for attempt := range 20 {
+		short, cancel := context.WithTimeout(ctx, retry.Backoff{Min: 5 * time.Millisecond, Max: time.Second}.Pause(attempt))
 		err := conn.Object(systemdName, systemdPath).CallWithContext(short, "org.freedesktop.DBus.Peer.Ping", 0).Err
 		cancel()
 		if err == nil || ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
