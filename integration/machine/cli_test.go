@@ -95,6 +95,7 @@ func TestMachineCommandLine(t *testing.T) {
 		t.Errorf("detaching a mounted disk: status %d, want 1", status)
 	}
 	c.run("call", "unmount_disk", "disk-1")
+	c.run("call", "remove_persistent_disk", "disk-1") // or the agent would wait for it at the next boot
 	c.run("disk", "detach", "disk-1")
 	if out := c.run("shell", "--", "cat", "/proc/1/comm"); out != "systemd\n" {
 		t.Errorf("shell: %q, want systemd", out)

@@ -155,9 +155,9 @@ func TestMachineDisks(t *testing.T) {
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !ok(); {
+	for deadline := time.Now().Add(30 * time.Second); !ok(); {
 		if time.Now().After(deadline) {
-			t.Fatalf("%s did not come within 10 s", what)
+			t.Fatalf("%s did not come within 30 s", what)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
