@@ -52,6 +52,16 @@ func (p *progress) end() {
 	}
 }
 
+// busy shows text if what it stands for takes longer than a second, until the result is called.
+func (c *call) busy(format string, args ...any) (end func()) {
+	p := newProgress(c)
+	timer := time.AfterFunc(time.Second, func() { p.say(fmt.Sprintf(format, args...)) })
+	return func() {
+		timer.Stop()
+		p.end()
+	}
+}
+
 func deploy(ctx context.Context, c *call) error {
 	if err := c.parse(1, 1); err != nil {
 		return err

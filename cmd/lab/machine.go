@@ -191,6 +191,8 @@ func logs(ctx context.Context, c *call) error {
 }
 
 func power(ctx context.Context, c *call) error {
+	var noWait bool
+	c.flags.BoolVar(&noWait, "no-wait", false, "do not wait for the agent's first answer after start and reboot")
 	if err := c.parse(1, 2); err != nil {
 		return err
 	}
@@ -210,7 +212,10 @@ func power(ctx context.Context, c *call) error {
 		return err
 	}
 	begin := time.Now()
-	if err := client.Power(ctx, m.Name, verb); err != nil {
+	end := c.busy("%s %s …", verb, m.Name)
+	err = client.Power(ctx, m.Name, verb, !noWait)
+	end()
+	if err != nil {
 		return err
 	}
 	return c.result(map[string]any{"machine": m.Name, "verb": verb, "seconds": time.Since(begin).Seconds()}, func(w io.Writer) {
@@ -272,7 +277,10 @@ func down(ctx context.Context, c *call) error {
 	if err := client.Down(ctx); err != nil {
 		return err
 	}
-	if err := lab.WaitProcess(ctx, s.PID); err != nil {
+	end := c.busy("removing lab %s …", s.Name)
+	err = lab.WaitProcess(ctx, s.PID)
+	end()
+	if err != nil {
 		return err
 	}
 	return c.result(map[string]string{"down": client.Name()}, func(io.Writer) {})
@@ -300,7 +308,9 @@ func clean(ctx context.Context, c *call) error {
 	}
 	var failed error
 	for _, name := range names {
+		end := c.busy("removing lab %s …", name)
 		failed = errors.Join(failed, lab.Clean(c.dir, name))
+		end()
 	}
 	if failed != nil {
 		return failed

@@ -279,6 +279,7 @@ func start(ctx context.Context, p plan, tell func(control.Line)) (failed error) 
 				return err
 			}
 		}
+		tell(control.Line{Progress: "machine " + i.Short + " starts"})
 		begin := time.Now()
 		if err := i.Start(ctx); err != nil {
 			return err

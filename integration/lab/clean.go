@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"cambium/integration/lab/disk"
+	"cambium/integration/lab/machine/nspawn"
 	"cambium/integration/lab/netns"
 
 	"golang.org/x/sys/unix"
@@ -55,7 +56,7 @@ func Clean(dir, name string) error {
 	for _, l := range loops {
 		failed = errors.Join(failed, detach(l))
 	}
-	removeCgroups(name)
+	nspawn.RemoveGroups(Prefix + name + ".*")
 	spaces, err := netns.List(Prefix)
 	failed = errors.Join(failed, err)
 	for _, space := range spaces {
@@ -181,25 +182,6 @@ func killAndWait(pid int) error {
 		}
 		return err
 	}
-}
-
-func removeCgroups(name string) {
-	for _, hierarchy := range []string{"systemd", "unified", "."} {
-		groups, _ := filepath.Glob(filepath.Join("/sys/fs/cgroup", hierarchy, Prefix+name+".*"))
-		for _, g := range groups {
-			removeTree(g)
-		}
-	}
-}
-
-func removeTree(dir string) {
-	entries, _ := os.ReadDir(dir)
-	for _, e := range entries {
-		if e.IsDir() {
-			removeTree(filepath.Join(dir, e.Name()))
-		}
-	}
-	_ = os.Remove(dir)
 }
 
 // WaitProcess waits until a process has ended.

@@ -150,9 +150,14 @@ func (c *Client) Down(ctx context.Context) error {
 	return c.once(ctx, http.MethodPost, "/down", nil, nil)
 }
 
-// Power starts, stops, reboots, kills or deletes a machine.
-func (c *Client) Power(ctx context.Context, machine, verb string) error {
-	return c.once(ctx, http.MethodPost, "/machines/"+machine+"/"+verb, nil, nil)
+// Power starts, stops, reboots, kills or deletes a machine; if it should wait, until the agent of
+// a machine that runs then has answered.
+func (c *Client) Power(ctx context.Context, machine, verb string, wait bool) error {
+	path := "/machines/" + machine + "/" + verb
+	if wait {
+		path += "?wait"
+	}
+	return c.once(ctx, http.MethodPost, path, nil, nil)
 }
 
 // Disk attaches, detaches or resizes a disk.

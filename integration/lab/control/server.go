@@ -129,6 +129,9 @@ func (s *Server) power(w http.ResponseWriter, r *http.Request) {
 	default:
 		err = fmt.Errorf("a machine cannot %s", r.PathValue("verb"))
 	}
+	if err == nil && r.URL.Query().Has("wait") && i.Agent != nil && i.Running() {
+		err = i.Ready(ctx)
+	}
 	reply(w, Line{Done: true}, err)
 }
 

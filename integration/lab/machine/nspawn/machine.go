@@ -187,7 +187,7 @@ func (m *Machine) argv() ([]string, error) {
 
 // cgroups are the directories of the machine's control groups, on a host without systemd.
 func (m *Machine) cgroups() (dirs []string) {
-	for _, hierarchy := range []string{"systemd", "unified", "."} {
+	for _, hierarchy := range hierarchies {
 		dir := filepath.Join("/sys/fs/cgroup", hierarchy)
 		if _, err := os.Stat(filepath.Join(dir, "cgroup.procs")); err == nil {
 			dirs = append(dirs, filepath.Join(dir, m.spec.Name))
@@ -270,6 +270,20 @@ func (m *Machine) removeCgroups() {
 		removeTree(dir)
 	}
 }
+
+// RemoveGroups removes the control groups that a crash left of machines whose names match the
+// pattern.
+func RemoveGroups(pattern string) {
+	for _, hierarchy := range hierarchies {
+		groups, _ := filepath.Glob(filepath.Join("/sys/fs/cgroup", hierarchy, pattern)) // an invalid pattern finds nothing
+		for _, g := range groups {
+			removeTree(g)
+		}
+	}
+}
+
+// hierarchies are where control groups are mounted: the two of a hybrid system, or the one.
+var hierarchies = []string{"systemd", "unified", "."}
 
 // removeTree removes control groups, which rmdir only takes from the bottom up.
 func removeTree(dir string) {
