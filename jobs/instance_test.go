@@ -426,6 +426,22 @@ func TestStartStopAndHealth(t *testing.T) {
 			t.Errorf("%s: got calls %q, want %q", step.name, got, step.calls)
 		}
 	}
+	// A boot of a stopped instance starts nothing; one of another leaves everything as it is.
+	if err := KeepStopped(m.Dirs); err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := os.ReadDir(m.Dirs.MonitJobs()); len(left) != 0 {
+		t.Errorf("stopped: got %v", left)
+	}
+	if err := m.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := KeepStopped(m.Dirs); err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := os.ReadDir(m.Dirs.MonitJobs()); len(left) != 1 {
+		t.Errorf("started: got %v", left)
+	}
 	// A job whose bundle is gone cannot be started, and that is said.
 	if err := os.RemoveAll(filepath.Join(m.Dirs.DataJobs(), "a")); err != nil {
 		t.Fatal(err)

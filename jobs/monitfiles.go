@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"cambium/internal/atomicfile"
+	"cambium/internal/vcap"
 	"cambium/jobs/bundle"
 )
 
@@ -37,6 +38,25 @@ func (i *Instance) withdrawMonitFiles(change *bundle.Switch) error {
 func (i *Instance) ensureMonitDir() error {
 	if err := os.MkdirAll(i.Dirs.MonitJobs(), 0o755); err != nil {
 		return fmt.Errorf("monit files: %w", err)
+	}
+	return nil
+}
+
+// KeepStopped makes sure that a stopped instance stays so when its machine boots: a current monit
+// starts everything it finds, whatever was stopped before. Start writes the files again. Call it
+// before monit is started.
+func KeepStopped(dirs vcap.Dirs) error {
+	if _, err := os.Lstat(dirs.MonitStopped()); err != nil {
+		return nil
+	}
+	files, err := filepath.Glob(filepath.Join(dirs.MonitJobs(), "*.monitrc"))
+	if err != nil {
+		return fmt.Errorf("monit files: %w", err)
+	}
+	for _, path := range files {
+		if err := os.Remove(path); err != nil {
+			return fmt.Errorf("monit files: %w", err)
+		}
 	}
 	return nil
 }

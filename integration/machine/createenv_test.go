@@ -126,6 +126,21 @@ func TestMachineCreateEnv(t *testing.T) {
 	if s := stateOf(t, i); s.JobState != "stopped" {
 		t.Errorf("after stop: got %s", s.JobState)
 	}
+	// What was stopped stays stopped when the machine boots, and can be started.
+	if err := i.Reboot(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ready(t, i)
+	if s := stateOf(t, i); s.JobState != "stopped" {
+		t.Errorf("after the reboot: got %s", s.JobState)
+	}
+	if out, err := i.Output(t.Context(), "pgrep", "-f", "sleeper forker"); err == nil {
+		t.Errorf("after the reboot the stopped job runs: %s", out)
+	}
+	expect(`"started"`, "start")
+	if err := i.Agent.WaitRunning(t.Context(), time.Minute); err != nil {
+		t.Fatal(err)
+	}
 	var bundle struct {
 		Path   string `json:"logs_tar_path"`
 		SHA512 string `json:"sha512"`
