@@ -268,6 +268,9 @@ func (a *app) startMonit(ctx context.Context, manager services) error {
 	if err := writeMonitUser(a.dirs); err != nil {
 		return err
 	}
+	if err := jobs.KeepStopped(a.dirs); err != nil {
+		return err
+	}
 	if err := manager.Setup(ctx, "monit"); err != nil {
 		return err
 	}
