@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -382,6 +383,34 @@ func TestRootPoint22RecordedErrorsAreChecked(t *testing.T) {
 	b.ok(err)
 	if c.Errors {
 		t.Error("the errors are still on record")
+	}
+}
+
+// An agent that starts again finds its disks mounted; what is in use is not checked.
+func TestRootPoint22ErrorsOfAMountedFileSystem(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(128<<20, "")
+	b.ok(b.setupEphemeral(dev.Path, nil))
+	trigger := "/sys/fs/ext4/" + filepath.Base(dev.Path) + "p2/trigger_fs_error"
+	if err := os.WriteFile(trigger, []byte("test"), 0); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		c, err := filesystem.Probe(dev.Path + "p2")
+		b.ok(err)
+		if c.Errors {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("the kernel has put no error on record")
+		}
+	}
+	b.ok(b.setupEphemeral(dev.Path, nil))
+	b.ok(mount.Unmount(ctx, b.Dirs.Data()))
+	b.ok(b.setupEphemeral(dev.Path, nil))
+	b.ok(mount.Unmount(ctx, b.Dirs.Data()))
+	if c, err := filesystem.Probe(dev.Path + "p2"); err != nil || c.Errors {
+		t.Errorf("not checked: %+v, %v", c, err)
 	}
 }
 

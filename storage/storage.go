@@ -124,7 +124,8 @@ func (d *Disks) announce(ctx context.Context, path string) error {
 }
 
 // mountData mounts a file system that is ours: checked first when it has recorded errors,
-// grown afterwards when its device is larger than itself.
+// grown afterwards when its device is larger than itself. One that is mounted already is in
+// use: it is neither checked nor taken away for a moment.
 func (d *Disks) mountData(ctx context.Context, part, target string, options []string) error {
 	content, err := filesystem.Probe(part)
 	if err != nil {
@@ -133,7 +134,11 @@ func (d *Disks) mountData(ctx context.Context, part, target string, options []st
 	if content.Blank() {
 		return fmt.Errorf("%s is blank, there is nothing to mount", part)
 	}
-	if content.Errors {
+	where, err := d.mountedAt(part)
+	if err != nil {
+		return err
+	}
+	if content.Errors && where == "" {
 		d.Log.WithField("device", part).Warn("file system has recorded errors and is checked")
 		if err := filesystem.Check(ctx, part, content.Kind); err != nil {
 			return err
@@ -146,6 +151,10 @@ func (d *Disks) mountData(ctx context.Context, part, target string, options []st
 	err = d.growMounted(part, target, content.Kind)
 	if content.Kind != filesystem.Ext4 || !errors.Is(err, unix.EPERM) {
 		return err
+	}
+	if where != "" {
+		d.Log.WithError(err).Warn("file system in use cannot be grown; the next start tries again")
+		return nil
 	}
 	// The kernel wants a capability that some sandboxes withhold. Nobody uses the mount yet.
 	d.Log.WithError(err).Warn("file system is grown while it is not mounted")
