@@ -39,7 +39,7 @@ func (k *Kernel) Apply(ctx context.Context, changes []Change) error {
 		switch {
 		case err == nil:
 			k.Log.WithField("change", c.String()).Info("network changed")
-		case c.Op == OpRemoveAddress || c.Op == OpRemoveRoute || c.Op == OpPromote || c.Op == OpReload || c.Op == OpReconfigure:
+		case c.Op == OpRemoveAddress || c.Op == OpRemoveRoute || c.Op == OpPromote || c.Op == OpReload:
 			later = append(later, fmt.Errorf("%s: %w", c, err))
 		default:
 			return errors.Join(fmt.Errorf("%s: %w", c, err), errors.Join(later...))
@@ -101,8 +101,6 @@ func (k *Kernel) apply(ctx context.Context, h *netlink.Handle, c Change) error {
 			return nil
 		}
 		return err
-	case OpReconfigure:
-		return k.daemon().reconfigure(ctx, link.Attrs().Index)
 	}
 	return fmt.Errorf("unknown change %q", c.Op)
 }

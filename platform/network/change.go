@@ -26,13 +26,12 @@ const (
 	OpWriteFile      Op = "write-file"
 	OpRemoveFile     Op = "remove-file"
 	OpReload         Op = "reload-networkd"
-	OpReconfigure    Op = "reconfigure-link"
 )
 
 // order is what comes before what: the new before the old, files after both, then networkd.
 var order = []Op{
 	OpEnableIPv6, OpLinkUp, OpAddAddress, OpKeepAddress, OpReplaceAddress, OpAddRoute, OpReplaceRoute, OpRemoveRoute,
-	OpPromote, OpRemoveAddress, OpMoveFile, OpWriteFile, OpRemoveFile, OpReload, OpReconfigure,
+	OpPromote, OpRemoveAddress, OpMoveFile, OpWriteFile, OpRemoveFile, OpReload,
 }
 
 // Change is one step from what is to what is wanted. It prints itself for people and encodes
@@ -101,8 +100,6 @@ func (c Change) String() string {
 		s = "remove " + c.Path
 	case OpReload:
 		s = "have systemd-networkd read its files again"
-	case OpReconfigure:
-		s = c.Link + ": have systemd-networkd configure the link again"
 	default:
 		s = string(c.Op)
 	}

@@ -55,5 +55,3 @@ func (f fakeDaemon) reload(context.Context, map[int]Settle) error {
 	}
 	return f.OnReload(files)
 }
-
-func (f fakeDaemon) reconfigure(context.Context, int) error { return nil }

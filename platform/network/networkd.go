@@ -15,14 +15,13 @@ import (
 	"cambium/platform/unit"
 )
 
-// daemon is systemd-networkd as this package needs it.
+// daemon is systemd-networkd as this package needs it. There is no ReconfigureLink: it drops and
+// adds again every address of the link, and a reload does all that is needed.
 type daemon interface {
 	probe() Networkd
 	// reload reads the files again; links whose file changed are brought in line without
 	// removing what both versions name. It returns when the given links have settled.
 	reload(ctx context.Context, settle map[int]Settle) error
-	// reconfigure starts one link over, dropping all its addresses: for DHCP links only.
-	reconfigure(ctx context.Context, index int) error
 }
 
 func (k *Kernel) daemon() daemon {
@@ -167,13 +166,4 @@ func administrativeState(s *dbus.Signal) string {
 	changed, _ := s.Body[1].(map[string]dbus.Variant)
 	state, _ := changed["AdministrativeState"].Value().(string)
 	return state
-}
-
-func (b systemBus) reconfigure(ctx context.Context, index int) error {
-	conn, err := b.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	return conn.Object(networkdName, networkdObject).CallWithContext(ctx, networkdName+".Manager.ReconfigureLink", 0, int32(index)).Err
 }
