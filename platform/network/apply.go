@@ -18,8 +18,9 @@ import (
 // pendingFile says, until the next boot, that networkd was not told yet of files we wrote.
 const pendingFile = "/run/bosh-agent-networkd-reload"
 
-// Apply makes the changes in order. It stops at a failure of what is new, so that nothing old
-// is removed in vain; failing to remove leftovers or to reach networkd is reported at the end.
+// Apply makes the changes in order and reports all failures at the end: one network must not
+// cost another. Where something new cannot be had on a link, nothing old is removed from it, and
+// its file stays, so that the next run tries again.
 func (k *Kernel) Apply(ctx context.Context, changes []Change) error {
 	if len(changes) == 0 {
 		return nil
@@ -30,22 +31,23 @@ func (k *Kernel) Apply(ctx context.Context, changes []Change) error {
 	}
 	defer h.Close()
 
-	var later []error
+	var failed []error
+	incomplete := map[string]bool{}
 	for _, c := range changes {
 		if err := ctx.Err(); err != nil {
 			return fmt.Errorf("apply network: %w", context.Cause(ctx))
 		}
-		err := k.apply(ctx, h, c)
-		switch {
-		case err == nil:
-			k.Log.WithField("change", c.String()).Info("network changed")
-		case c.Op == OpRemoveAddress || c.Op == OpRemoveRoute || c.Op == OpPromote || c.Op == OpReload:
-			later = append(later, fmt.Errorf("%s: %w", c, err))
-		default:
-			return errors.Join(fmt.Errorf("%s: %w", c, err), errors.Join(later...))
+		if incomplete[c.Link] && !c.adds() {
+			continue
 		}
+		if err := k.apply(ctx, h, c); err != nil {
+			failed = append(failed, fmt.Errorf("%s: %w", c, err))
+			incomplete[c.Link] = incomplete[c.Link] || c.adds()
+			continue
+		}
+		k.Log.WithField("change", c.String()).Info("network changed")
 	}
-	return errors.Join(later...)
+	return errors.Join(failed...)
 }
 
 func (k *Kernel) apply(ctx context.Context, h *netlink.Handle, c Change) error {

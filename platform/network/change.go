@@ -126,6 +126,11 @@ func (c Change) files() bool {
 	return c.Op == OpMoveFile || c.Op == OpWriteFile || c.Op == OpRemoveFile
 }
 
+// adds reports whether the change brings something new to a link.
+func (c Change) adds() bool {
+	return c.Link != "" && slices.Index(order, c.Op) <= slices.Index(order, OpReplaceRoute)
+}
+
 func (c Change) name() string { return path.Base(c.Path) }
 
 // Split divides changes into those that the machine's addresses depend on, and a rest that may

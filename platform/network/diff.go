@@ -230,9 +230,9 @@ func (d *differ) wantsRoute(have Route) bool {
 // files decides about networkd's files: ours as wanted, our stale ones gone, and foreign ones
 // that networkd would prefer for one of our links out of the way.
 func (d *differ) files() (changes []Change) {
-	wanted := map[string]string{}
+	wanted, links := map[string]string{}, map[string]string{}
 	for _, l := range d.want.Links {
-		wanted[filePath(l.Name)] = render(l, d.have.Networkd)
+		wanted[filePath(l.Name)], links[filePath(l.Name)] = render(l, d.have.Networkd), l.Name
 	}
 	for _, f := range d.have.Files {
 		link, inTheWay := d.takesPrecedence(f)
@@ -246,7 +246,7 @@ func (d *differ) files() (changes []Change) {
 	}
 	for _, p := range sortedKeys(wanted) {
 		if !slices.Contains(d.have.Files, File{Path: p, Content: wanted[p]}) {
-			changes = append(changes, Change{Op: OpWriteFile, Path: p, Content: wanted[p]})
+			changes = append(changes, Change{Op: OpWriteFile, Link: links[p], Path: p, Content: wanted[p]})
 		}
 	}
 	for _, f := range d.have.Files {

@@ -135,7 +135,10 @@ func (b systemBus) reload(ctx context.Context, settle map[int]Settle) error {
 	defer cancel()
 	for begun := map[dbus.ObjectPath]bool{}; len(waiting) > 0; {
 		select {
-		case signal := <-signals:
+		case signal, open := <-signals:
+			if !open {
+				return nil // the bus went away; whoever waits for a lease sees what becomes of it
+			}
 			link, ours := waiting[signal.Path]
 			state := administrativeState(signal)
 			if !ours || state == "" {

@@ -483,6 +483,34 @@ func TestNSAnotherPrefixLengthOfIPv6(t *testing.T) {
 	})
 }
 
+// What cannot be had on one link costs nothing on another, and nothing old on its own.
+func TestNSFailureOfOneNetwork(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		gateway(t).NIC(t, "eth1", mac1)
+		k := newKernel(t)
+		second := extra("10.1.0.5")
+		second.MAC = mac1
+		n := nets{"a": static("10.0.0.5"), "b": second}
+		apply(t, k, n)
+		other := extra("10.1.0.6")
+		other.MAC = mac1
+		n["a"], n["b"] = static("10.0.0.6"), other
+		changes := changesFor(t, k, n)
+		// A route that the kernel refuses: its gateway is in no subnet.
+		bad := network.Route{Link: "eth0", To: netip.MustParsePrefix("198.51.100.0/24"), Gateway: netip.MustParseAddr("172.16.0.1"), Origin: network.OriginStatic}
+		changes = slices.Insert(changes, 0, network.Change{Op: network.OpAddRoute, Link: "eth0", Network: "a", Route: &bad})
+		err := k.Apply(t.Context(), changes)
+		if err == nil || !strings.Contains(err.Error(), `eth0: add route 198.51.100.0/24 via 172.16.0.1 dev eth0 (network "a")`) {
+			t.Errorf("got %v, want the route and its network named", err)
+		}
+		expect(t, "eth0 has the new one and keeps the old", addressSet(t, "eth0"), "10.0.0.5/24", "10.0.0.6/24")
+		expect(t, "eth1", addresses(t, "eth1"), "10.1.0.6/24")
+		contains(t, file(t, k, "etc/systemd/network/10_eth0.network"), "Address=10.0.0.5/24")
+		apply(t, k, n)
+		expect(t, "eth0 after the next run", addresses(t, "eth0"), "10.0.0.6/24")
+	})
+}
+
 // The lease of the minimal network is not a configuration to go back to.
 func TestNSFirstConfigurationIsKept(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
