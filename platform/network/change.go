@@ -61,8 +61,9 @@ type Change struct {
 // Settle is a link that is not as it will be until networkd has done its part.
 type Settle struct {
 	Link string `json:"link"`
-	// DHCP means that it is enough to see networkd start over; the lease is waited for later.
-	DHCP bool `json:"dhcp,omitempty"`
+	// Same means that the lease's address is static from now on: networkd takes it away once
+	// more before it sets it itself.
+	Same bool `json:"same,omitempty"`
 }
 
 // String describes the change in one line.

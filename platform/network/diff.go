@@ -302,10 +302,16 @@ func (d *differ) reload(files []Change) bool {
 func (d *differ) settle(files []Change) (links []Settle) {
 	for _, want := range d.want.Links {
 		have, found := d.have.Link(want.Name)
-		leased := slices.ContainsFunc(have.Addresses, func(a Address) bool { return a.Dynamic && a.Prefix.Addr().Is4() })
+		leased, same := false, false
+		for _, a := range have.Addresses {
+			if a.Dynamic && a.Prefix.Addr().Is4() {
+				leased = true
+				same = same || !want.DHCP && slices.ContainsFunc(want.Addresses, func(w WantAddress) bool { return w.Prefix == a.Prefix })
+			}
+		}
 		changed := slices.ContainsFunc(files, func(c Change) bool { return c.name() == fileName(want.Name) })
 		if found && changed && leased {
-			links = append(links, Settle{Link: want.Name, DHCP: want.DHCP})
+			links = append(links, Settle{Link: want.Name, Same: same})
 		}
 	}
 	return links

@@ -101,6 +101,11 @@ func systemdVersion(library string) int {
 // milliseconds; one that does not must not hold up everything else.
 const settleLimit = 2 * time.Second
 
+// sameLimit is for networkd to set an address again that it had by lease. It calls the link
+// configured only after it has given up on router advertisements, so there is no signal to wait
+// for; it takes some 50 ms.
+const sameLimit = 250 * time.Millisecond
+
 // reload returns before networkd has acted on the files. That does not matter for a static link,
 // on which networkd finds everything as its file says. But a lease that is about to go would be
 // taken for a new one by whoever looks right away.
@@ -131,29 +136,43 @@ func (b systemBus) reload(ctx context.Context, settle map[int]Settle) error {
 	if err := manager.CallWithContext(ctx, networkdName+".Manager.Reload", 0).Err; err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, settleLimit)
-	defer cancel()
-	for begun := map[dbus.ObjectPath]bool{}; len(waiting) > 0; {
+	b.settle(ctx, waiting, signals)
+	return nil
+}
+
+// settle waits until networkd has begun to act on each link, which is when it has let a lease
+// go, and a little longer for an address that it sets again.
+func (b systemBus) settle(ctx context.Context, waiting map[dbus.ObjectPath]Settle, signals <-chan *dbus.Signal) {
+	limit := time.NewTimer(settleLimit)
+	defer limit.Stop()
+	begun := map[dbus.ObjectPath]bool{}
+	for len(waiting) > 0 {
 		select {
 		case signal, open := <-signals:
 			if !open {
-				return nil // the bus went away; whoever waits for a lease sees what becomes of it
+				return // the bus went away; whoever waits for a lease sees what becomes of it
 			}
 			link, ours := waiting[signal.Path]
 			state := administrativeState(signal)
 			if !ours || state == "" {
 				continue
 			}
-			if link.DHCP || begun[signal.Path] && (state == "configured" || state == "failed") {
+			if !link.Same || begun[signal.Path] && (state == "configured" || state == "failed") {
 				delete(waiting, signal.Path)
+				continue
 			}
-			begun[signal.Path] = true
+			if begun[signal.Path] = true; len(begun) >= len(waiting) {
+				limit.Reset(sameLimit)
+			}
+		case <-limit.C:
+			if len(begun) < len(waiting) {
+				b.k.Log.WithField("links", len(waiting)).Warn("networkd has not acted on its files yet")
+			}
+			return
 		case <-ctx.Done():
-			b.k.Log.WithField("links", len(waiting)).Warn("networkd has not acted on its files yet")
-			return nil
+			return
 		}
 	}
-	return nil
 }
 
 func (b systemBus) running(ctx context.Context, conn *dbus.Conn) (owned bool) {
