@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"cambium/internal/blkdev"
 	"cambium/platform/device"
@@ -60,7 +61,12 @@ func (d *Disks) growInUse(ctx context.Context, path, where string) error {
 	if err != nil || !ok {
 		return err
 	}
-	return d.growMounted(d.part(path), where, filesystem.Kind(entry.Type))
+	err = d.growMounted(d.part(path), where, filesystem.Kind(entry.Type))
+	if errors.Is(err, unix.EPERM) {
+		d.Log.WithError(err).Warn("file system in use cannot be grown; it is when it is mounted next")
+		return nil
+	}
+	return err
 }
 
 // WatchSizes grows the disk on the store whenever the kernel reports that its device became
