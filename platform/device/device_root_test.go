@@ -79,7 +79,7 @@ func TestRootVirtioLateLink(t *testing.T) {
 	}
 	r.node("dev/vdb", n[0])
 	r.node("dev/vdc", n[1])
-	time.AfterFunc(50*time.Millisecond, func() { r.link("../../vdc", "dev/disk/by-id/virtio-"+cid) })
+	time.AfterFunc(5*time.Millisecond, func() { r.link("../../vdc", "dev/disk/by-id/virtio-"+cid) })
 	d, err := resolver(t, Options{Type: "virtio", Root: r.root}).Resolve(context.Background(), Hint{CID: cid, Path: "/dev/sdb"})
 	if err != nil || d.Number != n[1] {
 		t.Errorf("Resolve = %+v, %v; want vdc", d, err)
@@ -97,12 +97,17 @@ func TestRootVirtioFallsBackToPath(t *testing.T) {
 		if settled {
 			r.settle(n[0])
 		}
-		begin := time.Now()
-		d, err := resolver(t, Options{Type: "virtio", Root: r.root}).Resolve(context.Background(), Hint{CID: cid, Path: "/dev/sdb"})
-		if err != nil || d.Number != n[0] {
-			t.Fatalf("Resolve = %+v, %v; want vdb", d, err)
+		// The quickest of a few tells whether it waits; one alone may be held up by other load.
+		quickest := time.Hour
+		for range 3 {
+			begin := time.Now()
+			d, err := resolver(t, Options{Type: "virtio", Root: r.root}).Resolve(context.Background(), Hint{CID: cid, Path: "/dev/sdb"})
+			if err != nil || d.Number != n[0] {
+				t.Fatalf("Resolve = %+v, %v; want vdb", d, err)
+			}
+			quickest = min(quickest, time.Since(begin))
 		}
-		if waited := time.Since(begin) >= byIDGrace; waited == settled {
+		if waited := quickest >= byIDGrace; waited == settled {
 			t.Errorf("udev done %v: waited the whole grace %v", settled, waited)
 		}
 	}
