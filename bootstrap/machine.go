@@ -278,7 +278,7 @@ func (m *Machine) setUpNetwork(ctx context.Context, s *Span) error {
 	if !want.Preconfigured {
 		m.Beside(func(ctx context.Context) {
 			for _, w := range m.Network.Probe(ctx, want) {
-				m.Log.WithField("warning", w).Warn("address is in use elsewhere")
+				m.Log.WithField("warning", w).Warn("network probe warns")
 			}
 		})
 		m.Beside(func(ctx context.Context) { m.Network.Announce(ctx, want) })

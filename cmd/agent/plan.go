@@ -24,8 +24,10 @@ import (
 
 // section is one part of the plan: its changes, each a line, or why they are not known.
 type section struct {
-	Part     string   `json:"part"`
-	Changes  []string `json:"changes"`
+	Part    string   `json:"part"`
+	Changes []string `json:"changes"`
+	// Details are the same changes for programs, where a domain has such a form.
+	Details  any      `json:"details,omitempty"`
 	Warnings []string `json:"warnings,omitempty"`
 	Error    string   `json:"error,omitempty"`
 }
@@ -132,7 +134,7 @@ func planNetwork(ctx context.Context, log *logrus.Entry, e settings.Effective) s
 	}
 	want, warnings, planErr := plan.Network(e.Settings.Networks, have)
 	changes, diffErr := network.Diff(have, want)
-	return section{Part: "network", Changes: lines(changes), Warnings: warnings, Error: text(errors.Join(planErr, diffErr))}
+	return section{Part: "network", Changes: lines(changes), Details: changes, Warnings: warnings, Error: text(errors.Join(planErr, diffErr))}
 }
 
 func planDNS(ctx context.Context, log *logrus.Entry, linux agentjson.Linux, e settings.Effective) section {
@@ -143,7 +145,7 @@ func planDNS(ctx context.Context, log *logrus.Entry, linux agentjson.Linux, e se
 	}
 	servers, warnings := plan.DNS(e.Settings.Networks)
 	changes, err := resolver.Diff(have, resolver.Desired{Servers: servers})
-	return section{Part: "dns", Changes: lines(changes), Warnings: warnings, Error: text(err)}
+	return section{Part: "dns", Changes: lines(changes), Details: changes, Warnings: warnings, Error: text(err)}
 }
 
 func planHost(ctx context.Context, log *logrus.Entry, dirs vcap.Dirs, e settings.Effective) section {
