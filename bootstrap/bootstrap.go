@@ -292,6 +292,7 @@ func (b *boot) runStep(ctx context.Context, s Step) error {
 	start := b.rec.Now()
 	b.change(s.Name, func(row *status.Step) { row.Outcome, row.Start = status.Running, start })
 	b.notify("STATUS=" + s.Name)
+	process := ctx
 	if s.Deadline > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, s.Deadline, fmt.Errorf("not done within %s", s.Deadline))
@@ -304,7 +305,8 @@ func (b *boot) runStep(ctx context.Context, s Step) error {
 	outcome := status.Done
 	switch {
 	case err == nil:
-	case errors.Is(context.Cause(ctx), errCancelled) || errors.Is(err, errCancelled):
+	case process.Err() != nil:
+		// Another step failed, or the agent is stopping: nothing is wrong with this one.
 		outcome = status.Cancelled
 	case optional:
 		outcome = status.Warned

@@ -155,6 +155,23 @@ func TestOptionalStepsWarnPanicsAndDeadlinesAreVerdicts(t *testing.T) {
 	})
 }
 
+func TestStoppingTheAgentIsNoWarning(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, path := engine(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		v, wait, err := e.Run(ctx, []Step{{Name: "a", Run: pause(0)}, {Name: "time", Background: true, Deadline: time.Hour, Run: pause(time.Minute)}})
+		if err != nil || v.State != status.Ready {
+			t.Fatalf("got %+v, %v; want ready", v, err)
+		}
+		synctest.Wait()
+		cancel()
+		wait()
+		if d, _ := status.Read(path); d.State != status.Ready || d.Steps[1].Outcome != status.Cancelled {
+			t.Errorf("after the stop: %s, step %s; want ready and cancelled", d.State, d.Steps[1].Outcome)
+		}
+	})
+}
+
 func TestWrongTablesAreRefused(t *testing.T) {
 	e, _ := engine(t)
 	for name, steps := range map[string][]Step{

@@ -99,28 +99,28 @@ func bootOnce(b testing.TB, agent string, files []machine.File) (first, restart 
 	defer func() { _ = watch.Close() }()
 	i := start(b, l, lab.VM{Ephemeral: 10 * lab.GiB, Files: files})
 	end := pong(b, i, 2*time.Minute)
-	first = collect(b, watch, end, 0)
+	namespace := strings.TrimSpace(run(b, i, "readlink", "/proc/self/ns/pid"))
+	first = collect(b, watch, namespace, end, 0)
 	run(b, i, "systemctl", "restart", "--no-block", "bosh-agent")
 	// The old process must be gone before a pong can be the new one's.
 	for deadline := time.Now().Add(time.Minute); ; {
-		if _, roots, _ := watch.Programs(); roots > 1 || time.Now().After(deadline) {
+		if all, _ := watch.Of(namespace); all.Processes > 1 || time.Now().After(deadline) {
 			break
 		}
 	}
 	end = pong(b, i, 2*time.Minute)
-	restart = collect(b, watch, end, first.programs)
+	restart = collect(b, watch, namespace, end, first.programs)
 	return first, restart
 }
 
-func collect(b testing.TB, watch *execs.Watch, end time.Time, before int) measured {
+func collect(b testing.TB, watch *execs.Watch, namespace string, end time.Time, before int) measured {
 	b.Helper()
-	programs, _, err := watch.Programs()
+	all, err := watch.Of(namespace)
 	if err != nil {
 		b.Fatal(err)
 	}
-	pid, began := watch.Last()
-	m := vitalsOf(b, pid)
-	m.pong, m.programs = end.Sub(began), len(programs)-before
+	m := vitalsOf(b, all.LastPID)
+	m.pong, m.programs = end.Sub(all.Began), len(all.Programs)-before
 	return m
 }
 

@@ -72,11 +72,12 @@ func TestMachineBoot(t *testing.T) {
 	if first.State != status.Ready || first.AgentID != i.AgentID || first.Settings == nil || first.Settings.Cached {
 		t.Errorf("after the first boot: %s %q, agent %q, settings %+v, warnings %q", first.State, first.Verdict, first.AgentID, first.Settings, first.Warnings)
 	}
-	programs, _, err := watch.Programs()
-	if err != nil || len(programs) > 5 {
-		t.Errorf("first boot executed %d programs, want at most 5 (%v): %v", len(programs), err, programs)
+	namespace := strings.TrimSpace(run(t, i, "readlink", "/proc/self/ns/pid"))
+	done, err := watch.Of(namespace)
+	if err != nil || done.Processes != 1 || len(done.Programs) > 5 {
+		t.Errorf("first boot: %d processes executed %d programs, want 1 and at most 5 (%v): %v", done.Processes, len(done.Programs), err, done.Programs)
 	}
-	t.Logf("first boot: ready after %v, programs %v", time.Duration(first.ReadyNS), programs)
+	t.Logf("first boot: ready after %v, programs %v", time.Duration(first.ReadyNS), done.Programs)
 	for _, path := range []string{"/var/vcap/data/marker", "/var/vcap/bosh/marker"} {
 		writeMarker(t, i, path)
 	}
@@ -93,9 +94,9 @@ func TestMachineBoot(t *testing.T) {
 	if len(second.Earlier) != 1 || second.Earlier[0].State != status.Ready {
 		t.Errorf("restart remembers %+v, want the first process; its warnings were %q", second.Earlier, before.Warnings)
 	}
-	after, _, err := watch.Programs()
-	if err != nil || len(after) != len(programs) {
-		t.Errorf("restart executed programs (%v): %v", err, after[len(programs):])
+	again, err := watch.Of(namespace)
+	if err != nil || again.Processes != 2 || len(again.Programs) != len(done.Programs) {
+		t.Errorf("restart executed programs (%v): %v", err, again.Programs)
 	}
 	if got := run(t, i, "sh", "-c", "sort /proc/self/mountinfo | cut -d' ' -f3-6"); got != mounts {
 		t.Errorf("restart changed the mounts from\n%s\nto\n%s", mounts, got)

@@ -33,17 +33,19 @@ func TestMachineHost(t *testing.T) {
 	}
 	const one, two = "Zmlyc3QgYm9ndXMgY2VydGlmaWNhdGU=", "c2Vjb25kIGJvZ3VzIGNlcnRpZmljYXRl"
 	certificates := map[string]any{"trusted_certs": "junk\n" + block(one) + "more junk\n" + block(two)}
+	namespace := strings.TrimSpace(run(t, i, "readlink", "/proc/self/ns/pid"))
 	for try := range 2 {
-		before, _, err := watch.Programs()
+		before, err := watch.Of(namespace)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if _, err := i.Agent.Do(ctx, "update_settings", certificates); err != nil {
 			t.Fatal(err)
 		}
-		after, _, err := watch.Programs()
-		if ran := strings.Contains(fmt.Sprint(after[len(before):]), "update-ca-cert"); err != nil || ran != (try == 0) {
-			t.Errorf("time %d: programs executed are %v (%v)", try, after[len(before):], err)
+		after, err := watch.Of(namespace)
+		executed := after.Programs[len(before.Programs):]
+		if ran := strings.Contains(fmt.Sprint(executed), "update-ca-cert"); err != nil || ran != (try == 0) {
+			t.Errorf("time %d: programs executed are %v (%v)", try, executed, err)
 		}
 	}
 	if got := run(t, i, "sh", "-c", "ls /usr/local/share/ca-certificates"); got != "bosh-trusted-cert-1.crt\nbosh-trusted-cert-2.crt\n" {

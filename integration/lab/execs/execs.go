@@ -28,10 +28,18 @@ const (
 	headerLength  = unix.SizeofNlMsghdr + 20 // netlink and connector headers
 )
 
-// Program is one successful execve below the watched process.
+// Program is one successful execve below a watched process.
 type Program struct {
 	PID  int
 	Args string // as far as it could still be read
+}
+
+// family is a watched process and what its descendants have executed.
+type family struct {
+	pid       int
+	namespace string // of process ids: which machine it belongs to
+	began     time.Time
+	programs  []Program
 }
 
 // Watch is a running count.
@@ -41,11 +49,8 @@ type Watch struct {
 	done   chan struct{}
 
 	mu       sync.Mutex // guards what follows
-	tracked  map[uint32]bool
-	programs []Program
-	roots    int
-	last     int
-	began    time.Time
+	tracked  map[uint32]*family
+	families []*family
 	lost     bool
 }
 
@@ -56,7 +61,7 @@ func Start(name string) (*Watch, error) {
 	if err != nil {
 		return nil, fmt.Errorf("process events: %w", err)
 	}
-	w := &Watch{socket: socket, name: name, done: make(chan struct{}), tracked: map[uint32]bool{}}
+	w := &Watch{socket: socket, name: name, done: make(chan struct{}), tracked: map[uint32]*family{}}
 	err = errors.Join(
 		unix.SetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 8<<20),
 		unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 100_000}),
@@ -112,18 +117,18 @@ func (w *Watch) event(e []byte) {
 	defer w.mu.Unlock()
 	switch binary.NativeEndian.Uint32(e) {
 	case eventFork:
-		if len(e) >= 32 && w.tracked[field(1)] {
-			w.tracked[field(3)] = true
+		if f := w.tracked[field(1)]; f != nil && len(e) >= 32 {
+			w.tracked[field(3)] = f
 		}
 	case eventExec:
 		pid := field(1)
-		switch {
-		case w.tracked[pid]:
-			w.programs = append(w.programs, Program{PID: int(pid), Args: arguments(pid)})
+		switch f := w.tracked[pid]; {
+		case f != nil:
+			f.programs = append(f.programs, Program{PID: int(pid), Args: arguments(pid)})
 		case w.named(pid):
-			w.tracked[pid] = true
-			w.roots++
-			w.last, w.began = int(pid), time.Now()
+			f = &family{pid: int(pid), namespace: namespace(pid), began: time.Now()}
+			w.tracked[pid] = f
+			w.families = append(w.families, f)
 		}
 	case eventExit:
 		delete(w.tracked, field(1))
@@ -143,22 +148,40 @@ func arguments(pid uint32) string {
 	return strings.TrimSpace(strings.ReplaceAll(string(data), "\x00", " "))
 }
 
-// Programs returns what was executed so far, and how many watched processes there have been. An
-// error means that the kernel dropped events, and the count with them.
-func (w *Watch) Programs() (programs []Program, roots int, err error) {
+func namespace(pid uint32) string {
+	link, err := os.Readlink("/proc/" + strconv.Itoa(int(pid)) + "/ns/pid")
+	if err != nil {
+		return "?"
+	}
+	return link
+}
+
+// Family is what the watched processes of one machine have done.
+type Family struct {
+	Processes int
+	Programs  []Program
+	// LastPID and Began are those of the process that began last, by this host's count.
+	LastPID int
+	Began   time.Time
+}
+
+// Of returns what was executed so far in the machine whose process ids live in the namespace:
+// what readlink /proc/self/ns/pid prints in it. An error means that the kernel dropped events,
+// and the count with them.
+func (w *Watch) Of(namespace string) (all Family, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	for _, f := range w.families {
+		if f.namespace == namespace {
+			all.Processes++
+			all.Programs = append(all.Programs, f.programs...)
+			all.LastPID, all.Began = f.pid, f.began
+		}
+	}
 	if w.lost {
 		err = errors.New("process events were lost")
 	}
-	return append([]Program(nil), w.programs...), w.roots, err
-}
-
-// Last is the watched process that began last, by its number on this host, and when.
-func (w *Watch) Last() (pid int, began time.Time) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.last, w.began
+	return all, err
 }
 
 // Close ends the watch.

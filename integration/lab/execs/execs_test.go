@@ -33,17 +33,24 @@ func TestRootCountsDescendantsOnly(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	here, err := os.Readlink("/proc/self/ns/pid")
+	if err != nil {
+		t.Fatal(err)
+	}
 	deadline := time.Now().Add(5 * time.Second)
 	for {
-		programs, roots, err := w.Programs()
+		all, err := w.Of(here)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if roots == 1 && len(programs) == 4 {
-			return
+		if all.Processes == 1 && len(all.Programs) == 4 {
+			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("counted %v below %d shells, want 4 below 1", programs, roots)
+			t.Fatalf("counted %v below %d shells, want 4 below 1", all.Programs, all.Processes)
 		}
+	}
+	if other, _ := w.Of("pid:[1]"); other.Processes != 0 {
+		t.Errorf("another machine has %+v", other)
 	}
 }

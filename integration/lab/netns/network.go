@@ -1,11 +1,13 @@
 package netns
 
 import (
+	"errors"
 	"fmt"
 	"net"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
 // Bridge makes a bridge in the namespace and gives it the addresses, which are in CIDR form.
@@ -76,7 +78,7 @@ func (n Namespace) Connect(far Namespace, w Wire) error {
 		// After a power cut the kernel may still be taking the old namespace, and with it the
 		// old wire, apart.
 		if old, err := netlink.LinkByName(w.Near); err == nil {
-			if err := netlink.LinkDel(old); err != nil {
+			if err := netlink.LinkDel(old); err != nil && !errors.Is(err, unix.ENODEV) {
 				return fmt.Errorf("remove old wire %s: %w", w.Near, err)
 			}
 		}
