@@ -34,6 +34,13 @@ type fakeService struct {
 	stopped                  bool // its stop program ran
 }
 
+// change alters what is served; a request whose caller has given up may still be under way.
+func (f *fakeMonit) change(alter func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	alter()
+}
+
 func (f *fakeMonit) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -188,13 +195,15 @@ func TestStopAndWait(t *testing.T) {
 	if err == nil || !strings.HasPrefix(err.Error(), "Timed out waiting for services 'a' to") {
 		t.Errorf("a pending action: got %v", err)
 	}
-	f.services["a"].pending = 0
-	f.services["b"].status, f.services["b"].message = 1, "failed to stop"
+	f.change(func() {
+		f.services["a"].pending = 0
+		f.services["b"].status, f.services["b"].message = 1, "failed to stop"
+	})
 	if err := s.StopAll(t.Context(), true); err == nil || !strings.Contains(err.Error(), "b: failed to stop") {
 		t.Errorf("a failed service: got %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	f.services["b"].status, f.services["a"].pending = 0, 1
+	f.change(func() { f.services["b"].status, f.services["a"].pending = 0, 1 })
 	cancel()
 	if err := s.StopAll(ctx, true); err == nil || strings.Contains(err.Error(), "Timed out waiting for service") {
 		t.Errorf("cancelled: got %v, want something else than a timeout", err)
