@@ -129,14 +129,16 @@ func (m *Machine) runtimeHook(ctx context.Context, s *Span) error {
 	return m.converge(ctx, s, tree.Devices)
 }
 
-// SettingsWait is told what the sources wait for; outside a boot nobody needs to know.
-func (m *Machine) SettingsWait(text string) {
+// SettingsWait is told what the sources wait for, and reports whether a boot waits with them;
+// outside a boot nobody needs to know.
+func (m *Machine) SettingsWait(text string) bool {
 	m.mu.Lock()
 	span := m.loading
 	m.mu.Unlock()
 	if span != nil {
 		span.Waiting(text)
 	}
+	return span != nil
 }
 
 func (m *Machine) setLoading(s *Span) {

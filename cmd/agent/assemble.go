@@ -79,7 +79,7 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 	fetch.sources, err = infrastructure.New(cfg, infrastructure.Options{
 		NetworkUp:   fetch.networkUp,
 		Accept:      func(raw []byte) error { return current.Check(raw) },
-		Status:      m.SettingsWait,
+		Status:      a.settingsWait,
 		HasCache:    func() bool { return current.Present() },
 		SideEffects: true,
 		Log:         log.WithField("component", "sources"),
@@ -121,6 +121,13 @@ func (a *app) audit(ctx context.Context) mbus.Auditor {
 		}
 	})
 	return syslog
+}
+
+// settingsWait lets status and console tell what a boot's sources wait for.
+func (a *app) settingsWait(text string) {
+	if a.machine.SettingsWait(text) && text != "" {
+		a.announcer.Waiting(text)
+	}
 }
 
 // loadConfig reads agent.json and says everything that is wrong with it at once.

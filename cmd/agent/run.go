@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -95,7 +96,7 @@ func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 
 func notify(n unit.Notifier, log *logrus.Entry) func(string) {
 	return func(text string) {
-		if err := n.Status(text); err != nil {
+		if err := n.Status(strings.TrimPrefix(text, "STATUS=")); err != nil {
 			log.WithError(err).Debug("service manager not told")
 		}
 	}
@@ -122,7 +123,6 @@ type app struct {
 	beside     *sync.WaitGroup
 	place      func() string
 	agentID    func() string
-	changed    <-chan struct{} // something about the hardware has changed
 }
 
 func (a *app) run(ctx context.Context) int {
@@ -162,7 +162,7 @@ func (a *app) etc(name string) string {
 }
 
 // boot runs the table until the machine is ready. What failed may heal: the table is run again
-// after a pause, or at once when the kernel reports a change.
+// after a pause.
 func (a *app) boot(ctx context.Context) error {
 	engine := bootstrap.Engine{Log: a.log.WithField("component", "boot"), Status: a.rec, Notify: a.tell, Boundary: boundary(a.dirs)}
 	pauses := retry.Backoff{Min: 5 * time.Second, Max: time.Minute, Jitter: 0.2}
@@ -187,7 +187,6 @@ func (a *app) boot(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 		case <-timer.C:
-		case <-a.changed:
 		}
 		timer.Stop()
 	}

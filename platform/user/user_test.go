@@ -302,6 +302,9 @@ func TestSessionRefused(t *testing.T) {
 
 func TestSessionsRemove(t *testing.T) {
 	if os.Geteuid() != 0 {
+		if os.Getenv("CI") != "" {
+			t.Fatal("making several users takes root")
+		}
 		t.Skip("making several users takes root")
 	}
 	a := stemcell(t)
@@ -396,6 +399,9 @@ func TestSessionAfterACrashInTheMiddle(t *testing.T) {
 // and expects the next attempt to end where an undisturbed one does.
 func TestEveryCut(t *testing.T) {
 	if os.Geteuid() != 0 {
+		if os.Getenv("CI") != "" {
+			t.Fatal("making several users takes root")
+		}
 		t.Skip("making several users takes root")
 	}
 	files := []string{"etc/group", "etc/gshadow", "etc/shadow", "etc/subuid", "etc/subgid", "etc/passwd"}
