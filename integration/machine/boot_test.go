@@ -303,3 +303,25 @@ func killAtRandom(t *testing.T, times int) {
 	}
 	ready(t, i)
 }
+
+// TestMachineTellsWhatItWaitsFor: without settings the machine is not mute.
+func TestMachineTellsWhatItWaitsFor(t *testing.T) {
+	l := newLab(t)
+	i := start(t, l, lab.VM{AgentJSON: []byte(`{"Infrastructure":{"Settings":{"Sources":[{"Type":"File","SettingsPath":"/nowhere/settings.json"}]}}}`)})
+	var console []byte
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		if console, _ = os.ReadFile(i.Console()); strings.Contains(string(console), "bosh-agent: waiting: ") {
+			break
+		}
+	}
+	if !containsLine(string(console), "bosh-agent: waiting: ", "/nowhere/settings.json") {
+		t.Errorf("console does not tell what is waited for")
+	}
+	d := agentStatus(t, i)
+	if d.State != status.Starting || !strings.Contains(fmt.Sprint(d.Steps), "/nowhere/settings.json") {
+		t.Errorf("status: %s, steps %v", d.State, d.Steps)
+	}
+	if text := run(t, i, "systemctl", "show", "-p", "StatusText", "bosh-agent"); strings.Contains(text, "STATUS=") {
+		t.Errorf("systemd shows %q", text)
+	}
+}
