@@ -162,15 +162,16 @@ func (a *app) etc(name string) string {
 }
 
 // boot runs the table until the machine is ready. What failed may heal: the table is run again
-// after a pause.
+// as soon as other disks or links are there, and after a pause for everything that nobody tells.
 func (a *app) boot(ctx context.Context) error {
 	engine := bootstrap.Engine{Log: a.log.WithField("component", "boot"), Status: a.rec, Notify: a.tell, Boundary: boundary(a.dirs)}
-	pauses := retry.Backoff{Min: 5 * time.Second, Max: time.Minute, Jitter: 0.2}
+	pauses := retry.Backoff{Min: 15 * time.Second, Max: time.Minute, Jitter: 0.2}
 	for attempt := 0; ; attempt++ {
 		if attempt > 0 {
 			a.dispatcher.Retrying()
 		}
 		a.machine.Reset()
+		before := a.machine.Hardware()
 		verdict, wait, err := engine.Run(ctx, bootstrap.Steps(a.machine))
 		if err != nil {
 			return err
@@ -183,13 +184,24 @@ func (a *app) boot(ctx context.Context) error {
 			return a.ready(ctx, verdict)
 		}
 		a.failed(ctx, verdict, a.marker.First(a.agentID()))
-		timer := time.NewTimer(pauses.Pause(attempt))
-		select {
-		case <-ctx.Done():
-		case <-timer.C:
+		// The boot itself switches links on; what comes after it counts.
+		before.Carriers = a.machine.Hardware().Carriers
+		because := a.pause(ctx, pauses.Pause(attempt), before)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
 		}
-		timer.Stop()
+		a.log.WithFields(logrus.Fields{"component": "boot", "attempt": attempt + 2, "because": because}).Info("boot is tried again")
 	}
+}
+
+// pause returns when the hardware is not as before, or after a while, and says why.
+func (a *app) pause(ctx context.Context, while time.Duration, before bootstrap.Hardware) string {
+	within, cancel := context.WithTimeout(ctx, while)
+	defer cancel()
+	if changed := a.machine.AwaitHardware(within, before); changed != "" {
+		return changed
+	}
+	return "pause"
 }
 
 // tell passes the current step on to the service manager and to whoever pings.

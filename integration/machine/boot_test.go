@@ -207,7 +207,8 @@ lines:
 	return false
 }
 
-// TestMachineHeals: a disk that appears late makes a failed machine ready.
+// TestMachineHeals: a disk that appears late makes a failed machine ready, and it is the disk's
+// coming, not the end of a pause, that makes the agent try again.
 func TestMachineHeals(t *testing.T) {
 	l := newLab(t)
 	i := start(t, l, lab.VM{Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/late") }})
@@ -232,6 +233,10 @@ func TestMachineHeals(t *testing.T) {
 	}
 	if got := run(t, i, "findmnt", "-n", "-o", "FSTYPE", "/var/vcap/data"); strings.TrimSpace(got) != "ext4" {
 		t.Errorf("data is %q", got)
+	}
+	journal, err := i.Journal(t.Context())
+	if err != nil || !containsLine(journal, "boot is tried again", "disks") || containsLine(journal, "boot is tried again", "pause") {
+		t.Errorf("the boot was not tried again because of the disk (%v)", err)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/mdlayher/socket"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -152,6 +153,48 @@ func missingRoutes(have State, want WantLink) (missing []error) {
 		}
 	}
 	return missing
+}
+
+// Cables lists the machine's NICs by name and hardware address, and which of them have a carrier.
+func (k *Kernel) Cables() (nics, carriers []string, err error) {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, nil, fmt.Errorf("open netlink: %w", err)
+	}
+	defer h.Close()
+	links, err := dump("links", h.LinkList)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, l := range links {
+		a := l.Attrs()
+		if !k.isNIC(a) {
+			continue
+		}
+		nic := a.Name + " " + a.HardwareAddr.String()
+		if nics = append(nics, nic); a.RawFlags&unix.IFF_LOWER_UP != 0 {
+			carriers = append(carriers, nic)
+		}
+	}
+	slices.Sort(nics)
+	slices.Sort(carriers)
+	return nics, carriers, nil
+}
+
+// Watch calls changed once it listens, and again whenever something about the network has
+// changed, until ctx ends.
+func (k *Kernel) Watch(ctx context.Context, changed func()) error {
+	w, err := watch()
+	if err != nil {
+		return err
+	}
+	defer w.close()
+	for {
+		changed()
+		if err := w.next(ctx); err != nil {
+			return err
+		}
+	}
 }
 
 // WaitLinks waits until there is a NIC for each of the hardware addresses; NICs may be attached

@@ -1,0 +1,104 @@
+package bootstrap
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"cambium/platform/device"
+)
+
+// Hardware is what a failed boot may have lacked: names of disks, NICs, and NICs with a carrier.
+type Hardware struct{ Disks, NICs, Carriers []string }
+
+// calm is how long devices must have kept still before a boot is tried again: a disk comes as a
+// burst of nodes and links. A machine that never keeps still is not waited for longer than restless.
+const (
+	calm     = 200 * time.Millisecond
+	restless = 3 * time.Second
+)
+
+// Hardware reads what is there now. A dummy machine has none.
+func (m *Machine) Hardware() (h Hardware) {
+	if m.Disks != nil {
+		h.Disks = device.Present("/")
+	}
+	if m.Network != nil {
+		var err error
+		if h.NICs, h.Carriers, err = m.Network.Cables(); err != nil {
+			m.Log.WithError(err).Debug("links not listed")
+		}
+	}
+	return h
+}
+
+// Differs says what is not as it was: "disks", "links", or nothing.
+func (h Hardware) Differs(from Hardware) string {
+	switch {
+	case !slices.Equal(h.Disks, from.Disks):
+		return "disks"
+	case !slices.Equal(h.NICs, from.NICs), !slices.Equal(h.Carriers, from.Carriers):
+		return "links"
+	}
+	return ""
+}
+
+// AwaitHardware returns when the machine has other disks or links than before, and says which.
+// It returns nothing when ctx ends first.
+func (m *Machine) AwaitHardware(ctx context.Context, before Hardware) string {
+	ctx, cancel := context.WithCancel(ctx)
+	var watchers sync.WaitGroup
+	defer watchers.Wait()
+	defer cancel()
+	events := make(chan struct{}, 1)
+	poke := func() {
+		select {
+		case events <- struct{}{}:
+		default:
+		}
+	}
+	watch := func(f func() error) {
+		watchers.Go(func() {
+			if err := f(); err != nil && ctx.Err() == nil {
+				m.Log.WithError(err).Warn("hardware that appears is noticed only after a pause")
+			}
+		})
+	}
+	if m.Disks != nil {
+		watch(func() error {
+			return device.Await(ctx, device.LinkDirs("/"), func() (bool, error) { poke(); return false, nil })
+		})
+	}
+	if m.Network != nil {
+		watch(func() error { return m.Network.Watch(ctx, poke) })
+	}
+	return awaitChange(ctx, events, func() string { return m.Hardware().Differs(before) })
+}
+
+// awaitChange looks after every event until what it sees has changed and has kept still.
+func awaitChange(ctx context.Context, events <-chan struct{}, look func() string) string {
+	for {
+		select {
+		case <-ctx.Done():
+			return ""
+		case <-events:
+		}
+		if look() == "" {
+			continue
+		}
+		limit := time.Now().Add(restless)
+		for still := false; !still && time.Now().Before(limit); {
+			select {
+			case <-ctx.Done():
+				return ""
+			case <-events:
+			case <-time.After(calm):
+				still = true
+			}
+		}
+		if what := look(); what != "" {
+			return what
+		}
+	}
+}

@@ -1,0 +1,74 @@
+package bootstrap
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestChangedHardwareIsAwaited(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		events []time.Duration // when something happens
+		looks  func(since time.Duration) string
+		want   string
+		after  time.Duration
+	}{
+		{"a disk in one event", []time.Duration{time.Second}, appears(time.Second, time.Hour), "disks", time.Second + calm},
+		{"a burst of links", []time.Duration{time.Second, time.Second + calm/2, time.Second + calm}, appears(time.Second, time.Hour), "disks", time.Second + 2*calm},
+		{"events about something else", []time.Duration{time.Second, 2 * time.Second}, appears(time.Hour, 2*time.Hour), "", time.Minute},
+		{"a disk that goes again at once", []time.Duration{time.Second, time.Second + calm/2}, appears(time.Second, time.Second+calm/2), "", time.Minute},
+		{"a machine that never keeps still", every(calm/2, time.Minute), appears(time.Second, time.Hour), "disks", time.Second + restless},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				begun := time.Now()
+				events := make(chan struct{}, 1)
+				for _, at := range c.events {
+					time.AfterFunc(at, func() {
+						select {
+						case events <- struct{}{}:
+						default:
+						}
+					})
+				}
+				got := awaitChange(ctx, events, func() string { return c.looks(time.Since(begun)) })
+				if took := time.Since(begun); got != c.want || took < c.after || took > c.after+calm {
+					t.Errorf("got %q after %v, want %q after %v", got, took, c.want, c.after)
+				}
+			})
+		})
+	}
+}
+
+func appears(from, to time.Duration) func(time.Duration) string {
+	return func(since time.Duration) string {
+		if since >= from && since < to {
+			return "disks"
+		}
+		return ""
+	}
+}
+
+func every(step, until time.Duration) (all []time.Duration) {
+	for at := step; at < until; at += step {
+		all = append(all, at)
+	}
+	return all
+}
+
+func TestHardwareDiffers(t *testing.T) {
+	was := Hardware{Disks: []string{"/dev/sda"}, NICs: []string{"eth0 02"}, Carriers: nil}
+	for want, now := range map[string]Hardware{
+		"":      {Disks: []string{"/dev/sda"}, NICs: []string{"eth0 02"}},
+		"disks": {Disks: []string{"/dev/sda", "/dev/sdb"}, NICs: []string{"eth0 02"}},
+		"links": {Disks: []string{"/dev/sda"}, NICs: []string{"eth0 02"}, Carriers: []string{"eth0 02"}},
+	} {
+		if got := now.Differs(was); got != want {
+			t.Errorf("%+v: got %q, want %q", now, got, want)
+		}
+	}
+}

@@ -1,0 +1,50 @@
+package device
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"cambium/internal/blkdev"
+)
+
+// LinkDirs are where udev gives disks further names, by root.
+func LinkDirs(root string) (dirs []string) {
+	for _, dir := range []string{"dev", "dev/disk/by-id", "dev/disk/by-path", "dev/disk/by-label", "dev/disk/by-uuid", "dev/disk/azure", "dev/mapper"} {
+		dirs = append(dirs, filepath.Join(root, dir))
+	}
+	return dirs
+}
+
+// Present lists the names that lead to whole disks, sorted: nodes and links. Partitions are left
+// out, since the agent makes them itself. A link that leads nowhere counts: its disk is on its way.
+func Present(root string) (names []string) {
+	for _, dir := range LinkDirs(root) {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			continue // not there yet
+		}
+		for _, e := range entries {
+			path := filepath.Join(dir, e.Name())
+			if kind := e.Type(); kind&os.ModeSymlink == 0 && (kind&os.ModeDevice == 0 || kind&os.ModeCharDevice != 0) {
+				continue
+			}
+			if !partitionNode(root, path) {
+				names = append(names, path)
+			}
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// partitionNode asks the kernel, or the name while there is no device behind it.
+func partitionNode(root, path string) bool {
+	number, err := blkdev.NumberOf(path)
+	if err != nil {
+		return strings.Contains(filepath.Base(path), "-part")
+	}
+	info, err := blkdev.Lookup(filepath.Join(root, "sys"), number)
+	return err == nil && info.Partition > 0
+}
