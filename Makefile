@@ -8,10 +8,13 @@ GO ?= go
 VERSION ?= $(shell git describe --tags --exact-match 2>/dev/null || echo "[DEV BUILD] $$(git rev-parse --short HEAD 2>/dev/null)")
 # The version is part of the binary, nothing else of the machine is: two builds of one commit
 # are the same bytes.
-LDFLAGS := -s -w -buildid= -X "main.version=$(VERSION)"
-# The agent does without HTTP/2, which none of its peers speaks, and its own code is not inlined:
-# that keeps the binary below 12.5 MB.
-BUILD := CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags nethttpomithttp2 -gcflags='cambium/...=-l' -ldflags '$(LDFLAGS)'
+LDFLAGS := -s -w -buildid= -funcalign=16 -X "main.version=$(VERSION)"
+# The agent does without HTTP/2, which none of its peers speaks. What is not hot is not inlined, and
+# functions are aligned to 16 bytes: that keeps the binary below its budget. Later patterns win.
+COLD := cambium/... github.com/... golang.org/... net/http crypto/x509 encoding/xml encoding/asn1 encoding/gob regexp/... archive/tar vendor/golang.org/x/...
+HOT := github.com/klauspost/... github.com/nats-io/... vendor/golang.org/x/crypto/...
+BUILD := CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags nethttpomithttp2 $(COLD:%=-gcflags='%=-l') $(HOT:%=-gcflags='%=') -ldflags '$(LDFLAGS)'
+BUDGET := 12500000
 FUZZTIME ?= 60s
 # The tags of all test tiers, so that vet and lint see every file.
 TIERS := ns,root,machine,vm,bench,soak
@@ -28,6 +31,7 @@ setup: ## Install the Debian packages that tests, lab and demo need
 build: ## Build bin/agent and bin/lab
 	@mkdir -p bin
 	$(BUILD) -o bin/agent ./cmd/agent
+	@size=$$(stat -c %s bin/agent); if [ $$size -gt $(BUDGET) ]; then echo "bin/agent has $$size bytes, more than its budget of $(BUDGET)"; exit 1; fi
 	$(BUILD) -o bin/lab ./cmd/lab
 
 .PHONY: demo

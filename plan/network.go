@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sort"
 	"strings"
 
 	"cambium/platform/network"
@@ -358,14 +359,14 @@ func (n *networks) finish(bound map[string]string) (network.Desired, []string, e
 		return 1
 	}
 	for _, l := range n.links {
-		slices.SortStableFunc(l.Addresses, func(a, b network.WantAddress) int { return rank(a) - rank(b) })
+		sort.SliceStable(l.Addresses, func(i, j int) bool { return rank(l.Addresses[i]) < rank(l.Addresses[j]) })
 		l.DNS = servers
 		l.NoDHCPGateway = l.DHCP && n.anyone && !slices.ContainsFunc(l.Networks, func(name string) bool {
 			return n.nets[name].DefaultFor("gateway")
 		})
 		d.Links = append(d.Links, *l)
 	}
-	slices.SortFunc(d.Links, func(a, b network.WantLink) int { return strings.Compare(a.Name, b.Name) })
+	sort.Slice(d.Links, func(i, j int) bool { return d.Links[i].Name < d.Links[j].Name })
 	return d, n.warnings, errors.Join(n.failed...)
 }
 

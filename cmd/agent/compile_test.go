@@ -76,9 +76,22 @@ uncommitted_changes: true
 jobs:
 - {name: j, version: "1", fingerprint: f, sha1: x}
 packages:
-- {name: app, version: va, fingerprint: fa, sha1: %x, dependencies: [%s]}
-- {name: lib, version: vl, fingerprint: fl, sha1: %x, dependencies: [base]}
-- {name: base, version: vb, fingerprint: fb, sha1: %x, dependencies: []}
+- name: app
+  version: va
+  fingerprint: fa
+  sha1: %x
+  dependencies: [%s]
+- name: lib
+  version: vl
+  fingerprint: fl
+  sha1: %x
+  dependencies:
+  - base
+- name: base
+  version: vb
+  fingerprint: fb
+  sha1: %x
+  dependencies: []
 `, sha1.Sum([]byte(app)), dep, sha1.Sum([]byte(lib)), sha1.Sum([]byte(word)))
 	}
 	release := filepath.Join(t.TempDir(), "rel.tgz")
@@ -112,7 +125,7 @@ packages:
 		t.Errorf("got %v", compiled)
 	}
 	text := files["release.MF"]
-	for _, want := range []string{"version: 1.10\n", "commit_hash: 0012345\n", "compiled_packages:\n", "stemcell: ubuntu-noble/1.10\n", fmt.Sprintf("sha1: %x", sha1.Sum([]byte(files["compiled_packages/app.tgz"])))} {
+	for _, want := range []string{"version: 1.10\n", "commit_hash: 0012345\n", "compiled_packages:\n", `stemcell: "ubuntu-noble/1.10"`, fmt.Sprintf(`sha1: "%x"`, sha1.Sum([]byte(files["compiled_packages/app.tgz"])))} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the manifest lacks %q:\n%s", want, text)
 		}
@@ -122,15 +135,15 @@ packages:
 	}
 
 	for name, change := range map[string]map[string]string{
-		"needs itself":         {"./release.MF": strings.Replace(mf("lib"), "[]", "[app]", 1)},
-		"does not have":        {"./release.MF": mf("nope")},
-		"digest mismatch":      {"packages/base.tgz": app},
-		"not a release":        {"./release.MF": "", "x": ""},
-		"exit code 9":          {"packages/base.tgz": tgz(t, map[string]string{"packaging": "exit 9"})},
-		"compiled already":     {"./release.MF": mf("lib") + "compiled_packages: [{name: x}]\n"},
-		"leaves the archive":   {"../evil": "x"},
-		"not usable":           {"./release.MF": strings.Replace(mf("lib"), "name: lib", "name: ../lib", 1)},
-		"manifest: yaml: line": {"./release.MF": "a: [\n"},
+		"needs itself":       {"./release.MF": strings.Replace(mf("lib"), "[]", "[app]", 1)},
+		"does not have":      {"./release.MF": mf("nope")},
+		"digest mismatch":    {"packages/base.tgz": app},
+		"not a release":      {"./release.MF": "", "x": ""},
+		"exit code 9":        {"packages/base.tgz": tgz(t, map[string]string{"packaging": "exit 9"})},
+		"compiled already":   {"./release.MF": mf("lib") + "compiled_packages:\n- name: x\n"},
+		"leaves the archive": {"../evil": "x"},
+		"not usable":         {"./release.MF": strings.Replace(mf("lib"), "name: lib", "name: ../lib", 1)},
+		"manifest: line 2":   {"./release.MF": "name: [\n[\n"},
 	} {
 		files := maps.Clone(good)
 		maps.Copy(files, change)

@@ -4,7 +4,6 @@ import (
 	"archive/tar"
 	"bufio"
 	"bytes"
-	"compress/bzip2"
 	"context"
 	"errors"
 	"fmt"
@@ -68,7 +67,6 @@ const (
 	Plain Compression = "tar"
 	Gzip  Compression = "gzip"
 	Zstd  Compression = "zstd"
-	Bzip2 Compression = "bzip2"
 )
 
 // Unpack reads a tar archive, plain or compressed, to its very end, so that a digest computed by
@@ -124,7 +122,7 @@ func decompress(r *bufio.Reader) (Compression, io.Reader, func(), error) {
 		}
 		return Zstd, z, z.Close, nil
 	case bytes.HasPrefix(magic, []byte("BZh")):
-		return Bzip2, bzip2.NewReader(r), nothing, nil
+		return Plain, nil, nil, errors.New("read archive: bzip2 compression is not supported; use gzip or zstd")
 	case bytes.HasPrefix(magic, []byte{0xfd, '7', 'z', 'X', 'Z', 0}):
 		return Plain, nil, nil, errors.New("read archive: xz compression is not supported; use gzip or zstd")
 	}

@@ -18,25 +18,7 @@ import (
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/sirupsen/logrus"
-	"go.yaml.in/yaml/v3"
 )
-
-// manifest is what is needed of a release.MF; the rest of it is copied as it is.
-type manifest struct {
-	Name             string            `yaml:"name"`
-	Version          string            `yaml:"version"`
-	Packages         []manifestPackage `yaml:"packages"`
-	CompiledPackages []manifestPackage `yaml:"compiled_packages"`
-}
-
-type manifestPackage struct {
-	Name         string   `yaml:"name"`
-	Version      string   `yaml:"version"`
-	Fingerprint  string   `yaml:"fingerprint"`
-	Digest       string   `yaml:"sha1"`
-	Stemcell     string   `yaml:"stemcell,omitempty"`
-	Dependencies []string `yaml:"dependencies"`
-}
 
 const manifestFile = "release.MF"
 
@@ -60,8 +42,7 @@ func (c Compiler) Release(ctx context.Context, tarball, dir, stemcell string) (p
 	if err := unpackRelease(ctx, tarball, work); err != nil {
 		return "", err
 	}
-	var document yaml.Node
-	m, err := readManifest(filepath.Join(work, manifestFile), &document)
+	m, err := readManifest(filepath.Join(work, manifestFile))
 	if err != nil {
 		return "", err
 	}
@@ -73,14 +54,11 @@ func (c Compiler) Release(ctx context.Context, tarball, dir, stemcell string) (p
 	if err != nil {
 		return "", err
 	}
-	if err := replacePackages(&document, compiled); err != nil {
-		return "", err
-	}
-	text, err := yaml.Marshal(&document)
+	text, err := m.compiled(compiled)
 	if err != nil {
 		return "", err
 	}
-	if err := errors.Join(os.WriteFile(filepath.Join(work, manifestFile), text, 0o644), os.RemoveAll(filepath.Join(work, "packages"))); err != nil {
+	if err := errors.Join(os.WriteFile(filepath.Join(work, manifestFile), []byte(text), 0o644), os.RemoveAll(filepath.Join(work, "packages"))); err != nil {
 		return "", err
 	}
 	path = filepath.Join(dir, fmt.Sprintf("%s-%s-%s.tgz", m.Name, m.Version, strings.ReplaceAll(stemcell, "/", "-")))
@@ -102,42 +80,23 @@ func unpackRelease(ctx context.Context, tarball, work string) error {
 	return err
 }
 
-func readManifest(path string, document *yaml.Node) (m manifest, err error) {
+func readManifest(path string) (manifest, error) {
 	info, err := os.Lstat(path)
 	if err != nil {
-		return m, fmt.Errorf("not a release: %w", err)
+		return manifest{}, fmt.Errorf("not a release: %w", err)
 	}
 	if info.Size() > maxManifest {
-		return m, errors.New("the manifest is too long")
+		return manifest{}, errors.New("the manifest is too long")
 	}
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return m, err
+		return manifest{}, err
 	}
-	if err := yaml.Unmarshal(text, document); err != nil {
-		return m, fmt.Errorf("manifest: %w", err)
-	}
-	if err := document.Decode(&m); err != nil {
-		return m, fmt.Errorf("manifest: %w", err)
-	}
-	if len(m.CompiledPackages) > 0 {
-		return m, errors.New("the release is compiled already")
-	}
-	for _, name := range []string{m.Name, m.Version} {
-		if !usable(name) {
-			return m, errors.New("manifest: name or version is missing or not usable")
-		}
-	}
-	for _, p := range m.Packages {
-		if !usable(p.Name) || p.Version == "" {
-			return m, fmt.Errorf("manifest: package %q: name or version is missing or not usable", p.Name)
-		}
+	m, err := parseManifest(string(text))
+	if err != nil {
+		return manifest{}, fmt.Errorf("manifest: %w", err)
 	}
 	return m, nil
-}
-
-func usable(name string) bool {
-	return name != "" && name == filepath.Base(name) && !strings.HasPrefix(name, ".")
 }
 
 // compileOrder sorts packages so that dependencies come first, and completes each package's
@@ -248,28 +207,6 @@ func (c Compiler) releasePackages(ctx context.Context, work string, order []mani
 		compiled = append(compiled, p)
 	}
 	return compiled, nil
-}
-
-// replacePackages changes the manifest in place, so that all that is not about packages stays
-// what it was, to the letter.
-func replacePackages(document *yaml.Node, compiled []manifestPackage) error {
-	if document.Kind != yaml.DocumentNode || len(document.Content) != 1 || document.Content[0].Kind != yaml.MappingNode {
-		return errors.New("manifest: not a mapping")
-	}
-	var key, value yaml.Node
-	key.SetString("compiled_packages")
-	if err := value.Encode(compiled); err != nil {
-		return err
-	}
-	top := document.Content[0]
-	for i := 0; i+1 < len(top.Content); i += 2 {
-		if top.Content[i].Value == "packages" {
-			top.Content[i], top.Content[i+1] = &key, &value
-			return nil
-		}
-	}
-	top.Content = append(top.Content, &key, &value)
-	return nil
 }
 
 // writeRelease packs a directory whole or not at all. The manifest comes first: readers of

@@ -15,6 +15,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"sort"
 	"sync"
 	"time"
 
@@ -177,7 +178,7 @@ func (b *Bus) addresses() (all []netip.AddrPort) {
 			all = append(all, l.resolved()...)
 		}
 	}
-	slices.SortFunc(all, netip.AddrPort.Compare)
+	sort.Slice(all, func(i, j int) bool { return all[i].Compare(all[j]) < 0 })
 	return slices.Compact(all)
 }
 

@@ -16,6 +16,7 @@ import (
 	"net/netip"
 	"net/url"
 	"slices"
+	"sort"
 	"strconv"
 
 	"cambium/internal/secret"
@@ -272,7 +273,7 @@ func sorted(servers []netip.AddrPort) (unique []netip.AddrPort) {
 	for _, s := range servers {
 		unique = append(unique, netip.AddrPortFrom(s.Addr().Unmap().WithZone(""), s.Port()))
 	}
-	slices.SortFunc(unique, netip.AddrPort.Compare)
+	sort.Slice(unique, func(i, j int) bool { return unique[i].Compare(unique[j]) < 0 })
 	return slices.Compact(unique)
 }
 

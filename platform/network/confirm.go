@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sort"
 	"sync"
 	"time"
 )
@@ -190,6 +191,6 @@ func invert(changes []Change, have State) (back []Change) {
 		}
 		back = append(back, c)
 	}
-	slices.SortStableFunc(back, func(a, b Change) int { return slices.Index(order, a.Op) - slices.Index(order, b.Op) })
+	sort.SliceStable(back, func(i, j int) bool { return slices.Index(order, back[i].Op) < slices.Index(order, back[j].Op) })
 	return back
 }

@@ -9,6 +9,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 )
@@ -73,7 +74,7 @@ func (k *Kernel) readFiles() ([]File, error) {
 			files = append(files, File{Path: path.Join(dir, e.Name()), Content: string(content)})
 		}
 	}
-	slices.SortStableFunc(files, func(a, b File) int { return strings.Compare(path.Base(a.Path), path.Base(b.Path)) })
+	sort.SliceStable(files, func(i, j int) bool { return path.Base(files[i].Path) < path.Base(files[j].Path) })
 	return files, nil
 }
 

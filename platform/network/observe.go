@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 
@@ -139,7 +140,7 @@ func (k *Kernel) links(h *netlink.Handle, names map[int]string) ([]Link, error) 
 		}
 		links = append(links, link)
 	}
-	slices.SortFunc(links, func(a, b Link) int { return a.Index - b.Index })
+	sort.Slice(links, func(i, j int) bool { return links[i].Index < links[j].Index })
 	return links, nil
 }
 
