@@ -196,6 +196,9 @@ func (d *Dispatcher) bind(q *request) (run action.Run, err error) {
 // execute runs the action; a panic in it is an error like any other.
 func (d *Dispatcher) execute(q *request, ctx context.Context) (value any, err error) {
 	defer d.recovered(q, &err)
+	if q.row.Lane == action.Immediate {
+		return q.run(ctx) // looks at nothing but its arguments
+	}
 	call := action.Call{Method: q.Method, Protocol: q.Protocol}
 	if q.task != nil {
 		call.TaskID, call.Note = q.task.ID, q.task.Note

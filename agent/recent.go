@@ -3,6 +3,8 @@ package agent
 import (
 	"sync"
 	"time"
+
+	"cambium/mbus"
 )
 
 const (
@@ -16,18 +18,18 @@ const (
 // connections is served once.
 type recent struct {
 	mu    sync.Mutex
-	known map[string]struct{}
-	order []identity
+	known map[mbus.Identity]struct{}
+	order []arrival
 }
 
-type identity struct {
-	id string
+type arrival struct {
+	id mbus.Identity
 	at time.Time
 }
 
-// add reports whether id is new. An empty id always is.
-func (r *recent) add(id string, now time.Time) bool {
-	if id == "" {
+// add reports whether id is new. The zero id always is.
+func (r *recent) add(id mbus.Identity, now time.Time) bool {
+	if id == (mbus.Identity{}) {
 		return true
 	}
 	r.mu.Lock()
@@ -40,9 +42,9 @@ func (r *recent) add(id string, now time.Time) bool {
 		return false
 	}
 	if r.known == nil {
-		r.known = map[string]struct{}{}
+		r.known = map[mbus.Identity]struct{}{}
 	}
 	r.known[id] = struct{}{}
-	r.order = append(r.order, identity{id, now})
+	r.order = append(r.order, arrival{id, now})
 	return true
 }

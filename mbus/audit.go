@@ -25,14 +25,14 @@ func NATSEvent(r Request, reply Reply, server, hostname string) Event {
 	if err != nil {
 		host, port = server, ""
 	}
-	e := Event{Name: r.Method, extensions: []extension{{"duser", r.ReplyTo}, {"src", host}, {"spt", port}, {"shost", hostname}}}
+	e := Event{Name: clip(r.Method), extensions: []extension{{"duser", r.ReplyTo}, {"src", host}, {"spt", port}, {"shost", hostname}}}
 	text, failed := reply.Failed()
 	if reply.Silent() {
 		text, failed = "not answered", true
 	}
 	if failed {
 		e.Failed = true
-		e.extensions = append(e.extensions, extension{"cs1", text}, extension{"cs1Label", "statusReason"})
+		e.extensions = append(e.extensions, extension{"cs1", clip(text)}, extension{"cs1Label", "statusReason"})
 	}
 	return e
 }
@@ -47,9 +47,9 @@ type HTTPRequest struct {
 
 // HTTPSEvent describes a request that came over HTTPS.
 func HTTPSEvent(r HTTPRequest) Event {
-	e := Event{Name: r.Path, Failed: r.Status >= 400, extensions: []extension{
+	e := Event{Name: clip(r.Path), Failed: r.Status >= 400, extensions: []extension{
 		{"duser", r.User}, {"requestMethod", r.Method}, {"src", r.Source}, {"spt", r.Port}, {"shost", r.Hostname},
-		{"cs1", r.Headers}, {"cs1Label", "httpHeaders"}, {"cs2", "basic"}, {"cs2Label", "authType"},
+		{"cs1", clip(r.Headers)}, {"cs1Label", "httpHeaders"}, {"cs2", "basic"}, {"cs2Label", "authType"},
 		{"cs3", fmt.Sprint(r.Status)}, {"cs3Label", "responseStatus"},
 	}}
 	if r.Reason != "" {
@@ -73,12 +73,12 @@ func (e Event) String() string {
 		severity = 7
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "CEF:0|CloudFoundry|BOSH|1|agent_api|%s|%d|", headerEscapes.Replace(clip(e.Name)), severity)
+	fmt.Fprintf(&b, "CEF:0|CloudFoundry|BOSH|1|agent_api|%s|%d|", headerEscapes.Replace(e.Name), severity)
 	for i, x := range e.extensions {
 		if i > 0 {
 			b.WriteByte(' ')
 		}
-		b.WriteString(x.key + "=" + extensionEscapes.Replace(clip(x.value)))
+		b.WriteString(x.key + "=" + extensionEscapes.Replace(x.value))
 	}
 	return b.String()
 }
@@ -87,5 +87,5 @@ func clip(s string) string {
 	if len(s) <= maxAuditValue {
 		return s
 	}
-	return strings.ToValidUTF8(s[:maxAuditValue], "") + "..."
+	return strings.ToValidUTF8(s[:maxAuditValue], "") + "..." // a copy, which does not keep s
 }

@@ -18,12 +18,19 @@ type Request struct {
 	ReplyTo string
 	// Protocol is 3 for a Director and 0 for create-env, which sends none.
 	Protocol int
-	// Identity is the same for two deliveries of one message, and empty where the transport
+	// Identity is the same for two deliveries of one message, and zero where the transport
 	// cannot deliver twice.
-	Identity string
+	Identity Identity
 	// KeepsWaiting tells that the caller waits until the context of Handle ends, rather than
 	// for a time that depends on the method.
 	KeepsWaiting bool
+}
+
+// Identity tells two deliveries of one message from two messages. The reply subject alone would
+// do for a Director, which never uses one twice.
+type Identity struct {
+	ReplyTo string
+	Digest  uint64
 }
 
 // Handler serves requests. Handle returns at once, since a transport calls it in arrival order
@@ -36,6 +43,13 @@ type Handler interface {
 
 // DecodeRequest reads an envelope. Keys match regardless of case, and unknown ones are ignored.
 func DecodeRequest(data []byte) (Request, error) {
+	if r, ok := decodePlain(data); ok {
+		return r, nil
+	}
+	return decodeAny(data)
+}
+
+func decodeAny(data []byte) (Request, error) {
 	var envelope struct {
 		Method    string            `json:"method"`
 		Arguments []json.RawMessage `json:"arguments"`
@@ -107,6 +121,9 @@ type exceptionBody struct {
 func (r Reply) Encode(limit int) []byte {
 	if r.failed {
 		return encodeException(r.exception, limit)
+	}
+	if text, ok := r.value.(string); ok && plainText(text) && (limit <= 0 || len(text)+len(`{"value":""}`) <= limit) {
+		return append(append(append(make([]byte, 0, len(text)+len(`{"value":""}`)), `{"value":"`...), text...), `"}`...)
 	}
 	data, err := marshal(struct {
 		Value any `json:"value"`

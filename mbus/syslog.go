@@ -21,22 +21,22 @@ type Syslog struct {
 	// Network and Address are those of net.Dial; empty means the local daemon.
 	Network, Address string
 
-	failures, others chan string
+	failures, others chan Event
 }
 
 // NewSyslog returns an auditor for the local syslog daemon. It records once Run runs.
 func NewSyslog() *Syslog {
-	return &Syslog{failures: make(chan string, auditQueue), others: make(chan string, auditQueue)}
+	return &Syslog{failures: make(chan Event, auditQueue), others: make(chan Event, auditQueue)}
 }
 
-// Record queues a line.
+// Record queues an event; the line is made when it is written.
 func (s *Syslog) Record(e Event) {
 	queue := s.others
 	if e.Failed {
 		queue = s.failures
 	}
 	select {
-	case queue <- e.String():
+	case queue <- e:
 	default:
 	}
 }
@@ -62,10 +62,10 @@ func (s *Syslog) Run(ctx context.Context) error {
 func (s *Syslog) write(ctx context.Context, w *syslog.Writer) {
 	for err := error(nil); err == nil; {
 		select {
-		case line := <-s.failures:
-			err = w.Err(line)
-		case line := <-s.others:
-			err = w.Debug(line)
+		case e := <-s.failures:
+			err = w.Err(e.String())
+		case e := <-s.others:
+			err = w.Debug(e.String())
 		case <-ctx.Done():
 			return
 		}

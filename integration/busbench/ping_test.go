@@ -5,6 +5,8 @@
 package busbench
 
 import (
+	"bytes"
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -13,11 +15,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/nats-io/nats.go"
 
 	"cambium/internal/nstest"
 	"cambium/internal/testca"
@@ -60,39 +61,107 @@ type figures struct {
 	cpu      time.Duration // of the agent, per ping
 }
 
+// side is one of those that answer.
+type side struct {
+	id  string
+	pid int
+}
+
 func compare(t *testing.T) {
-	d := testnats.Start(t, nil, "ours", "baseline")
-	pids := map[string]int{
-		"ours":     run(t, d, "ours", os.Getenv(oursVariable)),
-		"baseline": run(t, d, "baseline", os.Getenv(baselineVariable)),
+	d := testnats.Start(t, nil, "ours", "baseline", libraryFloor, bareFloor)
+	sides := []side{
+		{"ours", run(t, d, "ours", os.Getenv(oursVariable))},
+		{"baseline", run(t, d, "baseline", os.Getenv(baselineVariable))},
+		{libraryFloor, runFloor(t, d, libraryFloor)},
+		{bareFloor, runFloor(t, d, bareFloor)},
 	}
 	r := d.Director()
-	for id := range pids {
-		ready(t, r, id)
+	for _, s := range sides {
+		ready(t, r, s.id)
+	}
+	w := asker(t, d)
+	for _, inFlight := range []int{1, 64} {
+		report(t, fmt.Sprintf("%2d in flight", inFlight), sides, func(s side) figures {
+			before := processor(t, s.pid)
+			f := measure(t, w, s.id, inFlight, pings)
+			f.cpu = (processor(t, s.pid) - before) / pings
+			return f
+		})
+	}
+	agents := sides[:2]
+	for _, s := range agents {
+		errand(t, r, s.id)
 	}
 	for _, inFlight := range []int{1, 64} {
-		all := map[string][]figures{}
-		for round := range rounds + 1 {
-			for _, id := range []string{"ours", "baseline"} {
-				before := processor(t, pids[id])
-				f := measure(t, r.Conn, id, inFlight, pings)
-				f.cpu = (processor(t, pids[id]) - before) / pings
-				if round > 0 { // the first one warms up
-					all[id] = append(all[id], f)
-				}
-			}
-		}
-		ours, baseline := median(all["ours"]), median(all["baseline"])
-		t.Logf("%2d in flight: ours %6.0f/s p50 %v p99 %v cpu %v; baseline %6.0f/s p50 %v p99 %v cpu %v; ratio: rate %.1f, p50 %.2f, p99 %.2f, cpu %.2f", inFlight,
-			ours.rate, ours.p50, ours.p99, ours.cpu, baseline.rate, baseline.p50, baseline.p99, baseline.cpu,
-			ours.rate/baseline.rate, ratio(ours.p50, baseline.p50), ratio(ours.p99, baseline.p99), ratio(ours.cpu, baseline.cpu))
+		report(t, fmt.Sprintf("%2d in flight beside an errand and states", inFlight), agents, func(s side) figures {
+			stop := states(r, s.id)
+			defer stop()
+			return measure(t, w, s.id, inFlight, busyPings)
+		})
 	}
 }
 
-// Both take turns, so that what else the machine does hits both alike.
+// report lets all sides take turns, so that what else the machine does hits them alike.
+func report(t *testing.T, what string, sides []side, measure func(side) figures) {
+	t.Helper()
+	all := map[string][]figures{}
+	for round := range rounds + 1 {
+		for _, s := range sides {
+			if f := measure(s); round > 0 { // the first one warms up
+				all[s.id] = append(all[s.id], f)
+			}
+		}
+	}
+	baseline := median(all["baseline"])
+	for _, s := range sides {
+		f := median(all[s.id])
+		t.Logf("%s: %-8s %6.0f/s p50 %-8v p99 %-8v cpu %-5v of the baseline: rate %.1f, p50 %.2f, p99 %.2f", what, s.id,
+			f.rate, f.p50.Round(time.Microsecond), f.p99.Round(time.Microsecond), f.cpu,
+			f.rate/baseline.rate, ratio(f.p50, baseline.p50), ratio(f.p99, baseline.p99))
+	}
+}
+
+// errand starts a task that does not end.
+func errand(t *testing.T, r *testnats.Director, id string) {
+	t.Helper()
+	if reply := r.Call(id, "run_errand", errandJob); !strings.Contains(reply, "running") {
+		t.Fatalf("%s: run_errand: %s", id, reply)
+	}
+}
+
+// states keeps eight questions for the full state in flight; a Director asks them of all
+// instances at once for `bosh vms --vitals`.
+func states(r *testnats.Director, id string) (stop func()) {
+	ended := make(chan struct{})
+	var group sync.WaitGroup
+	for range 8 {
+		group.Go(func() {
+			for {
+				subject, replies := r.Send(id, "get_state", "full")
+				select {
+				case <-replies:
+				case <-ended:
+				}
+				r.Forget(subject)
+				select {
+				case <-ended:
+					return
+				default:
+				}
+			}
+		})
+	}
+	return func() {
+		close(ended)
+		group.Wait()
+	}
+}
+
 const (
-	rounds = 7
-	pings  = 10000
+	rounds    = 5
+	pings     = 10000
+	busyPings = 2000
+	errandJob = "waiter"
 )
 
 // median takes each figure's own, since a noisy machine spoils them independently.
@@ -128,49 +197,37 @@ func ready(t *testing.T, r *testnats.Director, id string) {
 	})
 }
 
-// measure keeps inFlight pings under way until n are answered. It spends as little as it can
-// itself: each reply sends the next request.
-func measure(t *testing.T, nc *nats.Conn, id string, inFlight, n int) figures {
+// measure keeps inFlight pings under way until n are answered.
+func measure(t *testing.T, w *wire, id string, inFlight, n int) figures {
 	t.Helper()
 	envelopes, started := make([][]byte, inFlight), make([]time.Time, inFlight)
 	for slot := range envelopes {
 		envelopes[slot] = testnats.Envelope("ping", fmt.Sprintf("director.bench.%s.%d", id, slot))
 	}
 	times := make([]time.Duration, 0, n)
-	done := make(chan struct{})
-	send := func(slot int) {
-		started[slot] = time.Now()
-		if err := nc.Publish("agent."+id, envelopes[slot]); err != nil {
-			t.Error(err)
-		}
-	}
-	sub, err := nc.Subscribe("director.bench.>", func(m *nats.Msg) {
-		slot, err := strconv.Atoi(m.Subject[strings.LastIndexByte(m.Subject, '.')+1:])
-		if err != nil || len(times) == n {
-			return
-		}
-		if times = append(times, time.Since(started[slot])); len(times) == n {
-			close(done)
-			return
-		}
-		send(slot)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := nc.Flush(); err != nil {
-		t.Fatal(err)
-	}
 	begin := time.Now()
-	for slot := range inFlight {
-		send(slot)
+	for slot := range envelopes {
+		started[slot] = begin
+		w.publish("agent."+id, envelopes[slot])
 	}
-	<-done
+	for asked := inFlight; len(times) < n; {
+		subject, _, err := w.next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		slot, err := strconv.Atoi(string(subject[bytes.LastIndexByte(subject, '.')+1:]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		now := time.Now()
+		times = append(times, now.Sub(started[slot]))
+		if asked < n {
+			asked++
+			started[slot] = now
+			w.publish("agent."+id, envelopes[slot])
+		}
+	}
 	took := time.Since(begin)
-	if err := sub.Drain(); err != nil {
-		t.Fatal(err)
-	}
-	time.Sleep(100 * time.Millisecond) // the last replies find nobody
 	slices.Sort(times)
 	return figures{rate: float64(n) / took.Seconds(), p50: times[n/2], p99: times[n*99/100]}
 }
@@ -212,6 +269,15 @@ func run(t *testing.T, d *testnats.Deployment, id, program string) (pid int) {
 	if err := os.MkdirAll(filepath.Join(base, "bosh"), 0o755); err != nil {
 		t.Fatal(err)
 	}
+	script := filepath.Join(base, "jobs", errandJob, "bin", "run")
+	if err := os.MkdirAll(filepath.Dir(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(script, []byte("#!/bin/sh\nexec sleep 1000\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(base, "bosh", "spec.json"), map[string]any{"job": map[string]any{"name": errandJob, "template": errandJob,
+		"templates": []any{map[string]any{"name": errandJob, "version": "1"}}}})
 	log, err := os.Create(filepath.Join(base, "log"))
 	if err != nil {
 		t.Fatal(err)
@@ -242,4 +308,18 @@ func write(t *testing.T, path string, v any) {
 	if err := os.WriteFile(path, data, 0o600); err != nil {
 		t.Fatal(err)
 	}
+}
+
+func asker(t *testing.T, d *testnats.Deployment) *wire {
+	t.Helper()
+	pair, err := d.Client(testca.DirectorName).TLS()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := dial(fmt.Sprintf("127.0.0.1:%d", d.Port()), &tls.Config{RootCAs: d.CA.Pool(), ServerName: "127.0.0.1", Certificates: []tls.Certificate{pair}}, "director.bench.>")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = w.conn.Close() })
+	return w
 }

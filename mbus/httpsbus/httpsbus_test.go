@@ -262,7 +262,7 @@ func TestLargeBlob(t *testing.T) {
 func TestSlowAnswersAndKeepAlive(t *testing.T) {
 	release := make(chan struct{})
 	s := start(t, func(_ context.Context, r mbus.Request, reply func(mbus.Reply)) {
-		if !r.KeepsWaiting || r.Identity != "" {
+		if !r.KeepsWaiting || r.Identity != (mbus.Identity{}) {
 			t.Errorf("got %+v", r)
 		}
 		go func() {

@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/url"
 	"regexp"
-	"strconv"
 	"strings"
 
 	"cambium/internal/secret"
@@ -84,10 +83,10 @@ func validSubject(s string) bool {
 var seed = maphash.MakeSeed()
 
 // identityOf is the same for two deliveries of one message, as happens while two connections
-// are subscribed. The reply subject alone would do for a Director, which never uses one twice.
-func identityOf(r mbus.Request, data []byte) string {
+// are subscribed.
+func identityOf(r mbus.Request, data []byte) mbus.Identity {
 	if r.ReplyTo == "" {
-		return ""
+		return mbus.Identity{}
 	}
-	return r.ReplyTo + " " + strconv.FormatUint(maphash.Bytes(seed, data), 16)
+	return mbus.Identity{ReplyTo: r.ReplyTo, Digest: maphash.Bytes(seed, data)}
 }

@@ -35,8 +35,9 @@ const (
 var (
 	// A server that is gone without a word is noticed after two unanswered pings.
 	pingInterval = 10 * time.Second
-	// Full jitter: all agents of a deployment lose their server at the same moment.
-	afterLoss = retry.Backoff{Min: 2 * time.Second, Max: 8 * time.Second, Jitter: 1}
+	// Full jitter: all agents of a deployment lose their server at the same moment. The last
+	// pause spreads a thousand of them over 200 log-ins a second, which a server can serve.
+	afterLoss = retry.Backoff{Min: 2 * time.Second, Max: 5 * time.Second, Jitter: 1}
 	// A booting agent may be ahead of its network by a moment.
 	atFirst   = retry.Backoff{Min: 200 * time.Millisecond, Max: 8 * time.Second, Jitter: 1}
 	afterAuth = retry.Backoff{Min: 1500 * time.Millisecond, Max: 1500 * time.Millisecond, Jitter: 2.0 / 3}
