@@ -4,7 +4,10 @@
 package assets
 
 import (
+	"crypto/sha256"
 	"embed"
+	"encoding/hex"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -39,4 +42,17 @@ func Unpack(dir string) (string, error) {
 		return os.WriteFile(target, data, mode)
 	})
 	return filepath.Join(dir, "install"), err
+}
+
+// Digest changes with the content of any asset.
+func Digest() string {
+	h := sha256.New()
+	_ = fs.WalkDir(files, ".", func(path string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			data, _ := files.ReadFile(path) // embedded: it is there
+			_, _ = fmt.Fprintf(h, "%s %d %s", path, len(data), data)
+		}
+		return err
+	})
+	return hex.EncodeToString(h.Sum(nil))
 }

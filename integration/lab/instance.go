@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -44,6 +45,9 @@ type VM struct {
 	HTTPS bool
 	// Files are put into the root file system.
 	Files []machine.File
+	// NICs is the number of network cards, 1 if zero. Card n is eth<n>, on a network of its own:
+	// 10.88.n.0/24 and fd88:0:0:n::/64, where the lab has the address that ends in 1.
+	NICs int
 }
 
 // Instance is a machine of the lab with an agent in it.
@@ -112,8 +116,14 @@ func (i *Instance) create(ctx context.Context) error {
 	if err := os.Mkdir(i.dir(), 0o700); err != nil {
 		return err
 	}
-	spec := machine.Spec{Name: i.name(), Dir: filepath.Join(i.dir(), "machine"), Agent: i.lab.o.Agent, Installer: i.lab.installer,
-		Files: i.vm.Files, NICs: []machine.NIC{{Name: "eth0", MAC: machine.MAC(i.name(), 0), Net: i.lab.Net, Bridge: bridge}}}
+	spec := machine.Spec{Name: i.name(), Dir: filepath.Join(i.dir(), "machine"), Agent: i.lab.o.Agent, Installer: i.lab.installer, Files: i.vm.Files}
+	for n := range max(i.vm.NICs, 1) {
+		name, err := i.lab.network(n)
+		if err != nil {
+			return err
+		}
+		spec.NICs = append(spec.NICs, machine.NIC{Name: fmt.Sprintf("eth%d", n), MAC: i.MAC(n), Net: i.lab.Net, Bridge: name})
+	}
 	var err error
 	if i.delivery, err = i.deliver(); err != nil {
 		return err
@@ -156,6 +166,9 @@ func (i *Instance) create(ctx context.Context) error {
 	}
 	return i.delivery.put(ctx, settings)
 }
+
+// MAC is the hardware address of a network card.
+func (i *Instance) MAC(card int) net.HardwareAddr { return machine.MAC(i.name(), card) }
 
 // Change edits the settings and delivers them again, as a CPI does whose agents read them anew.
 func (i *Instance) Change(ctx context.Context, edit func(Document)) error {

@@ -37,10 +37,11 @@ const Prefix = "cambium-"
 
 // The lab's network. It is the same in every lab, since each has a namespace of its own.
 const (
-	bridge  = "lab0"
-	Gateway = "10.88.0.1"
-	Netmask = "255.255.255.0"
-	BusPort = 4222
+	bridge   = "lab0"
+	Gateway  = "10.88.0.1"
+	Gateway6 = "fd88::1"
+	Netmask  = "255.255.255.0"
+	BusPort  = 4222
 )
 
 // DefaultDir is where labs keep their state unless CAMBIUM_LAB_DIR says otherwise.
@@ -87,6 +88,7 @@ type Lab struct {
 	lock    *os.File
 
 	mu       sync.Mutex
+	networks int // beside the first
 	machines map[string]*Instance
 	created  int
 	dnsmasq  *exec.Cmd
@@ -164,7 +166,7 @@ func (l *Lab) start(ctx context.Context) (err error) {
 	if l.Net, err = netns.Create(Prefix + l.o.Name); err != nil {
 		return err
 	}
-	if err = l.Net.Bridge(bridge, Gateway+"/24"); err != nil {
+	if err = l.Net.Bridge(bridge, Gateway+"/24", Gateway6+"/64"); err != nil {
 		return err
 	}
 	if l.CA, err = testca.New("lab." + l.o.Name + ".ca"); err != nil {
@@ -189,6 +191,20 @@ func (l *Lab) start(ctx context.Context) (err error) {
 		return err
 	}
 	return l.serve()
+}
+
+// network returns the bridge of a network, which is made when the first machine wants it.
+func (l *Lab) network(n int) (string, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for l.networks < n {
+		more := l.networks + 1
+		if err := l.Net.Bridge(fmt.Sprintf("lab%d", more), fmt.Sprintf("10.88.%d.1/24", more), fmt.Sprintf("fd88:0:0:%x::1/64", more)); err != nil {
+			return "", err
+		}
+		l.networks = more
+	}
+	return fmt.Sprintf("lab%d", n), nil
 }
 
 // Name is the lab's name.

@@ -133,7 +133,7 @@ func (i *Instance) configDrive(d drive) delivery {
 		if err := d.write(ctx, image, label, media.Files{d.metaData: meta.JSON(), d.userData: data}); err != nil {
 			return err
 		}
-		return i.insert(ctx, "configdrive", image, "disk/by-label/"+label)
+		return i.insert(ctx, machine.Disk{ID: "configdrive", Image: image, Names: []string{"disk/by-label/" + label}})
 	}}
 }
 
@@ -143,20 +143,21 @@ func (i *Instance) cdrom() delivery {
 		if err := media.PlainISO(ctx, image, media.Files{"env": settings}); err != nil {
 			return err
 		}
-		return i.insert(ctx, "cdrom", image, "sr0")
+		return i.insert(ctx, machine.Disk{ID: "cdrom", Image: image, Bus: machine.CDROM, Names: []string{"sr0"}})
 	}}
 }
 
 // insert attaches a medium, in place of one that is there.
-func (i *Instance) insert(ctx context.Context, id, image string, names ...string) error {
+func (i *Instance) insert(ctx context.Context, d machine.Disk) error {
 	for _, a := range i.Disks() {
-		if a.Disk.ID == id {
-			if err := i.Detach(ctx, id); err != nil {
+		if a.Disk.ID == d.ID {
+			if err := i.Detach(ctx, d.ID); err != nil {
 				return err
 			}
 		}
 	}
-	_, err := i.Attach(ctx, machine.Disk{ID: id, Image: image, ReadOnly: true, Names: names})
+	d.ReadOnly = true
+	_, err := i.Attach(ctx, d)
 	return err
 }
 

@@ -52,10 +52,23 @@ type Disk struct {
 	ID       string // how the IaaS calls it; the disk CID for persistent disks
 	Image    string
 	ReadOnly bool
+	// Bus is how it is connected, where the engine has a choice; Virtio if empty.
+	Bus Bus
 	// Names are further names below /dev, such as "sr0" or "disk/by-label/config-2", that
 	// udev would give this disk.
 	Names []string
 }
+
+// Bus is a kind of disk controller, and hence of names that a disk has in the machine.
+type Bus string
+
+// The buses. A container knows none of them.
+const (
+	Virtio Bus = "virtio" // virtio-blk, serial number from the ID's first 20 characters
+	SCSI   Bus = "scsi"   // a disk on a virtio SCSI controller
+	NVMe   Bus = "nvme"   // a controller with one namespace
+	CDROM  Bus = "cdrom"  // the medium in the machine's CD drive
+)
 
 // Attachment is a disk as the machine sees it.
 type Attachment struct {

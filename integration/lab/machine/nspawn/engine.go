@@ -16,8 +16,6 @@ import (
 
 	"cambium/integration/lab/disk"
 	"cambium/integration/lab/machine"
-
-	"golang.org/x/sys/unix"
 )
 
 // Engine makes machines from one Debian tree.
@@ -54,10 +52,8 @@ func (e Engine) Create(ctx context.Context, s machine.Spec) (machine.Machine, er
 		return nil, err
 	}
 	m := &Machine{spec: s, tree: e.Tree, stopWatch: func() {}, done: make(chan struct{}), disks: map[string]*attached{}}
-	for _, dir := range []string{m.upper(), m.work(), m.root()} {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return nil, err
-		}
+	if err := m.layer().Make(); err != nil {
+		return nil, err
 	}
 	if err := m.bake(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("machine %s: %w", s.Name, err), os.RemoveAll(s.Dir))
@@ -96,28 +92,8 @@ func (m *Machine) bake(ctx context.Context) error {
 	})
 }
 
-// mounted calls f with the machine's root mounted, in a mount namespace that only f, and what f
-// starts, can see: a crash leaves no mount behind.
-func (m *Machine) mounted(f func(root string) error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // for good: the thread ends with its namespace
-		done <- func() error {
-			if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
-				return fmt.Errorf("mount namespace: %w", err)
-			}
-			if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-				return fmt.Errorf("mount namespace: %w", err)
-			}
-			options := "lowerdir=" + m.tree + ",upperdir=" + m.upper() + ",workdir=" + m.work()
-			if err := unix.Mount("lab", m.root(), "overlay", 0, options); err != nil {
-				return fmt.Errorf("overlay on %s: %w", m.root(), err)
-			}
-			return f(m.root())
-		}()
-	}()
-	return <-done
-}
+// mounted calls f with the machine's root mounted, out of sight of everybody else.
+func (m *Machine) mounted(f func(root string) error) error { return m.layer().Mounted(f) }
 
 func writeBelow(root string, f machine.File) error {
 	path := filepath.Join(root, filepath.Clean("/"+f.Path))

@@ -18,6 +18,7 @@ import (
 
 	"cambium/integration/lab/machine"
 	"cambium/integration/lab/netns"
+	"cambium/integration/lab/tree"
 
 	"golang.org/x/sys/unix"
 )
@@ -60,10 +61,8 @@ type boot struct {
 	off bool
 }
 
-func (m *Machine) upper() string   { return filepath.Join(m.spec.Dir, "upper") }
-func (m *Machine) work() string    { return filepath.Join(m.spec.Dir, "work") }
-func (m *Machine) root() string    { return filepath.Join(m.spec.Dir, "root") }
-func (m *Machine) Console() string { return filepath.Join(m.spec.Dir, "console.log") }
+func (m *Machine) layer() tree.Layer { return tree.Layer{Tree: m.tree, Dir: m.spec.Dir} }
+func (m *Machine) Console() string   { return filepath.Join(m.spec.Dir, "console.log") }
 
 // Name is the name in the specification.
 func (m *Machine) Name() string { return m.spec.Name }
@@ -168,7 +167,7 @@ func (m *Machine) plug() error {
 // host's systemd where there is one.
 func (m *Machine) argv() ([]string, error) {
 	nspawn := []string{"systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--machine=" + m.spec.Name,
-		"--directory=" + m.root(), "--boot", "--network-namespace-path=" + m.netns().Path(),
+		"--directory=" + m.layer().Root(), "--boot", "--network-namespace-path=" + m.netns().Path(),
 		"--capability=all", "--system-call-filter=@swap", "--console=read-only",
 		"--resolv-conf=off", "--timezone=off", "--link-journal=no"}
 	if _, err := os.Stat("/run/systemd/system"); err == nil {

@@ -1,0 +1,130 @@
+// Package guest is the lab's hand inside a virtual machine: it starts the machine's system from
+// the initial RAM disk, and then runs programs and reads and writes files for the host, over a
+// virtio serial port. It belongs to the lab's images; the agent knows nothing of it.
+//
+// Both sides exchange frames: kind, number of the request, length, content. Several requests
+// are under way at once. The guest says Hello when it is ready.
+package guest
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"io/fs"
+	"sync"
+)
+
+// Port is the name of the serial port.
+const Port = "cambium.guest"
+
+// Kind says what a frame is.
+type Kind byte
+
+// The kinds. The host sends Run, Stdin, StdinEnd, Window and Kill; the guest sends the others.
+const (
+	Hello Kind = iota + 1
+	Run
+	Stdin
+	StdinEnd
+	Window
+	Kill
+	Stdout
+	Stderr
+	Exit
+)
+
+// Request is the content of Run.
+type Request struct {
+	Op   string      `json:"op"` // "run", "read" or "write"
+	Args []string    `json:"args,omitempty"`
+	Env  []string    `json:"env,omitempty"`
+	Path string      `json:"path,omitempty"`
+	Mode fs.FileMode `json:"mode,omitempty"`
+	// Terminal asks for a terminal; Stdout has all output then.
+	Terminal bool `json:"terminal,omitempty"`
+	Rows     int  `json:"rows,omitempty"`
+	Columns  int  `json:"columns,omitempty"`
+}
+
+// Result is the content of Exit.
+type Result struct {
+	Status int    `json:"status"`
+	Error  string `json:"error,omitempty"` // other than a status
+	Absent bool   `json:"absent,omitempty"`
+}
+
+// Frame is one message.
+type Frame struct {
+	Kind Kind
+	ID   uint32
+	Data []byte
+}
+
+// MaxData is the most that one frame holds; longer streams are several frames.
+const MaxData = 32 << 10
+
+const headerSize = 9
+
+// Read reads one frame.
+func Read(r io.Reader) (Frame, error) {
+	var header [headerSize]byte
+	if _, err := io.ReadFull(r, header[:]); err != nil {
+		return Frame{}, err
+	}
+	size := binary.BigEndian.Uint32(header[5:])
+	if size > MaxData {
+		return Frame{}, fmt.Errorf("frame of %d bytes", size)
+	}
+	f := Frame{Kind: Kind(header[0]), ID: binary.BigEndian.Uint32(header[1:]), Data: make([]byte, size)}
+	_, err := io.ReadFull(r, f.Data)
+	return f, err
+}
+
+// Writer writes frames from several goroutines.
+type Writer struct {
+	mu sync.Mutex
+	W  io.Writer
+}
+
+// Frame writes one frame.
+func (w *Writer) Frame(kind Kind, id uint32, data []byte) error {
+	if len(data) > MaxData {
+		return fmt.Errorf("frame of %d bytes", len(data))
+	}
+	buffer := make([]byte, headerSize, headerSize+len(data))
+	buffer[0] = byte(kind)
+	binary.BigEndian.PutUint32(buffer[1:], id)
+	binary.BigEndian.PutUint32(buffer[5:], uint32(len(data)))
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_, err := w.W.Write(append(buffer, data...))
+	return err
+}
+
+// JSON writes a frame with a document.
+func (w *Writer) JSON(kind Kind, id uint32, value any) error {
+	data, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	return w.Frame(kind, id, data)
+}
+
+// Stream is an io.Writer whose bytes become frames of one kind.
+type Stream struct {
+	To   *Writer
+	Kind Kind
+	ID   uint32
+}
+
+func (s Stream) Write(data []byte) (int, error) {
+	for sent := 0; sent < len(data); {
+		n := min(len(data)-sent, MaxData)
+		if err := s.To.Frame(s.Kind, s.ID, data[sent:sent+n]); err != nil {
+			return sent, err
+		}
+		sent += n
+	}
+	return len(data), nil
+}

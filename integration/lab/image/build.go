@@ -1,0 +1,170 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"cambium/integration/lab/guest"
+	"cambium/integration/lab/tree"
+	assets "cambium/stemcell-assets"
+)
+
+// The layout: the boot loader's partition is small and in front, so that the root can grow.
+const (
+	mib       = int64(1) << 20
+	bootStart = 1 * mib
+	bootSize  = 1 * mib
+	rootStart = 4 * mib
+)
+
+type builder struct {
+	tree, guest, work string
+	kernel            Kernel
+}
+
+func (b builder) build(ctx context.Context) error {
+	ram, err := ramDisk(b.guest, b.kernel)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(b.work, "initrd"), ram, 0o644); err != nil {
+		return err
+	}
+	if err := run(ctx, "cp", b.kernel.Image, filepath.Join(b.work, "kernel")); err != nil {
+		return err
+	}
+	layer := tree.Layer{Tree: b.tree, Dir: filepath.Join(b.work, "layer")}
+	if err := layer.Make(); err != nil {
+		return err
+	}
+	err = layer.Mounted(func(root string) error {
+		if err := b.fill(ctx, root); err != nil {
+			return err
+		}
+		return makeDisk(ctx, root, filepath.Join(b.work, "disk"))
+	})
+	return errors.Join(err, os.RemoveAll(layer.Dir))
+}
+
+// fill puts the kernel's modules, the stemcell's assets and the lab's hand into the root.
+func (b builder) fill(ctx context.Context, root string) error {
+	modules := filepath.Join(root, "usr/lib/modules")
+	if err := os.MkdirAll(modules, 0o755); err != nil {
+		return err
+	}
+	if err := run(ctx, "cp", "-r", b.kernel.Modules, modules); err != nil {
+		return err
+	}
+	if err := run(ctx, "chroot", root, "depmod", b.kernel.Version); err != nil {
+		return err
+	}
+	installer, err := assets.Unpack(filepath.Join(b.work, "assets"))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(filepath.Join(b.work, "assets")) }()
+	// Any file will do for the agent here: bake replaces it.
+	install := exec.CommandContext(ctx, installer, "--agent", b.guest, "--iaas", "qemu")
+	install.Env = append(os.Environ(), "DESTDIR="+root)
+	if out, err := install.CombinedOutput(); err != nil {
+		return fmt.Errorf("install: %w: %s", err, strings.TrimSpace(string(out)))
+	}
+	if err := run(ctx, "cp", b.guest, filepath.Join(root, GuestProgram)); err != nil {
+		return err
+	}
+	units := filepath.Join(root, "etc/systemd/system")
+	if err := os.WriteFile(filepath.Join(units, "cambium-guest.service"), guest.Unit(GuestProgram), 0o644); err != nil {
+		return err
+	}
+	return run(ctx, "systemctl", "--root="+root, "--quiet", "enable", "cambium-guest.service")
+}
+
+// makeDisk makes a partitioned disk with an ext4 that holds a copy of root.
+func makeDisk(ctx context.Context, root, disk string) error {
+	used, err := treeSize(root)
+	if err != nil {
+		return err
+	}
+	// Room for inodes, the journal, bigger agents and first steps of a machine.
+	size := (used*5/4 + 160*mib) / mib * mib
+	f, err := os.OpenFile(disk, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	err = f.Truncate(rootStart + size + mib) // the copy of the table is at the end
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	table := fmt.Sprintf("label: gpt\n14 : start=%d, size=%d, type=21686148-6449-6E6F-744E-656564454649, name=boot\n"+
+		"1 : start=%d, size=%d, type=L, name=%s\n", bootStart/512, bootSize/512, rootStart/512, size/512, guest.RootName)
+	sfdisk := exec.CommandContext(ctx, "sfdisk", "--quiet", disk)
+	sfdisk.Stdin = strings.NewReader(table)
+	if out, err := sfdisk.CombinedOutput(); err != nil {
+		return fmt.Errorf("sfdisk: %w: %s", err, strings.TrimSpace(string(out)))
+	}
+	return run(ctx, "mke2fs", "-q", "-F", "-t", "ext4", "-L", "root", "-E", fmt.Sprintf("offset=%d", rootStart), "-d", root, disk, fmt.Sprintf("%dk", size>>10))
+}
+
+// treeSize is what the files of a tree take.
+func treeSize(root string) (size int64, err error) {
+	err = filepath.WalkDir(root, func(_ string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		if st, ok := info.Sys().(*syscall.Stat_t); ok {
+			size += st.Blocks * 512
+		}
+		return nil
+	})
+	return size, err
+}
+
+// bake copies a disk and puts the agent into the copy.
+func bake(ctx context.Context, from, to, agent string) error {
+	if err := run(ctx, "cp", "--sparse=always", "--reflink=auto", from, to); err != nil {
+		return err
+	}
+	return PutInto(ctx, to, agent, agentPath, 0o755)
+}
+
+// PutInto writes a file of this host into the root file system of a disk that no machine uses.
+// The directory is there already.
+func PutInto(ctx context.Context, disk, file, path string, mode fs.FileMode) error {
+	commands := fmt.Sprintf("rm %[1]s\nwrite %[2]s %[1]s\nset_inode_field %[1]s mode 0%[3]o\nset_inode_field %[1]s uid 0\nset_inode_field %[1]s gid 0\nstat %[1]s\n",
+		path, file, 0o100000|mode.Perm())
+	debugfs := exec.CommandContext(ctx, "debugfs", "-w", "-f", "-", fmt.Sprintf("%s?offset=%d", disk, rootStart))
+	debugfs.Stdin = strings.NewReader(commands)
+	out, err := debugfs.CombinedOutput()
+	info, statErr := os.Stat(file)
+	// It ends with status 0 whatever happened.
+	if err = errors.Join(err, statErr); err == nil && !strings.Contains(string(out), fmt.Sprintf("Size: %d\n", info.Size())) {
+		err = errors.New("the file is not there afterwards")
+	}
+	if err != nil {
+		return fmt.Errorf("debugfs: %s: %w: %s", path, err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+// Extract reads a file of the root file system of a disk that no machine uses.
+func Extract(ctx context.Context, disk, path string) ([]byte, error) {
+	debugfs := exec.CommandContext(ctx, "debugfs", "-R", "cat "+path, fmt.Sprintf("%s?offset=%d", disk, rootStart))
+	var words strings.Builder
+	debugfs.Stderr = &words
+	out, err := debugfs.Output()
+	if err == nil && strings.Contains(words.String(), "File not found") {
+		err = fmt.Errorf("%s: %w", path, fs.ErrNotExist)
+	}
+	return out, err
+}

@@ -1,0 +1,235 @@
+// Package image makes disk images for virtual machines from the lab's Debian tree: a partition
+// table, a root file system that can grow, a kernel and a small initial RAM disk, with the
+// agent installed as into a stemcell. Nothing is mounted from an image and no loop device is
+// used. Images are kept in a cache under names that are derived from everything that is in them.
+package image
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"cambium/integration/lab/guest"
+	"cambium/integration/lab/initrd"
+	"cambium/integration/lab/tree"
+	assets "cambium/stemcell-assets"
+)
+
+// recipe changes when the code below makes other images of the same parts.
+const recipe = "1"
+
+// GuestProgram is where the lab's hand is in an image.
+const GuestProgram = "/usr/local/sbin/cambium-guest"
+
+// agentPath is where the installer puts the agent.
+const agentPath = "/var/vcap/bosh/bin/bosh-agent"
+
+// Modules are loaded from the initial RAM disk: what it takes to see the root disk and, for
+// the lab, the serial port. The system loads all others itself.
+var Modules = []string{"virtio", "virtio_ring", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_blk",
+	"scsi_common", "scsi_mod", "sd_mod", "virtio_scsi", "nvme-common", "nvme-core", "nvme", "virtio_console"}
+
+// Cache is a directory of images. It also holds the Debian trees.
+type Cache struct {
+	Dir string
+	// Guest is the lab's guest program; one beside this executable, or built with Go, if empty.
+	Guest string
+	// Progress is told what takes long; nil keeps quiet.
+	Progress func(format string, args ...any)
+}
+
+// Image is a bootable disk with the parts that QEMU can also be handed directly.
+type Image struct {
+	Disk   string // raw; never written to
+	Kernel string
+	Initrd string
+}
+
+func (c Cache) progress(format string, args ...any) {
+	if c.Progress != nil {
+		c.Progress(format, args...)
+	}
+}
+
+// Missing says what this host lacks to make images.
+func Missing() error {
+	var lacks []string
+	if os.Geteuid() != 0 {
+		lacks = append(lacks, "root (for a mount namespace)")
+	}
+	for program, pkg := range map[string]string{"mke2fs": "e2fsprogs", "debugfs": "e2fsprogs", "sfdisk": "fdisk"} {
+		if _, err := exec.LookPath(program); err != nil {
+			lacks = append(lacks, program+" (package "+pkg+")")
+		}
+	}
+	if len(lacks) > 0 {
+		return fmt.Errorf("disk images need %s", strings.Join(lacks, " and "))
+	}
+	return nil
+}
+
+// Ensure returns the lab's image with the given agent in it.
+func (c Cache) Ensure(ctx context.Context, agent string) (Image, error) {
+	base, err := c.base(ctx)
+	if err != nil {
+		return Image{}, fmt.Errorf("disk image: %w", err)
+	}
+	digest, err := fileDigest(agent)
+	if err != nil {
+		return Image{}, fmt.Errorf("disk image: %w", err)
+	}
+	dir := base + "-agent-" + digest[:16]
+	err = c.once(dir, func(work string) error {
+		c.prune(base)
+		return bake(ctx, filepath.Join(base, "disk"), filepath.Join(work, "disk"), agent)
+	})
+	if err != nil {
+		return Image{}, fmt.Errorf("bake the agent: %w", err)
+	}
+	now := time.Now()
+	_ = os.Chtimes(dir, now, now) // in use: not to be pruned
+	return Image{Disk: filepath.Join(dir, "disk"), Kernel: filepath.Join(base, "kernel"), Initrd: filepath.Join(base, "initrd")}, nil
+}
+
+// prune removes images with agents that nobody has used for a day.
+func (c Cache) prune(base string) {
+	old, _ := filepath.Glob(base + "-agent-*") // base is no pattern
+	for _, dir := range old {
+		if info, err := os.Stat(dir); err == nil && info.IsDir() && time.Since(info.ModTime()) > 24*time.Hour {
+			_ = os.RemoveAll(dir)
+			_ = os.Remove(dir + ".lock")
+		}
+	}
+}
+
+// once makes a directory through f unless it is there. Of several processes that want it at
+// once, one makes it and the others wait.
+func (c Cache) once(dir string, f func(work string) error) error {
+	if _, err := os.Stat(dir); err == nil {
+		return nil
+	}
+	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
+		return err
+	}
+	lock, err := os.OpenFile(dir+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = lock.Close() }()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		return fmt.Errorf("lock %s: %w", lock.Name(), err)
+	}
+	if _, err := os.Stat(dir); err == nil {
+		return nil
+	}
+	work := dir + ".new"
+	if err := os.RemoveAll(work); err != nil { // of a build that was killed
+		return err
+	}
+	if err := os.Mkdir(work, 0o755); err != nil {
+		return err
+	}
+	if err := f(work); err != nil {
+		return errors.Join(err, os.RemoveAll(work))
+	}
+	return os.Rename(work, dir)
+}
+
+// base is the image with everything but the agent, which is what changes all the time.
+func (c Cache) base(ctx context.Context) (string, error) {
+	if err := Missing(); err != nil {
+		return "", err
+	}
+	debian := tree.Cache{Dir: c.Dir}
+	if !debian.Built() {
+		c.progress("building the Debian tree in %s (once, about a minute)", c.Dir)
+	}
+	root, err := debian.Ensure(ctx)
+	if err != nil {
+		return "", err
+	}
+	kernel, err := c.EnsureKernel(ctx)
+	if err != nil {
+		return "", err
+	}
+	guestProgram, err := c.guestProgram(ctx)
+	if err != nil {
+		return "", err
+	}
+	guestDigest, err := fileDigest(guestProgram)
+	if err != nil {
+		return "", err
+	}
+	h := sha256.New()
+	_, _ = fmt.Fprintln(h, recipe, filepath.Base(root), kernel.Version, Modules, guestDigest, string(guest.Unit(GuestProgram)), assets.Digest())
+	dir := filepath.Join(c.Dir, "vm-"+hex.EncodeToString(h.Sum(nil))[:16])
+	return dir, c.once(dir, func(work string) error {
+		c.progress("making a disk image in %s (once)", c.Dir)
+		b := builder{tree: root, kernel: kernel, guest: guestProgram, work: work}
+		return b.build(ctx)
+	})
+}
+
+// guestProgram finds or builds the program.
+func (c Cache) guestProgram(ctx context.Context) (string, error) {
+	if c.Guest != "" {
+		return c.Guest, nil
+	}
+	if own, err := os.Executable(); err == nil {
+		beside := filepath.Join(filepath.Dir(own), "lab-guest")
+		if _, err := os.Stat(beside); err == nil {
+			return beside, nil
+		}
+	}
+	path := filepath.Join(c.Dir, "lab-guest")
+	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
+		return "", err
+	}
+	temporary := fmt.Sprintf("%s.%d", path, os.Getpid())
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid=", "-o", temporary, "cambium/integration/lab/guest/program")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("the guest program is not beside the lab's and cannot be built: %w: %s", err, out)
+	}
+	return path, os.Rename(temporary, path)
+}
+
+func fileDigest(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = f.Close() }()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// ramDisk is the initial RAM disk; with a serial port for the lab or without.
+func ramDisk(guestProgram string, kernel Kernel) ([]byte, error) {
+	var a initrd.Archive
+	a.Dir("proc", "sys", "root")
+	a.Console()
+	a.Copy("init", guestProgram)
+	a.Modules(kernel.Modules, Modules...)
+	return a.Bytes()
+}
+
+func run(ctx context.Context, name string, args ...string) error {
+	cmd := exec.CommandContext(ctx, name, args...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", name, err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}

@@ -1,0 +1,57 @@
+package tree
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// Layer is a writable layer over a tree, kept in Dir.
+type Layer struct {
+	Tree string
+	Dir  string
+}
+
+// Upper is the directory that holds what differs from the tree.
+func (l Layer) Upper() string { return filepath.Join(l.Dir, "upper") }
+
+// Root is where the layer is mounted, for those who can see it.
+func (l Layer) Root() string { return filepath.Join(l.Dir, "root") }
+
+func (l Layer) work() string { return filepath.Join(l.Dir, "work") }
+
+// Make makes the directories.
+func (l Layer) Make() error {
+	for _, dir := range []string{l.Upper(), l.work(), l.Root()} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Mounted calls f with the layer mounted, in a mount namespace that only f, and what f starts,
+// can see: a crash leaves no mount behind.
+func (l Layer) Mounted(f func(root string) error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends with its namespace
+		done <- func() error {
+			if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
+				return fmt.Errorf("mount namespace: %w", err)
+			}
+			if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+				return fmt.Errorf("mount namespace: %w", err)
+			}
+			options := "lowerdir=" + l.Tree + ",upperdir=" + l.Upper() + ",workdir=" + l.work()
+			if err := unix.Mount("lab", l.Root(), "overlay", 0, options); err != nil {
+				return fmt.Errorf("overlay on %s: %w", l.Root(), err)
+			}
+			return f(l.Root())
+		}()
+	}()
+	return <-done
+}
