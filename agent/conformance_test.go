@@ -1,9 +1,12 @@
 package agent
 
 import (
+	"bytes"
 	"encoding/json"
 	"flag"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -12,7 +15,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
+	"cambium/internal/testca"
 	"cambium/internal/testnats"
+	"cambium/jobs/monit"
 )
 
 var update = flag.Bool("update", false, "rewrite golden files")
@@ -23,16 +30,34 @@ type conformanceCase struct {
 	Method    string
 	Protocol  *int
 	Arguments []json.RawMessage
-	Raw       string // a whole envelope instead
-	Task      bool   // the reply is that of the task's end
-	Handle    bool   // the reply is a task handle
+	Raw       *string // a whole envelope instead
+	Only      string  // the one transport that the rule is about
+	Early     bool    // asked before the agent is ready
+	Silent    bool    // not answered; over HTTPS a bare status 500
+	Task      bool    // the reply is that of the task's end
+	Cancel    bool    // likewise, after it was cancelled while it ran
+	Handle    bool    // the reply is a task handle
 	Reply     json.RawMessage
 	Message   *string // of the exception, exactly
 	Contains  string  // part of that message
 	Matches   string  // pattern of that message
+	Like      string  // pattern of the whole reply
 	File      string  // golden reply
 	Did       *[]string
+	Reports   []string // to the Health Monitor: subject and body
+
+	// A request to the HTTPS port that is none to the agent's actions.
+	HTTPS   *httpsRequest
+	Status  int
+	Text    *string
+	Headers map[string]string
+
+	// An event of the supervisor, and how grave it is; 0 is not reported.
+	Event    string
+	Severity int
 }
+
+type httpsRequest struct{ Method, Path, Password, Body string }
 
 const (
 	dns7 = `{"version":7,"records":[["10.0.0.5","a.bosh"]],"record_keys":["id"],"unknown":{"kept":true}}`
@@ -40,17 +65,38 @@ const (
 	dns9 = `{"version":18446744073709551615,"records":[]}`
 )
 
+func conformanceCases(t *testing.T) (cases []conformanceCase) {
+	t.Helper()
+	d := json.NewDecoder(bytes.NewReader(must[[]byte](t)(os.ReadFile("testdata/conformance.json"))))
+	d.DisallowUnknownFields()
+	check(t, d.Decode(&cases))
+	return cases
+}
+
 // TestConformance holds the agent to the contract, over NATS and over HTTPS.
 func TestConformance(t *testing.T) {
-	var cases []conformanceCase
-	check(t, json.Unmarshal(must[[]byte](t)(os.ReadFile("testdata/conformance.json")), &cases))
+	cases := conformanceCases(t)
 	for _, transport := range []string{"nats", "https"} {
 		t.Run(transport, func(t *testing.T) {
-			w := newWorld(t, nil).ready()
+			w := newWorkshop(t)
+			for _, c := range cases {
+				if c.Early {
+					t.Run(c.Rule, func(t *testing.T) { w.conforms(t, transport, c, nil) })
+				}
+			}
+			w.ready()
 			w.machine.blobs = map[string]string{"dns-7": dns7, "dns-8": dns8, "https://signed/9": dns9}
 			write(t, filepath.Join(w.dirs.Tmp(), "logs.tgz"), "logs")
+			write(t, filepath.Join(w.dirs.SysLog(), "a.log"), "a")
+			fixtures := w.fixtures(t)
 			for _, c := range cases {
-				t.Run(c.Rule+" "+c.Method, func(t *testing.T) { w.conforms(t, transport, c) })
+				switch {
+				case c.Early, c.Event != "", c.Only != "" && c.Only != transport, c.HTTPS != nil && transport != "https":
+				case c.HTTPS != nil:
+					t.Run(c.Rule, func(t *testing.T) { w.conformsHTTPS(t, c) })
+				default:
+					t.Run(c.Rule+" "+c.Method, func(t *testing.T) { w.conforms(t, transport, c, fixtures) })
+				}
 			}
 			if got := string(must[[]byte](t)(os.ReadFile(w.dirs.DNSRecords()))); got != dns9 {
 				t.Errorf("records are %s, want those that came", got)
@@ -59,6 +105,92 @@ func TestConformance(t *testing.T) {
 				t.Errorf("the removed file: %v", err)
 			}
 		})
+	}
+	t.Run("events", func(t *testing.T) {
+		for _, c := range cases {
+			if c.Event == "" {
+				continue
+			}
+			alert, worth := MonitAlert(monit.Alert{Service: "s", Event: c.Event}, nil)
+			if worth != (c.Severity > 0) || alert.Severity != c.Severity {
+				t.Errorf("%s: got severity %d, sent %v; want %d", c.Rule, alert.Severity, worth, c.Severity)
+			}
+		}
+	})
+}
+
+// TestConformanceIsComplete: no method without a case in which it does its work, and no part of
+// the contract without one.
+func TestConformanceIsComplete(t *testing.T) {
+	worked, parts := map[string]bool{}, map[string]bool{}
+	for _, c := range conformanceCases(t) {
+		if c.Reply != nil || c.Like != "" || c.File != "" || c.Handle {
+			worked[c.Method] = true
+		}
+		references, _, _ := strings.Cut(c.Rule, " ")
+		for rest := c.Rule; strings.HasSuffix(references, ","); {
+			_, rest, _ = strings.Cut(rest, " ")
+			next, _, _ := strings.Cut(rest, " ")
+			parts[strings.TrimSuffix(references, ",")] = true
+			references = next
+		}
+		parts[references] = true
+	}
+	// get_task and cancel_task work in every case that follows a task.
+	worked["get_task"], worked["cancel_task"] = true, true
+	for _, name := range newWorkshop(t).table.Names() {
+		if !worked[name] {
+			t.Errorf("no case in which %s succeeds", name)
+		}
+	}
+	for _, part := range []string{"1.1", "1.2", "1.3", "1.4", "1.5", "2", "3.1", "3.2", "3.3", "3.4", "3.5", "3.6", "3.7", "3.9", "4", "5.3", "8", "B"} {
+		if !parts[part] {
+			t.Errorf("no case for part %s of the contract", part)
+		}
+	}
+}
+
+// conformsHTTPS sends a request to the port and compares status, headers and body.
+func (w *workshop) conformsHTTPS(t *testing.T, c conformanceCase) {
+	r := must[*http.Request](t)(http.NewRequest(c.HTTPS.Method, strings.TrimSuffix(w.https, "/agent")+c.HTTPS.Path, strings.NewReader(c.HTTPS.Body)))
+	if c.HTTPS.Password != "" {
+		r.SetBasicAuth("mbus", c.HTTPS.Password)
+	}
+	response := must[*http.Response](t)(w.client.Do(r))
+	body := must[[]byte](t)(io.ReadAll(response.Body))
+	check(t, response.Body.Close())
+	if response.StatusCode != c.Status || c.Text != nil && string(body) != *c.Text {
+		t.Errorf("got %d %q, want %d %v", response.StatusCode, body, c.Status, c.Text)
+	}
+	if response.ProtoMajor != 1 {
+		t.Errorf("got %s, want HTTP/1.1", response.Proto)
+	}
+	for name, want := range c.Headers {
+		if got := response.Header.Get(name); got != want {
+			t.Errorf("header %s: got %q, want %q", name, got, want)
+		}
+	}
+}
+
+// stayedSilent sends an envelope that nobody answers, and shows that the agent lives.
+func (w *world) stayedSilent(t *testing.T, transport, envelope string) {
+	t.Helper()
+	if transport == "https" {
+		if status, body := w.post(envelope); status != http.StatusInternalServerError || body != "" {
+			t.Errorf("got %d %q, want a bare 500", status, body)
+		}
+		return
+	}
+	subject, replies := w.director.Inbox(agentID)
+	defer w.director.Forget(subject)
+	check(t, w.director.Conn.Publish("agent."+agentID, []byte(strings.ReplaceAll(envelope, "REPLY", subject))))
+	if got := w.director.Call(agentID, "ping"); got != `{"value":"pong"}` {
+		t.Errorf("afterwards: %s", got)
+	}
+	select {
+	case reply := <-replies:
+		t.Errorf("answered with %s", reply)
+	default:
 	}
 }
 
@@ -78,9 +210,11 @@ func (w *world) ask(t *testing.T, transport, envelope string) string {
 	return testnats.Receive(t, replies)
 }
 
-func (w *world) conforms(t *testing.T, transport string, c conformanceCase) {
-	envelope := c.Raw
-	if envelope == "" {
+func (w *workshop) conforms(t *testing.T, transport string, c conformanceCase, fixtures map[string]any) {
+	envelope := ""
+	if c.Raw != nil {
+		envelope = *c.Raw
+	} else {
 		request := map[string]any{"method": c.Method, "arguments": c.Arguments, "reply_to": "REPLY", "protocol": 3}
 		if c.Protocol != nil {
 			request["protocol"] = *c.Protocol
@@ -90,28 +224,54 @@ func (w *world) conforms(t *testing.T, transport string, c conformanceCase) {
 		}
 		envelope = string(must[[]byte](t)(json.Marshal(request)))
 	}
-	envelope = strings.NewReplacer("TMP", w.dirs.Tmp(), "DIGEST7", sha256Digest(dns7), "DIGEST9", sha256Digest(dns9)).Replace(envelope)
+	if c.Silent {
+		w.stayedSilent(t, transport, envelope)
+		return
+	}
+	reports := w.listen(t)
 	w.machine.done()
-	got := w.ask(t, transport, envelope)
-	if c.Task || c.Handle {
+	got := w.ask(t, transport, substitute(t, envelope, fixtures))
+	if c.Task || c.Handle || c.Cancel {
 		got = w.follow(t, transport, c, got)
 	}
-	w.compare(t, c, got)
+	w.compare(t, c, got, fixtures)
 	if c.Did != nil {
 		if did := w.machine.done(); len(did)+len(*c.Did) > 0 && !reflect.DeepEqual(did, *c.Did) {
 			t.Errorf("the machine did %q, want %q", did, *c.Did)
 		}
 	}
+	for _, want := range c.Reports {
+		m := must[*nats.Msg](t)(reports.NextMsg(10 * time.Second))
+		if got := m.Subject + " " + string(m.Data); got != want {
+			t.Errorf("reported %s, want %s", got, want)
+		}
+	}
+}
+
+// listen is the Health Monitor.
+func (w *workshop) listen(t *testing.T) *nats.Subscription {
+	t.Helper()
+	if w.monitor == nil {
+		w.monitor = w.deployment.Connect(testca.HealthMonitorName)
+	}
+	reports := must[*nats.Subscription](t)(w.monitor.SubscribeSync("hm.agent.>"))
+	check(t, w.monitor.Flush())
+	t.Cleanup(func() { _ = reports.Unsubscribe() })
+	return reports
 }
 
 var handle = regexp.MustCompile(`^\{"value":\{"agent_task_id":"([0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12})","state":"running"\}\}$`)
 
 // follow polls a task to its end, and once more: the answer stays.
-func (w *world) follow(t *testing.T, transport string, c conformanceCase, reply string) string {
+func (w *workshop) follow(t *testing.T, transport string, c conformanceCase, reply string) string {
 	t.Helper()
 	found := handle.FindStringSubmatch(reply)
 	if found == nil {
 		t.Fatalf("got %s, want a task handle", reply)
+	}
+	if c.Cancel {
+		w.running(t)
+		w.cancel(t, transport, found[1])
 	}
 	poll := fmt.Sprintf(`{"method":"get_task","arguments":[%q],"reply_to":"REPLY"}`, found[1])
 	end := ""
@@ -128,13 +288,25 @@ func (w *world) follow(t *testing.T, transport string, c conformanceCase, reply 
 			t.Fatalf("asked again: got %s, want %s", again, end)
 		}
 	}
+	// Cancelling what has ended does nothing.
+	w.cancel(t, transport, found[1])
+	if again := w.ask(t, transport, poll); again != end {
+		t.Fatalf("after cancel_task: got %s, want %s", again, end)
+	}
 	if c.Handle {
 		return reply
 	}
 	return end
 }
 
-func (w *world) compare(t *testing.T, c conformanceCase, got string) {
+func (w *world) cancel(t *testing.T, transport, id string) {
+	t.Helper()
+	if got := w.ask(t, transport, fmt.Sprintf(`{"method":"cancel_task","arguments":[%q],"reply_to":"REPLY"}`, id)); got != `{"value":"canceled"}` {
+		t.Fatalf("cancel_task: %s", got)
+	}
+}
+
+func (w *workshop) compare(t *testing.T, c conformanceCase, got string, fixtures map[string]any) {
 	t.Helper()
 	var exception struct {
 		Exception *struct{ Message string }
@@ -149,7 +321,7 @@ func (w *world) compare(t *testing.T, c conformanceCase, got string) {
 	case c.File != "":
 		golden(t, c.File, got)
 	case c.Reply != nil:
-		want := strings.ReplaceAll(string(c.Reply), "TMP", w.dirs.Tmp())
+		want := substitute(t, string(c.Reply), fixtures)
 		var a, b any
 		check(t, json.Unmarshal([]byte(want), &a))
 		check(t, json.Unmarshal([]byte(got), &b))
@@ -160,13 +332,17 @@ func (w *world) compare(t *testing.T, c conformanceCase, got string) {
 		if exception.Exception == nil || message != *c.Message {
 			t.Errorf("got %s, want the exception %q", got, *c.Message)
 		}
+	case c.Like != "":
+		if !regexp.MustCompile(c.Like).MatchString(got) {
+			t.Errorf("got %.300s, want a reply like %s", got, c.Like)
+		}
 	case c.Matches != "":
 		if !regexp.MustCompile(c.Matches).MatchString(message) {
-			t.Errorf("got %s, want an exception like %q", got, c.Matches)
+			t.Errorf("got %.300s, want an exception like %q", got, c.Matches)
 		}
 	default:
 		if c.Contains == "" || !strings.Contains(message, c.Contains) {
-			t.Errorf("got %s, want an exception with %q", got, c.Contains)
+			t.Errorf("got %.300s, want an exception with %q", got, c.Contains)
 		}
 	}
 }

@@ -19,6 +19,7 @@ import (
 
 	"cambium/agent/action"
 	"cambium/agent/task"
+	"cambium/blobstore"
 	"cambium/internal/blob"
 	"cambium/internal/secret"
 	"cambium/internal/testca"
@@ -271,7 +272,7 @@ func newWorld(t testing.TB, extra action.Table) *world {
 		URLs: []secret.URL{w.deployment.URL()}, CA: string(w.deployment.CA.PEM), Certificate: string(pair.Certificate), PrivateKey: secret.New(string(pair.PrivateKey))}}))
 	listening := make(chan struct{})
 	https := must[*httpsbus.Bus](t)(httpsbus.New(httpsbus.Options{URL: secret.NewURL("https://mbus:s3cret@127.0.0.1:0"), KeyFile: filepath.Join(w.dirs.Bosh(), "https.pem"),
-		Handler: w.dispatcher, Blobs: noBlobs{}, Log: quiet(), OnListen: func() { close(listening) }}))
+		Handler: w.dispatcher, Blobs: &blobstore.Dir{Path: w.dirs.Blobs()}, Log: quiet(), OnListen: func() { close(listening) }}))
 	var group sync.WaitGroup
 	group.Go(func() { _ = w.nats.Run(ctx) })
 	group.Go(func() { _ = https.Run(ctx) })
@@ -325,11 +326,6 @@ func (w *world) post(body string) (int, string) {
 	return response.StatusCode, string(data)
 }
 
-type noBlobs struct{}
-
-func (noBlobs) Open(string) (*os.File, error) { return nil, os.ErrNotExist }
-func (noBlobs) Write(string, io.Reader) error { return errors.New("no blobs here") }
-func (noBlobs) Remove(string) error           { return os.ErrNotExist }
 func sha256Digest(content string) string {
 	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(content)))
 }

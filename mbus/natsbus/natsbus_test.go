@@ -271,13 +271,8 @@ func TestGarbageIsDropped(t *testing.T) {
 	b := start(t, d, Options{})
 	testnats.Until(t, "connected", b.Connected)
 	r := d.Director()
-	for _, garbage := range []string{
-		"", "null", "[]", `"ping"`, "{", `{"method":1}`, `{"method":"ping","arguments":{}}`,
-		strings.Repeat("\xff\x00", 4<<20), strings.Repeat("[", 8<<20),
-		`{"method":"ping","reply_to":"director.7c1e.*.>"}`,
-		"{\"method\":\"ping\",\"reply_to\":\"a b\\r\\nPUB x 1\\r\\nx\"}",
-		`{"method":"ping","reply_to":""}`,
-	} {
+	// The small kinds are in the conformance table.
+	for _, garbage := range []string{strings.Repeat("\xff\x00", 4<<20), strings.Repeat("[", 8<<20), `{"method":"` + strings.Repeat("x", 8<<20)} {
 		if err := r.Conn.Publish("agent."+agentID, []byte(garbage)); err != nil {
 			t.Fatal(err)
 		}
