@@ -7,6 +7,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"runtime/debug"
 	"strings"
@@ -170,6 +171,10 @@ func (d *Dispatcher) runTask(q *request) {
 	q.run = run
 	start := time.Now()
 	value, err := d.execute(q, q.task.Context())
+	// What an action says of its end, such as a script's exit code, does not say why.
+	if err != nil && q.task.Canceled() && !errors.Is(err, task.ErrCanceled) {
+		err = fmt.Errorf("%w: %w", task.ErrCanceled, err)
+	}
 	q.task.Finish(value, err)
 	d.logTask(q, time.Since(start), err)
 }
