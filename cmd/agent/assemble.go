@@ -103,6 +103,10 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 			return nil, err
 		}
 	} else {
+		// No boot step makes them where there is no machine, and errands and compilations need them.
+		if err := makeWorkDirs(dirs); err != nil {
+			return nil, err
+		}
 		a.disks = &dummy.Disks{Dirs: dirs, Records: current, Reload: a.reload}
 	}
 	a.addJobs(m, cfg.Platform.Linux)

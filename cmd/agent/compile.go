@@ -30,7 +30,7 @@ func compileReleases(ctx context.Context, args []string, stdout, stderr io.Write
 	dirs := vcap.New(*base)
 	stemcell, err := stemcellSlug(dirs)
 	if err == nil {
-		err = makeCompileDirs(dirs)
+		err = makeWorkDirs(dirs)
 	}
 	if err != nil {
 		fmt.Fprintf(stderr, "agent compile: %v\n", err)
@@ -67,8 +67,8 @@ func stemcellSlug(dirs vcap.Dirs) (string, error) {
 	return strings.Join(parts, "/"), nil
 }
 
-// makeCompileDirs makes what the boot of an agent would have made.
-func makeCompileDirs(dirs vcap.Dirs) error {
+// makeWorkDirs makes what the boot of an agent would have made.
+func makeWorkDirs(dirs vcap.Dirs) error {
 	for _, dir := range []string{dirs.Tmp(), dirs.Compile(), filepath.Join(dirs.Sys(), "log")} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
