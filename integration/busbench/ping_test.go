@@ -124,8 +124,18 @@ func report(t *testing.T, what string, sides []side, measure func(side) figures)
 // errand starts a task that does not end.
 func errand(t *testing.T, r *testnats.Director, id string) {
 	t.Helper()
-	if reply := r.Call(id, "run_errand", errandJob); !strings.Contains(reply, "running") {
+	reply := r.Call(id, "run_errand", errandJob)
+	var handle struct {
+		Value struct {
+			ID string `json:"agent_task_id"`
+		}
+	}
+	if err := json.Unmarshal([]byte(reply), &handle); err != nil || handle.Value.ID == "" {
 		t.Fatalf("%s: run_errand: %s", id, reply)
+	}
+	time.Sleep(200 * time.Millisecond) // an errand that fails has done so by then
+	if again := r.Call(id, "get_task", handle.Value.ID); again != reply {
+		t.Fatalf("%s: the errand ended: %s", id, again)
 	}
 }
 
@@ -276,7 +286,7 @@ func run(t *testing.T, d *testnats.Deployment, id, program string) (pid int) {
 	if err := os.WriteFile(script, []byte("#!/bin/sh\nexec sleep 1000\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	write(t, filepath.Join(base, "bosh", "spec.json"), map[string]any{"job": map[string]any{"name": errandJob, "template": errandJob,
+	write(t, filepath.Join(base, "bosh", "spec.json"), map[string]any{"rendered_templates_archive": map[string]any{"blobstore_id": "b", "sha1": "s"}, "job": map[string]any{"name": errandJob, "template": errandJob,
 		"templates": []any{map[string]any{"name": errandJob, "version": "1"}}}})
 	log, err := os.Create(filepath.Join(base, "log"))
 	if err != nil {
