@@ -36,8 +36,8 @@ build: ## Build bin/agent, bin/lab and its helper
 	$(BUILD) -o bin/lab-guest ./integration/lab/guest/program
 
 .PHONY: demo
-demo: setup build ## Boot a machine, drive it as a Director would, show where the time went
-	@bin/lab demo
+demo: setup build ## Boot a machine, drive it as a Director would, show where the time went; ENGINE=qemu for a VM
+	@bin/lab demo $(if $(ENGINE),--engine $(ENGINE))
 
 .PHONY: test
 test: setup lint unit test-ns test-root test-machine test-vm ## Everything: set-up, lint and all test tiers

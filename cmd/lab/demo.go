@@ -47,6 +47,7 @@ func demo(ctx context.Context, c *call) error {
 	p := plan{}
 	c.flags.StringVar(&p.Agent, "agent", "", "the agent's `binary` (default the one beside lab)")
 	c.flags.StringVar(&p.Name, "name", "", "the lab's `name` (default the first free of lab1, lab2, …)")
+	c.flags.StringVar(&p.Engine, "engine", engineNspawn, engineHelp)
 	if err := c.parse(0, 0); err != nil {
 		return err
 	}
@@ -56,7 +57,11 @@ func demo(ctx context.Context, c *call) error {
 	}
 	begin := time.Now()
 	s := &show{c: c}
-	l, err := lab.New(ctx, lab.Options{Name: p.Name, Dir: p.Dir, Agent: p.Agent, Progress: c.progress})
+	engine, err := p.engine(c.progress)
+	if err != nil {
+		return err
+	}
+	l, err := lab.New(ctx, lab.Options{Name: p.Name, Dir: p.Dir, Agent: p.Agent, Engine: engine, Progress: c.progress})
 	if err != nil {
 		return err
 	}
@@ -71,6 +76,9 @@ func demo(ctx context.Context, c *call) error {
 	}
 	return s.keep(ctx, p)
 }
+
+// patience is how long a step waits for the machine; an interpreted one needs it.
+const patience = 5 * time.Minute
 
 // perform takes the steps.
 func (s *show) perform(ctx context.Context, begin time.Time) error {
@@ -128,7 +136,7 @@ func (s *show) power(ctx context.Context) (string, error) {
 	if err := s.i.Start(ctx); err != nil {
 		return "", err
 	}
-	within, cancel := context.WithTimeout(ctx, time.Minute)
+	within, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	if err := s.i.Ready(within); err != nil {
 		return "", err
@@ -184,7 +192,7 @@ func (s *show) start(ctx context.Context) (string, error) {
 	for _, step := range []func() error{
 		func() error { _, err := s.i.Agent.Do(ctx, "run_script", "pre-start", map[string]any{}); return err },
 		func() error { _, err := s.i.Agent.Do(ctx, "start"); return err },
-		func() error { return s.i.Agent.WaitRunning(ctx, time.Minute) },
+		func() error { return s.i.Agent.WaitRunning(ctx, patience) },
 		func() error { return s.web(ctx) },
 	} {
 		if err := step(); err != nil {
@@ -207,9 +215,9 @@ func (s *show) state(ctx context.Context) (string, error) {
 	return "web is " + state.Processes[0].State, s.web(ctx)
 }
 
-// web asks the web server until it answers, at most 30 seconds.
+// web asks the web server until it answers.
 func (s *show) web(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	client := &http.Client{Transport: &http.Transport{DialContext: s.lab.Net.DialContext, DisableKeepAlives: true}}
 	for {
@@ -245,7 +253,7 @@ func (s *show) kill(ctx context.Context) (string, error) {
 	if _, err := s.i.Output(ctx, "kill", "-9", s.pid); err != nil {
 		return "", err
 	}
-	within, cancel := context.WithTimeout(ctx, time.Minute)
+	within, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	e, err := s.lab.Monitor.Wait(within, since, func(e director.Event) bool { return e.Kind == "alert" && e.Agent == s.i.AgentID })
 	if err != nil {
@@ -321,7 +329,7 @@ func (s *show) sequence(ctx context.Context, calls ...[]any) error {
 }
 
 func (s *show) restart(ctx context.Context) (string, error) {
-	within, cancel := context.WithTimeout(ctx, time.Minute)
+	within, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	// It returns when the new agent is ready.
 	if _, err := s.i.Output(within, "systemctl", "restart", "agent"); err != nil {
@@ -339,13 +347,13 @@ func (s *show) restart(ctx context.Context) (string, error) {
 
 // again waits for the agent after a restart.
 func (s *show) again(ctx context.Context) error {
-	within, cancel := context.WithTimeout(ctx, time.Minute)
+	within, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	return s.i.Ready(within)
 }
 
 func (s *show) reboot(ctx context.Context) (string, error) {
-	within, cancel := context.WithTimeout(ctx, 90*time.Second)
+	within, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	if err := s.i.Reboot(within); err != nil {
 		return "", err
@@ -353,7 +361,7 @@ func (s *show) reboot(ctx context.Context) (string, error) {
 	if err := s.again(ctx); err != nil {
 		return "", err
 	}
-	if err := s.i.Agent.WaitRunning(ctx, time.Minute); err != nil {
+	if err := s.i.Agent.WaitRunning(ctx, patience); err != nil {
 		return "", err
 	}
 	if err := s.web(ctx); err != nil {

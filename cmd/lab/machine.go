@@ -190,17 +190,25 @@ func logs(ctx context.Context, c *call) error {
 	return c.inside(ctx, m, args...)
 }
 
+func machineCommand(ctx context.Context, c *call) error {
+	return c.switchMachine(ctx, map[string]string{"start": "start", "stop": "stop", "reboot": "reboot", "kill": "kill", "delete": "delete"})
+}
+
 func power(ctx context.Context, c *call) error {
+	return c.switchMachine(ctx, map[string]string{"on": "start", "off": "stop", "cut": "kill", "cycle": "cycle"})
+}
+
+// switchMachine does what the first argument stands for.
+func (c *call) switchMachine(ctx context.Context, verbs map[string]string) error {
 	var noWait bool
-	c.flags.BoolVar(&noWait, "no-wait", false, "do not wait for the agent's first answer after start and reboot")
+	c.flags.BoolVar(&noWait, "no-wait", false, "do not wait for the agent's first answer after a start")
 	if err := c.parse(1, 2); err != nil {
 		return err
 	}
-	verb := c.args[0]
-	switch verb {
-	case "start", "stop", "reboot", "kill", "delete":
-	default:
-		return usagef("a machine cannot %s", verb)
+	word := c.args[0]
+	verb, ok := verbs[word]
+	if !ok {
+		return usagef("a machine cannot %s", word)
 	}
 	c.args = c.args[1:]
 	m, err := c.machine(ctx, c.first())
@@ -212,14 +220,14 @@ func power(ctx context.Context, c *call) error {
 		return err
 	}
 	begin := time.Now()
-	end := c.busy("%s %s …", verb, m.Name)
+	end := c.busy("%s %s …", word, m.Name)
 	err = client.Power(ctx, m.Name, verb, !noWait)
 	end()
 	if err != nil {
 		return err
 	}
-	return c.result(map[string]any{"machine": m.Name, "verb": verb, "seconds": time.Since(begin).Seconds()}, func(w io.Writer) {
-		_, _ = fmt.Fprintf(w, "%s %s: %.1f s\n", verb, m.Name, time.Since(begin).Seconds())
+	return c.result(map[string]any{"machine": m.Name, "verb": word, "seconds": time.Since(begin).Seconds()}, func(w io.Writer) {
+		_, _ = fmt.Fprintf(w, "%s %s: %.1f s\n", word, m.Name, time.Since(begin).Seconds())
 	})
 }
 

@@ -39,7 +39,7 @@ type command struct {
 func commands() []command {
 	return []command{
 		{"up", "[flags]", "start a lab with one machine",
-			[]string{"lab up", "lab up --name two --source configdrive --disk 10G",
+			[]string{"lab up", "lab up --engine qemu", "lab up --name two --source configdrive --disk 10G",
 				"lab up --agent-json agent.json --settings settings.json --source cdrom --publish 6868 --foreground"}, up, false},
 		{"ls", "[flags]", "list labs and their machines", []string{"lab ls", "lab ls --json"}, list, false},
 		{"shell", "[flags] [MACHINE] [-- COMMAND…]", "open a root shell in a machine, or run a command there",
@@ -47,7 +47,9 @@ func commands() []command {
 		{"ssh", "[flags] [MACHINE] [-- COMMAND…]", "the same as shell", nil, shell, false},
 		{"logs", "[flags] [MACHINE]", "show the agent's log, or the console", []string{"lab logs", "lab logs --follow", "lab logs --console"}, logs, false},
 		{"machine", "start|stop|reboot|kill|delete [MACHINE]", "switch a machine on or off, or cut its power",
-			[]string{"lab machine reboot", "lab machine kill vm1"}, power, false},
+			[]string{"lab machine reboot", "lab machine kill vm1"}, machineCommand, false},
+		{"power", "on|off|cut|cycle [MACHINE]", "the machine's power switch: cut loses what is not on its disks, cycle is cut and on",
+			[]string{"lab power cut", "lab power cycle vm1"}, power, false},
 		{"disk", "attach|detach|resize ID", "give a machine a disk, take it away, grow it; attach prints the hint a CPI would return",
 			[]string{"lab disk attach disk-1 --size 10G", "lab disk resize disk-1 --size 20G", "lab disk detach disk-1"}, diskCommand, false},
 		{"call", "[flags] METHOD [ARGUMENT…]", "send a request to an agent and follow its task; arguments are JSON, or else strings",
@@ -58,7 +60,7 @@ func commands() []command {
 		{"watch", "[flags]", "show heartbeats and alerts as they come", []string{"lab watch", "lab watch --json"}, watch, false},
 		{"down", "[flags] [LAB]", "end a lab and remove all of it", []string{"lab down", "lab down two"}, down, false},
 		{"clean", "[flags] [LAB…]", "remove what crashed labs left behind", []string{"lab clean", "lab clean two"}, clean, false},
-		{"demo", "[flags]", "boot a machine and drive it as a Director does, step by step", []string{"lab demo", "KEEP=1 lab demo"}, demo, false},
+		{"demo", "[flags]", "boot a machine and drive it as a Director does, step by step", []string{"lab demo", "lab demo --engine qemu", "KEEP=1 lab demo"}, demo, false},
 		{"version", "", "print the version", nil, func(_ context.Context, c *call) error {
 			if err := c.parse(0, 0); err != nil {
 				return err
@@ -66,6 +68,7 @@ func commands() []command {
 			return c.result(map[string]string{"version": version}, func(w io.Writer) { _, _ = fmt.Fprintln(w, version) })
 		}, false},
 		{"supervise", "", "hold a lab; started by up", nil, supervise, true},
+		{"attach", "SOCKET -- COMMAND…", "run a program in a virtual machine; used by shell", nil, attach, true},
 	}
 }
 

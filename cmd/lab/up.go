@@ -17,7 +17,6 @@ import (
 
 	"cambium/integration/lab"
 	"cambium/integration/lab/control"
-	"cambium/integration/lab/machine/nspawn"
 )
 
 // plan is what `up` asks of the process that holds the lab.
@@ -25,6 +24,7 @@ type plan struct {
 	Name       string  `json:"name"`
 	Dir        string  `json:"dir"`
 	Agent      string  `json:"agent"`
+	Engine     string  `json:"engine"`
 	NATSServer string  `json:"nats_server"`
 	AgentJSON  []byte  `json:"agent_json"`
 	Settings   []byte  `json:"settings"`
@@ -70,6 +70,7 @@ func up(ctx context.Context, c *call) error {
 	foreground := false
 	c.flags.StringVar(&p.Name, "name", "", "the lab's `name` (default the first free of lab1, lab2, …)")
 	c.flags.StringVar(&p.Agent, "agent", "", "the agent's `binary` (default the one beside lab)")
+	c.flags.StringVar(&p.Engine, "engine", engineNspawn, engineHelp)
 	c.flags.StringVar(&agentJSON, "agent-json", "", "an agent.json to use as it is (default what the source needs)")
 	c.flags.StringVar(&settings, "settings", "", "a settings document to deliver as it is (default the lab's own)")
 	c.flags.StringVar(&p.Source, "source", "file", fmt.Sprintf("how settings reach the machine, one of %v", lab.Sources()))
@@ -119,7 +120,7 @@ func up(ctx context.Context, c *call) error {
 
 // complete fills in what was not given.
 func (p *plan) complete() error {
-	if err := (nspawn.Engine{}).Missing(); err != nil {
+	if err := p.missing(); err != nil {
 		return err
 	}
 	if p.Name == "" {
@@ -253,12 +254,16 @@ func hold(ctx context.Context, p plan, tell func(control.Line)) error {
 	return nil
 }
 
-// readyTimeout is how long `up` waits for the agent.
-const readyTimeout = 2 * time.Minute
+// readyTimeout is how long `up` waits for the agent; an interpreted machine takes its time.
+const readyTimeout = 5 * time.Minute
 
 func start(ctx context.Context, p plan, tell func(control.Line)) (failed error) {
-	l, err := lab.New(ctx, lab.Options{Name: p.Name, Dir: p.Dir, Agent: p.Agent, NATSServer: p.NATSServer,
-		Progress: func(format string, args ...any) { tell(control.Line{Progress: fmt.Sprintf(format, args...)}) }})
+	progress := func(format string, args ...any) { tell(control.Line{Progress: fmt.Sprintf(format, args...)}) }
+	engine, err := p.engine(progress)
+	if err != nil {
+		return err
+	}
+	l, err := lab.New(ctx, lab.Options{Name: p.Name, Dir: p.Dir, Agent: p.Agent, NATSServer: p.NATSServer, Engine: engine, Progress: progress})
 	if err != nil {
 		return err
 	}

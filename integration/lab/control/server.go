@@ -104,8 +104,8 @@ func (s *Server) machine(name string) (*lab.Instance, error) {
 	panic("unreachable")
 }
 
-// powerTimeout is how long a machine may take to shut down.
-const powerTimeout = 90 * time.Second
+// powerTimeout is how long a machine may take to shut down and to come back.
+const powerTimeout = 5 * time.Minute
 
 func (s *Server) power(w http.ResponseWriter, r *http.Request) {
 	i, err := s.machine(r.PathValue("machine"))
@@ -124,6 +124,10 @@ func (s *Server) power(w http.ResponseWriter, r *http.Request) {
 		err = i.Reboot(ctx)
 	case "kill":
 		err = i.Kill(ctx)
+	case "cycle":
+		if err = i.Kill(ctx); err == nil {
+			err = i.Start(ctx)
+		}
 	case "delete":
 		err = i.Delete(ctx)
 	default:

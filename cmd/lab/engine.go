@@ -1,0 +1,41 @@
+package main
+
+import (
+	"os"
+
+	"cambium/integration/lab/image"
+	"cambium/integration/lab/machine"
+	"cambium/integration/lab/machine/nspawn"
+	"cambium/integration/lab/machine/qemu"
+	"cambium/integration/lab/tree"
+)
+
+// The kinds of machines.
+const (
+	engineNspawn = "nspawn"
+	engineQEMU   = "qemu"
+	engineHelp   = "what makes the machines: nspawn (containers, a second each) or qemu (virtual machines, half a minute each)"
+)
+
+// missing says what this host lacks for the engine.
+func (p *plan) missing() error {
+	switch p.Engine {
+	case engineNspawn:
+		return nspawn.Engine{}.Missing()
+	case engineQEMU:
+		return qemu.Engine{}.Missing()
+	}
+	return usagef("there is no engine %q", p.Engine)
+}
+
+// engine is nil for the lab's own choice.
+func (p *plan) engine(progress func(format string, args ...any)) (machine.Engine, error) {
+	if p.Engine != engineQEMU {
+		return nil, nil
+	}
+	own, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	return qemu.Engine{Images: image.Cache{Dir: tree.DefaultDir(), Progress: progress}, Attach: []string{own, "attach"}}, nil
+}
