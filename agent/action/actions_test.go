@@ -97,6 +97,18 @@ func FuzzArguments(f *testing.F) {
 	} {
 		f.Add([]byte(seed))
 	}
+	// And what callers really send, of every action.
+	var cases []struct{ Arguments json.RawMessage }
+	data, err := os.ReadFile("../testdata/conformance.json")
+	if err == nil {
+		err = json.Unmarshal(data, &cases)
+	}
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, c := range cases {
+		f.Add([]byte(c.Arguments))
+	}
 	table := all(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var arguments []json.RawMessage

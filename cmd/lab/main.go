@@ -57,7 +57,7 @@ func commands() []command {
 				"lab call --url https://mbus:secret@127.0.0.1:6868 --ca ca.pem ping",
 				"lab call --url nats://10.0.0.6:4222 --agent-id 0b7e --ca ca.pem --cert director.crt --key director.key get_state"}, callAgent, false},
 		{"deploy", "[flags] MANIFEST", "make the lab look like a manifest, as a Director does", []string{"lab deploy manifest.yml"}, deploy, false},
-		{"watch", "[flags]", "show heartbeats and alerts as they come", []string{"lab watch", "lab watch --json"}, watch, false},
+		{"watch", "[flags]", "show heartbeats and alerts as they come", []string{"lab watch", "lab watch --json", "lab watch --url nats://10.0.0.6:4222 --ca ca.pem --cert monitor.crt --key monitor.key"}, watch, false},
 		{"down", "[flags] [LAB]", "end a lab and remove all of it", []string{"lab down", "lab down two"}, down, false},
 		{"clean", "[flags] [LAB…]", "remove what crashed labs left behind", []string{"lab clean", "lab clean two"}, clean, false},
 		{"demo", "[flags]", "boot a machine and drive it as a Director does, step by step", []string{"lab demo", "lab demo --engine qemu", "KEEP=1 lab demo"}, demo, false},

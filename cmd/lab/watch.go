@@ -25,21 +25,17 @@ type board struct {
 
 func watch(ctx context.Context, c *call) error {
 	var once bool
+	var t target
 	c.flags.BoolVar(&once, "once", false, "show what there is and end")
+	c.flags.StringVar(&t.url, "url", "", "the NATS server of agents outside of labs: nats://host:port")
+	t.flags(c)
 	if err := c.parse(0, 0); err != nil {
 		return err
 	}
-	client, err := c.client()
-	if err != nil {
-		return err
-	}
-	s, err := client.State(ctx)
-	if err != nil {
-		return err
-	}
 	b := board{names: map[string]string{}, beats: map[string]director.Event{}}
-	for _, m := range s.Machines {
-		b.names[m.AgentID] = m.Name
+	events, err := c.events(ctx, t, &b, once)
+	if err != nil {
+		return err
 	}
 	f, ok := c.stdout.(*os.File)
 	live := ok && isTerminal(f) && !c.json && !once
@@ -52,7 +48,7 @@ func watch(ctx context.Context, c *call) error {
 	lines := make(chan control.Line)
 	ended := make(chan error, 1)
 	go func() {
-		ended <- client.Events(ctx, !once, func(l control.Line) {
+		ended <- events(func(l control.Line) {
 			select {
 			case lines <- l:
 			case <-ctx.Done():
@@ -90,6 +86,45 @@ func watch(ctx context.Context, c *call) error {
 			return err
 		}
 	}
+}
+
+// events is where a board's events come from: a lab's supervisor, which also knows the machines'
+// names and what was before, or a NATS server.
+func (c *call) events(ctx context.Context, t target, b *board, once bool) (func(func(control.Line)) error, error) {
+	if t.given() {
+		if once {
+			return nil, usagef("a NATS server keeps nothing to show --once")
+		}
+		m, err := t.monitor()
+		if err != nil {
+			return nil, err
+		}
+		return func(each func(control.Line)) error {
+			defer m.Close()
+			events, stop := m.Listen()
+			defer stop()
+			for {
+				select {
+				case e := <-events:
+					each(control.Line{Event: &e})
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}
+		}, nil
+	}
+	client, err := c.client()
+	if err != nil {
+		return nil, err
+	}
+	s, err := client.State(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range s.Machines {
+		b.names[m.AgentID] = m.Name
+	}
+	return func(each func(control.Line)) error { return client.Events(ctx, !once, each) }, nil
 }
 
 func (b *board) add(e director.Event) {

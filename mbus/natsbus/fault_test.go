@@ -161,17 +161,22 @@ func TestAuthRefusedThenGranted(t *testing.T) {
 	d := testnats.Start(t, nil)
 	b := start(t, d, Options{})
 	testnats.Until(t, "a refusal", func() bool { return refused(b.LastError()) })
-	var seen int
-	for last := error(nil); seen < 5; time.Sleep(time.Millisecond) {
-		if err := b.LastError(); err != last && err != nil {
-			last, seen = err, seen+1
+	refusedAgain := func() {
+		t.Helper()
+		var seen int
+		for last := error(nil); seen < 5; time.Sleep(time.Millisecond) {
+			if err := b.LastError(); err != last && err != nil {
+				last, seen = err, seen+1
+			}
 		}
 	}
+	refusedAgain()
 	d.SetUsers(testnats.Agent(testca.AgentName(agentID), agentID))
 	testnats.Until(t, "connected", b.Connected)
 	// Revoked and granted once more.
 	d.SetUsers()
 	testnats.Until(t, "thrown out", func() bool { return !b.Connected() })
+	refusedAgain()
 	d.SetUsers(testnats.Agent(testca.AgentName(agentID), agentID))
 	testnats.Until(t, "connected again", b.Connected)
 	if got := d.Director().Call(agentID, "ping"); got != pongReply {
