@@ -89,3 +89,7 @@ func Pack(ctx context.Context, dir string, w io.Writer) error {
 	}
 	return archive.Close()
 }
+
+// onlyWriter keeps io.Copy from leaving the copying to the kernel, which would
+// ignore ctx.
+type onlyWriter struct{ io.Writer }

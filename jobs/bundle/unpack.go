@@ -79,15 +79,20 @@ func Unpack(ctx context.Context, r io.Reader, rules Rules) (Compression, error) 
 		return compression, err
 	}
 	defer closePlain()
-	u := &unpacking{ctx: ctx, rules: rules, seen: map[dirKey]bool{}, dirs: map[dirKey]finalDir{}, copyBuffer: make([]byte, 256<<10)}
+	o := owner{rules.UID, rules.GID}
+	u := &unpacking{ctx: ctx, rules: rules, seen: map[dirKey]bool{}, dirs: map[dirKey]finalDir{}, small: newWriters(o), large: &writer{owner: o}}
 	if u.rules.MaxBytes == 0 {
 		u.rules.MaxBytes = MaxBytes
 	}
 	if u.rules.MaxEntries == 0 {
 		u.rules.MaxEntries = MaxEntries
 	}
-	defer u.forget()
+	defer u.small.stop()
+	defer u.large.forget()
 	if err := u.entries(tar.NewReader(plain)); err != nil {
+		return compression, err
+	}
+	if err := u.settle(); err != nil {
 		return compression, err
 	}
 	// Padding and trailing garbage of the tar, then whatever follows the compressed stream. The
@@ -129,18 +134,6 @@ func decompress(r *bufio.Reader) (Compression, io.Reader, func(), error) {
 	return Plain, r, nothing, nil
 }
 
-type contextReader struct {
-	ctx context.Context
-	r   io.Reader
-}
-
-func (c *contextReader) Read(p []byte) (int, error) {
-	if err := c.ctx.Err(); err != nil {
-		return 0, context.Cause(c.ctx)
-	}
-	return c.r.Read(p)
-}
-
 type dirKey struct {
 	root *os.Root
 	rel  string
@@ -160,36 +153,15 @@ type unpacking struct {
 	dirs       map[dirKey]finalDir
 	written    int64
 	room       int64 // free bytes found at the first entry
+	small      *writers
+	large      *writer
 	copyBuffer []byte
-	// near is the directory of the last file: the next one is most often in the same, and need
-	// not be looked up from the top again.
-	near    *os.Root
-	nearKey dirKey
 }
 
-// in returns a root for the directory dir, which exists.
-func (u *unpacking) in(root *os.Root, dir string) (*os.Root, error) {
-	if dir == "." {
-		return root, nil
-	}
-	key := dirKey{root, dir}
-	if u.near != nil && u.nearKey == key {
-		return u.near, nil
-	}
-	u.forget()
-	near, err := root.OpenRoot(dir)
-	if err != nil {
-		return nil, err
-	}
-	u.near, u.nearKey = near, key
-	return near, nil
-}
-
-func (u *unpacking) forget() {
-	if u.near != nil {
-		u.near.Close()
-		u.near = nil
-	}
+// settle waits for the files that are under way, before something of another kind is done.
+func (u *unpacking) settle() error {
+	u.large.forget()
+	return u.small.wait()
 }
 
 func (u *unpacking) entries(archive *tar.Reader) error {
@@ -338,7 +310,7 @@ func (u *unpacking) directory(root *os.Root, rel string) error {
 }
 
 func (u *unpacking) own(root *os.Root, rel string) error {
-	if u.rules.UID == os.Geteuid() && u.rules.GID == os.Getegid() {
+	if (owner{u.rules.UID, u.rules.GID}).given() {
 		return nil
 	}
 	return root.Lchown(rel, u.rules.UID, u.rules.GID)
@@ -352,69 +324,34 @@ func (u *unpacking) file(archive io.Reader, header *tar.Header, root *os.Root, r
 	if u.written > u.room {
 		return fmt.Errorf("unpack %s: %w", rel, unix.ENOSPC)
 	}
-	dir, err := u.in(root, path.Dir(rel))
-	if err != nil {
-		return fmt.Errorf("unpack %s: %w", rel, err)
+	p := pending{root: root, rel: rel, mode: mode, mtime: header.ModTime}
+	content := &contextReader{u.ctx, archive}
+	if header.Size <= smallFile && header.Typeflag == tar.TypeReg {
+		return u.small.add(p, content, header.Size)
 	}
-	file, err := create(dir, path.Base(rel))
-	if err != nil {
-		return fmt.Errorf("unpack %s: %w", rel, err)
+	if err := u.small.wait(); err != nil {
+		return err
 	}
-	defer func() { err = errors.Join(err, file.Close()) }()
-	n, err := io.CopyBuffer(onlyWriter{file}, &contextReader{u.ctx, archive}, u.copyBuffer)
-	if err != nil {
-		return fmt.Errorf("unpack %s: %w", rel, err)
+	if u.copyBuffer == nil {
+		u.copyBuffer = make([]byte, 256<<10)
 	}
-	if n != header.Size {
-		return refuse(rel, "its size differs from its header")
-	}
-	if u.rules.UID != os.Geteuid() || u.rules.GID != os.Getegid() {
-		if err := file.Chown(u.rules.UID, u.rules.GID); err != nil {
-			return fmt.Errorf("unpack %s: %w", rel, err)
+	return u.large.make(p, func(to io.Writer) error {
+		n, err := io.CopyBuffer(to, content, u.copyBuffer)
+		if err == nil && n != header.Size {
+			return refuse(rel, "its size differs from its header")
 		}
-	}
-	// After chown, which clears setuid and setgid bits.
-	if err := file.Chmod(mode); err != nil {
-		return fmt.Errorf("unpack %s: %w", rel, err)
-	}
-	return setTime(file, header.ModTime)
-}
-
-// onlyWriter keeps io.Copy from asking the file to read by itself, which would ignore ctx.
-type onlyWriter struct{ io.Writer }
-
-// setTime keeps modification times: make compares them in the sources of a package.
-func setTime(file *os.File, t time.Time) error {
-	if t.IsZero() || t.Unix() < 0 {
-		return nil
-	}
-	tv := unix.NsecToTimeval(t.UnixNano())
-	if err := unix.Futimes(int(file.Fd()), []unix.Timeval{tv, tv}); err != nil {
-		return fmt.Errorf("set time: %w", err)
-	}
-	return nil
-}
-
-// create makes a new file; an earlier entry of the same name is replaced, as tar does, and never
-// written through: it could be a link.
-func create(root *os.Root, rel string) (*os.File, error) {
-	for again := false; ; again = true {
-		file, err := root.OpenFile(rel, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-		if err == nil || again || !errors.Is(err, fs.ErrExist) {
-			return file, err
-		}
-		if err := root.Remove(rel); err != nil {
-			return nil, err
-		}
-	}
+		return err
+	})
 }
 
 func (u *unpacking) link(header *tar.Header, name string, root *os.Root, rel string) error {
 	if rel == "." || header.Linkname == "" {
 		return refuse(name, "a link without name or target")
 	}
+	if err := u.settle(); err != nil {
+		return err
+	}
 	if _, err := root.Lstat(rel); err == nil {
-		u.forget() // it may be that directory
 		if err := root.Remove(rel); err != nil {
 			return fmt.Errorf("unpack %s: %w", name, err)
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"strings"
 )
 
@@ -56,7 +57,7 @@ type statusXML struct {
 
 type serviceXML struct {
 	Name    string `xml:"name,attr"`
-	Status  int    `xml:"status"`
+	Status  uint64 `xml:"status"`
 	Message string `xml:"status_message"`
 	Monitor int    `xml:"monitor"`
 	Pending int    `xml:"pendingaction"`
@@ -97,7 +98,7 @@ func parseStatus(r io.Reader) (Status, error) {
 func (x serviceXML) service() Service {
 	s := Service{
 		Name: x.Name, Monitored: x.Monitor != 0, Pending: x.Pending > 0,
-		UptimeSeconds: x.Uptime, MemoryKB: x.Memory.KB, MemoryPercent: x.Memory.Percent, CPUPercent: x.CPU.Percent,
+		UptimeSeconds: x.Uptime, MemoryKB: x.Memory.KB, MemoryPercent: number(x.Memory.Percent), CPUPercent: number(x.CPU.Percent),
 	}
 	switch {
 	case x.Monitor == 0:
@@ -113,6 +114,15 @@ func (x serviceXML) service() Service {
 		s.Fault = strings.TrimSpace(x.Message)
 	}
 	return s
+}
+
+// number replaces what JSON cannot say: monit prints "nan" when it divides by what it does not
+// know yet.
+func number(f float64) float64 {
+	if math.IsNaN(f) || math.IsInf(f, 0) {
+		return 0
+	}
+	return f
 }
 
 // latin1 serves the one encoding that monit declares.

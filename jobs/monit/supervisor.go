@@ -182,9 +182,13 @@ func (s Supervisor) Processes(ctx context.Context) ([]Process, error) {
 	}
 	processes := make([]Process, 0, len(status.Services))
 	for _, v := range status.Services {
-		p := Process{Name: v.Name, State: v.State}
-		p.Uptime.Seconds, p.Memory.KB, p.Memory.Percent, p.CPU.Total = v.UptimeSeconds, v.MemoryKB, v.MemoryPercent, v.CPUPercent
-		processes = append(processes, p)
+		processes = append(processes, v.process())
 	}
 	return processes, nil
+}
+
+func (v Service) process() Process {
+	p := Process{Name: v.Name, State: v.State}
+	p.Uptime.Seconds, p.Memory.KB, p.Memory.Percent, p.CPU.Total = v.UptimeSeconds, v.MemoryKB, v.MemoryPercent, v.CPUPercent
+	return p
 }

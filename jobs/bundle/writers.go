@@ -1,0 +1,267 @@
+package bundle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"runtime"
+	"sync"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// A package can have tens of thousands of small files, and making a file costs far more than
+// reading it from the archive. So small files are read into memory and made by a few writers,
+// while the archive is read on.
+const (
+	smallFile  = 32 << 10
+	maxWriters = 4
+	// pendingFiles bounds the memory of one archive to as many small files.
+	pendingFiles = 32
+)
+
+// owner is who everything is to belong to.
+type owner struct{ uid, gid int }
+
+// given reports whether what we make has that owner without being told.
+func (o owner) given() bool { return o.uid == os.Geteuid() && o.gid == os.Getegid() }
+
+// pending is a file that is to be made.
+type pending struct {
+	root  *os.Root
+	rel   string
+	mode  fs.FileMode
+	mtime time.Time
+	data  []byte
+}
+
+// writer makes files, one after the other. All files of one directory go through the same one,
+// so that two entries of one name replace each other in the order of the archive.
+type writer struct {
+	owner owner
+	queue chan pending
+	// dir is the directory of the last file: the next one is most often in the same, and need
+	// not be looked up from the top again.
+	dir  *os.File
+	near dirKey
+}
+
+// writers make small files in parallel.
+type writers struct {
+	all     []*writer
+	seed    maphash.Seed
+	buffers chan []byte
+	open    sync.WaitGroup // files that are not made yet
+	ended   sync.WaitGroup
+
+	mu  sync.Mutex // guards err
+	err error
+}
+
+func newWriters(o owner) *writers {
+	w := &writers{seed: maphash.MakeSeed(), buffers: make(chan []byte, pendingFiles)}
+	for range min(maxWriters, runtime.GOMAXPROCS(0)) {
+		one := &writer{owner: o, queue: make(chan pending, pendingFiles)}
+		w.all = append(w.all, one)
+		w.ended.Go(func() {
+			for p := range one.queue {
+				w.fail(one.make(p, func(to io.Writer) error {
+					_, err := to.Write(p.data)
+					return err
+				}))
+				w.buffers <- p.data[:0]
+				w.open.Done()
+			}
+			one.forget()
+		})
+	}
+	for range pendingFiles {
+		w.buffers <- nil
+	}
+	return w
+}
+
+func (w *writers) fail(err error) {
+	if err == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.err == nil {
+		w.err = err
+	}
+}
+
+func (w *writers) fault() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.err
+}
+
+// add reads a small file and hands it to a writer. What goes wrong there is found by a later
+// call, or by wait.
+func (w *writers) add(p pending, content io.Reader, size int64) error {
+	if err := w.fault(); err != nil {
+		return err
+	}
+	buffer := <-w.buffers
+	if int64(cap(buffer)) < size {
+		buffer = make([]byte, size, smallFile)
+	}
+	p.data = buffer[:size]
+	if _, err := io.ReadFull(content, p.data); err != nil {
+		w.buffers <- buffer[:0]
+		return fmt.Errorf("unpack %s: %w", p.rel, err)
+	}
+	w.open.Add(1)
+	n := maphash.Comparable(w.seed, dirKey{p.root, path.Dir(p.rel)}) % uint64(len(w.all))
+	w.all[n].queue <- p
+	return nil
+}
+
+// wait returns when all files are made. Whoever changes names waits first. The writers also
+// forget their directories, which may be what changes.
+func (w *writers) wait() error {
+	w.open.Wait()
+	for _, one := range w.all {
+		one.forget()
+	}
+	return w.fault()
+}
+
+// stop ends the writers.
+func (w *writers) stop() {
+	for _, one := range w.all {
+		close(one.queue)
+	}
+	w.ended.Wait()
+}
+
+func (w *writer) forget() {
+	if w.dir != nil {
+		w.dir.Close()
+		w.dir = nil
+	}
+}
+
+// in opens the directory of a file, which exists. The root resolves it, so it is inside.
+func (w *writer) in(key dirKey) (int, error) {
+	if w.dir == nil || w.near != key {
+		w.forget()
+		dir, err := key.root.OpenFile(key.rel, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+		if err != nil {
+			return 0, err
+		}
+		w.dir, w.near = dir, key
+	}
+	return int(w.dir.Fd()), nil
+}
+
+// make makes one file and lets fill write it. The file is never an os.File: what that does
+// for each one is a good part of the work for a small file.
+func (w *writer) make(p pending, fill func(io.Writer) error) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("unpack %s: %w", p.rel, err)
+		}
+	}()
+	dir, err := w.in(dirKey{p.root, path.Dir(p.rel)})
+	if err != nil {
+		return err
+	}
+	fd, err := create(dir, path.Base(p.rel))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, unix.Close(fd)) }()
+	if err := fill(descriptor(fd)); err != nil {
+		return err
+	}
+	if !w.owner.given() {
+		if err := unix.Fchown(fd, w.owner.uid, w.owner.gid); err != nil {
+			return fmt.Errorf("set owner: %w", err)
+		}
+	}
+	// After chown, which clears setuid and setgid bits.
+	if err := unix.Fchmod(fd, bits(p.mode)); err != nil {
+		return fmt.Errorf("set mode: %w", err)
+	}
+	return setTime(fd, p.mtime)
+}
+
+// descriptor writes to an open file.
+type descriptor int
+
+func (d descriptor) Write(p []byte) (written int, err error) {
+	for written < len(p) {
+		n, err := unix.Write(int(d), p[written:])
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return written, fmt.Errorf("write: %w", err)
+		}
+		written += n
+	}
+	return written, nil
+}
+
+// bits is a mode as the kernel has it.
+func bits(mode fs.FileMode) uint32 {
+	b := uint32(mode.Perm())
+	for flag, bit := range map[fs.FileMode]uint32{fs.ModeSetuid: unix.S_ISUID, fs.ModeSetgid: unix.S_ISGID, fs.ModeSticky: unix.S_ISVTX} {
+		if mode&flag != 0 {
+			b |= bit
+		}
+	}
+	return b
+}
+
+// create makes a new file; an earlier entry of the same name is replaced, as tar does, and never
+// written through: it could be a link.
+func create(dir int, base string) (int, error) {
+	for again := false; ; again = true {
+		fd, err := unix.Openat(dir, base, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+		if err == nil || again || err != unix.EEXIST {
+			return fd, err
+		}
+		// Fails for a directory.
+		if err := unix.Unlinkat(dir, base, 0); err != nil {
+			return -1, err
+		}
+	}
+}
+
+// setTime keeps modification times: make compares them in the sources of a package.
+func setTime(fd int, t time.Time) error {
+	if t.IsZero() || t.Unix() < 0 {
+		return nil
+	}
+	spec := unix.NsecToTimespec(t.UnixNano())
+	times := [2]unix.Timespec{spec, spec}
+	// By number, without a name: package unix only offers the way through /proc.
+	if _, _, errno := unix.Syscall6(unix.SYS_UTIMENSAT, uintptr(fd), 0, uintptr(unsafe.Pointer(&times)), 0, 0, 0); errno != 0 {
+		return fmt.Errorf("set time: %w", errno)
+	}
+	return nil
+}
+
+// contextReader ends with its context.
+type contextReader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (c *contextReader) Read(p []byte) (int, error) {
+	if err := c.ctx.Err(); err != nil {
+		return 0, context.Cause(c.ctx)
+	}
+	return c.r.Read(p)
+}
