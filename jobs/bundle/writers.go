@@ -11,6 +11,7 @@ import (
 	"path"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -25,6 +26,9 @@ const (
 	maxWriters = 4
 	// pendingFiles bounds the memory of one archive to as many small files.
 	pendingFiles = 32
+	// flushEvery is after how many small files the disk begins to write, while the archive is
+	// read on. In the end everything is flushed, and the less is left by then the better.
+	flushEvery = 4096
 )
 
 // owner is who everything is to belong to.
@@ -60,6 +64,8 @@ type writers struct {
 	buffers chan []byte
 	open    sync.WaitGroup // files that are not made yet
 	ended   sync.WaitGroup
+	added   int
+	flushes atomic.Bool // one is under way
 
 	mu  sync.Mutex // guards err
 	err error
@@ -123,7 +129,25 @@ func (w *writers) add(p pending, content io.Reader, size int64) error {
 	w.open.Add(1)
 	n := maphash.Comparable(w.seed, dirKey{p.root, path.Dir(p.rel)}) % uint64(len(w.all))
 	w.all[n].queue <- p
+	if w.added++; w.added%flushEvery == 0 {
+		w.flush(p.root)
+	}
 	return nil
+}
+
+// flush makes the disk write what is there so far, and does not wait for it. That it failed will be
+// seen in the end, when everything is flushed.
+func (w *writers) flush(root *os.Root) {
+	if !w.flushes.CompareAndSwap(false, true) {
+		return
+	}
+	w.ended.Go(func() {
+		defer w.flushes.Store(false)
+		if dir, err := root.Open("."); err == nil {
+			defer dir.Close()
+			_ = unix.Syncfs(int(dir.Fd()))
+		}
+	})
 }
 
 // wait returns when all files are made. Whoever changes names waits first. The writers also
@@ -183,6 +207,10 @@ func (w *writer) make(p pending, fill func(io.Writer) error) (err error) {
 	defer func() { err = errors.Join(err, unix.Close(fd)) }()
 	if err := fill(descriptor(fd)); err != nil {
 		return err
+	}
+	if p.data == nil {
+		// A large file: let the disk begin.
+		_ = unix.SyncFileRange(fd, 0, 0, unix.SYNC_FILE_RANGE_WRITE)
 	}
 	if !w.owner.given() {
 		if err := unix.Fchown(fd, w.owner.uid, w.owner.gid); err != nil {
