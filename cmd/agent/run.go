@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -123,6 +124,8 @@ type app struct {
 	beside     *sync.WaitGroup
 	place      func() string
 	agentID    func() string
+	// collections counts the long collections of logs, to name them.
+	collections atomic.Int64
 }
 
 func (a *app) run(ctx context.Context) int {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/netip"
 	"os/user"
@@ -17,6 +18,7 @@ import (
 	"cambium/blobstore"
 	"cambium/internal/blob"
 	"cambium/internal/secret"
+	"cambium/internal/status"
 	"cambium/internal/vcap"
 	"cambium/jobs"
 	"cambium/jobs/bundle"
@@ -74,7 +76,7 @@ func (a *app) serve(ctx context.Context, tasks *task.Tasks) (action.Table, error
 		Instance: instance,
 		Scripts:  script.Runner{Dirs: a.dirs, Log: log},
 		Compiler: compile.Compiler{Dirs: a.dirs, Blobs: blobs, Owner: owner, Parallel: instance.Parallel, Log: log},
-		Logs:     logs.Collector{Dirs: a.dirs, Root: "/", Log: log},
+		Logs:     logs.Collector{Dirs: a.dirs, Root: "/", Log: log, Progress: a.collection},
 		Uploads:  blobs,
 		Networks: a.networksInForce,
 		SayShutdown: func(ctx context.Context) {
@@ -83,6 +85,17 @@ func (a *app) serve(ctx context.Context, tasks *task.Tasks) (action.Table, error
 			}
 		},
 	}))
+}
+
+// collection puts the progress of one long collection of logs into the status. Several can be under
+// way.
+func (a *app) collection() func(logs.Progress) {
+	name := fmt.Sprintf("collect_logs %d", a.collections.Add(1))
+	return func(p logs.Progress) {
+		if err := a.rec.SetProgress(name, status.Progress{Text: p.String(), Done: p.Bytes, Files: p.Files, Rate: p.Rate()}); err != nil {
+			a.log.WithError(err).Debug("status not written")
+		}
+	}
 }
 
 // networksInForce are the settings' networks with the addresses that leases turned out to have.

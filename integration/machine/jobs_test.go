@@ -289,11 +289,31 @@ func fetchedLogs(t *testing.T, l *lab.Lab, i *lab.Instance) {
 		Digest string `json:"sha1"`
 	}
 	begun := time.Now()
-	if err := i.Agent.Into(t.Context(), &got, "fetch_logs_with_signed_url",
-		map[string]any{"signed_url": l.Blobs.SignedURL("PUT", id), "log_type": "job", "filters": []string{}, "blobstore_headers": nil}); err != nil {
-		t.Fatal(err)
+	fetched := make(chan error, 1)
+	go func() {
+		fetched <- i.Agent.Into(t.Context(), &got, "fetch_logs_with_signed_url",
+			map[string]any{"signed_url": l.Blobs.SignedURL("PUT", id), "log_type": "job", "filters": []string{}, "blobstore_headers": nil})
+	}()
+	progress := 0
+	for ended := false; !ended; {
+		select {
+		case err := <-fetched:
+			if err != nil {
+				t.Fatal(err)
+			}
+			ended = true
+		case <-time.After(300 * time.Millisecond):
+			progress += strings.Count(content(t, i, "/run/cambium/status.json"), "MiB read")
+		}
 	}
-	t.Logf("fetch_logs of 1 GiB: %v", time.Since(begun).Round(time.Millisecond))
+	took := time.Since(begun)
+	t.Logf("fetch_logs of 1 GiB: %v, progress seen %d times", took.Round(time.Millisecond), progress)
+	if progress == 0 && took > 10*time.Second {
+		t.Error("the status did not show how far the collection is")
+	}
+	if text := content(t, i, "/run/cambium/status.json"); strings.Contains(text, "collect_logs") {
+		t.Errorf("the progress of a collection that has ended is still there: %s", text)
+	}
 	data, ok := l.Blobs.Get(id)
 	if !ok || !strings.Contains(got.Digest, ";sha512:") {
 		t.Fatalf("got digest %q, blob %v", got.Digest, ok)

@@ -82,11 +82,13 @@ type Settings struct {
 	Why string `json:"why,omitempty"`
 }
 
-// Progress is how far a long piece of work is.
+// Progress is how far a long piece of work is. Done and Total are bytes, Rate is bytes per second.
 type Progress struct {
 	Text    string    `json:"text"`
 	Done    int64     `json:"done"`
 	Total   int64     `json:"total,omitempty"`
+	Files   int64     `json:"files,omitempty"`
+	Rate    int64     `json:"rate,omitempty"`
 	Updated time.Time `json:"updated"`
 }
 

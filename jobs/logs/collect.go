@@ -31,6 +31,9 @@ type Collector struct {
 	// Root is the system root.
 	Root string
 	Log  *logrus.Entry
+	// Progress, if set, is called when a collection has become a long one. What it returns is told
+	// how far that one is, and with the zero value that it has ended.
+	Progress func() func(Progress)
 }
 
 // source is one kind of logs.
@@ -101,9 +104,6 @@ func matches(globs []string, rel string) bool {
 	return slices.ContainsFunc(globs, func(g string) bool { return doublestar.MatchUnvalidated(g, rel) })
 }
 
-// progressEvery is how often a long collection says how far it is.
-const progressEvery = 10 * time.Second
-
 // Collect writes a gzip tar of the selected logs to w. Files are taken as they are at the moment
 // they are read; what vanishes is left out, what grows is cut at the size it had, what shrinks is
 // filled with zeros. Links are followed only inside the log directories.
@@ -117,7 +117,8 @@ func (c Collector) Collect(ctx context.Context, s Selection, w io.Writer) error 
 		return err
 	}
 	compressed := gzip.NewWriter(w)
-	p := &packing{c: c, ctx: ctx, tar: tar.NewWriter(compressed), globs: globs, dirs: map[string]bool{}, buffer: make([]byte, 256<<10), said: time.Now()}
+	p := &packing{c: c, ctx: ctx, tar: tar.NewWriter(compressed), globs: globs, dirs: map[string]bool{}, buffer: make([]byte, 256<<10), told: newTeller(c)}
+	defer p.told.end()
 	if err := p.directory(".", time.Now()); err != nil {
 		return err
 	}
@@ -129,7 +130,7 @@ func (c Collector) Collect(ctx context.Context, s Selection, w io.Writer) error 
 	if err := errors.Join(p.tar.Close(), compressed.Close()); err != nil {
 		return fmt.Errorf("collect logs: %w", err)
 	}
-	c.Log.WithFields(logrus.Fields{"files": p.files, "bytes": p.bytes}).Info("collected logs")
+	p.told.log("collected logs")
 	return nil
 }
 
@@ -140,9 +141,7 @@ type packing struct {
 	globs  []string
 	dirs   map[string]bool // already in the archive
 	buffer []byte
-	files  int
-	bytes  int64
-	said   time.Time
+	told   *teller
 }
 
 func (p *packing) source(s source) error {
@@ -249,9 +248,7 @@ func (p *packing) file(file *os.File, name string) error {
 	if err := p.pad(header.Size - n); err != nil {
 		return err
 	}
-	p.files++
-	p.bytes += header.Size
-	p.say()
+	p.told.file()
 	return nil
 }
 
@@ -266,10 +263,10 @@ func (p *packing) copy(file io.Reader, size int64) (n int64, err error) {
 			return n, err
 		}
 		n += int64(m)
+		p.told.bytes(int64(m))
 		if readErr != nil {
 			break
 		}
-		p.say()
 	}
 	return n, nil
 }
@@ -302,11 +299,4 @@ func (p *packing) directory(name string, modified time.Time) error {
 		listed = "./"
 	}
 	return p.tar.WriteHeader(&tar.Header{Name: listed, Typeflag: tar.TypeDir, Mode: 0o755, ModTime: modified})
-}
-
-func (p *packing) say() {
-	if now := time.Now(); now.Sub(p.said) >= progressEvery {
-		p.said = now
-		p.c.Log.WithFields(logrus.Fields{"files": p.files, "bytes": p.bytes}).Info("collecting logs")
-	}
 }
