@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -60,9 +61,23 @@ func (s *Span) Waiting(reason string) {
 	})
 	if reason != "" {
 		s.boot.log.WithFields(logrus.Fields{"step": s.name, "for": reason}).Info("waiting")
-		s.boot.notify("STATUS=" + s.name + ": waiting for " + reason)
+	}
+	s.boot.waits(s.name, reason)
+}
+
+// WaitingSoon is Waiting for work that seldom waits: it says so only when a while has passed. The
+// function it returns ends the wait.
+func (s *Span) WaitingSoon(reason string) (done func()) {
+	timer := time.AfterFunc(seldom, func() { s.Waiting(reason) })
+	return func() {
+		if !timer.Stop() {
+			s.Waiting("")
+		}
 	}
 }
+
+// seldom is how long a device that is there may take to be found.
+const seldom = 500 * time.Millisecond
 
 // Evidence records a fact that helps to understand the step's outcome.
 func (s *Span) Evidence(format string, args ...any) {
@@ -118,8 +133,45 @@ type boot struct {
 	rec *status.Recorder
 	log *logrus.Entry
 
-	mu       sync.Mutex // guards warnings
+	mu       sync.Mutex // guards what follows
 	warnings []string
+	running  []task // what ready waits for, in the order of its beginning
+	told     string
+}
+
+// task is a step that runs, and what it waits for.
+type task struct{ name, waiting string }
+
+// current tells the service manager and whoever asks which step is waited for: the one that began
+// first. It is called whenever that may have changed.
+func (b *boot) current(change func()) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	change()
+	if len(b.running) == 0 {
+		return
+	}
+	text := b.running[0].name
+	for _, t := range b.running {
+		if t.waiting != "" {
+			text = t.name + ": waiting for " + t.waiting
+			break
+		}
+	}
+	if text != b.told {
+		b.told = text
+		b.notify("STATUS=" + text)
+	}
+}
+
+func (b *boot) waits(name, reason string) {
+	b.current(func() {
+		for i := range b.running {
+			if b.running[i].name == name {
+				b.running[i].waiting = reason
+			}
+		}
+	})
 }
 
 func (b *boot) notify(state string) {
@@ -291,7 +343,10 @@ func (b *boot) runStep(ctx context.Context, s Step) error {
 	}
 	start := b.rec.Now()
 	b.change(s.Name, func(row *status.Step) { row.Outcome, row.Start = status.Running, start })
-	b.notify("STATUS=" + s.Name)
+	if !s.Background {
+		b.current(func() { b.running = append(b.running, task{name: s.Name}) })
+		defer b.current(func() { b.running = slices.DeleteFunc(b.running, func(t task) bool { return t.name == s.Name }) })
+	}
 	process := ctx
 	if s.Deadline > 0 {
 		var cancel context.CancelFunc

@@ -166,6 +166,9 @@ func TestStoppingTheAgentIsNoWarning(t *testing.T) {
 		synctest.Wait()
 		cancel()
 		wait()
+		if err := e.Status.Flush(); err != nil {
+			t.Error(err)
+		}
 		if d, _ := status.Read(path); d.State != status.Ready || d.Steps[1].Outcome != status.Cancelled {
 			t.Errorf("after the stop: %s, step %s; want ready and cancelled", d.State, d.Steps[1].Outcome)
 		}

@@ -1,6 +1,7 @@
 package bootstrap
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -366,12 +367,16 @@ func (m *Machine) hasRawDisks() bool {
 	return m.Disks != nil && !m.Options.SkipDiskSetup && len(m.Settings.Effective().Settings.Disks.RawEphemeral) > 0
 }
 
-func (m *Machine) setUpRawDisks(ctx context.Context, _ *Span) error {
+func (m *Machine) setUpRawDisks(ctx context.Context, s *Span) error {
+	defer s.WaitingSoon("the raw ephemeral disks")()
 	return m.Disks.SetupRawEphemeral(ctx, m.Settings.Effective().Settings.Disks.RawEphemeral)
 }
 
-func (m *Machine) setUpEphemeralDisk(ctx context.Context, _ *Span) error {
+func (m *Machine) setUpEphemeralDisk(ctx context.Context, span *Span) error {
 	s := m.Settings.Effective().Settings
+	if hint := s.Disks.Ephemeral; hint != nil {
+		defer span.WaitingSoon("the disk " + cmp.Or(hint.Path, hint.DeviceID, hint.VolumeID, hint.LUN))()
+	}
 	return m.Disks.SetupEphemeral(ctx, s.Disks.Ephemeral, s.Env.Bosh.SwapSizeMiB, s.AgentID)
 }
 
@@ -382,6 +387,7 @@ func (m *Machine) growRootDisk(ctx context.Context, _ *Span) error {
 // mountPersistentDisk also renews the names of associated disks. Without them jobs that use
 // them fail by themselves and say so, hence only a warning.
 func (m *Machine) mountPersistentDisk(ctx context.Context, s *Span) error {
+	defer s.WaitingSoon("the persistent disk")()
 	if err := m.Disks.MountLast(ctx); err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -81,6 +82,9 @@ func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 		return code
 	}
 	log := setUpLogging(stderr)
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
 	notifier, err := unit.TakeNotifier()
 	if err != nil {
 		log.WithError(err).Warn("service manager cannot be told")
@@ -130,8 +134,13 @@ type app struct {
 
 func (a *app) run(ctx context.Context) int {
 	ctx, cancel := context.WithCancel(ctx)
-	defer a.beside.Wait()
-	defer cancel()
+	defer func() {
+		cancel()
+		a.beside.Wait()
+		if err := a.rec.Flush(); err != nil {
+			a.log.WithError(err).Debug("status not written")
+		}
+	}()
 	a.log.WithFields(logrus.Fields{"version": version, "stemcell": a.etc("stemcell_version"), "git_sha": a.etc("stemcell_git_sha1"), "base": a.dirs.Base()}).Info("agent starts")
 	if err := bootstrap.CheckBootOnce(a.dirs); err != nil {
 		a.failed(ctx, bootstrap.Verdict{State: status.Failed, Step: "boot-once", Cause: err}, false)
@@ -139,6 +148,9 @@ func (a *app) run(ctx context.Context) int {
 		return exitBad
 	}
 	a.go_(func() { a.feedWatchdog(ctx) })
+	if systemd, ok := a.manager.(interface{ Warm(context.Context) }); ok {
+		a.go_(func() { systemd.Warm(ctx) })
+	}
 	if err := a.boot(ctx); err != nil {
 		a.log.WithError(err).Error("agent stops")
 		return exitBad
@@ -255,6 +267,7 @@ func (a *app) ready(ctx context.Context, v bootstrap.Verdict) error {
 	if err := a.notifier.Ready(); err != nil {
 		a.log.WithError(err).Warn("service manager not told")
 	}
+	a.go_(func() { giveBack(ctx) })
 	return nil
 }
 

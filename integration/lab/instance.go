@@ -41,6 +41,8 @@ type VM struct {
 	Edit func(Document)
 	// Ephemeral is the size of the ephemeral disk; none if 0.
 	Ephemeral int64
+	// SCSI calls the disks /dev/sdb, /dev/sdc and so on, in the order of their making.
+	SCSI bool
 	// HTTPS makes the agent listen instead of connecting to NATS, as create-env wants it.
 	HTTPS bool
 	// Files are put into the root file system.
@@ -66,6 +68,7 @@ type Instance struct {
 	mu       sync.Mutex
 	document Document
 	disks    map[string]string // images by id
+	nodes    map[string]string // their names behind a SCSI controller
 }
 
 // firstHost is the last part of the first machine's address.
@@ -80,6 +83,9 @@ func (l *Lab) Create(ctx context.Context, vm VM) (*Instance, error) {
 	l.created++
 	number := l.created
 	l.mu.Unlock()
+	if l.o.VM != nil {
+		l.o.VM(&vm)
+	}
 	if vm.Name == "" {
 		vm.Name = fmt.Sprintf("vm%d", number)
 	}
@@ -92,7 +98,7 @@ func (l *Lab) Create(ctx context.Context, vm VM) (*Instance, error) {
 	if vm.Source == "" {
 		vm.Source = File
 	}
-	i := &Instance{lab: l, vm: vm, Short: vm.Name, AgentID: vm.AgentID, disks: map[string]string{},
+	i := &Instance{lab: l, vm: vm, Short: vm.Name, AgentID: vm.AgentID, disks: map[string]string{}, nodes: map[string]string{},
 		IP: fmt.Sprintf("10.88.0.%d", firstHost+number-1)}
 	l.mu.Lock()
 	_, exists := l.machines[vm.Name]
@@ -190,7 +196,7 @@ func (i *Instance) AttachDisk(ctx context.Context, cid string) (any, error) {
 	if !exists {
 		return nil, fmt.Errorf("disk %s: %w", cid, os.ErrNotExist)
 	}
-	a, err := i.Attach(ctx, machine.Disk{ID: cid, Image: image})
+	a, err := i.Attach(ctx, i.disk(cid, image))
 	if err != nil {
 		return nil, err
 	}
@@ -298,6 +304,7 @@ func (i *Instance) image(id string, size int64) (string, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.disks[id] = path
+	i.nodes[id] = "sd" + string(rune('a'+len(i.disks)))
 	return path, nil
 }
 
@@ -329,7 +336,18 @@ func (i *Instance) AttachNew(ctx context.Context, id string, size int64) (machin
 			return machine.Attachment{}, err
 		}
 	}
-	return i.Attach(ctx, machine.Disk{ID: id, Image: image})
+	return i.Attach(ctx, i.disk(id, image))
+}
+
+// disk is what the engine is told of a disk.
+func (i *Instance) disk(id, image string) machine.Disk {
+	d := machine.Disk{ID: id, Image: image}
+	if i.vm.SCSI {
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		d.Node = i.nodes[id]
+	}
+	return d
 }
 
 // Ready waits until the agent answers, as the Director does after create_vm but asking more

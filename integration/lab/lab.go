@@ -59,6 +59,8 @@ type Options struct {
 	Agent string // the agent's binary
 	// Engine makes the machines; nspawn over a cached Debian tree if nil.
 	Engine machine.Engine
+	// VM changes every machine's description before it is made, also those of a deployment.
+	VM func(*VM)
 	// NATSServer is a nats-server program to use instead of the built-in server.
 	NATSServer string
 	// Poll is the pause between two questions for a task; one second if zero, as in a Director.

@@ -168,7 +168,7 @@ func (i *Instance) guestInfo() delivery {
 set -- $1
 case $1 in
 info-get) cat "` + guestInfo + `/$2" ;;
-info-set) printf '%s' "${3#\'\'}" >"` + guestInfo + `/$2" ;;
+info-set) key=$2; shift 2; value=$*; printf '%s' "${value#\'\'}" >"` + guestInfo + `/$key" ;;
 *) exit 1 ;;
 esac
 `

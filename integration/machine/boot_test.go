@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"cambium/integration/lab"
-	"cambium/integration/lab/director"
 	"cambium/integration/lab/execs"
 	"cambium/integration/lab/machine"
 	"cambium/internal/status"
@@ -130,81 +129,6 @@ func evidence(d status.Document) string {
 		}
 	}
 	return b.String()
-}
-
-// TestMachineVerdict makes fatal steps fail and looks for the reason wherever an operator may.
-func TestMachineVerdict(t *testing.T) {
-	l := newLab(t)
-	for _, c := range []struct {
-		name string
-		vm   lab.VM
-		want string // in the verdict
-		bus  bool   // the network is up, so the Director gets the reason
-	}{
-		{"missing ephemeral disk", lab.VM{Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/nowhere") }}, "No ephemeral disk found", true},
-		{"no ephemeral disk named", lab.VM{}, "No ephemeral disk found", true},
-		{"unknown hardware address", lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) {
-			d.Set("networks.other", map[string]any{"type": "manual", "ip": "10.89.0.7", "netmask": "255.255.255.0", "mac": "02:00:00:00:be:ef"})
-		}}, "other", false},
-		{"bus certificate that is none", lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.mbus.cert.certificate", "nonsense") }}, "certificate", false},
-		{"persistent disk that was lost", lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("disks.persistent", map[string]any{"disk-9": "/dev/gone"}) },
-			Files: []machine.File{{Path: "/var/vcap/bosh/managed_disk_settings.json", Data: []byte("disk-9"), Mode: 0o600}}}, "disk-9", true},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			begin := time.Now()
-			i := start(t, l, c.vm)
-			if c.bus {
-				// The Director's own wait must end with the cause, as its task output will show it.
-				ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-				defer cancel()
-				err := i.Ready(ctx)
-				var exception *director.Exception
-				if !errors.As(err, &exception) || !strings.Contains(exception.Message, c.want) {
-					t.Errorf("the Director's wait ends with %v, want an exception with %q", err, c.want)
-				}
-				if _, err := l.Monitor.Wait(ctx, begin, func(e director.Event) bool {
-					return e.Kind == "alert" && e.Agent == i.AgentID && strings.Contains(string(e.Body), c.want)
-				}); err != nil {
-					t.Errorf("no alert with the reason: %v", err)
-				}
-				for _, e := range l.Monitor.Events() {
-					if e.Kind == "heartbeat" && e.Agent == i.AgentID {
-						t.Error("an agent that is not ready sent a heartbeat")
-					}
-				}
-			}
-			d := settled(t, i, 3*time.Minute)
-			if d.State != status.Failed || !strings.Contains(d.Verdict, c.want) || !d.First {
-				t.Errorf("status: %s, first %v, %q; want failed with %q", d.State, d.First, d.Verdict, c.want)
-			}
-			journal, err := i.Journal(t.Context())
-			if err != nil || !containsLine(journal, "ERROR", "App setup", c.want) {
-				t.Errorf("journal has no ERROR line with App setup and %q (%v)", c.want, err)
-			}
-			if console, _ := os.ReadFile(i.Console()); !containsLine(string(console), "bosh-agent: not ready", c.want) {
-				t.Errorf("console does not tell %q", c.want)
-			}
-			if text := run(t, i, "systemctl", "show", "-p", "StatusText", "bosh-agent"); !strings.Contains(text, c.want) {
-				t.Errorf("systemd shows %q, want %q in it", text, c.want)
-			}
-			if err := i.Delete(t.Context()); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-}
-
-func containsLine(text string, words ...string) bool {
-lines:
-	for _, line := range strings.Split(text, "\n") {
-		for _, w := range words {
-			if !strings.Contains(line, w) {
-				continue lines
-			}
-		}
-		return true
-	}
-	return false
 }
 
 // TestMachineHeals: a disk that appears late makes a failed machine ready, and it is the disk's

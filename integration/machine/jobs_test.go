@@ -113,7 +113,7 @@ func mustDeploy(t *testing.T, l *lab.Lab, m release.Manifest) *lab.Instance {
 }
 
 // await polls for what the machine does on its own.
-func await(t *testing.T, what string, limit time.Duration, done func() bool) {
+func await(t testing.TB, what string, limit time.Duration, done func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(limit); !done(); time.Sleep(200 * time.Millisecond) {
 		if time.Now().After(deadline) {

@@ -86,9 +86,18 @@ func newLab(t testing.TB, edit ...func(*lab.Options)) *lab.Lab {
 	return l
 }
 
-// start creates and starts a machine. When the test fails, its console and the agent's journal
-// are shown.
+// start creates and starts a machine.
 func start(t testing.TB, l *lab.Lab, vm lab.VM) *lab.Instance {
+	t.Helper()
+	i := create(t, l, vm)
+	if err := i.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return i
+}
+
+// create makes a machine. When the test fails, its console and the agent's journal are shown.
+func create(t testing.TB, l *lab.Lab, vm lab.VM) *lab.Instance {
 	t.Helper()
 	i, err := l.Create(t.Context(), vm)
 	if err != nil {
@@ -105,9 +114,6 @@ func start(t testing.TB, l *lab.Lab, vm lab.VM) *lab.Instance {
 		console, err := os.ReadFile(i.Console())
 		t.Logf("console (%v):\n%s", err, tail(string(console), 8<<10))
 	})
-	if err := i.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
 	return i
 }
 

@@ -26,6 +26,7 @@ type options struct {
 	uid, gid     int
 	owner        bool
 	keepPrevious bool
+	volatile     bool
 }
 
 // Option changes how Write works.
@@ -38,6 +39,10 @@ func Owner(uid, gid int) Option {
 
 // KeepPrevious leaves the replaced content beside the file, under its name plus PreviousSuffix.
 func KeepPrevious() Option { return func(o *options) { o.keepPrevious = true } }
+
+// Volatile leaves out the wait for the disk: the file need not survive a power cut, as what is
+// below /run. Readers still see the old content or the new.
+func Volatile() Option { return func(o *options) { o.volatile = true } }
 
 // Write replaces path by data. The mode is set exactly, whatever the umask. Missing parent
 // directories are an error: who owns a directory also knows its mode.
@@ -72,7 +77,7 @@ func Write(path string, data []byte, mode fs.FileMode, opts ...Option) (err erro
 			return err
 		}
 	}
-	if err = os.Rename(temp, path); err != nil {
+	if err = os.Rename(temp, path); err != nil || o.volatile {
 		return err
 	}
 	return SyncDir(dir)
@@ -88,7 +93,7 @@ func fill(file *os.File, data []byte, mode fs.FileMode, o options) error {
 		}
 	}
 	// After chown, which clears setuid and setgid bits.
-	if err := file.Chmod(mode); err != nil {
+	if err := file.Chmod(mode); err != nil || o.volatile {
 		return err
 	}
 	return file.Sync()

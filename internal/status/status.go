@@ -129,9 +129,16 @@ type Recorder struct {
 	path  string
 	began time.Time
 
-	mu  sync.Mutex // guards doc and the file
-	doc Document
+	mu      sync.Mutex // guards what follows, and the file
+	doc     Document
+	written time.Time   // when the file was replaced last
+	state   State       // what it says
+	later   *time.Timer // replaces it with what has changed since; nil if nothing has
 }
+
+// pause is the least time between two writings of the file, unless the state has changed: a boot
+// changes the document a hundred times in as many milliseconds.
+const pause = 20 * time.Millisecond
 
 // Open starts a new account at path. What an earlier process of the same boot left there is
 // summed up in Earlier; anything unreadable is ignored, since it is only history.
@@ -154,18 +161,44 @@ func Open(path, version string) (*Recorder, error) {
 // Now is the monotonic time since the account began, as used in Step.
 func (r *Recorder) Now() int64 { return int64(time.Since(r.began)) }
 
-// Update changes the document and replaces the file. The file is for people and tests: that it
-// could not be written is returned, but the document in memory holds either way.
+// Update changes the document and replaces the file: at once when the state has changed, else
+// within pause. The file is for people and tests: that it could not be written is returned, but
+// the document in memory holds either way.
 func (r *Recorder) Update(change func(*Document)) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	change(&r.doc)
+	if wait := pause - time.Since(r.written); wait > 0 && r.doc.State == r.state {
+		if r.later == nil {
+			r.later = time.AfterFunc(wait, func() { _ = r.Flush() }) // the next change says so again
+		}
+		return nil
+	}
+	return r.write()
+}
+
+// Flush replaces the file if it is not up to date.
+func (r *Recorder) Flush() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.later == nil {
+		return nil
+	}
+	return r.write()
+}
+
+func (r *Recorder) write() error {
+	if r.later != nil {
+		r.later.Stop()
+		r.later = nil
+	}
 	data, err := json.MarshalIndent(r.doc, "", "  ")
 	if err != nil {
 		return fmt.Errorf("status: %w", err)
 	}
+	r.written, r.state = time.Now(), r.doc.State
 	// Readable by all: it holds no secret, and jobs' health checks may look at it.
-	return atomicfile.Write(r.path, append(data, '\n'), 0o644)
+	return atomicfile.Write(r.path, append(data, '\n'), 0o644, atomicfile.Volatile())
 }
 
 // SetProgress records how far a long piece of work is; an empty text removes it.

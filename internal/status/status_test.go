@@ -4,7 +4,10 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 func TestRecorderWritesAndKeepsHistory(t *testing.T) {
@@ -55,13 +58,49 @@ func TestProgressIsSetAndRemoved(t *testing.T) {
 	if err := r.SetProgress("migrate", Progress{Text: "copying", Done: 5, Total: 10}); err != nil {
 		t.Fatal(err)
 	}
+	if err := r.Flush(); err != nil {
+		t.Fatal(err)
+	}
 	if d, _ := Read(path); d.Progress["migrate"].Done != 5 || d.Progress["migrate"].Updated.IsZero() {
 		t.Errorf("progress is %+v", d.Progress)
 	}
 	if err := r.SetProgress("migrate", Progress{}); err != nil {
 		t.Fatal(err)
 	}
+	if err := r.Flush(); err != nil {
+		t.Fatal(err)
+	}
 	if d, _ := Read(path); len(d.Progress) != 0 {
 		t.Errorf("progress is still there: %+v", d.Progress)
 	}
+}
+
+// TestManyChangesAreOneWriting: a burst of changes is written once, and a change of state at once.
+func TestManyChangesAreOneWriting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "status.json")
+		r, err := Open(path, "v")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n := range 100 {
+			if err := r.Update(func(d *Document) { d.Bus = strconv.Itoa(n) }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if d, _ := Read(path); d.Bus != "" {
+			t.Errorf("a burst was written before it ended: %q", d.Bus)
+		}
+		time.Sleep(pause)
+		synctest.Wait()
+		if d, _ := Read(path); d.Bus != "99" {
+			t.Errorf("after the pause the file says %q, want the last change", d.Bus)
+		}
+		if err := r.Update(func(d *Document) { d.State = Failed }); err != nil {
+			t.Fatal(err)
+		}
+		if d, _ := Read(path); d.State != Failed {
+			t.Errorf("the file says %s, want the new state at once", d.State)
+		}
+	})
 }

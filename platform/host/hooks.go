@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"cambium/internal/atomicfile"
 	"cambium/internal/command"
 
 	"github.com/sirupsen/logrus"
@@ -18,7 +19,8 @@ import (
 
 // Hook runs one of the stemcell's own programs, found in the agent's directory of programs or
 // in PATH. That there is none is no error: hooks are optional, and ran says whether it was
-// there.
+// there. One that has ended well is not run again before the next boot of the machine: a restart
+// of the agent changes nothing of what hooks set up.
 func (h *Host) Hook(ctx context.Context, name string) (ran bool, err error) {
 	path := h.at(filepath.Join(h.Dirs.BoshBin(), name))
 	if info, err := os.Stat(path); err != nil || info.IsDir() {
@@ -26,10 +28,17 @@ func (h *Host) Hook(ctx context.Context, name string) (ran bool, err error) {
 			return false, nil
 		}
 	}
+	done := h.at(filepath.Join("/run/cambium/hooks", name))
+	if _, err := os.Lstat(done); err == nil {
+		return true, nil
+	}
 	if _, err := command.Run(ctx, command.Cmd{Name: path}); err != nil {
 		return true, fmt.Errorf("hook %s: %w", name, err)
 	}
-	return true, nil
+	if err := os.MkdirAll(filepath.Dir(done), 0o755); err != nil {
+		return true, fmt.Errorf("hook %s: %w", name, err)
+	}
+	return true, atomicfile.Write(done, nil, 0o644, atomicfile.Volatile())
 }
 
 // RemoveListed removes what a file of the stemcell lists, one path per line: compilers, static

@@ -126,6 +126,13 @@ func wake(ctx context.Context, conn *dbus.Conn) error {
 	return errors.New("systemd does not answer")
 }
 
+// Warm connects ahead of the first request, which then need not wait for it.
+func (s *Systemd) Warm(ctx context.Context) {
+	if _, err := s.connect(ctx); err != nil && s.Log != nil {
+		s.Log.WithError(err).Debug("systemd is not reachable yet")
+	}
+}
+
 // Setup does nothing: the stemcell has installed the unit. It exists for runit's sake.
 func (s *Systemd) Setup(context.Context, string) error { return nil }
 
@@ -163,20 +170,27 @@ func (s *Systemd) startMode(ctx context.Context, name string) string {
 	if err != nil {
 		return usual // not a service, so nobody waits for us
 	}
-	own, err := properties(ctx, conn, self, unitFace)
-	if err != nil || text(own["ActiveState"]) != "activating" {
+	if text(property(ctx, conn, self, "ActiveState")) != "activating" {
 		return usual
 	}
 	var path dbus.ObjectPath
 	if manager.CallWithContext(ctx, managerFace+".LoadUnit", 0, full(name)).Store(&path) != nil {
 		return usual
 	}
-	other, err := properties(ctx, conn, path, unitFace)
-	after, _ := other["After"].Value().([]string)
-	if err == nil && slices.Contains(after, text(own["Id"])) {
+	after, _ := property(ctx, conn, path, "After").Value().([]string)
+	if slices.Contains(after, text(property(ctx, conn, self, "Id"))) {
 		return atOnce
 	}
 	return usual
+}
+
+// property is one property of a unit, empty if it cannot be had. systemd collects all of them in
+// milliseconds, one in no time.
+func property(ctx context.Context, conn *dbus.Conn, path dbus.ObjectPath, name string) (v dbus.Variant) {
+	if err := conn.Object(systemdName, path).CallWithContext(ctx, propertyFace+".Get", 0, unitFace, name).Store(&v); err != nil {
+		return dbus.Variant{}
+	}
+	return v
 }
 
 func properties(ctx context.Context, conn *dbus.Conn, path dbus.ObjectPath, face string) (of map[string]dbus.Variant, err error) {

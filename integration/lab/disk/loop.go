@@ -136,32 +136,20 @@ func (l Loop) attached() bool {
 }
 
 // SwapOff stops swapping to the disk and its partitions. Swap survives the machine that
-// switched it on.
+// switched it on, and is listed by the name it had in there, so that asking is the only way.
 func (l Loop) SwapOff() error {
-	data, err := os.ReadFile("/proc/swaps")
-	if err != nil {
-		return err
-	}
 	var failed error
-	for line := range strings.Lines(string(data)) {
-		fields := strings.Fields(line)
-		if len(fields) == 0 || !l.owns(filepath.Base(fields[0])) {
-			continue
-		}
-		// The kernel prints the path as the machine saw it; the host's node has the same name.
-		path, err := unix.BytePtrFromString("/dev/" + filepath.Base(fields[0]))
+	for _, name := range append([]string{l.Name}, l.Partitions()...) {
+		path, err := unix.BytePtrFromString("/dev/" + name)
 		if err != nil {
 			return err
 		}
-		if errno := swapoff(path); errno != 0 {
-			failed = errors.Join(failed, fmt.Errorf("swap on %s: %w", fields[0], errno))
+		// EINVAL says that there is none on it.
+		if errno := swapoff(path); errno != 0 && errno != unix.EINVAL && errno != unix.ENOENT {
+			failed = errors.Join(failed, fmt.Errorf("swap on %s: %w", name, errno))
 		}
 	}
 	return failed
-}
-
-func (l Loop) owns(name string) bool {
-	return name == l.Name || strings.HasPrefix(name, l.Name+"p")
 }
 
 // Partitions returns the kernel's names of the partitions it knows.

@@ -54,6 +54,9 @@ type Disk struct {
 	ReadOnly bool
 	// Bus is how it is connected, where the engine has a choice; Virtio if empty.
 	Bus Bus
+	// Node is the name that the machine's kernel would give the disk, such as "sdb"; the engine
+	// chooses if empty.
+	Node string
 	// Names are further names below /dev, such as "sr0" or "disk/by-label/config-2", that
 	// udev would give this disk.
 	Names []string

@@ -24,6 +24,15 @@ type attached struct {
 	loop disk.Loop
 }
 
+// as is the name in the machine of a device that the host calls name: the disk itself or one of
+// its partitions.
+func (a *attached) as(name string) string {
+	if a.disk.Node == "" {
+		return name
+	}
+	return a.disk.Node + strings.TrimPrefix(strings.TrimPrefix(name, a.loop.Name), "p")
+}
+
 // diskGroup owns block devices, as on every Debian.
 const diskGroup = 6
 
@@ -31,7 +40,7 @@ const diskGroup = 6
 // the file system of the machine's init; the host's /dev is never shown in there.
 func (a *attached) appear(leader int) error {
 	dev := fmt.Sprintf("/proc/%d/root/dev", leader)
-	if err := node(filepath.Join(dev, a.loop.Name), a.loop.Major, a.loop.Minor); err != nil {
+	if err := node(filepath.Join(dev, a.as(a.loop.Name)), a.loop.Major, a.loop.Minor); err != nil {
 		return err
 	}
 	for _, name := range a.loop.Partitions() {
@@ -45,7 +54,7 @@ func (a *attached) appear(leader int) error {
 		if err := errors.Join(err1, err2); err != nil {
 			return err
 		}
-		if err := node(filepath.Join(dev, name), uint32(x), uint32(y)); err != nil {
+		if err := node(filepath.Join(dev, a.as(name)), uint32(x), uint32(y)); err != nil {
 			return err
 		}
 	}
@@ -55,7 +64,7 @@ func (a *attached) appear(leader int) error {
 			return err
 		}
 		// Relative, as udev makes them: the machine's own /dev, not the host's.
-		target := strings.Repeat("../", strings.Count(name, "/")) + a.loop.Name
+		target := strings.Repeat("../", strings.Count(name, "/")) + a.as(a.loop.Name)
 		if err := os.Symlink(target, link); err != nil && !errors.Is(err, os.ErrExist) {
 			return err
 		}
@@ -65,7 +74,10 @@ func (a *attached) appear(leader int) error {
 
 func (a *attached) vanish(leader int) {
 	dev := fmt.Sprintf("/proc/%d/root/dev", leader)
-	for _, name := range append(append([]string{a.loop.Name}, a.loop.Partitions()...), a.disk.Names...) {
+	for _, name := range append([]string{a.loop.Name}, a.loop.Partitions()...) {
+		_ = os.Remove(filepath.Join(dev, a.as(name)))
+	}
+	for _, name := range a.disk.Names {
 		_ = os.Remove(filepath.Join(dev, name))
 	}
 }
@@ -92,7 +104,7 @@ func (m *Machine) device(e disk.Event) {
 		if !strings.HasPrefix(e.Name, a.loop.Name+"p") {
 			continue
 		}
-		path := fmt.Sprintf("/proc/%d/root/dev/%s", m.current.leader, e.Name)
+		path := fmt.Sprintf("/proc/%d/root/dev/%s", m.current.leader, a.as(e.Name))
 		if e.Action == "remove" {
 			_ = os.Remove(path)
 		} else {
@@ -123,7 +135,7 @@ func (m *Machine) Attach(_ context.Context, d machine.Disk) (machine.Attachment,
 }
 
 func (a *attached) attachment() machine.Attachment {
-	return machine.Attachment{Disk: a.disk, Path: a.loop.Path()}
+	return machine.Attachment{Disk: a.disk, Path: "/dev/" + a.as(a.loop.Name)}
 }
 
 // Detach takes a disk away. One that is in use stays: the IaaS would refuse too.
@@ -135,7 +147,7 @@ func (m *Machine) Detach(_ context.Context, id string) error {
 		return fmt.Errorf("detach disk %s: %w", id, os.ErrNotExist)
 	}
 	if m.current != nil {
-		if mounted, err := mountedIn(m.current.leader, a.loop.Name); err != nil {
+		if mounted, err := mountedIn(m.current.leader, a); err != nil {
 			return err
 		} else if mounted {
 			return fmt.Errorf("detach disk %s: %w", id, unix.EBUSY)
@@ -150,12 +162,17 @@ func (m *Machine) Detach(_ context.Context, id string) error {
 }
 
 // mountedIn looks for the device in the machine's own mount table.
-func mountedIn(leader int, loop string) (bool, error) {
+func mountedIn(leader int, a *attached) (bool, error) {
 	table, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", leader))
 	if err != nil {
 		return false, err
 	}
-	return bytes.Contains(table, []byte(" /dev/"+loop+" ")) || bytes.Contains(table, []byte(" /dev/"+loop+"p")), nil
+	for _, name := range append([]string{a.loop.Name}, a.loop.Partitions()...) {
+		if bytes.Contains(table, []byte(" /dev/"+a.as(name)+" ")) {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // Resize grows an attached disk.

@@ -1,0 +1,333 @@
+//go:build machine && bench
+
+package machine
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"cambium/integration/lab"
+	"cambium/integration/lab/execs"
+	"cambium/internal/status"
+)
+
+// measured is one boot or one restart of an agent.
+type measured struct {
+	pong     int // nanoseconds from exec to the first pong
+	programs int
+	rss      int // kB, as the next three
+	anon     int
+	peak     int
+	written  int // by the agent's own process
+	disk     int // kB written to its ephemeral disk
+}
+
+// operations are nanoseconds that a persistent disk's life takes.
+type operations struct{ blank, formatted, unmount int }
+
+// sample is everything one machine tells of its agent.
+type sample struct {
+	first, restart measured
+	disks          operations
+	busy, idle     measured // after 1,000 requests, and after some time more
+	steps          []status.Step
+}
+
+// pongAfter returns when the first pong arrives. A ping is sent every few milliseconds, since
+// until the agent listens nobody hears one, and each is waited for, since an agent may hold it.
+func pongAfter(b testing.TB, i *lab.Instance, limit time.Duration) time.Time {
+	b.Helper()
+	ctx, cancel := context.WithTimeout(b.Context(), limit)
+	defer cancel()
+	asking := *i.Agent
+	asking.Timeout = 900 * time.Millisecond
+	first := make(chan time.Time, 1)
+	ticker := time.NewTicker(3 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		go func() {
+			if value, err := asking.Call(ctx, "ping"); err == nil && string(value) == `"pong"` {
+				select {
+				case first <- time.Now():
+				default:
+				}
+			}
+		}()
+		select {
+		case at := <-first:
+			return at
+		case <-ctx.Done():
+			journal, _ := i.Journal(context.Background())
+			b.Fatalf("no pong within %v:\n%s", limit, tail(journal, 6000))
+		case <-ticker.C:
+		}
+	}
+}
+
+// vitalsOf reads what the kernel counts for a process.
+func vitalsOf(b testing.TB, pid int) (m measured) {
+	b.Helper()
+	for file, fields := range map[string]map[string]*int{
+		"status": {"VmRSS:": &m.rss, "RssAnon:": &m.anon, "VmHWM:": &m.peak},
+		"io":     {"write_bytes:": &m.written},
+	} {
+		data, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), file))
+		if err != nil {
+			b.Fatal(err)
+		}
+		for _, line := range strings.Split(string(data), "\n") {
+			words := strings.Fields(line)
+			if len(words) > 1 && fields[words[0]] != nil {
+				*fields[words[0]], _ = strconv.Atoi(words[1])
+			}
+		}
+	}
+	m.written /= 1024
+	return m
+}
+
+// writtenTo is what has been written to the machine's ephemeral disk, in kB.
+func writtenTo(b testing.TB, i *lab.Instance) int {
+	b.Helper()
+	fields := strings.Fields(run(b, i, "sh", "-c", "sync -f /var/vcap/data; cat /sys/dev/block/$(findmnt -nf -o MAJ:MIN /var/vcap/data | tr -d '[:space:]')/stat"))
+	if len(fields) < 7 {
+		b.Fatalf("statistics of the disk: %q", fields)
+	}
+	sectors, err := strconv.Atoi(fields[6])
+	if err != nil {
+		b.Fatal(err)
+	}
+	return sectors / 2
+}
+
+// requests are what a busy Director asks most.
+func requests(b testing.TB, i *lab.Instance, times int) {
+	b.Helper()
+	for n := range times {
+		method := []string{"ping", "get_state", "list_disk"}[n%3]
+		if _, err := i.Agent.Call(b.Context(), method); err != nil {
+			b.Fatalf("%s: %v", method, err)
+		}
+	}
+}
+
+// idleTime is how long an agent is left alone before its memory is read again.
+func idleTime(b testing.TB) time.Duration {
+	b.Helper()
+	text := os.Getenv("BENCH_IDLE")
+	if text == "" {
+		return 0
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		b.Fatalf("BENCH_IDLE: %v", err)
+	}
+	return d
+}
+
+// observe takes a blank machine with the agent through a first boot, a restart of the agent, the
+// life of a persistent disk, and many requests.
+func observe(b testing.TB, agent string) (s sample, i *lab.Instance) {
+	b.Helper()
+	l := newLab(b, func(o *lab.Options) { o.Agent, o.Poll = agent, time.Millisecond })
+	watch, err := execs.Start("bosh-agent")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = watch.Close() }()
+	i = start(b, l, lab.VM{Ephemeral: 10 * lab.GiB, SCSI: true, Files: stemcellFiles()})
+	end := pongAfter(b, i, 2*time.Minute)
+	namespace := strings.TrimSpace(run(b, i, "readlink", "/proc/self/ns/pid"))
+	s.first = collect(b, watch, namespace, end, 0)
+	s.first.disk = writtenTo(b, i)
+	if raw, err := i.Status(); err == nil {
+		s.steps = statusOf(b, raw).Steps
+	}
+	all, _ := watch.Of(namespace)
+	run(b, i, "systemctl", "restart", "--no-block", "bosh-agent")
+	// The old process must be gone before a pong can be the new one's.
+	await(b, "another process", time.Minute, func() bool {
+		now, _ := watch.Of(namespace)
+		return now.Processes > all.Processes
+	})
+	end = pongAfter(b, i, 2*time.Minute)
+	s.restart = collect(b, watch, namespace, end, len(all.Programs))
+	s.disks = diskLife(b, i)
+	requests(b, i, 1000)
+	all, _ = watch.Of(namespace)
+	s.busy = vitalsOf(b, all.LastPID)
+	if idle := idleTime(b); idle > 0 {
+		time.Sleep(idle)
+		s.idle = vitalsOf(b, all.LastPID)
+	}
+	return s, i
+}
+
+func collect(b testing.TB, watch *execs.Watch, namespace string, end time.Time, before int) measured {
+	b.Helper()
+	all, err := watch.Of(namespace)
+	if err != nil {
+		b.Fatal(err)
+	}
+	m := vitalsOf(b, all.LastPID)
+	m.pong, m.programs = int(end.Sub(all.Began)), len(all.Programs)-before
+	return m
+}
+
+// diskLife mounts a blank disk, unmounts it, and mounts and unmounts it again. The nodes of
+// partitions are made by the lab, which the baseline does not wait for: when it has been too fast,
+// another disk is tried.
+func diskLife(b testing.TB, i *lab.Instance) (o operations) {
+	b.Helper()
+	var err error
+	for n := range 3 {
+		if o, err = oneDiskLife(b.Context(), i, fmt.Sprintf("disk-%d", n)); err == nil {
+			return o
+		}
+	}
+	b.Fatal(err)
+	return o
+}
+
+func oneDiskLife(ctx context.Context, i *lab.Instance, cid string) (o operations, err error) {
+	if err := i.NewDisk(cid, 10*lab.GiB); err != nil {
+		return o, err
+	}
+	hint, err := i.AttachDisk(ctx, cid)
+	if err != nil {
+		return o, err
+	}
+	var added, first, second int
+	for _, step := range []struct {
+		method    string
+		arguments []any
+		took      *int
+	}{
+		{"add_persistent_disk", []any{cid, hint}, &added},
+		{"mount_disk", []any{cid}, &o.blank}, {"unmount_disk", []any{cid}, &first},
+		{"mount_disk", []any{cid}, &o.formatted}, {"unmount_disk", []any{cid}, &second},
+		{"remove_persistent_disk", []any{cid}, &added},
+	} {
+		begun := time.Now()
+		if _, err := i.Agent.Do(ctx, step.method, step.arguments...); err != nil {
+			return o, fmt.Errorf("%s: %w", step.method, err)
+		}
+		*step.took = int(time.Since(begun))
+	}
+	o.unmount = (first + second) / 2
+	return o, nil
+}
+
+// rounds is how often each agent is measured; the medians are compared.
+const rounds = 5
+
+// BenchmarkBoot compares this agent with the baseline in the same machines under the same files.
+func BenchmarkBoot(b *testing.B) {
+	ours, err := agentBinary()
+	if err != nil {
+		b.Fatal(err)
+	}
+	count := rounds
+	if idleTime(b) > 0 {
+		count = 1 // ten minutes each are enough
+	}
+	agents := []struct{ name, binary string }{{"ours", ours}, {"baseline", baseline(b)}}
+	all := map[string][]sample{}
+	var alone []kernelWork
+	for range count {
+		for _, a := range agents {
+			// A benchmark of its own, so that its lab is gone before the next one starts.
+			b.Run(a.name, func(b *testing.B) {
+				s, i := observe(b, a.binary)
+				all[a.name] = append(all[a.name], s)
+				if a.name == "ours" {
+					alone = append(alone, measureKernelWork(b, i))
+				}
+			})
+		}
+	}
+	if len(all["ours"]) == 0 || len(all["baseline"]) == 0 {
+		b.Fatal("an agent was not measured")
+	}
+	report(all["ours"], all["baseline"], alone)
+}
+
+// report prints the table and how the targets are met.
+func report(ours, base []sample, alone []kernelWork) {
+	value := func(list []sample, of func(sample) int) int {
+		var values []int
+		for _, s := range list {
+			values = append(values, of(s))
+		}
+		slices.Sort(values)
+		return values[len(values)/2]
+	}
+	row := func(name string, list []sample, of func(sample) measured) {
+		m := func(field func(measured) int) int { return value(list, func(s sample) int { return field(of(s)) }) }
+		fmt.Printf("  %-22s %9s %8d %8d %8d %8d %10d %9d\n", name, short(m(func(m measured) int { return m.pong })), m(func(m measured) int { return m.programs }),
+			m(func(m measured) int { return m.rss }), m(func(m measured) int { return m.anon }), m(func(m measured) int { return m.peak }),
+			m(func(m measured) int { return m.written }), m(func(m measured) int { return m.disk }))
+	}
+	fmt.Printf("\n  %-22s %9s %8s %8s %8s %8s %10s %9s\n", "medians, kB", "pong", "programs", "rss", "anon", "peak", "written", "to disk")
+	for _, phase := range []struct {
+		name string
+		of   func(sample) measured
+	}{{"first boot", func(s sample) measured { return s.first }}, {"agent restart", func(s sample) measured { return s.restart }},
+		{"1,000 requests", func(s sample) measured { return s.busy }}, {"idle", func(s sample) measured { return s.idle }}} {
+		if phase.name == "idle" && ours[0].idle.rss == 0 {
+			continue
+		}
+		row("ours, "+phase.name, ours, phase.of)
+		row("baseline, "+phase.name, base, phase.of)
+	}
+	fmt.Printf("\n  steps of our first boot, in one of them:\n")
+	for _, s := range ours[0].steps {
+		if s.End > 0 {
+			fmt.Printf("    %-18s %9s .. %9s\n", s.Name, short(int(s.Start)), short(int(s.End)))
+		}
+	}
+	fmt.Println()
+	sum := value(ours, func(s sample) int { return s.first.pong })
+	work := medianWork(alone)
+	fmt.Printf("  kernel work alone: %s\n", work)
+	times := func(what string, target float64, of func(sample) int) {
+		ratio := float64(value(base, of)) / float64(max(value(ours, of), 1))
+		fmt.Printf("  %-34s %9s of %9s: %5.1f times faster, wanted %.0f %s\n", what, short(value(ours, of)), short(value(base, of)), ratio, target, met(ratio >= target))
+	}
+	share := func(what string, target float64, of func(sample) int) {
+		if value(ours, of) == 0 {
+			return
+		}
+		ratio := float64(value(ours, of)) / float64(value(base, of))
+		fmt.Printf("  %-34s %9d of %9d: %5.0f %%, wanted %.0f %% %s\n", what, value(ours, of), value(base, of), 100*ratio, 100*target, met(ratio <= target))
+	}
+	times("first boot, exec to pong", 10, func(s sample) int { return s.first.pong })
+	within := float64(sum) / float64(max(int(work.sum()), 1))
+	fmt.Printf("  %-34s %9s of %9s: %5.1f times, wanted at most 3 %s\n", "first boot to kernel work alone", short(sum), short(int(work.sum())), within, met(within <= 3))
+	times("agent restart, exec to pong", 10, func(s sample) int { return s.restart.pong })
+	times("mount_disk, blank", 5, func(s sample) int { return s.disks.blank })
+	times("mount_disk, formatted", 5, func(s sample) int { return s.disks.formatted })
+	times("unmount_disk", 5, func(s sample) int { return s.disks.unmount })
+	share("VmRSS after boot, kB", 0.8, func(s sample) int { return s.first.rss })
+	share("VmRSS after 1,000 requests, kB", 0.8, func(s sample) int { return s.busy.rss })
+	share("VmRSS after idling, kB", 0.8, func(s sample) int { return s.idle.rss })
+	share("RssAnon after boot, kB", 1, func(s sample) int { return s.first.anon })
+	share("RssAnon after 1,000 requests, kB", 1, func(s sample) int { return s.busy.anon })
+	share("RssAnon after idling, kB", 1, func(s sample) int { return s.idle.anon })
+}
+
+func short(ns int) string { return time.Duration(ns).Round(100 * time.Microsecond).String() }
+
+func met(yes bool) string {
+	if yes {
+		return "(met)"
+	}
+	return "(MISSED)"
+}

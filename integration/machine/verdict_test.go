@@ -1,0 +1,269 @@
+//go:build machine
+
+package machine
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"cambium/integration/lab"
+	"cambium/integration/lab/director"
+	"cambium/integration/lab/machine"
+	"cambium/internal/status"
+)
+
+// TestMachineVerdict makes fatal steps fail and looks for the reason wherever an operator may.
+func TestMachineVerdict(t *testing.T) {
+	l := newLab(t)
+	for _, c := range []struct {
+		name    string
+		vm      lab.VM
+		prepare func(t *testing.T, i *lab.Instance) // before the first start
+		want    string                              // in the verdict
+		bus     bool                                // the network is up, so the Director gets the reason
+	}{
+		{name: "missing ephemeral disk", vm: lab.VM{Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/nowhere") }}, want: "No ephemeral disk found", bus: true},
+		{name: "no ephemeral disk named", want: "No ephemeral disk found", bus: true},
+		{name: "foreign persistent disk", vm: lab.VM{Ephemeral: lab.GiB, Files: []machine.File{{Path: "/var/vcap/bosh/managed_disk_settings.json", Data: []byte("disk-9"), Mode: 0o600}}},
+			prepare: attachForeign, want: "disk-9", bus: true},
+		{name: "persistent disk that was lost", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("disks.persistent", map[string]any{"disk-9": "/dev/gone"}) },
+			Files: []machine.File{{Path: "/var/vcap/bosh/managed_disk_settings.json", Data: []byte("disk-9"), Mode: 0o600}}}, want: "disk-9", bus: true},
+		{name: "unknown hardware address", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) {
+			d.Set("networks.other", map[string]any{"type": "manual", "ip": "10.89.0.7", "netmask": "255.255.255.0", "mac": "02:00:00:00:be:ef"})
+		}}, want: "other", bus: true},
+		{name: "bus certificate that is none", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.mbus.cert.certificate", "nonsense") }}, want: "certificate"},
+		{name: "bus that is none", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.mbus.urls", []string{"gopher://10.88.0.1"}) }}, want: "bus"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			begin := time.Now()
+			i := create(t, l, c.vm)
+			if c.prepare != nil {
+				c.prepare(t, i)
+			}
+			if err := i.Start(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if c.bus {
+				wantVerdictOnBus(t, l, i, begin, c.want)
+			}
+			wantVerdict(t, i, c.want)
+			if err := i.Delete(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// attachForeign gives the machine a persistent disk that somebody else has used.
+func attachForeign(t *testing.T, i *lab.Instance) {
+	t.Helper()
+	if err := i.NewDisk("disk-9", lab.GiB); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := i.AttachDisk(t.Context(), "disk-9"); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range i.Disks() {
+		if a.Disk.ID == "disk-9" {
+			file, err := os.OpenFile(a.Disk.Image, os.O_WRONLY, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = file.WriteAt([]byte("LUKS\xba\xbe\x00\x01"), 0)
+			if err := errors.Join(err, file.Sync(), file.Close()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// wantVerdictOnBus looks at what a Director and its Health Monitor hear: the Director's own wait
+// must end with the cause, as its task output will show it.
+func wantVerdictOnBus(t *testing.T, l *lab.Lab, i *lab.Instance, since time.Time, want string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	err := i.Ready(ctx)
+	var exception *director.Exception
+	if !errors.As(err, &exception) || !strings.Contains(exception.Message, want) || strings.HasPrefix(exception.Message, "restarting agent") {
+		t.Errorf("the Director's wait ends with %v, want an exception with %q", err, want)
+	}
+	if _, err := l.Monitor.Wait(ctx, since, func(e director.Event) bool {
+		return e.Kind == "alert" && e.Agent == i.AgentID && strings.Contains(string(e.Body), want)
+	}); err != nil {
+		t.Errorf("no alert with the reason: %v", err)
+	}
+	wantNoHeartbeat(t, l, i, since)
+}
+
+func wantNoHeartbeat(t *testing.T, l *lab.Lab, i *lab.Instance, since time.Time) {
+	t.Helper()
+	for _, e := range l.Monitor.Events() {
+		if e.Kind == "heartbeat" && e.Agent == i.AgentID && e.Time.After(since) {
+			t.Error("an agent that is not ready sent a heartbeat")
+		}
+	}
+}
+
+// wantVerdict looks into every channel of the machine itself.
+func wantVerdict(t *testing.T, i *lab.Instance, want string) {
+	t.Helper()
+	d := settled(t, i, 3*time.Minute)
+	if d.State != status.Failed || !strings.Contains(d.Verdict, want) || !d.First {
+		t.Errorf("status: %s, first %v, %q; want failed with %q", d.State, d.First, d.Verdict, want)
+	}
+	journal, err := i.Journal(t.Context())
+	if err != nil || !containsLine(journal, "ERROR", "App setup", want) {
+		t.Errorf("journal has no ERROR line with App setup and %q (%v)", want, err)
+	}
+	if console, _ := os.ReadFile(i.Console()); !containsLine(string(console), "bosh-agent: not ready", want) {
+		t.Errorf("console does not tell %q", want)
+	}
+	if text := run(t, i, "systemctl", "show", "-p", "StatusText", "bosh-agent"); !strings.Contains(text, want) {
+		t.Errorf("systemd shows %q, want %q in it", text, want)
+	}
+	if out := run(t, i, "sh", "-c", "/var/vcap/bosh/bin/bosh-agent status; echo status $?"); !strings.Contains(out, want) || !strings.Contains(out, "status 1") {
+		t.Errorf("agent status prints %q, want %q and status 1", out, want)
+	}
+}
+
+func containsLine(text string, words ...string) bool {
+lines:
+	for _, line := range strings.Split(text, "\n") {
+		for _, w := range words {
+			if !strings.Contains(line, w) {
+				continue lines
+			}
+		}
+		return true
+	}
+	return false
+}
+
+// TestMachineAnswersWhileItStarts: until the boot is judged a ping is held and answered so that a
+// Director asks again, and nothing else is answered.
+func TestMachineAnswersWhileItStarts(t *testing.T) {
+	l := newLab(t)
+	i := start(t, l, lab.VM{Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/nowhere") }})
+	asking := *i.Agent
+	asking.Timeout = 950 * time.Millisecond
+	var exception *director.Exception
+	var held time.Duration
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for exception == nil && ctx.Err() == nil { // nobody hears the first ones
+		begun := time.Now()
+		_, err := asking.Call(ctx, "ping")
+		held = time.Since(begun)
+		errors.As(err, &exception)
+	}
+	if exception == nil {
+		t.Fatal("no answer to a ping")
+	}
+	if !strings.HasPrefix(exception.Message, "restarting agent: ") || !strings.Contains(exception.Message, "ephemeral-disk") || !strings.Contains(exception.Message, "/dev/nowhere") || strings.Contains(exception.Message, "x509: ") {
+		t.Errorf("got %q, want it to begin with restarting agent and to name the step", exception.Message)
+	}
+	if held < 800*time.Millisecond {
+		t.Errorf("a ping was held for %v, want about 0.9s", held)
+	}
+	if value, err := asking.Call(ctx, "get_state"); !errors.Is(err, director.ErrTimeout) {
+		t.Errorf("get_state before ready: got %s, %v; want no answer", value, err)
+	}
+	if d := agentStatus(t, i); d.State != status.Starting {
+		t.Errorf("the boot was judged meanwhile: %s", d.State)
+	}
+}
+
+// TestMachineLaterBootsAreSilent: a machine that has been ready once and fails later says so to
+// its operator, sends one alert, and is silent on the bus, which is all a resurrector recognises.
+func TestMachineLaterBootsAreSilent(t *testing.T) {
+	l := newLab(t)
+	i := start(t, l, lab.VM{Ephemeral: lab.GiB})
+	ready(t, i)
+	if err := i.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := i.Detach(t.Context(), "ephemeral"); err != nil {
+		t.Fatal(err)
+	}
+	since := time.Now()
+	if err := i.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	d := settled(t, i, 3*time.Minute)
+	if d.State != status.Failed || d.First || !strings.Contains(d.Verdict, "No ephemeral disk found") {
+		t.Errorf("status: %s, first %v, %q", d.State, d.First, d.Verdict)
+	}
+	wantSilence(t, i)
+	alerts := 0
+	for _, e := range l.Monitor.Events() {
+		if e.Kind == "alert" && e.Agent == i.AgentID && e.Time.After(since) {
+			alerts++
+		}
+	}
+	if alerts != 1 {
+		t.Errorf("got %d alerts, want one", alerts)
+	}
+	wantNoHeartbeat(t, l, i, since)
+}
+
+func wantSilence(t *testing.T, i *lab.Instance) {
+	t.Helper()
+	asking := *i.Agent
+	asking.Timeout = 2 * time.Second
+	for _, method := range []string{"ping", "get_state"} {
+		if value, err := asking.Call(t.Context(), method); !errors.Is(err, director.ErrTimeout) {
+			t.Errorf("%s: got %s, %v; want no answer", method, value, err)
+		}
+	}
+}
+
+// TestMachineBootsOnce: a machine that kept its secrets in memory refuses to start again before
+// it touches anything, and is silent.
+func TestMachineBootsOnce(t *testing.T) {
+	l := newLab(t)
+	i := start(t, l, lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.agent.settings.tmpfs", true) }})
+	ready(t, i)
+	run(t, i, "systemctl", "restart", "bosh-agent")
+	ready(t, i) // a restart of the agent is no reboot
+	if err := i.Reboot(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	since := time.Now()
+	d := settled(t, i, time.Minute)
+	if d.State != status.Failed || !strings.HasPrefix(d.Verdict, "boot-once: ") {
+		t.Errorf("status: %s %q, want the refusal", d.State, d.Verdict)
+	}
+	wantSilence(t, i)
+	wantNoHeartbeat(t, l, i, since)
+	if out := run(t, i, "sh", "-c", "findmnt -n /var/vcap/data || true"); strings.TrimSpace(out) != "" {
+		t.Errorf("a machine that refuses to boot has mounted %q", out)
+	}
+}
+
+// TestMachineBusDown: a Director that is down holds nothing up; the agent is there when it returns.
+func TestMachineBusDown(t *testing.T) {
+	l := newLab(t)
+	i := start(t, l, lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.mbus.urls", []string{"nats://10.88.0.1:4999"}) }})
+	d := settled(t, i, time.Minute)
+	if d.State != status.Ready || !strings.HasPrefix(d.Bus, "connecting to ") {
+		t.Errorf("status: %s %q, bus %q; want ready and still connecting", d.State, d.Verdict, d.Bus)
+	}
+	if got := run(t, i, "systemctl", "show", "-P", "ActiveState", "bosh-agent"); got != "active\n" {
+		t.Errorf("the unit is %q, want active: READY=1 does not wait for the bus", got)
+	}
+}
+
+// TestMachineTellsGuestInfo: on vSphere the verdict is in the configuration of the VM.
+func TestMachineTellsGuestInfo(t *testing.T) {
+	l := newLab(t)
+	i := start(t, l, lab.VM{Source: lab.GuestInfo, Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/nowhere") }})
+	d := settled(t, i, 3*time.Minute)
+	if got := run(t, i, "cat", "/var/lib/guestinfo/guestinfo.cambium.verdict"); d.State != status.Failed || got != d.Verdict {
+		t.Errorf("guestinfo holds %q, want the verdict %q", got, d.Verdict)
+	}
+}
