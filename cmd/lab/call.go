@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"strings"
 
 	"cambium/integration/lab/control"
 	"cambium/integration/lab/director"
@@ -30,7 +31,11 @@ func callAgent(ctx context.Context, c *call) error {
 	}
 	request.Method = c.args[0]
 	for _, a := range append(c.args[1:], c.extra...) {
-		request.Arguments = append(request.Arguments, argument(a))
+		value, err := argument(a)
+		if err != nil {
+			return err
+		}
+		request.Arguments = append(request.Arguments, value)
 	}
 	show := newProgress(c)
 	defer show.end()
@@ -61,14 +66,18 @@ func callAgent(ctx context.Context, c *call) error {
 	})
 }
 
-// argument takes what is JSON as that, and everything else as a string.
-func argument(text string) json.RawMessage {
+// argument takes what is JSON as that, and everything else as a string, unless it was clearly
+// meant to be JSON.
+func argument(text string) (json.RawMessage, error) {
 	if json.Valid([]byte(text)) {
-		return json.RawMessage(text)
+		return json.RawMessage(text), nil
+	}
+	if strings.HasPrefix(text, "{") || strings.HasPrefix(text, "[") {
+		return nil, usagef("an argument begins like JSON but is none")
 	}
 	data, err := json.Marshal(text)
 	if err != nil {
 		panic(err) // a string always is
 	}
-	return data
+	return data, nil
 }

@@ -94,8 +94,13 @@ func TestParseSize(t *testing.T) {
 
 func TestArgument(t *testing.T) {
 	for text, want := range map[string]string{"full": `"full"`, `{"a":1}`: `{"a":1}`, "42": "42", `"42"`: `"42"`, "null": "null", "/dev/sdb": `"/dev/sdb"`, "": `""`} {
-		if got := string(argument(text)); got != want {
-			t.Errorf("argument(%q) = %s, want %s", text, got, want)
+		if got, err := argument(text); err != nil || string(got) != want {
+			t.Errorf("argument(%q) = %s, %v, want %s", text, got, err, want)
+		}
+	}
+	for _, text := range []string{`{broken`, `[1,`, `{"a":1}}`} {
+		if got, err := argument(text); err == nil {
+			t.Errorf("argument(%q) = %s, want an error", text, got)
 		}
 	}
 }

@@ -74,7 +74,7 @@ func (h *HTTPS) RoundTrip(ctx context.Context, r Request) ([]byte, error) {
 		return nil, err
 	}
 	if status != http.StatusOK {
-		return nil, fmt.Errorf("HTTP status %d", status)
+		return nil, fmt.Errorf("HTTP status %d %s", status, http.StatusText(status))
 	}
 	return body, nil
 }
