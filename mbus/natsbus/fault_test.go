@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -300,6 +301,58 @@ func TestRotation(t *testing.T) {
 }
 
 // A reply that is late for the old connection goes out over the new one.
+// Whoever keeps firewall rules learns of the servers' addresses as a rotation goes: the new ones
+// beside the old before they are used, and then only those that stay.
+func TestRotationTellsAddresses(t *testing.T) {
+	quick(t)
+	old, next := testnats.Start(t, nil, agentID), testnats.Start(t, nil)
+	var mu sync.Mutex
+	var told []netip.AddrPort
+	b := start(t, old, Options{BeforeConnect: func(_ context.Context, servers []netip.AddrPort) {
+		mu.Lock()
+		defer mu.Unlock()
+		told = servers
+	}})
+	expect := func(when string, servers ...*testnats.Deployment) {
+		t.Helper()
+		var want []netip.AddrPort
+		for _, d := range servers {
+			want = append(want, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(d.Port())))
+		}
+		slices.SortFunc(want, netip.AddrPort.Compare)
+		testnats.Until(t, when, func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return slices.Equal(told, want)
+		})
+	}
+	testnats.Until(t, "connected", b.Connected)
+	expect("only the first", old)
+	short, cancel := context.WithCancel(t.Context())
+	failed := make(chan error)
+	go func() {
+		_, err := b.Rotate(short, identity(next, testca.AgentName(agentID)))
+		failed <- err
+	}()
+	expect("both while the second is tried", old, next)
+	cancel()
+	if err := <-failed; err == nil {
+		t.Fatal("a server that does not know the agent was rotated to")
+	}
+	expect("only the first again", old)
+	next.SetUsers(testnats.Agent(testca.AgentName(agentID), agentID))
+	rotation, err := b.Rotate(t.Context(), identity(next, testca.AgentName(agentID)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect("both while both are in use", old, next)
+	rotation.Commit(t.Context())
+	expect("only the second", next)
+	if got := next.Director().Call(agentID, "ping"); got != pongReply {
+		t.Errorf("got %s", got)
+	}
+}
+
 func TestHandOver(t *testing.T) {
 	var old, next outbox
 	old.send(message{subject: "a"})
