@@ -236,13 +236,14 @@ func (d *Disks) copyStore(ctx context.Context, exact bool) (err error) {
 			}
 		}()
 	}
+	sums := &copytree.Sums{}
 	for attempt := 0; ; attempt++ {
 		d.step("copy")
-		if err := d.phase(ctx, "copy", exact, copytree.Copy); err != nil {
+		if err := d.phase(ctx, "copy", exact, sums, copytree.Copy); err != nil {
 			return err
 		}
 		d.step("verify")
-		err := d.phase(ctx, "verify", exact, copytree.Verify)
+		err := d.phase(ctx, "verify", exact, sums, copytree.Verify)
 		var differs *copytree.DifferenceError
 		if !errors.As(err, &differs) || attempt > 0 {
 			return err
@@ -270,7 +271,7 @@ func (d *Disks) discard(rel string, exact bool) error {
 	return errors.Join(err, root.Close())
 }
 
-func (d *Disks) phase(ctx context.Context, name string, exact bool, work func(context.Context, string, string, copytree.Options) error) error {
+func (d *Disks) phase(ctx context.Context, name string, exact bool, sums *copytree.Sums, work func(context.Context, string, string, copytree.Options) error) error {
 	var used unix.Statfs_t
 	if err := unix.Statfs(d.Dirs.Store(), &used); err != nil {
 		return err
@@ -303,7 +304,7 @@ func (d *Disks) phase(ctx context.Context, name string, exact bool, work func(co
 			}
 		}
 	}()
-	err := work(ctx, d.Dirs.Store(), d.Dirs.StoreMigrationTarget(), copytree.Options{Exact: exact, Progress: counter})
+	err := work(ctx, d.Dirs.Store(), d.Dirs.StoreMigrationTarget(), copytree.Options{Exact: exact, Sums: sums, Progress: counter})
 	close(done)
 	<-stopped
 	report()

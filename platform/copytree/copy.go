@@ -5,11 +5,34 @@ import (
 	"fmt"
 	"io"
 	"path"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
 
-type copier struct{ *walk }
+type copier struct {
+	*walk
+	*flusher
+}
+
+// flushEvery is after how much the target is flushed while the copying goes on: the one disk
+// writes while the other is read, and little is left to wait for at the end.
+const flushEvery = 128 << 20
+
+type flusher struct {
+	written atomic.Int64
+	due     chan struct{}
+}
+
+func (c copier) wrote(n int64) {
+	c.options.Progress.bytes.Add(n)
+	if now := c.written.Add(n); now/flushEvery != (now-n)/flushEvery {
+		select {
+		case c.due <- struct{}{}:
+		default: // one is due already
+		}
+	}
+}
 
 func (c copier) before(rel string, _ *unix.Stat_t) error {
 	if rel == "." {
@@ -101,12 +124,15 @@ func (c copier) link(first, rel string) error {
 }
 
 func (c copier) file(rel string, st *unix.Stat_t, b *buffers) error {
-	source, err := openRead(c.from, rel)
+	if st.Size >= largeFile {
+		return c.largeFile(rel, st, b)
+	}
+	source, err := openFile(c.from, rel, unix.O_RDONLY)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(source)
-	target, err := unix.Openat(c.to, rel, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	target, err := c.create(rel)
 	if err != nil {
 		return err
 	}
@@ -117,12 +143,52 @@ func (c copier) file(rel string, st *unix.Stat_t, b *buffers) error {
 	return errors.Join(err, unix.Close(target))
 }
 
+func (c copier) create(rel string) (int, error) {
+	return unix.Openat(c.to, rel, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+}
+
+func (c copier) largeFile(rel string, st *unix.Stat_t, b *buffers) error {
+	source, err := openDirect(c.from, rel, unix.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	defer source.close()
+	made, err := c.create(rel)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(made)
+	shared, err := c.shared(source.plain, made, st)
+	if err != nil {
+		return err
+	}
+	if !shared {
+		target, err := openDirect(c.to, rel, unix.O_WRONLY)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(c.large(source, target, st, b), target.close()); err != nil {
+			return err
+		}
+	}
+	return setAttributes(source.plain, made, st)
+}
+
+// shared lets two files of one file system have the same blocks, where it knows how to.
+func (c copier) shared(source, target int, st *unix.Stat_t) (bool, error) {
+	var other unix.Stat_t
+	if err := unix.Fstat(target, &other); err != nil {
+		return false, err
+	}
+	if other.Dev != st.Dev || unix.IoctlFileClone(target, source) != nil {
+		return false, nil
+	}
+	c.options.Progress.bytes.Add(min(st.Blocks*512, st.Size))
+	return true, nil
+}
+
 // content copies the data and leaves the holes.
 func (c copier) content(source, target int, st *unix.Stat_t, buffer []byte) error {
-	if st.Size > bufferSize {
-		// A hint for more read-ahead; without it only the speed is less.
-		_ = unix.Fadvise(source, 0, 0, unix.FADV_SEQUENTIAL)
-	}
 	if st.Blocks*512 >= st.Size {
 		return c.extent(source, target, 0, st.Size, buffer)
 	}
@@ -132,24 +198,7 @@ func (c copier) content(source, target int, st *unix.Stat_t, buffer []byte) erro
 	return extents(source, st.Size, func(from, to int64) error { return c.extent(source, target, from, to, buffer) })
 }
 
-// kernelPiece bounds one call, so that progress shows and a cancelled copy ends.
-const kernelPiece = 16 << 20
-
 func (c copier) extent(source, target int, from, to int64, buffer []byte) error {
-	// Small files are the many; their few bytes go through memory with the fewest calls. Large
-	// ones the kernel copies by itself, or shares, where it can.
-	for to-from > bufferSize {
-		source64, target64 := from, from
-		n, err := unix.CopyFileRange(source, &source64, target, &target64, int(min(to-from, kernelPiece)), 0)
-		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EIO) || errors.Is(err, unix.EDQUOT) {
-			return err
-		}
-		if err != nil || n <= 0 {
-			break // not between these two; the plain way tells what is wrong, if anything is
-		}
-		c.options.Progress.bytes.Add(int64(n))
-		from += int64(n)
-	}
 	for from < to {
 		n := min(int64(len(buffer)), to-from)
 		if err := readAt(source, buffer[:n], from); err != nil {
@@ -158,7 +207,7 @@ func (c copier) extent(source, target int, from, to int64, buffer []byte) error 
 		if err := writeAt(target, buffer[:n], from); err != nil {
 			return err
 		}
-		c.options.Progress.bytes.Add(n)
+		c.wrote(n)
 		from += n
 	}
 	return nil
@@ -199,31 +248,35 @@ func writeAt(fd int, b []byte, offset int64) error {
 
 // extents calls f for each range of a file that holds data.
 func extents(file int, size int64, f func(from, to int64) error) error {
-	for at := int64(0); at < size; {
-		from, err := unix.Seek(file, at, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) {
+	return extentsIn(file, 0, size, f)
+}
+
+func extentsIn(file int, from, to int64, f func(from, to int64) error) error {
+	for from < to {
+		start, err := unix.Seek(file, from, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) || err == nil && start >= to {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		to, err := unix.Seek(file, from, unix.SEEK_HOLE)
+		end, err := unix.Seek(file, start, unix.SEEK_HOLE)
 		if err != nil {
 			return err
 		}
-		if to = min(to, size); to <= from {
+		if end <= start {
 			return nil
 		}
-		if err := f(from, to); err != nil {
+		if err := f(start, min(end, to)); err != nil {
 			return err
 		}
-		at = to
+		from = end
 	}
 	return nil
 }
 
-func openRead(dir int, rel string) (int, error) {
-	flags := unix.O_RDONLY | unix.O_NOFOLLOW | unix.O_CLOEXEC | unix.O_NONBLOCK
+func openFile(dir int, rel string, flags int) (int, error) {
+	flags |= unix.O_NOFOLLOW | unix.O_CLOEXEC | unix.O_NONBLOCK
 	fd, err := unix.Openat(dir, rel, flags|unix.O_NOATIME, 0)
 	if errors.Is(err, unix.EPERM) {
 		fd, err = unix.Openat(dir, rel, flags, 0)

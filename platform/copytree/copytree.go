@@ -32,6 +32,8 @@ type Options struct {
 	// Exact says that the target held nothing else before: what is there and not in the
 	// source is left over from an earlier attempt, and is removed.
 	Exact bool
+	// Sums, if set in both, saves Verify from reading the source a second time.
+	Sums *Sums
 	// Progress, if set, is updated while the work goes on.
 	Progress *Counter
 }
@@ -52,10 +54,23 @@ func Copy(ctx context.Context, from, to string, o Options) error {
 		return fmt.Errorf("copy %s to %s: %w", from, to, err)
 	}
 	defer w.close()
-	if err := w.run(ctx, copier{w}); err != nil {
+	c := copier{walk: w, flusher: &flusher{due: make(chan struct{}, 1)}}
+	flushed := make(chan struct{})
+	go func() {
+		defer close(flushed)
+		for range c.due {
+			if err := unix.Syncfs(w.to); err != nil {
+				w.fail(fmt.Errorf("flush: %w", err))
+			}
+		}
+	}()
+	err = w.run(ctx, c)
+	close(c.due)
+	<-flushed
+	if err != nil {
 		return fmt.Errorf("copy %s to %s: %w", from, to, err)
 	}
-	// One flush for all, and the place where the kernel reports failed writes.
+	// The place where the kernel reports what it could not write.
 	if err := unix.Syncfs(w.to); err != nil {
 		return fmt.Errorf("copy %s to %s: flush: %w", from, to, err)
 	}
@@ -110,8 +125,6 @@ const batch = 128
 
 type buffers struct{ a, b []byte }
 
-const bufferSize = 512 << 10
-
 func newWalk(from, to string, o Options) (*walk, error) {
 	if o.Workers == 0 {
 		o.Workers = 2 * runtime.NumCPU()
@@ -151,7 +164,7 @@ func (w *walk) run(ctx context.Context, v visitor) error {
 	var all sync.WaitGroup
 	for range w.options.Workers {
 		all.Go(func() {
-			b := &buffers{a: make([]byte, bufferSize), b: make([]byte, bufferSize)}
+			b := &buffers{a: alignedBuffer(blockSize), b: alignedBuffer(blockSize)}
 			for {
 				work := w.next()
 				if work == nil {
@@ -179,6 +192,13 @@ func (w *walk) fail(err error) {
 	}
 	w.mu.Unlock()
 	w.wake.Broadcast()
+}
+
+// stopped returns why the work is to end before its time, if it is.
+func (w *walk) stopped() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.failed
 }
 
 func (w *walk) next() func(*buffers) error {

@@ -9,6 +9,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -37,6 +39,7 @@ func fill(t testing.TB, dir string) {
 	must(os.WriteFile(p("a/zero"), nil, 0o640))
 	must(os.WriteFile(p("a/small"), []byte("small"), 0o600))
 	must(os.WriteFile(p("a/large"), []byte(strings.Repeat("0123456789", 300_000)), 0o644))
+	must(os.WriteFile(p("a/larger"), []byte(strings.Repeat("0123456789a", 1_000_003)), 0o644))
 	must(os.WriteFile(p("owned"), []byte("x"), 0o600))
 	must(os.Chown(p("owned"), 1234, 4321))
 	must(os.WriteFile(p("setuid"), []byte("#!/bin/sh\n"), 0o755))
@@ -171,14 +174,15 @@ func TestRootVerifyFindsEverything(t *testing.T) {
 		what string
 		do   func(p func(string) string) error
 	}{
-		"content":          {"content", func(p func(string) string) error { return keepTime(p("a/large"), 0, "9") }},
-		"content far out":  {"content", func(p func(string) string) error { return keepTime(p("only a hole"), 3<<30, "x") }},
-		"content at start": {"content", func(p func(string) string) error { return keepTime(p("hole at the start"), 8<<20-1, "x") }},
-		"missing file":     {"", func(p func(string) string) error { return os.Remove(p("owned")) }},
-		"missing node":     {"", func(p func(string) string) error { return os.Remove(p("socket")) }},
-		"surplus":          {"", func(p func(string) string) error { return os.WriteFile(p("empty/new"), nil, 0o600) }},
-		"mode":             {"mode", func(p func(string) string) error { return os.Chmod(p("owned"), 0o644) }},
-		"owner":            {"owner", func(p func(string) string) error { return os.Lchown(p("dangling"), 7, 9) }},
+		"content":                 {"content", func(p func(string) string) error { return keepTime(p("a/large"), 0, "9") }},
+		"content of a large file": {"content", func(p func(string) string) error { return keepTime(p("a/larger"), 11_000_032, "x") }},
+		"content far out":         {"content", func(p func(string) string) error { return keepTime(p("only a hole"), 3<<30, "x") }},
+		"content at start":        {"content", func(p func(string) string) error { return keepTime(p("hole at the start"), 8<<20-1, "x") }},
+		"missing file":            {"", func(p func(string) string) error { return os.Remove(p("owned")) }},
+		"missing node":            {"", func(p func(string) string) error { return os.Remove(p("socket")) }},
+		"surplus":                 {"", func(p func(string) string) error { return os.WriteFile(p("empty/new"), nil, 0o600) }},
+		"mode":                    {"mode", func(p func(string) string) error { return os.Chmod(p("owned"), 0o644) }},
+		"owner":                   {"owner", func(p func(string) string) error { return os.Lchown(p("dangling"), 7, 9) }},
 		"time": {"modification time", func(p func(string) string) error {
 			return unix.UtimesNanoAt(unix.AT_FDCWD, p("fifo"), []unix.Timespec{{}, {Sec: 1_234_567_894, Nsec: 123_456_788}}, 0)
 		}},
@@ -189,16 +193,17 @@ func TestRootVerifyFindsEverything(t *testing.T) {
 	}
 	for name, c := range change {
 		t.Run(name, func(t *testing.T) {
-			if err := Copy(ctx, from, to, Options{Exact: true}); err != nil {
+			sums := &Sums{}
+			if err := Copy(ctx, from, to, Options{Exact: true, Sums: sums}); err != nil {
 				t.Fatal(err)
 			}
-			if err := Verify(ctx, from, to, Options{Exact: true}); err != nil {
+			if err := Verify(ctx, from, to, Options{Exact: true, Sums: sums}); err != nil {
 				t.Fatal(err)
 			}
 			if err := c.do(func(n string) string { return filepath.Join(to, n) }); err != nil {
 				t.Fatal(err)
 			}
-			err := Verify(ctx, from, to, Options{Exact: true})
+			err := Verify(ctx, from, to, Options{Exact: true, Sums: sums})
 			var differs *DifferenceError
 			if !errors.As(err, &differs) || !strings.Contains(differs.What, c.what) {
 				t.Errorf("Verify = %v, want a difference in %s", err, c.what)
@@ -313,5 +318,87 @@ func TestRootCopyResumes(t *testing.T) {
 	}
 	if diff := judge(t, from, to); diff != "" {
 		t.Errorf("rsync sees differences:\n%s", diff)
+	}
+}
+
+// What went wrong below the file system, where the page cache knows nothing of it, is found in
+// small files and in large ones: the disk is read, and not what memory still holds of it.
+func TestRootVerifyReadsTheDisk(t *testing.T) {
+	for name, size := range map[string]int{"small": 9000, "large": 6 << 20} {
+		t.Run(name, func(t *testing.T) {
+			from, to := disks(t)
+			pattern := []byte("the one place where " + name + " is written")
+			content := make([]byte, size)
+			copy(content[size-size/4:], pattern)
+			if err := os.WriteFile(filepath.Join(from, "file"), content, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			sums := &Sums{}
+			if err := errors.Join(Copy(ctx, from, to, Options{Exact: true, Sums: sums}), Verify(ctx, from, to, Options{Exact: true, Sums: sums})); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := os.ReadFile(filepath.Join(to, "file")); err != nil { // so that memory holds it
+				t.Fatal(err)
+			}
+			image := imageOf(t, to)
+			out, err := exec.Command("grep", "-obUaF", string(pattern), image).Output()
+			if err != nil {
+				t.Fatalf("the copy is not in the image, so it was not flushed: %v", err)
+			}
+			place, _, _ := strings.Cut(string(out), ":")
+			at, err := strconv.ParseInt(place, 10, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f, err := os.OpenFile(image, os.O_RDWR, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := f.WriteAt([]byte{pattern[0] ^ 1}, at); err != nil {
+				t.Fatal(err)
+			}
+			if err := f.Close(); err != nil {
+				t.Fatal(err)
+			}
+			var differs *DifferenceError
+			if err := Verify(ctx, from, to, Options{Exact: true, Sums: sums}); !errors.As(err, &differs) || differs.What != "content" {
+				t.Errorf("Verify = %v, want a difference in content", err)
+			}
+		})
+	}
+}
+
+// imageOf is the file behind the loop device that is mounted on dir.
+func imageOf(t testing.TB, dir string) string {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(fmt.Sprintf("/sys/dev/block/%d:%d/loop/backing_file", unix.Major(st.Dev), unix.Minor(st.Dev)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(data))
+}
+
+// The buffers are all that a copy needs, however large the files are.
+func TestRootCopyMemoryIsFlat(t *testing.T) {
+	from, to := disks(t)
+	for i := range 3 {
+		if err := os.WriteFile(filepath.Join(from, fmt.Sprint(i)), make([]byte, 60<<20), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	sums := &Sums{}
+	o := Options{Workers: 4, Exact: true, Sums: sums}
+	if err := errors.Join(Copy(ctx, from, to, o), Verify(ctx, from, to, o)); err != nil {
+		t.Fatal(err)
+	}
+	runtime.ReadMemStats(&after)
+	if got := after.TotalAlloc - before.TotalAlloc; got > 24<<20 {
+		t.Errorf("allocated %d MiB for 180 MiB of files, want the buffers of two passes", got>>20)
 	}
 }

@@ -47,7 +47,7 @@ func (v verifier) entry(rel string, st *unix.Stat_t, b *buffers) (err error) {
 	}
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
-		return v.sameFile(rel, st.Size, b)
+		return v.sameFile(rel, st, b)
 	case unix.S_IFLNK:
 		want, err := readlink(v.from, rel)
 		if err != nil {
@@ -86,39 +86,47 @@ func (v verifier) sameXattrs(rel string) error {
 	return nil
 }
 
-// sameFile compares the bytes themselves, which is both cheaper and stricter than hashes. Only
-// ranges where one side has data are read; the other side's holes read as zeros.
-func (v verifier) sameFile(rel string, size int64, b *buffers) error {
-	source, err := openRead(v.from, rel)
+// sameFile compares the content. Only ranges where one side has data are read; the other
+// side's holes read as zeros.
+func (v verifier) sameFile(rel string, st *unix.Stat_t, b *buffers) error {
+	open := func(dir int) (directFile, error) {
+		if st.Size >= largeFile {
+			return openDirect(dir, rel, unix.O_RDONLY)
+		}
+		fd, err := openFile(dir, rel, unix.O_RDONLY)
+		return directFile{plain: fd, direct: -1}, err
+	}
+	source, err := open(v.from)
 	if err != nil {
 		return err
 	}
-	defer unix.Close(source)
-	target, err := openRead(v.to, rel)
+	defer source.close()
+	target, err := open(v.to)
 	if err != nil {
 		return err
 	}
-	defer unix.Close(target)
-	compare := func(from, to int64) error { return v.compare(rel, source, target, from, to, b) }
-	sourceNames, err := fdXattrs(source)
+	defer target.close()
+	sourceNames, err := fdXattrs(source.plain)
 	if err != nil {
 		return err
 	}
-	targetNames, err := fdXattrs(target)
+	targetNames, err := fdXattrs(target.plain)
 	if err != nil {
 		return err
 	}
 	if !maps.Equal(sourceNames, targetNames) {
 		return &DifferenceError{Path: rel, What: "extended attributes"}
 	}
-	if size <= bufferSize {
-		return compare(0, size)
+	// What was flushed leaves the page cache, so that the disk is asked and not the memory.
+	_ = unix.Fadvise(target.plain, 0, 0, unix.FADV_DONTNEED)
+	if st.Size < largeFile {
+		return v.compare(rel, source, target, 0, st.Size, b)
 	}
-	if err := extents(source, size, compare); err != nil {
+	if err := v.sameLarge(rel, source, target, st, b); err != nil {
 		return err
 	}
-	return holes(source, size, func(from, to int64) error {
-		return extentsIn(target, from, to, compare)
+	return holes(source.plain, st.Size, func(from, to int64) error {
+		return extentsIn(target.plain, from, to, func(from, to int64) error { return v.compare(rel, source, target, from, to, b) })
 	})
 }
 
@@ -138,22 +146,23 @@ func fdXattrs(f int) (map[string]string, error) {
 	return all, nil
 }
 
-func (v verifier) compare(rel string, source, target int, from, to int64, b *buffers) error {
-	for from < to {
-		n := min(int64(bufferSize), to-from)
-		if err := readAt(source, b.a[:n], from); err != nil {
+func (v verifier) compare(rel string, source, target directFile, from, to int64, b *buffers) error {
+	return blocks(from, to, func(at int64, n int) error {
+		if err := v.stopped(); err != nil {
 			return err
 		}
-		if err := readAt(target, b.b[:n], from); err != nil {
+		if err := source.readAt(b.a[:n], at); err != nil {
+			return err
+		}
+		if err := target.readAt(b.b[:n], at); err != nil {
 			return err
 		}
 		if !bytes.Equal(b.a[:n], b.b[:n]) {
 			return &DifferenceError{Path: rel, What: "content"}
 		}
-		v.options.Progress.bytes.Add(n)
-		from += n
-	}
-	return nil
+		v.options.Progress.bytes.Add(int64(n))
+		return nil
+	})
 }
 
 // holes calls f for each range of a file that holds no data.
@@ -171,25 +180,4 @@ func holes(file int, size int64, f func(from, to int64) error) error {
 		err = f(at, size)
 	}
 	return err
-}
-
-func extentsIn(file int, from, to int64, f func(from, to int64) error) error {
-	for from < to {
-		start, err := unix.Seek(file, from, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) || err == nil && start >= to {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		end, err := unix.Seek(file, start, unix.SEEK_HOLE)
-		if err != nil {
-			return err
-		}
-		if err := f(start, min(end, to)); err != nil {
-			return err
-		}
-		from = end
-	}
-	return nil
 }
