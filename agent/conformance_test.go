@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -17,9 +18,12 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"cambium/internal/secret"
 	"cambium/internal/testca"
 	"cambium/internal/testnats"
 	"cambium/jobs/monit"
+	"cambium/mbus/natsbus"
+	"cambium/settings"
 )
 
 var update = flag.Bool("update", false, "rewrite golden files")
@@ -52,9 +56,22 @@ type conformanceCase struct {
 	Text    *string
 	Headers map[string]string
 
+	// The common name of a NATS server, and whether the agent talks to it.
+	Server   string
+	Accepted bool
+
+	// Settings, perhaps with an update, and what of them is in force.
+	Settings, Update json.RawMessage
+	Effective        *inForce
+
 	// An event of the supervisor, and how grave it is; 0 is not reported.
 	Event    string
 	Severity int
+}
+
+type inForce struct {
+	URLs          []string
+	CA, Blobstore string
 }
 
 type httpsRequest struct{ Method, Path, Password, Body string }
@@ -91,7 +108,7 @@ func TestConformance(t *testing.T) {
 			fixtures := w.fixtures(t)
 			for _, c := range cases {
 				switch {
-				case c.Early, c.Event != "", c.Only != "" && c.Only != transport, c.HTTPS != nil && transport != "https":
+				case c.Early, c.Event != "", c.Server != "", c.Effective != nil, c.Only != "" && c.Only != transport, c.HTTPS != nil && transport != "https":
 				case c.HTTPS != nil:
 					t.Run(c.Rule, func(t *testing.T) { w.conformsHTTPS(t, c) })
 				default:
@@ -106,6 +123,14 @@ func TestConformance(t *testing.T) {
 			}
 		})
 	}
+	for _, c := range cases {
+		switch {
+		case c.Server != "":
+			t.Run(c.Rule, func(t *testing.T) { conformsServer(t, c) })
+		case c.Effective != nil:
+			t.Run(c.Rule, func(t *testing.T) { conformsSettings(t, c) })
+		}
+	}
 	t.Run("events", func(t *testing.T) {
 		for _, c := range cases {
 			if c.Event == "" {
@@ -117,6 +142,45 @@ func TestConformance(t *testing.T) {
 			}
 		}
 	})
+}
+
+// conformsServer connects to a server whose certificate is of the right authority and has the
+// name.
+func conformsServer(t *testing.T, c conformanceCase) {
+	d := testnats.Start(t, nil, agentID)
+	d.Down()
+	d.SetServerCertificate(must[testca.Pair](t)(d.CA.Issue(testca.Request{CommonName: c.Server, Hosts: []string{"127.0.0.1"}})))
+	d.Up()
+	pair := d.Client(testca.AgentName(agentID))
+	bus := must[*natsbus.Bus](t)(natsbus.New(natsbus.Options{AgentID: agentID, Handler: NewDispatcher(t.Context(), quiet()), Log: quiet(), Identity: natsbus.Identity{
+		URLs: []secret.URL{d.URL()}, CA: string(d.CA.PEM), Certificate: string(pair.Certificate), PrivateKey: secret.New(string(pair.PrivateKey))}}))
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- bus.Run(ctx) }()
+	testnats.Until(t, "an attempt", func() bool { return bus.Connected() || bus.LastError() != nil })
+	if bus.Connected() != c.Accepted {
+		t.Errorf("connected %v (%v), want %v", bus.Connected(), bus.LastError(), c.Accepted)
+	}
+	cancel()
+	check(t, <-ended)
+}
+
+func conformsSettings(t *testing.T, c conformanceCase) {
+	s, problems := settings.Decode("settings", secret.NewJSON(c.Settings))
+	check(t, problems.Err())
+	var u settings.Update
+	if c.Update != nil {
+		u, problems = settings.DecodeUpdate("update", secret.NewJSON(c.Update))
+		check(t, problems.Err())
+	}
+	e := settings.Merge(s, u)
+	got := inForce{CA: e.Bus.Cert.CA, Blobstore: e.Blobstore.Provider}
+	for _, u := range e.Bus.URLs {
+		got.URLs = append(got.URLs, u.Reveal())
+	}
+	if !reflect.DeepEqual(got, *c.Effective) {
+		t.Errorf("got %+v, want %+v", got, *c.Effective)
+	}
 }
 
 // TestConformanceIsComplete: no method without a case in which it does its work, and no part of
@@ -143,7 +207,7 @@ func TestConformanceIsComplete(t *testing.T) {
 			t.Errorf("no case in which %s succeeds", name)
 		}
 	}
-	for _, part := range []string{"1.1", "1.2", "1.3", "1.4", "1.5", "2", "3.1", "3.2", "3.3", "3.4", "3.5", "3.6", "3.7", "3.9", "4", "5.3", "8", "B"} {
+	for _, part := range []string{"1.1", "1.2", "1.3", "1.4", "1.5", "1.6", "1.7", "2", "3.1", "3.2", "3.3", "3.4", "3.5", "3.6", "3.7", "3.9", "4", "5.3", "8", "B"} {
 		if !parts[part] {
 			t.Errorf("no case for part %s of the contract", part)
 		}

@@ -154,39 +154,6 @@ func TestBadIdentitiesAreRefused(t *testing.T) {
 	}
 }
 
-// A certificate of the right authority that is not the server's must not pass for it.
-func TestServerNameIsChecked(t *testing.T) {
-	for _, c := range []struct {
-		name string
-		cn   string
-		want bool
-	}{
-		{"the usual", "default.nats.bosh-internal", true},
-		{"wildcard", "*.nats.bosh-internal", true},
-		{"empty label", ".nats.bosh-internal", true},
-		{"an agent", "x.agent.bosh-internal", false},
-		{"dots are dots", "defaultXnats.bosh-internal", false},
-		{"two labels", "a.b.nats.bosh-internal", false},
-		{"suffix", "default.nats.bosh-internal.example.com", false},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			d := testnats.Start(t, nil, agentID)
-			d.Down()
-			pair, err := d.CA.Issue(testca.Request{CommonName: c.cn, Hosts: []string{"127.0.0.1"}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			d.SetServerCertificate(pair)
-			d.Up()
-			b := start(t, d, Options{})
-			testnats.Until(t, "an attempt", func() bool { return b.Connected() || b.LastError() != nil })
-			if b.Connected() != c.want {
-				t.Errorf("connected to %s: %v, want %v (%v)", c.cn, b.Connected(), c.want, b.LastError())
-			}
-		})
-	}
-}
-
 func TestServerWithoutTLSIsRefused(t *testing.T) {
 	d := testnats.Start(t, nil, agentID)
 	plain, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, NoLog: true, NoSigs: true})
