@@ -39,6 +39,10 @@ build: ## Build bin/agent, bin/lab and its helper
 demo: setup build ## Boot a machine, drive it as a Director would, show where the time went; ENGINE=qemu for a VM
 	@bin/lab demo $(if $(ENGINE),--engine $(ENGINE))
 
+.PHONY: stemcell
+stemcell: setup build ## Make a BOSH stemcell with the agent in it, in bin/; IAAS=openstack (default) or qemu
+	@bin/lab stemcell --output bin $(if $(IAAS),--iaas $(IAAS))
+
 .PHONY: test
 test: setup lint unit test-ns test-root test-machine test-vm ## Everything: set-up, lint and all test tiers
 

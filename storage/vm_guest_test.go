@@ -8,13 +8,13 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"cambium/integration/lab/testvm"
 	"cambium/internal/blkdev"
 	"cambium/internal/vcap"
 	"cambium/platform/device"
@@ -25,44 +25,9 @@ import (
 
 // TestMain is the first process of the virtual machine as well.
 func TestMain(m *testing.M) {
-	if os.Getpid() == 1 {
-		guestMain()
-	}
-	os.Exit(m.Run())
-}
-
-func guestMain() {
-	for _, mount := range [][2]string{{"devtmpfs", "/dev"}, {"proc", "/proc"}, {"sysfs", "/sys"}, {"tmpfs", "/var"}, {"tmpfs", "/tmp"}} {
-		if err := unix.Mount(mount[0], mount[1], mount[0], 0, ""); err != nil && !errors.Is(err, unix.EBUSY) {
-			fmt.Println("GUEST-FAIL mount", mount, err)
-		}
-	}
-	_ = os.Setenv("PATH", "/sbin")
-	for range guestModules {
-		for _, name := range guestModules {
-			f, err := os.Open(filepath.Join("/modules", name+".ko"))
-			if err != nil {
-				continue // built in
-			}
-			_ = unix.FinitModule(int(f.Fd()), "", 0) // again in the next round, if it wants another
-			f.Close()
-		}
-	}
-	for _, check := range guestChecks {
-		if err := check.run(context.Background()); err != nil {
-			fmt.Printf("GUEST-FAIL %s: %v\n", check.name, err)
-		} else {
-			fmt.Printf("GUEST-PASS %s\n", check.name)
-		}
-	}
-	for _, dir := range []string{"/var/vcap/store", "/var/vcap/data"} {
-		if err := mount.Unmount(context.Background(), dir); err != nil {
-			fmt.Println("GUEST-FAIL", err)
-		}
-	}
-	fmt.Println("GUEST-END")
-	unix.Sync()
-	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART) // with -no-reboot this ends the machine
+	testvm.Main(m, guestChecks, func() error {
+		return errors.Join(mount.Unmount(context.Background(), "/var/vcap/store"), mount.Unmount(context.Background(), "/var/vcap/data"))
+	})
 }
 
 func guestLog() *logrus.Entry {
@@ -118,20 +83,17 @@ var guestDisks = func() *Disks {
 	return New(Config{Dirs: vcap.New(""), Resolver: r, Records: records, Log: guestLog()})
 }
 
-var guestChecks = []struct {
-	name string
-	run  func(context.Context) error
-}{
-	{"virtio: the serial number holds 20 characters of the CID", func(ctx context.Context) error {
+var guestChecks = []testvm.Check{
+	{Name: "virtio: the serial number holds 20 characters of the CID", Run: func(ctx context.Context) error {
 		return find(ctx, "virtio", device.Hint{CID: vmCID, Path: "/dev/sda"}, vmVirtio)
 	}},
-	{"virtio: /dev/sda without identity means /dev/vda", func(ctx context.Context) error {
+	{Name: "virtio: /dev/sda without identity means /dev/vda", Run: func(ctx context.Context) error {
 		return find(ctx, "virtio", device.Hint{Path: "/dev/sda"}, vmOther)
 	}},
-	{"scsi: volume id is the target on the first disk's host", func(ctx context.Context) error {
+	{Name: "scsi: volume id is the target on the first disk's host", Run: func(ctx context.Context) error {
 		return find(ctx, "scsi", device.Hint{VolumeID: "2"}, vmTarget2)
 	}},
-	{"scsi: a target that is not there", func(ctx context.Context) error {
+	{Name: "scsi: a target that is not there", Run: func(ctx context.Context) error {
 		r, err := device.New(device.Options{Type: "scsi", Patience: 0.1}, guestLog())
 		if err != nil {
 			return err
@@ -141,7 +103,7 @@ var guestChecks = []struct {
 		}
 		return nil
 	}},
-	{"nvme: instance storage is found by exclusion", func(ctx context.Context) error {
+	{Name: "nvme: instance storage is found by exclusion", Run: func(ctx context.Context) error {
 		r, err := device.New(device.Options{ManagedVolumePattern: "/dev/disk/by-id/nvme-Amazon_*"}, guestLog())
 		if err != nil {
 			return err
@@ -152,7 +114,7 @@ var guestChecks = []struct {
 		}
 		return sized(all[0].Path, vmNVMe)
 	}},
-	{"nvme: an ephemeral disk is ready, with a kernel that parses tables by itself", func(ctx context.Context) error {
+	{Name: "nvme: an ephemeral disk is ready, with a kernel that parses tables by itself", Run: func(ctx context.Context) error {
 		d := guestDisks()
 		for range 2 {
 			if err := d.SetupEphemeral(ctx, &settings.DiskHint{Path: "/dev/nvme0n1"}, nil, "agent-1"); err != nil {
@@ -169,13 +131,13 @@ var guestChecks = []struct {
 		}
 		return errors.Join(err, filesystem.SwapOff("/dev/nvme0n1p1"))
 	}},
-	{"hot-plug: a disk is found when the kernel tells of it", func(ctx context.Context) error {
+	{Name: "hot-plug: a disk is found when the kernel tells of it", Run: func(ctx context.Context) error {
 		found := make(chan error, 1)
 		go func() { found <- find(ctx, "virtio", device.Hint{CID: "vol-late", Path: "/dev/sdq"}, vmLate) }()
-		fmt.Println("GUEST-PLUG")
+		testvm.Ask("late")
 		return <-found
 	}},
-	{"resize: a mounted ext4 follows its disk without being asked", func(ctx context.Context) error {
+	{Name: "resize: a mounted ext4 follows its disk without being asked", Run: func(ctx context.Context) error {
 		d := guestDisks()
 		if err := d.Mount(ctx, "vol-data"); err != nil {
 			return err
@@ -188,7 +150,7 @@ var guestChecks = []struct {
 		ended := make(chan error, 1)
 		go func() { ended <- d.WatchSizes(watching) }()
 		time.Sleep(200 * time.Millisecond) // so that it has seen the old size
-		fmt.Println("GUEST-GROW")
+		testvm.Ask("grow")
 		var st unix.Statfs_t
 		for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
 			if err := unix.Statfs("/var/vcap/store", &st); err != nil {

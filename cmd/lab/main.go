@@ -61,6 +61,7 @@ func commands() []command {
 		{"down", "[flags] [LAB]", "end a lab and remove all of it", []string{"lab down", "lab down two"}, down, false},
 		{"clean", "[flags] [LAB…]", "remove what crashed labs left behind", []string{"lab clean", "lab clean two"}, clean, false},
 		{"demo", "[flags]", "boot a machine and drive it as a Director does, step by step", []string{"lab demo", "lab demo --engine qemu", "KEEP=1 lab demo"}, demo, false},
+		{"stemcell", "[flags]", "make a stemcell with the agent in it", []string{"lab stemcell --version 1.2.3 --output bin/"}, stemcell, false},
 		{"version", "", "print the version", nil, func(_ context.Context, c *call) error {
 			if err := c.parse(0, 0); err != nil {
 				return err

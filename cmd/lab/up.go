@@ -130,6 +130,11 @@ func (p *plan) complete() error {
 		}
 		p.Name = firstFree(taken)
 	}
+	return p.findAgent()
+}
+
+// findAgent completes the path of the agent's binary.
+func (p *plan) findAgent() error {
 	if p.Agent == "" {
 		own, err := os.Executable()
 		if err != nil {

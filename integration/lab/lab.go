@@ -61,6 +61,8 @@ type Options struct {
 	Engine machine.Engine
 	// VM changes every machine's description before it is made, also those of a deployment.
 	VM func(*VM)
+	// BusHost is the address of the bus, Gateway if empty; Gateway6 is the other choice.
+	BusHost string
 	// NATSServer is a nats-server program to use instead of the built-in server.
 	NATSServer string
 	// Poll is the pause between two questions for a task; one second if zero, as in a Director.
@@ -116,6 +118,9 @@ func New(ctx context.Context, o Options) (*Lab, error) {
 	}
 	if o.Progress == nil {
 		o.Progress = func(string, ...any) {}
+	}
+	if o.BusHost == "" {
+		o.BusHost = Gateway
 	}
 	l := &Lab{o: o, dir: filepath.Join(o.Dir, o.Name), engine: o.Engine, machines: map[string]*Instance{}}
 	if l.engine == nil {
@@ -174,7 +179,7 @@ func (l *Lab) start(ctx context.Context) (err error) {
 	if l.CA, err = testca.New("lab." + l.o.Name + ".ca"); err != nil {
 		return err
 	}
-	l.Bus, err = bus.Start(ctx, bus.Options{Dir: filepath.Join(l.dir, "bus"), Net: l.Net, Host: Gateway, Port: BusPort,
+	l.Bus, err = bus.Start(ctx, bus.Options{Dir: filepath.Join(l.dir, "bus"), Net: l.Net, Host: l.o.BusHost, Port: BusPort,
 		CA: l.CA, Program: l.o.NATSServer})
 	if err != nil {
 		return err

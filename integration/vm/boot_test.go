@@ -3,15 +3,273 @@
 package vm
 
 import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"cambium/integration/lab"
+	"cambium/integration/lab/director"
+	"cambium/integration/lab/machine/qemu"
+	"cambium/integration/lab/release"
+	"cambium/internal/status"
 )
 
-// TestVMBoot boots from HTTP metadata.
-func TestVMBoot(t *testing.T) {
+// The tests of this file boot one machine each and look at much in it: a boot is what costs.
+
+// agentStatus is the agent's own account.
+func agentStatus(t testing.TB, i *lab.Instance) (d status.Document) {
+	t.Helper()
+	data, err := i.Status()
+	if err == nil {
+		err = json.Unmarshal(data, &d)
+	}
+	if err != nil {
+		t.Fatalf("status: %v: %s", err, data)
+	}
+	return d
+}
+
+// wantReady checks that the boot has ended well, with the settings that were delivered.
+func wantReady(t testing.TB, i *lab.Instance) status.Document {
+	t.Helper()
+	d := agentStatus(t, i)
+	if d.State != status.Ready || d.AgentID != i.AgentID || len(d.Warnings) > 0 {
+		t.Errorf("status: %s %q, agent %s, warnings %q; want ready without warnings", d.State, d.Verdict, d.AgentID, d.Warnings)
+	}
+	return d
+}
+
+// addresses lists the global addresses of a link, as CIDR.
+func addresses(t testing.TB, i *lab.Instance, link string) []string {
+	t.Helper()
+	return strings.Fields(run(t, i, "sh", "-c", "ip -o address show scope global dev "+link+" | awk '{print $4}' | sort"))
+}
+
+func wantAddresses(t testing.TB, i *lab.Instance, link string, want ...string) {
+	t.Helper()
+	slices.Sort(want)
+	if got := addresses(t, i, link); !slices.Equal(got, want) {
+		t.Errorf("%s has %v, want %v", link, got, want)
+	}
+}
+
+// reaches checks that the lab's end of a network answers from the machine, over one link.
+func reaches(t testing.TB, i *lab.Instance, link, address string) {
+	t.Helper()
+	route := run(t, i, "ip", "route", "get", address)
+	if !strings.Contains(route, "dev "+link+" ") {
+		t.Errorf("the way to %s is %q, want by %s", address, route, link)
+	}
+}
+
+// web asks the web job until it answers.
+func web(t testing.TB, l *lab.Lab, ip string) {
+	t.Helper()
+	client := &http.Client{Transport: &http.Transport{DialContext: l.Net.DialContext, DisableKeepAlives: true}, Timeout: 5 * time.Second}
+	for deadline := time.Now().Add(readyTimeout); ; time.Sleep(100 * time.Millisecond) {
+		response, err := client.Get("http://" + net.JoinHostPort(ip, "8080") + "/")
+		if err == nil {
+			_ = response.Body.Close()
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the web job does not answer: %v", err)
+		}
+	}
+}
+
+// TestVMMetadataAndTwoCards: settings by HTTP, first card by DHCP, second card static on another
+// network; control groups of version 2; the root disk grows.
+func TestVMMetadataAndTwoCards(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
-	i := start(t, l, lab.VM{Source: lab.HTTP, Ephemeral: 10 * lab.GiB})
+	var i *lab.Instance
+	i = create(t, l, lab.VM{Name: "vm1", Source: lab.HTTP, Ephemeral: 10 * lab.GiB, NICs: 2, Edit: func(d lab.Document) {
+		d.Set("networks.default.type", "dynamic")
+		d.Set("networks.second", map[string]any{"type": "manual", "ip": "10.88.1.10", "netmask": "255.255.255.0", "mac": secondCard(l)})
+	}})
+	if err := i.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	ready(t, i)
-	t.Log(run(t, i, "sh", "-c", "systemd-analyze; systemd-analyze blame | head -12; uptime"))
+	wantReady(t, i)
+	wantAddresses(t, i, "eth0", i.IP+"/24")
+	wantAddresses(t, i, "eth1", "10.88.1.10/24")
+	reaches(t, i, "eth1", "10.88.1.1")
+	reaches(t, i, "eth0", "10.99.0.1")
+	if conn, err := l.Net.DialContext(t.Context(), "tcp", "10.88.1.10:22"); err == nil {
+		_ = conn.Close()
+	} else if !strings.Contains(err.Error(), "refused") {
+		t.Errorf("the second card cannot be reached: %v", err)
+	}
+	groupsV2(t, i)
+	// The image's root file system is about half a gigabyte, the disk has 3.
+	var blocks, size int64
+	if _, err := fmt.Sscan(run(t, i, "stat", "-f", "-c", "%b %S", "/"), &blocks, &size); err != nil || blocks*size < 2<<30 {
+		t.Errorf("the root file system has %d MiB (%v), want it grown to its disk", blocks*size>>20, err)
+	}
+	for _, name := range []string{"virtio-ephemeral", "virtio-root"} {
+		run(t, i, "test", "-b", "/dev/disk/by-id/"+name)
+	}
+}
+
+// secondCard is the hardware address that the lab will give vm1's second card.
+func secondCard(l *lab.Lab) string { return lab.CardMAC(l.Name(), "vm1", 1).String() }
+
+// groupsV2 looks at the agent under nothing but control groups of version 2.
+func groupsV2(t *testing.T, i *lab.Instance) {
+	t.Helper()
+	if got := run(t, i, "stat", "-f", "-c", "%T", "/sys/fs/cgroup"); got != "cgroup2fs\n" {
+		t.Errorf("/sys/fs/cgroup is %q, want version 2 alone", got)
+	}
+	if v1 := run(t, i, "sh", "-c", "grep -c ' - cgroup ' /proc/self/mountinfo || true"); v1 != "0\n" {
+		t.Errorf("%s hierarchies of version 1 are mounted", strings.TrimSpace(v1))
+	}
+	pid := strings.TrimSpace(run(t, i, "systemctl", "show", "-p", "MainPID", "--value", "bosh-agent"))
+	got := run(t, i, "sh", "-c", fmt.Sprintf("cat /proc/%s/oom_score_adj /proc/%[1]s/cgroup; ps -o ni= -p %[1]s", pid))
+	if want := "-900\n0::/system.slice/bosh-agent.service\n-15\n"; strings.ReplaceAll(got, " ", "") != want {
+		t.Errorf("the agent's OOM score, control group and nice level are %q, want %q", got, want)
+	}
+	out := run(t, i, "sh", "-c", "systemd-run --quiet --wait --pipe -p MemoryMax=32M -p MemorySwapMax=0 perl -e 'my $x = \"x\" x (256 << 20); print length $x' 2>&1 || echo killed")
+	if !strings.Contains(out, "killed") {
+		t.Errorf("a limit of 32 MiB lets 256 MiB through: %q", out)
+	}
+	// Root may talk to monit, others may not.
+	for user, want := range map[string]string{"root": "open\n", "vcap": "closed\n"} {
+		got := run(t, i, "setpriv", "--reuid", user, "--clear-groups", "timeout", "5", "bash", "-c", "exec 2>/dev/null; if exec 3<>/dev/tcp/127.0.0.1/2822; then echo open; else echo closed; fi || echo closed")
+		if got != want {
+			t.Errorf("monit's port is %q for %s, want %q", got, user, want)
+		}
+	}
+}
+
+// TestVMConfigDriveISO: a config drive as CD image on a disk, static addresses of both families.
+func TestVMConfigDriveISO(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	i := start(t, l, lab.VM{Source: lab.ConfigDrive, Ephemeral: 2 * lab.GiB, Edit: func(d lab.Document) {
+		d.Set("networks.six", map[string]any{"type": "manual", "ip": "fd88::10", "netmask": "ffff:ffff:ffff:ffff::", "gateway": lab.Gateway6,
+			"mac": lab.CardMAC(l.Name(), "vm1", 0).String()})
+	}})
+	ready(t, i)
+	wantReady(t, i)
+	wantAddresses(t, i, "eth0", i.IP+"/24", "fd88::10/64")
+	reaches(t, i, "eth0", "fd88:0:0:99::1")
+	if label := run(t, i, "lsblk", "-n", "-o", "LABEL", "/dev/disk/by-label/config-2"); strings.TrimSpace(label) != "config-2" {
+		t.Errorf("the config drive's label is %q", label)
+	}
+	if mounted := run(t, i, "sh", "-c", "grep -c iso9660 /proc/self/mountinfo || true"); mounted != "0\n" {
+		t.Error("the config drive is still mounted")
+	}
+	if conn, err := l.Net.DialContext(t.Context(), "tcp", "[fd88::10]:22"); err == nil {
+		_ = conn.Close()
+	} else if !strings.Contains(err.Error(), "refused") {
+		t.Errorf("the IPv6 address cannot be reached: %v", err)
+	}
+}
+
+// TestVMConfigDriveFAT: a config drive as FAT, and a bus that has an IPv6 address alone.
+func TestVMConfigDriveFAT(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, func(o *lab.Options) { o.BusHost = lab.Gateway6 })
+	i := start(t, l, lab.VM{Source: lab.ConfigDriveNovaF, Ephemeral: 2 * lab.GiB, Edit: func(d lab.Document) {
+		d.Set("networks", map[string]any{"default": map[string]any{"type": "manual", "ip": "fd88::10", "netmask": "ffff:ffff:ffff:ffff::",
+			"gateway": lab.Gateway6, "default": []string{"dns", "gateway"}, "mac": lab.CardMAC(l.Name(), "vm1", 0).String()}})
+	}})
+	if !strings.HasPrefix(i.MbusURL, "nats://[fd88::1]:") {
+		t.Fatalf("the bus is %s", i.MbusURL)
+	}
+	ready(t, i)
+	wantReady(t, i)
+	wantAddresses(t, i, "eth0", "fd88::10/64")
+	if v4 := run(t, i, "sh", "-c", "ip -4 -o address show scope global | wc -l"); v4 != "0\n" {
+		t.Errorf("an IPv6 machine has %s IPv4 addresses", strings.TrimSpace(v4))
+	}
+}
+
+// TestVMCDROM: settings on a CD as vSphere hands it out. The disc is ejected, which the
+// hypervisor sees, and neither a restart of the agent nor a reboot needs it again.
+func TestVMCDROM(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	i := start(t, l, lab.VM{Source: lab.CDROM, Ephemeral: 2 * lab.GiB})
+	vm := i.Machine.(*qemu.Machine)
+	if vm.Ejected() {
+		t.Fatal("the tray is open before the machine has booted")
+	}
+	ready(t, i)
+	wantReady(t, i)
+	eventually(t, "the open tray", vm.Ejected)
+	run(t, i, "systemctl", "restart", "bosh-agent")
+	ready(t, i)
+	if err := i.Detach(t.Context(), "cdrom"); err != nil {
+		t.Fatal(err)
+	}
+	within, cancel := context.WithTimeout(t.Context(), readyTimeout)
+	defer cancel()
+	if err := i.Reboot(within); err != nil {
+		t.Fatal(err)
+	}
+	ready(t, i)
+	if d := wantReady(t, i); d.Settings == nil || !d.Settings.Cached {
+		t.Errorf("after a reboot without the disc the settings are %+v, want the cached ones", d.Settings)
+	}
+}
+
+// TestVMRegistryAndDirectorDown: settings in a registry, a deployment with a job and a
+// persistent disk; then the machine is rebooted while bus and registry are down.
+func TestVMRegistryAndDirectorDown(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	m := release.WebManifest()
+	m.Groups[0].Source = string(lab.Registry)
+	if err := l.Deploy(t.Context(), m, func(instance, step string, took time.Duration, err error) {
+		t.Logf("%s: %s %.1f s %v", instance, step, took.Seconds(), err)
+	}); err != nil {
+		for _, i := range l.Machines() {
+			keep(t, i)
+		}
+		t.Fatal(err)
+	}
+	i := l.Machines()[m.Groups[0].Name+"-0"]
+	t.Cleanup(func() {
+		if t.Failed() {
+			keep(t, i)
+		}
+	})
+	web(t, l, i.IP)
+	// Jobs do not inherit what protects the agent.
+	if got := run(t, i, "sh", "-c", "p=$(cat /var/vcap/sys/run/web/web.pid); cat /proc/$p/oom_score_adj; ps -o ni= -p $p"); strings.Join(strings.Fields(got), " ") != "0 0" {
+		t.Errorf("OOM score and nice level of the job are %q, want 0 0", got)
+	}
+	if l.Registry.Requests(i.Name()) == 0 {
+		t.Error("the registry was never asked")
+	}
+	run(t, i, "sh", "-c", "echo precious >/var/vcap/store/precious; sync")
+
+	l.Bus.Stop()
+	l.Registry.Delete(i.Name())
+	within, cancel := context.WithTimeout(t.Context(), readyTimeout)
+	defer cancel()
+	if err := i.Reboot(within); err != nil {
+		t.Fatal(err)
+	}
+	web(t, l, i.IP)
+	if got := run(t, i, "cat", "/var/vcap/store/precious"); got != "precious\n" {
+		t.Errorf("the persistent disk has %q", got)
+	}
+	since := time.Now()
+	if err := l.Bus.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ready(t, i)
+	if _, err := l.Monitor.Wait(within, since, func(e director.Event) bool { return e.Kind == "heartbeat" && e.Agent == i.AgentID }); err != nil {
+		t.Errorf("no heartbeat after the Director is back: %v", err)
+	}
 }

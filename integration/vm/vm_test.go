@@ -54,9 +54,8 @@ func TestMain(m *testing.M) {
 
 var labs atomic.Int32
 
-// newLab starts a lab of virtual machines for the test. Where they cannot run the test is skipped with the
-// reason; in CI it fails instead.
-func newLab(t testing.TB, edit ...func(*lab.Options)) *lab.Lab {
+// need skips a test where virtual machines cannot run, with the reason; in CI it fails instead.
+func need(t testing.TB) {
 	t.Helper()
 	if err := engine().Missing(); err != nil {
 		if os.Getenv("CI") != "" {
@@ -64,6 +63,12 @@ func newLab(t testing.TB, edit ...func(*lab.Options)) *lab.Lab {
 		}
 		t.Skip(err)
 	}
+}
+
+// newLab starts a lab of virtual machines for the test.
+func newLab(t testing.TB, edit ...func(*lab.Options)) *lab.Lab {
+	t.Helper()
+	need(t)
 	agent, err := agentBinary()
 	if err != nil {
 		t.Fatal(err)

@@ -27,6 +27,9 @@ const (
 type builder struct {
 	tree, guest, work string
 	kernel            Kernel
+	// stemcell makes an image that boots by itself and has nothing of the lab in it.
+	stemcell bool
+	iaas     string // whose agent.json is put in
 }
 
 func (b builder) build(ctx context.Context) error {
@@ -50,10 +53,14 @@ func (b builder) build(ctx context.Context) error {
 		}
 		return makeDisk(ctx, root, filepath.Join(b.work, "disk"))
 	})
+	if err == nil && b.stemcell {
+		err = installLoader(ctx, b.work, filepath.Join(b.work, "disk"))
+	}
 	return errors.Join(err, os.RemoveAll(layer.Dir))
 }
 
-// fill puts the kernel's modules, the stemcell's assets and the lab's hand into the root.
+// fill puts the kernel's modules, the stemcell's assets and, unless it is for a stemcell, the
+// lab's hand into the root.
 func (b builder) fill(ctx context.Context, root string) error {
 	modules := filepath.Join(root, "usr/lib/modules")
 	if err := os.MkdirAll(modules, 0o755); err != nil {
@@ -71,10 +78,13 @@ func (b builder) fill(ctx context.Context, root string) error {
 	}
 	defer func() { _ = os.RemoveAll(filepath.Join(b.work, "assets")) }()
 	// Any file will do for the agent here: bake replaces it.
-	install := exec.CommandContext(ctx, installer, "--agent", b.guest, "--iaas", "qemu")
+	install := exec.CommandContext(ctx, installer, "--agent", b.guest, "--iaas", b.iaas)
 	install.Env = append(os.Environ(), "DESTDIR="+root)
 	if out, err := install.CombinedOutput(); err != nil {
 		return fmt.Errorf("install: %w: %s", err, strings.TrimSpace(string(out)))
+	}
+	if b.stemcell {
+		return b.fillStemcell(ctx, root)
 	}
 	if err := run(ctx, "cp", b.guest, filepath.Join(root, GuestProgram)); err != nil {
 		return err

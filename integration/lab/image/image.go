@@ -79,7 +79,11 @@ func Missing() error {
 
 // Ensure returns the lab's image with the given agent in it.
 func (c Cache) Ensure(ctx context.Context, agent string) (Image, error) {
-	base, err := c.base(ctx)
+	return c.ensure(ctx, agent, builder{iaas: "qemu"})
+}
+
+func (c Cache) ensure(ctx context.Context, agent string, b builder) (Image, error) {
+	base, err := c.base(ctx, b)
 	if err != nil {
 		return Image{}, fmt.Errorf("disk image: %w", err)
 	}
@@ -145,7 +149,7 @@ func (c Cache) once(dir string, f func(work string) error) error {
 }
 
 // base is the image with everything but the agent, which is what changes all the time.
-func (c Cache) base(ctx context.Context) (string, error) {
+func (c Cache) base(ctx context.Context, b builder) (string, error) {
 	if err := Missing(); err != nil {
 		return "", err
 	}
@@ -157,24 +161,23 @@ func (c Cache) base(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	kernel, err := c.EnsureKernel(ctx)
-	if err != nil {
+	b.tree = root
+	if b.kernel, err = c.EnsureKernel(ctx); err != nil {
 		return "", err
 	}
-	guestProgram, err := c.guestProgram(ctx)
-	if err != nil {
+	if b.guest, err = c.guestProgram(ctx); err != nil {
 		return "", err
 	}
-	guestDigest, err := fileDigest(guestProgram)
+	digest, err := fileDigest(b.guest)
 	if err != nil {
 		return "", err
 	}
 	h := sha256.New()
-	_, _ = fmt.Fprintln(h, recipe, filepath.Base(root), kernel.Version, Modules, guestDigest, string(guest.Unit(GuestProgram)), assets.Digest())
+	_, _ = fmt.Fprintln(h, recipe, filepath.Base(root), b.kernel.Version, Modules, digest, string(guest.Unit(GuestProgram)), assets.Digest(), b.stemcell, b.iaas, loaderConfig, stemcellFiles)
 	dir := filepath.Join(c.Dir, "vm-"+hex.EncodeToString(h.Sum(nil))[:16])
 	return dir, c.once(dir, func(work string) error {
 		c.progress("making a disk image in %s (once)", c.Dir)
-		b := builder{tree: root, kernel: kernel, guest: guestProgram, work: work}
+		b.work = work
 		return b.build(ctx)
 	})
 }
@@ -216,7 +219,7 @@ func fileDigest(path string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// ramDisk is the initial RAM disk; with a serial port for the lab or without.
+// ramDisk is the initial RAM disk.
 func ramDisk(guestProgram string, kernel Kernel) ([]byte, error) {
 	var a initrd.Archive
 	a.Dir("proc", "sys", "root")

@@ -45,6 +45,9 @@ func addAddress(link netlink.Link, address string) error {
 		return fmt.Errorf("address %s: %w", address, err)
 	}
 	addr.Broadcast = nil
+	if addr.IP.To4() == nil {
+		addr.Flags |= unix.IFA_F_NODAD // nobody else is there, and servers want to use it at once
+	}
 	if err := netlink.AddrAdd(link, addr); err != nil {
 		return fmt.Errorf("address %s on %s: %w", address, link.Attrs().Name, err)
 	}

@@ -20,6 +20,9 @@ import (
 // Engine makes machines from the images of a cache.
 type Engine struct {
 	Images image.Cache
+	// Image is used instead of one from the cache, such as a stemcell's. Without a kernel the disk's own
+	// boot loader starts it; files and programs cannot be put into such a machine.
+	Image image.Image
 	// Attach is the command line, without its last arguments, that opens a shell in a machine
 	// whose socket it is told; see Machine.Shell.
 	Attach []string
@@ -53,16 +56,13 @@ func (e Engine) Create(ctx context.Context, s machine.Spec) (machine.Machine, er
 	if err := e.Missing(); err != nil {
 		return nil, err
 	}
-	img, err := e.Images.Ensure(ctx, s.Agent)
-	if err != nil {
-		return nil, err
+	img := e.Image
+	if img.Disk == "" {
+		var err error
+		if img, err = e.Images.Ensure(ctx, s.Agent); err != nil {
+			return nil, err
+		}
 	}
-	return e.CreateFrom(ctx, img, s)
-}
-
-// CreateFrom makes a machine from any image, such as a stemcell's. Without kernel the image's
-// own boot loader starts it; the lab's files and programs cannot be put into such a machine.
-func (e Engine) CreateFrom(ctx context.Context, img image.Image, s machine.Spec) (machine.Machine, error) {
 	if e.RootSize == 0 {
 		e.RootSize = 3 << 30
 	}
@@ -72,7 +72,7 @@ func (e Engine) CreateFrom(ctx context.Context, img image.Image, s machine.Spec)
 	if e.CPUs == 0 {
 		e.CPUs = 2
 	}
-	m := &Machine{engine: e, image: img, spec: s, files: map[string]machine.File{}, done: make(chan struct{}), snapshots: map[string]snapshot{}}
+	m := &Machine{engine: e, image: img, spec: s, accelerator: e.accelerator(ctx, img), files: map[string]machine.File{}, done: make(chan struct{}), snapshots: map[string]snapshot{}}
 	if err := os.MkdirAll(s.Dir, 0o755); err != nil {
 		return nil, err
 	}

@@ -30,6 +30,8 @@ type Machine struct {
 	image  image.Image
 	spec   machine.Spec
 	shells net.Listener
+	// accelerator are QEMU's arguments of how to run the processors.
+	accelerator []string
 
 	mu        sync.Mutex
 	current   *boot // nil when switched off
@@ -195,11 +197,12 @@ const firstFile = 3
 
 func (m *Machine) argv(paused bool) ([]string, error) {
 	argv := []string{"qemu-system-x86_64", "-name", m.spec.Name, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-		"-machine", "pc", "-cpu", "qemu64", "-smp", fmt.Sprint(m.engine.CPUs), "-m", fmt.Sprint(m.engine.Memory), "-accel", "tcg,thread=multi,tb-size=512",
+		"-machine", "pc", "-smp", fmt.Sprint(m.engine.CPUs), "-m", fmt.Sprint(m.engine.Memory),
 		"-chardev", fmt.Sprintf("socket,id=qmp,fd=%d", firstFile), "-mon", "chardev=qmp,mode=control",
 		"-chardev", "file,id=console,append=on,path=" + strings.ReplaceAll(m.Console(), ",", ",,"), "-serial", "chardev:console",
 		"-device", "virtio-serial-pci", "-chardev", fmt.Sprintf("socket,id=hand,fd=%d", firstFile+1), "-device", "virtserialport,chardev=hand,name=" + guest.Port,
 		"-device", "virtio-rng-pci", "-device", "virtio-scsi-pci,id=scsi"}
+	argv = append(argv, m.accelerator...)
 	if len(m.spec.NICs) > 0 {
 		// Among the processes of the lab's network, by which a crashed lab is cleaned up.
 		argv = append([]string{"nsenter", "--net=" + m.spec.NICs[0].Net.Path()}, argv...)
@@ -219,6 +222,9 @@ func (m *Machine) argv(paused bool) ([]string, error) {
 	devices := []map[string]any{{"driver": "virtio-blk-pci", "id": "rootdrive", "drive": rootNode, "serial": "root"}}
 	for _, a := range m.disks {
 		blocks, devices = append(blocks, a.block()), append(devices, a.device())
+	}
+	if m.image.Kernel == "" {
+		devices[0]["bootindex"] = 0
 	}
 	for n := range blocks {
 		block, err := json.Marshal(blocks[n])

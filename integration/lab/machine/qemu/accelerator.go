@@ -1,0 +1,64 @@
+package qemu
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"cambium/integration/lab/guest"
+	"cambium/integration/lab/image"
+)
+
+// interpreted is how machines run where the hardware does not help.
+var interpreted = []string{"-accel", "tcg,thread=multi,tb-size=512", "-cpu", "qemu64"}
+
+var assisted = []string{"-accel", "kvm", "-cpu", "host"}
+
+// probeTimeout is how long a trial boot may take; where KVM works it takes a second.
+const probeTimeout = 10 * time.Second
+
+var probing sync.Mutex
+
+// accelerator chooses how machines run. That /dev/kvm is there says nothing: in many nested
+// set-ups guests hang. So a small guest is booted on trial, once per boot of this host.
+func (e Engine) accelerator(ctx context.Context, img image.Image) []string {
+	device, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
+	if err != nil || img.Kernel == "" {
+		return interpreted
+	}
+	_ = device.Close()
+	probing.Lock()
+	defer probing.Unlock()
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return interpreted
+	}
+	note := filepath.Join(e.Images.Dir, "kvm-"+strings.TrimSpace(string(boot)))
+	verdict, err := os.ReadFile(note)
+	if err != nil {
+		verdict = []byte("no")
+		if probe(ctx, img) {
+			verdict = []byte("yes")
+		}
+		if ctx.Err() == nil {
+			_ = os.WriteFile(note, verdict, 0o644) // else the next one tries again
+		}
+	}
+	if string(verdict) == "yes" {
+		return assisted
+	}
+	return interpreted
+}
+
+func probe(ctx context.Context, img image.Image) bool {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	args := append([]string{"-machine", "pc", "-smp", "2", "-m", "512", "-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio",
+		"-kernel", img.Kernel, "-initrd", img.Initrd, "-append", "console=ttyS0 panic=-1 quiet " + guest.ProbeWord}, assisted...)
+	out, _ := exec.CommandContext(ctx, "qemu-system-x86_64", args...).Output() // its words are the answer
+	return strings.Contains(string(out), guest.ProbeAnswer) && ctx.Err() == nil
+}

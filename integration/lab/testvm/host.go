@@ -1,0 +1,187 @@
+//go:build linux
+
+package testvm
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"cambium/integration/lab/image"
+	"cambium/integration/lab/initrd"
+	"cambium/integration/lab/tree"
+)
+
+// Machine is a machine to run checks in.
+type Machine struct {
+	Modules  []string // of the kernel, to be loaded first
+	Programs []string // of this host, put into /sbin with the libraries they need
+	QEMU     []string // further arguments: the devices
+	// On are commands for QEMU's monitor, by the word with which the guest asks for them.
+	On map[string][]string
+}
+
+// limit is how long a machine may take.
+const limit = 8 * time.Minute
+
+// Needs skips the test where a program is missing; in CI it fails instead.
+func Needs(t *testing.T, programs ...string) {
+	t.Helper()
+	for _, p := range programs {
+		if _, err := exec.LookPath(p); err != nil {
+			unavailable(t, err)
+		}
+	}
+}
+
+func unavailable(t *testing.T, why error) {
+	t.Helper()
+	if os.Getenv("CI") != "" {
+		t.Fatal(why)
+	}
+	t.Skip(why)
+}
+
+// Host runs a program on this host.
+func Host(t *testing.T, name string, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", name, err, out)
+	}
+}
+
+// Run boots the machine with the calling package's test binary and fails unless all checks pass.
+func (m Machine) Run(t *testing.T, checks []Check) {
+	t.Helper()
+	Needs(t, "qemu-system-x86_64", "go")
+	dir := t.TempDir()
+	kernel, err := image.Cache{Dir: tree.DefaultDir(), Progress: t.Logf}.EnsureKernel(t.Context())
+	if err != nil {
+		unavailable(t, err)
+	}
+	ram := filepath.Join(dir, "initrd")
+	if err := m.writeInitrd(t, dir, ram, kernel); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	monitor := filepath.Join(dir, "monitor")
+	args := append([]string{"-machine", "pc", "-accel", "tcg,thread=multi", "-cpu", "qemu64", "-smp", "2", "-m", "768",
+		"-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio", "-monitor", "unix:" + monitor + ",server=on,wait=off",
+		"-kernel", kernel.Image, "-initrd", ram, "-append", "console=ttyS0 panic=-1 quiet"}, m.QEMU...)
+	vm := exec.CommandContext(ctx, "qemu-system-x86_64", args...)
+	console, err := vm.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	vm.Stderr = vm.Stdout
+	if err := vm.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var log bytes.Buffer
+	passed, ended := 0, false
+	for lines := bufio.NewScanner(console); lines.Scan(); {
+		line := strings.TrimSpace(lines.Text())
+		log.WriteString(line + "\n")
+		switch word, rest, _ := strings.Cut(line, " "); word {
+		case "GUEST-PASS":
+			passed++
+			t.Log(rest)
+		case "GUEST-FAIL":
+			t.Error(rest)
+		case "GUEST-ASK":
+			if err := command(monitor, m.On[rest]...); err != nil {
+				t.Errorf("asked for %s: %v", rest, err)
+			}
+		case "GUEST-END":
+			ended = true
+		}
+	}
+	_ = vm.Wait()
+	if !ended || passed != len(checks) {
+		t.Fatalf("%d of %d checks passed, ended: %v\n%s", passed, len(checks), ended, log.String())
+	}
+}
+
+// command speaks to the machine's monitor.
+func command(monitor string, commands ...string) error {
+	conn, err := net.Dial("unix", monitor)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	if err := prompt(conn); err != nil {
+		return err
+	}
+	for _, c := range commands {
+		if _, err := fmt.Fprintln(conn, c); err != nil {
+			return err
+		}
+		if err := prompt(conn); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func prompt(conn net.Conn) error {
+	for buffer, seen := make([]byte, 4096), ""; !strings.Contains(seen, "(qemu) "); {
+		n, err := conn.Read(buffer)
+		if err != nil {
+			return err
+		}
+		seen += string(buffer[:n])
+	}
+	return nil
+}
+
+// writeInitrd makes the machine's only file system: the test binary, programs, modules.
+func (m Machine) writeInitrd(t *testing.T, dir, file string, kernel image.Kernel) error {
+	binary := filepath.Join(dir, "guest")
+	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-tags", "vm", "-o", binary, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("build: %w: %s", err, out)
+	}
+	var a initrd.Archive
+	a.Dir("proc", "sys", "tmp", "var", "etc")
+	a.Console()
+	a.Copy("init", binary)
+	for _, program := range m.Programs {
+		if err := addProgram(&a, program); err != nil {
+			return err
+		}
+	}
+	a.Modules(kernel.Modules, m.Modules...)
+	data, err := a.Bytes()
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, data, 0o600)
+}
+
+func addProgram(a *initrd.Archive, name string) error {
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return err
+	}
+	a.Copy("sbin/"+name, path)
+	out, err := exec.Command("ldd", path).Output()
+	if err != nil {
+		return fmt.Errorf("libraries of %s: %w", name, err)
+	}
+	for _, word := range strings.Fields(string(out)) {
+		if strings.HasPrefix(word, "/") {
+			a.Copy(word, word)
+		}
+	}
+	return nil
+}
