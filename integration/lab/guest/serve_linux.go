@@ -27,6 +27,11 @@ func Serve() error {
 	if err != nil {
 		return err
 	}
+	return ServeOn(port)
+}
+
+// ServeOn answers whoever is at the other end.
+func ServeOn(port io.ReadWriter) error {
 	s := &server{out: &Writer{W: port}, running: map[uint32]*process{}}
 	if err := s.out.Frame(Hello, 0, nil); err != nil {
 		return err
