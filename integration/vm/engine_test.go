@@ -43,6 +43,7 @@ func eventually(t testing.TB, what string, ok func() bool) {
 // TestVMEngine is what the other tests rely on: power, disks of every kind that come, grow and
 // go, snapshots, files and programs. The agent is only looked at in passing.
 func TestVMEngine(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	i := create(t, l, lab.VM{Ephemeral: 2 * lab.GiB, Files: []machine.File{{Path: "/etc/lab/first", Data: []byte("first\n"), Mode: 0o640}}})
 	vm := i.Machine.(*qemu.Machine)

@@ -150,7 +150,7 @@ func keep(t testing.TB, i *lab.Instance) {
 
 // readyTimeout is generous: an interpreted machine boots in about 20 seconds when it has the
 // host for itself.
-const readyTimeout = 4 * time.Minute
+const readyTimeout = 6 * time.Minute
 
 // ready waits for the agent's pong.
 func ready(t testing.TB, i *lab.Instance) {
