@@ -18,7 +18,7 @@ import (
 const gcPercent = 50
 
 // afterBoot is how long background steps get before memory is given back.
-const afterBoot = 2 * time.Second
+const afterBoot = time.Second
 
 // giveBack returns what the boot needed to the system, once it is over and then whenever much has
 // been done: a quarter of an hour is nothing to an agent that lives for months.

@@ -132,6 +132,9 @@ func idleTime(b testing.TB) time.Duration {
 	return d
 }
 
+// rest is how long an agent is left alone before its memory is read.
+const rest = 1500 * time.Millisecond
+
 // observe takes a blank machine with the agent through a first boot, a restart of the agent, the
 // life of a persistent disk, and many requests.
 func observe(b testing.TB, agent string) (s sample, i *lab.Instance) {
@@ -146,6 +149,11 @@ func observe(b testing.TB, agent string) (s sample, i *lab.Instance) {
 	end := pongAfter(b, i, 2*time.Minute)
 	namespace := strings.TrimSpace(run(b, i, "readlink", "/proc/self/ns/pid"))
 	s.first = collect(b, watch, namespace, end, 0)
+	// Memory is that of an agent at rest, not of one that has just stopped running.
+	time.Sleep(rest)
+	now, _ := watch.Of(namespace)
+	vitals := vitalsOf(b, now.LastPID)
+	s.first.rss, s.first.anon = vitals.rss, vitals.anon
 	s.first.disk = writtenTo(b, i)
 	if raw, err := i.Status(); err == nil {
 		s.steps = statusOf(b, raw).Steps
@@ -161,6 +169,7 @@ func observe(b testing.TB, agent string) (s sample, i *lab.Instance) {
 	s.restart = collect(b, watch, namespace, end, len(all.Programs))
 	s.disks = diskLife(b, i)
 	requests(b, i, 1000)
+	time.Sleep(rest)
 	all, _ = watch.Of(namespace)
 	s.busy = vitalsOf(b, all.LastPID)
 	if idle := idleTime(b); idle > 0 {
