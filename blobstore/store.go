@@ -16,11 +16,8 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strings"
 
-	"cambium/internal/atomicfile"
 	"cambium/internal/blob"
-	"cambium/internal/command"
 	"cambium/internal/retry"
 	"cambium/internal/secret"
 	"cambium/internal/vcap"
@@ -293,72 +290,6 @@ func (l local) open(_ context.Context, id string) (io.ReadCloser, error) { retur
 
 func (l local) put(_ context.Context, id string, content *spool) error {
 	return l.dir.Write(id, content.reader())
-}
-
-// external is a program of the stemcell. Secrets reach it in a file that only root reads.
-type external struct {
-	program, config, tmp string
-	backoff              retry.Backoff
-}
-
-func newExternal(o Options) (*external, error) {
-	if strings.ContainsAny(o.Provider, "/ \x00") {
-		return nil, errors.New("blobstore: not a usable provider name")
-	}
-	name := "bosh-blobstore-" + o.Provider
-	program := ""
-	if o.SearchPath == "" {
-		program = command.Find(name)
-	} else {
-		for dir := range strings.SplitSeq(o.SearchPath, ":") {
-			if path := command.Find(filepath.Join(dir, name)); path != "" && program == "" {
-				program = path
-			}
-		}
-	}
-	if program == "" {
-		return nil, fmt.Errorf("blobstore %s: the program %s is not installed", o.Provider, name)
-	}
-	e := &external{program: program, config: filepath.Join(o.Dirs.BoshEtc(), "blobstore-"+o.Provider+".json"), tmp: o.Dirs.Tmp(), backoff: o.Backoff}
-	content := []byte(o.Options.Reveal())
-	if len(content) == 0 {
-		content = []byte("{}")
-	}
-	if err := os.MkdirAll(filepath.Dir(e.config), 0o755); err != nil {
-		return nil, fmt.Errorf("blobstore %s: %w", o.Provider, err)
-	}
-	if _, err := atomicfile.WriteIfChanged(e.config, content, 0o600); err != nil {
-		return nil, fmt.Errorf("blobstore %s: %w", o.Provider, err)
-	}
-	return e, nil
-}
-
-func (e *external) open(ctx context.Context, id string) (io.ReadCloser, error) {
-	if strings.HasPrefix(id, "-") {
-		return nil, errBadID
-	}
-	// Programs may replace the file instead of writing to it, so it has a name for a while.
-	dir, err := os.MkdirTemp(e.tmp, "blob-get-")
-	if err != nil {
-		return nil, fmt.Errorf("temporary directory: %w", err)
-	}
-	defer os.RemoveAll(dir)
-	path := filepath.Join(dir, "blob")
-	if err := e.run(ctx, "get", id, path); err != nil {
-		return nil, err
-	}
-	return os.Open(path)
-}
-
-func (e *external) put(ctx context.Context, id string, content *spool) error {
-	return e.run(ctx, "put", content.path(), id)
-}
-
-func (e *external) run(ctx context.Context, args ...string) error {
-	return attempts(ctx, e.backoff, func(ctx context.Context) error {
-		_, err := command.Run(ctx, command.Cmd{Name: e.program, Args: append([]string{"-c", e.config}, args...)})
-		return err
-	})
 }
 
 // notExist turns the file system's answer into ours.

@@ -153,20 +153,31 @@ func dave(t *testing.T) (*server, *httptest.Server) {
 }
 
 // externalProgram is a store as stemcells ship them: a program that reads its configuration and
-// copies files.
-func externalProgram(t *testing.T) (searchPath string) {
+// copies files. It fails where the contract is broken: the configuration is readable by others, or
+// its arguments hold a secret. It ends with 3 for a missing blob, and fails with 1 as often as
+// the file "faults" has lines, quoting its secret.
+func externalProgram(t *testing.T, provider string) (searchPath string) {
 	t.Helper()
 	dir := t.TempDir()
 	script := `#!/bin/sh
 set -e
+echo "$@" >>"$(dirname "$0")/arguments"
+case "$*" in *canary*) echo "a secret in the arguments" >&2; exit 2 ;; esac
 test "$1" = -c
+test "$(stat -c %a "$2")" = 600 || { echo "others can read $2" >&2; exit 2; }
 store=$(sed 's/.*"store":"\([^"]*\)".*/\1/' "$2")
+if [ -s "$store/faults" ]; then
+	sed -i 1d "$store/faults"
+	echo "request signed with canary-key was refused" >&2
+	exit 1
+fi
 case $3 in
 get) test -e "$store/$4" || { echo "no blob $4" >&2; exit 3; }; cp "$store/$4" "$5" ;;
-put) cp -L "$4" "$store/$5" ;;
+put) test "$#" = 5; cp -L "$4" "$store/$5" ;;
+*) exit 2 ;;
 esac
 `
-	if err := os.WriteFile(filepath.Join(dir, "bosh-blobstore-acme"), []byte(script), 0o755); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "bosh-blobstore-"+provider), []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	return dir
@@ -187,9 +198,16 @@ func TestConformance(t *testing.T) {
 			_, web := dave(t)
 			return Options{Provider: "dav", Options: options(t, map[string]string{"endpoint": web.URL + "/", "user": "u", "password": "canary-pw"})}
 		},
-		"external": func(t *testing.T) Options {
-			return Options{Provider: "acme", SearchPath: externalProgram(t), Options: options(t, map[string]string{"store": t.TempDir(), "secret": "canary"})}
-		},
+	}
+	for provider, secrets := range map[string]map[string]any{
+		"s3":            {"bucket_name": "b", "credentials_source": "static", "access_key_id": "canary-id", "secret_access_key": "canary-key"},
+		"gcs":           {"bucket_name": "b", "json_key": "canary-key", "encryption_key": "canary-encryption"},
+		"azure-storage": {"container_name": "c", "account_name": "a", "account_key": "canary-key"},
+	} {
+		stores[provider] = func(t *testing.T) Options {
+			secrets["store"] = t.TempDir()
+			return Options{Provider: provider, SearchPath: externalProgram(t, provider), Options: options(t, secrets)}
+		}
 	}
 	for name, make := range stores {
 		t.Run(name, func(t *testing.T) {
@@ -220,8 +238,8 @@ func TestConformance(t *testing.T) {
 					t.Errorf("get with another digest: got %v, want a mismatch", err)
 				}
 			}
-			if _, err := read(t.Context(), store, blob.Ref{ID: "missing", Digest: digestOf(t, nil)}); err == nil {
-				t.Error("get of a missing blob: got no error")
+			if _, err := read(t.Context(), store, blob.Ref{ID: "missing", Digest: digestOf(t, nil)}); !errors.Is(err, ErrNotFound) {
+				t.Errorf("get of a missing blob: got %v", err)
 			}
 			fault := errors.New("the producer failed")
 			if _, _, err := store.Put(t.Context(), func(io.Writer) error { return fault }); !errors.Is(err, fault) {
@@ -448,7 +466,7 @@ func TestStalledDownloadIsTakenUpAgain(t *testing.T) {
 
 func TestProvidersAndTheirFiles(t *testing.T) {
 	d := dirs(t)
-	path := externalProgram(t)
+	path := externalProgram(t, "acme")
 	if _, err := New(Options{Provider: "acme", SearchPath: path, Dirs: d, Log: entry(t), Options: secret.NewJSON([]byte(`{"store":"canary"}`))}); err != nil {
 		t.Fatal(err)
 	}
