@@ -312,6 +312,18 @@ func TestApplyThatFailsChangesNothing(t *testing.T) {
 	for name, sabotage := range map[string]func(*machine, *Spec){
 		"package is missing": func(m *machine, s *Spec) { delete(m.blobs.blobs, s.Packages["p"].BlobstoreID) },
 		"package is damaged": func(m *machine, s *Spec) { m.blobs.blobs[s.Packages["r"].BlobstoreID] = []byte("damaged") },
+		"package is another one": func(m *machine, s *Spec) {
+			m.blobs.blobs[s.Packages["r"].BlobstoreID] = archive(t, map[string]string{"./bin/tool": "not what the digest says"})
+		},
+		"package is cut": func(m *machine, s *Spec) {
+			id := s.Packages["r"].BlobstoreID
+			m.blobs.blobs[id] = m.blobs.blobs[id][:len(m.blobs.blobs[id])-9]
+		},
+		"templates with a link": func(m *machine, s *Spec) {
+			data := linked(t, "a/config", "/etc/shadow")
+			id := m.blobs.add(data)
+			s.Archive = &Archive{Digest: id, BlobstoreID: id}
+		},
 		"archive without the job": func(m *machine, s *Spec) {
 			s.Job.Templates = append(s.Job.Templates, Template{Name: "absent", Version: "1"})
 		},
@@ -362,6 +374,61 @@ func TestApplyThatFailsChangesNothing(t *testing.T) {
 				t.Errorf("repeated: got %v, %v", s.JobNames(), err)
 			}
 		})
+	}
+}
+
+// linked packs one symbolic link.
+func linked(t testing.TB, name, target string) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	if err := errors.Join(w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeSymlink, Linkname: target}), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// TestApplyAfterADeath ends an apply where it talks to the supervisor, with links switched and the
+// spec not written, as a killed agent would. The next agent completes it, and nothing is left.
+func TestApplyAfterADeath(t *testing.T) {
+	m := newMachine(t)
+	first := m.spec(t, map[string]string{"a": "1", "b": "1"}, map[string]string{"a/monit": "1", "b/monit": "1"}, map[string]string{"p": "1", "q": "1"})
+	if err := errors.Join(m.Apply(t.Context(), first), m.Start(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	second := m.spec(t, map[string]string{"a": "2", "c": "1"}, map[string]string{"a/monit": "2", "c/monit": ""}, map[string]string{"p": "2", "r": "1"})
+	m.sup.onReload = func() { panic("killed") }
+	func() {
+		defer func() {
+			if recover() == nil {
+				t.Error("the apply did not die")
+			}
+		}()
+		_ = m.Apply(t.Context(), second)
+	}()
+	if s, err := m.Spec(); err != nil || strings.Join(s.JobNames(), " ") != "a b" {
+		t.Errorf("spec.json: got %v, %v; want the old one", s.JobNames(), err)
+	}
+	if files, _ := os.ReadDir(m.Dirs.MonitJobs()); len(files) != 0 {
+		t.Errorf("monit would start %v", files)
+	}
+	// Another agent begins.
+	m.sup.onReload = nil
+	if err := m.Sweep(); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(m.Apply(t.Context(), second), m.Start(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	after := m.visible(t)
+	fresh := newMachine(t)
+	fresh.blobs.blobs = m.blobs.blobs
+	if err := errors.Join(fresh.Apply(t.Context(), second), fresh.Start(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	want := strings.ReplaceAll(fresh.visible(t), fresh.Dirs.Base(), m.Dirs.Base())
+	if after != want {
+		t.Errorf("got\n%s\nwant what a fresh machine has\n%s", after, want)
 	}
 }
 

@@ -166,7 +166,10 @@ func TestUnpack(t *testing.T) {
 // TestHostileArchives shows that nothing outside of the root changes, whatever is in the archive.
 func TestHostileArchives(t *testing.T) {
 	device := item{Header: tar.Header{Name: "dev", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 3, Mode: 0o666}}
+	block := item{Header: tar.Header{Name: "disk", Typeflag: tar.TypeBlock, Devmajor: 7, Devminor: 0, Mode: 0o666}}
 	fifo := item{Header: tar.Header{Name: "pipe", Typeflag: tar.TypeFifo, Mode: 0o666}}
+	other := item{Header: tar.Header{Name: "other", Typeflag: tar.TypeCont, Mode: 0o666}}
+	large := strings.Repeat("x", smallFile+1)
 	cases := []struct {
 		name  string
 		items []item
@@ -187,7 +190,17 @@ func TestHostileArchives(t *testing.T) {
 		{name: "hard link through a symlink", items: []item{link(tar.TypeSymlink, "out", ".."), link(tar.TypeLink, "h", "out/victim")}},
 		{name: "hard link to a symlink", items: []item{link(tar.TypeSymlink, "s", "../victim"), link(tar.TypeLink, "h", "s")}},
 		{name: "hard link to nothing", items: []item{link(tar.TypeLink, "h", "later")}},
-		{name: "device", items: []item{device}},
+		{name: "character device", items: []item{device}},
+		{name: "block device", items: []item{block}},
+		{name: "something else", items: []item{other}},
+		{name: "large file through a symlink out", items: []item{link(tar.TypeSymlink, "out", ".."), file("out/evil", large)}},
+		{name: "file in the place of a directory", items: []item{dir("a/", 0o755), file("a", "x")}},
+		{name: "large file in the place of a directory", items: []item{dir("a/", 0o755), file("a", large)}},
+		{name: "directory in the place of a file", items: []item{file("a", "x"), dir("a/", 0o755)}},
+		{name: "file below a file", items: []item{file("a", "x"), file("a/evil", "x")}},
+		{name: "name that no file system takes", items: []item{file(strings.Repeat("n", 300), "x")}},
+		{name: "bomb", raw: gzipped(t, pack(t, file("zeros", strings.Repeat("\x00", 8<<20)))), rules: func(r *Rules) { r.MaxBytes = 1 << 20 }},
+		{name: "bomb of zstd", raw: zstded(t, pack(t, file("zeros", strings.Repeat("\x00", 8<<20)))), rules: func(r *Rules) { r.MaxBytes = 1 << 20 }},
 		{name: "fifo", items: []item{fifo}},
 		{name: "too many bytes", items: []item{file("a", strings.Repeat("x", 600)), file("b", strings.Repeat("x", 600))}, rules: func(r *Rules) { r.MaxBytes = 1000 }},
 		{name: "too many entries", items: []item{file("a", ""), file("b", ""), file("c", "")}, rules: func(r *Rules) { r.MaxEntries = 2 }},
@@ -234,6 +247,43 @@ func TestHostileArchives(t *testing.T) {
 				t.Errorf("the victim changed: %v %q", info, content)
 			}
 		})
+	}
+}
+
+// TestManySmallFiles: several writers make them, and the last entry of a name wins, whichever of
+// large and small files, links and directories came between.
+func TestManySmallFiles(t *testing.T) {
+	var items []item
+	want := map[string]string{}
+	add := func(name, content string) {
+		items = append(items, file(name, content))
+		want[name] = content
+	}
+	for n := range 3000 {
+		add(fmt.Sprintf("d%d/e%d/f%d", n%7, n%40, n%900), fmt.Sprint("content ", n))
+		if n%100 == 0 {
+			add(fmt.Sprintf("d%d/e%d/f%d", n%7, n%40, n%900), strings.Repeat(fmt.Sprint(n), smallFile))
+		}
+		if n%150 == 0 {
+			add("twice", fmt.Sprint(n))
+			items = append(items, link(tar.TypeSymlink, "twice", "/etc/passwd"))
+			add("twice", fmt.Sprint(n, " again"))
+		}
+	}
+	root, path := openRoot(t)
+	if _, err := Unpack(t.Context(), bytes.NewReader(gzipped(t, pack(t, items...))), rules(root)); err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for name, content := range want {
+		got, err := os.ReadFile(filepath.Join(path, name))
+		if err != nil || string(got) != content {
+			t.Errorf("%s: got %.40q, %v; want %.40q", name, got, err, content)
+		}
+		found++
+	}
+	if lines := tree(t, path); found < 900 || len(lines) < found {
+		t.Errorf("got %d files and %d entries", found, len(lines))
 	}
 }
 
