@@ -154,8 +154,8 @@ func TestMachineCreateEnv(t *testing.T) {
 	expect("", "remove_file", bundle.Path)
 }
 
-// TestMachineAgentKilled kills the agent in the middle of prepare, apply, a script and a stop, and
-// repeats what was interrupted. Processes and scripts go on; every repetition succeeds.
+// TestMachineAgentKilled kills the agent in the middle of prepare, apply, scripts, a drain, an
+// errand, a collection of logs, a compilation and a stop, and repeats what was interrupted. Processes and scripts go on; every repetition succeeds.
 func TestMachineAgentKilled(t *testing.T) {
 	l := newLab(t)
 	m := func(version string) release.Manifest {
@@ -226,6 +226,7 @@ func TestMachineAgentKilled(t *testing.T) {
 	await(t, "the script to begin", 10*time.Second, func() bool { return strings.HasSuffix(content(t, i, trace), "pre-start\n") })
 	kill()
 	await(t, "the script to end", 10*time.Second, func() bool { return strings.Count(content(t, i, trace), "slept") == before+1 })
+	killedWithoutATrace(t, l, i, kill)
 	if _, err := i.Agent.Call(t.Context(), "stop"); err != nil {
 		t.Fatal(err)
 	}
@@ -234,4 +235,42 @@ func TestMachineAgentKilled(t *testing.T) {
 	if s := stateOf(t, i); s.JobState != "running" {
 		t.Errorf("in the end: got %s", s.JobState)
 	}
+}
+
+// killedWithoutATrace kills the agent during what writes files of its own: nothing is left of them
+// when it has come back, and the same call succeeds.
+func killedWithoutATrace(t *testing.T, l *lab.Lab, i *lab.Instance, kill func()) {
+	t.Helper()
+	run(t, i, "sh", "-c", "mkdir -p /var/vcap/sys/log/noise; head -c 200000000 /dev/urandom >/var/vcap/sys/log/noise/noise.log")
+	source, err := release.Package{Name: "src", Files: release.Files{"packaging": "set -e\nsleep 2\necho done >$BOSH_INSTALL_TARGET/result\n"}}.Pack("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, digest := l.Blobs.Put(source)
+	for _, call := range []struct {
+		method string
+		args   []any
+	}{
+		{"drain", []any{"shutdown"}},
+		{"run_errand", []any{"cycle"}},
+		{"fetch_logs_with_signed_url", []any{map[string]any{"signed_url": l.Blobs.SignedURL("PUT", "killed-logs"), "log_type": "job", "filters": []string{}}}},
+		{"compile_package_with_signed_url", []any{map[string]any{"package_get_signed_url": l.Blobs.SignedURL("GET", id),
+			"upload_signed_url": l.Blobs.SignedURL("PUT", "killed-compiled"), "digest": digest, "name": "src", "version": "1", "deps": map[string]any{}}}},
+	} {
+		if _, err := i.Agent.Call(t.Context(), call.method, call.args...); err != nil {
+			t.Fatalf("%s: %v", call.method, err)
+		}
+		time.Sleep(300 * time.Millisecond)
+		kill()
+		if left := strings.TrimSpace(run(t, i, "sh", "-c", "ls -A /var/vcap/data/tmp")); left != "" {
+			t.Errorf("%s: left in the temporary directory: %s", call.method, left)
+		}
+		if _, err := i.Agent.Do(t.Context(), call.method, call.args...); err != nil {
+			t.Errorf("%s after a kill: %v", call.method, err)
+		}
+	}
+	if left := strings.TrimSpace(run(t, i, "sh", "-c", "ls -A /var/vcap/data/compile /var/vcap/data/tmp")); strings.Contains(left, "src") {
+		t.Errorf("left of the compilation: %s", left)
+	}
+	run(t, i, "rm", "-rf", "/var/vcap/sys/log/noise")
 }

@@ -270,8 +270,22 @@ func errand(t *testing.T, i *lab.Instance) {
 		Stderr   string `json:"stderr"`
 		ExitCode int    `json:"exit_code"`
 	}
+	pid := strings.TrimSpace(run(t, i, "systemctl", "show", "--property=MainPID", "--value", "agent.service"))
+	// Makes the kernel forget the largest size so far.
+	run(t, i, "sh", "-c", "echo 5 >/proc/"+pid+"/clear_refs")
+	memory := func(name string) (kb int) {
+		t.Helper()
+		fmt.Sscan(strings.TrimSpace(run(t, i, "sed", "-n", "s/^"+name+":\\s*//p", "/proc/"+pid+"/status")), &kb)
+		return kb
+	}
+	before := memory("VmRSS")
 	if err := i.Agent.Into(t.Context(), &got, "run_errand", "cycle"); err != nil {
 		t.Fatal(err)
+	}
+	if peak := memory("VmHWM"); before == 0 || peak == 0 || peak > before+64<<10 {
+		t.Errorf("an errand of 100 MiB of output: the agent grew from %d to %d KiB", before, peak)
+	} else {
+		t.Logf("an errand of 100 MiB of output: the agent grew from %d to %d KiB", before, peak)
 	}
 	if got.ExitCode != 5 || got.Stderr != "problem\n" || !strings.HasPrefix(got.Stdout, "first\nxxx") || !strings.HasSuffix(got.Stdout, "x\nlast\n") {
 		t.Errorf("errand: got code %d, stderr %q and %d bytes of output", got.ExitCode, got.Stderr, len(got.Stdout))

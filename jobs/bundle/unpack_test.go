@@ -259,10 +259,12 @@ func TestManySmallFiles(t *testing.T) {
 		items = append(items, file(name, content))
 		want[name] = content
 	}
-	for n := range 3000 {
-		add(fmt.Sprintf("d%d/e%d/f%d", n%7, n%40, n%900), fmt.Sprint("content ", n))
+	for n := range 1000 {
+		name := fmt.Sprintf("d%d/e%d/f%d", n%7, n%40, n%900)
+		add(name, fmt.Sprint("content ", n))
+		add(name, fmt.Sprint("other content ", n))
 		if n%100 == 0 {
-			add(fmt.Sprintf("d%d/e%d/f%d", n%7, n%40, n%900), strings.Repeat(fmt.Sprint(n), smallFile))
+			add(name, strings.Repeat(fmt.Sprint(n), smallFile))
 		}
 		if n%150 == 0 {
 			add("twice", fmt.Sprint(n))
