@@ -29,6 +29,10 @@ func compileReleases(ctx context.Context, args []string, stdout, stderr io.Write
 	}
 	dirs := vcap.New(*base)
 	stemcell, err := stemcellSlug(dirs)
+	if info, missing := os.Stat(*output); err == nil && (missing != nil || !info.IsDir()) {
+		// Before hours of compilation, not after.
+		err = fmt.Errorf("-output-directory: %s is not a directory", *output)
+	}
 	if err == nil {
 		err = makeWorkDirs(dirs)
 	}

@@ -166,6 +166,12 @@ packages:
 	if left, _ := os.ReadDir(filepath.Join(base, "data/tmp")); len(left) != 0 {
 		t.Errorf("left %v", left)
 	}
+	write(good)
+	stderr.Reset()
+	if code := compileReleases(t.Context(), []string{"-b", base, "-output-directory", filepath.Join(out, "missing"), release}, io.Discard, &stderr); code != 1 ||
+		!strings.Contains(stderr.String(), "is not a directory") || strings.Contains(stderr.String(), "compiling") {
+		t.Errorf("without the output directory: got %d: %s", code, stderr.String())
+	}
 	if code := compileReleases(t.Context(), nil, io.Discard, io.Discard); code != 2 {
 		t.Errorf("without arguments: got %d", code)
 	}

@@ -335,11 +335,12 @@ func (u *unpacking) file(archive io.Reader, header *tar.Header, root *os.Root, r
 	if u.copyBuffer == nil {
 		u.copyBuffer = make([]byte, 256<<10)
 	}
-	return u.large.make(p, func(to io.Writer) error {
+	return u.large.make(p, func(to descriptor) error {
 		n, err := io.CopyBuffer(to, content, u.copyBuffer)
 		if err == nil && n != header.Size {
 			return refuse(rel, "its size differs from its header")
 		}
+		to.begin()
 		return err
 	})
 }

@@ -78,7 +78,7 @@ func newWriters(o owner) *writers {
 		w.all = append(w.all, one)
 		w.ended.Go(func() {
 			for p := range one.queue {
-				w.fail(one.make(p, func(to io.Writer) error {
+				w.fail(one.make(p, func(to descriptor) error {
 					_, err := to.Write(p.data)
 					return err
 				}))
@@ -190,7 +190,7 @@ func (w *writer) in(key dirKey) (int, error) {
 
 // make makes one file and lets fill write it. The file is never an os.File: what that does
 // for each one is a good part of the work for a small file.
-func (w *writer) make(p pending, fill func(io.Writer) error) (err error) {
+func (w *writer) make(p pending, fill func(descriptor) error) (err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("unpack %s: %w", p.rel, err)
@@ -207,10 +207,6 @@ func (w *writer) make(p pending, fill func(io.Writer) error) (err error) {
 	defer func() { err = errors.Join(err, unix.Close(fd)) }()
 	if err := fill(descriptor(fd)); err != nil {
 		return err
-	}
-	if p.data == nil {
-		// A large file: let the disk begin.
-		_ = unix.SyncFileRange(fd, 0, 0, unix.SYNC_FILE_RANGE_WRITE)
 	}
 	if !w.owner.given() {
 		if err := unix.Fchown(fd, w.owner.uid, w.owner.gid); err != nil {
@@ -240,6 +236,9 @@ func (d descriptor) Write(p []byte) (written int, err error) {
 	}
 	return written, nil
 }
+
+// begin makes the disk write what there is, and does not wait for it.
+func (d descriptor) begin() { _ = unix.SyncFileRange(int(d), 0, 0, unix.SYNC_FILE_RANGE_WRITE) }
 
 // bits is a mode as the kernel has it.
 func bits(mode fs.FileMode) uint32 {
