@@ -151,8 +151,8 @@ func (w *workshop) spec(t *testing.T, hash string, all map[string]map[string]str
 		"rendered_templates_archive": map[string]any{"blobstore_id": id, "sha1": digest}}
 }
 
-// fixtures are what "$name" stands for in the conformance table.
-func (w *workshop) fixtures(t *testing.T) map[string]any {
+// fixtures puts in what "$name" stands for in the conformance table.
+func (w *workshop) fixtures(t *testing.T) *strings.Replacer {
 	t.Helper()
 	source, sourceDigest := w.blob(t, map[string]string{"packaging": "cat ../../../packages/dep/word > $BOSH_INSTALL_TARGET/result"})
 	broken, brokenDigest := w.blob(t, map[string]string{"packaging": "echo no compiler >&2; exit 7"})
@@ -170,7 +170,7 @@ func (w *workshop) fixtures(t *testing.T) map[string]any {
 	}
 	waiting := sh("echo $$ > " + w.pidFile() + ".new; mv " + w.pidFile() + ".new " + w.pidFile() + "; exec sleep 1000")
 	slow := map[string]map[string]string{"slow": {"bin/drain": waiting, "bin/run": waiting, "bin/wait": waiting}}
-	return map[string]any{
+	return substitution(t, map[string]any{
 		"source": source, "source_digest": sourceDigest, "broken": broken, "broken_digest": brokenDigest,
 		"deps":    map[string]any{"dep": map[string]any{"Name": "dep", "Version": "1", "Sha1": depDigest, "blobstore_id": dep}},
 		"spec":    w.spec(t, "h1", web, pkg(dep, depDigest)),
@@ -183,14 +183,14 @@ func (w *workshop) fixtures(t *testing.T) map[string]any {
 		"long_cid":    "disk-" + strings.Repeat(separator, 200000),
 		"odd_network": map[string]any{"networks": map[string]any{strings.Repeat(`"`, 280000): map[string]any{}}},
 		"tmp":         w.dirs.Tmp(), "logs": filepath.Join(w.dirs.Tmp(), "logs.tgz"), "digest7": sha256Digest(dns7), "digest9": sha256Digest(dns9),
-	}
+	})
 }
 
 // separator takes three bytes in a request and six in a reply.
 const separator = "\u2028"
 
-// substitute replaces "$name" in JSON by its fixture.
-func substitute(t *testing.T, text string, fixtures map[string]any) string {
+// substitution replaces "$name" in JSON by the fixture of that name.
+func substitution(t *testing.T, fixtures map[string]any) *strings.Replacer {
 	t.Helper()
 	var pairs []string
 	for name, value := range fixtures {
@@ -204,7 +204,7 @@ func substitute(t *testing.T, text string, fixtures map[string]any) string {
 			pairs = append(pairs, fmt.Sprintf(`$%s/`, name), s+"/")
 		}
 	}
-	return strings.NewReplacer(pairs...).Replace(text)
+	return strings.NewReplacer(pairs...)
 }
 
 // pidFile is where the scripts that wait leave their process ids.
