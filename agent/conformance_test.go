@@ -191,14 +191,13 @@ func TestConformanceIsComplete(t *testing.T) {
 		if c.Reply != nil || c.Like != "" || c.File != "" || c.Handle {
 			worked[c.Method] = true
 		}
-		references, _, _ := strings.Cut(c.Rule, " ")
-		for rest := c.Rule; strings.HasSuffix(references, ","); {
-			_, rest, _ = strings.Cut(rest, " ")
-			next, _, _ := strings.Cut(rest, " ")
-			parts[strings.TrimSuffix(references, ",")] = true
-			references = next
+		for _, word := range strings.Fields(c.Rule) {
+			part, more := strings.CutSuffix(word, ",")
+			parts[part] = true
+			if !more {
+				break
+			}
 		}
-		parts[references] = true
 	}
 	// get_task and cancel_task work in every case that follows a task.
 	worked["get_task"], worked["cancel_task"] = true, true

@@ -25,7 +25,7 @@ func NATSEvent(r Request, reply Reply, server, hostname string) Event {
 	if err != nil {
 		host, port = server, ""
 	}
-	e := Event{Name: clip(r.Method), extensions: []extension{{"duser", r.ReplyTo}, {"src", host}, {"spt", port}, {"shost", hostname}}}
+	e := Event{Name: clip(r.Method), extensions: []extension{{"duser", clip(r.ReplyTo)}, {"src", host}, {"spt", port}, {"shost", hostname}}}
 	text, failed := reply.Failed()
 	if reply.Silent() {
 		text, failed = "not answered", true
@@ -48,12 +48,12 @@ type HTTPRequest struct {
 // HTTPSEvent describes a request that came over HTTPS.
 func HTTPSEvent(r HTTPRequest) Event {
 	e := Event{Name: clip(r.Path), Failed: r.Status >= 400, extensions: []extension{
-		{"duser", r.User}, {"requestMethod", r.Method}, {"src", r.Source}, {"spt", r.Port}, {"shost", r.Hostname},
+		{"duser", clip(r.User)}, {"requestMethod", clip(r.Method)}, {"src", r.Source}, {"spt", r.Port}, {"shost", r.Hostname},
 		{"cs1", clip(r.Headers)}, {"cs1Label", "httpHeaders"}, {"cs2", "basic"}, {"cs2Label", "authType"},
 		{"cs3", fmt.Sprint(r.Status)}, {"cs3Label", "responseStatus"},
 	}}
 	if r.Reason != "" {
-		e.extensions = append(e.extensions, extension{"cs4", r.Reason}, extension{"cs4Label", "statusReason"})
+		e.extensions = append(e.extensions, extension{"cs4", clip(r.Reason)}, extension{"cs4Label", "statusReason"})
 	}
 	return e
 }

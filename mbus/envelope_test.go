@@ -163,6 +163,9 @@ func TestHTTPSEvent(t *testing.T) {
 	if e := HTTPSEvent(HTTPRequest{Status: 200}); e.Failed || !strings.Contains(e.String(), "|1|") {
 		t.Errorf("a success is graded as failure: %s", e)
 	}
+	if got := len(HTTPSEvent(HTTPRequest{Path: strings.Repeat("p", 1<<20), User: strings.Repeat("u", 1<<20), Headers: strings.Repeat("h", 1<<20)}).String()); got > 4000 {
+		t.Errorf("line of %d bytes", got)
+	}
 	if got := len(NATSEvent(Request{Method: strings.Repeat("m", 1<<20)}, Exception(strings.Repeat("x", 1<<20)), "[fd00::1]:4222", "h").String()); got > 3000 {
 		t.Errorf("line of %d bytes", got)
 	}
