@@ -3,12 +3,13 @@
 package logs
 
 import (
-	"bufio"
+	"bytes"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"cambium/internal/contest"
@@ -18,17 +19,18 @@ import (
 // run.
 func BenchmarkCollect(b *testing.B) {
 	c := collector(b)
+	// One piece is far larger than what a compressor remembers.
+	var piece bytes.Buffer
+	for line := 0; piece.Len() < 16<<20; line++ {
+		fmt.Fprintf(&piece, "2026-11-15T02:%02d:%02d.%06dZ INFO - request action=get_state took=%dµs request=%x outcome=ok\n", line/60%60, line%60, line*7919%1000000, line*31%5000, line*2654435761)
+	}
 	for n := range 8 {
+		content := strings.NewReader(strings.Repeat(piece.String(), 8))
 		file, err := os.Create(filepath.Join(c.Dirs.SysLog(), fmt.Sprintf("job%d.log", n)))
 		if err != nil {
 			b.Fatal(err)
 		}
-		w := bufio.NewWriterSize(file, 1<<20)
-		for size, line := 0, 0; size < 128<<20; line++ {
-			k, _ := fmt.Fprintf(w, "2026-11-15T02:%02d:%02d.%06dZ INFO - request action=get_state took=%dµs request=%x outcome=ok\n", line/60%60, line%60, line*7919%1000000, line*31%5000, line*2654435761)
-			size += k
-		}
-		if err := w.Flush(); err != nil {
+		if _, err := io.Copy(file, content); err != nil {
 			b.Fatal(err)
 		}
 		file.Close()
