@@ -27,6 +27,9 @@ func TestCollectionsShowInTheStatus(t *testing.T) {
 	second(logs.Progress{Files: 1, Bytes: 20 << 20, Elapsed: 4 * time.Second})
 	shown := func() string {
 		t.Helper()
+		if err := rec.Flush(); err != nil { // the file may be a moment behind
+			t.Fatal(err)
+		}
 		var out, problems bytes.Buffer
 		runStatus(t.Context(), []string{"--file", path}, &out, &problems)
 		return out.String() + problems.String()
