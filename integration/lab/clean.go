@@ -64,9 +64,12 @@ func Clean(dir, name string) error {
 			failed = errors.Join(failed, netns.Open(space).Delete())
 		}
 	}
-	propagated, _ := filepath.Glob("/run/systemd/nspawn/propagate/" + Prefix + name + ".*")
-	for _, path := range propagated {
-		_ = os.Remove(path)
+	for _, pattern := range []string{"/run/systemd/nspawn/propagate/" + Prefix + name + ".*",
+		filepath.Join(os.TempDir(), Prefix+name+".*.shell"), filepath.Join(os.TempDir(), Prefix+name+".*.notify")} {
+		paths, _ := filepath.Glob(pattern) // a valid name is no pattern
+		for _, path := range paths {
+			_ = os.Remove(path)
+		}
 	}
 	if err := os.RemoveAll(own); err != nil {
 		failed = errors.Join(failed, err)

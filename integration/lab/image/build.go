@@ -90,11 +90,50 @@ func (b builder) fill(ctx context.Context, root string) error {
 		return err
 	}
 	units := filepath.Join(root, "etc/systemd/system")
+	for _, name := range sandboxed {
+		dir := filepath.Join(units, name+".service.d")
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, "lab.conf"), []byte(noSandbox), 0o644); err != nil {
+			return err
+		}
+	}
 	if err := os.WriteFile(filepath.Join(units, "cambium-guest.service"), guest.Unit(GuestProgram), 0o644); err != nil {
 		return err
 	}
 	return run(ctx, "systemctl", "--root="+root, "--quiet", "enable", "cambium-guest.service")
 }
+
+// sandboxed are Debian's services whose sandboxes cost an interpreted machine a second each, and
+// time at every system call. The lab's machines do without; stemcells do not.
+var sandboxed = []string{"systemd-journald", "systemd-udevd", "systemd-networkd", "systemd-resolved", "systemd-timesyncd", "systemd-hostnamed"}
+
+const noSandbox = `[Service]
+SystemCallFilter=
+SystemCallArchitectures=
+RestrictAddressFamilies=
+RestrictNamespaces=no
+RestrictRealtime=no
+RestrictSUIDSGID=no
+LockPersonality=no
+MemoryDenyWriteExecute=no
+NoNewPrivileges=no
+PrivateDevices=no
+PrivateNetwork=no
+PrivateTmp=no
+ProtectClock=no
+ProtectControlGroups=no
+ProtectHome=no
+ProtectHostname=no
+ProtectKernelLogs=no
+ProtectKernelModules=no
+ProtectKernelTunables=no
+ProtectProc=default
+ProtectSystem=no
+IPAddressDeny=
+DeviceAllow=
+`
 
 // makeDisk makes a partitioned disk with an ext4 that holds a copy of root.
 func makeDisk(ctx context.Context, root, disk string) error {

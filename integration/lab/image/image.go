@@ -5,6 +5,7 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -14,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -104,13 +106,31 @@ func (c Cache) ensure(ctx context.Context, agent string, b builder) (Image, erro
 	return Image{Disk: filepath.Join(dir, "disk"), Kernel: filepath.Join(base, "kernel"), Initrd: filepath.Join(base, "initrd")}, nil
 }
 
-// prune removes images with agents that nobody has used for a day.
+// How many images with agents are kept, and how long an unused one is kept at least and at most.
+const (
+	keepImages = 4
+	keepShort  = time.Hour
+	keepLong   = 24 * time.Hour
+)
+
+// prune removes images with agents that nobody has used for long.
 func (c Cache) prune(base string) {
-	old, _ := filepath.Glob(base + "-agent-*") // base is no pattern
-	for _, dir := range old {
-		if info, err := os.Stat(dir); err == nil && info.IsDir() && time.Since(info.ModTime()) > 24*time.Hour {
-			_ = os.RemoveAll(dir)
-			_ = os.Remove(dir + ".lock")
+	found, _ := filepath.Glob(base + "-agent-*") // base is no pattern
+	type used struct {
+		dir string
+		ago time.Duration
+	}
+	var all []used
+	for _, dir := range found {
+		if info, err := os.Stat(dir); err == nil && info.IsDir() {
+			all = append(all, used{dir, time.Since(info.ModTime())})
+		}
+	}
+	slices.SortFunc(all, func(a, b used) int { return cmp.Compare(a.ago, b.ago) })
+	for n, u := range all {
+		if u.ago > keepLong || n >= keepImages && u.ago > keepShort {
+			_ = os.RemoveAll(u.dir)
+			_ = os.Remove(u.dir + ".lock")
 		}
 	}
 }
@@ -173,7 +193,7 @@ func (c Cache) base(ctx context.Context, b builder) (string, error) {
 		return "", err
 	}
 	h := sha256.New()
-	_, _ = fmt.Fprintln(h, recipe, filepath.Base(root), b.kernel.Version, Modules, digest, string(guest.Unit(GuestProgram)), assets.Digest(), b.stemcell, b.iaas, loaderConfig, stemcellFiles)
+	_, _ = fmt.Fprintln(h, recipe, filepath.Base(root), b.kernel.Version, Modules, digest, string(guest.Unit(GuestProgram)), assets.Digest(), b.stemcell, b.iaas, loaderConfig, noSandbox, sandboxed, stemcellFiles)
 	dir := filepath.Join(c.Dir, "vm-"+hex.EncodeToString(h.Sum(nil))[:16])
 	return dir, c.once(dir, func(work string) error {
 		c.progress("making a disk image in %s (once)", c.Dir)
