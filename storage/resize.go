@@ -72,20 +72,23 @@ func (d *Disks) growInUse(ctx context.Context, path, where string) error {
 // WatchSizes grows the disk on the store whenever the kernel reports that its device became
 // larger, until ctx ends. What fails is logged; mount_disk and the next start try again.
 func (d *Disks) WatchSizes(ctx context.Context) error {
-	var last int64
+	// Mounting is no event of a device: the disk may be seen for the first time when it has
+	// grown already. Growing what needs no growing changes nothing, so that is always tried.
+	var lastPath string
+	var lastSize int64
 	err := device.Await(ctx, nil, func() (bool, error) {
 		path, size := d.storeDevice()
-		if path == "" || size == last {
+		if path == "" || path == lastPath && size == lastSize {
 			return false, nil
 		}
-		grown := last != 0 && size > last
-		last = size
-		if grown {
-			d.mu.Lock()
-			defer d.mu.Unlock()
-			if err := d.growInUse(ctx, path, d.Dirs.Store()); err != nil {
-				d.Log.WithError(err).Warn("disk on the store became larger but could not be grown")
-			}
+		lastPath, lastSize = path, size
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if now, _ := d.storeDevice(); now != path {
+			return false, nil
+		}
+		if err := d.growInUse(ctx, path, d.Dirs.Store()); err != nil {
+			d.Log.WithError(err).Warn("disk on the store became larger but could not be grown")
 		}
 		return false, nil
 	})
@@ -98,7 +101,8 @@ func (d *Disks) WatchSizes(ctx context.Context) error {
 // storeDevice is the disk on the store and its size; an empty path if there is none.
 func (d *Disks) storeDevice() (string, int64) {
 	entry, ok, err := mount.At(d.Dirs.Store())
-	if err != nil || !ok {
+	// A directory that is bound there is on a disk that is not ours to grow.
+	if err != nil || !ok || d.Options.BindMountPersistentDisk || entry.Root != "/" {
 		return "", 0
 	}
 	info, err := blkdev.Lookup("/sys", entry.Number)

@@ -155,3 +155,31 @@ func TestRootPoint19GrowBesideAnotherDisk(t *testing.T) {
 	b.ok(mount.Unmount(ctx, b.Dirs.StoreMigrationTarget()))
 	tool(t, part, "e2fsck", "-nf", part)
 }
+
+// The kernel tells of the new size, and of nothing before: the disk was mounted while the
+// watch was on already.
+func TestRootGrownDiskIsNoticed(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(400<<20, "vol-1")
+	withXFS(b, "vol-1")
+	watching, stop := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- b.WatchSizes(watching) }()
+	t.Cleanup(func() {
+		stop()
+		b.ok(<-ended)
+	})
+	b.ok(b.Mount(ctx, "vol-1"))
+	write(t, filepath.Join(b.Dirs.Store(), "file"), "precious")
+	dev.Grow(t, 900<<20)
+	deadline := time.Now().Add(30 * time.Second)
+	for bytesOf(t, b.Dirs.Store()) < 780<<20 {
+		if time.Now().After(deadline) {
+			t.Fatalf("file system has %d MiB, want it to follow its disk of 900", bytesOf(t, b.Dirs.Store())>>20)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	if got := read(t, filepath.Join(b.Dirs.Store(), "file")); got != "precious" {
+		t.Errorf("the file holds %q", got)
+	}
+}

@@ -25,7 +25,11 @@ import (
 
 // TestMain is the first process of the virtual machine as well.
 func TestMain(m *testing.M) {
-	testvm.Main(m, guestChecks, func() error {
+	checks := guestChecks
+	if flow := os.Getenv("CAMBIUM_FLOW"); flow != "" {
+		checks = []testvm.Check{{Name: flow, Run: func(ctx context.Context) error { return guestFlow(ctx, flow, os.Getenv("CAMBIUM_SUM")) }}}
+	}
+	testvm.Main(m, checks, func() error {
 		return errors.Join(mount.Unmount(context.Background(), "/var/vcap/store"), mount.Unmount(context.Background(), "/var/vcap/data"))
 	})
 }

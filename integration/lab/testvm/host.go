@@ -61,22 +61,56 @@ func Host(t *testing.T, name string, args ...string) {
 // Run boots the machine with the calling package's test binary and fails unless all checks pass.
 func (m Machine) Run(t *testing.T, checks []Check) {
 	t.Helper()
+	monitor := filepath.Join(t.TempDir(), "monitor")
+	passed, ended := 0, false
+	log := m.Image(t).Boot(t, append([]string{"-monitor", "unix:" + monitor + ",server=on,wait=off"}, m.QEMU...), nil, func(word, rest string, _ func()) {
+		switch word {
+		case "PASS":
+			passed++
+			t.Log(rest)
+		case "FAIL":
+			t.Error(rest)
+		case "ASK":
+			if err := command(monitor, m.On[rest]...); err != nil {
+				t.Errorf("asked for %s: %v", rest, err)
+			}
+		case "END":
+			ended = true
+		}
+	})
+	if !ended || passed != len(checks) {
+		t.Fatalf("%d of %d checks passed, ended: %v\n%s", passed, len(checks), ended, log)
+	}
+}
+
+// Image is what a machine boots from, for tests that boot it many times.
+type Image struct{ kernel, ram string }
+
+// Image makes the machine's image from the calling package's test binary.
+func (m Machine) Image(t *testing.T) Image {
+	t.Helper()
 	Needs(t, "qemu-system-x86_64", "go")
 	dir := t.TempDir()
 	kernel, err := image.Cache{Dir: tree.DefaultDir(), Progress: t.Logf}.EnsureKernel(t.Context())
 	if err != nil {
 		unavailable(t, err)
 	}
-	ram := filepath.Join(dir, "initrd")
-	if err := m.writeInitrd(t, dir, ram, kernel); err != nil {
+	i := Image{kernel: kernel.Image, ram: filepath.Join(dir, "initrd")}
+	if err := m.writeInitrd(t, dir, i.ram, kernel); err != nil {
 		t.Fatal(err)
 	}
+	return i
+}
+
+// Boot runs the machine until it ends, or until it is cut off from its power, and tells each word of the
+// guest to heard. The environment is the guest's first process's. It returns what was on the console.
+func (i Image) Boot(t *testing.T, qemu, environment []string, heard func(word, rest string, cut func())) string {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	monitor := filepath.Join(dir, "monitor")
 	args := append([]string{"-machine", "pc", "-accel", "tcg,thread=multi", "-cpu", "qemu64", "-smp", "2", "-m", "768",
-		"-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio", "-monitor", "unix:" + monitor + ",server=on,wait=off",
-		"-kernel", kernel.Image, "-initrd", ram, "-append", "console=ttyS0 panic=-1 quiet"}, m.QEMU...)
+		"-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio", "-kernel", i.kernel, "-initrd", i.ram,
+		"-append", strings.Join(append([]string{"console=ttyS0 panic=-1 quiet"}, environment...), " ")}, qemu...)
 	vm := exec.CommandContext(ctx, "qemu-system-x86_64", args...)
 	console, err := vm.StdoutPipe()
 	if err != nil {
@@ -87,28 +121,16 @@ func (m Machine) Run(t *testing.T, checks []Check) {
 		t.Fatal(err)
 	}
 	var log bytes.Buffer
-	passed, ended := 0, false
 	for lines := bufio.NewScanner(console); lines.Scan(); {
 		line := strings.TrimSpace(lines.Text())
 		log.WriteString(line + "\n")
-		switch word, rest, _ := strings.Cut(line, " "); word {
-		case "GUEST-PASS":
-			passed++
-			t.Log(rest)
-		case "GUEST-FAIL":
-			t.Error(rest)
-		case "GUEST-ASK":
-			if err := command(monitor, m.On[rest]...); err != nil {
-				t.Errorf("asked for %s: %v", rest, err)
-			}
-		case "GUEST-END":
-			ended = true
+		if said, ok := strings.CutPrefix(line, "GUEST-"); ok {
+			word, rest, _ := strings.Cut(said, " ")
+			heard(word, rest, func() { _ = vm.Process.Kill() })
 		}
 	}
 	_ = vm.Wait()
-	if !ended || passed != len(checks) {
-		t.Fatalf("%d of %d checks passed, ended: %v\n%s", passed, len(checks), ended, log.String())
-	}
+	return log.String()
 }
 
 // command speaks to the machine's monitor.

@@ -1,0 +1,7 @@
+//go:build vm && soak && !root
+
+package storage
+
+import "testing"
+
+func TestVMSoakPowerCut(t *testing.T) { powerCut(t, 200) }
