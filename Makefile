@@ -87,6 +87,7 @@ bench: setup build ## Benchmarks, as ratios in one run; BASELINE=path names the 
 .PHONY: soak
 soak: build ## The long versions of the crash tests
 	$(GO) test -tags soak,root,machine,vm -run 'Soak' -count=1 -p 1 -timeout 4h ./...
+	$(GO) test -tags soak,vm -run 'TestVMSoak' -count=1 -timeout 6h ./storage
 
 .PHONY: clean
 clean: ## Remove what was built, and what a crashed lab left behind
