@@ -83,6 +83,7 @@ bench: setup build ## Benchmarks, as ratios in one run; BASELINE=path names the 
 	$(GO) test -tags bench -run '^$$' -bench . -benchmem ./...
 	$(GO) test -tags bench,root -run '^$$' -bench . -benchtime 1x -timeout 30m ./storage/...
 	CAMBIUM_AGENT=$(CURDIR)/bin/agent $(GO) test -tags bench,machine -run '^$$' -bench Boot -benchtime 1x -timeout 60m ./integration/machine
+	CAMBIUM_AGENT=$(CURDIR)/bin/agent $(GO) test -tags bench,vm -run '^$$' -bench Boot -benchtime 1x -timeout 60m ./integration/vm
 
 .PHONY: soak
 soak: build ## The long versions of the crash tests

@@ -253,10 +253,11 @@ func (a *app) ready(ctx context.Context, v bootstrap.Verdict) error {
 	if err != nil {
 		return err
 	}
+	a.dispatcher.Ready(table, tasks)
+	// Behind the first pong: a power cut in between only makes the next boot a first one again.
 	if err := a.marker.Set(a.agentID()); err != nil {
 		a.log.WithError(err).Warn("ready marker not written")
 	}
-	a.dispatcher.Ready(table, tasks)
 	after := time.Duration(a.rec.Now())
 	unchanged := a.machine.Changes() == 0
 	if err := a.rec.Update(func(d *status.Document) { d.Unchanged, d.ReadyNS = unchanged, int64(after) }); err != nil {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"cambium/integration/lab"
+	"cambium/integration/lab/baseline"
 	"cambium/integration/lab/execs"
 	"cambium/internal/status"
 )
@@ -145,7 +146,7 @@ func observe(b testing.TB, agent string) (s sample, i *lab.Instance) {
 		b.Fatal(err)
 	}
 	defer func() { _ = watch.Close() }()
-	i = start(b, l, lab.VM{Ephemeral: 10 * lab.GiB, SCSI: true, Files: stemcellFiles()})
+	i = start(b, l, lab.VM{Ephemeral: 10 * lab.GiB, SCSI: true, Files: baseline.ContainerFiles()})
 	end := pongAfter(b, i, 2*time.Minute)
 	namespace := strings.TrimSpace(run(b, i, "readlink", "/proc/self/ns/pid"))
 	s.first = collect(b, watch, namespace, end, 0)
@@ -175,6 +176,8 @@ func observe(b testing.TB, agent string) (s sample, i *lab.Instance) {
 	if idle := idleTime(b); idle > 0 {
 		time.Sleep(idle)
 		s.idle = vitalsOf(b, all.LastPID)
+		fmt.Printf("%s: VmRSS %d kB and RssAnon %d kB after 1,000 requests, %d and %d after %s more\n",
+			filepath.Base(agent), s.busy.rss, s.busy.anon, s.idle.rss, s.idle.anon, idle)
 	}
 	return s, i
 }
@@ -247,7 +250,7 @@ func BenchmarkBoot(b *testing.B) {
 	if idleTime(b) > 0 {
 		count = 1 // ten minutes each are enough
 	}
-	agents := []struct{ name, binary string }{{"ours", ours}, {"baseline", baseline(b)}}
+	agents := []struct{ name, binary string }{{"ours", ours}, {"baseline", baselineAgent(b)}}
 	all := map[string][]sample{}
 	var alone []kernelWork
 	for range count {

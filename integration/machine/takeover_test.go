@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"cambium/integration/lab"
+	"cambium/integration/lab/baseline"
 	"cambium/integration/lab/machine"
 	"cambium/integration/lab/release"
 )
@@ -57,7 +58,7 @@ func oldStemcell(t *testing.T) func(*lab.VM) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files := append(stemcellFiles(),
+	files := append(baseline.ContainerFiles(),
 		machine.File{Path: "/root/monit-proxy", Data: program, Mode: 0o755},
 		machine.File{Path: "/etc/systemd/system/monit-proxy.service", Mode: 0o644,
 			Data: []byte("[Unit]\nDefaultDependencies=no\n[Service]\nEnvironment=" + tokenProxy + "=1\nExecStart=/root/monit-proxy\n")},
@@ -124,7 +125,7 @@ func takeOver(t *testing.T, i *lab.Instance, binary string) {
 // TestMachineTakeover has this agent take over a machine that the baseline has set up, with jobs,
 // a persistent disk and an identity of its own on the bus, and give it back: nobody notices.
 func TestMachineTakeover(t *testing.T) {
-	old := baseline(t)
+	old := baselineAgent(t)
 	ours, err := agentBinary()
 	if err != nil {
 		t.Fatal(err)
