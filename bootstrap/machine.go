@@ -160,7 +160,8 @@ func (m *Machine) loadSettings(ctx context.Context, s *Span) error {
 	if loaded.Why != nil {
 		described.Why = OneLine(loaded.Why.Error())
 	}
-	if err := m.Status.Update(func(d *status.Document) { d.AgentID, d.Settings = e.Settings.AgentID, &described }); err != nil {
+	first := m.First != nil && m.First()
+	if err := m.Status.Update(func(d *status.Document) { d.AgentID, d.Settings, d.First = e.Settings.AgentID, &described, first }); err != nil {
 		m.Log.WithError(err).Warn("status not written")
 	}
 	s.Evidence("from %s", loaded.From)

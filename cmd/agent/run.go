@@ -232,7 +232,7 @@ func (a *app) tell(text string) {
 }
 
 func (a *app) failed(ctx context.Context, v bootstrap.Verdict, first bool) {
-	if err := a.rec.Update(func(d *status.Document) { d.State, d.Verdict, d.First = status.Failed, v.Line(), first }); err != nil {
+	if err := errors.Join(a.rec.Update(func(d *status.Document) { d.State, d.Verdict, d.First = status.Failed, v.Line(), first }), a.rec.Flush()); err != nil {
 		a.log.WithError(err).Warn("status not written")
 	}
 	a.announcer.Failed(ctx, v)
