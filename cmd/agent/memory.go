@@ -20,10 +20,14 @@ const gcPercent = 50
 // afterBoot is how long background steps get before memory is given back.
 const afterBoot = time.Second
 
-// giveBack returns what the boot needed to the system, once it is over and then whenever much has
-// been done: a quarter of an hour is nothing to an agent that lives for months.
+// again is when memory is given back next: often enough that what one task needed is not held for
+// long, seldom enough to cost nothing.
+const again = 5 * time.Minute
+
+// giveBack returns what the agent does not need any more to the system, once the boot is over and
+// then from time to time.
 func giveBack(ctx context.Context) {
-	for pause := afterBoot; ; pause = 15 * time.Minute {
+	for pause := afterBoot; ; pause = again {
 		timer := time.NewTimer(pause)
 		select {
 		case <-ctx.Done():
