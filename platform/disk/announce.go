@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"cambium/internal/blkdev"
 	"cambium/platform/device"
@@ -55,7 +56,7 @@ func Announce(ctx context.Context, path string) error {
 		}
 		if err != nil {
 			node := device.Partition(path, p.Number)
-			if _, nodeErr := blkdev.NumberOf(node); len(known) == 0 && nodeErr == nil {
+			if _, nodeErr := blkdev.NumberOf(node); len(known) == 0 && (nodeErr == nil || mapped(path)) {
 				continue
 			}
 			return fmt.Errorf("announce partition %d of %s: %w", p.Number, path, err)
@@ -69,10 +70,24 @@ func Announce(ctx context.Context, path string) error {
 	return nil
 }
 
+// mapped reports whether a disk is a device-mapper one, a multipath disk for instance. The kernel knows no
+// partitions of those. They are mappings of their own, which kpartx makes when udev tells it that the table
+// has changed; its names are the ones that are waited for.
+func mapped(path string) bool { return filepath.Dir(path) == "/dev/mapper" }
+
+// mappedLimit is for kpartx, which udev starts.
+const mappedLimit = 30 * time.Second
+
 // awaitNode waits until the partition's path is a block device; where the kernel calls the
 // partition by that very name, the numbers must agree as well, or the node is a stale one.
 func awaitNode(ctx context.Context, path string, disk blkdev.Number, n int) error {
 	node := device.Partition(path, n)
+	if mapped(path) {
+		limited, cancel := context.WithTimeoutCause(ctx, mappedLimit, fmt.Errorf("partitions of device-mapper disks are made by kpartx: "+
+			"install it with multipath-tools, or run kpartx -a -p -part %s", path))
+		defer cancel()
+		ctx = limited
+	}
 	err := device.Await(ctx, []string{filepath.Dir(node)}, func() (bool, error) {
 		have, err := blkdev.NumberOf(node)
 		if errors.Is(err, os.ErrNotExist) {
