@@ -1,0 +1,76 @@
+//go:build vm
+
+package vm
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"cambium/integration/lab"
+)
+
+// TestVMCommandLine is what a person does: a lab with a virtual machine, a shell in it, the power
+// switch.
+func TestVMCommandLine(t *testing.T) {
+	t.Parallel()
+	need(t)
+	agent, err := agentBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, pkg := range map[string]string{"lab": "cambium/cmd/lab", "lab-guest": "cambium/integration/lab/guest/program"} {
+		build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid=", "-o", filepath.Join(built, name), pkg)
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := build.CombinedOutput(); err != nil {
+			t.Fatalf("build %s: %v: %s", name, err, out)
+		}
+	}
+	dir, name := t.TempDir(), fmt.Sprintf("qc%d", os.Getpid())
+	t.Cleanup(func() {
+		if err := lab.Clean(dir, name); err != nil {
+			t.Error(err)
+		}
+	})
+	command := func(input string, args ...string) (string, int) {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), filepath.Join(built, "lab"), args...)
+		cmd.Env = append(os.Environ(), "LAB="+name, "CAMBIUM_LAB_DIR="+dir)
+		cmd.Stdin = strings.NewReader(input)
+		var out bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &out
+		err := cmd.Run()
+		var exit *exec.ExitError
+		if err != nil && !errors.As(err, &exit) {
+			t.Fatal(err)
+		}
+		return out.String(), cmd.ProcessState.ExitCode()
+	}
+	for _, c := range []struct {
+		args   []string
+		input  string
+		want   string
+		status int
+	}{
+		{[]string{"up", "--engine", "qemu", "--agent", agent}, "", "the agent answered", 0},
+		{[]string{"shell", "--", "sh", "-c", "cat; uname -r; exit 5"}, "hello ", "hello 6.1.0-", 5},
+		{[]string{"call", "ping"}, "", "pong", 0},
+		{[]string{"power", "cycle"}, "", "cycle vm1", 0},
+		{[]string{"call", "ping"}, "", "pong", 0},
+		{[]string{"power", "cut"}, "", "cut vm1", 0},
+		{[]string{"shell", "--", "true"}, "", "is off", 1},
+		{[]string{"power", "up"}, "", "cannot up", 2},
+		{[]string{"up", "--engine", "abacus"}, "", "no engine", 2},
+		{[]string{"down"}, "", "", 0},
+	} {
+		out, status := command(c.input, c.args...)
+		if status != c.status || !strings.Contains(out, c.want) {
+			t.Fatalf("lab %s: status %d, want %d with %q:\n%s", strings.Join(c.args, " "), status, c.status, c.want, out)
+		}
+	}
+}
