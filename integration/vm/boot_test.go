@@ -89,8 +89,7 @@ func web(t testing.TB, l *lab.Lab, ip string) {
 func TestVMMetadataAndTwoCards(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
-	var i *lab.Instance
-	i = create(t, l, lab.VM{Name: "vm1", Source: lab.HTTP, Ephemeral: 10 * lab.GiB, NICs: 2, Edit: func(d lab.Document) {
+	i := create(t, l, lab.VM{Name: "vm1", Source: lab.HTTP, Ephemeral: 10 * lab.GiB, NICs: 2, Edit: func(d lab.Document) {
 		d.Set("networks.default.type", "dynamic")
 		d.Set("networks.second", map[string]any{"type": "manual", "ip": "10.88.1.10", "netmask": "255.255.255.0", "mac": secondCard(l)})
 	}})

@@ -61,8 +61,17 @@ func (s *Server) State() State { return state(s.lab, s) }
 // Down is closed when the lab was asked to end.
 func (s *Server) Down() <-chan struct{} { return s.down }
 
-// Close ends the service; the lab is the caller's.
-func (s *Server) Close() { _ = s.http.Close() }
+// lastWords is how long answers under way may take in the end.
+const lastWords = 2 * time.Second
+
+// Close ends the service; the lab is the caller's. Whoever asked for the end gets its answer.
+func (s *Server) Close() {
+	ctx, cancel := context.WithTimeout(context.Background(), lastWords)
+	defer cancel()
+	if s.http.Shutdown(ctx) != nil {
+		_ = s.http.Close()
+	}
+}
 
 // Published tells where a machine's port can be reached.
 func (s *Server) Published(machine, address string) {
