@@ -95,42 +95,59 @@ func (c Cache) ensure(ctx context.Context, agent string, b builder) (Image, erro
 	}
 	dir := base + "-agent-" + digest[:16]
 	err = c.once(dir, func(work string) error {
-		c.prune(base)
+		c.prune()
 		return bake(ctx, filepath.Join(base, "disk"), filepath.Join(work, "disk"), agent)
 	})
 	if err != nil {
 		return Image{}, fmt.Errorf("bake the agent: %w", err)
 	}
 	now := time.Now()
-	_ = os.Chtimes(dir, now, now) // in use: not to be pruned
+	for _, used := range []string{base, dir} { // not to be pruned
+		_ = os.Chtimes(used, now, now)
+	}
 	return Image{Disk: filepath.Join(dir, "disk"), Kernel: filepath.Join(base, "kernel"), Initrd: filepath.Join(base, "initrd")}, nil
 }
 
-// How many images with agents are kept, and how long an unused one is kept at least and at most.
+// How many images with agents are kept, how long an unused one is kept at least and at most, and
+// how long one without an agent is, which takes longer to make.
 const (
 	keepImages = 4
-	keepShort  = time.Hour
+	keepShort  = 6 * time.Hour
 	keepLong   = 24 * time.Hour
+	keepBase   = 7 * 24 * time.Hour
 )
 
-// prune removes images with agents that nobody has used for long.
-func (c Cache) prune(base string) {
-	found, _ := filepath.Glob(base + "-agent-*") // base is no pattern
+// prune removes images that nobody has used for long.
+func (c Cache) prune() {
+	found, err := os.ReadDir(c.Dir)
+	if err != nil {
+		return
+	}
 	type used struct {
 		dir string
 		ago time.Duration
 	}
-	var all []used
-	for _, dir := range found {
-		if info, err := os.Stat(dir); err == nil && info.IsDir() {
-			all = append(all, used{dir, time.Since(info.ModTime())})
+	remove := func(u used) {
+		_ = os.RemoveAll(u.dir)
+		_ = os.Remove(u.dir + ".lock")
+	}
+	var agents []used
+	for _, entry := range found {
+		info, err := entry.Info()
+		if err != nil || !info.IsDir() || !strings.HasPrefix(entry.Name(), "vm-") || strings.HasSuffix(entry.Name(), ".new") {
+			continue
+		}
+		u := used{filepath.Join(c.Dir, entry.Name()), time.Since(info.ModTime())}
+		if strings.Contains(entry.Name(), "-agent-") {
+			agents = append(agents, u)
+		} else if u.ago > keepBase {
+			remove(u)
 		}
 	}
-	slices.SortFunc(all, func(a, b used) int { return cmp.Compare(a.ago, b.ago) })
-	for n, u := range all {
+	slices.SortFunc(agents, func(a, b used) int { return cmp.Compare(a.ago, b.ago) })
+	for n, u := range agents {
 		if u.ago > keepLong || n >= keepImages && u.ago > keepShort {
-			_ = os.RemoveAll(u.dir)
-			_ = os.Remove(u.dir + ".lock")
+			remove(u)
 		}
 	}
 }

@@ -9,7 +9,8 @@ import (
 )
 
 func TestPruneKeepsWhatIsUsed(t *testing.T) {
-	base := filepath.Join(t.TempDir(), "vm-0123")
+	cache := t.TempDir()
+	base := filepath.Join(cache, "vm-0123")
 	make := func(name string, ago time.Duration) {
 		dir := base + name
 		if err := os.Mkdir(dir, 0o755); err != nil {
@@ -24,11 +25,14 @@ func TestPruneKeepsWhatIsUsed(t *testing.T) {
 	for n := range 3 {
 		make(fmt.Sprintf("-agent-new%d", n), time.Minute)
 	}
-	make("-agent-today", 2*time.Hour)
-	make("-agent-morning", 3*time.Hour)
+	make("-agent-today", 7*time.Hour)
+	make("-agent-morning", 8*time.Hour)
 	make("-agent-old", 25*time.Hour)
-	Cache{}.prune(base)
-	for name, want := range map[string]bool{"": true, "-agent-new0": true, "-agent-new2": true, "-agent-today": true, "-agent-morning": false, "-agent-old": false} {
+	make("4567", 8*24*time.Hour)
+	make("89ab-agent-x.new", 8*24*time.Hour)
+	Cache{Dir: cache}.prune()
+	for name, want := range map[string]bool{"": true, "-agent-new0": true, "-agent-new2": true, "-agent-today": true, "-agent-morning": false, "-agent-old": false, "4567": false,
+		"89ab-agent-x.new": true} {
 		if _, err := os.Stat(base + name); (err == nil) != want {
 			t.Errorf("%q is kept: %v, want %v", name, err == nil, want)
 		}
