@@ -17,6 +17,16 @@ import (
 // a machine with jobs, and has time.
 const gcPercent = 50
 
+// bootPercent is for the boot, which has not.
+const bootPercent = 400
+
+// collect sets how eagerly the heap is collected, unless the environment does.
+func collect(percent int) {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(percent)
+	}
+}
+
 // afterBoot is how long background steps get before memory is given back.
 const afterBoot = time.Second
 
@@ -27,6 +37,7 @@ const again = 5 * time.Minute
 // giveBack returns what the agent does not need any more to the system, once the boot is over and
 // then from time to time.
 func giveBack(ctx context.Context) {
+	collect(gcPercent)
 	for pause := afterBoot; ; pause = again {
 		timer := time.NewTimer(pause)
 		select {

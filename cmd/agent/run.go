@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime/debug"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -82,9 +81,7 @@ func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 		return code
 	}
 	log := setUpLogging(stderr)
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(gcPercent)
-	}
+	collect(bootPercent)
 	notifier, err := unit.TakeNotifier()
 	if err != nil {
 		log.WithError(err).Warn("service manager cannot be told")
@@ -232,6 +229,7 @@ func (a *app) tell(text string) {
 }
 
 func (a *app) failed(ctx context.Context, v bootstrap.Verdict, first bool) {
+	collect(gcPercent) // this may last
 	if err := errors.Join(a.rec.Update(func(d *status.Document) { d.State, d.Verdict, d.First = status.Failed, v.Line(), first }), a.rec.Flush()); err != nil {
 		a.log.WithError(err).Warn("status not written")
 	}
