@@ -37,7 +37,7 @@ func powerCut(t *testing.T, count int) {
 	for n := range 60 {
 		write(t, filepath.Join(tree, fmt.Sprint("d", n%7), fmt.Sprint(n)), strings.Repeat(fmt.Sprint(n), 700*n))
 	}
-	write(t, filepath.Join(tree, "large"), strings.Repeat("0123456789abcdef", 3<<16*10))
+	write(t, filepath.Join(tree, "large"), strings.Repeat("0123456789abcdef", 3<<16*4))
 	sum, err := sumOf(tree)
 	if err != nil {
 		t.Fatal(err)
