@@ -165,7 +165,10 @@ func (m *Machine) loadSettings(ctx context.Context, s *Span) error {
 		m.Log.WithError(err).Warn("status not written")
 	}
 	s.Evidence("from %s", loaded.From)
-	if loaded.Cached {
+	switch {
+	case loaded.Spent:
+		s.Evidence("the sources were cleared when the settings were cached")
+	case loaded.Cached:
 		s.Warn("the sources failed and the cached copy serves: %s", described.Why)
 	}
 	if loaded.NotCached != nil {

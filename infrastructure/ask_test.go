@@ -287,6 +287,31 @@ func TestFailureNamesEverySource(t *testing.T) {
 	}
 }
 
+// TestSpentSources: that no source has settings is to be expected when one was cleared after its
+// settings had been cached, and when no other may still answer.
+func TestSpentSources(t *testing.T) {
+	ejected, absent, away := source.Spent(errors.New("no such medium")), source.Final(errors.New("not installed")), errors.New("connection refused")
+	for name, c := range map[string]struct {
+		failures []error
+		want     bool
+	}{
+		"ejected":                 {[]error{ejected}, true},
+		"one is not there at all": {[]error{absent, ejected}, true},
+		"never there":             {[]error{absent}, false},
+		"one may still answer":    {[]error{away, ejected}, false},
+	} {
+		var list []Source
+		for _, err := range c.failures {
+			list = append(list, &scripted{name: "S", fails: never, err: err})
+		}
+		_, _, err := newSources(list, false, Options{Log: quiet(), Once: true}).Settings(t.Context())
+		var f *Failure
+		if !errors.As(err, &f) || f.Spent() != c.want {
+			t.Errorf("%s: %v, want spent %v", name, err, c.want)
+		}
+	}
+}
+
 func TestSideEffectsOnlyWhenAllowed(t *testing.T) {
 	for _, allowed := range []bool{false, true} {
 		s := newSources([]Source{&scripted{name: "S", answer: good("a")}}, false, Options{Log: quiet(), SideEffects: allowed})

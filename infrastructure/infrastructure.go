@@ -293,5 +293,18 @@ type Failure struct {
 
 func (f *Failure) Error() string { return "no source has " + f.What + ": " + f.Verdicts.String() }
 
+// Spent reports whether no source is to be expected to answer again: one of them was cleared
+// once its settings had been cached, and all others definitely have nothing.
+func (f *Failure) Spent() bool {
+	spent := false
+	for _, cause := range f.causes {
+		if source.KindOf(cause) != source.Definite {
+			return false
+		}
+		spent = spent || source.IsSpent(cause)
+	}
+	return spent && len(f.causes) == len(f.Verdicts)
+}
+
 // Unwrap gives the last failure of each source.
 func (f *Failure) Unwrap() []error { return f.causes }

@@ -51,6 +51,10 @@ func (f *fetcher) networkUp() bool {
 // fetch is the store's way to the sources.
 func (f *fetcher) fetch(ctx context.Context) (store.Fetched, error) {
 	answer, _, err := withNetwork(ctx, f, f.sources.Settings)
+	var failure *infrastructure.Failure
+	if errors.As(err, &failure) && failure.Spent() {
+		return store.Fetched{}, store.Spent(err)
+	}
 	if err != nil {
 		return store.Fetched{}, err
 	}

@@ -83,6 +83,9 @@ func (c *CD) Settings(ctx context.Context) (source.Answer, error) {
 		file, err = c.finder.readFrom(ctx, c.o.Device, []string{c.o.FileName})
 		return err
 	})
+	if errors.Is(err, errAbsent) {
+		return source.Answer{}, source.Spent(err)
+	}
 	if err != nil {
 		return source.Answer{}, err
 	}

@@ -63,7 +63,7 @@ func (s *Source) Settings(ctx context.Context) (source.Answer, error) {
 	case "":
 		return source.Answer{}, source.Final(fmt.Errorf("%s: %w", key, source.ErrEmpty))
 	case erased:
-		return source.Answer{}, source.Final(fmt.Errorf("%s: erased after an earlier start", key))
+		return source.Answer{}, source.Spent(fmt.Errorf("%s: erased after an earlier start", key))
 	}
 	body := []byte(text)
 	if text[0] != '{' {

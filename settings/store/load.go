@@ -16,6 +16,14 @@ import (
 // asks again; the cause is wrapped beside it.
 var ErrNoSettings = errors.New("no settings")
 
+// Spent marks a failure of the sources as the one that every start but the first meets: they were
+// cleared once their settings had been cached.
+func Spent(err error) error { return spent{err} }
+
+type spent struct{ error }
+
+func (s spent) Unwrap() error { return s.error }
+
 // Load asks the sources and puts their answer in force. When they fail, or say something that
 // cannot be used, what is cached stays in force and Loaded tells so. The error is for the case
 // that there is nothing at all. A document that cannot be written is in force nevertheless, and
@@ -63,9 +71,14 @@ func (c *Current) fallBack(why error) (Loaded, error) {
 	if !c.state.Load().present {
 		return Loaded{Cached: true, Why: why}, fmt.Errorf("%w: %w", ErrNoSettings, why)
 	}
-	c.options.Log.WithError(why).Warn("sources failed; the cached settings are used")
+	_, expected := errors.AsType[spent](why)
+	if expected {
+		c.options.Log.WithError(why).Info("the cached settings are used")
+	} else {
+		c.options.Log.WithError(why).Warn("sources failed; the cached settings are used")
+	}
 	c.replace(func(s *state) {
-		s.last.Cached, s.last.Why = true, why
+		s.last.Cached, s.last.Why, s.last.Spent = true, why, expected
 		if s.last.NotCached == nil {
 			s.last.From = "cached " + filepath.Join(s.place, vcap.SettingsFile)
 		}

@@ -60,6 +60,8 @@ type Loaded struct {
 	// Cached is true when the sources failed and the cached copy serves; Why is their failure.
 	Cached bool
 	Why    error
+	// Spent is true when that was to be expected: the sources were cleared when the copy was made.
+	Spent bool
 	// NotCached is why the document could not be written; it is in force all the same.
 	NotCached error
 	// Foreign is the agent id whose state was found and set aside.

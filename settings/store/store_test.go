@@ -173,6 +173,17 @@ func TestSourceIsCachedAndCacheServesWhenItFails(t *testing.T) {
 	if !slices.Contains(m.warnings(), "sources failed; the cached settings are used") {
 		t.Errorf("log has %q, want a warning about the cache", m.warnings())
 	}
+	if l.Spent {
+		t.Error("a failure counts as expected")
+	}
+
+	away := m.failure
+	m.failure = Spent(away)
+	before := len(m.warnings())
+	l = m.load(t, m.open(t))
+	if said := m.warnings()[before:]; !l.Cached || !l.Spent || !errors.Is(l.Why, away) || !slices.Equal(said, []string{"the cached settings are used"}) {
+		t.Errorf("cleared source: got %+v and log %q, want the cache without a warning", l, said)
+	}
 }
 
 func TestNothingToServeIsAnError(t *testing.T) {

@@ -54,16 +54,27 @@ const (
 
 type marked struct {
 	error
-	kind Kind
+	kind  Kind
+	spent bool
 }
 
 func (m marked) Unwrap() error { return m.error }
 
 // Final marks err as one that asking again cannot heal.
-func Final(err error) error { return marked{err, Definite} }
+func Final(err error) error { return marked{error: err, kind: Definite} }
+
+// Spent is Final for a source that can be read once and is then cleared by the agent itself: an
+// ejected disc, an erased value. It is what every start after the first finds.
+func Spent(err error) error { return marked{error: err, kind: Definite, spent: true} }
+
+// IsSpent reports whether the failure is one that Spent marked.
+func IsSpent(err error) bool {
+	var m marked
+	return errors.As(err, &m) && m.spent
+}
 
 // NotYet marks err as one that the CPI may still heal.
-func NotYet(err error) error { return marked{err, NotYetThere} }
+func NotYet(err error) error { return marked{error: err, kind: NotYetThere} }
 
 // KindOf returns the kind of a failure. Where marks are nested the outermost counts: whoever
 // came last knew most.
