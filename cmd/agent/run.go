@@ -251,15 +251,15 @@ func (a *app) ready(ctx context.Context, v bootstrap.Verdict) error {
 	if err != nil {
 		return err
 	}
+	// Before the first pong, so that whoever has it finds the whole account.
+	after, unchanged := time.Duration(a.rec.Now()), a.machine.Changes() == 0
+	if err := errors.Join(a.rec.Update(func(d *status.Document) { d.Unchanged, d.ReadyNS = unchanged, int64(after) }), a.rec.Flush()); err != nil {
+		a.log.WithError(err).Warn("status not written")
+	}
 	a.dispatcher.Ready(table, tasks)
 	// Behind the first pong: a power cut in between only makes the next boot a first one again.
 	if err := a.marker.Set(a.agentID()); err != nil {
 		a.log.WithError(err).Warn("ready marker not written")
-	}
-	after := time.Duration(a.rec.Now())
-	unchanged := a.machine.Changes() == 0
-	if err := a.rec.Update(func(d *status.Document) { d.Unchanged, d.ReadyNS = unchanged, int64(after) }); err != nil {
-		a.log.WithError(err).Warn("status not written")
 	}
 	a.log.WithFields(logrus.Fields{"state": string(v.State), "after": after.Round(100 * time.Microsecond).String(), "changes": a.machine.Changes()}).Info("agent is ready")
 	a.announcer.Ready(v, after)

@@ -246,7 +246,12 @@ func TestMachineTellsWhatItWaitsFor(t *testing.T) {
 	if !containsLine(string(console), "bosh-agent: waiting: ", "/nowhere/settings.json") {
 		t.Errorf("console does not tell what is waited for")
 	}
-	d := agentStatus(t, i)
+	var d status.Document
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		if d = agentStatus(t, i); strings.Contains(fmt.Sprint(d.Steps), "/nowhere/settings.json") {
+			break
+		}
+	}
 	if d.State != status.Starting || !strings.Contains(fmt.Sprint(d.Steps), "/nowhere/settings.json") {
 		t.Errorf("status: %s, steps %v", d.State, d.Steps)
 	}
