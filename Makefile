@@ -11,7 +11,7 @@ VERSION ?= $(shell git describe --tags --exact-match 2>/dev/null || echo "[DEV B
 LDFLAGS := -s -w -buildid= -funcalign=16 -X "main.version=$(VERSION)"
 # The agent does without HTTP/2, which none of its peers speaks. What is not hot is not inlined, and
 # functions are aligned to 16 bytes: that keeps the binary below its budget. Later patterns win.
-COLD := cambium/... github.com/... golang.org/... net/http crypto/x509 encoding/xml encoding/asn1 encoding/gob regexp/... archive/tar vendor/golang.org/x/...
+COLD := cambium/... github.com/... golang.org/... net/http crypto/x509 encoding/xml encoding/asn1 encoding/gob regexp/... archive/tar vendor/golang.org/x/... net net/textproto mime/... os os/... flag log
 HOT := github.com/klauspost/... github.com/nats-io/... vendor/golang.org/x/crypto/...
 BUILD := CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags nethttpomithttp2 $(COLD:%=-gcflags='%=-l') $(HOT:%=-gcflags='%=') -ldflags '$(LDFLAGS)'
 BUDGET := 12500000
