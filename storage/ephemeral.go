@@ -73,6 +73,11 @@ func (d *Disks) ephemeralLabel() disk.Label {
 }
 
 func (d *Disks) ephemeralOnDisk(ctx context.Context, path string, swapMiB *uint64, agentID string) error {
+	release, err := disk.Hold(ctx, path)
+	if err != nil {
+		return fmt.Errorf("ephemeral disk: %w", err)
+	}
+	defer release()
 	s, err := disk.Observe(path)
 	if err != nil && !errors.Is(err, disk.ErrDamaged) {
 		return fmt.Errorf("ephemeral disk: %w", err)

@@ -92,6 +92,11 @@ func (d *Disks) mountPersistent(ctx context.Context, p settings.PersistentDisk, 
 	if dev.Directory {
 		return fmt.Errorf("%s is no block device", dev.Path)
 	}
+	release, err := disk.Hold(ctx, dev.Path)
+	if err != nil {
+		return err
+	}
+	defer release()
 	part := d.part(dev.Path)
 	switch where, err := d.mountedAt(part); {
 	case err != nil:

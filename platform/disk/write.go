@@ -33,18 +33,10 @@ func open(ctx context.Context, path string, exclusive bool) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	locked := make(chan error, 1)
-	go func() { locked <- unix.Flock(int(f.Fd()), unix.LOCK_EX) }()
-	select {
-	case err := <-locked:
-		if err != nil {
-			return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
-		}
-		return f, nil
-	case <-ctx.Done():
-		go func() { <-locked; _ = f.Close() }()
-		return nil, fmt.Errorf("lock %s: %w", path, context.Cause(ctx))
+	if holds.has(path) {
+		return f, nil // the lock is ours already
 	}
+	return f, lock(ctx, f)
 }
 
 // Create replaces whatever the disk carries by a new table. Old signatures of the disk and at

@@ -1,0 +1,49 @@
+//go:build root
+
+package storage
+
+import (
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"cambium/settings"
+)
+
+// lockable reports whether somebody else, such as udev, could lock the disk now.
+func lockable(t *testing.T, path string) bool {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil
+}
+
+// TestRootDisksAreLockedUntilTheyAreMounted: udev must not have the table read again, which takes
+// partitions away for a moment, between writing it and mounting them.
+func TestRootDisksAreLockedUntilTheyAreMounted(t *testing.T) {
+	b := newBench(t, Options{})
+	ephemeral, persistent := b.disk(512<<20, ""), b.disk(512<<20, "")
+	watched, steps := ephemeral.Path, 0
+	b.step = func(name string) {
+		steps++
+		if lockable(t, watched) {
+			t.Errorf("%s is not locked before %q", watched, name)
+		}
+	}
+	b.ok(b.setupEphemeral(ephemeral.Path, nil))
+	watched = persistent.Path
+	b.records.disks["cid"] = settings.PersistentDisk{CID: "cid", Hint: settings.DiskHint{Path: persistent.Path}}
+	b.ok(b.Mount(t.Context(), "cid"))
+	if steps < 8 {
+		t.Errorf("saw %d steps, want those of both disks", steps)
+	}
+	for _, path := range []string{ephemeral.Path, persistent.Path} {
+		if !lockable(t, path) {
+			t.Errorf("%s is still locked", path)
+		}
+	}
+}
