@@ -297,7 +297,8 @@ func fetchedLogs(t *testing.T, l *lab.Lab, i *lab.Instance) {
 	t.Helper()
 	run(t, i, "sh", "-c", `mkdir -p /var/vcap/sys/log/big; head -c 1073741824 /dev/zero | tr '\0' x >/var/vcap/sys/log/big/big.log
 		ln -s /etc/shadow /var/vcap/sys/log/big/shadow.log
-		(for n in $(seq 600); do [ ! -e /var/vcap/enough ] || break; echo line $n >>/var/vcap/sys/log/big/growing.log; echo more >>/var/vcap/sys/log/big/big.log; sleep 0.05; done) >/dev/null 2>&1 &`)
+		(for n in $(seq 600); do [ ! -e /var/vcap/enough ] || break; echo line $n >>/var/vcap/sys/log/big/growing.log; echo more >>/var/vcap/sys/log/big/big.log; sleep 0.05; done) >/dev/null 2>&1 &
+		until [ -s /var/vcap/sys/log/big/growing.log ]; do sleep 0.01; done`)
 	id := "logs-of-the-machine"
 	var got struct {
 		Digest string `json:"sha1"`

@@ -63,7 +63,10 @@ func TestMachineUnits(t *testing.T) {
 	if err := s.Start(ctx, "t-good"); err != nil {
 		t.Errorf("starting what runs: %v", err)
 	}
-	children := func() string { return strings.TrimSpace(run(t, i, "pgrep", "-f", "^sleep 1000$")) }
+	// systemd calls a unit running before its shell has started the child.
+	children := func() string {
+		return strings.TrimSpace(run(t, i, "sh", "-c", "until pgrep -f '^sleep 1000$'; do sleep 0.01; done"))
+	}
 	child := children()
 	if err := s.Kill(ctx, "t-good", unix.SIGTERM); err != nil {
 		t.Fatal(err)
