@@ -32,7 +32,7 @@ func powerCut(t *testing.T, count int) {
 	testvm.Needs(t, "mkfs.ext4", "sfdisk", "sgdisk", "e2fsck", "ldd", "cp")
 	dir := t.TempDir()
 	image := testvm.Machine{Modules: []string{"virtio", "virtio_ring", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_blk"},
-		Programs: []string{"mkfs.ext4"}}.Image(t)
+		Programs: []string{"mkfs.ext4", "e2fsck"}}.Image(t)
 	tree := filepath.Join(dir, "tree")
 	for n := range 60 {
 		write(t, filepath.Join(tree, fmt.Sprint("d", n%7), fmt.Sprint(n)), strings.Repeat(fmt.Sprint(n), 700*n))

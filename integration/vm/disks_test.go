@@ -123,7 +123,7 @@ func TestVMDisks(t *testing.T) {
 	}
 	t.Run("/dev/sdX without identity is the vdX that is there", func(t *testing.T) {
 		attach(t, "short", 128<<20, machine.Virtio)
-		node := strings.TrimSpace(run(t, i, "sh", "-c", "udevadm settle; readlink -f /dev/disk/by-id/virtio-short"))
+		node := strings.TrimSpace(run(t, i, "sh", "-c", "udevadm wait --timeout=60 /dev/disk/by-id/virtio-short && readlink -f /dev/disk/by-id/virtio-short"))
 		does(t, i, "add_persistent_disk", "nameless", "/dev/sd"+strings.TrimPrefix(node, "/dev/vd"))
 		does(t, i, "mount_disk", "nameless")
 		onStore(t, i, "virtio-short")

@@ -234,13 +234,22 @@ func (c Cache) guestProgram(ctx context.Context) (string, error) {
 	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
 		return "", err
 	}
-	temporary := fmt.Sprintf("%s.%d", path, os.Getpid())
+	// Several builds at the same time, also of one process, must not take each other's file away.
+	file, err := os.CreateTemp(c.Dir, "lab-guest-*.new")
+	if err != nil {
+		return "", err
+	}
+	temporary := file.Name()
+	defer func() { _ = os.Remove(temporary) }()
+	if err := file.Close(); err != nil {
+		return "", err
+	}
 	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid=", "-o", temporary, "cambium/integration/lab/guest/program")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("the guest program is not beside the lab's and cannot be built: %w: %s", err, out)
 	}
-	return path, os.Rename(temporary, path)
+	return path, errors.Join(os.Chmod(temporary, 0o755), os.Rename(temporary, path))
 }
 
 func fileDigest(path string) (string, error) {
