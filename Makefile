@@ -16,6 +16,8 @@ HOT := github.com/klauspost/... github.com/nats-io/... vendor/golang.org/x/crypt
 BUILD := CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags nethttpomithttp2 $(COLD:%=-gcflags='%=-l') $(HOT:%=-gcflags='%=') -ldflags '$(LDFLAGS)'
 BUDGET := 12500000
 FUZZTIME ?= 60s
+# Programs with the race detector sleep for a second when they end, and the crash tests start many.
+export GORACE ?= atexit_sleep_ms=0
 # The tags of all test tiers, so that vet and lint see every file.
 TIERS := ns,root,machine,vm,bench,soak
 

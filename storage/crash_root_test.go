@@ -133,7 +133,7 @@ func newWorld(t testing.TB, flow string) *world {
 	w.job = job{Base: base, Ephemeral: looptest.New(t, 64<<20).Path, Flow: flow, KillAt: -1,
 		Disks: map[string]string{"old": w.old.Path, "new": w.new.Path}}
 	// The user's disk, made and filled before anything goes wrong.
-	part := partitionedTB(t, w.old, "label: gpt\nstart=2048, name=\"bosh-partition-0\"\n")
+	part := partitioned(t, w.old, "label: gpt\nstart=2048, name=\"bosh-partition-0\"\n")
 	tool(t, part, "mkfs.ext4", "-qF", part)
 	dir := filepath.Join(t.TempDir(), "fill")
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -154,19 +154,6 @@ func newWorld(t testing.TB, flow string) *world {
 		t.Fatal(err)
 	}
 	return w
-}
-
-func partitionedTB(t testing.TB, dev *looptest.Device, script string) string {
-	t.Helper()
-	out, err := exec.Command("sh", "-c", "printf '"+script+"' | sfdisk -q --no-reread "+dev.Path).CombinedOutput()
-	if err != nil {
-		t.Fatalf("sfdisk: %v: %s", err, out)
-	}
-	d := New(Config{})
-	if err := d.announce(ctx, dev.Path); err != nil {
-		t.Fatal(err)
-	}
-	return device.Partition(dev.Path, 1)
 }
 
 // treeSum is over all names, modes and contents below a directory.
@@ -192,7 +179,8 @@ func (w *world) start(killAt int) *exec.Cmd {
 		w.t.Fatal(err)
 	}
 	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), "CAMBIUM_CRASH_CHILD="+string(text))
+	// A program with the race detector sleeps for a second when it ends, unless told not to.
+	cmd.Env = append(os.Environ(), "CAMBIUM_CRASH_CHILD="+string(text), "GORACE=atexit_sleep_ms=0")
 	return cmd
 }
 

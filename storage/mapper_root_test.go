@@ -32,7 +32,7 @@ func TestRootMapperPartitionsAreAwaited(t *testing.T) {
 	if err := link(dev.Path, path); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command("sh", "-c", "printf 'label: gpt\\nstart=2048\\n' | sfdisk -q --no-reread "+dev.Path).CombinedOutput(); err != nil {
+	if out, err := exec.Command("sh", "-c", "printf 'label: gpt\\nstart=2048\\n' | sfdisk -q --no-reread --no-tell-kernel "+dev.Path).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	stopped, stop := context.WithTimeout(ctx, 50*time.Millisecond)

@@ -41,9 +41,11 @@ func refused(t *testing.T, b *bench, dev *looptest.Device, texts ...string) {
 	}
 }
 
-func partitioned(t *testing.T, dev *looptest.Device, script string) string {
+// partitioned makes a table with sfdisk and returns its first partition. The kernel is told here: sfdisk would
+// sleep for a while before it does.
+func partitioned(t testing.TB, dev *looptest.Device, script string) string {
 	t.Helper()
-	cmd := exec.Command("sfdisk", "-q", "--no-reread", dev.Path)
+	cmd := exec.Command("sfdisk", "-q", "--no-reread", "--no-tell-kernel", dev.Path)
 	cmd.Stdin = strings.NewReader(script)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("sfdisk: %v: %s", err, out)
