@@ -143,6 +143,9 @@ type stage struct {
 	match matcher
 	grace time.Duration
 	limit time.Duration
+	// whole means that the grace is not over when udev has finished with the device that was found:
+	// the identity that is waited for may be another device's.
+	whole bool
 }
 
 type search struct {
@@ -150,6 +153,16 @@ type search struct {
 	paths  []string
 	links  []string
 	rescan bool
+}
+
+// nextGrace is when a stage that was not believed yet will be; 0 if there is none.
+func (s search) nextGrace(waited time.Duration) (next time.Duration) {
+	for _, st := range s.stages {
+		if left := st.grace - waited; left > 0 && (next == 0 || left < next) {
+			next = left
+		}
+	}
+	return next
 }
 
 func (r *Resolver) search(h Hint) (s search, err error) {
@@ -161,7 +174,20 @@ func (r *Resolver) search(h Hint) (s search, err error) {
 		s.links = append(s.links, o.LUNLinks)
 		s.stages = append(s.stages, stage{match: lunLink(o.LUNLinks, h.LUN), limit: scsiLimit})
 	}
+	// A path is no identity: behind a link by LUN it counts when that link has not come in its time.
+	byPath := func(match matcher) stage {
+		st := stage{match: match, limit: pathLimit}
+		if len(s.stages) > 0 {
+			st.grace = byIDGrace
+		}
+		if len(s.links) > 0 && s.links[0] == o.LUNLinks {
+			st.grace, st.whole = time.Duration(float64(scsiLimit)*o.Patience), true
+		}
+		return st
+	}
 	switch {
+	case h.ISCSI && h.Path == "" && (o.Type != "scsi" || h.DeviceID+h.VolumeID+h.LUN == ""):
+		return impossible("iSCSI disks are not supported by this agent; attach the disk so that it has a device path")
 	case o.Type == "virtio":
 		if h.CID != "" {
 			s.links = append(s.links, "/dev/disk/by-id")
@@ -170,11 +196,7 @@ func (r *Resolver) search(h Hint) (s search, err error) {
 		if h.Path != "" {
 			match, paths := mapped(h.Path)
 			s.paths = paths
-			last := stage{match: match, limit: pathLimit}
-			if len(s.stages) > 0 {
-				last.grace = byIDGrace
-			}
-			s.stages = append(s.stages, last)
+			s.stages = append(s.stages, byPath(match))
 		}
 	case o.Type == "scsi" && h.DeviceID != "":
 		s.links = append(s.links, "/dev/disk/by-id")
@@ -184,11 +206,9 @@ func (r *Resolver) search(h Hint) (s search, err error) {
 	case o.Type == "scsi" && h.LUN != "" && h.HostDeviceID != "":
 		s.stages, s.rescan = append(s.stages, stage{match: scsiLUN(h.LUN, h.HostDeviceID), limit: scsiLimit}), true
 	case o.Type == "scsi":
-	case h.ISCSI && h.Path == "":
-		return impossible("iSCSI disks are not supported by this agent; attach the disk so that it has a device path")
 	case h.Path != "":
 		s.paths = []string{h.Path}
-		s.stages = append(s.stages, stage{match: identity(h.Path), limit: pathLimit})
+		s.stages = append(s.stages, byPath(identity(h.Path)))
 	}
 	if h.Path != "" && !filepath.IsAbs(h.Path) && len(s.paths) > 0 {
 		return impossible("the path is not absolute")
@@ -244,8 +264,8 @@ func (r *Resolver) Resolve(ctx context.Context, h Hint) (Device, error) {
 	// Nothing in the system tells when a grace is over, so it wakes the wait by itself.
 	for {
 		pause, stop := ctx, func() {}
-		if waited := time.Since(begin); waited < byIDGrace {
-			pause, stop = context.WithTimeout(ctx, byIDGrace-waited)
+		if next := s.nextGrace(time.Since(begin)); next > 0 {
+			pause, stop = context.WithTimeout(ctx, next)
 		}
 		err = Await(pause, dirs, func() (bool, error) {
 			var err error
@@ -301,8 +321,8 @@ func (r *Resolver) once(s search, h Hint, waited time.Duration) (Device, []strin
 		}
 		n := nodes[0]
 		// Where udev has finished with the device, or does not run, no better link will come.
-		if waited < st.grace && now.Udev && !n.Settled {
-			trace = append(trace, "waiting for udev to finish with "+n.Target)
+		if waited < st.grace && now.Udev && (st.whole || !n.Settled) {
+			trace = append(trace, "waiting for udev before "+n.Target+" is believed")
 			continue
 		}
 		return Device{Path: n.Target, Number: n.Number, Directory: !n.Block}, trace, nil

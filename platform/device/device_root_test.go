@@ -150,6 +150,65 @@ func TestRootHotPlug(t *testing.T) {
 	}
 }
 
+// A link by LUN says which disk is meant; a path only where a disk was once.
+func TestRootLinkByLUN(t *testing.T) {
+	n := numbers(t, 2)
+	hint := Hint{LUN: "3", Path: "/dev/sdb"}
+	for _, c := range []struct {
+		name    string
+		udev    bool
+		link    time.Duration // when it comes; negative: never
+		want    int
+		patient bool // the path must not be taken before the link has had its time
+	}{
+		{"the link wins", true, 0, 1, false},
+		{"also when it comes late", true, 20 * time.Millisecond, 1, false},
+		{"without it, the path after a while", true, -1, 0, true},
+		{"without udev no link will come", false, -1, 0, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := tree{t, t.TempDir()}
+			r.node("dev/sdb", n[0])
+			r.node("dev/sdc", n[1])
+			if c.udev { // and it has finished with both
+				r.settle(n[0])
+				r.settle(n[1])
+			}
+			if c.link >= 0 {
+				made := make(chan struct{})
+				time.AfterFunc(c.link, func() { r.link("../sdc", "dev/by-lun/3"); close(made) })
+				if c.link == 0 {
+					<-made
+				}
+				defer func() { <-made }()
+			}
+			begin := time.Now()
+			d, err := resolver(t, Options{Root: r.root, LUNLinks: "/dev/by-lun", Patience: 0.01}).Resolve(context.Background(), hint)
+			if err != nil || d.Number != n[c.want] {
+				t.Errorf("Resolve = %+v, %v; want disk %d", d, err, c.want)
+			}
+			if took := time.Since(begin); c.patient && took < scsiLimit/100 {
+				t.Errorf("the path was taken after %v", took)
+			}
+		})
+	}
+}
+
+// Point 14: a link whose target is a bare name must not become a path of its own.
+func TestRootPoint14RelativeLinks(t *testing.T) {
+	n := numbers(t, 1)
+	r := tree{t, t.TempDir()}
+	r.node("dev/nvme1n1", n[0])
+	r.link("nvme1n1", "dev/xvdba")
+	r.link("xvdba", "dev/other")
+	for _, path := range []string{"/dev/sdba", "/dev/xvdba", "/dev/other"} {
+		d, err := resolver(t, Options{Type: "virtio", Root: r.root}).Resolve(context.Background(), Hint{Path: path})
+		if want := filepath.Join(r.root, "dev/nvme1n1"); err != nil || d.Path != want || d.Number != n[0] {
+			t.Errorf("%s: Resolve = %+v, %v; want %s", path, d, err, want)
+		}
+	}
+}
+
 func TestRootInstanceStorage(t *testing.T) {
 	n := numbers(t, 3)
 	r := tree{t, t.TempDir()}

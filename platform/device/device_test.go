@@ -189,6 +189,9 @@ func TestAnswers(t *testing.T) {
 		{"scsi volume: never appears", r(Options{Type: "scsi"}), Hint{VolumeID: "3"}, ErrTimedOut, "SCSI hosts rescanned"},
 		{"scsi lun: never appears", r(Options{Type: "scsi"}), Hint{LUN: "0", HostDeviceID: azure}, ErrTimedOut, "LUN 0"},
 		{"iscsi", r(Options{Type: "iscsi"}), Hint{CID: "x", ISCSI: true}, ErrAbsent, "iSCSI disks are not supported"},
+		{"iscsi: whatever the type", r(Options{Type: "virtio"}), Hint{CID: cid, ISCSI: true}, ErrAbsent, "iSCSI disks are not supported"},
+		{"iscsi: a path comes first", r(Options{Type: "iscsi"}), Hint{Path: "/dev/sdd", ISCSI: true}, ErrTimedOut, "/dev/sdd is not there"},
+		{"lun link: never appears", r(Options{LUNLinks: "/dev/by-lun"}), Hint{LUN: "3"}, ErrTimedOut, "/dev/by-lun/3 is not there"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d, err := c.r.Resolve(context.Background(), c.hint)
@@ -218,6 +221,44 @@ func TestAnswers(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Every controller is asked for new disks, as the hint may mean one that was just attached.
+func TestSCSIHostsAreRescanned(t *testing.T) {
+	root := t.TempDir()
+	scans := []string{filepath.Join(root, "sys/class/scsi_host/host0/scan"), filepath.Join(root, "sys/class/scsi_host/host7/scan")}
+	for _, scan := range scans {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(scan), 0o755), os.WriteFile(scan, nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, hint := range []Hint{{DeviceID: cid}, {VolumeID: "3"}, {LUN: "0", HostDeviceID: azure}} {
+		ctx, cancel := context.WithCancel(context.Background())
+		ended := make(chan error, 1)
+		go func() {
+			_, err := resolver(t, Options{Type: "scsi", Root: root}).Resolve(ctx, hint)
+			ended <- err
+		}()
+		for _, scan := range scans {
+			for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+				if got, err := os.ReadFile(scan); err == nil && string(got) == "- - -" {
+					break
+				}
+				if time.Now().After(end) {
+					t.Fatalf("%v: %s was not asked", hint, scan)
+				}
+			}
+		}
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("%v: Resolve = %v", hint, err)
+		}
+		for _, scan := range scans {
+			if err := os.WriteFile(scan, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 }
 
 func TestLimitsAreAtLeastThoseOfTheReference(t *testing.T) {
