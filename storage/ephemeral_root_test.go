@@ -8,44 +8,150 @@ import (
 	"strings"
 	"testing"
 
+	"cambium/internal/looptest"
 	"cambium/platform/filesystem"
+	"cambium/platform/mount"
+	"cambium/settings"
 )
 
+// The division of a blank disk: what is asked for, and the table that sfdisk sees after it.
 func TestRootEphemeralBlankDisk(t *testing.T) {
-	b := newBench(t, Options{})
-	dev := b.disk(512<<20, "")
-	b.ok(b.setupEphemeral(dev.Path, nil))
+	mib := func(n uint64) *uint64 { return &n }
+	const uuid = "0a1b2c3d-4e5f-6071-8293-a4b5c6d7e8f9"
+	for _, c := range []struct {
+		name  string
+		size  int64
+		swap  *uint64
+		agent string
+		want  []string // places of the partitions, and names
+	}{
+		{"swap as large as RAM", 512 << 20, nil, "agent-1", []string{"start=2048,size=131072,type=LINUX", "start=133120,size=913408,type=LINUX"}},
+		{"half of the disk when RAM is more", 100 << 20, nil, "agent-1", []string{"start=2048,size=102400,", "start=104448,size=98304,"}},
+		{"swap_size", 256 << 20, mib(32), "agent-1", []string{"start=2048,size=65536,", "start=67584,size=454656,"}},
+		{"swap_size 0", 256 << 20, mib(0), "agent-1", []string{"start=2048,size=520192,"}},
+		{"a length that is no whole MiB", 256<<20 + 512, mib(0), "agent-1", []string{"start=2048,size=520192,"}},
+		{"the name of a UUID is cut", 256 << 20, mib(32), uuid, []string{`name="bosh-partition-0a1b2c3d-4e5f-607-0"`, `name="bosh-partition-0a1b2c3d-4e5f-607-1"`}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t, Options{})
+			dev := b.disk(c.size, "")
+			hint := &settings.DiskHint{Path: dev.Path}
+			b.ok(b.SetupEphemeral(ctx, hint, c.swap, c.agent))
+			dump := tool(t, dev.Path, "sfdisk", "--dump", dev.Path)
+			flat := strings.NewReplacer(" ", "", "0FC63DAF-8483-4772-8E79-3D69D8477DE4", "LINUX").Replace(dump)
+			if got := strings.Count(dump, "start="); got != len(c.want) || !strings.Contains(flat, "label:gpt") {
+				t.Errorf("%d partitions, want %d in a GPT:\n%s", got, len(c.want), dump)
+			}
+			for _, want := range c.want {
+				if !strings.Contains(flat, want) {
+					t.Errorf("table lacks %q:\n%s", want, dump)
+				}
+			}
+			if got := tool(t, dev.Path, "sgdisk", "--verify", dev.Path); !strings.Contains(got, "No problems found") {
+				t.Errorf("sgdisk --verify: %s", got)
+			}
+			data := dev.Path + "p1"
+			if len(c.want) == 2 {
+				data = dev.Path + "p2"
+				if active, err := filesystem.SwapActive(dev.Path + "p1"); err != nil || !active {
+					t.Errorf("swap active = %v, %v; want true", active, err)
+				}
+			}
+			if got := mountedSource(t, b.Dirs.Data()); got != data {
+				t.Errorf("data is %q, want %q", got, data)
+			}
+			if info, err := os.Stat(b.Dirs.Data()); err != nil || info.Mode().Perm() != 0o755 {
+				t.Errorf("root of the file system: %v, %v; want 0755", info, err)
+			}
 
-	if got, want := mountedSource(t, b.Dirs.Data()), dev.Path+"p2"; got != want {
-		t.Errorf("data is %q, want %q", got, want)
+			// A second run changes nothing.
+			write(t, filepath.Join(b.Dirs.Data(), "kept"), "x")
+			b.ok(b.SetupEphemeral(ctx, hint, c.swap, c.agent))
+			if after := tool(t, dev.Path, "sfdisk", "--dump", dev.Path); after != dump {
+				t.Errorf("a second run changed the table:\n%s\n%s", dump, after)
+			}
+			if read(t, filepath.Join(b.Dirs.Data(), "kept")) != "x" {
+				t.Error("a second run lost data")
+			}
+			if got := strings.TrimSpace(read(t, b.intentFile())); got != "{}" {
+				t.Errorf("intents after success: %s, want none", got)
+			}
+			b.ok(mount.Unmount(ctx, b.Dirs.Data()))
+			if info, err := os.Stat(b.Dirs.Data()); err != nil || info.Mode().Perm() != 0o750 {
+				t.Errorf("mount point: %v, %v; want 0750", info, err)
+			}
+		})
 	}
-	if active, err := filesystem.SwapActive(dev.Path + "p1"); err != nil || !active {
-		t.Errorf("swap active = %v, %v; want true", active, err)
-	}
-	dump := tool(t, dev.Path, "sfdisk", "--dump", dev.Path)
-	for _, want := range []string{"label: gpt", `name="bosh-partition-agent-1-0"`, `name="bosh-partition-agent-1-1"`,
-		"start=        2048, size=      131072", "start=      133120, size=      913408"} {
-		if !strings.Contains(dump, want) {
-			t.Errorf("sfdisk --dump lacks %q:\n%s", want, dump)
-		}
-	}
-	if got := tool(t, dev.Path, "sgdisk", "--verify", dev.Path); !strings.Contains(got, "No problems found") {
-		t.Errorf("sgdisk --verify: %s", got)
-	}
+}
 
-	write(t, filepath.Join(b.Dirs.Data(), "kept"), "x")
-	before := tool(t, dev.Path, "sfdisk", "--dump", dev.Path)
-	b.ok(b.setupEphemeral(dev.Path, nil))
-	if after := tool(t, dev.Path, "sfdisk", "--dump", dev.Path); after != before {
-		t.Errorf("a second run changed the table:\n%s\n%s", before, after)
+// What the partitions of a disk that is ours hold is kept, or made again, each by itself.
+func TestRootEphemeralPartitionsAreKeptOrMade(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		prepare func(t *testing.T, dev *looptest.Device) // after everything was made and unmounted
+		data    string                                   // type of file system afterwards
+		kept    bool                                     // the file and the identity of the swap
+	}{
+		{"both as they were", func(*testing.T, *looptest.Device) {}, "ext4", true},
+		{"xfs is kept", func(t *testing.T, dev *looptest.Device) {
+			tool(t, dev.Path+"p2", "mkfs.xfs", "-qf", dev.Path+"p2")
+		}, "xfs", false},
+		{"other content is replaced", func(t *testing.T, dev *looptest.Device) {
+			tool(t, dev.Path+"p2", "mkfs.ext2", "-qF", dev.Path+"p2")
+			tool(t, dev.Path+"p1", "mkfs.ext4", "-qF", dev.Path+"p1")
+		}, "ext4", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t, Options{})
+			dev := b.disk(512<<20, "")
+			b.ok(b.setupEphemeral(dev.Path, nil))
+			write(t, filepath.Join(b.Dirs.Data(), "file"), "x")
+			b.ok(mount.Unmount(ctx, b.Dirs.Data()))
+			b.ok(filesystem.SwapOff(dev.Path + "p1"))
+			uuid := tool(t, dev.Path, "blkid", "-p", "-o", "value", "-s", "UUID", dev.Path+"p1")
+			c.prepare(t, dev)
+			b.ok(b.setupEphemeral(dev.Path, nil))
+			if e, ok, err := mount.At(b.Dirs.Data()); err != nil || !ok || e.Type != c.data {
+				t.Errorf("data is %+v, %v; want %s", e, err, c.data)
+			}
+			if active, err := filesystem.SwapActive(dev.Path + "p1"); err != nil || !active {
+				t.Errorf("swap active = %v, %v; want true", active, err)
+			}
+			if _, err := os.Stat(filepath.Join(b.Dirs.Data(), "file")); (err == nil) != c.kept {
+				t.Errorf("the file: %v, want it kept: %v", err, c.kept)
+			}
+			if now := tool(t, dev.Path, "blkid", "-p", "-o", "value", "-s", "UUID", dev.Path+"p1"); c.kept && now != uuid {
+				t.Errorf("swap was made again: %s, before %s", now, uuid)
+			}
+		})
 	}
-	if read(t, filepath.Join(b.Dirs.Data(), "kept")) != "x" {
-		t.Error("a second run lost data")
-	}
-	if _, err := os.Stat(b.intentFile()); err != nil {
-		t.Fatal(err)
-	}
-	if got := strings.TrimSpace(read(t, b.intentFile())); got != "{}" {
-		t.Errorf("intents after success: %s, want none", got)
+}
+
+// Data belongs in one place, and one device belongs there.
+func TestRootEphemeralInTheWrongPlace(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		prepare func(t *testing.T, b *bench, dev *looptest.Device)
+		want    string
+	}{
+		{"the data partition is mounted elsewhere", func(t *testing.T, b *bench, dev *looptest.Device) {
+			dir := filepath.Join(t.TempDir(), "m")
+			b.ok(os.Mkdir(dir, 0o755))
+			b.ok(mount.Device(ctx, dev.Path+"p2", dir, "ext4", nil))
+		}, "it is mounted on"},
+		{"another device is on data", func(t *testing.T, b *bench, _ *looptest.Device) {
+			other := b.disk(32<<20, "")
+			tool(t, other.Path, "mkfs.ext4", "-qF", other.Path)
+			b.ok(mount.Device(ctx, other.Path, b.Dirs.Data(), "ext4", nil))
+		}, "is mounted there"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t, Options{})
+			dev := b.disk(256<<20, "")
+			b.ok(b.setupEphemeral(dev.Path, nil))
+			b.ok(mount.Unmount(ctx, b.Dirs.Data()))
+			c.prepare(t, b, dev)
+			b.fails(b.setupEphemeral(dev.Path, nil), "ephemeral disk", c.want)
+		})
 	}
 }

@@ -151,6 +151,11 @@ func migrationID(from, to string) string { return from + " to " + to }
 // moves reports whether a migration's record has this disk as its target.
 func (i intent) moves(to string) bool { return to != "" && strings.HasSuffix(i.Table, " to "+to) }
 
+// concerns reports whether a migration's record names this disk on either side.
+func (i intent) concerns(cid string) bool {
+	return i.moves(cid) || strings.HasPrefix(i.Table, migrationID(cid, ""))
+}
+
 // diskAt returns the CID of the disk that is mounted on a directory.
 func (d *Disks) diskAt(dir string, e mount.Entry) (string, error) {
 	for cid, p := range d.Records.Disks() {

@@ -39,7 +39,15 @@ func (d *Disks) Remove(ctx context.Context, cid string) error {
 			return err
 		}
 	}
-	for _, key := range []string{cid, migrationIntent} {
+	all, err := d.intents()
+	if err != nil {
+		return err
+	}
+	keys := []string{cid}
+	if all[migrationIntent].concerns(cid) {
+		keys = append(keys, migrationIntent)
+	}
+	for _, key := range keys {
 		if err := d.done(key); err != nil {
 			return err
 		}

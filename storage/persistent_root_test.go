@@ -4,6 +4,7 @@ package storage
 
 import (
 	"context"
+	"os"
 	"path/filepath"
 	"testing"
 )
@@ -42,6 +43,13 @@ func TestRootPersistentLifecycle(t *testing.T) {
 	}
 	_, err = b.Unmount(ctx, "vol-1")
 	b.ok(err)
+	if info, err := os.Stat(b.Dirs.Store()); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("mount point: %v, %v; want 0700", info, err)
+	}
+	b.ok(b.Remove(ctx, "never-there"))
+	if b.records.mounted != "vol-1" {
+		t.Errorf("removing another disk left %q on record, want vol-1", b.records.mounted)
+	}
 	b.ok(b.Remove(ctx, "vol-1"))
 	if b.records.mounted != "" {
 		t.Errorf("recorded %q after removal, want nothing", b.records.mounted)

@@ -93,16 +93,24 @@ func TestRootPoint02ForeignContentIsRefused(t *testing.T) {
 			refused(t, b, dev, "holds "+name)
 		})
 	}
-	t.Run("RAID member", func(t *testing.T) {
-		b := newBench(t, Options{})
-		dev := b.disk(128<<20, "vol-1")
-		f, err := os.OpenFile(dev.Path, os.O_RDWR, 0)
-		b.ok(err)
-		_, err = f.WriteAt([]byte("\xfc\x4e\x2b\xa9\x01\x00\x00\x00"), 4096)
-		b.ok(err)
-		b.ok(f.Close())
-		refused(t, b, dev, "md RAID member")
-	})
+	for name, c := range map[string]struct {
+		mark string
+		at   int64
+	}{
+		"md RAID member":      {"\xfc\x4e\x2b\xa9\x01\x00\x00\x00", 4096},
+		"LVM physical volume": {"LABELONE\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x20\x00\x00\x00LVM2 001", 512},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, Options{})
+			dev := b.disk(128<<20, "vol-1")
+			f, err := os.OpenFile(dev.Path, os.O_RDWR, 0)
+			b.ok(err)
+			_, err = f.WriteAt([]byte(c.mark), c.at)
+			b.ok(err)
+			b.ok(f.Close())
+			refused(t, b, dev, name)
+		})
+	}
 	t.Run("several partitions", func(t *testing.T) {
 		b := newBench(t, Options{})
 		dev := b.disk(128<<20, "vol-1")

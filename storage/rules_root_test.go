@@ -3,6 +3,7 @@
 package storage
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -12,83 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/looptest"
+	"cambium/platform/device"
 	"cambium/platform/disk"
 	"cambium/platform/filesystem"
 	"cambium/platform/mount"
 	"cambium/settings"
 )
-
-// fakeRoot makes a disk whose first partition, with a file system mounted somewhere, is given
-// out as the root file system; xfs if the script names it. Growing a mounted xfs needs no
-// capability that a sandbox withholds.
-func fakeRoot(t *testing.T, b *bench, size int64, script string) (*looptest.Device, string) {
-	t.Helper()
-	dev := b.disk(size, "")
-	part := partitioned(t, dev, script)
-	kind := "ext4"
-	if strings.Contains(script, "xfs") {
-		kind = "xfs"
-	}
-	tool(t, part, "mkfs."+kind, map[string]string{"ext4": "-qF", "xfs": "-qf"}[kind], part)
-	target := filepath.Join(t.TempDir(), "root")
-	b.ok(os.Mkdir(target, 0o755))
-	b.ok(mount.Device(ctx, part, target, kind, nil))
-	b.rootMount = func() (mount.Entry, bool, error) {
-		e, ok, err := mount.At(target)
-		return e, ok, err
-	}
-	return dev, target
-}
-
-func TestRootEphemeralOnRootDisk(t *testing.T) {
-	zero := uint64(0)
-	for _, c := range []struct {
-		name   string
-		script string
-		swap   *uint64
-		data   string
-		dump   []string
-	}{
-		{"swap and data", "label: dos\nstart=1, size=262144, type=83\n", nil, "p3",
-			[]string{"start=1,size=262144,type=83", "start=264192,", "start=395264,size=2111488,type=83"}},
-		{"no swap, to the very end", "label: dos\nstart=1, size=262144, type=83\n", &zero, "p2", []string{"start=264192,size=2242560,type=83"}},
-		{"GPT", "label: gpt\nstart=2048, size=262144\n", &zero, "p2", []string{"start=264192,size=2242527", `name="bosh-partition-agent-1-0"`}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			b := newBench(t, Options{CreatePartitionIfNoEphemeralDisk: true})
-			dev, _ := fakeRoot(t, b, 2506752*512, c.script)
-			b.ok(b.setupEphemeral("", c.swap))
-			if got := mountedSource(t, b.Dirs.Data()); got != dev.Path+c.data {
-				t.Errorf("data is %q, want %s", got, dev.Path+c.data)
-			}
-			dump := strings.ReplaceAll(tool(t, dev.Path, "sfdisk", "--dump", dev.Path), " ", "")
-			for _, want := range c.dump {
-				if !strings.Contains(dump, want) {
-					t.Errorf("table lacks %q:\n%s", want, dump)
-				}
-			}
-			b.ok(b.setupEphemeral("", c.swap))
-			if after := strings.ReplaceAll(tool(t, dev.Path, "sfdisk", "--dump", dev.Path), " ", ""); after != dump {
-				t.Error("a second run changed the table")
-			}
-		})
-	}
-	t.Run("too little room", func(t *testing.T) {
-		b := newBench(t, Options{CreatePartitionIfNoEphemeralDisk: true})
-		fakeRoot(t, b, 512<<20, "label: dos\nstart=2048, size=262144, type=83\n")
-		b.fails(b.setupEphemeral("", nil), "insufficient remaining disk space")
-	})
-	t.Run("container", func(t *testing.T) {
-		b := newBench(t, Options{CreatePartitionIfNoEphemeralDisk: true})
-		dev, _ := fakeRoot(t, b, 2*gib, "label: dos\nstart=2048, size=262144, type=83\n")
-		b.container = func() bool { return true }
-		before := tool(t, dev.Path, "sfdisk", "--dump", dev.Path)
-		b.fails(b.setupEphemeral("", nil), "No ephemeral disk found", "container")
-		if tool(t, dev.Path, "sfdisk", "--dump", dev.Path) != before {
-			t.Error("the host's disk was touched")
-		}
-	})
-}
 
 // In fake machines the nodes of disk and partitions are unrelated devices: names count.
 func TestRootPartitionsAreAddressedByName(t *testing.T) {
@@ -226,63 +156,96 @@ func TestRootRawEphemeral(t *testing.T) {
 	}
 }
 
-func TestRootGrowRoot(t *testing.T) {
-	named := &settings.DiskHint{Path: "/dev/sdb"}
-	for _, script := range []string{"label: dos\n# xfs\nstart=2048, size=786432, type=83\n", "label: gpt\nstart=2048, size=786432, name=\"xfs\"\n"} {
-		t.Run(strings.Fields(script)[1], func(t *testing.T) {
-			b := newBench(t, Options{})
-			dev, target := fakeRoot(t, b, 1<<30, script)
-			write(t, filepath.Join(target, "file"), "x")
-			var before, after unix.Statfs_t
-			b.ok(unix.Statfs(target, &before))
-			b.ok(b.GrowRoot(ctx, named))
-			b.ok(unix.Statfs(target, &after))
-			if after.Blocks < before.Blocks*2 {
-				t.Errorf("file system has %d blocks, before %d", after.Blocks, before.Blocks)
+// found answers every search with the same, and counts the searches by exclusion.
+type found struct {
+	Resolver
+	devices  []device.Device
+	err      error
+	excluded int
+}
+
+func (f *found) Look(device.Hint) (device.Device, error) { return f.Resolve(ctx, device.Hint{}) }
+func (f *found) Resolve(context.Context, device.Hint) (device.Device, error) {
+	if f.err != nil {
+		return device.Device{}, f.err
+	}
+	return f.devices[0], nil
+}
+func (f *found) InstanceStorage(context.Context, int) ([]device.Device, error) {
+	f.excluded++
+	return f.devices, f.err
+}
+
+func TestRootRawEphemeralDevices(t *testing.T) {
+	nvme := []settings.DiskHint{{Path: "/dev/nvme7n1"}}
+	for _, c := range []struct {
+		name     string
+		managed  bool
+		hints    []settings.DiskHint
+		excluded int
+	}{
+		{"NVMe by exclusion, whatever paths the CPI names", true, nvme, 1},
+		{"by path without a pattern for volumes", false, nvme, 0},
+		{"by path when it is no NVMe", true, []settings.DiskHint{{Path: "/dev/xvdb"}}, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t, Options{ManagedVolumes: c.managed})
+			dev := b.disk(8<<20, "")
+			f := &found{devices: []device.Device{{Path: dev.Path, Number: numberOf(t, dev.Path)}}}
+			b.Disks.Resolver = f
+			b.ok(b.SetupRawEphemeral(ctx, c.hints))
+			if f.excluded != c.excluded || !strings.Contains(tool(t, dev.Path, "sfdisk", "--dump", dev.Path), `name="raw-ephemeral-0"`) {
+				t.Errorf("by exclusion %d times, want %d, and a partition", f.excluded, c.excluded)
 			}
-			dump := tool(t, dev.Path, "sfdisk", "--dump", dev.Path)
-			b.ok(b.GrowRoot(ctx, named))
-			if again := tool(t, dev.Path, "sfdisk", "--dump", dev.Path); again != dump {
-				t.Error("a second run changed the table")
-			}
-			b.ok(mount.Unmount(ctx, target))
-			tool(t, dev.Path, "xfs_repair", "-n", dev.Path+"p1")
 		})
 	}
-	for name, change := range map[string]func(*bench){
-		"container":               func(b *bench) { b.container = func() bool { return true } },
-		"space is for ephemeral":  func(b *bench) { b.Options.CreatePartitionIfNoEphemeralDisk = true },
-		"root is a directory":     withRoot(func(e *mount.Entry) { e.Root = "/var/lib/machines/x" }),
-		"root is no device":       withRoot(func(e *mount.Entry) { e.Source = "overlay" }),
-		"root is a volume":        withRoot(func(e *mount.Entry) { e.Source = "/dev/mapper/none" }),
-		"disk set-up is disabled": func(b *bench) { b.Options.SkipDiskSetup = true },
+	t.Run("one that does not come is an error", func(t *testing.T) {
+		b := newBench(t, Options{})
+		b.fails(b.SetupRawEphemeral(ctx, []settings.DiskHint{{Path: "/dev/nowhere"}}), "raw ephemeral disks", "/dev/nowhere is not there")
+	})
+}
+
+// What a disk that cannot be found means to each caller: those that would use it fail, those that would let go of
+// it find nothing to let go of. Of two disks it could be, nobody may guess that it is not mounted.
+func TestRootCallersOfAMissingDisk(t *testing.T) {
+	for name, c := range map[string]struct {
+		err     error
+		letsGo  bool // unmounting and listing take it for not mounted
+		because string
+	}{
+		"not there": {device.ErrAbsent, true, "not there"},
+		"timed out": {device.ErrTimedOut, true, "timed out"},
+		"ambiguous": {device.ErrAmbiguous, false, "ambiguous"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, Options{})
-			dev, _ := fakeRoot(t, b, 1<<30, "label: gpt\nstart=2048, size=786432\n")
-			before := tool(t, dev.Path, "sfdisk", "--dump", dev.Path)
-			change(b)
-			hint := named
-			if b.Options.CreatePartitionIfNoEphemeralDisk {
-				hint = nil
+			dev := b.disk(64<<20, "vol-1")
+			before := checksum(t, dev)
+			b.Disks.Resolver = &found{err: &device.NotFoundError{Reason: c.err}}
+			b.records.mounted = "vol-1"
+			for caller, err := range map[string]error{
+				"mount":             b.Mount(ctx, "vol-1"),
+				"mount after start": b.MountLast(ctx),
+				"associate":         b.Associate(ctx, []settings.DiskAssociation{{Name: "db", CID: "vol-1"}}),
+				"dynamic disk":      b.AddDynamic(ctx, "vol-1", settings.DiskHint{}),
+			} {
+				if !errors.Is(err, c.err) {
+					t.Errorf("%s = %v, want %v", caller, err, c.err)
+				}
 			}
-			b.ok(b.GrowRoot(ctx, hint))
-			if after := tool(t, dev.Path, "sfdisk", "--dump", dev.Path); after != before {
-				t.Errorf("table changed:\n%s\n%s", before, after)
+			message, err := b.Unmount(ctx, "vol-1")
+			list, listErr := b.List(ctx)
+			if c.letsGo {
+				if err != nil || message != "Partition of vol-1 is not mounted" || listErr != nil || len(list) != 0 {
+					t.Errorf("unmount = %q, %v; list = %v, %v", message, err, list, listErr)
+				}
+			} else if !errors.Is(err, c.err) || !errors.Is(listErr, c.err) {
+				t.Errorf("unmount = %q, %v; list = %v, %v; want %v", message, err, list, listErr, c.err)
+			}
+			if checksum(t, dev) != before {
+				t.Error("the disk was changed")
 			}
 		})
-	}
-}
-
-func withRoot(edit func(*mount.Entry)) func(*bench) {
-	return func(b *bench) {
-		real := b.rootMount
-		b.rootMount = func() (mount.Entry, bool, error) {
-			e, ok, err := real()
-			e.Number = 0
-			edit(&e)
-			return e, ok, err
-		}
 	}
 }
 

@@ -1,0 +1,197 @@
+//go:build root
+
+package storage
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"cambium/internal/looptest"
+	"cambium/platform/mount"
+	"cambium/settings"
+)
+
+// fakeRoot makes a disk whose first partition (the second, if the script says "# root"), with a file
+// system mounted somewhere, is given out as the root file system; xfs or ext2 if the script names it. Growing a mounted xfs needs no
+// capability that a sandbox withholds.
+func fakeRoot(t *testing.T, b *bench, size int64, script string) (*looptest.Device, string) {
+	t.Helper()
+	dev := b.disk(size, "")
+	part := partitioned(t, dev, script)
+	if strings.Contains(script, "# root") {
+		part = dev.Path + "p2"
+	}
+	kind := "ext4"
+	for _, other := range []string{"xfs", "ext2"} {
+		if strings.Contains(script, other) {
+			kind = other
+		}
+	}
+	tool(t, part, "mkfs."+kind, map[string]string{"ext4": "-qF", "ext2": "-qF", "xfs": "-qf"}[kind], part)
+	target := filepath.Join(t.TempDir(), "root")
+	b.ok(os.Mkdir(target, 0o755))
+	b.ok(mount.Device(ctx, part, target, kind, nil))
+	b.rootMount = func() (mount.Entry, bool, error) {
+		e, ok, err := mount.At(target)
+		return e, ok, err
+	}
+	return dev, target
+}
+
+func TestRootEphemeralOnRootDisk(t *testing.T) {
+	zero := uint64(0)
+	for _, c := range []struct {
+		name   string
+		script string
+		swap   *uint64
+		data   string
+		dump   []string
+	}{
+		{"swap and data", "label: dos\nstart=1, size=262144, type=83\n", nil, "p3",
+			[]string{"start=1,size=262144,type=83", "start=264192,", "start=395264,size=2111488,type=83"}},
+		{"no swap, to the very end", "label: dos\nstart=1, size=262144, type=83\n", &zero, "p2", []string{"start=264192,size=2242560,type=83"}},
+		{"GPT", "label: gpt\nstart=2048, size=262144\n", &zero, "p2", []string{"start=264192,size=2242527", `name="bosh-partition-agent-1-0"`}},
+		{"root behind an EFI partition", "label: dos\n# root\nstart=2048, size=100352, type=ef\nstart=102400, size=161792, type=83\n", nil, "p4",
+			[]string{"start=2048,size=100352,type=ef", "start=102400,size=161792,type=83", "start=264192,size=131072,type=83", "start=395264,size=2111488,type=83"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t, Options{CreatePartitionIfNoEphemeralDisk: true})
+			dev, _ := fakeRoot(t, b, 2506752*512, c.script)
+			b.ok(b.setupEphemeral("", c.swap))
+			if got := mountedSource(t, b.Dirs.Data()); got != dev.Path+c.data {
+				t.Errorf("data is %q, want %s", got, dev.Path+c.data)
+			}
+			dump := strings.ReplaceAll(tool(t, dev.Path, "sfdisk", "--dump", dev.Path), " ", "")
+			for _, want := range c.dump {
+				if !strings.Contains(dump, want) {
+					t.Errorf("table lacks %q:\n%s", want, dump)
+				}
+			}
+			b.ok(b.setupEphemeral("", c.swap))
+			if after := strings.ReplaceAll(tool(t, dev.Path, "sfdisk", "--dump", dev.Path), " ", ""); after != dump {
+				t.Error("a second run changed the table")
+			}
+		})
+	}
+	t.Run("too little room", func(t *testing.T) {
+		b := newBench(t, Options{CreatePartitionIfNoEphemeralDisk: true})
+		fakeRoot(t, b, 512<<20, "label: dos\nstart=2048, size=262144, type=83\n")
+		b.fails(b.setupEphemeral("", nil), "insufficient remaining disk space (401604608 bytes)", "(min: 1073741824 bytes)")
+	})
+	t.Run("somebody else's partition behind root", func(t *testing.T) {
+		b := newBench(t, Options{CreatePartitionIfNoEphemeralDisk: true})
+		dev, _ := fakeRoot(t, b, 2*gib, "label: dos\nstart=2048, size=262144, type=83\nstart=264192, size=131072, type=83\n")
+		tool(t, dev.Path, "mkfs.btrfs", "-qf", "--mixed", dev.Path+"p2")
+		before := checksum(t, dev)
+		b.fails(b.setupEphemeral("", nil), "partition 2 behind the root partition holds btrfs and is not touched")
+		if checksum(t, dev) != before {
+			t.Error("the disk was changed")
+		}
+	})
+	t.Run("container", func(t *testing.T) {
+		b := newBench(t, Options{CreatePartitionIfNoEphemeralDisk: true})
+		dev, _ := fakeRoot(t, b, 2*gib, "label: dos\nstart=2048, size=262144, type=83\n")
+		b.container = func() bool { return true }
+		before := tool(t, dev.Path, "sfdisk", "--dump", dev.Path)
+		b.fails(b.setupEphemeral("", nil), "No ephemeral disk found", "container")
+		if tool(t, dev.Path, "sfdisk", "--dump", dev.Path) != before {
+			t.Error("the host's disk was touched")
+		}
+	})
+}
+
+func TestRootGrowRoot(t *testing.T) {
+	named := &settings.DiskHint{Path: "/dev/sdb"}
+	for _, script := range []string{"label: dos\n# xfs\nstart=2048, size=786432, type=83\n", "label: gpt\nstart=2048, size=786432, name=\"xfs\"\n"} {
+		t.Run(strings.Fields(script)[1], func(t *testing.T) {
+			b := newBench(t, Options{})
+			dev, target := fakeRoot(t, b, 1<<30, script)
+			write(t, filepath.Join(target, "file"), "x")
+			before := bytesOf(t, target)
+			b.ok(b.GrowRoot(ctx, named))
+			if after := bytesOf(t, target); after < before*2 {
+				t.Errorf("file system has %d bytes, before %d", after, before)
+			}
+			dump := tool(t, dev.Path, "sfdisk", "--dump", dev.Path)
+			b.ok(b.GrowRoot(ctx, named))
+			if again := tool(t, dev.Path, "sfdisk", "--dump", dev.Path); again != dump {
+				t.Error("a second run changed the table")
+			}
+			b.ok(mount.Unmount(ctx, target))
+			tool(t, dev.Path, "xfs_repair", "-n", dev.Path+"p1")
+		})
+	}
+	for name, source := range map[string]func(t *testing.T, dev *looptest.Device) func(*mount.Entry){
+		// A test suite makes another disk the root disk by putting a link in the node's place.
+		"the path counts, links followed, not the number": func(t *testing.T, dev *looptest.Device) func(*mount.Entry) {
+			link := fmt.Sprintf("/dev/cambium-test-%d", os.Getpid())
+			if err := os.Symlink(dev.Path+"p1", link); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = os.Remove(link) })
+			return func(e *mount.Entry) { e.Source, e.Number = link, 0 }
+		},
+		"the number counts where the path is a placeholder": func(t *testing.T, dev *looptest.Device) func(*mount.Entry) {
+			number := numberOf(t, dev.Path+"p1")
+			return func(e *mount.Entry) { e.Source, e.Number = "/dev/root", number }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, Options{})
+			dev, target := fakeRoot(t, b, 1<<30, "label: gpt\nstart=2048, size=786432, name=\"xfs\"\n")
+			withRoot(source(t, dev))(b)
+			before := bytesOf(t, target)
+			b.ok(b.GrowRoot(ctx, named))
+			if after := bytesOf(t, target); after < before*2 {
+				t.Errorf("file system has %d bytes, before %d", after, before)
+			}
+		})
+	}
+	t.Run("a file system that is not grown", func(t *testing.T) {
+		b := newBench(t, Options{})
+		_, target := fakeRoot(t, b, 1<<30, "label: gpt\nstart=2048, size=786432, name=\"ext2\"\n")
+		before := bytesOf(t, target)
+		b.ok(b.GrowRoot(ctx, named))
+		if after := bytesOf(t, target); after != before {
+			t.Errorf("file system has %d bytes, before %d", after, before)
+		}
+	})
+	for name, change := range map[string]func(*bench){
+		"container":               func(b *bench) { b.container = func() bool { return true } },
+		"space is for ephemeral":  func(b *bench) { b.Options.CreatePartitionIfNoEphemeralDisk = true },
+		"root is a directory":     withRoot(func(e *mount.Entry) { e.Root = "/var/lib/machines/x" }),
+		"root is no device":       withRoot(func(e *mount.Entry) { e.Source = "overlay" }),
+		"root is a volume":        withRoot(func(e *mount.Entry) { e.Source = "/dev/mapper/none" }),
+		"disk set-up is disabled": func(b *bench) { b.Options.SkipDiskSetup = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, Options{})
+			dev, _ := fakeRoot(t, b, 1<<30, "label: gpt\nstart=2048, size=786432\n")
+			before := tool(t, dev.Path, "sfdisk", "--dump", dev.Path)
+			change(b)
+			hint := named
+			if b.Options.CreatePartitionIfNoEphemeralDisk {
+				hint = nil
+			}
+			b.ok(b.GrowRoot(ctx, hint))
+			if after := tool(t, dev.Path, "sfdisk", "--dump", dev.Path); after != before {
+				t.Errorf("table changed:\n%s\n%s", before, after)
+			}
+		})
+	}
+}
+
+func withRoot(edit func(*mount.Entry)) func(*bench) {
+	return func(b *bench) {
+		real := b.rootMount
+		b.rootMount = func() (mount.Entry, bool, error) {
+			e, ok, err := real()
+			e.Number = 0
+			edit(&e)
+			return e, ok, err
+		}
+	}
+}
