@@ -3,7 +3,6 @@
 package machine
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -16,6 +15,7 @@ import (
 	"cambium/integration/lab"
 	"cambium/integration/lab/baseline"
 	"cambium/integration/lab/execs"
+	"cambium/integration/lab/labtest"
 	"cambium/internal/status"
 )
 
@@ -30,46 +30,12 @@ type measured struct {
 	disk     int // kB written to its ephemeral disk
 }
 
-// operations are nanoseconds that a persistent disk's life takes.
-type operations struct{ blank, formatted, unmount int }
-
 // sample is everything one machine tells of its agent.
 type sample struct {
 	first, restart measured
-	disks          operations
+	disks          labtest.DiskTimes
 	busy, idle     measured // after 1,000 requests, and after some time more
 	steps          []status.Step
-}
-
-// pongAfter returns when the first pong arrives. A ping is sent every few milliseconds, since
-// until the agent listens nobody hears one, and each is waited for, since an agent may hold it.
-func pongAfter(b testing.TB, i *lab.Instance, limit time.Duration) time.Time {
-	b.Helper()
-	ctx, cancel := context.WithTimeout(b.Context(), limit)
-	defer cancel()
-	asking := *i.Agent
-	asking.Timeout = 900 * time.Millisecond
-	first := make(chan time.Time, 1)
-	ticker := time.NewTicker(3 * time.Millisecond)
-	defer ticker.Stop()
-	for {
-		go func() {
-			if value, err := asking.Call(ctx, "ping"); err == nil && string(value) == `"pong"` {
-				select {
-				case first <- time.Now():
-				default:
-				}
-			}
-		}()
-		select {
-		case at := <-first:
-			return at
-		case <-ctx.Done():
-			journal, _ := i.Journal(context.Background())
-			b.Fatalf("no pong within %v:\n%s", limit, tail(journal, 6000))
-		case <-ticker.C:
-		}
-	}
 }
 
 // vitalsOf reads what the kernel counts for a process.
@@ -108,17 +74,6 @@ func writtenTo(b testing.TB, i *lab.Instance) int {
 	return sectors / 2
 }
 
-// requests are what a busy Director asks most.
-func requests(b testing.TB, i *lab.Instance, times int) {
-	b.Helper()
-	for n := range times {
-		method := []string{"ping", "get_state", "list_disk"}[n%3]
-		if _, err := i.Agent.Call(b.Context(), method); err != nil {
-			b.Fatalf("%s: %v", method, err)
-		}
-	}
-}
-
 // idleTime is how long an agent is left alone before its memory is read again.
 func idleTime(b testing.TB) time.Duration {
 	b.Helper()
@@ -147,7 +102,7 @@ func observe(b testing.TB, agent string) (s sample, i *lab.Instance) {
 	}
 	defer func() { _ = watch.Close() }()
 	i = start(b, l, lab.VM{Ephemeral: 10 * lab.GiB, SCSI: true, Files: baseline.ContainerFiles()})
-	end := pongAfter(b, i, 2*time.Minute)
+	end := containers.Pong(b, i, 3*time.Millisecond)
 	namespace := strings.TrimSpace(run(b, i, "readlink", "/proc/self/ns/pid"))
 	s.first = collect(b, watch, namespace, end, 0)
 	// Memory is that of an agent at rest, not of one that has just stopped running.
@@ -170,10 +125,10 @@ func observe(b testing.TB, agent string) (s sample, i *lab.Instance) {
 			b.Fatal("the agent was not started again")
 		}
 	}
-	end = pongAfter(b, i, 2*time.Minute)
+	end = containers.Pong(b, i, 3*time.Millisecond)
 	s.restart = collect(b, watch, namespace, end, len(all.Programs))
-	s.disks = diskLife(b, i)
-	requests(b, i, 1000)
+	s.disks = labtest.DiskLife(b, i)
+	labtest.Requests(b, i, 1000)
 	time.Sleep(rest)
 	all, _ = watch.Of(namespace)
 	s.busy = vitalsOf(b, all.LastPID)
@@ -197,64 +152,16 @@ func collect(b testing.TB, watch *execs.Watch, namespace string, end time.Time, 
 	return m
 }
 
-// diskLife mounts a blank disk, unmounts it, and mounts and unmounts it again. The nodes of
-// partitions are made by the lab, which the baseline does not wait for: when it has been too fast,
-// another disk is tried.
-func diskLife(b testing.TB, i *lab.Instance) (o operations) {
-	b.Helper()
-	var err error
-	for n := range 3 {
-		if o, err = oneDiskLife(b.Context(), i, fmt.Sprintf("disk-%d", n)); err == nil {
-			return o
-		}
-	}
-	b.Fatal(err)
-	return o
-}
-
-func oneDiskLife(ctx context.Context, i *lab.Instance, cid string) (o operations, err error) {
-	if err := i.NewDisk(cid, 10*lab.GiB); err != nil {
-		return o, err
-	}
-	hint, err := i.AttachDisk(ctx, cid)
-	if err != nil {
-		return o, err
-	}
-	var added, first, second int
-	for _, step := range []struct {
-		method    string
-		arguments []any
-		took      *int
-	}{
-		{"add_persistent_disk", []any{cid, hint}, &added},
-		{"mount_disk", []any{cid}, &o.blank}, {"unmount_disk", []any{cid}, &first},
-		{"mount_disk", []any{cid}, &o.formatted}, {"unmount_disk", []any{cid}, &second},
-		{"remove_persistent_disk", []any{cid}, &added},
-	} {
-		begun := time.Now()
-		if _, err := i.Agent.Do(ctx, step.method, step.arguments...); err != nil {
-			return o, fmt.Errorf("%s: %w", step.method, err)
-		}
-		*step.took = int(time.Since(begun))
-	}
-	o.unmount = (first + second) / 2
-	return o, nil
-}
-
 // rounds is how often each agent is measured; the medians are compared.
 const rounds = 5
 
 // BenchmarkBoot compares this agent with the baseline in the same machines under the same files.
 func BenchmarkBoot(b *testing.B) {
-	ours, err := agentBinary()
-	if err != nil {
-		b.Fatal(err)
-	}
 	count := rounds
 	if idleTime(b) > 0 {
 		count = 1 // ten minutes each are enough
 	}
-	agents := []struct{ name, binary string }{{"ours", ours}, {"baseline", baselineAgent(b)}}
+	agents := []struct{ name, binary string }{{"ours", labtest.Agent(b)}, {"baseline", labtest.Baseline(b)}}
 	all := map[string][]sample{}
 	var alone []kernelWork
 	for range count {
@@ -313,24 +220,22 @@ func report(ours, base []sample, alone []kernelWork) {
 	sum := value(ours, func(s sample) int { return s.first.pong })
 	work := medianWork(alone)
 	fmt.Printf("  kernel work alone: %s\n", work)
-	times := func(what string, target float64, of func(sample) int) {
-		ratio := float64(value(base, of)) / float64(max(value(ours, of), 1))
-		fmt.Printf("  %-34s %9s of %9s: %5.1f times faster, wanted %.0f %s\n", what, short(value(ours, of)), short(value(base, of)), ratio, target, met(ratio >= target))
+	times := func(what string, wanted float64, of func(sample) int) {
+		fmt.Println(labtest.Faster(what, time.Duration(value(ours, of)), time.Duration(value(base, of)), wanted))
 	}
-	share := func(what string, target float64, of func(sample) int) {
-		if value(ours, of) == 0 {
-			return
+	share := func(what string, wanted float64, of func(sample) int) {
+		if value(ours, of) > 0 {
+			fmt.Println(labtest.Share(what, value(ours, of), value(base, of), wanted))
 		}
-		ratio := float64(value(ours, of)) / float64(value(base, of))
-		fmt.Printf("  %-34s %9d of %9d: %5.0f %%, wanted %.0f %% %s\n", what, value(ours, of), value(base, of), 100*ratio, 100*target, met(ratio <= target))
 	}
 	times("first boot, exec to pong", 10, func(s sample) int { return s.first.pong })
 	within := float64(sum) / float64(max(int(work.sum()), 1))
-	fmt.Printf("  %-34s %9s of %9s: %5.1f times, wanted at most 3 %s\n", "first boot to kernel work alone", short(sum), short(int(work.sum())), within, met(within <= 3))
+	fmt.Printf("  %-34s %9s of %9s: %5.1f times, wanted at most 3 %s\n", "first boot to kernel work alone", short(sum), short(int(work.sum())), within, labtest.Met(within <= 3))
 	times("agent restart, exec to pong", 10, func(s sample) int { return s.restart.pong })
-	times("mount_disk, blank", 5, func(s sample) int { return s.disks.blank })
-	times("mount_disk, formatted", 5, func(s sample) int { return s.disks.formatted })
-	times("unmount_disk", 5, func(s sample) int { return s.disks.unmount })
+	times("mount_disk, blank", 5, func(s sample) int { return int(s.disks.Blank) })
+	times("mount_disk, formatted", 5, func(s sample) int { return int(s.disks.Formatted) })
+	times("unmount_disk", 5, func(s sample) int { return int(s.disks.Unmount) })
+	times("migrate_disk, 200 MiB", 2, func(s sample) int { return int(s.disks.Migrate) })
 	share("VmRSS after boot, kB", 0.8, func(s sample) int { return s.first.rss })
 	share("VmRSS after 1,000 requests, kB", 0.8, func(s sample) int { return s.busy.rss })
 	share("VmRSS after idling, kB", 0.8, func(s sample) int { return s.idle.rss })
@@ -340,10 +245,3 @@ func report(ours, base []sample, alone []kernelWork) {
 }
 
 func short(ns int) string { return time.Duration(ns).Round(100 * time.Microsecond).String() }
-
-func met(yes bool) string {
-	if yes {
-		return "(met)"
-	}
-	return "(MISSED)"
-}

@@ -5,7 +5,6 @@ package machine
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +13,7 @@ import (
 
 	"cambium/integration/lab"
 	"cambium/integration/lab/control"
+	"cambium/integration/lab/labtest"
 )
 
 // cli runs the lab's command line for one lab.
@@ -26,13 +26,8 @@ type cli struct {
 
 func newCLI(t *testing.T) cli {
 	t.Helper()
-	need(t)
-	agent, err := agentBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := cli{t: t, bin: buildLab(t), dir: t.TempDir(), name: fmt.Sprintf("k%d-%d", os.Getpid(), labs), agentPath: agent}
-	labs++
+	containers.Need(t)
+	c := cli{t: t, bin: buildLab(t), dir: t.TempDir(), name: containers.LabName(), agentPath: labtest.Agent(t)}
 	t.Cleanup(func() {
 		if err := lab.Clean(c.dir, c.name); err != nil {
 			t.Error(err)

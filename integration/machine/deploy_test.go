@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
+	"cambium/integration/lab/labtest"
 	"cambium/integration/lab/release"
 )
 
@@ -27,7 +27,7 @@ func TestMachineDeploy(t *testing.T) {
 		t.Fatal(err)
 	}
 	i := l.Machines()["web-0"]
-	show(t, i)
+	labtest.Explain(t, i)
 	if !slices.Contains(steps, "mount_disk") || slices.Contains(steps, "prepare") {
 		t.Errorf("steps of a new machine are %v, want mount_disk and not prepare among them", steps)
 	}
@@ -61,15 +61,4 @@ func TestMachineDeploy(t *testing.T) {
 	if err := i.Agent.WaitRunning(within, 0); err != nil {
 		t.Error(err)
 	}
-}
-
-// show prints the machine's logs if the test fails.
-func show(t *testing.T, i *lab.Instance) {
-	t.Helper()
-	t.Cleanup(func() {
-		if t.Failed() && i.Running() {
-			journal, err := i.Journal(context.Background())
-			t.Logf("journal of the agent (%v):\n%s", err, tail(journal, 16<<10))
-		}
-	})
 }

@@ -17,6 +17,7 @@ import (
 
 	"cambium/integration/lab"
 	"cambium/integration/lab/director"
+	"cambium/integration/lab/labtest"
 	"cambium/integration/lab/release"
 )
 
@@ -98,14 +99,9 @@ func deploy(t *testing.T, l *lab.Lab, m release.Manifest) (*lab.Instance, error)
 func mustDeploy(t *testing.T, l *lab.Lab, m release.Manifest) *lab.Instance {
 	t.Helper()
 	i, err := deploy(t, l, m)
-	t.Cleanup(func() {
-		if t.Failed() && i != nil && i.Running() {
-			journal, err := i.Journal(context.Background())
-			t.Logf("journal of the agent (%v):\n%s", err, tail(journal, 8<<10))
-			log, _ := i.ReadFile("/var/vcap/monit/monit.log")
-			t.Logf("monit:\n%s", tail(string(log), 4<<10))
-		}
-	})
+	if i != nil {
+		labtest.Explain(t, i)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"cambium/integration/lab"
 	"cambium/integration/lab/director"
+	"cambium/integration/lab/labtest"
 	"cambium/integration/lab/machine"
 
 	"golang.org/x/sys/unix"
@@ -228,14 +229,10 @@ func traces(t *testing.T) string {
 
 // TestMachineCrash kills the process that holds a lab, and cleans up after it.
 func TestMachineCrash(t *testing.T) {
-	need(t)
-	agent, err := agentBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	containers.Need(t)
 	bin := buildLab(t)
 	dir, name := t.TempDir(), fmt.Sprintf("c%d", os.Getpid())
-	holder := exec.Command(bin, "up", "--foreground", "--dir", dir, "--name", name, "--agent", agent, "--disk", "1G", "--json")
+	holder := exec.Command(bin, "up", "--foreground", "--dir", dir, "--name", name, "--agent", labtest.Agent(t), "--disk", "1G", "--json")
 	holder.Stderr = os.Stderr
 	out, err := holder.StdoutPipe()
 	if err != nil {
@@ -277,10 +274,9 @@ func TestMachineCrash(t *testing.T) {
 // buildLab builds the lab's command line.
 func buildLab(t *testing.T) string {
 	t.Helper()
-	bin := filepath.Join(t.TempDir(), "lab")
-	build := exec.Command("go", "build", "-o", bin, "cambium/cmd/lab")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build the lab: %v: %s", err, out)
+	bin, err := labtest.Program("lab", "cambium/cmd/lab")
+	if err != nil {
+		t.Fatal(err)
 	}
 	return bin
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"cambium/integration/lab/labtest"
 	"cambium/integration/lab/release"
 )
 
@@ -38,7 +39,7 @@ echo "sudo $(sudo -n -u vcap id -un)" >>$out
 	if err != nil {
 		t.Fatalf("%v\n%s", err, run(t, i, "sh", "-c", "cat /var/vcap/sys/log/probe/pre-start.stderr.log /var/vcap/data/probe.out"))
 	}
-	show(t, i)
+	labtest.Explain(t, i)
 	got := map[string][]string{}
 	for line := range strings.Lines(run(t, i, "cat", "/var/vcap/data/probe.out")) {
 		words := strings.Fields(line)

@@ -16,6 +16,7 @@ import (
 
 	"cambium/integration/lab"
 	"cambium/integration/lab/baseline"
+	"cambium/integration/lab/labtest"
 	"cambium/integration/lab/machine"
 	"cambium/integration/lab/release"
 )
@@ -125,11 +126,7 @@ func takeOver(t *testing.T, i *lab.Instance, binary string) {
 // TestMachineTakeover has this agent take over a machine that the baseline has set up, with jobs,
 // a persistent disk and an identity of its own on the bus, and give it back: nobody notices.
 func TestMachineTakeover(t *testing.T) {
-	old := baselineAgent(t)
-	ours, err := agentBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	old, ours := labtest.Baseline(t), labtest.Agent(t)
 	l := newLab(t, func(o *lab.Options) { o.Agent, o.VM = old, oldStemcell(t) })
 	m := manifest([]release.Job{forker(), execer()}, tool("one"))
 	m.Groups[0].PersistentDisk = 1024

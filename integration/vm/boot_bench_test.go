@@ -3,7 +3,6 @@
 package vm
 
 import (
-	"context"
 	"fmt"
 	"strconv"
 	"strings"
@@ -12,43 +11,25 @@ import (
 
 	"cambium/integration/lab"
 	"cambium/integration/lab/baseline"
+	"cambium/integration/lab/labtest"
 )
+
+// memory is what an agent at rest occupies, in kB.
+type memory struct{ rss, anon int }
 
 // booted is what one virtual machine tells of its agent.
 type booted struct {
 	first, restart time.Duration // exec to pong
-	rss, anon      int           // kB, at rest after the first boot
+	boot, busy     memory        // after the first boot, and after 1,000 requests
+	disks          labtest.DiskTimes
 }
 
-// pongAfter returns when the first pong arrives. Each ping is waited for, since an agent may hold
-// it, and others are sent meanwhile, since one that nobody hears is lost.
-func pongAfter(b testing.TB, i *lab.Instance) time.Time {
-	b.Helper()
-	ctx, cancel := context.WithTimeout(b.Context(), readyTimeout)
-	defer cancel()
-	asking := *i.Agent
-	asking.Timeout = 900 * time.Millisecond
-	first := make(chan time.Time, 1)
-	ticker := time.NewTicker(20 * time.Millisecond)
-	defer ticker.Stop()
-	for {
-		go func() {
-			if value, err := asking.Call(ctx, "ping"); err == nil && string(value) == `"pong"` {
-				select {
-				case first <- time.Now():
-				default:
-				}
-			}
-		}()
-		select {
-		case at := <-first:
-			return at
-		case <-ctx.Done():
-			b.Fatal("no pong")
-		case <-ticker.C:
-		}
-	}
-}
+const (
+	// pings is the pause between two pings: short beside a boot, long beside what one costs.
+	pings = 20 * time.Millisecond
+	// rest is how long an agent is left alone before its memory is read.
+	rest = 3 * time.Second
+)
 
 // execAt is when the agent's process began, by the host's clock, and its pid. The machine's clock
 // is read in the middle of a call, whose length bounds the error.
@@ -67,14 +48,9 @@ func execAt(b testing.TB, i *lab.Instance) (at time.Time, pid string) {
 	return asked.Add(-time.Duration((up - began/1e6) * float64(time.Second))), out[3]
 }
 
-func bootVM(b testing.TB, agent string) (m booted) {
+func memoryOf(b testing.TB, i *lab.Instance, pid string) (m memory) {
 	b.Helper()
-	l := newLab(b, func(o *lab.Options) { o.Agent = agent })
-	i := start(b, l, lab.VM{Ephemeral: 10 * lab.GiB, Files: baseline.Files(), Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/vdb") }})
-	end := pongAfter(b, i)
-	began, pid := execAt(b, i)
-	m.first = end.Sub(began)
-	time.Sleep(3 * time.Second)
+	time.Sleep(rest)
 	for line := range strings.Lines(run(b, i, "cat", "/proc/"+pid+"/status")) {
 		switch words := strings.Fields(line); words[0] {
 		case "VmRSS:":
@@ -83,43 +59,57 @@ func bootVM(b testing.TB, agent string) (m booted) {
 			m.anon, _ = strconv.Atoi(words[1])
 		}
 	}
+	return m
+}
+
+func bootVM(b testing.TB, agent string) (m booted) {
+	b.Helper()
+	l := newLab(b, func(o *lab.Options) { o.Agent, o.Poll = agent, 10*time.Millisecond })
+	i := start(b, l, lab.VM{Ephemeral: 10 * lab.GiB, Files: baseline.Files(), Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/vdb") }})
+	end := virtual.Pong(b, i, pings)
+	began, pid := execAt(b, i)
+	m.first = end.Sub(began)
+	m.boot = memoryOf(b, i, pid)
 	run(b, i, "systemctl", "restart", "--no-block", "bosh-agent")
 	// The old process must be gone before a pong can be the new one's.
 	eventually(b, "another process", func() bool {
 		now := strings.TrimSpace(run(b, i, "systemctl", "show", "-P", "MainPID", "bosh-agent"))
 		return now != pid && now != "0"
 	})
-	end = pongAfter(b, i)
-	began, _ = execAt(b, i)
+	end = virtual.Pong(b, i, pings)
+	began, pid = execAt(b, i)
 	m.restart = end.Sub(began)
+	m.disks = labtest.DiskLife(b, i)
+	labtest.Requests(b, i, 1000)
+	m.busy = memoryOf(b, i, pid)
 	return m
 }
 
 // BenchmarkBoot compares this agent with the baseline in virtual machines, where starting a program
 // costs far more than in a container.
 func BenchmarkBoot(b *testing.B) {
-	need(b)
-	ours, err := agentBinary()
-	if err != nil {
-		b.Fatal(err)
-	}
-	other, err := baseline.Build(b.Context(), "../..")
-	if err != nil {
-		b.Fatal(err)
-	}
+	virtual.Need(b)
 	all := map[string]booted{}
-	for name, binary := range map[string]string{"ours": ours, "baseline": other} {
+	for name, binary := range map[string]string{"ours": labtest.Agent(b), "baseline": labtest.Baseline(b)} {
 		b.Run(name, func(b *testing.B) { all[name] = bootVM(b, binary) })
 	}
 	a, z := all["ours"], all["baseline"]
 	if a.first == 0 || z.first == 0 {
 		b.Fatal("an agent was not measured")
 	}
-	fmt.Printf("\n  in a virtual machine   first boot    restart   VmRSS kB  RssAnon kB\n")
-	for _, name := range []string{"ours", "baseline"} {
-		m := all[name]
-		fmt.Printf("  %-20s %12s %10s %10d %11d\n", name, m.first.Round(time.Millisecond), m.restart.Round(time.Millisecond), m.rss, m.anon)
+	fmt.Printf("\n  in a virtual machine\n")
+	for _, line := range []string{
+		labtest.Faster("first boot, exec to pong", a.first, z.first, 10),
+		labtest.Faster("agent restart, exec to pong", a.restart, z.restart, 10),
+		labtest.Faster("mount_disk, blank", a.disks.Blank, z.disks.Blank, 5),
+		labtest.Faster("mount_disk, formatted", a.disks.Formatted, z.disks.Formatted, 5),
+		labtest.Faster("unmount_disk", a.disks.Unmount, z.disks.Unmount, 5),
+		labtest.Faster("migrate_disk, 200 MiB", a.disks.Migrate, z.disks.Migrate, 2),
+		labtest.Share("VmRSS after boot, kB", a.boot.rss, z.boot.rss, 0.8),
+		labtest.Share("VmRSS after 1,000 requests, kB", a.busy.rss, z.busy.rss, 0.8),
+		labtest.Share("RssAnon after boot, kB", a.boot.anon, z.boot.anon, 1),
+		labtest.Share("RssAnon after 1,000 requests, kB", a.busy.anon, z.busy.anon, 1),
+	} {
+		fmt.Println(line)
 	}
-	fmt.Printf("  first boot %.1f times faster, wanted 10; restart %.1f times, wanted 10; VmRSS %d %%, wanted 80; RssAnon %d %%, wanted 100\n",
-		z.first.Seconds()/a.first.Seconds(), z.restart.Seconds()/a.restart.Seconds(), 100*a.rss/z.rss, 100*a.anon/z.anon)
 }

@@ -15,6 +15,7 @@ import (
 
 	"cambium/integration/lab"
 	"cambium/integration/lab/director"
+	"cambium/integration/lab/labtest"
 	"cambium/integration/lab/machine/qemu"
 	"cambium/integration/lab/release"
 	"cambium/internal/status"
@@ -232,16 +233,12 @@ func TestVMRegistryAndDirectorDown(t *testing.T) {
 		t.Logf("%s: %s %.1f s %v", instance, step, took.Seconds(), err)
 	}); err != nil {
 		for _, i := range l.Machines() {
-			keep(t, i)
+			labtest.Explain(t, i)
 		}
 		t.Fatal(err)
 	}
 	i := l.Machines()[m.Groups[0].Name+"-0"]
-	t.Cleanup(func() {
-		if t.Failed() {
-			keep(t, i)
-		}
-	})
+	labtest.Explain(t, i)
 	web(t, l, i.IP)
 	// Jobs do not inherit what protects the agent.
 	if got := run(t, i, "sh", "-c", "p=$(cat /var/vcap/sys/run/web/web.pid); cat /proc/$p/oom_score_adj; ps -o ni= -p $p"); strings.Join(strings.Fields(got), " ") != "0 0" {

@@ -8,28 +8,24 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"cambium/integration/lab"
+	"cambium/integration/lab/labtest"
 )
 
 // TestVMCommandLine is what a person does: a lab with a virtual machine, a shell in it, the power
 // switch.
 func TestVMCommandLine(t *testing.T) {
 	t.Parallel()
-	need(t)
-	agent, err := agentBinary()
+	virtual.Need(t)
+	bin, err := labtest.Program("lab", "cambium/cmd/lab")
+	if err == nil { // which it looks for beside itself
+		_, err = labtest.Program("lab-guest", "cambium/integration/lab/guest/program")
+	}
 	if err != nil {
 		t.Fatal(err)
-	}
-	for name, pkg := range map[string]string{"lab": "cambium/cmd/lab", "lab-guest": "cambium/integration/lab/guest/program"} {
-		build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid=", "-o", filepath.Join(built, name), pkg)
-		build.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := build.CombinedOutput(); err != nil {
-			t.Fatalf("build %s: %v: %s", name, err, out)
-		}
 	}
 	dir, name := t.TempDir(), fmt.Sprintf("qc%d", os.Getpid())
 	t.Cleanup(func() {
@@ -39,7 +35,7 @@ func TestVMCommandLine(t *testing.T) {
 	})
 	command := func(input string, args ...string) (string, int) {
 		t.Helper()
-		cmd := exec.CommandContext(t.Context(), filepath.Join(built, "lab"), args...)
+		cmd := exec.CommandContext(t.Context(), bin, args...)
 		cmd.Env = append(os.Environ(), "LAB="+name, "CAMBIUM_LAB_DIR="+dir)
 		cmd.Stdin = strings.NewReader(input)
 		var out bytes.Buffer
@@ -57,7 +53,7 @@ func TestVMCommandLine(t *testing.T) {
 		want   string
 		status int
 	}{
-		{[]string{"up", "--engine", "qemu", "--agent", agent}, "", "the agent answered", 0},
+		{[]string{"up", "--engine", "qemu", "--agent", labtest.Agent(t)}, "", "the agent answered", 0},
 		{[]string{"shell", "--", "sh", "-c", "cat; uname -r; exit 5"}, "hello ", "hello 6.1.0-", 5},
 		{[]string{"call", "ping"}, "", "pong", 0},
 		{[]string{"power", "cycle"}, "", "cycle vm1", 0},

@@ -5,12 +5,16 @@ package vm
 import (
 	"context"
 	"encoding/json"
+	"fmt"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
 
 	"cambium/integration/lab"
 	"cambium/integration/lab/machine"
+	"cambium/integration/lab/machine/qemu"
+	"cambium/internal/status"
 )
 
 // agentJSONFor is a stemcell's that finds disks in the given way.
@@ -101,7 +105,7 @@ func TestVMDisks(t *testing.T) {
 		does(t, i, "add_persistent_disk", "volnvme", "/dev/disk/by-id/nvme-QEMU_NVMe_Ctrl_volnvme")
 		does(t, i, "mount_disk", "volnvme")
 		onStore(t, i, link)
-		does(t, i, "migrate_disk", cid, "volnvme")
+		migrateSlowly(t, i, cid, "volnvme")
 		onStore(t, i, "nvme-QEMU_NVMe_Ctrl_volnvme")
 		if got := run(t, i, "sh", "-c", storeSum); got != sum {
 			t.Errorf("after the migration the store's sum is %q, want %q", got, sum)
@@ -129,6 +133,68 @@ func TestVMDisks(t *testing.T) {
 		onStore(t, i, "virtio-short")
 		does(t, i, "unmount_disk", "nameless")
 		does(t, i, "remove_persistent_disk", "nameless")
+	})
+}
+
+// migrateSlowly has the new disk be slow until the progress of the migration was seen in every place
+// where an operator may look.
+func migrateSlowly(t testing.TB, i *lab.Instance, from, to string) {
+	t.Helper()
+	vm := i.Machine.(*qemu.Machine)
+	if err := vm.Throttle(t.Context(), to, 3<<20); err != nil {
+		t.Fatal(err)
+	}
+	handle, err := i.Agent.Call(t.Context(), "migrate_disk", from, to)
+	var task struct {
+		ID string `json:"agent_task_id"`
+	}
+	if err == nil {
+		err = json.Unmarshal(handle, &task)
+	}
+	if err != nil {
+		t.Fatalf("migrate_disk: %v: %s", err, handle)
+	}
+	running := fmt.Sprintf(`{"agent_task_id":%q,"state":"running"}`, task.ID)
+	shown := func() (status.Progress, string) {
+		t.Helper()
+		text, _ := i.Output(t.Context(), "/var/vcap/bosh/bin/bosh-agent", "status")
+		var d status.Document
+		if data := run(t, i, "/var/vcap/bosh/bin/bosh-agent", "status", "--json"); json.Unmarshal([]byte(data), &d) != nil {
+			t.Fatalf("agent status --json: %s", data)
+		}
+		return d.Progress["migrate_disk"], text
+	}
+	line := regexp.MustCompile(`(?m)^migrate_disk: (copy|verify): \d+ files, \d+ of \d+ MiB, \d+ MiB/s, about \S+ left$`)
+	complete := func(p status.Progress) bool {
+		return p.Files > 0 && p.Done > 0 && p.Total > p.Done && p.Rate > 0 && p.Remaining > 0 && p.Text != "" && !p.Updated.IsZero()
+	}
+	var structured, words, file bool
+	eventually(t, "progress in the file, in text and in JSON", func() bool {
+		value, err := i.Agent.Call(t.Context(), "get_task", task.ID)
+		if err != nil || string(value) != running {
+			t.Fatalf("get_task during the migration: %s (%v), want %s", value, err, running)
+		}
+		p, text := shown()
+		structured, words = structured || complete(p), words || line.MatchString(text)
+		file = file || complete(agentStatus(t, i).Progress["migrate_disk"])
+		return structured && words && file
+	})
+	if err := vm.Throttle(t.Context(), to, 0); err != nil {
+		t.Fatal(err)
+	}
+	var value json.RawMessage
+	eventually(t, "the end of the migration", func() bool {
+		if value, err = i.Agent.Call(t.Context(), "get_task", task.ID); err != nil {
+			t.Fatal(err)
+		}
+		return string(value) != running
+	})
+	if string(value) != "{}" {
+		t.Errorf("migrate_disk = %s, want {}", value)
+	}
+	eventually(t, "the end of the progress", func() bool {
+		p, text := shown()
+		return p == status.Progress{} && !strings.Contains(text, "migrate_disk") && len(agentStatus(t, i).Progress) == 0
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"cambium/integration/lab"
 	"cambium/integration/lab/image"
+	"cambium/integration/lab/labtest"
 	"cambium/integration/lab/machine/qemu"
 	"cambium/integration/lab/tree"
 
@@ -19,13 +20,9 @@ import (
 // lab in it; all that is known of the machine is what its agent says.
 func TestVMStemcell(t *testing.T) {
 	t.Parallel()
-	need(t)
-	agent, err := agentBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	virtual.Need(t)
 	cache := image.Cache{Dir: tree.DefaultDir(), Progress: t.Logf}
-	tarball, err := cache.EnsureStemcell(t.Context(), agent, image.Stemcell{Version: "0.0.1"})
+	tarball, err := cache.EnsureStemcell(t.Context(), labtest.Agent(t), image.Stemcell{Version: "0.0.1"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -193,6 +193,19 @@ func (m *Machine) Resize(ctx context.Context, id string, size int64) error {
 	return os.Truncate(a.disk.Image, size)
 }
 
+// Throttle limits what a disk of the running machine reads and writes, in bytes per second; 0
+// lifts it.
+func (m *Machine) Throttle(ctx context.Context, id string, rate int64) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a := m.find(id)
+	if a == nil || m.current == nil {
+		return fmt.Errorf("throttle disk %s: %w", id, os.ErrNotExist)
+	}
+	return m.current.qmp.do(ctx, "block_set_io_throttle", map[string]any{"id": a.drive(), "bps": rate,
+		"bps_rd": 0, "bps_wr": 0, "iops": 0, "iops_rd": 0, "iops_wr": 0}, nil)
+}
+
 // Disks returns what is attached.
 func (m *Machine) Disks() []machine.Attachment {
 	m.mu.Lock()

@@ -1,0 +1,172 @@
+//go:build linux
+
+package labtest
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"cambium/integration/lab"
+)
+
+// Pong returns when the first pong arrives. A ping is sent again and again, since until the agent
+// listens nobody hears one, and each is waited for, since an agent may hold it.
+func (k Kind) Pong(t testing.TB, i *lab.Instance, every time.Duration) time.Time {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), k.Patience)
+	defer cancel()
+	asking := *i.Agent
+	asking.Timeout = 900 * time.Millisecond
+	first := make(chan time.Time, 1)
+	ticker := time.NewTicker(every)
+	defer ticker.Stop()
+	for {
+		go func() {
+			if value, err := asking.Call(ctx, "ping"); err == nil && string(value) == `"pong"` {
+				select {
+				case first <- time.Now():
+				default:
+				}
+			}
+		}()
+		select {
+		case at := <-first:
+			return at
+		case <-ctx.Done():
+			t.Fatalf("no pong within %v", k.Patience)
+		case <-ticker.C:
+		}
+	}
+}
+
+// Requests asks what a busy Director asks most.
+func Requests(t testing.TB, i *lab.Instance, times int) {
+	t.Helper()
+	for n := range times {
+		method := []string{"ping", "get_state", "list_disk"}[n%3]
+		if _, err := i.Agent.Call(t.Context(), method); err != nil {
+			t.Fatalf("%s: %v", method, err)
+		}
+	}
+}
+
+// DiskTimes are how long the Director's requests of a persistent disk's life take.
+type DiskTimes struct{ Blank, Formatted, Unmount, Migrate time.Duration }
+
+// DiskLife mounts a blank disk, unmounts it, mounts it again, fills it, and migrates it to another. In a
+// container the nodes of partitions are made by the lab, which the baseline does not wait for: when it
+// has been too fast, other disks are tried.
+func DiskLife(t testing.TB, i *lab.Instance) (d DiskTimes) {
+	t.Helper()
+	var err error
+	for n := range 3 {
+		if d, err = diskLife(t.Context(), i, fmt.Sprintf("disk-%d", n), fmt.Sprintf("next-%d", n)); err == nil {
+			return d
+		}
+		t.Logf("life of a disk: %v", err)
+	}
+	t.Fatal(err)
+	return d
+}
+
+// fill writes 200 MiB: 3,840 files of 16 KiB, 20 of 1 MiB, and two large ones.
+const fill = `cd /var/vcap/store && mkdir small middle && head -c 60M /dev/urandom | split -a 4 -b 16k - small/f &&
+head -c 20M /dev/urandom | split -b 1M - middle/f && head -c 100M /dev/urandom >large && head -c 20M large >copy`
+
+// sum is over the names, sizes, owners, modes and content of the store, read from the disk.
+const sum = `sync; echo 3 >/proc/sys/vm/drop_caches; cd /var/vcap/store && find . -path ./lost+found -prune -o -printf '%P %m %U %s\n' -type f -exec md5sum {} + | sort | md5sum`
+
+func diskLife(ctx context.Context, i *lab.Instance, cid, next string) (d DiskTimes, err error) {
+	do := func(method string, arguments ...any) (took time.Duration, err error) {
+		begin := time.Now()
+		if _, err := i.Agent.Do(ctx, method, arguments...); err != nil {
+			return 0, fmt.Errorf("%s: %w", method, err)
+		}
+		return time.Since(begin), nil
+	}
+	for _, id := range []string{cid, next} {
+		if err := attach(ctx, i, id); err != nil {
+			return d, err
+		}
+	}
+	var first, second time.Duration
+	for _, step := range []struct {
+		took *time.Duration
+		name string
+	}{{&d.Blank, "mount_disk"}, {&first, "unmount_disk"}, {&d.Formatted, "mount_disk"}, {&second, "unmount_disk"}, {new(time.Duration), "mount_disk"}} {
+		if *step.took, err = do(step.name, cid); err != nil {
+			return d, err
+		}
+	}
+	d.Unmount = (first + second) / 2
+	if _, err := i.Output(ctx, "sh", "-ec", fill); err != nil {
+		return d, err
+	}
+	before, err := i.Output(ctx, "sh", "-ec", sum)
+	if err != nil {
+		return d, err
+	}
+	if _, err := do("mount_disk", next); err != nil {
+		return d, err
+	}
+	// What was written lately is on the disk, and nothing is in memory, whichever agent it is.
+	if _, err := i.Output(ctx, "sh", "-c", "sync; echo 3 >/proc/sys/vm/drop_caches"); err != nil {
+		return d, err
+	}
+	if d.Migrate, err = do("migrate_disk", cid, next); err != nil {
+		return d, err
+	}
+	after, err := i.Output(ctx, "sh", "-ec", sum)
+	if err != nil {
+		return d, err
+	}
+	if after != before {
+		return d, fmt.Errorf("after the migration the store's sum is %s, was %s", after, before)
+	}
+	for _, step := range [][]any{{"unmount_disk", cid}, {"remove_persistent_disk", cid}, {"unmount_disk", next}, {"remove_persistent_disk", next}} {
+		if _, err := do(step[0].(string), step[1]); err != nil {
+			return d, err
+		}
+	}
+	return d, nil
+}
+
+// attach gives the machine a blank disk and tells the agent of it, by its kernel's name: the
+// baseline would look for the partitions of any other name where they are not.
+func attach(ctx context.Context, i *lab.Instance, cid string) error {
+	a, err := i.AttachNew(ctx, cid, 10*lab.GiB)
+	if err != nil {
+		return err
+	}
+	node, err := i.Output(ctx, "sh", "-c", `until [ -b "$0" ]; do sleep 0.05; done; readlink -f "$0"`, a.Path)
+	if err != nil {
+		return err
+	}
+	_, err = i.Agent.Do(ctx, "add_persistent_disk", cid, strings.TrimSpace(node))
+	return err
+}
+
+// Faster says how a time compares with the baseline's.
+func Faster(what string, ours, base time.Duration, wanted float64) string {
+	ratio := base.Seconds() / max(ours, 1).Seconds()
+	return fmt.Sprintf("  %-34s %9s of %9s: %5.1f times faster, wanted %.0f %s", what, short(ours), short(base), ratio, wanted, Met(ratio >= wanted))
+}
+
+// Share says how an amount compares with the baseline's.
+func Share(what string, ours, base int, wanted float64) string {
+	ratio := float64(ours) / float64(max(base, 1))
+	return fmt.Sprintf("  %-34s %9d of %9d: %5.0f %%, wanted %.0f %% %s", what, ours, base, 100*ratio, 100*wanted, Met(ratio <= wanted))
+}
+
+func short(d time.Duration) string { return d.Round(100 * time.Microsecond).String() }
+
+// Met marks a target.
+func Met(yes bool) string {
+	if yes {
+		return "(met)"
+	}
+	return "(MISSED)"
+}
