@@ -67,8 +67,11 @@ func (p MigrationProgress) Rate() int64 {
 	return int64(float64(p.Bytes) / p.Elapsed.Seconds())
 }
 
-// progressEvery is how often a migration reports.
-const progressEvery = 10 * time.Second
+// A migration reports every second, and logs that every so many times.
+const (
+	progressEvery = time.Second
+	progressLogs  = 10
+)
 
 // Migrate copies the store to the disk on the migration target, proves that nothing is
 // missing, and only then puts that disk in the store's place. Whatever fails before leaves the
@@ -227,38 +230,51 @@ func roomFor(store, target string, exact bool) error {
 // copyStore copies and verifies while the store can be read but not changed. On failure it is
 // made writable again.
 func (d *Disks) copyStore(ctx context.Context, exact bool) (err error) {
-	store := d.Dirs.Store()
-	if !d.Options.BindMountPersistentDisk {
-		d.step("store read-only")
-		limited, cancel := context.WithTimeoutCause(ctx, unmountLimit, errors.New("still written to after ten minutes"))
-		defer cancel()
-		if err := mount.SetReadOnly(limited, store, true, d.busy(store)); err != nil {
-			return err
-		}
-		defer func() {
-			if err != nil {
-				err = errors.Join(err, d.writable())
-			}
-		}()
+	d.step("store read-only")
+	limited, cancel := context.WithTimeoutCause(ctx, unmountLimit, errors.New("still written to after ten minutes"))
+	defer cancel()
+	if err := d.setReadOnly(limited, true); err != nil {
+		return err
 	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.writable())
+		}
+	}()
 	sums := &copytree.Sums{}
 	for attempt := 0; ; attempt++ {
 		d.step("copy")
-		if err := d.phase(ctx, "copy", exact, sums, copytree.Copy); err != nil {
-			return err
+		err := d.phase(ctx, "copy", exact, sums, copytree.Copy)
+		if err == nil {
+			d.step("verify")
+			err = d.phase(ctx, "verify", exact, sums, copytree.Verify)
 		}
-		d.step("verify")
-		err := d.phase(ctx, "verify", exact, sums, copytree.Verify)
 		var differs *copytree.DifferenceError
 		if !errors.As(err, &differs) || attempt > 0 {
 			return err
 		}
-		// What an interrupted attempt left can look complete and not be; once is enough.
+		// What an interrupted attempt left can look complete and not be, and a directory may be
+		// changed past our mount of it; once is enough.
 		d.Log.WithField("path", differs.Path).Warn("copied again: the copy differs")
 		if err := d.discard(differs.Path, exact); err != nil {
 			return err
 		}
 	}
+}
+
+// setReadOnly keeps the store from being changed, or allows it again. Of a bind-mounted store only the
+// mount can be closed: the file system is somebody else's.
+func (d *Disks) setReadOnly(ctx context.Context, on bool) error {
+	store := d.Dirs.Store()
+	if !d.Options.BindMountPersistentDisk {
+		return mount.SetReadOnly(ctx, store, on, d.busy(store))
+	}
+	err := mount.SetBindReadOnly(ctx, store, on, d.busy(store))
+	if errors.Is(err, unix.ENOSYS) {
+		d.Log.WithField("mount", store).Warn("this kernel cannot close a single mount; the store can be changed while it is copied")
+		return nil
+	}
+	return err
 }
 
 // discard removes what differs from a target that holds only our own copies.
@@ -284,16 +300,20 @@ func (d *Disks) phase(ctx context.Context, name string, exact bool, sums *copytr
 	p := MigrationProgress{Phase: name, TotalFiles: int64(used.Files - used.Ffree), TotalBytes: int64(used.Blocks-used.Bfree) * used.Bsize}
 	counter := &copytree.Counter{}
 	begin := time.Now()
-	report := func() {
+	reports := 0
+	report := func(last bool) {
 		now := counter.Load()
 		p.Files, p.Bytes, p.Elapsed = now.Files, now.Bytes, time.Since(begin)
 		if d.Progress != nil {
 			d.Progress(p)
 		}
+		if reports++; !last && reports%progressLogs != 1 {
+			return
+		}
 		d.Log.WithFields(logrus.Fields{"phase": name, "files": p.Files, "bytes": p.Bytes, "of_bytes": p.TotalBytes,
 			"rate": p.Rate(), "remaining": p.Remaining().String()}).Info("disk migration")
 	}
-	report()
+	report(false)
 	done := make(chan struct{})
 	stopped := make(chan struct{})
 	go func() {
@@ -305,14 +325,14 @@ func (d *Disks) phase(ctx context.Context, name string, exact bool, sums *copytr
 			case <-done:
 				return
 			case <-tick.C:
-				report()
+				report(false)
 			}
 		}
 	}()
 	err := work(ctx, d.Dirs.Store(), d.Dirs.StoreMigrationTarget(), copytree.Options{Exact: exact, Sums: sums, Progress: counter})
 	close(done)
 	<-stopped
-	report()
+	report(true)
 	return err
 }
 
@@ -367,14 +387,11 @@ func (d *Disks) endMove(ctx context.Context, to string) error {
 
 // writable undoes the read-only phase of a migration.
 func (d *Disks) writable() error {
-	if d.Options.BindMountPersistentDisk {
-		return nil
-	}
 	_, there, err := mount.At(d.Dirs.Store())
 	if err != nil || !there {
 		return err
 	}
-	return mount.SetReadOnly(context.Background(), d.Dirs.Store(), false, func([]mount.Process) {})
+	return d.setReadOnly(context.Background(), false)
 }
 
 // afterInterruption puts a disk that is mounted already where its record says: the store is

@@ -265,21 +265,177 @@ func TestRootPoint09PrivateNamespacesDoNotPin(t *testing.T) {
 	b.ok(mount.AwaitIdle(ctx, old.Path+"p1"))
 }
 
-func TestRootMigrateBindMounted(t *testing.T) {
+// binding is migrating for directories; it returns the old one.
+func binding(t *testing.T) (*bench, string) {
+	t.Helper()
 	b := newBench(t, Options{BindMountPersistentDisk: true, UsePreformattedPersistentDisk: true})
 	old, fresh := t.TempDir(), t.TempDir()
 	b.records.disks["old"] = settings.PersistentDisk{CID: "old", Hint: settings.DiskHint{Path: old}}
 	b.records.disks["new"] = settings.PersistentDisk{CID: "new", Hint: settings.DiskHint{Path: fresh}}
-	t.Cleanup(func() { _ = unix.Unmount(b.Dirs.Store(), unix.MNT_DETACH) })
-	write(t, filepath.Join(old, "data"), "x")
+	t.Cleanup(func() {
+		_ = unix.Unmount(b.Dirs.StoreMigrationTarget(), unix.MNT_DETACH)
+		_ = unix.Unmount(b.Dirs.Store(), unix.MNT_DETACH)
+	})
+	write(t, filepath.Join(old, "one"), strings.Repeat("one", 1000))
 	b.ok(b.Mount(ctx, "old"))
 	b.ok(b.Mount(ctx, "new"))
+	return b, old
+}
+
+func TestRootMigrateBindMounted(t *testing.T) {
+	b, old := binding(t)
+	fresh := b.records.disks["new"].Hint.Path
 	b.ok(b.Migrate(ctx))
-	if read(t, filepath.Join(fresh, "data")) != "x" || b.records.mounted != "new" {
+	if read(t, filepath.Join(fresh, "one")) != read(t, filepath.Join(old, "one")) || b.records.mounted != "new" {
 		t.Errorf("not migrated, recorded %q", b.records.mounted)
 	}
 	if same, err := sameDir(fresh, b.Dirs.Store()); err != nil || !same {
 		t.Errorf("store is not the new directory (%v)", err)
+	}
+}
+
+// TestRootMigrateChangingSource: while it is copied nobody can change the store. A bind-mounted one can
+// still be changed past its mount; that is found and copied again once, and then an error.
+func TestRootMigrateChangingSource(t *testing.T) {
+	closed := func(t *testing.T, b *bench) {
+		t.Helper()
+		tried := 0
+		b.step = func(name string) {
+			if name != "copy" && name != "verify" && name != "unmount old store" {
+				return
+			}
+			tried++
+			for what, err := range map[string]error{
+				"add":    os.WriteFile(filepath.Join(b.Dirs.Store(), "added"), nil, 0o600),
+				"change": os.WriteFile(filepath.Join(b.Dirs.Store(), "one"), []byte("x"), 0o600),
+				"delete": os.Remove(filepath.Join(b.Dirs.Store(), "one")),
+			} {
+				if !errors.Is(err, unix.EROFS) {
+					t.Errorf("before %q: %s: %v, want a read-only file system", name, what, err)
+				}
+			}
+		}
+		sum := treeSum(t, b.Dirs.Store())
+		b.ok(b.Migrate(ctx))
+		if tried != 3 {
+			t.Errorf("tried %d times to write, want 3", tried)
+		}
+		if got := treeSum(t, b.Dirs.Store()); got != sum || b.records.mounted != "new" {
+			t.Errorf("recorded %q, the files are the same: %v", b.records.mounted, got == sum)
+		}
+		write(t, filepath.Join(b.Dirs.Store(), "after"), "x")
+	}
+	t.Run("disk", func(t *testing.T) {
+		b, _, _ := migrating(t, 128<<20)
+		closed(t, b)
+	})
+	t.Run("directory", func(t *testing.T) {
+		b, _ := binding(t)
+		closed(t, b)
+	})
+	t.Run("directory, with a writer", func(t *testing.T) {
+		b, _ := binding(t)
+		f, err := os.OpenFile(filepath.Join(b.Dirs.Store(), "one"), os.O_RDWR, 0)
+		b.ok(err)
+		defer f.Close()
+		limited, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+		defer cancel()
+		b.fails(b.Migrate(limited), "is busy", fmt.Sprintf("pid %d", os.Getpid()))
+		write(t, filepath.Join(b.Dirs.Store(), "two"), "still writable")
+	})
+	large := strings.Repeat("0123456789abcdef", 6<<16)
+	for _, c := range []struct {
+		name   string
+		change func(dir string, n int) error
+	}{
+		{"grown", func(dir string, n int) error {
+			return os.WriteFile(filepath.Join(dir, "one"), []byte(strings.Repeat("longer ", 2000+n)), 0o640)
+		}},
+		{"shorter", func(dir string, n int) error { return os.Truncate(filepath.Join(dir, "large"), int64(5<<20-n)) }},
+		{"another content of the same size and time", func(dir string, n int) error { return rewrite(filepath.Join(dir, "one"), 0, byte('A'+n)) }},
+		{"another content of the same size and time in a large file", func(dir string, n int) error {
+			return rewrite(filepath.Join(dir, "large"), 5<<20, byte('A'+n))
+		}},
+		{"added", func(dir string, n int) error {
+			return os.WriteFile(filepath.Join(dir, "sub", fmt.Sprint("added", n)), nil, 0o640)
+		}},
+		{"deleted", func(dir string, n int) error { return os.Remove(filepath.Join(dir, "sub", fmt.Sprint(n))) }},
+		{"a directory instead of a file", func(dir string, n int) error {
+			path := filepath.Join(dir, "sub", fmt.Sprint(n))
+			return errors.Join(os.Remove(path), os.Mkdir(path, 0o750))
+		}},
+	} {
+		for _, moment := range []string{"copy", "verify"} {
+			t.Run(c.name+" before "+moment, func(t *testing.T) {
+				b, old := binding(t)
+				b.ok(os.Mkdir(filepath.Join(old, "sub"), 0o750))
+				for n := range 3 {
+					write(t, filepath.Join(old, "sub", fmt.Sprint(n)), "x")
+				}
+				write(t, filepath.Join(old, "large"), large)
+				times, limit := 0, 3
+				b.step = func(name string) {
+					if name == moment && times < limit {
+						b.ok(c.change(old, times))
+						times++
+					}
+				}
+				if moment == "verify" {
+					// It changes behind every pass.
+					b.fails(b.Migrate(ctx), "differs in")
+					if same, err := sameDir(old, b.Dirs.Store()); err != nil || !same || b.records.mounted != "old" {
+						t.Errorf("recorded %q, the store is the old directory: %v (%v)", b.records.mounted, same, err)
+					}
+					write(t, filepath.Join(b.Dirs.Store(), "writable"), "x")
+					limit = times + 1 // once more, and then it keeps still
+				}
+				b.ok(b.Migrate(ctx))
+				if got, want := treeSum(t, b.Dirs.Store()), treeSum(t, old); got != want {
+					t.Error("the new store is not what the old one was in the end")
+				}
+				if same, err := sameDir(old, b.Dirs.Store()); err != nil || same || b.records.mounted != "new" {
+					t.Errorf("recorded %q, the store is still the old directory: %v (%v)", b.records.mounted, same, err)
+				}
+			})
+		}
+	}
+}
+
+// rewrite changes one byte of a file and then its time back.
+func rewrite(path string, at int64, to byte) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt([]byte{to}, at)
+	return errors.Join(err, f.Close(), os.Chtimes(path, info.ModTime(), info.ModTime()))
+}
+
+// TestRootMigrateBindMountedInterrupted: after a crash the store can be written to again.
+func TestRootMigrateBindMountedInterrupted(t *testing.T) {
+	b, _ := binding(t)
+	func() {
+		defer func() { _ = recover() }()
+		b.step = func(name string) {
+			if name == "verify" {
+				panic("killed")
+			}
+		}
+		_ = b.Migrate(ctx)
+	}()
+	b.step = func(string) {}
+	if err := os.WriteFile(filepath.Join(b.Dirs.Store(), "x"), nil, 0o600); !errors.Is(err, unix.EROFS) {
+		t.Errorf("in the middle: %v, want a read-only store", err)
+	}
+	b.ok(b.MountLast(ctx))
+	write(t, filepath.Join(b.Dirs.Store(), "writable"), "x")
+	b.ok(b.Migrate(ctx))
+	if read(t, filepath.Join(b.Dirs.Store(), "writable")) != "x" || b.records.mounted != "new" {
+		t.Errorf("recorded %q", b.records.mounted)
 	}
 }
 

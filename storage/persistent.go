@@ -95,7 +95,7 @@ func (d *Disks) part(path string) string {
 
 func (d *Disks) mountPersistent(ctx context.Context, p settings.PersistentDisk, dev device.Device) error {
 	if d.Options.BindMountPersistentDisk {
-		return d.bindPersistent(ctx, p.CID, dev.Path)
+		return d.bindPersistent(ctx, p, dev.Path)
 	}
 	if dev.Directory {
 		return fmt.Errorf("%s is no block device", dev.Path)
@@ -176,7 +176,7 @@ func (d *Disks) mountedAt(part string) (string, error) {
 }
 
 // bindPersistent shows a directory as the store; containers get their disks so.
-func (d *Disks) bindPersistent(ctx context.Context, cid, source string) error {
+func (d *Disks) bindPersistent(ctx context.Context, p settings.PersistentDisk, source string) error {
 	for _, target := range []string{d.Dirs.Store(), d.Dirs.StoreMigrationTarget()} {
 		if err := ensureDir(target, 0o700); err != nil {
 			return err
@@ -197,8 +197,13 @@ func (d *Disks) bindPersistent(ctx context.Context, cid, source string) error {
 				return err
 			}
 		}
+		if occupied {
+			if err := d.afterInterruption(ctx, p, target); err != nil {
+				return err
+			}
+		}
 		if target == d.Dirs.Store() {
-			return d.onStore(cid)
+			return d.onStore(p.CID)
 		}
 		return nil
 	}

@@ -200,7 +200,8 @@ func (a *app) addDisks(ctx context.Context, m *bootstrap.Machine, linux agentjso
 	disks := storage.New(storage.Config{Dirs: a.dirs, Resolver: resolve, Records: a.current, Reload: a.reload, Log: log,
 		Options: storageOptions(linux), Foreign: func() string { return foreign(a.current.Effective(), linux) }})
 	disks.Progress = func(p storage.MigrationProgress) {
-		if err := a.rec.SetProgress("migrate_disk", status.Progress{Text: p.String(), Done: p.Bytes, Total: p.TotalBytes, Files: p.Files, Rate: p.Rate()}); err != nil {
+		if err := a.rec.SetProgress("migrate_disk", status.Progress{Text: p.String(), Done: p.Bytes, Total: p.TotalBytes, Files: p.Files, Rate: p.Rate(),
+			Remaining: int64(p.Remaining().Seconds())}); err != nil {
 			log.WithError(err).Debug("status not written")
 		}
 	}

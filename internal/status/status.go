@@ -82,14 +82,16 @@ type Settings struct {
 	Why string `json:"why,omitempty"`
 }
 
-// Progress is how far a long piece of work is. Done and Total are bytes, Rate is bytes per second.
+// Progress is how far a long piece of work is. Done and Total are bytes, Rate is bytes per second,
+// and Remaining the time in seconds that it will take at that rate.
 type Progress struct {
-	Text    string    `json:"text"`
-	Done    int64     `json:"done"`
-	Total   int64     `json:"total,omitempty"`
-	Files   int64     `json:"files,omitempty"`
-	Rate    int64     `json:"rate,omitempty"`
-	Updated time.Time `json:"updated"`
+	Text      string    `json:"text"`
+	Done      int64     `json:"done"`
+	Total     int64     `json:"total,omitempty"`
+	Files     int64     `json:"files,omitempty"`
+	Rate      int64     `json:"rate,omitempty"`
+	Remaining int64     `json:"remaining,omitempty"`
+	Updated   time.Time `json:"updated"`
 }
 
 // Run is an earlier process of the agent in the same boot of the machine.

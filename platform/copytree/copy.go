@@ -129,7 +129,7 @@ func (c copier) file(rel string, st *unix.Stat_t, b *buffers) error {
 	}
 	source, err := openFile(c.from, rel, unix.O_RDONLY)
 	if err != nil {
-		return err
+		return vanished("open", rel, err)
 	}
 	defer unix.Close(source)
 	target, err := c.create(rel)
@@ -150,7 +150,7 @@ func (c copier) create(rel string) (int, error) {
 func (c copier) largeFile(rel string, st *unix.Stat_t, b *buffers) error {
 	source, err := openDirect(c.from, rel, unix.O_RDONLY)
 	if err != nil {
-		return err
+		return vanished("open", rel, err)
 	}
 	defer source.close()
 	made, err := c.create(rel)

@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path"
 	"runtime"
@@ -240,14 +241,14 @@ func (w *walk) finish(v visitor, n *node) error {
 func (w *walk) directory(v visitor, rel string, parent *node, b *buffers) error {
 	n := &node{rel: rel, parent: parent}
 	if err := unix.Fstatat(w.from, rel, &n.st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return at("stat", rel, err)
+		return vanished("stat", rel, err)
 	}
 	if err := v.before(rel, &n.st); err != nil {
 		return at("enter", rel, err)
 	}
 	names, err := readNames(w.from, rel)
 	if err != nil {
-		return at("read directory", rel, err)
+		return vanished("read directory", rel, err)
 	}
 	if w.options.Exact {
 		if err := w.surplus(v, rel, names); err != nil {
@@ -277,7 +278,7 @@ func (w *walk) one(v visitor, parent *node, name string, b *buffers) error {
 	rel := path.Join(parent.rel, name)
 	var st unix.Stat_t
 	if err := unix.Fstatat(w.from, rel, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return at("stat", rel, err)
+		return vanished("stat", rel, err)
 	}
 	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
 		if st.Dev != parent.st.Dev {
@@ -287,7 +288,11 @@ func (w *walk) one(v visitor, parent *node, name string, b *buffers) error {
 		w.push(func(b *buffers) error { return w.directory(v, rel, parent, b) })
 		return nil
 	}
-	if err := v.entry(rel, &st, b); err != nil {
+	err := v.entry(rel, &st, b)
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		return &DifferenceError{Path: rel, What: "size"} // it became shorter while it was read
+	}
+	if err != nil {
 		return at("", rel, err)
 	}
 	w.options.Progress.files.Add(1)
@@ -335,6 +340,15 @@ func readNames(dir int, rel string) ([]string, error) {
 	f := os.NewFile(uintptr(fd), rel)
 	defer f.Close()
 	return f.Readdirnames(-1)
+}
+
+// vanished is at for what has just been seen in the source: if it is not there any more, the source
+// was changed meanwhile.
+func vanished(what, rel string, err error) error {
+	if errors.Is(err, unix.ENOENT) {
+		return &DifferenceError{Path: rel, What: "being there"}
+	}
+	return at(what, rel, err)
 }
 
 func at(what, rel string, err error) error {

@@ -54,6 +54,22 @@ func SetReadOnly(ctx context.Context, target string, readOnly bool, report func(
 	return err
 }
 
+// SetBindReadOnly makes the one mount at target read-only or writable again, and leaves the file
+// system and its other mounts alone. To become read-only it waits for those who have files open
+// for writing through this mount.
+func SetBindReadOnly(ctx context.Context, target string, readOnly bool, report func([]Process)) error {
+	change := unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}
+	if readOnly {
+		change = unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
+	}
+	err := whileBusy(ctx, target, report, func() error { return unix.MountSetattr(unix.AT_FDCWD, target, 0, &change) })
+	var busy *BusyError
+	if err != nil && !errors.As(err, &busy) {
+		return fmt.Errorf("change the mount %s: %w", target, err)
+	}
+	return err
+}
+
 // whileBusy repeats try as long as it says EBUSY.
 func whileBusy(ctx context.Context, target string, report func([]Process), try func() error) error {
 	var last string
