@@ -141,6 +141,7 @@ var guestChecks = []testvm.Check{
 		testvm.Ask("late")
 		return <-found
 	}},
+	{Name: "migration: sectors that cannot be read, and then can", Run: unreadable},
 	{Name: "resize: a mounted ext4 follows its disk without being asked", Run: func(ctx context.Context) error {
 		d := guestDisks()
 		if err := d.Mount(ctx, "vol-data"); err != nil {

@@ -34,10 +34,7 @@ func powerCut(t *testing.T, count int) {
 	image := testvm.Machine{Modules: []string{"virtio", "virtio_ring", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_blk"},
 		Programs: []string{"mkfs.ext4", "e2fsck"}}.Image(t)
 	tree := filepath.Join(dir, "tree")
-	for n := range 60 {
-		write(t, filepath.Join(tree, fmt.Sprint("d", n%7), fmt.Sprint(n)), strings.Repeat(fmt.Sprint(n), 700*n))
-	}
-	write(t, filepath.Join(tree, "large"), strings.Repeat("0123456789abcdef", 3<<16*4))
+	userTree(t, tree)
 	sum, err := sumOf(tree)
 	if err != nil {
 		t.Fatal(err)
@@ -68,6 +65,15 @@ printf 'label: gpt\nstart=2048, name="bosh-partition-0"\n' | sfdisk -q old; mkfs
 			}
 		})
 	}
+}
+
+// userTree makes a user's files.
+func userTree(t *testing.T, dir string) {
+	t.Helper()
+	for n := range 60 {
+		write(t, filepath.Join(dir, fmt.Sprint("d", n%7), fmt.Sprint(n)), strings.Repeat(fmt.Sprint(n), 700*n))
+	}
+	write(t, filepath.Join(dir, "large"), strings.Repeat("0123456789abcdef", 3<<16*4))
 }
 
 func write(t *testing.T, path, content string) {
