@@ -29,6 +29,9 @@ type Step struct {
 	If func() bool
 	// Deadline bounds the step; zero means that only the boot's own context does.
 	Deadline time.Duration
+	// Patience is for a step that waits without end for what may come at any time: when it has
+	// lasted so long, what it waits for is announced as the verdict, and the step goes on.
+	Patience time.Duration
 	// Optional steps warn where others fail the boot.
 	Optional bool
 	// Background steps are not waited for when the boot is judged; they imply Optional.
@@ -124,6 +127,9 @@ type Engine struct {
 	Status *status.Recorder
 	// Notify tells the service manager; nil means there is none.
 	Notify func(state string)
+	// Failing, when set, is told the verdict of a step whose patience is over, and the zero value
+	// when that step has ended well after all.
+	Failing func(Verdict)
 	// Boundary, when set, is called at each step boundary: the crash tests stop the process there.
 	Boundary func(step string, ended bool)
 }
@@ -137,6 +143,7 @@ type boot struct {
 	warnings []string
 	running  []task // what ready waits for, in the order of its beginning
 	told     string
+	judged   bool // a verdict was announced and is what the service manager shows
 }
 
 // task is a step that runs, and what it waits for.
@@ -158,7 +165,7 @@ func (b *boot) current(change func()) {
 			break
 		}
 	}
-	if text != b.told {
+	if text != b.told && !b.judged {
 		b.told = text
 		b.notify("STATUS=" + text)
 	}
@@ -354,7 +361,9 @@ func (b *boot) runStep(ctx context.Context, s Step) error {
 		defer cancel()
 	}
 	span := &Span{name: s.Name, boot: b}
+	ended := b.impatient(s)
 	err := run(ctx, s, span)
+	ended(err == nil)
 	end := b.rec.Now()
 	optional := s.Optional || s.Background
 	outcome := status.Done
@@ -390,6 +399,52 @@ func (b *boot) runStep(ctx context.Context, s Step) error {
 		b.Boundary(s.Name, true)
 	}
 	return err
+}
+
+// impatient announces a verdict when the step's patience is over. The function it returns is to be
+// called when the step has ended, and takes the verdict back if it ended well.
+func (b *boot) impatient(s Step) (ended func(well bool)) {
+	if s.Patience == 0 || b.Failing == nil {
+		return func(bool) {}
+	}
+	var mu sync.Mutex // so that nothing is announced of a step that has ended
+	over, announced := false, false
+	timer := time.AfterFunc(s.Patience, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if over {
+			return
+		}
+		announced = true
+		b.setJudged(true)
+		v := Verdict{State: status.Failed, Step: s.Name, Cause: fmt.Errorf("not done after %s, and still tried", s.Patience), Advice: s.Advice}
+		for _, row := range b.rec.Snapshot().Steps {
+			if row.Name == s.Name && row.Waiting != "" {
+				v.Cause = fmt.Errorf("nothing within %s, and still waiting for %s", s.Patience, row.Waiting)
+			}
+		}
+		b.Failing(v)
+	})
+	return func(well bool) {
+		timer.Stop()
+		mu.Lock()
+		defer mu.Unlock()
+		over = true
+		if !announced || !well {
+			return
+		}
+		if err := b.rec.Update(func(d *status.Document) { d.State, d.Verdict = status.Starting, "" }); err != nil {
+			b.log.WithError(err).Warn("status not written")
+		}
+		b.setJudged(false)
+		b.Failing(Verdict{})
+	}
+}
+
+func (b *boot) setJudged(is bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.judged = is
 }
 
 // run turns a panic of a step into its failure: a defect in one step must reach the operator as

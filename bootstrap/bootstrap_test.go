@@ -76,6 +76,58 @@ func TestStepsRunSideBySideAndInOrderOfNeed(t *testing.T) {
 	})
 }
 
+// A step may wait without end, but nobody who looks at it has to: when its patience is over there is a
+// verdict, which is taken back if it ends well.
+func TestPatienceEndsInAVerdictThatCanHeal(t *testing.T) {
+	wait := func(d time.Duration, fails error) func(context.Context, *Span) error {
+		return func(ctx context.Context, s *Span) error {
+			s.Waiting("a file")
+			return errors.Join(pause(d)(ctx, s), fails)
+		}
+	}
+	for _, c := range []struct {
+		name  string
+		run   func(context.Context, *Span) error
+		told  []string
+		after status.State
+	}{
+		{"in time", wait(19*time.Second, nil), nil, status.Ready},
+		{"late", wait(time.Hour, nil), []string{"settings: nothing within 20s, and still waiting for a file: put it there", ""}, status.Ready},
+		{"late without a word", pause(time.Hour), []string{"settings: not done after 20s, and still tried: put it there", ""}, status.Ready},
+		{"never", wait(time.Hour, errors.New("gone")), []string{"settings: nothing within 20s, and still waiting for a file: put it there"}, status.Failed},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e, path := engine(t)
+				var told, shown []string
+				e.Failing = func(v Verdict) {
+					if v.Cause == nil {
+						told = append(told, "")
+					} else {
+						told = append(told, v.Line())
+					}
+				}
+				e.Notify = func(text string) { shown = append(shown, text) }
+				go func() {
+					time.Sleep(30 * time.Second)
+					synctest.Wait()
+					if len(c.told) > 0 && len(shown) > 2 {
+						t.Errorf("the service manager was told %q over the verdict", shown)
+					}
+				}()
+				v, _, err := e.Run(t.Context(), []Step{{Name: "settings", Patience: 20 * time.Second, Advice: "put it there", Run: c.run}})
+				if err != nil || v.State != c.after || !slices.Equal(told, c.told) {
+					t.Errorf("got %s, %v, told %q; want %s, told %q", v.State, err, told, c.after, c.told)
+				}
+				if d, err := status.Read(path); err != nil || d.State != c.after || (d.Verdict == "") != (c.after == status.Ready) {
+					t.Errorf("status %s %q, %v; want %s", d.State, d.Verdict, err, c.after)
+				}
+				time.Sleep(time.Minute) // the watcher ends
+			})
+		})
+	}
+}
+
 func TestFirstFailureCancelsTheRestAndIsTheVerdict(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, path := engine(t)

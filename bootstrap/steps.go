@@ -2,6 +2,10 @@ package bootstrap
 
 import "time"
 
+// settingsPatience is how long a machine without settings may be silent about it. They may come at any
+// time, so they are waited for without end, but a source is asked more than ten times by then.
+const settingsPatience = 20 * time.Second
+
 // Steps is the boot table. docs/boot.md lists it for people; a test compares the two. A row
 // whose part of the machine is missing (a dummy machine has no disks) is skipped.
 //
@@ -12,7 +16,7 @@ func Steps(m *Machine) []Step {
 	has := func(part bool) func() bool { return func() bool { return part } }
 	return []Step{
 		{Name: "runtime-hook", Optional: true, Deadline: time.Minute, If: has(m.Host != nil && m.Tree != nil), Run: m.runtimeHook},
-		{Name: "settings", Run: m.loadSettings,
+		{Name: "settings", Patience: settingsPatience, Run: m.loadSettings,
 			Advice: "see 'agent settings --explain' for what each source said"},
 		{Name: "passwords", Needs: []string{"settings"}, Optional: true, Deadline: time.Minute, If: has(m.Users != nil), Run: m.setPasswords},
 		{Name: "ipv6", Always: true, Needs: []string{"settings"}, Deadline: time.Minute, If: m.wantsIPv6, Run: m.enableIPv6,

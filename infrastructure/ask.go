@@ -150,7 +150,7 @@ func ask[T any](ctx context.Context, p policy, names []string, get func(context.
 		}
 		if text := waitingFor(names, states); text != said {
 			said = text
-			p.status("waiting for " + p.what + ": " + text)
+			p.status(p.what + ": " + text)
 		}
 		select {
 		case e := <-events:

@@ -263,7 +263,7 @@ func TestWaitingIsSaid(t *testing.T) {
 			t.Fatal(err)
 		}
 		all := strings.Join(said, "\n")
-		if !strings.Contains(all, "waiting for settings: HTTP http://m/u: http://m/u: 404 Not Found") {
+		if !strings.Contains(all, "settings: HTTP http://m/u: http://m/u: 404 Not Found") {
 			t.Errorf("said %q, want what is waited for and why", said)
 		}
 		if said[len(said)-1] != "" {

@@ -177,7 +177,7 @@ func (s *Sources) Settings(ctx context.Context) (Answer, Verdicts, error) {
 		if round == 0 {
 			s.o.Log.WithError(err).Warn("no source has settings, asking on")
 		}
-		s.o.Status("waiting for settings: " + err.Error())
+		s.o.Status("settings: " + failure.Verdicts.String())
 		if ended := retry.Sleep(ctx, again.Pause(round)); ended != nil {
 			return Answer{}, verdicts, err
 		}

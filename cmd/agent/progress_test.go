@@ -2,11 +2,14 @@ package main
 
 import (
 	"bytes"
+	"errors"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"cambium/bootstrap"
 	"cambium/internal/status"
 	"cambium/jobs/logs"
 
@@ -49,5 +52,21 @@ func TestCollectionsShowInTheStatus(t *testing.T) {
 	second(logs.Progress{})
 	if got := shown(); strings.Contains(got, "collect_logs") {
 		t.Errorf("after the end of both: got %q", got)
+	}
+}
+
+// TestAFailedStartIsInTheStatus: an agent that cannot even be assembled leaves its verdict like any other.
+func TestAFailedStartIsInTheStatus(t *testing.T) {
+	base := t.TempDir()
+	if err := os.Mkdir(filepath.Join(base, "bosh"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := record(runOptions{platform: "dummy", base: base}, bootstrap.Verdict{Step: "start", Cause: errors.New("no agent.json")}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if d, err := status.Read(filepath.Join(base, "bosh", "status.json")); err != nil || d.State != status.Failed || d.Verdict != "start: no agent.json" {
+		t.Errorf("status %s %q, %v; want the verdict", d.State, d.Verdict, err)
 	}
 }

@@ -91,9 +91,21 @@ func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 		// Nothing but a broken start configuration gets here; the service manager tries again.
 		v := bootstrap.Verdict{State: status.Failed, Step: "start", Cause: err, Advice: "correct it, then 'agent validate agent.json FILE' tells whether it is good"}
 		bootstrap.Announcer{Root: "/", Log: log, Notify: notify(notifier, log)}.Failed(ctx, v)
+		if err := record(o, v); err != nil {
+			log.WithError(err).Warn("status not written")
+		}
 		return exitBad
 	}
 	return a.run(ctx)
+}
+
+// record puts the verdict of an agent that could not even be assembled into the status.
+func record(o runOptions, v bootstrap.Verdict) error {
+	rec, err := openStatus(o, vcap.New(o.base))
+	if err != nil {
+		return err
+	}
+	return errors.Join(rec.Update(func(d *status.Document) { d.State, d.Verdict = status.Failed, v.Line() }), rec.Flush())
 }
 
 func notify(n unit.Notifier, log *logrus.Entry) func(string) {
@@ -176,7 +188,8 @@ func (a *app) etc(name string) string {
 // boot runs the table until the machine is ready. What failed may heal: the table is run again
 // as soon as other disks or links are there, and after a pause for everything that nobody tells.
 func (a *app) boot(ctx context.Context) error {
-	engine := bootstrap.Engine{Log: a.log.WithField("component", "boot"), Status: a.rec, Notify: a.tell, Boundary: boundary(a.dirs)}
+	engine := bootstrap.Engine{Log: a.log.WithField("component", "boot"), Status: a.rec, Notify: a.tell, Boundary: boundary(a.dirs),
+		Failing: func(v bootstrap.Verdict) { a.failing(ctx, v) }}
 	pauses := retry.Backoff{Min: 15 * time.Second, Max: time.Minute, Jitter: 0.2}
 	for attempt := 0; ; attempt++ {
 		if attempt > 0 {
@@ -236,6 +249,15 @@ func (a *app) failed(ctx context.Context, v bootstrap.Verdict, first bool) {
 	a.announcer.Failed(ctx, v)
 	a.dispatcher.Failed(v.Line(), first)
 	a.bus.alertOnce(ctx, v.Line())
+}
+
+// failing announces what a step has waited for in vain, and takes it back when the step heals.
+func (a *app) failing(ctx context.Context, v bootstrap.Verdict) {
+	if v.Cause == nil {
+		a.dispatcher.Retrying()
+		return
+	}
+	a.failed(ctx, v, a.marker.First(a.agentID()))
 }
 
 // taskJournal is the file, beside the settings, that lets tasks survive a restart.

@@ -5,6 +5,7 @@ package machine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -16,45 +17,90 @@ import (
 	"cambium/internal/status"
 )
 
-// TestMachineVerdict makes fatal steps fail and looks for the reason wherever an operator may.
+// TestMachineVerdict makes fatal steps fail and looks for the reason wherever an operator may. The machines fail
+// side by side, and are looked at in the order in which they give up.
 func TestMachineVerdict(t *testing.T) {
 	l := newLab(t)
-	for _, c := range []struct {
+	begin := time.Now()
+	persistent := []machine.File{{Path: "/var/vcap/bosh/managed_disk_settings.json", Data: []byte("disk-9"), Mode: 0o600}}
+	cases := []struct {
 		name    string
 		vm      lab.VM
 		prepare func(t *testing.T, i *lab.Instance) // before the first start
 		want    string                              // in the verdict
 		bus     bool                                // the network is up, so the Director gets the reason
+		then    func(t *testing.T, i *lab.Instance)
 	}{
-		{name: "missing ephemeral disk", vm: lab.VM{Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/nowhere") }}, want: "No ephemeral disk found", bus: true},
 		{name: "no ephemeral disk named", want: "No ephemeral disk found", bus: true},
-		{name: "foreign persistent disk", vm: lab.VM{Ephemeral: lab.GiB, Files: []machine.File{{Path: "/var/vcap/bosh/managed_disk_settings.json", Data: []byte("disk-9"), Mode: 0o600}}},
-			prepare: attachForeign, want: "disk-9", bus: true},
-		{name: "persistent disk that was lost", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("disks.persistent", map[string]any{"disk-9": "/dev/gone"}) },
-			Files: []machine.File{{Path: "/var/vcap/bosh/managed_disk_settings.json", Data: []byte("disk-9"), Mode: 0o600}}}, want: "disk-9", bus: true},
+		{name: "foreign persistent disk", vm: lab.VM{Ephemeral: lab.GiB, Files: persistent}, prepare: attachForeign, want: "disk-9", bus: true},
 		{name: "unknown hardware address", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) {
 			d.Set("networks.other", map[string]any{"type": "manual", "ip": "10.89.0.7", "netmask": "255.255.255.0", "mac": "02:00:00:00:be:ef"})
 		}}, want: "other", bus: true},
 		{name: "bus certificate that is none", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.mbus.cert.certificate", "nonsense") }}, want: "certificate"},
 		{name: "bus that is none", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.mbus.urls", []string{"gopher://10.88.0.1"}) }}, want: "bus"},
-	} {
+		{name: "spec that is none", vm: lab.VM{Ephemeral: lab.GiB, Files: []machine.File{{Path: "/var/vcap/bosh/spec.json", Data: []byte("{"), Mode: 0o600}}}, want: "job-directories", bus: true},
+		{name: "settings that are no JSON", vm: lab.VM{Source: lab.HTTP, Settings: []byte(`{"agent_id": "a-b-c", `)}, want: "not valid JSON"},
+		{name: "settings without an agent id", vm: lab.VM{Source: lab.HTTP, Edit: func(d lab.Document) { delete(d, "agent_id") }}, want: "agent_id"},
+		{name: "settings with a wrong type", vm: lab.VM{Source: lab.HTTP, Edit: func(d lab.Document) { d.Set("disks.persistent", "none") }}, want: "disks.persistent"},
+		{name: "no source", vm: lab.VM{Ephemeral: lab.GiB, AgentJSON: []byte(`{"Infrastructure":{"Settings":{"Sources":[{"Type":"File","SettingsPath":"/nowhere/settings.json"}]}}}`)},
+			want: "/nowhere/settings.json", then: healsWithSettings},
+		{name: "missing raw ephemeral disk", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("disks.raw_ephemeral", []any{map[string]any{"path": "/dev/nowhere"}}) }}, want: "raw ephemeral disks", bus: true},
+		{name: "missing ephemeral disk", vm: lab.VM{Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/nowhere") }}, want: "No ephemeral disk found", bus: true},
+		{name: "persistent disk that was lost", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("disks.persistent", map[string]any{"disk-9": "/dev/gone"}) },
+			Files: persistent}, want: "disk-9", bus: true},
+	}
+	instances := map[string]*lab.Instance{}
+	for _, c := range cases {
+		i := create(t, l, c.vm)
+		if c.prepare != nil {
+			c.prepare(t, i)
+		}
+		if err := i.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		instances[c.name] = i
+	}
+	t.Run("what it waits for", func(t *testing.T) { wantWaiting(t, instances["no source"], "/nowhere/settings.json") })
+	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			begin := time.Now()
-			i := create(t, l, c.vm)
-			if c.prepare != nil {
-				c.prepare(t, i)
-			}
-			if err := i.Start(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			i := instances[c.name]
 			if c.bus {
 				wantVerdictOnBus(t, l, i, begin, c.want)
 			}
 			wantVerdict(t, i, c.want)
+			if c.then != nil {
+				c.then(t, i)
+			}
 			if err := i.Delete(t.Context()); err != nil {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// wantWaiting: before there is a verdict, a machine without settings is not mute.
+func wantWaiting(t *testing.T, i *lab.Instance, want string) {
+	t.Helper()
+	await(t, "the console to tell what is waited for", time.Minute, func() bool {
+		console, _ := os.ReadFile(i.Console())
+		return containsLine(string(console), "bosh-agent: waiting: ", want)
+	})
+	await(t, "systemd to tell what is waited for", time.Minute, func() bool {
+		text := run(t, i, "systemctl", "show", "-P", "StatusText", "bosh-agent")
+		return strings.HasPrefix(text, "settings: waiting for settings: ") && strings.Contains(text, want)
+	})
+	if d := agentStatus(t, i); d.State != status.Starting || !strings.Contains(fmt.Sprint(d.Steps), want) {
+		t.Errorf("status: %s, steps %v; want it to be starting and to name %s", d.State, d.Steps, want)
+	}
+}
+
+// healsWithSettings: the sources are asked on after the verdict.
+func healsWithSettings(t *testing.T, i *lab.Instance) {
+	t.Helper()
+	run(t, i, "sh", "-c", "mkdir /nowhere && cp /var/vcap/bosh/agent-bootstrap-env.json /nowhere/settings.json")
+	ready(t, i)
+	if d := agentStatus(t, i); d.State != status.Ready || d.Verdict != "" {
+		t.Errorf("with settings the machine is %s %q, want ready", d.State, d.Verdict)
 	}
 }
 
