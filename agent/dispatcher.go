@@ -87,24 +87,22 @@ type request struct {
 }
 
 func (d *Dispatcher) serve(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) {
-	q := &request{Request: r, begun: time.Now(), arrived: ctx, reply: reply}
 	row, known := d.table[r.Method]
+	if known && row.Lane == action.Immediate {
+		d.serveNow(request{Request: r, row: row, begun: time.Now(), reply: reply})
+		return
+	}
+	q := &request{Request: r, row: row, begun: time.Now(), arrived: ctx, reply: reply}
 	if !known {
 		d.answer(q, mbus.Exception("unknown message "+r.Method))
 		return
 	}
-	q.row = row
 	run, err := d.bind(q)
 	if err != nil {
 		d.answer(q, failure(r.Method, err))
 		return
 	}
 	q.run = run
-	if row.Lane == action.Immediate {
-		value, err := d.execute(q, d.ctx)
-		d.answer(q, result(r.Method, value, err))
-		return
-	}
 	// Reading twice does no harm; changing twice may.
 	if row.Lane != action.Fast && !d.seen.add(r.Identity, q.begun) {
 		d.answer(q, mbus.Silence())
@@ -126,6 +124,19 @@ func (d *Dispatcher) serve(ctx context.Context, r mbus.Request, reply func(mbus.
 		},
 		refused: func() { d.answer(q, failure(r.Method, errBusy)) },
 	})
+}
+
+// serveNow answers on the transport's goroutine. Nothing of q outlives the call, so that most
+// requests, being pings and polls, leave nothing behind to collect.
+func (d *Dispatcher) serveNow(q request) {
+	run, err := d.bind(&q)
+	if err != nil {
+		d.answer(&q, failure(q.Method, err))
+		return
+	}
+	q.run = run
+	value, err := d.execute(&q, d.ctx)
+	d.answer(&q, result(q.Method, value, err))
 }
 
 // expired reports that nobody waits for the answer any more, so that a call which has not

@@ -76,6 +76,16 @@ func rawArguments(values ...string) (list []json.RawMessage) {
 	return list
 }
 
+// What pings and polls leave behind is collected at the cost of everybody's answers.
+func TestPingAllocatesNothing(t *testing.T) {
+	d := NewDispatcher(t.Context(), quiet())
+	d.Ready(pingTable(), memory(t))
+	request, reply := mbus.Request{Method: "ping", ReplyTo: "r"}, func(mbus.Reply) {}
+	if n := testing.AllocsPerRun(1000, func() { d.Handle(t.Context(), request, reply) }); n != 0 {
+		t.Errorf("%v allocations for a ping, want none", n)
+	}
+}
+
 func pingTable() action.Table { return action.Table{"ping": action.Actions(action.Deps{})["ping"]} }
 
 func ask(d *Dispatcher, a *answered, method string) {

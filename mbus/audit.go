@@ -20,12 +20,12 @@ type Event struct {
 type extension struct{ key, value string }
 
 // NATSEvent describes a request that came over NATS; server is host:port.
-func NATSEvent(r Request, reply Reply, server, hostname string) Event {
+func NATSEvent(method, replyTo string, reply Reply, server, hostname string) Event {
 	host, port, err := net.SplitHostPort(server)
 	if err != nil {
 		host, port = server, ""
 	}
-	e := Event{Name: clip(r.Method), extensions: []extension{{"duser", clip(r.ReplyTo)}, {"src", host}, {"spt", port}, {"shost", hostname}}}
+	e := Event{Name: clip(method), extensions: []extension{{"duser", clip(replyTo)}, {"src", host}, {"spt", port}, {"shost", hostname}}}
 	text, failed := reply.Failed()
 	if reply.Silent() {
 		text, failed = "not answered", true

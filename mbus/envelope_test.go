@@ -166,10 +166,10 @@ func TestHTTPSEvent(t *testing.T) {
 	if got := len(HTTPSEvent(HTTPRequest{Path: strings.Repeat("p", 1<<20), User: strings.Repeat("u", 1<<20), Headers: strings.Repeat("h", 1<<20)}).String()); got > 4000 {
 		t.Errorf("line of %d bytes", got)
 	}
-	if got := len(NATSEvent(Request{Method: strings.Repeat("m", 1<<20)}, Exception(strings.Repeat("x", 1<<20)), "[fd00::1]:4222", "h").String()); got > 3000 {
+	if got := len(NATSEvent(strings.Repeat("m", 1<<20), "", Exception(strings.Repeat("x", 1<<20)), "[fd00::1]:4222", "h").String()); got > 3000 {
 		t.Errorf("line of %d bytes", got)
 	}
-	if got := NATSEvent(Request{Method: "ping"}, Value(1), "[fd00::1]:4222", "h").String(); !strings.Contains(got, "src=fd00::1 spt=4222") {
+	if got := NATSEvent("ping", "", Value(1), "[fd00::1]:4222", "h").String(); !strings.Contains(got, "src=fd00::1 spt=4222") {
 		t.Errorf("IPv6: %s", got)
 	}
 }

@@ -21,7 +21,7 @@ func TestSyslogFacilityAndPriority(t *testing.T) {
 		<-ended
 	}()
 	// Recorded before there is a daemon: kept.
-	s.Record(NATSEvent(Request{Method: "ping", ReplyTo: "r"}, Value("pong"), "10.0.0.1:4222", "vm"))
+	s.Record(NATSEvent("ping", "r", Value("pong"), "10.0.0.1:4222", "vm"))
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
 	if err != nil {
 		t.Fatal(err)
@@ -43,7 +43,7 @@ func TestSyslogFacilityAndPriority(t *testing.T) {
 	if got := read(); !strings.HasPrefix(got, "<31>") || !strings.Contains(got, " vcap.agent[") || !strings.Contains(got, "|ping|1|duser=r src=10.0.0.1 spt=4222 shost=vm") {
 		t.Errorf("got %q", got)
 	}
-	s.Record(NATSEvent(Request{Method: "hop"}, Exception("unknown message hop"), "", ""))
+	s.Record(NATSEvent("hop", "", Exception("unknown message hop"), "", ""))
 	if got := read(); !strings.HasPrefix(got, "<27>") || !strings.Contains(got, "|hop|7|") {
 		t.Errorf("got %q", got)
 	}

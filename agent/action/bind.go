@@ -16,9 +16,8 @@ import (
 
 // None binds a method without arguments.
 func None[R any](f func(context.Context) (R, error)) Bind {
-	return func([]json.RawMessage) (Run, error) {
-		return func(ctx context.Context) (any, error) { return f(ctx) }, nil
-	}
+	run := func(ctx context.Context) (any, error) { return f(ctx) }
+	return func([]json.RawMessage) (Run, error) { return run, nil }
 }
 
 // One binds a method with one argument.

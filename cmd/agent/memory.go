@@ -5,6 +5,7 @@ import (
 	"context"
 	"io"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -13,13 +14,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// gcPercent lets the heap grow by less than Go's default before it is collected: the agent shares
-// a machine with jobs, and has time.
-const gcPercent = 50
-
-// bootPercent is for the boot, which has not. More would save a collection, and leave what lives on
-// scattered over all that was allocated.
-const bootPercent = 100
+const (
+	// gcPercent lets the heap grow by less than Go's default before it is collected: the agent
+	// shares a machine with jobs, and has time.
+	gcPercent = 50
+	// bootPercent is for the boot, which has not. More would save a collection, and leave what
+	// lives on scattered over all that was allocated.
+	bootPercent = 100
+	// loadPercent is for loads under which it has not either. The smallest heap that is collected
+	// is then smallHeap.
+	loadPercent = 200
+	smallHeap   = loadPercent / 100 * 4 << 20
+)
 
 // collect sets how eagerly the heap is collected, unless the environment does.
 func collect(percent int) {
@@ -28,29 +34,80 @@ func collect(percent int) {
 	}
 }
 
-// afterBoot is how long background steps get before memory is given back. On a slow machine they
-// need longer, hence it is done again after twice that time, and so on.
-const afterBoot = time.Second
+const (
+	// afterBoot is how long background steps get before memory is given back. On a slow machine
+	// they need longer, hence it is done again after twice that time, and so on.
+	afterBoot = time.Second
+	// again is the longest pause: often enough that what one task needed is not held for long,
+	// seldom enough to cost nothing.
+	again = 5 * time.Minute
+	// often is a pause between two collections at which they show in the answers' times: each
+	// holds up the requests of a millisecond or two.
+	often = 50 * time.Millisecond
+	// afterLoad is how long there is no collection when a load is over.
+	afterLoad = time.Second
+)
 
-// again is the longest pause: often enough that what one task needed is not held for long, seldom
-// enough to cost nothing.
-const again = 5 * time.Minute
-
-// giveBack returns what the agent does not need any more to the system, once the boot is over and
-// then from time to time.
+// giveBack returns what the agent does not need any more to the system, once the boot is over, then
+// from time to time, and after each load. Under load it lets a small heap grow.
 func giveBack(ctx context.Context) {
-	collect(gcPercent)
-	for pause := afterBoot; ; pause = min(2*pause, again) {
-		timer := time.NewTimer(pause)
+	percent := gcPercent
+	collect(percent)
+	collected := collections()
+	var last time.Time
+	pause := afterBoot
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	for {
 		select {
 		case <-ctx.Done():
-			timer.Stop()
 			return
+		case now := <-collected:
+			if percent == loadPercent || now.Sub(last) < often {
+				var m runtime.MemStats
+				runtime.ReadMemStats(&m)
+				if want := pace(percent, m.NextGC); want != percent {
+					percent = want
+					collect(percent)
+				}
+				pause = afterLoad
+				timer.Reset(pause)
+			}
+			last = now
 		case <-timer.C:
+			percent = gcPercent
+			collect(percent)
+			debug.FreeOSMemory()
+			advise()
+			pause = min(2*pause, again)
+			timer.Reset(pause)
 		}
-		debug.FreeOSMemory()
-		advise()
 	}
+}
+
+// pace is how far the heap may grow under load, if it is now collected at next bytes: to smallHeap,
+// and where more than that is in use not further than otherwise.
+func pace(percent int, next uint64) int {
+	if used := next / uint64(100+percent) * 100; used*(100+loadPercent)/100 <= smallHeap {
+		return loadPercent
+	}
+	return gcPercent
+}
+
+// collections tells of each collection of the heap. It rests on a finalizer that is set again each
+// time it has run, so that an agent with nothing to do is not woken to look.
+func collections() <-chan time.Time {
+	collected := make(chan time.Time, 1)
+	var rearm func(*[16]byte)
+	rearm = func(sentinel *[16]byte) {
+		select {
+		case collected <- time.Now():
+		default:
+		}
+		runtime.SetFinalizer(sentinel, rearm)
+	}
+	runtime.SetFinalizer(new([16]byte), rearm)
+	return collected
 }
 
 // advise tells the kernel how little the agent needs. What of the program's own file was touched is

@@ -1,10 +1,73 @@
 package main
 
 import (
+	"context"
 	"reflect"
+	"runtime"
+	"runtime/debug"
 	"strings"
 	"testing"
+	"time"
 )
+
+func TestASmallHeapMayGrowUnderLoad(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		percent int
+		next    uint64
+		want    int
+	}{
+		{"the smallest heap", gcPercent, 2 << 20, loadPercent},
+		{"small", gcPercent, 3 << 20, loadPercent},
+		{"not small", gcPercent, 6 << 20, gcPercent},
+		{"large", gcPercent, 1 << 30, gcPercent},
+		{"has grown", loadPercent, smallHeap, loadPercent},
+		{"more is in use than it was", loadPercent, smallHeap + 1<<20, gcPercent},
+	} {
+		if got := pace(c.percent, c.next); got != c.want {
+			t.Errorf("%s: %d %% and %d bytes: got %d %%, want %d", c.name, c.percent, c.next, got, c.want)
+		}
+	}
+}
+
+// The load is garbage as requests leave it behind; over means that nothing is collected any more.
+func TestCollectionIsEagerAgainAfterALoad(t *testing.T) {
+	t.Setenv("GOGC", "")
+	before := debug.SetGCPercent(100)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { giveBack(ctx); close(done) }()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+		debug.SetGCPercent(before)
+	})
+	goal := func() uint64 {
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.NextGC
+	}
+	until := func(what string, reached func() bool) {
+		t.Helper()
+		for deadline := time.Now().Add(30 * time.Second); !reached(); {
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: the heap is collected at %d bytes", what, goal())
+			}
+		}
+	}
+	until("under load", func() bool {
+		for range 100 {
+			garbage = make([]byte, 10<<10)
+		}
+		return goal() == smallHeap
+	})
+	until("after it", func() bool {
+		time.Sleep(10 * time.Millisecond)
+		return goal() < smallHeap/2
+	})
+}
+
+var garbage []byte
 
 func TestOnlyUntouchedPartsOfTheProgramAreDropped(t *testing.T) {
 	smaps := `00400000-00a00000 r-xp 00000000 fe:00 123 /var/vcap/bosh/bin/bosh-agent

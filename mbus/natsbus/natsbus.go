@@ -151,16 +151,24 @@ func (b *Bus) receive(ctx context.Context, l *link, data []byte) {
 		return
 	}
 	r.Identity = identityOf(r, data)
-	server := l.server()
-	b.options.Handler.Handle(ctx, r, func(reply mbus.Reply) {
-		if !reply.Silent() && r.ReplyTo != "" {
+	b.options.Handler.Handle(ctx, r, b.answer(l, r.Method, r.ReplyTo))
+}
+
+// answer returns what a request that came over l is answered with.
+func (b *Bus) answer(l *link, method, replyTo string) func(mbus.Reply) {
+	server := ""
+	if b.options.Audit != nil {
+		server = l.server()
+	}
+	return func(reply mbus.Reply) {
+		if !reply.Silent() && replyTo != "" {
 			via := b.route(l)
-			via.send(message{subject: r.ReplyTo, data: reply.Encode(via.limit.bytes())})
+			via.send(message{subject: replyTo, data: reply.Encode(via.limit.bytes())})
 		}
 		if b.options.Audit != nil {
-			b.options.Audit.Record(mbus.NATSEvent(r, reply, server, b.hostname))
+			b.options.Audit.Record(mbus.NATSEvent(method, replyTo, reply, server, b.hostname))
 		}
-	})
+	}
 }
 
 // route is the way back of a reply: that of its request while it is open, else the current one.

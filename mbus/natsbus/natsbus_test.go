@@ -309,7 +309,8 @@ func (a audit) Record(e mbus.Event) { a <- e.String() }
 func TestSubjects(t *testing.T) {
 	for s, want := range map[string]bool{
 		"director.7c1e.a.b": true, "a": true, "": false, "a..b": false, "a.*": false, "a.>": false,
-		"a b": false, "a\r\nPUB": false, "a.": false, strings.Repeat("a", 2000): false,
+		"a b": false, "a\r\nPUB": false, "a.": false, ".a": false,
+		"*": false, ">.a": false, "a*.b>": true, "ä.b": true, "a\x7f": false, "a.\tb": false, strings.Repeat("a", 2000): false,
 	} {
 		if got := validSubject(s); got != want {
 			t.Errorf("%q: got %v, want %v", s, got, want)

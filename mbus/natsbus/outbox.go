@@ -16,7 +16,7 @@ const (
 	// old report would be taken for a new one.
 	outboxAge = time.Minute
 	// confirmEvery is the pause between two questions whether the server has everything.
-	confirmEvery = 100 * time.Millisecond
+	confirmEvery = 20 * time.Millisecond
 )
 
 // limit is the largest message that the server takes.
@@ -38,7 +38,6 @@ type message struct {
 	subject string
 	data    []byte
 	at      time.Time
-	number  uint64 // in the order of sending
 }
 
 // outbox sends messages and keeps each until the server has confirmed that it came this far. A
@@ -48,7 +47,7 @@ type outbox struct {
 	mu          sync.Mutex
 	nc          *nats.Conn // nil while not connected
 	waiting     []message  // not sent on the current connection
-	unconfirmed []message  // sent on the current connection
+	unconfirmed []message  // the last ones that were sent on the current connection
 	bytes       int        // of both
 	sent        uint64     // messages so far
 	confirming  bool
@@ -70,7 +69,6 @@ func (o *outbox) send(m message) {
 	o.bytes += len(m.data)
 	if o.nc != nil && o.nc.Publish(m.subject, m.data) == nil {
 		o.sent++
-		m.number = o.sent
 		o.unconfirmed = append(o.unconfirmed, m)
 		if !o.confirming {
 			o.confirming = true
@@ -107,12 +105,15 @@ func (o *outbox) confirm(nc *nats.Conn) {
 		return // detach has taken over what was unconfirmed
 	}
 	if err == nil {
-		done := 0
-		for done < len(o.unconfirmed) && o.unconfirmed[done].number <= last {
-			o.bytes -= len(o.unconfirmed[done].data)
-			done++
+		done := max(0, len(o.unconfirmed)-int(o.sent-last))
+		for _, m := range o.unconfirmed[:done] {
+			o.bytes -= len(m.data)
 		}
-		o.unconfirmed = slices.Clone(o.unconfirmed[done:])
+		// Under load the room is used again; a burst that is over leaves none behind.
+		o.unconfirmed = slices.Delete(o.unconfirmed, 0, done)
+		if len(o.unconfirmed) == 0 {
+			o.unconfirmed = nil
+		}
 	}
 	if o.confirming = len(o.unconfirmed) > 0; o.confirming {
 		time.AfterFunc(confirmEvery, func() { o.confirm(nc) })
