@@ -25,6 +25,9 @@ type Step struct {
 	Name string
 	// Needs are the steps that must have ended well (or with a warning) before this one.
 	Needs []string
+	// Yields are steps that go first as long as they run or could: this one keeps the same service
+	// manager busy and nobody waits for it. One that must wait for something else is not waited for.
+	Yields []string
 	// If decides, once Needs are done, whether there is anything to do; nil means always.
 	If func() bool
 	// Deadline bounds the step; zero means that only the boot's own context does.
@@ -219,14 +222,14 @@ func (b *boot) warn(step, text string) {
 // ErrTable means that the table itself is wrong: a need that no step provides, or a circle.
 var ErrTable = errors.New("boot table")
 
-// check proves that every need is provided by an earlier row, which also excludes circles.
+// check proves that every step that is waited for is an earlier row, which also excludes circles.
 func check(steps []Step) error {
 	seen := map[string]bool{}
 	for _, s := range steps {
 		if s.Name == "" || s.Run == nil || seen[s.Name] {
 			return fmt.Errorf("%w: row %q has no name, no function, or a name used before", ErrTable, s.Name)
 		}
-		for _, need := range s.Needs {
+		for _, need := range slices.Concat(s.Needs, s.Yields) {
 			if !seen[need] {
 				return fmt.Errorf("%w: %s needs %q, which no earlier row provides", ErrTable, s.Name, need)
 			}
@@ -265,18 +268,19 @@ func (e Engine) Run(ctx context.Context, steps []Step) (Verdict, func(), error) 
 	results := make(chan ended)
 	var background sync.WaitGroup
 	finished := map[string]bool{}
+	over := map[string]bool{} // finished or failed
 	started := make([]bool, len(steps))
 	running, failure := 0, Verdict{}
 
 	launch := func() {
 		for i, s := range steps {
-			if started[i] || failure.Cause != nil && !s.Always || !all(finished, s.Needs) {
+			if started[i] || failure.Cause != nil && !s.Always || !all(finished, s.Needs) || yields(steps, s.Yields, finished, over) {
 				continue
 			}
 			started[i] = true
 			if s.Background {
 				background.Go(func() { _ = b.runStep(ctx, s) })
-				finished[s.Name] = true
+				finished[s.Name], over[s.Name] = true, true
 				continue
 			}
 			running++
@@ -291,6 +295,7 @@ func (e Engine) Run(ctx context.Context, steps []Step) (Verdict, func(), error) 
 		r := <-results
 		running--
 		s := steps[r.index]
+		over[s.Name] = true
 		switch {
 		case r.err == nil:
 			finished[s.Name] = true
@@ -323,6 +328,16 @@ func all(finished map[string]bool, needs []string) bool {
 		}
 	}
 	return true
+}
+
+// yields reports whether one of the named steps runs or could begin.
+func yields(steps []Step, names []string, finished, over map[string]bool) bool {
+	for _, s := range steps {
+		if slices.Contains(names, s.Name) && !over[s.Name] && all(finished, s.Needs) {
+			return true
+		}
+	}
+	return false
 }
 
 // Advised is an error that knows what an operator can do about it.

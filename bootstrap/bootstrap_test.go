@@ -128,6 +128,46 @@ func TestPatienceEndsInAVerdictThatCanHeal(t *testing.T) {
 	}
 }
 
+func TestAStepYieldsToWhatReadyWaitsFor(t *testing.T) {
+	begins := func(disk, monit func(context.Context, *Span) error) (dns time.Duration, v Verdict) {
+		synctest.Test(t, func(t *testing.T) {
+			e, _ := engine(t)
+			start := time.Now()
+			var wait func()
+			var err error
+			v, wait, err = e.Run(t.Context(), []Step{
+				{Name: "directories", Run: pause(time.Second)},
+				{Name: "disk", Run: disk},
+				{Name: "monit", Needs: []string{"directories", "disk"}, Run: monit},
+				{Name: "dns", Needs: []string{"directories"}, Yields: []string{"monit"}, Always: true, Background: true, Run: func(context.Context, *Span) error {
+					dns = time.Since(start)
+					return nil
+				}},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			wait()
+		})
+		return dns, v
+	}
+	broken := func(context.Context, *Span) error { return errors.New("broken") }
+	for _, c := range []struct {
+		name        string
+		disk, monit func(context.Context, *Span) error
+		want        time.Duration
+		state       status.State
+	}{
+		{"behind a step that can begin", pause(0), pause(2 * time.Second), 3 * time.Second, status.Ready},
+		{"not behind one that must wait itself", pause(time.Minute), pause(time.Second), time.Second, status.Ready},
+		{"behind one that fails", pause(0), broken, time.Second, status.Failed},
+	} {
+		if got, v := begins(c.disk, c.monit); got != c.want || v.State != c.state {
+			t.Errorf("%s: began after %v, %s; want %v, %s", c.name, got, v.State, c.want, c.state)
+		}
+	}
+}
+
 func TestFirstFailureCancelsTheRestAndIsTheVerdict(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, path := engine(t)

@@ -14,6 +14,8 @@ const settingsPatience = 20 * time.Second
 // another has failed the boot, because the verdict travels over it.
 func Steps(m *Machine) []Step {
 	has := func(part bool) func() bool { return func() bool { return part } }
+	// The service manager does one thing at a time, and ready waits for the supervisor's start.
+	supervision := []string{"job-directories", "supervisor"}
 	return []Step{
 		{Name: "runtime-hook", Optional: true, Deadline: time.Minute, If: has(m.Host != nil && m.Tree != nil), Run: m.runtimeHook},
 		{Name: "settings", Patience: settingsPatience, Run: m.loadSettings,
@@ -36,15 +38,15 @@ func Steps(m *Machine) []Step {
 		{Name: "persistent-disk", Needs: []string{"ephemeral-disk"}, Deadline: 15 * time.Minute, If: has(m.Disks != nil), Run: m.mountPersistentDisk,
 			Advice: "attach the persistent disk again, or let the Director detach it"},
 		{Name: "directories", Needs: []string{"ephemeral-disk"}, Deadline: 2 * time.Minute, If: has(m.Tree != nil), Run: m.makeDirectories},
-		// The resolver is restarted, and its private /var/tmp cannot be made while ours is bound there.
-		{Name: "dns", Needs: []string{"directories", "network"}, Background: true, Deadline: time.Minute, If: has(m.SetDNS != nil), Run: m.setDNS},
-		{Name: "time", Needs: []string{"directories", "network"}, Background: true, Deadline: 3 * time.Minute, If: has(m.Host != nil), Run: m.setTimeServers},
-		{Name: "audit", Needs: []string{"directories"}, Background: true, Deadline: time.Minute, If: has(m.Host != nil), Run: m.startAuditing},
 		{Name: "boot-once", Needs: []string{"directories"}, Deadline: time.Minute, If: m.inMemory, Run: m.armBootOnce},
 		{Name: "job-directories", Needs: []string{"directories"}, Deadline: time.Minute, If: has(m.JobDirectories != nil), Run: m.makeJobDirectories,
 			Advice: "look at bosh/spec.json below the base directory"},
 		{Name: "supervisor", Needs: []string{"job-directories", "persistent-disk", "firewall"}, Deadline: 2 * time.Minute,
 			If: has(m.StartSupervisor != nil), Run: m.startSupervisor, Advice: "see the journal of the monit service"},
+		// The resolver is restarted, and its private /var/tmp cannot be made while ours is bound there.
+		{Name: "dns", Always: true, Needs: []string{"directories", "network"}, Yields: supervision, Background: true, Deadline: time.Minute, If: has(m.SetDNS != nil), Run: m.setDNS},
+		{Name: "time", Needs: []string{"directories", "network"}, Yields: supervision, Background: true, Deadline: 3 * time.Minute, If: has(m.Host != nil), Run: m.setTimeServers},
+		{Name: "audit", Needs: []string{"directories"}, Yields: supervision, Background: true, Deadline: time.Minute, If: has(m.Host != nil), Run: m.startAuditing},
 		{Name: "dev-tools", Needs: []string{"settings"}, Optional: true, Deadline: 5 * time.Minute, If: has(m.Host != nil), Run: m.removeDevTools},
 	}
 }
