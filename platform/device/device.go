@@ -150,8 +150,9 @@ type stage struct {
 
 type search struct {
 	stages []stage
-	paths  []string
-	links  []string
+	paths  []string // looked at one by one; they may be missing
+	links  []string // directories whose links are looked at
+	disks  bool     // all disks of the machine are looked at
 	rescan bool
 }
 
@@ -190,7 +191,7 @@ func (r *Resolver) search(h Hint) (s search, err error) {
 		return impossible("iSCSI disks are not supported by this agent; attach the disk so that it has a device path")
 	case o.Type == "virtio":
 		if h.CID != "" {
-			s.links = append(s.links, "/dev/disk/by-id")
+			s.links, s.disks = append(s.links, "/dev/disk/by-id"), true
 			s.stages = append(s.stages, stage{match: byID(h.CID, r.pattern, o.IDReplacement), limit: byIDGrace})
 		}
 		if h.Path != "" {
@@ -200,11 +201,11 @@ func (r *Resolver) search(h Hint) (s search, err error) {
 		}
 	case o.Type == "scsi" && h.DeviceID != "":
 		s.links = append(s.links, "/dev/disk/by-id")
-		s.stages, s.rescan = append(s.stages, stage{match: scsiID(h.DeviceID), limit: scsiLimit}), true
+		s.stages, s.disks, s.rescan = append(s.stages, stage{match: scsiID(h.DeviceID), limit: scsiLimit}), true, true
 	case o.Type == "scsi" && h.VolumeID != "":
-		s.stages, s.rescan = append(s.stages, stage{match: scsiVolume(h.VolumeID), limit: volumeLimit}), true
+		s.stages, s.disks, s.rescan = append(s.stages, stage{match: scsiVolume(h.VolumeID), limit: volumeLimit}), true, true
 	case o.Type == "scsi" && h.LUN != "" && h.HostDeviceID != "":
-		s.stages, s.rescan = append(s.stages, stage{match: scsiLUN(h.LUN, h.HostDeviceID), limit: scsiLimit}), true
+		s.stages, s.disks, s.rescan = append(s.stages, stage{match: scsiLUN(h.LUN, h.HostDeviceID), limit: scsiLimit}), true, true
 	case o.Type == "scsi":
 	case h.Path != "":
 		s.paths = []string{h.Path}
@@ -299,7 +300,7 @@ func (r *Resolver) Resolve(ctx context.Context, h Hint) (Device, error) {
 
 // once evaluates all stages on a fresh snapshot. An empty path without error means not yet.
 func (r *Resolver) once(s search, h Hint, waited time.Duration) (Device, []string, error) {
-	now, err := observe(r.options.Root, s.links, s.paths)
+	now, err := observe(r.options.Root, s)
 	if err != nil {
 		return Device{}, nil, fmt.Errorf("find disk %s: %w", h, err)
 	}

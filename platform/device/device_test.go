@@ -345,7 +345,7 @@ func TestSnapshotFromSysfs(t *testing.T) {
 	link("sys/devices/pci/virtio1/block/vdb", "sys/block/vdb")
 	link("sys/devices/vmbus/f8", "sys/bus/vmbus/devices/f8")
 	mk("dev/disk/by-id/x", "")
-	s, err := observe(root, []string{"/dev/disk/by-id", "/dev/disk/none"}, []string{"/dev/none"})
+	s, err := observe(root, search{links: []string{"/dev/disk/by-id", "/dev/disk/none"}, paths: []string{"/dev/none"}, disks: true})
 	if err != nil {
 		t.Fatal(err)
 	}

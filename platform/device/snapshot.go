@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"sort"
 	"strings"
 
@@ -41,14 +42,17 @@ type Disk struct {
 	Holders []string
 }
 
+// anonymous are devices that no IaaS names and that have no serial number. A machine has dozens of them.
+var anonymous = regexp.MustCompile(`^(loop|ram|zram)\d+$`)
+
 var scsiAddress = regexp.MustCompile(`/(\d+:\d+:\d+:\d+)/block/[^/]+$`)
 
-// observe reads the machine below root. links are directories whose links are read, paths are
-// looked at one by one; both may be missing.
-func observe(root string, links, paths []string) (Snapshot, error) {
+// observe reads of the machine below root what the search looks at.
+func observe(root string, of search) (Snapshot, error) {
 	s := Snapshot{Nodes: map[string]Node{}, VMBus: map[string]string{}}
 	s.Udev = exists(filepath.Join(root, "run/udev"))
-	for _, dir := range links {
+	paths := slices.Clone(of.paths)
+	for _, dir := range of.links {
 		entries, err := os.ReadDir(filepath.Join(root, dir))
 		if err != nil {
 			continue // not there yet
@@ -62,11 +66,17 @@ func observe(root string, links, paths []string) (Snapshot, error) {
 			s.Nodes[p] = n
 		}
 	}
+	if !of.disks {
+		return s, nil
+	}
 	disks, err := filepath.Glob(filepath.Join(root, "sys/block/*"))
 	if err != nil {
 		return s, err
 	}
 	for _, link := range disks {
+		if anonymous.MatchString(filepath.Base(link)) {
+			continue
+		}
 		if d, ok := readDisk(root, link); ok {
 			s.Disks = append(s.Disks, d)
 		}

@@ -2,6 +2,7 @@ package filesystem
 
 import (
 	"bufio"
+	"bytes"
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
@@ -128,9 +129,10 @@ func swapCall(number uintptr, device string) error {
 	return nil
 }
 
-// Wipe overwrites every place where a signature may be within [start, start+length) of the
-// device, so that nothing there is recognised any more. It is for disks whose content is
-// disposable by contract or was released by the operator.
+// Wipe clears every place where a signature may be within [start, start+length) of the device,
+// so that nothing there is recognised any more. What reads as zeros is not written: a fresh volume
+// stays as sparse as it is, and the next flush has little to do. It is for disks whose content
+// is disposable by contract or was released by the operator.
 func Wipe(f interface {
 	io.ReaderAt
 	io.WriterAt
@@ -138,13 +140,16 @@ func Wipe(f interface {
 	if length <= 0 {
 		return nil
 	}
-	zero := make([]byte, 64<<10)
+	zero, have := make([]byte, wipeChunk), make([]byte, wipeChunk)
 	clear := func(from, to int64) error {
 		from, to = max(from, 0), min(to, length)
 		for from < to {
-			n := min(int64(len(zero)), to-from)
-			if _, err := f.WriteAt(zero[:n], start+from); err != nil {
-				return fmt.Errorf("wipe %d bytes at %d: %w", n, start+from, err)
+			n := min(wipeChunk, to-from)
+			// What cannot be read is written all the same: that may heal it.
+			if _, err := f.ReadAt(have[:n], start+from); err != nil || !bytes.Equal(have[:n], zero[:n]) {
+				if _, err := f.WriteAt(zero[:n], start+from); err != nil {
+					return fmt.Errorf("wipe %d bytes at %d: %w", n, start+from, err)
+				}
 			}
 			from += n
 		}
@@ -163,3 +168,5 @@ func Wipe(f interface {
 	}
 	return nil
 }
+
+const wipeChunk = 64 << 10
