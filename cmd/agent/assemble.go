@@ -46,6 +46,7 @@ type services interface {
 	Start(ctx context.Context, name string) error
 	Kill(ctx context.Context, name string, signal syscall.Signal) error
 	Setup(ctx context.Context, name string) error
+	Running(ctx context.Context, name string) bool
 	Restart(ctx context.Context, name string) error
 	Reload(ctx context.Context, name string) error
 	PowerOff(ctx context.Context) error
@@ -275,6 +276,9 @@ func setDNS(ctx context.Context, k *resolver.Kernel, servers []netip.Addr) error
 	})
 }
 
+// monitUnit is the service that runs monit.
+const monitUnit = "monit"
+
 // startMonit writes monit's account, once, and starts the daemon.
 func (a *app) startMonit(ctx context.Context, manager services) error {
 	if err := writeMonitUser(a.dirs); err != nil {
@@ -283,10 +287,13 @@ func (a *app) startMonit(ctx context.Context, manager services) error {
 	if err := jobs.KeepStopped(a.dirs); err != nil {
 		return err
 	}
-	if err := manager.Setup(ctx, "monit"); err != nil {
+	if manager.Running(ctx, monitUnit) {
+		return nil // the agent has been started again
+	}
+	if err := manager.Setup(ctx, monitUnit); err != nil {
 		return err
 	}
-	return monit.Unit{Services: manager, Name: "monit"}.Start(ctx)
+	return monit.Unit{Services: manager, Name: monitUnit}.Start(ctx)
 }
 
 // writeMonitUser makes an account for monit's interface unless there is one. The name is what

@@ -157,8 +157,10 @@ func (a *app) run(ctx context.Context) int {
 		return exitBad
 	}
 	a.go_(func() { a.feedWatchdog(ctx) })
-	if systemd, ok := a.manager.(interface{ Warm(context.Context) }); ok {
-		a.go_(func() { systemd.Warm(ctx) })
+	if systemd, ok := a.manager.(interface {
+		Warm(context.Context, ...string)
+	}); ok {
+		a.go_(func() { systemd.Warm(ctx, monitUnit) })
 	}
 	if err := a.boot(ctx); err != nil {
 		a.log.WithError(err).Error("agent stops")

@@ -166,7 +166,7 @@ func (a *app) supervisor() jobs.Supervisor {
 	case "dummy-nats":
 		return &dummysupervisor.Dummy{StatusFile: filepath.Join(a.dirs.Bosh(), "dummy-nats-job-supervisor-status.json")}
 	}
-	client := &monit.Client{URL: monit.DefaultURL, UserFile: a.dirs.MonitUser(), Daemon: monit.Unit{Services: a.manager, Name: "monit"}}
+	client := &monit.Client{URL: monit.DefaultURL, UserFile: a.dirs.MonitUser(), Daemon: monit.Unit{Services: a.manager, Name: monitUnit}}
 	return monit.Supervisor{Client: client}
 }
 

@@ -89,6 +89,12 @@ func (r *Runit) State(_ context.Context, name string) (State, error) {
 	return state, nil
 }
 
+// Running reports whether a service is up already, so that there is nothing to start.
+func (r *Runit) Running(ctx context.Context, name string) bool {
+	state, err := r.State(ctx, name)
+	return err == nil && state.Active == "active"
+}
+
 // PowerOff turns the machine off, in order.
 func (r *Runit) PowerOff(ctx context.Context) error { return r.run(ctx, "shutdown", "-P", "now") }
 

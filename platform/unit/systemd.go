@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -37,8 +38,10 @@ type Systemd struct {
 	Self string
 
 	once sync.Once
-	turn chan struct{} // guards conn; a channel, so that waiting for it can end
+	turn chan struct{} // guards conn and behind; a channel, so that waiting for it can end
 	conn *dbus.Conn
+	// behind are the units that Warm has looked at: whether they are ordered after our own.
+	behind map[string]bool
 
 	// reboot is the last resort when nobody takes the request to power off; nil means
 	// reboot(2). A test must never reach that.
@@ -126,15 +129,35 @@ func wake(ctx context.Context, conn *dbus.Conn) error {
 	return errors.New("systemd does not answer")
 }
 
-// Warm connects ahead of the first request, which then need not wait for it.
-func (s *Systemd) Warm(ctx context.Context) {
-	if _, err := s.connect(ctx); err != nil && s.Log != nil {
-		s.Log.WithError(err).Debug("systemd is not reachable yet")
+// Warm connects ahead of the first request, which then need not wait for it, and has systemd load
+// the units that will be started.
+func (s *Systemd) Warm(ctx context.Context, units ...string) {
+	conn, err := s.connect(ctx)
+	if err != nil {
+		if s.Log != nil {
+			s.Log.WithError(err).Debug("systemd is not reachable yet")
+		}
+		return
+	}
+	for _, name := range units {
+		if is, ok := s.isBehind(ctx, conn, name); ok && s.lock(ctx) == nil {
+			if s.behind == nil {
+				s.behind = map[string]bool{}
+			}
+			s.behind[name] = is
+			s.unlock()
+		}
 	}
 }
 
 // Setup does nothing: the stemcell has installed the unit. It exists for runit's sake.
 func (s *Systemd) Setup(context.Context, string) error { return nil }
+
+// Running reports whether a unit is up already, so that there is nothing to start.
+func (s *Systemd) Running(ctx context.Context, name string) bool {
+	conn, err := s.connect(ctx)
+	return err == nil && text(property(ctx, conn, pathOf(name), "ActiveState")) == "active"
+}
 
 // Start starts a unit and waits until it is up; one that runs already is a success.
 func (s *Systemd) Start(ctx context.Context, name string) error {
@@ -142,12 +165,14 @@ func (s *Systemd) Start(ctx context.Context, name string) error {
 		return err
 	}
 	// A start that a condition turned down ends with the result "done" all the same.
-	state, held, err := s.state(ctx, name)
+	conn, err := s.connect(ctx)
 	if err != nil {
-		return err
+		return fmt.Errorf("start %s: %w", name, err)
 	}
-	if state.Active == "inactive" && !held {
-		return fmt.Errorf("start %s: %w", name, ErrCondition)
+	if text(property(ctx, conn, pathOf(name), "ActiveState")) == "inactive" {
+		if held, ok := property(ctx, conn, pathOf(name), "ConditionResult").Value().(bool); ok && !held {
+			return fmt.Errorf("start %s: %w", name, ErrCondition)
+		}
 	}
 	return nil
 }
@@ -160,28 +185,56 @@ func (s *Systemd) startMode(ctx context.Context, name string) string {
 	if err != nil {
 		return usual // the start itself will say so
 	}
-	manager := conn.Object(systemdName, systemdPath)
-	var self dbus.ObjectPath
-	if s.Self != "" {
-		err = manager.CallWithContext(ctx, managerFace+".LoadUnit", 0, full(s.Self)).Store(&self)
-	} else {
-		err = manager.CallWithContext(ctx, managerFace+".GetUnitByPID", 0, uint32(os.Getpid())).Store(&self)
+	if s.lock(ctx) != nil {
+		return usual
 	}
+	behind, known := s.behind[name]
+	s.unlock()
+	if !known {
+		behind, known = s.isBehind(ctx, conn, name)
+	}
+	if !known || !behind {
+		return usual
+	}
+	self, err := s.self(ctx, conn)
+	if err != nil || text(property(ctx, conn, self, "ActiveState")) != "activating" {
+		return usual
+	}
+	return atOnce
+}
+
+// isBehind reports whether a unit is ordered after our own; ok is false where that cannot be told,
+// as for a process that is no service.
+func (s *Systemd) isBehind(ctx context.Context, conn *dbus.Conn, name string) (behind, ok bool) {
+	self, err := s.self(ctx, conn)
 	if err != nil {
-		return usual // not a service, so nobody waits for us
+		return false, false
 	}
-	if text(property(ctx, conn, self, "ActiveState")) != "activating" {
-		return usual
+	after, ok := property(ctx, conn, pathOf(name), "After").Value().([]string)
+	return slices.Contains(after, text(property(ctx, conn, self, "Id"))), ok
+}
+
+func (s *Systemd) self(ctx context.Context, conn *dbus.Conn) (path dbus.ObjectPath, err error) {
+	if s.Self != "" {
+		return pathOf(s.Self), nil
 	}
-	var path dbus.ObjectPath
-	if manager.CallWithContext(ctx, managerFace+".LoadUnit", 0, full(name)).Store(&path) != nil {
-		return usual
+	err = conn.Object(systemdName, systemdPath).CallWithContext(ctx, managerFace+".GetUnitByPID", 0, uint32(os.Getpid())).Store(&path)
+	return path, err
+}
+
+// pathOf is the object that stands for a unit. systemd loads the unit when the object is asked for.
+func pathOf(name string) dbus.ObjectPath {
+	var path strings.Builder
+	path.WriteString("/org/freedesktop/systemd1/unit/")
+	for i, c := range []byte(full(name)) {
+		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
+		if letter || i > 0 && c >= '0' && c <= '9' {
+			path.WriteByte(c)
+		} else {
+			fmt.Fprintf(&path, "_%02x", c)
+		}
 	}
-	after, _ := property(ctx, conn, path, "After").Value().([]string)
-	if slices.Contains(after, text(property(ctx, conn, self, "Id"))) {
-		return atOnce
-	}
-	return usual
+	return dbus.ObjectPath(path.String())
 }
 
 // property is one property of a unit, empty if it cannot be had. systemd collects all of them in
@@ -229,12 +282,7 @@ func (s *Systemd) Kill(ctx context.Context, name string, signal syscall.Signal) 
 }
 
 // State says how a unit is. A unit that does not exist has Load "not-found".
-func (s *Systemd) State(ctx context.Context, name string) (State, error) {
-	state, _, err := s.state(ctx, name)
-	return state, err
-}
-
-func (s *Systemd) state(ctx context.Context, name string) (state State, held bool, err error) {
+func (s *Systemd) State(ctx context.Context, name string) (state State, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("state of %s: %w", name, typed(err))
@@ -242,24 +290,19 @@ func (s *Systemd) state(ctx context.Context, name string) (state State, held boo
 	}()
 	conn, err := s.connect(ctx)
 	if err != nil {
-		return State{}, false, err
+		return State{}, err
 	}
-	var path dbus.ObjectPath
-	if err = conn.Object(systemdName, systemdPath).CallWithContext(ctx, managerFace+".LoadUnit", 0, full(name)).Store(&path); err != nil {
-		return State{}, false, err
-	}
-	of, err := properties(ctx, conn, path, unitFace)
+	of, err := properties(ctx, conn, pathOf(name), unitFace)
 	if err != nil {
-		return State{}, false, err
+		return State{}, err
 	}
 	state = State{Load: text(of["LoadState"]), Active: text(of["ActiveState"]), Sub: text(of["SubState"])}
-	held, _ = of["ConditionResult"].Value().(bool)
 	// Only services have these; for another kind of unit their absence is no error.
-	if of, err := properties(ctx, conn, path, serviceFace); err == nil {
+	if of, err := properties(ctx, conn, pathOf(name), serviceFace); err == nil {
 		pid, _ := of["MainPID"].Value().(uint32)
 		state.MainPID, state.Result = int(pid), text(of["Result"])
 	}
-	return state, held, nil
+	return state, nil
 }
 
 // job asks for a change and waits for systemd to say how it ended. A connection lost in the
@@ -280,7 +323,7 @@ func (s *Systemd) job(ctx context.Context, verb, method, name, mode string) erro
 	}
 	failed := &JobError{Job: verb, Unit: name, Result: result}
 	// The state only enriches the error; without it the result still stands.
-	failed.State, _, _ = s.state(ctx, name)
+	failed.State, _ = s.State(ctx, name)
 	return failed
 }
 

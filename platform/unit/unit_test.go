@@ -55,8 +55,9 @@ func (s systemd) answer(p *peer, c net.Conn, m *dbus.Message) {
 		}
 	case "GetUnitByPID":
 		p.fail(c, m, "org.freedesktop.systemd1.NoUnitForPID", "not a service")
-	case "LoadUnit":
-		p.reply(c, m, dbus.ObjectPath("/org/freedesktop/systemd1/unit/monit_2eservice"))
+	case "Get":
+		of := map[string]any{"ActiveState": s.active, "ConditionResult": s.condition}
+		p.reply(c, m, dbus.MakeVariant(of[m.Body[1].(string)]))
 	case "GetAll":
 		if m.Body[0] == unitFace {
 			p.reply(c, m, map[string]dbus.Variant{"LoadState": dbus.MakeVariant("loaded"), "ActiveState": dbus.MakeVariant(s.active),
@@ -213,8 +214,60 @@ func TestSystemdOverTheBusWhenItsOwnSocketIsMissing(t *testing.T) {
 	if err := s.Start(bounded(t), "monit"); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := p.members(), "Hello AddMatch Subscribe GetUnitByPID StartUnit LoadUnit GetAll GetAll"; got != want {
+	if got, want := p.members(), "Hello AddMatch Subscribe GetUnitByPID StartUnit Get"; got != want {
 		t.Errorf("got calls %q, want %q", got, want)
+	}
+}
+
+// TestWhatIsOrderedAfterUsIsStartedAtOnce: systemd would let it wait until we are ready, and we
+// wait for it. What Warm has learned is not asked again.
+func TestWhatIsOrderedAfterUsIsStartedAtOnce(t *testing.T) {
+	for _, tc := range []struct {
+		name, after, self string
+		warm              bool
+		mode, calls       string
+	}{
+		{"behind us", "bosh-agent.service", "activating", false, "ignore-dependencies", "Get Get Get StartUnit Get"},
+		{"behind us, known before", "bosh-agent.service", "activating", true, "ignore-dependencies", "Get Get Get StartUnit Get"},
+		{"behind us, and we are ready", "bosh-agent.service", "active", true, "replace", "Get Get Get StartUnit Get"},
+		{"behind another", "basic.target", "activating", true, "replace", "Get Get StartUnit Get"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			root := t.TempDir()
+			modes := make(chan string, 1)
+			p := listen(t, filepath.Join(root, "run/systemd/private"), func(p *peer, c net.Conn, m *dbus.Message) {
+				switch m.Headers[dbus.FieldMember].Value() {
+				case "StartUnit":
+					mode, _ := m.Body[1].(string)
+					modes <- mode
+				case "Get":
+					of := map[string]any{"After": []string{tc.after}, "Id": "bosh-agent.service", "ActiveState": "active"}
+					if m.Headers[dbus.FieldPath].Value() == dbus.ObjectPath("/org/freedesktop/systemd1/unit/bosh_2dagent_2eservice") {
+						of["ActiveState"] = tc.self
+					}
+					p.reply(c, m, dbus.MakeVariant(of[m.Body[1].(string)]))
+					return
+				}
+				systemd{result: "done"}.answer(p, c, m)
+			})
+			s := &Systemd{Root: root, Self: "bosh-agent"}
+			t.Cleanup(s.Close)
+			if tc.warm {
+				s.Warm(bounded(t), "monit")
+			}
+			if err := s.Start(bounded(t), "monit"); err != nil {
+				t.Fatal(err)
+			}
+			if mode := <-modes; mode != tc.mode {
+				t.Errorf("started with %q, want %q", mode, tc.mode)
+			}
+			if got := p.members(); got != tc.calls {
+				t.Errorf("got calls %q, want %q", got, tc.calls)
+			}
+			if !s.Running(bounded(t), "monit") {
+				t.Error("an active unit does not run")
+			}
+		})
 	}
 }
 
