@@ -176,8 +176,16 @@ func (d *Disks) fillEphemeral(ctx context.Context, path string, l plan.Layout, f
 }
 
 func (d *Disks) makeEphemeral(ctx context.Context, swap, data string, fresh bool) error {
+	// What a fresh partition holds does not matter.
+	has := func(part string, is func(filesystem.Content) bool) (bool, error) {
+		if fresh {
+			return false, nil
+		}
+		content, err := filesystem.Probe(part)
+		return err == nil && is(content), err
+	}
 	if swap != "" {
-		content, err := filesystem.Probe(swap)
+		made, err := has(swap, func(c filesystem.Content) bool { return c.Kind == filesystem.Swap })
 		if err != nil {
 			return err
 		}
@@ -185,7 +193,7 @@ func (d *Disks) makeEphemeral(ctx context.Context, swap, data string, fresh bool
 		if err != nil {
 			return err
 		}
-		if !active && (fresh || content.Kind != filesystem.Swap) {
+		if !active && !made {
 			d.step("make swap")
 			if err := filesystem.FormatSwap(swap); err != nil {
 				return err
@@ -200,17 +208,12 @@ func (d *Disks) makeEphemeral(ctx context.Context, swap, data string, fresh bool
 	if err != nil || mounted {
 		return err // what is mounted has long been made
 	}
-	content, err := filesystem.Probe(data)
-	if err != nil {
+	made, err := has(data, filesystem.Content.Data)
+	if err != nil || made {
 		return err
 	}
-	if fresh || !content.Data() {
-		d.step("make ephemeral file system")
-		if err := d.makeFileSystem(ctx, data, filesystem.Ext4); err != nil {
-			return err
-		}
-	}
-	return nil
+	d.step("make ephemeral file system")
+	return d.makeFileSystem(ctx, data, filesystem.Ext4)
 }
 
 func (d *Disks) ephemeralOnRoot(ctx context.Context, swapMiB *uint64, agentID string) error {

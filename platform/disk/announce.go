@@ -20,7 +20,7 @@ import (
 // Where the kernel refuses but a block device of the partition's name is there all the same,
 // that node is what everybody means by the name, and it is taken.
 func Announce(ctx context.Context, path string) error {
-	s, err := Observe(path)
+	s, err := look(path, false)
 	if err != nil {
 		return err
 	}

@@ -88,7 +88,10 @@ type State struct {
 }
 
 // Observe reads what is on a disk or image.
-func Observe(path string) (State, error) {
+func Observe(path string) (State, error) { return look(path, true) }
+
+// look leaves the content out unless it is wanted.
+func look(path string, content bool) (State, error) {
 	s := State{Path: path}
 	f, err := os.Open(path)
 	if err != nil {
@@ -107,10 +110,13 @@ func Observe(path string) (State, error) {
 	if n, err := blkdev.NumberOf(path); err == nil {
 		s.Number = n
 	}
-	if s.Content, err = filesystem.Identify(f, s.Bytes); err != nil {
-		return s, fmt.Errorf("read disk %s: %w", path, err)
+	cached := blkdev.NewCached(f, s.Bytes)
+	if content {
+		if s.Content, err = filesystem.Identify(cached, s.Bytes); err != nil {
+			return s, fmt.Errorf("read disk %s: %w", path, err)
+		}
 	}
-	if s.Table, err = Read(f, s.Bytes, s.Sector); err != nil {
+	if s.Table, err = Read(cached, s.Bytes, s.Sector); err != nil {
 		return s, fmt.Errorf("read disk %s: %w", path, err)
 	}
 	return s, nil

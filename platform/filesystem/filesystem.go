@@ -145,6 +145,9 @@ func Probe(path string) (Content, error) {
 // Identify looks at every offset where a known signature may be. What cannot be read is an
 // error, never blank.
 func Identify(r io.ReaderAt, size int64) (Content, error) {
+	if _, cached := r.(*blkdev.Cached); !cached {
+		r = blkdev.NewCached(r, size)
+	}
 	found, err := find(r, size)
 	if err != nil {
 		return Content{}, err
@@ -200,7 +203,7 @@ func find(r io.ReaderAt, size int64) (found []Kind, err error) {
 }
 
 func hasZFS(r io.ReaderAt, size int64) (bool, error) {
-	ring := make([]byte, zfsRing)
+	slot := make([]byte, 8)
 	for _, label := range zfsLabels {
 		start := label
 		if start < 0 {
@@ -210,11 +213,11 @@ func hasZFS(r io.ReaderAt, size int64) (bool, error) {
 		if start < 0 || start+zfsRing > size {
 			continue
 		}
-		if err := readFull(r, ring, start); err != nil {
-			return false, err
-		}
-		for o := 0; o < zfsRing; o += zfsSlot {
-			if binary.LittleEndian.Uint64(ring[o:]) == 0x00bab10c || binary.BigEndian.Uint64(ring[o:]) == 0x00bab10c {
+		for o := start; o < start+zfsRing; o += zfsSlot {
+			if err := readFull(r, slot, o); err != nil {
+				return false, err
+			}
+			if binary.LittleEndian.Uint64(slot) == 0x00bab10c || binary.BigEndian.Uint64(slot) == 0x00bab10c {
 				return true, nil
 			}
 		}
