@@ -4,9 +4,19 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/x509"
+	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
 	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/internal/atomicfile"
 )
 
 // Certificate is one whose end somebody should be warned of.
@@ -17,69 +27,109 @@ type Certificate struct {
 
 // Expiry warns of certificates that are about to end.
 type Expiry struct {
+	Bus          Publisher
 	Certificates func() []Certificate
-	Send         func(Alert)
+	// Connected tells that the bus has become reachable.
+	Connected <-chan struct{}
+	// Path is the file that remembers what was told, so that an agent which starts again does
+	// not repeat it.
+	Path string
+	Log  *logrus.Entry
 }
 
 // expiryCheck is how often the certificates are looked at.
 const expiryCheck = time.Hour
 
-// expirySteps are the remaining times at which to warn, and how urgently.
-var expirySteps = []struct {
-	left     time.Duration
-	severity int
-}{
-	{24 * time.Hour, SeverityCritical},
-	{7 * 24 * time.Hour, SeverityError},
-	{30 * 24 * time.Hour, SeverityWarning},
+// expirySteps are the remaining days at which to warn, and how urgently; the most urgent first.
+var expirySteps = []expiryAt{
+	{1, SeverityCritical},
+	{7, SeverityError},
+	{30, SeverityWarning},
 }
 
-// Run looks at once and then every hour, and warns once per certificate and step.
+type expiryAt struct{ days, severity int }
+
+// told maps the SHA-256 of each certificate that somebody was warned of to the days of the last
+// step.
+type told map[string]int
+
+// Run looks at once, whenever the bus is back and every hour, and warns once per certificate and
+// step.
 func (e Expiry) Run(ctx context.Context) error {
-	warned := map[[sha256.Size]byte]int{}
+	known := e.load()
 	ticker := time.NewTicker(expiryCheck)
 	defer ticker.Stop()
 	for {
-		e.check(warned)
+		e.check(ctx, known)
 		select {
 		case <-ticker.C:
+		case <-e.Connected:
 		case <-ctx.Done():
 			return nil
 		}
 	}
 }
 
-// check keeps in warned the step that each certificate has reached, counted from 1 for the
-// most urgent. Certificates that are gone are forgotten.
-func (e Expiry) check(warned map[[sha256.Size]byte]int) {
-	current := map[[sha256.Size]byte]bool{}
+// check warns of what is not known yet. A warning that could not be sent stays unknown, and
+// certificates that are gone are forgotten.
+func (e Expiry) check(ctx context.Context, known told) {
+	if !e.Bus.Connected() {
+		return
+	}
+	before := maps.Clone(known)
+	current := map[string]bool{}
 	for _, c := range e.Certificates() {
 		for _, cert := range parse(c.PEM) {
-			id := sha256.Sum256(cert.Raw)
+			id := fmt.Sprintf("%x", sha256.Sum256(cert.Raw))
 			current[id] = true
 			step := expiryStep(time.Until(cert.NotAfter))
-			if step == 0 || warned[id] != 0 && warned[id] <= step {
+			if step < 0 || known[id] != 0 && known[id] <= expirySteps[step].days {
 				continue
 			}
-			warned[id] = step
-			e.Send(expiryAlert(c.Name, cert, step))
+			if err := e.Bus.Publish(ctx, "hm", "alert", expiryAlert(c.Name, cert, step)); err != nil {
+				e.Log.WithError(err).WithField("certificate", c.Name).Warn("alert not sent")
+				continue
+			}
+			known[id] = expirySteps[step].days
 		}
 	}
-	for id := range warned {
-		if !current[id] {
-			delete(warned, id)
-		}
+	maps.DeleteFunc(known, func(id string, _ int) bool { return !current[id] })
+	if !maps.Equal(before, known) {
+		e.save(known)
 	}
 }
 
-// expiryStep is the most urgent step that applies, counted from 1, or 0.
-func expiryStep(left time.Duration) int {
-	for i, s := range expirySteps {
-		if left <= s.left {
-			return i + 1
-		}
+// load returns what was told before the agent was started. A file that cannot be read only means
+// that something is told again.
+func (e Expiry) load() told {
+	known := told{}
+	data, err := os.ReadFile(e.Path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return known
 	}
-	return 0
+	if err == nil {
+		err = json.Unmarshal(data, &known)
+	}
+	if err != nil || known == nil {
+		e.Log.WithError(err).WithField("path", e.Path).Warn("warnings of certificates are not remembered")
+		return told{}
+	}
+	return known
+}
+
+func (e Expiry) save(known told) {
+	data, err := json.Marshal(known)
+	if err == nil {
+		err = atomicfile.Write(e.Path, data, 0o600)
+	}
+	if err != nil {
+		e.Log.WithError(err).WithField("path", e.Path).Warn("warnings of certificates will be repeated")
+	}
+}
+
+// expiryStep is the most urgent step that applies, or -1.
+func expiryStep(left time.Duration) int {
+	return slices.IndexFunc(expirySteps, func(s expiryAt) bool { return left <= time.Duration(s.days)*24*time.Hour })
 }
 
 func expiryAlert(name string, cert *x509.Certificate, step int) Alert {
@@ -87,7 +137,7 @@ func expiryAlert(name string, cert *x509.Certificate, step int) Alert {
 	if time.Now().After(cert.NotAfter) {
 		what = "has expired"
 	}
-	return NewAlert(expirySteps[step-1].severity,
+	return NewAlert(expirySteps[step].severity,
 		fmt.Sprintf("%s certificate %s on %s", name, what, cert.NotAfter.UTC().Format(time.DateOnly)),
 		fmt.Sprintf("%s ends %s", cert.Subject, cert.NotAfter.UTC().Format(time.RFC3339)))
 }

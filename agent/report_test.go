@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -211,52 +213,78 @@ func TestExpiryWarnings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ca := must[*testca.CA](t)(testca.New("ca"))
 		pair := must[testca.Pair](t)(ca.Issue(testca.Request{CommonName: "a", NotAfter: time.Now().Add(40 * 24 * time.Hour)}))
-		var mu sync.Mutex
-		var got []Alert
-		e := Expiry{Certificates: func() []Certificate {
+		p := &publisher{connected: true}
+		connected := make(chan struct{})
+		e := Expiry{Bus: p, Connected: connected, Path: filepath.Join(t.TempDir(), "told"), Log: quiet(), Certificates: func() []Certificate {
 			return []Certificate{{"bus client", string(pair.Certificate)}, {"odd", "nonsense"}, {"key", string(pair.PrivateKey)}}
-		}, Send: func(a Alert) {
-			mu.Lock()
-			defer mu.Unlock()
-			got = append(got, a)
 		}}
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error)
-		go func() { ended <- e.Run(ctx) }()
-		day := func(n int, want ...int) {
+		var stop func()
+		start := func() {
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error)
+			go func() { ended <- e.Run(ctx) }()
+			stop = func() {
+				t.Helper()
+				cancel()
+				check(t, <-ended)
+			}
+		}
+		restart := func() {
 			t.Helper()
-			time.Sleep(time.Duration(n) * 24 * time.Hour)
+			stop()
+			start()
+		}
+		// told expects that after some days one alert with this text was sent, or none.
+		told := func(days int, want string) {
+			t.Helper()
+			time.Sleep(time.Duration(days) * 24 * time.Hour)
 			synctest.Wait()
-			mu.Lock()
-			defer mu.Unlock()
-			var severities []int
-			for _, a := range got {
-				severities = append(severities, a.Severity)
+			got := p.take()
+			if want == "" && len(got) != 0 || want != "" && (len(got) != 1 || !strings.Contains(got[0], want)) {
+				t.Errorf("got %q, want %q", got, want)
 			}
-			if len(severities) != len(want) || len(want) > 0 && severities[0] != want[0] {
-				t.Errorf("got %v, want %v", got, want)
-			}
-			got = nil
 		}
-		day(9)
-		day(2, SeverityWarning)
-		day(20)
-		day(3, SeverityError)
-		day(6, SeverityCritical)
-		day(30)
-		cancel()
-		check(t, <-ended)
+		const warning, urgent, critical = `"severity":4`, `"severity":3`, `"severity":2`
+		start()
+		told(9, "")
+		told(2, warning)
+		restart()
+		told(20, "")
+		told(3, urgent)
+		restart()
+		told(0, "")
+		p.connect(false)
+		told(6, "")
+		p.connect(true)
+		connected <- struct{}{}
+		told(0, critical)
+		restart()
+		told(30, "")
 
-		// A new agent starts with what is most urgent, and a rotated certificate starts anew.
-		warned := map[[32]byte]int{}
-		e.check(warned)
-		if len(got) != 1 || got[0].Severity != SeverityCritical || !strings.Contains(got[0].Title, "bus client certificate has expired on ") {
-			t.Errorf("got %v", got)
+		// What was told is forgotten with the certificate, and without the file.
+		expired := pair
+		pair = must[testca.Pair](t)(ca.Issue(testca.Request{CommonName: "a", NotAfter: time.Now().Add(5 * 24 * time.Hour)}))
+		restart()
+		told(0, urgent)
+		pair = expired
+		restart()
+		told(0, "bus client certificate has expired on ")
+		for _, content := range []string{"null", "{", `{"a":`} {
+			check(t, os.WriteFile(e.Path, []byte(content), 0o600))
+			restart()
+			told(0, critical)
+			restart()
+			told(0, "")
 		}
-		pair = must[testca.Pair](t)(ca.Client("b"))
-		e.check(warned)
-		if len(warned) != 0 {
-			t.Error("the certificate of before is remembered")
-		}
+
+		// What could not be sent was not told.
+		check(t, os.Remove(e.Path))
+		p.err = errors.New("too long")
+		restart()
+		told(0, critical)
+		p.err = nil
+		restart()
+		told(0, critical)
+		stop()
 	})
 }

@@ -145,6 +145,19 @@ func (l *busLine) onConnect(f func()) {
 	}
 }
 
+// connections returns a channel that holds something whenever the bus has become reachable since
+// it was last read.
+func (l *busLine) connections() <-chan struct{} {
+	connected := make(chan struct{}, 1)
+	l.onConnect(func() {
+		select {
+		case connected <- struct{}{}:
+		default:
+		}
+	})
+	return connected
+}
+
 // Connected reports whether the Director can reach the agent.
 func (l *busLine) Connected() bool {
 	l.mu.Lock()

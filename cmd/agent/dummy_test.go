@@ -80,64 +80,133 @@ func (d dummyMachine) send(method string, arguments ...any) json.RawMessage {
 	return nil
 }
 
-// TestDummyAgentServesADirector runs the agent as a Director's own test suite does: no machine,
-// a file as source, a real NATS server with mutual TLS.
-func TestDummyAgentServesADirector(t *testing.T) {
+// dummyAgent is an agent as a Director's own test suite runs it: no machine, a file as source, a
+// real NATS server with mutual TLS.
+type dummyAgent struct {
+	dummyMachine
+	base, url string
+	ca        *testca.CA
+}
+
+func newDummyAgent(t *testing.T) dummyAgent {
+	t.Helper()
 	ca, err := testca.New("test")
 	if err != nil {
 		t.Fatal(err)
 	}
-	base := t.TempDir()
-	write := func(name string, content any) string {
-		t.Helper()
-		path := filepath.Join(base, name)
-		data, err := json.Marshal(content)
-		if err == nil {
-			err = os.MkdirAll(filepath.Dir(path), 0o755)
+	server, url, directorTLS := startNATS(t, ca)
+	t.Cleanup(server.Shutdown)
+	a := dummyAgent{dummyMachine{t: t, done: make(chan int, 1)}, t.TempDir(), url, ca}
+	if a.conn, err = nats.Connect(url, nats.Secure(directorTLS)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(a.conn.Close)
+	return a
+}
+
+func (a dummyAgent) write(name string, content any) string {
+	a.t.Helper()
+	path := filepath.Join(a.base, name)
+	data, err := json.Marshal(content)
+	if err == nil {
+		err = os.MkdirAll(filepath.Dir(path), 0o755)
+	}
+	if err == nil {
+		err = os.WriteFile(path, data, 0o600)
+	}
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return path
+}
+
+// start runs the agent under a certificate until stop is called.
+func (a dummyAgent) start(pair testca.Pair) (stop func()) {
+	a.t.Helper()
+	source := a.write("bosh/dummy-cpi-agent-env.json", map[string]any{
+		"agent_id": "dummy-1", "vm": map[string]any{"name": "vm-dummy"}, "disks": map[string]any{"persistent": map[string]any{}},
+		"networks":  map[string]any{"a": map[string]any{"type": "manual", "ip": "127.0.0.9", "netmask": "255.0.0.0"}},
+		"blobstore": map[string]any{"provider": "local", "options": map[string]any{"blobstore_path": filepath.Join(a.base, "blobstore")}},
+		"env": map[string]any{"bosh": map[string]any{"mbus": map[string]any{"urls": []string{a.url},
+			"cert": map[string]any{"ca": string(a.ca.PEM), "certificate": string(pair.Certificate), "private_key": string(pair.PrivateKey)}}}},
+	})
+	config := a.write("agent.json", map[string]any{"Infrastructure": map[string]any{"Settings": map[string]any{"UseRegistry": true,
+		"Sources": []any{map[string]any{"Type": "File", "SettingsPath": source}}}}})
+	ctx, cancel := context.WithCancel(a.t.Context())
+	go func() {
+		a.done <- runAgent(ctx, []string{"-P", "dummy", "-M", "dummy-nats", "-b", a.base, "-C", config, "-r", "/x", "-no-alerts"}, io.Discard, io.Discard)
+	}()
+	return func() {
+		cancel()
+		select {
+		case <-a.done:
+		case <-time.After(20 * time.Second):
+			a.t.Error("the agent does not end with its context")
 		}
-		if err == nil {
-			err = os.WriteFile(path, data, 0o600)
-		}
+	}
+}
+
+// A warning that a certificate is about to end is not repeated by an agent that starts again, and
+// a new certificate has its own.
+func TestCertificateWarningsAreToldOnce(t *testing.T) {
+	d := newDummyAgent(t)
+	var subscriptions []*nats.Subscription
+	for _, topic := range []string{"alert", "heartbeat"} {
+		s, err := d.conn.SubscribeSync("hm.agent." + topic + ".dummy-1")
 		if err != nil {
 			t.Fatal(err)
 		}
-		return path
+		subscriptions = append(subscriptions, s)
 	}
-	server, url, directorTLS := startNATS(t, ca)
-	defer server.Shutdown()
-	agent, err := ca.Client(testca.AgentName("dummy-1"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	env := map[string]any{
-		"agent_id": "dummy-1", "vm": map[string]any{"name": "vm-dummy"}, "disks": map[string]any{"persistent": map[string]any{}},
-		"networks":  map[string]any{"a": map[string]any{"type": "manual", "ip": "127.0.0.9", "netmask": "255.0.0.0"}},
-		"blobstore": map[string]any{"provider": "local", "options": map[string]any{"blobstore_path": filepath.Join(base, "blobstore")}},
-		"env": map[string]any{"bosh": map[string]any{"mbus": map[string]any{"urls": []string{url},
-			"cert": map[string]any{"ca": string(ca.PEM), "certificate": string(agent.Certificate), "private_key": string(agent.PrivateKey)}}}},
-	}
-	source := write("bosh/dummy-cpi-agent-env.json", env)
-	config := write("agent.json", map[string]any{"Infrastructure": map[string]any{"Settings": map[string]any{"UseRegistry": true,
-		"Sources": []any{map[string]any{"Type": "File", "SettingsPath": source}}}}})
-
-	ctx, cancel := context.WithCancel(t.Context())
-	d := dummyMachine{t: t, done: make(chan int, 1)}
-	go func() {
-		d.done <- runAgent(ctx, []string{"-P", "dummy", "-M", "dummy-nats", "-b", base, "-C", config, "-r", "/x", "-no-alerts"}, io.Discard, io.Discard)
-	}()
-	defer func() {
-		cancel()
-		select {
-		case <-d.done:
-		case <-time.After(20 * time.Second):
-			t.Error("the agent does not end with its context")
+	alerts, heartbeats := subscriptions[0], subscriptions[1]
+	issue := func(days int) testca.Pair {
+		t.Helper()
+		pair, err := d.ca.Issue(testca.Request{CommonName: testca.AgentName("dummy-1"), NotAfter: time.Now().Add(time.Duration(days) * 24 * time.Hour)})
+		if err != nil {
+			t.Fatal(err)
 		}
-	}()
-	d.conn, err = nats.Connect(url, nats.Secure(directorTLS))
+		return pair
+	}
+	next := func(s *nats.Subscription) string {
+		t.Helper()
+		m, err := s.NextMsg(30 * time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(m.Data)
+	}
+	soon, sooner := issue(20), issue(5)
+	stop := d.start(soon)
+	first := next(alerts)
+	next(heartbeats)
+	stop()
+
+	stop = d.start(soon)
+	next(heartbeats)
+	d.ask("ping")
+	stop()
+
+	stop = d.start(sooner)
+	second := next(alerts) // the next one of all
+	stop()
+	for got, want := range map[string]string{first: `"severity":4,"title":"bus client certificate expires on `, second: `"severity":3,"title":"bus client certificate expires on `} {
+		if !strings.Contains(got, want) {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+	if info, err := os.Stat(filepath.Join(d.base, "bosh", expiryFile)); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("what was told is not kept: %v, %v", info, err)
+	}
+}
+
+func TestDummyAgentServesADirector(t *testing.T) {
+	d := newDummyAgent(t)
+	base := d.base
+	pair, err := d.ca.Client(testca.AgentName("dummy-1"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer d.conn.Close()
+	defer d.start(pair)()
 
 	if got := d.ask("ping"); string(got) != `"pong"` {
 		t.Errorf("ping: %s", got)

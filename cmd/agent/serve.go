@@ -107,6 +107,9 @@ func (a *app) networksInForce(context.Context) (map[string]action.NetworkInForce
 	return found, nil
 }
 
+// expiryFile is the file, beside the settings, that keeps a warning from being repeated.
+const expiryFile = "cambium_expiry.json"
+
 // report starts heartbeats and alerts.
 func (a *app) report(ctx context.Context, instance *jobs.Instance) {
 	log := a.log.WithField("component", "report")
@@ -119,16 +122,9 @@ func (a *app) report(ctx context.Context, instance *jobs.Instance) {
 	}
 	alerts := agent.NewAlerts(a.bus, log)
 	a.bus.onConnect(alerts.Wake)
-	connected := make(chan struct{}, 1)
-	a.bus.onConnect(func() {
-		select {
-		case connected <- struct{}{}:
-		default:
-		}
-	})
 	run("alerts", alerts.Run)
-	run("heartbeats", agent.Heartbeats{Bus: a.bus, Jobs: instance, Vitals: a.vitals, Ready: a.dispatcher.Opened(), Connected: connected, Log: log}.Run)
-	run("expiry", agent.Expiry{Certificates: a.certificates, Send: alerts.Send}.Run)
+	run("heartbeats", agent.Heartbeats{Bus: a.bus, Jobs: instance, Vitals: a.vitals, Ready: a.dispatcher.Opened(), Connected: a.bus.connections(), Log: log}.Run)
+	run("expiry", agent.Expiry{Bus: a.bus, Certificates: a.certificates, Connected: a.bus.connections(), Path: filepath.Join(a.place(), expiryFile), Log: log}.Run)
 	if a.o.supervisor == "monit" && a.manager != nil {
 		run("monit alerts", func(ctx context.Context) error {
 			return monit.ListenAlerts(ctx, monit.AlertsAddress, log, func(m monit.Alert) {
