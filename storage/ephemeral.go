@@ -154,7 +154,8 @@ func (d *Disks) fillEphemeral(ctx context.Context, path string, l plan.Layout, f
 	if l.Swap > 0 {
 		swap = device.Partition(path, l.Swap)
 	}
-	if err := d.makeEphemeral(ctx, swap, data, fresh); err != nil {
+	content, err := d.makeEphemeral(ctx, swap, data, fresh)
+	if err != nil {
 		return fmt.Errorf("ephemeral disk: %w", err)
 	}
 	if fresh {
@@ -169,51 +170,47 @@ func (d *Disks) fillEphemeral(ctx context.Context, path string, l plan.Layout, f
 			return fmt.Errorf("ephemeral disk: %w", err)
 		}
 	}
-	if err := d.mountData(ctx, data, d.Dirs.Data(), nil); err != nil {
+	if err := d.mountData(ctx, data, content, d.Dirs.Data(), nil); err != nil {
 		return fmt.Errorf("ephemeral disk: %w", err)
 	}
 	return nil
 }
 
-func (d *Disks) makeEphemeral(ctx context.Context, swap, data string, fresh bool) error {
-	// What a fresh partition holds does not matter.
-	has := func(part string, is func(filesystem.Content) bool) (bool, error) {
-		if fresh {
-			return false, nil
-		}
-		content, err := filesystem.Probe(part)
-		return err == nil && is(content), err
-	}
+// makeEphemeral returns what is on the data partition then. What a fresh partition holds does not
+// matter.
+func (d *Disks) makeEphemeral(ctx context.Context, swap, data string, fresh bool) (content filesystem.Content, err error) {
 	if swap != "" {
-		made, err := has(swap, func(c filesystem.Content) bool { return c.Kind == filesystem.Swap })
-		if err != nil {
-			return err
+		if !fresh {
+			if content, err = filesystem.Probe(swap); err != nil {
+				return content, err
+			}
 		}
 		active, err := filesystem.SwapActive(swap)
 		if err != nil {
-			return err
+			return content, err
 		}
-		if !active && !made {
+		if !active && content.Kind != filesystem.Swap {
 			d.step("make swap")
 			if err := filesystem.FormatSwap(swap); err != nil {
-				return err
+				return content, err
 			}
 		}
 	}
 	number, err := blkdev.NumberOf(data)
 	if err != nil {
-		return err
+		return content, err
 	}
 	mounted, err := mount.Uses(number)
-	if err != nil || mounted {
-		return err // what is mounted has long been made
+	if err != nil {
+		return content, err
 	}
-	made, err := has(data, filesystem.Content.Data)
-	if err != nil || made {
-		return err
+	if !fresh || mounted { // what is mounted has long been made
+		if content, err = filesystem.Probe(data); err != nil || mounted || content.Data() {
+			return content, err
+		}
 	}
 	d.step("make ephemeral file system")
-	return d.makeFileSystem(ctx, data, filesystem.Ext4)
+	return filesystem.Content{Kind: filesystem.Ext4}, d.makeFileSystem(ctx, data, filesystem.Ext4)
 }
 
 func (d *Disks) ephemeralOnRoot(ctx context.Context, swapMiB *uint64, agentID string) error {

@@ -122,10 +122,9 @@ func (d *Disks) mountPersistent(ctx context.Context, p settings.PersistentDisk, 
 	case where != "":
 		return fmt.Errorf("%s is mounted on %s", part, where)
 	}
-	if !d.Options.UsePreformattedPersistentDisk {
-		if err := d.prepare(ctx, p, dev); err != nil {
-			return err
-		}
+	content, err := d.content(ctx, p, dev)
+	if err != nil {
+		return err
 	}
 	target := d.Dirs.Store()
 	_, occupied, err := mount.At(target)
@@ -138,7 +137,7 @@ func (d *Disks) mountPersistent(ctx context.Context, p settings.PersistentDisk, 
 	if err := ensureDir(target, 0o700); err != nil {
 		return err
 	}
-	if err := d.mountData(ctx, part, target, p.MountOptions); err != nil {
+	if err := d.mountData(ctx, part, content, target, p.MountOptions); err != nil {
 		return err
 	}
 	d.Log.WithFields(logrus.Fields{"disk": p.CID, "device": part, "mount": target}).Info("persistent disk mounted")
@@ -146,6 +145,14 @@ func (d *Disks) mountPersistent(ctx context.Context, p settings.PersistentDisk, 
 		return nil // the record still names the disk that is on the store
 	}
 	return d.onStore(p.CID)
+}
+
+// content is what a persistent disk carries, after it was prepared if that is ours to do.
+func (d *Disks) content(ctx context.Context, p settings.PersistentDisk, dev device.Device) (filesystem.Content, error) {
+	if d.Options.UsePreformattedPersistentDisk {
+		return filesystem.Probe(dev.Path)
+	}
+	return d.prepare(ctx, p, dev)
 }
 
 // onStore records the disk after it is on the store: a disk that is only the target of a

@@ -19,11 +19,11 @@ import (
 )
 
 // prepare partitions and formats what is blank, completes what is ours and unfinished, grows
-// what became larger, and refuses the rest.
-func (d *Disks) prepare(ctx context.Context, p settings.PersistentDisk, dev device.Device) error {
+// what became larger, and refuses the rest. It returns what is on the partition now.
+func (d *Disks) prepare(ctx context.Context, p settings.PersistentDisk, dev device.Device) (now filesystem.Content, err error) {
 	judged, err := d.judge(ctx, p, dev.Path)
 	if err != nil {
-		return err
+		return now, err
 	}
 	kind := filesystem.Ext4
 	if p.FileSystem != "" {
@@ -32,49 +32,49 @@ func (d *Disks) prepare(ctx context.Context, p settings.PersistentDisk, dev devi
 	log := d.Log.WithFields(logrus.Fields{"disk": p.CID, "device": dev.Path, "proof": judged.proof})
 	switch judged.verdict {
 	case plan.Refuse:
-		return &ForeignError{Path: dev.Path, Found: judged.proof}
+		return now, &ForeignError{Path: dev.Path, Found: judged.proof}
 	case plan.Create:
 		if kind != filesystem.Ext4 && kind != filesystem.XFS {
-			return fmt.Errorf("persistent_disk_fs %q is not supported, only ext4 and xfs", kind)
+			return now, fmt.Errorf("persistent_disk_fs %q is not supported, only ext4 and xfs", kind)
 		}
 		if err := d.proveIdle(dev.Path, dev.Number); err != nil {
-			return err
+			return now, err
 		}
 		log.Info("persistent disk will be partitioned and formatted")
 		table, err := d.begin(p.CID, judged.label)
 		if err != nil {
-			return err
+			return now, err
 		}
 		d.step("partition persistent")
 		if err := disk.Create(ctx, dev.Path, judged.label, table, plan.NewPersistent(judged.state, judged.label)); err != nil {
-			return err
+			return now, err
 		}
 		d.step("announce persistent")
 		if err := d.announce(ctx, dev.Path); err != nil {
-			return err
+			return now, err
 		}
-		return d.finish(ctx, p.CID, d.part(dev.Path), kind)
+		return filesystem.Content{Kind: kind}, d.finish(ctx, p.CID, d.part(dev.Path), kind)
 	}
 	if judged.state.Table.Recovered {
 		log.Warn("partition table has only one good copy and is repaired")
 		d.step("repair table")
 		if err := disk.Repair(ctx, dev.Path); err != nil {
-			return err
+			return now, err
 		}
 	}
 	if judged.verdict == plan.Format {
 		log.Info("persistent disk will be formatted")
 		if err := d.beginFormat(p.CID, judged.state.Table.GUID); err != nil {
-			return err
+			return now, err
 		}
-		return d.finish(ctx, p.CID, d.part(dev.Path), kind)
+		return filesystem.Content{Kind: kind}, d.finish(ctx, p.CID, d.part(dev.Path), kind)
 	}
 	if judged.pending {
-		if err := d.resume(ctx, p.CID, d.part(dev.Path), judged.content, kind); err != nil {
-			return err
+		if judged.content, err = d.resume(ctx, p.CID, d.part(dev.Path), judged.content, kind); err != nil {
+			return now, err
 		}
 	}
-	return d.growPersistent(ctx, judged.state)
+	return judged.content, d.growPersistent(ctx, judged.state)
 }
 
 func (d *Disks) finish(ctx context.Context, cid, part string, kind filesystem.Kind) error {
@@ -95,24 +95,24 @@ func (d *Disks) makeFileSystem(ctx context.Context, part string, kind filesystem
 
 // resume deals with a file system whose making is not on record as finished. It was never
 // mounted by this agent; if its superblock shows that nobody mounted it and it is not whole,
-// it is made again. In any other case it is taken as it is.
-func (d *Disks) resume(ctx context.Context, cid, part string, c filesystem.Content, kind filesystem.Kind) error {
+// it is made again. In any other case it is taken as it is. What is on the partition then is returned.
+func (d *Disks) resume(ctx context.Context, cid, part string, c filesystem.Content, kind filesystem.Kind) (filesystem.Content, error) {
 	if err := mount.AwaitIdle(ctx, part); err != nil {
-		return err
+		return c, err
 	}
 	unfinished := c.Kind == filesystem.XFS && c.Incomplete
 	if c.Kind == filesystem.Ext4 && c.NeverMounted {
 		sound, err := filesystem.Sound(ctx, part)
 		if err != nil {
-			return err
+			return c, err
 		}
 		unfinished = !sound
 	}
 	if unfinished {
 		d.Log.WithField("device", part).Warn("file system was not finished before a crash and is made again")
-		return d.finish(ctx, cid, part, kind)
+		return filesystem.Content{Kind: kind}, d.finish(ctx, cid, part, kind)
 	}
-	return d.done(cid)
+	return c, d.done(cid)
 }
 
 // ForeignError refuses a persistent disk, and tells how it can be released.

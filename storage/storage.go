@@ -126,11 +126,7 @@ func (d *Disks) announce(ctx context.Context, path string) error {
 // mountData mounts a file system that is ours: checked first when it has recorded errors,
 // grown afterwards when its device is larger than itself. One that is mounted already is in
 // use: it is neither checked nor taken away for a moment.
-func (d *Disks) mountData(ctx context.Context, part, target string, options []string) error {
-	content, err := filesystem.Probe(part)
-	if err != nil {
-		return err
-	}
+func (d *Disks) mountData(ctx context.Context, part string, content filesystem.Content, target string, options []string) error {
 	if content.Blank() {
 		return fmt.Errorf("%s is blank, there is nothing to mount", part)
 	}

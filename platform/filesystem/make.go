@@ -112,12 +112,12 @@ func Grow(device, dir string, kind Kind) (bool, error) {
 }
 
 func growExt4(device, dir *os.File, size int64) (bool, error) {
-	have, err := Identify(device, size)
+	have, err := superblock(device)
 	if err != nil {
 		return false, fmt.Errorf("grow %s: %w", device.Name(), err)
 	}
 	if have.Kind != Ext4 || have.Bytes == 0 {
-		return false, fmt.Errorf("grow %s: no ext4 superblock, found %s", device.Name(), have)
+		return false, fmt.Errorf("grow %s: no ext4 superblock", device.Name())
 	}
 	if size-have.Bytes < smallestGrowth {
 		return false, nil
@@ -130,8 +130,18 @@ func growExt4(device, dir *os.File, size int64) (bool, error) {
 	if err := ioctl(dir, ext4ResizeFS, unsafe.Pointer(&blocks)); err != nil {
 		return false, fmt.Errorf("grow ext4 on %s from %d to %d bytes: %w", device.Name(), have.Bytes, size, err)
 	}
-	now, err := Identify(device, size)
+	now, err := superblock(device)
 	return err == nil && now.Bytes > have.Bytes, err
+}
+
+// superblock reads that of an ext4 and nothing else: what is mounted as one is one.
+func superblock(device *os.File) (c Content, err error) {
+	var magic [2]byte
+	if err := readFull(device, magic[:], 1024+56); err != nil || string(magic[:]) != "\x53\xef" {
+		return Content{Kind: Unknown}, err
+	}
+	c.Kind = extFamily
+	return c, c.readExt(device)
 }
 
 func growXFS(dir *os.File, size int64) (bool, error) {
