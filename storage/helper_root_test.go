@@ -97,6 +97,15 @@ func (b *bench) ok(err error) {
 	}
 }
 
+// unmounted takes a disk off and compares what the Director is told.
+func (b *bench) unmounted(cid, want string) {
+	b.t.Helper()
+	message, err := b.Unmount(context.Background(), cid)
+	if err != nil || message != want {
+		b.t.Fatalf("Unmount = %q, %v; want %q", message, err, want)
+	}
+}
+
 // fails checks that err is there and says all of the texts.
 func (b *bench) fails(err error, texts ...string) {
 	b.t.Helper()

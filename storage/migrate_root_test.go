@@ -80,17 +80,12 @@ func TestRootMigrate(t *testing.T) {
 	write(t, filepath.Join(b.Dirs.Store(), "after"), "x")
 	// The Director may repeat it, and then goes on with the old disk.
 	b.ok(b.Migrate(ctx))
-	message, err := b.Unmount(ctx, "old")
-	b.ok(err)
-	if message != "Partition of old is not mounted" {
-		t.Errorf("message %q", message)
-	}
+	b.unmounted("old", "Partition of old is not mounted")
 	b.ok(b.Remove(ctx, "old"))
 	if b.records.mounted != "new" {
 		t.Errorf("removing the old disk changed the record to %q", b.records.mounted)
 	}
-	_, err = b.Unmount(ctx, "new")
-	b.ok(err)
+	b.unmounted("new", "Unmounted partition of new")
 	tool(t, fresh.Path, "e2fsck", "-nf", fresh.Path+"p1")
 }
 

@@ -146,44 +146,36 @@ func TestRootPoint05UnfinishedDiskIsCompleted(t *testing.T) {
 	}
 }
 
-// A record of unfinished work must never destroy a disk that somebody used in between.
+// A record of unfinished work must never destroy a disk that somebody used in between, not even when its file system
+// is damaged: it was mounted, so it may hold somebody's files.
 func TestRootPoint05StaleRecordCostsNothing(t *testing.T) {
-	b := newBench(t, Options{})
-	dev := b.disk(128<<20, "vol-1")
-	b.ok(b.Mount(ctx, "vol-1"))
-	write(t, filepath.Join(b.Dirs.Store(), "data"), "precious")
-	_, err := b.Unmount(ctx, "vol-1")
-	b.ok(err)
-	s, err := disk.Observe(dev.Path)
-	b.ok(err)
-	b.ok(b.beginFormat("vol-1", s.Table.GUID))
-	b.ok(b.Mount(ctx, "vol-1"))
-	if got := read(t, filepath.Join(b.Dirs.Store(), "data")); got != "precious" {
-		t.Errorf("data is %q", got)
-	}
-	if pending, err := b.pending("vol-1", s.Table); err != nil || pending {
-		t.Errorf("still pending: %v, %v", pending, err)
-	}
-}
-
-// Not even when that file system is damaged: it was mounted, so it may hold somebody's files.
-func TestRootPoint05StaleRecordAndDamage(t *testing.T) {
-	b := newBench(t, Options{})
-	dev := b.disk(128<<20, "vol-1")
-	b.ok(b.Mount(ctx, "vol-1"))
-	write(t, filepath.Join(b.Dirs.Store(), "data"), "precious")
-	_, err := b.Unmount(ctx, "vol-1")
-	b.ok(err)
-	tool(t, dev.Path, "debugfs", "-w", "-R", "sif /data links_count 5", dev.Path+"p1")
-	if sound, err := filesystem.Sound(ctx, dev.Path+"p1"); err != nil || sound {
-		t.Fatalf("the damage does not show: %v, %v", sound, err)
-	}
-	s, err := disk.Observe(dev.Path)
-	b.ok(err)
-	b.ok(b.beginFormat("vol-1", s.Table.GUID))
-	b.ok(b.Mount(ctx, "vol-1"))
-	if got := read(t, filepath.Join(b.Dirs.Store(), "data")); got != "precious" {
-		t.Errorf("data is %q", got)
+	for name, damage := range map[string]func(t *testing.T, b *bench, part string){
+		"sound": func(*testing.T, *bench, string) {},
+		"damaged": func(t *testing.T, b *bench, part string) {
+			tool(t, part, "debugfs", "-w", "-R", "sif /data links_count 5", part)
+			if sound, err := filesystem.Sound(ctx, part); err != nil || sound {
+				t.Fatalf("the damage does not show: %v, %v", sound, err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, Options{})
+			dev := b.disk(128<<20, "vol-1")
+			b.ok(b.Mount(ctx, "vol-1"))
+			write(t, filepath.Join(b.Dirs.Store(), "data"), "precious")
+			b.unmounted("vol-1", "Unmounted partition of vol-1")
+			damage(t, b, dev.Path+"p1")
+			s, err := disk.Observe(dev.Path)
+			b.ok(err)
+			b.ok(b.beginFormat("vol-1", s.Table.GUID))
+			b.ok(b.Mount(ctx, "vol-1"))
+			if got := read(t, filepath.Join(b.Dirs.Store(), "data")); got != "precious" {
+				t.Errorf("data is %q", got)
+			}
+			if pending, err := b.pending("vol-1", s.Table); err != nil || pending {
+				t.Errorf("still pending: %v, %v", pending, err)
+			}
+		})
 	}
 }
 
@@ -287,10 +279,9 @@ func TestRootPoint13DevicesAreComparedByNumber(t *testing.T) {
 	if len(list) != 1 {
 		t.Errorf("List = %v, want the disk, which is mounted under another name", list)
 	}
-	message, err := b.Unmount(ctx, "vol-1")
-	b.ok(err)
-	if message != "Unmounted partition of vol-1" || mountedSource(t, b.Dirs.Store()) != "" {
-		t.Errorf("message %q, store %q", message, mountedSource(t, b.Dirs.Store()))
+	b.unmounted("vol-1", "Unmounted partition of vol-1")
+	if got := mountedSource(t, b.Dirs.Store()); got != "" {
+		t.Errorf("store is %q", got)
 	}
 }
 
@@ -349,8 +340,7 @@ func TestRootPoint20PreformattedTwice(t *testing.T) {
 			t.Errorf("migration target is %q, want nothing", got)
 		}
 	}
-	_, err := b.Unmount(ctx, "vol-1")
-	b.ok(err)
+	b.unmounted("vol-1", "Unmounted partition of vol-1")
 	b.ok(b.MountLast(ctx))
 	if got := mountedSource(t, b.Dirs.Store()); got != dev.Path {
 		t.Errorf("after a reboot the store is %q", got)
@@ -375,8 +365,7 @@ func TestRootPoint21SfdiskPartitionerWorks(t *testing.T) {
 	if dump := tool(t, per.Path, "sfdisk", "--dump", per.Path); !strings.Contains(dump, "label: dos") {
 		t.Errorf("persistent table:\n%s", dump)
 	}
-	_, err := b.Unmount(ctx, "vol-1")
-	b.ok(err)
+	b.unmounted("vol-1", "Unmounted partition of vol-1")
 	b.ok(b.Mount(ctx, "vol-1"))
 }
 
@@ -387,8 +376,7 @@ func TestRootPoint22RecordedErrorsAreChecked(t *testing.T) {
 	tool(t, part, "mkfs.ext4", "-qF", part)
 	tool(t, part, "debugfs", "-w", "-R", "ssv state 2", part)
 	b.ok(b.Mount(ctx, "vol-1"))
-	_, err := b.Unmount(ctx, "vol-1")
-	b.ok(err)
+	b.unmounted("vol-1", "Unmounted partition of vol-1")
 	c, err := filesystem.Probe(part)
 	b.ok(err)
 	if c.Errors {

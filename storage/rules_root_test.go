@@ -262,16 +262,14 @@ func TestRootPersistentFileSystems(t *testing.T) {
 		t.Errorf("store is %+v, want xfs with noatime", e)
 	}
 	// The file system is kept whatever the manifest says later.
-	_, err = b.Unmount(ctx, "vol-1")
-	b.ok(err)
+	b.unmounted("vol-1", "Unmounted partition of vol-1")
 	p.FileSystem = "ext4"
 	b.records.disks["vol-1"] = p
 	b.ok(b.Mount(ctx, "vol-1"))
 	if e, _, _ := mount.At(b.Dirs.Store()); e.Type != "xfs" {
 		t.Errorf("store is %s, want xfs still", e.Type)
 	}
-	_, err = b.Unmount(ctx, "vol-1")
-	b.ok(err)
+	b.unmounted("vol-1", "Unmounted partition of vol-1")
 
 	bad := b.disk(64<<20, "vol-2")
 	before := checksum(t, bad)
@@ -362,11 +360,7 @@ func TestRootBindMountedDisk(t *testing.T) {
 	if len(list) != 1 {
 		t.Errorf("List = %v", list)
 	}
-	message, err := b.Unmount(ctx, "vol-1")
-	b.ok(err)
-	if message != "Unmounted partition of vol-1" {
-		t.Errorf("message %q", message)
-	}
+	b.unmounted("vol-1", "Unmounted partition of vol-1")
 }
 
 func TestRootLinks(t *testing.T) {

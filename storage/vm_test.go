@@ -20,6 +20,7 @@ const (
 	vmNVMe    = 256 << 20
 	vmData    = 200 << 20
 	vmLate    = 69 << 20
+	vmMapped  = 71 << 20
 	vmGrown   = 600 << 20
 	vmFailing = 64 << 20
 	vmHealthy = 70 << 20
@@ -30,7 +31,7 @@ const vmCID = "4d3f2a10-0000-4111-8222-123456789abc"
 // TestVMDisks runs guestChecks as the first process of a virtual machine with virtio, SCSI and
 // NVMe disks, one of which is plugged in and one of which grows while the machine runs.
 func TestVMDisks(t *testing.T) {
-	testvm.Needs(t, "mkfs.ext4", "sfdisk", "sgdisk", "ldd")
+	testvm.Needs(t, "mkfs.ext4", "sfdisk", "sgdisk", "ldd", "dmsetup", "kpartx")
 	dir := t.TempDir()
 	image := func(name string, size int64) string {
 		path := filepath.Join(dir, name)
@@ -53,6 +54,7 @@ func TestVMDisks(t *testing.T) {
 		{"other", image("other", vmOther), "virtio-blk-pci,serial=somebody-else"},
 		{"virtio", image("virtio", vmVirtio), "virtio-blk-pci,serial=" + vmCID[:20]},
 		{"data", data, "virtio-blk-pci,serial=vol-data"},
+		{"mapped", image("mapped", vmMapped), "virtio-blk-pci,serial=vol-below"},
 		{"failing", failing, "virtio-blk-pci,serial=vol-failing"},
 		{"healthy", image("healthy", vmHealthy), "virtio-blk-pci,serial=vol-healthy"},
 		{"target0", image("target0", vmTarget0), "scsi-hd,bus=scsi.0,channel=0,scsi-id=0,lun=0"},
@@ -64,7 +66,7 @@ func TestVMDisks(t *testing.T) {
 	testvm.Machine{
 		Modules: []string{"virtio", "virtio_ring", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_blk",
 			"scsi_common", "scsi_mod", "virtio_scsi", "sd_mod", "dax", "dm-mod"},
-		Programs: []string{"mkfs.ext4"},
+		Programs: []string{"mkfs.ext4", "dmsetup", "kpartx"},
 		QEMU:     qemu,
 		On: map[string][]string{
 			"late": {"drive_add 0 if=none,id=late,format=raw,file=" + image("late", vmLate), "device_add virtio-blk-pci,drive=late,serial=vol-late"},

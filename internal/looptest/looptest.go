@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/blkdev"
+	"cambium/internal/command"
 )
 
 // Require skips the test where loop devices cannot be used, and fails it where CI promised
@@ -38,6 +39,20 @@ func Require(t testing.TB) {
 	t.Skip(reason)
 }
 
+// Needs skips the test where a program is missing, and fails it in CI.
+func Needs(t testing.TB, programs ...string) {
+	t.Helper()
+	for _, name := range programs {
+		if command.Find(name) != "" {
+			continue
+		}
+		if os.Getenv("CI") != "" {
+			t.Fatalf("%s is missing", name)
+		}
+		t.Skipf("%s is missing", name)
+	}
+}
+
 // Device is a loop device and the image behind it.
 type Device struct {
 	Path  string
@@ -47,18 +62,18 @@ type Device struct {
 // New makes a loop device on a new sparse image of the given size.
 func New(t testing.TB, size int64) *Device {
 	t.Helper()
-	return Attach(t, sparse(t, size))
+	return Attach(t, Image(t, size))
 }
 
 // NewPlain makes a loop device on which the kernel refuses partitions.
 func NewPlain(t testing.TB, size int64) *Device {
 	t.Helper()
-	return attached(t, sparse(t, size), 0)
+	return attached(t, Image(t, size), 0)
 }
 
-func sparse(t testing.TB, size int64) string {
+// Image makes a sparse image, for tests that need no device.
+func Image(t testing.TB, size int64) string {
 	t.Helper()
-	Require(t)
 	image := filepath.Join(t.TempDir(), "disk.img")
 	f, err := os.OpenFile(image, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {

@@ -58,31 +58,31 @@ func numbers(t testing.TB, count int) (all []blkdev.Number) {
 	return all
 }
 
+// The disk that carries the CID wins over the one that has the path, also when its link comes while udev is still at
+// work on the other.
 func TestRootVirtioPrefersIdentity(t *testing.T) {
 	n := numbers(t, 2)
-	r := tree{t, t.TempDir()}
-	r.node("dev/vdb", n[0])
-	r.node("dev/vdc", n[1])
-	r.link("../../vdc", "dev/disk/by-id/virtio-"+cid)
-	d, err := resolver(t, Options{Type: "virtio", Root: r.root}).Resolve(context.Background(), Hint{CID: cid, Path: "/dev/sdb"})
-	if err != nil || d.Number != n[1] || d.Path != filepath.Join(r.root, "dev/vdc") {
-		t.Errorf("Resolve = %+v, %v; want vdc, which carries the CID", d, err)
-	}
-}
-
-// Udev is still at work on the disk that has the path; the one with the CID appears later.
-func TestRootVirtioLateLink(t *testing.T) {
-	n := numbers(t, 2)
-	r := tree{t, t.TempDir()}
-	if err := os.MkdirAll(filepath.Join(r.root, "run/udev/data"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	r.node("dev/vdb", n[0])
-	r.node("dev/vdc", n[1])
-	time.AfterFunc(5*time.Millisecond, func() { r.link("../../vdc", "dev/disk/by-id/virtio-"+cid) })
-	d, err := resolver(t, Options{Type: "virtio", Root: r.root}).Resolve(context.Background(), Hint{CID: cid, Path: "/dev/sdb"})
-	if err != nil || d.Number != n[1] {
-		t.Errorf("Resolve = %+v, %v; want vdc", d, err)
+	for name, late := range map[string]bool{"link there": false, "link comes late": true} {
+		t.Run(name, func(t *testing.T) {
+			r := tree{t, t.TempDir()}
+			r.node("dev/vdb", n[0])
+			r.node("dev/vdc", n[1])
+			made := make(chan struct{})
+			link := func() { r.link("../../vdc", "dev/disk/by-id/virtio-"+cid); close(made) }
+			if late {
+				if err := os.MkdirAll(filepath.Join(r.root, "run/udev/data"), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				time.AfterFunc(5*time.Millisecond, link)
+			} else {
+				link()
+			}
+			d, err := resolver(t, Options{Type: "virtio", Root: r.root}).Resolve(context.Background(), Hint{CID: cid, Path: "/dev/sdb"})
+			if err != nil || d.Number != n[1] || d.Path != filepath.Join(r.root, "dev/vdc") {
+				t.Errorf("Resolve = %+v, %v; want vdc, which carries the CID", d, err)
+			}
+			<-made
+		})
 	}
 }
 

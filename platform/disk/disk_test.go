@@ -8,39 +8,16 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
+	"cambium/internal/looptest"
 	"cambium/platform/filesystem"
 )
 
-func need(t testing.TB, name string) {
-	t.Helper()
-	if _, err := exec.LookPath(name); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatalf("%s is missing", name)
-		}
-		t.Skipf("%s is missing", name)
-	}
-}
-
-func image(t testing.TB, size int64) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "image")
-	f, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(f.Truncate(size), f.Close()); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
 func tool(t testing.TB, stdin, name string, args ...string) string {
 	t.Helper()
-	need(t, name)
+	looptest.Needs(t, name)
 	cmd := exec.Command(name, args...)
 	cmd.Stdin = strings.NewReader(stdin)
 	out, err := cmd.CombinedOutput()
@@ -71,7 +48,7 @@ func contains(t testing.TB, what, text string, wanted ...string) {
 var ctx = context.Background()
 
 func TestCreateGPT(t *testing.T) {
-	path := image(t, 100*MiB)
+	path := looptest.Image(t, 100*MiB)
 	guid := "11111111-2222-4333-8444-555555555555"
 	parts := []Partition{{Number: 1, Start: MiB, Size: 10 * MiB, Name: "bosh-partition-x-0"}, {Number: 2, Start: 11 * MiB, Size: 88 * MiB, Name: "bosh-partition-x-1"}}
 	if err := Create(ctx, path, GPT, guid, parts); err != nil {
@@ -89,7 +66,7 @@ func TestCreateGPT(t *testing.T) {
 }
 
 func TestCreateMBR(t *testing.T) {
-	path := image(t, 100*MiB)
+	path := looptest.Image(t, 100*MiB)
 	parts := []Partition{{Number: 1, Start: MiB, Size: 10 * MiB, Type: SwapMBR}, {Number: 2, Start: 11 * MiB, Size: 88 * MiB}}
 	if err := Create(ctx, path, MBR, "cafe0123", parts); err != nil {
 		t.Fatal(err)
@@ -116,7 +93,7 @@ func TestHistoricalLayouts(t *testing.T) {
 		{"GPT with a name", "label: gpt\nstart=2048, size=190000, name=\"bosh-partition-0\"\n", GPT, MiB, 190000 * 512},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			path := image(t, 100*MiB)
+			path := looptest.Image(t, 100*MiB)
 			tool(t, c.script, "sfdisk", "-q", path)
 			before, err := os.ReadFile(path)
 			if err != nil {
@@ -138,7 +115,7 @@ func TestHistoricalLayouts(t *testing.T) {
 }
 
 func TestGrowMovesTheBackup(t *testing.T) {
-	path := image(t, 100*MiB)
+	path := looptest.Image(t, 100*MiB)
 	tool(t, "label: gpt\nstart=2048, size=190000, name=\"data\", attrs=\"LegacyBIOSBootable\"\n", "sfdisk", "-q", path)
 	id := observe(t, path).Table.Partitions[0].GUID
 	if err := os.Truncate(path, 200*MiB); err != nil {
@@ -167,7 +144,7 @@ func TestGrowMovesTheBackup(t *testing.T) {
 }
 
 func TestAppendAndRename(t *testing.T) {
-	path := image(t, 100*MiB)
+	path := looptest.Image(t, 100*MiB)
 	tool(t, "label: dos\nstart=1, size=20000, type=83, bootable\n", "sfdisk", "-q", path)
 	if err := Append(ctx, path, []Partition{{Number: 2, Start: 20 * MiB, Size: 80 * MiB}}); err != nil {
 		t.Fatal(err)
@@ -177,7 +154,7 @@ func TestAppendAndRename(t *testing.T) {
 		t.Error("a DOS partition got a name")
 	}
 
-	path = image(t, 100*MiB)
+	path = looptest.Image(t, 100*MiB)
 	if err := Create(ctx, path, GPT, "", []Partition{{Number: 1, Start: MiB, Size: MiB, Name: "a"}}); err != nil {
 		t.Fatal(err)
 	}
@@ -205,7 +182,7 @@ func TestWritingRefuses(t *testing.T) {
 		{"no label", 100 * MiB, "bsd", nil, "not supported"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			path := image(t, c.size)
+			path := looptest.Image(t, c.size)
 			err := Create(ctx, path, c.label, "", c.parts)
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("Create = %v, want %q", err, c.want)
@@ -213,12 +190,12 @@ func TestWritingRefuses(t *testing.T) {
 		})
 	}
 	t.Run("no table", func(t *testing.T) {
-		if err := Grow(ctx, image(t, MiB), 1, MiB); err == nil || !strings.Contains(err.Error(), "no partition table") {
+		if err := Grow(ctx, looptest.Image(t, MiB), 1, MiB); err == nil || !strings.Contains(err.Error(), "no partition table") {
 			t.Errorf("Grow = %v", err)
 		}
 	})
 	t.Run("extended partition", func(t *testing.T) {
-		path := image(t, 100*MiB)
+		path := looptest.Image(t, 100*MiB)
 		tool(t, "label: dos\nsize=20000, type=83\nsize=60000, type=5\nsize=20000, type=83\n", "sfdisk", "-q", path)
 		if err := Append(ctx, path, []Partition{{Number: 4, Start: 90 * MiB, Size: MiB}}); err == nil || !strings.Contains(err.Error(), "extended") {
 			t.Errorf("Append = %v, want a refusal", err)
@@ -227,7 +204,7 @@ func TestWritingRefuses(t *testing.T) {
 }
 
 func TestBeyondTwoTiB(t *testing.T) {
-	path := image(t, 3<<40)
+	path := looptest.Image(t, 3<<40)
 	if err := Create(ctx, path, GPT, "", []Partition{{Number: 1, Start: MiB, Size: 3<<40 - 2*MiB, Name: "big"}}); err != nil {
 		t.Fatal(err)
 	}
@@ -265,7 +242,7 @@ func poke(t testing.TB, path string, offset int64, b ...byte) {
 
 func TestDamagedTables(t *testing.T) {
 	made := func(t *testing.T) string {
-		path := image(t, 100*MiB)
+		path := looptest.Image(t, 100*MiB)
 		if err := Create(ctx, path, GPT, "", []Partition{{Number: 1, Start: MiB, Size: 90 * MiB, Name: "data"}}); err != nil {
 			t.Fatal(err)
 		}
@@ -331,7 +308,7 @@ func TestDamagedTables(t *testing.T) {
 		}
 	})
 	t.Run("a FAT boot sector is no table", func(t *testing.T) {
-		path := image(t, 100*MiB)
+		path := looptest.Image(t, 100*MiB)
 		tool(t, "", "mkfs.vfat", path)
 		if s := observe(t, path); s.Table.Label != None || s.Content.Kind != filesystem.FAT {
 			t.Errorf("found %+v", s)
@@ -355,7 +332,7 @@ func TestNewPartitionsShowNothingOld(t *testing.T) {
 		return c
 	}
 	filled := func() string {
-		path := image(t, 100*MiB)
+		path := looptest.Image(t, 100*MiB)
 		for _, p := range parts {
 			tool(t, "", "mkfs.ext4", "-qF", "-E", fmt.Sprintf("offset=%d", p.Start), path, fmt.Sprintf("%dm", p.Size/MiB))
 			if !content(path, p).Data() {
@@ -392,7 +369,7 @@ func (s section) ReadAt(b []byte, o int64) (int, error) { return s.f.ReadAt(b, s
 
 func FuzzRead(f *testing.F) {
 	for _, label := range []Label{GPT, MBR} {
-		path := image(f, 2*MiB+512*40)
+		path := looptest.Image(f, 2*MiB+512*40)
 		if err := Create(ctx, path, label, "", []Partition{{Number: 1, Start: MiB, Size: 512 * 100}}); err != nil {
 			f.Fatal(err)
 		}

@@ -132,7 +132,7 @@ func Read(r io.ReaderAt, size int64, sector int) (Table, error) {
 		return Table{}, nil
 	}
 	head := make([]byte, 2*sector)
-	if err := readFull(r, head, 0); err != nil {
+	if err := filesystem.ReadFull(r, head, 0); err != nil {
 		return Table{}, err
 	}
 	marked := head[510] == 0x55 && head[511] == 0xaa
@@ -166,7 +166,7 @@ const maxEntries = 4096
 
 func readGPT(r io.ReaderAt, size int64, sector int, head []byte) (Table, error) {
 	last := make([]byte, sector)
-	if err := readFull(r, last, size/int64(sector)*int64(sector)-int64(sector)); err != nil {
+	if err := filesystem.ReadFull(r, last, size/int64(sector)*int64(sector)-int64(sector)); err != nil {
 		return Table{}, err
 	}
 	t := Table{Label: GPT}
@@ -254,17 +254,6 @@ func (t Table) Partition(n int) (Partition, bool) {
 		}
 	}
 	return Partition{}, false
-}
-
-func readFull(r io.ReaderAt, b []byte, offset int64) error {
-	n, err := r.ReadAt(b, offset)
-	if n == len(b) {
-		return nil
-	}
-	if err == nil || errors.Is(err, io.EOF) {
-		err = io.ErrUnexpectedEOF
-	}
-	return fmt.Errorf("read %d bytes at %d: %w", len(b), offset, err)
 }
 
 // file gives go-diskfs a reader it cannot write through.

@@ -185,7 +185,7 @@ func find(r io.ReaderAt, size int64) (found []Kind, err error) {
 			continue
 		}
 		b := buffer[:len(s.magic)]
-		if err := readFull(r, b, offset); err != nil {
+		if err := ReadFull(r, b, offset); err != nil {
 			return nil, err
 		}
 		if string(b) == s.magic {
@@ -214,7 +214,7 @@ func hasZFS(r io.ReaderAt, size int64) (bool, error) {
 			continue
 		}
 		for o := start; o < start+zfsRing; o += zfsSlot {
-			if err := readFull(r, slot, o); err != nil {
+			if err := ReadFull(r, slot, o); err != nil {
 				return false, err
 			}
 			if binary.LittleEndian.Uint64(slot) == 0x00bab10c || binary.BigEndian.Uint64(slot) == 0x00bab10c {
@@ -225,7 +225,8 @@ func hasZFS(r io.ReaderAt, size int64) (bool, error) {
 	return false, nil
 }
 
-func readFull(r io.ReaderAt, b []byte, offset int64) error {
+// ReadFull reads all of b at an offset, or fails: a device that ends early is not one that has nothing there.
+func ReadFull(r io.ReaderAt, b []byte, offset int64) error {
 	n, err := r.ReadAt(b, offset)
 	if n == len(b) {
 		return nil
@@ -249,7 +250,7 @@ const (
 
 func (c *Content) readExt(r io.ReaderAt) error {
 	var sb [1024]byte
-	if err := readFull(r, sb[:], 1024); err != nil {
+	if err := ReadFull(r, sb[:], 1024); err != nil {
 		if errors.Is(err, io.ErrUnexpectedEOF) {
 			c.Kind = Unknown // the magic is there, the rest of the superblock is not
 			return nil
@@ -290,7 +291,7 @@ func (c *Content) readExt(r io.ReaderAt) error {
 
 func (c *Content) readXFS(r io.ReaderAt) error {
 	var sb [512]byte
-	if err := readFull(r, sb[:], 0); err != nil {
+	if err := ReadFull(r, sb[:], 0); err != nil {
 		if errors.Is(err, io.ErrUnexpectedEOF) {
 			c.Kind = Unknown
 			return nil
@@ -312,7 +313,7 @@ func (c *Content) readXFS(r io.ReaderAt) error {
 
 func (c *Content) readSwap(r io.ReaderAt) error {
 	var h [512]byte
-	if err := readFull(r, h[:], 1024); err != nil {
+	if err := ReadFull(r, h[:], 1024); err != nil {
 		return err
 	}
 	c.UUID = formatUUID(h[12:28])

@@ -7,43 +7,19 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
+
+	"cambium/internal/looptest"
 )
 
 const imageSize = 64 << 20
-
-func need(t testing.TB, names ...string) {
-	t.Helper()
-	for _, name := range names {
-		if _, err := exec.LookPath(name); err != nil {
-			if os.Getenv("CI") != "" {
-				t.Fatalf("%s is missing", name)
-			}
-			t.Skipf("%s is missing", name)
-		}
-	}
-}
-
-func image(t testing.TB, size int64) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "image")
-	f, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(f.Truncate(size), f.Close()); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
 
 // blkid is the judge: libblkid's low-level probe. It returns an empty string when there is
 // nothing on the image.
 func blkid(t testing.TB, path string) string {
 	t.Helper()
-	need(t, "blkid")
+	looptest.Needs(t, "blkid")
 	cmd := exec.Command("blkid", "-p", "-o", "export", path)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -82,7 +58,7 @@ func put(offset int64, text string) func(testing.TB, string) {
 func run(name string, args ...string) func(testing.TB, string) {
 	return func(t testing.TB, path string) {
 		t.Helper()
-		need(t, name)
+		looptest.Needs(t, name)
 		all := make([]string, len(args))
 		for i, a := range args {
 			all[i] = strings.ReplaceAll(a, "IMAGE", path)
@@ -136,7 +112,7 @@ var cases = []struct {
 func TestIdentify(t *testing.T) {
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			path := image(t, imageSize)
+			path := looptest.Image(t, imageSize)
 			c.make(t, path)
 			got, err := Probe(path)
 			if err != nil {
@@ -161,7 +137,7 @@ func TestIdentify(t *testing.T) {
 
 func TestIdentifyReadsSuperblocks(t *testing.T) {
 	for _, kind := range []Kind{Ext4, XFS} {
-		path := image(t, 300<<20)
+		path := looptest.Image(t, 300<<20)
 		run("mkfs."+string(kind), map[Kind][]string{Ext4: {"-qF", "-L", "data", "IMAGE"}, XFS: {"-q", "-L", "data", "IMAGE"}}[kind]...)(t, path)
 		c, err := Probe(path)
 		if err != nil {
@@ -175,8 +151,8 @@ func TestIdentifyReadsSuperblocks(t *testing.T) {
 		}
 	}
 	t.Run("errors", func(t *testing.T) {
-		need(t, "debugfs")
-		path := image(t, 64<<20)
+		looptest.Needs(t, "debugfs")
+		path := looptest.Image(t, 64<<20)
 		run("mkfs.ext4", "-qF", "IMAGE")(t, path)
 		run("debugfs", "-w", "-R", "ssv state 2", "IMAGE")(t, path)
 		if c, err := Probe(path); err != nil || !c.Errors || !c.NeverMounted {
@@ -187,7 +163,7 @@ func TestIdentifyReadsSuperblocks(t *testing.T) {
 
 // A RAID member must never be taken for the file system inside it.
 func TestRAIDWinsOverItsContent(t *testing.T) {
-	path := image(t, imageSize)
+	path := looptest.Image(t, imageSize)
 	run("mkfs.ext4", "-qF", "IMAGE")(t, path)
 	put(-8192, "\xfc\x4e\x2b\xa9\x01\x00\x00\x00")(t, path)
 	c, err := Probe(path)
@@ -199,7 +175,7 @@ func TestRAIDWinsOverItsContent(t *testing.T) {
 func TestWipeLeavesNothing(t *testing.T) {
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			path := image(t, imageSize)
+			path := looptest.Image(t, imageSize)
 			c.make(t, path)
 			f, err := os.OpenFile(path, os.O_RDWR, 0)
 			if err != nil {
@@ -269,7 +245,7 @@ func (f failing) ReadAt(b []byte, o int64) (int, error) {
 }
 
 func TestSwapHeader(t *testing.T) {
-	path := image(t, 16<<20)
+	path := looptest.Image(t, 16<<20)
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -292,9 +268,9 @@ func TestSwapHeader(t *testing.T) {
 
 // Where we see nothing, libblkid must see nothing: the other way round costs only a refusal.
 func TestBlankIsBlankForBlkid(t *testing.T) {
-	need(t, "blkid")
+	looptest.Needs(t, "blkid")
 	random := rand.New(rand.NewPCG(1, 2))
-	path := image(t, 8<<20)
+	path := looptest.Image(t, 8<<20)
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)

@@ -137,7 +137,7 @@ func growExt4(device, dir *os.File, size int64) (bool, error) {
 // superblock reads that of an ext4 and nothing else: what is mounted as one is one.
 func superblock(device *os.File) (c Content, err error) {
 	var magic [2]byte
-	if err := readFull(device, magic[:], 1024+56); err != nil || string(magic[:]) != "\x53\xef" {
+	if err := ReadFull(device, magic[:], 1024+56); err != nil || string(magic[:]) != "\x53\xef" {
 		return Content{Kind: Unknown}, err
 	}
 	c.Kind = extFamily
