@@ -133,6 +133,29 @@ func TestRootAmbiguous(t *testing.T) {
 	}
 }
 
+// A Hyper-V controller may come after the question, with its disk.
+func TestRootLateController(t *testing.T) {
+	n := numbers(t, 1)
+	r := tree{t, t.TempDir()}
+	if err := os.Mkdir(filepath.Join(r.root, "dev"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(20*time.Millisecond, func() {
+		controller := filepath.Join(r.root, "sys/devices/vmbus/f8")
+		disk := filepath.Join(controller, "host5/target5:0:0/5:0:0:3/block/sdf")
+		if err := errors.Join(os.MkdirAll(disk, 0o755), os.WriteFile(filepath.Join(controller, "device_id"), []byte(azure+"\n"), 0o600)); err != nil {
+			t.Error(err)
+		}
+		r.link(controller, "sys/bus/vmbus/devices/f8")
+		r.link(disk, "sys/block/sdf")
+		r.node("dev/sdf", n[0])
+	})
+	d, err := resolver(t, Options{Type: "scsi", Root: r.root}).Resolve(context.Background(), Hint{LUN: "3", HostDeviceID: azure})
+	if err != nil || d.Number != n[0] {
+		t.Errorf("Resolve = %+v, %v; want the disk of the late controller", d, err)
+	}
+}
+
 func TestRootHotPlug(t *testing.T) {
 	n := numbers(t, 1)
 	r := tree{t, t.TempDir()}
