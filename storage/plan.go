@@ -7,6 +7,7 @@ import (
 	"sort"
 	"strings"
 
+	"cambium/internal/blkdev"
 	"cambium/plan"
 	"cambium/platform/device"
 	"cambium/platform/disk"
@@ -96,7 +97,7 @@ func (d *Disks) planEphemeral(w Wanted) ([]Change, error) {
 	if err != nil {
 		return nil, err
 	}
-	proof := fmt.Sprintf("%s, %s, not in use, no persistent disk", s.Content, plan.Size(s.Bytes))
+	proof := fmt.Sprintf("%s, %s%s, not in use, no persistent disk", s.Content, plan.Size(s.Bytes), serial(s.Number))
 	return []Change{{Device: dev.Path, Proof: proof, What: "will create " + describe(layout.Label, layout.Partitions, layout), Destructive: true}}, nil
 }
 
@@ -136,7 +137,7 @@ func (d *Disks) planRaw(h settings.DiskHint, i int) ([]Change, error) {
 	if err := d.proveDisposable(s); err != nil {
 		return []Change{{Device: dev.Path, Proof: err.Error(), What: "will not be touched, boot will fail"}}, nil
 	}
-	return []Change{{Device: dev.Path, Proof: fmt.Sprintf("%s, not in use, no persistent disk", s.Content),
+	return []Change{{Device: dev.Path, Proof: fmt.Sprintf("%s, %s%s, not in use, no persistent disk", s.Content, plan.Size(s.Bytes), serial(s.Number)),
 		What: "will create GPT with partition " + plan.RawName(i), Destructive: true}}, nil
 }
 
@@ -161,9 +162,9 @@ func (d *Disks) planPersistent(ctx context.Context, p settings.PersistentDisk) (
 		return []Change{{Device: dev.Path, Proof: j.proof, What: "persistent disk " + p.CID + " will be refused"}}, nil
 	case plan.Create:
 		layout := describe(j.label, plan.NewPersistent(j.state, j.label), plan.Layout{Data: 1})
-		return []Change{{Device: dev.Path, Proof: j.proof, What: fmt.Sprintf("mount_disk %s will create %s, %s", p.CID, layout, kind), Destructive: true}}, nil
+		return []Change{{Device: dev.Path, Proof: j.proof + serial(dev.Number), What: fmt.Sprintf("mount_disk %s will create %s, %s", p.CID, layout, kind), Destructive: true}}, nil
 	case plan.Format:
-		return []Change{{Device: dev.Path, Proof: j.proof, What: fmt.Sprintf("mount_disk %s will make %s", p.CID, kind), Destructive: true}}, nil
+		return []Change{{Device: dev.Path, Proof: j.proof + serial(dev.Number), What: fmt.Sprintf("mount_disk %s will make %s", p.CID, kind), Destructive: true}}, nil
 	}
 	end, why := growTo(j.state, j.state.Table.Partitions[0].Number)
 	switch {
@@ -173,6 +174,15 @@ func (d *Disks) planPersistent(ctx context.Context, p settings.PersistentDisk) (
 		return []Change{{Device: dev.Path, Proof: j.proof + ", the disk is larger than its partition", What: "partition and file system of " + p.CID + " will be grown to " + plan.Size(end)}}, nil
 	}
 	return nil, nil
+}
+
+// serial tells disks of one size apart, where they have a serial number.
+func serial(number blkdev.Number) string {
+	info, err := blkdev.Lookup("/sys", number)
+	if err != nil || info.Serial == "" {
+		return ""
+	}
+	return ", serial " + info.Serial
 }
 
 func describe(label disk.Label, parts []disk.Partition, l plan.Layout) string {

@@ -135,6 +135,14 @@ var guestChecks = []testvm.Check{
 		}
 		return errors.Join(err, filesystem.SwapOff("/dev/nvme0n1p1"))
 	}},
+	{Name: "plan: the proof names the serial number", Run: func(ctx context.Context) error {
+		changes, err := guestDisks().Plan(ctx, Wanted{Ephemeral: &settings.DiskHint{Path: "/dev/sda"}, AgentID: "agent-1"})
+		const want = "/dev/vda: blank, 66.0 MiB, serial somebody-else, not in use, no persistent disk: will create GPT, swap 33.0 MiB, data 31.0 MiB"
+		if err != nil || len(changes) != 1 || changes[0].String() != want {
+			return fmt.Errorf("plan is %v, %w; want %s", changes, err, want)
+		}
+		return nil
+	}},
 	{Name: "mapper: a device-mapper disk is partitioned, mounted, unmounted and found again", Run: mapperDisk},
 	{Name: "hot-plug: a disk is found when the kernel tells of it", Run: func(ctx context.Context) error {
 		found := make(chan error, 1)
