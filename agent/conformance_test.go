@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -21,7 +22,6 @@ import (
 	"cambium/internal/secret"
 	"cambium/internal/testca"
 	"cambium/internal/testnats"
-	"cambium/jobs/monit"
 	"cambium/mbus/natsbus"
 	"cambium/settings"
 )
@@ -64,9 +64,14 @@ type conformanceCase struct {
 	Settings, Update json.RawMessage
 	Effective        *inForce
 
-	// An event of the supervisor, and how grave it is; 0 is not reported.
-	Event    string
-	Severity int
+	// The pattern of the line that the audit has of a request.
+	Audit string
+
+	// What the agent reports by itself; see conformsReport.
+	reported
+
+	// The tests, as directory and name, that show a rule which no request or event does.
+	Shown []string
 }
 
 type inForce struct {
@@ -108,7 +113,7 @@ func TestConformance(t *testing.T) {
 			fixtures := w.fixtures(t)
 			for _, c := range cases {
 				switch {
-				case c.Early, c.Event != "", c.Server != "", c.Effective != nil, c.Only != "" && c.Only != transport, c.HTTPS != nil && transport != "https":
+				case c.Early, c.reports(), c.Shown != nil, c.Server != "", c.Effective != nil, c.Only != "" && c.Only != transport, c.HTTPS != nil && transport != "https":
 				case c.HTTPS != nil:
 					t.Run(c.Rule, func(t *testing.T) { w.conformsHTTPS(t, c) })
 				default:
@@ -129,19 +134,10 @@ func TestConformance(t *testing.T) {
 			t.Run(c.Rule, func(t *testing.T) { conformsServer(t, c) })
 		case c.Effective != nil:
 			t.Run(c.Rule, func(t *testing.T) { conformsSettings(t, c) })
+		case c.reports():
+			t.Run(c.Rule, func(t *testing.T) { conformsReport(t, c) })
 		}
 	}
-	t.Run("events", func(t *testing.T) {
-		for _, c := range cases {
-			if c.Event == "" {
-				continue
-			}
-			alert, worth := MonitAlert(monit.Alert{Service: "s", Event: c.Event}, nil)
-			if worth != (c.Severity > 0) || alert.Severity != c.Severity {
-				t.Errorf("%s: got severity %d, sent %v; want %d", c.Rule, alert.Severity, worth, c.Severity)
-			}
-		}
-	})
 }
 
 // conformsServer connects to a server whose certificate is of the right authority and has the
@@ -206,9 +202,40 @@ func TestConformanceIsComplete(t *testing.T) {
 			t.Errorf("no case in which %s succeeds", name)
 		}
 	}
-	for _, part := range []string{"1.1", "1.2", "1.3", "1.4", "1.5", "1.6", "1.7", "2", "3.1", "3.2", "3.3", "3.4", "3.5", "3.6", "3.7", "3.9", "4", "5.3", "8", "B"} {
+	for _, part := range []string{"1.1", "1.2", "1.3", "1.4", "1.5", "1.6", "1.7", "1.8", "1.9", "1.10", "1.11", "1.12", "2",
+		"3.1", "3.2", "3.3", "3.4", "3.5", "3.6", "3.7", "3.9", "4", "5.1", "5.2", "5.3", "5.4", "8", "B"} {
 		if !parts[part] {
 			t.Errorf("no case for part %s of the contract", part)
+		}
+	}
+}
+
+// TestConformanceHasTheLiterals: every text that callers look for is in a case about them.
+func TestConformanceHasTheLiterals(t *testing.T) {
+	var about strings.Builder
+	for line := range strings.Lines(read(t, "testdata/conformance.json")) {
+		if rule, _, _ := strings.Cut(strings.TrimPrefix(line, ` {"rule": "`), `"`); strings.HasPrefix(rule, "B ") || strings.HasPrefix(rule, "B,") || strings.Contains(rule, ", B ") {
+			about.WriteString(strings.ReplaceAll(line, `\"`, `"`))
+		}
+	}
+	for _, literal := range []string{"unknown message ", "restarting agent", "Timed out waiting for service", `"started"`, `"synced"`, `"success"`, `"running"`,
+		`"blobstore_id"`, `"exit_code"`, `"stdout"`, `"stderr"`, `"result"`, `"sha1"`, `["disk-1"]`, `"handle": true`} {
+		if !strings.Contains(about.String(), literal) {
+			t.Errorf("no case has %s", literal)
+		}
+	}
+}
+
+// TestConformanceNamesTests: where the table names a test instead of a request, there is one.
+func TestConformanceNamesTests(t *testing.T) {
+	for _, c := range conformanceCases(t) {
+		for _, shown := range c.Shown {
+			dir, name, _ := strings.Cut(shown, ".")
+			if !slices.ContainsFunc(must[[]string](t)(filepath.Glob(filepath.Join("..", dir, "*_test.go"))), func(file string) bool {
+				return strings.Contains(read(t, file), "\nfunc "+name+"(t *testing.T) {")
+			}) {
+				t.Errorf("%s: there is no test %s", c.Rule, shown)
+			}
 		}
 	}
 }
@@ -228,6 +255,7 @@ func (w *workshop) conformsHTTPS(t *testing.T, c conformanceCase) {
 	if response.ProtoMajor != 1 {
 		t.Errorf("got %s, want HTTP/1.1", response.Proto)
 	}
+	w.audited(t, c)
 	for name, want := range c.Headers {
 		if got := response.Header.Get(name); got != want {
 			t.Errorf("header %s: got %q, want %q", name, got, want)
@@ -298,6 +326,7 @@ func (w *workshop) conforms(t *testing.T, transport string, c conformanceCase, f
 		got = w.follow(t, transport, c, got)
 	}
 	w.compare(t, c, got, fixtures)
+	w.audited(t, c)
 	if c.Did != nil {
 		if did := w.machine.done(); len(did)+len(*c.Did) > 0 && !reflect.DeepEqual(did, *c.Did) {
 			t.Errorf("the machine did %q, want %q", did, *c.Did)

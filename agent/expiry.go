@@ -9,9 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -41,13 +39,11 @@ type Expiry struct {
 const expiryCheck = time.Hour
 
 // expirySteps are the remaining days at which to warn, and how urgently; the most urgent first.
-var expirySteps = []expiryAt{
+var expirySteps = []struct{ days, severity int }{
 	{1, SeverityCritical},
 	{7, SeverityError},
 	{30, SeverityWarning},
 }
-
-type expiryAt struct{ days, severity int }
 
 // told maps the SHA-256 of each certificate that somebody was warned of to the days of the last
 // step.
@@ -76,12 +72,12 @@ func (e Expiry) check(ctx context.Context, known told) {
 	if !e.Bus.Connected() {
 		return
 	}
-	before := maps.Clone(known)
-	current := map[string]bool{}
+	changed := false
+	current := told{}
 	for _, c := range e.Certificates() {
 		for _, cert := range parse(c.PEM) {
 			id := fmt.Sprintf("%x", sha256.Sum256(cert.Raw))
-			current[id] = true
+			current[id] = 1
 			step := expiryStep(time.Until(cert.NotAfter))
 			if step < 0 || known[id] != 0 && known[id] <= expirySteps[step].days {
 				continue
@@ -90,11 +86,16 @@ func (e Expiry) check(ctx context.Context, known told) {
 				e.Log.WithError(err).WithField("certificate", c.Name).Warn("alert not sent")
 				continue
 			}
-			known[id] = expirySteps[step].days
+			known[id], changed = expirySteps[step].days, true
 		}
 	}
-	maps.DeleteFunc(known, func(id string, _ int) bool { return !current[id] })
-	if !maps.Equal(before, known) {
+	for id := range known {
+		if current[id] == 0 {
+			delete(known, id)
+			changed = true
+		}
+	}
+	if changed {
 		e.save(known)
 	}
 }
@@ -129,7 +130,12 @@ func (e Expiry) save(known told) {
 
 // expiryStep is the most urgent step that applies, or -1.
 func expiryStep(left time.Duration) int {
-	return slices.IndexFunc(expirySteps, func(s expiryAt) bool { return left <= time.Duration(s.days)*24*time.Hour })
+	for i, s := range expirySteps {
+		if left <= time.Duration(s.days)*24*time.Hour {
+			return i
+		}
+	}
+	return -1
 }
 
 func expiryAlert(name string, cert *x509.Certificate, step int) Alert {

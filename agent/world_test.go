@@ -49,6 +49,7 @@ type world struct {
 	dirs       vcap.Dirs
 	current    *store.Current
 	machine    *machine
+	audit      *audit
 	table      action.Table
 }
 
@@ -248,7 +249,7 @@ func must[T any](t testing.TB) func(T, error) T {
 // newWorld boots an agent; extra rows join its table.
 func newWorld(t testing.TB, extra action.Table) *world {
 	t.Helper()
-	w := &world{t: t, deployment: testnats.Start(t, nil, agentID), dirs: vcap.New(t.TempDir()), machine: &machine{blobs: map[string]string{}}}
+	w := &world{t: t, deployment: testnats.Start(t, nil, agentID), dirs: vcap.New(t.TempDir()), machine: &machine{blobs: map[string]string{}}, audit: &audit{}}
 	for _, dir := range []string{w.dirs.Bosh(), w.dirs.Tmp(), w.dirs.Blobs(), filepath.Join(w.dirs.Base(), "etc/ssh")} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
@@ -268,11 +269,11 @@ func newWorld(t testing.TB, extra action.Table) *world {
 	w.dispatcher = NewDispatcher(ctx, quiet())
 	w.tasks = must[*task.Tasks](t)(task.Open(ctx, task.Options{Path: filepath.Join(w.dirs.Bosh(), "journal"), Log: quiet()}))
 	pair := w.deployment.Client(testca.AgentName(agentID))
-	w.nats = must[*natsbus.Bus](t)(natsbus.New(natsbus.Options{AgentID: agentID, Handler: w.dispatcher, Log: quiet(), Identity: natsbus.Identity{
+	w.nats = must[*natsbus.Bus](t)(natsbus.New(natsbus.Options{AgentID: agentID, Handler: w.dispatcher, Audit: w.audit, Log: quiet(), Identity: natsbus.Identity{
 		URLs: []secret.URL{w.deployment.URL()}, CA: string(w.deployment.CA.PEM), Certificate: string(pair.Certificate), PrivateKey: secret.New(string(pair.PrivateKey))}}))
 	listening := make(chan struct{})
 	https := must[*httpsbus.Bus](t)(httpsbus.New(httpsbus.Options{URL: secret.NewURL("https://mbus:s3cret@127.0.0.1:0"), KeyFile: filepath.Join(w.dirs.Bosh(), "https.pem"),
-		Handler: w.dispatcher, Blobs: &blobstore.Dir{Path: w.dirs.Blobs()}, Log: quiet(), OnListen: func() { close(listening) }}))
+		Handler: w.dispatcher, Blobs: &blobstore.Dir{Path: w.dirs.Blobs()}, Audit: w.audit, Log: quiet(), OnListen: func() { close(listening) }}))
 	var group sync.WaitGroup
 	group.Go(func() { _ = w.nats.Run(ctx) })
 	group.Go(func() { _ = https.Run(ctx) })

@@ -33,20 +33,6 @@ func TestParseAlert(t *testing.T) {
 	}
 }
 
-func TestSeverities(t *testing.T) {
-	for event, want := range map[string]int{
-		"does not exist": 1, "Connection failed": 1, "execution failed": 1, "monit instance failed": 1,
-		"timeout": 2, "pid failed": 2, "something new": 2, "": 2,
-		"resource limit matched": 3, "size changed": 3, "connection changed": 3, "content doesn't match": 3,
-		"checksum changed": 4, "pid changed": 4, "existence changed": 4, "timeout changed": 4,
-		"action done": -1, "exists": -1, "checksum succeeded": -1, "checksum not changed": -1, "monit instance changed": -1, "timeout recovery": -1,
-	} {
-		if got := (Alert{Event: event}).Severity(); got != want {
-			t.Errorf("%q: got %d, want %d", event, got, want)
-		}
-	}
-}
-
 func listen(t *testing.T, a Alerts) (addr string, alerts chan Alert) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -151,30 +151,6 @@ func services(names ...string) *fakeMonit {
 	return f
 }
 
-func TestStates(t *testing.T) {
-	f := services("a", "b")
-	s := Supervisor{Client: serve(t, f)}
-	for _, c := range []struct {
-		a, b fakeService
-		want string
-	}{
-		{fakeService{monitor: 1}, fakeService{monitor: 1}, StateRunning},
-		{fakeService{monitor: 1}, fakeService{monitor: 2}, StateStarting},
-		{fakeService{monitor: 1, status: 512}, fakeService{monitor: 2}, StateStarting},
-		{fakeService{monitor: 1, status: 512}, fakeService{monitor: 1}, StateFailing},
-		{fakeService{monitor: 0}, fakeService{monitor: 1}, StateFailing},
-	} {
-		f.services["a"], f.services["b"] = &c.a, &c.b
-		if got := s.State(t.Context()); got != c.want {
-			t.Errorf("%+v %+v: got %s, want %s", c.a, c.b, got, c.want)
-		}
-	}
-	f.order = nil
-	if got := s.State(t.Context()); got != StateRunning {
-		t.Errorf("without services: got %s", got)
-	}
-}
-
 func TestProcesses(t *testing.T) {
 	f := services("nats")
 	p, err := Supervisor{Client: serve(t, f)}.Processes(t.Context())

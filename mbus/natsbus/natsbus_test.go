@@ -284,28 +284,6 @@ func TestSlowRepliesKeepTheConnection(t *testing.T) {
 	}
 }
 
-func TestAuditNamesCallerAndOutcome(t *testing.T) {
-	d := testnats.Start(t, nil, agentID)
-	lines := make(audit, 10)
-	b := start(t, d, Options{Audit: lines})
-	testnats.Until(t, "connected", b.Connected)
-	r := d.Director()
-	r.Call(agentID, "ping")
-	r.Call(agentID, "hop|=")
-	for _, want := range []string{
-		fmt.Sprintf(`CEF:0|CloudFoundry|BOSH|1|agent_api|ping|1|duser=director.7c1e.%s.req-1 src=127.0.0.1 spt=%d shost=%s`, agentID, d.Port(), b.hostname),
-		fmt.Sprintf(`CEF:0|CloudFoundry|BOSH|1|agent_api|hop\|=|7|duser=director.7c1e.%s.req-2 src=127.0.0.1 spt=%d shost=%s cs1=unknown message hop|\= cs1Label=statusReason`, agentID, d.Port(), b.hostname),
-	} {
-		if got := <-lines; got != want {
-			t.Errorf("got\n%s\nwant\n%s", got, want)
-		}
-	}
-}
-
-type audit chan string
-
-func (a audit) Record(e mbus.Event) { a <- e.String() }
-
 func TestSubjects(t *testing.T) {
 	for s, want := range map[string]bool{
 		"director.7c1e.a.b": true, "a": true, "": false, "a..b": false, "a.*": false, "a.>": false,
