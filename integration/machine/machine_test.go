@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
 	"cambium/integration/lab/labtest"
 )
 
@@ -17,27 +16,11 @@ var containers = labtest.Kind{Letter: "t", Patience: time.Minute}
 
 func TestMain(m *testing.M) { labtest.Main(m) }
 
-func newLab(t testing.TB, edit ...func(*lab.Options)) *lab.Lab {
-	t.Helper()
-	return containers.Lab(t, edit...)
-}
-
-func create(t testing.TB, l *lab.Lab, vm lab.VM) *lab.Instance {
-	t.Helper()
-	return labtest.Create(t, l, vm)
-}
-
-func start(t testing.TB, l *lab.Lab, vm lab.VM) *lab.Instance {
-	t.Helper()
-	return labtest.Start(t, l, vm)
-}
-
-func ready(t testing.TB, i *lab.Instance) {
-	t.Helper()
-	containers.Ready(t, i)
-}
-
-func run(t testing.TB, i *lab.Instance, args ...string) string {
-	t.Helper()
-	return containers.Run(t, i, args...)
-}
+// What every test begins with.
+var (
+	newLab = containers.Lab
+	create = labtest.Create
+	start  = labtest.Start
+	ready  = containers.Ready
+	run    = containers.Run
+)

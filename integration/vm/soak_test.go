@@ -4,5 +4,5 @@ package vm
 
 import "testing"
 
-// TestVMSoakPowerCutDuringFirstBoot is the long version.
-func TestVMSoakPowerCutDuringFirstBoot(t *testing.T) { cutFirstBoot(t, 200) }
+// TestVMSoakPowerCut is the long version.
+func TestVMSoakPowerCut(t *testing.T) { cutPower(t, 200, 200) }

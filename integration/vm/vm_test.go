@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
 	"cambium/integration/lab/image"
 	"cambium/integration/lab/labtest"
 	"cambium/integration/lab/machine/qemu"
@@ -24,27 +23,11 @@ var virtual = labtest.Kind{Engine: qemu.Engine{Images: image.Cache{Dir: tree.Def
 
 func TestMain(m *testing.M) { labtest.Main(m) }
 
-func newLab(t testing.TB, edit ...func(*lab.Options)) *lab.Lab {
-	t.Helper()
-	return virtual.Lab(t, edit...)
-}
-
-func create(t testing.TB, l *lab.Lab, vm lab.VM) *lab.Instance {
-	t.Helper()
-	return labtest.Create(t, l, vm)
-}
-
-func start(t testing.TB, l *lab.Lab, vm lab.VM) *lab.Instance {
-	t.Helper()
-	return labtest.Start(t, l, vm)
-}
-
-func ready(t testing.TB, i *lab.Instance) {
-	t.Helper()
-	virtual.Ready(t, i)
-}
-
-func run(t testing.TB, i *lab.Instance, args ...string) string {
-	t.Helper()
-	return virtual.Run(t, i, args...)
-}
+// What every test begins with.
+var (
+	newLab = virtual.Lab
+	create = labtest.Create
+	start  = labtest.Start
+	ready  = virtual.Ready
+	run    = virtual.Run
+)

@@ -51,7 +51,8 @@ func (e Engine) Create(ctx context.Context, s machine.Spec) (machine.Machine, er
 	if err := e.Missing(); err != nil {
 		return nil, err
 	}
-	m := &Machine{spec: s, tree: e.Tree, stopWatch: func() {}, done: make(chan struct{}), disks: map[string]*attached{}}
+	m := &Machine{tree: e.Tree, stopWatch: func() {}, disks: map[string]*attached{}}
+	m.Begin(s)
 	if err := m.layer().Make(); err != nil {
 		return nil, err
 	}
@@ -70,19 +71,19 @@ func (e Engine) Create(ctx context.Context, s machine.Spec) (machine.Machine, er
 // bake puts the agent, its configuration and the given files over the tree.
 func (m *Machine) bake(ctx context.Context) error {
 	return m.mounted(func(root string) error {
-		if m.spec.Installer != "" {
-			agentJSON := filepath.Join(m.spec.Dir, "agent.json")
-			if err := os.WriteFile(agentJSON, m.spec.AgentJSON, 0o600); err != nil {
+		if m.Spec.Installer != "" {
+			agentJSON := filepath.Join(m.Spec.Dir, "agent.json")
+			if err := os.WriteFile(agentJSON, m.Spec.AgentJSON, 0o600); err != nil {
 				return err
 			}
-			install := exec.CommandContext(ctx, m.spec.Installer, "--agent", m.spec.Agent, "--agent-json", agentJSON)
+			install := exec.CommandContext(ctx, m.Spec.Installer, "--agent", m.Spec.Agent, "--agent-json", agentJSON)
 			install.Env = append(os.Environ(), "DESTDIR="+root)
 			if out, err := install.CombinedOutput(); err != nil {
 				return fmt.Errorf("install the agent: %w: %s", err, strings.TrimSpace(string(out)))
 			}
 		}
-		id := strings.ReplaceAll(machine.MAC(m.spec.Name, -1).String(), ":", "")
-		files := append([]machine.File{{Path: "/etc/machine-id", Data: []byte(strings.Repeat("0", 20) + id + "\n"), Mode: 0o444}}, m.spec.Files...)
+		id := strings.ReplaceAll(machine.MAC(m.Spec.Name, -1).String(), ":", "")
+		files := append([]machine.File{{Path: "/etc/machine-id", Data: []byte(strings.Repeat("0", 20) + id + "\n"), Mode: 0o444}}, m.Spec.Files...)
 		for _, f := range files {
 			if err := writeBelow(root, f); err != nil {
 				return err

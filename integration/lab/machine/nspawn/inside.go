@@ -95,16 +95,16 @@ func node(path string, major, minor uint32) error {
 
 // device follows the kernel: partitions of the machine's disks appear in it and go from it.
 func (m *Machine) device(e disk.Event) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.current == nil {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	if m.Current == nil {
 		return
 	}
 	for _, a := range m.disks {
 		if !strings.HasPrefix(e.Name, a.loop.Name+"p") {
 			continue
 		}
-		path := fmt.Sprintf("/proc/%d/root/dev/%s", m.current.leader, a.as(e.Name))
+		path := fmt.Sprintf("/proc/%d/root/dev/%s", m.Current.leader, a.as(e.Name))
 		if e.Action == "remove" {
 			_ = os.Remove(path)
 		} else {
@@ -115,8 +115,8 @@ func (m *Machine) device(e disk.Event) {
 
 // Attach gives the machine a disk.
 func (m *Machine) Attach(_ context.Context, d machine.Disk) (machine.Attachment, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	if _, exists := m.disks[d.ID]; exists {
 		return machine.Attachment{}, fmt.Errorf("attach disk %s: %w", d.ID, os.ErrExist)
 	}
@@ -125,8 +125,8 @@ func (m *Machine) Attach(_ context.Context, d machine.Disk) (machine.Attachment,
 		return machine.Attachment{}, err
 	}
 	a := &attached{disk: d, loop: loop}
-	if m.current != nil {
-		if err := a.appear(m.current.leader); err != nil {
+	if m.Current != nil {
+		if err := a.appear(m.Current.leader); err != nil {
 			return machine.Attachment{}, errors.Join(err, loop.Detach())
 		}
 	}
@@ -140,19 +140,19 @@ func (a *attached) attachment() machine.Attachment {
 
 // Detach takes a disk away. One that is in use stays: the IaaS would refuse too.
 func (m *Machine) Detach(_ context.Context, id string) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	a, ok := m.disks[id]
 	if !ok {
 		return fmt.Errorf("detach disk %s: %w", id, os.ErrNotExist)
 	}
-	if m.current != nil {
-		if mounted, err := mountedIn(m.current.leader, a); err != nil {
+	if m.Current != nil {
+		if mounted, err := mountedIn(m.Current.leader, a); err != nil {
 			return err
 		} else if mounted {
 			return fmt.Errorf("detach disk %s: %w", id, unix.EBUSY)
 		}
-		a.vanish(m.current.leader)
+		a.vanish(m.Current.leader)
 	}
 	if err := a.loop.Detach(); err != nil {
 		return err
@@ -177,8 +177,8 @@ func mountedIn(leader int, a *attached) (bool, error) {
 
 // Resize grows an attached disk.
 func (m *Machine) Resize(_ context.Context, id string, size int64) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	a, ok := m.disks[id]
 	if !ok {
 		return fmt.Errorf("resize disk %s: %w", id, os.ErrNotExist)
@@ -188,8 +188,8 @@ func (m *Machine) Resize(_ context.Context, id string, size int64) error {
 
 // Disks returns what is attached.
 func (m *Machine) Disks() []machine.Attachment {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	var all []machine.Attachment
 	for _, a := range m.disks {
 		all = append(all, a.attachment())
@@ -199,19 +199,19 @@ func (m *Machine) Disks() []machine.Attachment {
 
 // Leader is the machine's init as the host sees it, 0 if it is off.
 func (m *Machine) Leader() int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.current == nil {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	if m.Current == nil {
 		return 0
 	}
-	return m.current.leader
+	return m.Current.leader
 }
 
 // Shell is the command that opens a shell, or runs args, in the machine.
 func (m *Machine) Shell(args ...string) ([]string, error) {
 	leader := m.Leader()
 	if leader == 0 {
-		return nil, fmt.Errorf("%s: %w", m.spec.Name, machine.ErrNotRunning)
+		return nil, fmt.Errorf("%s: %w", m.Spec.Name, machine.ErrNotRunning)
 	}
 	if len(args) == 0 {
 		args = []string{"/bin/bash", "-l"}
@@ -236,7 +236,7 @@ func (m *Machine) Run(ctx context.Context, c machine.Command) error {
 		cmd.Stderr = &words
 	}
 	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("%s in %s: %w: %s", c.Args[0], m.spec.Name, err, strings.TrimSpace(words.String()))
+		return fmt.Errorf("%s in %s: %w: %s", c.Args[0], m.Spec.Name, err, strings.TrimSpace(words.String()))
 	}
 	return nil
 }

@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -35,17 +34,11 @@ const (
 
 // Machine is one container.
 type Machine struct {
-	spec machine.Spec
+	machine.Common[boot]
 	tree string
 
-	mu        sync.Mutex
-	current   *boot // nil when switched off
-	boots     int
-	since     time.Time
 	disks     map[string]*attached
 	deleted   bool
-	done      chan struct{}
-	doneOnce  sync.Once
 	stopWatch func()
 }
 
@@ -61,43 +54,22 @@ type boot struct {
 	off bool
 }
 
-func (m *Machine) layer() tree.Layer { return tree.Layer{Tree: m.tree, Dir: m.spec.Dir} }
-func (m *Machine) Console() string   { return filepath.Join(m.spec.Dir, "console.log") }
+func (m *Machine) layer() tree.Layer { return tree.Layer{Tree: m.tree, Dir: m.Spec.Dir} }
 
-// Name is the name in the specification.
-func (m *Machine) Name() string { return m.spec.Name }
-
-// Done is closed when the machine is off for good.
-func (m *Machine) Done() <-chan struct{} { return m.done }
-
-// Boots returns the number of starts and the time of the last one.
-func (m *Machine) Boots() (int, time.Time) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.boots, m.since
-}
-
-// Running reports whether it is switched on.
-func (m *Machine) Running() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.current != nil
-}
-
-func (m *Machine) netns() netns.Namespace { return netns.Open(m.spec.Name) }
+func (m *Machine) netns() netns.Namespace { return netns.Open(m.Spec.Name) }
 
 // Start switches the machine on.
 func (m *Machine) Start(ctx context.Context) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	if m.deleted {
-		return fmt.Errorf("start %s: %w", m.spec.Name, os.ErrClosed)
+		return fmt.Errorf("start %s: %w", m.Spec.Name, os.ErrClosed)
 	}
-	if m.current != nil {
+	if m.Current != nil {
 		return nil
 	}
 	if err := m.start(ctx); err != nil {
-		return fmt.Errorf("start %s: %w", m.spec.Name, err)
+		return fmt.Errorf("start %s: %w", m.Spec.Name, err)
 	}
 	return nil
 }
@@ -135,8 +107,7 @@ func (m *Machine) start(ctx context.Context) error {
 		<-b.exited
 		return fmt.Errorf("%w; the console says: %s", err, m.lastWords())
 	}
-	m.current, m.since = b, time.Now()
-	m.boots++
+	m.Booted(b)
 	for _, a := range m.disks {
 		if err := a.appear(b.leader); err != nil {
 			return err
@@ -150,11 +121,11 @@ func (m *Machine) plug() error {
 	if err := m.netns().Delete(); err != nil {
 		return err
 	}
-	own, err := netns.Create(m.spec.Name)
+	own, err := netns.Create(m.Spec.Name)
 	if err != nil {
 		return err
 	}
-	for i, nic := range m.spec.NICs {
+	for i, nic := range m.Spec.NICs {
 		near := fmt.Sprintf("v%d-%x", i, []byte(nic.MAC[2:]))
 		if err := nic.Net.Connect(own, netns.Wire{Bridge: nic.Bridge, Near: near, Far: nic.Name, MAC: nic.MAC}); err != nil {
 			return err
@@ -166,12 +137,12 @@ func (m *Machine) plug() error {
 // argv is the command line of systemd-nspawn. It runs in control groups of its own, made by the
 // host's systemd where there is one.
 func (m *Machine) argv() ([]string, error) {
-	nspawn := []string{"systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--machine=" + m.spec.Name,
+	nspawn := []string{"systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--machine=" + m.Spec.Name,
 		"--directory=" + m.layer().Root(), "--boot", "--network-namespace-path=" + m.netns().Path(),
 		"--capability=all", "--system-call-filter=@swap", "--console=read-only",
 		"--resolv-conf=off", "--timezone=off", "--link-journal=no"}
 	if _, err := os.Stat("/run/systemd/system"); err == nil {
-		return append([]string{"systemd-run", "--quiet", "--scope", "--collect", "--unit=" + m.spec.Name,
+		return append([]string{"systemd-run", "--quiet", "--scope", "--collect", "--unit=" + m.Spec.Name,
 			"--property=Delegate=yes", "--"}, nspawn...), nil
 	}
 	script := ""
@@ -189,7 +160,7 @@ func (m *Machine) cgroups() (dirs []string) {
 	for _, hierarchy := range hierarchies {
 		dir := filepath.Join("/sys/fs/cgroup", hierarchy)
 		if _, err := os.Stat(filepath.Join(dir, "cgroup.procs")); err == nil {
-			dirs = append(dirs, filepath.Join(dir, m.spec.Name))
+			dirs = append(dirs, filepath.Join(dir, m.Spec.Name))
 		}
 	}
 	return dirs
@@ -198,7 +169,7 @@ func (m *Machine) cgroups() (dirs []string) {
 // listen makes the socket on which systemd-nspawn tells the machine's first process.
 func (m *Machine) listen() (*net.UnixConn, string, error) {
 	// Socket names are limited to about 100 characters; state directories are not.
-	path := filepath.Join(os.TempDir(), m.spec.Name+".notify")
+	path := filepath.Join(os.TempDir(), m.Spec.Name+".notify")
 	_ = os.Remove(path)
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
 	return conn, path, err
@@ -245,22 +216,22 @@ func (m *Machine) wait(b *boot) {
 	close(b.exited)
 	var exit *exec.ExitError
 	rebooting := errors.As(err, &exit) && exit.ExitCode() == rebootStatus
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	defer close(b.ended)
-	if m.current == b {
-		m.current = nil
+	if m.Current == b {
+		m.Current = nil
 	}
 	for _, a := range m.disks {
 		_ = a.loop.SwapOff() // switched off with the machine, as the memory is
 	}
 	m.removeCgroups()
-	_ = os.Remove(filepath.Join("/run/systemd/nspawn/propagate", m.spec.Name))
+	_ = os.Remove(filepath.Join("/run/systemd/nspawn/propagate", m.Spec.Name))
 	if rebooting && !b.off {
 		b.again = m.start(context.Background()) == nil
 	}
 	if !b.again && b.leader != 0 && !b.off {
-		m.doneOnce.Do(func() { close(m.done) })
+		m.Over()
 	}
 }
 
@@ -301,17 +272,17 @@ func removeTree(dir string) {
 // end sends the machine's init a signal and waits until it has gone; when ctx ends first it is
 // killed.
 func (m *Machine) end(ctx context.Context, sig syscall.Signal, off bool) error {
-	m.mu.Lock()
-	b := m.current
+	m.Mu.Lock()
+	b := m.Current
 	if b != nil {
 		b.off = b.off || off
 	}
-	m.mu.Unlock()
+	m.Mu.Unlock()
 	if b == nil {
 		return nil
 	}
 	if err := unix.Kill(b.leader, sig); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("signal %s: %w", m.spec.Name, err)
+		return fmt.Errorf("signal %s: %w", m.Spec.Name, err)
 	}
 	select {
 	case <-b.ended:
@@ -319,7 +290,7 @@ func (m *Machine) end(ctx context.Context, sig syscall.Signal, off bool) error {
 	case <-ctx.Done():
 		_ = unix.Kill(b.leader, unix.SIGKILL)
 		<-b.ended
-		return fmt.Errorf("%s did not shut down and was killed: %w", m.spec.Name, ctx.Err())
+		return fmt.Errorf("%s did not shut down and was killed: %w", m.Spec.Name, ctx.Err())
 	}
 }
 
@@ -332,7 +303,7 @@ func (m *Machine) Kill(ctx context.Context) error { return m.end(ctx, unix.SIGKI
 // Reboot shuts the machine down and starts it again.
 func (m *Machine) Reboot(ctx context.Context) error {
 	if !m.Running() {
-		return fmt.Errorf("reboot %s: %w", m.spec.Name, machine.ErrNotRunning)
+		return fmt.Errorf("reboot %s: %w", m.Spec.Name, machine.ErrNotRunning)
 	}
 	if err := m.end(ctx, signalReboot, false); err != nil {
 		return err
@@ -343,8 +314,8 @@ func (m *Machine) Reboot(ctx context.Context) error {
 // Delete removes the machine.
 func (m *Machine) Delete(ctx context.Context) error {
 	failed := m.Kill(ctx)
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	if m.deleted {
 		return failed
 	}
@@ -358,6 +329,6 @@ func (m *Machine) Delete(ctx context.Context) error {
 		delete(m.disks, id)
 	}
 	m.removeCgroups()
-	m.doneOnce.Do(func() { close(m.done) })
-	return errors.Join(failed, m.netns().Delete(), os.RemoveAll(m.spec.Dir))
+	m.Over()
+	return errors.Join(failed, m.netns().Delete(), os.RemoveAll(m.Spec.Dir))
 }

@@ -88,8 +88,8 @@ func (m *Machine) find(id string) *attached {
 
 // Attach gives the machine a disk, plugged in if it runs.
 func (m *Machine) Attach(ctx context.Context, d machine.Disk) (machine.Attachment, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	if m.find(d.ID) != nil {
 		return machine.Attachment{}, fmt.Errorf("attach disk %s: %w", d.ID, os.ErrExist)
 	}
@@ -97,9 +97,9 @@ func (m *Machine) Attach(ctx context.Context, d machine.Disk) (machine.Attachmen
 		return machine.Attachment{}, err
 	}
 	m.numbers++
-	a := &attached{disk: d, number: m.numbers, hot: m.current != nil}
+	a := &attached{disk: d, number: m.numbers, hot: m.Current != nil}
 	if a.hot {
-		if err := m.plugIn(ctx, m.current.qmp, a); err != nil {
+		if err := m.plugIn(ctx, m.Current.qmp, a); err != nil {
 			return machine.Attachment{}, fmt.Errorf("attach disk %s: %w", d.ID, err)
 		}
 	}
@@ -112,7 +112,7 @@ func (m *Machine) plugIn(ctx context.Context, q *monitor, a *attached) error {
 		return err
 	}
 	var err error
-	if a.disk.Bus == machine.CDROM && m.current.cd {
+	if a.disk.Bus == machine.CDROM && m.Current.cd {
 		err = q.do(ctx, "blockdev-insert-medium", map[string]any{"id": cdDrive, "node-name": a.node()}, nil)
 		if err == nil {
 			err = q.do(ctx, "blockdev-close-tray", map[string]any{"id": cdDrive}, nil)
@@ -123,21 +123,21 @@ func (m *Machine) plugIn(ctx context.Context, q *monitor, a *attached) error {
 	if err != nil {
 		return errors.Join(err, q.do(ctx, "blockdev-del", map[string]any{"node-name": a.node()}, nil))
 	}
-	m.current.cd = m.current.cd || a.disk.Bus == machine.CDROM
+	m.Current.cd = m.Current.cd || a.disk.Bus == machine.CDROM
 	return nil
 }
 
 // Detach takes a disk away. The machine is not asked whether it uses it; as on most IaaS, only
 // its kernel can delay that, and it is waited for.
 func (m *Machine) Detach(ctx context.Context, id string) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	a := m.find(id)
 	if a == nil {
 		return fmt.Errorf("detach disk %s: %w", id, os.ErrNotExist)
 	}
-	if m.current != nil {
-		if err := pullOut(ctx, m.current.qmp, a); err != nil {
+	if m.Current != nil {
+		if err := pullOut(ctx, m.Current.qmp, a); err != nil {
 			return fmt.Errorf("detach disk %s: %w", id, err)
 		}
 	}
@@ -181,14 +181,14 @@ func pullOut(ctx context.Context, q *monitor, a *attached) error {
 
 // Resize grows a disk. A running machine is told, except of NVMe disks, which QEMU cannot.
 func (m *Machine) Resize(ctx context.Context, id string, size int64) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	a := m.find(id)
 	if a == nil {
 		return fmt.Errorf("resize disk %s: %w", id, os.ErrNotExist)
 	}
-	if m.current != nil {
-		return m.current.qmp.do(ctx, "block_resize", map[string]any{"node-name": a.node(), "size": size}, nil)
+	if m.Current != nil {
+		return m.Current.qmp.do(ctx, "block_resize", map[string]any{"node-name": a.node(), "size": size}, nil)
 	}
 	return os.Truncate(a.disk.Image, size)
 }
@@ -196,20 +196,20 @@ func (m *Machine) Resize(ctx context.Context, id string, size int64) error {
 // Throttle limits what a disk of the running machine reads and writes, in bytes per second; 0
 // lifts it.
 func (m *Machine) Throttle(ctx context.Context, id string, rate int64) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	a := m.find(id)
-	if a == nil || m.current == nil {
+	if a == nil || m.Current == nil {
 		return fmt.Errorf("throttle disk %s: %w", id, os.ErrNotExist)
 	}
-	return m.current.qmp.do(ctx, "block_set_io_throttle", map[string]any{"id": a.drive(), "bps": rate,
+	return m.Current.qmp.do(ctx, "block_set_io_throttle", map[string]any{"id": a.drive(), "bps": rate,
 		"bps_rd": 0, "bps_wr": 0, "iops": 0, "iops_rd": 0, "iops_wr": 0}, nil)
 }
 
 // Disks returns what is attached.
 func (m *Machine) Disks() []machine.Attachment {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	var all []machine.Attachment
 	for _, a := range m.disks {
 		all = append(all, a.attachment())

@@ -72,7 +72,8 @@ func (e Engine) Create(ctx context.Context, s machine.Spec) (machine.Machine, er
 	if e.CPUs == 0 {
 		e.CPUs = 2
 	}
-	m := &Machine{engine: e, image: img, spec: s, accelerator: e.accelerator(ctx, img), files: map[string]machine.File{}, done: make(chan struct{}), snapshots: map[string]snapshot{}}
+	m := &Machine{engine: e, image: img, accelerator: e.accelerator(ctx, img), files: map[string]machine.File{}, snapshots: map[string]snapshot{}}
+	m.Begin(s)
 	if err := os.MkdirAll(s.Dir, 0o755); err != nil {
 		return nil, err
 	}

@@ -26,26 +26,20 @@ import (
 
 // Machine is one virtual machine.
 type Machine struct {
+	machine.Common[boot]
 	engine Engine
 	image  image.Image
-	spec   machine.Spec
 	shells net.Listener
 	// accelerator are QEMU's arguments of how to run the processors.
 	accelerator []string
 
-	mu        sync.Mutex
-	current   *boot // nil when switched off
-	boots     int
-	since     time.Time
 	disks     []*attached
 	numbers   int
 	files     map[string]machine.File // to be put in with the next start
 	snapshots map[string]snapshot
 	deleted   bool
-	done      chan struct{}
-	doneOnce  sync.Once
 
-	// seen guards what QEMU's events tell; they must never wait for mu, whose holders may wait
+	// seen guards what QEMU's events tell; they must never wait for Mu, whose holders may wait
 	// for QEMU.
 	seen     sync.Mutex
 	trayOpen bool
@@ -64,43 +58,20 @@ type boot struct {
 	again bool // was started again
 }
 
-func (m *Machine) rootDisk() string { return filepath.Join(m.spec.Dir, "root.qcow2") }
-
-// Console is the file with all output of the serial console.
-func (m *Machine) Console() string { return filepath.Join(m.spec.Dir, "console.log") }
-
-// Name is the name in the specification.
-func (m *Machine) Name() string { return m.spec.Name }
-
-// Done is closed when the machine is off for good.
-func (m *Machine) Done() <-chan struct{} { return m.done }
-
-// Boots returns the number of starts and the time of the last one.
-func (m *Machine) Boots() (int, time.Time) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.boots, m.since
-}
-
-// Running reports whether it is switched on.
-func (m *Machine) Running() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.current != nil
-}
+func (m *Machine) rootDisk() string { return filepath.Join(m.Spec.Dir, "root.qcow2") }
 
 // Start switches the machine on.
 func (m *Machine) Start(ctx context.Context) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	if m.deleted {
-		return fmt.Errorf("start %s: %w", m.spec.Name, os.ErrClosed)
+		return fmt.Errorf("start %s: %w", m.Spec.Name, os.ErrClosed)
 	}
-	if m.current != nil {
+	if m.Current != nil {
 		return nil
 	}
 	if err := m.start(ctx, false); err != nil {
-		return fmt.Errorf("start %s: %w", m.spec.Name, err)
+		return fmt.Errorf("start %s: %w", m.Spec.Name, err)
 	}
 	return nil
 }
@@ -130,7 +101,7 @@ func (m *Machine) start(ctx context.Context, paused bool) error {
 		}
 		ends[n], inherited = near, append(inherited, far)
 	}
-	for n, nic := range m.spec.NICs {
+	for n, nic := range m.Spec.NICs {
 		tap, err := nic.Net.Tap(nic.Bridge, fmt.Sprintf("t%d-%x", n, []byte(nic.MAC[2:])))
 		if err != nil {
 			return err
@@ -142,7 +113,7 @@ func (m *Machine) start(ctx context.Context, paused bool) error {
 		return err
 	}
 	b := &boot{qemu: exec.Command(argv[0], argv[1:]...), ended: make(chan struct{})}
-	if b.words, err = os.OpenFile(filepath.Join(m.spec.Dir, "qemu.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600); err != nil {
+	if b.words, err = os.OpenFile(filepath.Join(m.Spec.Dir, "qemu.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600); err != nil {
 		return err
 	}
 	b.qemu.Stdout, b.qemu.Stderr, b.qemu.ExtraFiles = b.words, b.words, inherited
@@ -155,9 +126,8 @@ func (m *Machine) start(ctx context.Context, paused bool) error {
 		return err
 	}
 	letGo() // so that the connections end with QEMU
-	m.current, m.since = b, time.Now()
+	m.Booted(b)
 	m.tray(false)
-	m.boots++
 	b.hand = newHand(ends[1], func() { go m.arrived(b, delivered) })
 	exited := make(chan error, 1)
 	go func() { exited <- b.qemu.Wait() }()
@@ -166,7 +136,7 @@ func (m *Machine) start(ctx context.Context, paused bool) error {
 	b.qmp, err = newMonitor(ctx, ends[0], func(msg message) { m.event(b, msg) })
 	go m.wait(b, exited)
 	if err != nil {
-		m.current = nil
+		m.Current = nil
 		_ = b.qemu.Process.Kill()
 		return fmt.Errorf("%w; it says: %s", err, m.lastWords())
 	}
@@ -196,16 +166,16 @@ func connection() (net.Conn, *os.File, error) {
 const firstFile = 3
 
 func (m *Machine) argv(paused bool) ([]string, error) {
-	argv := []string{"qemu-system-x86_64", "-name", m.spec.Name, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+	argv := []string{"qemu-system-x86_64", "-name", m.Spec.Name, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-machine", "pc", "-smp", fmt.Sprint(m.engine.CPUs), "-m", fmt.Sprint(m.engine.Memory),
 		"-chardev", fmt.Sprintf("socket,id=qmp,fd=%d", firstFile), "-mon", "chardev=qmp,mode=control",
 		"-chardev", "file,id=console,append=on,path=" + strings.ReplaceAll(m.Console(), ",", ",,"), "-serial", "chardev:console",
 		"-device", "virtio-serial-pci", "-chardev", fmt.Sprintf("socket,id=hand,fd=%d", firstFile+1), "-device", "virtserialport,chardev=hand,name=" + guest.Port,
 		"-device", "virtio-rng-pci", "-device", "virtio-scsi-pci,id=scsi"}
 	argv = append(argv, m.accelerator...)
-	if len(m.spec.NICs) > 0 {
+	if len(m.Spec.NICs) > 0 {
 		// Among the processes of the lab's network, by which a crashed lab is cleaned up.
-		argv = append([]string{"nsenter", "--net=" + m.spec.NICs[0].Net.Path()}, argv...)
+		argv = append([]string{"nsenter", "--net=" + m.Spec.NICs[0].Net.Path()}, argv...)
 	}
 	if paused {
 		argv = append(argv, "-S")
@@ -213,7 +183,7 @@ func (m *Machine) argv(paused bool) ([]string, error) {
 	if m.image.Kernel != "" {
 		argv = append(argv, "-kernel", m.image.Kernel, "-initrd", m.initrd(), "-append", kernelArguments+" "+m.engine.Kernel)
 	}
-	for n, nic := range m.spec.NICs {
+	for n, nic := range m.Spec.NICs {
 		argv = append(argv, "-netdev", fmt.Sprintf("tap,id=net%d,fd=%d", n, firstFile+2+n),
 			"-device", fmt.Sprintf("virtio-net-pci,netdev=net%d,mac=%s,romfile=", n, nic.MAC))
 	}
@@ -256,7 +226,7 @@ var masked = []string{"modprobe@configfs.service", "modprobe@dm_mod.service", "m
 	"apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "logrotate.timer", "man-db.timer", "systemd-pstore.service",
 	"systemd-journal-catalog-update.service", "ldconfig.service", "systemd-update-done.service"}
 
-func (m *Machine) initrd() string { return filepath.Join(m.spec.Dir, "initrd") }
+func (m *Machine) initrd() string { return filepath.Join(m.Spec.Dir, "initrd") }
 
 // pend has a file put in with the next start.
 func (m *Machine) pend(f machine.File) { m.files[filepath.Clean("/"+f.Path)] = f }
@@ -283,9 +253,9 @@ func (m *Machine) writeInitrd() (map[string]machine.File, error) {
 
 // arrived is called when the system runs: the files are in it then.
 func (m *Machine) arrived(b *boot, delivered map[string]machine.File) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.current != b {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	if m.Current != b {
 		return
 	}
 	for path, f := range delivered {
@@ -321,7 +291,7 @@ func (m *Machine) tray(open bool) {
 }
 
 func (m *Machine) lastWords() string {
-	data, _ := os.ReadFile(filepath.Join(m.spec.Dir, "qemu.log"))
+	data, _ := os.ReadFile(filepath.Join(m.Spec.Dir, "qemu.log"))
 	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
 	return strings.Join(lines[max(0, len(lines)-3):], "; ")
 }
@@ -335,13 +305,13 @@ func (m *Machine) wait(b *boot, exited <-chan error) {
 		<-b.qmp.closed // so that the last event has been seen
 	}
 	_ = b.hand.conn.Close()
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	defer close(b.ended)
-	if m.current != b {
+	if m.Current != b {
 		return
 	}
-	m.current = nil
+	m.Current = nil
 	m.seen.Lock()
 	reset := b.reset
 	m.seen.Unlock()
@@ -349,18 +319,18 @@ func (m *Machine) wait(b *boot, exited <-chan error) {
 		b.again = m.start(context.Background(), false) == nil
 	}
 	if !b.again && !b.off {
-		m.doneOnce.Do(func() { close(m.done) })
+		m.Over()
 	}
 }
 
 // end brings the machine down through ask, and kills it when ctx ends first.
 func (m *Machine) end(ctx context.Context, off bool, ask func(b *boot) error) error {
-	m.mu.Lock()
-	b := m.current
+	m.Mu.Lock()
+	b := m.Current
 	if b != nil {
 		b.off = b.off || off
 	}
-	m.mu.Unlock()
+	m.Mu.Unlock()
 	if b == nil {
 		return nil
 	}
@@ -380,7 +350,7 @@ func (m *Machine) end(ctx context.Context, off bool, ask func(b *boot) error) er
 	}
 	_ = b.qemu.Process.Kill()
 	<-b.ended
-	return fmt.Errorf("%s did not shut down and was killed: %w", m.spec.Name, failed)
+	return fmt.Errorf("%s did not shut down and was killed: %w", m.Spec.Name, failed)
 }
 
 // ask has systemd bring the machine down.
@@ -408,7 +378,7 @@ func (m *Machine) Kill(ctx context.Context) error {
 // Reboot shuts the machine down and starts it again.
 func (m *Machine) Reboot(ctx context.Context) error {
 	if !m.Running() {
-		return fmt.Errorf("reboot %s: %w", m.spec.Name, machine.ErrNotRunning)
+		return fmt.Errorf("reboot %s: %w", m.Spec.Name, machine.ErrNotRunning)
 	}
 	if err := m.end(ctx, false, func(b *boot) error { return ask(ctx, b, "reboot") }); err != nil {
 		return err
@@ -435,18 +405,18 @@ func (m *Machine) Run(ctx context.Context, c machine.Command) error {
 		err = fmt.Errorf("exit status %d", r.Status)
 	}
 	if err != nil {
-		return fmt.Errorf("%s in %s: %w: %s", c.Args[0], m.spec.Name, err, strings.TrimSpace(words.String()))
+		return fmt.Errorf("%s in %s: %w: %s", c.Args[0], m.Spec.Name, err, strings.TrimSpace(words.String()))
 	}
 	return nil
 }
 
 func (m *Machine) reach() (*hand, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.current == nil {
-		return nil, fmt.Errorf("%s: %w", m.spec.Name, machine.ErrNotRunning)
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	if m.Current == nil {
+		return nil, fmt.Errorf("%s: %w", m.Spec.Name, machine.ErrNotRunning)
 	}
-	return m.current.hand, nil
+	return m.Current.hand, nil
 }
 
 // fileTimeout is how long a machine may take to boot before it has to answer for a file.
@@ -459,17 +429,17 @@ func (m *Machine) ReadFile(path string) ([]byte, error) {
 	if h, err := m.reach(); err == nil {
 		return h.readFile(ctx, path)
 	}
-	m.mu.Lock()
+	m.Mu.Lock()
 	f, waits := m.files[filepath.Clean("/"+path)]
-	m.mu.Unlock()
+	m.Mu.Unlock()
 	if waits {
 		return f.Data, nil
 	}
-	raw := filepath.Join(m.spec.Dir, "root.raw")
+	raw := filepath.Join(m.Spec.Dir, "root.raw")
 	defer func() { _ = os.Remove(raw) }()
 	convert := exec.CommandContext(ctx, "qemu-img", "convert", "-q", "-O", "raw", m.rootDisk(), raw)
 	if out, err := convert.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("copy of the root disk of %s: %w: %s", m.spec.Name, err, strings.TrimSpace(string(out)))
+		return nil, fmt.Errorf("copy of the root disk of %s: %w: %s", m.Spec.Name, err, strings.TrimSpace(string(out)))
 	}
 	return image.Extract(ctx, raw, path)
 }
@@ -478,27 +448,27 @@ func (m *Machine) ReadFile(path string) ([]byte, error) {
 func (m *Machine) WriteFile(f machine.File) error {
 	ctx, cancel := context.WithTimeout(context.Background(), fileTimeout)
 	defer cancel()
-	m.mu.Lock()
-	if m.current == nil {
-		defer m.mu.Unlock()
+	m.Mu.Lock()
+	if m.Current == nil {
+		defer m.Mu.Unlock()
 		m.pend(f)
 		return nil
 	}
-	h := m.current.hand
-	m.mu.Unlock()
+	h := m.Current.hand
+	m.Mu.Unlock()
 	return h.writeFile(ctx, f)
 }
 
 // Delete removes the machine.
 func (m *Machine) Delete(ctx context.Context) error {
 	err := m.Kill(ctx)
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	if m.deleted {
 		return err
 	}
 	m.deleted = true
 	_ = m.shells.Close()
-	m.doneOnce.Do(func() { close(m.done) })
-	return errors.Join(err, os.RemoveAll(m.spec.Dir))
+	m.Over()
+	return errors.Join(err, os.RemoveAll(m.Spec.Dir))
 }

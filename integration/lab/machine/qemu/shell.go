@@ -19,7 +19,7 @@ import (
 // input, until Exit.
 func (m *Machine) Shell(args ...string) ([]string, error) {
 	if !m.Running() {
-		return nil, fmt.Errorf("%s: %w", m.spec.Name, machine.ErrNotRunning)
+		return nil, fmt.Errorf("%s: %w", m.Spec.Name, machine.ErrNotRunning)
 	}
 	if len(m.engine.Attach) == 0 {
 		return nil, errors.New("this lab has no program to open a shell with")
@@ -32,7 +32,7 @@ func (m *Machine) Shell(args ...string) ([]string, error) {
 }
 
 // socket is short: names of sockets are limited to about 100 characters, state directories are not.
-func (m *Machine) socket() string { return filepath.Join(os.TempDir(), m.spec.Name+".shell") }
+func (m *Machine) socket() string { return filepath.Join(os.TempDir(), m.Spec.Name+".shell") }
 
 // listen serves shells to other processes of this user.
 func (m *Machine) listen() error {

@@ -28,25 +28,25 @@ func (s snapshot) copyOf(tag string, a *attached, dir string) string {
 // Snapshot keeps the state of the running machine, memory and disks, under a name. Disks that
 // were plugged in since its start cannot be part of one: start it with them.
 func (m *Machine) Snapshot(ctx context.Context, tag string) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.current == nil {
-		return fmt.Errorf("snapshot of %s: %w", m.spec.Name, machine.ErrNotRunning)
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	if m.Current == nil {
+		return fmt.Errorf("snapshot of %s: %w", m.Spec.Name, machine.ErrNotRunning)
 	}
 	s := snapshot{disks: append([]*attached{}, m.disks...), numbers: m.numbers, clock: time.Now()}
 	for _, a := range m.disks {
 		if a.hot {
-			return fmt.Errorf("snapshot of %s: disk %s was plugged in while it ran", m.spec.Name, a.disk.ID)
+			return fmt.Errorf("snapshot of %s: disk %s was plugged in while it ran", m.Spec.Name, a.disk.ID)
 		}
 	}
-	q := m.current.qmp
+	q := m.Current.qmp
 	if err := q.do(ctx, "stop", nil, nil); err != nil {
 		return err
 	}
 	err := q.job(ctx, "snapshot-save", map[string]any{"tag": tag, "vmstate": rootNode, "devices": []string{rootNode}})
 	for _, a := range m.disks {
 		if err == nil && !a.disk.ReadOnly {
-			err = copySparse(ctx, a.disk.Image, s.copyOf(tag, a, m.spec.Dir))
+			err = copySparse(ctx, a.disk.Image, s.copyOf(tag, a, m.Spec.Dir))
 		}
 	}
 	if err == nil {
@@ -59,35 +59,35 @@ func (m *Machine) Snapshot(ctx context.Context, tag string) error {
 // run from there. Programs that the lab was running in it are lost. Its clock stands where it
 // stood.
 func (m *Machine) Rewind(ctx context.Context, tag string) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	s, ok := m.snapshots[tag]
 	if !ok {
-		return fmt.Errorf("rewind %s: no snapshot %s", m.spec.Name, tag)
+		return fmt.Errorf("rewind %s: no snapshot %s", m.Spec.Name, tag)
 	}
-	if m.current != nil && !sameDisks(m.disks, s.disks) {
+	if m.Current != nil && !sameDisks(m.disks, s.disks) {
 		// QEMU only goes back with the devices that it had.
-		b := m.current
+		b := m.Current
 		b.off = true
-		m.mu.Unlock()
+		m.Mu.Unlock()
 		_ = b.qemu.Process.Kill()
 		<-b.ended
-		m.mu.Lock()
+		m.Mu.Lock()
 	}
 	m.disks = append([]*attached{}, s.disks...)
-	if m.current == nil {
+	if m.Current == nil {
 		if err := m.start(ctx, true); err != nil {
-			return fmt.Errorf("rewind %s: %w", m.spec.Name, err)
+			return fmt.Errorf("rewind %s: %w", m.Spec.Name, err)
 		}
 	}
-	b := m.current
+	b := m.Current
 	if err := b.qmp.do(ctx, "stop", nil, nil); err != nil {
 		return err
 	}
 	b.hand.park()
 	for _, a := range m.disks {
 		if !a.disk.ReadOnly {
-			if err := copySparse(ctx, s.copyOf(tag, a, m.spec.Dir), a.disk.Image); err != nil {
+			if err := copySparse(ctx, s.copyOf(tag, a, m.Spec.Dir), a.disk.Image); err != nil {
 				return err
 			}
 		}

@@ -1,0 +1,55 @@
+package machine
+
+import (
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+// Common is what the machines of all engines have; each embeds it with what it knows of a boot.
+type Common[Boot any] struct {
+	Spec Spec
+	Mu   sync.Mutex // guards what follows, and what the engine says
+	// Current is nil when the machine is switched off.
+	Current *Boot
+
+	boots int
+	since time.Time
+	done  chan struct{}
+	over  sync.Once
+}
+
+// Begin prepares a machine that is off.
+func (c *Common[Boot]) Begin(s Spec) { c.Spec, c.done = s, make(chan struct{}) }
+
+// Booted notes a start; the caller holds Mu.
+func (c *Common[Boot]) Booted(b *Boot) {
+	c.Current, c.since = b, time.Now()
+	c.boots++
+}
+
+// Over notes that the machine is off for good.
+func (c *Common[Boot]) Over() { c.over.Do(func() { close(c.done) }) }
+
+// Name is the name in the specification.
+func (c *Common[Boot]) Name() string { return c.Spec.Name }
+
+// Console is the file with all output of the console.
+func (c *Common[Boot]) Console() string { return filepath.Join(c.Spec.Dir, "console.log") }
+
+// Done is closed when the machine is off for good.
+func (c *Common[Boot]) Done() <-chan struct{} { return c.done }
+
+// Boots returns the number of starts and the time of the last one.
+func (c *Common[Boot]) Boots() (int, time.Time) {
+	c.Mu.Lock()
+	defer c.Mu.Unlock()
+	return c.boots, c.since
+}
+
+// Running reports whether it is switched on.
+func (c *Common[Boot]) Running() bool {
+	c.Mu.Lock()
+	defer c.Mu.Unlock()
+	return c.Current != nil
+}
