@@ -69,6 +69,7 @@ func bootVM(b testing.TB, agent string) (m booted) {
 	end := virtual.Pong(b, i, pings)
 	began, pid := execAt(b, i)
 	m.first = end.Sub(began)
+	fmt.Printf("  %s: first boot %s\n", b.Name(), m.first.Round(time.Millisecond))
 	m.boot = memoryOf(b, i, pid)
 	run(b, i, "systemctl", "restart", "--no-block", "bosh-agent")
 	// The old process must be gone before a pong can be the new one's.
@@ -79,7 +80,9 @@ func bootVM(b testing.TB, agent string) (m booted) {
 	end = virtual.Pong(b, i, pings)
 	began, pid = execAt(b, i)
 	m.restart = end.Sub(began)
+	fmt.Printf("  %s: agent restart %s\n", b.Name(), m.restart.Round(time.Millisecond))
 	m.disks = labtest.DiskLife(b, i)
+	fmt.Printf("  %s: disks %v\n", b.Name(), m.disks)
 	labtest.Requests(b, i, 1000)
 	m.busy = memoryOf(b, i, pid)
 	return m
