@@ -4,6 +4,7 @@ package machine
 
 import (
 	"context"
+	"encoding/json"
 	"slices"
 	"strings"
 	"testing"
@@ -61,4 +62,13 @@ func TestMachineDeploy(t *testing.T) {
 	if err := i.Agent.WaitRunning(within, 0); err != nil {
 		t.Error(err)
 	}
+	list, err := i.Agent.Do(t.Context(), "list_disk")
+	var cids []string
+	if err == nil {
+		err = json.Unmarshal(list, &cids)
+	}
+	if err != nil || len(cids) != 1 {
+		t.Fatalf("list_disk: %s, %v; want one disk", list, err)
+	}
+	cancelsDisks(t, i, cids[0])
 }
