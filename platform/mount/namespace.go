@@ -20,7 +20,7 @@ import (
 // the file system would live on, and be written to, after we believe it is gone. It returns
 // one process of each namespace that was changed.
 func DetachElsewhere(number blkdev.Number) ([]Process, error) {
-	own, err := os.Readlink("/proc/self/ns/mnt")
+	own, err := os.Readlink("/proc/thread-self/ns/mnt")
 	if err != nil {
 		return nil, err
 	}
@@ -72,23 +72,19 @@ func targetsIn(proc string, number blkdev.Number) (targets []string) {
 	return targets
 }
 
-// detachIn enters the namespace with a thread of its own, which is thrown away afterwards.
+// detachIn enters the namespace with a thread that is thrown away afterwards.
 func detachIn(ns string, targets []string) error {
 	fd, err := unix.Open(ns, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	result := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+	return onThreadOfItsOwn(func() error {
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {
-			result <- err
-			return
+			return err
 		}
 		if err := unix.Setns(fd, unix.CLONE_NEWNS); err != nil {
-			result <- err
-			return
+			return err
 		}
 		var failed []error
 		for i := len(targets) - 1; i >= 0; i-- {
@@ -96,7 +92,23 @@ func detachIn(ns string, targets []string) error {
 				failed = append(failed, err)
 			}
 		}
-		result <- errors.Join(failed...)
+		return errors.Join(failed...)
+	})
+}
+
+// onThreadOfItsOwn runs work on a thread that ends with it, whatever work has done to the thread. That is never
+// the process's first one: the runtime cannot end it, and it is the one that /proc/self speaks of. The process would
+// read the mount table of another namespace as its own from then on.
+func onThreadOfItsOwn(work func() error) error {
+	result := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			defer runtime.UnlockOSThread()
+			result <- onThreadOfItsOwn(work) // which cannot get this thread as long as it is locked
+			return
+		}
+		result <- work() // never unlocked: the thread ends with the goroutine
 	}()
 	return <-result
 }
