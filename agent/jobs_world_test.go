@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/nats-io/nats.go"
@@ -63,6 +64,11 @@ type workshop struct {
 	web        *httptest.Server
 	monitor    *nats.Conn
 	hanging    chan struct{} // closed when the test ends
+	inForce    map[string]action.NetworkInForce
+
+	mu   sync.Mutex // guards what follows
+	sent []byte     // last upload
+	key  string     // its header
 }
 
 func newWorkshop(t *testing.T) *workshop {
@@ -82,7 +88,7 @@ func newWorkshop(t *testing.T) *workshop {
 		Compiler:    compile.Compiler{Dirs: w.dirs, Blobs: w.store, Owner: owner, Parallel: 1, Log: quiet()},
 		Logs:        logs.Collector{Dirs: w.dirs, Root: w.root, Log: quiet()},
 		Uploads:     w.store,
-		Networks:    func(context.Context) (map[string]action.NetworkInForce, error) { return nil, nil },
+		Networks:    func(context.Context) (map[string]action.NetworkInForce, error) { return w.inForce, nil },
 		SayShutdown: func(ctx context.Context) { _ = w.nats.Publish(ctx, "hm", "shutdown", nil) },
 	})
 	w.table = must[action.Table](t)(action.Merge(w.table, rows))
@@ -105,10 +111,20 @@ func (w *workshop) serve(response http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if r.Method == http.MethodPut {
-		_, _ = io.Copy(io.Discard, r.Body)
+		data, _ := io.ReadAll(r.Body)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.sent, w.key = data, r.Header.Get("X-Key")
 		return
 	}
 	http.ServeFile(response, r, filepath.Join(w.dirs.Blobs(), filepath.Base(r.URL.Path)))
+}
+
+// uploaded is what was sent to a signed URL last, and a header of that.
+func (w *workshop) uploaded() (content []byte, key string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.sent, w.key
 }
 
 // blob stores a gzip tar and returns its id and digest.

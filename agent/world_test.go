@@ -50,6 +50,7 @@ type world struct {
 	current    *store.Current
 	machine    *machine
 	audit      *audit
+	stop       context.CancelFunc // the agent
 	table      action.Table
 }
 
@@ -266,6 +267,7 @@ func newWorld(t testing.TB, extra action.Table) *world {
 	must[store.Loaded](t)(w.current.Load(t.Context()))
 
 	ctx, cancel := context.WithCancel(context.Background())
+	w.stop = cancel
 	w.dispatcher = NewDispatcher(ctx, quiet())
 	w.tasks = must[*task.Tasks](t)(task.Open(ctx, task.Options{Path: filepath.Join(w.dirs.Bosh(), "journal"), Log: quiet()}))
 	pair := w.deployment.Client(testca.AgentName(agentID))
