@@ -3,13 +3,14 @@ package nstest
 import (
 	"net/netip"
 	"os"
-	"runtime"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"cambium/internal/thread"
 )
 
 // untilJustBefore leaves the parent process time to report.
@@ -50,19 +51,13 @@ type Peer struct {
 func NewPeer(t *testing.T) *Peer {
 	t.Helper()
 	p := &Peer{}
-	done := make(chan error)
-	go func() {
-		// The thread is left locked, so that it ends with the goroutine and nobody else
-		// runs in its namespace.
-		runtime.LockOSThread()
-		var err error
-		p.ns, err = netns.New()
-		if err == nil {
-			err = os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644)
+	err := thread.Run(func() (err error) {
+		if p.ns, err = netns.New(); err != nil {
+			return err
 		}
-		done <- err
-	}()
-	if err := <-done; err != nil {
+		return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644)
+	})
+	if err != nil {
 		t.Fatalf("make a peer namespace: %v", err)
 	}
 	h, err := netlink.NewHandleAt(p.ns, unix.NETLINK_ROUTE)
@@ -81,16 +76,13 @@ func NewPeer(t *testing.T) *Peer {
 // Do calls f on a thread inside the peer namespace; sockets that f opens stay there.
 func (p *Peer) Do(t *testing.T, f func() error) {
 	t.Helper()
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread()
+	err := thread.Run(func() error {
 		if err := netns.Set(p.ns); err != nil {
-			done <- err
-			return
+			return err
 		}
-		done <- f()
-	}()
-	if err := <-done; err != nil {
+		return f()
+	})
+	if err != nil {
 		t.Fatalf("in the peer namespace: %v", err)
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 
@@ -13,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/blkdev"
+	"cambium/internal/thread"
 )
 
 // DetachElsewhere takes the device's mounts out of all other mount namespaces. A service with
@@ -79,7 +79,7 @@ func detachIn(ns string, targets []string) error {
 		return err
 	}
 	defer unix.Close(fd)
-	return onThreadOfItsOwn(func() error {
+	return thread.Run(func() error {
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {
 			return err
 		}
@@ -94,21 +94,4 @@ func detachIn(ns string, targets []string) error {
 		}
 		return errors.Join(failed...)
 	})
-}
-
-// onThreadOfItsOwn runs work on a thread that ends with it, whatever work has done to the thread. That is never
-// the process's first one: the runtime cannot end it, and it is the one that /proc/self speaks of. The process would
-// read the mount table of another namespace as its own from then on.
-func onThreadOfItsOwn(work func() error) error {
-	result := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() {
-			defer runtime.UnlockOSThread()
-			result <- onThreadOfItsOwn(work) // which cannot get this thread as long as it is locked
-			return
-		}
-		result <- work() // never unlocked: the thread ends with the goroutine
-	}()
-	return <-result
 }

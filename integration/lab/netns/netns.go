@@ -10,13 +10,14 @@ import (
 	"io/fs"
 	"net"
 	"os"
-	"runtime"
 	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"cambium/internal/thread"
 )
 
 const dir = "/run/netns"
@@ -33,7 +34,7 @@ func Create(name string) (Namespace, error) {
 	if _, err := os.Stat(ns.Path()); err == nil {
 		return ns, fmt.Errorf("network namespace %s: %w", name, fs.ErrExist)
 	}
-	err := onThread(func() error {
+	err := thread.Run(func() error {
 		handle, err := netns.NewNamed(name) // also enters it
 		if err != nil {
 			return fmt.Errorf("network namespace %s: %w", name, err)
@@ -89,7 +90,7 @@ func (n Namespace) Do(f func() error) error {
 		return fmt.Errorf("network namespace %s: %w", n.name, err)
 	}
 	defer func() { _ = handle.Close() }()
-	return onThread(func() error {
+	return thread.Run(func() error {
 		if err := netns.Set(handle); err != nil {
 			return fmt.Errorf("enter network namespace %s: %w", n.name, err)
 		}
@@ -119,15 +120,4 @@ func (n Namespace) DialContext(ctx context.Context, network, address string) (c 
 // Dial is DialContext for libraries that know no context.
 func (n Namespace) Dial(network, address string) (net.Conn, error) {
 	return n.DialContext(context.Background(), network, address)
-}
-
-// onThread runs f on an operating system thread of its own, which ends with f: a thread that
-// has changed its namespace must never serve other goroutines.
-func onThread(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the runtime ends the thread
-		done <- f()
-	}()
-	return <-done
 }

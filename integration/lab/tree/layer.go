@@ -4,9 +4,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 
 	"golang.org/x/sys/unix"
+
+	"cambium/internal/thread"
 )
 
 // Layer is a writable layer over a tree, kept in Dir.
@@ -36,22 +37,17 @@ func (l Layer) Make() error {
 // Mounted calls f with the layer mounted, in a mount namespace that only f, and what f starts,
 // can see: a crash leaves no mount behind.
 func (l Layer) Mounted(f func(root string) error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // for good: the thread ends with its namespace
-		done <- func() error {
-			if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
-				return fmt.Errorf("mount namespace: %w", err)
-			}
-			if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-				return fmt.Errorf("mount namespace: %w", err)
-			}
-			options := "lowerdir=" + l.Tree + ",upperdir=" + l.Upper() + ",workdir=" + l.work()
-			if err := unix.Mount("lab", l.Root(), "overlay", 0, options); err != nil {
-				return fmt.Errorf("overlay on %s: %w", l.Root(), err)
-			}
-			return f(l.Root())
-		}()
-	}()
-	return <-done
+	return thread.Run(func() error {
+		if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
+			return fmt.Errorf("mount namespace: %w", err)
+		}
+		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+			return fmt.Errorf("mount namespace: %w", err)
+		}
+		options := "lowerdir=" + l.Tree + ",upperdir=" + l.Upper() + ",workdir=" + l.work()
+		if err := unix.Mount("lab", l.Root(), "overlay", 0, options); err != nil {
+			return fmt.Errorf("overlay on %s: %w", l.Root(), err)
+		}
+		return f(l.Root())
+	})
 }
