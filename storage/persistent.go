@@ -8,6 +8,7 @@ import (
 	"sort"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"cambium/internal/blkdev"
 	"cambium/platform/device"
@@ -273,6 +274,10 @@ func (d *Disks) release(p settings.PersistentDisk) error {
 }
 
 func (d *Disks) releaseDevice(part string) error {
+	// Whoever can have it for himself knows that it is mounted nowhere, without asking every process.
+	if f, err := os.OpenFile(part, os.O_RDONLY|unix.O_EXCL, 0); err == nil {
+		return f.Close()
+	}
 	number, err := blkdev.NumberOf(part)
 	if err != nil {
 		return err
