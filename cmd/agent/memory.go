@@ -41,20 +41,23 @@ const (
 	// again is the longest pause: often enough that what one task needed is not held for long,
 	// seldom enough to cost nothing.
 	again = 5 * time.Minute
-	// often is a pause between two collections at which they show in the answers' times: each
-	// holds up the requests of a millisecond or two.
+	// often is a pause between two collections, and many are the requests in it, at which the
+	// collections show in the answers' times: each holds up the requests of a millisecond or two.
 	often = 50 * time.Millisecond
+	many  = 1000
 	// afterLoad is how long there is no collection when a load is over.
 	afterLoad = time.Second
 )
 
 // giveBack returns what the agent does not need any more to the system, once the boot is over, then
-// from time to time, and after each load. Under load it lets a small heap grow.
-func giveBack(ctx context.Context) {
+// from time to time, and after each load. Under a load of requests, which served counts, it lets a
+// small heap grow.
+func giveBack(ctx context.Context, served func() uint64) {
 	percent := gcPercent
 	collect(percent)
 	collected := collections()
 	var last time.Time
+	var before uint64
 	pause := afterBoot
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
@@ -63,7 +66,8 @@ func giveBack(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case now := <-collected:
-			if percent == loadPercent || now.Sub(last) < often {
+			n := served()
+			if percent == loadPercent || now.Sub(last) < often && n-before >= many {
 				var m runtime.MemStats
 				runtime.ReadMemStats(&m)
 				if want := pace(percent, m.NextGC); want != percent {
@@ -73,7 +77,7 @@ func giveBack(ctx context.Context) {
 				pause = afterLoad
 				timer.Reset(pause)
 			}
-			last = now
+			last, before = now, n
 		case <-timer.C:
 			percent = gcPercent
 			collect(percent)

@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -36,7 +37,8 @@ func TestCollectionIsEagerAgainAfterALoad(t *testing.T) {
 	before := debug.SetGCPercent(100)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
-	go func() { giveBack(ctx); close(done) }()
+	var requests atomic.Uint64
+	go func() { giveBack(ctx, requests.Load); close(done) }()
 	t.Cleanup(func() {
 		cancel()
 		<-done
@@ -55,10 +57,20 @@ func TestCollectionIsEagerAgainAfterALoad(t *testing.T) {
 			}
 		}
 	}
-	until("under load", func() bool {
+	litter := func() {
 		for range 100 {
 			garbage = make([]byte, 10<<10)
 		}
+	}
+	for range 100 {
+		litter()
+		if got := goal(); got == smallHeap {
+			t.Fatalf("without requests the heap is collected at %d bytes", got)
+		}
+	}
+	until("under load", func() bool {
+		litter()
+		requests.Add(many)
 		return goal() == smallHeap
 	})
 	until("after it", func() bool {

@@ -290,7 +290,7 @@ func (a *app) ready(ctx context.Context, v bootstrap.Verdict) error {
 	if err := a.notifier.Ready(); err != nil {
 		a.log.WithError(err).Warn("service manager not told")
 	}
-	a.go_(func() { giveBack(ctx) })
+	a.go_(func() { giveBack(ctx, a.dispatcher.Served) })
 	return nil
 }
 
