@@ -236,6 +236,7 @@ func report(ours, base []sample, alone []kernelWork) {
 	times("mount_disk, formatted", 5, func(s sample) int { return int(s.disks.Formatted) })
 	times("unmount_disk", 5, func(s sample) int { return int(s.disks.Unmount) })
 	times("migrate_disk, 200 MiB", 2, func(s sample) int { return int(s.disks.Migrate) })
+	times("ping beside it, p99", 3, func(s sample) int { return int(s.disks.Ping) })
 	share("VmRSS after boot, kB", 0.8, func(s sample) int { return s.first.rss })
 	share("VmRSS after 1,000 requests, kB", 0.8, func(s sample) int { return s.busy.rss })
 	share("VmRSS after idling, kB", 0.8, func(s sample) int { return s.idle.rss })

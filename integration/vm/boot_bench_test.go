@@ -108,6 +108,7 @@ func BenchmarkBoot(b *testing.B) {
 		labtest.Faster("mount_disk, formatted", a.disks.Formatted, z.disks.Formatted, 5),
 		labtest.Faster("unmount_disk", a.disks.Unmount, z.disks.Unmount, 5),
 		labtest.Faster("migrate_disk, 200 MiB", a.disks.Migrate, z.disks.Migrate, 2),
+		labtest.Faster("ping beside it, p99", a.disks.Ping, z.disks.Ping, 3),
 		labtest.Share("VmRSS after boot, kB", a.boot.rss, z.boot.rss, 0.8),
 		labtest.Share("VmRSS after 1,000 requests, kB", a.busy.rss, z.busy.rss, 0.8),
 		labtest.Share("RssAnon after boot, kB", a.boot.anon, z.boot.anon, 1),

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -54,8 +55,9 @@ func Requests(t testing.TB, i *lab.Instance, times int) {
 	}
 }
 
-// DiskTimes are how long the Director's requests of a persistent disk's life take.
-type DiskTimes struct{ Blank, Formatted, Unmount, Migrate time.Duration }
+// DiskTimes are how long the Director's requests of a persistent disk's life take; Ping is the p99
+// of pings while data migrates.
+type DiskTimes struct{ Blank, Formatted, Unmount, Migrate, Ping time.Duration }
 
 // DiskLife mounts a blank disk, unmounts it, mounts it again, fills it, and migrates it to another. In a
 // container the nodes of partitions are made by the lab, which the baseline does not wait for: when it
@@ -118,7 +120,10 @@ func diskLife(ctx context.Context, i *lab.Instance, cid, next string) (d DiskTim
 	if err := forget(ctx, i); err != nil {
 		return d, err
 	}
-	if d.Migrate, err = do("migrate_disk", cid, next); err != nil {
+	stop := pingNowAndThen(ctx, i)
+	d.Migrate, err = do("migrate_disk", cid, next)
+	d.Ping = stop()
+	if err != nil {
 		return d, err
 	}
 	after, err := content(ctx, i)
@@ -134,6 +139,33 @@ func diskLife(ctx context.Context, i *lab.Instance, cid, next string) (d DiskTim
 		}
 	}
 	return d, nil
+}
+
+// pingNowAndThen asks so seldom that nothing else becomes slower, until stop, which returns the p99.
+func pingNowAndThen(ctx context.Context, i *lab.Instance) (stop func() time.Duration) {
+	ctx, cancel := context.WithCancel(ctx)
+	var times []time.Duration
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		ticker := time.NewTicker(2 * time.Millisecond)
+		defer ticker.Stop()
+		for ; ctx.Err() == nil; <-ticker.C {
+			begin := time.Now()
+			if _, err := i.Agent.Call(ctx, "ping"); err == nil {
+				times = append(times, time.Since(begin))
+			}
+		}
+	}()
+	return func() time.Duration {
+		cancel()
+		<-done
+		if len(times) == 0 {
+			return 0
+		}
+		slices.Sort(times)
+		return times[len(times)*99/100]
+	}
 }
 
 // content is the store's sum, read from the disk.
