@@ -206,6 +206,40 @@ func TestRootAwaitIdle(t *testing.T) {
 	}
 }
 
+// A program that was killed while it wrote is no reason to give up: the kernel still writes what is left,
+// for nobody.
+func TestRootAwaitIdleAfterKill(t *testing.T) {
+	const device = "CAMBIUM_WRITE_AND_DIE"
+	if path := os.Getenv(device); path != "" {
+		f, err := os.OpenFile(path, os.O_WRONLY|unix.O_EXCL, 0)
+		if err == nil {
+			_, err = f.Write(make([]byte, 256<<20))
+		}
+		t.Logf("still alive: %v, %v", err, unix.Kill(os.Getpid(), unix.SIGKILL))
+		select {}
+	}
+	d := looptest.New(t, 512<<20)
+	for range 3 {
+		writer := exec.Command(os.Args[0], "-test.run=^TestRootAwaitIdleAfterKill$")
+		writer.Env = append(os.Environ(), device+"="+d.Path)
+		if err := writer.Start(); err != nil {
+			t.Fatal(err)
+		}
+		// From when it has begun until it has nothing open any more, as far as /proc tells.
+		for _, there := range []bool{true, false} {
+			for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(100 * time.Microsecond) {
+				if users, err := openers(d.Path); err != nil || (len(users) > 0) == there {
+					break
+				}
+			}
+		}
+		if err := AwaitIdle(context.Background(), d.Path); err != nil {
+			t.Errorf("after the writer was killed: %v", err)
+		}
+		_ = writer.Wait()
+	}
+}
+
 // A service with a private mount namespace keeps its copy of a mount until it is detached.
 func TestRootPrivateNamespaceDoesNotPin(t *testing.T) {
 	d, target := formatted(t), dir(t)
@@ -221,7 +255,9 @@ func TestRootPrivateNamespaceDoesNotPin(t *testing.T) {
 	if err := Unmount(context.Background(), target); err != nil {
 		t.Fatal(err)
 	}
-	if err := AwaitIdle(context.Background(), d.Path); !errors.Is(err, unix.EBUSY) {
+	soon, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	if err := AwaitIdle(soon, d.Path); !errors.Is(err, unix.EBUSY) {
 		t.Fatalf("the namespace does not hold the device (%v), so there is nothing to show", err)
 	}
 	n, err := blkdev.NumberOf(d.Path)

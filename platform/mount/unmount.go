@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"cambium/internal/blkdev"
 )
 
 // Process is somebody who keeps a mount busy.
@@ -171,9 +173,14 @@ func below(path, target string) bool {
 	return path == target || strings.HasPrefix(path, strings.TrimSuffix(target, "/")+"/") || !strings.HasPrefix(path, "/")
 }
 
+// closing is how long the kernel may take to close what an ended process had open: it writes out
+// first what is left, and no process shows up meanwhile.
+const closing = 30 * time.Second
+
 // AwaitIdle waits until nobody has the block device open for himself. A program that a killed
 // agent had started may still be writing; it is named when the time is over.
 func AwaitIdle(ctx context.Context, device string) error {
+	var unclaimed time.Time // since when no process has it
 	for {
 		f, err := os.OpenFile(device, os.O_RDONLY|unix.O_EXCL, 0)
 		if err == nil {
@@ -186,14 +193,36 @@ func AwaitIdle(ctx context.Context, device string) error {
 		if err != nil {
 			return fmt.Errorf("%s is in use: %w", device, err)
 		}
-		if len(users) == 0 || ctx.Err() != nil {
-			// Held by the kernel: a mount, swap, or a device built upon it.
+		if len(users) > 0 {
+			unclaimed = time.Time{}
+		} else if unclaimed.IsZero() {
+			unclaimed = time.Now()
+		}
+		kept, err := keptByKernel(device)
+		if err != nil {
+			return err
+		}
+		if ctx.Err() != nil || kept || len(users) == 0 && time.Since(unclaimed) > closing {
 			return &BusyError{Target: device, Users: users, Cause: errors.Join(unix.EBUSY, context.Cause(ctx))}
+		}
+		if len(users) == 0 {
+			time.Sleep(10 * time.Millisecond) // nothing tells when the last of it is written
+			continue
 		}
 		if err := awaitChange(ctx, users); err != nil {
 			return fmt.Errorf("wait for %s: %w", device, err)
 		}
 	}
+}
+
+// keptByKernel reports whether the device is mounted. Swap and devices built upon it are not looked for.
+func keptByKernel(device string) (bool, error) {
+	number, err := blkdev.NumberOf(device)
+	if err != nil {
+		return false, err
+	}
+	all, err := Of(number)
+	return len(all) > 0, err
 }
 
 func openers(device string) ([]Process, error) {
