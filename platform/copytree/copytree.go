@@ -162,9 +162,11 @@ func (w *walk) run(ctx context.Context, v visitor) error {
 	stop := context.AfterFunc(ctx, func() { w.fail(context.Cause(ctx)) })
 	defer stop()
 	w.push(func(b *buffers) error { return w.directory(v, ".", nil, b) })
+	defer makeRoom(w.options.Workers)()
 	var all sync.WaitGroup
 	for range w.options.Workers {
 		all.Go(func() {
+			stepAside()
 			b := &buffers{a: alignedBuffer(blockSize), b: alignedBuffer(blockSize)}
 			for {
 				work := w.next()
