@@ -147,7 +147,7 @@ func serveStatus(t *testing.T, c conformanceCase) *monit.Client {
 	return &monit.Client{URL: web.URL, UserFile: user}
 }
 
-// audit keeps lines.
+// audit keeps the last lines.
 type audit struct {
 	mu    sync.Mutex
 	lines []string
@@ -156,7 +156,9 @@ type audit struct {
 func (a *audit) Record(e mbus.Event) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.lines = append(a.lines, e.String())
+	if a.lines = append(a.lines, e.String()); len(a.lines) > 100 {
+		a.lines = slices.Delete(a.lines, 0, 50)
+	}
 }
 
 // audited waits for the line of the case's request, which is written after the answer.
