@@ -26,7 +26,7 @@ var hold = []machine.File{
 // code is cut off more often in storage.
 func TestVMPowerCut(t *testing.T) {
 	t.Parallel()
-	cutPower(t, 3, 4)
+	cutPower(t, 4, 4)
 }
 
 func cutPower(t *testing.T, firstBoots, migrations int) {
