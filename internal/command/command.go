@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"cambium/internal/thread"
 )
 
 // DefaultMaxOutput is how much of each output stream is kept when the caller gives no writer.
@@ -118,24 +120,33 @@ func Start(ctx context.Context, c Cmd) (*Process, error) {
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: c.Credential}
 	// A grandchild that inherited an output pipe must not hold up Wait for ever.
 	p.cmd.WaitDelay = p.grace
-	if err := p.cmd.Start(); err != nil {
+	if err := start(p.cmd, c.Nice); err != nil {
 		return nil, fmt.Errorf("%s: %w", c.Name, errors.Unwrap(err))
 	}
-	defaults(p.Pid(), c.Nice)
+	defaults(p.Pid())
 	go p.watch()
 	return p, nil
 }
 
-// defaults gives the program back what the agent's unit changed for the agent itself: its place
-// in the scheduler and before the OOM killer. It is best effort: a program with the agent's own
-// is better than none. Raising both numbers is always allowed.
-func defaults(pid, nice int) {
+// start starts the program with its own place in the scheduler, from its first instruction on: it
+// inherits that of the thread that starts it, which ends afterwards.
+func start(cmd *exec.Cmd, nice int) error {
 	// The system call returns 20 minus the nice level.
-	if own, err := unix.Getpriority(unix.PRIO_PROCESS, 0); err == nil {
-		if level := min(max(20-own+nice, 0), 19); level != 20-own {
-			_ = unix.Setpriority(unix.PRIO_PGRP, pid, level)
-		}
+	own, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
+	level := min(max(20-own+nice, 0), 19)
+	if err != nil || level == 20-own {
+		return cmd.Start()
 	}
+	return thread.Run(func() error {
+		// Best effort: a program at the agent's own level is better than none.
+		_ = unix.Setpriority(unix.PRIO_PROCESS, 0, level)
+		return cmd.Start()
+	})
+}
+
+// defaults gives the program back what the agent's unit changed for the agent itself: its place
+// before the OOM killer. It is best effort, too. Raising the number is always allowed.
+func defaults(pid int) {
 	if own, err := os.ReadFile("/proc/self/oom_score_adj"); err == nil && bytes.HasPrefix(own, []byte("-")) {
 		_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid), []byte("0"), 0)
 	}
