@@ -167,7 +167,7 @@ func migrateSlowly(t testing.TB, i *lab.Instance, from, to string) {
 	}
 	line := regexp.MustCompile(`(?m)^migrate_disk: (copy|verify): \d+ files, \d+ of \d+ MiB, \d+ MiB/s, about \S+ left$`)
 	complete := func(p status.Progress) bool {
-		return p.Files > 0 && p.Done > 0 && p.Total > p.Done && p.Rate > 0 && p.Remaining > 0 && p.Text != "" && !p.Updated.IsZero()
+		return p.Done > 0 && p.Total > p.Done && p.Rate > 0 && p.Remaining > 0 && p.Text != "" && !p.Updated.IsZero()
 	}
 	var structured, words, file bool
 	eventually(t, "progress in the file, in text and in JSON", func() bool {
