@@ -1,5 +1,5 @@
 // Package script runs what releases bring along: life-cycle scripts, drain scripts and errands.
-// Each runs in a process group of its own, five nice levels below the agent, with the agent's
+// Each runs in a process group of its own, five nice levels below the agent but never above the default, with the agent's
 // environment and a fixed PATH. Output goes straight to files, so neither memory nor a restart of
 // the agent is at stake.
 package script
