@@ -114,7 +114,10 @@ func observe(b testing.TB, agent string) (s sample, i *lab.Instance) {
 	if raw, err := i.Status(); err == nil {
 		s.steps = statusOf(b, raw).Steps
 	}
-	all, _ := watch.Of(namespace)
+	all, err := counted(watch, namespace)
+	if err != nil {
+		b.Fatal(err)
+	}
 	run(b, i, "systemctl", "restart", "--no-block", "bosh-agent")
 	// The old process must be gone before a pong can be the new one's.
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
@@ -143,7 +146,7 @@ func observe(b testing.TB, agent string) (s sample, i *lab.Instance) {
 
 func collect(b testing.TB, watch *execs.Watch, namespace string, end time.Time, before int) measured {
 	b.Helper()
-	all, err := watch.Of(namespace)
+	all, err := counted(watch, namespace)
 	if err != nil {
 		b.Fatal(err)
 	}

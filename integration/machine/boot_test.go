@@ -56,6 +56,14 @@ func wantMarker(t *testing.T, i *lab.Instance, path string) {
 	}
 }
 
+// counted is what the watch has counted once every event of the past has arrived.
+func counted(watch *execs.Watch, namespace string) (execs.Family, error) {
+	if err := watch.Settle(); err != nil {
+		return execs.Family{}, err
+	}
+	return watch.Of(namespace)
+}
+
 // TestMachineBoot is the life of a machine: first boot, agent restart, reboot, power cut.
 func TestMachineBoot(t *testing.T) {
 	l := newLab(t)
@@ -72,7 +80,7 @@ func TestMachineBoot(t *testing.T) {
 		t.Errorf("after the first boot: %s %q, agent %q, settings %+v, warnings %q", first.State, first.Verdict, first.AgentID, first.Settings, first.Warnings)
 	}
 	namespace := strings.TrimSpace(run(t, i, "readlink", "/proc/self/ns/pid"))
-	done, err := watch.Of(namespace)
+	done, err := counted(watch, namespace)
 	if err != nil || done.Processes == 0 || len(done.Programs) > 5 {
 		t.Errorf("first boot executed %d programs, want at most 5 (%v): %v", len(done.Programs), err, done.Programs)
 	}
@@ -93,7 +101,7 @@ func TestMachineBoot(t *testing.T) {
 	if len(second.Earlier) != 1 || second.Earlier[0].State != status.Ready {
 		t.Errorf("restart remembers %+v, want the first process; its warnings were %q", second.Earlier, before.Warnings)
 	}
-	again, err := watch.Of(namespace)
+	again, err := counted(watch, namespace)
 	if err != nil || again.Processes <= done.Processes || len(again.Programs) != len(done.Programs) {
 		t.Errorf("restart executed programs (%v): %v", err, again.Programs)
 	}

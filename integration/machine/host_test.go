@@ -35,14 +35,14 @@ func TestMachineHost(t *testing.T) {
 	certificates := map[string]any{"trusted_certs": "junk\n" + block(one) + "more junk\n" + block(two)}
 	namespace := strings.TrimSpace(run(t, i, "readlink", "/proc/self/ns/pid"))
 	for try := range 2 {
-		before, err := watch.Of(namespace)
+		before, err := counted(watch, namespace)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if _, err := i.Agent.Do(ctx, "update_settings", certificates); err != nil {
 			t.Fatal(err)
 		}
-		after, err := watch.Of(namespace)
+		after, err := counted(watch, namespace)
 		executed := after.Programs[len(before.Programs):]
 		if ran := strings.Contains(fmt.Sprint(executed), "update-ca-cert"); err != nil || ran != (try == 0) {
 			t.Errorf("time %d: programs executed are %v (%v)", try, executed, err)

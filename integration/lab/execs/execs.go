@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -52,6 +53,8 @@ type Watch struct {
 	tracked  map[uint32]*family
 	families []*family
 	lost     bool
+	ended    map[uint32]bool // processes that ended while somebody waits in Settle
+	seen     sync.Cond       // an end has been added, or the patience of a Settle
 }
 
 // Start listens for processes that execute a program whose file is called name, and counts what
@@ -62,6 +65,7 @@ func Start(name string) (*Watch, error) {
 		return nil, fmt.Errorf("process events: %w", err)
 	}
 	w := &Watch{socket: socket, name: name, done: make(chan struct{}), tracked: map[uint32]*family{}}
+	w.seen.L = &w.mu
 	err = errors.Join(
 		unix.SetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 8<<20),
 		unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 100_000}),
@@ -131,7 +135,15 @@ func (w *Watch) event(e []byte) {
 			w.families = append(w.families, f)
 		}
 	case eventExit:
-		delete(w.tracked, field(1))
+		// Each thread that ends has an event of its own, under its process's id as well: only
+		// the first thread's is the process's end.
+		if field(0) == field(1) {
+			delete(w.tracked, field(1))
+			if w.ended != nil {
+				w.ended[field(1)] = true
+				w.seen.Broadcast()
+			}
+		}
 	}
 }
 
@@ -163,6 +175,35 @@ type Family struct {
 	// LastPID and Began are those of the process that began last, by this host's count.
 	LastPID int
 	Began   time.Time
+}
+
+// patience is how long Settle waits for the end of a process that did nothing.
+const patience = 10 * time.Second
+
+// Settle returns when every event of the past has been counted: the kernel's events come in
+// order, so it makes one of its own and waits until that one is there.
+func (w *Watch) Settle() error {
+	w.mu.Lock()
+	w.ended = map[uint32]bool{}
+	w.mu.Unlock()
+	marker := exec.Command("true")
+	if err := marker.Run(); err != nil {
+		return fmt.Errorf("process events: %w", err)
+	}
+	pid := uint32(marker.Process.Pid)
+	deadline := time.Now().Add(patience)
+	timer := time.AfterFunc(patience, w.seen.Broadcast)
+	defer timer.Stop()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	defer func() { w.ended = nil }()
+	for !w.ended[pid] {
+		if w.lost || !time.Now().Before(deadline) {
+			return errors.New("process events were lost")
+		}
+		w.seen.Wait()
+	}
+	return nil
 }
 
 // Of returns what was executed so far in the machine whose process ids live in the namespace:

@@ -3,11 +3,16 @@
 package execs
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cambium/internal/thread"
 )
 
 func TestRootCountsDescendantsOnly(t *testing.T) {
@@ -37,20 +42,65 @@ func TestRootCountsDescendantsOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	deadline := time.Now().Add(5 * time.Second)
-	for {
-		all, err := w.Of(here)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if all.Processes == 1 && len(all.Programs) == 4 {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("counted %v below %d shells, want 4 below 1", all.Programs, all.Processes)
-		}
+	if err := w.Settle(); err != nil {
+		t.Fatal(err)
+	}
+	all, err := w.Of(here)
+	if err != nil || all.Processes != 1 || len(all.Programs) != 4 {
+		t.Errorf("counted %v below %d shells, want 4 below 1 (%v)", all.Programs, all.Processes, err)
 	}
 	if other, _ := w.Of("pid:[1]"); other.Processes != 0 {
 		t.Errorf("another machine has %+v", other)
+	}
+}
+
+// TestRootCountsAfterAThreadHasEnded holds a process of several threads in view when one ends.
+func TestRootCountsAfterAThreadHasEnded(t *testing.T) {
+	w, err := Start(filepath.Base(os.Args[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	child := exec.Command(os.Args[0], "-test.run", "^TestRootEndsAThread$")
+	child.Env = append(os.Environ(), "ENDS_A_THREAD=1")
+	if output, err := child.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, output)
+	}
+	here, err := os.Readlink("/proc/self/ns/pid")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Settle(); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := w.Of(here); err != nil || len(all.Programs) != 1 {
+		t.Errorf("counted %v, want one program (%v)", all.Programs, err)
+	}
+}
+
+// TestRootEndsAThread is what the test above runs as a process of its own.
+func TestRootEndsAThread(t *testing.T) {
+	if os.Getenv("ENDS_A_THREAD") == "" {
+		return
+	}
+	id := 0
+	if err := thread.Run(func() error { id = unix.Gettid(); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	path := fmt.Sprintf("/proc/self/task/%d", id)
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		if _, err := os.Stat(path); err != nil {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the thread did not end")
+		}
+	}
+	if err := exec.Command("true").Run(); err != nil {
+		t.Fatal(err)
 	}
 }
