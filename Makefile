@@ -64,11 +64,11 @@ test-root: ## Tests on loop devices (needs root)
 
 .PHONY: test-machine
 test-machine: build ## Tests of the real binary under a real systemd (needs root, nspawn)
-	$(GO) test -race -tags machine -run '^TestMachine' -count=1 -p 1 -timeout 25m $$(scripts/tier machine)
+	GO=$(GO) scripts/again '^TestMachine' "$$(scripts/tier machine)" -race -tags machine -count=1 -p 1 -timeout 25m
 
 .PHONY: test-vm
 test-vm: build ## Tests in QEMU virtual machines
-	$(GO) test -tags vm -run '^TestVM' -count=1 -p 1 -timeout 30m $$(scripts/tier vm)
+	GO=$(GO) scripts/again '^TestVM' "$$(scripts/tier vm)" -tags vm -count=1 -p 1 -timeout 30m
 
 .PHONY: lint
 lint: ## Format, vet, staticcheck, tidy go.mod
