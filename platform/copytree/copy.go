@@ -72,6 +72,12 @@ func (c copier) entry(rel string, st *unix.Stat_t, b *buffers) (err error) {
 		}
 		defer func() { state.err = err; close(state.done) }()
 	}
+	if st.Mode&unix.S_IFMT == unix.S_IFREG {
+		// As a rule nothing is there yet, and nobody need look.
+		if err := c.file(rel, st, b); !errors.Is(err, unix.EEXIST) {
+			return err
+		}
+	}
 	var have unix.Stat_t
 	switch err := unix.Fstatat(c.to, rel, &have, unix.AT_SYMLINK_NOFOLLOW); {
 	case errors.Is(err, unix.ENOENT):
@@ -136,11 +142,20 @@ func (c copier) file(rel string, st *unix.Stat_t, b *buffers) error {
 	if err != nil {
 		return err
 	}
-	err = c.content(source, target, st, b.a)
+	digest, err := c.content(source, target, st, b.a)
 	if err == nil {
-		err = setAttributes(source, target, st)
+		err = c.finishFile(source, target, st, digest, st.Blocks*512 >= st.Size)
 	}
 	return errors.Join(err, unix.Close(target))
+}
+
+// finishFile gives a file its attributes, and remembers its digest where there is one.
+func (c copier) finishFile(source, target int, st *unix.Stat_t, digest uint64, whole bool) error {
+	attributes, err := setAttributes(source, target, st)
+	if err == nil && whole {
+		c.options.Sums.put(st, digest, c.options.Sums.attributes(attributes))
+	}
+	return err
 }
 
 func (c copier) create(rel string) (int, error) {
@@ -162,16 +177,18 @@ func (c copier) largeFile(rel string, st *unix.Stat_t, b *buffers) error {
 	if err != nil {
 		return err
 	}
-	if !shared {
-		target, err := openDirect(c.to, rel, unix.O_WRONLY)
-		if err != nil {
-			return err
-		}
-		if err := errors.Join(c.large(source, target, st, b), target.close()); err != nil {
-			return err
-		}
+	if shared {
+		return c.finishFile(source.plain, made, st, 0, false)
 	}
-	return setAttributes(source.plain, made, st)
+	target, err := openDirect(c.to, rel, unix.O_WRONLY)
+	if err != nil {
+		return err
+	}
+	digest, err := c.large(source, target, st, b)
+	if err := errors.Join(err, target.close()); err != nil {
+		return err
+	}
+	return c.finishFile(source.plain, made, st, digest, true)
 }
 
 // shared lets two files of one file system have the same blocks, where it knows how to.
@@ -187,30 +204,34 @@ func (c copier) shared(source, target int, st *unix.Stat_t) (bool, error) {
 	return true, nil
 }
 
-// content copies the data and leaves the holes.
-func (c copier) content(source, target int, st *unix.Stat_t, buffer []byte) error {
+// content copies the data and leaves the holes. The digest is that of a file without holes.
+func (c copier) content(source, target int, st *unix.Stat_t, buffer []byte) (digest uint64, err error) {
 	if st.Blocks*512 >= st.Size {
 		return c.extent(source, target, 0, st.Size, buffer)
 	}
 	if err := unix.Ftruncate(target, st.Size); err != nil {
-		return err
+		return 0, err
 	}
-	return extents(source, st.Size, func(from, to int64) error { return c.extent(source, target, from, to, buffer) })
+	return 0, extents(source, st.Size, func(from, to int64) error {
+		_, err := c.extent(source, target, from, to, buffer)
+		return err
+	})
 }
 
-func (c copier) extent(source, target int, from, to int64, buffer []byte) error {
+func (c copier) extent(source, target int, from, to int64, buffer []byte) (digest uint64, err error) {
 	for from < to {
 		n := min(int64(len(buffer)), to-from)
 		if err := readAt(source, buffer[:n], from); err != nil {
-			return err
+			return 0, err
 		}
 		if err := writeAt(target, buffer[:n], from); err != nil {
-			return err
+			return 0, err
 		}
+		digest ^= c.options.Sums.block(buffer[:n], from)
 		c.wrote(n)
 		from += n
 	}
-	return nil
+	return digest, nil
 }
 
 // The files are read and written by descriptor alone: a tree has many, and os.File asks the
@@ -286,31 +307,28 @@ func openFile(dir int, rel string, flags int) (int, error) {
 
 // setAttributes finishes a regular file through its descriptor. The order matters: changing
 // the owner clears modes and capabilities, and the times, last, are what a resumed copy trusts.
-func setAttributes(source, fd int, st *unix.Stat_t) error {
+// It returns the extended ones.
+func setAttributes(source, fd int, st *unix.Stat_t) (map[string]string, error) {
 	if st.Uid != 0 || st.Gid != 0 {
 		if err := unix.Fchown(fd, int(st.Uid), int(st.Gid)); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	if st.Mode&0o7777 != 0o600 {
 		if err := unix.Fchmod(fd, st.Mode&0o7777); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	names, err := listXattr(func(b []byte) (int, error) { return unix.Flistxattr(source, b) })
+	all, err := fdXattrs(source)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	for _, name := range names {
-		value, err := getXattr(func(b []byte) (int, error) { return unix.Fgetxattr(source, name, b) })
-		if err != nil {
-			return fmt.Errorf("attribute %s: %w", name, err)
-		}
-		if err := unix.Fsetxattr(fd, name, value, 0); err != nil {
-			return fmt.Errorf("attribute %s: %w", name, err)
+	for name, value := range all {
+		if err := unix.Fsetxattr(fd, name, []byte(value), 0); err != nil {
+			return nil, fmt.Errorf("attribute %s: %w", name, err)
 		}
 	}
-	return unix.UtimesNanoAt(fd, "", []unix.Timespec{st.Atim, st.Mtim}, unix.AT_EMPTY_PATH)
+	return all, unix.UtimesNanoAt(fd, "", []unix.Timespec{st.Atim, st.Mtim}, unix.AT_EMPTY_PATH)
 }
 
 // attributes finishes anything else, by name, since not everything can be opened.

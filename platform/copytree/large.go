@@ -101,46 +101,84 @@ func blocks(from, to int64, f func(from int64, length int) error) error {
 }
 
 // Sums are digests of what Copy has read. With them Verify need not read the source again.
-// They are there to find accidents, not forgers: keyed with a random seed, a damaged block has
+// They are there to find accidents, not forgers: keyed with a random seed, a damaged file has
 // a chance of one in 2⁶⁴ to go unnoticed. The zero value is ready.
 type Sums struct {
 	mu    sync.Mutex
 	seed  maphash.Seed
-	known map[uint64]sum
-}
-
-// sum holds for one state of a source file.
-type sum struct {
-	size    int64
-	changed unix.Timespec
-	digest  uint64
+	known map[uint64]uint64 // of inodes
 }
 
 // maxSums bounds the memory; what has no digest is compared byte by byte.
-const maxSums = 1 << 16
+const maxSums = 1 << 18
 
-func (s *Sums) put(st *unix.Stat_t, digest uint64) {
+// of is the digest of a file: of its content and attributes and of the state of the source that they
+// were read from. Whatever is done to a file changes that, and with it the digest.
+func (s *Sums) of(st *unix.Stat_t, content, attributes uint64) uint64 {
+	var all [40]byte
+	for i, n := range []uint64{uint64(st.Size), uint64(st.Ctim.Sec), uint64(st.Ctim.Nsec), content, attributes} {
+		binary.NativeEndian.PutUint64(all[8*i:], n)
+	}
+	return maphash.Bytes(s.key(), all[:])
+}
+
+func (s *Sums) put(st *unix.Stat_t, content, attributes uint64) {
 	if s == nil {
 		return
 	}
+	digest := s.of(st, content, attributes)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.known == nil {
-		s.known = map[uint64]sum{}
+		s.known = map[uint64]uint64{}
 	}
 	if _, ok := s.known[st.Ino]; ok || len(s.known) < maxSums {
-		s.known[st.Ino] = sum{size: st.Size, changed: st.Ctim, digest: digest}
+		s.known[st.Ino] = digest
 	}
 }
 
-func (s *Sums) get(st *unix.Stat_t) (uint64, bool) {
+// has reports whether there is anything to compare a copy of the file with.
+func (s *Sums) has(st *unix.Stat_t) bool {
 	if s == nil {
-		return 0, false
+		return false
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	_, ok := s.known[st.Ino]
+	return ok
+}
+
+// equal reports whether a copy with that content and these attributes is what was read, and the
+// source is still as it was then.
+func (s *Sums) equal(st *unix.Stat_t, content, attributes uint64) bool {
+	digest := s.of(st, content, attributes)
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	have, ok := s.known[st.Ino]
-	return have.digest, ok && have.size == st.Size && have.changed == st.Ctim
+	return ok && have == digest
+}
+
+func (s *Sums) key() maphash.Seed {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.seed == (maphash.Seed{}) {
+		s.seed = maphash.MakeSeed()
+	}
+	return s.seed
+}
+
+// attributes is the digest of a file's extended attributes.
+func (s *Sums) attributes(all map[string]string) (digest uint64) {
+	if s == nil || len(all) == 0 {
+		return 0
+	}
+	var h maphash.Hash
+	for name, value := range all {
+		h.SetSeed(s.key())
+		_, _ = h.WriteString(name + "\x00" + value)
+		digest ^= h.Sum64()
+	}
+	return digest
 }
 
 // block is the digest of one block; those of a file are combined by xor, in any order.
@@ -148,12 +186,7 @@ func (s *Sums) block(b []byte, offset int64) uint64 {
 	if s == nil {
 		return 0
 	}
-	s.mu.Lock()
-	if s.seed == (maphash.Seed{}) {
-		s.seed = maphash.MakeSeed()
-	}
-	seed := s.seed
-	s.mu.Unlock()
+	seed := s.key()
 	var both [16]byte
 	binary.NativeEndian.PutUint64(both[:], uint64(offset))
 	binary.NativeEndian.PutUint64(both[8:], maphash.Bytes(seed, b))
@@ -209,10 +242,10 @@ func (w *walk) segments(file int, size int64, b *buffers, f func(from, to int64,
 	})
 }
 
-// large copies the data of a large file and leaves the holes.
-func (c copier) large(source, target directFile, st *unix.Stat_t, b *buffers) error {
+// large copies the data of a large file and leaves the holes. It returns the digest of what it read.
+func (c copier) large(source, target directFile, st *unix.Stat_t, b *buffers) (uint64, error) {
 	if err := unix.Ftruncate(target.plain, st.Size); err != nil {
-		return err
+		return 0, err
 	}
 	var digest atomic.Uint64
 	err := c.segments(source.plain, st.Size, b, func(from, to int64, b *buffers) error {
@@ -237,10 +270,7 @@ func (c copier) large(source, target directFile, st *unix.Stat_t, b *buffers) er
 		xor(&digest, sum)
 		return err
 	})
-	if err == nil {
-		c.options.Sums.put(st, digest.Load())
-	}
-	return err
+	return digest.Load(), err
 }
 
 func xor(to *atomic.Uint64, x uint64) {
@@ -254,8 +284,8 @@ func xor(to *atomic.Uint64, x uint64) {
 
 // sameLarge compares a large file: the target with the digest of the source if there is one,
 // otherwise, or when that differs, byte by byte.
-func (v verifier) sameLarge(rel string, source, target directFile, st *unix.Stat_t, b *buffers) error {
-	if want, ok := v.options.Sums.get(st); ok {
+func (v verifier) sameLarge(rel string, source, target directFile, st *unix.Stat_t, attributes map[string]string, b *buffers) error {
+	if v.options.Sums.has(st) {
 		var digest atomic.Uint64
 		err := v.segments(source.plain, st.Size, b, func(from, to int64, b *buffers) error {
 			var sum uint64
@@ -273,7 +303,7 @@ func (v verifier) sameLarge(rel string, source, target directFile, st *unix.Stat
 			xor(&digest, sum)
 			return err
 		})
-		if err != nil || digest.Load() == want {
+		if err != nil || v.options.Sums.equal(st, digest.Load(), v.options.Sums.attributes(attributes)) {
 			return err
 		}
 	}

@@ -3,6 +3,7 @@ package copytree
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"maps"
 
 	"golang.org/x/sys/unix"
@@ -89,6 +90,11 @@ func (v verifier) sameXattrs(rel string) error {
 // sameFile compares the content. Only ranges where one side has data are read; the other
 // side's holes read as zeros.
 func (v verifier) sameFile(rel string, st *unix.Stat_t, b *buffers) error {
+	if st.Size < largeFile && v.options.Sums.has(st) {
+		if same, err := v.sameSmall(rel, st, b); err != nil || same {
+			return err
+		}
+	}
 	open := func(dir int) (directFile, error) {
 		if st.Size >= largeFile {
 			return openDirect(dir, rel, unix.O_RDONLY)
@@ -122,12 +128,44 @@ func (v verifier) sameFile(rel string, st *unix.Stat_t, b *buffers) error {
 	if st.Size < largeFile {
 		return v.compare(rel, source, target, 0, st.Size, b)
 	}
-	if err := v.sameLarge(rel, source, target, st, b); err != nil {
+	if err := v.sameLarge(rel, source, target, st, targetNames, b); err != nil {
 		return err
 	}
 	return holes(source.plain, st.Size, func(from, to int64) error {
 		return extentsIn(target.plain, from, to, func(from, to int64) error { return v.compare(rel, source, target, from, to, b) })
 	})
+}
+
+// sameSmall compares the target with the digest of the source, past the page cache, so that the
+// disk is asked and not the memory. False means that the two have to be compared.
+func (v verifier) sameSmall(rel string, st *unix.Stat_t, b *buffers) (bool, error) {
+	target, err := openFile(v.to, rel, unix.O_RDONLY|unix.O_DIRECT)
+	if err != nil {
+		return false, nil // a file system without such reads, or an error that will show again
+	}
+	defer unix.Close(target)
+	attributes, err := fdXattrs(target)
+	if err != nil {
+		return false, err
+	}
+	var digest uint64
+	for at := int64(0); at < st.Size; at += blockSize {
+		if err := v.stopped(); err != nil {
+			return false, err
+		}
+		n := int(min(blockSize, st.Size-at))
+		// Past its end a file gives nothing, so that whole sectors may be asked for.
+		have, err := unix.Pread(target, b.b[:(n+alignment-1)&^(alignment-1)], at)
+		if err != nil || have != n {
+			return false, nil
+		}
+		digest ^= v.options.Sums.block(b.b[:n], at)
+	}
+	if !v.options.Sums.equal(st, digest, v.options.Sums.attributes(attributes)) {
+		return false, nil
+	}
+	v.options.Progress.bytes.Add(st.Size)
+	return true, nil
 }
 
 func fdXattrs(f int) (map[string]string, error) {
@@ -139,7 +177,7 @@ func fdXattrs(f int) (map[string]string, error) {
 	for _, name := range names {
 		value, err := getXattr(func(b []byte) (int, error) { return unix.Fgetxattr(f, name, b) })
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("attribute %s: %w", name, err)
 		}
 		all[name] = string(value)
 	}
