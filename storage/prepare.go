@@ -142,14 +142,14 @@ func (d *Disks) judge(ctx context.Context, p settings.PersistentDisk, path strin
 		j.label = disk.MBR
 	}
 	var err error
-	j.state, err = disk.Observe(path)
+	j.state, err = disk.Inspect(path)
 	if errors.Is(err, disk.ErrDamaged) {
 		j.verdict, j.proof = plan.Refuse, err.Error()
 	} else if err != nil {
 		return j, err
 	} else {
 		if len(j.state.Table.Partitions) == 1 {
-			if err := d.announce(ctx, path); err != nil {
+			if err := d.announceState(ctx, j.state); err != nil {
 				return j, err
 			}
 			if j.content, err = filesystem.Probe(device.Partition(path, j.state.Table.Partitions[0].Number)); err != nil {

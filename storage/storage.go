@@ -123,6 +123,13 @@ func (d *Disks) announce(ctx context.Context, path string) error {
 	return disk.Announce(ctx, path)
 }
 
+// announceState is announce for a table that has just been read.
+func (d *Disks) announceState(ctx context.Context, s disk.State) error {
+	ctx, cancel := context.WithTimeout(ctx, nodeLimit)
+	defer cancel()
+	return s.Announce(ctx)
+}
+
 // mountData mounts a file system that is ours: checked first when it has recorded errors,
 // grown afterwards when its device is larger than itself. One that is mounted already is in
 // use: it is neither checked nor taken away for a moment.

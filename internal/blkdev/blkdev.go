@@ -129,6 +129,10 @@ func Partitions(sysRoot string, disk Number) ([]Info, error) {
 	}
 	var all []Info
 	for _, e := range entries {
+		// The kernel names a partition after its disk; nothing else there is.
+		if !strings.HasPrefix(e.Name(), filepath.Base(info.Dir)) {
+			continue
+		}
 		if _, err := os.Stat(filepath.Join(info.Dir, e.Name(), "partition")); err != nil {
 			continue
 		}

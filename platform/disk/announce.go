@@ -20,10 +20,16 @@ import (
 // Where the kernel refuses but a block device of the partition's name is there all the same,
 // that node is what everybody means by the name, and it is taken.
 func Announce(ctx context.Context, path string) error {
-	s, err := look(path, false)
+	s, err := look(path, func(Table) bool { return false })
 	if err != nil {
 		return err
 	}
+	return s.Announce(ctx)
+}
+
+// Announce is for whoever has just read the table.
+func (s State) Announce(ctx context.Context) error {
+	path := s.Path
 	f, err := os.Open(path)
 	if err != nil {
 		return fmt.Errorf("announce partitions: %w", err)

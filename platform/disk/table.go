@@ -88,10 +88,18 @@ type State struct {
 }
 
 // Observe reads what is on a disk or image.
-func Observe(path string) (State, error) { return look(path, true) }
+func Observe(path string) (State, error) {
+	return look(path, func(Table) bool { return true })
+}
+
+// Inspect is Observe for those to whom a disk with a table is a disk with a table: what it may carry
+// besides is not looked for.
+func Inspect(path string) (State, error) {
+	return look(path, func(t Table) bool { return t.Label == None })
+}
 
 // look leaves the content out unless it is wanted.
-func look(path string, content bool) (State, error) {
+func look(path string, wanted func(Table) bool) (State, error) {
 	s := State{Path: path}
 	f, err := os.Open(path)
 	if err != nil {
@@ -111,13 +119,18 @@ func look(path string, content bool) (State, error) {
 		s.Number = n
 	}
 	cached := blkdev.NewCached(f, s.Bytes)
-	if content {
+	var damaged error
+	if s.Table, damaged = Read(cached, s.Bytes, s.Sector); damaged != nil && !errors.Is(damaged, ErrDamaged) {
+		return s, fmt.Errorf("read disk %s: %w", path, damaged)
+	}
+	if wanted(s.Table) {
+		blkdev.Prefetch(f, s.Bytes)
 		if s.Content, err = filesystem.Identify(cached, s.Bytes); err != nil {
 			return s, fmt.Errorf("read disk %s: %w", path, err)
 		}
 	}
-	if s.Table, err = Read(cached, s.Bytes, s.Sector); err != nil {
-		return s, fmt.Errorf("read disk %s: %w", path, err)
+	if damaged != nil {
+		return s, fmt.Errorf("read disk %s: %w", path, damaged)
 	}
 	return s, nil
 }

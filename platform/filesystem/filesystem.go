@@ -135,6 +135,7 @@ func Probe(path string) (Content, error) {
 	if err != nil {
 		return Content{}, fmt.Errorf("probe: %w", err)
 	}
+	blkdev.Prefetch(f, size)
 	c, err := Identify(f, size)
 	if err != nil {
 		return Content{}, fmt.Errorf("probe %s: %w", path, err)
