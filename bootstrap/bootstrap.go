@@ -25,8 +25,8 @@ type Step struct {
 	Name string
 	// Needs are the steps that must have ended well (or with a warning) before this one.
 	Needs []string
-	// Yields are steps that go first as long as they run or could: this one keeps the same service
-	// manager busy and nobody waits for it. One that must wait for something else is not waited for.
+	// Yields are steps that go first as long as they run or could, however they end. One that must
+	// wait for something else is not waited for.
 	Yields []string
 	// If decides, once Needs are done, whether there is anything to do; nil means always.
 	If func() bool

@@ -25,7 +25,8 @@ func Steps(m *Machine) []Step {
 			Advice: "boot the kernel without ipv6.disable=1"},
 		{Name: "hostname", Needs: []string{"settings"}, Optional: true, Deadline: time.Minute, If: has(m.Host != nil), Run: m.setHostname},
 		{Name: "firewall", Always: true, Optional: true, Deadline: time.Minute, If: has(m.Firewall != nil), Run: m.setFirewall},
-		{Name: "network", Always: true, Needs: []string{"settings", "ipv6"}, Deadline: 5 * time.Minute, If: has(m.Network != nil), Run: m.setUpNetwork,
+		// Without IPv6 the boot has failed, but the Director may still be told so over IPv4.
+		{Name: "network", Always: true, Needs: []string{"settings"}, Yields: []string{"ipv6"}, Deadline: 5 * time.Minute, If: has(m.Network != nil), Run: m.setUpNetwork,
 			Advice: "compare the settings' networks with the machine's links"},
 		{Name: "bus", Always: true, Needs: []string{"network"}, Deadline: time.Minute, Run: m.startBus,
 			Advice: "correct mbus URLs and certificates in the settings"},

@@ -17,8 +17,9 @@ import (
 	"cambium/internal/status"
 )
 
-// TestMachineVerdict makes fatal steps fail and looks for the reason wherever an operator may. The machines fail
-// side by side, and are looked at in the order in which they give up.
+// TestMachineVerdict makes fatal steps fail and looks for the reason wherever an operator may. The machines that
+// wait for something are started first and looked at last, the others one by one meanwhile: not more than a few run at
+// a time, since the kernel counts what all of them watch.
 func TestMachineVerdict(t *testing.T) {
 	l := newLab(t)
 	begin := time.Now()
@@ -29,41 +30,54 @@ func TestMachineVerdict(t *testing.T) {
 		prepare func(t *testing.T, i *lab.Instance) // before the first start
 		want    string                              // in the verdict
 		bus     bool                                // the network is up, so the Director gets the reason
+		waits   bool                                // it gives up only after a while
 		then    func(t *testing.T, i *lab.Instance)
 	}{
 		{name: "no ephemeral disk named", want: "No ephemeral disk found", bus: true},
 		{name: "foreign persistent disk", vm: lab.VM{Ephemeral: lab.GiB, Files: persistent}, prepare: attachForeign, want: "disk-9", bus: true},
-		{name: "unknown hardware address", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) {
-			d.Set("networks.other", map[string]any{"type": "manual", "ip": "10.89.0.7", "netmask": "255.255.255.0", "mac": "02:00:00:00:be:ef"})
-		}}, want: "other", bus: true},
 		{name: "bus certificate that is none", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.mbus.cert.certificate", "nonsense") }}, want: "certificate"},
 		{name: "bus that is none", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.mbus.urls", []string{"gopher://10.88.0.1"}) }}, want: "bus"},
 		{name: "spec that is none", vm: lab.VM{Ephemeral: lab.GiB, Files: []machine.File{{Path: "/var/vcap/bosh/spec.json", Data: []byte("{"), Mode: 0o600}}}, want: "job-directories", bus: true},
-		{name: "settings that are no JSON", vm: lab.VM{Source: lab.HTTP, Settings: []byte(`{"agent_id": "a-b-c", `)}, want: "not valid JSON"},
-		{name: "settings without an agent id", vm: lab.VM{Source: lab.HTTP, Edit: func(d lab.Document) { delete(d, "agent_id") }}, want: "agent_id"},
-		{name: "settings with a wrong type", vm: lab.VM{Source: lab.HTTP, Edit: func(d lab.Document) { d.Set("disks.persistent", "none") }}, want: "disks.persistent"},
-		{name: "no source", vm: lab.VM{Ephemeral: lab.GiB, AgentJSON: []byte(`{"Infrastructure":{"Settings":{"Sources":[{"Type":"File","SettingsPath":"/nowhere/settings.json"}]}}}`)},
+		{name: "file where a directory belongs", vm: lab.VM{Ephemeral: lab.GiB, Files: []machine.File{{Path: "/var/vcap/instance", Data: []byte("mine"), Mode: 0o600}}}, want: "/var/vcap/instance", bus: true},
+		{name: "supervisor that does not start", vm: lab.VM{Ephemeral: lab.GiB, Files: []machine.File{dropIn("monit", "ExecStartPre=/bin/false")}}, want: "monit", bus: true},
+		{name: "kernel without IPv6", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.ipv6.enable", true) },
+			Files: []machine.File{dropIn("bosh-agent", "ExecStartPre=/bin/mount -t tmpfs tmpfs /proc/sys/net/ipv6")}}, want: "without IPv6", bus: true},
+		{name: "settings that are no JSON", waits: true, vm: lab.VM{Source: lab.HTTP, Settings: []byte(`{"agent_id": "a-b-c", `)}, want: "not valid JSON"},
+		{name: "settings without an agent id", waits: true, vm: lab.VM{Source: lab.HTTP, Edit: func(d lab.Document) { delete(d, "agent_id") }}, want: "agent_id"},
+		{name: "settings with a wrong type", waits: true, vm: lab.VM{Source: lab.HTTP, Edit: func(d lab.Document) { d.Set("disks.persistent", "none") }}, want: "disks.persistent"},
+		{name: "no source", waits: true, vm: lab.VM{Ephemeral: lab.GiB, AgentJSON: []byte(`{"Infrastructure":{"Settings":{"Sources":[{"Type":"File","SettingsPath":"/nowhere/settings.json"}]}}}`)},
 			want: "/nowhere/settings.json", then: healsWithSettings},
-		{name: "missing raw ephemeral disk", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("disks.raw_ephemeral", []any{map[string]any{"path": "/dev/nowhere"}}) }}, want: "raw ephemeral disks", bus: true},
-		{name: "missing ephemeral disk", vm: lab.VM{Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/nowhere") }}, want: "No ephemeral disk found", bus: true},
-		{name: "persistent disk that was lost", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("disks.persistent", map[string]any{"disk-9": "/dev/gone"}) },
+		{name: "unknown hardware address", waits: true, vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) {
+			d.Set("networks.other", map[string]any{"type": "manual", "ip": "10.89.0.7", "netmask": "255.255.255.0", "mac": "02:00:00:00:be:ef"})
+		}}, want: "other", bus: true},
+		{name: "missing raw ephemeral disk", waits: true, vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("disks.raw_ephemeral", []any{map[string]any{"path": "/dev/nowhere"}}) }}, want: "raw ephemeral disks", bus: true},
+		{name: "missing ephemeral disk", waits: true, vm: lab.VM{Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/nowhere") }}, want: "No ephemeral disk found", bus: true},
+		{name: "persistent disk that was lost", waits: true, vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("disks.persistent", map[string]any{"disk-9": "/dev/gone"}) },
 			Files: persistent}, want: "disk-9", bus: true},
 	}
 	instances := map[string]*lab.Instance{}
-	for _, c := range cases {
-		i := create(t, l, c.vm)
-		if c.prepare != nil {
-			c.prepare(t, i)
+	begun := func(t *testing.T, vm lab.VM, prepare func(*testing.T, *lab.Instance)) *lab.Instance {
+		i := create(t, l, vm)
+		if prepare != nil {
+			prepare(t, i)
 		}
 		if err := i.Start(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		instances[c.name] = i
+		return i
+	}
+	for _, c := range cases {
+		if c.waits {
+			instances[c.name] = begun(t, c.vm, c.prepare)
+		}
 	}
 	t.Run("what it waits for", func(t *testing.T) { wantWaiting(t, instances["no source"], "/nowhere/settings.json") })
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			i := instances[c.name]
+			if i == nil {
+				i = begun(t, c.vm, c.prepare)
+			}
 			if c.bus {
 				wantVerdictOnBus(t, l, i, begin, c.want)
 			}
@@ -76,6 +90,11 @@ func TestMachineVerdict(t *testing.T) {
 			}
 		})
 	}
+}
+
+// dropIn adds a line to a service of the machine.
+func dropIn(service, line string) machine.File {
+	return machine.File{Path: "/etc/systemd/system/" + service + ".service.d/test.conf", Data: []byte("[Service]\n" + line + "\n"), Mode: 0o644}
 }
 
 // wantWaiting: before there is a verdict, a machine without settings is not mute.
