@@ -25,8 +25,8 @@ type Step struct {
 	Name string
 	// Needs are the steps that must have ended well (or with a warning) before this one.
 	Needs []string
-	// Yields are steps that go first as long as they run or could, however they end. One that must
-	// wait for something else is not waited for.
+	// Yields are steps that go first, however they end. Nobody waits longer than yieldLimit for them.
+	// A background step that yields up to the verdict begins only when that has been told.
 	Yields []string
 	// If decides, once Needs are done, whether there is anything to do; nil means always.
 	If func() bool
@@ -248,8 +248,9 @@ type ended struct {
 }
 
 // Run runs the table and returns the verdict when every step that ready waits for has ended.
-// Background steps go on under ctx; the returned function waits for them. The first failure of
-// a step that is not optional cancels the others; each gets to end by itself.
+// Background steps go on under ctx; the returned function, which is to be called when the verdict has
+// been told, begins those that have let others go first, and waits for all. The first failure of a
+// step that is not optional cancels the others; each gets to end by itself.
 func (e Engine) Run(ctx context.Context, steps []Step) (Verdict, func(), error) {
 	if err := check(steps); err != nil {
 		return Verdict{}, func() {}, err
@@ -271,11 +272,23 @@ func (e Engine) Run(ctx context.Context, steps []Step) (Verdict, func(), error) 
 	over := map[string]bool{} // finished or failed
 	started := make([]bool, len(steps))
 	running, failure := 0, Verdict{}
+	held, tired := make([]bool, len(steps)), make([]bool, len(steps)) // of yielding
+	enough := make(chan int, len(steps))
 
 	launch := func() {
 		for i, s := range steps {
-			if started[i] || failure.Cause != nil && !s.Always || !all(finished, s.Needs) || yields(steps, s.Yields, finished, over) {
+			if started[i] || failure.Cause != nil && !s.Always || !all(finished, s.Needs) {
 				continue
+			}
+			if !tired[i] && yields(steps, s.Yields, over, failure.Cause != nil) {
+				if !held[i] {
+					held[i] = true
+					time.AfterFunc(yieldLimit, func() { enough <- i })
+				}
+				continue
+			}
+			if s.Background && len(s.Yields) > 0 && running == 0 {
+				continue // everybody else has ended
 			}
 			started[i] = true
 			if s.Background {
@@ -292,7 +305,13 @@ func (e Engine) Run(ctx context.Context, steps []Step) (Verdict, func(), error) 
 		}
 	}
 	for launch(); running > 0; launch() {
-		r := <-results
+		var r ended
+		select {
+		case i := <-enough:
+			tired[i] = true
+			continue
+		case r = <-results:
+		}
 		running--
 		s := steps[r.index]
 		over[s.Name] = true
@@ -317,8 +336,19 @@ func (e Engine) Run(ctx context.Context, steps []Step) (Verdict, func(), error) 
 			verdict.State = status.Degraded
 		}
 	}
-	b.close(verdict)
-	return verdict, background.Wait, nil
+	var rest []Step
+	for i, s := range steps {
+		if !started[i] && s.Background && all(finished, s.Needs) && (failure.Cause == nil || s.Always) {
+			rest = append(rest, s)
+		}
+	}
+	b.close(verdict, rest)
+	return verdict, func() {
+		for _, s := range rest {
+			background.Go(func() { _ = b.runStep(ctx, s) })
+		}
+		background.Wait()
+	}, nil
 }
 
 func all(finished map[string]bool, needs []string) bool {
@@ -330,10 +360,13 @@ func all(finished map[string]bool, needs []string) bool {
 	return true
 }
 
-// yields reports whether one of the named steps runs or could begin.
-func yields(steps []Step, names []string, finished, over map[string]bool) bool {
+// yieldLimit is how long a step lets others go first. What they wait for may never come.
+const yieldLimit = 5 * time.Second
+
+// yields reports whether one of the named steps is still to end.
+func yields(steps []Step, names []string, over map[string]bool, failed bool) bool {
 	for _, s := range steps {
-		if slices.Contains(names, s.Name) && !over[s.Name] && all(finished, s.Needs) {
+		if slices.Contains(names, s.Name) && !over[s.Name] && (s.Always || !failed) {
 			return true
 		}
 	}
@@ -474,11 +507,12 @@ func run(ctx context.Context, s Step, span *Span) (err error) {
 }
 
 // close marks what never ran and writes the verdict.
-func (b *boot) close(v Verdict) {
+func (b *boot) close(v Verdict, rest []Step) {
 	now := b.rec.Now()
 	err := b.rec.Update(func(d *status.Document) {
 		for i := range d.Steps {
-			if d.Steps[i].Outcome == status.Pending {
+			later := slices.ContainsFunc(rest, func(s Step) bool { return s.Name == d.Steps[i].Name })
+			if d.Steps[i].Outcome == status.Pending && !later {
 				d.Steps[i].Outcome = status.Cancelled
 			}
 		}

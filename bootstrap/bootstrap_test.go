@@ -152,6 +152,10 @@ func TestAStepYieldsToWhatReadyWaitsFor(t *testing.T) {
 		return dns, v
 	}
 	broken := func(context.Context, *Span) error { return errors.New("broken") }
+	late := func(ctx context.Context, s *Span) error {
+		time.Sleep(2 * time.Second)
+		return broken(ctx, s)
+	}
 	for _, c := range []struct {
 		name        string
 		disk, monit func(context.Context, *Span) error
@@ -159,7 +163,9 @@ func TestAStepYieldsToWhatReadyWaitsFor(t *testing.T) {
 		state       status.State
 	}{
 		{"behind a step that can begin", pause(0), pause(2 * time.Second), 3 * time.Second, status.Ready},
-		{"not behind one that must wait itself", pause(time.Minute), pause(time.Second), time.Second, status.Ready},
+		{"behind one that must wait itself", pause(3 * time.Second), pause(time.Second), 4 * time.Second, status.Ready},
+		{"not behind one that waits long", pause(time.Minute), pause(time.Second), time.Second + yieldLimit, status.Ready},
+		{"not behind one that can never begin", late, pause(time.Second), 2 * time.Second, status.Failed},
 		{"behind one that fails", pause(0), broken, time.Second, status.Failed},
 	} {
 		if got, v := begins(c.disk, c.monit); got != c.want || v.State != c.state {

@@ -16,6 +16,8 @@ func Steps(m *Machine) []Step {
 	has := func(part bool) func() bool { return func() bool { return part } }
 	// The service manager does one thing at a time, and ready waits for the supervisor's start.
 	supervision := []string{"job-directories", "supervisor"}
+	// Disks are worked on one at a time, too.
+	disks := append([]string{"persistent-disk", "directories"}, supervision...)
 	return []Step{
 		{Name: "runtime-hook", Optional: true, Deadline: time.Minute, If: has(m.Host != nil && m.Tree != nil), Run: m.runtimeHook},
 		{Name: "settings", Patience: settingsPatience, Run: m.loadSettings,
@@ -35,7 +37,6 @@ func Steps(m *Machine) []Step {
 			Advice: "attach the raw ephemeral disks that the settings name"},
 		{Name: "ephemeral-disk", Needs: []string{"raw-disks"}, Deadline: 15 * time.Minute, If: has(m.Disks != nil), Run: m.setUpEphemeralDisk,
 			Advice: "attach the ephemeral disk that the settings name"},
-		{Name: "root-disk", Needs: []string{"ephemeral-disk"}, Background: true, Deadline: 10 * time.Minute, If: has(m.Disks != nil), Run: m.growRootDisk},
 		{Name: "persistent-disk", Needs: []string{"ephemeral-disk"}, Deadline: 15 * time.Minute, If: has(m.Disks != nil), Run: m.mountPersistentDisk,
 			Advice: "attach the persistent disk again, or let the Director detach it"},
 		{Name: "directories", Needs: []string{"ephemeral-disk"}, Deadline: 2 * time.Minute, If: has(m.Tree != nil), Run: m.makeDirectories},
@@ -44,6 +45,7 @@ func Steps(m *Machine) []Step {
 			Advice: "look at bosh/spec.json below the base directory"},
 		{Name: "supervisor", Needs: []string{"job-directories", "persistent-disk", "firewall"}, Deadline: 2 * time.Minute,
 			If: has(m.StartSupervisor != nil), Run: m.startSupervisor, Advice: "see the journal of the monit service"},
+		{Name: "root-disk", Needs: []string{"ephemeral-disk"}, Yields: disks, Background: true, Deadline: 10 * time.Minute, If: has(m.Disks != nil), Run: m.growRootDisk},
 		// The resolver is restarted, and its private /var/tmp cannot be made while ours is bound there.
 		{Name: "dns", Always: true, Needs: []string{"directories", "network"}, Yields: supervision, Background: true, Deadline: time.Minute, If: has(m.SetDNS != nil), Run: m.setDNS},
 		{Name: "time", Needs: []string{"directories", "network"}, Yields: supervision, Background: true, Deadline: 3 * time.Minute, If: has(m.Host != nil), Run: m.setTimeServers},

@@ -281,13 +281,15 @@ const monitUnit = "monit"
 
 // startMonit writes monit's account, once, and starts the daemon.
 func (a *app) startMonit(ctx context.Context, manager services) error {
+	running := make(chan bool, 1)
+	go func() { running <- manager.Running(ctx, monitUnit) }()
 	if err := writeMonitUser(a.dirs); err != nil {
 		return err
 	}
 	if err := jobs.KeepStopped(a.dirs); err != nil {
 		return err
 	}
-	if manager.Running(ctx, monitUnit) {
+	if <-running {
 		return nil // the agent has been started again
 	}
 	if err := manager.Setup(ctx, monitUnit); err != nil {

@@ -199,18 +199,20 @@ func (a *app) boot(ctx context.Context) error {
 		}
 		a.machine.Reset()
 		before := a.machine.Hardware()
-		verdict, wait, err := engine.Run(ctx, bootstrap.Steps(a.machine))
+		verdict, rest, err := engine.Run(ctx, bootstrap.Steps(a.machine))
 		if err != nil {
 			return err
 		}
-		a.go_(wait)
 		if ctx.Err() != nil {
+			a.go_(rest)
 			return context.Cause(ctx)
 		}
 		if verdict.Cause == nil {
+			defer a.go_(rest)
 			return a.ready(ctx, verdict)
 		}
 		a.failed(ctx, verdict, a.marker.First(a.agentID()))
+		a.go_(rest)
 		// The boot itself switches links on; what comes after it counts.
 		before.Carriers = a.machine.Hardware().Carriers
 		because := a.pause(ctx, pauses.Pause(attempt), before)

@@ -130,7 +130,7 @@ func observe(b testing.TB, agent string) (s sample, i *lab.Instance) {
 	}
 	end = containers.Pong(b, i, 3*time.Millisecond)
 	s.restart = collect(b, watch, namespace, end, len(all.Programs))
-	s.disks = labtest.DiskLife(b, i)
+	s.disks = labtest.DiskLife(b, i, 2*time.Millisecond)
 	labtest.Requests(b, i, 1000)
 	time.Sleep(rest)
 	all, _ = watch.Of(namespace)

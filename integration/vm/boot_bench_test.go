@@ -4,6 +4,7 @@ package vm
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"testing"
@@ -31,21 +32,37 @@ const (
 	rest = 3 * time.Second
 )
 
-// execAt is when the agent's process began, by the host's clock, and its pid. The machine's clock
-// is read in the middle of a call, whose length bounds the error.
+// execAt is when the agent's process began, by the host's clock, and its pid.
 func execAt(b testing.TB, i *lab.Instance) (at time.Time, pid string) {
 	b.Helper()
-	asked := time.Now()
-	out := strings.Fields(run(b, i, "sh", "-c", "cat /proc/uptime; systemctl show -P ExecMainStartTimestampMonotonic bosh-agent; systemctl show -P MainPID bosh-agent"))
-	if len(out) != 4 {
+	out := strings.Fields(run(b, i, "sh", "-c", "systemctl show -P ExecMainStartTimestampMonotonic bosh-agent; systemctl show -P MainPID bosh-agent"))
+	if len(out) != 2 {
 		b.Fatalf("times of the agent: %q", out)
 	}
-	up, err1 := strconv.ParseFloat(out[0], 64)
-	began, err2 := strconv.ParseFloat(out[2], 64)
-	if err1 != nil || err2 != nil || began == 0 {
+	began, err := strconv.ParseFloat(out[0], 64)
+	if err != nil || began == 0 {
 		b.Fatalf("times of the agent: %q", out)
 	}
-	return asked.Add(-time.Duration((up - began/1e6) * float64(time.Second))), out[3]
+	return poweredOn(b, i).Add(time.Duration(began * float64(time.Microsecond))), out[1]
+}
+
+// poweredOn is the beginning of the machine's clock, by the host's. The machine is asked for its time in
+// the middle of a call: the shortest of several bounds the error best.
+func poweredOn(b testing.TB, i *lab.Instance) (at time.Time) {
+	b.Helper()
+	shortest := time.Duration(math.MaxInt64)
+	for range 8 {
+		asked := time.Now()
+		up, err := strconv.ParseFloat(strings.Fields(run(b, i, "cat", "/proc/uptime"))[0], 64)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if took := time.Since(asked); took < shortest {
+			shortest = took
+			at = asked.Add(took/2 - time.Duration(up*float64(time.Second)))
+		}
+	}
+	return at
 }
 
 func memoryOf(b testing.TB, i *lab.Instance, pid string) (m memory) {
@@ -81,7 +98,7 @@ func bootVM(b testing.TB, agent string) (m booted) {
 	began, pid = execAt(b, i)
 	m.restart = end.Sub(began)
 	fmt.Printf("  %s: agent restart %s\n", b.Name(), m.restart.Round(time.Millisecond))
-	m.disks = labtest.DiskLife(b, i)
+	m.disks = labtest.DiskLife(b, i, 50*time.Millisecond)
 	fmt.Printf("  %s: disks %v\n", b.Name(), m.disks)
 	labtest.Requests(b, i, 1000)
 	m.busy = memoryOf(b, i, pid)

@@ -110,10 +110,11 @@ func TestVMMetadataAndTwoCards(t *testing.T) {
 	}
 	groupsV2(t, i)
 	// The image's root file system is about half a gigabyte, the disk has 3.
-	var blocks, size int64
-	if _, err := fmt.Sscan(run(t, i, "stat", "-f", "-c", "%b %S", "/"), &blocks, &size); err != nil || blocks*size < 2<<30 {
-		t.Errorf("the root file system has %d MiB (%v), want it grown to its disk", blocks*size>>20, err)
-	}
+	eventually(t, "a root file system that has grown to its disk", func() bool {
+		var blocks, size int64
+		_, err := fmt.Sscan(run(t, i, "stat", "-f", "-c", "%b %S", "/"), &blocks, &size)
+		return err == nil && blocks*size >= 2<<30
+	})
 	for _, name := range []string{"virtio-ephemeral", "virtio-root"} {
 		run(t, i, "test", "-b", "/dev/disk/by-id/"+name)
 	}

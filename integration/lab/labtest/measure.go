@@ -61,12 +61,13 @@ type DiskTimes struct{ Blank, Formatted, Unmount, Migrate, Ping time.Duration }
 
 // DiskLife mounts a blank disk, unmounts it, mounts it again, fills it, and migrates it to another. In a
 // container the nodes of partitions are made by the lab, which the baseline does not wait for: when it
-// has been too fast, other disks are tried.
-func DiskLife(t testing.TB, i *lab.Instance) (d DiskTimes) {
+// has been too fast, other disks are tried. While data migrates a ping is sent every so often: seldom enough
+// that answering, which costs an emulated machine much more, does not become the machine's main work.
+func DiskLife(t testing.TB, i *lab.Instance, every time.Duration) (d DiskTimes) {
 	t.Helper()
 	var err error
 	for n := range 3 {
-		if d, err = diskLife(t.Context(), i, fmt.Sprintf("disk-%d", n), fmt.Sprintf("next-%d", n)); err == nil {
+		if d, err = diskLife(t.Context(), i, every, fmt.Sprintf("disk-%d", n), fmt.Sprintf("next-%d", n)); err == nil {
 			return d
 		}
 		t.Logf("life of a disk: %v", err)
@@ -83,7 +84,7 @@ head -c 20M /dev/urandom | split -b 1M - middle/f && head -c 100M /dev/urandom >
 // may be larger or smaller than it was.
 const sum = `cd /var/vcap/store && find . -path ./lost+found -prune -o -type d -printf '%P %m %U\n' -o -printf '%P %m %U %s\n' -type f -exec md5sum {} + | sort | md5sum`
 
-func diskLife(ctx context.Context, i *lab.Instance, cid, next string) (d DiskTimes, err error) {
+func diskLife(ctx context.Context, i *lab.Instance, every time.Duration, cid, next string) (d DiskTimes, err error) {
 	do := func(method string, arguments ...any) (took time.Duration, err error) {
 		begin := time.Now()
 		if _, err := i.Agent.Do(ctx, method, arguments...); err != nil {
@@ -120,7 +121,7 @@ func diskLife(ctx context.Context, i *lab.Instance, cid, next string) (d DiskTim
 	if err := forget(ctx, i); err != nil {
 		return d, err
 	}
-	stop := pingNowAndThen(ctx, i)
+	stop := pingNowAndThen(ctx, i, every)
 	d.Migrate, err = do("migrate_disk", cid, next)
 	d.Ping = stop()
 	if err != nil {
@@ -141,14 +142,14 @@ func diskLife(ctx context.Context, i *lab.Instance, cid, next string) (d DiskTim
 	return d, nil
 }
 
-// pingNowAndThen asks so seldom that nothing else becomes slower, until stop, which returns the p99.
-func pingNowAndThen(ctx context.Context, i *lab.Instance) (stop func() time.Duration) {
+// pingNowAndThen asks until stop, which returns the p99.
+func pingNowAndThen(ctx context.Context, i *lab.Instance, every time.Duration) (stop func() time.Duration) {
 	ctx, cancel := context.WithCancel(ctx)
 	var times []time.Duration
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		ticker := time.NewTicker(2 * time.Millisecond)
+		ticker := time.NewTicker(every)
 		defer ticker.Stop()
 		for ; ctx.Err() == nil; <-ticker.C {
 			begin := time.Now()
