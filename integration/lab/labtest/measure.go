@@ -122,10 +122,14 @@ func diskLife(ctx context.Context, i *lab.Instance, every time.Duration, cid, ne
 		return d, err
 	}
 	stop := pingNowAndThen(ctx, i, every)
-	d.Migrate, err = do("migrate_disk", cid, next)
-	d.Ping = stop()
+	begin := time.Now()
+	// A Director asks every second or so how a task is getting on.
+	patient := *i.Agent
+	patient.Poll *= 20
+	_, err = patient.Do(ctx, "migrate_disk", cid, next)
+	d.Migrate, d.Ping = time.Since(begin), stop()
 	if err != nil {
-		return d, err
+		return d, fmt.Errorf("migrate_disk: %w", err)
 	}
 	after, err := content(ctx, i)
 	if err != nil {
