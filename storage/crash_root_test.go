@@ -20,6 +20,7 @@ import (
 
 	"cambium/internal/looptest"
 	"cambium/internal/vcap"
+	"cambium/platform/copytree/apart"
 	"cambium/platform/device"
 	"cambium/platform/mount"
 	"cambium/settings"
@@ -72,6 +73,10 @@ func (r *fileRecords) SetMountedCID(cid string) error {
 }
 
 func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == apart.Word {
+		fmt.Fprintln(os.Stderr, apart.Serve(os.Stdin, os.Stdout))
+		os.Exit(1)
+	}
 	if text := os.Getenv("CAMBIUM_CRASH_CHILD"); text != "" {
 		if err := child(text); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -100,7 +105,7 @@ func child(text string) error {
 		}
 		r.disks[cid] = settings.PersistentDisk{CID: cid, Hint: settings.DiskHint{Path: path}}
 	}
-	d := New(Config{Dirs: vcap.New(j.Base), Resolver: resolver, Records: r, Log: logger.WithField("part", "disks")})
+	d := New(Config{Dirs: vcap.New(j.Base), Resolver: resolver, Records: r, Program: "/proc/self/exe", Log: logger.WithField("part", "disks")})
 	d.memory = func() (int64, error) { return 16 << 20, nil }
 	steps := 0
 	d.step = func(name string) {

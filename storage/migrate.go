@@ -241,13 +241,14 @@ func (d *Disks) copyStore(ctx context.Context, exact bool) (err error) {
 			err = errors.Join(err, d.writable())
 		}
 	}()
-	sums := &copytree.Sums{}
+	trees := d.trees(ctx)
+	defer func() { err = errors.Join(err, trees.Close()) }() // before anybody may write to the store again
 	for attempt := 0; ; attempt++ {
 		d.step("copy")
-		err := d.phase(ctx, "copy", exact, sums, copytree.Copy)
+		err := d.phase(ctx, "copy", exact, trees.Copy)
 		if err == nil {
 			d.step("verify")
-			err = d.phase(ctx, "verify", exact, sums, copytree.Verify)
+			err = d.phase(ctx, "verify", exact, trees.Verify)
 		}
 		var differs *copytree.DifferenceError
 		if !errors.As(err, &differs) || attempt > 0 {
@@ -292,7 +293,7 @@ func (d *Disks) discard(rel string, exact bool) error {
 	return errors.Join(err, root.Close())
 }
 
-func (d *Disks) phase(ctx context.Context, name string, exact bool, sums *copytree.Sums, work func(context.Context, string, string, copytree.Options) error) error {
+func (d *Disks) phase(ctx context.Context, name string, exact bool, work func(context.Context, string, string, copytree.Options) error) error {
 	var used unix.Statfs_t
 	if err := unix.Statfs(d.Dirs.Store(), &used); err != nil {
 		return err
@@ -329,7 +330,7 @@ func (d *Disks) phase(ctx context.Context, name string, exact bool, sums *copytr
 			}
 		}
 	}()
-	err := work(ctx, d.Dirs.Store(), d.Dirs.StoreMigrationTarget(), copytree.Options{Exact: exact, Sums: sums, Progress: counter})
+	err := work(ctx, d.Dirs.Store(), d.Dirs.StoreMigrationTarget(), copytree.Options{Exact: exact, Progress: counter})
 	close(done)
 	<-stopped
 	report(true)

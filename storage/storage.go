@@ -72,7 +72,10 @@ type Config struct {
 	Foreign func() string
 	// Progress, if set, is told how far a migration has come; the zero value ends it.
 	Progress func(MigrationProgress)
-	Log      *logrus.Entry
+	// Program is the agent's own, which copies when it is called by apart.Word. Without one, disks
+	// are copied in this process.
+	Program string
+	Log     *logrus.Entry
 }
 
 // Disks does all disk work of one agent. Its methods may be called at the same time; they

@@ -17,6 +17,7 @@ import (
 	"cambium/integration/lab/testvm"
 	"cambium/internal/blkdev"
 	"cambium/internal/vcap"
+	"cambium/platform/copytree/apart"
 	"cambium/platform/device"
 	"cambium/platform/filesystem"
 	"cambium/platform/mount"
@@ -25,6 +26,10 @@ import (
 
 // TestMain is the first process of the virtual machine as well.
 func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == apart.Word {
+		fmt.Fprintln(os.Stderr, apart.Serve(os.Stdin, os.Stdout))
+		os.Exit(1)
+	}
 	checks := guestChecks
 	if flow := os.Getenv("CAMBIUM_FLOW"); flow != "" {
 		checks = []testvm.Check{{Name: flow, Run: func(ctx context.Context) error { return guestFlow(ctx, flow, os.Getenv("CAMBIUM_SUM")) }}}

@@ -178,7 +178,7 @@ func guestFlow(ctx context.Context, flow, sum string) error {
 	for _, cid := range []string{"vol-old", "vol-new"} {
 		kept.disks[cid] = settings.PersistentDisk{CID: cid, Hint: settings.DiskHint{Path: "/dev/sdz"}}
 	}
-	d := New(Config{Dirs: dirs, Resolver: r, Records: kept, Log: guestLog()})
+	d := New(Config{Dirs: dirs, Resolver: r, Records: kept, Program: "/proc/self/exe", Log: guestLog()})
 	testvm.Ask("start")
 	if err := d.MountLast(ctx); err != nil {
 		return err

@@ -198,7 +198,7 @@ func (a *app) addDisks(ctx context.Context, m *bootstrap.Machine, linux agentjso
 	if err != nil {
 		return err
 	}
-	disks := storage.New(storage.Config{Dirs: a.dirs, Resolver: resolve, Records: a.current, Reload: a.reload, Log: log,
+	disks := storage.New(storage.Config{Dirs: a.dirs, Resolver: resolve, Records: a.current, Reload: a.reload, Log: log, Program: ownProgram,
 		Options: storageOptions(linux), Foreign: func() string { return foreign(a.current.Effective(), linux) }})
 	disks.Progress = func(p storage.MigrationProgress) {
 		if err := a.rec.SetProgress("migrate_disk", status.Progress{Text: p.String(), Done: p.Bytes, Total: p.TotalBytes, Files: p.Files, Rate: p.Rate(),

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 
+	"cambium/platform/copytree/apart"
 	"cambium/platform/firewall"
 	"cambium/platform/user"
 )
@@ -71,6 +72,8 @@ func dispatch(ctx context.Context, argv []string, stdout, stderr io.Writer) int 
 		return exitUsage
 	}
 	switch word := args[0]; {
+	case word == apart.Word:
+		return copyTrees(ctx, stderr)
 	case word == "help" || word == "-h" || word == "-help" || word == "--help":
 		return runHelp(ctx, args[1:], stdout, stderr)
 	case strings.HasPrefix(word, "-"):
@@ -84,6 +87,19 @@ func dispatch(ctx context.Context, argv []string, stdout, stderr io.Writer) int 
 		fmt.Fprintf(stderr, "agent: unknown command %q; 'agent help' lists the commands\n", word)
 		return exitUsage
 	}
+}
+
+// ownProgram is this program, whatever has become of its file.
+const ownProgram = "/proc/self/exe"
+
+// copyTrees is the agent at work for another: it does what it is told on its standard input.
+func copyTrees(ctx context.Context, stderr io.Writer) int {
+	context.AfterFunc(ctx, func() { os.Exit(exitBad) })
+	if err := apart.Serve(os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintf(stderr, "agent %s: %v\n", apart.Word, err)
+		return exitBad
+	}
+	return exitGood
 }
 
 // faces are the names under which the same binary does something else.

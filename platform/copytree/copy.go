@@ -43,7 +43,7 @@ func (c copier) before(rel string, _ *unix.Stat_t) error {
 		return err
 	}
 	var have unix.Stat_t
-	if err := unix.Fstatat(c.to, rel, &have, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	if err := lstatat(c.to, rel, &have); err != nil {
 		return err
 	}
 	if have.Mode&unix.S_IFMT == unix.S_IFDIR {
@@ -79,7 +79,7 @@ func (c copier) entry(rel string, st *unix.Stat_t, b *buffers) (err error) {
 		}
 	}
 	var have unix.Stat_t
-	switch err := unix.Fstatat(c.to, rel, &have, unix.AT_SYMLINK_NOFOLLOW); {
+	switch err := lstatat(c.to, rel, &have); {
 	case errors.Is(err, unix.ENOENT):
 	case err != nil:
 		return err
@@ -115,10 +115,10 @@ func (c copier) entry(rel string, st *unix.Stat_t, b *buffers) (err error) {
 
 func (c copier) link(first, rel string) error {
 	var have, want unix.Stat_t
-	if err := unix.Fstatat(c.to, first, &want, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	if err := lstatat(c.to, first, &want); err != nil {
 		return err
 	}
-	if unix.Fstatat(c.to, rel, &have, unix.AT_SYMLINK_NOFOLLOW) == nil {
+	if lstatat(c.to, rel, &have) == nil {
 		if have.Ino == want.Ino {
 			return nil
 		}
@@ -137,7 +137,7 @@ func (c copier) file(rel string, st *unix.Stat_t, b *buffers) error {
 	if err != nil {
 		return vanished("open", rel, err)
 	}
-	defer unix.Close(source)
+	defer closeFile(source)
 	target, err := c.create(rel)
 	if err != nil {
 		return err
@@ -146,7 +146,7 @@ func (c copier) file(rel string, st *unix.Stat_t, b *buffers) error {
 	if err == nil {
 		err = c.finishFile(source, target, st, digest, st.Blocks*512 >= st.Size)
 	}
-	return errors.Join(err, unix.Close(target))
+	return errors.Join(err, closeFile(target))
 }
 
 // finishFile gives a file its attributes, and remembers its digest where there is one.
@@ -159,7 +159,7 @@ func (c copier) finishFile(source, target int, st *unix.Stat_t, digest uint64, w
 }
 
 func (c copier) create(rel string) (int, error) {
-	return unix.Openat(c.to, rel, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	return openat(c.to, rel, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 }
 
 func (c copier) largeFile(rel string, st *unix.Stat_t, b *buffers) error {
@@ -172,7 +172,7 @@ func (c copier) largeFile(rel string, st *unix.Stat_t, b *buffers) error {
 	if err != nil {
 		return err
 	}
-	defer unix.Close(made)
+	defer closeFile(made)
 	shared, err := c.shared(source.plain, made, st)
 	if err != nil {
 		return err
@@ -239,7 +239,7 @@ func (c copier) extent(source, target int, from, to int64, buffer []byte) (diges
 
 func readAt(fd int, b []byte, offset int64) error {
 	for len(b) > 0 {
-		n, err := unix.Pread(fd, b, offset)
+		n, err := pread(fd, b, offset)
 		switch {
 		case errors.Is(err, unix.EINTR):
 			continue
@@ -255,7 +255,7 @@ func readAt(fd int, b []byte, offset int64) error {
 
 func writeAt(fd int, b []byte, offset int64) error {
 	for len(b) > 0 {
-		n, err := unix.Pwrite(fd, b, offset)
+		n, err := pwrite(fd, b, offset)
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
@@ -298,9 +298,9 @@ func extentsIn(file int, from, to int64, f func(from, to int64) error) error {
 
 func openFile(dir int, rel string, flags int) (int, error) {
 	flags |= unix.O_NOFOLLOW | unix.O_CLOEXEC | unix.O_NONBLOCK
-	fd, err := unix.Openat(dir, rel, flags|unix.O_NOATIME, 0)
+	fd, err := openat(dir, rel, flags|unix.O_NOATIME, 0)
 	if errors.Is(err, unix.EPERM) {
-		fd, err = unix.Openat(dir, rel, flags, 0)
+		fd, err = openat(dir, rel, flags, 0)
 	}
 	return fd, err
 }
@@ -310,12 +310,12 @@ func openFile(dir int, rel string, flags int) (int, error) {
 // It returns the extended ones.
 func setAttributes(source, fd int, st *unix.Stat_t) (map[string]string, error) {
 	if st.Uid != 0 || st.Gid != 0 {
-		if err := unix.Fchown(fd, int(st.Uid), int(st.Gid)); err != nil {
+		if err := fchown(fd, st.Uid, st.Gid); err != nil {
 			return nil, err
 		}
 	}
 	if st.Mode&0o7777 != 0o600 {
-		if err := unix.Fchmod(fd, st.Mode&0o7777); err != nil {
+		if err := fchmod(fd, st.Mode&0o7777); err != nil {
 			return nil, err
 		}
 	}
@@ -328,7 +328,7 @@ func setAttributes(source, fd int, st *unix.Stat_t) (map[string]string, error) {
 			return nil, fmt.Errorf("attribute %s: %w", name, err)
 		}
 	}
-	return all, unix.UtimesNanoAt(fd, "", []unix.Timespec{st.Atim, st.Mtim}, unix.AT_EMPTY_PATH)
+	return all, setTimes(fd, st)
 }
 
 // attributes finishes anything else, by name, since not everything can be opened.

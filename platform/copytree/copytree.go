@@ -42,6 +42,9 @@ type Options struct {
 // Counter is a Progress that may be read at any time.
 type Counter struct{ files, bytes atomic.Int64 }
 
+// Set replaces the present state, for work that is done elsewhere.
+func (c *Counter) Set(p Progress) { c.files.Store(p.Files); c.bytes.Store(p.Bytes) }
+
 // Load returns the present state.
 func (c *Counter) Load() Progress { return Progress{Files: c.files.Load(), Bytes: c.bytes.Load()} }
 
@@ -55,6 +58,11 @@ func Copy(ctx context.Context, from, to string, o Options) error {
 		return fmt.Errorf("copy %s to %s: %w", from, to, err)
 	}
 	defer w.close()
+	unlock, err := lock(ctx, to)
+	if err != nil {
+		return fmt.Errorf("copy %s to %s: %w", from, to, err)
+	}
+	defer unlock()
 	c := copier{walk: w, flusher: &flusher{due: make(chan struct{}, 1)}}
 	flushed := make(chan struct{})
 	go func() {
@@ -85,6 +93,11 @@ func Verify(ctx context.Context, from, to string, o Options) error {
 		return fmt.Errorf("verify %s against %s: %w", to, from, err)
 	}
 	defer w.close()
+	unlock, err := lock(ctx, to)
+	if err != nil {
+		return fmt.Errorf("verify %s against %s: %w", to, from, err)
+	}
+	defer unlock()
 	if err := w.run(ctx, verifier{w}); err != nil {
 		return fmt.Errorf("verify %s against %s: %w", to, from, err)
 	}
@@ -144,6 +157,29 @@ func newWalk(from, to string, o Options) (*walk, error) {
 		return nil, &os.PathError{Op: "open", Path: to, Err: err}
 	}
 	return w, nil
+}
+
+// lock waits until nobody else works on the target: one who was killed may not have ended yet.
+func lock(ctx context.Context, target string) (unlock func(), err error) {
+	dir, err := os.Open(target)
+	if err != nil {
+		return nil, err
+	}
+	fd := int(dir.Fd())
+	locked := make(chan error, 1)
+	go func() { locked <- unix.Flock(fd, unix.LOCK_EX) }()
+	release := func() { _ = dir.Close() } // nothing was written
+	select {
+	case err := <-locked:
+		if err != nil {
+			release()
+			return nil, &os.PathError{Op: "lock", Path: target, Err: err}
+		}
+		return release, nil
+	case <-ctx.Done():
+		go func() { <-locked; release() }()
+		return nil, context.Cause(ctx)
+	}
 }
 
 func (w *walk) close() {
@@ -242,7 +278,7 @@ func (w *walk) finish(v visitor, n *node) error {
 
 func (w *walk) directory(v visitor, rel string, parent *node, b *buffers) error {
 	n := &node{rel: rel, parent: parent}
-	if err := unix.Fstatat(w.from, rel, &n.st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	if err := lstatat(w.from, rel, &n.st); err != nil {
 		return vanished("stat", rel, err)
 	}
 	if err := v.before(rel, &n.st); err != nil {
@@ -279,7 +315,7 @@ func (w *walk) one(v visitor, parent *node, name string, b *buffers) error {
 	}
 	rel := path.Join(parent.rel, name)
 	var st unix.Stat_t
-	if err := unix.Fstatat(w.from, rel, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	if err := lstatat(w.from, rel, &st); err != nil {
 		return vanished("stat", rel, err)
 	}
 	if st.Mode&unix.S_IFMT == unix.S_IFDIR {

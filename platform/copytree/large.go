@@ -50,9 +50,9 @@ func openDirect(dir int, rel string, flags int) (directFile, error) {
 
 func (f directFile) close() error {
 	if f.direct >= 0 {
-		_ = unix.Close(f.direct)
+		_ = closeFile(f.direct)
 	}
-	return unix.Close(f.plain)
+	return closeFile(f.plain)
 }
 
 // at is the descriptor for a range: only aligned ones can go past the cache.

@@ -13,7 +13,7 @@ type verifier struct{ *walk }
 
 func (v verifier) before(rel string, st *unix.Stat_t) error {
 	var have unix.Stat_t
-	if err := unix.Fstatat(v.to, rel, &have, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	if err := lstatat(v.to, rel, &have); err != nil {
 		return missing(rel, err)
 	}
 	if d := difference(st, &have); d != "" {
@@ -26,7 +26,7 @@ func (v verifier) after(string, *unix.Stat_t) error { return nil }
 
 func (v verifier) entry(rel string, st *unix.Stat_t, b *buffers) (err error) {
 	var have unix.Stat_t
-	if err := unix.Fstatat(v.to, rel, &have, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	if err := lstatat(v.to, rel, &have); err != nil {
 		return missing(rel, err)
 	}
 	if d := difference(st, &have); d != "" {
@@ -36,7 +36,7 @@ func (v verifier) entry(rel string, st *unix.Stat_t, b *buffers) (err error) {
 		state, first := v.links.first(st.Ino, rel)
 		if !first {
 			var other unix.Stat_t
-			if err := unix.Fstatat(v.to, state.rel, &other, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			if err := lstatat(v.to, state.rel, &other); err != nil {
 				return missing(state.rel, err)
 			}
 			if other.Ino != have.Ino {
@@ -143,7 +143,7 @@ func (v verifier) sameSmall(rel string, st *unix.Stat_t, b *buffers) (bool, erro
 	if err != nil {
 		return false, nil // a file system without such reads, or an error that will show again
 	}
-	defer unix.Close(target)
+	defer closeFile(target)
 	attributes, err := fdXattrs(target)
 	if err != nil {
 		return false, err
@@ -155,7 +155,7 @@ func (v verifier) sameSmall(rel string, st *unix.Stat_t, b *buffers) (bool, erro
 		}
 		n := int(min(blockSize, st.Size-at))
 		// Past its end a file gives nothing, so that whole sectors may be asked for.
-		have, err := unix.Pread(target, b.b[:(n+alignment-1)&^(alignment-1)], at)
+		have, err := pread(target, b.b[:(n+alignment-1)&^(alignment-1)], at)
 		if err != nil || have != n {
 			return false, nil
 		}
@@ -169,7 +169,7 @@ func (v verifier) sameSmall(rel string, st *unix.Stat_t, b *buffers) (bool, erro
 }
 
 func fdXattrs(f int) (map[string]string, error) {
-	names, err := listXattr(func(b []byte) (int, error) { return unix.Flistxattr(f, b) })
+	names, err := listXattr(func(b []byte) (int, error) { return flistxattr(f, b) })
 	if err != nil || len(names) == 0 {
 		return nil, err
 	}

@@ -1,0 +1,7 @@
+//go:build !amd64
+
+package copytree
+
+import "golang.org/x/sys/unix"
+
+const sysFstatat = unix.SYS_FSTATAT
