@@ -81,17 +81,18 @@ func TestRootInstall(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	for path, mode := range map[string]fs.FileMode{
-		"var/vcap/bosh/bin/bosh-agent":                                  0o755,
-		"var/vcap/bosh/agent.json":                                      0o644,
-		"var/vcap/bosh/etc/monitrc":                                     0o600,
-		"etc/sudoers.d/bosh":                                            0o440,
-		"etc/systemd/system/bosh-agent.service":                         0o644,
-		"etc/systemd/system/monit.service":                              0o644,
-		"home/vcap":                                                     0o700 | fs.ModeDir,
-		"var/vcap/monit/events":                                         0o700 | fs.ModeDir,
-		"etc/systemd/system/agent.service":                              0o777 | fs.ModeSymlink,
-		"var/vcap/bosh/bin/monit":                                       0o777 | fs.ModeSymlink,
-		"var/vcap/bosh/etc/operating_system":                            0o644,
+		"var/vcap/bosh/bin/bosh-agent":                        0o755,
+		"var/vcap/bosh/agent.json":                            0o644,
+		"var/vcap/bosh/etc/monitrc":                           0o600,
+		"etc/sudoers.d/bosh":                                  0o440,
+		"etc/systemd/system/bosh-agent.service":               0o644,
+		"etc/systemd/system/monit.service":                    0o644,
+		"etc/systemd/system/sysinit.target.d/bosh-agent.conf": 0o644,
+		"home/vcap":                          0o700 | fs.ModeDir,
+		"var/vcap/monit/events":              0o700 | fs.ModeDir,
+		"etc/systemd/system/agent.service":   0o777 | fs.ModeSymlink,
+		"var/vcap/bosh/bin/monit":            0o777 | fs.ModeSymlink,
+		"var/vcap/bosh/etc/operating_system": 0o644,
 		"etc/systemd/system/multi-user.target.wants/bosh-agent.service": 0o777 | fs.ModeSymlink,
 	} {
 		info, err := os.Lstat(filepath.Join(root, path))
