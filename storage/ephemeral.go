@@ -78,7 +78,7 @@ func (d *Disks) ephemeralOnDisk(ctx context.Context, path string, swapMiB *uint6
 		return fmt.Errorf("ephemeral disk: %w", err)
 	}
 	defer release()
-	s, err := disk.Observe(path)
+	s, err := disk.Inspect(path)
 	if err != nil && !errors.Is(err, disk.ErrDamaged) {
 		return fmt.Errorf("ephemeral disk: %w", err)
 	}
@@ -105,7 +105,7 @@ func (d *Disks) ephemeralOnDisk(ctx context.Context, path string, swapMiB *uint6
 		if err := disk.Create(ctx, path, layout.Label, table, layout.Partitions); err != nil {
 			return fmt.Errorf("ephemeral disk: %w", err)
 		}
-		d.Log.WithFields(logrus.Fields{"disk": path, "before": s.Content.String()}).Info("ephemeral disk partitioned")
+		d.Log.WithFields(logrus.Fields{"disk": path, "before": before(s)}).Info("ephemeral disk partitioned")
 		s.Table = disk.Table{Label: layout.Label, GUID: table, Partitions: layout.Partitions}
 	}
 	if s.Table.Recovered {
@@ -115,7 +115,11 @@ func (d *Disks) ephemeralOnDisk(ctx context.Context, path string, swapMiB *uint6
 		}
 	}
 	d.step("announce ephemeral")
-	if err := d.announce(ctx, path); err != nil {
+	announce := func(ctx context.Context) error { return d.announce(ctx, path) }
+	if kept {
+		announce = func(ctx context.Context) error { return d.announceState(ctx, s) }
+	}
+	if err := announce(ctx); err != nil {
 		return fmt.Errorf("ephemeral disk: %w", err)
 	}
 	fresh, err := d.pending(ephemeralIntent, s.Table)
@@ -123,6 +127,14 @@ func (d *Disks) ephemeralOnDisk(ctx context.Context, path string, swapMiB *uint6
 		return err
 	}
 	return d.fillEphemeral(ctx, path, layout, fresh, swapMiB)
+}
+
+// before says for the log what a disk carried.
+func before(s disk.State) string {
+	if s.Table.Label == disk.None {
+		return s.Content.String()
+	}
+	return fmt.Sprintf("%s table, partitions: %d", s.Table.Label, len(s.Table.Partitions))
 }
 
 // proveDisposable shows that replacing the content of an ephemeral disk costs nobody a byte.
@@ -200,11 +212,18 @@ func (d *Disks) makeEphemeral(ctx context.Context, swap, data string, fresh bool
 	if err != nil {
 		return content, err
 	}
+	whole, err := mount.Of(number)
+	if err != nil {
+		return content, err
+	}
+	if len(whole) > 0 { // what is mounted has long been made, and the kernel knows what it is
+		return filesystem.Content{Kind: filesystem.Kind(whole[0].Type)}, nil
+	}
 	mounted, err := mount.Uses(number)
 	if err != nil {
 		return content, err
 	}
-	if !fresh || mounted { // what is mounted has long been made
+	if !fresh || mounted {
 		if content, err = filesystem.Probe(data); err != nil || mounted || content.Data() {
 			return content, err
 		}
@@ -218,7 +237,7 @@ func (d *Disks) ephemeralOnRoot(ctx context.Context, swapMiB *uint64, agentID st
 	if err != nil {
 		return fmt.Errorf("%s: none named, and the root disk cannot be used: %w", noEphemeral, err)
 	}
-	s, err := disk.Observe(path)
+	s, err := disk.Inspect(path)
 	if err != nil {
 		return fmt.Errorf("ephemeral data on the root disk: %w", err)
 	}
@@ -323,7 +342,7 @@ func (d *Disks) rawDevices(ctx context.Context, hints []settings.DiskHint) ([]de
 }
 
 func (d *Disks) setupRaw(ctx context.Context, path string, i int) error {
-	s, err := disk.Observe(path)
+	s, err := disk.Inspect(path)
 	if err != nil && !errors.Is(err, disk.ErrDamaged) {
 		return err
 	}
@@ -335,7 +354,7 @@ func (d *Disks) setupRaw(ctx context.Context, path string, i int) error {
 		if err := disk.Create(ctx, path, disk.GPT, "", plan.NewRaw(s, i)); err != nil {
 			return err
 		}
-		d.Log.WithFields(logrus.Fields{"disk": path, "before": s.Content.String()}).Info("raw ephemeral disk partitioned")
+		d.Log.WithFields(logrus.Fields{"disk": path, "before": before(s)}).Info("raw ephemeral disk partitioned")
 	}
 	if s.Table.Recovered && plan.KeptRaw(s.Table) {
 		if err := disk.Repair(ctx, path); err != nil {

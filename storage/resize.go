@@ -46,7 +46,7 @@ func (d *Disks) growPersistent(ctx context.Context, s disk.State) error {
 // growInUse brings a mounted persistent disk to the size of its device.
 func (d *Disks) growInUse(ctx context.Context, path, where string) error {
 	if !d.Options.UsePreformattedPersistentDisk {
-		s, err := disk.Observe(path)
+		s, err := disk.Inspect(path)
 		if err != nil {
 			return err
 		}

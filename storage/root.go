@@ -123,7 +123,7 @@ func (d *Disks) GrowRoot(ctx context.Context, ephemeral *settings.DiskHint) erro
 	if err != nil {
 		return err
 	}
-	s, err := disk.Observe(path)
+	s, err := disk.Inspect(path)
 	if err != nil {
 		return fmt.Errorf("grow root: %w", err)
 	}
