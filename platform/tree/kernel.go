@@ -176,8 +176,15 @@ func typeOf(mode uint16) fs.FileMode {
 	return fs.ModeIrregular
 }
 
-// Apply does the changes in order and stops at the first that fails. Each may be done twice.
+// Apply does the changes in order and stops at the first that fails. Each may be done twice. What was
+// done is one line of the log: a first boot changes dozens of things, and the journal costs more than they do.
 func (k *Kernel) Apply(ctx context.Context, changes []Change) error {
+	var done []string
+	defer func() {
+		if k.Log != nil && len(done) > 0 {
+			k.Log.WithField("changes", strings.Join(done, "; ")).Info("changed directory tree")
+		}
+	}()
 	for _, c := range changes {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -185,9 +192,7 @@ func (k *Kernel) Apply(ctx context.Context, changes []Change) error {
 		if err := k.apply(c); err != nil {
 			return fmt.Errorf("%s: %w", c, err)
 		}
-		if k.Log != nil {
-			k.Log.WithField("change", c.String()).Info("changed directory tree")
-		}
+		done = append(done, c.String())
 	}
 	return nil
 }
