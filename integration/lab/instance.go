@@ -71,6 +71,11 @@ type Instance struct {
 	nodes    map[string]string // their names behind a SCSI controller
 }
 
+// Listening reports whether anybody would hear a ping to the agent.
+func (i *Instance) Listening() bool {
+	return i.lab.Bus == nil || i.lab.Bus.Listens("agent."+i.AgentID)
+}
+
 // firstHost is the last part of the first machine's address.
 const firstHost = 10
 

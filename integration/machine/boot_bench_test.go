@@ -102,7 +102,7 @@ func observe(b testing.TB, agent string) (s sample, i *lab.Instance) {
 	}
 	defer func() { _ = watch.Close() }()
 	i = start(b, l, lab.VM{Ephemeral: 10 * lab.GiB, SCSI: true, Files: baseline.ContainerFiles()})
-	end := containers.Pong(b, i, 3*time.Millisecond)
+	end := containers.Pong(b, i, time.Millisecond)
 	namespace := strings.TrimSpace(run(b, i, "readlink", "/proc/self/ns/pid"))
 	s.first = collect(b, watch, namespace, end, 0)
 	// Memory is that of an agent at rest, not of one that has just stopped running.
@@ -128,7 +128,7 @@ func observe(b testing.TB, agent string) (s sample, i *lab.Instance) {
 			b.Fatal("the agent was not started again")
 		}
 	}
-	end = containers.Pong(b, i, 3*time.Millisecond)
+	end = containers.Pong(b, i, time.Millisecond)
 	s.restart = collect(b, watch, namespace, end, len(all.Programs))
 	s.disks = labtest.DiskLife(b, i, 2*time.Millisecond)
 	labtest.Requests(b, i, 1000)

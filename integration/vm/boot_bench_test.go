@@ -27,8 +27,8 @@ type booted struct {
 }
 
 const (
-	// pings is the pause between two pings: short beside a boot, long beside what one costs.
-	pings = 20 * time.Millisecond
+	// pings is how often it is looked whether the agent listens.
+	pings = 5 * time.Millisecond
 	// rest is how long an agent is left alone before its memory is read.
 	rest = 3 * time.Second
 )

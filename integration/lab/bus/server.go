@@ -154,6 +154,16 @@ func (s *Server) reachable(ctx context.Context) error {
 	}
 }
 
+// Listens reports whether somebody has subscribed to the subject; a server that is a program of its own
+// is not asked, and somebody may have.
+func (s *Server) Listens(subject string) bool {
+	if s.embedded == nil {
+		return true
+	}
+	found, err := s.embedded.Subsz(&server.SubszOptions{Subscriptions: true, Test: subject, Limit: 1})
+	return err != nil || found.Total > 0
+}
+
 // Address is host and port as the machines reach it.
 func (s *Server) Address() string { return net.JoinHostPort(s.o.Host, strconv.Itoa(s.o.Port)) }
 
