@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"path"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -36,7 +35,7 @@ func (c copier) wrote(n int64) {
 
 func (c copier) before(rel string, _ *unix.Stat_t) error {
 	if rel == "." {
-		return nil
+		return c.handNothingDown(rel)
 	}
 	err := unix.Mkdirat(c.to, rel, 0o700)
 	if !errors.Is(err, unix.EEXIST) {
@@ -47,7 +46,7 @@ func (c copier) before(rel string, _ *unix.Stat_t) error {
 		return err
 	}
 	if have.Mode&unix.S_IFMT == unix.S_IFDIR {
-		return nil
+		return c.handNothingDown(rel)
 	}
 	if !c.options.Exact {
 		return errors.New("the target has something else of that name")
@@ -56,6 +55,16 @@ func (c copier) before(rel string, _ *unix.Stat_t) error {
 		return err
 	}
 	return unix.Mkdirat(c.to, rel, 0o700)
+}
+
+// handNothingDown takes away the default ACL of a directory that was there before: what is made in it would get
+// it as its own. If the source has one it is set again in the end.
+func (c copier) handNothingDown(rel string) error {
+	err := unix.Lremovexattr(procPath(c.to, rel), "system.posix_acl_default")
+	if errors.Is(err, unix.ENODATA) || errors.Is(err, unix.ENOTSUP) {
+		return nil
+	}
+	return err
 }
 
 func (c copier) after(rel string, st *unix.Stat_t) error { return c.attributes(rel, st) }
@@ -341,11 +350,22 @@ func (c copier) attributes(rel string, st *unix.Stat_t) error {
 			return err
 		}
 	}
-	have, err := xattrs(c.from, rel)
+	want, err := xattrs(c.from, rel)
 	if err != nil {
 		return err
 	}
-	for name, value := range have {
+	have, err := xattrs(c.to, rel) // a directory may have been there before
+	if err != nil {
+		return err
+	}
+	for name := range have {
+		if _, wanted := want[name]; !wanted {
+			if err := unix.Lremovexattr(procPath(c.to, rel), name); err != nil {
+				return fmt.Errorf("attribute %s: %w", name, err)
+			}
+		}
+	}
+	for name, value := range want {
 		if err := unix.Lsetxattr(procPath(c.to, rel), name, []byte(value), 0); err != nil {
 			return fmt.Errorf("attribute %s: %w", name, err)
 		}
@@ -353,10 +373,9 @@ func (c copier) attributes(rel string, st *unix.Stat_t) error {
 	return unix.UtimesNanoAt(c.to, rel, []unix.Timespec{st.Atim, st.Mtim}, unix.AT_SYMLINK_NOFOLLOW)
 }
 
-// procPath names an entry below a directory descriptor for calls that know only paths.
-func procPath(dir int, rel string) string {
-	return path.Join(fmt.Sprintf("/proc/self/fd/%d", dir), rel)
-}
+// procPath names an entry below a directory descriptor for calls that know only paths. The directory
+// itself needs its dot: without, the link in /proc would be meant.
+func procPath(dir int, rel string) string { return fmt.Sprintf("/proc/self/fd/%d/%s", dir, rel) }
 
 func xattrs(dir int, rel string) (map[string]string, error) {
 	p := procPath(dir, rel)

@@ -221,7 +221,7 @@ func (w *walk) run(ctx context.Context, v visitor) error {
 		})
 	}
 	all.Wait()
-	return w.failed
+	return w.stopped()
 }
 
 func (w *walk) fail(err error) {

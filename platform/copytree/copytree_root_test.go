@@ -189,7 +189,10 @@ func TestRootVerifyFindsEverything(t *testing.T) {
 		"attribute":      {"extended attributes", func(p func(string) string) error { return unix.Removexattr(p("a/zero"), "security.custom") }},
 		"link attribute": {"extended attributes", func(p func(string) string) error { return unix.Lremovexattr(p("dangling"), "trusted.onlink") }},
 		"capability":     {"extended attributes", func(p func(string) string) error { return unix.Removexattr(p("capable"), "security.capability") }},
-		"acl":            {"extended attributes", func(p func(string) string) error { return unix.Removexattr(p("a"), "system.posix_acl_default") }},
+		"root's attribute": {"extended attributes", func(p func(string) string) error {
+			return unix.Setxattr(p("."), "user.root", []byte("other"), 0)
+		}},
+		"acl": {"extended attributes", func(p func(string) string) error { return unix.Removexattr(p("a"), "system.posix_acl_default") }},
 	}
 	for name, c := range change {
 		t.Run(name, func(t *testing.T) {
@@ -315,6 +318,44 @@ func TestRootCopyResumes(t *testing.T) {
 	}
 	if err := errors.Join(Copy(ctx, from, to, Options{Exact: true}), Verify(ctx, from, to, Options{Exact: true})); err != nil {
 		t.Fatal(err)
+	}
+	if diff := judge(t, from, to); diff != "" {
+		t.Errorf("rsync sees differences:\n%s", diff)
+	}
+}
+
+// A directory that an interrupted copy has finished hands its default ACL down to whatever is made in it
+// afterwards, because a power cut took that away again.
+func TestRootCopyResumesBelowADefaultACL(t *testing.T) {
+	from, to := disks(t)
+	fill(t, from)
+	if err := Copy(ctx, from, to, Options{Exact: true}); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{from, to} {
+		acl := make([]byte, 256)
+		n, err := unix.Getxattr(filepath.Join(dir, "a"), "system.posix_acl_default", acl)
+		if err == nil {
+			err = unix.Setxattr(dir, "system.posix_acl_default", acl[:n], 0)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	entries, err := os.ReadDir(filepath.Join(to, "a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if err := os.RemoveAll(filepath.Join(to, "a", e.Name())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Remove(filepath.Join(to, "owned")); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(Copy(ctx, from, to, Options{Exact: true}), Verify(ctx, from, to, Options{Exact: true})); err != nil {
+		t.Error(err)
 	}
 	if diff := judge(t, from, to); diff != "" {
 		t.Errorf("rsync sees differences:\n%s", diff)
