@@ -129,9 +129,10 @@ func TestPatienceEndsInAVerdictThatCanHeal(t *testing.T) {
 }
 
 func TestAStepYieldsToWhatReadyWaitsFor(t *testing.T) {
+	const telling = time.Second // what telling the verdict takes
 	begins := func(disk, monit func(context.Context, *Span) error) (dns time.Duration, v Verdict) {
 		synctest.Test(t, func(t *testing.T) {
-			e, _ := engine(t)
+			e, path := engine(t)
 			start := time.Now()
 			var wait func()
 			var err error
@@ -147,6 +148,11 @@ func TestAStepYieldsToWhatReadyWaitsFor(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			begun := dns != 0
+			if d, err := status.Read(path); err != nil || (d.Steps[3].Outcome == status.Pending) == begun {
+				t.Errorf("at the verdict the step has begun: %v, and is %s, %v", begun, d.Steps[3].Outcome, err)
+			}
+			time.Sleep(telling)
 			wait()
 		})
 		return dns, v
@@ -162,11 +168,11 @@ func TestAStepYieldsToWhatReadyWaitsFor(t *testing.T) {
 		want        time.Duration
 		state       status.State
 	}{
-		{"behind a step that can begin", pause(0), pause(2 * time.Second), 3 * time.Second, status.Ready},
-		{"behind one that must wait itself", pause(3 * time.Second), pause(time.Second), 4 * time.Second, status.Ready},
+		{"behind a step that can begin", pause(0), pause(2 * time.Second), 3*time.Second + telling, status.Ready},
+		{"behind one that must wait itself", pause(3 * time.Second), pause(time.Second), 4*time.Second + telling, status.Ready},
 		{"not behind one that waits long", pause(time.Minute), pause(time.Second), time.Second + yieldLimit, status.Ready},
-		{"not behind one that can never begin", late, pause(time.Second), 2 * time.Second, status.Failed},
-		{"behind one that fails", pause(0), broken, time.Second, status.Failed},
+		{"not behind one that can never begin", late, pause(time.Second), 2*time.Second + telling, status.Failed},
+		{"behind one that fails", pause(0), broken, time.Second + telling, status.Failed},
 	} {
 		if got, v := begins(c.disk, c.monit); got != c.want || v.State != c.state {
 			t.Errorf("%s: began after %v, %s; want %v, %s", c.name, got, v.State, c.want, c.state)

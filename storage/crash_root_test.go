@@ -73,10 +73,7 @@ func (r *fileRecords) SetMountedCID(cid string) error {
 }
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == apart.Word {
-		fmt.Fprintln(os.Stderr, apart.Serve(os.Stdin, os.Stdout))
-		os.Exit(1)
-	}
+	apart.ServeIfCalled()
 	if text := os.Getenv("CAMBIUM_CRASH_CHILD"); text != "" {
 		if err := child(text); err != nil {
 			fmt.Fprintln(os.Stderr, err)

@@ -3,8 +3,6 @@
 package storage
 
 import (
-	"fmt"
-	"os"
 	"testing"
 
 	"cambium/internal/looptest"
@@ -12,9 +10,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == apart.Word {
-		fmt.Fprintln(os.Stderr, apart.Serve(os.Stdin, os.Stdout))
-		os.Exit(1)
-	}
+	apart.ServeIfCalled()
 	looptest.Main(m)
 }

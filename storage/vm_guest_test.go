@@ -26,10 +26,7 @@ import (
 
 // TestMain is the first process of the virtual machine as well.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == apart.Word {
-		fmt.Fprintln(os.Stderr, apart.Serve(os.Stdin, os.Stdout))
-		os.Exit(1)
-	}
+	apart.ServeIfCalled()
 	checks := guestChecks
 	if flow := os.Getenv("CAMBIUM_FLOW"); flow != "" {
 		checks = []testvm.Check{{Name: flow, Run: func(ctx context.Context) error { return guestFlow(ctx, flow, os.Getenv("CAMBIUM_SUM")) }}}

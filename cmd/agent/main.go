@@ -50,6 +50,7 @@ func commands() []command {
 }
 
 func main() {
+	apart.ServeIfCalled()
 	// SIGTERM and SIGINT become a context once, here.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	code := dispatch(ctx, os.Args, os.Stdout, os.Stderr)
@@ -72,8 +73,6 @@ func dispatch(ctx context.Context, argv []string, stdout, stderr io.Writer) int 
 		return exitUsage
 	}
 	switch word := args[0]; {
-	case word == apart.Word:
-		return copyTrees(ctx, stderr)
 	case word == "help" || word == "-h" || word == "-help" || word == "--help":
 		return runHelp(ctx, args[1:], stdout, stderr)
 	case strings.HasPrefix(word, "-"):
@@ -91,16 +90,6 @@ func dispatch(ctx context.Context, argv []string, stdout, stderr io.Writer) int 
 
 // ownProgram is this program, whatever has become of its file.
 const ownProgram = "/proc/self/exe"
-
-// copyTrees is the agent at work for another: it does what it is told on its standard input.
-func copyTrees(ctx context.Context, stderr io.Writer) int {
-	context.AfterFunc(ctx, func() { os.Exit(exitBad) })
-	if err := apart.Serve(os.Stdin, os.Stdout); err != nil {
-		fmt.Fprintf(stderr, "agent %s: %v\n", apart.Word, err)
-		return exitBad
-	}
-	return exitGood
-}
 
 // faces are the names under which the same binary does something else.
 var faces = map[string]func(ctx context.Context, args []string, stdout, stderr io.Writer) int{

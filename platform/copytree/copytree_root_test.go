@@ -224,6 +224,27 @@ func TestRootVerifyFindsEverything(t *testing.T) {
 	}
 }
 
+// A digest holds for the source as it was read: whoever changes it afterwards, and hides that, is found out.
+func TestRootVerifyNoticesAChangedSource(t *testing.T) {
+	for _, name := range []string{"a/small", "a/large", "a/larger"} {
+		t.Run(name, func(t *testing.T) {
+			from, to := disks(t)
+			fill(t, from)
+			o := Options{Exact: true, Sums: &Sums{}}
+			if err := Copy(ctx, from, to, o); err != nil {
+				t.Fatal(err)
+			}
+			if err := keepTime(filepath.Join(from, name), 0, "9"); err != nil {
+				t.Fatal(err)
+			}
+			var differs *DifferenceError
+			if err := Verify(ctx, from, to, o); !errors.As(err, &differs) || differs.What != "content" {
+				t.Errorf("Verify = %v, want a difference in content", err)
+			}
+		})
+	}
+}
+
 // keepTime changes bytes behind the back of size and time.
 func keepTime(path string, at int64, text string) error {
 	var st unix.Stat_t

@@ -169,6 +169,18 @@ func result(p copytree.Progress, err error) message {
 	return m
 }
 
+// ServeIfCalled is the whole life of a process that Start has started, and nothing in any other. It stands
+// first in the main function of every program that Start may be given.
+func ServeIfCalled() {
+	if len(os.Args) < 2 || os.Args[1] != Word {
+		return
+	}
+	if err := Serve(os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", Word, err)
+	}
+	os.Exit(1)
+}
+
 // Serve is the other process: it does what it is asked until there is nobody to ask. Then it ends the process
 // at once, in the middle of whatever it does.
 func Serve(in io.Reader, out io.Writer) error {

@@ -3,7 +3,6 @@ package apart
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,10 +15,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == Word {
-		fmt.Fprintln(os.Stderr, Serve(os.Stdin, os.Stdout))
-		os.Exit(1)
-	}
+	ServeIfCalled()
 	os.Exit(m.Run())
 }
 
