@@ -15,18 +15,24 @@ var alone bool
 
 // Alone is called first by a process that does nothing but copy. While one of its workers waits for a disk,
 // memory may not be tidied up, and nobody else there gets to work: that must not be the agent.
-func Alone() { alone = true }
+func Alone() {
+	alone = true
+	unix.Umask(0)
+}
 
 // call takes pointers as numbers, as the kernel does; the directive keeps what they point to.
 //
 //go:uintptrescapes
-func call(number, a, b, c, d uintptr) (uintptr, error) {
+func call(number, a, b, c, d uintptr) (uintptr, error) { return call5(number, a, b, c, d, 0) }
+
+//go:uintptrescapes
+func call5(number, a, b, c, d, e uintptr) (uintptr, error) {
 	var result uintptr
 	var errno unix.Errno
 	if alone {
-		result, _, errno = unix.RawSyscall6(number, a, b, c, d, 0, 0)
+		result, _, errno = unix.RawSyscall6(number, a, b, c, d, e, 0)
 	} else {
-		result, _, errno = unix.Syscall6(number, a, b, c, d, 0, 0)
+		result, _, errno = unix.Syscall6(number, a, b, c, d, e, 0)
 	}
 	if errno != 0 {
 		return 0, errno
@@ -51,6 +57,11 @@ func openat(dir int, name string, flags int, mode uint32) (int, error) {
 
 func lstatat(dir int, name string, st *unix.Stat_t) error {
 	_, err := named(sysFstatat, dir, name, uintptr(unsafe.Pointer(st)), unix.AT_SYMLINK_NOFOLLOW)
+	return err
+}
+
+func fstat(fd int, st *unix.Stat_t) error {
+	_, err := call(unix.SYS_FSTAT, uintptr(fd), uintptr(unsafe.Pointer(st)), 0, 0)
 	return err
 }
 

@@ -69,7 +69,46 @@ func (c copier) handNothingDown(rel string) error {
 
 func (c copier) after(rel string, st *unix.Stat_t) error { return c.attributes(rel, st) }
 
-func (c copier) entry(rel string, st *unix.Stat_t, b *buffers) (err error) {
+// open opens a source that is read together with others.
+func (c copier) open(rel string, p *piece) (bool, error) {
+	var err error
+	if p.fd, err = openFile(c.from, rel, unix.O_RDONLY|unix.O_DIRECT); errors.Is(err, unix.EINVAL) {
+		p.fd, err = openFile(c.from, rel, unix.O_RDONLY) // a file system without such reads
+	}
+	if err != nil {
+		return false, vanished("open", rel, err)
+	}
+	if err := fstat(p.fd, &p.st); err != nil {
+		return false, errors.Join(err, closeFile(p.fd))
+	}
+	if !readable(&p.st) {
+		return false, closeFile(p.fd)
+	}
+	return true, nil
+}
+
+// done writes what was read of a source. False means that the target has something of that name, or that the
+// source could not be read so.
+func (c copier) done(p *piece) (bool, error) {
+	content, whole := p.content()
+	if !whole {
+		return false, nil
+	}
+	target, err := c.create(p.rel, &p.st)
+	if errors.Is(err, unix.EEXIST) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if err = writeAt(target, content, 0); err == nil {
+		c.wrote(p.st.Size)
+		err = c.finishFile(p.fd, target, &p.st, c.options.Sums.block(content, 0), true)
+	}
+	return true, errors.Join(err, closeFile(target))
+}
+
+func (c copier) entry(rel string, st *unix.Stat_t, me *worker) (err error) {
 	if st.Nlink > 1 {
 		state, first := c.links.first(st.Ino, rel)
 		if !first {
@@ -83,7 +122,7 @@ func (c copier) entry(rel string, st *unix.Stat_t, b *buffers) (err error) {
 	}
 	if st.Mode&unix.S_IFMT == unix.S_IFREG {
 		// As a rule nothing is there yet, and nobody need look.
-		if err := c.file(rel, st, b); !errors.Is(err, unix.EEXIST) {
+		if err := c.file(rel, st, me); !errors.Is(err, unix.EEXIST) {
 			return err
 		}
 	}
@@ -105,7 +144,7 @@ func (c copier) entry(rel string, st *unix.Stat_t, b *buffers) (err error) {
 	}
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
-		return c.file(rel, st, b)
+		return c.file(rel, st, me)
 	case unix.S_IFLNK:
 		target, err := readlink(c.from, rel)
 		if err != nil {
@@ -138,20 +177,20 @@ func (c copier) link(first, rel string) error {
 	return unix.Linkat(c.to, first, c.to, rel, 0)
 }
 
-func (c copier) file(rel string, st *unix.Stat_t, b *buffers) error {
+func (c copier) file(rel string, st *unix.Stat_t, me *worker) error {
 	if st.Size >= largeFile {
-		return c.largeFile(rel, st, b)
+		return c.largeFile(rel, st, me)
 	}
 	source, err := openFile(c.from, rel, unix.O_RDONLY)
 	if err != nil {
 		return vanished("open", rel, err)
 	}
 	defer closeFile(source)
-	target, err := c.create(rel)
+	target, err := c.create(rel, st)
 	if err != nil {
 		return err
 	}
-	digest, err := c.content(source, target, st, b.a)
+	digest, err := c.content(source, target, st, me.a)
 	if err == nil {
 		err = c.finishFile(source, target, st, digest, st.Blocks*512 >= st.Size)
 	}
@@ -167,17 +206,26 @@ func (c copier) finishFile(source, target int, st *unix.Stat_t, digest uint64, w
 	return err
 }
 
-func (c copier) create(rel string) (int, error) {
-	return openat(c.to, rel, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+func (c copier) create(rel string, st *unix.Stat_t) (int, error) {
+	return openat(c.to, rel, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, firstMode(st))
 }
 
-func (c copier) largeFile(rel string, st *unix.Stat_t, b *buffers) error {
+// firstMode is what a file is made with. In a process of its own, which has no mask, that is its mode as a rule:
+// nobody gets at a file before its time, since the directories are root's alone until they are done.
+func firstMode(st *unix.Stat_t) uint32 {
+	if alone {
+		return st.Mode & 0o777
+	}
+	return 0o600
+}
+
+func (c copier) largeFile(rel string, st *unix.Stat_t, me *worker) error {
 	source, err := openDirect(c.from, rel, unix.O_RDONLY)
 	if err != nil {
 		return vanished("open", rel, err)
 	}
 	defer source.close()
-	made, err := c.create(rel)
+	made, err := c.create(rel, st)
 	if err != nil {
 		return err
 	}
@@ -193,7 +241,7 @@ func (c copier) largeFile(rel string, st *unix.Stat_t, b *buffers) error {
 	if err != nil {
 		return err
 	}
-	digest, err := c.large(source, target, st, b)
+	digest, err := c.large(source, target, st, me)
 	if err := errors.Join(err, target.close()); err != nil {
 		return err
 	}
@@ -323,7 +371,7 @@ func setAttributes(source, fd int, st *unix.Stat_t) (map[string]string, error) {
 			return nil, err
 		}
 	}
-	if st.Mode&0o7777 != 0o600 {
+	if st.Mode&0o7777 != firstMode(st) {
 		if err := fchmod(fd, st.Mode&0o7777); err != nil {
 			return nil, err
 		}

@@ -8,12 +8,14 @@ package copytree
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path"
 	"runtime"
+	"sort"
 	"sync"
 	"sync/atomic"
 
@@ -113,14 +115,16 @@ type DifferenceError struct {
 func (e *DifferenceError) Error() string { return fmt.Sprintf("%q differs in %s", e.Path, e.What) }
 
 // A visitor treats one entry; before is called for a directory ahead of its entries and after
-// behind them.
+// behind them. Small files go through open and done, all of a group at a time; either may leave one to entry.
 type visitor interface {
 	before(rel string, st *unix.Stat_t) error
 	after(rel string, st *unix.Stat_t) error
-	entry(rel string, st *unix.Stat_t, buffers *buffers) error
+	entry(rel string, st *unix.Stat_t, me *worker) error
+	open(rel string, p *piece) (bool, error)
+	done(p *piece) (bool, error)
 }
 
-// walk goes through the source tree with several workers. Work is kept on a stack, so that
+// walk goes through the source tree with several workers. Work is kept on stacks, so that
 // what is open at a time stays small however large the tree is.
 type walk struct {
 	from, to int // directories
@@ -129,15 +133,21 @@ type walk struct {
 
 	mu      sync.Mutex
 	wake    *sync.Cond
-	stack   []func(*buffers) error
+	workers []*worker
 	working int
 	failed  error
 }
 
+// A worker has a stack of its own, and takes from the bottom of another's when that is empty: workers then are in
+// different directories for as long as there are enough, and do not wait for each other there.
+type worker struct {
+	a, b  []byte // a blockSize each
+	group group
+	stack []func(*worker) error
+}
+
 // batch is how many entries of a directory are one piece of work.
 const batch = 128
-
-type buffers struct{ a, b []byte }
 
 func newWalk(from, to string, o Options) (*walk, error) {
 	if o.Workers == 0 {
@@ -187,9 +197,9 @@ func (w *walk) close() {
 	_ = unix.Close(w.to)
 }
 
-func (w *walk) push(work func(*buffers) error) {
+func (w *walk) push(me *worker, work func(*worker) error) {
 	w.mu.Lock()
-	w.stack = append(w.stack, work)
+	me.stack = append(me.stack, work)
 	w.mu.Unlock()
 	w.wake.Signal()
 }
@@ -197,19 +207,24 @@ func (w *walk) push(work func(*buffers) error) {
 func (w *walk) run(ctx context.Context, v visitor) error {
 	stop := context.AfterFunc(ctx, func() { w.fail(context.Cause(ctx)) })
 	defer stop()
-	w.push(func(b *buffers) error { return w.directory(v, ".", nil, b) })
+	for range w.options.Workers {
+		w.workers = append(w.workers, &worker{})
+	}
+	w.push(w.workers[0], func(me *worker) error { return w.directory(v, ".", nil, me) })
 	defer makeRoom(w.options.Workers)()
 	var all sync.WaitGroup
-	for range w.options.Workers {
+	for _, me := range w.workers {
 		all.Go(func() {
 			stepAside()
-			b := &buffers{a: alignedBuffer(blockSize), b: alignedBuffer(blockSize)}
+			me.a, me.b = alignedBuffer(blockSize), alignedBuffer(blockSize)
+			me.group.queue.open()
+			defer me.group.queue.close()
 			for {
-				work := w.next()
+				work := w.next(me)
 				if work == nil {
 					return
 				}
-				err := work(b)
+				err := work(me)
 				w.mu.Lock()
 				w.working--
 				w.mu.Unlock()
@@ -240,21 +255,40 @@ func (w *walk) stopped() error {
 	return w.failed
 }
 
-func (w *walk) next() func(*buffers) error {
+func (w *walk) next(me *worker) func(*worker) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for {
-		if w.failed != nil || len(w.stack) == 0 && w.working == 0 {
+		if w.failed != nil {
 			return nil
 		}
-		if n := len(w.stack); n > 0 {
-			work := w.stack[n-1]
-			w.stack = w.stack[:n-1]
+		if work := w.take(me); work != nil {
 			w.working++
 			return work
 		}
+		if w.working == 0 {
+			return nil
+		}
 		w.wake.Wait()
 	}
+}
+
+// take returns the latest work of a worker, or the oldest of the one who has most.
+func (w *walk) take(me *worker) (work func(*worker) error) {
+	if n := len(me.stack); n > 0 {
+		work, me.stack = me.stack[n-1], me.stack[:n-1]
+		return work
+	}
+	busiest := me
+	for _, other := range w.workers {
+		if len(other.stack) > len(busiest.stack) {
+			busiest = other
+		}
+	}
+	if len(busiest.stack) > 0 {
+		work, busiest.stack = busiest.stack[0], busiest.stack[1:]
+	}
+	return work
 }
 
 // node is a directory whose entries are not all done. The last piece of work below it finishes
@@ -276,7 +310,7 @@ func (w *walk) finish(v visitor, n *node) error {
 	return nil
 }
 
-func (w *walk) directory(v visitor, rel string, parent *node, b *buffers) error {
+func (w *walk) directory(v visitor, rel string, parent *node, me *worker) error {
 	n := &node{rel: rel, parent: parent}
 	if err := lstatat(w.from, rel, &n.st); err != nil {
 		return vanished("stat", rel, err)
@@ -293,15 +327,15 @@ func (w *walk) directory(v visitor, rel string, parent *node, b *buffers) error 
 			return err
 		}
 	}
-	pieces := (len(names) + batch - 1) / batch
-	n.open.Store(int64(pieces) + 1)
-	for i := range pieces {
+	// Inodes are numbered by where they are, and what was made together lies together: the disk goes forward.
+	sort.Slice(names, func(a, b int) bool { return names[a].inode < names[b].inode })
+	parts := (len(names) + batch - 1) / batch
+	n.open.Store(int64(parts) + 1)
+	for i := parts - 1; i >= 0; i-- { // so that the first ends up on top
 		part := names[i*batch : min((i+1)*batch, len(names))]
-		w.push(func(b *buffers) error {
-			for _, name := range part {
-				if err := w.one(v, n, name, b); err != nil {
-					return err
-				}
+		w.push(me, func(me *worker) error {
+			if err := w.part(v, n, part, me); err != nil {
+				return err
 			}
 			return w.finish(v, n)
 		})
@@ -309,11 +343,71 @@ func (w *walk) directory(v visitor, rel string, parent *node, b *buffers) error 
 	return w.finish(v, n)
 }
 
-func (w *walk) one(v visitor, parent *node, name string, b *buffers) error {
-	if parent.rel == "." && name == skipped {
-		return nil
+// part deals with some entries of a directory.
+func (w *walk) part(v visitor, parent *node, names []name, me *worker) error {
+	g := &me.group
+	defer g.empty() // if it ends early
+	g.room = me.a
+	var others []string
+	done := func() error {
+		g.read()
+		for i := range g.pieces {
+			p := &g.pieces[i]
+			ok, err := v.done(p)
+			switch {
+			case err != nil:
+				return at("", p.rel, err)
+			case ok:
+				w.options.Progress.files.Add(1)
+			default:
+				others = append(others, p.rel)
+			}
+		}
+		g.empty()
+		return w.stopped()
 	}
-	rel := path.Join(parent.rel, name)
+	for _, name := range names {
+		if parent.rel == "." && name.text == skipped {
+			continue
+		}
+		p := piece{rel: path.Join(parent.rel, name.text)}
+		if name.kind != unix.DT_REG {
+			others = append(others, p.rel)
+			continue
+		}
+		ok, err := v.open(p.rel, &p)
+		if err != nil {
+			return at("", p.rel, err)
+		}
+		if !ok {
+			others = append(others, p.rel)
+			continue
+		}
+		if !g.fits(p.st.Size) {
+			if err := done(); err != nil {
+				_ = closeFile(p.fd) // nothing was written
+				return err
+			}
+		}
+		g.add(p)
+	}
+	if err := done(); err != nil {
+		return err
+	}
+	for _, rel := range others {
+		if err := w.one(v, parent, rel, me); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readable reports whether a file can be read in one piece, at once with others.
+func readable(st *unix.Stat_t) bool {
+	return st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink == 1 && st.Size < largeFile && st.Blocks*512 >= st.Size
+}
+
+func (w *walk) one(v visitor, parent *node, rel string, me *worker) error {
 	var st unix.Stat_t
 	if err := lstatat(w.from, rel, &st); err != nil {
 		return vanished("stat", rel, err)
@@ -323,10 +417,10 @@ func (w *walk) one(v visitor, parent *node, name string, b *buffers) error {
 			return at("enter", rel, errors.New("another file system is mounted here"))
 		}
 		parent.open.Add(1)
-		w.push(func(b *buffers) error { return w.directory(v, rel, parent, b) })
+		w.push(me, func(me *worker) error { return w.directory(v, rel, parent, me) })
 		return nil
 	}
-	err := v.entry(rel, &st, b)
+	err := v.entry(rel, &st, me)
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		return &DifferenceError{Path: rel, What: "size"} // it became shorter while it was read
 	}
@@ -338,20 +432,20 @@ func (w *walk) one(v visitor, parent *node, name string, b *buffers) error {
 }
 
 // surplus deals with what only the target has.
-func (w *walk) surplus(v visitor, rel string, names []string) error {
+func (w *walk) surplus(v visitor, rel string, names []name) error {
 	have, err := readNames(w.to, rel)
 	if err != nil {
 		return at("read directory", rel, err)
 	}
 	known := make(map[string]bool, len(names))
 	for _, n := range names {
-		known[n] = true
+		known[n.text] = true
 	}
-	for _, name := range have {
-		if known[name] || rel == "." && name == skipped {
+	for _, n := range have {
+		if known[n.text] || rel == "." && n.text == skipped {
 			continue
 		}
-		extra := path.Join(rel, name)
+		extra := path.Join(rel, n.text)
 		if _, copying := v.(copier); !copying {
 			return &DifferenceError{Path: extra, What: "being there"}
 		}
@@ -367,17 +461,39 @@ func removeAll(dir int, rel string) error {
 	return os.RemoveAll(fmt.Sprintf("/proc/self/fd/%d/%s", dir, rel))
 }
 
-func readNames(dir int, rel string) ([]string, error) {
-	fd, err := unix.Openat(dir, rel, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NOATIME, 0)
-	if errors.Is(err, unix.EPERM) {
-		fd, err = unix.Openat(dir, rel, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	}
+// A name is an entry of a directory, with what the directory itself knows of it.
+type name struct {
+	text  string
+	inode uint64
+	kind  uint8 // as in DT_REG, or DT_UNKNOWN
+}
+
+func readNames(dir int, rel string) ([]name, error) {
+	fd, err := openFile(dir, rel, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
 		return nil, err
 	}
-	f := os.NewFile(uintptr(fd), rel)
-	defer f.Close()
-	return f.Readdirnames(-1)
+	defer closeFile(fd)
+	var names []name
+	b := make([]byte, 32<<10)
+	for {
+		n, err := unix.Getdents(fd, b)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil || n <= 0 {
+			return names, err
+		}
+		// Each is a struct linux_dirent64: inode, offset, length of the entry, kind, name with a zero at its end.
+		const text = 19
+		for rest := b[:n]; len(rest) > text; {
+			entry := rest[:binary.NativeEndian.Uint16(rest[16:])]
+			rest = rest[len(entry):]
+			if s := unix.ByteSliceToString(entry[text:]); s != "." && s != ".." {
+				names = append(names, name{s, binary.NativeEndian.Uint64(entry), entry[18]})
+			}
+		}
+	}
 }
 
 // vanished is at for what has just been seen in the source: if it is not there any more, the source

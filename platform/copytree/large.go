@@ -20,7 +20,7 @@ const (
 	// segmentSize is what one worker takes of a large file at a time.
 	segmentSize = 32 * blockSize
 	// largeFile is from where on a file is worth this.
-	largeFile = 4 * blockSize
+	largeFile = blockSize
 	// alignment is what every disk accepts for addresses, offsets and lengths.
 	alignment = 4096
 )
@@ -195,12 +195,12 @@ func (s *Sums) block(b []byte, offset int64) uint64 {
 
 // share does the pieces of one file with whatever workers are free, and returns when all are
 // done. Others join when they come by; the caller works until nothing is left.
-func (w *walk) share(pieces int64, b *buffers, do func(piece int64, b *buffers) error) error {
+func (w *walk) share(pieces int64, me *worker, do func(piece int64, me *worker) error) error {
 	var next, done atomic.Int64
 	var mu sync.Mutex
 	var failed error
 	all := make(chan struct{})
-	work := func(b *buffers) {
+	work := func(me *worker) {
 		for {
 			piece := next.Add(1) - 1
 			if piece >= pieces {
@@ -213,7 +213,7 @@ func (w *walk) share(pieces int64, b *buffers, do func(piece int64, b *buffers) 
 				err = w.stopped()
 			}
 			if err == nil {
-				err = do(piece, b)
+				err = do(piece, me)
 			}
 			if err != nil {
 				mu.Lock()
@@ -228,27 +228,27 @@ func (w *walk) share(pieces int64, b *buffers, do func(piece int64, b *buffers) 
 		}
 	}
 	for range min(pieces, int64(w.options.Workers)) - 1 {
-		w.push(func(b *buffers) error { work(b); return nil })
+		w.push(me, func(me *worker) error { work(me); return nil })
 	}
-	work(b)
+	work(me)
 	<-all
 	return failed
 }
 
 // segments calls f, from several workers, for the ranges of a file that hold data.
-func (w *walk) segments(file int, size int64, b *buffers, f func(from, to int64, b *buffers) error) error {
-	return w.share((size+segmentSize-1)/segmentSize, b, func(i int64, b *buffers) error {
-		return extentsIn(file, i*segmentSize, min((i+1)*segmentSize, size), func(from, to int64) error { return f(from, to, b) })
+func (w *walk) segments(file int, size int64, me *worker, f func(from, to int64, me *worker) error) error {
+	return w.share((size+segmentSize-1)/segmentSize, me, func(i int64, me *worker) error {
+		return extentsIn(file, i*segmentSize, min((i+1)*segmentSize, size), func(from, to int64) error { return f(from, to, me) })
 	})
 }
 
 // large copies the data of a large file and leaves the holes. It returns the digest of what it read.
-func (c copier) large(source, target directFile, st *unix.Stat_t, b *buffers) (uint64, error) {
+func (c copier) large(source, target directFile, st *unix.Stat_t, me *worker) (uint64, error) {
 	if err := unix.Ftruncate(target.plain, st.Size); err != nil {
 		return 0, err
 	}
 	var digest atomic.Uint64
-	err := c.segments(source.plain, st.Size, b, func(from, to int64, b *buffers) error {
+	err := c.segments(source.plain, st.Size, me, func(from, to int64, me *worker) error {
 		// In one piece on the disk if there is room for that; a file system that cannot
 		// promise space says so when it is written to.
 		_ = unix.Fallocate(target.plain, unix.FALLOC_FL_KEEP_SIZE, from, to-from)
@@ -257,13 +257,13 @@ func (c copier) large(source, target directFile, st *unix.Stat_t, b *buffers) (u
 			if err := c.stopped(); err != nil {
 				return err
 			}
-			if err := source.readAt(b.a[:n], at); err != nil {
+			if err := source.readAt(me.a[:n], at); err != nil {
 				return err
 			}
-			if err := target.writeAt(b.a[:n], at); err != nil {
+			if err := target.writeAt(me.a[:n], at); err != nil {
 				return err
 			}
-			sum ^= c.options.Sums.block(b.a[:n], at)
+			sum ^= c.options.Sums.block(me.a[:n], at)
 			c.wrote(int64(n))
 			return nil
 		})
@@ -284,19 +284,19 @@ func xor(to *atomic.Uint64, x uint64) {
 
 // sameLarge compares a large file: the target with the digest of the source if there is one,
 // otherwise, or when that differs, byte by byte.
-func (v verifier) sameLarge(rel string, source, target directFile, st *unix.Stat_t, attributes map[string]string, b *buffers) error {
+func (v verifier) sameLarge(rel string, source, target directFile, st *unix.Stat_t, attributes map[string]string, me *worker) error {
 	if v.options.Sums.has(st) {
 		var digest atomic.Uint64
-		err := v.segments(source.plain, st.Size, b, func(from, to int64, b *buffers) error {
+		err := v.segments(source.plain, st.Size, me, func(from, to int64, me *worker) error {
 			var sum uint64
 			err := blocks(from, to, func(at int64, n int) error {
 				if err := v.stopped(); err != nil {
 					return err
 				}
-				if err := target.readAt(b.b[:n], at); err != nil {
+				if err := target.readAt(me.b[:n], at); err != nil {
 					return err
 				}
-				sum ^= v.options.Sums.block(b.b[:n], at)
+				sum ^= v.options.Sums.block(me.b[:n], at)
 				v.options.Progress.bytes.Add(int64(n))
 				return nil
 			})
@@ -307,7 +307,7 @@ func (v verifier) sameLarge(rel string, source, target directFile, st *unix.Stat
 			return err
 		}
 	}
-	return v.segments(source.plain, st.Size, b, func(from, to int64, b *buffers) error {
-		return v.compare(rel, source, target, from, to, b)
+	return v.segments(source.plain, st.Size, me, func(from, to int64, me *worker) error {
+		return v.compare(rel, source, target, from, to, me)
 	})
 }

@@ -24,7 +24,7 @@ func (v verifier) before(rel string, st *unix.Stat_t) error {
 
 func (v verifier) after(string, *unix.Stat_t) error { return nil }
 
-func (v verifier) entry(rel string, st *unix.Stat_t, b *buffers) (err error) {
+func (v verifier) entry(rel string, st *unix.Stat_t, me *worker) (err error) {
 	var have unix.Stat_t
 	if err := lstatat(v.to, rel, &have); err != nil {
 		return missing(rel, err)
@@ -48,7 +48,7 @@ func (v verifier) entry(rel string, st *unix.Stat_t, b *buffers) (err error) {
 	}
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
-		return v.sameFile(rel, st, b)
+		return v.sameFile(rel, st, me)
 	case unix.S_IFLNK:
 		want, err := readlink(v.from, rel)
 		if err != nil {
@@ -63,6 +63,44 @@ func (v verifier) entry(rel string, st *unix.Stat_t, b *buffers) (err error) {
 		}
 	}
 	return v.sameXattrs(rel)
+}
+
+// open opens the copy of a file of which there is a digest. Whatever is not as it should be is left to entry,
+// which finds out what it is.
+func (v verifier) open(rel string, p *piece) (bool, error) {
+	if err := lstatat(v.from, rel, &p.st); err != nil {
+		return false, vanished("stat", rel, err)
+	}
+	if !readable(&p.st) || !v.options.Sums.has(&p.st) {
+		return false, nil
+	}
+	var err error
+	if p.fd, err = openFile(v.to, rel, unix.O_RDONLY|unix.O_DIRECT); err != nil {
+		return false, nil // a file system without such reads, or an error that will show again
+	}
+	var have unix.Stat_t
+	if err := fstat(p.fd, &have); err != nil || !same(&p.st, &have) {
+		return false, closeFile(p.fd)
+	}
+	return true, nil
+}
+
+// done compares the copy with the digest of the source. It comes from the disk and not from memory, since it was
+// read past the page cache. False means that the two have to be compared.
+func (v verifier) done(p *piece) (bool, error) {
+	content, whole := p.content()
+	if !whole {
+		return false, nil
+	}
+	attributes, err := fdXattrs(p.fd)
+	if err != nil {
+		return false, err
+	}
+	if !v.options.Sums.equal(&p.st, v.options.Sums.block(content, 0), v.options.Sums.attributes(attributes)) {
+		return false, nil
+	}
+	v.options.Progress.bytes.Add(p.st.Size)
+	return true, nil
 }
 
 func missing(rel string, err error) error {
@@ -89,12 +127,7 @@ func (v verifier) sameXattrs(rel string) error {
 
 // sameFile compares the content. Only ranges where one side has data are read; the other
 // side's holes read as zeros.
-func (v verifier) sameFile(rel string, st *unix.Stat_t, b *buffers) error {
-	if st.Size < largeFile && v.options.Sums.has(st) {
-		if same, err := v.sameSmall(rel, st, b); err != nil || same {
-			return err
-		}
-	}
+func (v verifier) sameFile(rel string, st *unix.Stat_t, me *worker) error {
 	open := func(dir int) (directFile, error) {
 		if st.Size >= largeFile {
 			return openDirect(dir, rel, unix.O_RDONLY)
@@ -126,46 +159,14 @@ func (v verifier) sameFile(rel string, st *unix.Stat_t, b *buffers) error {
 	// What was flushed leaves the page cache, so that the disk is asked and not the memory.
 	_ = unix.Fadvise(target.plain, 0, 0, unix.FADV_DONTNEED)
 	if st.Size < largeFile {
-		return v.compare(rel, source, target, 0, st.Size, b)
+		return v.compare(rel, source, target, 0, st.Size, me)
 	}
-	if err := v.sameLarge(rel, source, target, st, targetNames, b); err != nil {
+	if err := v.sameLarge(rel, source, target, st, targetNames, me); err != nil {
 		return err
 	}
 	return holes(source.plain, st.Size, func(from, to int64) error {
-		return extentsIn(target.plain, from, to, func(from, to int64) error { return v.compare(rel, source, target, from, to, b) })
+		return extentsIn(target.plain, from, to, func(from, to int64) error { return v.compare(rel, source, target, from, to, me) })
 	})
-}
-
-// sameSmall compares the target with the digest of the source, past the page cache, so that the
-// disk is asked and not the memory. False means that the two have to be compared.
-func (v verifier) sameSmall(rel string, st *unix.Stat_t, b *buffers) (bool, error) {
-	target, err := openFile(v.to, rel, unix.O_RDONLY|unix.O_DIRECT)
-	if err != nil {
-		return false, nil // a file system without such reads, or an error that will show again
-	}
-	defer closeFile(target)
-	attributes, err := fdXattrs(target)
-	if err != nil {
-		return false, err
-	}
-	var digest uint64
-	for at := int64(0); at < st.Size; at += blockSize {
-		if err := v.stopped(); err != nil {
-			return false, err
-		}
-		n := int(min(blockSize, st.Size-at))
-		// Past its end a file gives nothing, so that whole sectors may be asked for.
-		have, err := pread(target, b.b[:(n+alignment-1)&^(alignment-1)], at)
-		if err != nil || have != n {
-			return false, nil
-		}
-		digest ^= v.options.Sums.block(b.b[:n], at)
-	}
-	if !v.options.Sums.equal(st, digest, v.options.Sums.attributes(attributes)) {
-		return false, nil
-	}
-	v.options.Progress.bytes.Add(st.Size)
-	return true, nil
 }
 
 func fdXattrs(f int) (map[string]string, error) {
@@ -184,18 +185,18 @@ func fdXattrs(f int) (map[string]string, error) {
 	return all, nil
 }
 
-func (v verifier) compare(rel string, source, target directFile, from, to int64, b *buffers) error {
+func (v verifier) compare(rel string, source, target directFile, from, to int64, me *worker) error {
 	return blocks(from, to, func(at int64, n int) error {
 		if err := v.stopped(); err != nil {
 			return err
 		}
-		if err := source.readAt(b.a[:n], at); err != nil {
+		if err := source.readAt(me.a[:n], at); err != nil {
 			return err
 		}
-		if err := target.readAt(b.b[:n], at); err != nil {
+		if err := target.readAt(me.b[:n], at); err != nil {
 			return err
 		}
-		if !bytes.Equal(b.a[:n], b.b[:n]) {
+		if !bytes.Equal(me.a[:n], me.b[:n]) {
 			return &DifferenceError{Path: rel, What: "content"}
 		}
 		v.options.Progress.bytes.Add(int64(n))
