@@ -107,7 +107,7 @@ func (m *machine) Unmount(_ context.Context, cid string) (string, error) {
 	return "unmounted " + cid, m.known(cid)
 }
 
-func (m *machine) Migrate(ctx context.Context) error {
+func (m *machine) Migrate(ctx context.Context, _, _ string) error {
 	m.record("migrate")
 	m.mu.Lock()
 	wait := m.migrate

@@ -47,7 +47,7 @@ type Disks interface {
 	SetupRawEphemeral(ctx context.Context, hints []settings.DiskHint) error
 	SetupEphemeral(ctx context.Context, hint *settings.DiskHint, swapMiB *uint64, agentID string) error
 	GrowRoot(ctx context.Context, ephemeral *settings.DiskHint) error
-	MountLast(ctx context.Context) error
+	MountLast(ctx context.Context) (warning string, err error)
 	Associate(ctx context.Context, associations []settings.DiskAssociation) error
 }
 
@@ -392,8 +392,12 @@ func (m *Machine) growRootDisk(ctx context.Context, _ *Span) error {
 // them fail by themselves and say so, hence only a warning.
 func (m *Machine) mountPersistentDisk(ctx context.Context, s *Span) error {
 	defer s.WaitingSoon("the persistent disk")()
-	if err := m.Disks.MountLast(ctx); err != nil {
+	warning, err := m.Disks.MountLast(ctx)
+	if err != nil {
 		return err
+	}
+	if warning != "" {
+		s.Warn("%s", warning)
 	}
 	if associations := m.Settings.Effective().Associations; len(associations) > 0 {
 		if err := m.Disks.Associate(ctx, associations); err != nil {

@@ -45,7 +45,7 @@ var flows = map[string]func(*Disks, job) error{
 		if err := d.SetupEphemeral(ctx, &settings.DiskHint{Path: j.Ephemeral}, nil, "agent-1"); err != nil {
 			return err
 		}
-		if err := d.MountLast(ctx); err != nil {
+		if err := boot(d); err != nil {
 			return err
 		}
 		if err := d.Mount(ctx, "old"); err != nil {

@@ -76,47 +76,45 @@ const (
 // Migrate copies the store to the disk on the migration target, proves that nothing is
 // missing, and only then puts that disk in the store's place. Whatever fails before leaves the
 // old store where it was, writable; a crash at any moment resumes when it is called again.
-func (d *Disks) Migrate(ctx context.Context) error {
+// A caller that names the disks gets an error where others are mounted; empty names are any.
+func (d *Disks) Migrate(ctx context.Context, from, to string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.Progress != nil {
 		defer d.Progress(MigrationProgress{})
 	}
-	if err := d.migrate(ctx); err != nil {
+	if err := d.migrate(ctx, from, to); err != nil {
 		return fmt.Errorf("migrate disk: %w", err)
 	}
 	return nil
 }
 
-func (d *Disks) migrate(ctx context.Context) error {
+func (d *Disks) migrate(ctx context.Context, wantFrom, wantTo string) error {
 	store, target := d.Dirs.Store(), d.Dirs.StoreMigrationTarget()
-	old, hasStore, err := mount.At(store)
+	old, from, err := d.diskOn(store)
 	if err != nil {
 		return err
 	}
-	fresh, hasTarget, err := mount.At(target)
+	_, to, err := d.diskOn(target)
 	if err != nil {
 		return err
 	}
-	if !hasTarget {
-		return d.migratedBefore(ctx, hasStore)
-	}
-	to, err := d.diskAt(target, fresh)
-	if err != nil {
-		return err
-	}
-	if !hasStore {
-		if d.Records.MountedCID() != to {
-			return fmt.Errorf("nothing is mounted on %s", store)
-		}
-		return d.completeMove(ctx, to) // the last step of a migration that was interrupted
-	}
-	from, err := d.diskAt(store, old)
-	if err != nil {
-		return err
-	}
-	if from == to {
-		return d.endMove(ctx, to) // interrupted when the new disk was on the store already
+	recorded := d.Records.MountedCID()
+	switch {
+	case to == "" && from != "":
+		return d.migratedBefore(ctx, from, wantTo)
+	case to != "" && wantTo != "" && wantTo != to:
+		return fmt.Errorf("%s is on %s, not %s; unmount_disk of it comes first", to, target, wantTo)
+	case to != "" && recorded == to && (from == "" || from == to):
+		return d.completeMove(ctx, to) // the last steps of a migration that was interrupted
+	case from == "" && recorded != "":
+		return fmt.Errorf("nothing is mounted on %s; mount_disk of %s comes first", store, recorded)
+	case from == "":
+		return fmt.Errorf("nothing is mounted on %s", store)
+	case from == to:
+		return fmt.Errorf("%s is on the store and is its own migration target", to)
+	case wantFrom != "" && wantFrom != from:
+		return fmt.Errorf("%s is on %s, not %s", from, store, wantFrom)
 	}
 	exact, err := d.beginMigration(from, to, target)
 	if err != nil {
@@ -128,24 +126,35 @@ func (d *Disks) migrate(ctx context.Context) error {
 	if err := d.copyStore(ctx, exact); err != nil {
 		return err
 	}
-	return d.switchStore(ctx, to, old)
+	return d.switchStore(ctx, from, to, old)
 }
 
 // migratedBefore answers a repeated call after success as the first one, also when the first
-// was interrupted behind its last change.
-func (d *Disks) migratedBefore(ctx context.Context, hasStore bool) error {
+// was interrupted behind its last change. The disk on the store must be the one that was asked
+// for: the success of an earlier migration says nothing of a later one.
+func (d *Disks) migratedBefore(ctx context.Context, on, wantTo string) error {
 	all, err := d.intents()
 	if err != nil {
 		return err
 	}
-	on := d.Records.MountedCID()
-	if last, ok := all[migratedRecord]; ok && hasStore && last.Table == on {
-		return nil
+	open, migrating := all[migrationIntent]
+	if on == d.Records.MountedCID() && (wantTo == "" || wantTo == on) {
+		if open.moves(on) {
+			return d.endMove(ctx, on)
+		}
+		if !migrating && all[migratedRecord].Table == on {
+			return nil
+		}
 	}
-	if open, ok := all[migrationIntent]; ok && hasStore && open.moves(on) {
-		return d.endMove(ctx, on)
+	what := "the new disk"
+	if wantTo != "" {
+		what = wantTo
 	}
-	return fmt.Errorf("nothing is mounted on %s; mount_disk of the new disk comes first", d.Dirs.StoreMigrationTarget())
+	err = fmt.Errorf("nothing is mounted on %s; mount_disk of %s comes first", d.Dirs.StoreMigrationTarget(), what)
+	if migrating {
+		err = fmt.Errorf("%w (the copy from %s is not complete)", err, open.Table)
+	}
+	return err
 }
 
 // migrationID names a migration in its record.
@@ -159,8 +168,23 @@ func (i intent) concerns(cid string) bool {
 	return i.moves(cid) || strings.HasPrefix(i.Table, migrationID(cid, ""))
 }
 
-// diskAt returns the CID of the disk that is mounted on a directory.
-func (d *Disks) diskAt(dir string, e mount.Entry) (string, error) {
+// whole refuses the store to a disk that a migration was copying to and did not complete.
+func (d *Disks) whole(cid string) error {
+	all, err := d.intents()
+	open := all[migrationIntent]
+	if err != nil || !open.moves(cid) || d.Records.MountedCID() == cid {
+		return err
+	}
+	source := strings.TrimSuffix(open.Table, migrationID("", cid))
+	return fmt.Errorf("it holds an incomplete copy of %s: mount_disk of %s comes first, or remove_persistent_disk of it if it is no more", source, source)
+}
+
+// diskOn returns the CID of the disk that is mounted on a directory; it is empty where none is.
+func (d *Disks) diskOn(dir string) (mount.Entry, string, error) {
+	e, there, err := mount.At(dir)
+	if err != nil || !there {
+		return e, "", err
+	}
 	for cid, p := range d.Records.Disks() {
 		dev, err := d.Resolver.Look(hintOf(cid, p.Hint))
 		if err != nil {
@@ -168,15 +192,15 @@ func (d *Disks) diskAt(dir string, e mount.Entry) (string, error) {
 		}
 		if d.Options.BindMountPersistentDisk {
 			if same, err := sameDir(dev.Path, dir); err == nil && same {
-				return cid, nil
+				return e, cid, nil
 			}
 			continue
 		}
 		if n, err := blkdev.NumberOf(d.part(dev.Path)); err == nil && n == e.Number {
-			return cid, nil
+			return e, cid, nil
 		}
 	}
-	return "", fmt.Errorf("%s on %s is none of the known persistent disks", e.Source, dir)
+	return e, "", fmt.Errorf("%s on %s is none of the known persistent disks", e.Source, dir)
 }
 
 // beginMigration records what is about to be copied where. It reports whether the target was
@@ -200,6 +224,9 @@ func (d *Disks) beginMigration(from, to, target string) (bool, error) {
 		d.Log.WithField("disk", to).Warn("the new disk holds files already; they are kept where the old disk has none of that name")
 	}
 	d.step("begin migration")
+	if err := d.done(migratedRecord); err != nil {
+		return false, err
+	}
 	return exact, d.record(migrationIntent, &intent{Table: id, Exact: exact})
 }
 
@@ -339,7 +366,7 @@ func (d *Disks) phase(ctx context.Context, name string, exact bool, work func(co
 
 // switchStore puts the new disk in the old one's place. The record changes while neither is on
 // the store: before, a crash brings back the old disk, after, the new one, which is complete.
-func (d *Disks) switchStore(ctx context.Context, to string, old mount.Entry) (err error) {
+func (d *Disks) switchStore(ctx context.Context, from, to string, old mount.Entry) (err error) {
 	store := d.Dirs.Store()
 	limited, cancel := context.WithTimeoutCause(ctx, unmountLimit, errors.New("still busy after ten minutes"))
 	defer cancel()
@@ -354,22 +381,44 @@ func (d *Disks) switchStore(ctx context.Context, to string, old mount.Entry) (er
 	}
 	d.step("record new disk")
 	if err := d.Records.SetMountedCID(to); err != nil {
-		return err
+		return errors.Join(err, d.putBack(context.WithoutCancel(ctx), from))
 	}
 	return d.completeMove(ctx, to)
 }
 
-func (d *Disks) completeMove(ctx context.Context, to string) error {
-	d.step("move mount")
-	if err := mount.Move(ctx, d.Dirs.StoreMigrationTarget(), d.Dirs.Store()); err != nil {
+// putBack mounts the disk on the store again that was taken off.
+func (d *Disks) putBack(ctx context.Context, cid string) error {
+	p, err := d.known(cid)
+	if err != nil {
 		return err
+	}
+	dev, err := d.Resolver.Resolve(ctx, hintOf(cid, p.Hint))
+	if err != nil {
+		return err
+	}
+	return d.mountPersistent(ctx, p, dev)
+}
+
+// completeMove is for when the new disk is whole and on record; it may be on the store already.
+func (d *Disks) completeMove(ctx context.Context, to string) error {
+	_, there, err := mount.At(d.Dirs.Store())
+	if err != nil {
+		return err
+	}
+	if !there {
+		d.step("move mount")
+		if err := mount.Show(d.Dirs.StoreMigrationTarget(), d.Dirs.Store()); err != nil {
+			return err
+		}
 	}
 	return d.endMove(ctx, to)
 }
 
-// endMove is for when the new disk is on the store; it may still be on the target as well.
+// endMove is for when the new disk is on the store; it may still be on the target as well. Whoever
+// uses it there cannot hold up the end: it is the same file system.
 func (d *Disks) endMove(ctx context.Context, to string) error {
-	if err := mount.Unmount(ctx, d.Dirs.StoreMigrationTarget()); err != nil {
+	target := d.Dirs.StoreMigrationTarget()
+	if err := mount.Detach(target, d.busy(target)); err != nil {
 		return err
 	}
 	d.step("end migration")
@@ -383,6 +432,12 @@ func (d *Disks) endMove(ctx context.Context, to string) error {
 		return err
 	}
 	d.Log.WithField("disk", to).Info("disk migration done")
+	if path, _ := d.storeDevice(); path != "" {
+		// It may have become larger meanwhile.
+		if err := d.growInUse(ctx, path, d.Dirs.Store()); err != nil {
+			d.Log.WithError(err).Warn("disk on the store could not be grown")
+		}
+	}
 	return nil
 }
 
@@ -411,19 +466,17 @@ func (d *Disks) afterInterruption(ctx context.Context, p settings.PersistentDisk
 	if err != nil {
 		return err
 	}
-	target, hasTarget, err := mount.At(d.Dirs.StoreMigrationTarget())
+	here, _, err := mount.At(where)
 	if err != nil {
 		return err
 	}
+	onStore := hasStore && store.Number == here.Number && store.Root == here.Root
 	switch {
-	case hasStore && hasTarget && store.Number == target.Number && store.Root == target.Root,
-		where == d.Dirs.Store() && open.moves(p.CID):
-		return d.endMove(ctx, p.CID)
+	case d.Records.MountedCID() == p.CID && open.moves(p.CID) && (onStore || !hasStore):
+		return d.completeMove(ctx, p.CID)
 	case where == d.Dirs.Store():
 		d.step("store writable again")
 		return d.writable()
-	case hasTarget && !hasStore && d.Records.MountedCID() == p.CID:
-		return d.completeMove(ctx, p.CID)
 	}
 	return nil
 }

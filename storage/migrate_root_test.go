@@ -22,9 +22,9 @@ import (
 )
 
 func init() {
-	flows["boot"] = func(d *Disks, _ job) error { return d.MountLast(ctx) }
+	flows["boot"] = func(d *Disks, _ job) error { return boot(d) }
 	flows["migrate"] = func(d *Disks, j job) error {
-		if err := d.MountLast(ctx); err != nil {
+		if err := boot(d); err != nil {
 			return err
 		}
 		// The Director asks which disk is there before it goes on.
@@ -33,7 +33,7 @@ func init() {
 				return err
 			}
 		}
-		return d.Migrate(ctx)
+		return d.Migrate(ctx, "old", "new")
 	}
 }
 
@@ -60,7 +60,7 @@ func TestRootMigrate(t *testing.T) {
 	sum := treeSum(t, b.Dirs.Store())
 	var progress []string
 	b.Disks.Progress = func(p MigrationProgress) { progress = append(progress, p.String()) }
-	b.ok(b.Migrate(ctx))
+	b.ok(b.Migrate(ctx, "", ""))
 	if n := len(progress); n < 5 || !strings.HasPrefix(progress[1], "copy: 4 files") || !strings.HasPrefix(progress[n-2], "verify: 4 files") || progress[n-1] != "" {
 		t.Errorf("progress %q", progress)
 	}
@@ -79,7 +79,7 @@ func TestRootMigrate(t *testing.T) {
 	}
 	write(t, filepath.Join(b.Dirs.Store(), "after"), "x")
 	// The Director may repeat it, and then goes on with the old disk.
-	b.ok(b.Migrate(ctx))
+	b.ok(b.Migrate(ctx, "", ""))
 	b.unmounted("old", "Partition of old is not mounted")
 	b.ok(b.Remove(ctx, "old"))
 	if b.records.mounted != "new" {
@@ -102,13 +102,13 @@ func TestRootMigrateRefuses(t *testing.T) {
 	}
 	t.Run("nothing mounted", func(t *testing.T) {
 		b := newBench(t, Options{})
-		b.fails(b.Migrate(ctx), "nothing is mounted")
+		b.fails(b.Migrate(ctx, "", ""), "nothing is mounted")
 	})
 	t.Run("no target", func(t *testing.T) {
 		b := newBench(t, Options{})
 		old := b.disk(64<<20, "old")
 		b.ok(b.Mount(ctx, "old"))
-		b.fails(b.Migrate(ctx), "mount_disk of the new disk comes first")
+		b.fails(b.Migrate(ctx, "", ""), "mount_disk of the new disk comes first")
 		stays(t, b, old)
 	})
 	t.Run("target too small", func(t *testing.T) {
@@ -117,13 +117,13 @@ func TestRootMigrateRefuses(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.ok(exec.Command("sync").Run())
-		b.fails(b.Migrate(ctx), "too small")
+		b.fails(b.Migrate(ctx, "", ""), "too small")
 		stays(t, b, old)
 	})
 	t.Run("something in the way", func(t *testing.T) {
 		b, old, _ := migrating(t, 128<<20)
 		b.ok(os.MkdirAll(filepath.Join(b.Dirs.StoreMigrationTarget(), "one", "mine"), 0o755))
-		b.fails(b.Migrate(ctx), `"one"`, "a directory of that name")
+		b.fails(b.Migrate(ctx, "", ""), `"one"`, "a directory of that name")
 		stays(t, b, old)
 		if _, err := os.Stat(filepath.Join(b.Dirs.StoreMigrationTarget(), "one", "mine")); err != nil {
 			t.Errorf("what the new disk held is gone: %v", err)
@@ -136,7 +136,7 @@ func TestRootMigrateRefuses(t *testing.T) {
 		defer f.Close()
 		limited, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 		defer cancel()
-		err = b.Migrate(limited)
+		err = b.Migrate(limited, "", "")
 		var busy *mount.BusyError
 		if !errors.As(err, &busy) || len(busy.Users) == 0 || busy.Users[0].PID != os.Getpid() {
 			t.Errorf("Migrate = %v, want this process named", err)
@@ -154,7 +154,7 @@ func TestRootMigrateRefuses(t *testing.T) {
 				time.AfterFunc(50*time.Millisecond, cancel)
 			}
 		}
-		b.fails(b.Migrate(limited), "is busy")
+		b.fails(b.Migrate(limited, "", ""), "is busy")
 		cancel()
 		stays(t, b, old)
 	})
@@ -171,7 +171,7 @@ func TestRootPoint03UnreadableFilesEndAMigration(t *testing.T) {
 	info, err := os.Stat(old.Image)
 	b.ok(err)
 	b.ok(os.Truncate(old.Image, 30<<20))
-	err = b.Migrate(ctx)
+	err = b.Migrate(ctx, "", "")
 	b.ok(os.Truncate(old.Image, info.Size()))
 	b.fails(err, "migrate disk")
 	if got := mountedSource(t, b.Dirs.Store()); got != old.Path+"p1" || b.records.mounted != "old" {
@@ -189,7 +189,7 @@ func TestRootMigrationIsRememberedUntilADiskIsRemoved(t *testing.T) {
 			cancel()
 		}
 	}
-	b.fails(b.Migrate(stop), "canceled")
+	b.fails(b.Migrate(stop, "", ""), "canceled")
 	for _, c := range []struct {
 		remove string
 		known  bool
@@ -226,10 +226,10 @@ func TestRootPoint08MountOptionsSurviveAMigration(t *testing.T) {
 			cancel()
 		}
 	}
-	b.fails(b.Migrate(stop), "canceled")
+	b.fails(b.Migrate(stop, "", ""), "canceled")
 	want("after a failure", old, "nodev,rw")
 	b.step = func(string) {}
-	b.ok(b.Migrate(ctx))
+	b.ok(b.Migrate(ctx, "", ""))
 	want("afterwards", fresh, "noatime,rw")
 }
 
@@ -253,7 +253,7 @@ func TestRootPoint09PrivateNamespacesDoNotPin(t *testing.T) {
 			}
 		}
 	}
-	b.ok(b.Migrate(ctx))
+	b.ok(b.Migrate(ctx, "", ""))
 	if got := mountedSource(t, b.Dirs.Store()); got != fresh.Path+"p1" {
 		t.Errorf("store is %q, want the new disk", got)
 	}
@@ -280,7 +280,7 @@ func binding(t *testing.T) (*bench, string) {
 func TestRootMigrateBindMounted(t *testing.T) {
 	b, old := binding(t)
 	fresh := b.records.disks["new"].Hint.Path
-	b.ok(b.Migrate(ctx))
+	b.ok(b.Migrate(ctx, "", ""))
 	if read(t, filepath.Join(fresh, "one")) != read(t, filepath.Join(old, "one")) || b.records.mounted != "new" {
 		t.Errorf("not migrated, recorded %q", b.records.mounted)
 	}
@@ -311,7 +311,7 @@ func TestRootMigrateChangingSource(t *testing.T) {
 			}
 		}
 		sum := treeSum(t, b.Dirs.Store())
-		b.ok(b.Migrate(ctx))
+		b.ok(b.Migrate(ctx, "", ""))
 		if tried != 3 {
 			t.Errorf("tried %d times to write, want 3", tried)
 		}
@@ -335,7 +335,7 @@ func TestRootMigrateChangingSource(t *testing.T) {
 		defer f.Close()
 		limited, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 		defer cancel()
-		b.fails(b.Migrate(limited), "is busy", fmt.Sprintf("pid %d", os.Getpid()))
+		b.fails(b.Migrate(limited, "", ""), "is busy", fmt.Sprintf("pid %d", os.Getpid()))
 		write(t, filepath.Join(b.Dirs.Store(), "two"), "still writable")
 	})
 	large := strings.Repeat("0123456789abcdef", 6<<16)
@@ -374,13 +374,13 @@ func TestRootMigrateChangingSource(t *testing.T) {
 					times++
 				}
 			}
-			b.fails(b.Migrate(ctx), "differs in")
+			b.fails(b.Migrate(ctx, "", ""), "differs in")
 			if same, err := sameDir(old, b.Dirs.Store()); err != nil || !same || b.records.mounted != "old" {
 				t.Errorf("recorded %q, the store is the old directory: %v (%v)", b.records.mounted, same, err)
 			}
 			write(t, filepath.Join(b.Dirs.Store(), "writable"), "x")
 			limit++ // once more, and then it keeps still
-			b.ok(b.Migrate(ctx))
+			b.ok(b.Migrate(ctx, "", ""))
 			if got, want := treeSum(t, b.Dirs.Store()), treeSum(t, old); got != want || times != 3 {
 				t.Errorf("after %d changes the new store is what the old one was in the end: %v", times, got == want)
 			}
@@ -415,15 +415,15 @@ func TestRootMigrateBindMountedInterrupted(t *testing.T) {
 				panic("killed")
 			}
 		}
-		_ = b.Migrate(ctx)
+		_ = b.Migrate(ctx, "", "")
 	}()
 	b.step = func(string) {}
 	if err := os.WriteFile(filepath.Join(b.Dirs.Store(), "x"), nil, 0o600); !errors.Is(err, unix.EROFS) {
 		t.Errorf("in the middle: %v, want a read-only store", err)
 	}
-	b.ok(b.MountLast(ctx))
+	b.ok(boot(b.Disks))
 	write(t, filepath.Join(b.Dirs.Store(), "writable"), "x")
-	b.ok(b.Migrate(ctx))
+	b.ok(b.Migrate(ctx, "", ""))
 	if read(t, filepath.Join(b.Dirs.Store(), "writable")) != "x" || b.records.mounted != "new" {
 		t.Errorf("recorded %q", b.records.mounted)
 	}

@@ -110,16 +110,8 @@ func (d *Disks) mountPersistent(ctx context.Context, p settings.PersistentDisk, 
 	switch where, err := d.mountedAt(part); {
 	case err != nil:
 		return err
-	case where == d.Dirs.Store():
-		if err := d.afterInterruption(ctx, p, where); err != nil {
-			return err
-		}
-		if err := d.growInUse(ctx, dev.Path, where); err != nil {
-			return err
-		}
-		return d.onStore(p.CID)
-	case where == d.Dirs.StoreMigrationTarget():
-		return d.afterInterruption(ctx, p, where)
+	case where == d.Dirs.Store() || where == d.Dirs.StoreMigrationTarget():
+		return d.mountedBefore(ctx, p, dev.Path, where)
 	case where != "":
 		return fmt.Errorf("%s is mounted on %s", part, where)
 	}
@@ -135,6 +127,9 @@ func (d *Disks) mountPersistent(ctx context.Context, p settings.PersistentDisk, 
 	if occupied {
 		target = d.Dirs.StoreMigrationTarget()
 	}
+	if err := d.mayBeOn(target, p.CID); err != nil {
+		return err
+	}
 	if err := ensureDir(target, 0o700); err != nil {
 		return err
 	}
@@ -144,6 +139,35 @@ func (d *Disks) mountPersistent(ctx context.Context, p settings.PersistentDisk, 
 	d.Log.WithFields(logrus.Fields{"disk": p.CID, "device": part, "mount": target}).Info("persistent disk mounted")
 	if occupied {
 		return nil // the record still names the disk that is on the store
+	}
+	return d.onStore(p.CID)
+}
+
+// mayBeOn is asked before a disk counts as being on the store or on the migration target.
+func (d *Disks) mayBeOn(where, cid string) error {
+	if where == d.Dirs.Store() {
+		return d.whole(cid)
+	}
+	return d.done(migratedRecord) // what is about to be migrated has not been
+}
+
+// mountedBefore is mountPersistent for a disk that is where it may be.
+func (d *Disks) mountedBefore(ctx context.Context, p settings.PersistentDisk, path, where string) error {
+	if err := d.mayBeOn(where, p.CID); err != nil {
+		return err
+	}
+	if err := d.afterInterruption(ctx, p, where); err != nil {
+		return err
+	}
+	where, err := d.mountedAt(d.part(path)) // the last step of a migration may have moved it
+	if err != nil {
+		return err
+	}
+	if err := d.growInUse(ctx, path, where); err != nil {
+		return err
+	}
+	if where != d.Dirs.Store() {
+		return nil
 	}
 	return d.onStore(p.CID)
 }
@@ -199,6 +223,9 @@ func (d *Disks) bindPersistent(ctx context.Context, p settings.PersistentDisk, s
 		}
 		if occupied && !same {
 			continue
+		}
+		if err := d.mayBeOn(target, p.CID); err != nil {
+			return err
 		}
 		if !occupied {
 			if err := mount.Bind(ctx, source, target, 0); err != nil {
@@ -345,13 +372,14 @@ func (d *Disks) bindsOf(source string) (targets []string, err error) {
 	return targets, nil
 }
 
-// List returns the CIDs of the persistent disks that are mounted. It only reads, and so does
-// not wait for a migration to end.
+// List returns the CIDs of the persistent disks that are mounted, the one on the store first: the
+// Director compares that with its own record. It only reads, and so does not wait for a migration to end.
 func (d *Disks) List(ctx context.Context) ([]string, error) {
 	if err := d.Reload(ctx); err != nil {
 		return nil, err
 	}
 	mounted := []string{}
+	onStore := ""
 	for cid, p := range d.Records.Disks() {
 		targets, err := d.mountsOf(p)
 		if err != nil {
@@ -360,41 +388,54 @@ func (d *Disks) List(ctx context.Context) ([]string, error) {
 		if len(targets) > 0 {
 			mounted = append(mounted, cid)
 		}
+		for _, target := range targets {
+			if target == d.Dirs.Store() {
+				onStore = cid
+			}
+		}
 	}
-	sort.Strings(mounted)
+	sort.Slice(mounted, func(i, j int) bool {
+		if a, b := mounted[i] == onStore, mounted[j] == onStore; a != b {
+			return a
+		}
+		return mounted[i] < mounted[j]
+	})
 	return mounted, nil
 }
 
-// MountLast brings the persistent disk back after a reboot. A record of a disk that is no
-// longer known is no reason not to start; a known disk that is missing is.
-func (d *Disks) MountLast(ctx context.Context) error {
+// MountLast brings the persistent disk back after a reboot. A known disk that is missing is an error, and
+// so is a record of one that is not among those known. Where none is known at all, or the disk is
+// blank, the Director may still have plans: that is a warning, and the store stays empty.
+func (d *Disks) MountLast(ctx context.Context) (warning string, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	cid := d.Records.MountedCID()
 	if cid == "" {
-		return nil
+		return "", nil
 	}
-	p, ok := d.Records.Disks()[cid]
-	if !ok {
-		d.Log.WithField("disk", cid).Warn("the disk that was mounted last is no longer known; nothing is mounted")
-		return nil
+	known := d.Records.Disks()
+	p, ok := known[cid]
+	switch {
+	case !ok && len(known) == 0:
+		return fmt.Sprintf("persistent disk %s was mounted last and is no longer known: the store is empty", cid), nil
+	case !ok:
+		return "", fmt.Errorf("persistent disk %s was mounted last and is not among those known", cid)
 	}
 	dev, err := d.Resolver.Resolve(ctx, hintOf(cid, p.Hint))
 	if err != nil {
-		return fmt.Errorf("mount disk %s: %w", cid, err)
+		return "", fmt.Errorf("mount disk %s: %w", cid, err)
 	}
 	mountable, err := d.mountable(dev)
 	if err != nil {
-		return fmt.Errorf("mount disk %s: %w", cid, err)
+		return "", fmt.Errorf("mount disk %s: %w", cid, err)
 	}
 	if !mountable {
-		d.Log.WithFields(logrus.Fields{"disk": cid, "device": dev.Path}).Warn("the disk that was mounted last is blank and is left to the Director")
-		return nil
+		return fmt.Sprintf("persistent disk %s was mounted last and %s is blank: it is left to the Director, the store is empty", cid, dev.Path), nil
 	}
 	if err := d.mountPersistent(ctx, p, dev); err != nil {
-		return fmt.Errorf("mount disk %s: %w", cid, err)
+		return "", fmt.Errorf("mount disk %s: %w", cid, err)
 	}
-	return nil
+	return "", nil
 }
 
 func (d *Disks) mountable(dev device.Device) (bool, error) {

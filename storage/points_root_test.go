@@ -295,9 +295,14 @@ func TestRootPoint14NothingNamedIsAnError(t *testing.T) {
 func TestRootPoint15StaleRecordDoesNotStopTheAgent(t *testing.T) {
 	b := newBench(t, Options{})
 	b.records.mounted = "gone"
-	b.ok(b.MountLast(ctx))
+	warning, err := b.MountLast(ctx)
+	b.ok(err)
+	if !strings.Contains(warning, "gone") || !strings.Contains(warning, "the store is empty") {
+		t.Errorf("warning %q, want the disk named", warning)
+	}
+	// With other disks known, one that is not was forgotten by mistake.
 	b.disk(64<<20, "other")
-	b.ok(b.MountLast(ctx))
+	b.fails(boot(b.Disks), "gone", "not among those known")
 }
 
 func TestRootPoint16RecordsAreAtomic(t *testing.T) {
@@ -341,7 +346,7 @@ func TestRootPoint20PreformattedTwice(t *testing.T) {
 		}
 	}
 	b.unmounted("vol-1", "Unmounted partition of vol-1")
-	b.ok(b.MountLast(ctx))
+	b.ok(boot(b.Disks))
 	if got := mountedSource(t, b.Dirs.Store()); got != dev.Path {
 		t.Errorf("after a reboot the store is %q", got)
 	}

@@ -225,7 +225,7 @@ func TestRootCallersOfAMissingDisk(t *testing.T) {
 			b.records.mounted = "vol-1"
 			for caller, err := range map[string]error{
 				"mount":             b.Mount(ctx, "vol-1"),
-				"mount after start": b.MountLast(ctx),
+				"mount after start": boot(b.Disks),
 				"associate":         b.Associate(ctx, []settings.DiskAssociation{{Name: "db", CID: "vol-1"}}),
 				"dynamic disk":      b.AddDynamic(ctx, "vol-1", settings.DiskHint{}),
 			} {
@@ -325,8 +325,8 @@ func TestRootSecondDiskGoesToTheMigrationTarget(t *testing.T) {
 	}
 	list, err := b.List(ctx)
 	b.ok(err)
-	if strings.Join(list, " ") != "new old" {
-		t.Errorf("List = %v", list)
+	if strings.Join(list, " ") != "old new" {
+		t.Errorf("List = %v, want the disk on the store first", list)
 	}
 }
 
@@ -335,12 +335,16 @@ func TestRootMountLastLeavesABlankDisk(t *testing.T) {
 	dev := b.disk(64<<20, "vol-1")
 	before := checksum(t, dev)
 	b.records.mounted = "vol-1"
-	b.ok(b.MountLast(ctx))
+	warning, err := b.MountLast(ctx)
+	b.ok(err)
+	if !strings.Contains(warning, "vol-1") || !strings.Contains(warning, dev.Path+" is blank") {
+		t.Errorf("warning %q, want the disk named", warning)
+	}
 	if checksum(t, dev) != before || mountedSource(t, b.Dirs.Store()) != "" {
 		t.Error("a blank disk was touched at boot")
 	}
 	b.records.disks["vol-1"] = settings.PersistentDisk{CID: "vol-1", Hint: settings.DiskHint{Path: "/dev/nowhere"}}
-	b.fails(b.MountLast(ctx), "vol-1", "timed out")
+	b.fails(boot(b.Disks), "vol-1", "timed out")
 }
 
 func TestRootBindMountedDisk(t *testing.T) {

@@ -97,7 +97,7 @@ func mapperDisk(ctx context.Context) error {
 		return err
 	}
 	// After a restart, and this time nothing is made.
-	if err := errors.Join(d.MountLast(ctx), wantMapped(ctx, d, mapperPart)); err != nil {
+	if err := errors.Join(boot(d), wantMapped(ctx, d, mapperPart)); err != nil {
 		return err
 	}
 	if data, err := os.ReadFile(d.Dirs.Store() + "/file"); err != nil || string(data) != "precious" {

@@ -154,7 +154,7 @@ func unreadable(ctx context.Context) error {
 		if err := errors.Join(part.damage(from, count), os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0)); err != nil {
 			return err
 		}
-		err = d.Migrate(ctx)
+		err = d.Migrate(ctx, "", "")
 		if !errors.Is(err, unix.EIO) || !strings.Contains(err.Error(), fmt.Sprintf("%q", name)) {
 			return fmt.Errorf("with an unreadable %s: %v, want an error that names it", name, err)
 		}
@@ -169,7 +169,7 @@ func unreadable(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := d.Migrate(ctx); err != nil {
+	if err := d.Migrate(ctx, "", ""); err != nil {
 		return fmt.Errorf("when all can be read: %w", err)
 	}
 	if got, err := sumOf(dirs.Store()); err != nil || got != sum || records.mounted != "healthy" {

@@ -180,7 +180,7 @@ func guestFlow(ctx context.Context, flow, sum string) error {
 	}
 	d := New(Config{Dirs: dirs, Resolver: r, Records: kept, Program: "/proc/self/exe", Log: guestLog()})
 	testvm.Ask("start")
-	if err := d.MountLast(ctx); err != nil {
+	if err := boot(d); err != nil {
 		return err
 	}
 	if flow == "mount" {
@@ -197,7 +197,7 @@ func guestFlow(ctx context.Context, flow, sum string) error {
 				return err
 			}
 		}
-		err = d.Migrate(ctx)
+		err = d.Migrate(ctx, "", "")
 	}
 	if err != nil {
 		return err

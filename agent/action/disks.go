@@ -16,7 +16,7 @@ type Disks interface {
 	Remove(ctx context.Context, cid string) error
 	Mount(ctx context.Context, cid string) error
 	Unmount(ctx context.Context, cid string) (message string, err error)
-	Migrate(ctx context.Context) error
+	Migrate(ctx context.Context, from, to string) error
 	List(ctx context.Context) ([]string, error)
 	AddDynamic(ctx context.Context, cid string, hint settings.DiskHint) error
 	RemoveDynamic(ctx context.Context, cid string) error
@@ -69,9 +69,15 @@ func diskRows(d Disks) Table {
 				text, err := d.Unmount(ctx, string(cid))
 				return Message{text}, err
 			})},
-		// The Director sends both CIDs; the disks to copy between are those that are mounted.
+		// The Director sends both CIDs, the CLI none; then the disks are those that are mounted.
 		"migrate_disk": {Mode: Async, Lane: Instance, Cancelable: true,
-			Bind: None(func(ctx context.Context) (empty, error) { return empty{}, d.Migrate(ctx) })},
+			Bind: func(arguments []json.RawMessage) (Run, error) {
+				var from, to CID
+				if err := decode(arguments, 0, &from, &to); err != nil {
+					return nil, err
+				}
+				return func(ctx context.Context) (any, error) { return empty{}, d.Migrate(ctx, string(from), string(to)) }, nil
+			}},
 		"list_disk": {Mode: AsyncSince3, Lane: Instance, Cancelable: true,
 			Bind: None(func(ctx context.Context) ([]string, error) {
 				list, err := d.List(ctx)

@@ -8,10 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Move shows the mount at from on the directory to instead, with all its options, and without
-// a moment in which it is nowhere. It clones and unmounts, because the kernel refuses to move
-// a mount whose parent is shared, as everything is under systemd.
-func Move(ctx context.Context, from, to string) error {
+// Show shows the mount at from on the directory to as well, with all its options. With Detach behind it
+// that is a move without a moment in which the mount is nowhere; the kernel refuses to move
+// one whose parent is shared, as everything is under systemd.
+func Show(from, to string) error {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, from, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("move mount %s: %w", from, err)
@@ -25,7 +25,30 @@ func Move(ctx context.Context, from, to string) error {
 	if err := unix.MoveMount(fd, "", unix.AT_FDCWD, to, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 		return fmt.Errorf("move mount %s to %s: %w", from, to, err)
 	}
-	return Unmount(ctx, from)
+	return nil
+}
+
+// Detach takes away the mount at target at once. Whoever uses it is reported, and keeps what he has
+// open of it; it is for file systems that are mounted elsewhere as well.
+func Detach(target string, report func([]Process)) error {
+	target, err := resolve(target)
+	if err != nil {
+		return fmt.Errorf("detach: %w", err)
+	}
+	if _, there, err := At(target); err != nil || !there {
+		return err
+	}
+	err = unix.Unmount(target, unix.UMOUNT_NOFOLLOW)
+	if errors.Is(err, unix.EBUSY) {
+		if users, err := Users(target); err == nil {
+			report(users)
+		}
+		err = unix.Unmount(target, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
+	}
+	if err != nil {
+		return fmt.Errorf("detach %s: %w", target, err)
+	}
+	return nil
 }
 
 // SetReadOnly makes the file system at target read-only or writable again, for all mounts of

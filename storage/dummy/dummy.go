@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sort"
 	"sync"
 
 	"cambium/internal/atomicfile"
@@ -149,7 +148,7 @@ func (d *Disks) Unmount(_ context.Context, cid string) (string, error) {
 	return fmt.Sprintf("Unmounted partition of %s", cid), nil
 }
 
-// List returns the disks recorded as mounted.
+// List returns the disks recorded as mounted, the one on the store first.
 func (d *Disks) List(ctx context.Context) ([]string, error) {
 	if err := d.Reload(ctx); err != nil {
 		return nil, err
@@ -162,14 +161,17 @@ func (d *Disks) List(ctx context.Context) ([]string, error) {
 	}
 	cids := []string{}
 	for _, m := range mounts {
-		cids = append(cids, m.DiskCid)
+		if m.MountDir == d.Dirs.Store() {
+			cids = append([]string{m.DiskCid}, cids...)
+		} else {
+			cids = append(cids, m.DiskCid)
+		}
 	}
-	sort.Strings(cids)
 	return cids, nil
 }
 
 // Migrate records that the disk on the migration target has taken over the store.
-func (d *Disks) Migrate(context.Context) error {
+func (d *Disks) Migrate(context.Context, string, string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	mounts, err := read[mounted](d.file("mounts.json"))

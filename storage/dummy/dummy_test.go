@@ -50,11 +50,11 @@ func TestDiskChangeAsADirectorDoesIt(t *testing.T) {
 	if rec.mounted != "old" {
 		t.Errorf("record says %q while the new disk is only the target of a migration", rec.mounted)
 	}
-	if got, err := d.List(ctx); err != nil || !slices.Equal(got, []string{"new", "old"}) {
+	if got, err := d.List(ctx); err != nil || !slices.Equal(got, []string{"old", "new"}) {
 		t.Errorf("List = %v, %v", got, err)
 	}
-	must(d.Migrate(ctx))
-	must(d.Migrate(ctx))
+	must(d.Migrate(ctx, "old", "new"))
+	must(d.Migrate(ctx, "old", "new"))
 	if got, err := d.List(ctx); err != nil || !slices.Equal(got, []string{"new"}) || rec.mounted != "new" {
 		t.Errorf("after migration: List = %v, %v, record %q", got, err, rec.mounted)
 	}

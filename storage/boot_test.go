@@ -1,0 +1,17 @@
+//go:build root || vm
+
+package storage
+
+import (
+	"context"
+	"errors"
+)
+
+// boot is MountLast where nothing is to be warned of.
+func boot(d *Disks) error {
+	warning, err := d.MountLast(context.Background())
+	if warning != "" {
+		err = errors.Join(err, errors.New(warning))
+	}
+	return err
+}
