@@ -5,11 +5,8 @@ package agent
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,6 +16,7 @@ import (
 
 	"cambium/agent/action"
 	"cambium/agent/task"
+	"cambium/internal/defect"
 	"cambium/mbus"
 )
 
@@ -236,11 +234,7 @@ func (d *Dispatcher) recovered(q *request, err *error) {
 	if p == nil {
 		return
 	}
-	var b [4]byte
-	_, _ = rand.Read(b[:]) // never fails on supported systems
-	id := hex.EncodeToString(b[:])
-	d.log.WithFields(logrus.Fields{"action": q.Method, "id": id, "stack": string(debug.Stack())}).Errorf("panic in action: %T", p)
-	*err = fmt.Errorf("internal error %s, see the agent's log", id)
+	*err = fmt.Errorf("internal error %s, see the agent's log", defect.Report(d.log.WithField("action", q.Method), p))
 }
 
 func result(method string, value any, err error) mbus.Reply {

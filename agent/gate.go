@@ -108,11 +108,12 @@ func (d *Dispatcher) Failed(verdict string, firstBoot bool) {
 	}
 }
 
-// Retrying takes a verdict back while what failed is tried again.
+// Retrying takes a verdict back while what failed is tried again. An agent that has fallen silent
+// stays so until it is ready: one exception ends a cloud check, and the resurrector only knows silence.
 func (d *Dispatcher) Retrying() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.phase != ready {
+	if d.phase == condemned {
 		d.phase = starting
 	}
 }

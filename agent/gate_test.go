@@ -159,9 +159,23 @@ func TestLaterBootsFailSilently(t *testing.T) {
 		ask(d, &a, "ping")
 		ask(d, &a, "get_state")
 		expect(t, &a, "ping silence", "get_state silence")
+		// The boot is tried again, which is nobody's business until it ends well.
+		for range 2 {
+			d.Retrying()
+			d.Waiting("ephemeral disk")
+			ask(d, &a, "ping")
+			ask(d, &a, "get_state")
+			time.Sleep(time.Second)
+			expect(t, &a, "ping silence", "get_state silence")
+			d.Failed("disk lost", false)
+		}
 		if d.IsReady() {
 			t.Error("ready")
 		}
+		d.Retrying()
+		d.Ready(pingTable(), memory(t))
+		ask(d, &a, "ping")
+		expect(t, &a, `ping {"value":"pong"}`)
 	})
 }
 

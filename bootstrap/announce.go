@@ -58,11 +58,9 @@ func (a Announcer) Waiting(text string) { a.console("bosh-agent: waiting: " + On
 func (a Announcer) console(line string) {
 	targets := []string{"console"}
 	if active, err := os.ReadFile(filepath.Join(a.Root, "sys/class/tty/console/active")); err == nil {
-		for _, name := range strings.Fields(string(active)) {
-			// tty0 stands for the foreground terminal and is what /dev/console leads to.
-			if name != "tty0" {
-				targets = append(targets, name)
-			}
+		// The last one is what /dev/console leads to.
+		if names := strings.Fields(string(active)); len(names) > 1 {
+			targets = append(targets, names[:len(names)-1]...)
 		}
 	}
 	var failed []error

@@ -14,14 +14,40 @@ import (
 	"cambium/internal/vcap"
 )
 
-func TestFailedReachesLogConsolesAndServiceManager(t *testing.T) {
-	root := t.TempDir()
-	for name, content := range map[string]string{"sys/class/tty/console/active": "tty0 ttyS0\n", "dev/console": "", "dev/ttyS0": "", "dev/ttyS1": ""} {
+// consoles makes a machine whose kernel uses the consoles in active; /dev/console leads to the last.
+func consoles(t *testing.T, active string) (root string) {
+	t.Helper()
+	root = t.TempDir()
+	for name, content := range map[string]string{"sys/class/tty/console/active": active + "\n", "dev/console": "", "dev/tty0": "", "dev/ttyS0": "", "dev/ttyS1": ""} {
 		path := filepath.Join(root, name)
 		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o644)); err != nil {
 			t.Fatal(err)
 		}
 	}
+	return root
+}
+
+// Every console of the kernel has the line once, whichever of them /dev/console leads to.
+func TestEveryConsoleHasTheLineOnce(t *testing.T) {
+	for active, want := range map[string]string{
+		"tty0 ttyS0": "console tty0", "ttyS0 tty0": "console ttyS0", "ttyS0": "console", "tty0": "console", "ttyS1 tty0 ttyS0": "console tty0 ttyS1", "": "console",
+	} {
+		root := consoles(t, active)
+		Announcer{Root: root, Log: logrus.NewEntry(logrus.New())}.Waiting("settings")
+		var got []string
+		for _, name := range []string{"console", "tty0", "ttyS0", "ttyS1"} {
+			if text, _ := os.ReadFile(filepath.Join(root, "dev", name)); strings.Count(string(text), "settings") == 1 {
+				got = append(got, name)
+			}
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%q: the line is once on %q, want %q", active, got, want)
+		}
+	}
+}
+
+func TestFailedReachesLogConsolesAndServiceManager(t *testing.T) {
+	root := consoles(t, "ttyS0 tty0")
 	var log bytes.Buffer
 	logger := logrus.New()
 	logger.SetOutput(&log)

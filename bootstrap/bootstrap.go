@@ -30,7 +30,8 @@ type Step struct {
 	Yields []string
 	// If decides, once Needs are done, whether there is anything to do; nil means always.
 	If func() bool
-	// Deadline bounds the step; zero means that only the boot's own context does.
+	// Deadline bounds the step; zero means that only the boot's own context does. A step that does not
+	// heed it is judged a moment later all the same: see stubborn.
 	Deadline time.Duration
 	// Patience is for a step that waits without end for what may come at any time: when it has
 	// lasted so long, what it waits for is announced as the verdict, and the step goes on.
@@ -45,56 +46,6 @@ type Step struct {
 	// Advice is what an operator can do when the step fails.
 	Advice string
 	Run    func(ctx context.Context, s *Span) error
-}
-
-// Span is a step's pen: what it writes here shows up in status, journal and verdict.
-type Span struct {
-	name string
-	boot *boot
-}
-
-// Waiting says what the step can only wait for now; an empty text ends the wait.
-func (s *Span) Waiting(reason string) {
-	now := s.boot.rec.Now()
-	s.boot.change(s.name, func(row *status.Step) {
-		if n := len(row.Waits); row.Waiting != "" && n > 0 {
-			row.Waits[n-1].End = now
-		}
-		row.Waiting = reason
-		if reason != "" {
-			row.Waits = append(row.Waits, status.Wait{For: reason, Start: now})
-		}
-	})
-	if reason != "" {
-		s.boot.log.WithFields(logrus.Fields{"step": s.name, "for": reason}).Info("waiting")
-	}
-	s.boot.waits(s.name, reason)
-}
-
-// WaitingSoon is Waiting for work that seldom waits: it says so only when a while has passed. The
-// function it returns ends the wait.
-func (s *Span) WaitingSoon(reason string) (done func()) {
-	timer := time.AfterFunc(seldom, func() { s.Waiting(reason) })
-	return func() {
-		if !timer.Stop() {
-			s.Waiting("")
-		}
-	}
-}
-
-// seldom is how long a device that is there may take to be found.
-const seldom = 500 * time.Millisecond
-
-// Evidence records a fact that helps to understand the step's outcome.
-func (s *Span) Evidence(format string, args ...any) {
-	text := fmt.Sprintf(format, args...)
-	s.boot.change(s.name, func(row *status.Step) { row.Evidence = append(row.Evidence, text) })
-}
-
-// Warn records something that is wrong but does not keep the machine from being ready.
-func (s *Span) Warn(format string, args ...any) {
-	text := fmt.Sprintf(format, args...)
-	s.boot.warn(s.name, text)
 }
 
 // Verdict is how a boot ended.
@@ -130,93 +81,36 @@ type Engine struct {
 	Status *status.Recorder
 	// Notify tells the service manager; nil means there is none.
 	Notify func(state string)
-	// Failing, when set, is told the verdict of a step whose patience is over, and the zero value
-	// when that step has ended well after all.
+	// Failing, when set, is told the verdict as soon as it is known: when the first step that matters
+	// has failed, while others still end, or when a step's patience is over, and then the zero value if
+	// that step has ended well after all.
 	Failing func(Verdict)
 	// Boundary, when set, is called at each step boundary: the crash tests stop the process there.
 	Boundary func(step string, ended bool)
+
+	mu   sync.Mutex      // guards what follows
+	last *boot           // whose steps the status shows
+	busy map[string]bool // steps that run
 }
 
-type boot struct {
-	Engine
-	rec *status.Recorder
-	log *logrus.Entry
-
-	mu       sync.Mutex // guards what follows
-	warnings []string
-	running  []task // what ready waits for, in the order of its beginning
-	told     string
-	judged   bool // a verdict was announced and is what the service manager shows
+// enter claims a step, or reports that a run of it that nobody could stop goes on.
+func (e *Engine) enter(step string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.busy[step] {
+		return false
+	}
+	if e.busy == nil {
+		e.busy = map[string]bool{}
+	}
+	e.busy[step] = true
+	return true
 }
 
-// task is a step that runs, and what it waits for.
-type task struct{ name, waiting string }
-
-// current tells the service manager and whoever asks which step is waited for: the one that began
-// first. It is called whenever that may have changed.
-func (b *boot) current(change func()) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	change()
-	if len(b.running) == 0 {
-		return
-	}
-	text := b.running[0].name
-	for _, t := range b.running {
-		if t.waiting != "" {
-			text = t.name + ": waiting for " + t.waiting
-			break
-		}
-	}
-	if text != b.told && !b.judged {
-		b.told = text
-		b.notify("STATUS=" + text)
-	}
-}
-
-func (b *boot) waits(name, reason string) {
-	b.current(func() {
-		for i := range b.running {
-			if b.running[i].name == name {
-				b.running[i].waiting = reason
-			}
-		}
-	})
-}
-
-func (b *boot) notify(state string) {
-	if b.Notify != nil {
-		b.Notify(state)
-	}
-}
-
-func (b *boot) change(name string, change func(*status.Step)) {
-	err := b.rec.Update(func(d *status.Document) {
-		for i := range d.Steps {
-			if d.Steps[i].Name == name {
-				change(&d.Steps[i])
-			}
-		}
-	})
-	if err != nil {
-		b.log.WithError(err).Warn("status not written")
-	}
-}
-
-func (b *boot) warn(step, text string) {
-	line := step + ": " + OneLine(text)
-	b.mu.Lock()
-	b.warnings = append(b.warnings, line)
-	b.mu.Unlock()
-	b.log.WithFields(logrus.Fields{"step": step, "warning": OneLine(text)}).Warn("boot step warns")
-	if err := b.rec.Update(func(d *status.Document) {
-		d.Warnings = append(d.Warnings, line)
-		if d.State == status.Ready { // a background step that ended after the verdict
-			d.State = status.Degraded
-		}
-	}); err != nil {
-		b.log.WithError(err).Warn("status not written")
-	}
+func (e *Engine) leave(step string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.busy, step)
 }
 
 // ErrTable means that the table itself is wrong: a need that no step provides, or a circle.
@@ -247,15 +141,22 @@ type ended struct {
 	err   error
 }
 
+// stubborn is how long a step may take to heed its deadline. Behind it the step counts as failed: one that
+// hangs in a system call must not keep the verdict back, nor, if it is optional, the machine from being ready.
+const stubborn = 5 * time.Second
+
 // Run runs the table and returns the verdict when every step that ready waits for has ended.
 // Background steps go on under ctx; the returned function, which is to be called when the verdict has
 // been told, begins those that have let others go first, and waits for all. The first failure of a
 // step that is not optional cancels the others; each gets to end by itself.
-func (e Engine) Run(ctx context.Context, steps []Step) (Verdict, func(), error) {
+func (e *Engine) Run(ctx context.Context, steps []Step) (Verdict, func(), error) {
 	if err := check(steps); err != nil {
 		return Verdict{}, func() {}, err
 	}
 	b := &boot{Engine: e, rec: e.Status, log: e.Log}
+	e.mu.Lock()
+	e.last = b
+	e.mu.Unlock()
 	rows := make([]status.Step, len(steps))
 	for i, s := range steps {
 		rows[i] = status.Step{Name: s.Name, Outcome: status.Pending, Background: s.Background}
@@ -266,14 +167,14 @@ func (e Engine) Run(ctx context.Context, steps []Step) (Verdict, func(), error) 
 		b.log.WithError(err).Warn("status not written")
 	}
 	stepCtx, cancel := context.WithCancelCause(ctx)
-	results := make(chan ended)
-	var background sync.WaitGroup
+	results := make(chan ended, len(steps))
+	var going, telling sync.WaitGroup
 	finished := map[string]bool{}
 	over := map[string]bool{} // finished or failed
 	started := make([]bool, len(steps))
 	running, failure := 0, Verdict{}
 	held, tired := make([]bool, len(steps)), make([]bool, len(steps)) // of yielding
-	enough := make(chan int, len(steps))
+	enough, hung := make(chan int, len(steps)), make(chan int, len(steps))
 
 	launch := func() {
 		for i, s := range steps {
@@ -292,7 +193,7 @@ func (e Engine) Run(ctx context.Context, steps []Step) (Verdict, func(), error) 
 			}
 			started[i] = true
 			if s.Background {
-				background.Go(func() { _ = b.runStep(ctx, s) })
+				going.Go(func() { _ = b.runStep(ctx, s, nil) })
 				finished[s.Name], over[s.Name] = true, true
 				continue
 			}
@@ -301,31 +202,56 @@ func (e Engine) Run(ctx context.Context, steps []Step) (Verdict, func(), error) 
 			if s.Always {
 				within = ctx
 			}
-			go func() { results <- ended{i, b.runStep(within, s)} }()
+			going.Go(func() { results <- ended{i, b.runStep(within, s, func() { hung <- i })} })
+		}
+	}
+	failed := func(s Step, err error) {
+		if failure.Cause != nil {
+			return
+		}
+		failure = Verdict{State: status.Failed, Step: s.Name, Cause: err, Advice: adviceFor(err, s.Advice)}
+		cancel(errCancelled)
+		// The steps on the way to the bus may take minutes to end, and there are other channels.
+		if told := failure; b.Failing != nil && ctx.Err() == nil {
+			b.setJudged(true)
+			telling.Go(func() { b.Failing(told) })
 		}
 	}
 	for launch(); running > 0; launch() {
-		var r ended
 		select {
 		case i := <-enough:
 			tired[i] = true
-			continue
-		case r = <-results:
-		}
-		running--
-		s := steps[r.index]
-		over[s.Name] = true
-		switch {
-		case r.err == nil:
-			finished[s.Name] = true
-		case s.Optional && ctx.Err() == nil:
-			finished[s.Name] = true
-		case failure.Cause == nil:
-			failure = Verdict{State: status.Failed, Step: s.Name, Cause: r.err, Advice: adviceFor(r.err, s.Advice)}
-			cancel(errCancelled)
+		case i := <-hung:
+			s := steps[i]
+			err := fmt.Errorf("not done within %s, and cannot be stopped", s.Deadline)
+			switch {
+			case over[s.Name]:
+			case s.Optional:
+				// Nobody waits for it any more.
+				b.warn(s.Name, err.Error())
+				running--
+				finished[s.Name], over[s.Name] = true, true
+			default:
+				// It is waited for, since what it does cannot be done a second time beside it.
+				failed(s, err)
+			}
+		case r := <-results:
+			s := steps[r.index]
+			if over[s.Name] {
+				break
+			}
+			running--
+			over[s.Name] = true
+			switch {
+			case r.err == nil, s.Optional && ctx.Err() == nil:
+				finished[s.Name] = true
+			default:
+				failed(s, r.err)
+			}
 		}
 	}
 	cancel(nil)
+	telling.Wait()
 	verdict := failure
 	b.mu.Lock()
 	verdict.Warnings = append([]string(nil), b.warnings...)
@@ -345,9 +271,9 @@ func (e Engine) Run(ctx context.Context, steps []Step) (Verdict, func(), error) 
 	b.close(verdict, rest)
 	return verdict, func() {
 		for _, s := range rest {
-			background.Go(func() { _ = b.runStep(ctx, s) })
+			going.Go(func() { _ = b.runStep(ctx, s, nil) })
 		}
-		background.Wait()
+		going.Wait()
 	}, nil
 }
 
@@ -382,148 +308,4 @@ func adviceFor(err error, fallback string) string {
 		return a.Advice()
 	}
 	return fallback
-}
-
-func (b *boot) runStep(ctx context.Context, s Step) error {
-	if err := ctx.Err(); err != nil {
-		b.change(s.Name, func(row *status.Step) { row.Outcome = status.Cancelled })
-		return context.Cause(ctx)
-	}
-	if s.If != nil && !s.If() {
-		b.change(s.Name, func(row *status.Step) { row.Outcome = status.Skipped })
-		return nil
-	}
-	if b.Boundary != nil {
-		b.Boundary(s.Name, false)
-	}
-	start := b.rec.Now()
-	b.change(s.Name, func(row *status.Step) { row.Outcome, row.Start = status.Running, start })
-	if !s.Background {
-		b.current(func() { b.running = append(b.running, task{name: s.Name}) })
-		defer b.current(func() { b.running = slices.DeleteFunc(b.running, func(t task) bool { return t.name == s.Name }) })
-	}
-	process := ctx
-	if s.Deadline > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, s.Deadline, fmt.Errorf("not done within %s", s.Deadline))
-		defer cancel()
-	}
-	span := &Span{name: s.Name, boot: b}
-	ended := b.impatient(s)
-	err := run(ctx, s, span)
-	ended(err == nil)
-	end := b.rec.Now()
-	optional := s.Optional || s.Background
-	outcome := status.Done
-	switch {
-	case err == nil:
-	case process.Err() != nil:
-		// Another step failed, or the agent is stopping: nothing is wrong with this one.
-		outcome = status.Cancelled
-	case optional:
-		outcome = status.Warned
-	default:
-		outcome = status.Broken
-	}
-	b.change(s.Name, func(row *status.Step) {
-		row.Outcome, row.End, row.Waiting = outcome, end, ""
-		if n := len(row.Waits); n > 0 && row.Waits[n-1].End == 0 {
-			row.Waits[n-1].End = end
-		}
-		if err != nil {
-			row.Error = OneLine(err.Error())
-		}
-	})
-	fields := logrus.Fields{"step": s.Name, "took": time.Duration(end - start).Round(10 * time.Microsecond).String(), "outcome": string(outcome)}
-	switch outcome {
-	case status.Warned:
-		b.warn(s.Name, err.Error())
-	case status.Broken:
-		b.log.WithFields(fields).WithError(err).Error("boot step failed")
-	default:
-		b.log.WithFields(fields).Info("boot step ended")
-	}
-	if b.Boundary != nil {
-		b.Boundary(s.Name, true)
-	}
-	return err
-}
-
-// impatient announces a verdict when the step's patience is over. The function it returns is to be
-// called when the step has ended, and takes the verdict back if it ended well.
-func (b *boot) impatient(s Step) (ended func(well bool)) {
-	if s.Patience == 0 || b.Failing == nil {
-		return func(bool) {}
-	}
-	var mu sync.Mutex // so that nothing is announced of a step that has ended
-	over, announced := false, false
-	timer := time.AfterFunc(s.Patience, func() {
-		mu.Lock()
-		defer mu.Unlock()
-		if over {
-			return
-		}
-		announced = true
-		b.setJudged(true)
-		v := Verdict{State: status.Failed, Step: s.Name, Cause: fmt.Errorf("not done after %s, and still tried", s.Patience), Advice: s.Advice}
-		for _, row := range b.rec.Snapshot().Steps {
-			if row.Name == s.Name && row.Waiting != "" {
-				v.Cause = fmt.Errorf("nothing within %s, and still waiting for %s", s.Patience, row.Waiting)
-			}
-		}
-		b.Failing(v)
-	})
-	return func(well bool) {
-		timer.Stop()
-		mu.Lock()
-		defer mu.Unlock()
-		over = true
-		if !announced || !well {
-			return
-		}
-		if err := b.rec.Update(func(d *status.Document) { d.State, d.Verdict = status.Starting, "" }); err != nil {
-			b.log.WithError(err).Warn("status not written")
-		}
-		b.setJudged(false)
-		b.Failing(Verdict{})
-	}
-}
-
-func (b *boot) setJudged(is bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.judged = is
-}
-
-// run turns a panic of a step into its failure: a defect in one step must reach the operator as
-// a verdict, not as a restart loop.
-func run(ctx context.Context, s Step, span *Span) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("defect in the agent: %v", p)
-		}
-	}()
-	return s.Run(ctx, span)
-}
-
-// close marks what never ran and writes the verdict.
-func (b *boot) close(v Verdict, rest []Step) {
-	now := b.rec.Now()
-	err := b.rec.Update(func(d *status.Document) {
-		for i := range d.Steps {
-			later := slices.ContainsFunc(rest, func(s Step) bool { return s.Name == d.Steps[i].Name })
-			if d.Steps[i].Outcome == status.Pending && !later {
-				d.Steps[i].Outcome = status.Cancelled
-			}
-		}
-		d.State = v.State
-		if v.Cause != nil {
-			d.Verdict = v.Line()
-		} else {
-			d.ReadyNS = now
-		}
-	})
-	if err != nil {
-		b.log.WithError(err).Warn("status not written")
-	}
 }

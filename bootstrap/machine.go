@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"net/url"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -267,6 +268,7 @@ func (m *Machine) setUpNetwork(ctx context.Context, s *Span) error {
 	want.AwaitIPv6 = busOverIPv6(e)
 	changes, diffErr := network.Diff(have, want)
 	changed(m, s, changes)
+	defer s.WaitingSoon(awaited(want))()
 	back, err := m.applyNetwork(ctx, s, have, want, changes)
 	if err := errors.Join(err, planErr, diffErr); err != nil {
 		// What could be applied may be enough to tell the Director what could not.
@@ -291,6 +293,21 @@ func (m *Machine) setUpNetwork(ctx context.Context, s *Span) error {
 		m.Beside(func(ctx context.Context) { m.Network.Announce(ctx, want) })
 	}
 	return m.resolve(ctx, s, nets, want)
+}
+
+// awaited names what a network is not ready without.
+func awaited(want network.Desired) string {
+	var leases, links []string
+	for _, l := range want.Links {
+		links = append(links, l.Name)
+		if len(l.Leases) > 0 {
+			leases = append(leases, l.Name)
+		}
+	}
+	if len(leases) > 0 {
+		return "an address from DHCP on " + strings.Join(leases, ", ")
+	}
+	return "addresses and routes on " + strings.Join(links, ", ")
 }
 
 // applyNetwork takes a change back that cuts the machine off, unless it is the first one or

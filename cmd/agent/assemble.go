@@ -75,13 +75,13 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 	if real {
 		a.addMachine(m)
 	}
-	fetch := &fetcher{network: m.Network, log: log.WithField("component", "sources")}
 	var current *store.Current
+	fetch := &fetcher{network: m.Network, cached: func() bool { return current.Present() }, waiting: a.settingsWait, turn: make(chan struct{}, 1), log: log.WithField("component", "sources")}
 	fetch.sources, err = infrastructure.New(cfg, infrastructure.Options{
 		NetworkUp:   fetch.networkUp,
 		Accept:      func(raw []byte) error { return current.Check(raw) },
 		Status:      a.settingsWait,
-		HasCache:    func() bool { return current.Present() },
+		HasCache:    fetch.cached,
 		SideEffects: true,
 		Log:         log.WithField("component", "sources"),
 	})

@@ -43,6 +43,7 @@ type busLine struct {
 
 	mu      sync.Mutex // guards what follows
 	bus     transport
+	alert   string // waits until the bus is reachable
 	alerted bool
 	wake    []func() // called whenever the bus has become reachable
 }
@@ -131,6 +132,7 @@ func (l *busLine) connected() {
 	for _, f := range wake {
 		f()
 	}
+	l.sendAlert()
 	l.describe("connected")
 }
 
@@ -193,16 +195,37 @@ func (l *busLine) Publish(ctx context.Context, target, topic string, payload any
 	return bus.Publish(ctx, target, topic, payload)
 }
 
-// alertOnce tells the Health Monitor why the machine is not ready, once per process.
-func (l *busLine) alertOnce(ctx context.Context, verdict string) {
+// alertOnce tells the Health Monitor why the machine is not ready, once per process: as soon as the bus
+// can be reached, since a message that waits there for long is dropped.
+func (l *busLine) alertOnce(verdict string) {
 	l.mu.Lock()
-	done := l.alerted || l.bus == nil
-	l.alerted = l.alerted || !done
+	l.alert = verdict
+	up := l.bus != nil && l.bus.Connected()
 	l.mu.Unlock()
-	if done {
+	if up {
+		l.sendAlert()
+	}
+}
+
+// forgetAlert is for a machine that has become ready before anybody could be told that it was not.
+func (l *busLine) forgetAlert() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.alert = ""
+}
+
+func (l *busLine) sendAlert() {
+	l.mu.Lock()
+	bus, verdict := l.bus, l.alert
+	if l.alerted {
+		verdict = ""
+	}
+	l.alert, l.alerted = "", l.alerted || verdict != ""
+	l.mu.Unlock()
+	if verdict == "" {
 		return
 	}
-	if err := l.Publish(ctx, "hm", "alert", agent.NewAlert(1, "bosh-agent is not ready", verdict)); err != nil {
+	if err := bus.Publish(l.ctx, "hm", "alert", agent.NewAlert(1, "bosh-agent is not ready", verdict)); err != nil {
 		l.log.WithError(err).Warn("alert not sent")
 	}
 }

@@ -5,8 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/sirupsen/logrus"
 
@@ -23,10 +23,12 @@ import (
 type fetcher struct {
 	sources *infrastructure.Sources
 	network *network.Kernel // nil where the machine's network is not ours
+	cached  func() bool     // a copy of the settings can serve
+	waiting func(string)    // told what is waited for
 	log     *logrus.Entry
 
-	once sync.Mutex  // one minimal network at a time
-	up   atomic.Bool // we made a network
+	turn chan struct{} // holds something while a network is being made
+	up   atomic.Bool   // we made a network
 }
 
 // networkUp tells the sources whether asking over the network makes sense.
@@ -50,7 +52,7 @@ func (f *fetcher) networkUp() bool {
 
 // fetch is the store's way to the sources.
 func (f *fetcher) fetch(ctx context.Context) (store.Fetched, error) {
-	answer, _, err := withNetwork(ctx, f, f.sources.Settings)
+	answer, _, err := withNetwork(ctx, f.bringUp, f.cached(), f.sources.Settings)
 	var failure *infrastructure.Failure
 	if errors.As(err, &failure) && failure.Spent() {
 		return store.Fetched{}, store.Spent(err)
@@ -63,40 +65,65 @@ func (f *fetcher) fetch(ctx context.Context) (store.Fetched, error) {
 
 // publicKey asks for the SSH key of the vcap user.
 func (f *fetcher) publicKey(ctx context.Context) (string, error) {
-	key, _, err := withNetwork(ctx, f, f.sources.PublicKey)
+	key, _, err := withNetwork(ctx, f.bringUp, true, f.sources.PublicKey)
 	return key, err
 }
 
-func withNetwork[T any](ctx context.Context, f *fetcher, ask func(context.Context) (T, infrastructure.Verdicts, error)) (T, infrastructure.Verdicts, error) {
+// withNetwork asks, and asks again with a network if a source needs one. Who can do without the answer
+// does not wait for that network longer than for the answer: a link may be down for good.
+func withNetwork[T any](ctx context.Context, bringUp func(context.Context, json.RawMessage) (bool, error), dispensable bool, ask func(context.Context) (T, infrastructure.Verdicts, error)) (T, infrastructure.Verdicts, error) {
 	for {
 		answer, verdicts, err := ask(ctx)
 		var need *infrastructure.NeedNetwork
-		if !errors.As(err, &need) || f.network == nil || f.up.Load() {
+		if !errors.As(err, &need) {
 			return answer, verdicts, err
 		}
-		if upErr := f.bringUp(ctx, need.Networks); upErr != nil {
+		within, cancel := ctx, func() {}
+		if dispensable {
+			within, cancel = context.WithTimeout(ctx, infrastructure.DefaultCacheBudget)
+		}
+		made, upErr := bringUp(within, need.Networks)
+		cancel()
+		if upErr != nil {
 			return answer, verdicts, fmt.Errorf("%w: minimal network: %w", err, upErr)
+		}
+		if !made {
+			return answer, verdicts, err
 		}
 	}
 }
 
-// bringUp makes the network that the user data names, or else DHCP on every NIC.
-func (f *fetcher) bringUp(ctx context.Context, named json.RawMessage) error {
-	f.once.Lock()
-	defer f.once.Unlock()
+// bringUp makes the network that the user data names, or else DHCP on every NIC. It reports false if
+// there is none to be made: the network is not ours, or ours did not help.
+func (f *fetcher) bringUp(ctx context.Context, named json.RawMessage) (made bool, err error) {
+	if f.network == nil || f.up.Load() {
+		return false, nil
+	}
+	long := time.AfterFunc(time.Second, func() { f.waiting("a network to ask the sources over") })
+	defer func() {
+		if !long.Stop() {
+			f.waiting("")
+		}
+	}()
+	select {
+	case f.turn <- struct{}{}:
+		defer func() { <-f.turn }()
+	case <-ctx.Done():
+		return false, context.Cause(ctx)
+	}
 	if f.up.Load() {
-		return nil
+		return true, nil
 	}
 	f.log.WithField("named", len(named) > 0).Info("making a network for the settings sources")
 	if len(named) > 0 {
 		if err := f.applyNamed(ctx, named); err != nil {
-			return err
+			return false, err
 		}
 	} else if err := f.network.DHCPAll(ctx); err != nil {
-		return err
+		return false, err
 	}
 	f.up.Store(true)
-	return nil
+	return true, nil
 }
 
 func (f *fetcher) applyNamed(ctx context.Context, named json.RawMessage) error {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -21,7 +22,9 @@ import (
 	"cambium/internal/retry"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
+	"cambium/internal/watch"
 	"cambium/mbus"
+	"cambium/platform/device"
 	"cambium/platform/firewall"
 	"cambium/platform/unit"
 	"cambium/platform/vitals"
@@ -86,17 +89,40 @@ func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	if err != nil {
 		log.WithError(err).Warn("service manager cannot be told")
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	a, err := assemble(ctx, o, log, notifier)
 	if err != nil {
-		// Nothing but a broken start configuration gets here; the service manager tries again.
+		// Nothing but a broken start configuration gets here; the service manager starts the agent again.
 		v := bootstrap.Verdict{State: status.Failed, Step: "start", Cause: err, Advice: "correct it, then 'agent validate agent.json FILE' tells whether it is good"}
 		bootstrap.Announcer{Root: "/", Log: log, Notify: notify(notifier, log)}.Failed(ctx, v)
 		if err := record(o, v); err != nil {
 			log.WithError(err).Warn("status not written")
 		}
+		if o.config != "" && o.platform != "dummy" {
+			untilChanged(ctx, o.config, startPause)
+		}
 		return exitBad
 	}
-	return a.run(ctx)
+	return a.run(ctx, cancel, a.boot)
+}
+
+// startPause is how long an agent stays that cannot start: as a process that ends at once it would fill journal
+// and console ten times a second. The service manager's own pause must be short, for an agent that is to be
+// started again on purpose.
+const startPause = 30 * time.Second
+
+// untilChanged returns when the file is not as it was, or after a while.
+func untilChanged(ctx context.Context, path string, while time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, while)
+	defer cancel()
+	before, _ := os.ReadFile(path)
+	if err := watch.Until(ctx, path, func() (bool, error) {
+		now, _ := os.ReadFile(path)
+		return !bytes.Equal(now, before), nil
+	}); err != nil {
+		<-ctx.Done() // it cannot be watched
+	}
 }
 
 // record puts the verdict of an agent that could not even be assembled into the status.
@@ -141,8 +167,9 @@ type app struct {
 	collections atomic.Int64
 }
 
-func (a *app) run(ctx context.Context) int {
-	ctx, cancel := context.WithCancel(ctx)
+// run runs the agent until ctx ends or boot returns an error; cancel ends ctx, and with it everything that
+// was begun when the agent was assembled.
+func (a *app) run(ctx context.Context, cancel func(), boot func(context.Context) error) int {
 	defer func() {
 		cancel()
 		a.beside.Wait()
@@ -156,13 +183,13 @@ func (a *app) run(ctx context.Context) int {
 		<-ctx.Done()
 		return exitBad
 	}
-	a.go_(func() { a.feedWatchdog(ctx) })
+	a.go_(func() { feedWatchdog(ctx, a.notifier.Watchdog()/3, a.dispatcher, a.notifier.Alive, a.log) })
 	if systemd, ok := a.manager.(interface {
 		Warm(context.Context, ...string)
 	}); ok {
 		a.go_(func() { systemd.Warm(ctx, monitUnit) })
 	}
-	if err := a.boot(ctx); err != nil {
+	if err := boot(ctx); err != nil {
 		a.log.WithError(err).Error("agent stops")
 		return exitBad
 	}
@@ -190,7 +217,7 @@ func (a *app) etc(name string) string {
 // boot runs the table until the machine is ready. What failed may heal: the table is run again
 // as soon as other disks or links are there, and after a pause for everything that nobody tells.
 func (a *app) boot(ctx context.Context) error {
-	engine := bootstrap.Engine{Log: a.log.WithField("component", "boot"), Status: a.rec, Notify: a.tell, Boundary: boundary(a.dirs),
+	engine := &bootstrap.Engine{Log: a.log.WithField("component", "boot"), Status: a.rec, Notify: a.tell, Boundary: boundary(a.dirs),
 		Failing: func(v bootstrap.Verdict) { a.failing(ctx, v) }}
 	pauses := retry.Backoff{Min: 15 * time.Second, Max: time.Minute, Jitter: 0.2}
 	for attempt := 0; ; attempt++ {
@@ -199,29 +226,46 @@ func (a *app) boot(ctx context.Context) error {
 		}
 		a.machine.Reset()
 		before := a.machine.Hardware()
-		verdict, rest, err := engine.Run(ctx, bootstrap.Steps(a.machine))
+		within, cancel := context.WithCancel(ctx)
+		verdict, rest, err := engine.Run(within, bootstrap.Steps(a.machine))
 		if err != nil {
+			cancel()
 			return err
 		}
+		over := make(chan struct{})
+		background := func() {
+			rest()
+			cancel()
+			close(over)
+		}
 		if ctx.Err() != nil {
-			a.go_(rest)
+			a.go_(background)
 			return context.Cause(ctx)
 		}
 		if verdict.Cause == nil {
-			defer a.go_(rest)
+			defer a.go_(background)
 			return a.ready(ctx, verdict)
 		}
-		a.failed(ctx, verdict, a.marker.First(a.agentID()))
-		a.go_(rest)
+		a.go_(background)
 		// The boot itself switches links on; what comes after it counts.
 		before.Carriers = a.machine.Hardware().Carriers
 		because := a.pause(ctx, pauses.Pause(attempt), before)
+		// What goes on of this attempt would be in the way of the next.
+		cancel()
+		select {
+		case <-over:
+		case <-time.After(backgroundGrace):
+		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		a.log.WithFields(logrus.Fields{"component": "boot", "attempt": attempt + 2, "because": because}).Info("boot is tried again")
 	}
 }
+
+// backgroundGrace is how long background steps may take to end when the boot is tried again. One that takes
+// longer goes on, and is not begun a second time.
+const backgroundGrace = 10 * time.Second
 
 // pause returns when the hardware is not as before, or after a while, and says why.
 func (a *app) pause(ctx context.Context, while time.Duration, before bootstrap.Hardware) string {
@@ -245,17 +289,28 @@ func (a *app) tell(text string) {
 	}
 }
 
+// lateDisk is how long the Director of a new VM is asked to be patient for disks that have not come in their
+// time. It deletes the VM after a verdict; cloudfoundry/bosh-agent never gives one, but is started again and
+// looks again until the Director has waited for ten minutes.
+const lateDisk = 2 * time.Minute
+
+// failed announces a verdict. The Director of a new VM hears it when it is for good.
 func (a *app) failed(ctx context.Context, v bootstrap.Verdict, first bool) {
 	collect(gcPercent) // this may last
-	if err := errors.Join(a.rec.Update(func(d *status.Document) { d.State, d.Verdict, d.First = status.Failed, v.Line(), first }), a.rec.Flush()); err != nil {
+	line := v.Line()
+	if err := errors.Join(a.rec.Update(func(d *status.Document) { d.State, d.Verdict, d.First = status.Failed, line, first }), a.rec.Flush()); err != nil {
 		a.log.WithError(err).Warn("status not written")
 	}
+	if first && errors.Is(v.Cause, device.ErrTimedOut) && time.Duration(a.rec.Now()) < lateDisk {
+		a.dispatcher.Waiting(line)
+	} else {
+		a.dispatcher.Failed(line, first)
+		a.bus.alertOnce(line)
+	}
 	a.announcer.Failed(ctx, v)
-	a.dispatcher.Failed(v.Line(), first)
-	a.bus.alertOnce(ctx, v.Line())
 }
 
-// failing announces what a step has waited for in vain, and takes it back when the step heals.
+// failing announces what has failed or was waited for in vain, and takes it back when that heals.
 func (a *app) failing(ctx context.Context, v bootstrap.Verdict) {
 	if v.Cause == nil {
 		a.dispatcher.Retrying()
@@ -283,6 +338,7 @@ func (a *app) ready(ctx context.Context, v bootstrap.Verdict) error {
 		a.log.WithError(err).Warn("status not written")
 	}
 	a.dispatcher.Ready(table, tasks)
+	a.bus.forgetAlert()
 	// Behind the first pong: a power cut in between only makes the next boot a first one again.
 	if err := a.marker.Set(a.agentID()); err != nil {
 		a.log.WithError(err).Warn("ready marker not written")
@@ -298,8 +354,7 @@ func (a *app) ready(ctx context.Context, v bootstrap.Verdict) error {
 
 // feedWatchdog tells the service manager that the agent lives, as long as a ping gets through
 // the dispatcher. A dispatcher that hangs is as good as dead to a Director.
-func (a *app) feedWatchdog(ctx context.Context) {
-	period := a.notifier.Watchdog() / 3
+func feedWatchdog(ctx context.Context, period time.Duration, dispatcher mbus.Handler, alive func() error, log *logrus.Entry) {
 	if period <= 0 {
 		return
 	}
@@ -307,14 +362,14 @@ func (a *app) feedWatchdog(ctx context.Context) {
 	defer ticker.Stop()
 	for {
 		answered := make(chan struct{})
-		a.dispatcher.Handle(ctx, mbus.Request{Method: "ping"}, func(mbus.Reply) { close(answered) })
+		dispatcher.Handle(ctx, mbus.Request{Method: "ping"}, func(mbus.Reply) { close(answered) })
 		select {
 		case <-answered:
-			if err := a.notifier.Alive(); err != nil {
-				a.log.WithError(err).Warn("watchdog not fed")
+			if err := alive(); err != nil {
+				log.WithError(err).Warn("watchdog not fed")
 			}
 		case <-time.After(period):
-			a.log.Error("dispatcher does not answer")
+			log.Error("dispatcher does not answer")
 		case <-ctx.Done():
 			return
 		}

@@ -1,0 +1,304 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/agent"
+	"cambium/agent/action"
+	"cambium/bootstrap"
+	"cambium/internal/status"
+	"cambium/internal/vcap"
+	"cambium/mbus"
+	"cambium/platform/device"
+	"cambium/settings"
+	"cambium/settings/store"
+)
+
+// given are settings that came without asking.
+type given struct{}
+
+func (given) Load(context.Context) (store.Loaded, error) { return store.Loaded{}, nil }
+func (given) Effective() settings.Effective {
+	return settings.Effective{Settings: settings.Settings{AgentID: "a-1"}}
+}
+func (given) HostsConfigured() bool     { return true }
+func (given) SetHostsConfigured() error { return nil }
+
+// wire is a bus that can be switched on, and what was published over it.
+type wire struct {
+	action.Bus
+	mu        sync.Mutex
+	up        bool
+	published []string
+}
+
+func (w *wire) Connected() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.up
+}
+
+func (w *wire) Publish(_ context.Context, target, topic string, payload any) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.published = append(w.published, fmt.Sprintf("%s %s %+v", target, topic, payload))
+	return nil
+}
+
+func (w *wire) connect(l *busLine) {
+	w.mu.Lock()
+	w.up = true
+	w.mu.Unlock()
+	l.connected()
+}
+
+func (w *wire) alerts() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.published)
+}
+
+// sick returns an agent whose one fatal step does as it is told.
+func sick(t *testing.T, ctx context.Context, first bool, run func(context.Context) error) (*app, *wire) {
+	t.Helper()
+	logger := logrus.New()
+	logger.SetOutput(io.Discard)
+	log := logrus.NewEntry(logger)
+	dirs := vcap.New(t.TempDir())
+	rec, err := status.Open(filepath.Join(t.TempDir(), "status.json"), "v")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &app{log: log, dirs: dirs, rec: rec, beside: &sync.WaitGroup{}, announcer: bootstrap.Announcer{Root: t.TempDir(), Log: log}, marker: bootstrap.ReadyMarker{Dirs: dirs}}
+	a.agentID = func() string { return "a-1" }
+	if !first {
+		if err := a.marker.Set("a-1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a.dispatcher = agent.NewDispatcher(ctx, log)
+	w := &wire{}
+	a.bus = &busLine{ctx: ctx, log: log, rec: rec}
+	a.machine = &bootstrap.Machine{Dirs: dirs, Log: log, Status: rec, Settings: given{}, JobDirectories: run,
+		StartBus: func(context.Context, settings.Effective) error {
+			a.bus.mu.Lock()
+			defer a.bus.mu.Unlock()
+			a.bus.bus = w
+			return nil
+		}}
+	return a, w
+}
+
+// ping returns what a Director hears within its second.
+func ping(a *app) string {
+	answer := make(chan string, 1)
+	a.dispatcher.Handle(context.Background(), mbus.Request{Method: "ping"}, func(r mbus.Reply) {
+		if r.Silent() {
+			answer <- "silence"
+			return
+		}
+		answer <- string(r.Encode(0))
+	})
+	return <-answer
+}
+
+// The Director deletes a new VM when it hears a verdict, and takes anything but silence from an old one for life.
+func TestWhatADirectorHearsOfAFailedBoot(t *testing.T) {
+	const patience, verdict, silence = `{"exception":{"message":"restarting agent: `, `{"exception":{"message":"job-directories: `, "silence"
+	late := fmt.Errorf("find disk: %w", device.ErrTimedOut)
+	for _, c := range []struct {
+		name      string
+		first     bool
+		cause     error
+		at        map[time.Duration]string
+		condemned time.Duration // the alert is sent then
+	}{
+		{"refused at the first boot", true, errors.New("refused"), map[time.Duration]string{40 * time.Second: verdict}, 40 * time.Second},
+		{"late at the first boot", true, late, map[time.Duration]string{time.Second: patience, 40 * time.Second: patience, 80 * time.Second: patience, 3 * time.Minute: verdict}, 3 * time.Minute},
+		{"refused later", false, errors.New("refused"), map[time.Duration]string{40 * time.Second: silence, time.Minute: silence, 2 * time.Minute: silence, 5 * time.Minute: silence}, 40 * time.Second},
+		{"late later", false, late, map[time.Duration]string{40 * time.Second: silence, time.Minute: silence, 5 * time.Minute: silence}, 40 * time.Second},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				begin := time.Now()
+				a, w := sick(t, ctx, c.first, func(ctx context.Context) error {
+					select {
+					case <-time.After(30 * time.Second): // as long as a disk is waited for
+						return c.cause
+					case <-ctx.Done():
+						return context.Cause(ctx)
+					}
+				})
+				go func() { _ = a.boot(ctx) }()
+				time.Sleep(time.Millisecond)
+				w.connect(a.bus)
+				for second := range 300 {
+					at := time.Duration(second+1) * time.Second
+					time.Sleep(time.Until(begin.Add(at)))
+					if want, asked := c.at[at]; asked {
+						if got := ping(a); !strings.HasPrefix(got, want) {
+							t.Errorf("after %v: got %s, want %s", at, got, want)
+						}
+					}
+					if at == 31*time.Second {
+						// An operator at the machine is not kept waiting.
+						if d := a.rec.Snapshot(); d.State != status.Failed || !strings.Contains(d.Verdict, c.cause.Error()) {
+							t.Errorf("status %s %q, want the verdict", d.State, d.Verdict)
+						}
+					}
+					if sent := w.alerts(); at < 30*time.Second && sent != 0 || at >= c.condemned && sent != 1 {
+						t.Fatalf("after %v: %d alerts", at, sent)
+					}
+				}
+				cancel()
+				a.beside.Wait()
+			})
+		})
+	}
+}
+
+// The one alert is not spent on a bus that is down.
+func TestTheAlertWaitsForTheBus(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		a, w := sick(t, ctx, true, func(context.Context) error { return errors.New("refused") })
+		go func() { _ = a.boot(ctx) }()
+		time.Sleep(10 * time.Minute)
+		if w.alerts() != 0 {
+			t.Fatalf("published %q while the bus was down", w.published)
+		}
+		w.connect(a.bus)
+		if w.alerts() != 1 || !strings.Contains(w.published[0], "hm alert") || !strings.Contains(w.published[0], "refused") {
+			t.Errorf("published %q, want the alert", w.published)
+		}
+		time.Sleep(10 * time.Minute)
+		w.connect(a.bus)
+		if w.alerts() != 1 {
+			t.Errorf("published %q, want one alert", w.published)
+		}
+		cancel()
+		a.beside.Wait()
+	})
+	synctest.Test(t, func(t *testing.T) {
+		a, w := sick(t, t.Context(), true, nil)
+		a.bus.bus = w
+		a.bus.alertOnce("not ready")
+		a.bus.forgetAlert()
+		w.connect(a.bus)
+		if w.alerts() != 0 {
+			t.Errorf("a machine that has become ready alerts: %q", w.published)
+		}
+	})
+}
+
+// hangsAfter answers so many requests.
+type hangsAfter struct {
+	answers int
+	blocks  bool // in Handle itself
+}
+
+func (h *hangsAfter) Handle(ctx context.Context, _ mbus.Request, reply func(mbus.Reply)) {
+	if h.answers--; h.answers >= 0 {
+		reply(mbus.Value("pong"))
+		return
+	}
+	if h.blocks {
+		<-ctx.Done()
+	}
+}
+
+// The watchdog is fed by an agent that serves, and by no other.
+func TestTheWatchdogStarvesWhenTheAgentHangs(t *testing.T) {
+	const period = 20 * time.Second
+	for _, blocks := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+			defer cancel()
+			logger := logrus.New()
+			logger.SetOutput(io.Discard)
+			begin := time.Now()
+			var fed []time.Duration
+			feedWatchdog(ctx, period, &hangsAfter{answers: 4, blocks: blocks}, func() error { fed = append(fed, time.Since(begin)); return nil }, logrus.NewEntry(logger))
+			if len(fed) != 4 || fed[3] != 3*period {
+				t.Errorf("blocks %v: fed after %v, want four times, every %v", blocks, fed, period)
+			}
+		})
+	}
+}
+
+// An agent that is silent or not ready is alive all the same.
+func TestTheWatchdogIsFedThroughTheDispatcher(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		a, _ := sick(t, ctx, true, nil)
+		go func() {
+			time.Sleep(30 * time.Minute)
+			a.dispatcher.Failed("lost", false)
+		}()
+		fed := 0
+		feedWatchdog(ctx, 20*time.Second, a.dispatcher, func() error { fed++; return nil }, a.log)
+		if fed < 3*60-1 {
+			t.Errorf("fed %d times in an hour, want every 20s", fed)
+		}
+	})
+}
+
+// An agent whose start configuration is broken does not end before there is a reason to try again.
+func TestABrokenStartConfigurationIsWaitedFor(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "agent.json")
+	put := func(text string) {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Error(err)
+		}
+	}
+	put("{")
+	begin := time.Now()
+	untilChanged(t.Context(), path, 100*time.Millisecond)
+	if took := time.Since(begin); took < 100*time.Millisecond {
+		t.Errorf("ended after %v, want the whole time", took)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		untilChanged(t.Context(), path, time.Hour)
+	}()
+	for i := 0; ; i++ {
+		select {
+		case <-ended:
+			return
+		case <-time.After(20 * time.Millisecond): // it may have looked before or after this change
+			put(strings.Repeat("{", i%7))
+		case <-t.Context().Done():
+			return
+		}
+	}
+}
+
+// A boot that cannot be begun ends the agent, with everything that was begun beside it.
+func TestAnAgentThatCannotBootEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		a, _ := sick(t, ctx, true, nil)
+		a.go_(func() { <-ctx.Done() }) // such as the bus
+		if code := a.run(ctx, cancel, func(context.Context) error { return errors.New("no table") }); code != exitBad {
+			t.Errorf("exit code %d, want %d", code, exitBad)
+		}
+	})
+}

@@ -1,0 +1,75 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"cambium/infrastructure"
+	"cambium/platform/network"
+)
+
+// A machine whose link is down asks for a network that never comes. With a cached copy it goes on without;
+// one that has nothing else waits.
+func TestANetworkForTheSourcesIsNotWaitedForLongerThanTheCacheIsWorth(t *testing.T) {
+	need := &infrastructure.NeedNetwork{}
+	down := func(ctx context.Context, _ json.RawMessage) (bool, error) {
+		<-ctx.Done()
+		return false, context.Cause(ctx)
+	}
+	late := func(ctx context.Context, _ json.RawMessage) (bool, error) {
+		select {
+		case <-time.After(time.Hour):
+			return true, nil
+		case <-ctx.Done():
+			return false, context.Cause(ctx)
+		}
+	}
+	for _, c := range []struct {
+		name        string
+		bringUp     func(context.Context, json.RawMessage) (bool, error)
+		dispensable bool
+		took        time.Duration
+		want        error
+	}{
+		{"down, with a cached copy", down, true, infrastructure.DefaultCacheBudget, context.DeadlineExceeded},
+		{"late, with a cached copy", late, true, infrastructure.DefaultCacheBudget, context.DeadlineExceeded},
+		{"late, without one", late, false, time.Hour, nil},
+		{"not ours", func(context.Context, json.RawMessage) (bool, error) { return false, nil }, false, 0, need},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				asked, begin := 0, time.Now()
+				_, _, err := withNetwork(t.Context(), c.bringUp, c.dispensable, func(context.Context) (string, infrastructure.Verdicts, error) {
+					if asked++; asked > 1 {
+						return "settings", nil, nil
+					}
+					return "", nil, need
+				})
+				if took := time.Since(begin); took != c.took || !errors.Is(err, c.want) {
+					t.Errorf("got %v after %v, want %v after %v", err, took, c.want, c.took)
+				}
+			})
+		})
+	}
+}
+
+// One network is made at a time, and who waits for that gives up when its own time is over.
+func TestTheTurnToMakeANetworkEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		told := make(chan string, 2)
+		f := &fetcher{network: &network.Kernel{}, turn: make(chan struct{}, 1), waiting: func(text string) { told <- text }}
+		f.turn <- struct{}{}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if made, err := f.bringUp(ctx, nil); made || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v, %v; want the end of the caller's time", made, err)
+		}
+		if begin, end := <-told, <-told; begin == "" || end != "" {
+			t.Errorf("told %q and %q, want the wait and its end", begin, end)
+		}
+	})
+}

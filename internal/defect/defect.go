@@ -1,0 +1,41 @@
+// Package defect reports panics of parts of the agent without what they were working on: the value of
+// a panic, and the arguments in a stack trace, may quote anything.
+package defect
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"runtime"
+	"strings"
+
+	"github.com/sirupsen/logrus"
+)
+
+// Report logs the panic p, of which a deferred function has just recovered, with the functions and lines
+// that led to it, and returns an id by which the log entry is found.
+func Report(log *logrus.Entry, p any) (id string) {
+	var b [4]byte
+	_, _ = rand.Read(b[:]) // never fails on supported systems
+	id = hex.EncodeToString(b[:])
+	log.WithFields(logrus.Fields{"id": id, "panic": fmt.Sprintf("%T", p), "stack": stack()}).Error("panic")
+	return id
+}
+
+// stack lists where the goroutine is, innermost first, from the panic on.
+func stack() string {
+	var pcs [32]uintptr
+	// Without Callers, stack, Report and the deferred function.
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(4, pcs[:])])
+	var b strings.Builder
+	for {
+		f, more := frames.Next()
+		if b.Len() > 0 {
+			b.WriteString(" < ")
+		}
+		fmt.Fprintf(&b, "%s %s:%d", f.Function, f.File[strings.LastIndexByte(f.File, '/')+1:], f.Line)
+		if !more {
+			return b.String()
+		}
+	}
+}
