@@ -41,17 +41,17 @@ type policy struct {
 }
 
 // state is what is known of one source while the question is open.
-type state[T any] struct {
-	answer   *T
+type state struct {
+	answer   *Answer
 	err      error // of the last attempt
 	attempts int
 	at       time.Time // of the last attempt's end
 }
 
-func (s state[T]) failed() bool {
+func (s state) failed() bool {
 	return s.err != nil && !s.needsNetwork() && source.KindOf(s.err) == source.Definite
 }
-func (s state[T]) needsNetwork() bool { return errors.Is(s.err, neednet.Err) }
+func (s state) needsNetwork() bool { return errors.Is(s.err, neednet.Err) }
 
 type step int
 
@@ -75,7 +75,7 @@ const (
 //  4. When all have definitely failed there is no answer.
 //
 // The second result is the source that is meant.
-func decide[T any](states []state[T], expired, passOver, netTried bool) (step, int) {
+func decide(states []state, expired, passOver, netTried bool) (step, int) {
 	held, open, network := false, false, -1
 	for i, s := range states {
 		switch {
@@ -109,24 +109,24 @@ func decide[T any](states []state[T], expired, passOver, netTried bool) (step, i
 	return wait, 0
 }
 
-type event[T any] struct {
+type event struct {
 	i      int
-	answer *T
+	answer *Answer
 	err    error
 	at     time.Time
 }
 
 // ask puts one question to all sources side by side and returns the winner's answer. All
 // goroutines it starts have ended when it returns.
-func ask[T any](ctx context.Context, p policy, names []string, get func(context.Context, int) (T, error)) (T, Verdicts, error) {
-	var none T
+func ask(ctx context.Context, p policy, names []string, get func(context.Context, int) (Answer, error)) (Answer, Verdicts, error) {
+	var none Answer
 	start := time.Now()
 	budget := p.budget
 	if budget == 0 {
 		budget = math.MaxInt64
 	}
 	inner, cancel := context.WithTimeout(ctx, budget)
-	events := make(chan event[T])
+	events := make(chan event)
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
@@ -136,7 +136,7 @@ func ask[T any](ctx context.Context, p policy, names []string, get func(context.
 	hold := time.NewTimer(p.hold)
 	defer hold.Stop()
 
-	states := make([]state[T], len(names))
+	states := make([]state, len(names))
 	expired, said := false, ""
 	for {
 		next, i := decide(states, expired, p.passOver, p.netTried())
@@ -176,14 +176,14 @@ func ask[T any](ctx context.Context, p policy, names []string, get func(context.
 }
 
 // repeat asks one source until it answers or definitely fails.
-func repeat[T any](ctx context.Context, i int, get func(context.Context, int) (T, error), events chan<- event[T]) {
+func repeat(ctx context.Context, i int, get func(context.Context, int) (Answer, error), events chan<- event) {
 	transport := 0
 	for {
 		answer, err := get(ctx, i)
 		if ctx.Err() != nil {
 			return // what failed now failed because the question is closed
 		}
-		e := event[T]{i: i, err: err, at: time.Now()}
+		e := event{i: i, err: err, at: time.Now()}
 		if err == nil {
 			e.answer = &answer
 		}
@@ -210,7 +210,7 @@ func repeat[T any](ctx context.Context, i int, get func(context.Context, int) (T
 }
 
 // waitingFor names the sources that are still asked, and why they have no answer.
-func waitingFor[T any](names []string, states []state[T]) string {
+func waitingFor(names []string, states []state) string {
 	text := ""
 	for i, s := range states {
 		if s.answer != nil || s.failed() {
@@ -227,7 +227,7 @@ func waitingFor[T any](names []string, states []state[T]) string {
 	return text
 }
 
-func verdicts[T any](names []string, states []state[T], start time.Time, winner int) Verdicts {
+func verdicts(names []string, states []state, start time.Time, winner int) Verdicts {
 	list := make(Verdicts, len(names))
 	for i, s := range states {
 		v := Verdict{Source: names[i], Attempts: s.attempts, Took: time.Since(start)}
@@ -258,7 +258,7 @@ func verdicts[T any](names []string, states []state[T], start time.Time, winner 
 	return list
 }
 
-func failure[T any](what string, names []string, states []state[T], start time.Time) *Failure {
+func failure(what string, names []string, states []state, start time.Time) *Failure {
 	f := &Failure{What: what, Verdicts: verdicts(names, states, start, -1)}
 	for _, s := range states {
 		if s.err != nil {

@@ -189,13 +189,14 @@ func (s *Sources) Settings(ctx context.Context) (Answer, Verdicts, error) {
 func (s *Sources) PublicKey(ctx context.Context) (string, Verdicts, error) {
 	p := policy{what: "ssh key", hold: HoldFor, passOver: true, budget: KeyBudget, status: s.o.Status, log: s.o.Log, logged: map[string]string{}, netTried: s.asked.key.Load}
 	defer s.o.Status("")
-	key, verdicts, err := ask(ctx, p, s.names(), func(ctx context.Context, i int) (string, error) {
-		return s.sources[i].PublicKey(ctx)
+	answer, verdicts, err := ask(ctx, p, s.names(), func(ctx context.Context, i int) (Answer, error) {
+		key, err := s.sources[i].PublicKey(ctx)
+		return Answer{From: key}, err // no document, and asked here only
 	})
 	if errors.Is(err, neednet.Err) {
 		s.asked.key.Store(true)
 	}
-	return key, verdicts, err
+	return answer.From, verdicts, err
 }
 
 func (s *Sources) names() []string {

@@ -52,7 +52,11 @@ func (f *fetcher) networkUp() bool {
 
 // fetch is the store's way to the sources.
 func (f *fetcher) fetch(ctx context.Context) (store.Fetched, error) {
-	answer, _, err := withNetwork(ctx, f.bringUp, f.cached(), f.sources.Settings)
+	var answer infrastructure.Answer
+	err := withNetwork(ctx, f.bringUp, f.cached(), func() (err error) {
+		answer, _, err = f.sources.Settings(ctx)
+		return err
+	})
 	var failure *infrastructure.Failure
 	if errors.As(err, &failure) && failure.Spent() {
 		return store.Fetched{}, store.Spent(err)
@@ -64,19 +68,22 @@ func (f *fetcher) fetch(ctx context.Context) (store.Fetched, error) {
 }
 
 // publicKey asks for the SSH key of the vcap user.
-func (f *fetcher) publicKey(ctx context.Context) (string, error) {
-	key, _, err := withNetwork(ctx, f.bringUp, true, f.sources.PublicKey)
+func (f *fetcher) publicKey(ctx context.Context) (key string, err error) {
+	err = withNetwork(ctx, f.bringUp, true, func() (err error) {
+		key, _, err = f.sources.PublicKey(ctx)
+		return err
+	})
 	return key, err
 }
 
 // withNetwork asks, and asks again with a network if a source needs one. Who can do without the answer
 // does not wait for that network longer than for the answer: a link may be down for good.
-func withNetwork[T any](ctx context.Context, bringUp func(context.Context, json.RawMessage) (bool, error), dispensable bool, ask func(context.Context) (T, infrastructure.Verdicts, error)) (T, infrastructure.Verdicts, error) {
+func withNetwork(ctx context.Context, bringUp func(context.Context, json.RawMessage) (bool, error), dispensable bool, ask func() error) error {
 	for {
-		answer, verdicts, err := ask(ctx)
+		err := ask()
 		var need *infrastructure.NeedNetwork
 		if !errors.As(err, &need) {
-			return answer, verdicts, err
+			return err
 		}
 		within, cancel := ctx, func() {}
 		if dispensable {
@@ -85,10 +92,10 @@ func withNetwork[T any](ctx context.Context, bringUp func(context.Context, json.
 		made, upErr := bringUp(within, need.Networks)
 		cancel()
 		if upErr != nil {
-			return answer, verdicts, fmt.Errorf("%w: minimal network: %w", err, upErr)
+			return fmt.Errorf("%w: minimal network: %w", err, upErr)
 		}
 		if !made {
-			return answer, verdicts, err
+			return err
 		}
 	}
 }
