@@ -131,7 +131,8 @@ func record(o runOptions, v bootstrap.Verdict) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(rec.Update(func(d *status.Document) { d.State, d.Verdict = status.Failed, v.Line() }), rec.Flush())
+	// Without settings nobody knows whether this agent has been ready before.
+	return errors.Join(rec.Update(func(d *status.Document) { d.State, d.Verdict, d.First = status.Failed, v.Line(), true }), rec.Flush())
 }
 
 func notify(n unit.Notifier, log *logrus.Entry) func(string) {

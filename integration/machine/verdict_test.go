@@ -31,6 +31,7 @@ func TestMachineVerdict(t *testing.T) {
 		want    string                              // in the verdict
 		bus     bool                                // the network is up, so the Director gets the reason
 		waits   bool                                // it gives up only after a while
+		late    bool                                // the Director is asked to be patient: what is missing may be late
 		then    func(t *testing.T, i *lab.Instance)
 	}{
 		{name: "no ephemeral disk named", want: "No ephemeral disk found", bus: true},
@@ -42,6 +43,7 @@ func TestMachineVerdict(t *testing.T) {
 		{name: "supervisor that does not start", vm: lab.VM{Ephemeral: lab.GiB, Files: []machine.File{dropIn("monit", "ExecStartPre=/bin/false")}}, want: "monit", bus: true},
 		{name: "kernel without IPv6", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.ipv6.enable", true) },
 			Files: []machine.File{dropIn("bosh-agent", "ExecStartPre=/bin/mount -t tmpfs tmpfs /proc/sys/net/ipv6")}}, want: "without IPv6", bus: true},
+		{name: "start configuration that is none", vm: lab.VM{Ephemeral: lab.GiB, AgentJSON: []byte("{")}, want: "agent.json", then: healsWithConfiguration},
 		{name: "settings that are no JSON", waits: true, vm: lab.VM{Source: lab.HTTP, Settings: []byte(`{"agent_id": "a-b-c", `)}, want: "not valid JSON"},
 		{name: "settings without an agent id", waits: true, vm: lab.VM{Source: lab.HTTP, Edit: func(d lab.Document) { delete(d, "agent_id") }}, want: "agent_id"},
 		{name: "settings with a wrong type", waits: true, vm: lab.VM{Source: lab.HTTP, Edit: func(d lab.Document) { d.Set("disks.persistent", "none") }}, want: "disks.persistent"},
@@ -50,10 +52,12 @@ func TestMachineVerdict(t *testing.T) {
 		{name: "unknown hardware address", waits: true, vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) {
 			d.Set("networks.other", map[string]any{"type": "manual", "ip": "10.89.0.7", "netmask": "255.255.255.0", "mac": "02:00:00:00:be:ef"})
 		}}, want: "other", bus: true},
-		{name: "missing raw ephemeral disk", waits: true, vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("disks.raw_ephemeral", []any{map[string]any{"path": "/dev/nowhere"}}) }}, want: "raw ephemeral disks", bus: true},
-		{name: "missing ephemeral disk", waits: true, vm: lab.VM{Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/nowhere") }}, want: "No ephemeral disk found", bus: true},
+		{name: "missing raw ephemeral disk", waits: true, vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("disks.raw_ephemeral", []any{map[string]any{"path": "/dev/nowhere"}}) }}, want: "raw ephemeral disks", late: true},
 		{name: "persistent disk that was lost", waits: true, vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("disks.persistent", map[string]any{"disk-9": "/dev/gone"}) },
-			Files: persistent}, want: "disk-9", bus: true},
+			Files: persistent}, want: "disk-9", late: true},
+		{name: "missing ephemeral disk on vSphere", waits: true, vm: lab.VM{Source: lab.GuestInfo, Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/nowhere") }},
+			want: "No ephemeral disk found", late: true, then: wantGuestInfo},
+		{name: "missing ephemeral disk", waits: true, vm: lab.VM{Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/nowhere") }}, want: "No ephemeral disk found", late: true, bus: true},
 	}
 	instances := map[string]*lab.Instance{}
 	begun := func(t *testing.T, vm lab.VM, prepare func(*testing.T, *lab.Instance)) *lab.Instance {
@@ -72,16 +76,28 @@ func TestMachineVerdict(t *testing.T) {
 		}
 	}
 	t.Run("what it waits for", func(t *testing.T) { wantWaiting(t, instances["no source"], "/nowhere/settings.json") })
-	for _, c := range cases {
+	t.Run("what it answers while it starts", func(t *testing.T) { wantHeldPings(t, instances["missing ephemeral disk"]) })
+	for n, c := range cases {
+		if n == len(cases)-1 { // which takes longest
+			t.Run("later boots are silent", func(t *testing.T) { laterBootsAreSilent(t, l) })
+			t.Run("boots once", func(t *testing.T) { bootsOnce(t, l) })
+			t.Run("bus down", func(t *testing.T) { busDown(t, l) })
+		}
 		t.Run(c.name, func(t *testing.T) {
 			i := instances[c.name]
 			if i == nil {
 				i = begun(t, c.vm, c.prepare)
 			}
+			if c.late {
+				wantVerdict(t, i, c.want)
+				wantPatience(t, l, i, c.want)
+			}
 			if c.bus {
 				wantVerdictOnBus(t, l, i, begin, c.want)
 			}
-			wantVerdict(t, i, c.want)
+			if !c.late {
+				wantVerdict(t, i, c.want)
+			}
 			if c.then != nil {
 				c.then(t, i)
 			}
@@ -121,6 +137,16 @@ func healsWithSettings(t *testing.T, i *lab.Instance) {
 	if d := agentStatus(t, i); d.State != status.Ready || d.Verdict != "" {
 		t.Errorf("with settings the machine is %s %q, want ready", d.State, d.Verdict)
 	}
+}
+
+// healsWithConfiguration: an agent that cannot start does not end before there is a reason to, and then starts at once.
+func healsWithConfiguration(t *testing.T, i *lab.Instance) {
+	t.Helper()
+	if got := run(t, i, "systemctl", "show", "-P", "NRestarts", "bosh-agent"); got != "0\n" {
+		t.Errorf("an agent that cannot start was started again %s times, want it to wait", strings.TrimSpace(got))
+	}
+	run(t, i, "sh", "-c", `printf '{"Infrastructure":{"Settings":{"Sources":[{"Type":"File","SettingsPath":"/var/vcap/bosh/agent-bootstrap-env.json"}]}}}' > /var/vcap/bosh/agent.json`)
+	ready(t, i)
 }
 
 // attachForeign gives the machine a persistent disk that somebody else has used.
@@ -163,6 +189,23 @@ func wantVerdictOnBus(t *testing.T, l *lab.Lab, i *lab.Instance, since time.Time
 		t.Errorf("no alert with the reason: %v", err)
 	}
 	wantNoHeartbeat(t, l, i, since)
+}
+
+// wantPatience: a Director deletes the VM after a verdict, so it is asked to wait for a disk that may be late, and told which.
+func wantPatience(t *testing.T, l *lab.Lab, i *lab.Instance, want string) {
+	t.Helper()
+	asking := *i.Agent
+	asking.Timeout = 2 * time.Second
+	_, err := asking.Call(t.Context(), "ping")
+	var exception *director.Exception
+	if !errors.As(err, &exception) || !strings.HasPrefix(exception.Message, "restarting agent: ") || !strings.Contains(exception.Message, want) {
+		t.Errorf("a ping is answered with %v, want restarting agent and %q", err, want)
+	}
+	for _, e := range l.Monitor.Events() {
+		if e.Kind == "alert" && e.Agent == i.AgentID {
+			t.Errorf("an alert before the verdict: %s", e.Body)
+		}
+	}
 }
 
 func wantNoHeartbeat(t *testing.T, l *lab.Lab, i *lab.Instance, since time.Time) {
@@ -211,11 +254,10 @@ lines:
 	return false
 }
 
-// TestMachineAnswersWhileItStarts: until the boot is judged a ping is held and answered so that a
+// wantHeldPings: until the boot is judged a ping is held and answered so that a
 // Director asks again, and nothing else is answered.
-func TestMachineAnswersWhileItStarts(t *testing.T) {
-	l := newLab(t)
-	i := start(t, l, lab.VM{Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/nowhere") }})
+func wantHeldPings(t *testing.T, i *lab.Instance) {
+	t.Helper()
 	asking := *i.Agent
 	asking.Timeout = 950 * time.Millisecond
 	var exception *director.Exception
@@ -245,10 +287,10 @@ func TestMachineAnswersWhileItStarts(t *testing.T) {
 	}
 }
 
-// TestMachineLaterBootsAreSilent: a machine that has been ready once and fails later says so to
+// laterBootsAreSilent: a machine that has been ready once and fails later says so to
 // its operator, sends one alert, and is silent on the bus, which is all a resurrector recognises.
-func TestMachineLaterBootsAreSilent(t *testing.T) {
-	l := newLab(t)
+func laterBootsAreSilent(t *testing.T, l *lab.Lab) {
+	t.Helper()
 	i := start(t, l, lab.VM{Ephemeral: lab.GiB})
 	ready(t, i)
 	if err := i.Stop(t.Context()); err != nil {
@@ -289,10 +331,10 @@ func wantSilence(t *testing.T, i *lab.Instance) {
 	}
 }
 
-// TestMachineBootsOnce: a machine that kept its secrets in memory refuses to start again before
+// bootsOnce: a machine that kept its secrets in memory refuses to start again before
 // it touches anything, and is silent.
-func TestMachineBootsOnce(t *testing.T) {
-	l := newLab(t)
+func bootsOnce(t *testing.T, l *lab.Lab) {
+	t.Helper()
 	i := start(t, l, lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.agent.settings.tmpfs", true) }})
 	ready(t, i)
 	run(t, i, "systemctl", "restart", "bosh-agent")
@@ -312,9 +354,9 @@ func TestMachineBootsOnce(t *testing.T) {
 	}
 }
 
-// TestMachineBusDown: a Director that is down holds nothing up; the agent is there when it returns.
-func TestMachineBusDown(t *testing.T) {
-	l := newLab(t)
+// busDown: a Director that is down holds nothing up; the agent is there when it returns.
+func busDown(t *testing.T, l *lab.Lab) {
+	t.Helper()
 	i := start(t, l, lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.mbus.urls", []string{"nats://10.88.0.1:4999"}) }})
 	d := settled(t, i, time.Minute)
 	if d.State != status.Ready || !strings.HasPrefix(d.Bus, "connecting to ") {
@@ -325,15 +367,10 @@ func TestMachineBusDown(t *testing.T) {
 	}
 }
 
-// TestMachineTellsGuestInfo: on vSphere the verdict is in the configuration of the VM.
-func TestMachineTellsGuestInfo(t *testing.T) {
-	l := newLab(t)
-	i := start(t, l, lab.VM{Source: lab.GuestInfo, Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/nowhere") }})
-	d := settled(t, i, 3*time.Minute)
-	if d.State != status.Failed {
-		t.Errorf("status: %s, want failed", d.State)
-	}
+// wantGuestInfo: on vSphere the verdict is in the configuration of the VM.
+func wantGuestInfo(t *testing.T, i *lab.Instance) {
+	t.Helper()
 	await(t, "the verdict in guestinfo", time.Minute, func() bool {
-		return run(t, i, "sh", "-c", "cat /var/lib/guestinfo/guestinfo.cambium.verdict || true") == d.Verdict
+		return strings.Contains(run(t, i, "sh", "-c", "cat /var/lib/guestinfo/guestinfo.cambium.verdict || true"), ": No ephemeral disk found")
 	})
 }
