@@ -161,7 +161,7 @@ func newWorld(t testing.TB, flow string) *world {
 // treeSum is over all names, modes and contents below a directory.
 func treeSum(t testing.TB, dir string) string {
 	t.Helper()
-	out, err := exec.Command("sh", "-c", "cd \""+dir+"\" && find . -path ./lost+found -prune -o -printf '%P %m %s\\n' -type f -exec sha256sum {} \\; | sort | sha256sum").Output()
+	out, err := exec.Command("sh", "-c", "cd \""+dir+"\" && find . -printf '%P %m %y\\n' -type f -exec sha256sum {} \\; | sort | sha256sum").Output()
 	if err != nil {
 		t.Fatal(err)
 	}

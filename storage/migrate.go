@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -72,6 +73,9 @@ const (
 	progressEvery = time.Second
 	progressLogs  = 10
 )
+
+// copyRounds is how often is copied what differs, each time something else; a source that never keeps still is an error then.
+const copyRounds = 4
 
 // Migrate copies the store to the disk on the migration target, proves that nothing is
 // missing, and only then puts that disk in the store's place. Whatever fails before leaves the
@@ -215,11 +219,10 @@ func (d *Disks) beginMigration(from, to, target string) (bool, error) {
 	if have, ok := all[migrationIntent]; ok && have.Table == id {
 		return have.Exact, nil
 	}
-	entries, err := os.ReadDir(target)
+	exact, err := empty(target)
 	if err != nil {
 		return false, err
 	}
-	exact := len(entries) == 0 || len(entries) == 1 && entries[0].Name() == "lost+found"
 	if !exact {
 		d.Log.WithField("disk", to).Warn("the new disk holds files already; they are kept where the old disk has none of that name")
 	}
@@ -228,6 +231,15 @@ func (d *Disks) beginMigration(from, to, target string) (bool, error) {
 		return false, err
 	}
 	return exact, d.record(migrationIntent, &intent{Table: id, Exact: exact})
+}
+
+// empty reports whether a directory holds nothing but what a new file system has.
+func empty(dir string) (bool, error) {
+	entries, err := os.ReadDir(dir)
+	if len(entries) == 1 && entries[0].IsDir() && entries[0].Name() == "lost+found" {
+		entries, err = os.ReadDir(filepath.Join(dir, "lost+found"))
+	}
+	return len(entries) == 0, err
 }
 
 // roomFor refuses a target that is too small before the first byte is copied.
@@ -270,7 +282,7 @@ func (d *Disks) copyStore(ctx context.Context, exact bool) (err error) {
 	}()
 	trees := d.trees(ctx)
 	defer func() { err = errors.Join(err, trees.Close()) }() // before anybody may write to the store again
-	for attempt := 0; ; attempt++ {
+	for round := 1; ; round++ {
 		d.step("copy")
 		err := d.phase(ctx, "copy", exact, trees.Copy)
 		if err == nil {
@@ -278,15 +290,12 @@ func (d *Disks) copyStore(ctx context.Context, exact bool) (err error) {
 			err = d.phase(ctx, "verify", exact, trees.Verify)
 		}
 		var differs *copytree.DifferenceError
-		if !errors.As(err, &differs) || attempt > 0 {
+		if !errors.As(err, &differs) || differs.Again || round == copyRounds {
 			return err
 		}
 		// What an interrupted attempt left can look complete and not be, and a directory may be
-		// changed past our mount of it; once is enough.
-		d.Log.WithField("path", differs.Path).Warn("copied again: the copy differs")
-		if err := d.discard(differs.Path, exact); err != nil {
-			return err
-		}
+		// changed past our mount of it.
+		d.Log.WithFields(logrus.Fields{"path": differs.Path, "what": differs.What, "others": differs.Others}).Warn("copied again: the copy differs")
 	}
 }
 
@@ -303,21 +312,6 @@ func (d *Disks) setReadOnly(ctx context.Context, on bool) error {
 		return nil
 	}
 	return err
-}
-
-// discard removes what differs from a target that holds only our own copies.
-func (d *Disks) discard(rel string, exact bool) error {
-	if !exact {
-		return fmt.Errorf("%q on the new disk differs from the old one", rel)
-	}
-	root, err := os.OpenRoot(d.Dirs.StoreMigrationTarget())
-	if err != nil {
-		return err
-	}
-	if rel != "." {
-		err = root.RemoveAll(rel)
-	}
-	return errors.Join(err, root.Close())
 }
 
 func (d *Disks) phase(ctx context.Context, name string, exact bool, work func(context.Context, string, string, copytree.Options) error) error {

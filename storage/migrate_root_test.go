@@ -61,7 +61,7 @@ func TestRootMigrate(t *testing.T) {
 	var progress []string
 	b.Disks.Progress = func(p MigrationProgress) { progress = append(progress, p.String()) }
 	b.ok(b.Migrate(ctx, "", ""))
-	if n := len(progress); n < 5 || !strings.HasPrefix(progress[1], "copy: 4 files") || !strings.HasPrefix(progress[n-2], "verify: 4 files") || progress[n-1] != "" {
+	if n := len(progress); n < 5 || !strings.HasPrefix(progress[1], "copy: 5 files") || !strings.HasPrefix(progress[n-2], "verify: 5 files") || progress[n-1] != "" {
 		t.Errorf("progress %q", progress)
 	}
 	e, ok, err := mount.At(b.Dirs.Store())
@@ -290,7 +290,7 @@ func TestRootMigrateBindMounted(t *testing.T) {
 }
 
 // TestRootMigrateChangingSource: while it is copied nobody can change the store. A bind-mounted one can
-// still be changed past its mount; that is found and copied again once, and then an error.
+// still be changed past its mount; that is found and copied again, and an error if it does not end.
 func TestRootMigrateChangingSource(t *testing.T) {
 	closed := func(t *testing.T, b *bench) {
 		t.Helper()
@@ -363,11 +363,11 @@ func TestRootMigrateChangingSource(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			b, old := binding(t)
 			b.ok(os.Mkdir(filepath.Join(old, "sub"), 0o750))
-			for n := range 3 {
+			for n := range copyRounds + 1 {
 				write(t, filepath.Join(old, "sub", fmt.Sprint(n)), "x")
 			}
 			write(t, filepath.Join(old, "large"), large)
-			times, limit := 0, 2 // behind every pass
+			times, limit := 0, copyRounds // behind every pass
 			b.step = func(name string) {
 				if name == "verify" && times < limit {
 					b.ok(c.change(old, times))
@@ -379,9 +379,9 @@ func TestRootMigrateChangingSource(t *testing.T) {
 				t.Errorf("recorded %q, the store is the old directory: %v (%v)", b.records.mounted, same, err)
 			}
 			write(t, filepath.Join(b.Dirs.Store(), "writable"), "x")
-			limit++ // once more, and then it keeps still
+			limit = times + 1 // once more, and then it keeps still
 			b.ok(b.Migrate(ctx, "", ""))
-			if got, want := treeSum(t, b.Dirs.Store()), treeSum(t, old); got != want || times != 3 {
+			if got, want := treeSum(t, b.Dirs.Store()), treeSum(t, old); got != want || times != limit {
 				t.Errorf("after %d changes the new store is what the old one was in the end: %v", times, got == want)
 			}
 			if same, err := sameDir(old, b.Dirs.Store()); err != nil || same || b.records.mounted != "new" {

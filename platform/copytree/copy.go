@@ -110,7 +110,7 @@ func (c copier) done(p *piece) (bool, error) {
 
 func (c copier) entry(rel string, st *unix.Stat_t, me *worker) (err error) {
 	if st.Nlink > 1 {
-		state, first := c.links.first(st.Ino, rel)
+		state, first := c.links.first(st, rel)
 		if !first {
 			<-state.done
 			if state.err != nil {
@@ -131,8 +131,7 @@ func (c copier) entry(rel string, st *unix.Stat_t, me *worker) (err error) {
 	case errors.Is(err, unix.ENOENT):
 	case err != nil:
 		return err
-	case same(st, &have) && st.Mode&unix.S_IFMT == unix.S_IFREG:
-		// Copied before an interruption: the times are set last. Verify compares the bytes.
+	case c.complete(rel, st, &have):
 		c.options.Progress.bytes.Add(min(st.Blocks*512, st.Size))
 		return nil
 	case have.Mode&unix.S_IFMT == unix.S_IFDIR && !c.options.Exact:
@@ -159,6 +158,15 @@ func (c copier) entry(rel string, st *unix.Stat_t, me *worker) (err error) {
 		}
 	}
 	return c.attributes(rel, st)
+}
+
+// complete reports whether a file looks as if it was copied before an interruption: the times are set last. It
+// can look so and have lost its content in a power cut; Verify compares the bytes and suspects it then.
+func (c copier) complete(rel string, st, have *unix.Stat_t) bool {
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || !same(st, have) || c.options.Sums.suspected(st) {
+		return false
+	}
+	return verifier{c.walk}.sameXattrs(rel) == nil
 }
 
 func (c copier) link(first, rel string) error {

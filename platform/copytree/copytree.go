@@ -35,7 +35,8 @@ type Options struct {
 	// Exact says that the target held nothing else before: what is there and not in the
 	// source is left over from an earlier attempt, and is removed.
 	Exact bool
-	// Sums, if set in both, saves Verify from reading the source a second time.
+	// Sums, if set in both, saves Verify from reading the source a second time, and tells the next
+	// Copy which files to copy again although they look complete.
 	Sums *Sums
 	// Progress, if set, is updated while the work goes on.
 	Progress *Counter
@@ -50,8 +51,11 @@ func (c *Counter) Set(p Progress) { c.files.Store(p.Files); c.bytes.Store(p.Byte
 // Load returns the present state.
 func (c *Counter) Load() Progress { return Progress{Files: c.files.Load(), Bytes: c.bytes.Load()} }
 
-// skipped at the top of a tree belongs to the file system and not to its content.
-const skipped = "lost+found"
+// lostFound, at the top of a tree, comes with a file system; what is in it is content like any other.
+const lostFound = "lost+found"
+
+// maxDifferences is after how many Verify gives up: it remembers them all.
+const maxDifferences = 1 << 16
 
 // Copy brings the tree below the directory to into the state of the one below from.
 func Copy(ctx context.Context, from, to string, o Options) error {
@@ -78,6 +82,9 @@ func Copy(ctx context.Context, from, to string, o Options) error {
 	err = w.run(ctx, c)
 	close(c.due)
 	<-flushed
+	if err == nil {
+		err = w.stopped() // the last flush may have failed behind the last file
+	}
 	if err != nil {
 		return fmt.Errorf("copy %s to %s: %w", from, to, err)
 	}
@@ -88,7 +95,7 @@ func Copy(ctx context.Context, from, to string, o Options) error {
 	return nil
 }
 
-// Verify compares the two trees and returns a *DifferenceError for the first difference.
+// Verify compares the two trees and returns a *DifferenceError if there is any difference.
 func Verify(ctx context.Context, from, to string, o Options) error {
 	w, err := newWalk(from, to, o)
 	if err != nil {
@@ -100,7 +107,14 @@ func Verify(ctx context.Context, from, to string, o Options) error {
 		return fmt.Errorf("verify %s against %s: %w", to, from, err)
 	}
 	defer unlock()
-	if err := w.run(ctx, verifier{w}); err != nil {
+	w.collects = true
+	err = w.run(ctx, verifier{w})
+	var differs *DifferenceError
+	if w.differences > 0 && (err == nil || errors.As(err, &differs)) {
+		w.first.Others = w.differences - 1
+		err = w.first
+	}
+	if err != nil {
 		return fmt.Errorf("verify %s against %s: %w", to, from, err)
 	}
 	return nil
@@ -110,9 +124,22 @@ func Verify(ctx context.Context, from, to string, o Options) error {
 type DifferenceError struct {
 	Path string // relative to both trees
 	What string
+	// Again means that the file has been copied again since it was found to differ, and still does.
+	Again bool
+	// Others is how many more differences there are, as far as they were counted.
+	Others int
 }
 
-func (e *DifferenceError) Error() string { return fmt.Sprintf("%q differs in %s", e.Path, e.What) }
+func (e *DifferenceError) Error() string {
+	text := fmt.Sprintf("%q differs in %s", e.Path, e.What)
+	if e.Again {
+		text += ", also after it was copied again"
+	}
+	if e.Others > 0 {
+		text += fmt.Sprintf(", and %d others differ", e.Others)
+	}
+	return text
+}
 
 // A visitor treats one entry; before is called for a directory ahead of its entries and after
 // behind them. Small files go through open and done, all of a group at a time; either may leave one to entry.
@@ -136,6 +163,10 @@ type walk struct {
 	workers []*worker
 	working int
 	failed  error
+
+	collects    bool // differences do not end the work
+	differences int
+	first       *DifferenceError
 }
 
 // A worker has a stack of its own, and takes from the bottom of another's when that is empty: workers then are in
@@ -313,14 +344,14 @@ func (w *walk) finish(v visitor, n *node) error {
 func (w *walk) directory(v visitor, rel string, parent *node, me *worker) error {
 	n := &node{rel: rel, parent: parent}
 	if err := lstatat(w.from, rel, &n.st); err != nil {
-		return vanished("stat", rel, err)
+		return w.differs(vanished("stat", rel, err), nil)
 	}
 	if err := v.before(rel, &n.st); err != nil {
-		return at("enter", rel, err)
+		return w.differs(at("enter", rel, err), nil)
 	}
 	names, err := readNames(w.from, rel)
 	if err != nil {
-		return vanished("read directory", rel, err)
+		return w.differs(vanished("read directory", rel, err), nil)
 	}
 	if w.options.Exact {
 		if err := w.surplus(v, rel, names); err != nil {
@@ -367,9 +398,6 @@ func (w *walk) part(v visitor, parent *node, names []name, me *worker) error {
 		return w.stopped()
 	}
 	for _, name := range names {
-		if parent.rel == "." && name.text == skipped {
-			continue
-		}
 		p := piece{rel: path.Join(parent.rel, name.text)}
 		if name.kind != unix.DT_REG {
 			others = append(others, p.rel)
@@ -377,7 +405,10 @@ func (w *walk) part(v visitor, parent *node, names []name, me *worker) error {
 		}
 		ok, err := v.open(p.rel, &p)
 		if err != nil {
-			return at("", p.rel, err)
+			if err := w.differs(at("", p.rel, err), nil); err != nil {
+				return err
+			}
+			continue
 		}
 		if !ok {
 			others = append(others, p.rel)
@@ -410,7 +441,7 @@ func readable(st *unix.Stat_t) bool {
 func (w *walk) one(v visitor, parent *node, rel string, me *worker) error {
 	var st unix.Stat_t
 	if err := lstatat(w.from, rel, &st); err != nil {
-		return vanished("stat", rel, err)
+		return w.differs(vanished("stat", rel, err), nil)
 	}
 	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
 		if st.Dev != parent.st.Dev {
@@ -422,13 +453,34 @@ func (w *walk) one(v visitor, parent *node, rel string, me *worker) error {
 	}
 	err := v.entry(rel, &st, me)
 	if errors.Is(err, io.ErrUnexpectedEOF) {
-		return &DifferenceError{Path: rel, What: "size"} // it became shorter while it was read
+		err = &DifferenceError{Path: rel, What: "size"} // it became shorter while it was read
 	}
 	if err != nil {
-		return at("", rel, err)
+		return w.differs(at("", rel, err), &st)
 	}
 	w.options.Progress.files.Add(1)
 	return nil
+}
+
+// differs is where differences go: each ends a Copy, while Verify collects them. Of a file, st is what
+// the source says.
+func (w *walk) differs(err error, st *unix.Stat_t) error {
+	var d *DifferenceError
+	if !w.collects || !errors.As(err, &d) {
+		return err
+	}
+	if st != nil {
+		d.Again = w.options.Sums.suspect(st)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.differences++; w.first == nil || d.Again && !w.first.Again {
+		w.first = d
+	}
+	if w.differences < maxDifferences {
+		return nil
+	}
+	return err
 }
 
 // surplus deals with what only the target has.
@@ -442,12 +494,20 @@ func (w *walk) surplus(v visitor, rel string, names []name) error {
 		known[n.text] = true
 	}
 	for _, n := range have {
-		if known[n.text] || rel == "." && n.text == skipped {
+		if known[n.text] {
 			continue
 		}
 		extra := path.Join(rel, n.text)
+		if extra == lostFound {
+			if inside, err := readNames(w.to, extra); err == nil && len(inside) == 0 {
+				continue
+			}
+		}
 		if _, copying := v.(copier); !copying {
-			return &DifferenceError{Path: extra, What: "being there"}
+			if err := w.differs(&DifferenceError{Path: extra, What: "being there"}, nil); err != nil {
+				return err
+			}
+			continue
 		}
 		if err := removeAll(w.to, extra); err != nil {
 			return at("remove", extra, err)
@@ -526,17 +586,21 @@ type linkMap struct {
 type linkState struct {
 	done chan struct{}
 	rel  string // the first name
+	left uint64 // how many names have not been met
 	err  error
 }
 
 // first reports whether the caller is the first to meet the file; if so, it must call done.
-func (l *linkMap) first(inode uint64, rel string) (*linkState, bool) {
+func (l *linkMap) first(st *unix.Stat_t, rel string) (*linkState, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if s, ok := l.known[inode]; ok {
+	if s, ok := l.known[st.Ino]; ok {
+		if s.left--; s.left == 0 {
+			delete(l.known, st.Ino)
+		}
 		return s, false
 	}
-	s := &linkState{done: make(chan struct{}), rel: rel}
-	l.known[inode] = s
+	s := &linkState{done: make(chan struct{}), rel: rel, left: uint64(st.Nlink) - 1}
+	l.known[st.Ino] = s
 	return s, true
 }

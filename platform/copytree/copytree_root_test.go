@@ -79,6 +79,8 @@ func fill(t testing.TB, dir string) {
 	must(unix.Setxattr(p("a/b"), "user.dir", []byte(strings.Repeat("v", 500)), 0))
 	must(unix.Setxattr(p("a/zero"), "security.custom", []byte{0, 1, 2, 255}, 0))
 	must(unix.Lsetxattr(p("dangling"), "trusted.onlink", []byte("t"), 0))
+	must(os.MkdirAll(p("lost+found"), 0o700))
+	must(os.WriteFile(p("lost+found/#12345"), []byte("found by fsck"), 0o600))
 	must(os.WriteFile(p("capable"), []byte("x"), 0o755))
 	for _, c := range [][]string{{"setcap", "cap_net_bind_service=+ep", p("capable")},
 		{"setfacl", "-m", "u:1234:rw,g:4321:r", p("a/large")}, {"setfacl", "-d", "-m", "u:1234:rwx", p("a")}} {
@@ -86,7 +88,7 @@ func fill(t testing.TB, dir string) {
 			t.Fatalf("%v: %v: %s", c, err, out)
 		}
 	}
-	for i, name := range []string{"a/small", "owned", "dangling", "a/b", "fifo", "a"} {
+	for i, name := range []string{"a/small", "owned", "dangling", "a/b", "fifo", "a", "lost+found"} {
 		times := []unix.Timespec{{Sec: 1e9, Nsec: 1}, {Sec: 1_234_567_890 + int64(i), Nsec: 123_456_789}}
 		must(unix.UtimesNanoAt(unix.AT_FDCWD, p(name), times, unix.AT_SYMLINK_NOFOLLOW))
 	}
@@ -117,7 +119,7 @@ func disks(t testing.TB) (from, to string) {
 // largest hole byte by byte, so that file is compared by its size and blocks instead.
 func judge(t testing.TB, from, to string) string {
 	t.Helper()
-	out, err := exec.Command("rsync", "-aHAXn", "--checksum", "--numeric-ids", "--delete", "--itemize-changes", "--exclude=/lost+found", "--exclude=/only a hole", from+"/", to+"/").CombinedOutput()
+	out, err := exec.Command("rsync", "-aHAXn", "--checksum", "--numeric-ids", "--delete", "--itemize-changes", "--exclude=/only a hole", from+"/", to+"/").CombinedOutput()
 	if err != nil {
 		t.Fatalf("rsync: %v: %s", err, out)
 	}
@@ -162,6 +164,103 @@ func TestRootCopyIsTheSame(t *testing.T) {
 		}
 		if a.Mtim != b.Mtim || a.Rdev != b.Rdev {
 			t.Errorf("%s: time %v, device %d; want %v, %d", name, b.Mtim, b.Rdev, a.Mtim, a.Rdev)
+		}
+	}
+}
+
+// To be verified does not count as an access.
+func TestRootVerifyLeavesNoTrace(t *testing.T) {
+	from, to := disks(t)
+	fill(t, from)
+	o := Options{Exact: true, Sums: &Sums{}}
+	if err := errors.Join(Copy(ctx, from, to, o), Verify(ctx, from, to, o)); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"a/small", "dangling", "a/b", "fifo", "a", "lost+found"} {
+		var st unix.Stat_t
+		if err := unix.Lstat(filepath.Join(to, name), &st); err != nil {
+			t.Fatal(err)
+		}
+		if want := (unix.Timespec{Sec: 1e9, Nsec: 1}); st.Atim != want {
+			t.Errorf("%s was accessed at %v, want %v", name, st.Atim, want)
+		}
+	}
+}
+
+// A name that was met is forgotten with the last one: there may be millions.
+func TestLinksAreForgotten(t *testing.T) {
+	links := linkMap{known: map[uint64]*linkState{}}
+	for i := range 3 {
+		if _, first := links.first(&unix.Stat_t{Ino: 7, Nlink: 3}, "x"); first != (i == 0) {
+			t.Errorf("time %d: first is %v", i, first)
+		}
+	}
+	if len(links.known) != 0 {
+		t.Errorf("%d files are remembered, want none", len(links.known))
+	}
+}
+
+// What fsck has found is content, and the directory for it that comes with a file system is none.
+func TestRootLostAndFound(t *testing.T) {
+	from, to := disks(t)
+	lost := func(dir string) string { return filepath.Join(dir, lostFound) }
+	if err := os.WriteFile(filepath.Join(lost(from), "#1"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o := Options{Exact: true}
+	if err := errors.Join(Copy(ctx, from, to, o), Verify(ctx, from, to, o)); err != nil {
+		t.Fatal(err)
+	}
+	if diff := judge(t, from, to); diff != "" {
+		t.Errorf("rsync sees differences:\n%s", diff)
+	}
+	if err := os.Remove(filepath.Join(lost(to), "#1")); err != nil {
+		t.Fatal(err)
+	}
+	var differs *DifferenceError
+	if err := Verify(ctx, from, to, o); !errors.As(err, &differs) {
+		t.Errorf("Verify = %v, want a difference", err)
+	}
+	if err := os.RemoveAll(lost(from)); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(Copy(ctx, from, to, o), Verify(ctx, from, to, o)); err != nil {
+		t.Errorf("the target's own directory is in the way: %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(lost(to), "#2"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := Verify(ctx, from, to, o); !errors.As(err, &differs) {
+		t.Errorf("Verify = %v, want a difference", err)
+	}
+	if err := errors.Join(Copy(ctx, from, to, o), Verify(ctx, from, to, o)); err != nil {
+		t.Error(err)
+	}
+}
+
+// All differences are found, and what differs again is told.
+func TestRootVerifyCountsDifferences(t *testing.T) {
+	from, to := disks(t)
+	fill(t, from)
+	o := Options{Exact: true, Sums: &Sums{}}
+	if err := Copy(ctx, from, to, o); err != nil {
+		t.Fatal(err)
+	}
+	damage := func() {
+		for _, name := range []string{"a/b/hard", "a/large", "owned", "capable"} {
+			if err := keepTime(filepath.Join(to, name), 0, "\x00"); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, again := range []bool{false, true} {
+		damage()
+		var differs *DifferenceError
+		if err := Verify(ctx, from, to, o); !errors.As(err, &differs) || differs.Others != 3 || differs.Again != again {
+			t.Errorf("Verify = %+v, want 3 others, again %v", err, again)
+		}
+		if err := errors.Join(Copy(ctx, from, to, o), Verify(ctx, from, to, o)); err != nil {
+			t.Errorf("not mended: %v", err)
 		}
 	}
 }

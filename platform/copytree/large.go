@@ -100,13 +100,16 @@ func blocks(from, to int64, f func(from int64, length int) error) error {
 	return nil
 }
 
-// Sums are digests of what Copy has read. With them Verify need not read the source again.
+// Sums are digests of what Copy has read, and what Verify has found to differ. With them Verify need not read the
+// source again, and the next Copy does not trust what only looks complete.
 // They are there to find accidents, not forgers: keyed with a random seed, a damaged file has
 // a chance of one in 2⁶⁴ to go unnoticed. The zero value is ready.
 type Sums struct {
 	mu    sync.Mutex
 	seed  maphash.Seed
 	known map[uint64]uint64 // of inodes
+
+	suspects map[uint64]bool // inodes of the source whose copies differed
 }
 
 // maxSums bounds the memory; what has no digest is compared byte by byte.
@@ -156,6 +159,30 @@ func (s *Sums) equal(st *unix.Stat_t, content, attributes uint64) bool {
 	defer s.mu.Unlock()
 	have, ok := s.known[st.Ino]
 	return ok && have == digest
+}
+
+// suspect makes the next Copy copy the file again, under all its names. It reports whether one has been asked to before.
+func (s *Sums) suspect(st *unix.Stat_t) (again bool) {
+	if s == nil {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.suspects == nil {
+		s.suspects = map[uint64]bool{}
+	}
+	again = s.suspects[st.Ino]
+	s.suspects[st.Ino] = true
+	return again
+}
+
+func (s *Sums) suspected(st *unix.Stat_t) bool {
+	if s == nil {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.suspects[st.Ino]
 }
 
 func (s *Sums) key() maphash.Seed {

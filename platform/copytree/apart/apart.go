@@ -52,6 +52,8 @@ type message struct {
 	Differs bool          `json:",omitempty"`
 	Path    []byte        `json:",omitempty"`
 	What    string        `json:",omitempty"`
+	Again   bool          `json:",omitempty"`
+	Others  int           `json:",omitempty"`
 }
 
 // Trees is the other process, as the agent sees it.
@@ -145,7 +147,7 @@ func (f *failure) Unwrap() error { return f.cause }
 func (m message) err() error {
 	switch {
 	case m.Differs:
-		return &failure{m.Error, &copytree.DifferenceError{Path: string(m.Path), What: m.What}}
+		return &failure{m.Error, &copytree.DifferenceError{Path: string(m.Path), What: m.What, Again: m.Again, Others: m.Others}}
 	case m.Errno != 0:
 		return &failure{m.Error, m.Errno}
 	case m.Error != "":
@@ -163,7 +165,7 @@ func result(p copytree.Progress, err error) message {
 	m.Error = err.Error()
 	var differs *copytree.DifferenceError
 	if errors.As(err, &differs) {
-		m.Differs, m.Path, m.What = true, []byte(differs.Path), differs.What
+		m.Differs, m.Path, m.What, m.Again, m.Others = true, []byte(differs.Path), differs.What, differs.Again, differs.Others
 	}
 	errors.As(err, &m.Errno)
 	return m
