@@ -224,7 +224,8 @@ func (b *boot) runStep(ctx context.Context, s Step, hangs func()) error {
 			row.Error = OneLine(err.Error())
 		}
 	})
-	fields := logrus.Fields{"step": s.Name, "took": time.Duration(end - start).Round(10 * time.Microsecond).String(), "outcome": string(outcome)}
+	short := func(ns int64) string { return time.Duration(ns).Round(10 * time.Microsecond).String() }
+	fields := logrus.Fields{"step": s.Name, "began": short(start), "took": short(end - start), "outcome": string(outcome)}
 	if len(evidence) > 0 {
 		fields["evidence"] = strings.Join(evidence, "; ")
 	}

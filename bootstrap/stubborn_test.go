@@ -185,7 +185,7 @@ func TestAStepsEvidenceIsInTheLog(t *testing.T) {
 	}}}); err != nil {
 		t.Fatal(err)
 	}
-	if lines := strings.Count(log.String(), "\n"); lines != 1 || !strings.Contains(log.String(), `evidence="made 1; two"`) {
-		t.Errorf("%d lines %q, want one with the evidence", lines, log.String())
+	if lines := strings.Count(log.String(), "\n"); lines != 1 || !strings.Contains(log.String(), `evidence="made 1; two"`) || !strings.Contains(log.String(), "began=") || !strings.Contains(log.String(), "took=") {
+		t.Errorf("%d lines %q, want one with times and evidence", lines, log.String())
 	}
 }

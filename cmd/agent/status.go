@@ -45,7 +45,7 @@ func (w *waitFlag) Set(text string) (err error) {
 func runStatus(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := newFlags("status", "[--wait[=DURATION]] [--json]", `Shows how far the agent is, its verdict, and each boot step with its duration and what it
 waited for. Exit codes: 0 ready, 1 failed (or no agent), 2 usage, 3 degraded (ready with
-warnings), 4 still starting (with --wait: at the deadline).`, stderr, "agent status", "agent status --wait=10m", "agent status --json")
+warnings), 4 still starting (with --wait: at the deadline, or no agent until then).`, stderr, "agent status", "agent status --wait=10m", "agent status --json")
 	var wait waitFlag
 	flags.Var(&wait, "wait", "wait for ready or failed, at most `DURATION` if one is given")
 	asJSON := flags.Bool("json", false, "print the status document")
@@ -56,6 +56,9 @@ warnings), 4 still starting (with --wait: at the deadline).`, stderr, "agent sta
 	doc, err := readStatus(ctx, *path, wait)
 	if err != nil {
 		fmt.Fprintln(stderr, "agent status:", err)
+		if wait.set && errors.Is(err, status.ErrNone) {
+			return exitRunning // it may still come
+		}
 		return exitBad
 	}
 	if *asJSON {
@@ -178,6 +181,11 @@ func printStatus(w io.Writer, d status.Document, colours bool) {
 			fmt.Fprintf(w, "  %s", s.Error)
 		}
 		fmt.Fprintln(w)
+		for _, wait := range s.Waits {
+			if wait.End > 0 {
+				fmt.Fprintln(w, "             "+p.of("grey", fmt.Sprintf("waited %s for %s", roundTime(time.Duration(wait.End-wait.Start)), wait.For)))
+			}
+		}
 		for _, e := range s.Evidence {
 			fmt.Fprintln(w, "             "+p.of("grey", e))
 		}

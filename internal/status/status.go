@@ -100,6 +100,8 @@ type Run struct {
 	Started time.Time `json:"started"`
 	State   State     `json:"state"`
 	Verdict string    `json:"verdict,omitempty"`
+	// Steps are kept of the last of them only.
+	Steps []Step `json:"steps,omitempty"`
 }
 
 // Document is the content of the file.
@@ -149,7 +151,10 @@ func Open(path, version string) (*Recorder, error) {
 	r.doc = Document{Version: 1, Agent: version, BootID: bootID(), PID: os.Getpid(), State: Starting,
 		Started: r.began.UTC(), Steps: []Step{}}
 	if old, err := Read(path); err == nil && old.BootID == r.doc.BootID {
-		r.doc.Earlier = append(old.Earlier, Run{PID: old.PID, Started: old.Started, State: old.State, Verdict: old.Verdict})
+		if n := len(old.Earlier); n > 0 {
+			old.Earlier[n-1].Steps = nil
+		}
+		r.doc.Earlier = append(old.Earlier, Run{PID: old.PID, Started: old.Started, State: old.State, Verdict: old.Verdict, Steps: old.Steps})
 		if extra := len(r.doc.Earlier) - earlierKept; extra > 0 {
 			r.doc.Earlier = r.doc.Earlier[extra:]
 		}
@@ -194,7 +199,7 @@ func (r *Recorder) write() error {
 		r.later.Stop()
 		r.later = nil
 	}
-	data, err := json.MarshalIndent(r.doc, "", "  ")
+	data, err := json.Marshal(r.doc) // a boot writes it often; agent status --json is for people
 	if err != nil {
 		return fmt.Errorf("status: %w", err)
 	}
@@ -222,7 +227,7 @@ func (r *Recorder) SetProgress(name string, p Progress) error {
 func (r *Recorder) Snapshot() Document {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	data, err := json.Marshal(r.doc)
+	data, err := json.Marshal(r.doc) // a boot writes it often; agent status --json is for people
 	if err != nil {
 		return Document{}
 	}

@@ -20,7 +20,9 @@ func TestRecorderWritesAndKeepsHistory(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := r.Update(func(d *Document) { d.State, d.Verdict = Failed, "ephemeral-disk: absent" }); err != nil {
+		if err := r.Update(func(d *Document) {
+			d.State, d.Verdict, d.Steps = Failed, "ephemeral-disk: absent", []Step{{Name: "ephemeral-disk", Outcome: Broken, Start: int64(i + 1), End: 99, Waits: []Wait{{For: "/dev/sdb"}}, Evidence: []string{"absent"}}}
+		}); err != nil {
 			t.Fatal(err)
 		}
 		d, err := Read(path)
@@ -35,6 +37,15 @@ func TestRecorderWritesAndKeepsHistory(t *testing.T) {
 	last := r.Snapshot().Earlier[earlierKept-1]
 	if last.Verdict != "ephemeral-disk: absent" || last.State != Failed {
 		t.Errorf("the run before is remembered as %+v, want its verdict", last)
+	}
+	// Its steps are, too; those of the runs before it would only fill the file.
+	if len(last.Steps) != 1 || last.Steps[0].Start != earlierKept+3 || last.Steps[0].Waits[0].For != "/dev/sdb" || last.Steps[0].Evidence[0] != "absent" {
+		t.Errorf("the run before is remembered with the steps %+v", last.Steps)
+	}
+	for _, e := range r.Snapshot().Earlier[:earlierKept-1] {
+		if len(e.Steps) != 0 {
+			t.Errorf("an older run is remembered with the steps %+v", e.Steps)
+		}
 	}
 }
 

@@ -1,0 +1,175 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cambium/internal/status"
+)
+
+// account writes a status file and returns its path.
+func account(t *testing.T, d status.Document) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "status.json")
+	data, err := json.Marshal(d)
+	if err == nil {
+		err = os.WriteFile(path, data, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// booted is a boot in which everything happened that can.
+func booted() status.Document {
+	ms := int64(time.Millisecond)
+	return status.Document{Version: 1, Agent: "1.2", AgentID: "a-1", PID: 42, State: status.Failed, Verdict: "disk: refused: look at it", Bus: "connected",
+		Settings: &status.Settings{From: "/settings.json", Cached: true, Why: "no CDROM"}, Warnings: []string{"time: no server"},
+		Steps: []status.Step{
+			{Name: "settings", Outcome: status.Done, Start: 10 * ms, End: 510 * ms, Evidence: []string{"from /settings.json"},
+				Waits: []status.Wait{{For: "CDROM", Start: 110 * ms, End: 410 * ms}}},
+			{Name: "disk", Outcome: status.Broken, Start: 510 * ms, End: 1000 * ms, Error: "refused"},
+			{Name: "network", Outcome: status.Running, Start: 510 * ms, Waiting: "a lease", Waits: []status.Wait{{For: "a lease", Start: 600 * ms}}},
+			{Name: "monit", Outcome: status.Pending},
+		},
+		Earlier: []status.Run{{PID: 41, State: status.Starting, Steps: []status.Step{{Name: "settings", Outcome: status.Running}}}}}
+}
+
+func TestStatusExitCodes(t *testing.T) {
+	with := func(s status.State) string { return account(t, status.Document{State: s}) }
+	missing := filepath.Join(t.TempDir(), "run", "status.json")
+	for _, c := range []struct {
+		name string
+		args []string
+		want int
+	}{
+		{"ready", []string{"--file", with(status.Ready)}, 0},
+		{"ready, waited for", []string{"--wait", "--file", with(status.Ready)}, 0},
+		{"failed", []string{"--file", with(status.Failed)}, 1},
+		{"failed, waited for", []string{"--wait=1h", "--file", with(status.Failed)}, 1},
+		{"no agent", []string{"--file", missing}, 1},
+		{"unknown flag", []string{"--hurry"}, 2},
+		{"no duration", []string{"--wait=soon"}, 2},
+		{"no time at all", []string{"--wait=0s"}, 2},
+		{"an argument", []string{"now"}, 2},
+		{"degraded", []string{"--json", "--file", with(status.Degraded)}, 3},
+		{"starting", []string{"--file", with(status.Starting)}, 4},
+		{"starting at the deadline", []string{"--wait=20ms", "--file", with(status.Starting)}, 4},
+		{"no agent at the deadline", []string{"--wait=20ms", "--file", missing}, 4},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var out, problems bytes.Buffer
+			if got := runStatus(t.Context(), c.args, &out, &problems); got != c.want {
+				t.Errorf("exit code %d, want %d; %s", got, c.want, problems.String())
+			}
+		})
+	}
+}
+
+func TestStatusWaitsForTheVerdict(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "run", "status.json")
+	code := make(chan int)
+	go func() { code <- runStatus(t.Context(), []string{"--wait=1m", "--file", path}, io.Discard, io.Discard) }()
+	r, err := status.Open(path, "v")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Update(func(d *status.Document) { d.State = status.Degraded }); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-code; got != exitDegraded {
+		t.Errorf("exit code %d, want %d", got, exitDegraded)
+	}
+}
+
+func TestStatusText(t *testing.T) {
+	want := `agent a-1  failed  (pid 42, version 1.2)
+verdict: disk: refused: look at it
+settings: /settings.json (cached copy; no CDROM)
+bus: connected
+warning: time: no server
+
+  done           500ms  settings
+             waited 300ms for CDROM
+             from /settings.json
+  failed         490ms  disk  refused
+  running               network  waiting for a lease
+  pending               monit
+earlier: pid 41 at 0001-01-01T00:00:00Z: starting ` + "\n"
+	var out, problems bytes.Buffer
+	if code := runStatus(t.Context(), []string{"--file", account(t, booted())}, &out, &problems); code != exitBad || out.String() != want {
+		t.Errorf("code %d %s, got\n%s\nwant\n%s", code, problems.String(), out.String(), want)
+	}
+}
+
+func TestTimeline(t *testing.T) {
+	want := `  settings           |==.......==         | 500ms
+  disk               |          ==========| 490ms
+  network            |          ==........| 0s
+                      0                  1s
+`
+	var out, problems bytes.Buffer
+	if code := runTimeline(t.Context(), []string{"--width", "20", "--file", account(t, booted())}, &out, &problems); code != exitGood || out.String() != want {
+		t.Errorf("code %d %s, got\n%s\nwant\n%s", code, problems.String(), out.String(), want)
+	}
+	if code := runTimeline(t.Context(), []string{"--file", filepath.Join(t.TempDir(), "none")}, &out, &problems); code != exitBad {
+		t.Errorf("without a file: code %d, want %d", code, exitBad)
+	}
+}
+
+// Colours are for people: a terminal has them, a pipe and a file have not.
+func TestColoursAreForTerminals(t *testing.T) {
+	path := account(t, booted())
+	file, err := os.Create(filepath.Join(t.TempDir(), "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	runStatus(t.Context(), []string{"--file", path}, file, io.Discard)
+	if text, err := os.ReadFile(file.Name()); err != nil || strings.Contains(string(text), "\x1b") || !strings.Contains(string(text), "failed") {
+		t.Errorf("a file has %q, %v; want no colours", text, err)
+	}
+	screen, keyboard := terminal(t)
+	runStatus(t.Context(), []string{"--file", path}, screen, io.Discard)
+	buffer := make([]byte, 4096)
+	n, err := keyboard.Read(buffer)
+	if text := string(buffer[:n]); err != nil || !strings.Contains(text, "\x1b[31mfailed\x1b[0m") {
+		t.Errorf("a terminal has %q, %v; want colours", text, err)
+	}
+}
+
+// terminal makes a terminal: what is written to the one end is read from the other.
+func terminal(t *testing.T) (screen, keyboard *os.File) {
+	t.Helper()
+	keyboard, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		if os.Getenv("CI") != "" {
+			t.Fatal(err)
+		}
+		t.Skipf("no terminals here: %v", err)
+	}
+	t.Cleanup(func() { _ = keyboard.Close() })
+	if err := unix.IoctlSetPointerInt(int(keyboard.Fd()), unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	number, err := unix.IoctlGetInt(int(keyboard.Fd()), unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	screen, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = screen.Close() })
+	return screen, keyboard
+}
