@@ -13,7 +13,7 @@ LDFLAGS := -s -w -buildid= -funcalign=16 -T=0x4c1000 -X "main.version=$(VERSION)
 # functions are aligned to 16 bytes: that keeps the binary below its budget. Later patterns win.
 # The program is moved up so that its variables do not lie across a multiple of 2 MiB: where the
 # kernel always uses huge pages, a whole one would be theirs.
-COLD := cambium/... github.com/... golang.org/... net/http crypto/x509 encoding/xml encoding/asn1 encoding/gob regexp/... archive/tar vendor/golang.org/x/... net net/textproto mime/... os os/... flag log fmt time math/big
+COLD := cambium/... github.com/... golang.org/... net/http crypto/tls crypto/x509 encoding/xml encoding/asn1 encoding/gob regexp/... archive/tar vendor/golang.org/x/... net net/textproto mime/... os os/... flag log fmt time math/big
 HOT := github.com/klauspost/... github.com/nats-io/... vendor/golang.org/x/crypto/...
 BUILD := CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags nethttpomithttp2 $(COLD:%=-gcflags='%=-l') $(HOT:%=-gcflags='%=') -ldflags '$(LDFLAGS)'
 BUDGET := 12500000
