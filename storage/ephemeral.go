@@ -355,6 +355,7 @@ func (d *Disks) setupRaw(ctx context.Context, path string, i int) error {
 			return err
 		}
 		d.Log.WithFields(logrus.Fields{"disk": path, "before": before(s)}).Info("raw ephemeral disk partitioned")
+		d.changes.Add(1)
 	}
 	if s.Table.Recovered && plan.KeptRaw(s.Table) {
 		if err := disk.Repair(ctx, path); err != nil {

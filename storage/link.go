@@ -3,6 +3,7 @@ package storage
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 
@@ -43,6 +44,21 @@ func (d *Disks) RemoveDynamic(_ context.Context, cid string) error {
 	return atomicfile.Remove(link)
 }
 
+// CheckKnown refuses to go on when a disk that has a name is not known, or when more disks are
+// known than one would expect: those with names, or else one, and one more while disks are changed.
+func (d *Disks) CheckKnown(associations []settings.DiskAssociation) error {
+	known := d.Records.Disks()
+	for _, a := range associations {
+		if _, ok := known[a.CID]; !ok {
+			return fmt.Errorf("persistent disk %q, named %q, is not attached", a.CID, a.Name)
+		}
+	}
+	if most := max(len(associations), 1) + 1; len(known) > most {
+		return fmt.Errorf("%d persistent disks are attached, want at most %d", len(known), most)
+	}
+	return nil
+}
+
 // Associate links persistent disks under the names that jobs know them by.
 func (d *Disks) Associate(ctx context.Context, associations []settings.DiskAssociation) error {
 	if len(associations) == 0 {
@@ -65,6 +81,9 @@ func (d *Disks) Associate(ctx context.Context, associations []settings.DiskAssoc
 		}
 		if err := ensureDir(d.Dirs.DiskAssociations(), 0o755); err != nil {
 			return fmt.Errorf("associate disk as %s: %w", a.Name, err)
+		}
+		if have, _ := os.Readlink(link); have != dev.Path {
+			d.changes.Add(1)
 		}
 		if err := atomicfile.Symlink(dev.Path, link); err != nil {
 			return err

@@ -231,6 +231,7 @@ func (d *Disks) bindPersistent(ctx context.Context, p settings.PersistentDisk, s
 			if err := mount.Bind(ctx, source, target, 0); err != nil {
 				return err
 			}
+			d.changes.Add(1)
 		}
 		if occupied {
 			if err := d.afterInterruption(ctx, p, target); err != nil {

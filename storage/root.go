@@ -137,6 +137,7 @@ func (d *Disks) GrowRoot(ctx context.Context, ephemeral *settings.DiskHint) erro
 			return fmt.Errorf("grow root: %w", err)
 		}
 		d.Log.WithFields(logrus.Fields{"disk": path, "partition": n}).Info("root partition grown")
+		d.changes.Add(1)
 	}
 	part := device.Partition(path, n)
 	content, err := filesystem.Probe(part)

@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -84,6 +85,8 @@ type Disks struct {
 	Config
 	mu sync.Mutex // one disk operation at a time
 
+	changes atomic.Int64
+
 	// For tests: the mount of "/", whether this is a container, RAM, and a call between any
 	// two steps that change something.
 	rootMount func() (mount.Entry, bool, error)
@@ -104,6 +107,9 @@ func New(c Config) *Disks {
 		rootMount: func() (mount.Entry, bool, error) { return mount.At("/") },
 		container: inContainer, memory: memTotal, step: func(string) {}}
 }
+
+// Changes is how many changes to disks and mounts have been made so far.
+func (d *Disks) Changes() int { return int(d.changes.Load()) }
 
 const (
 	// nodeLimit bounds the wait for the node of a partition that the kernel was told of.
@@ -154,6 +160,9 @@ func (d *Disks) mountData(ctx context.Context, part string, content filesystem.C
 	if err := mount.Device(ctx, part, target, string(content.Kind), options); err != nil {
 		return err
 	}
+	if where == "" {
+		d.changes.Add(1)
+	}
 	err = d.growMounted(part, target, content.Kind)
 	if content.Kind != filesystem.Ext4 || !errors.Is(err, unix.EPERM) {
 		return err
@@ -182,6 +191,7 @@ func (d *Disks) growMounted(part, target string, kind filesystem.Kind) error {
 		return err
 	}
 	if grown {
+		d.changes.Add(1)
 		d.Log.WithFields(logrus.Fields{"device": part, "mount": target}).Info("file system grown to its device")
 	}
 	return nil
