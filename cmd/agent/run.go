@@ -334,8 +334,8 @@ func (a *app) ready(ctx context.Context, v bootstrap.Verdict) error {
 		return err
 	}
 	// Before the first pong, so that whoever has it finds the whole account.
-	after, unchanged := time.Duration(a.rec.Now()), a.machine.Changes() == 0
-	if err := errors.Join(a.rec.Update(func(d *status.Document) { d.Unchanged, d.ReadyNS = unchanged, int64(after) }), a.rec.Flush()); err != nil {
+	after := time.Duration(a.rec.Now())
+	if err := errors.Join(a.rec.Update(func(d *status.Document) { d.Unchanged, d.ReadyNS = a.machine.Changes() == 0, int64(after) }), a.rec.Flush()); err != nil {
 		a.log.WithError(err).Warn("status not written")
 	}
 	a.dispatcher.Ready(table, tasks)
