@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"net/url"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -40,15 +41,20 @@ type Settings interface {
 // Users changes accounts and returns how many changes that took.
 type Users interface {
 	SetPasswords(ctx context.Context, hashes map[string]secret.String) (int, error)
-	AuthorizeKeys(ctx context.Context, name string, keys []string) (int, error)
+	// AuthorizeKeys sets the keys that let somebody in; with keep those that are there stay behind them.
+	AuthorizeKeys(ctx context.Context, name string, keys []string, keep bool) (int, error)
 }
 
 // Disks prepares what the settings name.
 type Disks interface {
+	// Changes is how many changes all of them have made so far.
+	Changes() int
 	SetupRawEphemeral(ctx context.Context, hints []settings.DiskHint) error
 	SetupEphemeral(ctx context.Context, hint *settings.DiskHint, swapMiB *uint64, agentID string) error
 	GrowRoot(ctx context.Context, ephemeral *settings.DiskHint) error
 	MountLast(ctx context.Context) (warning string, err error)
+	// CheckKnown refuses associations of unknown disks, and disks that nothing accounts for.
+	CheckKnown(associations []settings.DiskAssociation) error
 	Associate(ctx context.Context, associations []settings.DiskAssociation) error
 }
 
@@ -108,11 +114,18 @@ func (m *Machine) Reset() {
 	m.changes = 0
 }
 
-// Count adds changes that a part of the machine made by itself.
+// Count adds changes that a part of the machine made by itself. A boot that was said to have
+// changed nothing has changed something then: background steps end later.
 func (m *Machine) Count(changes int) {
+	if changes == 0 {
+		return
+	}
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	m.changes += changes
+	m.mu.Unlock()
+	if err := m.Status.Update(func(d *status.Document) { d.Unchanged = false }); err != nil {
+		m.Log.WithError(err).Warn("status not written")
+	}
 }
 
 // changed records what a step did as its evidence.
@@ -367,11 +380,23 @@ func (m *Machine) startBus(ctx context.Context, _ *Span) error {
 	return m.StartBus(ctx, m.Settings.Effective())
 }
 
+func (m *Machine) envKeys() []string {
+	return m.Settings.Effective().Settings.Env.Bosh.AuthorizedKeys
+}
+
+func (m *Machine) hasEnvKeys() bool { return m.Users != nil && len(m.envKeys()) > 0 }
+
+// authorizeEnvKeys waits for no network. The IaaS's key of an earlier boot stays until it is known anew.
+func (m *Machine) authorizeEnvKeys(ctx context.Context, _ *Span) error {
+	return m.authorize(ctx, m.envKeys(), true)
+}
+
 func (m *Machine) authorizeKeys(ctx context.Context, s *Span) error {
-	keys := append([]string(nil), m.Settings.Effective().Settings.Env.Bosh.AuthorizedKeys...)
+	keys := append([]string(nil), m.envKeys()...)
 	fromIaaS, err := m.PublicKey(ctx)
 	if err != nil {
-		s.Evidence("no SSH key from the sources: %s", OneLine(err.Error()))
+		s.Evidence("no SSH key from the sources, what is there stays: %s", OneLine(err.Error()))
+		return nil
 	}
 	if fromIaaS != "" {
 		keys = append(keys, fromIaaS)
@@ -379,7 +404,11 @@ func (m *Machine) authorizeKeys(ctx context.Context, s *Span) error {
 	if len(keys) == 0 {
 		return nil
 	}
-	n, err := m.Users.AuthorizeKeys(ctx, "vcap", keys)
+	return m.authorize(ctx, keys, false)
+}
+
+func (m *Machine) authorize(ctx context.Context, keys []string, keep bool) error {
+	n, err := m.Users.AuthorizeKeys(ctx, "vcap", keys, keep)
 	m.Count(n)
 	return err
 }
@@ -390,6 +419,7 @@ func (m *Machine) hasRawDisks() bool {
 
 func (m *Machine) setUpRawDisks(ctx context.Context, s *Span) error {
 	defer s.WaitingSoon("the raw ephemeral disks")()
+	defer m.countDisks()()
 	return m.Disks.SetupRawEphemeral(ctx, m.Settings.Effective().Settings.Disks.RawEphemeral)
 }
 
@@ -398,17 +428,26 @@ func (m *Machine) setUpEphemeralDisk(ctx context.Context, span *Span) error {
 	if hint := s.Disks.Ephemeral; hint != nil {
 		defer span.WaitingSoon("the disk " + cmp.Or(hint.Path, hint.DeviceID, hint.VolumeID, hint.LUN))()
 	}
+	defer m.countDisks()()
 	return m.Disks.SetupEphemeral(ctx, s.Disks.Ephemeral, s.Env.Bosh.SwapSizeMiB, s.AgentID)
 }
 
 func (m *Machine) growRootDisk(ctx context.Context, _ *Span) error {
+	defer m.countDisks()()
 	return m.Disks.GrowRoot(ctx, m.Settings.Effective().Settings.Disks.Ephemeral)
 }
 
-// mountPersistentDisk also renews the names of associated disks. Without them jobs that use
-// them fail by themselves and say so, hence only a warning.
+// countDisks counts what the disks change until the function it returns is called.
+func (m *Machine) countDisks() func() {
+	before := m.Disks.Changes()
+	return func() { m.Count(m.Disks.Changes() - before) }
+}
+
+// mountPersistentDisk also renews the names of associated disks. Without their devices jobs that
+// use them fail by themselves and say so, hence only a warning.
 func (m *Machine) mountPersistentDisk(ctx context.Context, s *Span) error {
 	defer s.WaitingSoon("the persistent disk")()
+	defer m.countDisks()()
 	warning, err := m.Disks.MountLast(ctx)
 	if err != nil {
 		return err
@@ -416,10 +455,12 @@ func (m *Machine) mountPersistentDisk(ctx context.Context, s *Span) error {
 	if warning != "" {
 		s.Warn("%s", warning)
 	}
-	if associations := m.Settings.Effective().Associations; len(associations) > 0 {
-		if err := m.Disks.Associate(ctx, associations); err != nil {
-			s.Warn("%s", err)
-		}
+	associations := m.Settings.Effective().Associations
+	if err := m.Disks.CheckKnown(associations); err != nil {
+		return err
+	}
+	if err := m.Disks.Associate(ctx, associations); err != nil {
+		s.Warn("%s", err)
 	}
 	return nil
 }
@@ -437,14 +478,18 @@ func (m *Machine) converge(ctx context.Context, s *Span, groups ...string) error
 }
 
 // makeDirectories takes seriously what jobs cannot live without; the rest hardens the machine
-// and only warns.
+// and only warns. From then on the agent and what it starts have a place for temporary files in
+// which programs can be executed, unlike /tmp.
 func (m *Machine) makeDirectories(ctx context.Context, s *Span) error {
 	for _, group := range []string{tree.SharedMemory, tree.Home} {
 		if err := m.converge(ctx, s, group); err != nil {
 			s.Warn("%s", err)
 		}
 	}
-	return m.converge(ctx, s, tree.Log, tree.Opt, tree.Data, tree.Temp, tree.CanRestart, tree.Blobs, tree.Store, tree.SSH, tree.Associations)
+	if err := m.converge(ctx, s, tree.Log, tree.Opt, tree.Data, tree.Temp, tree.CanRestart, tree.Blobs, tree.Store, tree.SSH, tree.Associations); err != nil {
+		return err
+	}
+	return os.Setenv("TMPDIR", m.Dirs.Tmp())
 }
 
 func (m *Machine) setTimeServers(ctx context.Context, s *Span) error {
@@ -485,6 +530,7 @@ func (m *Machine) removeDevTools(ctx context.Context, s *Span) error {
 			continue
 		}
 		removed, err := m.Host.RemoveListed(ctx, filepath.Join(m.Dirs.BoshEtc(), list.file))
+		m.Count(removed)
 		s.Evidence("%s: removed %d", list.file, removed)
 		failed = append(failed, err)
 	}

@@ -23,10 +23,10 @@ func emptyRoot(t *testing.T) string {
 	}
 	root := t.TempDir()
 	for path, content := range map[string]string{
-		"etc/passwd":  "root:x:0:0:root:/root:/bin/bash\n",
-		"etc/shadow":  "root:*:19000:0:99999:7:::\n",
-		"etc/group":   "root:x:0:\nadm:x:4:\ncdrom:x:24:\n",
-		"etc/gshadow": "root:*::\nadm:*::\ncdrom:*::\n",
+		"etc/passwd":  "root:x:0:0:root:/root:/bin/bash\nsyslog:x:102:4::/nonexistent:/usr/sbin/nologin\n",
+		"etc/shadow":  "root:*:19000:0:99999:7:::\nsyslog:!:19000::::::\n",
+		"etc/group":   "root:x:0:\nadm:x:4:\ntty:x:5:\ncdrom:x:24:\n",
+		"etc/gshadow": "root:*::\nadm:*::\ntty:*::\ncdrom:*::\n",
 	} {
 		if err := os.MkdirAll(filepath.Join(root, filepath.Dir(path)), 0o755); err != nil {
 			t.Fatal(err)
@@ -105,7 +105,7 @@ func TestRootInstall(t *testing.T) {
 		t.Errorf("passwd is %q, want the user vcap in it", passwd)
 	}
 	group, _ := os.ReadFile(filepath.Join(root, "etc/group"))
-	for _, want := range []string{"\nvcap:x:1000:", "\nbosh_sudoers:", "\nbosh_sshers:", "\nadm:x:4:vcap", "\ncdrom:x:24:vcap"} {
+	for _, want := range []string{"\nvcap:x:1000:syslog\n", "\ntty:x:5:syslog\n", "\nbosh_sudoers:", "\nbosh_sshers:", "\nadm:x:4:vcap", "\ncdrom:x:24:vcap"} {
 		if !strings.Contains(string(group), want) {
 			t.Errorf("group is %q, want %q in it", group, want)
 		}

@@ -47,6 +47,7 @@ type services interface {
 	Kill(ctx context.Context, name string, signal syscall.Signal) error
 	Setup(ctx context.Context, name string) error
 	Running(ctx context.Context, name string) bool
+	Started(name string)
 	Restart(ctx context.Context, name string) error
 	Reload(ctx context.Context, name string) error
 	PowerOff(ctx context.Context) error
@@ -246,13 +247,18 @@ func (a *app) addJobs(m *bootstrap.Machine, linux agentjson.Linux) {
 	a.manager = manager
 	m.Host.Units = manager
 	dns := &resolver.Kernel{Root: "/", PreferResolved: linux.ServiceManager == "systemd", Units: manager, Log: a.log.WithField("component", "dns")}
-	m.SetDNS = func(ctx context.Context, servers []netip.Addr) error { return setDNS(ctx, dns, servers) }
+	m.SetDNS = func(ctx context.Context, servers []netip.Addr) error {
+		changes, err := setDNS(ctx, dns, servers)
+		m.Count(changes)
+		return err
+	}
 	m.JobDirectories = func(ctx context.Context) error {
 		spec, err := state.Spec()
 		if err != nil {
 			return err
 		}
-		_, err = m.Tree.Converge(ctx, tree.JobDirs(a.dirs, spec.JobNames()))
+		made, err := m.Tree.Converge(ctx, tree.JobDirs(a.dirs, spec.JobNames()))
+		m.Count(len(made))
 		return err
 	}
 	if a.o.supervisor == "monit" {
@@ -260,18 +266,18 @@ func (a *app) addJobs(m *bootstrap.Machine, linux agentjson.Linux) {
 	}
 }
 
-func setDNS(ctx context.Context, k *resolver.Kernel, servers []netip.Addr) error {
+func setDNS(ctx context.Context, k *resolver.Kernel, servers []netip.Addr) (int, error) {
 	have, err := k.Observe(ctx)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	changes, err := resolver.Diff(have, resolver.Desired{Servers: servers})
 	if err != nil {
-		return err
+		return 0, err
 	}
 	// The resolver may itself just be starting, and fail once because directories it needs are
 	// being bound; what it has not read by then it must read again.
-	return retry.Do(ctx, retry.Backoff{Min: 200 * time.Millisecond, Max: 2 * time.Second}, func(ctx context.Context) error {
+	return len(changes), retry.Do(ctx, retry.Backoff{Min: 200 * time.Millisecond, Max: 2 * time.Second}, func(ctx context.Context) error {
 		return k.Apply(ctx, changes)
 	})
 }
@@ -283,15 +289,19 @@ const monitUnit = "monit"
 func (a *app) startMonit(ctx context.Context, manager services) error {
 	running := make(chan bool, 1)
 	go func() { running <- manager.Running(ctx, monitUnit) }()
-	if err := writeMonitUser(a.dirs); err != nil {
+	made, err := writeMonitUser(a.dirs)
+	a.machine.Count(made)
+	if err != nil {
 		return err
 	}
 	if err := jobs.KeepStopped(a.dirs); err != nil {
 		return err
 	}
-	if <-running {
-		return nil // the agent has been started again
+	if <-running { // the agent has been started again
+		manager.Started(monitUnit)
+		return nil
 	}
+	a.machine.Count(1)
 	if err := manager.Setup(ctx, monitUnit); err != nil {
 		return err
 	}
@@ -300,17 +310,17 @@ func (a *app) startMonit(ctx context.Context, manager services) error {
 
 // writeMonitUser makes an account for monit's interface unless there is one. The name is what
 // releases expect; the password is this machine's own.
-func writeMonitUser(dirs vcap.Dirs) error {
+func writeMonitUser(dirs vcap.Dirs) (made int, err error) {
 	path := dirs.MonitUser()
 	if _, err := os.Lstat(path); err == nil {
-		return os.Chmod(path, 0o600)
+		return 0, os.Chmod(path, 0o600)
 	} else if !errors.Is(err, fs.ErrNotExist) {
-		return err
+		return 0, err
 	}
 	if err := os.MkdirAll(dirs.MonitJobs(), 0o700); err != nil {
-		return err
+		return 0, err
 	}
-	return atomicfile.Write(path, []byte("vcap:"+rand.Text()), 0o600)
+	return 1, atomicfile.Write(path, []byte("vcap:"+rand.Text()), 0o600)
 }
 
 func (a *app) mountTmpfs(ctx context.Context, path string) error {

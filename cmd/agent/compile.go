@@ -78,5 +78,5 @@ func makeWorkDirs(dirs vcap.Dirs) error {
 			return err
 		}
 	}
-	return nil
+	return os.Setenv("TMPDIR", dirs.Tmp())
 }

@@ -28,17 +28,32 @@ func (h *Host) Hook(ctx context.Context, name string) (ran bool, err error) {
 			return false, nil
 		}
 	}
-	done := h.at(filepath.Join("/run/cambium/hooks", name))
-	if _, err := os.Lstat(done); err == nil {
+	if h.hookDone(name) {
 		return true, nil
 	}
+	return true, h.runHook(ctx, name, path)
+}
+
+func (h *Host) hookMark(name string) string { return h.at(filepath.Join("/run/cambium/hooks", name)) }
+
+// hookDone reports whether a hook has ended well in this boot of the machine.
+func (h *Host) hookDone(name string) bool {
+	_, err := os.Lstat(h.hookMark(name))
+	return err == nil
+}
+
+func (h *Host) runHook(ctx context.Context, name, path string) error {
+	done := h.hookMark(name)
+	if err := atomicfile.Remove(done); err != nil { // it is to be run again if it fails now
+		return fmt.Errorf("hook %s: %w", name, err)
+	}
 	if _, err := command.Run(ctx, command.Cmd{Name: path}); err != nil {
-		return true, fmt.Errorf("hook %s: %w", name, err)
+		return fmt.Errorf("hook %s: %w", name, err)
 	}
 	if err := os.MkdirAll(filepath.Dir(done), 0o755); err != nil {
-		return true, fmt.Errorf("hook %s: %w", name, err)
+		return fmt.Errorf("hook %s: %w", name, err)
 	}
-	return true, atomicfile.Write(done, nil, 0o644, atomicfile.Volatile())
+	return atomicfile.Write(done, nil, 0o644, atomicfile.Volatile())
 }
 
 // RemoveListed removes what a file of the stemcell lists, one path per line: compilers, static

@@ -223,8 +223,7 @@ func (h *Host) apply(ctx context.Context, c Change) error {
 		}
 		return h.Units.Restart(ctx, "systemd-timesyncd")
 	case RunSyncTime:
-		_, err := h.Hook(ctx, "sync-time")
-		return err
+		return h.runHook(ctx, syncTime, h.at(filepath.Join(h.Dirs.BoshBin(), syncTime)))
 	case UpdateCertificates:
 		return h.updateCertificates(ctx)
 	}

@@ -224,6 +224,19 @@ func TestTime(t *testing.T) {
 		if got := get(t, h, "/seen"); got != "0.pool.example 10.0.0.1" {
 			t.Errorf("the program saw %q", got)
 		}
+		// Other servers in the same boot of the machine are other servers.
+		converge(t, h, Desired{TimeServers: []string{"10.0.0.2"}})
+		if got := get(t, h, "/seen"); got != "10.0.0.2" {
+			t.Errorf("after a change the program saw %q", got)
+		}
+		// The same ones are told again after the next boot, in which /run is empty.
+		if err := errors.Join(os.RemoveAll(h.at("/run")), os.Remove(h.at("/seen"))); err != nil {
+			t.Fatal(err)
+		}
+		converge(t, h, Desired{TimeServers: []string{"10.0.0.2"}})
+		if got := get(t, h, "/seen"); got != "10.0.0.2" {
+			t.Errorf("after a boot the program saw %q", got)
+		}
 	})
 	t.Run("chrony not running", func(t *testing.T) {
 		h, _ := newHost(t, map[string]string{"/etc/chrony/sources.d/README": ""})

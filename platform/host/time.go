@@ -13,6 +13,7 @@ const (
 	chronySources   = "/etc/chrony/sources.d/bosh.sources"
 	chronySocket    = "/run/chrony/chronyd.sock"
 	timesyncdDropIn = "/etc/systemd/timesyncd.conf.d/60-bosh.conf"
+	syncTime        = "sync-time"
 )
 
 // timeState says who keeps the time here, in order of preference.
@@ -24,6 +25,7 @@ type timeState struct {
 	timesyncd  bool
 	dropIn     []byte
 	hook       bool // the stemcell has a program for it
+	hookDone   bool // which has run in this boot of the machine
 }
 
 func (h *Host) observeTime() (s timeState, err error) {
@@ -43,7 +45,7 @@ func (h *Host) observeTime() (s timeState, err error) {
 	}{
 		{[]string{filepath.Dir(chronySources)}, &s.chrony},
 		{[]string{"/usr/lib/systemd/systemd-timesyncd", "/lib/systemd/systemd-timesyncd"}, &s.timesyncd},
-		{[]string{filepath.Join(h.Dirs.BoshBin(), "sync-time")}, &s.hook},
+		{[]string{filepath.Join(h.Dirs.BoshBin(), syncTime)}, &s.hook},
 	} {
 		for _, path := range probe.paths {
 			if _, err := os.Stat(h.at(path)); err == nil {
@@ -53,6 +55,7 @@ func (h *Host) observeTime() (s timeState, err error) {
 			}
 		}
 	}
+	s.hookDone = h.hookDone(syncTime)
 	return s, nil
 }
 
@@ -83,7 +86,7 @@ func diffTime(have timeState, servers []string) ([]Change, error) {
 			return nil, nil
 		}
 		return append(append(dropIn, Change{Action: RestartTimesyncd}), list...), nil
-	case have.hook && len(list) > 0:
+	case have.hook && (len(list) > 0 || !have.hookDone):
 		return append(list, Change{Action: RunSyncTime}), nil
 	}
 	return list, nil

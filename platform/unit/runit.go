@@ -101,10 +101,18 @@ func (r *Runit) PowerOff(ctx context.Context) error { return r.run(ctx, "shutdow
 // Reboot starts the machine again, in order.
 func (r *Runit) Reboot(ctx context.Context) error { return r.run(ctx, "shutdown", "-r", "now") }
 
-func (r *Runit) sv(ctx context.Context, verb, name string) error {
+// Started says that a service needs no start, in the words of one.
+func (r *Runit) Started(name string) { r.say("start", name) }
+
+// say logs what an operator would have typed: others look for these very words in the log.
+func (r *Runit) say(verb, name string) {
 	if r.Log != nil {
 		r.Log.WithField("command", "sv "+verb+" "+name).Info("asking runit")
 	}
+}
+
+func (r *Runit) sv(ctx context.Context, verb, name string) error {
+	r.say(verb, name)
 	program := r.Program
 	if program == "" {
 		program = "sv"

@@ -285,6 +285,15 @@ func TestStartIsLoggedInSystemctlsWords(t *testing.T) {
 	if !strings.Contains(out.String(), "systemctl start monit") {
 		t.Errorf("got log %q, want the words systemctl start monit", out.String())
 	}
+	// Of one that runs already, too: others wait for these words after a restart of the agent.
+	out.Reset()
+	if s.Started("monit"); !strings.Contains(out.String(), "systemctl start monit") {
+		t.Errorf("got log %q, want the words systemctl start monit", out.String())
+	}
+	out.Reset()
+	if (&Runit{Log: s.Log}).Started("monit"); !strings.Contains(out.String(), "sv start monit") {
+		t.Errorf("got log %q, want the words sv start monit", out.String())
+	}
 }
 
 func TestPowerOff(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -46,6 +47,17 @@ func join(keys []string) []byte {
 
 func (k keyFile) is(keys []string, account Account) bool {
 	return bytes.Equal(k.content, join(keys)) && k.mode == 0o600 && k.uid == account.UID && k.dirMode == fs.ModeDir|0o700 && k.dirOwner == account.UID
+}
+
+// behind adds the keys that are there to others.
+func (k keyFile) behind(keys []string) []string {
+	keys = strings.Split(string(join(keys)), "\n")
+	for line := range strings.Lines(string(k.content)) {
+		if line = strings.TrimSpace(line); !slices.Contains(keys, line) {
+			keys = append(keys, line)
+		}
+	}
+	return keys
 }
 
 // readKeys returns nothing for what is missing or unreadable: it will be written anew.

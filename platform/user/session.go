@@ -16,10 +16,10 @@ func (a *Accounts) SetPasswords(ctx context.Context, hashes map[string]secret.St
 	return len(changes), err
 }
 
-// AuthorizeKeys makes these the only keys that let somebody in as the user, and returns how
-// many changes that took.
-func (a *Accounts) AuthorizeKeys(ctx context.Context, name string, keys []string) (int, error) {
-	changes, err := a.Converge(ctx, Desired{Keys: map[string][]string{name: keys}})
+// AuthorizeKeys makes these the only keys that let somebody in as the user, or with keep the first
+// ones, and returns how many changes that took.
+func (a *Accounts) AuthorizeKeys(ctx context.Context, name string, keys []string, keep bool) (int, error) {
+	changes, err := a.Converge(ctx, Desired{Keys: map[string][]string{name: keys}, KeepKeys: keep})
 	return len(changes), err
 }
 

@@ -56,8 +56,9 @@ type Session struct {
 type Desired struct {
 	// Passwords are crypt(3) hashes by user. An empty one means that no password fits.
 	Passwords map[string]secret.String
-	// Keys are the authorized keys by user, replacing all that are there.
+	// Keys are the authorized keys by user, replacing all that are there, or with KeepKeys before them.
 	Keys     map[string][]string
+	KeepKeys bool
 	Sessions []Session
 	// Remove names short-lived users that should be gone.
 	Remove []string
@@ -160,8 +161,12 @@ func Diff(have State, want Desired) (changes []Change, err error) {
 		if !there {
 			return nil, fmt.Errorf("authorized keys of %s: %w", name, ErrNoUser)
 		}
-		if !have.keys[name].is(want.Keys[name], account) {
-			changes = append(changes, Change{Action: SetKeys, User: name, keys: want.Keys[name]})
+		keys := want.Keys[name]
+		if want.KeepKeys {
+			keys = have.keys[name].behind(keys)
+		}
+		if !have.keys[name].is(keys, account) {
+			changes = append(changes, Change{Action: SetKeys, User: name, keys: keys})
 		}
 	}
 	for _, session := range want.Sessions {

@@ -149,6 +149,18 @@ func TestKeys(t *testing.T) {
 	if got := converge(t, a, Desired{Keys: map[string][]string{"vcap": {"ssh-rsa A one", "ssh-rsa B two"}}}); len(got) != 1 {
 		t.Errorf("got %q, want the mode set right", got)
 	}
+	// Those that are there can stay, behind the others and once.
+	for _, want := range []string{"ssh-rsa C\nssh-rsa A one\nssh-rsa B two", "ssh-rsa C\nssh-rsa A one\nssh-rsa B two"} {
+		if _, err := a.AuthorizeKeys(t.Context(), "vcap", []string{"ssh-rsa C\n"}, true); err != nil {
+			t.Fatal(err)
+		}
+		if got := get(t, a, "home/vcap/.ssh/authorized_keys"); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+	if n, err := a.AuthorizeKeys(t.Context(), "vcap", []string{"ssh-rsa C"}, true); n != 0 || err != nil {
+		t.Errorf("a third time made %d changes, %v", n, err)
+	}
 	if _, err := a.Converge(t.Context(), Desired{Keys: map[string][]string{"nobody": nil}}); !errors.Is(err, ErrNoUser) {
 		t.Errorf("got %v, want ErrNoUser", err)
 	}
