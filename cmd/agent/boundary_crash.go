@@ -6,22 +6,28 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 
 	"cambium/internal/vcap"
 )
 
-// boundary kills the process at the step boundary that the file bosh/crash_at names, once:
-// "network:begin" or "network:end". Only agents built for the crash tests contain this.
+// boundary kills the process at the step boundary that the first line of the file bosh/crash_at
+// names, "network:begin" or "network:end", and takes that line away, so that the next process is
+// killed at the next. Only agents built for the crash tests contain this.
 func boundary(dirs vcap.Dirs) func(step string, ended bool) {
 	path := filepath.Join(dirs.Bosh(), "crash_at")
+	var mu sync.Mutex // steps run side by side
 	return func(step string, ended bool) {
+		mu.Lock()
+		defer mu.Unlock()
 		where := step + ":begin"
 		if ended {
 			where = step + ":end"
 		}
 		wanted, err := os.ReadFile(path)
-		if err != nil || strings.TrimSpace(string(wanted)) != where || os.Remove(path) != nil {
+		first, rest, _ := strings.Cut(string(wanted), "\n")
+		if err != nil || first != where || os.WriteFile(path, []byte(rest), 0o600) != nil {
 			return
 		}
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)

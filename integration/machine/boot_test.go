@@ -11,10 +11,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"cambium/bootstrap"
 	"cambium/integration/lab"
 	"cambium/integration/lab/execs"
 	"cambium/integration/lab/machine"
@@ -42,6 +44,35 @@ func settled(t *testing.T, i *lab.Instance, limit time.Duration) status.Document
 		t.Fatal(err)
 	}
 	return agentStatus(t, i)
+}
+
+// ended waits until the background steps have ended, too.
+func ended(t *testing.T, i *lab.Instance) (d status.Document) {
+	t.Helper()
+	eventually(t, "the end of all steps", func() bool {
+		d = agentStatus(t, i)
+		return !slices.ContainsFunc(d.Steps, func(s status.Step) bool { return s.Outcome == status.Pending || s.Outcome == status.Running })
+	})
+	return d
+}
+
+// hooks are what a stemcell has the agent run. Each leaves a line where the test looks.
+func hooks() (files []machine.File) {
+	for _, name := range []string{"bosh-agent-rc", "bosh-start-logging-and-auditing"} {
+		files = append(files, machine.File{Path: "/var/vcap/bosh/bin/" + name, Data: []byte("#!/bin/sh\necho " + name + " >>/run/hooks.ran\n"), Mode: 0o755})
+	}
+	return files
+}
+
+// starts is how often the agent's log says that monit was started, which is what others take for
+// the end of a boot.
+func starts(t *testing.T, i *lab.Instance) int {
+	t.Helper()
+	journal, err := i.Journal(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Count(journal, "systemctl start monit")
 }
 
 func writeMarker(t *testing.T, i *lab.Instance, path string) {
@@ -72,10 +103,13 @@ func TestMachineBoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = watch.Close() })
-	i := start(t, l, lab.VM{Ephemeral: 10 * lab.GiB})
+	i := start(t, l, lab.VM{Ephemeral: 10 * lab.GiB, Files: hooks()})
 	ready(t, i)
 
-	first := agentStatus(t, i)
+	first := ended(t, i)
+	if got := run(t, i, "sort", "/run/hooks.ran"); got != "bosh-agent-rc\nbosh-start-logging-and-auditing\n" {
+		t.Errorf("hooks that ran: %q, want each once", got)
+	}
 	if first.State != status.Ready || first.AgentID != i.AgentID || first.Settings == nil || first.Settings.Cached {
 		t.Errorf("after the first boot: %s %q, agent %q, settings %+v, warnings %q", first.State, first.Verdict, first.AgentID, first.Settings, first.Warnings)
 	}
@@ -91,15 +125,18 @@ func TestMachineBoot(t *testing.T) {
 	mounts := run(t, i, "sh", "-c", "sort /proc/self/mountinfo | cut -d' ' -f3-6")
 	addresses := run(t, i, "ip", "-o", "address", "show", "scope", "global")
 
-	before := agentStatus(t, i)
+	before, started := agentStatus(t, i), starts(t, i)
 	run(t, i, "systemctl", "restart", "bosh-agent")
 	ready(t, i)
-	second := agentStatus(t, i)
+	second := ended(t, i)
 	if second.State != status.Ready || !second.Unchanged {
 		t.Errorf("restart on a converged machine: %s, unchanged %v, warnings %q, steps %s", second.State, second.Unchanged, second.Warnings, evidence(second))
 	}
 	if len(second.Earlier) != 1 || second.Earlier[0].State != status.Ready {
 		t.Errorf("restart remembers %+v, want the first process; its warnings were %q", second.Earlier, before.Warnings)
+	}
+	if got := starts(t, i); started != 1 || got != 2 {
+		t.Errorf("the log says %d and %d times that monit was started, want it once per start of the agent", started, got)
 	}
 	again, err := counted(watch, namespace)
 	if err != nil || again.Processes <= done.Processes || len(again.Programs) != len(done.Programs) {
@@ -110,6 +147,13 @@ func TestMachineBoot(t *testing.T) {
 	}
 	if got := run(t, i, "ip", "-o", "address", "show", "scope", "global"); got != addresses {
 		t.Errorf("restart changed the addresses from\n%s\nto\n%s", addresses, got)
+	}
+	// A start of monit is a change, though of nothing else.
+	run(t, i, "systemctl", "stop", "monit")
+	run(t, i, "systemctl", "restart", "bosh-agent")
+	ready(t, i)
+	if d := agentStatus(t, i); d.Unchanged || starts(t, i) != 3 {
+		t.Errorf("monit was started, and the status says unchanged %v", d.Unchanged)
 	}
 
 	for name, again := range map[string]func(context.Context) error{
@@ -184,31 +228,50 @@ func crashAgent(t *testing.T) string {
 	return path
 }
 
-// TestMachineKilledAtStepBoundaries kills the agent at the beginning and end of every step of a
-// first boot, each time on a machine whose boot was just interrupted, and sees it converge.
+// TestMachineKilledAtStepBoundaries kills the agent at the beginning of every step of a first boot,
+// then, in the process that takes over, at its end, and sees a third one converge.
 func TestMachineKilledAtStepBoundaries(t *testing.T) {
 	agent := crashAgent(t)
 	l := newLab(t, func(o *lab.Options) { o.Agent = agent })
-	steps := []string{"settings", "hostname", "network", "bus", "ephemeral-disk", "persistent-disk", "directories", "job-directories", "supervisor"}
-	for n, step := range steps {
-		for _, side := range []string{"begin", "end"} {
-			at := step + ":" + side
-			i := start(t, l, lab.VM{Ephemeral: lab.GiB, Files: []machine.File{{Path: "/var/vcap/bosh/crash_at", Data: []byte(at), Mode: 0o600}}})
-			ready(t, i)
-			d := agentStatus(t, i)
-			if d.State != status.Ready || len(d.Earlier) != 1 {
-				t.Errorf("killed at %s: %s %q after %d earlier processes, want ready after one", at, d.State, d.Warnings, len(d.Earlier))
+	for n, step := range bootstrap.Steps(&bootstrap.Machine{}) {
+		t.Run(step.Name, func(t *testing.T) {
+			inMemory := step.Name == "boot-once"
+			i := create(t, l, lab.VM{Ephemeral: lab.GiB, Files: append(hooks(), machine.File{Path: "/var/vcap/bosh/crash_at",
+				Data: []byte(step.Name + ":begin\n" + step.Name + ":end\n"), Mode: 0o600}), Edit: func(d lab.Document) {
+				d.Set("env.bosh.authorized_keys", []string{"ssh-ed25519 ENV"}).Set("env.bosh.ipv6.enable", true)
+				if inMemory {
+					d.Set("env.bosh.job_dir.tmpfs", true)
+				}
+			}})
+			defer remove(t, i)
+			if step.Name == "raw-disks" {
+				disk, err := i.AttachNew(t.Context(), "raw", lab.GiB)
+				if err == nil {
+					err = i.Change(t.Context(), func(d lab.Document) { d.Set("disks.raw_ephemeral", []any{map[string]any{"path": disk.Path}}) })
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
 			}
-			if n%3 == 0 { // a power cut on top, for some
+			if err := i.Start(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "the second kill", func() bool {
+				left, err := i.ReadFile("/var/vcap/bosh/crash_at")
+				return err == nil && len(left) == 0
+			})
+			ready(t, i)
+			d := ended(t, i)
+			if d.State != status.Ready || len(d.Earlier) != 2 || d.Steps[n].Name != step.Name || d.Steps[n].Outcome != status.Done {
+				t.Errorf("%s %q after %d earlier processes, step %s %s; want ready after two, and the step done", d.State, d.Warnings, len(d.Earlier), d.Steps[n].Name, d.Steps[n].Outcome)
+			}
+			if n%3 == 0 && !inMemory { // a power cut on top, for some
 				if err := errors.Join(i.Kill(t.Context()), i.Start(t.Context())); err != nil {
 					t.Fatal(err)
 				}
 				ready(t, i)
 			}
-			if err := i.Delete(t.Context()); err != nil {
-				t.Error(err)
-			}
-		}
+		})
 	}
 }
 

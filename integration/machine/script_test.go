@@ -7,32 +7,41 @@ import (
 	"testing"
 
 	"cambium/integration/lab/labtest"
+	"cambium/integration/lab/machine"
 	"cambium/integration/lab/release"
 )
 
-// TestMachineScriptsRunWithDefaults has a pre-start do what releases do, and look at what it
-// inherited of the agent's unit.
-func TestMachineScriptsRunWithDefaults(t *testing.T) {
-	l := newLab(t)
-	job := release.Job{Name: "probe", Files: release.Files{"bin/pre-start": `#!/bin/bash
-set -eu
-out=/var/vcap/data/probe.out
-{
+// inherited writes down what a process has of its parent: a service of systemd without settings of
+// its own has systemd's defaults.
+const inherited = `inherited() {
   echo "nice $(nice)"
   echo "oom $(cat /proc/self/oom_score_adj)"
-  echo "capabilities $(awk '/^CapEff/ {print $2}' /proc/self/status) $(awk '/^CapEff/ {print $2}' /proc/1/status)"
-  echo "privileges $(awk '/^NoNewPrivs/ {print $2}' /proc/self/status)"
-  echo "seccomp $(awk '/^Seccomp:/ {print $2}' /proc/self/status) $(awk '/^Seccomp:/ {print $2}' /proc/1/status)"
-  echo "core $(ulimit -c) files $(ulimit -Hn)"
-  echo "mounts $(readlink /proc/self/ns/mnt) $(readlink /proc/1/ns/mnt)"
-} >$out
-yes 2>/dev/null | head -1 >/dev/null; echo "sigpipe ${PIPESTATUS[0]}" >>$out
+  grep -E '^(Cap|NoNewPrivs|Seccomp|Umask|Cpus_allowed_list)' /proc/self/status
+  cat /proc/self/limits
+  echo "mounts $(readlink /proc/self/ns/mnt)"
+  echo "policy $(chrt -p $$ | cut -d: -f2 | tr -d '\n')"
+}
+`
+
+// TestMachineScriptsRunWithDefaults has a pre-start do what releases do, and lets it, an errand and
+// a compilation look at what they inherited of the agent's unit.
+func TestMachineScriptsRunWithDefaults(t *testing.T) {
+	l := newLab(t)
+	job := release.Job{Name: "probe", Files: release.Files{"bin/pre-start": "#!/bin/bash\nset -eu\n" + inherited + `
+inherited >/var/vcap/data/pre-start.inherited
+out=/var/vcap/data/probe.out
+yes 2>/dev/null | head -1 >/dev/null; echo "sigpipe ${PIPESTATUS[0]}" >$out
 mkdir -p /var/vcap/data/probe.mnt
 mount -t tmpfs probe /var/vcap/data/probe.mnt
 sysctl -q net.ipv4.ip_forward=1
-modprobe --dry-run --quiet nonexistent || true
+echo "forward $(cat /proc/sys/net/ipv4/ip_forward)" >>$out
 echo "sudo $(sudo -n -u vcap id -un)" >>$out
-`}}
+echo "tmpdir $TMPDIR" >>$out
+printf '#!/bin/sh\necho executed' >$TMPDIR/program
+chmod +x $TMPDIR/program
+echo "program $($TMPDIR/program)" >>$out
+rm $TMPDIR/program
+`, "bin/run": "#!/bin/bash\nset -eu\n" + inherited + "inherited >/var/vcap/data/errand.inherited\necho tmpdir $TMPDIR\n"}}
 	m := release.Manifest{Name: "probe", Groups: []release.Group{{Name: "probe", Instances: 1, EphemeralDisk: 2048, Jobs: []release.Job{job}}}}
 	err := l.Deploy(t.Context(), m, nil)
 	i := l.Machines()["probe-0"]
@@ -45,17 +54,51 @@ echo "sudo $(sudo -n -u vcap id -un)" >>$out
 		words := strings.Fields(line)
 		got[words[0]] = words[1:]
 	}
-	for key, want := range map[string]string{"nice": "0", "oom": "0", "privileges": "0", "sigpipe": "141", "sudo": "vcap"} {
+	for key, want := range map[string]string{"sigpipe": "141", "sudo": "vcap", "forward": "1", "tmpdir": "/var/vcap/data/tmp", "program": "executed"} {
 		if value := strings.Join(got[key], " "); value != want {
 			t.Errorf("%s is %q in a pre-start, want %q", key, value, want)
 		}
 	}
-	for _, key := range []string{"capabilities", "seccomp", "mounts"} {
-		if len(got[key]) != 2 || got[key][0] != got[key][1] {
-			t.Errorf("%s are %v in a pre-start and in init, want the same", key, got[key])
-		}
-	}
 	if mount := run(t, i, "findmnt", "-n", "-o", "FSTYPE", "/var/vcap/data/probe.mnt"); mount != "tmpfs\n" {
 		t.Errorf("what the pre-start mounted is %q, want a tmpfs that everybody sees", mount)
+	}
+
+	var errand struct {
+		Stdout   string `json:"stdout"`
+		ExitCode int    `json:"exit_code"`
+	}
+	if err := i.Agent.Into(t.Context(), &errand, "run_errand", "probe"); err != nil || errand.ExitCode != 0 || errand.Stdout != "tmpdir /var/vcap/data/tmp\n" {
+		t.Errorf("errand: %+v, %v", errand, err)
+	}
+	source, err := release.Package{Name: "src", Files: release.Files{"packaging": "set -eu\n" + inherited + `inherited >/var/vcap/data/compilation.inherited
+[ $TMPDIR = /var/vcap/data/tmp ]
+touch $BOSH_INSTALL_TARGET/made
+`}}.Pack("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, digest := l.Blobs.Put(source)
+	if _, err := i.Agent.Do(t.Context(), "compile_package_with_signed_url", map[string]any{"package_get_signed_url": l.Blobs.SignedURL("GET", id),
+		"upload_signed_url": l.Blobs.SignedURL("PUT", "compiled"), "digest": digest, "name": "src", "version": "1", "deps": map[string]any{}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := i.WriteFile(machine.File{Path: "/root/service", Data: []byte(inherited + "inherited >/var/vcap/data/service.inherited\n"), Mode: 0o600}); err != nil {
+		t.Fatal(err)
+	}
+	run(t, i, "systemd-run", "--wait", "--quiet", "bash", "/root/service")
+	lines := func(who string) []string {
+		return strings.Split(run(t, i, "cat", "/var/vcap/data/"+who+".inherited"), "\n")
+	}
+	want := lines("service")
+	if len(want) < 25 {
+		t.Fatalf("a service of systemd has %q", want)
+	}
+	for _, who := range []string{"pre-start", "errand", "compilation"} {
+		got := lines(who)
+		for n, line := range want {
+			if n >= len(got) || got[n] != line {
+				t.Errorf("a %s has %q, want %q as a service of systemd", who, got[min(n, len(got)-1)], line)
+			}
+		}
 	}
 }
