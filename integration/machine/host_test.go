@@ -12,6 +12,8 @@ import (
 
 	"cambium/integration/lab"
 	"cambium/integration/lab/execs"
+	"cambium/integration/lab/machine"
+	"cambium/internal/status"
 )
 
 // TestMachineHost drives what the Director can change of a running machine's surroundings: whom
@@ -23,8 +25,12 @@ func TestMachineHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = watch.Close() })
-	i := start(t, l, lab.VM{Ephemeral: lab.GiB})
+	i := start(t, l, lab.VM{Source: lab.HTTP, PublicKey: "ssh-ed25519 IAAS", Ephemeral: lab.GiB, Files: removable, Edit: func(d lab.Document) {
+		d.Set("env.bosh.password", "$6$salt$hash").Set("env.bosh.authorized_keys", []string{"ssh-ed25519 ENV1", "ssh-ed25519 ENV2"}).Set("env.bosh.ntp", []string{"10.99.0.123", "ntp.example"})
+		d.Set("env.bosh.remove_dev_tools", true).Set("env.bosh.remove_static_libraries", true)
+	}})
 	ready(t, i)
+	asSettingsSay(t, i)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 
@@ -104,4 +110,85 @@ func TestMachineHost(t *testing.T) {
 	if err != nil || len(v.CPU) != 3 || len(v.Load) != 3 || v.Mem["kb"] == "" || v.Disk["ephemeral"]["percent"] == "" || v.Disk["system"]["percent"] == "" || v.Disk["persistent"] != nil {
 		t.Errorf("got vitals %+v, %v", v, err)
 	}
+	namedDisks(t, i)
+}
+
+// removable are lists of a stemcell, and what they name.
+var removable = []machine.File{
+	{Path: "/var/vcap/bosh/etc/dev_tools_file_list", Data: []byte("/usr/local/compiler\n/usr/local/not-there\n"), Mode: 0o644},
+	{Path: "/usr/local/compiler/bin/cc", Data: []byte("cc"), Mode: 0o755},
+	{Path: "/var/vcap/bosh/etc/static_libraries_list", Data: []byte("/usr/local/lib/libx.a\n"), Mode: 0o644},
+	{Path: "/usr/local/lib/libx.a", Data: []byte("x"), Mode: 0o644},
+	{Path: "/usr/local/lib/libx.so", Data: []byte("x"), Mode: 0o644},
+}
+
+const vcapKeys = "/home/vcap/.ssh/authorized_keys"
+
+// asSettingsSay looks at what a boot made of the settings.
+func asSettingsSay(t *testing.T, i *lab.Instance) {
+	t.Helper()
+	if d := ended(t, i); d.State != status.Ready {
+		t.Errorf("the machine is %s: %q", d.State, d.Warnings)
+	}
+	for _, name := range []string{"root", "vcap"} {
+		if got := run(t, i, "getent", "shadow", name); !strings.HasPrefix(got, name+":$6$salt$hash:") {
+			t.Errorf("the password of %s is not the settings'", name)
+		}
+	}
+	for path, want := range map[string]string{
+		vcapKeys:                       "ssh-ed25519 ENV1\nssh-ed25519 ENV2\nssh-ed25519 IAAS",
+		"/var/vcap/bosh/etc/ntpserver": "10.99.0.123 ntp.example",
+		"/etc/systemd/timesyncd.conf.d/60-bosh.conf": "[Time]\nNTP=10.99.0.123 ntp.example\n",
+	} {
+		if got := run(t, i, "cat", path); got != want {
+			t.Errorf("%s is %q, want %q", path, got, want)
+		}
+	}
+	if got := strings.TrimSpace(run(t, i, "stat", "-c", "%a %U", vcapKeys)); got != "600 vcap" {
+		t.Errorf("the keys are %s, want 600 vcap", got)
+	}
+	if got := strings.Fields(run(t, i, "sh", "-c", "ls -d /usr/local/compiler /usr/local/lib/libx.* 2>/dev/null || true")); len(got) != 1 || got[0] != "/usr/local/lib/libx.so" {
+		t.Errorf("left of the lists is %q, want what they do not name", got)
+	}
+}
+
+// namedDisks lets the names of disks return at a boot, and then a boot fail because a disk that has a
+// name is not known any more: with the keys of the settings in place, so that somebody can look.
+func namedDisks(t *testing.T, i *lab.Instance) {
+	t.Helper()
+	disk, err := i.AttachNew(t.Context(), "named", lab.GiB)
+	if err != nil {
+		t.Fatal(err)
+	}
+	call := func(method string, arguments ...any) {
+		t.Helper()
+		if _, err := i.Agent.Do(t.Context(), method, arguments...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	call("add_persistent_disk", "named", disk.Path)
+	call("update_settings", map[string]any{"trusted_certs": "", "disk_associations": []any{map[string]any{"name": "db", "cid": "named"}}})
+	const link = "/var/vcap/instance/disks/db"
+	run(t, i, "rm", link, vcapKeys)
+	run(t, i, "systemctl", "restart", "bosh-agent")
+	ready(t, i)
+	if got := strings.TrimSpace(run(t, i, "readlink", link)); got != disk.Path {
+		t.Errorf("after a boot the disk's name leads to %q, want %q", got, disk.Path)
+	}
+	if d := ended(t, i); d.Unchanged {
+		t.Error("a name that returned counts as nothing")
+	}
+	asSettingsSay(t, i)
+
+	call("remove_persistent_disk", "named")
+	run(t, i, "rm", vcapKeys)
+	run(t, i, "systemctl", "restart", "--no-block", "bosh-agent")
+	eventually(t, "the verdict", func() bool { return strings.HasPrefix(agentStatus(t, i).Verdict, "persistent-disk: ") })
+	if got := agentStatus(t, i).Verdict; !strings.Contains(got, `"named"`) {
+		t.Errorf("the verdict is %q, want the disk in it", got)
+	}
+	eventually(t, "the keys", func() bool {
+		keys, err := i.Output(t.Context(), "cat", vcapKeys)
+		return err == nil && keys == "ssh-ed25519 ENV1\nssh-ed25519 ENV2\nssh-ed25519 IAAS"
+	})
 }

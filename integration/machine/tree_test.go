@@ -3,10 +3,13 @@
 package machine
 
 import (
+	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 
 	"cambium/integration/lab"
+	"cambium/integration/lab/machine"
 )
 
 // TestMachineTree looks at the directories, mounts, name and rules of a machine that keeps
@@ -126,5 +129,35 @@ func TestMachineFirewall(t *testing.T) {
 	run(t, i, "systemd-run", "--scope", "--slice=system", "--unit=runc-bpm-router", "/var/vcap/bosh/etc/bosh-enable-monit-access")
 	if got := rules(); strings.Count(got, `comment "bosh-monit-access:router"`) != 1 || !strings.Contains(got, "socket cgroupv2 level 2 ") {
 		t.Errorf("got\n%s\nwant one rule for the job's control group", got)
+	}
+
+	// All of this was with UseMonitIptablesFirewall false, which is the default. A stemcell that has
+	// its own rules for monit sets it, and the agent then keeps those for the bus alone.
+	for _, own := range []bool{true, false} {
+		t.Run(fmt.Sprintf("UseMonitIptablesFirewall %v", own), func(t *testing.T) {
+			const path = "/var/vcap/bosh/agent.json"
+			config := lab.Document{}
+			data, err := i.ReadFile(path)
+			if err == nil {
+				err = json.Unmarshal(data, &config)
+			}
+			if err == nil {
+				err = i.WriteFile(machine.File{Path: path, Data: config.Set("Platform.Linux.UseMonitIptablesFirewall", own).JSON(), Mode: 0o644})
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			run(t, i, "nft", "delete", "table", "inet", "bosh_agent")
+			run(t, i, "systemctl", "restart", "bosh-agent")
+			ready(t, i)
+			got := rules()
+			if monit := strings.Contains(got, "chain monit_access {"); monit == own || !strings.Contains(got, "chain nats_access {") {
+				t.Errorf("got\n%s\nwant rules for monit %v, and those for the bus", got, !own)
+			}
+			if got := connect("vcap", "127.0.0.1/2822"); got != own {
+				t.Errorf("vcap gets through to monit: %v, want %v", got, own)
+			}
+			run(t, i, "/var/vcap/bosh/etc/bosh-enable-monit-access")
+		})
 	}
 }

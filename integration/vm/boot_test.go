@@ -230,6 +230,13 @@ func TestVMRegistryAndDirectorDown(t *testing.T) {
 	l := newLab(t)
 	m := release.WebManifest()
 	m.Groups[0].Source = string(lab.Registry)
+	// A container's kernel is its host's: only here can a pre-start load a module, as releases do.
+	m.Groups[0].Jobs = append(m.Groups[0].Jobs, release.Job{Name: "module", Files: release.Files{"bin/pre-start": `#!/bin/bash
+set -e
+if grep '^xfs ' /proc/modules; then echo loaded already >&2; exit 1; fi
+modprobe xfs
+grep '^xfs ' /proc/modules
+`}})
 	if err := l.Deploy(t.Context(), m, func(instance, step string, took time.Duration, err error) {
 		t.Logf("%s: %s %.1f s %v", instance, step, took.Seconds(), err)
 	}); err != nil {
