@@ -317,10 +317,13 @@ func awaited(want network.Desired) string {
 			leases = append(leases, l.Name)
 		}
 	}
-	if len(leases) > 0 {
+	switch {
+	case len(leases) > 0:
 		return "an address from DHCP on " + strings.Join(leases, ", ")
+	case len(links) > 0:
+		return "addresses and routes on " + strings.Join(links, ", ")
 	}
-	return "addresses and routes on " + strings.Join(links, ", ")
+	return "the network"
 }
 
 // applyNetwork takes a change back that cuts the machine off, unless it is the first one or

@@ -5,6 +5,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"cambium/platform/network"
 )
 
 // TestTableIsSoundAndDocumented compares the table with the one in docs/boot.md, row by row.
@@ -42,5 +44,18 @@ func TestTableIsSoundAndDocumented(t *testing.T) {
 	}
 	if len(documented) != len(steps) {
 		t.Errorf("docs/boot.md has %d rows, the table %d", len(documented), len(steps))
+	}
+}
+
+func TestWhatANetworkWaitsForIsNamed(t *testing.T) {
+	leased := network.WantLink{Name: "eth0", Leases: []network.WantLease{{Network: "a"}}}
+	for want, links := range map[string][]network.WantLink{
+		"an address from DHCP on eth0":       {leased, {Name: "eth1"}},
+		"addresses and routes on eth1, eth2": {{Name: "eth1"}, {Name: "eth2"}},
+		"the network":                        nil,
+	} {
+		if got := awaited(network.Desired{Links: links}); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
 	}
 }

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -197,13 +199,53 @@ func TestTheAlertWaitsForTheBus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, w := sick(t, t.Context(), true, nil)
 		a.bus.bus = w
-		a.bus.alertOnce("not ready")
-		a.bus.forgetAlert()
+		a.failing(t.Context(), bootstrap.Verdict{Step: "settings", Cause: errors.New("nothing within 20s")})
+		a.failing(t.Context(), bootstrap.Verdict{}) // they have come
 		w.connect(a.bus)
 		if w.alerts() != 0 {
-			t.Errorf("a machine that has become ready alerts: %q", w.published)
+			t.Errorf("a machine whose settings have come alerts: %q", w.published)
 		}
 	})
+}
+
+// What a try to boot has left running ends before the next, or is not begun again.
+func TestTriesDoNotOverlap(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		heeds bool
+	}{{"heeds", true}, {"hangs", false}} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				var tries, begun, running, most atomic.Int32
+				a, _ := sick(t, ctx, true, func(context.Context) error { tries.Add(1); return errors.New("refused") })
+				a.machine.SetDNS = func(within context.Context, _ []netip.Addr) error {
+					begun.Add(1)
+					most.Store(max(most.Load(), running.Add(1)))
+					defer running.Add(-1)
+					if c.heeds {
+						<-within.Done()
+						time.Sleep(time.Second) // it takes a moment
+					} else {
+						<-ctx.Done()
+					}
+					return errors.New("ended")
+				}
+				go func() { _ = a.boot(ctx) }()
+				time.Sleep(10 * time.Minute)
+				synctest.Wait()
+				want := int32(1)
+				if c.heeds {
+					want = tries.Load() // each anew
+				}
+				if begun.Load() != want || most.Load() != 1 || tries.Load() < 5 {
+					t.Errorf("%d tries, background step begun %d times, %d at once; want at least 5 tries, %d times, one at once", tries.Load(), begun.Load(), most.Load(), want)
+				}
+				cancel()
+				a.beside.Wait()
+			})
+		})
+	}
 }
 
 // hangsAfter answers so many requests.

@@ -315,6 +315,7 @@ func (a *app) failed(ctx context.Context, v bootstrap.Verdict, first bool) {
 func (a *app) failing(ctx context.Context, v bootstrap.Verdict) {
 	if v.Cause == nil {
 		a.dispatcher.Retrying()
+		a.bus.forgetAlert()
 		return
 	}
 	a.failed(ctx, v, a.marker.First(a.agentID()))

@@ -308,6 +308,14 @@ func laterBootsAreSilent(t *testing.T, l *lab.Lab) {
 		t.Errorf("status: %s, first %v, %q", d.State, d.First, d.Verdict)
 	}
 	wantSilence(t, i)
+	await(t, "another try", time.Minute, func() bool {
+		journal, err := i.Journal(t.Context())
+		return err == nil && strings.Contains(journal, "boot is tried again")
+	})
+	wantSilence(t, i) // a try is no life
+	if d := agentStatus(t, i); d.State != status.Starting {
+		t.Errorf("the try has ended meanwhile: %s", d.State)
+	}
 	alerts := 0
 	for _, e := range l.Monitor.Events() {
 		if e.Kind == "alert" && e.Agent == i.AgentID && e.Time.After(since) {
