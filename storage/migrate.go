@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -124,10 +125,14 @@ func (d *Disks) migrate(ctx context.Context, wantFrom, wantTo string) error {
 	if err != nil {
 		return err
 	}
-	if err := roomFor(store, target, exact); err != nil {
+	need, err := d.holds(store)
+	if err != nil {
 		return err
 	}
-	if err := d.copyStore(ctx, exact); err != nil {
+	if err := d.roomFor(need, target, exact); err != nil {
+		return err
+	}
+	if err := d.copyStore(ctx, need, exact); err != nil {
 		return err
 	}
 	return d.switchStore(ctx, from, to, old)
@@ -242,33 +247,69 @@ func empty(dir string) (bool, error) {
 	return len(entries) == 0, err
 }
 
-// roomFor refuses a target that is too small before the first byte is copied.
-func roomFor(store, target string, exact bool) error {
-	var from, to unix.Statfs_t
-	if err := unix.Statfs(store, &from); err != nil {
-		return &os.PathError{Op: "statfs", Path: store, Err: err}
+// amount is what a store holds.
+type amount struct{ bytes, files int64 }
+
+// holds returns what is on the disk that is mounted on a directory. Of a bind-mounted one only the tree counts: the rest
+// of the file system is somebody else's.
+func (d *Disks) holds(dir string) (amount, error) {
+	if !d.Options.BindMountPersistentDisk {
+		var st unix.Statfs_t
+		if err := unix.Statfs(dir, &st); err != nil {
+			return amount{}, &os.PathError{Op: "statfs", Path: dir, Err: err}
+		}
+		return amount{int64(st.Blocks-st.Bfree) * st.Bsize, int64(st.Files - st.Ffree)}, nil
 	}
+	var bytes, files float64 // a file with several names is a part at each
+	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		var st unix.Stat_t
+		if err == nil {
+			err = unix.Lstat(path, &st)
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // gone meanwhile
+		}
+		if err != nil {
+			return err
+		}
+		names := 1.0
+		if !e.IsDir() {
+			names = float64(max(st.Nlink, 1))
+		}
+		bytes += float64(st.Blocks*512) / names
+		files += 1 / names
+		return nil
+	})
+	return amount{int64(bytes), int64(files)}, err
+}
+
+// roomFor refuses a target that is too small before the first byte is copied.
+func (d *Disks) roomFor(need amount, target string, exact bool) error {
+	var to unix.Statfs_t
 	if err := unix.Statfs(target, &to); err != nil {
 		return &os.PathError{Op: "statfs", Path: target, Err: err}
 	}
-	need := int64(from.Blocks-from.Bfree) * from.Bsize
-	have := int64(to.Bfree) * to.Bsize
-	files, free := from.Files-from.Ffree, to.Ffree
+	have := amount{int64(to.Bfree) * to.Bsize, int64(to.Ffree)}
 	if exact {
-		have, free = int64(to.Blocks)*to.Bsize, to.Files // what is there is of an earlier attempt
+		before, err := d.holds(target) // of an earlier attempt
+		if err != nil {
+			return err
+		}
+		have.bytes += before.bytes
+		have.files += before.files
 	}
-	if need > have {
-		return fmt.Errorf("the new disk is too small: %d MiB are used on the old one, %d MiB are free", need>>20, have>>20)
+	if need.bytes > have.bytes {
+		return fmt.Errorf("the new disk is too small: %d MiB are used on the old one, %d MiB are free", need.bytes>>20, have.bytes>>20)
 	}
-	if to.Files > 0 && files > free {
-		return fmt.Errorf("the new disk has too few inodes: %d are used on the old one, %d are free", files, free)
+	if to.Files > 0 && need.files > have.files {
+		return fmt.Errorf("the new disk has too few inodes: %d are used on the old one, %d are free", need.files, have.files)
 	}
 	return nil
 }
 
 // copyStore copies and verifies while the store can be read but not changed. On failure it is
 // made writable again.
-func (d *Disks) copyStore(ctx context.Context, exact bool) (err error) {
+func (d *Disks) copyStore(ctx context.Context, total amount, exact bool) (err error) {
 	d.step("store read-only")
 	limited, cancel := context.WithTimeoutCause(ctx, unmountLimit, errors.New("still written to after ten minutes"))
 	defer cancel()
@@ -284,10 +325,10 @@ func (d *Disks) copyStore(ctx context.Context, exact bool) (err error) {
 	defer func() { err = errors.Join(err, trees.Close()) }() // before anybody may write to the store again
 	for round := 1; ; round++ {
 		d.step("copy")
-		err := d.phase(ctx, "copy", exact, trees.Copy)
+		err := d.phase(ctx, "copy", total, exact, trees.Copy)
 		if err == nil {
 			d.step("verify")
-			err = d.phase(ctx, "verify", exact, trees.Verify)
+			err = d.phase(ctx, "verify", total, exact, trees.Verify)
 		}
 		var differs *copytree.DifferenceError
 		if !errors.As(err, &differs) || differs.Again || round == copyRounds {
@@ -314,12 +355,8 @@ func (d *Disks) setReadOnly(ctx context.Context, on bool) error {
 	return err
 }
 
-func (d *Disks) phase(ctx context.Context, name string, exact bool, work func(context.Context, string, string, copytree.Options) error) error {
-	var used unix.Statfs_t
-	if err := unix.Statfs(d.Dirs.Store(), &used); err != nil {
-		return err
-	}
-	p := MigrationProgress{Phase: name, TotalFiles: int64(used.Files - used.Ffree), TotalBytes: int64(used.Blocks-used.Bfree) * used.Bsize}
+func (d *Disks) phase(ctx context.Context, name string, total amount, exact bool, work func(context.Context, string, string, copytree.Options) error) error {
+	p := MigrationProgress{Phase: name, TotalFiles: total.files, TotalBytes: total.bytes}
 	counter := &copytree.Counter{}
 	begin := time.Now()
 	reports := 0

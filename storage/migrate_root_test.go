@@ -173,10 +173,11 @@ func TestRootPoint03UnreadableFilesEndAMigration(t *testing.T) {
 	b.ok(os.Truncate(old.Image, 30<<20))
 	err = b.Migrate(ctx, "", "")
 	b.ok(os.Truncate(old.Image, info.Size()))
-	b.fails(err, "migrate disk")
-	if got := mountedSource(t, b.Dirs.Store()); got != old.Path+"p1" || b.records.mounted != "old" {
-		t.Errorf("store is %q, recorded %q; want the old disk", got, b.records.mounted)
+	b.fails(err, "migrate disk", `"big"`, "read")
+	if !errors.Is(err, unix.EIO) {
+		t.Errorf("error %v, want that of the disk", err)
 	}
+	b.onStoreIs(old, "old")
 }
 
 // What an interrupted migration has left on the new disk is known to be its own until one of its disks is removed.

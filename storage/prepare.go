@@ -55,12 +55,8 @@ func (d *Disks) prepare(ctx context.Context, p settings.PersistentDisk, dev devi
 		}
 		return filesystem.Content{Kind: kind}, d.finish(ctx, p.CID, d.part(dev.Path), kind)
 	}
-	if judged.state.Table.Recovered {
-		log.Warn("partition table has only one good copy and is repaired")
-		d.step("repair table")
-		if err := disk.Repair(ctx, dev.Path); err != nil {
-			return now, err
-		}
+	if err := d.repair(ctx, judged.state); err != nil {
+		return now, err
 	}
 	if judged.verdict == plan.Format {
 		log.Info("persistent disk will be formatted")

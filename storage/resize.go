@@ -6,7 +6,6 @@ import (
 	"os"
 
 	"github.com/sirupsen/logrus"
-	"golang.org/x/sys/unix"
 
 	"cambium/internal/blkdev"
 	"cambium/platform/device"
@@ -53,6 +52,14 @@ func (d *Disks) growInUse(ctx context.Context, path, where string) error {
 		if len(s.Table.Partitions) != 1 {
 			return nil
 		}
+		if err := d.repair(ctx, s); err != nil {
+			return err
+		}
+		// The kernel may know less than the table says: whoever grew it last was killed before he told.
+		d.step("announce partition in use")
+		if err := d.announceState(ctx, s); err != nil {
+			return err
+		}
 		if err := d.growPersistent(ctx, s); err != nil {
 			return err
 		}
@@ -61,12 +68,21 @@ func (d *Disks) growInUse(ctx context.Context, path, where string) error {
 	if err != nil || !ok {
 		return err
 	}
-	err = d.growMounted(d.part(path), where, filesystem.Kind(entry.Type))
-	if errors.Is(err, unix.EPERM) {
-		d.Log.WithError(err).Warn("file system in use cannot be grown; it is when it is mounted next")
+	d.step("grow file system in use")
+	if err := d.growMounted(d.part(path), where, filesystem.Kind(entry.Type)); err != nil {
+		d.Log.WithError(err).Warn("file system in use cannot be grown; its next mount tries again")
+	}
+	return nil
+}
+
+// repair writes a table anew of which only one copy is good.
+func (d *Disks) repair(ctx context.Context, s disk.State) error {
+	if !s.Table.Recovered {
 		return nil
 	}
-	return err
+	d.Log.WithField("device", s.Path).Warn("partition table has only one good copy and is repaired")
+	d.step("repair table")
+	return disk.Repair(ctx, s.Path)
 }
 
 // WatchSizes grows the disk on the store whenever the kernel reports that its device became

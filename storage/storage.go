@@ -140,8 +140,8 @@ func (d *Disks) announceState(ctx context.Context, s disk.State) error {
 }
 
 // mountData mounts a file system that is ours: checked first when it has recorded errors,
-// grown afterwards when its device is larger than itself. One that is mounted already is in
-// use: it is neither checked nor taken away for a moment.
+// grown afterwards when its device is larger than itself; that it cannot be is no reason to keep its
+// data away. One that is mounted already is in use: it is neither checked nor taken away for a moment.
 func (d *Disks) mountData(ctx context.Context, part string, content filesystem.Content, target string, options []string) error {
 	if content.Blank() {
 		return fmt.Errorf("%s is blank, there is nothing to mount", part)
@@ -164,11 +164,11 @@ func (d *Disks) mountData(ctx context.Context, part string, content filesystem.C
 		d.changes.Add(1)
 	}
 	err = d.growMounted(part, target, content.Kind)
-	if content.Kind != filesystem.Ext4 || !errors.Is(err, unix.EPERM) {
-		return err
+	if err == nil {
+		return nil
 	}
-	if where != "" {
-		d.Log.WithError(err).Warn("file system in use cannot be grown; the next start tries again")
+	if content.Kind != filesystem.Ext4 || !errors.Is(err, unix.EPERM) || where != "" {
+		d.Log.WithError(err).Warn("file system cannot be grown; its next mount tries again")
 		return nil
 	}
 	// The kernel wants a capability that some sandboxes withhold. Nobody uses the mount yet.
@@ -177,7 +177,7 @@ func (d *Disks) mountData(ctx context.Context, part string, content filesystem.C
 		return err
 	}
 	if err := filesystem.GrowUnmounted(ctx, part); err != nil {
-		return err
+		d.Log.WithError(err).Warn("file system cannot be grown; its next mount tries again")
 	}
 	return mount.Device(ctx, part, target, string(content.Kind), options)
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -450,6 +451,8 @@ func xattrs(dir int, rel string) (map[string]string, error) {
 	return all, nil
 }
 
+// listXattr leaves out the other names under which xfs lists its ACLs: where they are written they would be attributes like
+// any, or, in xfs, ACLs a second time.
 func listXattr(list func([]byte) (int, error)) ([]string, error) {
 	n, err := list(nil)
 	if errors.Is(err, unix.ENOTSUP) || err == nil && n == 0 {
@@ -465,7 +468,9 @@ func listXattr(list func([]byte) (int, error)) ([]string, error) {
 	var names []string
 	for start, i := 0, 0; i < len(raw); i++ {
 		if raw[i] == 0 {
-			names = append(names, string(raw[start:i]))
+			if name := string(raw[start:i]); !strings.HasPrefix(name, "trusted.SGI_ACL_") {
+				names = append(names, name)
+			}
 			start = i + 1
 		}
 	}

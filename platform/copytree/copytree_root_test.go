@@ -18,81 +18,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/looptest"
+	"cambium/internal/treetest"
 )
 
 func TestMain(m *testing.M) { looptest.Main(m) }
 
 var ctx = context.Background()
-
-// Everything a file system can hold, as the issue of every lost file lists it.
-func fill(t testing.TB, dir string) {
-	t.Helper()
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	p := func(name string) string { return filepath.Join(dir, name) }
-	must(os.MkdirAll(p("a/b/c"), 0o755))
-	must(os.MkdirAll(p("empty"), 0o711))
-	must(os.WriteFile(p("a/zero"), nil, 0o640))
-	must(os.WriteFile(p("a/small"), []byte("small"), 0o600))
-	must(os.WriteFile(p("a/large"), []byte(strings.Repeat("0123456789", 300_000)), 0o644))
-	must(os.WriteFile(p("a/larger"), []byte(strings.Repeat("0123456789a", 1_000_003)), 0o644))
-	must(os.WriteFile(p("owned"), []byte("x"), 0o600))
-	must(os.Chown(p("owned"), 1234, 4321))
-	must(os.WriteFile(p("setuid"), []byte("#!/bin/sh\n"), 0o755))
-	must(os.Chown(p("setuid"), 1, 1))
-	must(unix.Chmod(p("setuid"), 0o6755))
-	must(unix.Chmod(p("empty"), 0o1777))
-	must(os.Link(p("a/small"), p("a/b/hard")))
-	must(os.Link(p("a/small"), p("harder")))
-	must(os.Symlink("a/small", p("link")))
-	must(os.Symlink("/nowhere/at all", p("dangling")))
-	must(os.Lchown(p("dangling"), 7, 8))
-	must(unix.Mkfifo(p("fifo"), 0o620))
-	must(unix.Mknod(p("socket"), unix.S_IFSOCK|0o660, 0))
-	must(unix.Mknod(p("null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
-	must(unix.Mknod(p("block"), unix.S_IFBLK|0o600, int(unix.Mkdev(7, 99))))
-	must(os.WriteFile(p("not \xff\xfe utf8\n"), []byte("name"), 0o600))
-	long := p(strings.Repeat("x", 150) + "/" + strings.Repeat("y", 150))
-	must(os.MkdirAll(filepath.Dir(long), 0o755))
-	must(os.WriteFile(long, []byte("long"), 0o600))
-
-	sparse := func(name string, size int64, at ...int64) {
-		f, err := os.Create(p(name))
-		must(err)
-		must(f.Truncate(size))
-		for _, o := range at {
-			_, err := f.WriteAt([]byte("data"), o)
-			must(err)
-		}
-		must(f.Close())
-	}
-	sparse("sparse", 64<<20, 0, 10<<20)
-	sparse("hole at the end", 8<<20, 0)
-	sparse("only a hole", 5<<30)
-	sparse("hole at the start", 8<<20, 8<<20-4)
-
-	must(unix.Setxattr(p("a/small"), "user.note", []byte("value"), 0))
-	must(unix.Setxattr(p("a/b"), "user.dir", []byte(strings.Repeat("v", 500)), 0))
-	must(unix.Setxattr(p("a/zero"), "security.custom", []byte{0, 1, 2, 255}, 0))
-	must(unix.Lsetxattr(p("dangling"), "trusted.onlink", []byte("t"), 0))
-	must(os.MkdirAll(p("lost+found"), 0o700))
-	must(os.WriteFile(p("lost+found/#12345"), []byte("found by fsck"), 0o600))
-	must(os.WriteFile(p("capable"), []byte("x"), 0o755))
-	for _, c := range [][]string{{"setcap", "cap_net_bind_service=+ep", p("capable")},
-		{"setfacl", "-m", "u:1234:rw,g:4321:r", p("a/large")}, {"setfacl", "-d", "-m", "u:1234:rwx", p("a")}} {
-		if out, err := exec.Command(c[0], c[1:]...).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %v: %s", c, err, out)
-		}
-	}
-	for i, name := range []string{"a/small", "owned", "dangling", "a/b", "fifo", "a", "lost+found"} {
-		times := []unix.Timespec{{Sec: 1e9, Nsec: 1}, {Sec: 1_234_567_890 + int64(i), Nsec: 123_456_789}}
-		must(unix.UtimesNanoAt(unix.AT_FDCWD, p(name), times, unix.AT_SYMLINK_NOFOLLOW))
-	}
-}
 
 // disks gives two mounted file systems, so that nothing can be shared between the trees.
 func disks(t testing.TB) (from, to string) {
@@ -115,17 +46,6 @@ func disks(t testing.TB) (from, to string) {
 	return dirs[0], dirs[1]
 }
 
-// judge is rsync: it lists everything that it would change. It would read the 5 GiB of the
-// largest hole byte by byte, so that file is compared by its size and blocks instead.
-func judge(t testing.TB, from, to string) string {
-	t.Helper()
-	out, err := exec.Command("rsync", "-aHAXn", "--checksum", "--numeric-ids", "--delete", "--itemize-changes", "--exclude=/only a hole", from+"/", to+"/").CombinedOutput()
-	if err != nil {
-		t.Fatalf("rsync: %v: %s", err, out)
-	}
-	return string(out)
-}
-
 func used(t testing.TB, path string) int64 {
 	t.Helper()
 	var st unix.Stat_t
@@ -137,19 +57,19 @@ func used(t testing.TB, path string) int64 {
 
 func TestRootCopyIsTheSame(t *testing.T) {
 	from, to := disks(t)
-	fill(t, from)
+	treetest.Fill(t, from)
 	for i := range 2 {
 		if err := Copy(ctx, from, to, Options{Exact: true}); err != nil {
 			t.Fatal(err)
 		}
-		if diff := judge(t, from, to); diff != "" {
+		if diff := treetest.Judge(t, from, to); diff != "" {
 			t.Errorf("time %d: rsync sees differences:\n%s", i, diff)
 		}
 		if err := Verify(ctx, from, to, Options{Exact: true}); err != nil {
 			t.Errorf("time %d: %v", i, err)
 		}
 	}
-	for _, name := range []string{"sparse", "only a hole", "hole at the end", "hole at the start"} {
+	for _, name := range []string{"sparse", "only a hole", "far out", "hole at the end", "hole at the start"} {
 		if got, want := used(t, filepath.Join(to, name)), used(t, filepath.Join(from, name)); got > want+65536 {
 			t.Errorf("%s uses %d bytes, the original %d", name, got, want)
 		}
@@ -171,7 +91,7 @@ func TestRootCopyIsTheSame(t *testing.T) {
 // To be verified does not count as an access.
 func TestRootVerifyLeavesNoTrace(t *testing.T) {
 	from, to := disks(t)
-	fill(t, from)
+	treetest.Fill(t, from)
 	o := Options{Exact: true, Sums: &Sums{}}
 	if err := errors.Join(Copy(ctx, from, to, o), Verify(ctx, from, to, o)); err != nil {
 		t.Fatal(err)
@@ -211,7 +131,7 @@ func TestRootLostAndFound(t *testing.T) {
 	if err := errors.Join(Copy(ctx, from, to, o), Verify(ctx, from, to, o)); err != nil {
 		t.Fatal(err)
 	}
-	if diff := judge(t, from, to); diff != "" {
+	if diff := treetest.Judge(t, from, to); diff != "" {
 		t.Errorf("rsync sees differences:\n%s", diff)
 	}
 	if err := os.Remove(filepath.Join(lost(to), "#1")); err != nil {
@@ -241,7 +161,7 @@ func TestRootLostAndFound(t *testing.T) {
 // All differences are found, and what differs again is told.
 func TestRootVerifyCountsDifferences(t *testing.T) {
 	from, to := disks(t)
-	fill(t, from)
+	treetest.Fill(t, from)
 	o := Options{Exact: true, Sums: &Sums{}}
 	if err := Copy(ctx, from, to, o); err != nil {
 		t.Fatal(err)
@@ -268,7 +188,7 @@ func TestRootVerifyCountsDifferences(t *testing.T) {
 // Each change that a faulty copy could have is found.
 func TestRootVerifyFindsEverything(t *testing.T) {
 	from, to := disks(t)
-	fill(t, from)
+	treetest.Fill(t, from)
 	change := map[string]struct {
 		what string
 		do   func(p func(string) string) error
@@ -328,7 +248,7 @@ func TestRootVerifyNoticesAChangedSource(t *testing.T) {
 	for _, name := range []string{"a/small", "a/large", "a/larger"} {
 		t.Run(name, func(t *testing.T) {
 			from, to := disks(t)
-			fill(t, from)
+			treetest.Fill(t, from)
 			o := Options{Exact: true, Sums: &Sums{}}
 			if err := Copy(ctx, from, to, o); err != nil {
 				t.Fatal(err)
@@ -362,7 +282,7 @@ func keepTime(path string, at int64, text string) error {
 
 func TestRootCopyIntoAUsedTarget(t *testing.T) {
 	from, to := disks(t)
-	fill(t, from)
+	treetest.Fill(t, from)
 	mine := filepath.Join(to, "a", "mine")
 	if err := errors.Join(os.Mkdir(filepath.Join(to, "a"), 0o755), os.WriteFile(mine, []byte("kept"), 0o600)); err != nil {
 		t.Fatal(err)
@@ -398,7 +318,7 @@ func TestRootCopyFailsClearly(t *testing.T) {
 	})
 	t.Run("cancelled", func(t *testing.T) {
 		from, to := disks(t)
-		fill(t, from)
+		treetest.Fill(t, from)
 		gone, cancel := context.WithCancel(ctx)
 		cancel()
 		if err := Copy(gone, from, to, Options{}); !errors.Is(err, context.Canceled) {
@@ -425,7 +345,7 @@ func TestRootCopyFailsClearly(t *testing.T) {
 
 func TestRootCopyResumes(t *testing.T) {
 	from, to := disks(t)
-	fill(t, from)
+	treetest.Fill(t, from)
 	for i := range 400 {
 		if err := os.WriteFile(filepath.Join(from, "empty", fmt.Sprint(i)), []byte(strings.Repeat("z", i*10)), 0o600); err != nil {
 			t.Fatal(err)
@@ -439,7 +359,7 @@ func TestRootCopyResumes(t *testing.T) {
 	if err := errors.Join(Copy(ctx, from, to, Options{Exact: true}), Verify(ctx, from, to, Options{Exact: true})); err != nil {
 		t.Fatal(err)
 	}
-	if diff := judge(t, from, to); diff != "" {
+	if diff := treetest.Judge(t, from, to); diff != "" {
 		t.Errorf("rsync sees differences:\n%s", diff)
 	}
 }
@@ -448,7 +368,7 @@ func TestRootCopyResumes(t *testing.T) {
 // afterwards, because a power cut took that away again.
 func TestRootCopyResumesBelowADefaultACL(t *testing.T) {
 	from, to := disks(t)
-	fill(t, from)
+	treetest.Fill(t, from)
 	if err := Copy(ctx, from, to, Options{Exact: true}); err != nil {
 		t.Fatal(err)
 	}
@@ -477,7 +397,7 @@ func TestRootCopyResumesBelowADefaultACL(t *testing.T) {
 	if err := errors.Join(Copy(ctx, from, to, Options{Exact: true}), Verify(ctx, from, to, Options{Exact: true})); err != nil {
 		t.Error(err)
 	}
-	if diff := judge(t, from, to); diff != "" {
+	if diff := treetest.Judge(t, from, to); diff != "" {
 		t.Errorf("rsync sees differences:\n%s", diff)
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 
 	"cambium/internal/atomicfile"
@@ -50,26 +49,33 @@ type migrated struct{ FromDiskCid, ToDiskCid string }
 
 func (d *Disks) file(name string) string { return filepath.Join(d.Dirs.Bosh(), name) }
 
-func read[T any](path string) (list []T, err error) {
+// read fills a list from a file, if there is one.
+func read(path string, list any) error {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return []T{}, nil
+		return nil
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if err := json.Unmarshal(data, &list); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+	if err := json.Unmarshal(data, list); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
 	}
-	return list, nil
+	return nil
 }
 
-func write[T any](path string, list []T) error {
+func write(path string, list any) error {
 	data, err := json.Marshal(list)
 	if err != nil {
 		return err
 	}
 	return atomicfile.Write(path, data, 0o600)
+}
+
+func (d *Disks) mounts() ([]mounted, error) {
+	list := []mounted{}
+	err := read(d.file("mounts.json"), &list)
+	return list, err
 }
 
 // Add records the hint of an attached disk.
@@ -99,7 +105,7 @@ func (d *Disks) Mount(ctx context.Context, cid string) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	mounts, err := read[mounted](d.file("mounts.json"))
+	mounts, err := d.mounts()
 	if err != nil {
 		return err
 	}
@@ -112,11 +118,15 @@ func (d *Disks) Mount(ctx context.Context, cid string) error {
 			where = d.Dirs.StoreMigrationTarget()
 		}
 	}
-	disks, err := read[formatted](d.file("formatted_disks.json"))
-	if err != nil {
+	disks := []formatted{}
+	if err := read(d.file("formatted_disks.json"), &disks); err != nil {
 		return err
 	}
-	if !slices.Contains(disks, formatted{cid}) {
+	made := false
+	for _, f := range disks {
+		made = made || f.DiskCid == cid
+	}
+	if !made {
 		if err := write(d.file("formatted_disks.json"), append(disks, formatted{cid})); err != nil {
 			return err
 		}
@@ -134,11 +144,16 @@ func (d *Disks) Mount(ctx context.Context, cid string) error {
 func (d *Disks) Unmount(_ context.Context, cid string) (string, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	mounts, err := read[mounted](d.file("mounts.json"))
+	mounts, err := d.mounts()
 	if err != nil {
 		return "", err
 	}
-	left := slices.DeleteFunc(slices.Clone(mounts), func(m mounted) bool { return m.DiskCid == cid })
+	left := []mounted{}
+	for _, m := range mounts {
+		if m.DiskCid != cid {
+			left = append(left, m)
+		}
+	}
 	if len(left) == len(mounts) {
 		return fmt.Sprintf("Partition of %s is not mounted", cid), nil
 	}
@@ -155,7 +170,7 @@ func (d *Disks) List(ctx context.Context) ([]string, error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	mounts, err := read[mounted](d.file("mounts.json"))
+	mounts, err := d.mounts()
 	if err != nil {
 		return nil, err
 	}
@@ -174,17 +189,24 @@ func (d *Disks) List(ctx context.Context) ([]string, error) {
 func (d *Disks) Migrate(context.Context, string, string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	mounts, err := read[mounted](d.file("mounts.json"))
+	mounts, err := d.mounts()
 	if err != nil {
 		return err
 	}
-	from := slices.IndexFunc(mounts, func(m mounted) bool { return m.MountDir == d.Dirs.Store() })
-	to := slices.IndexFunc(mounts, func(m mounted) bool { return m.MountDir == d.Dirs.StoreMigrationTarget() })
+	from, to := -1, -1
+	for i, m := range mounts {
+		switch m.MountDir {
+		case d.Dirs.Store():
+			from = i
+		case d.Dirs.StoreMigrationTarget():
+			to = i
+		}
+	}
 	if from < 0 || to < 0 {
 		return nil // repeated after success
 	}
-	done, err := read[migrated](d.file("disk_migrations.json"))
-	if err != nil {
+	done := []migrated{}
+	if err := read(d.file("disk_migrations.json"), &done); err != nil {
 		return err
 	}
 	if err := write(d.file("disk_migrations.json"), append(done, migrated{mounts[from].DiskCid, mounts[to].DiskCid})); err != nil {
@@ -192,7 +214,7 @@ func (d *Disks) Migrate(context.Context, string, string) error {
 	}
 	mounts[to].MountDir = d.Dirs.Store()
 	cid := mounts[to].DiskCid
-	if err := write(d.file("mounts.json"), slices.Delete(mounts, from, from+1)); err != nil {
+	if err := write(d.file("mounts.json"), append(mounts[:from], mounts[from+1:]...)); err != nil {
 		return err
 	}
 	return d.Records.SetMountedCID(cid)

@@ -1,0 +1,90 @@
+//go:build root
+
+package storage
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"cambium/internal/looptest"
+	"cambium/platform/disk"
+	"cambium/platform/mount"
+)
+
+func init() {
+	// The disk is on the store already and has become larger.
+	flows["grow"] = func(d *Disks, _ job) error { return d.Mount(ctx, "old") }
+}
+
+// grown puts a disk on the store, with xfs, which can be grown here while it is mounted, and makes it larger.
+func grown(w *world) {
+	w.t.Helper()
+	w.old = looptest.New(w.t, 400<<20)
+	w.job.Disks["old"] = w.old.Path
+	part := partitioned(w.t, w.old, "label: gpt\nstart=2048, name=\"bosh-partition-0\"\n")
+	tool(w.t, part, "mkfs.xfs", "-qf", part)
+	if err := os.MkdirAll(w.dirs().Store(), 0o700); err != nil {
+		w.t.Fatal(err)
+	}
+	if err := mount.Device(ctx, part, w.dirs().Store(), "xfs", nil); err != nil {
+		w.t.Fatal(err)
+	}
+	write(w.t, filepath.Join(w.dirs().Store(), "file"), "precious")
+	w.old.Grow(w.t, 800<<20)
+}
+
+func (w *world) checkGrown() {
+	w.t.Helper()
+	if got := bytesOf(w.t, w.dirs().Store()); got < 700<<20 {
+		w.t.Errorf("file system has %d MiB, want those of its disk of 800", got>>20)
+	}
+	if got := read(w.t, filepath.Join(w.dirs().Store(), "file")); got != "precious" {
+		w.t.Errorf("the file holds %q", got)
+	}
+	w.unmount()
+	tool(w.t, w.old.Path+"p1", "xfs_repair", "-n", w.old.Path+"p1")
+	tool(w.t, w.old.Path, "sfdisk", "--verify", w.old.Path)
+}
+
+// Growing a mounted disk can be interrupted anywhere: the next mount_disk completes it, without a reboot.
+func TestRootCrashGrowInUse(t *testing.T) { crashes(t, "grow", 3, grown, (*world).checkGrown) }
+
+// A table with one good copy is repaired also while its disk is mounted.
+func TestRootTableIsRepairedWhileMounted(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(64<<20, "vol-1")
+	b.ok(b.Mount(ctx, "vol-1"))
+	tool(t, dev.Path, "sh", "-c", "printf x | dd of="+dev.Path+" bs=1 seek=572 conv=notrunc 2>&1")
+	if s, err := disk.Observe(dev.Path); err != nil || !s.Table.Recovered {
+		t.Fatalf("the table is not damaged: %+v, %v", s.Table, err)
+	}
+	b.ok(b.Mount(ctx, "vol-1"))
+	if s, err := disk.Observe(dev.Path); err != nil || s.Table.Recovered || len(s.Table.Partitions) != 1 {
+		t.Errorf("the table is %+v, %v; want both copies good", s.Table, err)
+	}
+	if got := mountedSource(t, b.Dirs.Store()); got != dev.Path+"p1" {
+		t.Errorf("store is %q", got)
+	}
+}
+
+// That a file system cannot be grown is no reason to keep its data away.
+func TestRootMountOfWhatCannotBeGrown(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(900<<20, "vol-1")
+	part := partitioned(t, dev, "label: gpt\nstart=2048\n")
+	tool(t, part, "mkfs.xfs", "-qf", "-d", "size=400m", part)
+	p := b.records.disks["vol-1"]
+	p.MountOptions = []string{"ro"}
+	b.records.disks["vol-1"] = p
+	for range 2 {
+		b.ok(b.Mount(ctx, "vol-1"))
+		if got := mountedSource(t, b.Dirs.Store()); got != part || b.records.mounted != "vol-1" {
+			t.Errorf("store is %q, recorded %q; want the disk", got, b.records.mounted)
+		}
+	}
+	if n := strings.Count(b.log.String(), "cannot be grown"); n != 2 {
+		t.Errorf("%d warnings, want one for each call", n)
+	}
+}
