@@ -247,18 +247,18 @@ func empty(dir string) (bool, error) {
 	return len(entries) == 0, err
 }
 
-// amount is what a store holds.
-type amount struct{ bytes, files int64 }
+// holding is what a store holds.
+type holding struct{ bytes, files int64 }
 
 // holds returns what is on the disk that is mounted on a directory. Of a bind-mounted one only the tree counts: the rest
 // of the file system is somebody else's.
-func (d *Disks) holds(dir string) (amount, error) {
+func (d *Disks) holds(dir string) (holding, error) {
 	if !d.Options.BindMountPersistentDisk {
 		var st unix.Statfs_t
 		if err := unix.Statfs(dir, &st); err != nil {
-			return amount{}, &os.PathError{Op: "statfs", Path: dir, Err: err}
+			return holding{}, &os.PathError{Op: "statfs", Path: dir, Err: err}
 		}
-		return amount{int64(st.Blocks-st.Bfree) * st.Bsize, int64(st.Files - st.Ffree)}, nil
+		return holding{int64(st.Blocks-st.Bfree) * st.Bsize, int64(st.Files - st.Ffree)}, nil
 	}
 	var bytes, files float64 // a file with several names is a part at each
 	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
@@ -280,16 +280,16 @@ func (d *Disks) holds(dir string) (amount, error) {
 		files += 1 / names
 		return nil
 	})
-	return amount{int64(bytes), int64(files)}, err
+	return holding{int64(bytes), int64(files)}, err
 }
 
 // roomFor refuses a target that is too small before the first byte is copied.
-func (d *Disks) roomFor(need amount, target string, exact bool) error {
+func (d *Disks) roomFor(need holding, target string, exact bool) error {
 	var to unix.Statfs_t
 	if err := unix.Statfs(target, &to); err != nil {
 		return &os.PathError{Op: "statfs", Path: target, Err: err}
 	}
-	have := amount{int64(to.Bfree) * to.Bsize, int64(to.Ffree)}
+	have := holding{int64(to.Bfree) * to.Bsize, int64(to.Ffree)}
 	if exact {
 		before, err := d.holds(target) // of an earlier attempt
 		if err != nil {
@@ -309,7 +309,7 @@ func (d *Disks) roomFor(need amount, target string, exact bool) error {
 
 // copyStore copies and verifies while the store can be read but not changed. On failure it is
 // made writable again.
-func (d *Disks) copyStore(ctx context.Context, total amount, exact bool) (err error) {
+func (d *Disks) copyStore(ctx context.Context, total holding, exact bool) (err error) {
 	d.step("store read-only")
 	limited, cancel := context.WithTimeoutCause(ctx, unmountLimit, errors.New("still written to after ten minutes"))
 	defer cancel()
@@ -355,7 +355,7 @@ func (d *Disks) setReadOnly(ctx context.Context, on bool) error {
 	return err
 }
 
-func (d *Disks) phase(ctx context.Context, name string, total amount, exact bool, work func(context.Context, string, string, copytree.Options) error) error {
+func (d *Disks) phase(ctx context.Context, name string, total holding, exact bool, work func(context.Context, string, string, copytree.Options) error) error {
 	p := MigrationProgress{Phase: name, TotalFiles: total.files, TotalBytes: total.bytes}
 	counter := &copytree.Counter{}
 	begin := time.Now()
