@@ -65,9 +65,10 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 	if err != nil {
 		return nil, err
 	}
+	line := &statusLine{tell: notifier.Status, log: log}
 	a := &app{o: o, dirs: dirs, log: log, rec: rec, notifier: notifier, beside: &sync.WaitGroup{},
-		sshUsers:  noUsers{},
-		announcer: bootstrap.Announcer{Root: "/", Log: log, Notify: notify(notifier, log)}, marker: bootstrap.ReadyMarker{Dirs: dirs}}
+		sshUsers: noUsers{},
+		line:     line, announcer: bootstrap.Announcer{Root: "/", Log: log, Notify: line.now}, marker: bootstrap.ReadyMarker{Dirs: dirs}}
 	a.dispatcher = agent.NewDispatcher(ctx, log.WithField("component", "dispatcher"))
 	m := &bootstrap.Machine{Dirs: dirs, Options: cfg.Platform.Linux, Log: log.WithField("component", "boot"), Status: rec,
 		Beside: func(f func(context.Context)) { a.go_(func() { f(ctx) }) }}

@@ -24,6 +24,7 @@ import (
 	"cambium/internal/vcap"
 	"cambium/mbus"
 	"cambium/platform/device"
+	"cambium/platform/unit"
 	"cambium/settings"
 	"cambium/settings/store"
 )
@@ -83,7 +84,7 @@ func sick(t *testing.T, ctx context.Context, first bool, run func(context.Contex
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &app{log: log, dirs: dirs, rec: rec, beside: &sync.WaitGroup{}, announcer: bootstrap.Announcer{Root: t.TempDir(), Log: log}, marker: bootstrap.ReadyMarker{Dirs: dirs}}
+	a := &app{log: log, dirs: dirs, rec: rec, beside: &sync.WaitGroup{}, line: &statusLine{tell: unit.Notifier{}.Status, log: log}, announcer: bootstrap.Announcer{Root: t.TempDir(), Log: log}, marker: bootstrap.ReadyMarker{Dirs: dirs}}
 	a.agentID = func() string { return "a-1" }
 	if !first {
 		if err := a.marker.Set("a-1"); err != nil {

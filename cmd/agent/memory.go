@@ -55,6 +55,7 @@ const (
 func giveBack(ctx context.Context, served func() uint64) {
 	percent := gcPercent
 	collect(percent)
+	attentive(lateAsEver)
 	collected := collections()
 	var last time.Time
 	var before uint64

@@ -85,6 +85,7 @@ func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	}
 	log := setUpLogging(stderr)
 	collect(bootPercent)
+	attentive(lateInBoot)
 	notifier, err := unit.TakeNotifier()
 	if err != nil {
 		log.WithError(err).Warn("service manager cannot be told")
@@ -95,7 +96,7 @@ func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	if err != nil {
 		// Nothing but a broken start configuration gets here; the service manager starts the agent again.
 		v := bootstrap.Verdict{State: status.Failed, Step: "start", Cause: err, Advice: "correct it, then 'agent validate agent.json FILE' tells whether it is good"}
-		bootstrap.Announcer{Root: "/", Log: log, Notify: notify(notifier, log)}.Failed(ctx, v)
+		bootstrap.Announcer{Root: "/", Log: log, Notify: (&statusLine{tell: notifier.Status, log: log}).now}.Failed(ctx, v)
 		if err := record(o, v); err != nil {
 			log.WithError(err).Warn("status not written")
 		}
@@ -135,14 +136,6 @@ func record(o runOptions, v bootstrap.Verdict) error {
 	return errors.Join(rec.Update(func(d *status.Document) { d.State, d.Verdict, d.First = status.Failed, v.Line(), true }), rec.Flush())
 }
 
-func notify(n unit.Notifier, log *logrus.Entry) func(string) {
-	return func(text string) {
-		if err := n.Status(strings.TrimPrefix(text, "STATUS=")); err != nil {
-			log.WithError(err).Debug("service manager not told")
-		}
-	}
-}
-
 // app is the running agent.
 type app struct {
 	o          runOptions
@@ -150,6 +143,7 @@ type app struct {
 	log        *logrus.Entry
 	rec        *status.Recorder
 	notifier   unit.Notifier
+	line       *statusLine
 	announcer  bootstrap.Announcer
 	marker     bootstrap.ReadyMarker
 	machine    *bootstrap.Machine
@@ -280,14 +274,8 @@ func (a *app) pause(ctx context.Context, while time.Duration, before bootstrap.H
 
 // tell passes the current step on to the service manager and to whoever pings.
 func (a *app) tell(text string) {
-	const prefix = "STATUS="
-	if len(text) > len(prefix) && text[:len(prefix)] == prefix {
-		text = text[len(prefix):]
-	}
-	a.dispatcher.Waiting(text)
-	if err := a.notifier.Status(text); err != nil {
-		a.log.WithError(err).Debug("service manager not told")
-	}
+	a.dispatcher.Waiting(strings.TrimPrefix(text, "STATUS="))
+	a.line.soon(text)
 }
 
 // lateDisk is how long the Director of a new VM is asked to be patient for disks that have not come in their

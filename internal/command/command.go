@@ -128,18 +128,21 @@ func Start(ctx context.Context, c Cmd) (*Process, error) {
 	return p, nil
 }
 
+// timerSlack is how late a thread's timers may be that was never told otherwise, in ns.
+const timerSlack = 50_000
+
 // start starts the program with its own place in the scheduler, from its first instruction on: it
 // inherits that of the thread that starts it, which ends afterwards.
 func start(cmd *exec.Cmd, nice int) error {
-	// The system call returns 20 minus the nice level.
-	own, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
-	level := min(max(20-own+nice, 0), 19)
-	if err != nil || level == 20-own {
-		return cmd.Start()
-	}
 	return thread.Run(func() error {
-		// Best effort: a program at the agent's own level is better than none.
-		_ = unix.Setpriority(unix.PRIO_PROCESS, 0, level)
+		// Best effort: a program at the agent's own level is better than none. The system call returns 20 minus
+		// the nice level.
+		if own, err := unix.Getpriority(unix.PRIO_PROCESS, 0); err == nil {
+			if level := min(max(20-own+nice, 0), 19); level != 20-own {
+				_ = unix.Setpriority(unix.PRIO_PROCESS, 0, level)
+			}
+		}
+		_ = unix.Prctl(unix.PR_SET_TIMERSLACK, timerSlack, 0, 0, 0)
 		return cmd.Start()
 	})
 }

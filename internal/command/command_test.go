@@ -97,3 +97,23 @@ func TestNiceIsAddedAndCapped(t *testing.T) {
 		t.Errorf("own level is %d, %v; want %d", 20-now, err, 20-own)
 	}
 }
+
+// However late the agent's own threads may be, what they start is not.
+func TestTimersAreNotLate(t *testing.T) {
+	set := func(slack string) {
+		tasks, err := filepath.Glob("/proc/self/task/*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, task := range tasks {
+			// Another thread's is root's to set, and some may have ended.
+			_ = os.WriteFile(filepath.Join("/proc", filepath.Base(task), "timerslack_ns"), []byte(slack), 0)
+		}
+	}
+	set("3000000")
+	t.Cleanup(func() { set(strconv.Itoa(timerSlack)) })
+	var out bytes.Buffer
+	if _, err := Run(t.Context(), Cmd{Name: "cat", Args: []string{"/proc/self/timerslack_ns"}, Stdout: &out}); err != nil || strings.TrimSpace(out.String()) != "50000" {
+		t.Errorf("a program's timers are late by %q, %v; want 50000", out.String(), err)
+	}
+}
