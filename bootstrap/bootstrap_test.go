@@ -94,6 +94,15 @@ func TestPatienceEndsInAVerdictThatCanHeal(t *testing.T) {
 		{"in time", wait(19*time.Second, nil), nil, status.Ready},
 		{"late", wait(time.Hour, nil), []string{"settings: nothing within 20s, and still waiting for a file: put it there", ""}, status.Ready},
 		{"late without a word", pause(time.Hour), []string{"settings: not done after 20s, and still tried: put it there", ""}, status.Ready},
+		{"late for another reason", func(ctx context.Context, s *Span) error {
+			s.Waiting("a file")
+			time.Sleep(25 * time.Second)
+			for range 20 { // which is said once
+				s.Waiting("a server")
+				time.Sleep(time.Second)
+			}
+			return wait(time.Hour, nil)(ctx, s)
+		}, []string{"settings: nothing within 20s, and still waiting for a file: put it there", "settings: nothing within 40s, and still waiting for a server: put it there", "settings: nothing within 1m0s, and still waiting for a file: put it there", ""}, status.Ready},
 		{"never", wait(time.Hour, errors.New("gone")), []string{"settings: nothing within 20s, and still waiting for a file: put it there", "settings: gone: put it there"}, status.Failed},
 	} {
 		t.Run(c.name, func(t *testing.T) {

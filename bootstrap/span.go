@@ -243,30 +243,44 @@ func (b *boot) runStep(ctx context.Context, s Step, hangs func()) error {
 	return err
 }
 
-// impatient announces a verdict when the step's patience is over. The function it returns is to be
-// called when the step has ended, and takes the verdict back if it ended well.
+// impatient announces a verdict when the step's patience is over, and another one if it has been waiting for
+// something else since. The function it returns is to be called when the step has ended, and takes the verdict
+// back if it ended well.
 func (b *boot) impatient(s Step) (ended func(well bool)) {
 	if s.Patience == 0 || b.Failing == nil {
 		return func(bool) {}
 	}
 	var mu sync.Mutex // so that nothing is announced of a step that has ended
-	over, announced := false, false
-	timer := time.AfterFunc(s.Patience, func() {
+	var timer *time.Timer
+	over, announced, said, begin := false, false, "", time.Now()
+	tell := func() {
 		mu.Lock()
 		defer mu.Unlock()
 		if over {
 			return
 		}
-		announced = true
-		b.setJudged(true)
-		v := Verdict{State: status.Failed, Step: s.Name, Cause: fmt.Errorf("not done after %s, and still tried", s.Patience), Advice: s.Advice}
+		timer.Reset(s.Patience)
+		reason := ""
 		for _, row := range b.rec.Snapshot().Steps {
-			if row.Name == s.Name && row.Waiting != "" {
-				v.Cause = fmt.Errorf("nothing within %s, and still waiting for %s", s.Patience, row.Waiting)
+			if row.Name == s.Name {
+				reason = row.Waiting
 			}
 		}
+		if announced && (reason == "" || reason == said) {
+			return
+		}
+		announced, said = true, reason
+		b.setJudged(true)
+		lasts := time.Since(begin).Round(time.Second)
+		v := Verdict{State: status.Failed, Step: s.Name, Cause: fmt.Errorf("not done after %s, and still tried", lasts), Advice: s.Advice}
+		if reason != "" {
+			v.Cause = fmt.Errorf("nothing within %s, and still waiting for %s", lasts, reason)
+		}
 		b.Failing(v)
-	})
+	}
+	mu.Lock()
+	timer = time.AfterFunc(s.Patience, tell)
+	mu.Unlock()
 	return func(well bool) {
 		timer.Stop()
 		mu.Lock()

@@ -57,7 +57,7 @@ func TestMachineVerdict(t *testing.T) {
 			Files: persistent}, want: "disk-9", late: true},
 		{name: "missing ephemeral disk on vSphere", waits: true, vm: lab.VM{Source: lab.GuestInfo, Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/nowhere") }},
 			want: "No ephemeral disk found", late: true, then: wantGuestInfo},
-		{name: "missing ephemeral disk", waits: true, vm: lab.VM{Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/nowhere") }}, want: "No ephemeral disk found", late: true, bus: true},
+		{name: "missing ephemeral disk", waits: true, vm: lab.VM{Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/nowhere") }}, want: "No ephemeral disk found", bus: true},
 	}
 	instances := map[string]*lab.Instance{}
 	begun := func(t *testing.T, vm lab.VM, prepare func(*testing.T, *lab.Instance)) *lab.Instance {
@@ -79,6 +79,10 @@ func TestMachineVerdict(t *testing.T) {
 	t.Run("what it answers while it starts", func(t *testing.T) { wantHeldPings(t, instances["missing ephemeral disk"]) })
 	for n, c := range cases {
 		if n == len(cases)-1 { // which takes longest
+			t.Run("patience", func(t *testing.T) {
+				wantVerdict(t, instances[c.name], c.want)
+				wantPatience(t, l, instances[c.name], c.want)
+			})
 			t.Run("later boots are silent", func(t *testing.T) { laterBootsAreSilent(t, l) })
 			t.Run("boots once", func(t *testing.T) { bootsOnce(t, l) })
 			t.Run("bus down", func(t *testing.T) { busDown(t, l) })
@@ -88,15 +92,12 @@ func TestMachineVerdict(t *testing.T) {
 			if i == nil {
 				i = begun(t, c.vm, c.prepare)
 			}
-			if c.late {
-				wantVerdict(t, i, c.want)
-				wantPatience(t, l, i, c.want)
-			}
 			if c.bus {
 				wantVerdictOnBus(t, l, i, begin, c.want)
 			}
-			if !c.late {
-				wantVerdict(t, i, c.want)
+			wantVerdict(t, i, c.want)
+			if c.late {
+				wantPatience(t, l, i, c.want)
 			}
 			if c.then != nil {
 				c.then(t, i)
