@@ -128,8 +128,8 @@ func TestWhatADirectorHearsOfAFailedBoot(t *testing.T) {
 		at        map[time.Duration]string
 		condemned time.Duration // the alert is sent then
 	}{
-		{"refused at the first boot", true, errors.New("refused"), map[time.Duration]string{40 * time.Second: verdict}, 40 * time.Second},
-		{"late at the first boot", true, late, map[time.Duration]string{time.Second: patience, 40 * time.Second: patience, 80 * time.Second: patience, 3 * time.Minute: verdict}, 3 * time.Minute},
+		{"refused at the first boot", true, errors.New("refused"), map[time.Duration]string{40 * time.Second: verdict, time.Minute: verdict, 2 * time.Minute: verdict}, 40 * time.Second},
+		{"late at the first boot", true, late, map[time.Duration]string{time.Second: patience, 40 * time.Second: patience, 80 * time.Second: patience, 3 * time.Minute: verdict, 4 * time.Minute: verdict}, 3 * time.Minute},
 		{"refused later", false, errors.New("refused"), map[time.Duration]string{40 * time.Second: silence, time.Minute: silence, 2 * time.Minute: silence, 5 * time.Minute: silence}, 40 * time.Second},
 		{"late later", false, late, map[time.Duration]string{40 * time.Second: silence, time.Minute: silence, 5 * time.Minute: silence}, 40 * time.Second},
 	} {

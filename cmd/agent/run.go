@@ -216,9 +216,6 @@ func (a *app) boot(ctx context.Context) error {
 		Failing: func(v bootstrap.Verdict) { a.failing(ctx, v) }}
 	pauses := retry.Backoff{Min: 15 * time.Second, Max: time.Minute, Jitter: 0.2}
 	for attempt := 0; ; attempt++ {
-		if attempt > 0 {
-			a.dispatcher.Retrying()
-		}
 		a.machine.Reset()
 		before := a.machine.Hardware()
 		within, cancel := context.WithCancel(ctx)
@@ -254,6 +251,9 @@ func (a *app) boot(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
+		if because != paused {
+			a.dispatcher.Retrying() // there is hope; otherwise the verdict stands
+		}
 		a.log.WithFields(logrus.Fields{"component": "boot", "attempt": attempt + 2, "because": because}).Info("boot is tried again")
 	}
 }
@@ -262,6 +262,9 @@ func (a *app) boot(ctx context.Context) error {
 // longer goes on, and is not begun a second time.
 const backgroundGrace = 10 * time.Second
 
+// paused is why a boot is tried again of which nothing is known to have changed.
+const paused = "pause"
+
 // pause returns when the hardware is not as before, or after a while, and says why.
 func (a *app) pause(ctx context.Context, while time.Duration, before bootstrap.Hardware) string {
 	within, cancel := context.WithTimeout(ctx, while)
@@ -269,7 +272,7 @@ func (a *app) pause(ctx context.Context, while time.Duration, before bootstrap.H
 	if changed := a.machine.AwaitHardware(within, before); changed != "" {
 		return changed
 	}
-	return "pause"
+	return paused
 }
 
 // tell passes the current step on to the service manager and to whoever pings.
