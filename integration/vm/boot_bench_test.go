@@ -3,6 +3,9 @@
 package vm
 
 import (
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/json"
 	"fmt"
 	"math"
 	"slices"
@@ -14,16 +17,86 @@ import (
 	"cambium/integration/lab"
 	"cambium/integration/lab/baseline"
 	"cambium/integration/lab/labtest"
+	"cambium/integration/lab/machine"
+	"cambium/internal/status"
+
+	"golang.org/x/sys/unix"
 )
 
-// memory is what an agent at rest occupies, in kB.
-type memory struct{ rss, anon int }
+// memory is what an agent at rest occupies, at most occupied, and has written so far, in kB.
+type memory struct{ rss, anon, peak, written int }
 
 // booted is what one virtual machine tells of its agent.
 type booted struct {
 	first, restart time.Duration // exec to pong
-	boot, busy     memory        // after the first boot, and after 1,000 requests
+	boot, again    account       // after the first boot, and after a restart
+	busy           memory        // after 1,000 requests
 	disks          labtest.DiskTimes
+	steps          []status.Step // of the first boot
+}
+
+// account is what a boot has taken besides time.
+type account struct {
+	memory
+	programs int
+	disk     int // kB written to the ephemeral disk, by whomever
+}
+
+// accountFile is where the kernel writes down every process that ends.
+const accountFile = "/var/acct"
+
+// accounting has the kernel do that from before the agent's exec on, which costs it next to nothing.
+func accounting() []machine.File {
+	const program = "/usr/local/bin/account"
+	return []machine.File{
+		{Path: program, Data: []byte(fmt.Sprintf("#!/usr/bin/perl\nmy $file = '%s'; open(F, '>>', $file) or die; close F; syscall(%d, $file) == 0 or die $!;\n", accountFile, unix.SYS_ACCT)), Mode: 0o755},
+		{Path: "/etc/systemd/system/bosh-agent.service.d/account.conf", Data: []byte("[Service]\nExecStartPre=" + program + "\n"), Mode: 0o644},
+	}
+}
+
+// programsOf counts the processes below pid that have executed a program and ended. The kernel's
+// records are those of acct(5), version 3.
+func programsOf(b testing.TB, i *lab.Instance, pid string) (programs int) {
+	b.Helper()
+	data, err := base64.StdEncoding.DecodeString(strings.TrimSpace(run(b, i, "base64", "-w0", accountFile)))
+	if err != nil {
+		b.Fatal(err)
+	}
+	const length, flags, forked, own, parent = 64, 0, 1, 16, 20
+	agent, err := strconv.Atoi(pid)
+	if err != nil {
+		b.Fatal(err)
+	}
+	family := map[uint32]bool{uint32(agent): true}
+	for more := true; more; { // children end before their parents
+		more = false
+		for r := data; len(r) >= length; r = r[length:] {
+			if id := binary.LittleEndian.Uint32(r[own:]); family[binary.LittleEndian.Uint32(r[parent:])] && !family[id] {
+				family[id], more = true, true
+				if r[flags]&forked == 0 {
+					programs++
+				}
+			}
+		}
+	}
+	return programs
+}
+
+// accountOf is what an agent at rest has taken so far.
+func accountOf(b testing.TB, i *lab.Instance, pid string) (a account) {
+	b.Helper()
+	a.memory = memoryOf(b, i, pid)
+	a.programs = programsOf(b, i, pid)
+	fields := strings.Fields(run(b, i, "sh", "-c", "sync -f /var/vcap/data; cat /sys/block/vdb/stat"))
+	if len(fields) < 7 {
+		b.Fatalf("statistics of the disk: %q", fields)
+	}
+	sectors, err := strconv.Atoi(fields[6])
+	if err != nil {
+		b.Fatal(err)
+	}
+	a.disk = sectors / 2
+	return a
 }
 
 const (
@@ -69,12 +142,17 @@ func poweredOn(b testing.TB, i *lab.Instance) (at time.Time) {
 func memoryOf(b testing.TB, i *lab.Instance, pid string) (m memory) {
 	b.Helper()
 	time.Sleep(rest)
-	for line := range strings.Lines(run(b, i, "cat", "/proc/"+pid+"/status")) {
+	for line := range strings.Lines(run(b, i, "cat", "/proc/"+pid+"/status", "/proc/"+pid+"/io")) {
 		switch words := strings.Fields(line); words[0] {
 		case "VmRSS:":
 			m.rss, _ = strconv.Atoi(words[1])
 		case "RssAnon:":
 			m.anon, _ = strconv.Atoi(words[1])
+		case "VmHWM:":
+			m.peak, _ = strconv.Atoi(words[1])
+		case "write_bytes:":
+			m.written, _ = strconv.Atoi(words[1])
+			m.written /= 1024
 		}
 	}
 	return m
@@ -83,16 +161,23 @@ func memoryOf(b testing.TB, i *lab.Instance, pid string) (m memory) {
 // rounds is how often each agent is booted, and restarts how often it is restarted then; medians are compared.
 const rounds, restarts = 3, 3
 
-// bootVM boots a machine, and looks at the memory in between if m is set.
-func bootVM(b testing.TB, agent string, m *memory) (first time.Duration, again []time.Duration, i *lab.Instance, pid string) {
+// bootVM boots a machine, and looks at what that took in between if m is set.
+func bootVM(b testing.TB, agent string, m *booted) (first time.Duration, again []time.Duration, i *lab.Instance, pid string) {
 	b.Helper()
 	l := newLab(b, func(o *lab.Options) { o.Agent, o.Poll = agent, 10*time.Millisecond })
-	i = start(b, l, lab.VM{Ephemeral: 10 * lab.GiB, Files: baseline.Files(), Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/vdb") }})
+	i = start(b, l, lab.VM{Ephemeral: 10 * lab.GiB, Files: append(baseline.Files(), accounting()...), Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/vdb") }})
 	end := virtual.Pong(b, i, pings)
 	began, pid := execAt(b, i)
 	first = end.Sub(began)
 	if m != nil {
-		*m = memoryOf(b, i, pid)
+		m.boot = accountOf(b, i, pid)
+		if raw, err := i.Status(); err == nil { // the baseline has none
+			var d status.Document
+			if err := json.Unmarshal(raw, &d); err != nil {
+				b.Fatal(err)
+			}
+			m.steps = d.Steps
+		}
 	}
 	for range restarts {
 		time.Sleep(rest) // what a boot leaves for later is done
@@ -105,6 +190,9 @@ func bootVM(b testing.TB, agent string, m *memory) (first time.Duration, again [
 		end := virtual.Pong(b, i, pings)
 		began, pid = execAt(b, i)
 		again = append(again, end.Sub(began))
+	}
+	if m != nil {
+		m.again = accountOf(b, i, pid)
 	}
 	fmt.Printf("  %s: first boot %s, agent restart %s\n", b.Name(), first.Round(time.Millisecond), again)
 	return first, again, i, pid
@@ -135,9 +223,9 @@ func BenchmarkBoot(b *testing.B) {
 		for name, binary := range binaries {
 			// A benchmark of its own, so that its lab is gone before the next one starts.
 			b.Run(name, func(b *testing.B) {
-				var m *memory
+				var m *booted
 				if round == 0 {
-					m = &all[name].boot
+					m = all[name]
 				}
 				boot, restart, i, pid := bootVM(b, binary, m)
 				first[name], again[name] = append(first[name], boot), append(again[name], restart...)
@@ -154,7 +242,24 @@ func BenchmarkBoot(b *testing.B) {
 		m.first, m.restart = middle(first[name]), middle(again[name])
 	}
 	a, z := all["ours"], all["baseline"]
-	fmt.Printf("\n  in a virtual machine; boots and restarts are medians\n")
+	fmt.Printf("\n  %-24s %9s %8s %8s %8s %8s %10s %9s\n", "in a virtual machine, kB", "pong", "programs", "rss", "anon", "peak", "written", "to disk")
+	for _, name := range []string{"ours", "baseline"} {
+		m := all[name]
+		for _, row := range []struct {
+			phase string
+			pong  time.Duration
+			account
+		}{{"first boot", m.first, m.boot}, {"agent restart", m.restart, m.again}} {
+			fmt.Printf("  %-24s %9s %8d %8d %8d %8d %10d %9d\n", name+", "+row.phase, row.pong.Round(time.Millisecond), row.programs, row.rss, row.anon, row.peak, row.written, row.disk)
+		}
+	}
+	fmt.Printf("\n  steps of our first boot, in one of them:\n")
+	for _, s := range a.steps {
+		if s.End > 0 {
+			fmt.Printf("    %-18s %9s .. %9s\n", s.Name, time.Duration(s.Start).Round(100*time.Microsecond), time.Duration(s.End).Round(100*time.Microsecond))
+		}
+	}
+	fmt.Printf("\n  boots and restarts are medians, the rest is of one machine each\n")
 	for _, line := range []string{
 		labtest.Faster("first boot, exec to pong", a.first, z.first, 10),
 		labtest.Faster("agent restart, exec to pong", a.restart, z.restart, 10),
