@@ -18,9 +18,8 @@ const (
 	// gcPercent lets the heap grow by less than Go's default before it is collected: the agent
 	// shares a machine with jobs, and has time.
 	gcPercent = 50
-	// bootPercent is for the boot, which has not. More would save a collection, and leave what
-	// lives on scattered over all that was allocated.
-	bootPercent = 100
+	// bootPercent is for the boot, which has not: it is over before anything is collected.
+	bootPercent = 400
 	// loadPercent is for loads under which it has not either. The smallest heap that is collected
 	// is then smallHeap.
 	loadPercent = 200
@@ -53,9 +52,7 @@ const (
 // from time to time, and after each load. Under a load of requests, which served counts, it lets a
 // small heap grow.
 func giveBack(ctx context.Context, served func() uint64) {
-	percent := gcPercent
-	collect(percent)
-	attentive(lateAsEver)
+	percent := bootPercent // the first answers come first
 	collected := collections()
 	var last time.Time
 	var before uint64
@@ -80,6 +77,7 @@ func giveBack(ctx context.Context, served func() uint64) {
 			}
 			last, before = now, n
 		case <-timer.C:
+			attentive(lateAsEver)
 			percent = gcPercent
 			collect(percent)
 			debug.FreeOSMemory()
