@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
@@ -24,55 +22,6 @@ import (
 const (
 	migrationIntent = ".migration"
 	migratedRecord  = ".migrated"
-)
-
-// MigrationProgress is how far a migration has come.
-type MigrationProgress struct {
-	Phase string // "copy" or "verify"
-	Files int64
-	Bytes int64
-	// TotalFiles and TotalBytes are what the source uses; Bytes may end a little below,
-	// because directories are in the total.
-	TotalFiles int64
-	TotalBytes int64
-	Elapsed    time.Duration
-}
-
-// Remaining estimates the time left in this phase, from the rate so far; 0 means unknown.
-func (p MigrationProgress) Remaining() time.Duration {
-	if p.Bytes <= 0 || p.TotalBytes <= p.Bytes {
-		return 0
-	}
-	return time.Duration(float64(p.Elapsed) * float64(p.TotalBytes-p.Bytes) / float64(p.Bytes)).Round(time.Second)
-}
-
-// String is what an operator wants to know; the zero value, which ends a migration, is empty.
-func (p MigrationProgress) String() string {
-	if p.Phase == "" {
-		return ""
-	}
-	text := fmt.Sprintf("%s: %d files, %d of %d MiB", p.Phase, p.Files, p.Bytes>>20, p.TotalBytes>>20)
-	if rate := p.Rate(); rate > 0 {
-		text += fmt.Sprintf(", %d MiB/s", rate>>20)
-	}
-	if left := p.Remaining(); left > 0 {
-		text += fmt.Sprintf(", about %v left", left)
-	}
-	return text
-}
-
-// Rate is in bytes per second.
-func (p MigrationProgress) Rate() int64 {
-	if p.Elapsed <= 0 {
-		return 0
-	}
-	return int64(float64(p.Bytes) / p.Elapsed.Seconds())
-}
-
-// A migration reports every second, and logs that every so many times.
-const (
-	progressEvery = time.Second
-	progressLogs  = 10
 )
 
 // copyRounds is how often is copied what differs, each time something else; a source that never keeps still is an error then.
@@ -116,6 +65,8 @@ func (d *Disks) migrate(ctx context.Context, wantFrom, wantTo string) error {
 		return fmt.Errorf("nothing is mounted on %s; mount_disk of %s comes first", store, recorded)
 	case from == "":
 		return fmt.Errorf("nothing is mounted on %s", store)
+	case recorded == to:
+		return fmt.Errorf("%s is on record as the store and %s is mounted there; mount_disk of %s comes first", to, from, from)
 	case from == to:
 		return fmt.Errorf("%s is on the store and is its own migration target", to)
 	case wantFrom != "" && wantFrom != from:
@@ -247,66 +198,6 @@ func empty(dir string) (bool, error) {
 	return len(entries) == 0, err
 }
 
-// holding is what a store holds.
-type holding struct{ bytes, files int64 }
-
-// holds returns what is on the disk that is mounted on a directory. Of a bind-mounted one only the tree counts: the rest
-// of the file system is somebody else's.
-func (d *Disks) holds(dir string) (holding, error) {
-	if !d.Options.BindMountPersistentDisk {
-		var st unix.Statfs_t
-		if err := unix.Statfs(dir, &st); err != nil {
-			return holding{}, &os.PathError{Op: "statfs", Path: dir, Err: err}
-		}
-		return holding{int64(st.Blocks-st.Bfree) * st.Bsize, int64(st.Files - st.Ffree)}, nil
-	}
-	var bytes, files float64 // a file with several names is a part at each
-	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
-		var st unix.Stat_t
-		if err == nil {
-			err = unix.Lstat(path, &st)
-		}
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil // gone meanwhile
-		}
-		if err != nil {
-			return err
-		}
-		names := 1.0
-		if !e.IsDir() {
-			names = float64(max(st.Nlink, 1))
-		}
-		bytes += float64(st.Blocks*512) / names
-		files += 1 / names
-		return nil
-	})
-	return holding{int64(bytes), int64(files)}, err
-}
-
-// roomFor refuses a target that is too small before the first byte is copied.
-func (d *Disks) roomFor(need holding, target string, exact bool) error {
-	var to unix.Statfs_t
-	if err := unix.Statfs(target, &to); err != nil {
-		return &os.PathError{Op: "statfs", Path: target, Err: err}
-	}
-	have := holding{int64(to.Bfree) * to.Bsize, int64(to.Ffree)}
-	if exact {
-		before, err := d.holds(target) // of an earlier attempt
-		if err != nil {
-			return err
-		}
-		have.bytes += before.bytes
-		have.files += before.files
-	}
-	if need.bytes > have.bytes {
-		return fmt.Errorf("the new disk is too small: %d MiB are used on the old one, %d MiB are free", need.bytes>>20, have.bytes>>20)
-	}
-	if to.Files > 0 && need.files > have.files {
-		return fmt.Errorf("the new disk has too few inodes: %d are used on the old one, %d are free", need.files, have.files)
-	}
-	return nil
-}
-
 // copyStore copies and verifies while the store can be read but not changed. On failure it is
 // made writable again.
 func (d *Disks) copyStore(ctx context.Context, total holding, exact bool) (err error) {
@@ -352,46 +243,6 @@ func (d *Disks) setReadOnly(ctx context.Context, on bool) error {
 		d.Log.WithField("mount", store).Warn("this kernel cannot close a single mount; the store can be changed while it is copied")
 		return nil
 	}
-	return err
-}
-
-func (d *Disks) phase(ctx context.Context, name string, total holding, exact bool, work func(context.Context, string, string, copytree.Options) error) error {
-	p := MigrationProgress{Phase: name, TotalFiles: total.files, TotalBytes: total.bytes}
-	counter := &copytree.Counter{}
-	begin := time.Now()
-	reports := 0
-	report := func(last bool) {
-		now := counter.Load()
-		p.Files, p.Bytes, p.Elapsed = now.Files, now.Bytes, time.Since(begin)
-		if d.Progress != nil {
-			d.Progress(p)
-		}
-		if reports++; !last && reports%progressLogs != 1 {
-			return
-		}
-		d.Log.WithFields(logrus.Fields{"phase": name, "files": p.Files, "bytes": p.Bytes, "of_bytes": p.TotalBytes,
-			"rate": p.Rate(), "remaining": p.Remaining().String()}).Info("disk migration")
-	}
-	report(false)
-	done := make(chan struct{})
-	stopped := make(chan struct{})
-	go func() {
-		defer close(stopped)
-		tick := time.NewTicker(progressEvery)
-		defer tick.Stop()
-		for {
-			select {
-			case <-done:
-				return
-			case <-tick.C:
-				report(false)
-			}
-		}
-	}()
-	err := work(ctx, d.Dirs.Store(), d.Dirs.StoreMigrationTarget(), copytree.Options{Exact: exact, Progress: counter})
-	close(done)
-	<-stopped
-	report(true)
 	return err
 }
 

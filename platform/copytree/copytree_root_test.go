@@ -364,6 +364,30 @@ func TestRootCopyResumes(t *testing.T) {
 	}
 }
 
+// A file whose attributes were changed since it was copied is not complete, though its times are the same.
+func TestRootCopyResumesWithOtherAttributes(t *testing.T) {
+	from, to := disks(t)
+	treetest.Fill(t, from)
+	if err := Copy(ctx, from, to, Options{Exact: true}); err != nil {
+		t.Fatal(err)
+	}
+	for name, err := range map[string]error{
+		"added":   unix.Setxattr(filepath.Join(from, "owned"), "user.note", []byte("new"), 0),
+		"changed": unix.Setxattr(filepath.Join(from, "a/b/hard"), "user.note", []byte("other"), 0),
+		"removed": unix.Removexattr(filepath.Join(from, "capable"), "security.capability"),
+	} {
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+	}
+	if err := errors.Join(Copy(ctx, from, to, Options{Exact: true}), Verify(ctx, from, to, Options{Exact: true})); err != nil {
+		t.Error(err)
+	}
+	if diff := treetest.Judge(t, from, to); diff != "" {
+		t.Errorf("rsync sees differences:\n%s", diff)
+	}
+}
+
 // A directory that an interrupted copy has finished hands its default ACL down to whatever is made in it
 // afterwards, because a power cut took that away again.
 func TestRootCopyResumesBelowADefaultACL(t *testing.T) {
