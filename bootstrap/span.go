@@ -25,6 +25,9 @@ type Span struct {
 func (s *Span) Waiting(reason string) {
 	now := s.boot.rec.Now()
 	s.boot.change(s.name, func(row *status.Step) {
+		if row.Outcome != status.Running {
+			return // a timer was late
+		}
 		if n := len(row.Waits); row.Waiting != "" && n > 0 {
 			row.Waits[n-1].End = now
 		}

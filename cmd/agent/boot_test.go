@@ -85,6 +85,12 @@ func sick(t *testing.T, ctx context.Context, first bool, run func(context.Contex
 		t.Fatal(err)
 	}
 	a := &app{log: log, dirs: dirs, rec: rec, beside: &sync.WaitGroup{}, line: &statusLine{tell: unit.Notifier{}.Status, log: log}, announcer: bootstrap.Announcer{Root: t.TempDir(), Log: log}, marker: bootstrap.ReadyMarker{Dirs: dirs}}
+	t.Cleanup(func() { // before the directories go
+		a.beside.Wait()
+		if err := rec.Flush(); err != nil {
+			t.Error(err)
+		}
+	})
 	a.agentID = func() string { return "a-1" }
 	if !first {
 		if err := a.marker.Set("a-1"); err != nil {
@@ -146,7 +152,7 @@ func TestWhatADirectorHearsOfAFailedBoot(t *testing.T) {
 						return context.Cause(ctx)
 					}
 				})
-				go func() { _ = a.boot(ctx) }()
+				a.go_(func() { _ = a.boot(ctx) })
 				time.Sleep(time.Millisecond)
 				w.connect(a.bus)
 				for second := range 300 {
@@ -180,7 +186,7 @@ func TestTheAlertWaitsForTheBus(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		a, w := sick(t, ctx, true, func(context.Context) error { return errors.New("refused") })
-		go func() { _ = a.boot(ctx) }()
+		a.go_(func() { _ = a.boot(ctx) })
 		time.Sleep(10 * time.Minute)
 		if w.alerts() != 0 {
 			t.Fatalf("published %q while the bus was down", w.published)
@@ -232,7 +238,7 @@ func TestTriesDoNotOverlap(t *testing.T) {
 					}
 					return errors.New("ended")
 				}
-				go func() { _ = a.boot(ctx) }()
+				a.go_(func() { _ = a.boot(ctx) })
 				time.Sleep(10 * time.Minute)
 				synctest.Wait()
 				want := int32(1)
