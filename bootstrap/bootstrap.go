@@ -270,6 +270,7 @@ func (e *Engine) Run(ctx context.Context, steps []Step) (Verdict, func(), error)
 	}
 	b.close(verdict, rest)
 	return verdict, func() {
+		b.account()
 		for _, s := range rest {
 			going.Go(func() { _ = b.runStep(ctx, s, nil) })
 		}

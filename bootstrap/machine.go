@@ -88,6 +88,31 @@ type Machine struct {
 	loading  *Span      // the step that asks the sources, while it does
 	resolved map[string]settings.Network
 	changes  int
+	later    []func(context.Context)
+	overdue  *time.Timer // of later
+}
+
+// Later leaves for after the verdict what nobody waits for: it would take the processor from what somebody does.
+// No longer than a step lets others go first, though.
+func (m *Machine) Later(f func(context.Context)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.later = append(m.later, f); len(m.later) == 1 {
+		m.overdue = time.AfterFunc(yieldLimit, m.Settle)
+	}
+}
+
+// Settle does what was left for later.
+func (m *Machine) Settle() {
+	m.mu.Lock()
+	due := m.later
+	if m.later = nil; m.overdue != nil {
+		m.overdue.Stop()
+	}
+	m.mu.Unlock()
+	for _, f := range due {
+		m.Beside(f)
+	}
 }
 
 // Networks are the settings' networks with the addresses that leases turned out to have.
@@ -332,7 +357,7 @@ func (m *Machine) applyNetwork(ctx context.Context, s *Span, have network.State,
 	if m.First == nil || m.First() {
 		now, later := network.Split(changes)
 		if len(later) > 0 {
-			defer m.Beside(func(ctx context.Context) {
+			defer m.Later(func(ctx context.Context) {
 				if err := m.Network.Apply(ctx, later); err != nil {
 					m.Log.WithError(err).Warn("networkd does not know the network yet")
 				}

@@ -78,7 +78,8 @@ type boot struct {
 	warnings []string
 	running  []task // what ready waits for, in the order of its beginning
 	told     string
-	judged   bool // a verdict was announced and is what the service manager shows
+	judged   bool     // a verdict was announced and is what the service manager shows
+	short    []string // how short steps ended
 }
 
 // task is a step that runs, and what it waits for.
@@ -238,12 +239,37 @@ func (b *boot) runStep(ctx context.Context, s Step, hangs func()) error {
 	case status.Broken:
 		b.log.WithFields(fields).WithError(err).Error("boot step failed")
 	default:
+		if !s.Background && end-start < int64(longStep) {
+			b.shortly(fmt.Sprintf("%s %s..%s %s", s.Name, short(start), short(end), outcome), evidence)
+			break
+		}
 		b.log.WithFields(fields).Info("boot step ended")
 	}
 	if b.Boundary != nil {
 		b.Boundary(s.Name, true)
 	}
 	return err
+}
+
+// longStep is from when on the end of a step has a line of its own. The others share one: the journal, too, has a lot to
+// do when a machine starts.
+const longStep = time.Second
+
+func (b *boot) shortly(step string, evidence []string) {
+	if len(evidence) > 0 {
+		step += " (" + strings.Join(evidence, "; ") + ")"
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.short = append(b.short, step)
+}
+
+// account tells the journal of the short steps.
+func (b *boot) account() {
+	b.mu.Lock()
+	steps := strings.Join(b.short, ", ")
+	b.mu.Unlock()
+	b.log.WithField("steps", steps).Info("boot steps ended")
 }
 
 // impatient announces a verdict when the step's patience is over, and another one if it has been waiting for

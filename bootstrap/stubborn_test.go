@@ -172,20 +172,33 @@ func TestAnEarlierTrySaysNothingOfThePresentOne(t *testing.T) {
 	})
 }
 
+// Short steps share a line, behind the verdict; a long one has its own.
 func TestAStepsEvidenceIsInTheLog(t *testing.T) {
-	e, _ := engine(t)
-	var log bytes.Buffer
-	logger := logrus.New()
-	logger.SetOutput(&log)
-	e.Log = logrus.NewEntry(logger)
-	if _, _, err := e.Run(t.Context(), []Step{{Name: "disk", Run: func(_ context.Context, s *Span) error {
-		s.Evidence("made %d", 1)
-		s.Evidence("two")
-		return nil
-	}}}); err != nil {
-		t.Fatal(err)
-	}
-	if lines := strings.Count(log.String(), "\n"); lines != 1 || !strings.Contains(log.String(), `evidence="made 1; two"`) || !strings.Contains(log.String(), "began=") || !strings.Contains(log.String(), "took=") {
-		t.Errorf("%d lines %q, want one with times and evidence", lines, log.String())
-	}
+	synctest.Test(t, func(t *testing.T) {
+		e, _ := engine(t)
+		var log bytes.Buffer
+		logger := logrus.New()
+		logger.SetOutput(&log)
+		e.Log = logrus.NewEntry(logger)
+		step := func(name, evidence string, lasts time.Duration) Step {
+			return Step{Name: name, Run: func(_ context.Context, s *Span) error {
+				s.Evidence("%s", evidence)
+				s.Evidence("two")
+				time.Sleep(lasts)
+				return nil
+			}}
+		}
+		_, rest, err := e.Run(t.Context(), []Step{step("keys", "made 1", longStep/2), step("users", "made 2", longStep/4), step("disk", "made 3", longStep)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text := log.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, `evidence="made 3; two"`) || !strings.Contains(text, "step=disk") || !strings.Contains(text, "began=") || !strings.Contains(text, "took=1s") {
+			t.Errorf("%q, want one line of the long step, with times and evidence", text)
+		}
+		log.Reset()
+		rest()
+		if text := log.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, `steps="users 0s..250ms done (made 2; two), keys 0s..500ms done (made 1; two)"`) {
+			t.Errorf("%q, want one line of the short ones", text)
+		}
+	})
 }

@@ -77,7 +77,16 @@ func (d *Disks) ephemeralOnDisk(ctx context.Context, path string, swapMiB *uint6
 	if err != nil {
 		return fmt.Errorf("ephemeral disk: %w", err)
 	}
-	defer release()
+	if err := d.ephemeralHeld(ctx, path, swapMiB, agentID); err != nil {
+		release()
+		return err
+	}
+	// What udev looks at then is in use, and nobody waits for it.
+	d.Later(release)
+	return nil
+}
+
+func (d *Disks) ephemeralHeld(ctx context.Context, path string, swapMiB *uint64, agentID string) error {
 	s, err := disk.Inspect(path)
 	if err != nil && !errors.Is(err, disk.ErrDamaged) {
 		return fmt.Errorf("ephemeral disk: %w", err)

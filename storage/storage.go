@@ -76,7 +76,9 @@ type Config struct {
 	// Program is the agent's own, which copies when it is called by apart.Word. Without one, disks
 	// are copied in this process.
 	Program string
-	Log     *logrus.Entry
+	// Later, if set, puts off what nobody waits for.
+	Later func(func())
+	Log   *logrus.Entry
 }
 
 // Disks does all disk work of one agent. Its methods may be called at the same time; they
@@ -102,6 +104,9 @@ func New(c Config) *Disks {
 	}
 	if c.Foreign == nil {
 		c.Foreign = func() string { return "" }
+	}
+	if c.Later == nil {
+		c.Later = func(f func()) { f() }
 	}
 	return &Disks{Config: c,
 		rootMount: func() (mount.Entry, bool, error) { return mount.At("/") },

@@ -201,7 +201,8 @@ func (a *app) addDisks(ctx context.Context, m *bootstrap.Machine, linux agentjso
 		return err
 	}
 	disks := storage.New(storage.Config{Dirs: a.dirs, Resolver: resolve, Records: a.current, Reload: a.reload, Log: log, Program: ownProgram,
-		Options: storageOptions(linux), Foreign: func() string { return foreign(a.current.Effective(), linux) }})
+		Options: storageOptions(linux), Foreign: func() string { return foreign(a.current.Effective(), linux) },
+		Later: func(f func()) { m.Later(func(context.Context) { f() }) }})
 	disks.Progress = func(p storage.MigrationProgress) {
 		if err := a.rec.SetProgress("migrate_disk", status.Progress{Text: p.String(), Done: p.Bytes, Total: p.TotalBytes, Files: p.Files, Rate: p.Rate(),
 			Remaining: int64(p.Remaining().Seconds())}); err != nil {

@@ -226,6 +226,7 @@ func (a *app) boot(ctx context.Context) error {
 		}
 		over := make(chan struct{})
 		background := func() {
+			a.machine.Settle()
 			rest()
 			cancel()
 			close(over)
