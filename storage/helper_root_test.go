@@ -219,3 +219,17 @@ func (b *bench) setupEphemeral(path string, swap *uint64) error {
 	}
 	return b.SetupEphemeral(context.Background(), hint, swap, "agent-1")
 }
+
+// killedAt does something that ends at the given step, as if the agent were killed there.
+func (b *bench) killedAt(step string, do func()) {
+	b.step = func(name string) {
+		if name == step {
+			panic("killed")
+		}
+	}
+	defer func() {
+		_ = recover()
+		b.step = func(string) {}
+	}()
+	do()
+}

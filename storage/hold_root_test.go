@@ -47,3 +47,26 @@ func TestRootDisksAreLockedUntilTheyAreMounted(t *testing.T) {
 		}
 	}
 }
+
+// Who boots may have udev look at the ephemeral disk later, but only where all went well: the next try needs the lock.
+func TestRootEphemeralDiskIsReleasedLater(t *testing.T) {
+	b := newBench(t, Options{})
+	var later []func()
+	b.Later = func(f func()) { later = append(later, f) }
+	other := b.disk(512<<20, "persistent")
+	if err := b.setupEphemeral(other.Path, nil); err == nil {
+		t.Error("a persistent disk was taken")
+	}
+	if !lockable(t, other.Path) || len(later) != 0 {
+		t.Errorf("a disk that was refused is locked, %d things are left for later", len(later))
+	}
+	good := b.disk(512<<20, "")
+	b.ok(b.setupEphemeral(good.Path, nil))
+	if lockable(t, good.Path) || len(later) != 1 {
+		t.Fatalf("the disk is not locked, or %d things are left for later, want 1", len(later))
+	}
+	later[0]()
+	if !lockable(t, good.Path) {
+		t.Error("the disk is still locked")
+	}
+}

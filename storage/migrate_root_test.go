@@ -409,16 +409,7 @@ func rewrite(path string, at int64, to byte) error {
 // TestRootMigrateBindMountedInterrupted: after a crash the store can be written to again.
 func TestRootMigrateBindMountedInterrupted(t *testing.T) {
 	b, _ := binding(t)
-	func() {
-		defer func() { _ = recover() }()
-		b.step = func(name string) {
-			if name == "verify" {
-				panic("killed")
-			}
-		}
-		_ = b.Migrate(ctx, "", "")
-	}()
-	b.step = func(string) {}
+	b.killedAt("verify", func() { _ = b.Migrate(ctx, "", "") })
 	if err := os.WriteFile(filepath.Join(b.Dirs.Store(), "x"), nil, 0o600); !errors.Is(err, unix.EROFS) {
 		t.Errorf("in the middle: %v, want a read-only store", err)
 	}

@@ -87,16 +87,7 @@ func TestRootMigrateOtherDisksThanNamed(t *testing.T) {
 // A disk that is only half copied never becomes the store.
 func TestRootHalfCopiedDiskIsNoStore(t *testing.T) {
 	interrupted := func(b *bench) {
-		func() {
-			defer func() { _ = recover() }()
-			b.step = func(name string) {
-				if name == "verify" {
-					panic("killed")
-				}
-			}
-			_ = b.Migrate(ctx, "", "")
-		}()
-		b.step = func(string) {}
+		b.killedAt("verify", func() { _ = b.Migrate(ctx, "", "") })
 		for _, dir := range []string{b.Dirs.StoreMigrationTarget(), b.Dirs.Store()} {
 			b.ok(mount.Unmount(ctx, dir))
 		}

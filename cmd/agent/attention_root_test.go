@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// slacks are how late the threads of this process may be; the first thread's is left out.
+// slacks are how late the threads of this process may be.
 func slacks(t *testing.T) (all []string) {
 	t.Helper()
 	tasks, err := filepath.Glob("/proc/self/task/*")
