@@ -35,39 +35,32 @@ type Identity struct {
 
 // Handler serves requests. Handle returns at once, since a transport calls it in arrival order
 // and from the goroutine that reads; reply is called exactly once, before or after Handle
-// returns and from any goroutine. The context ends when nobody waits for the reply any more,
-// which does not stop what was begun.
+// returns and from any goroutine. The context ends when the caller stops waiting for the reply,
+// which does not stop the action.
 type Handler interface {
 	Handle(ctx context.Context, r Request, reply func(Reply))
 }
 
 // DecodeRequest reads an envelope. Keys match regardless of case, and unknown ones are ignored.
 func DecodeRequest(data []byte) (Request, error) {
-	if r, ok := decodePlain(data); ok {
-		return r, nil
-	}
-	return decodeAny(data)
-}
-
-func decodeAny(data []byte) (Request, error) {
 	var envelope struct {
 		Method    string            `json:"method"`
 		Arguments []json.RawMessage `json:"arguments"`
 		ReplyTo   string            `json:"reply_to"`
 		Protocol  int               `json:"protocol"`
 	}
-	// The decoder takes null for an empty envelope.
+	// encoding/json decodes null into a struct without an error.
 	if bytes.Equal(bytes.TrimSpace(data), []byte("null")) {
 		return Request{}, errors.New("decode request: not an object")
 	}
 	if err := json.Unmarshal(data, &envelope); err != nil {
-		return Request{}, fmt.Errorf("decode request: %w", plain(err))
+		return Request{}, fmt.Errorf("decode request: %w", withoutContent(err))
 	}
 	return Request{Method: envelope.Method, Arguments: envelope.Arguments, ReplyTo: envelope.ReplyTo, Protocol: envelope.Protocol}, nil
 }
 
-// plain keeps the content of a message out of the log.
-func plain(err error) error {
+// withoutContent drops what a decoding error quotes from the message, which may hold secrets and goes to the log.
+func withoutContent(err error) error {
 	var wrong *json.UnmarshalTypeError
 	if errors.As(err, &wrong) {
 		if wrong.Field == "" {
@@ -121,9 +114,6 @@ type exceptionBody struct {
 func (r Reply) Encode(limit int) []byte {
 	if r.failed {
 		return encodeException(r.exception, limit)
-	}
-	if text, ok := r.value.(string); ok && plainText(text) && (limit <= 0 || len(text)+len(`{"value":""}`) <= limit) {
-		return append(append(append(make([]byte, 0, len(text)+len(`{"value":""}`)), `{"value":"`...), text...), `"}`...)
 	}
 	data, err := marshal(struct {
 		Value any `json:"value"`

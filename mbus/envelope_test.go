@@ -22,6 +22,8 @@ func TestDecodeRequest(t *testing.T) {
 		{"create-env's, without protocol", `{"method":"ping","arguments":[],"reply_to":"x"}`,
 			Request{Method: "ping", Arguments: []json.RawMessage{}, ReplyTo: "x"}, ""},
 		{"keys in any case", `{"METHOD":"ping","Reply_To":"x"}`, Request{Method: "ping", ReplyTo: "x"}, ""},
+		{"text arguments and white space", ` { "method" : "get_state" , "arguments" : [ "full" ] } ` + "\n",
+			Request{Method: "get_state", Arguments: []json.RawMessage{json.RawMessage(`"full"`)}}, ""},
 		{"no arguments", `{"method":"ping"}`, Request{Method: "ping"}, ""},
 		{"null arguments", `{"method":"ping","arguments":null}`, Request{Method: "ping"}, ""},
 		{"exact numbers", `{"method":"sync_dns","arguments":[18446744073709551615]}`,
@@ -66,6 +68,7 @@ func TestEncode(t *testing.T) {
 	}{
 		{"value", Value("pong"), 0, `{"value":"pong"}`},
 		{"null", Value(nil), 0, `{"value":null}`},
+		{"text that needs escapes", Value("a\"\\\x01é\u2028"), 0, `{"value":"a\"\\\u0001é\u2028"}`},
 		{"html is not escaped", Value("<&>"), 0, `{"value":"<&>"}`},
 		{"exception", Exception("boom"), 0, `{"exception":{"message":"boom"}}`},
 		{"empty exception", Exception(""), 0, `{"exception":{}}`},
@@ -171,6 +174,15 @@ func TestHTTPSEvent(t *testing.T) {
 	}
 	if got := NATSEvent("ping", "", Value(1), "[fd00::1]:4222", "h").String(); !strings.Contains(got, "src=fd00::1 spt=4222") {
 		t.Errorf("IPv6: %s", got)
+	}
+}
+
+func BenchmarkDecodeRequest(b *testing.B) {
+	ping := []byte(`{"protocol":3,"method":"ping","arguments":[],"reply_to":"director.7.a.b"}`)
+	for b.Loop() {
+		if _, err := DecodeRequest(ping); err != nil {
+			b.Fatal(err)
+		}
 	}
 }
 
