@@ -42,7 +42,7 @@ type policy struct {
 
 // state is what is known of one source while the question is open.
 type state struct {
-	answer   *Answer
+	answered bool
 	err      error // of the last attempt
 	attempts int
 	at       time.Time // of the last attempt's end
@@ -79,7 +79,7 @@ func decide(states []state, expired, passOver, netTried bool) (step, int) {
 	held, open, network := false, false, -1
 	for i, s := range states {
 		switch {
-		case s.answer != nil:
+		case s.answered:
 			if held {
 				return wait, 0
 			}
@@ -109,24 +109,25 @@ func decide(states []state, expired, passOver, netTried bool) (step, int) {
 	return wait, 0
 }
 
-type event struct {
+// event is the end of one attempt at one source.
+type event[T any] struct {
 	i      int
-	answer *Answer
+	answer T // valid if err is nil
 	err    error
 	at     time.Time
 }
 
 // ask puts one question to all sources side by side and returns the winner's answer. All
 // goroutines it starts have ended when it returns.
-func ask(ctx context.Context, p policy, names []string, get func(context.Context, int) (Answer, error)) (Answer, Verdicts, error) {
-	var none Answer
+func ask[T any](ctx context.Context, p policy, names []string, get func(context.Context, int) (T, error)) (T, Verdicts, error) {
+	var none T
 	start := time.Now()
 	budget := p.budget
 	if budget == 0 {
 		budget = math.MaxInt64
 	}
 	inner, cancel := context.WithTimeout(ctx, budget)
-	events := make(chan event)
+	events := make(chan event[T])
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
@@ -136,13 +137,13 @@ func ask(ctx context.Context, p policy, names []string, get func(context.Context
 	hold := time.NewTimer(p.hold)
 	defer hold.Stop()
 
-	states := make([]state, len(names))
+	states, answers := make([]state, len(names)), make([]T, len(names))
 	expired, said := false, ""
 	for {
 		next, i := decide(states, expired, p.passOver, p.netTried())
 		switch next {
 		case use:
-			return *states[i].answer, verdicts(names, states, start, i), nil
+			return answers[i], verdicts(names, states, start, i), nil
 		case bringUpNetwork:
 			return none, verdicts(names, states, start, -1), fmt.Errorf("%s: %w", names[i], states[i].err)
 		case giveUp:
@@ -159,7 +160,8 @@ func ask(ctx context.Context, p policy, names []string, get func(context.Context
 				p.logged[names[e.i]] = e.err.Error()
 				p.log.WithError(e.err).WithFields(logrus.Fields{"source": names[e.i], "attempt": s.attempts + 1, "question": p.what}).Warn("source has no answer")
 			}
-			s.answer, s.err, s.at = e.answer, e.err, e.at
+			answers[e.i] = e.answer
+			s.answered, s.err, s.at = e.err == nil, e.err, e.at
 			s.attempts++
 		case <-hold.C:
 			expired = true
@@ -176,19 +178,15 @@ func ask(ctx context.Context, p policy, names []string, get func(context.Context
 }
 
 // repeat asks one source until it answers or definitely fails.
-func repeat(ctx context.Context, i int, get func(context.Context, int) (Answer, error), events chan<- event) {
+func repeat[T any](ctx context.Context, i int, get func(context.Context, int) (T, error), events chan<- event[T]) {
 	transport := 0
 	for {
 		answer, err := get(ctx, i)
 		if ctx.Err() != nil {
 			return // what failed now failed because the question is closed
 		}
-		e := event{i: i, err: err, at: time.Now()}
-		if err == nil {
-			e.answer = &answer
-		}
 		select {
-		case events <- e:
+		case events <- event[T]{i: i, answer: answer, err: err, at: time.Now()}:
 		case <-ctx.Done():
 			return
 		}
@@ -213,7 +211,7 @@ func repeat(ctx context.Context, i int, get func(context.Context, int) (Answer, 
 func waitingFor(names []string, states []state) string {
 	text := ""
 	for i, s := range states {
-		if s.answer != nil || s.failed() {
+		if s.answered || s.failed() {
 			continue
 		}
 		if text != "" {
@@ -231,7 +229,7 @@ func verdicts(names []string, states []state, start time.Time, winner int) Verdi
 	list := make(Verdicts, len(names))
 	for i, s := range states {
 		v := Verdict{Source: names[i], Attempts: s.attempts, Took: time.Since(start)}
-		if s.answer != nil || s.failed() {
+		if s.answered || s.failed() {
 			v.Took = s.at.Sub(start)
 		}
 		if s.err != nil {
@@ -248,7 +246,7 @@ func verdicts(names []string, states []state, start time.Time, winner int) Verdi
 			v.Outcome, v.Why = NeedsNetwork, ""
 		case winner >= 0 && i > winner:
 			v.Outcome = NotNeeded
-		case s.answer != nil:
+		case s.answered:
 			v.Outcome, v.Why = NotNeeded, "an earlier source was waited for"
 		default:
 			v.Outcome = NoAnswer

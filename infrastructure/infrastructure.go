@@ -61,7 +61,7 @@ const (
 // a cache does.
 type Options struct {
 	// NetworkUp tells whether there is a usable network; nil means that there is.
-	NetworkUp func() bool
+	NetworkUp func(context.Context) bool
 	// Accept says whether a document can be used; nil only asks for an agent_id. Its errors
 	// must not show the document.
 	Accept func(raw []byte) error
@@ -119,7 +119,7 @@ func newSources(list []Source, useServerName bool, o Options) *Sources {
 
 func (o Options) withDefaults() Options {
 	if o.NetworkUp == nil {
-		o.NetworkUp = func() bool { return true }
+		o.NetworkUp = func(context.Context) bool { return true }
 	}
 	if o.Accept == nil {
 		o.Accept = hasAgentID
@@ -189,14 +189,11 @@ func (s *Sources) Settings(ctx context.Context) (Answer, Verdicts, error) {
 func (s *Sources) PublicKey(ctx context.Context) (string, Verdicts, error) {
 	p := policy{what: "ssh key", hold: HoldFor, passOver: true, budget: KeyBudget, status: s.o.Status, log: s.o.Log, logged: map[string]string{}, netTried: s.asked.key.Load}
 	defer s.o.Status("")
-	answer, verdicts, err := ask(ctx, p, s.names(), func(ctx context.Context, i int) (Answer, error) {
-		key, err := s.sources[i].PublicKey(ctx)
-		return Answer{From: key}, err // no document, and asked here only
-	})
+	key, verdicts, err := ask(ctx, p, s.names(), func(ctx context.Context, i int) (string, error) { return s.sources[i].PublicKey(ctx) })
 	if errors.Is(err, neednet.Err) {
 		s.asked.key.Store(true)
 	}
-	return answer.From, verdicts, err
+	return key, verdicts, err
 }
 
 func (s *Sources) names() []string {

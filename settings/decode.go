@@ -45,7 +45,7 @@ func Decode(name string, raw secret.JSON) (Settings, report.Report) {
 	f.Get("ntp").Strings(&s.NTP)
 	decodeMbusURL(f.Get("mbus"), &s.Mbus)
 	decodeBlobstore(f.Get("blobstore"), &s.Blobstore)
-	decodeNetworks(f.Get("networks"), &s)
+	s.Networks = decodeNetworks(f.Get("networks"))
 	decodeDisks(f.Get("disks"), &s.Disks)
 	decodeEnv(f.Get("env"), &s.Env)
 	f.Done(jsontree.Tolerate)

@@ -122,6 +122,25 @@ func TestKeysIgnoreCaseAndTheLastOneCounts(t *testing.T) {
 	}
 }
 
+// The networks of user data are decoded and judged as those of a whole document.
+func TestNetworksOnTheirOwn(t *testing.T) {
+	for _, networks := range []string{
+		`{"a":{"type":"manual","ip":"10.0.0.5","netmask":"255.255.255.0","mac":"AA:00:00:00:00:01"},"b":{"type":"dynamic"}}`, `{}`, `null`,
+	} {
+		got, rep := DecodeNetworks("user data", []byte(networks))
+		if want := decode(t, `{"agent_id":"a","networks":`+networks+`}`).Networks; rep.Failed() || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: got %+v, %v; want %+v", networks, got, rep, want)
+		}
+	}
+	for networks, want := range map[string]string{
+		`{"a":{"type":"manual","ip":"ten","netmask":"255.255.255.0"}}`: "a.ip", `[]`: "object", `{"a":`: "user data",
+	} {
+		if _, rep := DecodeNetworks("user data", []byte(networks)); rep.Err() == nil || !strings.Contains(rep.Err().Error(), want) {
+			t.Errorf("%s: got %v, want an error that names %q", networks, rep.Err(), want)
+		}
+	}
+}
+
 func TestStaticNetworksMustHaveAddresses(t *testing.T) {
 	for document, bad := range map[string]bool{
 		`{"ip":"10.0.0.1","netmask":"255.255.255.0","gateway":"10.0.0.254"}`:      false,

@@ -5,17 +5,27 @@ import (
 	"strings"
 
 	"cambium/internal/jsontree"
+	"cambium/internal/report"
 )
 
-func decodeNetworks(v jsontree.Value, s *Settings) {
+// DecodeNetworks reads a "networks" object that stands on its own: user data that points to a registry holds one
+// beside the pointer, for a machine that needs an address to fetch its settings. name is for the report.
+func DecodeNetworks(name string, raw []byte) (map[string]Network, report.Report) {
+	var rep report.Report
+	networks := decodeNetworks(jsontree.Parse(name, raw, &rep))
+	rep.Sort()
+	return networks, rep
+}
+
+func decodeNetworks(v jsontree.Value) map[string]Network {
 	if !v.Present() {
-		return
+		return nil
 	}
 	defaults := map[string]int{}
-	s.Networks = map[string]Network{}
+	networks := map[string]Network{}
 	for name, value := range v.Fields().All() {
 		n := decodeNetwork(value)
-		s.Networks[name] = n
+		networks[name] = n
 		for _, category := range n.Default {
 			defaults[category]++
 		}
@@ -25,6 +35,7 @@ func decodeNetworks(v jsontree.Value, s *Settings) {
 			v.Warnf("%d networks are the default for %q; the first by name is used", defaults[category], category)
 		}
 	}
+	return networks
 }
 
 func decodeNetwork(v jsontree.Value) (n Network) {

@@ -11,7 +11,6 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"cambium/infrastructure"
-	"cambium/internal/secret"
 	"cambium/plan"
 	"cambium/platform/network"
 	"cambium/settings"
@@ -27,16 +26,16 @@ type fetcher struct {
 	waiting func(string)    // told what is waited for
 	log     *logrus.Entry
 
-	turn chan struct{} // holds something while a network is being made
+	turn chan struct{} // semaphore of one: held while a network is being made
 	up   atomic.Bool   // we made a network
 }
 
 // networkUp tells the sources whether asking over the network makes sense.
-func (f *fetcher) networkUp() bool {
+func (f *fetcher) networkUp(ctx context.Context) bool {
 	if f.network == nil || f.up.Load() {
 		return true
 	}
-	have, err := f.network.Observe(context.Background())
+	have, err := f.network.Observe(ctx)
 	if err != nil {
 		return false
 	}
@@ -76,8 +75,8 @@ func (f *fetcher) publicKey(ctx context.Context) (key string, err error) {
 	return key, err
 }
 
-// withNetwork asks, and asks again with a network if a source needs one. Who can do without the answer
-// does not wait for that network longer than for the answer: a link may be down for good.
+// withNetwork asks, and asks again with a network if a source needs one. A caller that can do without the
+// answer waits for that network only as long as for the answer: a link may stay down.
 func withNetwork(ctx context.Context, bringUp func(context.Context, json.RawMessage) (bool, error), dispensable bool, ask func() error) error {
 	for {
 		err := ask()
@@ -134,11 +133,7 @@ func (f *fetcher) bringUp(ctx context.Context, named json.RawMessage) (made bool
 }
 
 func (f *fetcher) applyNamed(ctx context.Context, named json.RawMessage) error {
-	document, err := json.Marshal(map[string]any{"agent_id": "pointer", "networks": named})
-	if err != nil {
-		return err
-	}
-	s, rep := settings.Decode("networks in user data", secret.NewJSON(document))
+	networks, rep := settings.DecodeNetworks("networks in user data", named)
 	if err := rep.Err(); err != nil {
 		return err
 	}
@@ -146,7 +141,7 @@ func (f *fetcher) applyNamed(ctx context.Context, named json.RawMessage) error {
 	if err != nil {
 		return err
 	}
-	want, _, err := plan.Network(s.Networks, have)
+	want, _, err := plan.Network(networks, have)
 	if err != nil {
 		return err
 	}

@@ -111,7 +111,7 @@ func askForSettings(ctx context.Context, config agentjson.Config, dirs vcap.Dirs
 }
 
 // networkUp reports an address that is not loopback's.
-func networkUp() bool {
+func networkUp(context.Context) bool {
 	addresses, err := net.InterfaceAddrs()
 	if err != nil {
 		return false

@@ -42,7 +42,7 @@ type Options struct {
 	TokenPath      string
 
 	// NetworkUp tells whether there is a usable network; nil means that there is.
-	NetworkUp func() bool
+	NetworkUp func(context.Context) bool
 	Log       *logrus.Entry
 }
 
@@ -150,7 +150,7 @@ func (s *Source) InstanceID(ctx context.Context) (string, error) {
 }
 
 func (s *Source) get(ctx context.Context, path string, limit int64) (fetch.Response, error) {
-	if s.o.NetworkUp != nil && !s.o.NetworkUp() && fetch.NeedsNetwork(s.o.URI.Reveal()) {
+	if s.o.NetworkUp != nil && !s.o.NetworkUp(ctx) && fetch.NeedsNetwork(s.o.URI.Reveal()) {
 		return fetch.Response{}, &source.NeedNetwork{}
 	}
 	header := maps.Clone(s.o.Headers)

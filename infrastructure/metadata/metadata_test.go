@@ -2,6 +2,7 @@ package metadata
 
 import (
 	"bytes"
+	"context"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -236,7 +237,7 @@ func TestPublicKey(t *testing.T) {
 			}
 		})
 	}
-	if key, err := NewHTTP(Options{URI: secret.NewURL("http://192.0.2.1"), NetworkUp: func() bool { return false }}).PublicKey(t.Context()); key != "" || err != nil {
+	if key, err := NewHTTP(Options{URI: secret.NewURL("http://192.0.2.1"), NetworkUp: func(context.Context) bool { return false }}).PublicKey(t.Context()); key != "" || err != nil {
 		t.Errorf("without SSHKeysPath: %q, %v; want nothing, and nobody asked", key, err)
 	}
 	if key, err := NewInstanceMetadata(aws("http://192.0.2.1")).PublicKey(t.Context()); key != "" || err != nil {
@@ -245,7 +246,7 @@ func TestPublicKey(t *testing.T) {
 }
 
 func TestNeedsANetwork(t *testing.T) {
-	down := func() bool { return false }
+	down := func(context.Context) bool { return false }
 	o := aws("http://192.0.2.1")
 	o.NetworkUp = down
 	for _, s := range []*Source{NewHTTP(o), NewInstanceMetadata(o)} {

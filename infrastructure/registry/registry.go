@@ -92,7 +92,7 @@ type Client struct {
 	// UseServerName asks for the machine by the name in the user data, not by its instance id.
 	UseServerName bool
 	// NetworkUp tells whether there is a usable network; nil means that there is.
-	NetworkUp func() bool
+	NetworkUp func(context.Context) bool
 }
 
 // Settings fetches the document the pointer leads to. instanceID may return "" where the
@@ -102,7 +102,7 @@ func (c Client) Settings(ctx context.Context, p Pointer, instanceID func(context
 	if !strings.HasPrefix(endpoint, "http") {
 		return file(strings.TrimPrefix(endpoint, "file://"))
 	}
-	if fetch.NeedsNetwork(endpoint) && c.NetworkUp != nil && !c.NetworkUp() {
+	if fetch.NeedsNetwork(endpoint) && c.NetworkUp != nil && !c.NetworkUp(ctx) {
 		return nil, "", &source.NeedNetwork{Networks: p.Networks}
 	}
 	key, err := c.key(ctx, p, instanceID)

@@ -164,7 +164,7 @@ func TestHTTPRegistry(t *testing.T) {
 func TestFileRegistry(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "settings.json")
 	follow := func(endpoint string) ([]byte, string, error) {
-		return Client{NetworkUp: func() bool { return false }}.Settings(t.Context(), Pointer{Endpoint: secret.NewURL(endpoint)}, nil)
+		return Client{NetworkUp: func(context.Context) bool { return false }}.Settings(t.Context(), Pointer{Endpoint: secret.NewURL(endpoint)}, nil)
 	}
 	if _, _, err := follow(path); source.KindOf(err) != source.NotYetThere {
 		t.Errorf("missing file: error %v, want one that is asked again", err)
@@ -180,7 +180,7 @@ func TestFileRegistry(t *testing.T) {
 }
 
 func TestNetworksAreHandedOn(t *testing.T) {
-	c := Client{NetworkUp: func() bool { return false }}
+	c := Client{NetworkUp: func(context.Context) bool { return false }}
 	_, _, err := c.Settings(t.Context(), Pointer{Endpoint: secret.NewURL("http://10.0.0.6:25777"), Networks: json.RawMessage(`{"a":{"type":"manual"}}`)}, instance("i-1"))
 	var need *source.NeedNetwork
 	if !errors.Is(err, neednet.Err) || !errors.As(err, &need) || string(need.Networks) != `{"a":{"type":"manual"}}` {
