@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -33,8 +32,6 @@ type Dispatcher struct {
 	lanes map[action.Lane]*lane
 	group sync.WaitGroup
 	seen  recent
-
-	served atomic.Uint64
 
 	opened chan struct{}
 
@@ -65,12 +62,8 @@ func NewDispatcher(ctx context.Context, log *logrus.Entry) *Dispatcher {
 // Wait returns when everything that was begun has ended.
 func (d *Dispatcher) Wait() { d.group.Wait() }
 
-// Served is how many requests there were.
-func (d *Dispatcher) Served() uint64 { return d.served.Load() }
-
 // Handle takes a request; it never blocks.
 func (d *Dispatcher) Handle(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) {
-	d.served.Add(1)
 	d.mu.Lock()
 	if d.phase != ready {
 		d.hold(ctx, r, reply) // unlocks

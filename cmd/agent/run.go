@@ -84,8 +84,7 @@ func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 		return code
 	}
 	log := setUpLogging(stderr)
-	collect(bootPercent)
-	attentive(lateInBoot)
+	limitHeap()
 	notifier, err := unit.TakeNotifier()
 	if err != nil {
 		log.WithError(err).Warn("service manager cannot be told")
@@ -289,7 +288,6 @@ const lateDisk = 2 * time.Minute
 
 // failed announces a verdict. The Director of a new VM hears it when it is for good.
 func (a *app) failed(ctx context.Context, v bootstrap.Verdict, first bool) {
-	collect(gcPercent) // this may last
 	line := v.Line()
 	if err := errors.Join(a.rec.Update(func(d *status.Document) { d.State, d.Verdict, d.First = status.Failed, line, first }), a.rec.Flush()); err != nil {
 		a.log.WithError(err).Warn("status not written")
@@ -342,7 +340,6 @@ func (a *app) ready(ctx context.Context, v bootstrap.Verdict) error {
 	if err := a.notifier.Ready(); err != nil {
 		a.log.WithError(err).Warn("service manager not told")
 	}
-	a.go_(func() { giveBack(ctx, a.dispatcher.Served) })
 	return nil
 }
 
