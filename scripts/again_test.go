@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// module is a package whose tests end as the environment says, and remember that they ran.
+// module is a package whose test fails as HOW says: once, always, or by a panic.
 const module = `package unsteady
 
 import (
@@ -27,43 +27,48 @@ func TestUnsteady(t *testing.T) {
 		t.Fatal(err)
 	}
 	if os.Getenv("HOW") == "panic" {
-		panic("as it was told")
+		panic("on request")
 	}
-	t.Error("as it was told")
+	t.Error("on request")
 }
 `
 
 func TestAgain(t *testing.T) {
-	again, err := filepath.Abs("again")
+	again, err := os.ReadFile("again")
 	if err != nil {
 		t.Fatal(err)
 	}
+	const listed = "# a comment\n\nTestUnsteady # its defect\n"
 	for _, test := range []struct {
-		name, ci, how string
-		passes        bool
-		says          string
+		name, list, ci, how string
+		passes, repeats     bool
+		says                string
 	}{
-		{"a test that fails once passes, and is named", "true", "once", true, "UNSTEADY: TestUnsteady"},
-		{"a test that fails twice is a failure", "true", "always", false, "run once more"},
-		{"a crash is a failure", "true", "panic", false, "as it was told"},
-		{"on a developer's machine every failure is one", "", "once", false, "as it was told"},
+		{"a listed test that fails once passes, and is named", listed, "true", "once", true, true, "UNSTEADY: TestUnsteady"},
+		{"a listed test that fails twice is a failure", listed, "true", "always", false, true, "on request"},
+		{"a test that is not listed is a failure", "# TestUnsteady\nTestUnsteadyToo\n", "true", "once", false, false, "TestUnsteady failed and is not listed"},
+		{"a crash is a failure", listed, "true", "panic", false, false, "on request"},
+		{"on a developer's machine every failure is one", listed, "", "once", false, false, "on request"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			dir := t.TempDir()
-			for name, content := range map[string]string{"go.mod": "module unsteady\n\ngo 1.26\n", "unsteady_test.go": module} {
-				if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			scripts, dir := t.TempDir(), t.TempDir()
+			for path, content := range map[string]string{
+				filepath.Join(scripts, "again"): string(again), filepath.Join(scripts, "unsteady.txt"): test.list,
+				filepath.Join(dir, "go.mod"): "module unsteady\n\ngo 1.26\n", filepath.Join(dir, "unsteady_test.go"): module,
+			} {
+				if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 					t.Fatal(err)
 				}
 			}
-			cmd := exec.Command(again, "^Test", ".", "-count=1")
+			cmd := exec.Command("bash", filepath.Join(scripts, "again"), "^Test", ".", "-count=1")
 			cmd.Dir, cmd.Env = dir, append(os.Environ(), "CI="+test.ci, "HOW="+test.how)
 			output, err := cmd.CombinedOutput()
 			if (err == nil) != test.passes || !strings.Contains(string(output), test.says) {
 				t.Errorf("got %v, want passing %v, saying %q:\n%s", err, test.passes, test.says, output)
 			}
-			if second := strings.Contains(string(output), "run once more"); second != (test.ci != "" && test.how != "panic") {
-				t.Errorf("run again: %v\n%s", second, output)
+			if repeated := strings.Contains(string(output), "run once more"); repeated != test.repeats {
+				t.Errorf("run once more: %v, want %v\n%s", repeated, test.repeats, output)
 			}
 		})
 	}

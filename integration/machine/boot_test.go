@@ -220,7 +220,7 @@ func TestMachineHeals(t *testing.T) {
 func crashAgent(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "agent")
-	build := exec.Command("go", "build", "-trimpath", "-tags", "crashpoints", "-o", path, "cambium/cmd/agent")
+	build := exec.Command("go", "build", "-trimpath", "-tags", "nethttpomithttp2,crashpoints", "-o", path, "cambium/cmd/agent")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build: %v: %s", err, out)
