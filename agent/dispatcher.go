@@ -33,6 +33,11 @@ type Dispatcher struct {
 	group sync.WaitGroup
 	seen  recent
 
+	// AnswerHold is how long the answer about a running task is held back; nil or 0 means not at all.
+	// It is read for each request, because settings can change it.
+	AnswerHold func() time.Duration
+	holding    atomic.Int64
+
 	opened chan struct{}
 
 	// mu guards what follows.
@@ -87,6 +92,9 @@ type request struct {
 func (d *Dispatcher) serve(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) {
 	row, known := d.table[r.Method]
 	if known && row.Lane == action.Immediate {
+		if row.Await != nil && d.holdAnswer(ctx, r, row, reply) {
+			return
+		}
 		d.serveNow(request{Request: r, row: row, begun: time.Now(), reply: reply})
 		return
 	}

@@ -270,9 +270,7 @@ func newWorld(t testing.TB, extra action.Table) *world {
 	w.stop = cancel
 	w.dispatcher = NewDispatcher(ctx, quiet())
 	w.tasks = must[*task.Tasks](t)(task.Open(ctx, task.Options{Path: filepath.Join(w.dirs.Bosh(), "journal"), Log: quiet()}))
-	pair := w.deployment.Client(testca.AgentName(agentID))
-	w.nats = must[*natsbus.Bus](t)(natsbus.New(natsbus.Options{AgentID: agentID, Handler: w.dispatcher, Audit: w.audit, Log: quiet(), Identity: natsbus.Identity{
-		URLs: []secret.URL{w.deployment.URL()}, CA: string(w.deployment.CA.PEM), Certificate: string(pair.Certificate), PrivateKey: secret.New(string(pair.PrivateKey))}}))
+	w.nats = must[*natsbus.Bus](t)(natsbus.New(natsbus.Options{AgentID: agentID, Handler: w.dispatcher, Audit: w.audit, Log: quiet(), Identity: w.identity()}))
 	listening := make(chan struct{})
 	https := must[*httpsbus.Bus](t)(httpsbus.New(httpsbus.Options{URL: secret.NewURL("https://mbus:s3cret@127.0.0.1:0"), KeyFile: filepath.Join(w.dirs.Bosh(), "https.pem"),
 		Handler: w.dispatcher, Blobs: &blobstore.Dir{Path: w.dirs.Blobs()}, Audit: w.audit, Log: quiet(), OnListen: func() { close(listening) }}))
@@ -293,6 +291,13 @@ func newWorld(t testing.TB, extra action.Table) *world {
 	w.director = w.deployment.Director()
 	w.table = must[action.Table](t)(action.Merge(w.actions(), extra))
 	return w
+}
+
+// identity is what the agent logs in with.
+func (w *world) identity() natsbus.Identity {
+	pair := w.deployment.Client(testca.AgentName(agentID))
+	return natsbus.Identity{URLs: []secret.URL{w.deployment.URL()}, CA: string(w.deployment.CA.PEM),
+		Certificate: string(pair.Certificate), PrivateKey: secret.New(string(pair.PrivateKey))}
 }
 
 func (w *world) actions() action.Table {

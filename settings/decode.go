@@ -173,6 +173,10 @@ func decodeBoshEnv(v jsontree.Value, b *BoshEnv) {
 	decodeSize(run.Get("tmpfs_size"), &b.RunDirTmpfsSize)
 	run.Done(jsontree.Tolerate)
 	agent := f.Get("agent").Fields()
+	if n, ok := whole(agent.Get("task_answer_hold"), 0); ok {
+		seconds := uint64(n)
+		b.TaskAnswerHoldSeconds = &seconds
+	}
 	settings := agent.Get("settings").Fields()
 	settings.Get("tmpfs").Bool(&b.SettingsTmpfs)
 	settings.Done(jsontree.Tolerate)

@@ -11,6 +11,18 @@ import (
 	"cambium/internal/secret"
 )
 
+func TestTaskAnswerHold(t *testing.T) {
+	for document, want := range map[string]any{`0`: uint64(0), `1`: uint64(1), `"2"`: uint64(2)} {
+		s := decode(t, `{"agent_id":"a","env":{"bosh":{"agent":{"task_answer_hold":`+document+`}}}}`)
+		if got := s.Env.Bosh.TaskAnswerHoldSeconds; got == nil || *got != want {
+			t.Errorf("task_answer_hold %s is %v, want %v", document, got, want)
+		}
+	}
+	if s := decode(t, `{"agent_id":"a"}`); s.Env.Bosh.TaskAnswerHoldSeconds != nil {
+		t.Error("absent, yet set")
+	}
+}
+
 func decode(t *testing.T, document string) Settings {
 	t.Helper()
 	s, rep := Decode("doc", secret.NewJSON([]byte(document)))

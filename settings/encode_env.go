@@ -21,9 +21,13 @@ func (w *writer) boshEnv(original jsontree.Value, b BoshEnv) {
 	w.object(original,
 		always("agent", func() {
 			agent := original.At("agent")
-			nested(agent, "settings", func() {
-				nested(agent.At("settings"), "tmpfs", func() { w.bool(b.SettingsTmpfs) })
-			})
+			w.object(agent,
+				always("settings", func() {
+					nested(agent.At("settings"), "tmpfs", func() { w.bool(b.SettingsTmpfs) })
+				}),
+				field{key: "task_answer_hold", only: b.TaskAnswerHoldSeconds != nil, write: func() {
+					w.literal(strconv.FormatUint(*b.TaskAnswerHoldSeconds, 10))
+				}})
 		}),
 		always("password", func() { w.secret(b.Password) }),
 		always("keep_root_password", func() { w.bool(b.KeepRootPassword) }),

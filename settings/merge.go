@@ -121,6 +121,10 @@ func (s Settings) Clone() Settings {
 		size := *b.SwapSizeMiB
 		b.SwapSizeMiB = &size
 	}
+	if b.TaskAnswerHoldSeconds != nil {
+		seconds := *b.TaskAnswerHoldSeconds
+		b.TaskAnswerHoldSeconds = &seconds
+	}
 	return s
 }
 

@@ -167,7 +167,9 @@ type BoshEnv struct {
 	JobDirTmpfsSize       string
 	RunDirTmpfsSize       string
 	SettingsTmpfs         bool // "agent.settings.tmpfs"
-	Parallel              int  // at least 1; 5 when absent
+	// TaskAnswerHoldSeconds is "agent.task_answer_hold", an addition of this agent; nil: agent.json decides.
+	TaskAnswerHoldSeconds *uint64
+	Parallel              int // at least 1; 5 when absent
 }
 
 // Update is the argument of update_settings and the content of update_settings.json. The Has

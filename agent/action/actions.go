@@ -24,7 +24,7 @@ func Actions(d Deps) Table {
 	t := Table{
 		"ping":        {Bind: None(ping), Lane: Immediate},
 		"info":        {Bind: None(info), Lane: Immediate},
-		"get_task":    {Bind: One(getTask(d.Tasks)), Lane: Immediate},
+		"get_task":    {Bind: One(getTask(d.Tasks)), Lane: Immediate, Await: awaitTask(d.Tasks)},
 		"cancel_task": {Bind: One(cancelTask(d.Tasks)), Lane: Immediate},
 		"get_state":   {Bind: MaybeOne(d.State.state), Lane: Fast},
 

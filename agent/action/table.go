@@ -80,6 +80,10 @@ type Row struct {
 	// Resume continues a task that the agent's restart interrupted, from the last note it made
 	// with Checkpoint (nil if it made none). Where nil, such a task fails.
 	Resume func(ctx context.Context, checkpoint json.RawMessage) (any, error)
+	// Await, where set, holds the answer of an Immediate call back: done reports that there is nothing
+	// to wait for, and wait, called in a goroutine of its own, returns when the answer is worth
+	// giving or ctx ends. The dispatcher bounds how long and how many.
+	Await func(arguments []json.RawMessage) (done func() bool, wait func(ctx context.Context))
 	// Patience is how long a caller waits for the first reply; 45 seconds if zero. A request
 	// that could not be served by then is dropped: nobody would read the answer.
 	Patience time.Duration

@@ -2,6 +2,7 @@ package action
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 
 	"cambium/agent/task"
@@ -11,6 +12,8 @@ import (
 type Tasks interface {
 	Outcome(id string) (task.Outcome, error)
 	Cancel(id string) error
+	Ended(id string) bool
+	Wait(ctx context.Context, id string)
 }
 
 // TaskHandle tells a caller to poll.
@@ -34,6 +37,18 @@ func getTask(tasks Tasks) func(context.Context, string) (any, error) {
 			return nil, taskFailed{id, o.Error}
 		}
 		return o.Value, nil
+	}
+}
+
+// awaitTask lets the dispatcher hold the answer to get_task while the task runs. The Director and the CLI
+// sleep a second before they ask again, so an answer at the instant the task ends saves them that second.
+func awaitTask(tasks Tasks) func([]json.RawMessage) (func() bool, func(context.Context)) {
+	return func(arguments []json.RawMessage) (func() bool, func(context.Context)) {
+		var id string
+		if decode(arguments, 1, &id) != nil {
+			return func() bool { return true }, func(context.Context) {}
+		}
+		return func() bool { return tasks.Ended(id) }, func(ctx context.Context) { tasks.Wait(ctx, id) }
 	}
 }
 

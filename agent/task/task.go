@@ -42,6 +42,7 @@ type Task struct {
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
 	durable chan struct{} // closed when the journal knows the task
+	ended   chan struct{} // closed when the outcome may be seen
 
 	// Guarded by owner.mu.
 	note    json.RawMessage
@@ -118,6 +119,7 @@ func Open(ctx context.Context, o Options) (*Tasks, error) {
 			continue
 		}
 		t.final, t.visible = e, true
+		close(t.ended)
 		ended = append(ended, t)
 	}
 	for _, t := range ended {
@@ -135,7 +137,7 @@ func (s *Tasks) Close() {
 }
 
 func (s *Tasks) newTask(id, method string, cancelable bool) *Task {
-	t := &Task{ID: id, Method: method, Cancelable: cancelable, owner: s, durable: make(chan struct{})}
+	t := &Task{ID: id, Method: method, Cancelable: cancelable, owner: s, durable: make(chan struct{}), ended: make(chan struct{})}
 	t.ctx, t.cancel = context.WithCancelCause(s.ctx)
 	return t
 }
@@ -187,6 +189,7 @@ func (t *Task) Finish(value any, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t.visible = true
+	close(t.ended)
 	s.keep(t)
 }
 
@@ -241,6 +244,35 @@ func (s *Tasks) Outcome(id string) (Outcome, error) {
 		return Outcome{Running: true}, nil
 	}
 	return Outcome{Value: t.final.Value, Failed: t.final.Failed, Error: t.final.Error}, nil
+}
+
+// Wait blocks until the outcome of a task can be asked for, the task is canceled, the agent stops or
+// ctx ends. An unknown task, and one that has ended, cost no wait; a task that was canceled before
+// is waited for like any other.
+func (s *Tasks) Wait(ctx context.Context, id string) {
+	s.mu.Lock()
+	t, found := s.byID[id]
+	s.mu.Unlock()
+	if !found {
+		return
+	}
+	canceled := t.ctx.Done()
+	if t.Canceled() {
+		canceled = s.ctx.Done()
+	}
+	select {
+	case <-t.ended:
+	case <-canceled:
+	case <-ctx.Done():
+	}
+}
+
+// Ended reports whether asking for the outcome gives a final answer: the task has ended or is unknown.
+func (s *Tasks) Ended(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t, found := s.byID[id]
+	return !found || t.visible
 }
 
 // Cancel ends the context of a task that can be stopped. A task that has ended is left alone.

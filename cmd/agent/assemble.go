@@ -101,6 +101,7 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 	m.StartBus = a.bus.start
 	m.First = func() bool { return a.marker.First(a.agentID()) }
 	a.current = current
+	a.dispatcher.AnswerHold = func() time.Duration { return taskAnswerHold(current.Effective(), cfg.Platform.Linux) }
 	if real {
 		if err := a.addDisks(ctx, m, cfg.Platform.Linux); err != nil {
 			return nil, err
@@ -228,6 +229,15 @@ func storageOptions(l agentjson.Linux) storage.Options {
 	return storage.Options{UsePreformattedPersistentDisk: l.UsePreformattedPersistentDisk, BindMountPersistentDisk: l.BindMountPersistentDisk,
 		CreatePartitionIfNoEphemeralDisk: l.CreatePartitionIfNoEphemeralDisk, SkipDiskSetup: l.SkipDiskSetup, PartitionerType: l.PartitionerType,
 		MissingEphemeralDisk: l.MissingEphemeralDisk, ManagedVolumes: l.InstanceStorageManagedVolumePattern != ""}
+}
+
+// taskAnswerHold is how long the answer about a running task is held: the deployment's word counts more than
+// the stemcell's.
+func taskAnswerHold(e settings.Effective, l agentjson.Linux) time.Duration {
+	if seconds := e.Settings.Env.Bosh.TaskAnswerHoldSeconds; seconds != nil {
+		return min(time.Duration(min(*seconds, 60))*time.Second, agentjson.DefaultTaskAnswerHold)
+	}
+	return l.TaskAnswerHold
 }
 
 // foreign is what to do with a persistent disk that is not ours: the deployment's word counts

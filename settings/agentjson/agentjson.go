@@ -5,6 +5,8 @@
 package agentjson
 
 import (
+	"time"
+
 	"cambium/internal/secret"
 )
 
@@ -42,7 +44,13 @@ type Linux struct {
 	// MissingEphemeralDisk is an addition of this agent: what to do when the settings name an
 	// ephemeral disk that does not appear, MissingFail or MissingRoot.
 	MissingEphemeralDisk string
+	// TaskAnswerHold is an addition of this agent, in seconds in the file: how long the answer about a
+	// running task is held back; 0 answers at once.
+	TaskAnswerHold time.Duration
 }
+
+// DefaultTaskAnswerHold is also the longest hold there is.
+const DefaultTaskAnswerHold = 2 * time.Second
 
 // Values of ForeignPersistentDisk and MissingEphemeralDisk.
 const (

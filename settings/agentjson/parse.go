@@ -8,7 +8,9 @@ import (
 	"path"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"cambium/internal/jsontree"
 	"cambium/internal/report"
@@ -97,6 +99,7 @@ func linux(v jsontree.Value) (l Linux) {
 	glob(f.Get("InstanceStorageDevicePattern"), &l.InstanceStorageDevicePattern)
 	choice(f.Get("ForeignPersistentDisk"), &l.ForeignPersistentDisk, ForeignRefuse, ForeignFormat)
 	choice(f.Get("MissingEphemeralDisk"), &l.MissingEphemeralDisk, MissingFail, MissingRoot)
+	seconds(f.Get("TaskAnswerHold"), &l.TaskAnswerHold, DefaultTaskAnswerHold)
 	// Options that shipped stemcells still carry although nothing has read them for years.
 	for _, legacy := range LegacyLinux() {
 		f.Get(legacy)
@@ -126,6 +129,23 @@ func choice(v jsontree.Value, into *string, values ...string) {
 		}
 		v.Errorf("expected one of %s", strings.Join(quoted, ", "))
 	}
+}
+
+// seconds reads a whole number of seconds of at most the default.
+func seconds(v jsontree.Value, into *time.Duration, byDefault time.Duration) {
+	*into = byDefault
+	if !v.Present() {
+		return
+	}
+	var text string
+	v.Scalar(&text)
+	n, err := strconv.Atoi(text)
+	got := time.Duration(n) * time.Second
+	if err != nil || v.Kind() != jsontree.Number || got < 0 || got > byDefault {
+		v.Errorf("expected a whole number of seconds from 0 to %d", int(byDefault.Seconds()))
+		return
+	}
+	*into = got
 }
 
 func glob(v jsontree.Value, into *string) {

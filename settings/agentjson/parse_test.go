@@ -7,7 +7,25 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
+
+func TestTaskAnswerHold(t *testing.T) {
+	parse := func(hold string) (time.Duration, error) {
+		c, rep := Parse("agent.json", []byte(`{"Platform":{"Linux":{`+hold+`}},"Infrastructure":{"Settings":{"Sources":[{"Type":"CDROM","FileName":"env"}]}}}`))
+		return c.Platform.Linux.TaskAnswerHold, rep.Err()
+	}
+	for document, want := range map[string]time.Duration{``: 2 * time.Second, `"TaskAnswerHold":0`: 0, `"TaskAnswerHold":1`: time.Second, `"TaskAnswerHold":null`: 2 * time.Second} {
+		if got, err := parse(document); got != want || err != nil {
+			t.Errorf("%s: got %s, %v; want %s", document, got, err, want)
+		}
+	}
+	for _, document := range []string{`"TaskAnswerHold":3`, `"TaskAnswerHold":-1`, `"TaskAnswerHold":"1"`, `"TaskAnswerHold":0.5`, `"TaskAnswerHold":true`} {
+		if _, err := parse(document); err == nil {
+			t.Errorf("%s: accepted", document)
+		}
+	}
+}
 
 func TestEveryProblemAtOnceWithItsPlace(t *testing.T) {
 	_, rep := Parse("agent.json", []byte(`{

@@ -1,0 +1,57 @@
+package agent
+
+import (
+	"context"
+	"time"
+
+	"cambium/agent/action"
+	"cambium/mbus"
+)
+
+const (
+	// MaxAnswerHold bounds how long the answer about a running task is held back. The shortest reply
+	// timeout of any caller is 10 seconds, and a Director notices the cancellation of its own task
+	// only between two questions.
+	MaxAnswerHold = 2 * time.Second
+	// maxHeldAnswers bounds the goroutines that hold one; above it a question is answered at once.
+	maxHeldAnswers = 1000
+)
+
+// holdAnswer takes over a request whose answer is worth waiting for, and reports whether it did. It
+// occupies no lane: everything else is served meanwhile.
+func (d *Dispatcher) holdAnswer(ctx context.Context, r mbus.Request, row action.Row, reply func(mbus.Reply)) bool {
+	var limit time.Duration
+	if d.AnswerHold != nil {
+		limit = min(d.AnswerHold(), MaxAnswerHold)
+	}
+	if limit <= 0 {
+		return false
+	}
+	done, wait := row.Await(r.Arguments)
+	if done() {
+		return false
+	}
+	if d.holding.Add(1) > maxHeldAnswers {
+		d.holding.Add(-1)
+		return false
+	}
+	q := request{Request: r, row: row, begun: time.Now(), reply: reply}
+	d.group.Go(func() {
+		defer d.holding.Add(-1)
+		// On NATS the answer goes out over whichever connection there is when it is given, so the end
+		// of the connection that brought the question means nothing. On HTTPS the caller is the connection.
+		parent := d.ctx
+		if r.KeepsWaiting {
+			parent = ctx
+		}
+		within, cancel := context.WithTimeout(parent, limit)
+		defer cancel()
+		wait(within)
+		if r.KeepsWaiting && ctx.Err() != nil {
+			d.answer(&q, mbus.Silence())
+			return
+		}
+		d.serveNow(q)
+	})
+	return true
+}
