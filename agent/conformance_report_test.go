@@ -122,7 +122,7 @@ func (h heart) beat(t *testing.T) string {
 			return nil, errors.New(h.Sick)
 		}
 	}
-	beats.beat(t.Context())
+	beats.send(t.Context(), beats.collect(t.Context()))
 	return body(t, p, "hm heartbeat ")
 }
 

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -31,7 +32,6 @@ type Dispatcher struct {
 	log   *logrus.Entry
 	lanes map[action.Lane]*lane
 	group sync.WaitGroup
-	seen  recent
 
 	// AnswerHold is how long the answer about a running task is held back; nil or 0 means not at all.
 	// It is read for each request, because settings can change it.
@@ -109,11 +109,6 @@ func (d *Dispatcher) serve(ctx context.Context, r mbus.Request, reply func(mbus.
 		return
 	}
 	q.run = run
-	// Reading twice does no harm; changing twice may.
-	if row.Lane != action.Fast && !d.seen.add(r.Identity, q.begun) {
-		d.answer(q, mbus.Silence())
-		return
-	}
 	if row.Mode.Async(r.Protocol) {
 		d.startTask(q)
 		return
@@ -212,6 +207,9 @@ func (d *Dispatcher) resume(t *task.Task, row action.Row) {
 // bind decodes the arguments; a panic in it is an error like any other.
 func (d *Dispatcher) bind(q *request) (run action.Run, err error) {
 	defer d.recovered(q, &err)
+	if q.BadArguments {
+		return nil, errors.New("arguments: expected an array")
+	}
 	return q.row.Bind(q.Arguments)
 }
 

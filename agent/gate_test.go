@@ -309,26 +309,3 @@ func TestLaneOrderAndBusy(t *testing.T) {
 		}
 	})
 }
-
-func TestDuplicatesAreServedOnce(t *testing.T) {
-	var r recent
-	now := time.Now()
-	for i, c := range []struct {
-		id   string
-		at   time.Time
-		want bool
-	}{
-		{"a", now, true}, {"a", now, false}, {"b", now, true}, {"", now, true}, {"", now, true},
-		{"a", now.Add(recentAge + time.Second), true},
-	} {
-		if got := r.add(mbus.Identity{ReplyTo: c.id}, c.at); got != c.want {
-			t.Errorf("%d: got %v, want %v", i, got, c.want)
-		}
-	}
-	for i := range 3 * recentMax {
-		r.add(mbus.Identity{ReplyTo: "a", Digest: uint64(i + 1)}, now)
-	}
-	if len(r.known) > recentMax || len(r.order) > recentMax {
-		t.Errorf("%d are remembered", len(r.known))
-	}
-}

@@ -8,6 +8,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"cambium/agent/action"
+	"cambium/internal/retry"
 )
 
 const (
@@ -56,7 +57,7 @@ func (h Heartbeats) Run(ctx context.Context) error {
 	case <-ctx.Done():
 		return nil
 	}
-	h.beat(ctx)
+	sent := h.first(ctx)
 	timer := time.NewTimer(heartbeatPeriod/2 + rand.N(heartbeatPeriod/2))
 	defer timer.Stop()
 	for {
@@ -64,22 +65,58 @@ func (h Heartbeats) Run(ctx context.Context) error {
 		case <-timer.C:
 			timer.Reset(heartbeatPeriod)
 		case <-h.Connected:
+			// The first connection announces itself a moment after it can be used.
+			if time.Since(sent) < connectDebounce {
+				continue
+			}
 		case <-ctx.Done():
 			return nil
 		}
-		h.beat(ctx)
+		if h.send(ctx, h.collect(ctx)) {
+			sent = time.Now()
+		}
 	}
 }
 
-func (h Heartbeats) beat(ctx context.Context) {
-	// The state is observed even when nobody hears of it: it is also recorded for bosh-dns.
-	b := h.collect(ctx)
+const (
+	// connectDebounce is how long after a heartbeat a new connection calls for none.
+	connectDebounce = 2 * time.Second
+	// supervisorStart is how long the first heartbeat waits for the supervisor, which starts beside the agent:
+	// without its answer the heartbeat would say that the number of processes is not known.
+	supervisorStart = 10 * time.Second
+)
+
+var supervisorPoll = retry.Backoff{Min: 100 * time.Millisecond, Max: time.Second}
+
+// first sends the first heartbeat, with the supervisor's answer if that comes soon, and returns when it was
+// sent; the zero time if there was no connection.
+func (h Heartbeats) first(ctx context.Context) (sent time.Time) {
+	var b Heartbeat
+	within, cancel := context.WithTimeout(ctx, supervisorStart)
+	defer cancel()
+	for attempt := 0; ; attempt++ {
+		b = h.collect(ctx)
+		if b.Processes != nil || retry.Sleep(within, supervisorPoll.Pause(attempt)) != nil {
+			break
+		}
+	}
+	if h.send(ctx, b) {
+		return time.Now()
+	}
+	return time.Time{}
+}
+
+// send publishes a heartbeat if there is a connection. It is collected in either case: the state is also
+// recorded for bosh-dns.
+func (h Heartbeats) send(ctx context.Context, b Heartbeat) bool {
 	if !h.Bus.Connected() {
-		return
+		return false
 	}
 	if err := h.Bus.Publish(ctx, "hm", "heartbeat", b); err != nil {
 		h.Log.WithError(err).Warn("heartbeat not sent")
+		return false
 	}
+	return true
 }
 
 // collect never fails: half a heartbeat is better than an agent that is taken for dead.

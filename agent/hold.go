@@ -24,7 +24,7 @@ func (d *Dispatcher) holdAnswer(ctx context.Context, r mbus.Request, row action.
 	if d.AnswerHold != nil {
 		limit = min(d.AnswerHold(), MaxAnswerHold)
 	}
-	if limit <= 0 {
+	if limit <= 0 || r.BadArguments {
 		return false
 	}
 	done, wait := row.Await(r.Arguments)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"cambium/internal/testca"
+	"cambium/jobs"
 	"cambium/jobs/monit"
 )
 
@@ -104,6 +105,32 @@ func TestHeartbeatTimes(t *testing.T) {
 		synctest.Wait()
 		if n := len(p.take()); n != 1 {
 			t.Errorf("%d heartbeats after an outage, want 1", n)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestOneHeartbeatAtStart: the connection that the first heartbeat goes out over announces itself too, and the
+// supervisor, which starts beside the agent, is waited for.
+func TestOneHeartbeatAtStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, m := &publisher{connected: true}, &machine{slow: make(chan struct{}), supposed: make([]jobs.Process, 2)}
+		ready, connected := make(chan struct{}), make(chan struct{}, 1)
+		close(ready)
+		connected <- struct{}{}
+		h := Heartbeats{Bus: p, Jobs: m, Vitals: m.vitals, Ready: ready, Connected: connected, Log: quiet()}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- h.Run(ctx) }()
+		time.Sleep(4 * time.Second)
+		close(m.slow) // the supervisor answers from now on
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		if sent := p.take(); len(sent) != 1 || !strings.Contains(sent[0], `"number_of_processes":2`) {
+			t.Errorf("got %q, want one heartbeat with two processes", sent)
 		}
 		cancel()
 		if err := <-ended; err != nil {

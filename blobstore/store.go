@@ -190,10 +190,14 @@ func (s *Store) openID(ctx context.Context, ref blob.Ref) (io.ReadCloser, error)
 		}
 	}
 	content, err := s.backend.open(ctx, ref.ID)
-	if err != nil {
-		return nil, fmt.Errorf("get blob %s: %w", ref.ID, errors.Join(append(doubts, err)...))
+	if err == nil {
+		return content, nil
 	}
-	return content, nil
+	// Where a damaged copy is all there is, the damage alone is the reason.
+	if !errors.Is(err, ErrNotFound) || len(doubts) == 0 {
+		doubts = append(doubts, err)
+	}
+	return nil, fmt.Errorf("get blob %s: %w", ref.ID, errors.Join(doubts...))
 }
 
 // Put stores what produce writes as a new blob in the configured store and returns its id and

@@ -234,7 +234,7 @@ func TestConformance(t *testing.T) {
 					t.Errorf("get of %d bytes: got %d bytes, %v", size, len(got), err)
 				}
 				_, err = read(t.Context(), store, blob.Ref{ID: id, Digest: digestOf(t, []byte("other"))})
-				if !errors.Is(err, blob.ErrMismatch) {
+				if !errors.As(err, new(*blob.Mismatch)) {
 					t.Errorf("get with another digest: got %v, want a mismatch", err)
 				}
 			}
@@ -374,7 +374,7 @@ func TestCascade(t *testing.T) {
 	if got, err := read(t.Context(), store, ref); err != nil || !bytes.Equal(got, content) || len(s.requests) != 0 {
 		t.Errorf("got %q, %v after %d requests, want the local copy", got, err, len(s.requests))
 	}
-	if err := store.Sensitive().WriteChecked("c", strings.NewReader("x"), ref.Digest); !errors.Is(err, blob.ErrMismatch) {
+	if err := store.Sensitive().WriteChecked("c", strings.NewReader("x"), ref.Digest); !errors.As(err, new(*blob.Mismatch)) {
 		t.Errorf("got %v, want a mismatch", err)
 	}
 	info, err := os.Stat(filepath.Join(d.SensitiveBlobs(), "b"))

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha1"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -136,12 +137,24 @@ func newMachine(t testing.TB) *machine {
 	return m
 }
 
+func TestANullDigestStaysNull(t *testing.T) {
+	for _, archive := range []string{`{"sha1":null,"blobstore_id":""}`, `{"sha1":"","blobstore_id":""}`} {
+		var spec Spec
+		if err := json.Unmarshal([]byte(`{"rendered_templates_archive":`+archive+`}`), &spec); err != nil {
+			t.Fatal(err)
+		}
+		if data, err := json.Marshal(spec.Archive); err != nil || string(data) != archive {
+			t.Errorf("got %s, %v; want %s", data, err, archive)
+		}
+	}
+}
+
 // spec builds an apply spec with all jobs in one archive.
 func (m *machine) spec(t testing.TB, jobs map[string]string, files map[string]string, packages map[string]string) Spec {
 	t.Helper()
 	id := m.blobs.add(archive(t, files))
 	name := "group"
-	s := Spec{ConfigurationHash: "h", Deployment: "dep", Name: name, ID: "uuid-1", AZ: "z1", Job: Job{Name: &name}, Archive: &Archive{Digest: id, BlobstoreID: id}, Packages: map[string]Package{}}
+	s := Spec{ConfigurationHash: "h", Deployment: "dep", Name: name, ID: "uuid-1", AZ: "z1", Job: Job{Name: &name}, Archive: &Archive{Digest: &id, BlobstoreID: id}, Packages: map[string]Package{}}
 	for _, job := range slices.Sorted(maps.Keys(jobs)) {
 		s.Job.Templates = append(s.Job.Templates, Template{Name: job, Version: jobs[job]})
 	}
@@ -208,8 +221,8 @@ func TestApplyLaysOutTheMachine(t *testing.T) {
 				t.Fatal(err)
 			}
 			d := m.Dirs
-			jobA := filepath.Join(d.DataJobs(), "a", hashOf("v1", spec.Archive.Digest))
-			jobB := filepath.Join(d.DataJobs(), "b", hashOf("v2", spec.Archive.Digest))
+			jobA := filepath.Join(d.DataJobs(), "a", hashOf("v1", spec.Archive.digest()))
+			jobB := filepath.Join(d.DataJobs(), "b", hashOf("v2", spec.Archive.digest()))
 			pkgP := filepath.Join(d.DataPackages(), "p", hashOf("1", spec.Packages["p"].Digest))
 			for path, want := range map[string]fs.FileMode{
 				d.Jobs(): 0o750, filepath.Join(d.DataJobs(), "a"): 0o750, jobA: 0o750, jobA + "/bin": 0o750, jobA + "/bin/ctl": 0o750,
@@ -294,7 +307,7 @@ func TestUpdateRemovesWhatIsGone(t *testing.T) {
 	}
 	for dir, want := range map[string]string{
 		m.Dirs.Jobs(): "a c", m.Dirs.Packages(): "p r", m.Dirs.DataJobs(): "a c", m.Dirs.DataPackages(): "p r",
-		filepath.Join(m.Dirs.Jobs(), "a", "packages"): "p r", filepath.Join(m.Dirs.DataJobs(), "a"): hashOf("2", second.Archive.Digest),
+		filepath.Join(m.Dirs.Jobs(), "a", "packages"): "p r", filepath.Join(m.Dirs.DataJobs(), "a"): hashOf("2", second.Archive.digest()),
 	} {
 		if got := list(dir); got != want {
 			t.Errorf("%s: got %q, want %q", dir, got, want)
@@ -322,7 +335,7 @@ func TestApplyThatFailsChangesNothing(t *testing.T) {
 		"templates with a link": func(m *machine, s *Spec) {
 			data := linked(t, "a/config", "/etc/shadow")
 			id := m.blobs.add(data)
-			s.Archive = &Archive{Digest: id, BlobstoreID: id}
+			s.Archive = &Archive{Digest: &id, BlobstoreID: id}
 		},
 		"archive without the job": func(m *machine, s *Spec) {
 			s.Job.Templates = append(s.Job.Templates, Template{Name: "absent", Version: "1"})

@@ -17,7 +17,7 @@ import (
 // bundles names what spec wants installed, jobs in the order of the spec.
 func bundles(spec Spec) (jobs, packages []bundle.Bundle, err error) {
 	if names := spec.JobNames(); len(names) > 0 {
-		digest, err := blob.ParseDigest(spec.Archive.Digest)
+		digest, err := blob.ParseDigest(spec.Archive.digest())
 		if err != nil {
 			return nil, nil, fmt.Errorf("rendered templates archive: %w", err)
 		}

@@ -73,8 +73,17 @@ type Package struct {
 
 // Archive is where the rendered templates of all jobs are.
 type Archive struct {
-	Digest      string `json:"sha1"`
-	BlobstoreID string `json:"blobstore_id"`
+	// Digest is nil where null was applied, and get_state then answers null.
+	Digest      *string `json:"sha1"`
+	BlobstoreID string  `json:"blobstore_id"`
+}
+
+// digest is the digest string, or "".
+func (a Archive) digest() string {
+	if a.Digest == nil {
+		return ""
+	}
+	return *a.Digest
 }
 
 // UnmarshalJSON reads a spec as any caller sends it: null or empty objects for the job, null for
@@ -184,7 +193,7 @@ func Secrets(headers map[string]string) map[string]secret.String {
 
 // Ref is how the archive of rendered templates is fetched.
 func (a Archive) Ref() (blob.Ref, error) {
-	digest, err := blob.ParseDigest(a.Digest)
+	digest, err := blob.ParseDigest(a.digest())
 	if err != nil {
 		return blob.Ref{}, err
 	}

@@ -14,23 +14,16 @@ import (
 type Request struct {
 	Method    string
 	Arguments []json.RawMessage
+	// BadArguments tells that the arguments are not an array. The caller learns that from an
+	// exception, as from cloudfoundry/bosh-agent, rather than from the transport.
+	BadArguments bool
 	// ReplyTo is the reply subject on NATS, and means nothing on HTTPS.
 	ReplyTo string
 	// Protocol is 3 for a Director and 0 for create-env, which sends none.
 	Protocol int
-	// Identity is the same for two deliveries of one message, and zero where the transport
-	// cannot deliver twice.
-	Identity Identity
 	// KeepsWaiting tells that the caller waits until the context of Handle ends, rather than
 	// for a time that depends on the method.
 	KeepsWaiting bool
-}
-
-// Identity tells two deliveries of one message from two messages. The reply subject alone would
-// do for a Director, which never uses one twice.
-type Identity struct {
-	ReplyTo string
-	Digest  uint64
 }
 
 // Handler serves requests. Handle returns at once, since a transport calls it in arrival order
@@ -44,19 +37,19 @@ type Handler interface {
 // DecodeRequest reads an envelope. Keys match regardless of case, and unknown ones are ignored.
 func DecodeRequest(data []byte) (Request, error) {
 	var envelope struct {
-		Method    string            `json:"method"`
-		Arguments []json.RawMessage `json:"arguments"`
-		ReplyTo   string            `json:"reply_to"`
-		Protocol  int               `json:"protocol"`
-	}
-	// encoding/json decodes null into a struct without an error.
-	if bytes.Equal(bytes.TrimSpace(data), []byte("null")) {
-		return Request{}, errors.New("decode request: not an object")
+		Method    string          `json:"method"`
+		Arguments json.RawMessage `json:"arguments"`
+		ReplyTo   string          `json:"reply_to"`
+		Protocol  int             `json:"protocol"`
 	}
 	if err := json.Unmarshal(data, &envelope); err != nil {
 		return Request{}, fmt.Errorf("decode request: %w", withoutContent(err))
 	}
-	return Request{Method: envelope.Method, Arguments: envelope.Arguments, ReplyTo: envelope.ReplyTo, Protocol: envelope.Protocol}, nil
+	r := Request{Method: envelope.Method, ReplyTo: envelope.ReplyTo, Protocol: envelope.Protocol}
+	if len(envelope.Arguments) > 0 && json.Unmarshal(envelope.Arguments, &r.Arguments) != nil {
+		r.BadArguments = true
+	}
+	return r, nil
 }
 
 // withoutContent drops what a decoding error quotes from the message, which may hold secrets and goes to the log.

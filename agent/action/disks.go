@@ -38,6 +38,15 @@ type Hint struct{ settings.DiskHint }
 
 // UnmarshalJSON reads either form.
 func (h *Hint) UnmarshalJSON(data []byte) (err error) {
+	var path struct {
+		Path any `json:"path"`
+	}
+	// Numbers are taken for texts elsewhere in a hint, where CPIs send them. As a path one is a mistake.
+	if json.Unmarshal(data, &path) == nil {
+		if _, text := path.Path.(string); path.Path != nil && !text {
+			return errors.New("path: expected a string")
+		}
+	}
 	h.DiskHint, err = settings.DecodeHint(secret.NewJSON(data))
 	return err
 }

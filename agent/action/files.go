@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -66,6 +67,9 @@ func removeFile(directories []string) func(context.Context, string) (string, err
 			}
 			err = root.RemoveAll(rel)
 			return path, errors.Join(err, root.Close())
+		}
+		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+			return path, nil // nothing is there to be removed, as with cloudfoundry/bosh-agent
 		}
 		return "", errors.New("remove file: the path is not in a directory that may be cleaned up")
 	}

@@ -28,7 +28,7 @@ type SettingsStore interface {
 type Rotation interface {
 	// Commit makes it the current one, Abort gives it up.
 	Commit(ctx context.Context)
-	Abort()
+	Abort(ctx context.Context)
 }
 
 // Bus is the agent's connection to the Director.
@@ -102,7 +102,7 @@ func (s UpdateSettings) run(ctx context.Context, u Update) (string, error) {
 		return "", fmt.Errorf("update settings: %w", err)
 	}
 	if err := s.apply(ctx, u.Update, before, pending); err != nil {
-		rotation.Abort()
+		rotation.Abort(context.WithoutCancel(ctx))
 		return "", fmt.Errorf("update settings: %w", err)
 	}
 	// What is persisted is in force, whoever cancels the task now.
@@ -115,7 +115,7 @@ func (s UpdateSettings) run(ctx context.Context, u Update) (string, error) {
 type noRotation struct{}
 
 func (noRotation) Commit(context.Context) {}
-func (noRotation) Abort()                 {}
+func (noRotation) Abort(context.Context)  {}
 
 func (s UpdateSettings) rotate(ctx context.Context, before, after settings.Bus) (Rotation, error) {
 	if after.Equal(before) {

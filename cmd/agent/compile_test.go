@@ -138,7 +138,7 @@ packages:
 	for name, change := range map[string]map[string]string{
 		"needs itself":       {"./release.MF": strings.Replace(mf("lib"), "[]", "[app]", 1)},
 		"does not have":      {"./release.MF": mf("nope")},
-		"digest mismatch":    {"packages/base.tgz": app},
+		"Checksum mismatch":  {"packages/base.tgz": app},
 		"not a release":      {"./release.MF": "", "x": ""},
 		"exit code 9":        {"packages/base.tgz": tgz(t, map[string]string{"packaging": "exit 9"})},
 		"compiled already":   {"./release.MF": mf("lib") + "compiled_packages:\n- name: x\n"},

@@ -35,8 +35,12 @@ type Opener interface {
 // ErrNoDigest has the text that callers of the agent look for.
 var ErrNoDigest = errors.New("no digest algorithm found. supported algorithms: sha1, sha256, sha512")
 
-// ErrMismatch means that content and digest differ.
-var ErrMismatch = errors.New("digest mismatch")
+// Mismatch means that content and digest differ. Operators and tools search for its first words.
+type Mismatch struct{ Algorithm, Want, Got string }
+
+func (m *Mismatch) Error() string {
+	return fmt.Sprintf("Checksum mismatch: expected %s %s, got %s", m.Algorithm, m.Want, m.Got)
+}
 
 // algorithms are ordered by strength.
 var algorithms = []struct {
@@ -54,8 +58,9 @@ type sum struct{ algorithm, value string }
 // holds none.
 type Digest struct{ sums []sum }
 
-// ParseDigest reads a digest string. A checksum without a name is a sha1. Unknown algorithms are
-// kept, since a stronger one beside them may be known; the same algorithm twice is an error.
+// ParseDigest reads a digest string. A checksum without a name is a sha1, and names match in any case.
+// Unknown algorithms are kept beside a known one and are an error alone, since nothing could be checked;
+// the same algorithm twice is an error.
 func ParseDigest(text string) (Digest, error) {
 	if text == "" {
 		return Digest{}, ErrNoDigest
@@ -67,6 +72,7 @@ func ParseDigest(text string) (Digest, error) {
 		if !named {
 			algorithm, value = "sha1", part
 		}
+		algorithm = strings.ToLower(algorithm)
 		if !alphanumeric(algorithm) || !alphanumeric(value) {
 			return Digest{}, errors.New("digest: a checksum consists of letters and digits, optionally after a name and a colon")
 		}
@@ -75,6 +81,9 @@ func ParseDigest(text string) (Digest, error) {
 		}
 		seen[algorithm] = true
 		d.sums = append(d.sums, sum{algorithm, value})
+	}
+	if _, err := d.Check(); err != nil {
+		return Digest{}, err
 	}
 	return d, nil
 }
@@ -129,7 +138,7 @@ func (c *Check) Write(p []byte) (int, error) { return c.hash.Write(p) }
 func (c *Check) Err() error {
 	got := hex.EncodeToString(c.hash.Sum(nil))
 	if !strings.EqualFold(got, c.want) {
-		return fmt.Errorf("%w: expected %s %s, got %s", ErrMismatch, c.algorithm, c.want, got)
+		return &Mismatch{Algorithm: c.algorithm, Want: c.want, Got: got}
 	}
 	return nil
 }

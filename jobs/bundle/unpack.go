@@ -19,6 +19,8 @@ import (
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sys/unix"
+
+	"cambium/internal/blob"
 )
 
 // Limits of one archive. They stop what cannot be meant: the largest packages known have a few
@@ -73,6 +75,20 @@ const (
 // r covers all of it. Nothing is written outside of the target's roots, whatever the archive
 // says: paths are resolved below the root by the kernel, links included.
 func Unpack(ctx context.Context, r io.Reader, rules Rules) (Compression, error) {
+	compression, err := unpack(ctx, r, rules)
+	if err == nil || ctx.Err() != nil {
+		return compression, err
+	}
+	// Content that is not what was asked for may break off anywhere in the archive. The reader tells at its
+	// end that it is, and then that alone is the reason.
+	var mismatch *blob.Mismatch
+	if _, end := io.Copy(io.Discard, &contextReader{ctx, r}); errors.As(end, &mismatch) {
+		return compression, fmt.Errorf("read archive: %w", end)
+	}
+	return compression, err
+}
+
+func unpack(ctx context.Context, r io.Reader, rules Rules) (Compression, error) {
 	buffered := bufio.NewReaderSize(r, 256<<10)
 	compression, plain, closePlain, err := decompress(buffered)
 	if err != nil {

@@ -17,6 +17,8 @@ import (
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
+
+	"cambium/internal/blob"
 )
 
 type item struct {
@@ -353,4 +355,30 @@ func FuzzUnpack(f *testing.F) {
 			t.Errorf("outside of the root: %v, %v", entries, err)
 		}
 	})
+}
+
+// TestAWrongArchiveIsAMismatch: an error page in place of an archive breaks off as a tar, but the reason is
+// that the content is not what was asked for, and that alone is told.
+func TestAWrongArchiveIsAMismatch(t *testing.T) {
+	digest, err := blob.ParseDigest("0000000000000000000000000000000000000000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string]string{"no archive": strings.Repeat("<html>no such blob</html>", 100), "cut gzip": "\x1f\x8b\x08\x00\x00", "empty": ""} {
+		t.Run(name, func(t *testing.T) {
+			root, err := os.OpenRoot(t.TempDir())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = root.Close() }()
+			r, err := digest.Verify(io.NopCloser(strings.NewReader(content)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = Unpack(t.Context(), r, Rules{Target: Into(root), UID: os.Getuid(), GID: os.Getgid()})
+			if err == nil || !strings.HasPrefix(err.Error(), "read archive: Checksum mismatch: expected sha1 0000") || strings.Contains(err.Error(), "\n") {
+				t.Errorf("got %v, want nothing but the mismatch", err)
+			}
+		})
+	}
 }

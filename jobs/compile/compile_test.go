@@ -175,7 +175,7 @@ func TestCompileFailures(t *testing.T) {
 		{"packaging fails", Request{Name: "p", Version: "1", Source: bad}, nil, "exit code 42"},
 		{"source is missing", Request{Name: "p", Version: "1", Source: blob.Ref{ID: "no", Digest: good.Digest}}, nil, "no such blob"},
 		{"digest is missing", Request{Name: "p", Version: "1", Source: blob.Ref{ID: good.ID}}, nil, "no digest algorithm found"},
-		{"digest differs", Request{Name: "p", Version: "1", Source: blob.Ref{ID: good.ID, Digest: bad.Digest}}, nil, "digest mismatch"},
+		{"digest differs", Request{Name: "p", Version: "1", Source: blob.Ref{ID: good.ID, Digest: bad.Digest}}, nil, "Checksum mismatch"},
 		{"hostile source", Request{Name: "p", Version: "1", Source: hostile}, nil, "leaves the archive"},
 		{"dependency is missing", Request{Name: "p", Version: "1", Source: good, Dependencies: []jobs.Package{{Name: "d", Version: "1", Digest: "ab", BlobstoreID: "no"}}}, nil, `package "d"`},
 		{"dependency with a path", Request{Name: "p", Version: "1", Source: good, Dependencies: []jobs.Package{{Name: "../d", Version: "1", Digest: "ab", BlobstoreID: "no"}}}, nil, "not a usable name"},

@@ -146,6 +146,10 @@ func (b *Bus) serveAgent(w *recorder, r *http.Request) {
 func (b *Bus) serveBlob(w *recorder, r *http.Request) {
 	id := path.Base(r.URL.Path)
 	if id == "." || id == "/" || strings.HasSuffix(r.URL.Path, "/") {
+		if r.Method == http.MethodPut {
+			b.blobError(w, errors.New("store blob: the path names no blob"))
+			return
+		}
 		w.WriteHeader(http.StatusNotFound)
 		return
 	}
@@ -156,24 +160,14 @@ func (b *Bus) serveBlob(w *recorder, r *http.Request) {
 			return
 		}
 		w.WriteHeader(http.StatusCreated)
-	case http.MethodGet, http.MethodHead:
-		b.sendBlob(w, r, id)
-	case http.MethodDelete:
-		file, err := b.options.Blobs.Open(id)
-		if err == nil {
-			err = errors.Join(file.Close(), b.options.Blobs.Remove(id))
-		}
-		if err != nil {
-			b.blobError(w, err)
-			return
-		}
-		w.WriteHeader(http.StatusNoContent)
-	default:
+	case http.MethodGet:
+		b.sendBlob(w, id)
+	default: // HEAD and DELETE too: cloudfoundry/bosh-agent knows neither
 		w.WriteHeader(http.StatusNotFound)
 	}
 }
 
-func (b *Bus) sendBlob(w *recorder, r *http.Request, id string) {
+func (b *Bus) sendBlob(w *recorder, id string) {
 	file, err := b.options.Blobs.Open(id)
 	if err != nil {
 		b.blobError(w, err)
@@ -190,10 +184,6 @@ func (b *Bus) sendBlob(w *recorder, r *http.Request, id string) {
 	}
 	w.Header().Set("Content-Type", "application/octet-stream")
 	w.Header().Set("Content-Length", strconv.FormatInt(info.Size(), 10))
-	if r.Method == http.MethodHead {
-		w.WriteHeader(http.StatusOK)
-		return
-	}
 	writeWithin(w, info.Size())
 	if _, err := io.CopyN(w, file, info.Size()); err != nil {
 		w.reason = "blob not sent: " + err.Error()

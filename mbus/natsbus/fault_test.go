@@ -3,6 +3,7 @@ package natsbus
 import (
 	"context"
 	"errors"
+	"hash/maphash"
 	"io"
 	"net/netip"
 	"slices"
@@ -238,9 +239,8 @@ func TestRotation(t *testing.T) {
 	hold := make(chan struct{})
 	b := start(t, d, Options{Identity: identity(d, bootstrap), Handler: handler(func(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) {
 		total.Add(1)
-		if _, twice := handled.LoadOrStore(r.Identity, true); twice {
-			reply(mbus.Silence())
-			return
+		if _, twice := handled.LoadOrStore(r.ReplyTo, true); twice && r.Method != "repeated" {
+			t.Errorf("%s was delivered twice", r.Method)
 		}
 		if r.Method == "slow" {
 			go func() {
@@ -284,7 +284,28 @@ func TestRotation(t *testing.T) {
 	if got := r.Call(agentID, "ping"); got != pongReply {
 		t.Fatalf("while both are subscribed: %s", got)
 	}
-	testnats.Until(t, "both deliveries", func() bool { return total.Load() == before+2 })
+	// The same bytes published three times are three requests, although two links deliver each.
+	envelope := testnats.Envelope("repeated", "")
+	for range 3 {
+		if err := r.Conn.Publish("agent."+agentID, envelope); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := r.Call(agentID, "ping"); got != pongReply {
+		t.Fatalf("while both are subscribed: %s", got)
+	}
+	b.mu.Lock()
+	twice := b.duplicates
+	b.mu.Unlock()
+	testnats.Until(t, "both links have delivered the three copies", func() bool {
+		twice.mu.Lock()
+		defer twice.mu.Unlock()
+		counts := twice.copies[maphash.Bytes(twice.seed, envelope)]
+		return len(counts) == 2 && counts[rotation.old] == 3 && counts[rotation.new] == 3
+	})
+	if got := total.Load() - before; got != 5 {
+		t.Errorf("%d requests were handled, want two pings and three repeated ones", got)
+	}
 	rotation.Commit(t.Context())
 	testnats.Until(t, "the old connection's end", func() bool { return d.Server.NumClients() == 2 })
 	// Now the old identity may go.
@@ -369,9 +390,8 @@ func TestRotationUnderLoad(t *testing.T) {
 	d := testnats.Start(t, nil, agentID)
 	var handled sync.Map
 	b := start(t, d, Options{Handler: handler(func(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) {
-		if _, twice := handled.LoadOrStore(r.Identity, true); twice {
-			reply(mbus.Silence())
-			return
+		if _, twice := handled.LoadOrStore(r.ReplyTo, true); twice {
+			t.Errorf("%s was delivered twice", r.Method)
 		}
 		pong(ctx, r, reply)
 	})})

@@ -5,14 +5,12 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"net"
 	"net/url"
 	"regexp"
 	"strings"
 
 	"cambium/internal/secret"
-	"cambium/mbus"
 )
 
 const defaultPort = "4222"
@@ -86,15 +84,4 @@ func validSubject(s string) bool {
 		}
 	}
 	return true
-}
-
-var seed = maphash.MakeSeed()
-
-// identityOf is the same for two deliveries of one message, as happens while two connections
-// are subscribed.
-func identityOf(r mbus.Request, data []byte) mbus.Identity {
-	if r.ReplyTo == "" {
-		return mbus.Identity{}
-	}
-	return mbus.Identity{ReplyTo: r.ReplyTo, Digest: maphash.Bytes(seed, data)}
 }

@@ -60,7 +60,10 @@ type Bus struct {
 	ctx     context.Context // of Run; nil before and after
 	current *link
 	next    *link // during a rotation
-	links   sync.WaitGroup
+	// duplicates is set while two links are subscribed: from the beginning of a rotation until the old
+	// link has handed on what it had received.
+	duplicates *duplicates
+	links      sync.WaitGroup
 }
 
 // New checks the identity and connects to nothing yet.
@@ -141,6 +144,12 @@ func (b *Bus) Publish(_ context.Context, target, topic string, payload any) erro
 
 // receive is called in arrival order by the library's goroutine for the subscription.
 func (b *Bus) receive(ctx context.Context, l *link, data []byte) {
+	b.mu.Lock()
+	twice := b.duplicates
+	b.mu.Unlock()
+	if twice != nil && twice.seen(l, data) {
+		return
+	}
 	r, err := mbus.DecodeRequest(data)
 	if err != nil {
 		b.options.Log.WithError(err).WithField("bytes", len(data)).Warn("undecodable request dropped")
@@ -150,7 +159,6 @@ func (b *Bus) receive(ctx context.Context, l *link, data []byte) {
 		b.options.Log.WithField("action", r.Method).Warn("request with an invalid reply subject dropped")
 		return
 	}
-	r.Identity = identityOf(r, data)
 	b.options.Handler.Handle(ctx, r, b.answer(l, r.Method, r.ReplyTo))
 }
 
@@ -226,7 +234,7 @@ func (b *Bus) Rotate(ctx context.Context, id Identity) (*Rotation, error) {
 		b.mu.Unlock()
 		return nil, errors.New("nats: another rotation is under way")
 	}
-	b.next = l
+	b.next, b.duplicates = l, newDuplicates()
 	r := &Rotation{bus: b, old: b.current, new: l}
 	b.start(l)
 	b.mu.Unlock()
@@ -235,7 +243,7 @@ func (b *Bus) Rotate(ctx context.Context, id Identity) (*Rotation, error) {
 		return r, nil
 	case <-ctx.Done():
 		why := l.lastError()
-		r.Abort()
+		r.Abort(context.WithoutCancel(ctx))
 		if why == nil {
 			why = context.Cause(ctx)
 		}
@@ -254,14 +262,19 @@ func (r *Rotation) Commit(ctx context.Context) {
 	b.mu.Unlock()
 	r.old.retire()
 	r.old.handOver(&r.new.outbox)
+	b.mu.Lock()
+	if b.next == nil { // no other rotation has begun meanwhile
+		b.duplicates = nil
+	}
+	b.mu.Unlock()
 	b.beforeConnect(ctx)
 }
 
 // Abort closes the new connection; the old one stays.
-func (r *Rotation) Abort() {
+func (r *Rotation) Abort(ctx context.Context) {
 	r.bus.mu.Lock()
-	r.bus.next = nil
+	r.bus.next, r.bus.duplicates = nil, nil
 	r.bus.mu.Unlock()
 	r.new.cancel()
-	r.bus.beforeConnect(context.Background()) // only the old addresses again
+	r.bus.beforeConnect(ctx) // only the old addresses again
 }
