@@ -26,12 +26,11 @@ import (
 )
 
 const (
-	idleTime       = 2 * time.Minute
-	maxHeader      = 16 << 10
-	maxEnvelope    = 64 << 20
-	maxConnections = 256
-	slowest        = 1 << 10
-	shutdownTime   = 5 * time.Second
+	idleTime     = 2 * time.Minute
+	maxHeader    = 16 << 10
+	maxEnvelope  = 64 << 20
+	slowest      = 1 << 10
+	shutdownTime = 5 * time.Second
 )
 
 // Variables for the sake of tests.
@@ -47,7 +46,6 @@ type Blobs interface {
 	Open(id string) (*os.File, error)
 	// Write stores a blob whole or not at all.
 	Write(id string, content io.Reader) error
-	Remove(id string) error
 }
 
 // Options configure a Bus.
@@ -65,6 +63,9 @@ type Options struct {
 	Audit    mbus.Auditor
 	Log      *logrus.Entry
 }
+
+// guestKey finds the connection of a request in its context.
+type guestKey struct{}
 
 // Bus is the agent's HTTPS server.
 type Bus struct {
@@ -138,9 +139,15 @@ func (b *Bus) Run(ctx context.Context) error {
 		IdleTimeout:       idleTime,
 		MaxHeaderBytes:    maxHeader,
 		ErrorLog:          log.New(complaints, "", 0),
+		ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
+			if t, ok := conn.(*tls.Conn); ok {
+				conn = t.NetConn()
+			}
+			return context.WithValue(ctx, guestKey{}, conn)
+		},
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(tls.NewListener(limited(listener, maxConnections), b.tls)) }()
+	go func() { ended <- server.Serve(tls.NewListener(guestListener{listener, newGuests()}, b.tls)) }()
 	select {
 	case err := <-ended:
 		return fmt.Errorf("https bus: %w", err)

@@ -9,9 +9,9 @@ import (
 	"path"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
+	"cambium/internal/retry"
 	"cambium/mbus"
 )
 
@@ -55,20 +55,18 @@ func (b *Bus) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	rec := &recorder{ResponseWriter: w}
 	user := ""
-	switch b.auth.check(r, time.Now()) {
-	case accepted:
+	caller, _ := r.Context().Value(guestKey{}).(*guest)
+	if b.auth.right(r) {
 		user = b.user
+		caller.admit()
 		serve(rec, r)
-	case refused:
+	} else {
+		// The wait costs the caller, not us: it keeps one of the few places that its peer has.
+		_ = retry.Sleep(r.Context(), b.auth.delay(caller.peer, time.Now()))
 		rec.reason = "wrong user or password"
 		rec.Header().Set("WWW-Authenticate", `Basic realm=""`)
 		rec.Header().Set("Connection", "close")
 		rec.WriteHeader(http.StatusUnauthorized)
-	case throttled:
-		rec.reason = "too many wrong passwords"
-		rec.Header().Set("Retry-After", "1")
-		rec.Header().Set("Connection", "close")
-		rec.WriteHeader(http.StatusTooManyRequests)
 	}
 	b.record(rec, r, user)
 	writeWithin(w, 0) // what is still buffered
@@ -232,45 +230,4 @@ func allowance(bytes int64) time.Duration {
 // connection of this server.
 func writeWithin(w http.ResponseWriter, bytes int64) {
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(allowance(bytes)))
-}
-
-// limited accepts at most n connections at a time.
-func limited(l net.Listener, n int) net.Listener {
-	return &limitListener{Listener: l, slots: make(chan struct{}, n), closed: make(chan struct{})}
-}
-
-type limitListener struct {
-	net.Listener
-	slots  chan struct{}
-	closed chan struct{}
-	once   sync.Once
-}
-
-func (l *limitListener) Accept() (net.Conn, error) {
-	select {
-	case l.slots <- struct{}{}:
-	case <-l.closed:
-		return nil, net.ErrClosed
-	}
-	conn, err := l.Listener.Accept()
-	if err != nil {
-		<-l.slots
-		return nil, err
-	}
-	return &limitConn{Conn: conn, release: sync.OnceFunc(func() { <-l.slots })}, nil
-}
-
-func (l *limitListener) Close() error {
-	l.once.Do(func() { close(l.closed) })
-	return l.Listener.Close()
-}
-
-type limitConn struct {
-	net.Conn
-	release func()
-}
-
-func (c *limitConn) Close() error {
-	defer c.release()
-	return c.Conn.Close()
 }

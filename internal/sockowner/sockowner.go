@@ -1,0 +1,139 @@
+// Package sockowner tells which user owns a TCP socket of this machine: the other end of a local
+// connection, or the listener behind a local port. TCP has no peer credentials, but the kernel lists every
+// socket of the network namespace with its owner. The answer holds for the moment: ask while the connection is
+// open, and before a secret is sent.
+package sockowner
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// ErrUnknown means that no such socket is listed: it has been closed, or belongs to another machine or
+// network namespace.
+var ErrUnknown = errors.New("the owner of the socket is not known")
+
+// States in the kernel's tables.
+const (
+	established = "01"
+	listening   = "0A"
+)
+
+// Table reads the sockets below Dir; /proc/net if empty.
+type Table struct{ Dir string }
+
+// Peer is the user at the other end of a connection within this machine. A socket that is no longer
+// established has no owner: the kernel lists it in TIME_WAIT as root's.
+func (t Table) Peer(conn net.Conn) (uint32, error) {
+	peer, ok := conn.RemoteAddr().(*net.TCPAddr)
+	local, ok2 := conn.LocalAddr().(*net.TCPAddr)
+	if !ok || !ok2 {
+		return 0, errors.New("not a TCP connection")
+	}
+	p, l := unmapped(peer.AddrPort()), unmapped(local.AddrPort())
+	return t.find(func(s socket) bool { return s.state == established && s.local == p && s.remote == l })
+}
+
+// Listener is the user whose socket accepts connections to an address of this machine.
+func (t Table) Listener(address netip.AddrPort) (uint32, error) {
+	address = unmapped(address)
+	return t.find(func(s socket) bool {
+		return s.state == listening && s.local.Port() == address.Port() && (s.local.Addr() == address.Addr() || s.local.Addr().IsUnspecified())
+	})
+}
+
+func unmapped(a netip.AddrPort) netip.AddrPort {
+	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
+}
+
+type socket struct {
+	local, remote netip.AddrPort
+	state         string
+	uid           uint32
+}
+
+func (t Table) find(match func(socket) bool) (uint32, error) {
+	dir := t.Dir
+	if dir == "" {
+		dir = "/proc/net"
+	}
+	for _, name := range []string{"tcp", "tcp6"} {
+		file, err := os.Open(filepath.Join(dir, name))
+		if errors.Is(err, os.ErrNotExist) {
+			continue // a kernel without IPv6
+		}
+		if err != nil {
+			return 0, err
+		}
+		uid, found, err := search(file, match)
+		if err := errors.Join(err, file.Close()); err != nil {
+			return 0, err
+		}
+		if found {
+			return uid, nil
+		}
+	}
+	return 0, ErrUnknown
+}
+
+func search(table io.Reader, match func(socket) bool) (uint32, bool, error) {
+	lines := bufio.NewScanner(table)
+	lines.Scan() // the heading
+	for lines.Scan() {
+		s, err := parse(lines.Text())
+		if err != nil {
+			return 0, false, err
+		}
+		if match(s) {
+			return s.uid, true, nil
+		}
+	}
+	return 0, false, lines.Err()
+}
+
+// parse reads a line such as "0: 0100007F:0B06 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 …".
+func parse(line string) (s socket, err error) {
+	fields := strings.Fields(line)
+	if len(fields) < 8 {
+		return s, fmt.Errorf("table of sockets: a line has %d fields", len(fields))
+	}
+	if s.local, err = parseAddress(fields[1]); err != nil {
+		return s, err
+	}
+	if s.remote, err = parseAddress(fields[2]); err != nil {
+		return s, err
+	}
+	uid, err := strconv.ParseUint(fields[7], 10, 32)
+	if err != nil {
+		return s, fmt.Errorf("table of sockets: uid: %w", err)
+	}
+	s.state, s.uid = fields[3], uint32(uid)
+	return s, nil
+}
+
+// parseAddress reads words of four bytes in host order, which is little-endian on all our machines, and a port.
+func parseAddress(text string) (netip.AddrPort, error) {
+	words, portText, _ := strings.Cut(text, ":")
+	port, err := strconv.ParseUint(portText, 16, 16)
+	if err != nil || len(words) != 8 && len(words) != 32 {
+		return netip.AddrPort{}, fmt.Errorf("table of sockets: address %q", text)
+	}
+	var ip []byte
+	for i := 0; i < len(words); i += 8 {
+		word, err := strconv.ParseUint(words[i:i+8], 16, 32)
+		if err != nil {
+			return netip.AddrPort{}, fmt.Errorf("table of sockets: address %q", text)
+		}
+		ip = append(ip, byte(word), byte(word>>8), byte(word>>16), byte(word>>24))
+	}
+	address, _ := netip.AddrFromSlice(ip)
+	return netip.AddrPortFrom(address.Unmap(), uint16(port)), nil
+}

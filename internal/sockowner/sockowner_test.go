@@ -1,0 +1,88 @@
+package sockowner
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestOwnSockets(t *testing.T) {
+	for _, address := range []string{"127.0.0.1:0", "[::1]:0", "[::]:0"} {
+		t.Run(address, func(t *testing.T) {
+			listener, err := net.Listen("tcp", address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = listener.Close() }()
+			at := listener.Addr().(*net.TCPAddr).AddrPort()
+			if address == "[::]:0" {
+				at = netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), at.Port())
+			}
+			if uid, err := (Table{}).Listener(at); err != nil || uid != uint32(os.Getuid()) {
+				t.Errorf("listener: got %d, %v; want %d", uid, err, os.Getuid())
+			}
+			client, err := net.Dial("tcp", at.String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = client.Close() }()
+			server, err := listener.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = server.Close() }()
+			if uid, err := (Table{}).Peer(server); err != nil || uid != uint32(os.Getuid()) {
+				t.Errorf("peer: got %d, %v; want %d", uid, err, os.Getuid())
+			}
+			if err := client.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if uid, err := (Table{}).Peer(server); !errors.Is(err, ErrUnknown) {
+				t.Errorf("closed peer: got %d, %v; want none", uid, err)
+			}
+		})
+	}
+	if uid, err := (Table{}).Listener(netip.MustParseAddrPort("127.0.0.1:1")); !errors.Is(err, ErrUnknown) {
+		t.Errorf("no listener: got %d, %v", uid, err)
+	}
+}
+
+// TestTimeWait: the kernel lists a socket in TIME_WAIT with uid 0, whoever had it.
+func TestTimeWait(t *testing.T) {
+	dir := t.TempDir()
+	table := "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n" +
+		"   0: 0100007F:9C40 0100007F:0B09 06 00000000:00000000 03:00000000 00000000     0        0 0 3 0\n"
+	if err := os.WriteFile(filepath.Join(dir, "tcp"), []byte(table), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	conn := fakeConn{local: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 2825}, remote: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 40000}}
+	if uid, err := (Table{Dir: dir}).Peer(conn); !errors.Is(err, ErrUnknown) {
+		t.Errorf("got %d, %v; want none", uid, err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "tcp"), []byte(strings.Replace(table, " 06 ", " 01 ", 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if uid, err := (Table{Dir: dir}).Peer(conn); err != nil || uid != 0 {
+		t.Errorf("got %d, %v; want 0", uid, err)
+	}
+}
+
+type fakeConn struct {
+	net.Conn
+	local, remote net.Addr
+}
+
+func (c fakeConn) LocalAddr() net.Addr  { return c.local }
+func (c fakeConn) RemoteAddr() net.Addr { return c.remote }
+
+func FuzzTable(f *testing.F) {
+	f.Add("heading\n   0: 0100007F:9C40 0100007F:0B09 06 00000000:00000000 03:00000000 00000000     0        0 0 3 0\n")
+	f.Add("heading\n 1: 00000000000000000000000001000000:0B09 00000000000000000000000000000000:0000 0A x x x 1000")
+	f.Fuzz(func(t *testing.T, table string) {
+		_, _, _ = search(strings.NewReader(table), func(s socket) bool { return s.local.Port() == s.remote.Port() })
+	})
+}

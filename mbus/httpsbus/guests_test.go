@@ -1,0 +1,83 @@
+package httpsbus
+
+import (
+	"net"
+	"testing"
+)
+
+// from is a connection whose peer is given.
+type from struct {
+	net.Conn
+	address string
+	closed  bool
+}
+
+func (f *from) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.ParseIP(f.address), Port: 1} }
+func (f *from) LocalAddr() net.Addr  { return &net.TCPAddr{IP: net.ParseIP("192.0.2.1"), Port: 6868} }
+func (f *from) Close() error         { f.closed = true; return nil }
+
+func TestGuests(t *testing.T) {
+	g := newGuests()
+	g.perPeer, g.total = 3, 5
+	connect := func(address string) (*from, *guest) {
+		f := &from{address: address}
+		return f, g.add(f)
+	}
+	first, _ := connect("198.51.100.1")
+	second, admitted := connect("198.51.100.1")
+	admitted.admit()
+	connect("198.51.100.1")
+	connect("198.51.100.1")
+	if first.closed || second.closed {
+		t.Fatal("closed although there is room")
+	}
+	connect("198.51.100.1")
+	if !first.closed {
+		t.Error("the oldest of the peer was not closed")
+	}
+	if second.closed {
+		t.Error("a connection that has shown the password was closed")
+	}
+	// All places are taken: the peer that has most gives one up, whoever comes.
+	connect("198.51.100.2")
+	other, _ := connect("198.51.100.2")
+	third, late := connect("198.51.100.3")
+	if third.closed || other.closed {
+		t.Error("a peer with fewer connections had to give one up")
+	}
+	if g.count != 5 || g.peers["198.51.100.1"].Len() != 2 {
+		t.Errorf("%d connections, %d of the largest peer; want 5 and 2", g.count, g.peers["198.51.100.1"].Len())
+	}
+	if late.Close() != nil || late.Close() != nil || g.count != 4 {
+		t.Errorf("%d connections after one was closed twice, want 4", g.count)
+	}
+	// A host has a whole network of IPv6 addresses.
+	one, _ := connect("2001:db8::1")
+	for _, address := range []string{"2001:db8::2", "2001:db8::3", "2001:db8::4"} {
+		connect(address)
+	}
+	if !one.closed {
+		t.Error("addresses of one IPv6 network count as several peers")
+	}
+}
+
+func TestLocalPeersAreUsers(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	client, err := net.Dial("tcp", listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = client.Close() }()
+	conn, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	if got := peerName(conn); len(got) < 5 || got[:4] != "uid " {
+		t.Errorf("got %q, want a user", got)
+	}
+}

@@ -1,0 +1,165 @@
+//go:build ns
+
+package httpsbus
+
+import (
+	"bufio"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"cambium/internal/nstest"
+	"cambium/internal/secret"
+)
+
+const (
+	hostileEnv         = "CAMBIUM_TEST_HOSTILE"
+	hostileAddresses   = 500
+	hostileConnections = 10000
+	sharedConnections  = 100 // more of the first address, which the right client has, too
+)
+
+func hostileAddress(i int) string { return fmt.Sprintf("10.9.%d.%d", 1+i/250, 1+i%250) }
+
+// TestNSHostileProcess is the attacker: it opens connections, leaves half of them in the middle of the TLS handshake
+// and the rest idle behind it, and holds them until its standard input ends.
+func TestNSHostileProcess(t *testing.T) {
+	target := os.Getenv(hostileEnv)
+	if target == "" {
+		return // only a process of TestNSHostileConnections
+	}
+	config := &tls.Config{InsecureSkipVerify: true}
+	var held []net.Conn
+	var mu sync.Mutex
+	var group sync.WaitGroup
+	slots := make(chan struct{}, 64)
+	for i := range hostileConnections + sharedConnections {
+		from := hostileAddress(i % hostileAddresses)
+		if i >= hostileConnections {
+			from = hostileAddress(0)
+		}
+		slots <- struct{}{}
+		group.Go(func() {
+			defer func() { <-slots }()
+			dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}, Timeout: 20 * time.Second}
+			conn, err := dialer.Dial("tcp", target)
+			if err != nil {
+				return
+			}
+			if i%2 == 0 {
+				_, _ = conn.Write([]byte{0x16, 0x03, 0x01, 0x02, 0x00, 0x01}) // the first bytes of a ClientHello
+			} else {
+				_ = tls.Client(conn, config).Handshake() // fails where the server has made room for others
+			}
+			mu.Lock()
+			held = append(held, conn)
+			mu.Unlock()
+		})
+	}
+	group.Wait()
+	fmt.Printf("standing %d\n", len(held))
+	_, _ = bufio.NewReader(os.Stdin).ReadString('\n')
+}
+
+// TestNSHostileConnections: the right client gets through beside ten thousand connections that show no password,
+// from an address that an attacker uses, too, in at most ten times what it takes on an idle bus.
+func TestNSHostileConnections(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		peer := nstest.NewPeer(t)
+		peer.Veth(t, "bus0", "")
+		for i := range hostileAddresses {
+			peer.Address(t, "bus0", hostileAddress(i)+"/16")
+		}
+		near, err := netlink.LinkByName("bus0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		address, err := netlink.ParseAddr("10.9.0.1/16")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := netlink.AddrAdd(near, address); err != nil {
+			t.Fatal(err)
+		}
+		if err := netlink.LinkSetUp(near); err != nil {
+			t.Fatal(err)
+		}
+		s := start(t, nil, func(o *Options) { o.URL = secret.NewURL("https://mbus:s3cret@10.9.0.1:0") })
+		target := s.Address().String()
+		idle := pings(t, peer, target)
+
+		attacker := exec.Command(os.Args[0], "-test.run=^TestNSHostileProcess$", "-test.v")
+		attacker.Env = append(os.Environ(), hostileEnv+"="+target)
+		input, err := attacker.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		output, err := attacker.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		peer.Do(t, attacker.Start) // in the peer's network namespace
+		t.Cleanup(func() {
+			_ = input.Close()
+			_ = attacker.Wait()
+		})
+		lines := bufio.NewScanner(output)
+		standing := 0
+		for standing == 0 && lines.Scan() {
+			_, _ = fmt.Sscanf(lines.Text(), "standing %d", &standing)
+		}
+		if standing < hostileConnections {
+			t.Fatalf("%d hostile connections, want %d", standing, hostileConnections)
+		}
+		beside := pings(t, peer, target)
+		t.Logf("%d hostile connections; a ping with a connection of its own takes %s, on an idle bus %s", standing, beside, idle)
+		if beside > 10*idle {
+			t.Errorf("a ping takes %s beside hostile connections, more than ten times the %s of an idle bus", beside, idle)
+		}
+	})
+}
+
+// pings is the median time of a ping over a new connection from the first hostile address.
+func pings(t *testing.T, peer *nstest.Peer, target string) time.Duration {
+	t.Helper()
+	var all []time.Duration
+	for range 21 {
+		begun := time.Now()
+		var conn net.Conn
+		peer.Do(t, func() (err error) {
+			conn, err = (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(hostileAddress(0))}, Timeout: 20 * time.Second}).Dial("tcp", target)
+			return err
+		})
+		client := tls.Client(conn, &tls.Config{InsecureSkipVerify: true})
+		r, err := http.NewRequest("POST", "https://"+target+"/agent", strings.NewReader(`{"method":"ping"}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.SetBasicAuth("mbus", "s3cret")
+		if err := r.Write(client); err != nil {
+			t.Fatal(err)
+		}
+		response, err := http.ReadResponse(bufio.NewReader(client), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if response.StatusCode != http.StatusOK {
+			t.Fatalf("got %s", response.Status)
+		}
+		_ = response.Body.Close()
+		_ = conn.Close()
+		all = append(all, time.Since(begun))
+	}
+	slices.Sort(all)
+	return all[len(all)/2]
+}
