@@ -67,7 +67,7 @@ func newWeb(ca string, o Options) (*web, error) {
 		// A digest is of the bytes as they are stored.
 		DisableCompression: true,
 	}
-	return &web{client: &http.Client{Transport: transport}, backoff: o.Backoff, stall: stallTimeout, log: o.Log}, nil
+	return &web{client: &http.Client{Transport: transport, CheckRedirect: redirect}, backoff: o.Backoff, stall: stallTimeout, log: o.Log}, nil
 }
 
 // statusError is an answer other than success. Its text never holds the answer's body, which may
@@ -274,13 +274,44 @@ func (w *web) put(ctx context.Context, address secret.URL, prepare func(http.Hea
 	})
 }
 
-// withoutURL drops the address from an error of net/http: it carries the signature.
+// maxRedirects is net/http's own limit.
+const maxRedirects = 10
+
+// redirect keeps what identifies and decrypts with the host that it was given for: encryption keys, passwords
+// and the signed address itself, which Referer would quote.
+func redirect(next *http.Request, via []*http.Request) error {
+	first := via[0]
+	switch {
+	case len(via) >= maxRedirects:
+		return fmt.Errorf("the server redirects more than %d times", maxRedirects)
+	case first.URL.Scheme == "https" && next.URL.Scheme != "https":
+		return errors.New("the server redirects from https to an address without encryption")
+	}
+	next.Header.Del("Referer")
+	if next.URL.Host == first.URL.Host {
+		return nil
+	}
+	for name := range next.Header {
+		switch name {
+		case "Range", "If-Range", "Accept", "Expect":
+		default:
+			next.Header.Del(name)
+		}
+	}
+	return nil
+}
+
+// withoutURL drops the addresses from an error of net/http: they carry the signature. An address that a server
+// redirects to and that cannot be parsed is quoted as well, and that error has no type.
 func withoutURL(err error) error {
 	var u *url.Error
-	if errors.As(err, &u) {
-		return u.Err
+	if !errors.As(err, &u) {
+		return err
 	}
-	return err
+	if strings.Contains(u.Err.Error(), "Location header") {
+		return errors.New("the server redirects to an address that cannot be parsed")
+	}
+	return u.Err
 }
 
 // dav is a WebDAV server as the Director's own blobstore is one.
