@@ -16,6 +16,7 @@ import (
 	"os"
 	"slices"
 	"sort"
+	"strings"
 	"sync"
 	"time"
 
@@ -70,6 +71,10 @@ type Bus struct {
 func New(o Options) (*Bus, error) {
 	if o.AgentID == "" {
 		return nil, errors.New("nats: no agent id")
+	}
+	// A wildcard would subscribe to the requests of other agents.
+	if strings.ContainsAny(o.AgentID, "*> ") || !validSubject("agent."+o.AgentID) {
+		return nil, fmt.Errorf("nats: agent id %q cannot be part of a subject: correct agent_id in the settings", o.AgentID)
 	}
 	b := &Bus{options: o, lookup: func(ctx context.Context, host string) ([]netip.Addr, error) {
 		return net.DefaultResolver.LookupNetIP(ctx, "ip", host)

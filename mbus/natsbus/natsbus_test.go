@@ -308,3 +308,17 @@ func TestRefusedErrors(t *testing.T) {
 		}
 	}
 }
+
+func TestAgentIDsThatAreNoSubject(t *testing.T) {
+	d := testnats.Start(t, nil)
+	for _, id := range []string{"", "*", ">", "a*", "a>", "a b", "a\tb", "a\r\nPUB x 0", "a..b", ".a", "a."} {
+		if _, err := New(Options{AgentID: id, Identity: identity(d, "x"), Handler: pong, Log: quiet()}); err == nil {
+			t.Errorf("agent id %q was accepted", id)
+		}
+	}
+	for _, id := range []string{"6c3f1a52-agent-1", "agent.with.dots", "UPPER_lower-0"} {
+		if _, err := New(Options{AgentID: id, Identity: identity(d, "x"), Handler: pong, Log: quiet()}); err != nil {
+			t.Errorf("agent id %q: %v", id, err)
+		}
+	}
+}
