@@ -29,6 +29,10 @@ const (
 	MaxEntries   = 2_000_000
 	MaxBytes     = 64 << 30
 	MaxNameBytes = 4096
+	// MaxDepth bounds the directories of one path: the kernel resolves each of them for each entry.
+	MaxDepth = 256
+	// MaxDirBytes bounds the names of all directories, which are remembered until the end.
+	MaxDirBytes = 32 << 20
 	// spare is the share of the file system's free space that unpacking leaves, as a divisor.
 	spare = 20
 )
@@ -103,6 +107,7 @@ func unpack(ctx context.Context, r io.Reader, rules Rules) (Compression, error) 
 	if u.rules.MaxEntries == 0 {
 		u.rules.MaxEntries = MaxEntries
 	}
+	defer u.parent.forget()
 	defer u.small.stop()
 	defer u.large.forget()
 	if err := u.entries(tar.NewReader(plain)); err != nil {
@@ -162,11 +167,44 @@ type finalDir struct {
 	mtime time.Time
 }
 
+// openDir is the directory that was worked in last, kept open: the kernel resolves a path from its root
+// component by component, and most entries are in the directory of the one before.
+type openDir struct {
+	key  dirKey
+	root *os.Root
+}
+
+func (d *openDir) forget() {
+	if d.root != nil {
+		_ = d.root.Close() // only looked into
+	}
+	*d = openDir{}
+}
+
+// in opens the directory that rel is in; what it returns is valid until the next call.
+func (d *openDir) in(root *os.Root, rel string) (dir *os.Root, base string, err error) {
+	parent := path.Dir(rel)
+	if parent == "." {
+		return root, rel, nil
+	}
+	if key := (dirKey{root, parent}); d.key != key {
+		d.forget()
+		opened, err := root.OpenRoot(parent)
+		if err != nil {
+			return nil, "", err
+		}
+		d.key, d.root = dirKey{root, strings.Clone(parent)}, opened
+	}
+	return d.root, path.Base(rel), nil
+}
+
 type unpacking struct {
 	ctx        context.Context
 	rules      Rules
 	seen       map[dirKey]bool
 	dirs       map[dirKey]finalDir
+	dirBytes   int // of the names in seen
+	parent     openDir
 	written    int64
 	room       int64 // free bytes found at the first entry
 	small      *writers
@@ -214,10 +252,15 @@ func cleanName(name string) (string, error) {
 	case strings.ContainsRune(name, 0):
 		return "", refuse(name, "the name contains a zero byte")
 	}
+	depth := 0
 	for part := range strings.SplitSeq(name, "/") {
 		if part == ".." {
 			return "", refuse(name, "the path leaves the archive")
 		}
+		depth++
+	}
+	if depth > MaxDepth {
+		return "", refuse(name[:64]+"…", fmt.Sprintf("more than %d directories deep", MaxDepth))
 	}
 	return path.Clean(name), nil
 }
@@ -310,18 +353,26 @@ func (u *unpacking) directory(root *os.Root, rel string) error {
 		return nil
 	}
 	if rel != "." {
-		if err := root.Mkdir(rel, 0o700); err != nil {
+		dir, base, err := u.parent.in(root, rel)
+		if err != nil {
+			return err
+		}
+		if err := dir.Mkdir(base, 0o700); err != nil {
 			// An existing symbolic link to a directory is not one of ours to write through.
-			info, statErr := root.Lstat(rel)
+			info, statErr := dir.Lstat(base)
 			if !errors.Is(err, fs.ErrExist) || statErr != nil || !info.IsDir() {
 				return err
 			}
 		}
-		if err := u.own(root, rel); err != nil {
+		if err := u.own(dir, base); err != nil {
 			return err
 		}
 	}
-	u.seen[key] = true
+	// The two maps cost about 200 bytes beside each name.
+	if u.dirBytes += len(rel) + 200; u.dirBytes > MaxDirBytes {
+		return fmt.Errorf("%w: the names of its directories take more than %d bytes", ErrHostile, MaxDirBytes)
+	}
+	u.seen[dirKey{root, strings.Clone(rel)}] = true
 	return nil
 }
 
@@ -368,6 +419,7 @@ func (u *unpacking) link(header *tar.Header, name string, root *os.Root, rel str
 	if err := u.settle(); err != nil {
 		return err
 	}
+	u.parent.forget() // a link may replace it
 	if _, err := root.Lstat(rel); err == nil {
 		if err := root.Remove(rel); err != nil {
 			return fmt.Errorf("unpack %s: %w", name, err)
@@ -403,15 +455,18 @@ func (u *unpacking) link(header *tar.Header, name string, root *os.Root, rel str
 func (u *unpacking) finish() error {
 	keys := slices.SortedFunc(maps.Keys(u.dirs), func(a, b dirKey) int { return strings.Compare(b.rel, a.rel) })
 	for _, d := range keys {
-		info, err := d.root.Lstat(d.rel)
-		if err != nil || !info.IsDir() {
+		dir, base, err := u.parent.in(d.root, d.rel)
+		if err != nil {
 			continue // a later entry replaced it
 		}
-		if err := d.root.Chmod(d.rel, u.dirs[d].mode); err != nil {
+		if info, err := dir.Lstat(base); err != nil || !info.IsDir() {
+			continue
+		}
+		if err := dir.Chmod(base, u.dirs[d].mode); err != nil {
 			return fmt.Errorf("unpack %s: %w", d.rel, err)
 		}
 		if t := u.dirs[d].mtime; !t.IsZero() && t.Unix() >= 0 {
-			if err := d.root.Chtimes(d.rel, t, t); err != nil {
+			if err := dir.Chtimes(base, t, t); err != nil {
 				return fmt.Errorf("unpack %s: %w", d.rel, err)
 			}
 		}

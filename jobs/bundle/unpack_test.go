@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -378,6 +379,60 @@ func TestAWrongArchiveIsAMismatch(t *testing.T) {
 			_, err = Unpack(t.Context(), r, Rules{Target: Into(root), UID: os.Getuid(), GID: os.Getgid()})
 			if err == nil || !strings.HasPrefix(err.Error(), "read archive: Checksum mismatch: expected sha1 0000") || strings.Contains(err.Error(), "\n") {
 				t.Errorf("got %v, want nothing but the mismatch", err)
+			}
+		})
+	}
+}
+
+// TestManyAndDeepDirectories: 2.4 MB of archive once cost 425 MB of memory.
+func TestManyAndDeepDirectories(t *testing.T) {
+	pack := func(names func(yield func(string) bool)) io.Reader {
+		var b bytes.Buffer
+		z := gzip.NewWriter(&b)
+		w := tar.NewWriter(z)
+		for name := range names {
+			if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: 0o755, Format: tar.FormatPAX}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := errors.Join(w.Close(), z.Close()); err != nil {
+			t.Fatal(err)
+		}
+		return &b
+	}
+	long := strings.Repeat("directory/", 200) // of one long path, so that few directories are really made
+	for _, c := range []struct {
+		name  string
+		names func(yield func(string) bool)
+		fault string
+	}{
+		{"long names", func(yield func(string) bool) {
+			for i := range 20000 {
+				if !yield(fmt.Sprintf("%s%d/", long, i)) {
+					return
+				}
+			}
+		}, "the names of its directories take more than"},
+		{"too deep", func(yield func(string) bool) { yield(strings.Repeat("d/", MaxDepth+1)) }, "directories deep"},
+		{"deep", func(yield func(string) bool) { yield(strings.Repeat("d/", MaxDepth-1)) }, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			root, err := os.OpenRoot(t.TempDir())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = root.Close() }()
+			archive := pack(c.names)
+			var before, after runtime.MemStats
+			runtime.GC()
+			runtime.ReadMemStats(&before)
+			_, err = Unpack(t.Context(), archive, Rules{Target: Into(root), UID: os.Getuid(), GID: os.Getgid()})
+			runtime.ReadMemStats(&after)
+			if c.fault == "" && err != nil || c.fault != "" && (err == nil || !strings.Contains(err.Error(), c.fault)) {
+				t.Errorf("got %v, want %q", err, c.fault)
+			}
+			if grown := int64(after.HeapSys) - int64(before.HeapSys); grown > 100<<20 {
+				t.Errorf("the heap grew by %d MiB", grown>>20)
 			}
 		})
 	}
