@@ -56,9 +56,10 @@ type Rules struct {
 	Mode func(rel string, dir bool) fs.FileMode
 	// UID and GID own everything.
 	UID, GID int
-	// MaxBytes and MaxEntries replace the constants when they are set.
-	MaxBytes   int64
-	MaxEntries int
+	// MaxBytes, MaxEntries and MaxDirBytes replace the constants when they are set.
+	MaxBytes    int64
+	MaxEntries  int
+	MaxDirBytes int
 }
 
 // Into is a Target that writes everything below one root.
@@ -106,6 +107,9 @@ func unpack(ctx context.Context, r io.Reader, rules Rules) (Compression, error) 
 	}
 	if u.rules.MaxEntries == 0 {
 		u.rules.MaxEntries = MaxEntries
+	}
+	if u.rules.MaxDirBytes == 0 {
+		u.rules.MaxDirBytes = MaxDirBytes
 	}
 	defer u.parent.forget()
 	defer u.small.stop()
@@ -369,8 +373,8 @@ func (u *unpacking) directory(root *os.Root, rel string) error {
 		}
 	}
 	// The two maps cost about 200 bytes beside each name.
-	if u.dirBytes += len(rel) + 200; u.dirBytes > MaxDirBytes {
-		return fmt.Errorf("%w: the names of its directories take more than %d bytes", ErrHostile, MaxDirBytes)
+	if u.dirBytes += len(rel) + 200; u.dirBytes > u.rules.MaxDirBytes {
+		return fmt.Errorf("%w: the names of its directories take more than %d bytes", ErrHostile, u.rules.MaxDirBytes)
 	}
 	u.seen[dirKey{root, strings.Clone(rel)}] = true
 	return nil
