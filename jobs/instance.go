@@ -8,7 +8,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"cambium/internal/atomicfile"
 	"cambium/internal/blob"
@@ -57,6 +60,8 @@ type Instance struct {
 	Log  *logrus.Entry
 
 	health sync.Mutex
+	// shown saves a look at the start request once it knows that the supervisor supervises everything.
+	shown atomic.Bool
 }
 
 func (i *Instance) state() *State { return &State{Dirs: i.Dirs} }
@@ -285,8 +290,27 @@ func (i *Instance) JobState(ctx context.Context) string {
 	}
 	if ctx.Err() == nil {
 		i.recordHealth(state)
+		i.noteShown(ctx)
 	}
 	return state
+}
+
+func (i *Instance) startRequest() StartRequest { return StartRequest{Dirs: i.Dirs} }
+
+// noteShown tells the start request once that the supervisor supervises everything.
+func (i *Instance) noteShown(ctx context.Context) {
+	if i.shown.Load() {
+		return
+	}
+	processes, err := i.Supervisor.Processes(ctx)
+	if err != nil || slices.ContainsFunc(processes, func(p Process) bool { return p.State == monit.StateUnknown }) {
+		return
+	}
+	if err := i.startRequest().Shown(time.Now()); err != nil {
+		i.Log.WithError(err).Warn("could not record that the supervisor has taken over")
+		return
+	}
+	i.shown.Store(true)
 }
 
 func (i *Instance) recordHealth(state string) {
@@ -323,9 +347,13 @@ func (i *Instance) Start(ctx context.Context) error {
 	if err := i.Supervisor.StartAll(ctx); err != nil {
 		return err
 	}
+	if err := i.startRequest().Record(time.Now()); err != nil {
+		return err
+	}
 	if err := atomicfile.Remove(i.Dirs.MonitStopped()); err != nil {
 		return fmt.Errorf("remove the stopped marker: %w", err)
 	}
+	i.shown.Store(false)
 	i.JobState(ctx)
 	return nil
 }
@@ -339,6 +367,9 @@ func (i *Instance) Stop(ctx context.Context, wait bool) error {
 		return fmt.Errorf("stopped marker: %w", err)
 	}
 	if err := atomicfile.Write(i.Dirs.MonitStopped(), nil, 0o644); err != nil {
+		return err
+	}
+	if err := i.startRequest().Forget(); err != nil {
 		return err
 	}
 	i.JobState(ctx)

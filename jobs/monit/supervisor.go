@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
 	"cambium/internal/retry"
+	"cambium/internal/vcap"
 )
 
 // Process is a service as get_state shows it.
@@ -40,6 +43,37 @@ type Supervisor struct {
 
 // StartAll starts every service.
 func (s Supervisor) StartAll(ctx context.Context) error { return s.each(ctx, s.Start) }
+
+// StartUnmonitored starts the services that are not supervised, and waits for a monit that has just been
+// started.
+func (s Supervisor) StartUnmonitored(ctx context.Context) (started []string, err error) {
+	status, err := s.insist(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, service := range status.Services {
+		if service.Monitored || service.Pending {
+			continue
+		}
+		if err := s.Start(ctx, service.Name); err != nil {
+			return started, err
+		}
+		started = append(started, service.Name)
+	}
+	return started, nil
+}
+
+// StateWritten is when monit last wrote its state file, below the system root and the base directory; the zero time
+// if there is none. Look before monit is started, which writes a new one.
+func StateWritten(root string, dirs vcap.Dirs) (last time.Time) {
+	// The stemcell's monitrc names one, monit's own default is in root's home.
+	for _, path := range []string{filepath.Join(dirs.Monit(), "monit.state"), filepath.Join(root, "root/.monit.state"), filepath.Join(root, ".monit.state")} {
+		if info, err := os.Stat(path); err == nil && info.ModTime().After(last) {
+			last = info.ModTime()
+		}
+	}
+	return last
+}
 
 // UnmonitorAll stops the supervision of every service.
 func (s Supervisor) UnmonitorAll(ctx context.Context) error { return s.each(ctx, s.Unmonitor) }

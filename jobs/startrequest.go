@@ -1,0 +1,95 @@
+package jobs
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"cambium/internal/atomicfile"
+	"cambium/internal/vcap"
+)
+
+// StartRequest remembers the Director's last start until monit has it on disk. monit writes what is started and
+// stopped only now and then: a power cut soon after a stop and a start leaves a file that says "stopped", and
+// without this record the jobs would stay down for good. It lies beside monit's files and goes with the VM.
+//
+// The record counts for the whole instance and only until monit has shown the started state and written its
+// file afterwards. From then on monit's own states count: a service that an operator stopped stays down.
+type StartRequest struct{ Dirs vcap.Dirs }
+
+type startRecord struct {
+	Requested time.Time `json:"requested"`
+	// Shown is when monit first supervised every service after the request; zero until then.
+	Shown time.Time `json:"shown"`
+}
+
+func (r StartRequest) path() string { return filepath.Join(r.Dirs.Monit(), "start_requested.json") }
+
+// Record makes a start durable.
+func (r StartRequest) Record(now time.Time) error { return r.write(startRecord{Requested: now}) }
+
+// Forget takes it back: a stopped instance has its own marker.
+func (r StartRequest) Forget() error {
+	if err := atomicfile.Remove(r.path()); err != nil {
+		return fmt.Errorf("start request: %w", err)
+	}
+	return nil
+}
+
+// Shown notes that monit supervises every service. Only the first time after a request counts.
+func (r StartRequest) Shown(now time.Time) error {
+	record, err := r.read()
+	if err != nil || record.Requested.IsZero() || !record.Shown.IsZero() {
+		return err
+	}
+	record.Shown = now
+	return r.write(record)
+}
+
+// Due reports whether a monit that has just been started is to be asked again to start everything, given when
+// its state file was last written before that. A record that cannot be read is due: starting what runs
+// already changes nothing.
+func (r StartRequest) Due(stateWritten time.Time) bool {
+	record, err := r.read()
+	if err != nil {
+		return true
+	}
+	return startDue(record, stateWritten)
+}
+
+func startDue(record startRecord, stateWritten time.Time) bool {
+	switch {
+	case record.Requested.IsZero():
+		return false
+	case record.Shown.IsZero():
+		return true
+	}
+	return !stateWritten.After(record.Shown)
+}
+
+func (r StartRequest) read() (record startRecord, err error) {
+	data, err := os.ReadFile(r.path())
+	if errors.Is(err, fs.ErrNotExist) {
+		return startRecord{}, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &record)
+	}
+	if err != nil {
+		return startRecord{}, fmt.Errorf("start request: %w", err)
+	}
+	return record, nil
+}
+
+func (r StartRequest) write(record startRecord) error {
+	// Two times always encode.
+	data, _ := json.Marshal(record)
+	if err := os.MkdirAll(r.Dirs.Monit(), 0o755); err != nil {
+		return fmt.Errorf("start request: %w", err)
+	}
+	return atomicfile.Write(r.path(), data, 0o600)
+}
