@@ -18,7 +18,7 @@ import (
 )
 
 // SystemBus connects to the system's message bus, for services other than systemd itself:
-// networkd, resolved, logind. The caller closes the connection.
+// networkd, logind. The caller closes the connection.
 func SystemBus(ctx context.Context, root string) (*dbus.Conn, error) {
 	return dial(ctx, filepath.Join(root, "run/dbus/system_bus_socket"), (*dbus.Conn).Hello)
 }
@@ -59,7 +59,7 @@ func closeOnCancel(ctx context.Context, conn *dbus.Conn, call func() error) erro
 }
 
 // connection is go-systemd's connection, and a channel that is closed when the connection is:
-// go-systemd itself does not tell, and the result of a job would be awaited in vain.
+// go-systemd itself does not tell, and the result of a job would never arrive.
 type connection struct {
 	*systemd.Conn
 	closed <-chan struct{}
