@@ -105,7 +105,9 @@ func ping(ctx context.Context, conn *dbus.Conn) error {
 	return errors.New("systemd does not answer")
 }
 
-// job calls one of go-systemd's methods that queue a job, and waits for the job's result.
+// job calls one of go-systemd's methods that queue a job, and waits for the job's result. go-systemd
+// queues one job at a time: a call also waits for the reply to an earlier one, bounded by that one's
+// context. Jobs themselves run in parallel.
 func (c *connection) job(ctx context.Context, queue queueFunc, name, mode string) (string, error) {
 	// Buffered: go-systemd handles no other result until this one is taken, and after the end of ctx
 	// it is not taken.

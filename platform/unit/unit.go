@@ -3,7 +3,7 @@
 // it needs and works with either. It also implements the notification protocol by which a service
 // tells systemd that it is ready, what it is doing and that it is alive.
 //
-// Every call ends when its context does. Starting, stopping and restarting return when the
+// Every wait is bounded by a context. Starting, stopping and restarting return when the
 // service manager's job has ended, with its result; nothing is polled.
 package unit
 
