@@ -103,8 +103,8 @@ var guestChecks = []testvm.Check{
 		}
 		return nil
 	}},
-	{Name: "a label that nobody has is final", Run: func(ctx context.Context) error {
-		s := New(Options{DiskPaths: []string{byLabel + "nobody"}, UserDataPath: "x", Log: quiet()})
+	{Name: "a label that no medium has is final", Run: func(ctx context.Context) error {
+		s := New(Options{DiskPaths: []string{byLabel + "none"}, UserDataPath: "x", Log: quiet()})
 		if _, err := s.Settings(ctx); source.KindOf(err) != source.Definite {
 			return fmt.Errorf("error %v, want a final one", err)
 		}
