@@ -2,12 +2,9 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"sync"
 	"syscall"
@@ -18,7 +15,6 @@ import (
 	"cambium/agent"
 	"cambium/bootstrap"
 	"cambium/infrastructure"
-	"cambium/internal/atomicfile"
 	"cambium/internal/retry"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
@@ -285,44 +281,16 @@ func setDNS(ctx context.Context, k *resolver.Kernel, servers []netip.Addr) (int,
 }
 
 // monitUnit is the service that runs monit.
-const monitUnit = "monit"
+const monitUnit = monit.UnitName
 
-// startMonit writes monit's account, once, and starts the daemon.
+// startMonit starts the supervisor.
 func (a *app) startMonit(ctx context.Context, manager services) error {
-	running := make(chan bool, 1)
-	go func() { running <- manager.Running(ctx, monitUnit) }()
-	made, err := writeMonitUser(a.dirs)
-	a.machine.Count(made)
-	if err != nil {
-		return err
-	}
-	if err := jobs.KeepStopped(a.dirs); err != nil {
-		return err
-	}
-	if <-running { // the agent has been started again
-		manager.Started(monitUnit)
-		return nil
-	}
-	a.machine.Count(1)
-	if err := manager.Setup(ctx, monitUnit); err != nil {
-		return err
-	}
-	return monit.Unit{Services: manager, Name: monitUnit}.Start(ctx)
-}
-
-// writeMonitUser makes an account for monit's interface unless there is one. The name is what
-// releases expect; the password is this machine's own.
-func writeMonitUser(dirs vcap.Dirs) (made int, err error) {
-	path := dirs.MonitUser()
-	if _, err := os.Lstat(path); err == nil {
-		return 0, os.Chmod(path, 0o600)
-	} else if !errors.Is(err, fs.ErrNotExist) {
-		return 0, err
-	}
-	if err := os.MkdirAll(dirs.MonitJobs(), 0o700); err != nil {
-		return 0, err
-	}
-	return 1, atomicfile.Write(path, []byte("vcap:"+rand.Text()), 0o600)
+	client := &monit.Client{URL: monit.DefaultURL, UserFile: a.dirs.MonitUser(), Daemon: monit.Unit{Services: manager, Name: monitUnit}}
+	made, err := monit.Starter{Dirs: a.dirs, Client: client, Services: manager,
+		FilesOfStopped: func() ([]string, error) { return jobs.FilesOfStopped(a.dirs) },
+		KeepStopped:    func() ([]string, error) { return jobs.KeepStopped(a.dirs) }}.Start(ctx)
+	a.machine.Count(len(made))
+	return err
 }
 
 func (a *app) mountTmpfs(ctx context.Context, path string) error {
