@@ -14,6 +14,7 @@ import (
 
 	"cambium/agent"
 	"cambium/bootstrap"
+	"cambium/cmd/agent/compile"
 	"cambium/infrastructure"
 	"cambium/internal/retry"
 	"cambium/internal/status"
@@ -61,10 +62,10 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 	if err != nil {
 		return nil, err
 	}
-	line := &statusLine{tell: notifier.Status, log: log}
+	line := &status.ServiceLine{Send: notifier.Status, Log: log}
 	a := &app{o: o, dirs: dirs, log: log, rec: rec, notifier: notifier, beside: &sync.WaitGroup{},
 		sshUsers: noUsers{},
-		line:     line, announcer: bootstrap.Announcer{Root: "/", Log: log, Notify: line.now}, marker: bootstrap.ReadyMarker{Dirs: dirs}}
+		line:     line, announcer: bootstrap.Announcer{Root: "/", Log: log, Notify: line.Show}, marker: bootstrap.ReadyMarker{Dirs: dirs}}
 	a.dispatcher = agent.NewDispatcher(ctx, log.WithField("component", "dispatcher"))
 	m := &bootstrap.Machine{Dirs: dirs, Options: cfg.Platform.Linux, Log: log.WithField("component", "boot"), Status: rec,
 		Beside: func(f func(context.Context)) { a.go_(func() { f(ctx) }) }}
@@ -93,8 +94,8 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 	m.Settings, m.PublicKey = current, fetch.publicKey
 	a.agentID = func() string { return current.Effective().Settings.AgentID }
 	a.place = current.Place
-	a.bus = &busLine{ctx: ctx, handler: a.dispatcher, log: log.WithField("component", "bus"), rec: rec, run: a.go_, dirs: dirs, audit: a.audit(ctx), beforeConnect: a.beforeConnect(m.Network)}
-	m.StartBus = a.bus.start
+	a.startBusClient(ctx)
+	m.StartBus = a.bus.Start
 	m.First = func() bool { return a.marker.First(a.agentID()) }
 	a.current = current
 	if real {
@@ -103,13 +104,25 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 		}
 	} else {
 		// No boot step makes them where there is no machine, and errands and compilations need them.
-		if err := makeWorkDirs(dirs); err != nil {
+		if err := compile.MakeWorkDirs(dirs); err != nil {
 			return nil, err
 		}
 		a.disks = &dummy.Disks{Dirs: dirs, Records: current, Reload: a.reload}
 	}
 	a.addJobs(m, cfg.Platform.Linux)
 	return a, nil
+}
+
+// startBusClient starts the client of the bus, which has none before the boot knows the settings.
+func (a *app) startBusClient(ctx context.Context) {
+	log := a.log.WithField("component", "bus")
+	a.bus = agent.NewBusClient(agent.BusOptions{Status: a.rec, Log: log, Transports: transports{handler: a.dispatcher, audit: a.audit(ctx), dirs: a.dirs, log: log,
+		beforeConnect: a.beforeConnect(a.machine.Network)}.kinds()})
+	a.go_(func() {
+		if err := a.bus.Run(ctx); err != nil {
+			log.WithError(err).Error("bus ended")
+		}
+	})
 }
 
 // audit records requests in the system's log; a dummy machine keeps them out of its host's.
@@ -260,7 +273,7 @@ func (a *app) addJobs(m *bootstrap.Machine, linux agentjson.Linux) {
 		return err
 	}
 	if a.o.supervisor == "monit" {
-		m.StartSupervisor = func(ctx context.Context) error { return a.startMonit(ctx, manager) }
+		m.StartSupervisor = a.startMonit
 	}
 }
 
@@ -280,13 +293,9 @@ func setDNS(ctx context.Context, k *resolver.Kernel, servers []netip.Addr) (int,
 	})
 }
 
-// monitUnit is the service that runs monit.
-const monitUnit = monit.UnitName
-
 // startMonit starts the supervisor.
-func (a *app) startMonit(ctx context.Context, manager services) error {
-	client := &monit.Client{URL: monit.DefaultURL, UserFile: a.dirs.MonitUser(), Daemon: monit.Unit{Services: manager, Name: monitUnit}}
-	made, err := monit.Starter{Dirs: a.dirs, Client: client, Services: manager,
+func (a *app) startMonit(ctx context.Context) error {
+	made, err := monit.Starter{Dirs: a.dirs, Client: a.monitClient(), Services: a.manager,
 		FilesOfStopped: func() ([]string, error) { return jobs.FilesOfStopped(a.dirs) },
 		KeepStopped:    func() ([]string, error) { return jobs.KeepStopped(a.dirs) }}.Start(ctx)
 	a.machine.Count(len(made))

@@ -19,10 +19,13 @@ import (
 	"cambium/agent/action"
 	"cambium/agent/task"
 	"cambium/bootstrap"
+	"cambium/cmd/agent/cli"
+	"cambium/cmd/agent/logging"
 	"cambium/internal/retry"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
 	"cambium/internal/watch"
+	"cambium/jobs/monit"
 	"cambium/mbus"
 	"cambium/platform/device"
 	"cambium/platform/firewall"
@@ -40,9 +43,9 @@ type runOptions struct {
 }
 
 func parseRun(args []string, stdout, stderr io.Writer) (o runOptions, code int, ok bool) {
-	flags := newFlags("run", "-P PLATFORM -C AGENT_JSON [-M SUPERVISOR] [-b BASE]",
-		"Runs the agent in the foreground until it is told to stop. 'agent -P … -C …' without the\nword run does the same: it is how stemcells start it.", stderr,
-		"agent -P ubuntu -C /var/vcap/bosh/agent.json", "agent -P dummy -M dummy-nats -b /tmp/vm -C /tmp/vm/agent.json")
+	flags := cli.NewFlags("run", cli.Help{Arguments: "-P PLATFORM -C AGENT_JSON [-M SUPERVISOR] [-b BASE]",
+		Purpose:  "Runs the agent in the foreground until it is told to stop. 'agent -P … -C …' without the\nword run does the same: it is how stemcells start it.",
+		Examples: []string{"agent -P ubuntu -C /var/vcap/bosh/agent.json", "agent -P dummy -M dummy-nats -b /tmp/vm -C /tmp/vm/agent.json"}}, stdout, stderr)
 	flags.StringVar(&o.platform, "P", "", "`PLATFORM`: ubuntu, or dummy for everything that touches no machine")
 	flags.StringVar(&o.config, "C", "", "path of `AGENT_JSON`")
 	flags.StringVar(&o.supervisor, "M", "monit", "`SUPERVISOR`: monit, dummy or dummy-nats")
@@ -50,12 +53,12 @@ func parseRun(args []string, stdout, stderr io.Writer) (o runOptions, code int, 
 	showVersion := flags.Bool("v", false, "print the version and exit")
 	flags.String("r", "/", "accepted and ignored")
 	flags.Bool("no-alerts", false, "accepted and ignored")
-	if code, ok := parse(flags, args, 0, -1); !ok {
+	if code, ok := flags.ParseLeading(args); !ok {
 		return o, code, false
 	}
 	if *showVersion {
 		fmt.Fprintln(stdout, version)
-		return o, exitGood, false
+		return o, cli.ExitOK, false
 	}
 	for _, c := range []struct {
 		flag, value string
@@ -63,10 +66,10 @@ func parseRun(args []string, stdout, stderr io.Writer) (o runOptions, code int, 
 	}{{"-P", o.platform, []string{"ubuntu", "dummy"}}, {"-M", o.supervisor, []string{"monit", "dummy", "dummy-nats"}}} {
 		if !contains(c.allowed, c.value) {
 			fmt.Fprintf(stderr, "agent: %s is %q, want one of %q\n", c.flag, c.value, c.allowed)
-			return o, exitBad, false
+			return o, cli.ExitFailed, false
 		}
 	}
-	return o, exitGood, true
+	return o, cli.ExitOK, true
 }
 
 func contains(list []string, word string) bool {
@@ -83,7 +86,7 @@ func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	if !ok {
 		return code
 	}
-	log := setUpLogging(stderr)
+	log := logging.SetUp(stderr)
 	collect(bootPercent)
 	attentive(lateInBoot)
 	notifier, err := unit.TakeNotifier()
@@ -96,14 +99,14 @@ func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	if err != nil {
 		// Nothing but a broken start configuration gets here; the service manager starts the agent again.
 		v := bootstrap.Verdict{State: status.Failed, Step: "start", Cause: err, Advice: "correct it, then 'agent validate agent.json FILE' tells whether it is good"}
-		bootstrap.Announcer{Root: "/", Log: log, Notify: (&statusLine{tell: notifier.Status, log: log}).now}.Failed(ctx, v)
+		bootstrap.Announcer{Root: "/", Log: log, Notify: (&status.ServiceLine{Send: notifier.Status, Log: log}).Show}.Failed(ctx, v)
 		if err := record(o, v); err != nil {
 			log.WithError(err).Warn("status not written")
 		}
 		if o.config != "" && o.platform != "dummy" {
 			untilChanged(ctx, o.config, startPause)
 		}
-		return exitBad
+		return cli.ExitFailed
 	}
 	return a.run(ctx, cancel, a.boot)
 }
@@ -143,12 +146,12 @@ type app struct {
 	log        *logrus.Entry
 	rec        *status.Recorder
 	notifier   unit.Notifier
-	line       *statusLine
+	line       *status.ServiceLine
 	announcer  bootstrap.Announcer
 	marker     bootstrap.ReadyMarker
 	machine    *bootstrap.Machine
 	dispatcher *agent.Dispatcher
-	bus        *busLine
+	bus        *agent.BusClient
 	current    *store.Current
 	disks      disks
 	manager    services // nil on a dummy machine
@@ -176,17 +179,17 @@ func (a *app) run(ctx context.Context, cancel func(), boot func(context.Context)
 	if err := bootstrap.CheckBootOnce(a.dirs); err != nil {
 		a.failed(ctx, bootstrap.Verdict{State: status.Failed, Step: "boot-once", Cause: err}, false)
 		<-ctx.Done()
-		return exitBad
+		return cli.ExitFailed
 	}
 	a.go_(func() { feedWatchdog(ctx, a.notifier.Watchdog()/3, a.dispatcher, a.notifier.Alive, a.log) })
 	if systemd, ok := a.manager.(interface {
 		Warm(context.Context, ...string)
 	}); ok {
-		a.go_(func() { systemd.Warm(ctx, monitUnit) })
+		a.go_(func() { systemd.Warm(ctx, monit.UnitName) })
 	}
 	if err := boot(ctx); err != nil {
 		a.log.WithError(err).Error("agent stops")
-		return exitBad
+		return cli.ExitFailed
 	}
 	<-ctx.Done()
 	a.log.Info("agent stops on a signal")
@@ -194,7 +197,7 @@ func (a *app) run(ctx context.Context, cancel func(), boot func(context.Context)
 		a.log.WithError(err).Debug("service manager not told")
 	}
 	// Upstream's exit code after a signal; the service manager starts it again either way.
-	return exitBad
+	return cli.ExitFailed
 }
 
 // go_ runs f beside the rest; run waits for it.
@@ -279,7 +282,7 @@ func (a *app) pause(ctx context.Context, while time.Duration, before bootstrap.H
 // tell passes the current step on to the service manager and to whoever pings.
 func (a *app) tell(text string) {
 	a.dispatcher.Waiting(strings.TrimPrefix(text, "STATUS="))
-	a.line.soon(text)
+	a.line.ShowLater(text)
 }
 
 // lateDisk is how long the Director of a new VM is asked to be patient for disks that have not come in their
@@ -298,7 +301,7 @@ func (a *app) failed(ctx context.Context, v bootstrap.Verdict, first bool) {
 		a.dispatcher.Waiting(line)
 	} else {
 		a.dispatcher.Failed(line, first)
-		a.bus.alertOnce(line)
+		a.bus.AlertOnce(line)
 	}
 	a.announcer.Failed(ctx, v)
 }
@@ -307,7 +310,7 @@ func (a *app) failed(ctx context.Context, v bootstrap.Verdict, first bool) {
 func (a *app) failing(ctx context.Context, v bootstrap.Verdict) {
 	if v.Cause == nil {
 		a.dispatcher.Retrying()
-		a.bus.forgetAlert()
+		a.bus.ForgetAlert()
 		return
 	}
 	a.failed(ctx, v, a.marker.First(a.agentID()))
@@ -332,7 +335,7 @@ func (a *app) ready(ctx context.Context, v bootstrap.Verdict) error {
 		a.log.WithError(err).Warn("status not written")
 	}
 	a.dispatcher.Ready(table, tasks)
-	a.bus.forgetAlert()
+	a.bus.ForgetAlert()
 	// Behind the first pong: a power cut in between only makes the next boot a first one again.
 	if err := a.marker.Set(a.agentID()); err != nil {
 		a.log.WithError(err).Warn("ready marker not written")
@@ -374,6 +377,3 @@ func feedWatchdog(ctx context.Context, period time.Duration, dispatcher mbus.Han
 		}
 	}
 }
-
-// errNoBus means that the settings do not say where the Director is.
-var errNoBus = errors.New("the settings name no message bus")
