@@ -62,13 +62,13 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 	if err != nil {
 		return nil, err
 	}
-	line := &status.ServiceLine{Send: notifier.Status, Log: log}
-	a := &app{o: o, dirs: dirs, log: log, rec: rec, notifier: notifier, beside: &sync.WaitGroup{},
-		sshUsers: noUsers{},
-		line:     line, announcer: bootstrap.Announcer{Root: "/", Log: log, Notify: line.Show}, marker: bootstrap.ReadyMarker{Dirs: dirs}}
+	serviceLine := &status.ServiceLine{Send: notifier.Status, Log: log}
+	a := &app{o: o, dirs: dirs, log: log, rec: rec, notifier: notifier, background: &sync.WaitGroup{},
+		sshUsers:    noUsers{},
+		serviceLine: serviceLine, announcer: bootstrap.Announcer{Root: "/", Log: log, Notify: serviceLine.Show}, marker: bootstrap.ReadyMarker{Dirs: dirs}}
 	a.dispatcher = agent.NewDispatcher(ctx, log.WithField("component", "dispatcher"))
 	m := &bootstrap.Machine{Dirs: dirs, Options: cfg.Platform.Linux, Log: log.WithField("component", "boot"), Status: rec,
-		Beside: func(f func(context.Context)) { a.go_(func() { f(ctx) }) }}
+		Beside: func(f func(context.Context)) { a.spawn(func() { f(ctx) }) }}
 	a.machine = m
 	real := o.platform != "dummy"
 	if real {
@@ -93,7 +93,7 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 	}
 	m.Settings, m.PublicKey = current, fetch.publicKey
 	a.agentID = func() string { return current.Effective().Settings.AgentID }
-	a.place = current.Place
+	a.settingsDir = current.Place
 	a.startBusClient(ctx)
 	m.StartBus = a.bus.Start
 	m.First = func() bool { return a.marker.First(a.agentID()) }
@@ -118,7 +118,7 @@ func (a *app) startBusClient(ctx context.Context) {
 	log := a.log.WithField("component", "bus")
 	a.bus = agent.NewBusClient(agent.BusOptions{Status: a.rec, Log: log, Transports: transports{handler: a.dispatcher, audit: a.audit(ctx), dirs: a.dirs, log: log,
 		beforeConnect: a.beforeConnect(a.machine.Network)}.kinds()})
-	a.go_(func() {
+	a.spawn(func() {
 		if err := a.bus.Run(ctx); err != nil {
 			log.WithError(err).Error("bus ended")
 		}
@@ -131,7 +131,7 @@ func (a *app) audit(ctx context.Context) mbus.Auditor {
 		return nil
 	}
 	syslog := mbus.NewSyslog()
-	a.go_(func() {
+	a.spawn(func() {
 		if err := syslog.Run(ctx); err != nil && ctx.Err() == nil {
 			a.log.WithError(err).Warn("audit ended")
 		}
@@ -218,7 +218,7 @@ func (a *app) addDisks(ctx context.Context, m *bootstrap.Machine, linux agentjso
 			log.WithError(err).Debug("status not written")
 		}
 	}
-	a.go_(func() {
+	a.spawn(func() {
 		if err := disks.WatchSizes(ctx); err != nil {
 			log.WithError(err).Warn("disks that grow are noticed only at the next start")
 		}

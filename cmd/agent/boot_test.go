@@ -93,9 +93,9 @@ func sick(t *testing.T, ctx context.Context, first bool, run func(context.Contex
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &app{log: log, dirs: dirs, rec: rec, beside: &sync.WaitGroup{}, line: &status.ServiceLine{Send: unit.Notifier{}.Status, Log: log}, announcer: bootstrap.Announcer{Root: t.TempDir(), Log: log}, marker: bootstrap.ReadyMarker{Dirs: dirs}}
+	a := &app{log: log, dirs: dirs, rec: rec, background: &sync.WaitGroup{}, serviceLine: &status.ServiceLine{Send: unit.Notifier{}.Status, Log: log}, announcer: bootstrap.Announcer{Root: t.TempDir(), Log: log}, marker: bootstrap.ReadyMarker{Dirs: dirs}}
 	t.Cleanup(func() { // before the directories go
-		a.beside.Wait()
+		a.background.Wait()
 		if err := rec.Flush(); err != nil {
 			t.Error(err)
 		}
@@ -115,7 +115,7 @@ func sick(t *testing.T, ctx context.Context, first bool, run func(context.Contex
 			w.onConnect = onConnect
 			return w, nil
 		}}}})
-	a.go_(func() { _ = a.bus.Run(ctx) })
+	a.spawn(func() { _ = a.bus.Run(ctx) })
 	a.machine = &bootstrap.Machine{Dirs: dirs, Log: log, Status: rec, Settings: given{}, JobDirectories: run, StartBus: a.bus.Start}
 	return a, w
 }
@@ -162,7 +162,7 @@ func TestWhatADirectorHearsOfAFailedBoot(t *testing.T) {
 						return context.Cause(ctx)
 					}
 				})
-				a.go_(func() { _ = a.boot(ctx) })
+				a.spawn(func() { _ = a.boot(ctx) })
 				time.Sleep(time.Millisecond)
 				w.connect()
 				for second := range 300 {
@@ -184,7 +184,7 @@ func TestWhatADirectorHearsOfAFailedBoot(t *testing.T) {
 					}
 				}
 				cancel()
-				a.beside.Wait()
+				a.background.Wait()
 			})
 		})
 	}
@@ -196,7 +196,7 @@ func TestTheAlertWaitsForTheBus(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		a, w := sick(t, ctx, true, func(context.Context) error { return errors.New("refused") })
-		a.go_(func() { _ = a.boot(ctx) })
+		a.spawn(func() { _ = a.boot(ctx) })
 		time.Sleep(10 * time.Minute)
 		if w.alerts() != 0 {
 			t.Fatalf("published %q while the bus was down", w.published)
@@ -211,7 +211,7 @@ func TestTheAlertWaitsForTheBus(t *testing.T) {
 			t.Errorf("published %q, want one alert", w.published)
 		}
 		cancel()
-		a.beside.Wait()
+		a.background.Wait()
 	})
 	synctest.Test(t, func(t *testing.T) {
 		a, w := sick(t, t.Context(), true, nil)
@@ -250,7 +250,7 @@ func TestTriesDoNotOverlap(t *testing.T) {
 					}
 					return errors.New("ended")
 				}
-				a.go_(func() { _ = a.boot(ctx) })
+				a.spawn(func() { _ = a.boot(ctx) })
 				time.Sleep(10 * time.Minute)
 				synctest.Wait()
 				want := int32(1)
@@ -261,7 +261,7 @@ func TestTriesDoNotOverlap(t *testing.T) {
 					t.Errorf("%d tries, background step begun %d times, %d at once; want at least 5 tries, %d times, one at once", tries.Load(), begun.Load(), most.Load(), want)
 				}
 				cancel()
-				a.beside.Wait()
+				a.background.Wait()
 			})
 		})
 	}
@@ -357,7 +357,7 @@ func TestAnAgentThatCannotBootEnds(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		a, _ := sick(t, ctx, true, nil)
-		a.go_(func() { <-ctx.Done() }) // such as the bus
+		a.spawn(func() { <-ctx.Done() }) // such as the bus
 		if code := a.run(ctx, cancel, func(context.Context) error { return errors.New("no table") }); code != cli.ExitFailed {
 			t.Errorf("exit code %d, want %d", code, cli.ExitFailed)
 		}

@@ -141,26 +141,26 @@ func record(o runOptions, v bootstrap.Verdict) error {
 
 // app is the running agent.
 type app struct {
-	o          runOptions
-	dirs       vcap.Dirs
-	log        *logrus.Entry
-	rec        *status.Recorder
-	notifier   unit.Notifier
-	line       *status.ServiceLine
-	announcer  bootstrap.Announcer
-	marker     bootstrap.ReadyMarker
-	machine    *bootstrap.Machine
-	dispatcher *agent.Dispatcher
-	bus        *agent.BusClient
-	current    *store.Current
-	disks      disks
-	manager    services // nil on a dummy machine
-	sshUsers   action.SSHUsers
-	gauge      *vitals.Gauge      // nil on a dummy machine
-	firewall   *firewall.Firewall // nil on a dummy machine
-	beside     *sync.WaitGroup
-	place      func() string
-	agentID    func() string
+	o           runOptions
+	dirs        vcap.Dirs
+	log         *logrus.Entry
+	rec         *status.Recorder
+	notifier    unit.Notifier
+	serviceLine *status.ServiceLine
+	announcer   bootstrap.Announcer
+	marker      bootstrap.ReadyMarker
+	machine     *bootstrap.Machine
+	dispatcher  *agent.Dispatcher
+	bus         *agent.BusClient
+	current     *store.Current
+	disks       disks
+	manager     services // nil on a dummy machine
+	sshUsers    action.SSHUsers
+	gauge       *vitals.Gauge      // nil on a dummy machine
+	firewall    *firewall.Firewall // nil on a dummy machine
+	background  *sync.WaitGroup
+	settingsDir func() string
+	agentID     func() string
 	// collections counts the long collections of logs, to name them.
 	collections atomic.Int64
 }
@@ -170,7 +170,7 @@ type app struct {
 func (a *app) run(ctx context.Context, cancel func(), boot func(context.Context) error) int {
 	defer func() {
 		cancel()
-		a.beside.Wait()
+		a.background.Wait()
 		if err := a.rec.Flush(); err != nil {
 			a.log.WithError(err).Debug("status not written")
 		}
@@ -181,11 +181,11 @@ func (a *app) run(ctx context.Context, cancel func(), boot func(context.Context)
 		<-ctx.Done()
 		return cli.ExitFailed
 	}
-	a.go_(func() { feedWatchdog(ctx, a.notifier.Watchdog()/3, a.dispatcher, a.notifier.Alive, a.log) })
+	a.spawn(func() { feedWatchdog(ctx, a.notifier.Watchdog()/3, a.dispatcher, a.notifier.Alive, a.log) })
 	if systemd, ok := a.manager.(interface {
 		Warm(context.Context, ...string)
 	}); ok {
-		a.go_(func() { systemd.Warm(ctx, monit.UnitName) })
+		a.spawn(func() { systemd.Warm(ctx, monit.UnitName) })
 	}
 	if err := boot(ctx); err != nil {
 		a.log.WithError(err).Error("agent stops")
@@ -200,8 +200,8 @@ func (a *app) run(ctx context.Context, cancel func(), boot func(context.Context)
 	return cli.ExitFailed
 }
 
-// go_ runs f beside the rest; run waits for it.
-func (a *app) go_(f func()) { a.beside.Go(f) }
+// spawn runs f in a goroutine; run waits for it.
+func (a *app) spawn(f func()) { a.background.Go(f) }
 
 // etc reads a file of the stemcell's identity, for the log only.
 func (a *app) etc(name string) string {
@@ -215,7 +215,7 @@ func (a *app) etc(name string) string {
 // boot runs the table until the machine is ready. What failed may heal: the table is run again
 // as soon as other disks or links are there, and after a pause for everything that nobody tells.
 func (a *app) boot(ctx context.Context) error {
-	engine := &bootstrap.Engine{Log: a.log.WithField("component", "boot"), Status: a.rec, Notify: a.tell, Boundary: boundary(a.dirs),
+	engine := &bootstrap.Engine{Log: a.log.WithField("component", "boot"), Status: a.rec, Notify: a.showStep, Boundary: boundary(a.dirs),
 		Failing: func(v bootstrap.Verdict) { a.failing(ctx, v) }}
 	pauses := retry.Backoff{Min: 15 * time.Second, Max: time.Minute, Jitter: 0.2}
 	for attempt := 0; ; attempt++ {
@@ -235,14 +235,14 @@ func (a *app) boot(ctx context.Context) error {
 			close(over)
 		}
 		if ctx.Err() != nil {
-			a.go_(background)
+			a.spawn(background)
 			return context.Cause(ctx)
 		}
 		if verdict.Cause == nil {
-			defer a.go_(background)
+			defer a.spawn(background)
 			return a.ready(ctx, verdict)
 		}
-		a.go_(background)
+		a.spawn(background)
 		// The boot itself switches links on; what comes after it counts.
 		before.Carriers = a.machine.Hardware().Carriers
 		because := a.pause(ctx, pauses.Pause(attempt), before)
@@ -279,10 +279,10 @@ func (a *app) pause(ctx context.Context, while time.Duration, before bootstrap.H
 	return paused
 }
 
-// tell passes the current step on to the service manager and to whoever pings.
-func (a *app) tell(text string) {
+// showStep passes the current step on to the service manager, and to Directors that ping.
+func (a *app) showStep(text string) {
 	a.dispatcher.Waiting(strings.TrimPrefix(text, "STATUS="))
-	a.line.ShowLater(text)
+	a.serviceLine.ShowLater(text)
 }
 
 // lateDisk is how long the Director of a new VM is asked to be patient for disks that have not come in their
@@ -321,7 +321,7 @@ const taskJournal = "cambium_tasks.json"
 
 // ready opens the gate. Everything the Director relies on stands by now.
 func (a *app) ready(ctx context.Context, v bootstrap.Verdict) error {
-	tasks, err := task.Open(ctx, task.Options{Path: filepath.Join(a.place(), taskJournal), Log: a.log.WithField("component", "task")})
+	tasks, err := task.Open(ctx, task.Options{Path: filepath.Join(a.settingsDir(), taskJournal), Log: a.log.WithField("component", "task")})
 	if err != nil {
 		a.log.WithError(err).Warn("tasks do not survive a restart")
 	}
@@ -345,7 +345,7 @@ func (a *app) ready(ctx context.Context, v bootstrap.Verdict) error {
 	if err := a.notifier.Ready(); err != nil {
 		a.log.WithError(err).Warn("service manager not told")
 	}
-	a.go_(func() { giveBack(ctx, a.dispatcher.Served) })
+	a.spawn(func() { giveBack(ctx, a.dispatcher.Served) })
 	return nil
 }
 

@@ -102,7 +102,7 @@ const expiryFile = "cambium_expiry.json"
 func (a *app) report(ctx context.Context, instance *jobs.Instance) {
 	log := a.log.WithField("component", "report")
 	run := func(name string, f func(context.Context) error) {
-		a.go_(func() {
+		a.spawn(func() {
 			if err := f(ctx); err != nil && ctx.Err() == nil {
 				log.WithError(err).WithField("part", name).Error("report ended")
 			}
@@ -112,7 +112,7 @@ func (a *app) report(ctx context.Context, instance *jobs.Instance) {
 	a.bus.OnConnect(alerts.Wake)
 	run("alerts", alerts.Run)
 	run("heartbeats", agent.Heartbeats{Bus: a.bus, Jobs: instance, Vitals: a.vitals, Ready: a.dispatcher.Opened(), Connected: a.bus.Connections(), Log: log}.Run)
-	run("expiry", agent.Expiry{Bus: a.bus, Certificates: a.certificates, Connected: a.bus.Connections(), Path: filepath.Join(a.place(), expiryFile), Log: log}.Run)
+	run("expiry", agent.Expiry{Bus: a.bus, Certificates: a.certificates, Connected: a.bus.Connections(), Path: filepath.Join(a.settingsDir(), expiryFile), Log: log}.Run)
 	if a.o.supervisor == "monit" && a.manager != nil {
 		run("monit alerts", func(ctx context.Context) error {
 			return monit.ListenAlerts(ctx, monit.AlertsAddress, log, func(m monit.Alert) {
