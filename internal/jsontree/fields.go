@@ -3,6 +3,8 @@ package jsontree
 import (
 	"iter"
 	"strings"
+
+	"cambium/internal/spelling"
 )
 
 // Fields opens an object. Absent, null and (with an error) any other kind give an empty one.
@@ -124,30 +126,9 @@ func (f *Fields) nearest(key string, u Unknown) (best string, likely bool) {
 		if u == Tolerate && (len(k)-len(key) > maxEdits || len(key)-len(k) > maxEdits) {
 			continue // not likely, and nothing else is asked for
 		}
-		if d := edits(strings.ToLower(key), strings.ToLower(k)); d < distance {
+		if d := spelling.Distance(strings.ToLower(key), strings.ToLower(k)); d < distance {
 			best, distance = k, d
 		}
 	}
 	return best, best != "" && distance <= maxEdits && distance*3 <= len(best)
-}
-
-// edits counts insertions, deletions and replacements between two short words.
-func edits(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := 1; i <= len(a); i++ {
-		diagonal := row[0]
-		row[0] = i
-		for j := 1; j <= len(b); j++ {
-			cost := diagonal
-			if a[i-1] != b[j-1] {
-				cost++
-			}
-			diagonal = row[j]
-			row[j] = min(cost, row[j]+1, row[j-1]+1)
-		}
-	}
-	return row[len(b)]
 }
