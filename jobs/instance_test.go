@@ -507,7 +507,7 @@ func TestStartStopAndHealth(t *testing.T) {
 		}
 	}
 	// A boot of a stopped instance starts nothing; one of another leaves everything as it is.
-	if err := KeepStopped(m.Dirs); err != nil {
+	if _, err := KeepStopped(m.Dirs); err != nil {
 		t.Fatal(err)
 	}
 	if left, _ := os.ReadDir(m.Dirs.MonitJobs()); len(left) != 0 {
@@ -516,7 +516,7 @@ func TestStartStopAndHealth(t *testing.T) {
 	if err := m.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := KeepStopped(m.Dirs); err != nil {
+	if _, err := KeepStopped(m.Dirs); err != nil {
 		t.Fatal(err)
 	}
 	if left, _ := os.ReadDir(m.Dirs.MonitJobs()); len(left) != 1 {

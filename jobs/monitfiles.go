@@ -45,20 +45,30 @@ func (i *Instance) ensureMonitDir() error {
 // KeepStopped makes sure that a stopped instance stays so when its machine boots: a current monit
 // starts everything it finds, whatever was stopped before. Start writes the files again. Call it
 // before monit is started.
-func KeepStopped(dirs vcap.Dirs) error {
-	if _, err := os.Lstat(dirs.MonitStopped()); err != nil {
-		return nil
-	}
-	files, err := filepath.Glob(filepath.Join(dirs.MonitJobs(), "*.monitrc"))
+func KeepStopped(dirs vcap.Dirs) (removed []string, err error) {
+	files, err := FilesOfStopped(dirs)
 	if err != nil {
-		return fmt.Errorf("monit files: %w", err)
+		return nil, err
 	}
 	for _, path := range files {
 		if err := os.Remove(path); err != nil {
-			return fmt.Errorf("monit files: %w", err)
+			return removed, fmt.Errorf("monit files: %w", err)
 		}
+		removed = append(removed, path)
 	}
-	return nil
+	return removed, nil
+}
+
+// FilesOfStopped are the files that KeepStopped removes.
+func FilesOfStopped(dirs vcap.Dirs) ([]string, error) {
+	if _, err := os.Lstat(dirs.MonitStopped()); err != nil {
+		return nil, nil
+	}
+	files, err := filepath.Glob(filepath.Join(dirs.MonitJobs(), "*.monitrc"))
+	if err != nil {
+		return nil, fmt.Errorf("monit files: %w", err)
+	}
+	return files, nil
 }
 
 // writeMonitFiles gives monit the files of all jobs of spec and removes all others. The numbers

@@ -2,12 +2,9 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"sync"
 	"syscall"
@@ -17,8 +14,8 @@ import (
 
 	"cambium/agent"
 	"cambium/bootstrap"
+	"cambium/cmd/agent/compile"
 	"cambium/infrastructure"
-	"cambium/internal/atomicfile"
 	"cambium/internal/retry"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
@@ -65,13 +62,13 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 	if err != nil {
 		return nil, err
 	}
-	line := &statusLine{tell: notifier.Status, log: log}
-	a := &app{o: o, dirs: dirs, log: log, rec: rec, notifier: notifier, beside: &sync.WaitGroup{},
-		sshUsers: noUsers{},
-		line:     line, announcer: bootstrap.Announcer{Root: "/", Log: log, Notify: line.now}, marker: bootstrap.ReadyMarker{Dirs: dirs}}
+	serviceLine := &status.ServiceLine{Send: notifier.Status, Log: log}
+	a := &app{o: o, dirs: dirs, log: log, rec: rec, notifier: notifier, background: &sync.WaitGroup{},
+		sshUsers:    noUsers{},
+		serviceLine: serviceLine, announcer: bootstrap.Announcer{Root: "/", Log: log, Notify: serviceLine.Show}, marker: bootstrap.ReadyMarker{Dirs: dirs}}
 	a.dispatcher = agent.NewDispatcher(ctx, log.WithField("component", "dispatcher"))
 	m := &bootstrap.Machine{Dirs: dirs, Options: cfg.Platform.Linux, Log: log.WithField("component", "boot"), Status: rec,
-		Beside: func(f func(context.Context)) { a.go_(func() { f(ctx) }) }}
+		Beside: func(f func(context.Context)) { a.spawn(func() { f(ctx) }) }}
 	a.machine = m
 	real := o.platform != "dummy"
 	if real {
@@ -96,9 +93,9 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 	}
 	m.Settings, m.PublicKey = current, fetch.publicKey
 	a.agentID = func() string { return current.Effective().Settings.AgentID }
-	a.place = current.Place
-	a.bus = &busLine{ctx: ctx, handler: a.dispatcher, log: log.WithField("component", "bus"), rec: rec, run: a.go_, dirs: dirs, audit: a.audit(ctx), beforeConnect: a.beforeConnect(m.Network)}
-	m.StartBus = a.bus.start
+	a.settingsDir = current.Place
+	a.startBusClient(ctx)
+	m.StartBus = a.bus.Start
 	m.First = func() bool { return a.marker.First(a.agentID()) }
 	a.current = current
 	a.dispatcher.AnswerHold = func() time.Duration { return taskAnswerHold(current.Effective(), cfg.Platform.Linux) }
@@ -108,7 +105,7 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 		}
 	} else {
 		// No boot step makes them where there is no machine, and errands and compilations need them.
-		if err := makeWorkDirs(dirs); err != nil {
+		if err := compile.MakeWorkDirs(dirs); err != nil {
 			return nil, err
 		}
 		a.disks = &dummy.Disks{Dirs: dirs, Records: current, Reload: a.reload}
@@ -117,13 +114,25 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 	return a, nil
 }
 
+// startBusClient starts the client of the bus, which has none before the boot knows the settings.
+func (a *app) startBusClient(ctx context.Context) {
+	log := a.log.WithField("component", "bus")
+	a.bus = agent.NewBusClient(agent.BusOptions{Status: a.rec, Log: log, Transports: transports{handler: a.dispatcher, audit: a.audit(ctx), dirs: a.dirs, log: log,
+		beforeConnect: a.beforeConnect(a.machine.Network)}.kinds()})
+	a.spawn(func() {
+		if err := a.bus.Run(ctx); err != nil {
+			log.WithError(err).Error("bus ended")
+		}
+	})
+}
+
 // audit records requests in the system's log; a dummy machine keeps them out of its host's.
 func (a *app) audit(ctx context.Context) mbus.Auditor {
 	if a.o.platform == "dummy" {
 		return nil
 	}
 	syslog := mbus.NewSyslog()
-	a.go_(func() {
+	a.spawn(func() {
 		if err := syslog.Run(ctx); err != nil && ctx.Err() == nil {
 			a.log.WithError(err).Warn("audit ended")
 		}
@@ -210,7 +219,7 @@ func (a *app) addDisks(ctx context.Context, m *bootstrap.Machine, linux agentjso
 			log.WithError(err).Debug("status not written")
 		}
 	}
-	a.go_(func() {
+	a.spawn(func() {
 		if err := disks.WatchSizes(ctx); err != nil {
 			log.WithError(err).Warn("disks that grow are noticed only at the next start")
 		}
@@ -274,7 +283,7 @@ func (a *app) addJobs(m *bootstrap.Machine, linux agentjson.Linux) {
 		return err
 	}
 	if a.o.supervisor == "monit" {
-		m.StartSupervisor = func(ctx context.Context) error { return a.startMonit(ctx, manager) }
+		m.StartSupervisor = a.startMonit
 	}
 }
 
@@ -294,45 +303,13 @@ func setDNS(ctx context.Context, k *resolver.Kernel, servers []netip.Addr) (int,
 	})
 }
 
-// monitUnit is the service that runs monit.
-const monitUnit = "monit"
-
-// startMonit writes monit's account, once, and starts the daemon.
-func (a *app) startMonit(ctx context.Context, manager services) error {
-	running := make(chan bool, 1)
-	go func() { running <- manager.Running(ctx, monitUnit) }()
-	made, err := writeMonitUser(a.dirs)
-	a.machine.Count(made)
-	if err != nil {
-		return err
-	}
-	if err := jobs.KeepStopped(a.dirs); err != nil {
-		return err
-	}
-	if <-running { // the agent has been started again
-		manager.Started(monitUnit)
-		return nil
-	}
-	a.machine.Count(1)
-	if err := manager.Setup(ctx, monitUnit); err != nil {
-		return err
-	}
-	return monit.Unit{Services: manager, Name: monitUnit}.Start(ctx)
-}
-
-// writeMonitUser makes an account for monit's interface unless there is one. The name is what
-// releases expect; the password is this machine's own.
-func writeMonitUser(dirs vcap.Dirs) (made int, err error) {
-	path := dirs.MonitUser()
-	if _, err := os.Lstat(path); err == nil {
-		return 0, os.Chmod(path, 0o600)
-	} else if !errors.Is(err, fs.ErrNotExist) {
-		return 0, err
-	}
-	if err := os.MkdirAll(dirs.MonitJobs(), 0o700); err != nil {
-		return 0, err
-	}
-	return 1, atomicfile.Write(path, []byte("vcap:"+rand.Text()), 0o600)
+// startMonit starts the supervisor.
+func (a *app) startMonit(ctx context.Context) error {
+	made, err := monit.Starter{Dirs: a.dirs, Client: a.monitClient(), Services: a.manager,
+		FilesOfStopped: func() ([]string, error) { return jobs.FilesOfStopped(a.dirs) },
+		KeepStopped:    func() ([]string, error) { return jobs.KeepStopped(a.dirs) }}.Start(ctx)
+	a.machine.Count(len(made))
+	return err
 }
 
 func (a *app) mountTmpfs(ctx context.Context, path string) error {

@@ -18,8 +18,9 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"cambium/agent"
-	"cambium/agent/action"
 	"cambium/bootstrap"
+	"cambium/cmd/agent/cli"
+	"cambium/internal/secret"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
 	"cambium/mbus"
@@ -34,15 +35,16 @@ type given struct{}
 
 func (given) Load(context.Context) (store.Loaded, error) { return store.Loaded{}, nil }
 func (given) Effective() settings.Effective {
-	return settings.Effective{Settings: settings.Settings{AgentID: "a-1"}}
+	return settings.Effective{Settings: settings.Settings{AgentID: "a-1"}, Bus: settings.Bus{URLs: []secret.URL{secret.NewURL("nats://director:4222")}}}
 }
 func (given) HostsConfigured() bool     { return true }
 func (given) SetHostsConfigured() error { return nil }
 
 // wire is a bus that can be switched on, and what was published over it.
 type wire struct {
-	action.Bus
+	agent.FixedBus
 	mu        sync.Mutex
+	onConnect func()
 	up        bool
 	published []string
 }
@@ -60,11 +62,18 @@ func (w *wire) Publish(_ context.Context, target, topic string, payload any) err
 	return nil
 }
 
-func (w *wire) connect(l *busLine) {
+func (w *wire) Run(ctx context.Context) error {
+	<-ctx.Done()
+	return nil
+}
+
+func (w *wire) connect() {
 	w.mu.Lock()
 	w.up = true
+	onConnect := w.onConnect
 	w.mu.Unlock()
-	l.connected()
+	onConnect()
+	synctest.Wait()
 }
 
 func (w *wire) alerts() int {
@@ -84,9 +93,9 @@ func sick(t *testing.T, ctx context.Context, first bool, run func(context.Contex
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &app{log: log, dirs: dirs, rec: rec, beside: &sync.WaitGroup{}, line: &statusLine{tell: unit.Notifier{}.Status, log: log}, announcer: bootstrap.Announcer{Root: t.TempDir(), Log: log}, marker: bootstrap.ReadyMarker{Dirs: dirs}}
+	a := &app{log: log, dirs: dirs, rec: rec, background: &sync.WaitGroup{}, serviceLine: &status.ServiceLine{Send: unit.Notifier{}.Status, Log: log}, announcer: bootstrap.Announcer{Root: t.TempDir(), Log: log}, marker: bootstrap.ReadyMarker{Dirs: dirs}}
 	t.Cleanup(func() { // before the directories go
-		a.beside.Wait()
+		a.background.Wait()
 		if err := rec.Flush(); err != nil {
 			t.Error(err)
 		}
@@ -99,14 +108,15 @@ func sick(t *testing.T, ctx context.Context, first bool, run func(context.Contex
 	}
 	a.dispatcher = agent.NewDispatcher(ctx, log)
 	w := &wire{}
-	a.bus = &busLine{ctx: ctx, log: log, rec: rec}
-	a.machine = &bootstrap.Machine{Dirs: dirs, Log: log, Status: rec, Settings: given{}, JobDirectories: run,
-		StartBus: func(context.Context, settings.Effective) error {
-			a.bus.mu.Lock()
-			defer a.bus.mu.Unlock()
-			a.bus.bus = w
-			return nil
-		}}
+	a.bus = agent.NewBusClient(agent.BusOptions{Status: rec, Log: log, Transports: map[string]agent.TransportKind{
+		"nats": {Starting: "connecting to", New: func(_ settings.Effective, onConnect func()) (agent.Transport, error) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.onConnect = onConnect
+			return w, nil
+		}}}})
+	a.spawn(func() { _ = a.bus.Run(ctx) })
+	a.machine = &bootstrap.Machine{Dirs: dirs, Log: log, Status: rec, Settings: given{}, JobDirectories: run, StartBus: a.bus.Start}
 	return a, w
 }
 
@@ -152,9 +162,9 @@ func TestWhatADirectorHearsOfAFailedBoot(t *testing.T) {
 						return context.Cause(ctx)
 					}
 				})
-				a.go_(func() { _ = a.boot(ctx) })
+				a.spawn(func() { _ = a.boot(ctx) })
 				time.Sleep(time.Millisecond)
-				w.connect(a.bus)
+				w.connect()
 				for second := range 300 {
 					at := time.Duration(second+1) * time.Second
 					time.Sleep(time.Until(begin.Add(at)))
@@ -174,7 +184,7 @@ func TestWhatADirectorHearsOfAFailedBoot(t *testing.T) {
 					}
 				}
 				cancel()
-				a.beside.Wait()
+				a.background.Wait()
 			})
 		})
 	}
@@ -186,29 +196,31 @@ func TestTheAlertWaitsForTheBus(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		a, w := sick(t, ctx, true, func(context.Context) error { return errors.New("refused") })
-		a.go_(func() { _ = a.boot(ctx) })
+		a.spawn(func() { _ = a.boot(ctx) })
 		time.Sleep(10 * time.Minute)
 		if w.alerts() != 0 {
 			t.Fatalf("published %q while the bus was down", w.published)
 		}
-		w.connect(a.bus)
+		w.connect()
 		if w.alerts() != 1 || !strings.Contains(w.published[0], "hm alert") || !strings.Contains(w.published[0], "refused") {
 			t.Errorf("published %q, want the alert", w.published)
 		}
 		time.Sleep(10 * time.Minute)
-		w.connect(a.bus)
+		w.connect()
 		if w.alerts() != 1 {
 			t.Errorf("published %q, want one alert", w.published)
 		}
 		cancel()
-		a.beside.Wait()
+		a.background.Wait()
 	})
 	synctest.Test(t, func(t *testing.T) {
 		a, w := sick(t, t.Context(), true, nil)
-		a.bus.bus = w
+		if err := a.bus.Start(t.Context(), given{}.Effective()); err != nil {
+			t.Fatal(err)
+		}
 		a.failing(t.Context(), bootstrap.Verdict{Step: "settings", Cause: errors.New("nothing within 20s")})
 		a.failing(t.Context(), bootstrap.Verdict{}) // they have come
-		w.connect(a.bus)
+		w.connect()
 		if w.alerts() != 0 {
 			t.Errorf("a machine whose settings have come alerts: %q", w.published)
 		}
@@ -238,7 +250,7 @@ func TestTriesDoNotOverlap(t *testing.T) {
 					}
 					return errors.New("ended")
 				}
-				a.go_(func() { _ = a.boot(ctx) })
+				a.spawn(func() { _ = a.boot(ctx) })
 				time.Sleep(10 * time.Minute)
 				synctest.Wait()
 				want := int32(1)
@@ -249,7 +261,7 @@ func TestTriesDoNotOverlap(t *testing.T) {
 					t.Errorf("%d tries, background step begun %d times, %d at once; want at least 5 tries, %d times, one at once", tries.Load(), begun.Load(), most.Load(), want)
 				}
 				cancel()
-				a.beside.Wait()
+				a.background.Wait()
 			})
 		})
 	}
@@ -345,9 +357,9 @@ func TestAnAgentThatCannotBootEnds(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		a, _ := sick(t, ctx, true, nil)
-		a.go_(func() { <-ctx.Done() }) // such as the bus
-		if code := a.run(ctx, cancel, func(context.Context) error { return errors.New("no table") }); code != exitBad {
-			t.Errorf("exit code %d, want %d", code, exitBad)
+		a.spawn(func() { <-ctx.Done() }) // such as the bus
+		if code := a.run(ctx, cancel, func(context.Context) error { return errors.New("no table") }); code != cli.ExitFailed {
+			t.Errorf("exit code %d, want %d", code, cli.ExitFailed)
 		}
 	})
 }

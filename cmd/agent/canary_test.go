@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"cambium/cmd/agent/validate"
 )
 
 // TestCommandsNeverPrintASecret runs validate and settings over a document with a marked secret
@@ -42,7 +44,7 @@ func TestCommandsNeverPrintASecret(t *testing.T) {
 	for _, form := range []string{"", "--json"} {
 		flags := strings.Fields(form)
 		for _, path := range []string{good, cut, wrong, headers} {
-			for kind := range validators {
+			for _, kind := range validate.Kinds() {
 				run(append(append([]string{"validate"}, flags...), kind, path)...)
 			}
 		}

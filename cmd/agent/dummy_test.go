@@ -269,13 +269,3 @@ func startNATS(t *testing.T, ca *testca.CA) (*natsserver.Server, string, *tls.Co
 	}
 	return server, "nats://" + server.Addr().String(), &tls.Config{Certificates: []tls.Certificate{directorCert}, RootCAs: ca.Pool(), MinVersion: tls.VersionTLS12}
 }
-
-func TestCommandsAreListedOnce(t *testing.T) {
-	seen := map[string]bool{}
-	for _, c := range commands() {
-		if seen[c.name] {
-			t.Errorf("%s is listed twice", c.name)
-		}
-		seen[c.name] = true
-	}
-}

@@ -9,6 +9,9 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"cambium/cmd/agent/cli"
+	"cambium/cmd/agent/logging"
+	"cambium/cmd/agent/showsettings"
 	"cambium/internal/vcap"
 	"cambium/plan"
 	"cambium/platform/device"
@@ -33,20 +36,19 @@ type section struct {
 }
 
 func runPlan(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	flags := newFlags("plan", "-C AGENT_JSON [-b BASE] [--json]",
-		`Shows what a boot would change on this machine, with the proof for each destructive step on
+	flags := cli.NewFlags("plan", cli.Help{Arguments: "-C AGENT_JSON [-b BASE] [--json]",
+		Purpose: `Shows what a boot would change on this machine, with the proof for each destructive step on
 disks. It asks the sources as 'agent settings' does and touches nothing. Exit codes: 0 plan
-made, 1 something cannot be had, 2 usage.`, stderr, "agent plan -C /var/vcap/bosh/agent.json")
+made, 1 something cannot be had, 2 usage.`, Examples: []string{"agent plan -C /var/vcap/bosh/agent.json"}}, stdout, stderr)
 	path := flags.String("C", "", "`AGENT_JSON` that names the sources")
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory")
 	asJSON := flags.Bool("json", false, "print a JSON document")
 	timeout := flags.Duration("timeout", 30*time.Second, "how long to wait for sources")
-	if code, ok := parse(flags, args, 0, 0); !ok {
+	if code, ok := flags.Parse(args, 0, 0); !ok {
 		return code
 	}
 	if *path == "" {
-		fmt.Fprintln(stderr, "agent plan: -C AGENT_JSON is needed")
-		return exitUsage
+		return flags.Misused("-C AGENT_JSON is needed")
 	}
 	config, rep, err := agentjson.Load(*path)
 	if err == nil {
@@ -54,30 +56,30 @@ made, 1 something cannot be had, 2 usage.`, stderr, "agent plan -C /var/vcap/bos
 	}
 	if err != nil {
 		fmt.Fprintln(stderr, "agent plan:", err)
-		return exitBad
+		return cli.ExitFailed
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2**timeout)
 	defer cancel()
 	dirs := vcap.New(*base)
-	found, err := askForSettings(ctx, config, dirs, *timeout)
+	found, err := showsettings.Ask(ctx, config, dirs, *timeout)
 	if err != nil {
-		found.print(stdout, stderr, false, err)
-		return exitBad
+		found.Print(stdout, stderr, false, err)
+		return cli.ExitFailed
 	}
-	sections := planAll(ctx, dirs, config.Platform.Linux, found.effective)
-	code := exitGood
+	sections := planAll(ctx, dirs, config.Platform.Linux, found.Effective)
+	code := cli.ExitOK
 	for _, s := range sections {
 		if s.Error != "" {
-			code = exitBad
+			code = cli.ExitFailed
 		}
 	}
 	if *asJSON {
-		if writeJSON(stdout, map[string]any{"settings": found.loaded.From, "plan": sections}) != nil {
-			return exitBad
+		if cli.WriteJSON(stdout, map[string]any{"settings": found.Loaded.From, "plan": sections}) != nil {
+			return cli.ExitFailed
 		}
 		return code
 	}
-	fmt.Fprintf(stdout, "settings: %s\n", found.loaded.From)
+	fmt.Fprintf(stdout, "settings: %s\n", found.Loaded.From)
 	for _, s := range sections {
 		s.print(stdout)
 	}
@@ -112,7 +114,7 @@ func text(err error) string {
 	if err == nil {
 		return ""
 	}
-	return oneLine(err.Error())
+	return logging.OneLine(err.Error())
 }
 
 // planAll asks each domain what it would do. The domains are those of the boot's steps.

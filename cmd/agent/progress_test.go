@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"cambium/bootstrap"
+	"cambium/cmd/agent/show"
 	"cambium/internal/status"
 	"cambium/jobs/logs"
 
@@ -34,7 +35,7 @@ func TestCollectionsShowInTheStatus(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out, problems bytes.Buffer
-		runStatus(t.Context(), []string{"--file", path}, &out, &problems)
+		show.Status(t.Context(), []string{"--file", path}, &out, &problems)
 		return out.String() + problems.String()
 	}
 	for _, want := range []string{"collect_logs 1: 3 files, 300 MiB read, 30 MiB/s\n", "collect_logs 2: 1 files, 20 MiB read, 5 MiB/s\n"} {

@@ -19,10 +19,13 @@ import (
 	"cambium/agent/action"
 	"cambium/agent/task"
 	"cambium/bootstrap"
+	"cambium/cmd/agent/cli"
+	"cambium/cmd/agent/logging"
 	"cambium/internal/retry"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
 	"cambium/internal/watch"
+	"cambium/jobs/monit"
 	"cambium/mbus"
 	"cambium/platform/device"
 	"cambium/platform/firewall"
@@ -40,9 +43,9 @@ type runOptions struct {
 }
 
 func parseRun(args []string, stdout, stderr io.Writer) (o runOptions, code int, ok bool) {
-	flags := newFlags("run", "-P PLATFORM -C AGENT_JSON [-M SUPERVISOR] [-b BASE]",
-		"Runs the agent in the foreground until it is told to stop. 'agent -P … -C …' without the\nword run does the same: it is how stemcells start it.", stderr,
-		"agent -P ubuntu -C /var/vcap/bosh/agent.json", "agent -P dummy -M dummy-nats -b /tmp/vm -C /tmp/vm/agent.json")
+	flags := cli.NewFlags("run", cli.Help{Arguments: "-P PLATFORM -C AGENT_JSON [-M SUPERVISOR] [-b BASE]",
+		Purpose:  "Runs the agent in the foreground until it is told to stop. 'agent -P … -C …' without the\nword run does the same: it is how stemcells start it.",
+		Examples: []string{"agent -P ubuntu -C /var/vcap/bosh/agent.json", "agent -P dummy -M dummy-nats -b /tmp/vm -C /tmp/vm/agent.json"}}, stdout, stderr)
 	flags.StringVar(&o.platform, "P", "", "`PLATFORM`: ubuntu, or dummy for everything that touches no machine")
 	flags.StringVar(&o.config, "C", "", "path of `AGENT_JSON`")
 	flags.StringVar(&o.supervisor, "M", "monit", "`SUPERVISOR`: monit, dummy or dummy-nats")
@@ -50,12 +53,12 @@ func parseRun(args []string, stdout, stderr io.Writer) (o runOptions, code int, 
 	showVersion := flags.Bool("v", false, "print the version and exit")
 	flags.String("r", "/", "accepted and ignored")
 	flags.Bool("no-alerts", false, "accepted and ignored")
-	if code, ok := parse(flags, args, 0, -1); !ok {
+	if code, ok := flags.ParseLeading(args); !ok {
 		return o, code, false
 	}
 	if *showVersion {
 		fmt.Fprintln(stdout, version)
-		return o, exitGood, false
+		return o, cli.ExitOK, false
 	}
 	for _, c := range []struct {
 		flag, value string
@@ -63,10 +66,10 @@ func parseRun(args []string, stdout, stderr io.Writer) (o runOptions, code int, 
 	}{{"-P", o.platform, []string{"ubuntu", "dummy"}}, {"-M", o.supervisor, []string{"monit", "dummy", "dummy-nats"}}} {
 		if !contains(c.allowed, c.value) {
 			fmt.Fprintf(stderr, "agent: %s is %q, want one of %q\n", c.flag, c.value, c.allowed)
-			return o, exitBad, false
+			return o, cli.ExitFailed, false
 		}
 	}
-	return o, exitGood, true
+	return o, cli.ExitOK, true
 }
 
 func contains(list []string, word string) bool {
@@ -83,7 +86,7 @@ func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	if !ok {
 		return code
 	}
-	log := setUpLogging(stderr)
+	log := logging.SetUp(stderr)
 	limitHeap()
 	notifier, err := unit.TakeNotifier()
 	if err != nil {
@@ -95,14 +98,14 @@ func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	if err != nil {
 		// Nothing but a broken start configuration gets here; the service manager starts the agent again.
 		v := bootstrap.Verdict{State: status.Failed, Step: "start", Cause: err, Advice: "correct it, then 'agent validate agent.json FILE' tells whether it is good"}
-		bootstrap.Announcer{Root: "/", Log: log, Notify: (&statusLine{tell: notifier.Status, log: log}).now}.Failed(ctx, v)
+		bootstrap.Announcer{Root: "/", Log: log, Notify: (&status.ServiceLine{Send: notifier.Status, Log: log}).Show}.Failed(ctx, v)
 		if err := record(o, v); err != nil {
 			log.WithError(err).Warn("status not written")
 		}
 		if o.config != "" && o.platform != "dummy" {
 			untilChanged(ctx, o.config, startPause)
 		}
-		return exitBad
+		return cli.ExitFailed
 	}
 	return a.run(ctx, cancel, a.boot)
 }
@@ -137,26 +140,26 @@ func record(o runOptions, v bootstrap.Verdict) error {
 
 // app is the running agent.
 type app struct {
-	o          runOptions
-	dirs       vcap.Dirs
-	log        *logrus.Entry
-	rec        *status.Recorder
-	notifier   unit.Notifier
-	line       *statusLine
-	announcer  bootstrap.Announcer
-	marker     bootstrap.ReadyMarker
-	machine    *bootstrap.Machine
-	dispatcher *agent.Dispatcher
-	bus        *busLine
-	current    *store.Current
-	disks      disks
-	manager    services // nil on a dummy machine
-	sshUsers   action.SSHUsers
-	gauge      *vitals.Gauge      // nil on a dummy machine
-	firewall   *firewall.Firewall // nil on a dummy machine
-	beside     *sync.WaitGroup
-	place      func() string
-	agentID    func() string
+	o           runOptions
+	dirs        vcap.Dirs
+	log         *logrus.Entry
+	rec         *status.Recorder
+	notifier    unit.Notifier
+	serviceLine *status.ServiceLine
+	announcer   bootstrap.Announcer
+	marker      bootstrap.ReadyMarker
+	machine     *bootstrap.Machine
+	dispatcher  *agent.Dispatcher
+	bus         *agent.BusClient
+	current     *store.Current
+	disks       disks
+	manager     services // nil on a dummy machine
+	sshUsers    action.SSHUsers
+	gauge       *vitals.Gauge      // nil on a dummy machine
+	firewall    *firewall.Firewall // nil on a dummy machine
+	background  *sync.WaitGroup
+	settingsDir func() string
+	agentID     func() string
 	// collections counts the long collections of logs, to name them.
 	collections atomic.Int64
 }
@@ -166,7 +169,7 @@ type app struct {
 func (a *app) run(ctx context.Context, cancel func(), boot func(context.Context) error) int {
 	defer func() {
 		cancel()
-		a.beside.Wait()
+		a.background.Wait()
 		if err := a.rec.Flush(); err != nil {
 			a.log.WithError(err).Debug("status not written")
 		}
@@ -175,17 +178,17 @@ func (a *app) run(ctx context.Context, cancel func(), boot func(context.Context)
 	if err := bootstrap.CheckBootOnce(a.dirs); err != nil {
 		a.failed(ctx, bootstrap.Verdict{State: status.Failed, Step: "boot-once", Cause: err}, false)
 		<-ctx.Done()
-		return exitBad
+		return cli.ExitFailed
 	}
-	a.go_(func() { feedWatchdog(ctx, a.notifier.Watchdog()/3, a.dispatcher, a.notifier.Alive, a.log) })
+	a.spawn(func() { feedWatchdog(ctx, a.notifier.Watchdog()/3, a.dispatcher, a.notifier.Alive, a.log) })
 	if systemd, ok := a.manager.(interface {
 		Warm(context.Context, ...string)
 	}); ok {
-		a.go_(func() { systemd.Warm(ctx, monitUnit) })
+		a.spawn(func() { systemd.Warm(ctx, monit.UnitName) })
 	}
 	if err := boot(ctx); err != nil {
 		a.log.WithError(err).Error("agent stops")
-		return exitBad
+		return cli.ExitFailed
 	}
 	<-ctx.Done()
 	a.log.Info("agent stops on a signal")
@@ -193,11 +196,11 @@ func (a *app) run(ctx context.Context, cancel func(), boot func(context.Context)
 		a.log.WithError(err).Debug("service manager not told")
 	}
 	// Upstream's exit code after a signal; the service manager starts it again either way.
-	return exitBad
+	return cli.ExitFailed
 }
 
-// go_ runs f beside the rest; run waits for it.
-func (a *app) go_(f func()) { a.beside.Go(f) }
+// spawn runs f in a goroutine; run waits for it.
+func (a *app) spawn(f func()) { a.background.Go(f) }
 
 // etc reads a file of the stemcell's identity, for the log only.
 func (a *app) etc(name string) string {
@@ -211,7 +214,7 @@ func (a *app) etc(name string) string {
 // boot runs the table until the machine is ready. What failed may heal: the table is run again
 // as soon as other disks or links are there, and after a pause for everything that nobody tells.
 func (a *app) boot(ctx context.Context) error {
-	engine := &bootstrap.Engine{Log: a.log.WithField("component", "boot"), Status: a.rec, Notify: a.tell, Boundary: boundary(a.dirs),
+	engine := &bootstrap.Engine{Log: a.log.WithField("component", "boot"), Status: a.rec, Notify: a.showStep, Boundary: boundary(a.dirs),
 		Failing: func(v bootstrap.Verdict) { a.failing(ctx, v) }}
 	pauses := retry.Backoff{Min: 15 * time.Second, Max: time.Minute, Jitter: 0.2}
 	for attempt := 0; ; attempt++ {
@@ -231,14 +234,14 @@ func (a *app) boot(ctx context.Context) error {
 			close(over)
 		}
 		if ctx.Err() != nil {
-			a.go_(background)
+			a.spawn(background)
 			return context.Cause(ctx)
 		}
 		if verdict.Cause == nil {
-			defer a.go_(background)
+			defer a.spawn(background)
 			return a.ready(ctx, verdict)
 		}
-		a.go_(background)
+		a.spawn(background)
 		// The boot itself switches links on; what comes after it counts.
 		before.Carriers = a.machine.Hardware().Carriers
 		because := a.pause(ctx, pauses.Pause(attempt), before)
@@ -275,10 +278,10 @@ func (a *app) pause(ctx context.Context, while time.Duration, before bootstrap.H
 	return paused
 }
 
-// tell passes the current step on to the service manager and to whoever pings.
-func (a *app) tell(text string) {
+// showStep passes the current step on to the service manager, and to Directors that ping.
+func (a *app) showStep(text string) {
 	a.dispatcher.Waiting(strings.TrimPrefix(text, "STATUS="))
-	a.line.soon(text)
+	a.serviceLine.ShowLater(text)
 }
 
 // lateDisk is how long the Director of a new VM is asked to be patient for disks that have not come in their
@@ -296,7 +299,7 @@ func (a *app) failed(ctx context.Context, v bootstrap.Verdict, first bool) {
 		a.dispatcher.Waiting(line)
 	} else {
 		a.dispatcher.Failed(line, first)
-		a.bus.alertOnce(line)
+		a.bus.AlertOnce(line)
 	}
 	a.announcer.Failed(ctx, v)
 }
@@ -305,7 +308,7 @@ func (a *app) failed(ctx context.Context, v bootstrap.Verdict, first bool) {
 func (a *app) failing(ctx context.Context, v bootstrap.Verdict) {
 	if v.Cause == nil {
 		a.dispatcher.Retrying()
-		a.bus.forgetAlert()
+		a.bus.ForgetAlert()
 		return
 	}
 	a.failed(ctx, v, a.marker.First(a.agentID()))
@@ -316,7 +319,7 @@ const taskJournal = "cambium_tasks.json"
 
 // ready opens the gate. Everything the Director relies on stands by now.
 func (a *app) ready(ctx context.Context, v bootstrap.Verdict) error {
-	tasks, err := task.Open(ctx, task.Options{Path: filepath.Join(a.place(), taskJournal), Log: a.log.WithField("component", "task")})
+	tasks, err := task.Open(ctx, task.Options{Path: filepath.Join(a.settingsDir(), taskJournal), Log: a.log.WithField("component", "task")})
 	if err != nil {
 		a.log.WithError(err).Warn("tasks do not survive a restart")
 	}
@@ -330,7 +333,7 @@ func (a *app) ready(ctx context.Context, v bootstrap.Verdict) error {
 		a.log.WithError(err).Warn("status not written")
 	}
 	a.dispatcher.Ready(table, tasks)
-	a.bus.forgetAlert()
+	a.bus.ForgetAlert()
 	// Behind the first pong: a power cut in between only makes the next boot a first one again.
 	if err := a.marker.Set(a.agentID()); err != nil {
 		a.log.WithError(err).Warn("ready marker not written")
@@ -371,6 +374,3 @@ func feedWatchdog(ctx context.Context, period time.Duration, dispatcher mbus.Han
 		}
 	}
 }
-
-// errNoBus means that the settings do not say where the Director is.
-var errNoBus = errors.New("the settings name no message bus")

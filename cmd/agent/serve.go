@@ -4,22 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net/netip"
 	"os/user"
 	"path/filepath"
 	"sort"
 	"strconv"
-	"sync"
 
 	"cambium/agent"
 	"cambium/agent/action"
 	"cambium/agent/task"
-	"cambium/blobstore"
-	"cambium/internal/blob"
-	"cambium/internal/secret"
 	"cambium/internal/status"
-	"cambium/internal/vcap"
 	"cambium/jobs"
 	"cambium/jobs/bundle"
 	"cambium/jobs/compile"
@@ -27,12 +20,7 @@ import (
 	"cambium/jobs/logs"
 	"cambium/jobs/monit"
 	"cambium/jobs/script"
-	"cambium/platform/host"
-	"cambium/platform/network"
 	"cambium/platform/vitals"
-	"cambium/settings"
-
-	"github.com/sirupsen/logrus"
 )
 
 // disks is what actions do with disks, on a real machine or a dummy one.
@@ -114,17 +102,17 @@ const expiryFile = "cambium_expiry.json"
 func (a *app) report(ctx context.Context, instance *jobs.Instance) {
 	log := a.log.WithField("component", "report")
 	run := func(name string, f func(context.Context) error) {
-		a.go_(func() {
+		a.spawn(func() {
 			if err := f(ctx); err != nil && ctx.Err() == nil {
 				log.WithError(err).WithField("part", name).Error("report ended")
 			}
 		})
 	}
 	alerts := agent.NewAlerts(a.bus, log)
-	a.bus.onConnect(alerts.Wake)
+	a.bus.OnConnect(alerts.Wake)
 	run("alerts", alerts.Run)
-	run("heartbeats", agent.Heartbeats{Bus: a.bus, Jobs: instance, Vitals: a.vitals, Ready: a.dispatcher.Opened(), Connected: a.bus.connections(), Log: log}.Run)
-	run("expiry", agent.Expiry{Bus: a.bus, Certificates: a.certificates, Connected: a.bus.connections(), Path: filepath.Join(a.place(), expiryFile), Log: log}.Run)
+	run("heartbeats", agent.Heartbeats{Bus: a.bus, Jobs: instance, Vitals: a.vitals, Ready: a.dispatcher.Opened(), Connected: a.bus.Connections(), Log: log}.Run)
+	run("expiry", agent.Expiry{Bus: a.bus, Certificates: a.certificates, Connected: a.bus.Connections(), Path: filepath.Join(a.settingsDir(), expiryFile), Log: log}.Run)
 	if a.o.supervisor == "monit" && a.manager != nil {
 		run("monit alerts", func(ctx context.Context) error {
 			return monit.ListenAlerts(ctx, monit.AlertsAddress, log, func(m monit.Alert) {
@@ -136,7 +124,7 @@ func (a *app) report(ctx context.Context, instance *jobs.Instance) {
 	}
 }
 
-// certificates are those whose end somebody should be warned of.
+// certificates are those whose expiry operators are warned of.
 func (a *app) certificates() []agent.Certificate {
 	cert := a.current.Effective().Bus.Cert
 	return []agent.Certificate{{Name: "bus client", PEM: cert.Certificate}, {Name: "bus authority", PEM: cert.CA}}
@@ -154,7 +142,7 @@ func (a *app) addresses() []string {
 	return ips
 }
 
-// supervisor is who runs the jobs' processes.
+// supervisor runs the processes of the jobs.
 func (a *app) supervisor() jobs.Supervisor {
 	switch a.o.supervisor {
 	case "dummy":
@@ -162,8 +150,11 @@ func (a *app) supervisor() jobs.Supervisor {
 	case "dummy-nats":
 		return &dummysupervisor.Dummy{StatusFile: filepath.Join(a.dirs.Bosh(), "dummy-nats-job-supervisor-status.json")}
 	}
-	client := &monit.Client{URL: monit.DefaultURL, UserFile: a.dirs.MonitUser(), Daemon: monit.Unit{Services: a.manager, Name: monitUnit}}
-	return monit.Supervisor{Client: client}
+	return monit.Supervisor{Client: a.monitClient()}
+}
+
+func (a *app) monitClient() *monit.Client {
+	return &monit.Client{URL: monit.DefaultURL, UserFile: a.dirs.MonitUser(), Daemon: monit.Unit{Services: a.manager, Name: monit.UnitName}}
 }
 
 // jobOwner is root and the group vcap, or root alone where that group does not exist.
@@ -176,136 +167,6 @@ func jobOwner() bundle.Owner {
 	return bundle.Owner{}
 }
 
-// blobs is the blobstore in use, which update_settings may replace at any time.
-type blobs struct {
-	dirs vcap.Dirs
-	log  *logrus.Entry
-
-	mu    sync.RWMutex
-	store *blobstore.Store
-	err   error // why there is none
-}
-
-// Prepare checks a store; the function it returns puts it into service.
-func (b *blobs) Prepare(s settings.Blobstore) (func(), error) {
-	store, err := blobstore.New(blobstore.Options{Provider: s.Provider, Options: s.Options, Dirs: b.dirs, Log: b.log})
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.store == nil {
-		b.err = err
-	}
-	if err != nil {
-		return nil, err
-	}
-	return func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.store, b.err = store, nil
-	}, nil
-}
-
-func (b *blobs) current() (*blobstore.Store, error) {
-	b.mu.RLock()
-	defer b.mu.RUnlock()
-	if b.store == nil && b.err == nil {
-		return nil, errors.New("there is no blobstore")
-	}
-	return b.store, b.err
-}
-
-func (b *blobs) Open(ctx context.Context, ref blob.Ref) (io.ReadCloser, error) {
-	store, err := b.current()
-	if err != nil {
-		return nil, err
-	}
-	return store.Open(ctx, ref)
-}
-
-func (b *blobs) Remove(id string) error {
-	store, err := b.current()
-	if err != nil {
-		return err
-	}
-	return store.Remove(id)
-}
-
-func (b *blobs) Sweep() error {
-	store, err := b.current()
-	if err != nil {
-		return nil // said when it was prepared
-	}
-	return store.Sweep()
-}
-
-// Put stores what the agent has produced.
-func (b *blobs) Put(ctx context.Context, produce func(io.Writer) error) (id, digest string, err error) {
-	store, err := b.current()
-	if err != nil {
-		return "", "", err
-	}
-	return store.Put(ctx, produce)
-}
-
-// PutSigned stores it at a signed URL.
-func (b *blobs) PutSigned(ctx context.Context, url secret.URL, headers map[string]secret.String, produce func(io.Writer) error) (string, error) {
-	store, err := b.current()
-	if err != nil {
-		return "", err
-	}
-	return store.PutSigned(ctx, url, headers, produce)
-}
-
-// WriteChecked stores what the Director uploads.
-func (b *blobs) WriteChecked(id string, content io.Reader, digest blob.Digest) error {
-	store, err := b.current()
-	if err != nil {
-		return err
-	}
-	return store.Sensitive().WriteChecked(id, content, digest)
-}
-
-type certificates struct{ host *host.Host }
-
-func (c certificates) Trust(ctx context.Context, pem string) error {
-	if c.host == nil {
-		return nil
-	}
-	_, err := c.host.Converge(ctx, host.Desired{Certificates: &pem})
-	return err
-}
-
-type hostsFile struct {
-	host    *host.Host
-	agentID func() string
-}
-
-func (h hostsFile) WriteHosts(ctx context.Context, records [][2]string) error {
-	content, _, err := host.HostsFile(h.agentID(), records)
-	if err != nil || h.host == nil {
-		return err
-	}
-	_, err = h.host.Converge(ctx, host.Desired{Hosts: content})
-	return err
-}
-
-type neighbours struct{ kernel *network.Kernel }
-
-func (n neighbours) Flush(ctx context.Context, address netip.Addr) error {
-	if n.kernel == nil {
-		return nil
-	}
-	return n.kernel.FlushNeighbours(ctx, []netip.Addr{address})
-}
-
-type power struct{ manager services }
-
-func (p power) Off(ctx context.Context) error {
-	if p.manager == nil {
-		return nil
-	}
-	return p.manager.PowerOff(ctx)
-}
-
 // vitals measures the machine.
 func (a *app) vitals(ctx context.Context) (any, error) {
 	if a.gauge == nil {
@@ -313,9 +174,3 @@ func (a *app) vitals(ctx context.Context) (any, error) {
 	}
 	return a.gauge.Measure(ctx)
 }
-
-// noUsers is a machine without accounts of its own: a dummy.
-type noUsers struct{}
-
-func (noUsers) Create(context.Context, string, string) error    { return nil }
-func (noUsers) Remove(context.Context, func(string) bool) error { return nil }

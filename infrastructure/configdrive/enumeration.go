@@ -26,8 +26,8 @@ const (
 )
 
 // enumeration knows whether the kernel and udev have finished finding devices. Once they have,
-// nothing is waited for any more in this process: what is plugged in later is there when
-// somebody looks.
+// nothing is waited for any more in this process: what is plugged in later is found by
+// the next look.
 type enumeration struct {
 	root    string
 	settled atomic.Bool

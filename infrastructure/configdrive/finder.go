@@ -264,7 +264,7 @@ func (f finder) scan(ctx context.Context, label string) (*device, string, error)
 		path := filepath.Join(f.root, "dev", strings.ReplaceAll(name, "!", "/"))
 		d, err := openDevice(path)
 		if err != nil {
-			continue // somebody else's device, or one without a medium
+			continue // in use, or without a medium
 		}
 		all, err := medium.Volumes(ctx, d, d.size)
 		if err == nil {

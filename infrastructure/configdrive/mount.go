@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"path/filepath"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -15,78 +14,107 @@ import (
 	"cambium/infrastructure/internal/source"
 )
 
-// mountable are the file systems of a medium that is mounted because it cannot be read in user
-// space, with what keeps the kernel from writing to it: a journal is replayed even on a
-// read-only mount unless it is told not to.
-var mountable = []struct{ kind, options string }{
-	{"udf", ""},
-	{"vfat", ""},
-	{"exfat", ""},
-	{"ext4", "noload"},
-	{"xfs", "norecovery"},
-	{"btrfs", "rescue=nologreplay"},
-	{"squashfs", ""},
-	{"erofs", ""},
-	{"ntfs3", ""},
+// mountable are the file systems that config drives are made of, by the kernel's driver. A medium
+// is given to no other driver: each is code that parses what a stranger may have written.
+var mountable = []struct {
+	driver string
+	flags  []string
+}{
+	{driver: "iso9660"}, // whose first session is not the last one
+	{driver: "udf"},
+	{driver: "vfat"},
+	// ext2 and ext3 as well. The journal is replayed even on a read-only mount unless it is told not to.
+	{driver: "ext4", flags: []string{"noload"}},
 }
 
-// readMounted mounts the device where nobody else looks, reads one of the files and unmounts.
+var errNotMountable = errors.New("holds no file system of a config drive (iso9660, udf, vfat, ext2, ext3, ext4)")
+
+// readMounted has the kernel read a medium that cannot be read in user space. The mount is
+// detached: fsmount(2) puts it into an anonymous mount namespace, where no path leads to it, and
+// it is gone when its descriptor is closed, at the latest when the agent ends.
 func readMounted(ctx context.Context, device string, names []string) (body []byte, name string, err error) {
 	if info, err := os.Stat(device); err != nil || info.Mode()&fs.ModeDevice == 0 {
 		return nil, "", source.Final(errors.New("cannot be mounted: not a block device"))
 	}
-	dir, err := os.MkdirTemp("", "cambium-medium-")
+	root, err := mountDetached(ctx, device)
 	if err != nil {
-		return nil, "", err
-	}
-	defer os.Remove(dir)
-	if err := mount(ctx, device, dir); err != nil {
-		return nil, "", err
-	}
-	defer func() {
-		if failed := unix.Unmount(dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); failed != nil && err == nil {
-			err = fmt.Errorf("unmount: %w", failed)
-		}
-	}()
-	// Links on the medium must not lead into the machine's own files.
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return nil, "", err
+		return nil, "", source.Final(fmt.Errorf("mount: %w", err))
 	}
 	defer root.Close()
 	for _, name := range names {
-		clean := strings.TrimPrefix(path.Clean("/"+name), "/")
-		f, err := root.OpenFile(filepath.FromSlash(clean), os.O_RDONLY|unix.O_NONBLOCK, 0)
-		if err != nil {
+		body, err := readBeneath(root, name)
+		if errors.Is(err, errNoFile) {
 			continue
 		}
-		defer f.Close()
-		if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-			continue
-		}
-		body, err := source.ReadAll(f, source.MaxDocument)
 		return body, name, err
 	}
 	return nil, "", source.Final(fmt.Errorf("%s: %w", strings.Join(names, ", "), fs.ErrNotExist))
 }
 
-func mount(ctx context.Context, device, dir string) error {
-	const flags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
-	last := error(unix.ENODEV)
+// mountDetached returns the root directory of the medium.
+func mountDetached(ctx context.Context, device string) (*os.File, error) {
+	failed := errNotMountable
 	for _, m := range mountable {
 		if ctx.Err() != nil {
-			return context.Cause(ctx)
+			return nil, context.Cause(ctx)
 		}
-		err := unix.Mount(device, dir, m.kind, flags, m.options)
+		root, err := mountAs(device, m.driver, m.flags)
 		if err == nil {
-			return nil
+			return root, nil
 		}
+		// EINVAL: another file system; ENODEV: the kernel has no such driver.
 		if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENODEV) {
-			last = err
+			failed = fmt.Errorf("%s: %w", m.driver, err)
 		}
-		if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
+		if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.ENOSYS) {
 			break
 		}
 	}
-	return source.Final(fmt.Errorf("mount: %w", last))
+	return nil, failed
+}
+
+func mountAs(device, driver string, flags []string) (*os.File, error) {
+	config, err := unix.Fsopen(driver, unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(config)
+	if err := unix.FsconfigSetString(config, "source", device); err != nil {
+		return nil, err
+	}
+	for _, flag := range append([]string{"ro"}, flags...) {
+		if err := unix.FsconfigSetFlag(config, flag); err != nil {
+			return nil, err
+		}
+	}
+	if err := unix.FsconfigCreate(config); err != nil {
+		return nil, err
+	}
+	const attributes = unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC
+	root, err := unix.Fsmount(config, unix.FSMOUNT_CLOEXEC, attributes)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(root), device), nil
+}
+
+// errNoFile means that the medium has no such file, or something else of that name.
+var errNoFile = errors.New("no such file")
+
+// readBeneath reads a regular file. The kernel follows no link that leads out of the medium.
+func readBeneath(root *os.File, name string) ([]byte, error) {
+	clean := strings.TrimPrefix(path.Clean("/"+name), "/")
+	fd, err := unix.Openat2(int(root.Fd()), clean, &unix.OpenHow{
+		Flags:   unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NONBLOCK | unix.O_NOCTTY, // a FIFO must not block
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	if err != nil {
+		return nil, errNoFile
+	}
+	file := os.NewFile(uintptr(fd), clean)
+	defer file.Close()
+	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, errNoFile
+	}
+	return source.ReadAll(file, source.MaxDocument)
 }

@@ -174,6 +174,7 @@ func TestMachineJobs(t *testing.T) {
 	}
 
 	death(t, l, i)
+	monitAccount(t, i)
 	reboot(t, i)
 	errand(t, i)
 	fetchedLogs(t, l, i)
@@ -238,6 +239,38 @@ func death(t *testing.T, l *lab.Lab, i *lab.Instance) {
 	await(t, "a new process", time.Minute, func() bool {
 		return stateOf(t, i).JobState == "running" && strings.TrimSpace(content(t, i, "/var/vcap/data/sys/run/forker/forker.pid")) != pid
 	})
+}
+
+// monitAccount: releases know monit's account. A machine on which an earlier agent had made a password gets
+// the account when the agent starts, and the monit that knows the password is replaced under running jobs.
+func monitAccount(t *testing.T, i *lab.Instance) {
+	t.Helper()
+	const path, account = "/var/vcap/monit/monit.user", "vcap:random-password"
+	if got := content(t, i, path); got != account {
+		t.Errorf("%s holds %q, want %q", path, got, account)
+	}
+	mainPID := func() string {
+		return strings.TrimSpace(run(t, i, "systemctl", "show", "--property=MainPID", "--value", "monit.service"))
+	}
+	run(t, i, "sh", "-c", "printf vcap:OWNPASSWORD >"+path+" && systemctl kill --kill-who=main --signal=KILL monit.service")
+	await(t, "monit with the password of its own", time.Minute, func() bool { return stateOf(t, i).JobState == "running" })
+	job, monit := content(t, i, "/var/vcap/data/sys/run/forker/forker.pid"), mainPID()
+	var after [2]string
+	for n := range after {
+		run(t, i, "systemctl", "restart", "agent.service")
+		ready(t, i)
+		await(t, "monit with the account", time.Minute, func() bool { return stateOf(t, i).JobState == "running" })
+		after[n] = mainPID()
+		if got := content(t, i, path); got != account {
+			t.Errorf("after a start of the agent %s holds %q, want %q", path, got, account)
+		}
+		if got := content(t, i, "/var/vcap/data/sys/run/forker/forker.pid"); got != job {
+			t.Errorf("the process of the job is %s, want %s to run on", got, job)
+		}
+	}
+	if after[0] == monit || after[1] != after[0] {
+		t.Errorf("monit was process %s, then %s and %s; want it replaced once", monit, after[0], after[1])
+	}
 }
 
 // reboot shows that everything runs again without the Director, and that no pre-start ran.

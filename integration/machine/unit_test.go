@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -125,17 +127,38 @@ func TestMachineUnits(t *testing.T) {
 	}
 	s.Self = ""
 
-	// systemd is replaced while a job runs: the wait goes on.
-	done := make(chan error)
-	go func() { done <- s.Start(ctx, "t-hesitant") }()
-	for state := (unit.State{}); state.Active != "activating"; {
-		if state, err = s.State(ctx, "t-hesitant"); err != nil {
+	// Without systemd's private socket the same works over the message bus.
+	overBus := &unit.Systemd{Root: t.TempDir()}
+	t.Cleanup(overBus.Close)
+	if err := os.MkdirAll(filepath.Join(overBus.Root, "run"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(s.Root, "run/dbus"), filepath.Join(overBus.Root, "run/dbus")); err != nil {
+		t.Fatal(err)
+	}
+	if err := overBus.Start(ctx, "t-good"); err != nil {
+		t.Errorf("over the message bus: %v", err)
+	}
+	if err := overBus.Start(ctx, "t-bad"); !errors.As(err, &job) || job.Result != "failed" {
+		t.Errorf("over the message bus: got %v, want the job failed", err)
+	}
+
+	// systemd re-executes itself while a job runs: the wait goes on, on both ways to it.
+	for _, way := range []*unit.Systemd{s, overBus} {
+		if err := s.Stop(ctx, "t-hesitant"); err != nil {
 			t.Fatal(err)
 		}
-	}
-	run(t, i, "systemctl", "daemon-reexec")
-	if err := <-done; err != nil {
-		t.Errorf("over a re-execution of systemd: %v", err)
+		result := make(chan error)
+		go func() { result <- way.Start(ctx, "t-hesitant") }()
+		for state := (unit.State{}); state.Active != "activating"; {
+			if state, err = s.State(ctx, "t-hesitant"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		run(t, i, "systemctl", "daemon-reexec")
+		if err := <-result; err != nil {
+			t.Errorf("over a re-execution of systemd: %v", err)
+		}
 	}
 }
 

@@ -3,6 +3,8 @@ package jsontree
 import (
 	"iter"
 	"strings"
+
+	"cambium/internal/spelling"
 )
 
 // Fields opens an object. Absent, null and (with an error) any other kind give an empty one.
@@ -27,7 +29,7 @@ type Fields struct {
 // in the document counts, as in encoding/json; Done warns of the others.
 func (f *Fields) Get(key string) Value {
 	f.known = append(f.known, key)
-	return f.find(key, func(have string) bool { return strings.EqualFold(have, key) })
+	return f.value.At(key)
 }
 
 // GetExact looks a key up in exactly this spelling.
@@ -37,21 +39,7 @@ func (f *Fields) GetExact(key string) Value {
 		f.exact = map[string]bool{}
 	}
 	f.exact[key] = true
-	return f.find(key, func(have string) bool { return have == key })
-}
-
-func (f *Fields) find(key string, match func(string) bool) Value {
-	found := Value{doc: f.value.doc, path: &path{parent: f.value.path, key: key}, offset: f.value.offset}
-	if f.value.node == nil {
-		return found
-	}
-	found.offset = f.value.node.Offset
-	for _, m := range f.value.node.Members {
-		if match(m.Key) {
-			found.node, found.offset = m.Value, m.Offset
-		}
-	}
-	return found
+	return f.value.Member(key)
 }
 
 // All walks the members of an object whose keys are data: network names, disk CIDs. Of
@@ -66,7 +54,7 @@ func (f *Fields) All() iter.Seq2[string, Value] {
 			last[m.Key] = i
 		}
 		for i, m := range f.value.node.Members {
-			v := Value{doc: f.value.doc, node: m.Value, path: &path{parent: f.value.path, key: m.Key}, offset: m.Offset}
+			v := Value{doc: f.value.doc, node: m.Value, path: f.value.path.key(m.Key), offset: m.start}
 			if last[m.Key] != i {
 				v.Warnf("key occurs again below; this one does not count")
 				continue
@@ -78,7 +66,7 @@ func (f *Fields) All() iter.Seq2[string, Value] {
 	}
 }
 
-// Unknown says what Done does with keys nobody asked for.
+// Unknown says what Done does with keys that were not asked for.
 type Unknown int
 
 // Tolerate accepts unknown keys and warns only of likely misspellings; Warn warns of each.
@@ -115,7 +103,7 @@ func (f *Fields) Done(u Unknown) {
 
 func (f *Fields) at(i int) Value {
 	m := f.value.node.Members[i]
-	return Value{doc: f.value.doc, path: &path{parent: f.value.path, key: m.Key}, offset: m.Offset}
+	return Value{doc: f.value.doc, path: f.value.path.key(m.Key), offset: m.start}
 }
 
 func (f *Fields) spelling(key string) string {
@@ -138,30 +126,9 @@ func (f *Fields) nearest(key string, u Unknown) (best string, likely bool) {
 		if u == Tolerate && (len(k)-len(key) > maxEdits || len(key)-len(k) > maxEdits) {
 			continue // not likely, and nothing else is asked for
 		}
-		if d := edits(strings.ToLower(key), strings.ToLower(k)); d < distance {
+		if d := spelling.Distance(strings.ToLower(key), strings.ToLower(k)); d < distance {
 			best, distance = k, d
 		}
 	}
 	return best, best != "" && distance <= maxEdits && distance*3 <= len(best)
-}
-
-// edits counts insertions, deletions and replacements between two short words.
-func edits(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := 1; i <= len(a); i++ {
-		diagonal := row[0]
-		row[0] = i
-		for j := 1; j <= len(b); j++ {
-			cost := diagonal
-			if a[i-1] != b[j-1] {
-				cost++
-			}
-			diagonal = row[j]
-			row[j] = min(cost, row[j]+1, row[j-1]+1)
-		}
-	}
-	return row[len(b)]
 }

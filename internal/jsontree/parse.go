@@ -1,18 +1,19 @@
 // Package jsontree parses JSON into a tree that knows the line and column of everything, for
-// documents whose mistakes an operator has to find: agent.json, settings, updates. Keys are
-// looked up without regard to case, as upstream does; duplicate keys, trailing and missing
-// commas are reported and parsing goes on, so that one look shows all that is wrong. Size and
-// depth are limited, and no message ever contains a value of the document.
+// documents whose mistakes an operator has to find: agent.json, settings, updates. encoding/json
+// reads the document; this package adds where each value stands, looks keys up without regard to
+// case as upstream does, warns of duplicate and unknown keys, and goes on behind a superfluous or
+// missing comma so that one run shows all mistakes. Size and depth are limited, and no message
+// ever contains a value of the document.
 //
-// It is not for the wire: encoding/json is faster where nobody asks for a position.
+// It is not for the wire: encoding/json alone is faster where no position is needed.
 package jsontree
 
 import (
 	"bytes"
+	"encoding/json"
+	"errors"
 	"fmt"
-	"strconv"
-	"unicode/utf16"
-	"unicode/utf8"
+	"strings"
 
 	"cambium/internal/report"
 )
@@ -22,10 +23,12 @@ import (
 const (
 	MaxSize  = 16 << 20
 	MaxDepth = 100
+	// maxRepairs bounds how often a document is read again behind a mended comma.
+	maxRepairs = 20
 )
 
-// mark is the byte order mark that some editors leave; it is skipped and counts for no column.
-var mark = []byte("\xef\xbb\xbf")
+// byteOrderMark is what some editors leave at the start; it is skipped and counts for no column.
+var byteOrderMark = []byte("\xef\xbb\xbf")
 
 // Kind is the type of a JSON value.
 type Kind uint8
@@ -49,356 +52,212 @@ func (k Kind) String() string {
 // Node is one value of the tree.
 type Node struct {
 	Kind Kind
-	// Offset and End delimit the value in the document, in bytes.
-	Offset, End int
 	// Text is the decoded string, or the number as it was written.
 	Text    string
 	True    bool
 	Items   []*Node
 	Members []Member
+
+	start, end int // in the document, in bytes
 }
 
 // Member is one key of an object and its value, in the order of the document.
 type Member struct {
-	Key    string
-	Offset int
-	Value  *Node
+	Key   string
+	Value *Node
+
+	start int // of the key
 }
 
-// Document is a parsed document and where its problems are reported.
-type Document struct {
-	Name   string
-	Data   []byte
+// document is a parsed document and where its problems are reported.
+type document struct {
+	name   string
+	data   []byte
 	report *report.Report
-	lines  []int // offsets of line starts, made when first needed
+	lines  []int // offsets of line starts, computed on first use
 }
 
 // Parse reads data, reports problems under name and returns the root. The root is absent when
 // the document is so broken that there is no tree.
 func Parse(name string, data []byte, into *report.Report) Value {
-	d := &Document{Name: name, Data: data, report: into}
+	d := &document{name: name, data: bytes.TrimPrefix(data, byteOrderMark), report: into}
 	root := Value{doc: d, path: &path{}}
 	if len(data) > MaxSize {
 		into.Add(report.Entry{Severity: report.Error, File: name, Message: fmt.Sprintf("document is larger than %d MiB", MaxSize>>20)})
 		return root
 	}
-	p := parser{doc: d, data: data}
-	if bytes.HasPrefix(data, mark) {
-		p.pos = len(mark)
+	if text, ok := d.check(); ok {
+		b := builder{doc: d, text: text}
+		if node, ok := b.value(0); ok {
+			root.node = node
+		}
 	}
-	p.space()
-	if p.pos == len(data) {
-		p.fail(p.pos, "document is empty")
-		return root
-	}
-	node, ok := p.value(0)
-	if !ok {
-		return root
-	}
-	p.space()
-	if p.pos < len(data) {
-		p.fail(p.pos, "expected the end of the document")
-		return root
-	}
-	root.node = node
 	return root
 }
 
-type parser struct {
-	doc  *Document
-	data []byte
+func (d *document) fail(offset int, message string) {
+	line, column := d.position(offset)
+	d.report.Add(report.Entry{Severity: report.Error, File: d.name, Line: line, Column: column, Message: message})
+}
+
+// check reports what is wrong with the syntax. It returns the text with its commas mended, every
+// value still at its offset, and whether that text is JSON.
+func (d *document) check() (text []byte, ok bool) {
+	text = d.data
+	for repairs := 0; ; repairs++ {
+		err := json.Unmarshal(text, new(json.RawMessage))
+		if err == nil {
+			return text, true
+		}
+		offset := len(text)
+		if syntax, ok := errors.AsType[*json.SyntaxError](err); ok && !strings.Contains(err.Error(), "unexpected end") {
+			offset = int(syntax.Offset) - 1
+		}
+		at, comma, message := mendableComma(text, offset, err)
+		if message == "" || repairs == maxRepairs {
+			d.fail(offset, d.explain(err))
+			return nil, false
+		}
+		d.fail(at, message)
+		text = bytes.Clone(text)
+		text[at] = comma
+	}
+}
+
+// mendableComma finds a trailing or missing comma in front of the character at offset, which
+// encoding/json has stumbled on: where it is, and by what to replace it. A missing comma can take
+// the place of white space only, so that nothing moves.
+func mendableComma(text []byte, offset int, err error) (at int, replacement byte, message string) {
+	if offset == len(text) {
+		return 0, 0, ""
+	}
+	before := bytes.TrimRight(text[:offset], " \t\r\n")
+	last := len(before) - 1
+	switch next := text[offset]; {
+	case last >= 0 && before[last] == ',' && (next == '}' || next == ']'):
+		return last, ' ', fmt.Sprintf("trailing comma before %q", string(next))
+	case strings.Contains(err.Error(), "after object key:value pair") && next == '"' && last+1 < offset:
+		return last + 1, ',', "missing comma behind this value"
+	}
+	return 0, 0, ""
+}
+
+// explanations are messages by what encoding/json says. Its own messages quote a character of the
+// document, which may be one of a password.
+var explanations = []struct{ library, ours string }{
+	{"unexpected end", "document ends early"},
+	{"looking for beginning of object key string", "expected a key in double quotes"},
+	{"looking for beginning of value", "expected a value"},
+	{"after object key:value pair", `expected a comma or "}"`},
+	{"after object key", "expected a colon behind the key"},
+	{"after array element", `expected a comma or "]"`},
+	{"after top-level value", "expected the end of the document"},
+	{"in string literal", "line break or control character inside a string"},
+	{"in string escape code", "unknown escape sequence inside a string"},
+	{"hexadecimal character escape", "unknown escape sequence inside a string"},
+	{"numeric literal", "malformed number"},
+	{"in literal", "expected a value"},
+	{"exceeded max depth", tooDeep},
+}
+
+var tooDeep = fmt.Sprintf("nested deeper than %d levels", MaxDepth)
+
+func (d *document) explain(err error) string {
+	if len(bytes.TrimSpace(d.data)) == 0 {
+		return "document is empty"
+	}
+	for _, e := range explanations {
+		if strings.Contains(err.Error(), e.library) {
+			return e.ours
+		}
+	}
+	return "not valid JSON"
+}
+
+// builder makes the tree of a text that encoding/json has accepted, so that every value begins
+// and ends where its first character says.
+type builder struct {
+	doc  *document
+	text []byte
 	pos  int
 }
 
-func (p *parser) fail(offset int, message string) {
-	line, column := p.doc.position(offset)
-	p.doc.report.Add(report.Entry{Severity: report.Error, File: p.doc.Name, Line: line, Column: column, Message: message})
-}
-
-func (p *parser) space() {
-	for p.pos < len(p.data) {
-		switch p.data[p.pos] {
-		case ' ', '\t', '\r', '\n':
-			p.pos++
-		default:
-			return
-		}
+// next skips white space, commas and colons, and returns the character behind them.
+func (b *builder) next() byte {
+	for strings.IndexByte(" \t\r\n,:", b.text[b.pos]) >= 0 {
+		b.pos++
 	}
+	return b.text[b.pos]
 }
 
-// peek returns the next byte that is not white space, or 0 at the end.
-func (p *parser) peek() byte {
-	p.space()
-	if p.pos == len(p.data) {
-		return 0
-	}
-	return p.data[p.pos]
-}
-
-func (p *parser) value(depth int) (*Node, bool) {
+func (b *builder) value(depth int) (*Node, bool) {
+	first := b.next()
+	n := &Node{start: b.pos}
 	if depth > MaxDepth {
-		p.fail(p.pos, fmt.Sprintf("nested deeper than %d levels", MaxDepth))
+		b.doc.fail(b.pos, tooDeep)
 		return nil, false
 	}
-	n := &Node{}
-	c := p.peek()
-	n.Offset = p.pos
 	ok := true
-	switch {
-	case c == '{':
+	switch first {
+	case '{':
 		n.Kind = Object
-		ok = p.object(n, depth)
-	case c == '[':
+		ok = b.children(n, '}', depth)
+	case '[':
 		n.Kind = List
-		ok = p.list(n, depth)
-	case c == '"':
-		n.Kind = String
-		n.Text, ok = p.text()
-	case c == '-' || c >= '0' && c <= '9':
-		n.Kind = Number
-		n.Text, ok = p.number()
-	case p.word("true"):
-		n.Kind, n.True = Bool, true
-	case p.word("false"):
-		n.Kind = Bool
-	case p.word("null"):
+		ok = b.children(n, ']', depth)
+	case '"':
+		n.Kind, n.Text = String, b.string()
+	case 't', 'f':
+		n.Kind, n.True = Bool, first == 't'
+		b.word()
+	case 'n':
 		n.Kind = Null
-	case c == 0 && p.pos == len(p.data):
-		p.fail(p.pos, "document ends early: expected a value")
-		ok = false
+		b.word()
 	default:
-		p.fail(p.pos, "expected a value")
-		ok = false
+		n.Kind, n.Text = Number, b.word()
 	}
-	n.End = p.pos
+	n.end = b.pos
 	return n, ok
 }
 
-func (p *parser) word(w string) bool {
-	if len(p.data)-p.pos < len(w) || string(p.data[p.pos:p.pos+len(w)]) != w {
-		return false
+func (b *builder) children(n *Node, end byte, depth int) bool {
+	for b.pos++; b.next() != end; {
+		m := Member{start: b.pos}
+		if n.Kind == Object {
+			m.Key = b.string()
+		}
+		var ok bool
+		if m.Value, ok = b.value(depth + 1); !ok {
+			return false
+		}
+		if n.Kind == Object {
+			n.Members = append(n.Members, m)
+		} else {
+			n.Items = append(n.Items, m.Value)
+		}
 	}
-	p.pos += len(w)
+	b.pos++
 	return true
 }
 
-func (p *parser) object(n *Node, depth int) bool {
-	p.pos++
-	if p.peek() == '}' {
-		p.pos++
-		return true
+// word reads a number, true, false or null.
+func (b *builder) word() string {
+	start := b.pos
+	for b.pos < len(b.text) && strings.IndexByte(" \t\r\n,]}", b.text[b.pos]) < 0 {
+		b.pos++
 	}
-	for {
-		if p.peek() != '"' {
-			return p.unexpected("a key in double quotes")
-		}
-		m := Member{Offset: p.pos}
-		var ok bool
-		if m.Key, ok = p.text(); !ok {
-			return false
-		}
-		if p.peek() != ':' {
-			return p.unexpected("a colon behind the key")
-		}
-		p.pos++
-		if m.Value, ok = p.value(depth + 1); !ok {
-			return false
-		}
-		n.Members = append(n.Members, m)
-		if done, ok := p.next('}'); done || !ok {
-			return ok
-		}
-	}
+	return string(b.text[start:b.pos])
 }
 
-func (p *parser) list(n *Node, depth int) bool {
-	p.pos++
-	if p.peek() == ']' {
-		p.pos++
-		return true
-	}
-	for {
-		item, ok := p.value(depth + 1)
-		if !ok {
-			return false
-		}
-		n.Items = append(n.Items, item)
-		if done, ok := p.next(']'); done || !ok {
-			return ok
+func (b *builder) string() string {
+	start := b.pos
+	for b.pos++; b.text[b.pos] != '"'; b.pos++ {
+		if b.text[b.pos] == '\\' {
+			b.pos++
 		}
 	}
-}
-
-// next goes on to the next member or item, or past the end. A comma before the end and a comma
-// that is missing are reported and forgiven, so that what follows is checked too.
-func (p *parser) next(end byte) (done, ok bool) {
-	last := p.pos
-	switch c := p.peek(); {
-	case c == end:
-		p.pos++
-		return true, true
-	case c == ',':
-		comma := p.pos
-		p.pos++
-		if p.peek() == end {
-			p.fail(comma, fmt.Sprintf("trailing comma before %q", string(end)))
-			p.pos++
-			return true, true
-		}
-		return false, true
-	case c == '"' && end == '}':
-		p.fail(last, "missing comma behind this value")
-		return false, true
-	}
-	if end == '}' {
-		return false, p.unexpected(`a comma or "}"`)
-	}
-	return false, p.unexpected(`a comma or "]"`)
-}
-
-func (p *parser) unexpected(what string) bool {
-	if p.pos == len(p.data) {
-		p.fail(p.pos, "document ends early: expected "+what)
-	} else {
-		p.fail(p.pos, "expected "+what)
-	}
-	return false
-}
-
-func (p *parser) number() (string, bool) {
-	start := p.pos
-	digits := func() (n int) {
-		for p.pos < len(p.data) && p.data[p.pos] >= '0' && p.data[p.pos] <= '9' {
-			p.pos++
-			n++
-		}
-		return n
-	}
-	if p.data[p.pos] == '-' {
-		p.pos++
-	}
-	first := p.pos
-	n := digits()
-	bad := n == 0 || n > 1 && p.data[first] == '0'
-	if p.pos < len(p.data) && p.data[p.pos] == '.' {
-		p.pos++
-		bad = digits() == 0 || bad
-	}
-	if p.pos < len(p.data) && (p.data[p.pos] == 'e' || p.data[p.pos] == 'E') {
-		p.pos++
-		if p.pos < len(p.data) && (p.data[p.pos] == '+' || p.data[p.pos] == '-') {
-			p.pos++
-		}
-		bad = digits() == 0 || bad
-	}
-	if bad {
-		p.fail(start, "malformed number")
-		return "", false
-	}
-	return string(p.data[start:p.pos]), true
-}
-
-// text reads a string. Bytes that are no UTF-8 become U+FFFD, as in encoding/json.
-func (p *parser) text() (string, bool) {
-	start := p.pos
-	p.pos++
-	from := p.pos
-	for p.pos < len(p.data) { // without escapes, which is nearly always, the text is a slice
-		switch c := p.data[p.pos]; {
-		case c == '"':
-			s := string(p.data[from:p.pos])
-			p.pos++
-			return s, true
-		case c == '\\' || c < ' ' || c >= utf8.RuneSelf:
-			return p.escaped(start, from)
-		}
-		p.pos++
-	}
-	p.fail(start, "string is not closed")
-	return "", false
-}
-
-func (p *parser) escaped(start, from int) (string, bool) {
-	out := append([]byte(nil), p.data[from:p.pos]...)
-	for p.pos < len(p.data) {
-		c := p.data[p.pos]
-		switch {
-		case c == '"':
-			p.pos++
-			return string(out), true
-		case c == '\\':
-			r, ok := p.escape()
-			if !ok {
-				return "", false
-			}
-			out = utf8.AppendRune(out, r)
-		case c < ' ':
-			p.fail(p.pos, "line break or control character inside a string")
-			return "", false
-		default:
-			r, size := utf8.DecodeRune(p.data[p.pos:])
-			out = utf8.AppendRune(out, r)
-			p.pos += size
-		}
-	}
-	p.fail(start, "string is not closed")
-	return "", false
-}
-
-func (p *parser) escape() (rune, bool) {
-	at := p.pos
-	p.pos++
-	if p.pos == len(p.data) {
-		p.fail(at, "string is not closed")
-		return 0, false
-	}
-	c := p.data[p.pos]
-	p.pos++
-	switch c {
-	case '"', '\\', '/':
-		return rune(c), true
-	case 'b':
-		return '\b', true
-	case 'f':
-		return '\f', true
-	case 'n':
-		return '\n', true
-	case 'r':
-		return '\r', true
-	case 't':
-		return '\t', true
-	case 'u':
-		r, ok := p.hex4()
-		if !ok {
-			break
-		}
-		if !utf16.IsSurrogate(r) {
-			return r, true
-		}
-		if p.pos+1 < len(p.data) && p.data[p.pos] == '\\' && p.data[p.pos+1] == 'u' {
-			mark := p.pos
-			p.pos += 2
-			if low, ok := p.hex4(); ok {
-				if both := utf16.DecodeRune(r, low); both != utf8.RuneError {
-					return both, true
-				}
-			}
-			p.pos = mark
-		}
-		return utf8.RuneError, true
-	}
-	p.fail(at, "unknown escape sequence inside a string")
-	return 0, false
-}
-
-func (p *parser) hex4() (rune, bool) {
-	if len(p.data)-p.pos < 4 {
-		return 0, false
-	}
-	v, err := strconv.ParseUint(string(p.data[p.pos:p.pos+4]), 16, 32)
-	if err != nil {
-		return 0, false
-	}
-	p.pos += 4
-	return rune(v), true
+	b.pos++
+	var text string
+	_ = json.Unmarshal(b.text[start:b.pos], &text) // a string of a text that is JSON
+	return text
 }

@@ -1,7 +1,6 @@
 package jsontree
 
 import (
-	"bytes"
 	"fmt"
 	"slices"
 	"sort"
@@ -13,48 +12,55 @@ import (
 )
 
 // position turns an offset into line and column, both from 1; columns count characters.
-func (d *Document) position(offset int) (line, column int) {
+func (d *document) position(offset int) (line, column int) {
 	if d.lines == nil {
 		d.lines = []int{0}
-		for i := 0; ; {
-			n := bytes.IndexByte(d.Data[i:], '\n')
-			if n < 0 {
-				break
+		for i, c := range d.data {
+			if c == '\n' {
+				d.lines = append(d.lines, i+1)
 			}
-			i += n + 1
-			d.lines = append(d.lines, i)
 		}
 	}
 	line = sort.SearchInts(d.lines, offset+1)
-	if line == 1 && offset >= len(mark) && bytes.HasPrefix(d.Data, mark) {
-		return line, utf8.RuneCount(d.Data[len(mark):min(offset, len(d.Data))]) + 1
-	}
-	return line, utf8.RuneCount(d.Data[d.lines[line-1]:min(offset, len(d.Data))]) + 1
+	return line, utf8.RuneCount(d.data[d.lines[line-1]:offset]) + 1
+}
+
+// Step is one part of a path: a key, or an index when Item is true.
+type Step struct {
+	Key   string
+	Index int
+	Item  bool
 }
 
 // path is a chain towards the root, so that a path costs nothing until it is printed.
 type path struct {
 	parent *path
-	key    string
-	index  int
-	item   bool
+	Step
+}
+
+func (p *path) key(key string) *path { return &path{p, Step{Key: key}} }
+func (p *path) index(i int) *path    { return &path{p, Step{Index: i, Item: true}} }
+
+// steps returns the path from the root.
+func (p *path) steps() (all []Step) {
+	for ; p != nil && p.parent != nil; p = p.parent {
+		all = append(all, p.Step)
+	}
+	slices.Reverse(all)
+	return all
 }
 
 func (p *path) String() string {
-	var parts []string
-	for ; p != nil && p.parent != nil; p = p.parent {
-		switch {
-		case p.item:
-			parts = append(parts, "["+strconv.Itoa(p.index)+"]")
-		case plain(p.key):
-			parts = append(parts, "."+p.key)
-		default:
-			parts = append(parts, "["+quote(p.key)+"]")
-		}
-	}
 	var b strings.Builder
-	for i := len(parts) - 1; i >= 0; i-- {
-		b.WriteString(parts[i])
+	for _, s := range p.steps() {
+		switch {
+		case s.Item:
+			fmt.Fprintf(&b, "[%d]", s.Index)
+		case plain(s.Key):
+			b.WriteString("." + s.Key)
+		default:
+			b.WriteString("[" + quote(s.Key) + "]")
+		}
 	}
 	return strings.TrimPrefix(b.String(), ".")
 }
@@ -84,7 +90,7 @@ func quote(key string) string {
 // Value is a node of a document together with its path. The zero Value is absent, and so is a
 // member that is missing; a member that is null counts as missing unless asked for.
 type Value struct {
-	doc    *Document
+	doc    *document
 	node   *Node
 	path   *path
 	offset int // of the key, or of the value itself; used while node is nil
@@ -107,21 +113,8 @@ func (v Value) Present() bool { return v.node != nil && v.node.Kind != Null }
 // Path returns the JSON path, such as Infrastructure.Settings.Sources[1].
 func (v Value) Path() string { return v.path.String() }
 
-// Step is one part of a path: a key, or an index when Item is true.
-type Step struct {
-	Key   string
-	Index int
-	Item  bool
-}
-
 // Steps returns the path from the root.
-func (v Value) Steps() (all []Step) {
-	for p := v.path; p != nil && p.parent != nil; p = p.parent {
-		all = append(all, Step{Key: p.key, Index: p.index, Item: p.item})
-	}
-	slices.Reverse(all)
-	return all
-}
+func (v Value) Steps() []Step { return v.path.steps() }
 
 // Step follows one part of a path; what is not there is absent.
 func (v Value) Step(s Step) Value {
@@ -139,30 +132,34 @@ func (v Value) Raw() []byte {
 	if v.node == nil {
 		return nil
 	}
-	return v.doc.Data[v.node.Offset:v.node.End]
+	return v.doc.data[v.node.start:v.node.end]
 }
 
 // Bytes returns the bytes of another node of the same document.
-func (v Value) Bytes(n *Node) []byte { return v.doc.Data[n.Offset:n.End] }
+func (v Value) Bytes(n *Node) []byte { return v.doc.data[n.start:n.end] }
 
-// At returns a member of an object, looked up without regard to case and without a report; it
-// is absent when v is no object.
+// At returns a member of an object, looked up without regard to case; it is absent when there is
+// none or v is no object.
 func (v Value) At(key string) Value {
-	return v.member(func(have string) bool { return strings.EqualFold(have, key) })
+	return v.member(key, func(have string) bool { return strings.EqualFold(have, key) })
 }
 
 // Member is At for a key that is data and matched exactly.
 func (v Value) Member(key string) Value {
-	return v.member(func(have string) bool { return have == key })
+	return v.member(key, func(have string) bool { return have == key })
 }
 
-func (v Value) member(match func(string) bool) (found Value) {
-	if v.Kind() != Object {
-		return Value{}
+// member returns the last member whose key matches, as encoding/json does. An absent member has
+// the position of the object that lacks it.
+func (v Value) member(key string, match func(string) bool) Value {
+	found := Value{doc: v.doc, path: v.path.key(key), offset: v.offset}
+	if v.node == nil {
+		return found
 	}
+	found.offset = v.node.start
 	for _, m := range v.node.Members {
 		if match(m.Key) {
-			found = Value{doc: v.doc, node: m.Value, path: &path{parent: v.path, key: m.Key}, offset: m.Offset}
+			found.node, found.offset = m.Value, m.start
 		}
 	}
 	return found
@@ -173,7 +170,7 @@ func (v Value) Item(i int) Value {
 	if v.Kind() != List || i >= len(v.node.Items) {
 		return Value{}
 	}
-	return Value{doc: v.doc, node: v.node.Items[i], path: &path{parent: v.path, index: i, item: true}}
+	return Value{doc: v.doc, node: v.node.Items[i], path: v.path.index(i)}
 }
 
 func (v Value) add(s report.Severity, message string) {
@@ -182,10 +179,10 @@ func (v Value) add(s report.Severity, message string) {
 	}
 	offset := v.offset
 	if v.node != nil {
-		offset = v.node.Offset
+		offset = v.node.start
 	}
 	line, column := v.doc.position(offset)
-	v.doc.report.Add(report.Entry{Severity: s, File: v.doc.Name, Line: line, Column: column, Path: v.Path(), Message: message})
+	v.doc.report.Add(report.Entry{Severity: s, File: v.doc.name, Line: line, Column: column, Path: v.Path(), Message: message})
 }
 
 // Errorf reports an error at the value. The arguments must not be content of the document.
@@ -246,7 +243,7 @@ func (v Value) Items() []Value {
 	}
 	all := make([]Value, len(v.node.Items))
 	for i, n := range v.node.Items {
-		all[i] = Value{doc: v.doc, node: n, path: &path{parent: v.path, index: i, item: true}}
+		all[i] = Value{doc: v.doc, node: n, path: v.path.index(i)}
 	}
 	return all
 }

@@ -3,7 +3,7 @@
 // and trusts nothing on the medium: sizes, depths and the number of bytes read are bounded, and
 // a damaged medium is an error.
 //
-// FAT is read through go-diskfs, after the structures that it takes on faith have been checked
+// FAT is read through go-diskfs, after the structures that it does not check have been checked here
 // (fat.go says which). ISO 9660 is walked here (iso.go): go-diskfs allocates whatever sizes a
 // descriptor claims and finds nothing below the first level of a Joliet-only medium.
 package medium

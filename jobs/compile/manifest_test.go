@@ -1,7 +1,9 @@
 package compile
 
 import (
+	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -48,7 +50,7 @@ func TestManifestIsReadAndRewritten(t *testing.T) {
 	want := []manifestPackage{
 		{Name: "app", Version: "0e1", Digest: "sha256:abc", Dependencies: []string{"lib", "base"}},
 		{Name: "lib", Version: "a b", Dependencies: []string{"base", "other"}},
-		{Name: "base", Version: "7"},
+		{Name: "base", Version: "7", Dependencies: []string{}},
 	}
 	if m.Name != "it's" || m.Version != "1.10" || !reflect.DeepEqual(m.Packages, want) {
 		t.Errorf("got %q %q %+v, want %+v", m.Name, m.Version, m.Packages, want)
@@ -58,7 +60,7 @@ func TestManifestIsReadAndRewritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	before, rest, _ := strings.Cut(written, "packages:\n- name")
-	if !strings.HasPrefix(text, before+"compiled_packages:\n- name: \"a") || !strings.HasSuffix(text, "\n"+rest[strings.Index(rest, "tail:"):]) {
+	if !strings.HasPrefix(text, before+"compiled_packages:\n  - name: \"a") || !strings.HasSuffix(text, "\n"+rest[strings.Index(rest, "tail:"):]) {
 		t.Errorf("the rest of the manifest has changed:\n%s", text)
 	}
 	var judged struct {
@@ -87,32 +89,39 @@ func TestManifestWithoutPackagesGetsTheList(t *testing.T) {
 	}
 }
 
-func TestManifestOutsideOfTheSubsetIsRefused(t *testing.T) {
+func TestCommentsAroundThePackagesStay(t *testing.T) {
+	m, err := parseManifest("name: a # name\r\nversion: b\r\n# before\r\npackages:\r\n  # inside\r\n- name: c\r\n  version: |\r\n    d\r\n    # of the text\r\n\r\n# behind\r\nlicense: e")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text, _ := m.compiled(nil); text != "name: a # name\r\nversion: b\r\n# before\r\ncompiled_packages: []\n\r\n# behind\r\nlicense: e\n" {
+		t.Errorf("got %q", text)
+	}
+}
+
+func TestManifestThatCannotBeUsedIsRefused(t *testing.T) {
 	for text, want := range map[string]string{
-		"{name: a}":                                         "line 1: expected",
-		"name: a\nname: b":                                  "line 2: name is there twice",
-		" name: a":                                          "line 1: a manifest begins",
-		"name: a\n---\nversion: b":                          "line 2: expected",
-		"name: |\n  a":                                      "line 2: name must be on one line",
-		"name: !x a":                                        "line 1: only plain",
-		"name: \"a\\n\"":                                    "line 1: escapes",
-		"name: 'a":                                          "line 1: a quoted word must end",
-		"name: 'a' b":                                       "line 1: text behind",
-		"name: a\tb":                                        "line 1: control",
-		"packages: a":                                       "line 1: packages must be a list",
-		"packages: []\n- name: a":                           "line 2: packages goes on",
-		"packages:\n-\n  name: a":                           "line 2: an item must begin",
-		"packages:\n- name: a\n   version: b":               "line 3: name must be on one line",
-		"packages:\n  - name: a\n   version: b":             "line 3: indented differently",
-		"packages:\n  - name: a\n  version: b":              "line 3: expected an item",
-		"packages:\n- name: a\n  name: b":                   "line 3: name is there twice",
-		"packages:\n- name: a\n  dependencies: [a":          "line 3: dependencies must end",
-		"packages:\n- name: a\n  dependencies: [a,]":        "line 3: an item of dependencies",
-		"packages:\n- name: a\n  dependencies: b":           "line 3: dependencies must be a list",
-		"packages:\n- name: a\n  dependencies:\n  - {a: b}": "line 4: only plain",
-		"version: 1":                                        "name or version is missing",
-		"name: a/b\nversion: 1":                             "name or version is missing or not usable",
-		"name: a\nversion: 1\npackages:\n- name: ..\n":      `package "..": name or version`,
+		"":                                "the document is empty",
+		"a":                               "line 1: expected a mapping",
+		"\xff\xfen\x00":                   "not UTF-8",
+		"{name: a}":                       "line 1: the keys of a manifest begin in the first column",
+		"{\nname: a\n}":                   "line 2: the keys of a manifest begin in the first column",
+		"? name\n: a":                     "line 1: the keys of a manifest begin in the first column",
+		" name: a":                        "line 1: the keys of a manifest begin in the first column",
+		"name: a\nname: b":                "line 2: mapping key \"name\" already defined at line 1",
+		"name: a\n---\nversion: b":        "line 2: a second document",
+		"name: 'a":                        "line 2: found unexpected end of stream",
+		"name: \"a\\n\"\nversion: b":      "name or version is missing or not usable",
+		"packages: a":                     "line 1: cannot unmarshal !!str `a` into []",
+		"packages:\n- name: a\n  name: b": "line 3: mapping key \"name\" already defined at line 2",
+		"packages:\n- name: [a]\n  dependencies: b":              "line 2: cannot unmarshal !!seq into string; line 3: cannot unmarshal !!str `b` into []string",
+		"packages:\n- name: a\n  dependencies:\n  - {a: b}":      "line 4: cannot unmarshal !!map into string",
+		"name: a\nversion: b\npackages:\n- &x {}\ntail: *x":      "without its packages: unknown anchor 'x' referenced",
+		"x: &x {packages: [{name: c, version: d}]}\n<<: *x":      "packages: not a key of the manifest itself",
+		"name: a\nversion: b\ncompiled_packages:\n- {name: c}\n": "the release is compiled already",
+		"version: 1":            "name or version is missing",
+		"name: a/b\nversion: 1": "name or version is missing or not usable",
+		"name: a\nversion: 1\npackages:\n- name: ..\n": `package "..": name or version`,
 	} {
 		if _, err := parseManifest(text); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%q: got %v, want %q", text, err, want)
@@ -120,36 +129,51 @@ func TestManifestOutsideOfTheSubsetIsRefused(t *testing.T) {
 	}
 }
 
-// Whatever our reader takes, a full YAML parser reads as the same.
+// Whatever the packages are replaced by, the rest of the document means what it meant.
 func FuzzManifest(f *testing.F) {
 	f.Add(written)
 	f.Add("name: a\nversion: b\npackages:\n  - name: c\n    version: \"d\"\n    dependencies:\n      - e # f\n")
 	f.Add("name: a\nversion: b\npackages: ~\n")
+	f.Add("name: a\rversion: b\u2028packages: |\u0085 c\n#d\n...\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		m, err := parseManifest(text)
 		if err != nil {
 			return
 		}
-		var judge struct {
-			Name     string
-			Version  string
-			Packages []struct {
-				Name, Version, Fingerprint, SHA1 string
-				Dependencies                     []string
-			}
+		rewritten, err := m.compiled([]manifestPackage{{Name: "n"}})
+		if err != nil {
+			t.Fatal(err)
 		}
-		// What is not read may be anything, so that the judge may refuse the whole.
-		if err := yaml.Unmarshal([]byte(text), &judge); err != nil {
-			return
+		if !strings.HasSuffix(text, "\n") {
+			text += "\n"
 		}
-		if m.Name != judge.Name || m.Version != judge.Version || len(m.Packages) != len(judge.Packages) {
-			t.Fatalf("got %+v, want %+v", m, judge)
+		if !strings.HasPrefix(rewritten, m.before) || !strings.HasSuffix(rewritten, m.after) || !strings.HasPrefix(text, m.before) || !strings.HasSuffix(text, m.after) {
+			t.Fatalf("%q became %q", text, rewritten)
 		}
-		for i, p := range judge.Packages {
-			got := m.Packages[i]
-			if got.Name != p.Name || got.Version != p.Version || got.Fingerprint != p.Fingerprint || got.Digest != p.SHA1 || strings.Join(got.Dependencies, "\x00") != strings.Join(p.Dependencies, "\x00") {
-				t.Fatalf("package %d: got %+v, want %+v", i, got, p)
-			}
+		if was, is := topLevel(t, text), topLevel(t, rewritten); !slices.Equal(was, is) {
+			t.Fatalf("%q became %q:\n%q\n%q", text, rewritten, was, is)
 		}
 	})
+}
+
+// topLevel lists the keys with the values that they have, without the packages.
+func topLevel(t *testing.T, text string) (all []string) {
+	root, err := parseMapping(text)
+	if err != nil {
+		t.Fatalf("%q: %v", text, err)
+	}
+	for i := 0; i < len(root.Content); i += 2 {
+		if key := root.Content[i].Value; key != "packages" && key != "compiled_packages" {
+			all = append(all, key+"="+meaning(root.Content[i+1]))
+		}
+	}
+	return all
+}
+
+func meaning(n *yaml.Node) string {
+	text := fmt.Sprintf("%d %s %q [", n.Kind, n.Tag, n.Value)
+	for _, child := range n.Content {
+		text += meaning(child)
+	}
+	return text + "]"
 }

@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"cambium/internal/vcap"
 )
 
 // monitProcess is a monit of our own, on a port of loopback, with its files in a directory.
@@ -266,5 +268,58 @@ include %[2]s/job/*.monitrc
 	cmd = exec.Command("bash", "-c", fmt.Sprintf("exec 3<>/dev/tcp/127.0.0.1/%s; head -c 3 <&3", mailPort))
 	if out, _ := cmd.CombinedOutput(); !strings.HasPrefix(string(out), "220") {
 		t.Errorf("root was not served: %q", out)
+	}
+}
+
+// realServices says of a monit of our own whether it runs.
+type realServices struct{ m *monitProcess }
+
+func (realServices) Setup(context.Context, string) error    { return nil }
+func (r realServices) Running(context.Context, string) bool { return r.m.cmd != nil }
+func (realServices) Started(string)                         {}
+
+// TestRootMonitAccount: a monit that runs with the password that an earlier agent had made is
+// replaced by one that knows the account of releases.
+func TestRootMonitAccount(t *testing.T) {
+	if os.Geteuid() != 0 {
+		skip(t, "monit's files must belong to root")
+	}
+	if _, err := exec.LookPath("monit"); err != nil {
+		skip(t, "monit is not installed")
+	}
+	dirs, port := vcap.New(t.TempDir()), freePort(t)
+	dir := filepath.Dir(dirs.MonitUser())
+	if err := os.MkdirAll(dirs.MonitJobs(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string]string{
+		"monit.user": "vcap:OWNPASSWORD",
+		"monitrc": fmt.Sprintf("set daemon 1\nset httpd port %d and use address 127.0.0.1\n  allow cleartext %[2]s/monit.user\n"+
+			"set pidfile %[2]s/monit.pid\nset statefile %[2]s/state\nset idfile %[2]s/id\n", port, dir),
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m := &monitProcess{t: t, dir: dir}
+	t.Cleanup(func() { _ = m.Kill(context.Background()) })
+	client := &Client{URL: fmt.Sprintf("http://127.0.0.1:%d", port), UserFile: dirs.MonitUser(), Daemon: m, Pause: 100 * time.Millisecond}
+	if err := client.Reload(t.Context()); err != nil { // it runs, with the old account
+		t.Fatal(err)
+	}
+	before := m.cmd.Process.Pid
+	s := Starter{Dirs: dirs, Client: client, Services: realServices{m}, KeepStopped: func() ([]string, error) { return nil, nil }}
+	if made, err := s.Start(t.Context()); err != nil || len(made) != 2 || made[1].Op != OpRestart {
+		t.Fatalf("made %v, %v; want the file and the restart", made, err)
+	}
+	if data, err := os.ReadFile(dirs.MonitUser()); err != nil || string(data) != "vcap:random-password" {
+		t.Errorf("monit.user holds %q, %v", data, err)
+	}
+	if _, err := client.Status(t.Context()); err != nil || m.cmd.Process.Pid == before {
+		t.Errorf("%v, pid %d before and %d after; want another monit that answers", err, before, m.cmd.Process.Pid)
+	}
+	after := m.cmd.Process.Pid
+	if made, err := s.Start(t.Context()); err != nil || len(made) != 0 || m.cmd.Process.Pid != after {
+		t.Errorf("the second time: made %v, %v, pid %d; want %d to stay", made, err, m.cmd.Process.Pid, after)
 	}
 }

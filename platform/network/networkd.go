@@ -15,8 +15,8 @@ import (
 	"cambium/platform/unit"
 )
 
-// daemon is systemd-networkd as this package needs it. There is no ReconfigureLink: it drops and
-// adds again every address of the link, and a reload does all that is needed.
+// daemon is systemd-networkd as this package needs it. ReconfigureLink is not used: it removes and
+// re-adds every address of the link, and a reload does all that is needed.
 type daemon interface {
 	probe() Networkd
 	// reload reads the files again; links whose file changed are brought in line without
@@ -38,11 +38,11 @@ const (
 	networkdAlias = "dbus-org.freedesktop.network1.service"
 )
 
-// systemBus talks to the real networkd. Each call has its own connection: calls are rare, and a
-// bus that went away in between must not matter.
+// systemBus calls the real networkd, through godbus: go-systemd has no calls for networkd. Each call
+// has its own connection: calls are rare, and a restart of the bus in between must not matter.
 type systemBus struct{ k *Kernel }
 
-// connect waits for the bus where systemd is about to start it: the agent may be earlier.
+// connect starts the bus where systemd has not started it yet: the agent may be earlier.
 func (b systemBus) connect(ctx context.Context) (*dbus.Conn, error) {
 	root := b.k.path()
 	conn, err := unit.SystemBus(ctx, root)
@@ -98,7 +98,7 @@ func systemdVersion(library string) int {
 }
 
 // settleLimit bounds the wait for networkd to act on links that lose a lease. It does so within
-// milliseconds; one that does not must not hold up everything else.
+// milliseconds; a networkd that does not must not delay everything else.
 const settleLimit = 2 * time.Second
 
 // sameLimit is for networkd to set an address again that it had by lease. It calls the link
@@ -107,8 +107,8 @@ const settleLimit = 2 * time.Second
 const sameLimit = 250 * time.Millisecond
 
 // reload returns before networkd has acted on the files. That does not matter for a static link,
-// on which networkd finds everything as its file says. But a lease that is about to go would be
-// taken for a new one by whoever looks right away.
+// on which networkd finds everything as its file says. But a lease that is about to be released
+// would be mistaken for a new one by a caller that looks right away.
 func (b systemBus) reload(ctx context.Context, settle map[int]Settle) error {
 	conn, err := b.connect(ctx)
 	if err != nil {
@@ -140,8 +140,8 @@ func (b systemBus) reload(ctx context.Context, settle map[int]Settle) error {
 	return nil
 }
 
-// settle waits until networkd has begun to act on each link, which is when it has let a lease
-// go, and a little longer for an address that it sets again.
+// settle waits until networkd has begun to act on each link, which is when it has released the
+// lease, and a little longer for an address that it sets again.
 func (b systemBus) settle(ctx context.Context, waiting map[dbus.ObjectPath]Settle, signals <-chan *dbus.Signal) {
 	limit := time.NewTimer(settleLimit)
 	defer limit.Stop()
@@ -150,7 +150,7 @@ func (b systemBus) settle(ctx context.Context, waiting map[dbus.ObjectPath]Settl
 		select {
 		case signal, open := <-signals:
 			if !open {
-				return // the bus went away; whoever waits for a lease sees what becomes of it
+				return // the connection is lost; waiting for the lease is bounded elsewhere
 			}
 			link, ours := waiting[signal.Path]
 			state := administrativeState(signal)
@@ -180,7 +180,7 @@ func (b systemBus) running(ctx context.Context, conn *dbus.Conn) (owned bool) {
 	return err == nil && owned
 }
 
-// administrativeState reads a link's new state from a signal, if it tells one.
+// administrativeState reads a link's new state from a signal; empty if the signal has none.
 func administrativeState(s *dbus.Signal) string {
 	if s == nil || len(s.Body) < 2 {
 		return ""

@@ -5,70 +5,143 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"strconv"
 	"syscall"
 	"time"
 
+	"cambium/internal/retry"
+
+	systemd "github.com/coreos/go-systemd/v22/dbus"
 	"github.com/godbus/dbus/v5"
 )
 
-type flavour int
-
-const (
-	direct flavour = iota // the other end is the service itself
-	bus                   // the other end is a message bus, which wants to be greeted
-)
-
 // SystemBus connects to the system's message bus, for services other than systemd itself:
-// networkd, resolved, timesyncd. The caller closes the connection.
+// networkd, logind. The caller closes the connection.
 func SystemBus(ctx context.Context, root string) (*dbus.Conn, error) {
-	return dial(ctx, filepath.Join(root, "run/dbus/system_bus_socket"), bus)
+	return dial(ctx, filepath.Join(root, "run/dbus/system_bus_socket"), (*dbus.Conn).Hello)
 }
 
-func dial(ctx context.Context, path string, f flavour) (*dbus.Conn, error) {
-	var d net.Dialer
-	raw, err := d.DialContext(ctx, "unix", path)
-	if err != nil {
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
-			err = fmt.Errorf("%w: %w", ErrAbsent, err)
-		}
-		return nil, fmt.Errorf("connect to %s: %w", path, err)
+// dial connects and authenticates; greet is what the other end expects after that.
+func dial(ctx context.Context, path string, greet func(*dbus.Conn) error) (*dbus.Conn, error) {
+	// Connecting to a Unix socket never waits: a full backlog is an error.
+	conn, err := dbus.Dial("unix:path=" + dbus.EscapeBusAddressValue(path))
+	if err == nil {
+		err = closeOnCancel(ctx, conn, func() error {
+			if err := conn.Auth([]dbus.Auth{dbus.AuthExternal(strconv.Itoa(os.Geteuid()))}); err != nil {
+				return err
+			}
+			return greet(conn)
+		})
 	}
-	conn, err := shakeHands(ctx, raw.(*net.UnixConn), f)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+		err = fmt.Errorf("%w: %w", ErrAbsent, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", path, err)
 	}
 	return conn, nil
 }
 
-// shakeHands authenticates. The library's own calls for this take no context, so the socket's
-// deadline stands in for it.
-func shakeHands(ctx context.Context, raw *net.UnixConn, f flavour) (*dbus.Conn, error) {
-	expire := func() { _ = raw.SetDeadline(time.Unix(1, 0)) } // fails only on a closed socket
-	stop := context.AfterFunc(ctx, expire)
-	defer stop()
-	conn, err := dbus.DialUnix(raw)
-	if err != nil {
-		return nil, errors.Join(err, raw.Close())
-	}
-	err = conn.Auth([]dbus.Auth{dbus.AuthExternal(strconv.Itoa(os.Geteuid()))})
-	if err == nil && f == bus {
-		err = conn.Hello()
-	}
-	if err == nil && !stop() {
+// closeOnCancel runs a call on conn that takes no context: conn is closed when ctx ends first, which
+// makes the call return. After an error conn is closed.
+func closeOnCancel(ctx context.Context, conn *dbus.Conn, call func() error) error {
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() }) // the cause is ctx's
+	err := call()
+	if !stop() {
 		err = context.Cause(ctx)
 	}
 	if err != nil {
-		if cause := context.Cause(ctx); cause != nil {
-			err = cause
-		}
 		_ = conn.Close() // the failure above is what matters
-		return nil, err
 	}
-	return conn, nil
+	return err
+}
+
+// connection is go-systemd's connection, and a channel that is closed when the connection is:
+// go-systemd itself does not tell, and the result of a job would never arrive.
+type connection struct {
+	*systemd.Conn
+	closed <-chan struct{}
+}
+
+// dialSystemd prefers the socket that systemd itself listens on: it exists before the bus does, and
+// no third process is needed to answer.
+func dialSystemd(ctx context.Context, root string) (*connection, error) {
+	conn, err := dial(ctx, filepath.Join(root, "run/systemd/private"), func(conn *dbus.Conn) error { return ping(ctx, conn) })
+	if err != nil {
+		var busErr error
+		if conn, busErr = SystemBus(ctx, root); busErr != nil {
+			return nil, errors.Join(err, busErr)
+		}
+	}
+	c := &connection{closed: conn.Context().Done()}
+	err = closeOnCancel(ctx, conn, func() (err error) {
+		// go-systemd asks for a connection for calls and one for signals. One is enough for both,
+		// as result channels are buffered.
+		c.Conn, err = systemd.NewConnection(func() (*dbus.Conn, error) { return conn, nil })
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listen to systemd: %w", err)
+	}
+	return c, nil
+}
+
+// ping makes sure that systemd reads its private socket. If it has read the first message together
+// with the end of the handshake, it does not look at that message before the next one arrives: so
+// messages are sent until one is answered.
+func ping(ctx context.Context, conn *dbus.Conn) error {
+	// The first pauses are short, since a boot waits for them.
+	pauses := retry.Backoff{Min: 5 * time.Millisecond, Max: time.Second}
+	for attempt := range 20 {
+		short, cancel := context.WithTimeout(ctx, pauses.Pause(attempt))
+		err := conn.Object("org.freedesktop.systemd1", "/org/freedesktop/systemd1").CallWithContext(short, "org.freedesktop.DBus.Peer.Ping", 0).Err
+		cancel()
+		if err == nil || ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
+			return err
+		}
+	}
+	return errors.New("systemd does not answer")
+}
+
+// job calls one of go-systemd's methods that queue a job, and waits for the job's result. go-systemd
+// queues one job at a time: a call also waits for the reply to an earlier one, bounded by that one's
+// context. Jobs themselves run in parallel.
+func (c *connection) job(ctx context.Context, queue queueFunc, name, mode string) (string, error) {
+	// Buffered: go-systemd handles no other result until this one is taken, and after the end of ctx
+	// it is not taken.
+	result := make(chan string, 1)
+	if _, err := queue(c.Conn, ctx, name, mode, result); err != nil {
+		return "", err
+	}
+	select {
+	case r := <-result:
+		return r, nil
+	case <-c.closed:
+		return "", dbus.ErrClosed
+	case <-ctx.Done():
+		return "", context.Cause(ctx)
+	}
+}
+
+type queueFunc func(c *systemd.Conn, ctx context.Context, name, mode string, result chan<- string) (int, error)
+
+// property is one property of a unit, nil if it cannot be read. systemd needs milliseconds to collect
+// all properties, and microseconds for one.
+func (c *connection) property(ctx context.Context, unit, name string) any {
+	p, err := c.GetUnitPropertyContext(ctx, unit, name)
+	if err != nil {
+		return nil
+	}
+	return p.Value.Value()
+}
+
+// connectionLost reports whether a call failed because the connection did, as it does when systemd
+// re-executes itself. What systemd answers is a dbus.Error.
+func connectionLost(ctx context.Context, err error) bool {
+	var answer dbus.Error
+	return err != nil && ctx.Err() == nil && !errors.As(err, &answer)
 }
 
 // typed turns the bus's error names into errors that callers can ask for.

@@ -5,55 +5,48 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"strconv"
 	"strings"
 	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
 )
 
-// Notifier tells systemd about this process. The zero value says nothing, which is right for
-// a process that systemd did not start.
+// Notifier tells systemd about this process. The zero value sends nothing, which is right for a
+// process that systemd did not start. It keeps the socket's name, where go-systemd's SdNotify reads the
+// environment at each call and waits for systemd without a deadline.
 type Notifier struct {
 	socket   string
 	watchdog time.Duration
 }
 
-// TakeNotifier reads what systemd put into the environment and removes it from there, so that
-// no program this process starts speaks in its name.
+// TakeNotifier reads what systemd put into the environment and removes it from there, so that no
+// program this process starts can notify on its behalf.
 func TakeNotifier() (Notifier, error) {
 	n := Notifier{socket: os.Getenv("NOTIFY_SOCKET")}
-	micros, pid := os.Getenv("WATCHDOG_USEC"), os.Getenv("WATCHDOG_PID")
-	for _, name := range []string{"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"} {
-		if err := os.Unsetenv(name); err != nil {
-			return Notifier{}, fmt.Errorf("take %s: %w", name, err)
-		}
+	if err := os.Unsetenv("NOTIFY_SOCKET"); err != nil {
+		return Notifier{}, fmt.Errorf("take NOTIFY_SOCKET: %w", err)
 	}
-	if micros == "" || pid != "" && pid != strconv.Itoa(os.Getpid()) {
-		return n, nil
-	}
-	usec, err := strconv.ParseInt(micros, 10, 64)
-	if err != nil || usec <= 0 || usec > int64(24*time.Hour/time.Microsecond) {
-		return n, fmt.Errorf("WATCHDOG_USEC=%q is not a time in microseconds", micros)
-	}
-	n.watchdog = time.Duration(usec) * time.Microsecond
-	return n, nil
+	var err error
+	n.watchdog, err = daemon.SdWatchdogEnabled(true)
+	return n, err
 }
 
-// Ready says that the service is up.
-func (n Notifier) Ready() error { return n.send("READY=1") }
+// Ready reports that the service is up.
+func (n Notifier) Ready() error { return n.send(daemon.SdNotifyReady) }
 
 // Status is the line that `systemctl status` shows.
 func (n Notifier) Status(text string) error {
 	return n.send("STATUS=" + strings.Map(oneLine, text))
 }
 
-// Alive feeds the watchdog. Call it from what must not hang, not from a timer of its own.
-func (n Notifier) Alive() error { return n.send("WATCHDOG=1") }
+// Alive feeds the watchdog. Call it from the loop that must not hang, not from a timer of its own.
+func (n Notifier) Alive() error { return n.send(daemon.SdNotifyWatchdog) }
 
-// Stopping says that the service is going down on purpose.
-func (n Notifier) Stopping() error { return n.send("STOPPING=1") }
+// Stopping reports that the service is going down on purpose.
+func (n Notifier) Stopping() error { return n.send(daemon.SdNotifyStopping) }
 
 // Watchdog is the time after which systemd ends a process that has not called Alive; 0 means
-// that it does not watch. Call Alive at least twice as often.
+// that there is no watchdog. Call Alive at least twice as often.
 func (n Notifier) Watchdog() time.Duration { return n.watchdog }
 
 func (n Notifier) send(message string) (err error) {
@@ -70,7 +63,7 @@ func (n Notifier) send(message string) (err error) {
 	if err != nil {
 		return err
 	}
-	// systemd reads this socket in its main loop; while it is busy, nobody may wait for it.
+	// systemd reads this socket in its main loop; while it is busy, the agent must not wait for it.
 	if err := conn.SetWriteDeadline(time.Now().Add(time.Second)); err != nil {
 		return errors.Join(err, conn.Close())
 	}

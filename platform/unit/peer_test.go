@@ -14,14 +14,14 @@ import (
 )
 
 // peer is the other end of a D-Bus connection: it speaks the real protocol on a private
-// socket and answers by a table of functions.
+// socket and answers each call through a function.
 type peer struct {
 	t     *testing.T
 	mu    sync.Mutex
 	calls []string // members in the order they came
 	conns []net.Conn
-	// lateFirst leaves the first message alone until the second has come, as a systemd does that
-	// read it together with the end of the handshake.
+	// lateFirst holds the first message back until the second arrives, as systemd does if it has
+	// read the first one together with the end of the handshake.
 	lateFirst bool
 	answer    func(p *peer, c net.Conn, call *dbus.Message) // sends the reply itself
 }
@@ -145,6 +145,6 @@ func (p *peer) fail(c net.Conn, to *dbus.Message, name, text string) {
 
 func (p *peer) signal(c net.Conn, member string, body ...any) {
 	p.send(c, &dbus.Message{Type: dbus.TypeSignal, Body: body, Headers: map[dbus.HeaderField]dbus.Variant{
-		dbus.FieldPath: dbus.MakeVariant(systemdPath), dbus.FieldInterface: dbus.MakeVariant(managerFace),
+		dbus.FieldPath: dbus.MakeVariant(dbus.ObjectPath("/org/freedesktop/systemd1")), dbus.FieldInterface: dbus.MakeVariant("org.freedesktop.systemd1.Manager"),
 		dbus.FieldMember: dbus.MakeVariant(member)}})
 }

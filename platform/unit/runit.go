@@ -18,16 +18,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Runit is the service manager of older stemcells. Its sv program is the contract there:
-// stemcells replace it.
+// Runit is the service manager of older stemcells. It is driven through its sv program, since
+// stemcells replace that program by their own.
 type Runit struct {
 	Root string
 	Log  *logrus.Entry
-	// Program is sv unless a test says otherwise.
+	// Program is sv if empty; tests set another.
 	Program string
 }
 
-// Setup makes runsvdir look after a service that the stemcell ships but does not start.
+// Setup makes runsvdir supervise a service that the stemcell ships but does not start.
 func (r *Runit) Setup(_ context.Context, name string) error {
 	link := filepath.Join(r.Root, "etc/service", name)
 	if err := os.MkdirAll(filepath.Dir(link), 0o755); err != nil {
@@ -48,7 +48,7 @@ func (r *Runit) Stop(ctx context.Context, name string) error { return r.sv(ctx, 
 // Restart stops and starts a service.
 func (r *Runit) Restart(ctx context.Context, name string) error { return r.sv(ctx, "restart", name) }
 
-// Reload sends the hang-up signal, by which daemons read their configuration again.
+// Reload sends SIGHUP, on which daemons read their configuration again.
 func (r *Runit) Reload(ctx context.Context, name string) error { return r.sv(ctx, "reload", name) }
 
 // Kill sends a signal to a service's main process.
@@ -63,7 +63,7 @@ func (r *Runit) Kill(ctx context.Context, name string, signal syscall.Signal) er
 	return r.sv(ctx, verb, name)
 }
 
-// State reads what runsv keeps about a service.
+// State reads the state that runsv keeps of a service.
 func (r *Runit) State(_ context.Context, name string) (State, error) {
 	dir := filepath.Join(r.Root, "etc/service", name)
 	if _, err := os.Stat(dir); err != nil {
@@ -83,13 +83,13 @@ func (r *Runit) State(_ context.Context, name string) (State, error) {
 		if err != nil {
 			return State{}, fmt.Errorf("state of %s: %w", name, err)
 		}
-		// An empty or torn file means that runsv is between two runs; 0 says just that.
+		// An empty or incomplete file means that runsv is between two runs, where there is no process.
 		state.MainPID, _ = strconv.Atoi(string(bytes.TrimSpace(pid)))
 	}
 	return state, nil
 }
 
-// Running reports whether a service is up already, so that there is nothing to start.
+// Running reports whether a service runs already, so that there is nothing to start.
 func (r *Runit) Running(ctx context.Context, name string) bool {
 	state, err := r.State(ctx, name)
 	return err == nil && state.Active == "active"
@@ -101,18 +101,19 @@ func (r *Runit) PowerOff(ctx context.Context) error { return r.run(ctx, "shutdow
 // Reboot starts the machine again, in order.
 func (r *Runit) Reboot(ctx context.Context) error { return r.run(ctx, "shutdown", "-r", "now") }
 
-// Started says that a service needs no start, in the words of one.
-func (r *Runit) Started(name string) { r.say("start", name) }
+// Started logs a service that needs no start as if it had been started.
+func (r *Runit) Started(name string) { r.logCommand("start", name) }
 
-// say logs what an operator would have typed: others look for these very words in the log.
-func (r *Runit) say(verb, name string) {
+// logCommand logs what an operator would have typed: operators and scripts look for exactly these
+// words in the log.
+func (r *Runit) logCommand(verb, name string) {
 	if r.Log != nil {
 		r.Log.WithField("command", "sv "+verb+" "+name).Info("asking runit")
 	}
 }
 
 func (r *Runit) sv(ctx context.Context, verb, name string) error {
-	r.say(verb, name)
+	r.logCommand(verb, name)
 	program := r.Program
 	if program == "" {
 		program = "sv"

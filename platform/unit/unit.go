@@ -1,9 +1,9 @@
-// Package unit drives the machine's service manager: systemd over D-Bus, or runit through its
-// own sv program. Both have the same methods, so that a caller declares the few it needs and
-// does not care. It also speaks the notification protocol by which a service tells systemd
-// that it is ready, what it is doing and that it is alive.
+// Package unit drives the machine's service manager: systemd over D-Bus, as a thin layer on go-systemd,
+// or runit through its own sv program. Both have the same methods, so that a caller declares the few
+// it needs and works with either. It also implements the notification protocol by which a service
+// tells systemd that it is ready, what it is doing and that it is alive.
 //
-// Every call ends when its context does. Starting, stopping and restarting return when the
+// Every wait is bounded by a context. Starting, stopping and restarting return when the
 // service manager's job has ended, with its result; nothing is polled.
 package unit
 
@@ -16,7 +16,7 @@ import (
 )
 
 // ErrAbsent means that there is no service manager to talk to: a container without systemd, or
-// a boot too early for it. Callers that can do without go on; others report it.
+// a boot too early for it. Callers that can work without one go on; others report it.
 var ErrAbsent = errors.New("service manager is not running")
 
 // ErrNotFound means that the service manager knows no unit of that name.
@@ -26,12 +26,12 @@ var ErrNotFound = errors.New("no such unit")
 // (ConditionPathExists= and the like); the unit is not running.
 var ErrCondition = errors.New("a condition of the unit does not hold")
 
-// JobError means that the service manager tried and did not succeed.
+// JobError means that a job of the service manager failed.
 type JobError struct {
 	Job    string // start, stop, restart, reload
 	Unit   string
 	Result string // failed, timeout, dependency, canceled …
-	State  State  // what the unit was in afterwards
+	State  State  // the unit's state afterwards
 }
 
 func (e *JobError) Error() string {
@@ -42,17 +42,17 @@ func (e *JobError) Error() string {
 	return text
 }
 
-// State is what the service manager says of a unit.
+// State is a unit's state according to the service manager.
 type State struct {
 	Load    string // loaded, not-found, masked …
 	Active  string // active, inactive, failed, activating, deactivating …
 	Sub     string // running, dead, exited …
 	MainPID int    // 0 when there is none
-	// Result is why a service ended last: success, exit-code, signal, oom-kill …
+	// Result is how the last run ended: success, exit-code, signal, oom-kill …
 	Result string
 }
 
-// Running reports whether the unit is up or coming up.
+// Running reports whether the unit is active or becoming active.
 func (s State) Running() bool {
 	return s.Active == "active" || s.Active == "activating" || s.Active == "reloading"
 }
@@ -63,7 +63,7 @@ func Booted(root string) bool {
 	return err == nil && info.IsDir()
 }
 
-// full adds the suffix that systemctl lets people leave out.
+// full adds the suffix .service to a name without a suffix, as systemctl does.
 func full(name string) string {
 	for _, suffix := range []string{".service", ".socket", ".target", ".mount", ".timer", ".scope", ".slice", ".path", ".device", ".swap", ".automount"} {
 		if strings.HasSuffix(name, suffix) {

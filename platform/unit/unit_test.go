@@ -3,10 +3,12 @@ package unit
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -23,8 +25,8 @@ func bounded(t *testing.T) context.Context {
 	return ctx
 }
 
-// systemd answers as PID 1 does: a job for each request, whose end is a signal.
-type systemd struct {
+// fakeSystemd answers as PID 1 does: a job for each request, whose end is a signal.
+type fakeSystemd struct {
 	result    string // of every job
 	active    string
 	condition bool
@@ -32,7 +34,7 @@ type systemd struct {
 	silent    bool // no signal ever
 }
 
-func (s systemd) answer(p *peer, c net.Conn, m *dbus.Message) {
+func (s fakeSystemd) answer(p *peer, c net.Conn, m *dbus.Message) {
 	const job = dbus.ObjectPath("/org/freedesktop/systemd1/job/7")
 	member, _ := m.Headers[dbus.FieldMember].Value().(string)
 	switch member {
@@ -59,12 +61,8 @@ func (s systemd) answer(p *peer, c net.Conn, m *dbus.Message) {
 		of := map[string]any{"ActiveState": s.active, "ConditionResult": s.condition}
 		p.reply(c, m, dbus.MakeVariant(of[m.Body[1].(string)]))
 	case "GetAll":
-		if m.Body[0] == unitFace {
-			p.reply(c, m, map[string]dbus.Variant{"LoadState": dbus.MakeVariant("loaded"), "ActiveState": dbus.MakeVariant(s.active),
-				"SubState": dbus.MakeVariant("running"), "ConditionResult": dbus.MakeVariant(s.condition)})
-			return
-		}
-		p.reply(c, m, map[string]dbus.Variant{"MainPID": dbus.MakeVariant(uint32(42)), "Result": dbus.MakeVariant("exit-code")})
+		p.reply(c, m, map[string]dbus.Variant{"LoadState": dbus.MakeVariant("loaded"), "ActiveState": dbus.MakeVariant(s.active),
+			"SubState": dbus.MakeVariant("running"), "MainPID": dbus.MakeVariant(uint32(42)), "Result": dbus.MakeVariant("exit-code")})
 	default:
 		p.reply(c, m)
 	}
@@ -73,30 +71,30 @@ func (s systemd) answer(p *peer, c net.Conn, m *dbus.Message) {
 func TestSystemdJobs(t *testing.T) {
 	for _, tc := range []struct {
 		name string
-		peer systemd
+		peer fakeSystemd
 		call func(context.Context, *Systemd) error
 		want func(error) bool
 	}{
-		{"started", systemd{result: "done", active: "active", condition: true}, func(ctx context.Context, s *Systemd) error { return s.Start(ctx, "monit") },
+		{"started", fakeSystemd{result: "done", active: "active", condition: true}, func(ctx context.Context, s *Systemd) error { return s.Start(ctx, "monit") },
 			func(err error) bool { return err == nil }},
-		{"signal before reply", systemd{result: "done", active: "active", condition: true, early: true}, func(ctx context.Context, s *Systemd) error { return s.Start(ctx, "monit") },
+		{"signal before reply", fakeSystemd{result: "done", active: "active", condition: true, early: true}, func(ctx context.Context, s *Systemd) error { return s.Start(ctx, "monit") },
 			func(err error) bool { return err == nil }},
-		{"start failed", systemd{result: "failed", active: "failed"}, func(ctx context.Context, s *Systemd) error { return s.Start(ctx, "monit") },
+		{"start failed", fakeSystemd{result: "failed", active: "failed"}, func(ctx context.Context, s *Systemd) error { return s.Start(ctx, "monit") },
 			func(err error) bool {
 				var job *JobError
 				return errors.As(err, &job) && job.Result == "failed" && job.State.Active == "failed" && job.State.Result == "exit-code"
 			}},
-		{"condition turned it down", systemd{result: "done", active: "inactive"}, func(ctx context.Context, s *Systemd) error { return s.Start(ctx, "monit") },
+		{"condition does not hold", fakeSystemd{result: "done", active: "inactive"}, func(ctx context.Context, s *Systemd) error { return s.Start(ctx, "monit") },
 			func(err error) bool { return errors.Is(err, ErrCondition) }},
-		{"stopped", systemd{result: "done", active: "inactive"}, func(ctx context.Context, s *Systemd) error { return s.Stop(ctx, "monit") },
+		{"stopped", fakeSystemd{result: "done", active: "inactive"}, func(ctx context.Context, s *Systemd) error { return s.Stop(ctx, "monit") },
 			func(err error) bool { return err == nil }},
-		{"restart timed out", systemd{result: "timeout", active: "activating"}, func(ctx context.Context, s *Systemd) error { return s.Restart(ctx, "systemd-resolved") },
+		{"restart timed out", fakeSystemd{result: "timeout", active: "activating"}, func(ctx context.Context, s *Systemd) error { return s.Restart(ctx, "systemd-resolved") },
 			func(err error) bool { var job *JobError; return errors.As(err, &job) && job.Result == "timeout" }},
-		{"reloaded", systemd{result: "done"}, func(ctx context.Context, s *Systemd) error { return s.Reload(ctx, "x.service") },
+		{"reloaded", fakeSystemd{result: "done"}, func(ctx context.Context, s *Systemd) error { return s.Reload(ctx, "x.service") },
 			func(err error) bool { return err == nil }},
-		{"no such unit", systemd{result: "done"}, func(ctx context.Context, s *Systemd) error { return s.Start(ctx, "ghost") },
+		{"no such unit", fakeSystemd{result: "done"}, func(ctx context.Context, s *Systemd) error { return s.Start(ctx, "ghost") },
 			func(err error) bool { return errors.Is(err, ErrNotFound) }},
-		{"killed", systemd{}, func(ctx context.Context, s *Systemd) error { return s.Kill(ctx, "monit", unix.SIGTERM) },
+		{"killed", fakeSystemd{}, func(ctx context.Context, s *Systemd) error { return s.Kill(ctx, "monit", unix.SIGTERM) },
 			func(err error) bool { return err == nil }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -113,7 +111,7 @@ func TestSystemdJobs(t *testing.T) {
 
 func TestSystemdState(t *testing.T) {
 	root := t.TempDir()
-	listen(t, filepath.Join(root, "run/systemd/private"), systemd{active: "active", condition: true}.answer)
+	listen(t, filepath.Join(root, "run/systemd/private"), fakeSystemd{active: "active", condition: true}.answer)
 	s := &Systemd{Root: root}
 	t.Cleanup(s.Close)
 	got, err := s.State(bounded(t), "monit")
@@ -123,9 +121,9 @@ func TestSystemdState(t *testing.T) {
 	}
 }
 
-func TestSystemdLeavesTheFirstMessageAlone(t *testing.T) {
+func TestSystemdHoldsTheFirstMessageBack(t *testing.T) {
 	root := t.TempDir()
-	p := listen(t, filepath.Join(root, "run/systemd/private"), systemd{active: "active", condition: true}.answer)
+	p := listen(t, filepath.Join(root, "run/systemd/private"), fakeSystemd{active: "active", condition: true}.answer)
 	p.mu.Lock()
 	p.lateFirst = true
 	p.mu.Unlock()
@@ -148,7 +146,7 @@ func TestSystemdAbsent(t *testing.T) {
 
 func TestSystemdCallEndsWithItsContext(t *testing.T) {
 	root := t.TempDir()
-	p := listen(t, filepath.Join(root, "run/systemd/private"), systemd{silent: true}.answer)
+	p := listen(t, filepath.Join(root, "run/systemd/private"), fakeSystemd{silent: true}.answer)
 	s := &Systemd{Root: root}
 	t.Cleanup(s.Close)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -156,7 +154,7 @@ func TestSystemdCallEndsWithItsContext(t *testing.T) {
 	if err := s.Start(ctx, "monit"); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v, want the deadline", err)
 	}
-	if got := p.members(); got != "GetUnitByPID StartUnit" {
+	if got := p.members(); got != "AddMatch GetUnitByPID StartUnit" {
 		t.Errorf("got calls %q, want one StartUnit", got)
 	}
 }
@@ -181,99 +179,146 @@ func TestSystemdSilentHandshake(t *testing.T) {
 }
 
 func TestSystemdConnectsAgainAfterReexec(t *testing.T) {
-	root := t.TempDir()
-	var asked atomic.Int32
-	p := listen(t, filepath.Join(root, "run/systemd/private"), func(p *peer, c net.Conn, m *dbus.Message) {
-		if m.Headers[dbus.FieldMember].Value() == "StartUnit" && asked.Add(1) == 1 {
-			c.Close()
-			return
-		}
-		systemd{result: "done", active: "active", condition: true}.answer(p, c, m)
-	})
-	s := &Systemd{Root: root}
-	t.Cleanup(s.Close)
-	if err := s.Start(bounded(t), "monit"); err != nil {
-		t.Errorf("got %v, want success at the second try", err)
-	}
-	if got := p.members(); !strings.HasPrefix(got, "GetUnitByPID StartUnit StartUnit") {
-		t.Errorf("got calls %q, want StartUnit twice", got)
+	for _, queued := range []bool{false, true} {
+		t.Run(fmt.Sprintf("job queued %v", queued), func(t *testing.T) {
+			root := t.TempDir()
+			var asked atomic.Int32
+			p := listen(t, filepath.Join(root, "run/systemd/private"), func(p *peer, c net.Conn, m *dbus.Message) {
+				if m.Headers[dbus.FieldMember].Value() == "StartUnit" && asked.Add(1) == 1 {
+					if queued {
+						fakeSystemd{silent: true}.answer(p, c, m)
+					}
+					c.Close()
+					return
+				}
+				fakeSystemd{result: "done", active: "active", condition: true}.answer(p, c, m)
+			})
+			s := &Systemd{Root: root}
+			t.Cleanup(s.Close)
+			if err := s.Start(bounded(t), "monit"); err != nil {
+				t.Errorf("got %v, want success at the second try", err)
+			}
+			if got := p.members(); !strings.HasPrefix(got, "AddMatch GetUnitByPID StartUnit AddMatch StartUnit") {
+				t.Errorf("got calls %q, want StartUnit twice", got)
+			}
+		})
 	}
 }
 
-func TestSystemdOverTheBusWhenItsOwnSocketIsMissing(t *testing.T) {
+// TestSystemdSilentAfterHandshake: go-systemd calls AddMatch without a context.
+func TestSystemdSilentAfterHandshake(t *testing.T) {
+	root := t.TempDir()
+	listen(t, filepath.Join(root, "run/systemd/private"), func(*peer, net.Conn, *dbus.Message) {})
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := (&Systemd{Root: root}).Start(ctx, "monit"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v, want the deadline", err)
+	}
+}
+
+func TestSystemdOverTheBusWithoutThePrivateSocket(t *testing.T) {
 	root := t.TempDir()
 	p := listen(t, filepath.Join(root, "run/dbus/system_bus_socket"), func(p *peer, c net.Conn, m *dbus.Message) {
 		if m.Headers[dbus.FieldMember].Value() == "Hello" {
 			p.reply(c, m, ":1.1")
 			return
 		}
-		systemd{result: "done", active: "active", condition: true}.answer(p, c, m)
+		fakeSystemd{result: "done", active: "active", condition: true}.answer(p, c, m)
 	})
 	s := &Systemd{Root: root}
 	t.Cleanup(s.Close)
 	if err := s.Start(bounded(t), "monit"); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := p.members(), "Hello AddMatch Subscribe GetUnitByPID StartUnit Get"; got != want {
+	if got, want := p.members(), "Hello AddMatch GetUnitByPID StartUnit Get"; got != want {
 		t.Errorf("got calls %q, want %q", got, want)
 	}
 }
 
-// TestWhatIsOrderedAfterUsIsStartedAtOnce: systemd would let it wait until we are ready, and we
-// wait for it. What Warm has learned is not asked again.
-func TestWhatIsOrderedAfterUsIsStartedAtOnce(t *testing.T) {
+// TestStartIgnoresOrderingAfterOurOwnUnit: systemd would delay such a start until we are ready, and we
+// wait for it.
+func TestStartIgnoresOrderingAfterOurOwnUnit(t *testing.T) {
 	for _, tc := range []struct {
-		name, after, self string
-		warm              bool
-		mode, calls       string
+		name, after, self, mode string
 	}{
-		{"behind us", "bosh-agent.service", "activating", false, "ignore-dependencies", "Get Get Get StartUnit Get"},
-		{"behind us, known before", "bosh-agent.service", "activating", true, "ignore-dependencies", "Get Get Get StartUnit Get"},
-		{"behind us, and we are ready", "bosh-agent.service", "active", true, "replace", "Get Get Get StartUnit Get"},
-		{"behind another", "basic.target", "activating", true, "replace", "Get Get StartUnit Get"},
+		{"ordered after our own unit", "bosh-agent.service", "activating", "ignore-dependencies"},
+		{"ordered after our own unit, which is ready", "bosh-agent.service", "active", "replace"},
+		{"ordered after another unit", "basic.target", "activating", "replace"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			root := t.TempDir()
 			modes := make(chan string, 1)
-			p := listen(t, filepath.Join(root, "run/systemd/private"), func(p *peer, c net.Conn, m *dbus.Message) {
+			const ourPath = dbus.ObjectPath("/org/freedesktop/systemd1/unit/bosh_2dagent_2eservice")
+			listen(t, filepath.Join(root, "run/systemd/private"), func(p *peer, c net.Conn, m *dbus.Message) {
 				switch m.Headers[dbus.FieldMember].Value() {
 				case "StartUnit":
 					mode, _ := m.Body[1].(string)
 					modes <- mode
+				case "GetUnitByPID":
+					p.reply(c, m, ourPath)
+					return
 				case "Get":
-					of := map[string]any{"After": []string{tc.after}, "Id": "bosh-agent.service", "ActiveState": "active"}
-					if m.Headers[dbus.FieldPath].Value() == dbus.ObjectPath("/org/freedesktop/systemd1/unit/bosh_2dagent_2eservice") {
+					of := map[string]any{"After": []string{tc.after}, "ActiveState": "active", "LoadState": "loaded"}
+					if m.Headers[dbus.FieldPath].Value() == ourPath {
 						of["ActiveState"] = tc.self
 					}
 					p.reply(c, m, dbus.MakeVariant(of[m.Body[1].(string)]))
 					return
 				}
-				systemd{result: "done"}.answer(p, c, m)
+				fakeSystemd{result: "done"}.answer(p, c, m)
 			})
-			s := &Systemd{Root: root, Self: "bosh-agent"}
-			t.Cleanup(s.Close)
-			if tc.warm {
+			for _, self := range []string{"", "bosh-agent"} {
+				s := &Systemd{Root: root, Self: self}
+				t.Cleanup(s.Close)
 				s.Warm(bounded(t), "monit")
-			}
-			if err := s.Start(bounded(t), "monit"); err != nil {
-				t.Fatal(err)
-			}
-			if mode := <-modes; mode != tc.mode {
-				t.Errorf("started with %q, want %q", mode, tc.mode)
-			}
-			if got := p.members(); got != tc.calls {
-				t.Errorf("got calls %q, want %q", got, tc.calls)
-			}
-			if !s.Running(bounded(t), "monit") {
-				t.Error("an active unit does not run")
+				if err := s.Start(bounded(t), "monit"); err != nil {
+					t.Fatal(err)
+				}
+				if mode := <-modes; mode != tc.mode {
+					t.Errorf("started with %q, want %q", mode, tc.mode)
+				}
+				if !s.Running(bounded(t), "monit") {
+					t.Error("an active unit does not run")
+				}
 			}
 		})
 	}
 }
 
+// TestSystemdConcurrentJobs: results reach the call that asked, over one connection in the end.
+func TestSystemdConcurrentJobs(t *testing.T) {
+	root := t.TempDir()
+	var last atomic.Uint32
+	listen(t, filepath.Join(root, "run/systemd/private"), func(p *peer, c net.Conn, m *dbus.Message) {
+		if m.Headers[dbus.FieldMember].Value() != "StopUnit" {
+			fakeSystemd{active: "inactive"}.answer(p, c, m)
+			return
+		}
+		id := last.Add(1)
+		job := dbus.ObjectPath(fmt.Sprintf("/org/freedesktop/systemd1/job/%d", id))
+		p.reply(c, m, job)
+		unit, _ := m.Body[0].(string)
+		p.signal(c, "JobRemoved", id, job, unit, strings.TrimSuffix(unit, ".service"))
+	})
+	s := &Systemd{Root: root}
+	t.Cleanup(s.Close)
+	ctx := bounded(t)
+	var calls sync.WaitGroup
+	for i := range 20 {
+		calls.Go(func() {
+			want := fmt.Sprintf("result-%d", i)
+			var job *JobError
+			if err := s.Stop(ctx, want); !errors.As(err, &job) || job.Result != want {
+				t.Errorf("got %v, want %s", err, want)
+			}
+		})
+	}
+	calls.Wait()
+}
+
 func TestStartIsLoggedInSystemctlsWords(t *testing.T) {
 	root := t.TempDir()
-	listen(t, filepath.Join(root, "run/systemd/private"), systemd{result: "done", active: "active", condition: true}.answer)
+	listen(t, filepath.Join(root, "run/systemd/private"), fakeSystemd{result: "done", active: "active", condition: true}.answer)
 	var out strings.Builder
 	log := logrus.New()
 	log.SetOutput(&out)
@@ -302,14 +347,14 @@ func TestPowerOff(t *testing.T) {
 			p.reply(c, m, ":1.1")
 			return
 		}
-		p.fail(c, m, "org.freedesktop.DBus.Error.ServiceUnknown", "nobody")
+		p.fail(c, m, "org.freedesktop.DBus.Error.ServiceUnknown", "The name is not activatable")
 	}
 	accept := func(p *peer, c net.Conn, m *dbus.Message) {
 		if m.Headers[dbus.FieldMember].Value() == "Hello" {
 			p.reply(c, m, ":1.1")
 			return
 		}
-		p.reply(c, m)
+		fakeSystemd{result: "done"}.answer(p, c, m)
 	}
 	for _, tc := range []struct {
 		name           string
@@ -319,7 +364,7 @@ func TestPowerOff(t *testing.T) {
 		wantTheKernels bool
 	}{
 		{"logind", accept, accept, "Hello PowerOff", "", false},
-		{"systemd when there is no logind", refuse, accept, "Hello PowerOff", "StartUnit", false},
+		{"systemd when there is no logind", refuse, accept, "Hello PowerOff", "AddMatch StartUnit", false},
 		{"kernel when there is neither", nil, nil, "", "", true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -77,7 +78,7 @@ func changeUntilKilled(t *testing.T, base string) {
 	}
 	start := 0
 	if c.Present() {
-		if _, err := fmt.Sscan(c.Effective().NTP[0], &start); err != nil {
+		if start, err = strconv.Atoi(c.Effective().NTP[0]); err != nil { // decimal: Sscan takes 00000020 for octal
 			t.Fatal(err)
 		}
 	}

@@ -1,4 +1,6 @@
-package main
+// Package logging sets up the log of the agent: one line for each entry, in the shape that tools
+// around BOSH search for.
+package logging
 
 import (
 	"bytes"
@@ -11,12 +13,12 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// lineFormatter writes one line per entry, in the shape that tools around BOSH search for:
+// lineFormatter writes one line for each entry:
 //
 //	[component] 2026-01-02T03:04:05.678901Z ERROR - message key=value
 type lineFormatter struct{}
 
-// levelNames are upstream's words.
+// levelNames are the words of cloudfoundry/bosh-agent.
 var levelNames = map[logrus.Level]string{
 	logrus.PanicLevel: "ERROR", logrus.FatalLevel: "ERROR", logrus.ErrorLevel: "ERROR",
 	logrus.WarnLevel: "WARN", logrus.InfoLevel: "INFO", logrus.DebugLevel: "DEBUG", logrus.TraceLevel: "DEBUG",
@@ -29,7 +31,7 @@ func (lineFormatter) Format(e *logrus.Entry) ([]byte, error) {
 	if component == "" {
 		component = "agent"
 	}
-	fmt.Fprintf(&b, "[%s] %s %s - %s", component, e.Time.UTC().Format("2006-01-02T15:04:05.000000Z"), levelNames[e.Level], oneLine(e.Message))
+	fmt.Fprintf(&b, "[%s] %s %s - %s", component, e.Time.UTC().Format("2006-01-02T15:04:05.000000Z"), levelNames[e.Level], OneLine(e.Message))
 	keys := make([]string, 0, len(e.Data))
 	for k := range e.Data {
 		if k != "component" {
@@ -44,7 +46,8 @@ func (lineFormatter) Format(e *logrus.Entry) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-func oneLine(text string) string {
+// OneLine replaces line breaks, so that a text cannot pretend to be another entry.
+func OneLine(text string) string {
 	return strings.NewReplacer("\n", "; ", "\r", "").Replace(text)
 }
 
@@ -55,8 +58,8 @@ func quoted(value string) string {
 	return value
 }
 
-// setUpLogging configures logrus's standard logger, because go-diskfs writes to that one.
-func setUpLogging(w io.Writer) *logrus.Entry {
+// SetUp configures logrus's standard logger, because go-diskfs writes to that one.
+func SetUp(w io.Writer) *logrus.Entry {
 	logger := logrus.StandardLogger()
 	logger.SetOutput(w)
 	logger.SetFormatter(lineFormatter{})

@@ -1,4 +1,6 @@
-package main
+// Package compile is `agent compile`: release tarballs compiled on a machine made from a stemcell,
+// without a Director.
+package compile
 
 import (
 	"context"
@@ -8,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"cambium/cmd/agent/cli"
 	"cambium/internal/vcap"
 	"cambium/jobs/bundle"
 	"cambium/jobs/compile"
@@ -15,16 +18,15 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// compileReleases is `agent compile [-output-directory DIR] RELEASE.tgz…`: it compiles release
-// tarballs on a machine made from a stemcell, without a Director.
-func compileReleases(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	flags := newFlags("compile", "[-output-directory DIR] RELEASE.tgz…",
-		"Compiles release tarballs on this machine, without a Director, and prints where the compiled releases are.\n"+
-			"All packages that are installed on the machine are removed.", stderr,
-		"agent compile -output-directory /tmp nats-release-54.tgz")
+// Run is `agent compile`.
+func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	flags := cli.NewFlags("compile", cli.Help{Arguments: "[-output-directory DIR] RELEASE.tgz…",
+		Purpose: "Compiles release tarballs on this machine, without a Director, and prints where the compiled releases are.\n" +
+			"All packages that are installed on the machine are removed.",
+		Examples: []string{"agent compile -output-directory /tmp nats-release-54.tgz"}}, stdout, stderr)
 	output := flags.String("output-directory", ".", "`DIR` for the compiled releases")
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory")
-	if code, ok := parse(flags, args, 1, -1); !ok {
+	if code, ok := flags.Parse(args, 1, -1); !ok {
 		return code
 	}
 	dirs := vcap.New(*base)
@@ -34,11 +36,11 @@ func compileReleases(ctx context.Context, args []string, stdout, stderr io.Write
 		err = fmt.Errorf("-output-directory: %s is not a directory", *output)
 	}
 	if err == nil {
-		err = makeWorkDirs(dirs)
+		err = MakeWorkDirs(dirs)
 	}
 	if err != nil {
 		fmt.Fprintf(stderr, "agent compile: %v\n", err)
-		return exitBad
+		return cli.ExitFailed
 	}
 	logger := logrus.New()
 	logger.SetOutput(stderr)
@@ -47,11 +49,11 @@ func compileReleases(ctx context.Context, args []string, stdout, stderr io.Write
 		path, err := compiler.Release(ctx, tarball, *output, stemcell)
 		if err != nil {
 			fmt.Fprintf(stderr, "agent compile: %v\n", err)
-			return exitBad
+			return cli.ExitFailed
 		}
 		fmt.Fprintln(stdout, path)
 	}
-	return exitGood
+	return cli.ExitOK
 }
 
 // stemcellSlug is "name/version" of the stemcell that this machine was made from.
@@ -71,8 +73,9 @@ func stemcellSlug(dirs vcap.Dirs) (string, error) {
 	return strings.Join(parts, "/"), nil
 }
 
-// makeWorkDirs makes what the boot of an agent would have made.
-func makeWorkDirs(dirs vcap.Dirs) error {
+// MakeWorkDirs makes the directories that compilations and errands need, which a boot makes on a
+// real machine, and lets temporary files go there.
+func MakeWorkDirs(dirs vcap.Dirs) error {
 	for _, dir := range []string{dirs.Tmp(), dirs.Compile(), filepath.Join(dirs.Sys(), "log")} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err

@@ -1,4 +1,4 @@
-package main
+package show
 
 import (
 	"bytes"
@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cambium/cmd/agent/cli"
 	"cambium/internal/status"
 )
 
@@ -62,6 +63,11 @@ func TestStatusExitCodes(t *testing.T) {
 		{"no duration", []string{"--wait=soon"}, 2},
 		{"no time at all", []string{"--wait=0s"}, 2},
 		{"an argument", []string{"now"}, 2},
+		{"two arguments", []string{"--wait", "1s", "2s"}, 2},
+		{"two durations", []string{"--wait=1s", "2s"}, 2},
+		{"no duration behind the flag", []string{"--wait", "soon"}, 2},
+		{"ready, waited for with a limit", []string{"--wait", "1h", "--file", with(status.Ready)}, 0},
+		{"starting at the deadline, as two words", []string{"--file", with(status.Starting), "--wait", "20ms"}, 4},
 		{"degraded", []string{"--json", "--file", with(status.Degraded)}, 3},
 		{"starting", []string{"--file", with(status.Starting)}, 4},
 		{"starting at the deadline", []string{"--wait=20ms", "--file", with(status.Starting)}, 4},
@@ -69,7 +75,7 @@ func TestStatusExitCodes(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var out, problems bytes.Buffer
-			if got := runStatus(t.Context(), c.args, &out, &problems); got != c.want {
+			if got := Status(t.Context(), c.args, &out, &problems); got != c.want {
 				t.Errorf("exit code %d, want %d; %s", got, c.want, problems.String())
 			}
 		})
@@ -79,7 +85,7 @@ func TestStatusExitCodes(t *testing.T) {
 func TestStatusWaitsForTheVerdict(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "run", "status.json")
 	code := make(chan int)
-	go func() { code <- runStatus(t.Context(), []string{"--wait=1m", "--file", path}, io.Discard, io.Discard) }()
+	go func() { code <- Status(t.Context(), []string{"--wait=1m", "--file", path}, io.Discard, io.Discard) }()
 	r, err := status.Open(path, "v")
 	if err != nil {
 		t.Fatal(err)
@@ -107,7 +113,7 @@ warning: time: no server
   pending               monit
 earlier: pid 41 at 0001-01-01T00:00:00Z: starting ` + "\n"
 	var out, problems bytes.Buffer
-	if code := runStatus(t.Context(), []string{"--file", account(t, booted())}, &out, &problems); code != exitBad || out.String() != want {
+	if code := Status(t.Context(), []string{"--file", account(t, booted())}, &out, &problems); code != cli.ExitFailed || out.String() != want {
 		t.Errorf("code %d %s, got\n%s\nwant\n%s", code, problems.String(), out.String(), want)
 	}
 }
@@ -119,32 +125,45 @@ func TestTimeline(t *testing.T) {
                       0                  1s
 `
 	var out, problems bytes.Buffer
-	if code := runTimeline(t.Context(), []string{"--width", "20", "--file", account(t, booted())}, &out, &problems); code != exitGood || out.String() != want {
+	if code := Timeline(t.Context(), []string{"--width", "20", "--file", account(t, booted())}, &out, &problems); code != cli.ExitOK || out.String() != want {
 		t.Errorf("code %d %s, got\n%s\nwant\n%s", code, problems.String(), out.String(), want)
 	}
-	if code := runTimeline(t.Context(), []string{"--file", filepath.Join(t.TempDir(), "none")}, &out, &problems); code != exitBad {
-		t.Errorf("without a file: code %d, want %d", code, exitBad)
+	if code := Timeline(t.Context(), []string{"--file", filepath.Join(t.TempDir(), "none")}, &out, &problems); code != cli.ExitFailed {
+		t.Errorf("without a file: code %d, want %d", code, cli.ExitFailed)
 	}
 }
 
-// Colours are for people: a terminal has them, a pipe and a file have not.
-func TestColoursAreForTerminals(t *testing.T) {
+// Colors are for people: a terminal gets them, a file does not, nor does a terminal whose user
+// or type forbids them.
+func TestColorsAreForTerminals(t *testing.T) {
 	path := account(t, booted())
 	file, err := os.Create(filepath.Join(t.TempDir(), "out"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	runStatus(t.Context(), []string{"--file", path}, file, io.Discard)
+	Status(t.Context(), []string{"--file", path}, file, io.Discard)
 	if text, err := os.ReadFile(file.Name()); err != nil || strings.Contains(string(text), "\x1b") || !strings.Contains(string(text), "failed") {
-		t.Errorf("a file has %q, %v; want no colours", text, err)
+		t.Errorf("a file has %q, %v; want no colors", text, err)
 	}
+	t.Setenv("TERM", "xterm")
+	t.Setenv("NO_COLOR", "")
 	screen, keyboard := terminal(t)
-	runStatus(t.Context(), []string{"--file", path}, screen, io.Discard)
+	Status(t.Context(), []string{"--file", path}, screen, io.Discard)
 	buffer := make([]byte, 4096)
 	n, err := keyboard.Read(buffer)
 	if text := string(buffer[:n]); err != nil || !strings.Contains(text, "\x1b[31mfailed\x1b[0m") {
-		t.Errorf("a terminal has %q, %v; want colours", text, err)
+		t.Errorf("a terminal has %q, %v; want colors", text, err)
+	}
+	for name, value := range map[string]string{"NO_COLOR": "1", "TERM": "dumb"} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv(name, value)
+			Status(t.Context(), []string{"--file", path}, screen, io.Discard)
+			n, err := keyboard.Read(buffer)
+			if text := string(buffer[:n]); err != nil || strings.Contains(text, "\x1b") {
+				t.Errorf("a terminal gets %q, %v; want no colors", text, err)
+			}
+		})
 	}
 }
 

@@ -1,4 +1,4 @@
-package main
+package compile
 
 import (
 	"archive/tar"
@@ -106,7 +106,7 @@ packages:
 	write(good)
 	out := t.TempDir()
 	var stdout, stderr bytes.Buffer
-	if code := compileReleases(t.Context(), []string{"-b", base, "-output-directory", out, release}, &stdout, &stderr); code != 0 {
+	if code := Run(t.Context(), []string{"-b", base, "-output-directory", out, release}, &stdout, &stderr); code != 0 {
 		t.Fatalf("got %d: %s", code, stderr.String())
 	}
 	path := filepath.Join(out, "rel-1.10-ubuntu-noble-1.10.tgz")
@@ -157,7 +157,7 @@ packages:
 		write(files)
 		stderr.Reset()
 		empty := t.TempDir()
-		if code := compileReleases(t.Context(), []string{"-b", base, "-output-directory", empty, release}, io.Discard, &stderr); code != 1 || !strings.Contains(stderr.String(), name) {
+		if code := Run(t.Context(), []string{"-b", base, "-output-directory", empty, release}, io.Discard, &stderr); code != 1 || !strings.Contains(stderr.String(), name) {
 			t.Errorf("%s: got %d: %s", name, code, stderr.String())
 		}
 		if left, _ := os.ReadDir(empty); len(left) != 0 {
@@ -169,11 +169,11 @@ packages:
 	}
 	write(good)
 	stderr.Reset()
-	if code := compileReleases(t.Context(), []string{"-b", base, "-output-directory", filepath.Join(out, "missing"), release}, io.Discard, &stderr); code != 1 ||
+	if code := Run(t.Context(), []string{"-b", base, "-output-directory", filepath.Join(out, "missing"), release}, io.Discard, &stderr); code != 1 ||
 		!strings.Contains(stderr.String(), "is not a directory") || strings.Contains(stderr.String(), "compiling") {
 		t.Errorf("without the output directory: got %d: %s", code, stderr.String())
 	}
-	if code := compileReleases(t.Context(), nil, io.Discard, io.Discard); code != 2 {
+	if code := Run(t.Context(), nil, io.Discard, io.Discard); code != 2 {
 		t.Errorf("without arguments: got %d", code)
 	}
 }

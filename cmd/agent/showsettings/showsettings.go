@@ -1,4 +1,6 @@
-package main
+// Package showsettings is `agent settings`: the settings sources asked as a boot asks them, without
+// leaving a trace, and the effective settings shown without secrets.
+package showsettings
 
 import (
 	"context"
@@ -11,6 +13,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"cambium/cmd/agent/cli"
 	"cambium/infrastructure"
 	"cambium/internal/neednet"
 	"cambium/internal/report"
@@ -20,48 +23,48 @@ import (
 	"cambium/settings/store"
 )
 
-func runSettings(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	flags := newFlags("settings", "-C AGENT_JSON [-b BASE] [--explain] [--json] [--timeout DURATION]",
-		`Asks the settings sources as a boot would and prints the effective settings without secrets.
+// Run is `agent settings`.
+func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	flags := cli.NewFlags("settings", cli.Help{Arguments: "-C AGENT_JSON [-b BASE] [--explain] [--json] [--timeout DURATION]",
+		Purpose: `Asks the settings sources as a boot would and prints the effective settings without secrets.
 Nothing is changed: no medium is ejected, nothing is erased or written, no network is brought
-up. Exit codes: 0 settings found (also in the cache), 1 none or bad agent.json, 2 usage.`, stderr,
-		"agent settings -C /var/vcap/bosh/agent.json",
-		"agent settings -C /var/vcap/bosh/agent.json --explain")
+up. Exit codes: 0 settings found (also in the cache), 1 none or bad agent.json, 2 usage.`,
+		Examples: []string{"agent settings -C /var/vcap/bosh/agent.json",
+			"agent settings -C /var/vcap/bosh/agent.json --explain"}}, stdout, stderr)
 	path := flags.String("C", "", "`AGENT_JSON` that names the sources")
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory with the cached state")
 	explain := flags.Bool("explain", false, "show where each value came from, and what became of each source")
 	asJSON := flags.Bool("json", false, "print a JSON document")
 	timeout := flags.Duration("timeout", 30*time.Second, "how long to wait for sources")
-	if code, ok := parse(flags, args, 0, 0); !ok {
+	if code, ok := flags.Parse(args, 0, 0); !ok {
 		return code
 	}
 	if *path == "" {
-		fmt.Fprintln(stderr, "agent settings: -C AGENT_JSON is needed")
-		return exitUsage
+		return flags.Misused("-C AGENT_JSON is needed")
 	}
 	config, rep, err := agentjson.Load(*path)
 	if err != nil {
 		fmt.Fprintln(stderr, "agent settings:", err)
-		return exitBad
+		return cli.ExitFailed
 	}
 	printFindings(stderr, rep)
 	if rep.Failed() {
-		return exitBad
+		return cli.ExitFailed
 	}
 	ctx, cancel := context.WithTimeout(ctx, *timeout)
 	defer cancel()
-	found, err := askForSettings(ctx, config, vcap.New(*base), *timeout)
+	found, err := Ask(ctx, config, vcap.New(*base), *timeout)
 	if *asJSON {
-		if writeJSON(stdout, found.document(err)) != nil {
-			return exitBad
+		if cli.WriteJSON(stdout, found.document(err)) != nil {
+			return cli.ExitFailed
 		}
 	} else {
-		found.print(stdout, stderr, *explain, err)
+		found.Print(stdout, stderr, *explain, err)
 	}
 	if err != nil {
-		return exitBad
+		return cli.ExitFailed
 	}
-	return exitGood
+	return cli.ExitOK
 }
 
 func printFindings(w io.Writer, rep report.Report) {
@@ -70,43 +73,45 @@ func printFindings(w io.Writer, rep report.Report) {
 	}
 }
 
-// asked is what came of asking.
-type asked struct {
-	loaded    store.Loaded
-	effective settings.Effective
+// Answer is what the sources and the cache answered.
+type Answer struct {
+	Loaded    store.Loaded
+	Effective settings.Effective
 	verdicts  infrastructure.Verdicts
 }
 
-// askForSettings is the boot's way to settings, with everything that leaves a trace switched
-// off.
-func askForSettings(ctx context.Context, config agentjson.Config, dirs vcap.Dirs, budget time.Duration) (a asked, err error) {
+// Ask finds the settings as a boot does, with everything that leaves a trace switched off. The
+// sources get budget if a cached copy can serve.
+func Ask(ctx context.Context, config agentjson.Config, dirs vcap.Dirs, budget time.Duration) (a Answer, err error) {
 	quiet := logrus.New()
 	quiet.SetOutput(io.Discard)
 	log := logrus.NewEntry(quiet)
-	var (
-		current *store.Current
-		sources *infrastructure.Sources
-	)
-	current, err = store.Open(dirs, store.Options{ReadOnly: true, Log: log, Fetch: func(ctx context.Context) (store.Fetched, error) {
-		answer, verdicts, err := sources.Settings(ctx)
-		if errors.Is(err, neednet.Err) {
-			// A boot would bring up a network. Asked again, the sources that need none have their turn.
-			answer, verdicts, err = sources.Settings(ctx)
-		}
-		a.verdicts = verdicts
-		return store.Fetched{Raw: answer.Raw, From: answer.From}, err
-	}})
+	cache, err := store.Open(dirs, store.Options{ReadOnly: true, Log: log})
 	if err != nil {
 		return a, err
 	}
-	sources, err = infrastructure.New(config, infrastructure.Options{
-		NetworkUp: networkUp, Accept: current.Check, HasCache: current.Present, CacheBudget: budget, Once: true, Log: log,
+	sources, err := infrastructure.New(config, infrastructure.Options{
+		NetworkUp: networkUp, Accept: cache.Check, HasCache: cache.Present, CacheBudget: budget, Once: true, Log: log,
 	})
 	if err != nil {
 		return a, err
 	}
-	a.loaded, err = current.Load(ctx)
-	a.effective = current.Effective()
+	answer, verdicts, fetchErr := sources.Settings(ctx)
+	if errors.Is(fetchErr, neednet.Err) {
+		// A boot would bring up a network. Asked again, the sources that need none have their turn.
+		answer, verdicts, fetchErr = sources.Settings(ctx)
+	}
+	a.verdicts = verdicts
+	// A second, read-only view of the store puts the answer in force over what is cached.
+	current, err := store.Open(dirs, store.Options{ReadOnly: true, Log: log, Fetch: func(context.Context) (store.Fetched, error) {
+		return store.Fetched{Raw: answer.Raw, From: answer.From}, fetchErr
+	}})
+	if err != nil {
+		return a, err
+	}
+	// Nothing is waited for any more: that the sources used up the time must not hide the cache.
+	a.Loaded, err = current.Load(context.WithoutCancel(ctx))
+	a.Effective = current.Effective()
 	return a, err
 }
 
@@ -124,7 +129,8 @@ func networkUp(context.Context) bool {
 	return false
 }
 
-func (a asked) print(stdout, stderr io.Writer, explain bool, err error) {
+// Print shows the settings, or why there are none.
+func (a Answer) Print(stdout, stderr io.Writer, explain bool, err error) {
 	if err != nil {
 		printVerdicts(stderr, a.verdicts)
 		if len(a.verdicts) > 0 && errors.Is(err, store.ErrNoSettings) {
@@ -133,17 +139,17 @@ func (a asked) print(stdout, stderr io.Writer, explain bool, err error) {
 		fmt.Fprintln(stderr, "agent settings:", err)
 		return
 	}
-	if a.loaded.Cached {
-		fmt.Fprintf(stderr, "agent settings: this is the cached copy: %v\n", a.loaded.Why)
+	if a.Loaded.Cached {
+		fmt.Fprintf(stderr, "agent settings: this is the cached copy: %v\n", a.Loaded.Why)
 	}
-	if a.loaded.Foreign != "" {
+	if a.Loaded.Foreign != "" {
 		fmt.Fprintln(stderr, "agent settings: the state in the base directory belongs to another agent id; a boot would set it aside")
 	}
-	printFindings(stderr, a.loaded.Report)
+	printFindings(stderr, a.Loaded.Report)
 	if explain {
 		printVerdicts(stdout, a.verdicts)
 	}
-	for _, line := range a.effective.Explain() {
+	for _, line := range a.Effective.Explain() {
 		if explain {
 			fmt.Fprintln(stdout, line)
 		} else {
@@ -152,7 +158,7 @@ func (a asked) print(stdout, stderr io.Writer, explain bool, err error) {
 	}
 }
 
-// printVerdicts tells of each source what it was asked, how long it took and why it lost.
+// printVerdicts tells the outcome of each source, how long it took and why it was not used.
 func printVerdicts(w io.Writer, verdicts infrastructure.Verdicts) {
 	for _, v := range verdicts {
 		fmt.Fprintf(w, "source %s: %s after %s", v.Source, v.Outcome, v.Took.Round(time.Millisecond))
@@ -167,7 +173,7 @@ func printVerdicts(w io.Writer, verdicts infrastructure.Verdicts) {
 }
 
 // document is the form for machines.
-func (a asked) document(err error) any {
+func (a Answer) document(err error) any {
 	d := struct {
 		From     string                  `json:"from,omitempty"`
 		Cached   bool                    `json:"cached"`
@@ -177,7 +183,7 @@ func (a asked) document(err error) any {
 		Findings []report.Entry          `json:"findings"`
 		Values   []settings.Line         `json:"effective"`
 		Document json.RawMessage         `json:"document,omitempty"`
-	}{From: a.loaded.From, Cached: a.loaded.Cached && err == nil, Sources: a.verdicts, Findings: a.loaded.Report.Entries, Values: []settings.Line{}}
+	}{From: a.Loaded.From, Cached: a.Loaded.Cached && err == nil, Sources: a.verdicts, Findings: a.Loaded.Report.Entries, Values: []settings.Line{}}
 	if d.Findings == nil {
 		d.Findings = []report.Entry{}
 	}
@@ -188,10 +194,10 @@ func (a asked) document(err error) any {
 		d.Error = err.Error()
 		return d
 	}
-	if a.loaded.Why != nil {
-		d.Why = a.loaded.Why.Error()
+	if a.Loaded.Why != nil {
+		d.Why = a.Loaded.Why.Error()
 	}
-	d.Values = a.effective.Explain()
-	d.Document = a.effective.Settings.Redacted()
+	d.Values = a.Effective.Explain()
+	d.Document = a.Effective.Settings.Redacted()
 	return d
 }

@@ -1,12 +1,16 @@
-package main
+// Package validate is `agent validate`: documents checked with the code that reads them at boot.
+package validate
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
+	"strings"
 
+	"cambium/cmd/agent/cli"
 	"cambium/internal/jsontree"
 	"cambium/internal/report"
 	"cambium/internal/secret"
@@ -30,30 +34,33 @@ var validators = map[string]func(name string, data []byte) report.Report{
 	},
 }
 
-func runValidate(_ context.Context, args []string, stdout, stderr io.Writer) int {
-	flags := newFlags("validate", "[--json] agent.json|settings|update-settings FILE...",
-		`Checks documents with the code that reads them at boot, and prints every finding with its
+// Kinds are the names of the documents that can be checked.
+func Kinds() []string { return slices.Sorted(maps.Keys(validators)) }
+
+// Run is `agent validate`.
+func Run(_ context.Context, args []string, stdout, stderr io.Writer) int {
+	flags := cli.NewFlags("validate", cli.Help{Arguments: "[--json] " + strings.Join(Kinds(), "|") + " FILE...",
+		Purpose: `Checks documents with the code that reads them at boot, and prints every finding with its
 place: errors, which make the document unusable, and warnings. FILE "-" is the standard input.
-Findings never show values. Exit codes: 0 no errors, 1 errors or unreadable, 2 usage.`, stderr,
-		"agent validate agent.json /var/vcap/bosh/agent.json",
-		"agent validate settings user-data.json",
-		"agent validate --json update-settings - < update.json")
+Findings never show values. Exit codes: 0 no errors, 1 errors or unreadable, 2 usage.`,
+		Examples: []string{"agent validate agent.json /var/vcap/bosh/agent.json",
+			"agent validate settings user-data.json",
+			"agent validate --json update-settings - < update.json"}}, stdout, stderr)
 	asJSON := flags.Bool("json", false, "print the findings as a JSON list")
-	if code, ok := parse(flags, args, 2, -1); !ok {
+	if code, ok := flags.Parse(args, 2, -1); !ok {
 		return code
 	}
 	check, known := validators[flags.Arg(0)]
 	if !known {
-		fmt.Fprintf(stderr, "agent validate: unknown kind of document; want agent.json, settings or update-settings\n")
-		return exitUsage
+		return flags.Misused("unknown kind of document %q; want one of %q", flags.Arg(0), Kinds())
 	}
 	var all report.Report
-	code := exitGood
+	code := cli.ExitOK
 	for _, name := range flags.Args()[1:] {
 		data, err := readInput(name)
 		if err != nil {
 			fmt.Fprintln(stderr, "agent validate:", err)
-			code = exitBad
+			code = cli.ExitFailed
 			continue
 		}
 		if name == "-" {
@@ -61,7 +68,7 @@ Findings never show values. Exit codes: 0 no errors, 1 errors or unreadable, 2 u
 		}
 		rep := check(name, data)
 		if rep.Failed() {
-			code = exitBad
+			code = cli.ExitFailed
 		}
 		if !*asJSON && len(rep.Entries) == 0 {
 			fmt.Fprintf(stdout, "%s: good\n", name)
@@ -72,8 +79,8 @@ Findings never show values. Exit codes: 0 no errors, 1 errors or unreadable, 2 u
 		if all.Entries == nil {
 			all.Entries = []report.Entry{}
 		}
-		if err := writeJSON(stdout, all.Entries); err != nil {
-			return exitBad
+		if err := cli.WriteJSON(stdout, all.Entries); err != nil {
+			return cli.ExitFailed
 		}
 		return code
 	}
@@ -94,11 +101,4 @@ func readInput(name string) ([]byte, error) {
 		in = file
 	}
 	return io.ReadAll(io.LimitReader(in, jsontree.MaxSize+1))
-}
-
-func writeJSON(w io.Writer, v any) error {
-	out := json.NewEncoder(w)
-	out.SetEscapeHTML(false)
-	out.SetIndent("", "  ")
-	return out.Encode(v)
 }

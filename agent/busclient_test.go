@@ -1,0 +1,231 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/internal/secret"
+	"cambium/internal/status"
+	"cambium/settings"
+)
+
+// fakeTransport is a transport that becomes reachable when the test says so.
+type fakeTransport struct {
+	FixedBus
+	onConnect func()
+	fail      chan error
+
+	mu        sync.Mutex
+	running   bool
+	up        bool
+	published []string
+}
+
+func (f *fakeTransport) Run(ctx context.Context) error {
+	f.set(func() { f.running = true })
+	defer f.set(func() { f.running = false })
+	select {
+	case err := <-f.fail:
+		return err
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+func (f *fakeTransport) set(change func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change()
+}
+
+func (f *fakeTransport) connect() {
+	f.set(func() { f.up = true })
+	f.onConnect()
+	synctest.Wait()
+}
+
+func (f *fakeTransport) Connected() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.up
+}
+
+func (f *fakeTransport) Publish(_ context.Context, target, topic string, payload any) error {
+	f.set(func() { f.published = append(f.published, fmt.Sprintf("%s %s %+v", target, topic, payload)) })
+	return nil
+}
+
+func (f *fakeTransport) sent() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.published
+}
+
+// clientUnderTest is a running BusClient whose transports are fakes; made are those it has made.
+type clientUnderTest struct {
+	*BusClient
+	made   []*fakeTransport
+	status *status.Recorder
+	ended  chan error
+}
+
+func newClientUnderTest(t *testing.T, ctx context.Context) *clientUnderTest {
+	t.Helper()
+	rec, err := status.Open(filepath.Join(t.TempDir(), "status.json"), "v")
+	if err != nil {
+		t.Fatal(err)
+	}
+	logger := logrus.New()
+	logger.SetOutput(io.Discard)
+	c := &clientUnderTest{status: rec, ended: make(chan error, 1)}
+	c.BusClient = NewBusClient(BusOptions{Status: rec, Log: logrus.NewEntry(logger), Transports: map[string]TransportKind{
+		"nats": {Starting: "connecting to", New: func(_ settings.Effective, onConnect func()) (Transport, error) {
+			f := &fakeTransport{onConnect: onConnect, fail: make(chan error, 1)}
+			c.made = append(c.made, f)
+			return f, nil
+		}},
+		"https": {Starting: "listening at", New: func(settings.Effective, func()) (Transport, error) { return nil, errors.New("no certificate") }},
+	}})
+	go func() { c.ended <- c.Run(ctx) }()
+	t.Cleanup(func() {
+		if err := rec.Flush(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+func named(url string) (e settings.Effective) {
+	if url != "" {
+		e.Bus.URLs = []secret.URL{secret.NewURL(url)}
+	}
+	return e
+}
+
+func TestBusClientStartsOneBus(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		c := newClientUnderTest(t, ctx)
+		for url, want := range map[string]string{"": ErrNoBus.Error(), "nats://%zz": "is not a URL", "amqp://u:hunter2@h": "want scheme nats or https", "https://h:1": "no certificate"} {
+			if err := c.Start(ctx, named(url)); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "hunter2") {
+				t.Errorf("%q: got %v, want %q in it", url, err, want)
+			}
+		}
+		if err := c.Publish(ctx, "hm", "heartbeat", nil); !errors.Is(err, ErrNoBus) {
+			t.Errorf("publishing without a bus: %v, want %v", err, ErrNoBus)
+		}
+		if _, err := c.Rotate(ctx, settings.Bus{}); !errors.Is(err, ErrNoBus) {
+			t.Errorf("rotating without a bus: %v, want %v", err, ErrNoBus)
+		}
+		for range 2 { // a second try to boot finds the bus of the first
+			if err := c.Start(ctx, named("nats://u:hunter2@h:4222")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		synctest.Wait()
+		if len(c.made) != 1 || !c.made[0].running {
+			t.Fatalf("%d transports, want one that runs", len(c.made))
+		}
+		if got := c.status.Snapshot().Bus; got != "connecting to nats://***@h:4222" || c.Connected() {
+			t.Errorf("status %q, connected %v before the connection", got, c.Connected())
+		}
+		c.made[0].connect()
+		if got := c.status.Snapshot().Bus; got != "connected" || !c.Connected() {
+			t.Errorf("status %q, connected %v after the connection", got, c.Connected())
+		}
+		if err := c.Publish(ctx, "hm", "heartbeat", 1); err != nil || len(c.made[0].sent()) != 1 {
+			t.Errorf("published %q, %v", c.made[0].sent(), err)
+		}
+		cancel()
+		if err := <-c.ended; err != nil || c.made[0].running {
+			t.Errorf("got %v, transport runs: %v; want the end of both", err, c.made[0].running)
+		}
+	})
+}
+
+func TestBusClientTellsThatItsBusEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newClientUnderTest(t, t.Context())
+		if err := c.Start(t.Context(), named("nats://h:4222")); err != nil {
+			t.Fatal(err)
+		}
+		broken := errors.New("cannot listen")
+		c.made[0].fail <- broken
+		if err := <-c.ended; !errors.Is(err, broken) {
+			t.Errorf("got %v, want %v", err, broken)
+		}
+	})
+}
+
+// A listener learns of each connection, also if it registers after it.
+func TestBusClientTellsOfConnections(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		c := newClientUnderTest(t, ctx)
+		defer func() { cancel(); <-c.ended }()
+		early := c.Connections()
+		if err := c.Start(ctx, named("nats://h:4222")); err != nil {
+			t.Fatal(err)
+		}
+		c.made[0].connect()
+		c.made[0].connect() // without a read in between
+		late := c.Connections()
+		for name, tokens := range map[string]<-chan struct{}{"early": early, "late": late} {
+			if len(tokens) != 1 {
+				t.Errorf("%s: %d tokens, want one", name, len(tokens))
+			}
+		}
+	})
+}
+
+// The one alert is not spent on a bus that is down, and not sent for what has healed.
+func TestBusClientAlertsOnce(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		do   func(c *clientUnderTest, f *fakeTransport)
+		want string // the alert that is sent; "" is none
+	}{
+		{"nothing is wrong", func(_ *clientUnderTest, f *fakeTransport) { f.connect() }, ""},
+		{"before the connection", func(c *clientUnderTest, f *fakeTransport) { c.AlertOnce("refused"); f.connect(); f.connect() }, "refused"},
+		{"after the connection", func(c *clientUnderTest, f *fakeTransport) { f.connect(); c.AlertOnce("refused") }, "refused"},
+		{"the last word counts", func(c *clientUnderTest, f *fakeTransport) { c.AlertOnce("late"); c.AlertOnce("refused"); f.connect() }, "refused"},
+		{"healed before the connection", func(c *clientUnderTest, f *fakeTransport) { c.AlertOnce("refused"); c.ForgetAlert(); f.connect() }, ""},
+		{"again", func(c *clientUnderTest, f *fakeTransport) {
+			f.connect()
+			c.AlertOnce("refused")
+			synctest.Wait()
+			c.AlertOnce("refused again")
+		}, "refused"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				client := newClientUnderTest(t, ctx)
+				defer func() { cancel(); <-client.ended }()
+				if err := client.Start(ctx, named("nats://h:4222")); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(time.Hour)
+				c.do(client, client.made[0])
+				synctest.Wait()
+				sent := client.made[0].sent()
+				if c.want == "" && len(sent) == 0 {
+					return
+				}
+				if len(sent) != 1 || !strings.HasPrefix(sent[0], "hm alert ") || !strings.Contains(sent[0], "Severity:1") || !strings.Contains(sent[0], "Summary:"+c.want+" ") {
+					t.Errorf("sent %q, want %q alone", sent, c.want)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,73 @@
+package blobstore
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+
+	"cambium/internal/secret"
+)
+
+// A store is replaced only by one that was found good, and not before that is asked for; without
+// one, each use tells why.
+func TestReplaceable(t *testing.T) {
+	d := dirs(t)
+	local := func(path string) Options {
+		return Options{Provider: "local", Options: secret.NewJSON([]byte(fmt.Sprintf(`{"blobstore_path":%q}`, path))), Dirs: d, Log: entry(t), Backoff: quick}
+	}
+	put := func(r *Replaceable) (id string, err error) {
+		id, _, err = r.Put(t.Context(), func(w io.Writer) error { _, err := io.WriteString(w, "content"); return err })
+		return id, err
+	}
+	var r Replaceable
+	if _, err := put(&r); err == nil || err.Error() != "there is no blobstore" {
+		t.Errorf("before the first store: %v", err)
+	}
+	if _, err := r.Prepare(Options{Provider: "local", Dirs: d, Log: entry(t)}); err == nil {
+		t.Fatal("a store without a path is accepted")
+	}
+	if _, err := put(&r); err == nil || !strings.Contains(err.Error(), "blobstore_path is missing") {
+		t.Errorf("without a store: %v, want why", err)
+	}
+	if err := r.Sweep(); err != nil {
+		t.Errorf("sweeping without a store: %v", err)
+	}
+
+	first, second := t.TempDir(), t.TempDir()
+	use, err := r.Prepare(local(first))
+	if err != nil {
+		t.Fatal(err)
+	}
+	use()
+	id, err := put(&r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Prepare(Options{Provider: "local", Dirs: d, Log: entry(t)}); err == nil {
+		t.Fatal("a store without a path is accepted")
+	}
+	use, err = r.Prepare(local(second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]bool{first: true, second: false} {
+		if got := exists(t, path, id); got != want {
+			t.Errorf("%s is in %s: %v, want %v", id, path, got, want)
+		}
+	}
+	use()
+	if id, err = put(&r); err != nil || !exists(t, second, id) {
+		t.Errorf("after the replacement: %v", err)
+	}
+}
+
+func exists(t *testing.T, dir, id string) bool {
+	t.Helper()
+	f, err := (&Dir{Path: dir}).Open(id)
+	if err != nil {
+		return false
+	}
+	_ = f.Close()
+	return true
+}

@@ -1,0 +1,70 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"cambium/internal/spelling"
+)
+
+// RunFunc runs a command with the arguments behind its name and returns the exit code.
+type RunFunc func(ctx context.Context, args []string, stdout, stderr io.Writer) int
+
+// Command is one word behind `agent`.
+type Command struct {
+	Name    string
+	Summary string // one line
+	Run     RunFunc
+}
+
+// Table is the list of commands, in the order of the help.
+type Table []Command
+
+// Find returns the command of that name.
+func (t Table) Find(name string) (Command, bool) {
+	for _, c := range t {
+		if c.Name == name {
+			return c, true
+		}
+	}
+	return Command{}, false
+}
+
+// Unknown complains about a word that is no command and suggests the one that was probably
+// meant.
+func (t Table) Unknown(word string, stderr io.Writer) int {
+	var names []string
+	for _, c := range t {
+		names = append(names, c.Name)
+	}
+	hint := ""
+	if near, edits := spelling.Nearest(word, names); near != "" && edits <= maxEdits && edits < len(word) {
+		hint = fmt.Sprintf("; did you mean %q?", near)
+	}
+	fmt.Fprintf(stderr, "agent: unknown command %q%s\n'agent help' lists the commands\n", word, hint)
+	return ExitUsage
+}
+
+// maxEdits is how far a misspelt word may be from the command that is suggested. Two neighboring
+// letters in the wrong order count as two edits.
+const maxEdits = 2
+
+// PrintHelp prints the program's usage and its commands.
+func (t Table) PrintHelp(w io.Writer) {
+	fmt.Fprint(w, `agent: the BOSH-compatible VM agent
+
+usage:
+  agent COMMAND [flags] [arguments]
+  agent -P PLATFORM -C AGENT_JSON [flags]    'agent run' as stemcells start it
+
+commands:
+`)
+	for _, c := range t {
+		fmt.Fprintf(w, "  %-10s %s\n", c.Name, c.Summary)
+	}
+	fmt.Fprint(w, `
+'agent COMMAND --help' shows the flags of a command, with examples.
+exit codes: 0 good, 1 bad input or failed, 2 wrong usage
+`)
+}

@@ -1,0 +1,129 @@
+// Package cli is what the commands of the agent share: flags with help, exit codes, JSON and
+// colored output. Each command lives in a package of its own beside this one; cmd/agent lists
+// them.
+package cli
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// Exit codes of every command; `agent status` adds two of its own.
+const (
+	ExitOK     = 0
+	ExitFailed = 1 // bad input, or what was asked for failed
+	ExitUsage  = 2
+)
+
+// Flags are the flags of one command. Help goes to the standard output, since it is what was
+// asked for; complaints about the usage go to the standard error.
+type Flags struct {
+	*flag.FlagSet
+	help           Help
+	stdout, stderr io.Writer
+	arguments      []string
+}
+
+// Help is what --help prints around the list of flags.
+type Help struct {
+	Arguments string // behind the command's name in the usage line
+	Purpose   string
+	Examples  []string
+}
+
+// NewFlags returns the flags of the command `agent NAME`.
+func NewFlags(name string, help Help, stdout, stderr io.Writer) *Flags {
+	f := &Flags{FlagSet: flag.NewFlagSet(name, flag.ContinueOnError), help: help, stdout: stdout, stderr: stderr}
+	// The flag package prints errors and help to one writer; Parse prints them instead.
+	f.SetOutput(io.Discard)
+	return f
+}
+
+// Parse parses flags before and after arguments ("--" ends the flags) and checks the number of
+// arguments; most < 0 means any number. When ok is false the command is over and code is its
+// exit code: ExitOK after --help.
+func (f *Flags) Parse(args []string, least, most int) (code int, ok bool) {
+	for {
+		if err := f.FlagSet.Parse(args); err != nil {
+			return f.failed(err), false
+		}
+		rest := f.FlagSet.Args()
+		consumed := args[:len(args)-len(rest)]
+		if len(rest) == 0 || len(consumed) > 0 && consumed[len(consumed)-1] == "--" {
+			f.arguments = append(f.arguments, rest...)
+			break
+		}
+		f.arguments = append(f.arguments, rest[0])
+		args = rest[1:]
+	}
+	switch n := len(f.arguments); {
+	case n < least:
+		return f.Misused("an argument is missing"), false
+	case most >= 0 && n > most:
+		return f.Misused("unexpected argument %q", f.arguments[most]), false
+	}
+	return ExitOK, true
+}
+
+// ParseLeading parses as cloudfoundry/bosh-agent does, which stemcells rely on: the first
+// argument ends the flags, and arguments are ignored.
+func (f *Flags) ParseLeading(args []string) (code int, ok bool) {
+	if err := f.FlagSet.Parse(args); err != nil {
+		return f.failed(err), false
+	}
+	return ExitOK, true
+}
+
+// Args are the arguments without the flags; it replaces the method of flag.FlagSet, which ends
+// at the first argument.
+func (f *Flags) Args() []string { return f.arguments }
+
+// Arg is the argument at index i, or "".
+func (f *Flags) Arg(i int) string {
+	if i >= len(f.arguments) {
+		return ""
+	}
+	return f.arguments[i]
+}
+
+// NArg is the number of arguments.
+func (f *Flags) NArg() int { return len(f.arguments) }
+
+// Misused complains about the usage and returns the exit code for that.
+func (f *Flags) Misused(format string, values ...any) int {
+	fmt.Fprintf(f.stderr, "agent %s: %s\nusage: %s; 'agent %s --help' shows more\n", f.Name(), fmt.Sprintf(format, values...), f.usageLine(), f.Name())
+	return ExitUsage
+}
+
+func (f *Flags) failed(err error) int {
+	if errors.Is(err, flag.ErrHelp) {
+		f.printHelp()
+		return ExitOK
+	}
+	return f.Misused("%v", err)
+}
+
+func (f *Flags) usageLine() string {
+	return strings.TrimSpace("agent " + f.Name() + " " + f.help.Arguments)
+}
+
+func (f *Flags) printHelp() {
+	fmt.Fprintf(f.stdout, "usage: %s\n\n%s\n", f.usageLine(), f.help.Purpose)
+	var any bool
+	f.VisitAll(func(*flag.Flag) { any = true })
+	if any {
+		fmt.Fprintln(f.stdout, "\nflags:")
+		f.SetOutput(f.stdout)
+		f.PrintDefaults()
+		f.SetOutput(io.Discard)
+	}
+	if len(f.help.Examples) > 0 {
+		fmt.Fprintln(f.stdout, "\nexamples:")
+		for _, e := range f.help.Examples {
+			fmt.Fprintln(f.stdout, "  "+e)
+		}
+	}
+}

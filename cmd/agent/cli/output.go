@@ -1,0 +1,54 @@
+package cli
+
+import (
+	"encoding/json"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// WriteJSON prints v for programs, indented for the people who look at it first.
+func WriteJSON(w io.Writer, v any) error {
+	out := json.NewEncoder(w)
+	out.SetEscapeHTML(false)
+	out.SetIndent("", "  ")
+	return out.Encode(v)
+}
+
+// Color is a color or weight of text on a terminal.
+type Color string
+
+// The colors that commands use.
+const (
+	Red    Color = "31"
+	Green  Color = "32"
+	Yellow Color = "33"
+	Grey   Color = "90"
+	Bold   Color = "1"
+)
+
+// Palette colors text if Enabled.
+type Palette struct{ Enabled bool }
+
+// PaletteFor colors what is written to a terminal, unless NO_COLOR or TERM=dumb forbid it.
+func PaletteFor(w io.Writer) Palette {
+	return Palette{Enabled: os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && isTerminal(w)}
+}
+
+// Paint returns the text in a color.
+func (p Palette) Paint(c Color, text string) string {
+	if !p.Enabled || c == "" {
+		return text
+	}
+	return "\x1b[" + string(c) + "m" + text + "\x1b[0m"
+}
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}

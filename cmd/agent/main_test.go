@@ -1,0 +1,32 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"cambium/cmd/agent/cli"
+)
+
+// Each command is listed once, in a line that fits a terminal, and explains itself.
+func TestEveryCommandHasHelp(t *testing.T) {
+	seen := map[string]bool{}
+	for _, c := range commands {
+		if seen[c.Name] {
+			t.Errorf("%s is listed twice", c.Name)
+		}
+		seen[c.Name] = true
+		var stdout, stderr bytes.Buffer
+		code := dispatch(t.Context(), []string{"agent", c.Name, "--help"}, &stdout, &stderr)
+		if code != cli.ExitOK || stderr.Len() != 0 || !strings.HasPrefix(stdout.String(), "usage: agent "+c.Name) {
+			t.Errorf("agent %s --help: exit code %d, %q, %q on the standard error", c.Name, code, stdout.String(), stderr.String())
+		}
+	}
+	var list bytes.Buffer
+	commands.PrintHelp(&list)
+	for _, line := range strings.Split(list.String(), "\n") {
+		if len(line) > 80 {
+			t.Errorf("longer than 80 columns: %s", line)
+		}
+	}
+}

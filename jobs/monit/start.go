@@ -1,0 +1,156 @@
+package monit
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"cambium/internal/atomicfile"
+	"cambium/internal/vcap"
+)
+
+// UnitName is the service that runs monit on every stemcell.
+const UnitName = "monit"
+
+// account is the content of monit.user. It is the same on every machine, because releases rely on
+// it: the galera-agent of pxc-release has this password built in. It protects nothing; the
+// firewall decides which processes reach monit.
+const account = "vcap:random-password"
+
+// Services is what starting monit asks of the service manager, beside Unit.
+type Services interface {
+	// Setup makes the service known to a service manager that does not know it by itself.
+	Setup(ctx context.Context, name string) error
+	Running(ctx context.Context, name string) bool
+	// Started logs the start of a service that runs already: stemcell tests look for the line.
+	Started(name string)
+}
+
+// Op is a kind of change.
+type Op string
+
+// The kinds of change.
+const (
+	OpWriteAccount Op = "write-account"
+	OpRemoveFile   Op = "remove-file"
+	OpStart        Op = "start"
+	OpRestart      Op = "restart"
+)
+
+// Change is one step from a machine without monit to one where it runs.
+type Change struct {
+	Op   Op     `json:"op"`
+	Path string `json:"path,omitempty"`
+}
+
+// String describes the change in one line.
+func (c Change) String() string {
+	switch c.Op {
+	case OpWriteAccount:
+		return "write " + c.Path
+	case OpRemoveFile:
+		return "remove " + c.Path
+	}
+	return string(c.Op) + " " + UnitName
+}
+
+// Starter starts monit at boot.
+type Starter struct {
+	Dirs     vcap.Dirs
+	Client   *Client
+	Services Services
+	// FilesOfStopped are the monit files of jobs that stay stopped; KeepStopped removes them before
+	// monit reads them, and returns those removed.
+	FilesOfStopped, KeepStopped func() ([]string, error)
+}
+
+// Plan returns what Start would change. It only reads.
+func (s Starter) Plan(ctx context.Context) (changes []Change, err error) {
+	known, err := accountKnown(s.Dirs)
+	if err != nil {
+		return nil, err
+	}
+	if !known {
+		changes = append(changes, Change{Op: OpWriteAccount, Path: s.Dirs.MonitUser()})
+	}
+	files, err := s.FilesOfStopped()
+	if err != nil {
+		return changes, err
+	}
+	for _, path := range files {
+		changes = append(changes, Change{Op: OpRemoveFile, Path: path})
+	}
+	switch running := s.Services.Running(ctx, UnitName); {
+	case !running:
+		changes = append(changes, Change{Op: OpStart})
+	case !known:
+		changes = append(changes, Change{Op: OpRestart})
+	}
+	return changes, nil
+}
+
+// Start writes monit's account, keeps jobs stopped that were stopped, and makes sure that a daemon
+// runs that knows the account. It returns what it changed: nothing if only the agent has been
+// started again.
+func (s Starter) Start(ctx context.Context) (made []Change, err error) {
+	running := make(chan bool, 1)
+	go func() { running <- s.Services.Running(ctx, UnitName) }() // systemd takes as long as the disk
+	written, err := writeAccount(s.Dirs)
+	if err != nil {
+		return nil, err
+	}
+	if written {
+		made = append(made, Change{Op: OpWriteAccount, Path: s.Dirs.MonitUser()})
+	}
+	removed, err := s.KeepStopped()
+	for _, path := range removed {
+		made = append(made, Change{Op: OpRemoveFile, Path: path})
+	}
+	if err != nil {
+		return made, err
+	}
+	if <-running {
+		if !written {
+			s.Services.Started(UnitName)
+			return made, nil
+		}
+		// It has read another account when it started. Reload replaces the daemon alone, and waits
+		// until one answers that knows the new account.
+		return append(made, Change{Op: OpRestart}), s.Client.Reload(ctx)
+	}
+	if err := s.Services.Setup(ctx, UnitName); err != nil {
+		return made, err
+	}
+	return append(made, Change{Op: OpStart}), s.Client.Daemon.Start(ctx)
+}
+
+// accountKnown reports whether monit.user holds the account.
+func accountKnown(dirs vcap.Dirs) (bool, error) {
+	have, err := os.ReadFile(dirs.MonitUser())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, fmt.Errorf("monit account: %w", err)
+	}
+	return bytes.Equal(have, []byte(account)), nil
+}
+
+// writeAccount makes sure that monit.user holds the account, and reports whether it had to write
+// it. Earlier versions of the agent gave each machine a password of its own; it is replaced.
+func writeAccount(dirs vcap.Dirs) (written bool, err error) {
+	known, err := accountKnown(dirs)
+	if err != nil {
+		return false, err
+	}
+	if known {
+		return false, os.Chmod(dirs.MonitUser(), 0o600)
+	}
+	if err := os.MkdirAll(dirs.MonitJobs(), 0o700); err != nil {
+		return false, fmt.Errorf("monit account: %w", err)
+	}
+	if err := atomicfile.Write(dirs.MonitUser(), []byte(account), 0o600); err != nil {
+		return false, fmt.Errorf("monit account: %w", err)
+	}
+	return true, nil
+}
