@@ -22,6 +22,7 @@ import (
 	"cambium/platform/host"
 	"cambium/platform/network"
 	"cambium/platform/tree"
+	"cambium/platform/user"
 	"cambium/settings"
 	"cambium/settings/agentjson"
 	"cambium/settings/store"
@@ -38,11 +39,9 @@ type Settings interface {
 	SetHostsConfigured() error
 }
 
-// Users changes accounts and returns how many changes that took.
+// Users changes accounts.
 type Users interface {
-	SetPasswords(ctx context.Context, hashes map[string]secret.String) (int, error)
-	// AuthorizeKeys sets the keys that let somebody in; with keep those that are there stay behind them.
-	AuthorizeKeys(ctx context.Context, name string, keys []string, keep bool) (int, error)
+	Converge(ctx context.Context, want user.Desired) ([]user.Change, error)
 }
 
 // Disks prepares what the settings name.
@@ -161,12 +160,20 @@ func changed[C fmt.Stringer](m *Machine, s *Span, changes []C) {
 	}
 }
 
-func (m *Machine) runtimeHook(ctx context.Context, s *Span) error {
-	ran, err := m.Host.Hook(ctx, "bosh-agent-rc")
-	if ran || err != nil {
-		return err
+// runtimeHook is the stemcell's program that prepares devices.
+const runtimeHook = "bosh-agent-rc"
+
+func (m *Machine) runRuntimeHook(ctx context.Context, s *Span) error {
+	if !m.Host.HasHook(runtimeHook) {
+		return m.converge(ctx, s, tree.Devices)
 	}
-	return m.converge(ctx, s, tree.Devices)
+	return m.runHook(ctx, s, runtimeHook)
+}
+
+func (m *Machine) runHook(ctx context.Context, s *Span, name string) error {
+	done, err := m.Host.Converge(ctx, host.Desired{Hooks: []string{name}})
+	changed(m, s, done)
+	return err
 }
 
 // SettingsWait is told what the sources wait for, and reports whether a boot waits with them;
@@ -222,14 +229,14 @@ func (m *Machine) loadSettings(ctx context.Context, s *Span) error {
 	return nil
 }
 
-func (m *Machine) setPasswords(ctx context.Context, _ *Span) error {
+func (m *Machine) setPasswords(ctx context.Context, s *Span) error {
 	bosh := m.Settings.Effective().Settings.Env.Bosh
 	hashes := map[string]secret.String{"vcap": bosh.Password}
 	if !bosh.KeepRootPassword {
 		hashes["root"] = bosh.Password
 	}
-	n, err := m.Users.SetPasswords(ctx, hashes)
-	m.Count(n)
+	done, err := m.Users.Converge(ctx, user.Desired{Passwords: hashes})
+	changed(m, s, done)
 	return err
 }
 
@@ -358,12 +365,13 @@ func (m *Machine) applyNetwork(ctx context.Context, s *Span, have network.State,
 		now, later := network.Split(changes)
 		if len(later) > 0 {
 			defer m.Later(func(ctx context.Context) {
-				if err := m.Network.Apply(ctx, later); err != nil {
+				if _, err := m.Network.Apply(ctx, later); err != nil {
 					m.Log.WithError(err).Warn("networkd does not know the network yet")
 				}
 			})
 		}
-		return false, m.Network.Apply(ctx, now)
+		_, err := m.Network.Apply(ctx, now)
+		return false, err
 	}
 	outcome, err := m.Network.ApplyConfirmed(ctx, have, want, changes, network.Confirm{SameAgent: true})
 	if outcome.RolledBack {
@@ -415,8 +423,8 @@ func (m *Machine) envKeys() []string {
 func (m *Machine) hasEnvKeys() bool { return m.Users != nil && len(m.envKeys()) > 0 }
 
 // authorizeEnvKeys waits for no network. The IaaS's key of an earlier boot stays until it is known anew.
-func (m *Machine) authorizeEnvKeys(ctx context.Context, _ *Span) error {
-	return m.authorize(ctx, m.envKeys(), true)
+func (m *Machine) authorizeEnvKeys(ctx context.Context, s *Span) error {
+	return m.authorize(ctx, s, m.envKeys(), true)
 }
 
 func (m *Machine) authorizeKeys(ctx context.Context, s *Span) error {
@@ -432,12 +440,12 @@ func (m *Machine) authorizeKeys(ctx context.Context, s *Span) error {
 	if len(keys) == 0 {
 		return nil
 	}
-	return m.authorize(ctx, keys, false)
+	return m.authorize(ctx, s, keys, false)
 }
 
-func (m *Machine) authorize(ctx context.Context, keys []string, keep bool) error {
-	n, err := m.Users.AuthorizeKeys(ctx, "vcap", keys, keep)
-	m.Count(n)
+func (m *Machine) authorize(ctx context.Context, s *Span, keys []string, keep bool) error {
+	done, err := m.Users.Converge(ctx, user.Desired{Keys: map[string][]string{"vcap": keys}, KeepKeys: keep})
+	changed(m, s, done)
 	return err
 }
 
@@ -500,7 +508,7 @@ func (m *Machine) treeOptions() tree.Options {
 }
 
 func (m *Machine) converge(ctx context.Context, s *Span, groups ...string) error {
-	done, err := m.Tree.Converge(ctx, tree.Select(tree.Plan(m.Dirs, m.treeOptions()), groups...))
+	done, err := m.Tree.Converge(ctx, tree.Select(tree.Table(m.Dirs, m.treeOptions()), groups...))
 	changed(m, s, done)
 	return err
 }
@@ -526,9 +534,8 @@ func (m *Machine) setTimeServers(ctx context.Context, s *Span) error {
 	return err
 }
 
-func (m *Machine) startAuditing(ctx context.Context, _ *Span) error {
-	_, err := m.Host.Hook(ctx, "bosh-start-logging-and-auditing")
-	return err
+func (m *Machine) startAuditing(ctx context.Context, s *Span) error {
+	return m.runHook(ctx, s, "bosh-start-logging-and-auditing")
 }
 
 // inMemory reports a machine whose secrets do not survive a reboot.
@@ -549,18 +556,16 @@ func (m *Machine) startSupervisor(ctx context.Context, _ *Span) error {
 
 func (m *Machine) removeDevTools(ctx context.Context, s *Span) error {
 	bosh := m.Settings.Effective().Settings.Env.Bosh
-	var failed []error
+	var want host.Desired
 	for _, list := range []struct {
 		wanted bool
 		file   string
 	}{{bosh.RemoveDevTools, "dev_tools_file_list"}, {bosh.RemoveStaticLibraries, "static_libraries_list"}} {
-		if !list.wanted {
-			continue
+		if list.wanted {
+			want.RemoveListed = append(want.RemoveListed, filepath.Join(m.Dirs.BoshEtc(), list.file))
 		}
-		removed, err := m.Host.RemoveListed(ctx, filepath.Join(m.Dirs.BoshEtc(), list.file))
-		m.Count(removed)
-		s.Evidence("%s: removed %d", list.file, removed)
-		failed = append(failed, err)
 	}
-	return errors.Join(failed...)
+	done, err := m.Host.Converge(ctx, want)
+	changed(m, s, done)
+	return err
 }

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"cambium/internal/secret"
 	"cambium/internal/status"
+	"cambium/platform/user"
 	"cambium/settings"
 	"cambium/settings/store"
 )
@@ -27,24 +27,24 @@ type people struct {
 	keys      []string
 }
 
-func (p *people) SetPasswords(context.Context, map[string]secret.String) (int, error) {
-	return 0, p.passwords
-}
-
-func (p *people) AuthorizeKeys(_ context.Context, _ string, keys []string, keep bool) (int, error) {
-	if keep {
+func (p *people) Converge(_ context.Context, want user.Desired) ([]user.Change, error) {
+	if want.Passwords != nil {
+		return nil, p.passwords
+	}
+	keys := want.Keys["vcap"]
+	if want.KeepKeys {
 		for _, key := range p.keys {
 			if !slices.Contains(keys, key) {
 				keys = append(slices.Clone(keys), key)
 			}
 		}
 	}
-	changed := 0
+	var changes []user.Change
 	if !slices.Equal(keys, p.keys) {
-		changed = 1
+		changes = []user.Change{{Op: user.OpSetKeys, User: "vcap"}}
 	}
 	p.keys = keys
-	return changed, nil
+	return changes, nil
 }
 
 // drives fail or change as told.

@@ -19,7 +19,7 @@ func Steps(m *Machine) []Step {
 	// Disks are worked on one at a time, too.
 	disks := append([]string{"persistent-disk", "directories"}, supervision...)
 	return []Step{
-		{Name: "runtime-hook", Optional: true, Deadline: time.Minute, If: has(m.Host != nil && m.Tree != nil), Run: m.runtimeHook},
+		{Name: "runtime-hook", Optional: true, Deadline: time.Minute, If: has(m.Host != nil && m.Tree != nil), Run: m.runRuntimeHook},
 		{Name: "settings", Patience: settingsPatience, Run: m.loadSettings,
 			Advice: "see 'agent settings --explain' for what each source said"},
 		// Whoever looks at a machine that failed gets in, and nobody else: with the keys of the settings at once.

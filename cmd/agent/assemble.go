@@ -16,7 +16,6 @@ import (
 	"cambium/bootstrap"
 	"cambium/cmd/agent/compile"
 	"cambium/infrastructure"
-	"cambium/internal/retry"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
 	"cambium/jobs"
@@ -269,8 +268,8 @@ func (a *app) addJobs(m *bootstrap.Machine, linux agentjson.Linux) {
 	m.Host.Units = manager
 	dns := &resolver.Kernel{Root: "/", PreferResolved: linux.ServiceManager == "systemd", Units: manager, Log: a.log.WithField("component", "dns")}
 	m.SetDNS = func(ctx context.Context, servers []netip.Addr) error {
-		changes, err := setDNS(ctx, dns, servers)
-		m.Count(changes)
+		changes, err := dns.Converge(ctx, resolver.Desired{Servers: servers})
+		m.Count(len(changes))
 		return err
 	}
 	m.JobDirectories = func(ctx context.Context) error {
@@ -287,22 +286,6 @@ func (a *app) addJobs(m *bootstrap.Machine, linux agentjson.Linux) {
 	}
 }
 
-func setDNS(ctx context.Context, k *resolver.Kernel, servers []netip.Addr) (int, error) {
-	have, err := k.Observe(ctx)
-	if err != nil {
-		return 0, err
-	}
-	changes, err := resolver.Diff(have, resolver.Desired{Servers: servers})
-	if err != nil {
-		return 0, err
-	}
-	// The resolver may itself just be starting, and fail once because directories it needs are
-	// being bound; what it has not read by then it must read again.
-	return len(changes), retry.Do(ctx, retry.Backoff{Min: 200 * time.Millisecond, Max: 2 * time.Second}, func(ctx context.Context) error {
-		return k.Apply(ctx, changes)
-	})
-}
-
 // startMonit starts the supervisor.
 func (a *app) startMonit(ctx context.Context) error {
 	made, err := monit.Starter{Dirs: a.dirs, Client: a.monitClient(), Services: a.manager,
@@ -316,7 +299,7 @@ func (a *app) mountTmpfs(ctx context.Context, path string) error {
 	if a.machine.Tree == nil {
 		return errors.New("a dummy machine mounts nothing")
 	}
-	want := tree.Select(tree.Plan(a.dirs, tree.Options{SettingsTmpfs: true}), tree.Settings)
+	want := tree.Select(tree.Table(a.dirs, tree.Options{SettingsTmpfs: true}), tree.Settings)
 	if len(want) == 0 {
 		return fmt.Errorf("%s is not in the directory table", path)
 	}

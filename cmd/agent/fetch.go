@@ -145,11 +145,7 @@ func (f *fetcher) applyNamed(ctx context.Context, named json.RawMessage) error {
 	if err != nil {
 		return err
 	}
-	changes, err := network.Diff(have, want)
-	if err != nil {
-		return err
-	}
-	if err := f.network.Apply(ctx, changes); err != nil {
+	if _, err := f.network.Converge(ctx, want); err != nil {
 		return err
 	}
 	_, err = f.network.WaitReady(ctx, want)

@@ -141,22 +141,14 @@ func planNetwork(ctx context.Context, log *logrus.Entry, e settings.Effective) s
 
 func planDNS(ctx context.Context, log *logrus.Entry, linux agentjson.Linux, e settings.Effective) section {
 	k := &resolver.Kernel{Root: "/", PreferResolved: linux.ServiceManager == "systemd", Log: log}
-	have, err := k.Observe(ctx)
-	if err != nil {
-		return section{Part: "dns", Error: text(err)}
-	}
 	servers, warnings := plan.DNS(e.Settings.Networks)
-	changes, err := resolver.Diff(have, resolver.Desired{Servers: servers})
+	changes, err := k.Plan(ctx, resolver.Desired{Servers: servers})
 	return section{Part: "dns", Changes: lines(changes), Details: changes, Warnings: warnings, Error: text(err)}
 }
 
 func planHost(ctx context.Context, log *logrus.Entry, dirs vcap.Dirs, e settings.Effective) section {
 	h := &host.Host{Root: "/", Dirs: dirs, Log: log}
-	have, err := h.Observe(ctx)
-	if err != nil {
-		return section{Part: "host", Error: text(err)}
-	}
-	changes, err := host.Diff(have, host.Desired{Hostname: e.Settings.AgentID, TimeServers: e.NTP, IPv6: e.Settings.Env.Bosh.IPv6Enable})
+	changes, err := h.Plan(ctx, host.Desired{Hostname: e.Settings.AgentID, TimeServers: e.NTP, IPv6: e.Settings.Env.Bosh.IPv6Enable})
 	return section{Part: "host", Changes: lines(changes), Error: text(err)}
 }
 
@@ -180,7 +172,7 @@ func planDisks(ctx context.Context, log *logrus.Entry, dirs vcap.Dirs, linux age
 func planTree(ctx context.Context, log *logrus.Entry, dirs vcap.Dirs, linux agentjson.Linux, e settings.Effective) section {
 	bosh := e.Settings.Env.Bosh
 	k := &tree.Kernel{Root: "/", Log: log}
-	want := tree.Plan(dirs, tree.Options{UseDefaultTmpDir: linux.UseDefaultTmpDir, JobDirTmpfs: bosh.JobDirTmpfs,
+	want := tree.Table(dirs, tree.Options{UseDefaultTmpDir: linux.UseDefaultTmpDir, JobDirTmpfs: bosh.JobDirTmpfs,
 		JobDirSize: bosh.JobDirTmpfsSize, RunDirSize: bosh.RunDirTmpfsSize, SettingsTmpfs: bosh.SettingsTmpfs})
 	have, err := k.Observe(ctx, want)
 	if err != nil {

@@ -69,19 +69,32 @@ type chainState struct {
 	rules [][]byte
 }
 
-// Change is one chain to make or to rebuild.
+// Op is a kind of change.
+type Op string
+
+// The kinds of change.
+const (
+	OpMakeChain    Op = "make-chain"    // empty; jobs add rules to it
+	OpFillChain    Op = "fill-chain"    // with exactly our rules
+	OpReplaceChain Op = "replace-chain" // the same, but it is not attached as it should be and goes first
+)
+
+// Change is one step from what is to what is wanted.
 type Change struct {
-	Chain   string
-	rebuild bool // drop the chain first: it is not attached as it should be
-	base    bool
-	rules   []rule
+	Op    Op
+	Chain string
+	rules []rule
 }
 
+// String describes the change in one line.
 func (c Change) String() string {
-	if !c.base {
+	switch c.Op {
+	case OpMakeChain:
 		return "make chain " + c.Chain
+	case OpReplaceChain:
+		return fmt.Sprintf("replace chain %s by one with %d rules", c.Chain, len(c.rules))
 	}
-	return fmt.Sprintf("rebuild chain %s with %d rules", c.Chain, len(c.rules))
+	return fmt.Sprintf("fill chain %s with %d rules", c.Chain, len(c.rules))
 }
 
 func open() (*nftables.Conn, error) {
@@ -148,7 +161,7 @@ func observe(conn *nftables.Conn) (State, error) {
 func Diff(have State, want Desired) (changes []Change, err error) {
 	if want.Monit {
 		if _, there := have.chains[jobsChain]; !there {
-			changes = append(changes, Change{Chain: jobsChain})
+			changes = append(changes, Change{Op: OpMakeChain, Chain: jobsChain})
 		}
 		some, err := diffChain(have, monitChain, monitRules())
 		if err != nil {
@@ -179,62 +192,76 @@ func diffChain(have State, name string, rules []rule) ([]Change, error) {
 	if same {
 		return nil, nil
 	}
-	return []Change{{Chain: name, rebuild: there && !found.base, base: true, rules: rules}}, nil
+	op := OpFillChain
+	if there && !found.base {
+		op = OpReplaceChain
+	}
+	return []Change{{Op: op, Chain: name, rules: rules}}, nil
 }
 
-// Apply does all changes in one transaction.
-func (f *Firewall) Apply(ctx context.Context, changes []Change) error {
+// Apply makes all changes in one transaction: all of them are made or none.
+func (f *Firewall) Apply(ctx context.Context, changes []Change) (made []Change, err error) {
 	if len(changes) == 0 {
-		return nil
+		return nil, nil
 	}
 	if ctx.Err() != nil {
-		return context.Cause(ctx)
+		return nil, context.Cause(ctx)
 	}
 	conn, err := open()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	t := conn.AddTable(table())
 	for _, c := range changes {
-		chain := &nftables.Chain{Name: c.Chain, Table: t}
-		if c.rebuild {
-			conn.FlushChain(chain)
-			conn.DelChain(chain)
-		}
-		if c.base {
-			accept := nftables.ChainPolicyAccept
-			chain.Type, chain.Hooknum, chain.Priority, chain.Policy = nftables.ChainTypeFilter, nftables.ChainHookOutput, priority(), &accept
-		}
-		chain = conn.AddChain(chain)
-		if c.base {
-			conn.FlushChain(chain)
-		}
-		for _, r := range c.rules {
-			conn.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: r})
-		}
+		queue(conn, t, c)
 	}
 	if err := conn.Flush(); err != nil {
-		return fmt.Errorf("change nftables: %w", supported(err))
+		return nil, fmt.Errorf("change nftables: %w", supported(err))
 	}
 	if f.Log != nil {
 		for _, c := range changes {
 			f.Log.WithField("change", c.String()).Info("changed firewall")
 		}
 	}
-	return nil
+	return changes, nil
 }
 
-// Converge makes the rules be as desired and returns what that took.
-func (f *Firewall) Converge(ctx context.Context, want Desired) ([]Change, error) {
+// queue adds a change to the transaction of conn.
+func queue(conn *nftables.Conn, t *nftables.Table, c Change) {
+	chain := &nftables.Chain{Name: c.Chain, Table: t}
+	if c.Op == OpMakeChain {
+		conn.AddChain(chain)
+		return
+	}
+	if c.Op == OpReplaceChain {
+		conn.FlushChain(chain)
+		conn.DelChain(chain)
+	}
+	accept := nftables.ChainPolicyAccept
+	chain.Type, chain.Hooknum, chain.Priority, chain.Policy = nftables.ChainTypeFilter, nftables.ChainHookOutput, priority(), &accept
+	chain = conn.AddChain(chain)
+	conn.FlushChain(chain)
+	for _, r := range c.rules {
+		conn.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: r})
+	}
+}
+
+// Plan returns what Converge would change. It only reads.
+func (f *Firewall) Plan(ctx context.Context, want Desired) ([]Change, error) {
 	have, err := f.Observe(ctx)
 	if err != nil {
 		return nil, err
 	}
-	changes, err := Diff(have, want)
+	return Diff(have, want)
+}
+
+// Converge brings the rules to the desired state and returns the changes made.
+func (f *Firewall) Converge(ctx context.Context, want Desired) ([]Change, error) {
+	changes, err := f.Plan(ctx, want)
 	if err != nil {
 		return nil, err
 	}
-	return changes, f.Apply(ctx, changes)
+	return f.Apply(ctx, changes)
 }
 
 // Resolve finds the addresses of the servers that the URLs name. URLs of other kinds, and those

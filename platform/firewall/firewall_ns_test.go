@@ -25,8 +25,12 @@ import (
 
 func converge(t *testing.T, f *Firewall, want Desired) {
 	t.Helper()
-	if _, err := f.Converge(t.Context(), want); err != nil {
+	planned, err := f.Plan(t.Context(), want)
+	if err != nil {
 		t.Fatal(err)
+	}
+	if made, err := f.Converge(t.Context(), want); err != nil || fmt.Sprint(made) != fmt.Sprint(planned) {
+		t.Fatalf("planned %v, made %v, %v", planned, made, err)
 	}
 	if again, err := f.Converge(t.Context(), want); err != nil || len(again) != 0 {
 		t.Errorf("second run: got %v, %v, want nothing to do", again, err)

@@ -58,7 +58,7 @@ func as(t *testing.T, changes []Change) State {
 	t.Helper()
 	s := State{chains: make(map[string]chainState)}
 	for _, c := range changes {
-		state := chainState{base: c.base}
+		state := chainState{base: c.Op != OpMakeChain}
 		for _, r := range c.rules {
 			encoded, err := encode(r)
 			if err != nil {
@@ -89,13 +89,13 @@ func TestDiff(t *testing.T) {
 		t.Errorf("got %v, %v: that is the same server in other words", got, err)
 	}
 	moved := Desired{NATS: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.2:4222")}}
-	if got, err := Diff(full, moved); err != nil || len(got) != 1 || got[0].Chain != natsChain || got[0].rebuild {
+	if got, err := Diff(full, moved); err != nil || len(got) != 1 || got[0].Chain != natsChain || got[0].Op != OpFillChain {
 		t.Errorf("got %v, %v, want the rules of the bus replaced", got, err)
 	}
 	c := full.chains[monitChain]
 	c.base = false
 	full.chains[monitChain] = c
-	if got, err := Diff(full, want); err != nil || len(got) != 1 || !got[0].rebuild {
+	if got, err := Diff(full, want); err != nil || len(got) != 1 || got[0].Op != OpReplaceChain {
 		t.Errorf("got %v, %v, want the chain made anew", got, err)
 	}
 }

@@ -85,19 +85,19 @@ func diffCertificates(have certificateState, text string) (changes []Change) {
 	}
 	for _, path := range slices.Sorted(maps.Keys(have.files)) {
 		if _, wanted := want[path]; !wanted {
-			changes = append(changes, Change{Action: RemoveFile, Path: path})
+			changes = append(changes, Change{Op: OpRemoveFile, Path: path})
 		}
 	}
 	for _, path := range slices.Sorted(maps.Keys(want)) {
 		if !bytes.Equal(have.files[path], want[path]) {
-			changes = append(changes, Change{Action: WriteFile, Path: path, Content: want[path], Mode: 0o644})
+			changes = append(changes, Change{Op: OpWriteFile, Path: path, Content: want[path], Mode: 0o644})
 		}
 	}
 	if len(changes) == 0 && !have.pending {
 		return nil
 	}
-	changes = slices.Insert(changes, 0, Change{Action: WriteFile, Path: certificatesPending, Mode: 0o600})
-	return append(changes, Change{Action: UpdateCertificates}, Change{Action: RemoveFile, Path: certificatesPending})
+	changes = slices.Insert(changes, 0, Change{Op: OpWriteFile, Path: certificatesPending, Mode: 0o600})
+	return append(changes, Change{Op: OpUpdateCertificates}, Change{Op: OpRemoveFile, Path: certificatesPending})
 }
 
 // updateCertificates runs the program that other packages hook into (Java's store, for one).

@@ -1,5 +1,5 @@
-// Package host sets what a machine is: its name, its hosts file, whether IPv6 works, where it
-// gets the time from and whom it trusts. It also removes what a hardened image should not
+// Package host configures the machine as a whole: host name, hosts file, IPv6, time servers and
+// trusted certificates. It also removes the development tools that a hardened image must not
 // have, and runs the stemcell's hooks.
 //
 // A Desired names only what the caller cares about; the rest of the machine stays as it is.
@@ -49,9 +49,18 @@ type Desired struct {
 	// Certificates is a text with PEM blocks in it; an empty text means none, nil means as
 	// they are.
 	Certificates *string
+	// Hooks are names of the stemcell's own programs, found in the agent's directory of programs
+	// or in PATH. A hook that does not exist is skipped. One that has succeeded runs again only
+	// after the next boot of the machine: a restart of the agent changes nothing of what hooks
+	// set up.
+	Hooks []string
+	// RemoveListed are files of the stemcell that list paths to remove, one per line: compilers,
+	// static libraries. A missing list is an empty one. Diff refuses paths that no list may
+	// sensibly name (relative ones, the root, its children); the others are removed all the same.
+	RemoveListed []string
 }
 
-// State is what Observe saw.
+// State is what Observe saw of the parts that the Desired names.
 type State struct {
 	Hostname     string // of the kernel
 	HostnameFile []byte
@@ -59,67 +68,101 @@ type State struct {
 	IPv6         ipv6State
 	Time         timeState
 	Certificates certificateState
+	hooks        map[string]hookState
+	lists        map[string][]listedPath
+	base         string // the agent's base directory, which no list may remove
 }
 
-// Action is one kind of Change.
-type Action string
+// Op is a kind of change.
+type Op string
 
+// The kinds of change.
 const (
-	SetHostname        Action = "set host name"
-	WriteFile          Action = "write"
-	RemoveFile         Action = "remove"
-	SetSysctl          Action = "set"
-	ReloadChrony       Action = "let chronyd read its sources again"
-	RestartTimesyncd   Action = "restart systemd-timesyncd"
-	RunSyncTime        Action = "run sync-time"
-	UpdateCertificates Action = "update the certificate store"
+	OpSetHostname        Op = "set-hostname"
+	OpWriteFile          Op = "write-file"
+	OpRemoveFile         Op = "remove-file"
+	OpSetSysctl          Op = "set-sysctl"
+	OpReloadChrony       Op = "reload-chronyd"
+	OpRestartTimesyncd   Op = "restart-timesyncd"
+	OpUpdateCertificates Op = "update-certificates"
+	OpRunHook            Op = "run-hook"
+	OpRemoveListed       Op = "remove-listed"
 )
 
-// Change is one step from what is to what should be.
+// Change is one step from what is to what is wanted.
 type Change struct {
-	Action  Action
+	Op      Op
 	Path    string // of a file, without the root
 	Content []byte // of a file or sysctl, or a name
 	Mode    fs.FileMode
+	Listed  []string // paths to remove, of OpRemoveListed
 }
 
+// String describes the change in one line.
 func (c Change) String() string {
-	switch c.Action {
-	case SetHostname:
+	switch c.Op {
+	case OpSetHostname:
 		return fmt.Sprintf("set host name to %s", c.Content)
-	case SetSysctl:
+	case OpSetSysctl:
 		return fmt.Sprintf("set %s to %s", c.Path, c.Content)
-	case WriteFile, RemoveFile:
-		return fmt.Sprintf("%s %s", c.Action, c.Path)
+	case OpWriteFile:
+		return "write " + c.Path
+	case OpRemoveFile:
+		return "remove " + c.Path
+	case OpReloadChrony:
+		return "have chronyd read its sources again"
+	case OpRestartTimesyncd:
+		return "restart systemd-timesyncd"
+	case OpUpdateCertificates:
+		return "update the certificate store"
+	case OpRunHook:
+		return "run " + c.Path
+	case OpRemoveListed:
+		return fmt.Sprintf("remove %d paths that %s lists", len(c.Listed), c.Path)
 	}
-	return string(c.Action)
+	return string(c.Op)
 }
 
-// Observe reads what the fields of Desired are compared with.
-func (h *Host) Observe(ctx context.Context) (s State, err error) {
+// Observe reads the parts of the machine that want names.
+func (h *Host) Observe(ctx context.Context, want Desired) (s State, err error) {
 	if ctx.Err() != nil {
 		return State{}, context.Cause(ctx)
 	}
-	hostname := h.hostname
-	if hostname == nil {
-		hostname = os.Hostname
+	s.base = h.Dirs.Base()
+	if want.Hostname != "" {
+		hostname := h.hostname
+		if hostname == nil {
+			hostname = os.Hostname
+		}
+		if s.Hostname, err = hostname(); err != nil {
+			return State{}, fmt.Errorf("read host name: %w", err)
+		}
+		if s.HostnameFile, err = h.read(hostnamePath); err != nil {
+			return State{}, err
+		}
 	}
-	if s.Hostname, err = hostname(); err != nil {
-		return State{}, fmt.Errorf("read host name: %w", err)
+	if want.Hosts != nil {
+		if s.Hosts, err = h.read(hostsPath); err != nil {
+			return State{}, err
+		}
 	}
-	if s.HostnameFile, err = h.read(hostnamePath); err != nil {
-		return State{}, err
+	if want.IPv6 {
+		if s.IPv6, err = h.observeIPv6(); err != nil {
+			return State{}, err
+		}
 	}
-	if s.Hosts, err = h.read(hostsPath); err != nil {
-		return State{}, err
+	if len(want.TimeServers) > 0 {
+		if s.Time, err = h.observeTime(); err != nil {
+			return State{}, err
+		}
 	}
-	if s.IPv6, err = h.observeIPv6(); err != nil {
-		return State{}, err
+	if want.Certificates != nil {
+		if s.Certificates, err = h.observeCertificates(); err != nil {
+			return State{}, err
+		}
 	}
-	if s.Time, err = h.observeTime(); err != nil {
-		return State{}, err
-	}
-	s.Certificates, err = h.observeCertificates()
+	s.hooks = h.observeHooks(want.Hooks)
+	s.lists, err = h.observeLists(want.RemoveListed)
 	return s, err
 }
 
@@ -132,100 +175,116 @@ func (h *Host) read(path string) ([]byte, error) {
 	return data, err
 }
 
-// Diff decides what has to be done, in order.
+// Diff decides what has to be done, in order. An error says what cannot be had; the changes
+// returned with it are those for everything else and may be applied.
 func Diff(have State, want Desired) (changes []Change, err error) {
+	var failed []error
+	add := func(more []Change, err error) {
+		changes, failed = append(changes, more...), append(failed, err)
+	}
 	if want.Hostname != "" {
-		if err := checkName(want.Hostname); err != nil {
-			return nil, err
-		}
-		if have.Hostname != want.Hostname {
-			changes = append(changes, Change{Action: SetHostname, Content: []byte(want.Hostname)})
-		}
-		changes = append(changes, file(hostnamePath, have.HostnameFile, []byte(want.Hostname), 0o644)...)
+		add(diffHostname(have, want.Hostname))
 	}
 	if want.Hosts != nil {
-		changes = append(changes, file(hostsPath, have.Hosts, want.Hosts, 0o644)...)
+		add(file(hostsPath, have.Hosts, want.Hosts, 0o644), nil)
 	}
 	if want.IPv6 {
-		more, err := diffIPv6(have.IPv6)
-		if err != nil {
-			return nil, err
-		}
-		changes = append(changes, more...)
+		add(diffIPv6(have.IPv6))
 	}
 	if len(want.TimeServers) > 0 {
-		more, err := diffTime(have.Time, want.TimeServers)
-		if err != nil {
-			return nil, err
-		}
-		changes = append(changes, more...)
+		add(diffTime(have.Time, want.TimeServers))
 	}
 	if want.Certificates != nil {
-		changes = append(changes, diffCertificates(have.Certificates, *want.Certificates)...)
+		add(diffCertificates(have.Certificates, *want.Certificates), nil)
 	}
-	return changes, nil
+	add(diffHooks(have, want.Hooks), nil)
+	add(diffListed(have, want.RemoveListed))
+	return changes, errors.Join(failed...)
+}
+
+func diffHostname(have State, name string) (changes []Change, err error) {
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
+	if have.Hostname != name {
+		changes = append(changes, Change{Op: OpSetHostname, Content: []byte(name)})
+	}
+	return append(changes, file(hostnamePath, have.HostnameFile, []byte(name), 0o644)...), nil
 }
 
 func file(path string, have, want []byte, mode fs.FileMode) []Change {
 	if have != nil && bytes.Equal(have, want) {
 		return nil
 	}
-	return []Change{{Action: WriteFile, Path: path, Content: want, Mode: mode}}
+	return []Change{{Op: OpWriteFile, Path: path, Content: want, Mode: mode}}
 }
 
-// Converge makes the machine be as desired and returns what that took.
+// Plan returns what Converge would change. It only reads.
+func (h *Host) Plan(ctx context.Context, want Desired) ([]Change, error) {
+	have, err := h.Observe(ctx, want)
+	if err != nil {
+		return nil, err
+	}
+	return Diff(have, want)
+}
+
+// Converge brings the machine to the desired state and returns the changes made. What cannot be
+// had does not keep the rest from being done.
 func (h *Host) Converge(ctx context.Context, want Desired) ([]Change, error) {
-	have, err := h.Observe(ctx)
-	if err != nil {
-		return nil, err
-	}
-	changes, err := Diff(have, want)
-	if err != nil {
-		return nil, err
-	}
-	return changes, h.Apply(ctx, changes)
+	changes, failed := h.Plan(ctx, want)
+	made, err := h.Apply(ctx, changes)
+	return made, errors.Join(failed, err)
 }
 
-// Apply does the changes in order and stops at the first that fails. Each may be done twice.
-func (h *Host) Apply(ctx context.Context, changes []Change) error {
+// Apply makes the changes in order, stops at the first that fails and returns those made. Each
+// may be made twice.
+func (h *Host) Apply(ctx context.Context, changes []Change) (made []Change, err error) {
 	for _, c := range changes {
 		if ctx.Err() != nil {
-			return context.Cause(ctx)
+			return made, context.Cause(ctx)
 		}
-		if err := h.apply(ctx, c); err != nil {
-			return fmt.Errorf("%s: %w", c, err)
+		if c.Op == OpRemoveListed {
+			c.Listed, err = h.removeListed(ctx, c.Listed)
+		} else {
+			err = h.apply(ctx, c)
 		}
-		if h.Log != nil {
-			h.Log.WithField("change", c.String()).Info("changed host")
+		if err == nil || len(c.Listed) > 0 {
+			made = append(made, c)
+			if h.Log != nil {
+				h.Log.WithField("change", c.String()).Info("changed host")
+			}
+		}
+		if err != nil {
+			return made, fmt.Errorf("%s: %w", c, err)
 		}
 	}
-	return nil
+	return made, nil
 }
 
 func (h *Host) apply(ctx context.Context, c Change) error {
-	switch c.Action {
-	case SetHostname:
+	switch c.Op {
+	case OpSetHostname:
 		if h.setHostname != nil {
 			return h.setHostname(c.Content)
 		}
 		return unix.Sethostname(c.Content)
-	case WriteFile:
+	case OpWriteFile:
 		return h.write(c.Path, c.Content, c.Mode)
-	case RemoveFile:
+	case OpRemoveFile:
 		return atomicfile.Remove(h.at(c.Path))
-	case SetSysctl:
+	case OpSetSysctl:
 		return os.WriteFile(h.at(c.Path), c.Content, 0o644)
-	case ReloadChrony:
+	case OpReloadChrony:
 		return reloadChrony(ctx, h.at(chronySocket))
-	case RestartTimesyncd:
+	case OpRestartTimesyncd:
 		if h.Units == nil {
 			return nil // it reads the file when it starts
 		}
 		return h.Units.Restart(ctx, "systemd-timesyncd")
-	case RunSyncTime:
-		return h.runHook(ctx, syncTime, h.at(filepath.Join(h.Dirs.BoshBin(), syncTime)))
-	case UpdateCertificates:
+	case OpUpdateCertificates:
 		return h.updateCertificates(ctx)
+	case OpRunHook:
+		return h.runHook(ctx, c.Path)
 	}
 	return errors.New("unknown change")
 }

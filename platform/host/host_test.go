@@ -5,10 +5,12 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -56,12 +58,19 @@ func texts(changes []Change) (out []string) {
 	return out
 }
 
-// converge applies want twice: the second time must find nothing to do.
+// converge applies want twice: first it changes what was planned, then nothing.
 func converge(t *testing.T, h *Host, want Desired) []string {
 	t.Helper()
+	planned, err := h.Plan(t.Context(), want)
+	if err != nil {
+		t.Fatal(err)
+	}
 	changes, err := h.Converge(t.Context(), want)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if !slices.Equal(texts(planned), texts(changes)) {
+		t.Errorf("planned %q, changed %q", texts(planned), texts(changes))
 	}
 	again, err := h.Converge(t.Context(), want)
 	if err != nil || len(again) != 0 {
@@ -375,32 +384,48 @@ func TestRemoveListed(t *testing.T) {
 	const list = "/var/vcap/bosh/etc/dev_tools_file_list"
 	h, _ := newHost(t, map[string]string{"/usr/bin/gcc": "", "/usr/lib/gcc/x86/cc1": "", "/usr/bin/ls": "", "/etc/passwd": "",
 		list: "/usr/bin/gcc\n\n/usr/lib/gcc\n/usr/bin/never-there\nrelative\n/\n/usr\n/usr/../etc\n/var/vcap\n/var/vcap/../vcap\n"})
-	removed, err := h.RemoveListed(t.Context(), list)
-	if removed != 2 || err == nil || strings.Count(err.Error(), "too near the root") != 3 {
-		t.Errorf("got %d removed, %v", removed, err)
+	want := Desired{RemoveListed: []string{list}}
+	planned, planErr := h.Plan(t.Context(), want)
+	made, err := h.Converge(t.Context(), want)
+	if got := texts(made); !slices.Equal(got, []string{"remove 2 paths that " + list + " lists"}) || err == nil || strings.Count(err.Error(), "too near the root") != 3 {
+		t.Errorf("got %q, %v", got, err)
 	}
-	for path, want := range map[string]bool{"/usr/bin/gcc": false, "/usr/lib/gcc": false, "/usr/bin/ls": true, "/etc/passwd": true, list: true} {
-		if _, err := os.Stat(h.at(path)); (err == nil) != want {
-			t.Errorf("%s: there %v, want %v", path, err == nil, want)
+	if !slices.Equal(texts(planned), texts(made)) || fmt.Sprint(planErr) != fmt.Sprint(err) {
+		t.Errorf("planned %q, %v; made %q, %v", planned, planErr, made, err)
+	}
+	for path, kept := range map[string]bool{"/usr/bin/gcc": false, "/usr/lib/gcc": false, "/usr/bin/ls": true, "/etc/passwd": true, list: true} {
+		if _, err := os.Stat(h.at(path)); (err == nil) != kept {
+			t.Errorf("%s: there %v, want %v", path, err == nil, kept)
 		}
 	}
-	if removed, _ := h.RemoveListed(t.Context(), list); removed != 0 {
-		t.Errorf("second run removed %d", removed)
+	if again, _ := h.Converge(t.Context(), want); len(again) != 0 {
+		t.Errorf("second run: %q", texts(again))
 	}
-	if removed, err := h.RemoveListed(t.Context(), "/no/list"); removed != 0 || err != nil {
-		t.Errorf("missing list: got %d, %v", removed, err)
+	if made, err := h.Converge(t.Context(), Desired{RemoveListed: []string{"/no/list"}}); len(made) != 0 || err != nil {
+		t.Errorf("missing list: got %q, %v", made, err)
 	}
 }
 
-func TestHook(t *testing.T) {
-	h, _ := newHost(t, map[string]string{"/var/vcap/bosh/bin/good": "#!/bin/sh\nexit 0\n", "/var/vcap/bosh/bin/bad": "#!/bin/sh\necho why >&2\nexit 3\n"})
-	if ran, err := h.Hook(t.Context(), "good"); !ran || err != nil {
-		t.Errorf("got %v, %v", ran, err)
+func TestHooksRunOncePerBoot(t *testing.T) {
+	const good, bad = "/var/vcap/bosh/bin/good", "/var/vcap/bosh/bin/bad"
+	h, _ := newHost(t, map[string]string{good: "#!/bin/sh\nexit 0\n", bad: "#!/bin/sh\necho why >&2\nexit 3\n"})
+	want := Desired{Hooks: []string{"good", "no-such-hook-anywhere"}}
+	planned, err := h.Plan(t.Context(), want)
+	if err != nil || !slices.Equal(texts(planned), []string{"run " + good}) {
+		t.Errorf("planned %q, %v", planned, err)
 	}
-	if ran, err := h.Hook(t.Context(), "bad"); !ran || err == nil || !strings.Contains(err.Error(), "why") {
-		t.Errorf("got %v, %v", ran, err)
+	if again, err := h.Plan(t.Context(), want); err != nil || len(again) != 1 {
+		t.Errorf("a plan has run the hook: %q, %v", again, err)
 	}
-	if ran, err := h.Hook(t.Context(), "no-such-hook-anywhere"); ran || err != nil {
-		t.Errorf("got %v, %v", ran, err)
+	if made := converge(t, h, want); !slices.Equal(made, texts(planned)) {
+		t.Errorf("made %q, planned %q", made, planned)
+	}
+	for range 2 { // a failure does not count as a run
+		if made, err := h.Converge(t.Context(), Desired{Hooks: []string{"bad"}}); len(made) != 0 || err == nil || !strings.Contains(err.Error(), "why") {
+			t.Errorf("got %q, %v", made, err)
+		}
+	}
+	if !h.HasHook("good") || !h.HasHook("bad") || h.HasHook("no-such-hook-anywhere") {
+		t.Error("HasHook is wrong")
 	}
 }

@@ -71,7 +71,7 @@ func diffIPv6(have ipv6State) (changes []Change, err error) {
 		// 2 is "accept router advertisements even when forwarding", which includes 1.
 		value, there := have.sysctl[w.path]
 		if there && value != w.value && !(w.value == "1" && value == "2") {
-			changes = append(changes, Change{Action: SetSysctl, Path: w.path, Content: []byte(w.value)})
+			changes = append(changes, Change{Op: OpSetSysctl, Path: w.path, Content: []byte(w.value)})
 		}
 	}
 	return changes, nil

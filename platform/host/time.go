@@ -16,7 +16,7 @@ const (
 	syncTime        = "sync-time"
 )
 
-// timeState says who keeps the time here, in order of preference.
+// timeState says which program keeps the time here, in order of preference.
 type timeState struct {
 	serverFile string // path of the list that others read
 	servers    []byte // its content
@@ -24,8 +24,7 @@ type timeState struct {
 	sources    []byte
 	timesyncd  bool
 	dropIn     []byte
-	hook       bool // the stemcell has a program for it
-	hookDone   bool // which has run in this boot of the machine
+	hook       hookState // the stemcell's own program for it
 }
 
 func (h *Host) observeTime() (s timeState, err error) {
@@ -45,7 +44,6 @@ func (h *Host) observeTime() (s timeState, err error) {
 	}{
 		{[]string{filepath.Dir(chronySources)}, &s.chrony},
 		{[]string{"/usr/lib/systemd/systemd-timesyncd", "/lib/systemd/systemd-timesyncd"}, &s.timesyncd},
-		{[]string{filepath.Join(h.Dirs.BoshBin(), syncTime)}, &s.hook},
 	} {
 		for _, path := range probe.paths {
 			if _, err := os.Stat(h.at(path)); err == nil {
@@ -55,7 +53,9 @@ func (h *Host) observeTime() (s timeState, err error) {
 			}
 		}
 	}
-	s.hookDone = h.hookDone(syncTime)
+	if hook := h.observeHook(syncTime); filepath.Dir(hook.path) == h.Dirs.BoshBin() {
+		s.hook = hook // unlike other hooks, this one is not looked for in PATH
+	}
 	return s, nil
 }
 
@@ -79,15 +79,15 @@ func diffTime(have timeState, servers []string) ([]Change, error) {
 		if len(sources)+len(list) == 0 {
 			return nil, nil
 		}
-		return append(append(sources, Change{Action: ReloadChrony}), list...), nil
+		return append(append(sources, Change{Op: OpReloadChrony}), list...), nil
 	case have.timesyncd:
 		dropIn := file(timesyncdDropIn, have.dropIn, []byte("[Time]\nNTP="+strings.Join(servers, " ")+"\n"), 0o644)
 		if len(dropIn)+len(list) == 0 {
 			return nil, nil
 		}
-		return append(append(dropIn, Change{Action: RestartTimesyncd}), list...), nil
-	case have.hook && (len(list) > 0 || !have.hookDone):
-		return append(list, Change{Action: RunSyncTime}), nil
+		return append(append(dropIn, Change{Op: OpRestartTimesyncd}), list...), nil
+	case have.hook.path != "" && (len(list) > 0 || !have.hook.succeeded):
+		return append(list, Change{Op: OpRunHook, Path: have.hook.path}), nil
 	}
 	return list, nil
 }

@@ -18,16 +18,33 @@ import (
 // pendingFile says, until the next boot, that networkd was not told yet of files we wrote.
 const pendingFile = "/run/bosh-agent-networkd-reload"
 
-// Apply makes the changes in order and reports all failures at the end: one network must not
-// cost another. Where something new cannot be had on a link, nothing old is removed from it, and
-// its file stays, so that the next run tries again.
-func (k *Kernel) Apply(ctx context.Context, changes []Change) error {
+// Plan returns what Converge would change. It only reads.
+func (k *Kernel) Plan(ctx context.Context, want Desired) ([]Change, error) {
+	have, err := k.Observe(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return Diff(have, want)
+}
+
+// Converge brings the network to the desired state and returns the changes made. What cannot be
+// had does not keep the rest from being done. It does not wait for leases: see WaitReady.
+func (k *Kernel) Converge(ctx context.Context, want Desired) ([]Change, error) {
+	changes, failed := k.Plan(ctx, want)
+	made, err := k.Apply(ctx, changes)
+	return made, errors.Join(failed, err)
+}
+
+// Apply makes the changes in order, returns those made and reports all failures at the end: one
+// network must not cost another. Where something new cannot be had on a link, nothing old is
+// removed from it, and its file stays, so that the next run tries again.
+func (k *Kernel) Apply(ctx context.Context, changes []Change) (made []Change, err error) {
 	if len(changes) == 0 {
-		return nil
+		return nil, nil
 	}
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
-		return fmt.Errorf("open netlink: %w", err)
+		return nil, fmt.Errorf("open netlink: %w", err)
 	}
 	defer h.Close()
 
@@ -35,7 +52,7 @@ func (k *Kernel) Apply(ctx context.Context, changes []Change) error {
 	incomplete := map[string]bool{}
 	for _, c := range changes {
 		if err := ctx.Err(); err != nil {
-			return fmt.Errorf("apply network: %w", context.Cause(ctx))
+			return made, fmt.Errorf("apply network: %w", context.Cause(ctx))
 		}
 		if incomplete[c.Link] && !c.adds() {
 			continue
@@ -45,9 +62,10 @@ func (k *Kernel) Apply(ctx context.Context, changes []Change) error {
 			incomplete[c.Link] = incomplete[c.Link] || c.adds()
 			continue
 		}
+		made = append(made, c)
 		k.Log.WithField("change", c.String()).Info("network changed")
 	}
-	return errors.Join(failed...)
+	return made, errors.Join(failed...)
 }
 
 func (k *Kernel) apply(ctx context.Context, h *netlink.Handle, c Change) error {

@@ -71,7 +71,7 @@ func converge(b *testing.B, k *network.Kernel, want network.Desired) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	if err := k.Apply(b.Context(), changes); err != nil {
+	if _, err := k.Apply(b.Context(), changes); err != nil {
 		b.Fatal(err)
 	}
 }

@@ -33,7 +33,7 @@ func applySome(ctx context.Context, k *network.Kernel, changes []network.Change,
 	log.AddHook(&countdown{stop, func() { kill(errKilled) }})
 	killed := *k
 	killed.Log = logrus.NewEntry(log)
-	if err := killed.Apply(ctx, changes); !errors.Is(err, errKilled) {
+	if _, err := killed.Apply(ctx, changes); !errors.Is(err, errKilled) {
 		return err
 	}
 	return nil

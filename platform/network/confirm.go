@@ -22,6 +22,8 @@ type Confirm struct {
 
 // Outcome is what became of a confirmed change.
 type Outcome struct {
+	// Made are the changes made; after them, where they were taken back, those that did so.
+	Made []Change
 	// RolledBack means that the configuration is what it was before, for the given reason.
 	RolledBack bool
 	Reason     string
@@ -39,14 +41,17 @@ const askBefore = time.Second
 func (k *Kernel) ApplyConfirmed(ctx context.Context, have State, want Desired, changes []Change, c Confirm) (Outcome, error) {
 	back := invert(changes, have)
 	if !c.SameAgent || len(back) == 0 || !configured(have) || losesAddress(changes, want) {
-		return Outcome{}, k.Apply(ctx, changes)
+		made, err := k.Apply(ctx, changes)
+		return Outcome{Made: made}, err
 	}
 	before := presentGateways(have, want)
 	asked, cancel := context.WithTimeout(ctx, askBefore)
 	answered := answering(asked, have, before)
 	cancel()
-	if err := k.Apply(ctx, changes); err != nil || len(answered) == 0 {
-		return Outcome{}, err
+	made, err := k.Apply(ctx, changes)
+	o := Outcome{Made: made}
+	if err != nil || len(answered) == 0 {
+		return o, err
 	}
 
 	limit := c.Limit
@@ -57,23 +62,25 @@ func (k *Kernel) ApplyConfirmed(ctx context.Context, have State, want Desired, c
 		return !slices.ContainsFunc(answered, func(a gateway) bool { return a.ip.Is4() == g.ip.Is4() })
 	})
 	if len(after) == 0 {
-		return Outcome{}, nil // none is wanted any more
+		return o, nil // none is wanted any more
 	}
 	now, err := k.observeKernel()
 	if err != nil {
-		return Outcome{}, err
+		return o, err
 	}
 	asked, cancel = context.WithTimeout(ctx, limit)
 	defer cancel()
 	reached := answering(asked, now, after)
 	if ctx.Err() != nil || len(reached) == len(after) {
-		return Outcome{}, nil
+		return o, nil
 	}
 	silent := slices.IndexFunc(after, func(g gateway) bool { return !slices.Contains(reached, g) })
-	o := Outcome{RolledBack: true, Reason: fmt.Sprintf("network %q: gateway %s on %s did not answer within %s; %s did before the change",
-		after[silent].network, after[silent].ip, after[silent].link, limit, answered[0].ip)}
+	o.RolledBack, o.Reason = true, fmt.Sprintf("network %q: gateway %s on %s did not answer within %s; %s did before the change",
+		after[silent].network, after[silent].ip, after[silent].link, limit, answered[0].ip)
 	k.Log.WithField("reason", o.Reason).Warn("taking a network change back")
-	if err := k.Apply(ctx, back); err != nil {
+	made, err = k.Apply(ctx, back)
+	o.Made = append(o.Made, made...)
+	if err != nil {
 		return o, fmt.Errorf("take back a network change: %w", err)
 	}
 	return o, nil

@@ -397,7 +397,7 @@ func TestNSWithoutNetworkd(t *testing.T) {
 		if err == nil || err.Error() != `network "b": eth1 needs DHCP, which systemd-networkd would do, but it is not available` {
 			t.Errorf("got %v, want a clear error for the dynamic network", err)
 		}
-		if err := k.Apply(t.Context(), changes); err != nil {
+		if _, err := k.Apply(t.Context(), changes); err != nil {
 			t.Errorf("Apply of the static part: %v", err)
 		}
 		expect(t, "addresses", addresses(t, "eth0"), "10.0.0.5/24")

@@ -33,7 +33,7 @@ func (k *Kernel) DHCPAll(ctx context.Context) error {
 		if !have.Networkd.Available {
 			return errors.New("no NIC has an address, and systemd-networkd, which would ask for one, is not available")
 		}
-		if err := k.Apply(ctx, minimal(have)); err != nil {
+		if _, err := k.Apply(ctx, minimal(have)); err != nil {
 			return err
 		}
 	}

@@ -97,7 +97,7 @@ func (o order) carryOut() (a account, err error) {
 	for _, c := range changes {
 		a.Changes = append(a.Changes, c.String())
 	}
-	if err := k.Apply(ctx, changes); err != nil {
+	if _, err := k.Apply(ctx, changes); err != nil {
 		return a, err
 	}
 	more, err := k.WaitReady(ctx, want)
@@ -136,7 +136,7 @@ func dns(ctx context.Context, log *logrus.Entry, nets map[string]settings.Networ
 		for _, c := range changes {
 			*list = append(*list, c.String())
 		}
-		if err := k.Apply(ctx, changes); err != nil {
+		if _, err := k.Apply(ctx, changes); err != nil {
 			return err
 		}
 	}

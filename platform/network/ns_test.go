@@ -71,7 +71,7 @@ func apply(t *testing.T, k *network.Kernel, n nets) (network.Desired, []network.
 	if err != nil {
 		t.Fatalf("Diff: %v", err)
 	}
-	if err := k.Apply(t.Context(), changes); err != nil {
+	if _, err := k.Apply(t.Context(), changes); err != nil {
 		t.Fatalf("Apply: %v", err)
 	}
 	if again := changesFor(t, k, n); len(again) > 0 {

@@ -357,7 +357,7 @@ func TestNSAnyConfigurationFromAnyOther(t *testing.T) {
 			if err != nil {
 				t.Fatalf("Diff of %+v: %v", n, err)
 			}
-			if err := k.Apply(t.Context(), changes); err != nil {
+			if _, err := k.Apply(t.Context(), changes); err != nil {
 				t.Fatalf("Apply of %+v: %v", n, err)
 			}
 			if again := diffOf(t, k, maps.Clone(n)); len(again) > 0 {
@@ -499,7 +499,7 @@ func TestNSFailureOfOneNetwork(t *testing.T) {
 		// A route that the kernel refuses: its gateway is in no subnet.
 		bad := network.Route{Link: "eth0", To: netip.MustParsePrefix("198.51.100.0/24"), Gateway: netip.MustParseAddr("172.16.0.1"), Origin: network.OriginStatic}
 		changes = slices.Insert(changes, 0, network.Change{Op: network.OpAddRoute, Link: "eth0", Network: "a", Route: &bad})
-		err := k.Apply(t.Context(), changes)
+		_, err := k.Apply(t.Context(), changes)
 		if err == nil || !strings.Contains(err.Error(), `eth0: add route 198.51.100.0/24 via 172.16.0.1 dev eth0 (network "a")`) {
 			t.Errorf("got %v, want the route and its network named", err)
 		}

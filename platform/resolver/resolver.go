@@ -16,12 +16,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/atomicfile"
 	"cambium/internal/command"
+	"cambium/internal/retry"
 )
 
 const (
@@ -260,15 +262,44 @@ func rest(content string) string {
 	return b.String()
 }
 
-// Apply makes the changes in order.
-func (k *Kernel) Apply(ctx context.Context, changes []Change) error {
+// Plan returns what Converge would change. It only reads.
+func (k *Kernel) Plan(ctx context.Context, want Desired) ([]Change, error) {
+	have, err := k.Observe(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return Diff(have, want)
+}
+
+// retryPause is how long Converge waits before it applies changes again that have failed.
+var retryPause = retry.Backoff{Min: 200 * time.Millisecond, Max: 2 * time.Second}
+
+// Converge brings the resolver to the desired state and returns the changes made. It retries until
+// ctx ends: while the machine boots, the resolver may itself be starting, and its reload fails
+// while directories that it needs are being bound.
+func (k *Kernel) Converge(ctx context.Context, want Desired) (made []Change, err error) {
+	changes, err := k.Plan(ctx, want)
+	if err != nil {
+		return nil, err
+	}
+	err = retry.Do(ctx, retryPause, func(ctx context.Context) (err error) {
+		made, err = k.Apply(ctx, changes)
+		return err
+	})
+	return made, err
+}
+
+// Apply makes the changes in order, stops at the first that fails and returns those made. Each
+// may be made twice.
+func (k *Kernel) Apply(ctx context.Context, changes []Change) (made []Change, err error) {
 	for _, c := range changes {
 		if err := k.apply(ctx, c); err != nil {
-			return fmt.Errorf("%s: %w", c, err)
+			return made, fmt.Errorf("%s: %w", c, err)
 		}
+		made = append(made, c)
 		k.Log.WithField("change", c.String()).Info("resolver changed")
 	}
-	return nil
+	return made, nil
 }
 
 func (k *Kernel) apply(ctx context.Context, c Change) error {

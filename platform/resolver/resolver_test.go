@@ -2,12 +2,15 @@ package resolver_test
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/sirupsen/logrus"
 
@@ -15,10 +18,16 @@ import (
 )
 
 // units counts what a service manager is asked for.
-type units struct{ reloaded []string }
+type units struct {
+	reloaded []string
+	failures int // how many of the next reloads fail
+}
 
 func (u *units) Reload(_ context.Context, name string) error {
 	u.reloaded = append(u.reloaded, name)
+	if u.failures--; u.failures >= 0 {
+		return errors.New("the unit is starting")
+	}
 	return nil
 }
 
@@ -81,21 +90,18 @@ func apply(t *testing.T, k *resolver.Kernel, servers ...string) (done []string) 
 		want.Servers = append(want.Servers, netip.MustParseAddr(s))
 	}
 	for run := range 2 {
-		have, err := k.Observe(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		changes, err := resolver.Diff(have, want)
+		changes, err := k.Plan(t.Context(), want)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if run == 1 && len(changes) > 0 {
 			t.Errorf("a second run wants %v", changes)
 		}
-		if err := k.Apply(t.Context(), changes); err != nil {
-			t.Fatal(err)
+		made, err := k.Converge(t.Context(), want)
+		if err != nil || !slices.Equal(made, changes) {
+			t.Fatalf("planned %v, made %v, %v", changes, made, err)
 		}
-		for _, c := range changes {
+		for _, c := range made {
 			done = append(done, c.String())
 		}
 	}
@@ -124,6 +130,23 @@ func TestResolved(t *testing.T) {
 	}
 }
 
+// While a machine boots, the resolver is not ready at once.
+func TestReloadIsRetried(t *testing.T) {
+	r, k, u := setUp(t)
+	r.write("usr/lib/systemd/system/systemd-resolved.service", "", 0o644)
+	u.failures = 1
+	if got := apply(t, k, "9.9.9.9"); len(got) != 2 || len(u.reloaded) != 2 {
+		t.Errorf("made %q with %d reloads, want file and reload, the second time", got, len(u.reloaded))
+	}
+	u.failures = 1000
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	made, err := k.Converge(ctx, resolver.Desired{Servers: []netip.Addr{netip.MustParseAddr("1.1.1.1")}})
+	if err == nil || !strings.Contains(err.Error(), "the unit is starting") || len(made) != 1 || made[0].Op != resolver.OpWrite {
+		t.Errorf("made %v, %v, want the file alone and why there is no more", made, err)
+	}
+}
+
 // A run that was killed between file and reload is completed by the next.
 func TestResolvedThatWasNotTold(t *testing.T) {
 	r, k, u := setUp(t)
@@ -138,7 +161,7 @@ func TestResolvedThatWasNotTold(t *testing.T) {
 	if err != nil || len(changes) != 1 {
 		t.Fatalf("got %v, %v; want a reload alone", changes, err)
 	}
-	if err := k.Apply(t.Context(), changes); err != nil || len(u.reloaded) != 1 {
+	if _, err := k.Apply(t.Context(), changes); err != nil || len(u.reloaded) != 1 {
 		t.Errorf("reloaded %q, %v", u.reloaded, err)
 	}
 	r.write("run/systemd/resolve/resolv.conf", "nameserver 9.9.9.9\nnameserver 10.0.0.1\n", 0o644)

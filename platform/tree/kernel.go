@@ -25,8 +25,17 @@ type Kernel struct {
 
 func (k *Kernel) at(path string) string { return filepath.Join(k.Root, path) }
 
-// Converge makes the machine look like the entries and returns what that took.
-func (k *Kernel) Converge(ctx context.Context, want []Entry) ([]Change, error) {
+// Plan returns what Converge would change. It only reads.
+func (k *Kernel) Plan(ctx context.Context, want Desired) ([]Change, error) {
+	have, err := k.Observe(ctx, want)
+	if err != nil {
+		return nil, err
+	}
+	return Diff(have, want)
+}
+
+// Converge makes the machine look like the entries and returns the changes made.
+func (k *Kernel) Converge(ctx context.Context, want Desired) ([]Change, error) {
 	have, err := k.Observe(ctx, want)
 	if err != nil {
 		return nil, err
@@ -37,14 +46,14 @@ func (k *Kernel) Converge(ctx context.Context, want []Entry) ([]Change, error) {
 	}
 	if k.Log != nil {
 		for _, text := range Warnings(have, want) {
-			k.Log.WithField("reason", text).Warn("directory tree is not as planned")
+			k.Log.WithField("reason", text).Warn("directory tree differs from its table")
 		}
 	}
-	return changes, k.Apply(ctx, changes)
+	return k.Apply(ctx, changes)
 }
 
 // Observe looks at everything the entries name.
-func (k *Kernel) Observe(ctx context.Context, want []Entry) (State, error) {
+func (k *Kernel) Observe(ctx context.Context, want Desired) (State, error) {
 	state := State{Paths: make(map[string]Found, len(want))}
 	var err error
 	if state.Users, err = k.names("etc/passwd"); err != nil {
@@ -176,43 +185,44 @@ func typeOf(mode uint16) fs.FileMode {
 	return fs.ModeIrregular
 }
 
-// Apply does the changes in order and stops at the first that fails. Each may be done twice. What was
-// done is one line of the log: a first boot changes dozens of things, and the journal costs more than they do.
-func (k *Kernel) Apply(ctx context.Context, changes []Change) error {
-	var done []string
+// Apply makes the changes in order, stops at the first that fails and returns those made. Each may
+// be made twice. They are one line of the log: a first boot changes dozens of things, and the
+// journal costs more than they do.
+func (k *Kernel) Apply(ctx context.Context, changes []Change) (made []Change, err error) {
+	var texts []string
 	defer func() {
-		if k.Log != nil && len(done) > 0 {
-			k.Log.WithField("changes", strings.Join(done, "; ")).Info("changed directory tree")
+		if k.Log != nil && len(texts) > 0 {
+			k.Log.WithField("changes", strings.Join(texts, "; ")).Info("changed directory tree")
 		}
 	}()
 	for _, c := range changes {
 		if ctx.Err() != nil {
-			return context.Cause(ctx)
+			return made, context.Cause(ctx)
 		}
 		if err := k.apply(c); err != nil {
-			return fmt.Errorf("%s: %w", c, err)
+			return made, fmt.Errorf("%s: %w", c, err)
 		}
-		done = append(done, c.String())
+		made, texts = append(made, c), append(texts, c.String())
 	}
-	return nil
+	return made, nil
 }
 
 func (k *Kernel) apply(c Change) error {
 	path := k.at(c.Entry.Path)
-	switch c.Action {
-	case Make:
+	switch c.Op {
+	case OpMake:
 		return k.make(c, path)
-	case SetMode, SetOwner:
+	case OpSetMode, OpSetOwner:
 		return permit(path, c)
-	case SetAside:
+	case OpSetAside:
 		return k.setAside(path)
-	case Link:
+	case OpLink:
 		return link(c.Entry.Source, path)
-	case BindMount:
+	case OpBind:
 		return k.bind(c.Entry)
-	case MountTmpfs:
+	case OpMountTmpfs:
 		return mountTmpfs(path, c)
-	case SetFlags:
+	case OpSetFlags:
 		return setFlags(path, c.Entry.Flags)
 	}
 	return errors.New("unknown change")
@@ -258,13 +268,13 @@ func permit(path string, c Change) error {
 	if st.Mode&unix.S_IFMT == unix.S_IFLNK {
 		return errors.New("a symbolic link is in the way")
 	}
-	if c.Action != SetMode && (c.UID >= 0 || c.GID >= 0) {
+	if c.Op != OpSetMode && (c.UID >= 0 || c.GID >= 0) {
 		if err := unix.Fchownat(fd, "", c.UID, c.GID, unix.AT_EMPTY_PATH); err != nil {
 			return err
 		}
 	}
-	if c.Action == SetOwner {
-		return nil // Diff adds a SetMode where the mode is not right
+	if c.Op == OpSetOwner {
+		return nil // Diff adds an OpSetMode where the mode is not right
 	}
 	return os.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), c.Entry.Mode)
 }

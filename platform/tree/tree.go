@@ -1,8 +1,8 @@
 // Package tree keeps the directories, links, bind mounts and memory file systems that jobs
-// and the operating system expect around the agent's base directory. Plan is the whole table
-// as data; Observe, Diff and Apply make the machine look like it, changing only what differs.
+// and the operating system expect around the agent's base directory. Table is all of it as
+// data; Observe, Diff and Apply make the machine look like it, changing only what differs.
 //
-// Nothing is written to fstab: what lives in the kernel is done again at each boot.
+// Nothing is written to fstab: mounts are made again at each boot.
 package tree
 
 import (
@@ -62,7 +62,7 @@ type Owner struct{ User, Group string }
 
 // Entry is one row of the table.
 type Entry struct {
-	Group  string // which part of the table, see the constants beside Plan
+	Group  string // which part of the table, see the constants beside Table
 	Path   string
 	Kind   Kind
 	Mode   fs.FileMode // permissions and, where wanted, fs.ModeSticky
@@ -79,6 +79,10 @@ type Entry struct {
 	// OrRoot gives the entry to root where its owner does not exist, instead of failing.
 	OrRoot bool
 }
+
+// Desired is the part of the table that the machine should look like, in the table's order. What
+// it does not name stays as it is.
+type Desired []Entry
 
 // Found is what Observe saw at one path.
 type Found struct {
@@ -101,52 +105,54 @@ type State struct {
 	Groups map[string]int
 }
 
-// Action is one kind of Change.
-type Action string
+// Op is a kind of change.
+type Op string
 
+// The kinds of change.
 const (
-	Make       Action = "make"
-	SetMode    Action = "set mode of"
-	SetOwner   Action = "set owner of"
-	SetAside   Action = "set aside"
-	Link       Action = "link"
-	BindMount  Action = "bind"
-	MountTmpfs Action = "mount tmpfs at"
-	SetFlags   Action = "set mount flags of"
+	OpMake       Op = "make"
+	OpSetMode    Op = "set-mode"
+	OpSetOwner   Op = "set-owner"
+	OpSetAside   Op = "set-aside"
+	OpLink       Op = "link"
+	OpBind       Op = "bind"
+	OpMountTmpfs Op = "mount-tmpfs"
+	OpSetFlags   Op = "set-flags"
 )
 
-// Change is one step from what is to what should be.
+// Change is one step from what is to what is wanted.
 type Change struct {
-	Action   Action
+	Op       Op
 	Entry    Entry
 	UID, GID int // -1 leaves it
 }
 
+// String describes the change in one line.
 func (c Change) String() string {
 	e := c.Entry
-	switch c.Action {
-	case Make:
+	switch c.Op {
+	case OpMake:
 		what := "directory"
 		if e.Kind == File {
 			what = "file"
 		}
 		return fmt.Sprintf("make %s %s, mode %s", what, e.Path, octal(e.Mode))
-	case SetMode:
+	case OpSetMode:
 		return fmt.Sprintf("set mode of %s to %s", e.Path, octal(e.Mode))
-	case SetOwner:
+	case OpSetOwner:
 		return fmt.Sprintf("set owner of %s to %s:%s", e.Path, e.Owner.User, e.Owner.Group)
-	case SetAside:
+	case OpSetAside:
 		return fmt.Sprintf("set aside what is at %s", e.Path)
-	case Link:
+	case OpLink:
 		return fmt.Sprintf("link %s to %s", e.Path, e.Source)
-	case BindMount:
+	case OpBind:
 		return fmt.Sprintf("bind %s to %s (%s)", e.Source, e.Path, e.Flags)
-	case MountTmpfs:
+	case OpMountTmpfs:
 		return fmt.Sprintf("mount tmpfs at %s, size %s, mode %s", e.Path, e.Size, octal(e.Mode))
-	case SetFlags:
+	case OpSetFlags:
 		return fmt.Sprintf("set mount flags of %s to %s", e.Path, e.Flags)
 	}
-	return string(c.Action) + " " + e.Path
+	return string(c.Op) + " " + e.Path
 }
 
 func octal(m fs.FileMode) string {
@@ -162,7 +168,7 @@ var tmpfsSize = regexp.MustCompile(`^[0-9]{1,18}[kKmMgGtT%]?$`)
 
 // Diff decides what has to be done, in order. It refuses what would lose or hide something
 // that is not ours: a file where a directory belongs is an error.
-func Diff(have State, want []Entry) ([]Change, error) {
+func Diff(have State, want Desired) ([]Change, error) {
 	var changes []Change
 	var failed []error
 	var fresh []string // mount points made by earlier changes: nothing is below them yet
@@ -194,10 +200,10 @@ func Diff(have State, want []Entry) ([]Change, error) {
 			continue
 		}
 		for _, c := range some {
-			switch c.Action {
-			case BindMount, MountTmpfs:
+			switch c.Op {
+			case OpBind, OpMountTmpfs:
 				fresh = append(fresh, e.Path)
-			case Make:
+			case OpMake:
 				paths[e.Path] = made(e, uid, gid)
 			}
 		}
@@ -216,7 +222,7 @@ func made(e Entry, uid, gid int) Found {
 }
 
 func diffEntry(found, source Found, e Entry, uid, gid int) ([]Change, error) {
-	change := func(a Action) Change { return Change{Action: a, Entry: e, UID: uid, GID: gid} }
+	change := func(op Op) Change { return Change{Op: op, Entry: e, UID: uid, GID: gid} }
 	switch e.Kind {
 	case Dir, File:
 		wantType := fs.FileMode(0)
@@ -225,7 +231,7 @@ func diffEntry(found, source Found, e Entry, uid, gid int) ([]Change, error) {
 		}
 		switch {
 		case !found.Exists:
-			return []Change{change(Make)}, nil
+			return []Change{change(OpMake)}, nil
 		case found.Type != wantType:
 			return nil, fmt.Errorf("%s is a %s, not what belongs there; move it away", e.Path, typeName(found.Type))
 		case e.CreateOnly:
@@ -242,19 +248,19 @@ func diffEntry(found, source Found, e Entry, uid, gid int) ([]Change, error) {
 		case found.Exists && found.Type == fs.ModeSymlink && found.LinkTo == e.Source:
 			return nil, nil
 		case !found.Exists, found.Type == fs.ModeSymlink, found.Type == fs.ModeDir && found.Empty && !found.MountRoot:
-			return []Change{change(Link)}, nil
+			return []Change{change(OpLink)}, nil
 		case found.MountRoot:
 			return nil, fmt.Errorf("%s is a mount point, but a link belongs there; unmount it", e.Path)
 		}
-		return []Change{change(SetAside), change(Link)}, nil
+		return []Change{change(OpSetAside), change(OpLink)}, nil
 	case Bind:
 		// Somebody else's memory gives way to the disk: the system's own tmpfs on /tmp, for one.
 		// Somebody else's volume stays and gets the flags; Warnings names it.
 		switch {
 		case !found.MountRoot, e.Source != e.Path && found.Tmpfs && !sameFile(found, source):
-			return []Change{change(BindMount)}, nil
+			return []Change{change(OpBind)}, nil
 		case found.Flags&e.Flags != e.Flags:
-			return []Change{change(SetFlags)}, nil
+			return []Change{change(OpSetFlags)}, nil
 		}
 		return nil, nil
 	case Tmpfs:
@@ -263,18 +269,18 @@ func diffEntry(found, source Found, e Entry, uid, gid int) ([]Change, error) {
 		}
 		switch {
 		case !found.Exists:
-			return []Change{change(Make), change(MountTmpfs)}, nil
+			return []Change{change(OpMake), change(OpMountTmpfs)}, nil
 		case found.Type != fs.ModeDir:
 			return nil, fmt.Errorf("%s is a %s, not a directory to mount on; move it away", e.Path, typeName(found.Type))
 		case !found.MountRoot:
-			return []Change{change(MountTmpfs)}, nil
+			return []Change{change(OpMountTmpfs)}, nil
 		case !found.Tmpfs:
 			return nil, nil // see Warnings
 		}
 		return permissions(found, e, uid, gid), nil
 	case Mounted:
 		if found.MountRoot && found.Flags&e.Flags != e.Flags {
-			return []Change{change(SetFlags)}, nil
+			return []Change{change(OpSetFlags)}, nil
 		}
 		return nil, nil
 	}
@@ -284,10 +290,10 @@ func diffEntry(found, source Found, e Entry, uid, gid int) ([]Change, error) {
 // permissions returns what is missing to the wanted owner and mode.
 func permissions(found Found, e Entry, uid, gid int) (changes []Change) {
 	if uid >= 0 && uid != found.UID || gid >= 0 && gid != found.GID {
-		changes = append(changes, Change{Action: SetOwner, Entry: e, UID: uid, GID: gid})
+		changes = append(changes, Change{Op: OpSetOwner, Entry: e, UID: uid, GID: gid})
 	}
 	if found.Mode != e.Mode {
-		changes = append(changes, Change{Action: SetMode, Entry: e, UID: -1, GID: -1})
+		changes = append(changes, Change{Op: OpSetMode, Entry: e, UID: -1, GID: -1})
 	}
 	return changes
 }
@@ -320,7 +326,7 @@ func (s State) ids(e Entry) (uid, gid int, err error) {
 }
 
 // Warnings names what Diff lets be although it is not as the table has it.
-func Warnings(have State, want []Entry) (texts []string) {
+func Warnings(have State, want Desired) (texts []string) {
 	for _, e := range want {
 		found := have.Paths[e.Path]
 		switch {
@@ -355,7 +361,7 @@ func typeName(t fs.FileMode) string {
 }
 
 // Select returns the entries of the named groups, in the table's order.
-func Select(entries []Entry, groups ...string) (selected []Entry) {
+func Select(entries Desired, groups ...string) (selected Desired) {
 	for _, e := range entries {
 		for _, g := range groups {
 			if e.Group == g {

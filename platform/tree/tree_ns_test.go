@@ -65,7 +65,7 @@ func wholeTree(t *testing.T) {
 		t.Fatal(err)
 	}
 	k := &Kernel{Root: root}
-	want := Plan(vcap.New(""), Options{JobDirTmpfs: true, SettingsTmpfs: true})
+	want := Table(vcap.New(""), Options{JobDirTmpfs: true, SettingsTmpfs: true})
 	if _, err := k.Converge(t.Context(), want); err != nil {
 		t.Fatal(err)
 	}

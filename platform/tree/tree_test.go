@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -32,7 +33,7 @@ func texts(changes []Change) (out []string) {
 }
 
 func TestPlanOnAFreshMachine(t *testing.T) {
-	changes, err := Diff(machine(), Plan(vcap.New(""), Options{JobDirTmpfs: true, SettingsTmpfs: true, RunDirSize: "32m"}))
+	changes, err := Diff(machine(), Table(vcap.New(""), Options{JobDirTmpfs: true, SettingsTmpfs: true, RunDirSize: "32m"}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +53,7 @@ func TestPlanHasEveryRow(t *testing.T) {
 		return fmt.Sprintf("%d %s %s %s:%s %s %s %s", e.Kind, e.Path, octal(e.Mode), e.Owner.User, e.Owner.Group, e.Source, e.Size, e.Flags)
 	}
 	have := make(map[string]bool)
-	for _, e := range Plan(d, Options{JobDirTmpfs: true, SettingsTmpfs: true}) {
+	for _, e := range Table(d, Options{JobDirTmpfs: true, SettingsTmpfs: true}) {
 		have[row(e)] = true
 	}
 	for _, want := range []Entry{
@@ -92,7 +93,7 @@ func TestPlanHasEveryRow(t *testing.T) {
 			t.Errorf("no row %s", row(want))
 		}
 	}
-	for _, e := range Plan(d, Options{UseDefaultTmpDir: true}) {
+	for _, e := range Table(d, Options{UseDefaultTmpDir: true}) {
 		if e.Kind == Bind && e.Group == Temp {
 			t.Errorf("%s is bound although the stemcell wants the default", e.Path)
 		}
@@ -174,7 +175,7 @@ func TestWarnings(t *testing.T) {
 	have := machine()
 	have.Paths["/tmp"] = Found{Exists: true, Type: fs.ModeDir, MountRoot: true, Ino: 1}
 	delete(have.Groups, "syslog")
-	got := strings.Join(Warnings(have, Plan(vcap.New(""), Options{})), "\n")
+	got := strings.Join(Warnings(have, Table(vcap.New(""), Options{})), "\n")
 	for _, want := range []string{"mounted at /tmp; it stays", `no group "syslog"`} {
 		if !strings.Contains(got, want) {
 			t.Errorf("got %q, want %q in it", got, want)
@@ -202,9 +203,16 @@ func TestConvergeWithoutPrivileges(t *testing.T) {
 		{Path: "/base/data/wtmp", Kind: File, Mode: 0o664},
 		{Path: "/base/data/tmp", Mode: 0o777 | fs.ModeSticky},
 	}
+	planned, err := k.Plan(t.Context(), want)
+	if err != nil {
+		t.Fatal(err)
+	}
 	changes, err := k.Converge(t.Context(), want)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if !slices.Equal(texts(planned), texts(changes)) {
+		t.Errorf("planned %q, changed %q", texts(planned), texts(changes))
 	}
 	if len(changes) != 6 {
 		t.Errorf("got %q, want six changes", texts(changes))
@@ -247,8 +255,8 @@ func TestLinksOfOthersAreNotFollowed(t *testing.T) {
 		}
 	}
 	raced := Entry{Path: "/raced", Kind: File, Mode: 0o664}
-	for _, c := range []Change{{Action: Make, Entry: raced, UID: -1, GID: -1}, {Action: SetMode, Entry: Entry{Path: "/raced", Mode: 0o664, NoFollow: true}}} {
-		if err := k.Apply(t.Context(), []Change{c}); err == nil || !strings.Contains(err.Error(), "symbolic link") {
+	for _, c := range []Change{{Op: OpMake, Entry: raced, UID: -1, GID: -1}, {Op: OpSetMode, Entry: Entry{Path: "/raced", Mode: 0o664, NoFollow: true}}} {
+		if _, err := k.Apply(t.Context(), []Change{c}); err == nil || !strings.Contains(err.Error(), "symbolic link") {
 			t.Errorf("%s: got %v, want the link refused", c, err)
 		}
 	}
@@ -256,7 +264,7 @@ func TestLinksOfOthersAreNotFollowed(t *testing.T) {
 		t.Errorf("got %v, %v, want what the links lead to untouched", info.Mode(), err)
 	}
 	d := vcap.New("")
-	for _, e := range append(JobDirs(d, []string{"x"}), Select(Plan(d, Options{}), Log)...) {
+	for _, e := range append(JobDirs(d, []string{"x"}), Select(Table(d, Options{}), Log)...) {
 		if strings.HasPrefix(e.Path, d.RootLog()+"/") != e.NoFollow && !strings.HasSuffix(e.Path, "/x") {
 			t.Errorf("%s: follows links %v", e.Path, !e.NoFollow)
 		}

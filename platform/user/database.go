@@ -263,90 +263,98 @@ func (db *database) save() error {
 	return nil
 }
 
-// Apply does the changes under the locks, in an order that any interruption may cut: what
+// Apply makes the changes under the locks, in an order that any interruption may cut: what
 // belongs to a new user is complete before the user appears, and what belongs to a removed
-// one is gone before it disappears. A failure with one user does not hold up the others.
-func (a *Accounts) Apply(ctx context.Context, changes []Change) (err error) {
+// one is gone before it disappears. A failure with one user does not hold up the others. It
+// returns the changes made.
+func (a *Accounts) Apply(ctx context.Context, changes []Change) (made []Change, err error) {
 	if len(changes) == 0 {
-		return nil
+		return nil, nil
 	}
 	unlock, err := a.lock(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, unlock()) }()
 	db, err := a.load()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	db.busy = a.running()
-	var failed []error
-	fail := func(c Change, err error) { failed = append(failed, fmt.Errorf("%s: %w", c, err)) }
-	var done []Change
-	var home []func() error // to do between the other files and passwd
-	for _, c := range changes {
-		switch c.Action {
-		case SetPassword:
-			if err := db.setPassword(c.User, c.hash.Reveal()); err != nil {
-				fail(c, err)
-				continue
-			}
-		case SetGroups:
-			db.setGroups(c.User, c.session.Groups)
-		case AddUser:
-			account, err := db.add(c.session)
-			if err != nil {
-				fail(c, err)
-				continue
-			}
-			home = append(home, func() error {
-				err := a.makeHome(account, c.session)
-				if err != nil {
-					db.remove(account)
-				}
-				return err
-			})
-		case RemoveUser:
-			line, there := db.passwd.find(c.User)
-			if !there {
-				continue
-			}
-			account, err := account(line)
-			if err == nil {
-				if err := a.removeHome(account, db.defaults["MAIL_DIR"]); err != nil {
-					fail(c, err) // the account goes all the same
-				}
-			}
-			db.remove(account)
-		case SetKeys:
-			home = append(home, func() error {
-				line, there := db.passwd.find(c.User)
-				if !there {
-					return ErrNoUser
-				}
-				account, err := account(line)
-				if err != nil {
-					return err
-				}
-				return a.writeKeys(account, c.keys)
-			})
-		}
-		done = append(done, c)
+	failed := make([]error, len(changes))
+	inHome := make([]func() error, len(changes))
+	for i, c := range changes {
+		inHome[i], failed[i] = a.edit(db, c)
 	}
 	if err := db.save(); err != nil {
-		return errors.Join(append(failed, err)...)
+		return nil, errors.Join(append(failed, err)...)
 	}
-	for _, do := range home {
-		failed = append(failed, do())
+	for i := range changes {
+		if failed[i] == nil && inHome[i] != nil {
+			failed[i] = inHome[i]()
+		}
 	}
 	// Once more: a home that could not be made took its user back.
 	if err := errors.Join(db.save(), db.passwd.save()); err != nil {
-		return errors.Join(append(failed, err)...)
+		return nil, errors.Join(append(failed, err)...)
 	}
-	if a.Log != nil {
-		for _, c := range done {
+	for i, c := range changes {
+		if failed[i] != nil {
+			failed[i] = fmt.Errorf("%s: %w", c, failed[i])
+			continue
+		}
+		made = append(made, c)
+		if a.Log != nil {
 			a.Log.WithField("change", c.String()).Info("changed accounts")
 		}
 	}
-	return errors.Join(failed...)
+	return made, errors.Join(failed...)
+}
+
+// edit makes one change in the account files that db holds. What it returns is to be done in the
+// user's home after all files but passwd are saved.
+func (a *Accounts) edit(db *database, c Change) (inHome func() error, err error) {
+	switch c.Op {
+	case OpSetPassword:
+		return nil, db.setPassword(c.User, c.hash.Reveal())
+	case OpSetGroups:
+		db.setGroups(c.User, c.session.Groups)
+		return nil, nil
+	case OpAddUser:
+		account, err := db.add(c.session)
+		if err != nil {
+			return nil, err
+		}
+		return func() error {
+			err := a.makeHome(account, c.session)
+			if err != nil {
+				db.remove(account)
+			}
+			return err
+		}, nil
+	case OpRemoveUser:
+		line, there := db.passwd.find(c.User)
+		if !there {
+			return nil, nil
+		}
+		account, err := account(line)
+		if err == nil {
+			err = a.removeHome(account, db.defaults["MAIL_DIR"])
+		}
+		db.remove(account) // also when its home stays
+		return nil, err
+	case OpSetKeys:
+		return func() error {
+			line, there := db.passwd.find(c.User)
+			if !there {
+				return ErrNoUser
+			}
+			account, err := account(line)
+			if err != nil {
+				return err
+			}
+			return a.writeKeys(account, c.keys)
+		}, nil
+	}
+	return nil, errors.New("unknown change")
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// SessionPrefix begins the name of every short-lived user; only such are ever removed.
+// SessionPrefix begins the name of every short-lived user; no others are ever removed.
 const SessionPrefix = "bosh_"
 
 // SessionGroups are what a short-lived user belongs to besides a group of its own.
@@ -54,7 +54,7 @@ type Session struct {
 
 // Desired is what should be. What it does not name stays as it is.
 type Desired struct {
-	// Passwords are crypt(3) hashes by user. An empty one means that no password fits.
+	// Passwords are crypt(3) hashes by user. With an empty one no password is accepted.
 	Passwords map[string]secret.String
 	// Keys are the authorized keys by user, replacing all that are there, or with KeepKeys before them.
 	Keys     map[string][]string
@@ -72,31 +72,42 @@ type State struct {
 	keys     map[string]keyFile  // user → authorized_keys
 }
 
-// Action is one kind of Change.
-type Action string
+// Op is a kind of change.
+type Op string
 
+// The kinds of change.
 const (
-	SetPassword Action = "set password"
-	SetKeys     Action = "set authorized keys"
-	AddUser     Action = "add user"
-	SetGroups   Action = "set groups"
-	RemoveUser  Action = "remove user"
+	OpSetPassword Op = "set-password"
+	OpSetKeys     Op = "set-keys"
+	OpAddUser     Op = "add-user"
+	OpSetGroups   Op = "set-groups"
+	OpRemoveUser  Op = "remove-user"
 )
 
-// Change is one step from what is to what should be.
+// Change is one step from what is to what is wanted.
 type Change struct {
-	Action  Action
+	Op      Op
 	User    string
 	hash    secret.String
 	keys    []string
 	session Session
 }
 
+// String describes the change in one line, without hashes and keys.
 func (c Change) String() string {
-	if c.Action == AddUser || c.Action == RemoveUser {
-		return fmt.Sprintf("%s %s", c.Action, c.User)
+	switch c.Op {
+	case OpSetPassword:
+		return "set password of " + c.User
+	case OpSetKeys:
+		return "set authorized keys of " + c.User
+	case OpAddUser:
+		return "add user " + c.User
+	case OpSetGroups:
+		return "set groups of " + c.User
+	case OpRemoveUser:
+		return "remove user " + c.User
 	}
-	return fmt.Sprintf("%s of %s", c.Action, c.User)
+	return string(c.Op)
 }
 
 // Observe reads the accounts and, of those that want names, the keys.
@@ -112,7 +123,7 @@ func (a *Accounts) Observe(ctx context.Context, want Desired) (State, error) {
 	for r := range db.passwd.all {
 		account, err := account(r)
 		if _, twice := s.Accounts[r[0]]; err != nil || twice {
-			continue // a damaged or shadowed line is nobody's account
+			continue // a damaged line, or a second one of that name, is no account
 		}
 		s.Accounts[account.Name] = account
 		s.hashes[account.Name] = secret.New(r[1])
@@ -153,7 +164,7 @@ func Diff(have State, want Desired) (changes []Change, err error) {
 			return nil, fmt.Errorf("password of %s: the hash contains a character that a hash cannot have", name)
 		}
 		if !hash.Equal(have.hashes[name]) {
-			changes = append(changes, Change{Action: SetPassword, User: name, hash: hash})
+			changes = append(changes, Change{Op: OpSetPassword, User: name, hash: hash})
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(want.Keys)) {
@@ -166,7 +177,7 @@ func Diff(have State, want Desired) (changes []Change, err error) {
 			keys = have.keys[name].behind(keys)
 		}
 		if !have.keys[name].is(keys, account) {
-			changes = append(changes, Change{Action: SetKeys, User: name, keys: keys})
+			changes = append(changes, Change{Op: OpSetKeys, User: name, keys: keys})
 		}
 	}
 	for _, session := range want.Sessions {
@@ -178,10 +189,10 @@ func Diff(have State, want Desired) (changes []Change, err error) {
 	}
 	for _, name := range want.Remove {
 		if !strings.HasPrefix(name, SessionPrefix) {
-			return nil, fmt.Errorf("user %s is not one of ours to remove", name)
+			return nil, fmt.Errorf("user %s is not a short-lived one and is not removed", name)
 		}
 		if _, there := have.Accounts[name]; there {
-			changes = append(changes, Change{Action: RemoveUser, User: name})
+			changes = append(changes, Change{Op: OpRemoveUser, User: name})
 		}
 	}
 	return changes, nil
@@ -201,7 +212,7 @@ func diffSession(have State, s Session) ([]Change, error) {
 	}
 	account, there := have.Accounts[s.Name]
 	if !there {
-		return []Change{{Action: AddUser, User: s.Name, session: s, keys: s.Keys}}, nil
+		return []Change{{Op: OpAddUser, User: s.Name, session: s, keys: s.Keys}}, nil
 	}
 	if account.Home != filepath.Join(s.HomeBase, s.Name) {
 		return nil, fmt.Errorf("user %s exists and is not a short-lived one", s.Name)
@@ -209,27 +220,32 @@ func diffSession(have State, s Session) ([]Change, error) {
 	var changes []Change
 	for group, names := range have.members {
 		if slices.Contains(names, s.Name) != slices.Contains(s.Groups, group) {
-			changes = append(changes, Change{Action: SetGroups, User: s.Name, session: s})
+			changes = append(changes, Change{Op: OpSetGroups, User: s.Name, session: s})
 			break
 		}
 	}
 	if !have.keys[s.Name].is(s.Keys, account) {
-		changes = append(changes, Change{Action: SetKeys, User: s.Name, keys: s.Keys})
+		changes = append(changes, Change{Op: OpSetKeys, User: s.Name, keys: s.Keys})
 	}
 	return changes, nil
 }
 
-// Converge makes the accounts be as desired and returns what that took.
-func (a *Accounts) Converge(ctx context.Context, want Desired) ([]Change, error) {
+// Plan returns what Converge would change. It only reads.
+func (a *Accounts) Plan(ctx context.Context, want Desired) ([]Change, error) {
 	have, err := a.Observe(ctx, want)
 	if err != nil {
 		return nil, err
 	}
-	changes, err := Diff(have, want)
+	return Diff(have, want)
+}
+
+// Converge brings the accounts to the desired state and returns the changes made.
+func (a *Accounts) Converge(ctx context.Context, want Desired) ([]Change, error) {
+	changes, err := a.Plan(ctx, want)
 	if err != nil {
 		return nil, err
 	}
-	return changes, a.Apply(ctx, changes)
+	return a.Apply(ctx, changes)
 }
 
 // Lookup finds an account by name.

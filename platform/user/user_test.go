@@ -82,12 +82,19 @@ func texts(changes []Change) (out []string) {
 	return out
 }
 
-// converge applies want twice: the second time must find nothing to do.
+// converge applies want twice: first it changes what was planned, then nothing.
 func converge(t *testing.T, a *Accounts, want Desired) []string {
 	t.Helper()
+	planned, err := a.Plan(t.Context(), want)
+	if err != nil {
+		t.Fatal(err)
+	}
 	changes, err := a.Converge(t.Context(), want)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(texts(planned), texts(changes)) {
+		t.Errorf("planned %q, changed %q", texts(planned), texts(changes))
 	}
 	again, err := a.Converge(t.Context(), want)
 	if err != nil || len(again) != 0 {
@@ -151,15 +158,15 @@ func TestKeys(t *testing.T) {
 	}
 	// Those that are there can stay, behind the others and once.
 	for _, want := range []string{"ssh-rsa C\nssh-rsa A one\nssh-rsa B two", "ssh-rsa C\nssh-rsa A one\nssh-rsa B two"} {
-		if _, err := a.AuthorizeKeys(t.Context(), "vcap", []string{"ssh-rsa C\n"}, true); err != nil {
+		if _, err := a.Converge(t.Context(), Desired{Keys: map[string][]string{"vcap": {"ssh-rsa C\n"}}, KeepKeys: true}); err != nil {
 			t.Fatal(err)
 		}
 		if got := get(t, a, "home/vcap/.ssh/authorized_keys"); got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
-	if n, err := a.AuthorizeKeys(t.Context(), "vcap", []string{"ssh-rsa C"}, true); n != 0 || err != nil {
-		t.Errorf("a third time made %d changes, %v", n, err)
+	if made, err := a.Converge(t.Context(), Desired{Keys: map[string][]string{"vcap": {"ssh-rsa C"}}, KeepKeys: true}); len(made) != 0 || err != nil {
+		t.Errorf("a third time made %q, %v", made, err)
 	}
 	if _, err := a.Converge(t.Context(), Desired{Keys: map[string][]string{"nobody": nil}}); !errors.Is(err, ErrNoUser) {
 		t.Errorf("got %v, want ErrNoUser", err)

@@ -39,13 +39,13 @@ var (
 	rootVcap = Owner{"root", "vcap"}
 )
 
-// Plan is the whole table.
+// Table is everything that the agent keeps around its base directory.
 //
 // Memory file systems get the mode that their directory would have, not the 1777 that the
 // kernel gives by default. The run directory keeps what 1777 meant in practice, that members
 // of vcap may make files in it and not remove each other's: nobody else can get there, since
 // its parent is closed to them.
-func Plan(d vcap.Dirs, o Options) []Entry {
+func Table(d vcap.Dirs, o Options) Desired {
 	jobSize, runSize := o.JobDirSize, o.RunDirSize
 	if jobSize == "" {
 		jobSize = "100m"
@@ -54,7 +54,7 @@ func Plan(d vcap.Dirs, o Options) []Entry {
 		runSize = "16m"
 	}
 	const all = NoDev | NoSuid | NoExec
-	entries := []Entry{
+	entries := Desired{
 		{Group: Devices, Path: "/dev/sr0", Kind: Existing, Mode: 0o660, Owner: rootOnly},
 		{Group: Devices, Path: "/dev/shm", Kind: Existing, Mode: 0o770, Owner: rootVcap},
 
@@ -126,7 +126,7 @@ func Plan(d vcap.Dirs, o Options) []Entry {
 // JobDirs are the directories that each job finds made: for its logs, its run files and its
 // data. What is there already stays as the job left it. A name that leads elsewhere is refused
 // by Diff.
-func JobDirs(d vcap.Dirs, jobs []string) (entries []Entry) {
+func JobDirs(d vcap.Dirs, jobs []string) (entries Desired) {
 	for _, job := range jobs {
 		for _, parent := range []string{d.SysLog(), d.SysRun(), d.Data()} {
 			entries = append(entries, Entry{Group: Data, Path: parent + "/" + job, Mode: 0o770, Owner: rootVcap, CreateOnly: true, NoFollow: true})
