@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"cambium/platform/device"
+	"cambium/platform/network/wait"
 )
 
 // Hardware is what a failed boot may have lacked: names of disks, NICs, and NICs with a carrier.
@@ -71,7 +72,7 @@ func (m *Machine) AwaitHardware(ctx context.Context, before Hardware) string {
 		})
 	}
 	if m.Network != nil {
-		watch(func() error { return m.Network.Watch(ctx, poke) })
+		watch(func() error { return wait.Watch(ctx, poke) })
 	}
 	return awaitChange(ctx, events, func() string { return m.Hardware().Differs(before) })
 }

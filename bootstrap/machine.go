@@ -21,6 +21,9 @@ import (
 	"cambium/plan"
 	"cambium/platform/host"
 	"cambium/platform/network"
+	"cambium/platform/network/confirm"
+	"cambium/platform/network/neighbour"
+	"cambium/platform/network/wait"
 	"cambium/platform/tree"
 	"cambium/platform/user"
 	"cambium/settings"
@@ -297,7 +300,7 @@ func (m *Machine) setUpNetwork(ctx context.Context, s *Span) error {
 		// A NIC may still be on its way; a hardware address that never comes is then the error.
 		s.Waiting("links with the settings' hardware addresses")
 		waiting, cancel := context.WithTimeout(ctx, linkPatience)
-		err := m.Network.WaitLinks(waiting, plan.MACs(nets))
+		err := wait.Links(waiting, m.Network, plan.MACs(nets))
 		cancel()
 		if err == nil {
 			if have, err = m.Network.Observe(ctx); err != nil {
@@ -322,7 +325,7 @@ func (m *Machine) setUpNetwork(ctx context.Context, s *Span) error {
 	if back {
 		return m.resolve(ctx, s, nets, want) // what was wanted will not come
 	}
-	later, err := m.Network.WaitReady(ctx, want)
+	later, err := wait.Ready(ctx, m.Network, want)
 	for _, w := range later {
 		s.Warn("%s", w)
 	}
@@ -331,11 +334,11 @@ func (m *Machine) setUpNetwork(ctx context.Context, s *Span) error {
 	}
 	if !want.Preconfigured {
 		m.Beside(func(ctx context.Context) {
-			for _, w := range m.Network.Probe(ctx, want) {
+			for _, w := range neighbour.Probe(ctx, m.Network, want) {
 				m.Log.WithField("warning", w).Warn("network probe warns")
 			}
 		})
-		m.Beside(func(ctx context.Context) { m.Network.Announce(ctx, want) })
+		m.Beside(func(ctx context.Context) { neighbour.Announce(ctx, m.Network, want) })
 	}
 	return m.resolve(ctx, s, nets, want)
 }
@@ -373,7 +376,7 @@ func (m *Machine) applyNetwork(ctx context.Context, s *Span, have network.State,
 		_, err := m.Network.Apply(ctx, now)
 		return false, err
 	}
-	outcome, err := m.Network.ApplyConfirmed(ctx, have, want, changes, network.Confirm{SameAgent: true})
+	outcome, err := confirm.Apply(ctx, m.Network, have, want, changes, confirm.Options{SameAgent: true})
 	if outcome.RolledBack {
 		s.Warn("the new network configuration was taken back: %s", outcome.Reason)
 	}
@@ -382,7 +385,7 @@ func (m *Machine) applyNetwork(ctx context.Context, s *Span, have network.State,
 
 // resolve finds the addresses of dynamic networks, once per change rather than at each reading.
 func (m *Machine) resolve(ctx context.Context, s *Span, nets map[string]settings.Network, want network.Desired) error {
-	found, err := m.Network.Resolve(ctx, want.Dynamic)
+	found, err := wait.Resolve(ctx, m.Network, want.Dynamic)
 	if err != nil {
 		s.Warn("%s", err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"cambium/plan"
 	"cambium/platform/network"
+	"cambium/platform/network/networkd"
 	"cambium/settings"
 )
 
@@ -21,7 +22,7 @@ const (
 
 // machine is an observed machine with so many NICs, and a bridge that is none.
 func machine(nics int) network.State {
-	s := network.State{Networkd: network.Networkd{Available: true, Version: 252}}
+	s := network.State{Networkd: networkd.Status{Available: true, Version: 252}}
 	for i := range nics {
 		s.Links = append(s.Links, network.Link{Index: i + 2, Name: fmt.Sprintf("eth%d", i), NIC: true,
 			MAC: network.MAC(fmt.Sprintf("52:54:00:00:00:%02x", i+1))})

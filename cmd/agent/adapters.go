@@ -9,7 +9,7 @@ import (
 	"cambium/blobstore"
 	"cambium/internal/vcap"
 	"cambium/platform/host"
-	"cambium/platform/network"
+	"cambium/platform/network/neighbour"
 	"cambium/settings"
 )
 
@@ -52,13 +52,14 @@ func (h hostsFile) WriteHosts(ctx context.Context, records [][2]string) error {
 	return err
 }
 
-type neighbours struct{ kernel *network.Kernel }
+// neighbours flushes entries where the machine's network is ours.
+type neighbours struct{ ours bool }
 
 func (n neighbours) Flush(ctx context.Context, address netip.Addr) error {
-	if n.kernel == nil {
+	if !n.ours {
 		return nil
 	}
-	return n.kernel.FlushNeighbours(ctx, []netip.Addr{address})
+	return neighbour.Flush(ctx, []netip.Addr{address})
 }
 
 type power struct{ manager services }

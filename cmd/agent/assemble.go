@@ -25,6 +25,7 @@ import (
 	"cambium/platform/firewall"
 	"cambium/platform/host"
 	"cambium/platform/network"
+	"cambium/platform/network/neighbour"
 	"cambium/platform/resolver"
 	"cambium/platform/tree"
 	"cambium/platform/unit"
@@ -320,7 +321,7 @@ func (a *app) beforeConnect(kernel *network.Kernel) func(context.Context, []neti
 		for _, s := range servers {
 			ips = append(ips, s.Addr())
 		}
-		if err := kernel.FlushNeighbours(ctx, ips); err != nil {
+		if err := neighbour.Flush(ctx, ips); err != nil {
 			a.log.WithError(err).Debug("neighbours not flushed")
 		}
 		// Servers that have not been tried yet get their rules too; what is slow to resolve must

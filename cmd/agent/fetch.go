@@ -13,6 +13,7 @@ import (
 	"cambium/infrastructure"
 	"cambium/plan"
 	"cambium/platform/network"
+	"cambium/platform/network/wait"
 	"cambium/settings"
 	"cambium/settings/store"
 )
@@ -125,7 +126,7 @@ func (f *fetcher) bringUp(ctx context.Context, named json.RawMessage) (made bool
 		if err := f.applyNamed(ctx, named); err != nil {
 			return false, err
 		}
-	} else if err := f.network.DHCPAll(ctx); err != nil {
+	} else if err := wait.DHCP(ctx, f.network); err != nil {
 		return false, err
 	}
 	f.up.Store(true)
@@ -148,6 +149,6 @@ func (f *fetcher) applyNamed(ctx context.Context, named json.RawMessage) error {
 	if _, err := f.network.Converge(ctx, want); err != nil {
 		return err
 	}
-	_, err = f.network.WaitReady(ctx, want)
+	_, err = wait.Ready(ctx, f.network, want)
 	return err
 }

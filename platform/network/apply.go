@@ -13,10 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/atomicfile"
+	"cambium/platform/network/networkd"
 )
-
-// pendingFile says, until the next boot, that networkd was not told yet of files we wrote.
-const pendingFile = "/run/bosh-agent-networkd-reload"
 
 // Plan returns what Converge would change. It only reads.
 func (k *Kernel) Plan(ctx context.Context, want Desired) ([]Change, error) {
@@ -28,7 +26,7 @@ func (k *Kernel) Plan(ctx context.Context, want Desired) ([]Change, error) {
 }
 
 // Converge brings the network to the desired state and returns the changes made. What cannot be
-// had does not keep the rest from being done. It does not wait for leases: see WaitReady.
+// had does not keep the rest from being done. It does not wait for leases: see wait.Ready.
 func (k *Kernel) Converge(ctx context.Context, want Desired) ([]Change, error) {
 	changes, failed := k.Plan(ctx, want)
 	made, err := k.Apply(ctx, changes)
@@ -77,10 +75,10 @@ func (k *Kernel) apply(ctx context.Context, h *netlink.Handle, c Change) error {
 	case OpMoveFile, OpWriteFile, OpRemoveFile:
 		return k.applyFile(c)
 	case OpReload:
-		if err := k.daemon().reload(ctx, k.indexes(h, c.Settle)); err != nil {
+		if err := k.running().Reload(ctx, indexes(h, c.Settle)); err != nil {
 			return err
 		}
-		return atomicfile.Remove(k.path(pendingFile))
+		return k.Networkd().ClearPending()
 	}
 
 	link, err := h.LinkByName(c.Link)
@@ -91,14 +89,14 @@ func (k *Kernel) apply(ctx context.Context, h *netlink.Handle, c Change) error {
 	case OpLinkUp:
 		return h.LinkSetUp(link)
 	case OpAddAddress, OpKeepAddress:
-		// Replace instead of add: it succeeds if somebody was faster, and never removes.
+		// Replace instead of add: it succeeds if the address is there by now, and never removes.
 		return h.AddrReplace(link, netlinkAddress(c.Address, c.Label))
 	case OpReplaceAddress:
 		if err := h.AddrDel(link, netlinkAddress(c.Was, "")); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
 			return err
 		}
 		replacement := netlinkAddress(c.Address, c.Label)
-		// The address was ours a moment ago: there is nothing to detect.
+		// The address was ours a moment ago: there is no duplicate to detect.
 		replacement.Flags = unix.IFA_F_NODAD
 		return h.AddrReplace(link, replacement)
 	case OpRemoveAddress:
@@ -125,8 +123,8 @@ func (k *Kernel) apply(ctx context.Context, h *netlink.Handle, c Change) error {
 	return fmt.Errorf("unknown change %q", c.Op)
 }
 
-func (k *Kernel) indexes(h *netlink.Handle, links []Settle) map[int]Settle {
-	byIndex := map[int]Settle{}
+func indexes(h *netlink.Handle, links []networkd.Settle) map[int]networkd.Settle {
+	byIndex := map[int]networkd.Settle{}
 	for _, l := range links {
 		if link, err := h.LinkByName(l.Link); err == nil {
 			byIndex[link.Attrs().Index] = l
@@ -173,13 +171,8 @@ func (r *Route) protocol() netlink.RouteProtocol {
 }
 
 func (k *Kernel) applyFile(c Change) error {
-	// Before the file: if this run ends after it, the next one knows that networkd may hold an
-	// older view.
 	if c.Reload {
-		if err := os.MkdirAll(filepath.Dir(k.path(pendingFile)), 0o755); err != nil {
-			return err
-		}
-		if _, err := atomicfile.WriteIfChanged(k.path(pendingFile), nil, 0o644); err != nil {
+		if err := k.Networkd().MarkPending(); err != nil {
 			return err
 		}
 	}
@@ -188,7 +181,7 @@ func (k *Kernel) applyFile(c Change) error {
 		return atomicfile.Remove(k.path(c.Path))
 	case OpMoveFile:
 		k.Log.WithField("path", c.Path).WithField("link", c.Link).Warn("moving aside a foreign network file")
-		if err := os.Rename(k.path(c.Path), k.path(c.Path+asideSuffix)); err != nil {
+		if err := os.Rename(k.path(c.Path), k.path(c.Path+networkd.AsideSuffix)); err != nil {
 			return err
 		}
 		return atomicfile.SyncDir(filepath.Dir(k.path(c.Path)))

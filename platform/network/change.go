@@ -5,6 +5,9 @@ import (
 	"net/netip"
 	"path"
 	"slices"
+	"sort"
+
+	"cambium/platform/network/networkd"
 )
 
 // Op is a kind of change.
@@ -15,7 +18,7 @@ const (
 	OpEnableIPv6     Op = "enable-ipv6"
 	OpLinkUp         Op = "link-up"
 	OpAddAddress     Op = "add-address"
-	OpKeepAddress    Op = "keep-address" // takes the lifetime off an address that stays
+	OpKeepAddress    Op = "keep-address" // makes an address permanent that had a lifetime
 	OpReplaceAddress Op = "replace-address"
 	OpAddRoute       Op = "add-route"
 	OpReplaceRoute   Op = "replace-route"
@@ -28,7 +31,7 @@ const (
 	OpReload         Op = "reload-networkd"
 )
 
-// order is what comes before what: the new before the old, files after both, then networkd.
+// order is the order of application: additions before removals, then files, then networkd.
 var order = []Op{
 	OpEnableIPv6, OpLinkUp, OpAddAddress, OpKeepAddress, OpReplaceAddress, OpAddRoute, OpReplaceRoute, OpRemoveRoute,
 	OpPromote, OpRemoveAddress, OpMoveFile, OpWriteFile, OpRemoveFile, OpReload,
@@ -42,28 +45,20 @@ type Change struct {
 	Network string       `json:"network,omitempty"`
 	Address netip.Prefix `json:"address,omitzero"`
 	Label   string       `json:"label,omitempty"`
-	// Was is the address or route that gives way.
+	// Was is the address that is replaced.
 	Was   netip.Prefix `json:"was,omitzero"`
 	Route *Route       `json:"route,omitempty"`
-	// WasRoute is the route that a replaced one takes the place of.
+	// WasRoute is the route that is replaced.
 	WasRoute *Route `json:"was_route,omitempty"`
 	Path     string `json:"path,omitempty"`
 	Content  string `json:"content,omitempty"`
-	// Settle lists the links on which networkd will let a lease go when it reads its files.
-	Settle []Settle `json:"settle,omitempty"`
-	// Late marks what may come late: the removal of what networkd normally removes itself, or a
-	// reload that no wanted address depends on.
+	// Settle lists the links on which networkd releases a lease when it reads its files.
+	Settle []networkd.Settle `json:"settle,omitempty"`
+	// Late marks what other work need not wait for: the removal of what networkd normally removes
+	// itself, or a reload that no wanted address depends on.
 	Late bool `json:"late,omitempty"`
 	// Reload marks a file of which networkd has to be told.
 	Reload bool `json:"reload,omitempty"`
-}
-
-// Settle is a link that is not as it will be until networkd has done its part.
-type Settle struct {
-	Link string `json:"link"`
-	// Same means that the lease's address is static from now on: networkd takes it away once
-	// more before it sets it itself.
-	Same bool `json:"same,omitempty"`
 }
 
 // String describes the change in one line.
@@ -122,11 +117,6 @@ func (r Route) String() string {
 	return s + " dev " + r.Link
 }
 
-// files reports whether the change concerns networkd's files.
-func (c Change) files() bool {
-	return c.Op == OpMoveFile || c.Op == OpWriteFile || c.Op == OpRemoveFile
-}
-
 // adds reports whether the change brings something new to a link.
 func (c Change) adds() bool {
 	return c.Link != "" && slices.Index(order, c.Op) <= slices.Index(order, OpReplaceRoute)
@@ -134,8 +124,8 @@ func (c Change) adds() bool {
 
 func (c Change) name() string { return path.Base(c.Path) }
 
-// Split divides changes into those that the machine's addresses depend on, and a rest that may
-// be applied beside other work: networkd need not have read its files for static addresses to
+// Split divides changes into those that the machine's addresses depend on, and those that may be
+// applied in parallel to other work: networkd need not have read its files for static addresses to
 // be usable, and early in a boot it takes a while until it can be told.
 func Split(changes []Change) (now, later []Change) {
 	i := slices.IndexFunc(changes, func(c Change) bool { return c.Op == OpReload })
@@ -143,4 +133,39 @@ func Split(changes []Change) (now, later []Change) {
 		return changes, nil
 	}
 	return changes[:i], changes[i:]
+}
+
+// Invert lists the changes that take others back, in the order to apply them. Files get the content
+// that they had.
+func Invert(changes []Change, have State) (back []Change) {
+	for _, c := range changes {
+		switch c.Op {
+		case OpAddAddress:
+			c.Op = OpRemoveAddress
+		case OpRemoveAddress:
+			c.Op = OpAddAddress
+		case OpReplaceAddress:
+			c.Address, c.Was = c.Was, c.Address
+		case OpAddRoute:
+			c.Op = OpRemoveRoute
+		case OpRemoveRoute:
+			c.Op = OpAddRoute
+		case OpReplaceRoute:
+			c.Route, c.WasRoute = c.WasRoute, c.Route
+			c.Link = c.Route.Link
+		case OpWriteFile, OpRemoveFile, OpMoveFile:
+			i := slices.IndexFunc(have.Files, func(f networkd.File) bool { return f.Path == c.Path })
+			if i < 0 {
+				c = Change{Op: OpRemoveFile, Path: c.Path, Reload: c.Reload}
+			} else {
+				c = Change{Op: OpWriteFile, Path: c.Path, Content: have.Files[i].Content, Reload: c.Reload}
+			}
+		case OpReload:
+		default:
+			continue // a link that is up, or IPv6 that is on, does no harm
+		}
+		back = append(back, c)
+	}
+	sort.SliceStable(back, func(i, j int) bool { return slices.Index(order, back[i].Op) < slices.Index(order, back[j].Op) })
+	return back
 }

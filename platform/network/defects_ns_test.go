@@ -19,6 +19,9 @@ import (
 	"cambium/internal/nstest"
 	"cambium/plan"
 	"cambium/platform/network"
+	"cambium/platform/network/neighbour"
+	"cambium/platform/network/networkd"
+	"cambium/platform/network/wait"
 	"cambium/settings"
 )
 
@@ -43,7 +46,7 @@ func TestNSStaticBesideDHCPOnOneNIC(t *testing.T) {
 		want, _ := apply(t, k, nets{"a": static("10.0.0.5"), "b": {Type: "dynamic", MAC: mac0}})
 		ready(t, k, want)
 		expect(t, "addresses", addresses(t, "eth0"), "10.0.0.5/24", "10.7.0.9/24")
-		if got, err := k.Resolve(t.Context(), want.Dynamic); err != nil || got["b"].IP != "10.7.0.9" {
+		if got, err := wait.Resolve(t.Context(), k, want.Dynamic); err != nil || got["b"].IP != "10.7.0.9" {
 			t.Errorf("resolved: got %v, %v; want the lease", got, err)
 		}
 		contains(t, file(t, k, "etc/systemd/network/10_eth0.network"), "Address=10.0.0.5/24", "DHCP=yes", "Gateway=10.0.0.1")
@@ -68,7 +71,7 @@ func TestNSEveryNICIsChecked(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = k.WaitReady(within(t, 50*time.Millisecond), want)
+		_, err = wait.Ready(within(t, 50*time.Millisecond), k, want)
 		if err == nil || !strings.Contains(err.Error(), `network "b": address 10.1.0.5/24 is not on eth1`) {
 			t.Errorf("got %v, want it to name the second network", err)
 		}
@@ -163,7 +166,7 @@ func TestNSForeignFilesStayUnlessInTheWay(t *testing.T) {
 		if got := file(t, k, "etc/systemd/network/05-greedy.network.moved-by-bosh-agent"); !strings.Contains(got, "en* eth*") {
 			t.Errorf("the foreign file was not kept: %q", got)
 		}
-		if got := file(t, k, "etc/systemd/network/10-netplan-eth0.network"); !strings.HasPrefix(got, network.Marker) || strings.Contains(got, "[Match]") {
+		if got := file(t, k, "etc/systemd/network/10-netplan-eth0.network"); !strings.HasPrefix(got, networkd.Marker) || strings.Contains(got, "[Match]") {
 			t.Errorf("the file below /run is not hidden: %q", got)
 		}
 		// What is no longer in the way is no longer hidden.
@@ -194,7 +197,7 @@ func TestNSDynamicNetworksAreResolvedByNIC(t *testing.T) {
 		if err := os.WriteFile(lease, []byte("# private\nADDRESS=10.1.0.88\nROUTER=10.1.0.1 10.1.0.2\n"), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		got, err := k.Resolve(within(t, 5*time.Second), want.Dynamic)
+		got, err := wait.Resolve(within(t, 5*time.Second), k, want.Dynamic)
 		if err == nil || err.Error() != `network "six": eth1 has no IPv6 address` {
 			t.Errorf("got %v, want an error for network six alone", err)
 		}
@@ -229,7 +232,7 @@ func TestNSLinkNamesWithCapitalsDotsAndDashes(t *testing.T) {
 			expect(t, name, addresses(t, name), "10."+strconv.Itoa(i)+".0.5/24")
 			contains(t, file(t, k, "etc/systemd/network/10_"+name+".network"), "Name="+name)
 		}
-		got, err := k.Resolve(t.Context(), []network.Dynamic{{Network: "x"}})
+		got, err := wait.Resolve(t.Context(), k, []network.Dynamic{{Network: "x"}})
 		if err != nil || got["x"].IP != "10.1.0.5" {
 			t.Errorf("by default route: got %v, %v; want 10.1.0.5", got, err)
 		}
@@ -299,14 +302,14 @@ func TestNSDuplicateAddressesAreReported(t *testing.T) {
 		k := newKernel(t)
 		want, _ := apply(t, k, nets{"a": extra("10.0.0.5"), "b": extra("10.0.0.6"), "six": {IP: "fd00::5", Netmask: "ffff:ffff:ffff:ffff::", MAC: mac0}})
 		ready(t, k, want) // nobody waits for the verdict
-		got := k.Probe(within(t, 10*time.Second), want)
+		got := neighbour.Probe(within(t, 10*time.Second), k, want)
 		wanted := []string{
 			`network "a": address 10.0.0.5 on eth0 is also used by the machine with hardware address ` + peer.MAC(t, "eth0"),
 			`network "six": address fd00::5 on eth0 is also used by another machine`,
 		}
 		expect(t, "warnings", got, wanted...)
 		want.AwaitIPv6 = true
-		if _, err := k.WaitReady(within(t, 5*time.Second), want); err == nil || !strings.Contains(err.Error(), `network "six": address fd00::5/64 on eth0 is used by another machine`) {
+		if _, err := wait.Ready(within(t, 5*time.Second), k, want); err == nil || !strings.Contains(err.Error(), `network "six": address fd00::5/64 on eth0 is used by another machine`) {
 			t.Errorf("waiting for IPv6: got %v, want the duplicate named", err)
 		}
 	})
@@ -319,7 +322,7 @@ func TestNSSilentGatewayIsReported(t *testing.T) {
 		n := static("10.0.0.5")
 		n.Gateway = "10.0.0.254"
 		want, _ := apply(t, k, nets{"a": n})
-		expect(t, "warnings", k.Probe(within(t, 5*time.Second), want), `network "a": gateway 10.0.0.254 does not answer on eth0`)
+		expect(t, "warnings", neighbour.Probe(within(t, 5*time.Second), k, want), `network "a": gateway 10.0.0.254 does not answer on eth0`)
 	})
 }
 
@@ -329,13 +332,13 @@ func TestNSAddressesAreAnnouncedOnTheWire(t *testing.T) {
 		k := (&network.Fake{Version: 252}).Use(t, newKernel(t))
 		want, _ := apply(t, k, nets{"a": static("10.0.0.5"), "d": {Type: "dynamic", MAC: mac0}, "six": {IP: "fd00::5", Netmask: "ffff:ffff:ffff:ffff::", MAC: mac0}})
 		want.AwaitIPv6 = true
-		if _, err := k.WaitReady(within(t, 3*time.Second), want); err == nil {
+		if _, err := wait.Ready(within(t, 3*time.Second), k, want); err == nil {
 			t.Fatal("ready without a lease")
 		}
 		capture := peer.Capture(t, "eth0")
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
-		go func() { k.Announce(ctx, want); close(done) }()
+		go func() { neighbour.Announce(ctx, k, want); close(done) }()
 		hardware, err := net.ParseMAC(mac0)
 		if err != nil {
 			t.Fatal(err)
@@ -418,11 +421,11 @@ func TestNSLateNIC(t *testing.T) {
 		if _, _, err := plan.Network(n, have); err == nil || err.Error() != `network "b": no NIC has the hardware address `+mac1 {
 			t.Errorf("before: got %v, want the network and its hardware address named", err)
 		}
-		if err := k.WaitLinks(within(t, 50*time.Millisecond), plan.MACs(n)); err == nil || !strings.Contains(err.Error(), mac1) {
+		if err := wait.Links(within(t, 50*time.Millisecond), k, plan.MACs(n)); err == nil || !strings.Contains(err.Error(), mac1) {
 			t.Errorf("too late: got %v, want the hardware address named", err)
 		}
 		result := make(chan error, 1)
-		go func() { result <- k.WaitLinks(within(t, 5*time.Second), plan.MACs(n)) }()
+		go func() { result <- wait.Links(within(t, 5*time.Second), k, plan.MACs(n)) }()
 		peer.NIC(t, "eth1", mac1)
 		if err := <-result; err != nil {
 			t.Fatalf("WaitLinks: %v", err)

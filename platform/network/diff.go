@@ -3,19 +3,21 @@ package network
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"path"
 	"slices"
 	"strings"
+
+	"cambium/platform/network/networkd"
 )
 
 // ipv6Metric is what the kernel makes of an IPv6 route that is added without a metric.
 const ipv6Metric = 1024
 
-// Diff decides what to change. The order of the changes is the order to apply them in: what is
-// new comes before what is old goes, and the record of what we set (networkd's files) is
-// replaced only after our leftovers are gone, so that a run that was cut short is completed by
-// the next one.
+// Diff decides what to change. The order of the changes is the order to apply them in: additions
+// come before removals, and the record of what we set (networkd's files) is replaced only after
+// our leftovers are removed, so that an interrupted run is completed by the next one.
 //
 // An error says what cannot be had; the changes returned with it are those for everything else
 // and may be applied.
@@ -25,7 +27,7 @@ func Diff(have State, want Desired) ([]Change, error) {
 	}
 	d := differ{have: have, want: want, records: map[string]record{}}
 	for _, f := range have.Files {
-		if link, ours := ourFile(f); ours {
+		if link, ours := f.OurLink(); ours {
 			d.records[link] = readRecord(f.Content)
 		}
 	}
@@ -51,12 +53,6 @@ func Diff(have State, want Desired) ([]Change, error) {
 	return slices.Concat(changes, d.late), errors.Join(d.failed...)
 }
 
-// ourFile tells the link of one of our files in the directory that survives a reboot.
-func ourFile(f File) (link string, ours bool) {
-	link, ours = strings.CutPrefix(f.Path, etcDir+"/10_")
-	return strings.TrimSuffix(link, ".network"), ours && f.Ours()
-}
-
 type differ struct {
 	have              State
 	want              Desired
@@ -68,7 +64,7 @@ type differ struct {
 func (d *differ) fail(l WantLink, format string, args ...any) {
 	err := fmt.Errorf(format, args...)
 	if len(l.Networks) > 0 {
-		err = fmt.Errorf("network %s: %w", l.networks(), err)
+		err = fmt.Errorf("network %s: %w", l.NetworkNames(), err)
 	}
 	d.failed = append(d.failed, err)
 }
@@ -126,7 +122,7 @@ func (d *differ) routes(want WantLink, have Link) {
 		if want.DHCP && !r.OnLink && !want.reaches(r.Gateway) {
 			continue // possible only with the lease; networkd adds it then
 		}
-		route := r.route(want.Name)
+		route := r.On(want.Name)
 		if slices.Contains(d.have.Routes, route) {
 			continue
 		}
@@ -142,8 +138,8 @@ func (d *differ) routes(want WantLink, have Link) {
 	}
 }
 
-// route is the kernel's view of a wanted route.
-func (r WantRoute) route(link string) Route {
+// On is the kernel's view of a wanted route on a link.
+func (r WantRoute) On(link string) Route {
 	route := Route{Link: link, To: r.To.Masked(), Gateway: r.Gateway, Origin: OriginStatic, OnLink: r.OnLink}
 	if r.To.Addr().Is6() {
 		route.Metric = ipv6Metric
@@ -157,9 +153,9 @@ func (l WantLink) reaches(gw netip.Addr) bool {
 		slices.ContainsFunc(l.Addresses, func(a WantAddress) bool { return a.Prefix.Contains(gw) })
 }
 
-// leftovers removes what our own file says that we set and that is wanted no more, and what a
-// DHCP client left on a link that is not for DHCP any longer. Everything else on the link
-// belongs to somebody else, for example a virtual address of a release.
+// leftovers removes what our own file says that we set and that is no longer wanted, and what a
+// DHCP client left on a link that no longer uses DHCP. Everything else on the link stays, for
+// example a virtual address of a release.
 func (d *differ) leftovers(want WantLink, have Link) {
 	wanted := func(p netip.Prefix) bool {
 		return slices.ContainsFunc(want.Addresses, func(a WantAddress) bool { return a.Prefix == p })
@@ -215,11 +211,11 @@ func sharesSubnet(have Link, want WantLink, p netip.Prefix) bool {
 		slices.ContainsFunc(want.Addresses, func(a WantAddress) bool { return other(a.Prefix) })
 }
 
-// wantsRoute reports whether a route is wanted as it is, or gives way to one that replaces it.
+// wantsRoute reports whether a route is wanted as it is, or is replaced by a wanted one.
 func (d *differ) wantsRoute(have Route) bool {
 	for _, l := range d.want.Links {
 		for _, r := range l.Routes {
-			if r.route(l.Name) == have {
+			if r.On(l.Name) == have {
 				return true
 			}
 		}
@@ -227,30 +223,30 @@ func (d *differ) wantsRoute(have Route) bool {
 	return slices.ContainsFunc(d.add, func(c Change) bool { return c.WasRoute != nil && *c.WasRoute == have })
 }
 
-// files decides about networkd's files: ours as wanted, our stale ones gone, and foreign ones
-// that networkd would prefer for one of our links out of the way.
+// files decides about networkd's files: ours are written, stale ones of ours removed, and foreign
+// ones that networkd would prefer for one of our links moved aside or masked.
 func (d *differ) files() (changes []Change) {
 	wanted, links := map[string]string{}, map[string]string{}
 	for _, l := range d.want.Links {
-		wanted[filePath(l.Name)], links[filePath(l.Name)] = render(l, d.have.Networkd), l.Name
+		wanted[networkd.FilePath(l.Name)], links[networkd.FilePath(l.Name)] = render(l, d.have.Networkd), l.Name
 	}
 	for _, f := range d.have.Files {
 		link, inTheWay := d.takesPrecedence(f)
 		switch {
 		case !inTheWay:
-		case path.Dir(f.Path) == etcDir:
+		case path.Dir(f.Path) == networkd.EtcDir:
 			changes = append(changes, Change{Op: OpMoveFile, Link: link, Path: f.Path, Content: f.Content})
 		default:
-			wanted[path.Join(etcDir, path.Base(f.Path))] = mask(f.Path)
+			wanted[path.Join(networkd.EtcDir, path.Base(f.Path))] = networkd.Mask(f.Path)
 		}
 	}
-	for _, p := range sortedKeys(wanted) {
-		if !slices.Contains(d.have.Files, File{Path: p, Content: wanted[p]}) {
+	for _, p := range slices.Sorted(maps.Keys(wanted)) {
+		if !slices.Contains(d.have.Files, networkd.File{Path: p, Content: wanted[p]}) {
 			changes = append(changes, Change{Op: OpWriteFile, Link: links[p], Path: p, Content: wanted[p]})
 		}
 	}
 	for _, f := range d.have.Files {
-		if _, keep := wanted[f.Path]; f.Ours() && !keep && (path.Dir(f.Path) == etcDir || path.Dir(f.Path) == runDir) {
+		if _, keep := wanted[f.Path]; f.Ours() && !keep && (path.Dir(f.Path) == networkd.EtcDir || path.Dir(f.Path) == networkd.RunDir) {
 			changes = append(changes, Change{Op: OpRemoveFile, Path: f.Path})
 		}
 	}
@@ -259,26 +255,18 @@ func (d *differ) files() (changes []Change) {
 
 // takesPrecedence reports a foreign file that networkd would use for one of our links instead
 // of ours. Files whose names end in unmanaged.network are a stemcell's own decision and stay.
-func (d *differ) takesPrecedence(f File) (string, bool) {
+func (d *differ) takesPrecedence(f networkd.File) (string, bool) {
 	name := path.Base(f.Path)
-	if f.Ours() || f.Content == "" || strings.HasSuffix(name, "unmanaged.network") || d.shadowed(f) {
+	if f.Ours() || f.Content == "" || strings.HasSuffix(name, "unmanaged.network") || f.Shadowed(d.have.Files) {
 		return "", false
 	}
 	for _, l := range d.want.Links {
 		have, found := d.have.Link(l.Name)
-		if found && name < fileName(l.Name) && matches(f, have) {
+		if found && name < networkd.FileName(l.Name) && matches(f, have) {
 			return l.Name, true
 		}
 	}
 	return "", false
-}
-
-// shadowed reports whether a foreign file of the same name hides this one.
-func (d *differ) shadowed(f File) bool {
-	mine := slices.Index(networkDirs, path.Dir(f.Path))
-	return slices.ContainsFunc(d.have.Files, func(o File) bool {
-		return path.Base(o.Path) == path.Base(f.Path) && !o.Ours() && slices.Index(networkDirs, path.Dir(o.Path)) < mine
-	})
 }
 
 // reload reports whether networkd has to read its files: because what it would read has
@@ -291,15 +279,15 @@ func (d *differ) reload(files []Change) bool {
 		return true
 	}
 	moved := func(c Change) bool { // from /run to /etc, with the same content
-		return c.Op == OpRemoveFile && path.Dir(c.Path) == runDir ||
-			c.Op == OpWriteFile && slices.Contains(d.have.Files, File{Path: path.Join(runDir, c.name()), Content: c.Content})
+		return c.Op == OpRemoveFile && path.Dir(c.Path) == networkd.RunDir ||
+			c.Op == OpWriteFile && slices.Contains(d.have.Files, networkd.File{Path: path.Join(networkd.RunDir, c.name()), Content: c.Content})
 	}
 	return slices.ContainsFunc(files, func(c Change) bool { return !moved(c) })
 }
 
-// settle lists the links with a lease whose files change: networkd lets the lease go, and who
-// looks too early takes it for the new one. Other links need no waiting.
-func (d *differ) settle(files []Change) (links []Settle) {
+// settle lists the links with a lease whose files change: networkd releases the lease, and a
+// caller that looks too early mistakes it for the new one. Other links need no waiting.
+func (d *differ) settle(files []Change) (links []networkd.Settle) {
 	for _, want := range d.want.Links {
 		have, found := d.have.Link(want.Name)
 		leased, same := false, false
@@ -309,19 +297,30 @@ func (d *differ) settle(files []Change) (links []Settle) {
 				same = same || !want.DHCP && slices.ContainsFunc(want.Addresses, func(w WantAddress) bool { return w.Prefix == a.Prefix })
 			}
 		}
-		changed := slices.ContainsFunc(files, func(c Change) bool { return c.name() == fileName(want.Name) })
+		changed := slices.ContainsFunc(files, func(c Change) bool { return c.name() == networkd.FileName(want.Name) })
 		if found && changed && leased {
-			links = append(links, Settle{Link: want.Name, Same: same})
+			links = append(links, networkd.Settle{Link: want.Name, Same: same})
 		}
 	}
 	return links
 }
 
-func sortedKeys(m map[string]string) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
+// DHCPEverywhere writes a file for every NIC that has none of ours, below /run, so that networkd
+// asks for a lease. It is for a machine whose settings are not known yet.
+func DHCPEverywhere(have State) (changes []Change) {
+	files := false
+	for _, nic := range have.NICs() {
+		file := networkd.File{Path: path.Join(networkd.RunDir, networkd.FileName(nic.Name)), Content: render(WantLink{Name: nic.Name, DHCP: true}, have.Networkd)}
+		if !nic.Up {
+			changes = append(changes, Change{Op: OpLinkUp, Link: nic.Name})
+		}
+		if !slices.Contains(have.Files, file) {
+			changes = append(changes, Change{Op: OpWriteFile, Path: file.Path, Content: file.Content, Reload: true})
+			files = true
+		}
 	}
-	slices.Sort(keys)
-	return keys
+	if files {
+		changes = append(changes, Change{Op: OpReload})
+	}
+	return changes
 }

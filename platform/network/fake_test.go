@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"cambium/platform/network/networkd"
 )
 
 // Fake stands in for systemd-networkd where none runs: it counts what it is asked for and lets
@@ -20,7 +22,7 @@ type Fake struct {
 // Use puts the fake in the place of the system bus.
 func (f *Fake) Use(t *testing.T, k *Kernel) *Kernel {
 	t.Helper()
-	k.networkd = fakeDaemon{f, k}
+	k.daemon = fakeDaemon{f, k}
 	return k
 }
 
@@ -29,18 +31,17 @@ type fakeDaemon struct {
 	k *Kernel
 }
 
-func (f fakeDaemon) probe() Networkd {
-	_, err := os.Lstat(f.k.path(pendingFile))
-	return Networkd{Available: true, Version: f.Version, ReloadPending: err == nil}
+func (f fakeDaemon) Probe() networkd.Status {
+	return networkd.Status{Available: true, Version: f.Version, ReloadPending: f.k.Networkd().Pending()}
 }
 
-func (f fakeDaemon) reload(context.Context, map[int]Settle) error {
+func (f fakeDaemon) Reload(context.Context, map[int]networkd.Settle) error {
 	f.Reloads++
 	if f.OnReload == nil {
 		return nil
 	}
 	files := map[string]string{}
-	for _, dir := range []string{runDir, etcDir} {
+	for _, dir := range []string{networkd.RunDir, networkd.EtcDir} {
 		found, err := filepath.Glob(f.k.path(dir, "10_*.network"))
 		if err != nil {
 			return err

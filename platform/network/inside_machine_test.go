@@ -16,6 +16,7 @@ import (
 
 	"cambium/plan"
 	"cambium/platform/network"
+	"cambium/platform/network/wait"
 	"cambium/platform/resolver"
 	"cambium/platform/unit"
 	"cambium/settings"
@@ -73,7 +74,7 @@ func (o order) carryOut() (a account, err error) {
 	case "echo":
 		return a, echo()
 	case "dhcp":
-		err := k.DHCPAll(ctx)
+		err := wait.DHCP(ctx, k)
 		a.Took = time.Since(begin)
 		return a, err
 	case "dns":
@@ -100,13 +101,13 @@ func (o order) carryOut() (a account, err error) {
 	if _, err := k.Apply(ctx, changes); err != nil {
 		return a, err
 	}
-	more, err := k.WaitReady(ctx, want)
+	more, err := wait.Ready(ctx, k, want)
 	a.Took = time.Since(begin)
 	if err != nil {
 		return a, err
 	}
 	a.Warnings = append(warnings, more...)
-	if a.Resolved, err = k.Resolve(ctx, want.Dynamic); err != nil {
+	if a.Resolved, err = wait.Resolve(ctx, k, want.Dynamic); err != nil {
 		return a, err
 	}
 	if have, err = k.Observe(ctx); err != nil {

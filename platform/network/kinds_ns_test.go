@@ -13,6 +13,7 @@ import (
 
 	"cambium/internal/nstest"
 	"cambium/platform/network"
+	"cambium/platform/network/wait"
 	"cambium/settings"
 )
 
@@ -103,14 +104,14 @@ func TestNSDHCP(t *testing.T) {
 		k := fake.Use(t, newKernel(t))
 		n := nets{"a": {Type: "dynamic", MAC: mac0, Default: []string{"gateway"}}, "b": {IP: "10.1.0.9", Netmask: "255.255.255.0", UseDHCP: true, MAC: mac1}}
 		want, _ := apply(t, k, n)
-		if _, err := k.WaitReady(within(t, 50*time.Millisecond), want); err == nil || !strings.Contains(err.Error(), `network "a": no DHCP lease on eth0`) {
+		if _, err := wait.Ready(within(t, 50*time.Millisecond), k, want); err == nil || !strings.Contains(err.Error(), `network "a": no DHCP lease on eth0`) {
 			t.Errorf("without a lease: got %v, want it to name the network", err)
 		}
 		result := make(chan error, 1)
-		var warnings network.Warnings
+		var warnings []string
 		go func() {
 			var err error
-			warnings, err = k.WaitReady(within(t, 5*time.Second), want)
+			warnings, err = wait.Ready(within(t, 5*time.Second), k, want)
 			result <- err
 		}()
 		for link, lease := range map[string]string{"eth0": "10.0.0.77/24 via 10.0.0.1", "eth1": "10.1.0.88/24"} {

@@ -1,21 +1,27 @@
-// Package network brings links, addresses and routes to the state that the caller wants, and
-// says whether they work.
+// Package network brings links, addresses and routes to the desired state.
 //
 // Static addresses and routes are set over netlink, at once. systemd-networkd is told of them by
-// one file per link, so that it neither undoes nor forgets them; links with DHCP are networkd's.
-// The decision is a pure function, [Diff]; [Kernel] reads and acts. An address or route that is
-// there and wanted is never removed, not even for a moment: connections survive every call.
+// one file per link, so that it neither removes nor forgets them; links with DHCP are networkd's.
+// The decision is a pure function, [Diff]; [Kernel] reads and acts. Correct addresses and routes
+// are never removed, not even for a moment: connections survive every call.
+//
+// Its subpackages: networkd (files and D-Bus of the daemon), wait (until a network is usable),
+// neighbour (ARP and neighbour discovery), confirm (a change that is taken back if it cuts the
+// machine off).
 //
 // The package knows nothing of settings; package plan translates.
 package network
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 
 	"github.com/sirupsen/logrus"
+
+	"cambium/platform/network/networkd"
 )
 
 // Kernel is the machine's network. Root and Sys are moved by tests only.
@@ -25,8 +31,24 @@ type Kernel struct {
 	Proc string // the procfs of this network namespace; "/proc" if empty
 	Log  *logrus.Entry
 
-	// networkd replaces the D-Bus connection in tests.
-	networkd daemon
+	// daemon replaces networkd in tests.
+	daemon daemon
+}
+
+// daemon is the part of networkd.Daemon that needs a running networkd.
+type daemon interface {
+	Probe() networkd.Status
+	Reload(ctx context.Context, settle map[int]networkd.Settle) error
+}
+
+// Networkd is the machine's systemd-networkd.
+func (k *Kernel) Networkd() networkd.Daemon { return networkd.Daemon{Root: k.Root, Log: k.Log} }
+
+func (k *Kernel) running() daemon {
+	if k.daemon != nil {
+		return k.daemon
+	}
+	return k.Networkd()
 }
 
 // MAC is a hardware address in the kernel's spelling: lower case, colons.
@@ -74,24 +96,17 @@ func ParseMAC(text string) (MAC, error) {
 
 // State is what was observed.
 type State struct {
-	Links      []Link      `json:"links"`
-	Routes     []Route     `json:"routes"` // main table
-	Rules      []string    `json:"rules"`
-	Neighbours []Neighbour `json:"neighbours"`
-	Files      []File      `json:"files"` // networkd's .network files, in its order of reading
-	Networkd   Networkd    `json:"networkd"`
+	Links    []Link          `json:"links"`
+	Routes   []Route         `json:"routes"` // main table
+	Files    []networkd.File `json:"files"`  // networkd's .network files, in its order of reading
+	Networkd networkd.Status `json:"networkd"`
 	// NoIPv6 means that the kernel was started without IPv6.
 	NoIPv6 bool `json:"no_ipv6,omitempty"`
 }
 
-// Networkd is what is known of systemd-networkd.
-type Networkd struct {
-	// Available means that it runs or is started by the first call.
-	Available bool `json:"available"`
-	// Version is systemd's; 0 if unknown.
-	Version int `json:"version,omitempty"`
-	// ReloadPending means that files were written, but the run ended before it was told.
-	ReloadPending bool `json:"reload_pending,omitempty"`
+// Configured reports whether an agent has configured this machine before.
+func (s State) Configured() bool {
+	return slices.ContainsFunc(s.Files, func(f networkd.File) bool { _, ours := f.OurLink(); return ours })
 }
 
 // Link returns the link with that name.
@@ -145,13 +160,13 @@ func (a Address) Global() bool {
 	return !a.LinkScope && !ip.IsLinkLocalUnicast() && !ip.IsLoopback()
 }
 
-// Origin is who made a route, as far as Diff cares.
+// Origin is what made a route, as far as Diff cares.
 type Origin string
 
 // The origins of a route.
 const (
 	OriginKernel Origin = "kernel" // comes and goes with an address
-	OriginStatic Origin = "static" // an administrator, networkd's files, or we
+	OriginStatic Origin = "static" // an administrator, networkd's files, or the agent
 	OriginDHCP   Origin = "dhcp"
 	OriginRA     Origin = "ra" // router advertisement
 	OriginOther  Origin = "other"
@@ -170,22 +185,15 @@ type Route struct {
 // Default reports a default route.
 func (r Route) Default() bool { return r.To.Bits() == 0 }
 
-// Neighbour is an entry of the ARP or neighbour table.
-type Neighbour struct {
-	Link  string     `json:"link"`
-	IP    netip.Addr `json:"ip"`
-	MAC   MAC        `json:"mac,omitempty"`
-	State string     `json:"state"`
-}
-
 // Desired is what the links should look like. Links that it does not name are left alone.
 type Desired struct {
-	// Preconfigured means that somebody else configures this machine: nothing is touched.
+	// Preconfigured means that the machine's network is not configured by the agent: nothing is
+	// touched.
 	Preconfigured bool       `json:"preconfigured,omitempty"`
 	Links         []WantLink `json:"links"` // by name
-	// Dynamic lists the networks whose addresses are to be found out by Resolve.
+	// Dynamic lists the networks whose addresses wait.Resolve looks up.
 	Dynamic []Dynamic `json:"dynamic,omitempty"`
-	// AwaitIPv6 makes WaitReady wait for duplicate address detection of static IPv6 addresses;
+	// AwaitIPv6 makes wait.Ready wait for duplicate address detection of static IPv6 addresses;
 	// set it when the bus is reached over IPv6.
 	AwaitIPv6 bool `json:"await_ipv6,omitempty"`
 }
@@ -193,7 +201,7 @@ type Desired struct {
 // WantLink is the wanted state of one link.
 type WantLink struct {
 	Name     string   `json:"name"`
-	Networks []string `json:"networks"` // whom it serves, for messages; none for an unclaimed NIC
+	Networks []string `json:"networks"` // that it serves, for messages; none for an unclaimed NIC
 	// DHCP asks networkd for a lease in both families. Static addresses may be wanted beside it.
 	DHCP bool `json:"dhcp,omitempty"`
 	// NoDHCPGateway refuses the lease's default route, since another network has the default.
@@ -239,6 +247,13 @@ type Dynamic struct {
 	IPv6    bool   `json:"ipv6,omitempty"`
 }
 
+// Resolved is the address that a dynamic network turned out to have.
+type Resolved struct {
+	IP      string
+	Netmask string
+	Gateway string
+}
+
 // IPv6 reports whether anything wanted needs IPv6 in the kernel.
 func (d Desired) IPv6() bool {
 	return slices.ContainsFunc(d.Links, func(l WantLink) bool {
@@ -246,10 +261,8 @@ func (d Desired) IPv6() bool {
 	})
 }
 
-func (l WantLink) networks() string {
-	if len(l.Networks) == 0 {
-		return ""
-	}
+// NetworkNames lists the networks that the link serves, for messages.
+func (l WantLink) NetworkNames() string {
 	quoted := make([]string, len(l.Networks))
 	for i, n := range l.Networks {
 		quoted[i] = fmt.Sprintf("%q", n)

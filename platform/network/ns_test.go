@@ -20,6 +20,7 @@ import (
 	"cambium/internal/nstest"
 	"cambium/plan"
 	"cambium/platform/network"
+	"cambium/platform/network/wait"
 	"cambium/settings"
 )
 
@@ -90,9 +91,9 @@ func changesFor(t *testing.T, k *network.Kernel, n nets) []network.Change {
 	return changes
 }
 
-func ready(t *testing.T, k *network.Kernel, want network.Desired) network.Warnings {
+func ready(t *testing.T, k *network.Kernel, want network.Desired) []string {
 	t.Helper()
-	warnings, err := k.WaitReady(within(t, 5*time.Second), want)
+	warnings, err := wait.Ready(within(t, 5*time.Second), k, want)
 	if err != nil {
 		t.Fatalf("WaitReady: %v", err)
 	}

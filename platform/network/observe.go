@@ -51,21 +51,21 @@ func (k *Kernel) sysctlSet(parts ...string) bool {
 	return err == nil && strings.TrimSpace(string(data)) == "1"
 }
 
-// Observe reads links, addresses, routes, rules, neighbours and networkd's files.
+// Observe reads links, addresses, routes and networkd's files.
 func (k *Kernel) Observe(context.Context) (State, error) {
-	s, err := k.observeKernel()
+	s, err := k.ObserveLinks()
 	if err != nil {
 		return State{}, err
 	}
-	if s.Files, err = k.readFiles(); err != nil {
+	if s.Files, err = k.Networkd().Files(); err != nil {
 		return State{}, err
 	}
-	s.Networkd = k.daemon().probe()
+	s.Networkd = k.running().Probe()
 	return s, nil
 }
 
-// observeKernel is Observe without files and D-Bus: what changes by itself while one waits.
-func (k *Kernel) observeKernel() (State, error) {
+// ObserveLinks is Observe without networkd's files: what changes by itself while a caller waits.
+func (k *Kernel) ObserveLinks() (State, error) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return State{}, fmt.Errorf("open netlink: %w", err)
@@ -80,19 +80,13 @@ func (k *Kernel) observeKernel() (State, error) {
 	if s.Routes, err = routes(h, names); err != nil {
 		return State{}, err
 	}
-	if s.Rules, err = rules(h); err != nil {
-		return State{}, err
-	}
-	if s.Neighbours, err = neighbours(h, names); err != nil {
-		return State{}, err
-	}
 	_, err = os.Stat(k.sysctl("ipv6"))
 	s.NoIPv6 = errors.Is(err, os.ErrNotExist)
 	return s, nil
 }
 
-// dump repeats a listing that the kernel says was changed while it was read.
-func dump[T any](what string, list func() (T, error)) (T, error) {
+// Dump repeats a netlink listing that was interrupted by a change.
+func Dump[T any](what string, list func() (T, error)) (T, error) {
 	for try := 0; ; try++ {
 		found, err := list()
 		switch {
@@ -105,11 +99,11 @@ func dump[T any](what string, list func() (T, error)) (T, error) {
 }
 
 func (k *Kernel) links(h *netlink.Handle, names map[int]string) ([]Link, error) {
-	raw, err := dump("links", h.LinkList)
+	raw, err := Dump("links", h.LinkList)
 	if err != nil {
 		return nil, err
 	}
-	addresses, err := dump("addresses", func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
+	addresses, err := Dump("addresses", func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, err
 	}
@@ -136,7 +130,7 @@ func (k *Kernel) links(h *netlink.Handle, names map[int]string) ([]Link, error) 
 		if link.NIC {
 			link.IPv6Disabled = k.sysctlSet("ipv6/conf", a.Name, "disable_ipv6")
 			link.PromoteSecondaries = promoteAll || k.sysctlSet("ipv4/conf", a.Name, "promote_secondaries")
-			link.NetworkFile = k.networkFile(a.Index)
+			link.NetworkFile = k.Networkd().FileOf(a.Index)
 		}
 		links = append(links, link)
 	}
@@ -144,7 +138,7 @@ func (k *Kernel) links(h *netlink.Handle, names map[int]string) ([]Link, error) 
 	return links, nil
 }
 
-// isNIC tells what the IaaS attached from what software made: bridges, tunnels, loopback. An
+// isNIC distinguishes links that the IaaS attached from virtual ones: bridges, tunnels, loopback. An
 // Azure virtual function has the same MAC as the synthetic NIC in front of it; udev marks it.
 func (k *Kernel) isNIC(a *netlink.LinkAttrs) bool {
 	if _, err := os.Stat(k.sys("class/net", a.Name, "device")); err != nil && !strings.HasPrefix(a.Alias, nicAlias) {
@@ -178,7 +172,7 @@ func address(a netlink.Addr) (Address, bool) {
 func routes(h *netlink.Handle, names map[int]string) ([]Route, error) {
 	var all []Route
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		raw, err := dump("routes", func() ([]netlink.Route, error) { return h.RouteListFiltered(family, &netlink.Route{}, 0) })
+		raw, err := Dump("routes", func() ([]netlink.Route, error) { return h.RouteListFiltered(family, &netlink.Route{}, 0) })
 		if err != nil {
 			return nil, err
 		}
@@ -236,47 +230,30 @@ func origin(p netlink.RouteProtocol) Origin {
 	return OriginOther
 }
 
-func rules(h *netlink.Handle) ([]string, error) {
-	raw, err := dump("rules", func() ([]netlink.Rule, error) { return h.RuleList(netlink.FAMILY_ALL) })
+// Cables lists the machine's NICs by name and hardware address, and which of them have a carrier.
+func (k *Kernel) Cables() (nics, carriers []string, err error) {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
-		return nil, err
+		return nil, nil, fmt.Errorf("open netlink: %w", err)
 	}
-	var all []string
-	for _, r := range raw {
-		all = append(all, r.String())
-	}
-	return all, nil
-}
-
-func neighbours(h *netlink.Handle, names map[int]string) ([]Neighbour, error) {
-	raw, err := dump("neighbours", func() ([]netlink.Neigh, error) { return h.NeighList(0, netlink.FAMILY_ALL) })
+	defer h.Close()
+	links, err := Dump("links", h.LinkList)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var all []Neighbour
-	for _, n := range raw {
-		ip := toAddr(n.IP)
-		if !ip.IsValid() || n.State&unix.NUD_NOARP != 0 {
+	for _, l := range links {
+		a := l.Attrs()
+		if !k.isNIC(a) {
 			continue
 		}
-		all = append(all, Neighbour{Link: names[n.LinkIndex], IP: ip, MAC: MAC(n.HardwareAddr.String()), State: neighbourState(n.State)})
-	}
-	return all, nil
-}
-
-func neighbourState(s int) string {
-	for _, known := range []struct {
-		bit  int
-		name string
-	}{
-		{unix.NUD_PERMANENT, "permanent"}, {unix.NUD_REACHABLE, "reachable"}, {unix.NUD_STALE, "stale"},
-		{unix.NUD_DELAY, "delay"}, {unix.NUD_PROBE, "probe"}, {unix.NUD_INCOMPLETE, "incomplete"}, {unix.NUD_FAILED, "failed"},
-	} {
-		if s&known.bit != 0 {
-			return known.name
+		nic := a.Name + " " + a.HardwareAddr.String()
+		if nics = append(nics, nic); a.RawFlags&unix.IFF_LOWER_UP != 0 {
+			carriers = append(carriers, nic)
 		}
 	}
-	return "none"
+	slices.Sort(nics)
+	slices.Sort(carriers)
+	return nics, carriers, nil
 }
 
 func toAddr(ip net.IP) netip.Addr {

@@ -23,6 +23,9 @@ import (
 	"cambium/internal/nstest"
 	"cambium/plan"
 	"cambium/platform/network"
+	"cambium/platform/network/confirm"
+	"cambium/platform/network/neighbour"
+	"cambium/platform/network/wait"
 	"cambium/settings"
 )
 
@@ -213,7 +216,7 @@ func TestNSFromLeaseToStatic(t *testing.T) {
 		listen(t, gateway(t), "192.0.2.1:80")
 		fake := &network.Fake{Version: 252, OnReload: leases(map[string]string{"eth0": "10.0.0.77/24 via 10.0.0.1"})}
 		k := fake.Use(t, newKernel(t))
-		if err := k.DHCPAll(within(t, 5*time.Second)); err != nil {
+		if err := wait.DHCP(within(t, 5*time.Second), k); err != nil {
 			t.Fatalf("DHCPAll: %v", err)
 		}
 		expect(t, "minimal", addresses(t, "eth0"), "10.0.0.77/24")
@@ -221,7 +224,7 @@ func TestNSFromLeaseToStatic(t *testing.T) {
 		if _, err := os.Lstat(filepath.Join(k.Root, "etc/systemd/network/10_eth0.network")); err == nil {
 			t.Error("the minimal network would survive a reboot")
 		}
-		if err := k.DHCPAll(within(t, 5*time.Second)); err != nil || fake.Reloads != 1 {
+		if err := wait.DHCP(within(t, 5*time.Second), k); err != nil || fake.Reloads != 1 {
 			t.Errorf("second DHCPAll: %v, %d reloads, want one", err, fake.Reloads)
 		}
 		reach(t, "192.0.2.1:80")
@@ -245,7 +248,7 @@ func TestNSMinimalNetworkIsNotMadeWhereThereIsOne(t *testing.T) {
 		if err := lend("eth1", "10.1.0.5/24", false); err != nil {
 			t.Fatal(err)
 		}
-		if err := k.DHCPAll(within(t, time.Second)); err != nil || fake.Reloads != 0 {
+		if err := wait.DHCP(within(t, time.Second), k); err != nil || fake.Reloads != 0 {
 			t.Errorf("got %v and %d reloads, want nothing done", err, fake.Reloads)
 		}
 		if _, err := os.Lstat(filepath.Join(k.Root, "run/systemd/network")); err == nil {
@@ -436,23 +439,23 @@ func TestNSNeighboursAreForgotten(t *testing.T) {
 		apply(t, k, nets{"a": static("10.0.0.5")})
 		reach(t, "10.0.0.1:80")
 		known := func() (all []string) {
-			have, err := k.Observe(t.Context())
+			entries, err := netlink.NeighList(0, netlink.FAMILY_V4)
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, n := range have.Neighbours {
-				if n.IP.Is4() {
-					all = append(all, n.IP.String())
+			for _, e := range entries {
+				if e.State&unix.NUD_NOARP == 0 {
+					all = append(all, e.IP.String())
 				}
 			}
 			return all
 		}
 		expect(t, "before", known(), "10.0.0.1")
-		if err := k.FlushNeighbours(t.Context(), []netip.Addr{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("fd00::1")}); err != nil {
+		if err := neighbour.Flush(t.Context(), []netip.Addr{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("fd00::1")}); err != nil {
 			t.Fatal(err)
 		}
 		expect(t, "others forgotten", known(), "10.0.0.1")
-		if err := k.FlushNeighbours(t.Context(), []netip.Addr{netip.MustParseAddr("10.0.0.1")}); err != nil {
+		if err := neighbour.Flush(t.Context(), []netip.Addr{netip.MustParseAddr("10.0.0.1")}); err != nil {
 			t.Fatal(err)
 		}
 		expect(t, "forgotten", known())
@@ -517,7 +520,7 @@ func TestNSFirstConfigurationIsKept(t *testing.T) {
 		gateway(t)
 		fake := &network.Fake{Version: 252, OnReload: leases(map[string]string{"eth0": "10.0.0.5/24 via 10.0.0.1"})}
 		k := fake.Use(t, newKernel(t))
-		if err := k.DHCPAll(within(t, 5*time.Second)); err != nil {
+		if err := wait.DHCP(within(t, 5*time.Second), k); err != nil {
 			t.Fatal(err)
 		}
 		fake.OnReload = nil
@@ -528,7 +531,7 @@ func TestNSFirstConfigurationIsKept(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		o, err := k.ApplyConfirmed(t.Context(), have, want, changes, network.Confirm{SameAgent: true, Limit: 300 * time.Millisecond})
+		o, err := confirm.Apply(t.Context(), k, have, want, changes, confirm.Options{SameAgent: true, Limit: 300 * time.Millisecond})
 		if err != nil || o.RolledBack {
 			t.Errorf("got %+v, %v; want the first configuration kept", o, err)
 		}
@@ -542,15 +545,15 @@ func TestNSConfirmedChanges(t *testing.T) {
 		peer.Address(t, "eth0", "10.0.0.2/24")
 		listen(t, peer, "192.0.2.1:80")
 		k := newKernel(t)
-		limit := network.Confirm{SameAgent: true, Limit: 700 * time.Millisecond}
-		confirm := func(n nets, c network.Confirm) network.Outcome {
+		limit := confirm.Options{SameAgent: true, Limit: 700 * time.Millisecond}
+		confirmed := func(n nets, c confirm.Options) confirm.Outcome {
 			t.Helper()
 			have, want := wanted(t, k, n)
 			changes, err := network.Diff(have, want)
 			if err != nil {
 				t.Fatal(err)
 			}
-			o, err := k.ApplyConfirmed(t.Context(), have, want, changes, c)
+			o, err := confirm.Apply(t.Context(), k, have, want, changes, c)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -562,23 +565,23 @@ func TestNSConfirmedChanges(t *testing.T) {
 			return nets{"a": n}
 		}
 
-		if o := confirm(via("10.0.0.5", "10.0.0.66"), limit); o.RolledBack {
+		if o := confirmed(via("10.0.0.5", "10.0.0.66"), limit); o.RolledBack {
 			t.Errorf("the first configuration was taken back: %s", o.Reason)
 		}
-		if o := confirm(via("10.0.0.5", "10.0.0.1"), limit); o.RolledBack {
+		if o := confirmed(via("10.0.0.5", "10.0.0.1"), limit); o.RolledBack {
 			t.Errorf("from a gateway that never answered to one that does: %s", o.Reason)
 		}
 		before := file(t, k, "etc/systemd/network/10_eth0.network")
-		if o := confirm(via("10.0.0.5", "10.0.0.2"), limit); o.RolledBack {
+		if o := confirmed(via("10.0.0.5", "10.0.0.2"), limit); o.RolledBack {
 			t.Errorf("a gateway that answers was not accepted: %s", o.Reason)
 		}
 		expect(t, "routes", routes(t), "0.0.0.0/0 via 10.0.0.2 dev eth0")
-		confirm(via("10.0.0.5", "10.0.0.1"), limit)
+		confirmed(via("10.0.0.5", "10.0.0.1"), limit)
 
 		s := startStream(t, "192.0.2.1:80")
 		bad := via("10.0.0.5", "10.0.0.66")
 		bad["b"] = extra("10.0.0.6")
-		o := confirm(bad, limit)
+		o := confirmed(bad, limit)
 		if !o.RolledBack || !strings.Contains(o.Reason, `network "a": gateway 10.0.0.66 on eth0 did not answer`) {
 			t.Errorf("a gateway that does not answer: got %+v, want it taken back with the reason", o)
 		}
@@ -589,13 +592,13 @@ func TestNSConfirmedChanges(t *testing.T) {
 		}
 		s.flows(t)
 
-		for name, c := range map[string]network.Confirm{"another agent": {Limit: limit.Limit}} {
-			if o := confirm(via("10.0.0.5", "10.0.0.66"), c); o.RolledBack {
+		for name, c := range map[string]confirm.Options{"another agent": {Limit: limit.Limit}} {
+			if o := confirmed(via("10.0.0.5", "10.0.0.66"), c); o.RolledBack {
 				t.Errorf("%s: taken back", name)
 			}
-			confirm(via("10.0.0.5", "10.0.0.1"), c)
+			confirmed(via("10.0.0.5", "10.0.0.1"), c)
 		}
-		if o := confirm(via("10.0.0.7", "10.0.0.66"), limit); o.RolledBack {
+		if o := confirmed(via("10.0.0.7", "10.0.0.66"), limit); o.RolledBack {
 			t.Error("went back to an address that the settings no longer name")
 		}
 		expect(t, "addresses", addresses(t, "eth0"), "10.0.0.7/24")

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"cambium/platform/network/networkd"
 )
 
 func TestParseMAC(t *testing.T) {
@@ -92,10 +94,10 @@ Gateway=10.0.0.2
 `
 
 func TestRender(t *testing.T) {
-	if got := render(full(), Networkd{Version: 252}); got != rendered {
+	if got := render(full(), networkd.Status{Version: 252}); got != rendered {
 		t.Errorf("got\n%s\nwant\n%s", got, rendered)
 	}
-	old := render(full(), Networkd{Version: 249})
+	old := render(full(), networkd.Status{Version: 249})
 	if !strings.Contains(old, "UseMTU=yes\nUseRoutes=no\n") || strings.Contains(old, "DHCPv4") {
 		t.Errorf("for systemd 249: got\n%s", old)
 	}
@@ -104,7 +106,7 @@ func TestRender(t *testing.T) {
 // What is written is what the next run finds as its own record.
 func TestRecordOfARenderedFile(t *testing.T) {
 	l := full()
-	got := readRecord(render(l, Networkd{Version: 252}))
+	got := readRecord(render(l, networkd.Status{Version: 252}))
 	for _, a := range l.Addresses {
 		if !slices.Contains(got.addresses, a.Prefix) {
 			t.Errorf("address %s is not in the record %v", a.Prefix, got.addresses)
@@ -127,38 +129,8 @@ func FuzzFile(f *testing.F) {
 				t.Errorf("recorded %v", a)
 			}
 		}
-		matches(File{Path: "/x", Content: content}, Link{Name: "eth0", MAC: "52:54:00:00:00:01"})
+		matches(networkd.File{Path: "/x", Content: content}, Link{Name: "eth0", MAC: "52:54:00:00:00:01"})
 	})
-}
-
-func FuzzARP(f *testing.F) {
-	f.Add(arp{operation: arpRequest, senderIP: addr("10.0.0.1"), targetIP: addr("10.0.0.2")}.bytes())
-	f.Add(make([]byte, 27))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if a, ok := parseARP(b); ok && !slices.Equal(a.bytes(), b[:arpLength]) {
-			t.Errorf("%x came back as %x", b[:arpLength], a.bytes())
-		}
-	})
-}
-
-func FuzzAdvertisement(f *testing.F) {
-	f.Add(append([]byte{ndAdvertisement, 0, 0, 0, ndOverride, 0, 0, 0}, addr("fd00::1").AsSlice()...))
-	f.Add([]byte{ndAdvertisement})
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if target, ok := parseAdvertisement(b); ok && !target.IsValid() {
-			t.Errorf("%x gives %v", b, target)
-		}
-	})
-}
-
-func TestSystemdVersion(t *testing.T) {
-	for name, want := range map[string]int{
-		"libsystemd-shared-249.so": 249, "libsystemd-shared-252.39-1~deb12u2.so": 252, "libsystemd-shared-255.4-1ubuntu8.so": 255, "libsystemd-shared-x.so": 0, "other": 0,
-	} {
-		if got := systemdVersion(name); got != want {
-			t.Errorf("%s: got %d, want %d", name, got, want)
-		}
-	}
 }
 
 func TestKernelWithoutIPv6(t *testing.T) {
@@ -177,9 +149,9 @@ func TestKernelWithoutIPv6(t *testing.T) {
 
 // A networkd that has the same content from /run already is not made to start over.
 func TestNoReloadForAFileThatOnlyMoves(t *testing.T) {
-	have := State{Networkd: Networkd{Available: true, Version: 252}, Links: []Link{{Index: 2, Name: "eth0", NIC: true, Up: true}}}
+	have := State{Networkd: networkd.Status{Available: true, Version: 252}, Links: []Link{{Index: 2, Name: "eth0", NIC: true, Up: true}}}
 	l := WantLink{Name: "eth0", Networks: []string{"a"}, DHCP: true, Leases: []WantLease{{Network: "a"}}}
-	have.Files = []File{{Path: runDir + "/10_eth0.network", Content: render(l, have.Networkd)}}
+	have.Files = []networkd.File{{Path: networkd.RunDir + "/10_eth0.network", Content: render(l, have.Networkd)}}
 	changes, err := Diff(have, Desired{Links: []WantLink{l}})
 	want := []string{"write /etc/systemd/network/10_eth0.network", "remove /run/systemd/network/10_eth0.network"}
 	if got := texts(changes); err != nil || !slices.Equal(got, want) {
@@ -202,7 +174,7 @@ func texts(changes []Change) (all []string) {
 // Every change prints itself in one line, and can be read back by a program.
 func TestChangesPrintAndEncode(t *testing.T) {
 	have := State{
-		Networkd: Networkd{Available: true, Version: 252},
+		Networkd: networkd.Status{Available: true, Version: 252},
 		Links: []Link{{Index: 2, Name: "eth0", NIC: true, MAC: "52:54:00:00:00:01", IPv6Disabled: true, Addresses: []Address{
 			{Prefix: prefix("10.0.0.4/24")}, {Prefix: prefix("10.0.0.7/24"), Secondary: true}, {Prefix: prefix("10.7.0.5/24"), Dynamic: true}, {Prefix: prefix("fd00::5/48")},
 		}}},
@@ -210,10 +182,10 @@ func TestChangesPrintAndEncode(t *testing.T) {
 			{Link: "eth0", To: prefix("0.0.0.0/0"), Gateway: addr("10.0.0.9"), Origin: OriginStatic},
 			{Link: "eth0", To: prefix("203.0.113.0/24"), Gateway: addr("10.0.0.3"), Origin: OriginStatic},
 		},
-		Files: []File{
-			{Path: etcDir + "/05-x.network", Content: "[Match]\nName=eth0\n"},
-			{Path: etcDir + "/10_eth0.network", Content: Marker + "\n[Address]\nAddress=10.0.0.4/24\n[Route]\nDestination=203.0.113.0/24\nGateway=10.0.0.3\n"},
-			{Path: etcDir + "/10_eth9.network", Content: Marker + "\n"},
+		Files: []networkd.File{
+			{Path: networkd.EtcDir + "/05-x.network", Content: "[Match]\nName=eth0\n"},
+			{Path: networkd.EtcDir + "/10_eth0.network", Content: networkd.Marker + "\n[Address]\nAddress=10.0.0.4/24\n[Route]\nDestination=203.0.113.0/24\nGateway=10.0.0.3\n"},
+			{Path: networkd.EtcDir + "/10_eth9.network", Content: networkd.Marker + "\n"},
 		},
 	}
 	l := full()
@@ -257,7 +229,7 @@ func TestChangesPrintAndEncode(t *testing.T) {
 }
 
 func TestSplit(t *testing.T) {
-	have := State{Networkd: Networkd{Available: true, Version: 252}, Links: []Link{{Index: 2, Name: "eth0", NIC: true, Up: true}}}
+	have := State{Networkd: networkd.Status{Available: true, Version: 252}, Links: []Link{{Index: 2, Name: "eth0", NIC: true, Up: true}}}
 	static := WantLink{Name: "eth0", Networks: []string{"a"}, Addresses: []WantAddress{{Prefix: prefix("10.0.0.5/24"), Network: "a"}}}
 	leased := WantLink{Name: "eth0", Networks: []string{"a"}, DHCP: true, Leases: []WantLease{{Network: "a"}}}
 	for _, tt := range []struct {

@@ -1,4 +1,4 @@
-package network
+package neighbour
 
 import (
 	"context"
@@ -9,6 +9,8 @@ import (
 
 	"github.com/mdlayher/socket"
 	"golang.org/x/sys/unix"
+
+	"cambium/platform/network"
 )
 
 const (
@@ -32,7 +34,7 @@ type ndConn struct {
 }
 
 // dialND opens a socket that sends from one of the link's addresses.
-func dialND(l Link, from netip.Addr) (*ndConn, error) {
+func dialND(l network.Link, from netip.Addr) (*ndConn, error) {
 	mac, err := net.ParseMAC(string(l.MAC))
 	if err != nil || len(mac) != 6 {
 		return nil, fmt.Errorf("%s has no Ethernet address", l.Name)

@@ -1,4 +1,4 @@
-package network
+package wait
 
 import (
 	"context"
@@ -9,30 +9,25 @@ import (
 	"slices"
 	"strings"
 	"time"
-)
 
-// Resolved is the address that a dynamic network turned out to have.
-type Resolved struct {
-	IP      string
-	Netmask string
-	Gateway string
-}
+	"cambium/platform/network"
+)
 
 // Resolve finds the address of each dynamic network: that of the link it was matched to, else
 // of the link with the default route. A network that cannot be resolved is named in the error
-// and does not keep the others from it.
-func (k *Kernel) Resolve(ctx context.Context, networks []Dynamic) (map[string]Resolved, error) {
+// and does not keep the others from being resolved.
+func Resolve(ctx context.Context, k *network.Kernel, networks []network.Dynamic) (map[string]network.Resolved, error) {
 	if len(networks) == 0 {
 		return nil, nil
 	}
-	have, err := k.leased(ctx, networks)
+	have, err := leased(ctx, k, networks)
 	if err != nil {
 		return nil, err
 	}
-	found := map[string]Resolved{}
+	found := map[string]network.Resolved{}
 	var failed []error
 	for _, n := range networks {
-		r, err := k.resolve(have, n)
+		r, err := resolve(k, have, n)
 		if err != nil {
 			failed = append(failed, fmt.Errorf("network %q: %w", n.Network, err))
 			continue
@@ -47,15 +42,15 @@ const leaseLimit = time.Second
 
 // leased observes; where networkd has just set a lease's address it waits for the routes, which
 // follow in a moment, so that the gateway is known.
-func (k *Kernel) leased(ctx context.Context, networks []Dynamic) (have State, err error) {
+func leased(ctx context.Context, k *network.Kernel, networks []network.Dynamic) (have network.State, err error) {
 	ctx, cancel := context.WithTimeout(ctx, leaseLimit)
 	defer cancel()
-	err = k.until(ctx, func(s State) error {
+	err = Until(ctx, k, func(s network.State) error {
 		have = s
 		for _, n := range networks {
 			l, _ := s.Link(n.Link)
 			_, routed := defaultRoute(s, n)
-			if !n.IPv6 && l.NetworkFile != "" && !routed && !k.hasLease(l.Index) && slices.ContainsFunc(l.Addresses, func(a Address) bool { return a.Dynamic }) {
+			if !n.IPv6 && l.NetworkFile != "" && !routed && !k.Networkd().HasLease(l.Index) && slices.ContainsFunc(l.Addresses, func(a network.Address) bool { return a.Dynamic }) {
 				return fmt.Errorf("network %q: the lease on %s is incomplete", n.Network, l.Name)
 			}
 		}
@@ -67,7 +62,7 @@ func (k *Kernel) leased(ctx context.Context, networks []Dynamic) (have State, er
 	return have, err
 }
 
-func (k *Kernel) resolve(have State, n Dynamic) (Resolved, error) {
+func resolve(k *network.Kernel, have network.State, n network.Dynamic) (network.Resolved, error) {
 	family := "IPv4"
 	if n.IPv6 {
 		family = "IPv6"
@@ -76,25 +71,25 @@ func (k *Kernel) resolve(have State, n Dynamic) (Resolved, error) {
 	link := n.Link
 	if link == "" {
 		if !hasDefault {
-			return Resolved{}, fmt.Errorf("there is no %s default route", family)
+			return network.Resolved{}, fmt.Errorf("there is no %s default route", family)
 		}
 		link = via.Link
 	}
 	l, found := have.Link(link)
 	if !found {
-		return Resolved{}, fmt.Errorf("there is no link %s", link)
+		return network.Resolved{}, fmt.Errorf("there is no link %s", link)
 	}
 	prefix, found := primary(l, n.IPv6)
 	if !found {
-		return Resolved{}, fmt.Errorf("%s has no %s address", link, family)
+		return network.Resolved{}, fmt.Errorf("%s has no %s address", link, family)
 	}
-	r := Resolved{IP: prefix.Addr().String(), Netmask: net.IP(net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())).String()}
+	r := network.Resolved{IP: prefix.Addr().String(), Netmask: net.IP(net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())).String()}
 	switch {
 	case hasDefault:
 		r.Gateway = via.Gateway.String()
 	case !n.IPv6:
 		// The lease names a router even where its default route is not wanted.
-		router, _, _ := strings.Cut(k.lease(l.Index, "ROUTER"), " ")
+		router, _, _ := strings.Cut(k.Networkd().Lease(l.Index, "ROUTER"), " ")
 		if _, err := netip.ParseAddr(router); err == nil {
 			r.Gateway = router
 		}
@@ -104,13 +99,13 @@ func (k *Kernel) resolve(have State, n Dynamic) (Resolved, error) {
 
 // defaultRoute is the preferred default route of the network's link and family, or of any link
 // if the network is bound to none.
-func defaultRoute(have State, n Dynamic) (best Route, found bool) {
+func defaultRoute(have network.State, n network.Dynamic) (best network.Route, found bool) {
 	for _, r := range have.Routes {
 		if !r.Default() || !r.Gateway.IsValid() || r.To.Addr().Is6() != n.IPv6 || n.Link != "" && r.Link != n.Link {
 			continue
 		}
 		// On a link that has a static default route too, the lease's own is meant.
-		leased := n.Link != "" && r.Origin == OriginDHCP && best.Origin != OriginDHCP
+		leased := n.Link != "" && r.Origin == network.OriginDHCP && best.Origin != network.OriginDHCP
 		if !found || leased || r.Metric < best.Metric && (n.Link == "" || r.Origin == best.Origin) {
 			best, found = r, true
 		}
@@ -120,9 +115,9 @@ func defaultRoute(have State, n Dynamic) (best Route, found bool) {
 
 // primary is the address that a dynamic network has on its link: the leased one; else the first
 // global one; for IPv4, any is better than none.
-func primary(l Link, ipv6 bool) (netip.Prefix, bool) {
-	family := slices.DeleteFunc(slices.Clone(l.Addresses), func(a Address) bool { return a.Prefix.Addr().Is6() != ipv6 })
-	for _, fits := range []func(Address) bool{func(a Address) bool { return a.Global() && a.Dynamic }, Address.Global} {
+func primary(l network.Link, ipv6 bool) (netip.Prefix, bool) {
+	family := slices.DeleteFunc(slices.Clone(l.Addresses), func(a network.Address) bool { return a.Prefix.Addr().Is6() != ipv6 })
+	for _, fits := range []func(network.Address) bool{func(a network.Address) bool { return a.Global() && a.Dynamic }, network.Address.Global} {
 		if i := slices.IndexFunc(family, fits); i >= 0 {
 			return family[i].Prefix, true
 		}

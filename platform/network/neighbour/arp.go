@@ -1,4 +1,4 @@
-package network
+package neighbour
 
 import (
 	"context"
@@ -10,6 +10,8 @@ import (
 
 	"github.com/mdlayher/socket"
 	"golang.org/x/sys/unix"
+
+	"cambium/platform/network"
 )
 
 const (
@@ -60,7 +62,7 @@ type arpConn struct {
 
 var ethernetBroadcast = [8]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 
-func dialARP(l Link) (*arpConn, error) {
+func dialARP(l network.Link) (*arpConn, error) {
 	mac, err := net.ParseMAC(string(l.MAC))
 	if err != nil || len(mac) != 6 {
 		return nil, fmt.Errorf("%s has no Ethernet address", l.Name)

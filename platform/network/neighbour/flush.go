@@ -1,0 +1,48 @@
+package neighbour
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"cambium/platform/network"
+)
+
+// Flush removes the neighbour entries of ips, so that the next packet resolves their hardware
+// addresses again: the Director asks for it when an address moved to another machine, and the bus
+// does so before it connects. Permanent entries stay.
+func Flush(ctx context.Context, ips []netip.Addr) error {
+	if len(ips) == 0 {
+		return nil
+	}
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("flush neighbours: %w", context.Cause(ctx))
+	}
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("open netlink: %w", err)
+	}
+	defer h.Close()
+	entries, err := network.Dump("neighbours", func() ([]netlink.Neigh, error) { return h.NeighList(0, netlink.FAMILY_ALL) })
+	if err != nil {
+		return err
+	}
+	var failed []error
+	for _, e := range entries {
+		known, _ := netip.AddrFromSlice(e.IP)
+		known = known.Unmap()
+		wanted := slices.ContainsFunc(ips, func(ip netip.Addr) bool { return ip.Unmap().WithZone("") == known })
+		if !wanted || e.State&(unix.NUD_PERMANENT|unix.NUD_NOARP) != 0 {
+			continue
+		}
+		if err := h.NeighDel(&e); err != nil && !errors.Is(err, unix.ENOENT) {
+			failed = append(failed, fmt.Errorf("remove neighbour %s: %w", e.IP, err))
+		}
+	}
+	return errors.Join(failed...)
+}

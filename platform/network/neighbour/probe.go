@@ -1,0 +1,109 @@
+package neighbour
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"cambium/platform/network"
+	"cambium/platform/network/wait"
+)
+
+// probeRounds and probePause are how often and how far apart an address is probed for.
+const (
+	probeRounds = 3
+	probePause  = 300 * time.Millisecond
+)
+
+// Probe asks whether another machine uses one of our static addresses, by ARP for IPv4 and by the
+// kernel's own detection for IPv6, and whether the gateways answer. It takes about a second; run
+// it in parallel to other work.
+func Probe(ctx context.Context, k *network.Kernel, want network.Desired) []string {
+	if want.Preconfigured {
+		return nil
+	}
+	have, err := k.ObserveLinks()
+	if err != nil {
+		return []string{err.Error()}
+	}
+	var (
+		all   sync.WaitGroup
+		mutex sync.Mutex
+		found []string
+	)
+	report := func(w []string) {
+		mutex.Lock()
+		defer mutex.Unlock()
+		found = append(found, w...)
+	}
+	for _, w := range want.Links {
+		l, ok := have.Link(w.Name)
+		if !ok {
+			continue
+		}
+		for _, a := range w.Addresses {
+			if a.Prefix.Addr().Is4() {
+				all.Go(func() { report(probeARP(ctx, have, l, a)) })
+			}
+		}
+		all.Go(func() { report(awaitDAD(ctx, k, w)) })
+	}
+	all.Go(func() { report(silentGateways(ctx, have, want)) })
+	all.Wait()
+	slices.Sort(found)
+	return found
+}
+
+// probeARP reports another owner of an IPv4 address.
+func probeARP(ctx context.Context, have network.State, l network.Link, a network.WantAddress) []string {
+	conn, err := dialARP(l)
+	if err != nil {
+		return nil // no Ethernet, no ARP
+	}
+	defer conn.close()
+	ip := a.Prefix.Addr()
+	other, err := ask(ctx, probeRounds,
+		func(ctx context.Context) error { return conn.request(ctx, netip.IPv4Unspecified(), ip) },
+		func(ctx context.Context) (arp, error) {
+			return conn.receive(ctx, func(m arp) bool {
+				return m.senderIP == ip && !slices.ContainsFunc(have.Links, func(l network.Link) bool { return l.MAC == macOf(m.senderMAC) })
+			})
+		})
+	if err != nil {
+		return nil
+	}
+	return []string{fmt.Sprintf("network %q: address %s on %s is also used by the machine with hardware address %s", a.Network, ip, l.Name, macOf(other.senderMAC))}
+}
+
+func macOf(b [6]byte) network.MAC {
+	return network.MAC(fmt.Sprintf("%02x:%02x:%02x:%02x:%02x:%02x", b[0], b[1], b[2], b[3], b[4], b[5]))
+}
+
+// awaitDAD waits for the kernel's verdict on the link's IPv6 addresses.
+func awaitDAD(ctx context.Context, k *network.Kernel, want network.WantLink) (found []string) {
+	// A second for each of the kernel's own tries, and as much again.
+	ctx, cancel := context.WithTimeout(ctx, 4*time.Second)
+	defer cancel()
+	err := wait.Until(ctx, k, func(have network.State) error {
+		found = nil
+		l, _ := have.Link(want.Name)
+		for _, a := range want.Addresses {
+			i := slices.IndexFunc(l.Addresses, func(h network.Address) bool { return h.Prefix == a.Prefix })
+			switch {
+			case i < 0 || a.Prefix.Addr().Is4():
+			case l.Addresses[i].DADFailed:
+				found = append(found, fmt.Sprintf("network %q: address %s on %s is also used by another machine", a.Network, a.Prefix.Addr(), l.Name))
+			case l.Addresses[i].Tentative:
+				return fmt.Errorf("network %q: address %s on %s is still being checked for duplicates", a.Network, a.Prefix.Addr(), l.Name)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		found = append(found, err.Error())
+	}
+	return found
+}

@@ -1,0 +1,106 @@
+// Package wait waits for a network to be usable: for NICs to appear, for addresses, routes and
+// leases to be there. Every wait is driven by the kernel's events and bounded by its context.
+package wait
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"cambium/platform/network"
+)
+
+// Ready waits until everything wanted is there and usable: static addresses, routes, and at
+// least one address from each lease. IPv6 addresses that are still checked for duplicates count
+// as usable unless want.AwaitIPv6 is set; neighbour.Probe reports on them. The time limit is ctx's.
+func Ready(ctx context.Context, k *network.Kernel, want network.Desired) (warnings []string, err error) {
+	if want.Preconfigured {
+		return nil, nil
+	}
+	err = Until(ctx, k, func(have network.State) error {
+		warnings = nil
+		var missing []error
+		for _, l := range want.Links {
+			link, found := have.Link(l.Name)
+			if !found {
+				if len(l.Networks) > 0 {
+					missing = append(missing, fmt.Errorf("network %s: there is no link %s", l.NetworkNames(), l.Name))
+				}
+				continue
+			}
+			missing = append(missing, missingAddresses(link, l, want.AwaitIPv6)...)
+			late, warn := missingLeases(link, l, want.AwaitIPv6)
+			missing, warnings = append(missing, late...), append(warnings, warn...)
+			missing = append(missing, missingRoutes(have, l)...)
+		}
+		return errors.Join(missing...)
+	})
+	return warnings, err
+}
+
+func missingAddresses(have network.Link, want network.WantLink, awaitIPv6 bool) (missing []error) {
+	for _, a := range want.Addresses {
+		i := slices.IndexFunc(have.Addresses, func(h network.Address) bool { return h.Prefix == a.Prefix })
+		switch {
+		case i < 0:
+			missing = append(missing, fmt.Errorf("network %q: address %s is not on %s", a.Network, a.Prefix, have.Name))
+		case have.Addresses[i].DADFailed && awaitIPv6:
+			missing = append(missing, FinalError{Err: fmt.Errorf("network %q: address %s on %s is used by another machine", a.Network, a.Prefix, have.Name)})
+		case have.Addresses[i].Tentative && awaitIPv6:
+			missing = append(missing, fmt.Errorf("network %q: address %s on %s is still being checked for duplicates", a.Network, a.Prefix, have.Name))
+		}
+	}
+	return missing
+}
+
+// missingLeases checks that a lease came, and warns if it is not the one that the document names.
+func missingLeases(have network.Link, want network.WantLink, awaitIPv6 bool) (missing []error, warnings []string) {
+	var leased []netip.Addr
+	for _, a := range have.Addresses {
+		static := slices.ContainsFunc(want.Addresses, func(w network.WantAddress) bool { return w.Prefix == a.Prefix })
+		if a.Global() && a.Usable() && !static {
+			leased = append(leased, a.Prefix.Addr())
+		}
+	}
+	for _, l := range want.Leases {
+		if l.IP.Is6() && !awaitIPv6 && len(want.Leases) > 1 {
+			continue // comes with a router advertisement, at its own pace
+		}
+		family := slices.ContainsFunc(leased, func(ip netip.Addr) bool { return !l.IP.IsValid() || ip.Is4() == l.IP.Is4() })
+		switch {
+		case !family:
+			missing = append(missing, fmt.Errorf("network %q: no DHCP lease on %s", l.Network, have.Name))
+		case l.IP.IsValid() && !slices.Contains(leased, l.IP):
+			warnings = append(warnings, fmt.Sprintf("network %q: the DHCP server gave %v on %s, not %s", l.Network, leased, have.Name, l.IP))
+		}
+	}
+	return missing, warnings
+}
+
+func missingRoutes(have network.State, want network.WantLink) (missing []error) {
+	for _, r := range want.Routes {
+		route := r.On(want.Name)
+		if !slices.ContainsFunc(have.Routes, func(h network.Route) bool {
+			return h.Link == route.Link && h.To == route.To && h.Gateway == route.Gateway
+		}) {
+			missing = append(missing, fmt.Errorf("network %q: there is no route %s", r.Network, route))
+		}
+	}
+	return missing
+}
+
+// Links waits until there is a NIC for each of the hardware addresses; NICs may be attached
+// late. The error names those that did not come in time.
+func Links(ctx context.Context, k *network.Kernel, macs []network.MAC) error {
+	return Until(ctx, k, func(have network.State) error {
+		var missing []error
+		for _, mac := range macs {
+			if !slices.ContainsFunc(have.NICs(), func(l network.Link) bool { return l.MAC == mac }) {
+				missing = append(missing, fmt.Errorf("no NIC has the hardware address %s", mac))
+			}
+		}
+		return errors.Join(missing...)
+	})
+}

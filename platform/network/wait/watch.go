@@ -1,0 +1,92 @@
+package wait
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/mdlayher/socket"
+	"golang.org/x/sys/unix"
+
+	"cambium/platform/network"
+)
+
+// watcher receives rtnetlink events about links, addresses and routes. Their content is not used:
+// after each event the caller observes the whole state again, which cannot miss anything.
+type watcher struct{ conn *socket.Conn }
+
+func watch() (*watcher, error) {
+	conn, err := socket.Socket(unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE, "rtnetlink", nil)
+	if err != nil {
+		return nil, fmt.Errorf("watch the network: %w", err)
+	}
+	groups := unix.RTMGRP_LINK | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR | unix.RTMGRP_IPV4_ROUTE | unix.RTMGRP_IPV6_ROUTE
+	if err := conn.Bind(&unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: uint32(groups)}); err != nil {
+		return nil, errors.Join(fmt.Errorf("watch the network: %w", err), conn.Close())
+	}
+	return &watcher{conn}, nil
+}
+
+func (w *watcher) close() { _ = w.conn.Close() }
+
+// next returns after an event, or with the context's cause.
+func (w *watcher) next(ctx context.Context) error {
+	var buffer [1]byte
+	// The rest of a datagram is dropped, which is fine. So is an overflow (ENOBUFS): it means
+	// that there were events.
+	_, _, err := w.conn.Recvfrom(ctx, buffer[:], 0)
+	if err == nil || errors.Is(err, unix.ENOBUFS) {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// Until observes the links now and after each event, until missing returns nil or an error that
+// holds a FinalError. When ctx ends first, the last answer is the error.
+func Until(ctx context.Context, k *network.Kernel, missing func(network.State) error) error {
+	w, err := watch()
+	if err != nil {
+		return err
+	}
+	defer w.close()
+	for {
+		have, err := k.ObserveLinks()
+		if err != nil {
+			return err
+		}
+		if err = missing(have); err == nil {
+			return nil
+		}
+		var final FinalError
+		if errors.As(err, &final) {
+			return final.Err
+		}
+		if ended := w.next(ctx); ended != nil {
+			return fmt.Errorf("%w (%w)", err, ended)
+		}
+	}
+}
+
+// FinalError holds an error that no event can remedy.
+type FinalError struct{ Err error }
+
+func (e FinalError) Error() string { return e.Err.Error() }
+
+// Watch calls changed once it listens, and again whenever links, addresses or routes have changed,
+// until ctx ends.
+func Watch(ctx context.Context, changed func()) error {
+	w, err := watch()
+	if err != nil {
+		return err
+	}
+	defer w.close()
+	for {
+		changed()
+		if err := w.next(ctx); err != nil {
+			return err
+		}
+	}
+}
