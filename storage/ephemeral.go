@@ -20,11 +20,15 @@ import (
 // noEphemeral begins the message that operators and test suites look for.
 const noEphemeral = "No ephemeral disk found"
 
-// SetupEphemeral makes swap and data ready on the ephemeral disk and mounts the data. hint is
+// Setup makes swap and data ready on the ephemeral disk and mounts the data. hint is
 // nil or empty when the CPI named no disk; swapMiB is env.bosh.swap_size.
-func (d *Disks) SetupEphemeral(ctx context.Context, hint *settings.DiskHint, swapMiB *uint64, agentID string) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+func (d *Ephemeral) Setup(ctx context.Context, hint *settings.DiskHint, swapMiB *uint64, agentID string) ([]Change, error) {
+	defer d.lock()()
+	err := d.setup(ctx, hint, swapMiB, agentID)
+	return d.made, err
+}
+
+func (d *Ephemeral) setup(ctx context.Context, hint *settings.DiskHint, swapMiB *uint64, agentID string) error {
 	if err := ensureDir(d.Dirs.Data(), 0o750); err != nil {
 		return fmt.Errorf("ephemeral disk: %w", err)
 	}
@@ -43,7 +47,7 @@ func (d *Disks) SetupEphemeral(ctx context.Context, hint *settings.DiskHint, swa
 
 // findEphemeral returns an empty path when the root disk is to be used. A disk that was named
 // and is not there is no reason for that, unless the stemcell says so.
-func (d *Disks) findEphemeral(ctx context.Context, hint *settings.DiskHint) (string, error) {
+func (d *Ephemeral) findEphemeral(ctx context.Context, hint *settings.DiskHint) (string, error) {
 	if hint == nil || hint.Empty() {
 		if d.Options.CreatePartitionIfNoEphemeralDisk {
 			return "", nil
@@ -65,14 +69,14 @@ func (d *Disks) findEphemeral(ctx context.Context, hint *settings.DiskHint) (str
 	return dev.Path, nil
 }
 
-func (d *Disks) ephemeralLabel() disk.Label {
+func (d *Ephemeral) ephemeralLabel() disk.Label {
 	if d.Options.PartitionerType == "sfdisk" {
 		return disk.MBR
 	}
 	return disk.GPT
 }
 
-func (d *Disks) ephemeralOnDisk(ctx context.Context, path string, swapMiB *uint64, agentID string) error {
+func (d *Ephemeral) ephemeralOnDisk(ctx context.Context, path string, swapMiB *uint64, agentID string) error {
 	release, err := disk.Hold(ctx, path)
 	if err != nil {
 		return fmt.Errorf("ephemeral disk: %w", err)
@@ -82,11 +86,11 @@ func (d *Disks) ephemeralOnDisk(ctx context.Context, path string, swapMiB *uint6
 		return err
 	}
 	// What udev looks at then is in use, and nobody waits for it.
-	d.Later(release)
+	d.AfterBoot(release)
 	return nil
 }
 
-func (d *Disks) ephemeralHeld(ctx context.Context, path string, swapMiB *uint64, agentID string) error {
+func (d *Ephemeral) ephemeralHeld(ctx context.Context, path string, swapMiB *uint64, agentID string) error {
 	s, err := disk.Inspect(path)
 	if err != nil && !errors.Is(err, disk.ErrDamaged) {
 		return fmt.Errorf("ephemeral disk: %w", err)
@@ -110,7 +114,7 @@ func (d *Disks) ephemeralHeld(ctx context.Context, path string, swapMiB *uint64,
 		if err != nil {
 			return fmt.Errorf("ephemeral disk: %w", err)
 		}
-		d.step("partition ephemeral")
+		d.crashPoint("partition ephemeral")
 		if err := disk.Create(ctx, path, layout.Label, table, layout.Partitions); err != nil {
 			return fmt.Errorf("ephemeral disk: %w", err)
 		}
@@ -118,12 +122,12 @@ func (d *Disks) ephemeralHeld(ctx context.Context, path string, swapMiB *uint64,
 		s.Table = disk.Table{Label: layout.Label, GUID: table, Partitions: layout.Partitions}
 	}
 	if s.Table.Recovered {
-		d.step("repair ephemeral table")
+		d.crashPoint("repair ephemeral table")
 		if err := disk.Repair(ctx, path); err != nil {
 			return fmt.Errorf("ephemeral disk: %w", err)
 		}
 	}
-	d.step("announce ephemeral")
+	d.crashPoint("announce ephemeral")
 	announce := func(ctx context.Context) error { return d.announce(ctx, path) }
 	if kept {
 		announce = func(ctx context.Context) error { return d.announceState(ctx, s) }
@@ -148,7 +152,7 @@ func before(s disk.State) string {
 
 // proveDisposable shows that replacing the content of an ephemeral disk costs nobody a byte.
 // What is on it does not matter, whose disk it is does.
-func (d *Disks) proveDisposable(s disk.State) error {
+func (d *Ephemeral) proveDisposable(s disk.State) error {
 	if err := d.proveIdle(s.Path, s.Number); err != nil {
 		return err
 	}
@@ -169,7 +173,7 @@ func (d *Disks) proveDisposable(s disk.State) error {
 
 // fillEphemeral formats what is not formatted, switches swap on and mounts the data. With
 // fresh set, whatever the partitions hold is of a preparation that was not finished.
-func (d *Disks) fillEphemeral(ctx context.Context, path string, l plan.Layout, fresh bool, swapMiB *uint64) error {
+func (d *Ephemeral) fillEphemeral(ctx context.Context, path string, l plan.Layout, fresh bool, swapMiB *uint64) error {
 	data := device.Partition(path, l.Data)
 	swap := ""
 	if l.Swap > 0 {
@@ -180,13 +184,13 @@ func (d *Disks) fillEphemeral(ctx context.Context, path string, l plan.Layout, f
 		return fmt.Errorf("ephemeral disk: %w", err)
 	}
 	if fresh {
-		d.step("ephemeral made")
+		d.crashPoint("ephemeral made")
 		if err := d.done(ephemeralIntent); err != nil {
 			return fmt.Errorf("ephemeral disk: %w", err)
 		}
 	}
 	if swap != "" && (swapMiB == nil || *swapMiB > 0) {
-		d.step("swapon")
+		d.crashPoint("swapon")
 		if err := filesystem.SwapOn(swap); err != nil {
 			return fmt.Errorf("ephemeral disk: %w", err)
 		}
@@ -199,7 +203,7 @@ func (d *Disks) fillEphemeral(ctx context.Context, path string, l plan.Layout, f
 
 // makeEphemeral returns what is on the data partition then. What a fresh partition holds does not
 // matter.
-func (d *Disks) makeEphemeral(ctx context.Context, swap, data string, fresh bool) (content filesystem.Content, err error) {
+func (d *Ephemeral) makeEphemeral(ctx context.Context, swap, data string, fresh bool) (content filesystem.Content, err error) {
 	if swap != "" {
 		if !fresh {
 			if content, err = filesystem.Probe(swap); err != nil {
@@ -211,7 +215,7 @@ func (d *Disks) makeEphemeral(ctx context.Context, swap, data string, fresh bool
 			return content, err
 		}
 		if !active && content.Kind != filesystem.Swap {
-			d.step("make swap")
+			d.crashPoint("make swap")
 			if err := filesystem.FormatSwap(swap); err != nil {
 				return content, err
 			}
@@ -237,11 +241,11 @@ func (d *Disks) makeEphemeral(ctx context.Context, swap, data string, fresh bool
 			return content, err
 		}
 	}
-	d.step("make ephemeral file system")
+	d.crashPoint("make ephemeral file system")
 	return filesystem.Content{Kind: filesystem.Ext4}, d.makeFileSystem(ctx, data, filesystem.Ext4)
 }
 
-func (d *Disks) ephemeralOnRoot(ctx context.Context, swapMiB *uint64, agentID string) error {
+func (d *Ephemeral) ephemeralOnRoot(ctx context.Context, swapMiB *uint64, agentID string) error {
 	path, root, err := d.rootDisk()
 	if err != nil {
 		return fmt.Errorf("%s: none named, and the root disk cannot be used: %w", noEphemeral, err)
@@ -274,11 +278,11 @@ func (d *Disks) ephemeralOnRoot(ctx context.Context, swapMiB *uint64, agentID st
 		if err := d.beginFormat(ephemeralIntent, rootIntent(made)); err != nil {
 			return fmt.Errorf("ephemeral data on the root disk: %w", err)
 		}
-		d.step("append to root disk")
+		d.crashPoint("append to root disk")
 		if err := disk.Append(ctx, path, made); err != nil {
 			return fmt.Errorf("ephemeral data on the root disk: %w", err)
 		}
-		d.step("announce root disk")
+		d.crashPoint("announce root disk")
 		if err := d.announce(ctx, path); err != nil {
 			return fmt.Errorf("ephemeral data on the root disk: %w", err)
 		}
@@ -297,7 +301,7 @@ func rootIntent(parts []disk.Partition) string {
 	return strings.TrimSpace(b.String())
 }
 
-func (d *Disks) pendingOnRoot(s disk.State) (bool, error) {
+func (d *Ephemeral) pendingOnRoot(s disk.State) (bool, error) {
 	all, err := d.intents()
 	if err != nil {
 		return false, err
@@ -314,26 +318,25 @@ func (d *Disks) pendingOnRoot(s disk.State) (bool, error) {
 	return false, nil
 }
 
-// SetupRawEphemeral gives each raw disk one named partition and no file system.
-func (d *Disks) SetupRawEphemeral(ctx context.Context, hints []settings.DiskHint) error {
+// SetupRaw gives each raw disk one named partition and no file system.
+func (d *Ephemeral) SetupRaw(ctx context.Context, hints []settings.DiskHint) ([]Change, error) {
 	if d.Options.SkipDiskSetup || len(hints) == 0 {
-		return nil
+		return nil, nil
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	defer d.lock()()
 	devices, err := d.rawDevices(ctx, hints)
 	if err != nil {
-		return fmt.Errorf("raw ephemeral disks: %w", err)
+		return nil, fmt.Errorf("raw ephemeral disks: %w", err)
 	}
 	for i, dev := range devices {
 		if err := d.setupRaw(ctx, dev.Path, i); err != nil {
-			return fmt.Errorf("raw ephemeral disk %d: %w", i, err)
+			return d.made, fmt.Errorf("raw ephemeral disk %d: %w", i, err)
 		}
 	}
-	return nil
+	return d.made, nil
 }
 
-func (d *Disks) rawDevices(ctx context.Context, hints []settings.DiskHint) ([]device.Device, error) {
+func (d *Ephemeral) rawDevices(ctx context.Context, hints []settings.DiskHint) ([]device.Device, error) {
 	for _, h := range hints {
 		if d.Options.ManagedVolumes && strings.HasPrefix(h.Path, "/dev/nvme") {
 			return d.Resolver.InstanceStorage(ctx, len(hints))
@@ -350,7 +353,7 @@ func (d *Disks) rawDevices(ctx context.Context, hints []settings.DiskHint) ([]de
 	return devices, nil
 }
 
-func (d *Disks) setupRaw(ctx context.Context, path string, i int) error {
+func (d *Ephemeral) setupRaw(ctx context.Context, path string, i int) error {
 	s, err := disk.Inspect(path)
 	if err != nil && !errors.Is(err, disk.ErrDamaged) {
 		return err
@@ -359,18 +362,18 @@ func (d *Disks) setupRaw(ctx context.Context, path string, i int) error {
 		if err := d.proveDisposable(s); err != nil {
 			return fmt.Errorf("not touched: %w", err)
 		}
-		d.step("partition raw")
+		d.crashPoint("partition raw")
 		if err := disk.Create(ctx, path, disk.GPT, "", plan.NewRaw(s, i)); err != nil {
 			return err
 		}
 		d.Log.WithFields(logrus.Fields{"disk": path, "before": before(s)}).Info("raw ephemeral disk partitioned")
-		d.changes.Add(1)
+		d.note(rawChange(s, i))
 	}
 	if s.Table.Recovered && plan.KeptRaw(s.Table) {
 		if err := disk.Repair(ctx, path); err != nil {
 			return err
 		}
 	}
-	d.step("announce raw")
+	d.crashPoint("announce raw")
 	return d.announce(ctx, path)
 }

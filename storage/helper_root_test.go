@@ -45,7 +45,10 @@ func (r *records) ClearMountedCID() error         { r.mounted = ""; return nil }
 
 // bench is an agent's disks in a directory of their own, with loop devices.
 type bench struct {
-	*Disks
+	*machine
+	*Ephemeral
+	*Persistent
+	*Migration
 	t       testing.TB
 	records *records
 	log     *bytes.Buffer
@@ -69,7 +72,8 @@ func newBench(t testing.TB, o Options) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.Disks = New(Config{Dirs: vcap.New(base), Options: o, Resolver: resolver, Records: b.records, Log: logger.WithField("part", "disks")})
+	d := New(Config{Dirs: vcap.New(base), Options: o, Resolver: resolver, Records: b.records, Log: logger.WithField("part", "disks")})
+	b.machine, b.Ephemeral, b.Persistent, b.Migration = d.Persistent.machine, d.Ephemeral, d.Persistent, d.Migration
 	b.memory = func() (int64, error) { return 64 << 20, nil }
 	b.container = func() bool { return false }
 	t.Cleanup(func() {
@@ -95,6 +99,19 @@ func (b *bench) ok(err error) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
+}
+
+// did is ok for what also returns changes.
+func (b *bench) did(_ []Change, err error) {
+	b.t.Helper()
+	b.ok(err)
+}
+
+// only drops the changes.
+func only(_ []Change, err error) error { return err }
+
+func (b *bench) disks() Disks {
+	return Disks{Ephemeral: b.Ephemeral, Persistent: b.Persistent, Migration: b.Migration}
 }
 
 // unmounted takes a disk off and compares what the Director is told.
@@ -217,19 +234,19 @@ func (b *bench) setupEphemeral(path string, swap *uint64) error {
 	if path != "" {
 		hint = &settings.DiskHint{Path: path}
 	}
-	return b.SetupEphemeral(context.Background(), hint, swap, "agent-1")
+	return only(b.Setup(context.Background(), hint, swap, "agent-1"))
 }
 
 // killedAt does something that ends at the given step, as if the agent were killed there.
 func (b *bench) killedAt(step string, do func()) {
-	b.step = func(name string) {
+	b.crashPoint = func(name string) {
 		if name == step {
 			panic("killed")
 		}
 	}
 	defer func() {
 		_ = recover()
-		b.step = func(string) {}
+		b.crashPoint = func(string) {}
 	}()
 	do()
 }

@@ -29,9 +29,9 @@ type intent struct {
 // ephemeralIntent is the key of the ephemeral disk; CIDs never begin with a dot.
 const ephemeralIntent = ".ephemeral"
 
-func (d *Disks) intentFile() string { return filepath.Join(d.Dirs.Bosh(), "disk_intents.json") }
+func (d *machine) intentFile() string { return filepath.Join(d.Dirs.Bosh(), "disk_intents.json") }
 
-func (d *Disks) intents() (map[string]intent, error) {
+func (d *machine) intents() (map[string]intent, error) {
 	all := map[string]intent{}
 	data, err := os.ReadFile(d.intentFile())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -49,7 +49,7 @@ func (d *Disks) intents() (map[string]intent, error) {
 }
 
 // begin records the intent to make a new table and returns the identifier it must get.
-func (d *Disks) begin(key string, label disk.Label) (string, error) {
+func (d *machine) begin(key string, label disk.Label) (string, error) {
 	id := strings.ToUpper(uuid.NewString())
 	if label == disk.MBR {
 		id = strings.ToLower(id[:8])
@@ -58,12 +58,12 @@ func (d *Disks) begin(key string, label disk.Label) (string, error) {
 }
 
 // beginFormat records the intent to fill a table that exists.
-func (d *Disks) beginFormat(key, table string) error { return d.record(key, &intent{Table: table}) }
+func (d *machine) beginFormat(key, table string) error { return d.record(key, &intent{Table: table}) }
 
 // done ends an intent.
-func (d *Disks) done(key string) error { return d.record(key, nil) }
+func (d *machine) done(key string) error { return d.record(key, nil) }
 
-func (d *Disks) record(key string, i *intent) error {
+func (d *machine) record(key string, i *intent) error {
 	all, err := d.intents()
 	if err != nil {
 		return err
@@ -87,7 +87,7 @@ func (d *Disks) record(key string, i *intent) error {
 }
 
 // pending reports whether the making of exactly this table is unfinished.
-func (d *Disks) pending(key string, t disk.Table) (bool, error) {
+func (d *machine) pending(key string, t disk.Table) (bool, error) {
 	all, err := d.intents()
 	if err != nil {
 		return false, err

@@ -13,9 +13,8 @@ import (
 
 // AddDynamic links an attached disk for a job that manages it by itself. The disk is neither
 // partitioned nor mounted.
-func (d *Disks) AddDynamic(ctx context.Context, cid string, hint settings.DiskHint) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+func (d *Persistent) AddDynamic(ctx context.Context, cid string, hint settings.DiskHint) error {
+	defer d.lock()()
 	if err := d.Reload(ctx); err != nil {
 		return err
 	}
@@ -34,9 +33,8 @@ func (d *Disks) AddDynamic(ctx context.Context, cid string, hint settings.DiskHi
 }
 
 // RemoveDynamic takes the link away; one that is not there is fine.
-func (d *Disks) RemoveDynamic(_ context.Context, cid string) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+func (d *Persistent) RemoveDynamic(_ context.Context, cid string) error {
+	defer d.lock()()
 	link, err := linkIn(d.Dirs.DynamicDisks(), cid)
 	if err != nil {
 		return fmt.Errorf("remove dynamic disk: %w", err)
@@ -46,7 +44,7 @@ func (d *Disks) RemoveDynamic(_ context.Context, cid string) error {
 
 // CheckKnown refuses to go on when a disk that has a name is not known, or when more disks are
 // known than one would expect: those with names, or else one, and one more while disks are changed.
-func (d *Disks) CheckKnown(associations []settings.DiskAssociation) error {
+func (d *Persistent) CheckKnown(associations []settings.DiskAssociation) error {
 	known := d.Records.Disks()
 	for _, a := range associations {
 		if _, ok := known[a.CID]; !ok {
@@ -60,12 +58,39 @@ func (d *Disks) CheckKnown(associations []settings.DiskAssociation) error {
 }
 
 // Associate links persistent disks under the names that jobs know them by.
-func (d *Disks) Associate(ctx context.Context, associations []settings.DiskAssociation) error {
+func (d *Persistent) Associate(ctx context.Context, associations []settings.DiskAssociation) ([]Change, error) {
 	if len(associations) == 0 {
-		return nil
+		return nil, nil
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	defer d.lock()()
+	err := d.associate(ctx, associations)
+	return d.made, err
+}
+
+// PlanAssociate says which links Associate would make.
+func (d *Persistent) PlanAssociate(_ context.Context, associations []settings.DiskAssociation) ([]Change, error) {
+	var changes []Change
+	for _, a := range associations {
+		link, err := linkIn(d.Dirs.DiskAssociations(), a.Name)
+		if err != nil {
+			return changes, fmt.Errorf("associate disk %s: %w", a.CID, err)
+		}
+		p, err := d.known(a.CID)
+		if err != nil {
+			return changes, fmt.Errorf("associate disk as %s: %w", a.Name, err)
+		}
+		dev, err := d.Resolver.Look(hintOf(a.CID, p.Hint))
+		if err != nil {
+			return changes, fmt.Errorf("associate disk as %s: %w", a.Name, err)
+		}
+		if have, _ := os.Readlink(link); have != dev.Path {
+			changes = append(changes, linkChange(dev.Path, link, a.CID))
+		}
+	}
+	return changes, nil
+}
+
+func (d *Persistent) associate(ctx context.Context, associations []settings.DiskAssociation) error {
 	for _, a := range associations {
 		link, err := linkIn(d.Dirs.DiskAssociations(), a.Name)
 		if err != nil {
@@ -82,11 +107,12 @@ func (d *Disks) Associate(ctx context.Context, associations []settings.DiskAssoc
 		if err := ensureDir(d.Dirs.DiskAssociations(), 0o755); err != nil {
 			return fmt.Errorf("associate disk as %s: %w", a.Name, err)
 		}
-		if have, _ := os.Readlink(link); have != dev.Path {
-			d.changes.Add(1)
-		}
+		have, _ := os.Readlink(link)
 		if err := atomicfile.Symlink(dev.Path, link); err != nil {
 			return err
+		}
+		if have != dev.Path {
+			d.note(linkChange(dev.Path, link, a.CID))
 		}
 	}
 	return nil

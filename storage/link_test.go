@@ -35,7 +35,7 @@ func TestKnownDisksAreAccountedFor(t *testing.T) {
 		for _, cid := range strings.Fields(c.named) {
 			named = append(named, settings.DiskAssociation{Name: "name of " + cid, CID: cid})
 		}
-		err := New(Config{Records: known}).CheckKnown(named)
+		err := New(Config{Records: known}).Persistent.CheckKnown(named)
 		if (err == nil) != (c.refused == "") || err != nil && !strings.Contains(err.Error(), c.refused) {
 			t.Errorf("known %q, named %q: got %v, want %q", c.known, c.named, err, c.refused)
 		}

@@ -31,9 +31,8 @@ const copyRounds = 4
 // missing, and only then puts that disk in the store's place. Whatever fails before leaves the
 // old store where it was, writable; a crash at any moment resumes when it is called again.
 // A caller that names the disks gets an error where others are mounted; empty names are any.
-func (d *Disks) Migrate(ctx context.Context, from, to string) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+func (d *Migration) Migrate(ctx context.Context, from, to string) error {
+	defer d.lock()()
 	if d.Progress != nil {
 		defer d.Progress(MigrationProgress{})
 	}
@@ -43,13 +42,13 @@ func (d *Disks) Migrate(ctx context.Context, from, to string) error {
 	return nil
 }
 
-func (d *Disks) migrate(ctx context.Context, wantFrom, wantTo string) error {
+func (d *Migration) migrate(ctx context.Context, wantFrom, wantTo string) error {
 	store, target := d.Dirs.Store(), d.Dirs.StoreMigrationTarget()
-	old, from, err := d.diskOn(store)
+	old, from, err := d.disks.diskOn(store)
 	if err != nil {
 		return err
 	}
-	_, to, err := d.diskOn(target)
+	_, to, err := d.disks.diskOn(target)
 	if err != nil {
 		return err
 	}
@@ -60,7 +59,7 @@ func (d *Disks) migrate(ctx context.Context, wantFrom, wantTo string) error {
 	case to != "" && wantTo != "" && wantTo != to:
 		return fmt.Errorf("%s is on %s, not %s; unmount_disk of it comes first", to, target, wantTo)
 	case to != "" && recorded == to && (from == "" || from == to):
-		return d.completeMove(ctx, to) // the last steps of a migration that was interrupted
+		return d.disks.completeMove(ctx, to) // the last steps of a migration that was interrupted
 	case from == "" && recorded != "":
 		return fmt.Errorf("nothing is mounted on %s; mount_disk of %s comes first", store, recorded)
 	case from == "":
@@ -92,7 +91,7 @@ func (d *Disks) migrate(ctx context.Context, wantFrom, wantTo string) error {
 // migratedBefore answers a repeated call after success as the first one, also when the first
 // was interrupted behind its last change. The disk on the store must be the one that was asked
 // for: the success of an earlier migration says nothing of a later one.
-func (d *Disks) migratedBefore(ctx context.Context, on, wantTo string) error {
+func (d *Migration) migratedBefore(ctx context.Context, on, wantTo string) error {
 	all, err := d.intents()
 	if err != nil {
 		return err
@@ -100,7 +99,7 @@ func (d *Disks) migratedBefore(ctx context.Context, on, wantTo string) error {
 	open, migrating := all[migrationIntent]
 	if on == d.Records.MountedCID() && (wantTo == "" || wantTo == on) {
 		if open.moves(on) {
-			return d.endMove(ctx, on)
+			return d.disks.endMove(ctx, on)
 		}
 		if !migrating && all[migratedRecord].Table == on {
 			return nil
@@ -129,7 +128,7 @@ func (i intent) concerns(cid string) bool {
 }
 
 // whole refuses the store to a disk that a migration was copying to and did not complete.
-func (d *Disks) whole(cid string) error {
+func (d *Persistent) whole(cid string) error {
 	all, err := d.intents()
 	open := all[migrationIntent]
 	if err != nil || !open.moves(cid) || d.Records.MountedCID() == cid {
@@ -140,7 +139,7 @@ func (d *Disks) whole(cid string) error {
 }
 
 // diskOn returns the CID of the disk that is mounted on a directory; it is empty where none is.
-func (d *Disks) diskOn(dir string) (mount.Entry, string, error) {
+func (d *Persistent) diskOn(dir string) (mount.Entry, string, error) {
 	e, there, err := mount.At(dir)
 	if err != nil || !there {
 		return e, "", err
@@ -166,7 +165,7 @@ func (d *Disks) diskOn(dir string) (mount.Entry, string, error) {
 // beginMigration records what is about to be copied where. It reports whether the target was
 // empty before the first attempt, so that leftovers of an attempt may be removed and a user's
 // own files may not.
-func (d *Disks) beginMigration(from, to, target string) (bool, error) {
+func (d *Migration) beginMigration(from, to, target string) (bool, error) {
 	all, err := d.intents()
 	if err != nil {
 		return false, err
@@ -182,7 +181,7 @@ func (d *Disks) beginMigration(from, to, target string) (bool, error) {
 	if !exact {
 		d.Log.WithField("disk", to).Warn("the new disk holds files already; they are kept where the old disk has none of that name")
 	}
-	d.step("begin migration")
+	d.crashPoint("begin migration")
 	if err := d.done(migratedRecord); err != nil {
 		return false, err
 	}
@@ -200,25 +199,25 @@ func empty(dir string) (bool, error) {
 
 // copyStore copies and verifies while the store can be read but not changed. On failure it is
 // made writable again.
-func (d *Disks) copyStore(ctx context.Context, total holding, exact bool) (err error) {
-	d.step("store read-only")
+func (d *Migration) copyStore(ctx context.Context, total holding, exact bool) (err error) {
+	d.crashPoint("store read-only")
 	limited, cancel := context.WithTimeoutCause(ctx, unmountLimit, errors.New("still written to after ten minutes"))
 	defer cancel()
-	if err := d.setReadOnly(limited, true); err != nil {
+	if err := d.disks.setReadOnly(limited, true); err != nil {
 		return err
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, d.writable())
+			err = errors.Join(err, d.disks.writable())
 		}
 	}()
 	trees := d.trees(ctx)
 	defer func() { err = errors.Join(err, trees.Close()) }() // before anybody may write to the store again
 	for round := 1; ; round++ {
-		d.step("copy")
+		d.crashPoint("copy")
 		err := d.phase(ctx, "copy", total, exact, trees.Copy)
 		if err == nil {
-			d.step("verify")
+			d.crashPoint("verify")
 			err = d.phase(ctx, "verify", total, exact, trees.Verify)
 		}
 		var differs *copytree.DifferenceError
@@ -233,7 +232,7 @@ func (d *Disks) copyStore(ctx context.Context, total holding, exact bool) (err e
 
 // setReadOnly keeps the store from being changed, or allows it again. Of a bind-mounted store only the
 // mount can be closed: the file system is somebody else's.
-func (d *Disks) setReadOnly(ctx context.Context, on bool) error {
+func (d *Persistent) setReadOnly(ctx context.Context, on bool) error {
 	store := d.Dirs.Store()
 	if !d.Options.BindMountPersistentDisk {
 		return mount.SetReadOnly(ctx, store, on, d.busy(store))
@@ -248,47 +247,47 @@ func (d *Disks) setReadOnly(ctx context.Context, on bool) error {
 
 // switchStore puts the new disk in the old one's place. The record changes while neither is on
 // the store: before, a crash brings back the old disk, after, the new one, which is complete.
-func (d *Disks) switchStore(ctx context.Context, from, to string, old mount.Entry) (err error) {
+func (d *Migration) switchStore(ctx context.Context, from, to string, old mount.Entry) (err error) {
 	store := d.Dirs.Store()
 	limited, cancel := context.WithTimeoutCause(ctx, unmountLimit, errors.New("still busy after ten minutes"))
 	defer cancel()
-	d.step("unmount old store")
-	if err := mount.UnmountReporting(limited, store, d.busy(store)); err != nil {
-		return errors.Join(err, d.writable())
+	d.crashPoint("unmount old store")
+	if err := mount.UnmountReporting(limited, store, d.disks.busy(store)); err != nil {
+		return errors.Join(err, d.disks.writable())
 	}
 	if !d.Options.BindMountPersistentDisk {
-		if err := d.releaseDevice(old.Source); err != nil {
+		if err := d.disks.releaseDevice(old.Source); err != nil {
 			d.Log.WithError(err).Warn("old disk is still held elsewhere")
 		}
 	}
-	d.step("record new disk")
+	d.crashPoint("record new disk")
 	if err := d.Records.SetMountedCID(to); err != nil {
 		return errors.Join(err, d.putBack(context.WithoutCancel(ctx), from))
 	}
-	return d.completeMove(ctx, to)
+	return d.disks.completeMove(ctx, to)
 }
 
 // putBack mounts the disk on the store again that was taken off.
-func (d *Disks) putBack(ctx context.Context, cid string) error {
-	p, err := d.known(cid)
+func (d *Migration) putBack(ctx context.Context, cid string) error {
+	p, err := d.disks.known(cid)
 	if err != nil {
 		return err
 	}
-	dev, err := d.Resolver.Resolve(ctx, hintOf(cid, p.Hint))
+	dev, err := d.disks.Resolver.Resolve(ctx, hintOf(cid, p.Hint))
 	if err != nil {
 		return err
 	}
-	return d.mountPersistent(ctx, p, dev)
+	return d.disks.mountPersistent(ctx, p, dev)
 }
 
 // completeMove is for when the new disk is whole and on record; it may be on the store already.
-func (d *Disks) completeMove(ctx context.Context, to string) error {
+func (d *Persistent) completeMove(ctx context.Context, to string) error {
 	_, there, err := mount.At(d.Dirs.Store())
 	if err != nil {
 		return err
 	}
 	if !there {
-		d.step("move mount")
+		d.crashPoint("move mount")
 		if err := mount.Show(d.Dirs.StoreMigrationTarget(), d.Dirs.Store()); err != nil {
 			return err
 		}
@@ -298,12 +297,12 @@ func (d *Disks) completeMove(ctx context.Context, to string) error {
 
 // endMove is for when the new disk is on the store; it may still be on the target as well. Whoever
 // uses it there cannot hold up the end: it is the same file system.
-func (d *Disks) endMove(ctx context.Context, to string) error {
+func (d *Persistent) endMove(ctx context.Context, to string) error {
 	target := d.Dirs.StoreMigrationTarget()
 	if err := mount.Detach(target, d.busy(target)); err != nil {
 		return err
 	}
-	d.step("end migration")
+	d.crashPoint("end migration")
 	if err := d.onStore(to); err != nil {
 		return err
 	}
@@ -324,7 +323,7 @@ func (d *Disks) endMove(ctx context.Context, to string) error {
 }
 
 // writable undoes the read-only phase of a migration.
-func (d *Disks) writable() error {
+func (d *Persistent) writable() error {
 	_, there, err := mount.At(d.Dirs.Store())
 	if err != nil || !there {
 		return err
@@ -335,7 +334,7 @@ func (d *Disks) writable() error {
 // afterInterruption puts a disk that is mounted already where its record says: the store is
 // made writable when a migration was interrupted while it was read-only, and a new disk that
 // had only to be moved is moved.
-func (d *Disks) afterInterruption(ctx context.Context, p settings.PersistentDisk, where string) error {
+func (d *Persistent) afterInterruption(ctx context.Context, p settings.PersistentDisk, where string) error {
 	all, err := d.intents()
 	if err != nil {
 		return err
@@ -357,13 +356,13 @@ func (d *Disks) afterInterruption(ctx context.Context, p settings.PersistentDisk
 	case d.Records.MountedCID() == p.CID && open.moves(p.CID) && (onStore || !hasStore):
 		return d.completeMove(ctx, p.CID)
 	case where == d.Dirs.Store():
-		d.step("store writable again")
+		d.crashPoint("store writable again")
 		return d.writable()
 	}
 	return nil
 }
 
-func (d *Disks) busy(target string) func([]mount.Process) {
+func (d *Persistent) busy(target string) func([]mount.Process) {
 	return func(users []mount.Process) {
 		d.Log.WithFields(logrus.Fields{"mount": target, "users": fmt.Sprint(users)}).Warn("persistent disk is busy")
 	}

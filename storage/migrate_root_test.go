@@ -22,18 +22,18 @@ import (
 )
 
 func init() {
-	flows["boot"] = func(d *Disks, _ job) error { return boot(d) }
-	flows["migrate"] = func(d *Disks, j job) error {
+	flows["boot"] = func(d Disks, _ job) error { return boot(d) }
+	flows["migrate"] = func(d Disks, j job) error {
 		if err := boot(d); err != nil {
 			return err
 		}
 		// The Director asks which disk is there before it goes on.
-		if d.Records.MountedCID() != "new" {
-			if err := errors.Join(d.Mount(ctx, "old"), d.Mount(ctx, "new")); err != nil {
+		if d.Persistent.Records.MountedCID() != "new" {
+			if err := errors.Join(d.Persistent.Mount(ctx, "old"), d.Persistent.Mount(ctx, "new")); err != nil {
 				return err
 			}
 		}
-		return d.Migrate(ctx, "old", "new")
+		return d.Migration.Migrate(ctx, "old", "new")
 	}
 }
 
@@ -59,7 +59,7 @@ func TestRootMigrate(t *testing.T) {
 	b, _, fresh := migrating(t, 128<<20)
 	sum := treeSum(t, b.Dirs.Store())
 	var progress []string
-	b.Disks.Progress = func(p MigrationProgress) { progress = append(progress, p.String()) }
+	b.Migration.Progress = func(p MigrationProgress) { progress = append(progress, p.String()) }
 	b.ok(b.Migrate(ctx, "", ""))
 	if n := len(progress); n < 5 || !strings.HasPrefix(progress[1], "copy: 5 files") || !strings.HasPrefix(progress[n-2], "verify: 5 files") || progress[n-1] != "" {
 		t.Errorf("progress %q", progress)
@@ -149,7 +149,7 @@ func TestRootMigrateRefuses(t *testing.T) {
 		b.ok(err)
 		defer f.Close()
 		limited, cancel := context.WithCancel(ctx)
-		b.step = func(name string) {
+		b.crashPoint = func(name string) {
 			if name == "unmount old store" {
 				time.AfterFunc(50*time.Millisecond, cancel)
 			}
@@ -185,7 +185,7 @@ func TestRootMigrationIsRememberedUntilADiskIsRemoved(t *testing.T) {
 	b, _, _ := migrating(t, 128<<20)
 	stop, cancel := context.WithCancel(ctx)
 	defer cancel()
-	b.step = func(name string) {
+	b.crashPoint = func(name string) {
 		if name == "verify" {
 			cancel()
 		}
@@ -221,7 +221,7 @@ func TestRootPoint08MountOptionsSurviveAMigration(t *testing.T) {
 	}
 	stop, cancel := context.WithCancel(ctx)
 	defer cancel()
-	b.step = func(name string) {
+	b.crashPoint = func(name string) {
 		if name == "copy" {
 			want("while it is copied", old, "nodev,ro")
 			cancel()
@@ -229,7 +229,7 @@ func TestRootPoint08MountOptionsSurviveAMigration(t *testing.T) {
 	}
 	b.fails(b.Migrate(stop, "", ""), "canceled")
 	want("after a failure", old, "nodev,rw")
-	b.step = func(string) {}
+	b.crashPoint = func(string) {}
 	b.ok(b.Migrate(ctx, "", ""))
 	want("afterwards", fresh, "noatime,rw")
 }
@@ -242,7 +242,7 @@ func TestRootPoint09PrivateNamespacesDoNotPin(t *testing.T) {
 	service.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS}
 	b.ok(service.Start())
 	t.Cleanup(func() { _ = service.Process.Kill(); _ = service.Wait() })
-	b.step = func(name string) {
+	b.crashPoint = func(name string) {
 		if name != "record new disk" && name != "copy" {
 			return
 		}
@@ -296,7 +296,7 @@ func TestRootMigrateChangingSource(t *testing.T) {
 	closed := func(t *testing.T, b *bench) {
 		t.Helper()
 		tried := 0
-		b.step = func(name string) {
+		b.crashPoint = func(name string) {
 			if name != "copy" && name != "verify" && name != "unmount old store" {
 				return
 			}
@@ -369,7 +369,7 @@ func TestRootMigrateChangingSource(t *testing.T) {
 			}
 			write(t, filepath.Join(old, "large"), large)
 			times, limit := 0, copyRounds // behind every pass
-			b.step = func(name string) {
+			b.crashPoint = func(name string) {
 				if name == "verify" && times < limit {
 					b.ok(c.change(old, times))
 					times++
@@ -413,7 +413,7 @@ func TestRootMigrateBindMountedInterrupted(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(b.Dirs.Store(), "x"), nil, 0o600); !errors.Is(err, unix.EROFS) {
 		t.Errorf("in the middle: %v, want a read-only store", err)
 	}
-	b.ok(boot(b.Disks))
+	b.ok(boot(b.disks()))
 	write(t, filepath.Join(b.Dirs.Store(), "writable"), "x")
 	b.ok(b.Migrate(ctx, "", ""))
 	if read(t, filepath.Join(b.Dirs.Store(), "writable")) != "x" || b.records.mounted != "new" {

@@ -19,9 +19,8 @@ import (
 )
 
 // Add records the hint of a disk that the CPI has attached.
-func (d *Disks) Add(ctx context.Context, cid string, hint settings.DiskHint) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+func (d *Persistent) Add(ctx context.Context, cid string, hint settings.DiskHint) error {
+	defer d.lock()()
 	if err := d.Reload(ctx); err != nil {
 		return err
 	}
@@ -29,9 +28,8 @@ func (d *Disks) Add(ctx context.Context, cid string, hint settings.DiskHint) err
 }
 
 // Remove forgets a disk. One that is not known is fine.
-func (d *Disks) Remove(ctx context.Context, cid string) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+func (d *Persistent) Remove(ctx context.Context, cid string) error {
+	defer d.lock()()
 	if err := d.Reload(ctx); err != nil {
 		return err
 	}
@@ -58,9 +56,8 @@ func (d *Disks) Remove(ctx context.Context, cid string) error {
 
 // Mount makes a persistent disk ready and mounts it on the store, or, where another disk is
 // there, on the migration target.
-func (d *Disks) Mount(ctx context.Context, cid string) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+func (d *Persistent) Mount(ctx context.Context, cid string) error {
+	defer d.lock()()
 	if err := d.Reload(ctx); err != nil {
 		return err
 	}
@@ -78,7 +75,7 @@ func (d *Disks) Mount(ctx context.Context, cid string) error {
 	return nil
 }
 
-func (d *Disks) known(cid string) (settings.PersistentDisk, error) {
+func (d *Persistent) known(cid string) (settings.PersistentDisk, error) {
 	p, ok := d.Records.Disks()[cid]
 	if !ok {
 		return p, fmt.Errorf("persistent disk %q is not known", cid)
@@ -87,14 +84,14 @@ func (d *Disks) known(cid string) (settings.PersistentDisk, error) {
 }
 
 // part is the device that carries a persistent disk's file system.
-func (d *Disks) part(path string) string {
+func (d *Persistent) part(path string) string {
 	if d.Options.UsePreformattedPersistentDisk {
 		return path
 	}
 	return device.Partition(path, 1)
 }
 
-func (d *Disks) mountPersistent(ctx context.Context, p settings.PersistentDisk, dev device.Device) error {
+func (d *Persistent) mountPersistent(ctx context.Context, p settings.PersistentDisk, dev device.Device) error {
 	if d.Options.BindMountPersistentDisk {
 		return d.bindPersistent(ctx, p, dev.Path)
 	}
@@ -144,7 +141,7 @@ func (d *Disks) mountPersistent(ctx context.Context, p settings.PersistentDisk, 
 }
 
 // mayBeOn is asked before a disk counts as being on the store or on the migration target.
-func (d *Disks) mayBeOn(where, cid string) error {
+func (d *Persistent) mayBeOn(where, cid string) error {
 	if where == d.Dirs.Store() {
 		return d.whole(cid)
 	}
@@ -152,7 +149,7 @@ func (d *Disks) mayBeOn(where, cid string) error {
 }
 
 // mountedBefore is mountPersistent for a disk that is where it may be.
-func (d *Disks) mountedBefore(ctx context.Context, p settings.PersistentDisk, path, where string) error {
+func (d *Persistent) mountedBefore(ctx context.Context, p settings.PersistentDisk, path, where string) error {
 	if err := d.mayBeOn(where, p.CID); err != nil {
 		return err
 	}
@@ -173,7 +170,7 @@ func (d *Disks) mountedBefore(ctx context.Context, p settings.PersistentDisk, pa
 }
 
 // content is what a persistent disk carries, after it was prepared if that is ours to do.
-func (d *Disks) content(ctx context.Context, p settings.PersistentDisk, dev device.Device) (filesystem.Content, error) {
+func (d *Persistent) content(ctx context.Context, p settings.PersistentDisk, dev device.Device) (filesystem.Content, error) {
 	if d.Options.UsePreformattedPersistentDisk {
 		return filesystem.Probe(dev.Path)
 	}
@@ -182,8 +179,8 @@ func (d *Disks) content(ctx context.Context, p settings.PersistentDisk, dev devi
 
 // onStore records the disk after it is on the store: a disk that is only the target of a
 // migration must never come back as the store after a reboot.
-func (d *Disks) onStore(cid string) error {
-	d.step("record mounted disk")
+func (d *Persistent) onStore(cid string) error {
+	d.crashPoint("record mounted disk")
 	if d.Records.MountedCID() == cid {
 		return nil
 	}
@@ -192,7 +189,7 @@ func (d *Disks) onStore(cid string) error {
 
 // mountedAt tells where a device's file system is mounted; empty means nowhere. A device that
 // is not there is mounted nowhere.
-func (d *Disks) mountedAt(part string) (string, error) {
+func (d *machine) mountedAt(part string) (string, error) {
 	number, err := blkdev.NumberOf(part)
 	if errors.Is(err, os.ErrNotExist) {
 		return "", nil
@@ -208,7 +205,7 @@ func (d *Disks) mountedAt(part string) (string, error) {
 }
 
 // bindPersistent shows a directory as the store; containers get their disks so.
-func (d *Disks) bindPersistent(ctx context.Context, p settings.PersistentDisk, source string) error {
+func (d *Persistent) bindPersistent(ctx context.Context, p settings.PersistentDisk, source string) error {
 	for _, target := range []string{d.Dirs.Store(), d.Dirs.StoreMigrationTarget()} {
 		if err := ensureDir(target, 0o700); err != nil {
 			return err
@@ -231,7 +228,7 @@ func (d *Disks) bindPersistent(ctx context.Context, p settings.PersistentDisk, s
 			if err := mount.Bind(ctx, source, target, 0); err != nil {
 				return err
 			}
-			d.changes.Add(1)
+			d.note(Change{Device: source, Proof: "persistent disk " + p.CID, What: "bind to " + target})
 		}
 		if occupied {
 			if err := d.afterInterruption(ctx, p, target); err != nil {
@@ -260,9 +257,8 @@ func sameDir(a, b string) (bool, error) {
 
 // Unmount takes a persistent disk off the store, or the migration target, and says what it
 // did in the words the Director knows.
-func (d *Disks) Unmount(ctx context.Context, cid string) (string, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+func (d *Persistent) Unmount(ctx context.Context, cid string) (string, error) {
+	defer d.lock()()
 	p, err := d.known(cid)
 	if err != nil {
 		return "", err
@@ -277,7 +273,7 @@ func (d *Disks) Unmount(ctx context.Context, cid string) (string, error) {
 		return fmt.Sprintf("Partition of %s is not mounted", cid), nil
 	}
 	for i := len(targets) - 1; i >= 0; i-- {
-		d.step("unmount")
+		d.crashPoint("unmount")
 		if err := mount.UnmountReporting(ctx, targets[i], d.busy(targets[i])); err != nil {
 			return "", fmt.Errorf("unmount disk %s: %w", cid, err)
 		}
@@ -290,7 +286,7 @@ func (d *Disks) Unmount(ctx context.Context, cid string) (string, error) {
 
 // release makes sure that no private mount namespace keeps the file system alive: the IaaS
 // takes the disk away next.
-func (d *Disks) release(p settings.PersistentDisk) error {
+func (d *Persistent) release(p settings.PersistentDisk) error {
 	dev, err := d.Resolver.Look(hintOf(p.CID, p.Hint))
 	if notThere(err) || d.Options.BindMountPersistentDisk {
 		return nil
@@ -301,7 +297,7 @@ func (d *Disks) release(p settings.PersistentDisk) error {
 	return d.releaseDevice(d.part(dev.Path))
 }
 
-func (d *Disks) releaseDevice(part string) error {
+func (d *Persistent) releaseDevice(part string) error {
 	// Whoever can have it for himself knows that it is mounted nowhere, without asking every process.
 	if f, err := os.OpenFile(part, os.O_RDONLY|unix.O_EXCL, 0); err == nil {
 		return f.Close()
@@ -318,7 +314,7 @@ func (d *Disks) releaseDevice(part string) error {
 }
 
 // mountsOf lists where anything of a persistent disk is mounted, binds included.
-func (d *Disks) mountsOf(p settings.PersistentDisk) ([]string, error) {
+func (d *Persistent) mountsOf(p settings.PersistentDisk) ([]string, error) {
 	dev, err := d.Resolver.Look(hintOf(p.CID, p.Hint))
 	if notThere(err) {
 		// Its links may be gone while it is still mounted; the record tells what is on the store.
@@ -353,7 +349,7 @@ func (d *Disks) mountsOf(p settings.PersistentDisk) ([]string, error) {
 	return targets, nil
 }
 
-func (d *Disks) bindsOf(source string) (targets []string, err error) {
+func (d *Persistent) bindsOf(source string) (targets []string, err error) {
 	for _, target := range []string{d.Dirs.Store(), d.Dirs.StoreMigrationTarget()} {
 		_, occupied, err := mount.At(target)
 		if err != nil {
@@ -375,7 +371,7 @@ func (d *Disks) bindsOf(source string) (targets []string, err error) {
 
 // List returns the CIDs of the persistent disks that are mounted, the one on the store first: the
 // Director compares that with its own record. It only reads, and so does not wait for a migration to end.
-func (d *Disks) List(ctx context.Context) ([]string, error) {
+func (d *Persistent) List(ctx context.Context) ([]string, error) {
 	if err := d.Reload(ctx); err != nil {
 		return nil, err
 	}
@@ -407,9 +403,13 @@ func (d *Disks) List(ctx context.Context) ([]string, error) {
 // MountLast brings the persistent disk back after a reboot. A known disk that is missing is an error, and
 // so is a record of one that is not among those known. Where none is known at all, or the disk is
 // blank, the Director may still have plans: that is a warning, and the store stays empty.
-func (d *Disks) MountLast(ctx context.Context) (warning string, err error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+func (d *Persistent) MountLast(ctx context.Context) (changes []Change, warning string, err error) {
+	defer d.lock()()
+	warning, err = d.mountLast(ctx)
+	return d.made, warning, err
+}
+
+func (d *Persistent) mountLast(ctx context.Context) (warning string, err error) {
 	cid := d.Records.MountedCID()
 	if cid == "" {
 		return "", nil
@@ -439,7 +439,7 @@ func (d *Disks) MountLast(ctx context.Context) (warning string, err error) {
 	return "", nil
 }
 
-func (d *Disks) mountable(dev device.Device) (bool, error) {
+func (d *Persistent) mountable(dev device.Device) (bool, error) {
 	if dev.Directory || d.Options.BindMountPersistentDisk {
 		return dev.Directory, nil
 	}

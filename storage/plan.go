@@ -26,60 +26,86 @@ type Change struct {
 
 func (c Change) String() string { return fmt.Sprintf("%s: %s: %s", c.Device, c.Proof, c.What) }
 
-// Wanted is the disk part of the settings.
-type Wanted struct {
-	Ephemeral    *settings.DiskHint
-	RawEphemeral []settings.DiskHint
-	SwapMiB      *uint64
-	AgentID      string
+func mountChange(part, target string, c filesystem.Content) Change {
+	return Change{Device: part, Proof: string(c.Kind), What: "mount on " + target}
 }
 
-// Plan says what would change, without waiting for anything and without writing.
-func (d *Disks) Plan(ctx context.Context, w Wanted) ([]Change, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+func linkChange(device, link, cid string) Change {
+	return Change{Device: device, Proof: "persistent disk " + cid, What: "link as " + link}
+}
+
+func rawChange(s disk.State, i int) Change {
+	return Change{Device: s.Path, Proof: fmt.Sprintf("%s, %s%s, not in use, no persistent disk", s.Content, plan.Size(s.Bytes), serial(s.Number)),
+		What: "create GPT with partition " + plan.RawName(i), Destructive: true}
+}
+
+// PlanRaw says what SetupRaw would change, without waiting and without writing.
+func (d *Ephemeral) PlanRaw(_ context.Context, hints []settings.DiskHint) ([]Change, error) {
+	if d.Options.SkipDiskSetup {
+		return nil, nil
+	}
+	defer d.lock()()
 	var all []Change
-	if !d.Options.SkipDiskSetup {
-		changes, err := d.planEphemeral(w)
+	for i, h := range hints {
+		changes, err := d.planRaw(h, i)
 		if err != nil {
-			return nil, err
+			return all, err
 		}
 		all = append(all, changes...)
-		for i, h := range w.RawEphemeral {
-			c, err := d.planRaw(h, i)
-			if err != nil {
-				return nil, err
-			}
-			all = append(all, c...)
-		}
 	}
+	return all, nil
+}
+
+// Plan says what Setup would change, without waiting and without writing.
+func (d *Ephemeral) Plan(_ context.Context, hint *settings.DiskHint, swapMiB *uint64, agentID string) ([]Change, error) {
+	if d.Options.SkipDiskSetup {
+		return nil, nil
+	}
+	defer d.lock()()
+	return d.planEphemeral(hint, swapMiB, agentID)
+}
+
+// PlanMountLast says what MountLast would change, without waiting and without writing.
+func (d *Persistent) PlanMountLast(ctx context.Context) ([]Change, error) {
+	defer d.lock()()
+	p, known := d.Records.Disks()[d.Records.MountedCID()]
+	if !known {
+		return nil, nil
+	}
+	return d.planPersistent(ctx, p)
+}
+
+// PlanMount says what mount_disk would do with each known disk, without waiting and without writing.
+func (d *Persistent) PlanMount(ctx context.Context) ([]Change, error) {
+	defer d.lock()()
 	var cids []string
 	for cid := range d.Records.Disks() {
 		cids = append(cids, cid)
 	}
 	sort.Strings(cids)
+	var all []Change
 	for _, cid := range cids {
-		c, err := d.planPersistent(ctx, d.Records.Disks()[cid])
+		changes, err := d.planPersistent(ctx, d.Records.Disks()[cid])
 		if err != nil {
-			return nil, err
+			return all, err
 		}
-		all = append(all, c...)
+		all = append(all, changes...)
 	}
 	return all, nil
 }
 
-func (d *Disks) planEphemeral(w Wanted) ([]Change, error) {
+func (d *Ephemeral) planEphemeral(hint *settings.DiskHint, swapMiB *uint64, agentID string) ([]Change, error) {
 	ram, err := d.memory()
 	if err != nil {
 		return nil, err
 	}
-	if w.Ephemeral == nil || w.Ephemeral.Empty() {
+	if hint == nil || hint.Empty() {
 		if !d.Options.CreatePartitionIfNoEphemeralDisk {
 			return []Change{{Device: "ephemeral disk", Proof: "the CPI named none", What: "boot will fail: " + noEphemeral}}, nil
 		}
-		return d.planOnRoot(w, ram)
+		return d.planOnRoot(swapMiB, agentID, ram)
 	}
-	dev, err := d.Resolver.Look(hintOf("", *w.Ephemeral))
+	dev, err := d.Resolver.Look(hintOf("", *hint))
 	if err != nil {
 		return []Change{{Device: "ephemeral disk", Proof: err.Error(), What: "boot will wait for it"}}, nil
 	}
@@ -87,21 +113,21 @@ func (d *Disks) planEphemeral(w Wanted) ([]Change, error) {
 	if err != nil && !errors.Is(err, disk.ErrDamaged) {
 		return nil, err
 	}
-	if _, kept := plan.KeptEphemeral(s, w.AgentID, d.ephemeralLabel()); kept {
+	if _, kept := plan.KeptEphemeral(s, agentID, d.ephemeralLabel()); kept {
 		return nil, nil
 	}
 	if err := d.proveDisposable(s); err != nil {
 		return []Change{{Device: dev.Path, Proof: err.Error(), What: "will not be touched, boot will fail"}}, nil
 	}
-	layout, err := plan.NewEphemeral(s, w.AgentID, ram, w.SwapMiB, d.ephemeralLabel())
+	layout, err := plan.NewEphemeral(s, agentID, ram, swapMiB, d.ephemeralLabel())
 	if err != nil {
 		return nil, err
 	}
 	proof := fmt.Sprintf("%s, %s%s, not in use, no persistent disk", s.Content, plan.Size(s.Bytes), serial(s.Number))
-	return []Change{{Device: dev.Path, Proof: proof, What: "will create " + describe(layout.Label, layout.Partitions, layout), Destructive: true}}, nil
+	return []Change{{Device: dev.Path, Proof: proof, What: "create " + describe(layout.Label, layout.Partitions, layout), Destructive: true}}, nil
 }
 
-func (d *Disks) planOnRoot(w Wanted, ram int64) ([]Change, error) {
+func (d *Ephemeral) planOnRoot(swapMiB *uint64, agentID string, ram int64) ([]Change, error) {
 	path, n, err := d.rootDisk()
 	if err != nil {
 		return []Change{{Device: "root disk", Proof: err.Error(), What: "boot will fail: " + noEphemeral}}, nil
@@ -110,7 +136,7 @@ func (d *Disks) planOnRoot(w Wanted, ram int64) ([]Change, error) {
 	if err != nil {
 		return nil, err
 	}
-	layout, made, err := plan.OnRoot(s, n, w.AgentID, ram, w.SwapMiB, func(n int) (filesystem.Content, error) {
+	layout, made, err := plan.OnRoot(s, n, agentID, ram, swapMiB, func(n int) (filesystem.Content, error) {
 		return filesystem.Probe(device.Partition(path, n))
 	})
 	if err != nil {
@@ -119,10 +145,10 @@ func (d *Disks) planOnRoot(w Wanted, ram int64) ([]Change, error) {
 	if len(made) == 0 {
 		return nil, nil
 	}
-	return []Change{{Device: path, Proof: fmt.Sprintf("nothing behind root partition %d", n), What: "will append " + describe(layout.Label, made, layout)}}, nil
+	return []Change{{Device: path, Proof: fmt.Sprintf("nothing behind root partition %d", n), What: "append " + describe(layout.Label, made, layout)}}, nil
 }
 
-func (d *Disks) planRaw(h settings.DiskHint, i int) ([]Change, error) {
+func (d *Ephemeral) planRaw(h settings.DiskHint, i int) ([]Change, error) {
 	dev, err := d.Resolver.Look(hintOf("", h))
 	if err != nil {
 		return []Change{{Device: plan.RawName(i), Proof: err.Error(), What: "boot will wait for it"}}, nil
@@ -137,11 +163,10 @@ func (d *Disks) planRaw(h settings.DiskHint, i int) ([]Change, error) {
 	if err := d.proveDisposable(s); err != nil {
 		return []Change{{Device: dev.Path, Proof: err.Error(), What: "will not be touched, boot will fail"}}, nil
 	}
-	return []Change{{Device: dev.Path, Proof: fmt.Sprintf("%s, %s%s, not in use, no persistent disk", s.Content, plan.Size(s.Bytes), serial(s.Number)),
-		What: "will create GPT with partition " + plan.RawName(i), Destructive: true}}, nil
+	return []Change{rawChange(s, i)}, nil
 }
 
-func (d *Disks) planPersistent(ctx context.Context, p settings.PersistentDisk) ([]Change, error) {
+func (d *Persistent) planPersistent(ctx context.Context, p settings.PersistentDisk) ([]Change, error) {
 	dev, err := d.Resolver.Look(hintOf(p.CID, p.Hint))
 	if notThere(err) {
 		return []Change{{Device: p.CID, Proof: err.Error(), What: "mount_disk will wait for it"}}, nil

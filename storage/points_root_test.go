@@ -119,7 +119,7 @@ func TestRootPoint02ForeignContentIsRefused(t *testing.T) {
 	})
 	t.Run("released by the manifest", func(t *testing.T) {
 		b := newBench(t, Options{})
-		b.Disks.Foreign = func() string { return "format" }
+		b.Persistent.Foreign = func() string { return "format" }
 		dev := b.disk(128<<20, "vol-1")
 		tool(t, dev.Path, "mkfs.btrfs", "-qf", "--mixed", dev.Path)
 		b.ok(b.Mount(ctx, "vol-1"))
@@ -220,7 +220,7 @@ func TestRootPoint11NoOldDataOnARemadeDisk(t *testing.T) {
 	b.ok(mount.Unmount(ctx, b.Dirs.Data()))
 	b.ok(filesystem.SwapOff(dev.Path + "p1"))
 	// The same disk, a new VM: the layout is the same to the byte.
-	b.ok(b.SetupEphemeral(ctx, &settings.DiskHint{Path: dev.Path}, nil, "agent-2"))
+	b.did(b.Setup(ctx, &settings.DiskHint{Path: dev.Path}, nil, "agent-2"))
 	if _, err := os.Stat(filepath.Join(b.Dirs.Data(), "secret")); err == nil {
 		t.Error("data of the previous VM reappeared")
 	}
@@ -295,14 +295,14 @@ func TestRootPoint14NothingNamedIsAnError(t *testing.T) {
 func TestRootPoint15StaleRecordDoesNotStopTheAgent(t *testing.T) {
 	b := newBench(t, Options{})
 	b.records.mounted = "gone"
-	warning, err := b.MountLast(ctx)
+	_, warning, err := b.MountLast(ctx)
 	b.ok(err)
 	if !strings.Contains(warning, "gone") || !strings.Contains(warning, "the store is empty") {
 		t.Errorf("warning %q, want the disk named", warning)
 	}
 	// With other disks known, one that is not was forgotten by mistake.
 	b.disk(64<<20, "other")
-	b.fails(boot(b.Disks), "gone", "not among those known")
+	b.fails(boot(b.disks()), "gone", "not among those known")
 }
 
 func TestRootPoint16RecordsAreAtomic(t *testing.T) {
@@ -346,7 +346,7 @@ func TestRootPoint20PreformattedTwice(t *testing.T) {
 		}
 	}
 	b.unmounted("vol-1", "Unmounted partition of vol-1")
-	b.ok(boot(b.Disks))
+	b.ok(boot(b.disks()))
 	if got := mountedSource(t, b.Dirs.Store()); got != dev.Path {
 		t.Errorf("after a reboot the store is %q", got)
 	}

@@ -20,7 +20,7 @@ import (
 
 // prepare partitions and formats what is blank, completes what is ours and unfinished, grows
 // what became larger, and refuses the rest. It returns what is on the partition now.
-func (d *Disks) prepare(ctx context.Context, p settings.PersistentDisk, dev device.Device) (now filesystem.Content, err error) {
+func (d *Persistent) prepare(ctx context.Context, p settings.PersistentDisk, dev device.Device) (now filesystem.Content, err error) {
 	judged, err := d.judge(ctx, p, dev.Path)
 	if err != nil {
 		return now, err
@@ -45,11 +45,11 @@ func (d *Disks) prepare(ctx context.Context, p settings.PersistentDisk, dev devi
 		if err != nil {
 			return now, err
 		}
-		d.step("partition persistent")
+		d.crashPoint("partition persistent")
 		if err := disk.Create(ctx, dev.Path, judged.label, table, plan.NewPersistent(judged.state, judged.label)); err != nil {
 			return now, err
 		}
-		d.step("announce persistent")
+		d.crashPoint("announce persistent")
 		if err := d.announce(ctx, dev.Path); err != nil {
 			return now, err
 		}
@@ -73,16 +73,16 @@ func (d *Disks) prepare(ctx context.Context, p settings.PersistentDisk, dev devi
 	return judged.content, d.growPersistent(ctx, judged.state)
 }
 
-func (d *Disks) finish(ctx context.Context, cid, part string, kind filesystem.Kind) error {
-	d.step("make persistent file system")
+func (d *Persistent) finish(ctx context.Context, cid, part string, kind filesystem.Kind) error {
+	d.crashPoint("make persistent file system")
 	if err := d.makeFileSystem(ctx, part, kind); err != nil {
 		return err
 	}
-	d.step("persistent made")
+	d.crashPoint("persistent made")
 	return d.done(cid)
 }
 
-func (d *Disks) makeFileSystem(ctx context.Context, part string, kind filesystem.Kind) error {
+func (d *machine) makeFileSystem(ctx context.Context, part string, kind filesystem.Kind) error {
 	if err := mount.AwaitIdle(ctx, part); err != nil {
 		return err
 	}
@@ -92,7 +92,7 @@ func (d *Disks) makeFileSystem(ctx context.Context, part string, kind filesystem
 // resume deals with a file system whose making is not on record as finished. It was never
 // mounted by this agent; if its superblock shows that nobody mounted it and it is not whole,
 // it is made again. In any other case it is taken as it is. What is on the partition then is returned.
-func (d *Disks) resume(ctx context.Context, cid, part string, c filesystem.Content, kind filesystem.Kind) (filesystem.Content, error) {
+func (d *Persistent) resume(ctx context.Context, cid, part string, c filesystem.Content, kind filesystem.Kind) (filesystem.Content, error) {
 	if err := mount.AwaitIdle(ctx, part); err != nil {
 		return c, err
 	}
@@ -132,7 +132,7 @@ type judgement struct {
 }
 
 // judge looks at a disk and changes nothing on it; the kernel may learn of partitions.
-func (d *Disks) judge(ctx context.Context, p settings.PersistentDisk, path string) (judgement, error) {
+func (d *Persistent) judge(ctx context.Context, p settings.PersistentDisk, path string) (judgement, error) {
 	j := judgement{label: disk.GPT}
 	if p.Partitioner == "sfdisk" || p.Partitioner == "" && d.Options.PartitionerType == "sfdisk" {
 		j.label = disk.MBR

@@ -60,7 +60,7 @@ const (
 )
 
 // phase does one part of a migration and tells how far it is.
-func (d *Disks) phase(ctx context.Context, name string, total holding, exact bool, work func(context.Context, string, string, copytree.Options) error) error {
+func (d *Migration) phase(ctx context.Context, name string, total holding, exact bool, work func(context.Context, string, string, copytree.Options) error) error {
 	p := MigrationProgress{Phase: name, TotalFiles: total.files, TotalBytes: total.bytes}
 	counter := &copytree.Counter{}
 	begin := time.Now()

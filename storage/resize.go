@@ -20,7 +20,7 @@ const growSlack = 100 * disk.MiB
 
 // growPersistent extends the only partition of a persistent disk over a disk that became
 // larger, also while it is mounted. The file system follows when it is mounted.
-func (d *Disks) growPersistent(ctx context.Context, s disk.State) error {
+func (d *Persistent) growPersistent(ctx context.Context, s disk.State) error {
 	p := s.Table.Partitions[0]
 	end, why := growTo(s, p.Number)
 	if why != "" {
@@ -30,11 +30,11 @@ func (d *Disks) growPersistent(ctx context.Context, s disk.State) error {
 	if end-p.End() < growSlack {
 		return nil
 	}
-	d.step("grow persistent partition")
+	d.crashPoint("grow persistent partition")
 	if err := disk.Grow(ctx, s.Path, p.Number, end); err != nil {
 		return err
 	}
-	d.step("announce grown partition")
+	d.crashPoint("announce grown partition")
 	if err := d.announce(ctx, s.Path); err != nil {
 		return err
 	}
@@ -43,7 +43,7 @@ func (d *Disks) growPersistent(ctx context.Context, s disk.State) error {
 }
 
 // growInUse brings a mounted persistent disk to the size of its device.
-func (d *Disks) growInUse(ctx context.Context, path, where string) error {
+func (d *Persistent) growInUse(ctx context.Context, path, where string) error {
 	if !d.Options.UsePreformattedPersistentDisk {
 		s, err := disk.Inspect(path)
 		if err != nil {
@@ -56,7 +56,7 @@ func (d *Disks) growInUse(ctx context.Context, path, where string) error {
 			return err
 		}
 		// The kernel may know less than the table says: whoever grew it last was killed before he told.
-		d.step("announce partition in use")
+		d.crashPoint("announce partition in use")
 		if err := d.announceState(ctx, s); err != nil {
 			return err
 		}
@@ -68,7 +68,7 @@ func (d *Disks) growInUse(ctx context.Context, path, where string) error {
 	if err != nil || !ok {
 		return err
 	}
-	d.step("grow file system in use")
+	d.crashPoint("grow file system in use")
 	if err := d.growMounted(d.part(path), where, filesystem.Kind(entry.Type)); err != nil {
 		d.Log.WithError(err).Warn("file system in use cannot be grown; its next mount tries again")
 	}
@@ -76,18 +76,18 @@ func (d *Disks) growInUse(ctx context.Context, path, where string) error {
 }
 
 // repair writes a table anew of which only one copy is good.
-func (d *Disks) repair(ctx context.Context, s disk.State) error {
+func (d *Persistent) repair(ctx context.Context, s disk.State) error {
 	if !s.Table.Recovered {
 		return nil
 	}
 	d.Log.WithField("device", s.Path).Warn("partition table has only one good copy and is repaired")
-	d.step("repair table")
+	d.crashPoint("repair table")
 	return disk.Repair(ctx, s.Path)
 }
 
 // WatchSizes grows the disk on the store whenever the kernel reports that its device became
 // larger, until ctx ends. What fails is logged; mount_disk and the next start try again.
-func (d *Disks) WatchSizes(ctx context.Context) error {
+func (d *Persistent) WatchSizes(ctx context.Context) error {
 	// Mounting is no event of a device: the disk may be seen for the first time when it has
 	// grown already. Growing what needs no growing changes nothing, so that is always tried.
 	var lastPath string
@@ -115,7 +115,7 @@ func (d *Disks) WatchSizes(ctx context.Context) error {
 }
 
 // storeDevice is the disk on the store and its size; an empty path if there is none.
-func (d *Disks) storeDevice() (string, int64) {
+func (d *Persistent) storeDevice() (string, int64) {
 	entry, ok, err := mount.At(d.Dirs.Store())
 	// A directory that is bound there is on a disk that is not ours to grow.
 	if err != nil || !ok || d.Options.BindMountPersistentDisk || entry.Root != "/" {

@@ -15,7 +15,7 @@ type holding struct{ bytes, files int64 }
 
 // holds returns what is on the disk that is mounted on a directory. Of a bind-mounted one only the tree counts: the rest
 // of the file system is somebody else's.
-func (d *Disks) holds(dir string) (holding, error) {
+func (d *Migration) holds(dir string) (holding, error) {
 	if !d.Options.BindMountPersistentDisk {
 		var st unix.Statfs_t
 		if err := unix.Statfs(dir, &st); err != nil {
@@ -47,7 +47,7 @@ func (d *Disks) holds(dir string) (holding, error) {
 }
 
 // roomFor refuses a target that is too small before the first byte is copied.
-func (d *Disks) roomFor(need holding, target string, exact bool) error {
+func (d *Migration) roomFor(need holding, target string, exact bool) error {
 	var to unix.Statfs_t
 	if err := unix.Statfs(target, &to); err != nil {
 		return &os.PathError{Op: "statfs", Path: target, Err: err}

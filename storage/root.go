@@ -22,7 +22,7 @@ var errNoRootDisk = errors.New("the root file system is not on a partition of a 
 
 // rootDisk finds the disk and the partition of "/": by path first, because the node in /dev
 // may have been given another meaning, and by number where the path is only a placeholder.
-func (d *Disks) rootDisk() (path string, partition int, err error) {
+func (d *machine) rootDisk() (path string, partition int, err error) {
 	if d.container() {
 		return "", 0, fmt.Errorf("%w: this is a container", errNoRootDisk)
 	}
@@ -61,7 +61,7 @@ func (d *Disks) rootDisk() (path string, partition int, err error) {
 
 // rootNumbers are the devices that hold "/": its disk and the partition, by path and by
 // number. Nothing else may ever be done to them than growing and appending.
-func (d *Disks) rootNumbers() (map[blkdev.Number]bool, error) {
+func (d *machine) rootNumbers() (map[blkdev.Number]bool, error) {
 	numbers := map[blkdev.Number]bool{}
 	add := func(n blkdev.Number) {
 		numbers[n] = true
@@ -109,12 +109,38 @@ func (d *Disks) rootNumbers() (map[blkdev.Number]bool, error) {
 // GrowRoot extends the root partition and its file system over the rest of the disk. It does
 // nothing in a container, where the disk belongs to the host, and nothing where the space is
 // meant for the ephemeral data: ephemeral is the CPI's hint for that disk.
-func (d *Disks) GrowRoot(ctx context.Context, ephemeral *settings.DiskHint) error {
+func (d *Ephemeral) GrowRoot(ctx context.Context, ephemeral *settings.DiskHint) ([]Change, error) {
+	defer d.lock()()
+	err := d.growRoot(ctx, ephemeral)
+	return d.made, err
+}
+
+// PlanGrowRoot says what GrowRoot would change.
+func (d *Ephemeral) PlanGrowRoot(_ context.Context, ephemeral *settings.DiskHint) ([]Change, error) {
+	if d.Options.SkipDiskSetup || d.Options.CreatePartitionIfNoEphemeralDisk && (ephemeral == nil || ephemeral.Empty()) {
+		return nil, nil
+	}
+	path, n, err := d.rootDisk()
+	if errors.Is(err, errNoRootDisk) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	s, err := disk.Inspect(path)
+	if err != nil {
+		return nil, fmt.Errorf("grow root: %w", err)
+	}
+	if end, _ := growTo(s, n); end > 0 {
+		return []Change{{Device: path, Proof: "the disk is larger than its partition", What: fmt.Sprintf("grow root partition %d", n)}}, nil
+	}
+	return nil, nil
+}
+
+func (d *Ephemeral) growRoot(ctx context.Context, ephemeral *settings.DiskHint) error {
 	if d.Options.SkipDiskSetup || d.Options.CreatePartitionIfNoEphemeralDisk && (ephemeral == nil || ephemeral.Empty()) {
 		return nil
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	path, n, err := d.rootDisk()
 	if errors.Is(err, errNoRootDisk) {
 		d.Log.WithError(err).Info("root disk is left as it is")
@@ -129,7 +155,7 @@ func (d *Disks) GrowRoot(ctx context.Context, ephemeral *settings.DiskHint) erro
 	}
 	end, _ := growTo(s, n)
 	if end > 0 {
-		d.step("grow root partition")
+		d.crashPoint("grow root partition")
 		if err := disk.Grow(ctx, path, n, end); err != nil {
 			return fmt.Errorf("grow root: %w", err)
 		}
@@ -137,7 +163,7 @@ func (d *Disks) GrowRoot(ctx context.Context, ephemeral *settings.DiskHint) erro
 			return fmt.Errorf("grow root: %w", err)
 		}
 		d.Log.WithFields(logrus.Fields{"disk": path, "partition": n}).Info("root partition grown")
-		d.changes.Add(1)
+		d.note(Change{Device: path, Proof: "the disk is larger than its partition", What: fmt.Sprintf("grow root partition %d", n)})
 	}
 	part := device.Partition(path, n)
 	content, err := filesystem.Probe(part)

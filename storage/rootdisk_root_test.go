@@ -111,12 +111,12 @@ func TestRootGrowRoot(t *testing.T) {
 			dev, target := fakeRoot(t, b, 1<<30, script)
 			write(t, filepath.Join(target, "file"), "x")
 			before := bytesOf(t, target)
-			b.ok(b.GrowRoot(ctx, named))
+			b.did(b.GrowRoot(ctx, named))
 			if after := bytesOf(t, target); after < before*2 {
 				t.Errorf("file system has %d bytes, before %d", after, before)
 			}
 			dump := tool(t, dev.Path, "sfdisk", "--dump", dev.Path)
-			b.ok(b.GrowRoot(ctx, named))
+			b.did(b.GrowRoot(ctx, named))
 			if again := tool(t, dev.Path, "sfdisk", "--dump", dev.Path); again != dump {
 				t.Error("a second run changed the table")
 			}
@@ -144,7 +144,7 @@ func TestRootGrowRoot(t *testing.T) {
 			dev, target := fakeRoot(t, b, 1<<30, "label: gpt\nstart=2048, size=786432, name=\"xfs\"\n")
 			withRoot(source(t, dev))(b)
 			before := bytesOf(t, target)
-			b.ok(b.GrowRoot(ctx, named))
+			b.did(b.GrowRoot(ctx, named))
 			if after := bytesOf(t, target); after < before*2 {
 				t.Errorf("file system has %d bytes, before %d", after, before)
 			}
@@ -154,18 +154,18 @@ func TestRootGrowRoot(t *testing.T) {
 		b := newBench(t, Options{})
 		_, target := fakeRoot(t, b, 1<<30, "label: gpt\nstart=2048, size=786432, name=\"ext2\"\n")
 		before := bytesOf(t, target)
-		b.ok(b.GrowRoot(ctx, named))
+		b.did(b.GrowRoot(ctx, named))
 		if after := bytesOf(t, target); after != before {
 			t.Errorf("file system has %d bytes, before %d", after, before)
 		}
 	})
 	for name, change := range map[string]func(*bench){
 		"container":               func(b *bench) { b.container = func() bool { return true } },
-		"space is for ephemeral":  func(b *bench) { b.Options.CreatePartitionIfNoEphemeralDisk = true },
+		"space is for ephemeral":  func(b *bench) { b.Ephemeral.Options.CreatePartitionIfNoEphemeralDisk = true },
 		"root is a directory":     withRoot(func(e *mount.Entry) { e.Root = "/var/lib/machines/x" }),
 		"root is no device":       withRoot(func(e *mount.Entry) { e.Source = "overlay" }),
 		"root is a volume":        withRoot(func(e *mount.Entry) { e.Source = "/dev/mapper/none" }),
-		"disk set-up is disabled": func(b *bench) { b.Options.SkipDiskSetup = true },
+		"disk set-up is disabled": func(b *bench) { b.Ephemeral.Options.SkipDiskSetup = true },
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, Options{})
@@ -173,10 +173,10 @@ func TestRootGrowRoot(t *testing.T) {
 			before := tool(t, dev.Path, "sfdisk", "--dump", dev.Path)
 			change(b)
 			hint := named
-			if b.Options.CreatePartitionIfNoEphemeralDisk {
+			if b.Ephemeral.Options.CreatePartitionIfNoEphemeralDisk {
 				hint = nil
 			}
-			b.ok(b.GrowRoot(ctx, hint))
+			b.did(b.GrowRoot(ctx, hint))
 			if after := tool(t, dev.Path, "sfdisk", "--dump", dev.Path); after != before {
 				t.Errorf("table changed:\n%s\n%s", before, after)
 			}

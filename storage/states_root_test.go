@@ -22,7 +22,7 @@ func (b *bench) reboot() {
 	for _, dir := range []string{b.Dirs.StoreMigrationTarget(), b.Dirs.Store()} {
 		b.ok(mount.Unmount(ctx, dir))
 	}
-	b.ok(boot(b.Disks))
+	b.ok(boot(b.disks()))
 }
 
 func (b *bench) onStoreIs(dev *looptest.Device, cid string) {
@@ -51,14 +51,14 @@ func TestRootMigrateAgainAfterAReboot(t *testing.T) {
 			b.ok(b.Mount(ctx, "third"))
 			func() {
 				defer func() { _ = recover() }()
-				b.step = func(name string) {
+				b.crashPoint = func(name string) {
 					if name == "verify" {
 						panic("power cut")
 					}
 				}
 				_ = b.Migrate(ctx, c.from, c.to)
 			}()
-			b.step = func(string) {}
+			b.crashPoint = func(string) {}
 			b.reboot()
 			b.onStoreIs(fresh, "new")
 			b.ok(os.Remove(filepath.Join(b.Dirs.Store(), "writable")))
@@ -168,7 +168,7 @@ func TestRootMigrateWithoutRoomForTheRecord(t *testing.T) {
 				b, _ = binding(t)
 			}
 			full := &forgetful{records: b.records, full: true}
-			b.Disks.Records = full
+			b.Persistent.Records, b.Migration.Records = full, full
 			err := b.Migrate(ctx, "old", "new")
 			if !errors.Is(err, unix.ENOSPC) {
 				t.Errorf("Migrate = %v, want no space left", err)

@@ -14,7 +14,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -60,7 +59,7 @@ type Resolver interface {
 	InstanceStorage(ctx context.Context, count int) ([]device.Device, error)
 }
 
-// Config is what Disks needs.
+// Config is what the disks of one agent are made of.
 type Config struct {
 	Dirs     vcap.Dirs
 	Options  Options
@@ -76,45 +75,93 @@ type Config struct {
 	// Program is the agent's own, which copies when it is called by apart.Word. Without one, disks
 	// are copied in this process.
 	Program string
-	// Later, if set, puts off what nobody waits for.
-	Later func(func())
-	Log   *logrus.Entry
+	// AfterBoot, if set, defers work that no caller waits for.
+	AfterBoot func(func())
+	Log       *logrus.Entry
 }
 
-// Disks does all disk work of one agent. Its methods may be called at the same time; they
-// take turns.
+// Disks are the disks of one agent. Their methods may be called at the same time; they take turns.
 type Disks struct {
-	Config
-	mu sync.Mutex // one disk operation at a time
-
-	changes atomic.Int64
-
-	// For tests: the mount of "/", whether this is a container, RAM, and a call between any
-	// two steps that change something.
-	rootMount func() (mount.Entry, bool, error)
-	container func() bool
-	memory    func() (int64, error)
-	step      func(string)
+	Ephemeral  *Ephemeral
+	Persistent *Persistent
+	Migration  *Migration
 }
 
 // New returns the disks of a machine.
-func New(c Config) *Disks {
+func New(c Config) Disks {
 	if c.Reload == nil {
 		c.Reload = func(context.Context) error { return nil }
 	}
 	if c.Foreign == nil {
 		c.Foreign = func() string { return "" }
 	}
-	if c.Later == nil {
-		c.Later = func(f func()) { f() }
+	if c.AfterBoot == nil {
+		c.AfterBoot = func(f func()) { f() }
 	}
-	return &Disks{Config: c,
+	m := &machine{Dirs: c.Dirs, Log: c.Log,
 		rootMount: func() (mount.Entry, bool, error) { return mount.At("/") },
-		container: inContainer, memory: memTotal, step: func(string) {}}
+		container: inContainer, memory: memTotal, crashPoint: func(string) {}}
+	persistent := &Persistent{machine: m, Options: c.Options, Resolver: c.Resolver, Records: c.Records, Reload: c.Reload, Foreign: c.Foreign}
+	return Disks{
+		Ephemeral:  &Ephemeral{machine: m, Options: c.Options, Resolver: c.Resolver, Records: c.Records, AfterBoot: c.AfterBoot},
+		Persistent: persistent,
+		Migration:  &Migration{machine: m, disks: persistent, Options: c.Options, Records: c.Records, Progress: c.Progress, Program: c.Program},
+	}
 }
 
-// Changes is how many changes to disks and mounts have been made so far.
-func (d *Disks) Changes() int { return int(d.changes.Load()) }
+// Ephemeral is the ephemeral disk, raw ephemeral disks, and the root disk, which may have to hold the ephemeral data.
+type Ephemeral struct {
+	*machine
+	Options   Options
+	Resolver  Resolver
+	Records   Records
+	AfterBoot func(func())
+}
+
+// Persistent are the disks that the Director knows by their CIDs.
+type Persistent struct {
+	*machine
+	Options  Options
+	Resolver Resolver
+	Records  Records
+	Reload   func(context.Context) error
+	Foreign  func() string
+}
+
+// Migration copies the store from one persistent disk to another.
+type Migration struct {
+	*machine
+	disks    *Persistent
+	Options  Options
+	Records  Records
+	Progress func(MigrationProgress)
+	Program  string
+}
+
+// machine is what all kinds of disks need: one lock, the record of unfinished work, and thin helpers.
+type machine struct {
+	Dirs vcap.Dirs
+	Log  *logrus.Entry
+	mu   sync.Mutex // one disk operation at a time
+	made []Change   // by the operation that has the lock
+
+	// For tests: the mount of "/", whether this is a container, RAM, and a call before each step that
+	// changes something.
+	rootMount  func() (mount.Entry, bool, error)
+	container  func() bool
+	memory     func() (int64, error)
+	crashPoint func(string)
+}
+
+// begin takes the lock for one operation; the function it returns gives it back.
+func (d *machine) lock() func() {
+	d.mu.Lock()
+	d.made = nil
+	return d.mu.Unlock
+}
+
+// note adds a change to those that the operation returns.
+func (d *machine) note(c Change) { d.made = append(d.made, c) }
 
 const (
 	// nodeLimit bounds the wait for the node of a partition that the kernel was told of.
@@ -131,14 +178,14 @@ func notThere(err error) bool {
 	return errors.Is(err, device.ErrAbsent) || errors.Is(err, device.ErrTimedOut)
 }
 
-func (d *Disks) announce(ctx context.Context, path string) error {
+func (d *machine) announce(ctx context.Context, path string) error {
 	ctx, cancel := context.WithTimeout(ctx, nodeLimit)
 	defer cancel()
 	return disk.Announce(ctx, path)
 }
 
 // announceState is announce for a table that has just been read.
-func (d *Disks) announceState(ctx context.Context, s disk.State) error {
+func (d *machine) announceState(ctx context.Context, s disk.State) error {
 	ctx, cancel := context.WithTimeout(ctx, nodeLimit)
 	defer cancel()
 	return s.Announce(ctx)
@@ -147,7 +194,7 @@ func (d *Disks) announceState(ctx context.Context, s disk.State) error {
 // mountData mounts a file system that is ours: checked first when it has recorded errors,
 // grown afterwards when its device is larger than itself; that it cannot be is no reason to keep its
 // data away. One that is mounted already is in use: it is neither checked nor taken away for a moment.
-func (d *Disks) mountData(ctx context.Context, part string, content filesystem.Content, target string, options []string) error {
+func (d *machine) mountData(ctx context.Context, part string, content filesystem.Content, target string, options []string) error {
 	if content.Blank() {
 		return fmt.Errorf("%s is blank, there is nothing to mount", part)
 	}
@@ -161,12 +208,12 @@ func (d *Disks) mountData(ctx context.Context, part string, content filesystem.C
 			return err
 		}
 	}
-	d.step("mount")
+	d.crashPoint("mount")
 	if err := mount.Device(ctx, part, target, string(content.Kind), options); err != nil {
 		return err
 	}
 	if where == "" {
-		d.changes.Add(1)
+		d.note(mountChange(part, target, content))
 	}
 	err = d.growMounted(part, target, content.Kind)
 	if err == nil {
@@ -187,7 +234,7 @@ func (d *Disks) mountData(ctx context.Context, part string, content filesystem.C
 	return mount.Device(ctx, part, target, string(content.Kind), options)
 }
 
-func (d *Disks) growMounted(part, target string, kind filesystem.Kind) error {
+func (d *machine) growMounted(part, target string, kind filesystem.Kind) error {
 	if kind != filesystem.Ext4 && kind != filesystem.XFS {
 		return nil
 	}
@@ -196,14 +243,14 @@ func (d *Disks) growMounted(part, target string, kind filesystem.Kind) error {
 		return err
 	}
 	if grown {
-		d.changes.Add(1)
+		d.note(Change{Device: part, Proof: "the device is larger", What: "grow file system"})
 		d.Log.WithFields(logrus.Fields{"device": part, "mount": target}).Info("file system grown to its device")
 	}
 	return nil
 }
 
 // proveIdle shows that a disk is nobody's: the proof before its table is replaced.
-func (d *Disks) proveIdle(path string, number blkdev.Number) error {
+func (d *machine) proveIdle(path string, number blkdev.Number) error {
 	root, err := d.rootNumbers()
 	if err != nil {
 		return err

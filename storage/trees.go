@@ -30,7 +30,7 @@ func (h *here) Verify(ctx context.Context, from, to string, o copytree.Options) 
 func (h *here) Close() error { return nil }
 
 // trees does it in a process of its own where it can.
-func (d *Disks) trees(ctx context.Context) trees {
+func (d *Migration) trees(ctx context.Context) trees {
 	if d.Program != "" {
 		other, err := apart.Start(ctx, d.Program)
 		if err == nil {
