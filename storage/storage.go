@@ -228,7 +228,7 @@ func (d *machine) mountData(ctx context.Context, part string, content filesystem
 	if err := mount.Unmount(ctx, target); err != nil {
 		return err
 	}
-	if err := filesystem.GrowUnmounted(ctx, part); err != nil {
+	if err := filesystem.GrowUnmounted(ctx, part, content.Kind); err != nil {
 		d.Log.WithError(err).Warn("file system cannot be grown; its next mount tries again")
 	}
 	return mount.Device(ctx, part, target, string(content.Kind), options)

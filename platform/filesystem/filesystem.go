@@ -100,7 +100,7 @@ func (c Content) Blank() bool { return c.Kind == Blank }
 // Data reports a file system that the agent uses, and nothing else beside it that could be
 // the real owner of the device.
 func (c Content) Data() bool {
-	if c.Kind != Ext4 && c.Kind != XFS {
+	if !c.Kind.Managed() {
 		return false
 	}
 	for _, k := range c.Also {
@@ -157,15 +157,17 @@ func Identify(r io.ReaderAt, size int64) (Content, error) {
 		return Content{Kind: Blank}, nil
 	}
 	c := Content{Kind: found[0], Also: found[1:]}
-	switch c.Kind {
-	case extFamily:
-		err = c.readExt(r)
-	case XFS:
-		err = c.readXFS(r)
-	case Swap:
-		err = c.readSwap(r)
+	if read, ok := readers[c.Kind]; ok {
+		err = read(&c, r)
 	}
 	return c, err
+}
+
+// readers tell more than the signature does, where the agent wants to know it.
+var readers = map[Kind]func(*Content, io.ReaderAt) error{
+	extFamily: (*Content).readExt,
+	XFS:       (*Content).readXFS,
+	Swap:      (*Content).readSwap,
 }
 
 func find(r io.ReaderAt, size int64) (found []Kind, err error) {
