@@ -103,10 +103,10 @@ func child(text string) error {
 		r.disks[cid] = settings.PersistentDisk{CID: cid, Hint: settings.DiskHint{Path: path}}
 	}
 	d := New(Config{Dirs: vcap.New(j.Base), Resolver: resolver, Records: r, Program: "/proc/self/exe", Log: logger.WithField("part", "disks")})
-	m := d.Persistent.machine
-	m.memory = func() (int64, error) { return 16 << 20, nil }
+	m := d.Persistent.Machine
+	m.Memory = func() (int64, error) { return 16 << 20, nil }
 	steps := 0
-	m.crashPoint = func(name string) {
+	m.CrashPoint = func(name string) {
 		fmt.Println(name)
 		if steps == j.KillAt {
 			_ = unix.Kill(os.Getpid(), unix.SIGKILL)

@@ -51,14 +51,14 @@ func TestRootMigrateMendsWhatLooksComplete(t *testing.T) {
 
 			func() {
 				defer func() { _ = recover() }()
-				b.crashPoint = func(name string) {
+				b.CrashPoint = func(name string) {
 					if name == "verify" {
 						panic("power cut")
 					}
 				}
 				_ = b.Migrate(ctx, "old", "new")
 			}()
-			b.crashPoint = func(string) {}
+			b.CrashPoint = func(string) {}
 			b.ok(boot(b.disks())) // the store can be written to again
 			for n := range 150 {
 				b.ok(rewrite(filepath.Join(target, "a", fmt.Sprint(n)), 700, 0))
@@ -69,7 +69,7 @@ func TestRootMigrateMendsWhatLooksComplete(t *testing.T) {
 			b.ok(unix.Setxattr(filepath.Join(store, "noted"), "user.note", []byte("new"), 0))
 
 			rounds := 0
-			b.crashPoint = func(name string) {
+			b.CrashPoint = func(name string) {
 				if name == "copy" {
 					rounds++
 				}

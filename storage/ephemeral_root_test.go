@@ -73,7 +73,7 @@ func TestRootEphemeralBlankDisk(t *testing.T) {
 			if read(t, filepath.Join(b.Dirs.Data(), "kept")) != "x" {
 				t.Error("a second run lost data")
 			}
-			if got := strings.TrimSpace(read(t, b.intentFile())); got != "{}" {
+			if got := strings.TrimSpace(read(t, b.Intents.Path)); got != "{}" {
 				t.Errorf("intents after success: %s, want none", got)
 			}
 			b.ok(mount.Unmount(ctx, b.Dirs.Data()))

@@ -25,6 +25,7 @@ import (
 	"cambium/platform/device"
 	"cambium/platform/mount"
 	"cambium/settings"
+	"cambium/storage/internal/machine"
 )
 
 // records keeps in memory what the store keeps in files.
@@ -45,7 +46,7 @@ func (r *records) ClearMountedCID() error         { r.mounted = ""; return nil }
 
 // bench is an agent's disks in a directory of their own, with loop devices.
 type bench struct {
-	*machine
+	*machine.Machine
 	*Ephemeral
 	*Persistent
 	*Migration
@@ -73,9 +74,9 @@ func newBench(t testing.TB, o Options) *bench {
 		t.Fatal(err)
 	}
 	d := New(Config{Dirs: vcap.New(base), Options: o, Resolver: resolver, Records: b.records, Log: logger.WithField("part", "disks")})
-	b.machine, b.Ephemeral, b.Persistent, b.Migration = d.Persistent.machine, d.Ephemeral, d.Persistent, d.Migration
-	b.memory = func() (int64, error) { return 64 << 20, nil }
-	b.container = func() bool { return false }
+	b.Machine, b.Ephemeral, b.Persistent, b.Migration = d.Persistent.Machine, d.Ephemeral, d.Persistent, d.Migration
+	b.Memory = func() (int64, error) { return 64 << 20, nil }
+	b.InContainer = func() bool { return false }
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("log:\n%s", b.log)
@@ -192,6 +193,16 @@ func checksum(t testing.TB, d *looptest.Device) string {
 
 var zeros [4096]byte
 
+// sameDir compares what two paths lead to.
+func sameDir(a, b string) (bool, error) {
+	ia, err := os.Stat(a)
+	if err != nil {
+		return false, err
+	}
+	ib, err := os.Stat(b)
+	return err == nil && os.SameFile(ia, ib), err
+}
+
 func mountedSource(t testing.TB, target string) string {
 	t.Helper()
 	e, ok, err := mount.At(target)
@@ -239,14 +250,14 @@ func (b *bench) setupEphemeral(path string, swap *uint64) error {
 
 // killedAt does something that ends at the given step, as if the agent were killed there.
 func (b *bench) killedAt(step string, do func()) {
-	b.crashPoint = func(name string) {
+	b.CrashPoint = func(name string) {
 		if name == step {
 			panic("killed")
 		}
 	}
 	defer func() {
 		_ = recover()
-		b.crashPoint = func(string) {}
+		b.CrashPoint = func(string) {}
 	}()
 	do()
 }

@@ -28,7 +28,7 @@ func TestRootDisksAreLockedUntilTheyAreMounted(t *testing.T) {
 	b := newBench(t, Options{})
 	ephemeral, persistent := b.disk(512<<20, ""), b.disk(512<<20, "")
 	watched, steps := ephemeral.Path, 0
-	b.crashPoint = func(name string) {
+	b.CrashPoint = func(name string) {
 		steps++
 		if lockable(t, watched) {
 			t.Errorf("%s is not locked before %q", watched, name)

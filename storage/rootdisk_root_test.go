@@ -34,7 +34,7 @@ func fakeRoot(t *testing.T, b *bench, size int64, script string) (*looptest.Devi
 	target := filepath.Join(t.TempDir(), "root")
 	b.ok(os.Mkdir(target, 0o755))
 	b.ok(mount.Device(ctx, part, target, kind, nil))
-	b.rootMount = func() (mount.Entry, bool, error) {
+	b.RootMount = func() (mount.Entry, bool, error) {
 		e, ok, err := mount.At(target)
 		return e, ok, err
 	}
@@ -94,7 +94,7 @@ func TestRootEphemeralOnRootDisk(t *testing.T) {
 	t.Run("container", func(t *testing.T) {
 		b := newBench(t, Options{CreatePartitionIfNoEphemeralDisk: true})
 		dev, _ := fakeRoot(t, b, 2*gib, "label: dos\nstart=2048, size=262144, type=83\n")
-		b.container = func() bool { return true }
+		b.InContainer = func() bool { return true }
 		before := tool(t, dev.Path, "sfdisk", "--dump", dev.Path)
 		b.fails(b.setupEphemeral("", nil), "No ephemeral disk found", "container")
 		if tool(t, dev.Path, "sfdisk", "--dump", dev.Path) != before {
@@ -160,12 +160,12 @@ func TestRootGrowRoot(t *testing.T) {
 		}
 	})
 	for name, change := range map[string]func(*bench){
-		"container":               func(b *bench) { b.container = func() bool { return true } },
-		"space is for ephemeral":  func(b *bench) { b.Ephemeral.Options.CreatePartitionIfNoEphemeralDisk = true },
+		"container":               func(b *bench) { b.InContainer = func() bool { return true } },
+		"space is for ephemeral":  func(b *bench) { b.CreateOnRoot = true },
 		"root is a directory":     withRoot(func(e *mount.Entry) { e.Root = "/var/lib/machines/x" }),
 		"root is no device":       withRoot(func(e *mount.Entry) { e.Source = "overlay" }),
 		"root is a volume":        withRoot(func(e *mount.Entry) { e.Source = "/dev/mapper/none" }),
-		"disk set-up is disabled": func(b *bench) { b.Ephemeral.Options.SkipDiskSetup = true },
+		"disk set-up is disabled": func(b *bench) { b.SkipSetup = true },
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, Options{})
@@ -173,7 +173,7 @@ func TestRootGrowRoot(t *testing.T) {
 			before := tool(t, dev.Path, "sfdisk", "--dump", dev.Path)
 			change(b)
 			hint := named
-			if b.Ephemeral.Options.CreatePartitionIfNoEphemeralDisk {
+			if b.CreateOnRoot {
 				hint = nil
 			}
 			b.did(b.GrowRoot(ctx, hint))
@@ -186,8 +186,8 @@ func TestRootGrowRoot(t *testing.T) {
 
 func withRoot(edit func(*mount.Entry)) func(*bench) {
 	return func(b *bench) {
-		real := b.rootMount
-		b.rootMount = func() (mount.Entry, bool, error) {
+		real := b.RootMount
+		b.RootMount = func() (mount.Entry, bool, error) {
 			e, ok, err := real()
 			e.Number = 0
 			edit(&e)

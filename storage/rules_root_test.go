@@ -415,7 +415,8 @@ func TestRootPlanShowsTheProof(t *testing.T) {
 	all := strings.Join(text, "\n")
 	for _, w := range []string{
 		eph.Path + ": blank, 512.0 MiB, not in use, no persistent disk: create GPT, swap 64.0 MiB, data 446.0 MiB",
-		fresh.Path + ": blank, 256.0 MiB: mount_disk fresh will create GPT, data 254.0 MiB, ext4",
+		fresh.Path + ": persistent disk fresh, blank, 256.0 MiB: mount_disk will create GPT, data 254.0 MiB",
+		fresh.Path + "p1: new partition: mount_disk will make ext4",
 		foreign.Path + ": the whole disk holds ext4: persistent disk foreign will be refused",
 	} {
 		if !strings.Contains(all, w) {

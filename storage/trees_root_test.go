@@ -73,7 +73,7 @@ func TestRootMigrateToADiskThatFillsUp(t *testing.T) {
 			sum := treeSum(t, b.Dirs.Store())
 			// Something that has no name takes the room when the free space was checked already.
 			var ballast *os.File
-			b.crashPoint = func(name string) {
+			b.CrashPoint = func(name string) {
 				if name != "copy" || ballast != nil {
 					return
 				}

@@ -82,7 +82,7 @@ func mapperDisk(ctx context.Context) error {
 	if err := wantMapped(ctx, d, mapperPart); err != nil {
 		return err
 	}
-	if err := os.WriteFile(d.Persistent.Dirs.Store()+"/file", []byte("precious"), 0o600); err != nil {
+	if err := os.WriteFile(d.Persistent.Machine.Dirs.Store()+"/file", []byte("precious"), 0o600); err != nil {
 		return err
 	}
 	// The disk below belongs to the device above it.
@@ -100,7 +100,7 @@ func mapperDisk(ctx context.Context) error {
 	if err := errors.Join(boot(d), wantMapped(ctx, d, mapperPart)); err != nil {
 		return err
 	}
-	if data, err := os.ReadFile(d.Persistent.Dirs.Store() + "/file"); err != nil || string(data) != "precious" {
+	if data, err := os.ReadFile(d.Persistent.Machine.Dirs.Store() + "/file"); err != nil || string(data) != "precious" {
 		return fmt.Errorf("the file holds %q, %w", data, err)
 	}
 	_, err = d.Persistent.Unmount(ctx, "vol-above")
@@ -110,7 +110,7 @@ func mapperDisk(ctx context.Context) error {
 
 // wantMapped compares what is on the store, and that the list agrees.
 func wantMapped(ctx context.Context, d Disks, part string) error {
-	store, there, err := mount.At(d.Persistent.Dirs.Store())
+	store, there, err := mount.At(d.Persistent.Machine.Dirs.Store())
 	if err != nil || store.Source != part || there != (part != "") {
 		return fmt.Errorf("store is %q, %w; want %q", store.Source, err, part)
 	}

@@ -11,6 +11,8 @@ import (
 	"os"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"cambium/internal/blkdev"
 )
 
@@ -139,6 +141,22 @@ func Probe(path string) (Content, error) {
 	c, err := Identify(f, size)
 	if err != nil {
 		return Content{}, fmt.Errorf("probe %s: %w", path, err)
+	}
+	return c, nil
+}
+
+// ProbeAt identifies what is on a part of a device, for a partition that has no node of its own.
+func ProbeAt(path string, start, size int64) (Content, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return Content{}, fmt.Errorf("probe: %w", err)
+	}
+	defer f.Close()
+	// A disk's pages are cached apart from those of its partitions.
+	_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
+	c, err := Identify(io.NewSectionReader(f, start, size), size)
+	if err != nil {
+		return Content{}, fmt.Errorf("probe %s at %d: %w", path, start, err)
 	}
 	return c, nil
 }
