@@ -174,9 +174,10 @@ func planDisks(ctx context.Context, log *logrus.Entry, dirs vcap.Dirs, linux age
 		Foreign: func() string { return foreign(e, linux) }})
 	changes, ephemeralErr := disks.Ephemeral.Plan(ctx, e.Settings.Disks.Ephemeral, e.Settings.Env.Bosh.SwapSizeMiB, e.Settings.AgentID)
 	raw, rawErr := disks.Ephemeral.PlanRaw(ctx, e.Settings.Disks.RawEphemeral)
-	persistent, persistentErr := disks.Persistent.PlanMount(ctx)
-	changes = append(append(changes, raw...), persistent...)
-	return section{Part: "disks", Changes: lines(changes), Error: text(errors.Join(ephemeralErr, rawErr, persistentErr))}
+	last, lastErr := disks.Persistent.PlanMountLast(ctx)
+	others, othersErr := disks.Persistent.PlanMount(ctx)
+	changes = append(append(append(changes, raw...), last...), others...)
+	return section{Part: "disks", Changes: lines(changes), Error: text(errors.Join(ephemeralErr, rawErr, lastErr, othersErr))}
 }
 
 func planTree(ctx context.Context, log *logrus.Entry, dirs vcap.Dirs, linux agentjson.Linux, e settings.Effective) section {

@@ -48,6 +48,12 @@ func (k Kind) Managed() bool {
 	return ok
 }
 
+// GrowsUnmounted reports a kind that can be grown while it is not mounted.
+func (k Kind) GrowsUnmounted() bool {
+	m, ok := managed(k)
+	return ok && m.growUnmounted != nil
+}
+
 // MountType is what mount(2) calls it.
 func (k Kind) MountType() string {
 	if m, ok := managed(k); ok {

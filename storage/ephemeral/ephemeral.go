@@ -298,7 +298,7 @@ func (d *Disks) SetupRaw(ctx context.Context, hints []settings.DiskHint) (made [
 		if err == nil {
 			changes, err = d.Machine.Apply(ctx, "", plan)
 		}
-		if err == nil && len(changes) == 0 {
+		if err == nil && decide.KeptRaw(s.Table) {
 			d.Machine.CrashPoint("announce raw")
 			err = d.Machine.Announce(ctx, s)
 		}

@@ -129,7 +129,7 @@ func (d *Disks) place(cid, path string) (decide.Placement, error) {
 	if o.MountedOn, err = machine.MountedAt(d.part(path)); err != nil {
 		return decide.Placement{}, err
 	}
-	o.MountedOn = withoutLinks(o.MountedOn, o.Store, o.MigrationTarget)
+	o.MountedOn = ourPath(o.MountedOn, o.Store, o.MigrationTarget)
 	for dir, taken := range map[string]*bool{o.Store: &o.StoreTaken, o.MigrationTarget: &o.TargetTaken} {
 		if _, *taken, err = mount.At(dir); err != nil {
 			return decide.Placement{}, err
@@ -156,7 +156,7 @@ func (d *Disks) mountedBefore(ctx context.Context, p settings.PersistentDisk, pa
 	if err != nil {
 		return nil, err
 	}
-	where = withoutLinks(where, d.Machine.Dirs.Store())
+	where = ourPath(where, d.Machine.Dirs.Store())
 	made, err := d.growMounted(ctx, path, where)
 	if err != nil || where != d.Machine.Dirs.Store() {
 		return made, err

@@ -299,8 +299,8 @@ func (d *Disks) List(ctx context.Context) ([]string, error) {
 	return mounted, nil
 }
 
-// withoutLinks returns one of the directories instead of the path by which the kernel knows it.
-func withoutLinks(path string, directories ...string) string {
+// ourPath returns one of the directories instead of the path without links by which the kernel knows it.
+func ourPath(path string, directories ...string) string {
 	for _, dir := range directories {
 		if real, err := filepath.EvalSymlinks(dir); err == nil && real == path {
 			return dir

@@ -41,12 +41,17 @@ func (m *Machine) Apply(ctx context.Context, key string, p decide.Plan) (made []
 			}
 		}
 		m.CrashPoint(string(c.Op))
-		err := m.apply(ctx, key, c, mounted[c.Device])
-		if err != nil && c.Op == decide.GrowFileSystem && !p.MustGrow {
-			m.Log.WithError(err).WithField("device", c.Device).Warn("file system cannot be grown; its next mount tries again")
+		if c.Op == decide.GrowFileSystem {
+			grown, err := m.growFileSystem(ctx, c, mounted[c.Device], p.MustGrow)
+			if err != nil {
+				return made, err
+			}
+			if grown {
+				made = append(made, c)
+			}
 			continue
 		}
-		if err != nil {
+		if err := m.apply(ctx, key, c); err != nil {
 			return made, err
 		}
 		mounted[c.Device] = c.Op == decide.Mount
@@ -64,7 +69,7 @@ func uses(op decide.Op) bool {
 	return false
 }
 
-func (m *Machine) apply(ctx context.Context, key string, c decide.Change, mountedNow bool) error {
+func (m *Machine) apply(ctx context.Context, key string, c decide.Change) error {
 	log := m.Log.WithFields(logrus.Fields{"device": c.Device, "proof": c.Proof})
 	switch c.Op {
 	case decide.CreateTable:
@@ -103,8 +108,6 @@ func (m *Machine) apply(ctx context.Context, key string, c decide.Change, mounte
 		return filesystem.Check(ctx, c.Device, c.FileSystem)
 	case decide.Mount:
 		return mount.Device(ctx, c.Device, c.Target, c.FileSystem.MountType(), c.MountOptions)
-	case decide.GrowFileSystem:
-		return m.growFileSystem(ctx, c, mountedNow)
 	}
 	return fmt.Errorf("%s: no such change of a disk: %s", c.Device, c.Op)
 }
@@ -134,19 +137,27 @@ func (m *Machine) createTable(ctx context.Context, key string, c decide.Change, 
 }
 
 // growFileSystem extends a mounted file system. Some sandboxes withhold the capability that ext4 wants for that; then it is
-// taken off and grown, if mountedNow says that nothing can have begun to use it.
-func (m *Machine) growFileSystem(ctx context.Context, c decide.Change, mountedNow bool) error {
-	grown, err := filesystem.Grow(c.Device, c.Target, c.FileSystem)
+// unmounted and grown, if mountedNow says that nothing can have begun to use it. Unless it must be grown, a failure is
+// no reason to keep its data away.
+func (m *Machine) growFileSystem(ctx context.Context, c decide.Change, mountedNow, must bool) (grown bool, err error) {
+	grown, err = filesystem.Grow(c.Device, c.Target, c.FileSystem)
+	if errors.Is(err, unix.EPERM) && mountedNow && c.FileSystem.GrowsUnmounted() {
+		m.Log.WithError(err).Warn("file system is grown while it is not mounted")
+		if err := mount.Unmount(ctx, c.Target); err != nil {
+			return false, err
+		}
+		err = filesystem.GrowUnmounted(ctx, c.Device, c.FileSystem)
+		grown = err == nil
+		if err := mount.Device(ctx, c.Device, c.Target, c.FileSystem.MountType(), c.MountOptions); err != nil {
+			return false, err
+		}
+	}
+	if err != nil && !must {
+		m.Log.WithError(err).Warn("file system cannot be grown; its next mount tries again")
+		return false, nil
+	}
 	if grown {
 		m.Log.WithFields(logrus.Fields{"device": c.Device, "mount": c.Target}).Info("file system grown to its device")
 	}
-	if !errors.Is(err, unix.EPERM) || !mountedNow {
-		return err
-	}
-	m.Log.WithError(err).Warn("file system is grown while it is not mounted")
-	if err := mount.Unmount(ctx, c.Target); err != nil {
-		return err
-	}
-	growErr := filesystem.GrowUnmounted(ctx, c.Device, c.FileSystem)
-	return errors.Join(growErr, mount.Device(ctx, c.Device, c.Target, c.FileSystem.MountType(), c.MountOptions))
+	return grown, err
 }
