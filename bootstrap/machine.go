@@ -29,6 +29,7 @@ import (
 	"cambium/settings"
 	"cambium/settings/agentjson"
 	"cambium/settings/store"
+	"cambium/storage"
 )
 
 // linkPatience is how long a NIC that the settings name may take to appear.
@@ -49,15 +50,13 @@ type Users interface {
 
 // Disks prepares what the settings name.
 type Disks interface {
-	// Changes is how many changes all of them have made so far.
-	Changes() int
-	SetupRawEphemeral(ctx context.Context, hints []settings.DiskHint) error
-	SetupEphemeral(ctx context.Context, hint *settings.DiskHint, swapMiB *uint64, agentID string) error
-	GrowRoot(ctx context.Context, ephemeral *settings.DiskHint) error
-	MountLast(ctx context.Context) (warning string, err error)
+	SetupRaw(ctx context.Context, hints []settings.DiskHint) ([]storage.Change, error)
+	Setup(ctx context.Context, hint *settings.DiskHint, swapMiB *uint64, agentID string) ([]storage.Change, error)
+	GrowRoot(ctx context.Context, ephemeral *settings.DiskHint) ([]storage.Change, error)
+	MountLast(ctx context.Context) (changes []storage.Change, warning string, err error)
 	// CheckKnown refuses associations of unknown disks, and disks that nothing accounts for.
 	CheckKnown(associations []settings.DiskAssociation) error
-	Associate(ctx context.Context, associations []settings.DiskAssociation) error
+	Associate(ctx context.Context, associations []settings.DiskAssociation) ([]storage.Change, error)
 }
 
 // Machine is what the boot's steps work on. A part that is nil is one the machine does not have.
@@ -458,8 +457,7 @@ func (m *Machine) hasRawDisks() bool {
 
 func (m *Machine) setUpRawDisks(ctx context.Context, s *Span) error {
 	defer s.WaitingSoon("the raw ephemeral disks")()
-	defer m.countDisks()()
-	return m.Disks.SetupRawEphemeral(ctx, m.Settings.Effective().Settings.Disks.RawEphemeral)
+	return m.countDisks(m.Disks.SetupRaw(ctx, m.Settings.Effective().Settings.Disks.RawEphemeral))
 }
 
 func (m *Machine) setUpEphemeralDisk(ctx context.Context, span *Span) error {
@@ -467,28 +465,25 @@ func (m *Machine) setUpEphemeralDisk(ctx context.Context, span *Span) error {
 	if hint := s.Disks.Ephemeral; hint != nil {
 		defer span.WaitingSoon("the disk " + cmp.Or(hint.Path, hint.DeviceID, hint.VolumeID, hint.LUN))()
 	}
-	defer m.countDisks()()
-	return m.Disks.SetupEphemeral(ctx, s.Disks.Ephemeral, s.Env.Bosh.SwapSizeMiB, s.AgentID)
+	return m.countDisks(m.Disks.Setup(ctx, s.Disks.Ephemeral, s.Env.Bosh.SwapSizeMiB, s.AgentID))
 }
 
 func (m *Machine) growRootDisk(ctx context.Context, _ *Span) error {
-	defer m.countDisks()()
-	return m.Disks.GrowRoot(ctx, m.Settings.Effective().Settings.Disks.Ephemeral)
+	return m.countDisks(m.Disks.GrowRoot(ctx, m.Settings.Effective().Settings.Disks.Ephemeral))
 }
 
-// countDisks counts what the disks change until the function it returns is called.
-func (m *Machine) countDisks() func() {
-	before := m.Disks.Changes()
-	return func() { m.Count(m.Disks.Changes() - before) }
+// countDisks counts the changes that an operation on disks returns.
+func (m *Machine) countDisks(changes []storage.Change, err error) error {
+	m.Count(len(changes))
+	return err
 }
 
 // mountPersistentDisk also renews the names of associated disks. Without their devices jobs that
 // use them fail by themselves and say so, hence only a warning.
 func (m *Machine) mountPersistentDisk(ctx context.Context, s *Span) error {
 	defer s.WaitingSoon("the persistent disk")()
-	defer m.countDisks()()
-	warning, err := m.Disks.MountLast(ctx)
-	if err != nil {
+	changes, warning, err := m.Disks.MountLast(ctx)
+	if err := m.countDisks(changes, err); err != nil {
 		return err
 	}
 	if warning != "" {
@@ -498,7 +493,7 @@ func (m *Machine) mountPersistentDisk(ctx context.Context, s *Span) error {
 	if err := m.Disks.CheckKnown(associations); err != nil {
 		return err
 	}
-	if err := m.Disks.Associate(ctx, associations); err != nil {
+	if err := m.countDisks(m.Disks.Associate(ctx, associations)); err != nil {
 		s.Warn("%s", err)
 	}
 	return nil

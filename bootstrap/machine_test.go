@@ -11,6 +11,7 @@ import (
 	"cambium/platform/user"
 	"cambium/settings"
 	"cambium/settings/store"
+	"cambium/storage"
 )
 
 // fixed are settings that are there already.
@@ -49,32 +50,34 @@ func (p *people) Converge(_ context.Context, want user.Desired) ([]user.Change, 
 
 // drives fail or change as told.
 type drives struct {
-	changes                  int
 	ephemeral, known, linked error
 	mounts, grows            bool
 }
 
-func (d *drives) Changes() int                                                 { return d.changes }
-func (d *drives) SetupRawEphemeral(context.Context, []settings.DiskHint) error { return nil }
-func (d *drives) SetupEphemeral(context.Context, *settings.DiskHint, *uint64, string) error {
-	return d.ephemeral
+func (d *drives) SetupRaw(context.Context, []settings.DiskHint) ([]storage.Change, error) {
+	return nil, nil
+}
+func (d *drives) Setup(context.Context, *settings.DiskHint, *uint64, string) ([]storage.Change, error) {
+	return nil, d.ephemeral
 }
 
-func (d *drives) GrowRoot(context.Context, *settings.DiskHint) error {
+func (d *drives) GrowRoot(context.Context, *settings.DiskHint) (changes []storage.Change, err error) {
 	if d.grows {
-		d.changes++
+		changes = []storage.Change{{}}
 	}
-	return nil
+	return changes, nil
 }
 
-func (d *drives) MountLast(context.Context) (string, error) {
+func (d *drives) MountLast(context.Context) (changes []storage.Change, warning string, err error) {
 	if d.mounts {
-		d.changes++
+		changes = []storage.Change{{}}
 	}
-	return "", nil
+	return changes, "", nil
 }
-func (d *drives) CheckKnown([]settings.DiskAssociation) error                 { return d.known }
-func (d *drives) Associate(context.Context, []settings.DiskAssociation) error { return d.linked }
+func (d *drives) CheckKnown([]settings.DiskAssociation) error { return d.known }
+func (d *drives) Associate(context.Context, []settings.DiskAssociation) ([]storage.Change, error) {
+	return nil, d.linked
+}
 
 // bootMachine runs the real table on a machine of fakes.
 func bootMachine(t *testing.T, m *Machine) (Verdict, func(), status.Document) {

@@ -8,8 +8,8 @@ import (
 )
 
 // boot is MountLast where nothing is to be warned of.
-func boot(d *Disks) error {
-	warning, err := d.MountLast(context.Background())
+func boot(d Disks) error {
+	_, warning, err := d.Persistent.MountLast(context.Background())
 	if warning != "" {
 		err = errors.Join(err, errors.New(warning))
 	}

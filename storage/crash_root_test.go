@@ -40,18 +40,18 @@ type job struct {
 }
 
 // flows are the sequences of calls, as boot and the Director make them.
-var flows = map[string]func(*Disks, job) error{
-	"prepare": func(d *Disks, j job) error {
-		if err := d.SetupEphemeral(ctx, &settings.DiskHint{Path: j.Ephemeral}, nil, "agent-1"); err != nil {
+var flows = map[string]func(Disks, job) error{
+	"prepare": func(d Disks, j job) error {
+		if _, err := d.Ephemeral.Setup(ctx, &settings.DiskHint{Path: j.Ephemeral}, nil, "agent-1"); err != nil {
 			return err
 		}
 		if err := boot(d); err != nil {
 			return err
 		}
-		if err := d.Mount(ctx, "old"); err != nil {
+		if err := d.Persistent.Mount(ctx, "old"); err != nil {
 			return err
 		}
-		return d.Mount(ctx, "new")
+		return d.Persistent.Mount(ctx, "new")
 	},
 }
 
@@ -103,9 +103,10 @@ func child(text string) error {
 		r.disks[cid] = settings.PersistentDisk{CID: cid, Hint: settings.DiskHint{Path: path}}
 	}
 	d := New(Config{Dirs: vcap.New(j.Base), Resolver: resolver, Records: r, Program: "/proc/self/exe", Log: logger.WithField("part", "disks")})
-	d.memory = func() (int64, error) { return 16 << 20, nil }
+	m := d.Persistent.Machine
+	m.Memory = func() (int64, error) { return 16 << 20, nil }
 	steps := 0
-	d.step = func(name string) {
+	m.CrashPoint = func(name string) {
 		fmt.Println(name)
 		if steps == j.KillAt {
 			_ = unix.Kill(os.Getpid(), unix.SIGKILL)

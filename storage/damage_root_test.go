@@ -27,7 +27,7 @@ func TestRootMigrateMendsWhatLooksComplete(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, _, fresh := migrating(t, 128<<20)
-			b.Program = c.program
+			b.Migration.Program = c.program
 			store, target := b.Dirs.Store(), b.Dirs.StoreMigrationTarget()
 			if !c.exact {
 				write(t, filepath.Join(target, "mine"), "kept")
@@ -51,15 +51,15 @@ func TestRootMigrateMendsWhatLooksComplete(t *testing.T) {
 
 			func() {
 				defer func() { _ = recover() }()
-				b.step = func(name string) {
+				b.CrashPoint = func(name string) {
 					if name == "verify" {
 						panic("power cut")
 					}
 				}
 				_ = b.Migrate(ctx, "old", "new")
 			}()
-			b.step = func(string) {}
-			b.ok(boot(b.Disks)) // the store can be written to again
+			b.CrashPoint = func(string) {}
+			b.ok(boot(b.disks())) // the store can be written to again
 			for n := range 150 {
 				b.ok(rewrite(filepath.Join(target, "a", fmt.Sprint(n)), 700, 0))
 			}
@@ -69,7 +69,7 @@ func TestRootMigrateMendsWhatLooksComplete(t *testing.T) {
 			b.ok(unix.Setxattr(filepath.Join(store, "noted"), "user.note", []byte("new"), 0))
 
 			rounds := 0
-			b.step = func(name string) {
+			b.CrashPoint = func(name string) {
 				if name == "copy" {
 					rounds++
 				}

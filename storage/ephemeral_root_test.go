@@ -36,7 +36,7 @@ func TestRootEphemeralBlankDisk(t *testing.T) {
 			b := newBench(t, Options{})
 			dev := b.disk(c.size, "")
 			hint := &settings.DiskHint{Path: dev.Path}
-			b.ok(b.SetupEphemeral(ctx, hint, c.swap, c.agent))
+			b.did(b.Setup(ctx, hint, c.swap, c.agent))
 			dump := tool(t, dev.Path, "sfdisk", "--dump", dev.Path)
 			flat := strings.NewReplacer(" ", "", "0FC63DAF-8483-4772-8E79-3D69D8477DE4", "LINUX").Replace(dump)
 			if got := strings.Count(dump, "start="); got != len(c.want) || !strings.Contains(flat, "label:gpt") {
@@ -66,14 +66,14 @@ func TestRootEphemeralBlankDisk(t *testing.T) {
 
 			// A second run changes nothing.
 			write(t, filepath.Join(b.Dirs.Data(), "kept"), "x")
-			b.ok(b.SetupEphemeral(ctx, hint, c.swap, c.agent))
+			b.did(b.Setup(ctx, hint, c.swap, c.agent))
 			if after := tool(t, dev.Path, "sfdisk", "--dump", dev.Path); after != dump {
 				t.Errorf("a second run changed the table:\n%s\n%s", dump, after)
 			}
 			if read(t, filepath.Join(b.Dirs.Data(), "kept")) != "x" {
 				t.Error("a second run lost data")
 			}
-			if got := strings.TrimSpace(read(t, b.intentFile())); got != "{}" {
+			if got := strings.TrimSpace(read(t, b.Intents.Path)); got != "{}" {
 				t.Errorf("intents after success: %s, want none", got)
 			}
 			b.ok(mount.Unmount(ctx, b.Dirs.Data()))

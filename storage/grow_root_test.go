@@ -15,7 +15,7 @@ import (
 
 func init() {
 	// The disk is on the store already and has become larger.
-	flows["grow"] = func(d *Disks, _ job) error { return d.Mount(ctx, "old") }
+	flows["grow"] = func(d Disks, _ job) error { return d.Persistent.Mount(ctx, "old") }
 }
 
 // grown puts a disk on the store, with xfs, which can be grown here while it is mounted, and makes it larger.

@@ -25,6 +25,7 @@ import (
 	"cambium/platform/device"
 	"cambium/platform/mount"
 	"cambium/settings"
+	"cambium/storage/internal/machine"
 )
 
 // records keeps in memory what the store keeps in files.
@@ -45,7 +46,10 @@ func (r *records) ClearMountedCID() error         { r.mounted = ""; return nil }
 
 // bench is an agent's disks in a directory of their own, with loop devices.
 type bench struct {
-	*Disks
+	*machine.Machine
+	*Ephemeral
+	*Persistent
+	*Migration
 	t       testing.TB
 	records *records
 	log     *bytes.Buffer
@@ -69,9 +73,10 @@ func newBench(t testing.TB, o Options) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.Disks = New(Config{Dirs: vcap.New(base), Options: o, Resolver: resolver, Records: b.records, Log: logger.WithField("part", "disks")})
-	b.memory = func() (int64, error) { return 64 << 20, nil }
-	b.container = func() bool { return false }
+	d := New(Config{Dirs: vcap.New(base), Options: o, Resolver: resolver, Records: b.records, Log: logger.WithField("part", "disks")})
+	b.Machine, b.Ephemeral, b.Persistent, b.Migration = d.Persistent.Machine, d.Ephemeral, d.Persistent, d.Migration
+	b.Memory = func() (int64, error) { return 64 << 20, nil }
+	b.InContainer = func() bool { return false }
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("log:\n%s", b.log)
@@ -95,6 +100,19 @@ func (b *bench) ok(err error) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
+}
+
+// did is ok for what also returns changes.
+func (b *bench) did(_ []Change, err error) {
+	b.t.Helper()
+	b.ok(err)
+}
+
+// only drops the changes.
+func only(_ []Change, err error) error { return err }
+
+func (b *bench) disks() Disks {
+	return Disks{Ephemeral: b.Ephemeral, Persistent: b.Persistent, Migration: b.Migration}
 }
 
 // unmounted takes a disk off and compares what the Director is told.
@@ -175,6 +193,16 @@ func checksum(t testing.TB, d *looptest.Device) string {
 
 var zeros [4096]byte
 
+// sameDir compares what two paths lead to.
+func sameDir(a, b string) (bool, error) {
+	ia, err := os.Stat(a)
+	if err != nil {
+		return false, err
+	}
+	ib, err := os.Stat(b)
+	return err == nil && os.SameFile(ia, ib), err
+}
+
 func mountedSource(t testing.TB, target string) string {
 	t.Helper()
 	e, ok, err := mount.At(target)
@@ -217,19 +245,19 @@ func (b *bench) setupEphemeral(path string, swap *uint64) error {
 	if path != "" {
 		hint = &settings.DiskHint{Path: path}
 	}
-	return b.SetupEphemeral(context.Background(), hint, swap, "agent-1")
+	return only(b.Setup(context.Background(), hint, swap, "agent-1"))
 }
 
 // killedAt does something that ends at the given step, as if the agent were killed there.
 func (b *bench) killedAt(step string, do func()) {
-	b.step = func(name string) {
+	b.CrashPoint = func(name string) {
 		if name == step {
 			panic("killed")
 		}
 	}
 	defer func() {
 		_ = recover()
-		b.step = func(string) {}
+		b.CrashPoint = func(string) {}
 	}()
 	do()
 }

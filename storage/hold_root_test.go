@@ -28,7 +28,7 @@ func TestRootDisksAreLockedUntilTheyAreMounted(t *testing.T) {
 	b := newBench(t, Options{})
 	ephemeral, persistent := b.disk(512<<20, ""), b.disk(512<<20, "")
 	watched, steps := ephemeral.Path, 0
-	b.step = func(name string) {
+	b.CrashPoint = func(name string) {
 		steps++
 		if lockable(t, watched) {
 			t.Errorf("%s is not locked before %q", watched, name)
@@ -49,10 +49,10 @@ func TestRootDisksAreLockedUntilTheyAreMounted(t *testing.T) {
 }
 
 // Who boots may have udev look at the ephemeral disk later, but only where all went well: the next try needs the lock.
-func TestRootEphemeralDiskIsReleasedLater(t *testing.T) {
+func TestRootEphemeralDiskIsReleasedAfterBoot(t *testing.T) {
 	b := newBench(t, Options{})
 	var later []func()
-	b.Later = func(f func()) { later = append(later, f) }
+	b.AfterBoot = func(f func()) { later = append(later, f) }
 	other := b.disk(512<<20, "persistent")
 	if err := b.setupEphemeral(other.Path, nil); err == nil {
 		t.Error("a persistent disk was taken")

@@ -19,21 +19,23 @@ import (
 	"cambium/internal/looptest"
 	"cambium/platform/mount"
 	"cambium/settings"
+	"cambium/storage/decide"
+	"cambium/storage/internal/intent"
 )
 
 func init() {
-	flows["boot"] = func(d *Disks, _ job) error { return boot(d) }
-	flows["migrate"] = func(d *Disks, j job) error {
+	flows["boot"] = func(d Disks, _ job) error { return boot(d) }
+	flows["migrate"] = func(d Disks, j job) error {
 		if err := boot(d); err != nil {
 			return err
 		}
 		// The Director asks which disk is there before it goes on.
-		if d.Records.MountedCID() != "new" {
-			if err := errors.Join(d.Mount(ctx, "old"), d.Mount(ctx, "new")); err != nil {
+		if d.Persistent.Records.MountedCID() != "new" {
+			if err := errors.Join(d.Persistent.Mount(ctx, "old"), d.Persistent.Mount(ctx, "new")); err != nil {
 				return err
 			}
 		}
-		return d.Migrate(ctx, "old", "new")
+		return d.Migration.Migrate(ctx, "old", "new")
 	}
 }
 
@@ -59,7 +61,7 @@ func TestRootMigrate(t *testing.T) {
 	b, _, fresh := migrating(t, 128<<20)
 	sum := treeSum(t, b.Dirs.Store())
 	var progress []string
-	b.Disks.Progress = func(p MigrationProgress) { progress = append(progress, p.String()) }
+	b.Migration.Progress = func(p MigrationProgress) { progress = append(progress, p.String()) }
 	b.ok(b.Migrate(ctx, "", ""))
 	if n := len(progress); n < 5 || !strings.HasPrefix(progress[1], "copy: 5 files") || !strings.HasPrefix(progress[n-2], "verify: 5 files") || progress[n-1] != "" {
 		t.Errorf("progress %q", progress)
@@ -108,7 +110,7 @@ func TestRootMigrateRefuses(t *testing.T) {
 		b := newBench(t, Options{})
 		old := b.disk(64<<20, "old")
 		b.ok(b.Mount(ctx, "old"))
-		b.fails(b.Migrate(ctx, "", ""), "mount_disk of the new disk comes first")
+		b.fails(b.Migrate(ctx, "", ""), "run mount_disk of the new disk first")
 		stays(t, b, old)
 	})
 	t.Run("target too small", func(t *testing.T) {
@@ -149,7 +151,7 @@ func TestRootMigrateRefuses(t *testing.T) {
 		b.ok(err)
 		defer f.Close()
 		limited, cancel := context.WithCancel(ctx)
-		b.step = func(name string) {
+		b.CrashPoint = func(name string) {
 			if name == "unmount old store" {
 				time.AfterFunc(50*time.Millisecond, cancel)
 			}
@@ -185,7 +187,7 @@ func TestRootMigrationIsRememberedUntilADiskIsRemoved(t *testing.T) {
 	b, _, _ := migrating(t, 128<<20)
 	stop, cancel := context.WithCancel(ctx)
 	defer cancel()
-	b.step = func(name string) {
+	b.CrashPoint = func(name string) {
 		if name == "verify" {
 			cancel()
 		}
@@ -196,9 +198,9 @@ func TestRootMigrationIsRememberedUntilADiskIsRemoved(t *testing.T) {
 		known  bool
 	}{{"unrelated", true}, {"new", false}} {
 		b.ok(b.Remove(ctx, c.remove))
-		all, err := b.intents()
+		all, err := b.Intents.All()
 		b.ok(err)
-		if _, known := all[migrationIntent]; known != c.known {
+		if _, known := all[intent.Migration]; known != c.known {
 			t.Errorf("after removing %s the migration is known: %v, want %v", c.remove, known, c.known)
 		}
 	}
@@ -221,7 +223,7 @@ func TestRootPoint08MountOptionsSurviveAMigration(t *testing.T) {
 	}
 	stop, cancel := context.WithCancel(ctx)
 	defer cancel()
-	b.step = func(name string) {
+	b.CrashPoint = func(name string) {
 		if name == "copy" {
 			want("while it is copied", old, "nodev,ro")
 			cancel()
@@ -229,7 +231,7 @@ func TestRootPoint08MountOptionsSurviveAMigration(t *testing.T) {
 	}
 	b.fails(b.Migrate(stop, "", ""), "canceled")
 	want("after a failure", old, "nodev,rw")
-	b.step = func(string) {}
+	b.CrashPoint = func(string) {}
 	b.ok(b.Migrate(ctx, "", ""))
 	want("afterwards", fresh, "noatime,rw")
 }
@@ -242,7 +244,7 @@ func TestRootPoint09PrivateNamespacesDoNotPin(t *testing.T) {
 	service.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS}
 	b.ok(service.Start())
 	t.Cleanup(func() { _ = service.Process.Kill(); _ = service.Wait() })
-	b.step = func(name string) {
+	b.CrashPoint = func(name string) {
 		if name != "record new disk" && name != "copy" {
 			return
 		}
@@ -296,7 +298,7 @@ func TestRootMigrateChangingSource(t *testing.T) {
 	closed := func(t *testing.T, b *bench) {
 		t.Helper()
 		tried := 0
-		b.step = func(name string) {
+		b.CrashPoint = func(name string) {
 			if name != "copy" && name != "verify" && name != "unmount old store" {
 				return
 			}
@@ -364,12 +366,12 @@ func TestRootMigrateChangingSource(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			b, old := binding(t)
 			b.ok(os.Mkdir(filepath.Join(old, "sub"), 0o750))
-			for n := range copyRounds + 1 {
+			for n := range decide.CopyRounds + 1 {
 				write(t, filepath.Join(old, "sub", fmt.Sprint(n)), "x")
 			}
 			write(t, filepath.Join(old, "large"), large)
-			times, limit := 0, copyRounds // behind every pass
-			b.step = func(name string) {
+			times, limit := 0, decide.CopyRounds // behind every pass
+			b.CrashPoint = func(name string) {
 				if name == "verify" && times < limit {
 					b.ok(c.change(old, times))
 					times++
@@ -413,7 +415,7 @@ func TestRootMigrateBindMountedInterrupted(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(b.Dirs.Store(), "x"), nil, 0o600); !errors.Is(err, unix.EROFS) {
 		t.Errorf("in the middle: %v, want a read-only store", err)
 	}
-	b.ok(boot(b.Disks))
+	b.ok(boot(b.disks()))
 	write(t, filepath.Join(b.Dirs.Store(), "writable"), "x")
 	b.ok(b.Migrate(ctx, "", ""))
 	if read(t, filepath.Join(b.Dirs.Store(), "writable")) != "x" || b.records.mounted != "new" {

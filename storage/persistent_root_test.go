@@ -29,7 +29,7 @@ func TestRootPersistentLifecycle(t *testing.T) {
 	}
 	b.unmounted("vol-1", "Unmounted partition of vol-1")
 	b.unmounted("vol-1", "Partition of vol-1 is not mounted")
-	b.ok(boot(b.Disks))
+	b.ok(boot(b.disks()))
 	if got := read(t, filepath.Join(b.Dirs.Store(), "data")); got != "precious" {
 		t.Errorf("data is %q after a remount", got)
 	}
@@ -45,5 +45,5 @@ func TestRootPersistentLifecycle(t *testing.T) {
 	if b.records.mounted != "" {
 		t.Errorf("recorded %q after removal, want nothing", b.records.mounted)
 	}
-	b.ok(boot(b.Disks))
+	b.ok(boot(b.disks()))
 }

@@ -20,6 +20,7 @@ import (
 	"cambium/platform/filesystem"
 	"cambium/platform/mount"
 	"cambium/settings"
+	"cambium/storage/internal/intent"
 )
 
 // The known ways in which agents have lost data or got stuck, each as a disk before, what is
@@ -119,7 +120,7 @@ func TestRootPoint02ForeignContentIsRefused(t *testing.T) {
 	})
 	t.Run("released by the manifest", func(t *testing.T) {
 		b := newBench(t, Options{})
-		b.Disks.Foreign = func() string { return "format" }
+		b.Persistent.Foreign = func() string { return "format" }
 		dev := b.disk(128<<20, "vol-1")
 		tool(t, dev.Path, "mkfs.btrfs", "-qf", "--mixed", dev.Path)
 		b.ok(b.Mount(ctx, "vol-1"))
@@ -167,12 +168,12 @@ func TestRootPoint05StaleRecordCostsNothing(t *testing.T) {
 			damage(t, b, dev.Path+"p1")
 			s, err := disk.Observe(dev.Path)
 			b.ok(err)
-			b.ok(b.beginFormat("vol-1", s.Table.GUID))
+			b.ok(b.Intents.Set("vol-1", intent.Intent{Table: s.Table.GUID}))
 			b.ok(b.Mount(ctx, "vol-1"))
 			if got := read(t, filepath.Join(b.Dirs.Store(), "data")); got != "precious" {
 				t.Errorf("data is %q", got)
 			}
-			if pending, err := b.pending("vol-1", s.Table); err != nil || pending {
+			if pending, err := b.Intents.Pending("vol-1", s.Table); err != nil || pending {
 				t.Errorf("still pending: %v, %v", pending, err)
 			}
 		})
@@ -220,7 +221,7 @@ func TestRootPoint11NoOldDataOnARemadeDisk(t *testing.T) {
 	b.ok(mount.Unmount(ctx, b.Dirs.Data()))
 	b.ok(filesystem.SwapOff(dev.Path + "p1"))
 	// The same disk, a new VM: the layout is the same to the byte.
-	b.ok(b.SetupEphemeral(ctx, &settings.DiskHint{Path: dev.Path}, nil, "agent-2"))
+	b.did(b.Setup(ctx, &settings.DiskHint{Path: dev.Path}, nil, "agent-2"))
 	if _, err := os.Stat(filepath.Join(b.Dirs.Data(), "secret")); err == nil {
 		t.Error("data of the previous VM reappeared")
 	}
@@ -238,7 +239,7 @@ func TestRootPoint12RAMChangesNothing(t *testing.T) {
 			func() (int64, *uint64) { n := uint64(0); return 64 << 20, &n },
 		} {
 			ram, swap := change()
-			b.memory = func() (int64, error) { return ram, nil }
+			b.Memory = func() (int64, error) { return ram, nil }
 			b.ok(mount.Unmount(ctx, b.Dirs.Data()))
 			b.ok(b.setupEphemeral(dev.Path, swap))
 			if read(t, filepath.Join(b.Dirs.Data(), "kept")) != "x" {
@@ -252,7 +253,7 @@ func TestRootPoint12RAMChangesNothing(t *testing.T) {
 		b.ok(b.setupEphemeral("", nil))
 		write(t, filepath.Join(b.Dirs.Data(), "kept"), "x")
 		before := tool(t, root.Path, "sfdisk", "--dump", root.Path)
-		b.memory = func() (int64, error) { return 512 << 20, nil }
+		b.Memory = func() (int64, error) { return 512 << 20, nil }
 		b.ok(mount.Unmount(ctx, b.Dirs.Data()))
 		b.ok(b.setupEphemeral("", nil))
 		if after := tool(t, root.Path, "sfdisk", "--dump", root.Path); after != before {
@@ -295,20 +296,20 @@ func TestRootPoint14NothingNamedIsAnError(t *testing.T) {
 func TestRootPoint15StaleRecordDoesNotStopTheAgent(t *testing.T) {
 	b := newBench(t, Options{})
 	b.records.mounted = "gone"
-	warning, err := b.MountLast(ctx)
+	_, warning, err := b.MountLast(ctx)
 	b.ok(err)
 	if !strings.Contains(warning, "gone") || !strings.Contains(warning, "the store is empty") {
 		t.Errorf("warning %q, want the disk named", warning)
 	}
 	// With other disks known, one that is not was forgotten by mistake.
 	b.disk(64<<20, "other")
-	b.fails(boot(b.Disks), "gone", "not among those known")
+	b.fails(boot(b.disks()), "gone", "not among those known")
 }
 
 func TestRootPoint16RecordsAreAtomic(t *testing.T) {
 	b := newBench(t, Options{})
 	dev := b.disk(64<<20, "vol-1")
-	write(t, b.intentFile(), "")
+	write(t, b.Intents.Path, "")
 	b.ok(b.Mount(ctx, "vol-1"))
 	if got := mountedSource(t, b.Dirs.Store()); got != dev.Path+"p1" {
 		t.Errorf("store is %q", got)
@@ -346,7 +347,7 @@ func TestRootPoint20PreformattedTwice(t *testing.T) {
 		}
 	}
 	b.unmounted("vol-1", "Unmounted partition of vol-1")
-	b.ok(boot(b.Disks))
+	b.ok(boot(b.disks()))
 	if got := mountedSource(t, b.Dirs.Store()); got != dev.Path {
 		t.Errorf("after a reboot the store is %q", got)
 	}

@@ -43,7 +43,7 @@ func TestRootResize(t *testing.T) {
 			write(t, filepath.Join(b.Dirs.Store(), "data"), "precious")
 			b.unmounted("vol-1", "Unmounted partition of vol-1")
 			dev.Grow(t, 900<<20)
-			b.ok(boot(b.Disks))
+			b.ok(boot(b.disks()))
 			if got := bytesOf(t, b.Dirs.Store()); got < 780<<20 {
 				t.Errorf("file system has %d MiB after the disk grew to 900", got>>20)
 			}

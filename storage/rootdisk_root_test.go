@@ -34,7 +34,7 @@ func fakeRoot(t *testing.T, b *bench, size int64, script string) (*looptest.Devi
 	target := filepath.Join(t.TempDir(), "root")
 	b.ok(os.Mkdir(target, 0o755))
 	b.ok(mount.Device(ctx, part, target, kind, nil))
-	b.rootMount = func() (mount.Entry, bool, error) {
+	b.RootMount = func() (mount.Entry, bool, error) {
 		e, ok, err := mount.At(target)
 		return e, ok, err
 	}
@@ -94,7 +94,7 @@ func TestRootEphemeralOnRootDisk(t *testing.T) {
 	t.Run("container", func(t *testing.T) {
 		b := newBench(t, Options{CreatePartitionIfNoEphemeralDisk: true})
 		dev, _ := fakeRoot(t, b, 2*gib, "label: dos\nstart=2048, size=262144, type=83\n")
-		b.container = func() bool { return true }
+		b.InContainer = func() bool { return true }
 		before := tool(t, dev.Path, "sfdisk", "--dump", dev.Path)
 		b.fails(b.setupEphemeral("", nil), "No ephemeral disk found", "container")
 		if tool(t, dev.Path, "sfdisk", "--dump", dev.Path) != before {
@@ -111,12 +111,12 @@ func TestRootGrowRoot(t *testing.T) {
 			dev, target := fakeRoot(t, b, 1<<30, script)
 			write(t, filepath.Join(target, "file"), "x")
 			before := bytesOf(t, target)
-			b.ok(b.GrowRoot(ctx, named))
+			b.did(b.GrowRoot(ctx, named))
 			if after := bytesOf(t, target); after < before*2 {
 				t.Errorf("file system has %d bytes, before %d", after, before)
 			}
 			dump := tool(t, dev.Path, "sfdisk", "--dump", dev.Path)
-			b.ok(b.GrowRoot(ctx, named))
+			b.did(b.GrowRoot(ctx, named))
 			if again := tool(t, dev.Path, "sfdisk", "--dump", dev.Path); again != dump {
 				t.Error("a second run changed the table")
 			}
@@ -144,7 +144,7 @@ func TestRootGrowRoot(t *testing.T) {
 			dev, target := fakeRoot(t, b, 1<<30, "label: gpt\nstart=2048, size=786432, name=\"xfs\"\n")
 			withRoot(source(t, dev))(b)
 			before := bytesOf(t, target)
-			b.ok(b.GrowRoot(ctx, named))
+			b.did(b.GrowRoot(ctx, named))
 			if after := bytesOf(t, target); after < before*2 {
 				t.Errorf("file system has %d bytes, before %d", after, before)
 			}
@@ -154,18 +154,18 @@ func TestRootGrowRoot(t *testing.T) {
 		b := newBench(t, Options{})
 		_, target := fakeRoot(t, b, 1<<30, "label: gpt\nstart=2048, size=786432, name=\"ext2\"\n")
 		before := bytesOf(t, target)
-		b.ok(b.GrowRoot(ctx, named))
+		b.did(b.GrowRoot(ctx, named))
 		if after := bytesOf(t, target); after != before {
 			t.Errorf("file system has %d bytes, before %d", after, before)
 		}
 	})
 	for name, change := range map[string]func(*bench){
-		"container":               func(b *bench) { b.container = func() bool { return true } },
-		"space is for ephemeral":  func(b *bench) { b.Options.CreatePartitionIfNoEphemeralDisk = true },
+		"container":               func(b *bench) { b.InContainer = func() bool { return true } },
+		"space is for ephemeral":  func(b *bench) { b.CreateOnRoot = true },
 		"root is a directory":     withRoot(func(e *mount.Entry) { e.Root = "/var/lib/machines/x" }),
 		"root is no device":       withRoot(func(e *mount.Entry) { e.Source = "overlay" }),
 		"root is a volume":        withRoot(func(e *mount.Entry) { e.Source = "/dev/mapper/none" }),
-		"disk set-up is disabled": func(b *bench) { b.Options.SkipDiskSetup = true },
+		"disk set-up is disabled": func(b *bench) { b.SkipSetup = true },
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, Options{})
@@ -173,10 +173,10 @@ func TestRootGrowRoot(t *testing.T) {
 			before := tool(t, dev.Path, "sfdisk", "--dump", dev.Path)
 			change(b)
 			hint := named
-			if b.Options.CreatePartitionIfNoEphemeralDisk {
+			if b.CreateOnRoot {
 				hint = nil
 			}
-			b.ok(b.GrowRoot(ctx, hint))
+			b.did(b.GrowRoot(ctx, hint))
 			if after := tool(t, dev.Path, "sfdisk", "--dump", dev.Path); after != before {
 				t.Errorf("table changed:\n%s\n%s", before, after)
 			}
@@ -186,8 +186,8 @@ func TestRootGrowRoot(t *testing.T) {
 
 func withRoot(edit func(*mount.Entry)) func(*bench) {
 	return func(b *bench) {
-		real := b.rootMount
-		b.rootMount = func() (mount.Entry, bool, error) {
+		real := b.RootMount
+		b.RootMount = func() (mount.Entry, bool, error) {
 			e, ok, err := real()
 			e.Number = 0
 			edit(&e)

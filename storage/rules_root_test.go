@@ -82,7 +82,7 @@ func TestRootEphemeralIdentity(t *testing.T) {
 			dev := c.dev(t, b)
 			before := tool(t, dev.Path, "sh", "-c", "head -c 1048576 "+dev.Path+" | sha256sum")
 			b.fails(b.setupEphemeral(dev.Path, nil), "not touched", c.want)
-			b.fails(b.SetupRawEphemeral(ctx, []settings.DiskHint{{Path: dev.Path}}), "not touched", c.want)
+			b.fails(only(b.SetupRaw(ctx, []settings.DiskHint{{Path: dev.Path}})), "not touched", c.want)
 			if after := tool(t, dev.Path, "sh", "-c", "head -c 1048576 "+dev.Path+" | sha256sum"); after != before {
 				t.Error("the disk was changed")
 			}
@@ -125,8 +125,8 @@ func TestRootSkipDiskSetup(t *testing.T) {
 	dev := b.disk(64<<20, "")
 	before := checksum(t, dev)
 	b.ok(b.setupEphemeral(dev.Path, nil))
-	b.ok(b.SetupRawEphemeral(ctx, []settings.DiskHint{{Path: dev.Path}}))
-	b.ok(b.GrowRoot(ctx, nil))
+	b.did(b.SetupRaw(ctx, []settings.DiskHint{{Path: dev.Path}}))
+	b.did(b.GrowRoot(ctx, nil))
 	if checksum(t, dev) != before {
 		t.Error("the disk was changed")
 	}
@@ -141,7 +141,7 @@ func TestRootRawEphemeral(t *testing.T) {
 	one, two := b.disk(8<<20, ""), b.disk(8<<20, "")
 	hints := []settings.DiskHint{{Path: one.Path}, {Path: two.Path}}
 	for range 2 {
-		b.ok(b.SetupRawEphemeral(ctx, hints))
+		b.did(b.SetupRaw(ctx, hints))
 	}
 	first := tool(t, one.Path, "sfdisk", "--dump", one.Path)
 	if !strings.Contains(first, `name="raw-ephemeral-0"`) || !strings.Contains(tool(t, two.Path, "sfdisk", "--dump", two.Path), `name="raw-ephemeral-1"`) {
@@ -150,7 +150,7 @@ func TestRootRawEphemeral(t *testing.T) {
 	if !strings.Contains(strings.ReplaceAll(first, " ", ""), "start=2048,size=12288") {
 		t.Errorf("not aligned at both ends:\n%s", first)
 	}
-	b.ok(b.SetupRawEphemeral(ctx, hints))
+	b.did(b.SetupRaw(ctx, hints))
 	if after := tool(t, one.Path, "sfdisk", "--dump", one.Path); after != first {
 		t.Error("a second run changed the table")
 	}
@@ -192,8 +192,8 @@ func TestRootRawEphemeralDevices(t *testing.T) {
 			b := newBench(t, Options{ManagedVolumes: c.managed})
 			dev := b.disk(8<<20, "")
 			f := &found{devices: []device.Device{{Path: dev.Path, Number: numberOf(t, dev.Path)}}}
-			b.Disks.Resolver = f
-			b.ok(b.SetupRawEphemeral(ctx, c.hints))
+			b.Ephemeral.Resolver = f
+			b.did(b.SetupRaw(ctx, c.hints))
 			if f.excluded != c.excluded || !strings.Contains(tool(t, dev.Path, "sfdisk", "--dump", dev.Path), `name="raw-ephemeral-0"`) {
 				t.Errorf("by exclusion %d times, want %d, and a partition", f.excluded, c.excluded)
 			}
@@ -201,7 +201,7 @@ func TestRootRawEphemeralDevices(t *testing.T) {
 	}
 	t.Run("one that does not come is an error", func(t *testing.T) {
 		b := newBench(t, Options{})
-		b.fails(b.SetupRawEphemeral(ctx, []settings.DiskHint{{Path: "/dev/nowhere"}}), "raw ephemeral disks", "/dev/nowhere is not there")
+		b.fails(only(b.SetupRaw(ctx, []settings.DiskHint{{Path: "/dev/nowhere"}})), "raw ephemeral disks", "/dev/nowhere is not there")
 	})
 }
 
@@ -221,12 +221,12 @@ func TestRootCallersOfAMissingDisk(t *testing.T) {
 			b := newBench(t, Options{})
 			dev := b.disk(64<<20, "vol-1")
 			before := checksum(t, dev)
-			b.Disks.Resolver = &found{err: &device.NotFoundError{Reason: c.err}}
+			b.Persistent.Resolver = &found{err: &device.NotFoundError{Reason: c.err}}
 			b.records.mounted = "vol-1"
 			for caller, err := range map[string]error{
 				"mount":             b.Mount(ctx, "vol-1"),
-				"mount after start": boot(b.Disks),
-				"associate":         b.Associate(ctx, []settings.DiskAssociation{{Name: "db", CID: "vol-1"}}),
+				"mount after start": boot(b.disks()),
+				"associate":         only(b.Associate(ctx, []settings.DiskAssociation{{Name: "db", CID: "vol-1"}})),
 				"dynamic disk":      b.AddDynamic(ctx, "vol-1", settings.DiskHint{}),
 			} {
 				if !errors.Is(err, c.err) {
@@ -335,7 +335,7 @@ func TestRootMountLastLeavesABlankDisk(t *testing.T) {
 	dev := b.disk(64<<20, "vol-1")
 	before := checksum(t, dev)
 	b.records.mounted = "vol-1"
-	warning, err := b.MountLast(ctx)
+	_, warning, err := b.MountLast(ctx)
 	b.ok(err)
 	if !strings.Contains(warning, "vol-1") || !strings.Contains(warning, dev.Path+" is blank") {
 		t.Errorf("warning %q, want the disk named", warning)
@@ -344,7 +344,7 @@ func TestRootMountLastLeavesABlankDisk(t *testing.T) {
 		t.Error("a blank disk was touched at boot")
 	}
 	b.records.disks["vol-1"] = settings.PersistentDisk{CID: "vol-1", Hint: settings.DiskHint{Path: "/dev/nowhere"}}
-	b.fails(boot(b.Disks), "vol-1", "timed out")
+	b.fails(boot(b.disks()), "vol-1", "timed out")
 }
 
 func TestRootBindMountedDisk(t *testing.T) {
@@ -380,13 +380,13 @@ func TestRootLinks(t *testing.T) {
 	if _, err := os.Lstat(filepath.Join(b.Dirs.DynamicDisks(), "dyn")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("link is still there: %v", err)
 	}
-	b.ok(b.Associate(ctx, []settings.DiskAssociation{{Name: "db", CID: "vol-1"}}))
+	b.did(b.Associate(ctx, []settings.DiskAssociation{{Name: "db", CID: "vol-1"}}))
 	if got, err := os.Readlink(filepath.Join(b.Dirs.DiskAssociations(), "db")); err != nil || got != dev.Path {
 		t.Errorf("association -> %q, %v", got, err)
 	}
-	b.fails(b.Associate(ctx, []settings.DiskAssociation{{Name: "db", CID: "none"}}), "not known")
+	b.fails(only(b.Associate(ctx, []settings.DiskAssociation{{Name: "db", CID: "none"}})), "not known")
 	for _, name := range []string{"../x", "", "..", "a/b"} {
-		b.fails(b.Associate(ctx, []settings.DiskAssociation{{Name: name, CID: "vol-1"}}), "cannot be the name")
+		b.fails(only(b.Associate(ctx, []settings.DiskAssociation{{Name: name, CID: "vol-1"}})), "cannot be the name")
 		b.fails(b.AddDynamic(ctx, name, settings.DiskHint{Path: dev.Path}), "cannot be the name")
 	}
 	if checksum(t, dev) != before {
@@ -399,17 +399,24 @@ func TestRootPlanShowsTheProof(t *testing.T) {
 	eph, fresh, foreign := b.disk(512<<20, ""), b.disk(256<<20, "fresh"), b.disk(64<<20, "foreign")
 	tool(t, foreign.Path, "mkfs.ext4", "-qF", foreign.Path)
 	before := checksum(t, eph) + checksum(t, fresh) + checksum(t, foreign)
-	want := Wanted{Ephemeral: &settings.DiskHint{Path: eph.Path}, AgentID: "agent-1"}
-	changes, err := b.Plan(ctx, want)
-	b.ok(err)
+	planned := func() []Change {
+		t.Helper()
+		changes, err := b.Plan(ctx, &settings.DiskHint{Path: eph.Path}, nil, "agent-1")
+		b.ok(err)
+		persistent, err := b.PlanMount(ctx)
+		b.ok(err)
+		return append(changes, persistent...)
+	}
+	changes := planned()
 	var text []string
 	for _, c := range changes {
 		text = append(text, c.String())
 	}
 	all := strings.Join(text, "\n")
 	for _, w := range []string{
-		eph.Path + ": blank, 512.0 MiB, not in use, no persistent disk: will create GPT, swap 64.0 MiB, data 446.0 MiB",
-		fresh.Path + ": blank, 256.0 MiB: mount_disk fresh will create GPT, data 254.0 MiB, ext4",
+		eph.Path + ": blank, 512.0 MiB, not in use, no persistent disk: create GPT, swap 64.0 MiB, data 446.0 MiB",
+		fresh.Path + ": persistent disk fresh, blank, 256.0 MiB: mount_disk will create GPT, data 254.0 MiB",
+		fresh.Path + "p1: new partition: mount_disk will make ext4",
 		foreign.Path + ": the whole disk holds ext4: persistent disk foreign will be refused",
 	} {
 		if !strings.Contains(all, w) {
@@ -422,8 +429,8 @@ func TestRootPlanShowsTheProof(t *testing.T) {
 	delete(b.records.disks, "foreign")
 	b.ok(b.setupEphemeral(eph.Path, nil))
 	b.ok(b.Mount(ctx, "fresh"))
-	if changes, err = b.Plan(ctx, want); err != nil || len(changes) != 0 {
-		t.Errorf("plan after the work is done: %v, %v; want nothing", changes, err)
+	if changes = planned(); len(changes) != 0 {
+		t.Errorf("plan after the work is done: %v; want nothing", changes)
 	}
 }
 

@@ -22,7 +22,7 @@ func (b *bench) reboot() {
 	for _, dir := range []string{b.Dirs.StoreMigrationTarget(), b.Dirs.Store()} {
 		b.ok(mount.Unmount(ctx, dir))
 	}
-	b.ok(boot(b.Disks))
+	b.ok(boot(b.disks()))
 }
 
 func (b *bench) onStoreIs(dev *looptest.Device, cid string) {
@@ -46,23 +46,23 @@ func TestRootMigrateAgainAfterAReboot(t *testing.T) {
 			sum := treeSum(t, b.Dirs.Store())
 			b.ok(b.Mount(ctx, "third"))
 			b.reboot()
-			b.fails(b.Migrate(ctx, c.from, c.to), "nothing is mounted on "+b.Dirs.StoreMigrationTarget(), "comes first")
+			b.fails(b.Migrate(ctx, c.from, c.to), "nothing is mounted on "+b.Dirs.StoreMigrationTarget(), " first")
 			// In the middle of the copying.
 			b.ok(b.Mount(ctx, "third"))
 			func() {
 				defer func() { _ = recover() }()
-				b.step = func(name string) {
+				b.CrashPoint = func(name string) {
 					if name == "verify" {
 						panic("power cut")
 					}
 				}
 				_ = b.Migrate(ctx, c.from, c.to)
 			}()
-			b.step = func(string) {}
+			b.CrashPoint = func(string) {}
 			b.reboot()
 			b.onStoreIs(fresh, "new")
 			b.ok(os.Remove(filepath.Join(b.Dirs.Store(), "writable")))
-			b.fails(b.Migrate(ctx, c.from, c.to), "comes first", "new to third is not complete")
+			b.fails(b.Migrate(ctx, c.from, c.to), "first", "new to third is not complete")
 			b.ok(b.Mount(ctx, "third"))
 			b.ok(b.Migrate(ctx, c.from, c.to))
 			if got := treeSum(t, b.Dirs.Store()); got != sum {
@@ -81,7 +81,7 @@ func TestRootMigrateOtherDisksThanNamed(t *testing.T) {
 	b.fails(b.Migrate(ctx, "other", "new"), "old is on", "not other")
 	b.onStoreIs(old, "old")
 	b.ok(b.Migrate(ctx, "old", "new"))
-	b.fails(b.Migrate(ctx, "new", "third"), "mount_disk of third comes first")
+	b.fails(b.Migrate(ctx, "new", "third"), "run mount_disk third first")
 }
 
 // A disk that is only half copied never becomes the store.
@@ -92,7 +92,7 @@ func TestRootHalfCopiedDiskIsNoStore(t *testing.T) {
 			b.ok(mount.Unmount(ctx, dir))
 		}
 		for range 2 {
-			b.fails(b.Mount(ctx, "new"), "incomplete copy of old", "mount_disk of old comes first")
+			b.fails(b.Mount(ctx, "new"), "incomplete copy of old", "run mount_disk old first")
 		}
 		if got := mountedSource(b.t, b.Dirs.Store()); got != "" || b.records.mounted != "old" {
 			b.t.Errorf("store is %q, recorded %q; want nothing and old", got, b.records.mounted)
@@ -168,19 +168,19 @@ func TestRootMigrateWithoutRoomForTheRecord(t *testing.T) {
 				b, _ = binding(t)
 			}
 			full := &forgetful{records: b.records, full: true}
-			b.Disks.Records = full
+			b.Persistent.Records = full
 			err := b.Migrate(ctx, "old", "new")
 			if !errors.Is(err, unix.ENOSPC) {
 				t.Errorf("Migrate = %v, want no space left", err)
 			}
-			if _, on, err := b.diskOn(b.Dirs.Store()); err != nil || on != "old" {
+			if _, on, err := b.DiskOn(b.Dirs.Store()); err != nil || on != "old" {
 				t.Errorf("store is %q, %v; want old", on, err)
 			}
 			write(t, filepath.Join(b.Dirs.Store(), "writable"), "x")
 			// Killed at that moment, it is clear what to do.
 			b.ok(mount.Unmount(ctx, b.Dirs.Store()))
 			full.full = false
-			b.fails(b.Migrate(ctx, "old", "new"), "nothing is mounted on", "mount_disk of old comes first")
+			b.fails(b.Migrate(ctx, "old", "new"), "nothing is mounted on", "run mount_disk old first")
 			b.ok(b.Mount(ctx, "old"))
 			b.ok(b.Migrate(ctx, "old", "new"))
 			if read(t, filepath.Join(b.Dirs.Store(), "writable")) != "x" || b.records.mounted != "new" {

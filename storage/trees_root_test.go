@@ -24,7 +24,7 @@ func TestRootMigrateEveryKindOfFile(t *testing.T) {
 	for _, kinds := range [][2]string{{"ext4", "ext4"}, {"ext4", "xfs"}, {"xfs", "ext4"}} {
 		t.Run(kinds[0]+" to "+kinds[1], func(t *testing.T) {
 			b := newBench(t, Options{})
-			b.Program = "/proc/self/exe"
+			b.Migration.Program = "/proc/self/exe"
 			old, fresh := b.disk(400<<20, "old"), b.disk(400<<20, "new")
 			for i, cid := range []string{"old", "new"} {
 				p := b.records.disks[cid]
@@ -66,14 +66,14 @@ func TestRootMigrateToADiskThatFillsUp(t *testing.T) {
 	for name, program := range map[string]string{"by the agent": "", "by its own process": "/proc/self/exe"} {
 		t.Run(name, func(t *testing.T) {
 			b, old, fresh := migrating(t, 128<<20)
-			b.Program = program
+			b.Migration.Program = program
 			for n := range 4 {
 				b.ok(os.WriteFile(filepath.Join(b.Dirs.Store(), fmt.Sprint(n)), []byte(strings.Repeat(fmt.Sprint(n), 8<<20)), 0o600))
 			}
 			sum := treeSum(t, b.Dirs.Store())
 			// Something that has no name takes the room when the free space was checked already.
 			var ballast *os.File
-			b.step = func(name string) {
+			b.CrashPoint = func(name string) {
 				if name != "copy" || ballast != nil {
 					return
 				}
@@ -141,7 +141,7 @@ func TestRootMigrateBindMountedNeedsRoomForItsTreeOnly(t *testing.T) {
 	b.unmounted("tiny", "Unmounted partition of tiny")
 	b.ok(b.Mount(ctx, "new"))
 	var total int64
-	b.Disks.Progress = func(p MigrationProgress) { total = max(total, p.TotalBytes) }
+	b.Migration.Progress = func(p MigrationProgress) { total = max(total, p.TotalBytes) }
 	b.ok(b.Migrate(ctx, "old", "new"))
 	if total < 12<<20 || total > 13<<20 {
 		t.Errorf("progress counts to %d MiB, want 12", total>>20)

@@ -80,7 +80,7 @@ func (r *guestRecords) MountedCID() string                        { return r.mou
 func (r *guestRecords) SetMountedCID(cid string) error            { r.mounted = cid; return nil }
 func (r *guestRecords) ClearMountedCID() error                    { r.mounted = ""; return nil }
 
-var guestDisks = func() *Disks {
+var guestDisks = func() Disks {
 	r, err := device.New(device.Options{Type: "virtio"}, guestLog())
 	if err != nil {
 		panic(err) // no pattern, so there is nothing to reject
@@ -123,7 +123,7 @@ var guestChecks = []testvm.Check{
 	{Name: "nvme: an ephemeral disk is ready, with a kernel that parses tables by itself", Run: func(ctx context.Context) error {
 		d := guestDisks()
 		for range 2 {
-			if err := d.SetupEphemeral(ctx, &settings.DiskHint{Path: "/dev/nvme0n1"}, nil, "agent-1"); err != nil {
+			if _, err := d.Ephemeral.Setup(ctx, &settings.DiskHint{Path: "/dev/nvme0n1"}, nil, "agent-1"); err != nil {
 				return err
 			}
 		}
@@ -138,9 +138,9 @@ var guestChecks = []testvm.Check{
 		return errors.Join(err, filesystem.SwapOff("/dev/nvme0n1p1"))
 	}},
 	{Name: "plan: the proof names the serial number", Run: func(ctx context.Context) error {
-		changes, err := guestDisks().Plan(ctx, Wanted{Ephemeral: &settings.DiskHint{Path: "/dev/sda"}, AgentID: "agent-1"})
-		const want = "/dev/vda: blank, 66.0 MiB, serial somebody-else, not in use, no persistent disk: will create GPT, swap 33.0 MiB, data 31.0 MiB"
-		if err != nil || len(changes) != 1 || changes[0].String() != want {
+		changes, err := guestDisks().Ephemeral.Plan(ctx, &settings.DiskHint{Path: "/dev/sda"}, nil, "agent-1")
+		const want = "/dev/vda: blank, 66.0 MiB, serial somebody-else, not in use, no persistent disk: create GPT, swap 33.0 MiB, data 31.0 MiB"
+		if err != nil || len(changes) == 0 || changes[0].String() != want {
 			return fmt.Errorf("plan is %v, %w; want %s", changes, err, want)
 		}
 		return nil
@@ -155,7 +155,7 @@ var guestChecks = []testvm.Check{
 	{Name: "migration: sectors that cannot be read, and then can", Run: unreadable},
 	{Name: "resize: a mounted ext4 follows its disk without being asked", Run: func(ctx context.Context) error {
 		d := guestDisks()
-		if err := d.Mount(ctx, "vol-data"); err != nil {
+		if err := d.Persistent.Mount(ctx, "vol-data"); err != nil {
 			return err
 		}
 		if err := os.WriteFile("/var/vcap/store/file", []byte("precious"), 0o600); err != nil {
@@ -164,7 +164,7 @@ var guestChecks = []testvm.Check{
 		watching, stop := context.WithCancel(ctx)
 		defer stop()
 		ended := make(chan error, 1)
-		go func() { ended <- d.WatchSizes(watching) }()
+		go func() { ended <- d.Persistent.WatchSizes(watching) }()
 		time.Sleep(200 * time.Millisecond) // so that it has seen the old size
 		testvm.Ask("grow")
 		var st unix.Statfs_t

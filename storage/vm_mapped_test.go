@@ -70,11 +70,11 @@ func mapperDisk(ctx context.Context) error {
 	}
 
 	d := guestDisks()
-	d.Records.(*guestRecords).disks["vol-above"] = settings.PersistentDisk{CID: "vol-above", Hint: settings.DiskHint{Path: mapperLink}}
+	d.Persistent.Records.(*guestRecords).disks["vol-above"] = settings.PersistentDisk{CID: "vol-above", Hint: settings.DiskHint{Path: mapperLink}}
 	made := make(chan error, 1)
 	watching, stop := context.WithCancel(ctx)
 	go func() { made <- kpartx(watching) }()
-	err = d.Mount(ctx, "vol-above")
+	err = d.Persistent.Mount(ctx, "vol-above")
 	stop()
 	if err := errors.Join(err, <-made); err != nil {
 		return err
@@ -82,15 +82,15 @@ func mapperDisk(ctx context.Context) error {
 	if err := wantMapped(ctx, d, mapperPart); err != nil {
 		return err
 	}
-	if err := os.WriteFile(d.Dirs.Store()+"/file", []byte("precious"), 0o600); err != nil {
+	if err := os.WriteFile(d.Persistent.Machine.Dirs.Store()+"/file", []byte("precious"), 0o600); err != nil {
 		return err
 	}
 	// The disk below belongs to the device above it.
-	err = d.SetupEphemeral(ctx, &settings.DiskHint{Path: below.Path}, nil, "agent-1")
+	_, err = d.Ephemeral.Setup(ctx, &settings.DiskHint{Path: below.Path}, nil, "agent-1")
 	if err == nil || !strings.Contains(err.Error(), "not touched") || !strings.Contains(err.Error(), "in use by dm-0") {
 		return fmt.Errorf("the disk below as ephemeral disk: %w; want a refusal that names its holder", err)
 	}
-	if message, err := d.Unmount(ctx, "vol-above"); err != nil || message != "Unmounted partition of vol-above" {
+	if message, err := d.Persistent.Unmount(ctx, "vol-above"); err != nil || message != "Unmounted partition of vol-above" {
 		return fmt.Errorf("unmount: %q, %w", message, err)
 	}
 	if err := wantMapped(ctx, d, ""); err != nil {
@@ -100,21 +100,21 @@ func mapperDisk(ctx context.Context) error {
 	if err := errors.Join(boot(d), wantMapped(ctx, d, mapperPart)); err != nil {
 		return err
 	}
-	if data, err := os.ReadFile(d.Dirs.Store() + "/file"); err != nil || string(data) != "precious" {
+	if data, err := os.ReadFile(d.Persistent.Machine.Dirs.Store() + "/file"); err != nil || string(data) != "precious" {
 		return fmt.Errorf("the file holds %q, %w", data, err)
 	}
-	_, err = d.Unmount(ctx, "vol-above")
+	_, err = d.Persistent.Unmount(ctx, "vol-above")
 	// That both go shows that nothing holds them any more.
 	return errors.Join(err, mapperTool("dmsetup", "remove", "cambium-part1"), mapperTool("dmsetup", "remove", "cambium"))
 }
 
 // wantMapped compares what is on the store, and that the list agrees.
-func wantMapped(ctx context.Context, d *Disks, part string) error {
-	store, there, err := mount.At(d.Dirs.Store())
+func wantMapped(ctx context.Context, d Disks, part string) error {
+	store, there, err := mount.At(d.Persistent.Machine.Dirs.Store())
 	if err != nil || store.Source != part || there != (part != "") {
 		return fmt.Errorf("store is %q, %w; want %q", store.Source, err, part)
 	}
-	list, err := d.List(ctx)
+	list, err := d.Persistent.List(ctx)
 	if err != nil || strings.Join(list, " ") != map[bool]string{true: "vol-above"}[there] {
 		return fmt.Errorf("list is %q, %w", list, err)
 	}

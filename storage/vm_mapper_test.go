@@ -142,7 +142,7 @@ func unreadable(ctx context.Context) error {
 	}
 	dirs := vcap.New("")
 	d := New(Config{Dirs: dirs, Resolver: plain, Records: records, Log: guestLog()})
-	if err := errors.Join(d.Mount(ctx, "failing"), d.Mount(ctx, "healthy")); err != nil {
+	if err := errors.Join(d.Persistent.Mount(ctx, "failing"), d.Persistent.Mount(ctx, "healthy")); err != nil {
 		return err
 	}
 	for _, name := range []string{"d3/17", "large"} {
@@ -154,7 +154,7 @@ func unreadable(ctx context.Context) error {
 		if err := errors.Join(part.damage(from, count), os.WriteFile("/proc/sys/vm/drop_caches", []byte("3"), 0)); err != nil {
 			return err
 		}
-		err = d.Migrate(ctx, "", "")
+		err = d.Migration.Migrate(ctx, "", "")
 		if !errors.Is(err, unix.EIO) || !strings.Contains(err.Error(), fmt.Sprintf("%q", name)) {
 			return fmt.Errorf("with an unreadable %s: %v, want an error that names it", name, err)
 		}
@@ -169,7 +169,7 @@ func unreadable(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := d.Migrate(ctx, "", ""); err != nil {
+	if err := d.Migration.Migrate(ctx, "", ""); err != nil {
 		return fmt.Errorf("when all can be read: %w", err)
 	}
 	if got, err := sumOf(dirs.Store()); err != nil || got != sum || records.mounted != "healthy" {

@@ -184,7 +184,7 @@ func guestFlow(ctx context.Context, flow, sum string) error {
 		return err
 	}
 	if flow == "mount" {
-		err = d.Mount(ctx, "vol-new")
+		err = d.Persistent.Mount(ctx, "vol-new")
 	} else {
 		// A reboot in the middle must have brought back a whole store, whichever disk it is.
 		if _, there, _ := mount.At(dirs.Store()); there {
@@ -193,11 +193,11 @@ func guestFlow(ctx context.Context, flow, sum string) error {
 			}
 		}
 		if kept.MountedCID() != "vol-new" {
-			if err := errors.Join(d.Mount(ctx, "vol-old"), d.Mount(ctx, "vol-new")); err != nil {
+			if err := errors.Join(d.Persistent.Mount(ctx, "vol-old"), d.Persistent.Mount(ctx, "vol-new")); err != nil {
 				return err
 			}
 		}
-		err = d.Migrate(ctx, "", "")
+		err = d.Migration.Migrate(ctx, "", "")
 	}
 	if err != nil {
 		return err

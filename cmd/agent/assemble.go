@@ -212,20 +212,41 @@ func (a *app) addDisks(ctx context.Context, m *bootstrap.Machine, linux agentjso
 	}
 	disks := storage.New(storage.Config{Dirs: a.dirs, Resolver: resolve, Records: a.current, Reload: a.reload, Log: log, Program: ownProgram,
 		Options: storageOptions(linux), Foreign: func() string { return foreign(a.current.Effective(), linux) },
-		Later: func(f func()) { m.Later(func(context.Context) { f() }) }})
-	disks.Progress = func(p storage.MigrationProgress) {
-		if err := a.rec.SetProgress("migrate_disk", status.Progress{Text: p.String(), Done: p.Bytes, Total: p.TotalBytes, Files: p.Files, Rate: p.Rate(),
-			Remaining: int64(p.Remaining().Seconds())}); err != nil {
-			log.WithError(err).Debug("status not written")
-		}
-	}
+		AfterBoot: func(f func()) { m.Later(func(context.Context) { f() }) },
+		Progress:  a.showMigration})
 	a.spawn(func() {
-		if err := disks.WatchSizes(ctx); err != nil {
+		if err := disks.Persistent.WatchSizes(ctx); err != nil {
 			log.WithError(err).Warn("disks that grow are noticed only at the next start")
 		}
 	})
-	m.Disks, a.disks = disks, disks
+	m.Disks = bootDisks{disks.Ephemeral, disks.Persistent}
+	a.disks = actionDisks{disks.Persistent, disks.Migration}
 	return nil
+}
+
+// bootDisks are the disks as the boot's steps use them.
+type bootDisks struct {
+	*storage.Ephemeral
+	*storage.Persistent
+}
+
+// actionDisks are the disks as actions use them.
+type actionDisks struct {
+	*storage.Persistent
+	*storage.Migration
+}
+
+func (d actionDisks) Associate(ctx context.Context, associations []settings.DiskAssociation) error {
+	_, err := d.Persistent.Associate(ctx, associations)
+	return err
+}
+
+// showMigration puts the progress of a migration into the status.
+func (a *app) showMigration(p storage.MigrationProgress) {
+	if err := a.rec.SetProgress("migrate_disk", status.Progress{Text: p.String(), Done: p.Bytes, Total: p.TotalBytes, Files: p.Files, Rate: p.Rate(),
+		Remaining: int64(p.Remaining().Seconds())}); err != nil {
+		a.log.WithError(err).Debug("status not written")
+	}
 }
 
 func deviceOptions(l agentjson.Linux) device.Options {

@@ -164,9 +164,12 @@ func planDisks(ctx context.Context, log *logrus.Entry, dirs vcap.Dirs, linux age
 	disks := storage.New(storage.Config{Dirs: dirs, Resolver: resolve, Records: current, Log: log, Options: storageOptions(linux),
 		Reload:  func(context.Context) error { return nil },
 		Foreign: func() string { return foreign(e, linux) }})
-	changes, err := disks.Plan(ctx, storage.Wanted{Ephemeral: e.Settings.Disks.Ephemeral, RawEphemeral: e.Settings.Disks.RawEphemeral,
-		SwapMiB: e.Settings.Env.Bosh.SwapSizeMiB, AgentID: e.Settings.AgentID})
-	return section{Part: "disks", Changes: lines(changes), Error: text(err)}
+	changes, ephemeralErr := disks.Ephemeral.Plan(ctx, e.Settings.Disks.Ephemeral, e.Settings.Env.Bosh.SwapSizeMiB, e.Settings.AgentID)
+	raw, rawErr := disks.Ephemeral.PlanRaw(ctx, e.Settings.Disks.RawEphemeral)
+	last, lastErr := disks.Persistent.PlanMountLast(ctx)
+	others, othersErr := disks.Persistent.PlanMount(ctx)
+	changes = append(append(append(changes, raw...), last...), others...)
+	return section{Part: "disks", Changes: lines(changes), Error: text(errors.Join(ephemeralErr, rawErr, lastErr, othersErr))}
 }
 
 func planTree(ctx context.Context, log *logrus.Entry, dirs vcap.Dirs, linux agentjson.Linux, e settings.Effective) section {

@@ -177,7 +177,7 @@ func TestWritingRefuses(t *testing.T) {
 		{"over the backup GPT", 100 * MiB, GPT, []Partition{{Number: 1, Start: MiB, Size: 99 * MiB}}, "beyond the last usable byte"},
 		{"over the end", 100 * MiB, MBR, []Partition{{Number: 1, Start: MiB, Size: 100 * MiB}}, "beyond the last usable byte"},
 		{"DOS beyond 2 TiB", 3 << 40, MBR, []Partition{{Number: 1, Start: MiB, Size: 3<<40 - 2*MiB}}, "attach a new disk, which gets a GPT"},
-		{"five DOS partitions", 100 * MiB, MBR, []Partition{{Number: 5, Start: MiB, Size: MiB}}, "a DOS table has four"},
+		{"five DOS partitions", 100 * MiB, MBR, []Partition{{Number: 5, Start: MiB, Size: MiB}}, "a dos table has 4"},
 		{"half sectors", 100 * MiB, GPT, []Partition{{Number: 1, Start: MiB, Size: 1000}}, "no whole sectors"},
 		{"no label", 100 * MiB, "bsd", nil, "not supported"},
 	} {

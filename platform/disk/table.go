@@ -22,28 +22,8 @@ import (
 	"cambium/platform/filesystem"
 )
 
-// Label is the kind of a partition table.
-type Label string
-
-// The labels that can be read and written.
-const (
-	None Label = ""
-	GPT  Label = "gpt"
-	MBR  Label = "dos"
-)
-
-// Types of partitions. Swap and data share one, as cloudfoundry/bosh-agent makes them.
-const (
-	LinuxGPT = "0FC63DAF-8483-4772-8E79-3D69D8477DE4"
-	LinuxMBR = "83"
-	SwapMBR  = "82"
-)
-
 // MiB is the unit partitions are aligned to.
 const MiB = 1 << 20
-
-// MBRLimit is the first byte that a DOS table with 512-byte sectors cannot address.
-const MBRLimit = 2 << 40
 
 // ErrDamaged means that there is a table, or the remains of one, that cannot be trusted. Such
 // a disk is neither blank nor ours.
@@ -148,22 +128,30 @@ func Read(r io.ReaderAt, size int64, sector int) (Table, error) {
 	if err := filesystem.ReadFull(r, head, 0); err != nil {
 		return Table{}, err
 	}
-	marked := head[510] == 0x55 && head[511] == 0xaa
-	protective := marked && hasType(head, 0xee)
-	if string(head[sector:sector+8]) == "EFI PART" || protective {
-		return readGPT(r, size, sector, head)
-	}
-	if marked {
-		return readMBR(r, size, sector)
+	for _, t := range tableTypes {
+		if t.detect(head, sector) {
+			return t.read(r, size, sector)
+		}
 	}
 	// Tables are written from the end: what a crash left may be the second copy alone. It
 	// counts only where the disk carries nothing else.
 	content, err := filesystem.Identify(r, size)
-	if err != nil || content.Kind != filesystem.GPT || len(content.Also) > 0 {
+	if err != nil || len(content.Also) > 0 {
 		return Table{}, err
 	}
-	return readGPT(r, size, sector, head)
+	for _, t := range tableTypes {
+		if t.remains != "" && t.remains == content.Kind {
+			return t.read(r, size, sector)
+		}
+	}
+	return Table{}, nil
 }
+
+func isGPT(head []byte, sector int) bool {
+	return string(head[sector:sector+8]) == "EFI PART" || isMBR(head, sector) && hasType(head, 0xee)
+}
+
+func isMBR(head []byte, _ int) bool { return head[510] == 0x55 && head[511] == 0xaa }
 
 func hasType(sector0 []byte, kind byte) bool {
 	for i := range 4 {
@@ -177,13 +165,16 @@ func hasType(sector0 []byte, kind byte) bool {
 // maxEntries bounds what a header can make us read; 128 is what every tool writes.
 const maxEntries = 4096
 
-func readGPT(r io.ReaderAt, size int64, sector int, head []byte) (Table, error) {
-	last := make([]byte, sector)
+func readGPT(r io.ReaderAt, size int64, sector int) (Table, error) {
+	first, last := make([]byte, sector), make([]byte, sector)
+	if err := filesystem.ReadFull(r, first, int64(sector)); err != nil {
+		return Table{}, err
+	}
 	if err := filesystem.ReadFull(r, last, size/int64(sector)*int64(sector)-int64(sector)); err != nil {
 		return Table{}, err
 	}
 	t := Table{Label: GPT}
-	for i, h := range [][]byte{head[sector:], last} {
+	for i, h := range [][]byte{first, last} {
 		if string(h[:8]) != "EFI PART" {
 			continue
 		}
@@ -221,10 +212,8 @@ func readMBR(r io.ReaderAt, size int64, sector int) (Table, error) {
 	if err != nil {
 		return Table{}, err
 	}
-	switch content.Kind {
-	case filesystem.FAT, filesystem.NTFS, filesystem.ExFAT, filesystem.BitLocker, filesystem.XFS,
-		filesystem.Ext2, filesystem.Ext3, filesystem.Ext4:
-		return Table{}, nil // the boot sector of a file system ends like a table
+	if content.Kind.BootSector() {
+		return Table{}, nil // which ends like a table
 	}
 	read, err := mbr.Read(file{r: r, size: size}, sector, sector)
 	if err != nil {

@@ -120,8 +120,8 @@ func Repair(ctx context.Context, path string) error {
 // Rename gives partition n of a GPT another name.
 func Rename(ctx context.Context, path string, n int, name string) error {
 	return change(ctx, path, "rename a partition of", func(_ *os.File, t *Table) error {
-		if t.Label != GPT {
-			return errors.New("only partitions of a GPT have names")
+		if !t.Label.Named() {
+			return fmt.Errorf("partitions of a %s table have no names", t.Label)
 		}
 		for i := range t.Partitions {
 			if t.Partitions[i].Number == n {
@@ -176,18 +176,6 @@ func geometry(f *os.File) (int64, int, error) {
 	return size, sector, err
 }
 
-// Usable is the first byte behind the last one that a partition may have.
-func Usable(label Label, size int64, sector int) int64 {
-	size = size / int64(sector) * int64(sector)
-	if label == GPT {
-		entries := (gptEntries*gpt.PartitionEntrySize + int64(sector) - 1) / int64(sector)
-		return size - (entries+1)*int64(sector)
-	}
-	return size
-}
-
-const gptEntries = 128
-
 func (t Table) fits(size int64, sector int) error {
 	if err := t.check(); err != nil {
 		return err
@@ -196,7 +184,9 @@ func (t Table) fits(size int64, sector int) error {
 		switch {
 		case p.Start%int64(sector) != 0 || p.Size%int64(sector) != 0 || p.Size <= 0:
 			return fmt.Errorf("partition %d: %d bytes at %d are no whole sectors", p.Number, p.Size, p.Start)
-		case t.Label == MBR && p.End() > MBRLimit/512*int64(sector):
+		case p.Number < 1 || p.Number > t.Label.Slots():
+			return fmt.Errorf("partition %d: a %s table has %d", p.Number, t.Label, t.Label.Slots())
+		case !t.Label.Addresses(p.End(), sector):
 			return fmt.Errorf("partition %d would end beyond 2 TiB, which a DOS partition table cannot address: "+
 				"attach a new disk, which gets a GPT, and migrate to it", p.Number)
 		case p.End() > Usable(t.Label, size, sector):
@@ -207,16 +197,11 @@ func (t Table) fits(size int64, sector int) error {
 }
 
 func (t Table) write(f *os.File, size int64, sector int) error {
-	var err error
-	switch t.Label {
-	case GPT:
-		err = t.writeGPT(f, size, sector)
-	case MBR:
-		err = t.writeMBR(f, sector)
-	default:
-		err = fmt.Errorf("label %q is not supported", t.Label)
+	kind := of(t.Label)
+	if kind.write == nil {
+		return fmt.Errorf("label %q is not supported", t.Label)
 	}
-	if err != nil {
+	if err := kind.write(t, f, size, sector); err != nil {
 		return err
 	}
 	if err := f.Sync(); err != nil {
@@ -271,7 +256,7 @@ func preserve(f *os.File, g *gpt.Table, size int64, sector int) error {
 	return nil
 }
 
-func (t Table) writeMBR(f *os.File, sector int) error {
+func (t Table) writeMBR(f *os.File, _ int64, sector int) error {
 	// An existing table keeps its boot code, its disk signature and its boot flags.
 	old, err := mbr.Read(file{r: f}, sector, sector)
 	fresh := err != nil
@@ -301,11 +286,6 @@ func (t Table) writeMBR(f *os.File, sector int) error {
 			}
 		}
 		m.Partitions = append(m.Partitions, entry)
-	}
-	for _, p := range t.Partitions {
-		if p.Number < 1 || p.Number > 4 {
-			return fmt.Errorf("partition %d: a DOS table has four", p.Number)
-		}
 	}
 	if fresh {
 		signature := make([]byte, 4)

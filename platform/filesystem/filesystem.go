@@ -11,6 +11,8 @@ import (
 	"os"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"cambium/internal/blkdev"
 )
 
@@ -100,7 +102,7 @@ func (c Content) Blank() bool { return c.Kind == Blank }
 // Data reports a file system that the agent uses, and nothing else beside it that could be
 // the real owner of the device.
 func (c Content) Data() bool {
-	if c.Kind != Ext4 && c.Kind != XFS {
+	if !c.Kind.Managed() {
 		return false
 	}
 	for _, k := range c.Also {
@@ -143,6 +145,22 @@ func Probe(path string) (Content, error) {
 	return c, nil
 }
 
+// ProbeAt identifies what is on a part of a device, for a partition that has no node of its own.
+func ProbeAt(path string, start, size int64) (Content, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return Content{}, fmt.Errorf("probe: %w", err)
+	}
+	defer f.Close()
+	// A disk's pages are cached apart from those of its partitions.
+	_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
+	c, err := Identify(io.NewSectionReader(f, start, size), size)
+	if err != nil {
+		return Content{}, fmt.Errorf("probe %s at %d: %w", path, start, err)
+	}
+	return c, nil
+}
+
 // Identify looks at every offset where a known signature may be. What cannot be read is an
 // error, never blank.
 func Identify(r io.ReaderAt, size int64) (Content, error) {
@@ -157,15 +175,17 @@ func Identify(r io.ReaderAt, size int64) (Content, error) {
 		return Content{Kind: Blank}, nil
 	}
 	c := Content{Kind: found[0], Also: found[1:]}
-	switch c.Kind {
-	case extFamily:
-		err = c.readExt(r)
-	case XFS:
-		err = c.readXFS(r)
-	case Swap:
-		err = c.readSwap(r)
+	if read, ok := readers[c.Kind]; ok {
+		err = read(&c, r)
 	}
 	return c, err
+}
+
+// readers tell more than the signature does, where the agent wants to know it.
+var readers = map[Kind]func(*Content, io.ReaderAt) error{
+	extFamily: (*Content).readExt,
+	XFS:       (*Content).readXFS,
+	Swap:      (*Content).readSwap,
 }
 
 func find(r io.ReaderAt, size int64) (found []Kind, err error) {

@@ -14,21 +14,14 @@ import (
 	"cambium/internal/command"
 )
 
-// Make creates an ext4 or xfs on the device. mkfs is told to ask nothing, because the caller
+// Make creates a file system on the device. mkfs is told to ask nothing, because the caller
 // has proven that the device may be overwritten.
 func Make(ctx context.Context, device string, kind Kind) error {
-	var c command.Cmd
-	switch kind {
-	case Ext4:
-		c = command.Cmd{Name: "mkfs.ext4", Args: []string{"-q", "-F", "-t", "ext4", "-j"}}
-		if _, err := os.Stat("/sys/fs/ext4/features/lazy_itable_init"); err == nil {
-			c.Args = append(c.Args, "-E", "lazy_itable_init=1")
-		}
-	case XFS:
-		c = command.Cmd{Name: "mkfs.xfs", Args: []string{"-q", "-f"}}
-	default:
-		return fmt.Errorf("make file system on %s: %q is not supported, only ext4 and xfs", device, kind)
+	m, ok := managed(kind)
+	if !ok {
+		return fmt.Errorf("make file system on %s: %q is not supported, only %s", device, kind, ManagedNames())
 	}
+	c := m.mkfs()
 	c.Args = append(c.Args, device)
 	if _, err := command.Run(ctx, c); err != nil {
 		return fmt.Errorf("make %s on %s: %w", kind, device, err)
@@ -36,12 +29,27 @@ func Make(ctx context.Context, device string, kind Kind) error {
 	return nil
 }
 
+func mkfsExt4() command.Cmd {
+	c := command.Cmd{Name: "mkfs.ext4", Args: []string{"-q", "-F", "-t", "ext4", "-j"}}
+	if _, err := os.Stat("/sys/fs/ext4/features/lazy_itable_init"); err == nil {
+		c.Args = append(c.Args, "-E", "lazy_itable_init=1")
+	}
+	return c
+}
+
+func mkfsXFS() command.Cmd { return command.Cmd{Name: "mkfs.xfs", Args: []string{"-q", "-f"}} }
+
 // Check lets the file system's own program repair what it can repair without a decision; more
 // than that is an error, since the next step is the operator's.
 func Check(ctx context.Context, device string, kind Kind) error {
-	if kind != Ext4 {
-		return nil // xfs recovers at mount and refuses by itself when it cannot
+	m, ok := managed(kind)
+	if !ok || m.check == nil {
+		return nil // xfs recovers when it is mounted, and refuses to be where it cannot
 	}
+	return m.check(ctx, device)
+}
+
+func checkExt4(ctx context.Context, device string) error {
 	_, err := command.Run(ctx, command.Cmd{Name: "e2fsck", Args: []string{"-p", "-f", device}})
 	var exit *command.ExitError
 	if errors.As(err, &exit) && exit.Signal == 0 && exit.ExitCode == 1 {
@@ -52,6 +60,25 @@ func Check(ctx context.Context, device string, kind Kind) error {
 	}
 	return nil
 }
+
+// Finished reports whether the making of an unmounted file system that this content was read from was completed. What has
+// ever been mounted counts as complete: it may hold files.
+func Finished(ctx context.Context, device string, c Content) (bool, error) {
+	m, ok := managed(c.Kind)
+	if !ok {
+		return true, nil
+	}
+	return m.finished(ctx, device, c)
+}
+
+func finishedExt4(ctx context.Context, device string, c Content) (bool, error) {
+	if !c.NeverMounted {
+		return true, nil
+	}
+	return Sound(ctx, device)
+}
+
+func finishedXFS(_ context.Context, _ string, c Content) (bool, error) { return !c.Incomplete, nil }
 
 // Sound reports whether an unmounted ext4 is consistent, without changing it.
 func Sound(ctx context.Context, device string) (bool, error) {
@@ -66,10 +93,19 @@ func Sound(ctx context.Context, device string) (bool, error) {
 	return true, nil
 }
 
-// GrowUnmounted extends an ext4 that is not mounted to the size of its device, for where the
-// kernel does not let us do it while it is mounted. It is checked first, as it must be.
-func GrowUnmounted(ctx context.Context, device string) error {
-	if err := Check(ctx, device, Ext4); err != nil {
+// GrowUnmounted extends a file system that is not mounted to the size of its device, for where the
+// kernel does not let us do it while it is mounted.
+func GrowUnmounted(ctx context.Context, device string, kind Kind) error {
+	m, ok := managed(kind)
+	if !ok || m.growUnmounted == nil {
+		return fmt.Errorf("grow %s: %s can be grown only while it is mounted", device, kind)
+	}
+	return m.growUnmounted(ctx, device)
+}
+
+// resize2fs wants the file system checked first.
+func growUnmountedExt4(ctx context.Context, device string) error {
+	if err := checkExt4(ctx, device); err != nil {
 		return err
 	}
 	if _, err := command.Run(ctx, command.Cmd{Name: "resize2fs", Args: []string{device}}); err != nil {
@@ -85,53 +121,84 @@ const (
 	smallestGrowth = 1 << 20
 )
 
+// WorthGrowing says whether a file system of this length is grown to a device of that size. Sizes that are not known
+// are 0.
+func WorthGrowing(length, device int64) bool { return length > 0 && device-length >= smallestGrowth }
+
+// Growable reports whether the file system mounted on dir is smaller than its device.
+func Growable(device, dir string, kind Kind) (bool, error) {
+	m, ok := managed(kind)
+	if !ok {
+		return false, nil
+	}
+	growable := false
+	err := withMounted(device, dir, func(f, d *os.File, size int64) error {
+		length, err := m.length(f, d)
+		growable = WorthGrowing(length, size)
+		return err
+	})
+	return growable, err
+}
+
 // Grow extends the file system mounted on dir to the size of its device, through the kernel
 // and while it is in use. It reports whether it changed anything; shrinking never happens.
-func Grow(device, dir string, kind Kind) (bool, error) {
+func Grow(device, dir string, kind Kind) (grown bool, err error) {
+	m, ok := managed(kind)
+	if !ok {
+		return false, fmt.Errorf("grow %s: %q cannot be grown", device, kind)
+	}
+	err = withMounted(device, dir, func(f, d *os.File, size int64) error {
+		before, err := m.length(f, d)
+		if err != nil || !WorthGrowing(before, size) {
+			return err
+		}
+		if err := m.grow(d, size); err != nil {
+			return fmt.Errorf("from %d to %d bytes: %w", before, size, err)
+		}
+		after, err := m.length(f, d)
+		grown = after > before
+		return err
+	})
+	if err != nil {
+		err = fmt.Errorf("grow %s on %s: %w", kind, device, err)
+	}
+	return grown, err
+}
+
+// withMounted opens a device and the directory on which it is mounted.
+func withMounted(device, dir string, do func(device, dir *os.File, size int64) error) error {
 	f, err := os.Open(device)
 	if err != nil {
-		return false, fmt.Errorf("grow: %w", err)
+		return err
 	}
 	defer f.Close()
 	size, err := blkdev.Size(f)
 	if err != nil {
-		return false, fmt.Errorf("grow: %w", err)
+		return err
 	}
 	d, err := os.Open(dir)
 	if err != nil {
-		return false, fmt.Errorf("grow: %w", err)
+		return err
 	}
 	defer d.Close()
-	switch kind {
-	case Ext4:
-		return growExt4(f, d, size)
-	case XFS:
-		return growXFS(d, size)
-	}
-	return false, fmt.Errorf("grow %s: %q cannot be grown", device, kind)
+	return do(f, d, size)
 }
 
-func growExt4(device, dir *os.File, size int64) (bool, error) {
+func lengthExt4(device, _ *os.File) (int64, error) {
 	have, err := superblock(device)
-	if err != nil {
-		return false, fmt.Errorf("grow %s: %w", device.Name(), err)
+	if err == nil && (have.Kind != Ext4 || have.Bytes == 0) {
+		err = errors.New("no ext4 superblock")
 	}
-	if have.Kind != Ext4 || have.Bytes == 0 {
-		return false, fmt.Errorf("grow %s: no ext4 superblock", device.Name())
-	}
-	if size-have.Bytes < smallestGrowth {
-		return false, nil
-	}
+	return have.Bytes, err
+}
+
+func growExt4(dir *os.File, length int64) error {
 	var sfs unix.Statfs_t
 	if err := unix.Fstatfs(int(dir.Fd()), &sfs); err != nil {
-		return false, fmt.Errorf("grow %s: %w", device.Name(), err)
+		return err
 	}
-	blocks := uint64(size) / uint64(sfs.Bsize)
-	if err := ioctl(dir, ext4ResizeFS, unsafe.Pointer(&blocks)); err != nil {
-		return false, fmt.Errorf("grow ext4 on %s from %d to %d bytes: %w", device.Name(), have.Bytes, size, err)
-	}
-	now, err := superblock(device)
-	return err == nil && now.Bytes > have.Bytes, err
+	blocks := uint64(length) / uint64(sfs.Bsize)
+	return ioctl(dir, ext4ResizeFS, unsafe.Pointer(&blocks))
 }
 
 // superblock reads that of an ext4 and nothing else: what is mounted as one is one.
@@ -144,28 +211,32 @@ func superblock(device *os.File) (c Content, err error) {
 	return c, c.readExt(device)
 }
 
-func growXFS(dir *os.File, size int64) (bool, error) {
+// geometryXFS returns the length of a block, how many there are, and the share of inodes in percent.
+func geometryXFS(dir *os.File) (block uint32, blocks uint64, percent uint32, err error) {
 	var geometry [112]byte
 	if err := ioctl(dir, xfsGeometryV1, unsafe.Pointer(&geometry)); err != nil {
-		return false, fmt.Errorf("geometry of xfs on %s: %w", dir.Name(), err)
+		return 0, 0, 0, fmt.Errorf("geometry: %w", err)
 	}
-	block := binary.NativeEndian.Uint32(geometry[0:])
-	percent := binary.NativeEndian.Uint32(geometry[28:])
-	have := binary.NativeEndian.Uint64(geometry[32:])
-	if block == 0 {
-		return false, fmt.Errorf("geometry of xfs on %s: no block size", dir.Name())
+	if block = binary.NativeEndian.Uint32(geometry[0:]); block == 0 {
+		return 0, 0, 0, errors.New("geometry: no block size")
 	}
-	want := uint64(size) / uint64(block)
-	if want <= have || (want-have)*uint64(block) < smallestGrowth {
-		return false, nil
+	return block, binary.NativeEndian.Uint64(geometry[32:]), binary.NativeEndian.Uint32(geometry[28:]), nil
+}
+
+func lengthXFS(_, dir *os.File) (int64, error) {
+	block, blocks, _, err := geometryXFS(dir)
+	return int64(block) * int64(blocks), err
+}
+
+func growXFS(dir *os.File, length int64) error {
+	block, _, percent, err := geometryXFS(dir)
+	if err != nil {
+		return err
 	}
 	var request [16]byte
-	binary.NativeEndian.PutUint64(request[0:], want)
+	binary.NativeEndian.PutUint64(request[0:], uint64(length)/uint64(block))
 	binary.NativeEndian.PutUint32(request[8:], percent)
-	if err := ioctl(dir, xfsGrowFSData, unsafe.Pointer(&request)); err != nil {
-		return false, fmt.Errorf("grow xfs on %s from %d to %d blocks: %w", dir.Name(), have, want, err)
-	}
-	return true, nil
+	return ioctl(dir, xfsGrowFSData, unsafe.Pointer(&request))
 }
 
 func ioctl(f *os.File, request uintptr, arg unsafe.Pointer) error {

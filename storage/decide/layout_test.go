@@ -1,7 +1,6 @@
-package plan
+package decide
 
 import (
-	"errors"
 	"strings"
 	"testing"
 
@@ -114,6 +113,31 @@ func TestKeptEphemeral(t *testing.T) {
 			t.Errorf("%s: kept %v (%+v), want %v", c.name, kept, l, c.kept)
 		}
 	}
+	dos := func(types ...string) disk.Table {
+		t := disk.Table{Label: disk.MBR}
+		for i, kind := range types {
+			t.Partitions = append(t.Partitions, disk.Partition{Number: i + 1, Start: int64(i+1) * testMiB, Size: testMiB, Type: kind})
+		}
+		return t
+	}
+	gap := dos("83")
+	gap.Partitions[0].Number = 2
+	for _, c := range []struct {
+		name   string
+		table  disk.Table
+		wanted disk.Label
+		kept   bool
+	}{
+		{"swap and data", dos("82", "83"), disk.MBR, true},
+		{"data only", dos("83"), disk.MBR, true},
+		{"swap at the wrong place", dos("83", "82"), disk.MBR, false},
+		{"where a GPT is wanted", dos("82", "83"), disk.GPT, false},
+		{"only partition 2", gap, disk.MBR, false},
+	} {
+		if _, kept := KeptEphemeral(state(10*testMiB, c.table), "a", c.wanted); kept != c.kept {
+			t.Errorf("DOS, %s: kept %v, want %v", c.name, kept, c.kept)
+		}
+	}
 }
 
 func TestOnRoot(t *testing.T) {
@@ -123,8 +147,12 @@ func TestOnRoot(t *testing.T) {
 	}
 	swap := disk.Partition{Number: 2, Start: 200 * testMiB, Size: 100 * testMiB, Type: "83"}
 	data := disk.Partition{Number: 3, Start: 300 * testMiB, Size: 100 * testMiB, Type: "83"}
-	kinds := func(kinds ...filesystem.Kind) func(int) (filesystem.Content, error) {
-		return func(n int) (filesystem.Content, error) { return filesystem.Content{Kind: kinds[n-2]}, nil }
+	kinds := func(kinds ...filesystem.Kind) map[int]Volume {
+		volumes := map[int]Volume{}
+		for i, k := range kinds {
+			volumes[i+2] = holding(k)
+		}
+		return volumes
 	}
 	const size = 2506752 * 512
 	for _, c := range []struct {
@@ -132,7 +160,7 @@ func TestOnRoot(t *testing.T) {
 		size       int64
 		table      disk.Table
 		swap       *uint64
-		content    func(int) (filesystem.Content, error)
+		content    map[int]Volume
 		made       [][2]int64 // first sector and number of sectors
 		swapN, dat int
 		fails      string
@@ -144,10 +172,12 @@ func TestOnRoot(t *testing.T) {
 		{"there already, not formatted", size, table(disk.MBR, swap, data), nil, kinds(filesystem.Blank, filesystem.Blank), nil, 2, 3, ""},
 		{"somebody else's partition", size, table(disk.MBR, swap), nil, kinds(filesystem.LVM), nil, 0, 0, "holds LVM physical volume and is not touched"},
 		{"too little room", 1000 * testMiB, table(disk.MBR), nil, nil, nil, 0, 0, "insufficient remaining disk space"},
+		{"three partitions behind root", size, table(disk.MBR, swap, data, disk.Partition{Number: 4, Start: 400 * testMiB, Size: testMiB}), nil, kinds(filesystem.Blank, filesystem.Blank, filesystem.Blank), nil, 0, 0, "3 partitions behind the root partition"},
+		{"more swap than room", size, table(disk.MBR), mib(1 << 20), nil, nil, 0, 0, "leaves no room for data"},
 		{"root not in the table", size, disk.Table{Label: disk.MBR}, nil, nil, nil, 0, 0, "root partition 1 is not in the table"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			l, made, err := OnRoot(state(c.size, c.table), 1, "a", 100*testMiB, c.swap, c.content)
+			l, made, err := OnRoot(Ephemeral{Disk: state(c.size, c.table), Root: 1, AgentID: "a", RAM: 100 * testMiB, SwapMiB: c.swap, Volumes: c.content})
 			if c.fails != "" {
 				if err == nil || !strings.Contains(err.Error(), c.fails) {
 					t.Errorf("OnRoot = %v, want %q", err, c.fails)
@@ -169,56 +199,5 @@ func TestOnRoot(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-func TestPersistentVerdict(t *testing.T) {
-	content := func(k filesystem.Kind, also ...filesystem.Kind) filesystem.Content {
-		return filesystem.Content{Kind: k, Also: also}
-	}
-	whole := func(k filesystem.Kind) disk.State {
-		s := state(100*testMiB, disk.Table{})
-		s.Content = content(k)
-		return s
-	}
-	gpt := func(names ...string) disk.State { return state(100*testMiB, named(names...)) }
-	dos := state(100*testMiB, disk.Table{Label: disk.MBR, Partitions: []disk.Partition{{Number: 1, Start: 512, Size: testMiB, Type: "83"}}})
-	nothing := func() (filesystem.Content, error) { return content(filesystem.Blank), nil }
-	something := func() (filesystem.Content, error) { return content(filesystem.Ext4), nil }
-	broken := func() (filesystem.Content, error) { return filesystem.Content{}, errors.New("medium error") }
-	for _, c := range []struct {
-		name    string
-		state   disk.State
-		content filesystem.Content
-		earlier func() (filesystem.Content, error)
-		pending bool
-		want    Verdict
-		fails   bool
-	}{
-		{"blank", whole(filesystem.Blank), content(filesystem.Blank), nothing, false, Create, false},
-		{"file system without a table (point 1)", whole(filesystem.Ext4), filesystem.Content{}, nothing, false, Refuse, false},
-		{"LVM on the disk", whole(filesystem.LVM), filesystem.Content{}, nothing, false, Refuse, false},
-		{"empty table", gpt(), filesystem.Content{}, nothing, false, Create, false},
-		{"empty table over lost data", gpt(), filesystem.Content{}, something, false, Refuse, false},
-		{"empty table, unreadable", gpt(), filesystem.Content{}, broken, false, Refuse, true},
-		{"ours, ext4", gpt("bosh-partition-0"), content(filesystem.Ext4), nothing, false, Keep, false},
-		{"ours, xfs", gpt("bosh-partition-0"), content(filesystem.XFS), nothing, false, Keep, false},
-		{"any name", gpt("whatever"), content(filesystem.Ext4), nothing, false, Keep, false},
-		{"DOS of an old agent", dos, content(filesystem.Ext4), nothing, false, Keep, false},
-		{"ours, never formatted (point 5)", gpt("bosh-partition-0"), content(filesystem.Blank), nothing, false, Format, false},
-		{"not named by us, blank", gpt("x"), content(filesystem.Blank), nothing, false, Refuse, false},
-		{"DOS, blank, unfinished on record", dos, content(filesystem.Blank), nothing, true, Format, false},
-		{"DOS, blank", dos, content(filesystem.Blank), nothing, false, Refuse, false},
-		{"ours by name, LUKS inside (point 2)", gpt("bosh-partition-0"), content(filesystem.LUKS), nothing, false, Refuse, false},
-		{"ext3 (point 2)", gpt("x"), content(filesystem.Ext3), nothing, false, Refuse, false},
-		{"btrfs (point 2)", gpt("x"), content(filesystem.Btrfs), nothing, false, Refuse, false},
-		{"ext4 and RAID", gpt("x"), content(filesystem.Ext4, filesystem.MD), nothing, false, Refuse, false},
-		{"only partition 2", state(100*testMiB, disk.Table{Label: disk.GPT, Partitions: []disk.Partition{{Number: 2, Start: testMiB, Size: testMiB}}}), content(filesystem.Ext4), nothing, false, Refuse, false},
-		{"two partitions", gpt("a", "b"), filesystem.Content{}, nothing, false, Refuse, false},
-	} {
-		got, proof, err := Persistent(c.state, c.content, c.earlier, c.pending)
-		if got != c.want || (err != nil) != c.fails || proof == "" && !c.fails {
-			t.Errorf("%s: verdict %d (%q), %v; want %d", c.name, got, proof, err, c.want)
-		}
 	}
 }

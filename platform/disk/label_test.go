@@ -1,0 +1,46 @@
+package disk
+
+import "testing"
+
+// A row that lacks something would fail only on the disk that needs it.
+func TestTableTypesAreComplete(t *testing.T) {
+	for _, row := range tableTypes {
+		if row.label == None || row.detect == nil || row.read == nil || row.write == nil || row.newID == nil || row.tail == nil ||
+			row.dataType == "" || row.swapType == "" || row.slots == 0 || row.sectors == 0 {
+			t.Errorf("the row of %q is not complete: %+v", row.label, row)
+		}
+		if a, b := row.label.NewID(), row.label.NewID(); a == b || a == "" {
+			t.Errorf("%s: identifiers %q and %q, want two", row.label, a, b)
+		}
+	}
+}
+
+func TestWhatTablesCanAddress(t *testing.T) {
+	for _, c := range []struct {
+		label  Label
+		end    int64
+		sector int
+		want   bool
+	}{
+		{MBR, MBRLimit, 512, true},
+		{MBR, MBRLimit + 512, 512, false},
+		{MBR, 8 * MBRLimit, 4096, true},
+		{GPT, MBRLimit + 512, 512, true},
+		{None, MBRLimit + 512, 512, true},
+	} {
+		if got := c.label.Addresses(c.end, c.sector); got != c.want {
+			t.Errorf("%q addresses %d with sectors of %d: %v, want %v", c.label, c.end, c.sector, got, c.want)
+		}
+	}
+	for _, c := range []struct {
+		label  Label
+		sector int
+		want   int64
+	}{
+		{MBR, 512, 100 * MiB}, {GPT, 512, 100*MiB - 33*512}, {GPT, 4096, 100*MiB - 5*4096}, {None, 512, 100 * MiB},
+	} {
+		if got := Usable(c.label, 100*MiB+100, c.sector); got != c.want {
+			t.Errorf("usable of %q with sectors of %d: %d, want %d", c.label, c.sector, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,133 @@
+// Package decide is the pure core of storage: from what was observed about disks, mounts and records it decides what to
+// do, as values that can be printed before they are done. It reads no device, no file and no clock. Packages
+// ephemeral, persistent and migration observe, ask here, and act.
+package decide
+
+import (
+	"fmt"
+
+	"cambium/platform/disk"
+	"cambium/platform/filesystem"
+)
+
+// Op is the kind of a change.
+type Op string
+
+// The changes, in the order in which they are made to one disk.
+const (
+	CreateTable      Op = "create-table"
+	AppendPartitions Op = "append-partitions"
+	RepairTable      Op = "repair-table"
+	MakeSwap         Op = "make-swap"
+	MakeFileSystem   Op = "make-file-system"
+	GrowPartition    Op = "grow-partition"
+	UseSwap          Op = "use-swap"
+	CheckFileSystem  Op = "check-file-system"
+	Mount            Op = "mount"
+	GrowFileSystem   Op = "grow-file-system"
+	BindMount        Op = "bind-mount"
+	Link             Op = "link"
+	// Await is only planned: the disk is not there yet, and what follows depends on what it holds.
+	Await Op = "await"
+	// Reject is only planned: the disk is refused, or stays as it is.
+	Reject Op = "reject"
+)
+
+// Change is one change to a disk: what `agent plan` prints, what is done, and what is reported as done.
+type Change struct {
+	Op     Op     `json:"op"`
+	Device string `json:"device"`
+	// Proof is why it may or must be done.
+	Proof       string `json:"proof"`
+	What        string `json:"what"`
+	Destructive bool   `json:"destructive,omitempty"`
+
+	// What doing it takes, according to Op.
+	Label        disk.Label       `json:"-"`
+	Partitions   []disk.Partition `json:"-"`
+	Partition    int              `json:"-"`
+	End          int64            `json:"-"`
+	FileSystem   filesystem.Kind  `json:"-"`
+	Target       string           `json:"-"`
+	MountOptions []string         `json:"-"`
+}
+
+func (c Change) String() string { return fmt.Sprintf("%s: %s: %s", c.Device, c.Proof, c.What) }
+
+// Plan is what to do with one disk.
+type Plan struct {
+	Changes []Change
+	// Begin, unless empty, is put on record as unfinished before the first change. A new table gets an identifier of
+	// its own, which is recorded as well.
+	Begin string
+	// Finish ends that record when everything is made, before the disk is used.
+	Finish bool
+	// MustGrow makes it an error that a file system cannot be grown. Otherwise that is no reason to keep its data away.
+	MustGrow bool
+}
+
+func (p *Plan) add(c Change) { p.Changes = append(p.Changes, c) }
+
+// Volume is a partition, or a whole device that carries a file system, as it was found.
+type Volume struct {
+	// Content is not read from what is mounted: then only its kind is known, from the kernel.
+	Content filesystem.Content
+	// MountedOn is where the whole file system is mounted; empty if nowhere.
+	MountedOn string
+	// InUse is set when at least a part of it is mounted.
+	InUse bool
+	// ActiveSwap is set when it is in use as swap.
+	ActiveSwap bool
+	// Growable is set when the mounted file system is smaller than its device.
+	Growable bool
+}
+
+// use mounts a file system that is ours: checked first when it has recorded errors, grown afterwards when its
+// device is larger than itself. One that is mounted is in use: it is not checked.
+func (p *Plan) use(device string, v Volume, size int64, target string, options []string) {
+	if v.Content.Errors && v.MountedOn == "" {
+		p.add(Change{Op: CheckFileSystem, Device: device, Proof: "errors are on record", What: fmt.Sprintf("check %s", v.Content.Kind), FileSystem: v.Content.Kind})
+	}
+	if v.MountedOn != target {
+		p.add(Change{Op: Mount, Device: device, Proof: string(v.Content.Kind), What: "mount on " + target,
+			FileSystem: v.Content.Kind, Target: target, MountOptions: options})
+	}
+	if v.Growable || filesystem.WorthGrowing(v.Content.Bytes, size) {
+		p.growFileSystem(device, v.Content.Kind, target, options)
+	}
+}
+
+// growFileSystem extends a file system of the managed kinds. The mount options are for where it has to be taken off for that.
+func (p *Plan) growFileSystem(device string, kind filesystem.Kind, target string, options []string) {
+	if kind.Managed() {
+		p.add(Change{Op: GrowFileSystem, Device: device, Proof: "smaller than its device", What: fmt.Sprintf("grow %s", kind),
+			FileSystem: kind, Target: target, MountOptions: options})
+	}
+}
+
+func (p *Plan) repair(s disk.State) {
+	if s.Table.Recovered {
+		p.add(Change{Op: RepairTable, Device: s.Path, Proof: "only one copy of the table is good", What: "write both copies again"})
+	}
+}
+
+// found describes for a proof what a disk carries.
+func found(s disk.State, serial string) string {
+	text := s.Content.String()
+	if s.Table.Label != disk.None {
+		text = fmt.Sprintf("%s table with %d partitions", s.Table.Label, len(s.Table.Partitions))
+	}
+	text += ", " + Size(s.Bytes)
+	if serial != "" {
+		text += ", serial " + serial // tells disks of one size apart
+	}
+	return text
+}
+
+// Size writes a number of bytes for people.
+func Size(bytes int64) string {
+	if bytes >= 1<<30 {
+		return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30))
+	}
+	return fmt.Sprintf("%.1f MiB", float64(bytes)/disk.MiB)
+}

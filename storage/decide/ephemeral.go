@@ -1,0 +1,176 @@
+package decide
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"cambium/platform/device"
+	"cambium/platform/disk"
+	"cambium/platform/filesystem"
+)
+
+// NoEphemeral begins the message that operators and test suites look for.
+const NoEphemeral = "No ephemeral disk found"
+
+// EphemeralWish is what settings and agent.json say about the ephemeral disk.
+type EphemeralWish struct {
+	Named bool // by the CPI
+	// Missing says that the named disk did not appear.
+	Missing bool
+	// CreateOnRoot is CreatePartitionIfNoEphemeralDisk.
+	CreateOnRoot bool
+	// FallBack is MissingEphemeralDisk: root.
+	FallBack bool
+}
+
+// ErrNoneNamed is the end of a boot without an ephemeral disk.
+//
+//lint:ignore ST1005 log searches look for these words
+var ErrNoneNamed = errors.New(NoEphemeral + ": the CPI named none, and CreatePartitionIfNoEphemeralDisk is off")
+
+// UseRootDisk says whether the ephemeral data goes to the root disk. A disk that was named and is not there is no
+// reason for that, unless the stemcell says so.
+func UseRootDisk(w EphemeralWish) (bool, error) {
+	switch {
+	case !w.Named && !w.CreateOnRoot:
+		return false, ErrNoneNamed
+	case !w.Named:
+		return true, nil
+	}
+	return w.Missing && w.CreateOnRoot && w.FallBack, nil
+}
+
+// Ephemeral is what was observed about the disk for the ephemeral data, and what is wanted on it.
+type Ephemeral struct {
+	Disk   disk.State
+	Serial string
+	// Claimed is why its content must not be replaced: it belongs to something else.
+	Claimed error
+	// Pending says that an unfinished preparation of exactly these partitions is on record.
+	Pending bool
+	// Volumes are the partitions that Watch names, by number.
+	Volumes map[int]Volume
+
+	Label   disk.Label // of a new table
+	AgentID string
+	RAM     int64
+	SwapMiB *uint64
+	Target  string // where the data is mounted
+	// Root is the number of the root partition when the data goes behind it, or 0.
+	Root int
+}
+
+// PartitionEphemeral decides about a disk of its own.
+func PartitionEphemeral(o Ephemeral) (Plan, error) {
+	var p Plan
+	layout, kept := KeptEphemeral(o.Disk, o.AgentID, o.Label)
+	if kept {
+		p.repair(o.Disk)
+		p.fill(o, layout, o.Pending)
+		return p, nil
+	}
+	layout, err := NewEphemeral(o.Disk, o.AgentID, o.RAM, o.SwapMiB, o.Label)
+	if err != nil {
+		return Plan{}, err
+	}
+	if o.Claimed != nil {
+		return Plan{}, fmt.Errorf("not touched: %w", o.Claimed)
+	}
+	p.add(Change{Op: CreateTable, Device: o.Disk.Path, Proof: found(o.Disk, o.Serial) + ", not in use, no persistent disk",
+		What: "create " + layout.describe(layout.Partitions), Destructive: true, Label: layout.Label, Partitions: layout.Partitions})
+	o.Volumes = nil
+	p.fill(o, layout, true)
+	return p, nil
+}
+
+// AppendEphemeral decides about the space behind the root partition.
+func AppendEphemeral(o Ephemeral) (Plan, error) {
+	var p Plan
+	layout, made, err := OnRoot(o)
+	if err != nil {
+		return p, err
+	}
+	if len(made) > 0 {
+		p.Begin = Places(made)
+		p.add(Change{Op: AppendPartitions, Device: o.Disk.Path, Proof: fmt.Sprintf("nothing behind root partition %d", o.Root),
+			What: "append " + layout.describe(made), Label: layout.Label, Partitions: made})
+	}
+	p.fill(o, layout, o.Pending || len(made) > 0)
+	return p, nil
+}
+
+// fill formats what is not formatted, switches swap on and mounts the data. With fresh set, whatever the partitions
+// hold is left from a preparation that was not finished.
+func (p *Plan) fill(o Ephemeral, l Layout, fresh bool) {
+	p.Finish = fresh
+	proof := func(v Volume) string {
+		if fresh {
+			return "new partition"
+		}
+		return "holds " + v.Content.String()
+	}
+	swap, data := o.Volumes[l.Swap], o.Volumes[l.Data]
+	swapPart, dataPart := device.Partition(o.Disk.Path, l.Swap), device.Partition(o.Disk.Path, l.Data)
+	if l.Swap > 0 && !swap.ActiveSwap && (fresh || swap.Content.Kind != filesystem.Swap) {
+		p.add(Change{Op: MakeSwap, Device: swapPart, Proof: proof(swap), What: "make swap", Destructive: !fresh && !swap.Content.Blank()})
+	}
+	if used := data.MountedOn != "" || data.InUse; !used && (fresh || !data.Content.Data()) {
+		p.add(Change{Op: MakeFileSystem, Device: dataPart, Proof: proof(data), What: "make ext4", FileSystem: filesystem.Ext4,
+			Destructive: !fresh && !data.Content.Blank()})
+		data = Volume{Content: filesystem.Content{Kind: filesystem.Ext4}}
+	}
+	if l.Swap > 0 && !swap.ActiveSwap && (o.SwapMiB == nil || *o.SwapMiB > 0) {
+		p.add(Change{Op: UseSwap, Device: swapPart, Proof: "swap", What: "switch swap on"})
+	}
+	var size int64
+	for _, part := range l.Partitions {
+		if part.Number == l.Data {
+			size = part.Size
+		}
+	}
+	p.use(dataPart, data, size, o.Target, nil)
+}
+
+// Places names appended partitions by where they are, since the table's own identifier was there before and says
+// nothing about them.
+func Places(parts []disk.Partition) string {
+	var b strings.Builder
+	for _, p := range parts {
+		fmt.Fprintf(&b, "%d:%d+%d ", p.Number, p.Start, p.Size)
+	}
+	return strings.TrimSpace(b.String())
+}
+
+// PendingOnRoot says whether the last partitions of a table are those on record.
+func PendingOnRoot(t disk.Table, recorded string) bool {
+	for i := range t.Partitions {
+		if recorded != "" && Places(t.Partitions[i:]) == recorded {
+			return true
+		}
+	}
+	return false
+}
+
+// Raw is what was observed about a raw ephemeral disk.
+type Raw struct {
+	Disk    disk.State
+	Serial  string
+	Claimed error
+	Index   int
+}
+
+// PartitionRaw gives a raw ephemeral disk one named partition and no file system.
+func PartitionRaw(o Raw) (Plan, error) {
+	var p Plan
+	if KeptRaw(o.Disk.Table) {
+		p.repair(o.Disk)
+		return p, nil
+	}
+	if o.Claimed != nil {
+		return p, fmt.Errorf("not touched: %w", o.Claimed)
+	}
+	p.add(Change{Op: CreateTable, Device: o.Disk.Path, Proof: found(o.Disk, o.Serial) + ", not in use, no persistent disk",
+		What: "create GPT with partition " + RawName(o.Index), Destructive: true, Label: disk.GPT, Partitions: NewRaw(o.Disk, o.Index)})
+	return p, nil
+}

@@ -1,0 +1,217 @@
+package decide
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"cambium/platform/disk"
+	"cambium/platform/filesystem"
+)
+
+func holding(k filesystem.Kind, also ...filesystem.Kind) Volume {
+	return Volume{Content: filesystem.Content{Kind: k, Also: also}}
+}
+
+func mountedOn(target string, k filesystem.Kind) Volume {
+	return Volume{Content: filesystem.Content{Kind: k}, MountedOn: target, InUse: true}
+}
+
+// ops lists what a plan does, with the partition behind the disk's name.
+func ops(p Plan) string {
+	var all []string
+	for _, c := range p.Changes {
+		all = append(all, string(c.Op)+strings.TrimPrefix(c.Device, "/dev/vdb"))
+	}
+	return strings.Join(all, " ")
+}
+
+func wantError(t *testing.T, err error, text string) {
+	t.Helper()
+	if (err == nil) != (text == "") || err != nil && !strings.Contains(err.Error(), text) {
+		t.Errorf("error %v, want %q", err, text)
+	}
+}
+
+func TestUseRootDisk(t *testing.T) {
+	for _, c := range []struct {
+		wish  EphemeralWish
+		root  bool
+		fails string
+	}{
+		{EphemeralWish{}, false, NoEphemeral},
+		{EphemeralWish{CreateOnRoot: true}, true, ""},
+		{EphemeralWish{Named: true}, false, ""},
+		{EphemeralWish{Named: true, CreateOnRoot: true}, false, ""},
+		{EphemeralWish{Named: true, Missing: true, CreateOnRoot: true}, false, ""},
+		{EphemeralWish{Named: true, Missing: true, FallBack: true}, false, ""},
+		{EphemeralWish{Named: true, Missing: true, CreateOnRoot: true, FallBack: true}, true, ""},
+	} {
+		root, err := UseRootDisk(c.wish)
+		wantError(t, err, c.fails)
+		if root != c.root {
+			t.Errorf("%+v: root disk %v, want %v", c.wish, root, c.root)
+		}
+	}
+}
+
+func TestPartitionEphemeral(t *testing.T) {
+	const size = 512 * testMiB
+	ours := named("bosh-partition-a-0", "bosh-partition-a-1")
+	recovered := ours
+	recovered.Recovered = true
+	blank := disk.State{Path: "/dev/vdb", Bytes: size, Sector: 512, Content: filesystem.Content{Kind: filesystem.Blank}}
+	small := holding(filesystem.Ext4)
+	small.Content.Bytes = 1
+	large := state(size, named("bosh-partition-a-0", "bosh-partition-a-1"))
+	large.Table.Partitions[1].Size = 100 * testMiB
+	faulty := holding(filesystem.Ext4)
+	faulty.Content.Errors = true
+	active := holding(filesystem.Swap)
+	active.ActiveSwap = true
+	bound := holding(filesystem.Ext4)
+	bound.InUse = true
+	for _, c := range []struct {
+		name       string
+		state      disk.State
+		swap, data Volume
+		pending    bool
+		claimed    error
+		swapMiB    *uint64
+		want       string
+		finish     bool
+		fails      string
+	}{
+		{name: "blank", state: blank, want: "create-table make-swap1 make-file-system2 use-swap1 mount2", finish: true},
+		{name: "blank, no swap", state: blank, swapMiB: mib(0), want: "create-table make-file-system1 mount1", finish: true},
+		{name: "in use", state: blank, claimed: errors.New("vdb is mounted"), fails: "not touched: vdb is mounted"},
+		{name: "too much swap", state: blank, claimed: errors.New("vdb is mounted"), swapMiB: mib(1 << 40), fails: "leaves no room"},
+		{name: "after a reboot", state: state(size, ours), swap: holding(filesystem.Swap), data: holding(filesystem.Ext4), want: "use-swap1 mount2"},
+		{name: "after a restart", state: state(size, ours), swap: active, data: mountedOn("/data", filesystem.Ext4), want: ""},
+		{name: "swap no longer wanted", state: state(size, ours), swap: holding(filesystem.Swap), data: holding(filesystem.Ext4), swapMiB: mib(0), want: "mount2"},
+		{name: "in use by another agent's table", state: state(size, named("x")), claimed: nil, want: "create-table make-swap1 make-file-system2 use-swap1 mount2", finish: true},
+		{name: "interrupted", state: state(size, ours), swap: holding(filesystem.Swap), data: holding(filesystem.Ext4), pending: true,
+			want: "make-swap1 make-file-system2 use-swap1 mount2", finish: true},
+		{name: "interrupted, and mounted since", state: state(size, ours), swap: active, data: mountedOn("/data", filesystem.Ext4), pending: true, want: "", finish: true},
+		{name: "a table with one good copy", state: state(size, recovered), swap: active, data: mountedOn("/data", filesystem.Ext4), want: "repair-table"},
+		{name: "xfs is kept", state: state(size, ours), swap: active, data: holding(filesystem.XFS), want: "mount2"},
+		{name: "other content is replaced", state: state(size, ours), swap: holding(filesystem.Ext4), data: holding(filesystem.Ext2), want: "make-swap1 make-file-system2 use-swap1 mount2"},
+		{name: "mounted elsewhere", state: state(size, ours), swap: active, data: mountedOn("/mnt", filesystem.Ext4), want: "mount2"},
+		{name: "a part is bound somewhere", state: state(size, ours), swap: active, data: bound, want: "mount2"},
+		{name: "errors on record", state: state(size, ours), swap: active, data: faulty, want: "check-file-system2 mount2"},
+		{name: "smaller than its partition", state: large, swap: active, data: small, want: "mount2 grow-file-system2"},
+		{name: "smaller than its partition, mounted", state: state(size, ours), swap: active,
+			data: Volume{Content: filesystem.Content{Kind: filesystem.XFS}, MountedOn: "/data", InUse: true, Growable: true}, want: "grow-file-system2"},
+		{name: "not ours to grow", state: state(size, ours), swap: active,
+			data: Volume{Content: filesystem.Content{Kind: filesystem.Btrfs}, MountedOn: "/data", InUse: true, Growable: true}, want: ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p, err := PartitionEphemeral(Ephemeral{Disk: c.state, AgentID: "a", RAM: 64 * testMiB, SwapMiB: c.swapMiB, Label: disk.GPT, Target: "/data",
+				Pending: c.pending, Claimed: c.claimed, Volumes: map[int]Volume{1: c.swap, 2: c.data}})
+			wantError(t, err, c.fails)
+			if got := ops(p); got != c.want || p.Finish != c.finish || p.Begin != "" {
+				t.Errorf("plan %q, finish %v, begin %q; want %q, finish %v", got, p.Finish, p.Begin, c.want, c.finish)
+			}
+		})
+	}
+}
+
+// Only what replaces content is called destructive, and its proof tells what was found.
+func TestEphemeralProof(t *testing.T) {
+	ours := state(512*testMiB, named("bosh-partition-a-0", "bosh-partition-a-1"))
+	p, err := PartitionEphemeral(Ephemeral{Disk: ours, AgentID: "a", Label: disk.GPT, Target: "/data",
+		Volumes: map[int]Volume{1: holding(filesystem.Blank), 2: holding(filesystem.Ext2)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []string{"/dev/vdb1: holds blank: make swap", "/dev/vdb2: holds ext2: make ext4", "/dev/vdb1: swap: switch swap on", "/dev/vdb2: ext4: mount on /data"} {
+		if got := p.Changes[i]; got.String() != want || got.Destructive != (i == 1) {
+			t.Errorf("change %q, destructive %v; want %q", got, got.Destructive, want)
+		}
+	}
+	foreign := state(8<<30, named("x"))
+	p, err = PartitionEphemeral(Ephemeral{Disk: foreign, Serial: "4d3f", AgentID: "a", RAM: 2 << 30, Label: disk.GPT, Target: "/data"})
+	const want = "/dev/vdb: gpt table with 1 partitions, 8.0 GiB, serial 4d3f, not in use, no persistent disk: create GPT, swap 2.0 GiB, data 6.0 GiB"
+	if err != nil || p.Changes[0].String() != want || !p.Changes[0].Destructive {
+		t.Errorf("%v, %v; want %s", p.Changes, err, want)
+	}
+}
+
+func TestAppendEphemeral(t *testing.T) {
+	root := disk.Partition{Number: 1, Start: testMiB, Size: 128 * testMiB}
+	swap := disk.Partition{Number: 2, Start: 200 * testMiB, Size: 100 * testMiB}
+	data := disk.Partition{Number: 3, Start: 300 * testMiB, Size: 100 * testMiB}
+	table := func(parts ...disk.Partition) disk.State {
+		return state(4<<30, disk.Table{Label: disk.GPT, Partitions: append([]disk.Partition{root}, parts...)})
+	}
+	volumes := func(swap, data Volume) map[int]Volume { return map[int]Volume{2: swap, 3: data} }
+	active := holding(filesystem.Swap)
+	active.ActiveSwap = true
+	for _, c := range []struct {
+		name    string
+		state   disk.State
+		volumes map[int]Volume
+		pending bool
+		want    string
+		begin   string
+		finish  bool
+		fails   string
+	}{
+		{name: "nothing behind root", state: table(), want: "append-partitions make-swap2 make-file-system3 use-swap2 mount3",
+			begin: "2:135266304+67108864 3:202375168+4092575232", finish: true},
+		{name: "after a reboot", state: table(swap, data), volumes: volumes(holding(filesystem.Swap), holding(filesystem.Ext4)), want: "use-swap2 mount3"},
+		{name: "after a restart", state: table(swap, data), volumes: volumes(active, mountedOn("/data", filesystem.Ext4)), want: ""},
+		{name: "interrupted", state: table(swap, data), volumes: volumes(holding(filesystem.LVM), holding(filesystem.Ext4)), pending: true,
+			want: "make-swap2 make-file-system3 use-swap2 mount3", finish: true},
+		{name: "somebody else's", state: table(swap, data), volumes: volumes(holding(filesystem.LVM), holding(filesystem.Ext4)), fails: "holds LVM"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p, err := AppendEphemeral(Ephemeral{Disk: c.state, Root: 1, AgentID: "a", RAM: 64 * testMiB, Target: "/data", Pending: c.pending, Volumes: c.volumes})
+			wantError(t, err, c.fails)
+			if got := ops(p); got != c.want || p.Begin != c.begin || p.Finish != c.finish {
+				t.Errorf("plan %q, begin %q, finish %v; want %q, %q, %v", got, p.Begin, p.Finish, c.want, c.begin, c.finish)
+			}
+		})
+	}
+	full := disk.Table{Label: disk.MBR}
+	for n := range 4 {
+		full.Partitions = append(full.Partitions, disk.Partition{Number: n + 1, Start: int64(4-n) * testMiB, Size: testMiB})
+	}
+	for _, swap := range []*uint64{nil, mib(0)} {
+		_, err := AppendEphemeral(Ephemeral{Disk: state(4<<30, full), Root: 1, RAM: testMiB, SwapMiB: swap})
+		wantError(t, err, "no free entry")
+	}
+}
+
+func TestPendingOnRoot(t *testing.T) {
+	parts := []disk.Partition{{Number: 1, Start: 1, Size: 2}, {Number: 2, Start: 3, Size: 4}, {Number: 3, Start: 7, Size: 5}}
+	for recorded, want := range map[string]bool{"": false, "2:3+4 3:7+5": true, "3:7+5": true, "2:3+4": false, "2:3+4 3:7+6": false} {
+		if got := PendingOnRoot(disk.Table{Partitions: parts}, recorded); got != want {
+			t.Errorf("%q: pending %v, want %v", recorded, got, want)
+		}
+	}
+}
+
+func TestPartitionRaw(t *testing.T) {
+	kept := named("raw-ephemeral-0")
+	broken := kept
+	broken.Recovered = true
+	for _, c := range []struct {
+		name    string
+		table   disk.Table
+		claimed error
+		want    string
+		fails   string
+	}{
+		{"blank", disk.Table{}, nil, "create-table", ""},
+		{"in use", disk.Table{}, errors.New("vdb is the root disk"), "", "not touched: vdb is the root disk"},
+		{"kept", kept, nil, "", ""},
+		{"kept, one good copy", broken, nil, "repair-table", ""},
+	} {
+		p, err := PartitionRaw(Raw{Disk: state(8*testMiB, c.table), Claimed: c.claimed})
+		wantError(t, err, c.fails)
+		if got := ops(p); got != c.want {
+			t.Errorf("%s: plan %q, want %q", c.name, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,92 @@
+package decide
+
+import (
+	"fmt"
+
+	"cambium/platform/device"
+	"cambium/platform/disk"
+)
+
+// growSlack is what a partition may lack of its disk without being grown: older agents left
+// room at the end.
+const growSlack = 100 * disk.MiB
+
+// GrowTo returns where partition n of a disk could end, or 0 when it already reaches as far
+// as is worth the change. obstacle says what prevents it, if something does.
+func GrowTo(s disk.State, n int) (end int64, obstacle string) {
+	p, ok := s.Table.Partition(n)
+	if !ok {
+		return 0, "not in the table"
+	}
+	limit := disk.Usable(s.Table.Label, s.Bytes, s.Sector) / disk.MiB * disk.MiB
+	for _, other := range s.Table.Partitions {
+		if other.Start > p.Start {
+			limit = min(limit, other.Start)
+		}
+	}
+	switch {
+	case !s.Table.Label.Addresses(limit, s.Sector):
+		return 0, "it would cross 2 TiB, which a DOS partition table cannot address: attach a new disk, which gets a GPT, and migrate to it"
+	case s.Table.Fixed != "":
+		return 0, s.Table.Fixed
+	case limit-p.End() < disk.MiB:
+		return 0, ""
+	}
+	return limit, ""
+}
+
+// growPartition extends the only partition of a disk, unless it lacks less than slack. It returns what
+// prevents that.
+func (p *Plan) growPartition(s disk.State, slack int64) (obstacle string) {
+	part := s.Table.Partitions[0]
+	end, obstacle := GrowTo(s, part.Number)
+	if obstacle == "" && end-part.End() >= slack {
+		p.add(growChange(s.Path, part.Number, end))
+	}
+	return obstacle
+}
+
+func growChange(path string, n int, end int64) Change {
+	return Change{Op: GrowPartition, Device: path, Proof: "the disk is larger than its partition",
+		What: fmt.Sprintf("grow partition %d to end at %s", n, Size(end)), Partition: n, End: end}
+}
+
+// GrowMounted brings a mounted persistent disk to the size of its device. notGrown says why its
+// partition stays smaller than its disk.
+func GrowMounted(o Persistent, target string) (p Plan, notGrown string) {
+	if !o.Preformatted {
+		if len(o.Disk.Table.Partitions) != 1 {
+			return p, ""
+		}
+		p.repair(o.Disk)
+		notGrown = p.growPartition(o.Disk, growSlack)
+	}
+	if p.has(GrowPartition) || o.Volume.Growable {
+		p.growFileSystem(o.Part(), o.Volume.Content.Kind, target, o.MountOptions)
+	}
+	return p, notGrown
+}
+
+// RootGrowth says whether the root partition is grown at all: not where the space behind it is meant for the ephemeral data.
+func RootGrowth(skipDiskSetup, createOnRoot, ephemeralNamed bool) bool {
+	return !skipDiskSetup && (!createOnRoot || ephemeralNamed)
+}
+
+// Root is what was observed about the root disk.
+type Root struct {
+	Disk      disk.State
+	Partition int
+	Volume    Volume
+}
+
+// GrowRoot extends the root partition and its file system over the rest of the disk.
+func GrowRoot(o Root) Plan {
+	p := Plan{MustGrow: true}
+	if end, _ := GrowTo(o.Disk, o.Partition); end > 0 {
+		p.add(growChange(o.Disk.Path, o.Partition, end))
+	}
+	if p.has(GrowPartition) || o.Volume.Growable {
+		p.growFileSystem(device.Partition(o.Disk.Path, o.Partition), o.Volume.Content.Kind, o.Volume.MountedOn, nil)
+	}
+	return p
+}

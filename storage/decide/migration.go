@@ -1,0 +1,105 @@
+package decide
+
+import (
+	"fmt"
+
+	"cambium/storage/internal/intent"
+)
+
+// Migration is what was observed before the store is migrated.
+type Migration struct {
+	Store, Target string // directories
+	// From and To are the disks mounted there; empty if none is.
+	From, To string
+	// WantFrom and WantTo are what the caller named; empty is any.
+	WantFrom, WantTo string
+	Recorded         string // the disk that is on record as the store
+	// Open is the migration that is not complete, Done the last one that is.
+	Open, Done intent.Intent
+}
+
+// MigrationAction is what migrate_disk does.
+type MigrationAction int
+
+// The actions.
+const (
+	RefuseMigration MigrationAction = iota
+	CopyStore                       // from the first byte or where an attempt ended
+	SwitchStore                     // the last steps of a migration whose copy is complete
+	EndMigration                    // the new disk is on the store, the record is not complete
+	AlreadyMigrated                 // a repeated call after success
+)
+
+// Migrate decides about a call of migrate_disk. Whatever does not fit the disks that are mounted is refused, with the
+// call that has to come first.
+func Migrate(o Migration) (MigrationAction, error) {
+	switch {
+	case o.To == "" && o.From != "":
+		return repeatedMigration(o)
+	case o.To != "" && o.WantTo != "" && o.WantTo != o.To:
+		return RefuseMigration, fmt.Errorf("%s is on %s, not %s: run unmount_disk %s first", o.To, o.Target, o.WantTo, o.To)
+	case o.To != "" && o.Recorded == o.To && (o.From == "" || o.From == o.To):
+		return SwitchStore, nil
+	case o.From == "" && o.Recorded != "":
+		return RefuseMigration, fmt.Errorf("nothing is mounted on %s: run mount_disk %s first", o.Store, o.Recorded)
+	case o.From == "":
+		return RefuseMigration, fmt.Errorf("nothing is mounted on %s", o.Store)
+	case o.Recorded == o.To:
+		return RefuseMigration, fmt.Errorf("%s is on record as the store and %s is mounted there: run mount_disk %s first", o.To, o.From, o.From)
+	case o.From == o.To:
+		return RefuseMigration, fmt.Errorf("%s is on the store and is its own migration target", o.To)
+	case o.WantFrom != "" && o.WantFrom != o.From:
+		return RefuseMigration, fmt.Errorf("%s is on %s, not %s", o.From, o.Store, o.WantFrom)
+	}
+	return CopyStore, nil
+}
+
+// repeatedMigration answers a repeated call after success as the first one, also when the first
+// was interrupted behind its last change. The disk on the store must be the one that was asked
+// for: the success of an earlier migration says nothing of a later one.
+func repeatedMigration(o Migration) (MigrationAction, error) {
+	open := o.Open.Table != ""
+	if o.From == o.Recorded && (o.WantTo == "" || o.WantTo == o.From) {
+		if o.Open.Moves(o.From) {
+			return EndMigration, nil
+		}
+		if !open && o.Done.Table == o.From {
+			return AlreadyMigrated, nil
+		}
+	}
+	missing := "of the new disk"
+	if o.WantTo != "" {
+		missing = o.WantTo
+	}
+	err := fmt.Errorf("nothing is mounted on %s: run mount_disk %s first", o.Target, missing)
+	if open {
+		err = fmt.Errorf("%w (the copy from %s is not complete)", err, o.Open.Table)
+	}
+	return RefuseMigration, err
+}
+
+// Usage is what a store holds, or a disk has room for.
+type Usage struct{ Bytes, Files int64 }
+
+// CheckRoom refuses a target that is too small before the first byte is copied. reusable is what an earlier attempt has
+// left there; countsFiles is false for file systems without a fixed number of inodes.
+func CheckRoom(need, free, reusable Usage, countsFiles bool) error {
+	free.Bytes += reusable.Bytes
+	free.Files += reusable.Files
+	if need.Bytes > free.Bytes {
+		return fmt.Errorf("the new disk is too small: %d MiB are used on the old one, %d MiB are free", need.Bytes>>20, free.Bytes>>20)
+	}
+	if countsFiles && need.Files > free.Files {
+		return fmt.Errorf("the new disk has too few inodes: %d are used on the old one, %d are free", need.Files, free.Files)
+	}
+	return nil
+}
+
+// CopyRounds is the maximum number of copy/verify rounds; a source that keeps changing is an error then.
+const CopyRounds = 4
+
+// CopyAgain says whether a copy is repeated after a round, counted from 1: a difference may come from an attempt that
+// was interrupted, or from a source that changed. One that is found twice at the same place stays.
+func CopyAgain(round int, differs, sameAgain bool) bool {
+	return differs && !sameAgain && round < CopyRounds
+}

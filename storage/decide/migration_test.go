@@ -1,0 +1,132 @@
+package decide
+
+import (
+	"testing"
+
+	"cambium/storage/internal/intent"
+)
+
+func moving(from, to string) intent.Intent {
+	return intent.Intent{Table: intent.MigrationID(from, to)}
+}
+
+func TestPlace(t *testing.T) {
+	store, target := Placement{Directory: "/store", RecordAsStore: true}, Placement{Directory: "/target", ForgetMigrated: true}
+	mounted := func(p Placement) Placement { p.Mounted = true; return p }
+	for _, c := range []struct {
+		name  string
+		o     Placing
+		want  Placement
+		fails string
+	}{
+		{"the store is free", Placing{}, store, ""},
+		{"another disk is on the store", Placing{StoreTaken: true}, target, ""},
+		{"on the store already", Placing{MountedOn: "/store", StoreTaken: true}, mounted(store), ""},
+		{"on the migration target already", Placing{MountedOn: "/target", StoreTaken: true, TargetTaken: true}, mounted(target), ""},
+		{"mounted elsewhere", Placing{MountedOn: "/mnt"}, Placement{}, "it is mounted on /mnt"},
+		{"both directories are taken", Placing{StoreTaken: true, TargetTaken: true}, Placement{}, "both in use: run unmount_disk"},
+		{"an incomplete copy", Placing{Open: moving("old", "new"), Recorded: "old"}, store, "incomplete copy of old: run mount_disk old first, or remove_persistent_disk old"},
+		{"an incomplete copy that is on the store", Placing{Open: moving("old", "new"), Recorded: "old", MountedOn: "/store"}, mounted(store), "incomplete copy of old"},
+		{"an incomplete copy beside its source", Placing{Open: moving("old", "new"), Recorded: "old", StoreTaken: true}, target, ""},
+		{"a complete copy that has only to be moved", Placing{Open: moving("old", "new"), Recorded: "new"}, store, ""},
+		{"the source of an incomplete copy", Placing{Open: moving("new", "third"), Recorded: "new"}, store, ""},
+	} {
+		c.o.CID, c.o.Store, c.o.MigrationTarget = "new", "/store", "/target"
+		got, err := Place(c.o)
+		wantError(t, err, c.fails)
+		if got != c.want {
+			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
+		}
+	}
+}
+
+func TestResume(t *testing.T) {
+	open := moving("old", "new")
+	for _, c := range []struct {
+		name string
+		o    Interrupted
+		want Resumption
+	}{
+		{"no migration", Interrupted{CID: "new", Recorded: "new", OnStore: true, StoreIsSame: true}, NothingToResume},
+		{"the old store is read-only", Interrupted{CID: "old", Recorded: "old", Open: open, OnStore: true, StoreIsSame: true}, MakeWritable},
+		{"the new disk waits for the copy", Interrupted{CID: "new", Recorded: "old", Open: open}, NothingToResume},
+		{"the new disk has only to be moved", Interrupted{CID: "new", Recorded: "new", Open: open, StoreIsFree: true}, CompleteSwitch},
+		{"the new disk is on both", Interrupted{CID: "new", Recorded: "new", Open: open, OnStore: true, StoreIsSame: true}, CompleteSwitch},
+		{"another disk is on the store", Interrupted{CID: "new", Recorded: "new", Open: open}, NothingToResume},
+		{"a disk that the migration does not concern", Interrupted{CID: "third", Recorded: "old", Open: open}, NothingToResume},
+	} {
+		if got := Resume(c.o); got != c.want {
+			t.Errorf("%s: %d, want %d", c.name, got, c.want)
+		}
+	}
+}
+
+func TestMigrate(t *testing.T) {
+	open := moving("old", "new")
+	done := intent.Intent{Table: "new"}
+	for _, c := range []struct {
+		name  string
+		o     Migration
+		want  MigrationAction
+		fails string
+	}{
+		{"both mounted", Migration{From: "old", To: "new", Recorded: "old"}, CopyStore, ""},
+		{"both mounted and named", Migration{From: "old", To: "new", Recorded: "old", WantFrom: "old", WantTo: "new"}, CopyStore, ""},
+		{"interrupted while copying", Migration{From: "old", To: "new", Recorded: "old", Open: open}, CopyStore, ""},
+		{"interrupted behind the record", Migration{To: "new", Recorded: "new", Open: open}, SwitchStore, ""},
+		{"interrupted behind the move", Migration{From: "new", To: "new", Recorded: "new", Open: open}, SwitchStore, ""},
+		{"interrupted behind the last mount", Migration{From: "new", Recorded: "new", Open: open}, EndMigration, ""},
+		{"repeated after success", Migration{From: "new", Recorded: "new", Done: done}, AlreadyMigrated, ""},
+		{"repeated after success, with names", Migration{From: "new", Recorded: "new", Done: done, WantFrom: "old", WantTo: "new"}, AlreadyMigrated, ""},
+		{"the next one, not mounted yet", Migration{From: "new", Recorded: "new", Done: done, WantFrom: "new", WantTo: "third"}, RefuseMigration, "run mount_disk third first"},
+		{"the next one, interrupted, not mounted", Migration{From: "new", Recorded: "new", Open: moving("new", "third"), Done: done}, RefuseMigration, "run mount_disk of the new disk first (the copy from new to third is not complete)"},
+		{"never migrated", Migration{From: "old", Recorded: "old"}, RefuseMigration, "nothing is mounted on /target: run mount_disk of the new disk first"},
+		{"a store that is not on record", Migration{From: "new", Recorded: "old", Done: done}, RefuseMigration, "run mount_disk of the new disk first"},
+		{"another target than named", Migration{From: "old", To: "new", Recorded: "old", WantTo: "third"}, RefuseMigration, "new is on /target, not third: run unmount_disk new first"},
+		{"another source than named", Migration{From: "old", To: "new", Recorded: "old", WantFrom: "first"}, RefuseMigration, "old is on /store, not first"},
+		{"nothing mounted", Migration{}, RefuseMigration, "nothing is mounted on /store"},
+		{"the old store was taken off", Migration{To: "new", Recorded: "old"}, RefuseMigration, "nothing is mounted on /store: run mount_disk old first"},
+		{"the new disk is on record, the old one mounted", Migration{From: "old", To: "new", Recorded: "new"}, RefuseMigration, "run mount_disk old first"},
+		{"its own target", Migration{From: "old", To: "old", Recorded: "other"}, RefuseMigration, "its own migration target"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			c.o.Store, c.o.Target = "/store", "/target"
+			got, err := Migrate(c.o)
+			wantError(t, err, c.fails)
+			if got != c.want {
+				t.Errorf("action %d, want %d", got, c.want)
+			}
+		})
+	}
+}
+
+func TestCheckRoom(t *testing.T) {
+	for _, c := range []struct {
+		name                 string
+		need, free, reusable Usage
+		countsFiles          bool
+		fails                string
+	}{
+		{"enough", Usage{10 << 20, 10}, Usage{10 << 20, 10}, Usage{}, true, ""},
+		{"too small", Usage{11 << 20, 10}, Usage{10 << 20, 10}, Usage{}, true, "too small: 11 MiB are used on the old one, 10 MiB are free"},
+		{"a part is there already", Usage{11 << 20, 11}, Usage{10 << 20, 10}, Usage{1 << 20, 1}, true, ""},
+		{"too few inodes", Usage{1, 11}, Usage{10, 10}, Usage{}, true, "too few inodes: 11 are used on the old one, 10 are free"},
+		{"inodes made on demand", Usage{1, 11}, Usage{10, 0}, Usage{}, false, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) { wantError(t, CheckRoom(c.need, c.free, c.reusable, c.countsFiles), c.fails) })
+	}
+}
+
+func TestCopyAgain(t *testing.T) {
+	for _, c := range []struct {
+		round              int
+		differs, sameAgain bool
+		want               bool
+	}{
+		{1, false, false, false}, {1, true, false, true}, {1, true, true, false}, {CopyRounds - 1, true, false, true}, {CopyRounds, true, false, false},
+	} {
+		if got := CopyAgain(c.round, c.differs, c.sameAgain); got != c.want {
+			t.Errorf("%+v: %v", c, got)
+		}
+	}
+}

@@ -1,0 +1,448 @@
+// Package ephemeral prepares disks whose content is disposable by contract: the ephemeral disk, raw ephemeral disks, and
+// the root disk, which may have to hold the ephemeral data. It observes, lets package decide decide, and acts. Every Setup has a
+// Plan that returns the same changes and makes none.
+package ephemeral
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"cambium/internal/blkdev"
+	"cambium/platform/device"
+	"cambium/platform/disk"
+	"cambium/platform/filesystem"
+	"cambium/settings"
+	"cambium/storage/decide"
+	"cambium/storage/internal/intent"
+	"cambium/storage/internal/machine"
+)
+
+// Resolver finds devices.
+type Resolver interface {
+	Resolve(ctx context.Context, h device.Hint) (device.Device, error)
+	Look(h device.Hint) (device.Device, error)
+	InstanceStorage(ctx context.Context, count int) ([]device.Device, error)
+}
+
+// Disks are the disks of a machine whose content is disposable.
+type Disks struct {
+	Machine  *machine.Machine
+	Resolver Resolver
+	// PersistentDisks are those that settings and hints name.
+	PersistentDisks func() map[string]settings.PersistentDisk
+
+	// SkipSetup leaves all disks as they are.
+	SkipSetup bool
+	// CreateOnRoot puts the data behind the root partition where the CPI names no disk; FallBackToRoot also where
+	// the named disk is missing.
+	CreateOnRoot, FallBackToRoot bool
+	// Label is that of a new table.
+	Label disk.Label
+	// ManagedVolumes is set when raw ephemeral NVMe disks are found by exclusion.
+	ManagedVolumes bool
+	// AfterBoot defers work that no caller waits for.
+	AfterBoot func(func())
+}
+
+// planLimit bounds what a plan waits for.
+const planLimit = time.Second
+
+// wanted is what the settings say about the ephemeral disk.
+type wanted struct {
+	hint    *settings.DiskHint
+	swapMiB *uint64
+	agentID string
+}
+
+func (w wanted) named() bool { return w.hint != nil && !w.hint.Empty() }
+
+// Setup makes swap and data ready on the ephemeral disk and mounts the data. hint is
+// nil or empty when the CPI named no disk; swapMiB is env.bosh.swap_size.
+func (d *Disks) Setup(ctx context.Context, hint *settings.DiskHint, swapMiB *uint64, agentID string) ([]decide.Change, error) {
+	d.Machine.Lock()
+	defer d.Machine.Unlock()
+	w := wanted{hint, swapMiB, agentID}
+	if err := machine.EnsureDir(d.Machine.Dirs.Data(), 0o750); err != nil {
+		return nil, fmt.Errorf("ephemeral disk: %w", err)
+	}
+	if d.SkipSetup {
+		return nil, nil
+	}
+	path, onRoot, err := d.find(ctx, w)
+	if err != nil {
+		return nil, err
+	}
+	if onRoot {
+		return d.setupOnRoot(ctx, w)
+	}
+	// Locked until the data is mounted: udev would have the partitions taken away for a moment.
+	release, err := disk.Hold(ctx, path)
+	if err != nil {
+		return nil, fmt.Errorf("ephemeral disk: %w", err)
+	}
+	plan, err := d.planOwn(ctx, path, w, true)
+	var made []decide.Change
+	if err == nil {
+		made, err = d.Machine.Apply(ctx, intent.Ephemeral, plan)
+	}
+	if err != nil {
+		release()
+		return made, fmt.Errorf("ephemeral disk: %w", err)
+	}
+	// The data is in use then; what udev does with the disk now can wait.
+	d.AfterBoot(release)
+	return made, nil
+}
+
+// Plan says what Setup would change, without waiting and without writing.
+func (d *Disks) Plan(ctx context.Context, hint *settings.DiskHint, swapMiB *uint64, agentID string) ([]decide.Change, error) {
+	if d.SkipSetup {
+		return nil, nil
+	}
+	d.Machine.Lock()
+	defer d.Machine.Unlock()
+	w := wanted{hint, swapMiB, agentID}
+	onRoot, err := decide.UseRootDisk(decide.EphemeralWish{Named: w.named(), CreateOnRoot: d.CreateOnRoot})
+	if err != nil {
+		return nil, err
+	}
+	if onRoot {
+		plan, err := d.planOnRoot(ctx, w, false)
+		return plan.Changes, err
+	}
+	dev, err := d.Resolver.Look(machine.HintOf("", *hint))
+	if machine.Missing(err) {
+		return []decide.Change{await("ephemeral disk", err)}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", decide.NoEphemeral, err)
+	}
+	plan, err := d.planOwn(ctx, dev.Path, w, false)
+	if err != nil {
+		return nil, fmt.Errorf("ephemeral disk: %w", err)
+	}
+	return plan.Changes, nil
+}
+
+// await is planned for a disk that is not there yet.
+func await(what string, err error) decide.Change {
+	return decide.Change{Op: decide.Await, Device: what, Proof: err.Error(), What: "wait for it"}
+}
+
+// find waits for the ephemeral disk, or says that the root disk is to be used.
+func (d *Disks) find(ctx context.Context, w wanted) (path string, onRoot bool, err error) {
+	var missing error
+	var dev device.Device
+	if w.named() {
+		if dev, missing = d.Resolver.Resolve(ctx, machine.HintOf("", *w.hint)); missing != nil && !machine.Missing(missing) {
+			return "", false, fmt.Errorf("%s: %w", decide.NoEphemeral, missing)
+		}
+	}
+	onRoot, err = decide.UseRootDisk(decide.EphemeralWish{Named: w.named(), Missing: missing != nil, CreateOnRoot: d.CreateOnRoot, FallBack: d.FallBackToRoot})
+	switch {
+	case err != nil:
+		return "", false, err
+	case onRoot && missing != nil:
+		d.Machine.Log.WithError(missing).Warn("the named ephemeral disk is missing; the root disk is used, as configured")
+	case !onRoot && missing != nil:
+		return "", false, fmt.Errorf("%s: %w", decide.NoEphemeral, missing)
+	case !onRoot && dev.Directory:
+		return "", false, fmt.Errorf("%s: %s is no block device", decide.NoEphemeral, dev.Path)
+	}
+	return dev.Path, onRoot, nil
+}
+
+// planOwn decides about a disk of its own. With announce set, the kernel is told of its partitions.
+func (d *Disks) planOwn(ctx context.Context, path string, w wanted, announce bool) (decide.Plan, error) {
+	s, err := disk.Inspect(path)
+	if err != nil && !errors.Is(err, disk.ErrDamaged) {
+		return decide.Plan{}, err
+	}
+	if s.Number == 0 {
+		return decide.Plan{}, fmt.Errorf("%s: %w", path, blkdev.ErrNotBlock)
+	}
+	o, err := d.observe(s, w)
+	if err != nil {
+		return decide.Plan{}, err
+	}
+	layout, kept := decide.KeptEphemeral(s, w.agentID, d.Label)
+	if !kept {
+		o.Serial, o.Claimed = machine.Serial(s.Number), d.claimed(s)
+		return decide.PartitionEphemeral(o)
+	}
+	if announce {
+		d.Machine.CrashPoint("announce ephemeral")
+		if err := d.Machine.Announce(ctx, s); err != nil {
+			return decide.Plan{}, err
+		}
+	}
+	if o.Pending, err = d.Machine.Intents.Pending(intent.Ephemeral, s.Table); err != nil {
+		return decide.Plan{}, err
+	}
+	if err := d.observeVolumes(&o, layout.Partitions); err != nil {
+		return decide.Plan{}, err
+	}
+	return decide.PartitionEphemeral(o)
+}
+
+func (d *Disks) observe(s disk.State, w wanted) (decide.Ephemeral, error) {
+	ram, err := d.Machine.Memory()
+	return decide.Ephemeral{Disk: s, Label: d.Label, AgentID: w.agentID, RAM: ram, SwapMiB: w.swapMiB, Target: d.Machine.Dirs.Data(),
+		Volumes: map[int]decide.Volume{}}, err
+}
+
+func (d *Disks) observeVolumes(o *decide.Ephemeral, parts []disk.Partition) error {
+	for _, p := range parts {
+		v, err := d.Machine.Volume(o.Disk, p.Number)
+		if err != nil {
+			return err
+		}
+		// The kernel knows the directory by its path without links.
+		if real, err := filepath.EvalSymlinks(o.Target); err == nil && v.MountedOn == real {
+			v.MountedOn = o.Target
+		}
+		o.Volumes[p.Number] = v
+	}
+	return nil
+}
+
+// claimed returns why replacing the content of an ephemeral disk would lose something.
+// What is on it does not matter, whose disk it is does.
+func (d *Disks) claimed(s disk.State) error {
+	if err := d.Machine.ProveIdle(s.Path, s.Number); err != nil {
+		return err
+	}
+	if decide.CarriesPersistent(s.Table) {
+		return fmt.Errorf("%s carries the partition of a persistent disk (%s)", s.Path, decide.PersistentName)
+	}
+	for cid, p := range d.PersistentDisks() {
+		dev, err := d.Resolver.Look(machine.HintOf(cid, p.Hint))
+		if err == nil && dev.Number == s.Number {
+			return fmt.Errorf("%s is the persistent disk %s", s.Path, cid)
+		}
+		if err != nil && !machine.Missing(err) {
+			return fmt.Errorf("whether %s is the persistent disk %s cannot be told: %w", s.Path, cid, err)
+		}
+	}
+	return nil
+}
+
+func (d *Disks) setupOnRoot(ctx context.Context, w wanted) ([]decide.Change, error) {
+	plan, err := d.planOnRoot(ctx, w, true)
+	if err != nil {
+		return nil, err
+	}
+	made, err := d.Machine.Apply(ctx, intent.Ephemeral, plan)
+	if err != nil {
+		err = fmt.Errorf("ephemeral data on the root disk: %w", err)
+	}
+	return made, err
+}
+
+// planOnRoot decides about the space behind the root partition. With announce set, the kernel is told of the disk's partitions.
+func (d *Disks) planOnRoot(ctx context.Context, w wanted, announce bool) (plan decide.Plan, err error) {
+	path, root, err := d.Machine.RootDisk()
+	if err != nil {
+		return plan, fmt.Errorf("%s: none named, and the root disk cannot be used: %w", decide.NoEphemeral, err)
+	}
+	if plan, err = d.decideOnRoot(ctx, path, root, w, announce); err != nil {
+		err = fmt.Errorf("ephemeral data on the root disk: %w", err)
+	}
+	return plan, err
+}
+
+func (d *Disks) decideOnRoot(ctx context.Context, path string, root int, w wanted, announce bool) (decide.Plan, error) {
+	s, err := disk.Inspect(path)
+	if err != nil {
+		return decide.Plan{}, err
+	}
+	o, err := d.observe(s, w)
+	if err != nil {
+		return decide.Plan{}, err
+	}
+	o.Root = root
+	if announce {
+		if err := d.Machine.Announce(ctx, s); err != nil {
+			return decide.Plan{}, err
+		}
+	}
+	recorded, err := d.Machine.Intents.All()
+	if err != nil {
+		return decide.Plan{}, err
+	}
+	o.Pending = decide.PendingOnRoot(s.Table, recorded[intent.Ephemeral].Table)
+	if err := d.observeVolumes(&o, decide.BehindRoot(s.Table, root)); err != nil {
+		return decide.Plan{}, err
+	}
+	return decide.AppendEphemeral(o)
+}
+
+// SetupRaw gives each raw disk one named partition and no file system.
+func (d *Disks) SetupRaw(ctx context.Context, hints []settings.DiskHint) (made []decide.Change, err error) {
+	if d.SkipSetup || len(hints) == 0 {
+		return nil, nil
+	}
+	d.Machine.Lock()
+	defer d.Machine.Unlock()
+	devices, err := d.rawDevices(ctx, hints)
+	if err != nil {
+		return nil, fmt.Errorf("raw ephemeral disks: %w", err)
+	}
+	for i, dev := range devices {
+		plan, s, err := d.planRaw(dev.Path, i)
+		var changes []decide.Change
+		if err == nil {
+			changes, err = d.Machine.Apply(ctx, "", plan)
+		}
+		if err == nil && decide.KeptRaw(s.Table) {
+			d.Machine.CrashPoint("announce raw")
+			err = d.Machine.Announce(ctx, s)
+		}
+		made = append(made, changes...)
+		if err != nil {
+			return made, fmt.Errorf("raw ephemeral disk %d: %w", i, err)
+		}
+	}
+	return made, nil
+}
+
+// PlanRaw says what SetupRaw would change, without waiting and without writing.
+func (d *Disks) PlanRaw(ctx context.Context, hints []settings.DiskHint) (planned []decide.Change, err error) {
+	if d.SkipSetup || len(hints) == 0 {
+		return nil, nil
+	}
+	d.Machine.Lock()
+	defer d.Machine.Unlock()
+	var devices []device.Device
+	if d.byExclusion(hints) {
+		// There is no way to look without waiting; a disk that is there is found at once.
+		soon, cancel := context.WithTimeoutCause(ctx, planLimit, device.ErrTimedOut)
+		defer cancel()
+		if devices, err = d.Resolver.InstanceStorage(soon, len(hints)); err != nil {
+			return []decide.Change{await("raw ephemeral disks", err)}, nil
+		}
+	}
+	for i, h := range hints {
+		var dev device.Device
+		if devices != nil {
+			dev = devices[i]
+		} else if dev, err = d.Resolver.Look(machine.HintOf("", h)); machine.Missing(err) {
+			planned = append(planned, await(decide.RawName(i), err))
+			continue
+		} else if err != nil {
+			return planned, fmt.Errorf("raw ephemeral disk %d: %w", i, err)
+		}
+		plan, _, err := d.planRaw(dev.Path, i)
+		if err != nil {
+			return planned, fmt.Errorf("raw ephemeral disk %d: %w", i, err)
+		}
+		planned = append(planned, plan.Changes...)
+	}
+	return planned, nil
+}
+
+func (d *Disks) byExclusion(hints []settings.DiskHint) bool {
+	for _, h := range hints {
+		if d.ManagedVolumes && strings.HasPrefix(h.Path, "/dev/nvme") {
+			return true
+		}
+	}
+	return false
+}
+
+func (d *Disks) rawDevices(ctx context.Context, hints []settings.DiskHint) ([]device.Device, error) {
+	if d.byExclusion(hints) {
+		return d.Resolver.InstanceStorage(ctx, len(hints))
+	}
+	var devices []device.Device
+	for _, h := range hints {
+		dev, err := d.Resolver.Resolve(ctx, machine.HintOf("", h))
+		if err != nil {
+			return nil, err
+		}
+		devices = append(devices, dev)
+	}
+	return devices, nil
+}
+
+func (d *Disks) planRaw(path string, i int) (decide.Plan, disk.State, error) {
+	s, err := disk.Inspect(path)
+	if err != nil && !errors.Is(err, disk.ErrDamaged) {
+		return decide.Plan{}, s, err
+	}
+	o := decide.Raw{Disk: s, Index: i}
+	if !decide.KeptRaw(s.Table) {
+		o.Serial, o.Claimed = machine.Serial(s.Number), d.claimed(s)
+	}
+	plan, err := decide.PartitionRaw(o)
+	return plan, s, err
+}
+
+// GrowRoot extends the root partition and its file system over the rest of the disk. It does
+// nothing in a container, where the disk belongs to the host, and nothing where the space is
+// meant for the ephemeral data: ephemeral is the CPI's hint for that disk.
+func (d *Disks) GrowRoot(ctx context.Context, ephemeral *settings.DiskHint) ([]decide.Change, error) {
+	d.Machine.Lock()
+	defer d.Machine.Unlock()
+	plan, err := d.planGrowRoot(ephemeral)
+	if err != nil {
+		return nil, err
+	}
+	made, err := d.Machine.Apply(ctx, "", plan)
+	if err != nil {
+		err = fmt.Errorf("grow root: %w", err)
+	}
+	return made, err
+}
+
+// PlanGrowRoot says what GrowRoot would change, without writing.
+func (d *Disks) PlanGrowRoot(_ context.Context, ephemeral *settings.DiskHint) ([]decide.Change, error) {
+	d.Machine.Lock()
+	defer d.Machine.Unlock()
+	plan, err := d.planGrowRoot(ephemeral)
+	return plan.Changes, err
+}
+
+func (d *Disks) planGrowRoot(ephemeral *settings.DiskHint) (decide.Plan, error) {
+	if !decide.RootGrowth(d.SkipSetup, d.CreateOnRoot, wanted{hint: ephemeral}.named()) {
+		return decide.Plan{}, nil
+	}
+	path, n, err := d.Machine.RootDisk()
+	if errors.Is(err, machine.ErrNoRootDisk) {
+		d.Machine.Log.WithError(err).Info("root disk is left as it is")
+		return decide.Plan{}, nil
+	}
+	if err != nil {
+		return decide.Plan{}, err
+	}
+	o, err := d.observeRoot(path, n)
+	if err != nil {
+		return decide.Plan{}, fmt.Errorf("grow root: %w", err)
+	}
+	if kind := o.Volume.Content.Kind; !kind.Managed() {
+		d.Machine.Log.WithField("found", string(kind)).Info("root file system is of a kind that is not grown")
+	}
+	return decide.GrowRoot(o), nil
+}
+
+func (d *Disks) observeRoot(path string, n int) (o decide.Root, err error) {
+	o.Partition = n
+	if o.Disk, err = disk.Inspect(path); err != nil {
+		return o, err
+	}
+	entry, _, err := d.Machine.RootMount()
+	if err != nil {
+		return o, err
+	}
+	o.Volume.MountedOn = entry.Target
+	part := device.Partition(path, n)
+	if o.Volume.Content, err = filesystem.Probe(part); err != nil {
+		return o, err
+	}
+	o.Volume.Growable, err = filesystem.Growable(part, entry.Target, o.Volume.Content.Kind)
+	return o, err
+}

@@ -1,0 +1,163 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"cambium/internal/blkdev"
+	"cambium/platform/disk"
+	"cambium/platform/filesystem"
+	"cambium/platform/mount"
+	"cambium/storage/decide"
+	"cambium/storage/internal/intent"
+)
+
+// Apply makes the changes of a plan and returns those that were made. key is that of the record of unfinished work:
+// it is written before anything is made, and cleared when everything is, before the disk is used.
+func (m *Machine) Apply(ctx context.Context, key string, p decide.Plan) (made []decide.Change, err error) {
+	if p.Begin != "" {
+		if err := m.Intents.Set(key, intent.Intent{Table: p.Begin}); err != nil {
+			return nil, err
+		}
+	}
+	unfinished := p.Finish
+	finish := func() error {
+		if !unfinished {
+			return nil
+		}
+		unfinished = false
+		m.CrashPoint("preparation complete")
+		return m.Intents.Clear(key)
+	}
+	mounted := map[string]bool{} // by this plan
+	for _, c := range p.Changes {
+		if uses(c.Op) {
+			if err := finish(); err != nil {
+				return made, err
+			}
+		}
+		m.CrashPoint(string(c.Op))
+		if c.Op == decide.GrowFileSystem {
+			grown, err := m.growFileSystem(ctx, c, mounted[c.Device], p.MustGrow)
+			if err != nil {
+				return made, err
+			}
+			if grown {
+				made = append(made, c)
+			}
+			continue
+		}
+		if err := m.apply(ctx, key, c); err != nil {
+			return made, err
+		}
+		mounted[c.Device] = c.Op == decide.Mount
+		made = append(made, c)
+	}
+	return made, finish()
+}
+
+// uses reports a change that takes a complete file system for granted.
+func uses(op decide.Op) bool {
+	switch op {
+	case decide.GrowPartition, decide.UseSwap, decide.CheckFileSystem, decide.Mount, decide.GrowFileSystem:
+		return true
+	}
+	return false
+}
+
+func (m *Machine) apply(ctx context.Context, key string, c decide.Change) error {
+	log := m.Log.WithFields(logrus.Fields{"device": c.Device, "proof": c.Proof})
+	switch c.Op {
+	case decide.CreateTable:
+		return m.createTable(ctx, key, c, log)
+	case decide.AppendPartitions:
+		if err := disk.Append(ctx, c.Device, c.Partitions); err != nil {
+			return err
+		}
+		m.CrashPoint("announce appended partitions")
+		return m.announceWritten(ctx, c.Device)
+	case decide.RepairTable:
+		log.Warn("partition table has only one good copy and is repaired")
+		return disk.Repair(ctx, c.Device)
+	case decide.GrowPartition:
+		if err := disk.Grow(ctx, c.Device, c.Partition, c.End); err != nil {
+			return err
+		}
+		m.CrashPoint("announce grown partition")
+		if err := m.announceWritten(ctx, c.Device); err != nil {
+			return err
+		}
+		log.Info("partition grown")
+		return nil
+	case decide.MakeSwap:
+		return filesystem.FormatSwap(c.Device)
+	case decide.MakeFileSystem:
+		log.WithField("kind", string(c.FileSystem)).Info("file system is made")
+		if err := mount.AwaitIdle(ctx, c.Device); err != nil {
+			return err
+		}
+		return filesystem.Make(ctx, c.Device, c.FileSystem)
+	case decide.UseSwap:
+		return filesystem.SwapOn(c.Device)
+	case decide.CheckFileSystem:
+		log.Warn("file system has recorded errors and is checked")
+		return filesystem.Check(ctx, c.Device, c.FileSystem)
+	case decide.Mount:
+		return mount.Device(ctx, c.Device, c.Target, c.FileSystem.MountType(), c.MountOptions)
+	}
+	return fmt.Errorf("%s: no such change of a disk: %s", c.Device, c.Op)
+}
+
+func (m *Machine) createTable(ctx context.Context, key string, c decide.Change, log *logrus.Entry) error {
+	number, err := blkdev.NumberOf(c.Device)
+	if err != nil {
+		return err
+	}
+	if err := m.ProveIdle(c.Device, number); err != nil {
+		return err
+	}
+	id := ""
+	if key != "" {
+		id = c.Label.NewID()
+		if err := m.Intents.Set(key, intent.Intent{Table: id}); err != nil {
+			return err
+		}
+		m.CrashPoint("create recorded table")
+	}
+	if err := disk.Create(ctx, c.Device, c.Label, id, c.Partitions); err != nil {
+		return err
+	}
+	log.Info("disk partitioned")
+	m.CrashPoint("announce created table")
+	return m.announceWritten(ctx, c.Device)
+}
+
+// growFileSystem extends a mounted file system. Some sandboxes withhold the capability that ext4 wants for that; then it is
+// unmounted and grown, if mountedNow says that nothing can have begun to use it. Unless it must be grown, a failure is
+// no reason to keep its data away.
+func (m *Machine) growFileSystem(ctx context.Context, c decide.Change, mountedNow, must bool) (grown bool, err error) {
+	grown, err = filesystem.Grow(c.Device, c.Target, c.FileSystem)
+	if errors.Is(err, unix.EPERM) && mountedNow && c.FileSystem.GrowsUnmounted() {
+		m.Log.WithError(err).Warn("file system is grown while it is not mounted")
+		if err := mount.Unmount(ctx, c.Target); err != nil {
+			return false, err
+		}
+		err = filesystem.GrowUnmounted(ctx, c.Device, c.FileSystem)
+		grown = err == nil
+		if err := mount.Device(ctx, c.Device, c.Target, c.FileSystem.MountType(), c.MountOptions); err != nil {
+			return false, err
+		}
+	}
+	if err != nil && !must {
+		m.Log.WithError(err).Warn("file system cannot be grown; its next mount tries again")
+		return false, nil
+	}
+	if grown {
+		m.Log.WithFields(logrus.Fields{"device": c.Device, "mount": c.Target}).Info("file system grown to its device")
+	}
+	return grown, err
+}

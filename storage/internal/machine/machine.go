@@ -1,0 +1,237 @@
+// Package machine is what all kinds of disks need of the machine: one lock, the record of unfinished work, how a
+// partition is observed, the proof that a disk is idle, and the thin functions that make the changes which package decide asks for.
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/internal/blkdev"
+	"cambium/internal/vcap"
+	"cambium/platform/device"
+	"cambium/platform/disk"
+	"cambium/platform/filesystem"
+	"cambium/platform/mount"
+	"cambium/settings"
+	"cambium/storage/decide"
+	"cambium/storage/internal/intent"
+)
+
+// Machine is shared by all disks of one agent.
+type Machine struct {
+	sync.Mutex // one disk operation at a time
+
+	Dirs    vcap.Dirs
+	Intents intent.File
+	Log     *logrus.Entry
+
+	// How the machine is seen; tests see another one.
+	RootMount   func() (mount.Entry, bool, error)
+	InContainer func() bool
+	Memory      func() (int64, error)
+	// CrashPoint is called before each step that changes something, so that tests can end the agent there.
+	CrashPoint func(string)
+}
+
+// New returns the machine that the agent runs on.
+func New(dirs vcap.Dirs, log *logrus.Entry) *Machine {
+	return &Machine{Dirs: dirs, Intents: intent.File{Path: filepath.Join(dirs.Bosh(), "disk_intents.json"), Log: log}, Log: log,
+		RootMount:   func() (mount.Entry, bool, error) { return mount.At("/") },
+		InContainer: inContainer, Memory: memTotal, CrashPoint: func(string) {}}
+}
+
+const (
+	// nodeLimit bounds the wait for the node of a partition that the kernel was told of.
+	nodeLimit = 30 * time.Second
+	// UnmountLimit is how long a busy mount is waited for, as in cloudfoundry/bosh-agent.
+	UnmountLimit = 600 * time.Second
+)
+
+// HintOf translates a hint of the settings.
+func HintOf(cid string, h settings.DiskHint) device.Hint {
+	return device.Hint{CID: cid, Path: h.Path, VolumeID: h.VolumeID, DeviceID: h.DeviceID, LUN: h.LUN, HostDeviceID: h.HostDeviceID, ISCSI: h.ISCSI != nil}
+}
+
+// Missing reports that a disk was looked for and not found.
+func Missing(err error) bool {
+	return errors.Is(err, device.ErrAbsent) || errors.Is(err, device.ErrTimedOut)
+}
+
+// Announce makes the kernel know the partitions of a table that has just been read.
+func (m *Machine) Announce(ctx context.Context, s disk.State) error {
+	ctx, cancel := context.WithTimeout(ctx, nodeLimit)
+	defer cancel()
+	return s.Announce(ctx)
+}
+
+// announceWritten makes the kernel know the partitions of a table that has just been written.
+func (m *Machine) announceWritten(ctx context.Context, path string) error {
+	ctx, cancel := context.WithTimeout(ctx, nodeLimit)
+	defer cancel()
+	return disk.Announce(ctx, path)
+}
+
+// Volume observes a partition. What is mounted is not probed: it has been made, and the kernel knows what it is.
+// Where the partition has no node, it is read through its disk.
+func (m *Machine) Volume(s disk.State, n int) (decide.Volume, error) {
+	node := device.Partition(s.Path, n)
+	if _, err := blkdev.NumberOf(node); errors.Is(err, os.ErrNotExist) {
+		p, _ := s.Table.Partition(n)
+		content, err := filesystem.ProbeAt(s.Path, p.Start, p.Size)
+		return decide.Volume{Content: content}, err
+	}
+	return m.Device(node)
+}
+
+// Device observes a device that may carry a file system or swap.
+func (m *Machine) Device(node string) (v decide.Volume, err error) {
+	number, err := blkdev.NumberOf(node)
+	if err != nil {
+		return v, err
+	}
+	mounts, err := mount.Of(number)
+	if err != nil {
+		return v, err
+	}
+	if len(mounts) > 0 {
+		at := mounts[len(mounts)-1]
+		v.MountedOn, v.InUse, v.Content.Kind = at.Target, true, filesystem.Kind(at.Type)
+		if v.Growable, err = filesystem.Growable(node, at.Target, v.Content.Kind); err != nil {
+			m.Log.WithError(err).Warn("size of a mounted file system is not known")
+		}
+		return v, nil
+	}
+	if v.InUse, err = mount.Uses(number); err != nil {
+		return v, err
+	}
+	if v.ActiveSwap, err = filesystem.SwapActive(node); err != nil {
+		return v, err
+	}
+	v.Content, err = filesystem.Probe(node)
+	return v, err
+}
+
+// MountedAt tells where a device's file system is mounted; empty means nowhere. A device that
+// is not there is mounted nowhere.
+func MountedAt(node string) (string, error) {
+	number, err := blkdev.NumberOf(node)
+	if errors.Is(err, os.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	all, err := mount.Of(number)
+	if err != nil || len(all) == 0 {
+		return "", err
+	}
+	return all[len(all)-1].Target, nil
+}
+
+// Serial is the serial number of a disk, where it has one.
+func Serial(number blkdev.Number) string {
+	info, err := blkdev.Lookup("/sys", number)
+	if err != nil {
+		return ""
+	}
+	return info.Serial
+}
+
+func memTotal() (int64, error) {
+	data, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0, err
+	}
+	for _, line := range strings.Split(string(data), "\n") {
+		if fields := strings.Fields(line); len(fields) >= 2 && fields[0] == "MemTotal:" {
+			kib, err := strconv.ParseInt(fields[1], 10, 64)
+			return kib << 10, err
+		}
+	}
+	return 0, errors.New("/proc/meminfo has no MemTotal")
+}
+
+// EnsureDir makes a directory with exactly this mode; one that is there is left as it is.
+func EnsureDir(path string, mode os.FileMode) error {
+	if err := os.Mkdir(path, mode); err != nil {
+		if errors.Is(err, os.ErrExist) {
+			return nil
+		}
+		if !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		if err := os.MkdirAll(path, mode); err != nil {
+			return err
+		}
+	}
+	return os.Chmod(path, mode)
+}
+
+// ProveIdle shows that a disk is not in use: the proof before its table is replaced.
+func (m *Machine) ProveIdle(path string, number blkdev.Number) error {
+	root, err := m.rootNumbers()
+	if err != nil {
+		return err
+	}
+	if root[number] {
+		return fmt.Errorf("%s is the root disk", path)
+	}
+	info, err := blkdev.Lookup("/sys", number)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	if info.Partition > 0 {
+		return fmt.Errorf("%s is a partition of %s, not a disk", path, info.Disk)
+	}
+	parts, err := blkdev.Partitions("/sys", number)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	swaps, err := filesystem.ActiveSwaps()
+	if err != nil {
+		return err
+	}
+	for _, p := range append(parts, info) {
+		n, err := numberIn(p.Dir)
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		if len(p.Holders) > 0 {
+			return fmt.Errorf("%s is in use by %s", p.Name, strings.Join(p.Holders, ", "))
+		}
+		used, err := mount.Uses(n)
+		if err != nil {
+			return err
+		}
+		if used {
+			return fmt.Errorf("%s is mounted", p.Name)
+		}
+		for _, s := range swaps {
+			if s == n {
+				return fmt.Errorf("%s is in use as swap", p.Name)
+			}
+		}
+	}
+	return nil
+}
+
+func numberIn(sysDir string) (blkdev.Number, error) {
+	var major, minor uint32
+	data, err := os.ReadFile(filepath.Join(sysDir, "dev"))
+	if err != nil {
+		return 0, err
+	}
+	if _, err := fmt.Sscanf(string(data), "%d:%d", &major, &minor); err != nil {
+		return 0, fmt.Errorf("%s: %w", sysDir, err)
+	}
+	return mount.Number(major, minor), nil
+}

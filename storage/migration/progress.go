@@ -1,0 +1,49 @@
+package migration
+
+import (
+	"fmt"
+	"time"
+)
+
+// Progress is how far a migration has come.
+type Progress struct {
+	Phase string // "copy" or "verify"
+	Files int64
+	Bytes int64
+	// TotalFiles and TotalBytes are what the source uses; Bytes may end a little below,
+	// because directories are in the total.
+	TotalFiles int64
+	TotalBytes int64
+	Elapsed    time.Duration
+}
+
+// Remaining estimates the time left in this phase, from the rate so far; 0 means unknown.
+func (p Progress) Remaining() time.Duration {
+	if p.Bytes <= 0 || p.TotalBytes <= p.Bytes {
+		return 0
+	}
+	return time.Duration(float64(p.Elapsed) * float64(p.TotalBytes-p.Bytes) / float64(p.Bytes)).Round(time.Second)
+}
+
+// String is what an operator wants to know; the zero value, which ends a migration, is empty.
+func (p Progress) String() string {
+	if p.Phase == "" {
+		return ""
+	}
+	text := fmt.Sprintf("%s: %d files, %d of %d MiB", p.Phase, p.Files, p.Bytes>>20, p.TotalBytes>>20)
+	if rate := p.Rate(); rate > 0 {
+		text += fmt.Sprintf(", %d MiB/s", rate>>20)
+	}
+	if left := p.Remaining(); left > 0 {
+		text += fmt.Sprintf(", about %v left", left)
+	}
+	return text
+}
+
+// Rate is in bytes per second.
+func (p Progress) Rate() int64 {
+	if p.Elapsed <= 0 {
+		return 0
+	}
+	return int64(float64(p.Bytes) / p.Elapsed.Seconds())
+}

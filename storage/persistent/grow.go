@@ -1,0 +1,96 @@
+package persistent
+
+import (
+	"context"
+	"errors"
+	"os"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/internal/blkdev"
+	"cambium/platform/device"
+	"cambium/platform/mount"
+	"cambium/storage/decide"
+)
+
+// growMounted brings a mounted persistent disk to the size of its device.
+func (d *Disks) growMounted(ctx context.Context, path, where string) ([]decide.Change, error) {
+	o, err := d.observeMounted(ctx, path, true)
+	if err != nil {
+		return nil, err
+	}
+	plan, notGrown := decide.GrowMounted(o, where)
+	d.warnNotGrown(path, notGrown)
+	return d.Machine.Apply(ctx, "", plan)
+}
+
+func (d *Disks) warnNotGrown(path, obstacle string) {
+	if obstacle != "" {
+		d.Machine.Log.WithFields(logrus.Fields{"device": path, "reason": obstacle}).Warn("partition is not grown")
+	}
+}
+
+// GrowStore grows the disk on the store if it can be grown. The caller has the lock.
+func (d *Disks) GrowStore(ctx context.Context) {
+	if path, _ := d.storeDevice(); path != "" {
+		if _, err := d.growMounted(ctx, path, d.Machine.Dirs.Store()); err != nil {
+			d.Machine.Log.WithError(err).Warn("disk on the store could not be grown")
+		}
+	}
+}
+
+// WatchSizes grows the disk on the store whenever the kernel reports that its device became
+// larger, until ctx ends. What fails is logged; mount_disk and the next start try again.
+func (d *Disks) WatchSizes(ctx context.Context) error {
+	// Mounting is no event of a device: the disk may be seen for the first time when it has
+	// grown already. Growing what needs no growing changes nothing, so that is always tried.
+	var lastPath string
+	var lastSize int64
+	err := device.Await(ctx, nil, func() (bool, error) {
+		path, size := d.storeDevice()
+		if path == "" || path == lastPath && size == lastSize {
+			return false, nil
+		}
+		lastPath, lastSize = path, size
+		d.Machine.Lock()
+		defer d.Machine.Unlock()
+		if now, _ := d.storeDevice(); now == path {
+			d.GrowStore(ctx)
+		}
+		return false, nil
+	})
+	if errors.Is(err, context.Cause(ctx)) {
+		return nil
+	}
+	return err
+}
+
+// storeDevice is the disk on the store and its size; an empty path if there is none.
+func (d *Disks) storeDevice() (string, int64) {
+	entry, ok, err := mount.At(d.Machine.Dirs.Store())
+	// A directory that is bound there is on a disk that is not ours to grow.
+	if err != nil || !ok || d.BindMounted || entry.Root != "/" {
+		return "", 0
+	}
+	info, err := blkdev.Lookup("/sys", entry.Number)
+	if err != nil {
+		return "", 0
+	}
+	path := entry.Source
+	if info.Partition > 0 {
+		var isPart bool
+		if path, _, isPart = device.SplitPartition(entry.Source); !isPart {
+			return "", 0
+		}
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return "", 0
+	}
+	defer f.Close()
+	size, err := blkdev.Size(f)
+	if err != nil {
+		return "", 0
+	}
+	return path, size
+}

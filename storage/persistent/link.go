@@ -1,0 +1,126 @@
+package persistent
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"cambium/internal/atomicfile"
+	"cambium/platform/device"
+	"cambium/settings"
+	"cambium/storage/decide"
+	"cambium/storage/internal/machine"
+)
+
+// AddDynamic links an attached disk for a job that manages it by itself. The disk is neither
+// partitioned nor mounted.
+func (d *Disks) AddDynamic(ctx context.Context, cid string, hint settings.DiskHint) error {
+	d.Machine.Lock()
+	defer d.Machine.Unlock()
+	if err := d.Reload(ctx); err != nil {
+		return err
+	}
+	link, err := linkIn(d.Machine.Dirs.DynamicDisks(), cid)
+	if err != nil {
+		return fmt.Errorf("add dynamic disk: %w", err)
+	}
+	dev, err := d.Resolver.Resolve(ctx, machine.HintOf(cid, hint))
+	if err != nil {
+		return fmt.Errorf("add dynamic disk: %w", err)
+	}
+	if err := machine.EnsureDir(d.Machine.Dirs.DynamicDisks(), 0o700); err != nil {
+		return fmt.Errorf("add dynamic disk: %w", err)
+	}
+	return atomicfile.Symlink(dev.Path, link)
+}
+
+// RemoveDynamic takes the link away; one that is not there is fine.
+func (d *Disks) RemoveDynamic(_ context.Context, cid string) error {
+	d.Machine.Lock()
+	defer d.Machine.Unlock()
+	link, err := linkIn(d.Machine.Dirs.DynamicDisks(), cid)
+	if err != nil {
+		return fmt.Errorf("remove dynamic disk: %w", err)
+	}
+	return atomicfile.Remove(link)
+}
+
+// CheckKnown refuses to go on when a disk that has a name is not known, or when more disks are
+// known than one would expect.
+func (d *Disks) CheckKnown(associations []settings.DiskAssociation) error {
+	known := map[string]bool{}
+	for cid := range d.Records.Disks() {
+		known[cid] = true
+	}
+	var named []decide.Association
+	for _, a := range associations {
+		named = append(named, decide.Association{Name: a.Name, CID: a.CID})
+	}
+	return decide.CheckKnown(known, named)
+}
+
+// Associate links persistent disks under the names that jobs know them by.
+func (d *Disks) Associate(ctx context.Context, associations []settings.DiskAssociation) (made []decide.Change, err error) {
+	d.Machine.Lock()
+	defer d.Machine.Unlock()
+	for _, a := range associations {
+		changes, err := d.planLink(a, func(h device.Hint) (device.Device, error) { return d.Resolver.Resolve(ctx, h) })
+		if err != nil {
+			return made, err
+		}
+		for _, c := range changes {
+			if err := machine.EnsureDir(d.Machine.Dirs.DiskAssociations(), 0o755); err != nil {
+				return made, fmt.Errorf("associate disk as %s: %w", a.Name, err)
+			}
+			if err := atomicfile.Symlink(c.Device, c.Target); err != nil {
+				return made, err
+			}
+			made = append(made, c)
+		}
+	}
+	return made, nil
+}
+
+// PlanAssociate says which links Associate would make, without waiting and without writing.
+func (d *Disks) PlanAssociate(_ context.Context, associations []settings.DiskAssociation) (planned []decide.Change, err error) {
+	d.Machine.Lock()
+	defer d.Machine.Unlock()
+	for _, a := range associations {
+		changes, err := d.planLink(a, d.Resolver.Look)
+		if err != nil {
+			return planned, err
+		}
+		planned = append(planned, changes...)
+	}
+	return planned, nil
+}
+
+// planLink decides about the link of one disk.
+func (d *Disks) planLink(a settings.DiskAssociation, find func(device.Hint) (device.Device, error)) ([]decide.Change, error) {
+	link, err := linkIn(d.Machine.Dirs.DiskAssociations(), a.Name)
+	if err != nil {
+		return nil, fmt.Errorf("associate disk %s: %w", a.CID, err)
+	}
+	p, err := d.known(a.CID)
+	if err != nil {
+		return nil, fmt.Errorf("associate disk as %s: %w", a.Name, err)
+	}
+	dev, err := find(machine.HintOf(a.CID, p.Hint))
+	if err != nil {
+		return nil, fmt.Errorf("associate disk as %s: %w", a.Name, err)
+	}
+	if have, _ := os.Readlink(link); have == dev.Path {
+		return nil, nil
+	}
+	return []decide.Change{{Op: decide.Link, Device: dev.Path, Proof: "persistent disk " + a.CID, What: "link as " + link, Target: link}}, nil
+}
+
+// linkIn joins a name from outside to a directory, and only a name.
+func linkIn(dir, name string) (string, error) {
+	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
+		return "", fmt.Errorf("%q cannot be the name of a link", name)
+	}
+	return filepath.Join(dir, name), nil
+}

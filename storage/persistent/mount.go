@@ -1,0 +1,264 @@
+package persistent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/platform/device"
+	"cambium/platform/disk"
+	"cambium/platform/mount"
+	"cambium/settings"
+	"cambium/storage/decide"
+	"cambium/storage/internal/intent"
+	"cambium/storage/internal/machine"
+)
+
+// Mount makes a persistent disk ready and mounts it on the store, or, where another disk is
+// there, on the migration target.
+func (d *Disks) Mount(ctx context.Context, cid string) error {
+	d.Machine.Lock()
+	defer d.Machine.Unlock()
+	if err := d.Reload(ctx); err != nil {
+		return err
+	}
+	p, err := d.known(cid)
+	if err != nil {
+		return err
+	}
+	_, err = d.resolveAndMount(ctx, p)
+	return err
+}
+
+// PutBack mounts the disk on the store again that a migration took off. The caller has the lock.
+func (d *Disks) PutBack(ctx context.Context, cid string) error {
+	p, err := d.known(cid)
+	if err != nil {
+		return err
+	}
+	_, err = d.resolveAndMount(ctx, p)
+	return err
+}
+
+func (d *Disks) resolveAndMount(ctx context.Context, p settings.PersistentDisk) ([]decide.Change, error) {
+	dev, err := d.Resolver.Resolve(ctx, machine.HintOf(p.CID, p.Hint))
+	if err != nil {
+		return nil, fmt.Errorf("mount disk %s: %w", p.CID, err)
+	}
+	made, err := d.mount(ctx, p, dev)
+	if err != nil {
+		err = fmt.Errorf("mount disk %s: %w", p.CID, err)
+	}
+	return made, err
+}
+
+func (d *Disks) mount(ctx context.Context, p settings.PersistentDisk, dev device.Device) ([]decide.Change, error) {
+	if d.BindMounted {
+		return d.bind(ctx, p, dev.Path)
+	}
+	if dev.Directory {
+		return nil, fmt.Errorf("%s is no block device", dev.Path)
+	}
+	// Locked until it is mounted: udev would have the partitions taken away for a moment.
+	release, err := disk.Hold(ctx, dev.Path)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	at, err := d.place(p.CID, dev.Path)
+	if err != nil {
+		return nil, err
+	}
+	if at.Mounted {
+		return d.mountedBefore(ctx, p, dev.Path, at)
+	}
+	o, err := d.observe(ctx, p, dev, true)
+	if err != nil {
+		return nil, err
+	}
+	plan, notGrown, err := decide.MountPersistent(o, at.Directory)
+	if err != nil {
+		return nil, err
+	}
+	d.warnNotGrown(dev.Path, notGrown)
+	if err := d.enter(at); err != nil {
+		return nil, err
+	}
+	made, err := d.Machine.Apply(ctx, p.CID, plan)
+	if err != nil {
+		return made, err
+	}
+	d.Machine.Log.WithFields(logrus.Fields{"disk": p.CID, "device": o.Part(), "mount": at.Directory}).Info("persistent disk mounted")
+	return made, d.record(p.CID, at)
+}
+
+// enter prepares a directory for a disk.
+func (d *Disks) enter(at decide.Placement) error {
+	if at.ForgetMigrated {
+		if err := d.Machine.Intents.Clear(intent.Migrated); err != nil {
+			return err
+		}
+	}
+	return machine.EnsureDir(at.Directory, 0o700)
+}
+
+// record names the disk on the store, after it is there.
+func (d *Disks) record(cid string, at decide.Placement) error {
+	if !at.RecordAsStore {
+		return nil
+	}
+	return d.recordStore(cid)
+}
+
+func (d *Disks) recordStore(cid string) error {
+	d.Machine.CrashPoint("record mounted disk")
+	if d.Records.MountedCID() == cid {
+		return nil
+	}
+	return d.Records.SetMountedCID(cid)
+}
+
+// place observes the directories and decides where the disk at path goes.
+func (d *Disks) place(cid, path string) (decide.Placement, error) {
+	o, err := d.placing(cid)
+	if err != nil {
+		return decide.Placement{}, err
+	}
+	if o.MountedOn, err = machine.MountedAt(d.part(path)); err != nil {
+		return decide.Placement{}, err
+	}
+	o.MountedOn = ourPath(o.MountedOn, o.Store, o.MigrationTarget)
+	for dir, taken := range map[string]*bool{o.Store: &o.StoreTaken, o.MigrationTarget: &o.TargetTaken} {
+		if _, *taken, err = mount.At(dir); err != nil {
+			return decide.Placement{}, err
+		}
+	}
+	return decide.Place(o)
+}
+
+func (d *Disks) placing(cid string) (decide.Placing, error) {
+	all, err := d.Machine.Intents.All()
+	return decide.Placing{CID: cid, Recorded: d.Records.MountedCID(), Open: all[intent.Migration],
+		Store: d.Machine.Dirs.Store(), MigrationTarget: d.Machine.Dirs.StoreMigrationTarget()}, err
+}
+
+// mountedBefore completes what an interruption left undone on a disk that is where it may be.
+func (d *Disks) mountedBefore(ctx context.Context, p settings.PersistentDisk, path string, at decide.Placement) ([]decide.Change, error) {
+	if err := d.enter(at); err != nil {
+		return nil, err
+	}
+	if err := d.resume(ctx, p, at.Directory); err != nil {
+		return nil, err
+	}
+	where, err := machine.MountedAt(d.part(path)) // the last step of a migration may have moved it
+	if err != nil {
+		return nil, err
+	}
+	where = ourPath(where, d.Machine.Dirs.Store())
+	made, err := d.growMounted(ctx, path, where)
+	if err != nil || where != d.Machine.Dirs.Store() {
+		return made, err
+	}
+	return made, d.recordStore(p.CID)
+}
+
+// placeBind observes the directories and decides where the directory of a disk is bound.
+func (d *Disks) placeBind(cid, source string) (decide.Placement, error) {
+	o, err := d.placing(cid)
+	if err != nil {
+		return decide.Placement{}, err
+	}
+	for dir, taken := range map[string]*bool{o.Store: &o.StoreTaken, o.MigrationTarget: &o.TargetTaken} {
+		_, occupied, err := mount.At(dir)
+		if err != nil {
+			return decide.Placement{}, err
+		}
+		if !occupied {
+			continue
+		}
+		same, err := sameDir(source, dir)
+		if err != nil {
+			return decide.Placement{}, err
+		}
+		*taken = !same
+		if same && o.MountedOn != o.Store {
+			o.MountedOn = dir
+		}
+	}
+	if !o.StoreTaken && o.MountedOn == o.MigrationTarget {
+		o.MountedOn = "" // the store is free: it goes there as well
+	}
+	return decide.Place(o)
+}
+
+// bind shows a directory as the store; containers get their disks so.
+func (d *Disks) bind(ctx context.Context, p settings.PersistentDisk, source string) ([]decide.Change, error) {
+	at, err := d.placeBind(p.CID, source)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.enter(at); err != nil {
+		return nil, err
+	}
+	if at.Mounted {
+		if err := d.resume(ctx, p, at.Directory); err != nil {
+			return nil, err
+		}
+		return nil, d.record(p.CID, at)
+	}
+	d.Machine.CrashPoint("bind")
+	if err := mount.Bind(ctx, source, at.Directory, 0); err != nil {
+		return nil, err
+	}
+	return []decide.Change{bindChange(p.CID, source, at)}, d.record(p.CID, at)
+}
+
+func bindChange(cid, source string, at decide.Placement) decide.Change {
+	return decide.Change{Op: decide.BindMount, Device: source, Proof: "persistent disk " + cid, What: "bind to " + at.Directory, Target: at.Directory}
+}
+
+// MountLast brings the persistent disk back after a reboot. A known disk that is missing is an error; one that
+// is blank is left to the Director, with a warning, and the store stays empty.
+func (d *Disks) MountLast(ctx context.Context) (made []decide.Change, warning string, err error) {
+	d.Machine.Lock()
+	defer d.Machine.Unlock()
+	p, mounts, warning, err := d.lastMounted()
+	if err != nil || !mounts {
+		return nil, warning, err
+	}
+	dev, err := d.Resolver.Resolve(ctx, machine.HintOf(p.CID, p.Hint))
+	if err != nil {
+		return nil, "", fmt.Errorf("mount disk %s: %w", p.CID, err)
+	}
+	blank, err := d.blank(dev)
+	if err != nil {
+		return nil, "", fmt.Errorf("mount disk %s: %w", p.CID, err)
+	}
+	if blank {
+		return nil, fmt.Sprintf("persistent disk %s was mounted last and %s is blank: it is left to the Director, the store is empty", p.CID, dev.Path), nil
+	}
+	if made, err = d.mount(ctx, p, dev); err != nil {
+		err = fmt.Errorf("mount disk %s: %w", p.CID, err)
+	}
+	return made, "", err
+}
+
+func (d *Disks) lastMounted() (p settings.PersistentDisk, mounts bool, warning string, err error) {
+	cid, known := d.Records.MountedCID(), d.Records.Disks()
+	p, isKnown := known[cid]
+	mounts, warning, err = decide.LastMounted(cid, isKnown, len(known))
+	return p, mounts, warning, err
+}
+
+func (d *Disks) blank(dev device.Device) (bool, error) {
+	if dev.Directory || d.BindMounted {
+		return !dev.Directory, nil
+	}
+	s, err := disk.Observe(dev.Path)
+	if err != nil && !errors.Is(err, disk.ErrDamaged) {
+		return false, err
+	}
+	return decide.LeftToDirector(s, err, d.Preformatted), nil
+}

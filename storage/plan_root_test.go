@@ -1,0 +1,140 @@
+//go:build root
+
+package storage
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"cambium/platform/filesystem"
+	"cambium/platform/mount"
+	"cambium/settings"
+)
+
+func texts(changes []Change) string {
+	var all []string
+	for _, c := range changes {
+		all = append(all, c.String())
+	}
+	return strings.Join(all, "\n")
+}
+
+// Boot says that it changed exactly what was planned, and then nothing is left to plan.
+func TestRootPlannedIsDone(t *testing.T) {
+	zero := uint64(0)
+	type step struct {
+		plan func(b *bench) ([]Change, error)
+		do   func(b *bench) ([]Change, error)
+	}
+	ephemeral := func(path string, swap *uint64) step {
+		var hint *settings.DiskHint
+		if path != "" {
+			hint = &settings.DiskHint{Path: path}
+		}
+		return step{func(b *bench) ([]Change, error) { return b.Plan(ctx, hint, swap, "agent-1") },
+			func(b *bench) ([]Change, error) { return b.Setup(ctx, hint, swap, "agent-1") }}
+	}
+	raw := func(path string) step {
+		hints := []settings.DiskHint{{Path: path}}
+		return step{func(b *bench) ([]Change, error) { return b.PlanRaw(ctx, hints) }, func(b *bench) ([]Change, error) { return b.SetupRaw(ctx, hints) }}
+	}
+	last := step{func(b *bench) ([]Change, error) { return b.PlanMountLast(ctx) },
+		func(b *bench) ([]Change, error) {
+			changes, warning, err := b.MountLast(ctx)
+			if warning != "" {
+				t.Errorf("warning %q", warning)
+			}
+			return changes, err
+		}}
+	links := []settings.DiskAssociation{{Name: "db", CID: "vol-1"}}
+	for _, c := range []struct {
+		name    string
+		options Options
+		prepare func(t *testing.T, b *bench) step
+		want    []string // parts of the changes, one each
+	}{
+		{"blank ephemeral disk", Options{}, func(t *testing.T, b *bench) step { return ephemeral(b.disk(512<<20, "").Path, nil) },
+			[]string{"create GPT, swap", "p1: new partition: make swap", "p2: new partition: make ext4", "switch swap on", "mount on "}},
+		{"ephemeral disk with a file system", Options{}, func(t *testing.T, b *bench) step {
+			dev := b.disk(256<<20, "")
+			tool(t, dev.Path, "mkfs.ext4", "-qF", dev.Path)
+			return ephemeral(dev.Path, &zero)
+		}, []string{"ext4, 256.0 MiB, not in use, no persistent disk: create GPT, data", "make ext4", "mount on "}},
+		{"ephemeral disk after a reboot", Options{}, func(t *testing.T, b *bench) step {
+			dev := b.disk(512<<20, "")
+			b.ok(b.setupEphemeral(dev.Path, nil))
+			b.ok(mount.Unmount(ctx, b.Dirs.Data()))
+			b.ok(filesystem.SwapOff(dev.Path + "p1"))
+			return ephemeral(dev.Path, nil)
+		}, []string{"switch swap on", "p2: ext4: mount on "}},
+		{"ephemeral data on the root disk", Options{CreatePartitionIfNoEphemeralDisk: true}, func(t *testing.T, b *bench) step {
+			fakeRoot(t, b, 2*gib, "label: gpt\nstart=2048, size=262144\n")
+			return ephemeral("", nil)
+		}, []string{"nothing behind root partition 1: append GPT, swap", "make swap", "make ext4", "switch swap on", "mount on "}},
+		{"raw disk", Options{}, func(t *testing.T, b *bench) step { return raw(b.disk(8<<20, "").Path) }, []string{"create GPT with partition raw-ephemeral-0"}},
+		{"persistent disk after a reboot", Options{}, func(t *testing.T, b *bench) step {
+			b.disk(128<<20, "vol-1")
+			b.ok(b.Mount(ctx, "vol-1"))
+			b.unmounted("vol-1", "Unmounted partition of vol-1")
+			return last
+		}, []string{"p1: ext4: mount on "}},
+		{"persistent disk that grew, and that has errors on record", Options{}, func(t *testing.T, b *bench) step {
+			dev := b.disk(400<<20, "vol-1")
+			b.ok(b.Mount(ctx, "vol-1"))
+			b.unmounted("vol-1", "Unmounted partition of vol-1")
+			tool(t, dev.Path, "debugfs", "-w", "-R", "ssv state 2", dev.Path+"p1")
+			dev.Grow(t, 900<<20)
+			return last
+		}, []string{"the disk is larger than its partition: grow partition 1 to end at 899.0 MiB", "errors are on record: check ext4", "mount on ", "grow ext4"}},
+		{"persistent disk whose preparation was not finished", Options{}, func(t *testing.T, b *bench) step {
+			partitioned(t, b.disk(128<<20, "vol-1"), "label: gpt\nstart=2048, name=\"bosh-partition-0\"\n")
+			b.records.mounted = "vol-1"
+			return last
+		}, []string{"is named bosh-partition-0 and blank: make ext4", "mount on "}},
+		{"root disk", Options{}, func(t *testing.T, b *bench) step {
+			fakeRoot(t, b, 1<<30, "label: gpt\nstart=2048, size=786432, name=\"xfs\"\n")
+			named := &settings.DiskHint{Path: "/dev/sdb"}
+			return step{func(b *bench) ([]Change, error) { return b.PlanGrowRoot(ctx, named) }, func(b *bench) ([]Change, error) { return b.GrowRoot(ctx, named) }}
+		}, []string{"grow partition 1", "grow xfs"}},
+		{"associations", Options{}, func(t *testing.T, b *bench) step {
+			b.disk(8<<20, "vol-1")
+			return step{func(b *bench) ([]Change, error) { return b.PlanAssociate(ctx, links) }, func(b *bench) ([]Change, error) { return b.Associate(ctx, links) }}
+		}, []string{"persistent disk vol-1: link as "}},
+		{"bind-mounted disk", Options{BindMountPersistentDisk: true}, func(t *testing.T, b *bench) step {
+			source := filepath.Join(t.TempDir(), "disk")
+			b.ok(os.Mkdir(source, 0o755))
+			b.records.disks["vol-1"] = settings.PersistentDisk{CID: "vol-1", Hint: settings.DiskHint{Path: source}}
+			b.records.mounted = "vol-1"
+			t.Cleanup(func() { _ = mount.Unmount(ctx, b.Dirs.Store()) })
+			return last
+		}, []string{"persistent disk vol-1: bind to "}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t, c.options)
+			s := c.prepare(t, b)
+			planned, err := s.plan(b)
+			b.ok(err)
+			done, err := s.do(b)
+			b.ok(err)
+			if texts(planned) != texts(done) {
+				t.Errorf("planned\n%s\ndone\n%s", texts(planned), texts(done))
+			}
+			if len(planned) != len(c.want) {
+				t.Fatalf("planned\n%s\nwant %q", texts(planned), c.want)
+			}
+			for i, want := range c.want {
+				if !strings.Contains(planned[i].String(), want) {
+					t.Errorf("change %d is %q, want %q", i, planned[i], want)
+				}
+			}
+			if again, err := s.plan(b); err != nil || len(again) != 0 {
+				t.Errorf("then planned\n%s\n%v; want nothing", texts(again), err)
+			}
+			if again, err := s.do(b); err != nil || len(again) != 0 {
+				t.Errorf("then done\n%s\n%v; want nothing", texts(again), err)
+			}
+		})
+	}
+}
