@@ -12,13 +12,14 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"cambium/bootstrap/engine"
 	"cambium/internal/atomicfile"
 	"cambium/internal/command"
 	"cambium/internal/vcap"
 )
 
-// Announcer carries a verdict to everybody who may be looking: journal, consoles, service
-// manager, hypervisor. The bus and the status file have their own ways.
+// Announcer carries a verdict to journal, consoles, service manager and hypervisor. The bus and the
+// status file have their own ways.
 type Announcer struct {
 	Root   string // system root, normally "/"
 	Log    *logrus.Entry
@@ -29,7 +30,7 @@ type Announcer struct {
 const guestinfoKey = "guestinfo.cambium.verdict"
 
 // Failed announces a failed boot. Each channel is tried; none may hold up the others for long.
-func (a Announcer) Failed(ctx context.Context, v Verdict) {
+func (a Announcer) Failed(ctx context.Context, v engine.Verdict) {
 	line := v.Line()
 	// Test suites and log drains look for ERROR and "App setup" in one line.
 	a.Log.Error("App setup failed: " + line)
@@ -41,7 +42,7 @@ func (a Announcer) Failed(ctx context.Context, v Verdict) {
 }
 
 // Ready announces a boot that ended well.
-func (a Announcer) Ready(v Verdict, after time.Duration) {
+func (a Announcer) Ready(v engine.Verdict, after time.Duration) {
 	text := fmt.Sprintf("bosh-agent: %s after %s", v.State, after.Round(time.Millisecond))
 	a.console(text)
 	if a.Notify != nil {
@@ -49,9 +50,8 @@ func (a Announcer) Ready(v Verdict, after time.Duration) {
 	}
 }
 
-// Waiting tells the console what the boot waits for, so that a person in front of it does not
-// look at a mute machine.
-func (a Announcer) Waiting(text string) { a.console("bosh-agent: waiting: " + OneLine(text)) }
+// Waiting tells the console what the boot waits for.
+func (a Announcer) Waiting(text string) { a.console("bosh-agent: waiting: " + engine.OneLine(text)) }
 
 // console writes to the system console and to every other console the kernel uses, which is
 // where a cloud's "serial console" page looks.
@@ -77,7 +77,7 @@ func (a Announcer) console(line string) {
 	}
 }
 
-// writeLine never waits: a console nobody reads can block a writer for ever.
+// writeLine never waits: a console that is not read can block a writer forever.
 func writeLine(path, line string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -128,28 +128,35 @@ func (m ReadyMarker) Set(agentID string) error {
 // ErrBootOnce means that the machine was rebooted although its secrets lived in memory only.
 var ErrBootOnce = errors.New("this VM kept its settings in memory and has been rebooted; recreate it")
 
+// bootOnceSentinels are the marks of a machine in tmpfs mode. The one on tmpfs comes first: a crash in
+// between must not look like a reboot.
+func bootOnceSentinels(dirs vcap.Dirs) []string {
+	return []string{filepath.Join(dirs.CanRestart(), "bootonce"), dirs.BootOnce()}
+}
+
 // CheckBootOnce refuses a reboot of a machine in tmpfs mode. It comes before any side effect:
 // the sentinel on disk exists only on machines that were in that mode, its twin on the tmpfs
 // only as long as the boot lasts.
 func CheckBootOnce(dirs vcap.Dirs) error {
-	if !exists(dirs.BootOnce()) || exists(filepath.Join(dirs.CanRestart(), "bootonce")) {
+	onTmpfs, onDisk := bootOnceSentinels(dirs)[0], bootOnceSentinels(dirs)[1]
+	if !exists(onDisk) || exists(onTmpfs) {
 		return nil
 	}
 	return ErrBootOnce
 }
 
-// ArmBootOnce writes both sentinels.
-func ArmBootOnce(dirs vcap.Dirs) error {
-	// The one on tmpfs first: a crash in between must not look like a reboot.
-	for _, path := range []string{filepath.Join(dirs.CanRestart(), "bootonce"), dirs.BootOnce()} {
+// ArmBootOnce writes both sentinels, and returns those that were missing.
+func ArmBootOnce(dirs vcap.Dirs) (written []string, err error) {
+	for _, path := range bootOnceSentinels(dirs) {
 		if exists(path) {
 			continue
 		}
 		if err := atomicfile.Write(path, nil, 0o600); err != nil {
-			return fmt.Errorf("boot-once: %w", err)
+			return written, fmt.Errorf("boot-once: %w", err)
 		}
+		written = append(written, path)
 	}
-	return nil
+	return written, nil
 }
 
 func exists(path string) bool {

@@ -13,16 +13,17 @@ import (
 // Hardware is what a failed boot may have lacked: names of disks, NICs, and NICs with a carrier.
 type Hardware struct{ Disks, NICs, Carriers []string }
 
-// calm is how long devices must have kept still before a boot is tried again: a disk comes as a
-// burst of nodes and links. A machine that never keeps still is not waited for longer than restless.
 const (
-	calm     = 200 * time.Millisecond
-	restless = 3 * time.Second
+	// quietPeriod is how long there must be no device events before a boot is tried again: a disk comes
+	// as a burst of nodes and links.
+	quietPeriod = 200 * time.Millisecond
+	// quietLimit bounds the wait for a quiet period.
+	quietLimit = 3 * time.Second
 )
 
 // Hardware reads what is there now. A dummy machine has none.
 func (m *Machine) Hardware() (h Hardware) {
-	if m.Disks != nil {
+	if m.Ephemeral != nil {
 		h.Disks = device.Present("/")
 	}
 	if m.Network != nil {
@@ -66,7 +67,7 @@ func (m *Machine) AwaitHardware(ctx context.Context, before Hardware) string {
 			}
 		})
 	}
-	if m.Disks != nil {
+	if m.Ephemeral != nil {
 		watch(func() error {
 			return device.Await(ctx, device.LinkDirs("/"), func() (bool, error) { poke(); return false, nil })
 		})
@@ -77,7 +78,7 @@ func (m *Machine) AwaitHardware(ctx context.Context, before Hardware) string {
 	return awaitChange(ctx, events, func() string { return m.Hardware().Differs(before) })
 }
 
-// awaitChange looks after every event until what it sees has changed and has kept still.
+// awaitChange looks after every event until what it sees has changed, and then for a quiet period.
 func awaitChange(ctx context.Context, events <-chan struct{}, look func() string) string {
 	for {
 		select {
@@ -88,13 +89,13 @@ func awaitChange(ctx context.Context, events <-chan struct{}, look func() string
 		if look() == "" {
 			continue
 		}
-		limit := time.Now().Add(restless)
+		limit := time.Now().Add(quietLimit)
 		for still := false; !still && time.Now().Before(limit); {
 			select {
 			case <-ctx.Done():
 				return ""
 			case <-events:
-			case <-time.After(calm):
+			case <-time.After(quietPeriod):
 				still = true
 			}
 		}

@@ -15,11 +15,11 @@ func TestChangedHardwareIsAwaited(t *testing.T) {
 		want   string
 		after  time.Duration
 	}{
-		{"a disk in one event", []time.Duration{time.Second}, appears(time.Second, time.Hour), "disks", time.Second + calm},
-		{"a burst of links", []time.Duration{time.Second, time.Second + calm/2, time.Second + calm}, appears(time.Second, time.Hour), "disks", time.Second + 2*calm},
+		{"a disk in one event", []time.Duration{time.Second}, appears(time.Second, time.Hour), "disks", time.Second + quietPeriod},
+		{"a burst of links", []time.Duration{time.Second, time.Second + quietPeriod/2, time.Second + quietPeriod}, appears(time.Second, time.Hour), "disks", time.Second + 2*quietPeriod},
 		{"events about something else", []time.Duration{time.Second, 2 * time.Second}, appears(time.Hour, 2*time.Hour), "", time.Minute},
-		{"a disk that goes again at once", []time.Duration{time.Second, time.Second + calm/2}, appears(time.Second, time.Second+calm/2), "", time.Minute},
-		{"a machine that never keeps still", every(calm/2, time.Minute), appears(time.Second, time.Hour), "disks", time.Second + restless},
+		{"a disk that goes again at once", []time.Duration{time.Second, time.Second + quietPeriod/2}, appears(time.Second, time.Second+quietPeriod/2), "", time.Minute},
+		{"a machine that never keeps still", every(quietPeriod/2, time.Minute), appears(time.Second, time.Hour), "disks", time.Second + quietLimit},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -36,7 +36,7 @@ func TestChangedHardwareIsAwaited(t *testing.T) {
 					})
 				}
 				got := awaitChange(ctx, events, func() string { return c.looks(time.Since(begun)) })
-				if took := time.Since(begun); got != c.want || took < c.after || took > c.after+calm {
+				if took := time.Since(begun); got != c.want || took < c.after || took > c.after+quietPeriod {
 					t.Errorf("got %q after %v, want %q after %v", got, took, c.want, c.after)
 				}
 			})

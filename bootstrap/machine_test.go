@@ -3,10 +3,15 @@ package bootstrap
 import (
 	"context"
 	"errors"
+	"io"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/sirupsen/logrus"
+
+	"cambium/bootstrap/engine"
 	"cambium/internal/status"
 	"cambium/platform/user"
 	"cambium/settings"
@@ -22,67 +27,116 @@ func (f fixed) Effective() settings.Effective              { return f.e }
 func (f fixed) HostsConfigured() bool                      { return true }
 func (f fixed) SetHostsConfigured() error                  { return nil }
 
-// people records what is asked for accounts.
+// people are accounts that do as they are told.
 type people struct {
 	passwords error
 	keys      []string
 }
 
-func (p *people) Converge(_ context.Context, want user.Desired) ([]user.Change, error) {
+func (p *people) Plan(_ context.Context, want user.Desired) ([]user.Change, error) {
 	if want.Passwords != nil {
 		return nil, p.passwords
 	}
-	keys := want.Keys["vcap"]
-	if want.KeepKeys {
-		for _, key := range p.keys {
-			if !slices.Contains(keys, key) {
-				keys = append(slices.Clone(keys), key)
-			}
+	if slices.Equal(p.wanted(want), p.keys) {
+		return nil, nil
+	}
+	return []user.Change{{Op: user.OpSetKeys, User: "vcap"}}, nil
+}
+
+func (p *people) wanted(want user.Desired) []string {
+	keys := slices.Clone(want.Keys["vcap"])
+	for _, key := range p.keys {
+		if want.KeepKeys && !slices.Contains(keys, key) {
+			keys = append(keys, key)
 		}
 	}
-	var changes []user.Change
-	if !slices.Equal(keys, p.keys) {
-		changes = []user.Change{{Op: user.OpSetKeys, User: "vcap"}}
+	return keys
+}
+
+func (p *people) Converge(ctx context.Context, want user.Desired) ([]user.Change, error) {
+	changes, err := p.Plan(ctx, want)
+	if want.Keys != nil {
+		p.keys = p.wanted(want)
 	}
-	p.keys = keys
-	return changes, nil
+	return changes, err
+}
+
+func (p *people) PlanAfter(ctx context.Context, first, want user.Desired) ([]user.Change, error) {
+	after := people{keys: p.wanted(first)}
+	return after.Plan(ctx, want)
 }
 
 // drives fail or change as told.
 type drives struct {
 	ephemeral, known, linked error
 	mounts, grows            bool
+	planned                  []storage.Change // of the ephemeral disk
+}
+
+func (d *drives) PlanRaw(context.Context, []settings.DiskHint) ([]storage.Change, error) {
+	return nil, nil
 }
 
 func (d *drives) SetupRaw(context.Context, []settings.DiskHint) ([]storage.Change, error) {
 	return nil, nil
 }
+
+func (d *drives) Plan(context.Context, *settings.DiskHint, *uint64, string) ([]storage.Change, error) {
+	return d.planned, d.ephemeral
+}
+
 func (d *drives) Setup(context.Context, *settings.DiskHint, *uint64, string) ([]storage.Change, error) {
 	return nil, d.ephemeral
 }
 
+func (d *drives) PlanGrowRoot(ctx context.Context, hint *settings.DiskHint) ([]storage.Change, error) {
+	return d.GrowRoot(ctx, hint)
+}
+
 func (d *drives) GrowRoot(context.Context, *settings.DiskHint) (changes []storage.Change, err error) {
 	if d.grows {
-		changes = []storage.Change{{}}
+		changes = []storage.Change{{Device: "/dev/sda"}}
 	}
 	return changes, nil
 }
 
+func (d *drives) PlanMountLast(ctx context.Context) ([]storage.Change, error) {
+	changes, _, err := d.MountLast(ctx)
+	return changes, err
+}
+
 func (d *drives) MountLast(context.Context) (changes []storage.Change, warning string, err error) {
 	if d.mounts {
-		changes = []storage.Change{{}}
+		changes = []storage.Change{{Device: "/dev/sdc1"}}
 	}
 	return changes, "", nil
 }
+
 func (d *drives) CheckKnown([]settings.DiskAssociation) error { return d.known }
+
+func (d *drives) PlanAssociate(ctx context.Context, a []settings.DiskAssociation) ([]storage.Change, error) {
+	return d.Associate(ctx, a)
+}
+
 func (d *drives) Associate(context.Context, []settings.DiskAssociation) ([]storage.Change, error) {
 	return nil, d.linked
 }
 
-// bootMachine runs the real table on a machine of fakes.
-func bootMachine(t *testing.T, m *Machine) (Verdict, func(), status.Document) {
+func newEngine(t *testing.T) *engine.Engine {
 	t.Helper()
-	e, _ := engine(t)
+	rec, err := status.Open(filepath.Join(t.TempDir(), "status.json"), "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	logger := logrus.New()
+	logger.SetOutput(io.Discard)
+	return &engine.Engine{Log: logrus.NewEntry(logger), Status: rec}
+}
+
+// bootMachine runs the real table on a machine of fakes.
+func bootMachine(t *testing.T, m *Machine) (engine.Verdict, func()) {
+	t.Helper()
+	e := newEngine(t)
 	m.Status, m.Log = e.Status, e.Log
 	if m.StartBus == nil {
 		m.StartBus = func(context.Context, settings.Effective) error { return nil }
@@ -91,7 +145,7 @@ func bootMachine(t *testing.T, m *Machine) (Verdict, func(), status.Document) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return v, rest, m.Status.Snapshot()
+	return v, rest
 }
 
 func withKeys(keys ...string) fixed {
@@ -100,17 +154,17 @@ func withKeys(keys ...string) fixed {
 	return f
 }
 
-// Whoever is to find out why a machine is not ready can log in to it: the keys are there although
-// the disk was refused, or the bus cannot be used.
+// An operator can log in to a machine that is not ready: the keys are there although the disk was
+// refused, or the bus cannot be used.
 func TestKeysAreAuthorizedThoughTheBootFails(t *testing.T) {
 	for name, m := range map[string]*Machine{
-		"ephemeral-disk": {Disks: &drives{ephemeral: errors.New("refused")}},
+		"ephemeral-disk": {Ephemeral: &drives{ephemeral: errors.New("refused")}},
 		"bus":            {StartBus: func(context.Context, settings.Effective) error { return errors.New("bad certificate") }},
 	} {
 		users := &people{}
 		m.Users, m.Settings = users, withKeys("env key")
 		m.PublicKey = func(context.Context) (string, error) { return "iaas key", nil }
-		v, rest, _ := bootMachine(t, m)
+		v, rest := bootMachine(t, m)
 		rest()
 		if v.Step != name || strings.Join(users.keys, ",") != "env key,iaas key" {
 			t.Errorf("%s: %s with keys %q, want those of env and IaaS", name, v.Line(), users.keys)
@@ -122,13 +176,13 @@ func TestKeysAreAuthorizedThoughTheBootFails(t *testing.T) {
 func TestKeyOfTheIaaSStays(t *testing.T) {
 	users := &people{keys: []string{"env key", "iaas key"}}
 	m := &Machine{Users: users, Settings: withKeys("env key"), PublicKey: func(context.Context) (string, error) { return "", errors.New("no route") }}
-	v, rest, _ := bootMachine(t, m)
+	v, rest := bootMachine(t, m)
 	rest()
-	if v.State != status.Ready || strings.Join(users.keys, ",") != "env key,iaas key" || m.Changes() != 0 {
-		t.Errorf("%s, keys %q, %d changes, want everything as it was", v.Line(), users.keys, m.Changes())
+	if v.State != status.Ready || strings.Join(users.keys, ",") != "env key,iaas key" || m.Status.Snapshot().Changes() != 0 {
+		t.Errorf("%s, keys %q, %d changes, want everything as it was", v.Line(), users.keys, m.Status.Snapshot().Changes())
 	}
 	m.PublicKey = func(context.Context) (string, error) { return "new key", nil }
-	_, rest, _ = bootMachine(t, m)
+	_, rest = bootMachine(t, m)
 	rest()
 	if strings.Join(users.keys, ",") != "env key,new key" {
 		t.Errorf("keys %q, want the IaaS's new one", users.keys)
@@ -138,7 +192,7 @@ func TestKeyOfTheIaaSStays(t *testing.T) {
 // A machine whose passwords could not be set would have the stemcell's: it is not ready.
 func TestPasswordsAreFatal(t *testing.T) {
 	m := &Machine{Settings: fixed{}, Users: &people{passwords: errors.New("the hash is no hash")}, PublicKey: func(context.Context) (string, error) { return "", nil }}
-	v, rest, _ := bootMachine(t, m)
+	v, rest := bootMachine(t, m)
 	rest()
 	if v.State != status.Failed || v.Step != "passwords" || !strings.Contains(v.Line(), "env.bosh.password") {
 		t.Errorf("got %s %q, want the boot failed by passwords and what to do", v.State, v.Line())
@@ -147,12 +201,12 @@ func TestPasswordsAreFatal(t *testing.T) {
 
 // Disks that settings do not account for fail the boot; a device that is not there yet only warns.
 func TestUnknownDisksAreFatal(t *testing.T) {
-	v, rest, _ := bootMachine(t, &Machine{Settings: fixed{}, Disks: &drives{known: errors.New("not attached")}})
+	v, rest := bootMachine(t, &Machine{Settings: fixed{}, Persistent: &drives{known: errors.New("not attached")}})
 	rest()
 	if v.State != status.Failed || v.Step != "persistent-disk" {
 		t.Errorf("unknown disk: got %s %q", v.State, v.Line())
 	}
-	v, rest, _ = bootMachine(t, &Machine{Settings: fixed{}, Disks: &drives{linked: errors.New("no device")}})
+	v, rest = bootMachine(t, &Machine{Settings: fixed{}, Persistent: &drives{linked: errors.New("no device")}})
 	rest()
 	if v.State != status.Degraded {
 		t.Errorf("missing device: got %s %q, want degraded", v.State, v.Line())
@@ -162,9 +216,9 @@ func TestUnknownDisksAreFatal(t *testing.T) {
 // What disks do counts, and what a background step does takes back that nothing was changed.
 func TestChangesOfDisksCount(t *testing.T) {
 	for name, disks := range map[string]*drives{"mount": {mounts: true}, "background": {grows: true}, "nothing": {}} {
-		m := &Machine{Settings: fixed{}, Disks: disks}
-		v, rest, _ := bootMachine(t, m)
-		if err := m.Status.Update(func(d *status.Document) { d.Unchanged = m.Changes() == 0 }); err != nil || v.State != status.Ready {
+		m := &Machine{Settings: fixed{}, Ephemeral: disks, Persistent: disks}
+		v, rest := bootMachine(t, m)
+		if err := m.Status.Update(func(d *status.Document) { d.Unchanged = d.Changes() == 0 }); err != nil || v.State != status.Ready {
 			t.Fatalf("%s: %s, %v", name, v.Line(), err)
 		}
 		rest()

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,12 +18,15 @@ import (
 
 	"cambium/agent"
 	"cambium/bootstrap"
+	"cambium/bootstrap/engine"
 	"cambium/cmd/agent/cli"
 	"cambium/internal/secret"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
+	"cambium/jobs/monit"
 	"cambium/mbus"
 	"cambium/platform/device"
+	"cambium/platform/resolver"
 	"cambium/platform/unit"
 	"cambium/settings"
 	"cambium/settings/store"
@@ -82,6 +84,23 @@ func (w *wire) alerts() int {
 	return len(w.published)
 }
 
+// starter is a supervisor whose start does as it is told.
+type starter func(context.Context) error
+
+func (s starter) Plan(context.Context) ([]monit.Change, error)      { return nil, nil }
+func (s starter) Start(ctx context.Context) ([]monit.Change, error) { return nil, s(ctx) }
+
+// nameServers is a resolver whose convergence does as it is told.
+type nameServers func(context.Context) error
+
+func (n nameServers) Plan(context.Context, resolver.Desired) ([]resolver.Change, error) {
+	return nil, nil
+}
+
+func (n nameServers) Converge(ctx context.Context, _ resolver.Desired) ([]resolver.Change, error) {
+	return nil, n(ctx)
+}
+
 // sick returns an agent whose one fatal step does as it is told.
 func sick(t *testing.T, ctx context.Context, first bool, run func(context.Context) error) (*app, *wire) {
 	t.Helper()
@@ -116,7 +135,7 @@ func sick(t *testing.T, ctx context.Context, first bool, run func(context.Contex
 			return w, nil
 		}}}})
 	a.spawn(func() { _ = a.bus.Run(ctx) })
-	a.machine = &bootstrap.Machine{Dirs: dirs, Log: log, Status: rec, Settings: given{}, JobDirectories: run, StartBus: a.bus.Start}
+	a.machine = &bootstrap.Machine{Dirs: dirs, Log: log, Status: rec, Settings: given{}, Supervisor: starter(run), Deferred: &bootstrap.Deferred{}, StartBus: a.bus.Start}
 	return a, w
 }
 
@@ -135,7 +154,7 @@ func ping(a *app) string {
 
 // The Director deletes a new VM when it hears a verdict, and takes anything but silence from an old one for life.
 func TestWhatADirectorHearsOfAFailedBoot(t *testing.T) {
-	const patience, verdict, silence = `{"exception":{"message":"restarting agent: `, `{"exception":{"message":"job-directories: `, "silence"
+	const patience, verdict, silence = `{"exception":{"message":"restarting agent: `, `{"exception":{"message":"supervisor: `, "silence"
 	late := fmt.Errorf("find disk: %w", device.ErrTimedOut)
 	for _, c := range []struct {
 		name      string
@@ -218,8 +237,8 @@ func TestTheAlertWaitsForTheBus(t *testing.T) {
 		if err := a.bus.Start(t.Context(), given{}.Effective()); err != nil {
 			t.Fatal(err)
 		}
-		a.failing(t.Context(), bootstrap.Verdict{Step: "settings", Cause: errors.New("nothing within 20s")})
-		a.failing(t.Context(), bootstrap.Verdict{}) // they have come
+		a.failing(t.Context(), engine.Verdict{Step: "settings", Cause: errors.New("still waiting after 20s")})
+		a.failing(t.Context(), engine.Verdict{}) // they have come
 		w.connect()
 		if w.alerts() != 0 {
 			t.Errorf("a machine whose settings have come alerts: %q", w.published)
@@ -238,7 +257,7 @@ func TestTriesDoNotOverlap(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				var tries, begun, running, most atomic.Int32
 				a, _ := sick(t, ctx, true, func(context.Context) error { tries.Add(1); return errors.New("refused") })
-				a.machine.SetDNS = func(within context.Context, _ []netip.Addr) error {
+				a.machine.Resolver = nameServers(func(within context.Context) error {
 					begun.Add(1)
 					most.Store(max(most.Load(), running.Add(1)))
 					defer running.Add(-1)
@@ -249,7 +268,7 @@ func TestTriesDoNotOverlap(t *testing.T) {
 						<-ctx.Done()
 					}
 					return errors.New("ended")
-				}
+				})
 				a.spawn(func() { _ = a.boot(ctx) })
 				time.Sleep(10 * time.Minute)
 				synctest.Wait()

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"cambium/bootstrap"
+	"cambium/bootstrap/engine"
 	"cambium/cmd/agent/show"
 	"cambium/internal/status"
 	"cambium/jobs/logs"
@@ -63,7 +63,7 @@ func TestAFailedStartIsInTheStatus(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := record(runOptions{platform: "dummy", base: base}, bootstrap.Verdict{Step: "start", Cause: errors.New("no agent.json")}); err != nil {
+		if err := record(runOptions{platform: "dummy", base: base}, engine.Verdict{Step: "start", Cause: errors.New("no agent.json")}); err != nil {
 			t.Fatal(err)
 		}
 	}

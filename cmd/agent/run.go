@@ -19,9 +19,9 @@ import (
 	"cambium/agent/action"
 	"cambium/agent/task"
 	"cambium/bootstrap"
+	"cambium/bootstrap/engine"
 	"cambium/cmd/agent/cli"
 	"cambium/cmd/agent/logging"
-	"cambium/internal/retry"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
 	"cambium/internal/watch"
@@ -96,8 +96,8 @@ func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	defer cancel()
 	a, err := assemble(ctx, o, log, notifier)
 	if err != nil {
-		// Nothing but a broken start configuration gets here; the service manager starts the agent again.
-		v := bootstrap.Verdict{State: status.Failed, Step: "start", Cause: err, Advice: "correct it, then 'agent validate agent.json FILE' tells whether it is good"}
+		// Only a broken start configuration leads here; the service manager starts the agent again.
+		v := engine.Verdict{State: status.Failed, Step: "start", Cause: err, Advice: "correct it, then 'agent validate agent.json FILE' tells whether it is good"}
 		bootstrap.Announcer{Root: "/", Log: log, Notify: (&status.ServiceLine{Send: notifier.Status, Log: log}).Show}.Failed(ctx, v)
 		if err := record(o, v); err != nil {
 			log.WithError(err).Warn("status not written")
@@ -129,12 +129,12 @@ func untilChanged(ctx context.Context, path string, while time.Duration) {
 }
 
 // record puts the verdict of an agent that could not even be assembled into the status.
-func record(o runOptions, v bootstrap.Verdict) error {
+func record(o runOptions, v engine.Verdict) error {
 	rec, err := openStatus(o, vcap.New(o.base))
 	if err != nil {
 		return err
 	}
-	// Without settings nobody knows whether this agent has been ready before.
+	// Without settings it is not known whether this agent has been ready before.
 	return errors.Join(rec.Update(func(d *status.Document) { d.State, d.Verdict, d.First = status.Failed, v.Line(), true }), rec.Flush())
 }
 
@@ -176,7 +176,7 @@ func (a *app) run(ctx context.Context, cancel func(), boot func(context.Context)
 	}()
 	a.log.WithFields(logrus.Fields{"version": version, "stemcell": a.etc("stemcell_version"), "git_sha": a.etc("stemcell_git_sha1"), "base": a.dirs.Base()}).Info("agent starts")
 	if err := bootstrap.CheckBootOnce(a.dirs); err != nil {
-		a.failed(ctx, bootstrap.Verdict{State: status.Failed, Step: "boot-once", Cause: err}, false)
+		a.failed(ctx, engine.Verdict{State: status.Failed, Step: "boot-once", Cause: err}, false)
 		<-ctx.Done()
 		return cli.ExitFailed
 	}
@@ -211,71 +211,14 @@ func (a *app) etc(name string) string {
 	return string(data)
 }
 
-// boot runs the table until the machine is ready. What failed may heal: the table is run again
-// as soon as other disks or links are there, and after a pause for everything that nobody tells.
+// boot runs the boot table until the machine is ready.
 func (a *app) boot(ctx context.Context) error {
-	engine := &bootstrap.Engine{Log: a.log.WithField("component", "boot"), Status: a.rec, Notify: a.showStep, Boundary: boundary(a.dirs),
-		Failing: func(v bootstrap.Verdict) { a.failing(ctx, v) }}
-	pauses := retry.Backoff{Min: 15 * time.Second, Max: time.Minute, Jitter: 0.2}
-	for attempt := 0; ; attempt++ {
-		a.machine.Reset()
-		before := a.machine.Hardware()
-		within, cancel := context.WithCancel(ctx)
-		verdict, rest, err := engine.Run(within, bootstrap.Steps(a.machine))
-		if err != nil {
-			cancel()
-			return err
-		}
-		over := make(chan struct{})
-		background := func() {
-			a.machine.Settle()
-			rest()
-			cancel()
-			close(over)
-		}
-		if ctx.Err() != nil {
-			a.spawn(background)
-			return context.Cause(ctx)
-		}
-		if verdict.Cause == nil {
-			defer a.spawn(background)
-			return a.ready(ctx, verdict)
-		}
-		a.spawn(background)
-		// The boot itself switches links on; what comes after it counts.
-		before.Carriers = a.machine.Hardware().Carriers
-		because := a.pause(ctx, pauses.Pause(attempt), before)
-		// What goes on of this attempt would be in the way of the next.
-		cancel()
-		select {
-		case <-over:
-		case <-time.After(backgroundGrace):
-		}
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if because != paused {
-			a.dispatcher.Retrying() // there is hope; otherwise the verdict stands
-		}
-		a.log.WithFields(logrus.Fields{"component": "boot", "attempt": attempt + 2, "because": because}).Info("boot is tried again")
-	}
-}
-
-// backgroundGrace is how long background steps may take to end when the boot is tried again. One that takes
-// longer goes on, and is not begun a second time.
-const backgroundGrace = 10 * time.Second
-
-// paused is why a boot is tried again of which nothing is known to have changed.
-const paused = "pause"
-
-// pause returns when the hardware is not as before, or after a while, and says why.
-func (a *app) pause(ctx context.Context, while time.Duration, before bootstrap.Hardware) string {
-	within, cancel := context.WithTimeout(ctx, while)
-	defer cancel()
-	if changed := a.machine.AwaitHardware(within, before); changed != "" {
-		return changed
-	}
-	return paused
+	log := a.log.WithField("component", "boot")
+	loop := bootstrap.Loop{
+		Engine: &engine.Engine{Log: log, Status: a.rec, Notify: a.showStep, Boundary: boundary(a.dirs),
+			Failing: func(v engine.Verdict) { a.failing(ctx, v) }},
+		Machine: a.machine, Log: log, Go: a.spawn, Ready: a.ready, Retrying: a.dispatcher.Retrying}
+	return loop.Run(ctx)
 }
 
 // showStep passes the current step on to the service manager, and to Directors that ping.
@@ -284,18 +227,18 @@ func (a *app) showStep(text string) {
 	a.serviceLine.ShowLater(text)
 }
 
-// lateDisk is how long the Director of a new VM is asked to be patient for disks that have not come in their
-// time. It deletes the VM after a verdict; cloudfoundry/bosh-agent never gives one, but is started again and
-// looks again until the Director has waited for ten minutes.
-const lateDisk = 2 * time.Minute
+// lateDiskPatience is how long the Director of a new VM is asked to be patient for disks that have not
+// appeared in time. It deletes the VM after a verdict; cloudfoundry/bosh-agent never gives one, but is started
+// again and looks again until the Director has waited for ten minutes.
+const lateDiskPatience = 2 * time.Minute
 
 // failed announces a verdict. The Director of a new VM hears it when it is for good.
-func (a *app) failed(ctx context.Context, v bootstrap.Verdict, first bool) {
+func (a *app) failed(ctx context.Context, v engine.Verdict, first bool) {
 	line := v.Line()
 	if err := errors.Join(a.rec.Update(func(d *status.Document) { d.State, d.Verdict, d.First = status.Failed, line, first }), a.rec.Flush()); err != nil {
 		a.log.WithError(err).Warn("status not written")
 	}
-	if first && errors.Is(v.Cause, device.ErrTimedOut) && time.Duration(a.rec.Now()) < lateDisk {
+	if first && errors.Is(v.Cause, device.ErrTimedOut) && time.Duration(a.rec.Now()) < lateDiskPatience {
 		a.dispatcher.Waiting(line)
 	} else {
 		a.dispatcher.Failed(line, first)
@@ -305,7 +248,7 @@ func (a *app) failed(ctx context.Context, v bootstrap.Verdict, first bool) {
 }
 
 // failing announces what has failed or was waited for in vain, and takes it back when that heals.
-func (a *app) failing(ctx context.Context, v bootstrap.Verdict) {
+func (a *app) failing(ctx context.Context, v engine.Verdict) {
 	if v.Cause == nil {
 		a.dispatcher.Retrying()
 		a.bus.ForgetAlert()
@@ -318,7 +261,7 @@ func (a *app) failing(ctx context.Context, v bootstrap.Verdict) {
 const taskJournal = "cambium_tasks.json"
 
 // ready opens the gate. Everything the Director relies on stands by now.
-func (a *app) ready(ctx context.Context, v bootstrap.Verdict) error {
+func (a *app) ready(ctx context.Context, v engine.Verdict) error {
 	tasks, err := task.Open(ctx, task.Options{Path: filepath.Join(a.settingsDir(), taskJournal), Log: a.log.WithField("component", "task")})
 	if err != nil {
 		a.log.WithError(err).Warn("tasks do not survive a restart")
@@ -327,9 +270,12 @@ func (a *app) ready(ctx context.Context, v bootstrap.Verdict) error {
 	if err != nil {
 		return err
 	}
-	// Before the first pong, so that whoever has it finds the whole account.
-	after := time.Duration(a.rec.Now())
-	if err := errors.Join(a.rec.Update(func(d *status.Document) { d.Unchanged, d.ReadyNS = a.machine.Changes() == 0, int64(after) }), a.rec.Flush()); err != nil {
+	// Before the first pong: a caller that got it finds the whole account.
+	after, changes := time.Duration(a.rec.Now()), 0
+	if err := errors.Join(a.rec.Update(func(d *status.Document) {
+		changes = d.Changes()
+		d.Unchanged, d.ReadyNS = changes == 0, int64(after)
+	}), a.rec.Flush()); err != nil {
 		a.log.WithError(err).Warn("status not written")
 	}
 	a.dispatcher.Ready(table, tasks)
@@ -338,7 +284,7 @@ func (a *app) ready(ctx context.Context, v bootstrap.Verdict) error {
 	if err := a.marker.Set(a.agentID()); err != nil {
 		a.log.WithError(err).Warn("ready marker not written")
 	}
-	a.log.WithFields(logrus.Fields{"state": string(v.State), "after": after.Round(100 * time.Microsecond).String(), "changes": a.machine.Changes()}).Info("agent is ready")
+	a.log.WithFields(logrus.Fields{"state": string(v.State), "after": after.Round(100 * time.Microsecond).String(), "changes": changes}).Info("agent is ready")
 	a.announcer.Ready(v, after)
 	if err := a.notifier.Ready(); err != nil {
 		a.log.WithError(err).Warn("service manager not told")

@@ -13,6 +13,7 @@ import (
 	"cambium/agent/action"
 	"cambium/agent/task"
 	"cambium/internal/status"
+	"cambium/internal/vcap"
 	"cambium/jobs"
 	"cambium/jobs/bundle"
 	"cambium/jobs/compile"
@@ -150,11 +151,11 @@ func (a *app) supervisor() jobs.Supervisor {
 	case "dummy-nats":
 		return &dummysupervisor.Dummy{StatusFile: filepath.Join(a.dirs.Bosh(), "dummy-nats-job-supervisor-status.json")}
 	}
-	return monit.Supervisor{Client: a.monitClient()}
+	return monit.Supervisor{Client: monitClient(a.dirs, a.manager)}
 }
 
-func (a *app) monitClient() *monit.Client {
-	return &monit.Client{URL: monit.DefaultURL, UserFile: a.dirs.MonitUser(), Daemon: monit.Unit{Services: a.manager, Name: monit.UnitName}}
+func monitClient(dirs vcap.Dirs, manager services) *monit.Client {
+	return &monit.Client{URL: monit.DefaultURL, UserFile: dirs.MonitUser(), Daemon: monit.Unit{Services: manager, Name: monit.UnitName}}
 }
 
 // jobOwner is root and the group vcap, or root alone where that group does not exist.

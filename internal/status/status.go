@@ -48,13 +48,15 @@ const (
 // Step is one row of the boot's timeline. Start and End are nanoseconds of the monotonic clock
 // since the agent's process began, so that spans can be laid side by side.
 type Step struct {
-	Name       string   `json:"name"`
-	Outcome    Outcome  `json:"outcome"`
-	Start      int64    `json:"start_ns,omitempty"`
-	End        int64    `json:"end_ns,omitempty"`
-	Waiting    string   `json:"waiting_for,omitempty"`
-	Waits      []Wait   `json:"waits,omitempty"`
-	Evidence   []string `json:"evidence,omitempty"`
+	Name     string   `json:"name"`
+	Outcome  Outcome  `json:"outcome"`
+	Start    int64    `json:"start_ns,omitempty"`
+	End      int64    `json:"end_ns,omitempty"`
+	Waiting  string   `json:"waiting_for,omitempty"`
+	Waits    []Wait   `json:"waits,omitempty"`
+	Evidence []string `json:"evidence,omitempty"`
+	// Changes are what the step changed on the machine, in the words of `agent plan`.
+	Changes    []string `json:"changes,omitempty"`
 	Error      string   `json:"error,omitempty"`
 	Background bool     `json:"background,omitempty"`
 }
@@ -123,6 +125,14 @@ type Document struct {
 	Steps     []Step              `json:"steps"`
 	Progress  map[string]Progress `json:"progress,omitempty"`
 	Earlier   []Run               `json:"earlier,omitempty"`
+}
+
+// Changes is how many changes the steps of the boot have made.
+func (d Document) Changes() (n int) {
+	for _, s := range d.Steps {
+		n += len(s.Changes)
+	}
+	return n
 }
 
 // earlierKept bounds the history of a crash loop.

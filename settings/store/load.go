@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -114,10 +115,12 @@ func (c *Current) accept(ctx context.Context, next settings.Settings, loaded Loa
 	if next.Env.Bosh.SettingsTmpfs {
 		place = c.dirs.SettingsTmpfs()
 	}
+	loaded.Wrote = c.outdated(filepath.Join(place, vcap.SettingsFile), next)
 	if loaded.NotCached == nil && !c.disk.readOnly {
 		loaded.NotCached = c.cache(ctx, trial, place)
 	}
 	if loaded.NotCached != nil {
+		loaded.Wrote = ""
 		c.options.Log.WithError(loaded.NotCached).Error("settings are in force but could not be cached")
 	}
 	c.fetched = true
@@ -135,6 +138,14 @@ func (c *Current) accept(ctx context.Context, next settings.Settings, loaded Loa
 		}
 	}
 	return loaded, nil
+}
+
+// outdated returns the path of the cached copy if it is not this document.
+func (c *Current) outdated(path string, s settings.Settings) string {
+	if have, err := readLimited(path); err == nil && bytes.Equal(have, s.Encode().Reveal()) {
+		return ""
+	}
+	return path
 }
 
 // keepOff tells why records with secrets may not be written where the state's place is: the

@@ -38,8 +38,8 @@ type Fetched struct {
 	Settled func(context.Context) error
 }
 
-// Options of a store. Fetch may be nil where only the cache is wanted, MountTmpfs where no
-// tmpfs is.
+// Options of a store. Fetch may be nil where only the cache is wanted or FetchFrom is called,
+// MountTmpfs where no tmpfs is.
 type Options struct {
 	// Fetch asks the sources.
 	Fetch func(context.Context) (Fetched, error)
@@ -64,6 +64,9 @@ type Loaded struct {
 	Spent bool
 	// NotCached is why the document could not be written; it is in force all the same.
 	NotCached error
+	// Wrote is the file of the cached copy if the document was written to it, or would be by a store
+	// that is not read-only; empty if the copy was the same before.
+	Wrote string
 	// Foreign is the agent id whose state was found and set aside.
 	Foreign string
 	// Report holds what is odd about the document.
@@ -123,6 +126,10 @@ func open(dirs vcap.Dirs, o Options, step func(string)) (*Current, error) {
 	c.state.Store(s)
 	return c, nil
 }
+
+// FetchFrom sets how Load asks the sources. It is called before the first Load, where the sources
+// ask the store in turn: what it accepts, and whether it has a copy.
+func (c *Current) FetchFrom(fetch func(context.Context) (Fetched, error)) { c.options.Fetch = fetch }
 
 // places are where the three settings files may be, the one that wins first: files are written
 // to the tmpfs before they are removed from the disk, and the other way round settings.json is

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"cambium/cmd/agent/cli"
@@ -182,7 +183,7 @@ func printStep(w io.Writer, p cli.Palette, s status.Step) {
 			fmt.Fprintln(w, "             "+p.Paint(cli.Grey, fmt.Sprintf("waited %s for %s", roundTime(time.Duration(wait.End-wait.Start)), wait.For)))
 		}
 	}
-	for _, e := range s.Evidence {
+	for _, e := range slices.Concat(s.Evidence, s.Changes) {
 		fmt.Fprintln(w, "             "+p.Paint(cli.Grey, e))
 	}
 }

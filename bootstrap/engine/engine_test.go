@@ -1,4 +1,4 @@
-package bootstrap
+package engine
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 	"cambium/internal/status"
 )
 
-func engine(t *testing.T) (*Engine, string) {
+func newEngine(t *testing.T) (*Engine, string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "status.json")
 	rec, err := status.Open(path, "test")
@@ -42,7 +42,7 @@ func pause(d time.Duration) func(context.Context, *Span) error {
 
 func TestStepsRunSideBySideAndInOrderOfNeed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e, path := engine(t)
+		e, path := newEngine(t)
 		start := time.Now()
 		v, wait, err := e.Run(t.Context(), []Step{
 			{Name: "settings", Run: pause(time.Second)},
@@ -92,8 +92,8 @@ func TestPatienceEndsInAVerdictThatCanHeal(t *testing.T) {
 		after status.State
 	}{
 		{"in time", wait(19*time.Second, nil), nil, status.Ready},
-		{"late", wait(time.Hour, nil), []string{"settings: nothing within 20s, and still waiting for a file: put it there", ""}, status.Ready},
-		{"late without a word", pause(time.Hour), []string{"settings: not done after 20s, and still tried: put it there", ""}, status.Ready},
+		{"late", wait(time.Hour, nil), []string{"settings: still waiting after 20s for a file: put it there", ""}, status.Ready},
+		{"late without a word", pause(time.Hour), []string{"settings: still running after 20s: put it there", ""}, status.Ready},
 		{"late for another reason", func(ctx context.Context, s *Span) error {
 			s.Waiting("a file")
 			time.Sleep(25 * time.Second)
@@ -102,12 +102,12 @@ func TestPatienceEndsInAVerdictThatCanHeal(t *testing.T) {
 				time.Sleep(time.Second)
 			}
 			return wait(time.Hour, nil)(ctx, s)
-		}, []string{"settings: nothing within 20s, and still waiting for a file: put it there", "settings: nothing within 40s, and still waiting for a server: put it there", "settings: nothing within 1m0s, and still waiting for a file: put it there", ""}, status.Ready},
-		{"never", wait(time.Hour, errors.New("gone")), []string{"settings: nothing within 20s, and still waiting for a file: put it there", "settings: gone: put it there"}, status.Failed},
+		}, []string{"settings: still waiting after 20s for a file: put it there", "settings: still waiting after 40s for a server: put it there", "settings: still waiting after 1m0s for a file: put it there", ""}, status.Ready},
+		{"never", wait(time.Hour, errors.New("gone")), []string{"settings: still waiting after 20s for a file: put it there", "settings: gone: put it there"}, status.Failed},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				e, path := engine(t)
+				e, path := newEngine(t)
 				var told, shown []string
 				e.Failing = func(v Verdict) {
 					if v.Cause == nil {
@@ -141,7 +141,7 @@ func TestAStepYieldsToWhatReadyWaitsFor(t *testing.T) {
 	const telling = time.Second // what telling the verdict takes
 	begins := func(disk, monit func(context.Context, *Span) error) (dns time.Duration, v Verdict) {
 		synctest.Test(t, func(t *testing.T) {
-			e, path := engine(t)
+			e, path := newEngine(t)
 			start := time.Now()
 			var wait func()
 			var err error
@@ -191,7 +191,7 @@ func TestAStepYieldsToWhatReadyWaitsFor(t *testing.T) {
 
 func TestFirstFailureCancelsTheRestAndIsTheVerdict(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e, path := engine(t)
+		e, path := newEngine(t)
 		var mu sync.Mutex
 		var ran []string
 		note := func(name string, f func(context.Context, *Span) error) func(context.Context, *Span) error {
@@ -239,7 +239,7 @@ func TestFirstFailureCancelsTheRestAndIsTheVerdict(t *testing.T) {
 
 func TestOptionalStepsWarnPanicsAndDeadlinesAreVerdicts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e, path := engine(t)
+		e, path := newEngine(t)
 		v, _, err := e.Run(t.Context(), []Step{
 			{Name: "audit", Optional: true, Run: func(context.Context, *Span) error { return errors.New("auditd is missing") }},
 			{Name: "after", Needs: []string{"audit"}, Run: func(_ context.Context, s *Span) error { s.Warn("clock is off"); return nil }},
@@ -271,7 +271,7 @@ func TestOptionalStepsWarnPanicsAndDeadlinesAreVerdicts(t *testing.T) {
 
 func TestStoppingTheAgentIsNoWarning(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e, path := engine(t)
+		e, path := newEngine(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		v, wait, err := e.Run(ctx, []Step{{Name: "a", Run: pause(0)}, {Name: "time", Background: true, Deadline: time.Hour, Run: pause(time.Minute)}})
 		if err != nil || v.State != status.Ready {
@@ -290,7 +290,7 @@ func TestStoppingTheAgentIsNoWarning(t *testing.T) {
 }
 
 func TestWrongTablesAreRefused(t *testing.T) {
-	e, _ := engine(t)
+	e, _ := newEngine(t)
 	for name, steps := range map[string][]Step{
 		"unknown need": {{Name: "a", Needs: []string{"b"}, Run: pause(0)}},
 		"circle":       {{Name: "a", Needs: []string{"a"}, Run: pause(0)}},

@@ -1,4 +1,4 @@
-package main
+package bootstrap
 
 import (
 	"context"
@@ -61,7 +61,7 @@ func TestANetworkForTheSourcesIsNotWaitedForLongerThanTheCacheIsWorth(t *testing
 func TestTheTurnToMakeANetworkEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		told := make(chan string, 2)
-		f := &fetcher{network: &network.Kernel{}, turn: make(chan struct{}, 1), waiting: func(text string) { told <- text }}
+		f := NewSourceNetwork(&network.Kernel{}, false, func(text string) { told <- text }, nil)
 		f.turn <- struct{}{}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()

@@ -1,4 +1,4 @@
-package bootstrap
+package engine
 
 import (
 	"bytes"
@@ -45,7 +45,7 @@ func hangs(d time.Duration) func(context.Context, *Span) error {
 // The way to the bus may take minutes, and the verdict is known long before.
 func TestAVerdictIsToldWhileOtherStepsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e, _ := engine(t)
+		e, _ := newEngine(t)
 		var heard told
 		heard.listen(e)
 		var shown []string
@@ -78,7 +78,7 @@ func TestAVerdictIsToldWhileOtherStepsEnd(t *testing.T) {
 
 func TestAStoppedAgentAnnouncesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e, _ := engine(t)
+		e, _ := newEngine(t)
 		var heard told
 		heard.listen(e)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -93,23 +93,23 @@ func TestAStoppedAgentAnnouncesNothing(t *testing.T) {
 func TestAStepThatCannotBeStoppedIsJudged(t *testing.T) {
 	const deadline = time.Minute
 	synctest.Test(t, func(t *testing.T) {
-		e, path := engine(t)
+		e, path := newEngine(t)
 		var heard told
 		heard.listen(e)
 		v, _, err := e.Run(t.Context(), []Step{{Name: "disk", Deadline: deadline, Advice: "look at it", Run: hangs(time.Hour)}})
 		if err != nil || v.State != status.Failed || time.Since(heard.begin) != time.Hour {
 			t.Errorf("got %s, %v after %v; want the failure when the step has ended", v.State, err, time.Since(heard.begin))
 		}
-		want := "disk: not done within 1m0s, and cannot be stopped: look at it"
-		if !slices.Equal(heard.lines, []string{want}) || heard.after[0] != deadline+stubborn {
-			t.Errorf("told %q after %v, want %q after %v", heard.lines, heard.after, want, deadline+stubborn)
+		want := "disk: still running after its limit of 1m0s, and cannot be stopped: look at it"
+		if !slices.Equal(heard.lines, []string{want}) || heard.after[0] != deadline+hangGrace {
+			t.Errorf("told %q after %v, want %q after %v", heard.lines, heard.after, want, deadline+hangGrace)
 		}
 		if d, _ := status.Read(path); d.Verdict != want {
 			t.Errorf("status %q, want %q", d.Verdict, want)
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
-		e, _ := engine(t)
+		e, _ := newEngine(t)
 		begin := time.Now()
 		var running, most, begun atomic.Int32
 		table := []Step{
@@ -122,11 +122,11 @@ func TestAStepThatCannotBeStoppedIsJudged(t *testing.T) {
 			{Name: "disk", Needs: []string{"passwords"}, Run: pause(time.Second)},
 		}
 		v, rest, err := e.Run(t.Context(), table)
-		if err != nil || v.State != status.Degraded || time.Since(begin) != deadline+stubborn+time.Second {
+		if err != nil || v.State != status.Degraded || time.Since(begin) != deadline+hangGrace+time.Second {
 			t.Errorf("got %s, %v after %v; want degraded without the optional step", v.State, err, time.Since(begin))
 		}
 		again, _, err := e.Run(t.Context(), table)
-		if err != nil || again.State != status.Degraded || begun.Load() != 1 || !strings.Contains(strings.Join(again.Warnings, ""), errBusy.Error()) {
+		if err != nil || again.State != status.Degraded || begun.Load() != 1 || !strings.Contains(strings.Join(again.Warnings, ""), errStillRunning.Error()) {
 			t.Errorf("again: %s %q, %v, begun %d times; want a warning and no second copy", again.State, again.Warnings, err, begun.Load())
 		}
 		rest()
@@ -143,7 +143,7 @@ func TestAStepThatCannotBeStoppedIsJudged(t *testing.T) {
 // What a background step of an earlier try finds out is not said of the present one.
 func TestAnEarlierTrySaysNothingOfThePresentOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e, path := engine(t)
+		e, path := newEngine(t)
 		table := func(background func(context.Context, *Span) error) []Step {
 			return []Step{{Name: "disk", Run: pause(0)}, {Name: "time", Background: true, Run: background}}
 		}
@@ -175,7 +175,7 @@ func TestAnEarlierTrySaysNothingOfThePresentOne(t *testing.T) {
 // Short steps share a line, behind the verdict; a long one has its own.
 func TestAStepsEvidenceIsInTheLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e, _ := engine(t)
+		e, _ := newEngine(t)
 		var log bytes.Buffer
 		logger := logrus.New()
 		logger.SetOutput(&log)

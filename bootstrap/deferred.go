@@ -1,0 +1,44 @@
+package bootstrap
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// Deferred is work that no step waits for and that would take the processor from what the verdict
+// waits for. It runs after the verdict has been announced, or deferLimit after it was deferred: the
+// verdict may take minutes.
+type Deferred struct {
+	// Go runs f in a goroutine until it returns or the agent ends.
+	Go func(f func(context.Context))
+
+	mu    sync.Mutex // guards what follows
+	work  []func(context.Context)
+	timer *time.Timer
+}
+
+// deferLimit is as long as a step lets others go first.
+const deferLimit = 5 * time.Second
+
+// UntilVerdict defers f.
+func (d *Deferred) UntilVerdict(f func(context.Context)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.work = append(d.work, f); len(d.work) == 1 {
+		d.timer = time.AfterFunc(deferLimit, d.Run)
+	}
+}
+
+// Run starts everything that was deferred.
+func (d *Deferred) Run() {
+	d.mu.Lock()
+	due := d.work
+	if d.work = nil; d.timer != nil {
+		d.timer.Stop()
+	}
+	d.mu.Unlock()
+	for _, f := range due {
+		d.Go(f)
+	}
+}

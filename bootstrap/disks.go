@@ -1,0 +1,109 @@
+package bootstrap
+
+import (
+	"cmp"
+	"context"
+	"slices"
+
+	"cambium/bootstrap/engine"
+	"cambium/platform/tree"
+	"cambium/storage"
+	"cambium/storage/decide"
+)
+
+func (m *Machine) hasRawDisks() bool {
+	return m.Ephemeral != nil && !m.Options.SkipDiskSetup && len(m.Settings.Effective().Settings.Disks.RawEphemeral) > 0
+}
+
+func (m *Machine) planRawDisks(ctx context.Context, _ *engine.Forecast) ([]engine.Change, error) {
+	changes, err := m.Ephemeral.PlanRaw(ctx, m.Settings.Effective().Settings.Disks.RawEphemeral)
+	return engine.Changes(changes), err
+}
+
+func (m *Machine) setUpRawDisks(ctx context.Context, s *engine.Span) error {
+	defer s.WaitingSoon("the raw ephemeral disks")()
+	changes, err := m.Ephemeral.SetupRaw(ctx, m.Settings.Effective().Settings.Disks.RawEphemeral)
+	return record(s, changes, err)
+}
+
+// planEphemeralDisk also forecasts what later steps will find on the data directory.
+func (m *Machine) planEphemeralDisk(ctx context.Context, f *engine.Forecast) ([]engine.Change, error) {
+	s := m.Settings.Effective().Settings
+	changes, err := m.Ephemeral.Plan(ctx, s.Disks.Ephemeral, s.Env.Bosh.SwapSizeMiB, s.AgentID)
+	if err != nil {
+		return engine.Changes(changes), err
+	}
+	f.AddDirectory(m.Dirs.Data())
+	if slices.ContainsFunc(changes, func(c storage.Change) bool { return c.Op == decide.Mount && c.Target == m.Dirs.Data() }) {
+		f.AddMount(m.Dirs.Data(), slices.ContainsFunc(changes, func(c storage.Change) bool { return c.Op == decide.MakeFileSystem }))
+	}
+	return engine.Changes(changes), nil
+}
+
+func (m *Machine) setUpEphemeralDisk(ctx context.Context, span *engine.Span) error {
+	s := m.Settings.Effective().Settings
+	if hint := s.Disks.Ephemeral; hint != nil {
+		defer span.WaitingSoon("the disk " + cmp.Or(hint.Path, hint.DeviceID, hint.VolumeID, hint.LUN))()
+	}
+	changes, err := m.Ephemeral.Setup(ctx, s.Disks.Ephemeral, s.Env.Bosh.SwapSizeMiB, s.AgentID)
+	return record(span, changes, err)
+}
+
+func (m *Machine) planRootDisk(ctx context.Context, _ *engine.Forecast) ([]engine.Change, error) {
+	changes, err := m.Ephemeral.PlanGrowRoot(ctx, m.Settings.Effective().Settings.Disks.Ephemeral)
+	return engine.Changes(changes), err
+}
+
+func (m *Machine) growRootDisk(ctx context.Context, s *engine.Span) error {
+	changes, err := m.Ephemeral.GrowRoot(ctx, m.Settings.Effective().Settings.Disks.Ephemeral)
+	return record(s, changes, err)
+}
+
+func (m *Machine) planPersistentDisk(ctx context.Context, f *engine.Forecast) ([]engine.Change, error) {
+	changes, err := m.Persistent.PlanMountLast(ctx)
+	if err != nil {
+		return engine.Changes(changes), err
+	}
+	associations := m.Settings.Effective().Associations
+	if err := m.Persistent.CheckKnown(associations); err != nil {
+		return engine.Changes(changes), err
+	}
+	links, err := m.Persistent.PlanAssociate(ctx, associations)
+	if err != nil {
+		f.Warn("%s", err)
+	}
+	return engine.Changes(append(changes, links...)), nil
+}
+
+// mountPersistentDisk also renews the names of associated disks. Without their devices jobs that
+// use them fail by themselves and say so, hence only a warning.
+func (m *Machine) mountPersistentDisk(ctx context.Context, s *engine.Span) error {
+	defer s.WaitingSoon("the persistent disk")()
+	changes, warning, err := m.Persistent.MountLast(ctx)
+	if err := record(s, changes, err); err != nil {
+		return err
+	}
+	if warning != "" {
+		s.Warn("%s", warning)
+	}
+	associations := m.Settings.Effective().Associations
+	if err := m.Persistent.CheckKnown(associations); err != nil {
+		return err
+	}
+	changes, err = m.Persistent.Associate(ctx, associations)
+	if err := record(s, changes, err); err != nil {
+		s.Warn("%s", err)
+	}
+	return nil
+}
+
+// directories are groups of the table of directories.
+func (m *Machine) directories(groups ...string) tree.Desired {
+	options := tree.Options{}
+	if m.Settings != nil {
+		bosh := m.Settings.Effective().Settings.Env.Bosh
+		options = tree.Options{UseDefaultTmpDir: m.Options.UseDefaultTmpDir, JobDirTmpfs: bosh.JobDirTmpfs,
+			JobDirSize: bosh.JobDirTmpfsSize, RunDirSize: bosh.RunDirTmpfsSize, SettingsTmpfs: bosh.SettingsTmpfs}
+	}
+	return tree.Select(tree.Table(m.Dirs, options), groups...)
+}

@@ -1,0 +1,282 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/internal/defect"
+	"cambium/internal/status"
+)
+
+// attempt is one run of the table: it runs single steps and keeps account of them in status and log.
+type attempt struct {
+	*Engine
+	rec *status.Recorder
+	log *logrus.Entry
+
+	mu       sync.Mutex // guards what follows
+	warnings []string
+	awaited  []awaitedStep // what ready waits for, in the order of its beginning
+	notified string        // what the service manager shows
+	judged   bool          // a verdict was announced and is what the service manager shows
+	short    []string      // how short steps ended
+}
+
+// awaitedStep is a step that runs, and what it waits for.
+type awaitedStep struct{ name, waiting string }
+
+// begin starts an attempt; nothing that an earlier one reports counts from now on.
+func (e *Engine) begin(steps []Step) *attempt {
+	a := &attempt{Engine: e, rec: e.Status, log: e.Log}
+	e.mu.Lock()
+	e.latest = a
+	e.mu.Unlock()
+	rows := make([]status.Step, len(steps))
+	for i, s := range steps {
+		rows[i] = status.Step{Name: s.Name, Outcome: status.Pending, Background: s.Background}
+	}
+	if err := a.rec.Update(func(d *status.Document) {
+		d.Steps, d.State, d.Verdict, d.Warnings, d.ReadyNS = rows, status.Starting, "", nil, 0
+	}); err != nil {
+		a.log.WithError(err).Warn("status not written")
+	}
+	return a
+}
+
+// superseded reports that another attempt has begun.
+func (a *attempt) superseded() bool {
+	a.Engine.mu.Lock()
+	defer a.Engine.mu.Unlock()
+	return a.latest != a
+}
+
+// updateAwaited tells the service manager which step is waited for: the one that began first.
+func (a *attempt) updateAwaited(change func()) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	change()
+	if len(a.awaited) == 0 {
+		return
+	}
+	text := a.awaited[0].name
+	for _, t := range a.awaited {
+		if t.waiting != "" {
+			text = t.name + ": waiting for " + t.waiting
+			break
+		}
+	}
+	if text != a.notified && !a.judged {
+		a.notified = text
+		if a.Notify != nil {
+			a.Notify("STATUS=" + text)
+		}
+	}
+}
+
+func (a *attempt) waits(name, reason string) {
+	a.updateAwaited(func() {
+		for i := range a.awaited {
+			if a.awaited[i].name == name {
+				a.awaited[i].waiting = reason
+			}
+		}
+	})
+}
+
+func (a *attempt) setJudged(is bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.judged = is
+}
+
+func (a *attempt) change(name string, change func(*status.Step)) {
+	if a.superseded() {
+		return
+	}
+	err := a.rec.Update(func(d *status.Document) {
+		for i := range d.Steps {
+			if d.Steps[i].Name == name {
+				change(&d.Steps[i])
+			}
+		}
+	})
+	if err != nil {
+		a.log.WithError(err).Warn("status not written")
+	}
+}
+
+func (a *attempt) warn(step, text string) {
+	line := step + ": " + OneLine(text)
+	a.mu.Lock()
+	a.warnings = append(a.warnings, line)
+	a.mu.Unlock()
+	a.log.WithFields(logrus.Fields{"step": step, "warning": OneLine(text)}).Warn("boot step warns")
+	if a.superseded() {
+		return
+	}
+	if err := a.rec.Update(func(d *status.Document) {
+		d.Warnings = append(d.Warnings, line)
+		if d.State == status.Ready { // a background step that ended after the verdict
+			d.State = status.Degraded
+		}
+	}); err != nil {
+		a.log.WithError(err).Warn("status not written")
+	}
+}
+
+func (a *attempt) allWarnings() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Clone(a.warnings)
+}
+
+// errStillRunning means that the step's run in an earlier attempt has not ended.
+var errStillRunning = errors.New("still running since an earlier attempt")
+
+// runStep runs a step to its end. It calls hangs if the step ignores its deadline.
+func (a *attempt) runStep(ctx context.Context, s Step, hangs func()) error {
+	if err := ctx.Err(); err != nil {
+		a.change(s.Name, func(row *status.Step) { row.Outcome = status.Cancelled })
+		return context.Cause(ctx)
+	}
+	if s.If != nil && !s.If() {
+		a.change(s.Name, func(row *status.Step) { row.Outcome = status.Skipped })
+		return nil
+	}
+	if a.Boundary != nil {
+		a.Boundary(s.Name, false)
+	}
+	start := a.rec.Now()
+	a.change(s.Name, func(row *status.Step) { row.Outcome, row.Start = status.Running, start })
+	if !s.Background {
+		a.updateAwaited(func() { a.awaited = append(a.awaited, awaitedStep{name: s.Name}) })
+		defer a.updateAwaited(func() {
+			a.awaited = slices.DeleteFunc(a.awaited, func(t awaitedStep) bool { return t.name == s.Name })
+		})
+	}
+	err := a.runWithin(ctx, s, hangs)
+	outcome := status.Done
+	switch {
+	case err == nil:
+	case ctx.Err() != nil:
+		// Another step failed, or the agent is stopping: nothing is wrong with this one.
+		outcome = status.Cancelled
+	case s.optional():
+		outcome = status.Warned
+	default:
+		outcome = status.Broken
+	}
+	a.recordEnd(s, start, outcome, err)
+	if a.Boundary != nil {
+		a.Boundary(s.Name, true)
+	}
+	return err
+}
+
+// runWithin runs a step within its deadline, and announces a verdict when its patience is over.
+func (a *attempt) runWithin(ctx context.Context, s Step, hangs func()) error {
+	if s.Deadline > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, s.Deadline, fmt.Errorf("not done within %s", s.Deadline))
+		defer cancel()
+		if hangs != nil {
+			defer time.AfterFunc(s.Deadline+hangGrace, hangs).Stop()
+		}
+	}
+	if !a.claim(s.Name) {
+		return errStillRunning
+	}
+	defer a.release(s.Name)
+	patience := a.watchPatience(s)
+	err := a.runRecovered(ctx, s)
+	patience.end(err == nil)
+	return err
+}
+
+// runRecovered turns a panic of a step into its failure: a defect in one step must reach the
+// operator as a verdict, not as a restart loop.
+func (a *attempt) runRecovered(ctx context.Context, s Step) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("defect in the agent: internal error %s, see its log", defect.Report(a.log.WithField("step", s.Name), p))
+		}
+	}()
+	return s.Run(ctx, &Span{name: s.Name, attempt: a})
+}
+
+// longStep is from when on the end of a step has a log line of its own. The others share one: the
+// journal, too, has a lot to do when a machine starts.
+const longStep = time.Second
+
+// recordEnd puts the end of a step into status and log.
+func (a *attempt) recordEnd(s Step, start int64, outcome status.Outcome, err error) {
+	end := a.rec.Now()
+	var facts []string
+	a.change(s.Name, func(row *status.Step) {
+		facts = slices.Concat(row.Evidence, row.Changes)
+		row.Outcome, row.End, row.Waiting = outcome, end, ""
+		if n := len(row.Waits); n > 0 && row.Waits[n-1].End == 0 {
+			row.Waits[n-1].End = end
+		}
+		if err != nil {
+			row.Error = OneLine(err.Error())
+		}
+	})
+	rounded := func(ns int64) string { return time.Duration(ns).Round(10 * time.Microsecond).String() }
+	fields := logrus.Fields{"step": s.Name, "began": rounded(start), "took": rounded(end - start), "outcome": string(outcome)}
+	if len(facts) > 0 {
+		fields["evidence"] = strings.Join(facts, "; ")
+	}
+	switch {
+	case outcome == status.Warned:
+		a.warn(s.Name, err.Error())
+	case outcome == status.Broken:
+		a.log.WithFields(fields).WithError(err).Error("boot step failed")
+	case s.Background || end-start >= int64(longStep):
+		a.log.WithFields(fields).Info("boot step ended")
+	default:
+		line := fmt.Sprintf("%s %s..%s %s", s.Name, rounded(start), rounded(end), outcome)
+		if len(facts) > 0 {
+			line += " (" + strings.Join(facts, "; ") + ")"
+		}
+		a.mu.Lock()
+		a.short = append(a.short, line)
+		a.mu.Unlock()
+	}
+}
+
+func (a *attempt) logShortSteps() {
+	a.mu.Lock()
+	steps := strings.Join(a.short, ", ")
+	a.mu.Unlock()
+	a.log.WithField("steps", steps).Info("boot steps ended")
+}
+
+// close marks the steps that never ran and writes the verdict.
+func (a *attempt) close(v Verdict, deferred []Step) {
+	now := a.rec.Now()
+	err := a.rec.Update(func(d *status.Document) {
+		for i := range d.Steps {
+			later := slices.ContainsFunc(deferred, func(s Step) bool { return s.Name == d.Steps[i].Name })
+			if d.Steps[i].Outcome == status.Pending && !later {
+				d.Steps[i].Outcome = status.Cancelled
+			}
+		}
+		d.State = v.State
+		if v.Cause != nil {
+			d.Verdict = v.Line()
+		} else {
+			d.ReadyNS = now
+		}
+	})
+	if err != nil {
+		a.log.WithError(err).Warn("status not written")
+	}
+}

@@ -1,0 +1,253 @@
+// Package engine runs a table of named steps: each as soon as what it needs is done, side by side
+// where steps do not depend on each other, with deadlines, warnings, and a verdict that says in one
+// line what went wrong. Each step can also say what it would change: Plan walks the same table and
+// changes nothing. What the steps do is not known here; package bootstrap has the boot's table.
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/internal/status"
+)
+
+// Engine runs boot tables.
+type Engine struct {
+	Log    *logrus.Entry
+	Status *status.Recorder
+	// Notify tells the service manager; nil means there is none.
+	Notify func(state string)
+	// Failing, when set, is told the verdict as soon as it is known: when the first step that matters
+	// has failed, while others still end, or when a step's patience is over, and then the zero value if
+	// that step has ended well after all.
+	Failing func(Verdict)
+	// Boundary, when set, is called at each step boundary: the crash tests stop the process there.
+	Boundary func(step string, ended bool)
+
+	mu      sync.Mutex      // guards what follows
+	latest  *attempt        // whose steps the status shows
+	running map[string]bool // by step name
+}
+
+// claim reserves a step for one run, or reports that an earlier run of it still goes on.
+func (e *Engine) claim(step string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.running[step] {
+		return false
+	}
+	if e.running == nil {
+		e.running = map[string]bool{}
+	}
+	e.running[step] = true
+	return true
+}
+
+func (e *Engine) release(step string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.running, step)
+}
+
+// errCanceled is the cause of a step's end when another step has failed the boot.
+var errCanceled = errors.New("another step failed")
+
+const (
+	// hangGrace is how long a step may take to obey its deadline. After that the step counts as failed:
+	// one that hangs in a system call must not keep the verdict back, nor, if it is optional, the machine
+	// from being ready.
+	hangGrace = 5 * time.Second
+	// yieldLimit is how long a step lets others go first. What they wait for may never come.
+	yieldLimit = 5 * time.Second
+)
+
+// Run runs the table and returns the verdict when every step that ready waits for has ended.
+// Background steps go on under ctx; the returned function, which is to be called when the verdict has
+// been announced, begins those that were still yielding, and waits for all. The first failure of a
+// step that is not optional cancels the others; each gets to end by itself.
+func (e *Engine) Run(ctx context.Context, steps []Step) (Verdict, func(), error) {
+	if err := check(steps); err != nil {
+		return Verdict{}, func() {}, err
+	}
+	s := newSchedule(ctx, e.begin(steps), steps)
+	for s.launch(); s.running > 0; s.launch() {
+		select {
+		case i := <-s.yielded:
+			s.rows[i].yielded = true
+		case i := <-s.hung:
+			s.stepHangs(steps[i])
+		case r := <-s.results:
+			s.stepEnded(steps[r.index], r.err)
+		}
+	}
+	s.cancel(nil)
+	s.announcing.Wait()
+	verdict, deferred := s.verdict(), s.deferred()
+	s.close(verdict, deferred)
+	return verdict, func() {
+		s.logShortSteps()
+		for _, step := range deferred {
+			s.going.Go(func() { _ = s.runStep(ctx, step, nil) })
+		}
+		s.going.Wait()
+	}, nil
+}
+
+// schedule decides which steps of an attempt run when. Only Run's goroutine uses its fields;
+// steps report through the channels, which hold one report per step, so that none ever blocks.
+type schedule struct {
+	*attempt
+	ctx     context.Context // of the agent
+	steps   []Step
+	rows    []scheduled
+	results chan stepResult
+	hung    chan int // index of a step that ignores its deadline
+	yielded chan int // index of a step that has yielded long enough
+
+	// within ends for all steps but those that always run when one has failed the boot.
+	within     context.Context
+	cancel     context.CancelCauseFunc
+	going      sync.WaitGroup // steps
+	announcing sync.WaitGroup
+	succeeded  map[string]bool // steps that ended well, or with a warning
+	over       map[string]bool // steps that succeeded or failed
+	running    int             // steps that the verdict waits for
+	failure    Verdict
+}
+
+// scheduled is how far a step is.
+type scheduled struct {
+	started  bool
+	yielding bool // until it has yielded long enough
+	yielded  bool
+}
+
+type stepResult struct {
+	index int
+	err   error
+}
+
+func newSchedule(ctx context.Context, a *attempt, steps []Step) *schedule {
+	n := len(steps)
+	s := &schedule{attempt: a, ctx: ctx, steps: steps, rows: make([]scheduled, n), results: make(chan stepResult, n),
+		hung: make(chan int, n), yielded: make(chan int, n), succeeded: map[string]bool{}, over: map[string]bool{}}
+	s.within, s.cancel = context.WithCancelCause(ctx)
+	return s
+}
+
+// launch begins every step that can begin now.
+func (s *schedule) launch() {
+	for i, step := range s.steps {
+		row := &s.rows[i]
+		if row.started || s.failure.Cause != nil && !step.Always || !s.ready(step) {
+			continue
+		}
+		if !row.yielded && s.mustYield(step) {
+			if !row.yielding {
+				row.yielding = true
+				time.AfterFunc(yieldLimit, func() { s.yielded <- i })
+			}
+			continue
+		}
+		if step.Background && len(step.Yields) > 0 && s.running == 0 {
+			continue // the verdict is next, and the step begins after its announcement
+		}
+		row.started = true
+		if step.Background {
+			s.going.Go(func() { _ = s.runStep(s.ctx, step, nil) })
+			s.succeed(step)
+			continue
+		}
+		s.running++
+		within := s.within
+		if step.Always {
+			within = s.ctx
+		}
+		s.going.Go(func() { s.results <- stepResult{i, s.runStep(within, step, func() { s.hung <- i })} })
+	}
+}
+
+// ready reports that all steps that this one needs have ended well.
+func (s *schedule) ready(step Step) bool {
+	return !slices.ContainsFunc(step.Needs, func(need string) bool { return !s.succeeded[need] })
+}
+
+// mustYield reports whether a step that this one lets go first is still to end.
+func (s *schedule) mustYield(step Step) bool {
+	return slices.ContainsFunc(s.steps, func(other Step) bool {
+		return slices.Contains(step.Yields, other.Name) && !s.over[other.Name] && (other.Always || s.failure.Cause == nil)
+	})
+}
+
+func (s *schedule) succeed(step Step) { s.succeeded[step.Name], s.over[step.Name] = true, true }
+
+// stepHangs judges a step that ignores its deadline. One that matters is still waited for, since
+// what it does cannot be done a second time beside it.
+func (s *schedule) stepHangs(step Step) {
+	err := fmt.Errorf("still running after its limit of %s, and cannot be stopped", step.Deadline)
+	switch {
+	case s.over[step.Name]:
+	case step.Optional:
+		s.warn(step.Name, err.Error())
+		s.running--
+		s.succeed(step)
+	default:
+		s.fail(step, err)
+	}
+}
+
+func (s *schedule) stepEnded(step Step, err error) {
+	if s.over[step.Name] {
+		return // it hung, and was judged
+	}
+	s.running--
+	if err == nil || step.Optional && s.ctx.Err() == nil {
+		s.succeed(step)
+		return
+	}
+	s.over[step.Name] = true
+	s.fail(step, err)
+}
+
+// fail makes the first failure the verdict. It is announced at once: the steps on the way to the bus
+// may take minutes to end, and there are other channels.
+func (s *schedule) fail(step Step, err error) {
+	if s.failure.Cause != nil {
+		return
+	}
+	s.failure = Verdict{State: status.Failed, Step: step.Name, Cause: err, Advice: adviceFor(err, step.Advice)}
+	s.cancel(errCanceled)
+	if v := s.failure; s.Failing != nil && s.ctx.Err() == nil {
+		s.setJudged(true)
+		s.announcing.Go(func() { s.Failing(v) })
+	}
+}
+
+func (s *schedule) verdict() Verdict {
+	v := s.failure
+	v.Warnings = s.allWarnings()
+	switch {
+	case v.Cause != nil:
+	case len(v.Warnings) > 0:
+		v.State = status.Degraded
+	default:
+		v.State = status.Ready
+	}
+	return v
+}
+
+// deferred are the background steps that were yielding up to the verdict.
+func (s *schedule) deferred() (steps []Step) {
+	for i, step := range s.steps {
+		if !s.rows[i].started && step.Background && s.ready(step) && (s.failure.Cause == nil || step.Always) {
+			steps = append(steps, step)
+		}
+	}
+	return steps
+}

@@ -1,0 +1,84 @@
+package engine
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/internal/status"
+)
+
+// Span is how a running step reports: what it writes here shows up in status, journal and verdict.
+type Span struct {
+	name    string
+	attempt *attempt
+}
+
+// Waiting says what the step can only wait for now; an empty text ends the wait.
+func (s *Span) Waiting(reason string) {
+	now := s.attempt.rec.Now()
+	s.attempt.change(s.name, func(row *status.Step) {
+		if row.Outcome != status.Running {
+			return // a timer was late
+		}
+		if n := len(row.Waits); row.Waiting != "" && n > 0 {
+			row.Waits[n-1].End = now
+		}
+		row.Waiting = reason
+		if reason != "" {
+			row.Waits = append(row.Waits, status.Wait{For: reason, Start: now})
+		}
+	})
+	if reason != "" {
+		s.attempt.log.WithFields(logrus.Fields{"step": s.name, "for": reason}).Info("waiting")
+	}
+	s.attempt.waits(s.name, reason)
+}
+
+// WaitingSoon is Waiting for work that rarely waits: it says so only after waitAnnounceDelay. The
+// function it returns ends the wait.
+func (s *Span) WaitingSoon(reason string) (done func()) {
+	timer := time.AfterFunc(waitAnnounceDelay, func() { s.Waiting(reason) })
+	return func() {
+		if !timer.Stop() {
+			s.Waiting("")
+		}
+	}
+}
+
+// waitAnnounceDelay is how long a device that is present may take to be found.
+const waitAnnounceDelay = 500 * time.Millisecond
+
+// Evidence records a fact that helps to understand the step's outcome.
+func (s *Span) Evidence(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	s.attempt.change(s.name, func(row *status.Step) { row.Evidence = append(row.Evidence, text) })
+}
+
+// Changed records what the step has changed on the machine. A boot whose steps record none found
+// everything as it should be.
+func (s *Span) Changed(changes ...Change) {
+	if len(changes) == 0 || s.attempt.superseded() {
+		return
+	}
+	err := s.attempt.rec.Update(func(d *status.Document) {
+		for i := range d.Steps {
+			if d.Steps[i].Name != s.name {
+				continue
+			}
+			for _, c := range changes {
+				d.Steps[i].Changes = append(d.Steps[i].Changes, c.Text)
+			}
+		}
+		d.Unchanged = false // background steps end after the verdict
+	})
+	if err != nil {
+		s.attempt.log.WithError(err).Warn("status not written")
+	}
+}
+
+// Warn records something that is wrong but does not keep the machine from being ready.
+func (s *Span) Warn(format string, args ...any) {
+	s.attempt.warn(s.name, fmt.Sprintf(format, args...))
+}

@@ -1,0 +1,105 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"cambium/internal/status"
+)
+
+// Step is one row of the boot table.
+type Step struct {
+	Name string
+	// Needs are the steps that must have ended well (or with a warning) before this one.
+	Needs []string
+	// Yields are steps that go first, however they end; no step waits longer than yieldLimit for
+	// them. A background step that is still yielding at the verdict begins after its announcement.
+	Yields []string
+	// If decides, once Needs are done, whether there is anything to do; nil means always.
+	If func() bool
+	// Deadline bounds the step; zero means that only the boot's own context does. A step that
+	// ignores it is judged hangGrace later.
+	Deadline time.Duration
+	// Patience is for a step that waits without end for what may come at any time: when the step
+	// has lasted this long, what it waits for is announced as the verdict, and the step goes on.
+	Patience time.Duration
+	// Optional steps warn where others fail the boot.
+	Optional bool
+	// Background steps are not waited for when the boot is judged; they imply Optional.
+	Background bool
+	// Always lets the step run to its end although another has failed the boot: the verdict
+	// reaches the Director only if there is a network and a bus.
+	Always bool
+	// Advice is what an operator can do when the step fails.
+	Advice string
+	// Plan says what Run would change, and changes nothing; nil for a step that changes nothing
+	// on the machine. What earlier steps will leave is in the forecast.
+	Plan func(ctx context.Context, f *Forecast) ([]Change, error)
+	// Run does it, and records in the Span what it changed.
+	Run func(ctx context.Context, s *Span) error
+}
+
+// optional reports a step whose failure only warns.
+func (s Step) optional() bool { return s.Optional || s.Background }
+
+// Verdict is how a boot ended.
+type Verdict struct {
+	State    status.State
+	Step     string // the step that failed
+	Cause    error
+	Advice   string
+	Warnings []string
+}
+
+// Line is the one sentence for the operator: "step: cause: what to do".
+func (v Verdict) Line() string {
+	if v.Cause == nil {
+		return string(v.State)
+	}
+	line := v.Step + ": " + OneLine(v.Cause.Error())
+	if v.Advice != "" {
+		line += ": " + v.Advice
+	}
+	return line
+}
+
+// OneLine folds a text so that it fits a console line and an exception: a joined error spans
+// several lines.
+func OneLine(text string) string {
+	return strings.Join(strings.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
+}
+
+// ErrTable means that the table itself is wrong: a need that no step provides, or a cycle.
+var ErrTable = errors.New("boot table")
+
+// check proves that every step that is waited for is an earlier row, which also excludes cycles.
+func check(steps []Step) error {
+	seen := map[string]bool{}
+	for _, s := range steps {
+		if s.Name == "" || s.Run == nil || seen[s.Name] {
+			return fmt.Errorf("%w: row %q has no name, no function, or a name used before", ErrTable, s.Name)
+		}
+		for _, need := range slices.Concat(s.Needs, s.Yields) {
+			if !seen[need] {
+				return fmt.Errorf("%w: %s needs %q, which no earlier row provides", ErrTable, s.Name, need)
+			}
+		}
+		seen[s.Name] = true
+	}
+	return nil
+}
+
+// Advised is an error that knows what an operator can do about it.
+type Advised interface{ Advice() string }
+
+func adviceFor(err error, fallback string) string {
+	var a Advised
+	if errors.As(err, &a) && a.Advice() != "" {
+		return a.Advice()
+	}
+	return fallback
+}

@@ -1,0 +1,173 @@
+package bootstrap
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/infrastructure"
+	"cambium/plan"
+	"cambium/platform/network"
+	"cambium/platform/network/wait"
+	"cambium/settings"
+	"cambium/settings/store"
+)
+
+// SourceNetwork is the network over which sources are asked before the settings say which one the
+// machine gets: sources never configure networks themselves.
+type SourceNetwork struct {
+	kernel   *network.Kernel // nil where the machine's network is not ours
+	readOnly bool
+	waiting  func(string) // told what is waited for
+	log      *logrus.Entry
+
+	turn chan struct{} // holds a token while a network is being made
+	made atomic.Bool
+
+	passedOver atomic.Bool // a source was told that it gets no network
+}
+
+// NewSourceNetwork returns the network of a machine; kernel is nil if it is not the agent's to
+// configure. With readOnly it is only looked at: for commands that change nothing.
+func NewSourceNetwork(kernel *network.Kernel, readOnly bool, waiting func(string), log *logrus.Entry) *SourceNetwork {
+	return &SourceNetwork{kernel: kernel, readOnly: readOnly, waiting: waiting, log: log, turn: make(chan struct{}, 1)}
+}
+
+// Up reports whether asking over the network makes sense.
+func (n *SourceNetwork) Up() bool {
+	if n.kernel == nil || n.made.Load() {
+		return true
+	}
+	have, err := n.kernel.Observe(context.Background())
+	if err != nil {
+		return false
+	}
+	for _, l := range have.Links {
+		for _, a := range l.Addresses {
+			if l.NIC && l.Up && a.Global() && a.Usable() {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// bringUp makes the network that the user data names, or else DHCP on every NIC. It reports false if
+// there is none to be made: the network is not ours, or ours did not help.
+func (n *SourceNetwork) bringUp(ctx context.Context, named json.RawMessage) (made bool, err error) {
+	if n.readOnly {
+		// Asked again, the sources that need no network have their turn.
+		return n.passedOver.CompareAndSwap(false, true), nil
+	}
+	if n.kernel == nil || n.made.Load() {
+		return false, nil
+	}
+	announcement := time.AfterFunc(time.Second, func() { n.waiting("a network to ask the sources over") })
+	defer func() {
+		if !announcement.Stop() {
+			n.waiting("")
+		}
+	}()
+	select {
+	case n.turn <- struct{}{}:
+		defer func() { <-n.turn }()
+	case <-ctx.Done():
+		return false, context.Cause(ctx)
+	}
+	if n.made.Load() {
+		return true, nil
+	}
+	n.log.WithField("named", len(named) > 0).Info("making a network for the settings sources")
+	if len(named) > 0 {
+		if err := n.applyNamed(ctx, named); err != nil {
+			return false, err
+		}
+	} else if err := wait.DHCP(ctx, n.kernel); err != nil {
+		return false, err
+	}
+	n.made.Store(true)
+	return true, nil
+}
+
+func (n *SourceNetwork) applyNamed(ctx context.Context, named json.RawMessage) error {
+	nets, rep := settings.DecodeNetworks("networks in user data", named)
+	if err := rep.Err(); err != nil {
+		return err
+	}
+	have, err := n.kernel.Observe(ctx)
+	if err != nil {
+		return err
+	}
+	want, _, err := plan.Network(nets, have)
+	if err != nil {
+		return err
+	}
+	if _, err := n.kernel.Converge(ctx, want); err != nil {
+		return err
+	}
+	_, err = wait.Ready(ctx, n.kernel, want)
+	return err
+}
+
+// Fetcher asks the sources, and gives those that need one a network first.
+type Fetcher struct {
+	Sources *infrastructure.Sources
+	Network *SourceNetwork
+	// HasCache reports whether a copy of the settings can serve.
+	HasCache func() bool
+}
+
+// Fetch asks for the settings; it is the store's way to the sources.
+func (f *Fetcher) Fetch(ctx context.Context) (store.Fetched, error) {
+	var answer infrastructure.Answer
+	err := withNetwork(ctx, f.Network.bringUp, f.HasCache(), func() (err error) {
+		answer, _, err = f.Sources.Settings(ctx)
+		return err
+	})
+	var failure *infrastructure.Failure
+	if errors.As(err, &failure) && failure.Spent() {
+		return store.Fetched{}, store.Spent(err)
+	}
+	if err != nil {
+		return store.Fetched{}, err
+	}
+	return store.Fetched{Raw: answer.Raw, From: answer.From, Settled: answer.Settled}, nil
+}
+
+// PublicKey asks for the SSH key of the vcap user.
+func (f *Fetcher) PublicKey(ctx context.Context) (key string, err error) {
+	err = withNetwork(ctx, f.Network.bringUp, true, func() (err error) {
+		key, _, err = f.Sources.PublicKey(ctx)
+		return err
+	})
+	return key, err
+}
+
+// withNetwork asks, and asks again with a network if a source needs one. A caller that can do without
+// the answer does not wait for that network longer than for the answer: a link may be down for good.
+func withNetwork(ctx context.Context, bringUp func(context.Context, json.RawMessage) (bool, error), dispensable bool, ask func() error) error {
+	for {
+		err := ask()
+		var need *infrastructure.NeedNetwork
+		if !errors.As(err, &need) {
+			return err
+		}
+		within, cancel := ctx, func() {}
+		if dispensable {
+			within, cancel = context.WithTimeout(ctx, infrastructure.DefaultCacheBudget)
+		}
+		made, upErr := bringUp(within, need.Networks)
+		cancel()
+		if upErr != nil {
+			return fmt.Errorf("%w: minimal network: %w", err, upErr)
+		}
+		if !made {
+			return err
+		}
+	}
+}

@@ -1,0 +1,92 @@
+package bootstrap
+
+import (
+	"context"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/bootstrap/engine"
+	"cambium/internal/retry"
+)
+
+// Loop runs the boot table until the machine is ready. What failed may heal: the table is run again
+// as soon as the machine has other disks or links, and after a pause for causes that the kernel does
+// not report.
+type Loop struct {
+	Engine  *engine.Engine
+	Machine *Machine
+	Log     *logrus.Entry
+	// Go runs f in a goroutine that the agent waits for before it exits.
+	Go func(f func())
+	// Ready is called with the verdict of a boot that ended well.
+	Ready func(ctx context.Context, v engine.Verdict) error
+	// Retrying is called before the boot is tried again with other hardware: the last verdict may not
+	// hold any more.
+	Retrying func()
+}
+
+// retryPauses are between attempts for which nothing is known to have changed.
+var retryPauses = retry.Backoff{Min: 15 * time.Second, Max: time.Minute, Jitter: 0.2}
+
+// pauseOver is the reason for an attempt for which nothing is known to have changed.
+const pauseOver = "pause"
+
+// backgroundGrace is how long background steps may take to end before the boot is tried again. One that
+// takes longer goes on, and is not begun a second time.
+const backgroundGrace = 10 * time.Second
+
+// Run returns when the machine is ready, or ctx ends; its error is for a boot that cannot be begun.
+func (l *Loop) Run(ctx context.Context) error {
+	for attempt := 0; ; attempt++ {
+		before := l.Machine.Hardware()
+		within, cancel := context.WithCancel(ctx)
+		verdict, rest, err := l.Engine.Run(within, Steps(l.Machine))
+		if err != nil {
+			cancel()
+			return err
+		}
+		backgroundOver := make(chan struct{})
+		background := func() {
+			l.Machine.Deferred.Run()
+			rest()
+			cancel()
+			close(backgroundOver)
+		}
+		if ctx.Err() != nil {
+			l.Go(background)
+			return context.Cause(ctx)
+		}
+		if verdict.Cause == nil {
+			defer l.Go(background) // after the verdict has been announced
+			return l.Ready(ctx, verdict)
+		}
+		l.Go(background)
+		because := l.pause(ctx, retryPauses.Pause(attempt), before)
+		// Background steps of this attempt would be in the way of the next.
+		cancel()
+		select {
+		case <-backgroundOver:
+		case <-time.After(backgroundGrace):
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if because != pauseOver {
+			l.Retrying()
+		}
+		l.Log.WithFields(logrus.Fields{"attempt": attempt + 2, "because": because}).Info("boot is tried again")
+	}
+}
+
+// pause returns when the hardware is not as before the attempt, or after a while, and says why. The
+// attempt itself switches links on: a carrier that came meanwhile is not a change.
+func (l *Loop) pause(ctx context.Context, while time.Duration, before Hardware) string {
+	before.Carriers = l.Machine.Hardware().Carriers
+	within, cancel := context.WithTimeout(ctx, while)
+	defer cancel()
+	if changed := l.Machine.AwaitHardware(within, before); changed != "" {
+		return changed
+	}
+	return pauseOver
+}

@@ -1,0 +1,218 @@
+package bootstrap
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"cambium/bootstrap/engine"
+	"cambium/plan"
+	"cambium/platform/host"
+	"cambium/platform/network"
+	"cambium/platform/network/confirm"
+	"cambium/platform/network/neighbour"
+	"cambium/platform/network/wait"
+	"cambium/platform/resolver"
+	"cambium/settings"
+)
+
+// linkPatience is how long a NIC that the settings name may take to appear.
+const linkPatience = 30 * time.Second
+
+func (m *Machine) planNetwork(ctx context.Context, f *engine.Forecast) ([]engine.Change, error) {
+	have, err := m.Network.Observe(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if enablesIPv6(f.Planned("ipv6")) {
+		have.Links = slices.Clone(have.Links)
+		for i := range have.Links {
+			have.Links[i].IPv6Disabled = false
+		}
+	}
+	want, warnings, planErr := plan.Network(m.Settings.Effective().Settings.Networks, have)
+	for _, w := range warnings {
+		f.Warn("%s", w)
+	}
+	changes, diffErr := network.Diff(have, want)
+	return networkChanges(changes), errors.Join(planErr, diffErr)
+}
+
+// enablesIPv6 reports a change after which no link has IPv6 disabled: the kernel passes the value for
+// all links on to each.
+func enablesIPv6(changes []engine.Change) bool {
+	return slices.ContainsFunc(changes, func(c engine.Change) bool {
+		detail, ok := c.Detail.(host.Change)
+		return ok && detail.Op == host.OpSetSysctl && strings.HasSuffix(detail.Path, "/all/disable_ipv6")
+	})
+}
+
+func networkChanges(changes []network.Change) []engine.Change {
+	all := engine.Changes(changes)
+	for i, c := range changes {
+		all[i].Runs = c.Op == network.OpReload
+	}
+	return all
+}
+
+func (m *Machine) setUpNetwork(ctx context.Context, s *engine.Span) error {
+	e := m.Settings.Effective()
+	nets := e.Settings.Networks
+	have, want, planErr, err := m.observeNetwork(ctx, s, nets)
+	if err != nil {
+		return err
+	}
+	want.AwaitIPv6 = busOverIPv6(e)
+	changes, diffErr := network.Diff(have, want)
+	defer s.WaitingSoon(awaitedOf(want))()
+	back, err := m.applyNetwork(ctx, s, have, want, changes)
+	if err := errors.Join(err, planErr, diffErr); err != nil {
+		// What could be applied may be enough to tell the Director what could not.
+		return errors.Join(err, m.StartBus(ctx, e))
+	}
+	if back {
+		return m.resolve(ctx, s, nets, want) // what was wanted will not come
+	}
+	late, err := wait.Ready(ctx, m.Network, want)
+	for _, w := range late {
+		s.Warn("%s", w)
+	}
+	if err != nil {
+		return errors.Join(err, m.StartBus(ctx, e))
+	}
+	if !want.Preconfigured {
+		m.Deferred.Go(func(ctx context.Context) {
+			for _, w := range neighbour.Probe(ctx, m.Network, want) {
+				m.Log.WithField("warning", w).Warn("network probe warns")
+			}
+		})
+		m.Deferred.Go(func(ctx context.Context) { neighbour.Announce(ctx, m.Network, want) })
+	}
+	return m.resolve(ctx, s, nets, want)
+}
+
+// observeNetwork waits for NICs that are not there yet. planErr is what cannot be had of the
+// settings' networks; the rest is still worth setting up.
+func (m *Machine) observeNetwork(ctx context.Context, s *engine.Span, nets map[string]settings.Network) (have network.State, want network.Desired, planErr, err error) {
+	have, err = m.Network.Observe(ctx)
+	if err != nil {
+		return have, want, nil, err
+	}
+	want, warnings, planErr := plan.Network(nets, have)
+	if planErr != nil {
+		// A NIC may still be on its way; a hardware address that never comes is then the error.
+		s.Waiting("links with the settings' hardware addresses")
+		waiting, cancel := context.WithTimeout(ctx, linkPatience)
+		err := wait.Links(waiting, m.Network, plan.MACs(nets))
+		cancel()
+		if err == nil {
+			if have, err = m.Network.Observe(ctx); err != nil {
+				return have, want, nil, err
+			}
+			want, warnings, planErr = plan.Network(nets, have)
+		}
+		s.Waiting("")
+	}
+	for _, w := range warnings {
+		s.Warn("%s", w)
+	}
+	return have, want, planErr, nil
+}
+
+// awaitedOf names what a network is not ready without.
+func awaitedOf(want network.Desired) string {
+	var leases, links []string
+	for _, l := range want.Links {
+		links = append(links, l.Name)
+		if len(l.Leases) > 0 {
+			leases = append(leases, l.Name)
+		}
+	}
+	switch {
+	case len(leases) > 0:
+		return "an address from DHCP on " + strings.Join(leases, ", ")
+	case len(links) > 0:
+		return "addresses and routes on " + strings.Join(links, ", ")
+	}
+	return "the network"
+}
+
+// applyNetwork rolls a change back that cuts the machine off, unless it is the first one or
+// what was there belonged to another agent. It reports whether it did.
+func (m *Machine) applyNetwork(ctx context.Context, s *engine.Span, have network.State, want network.Desired, changes []network.Change) (back bool, err error) {
+	if m.First == nil || m.First() {
+		now, later := network.Split(changes)
+		if len(later) > 0 {
+			defer m.Deferred.UntilVerdict(func(ctx context.Context) {
+				made, err := m.Network.Apply(ctx, later)
+				s.Changed(networkChanges(made)...)
+				if err != nil {
+					m.Log.WithError(err).Warn("networkd does not know the network yet")
+				}
+			})
+		}
+		made, err := m.Network.Apply(ctx, now)
+		s.Changed(networkChanges(made)...)
+		return false, err
+	}
+	outcome, err := confirm.Apply(ctx, m.Network, have, want, changes, confirm.Options{SameAgent: true})
+	s.Changed(networkChanges(outcome.Made)...)
+	if outcome.RolledBack {
+		s.Warn("the new network configuration was rolled back: %s", outcome.Reason)
+	}
+	return outcome.RolledBack, err
+}
+
+// resolve finds the addresses of dynamic networks, once per change rather than at each reading.
+func (m *Machine) resolve(ctx context.Context, s *engine.Span, nets map[string]settings.Network, want network.Desired) error {
+	found, err := wait.Resolve(ctx, m.Network, want.Dynamic)
+	if err != nil {
+		s.Warn("%s", err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.resolved = plan.Resolved(nets, found)
+	return nil
+}
+
+// busOverIPv6 reports whether a bus server is named by an IPv6 address.
+func busOverIPv6(e settings.Effective) bool {
+	for _, u := range e.Bus.URLs {
+		if parsed, err := url.Parse(u.Reveal()); err == nil {
+			if ip, err := netip.ParseAddr(parsed.Hostname()); err == nil && ip.Is6() {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (m *Machine) startBus(ctx context.Context, _ *engine.Span) error {
+	return m.StartBus(ctx, m.Settings.Effective())
+}
+
+// nameServers also returns what is wrong with the settings' servers.
+func (m *Machine) nameServers() (resolver.Desired, []string) {
+	servers, warnings := plan.DNS(m.Settings.Effective().Settings.Networks)
+	return resolver.Desired{Servers: servers}, warnings
+}
+
+func (m *Machine) planDNS(ctx context.Context, f *engine.Forecast) ([]engine.Change, error) {
+	want, warnings := m.nameServers()
+	for _, w := range warnings {
+		f.Warn("%s", w)
+	}
+	return planDomain(ctx, m.Resolver, want)
+}
+
+func (m *Machine) setDNS(ctx context.Context, s *engine.Span) error {
+	want, warnings := m.nameServers()
+	for _, w := range warnings {
+		s.Warn("%s", w)
+	}
+	return converge(ctx, s, m.Resolver, want)
+}

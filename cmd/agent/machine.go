@@ -1,0 +1,204 @@
+package main
+
+import (
+	"context"
+	"syscall"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/bootstrap"
+	"cambium/infrastructure"
+	"cambium/internal/vcap"
+	"cambium/jobs"
+	"cambium/jobs/monit"
+	"cambium/platform/device"
+	"cambium/platform/firewall"
+	"cambium/platform/host"
+	"cambium/platform/network"
+	"cambium/platform/resolver"
+	"cambium/platform/tree"
+	"cambium/platform/unit"
+	"cambium/platform/user"
+	"cambium/settings"
+	"cambium/settings/agentjson"
+	"cambium/settings/store"
+	"cambium/storage"
+)
+
+// services is what the agent asks of systemd or runit.
+type services interface {
+	Start(ctx context.Context, name string) error
+	Kill(ctx context.Context, name string, signal syscall.Signal) error
+	Setup(ctx context.Context, name string) error
+	Running(ctx context.Context, name string) bool
+	Started(name string)
+	Restart(ctx context.Context, name string) error
+	Reload(ctx context.Context, name string) error
+	PowerOff(ctx context.Context) error
+}
+
+// machineOptions say for whom a machine is put together.
+type machineOptions struct {
+	dirs   vcap.Dirs
+	config agentjson.Config
+	log    *logrus.Entry
+	// dummy is a machine without parts: settings and jobs only.
+	dummy bool
+	monit bool
+	// readOnly is for agent plan: nothing is written, ejected, brought up or waited for without end.
+	readOnly bool
+	// cacheBudget is how long sources are asked if there is a cached copy; the default if zero.
+	cacheBudget time.Duration
+	// announceWait tells people what the sources of a boot wait for.
+	announceWait func(string)
+	// background runs f in a goroutine until it returns or the agent ends.
+	background func(f func(context.Context))
+	// progress is told how far a migration has come.
+	progress func(storage.MigrationProgress)
+}
+
+// machine is the boot's machine, with the parts that the running agent uses as well. Parts that a
+// dummy machine does not have are nil.
+type machine struct {
+	*bootstrap.Machine
+	current  *store.Current
+	disks    storage.Disks
+	manager  services
+	firewall *firewall.Firewall
+	accounts *user.Accounts
+}
+
+// newMachine puts the machine together that agent run boots and agent plan looks at. It reads the
+// state files and changes nothing but, unless it is read-only, what a crash left of them.
+func newMachine(o machineOptions) (*machine, error) {
+	at := func(component string) *logrus.Entry { return o.log.WithField("component", component) }
+	b := &bootstrap.Machine{Dirs: o.dirs, Options: o.config.Platform.Linux, Log: at("boot"), Deferred: &bootstrap.Deferred{Go: o.background}}
+	m := &machine{Machine: b}
+	if !o.dummy {
+		m.addPlatform(at)
+	}
+	var err error
+	m.current, err = store.Open(o.dirs, store.Options{MountTmpfs: b.MountSettingsTmpfs, Others: []string{taskJournal}, ReadOnly: o.readOnly, Log: at("settings")})
+	if err != nil {
+		return nil, err
+	}
+	b.Settings = m.current
+	if err := m.addSources(o, at("sources")); err != nil {
+		return nil, err
+	}
+	marker := bootstrap.ReadyMarker{Dirs: o.dirs}
+	b.First = func() bool { return marker.First(m.agentID()) }
+	if o.dummy {
+		return m, nil
+	}
+	if err := m.addDisks(o, at("disk")); err != nil {
+		return nil, err
+	}
+	m.addJobs(o)
+	return m, nil
+}
+
+func (m *machine) agentID() string { return m.current.Effective().Settings.AgentID }
+
+// addPlatform adds the parts of a real machine that need no settings.
+func (m *machine) addPlatform(at func(component string) *logrus.Entry) {
+	linux := m.Options
+	m.manager = serviceManager(linux, at("unit"))
+	m.firewall = &firewall.Firewall{Log: at("firewall")}
+	m.accounts = &user.Accounts{Root: "/", Log: at("user")}
+	m.Network = &network.Kernel{Root: "/", Log: at("network")}
+	m.Resolver = &resolver.Kernel{Root: "/", PreferResolved: linux.ServiceManager == "systemd", Units: m.manager, Log: at("dns")}
+	m.Tree = &tree.Kernel{Root: "/", Log: at("tree")}
+	m.Host = &host.Host{Root: "/", Dirs: m.Dirs, Units: m.manager, Log: at("host")}
+	m.Firewall, m.Users = m.firewall, m.accounts
+}
+
+func serviceManager(linux agentjson.Linux, log *logrus.Entry) services {
+	if linux.ServiceManager == "systemd" || unit.Booted("/") {
+		return &unit.Systemd{Root: "/", Log: log}
+	}
+	return &unit.Runit{Root: "/", Log: log}
+}
+
+// addSources lets the settings come from the sources that agent.json names.
+func (m *machine) addSources(o machineOptions, log *logrus.Entry) error {
+	waiting := func(text string) {
+		if m.SettingsWait(text) && text != "" {
+			o.announceWait(text)
+		}
+	}
+	up := bootstrap.NewSourceNetwork(m.Network, o.readOnly, waiting, log)
+	sources, err := infrastructure.New(o.config, infrastructure.Options{
+		NetworkUp:   up.Up,
+		Accept:      m.current.Check,
+		Status:      waiting,
+		HasCache:    m.current.Present,
+		CacheBudget: o.cacheBudget,
+		Once:        o.readOnly,
+		SideEffects: !o.readOnly,
+		Log:         log,
+	})
+	if err != nil {
+		return err
+	}
+	fetcher := &bootstrap.Fetcher{Sources: sources, Network: up, HasCache: m.current.Present}
+	m.current.FetchFrom(fetcher.Fetch)
+	m.PublicKey = fetcher.PublicKey
+	return nil
+}
+
+// reload reads the settings from their source again.
+func (m *machine) reload(ctx context.Context) error {
+	_, err := m.current.Load(ctx)
+	return err
+}
+
+func (m *machine) addDisks(o machineOptions, log *logrus.Entry) error {
+	linux := m.Options
+	resolve, err := device.New(deviceOptions(linux), log)
+	if err != nil {
+		return err
+	}
+	m.disks = storage.New(storage.Config{Dirs: o.dirs, Resolver: resolve, Records: m.current, Reload: m.reload, Log: log, Program: ownProgram,
+		Options: storageOptions(linux), Foreign: func() string { return foreign(m.current.Effective(), linux) },
+		AfterBoot: func(f func()) { m.Deferred.UntilVerdict(func(context.Context) { f() }) },
+		Progress:  o.progress})
+	m.Ephemeral, m.Persistent = m.disks.Ephemeral, m.disks.Persistent
+	return nil
+}
+
+func deviceOptions(l agentjson.Linux) device.Options {
+	return device.Options{Type: l.DevicePathResolutionType, IDPattern: l.DiskIDTransformPattern, IDReplacement: l.DiskIDTransformReplacement,
+		LUNLinks: l.LunDeviceSymlinkPath, InstanceStoragePattern: l.InstanceStorageDevicePattern,
+		ManagedVolumePattern: l.InstanceStorageManagedVolumePattern, Root: "/"}
+}
+
+func storageOptions(l agentjson.Linux) storage.Options {
+	return storage.Options{UsePreformattedPersistentDisk: l.UsePreformattedPersistentDisk, BindMountPersistentDisk: l.BindMountPersistentDisk,
+		CreatePartitionIfNoEphemeralDisk: l.CreatePartitionIfNoEphemeralDisk, SkipDiskSetup: l.SkipDiskSetup, PartitionerType: l.PartitionerType,
+		MissingEphemeralDisk: l.MissingEphemeralDisk, ManagedVolumes: l.InstanceStorageManagedVolumePattern != ""}
+}
+
+// foreign is what to do with a persistent disk that is not ours: the deployment decides before the
+// stemcell.
+func foreign(e settings.Effective, l agentjson.Linux) string {
+	if wish := e.Settings.Env.PersistentDiskForeign; wish != "" {
+		return wish
+	}
+	return l.ForeignPersistentDisk
+}
+
+// addJobs adds what concerns jobs and their supervisor.
+func (m *machine) addJobs(o machineOptions) {
+	state := &jobs.State{Dirs: o.dirs}
+	m.JobNames = func() ([]string, error) {
+		spec, err := state.Spec()
+		return spec.JobNames(), err
+	}
+	if o.monit {
+		m.Supervisor = monit.Starter{Dirs: o.dirs, Client: monitClient(o.dirs, m.manager), Services: m.manager,
+			FilesOfStopped: func() ([]string, error) { return jobs.FilesOfStopped(o.dirs) },
+			KeepStopped:    func() ([]string, error) { return jobs.KeepStopped(o.dirs) }}
+	}
+}
