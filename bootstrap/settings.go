@@ -69,6 +69,7 @@ func (m *Machine) planSettings(ctx context.Context, f *engine.Forecast) ([]engin
 	}
 	var changes []engine.Change
 	if m.Tree != nil && m.Settings.Effective().Settings.Env.Bosh.SettingsTmpfs {
+		f.AddDirectory(m.Dirs.SettingsTmpfs()) // the store makes it
 		mounts, err := m.planTree(ctx, f, m.settingsTmpfs())
 		if err != nil {
 			return nil, err

@@ -1,0 +1,226 @@
+//go:build machine
+
+package machine
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"cambium/integration/lab"
+	"cambium/integration/lab/machine"
+	"cambium/internal/status"
+)
+
+// planFirst has `agent plan` run right before each start of the agent, by the same binary.
+var planFirst = machine.File{Path: "/etc/systemd/system/bosh-agent.service.d/plan.conf", Mode: 0o644, Data: []byte(`[Service]
+ExecStartPre=/bin/sh -c '/var/vcap/bosh/bin/bosh-agent plan --json >/run/plan.json 2>/run/plan.err || echo "exit $?" >>/run/plan.err'
+`)}
+
+// plannedBoot is what `agent plan --json` prints.
+type plannedBoot struct {
+	Plan []struct {
+		Step    string `json:"step"`
+		Changes []struct {
+			Text  string `json:"text"`
+			After string `json:"after"`
+			Runs  bool   `json:"runs"`
+		} `json:"changes"`
+		Error string `json:"error"`
+	} `json:"plan"`
+}
+
+func (p plannedBoot) texts() map[string][]string {
+	all := map[string][]string{}
+	for _, s := range p.Plan {
+		for _, c := range s.Changes {
+			all[s.Step] = append(all[s.Step], c.Text)
+		}
+	}
+	return all
+}
+
+// readPlan returns what was planned before the agent's last start.
+func readPlan(t *testing.T, i *lab.Instance) plannedBoot {
+	t.Helper()
+	var p plannedBoot
+	out := run(t, i, "cat", "/run/plan.json")
+	if err := json.Unmarshal([]byte(out), &p); err != nil {
+		t.Fatalf("plan: %v: %s%s", err, out, run(t, i, "cat", "/run/plan.err"))
+	}
+	for _, s := range p.Plan {
+		if s.Error != "" {
+			t.Errorf("planned %s: %s", s.Step, s.Error)
+		}
+	}
+	return p
+}
+
+// doneAsPlanned compares the plan before the agent's last start with what that boot says it changed.
+// Each of want is a change that both have, "step: text".
+func doneAsPlanned(t *testing.T, i *lab.Instance, when string, want ...string) plannedBoot {
+	t.Helper()
+	ready(t, i)
+	p := readPlan(t, i)
+	planned := p.texts()
+	var d status.Document
+	var done map[string][]string
+	same := func() bool {
+		done = map[string][]string{}
+		for _, s := range d.Steps {
+			if len(s.Changes) > 0 {
+				done[s.Name] = s.Changes
+			}
+		}
+		return fmt.Sprint(done) == fmt.Sprint(planned)
+	}
+	d = ended(t, i)
+	for n := 0; n < 50 && !same(); n++ { // what is deferred until the verdict is recorded a moment later
+		d = agentStatus(t, i)
+	}
+	if d.State != status.Ready {
+		t.Errorf("%s: %s %q, warnings %q", when, d.State, d.Verdict, d.Warnings)
+	}
+	for _, s := range d.Steps {
+		if !slices.Equal(planned[s.Name], done[s.Name]) {
+			t.Errorf("%s: step %s:\nplanned\n  %s\ndone\n  %s", when, s.Name, strings.Join(planned[s.Name], "\n  "), strings.Join(done[s.Name], "\n  "))
+		}
+	}
+	for _, text := range want {
+		step, change, _ := strings.Cut(text, ": ")
+		if !slices.ContainsFunc(done[step], func(have string) bool { return strings.Contains(have, change) }) {
+			t.Errorf("%s: step %s changed %q, want %q among it", when, step, done[step], change)
+		}
+	}
+	if unchanged := len(planned) == 0; d.Unchanged != unchanged {
+		t.Errorf("%s: %d steps planned changes, and the boot says unchanged %v", when, len(planned), d.Unchanged)
+	}
+	return p
+}
+
+// nothingIsPlanned is true of a machine that has been booted.
+func nothingIsPlanned(t *testing.T, i *lab.Instance, when string) {
+	t.Helper()
+	run(t, i, "systemctl", "restart", "bosh-agent")
+	if p := doneAsPlanned(t, i, when+", agent restarted"); len(p.texts()) != 0 {
+		t.Errorf("%s: the second plan is %q, want nothing", when, p.texts())
+	}
+}
+
+// TestMachinePlanIsWhatBootDoes has each boot planned before it is done, for many kinds of settings.
+func TestMachinePlanIsWhatBootDoes(t *testing.T) {
+	l := newLab(t)
+	t.Run("one machine", func(t *testing.T) { planOneMachine(t, l) })
+	t.Run("leases", func(t *testing.T) { planLeases(t, l) })
+	t.Run("no ephemeral disk", func(t *testing.T) { planWithoutDisk(t, l) })
+	t.Run("in memory", func(t *testing.T) { planInMemory(t, l) })
+}
+
+// planOneMachine follows one machine through its life.
+func planOneMachine(t *testing.T, l *lab.Lab) {
+	i := start(t, l, lab.VM{Ephemeral: 4 * lab.GiB, Files: slices.Concat(hooks(), removable, []machine.File{planFirst})})
+	defer remove(t, i)
+	first := doneAsPlanned(t, i, "static network, blank ephemeral disk",
+		"runtime-hook: run /var/vcap/bosh/bin/bosh-agent-rc", "settings: write /var/vcap/bosh/settings.json", "passwords: set password of vcap",
+		"hostname: set host name to "+i.AgentID, "hostname: write /etc/hosts", "network: add address "+i.IP+"/24",
+		"ephemeral-disk: create GPT", "ephemeral-disk: mount on /var/vcap/data",
+		"directories: make directory /var/vcap/data/sys", "directories: bind /var/vcap/data/root_log to /var/log", "supervisor: start monit",
+		"audit: run /var/vcap/bosh/bin/bosh-start-logging-and-auditing")
+	for _, s := range first.Plan {
+		for _, c := range s.Changes {
+			if below := strings.Contains(c.Text, " /var/vcap/data/"); s.Step == "directories" && (c.After == "ephemeral-disk") != below {
+				t.Errorf("%s: planned after %q", c.Text, c.After)
+			}
+			if runs := strings.HasPrefix(c.Text, "run ") || c.Text == "start monit"; runs && !c.Runs {
+				t.Errorf("%s is not marked as run", c.Text)
+			}
+		}
+	}
+	nothingIsPlanned(t, i, "first boot")
+
+	// The plan touches nothing, however often it is made, also while an agent runs.
+	before := run(t, i, "sh", "-c", "cat /var/vcap/bosh/settings.json /etc/shadow; ls -lR /var/vcap/bosh | grep -v total")
+	run(t, i, "/var/vcap/bosh/bin/bosh-agent", "plan", "--timeout", "5s")
+	if after := run(t, i, "sh", "-c", "cat /var/vcap/bosh/settings.json /etc/shadow; ls -lR /var/vcap/bosh | grep -v total"); after != before {
+		t.Errorf("a plan changed the machine from\n%s\nto\n%s", before, after)
+	}
+
+	change(t, i, func(d lab.Document) {
+		d.Set("env.bosh.password", "$6$salt$hash").Set("env.bosh.authorized_keys", []string{"ssh-ed25519 ENV"}).Set("env.bosh.ipv6.enable", true)
+		d.Set("env.bosh.ntp", []string{"10.99.0.123"}).Set("env.bosh.remove_dev_tools", true).Set("env.bosh.remove_static_libraries", true)
+	})
+	doneAsPlanned(t, i, "keys, passwords, IPv6, time servers, dev tools", "passwords: set password of root", "env-keys: set authorized keys of vcap",
+		"time: write /var/vcap/bosh/etc/ntpserver", "dev-tools: remove")
+	nothingIsPlanned(t, i, "further settings")
+
+	change(t, i, func(d lab.Document) {
+		d.Set("networks.second", map[string]any{"type": "manual", "ip": "fd88::77", "netmask": "ffff:ffff:ffff:ffff::", "mac": i.MAC(0).String()})
+	})
+	doneAsPlanned(t, i, "second network, IPv6", "network: add address fd88::77/64")
+	nothingIsPlanned(t, i, "second network")
+
+	disk, err := i.AttachNew(t.Context(), "disk-1", lab.GiB)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, call := range [][]any{{"add_persistent_disk", "disk-1", disk.Path}, {"mount_disk", "disk-1"}} {
+		if _, err := i.Agent.Do(t.Context(), call[0].(string), call[1:]...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := i.Reboot(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	doneAsPlanned(t, i, "reboot with a persistent disk", "persistent-disk: mount on /var/vcap/store", "ephemeral-disk: mount on /var/vcap/data",
+		"directories: mount tmpfs at /var/vcap/data/sys/run", "supervisor: start monit")
+	nothingIsPlanned(t, i, "reboot")
+}
+
+// change delivers other settings and restarts the agent.
+func change(t *testing.T, i *lab.Instance, edit func(lab.Document)) {
+	t.Helper()
+	if err := i.Change(t.Context(), edit); err != nil {
+		t.Fatal(err)
+	}
+	run(t, i, "systemctl", "restart", "bosh-agent")
+}
+
+// planLeases changes from a static address to a lease: before its first boot, a machine whose source
+// needs a network has nothing to plan by.
+func planLeases(t *testing.T, l *lab.Lab) {
+	i := start(t, l, lab.VM{Source: lab.HTTP, PublicKey: "ssh-ed25519 IAAS", Ephemeral: lab.GiB, Files: []machine.File{planFirst}})
+	defer remove(t, i)
+	ready(t, i)
+	if said := run(t, i, "cat", "/run/plan.json", "/run/plan.err"); !strings.Contains(said, "network") || !strings.Contains(said, "exit 1") {
+		t.Errorf("without a network the plan is %s, want an error and why", said)
+	}
+	nothingIsPlanned(t, i, "static address")
+	change(t, i, func(d lab.Document) { d.Set("networks.default.type", "dynamic") })
+	doneAsPlanned(t, i, "lease", "network: write /etc/systemd/network/10_eth0.network")
+	nothingIsPlanned(t, i, "lease")
+}
+
+// planWithoutDisk has the data on the root disk.
+func planWithoutDisk(t *testing.T, l *lab.Lab) {
+	agentJSON := `{"Platform":{"Linux":{"SkipDiskSetup":true,"ServiceManager":"systemd","UseDefaultTmpDir":true}},
+		"Infrastructure":{"Settings":{"Sources":[{"Type":"File","SettingsPath":"/var/vcap/bosh/agent-bootstrap-env.json"}]}}}`
+	i := create(t, l, lab.VM{AgentJSON: []byte(agentJSON), Files: []machine.File{planFirst}})
+	defer remove(t, i)
+	if err := i.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	doneAsPlanned(t, i, "no ephemeral disk", "directories: make directory /var/vcap/data/sys")
+	nothingIsPlanned(t, i, "no ephemeral disk")
+}
+
+// planInMemory keeps settings and jobs in memory.
+func planInMemory(t *testing.T, l *lab.Lab) {
+	i := start(t, l, lab.VM{Ephemeral: lab.GiB, Files: []machine.File{planFirst}, Edit: func(d lab.Document) {
+		d.Set("env.bosh.agent.settings.tmpfs", true).Set("env.bosh.job_dir.tmpfs", true).Set("env.bosh.job_dir.tmpfs_size", "32m").Set("env.bosh.swap_size", 0)
+	}})
+	defer remove(t, i)
+	doneAsPlanned(t, i, "settings and jobs in memory", "settings: mount tmpfs at", "directories: mount tmpfs at /var/vcap/data/jobs, size 32m", "boot-once: write")
+	nothingIsPlanned(t, i, "in memory")
+}
