@@ -106,7 +106,7 @@ func (p bootPlan) print(w io.Writer) {
 		}
 		changes += len(s.Changes)
 	}
-	if changes == 0 && p.exitCode() == exitGood {
+	if changes == 0 && p.exitCode() == cli.ExitOK {
 		fmt.Fprintln(w, "nothing to change")
 	}
 }

@@ -1,0 +1,101 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"cambium/internal/status"
+)
+
+// plans is a step that would make these changes, and would fail with err.
+func plans(err error, texts ...string) func(context.Context, *Forecast) ([]Change, error) {
+	return func(context.Context, *Forecast) (changes []Change, _ error) {
+		for _, text := range texts {
+			changes = append(changes, Change{Text: text})
+		}
+		return changes, err
+	}
+}
+
+func never(context.Context, *Span) error { panic("a plan runs nothing") }
+
+func TestPlanWalksTheTable(t *testing.T) {
+	got, err := Plan(t.Context(), []Step{
+		{Name: "settings", Plan: plans(nil), Run: never},
+		{Name: "bus", Needs: []string{"settings"}, Run: never},
+		{Name: "none", If: func() bool { return false }, Plan: plans(nil, "never"), Run: never},
+		{Name: "keys", Optional: true, Plan: plans(errors.New("no\nuser"), "some"), Run: never},
+		{Name: "disk", Needs: []string{"settings"}, Plan: plans(errors.New("refused")), Run: never},
+		{Name: "directories", Needs: []string{"disk"}, Plan: plans(nil, "never"), Run: never},
+		{Name: "jobs", Needs: []string{"directories"}, Plan: plans(nil, "never"), Run: never},
+		{Name: "tools", Needs: []string{"keys"}, Plan: func(_ context.Context, f *Forecast) ([]Change, error) {
+			f.Warn("%d of them", len(f.Planned("keys")))
+			return []Change{{Text: "remove", After: "keys"}}, nil
+		}, Run: never},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	for _, s := range got {
+		lines = append(lines, fmt.Sprintf("%s %v %q %s", s.Step, s.Changes, s.Warnings, s.Error))
+	}
+	want := "settings [] [] \nkeys [some] [\"no; user\"] \ndisk [] [] refused\ntools [remove  (after keys)] [\"1 of them\"] "
+	if text := strings.Join(lines, "\n"); text != want {
+		t.Errorf("got\n%s\nwant\n%s", text, want)
+	}
+	if got[1].Changes[0].Step != "keys" {
+		t.Errorf("a change of step %q, want keys", got[1].Changes[0].Step)
+	}
+	if _, err := Plan(t.Context(), []Step{{Name: "a", Needs: []string{"b"}, Run: never}}); !errors.Is(err, ErrTable) {
+		t.Errorf("wrong table: got %v", err)
+	}
+}
+
+// What hides a path is the file system that is mounted last above it.
+func TestForecastHidesWhatIsBelowMounts(t *testing.T) {
+	f := &Forecast{step: "disk"}
+	f.AddMount("/data", false)
+	f.step = "directories"
+	f.AddMount("/data/run", true)
+	for path, want := range map[string]string{"/data": "", "/data/sys": "disk", "/data/run": "disk", "/data/run/job": "directories", "/database": "", "/other": ""} {
+		m, hidden := f.Hidden(path)
+		if m.Step != want || hidden != (want != "") || hidden && m.Empty != (want == "directories") {
+			t.Errorf("%s: hidden %v by %+v, want %q", path, hidden, m, want)
+		}
+	}
+}
+
+// What a step changes is in the status; also what a background step changes after the verdict.
+func TestChangesAreRecorded(t *testing.T) {
+	e, _ := newEngine(t)
+	changes := func(texts ...string) func(context.Context, *Span) error {
+		return func(_ context.Context, s *Span) error {
+			for _, text := range texts {
+				s.Changed(Change{Text: text, Detail: "not for the status"})
+			}
+			s.Changed()
+			return nil
+		}
+	}
+	_, rest, err := e.Run(t.Context(), []Step{
+		{Name: "keys", Run: changes("one", "two")},
+		{Name: "time", Background: true, Yields: []string{"keys"}, Run: changes("late")},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := e.Status.Snapshot(); d.Changes() != 2 || strings.Join(d.Steps[0].Changes, ",") != "one,two" {
+		t.Errorf("%d changes, of keys %q; want one and two", d.Changes(), d.Steps[0].Changes)
+	}
+	if err := e.Status.Update(func(d *status.Document) { d.Unchanged = true }); err != nil {
+		t.Fatal(err)
+	}
+	rest()
+	if d := e.Status.Snapshot(); d.Unchanged || d.Changes() != 3 {
+		t.Errorf("unchanged %v with %d changes; want it taken back", d.Unchanged, d.Changes())
+	}
+}
