@@ -173,7 +173,7 @@ func decodeBoshEnv(v jsontree.Value, b *BoshEnv) {
 	decodeSize(run.Get("tmpfs_size"), &b.RunDirTmpfsSize)
 	run.Done(jsontree.Tolerate)
 	agent := f.Get("agent").Fields()
-	if n, ok := whole(agent.Get("task_answer_hold"), 0); ok {
+	if n, ok := wholeNumber(agent.Get("task_answer_hold"), 0); ok {
 		seconds := uint64(n)
 		b.TaskAnswerHoldSeconds = &seconds
 	}

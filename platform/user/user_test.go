@@ -574,3 +574,33 @@ func FuzzTable(f *testing.F) {
 		}
 	})
 }
+
+// What is planned for after a change is what is found then.
+func TestPlanAfter(t *testing.T) {
+	a := stemcell(t)
+	put(t, a, "etc/passwd", fmt.Sprintf("vcap:x:%d:%d::/home/vcap:/bin/bash\n", os.Geteuid(), os.Getegid()))
+	keys := func(keep bool, keys ...string) Desired {
+		return Desired{Keys: map[string][]string{"vcap": keys}, KeepKeys: keep}
+	}
+	first := keys(true, "ssh-rsa A")
+	first.Passwords = map[string]secret.String{"vcap": secret.New("$6$v")}
+	both := keys(false, "ssh-rsa A", "ssh-rsa B")
+	both.Passwords = first.Passwords
+	for _, want := range []struct {
+		after Desired
+		more  int
+	}{{first, 0}, {keys(false, "ssh-rsa A"), 0}, {both, 1}} {
+		planned, err := a.PlanAfter(t.Context(), first, want.after)
+		if err != nil || len(planned) != want.more {
+			t.Errorf("planned %v, %v; want %d changes", planned, err, want.more)
+		}
+	}
+	planned, err := a.PlanAfter(t.Context(), first, both)
+	if err != nil {
+		t.Fatal(err)
+	}
+	converge(t, a, first)
+	if done := converge(t, a, both); fmt.Sprint(done) != fmt.Sprint(planned) {
+		t.Errorf("planned %v, done %v", planned, done)
+	}
+}

@@ -218,17 +218,35 @@ func TestUnusableAnswerLeavesTheCacheInForce(t *testing.T) {
 	}
 }
 
+// planned is what a store that is read-only says would be written.
+func (m *machine) planned(t *testing.T) string {
+	t.Helper()
+	o := m.options()
+	o.ReadOnly = true
+	c, err := Open(m.dirs, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m.load(t, c).Wrote
+}
+
 func TestSecondLoadWritesNothing(t *testing.T) {
 	m := newMachine(t)
 	m.answer = doc("a-1")
 	c := m.open(t)
-	m.load(t, c)
+	planned := m.planned(t)
+	if loaded := m.load(t, c); loaded.Wrote != m.settingsFile() || planned != loaded.Wrote {
+		t.Errorf("first load wrote %q, planned was %q; want %s", loaded.Wrote, planned, m.settingsFile())
+	}
 	before, err := os.Stat(m.settingsFile())
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.load(t, c)
-	m.load(t, m.open(t))
+	for _, loaded := range []Loaded{m.load(t, c), m.load(t, m.open(t))} {
+		if loaded.Wrote != "" || m.planned(t) != "" {
+			t.Errorf("a second load wrote %q, and would again %q", loaded.Wrote, m.planned(t))
+		}
+	}
 	after, err := os.Stat(m.settingsFile())
 	if err != nil {
 		t.Fatal(err)
