@@ -128,6 +128,11 @@ func newEngine(t *testing.T) *engine.Engine {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { // before the directory goes
+		if err := rec.Flush(); err != nil {
+			t.Error(err)
+		}
+	})
 	logger := logrus.New()
 	logger.SetOutput(io.Discard)
 	return &engine.Engine{Log: logrus.NewEntry(logger), Status: rec}

@@ -16,6 +16,7 @@ import (
 	"cambium/settings"
 	"cambium/settings/store"
 	"cambium/storage"
+	"cambium/storage/decide"
 )
 
 // bareRoot is the root of a machine with accounts and nothing else.
@@ -56,8 +57,8 @@ func planned(t *testing.T, m *Machine, step string) (lines []string) {
 // is yet to be mounted for what an earlier boot left there.
 func TestDirectoriesArePlannedForTheDiskToCome(t *testing.T) {
 	dirs := vcap.New("/var/vcap")
-	create := storage.Change{Device: "/dev/sdb", What: "create", Formats: true}
-	mount := storage.Change{Device: "/dev/sdb1", What: "mount", Mounts: dirs.Data()}
+	create := storage.Change{Op: decide.MakeFileSystem, Device: "/dev/sdb1"}
+	mount := storage.Change{Op: decide.Mount, Device: "/dev/sdb1", Target: dirs.Data()}
 	for _, c := range []struct {
 		name           string
 		disk           []storage.Change

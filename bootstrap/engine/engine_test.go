@@ -24,6 +24,11 @@ func newEngine(t *testing.T) (*Engine, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { // before the directory goes
+		if err := rec.Flush(); err != nil {
+			t.Error(err)
+		}
+	})
 	logger := logrus.New()
 	logger.SetOutput(io.Discard)
 	return &Engine{Log: logrus.NewEntry(logger), Status: rec}, path

@@ -8,6 +8,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"cambium/bootstrap"
+	"cambium/bootstrap/fetch"
 	"cambium/infrastructure"
 	"cambium/internal/vcap"
 	"cambium/jobs"
@@ -128,7 +129,7 @@ func (m *machine) addSources(o machineOptions, log *logrus.Entry) error {
 			o.announceWait(text)
 		}
 	}
-	up := bootstrap.NewSourceNetwork(m.Network, o.readOnly, waiting, log)
+	up := fetch.NewNetwork(m.Network, o.readOnly, waiting, log)
 	sources, err := infrastructure.New(o.config, infrastructure.Options{
 		NetworkUp:   up.Up,
 		Accept:      m.current.Check,
@@ -142,7 +143,7 @@ func (m *machine) addSources(o machineOptions, log *logrus.Entry) error {
 	if err != nil {
 		return err
 	}
-	fetcher := &bootstrap.Fetcher{Sources: sources, Network: up, HasCache: m.current.Present}
+	fetcher := &fetch.Fetcher{Sources: sources, Network: up, HasCache: m.current.Present}
 	m.current.FetchFrom(fetcher.Fetch)
 	m.PublicKey = fetcher.PublicKey
 	return nil

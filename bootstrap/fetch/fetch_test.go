@@ -1,4 +1,4 @@
-package bootstrap
+package fetch
 
 import (
 	"context"
@@ -57,11 +57,21 @@ func TestANetworkForTheSourcesIsNotWaitedForLongerThanTheCacheIsWorth(t *testing
 	}
 }
 
-// One network is made at a time, and who waits for that gives up when its own time is over.
+// A read-only network is not made: asked again, the sources that need none have their turn, once.
+func TestAReadOnlyNetworkIsNotMade(t *testing.T) {
+	n := NewNetwork(nil, true, nil, nil)
+	for _, want := range []bool{true, false, false} {
+		if again, err := n.bringUp(t.Context(), nil); again != want || err != nil || n.made.Load() {
+			t.Errorf("ask again: %v, %v; want %v", again, err, want)
+		}
+	}
+}
+
+// One network is made at a time, and a caller that waits for that gives up when its own time is over.
 func TestTheTurnToMakeANetworkEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		told := make(chan string, 2)
-		f := NewSourceNetwork(&network.Kernel{}, false, func(text string) { told <- text }, nil)
+		f := NewNetwork(&network.Kernel{}, false, func(text string) { told <- text }, nil)
 		f.turn <- struct{}{}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()

@@ -1,4 +1,6 @@
-package bootstrap
+// Package fetch asks the settings sources for a boot, and gives those that need one a network first:
+// sources never configure networks themselves.
+package fetch
 
 import (
 	"context"
@@ -18,9 +20,9 @@ import (
 	"cambium/settings/store"
 )
 
-// SourceNetwork is the network over which sources are asked before the settings say which one the
-// machine gets: sources never configure networks themselves.
-type SourceNetwork struct {
+// Network is the network over which sources are asked, before the settings say which one the machine
+// gets.
+type Network struct {
 	kernel   *network.Kernel // nil where the machine's network is not ours
 	readOnly bool
 	waiting  func(string) // told what is waited for
@@ -32,18 +34,18 @@ type SourceNetwork struct {
 	passedOver atomic.Bool // a source was told that it gets no network
 }
 
-// NewSourceNetwork returns the network of a machine; kernel is nil if it is not the agent's to
+// NewNetwork returns the network of a machine; kernel is nil if it is not the agent's to
 // configure. With readOnly it is only looked at: for commands that change nothing.
-func NewSourceNetwork(kernel *network.Kernel, readOnly bool, waiting func(string), log *logrus.Entry) *SourceNetwork {
-	return &SourceNetwork{kernel: kernel, readOnly: readOnly, waiting: waiting, log: log, turn: make(chan struct{}, 1)}
+func NewNetwork(kernel *network.Kernel, readOnly bool, waiting func(string), log *logrus.Entry) *Network {
+	return &Network{kernel: kernel, readOnly: readOnly, waiting: waiting, log: log, turn: make(chan struct{}, 1)}
 }
 
 // Up reports whether asking over the network makes sense.
-func (n *SourceNetwork) Up() bool {
+func (n *Network) Up(ctx context.Context) bool {
 	if n.kernel == nil || n.made.Load() {
 		return true
 	}
-	have, err := n.kernel.Observe(context.Background())
+	have, err := n.kernel.Observe(ctx)
 	if err != nil {
 		return false
 	}
@@ -59,7 +61,7 @@ func (n *SourceNetwork) Up() bool {
 
 // bringUp makes the network that the user data names, or else DHCP on every NIC. It reports false if
 // there is none to be made: the network is not ours, or ours did not help.
-func (n *SourceNetwork) bringUp(ctx context.Context, named json.RawMessage) (made bool, err error) {
+func (n *Network) bringUp(ctx context.Context, named json.RawMessage) (made bool, err error) {
 	if n.readOnly {
 		// Asked again, the sources that need no network have their turn.
 		return n.passedOver.CompareAndSwap(false, true), nil
@@ -94,7 +96,7 @@ func (n *SourceNetwork) bringUp(ctx context.Context, named json.RawMessage) (mad
 	return true, nil
 }
 
-func (n *SourceNetwork) applyNamed(ctx context.Context, named json.RawMessage) error {
+func (n *Network) applyNamed(ctx context.Context, named json.RawMessage) error {
 	nets, rep := settings.DecodeNetworks("networks in user data", named)
 	if err := rep.Err(); err != nil {
 		return err
@@ -114,10 +116,10 @@ func (n *SourceNetwork) applyNamed(ctx context.Context, named json.RawMessage) e
 	return err
 }
 
-// Fetcher asks the sources, and gives those that need one a network first.
+// Fetcher asks the sources.
 type Fetcher struct {
 	Sources *infrastructure.Sources
-	Network *SourceNetwork
+	Network *Network
 	// HasCache reports whether a copy of the settings can serve.
 	HasCache func() bool
 }
