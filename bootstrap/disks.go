@@ -15,9 +15,23 @@ func (m *Machine) hasRawDisks() bool {
 	return m.Ephemeral != nil && !m.Options.SkipDiskSetup && len(m.Settings.Effective().Settings.Disks.RawEphemeral) > 0
 }
 
-func (m *Machine) planRawDisks(ctx context.Context, _ *engine.Forecast) ([]engine.Change, error) {
+// diskChanges are planned changes without the waits for disks that are not there yet: what a boot
+// does with them depends on what they carry, hence a warning.
+func diskChanges(f *engine.Forecast, changes []storage.Change) []engine.Change {
+	var known []storage.Change
+	for _, c := range changes {
+		if c.Op == decide.Await {
+			f.Warn("%s", c)
+		} else {
+			known = append(known, c)
+		}
+	}
+	return engine.Changes(known)
+}
+
+func (m *Machine) planRawDisks(ctx context.Context, f *engine.Forecast) ([]engine.Change, error) {
 	changes, err := m.Ephemeral.PlanRaw(ctx, m.Settings.Effective().Settings.Disks.RawEphemeral)
-	return engine.Changes(changes), err
+	return diskChanges(f, changes), err
 }
 
 func (m *Machine) setUpRawDisks(ctx context.Context, s *engine.Span) error {
@@ -31,13 +45,13 @@ func (m *Machine) planEphemeralDisk(ctx context.Context, f *engine.Forecast) ([]
 	s := m.Settings.Effective().Settings
 	changes, err := m.Ephemeral.Plan(ctx, s.Disks.Ephemeral, s.Env.Bosh.SwapSizeMiB, s.AgentID)
 	if err != nil {
-		return engine.Changes(changes), err
+		return diskChanges(f, changes), err
 	}
 	f.AddDirectory(m.Dirs.Data())
 	if slices.ContainsFunc(changes, func(c storage.Change) bool { return c.Op == decide.Mount && c.Target == m.Dirs.Data() }) {
 		f.AddMount(m.Dirs.Data(), slices.ContainsFunc(changes, func(c storage.Change) bool { return c.Op == decide.MakeFileSystem }))
 	}
-	return engine.Changes(changes), nil
+	return diskChanges(f, changes), nil
 }
 
 func (m *Machine) setUpEphemeralDisk(ctx context.Context, span *engine.Span) error {
@@ -61,18 +75,26 @@ func (m *Machine) growRootDisk(ctx context.Context, s *engine.Span) error {
 
 func (m *Machine) planPersistentDisk(ctx context.Context, f *engine.Forecast) ([]engine.Change, error) {
 	changes, err := m.Persistent.PlanMountLast(ctx)
+	planned := diskChanges(f, changes)
 	if err != nil {
-		return engine.Changes(changes), err
+		return planned, err
 	}
 	associations := m.Settings.Effective().Associations
 	if err := m.Persistent.CheckKnown(associations); err != nil {
-		return engine.Changes(changes), err
+		return planned, err
 	}
 	links, err := m.Persistent.PlanAssociate(ctx, associations)
 	if err != nil {
 		f.Warn("%s", err)
 	}
-	return engine.Changes(append(changes, links...)), nil
+	others, err := m.Persistent.PlanMount(ctx)
+	if err != nil {
+		f.Note("%s", err)
+	}
+	for _, c := range others {
+		f.Note("%s", c)
+	}
+	return append(planned, diskChanges(f, links)...), nil
 }
 
 // mountPersistentDisk also renews the names of associated disks. Without their devices jobs that

@@ -59,6 +59,8 @@ type EphemeralDisks interface {
 type PersistentDisks interface {
 	PlanMountLast(ctx context.Context) ([]storage.Change, error)
 	MountLast(ctx context.Context) (changes []storage.Change, warning string, err error)
+	// PlanMount says what mount_disk would do with the disks that MountLast does not mount.
+	PlanMount(ctx context.Context) ([]storage.Change, error)
 	// CheckKnown refuses associations of unknown disks, and disks that nothing accounts for.
 	CheckKnown(associations []settings.DiskAssociation) error
 	PlanAssociate(ctx context.Context, associations []settings.DiskAssociation) ([]storage.Change, error)

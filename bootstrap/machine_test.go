@@ -71,6 +71,7 @@ type drives struct {
 	ephemeral, known, linked error
 	mounts, grows            bool
 	planned                  []storage.Change // of the ephemeral disk
+	others                   []storage.Change // of disks that the boot does not mount
 }
 
 func (d *drives) PlanRaw(context.Context, []settings.DiskHint) ([]storage.Change, error) {
@@ -111,6 +112,8 @@ func (d *drives) MountLast(context.Context) (changes []storage.Change, warning s
 	}
 	return changes, "", nil
 }
+
+func (d *drives) PlanMount(context.Context) ([]storage.Change, error) { return d.others, nil }
 
 func (d *drives) CheckKnown([]settings.DiskAssociation) error { return d.known }
 

@@ -124,6 +124,20 @@ func TestKeysArePlannedOneStepAfterTheOther(t *testing.T) {
 	}
 }
 
+// A disk that is not there yet is waited for, and what mount_disk would do is no change of the boot.
+func TestWhatABootDoesNotDoIsNoChange(t *testing.T) {
+	disks := &drives{planned: []storage.Change{{Op: decide.Await, Device: "/dev/sdb", What: "wait for it"}}, others: []storage.Change{{Device: "/dev/sdc", What: "mount_disk will create GPT"}}}
+	steps, err := engine.Plan(t.Context(), Steps(&Machine{Dirs: vcap.New("/var/vcap"), Settings: fixed{}, Ephemeral: disks, Persistent: disks}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range steps {
+		if len(s.Changes) > 0 || len(s.Warnings) > 0 != (s.Step == "ephemeral-disk") || len(s.Notes) > 0 != (s.Step == "persistent-disk") {
+			t.Errorf("%s: changes %v, warnings %q, notes %q", s.Step, s.Changes, s.Warnings, s.Notes)
+		}
+	}
+}
+
 // documents are settings as a store loads them.
 type documents struct {
 	fixed

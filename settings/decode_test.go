@@ -325,18 +325,3 @@ func TestHintsRoundTrip(t *testing.T) {
 		}
 	}
 }
-
-// Networks of user data are decoded as those of the settings are.
-func TestNetworksAlone(t *testing.T) {
-	const networks = `{"a":{"type":"manual","ip":"10.0.0.9","netmask":"255.255.255.0","mac":"02:00:00:00:00:0A"}}`
-	alone, rep := DecodeNetworks("user data", secret.NewJSON([]byte(networks)))
-	whole, _ := Decode("document", secret.NewJSON([]byte(`{"agent_id":"a-1","networks":`+networks+`}`)))
-	if err := rep.Err(); err != nil || len(alone) != 1 || !reflect.DeepEqual(alone, whole.Networks) {
-		t.Errorf("got %+v, %v; want %+v", alone, err, whole.Networks)
-	}
-	for _, bad := range []string{`[]`, `{"a":{"type":"manual","ip":"10.0.0.9","netmask":"x"}}`, `{"a":{"alias":".."}}`, `{`} {
-		if _, rep := DecodeNetworks("user data", secret.NewJSON([]byte(bad))); rep.Err() == nil {
-			t.Errorf("%s is accepted", bad)
-		}
-	}
-}

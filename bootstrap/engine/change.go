@@ -43,6 +43,8 @@ type PlannedStep struct {
 	Step     string   `json:"step"`
 	Changes  []Change `json:"changes"`
 	Warnings []string `json:"warnings,omitempty"`
+	// Notes are what the boot does not do and an operator may want to know.
+	Notes []string `json:"notes,omitempty"`
 	// Error is why the step would fail the boot, or why its changes cannot be known.
 	Error string `json:"error,omitempty"`
 }
@@ -65,13 +67,13 @@ func Plan(ctx context.Context, steps []Step) ([]PlannedStep, error) {
 		if s.Plan == nil || s.If != nil && !s.If() {
 			continue
 		}
-		f.step, f.warnings = s.Name, nil
+		f.step, f.warnings, f.notes = s.Name, nil, nil
 		changes, err := s.Plan(ctx, f)
 		for i := range changes {
 			changes[i].Step = s.Name
 		}
 		f.planned[s.Name] = changes
-		planned := PlannedStep{Step: s.Name, Changes: slices.Concat([]Change{}, changes), Warnings: f.warnings}
+		planned := PlannedStep{Step: s.Name, Changes: slices.Concat([]Change{}, changes), Warnings: f.warnings, Notes: f.notes}
 		switch {
 		case err == nil:
 		case s.optional():

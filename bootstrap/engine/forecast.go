@@ -12,6 +12,7 @@ type Forecast struct {
 	directories []string
 	mounts      []Mount  // in the order of mounting
 	warnings    []string // of the step that is being planned
+	notes       []string // of the step that is being planned
 }
 
 // Mount is a file system that a step will mount.
@@ -25,6 +26,11 @@ type Mount struct {
 // Warn adds what the boot would warn of.
 func (f *Forecast) Warn(format string, args ...any) {
 	f.warnings = append(f.warnings, OneLine(fmt.Sprintf(format, args...)))
+}
+
+// Note adds what is worth knowing though the boot does not do it.
+func (f *Forecast) Note(format string, args ...any) {
+	f.notes = append(f.notes, OneLine(fmt.Sprintf(format, args...)))
 }
 
 // Planned are the changes of an earlier step.

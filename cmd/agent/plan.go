@@ -91,7 +91,7 @@ func (p bootPlan) print(w io.Writer) {
 	}
 	changes := 0
 	for _, s := range p.Steps {
-		if len(s.Changes)+len(s.Warnings) == 0 && s.Error == "" {
+		if len(s.Changes)+len(s.Warnings)+len(s.Notes) == 0 && s.Error == "" {
 			continue
 		}
 		fmt.Fprintf(w, "%s:\n", s.Step)
@@ -100,6 +100,9 @@ func (p bootPlan) print(w io.Writer) {
 		}
 		for _, text := range s.Warnings {
 			fmt.Fprintf(w, "  warning: %s\n", text)
+		}
+		for _, text := range s.Notes {
+			fmt.Fprintf(w, "  note: %s\n", text)
 		}
 		if s.Error != "" {
 			fmt.Fprintf(w, "  error: %s\n", s.Error)
