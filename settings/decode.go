@@ -155,7 +155,7 @@ func decodeBoshEnv(v jsontree.Value, b *BoshEnv) {
 	f.Get("remove_dev_tools").Bool(&b.RemoveDevTools)
 	f.Get("remove_static_libraries").Bool(&b.RemoveStaticLibraries)
 	f.Get("authorized_keys").Strings(&b.AuthorizedKeys)
-	if n, ok := whole(f.Get("swap_size"), 0); ok {
+	if n, ok := wholeNumber(f.Get("swap_size"), 0); ok {
 		size := uint64(n)
 		b.SwapSizeMiB = &size
 	}
@@ -173,7 +173,7 @@ func decodeBoshEnv(v jsontree.Value, b *BoshEnv) {
 	decodeSize(run.Get("tmpfs_size"), &b.RunDirTmpfsSize)
 	run.Done(jsontree.Tolerate)
 	agent := f.Get("agent").Fields()
-	if n, ok := whole(agent.Get("task_answer_hold"), 0); ok {
+	if n, ok := wholeNumber(agent.Get("task_answer_hold"), 0); ok {
 		seconds := uint64(n)
 		b.TaskAnswerHoldSeconds = &seconds
 	}
@@ -183,7 +183,7 @@ func decodeBoshEnv(v jsontree.Value, b *BoshEnv) {
 	agent.Done(jsontree.Tolerate)
 	b.Parallel = DefaultParallel
 	parallel := f.Get("parallel")
-	if n, ok := whole(parallel, math.MinInt32); ok {
+	if n, ok := wholeNumber(parallel, math.MinInt32); ok {
 		b.Parallel = int(min(n, math.MaxInt32))
 		if n < 1 {
 			parallel.Warnf("at least one worker is needed; 1 is used")
@@ -193,8 +193,8 @@ func decodeBoshEnv(v jsontree.Value, b *BoshEnv) {
 	f.Done(jsontree.Tolerate)
 }
 
-// whole reads a whole number not below least, written as 2048, 2048.0 or "2048".
-func whole(v jsontree.Value, least int64) (int64, bool) {
+// wholeNumber reads a whole number not below least, written as 2048, 2048.0 or "2048".
+func wholeNumber(v jsontree.Value, least int64) (int64, bool) {
 	if !v.Present() {
 		return 0, false
 	}
@@ -243,8 +243,8 @@ func decodeSize(v jsontree.Value, into *string) {
 	}
 }
 
-// Validate reports what is wrong with a document, for people who write one. It is Decode, but
-// lets pass what sources may answer instead of settings: a pointer to a registry.
+// Validate reports what is wrong with a document, for its author. It is Decode, but also accepts what
+// sources may answer instead of settings: a pointer to a registry.
 func Validate(name string, raw secret.JSON) report.Report {
 	s, rep := Decode(name, raw)
 	endpoint := s.root().At("registry").At("endpoint")

@@ -55,7 +55,7 @@ func (w *writer) object(original jsontree.Value, fields ...field) {
 	w.out.WriteByte('}')
 }
 
-// unknownMember holds its value as a secret: nobody knows what it is.
+// unknownMember holds its value as a secret: it may be one.
 type unknownMember struct {
 	key string
 	raw secret.JSON

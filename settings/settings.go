@@ -1,7 +1,10 @@
-// Package settings is the document that tells an agent who it is: its types, how it is
-// decoded from every shape a CPI sends, merged with later updates, validated and explained.
-// It is pure: it reads no file, asks no source and touches no machine, so it may be imported
-// by anything that needs to know what was asked for.
+// Package settings is the settings document: its types, how it is decoded from every form that a
+// CPI sends, merged with later updates, validated, explained and encoded again. It is pure: it
+// reads no file, asks no source and touches no machine, so any package may import it.
+//
+// Size: decoder, merge rules, explanation and encoder share the unexported parsed document, from
+// which unknown members are kept and origins are told; packages of their own would have to export
+// it.
 package settings
 
 import "cambium/internal/secret"
@@ -134,7 +137,7 @@ func (c Cert) Equal(o Cert) bool {
 	return c.CA == o.CA && c.Certificate == o.Certificate && c.PrivateKey.Equal(o.PrivateKey)
 }
 
-// Bus is where the Director is reached and as whom.
+// Bus is the Director's address and the TLS identity to use for it.
 type Bus struct {
 	URLs []secret.URL
 	Cert Cert

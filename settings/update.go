@@ -82,8 +82,8 @@ func (c Changes) Any() bool { return c != Changes{} }
 //  1. A member that the newer update does not have keeps what was.
 //  2. trusted_certs and disk_associations replace the earlier value, also when they are empty.
 //  3. mbus replaces the earlier one as a whole, never member by member: URLs and certificates
-//     belong together. One that is entirely empty keeps what was, as upstream does; taking the
-//     bus away would leave an agent that nobody reaches.
+//     belong together. One that is entirely empty keeps what was, as upstream does; without a
+//     bus the agent could not be reached any more.
 //  4. blobstores replaces the earlier list, also by an empty one, which gives the settings'
 //     blobstore back its place.
 //  5. Unknown members replace those of the same name.

@@ -133,8 +133,8 @@ func decode(arguments []json.RawMessage, required int, targets ...any) error {
 	return nil
 }
 
-// scalar reports targets for which null is a mistake of the caller: it would be taken for the
-// empty text or 0. For lists and objects null means empty; a type that disagrees says so in its
+// scalar reports targets for which null is a mistake of the caller: it would decode to the empty
+// text or 0. For lists and objects null means empty; a type that disagrees says so in its
 // Check.
 func scalar(target any) bool {
 	switch target.(type) {

@@ -105,7 +105,7 @@ func (s UpdateSettings) run(ctx context.Context, u Update) (string, error) {
 		rotation.Abort(context.WithoutCancel(ctx))
 		return "", fmt.Errorf("update settings: %w", err)
 	}
-	// What is persisted is in force, whoever cancels the task now.
+	// The persisted settings are in force even if the task is canceled now.
 	ctx = context.WithoutCancel(ctx)
 	useBlobstore()
 	rotation.Commit(ctx)

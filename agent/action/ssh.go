@@ -73,7 +73,7 @@ func (s *SSH) setup(ctx context.Context, p SSHParams) (SSHResult, error) {
 	case key == "" || strings.ContainsAny(key, "\n\r\x00"):
 		return SSHResult{}, errors.New("ssh setup: the public key is not one line")
 	}
-	// Before anybody is created: without these the caller cannot log in.
+	// Before the account is created: without these the caller cannot log in.
 	hostKey, err := s.hostKey()
 	if err != nil {
 		return SSHResult{}, err

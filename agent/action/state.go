@@ -73,8 +73,8 @@ func (s StateSource) state(ctx context.Context, format *string) (State, error) {
 	return state, nil
 }
 
-// Observe asks the supervisor how the jobs are, and does not wait long for it: one that is sick
-// makes the state "unknown", and ok false.
+// Observe asks the supervisor for the state of the jobs, with a short deadline: without an answer the
+// state is "unknown", and ok false.
 func Observe(ctx context.Context, j Jobs) (state string, processes []jobs.Process, ok bool) {
 	ctx, cancel := context.WithTimeout(ctx, supervisorPatience)
 	defer cancel()
@@ -104,8 +104,8 @@ type Outcome[T any] struct {
 	Err   error
 }
 
-// Beside runs f beside the caller, who need not wait for it: not even something that ignores
-// its context can then hold up an answer. A panic is an error, as in an action itself.
+// Beside runs f in a goroutine, so that a caller can give up on a function that ignores its context.
+// A panic is an error, as in an action itself.
 func Beside[T any](f func() (T, error)) <-chan Outcome[T] {
 	done := make(chan Outcome[T], 1)
 	go func() {

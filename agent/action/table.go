@@ -2,6 +2,9 @@
 // family of methods) and one table. A row says how a method's arguments are bound, whether it
 // runs as a task, what it must not overlap with, and whether it may be stopped or logged.
 // Behaviour comes in through small interfaces that the action's own file declares.
+//
+// Size: some thirty methods with a file of about fifty lines each, independent of each other; a
+// package for each family would only add imports between the table and its rows.
 package action
 
 import (
@@ -72,7 +75,7 @@ type Row struct {
 	// Sensitive arguments may hold secrets: what is wrong with them is told to the caller, but
 	// not to the log.
 	Sensitive bool
-	// Cancelable tasks have their context ended by cancel_task and then end by themselves.
+	// Cancelable tasks have their context canceled by cancel_task and return soon after.
 	Cancelable bool
 	// Canceled is the outcome of a task that was cancelled before it began; where nil, it
 	// fails with an exception that says so.
@@ -85,7 +88,7 @@ type Row struct {
 	// giving or ctx ends. The dispatcher bounds how long and how many.
 	Await func(arguments []json.RawMessage) (done func() bool, wait func(ctx context.Context))
 	// Patience is how long a caller waits for the first reply; 45 seconds if zero. A request
-	// that could not be served by then is dropped: nobody would read the answer.
+	// that could not be served by then is dropped: its caller no longer waits for the answer.
 	Patience time.Duration
 }
 

@@ -17,14 +17,14 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// ErrNotSetUp means that the agent keeps no rules for the supervisor on this machine, so there
-// is nothing to let anybody through.
+// ErrNotSetUp means that there are no firewall rules for the supervisor on this machine, so no job
+// needs an exception.
 var ErrNotSetUp = errors.New("no firewall rules for monit on this machine")
 
-// Job is a process that wants to talk to the supervisor.
+// Job is a process that needs a connection to the supervisor.
 type Job struct {
 	Root string // of /proc and /sys, normally /
-	UID  uint32 // of vcap, let in where the job cannot be told from others
+	UID  uint32 // of vcap, allowed where the job has no control group of its own
 }
 
 const commentPrefix = "bosh-monit-access:"
@@ -34,7 +34,7 @@ var scope = regexp.MustCompile(`^runc-bpm-(.+)\.scope$`)
 
 // LetIn allows the calling process's job to connect to the supervisor. It is what the program
 // bosh-enable-monit-access does. The job is recognised by its control group; where that is not
-// possible, everything that runs as vcap is let in.
+// possible, every process of vcap is allowed.
 func (f *Firewall) LetIn(ctx context.Context, j Job) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -58,13 +58,13 @@ func (f *Firewall) LetIn(ctx context.Context, j Job) error {
 		return nil
 	}
 	if f.Log != nil {
-		f.Log.WithError(err).Warn("job not recognisable by its control group, letting vcap in")
+		f.Log.WithError(err).Warn("job not recognisable by its control group, allowing vcap")
 	}
 	return f.letUserIn(conn, have, j.UID)
 }
 
-// letGroupIn replaces the rules that an earlier life of the job has left: its group had
-// another number.
+// letGroupIn replaces the rules of an earlier run of the job: its control group had another inode
+// number.
 func (f *Firewall) letGroupIn(conn *nftables.Conn, job string, level uint32, id uint64) error {
 	chain := &nftables.Chain{Name: jobsChain, Table: table()}
 	rules, err := conn.GetRules(table(), chain)
@@ -79,7 +79,7 @@ func (f *Firewall) letGroupIn(conn *nftables.Conn, job string, level uint32, id 
 		}
 	}
 	conn.AddRule(&nftables.Rule{Table: table(), Chain: chain,
-		Exprs:    join(cgroup(level, id), to(monit), logged("bosh-monit-access: cgroup match: "), accept()),
+		Exprs:    join(cgroup(level, id), to(monitAddress), logged("bosh-monit-access: cgroup match: "), accept()),
 		UserData: userdata.AppendString(nil, userdata.TypeComment, commentPrefix+job)})
 	if err := conn.Flush(); err != nil {
 		return fmt.Errorf("add rule: %w", supported(err))
@@ -90,9 +90,9 @@ func (f *Firewall) letGroupIn(conn *nftables.Conn, job string, level uint32, id 
 	return nil
 }
 
-// letUserIn adds its rule once.
+// letUserIn adds a rule for the user unless there is one.
 func (f *Firewall) letUserIn(conn *nftables.Conn, have State, user uint32) error {
-	r := join(uid(user), to(monit), logged(fmt.Sprintf("bosh-monit-access: UID %d match: ", user)), accept())
+	r := join(uid(user), to(monitAddress), logged(fmt.Sprintf("bosh-monit-access: UID %d match: ", user)), accept())
 	encoded, err := encode(r)
 	if err != nil {
 		return err
@@ -112,8 +112,8 @@ func (f *Firewall) letUserIn(conn *nftables.Conn, have State, user uint32) error
 	return nil
 }
 
-// group finds the job's control group: its name, how deep it is, and its number, which is the
-// inode of its directory.
+// group finds the job's control group: its name, its depth in the hierarchy, and its id, which is
+// the inode number of its directory.
 func (j Job) group() (job string, level uint32, id uint64, err error) {
 	data, err := os.ReadFile(filepath.Join(j.Root, "proc/self/cgroup"))
 	if err != nil {

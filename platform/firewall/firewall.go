@@ -1,10 +1,10 @@
 // Package firewall keeps programs other than the agent away from the message bus and from the
-// process supervisor of the machine: both trust whoever can connect. It speaks to nftables
-// over netlink.
+// process supervisor of the machine: both trust every client that can connect. It configures
+// nftables over netlink.
 //
 // Table inet bosh_agent holds three chains. nats_access and monit_access are rebuilt in one
-// transaction when they differ from what they should be, so that there is no moment without
-// them. monit_access_jobs belongs to the jobs: it is made when missing and never emptied.
+// transaction when they differ from the desired state, so that there is no moment without
+// them. monit_access_jobs belongs to the jobs: it is made if missing and never flushed.
 package firewall
 
 import (
@@ -34,11 +34,11 @@ const (
 	jobsChain  = "monit_access_jobs"
 )
 
-// monit is where the process supervisor listens.
-var monit = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 2822)
+// monitAddress is where the process supervisor listens.
+var monitAddress = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 2822)
 
-// ErrUnsupported means that this kernel has no nftables, or does not let us use it. The agent
-// goes on without rules.
+// ErrUnsupported means that this kernel has no nftables, or denies access to it. The agent then
+// runs without rules.
 var ErrUnsupported = errors.New("nftables is not available")
 
 // Firewall works on the network namespace of the process.
@@ -65,7 +65,7 @@ type State struct {
 }
 
 type chainState struct {
-	base  bool // filter, output, our priority, accept
+	base  bool // a filter chain on the output hook with our priority and policy accept
 	rules [][]byte
 }
 
@@ -109,8 +109,8 @@ func table() *nftables.Table {
 	return &nftables.Table{Name: tableName, Family: nftables.TableFamilyINet}
 }
 
-// priority is just before that of the usual filter chains, so that an accept of theirs does
-// not come first.
+// priority is one before that of the usual filter chains, so that their accept verdicts do not
+// apply first.
 func priority() *nftables.ChainPriority {
 	return nftables.ChainPriorityRef(*nftables.ChainPriorityFilter - 1)
 }
@@ -145,7 +145,7 @@ func observe(conn *nftables.Conn) (State, error) {
 			return State{}, fmt.Errorf("list rules of %s: %w", chain.Name, err)
 		}
 		for _, r := range rules {
-			// A rule that cannot be encoded is not one of ours, and equals none.
+			// A rule that cannot be encoded is foreign; nil equals none of ours.
 			encoded, err := encode(r.Exprs)
 			if err != nil {
 				encoded = nil
@@ -295,7 +295,7 @@ func (f *Firewall) Resolve(ctx context.Context, urls []secret.URL) (servers []ne
 	return sorted(servers)
 }
 
-// sorted gives the same servers the same rules, however and in whatever order they were found.
+// sorted normalizes a list of servers, so that the same servers have the same rules.
 func sorted(servers []netip.AddrPort) (unique []netip.AddrPort) {
 	for _, s := range servers {
 		unique = append(unique, netip.AddrPortFrom(s.Addr().Unmap().WithZone(""), s.Port()))
@@ -316,7 +316,7 @@ func endpoint(u secret.URL) (host string, port uint16, ok bool) {
 	return parsed.Hostname(), uint16(n), true
 }
 
-// supported marks errors that mean "not on this machine".
+// supported marks errors that mean that nftables cannot be used on this machine.
 func supported(err error) error {
 	for _, errno := range []error{unix.EPERM, unix.EOPNOTSUPP, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT, unix.ENOSYS} {
 		if errors.Is(err, errno) {
@@ -331,7 +331,7 @@ func encode(exprs []expr.Any) ([]byte, error) {
 	var b bytes.Buffer
 	for _, e := range exprs {
 		if l, ok := e.(*expr.Log); ok {
-			// The kernel fills in a level; the words are what tells two apart.
+			// The kernel adds a level, so only the prefix is compared.
 			b.Write(bytes.TrimRight(l.Data, "\x00"))
 			continue
 		}

@@ -18,27 +18,27 @@ func join(parts ...[]expr.Any) (r rule) {
 	return r
 }
 
-// monitRules: what jobs let in, then answers, then root, then nobody.
+// monitRules accept the exceptions of jobs, established connections and root, and drop the rest.
 func monitRules() []rule {
 	return []rule{
 		{&expr.Verdict{Kind: expr.VerdictJump, Chain: jobsChain}},
-		join(answers(), accept()),
-		join(uid(0), to(monit), accept()),
-		join(to(monit), drop()),
+		join(established(), accept()),
+		join(uid(0), to(monitAddress), accept()),
+		join(to(monitAddress), drop()),
 	}
 }
 
-// natsRules: answers, then for each server root, then nobody.
+// natsRules accept established connections, and for each server root, and drop the rest.
 func natsRules(servers []netip.AddrPort) []rule {
-	rules := []rule{join(answers(), accept())}
+	rules := []rule{join(established(), accept())}
 	for _, s := range servers {
 		rules = append(rules, join(uid(0), to(s), accept()), join(to(s), drop()))
 	}
 	return rules
 }
 
-// answers is "ct state established,related".
-func answers() rule {
+// established is "ct state established,related".
+func established() rule {
 	return rule{
 		&expr.Ct{Key: expr.CtKeySTATE, Register: 1},
 		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: native(expr.CtStateBitESTABLISHED | expr.CtStateBitRELATED), Xor: native(0)},

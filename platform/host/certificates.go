@@ -20,12 +20,13 @@ const (
 	certificateDir    = "/usr/local/share/ca-certificates"
 	certificatePrefix = "bosh-trusted-cert-"
 	// certificatesPending exists from before the first file changes until the store has been
-	// rebuilt, so that an update cut short is not taken for one that was made.
+	// rebuilt, so that an interrupted update is repeated.
 	certificatesPending = certificateDir + "/.bosh-trusted-pending"
 )
 
-// updateCertificatesTime bounds one run of the stemcell's program; it calls hooks of others.
-const updateCertificatesTime = 60 * time.Second
+// updateCertificatesLimit bounds one run of the stemcell's program, which calls hooks of other
+// packages.
+const updateCertificatesLimit = 60 * time.Second
 
 type certificateState struct {
 	files   map[string][]byte // path → content
@@ -57,7 +58,7 @@ func (h *Host) observeCertificates() (s certificateState, err error) {
 }
 
 // certificates splits a text into its PEM blocks. What is outside of them is dropped; what is
-// inside is not looked at, since the store's own program judges that.
+// inside is not checked, since update-ca-certificates does that.
 func certificates(text string) (blocks [][]byte) {
 	const begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 	for {
@@ -69,7 +70,7 @@ func certificates(text string) (blocks [][]byte) {
 		if !found {
 			return blocks
 		}
-		// A block that was never closed does not swallow the next one.
+		// A block without an end does not include the next one.
 		if i := strings.LastIndex(body, begin); i >= 0 {
 			body = body[i+len(begin):]
 		}
@@ -101,11 +102,11 @@ func diffCertificates(have certificateState, text string) (changes []Change) {
 }
 
 // updateCertificates runs the program that other packages hook into (Java's store, for one).
-// It is known to hang and to fail now and then, hence the limit and the second chances.
+// It is known to hang and to fail now and then, hence the limit and the retries.
 func (h *Host) updateCertificates(ctx context.Context) error {
 	var failed []error
 	for range 3 {
-		limited, cancel := context.WithTimeout(ctx, updateCertificatesTime)
+		limited, cancel := context.WithTimeout(ctx, updateCertificatesLimit)
 		_, err := command.Run(limited, command.Cmd{Name: "update-ca-certificates", Args: []string{"-f"}, Grace: 5 * time.Second})
 		cancel()
 		if err == nil {

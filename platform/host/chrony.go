@@ -24,7 +24,7 @@ const (
 	chronyLength        = 28 // of this request, padded to the length of its reply, and of the reply
 )
 
-// reloadChrony lets chronyd read its sources again. A chronyd that does not run is no error:
+// reloadChrony has chronyd read its sources again. A chronyd that does not run is no error:
 // it reads them when it starts.
 func reloadChrony(ctx context.Context, socket string) (err error) {
 	defer func() {
@@ -32,8 +32,8 @@ func reloadChrony(ctx context.Context, socket string) (err error) {
 			err = fmt.Errorf("chronyd: %w", err)
 		}
 	}()
-	// The answer comes to a name of our own, which chronyd must be allowed to write to. Only
-	// root and chronyd can enter the directory.
+	// chronyd replies to a socket of our own, which it must be allowed to write to. Only root and
+	// chronyd can enter the directory.
 	own := filepath.Join(filepath.Dir(socket), fmt.Sprintf("agent.%d.sock", os.Getpid()))
 	if err := os.Remove(own); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -49,7 +49,7 @@ func reloadChrony(ctx context.Context, socket string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, conn.Close(), os.Remove(own)) }()
-	if err := openToAll(own); err != nil {
+	if err := allowReplies(own); err != nil {
 		return err
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) }) // fails only when closed
@@ -73,7 +73,7 @@ func reloadChrony(ctx context.Context, socket string) (err error) {
 			return err
 		}
 		if n < chronyLength || reply[1] != chronyReply || binary.BigEndian.Uint32(reply[16:]) != sequence {
-			continue // an answer to somebody else
+			continue // a reply to another request
 		}
 		if status := binary.BigEndian.Uint16(reply[8:]); status != 0 {
 			return fmt.Errorf("refused to read its sources again (status %d)", status)
@@ -82,9 +82,9 @@ func reloadChrony(ctx context.Context, socket string) (err error) {
 	}
 }
 
-// openToAll lets chronyd write to our socket. The directory is chronyd's, which may have put
-// something else under the name meanwhile: only a socket is touched, and no link is followed.
-func openToAll(path string) error {
+// allowReplies lets chronyd write to our socket. The directory is chronyd's, which may have
+// replaced the socket meanwhile: only a socket of ours is changed, and no link is followed.
+func allowReplies(path string) error {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err

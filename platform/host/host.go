@@ -212,6 +212,7 @@ func diffHostname(have State, name string) (changes []Change, err error) {
 	return append(changes, file(hostnamePath, have.HostnameFile, []byte(name), 0o644)...), nil
 }
 
+// file writes a file that does not have the wanted content.
 func file(path string, have, want []byte, mode fs.FileMode) []Change {
 	if have != nil && bytes.Equal(have, want) {
 		return nil
@@ -289,8 +290,8 @@ func (h *Host) apply(ctx context.Context, c Change) error {
 	return errors.New("unknown change")
 }
 
-// write replaces a file at once. In a container the hosts file and its like are often mount
-// points of their own, which no rename can replace; there the content is.
+// write replaces a file atomically. In a container the hosts file is often a mount point of its
+// own, which no rename can replace; there the content is overwritten.
 func (h *Host) write(path string, data []byte, mode fs.FileMode) error {
 	full := h.at(path)
 	if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
@@ -303,8 +304,8 @@ func (h *Host) write(path string, data []byte, mode fs.FileMode) error {
 	return err
 }
 
-// hasLineBreak reports what would end a line or a word in the files written here.
-func hasLineBreak(s string) bool {
+// hasSeparator reports a character that ends a line or a word in the files written here.
+func hasSeparator(s string) bool {
 	return strings.ContainsFunc(s, func(r rune) bool {
 		return r <= ' ' || r == 0x7f || r == '#' || r == 0x85 || r == 0xa0 || r == 0x2028 || r == 0x2029
 	})

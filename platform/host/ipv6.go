@@ -11,8 +11,8 @@ const (
 	sysctlFile = "/etc/sysctl.d/60-bosh-sysctl.conf"
 )
 
-// ErrIPv6Off means that the running kernel has no IPv6 at all, which only another boot can
-// change.
+// ErrIPv6Off means that the running kernel has no IPv6, which only a reboot with other
+// arguments can change.
 var ErrIPv6Off = errors.New("the kernel runs without IPv6")
 
 type ipv6State struct {
@@ -52,7 +52,7 @@ func (h *Host) observeIPv6() (s ipv6State, err error) {
 	return s, nil
 }
 
-// disabled matches the lines by which stemcells turn IPv6 off at boot.
+// disabled matches the lines by which stemcells disable IPv6 at boot.
 var disabled = regexp.MustCompile(`(?m)^([ \t]*net[./]ipv6[./]conf[./](?:all|default)[./]disable_ipv6[ \t]*=[ \t]*)1([ \t]*)$`)
 
 func diffIPv6(have ipv6State) (changes []Change, err error) {

@@ -15,7 +15,7 @@ const (
 // for the canonical name of 127.0.0.1 get it.
 //
 // A record that does not fit on a line (empty, white space, a comment sign) is left out and
-// counted: one odd name must not keep all others from the machine.
+// counted: one invalid name must not cost the others.
 func HostsFile(name string, records [][2]string) (content []byte, skipped int, err error) {
 	if err := checkName(name); err != nil {
 		return nil, 0, err
@@ -26,7 +26,7 @@ func HostsFile(name string, records [][2]string) (content []byte, skipped int, e
 	fmt.Fprintf(&b, "::1 %s localhost ip6-localhost ip6-loopback\n", name)
 	b.WriteString("fe00::0 ip6-localnet\nff00::0 ip6-mcastprefix\nff02::1 ip6-allnodes\nff02::2 ip6-allrouters\nff02::3 ip6-allhosts\n")
 	for _, r := range records {
-		if r[0] == "" || r[1] == "" || hasLineBreak(r[0]) || hasLineBreak(r[1]) {
+		if r[0] == "" || r[1] == "" || hasSeparator(r[0]) || hasSeparator(r[1]) {
 			skipped++
 			continue
 		}
@@ -38,9 +38,9 @@ func HostsFile(name string, records [][2]string) (content []byte, skipped int, e
 // checkName accepts what the kernel takes and a file can hold; agent ids are not always valid
 // DNS names.
 func checkName(name string) error {
-	const most = 64 // HOST_NAME_MAX
-	if name == "" || len(name) > most {
-		return fmt.Errorf("host name has %d bytes, want 1 to %d", len(name), most)
+	const limit = 64 // HOST_NAME_MAX
+	if name == "" || len(name) > limit {
+		return fmt.Errorf("host name has %d bytes, want 1 to %d", len(name), limit)
 	}
 	for _, r := range name {
 		letter := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9'

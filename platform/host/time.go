@@ -18,7 +18,7 @@ const (
 
 // timeState says which program keeps the time here, in order of preference.
 type timeState struct {
-	serverFile string // path of the list that others read
+	serverFile string // path of the list of servers
 	servers    []byte // its content
 	chrony     bool
 	sources    []byte
@@ -59,12 +59,11 @@ func (h *Host) observeTime() (s timeState, err error) {
 	return s, nil
 }
 
-// diffTime writes the list of servers last where something has to be told about them: it is
-// the sign that all of it was done. The stemcell's own program reads the list, so there it
-// comes first.
+// diffTime writes the list of servers last where a daemon has to be notified: the list marks
+// completion. The stemcell's own program reads the list, so there it is written first.
 func diffTime(have timeState, servers []string) ([]Change, error) {
 	for _, server := range servers {
-		if server == "" || hasLineBreak(server) {
+		if server == "" || hasSeparator(server) {
 			return nil, fmt.Errorf("time server %q is not a name or an address", server)
 		}
 	}

@@ -1,6 +1,9 @@
 // Package mount mounts, binds and unmounts, and reads the mount table from mountinfo. Devices
-// are compared by number, and of stacked mounts the visible one counts. A mount that is there
-// already is success; one that is in the way is an error, never covered.
+// are compared by number, and of stacked mounts the topmost counts. Mounting what is mounted
+// already succeeds; a target where something else is mounted is an error, never mounted over.
+//
+// It has no Desired and no Diff: each function is one idempotent step, and package storage decides
+// their order. See docs/architecture.md.
 package mount
 
 import (
@@ -64,7 +67,7 @@ func At(target string) (Entry, bool, error) {
 func visible(all []Entry, target string) (e Entry, ok bool, err error) {
 	for _, m := range all {
 		if m.Target == target {
-			e, ok = m, true // the last one made lies on top
+			e, ok = m, true // the last one is the topmost
 		}
 	}
 	return e, ok, nil
@@ -143,8 +146,8 @@ func Device(ctx context.Context, source, target, kind string, options []string) 
 	return nil
 }
 
-// Bind shows the directory source at target as well, with the given MS_ flags (nodev, nosuid,
-// noexec). A bind that is there gets the flags again, which changes nothing if it has them.
+// Bind bind-mounts the directory source on target with the given MS_ flags (nodev, nosuid,
+// noexec). An existing mount on target only gets the flags.
 func Bind(ctx context.Context, source, target string, flags uintptr) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("bind %s on %s: %w", source, target, context.Cause(ctx))

@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Show shows the mount at from on the directory to as well, with all its options. With Detach behind it
-// that is a move without a moment in which the mount is nowhere; the kernel refuses to move
-// one whose parent is shared, as everything is under systemd.
+// Show clones the mount at from to the directory to, with all its options. Followed by Detach it
+// is a move during which the file system is always mounted; the kernel refuses to move a mount
+// whose parent is shared, as all mounts are under systemd.
 func Show(from, to string) error {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, from, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
@@ -28,8 +28,8 @@ func Show(from, to string) error {
 	return nil
 }
 
-// Detach takes away the mount at target at once. Whoever uses it is reported, and keeps what he has
-// open of it; it is for file systems that are mounted elsewhere as well.
+// Detach removes the mount at target at once. Processes that use it are reported and keep their open
+// files; it is for file systems that are mounted elsewhere as well.
 func Detach(target string, report func([]Process)) error {
 	target, err := resolve(target)
 	if err != nil {
@@ -52,8 +52,8 @@ func Detach(target string, report func([]Process)) error {
 }
 
 // SetReadOnly makes the file system at target read-only or writable again, for all mounts of
-// it in all namespaces, and changes no other option. To become read-only it waits for those
-// who have files open for writing, as Unmount does.
+// it in all namespaces, and changes no other option. To make it read-only, it waits for processes
+// with files open for writing, as Unmount does.
 func SetReadOnly(ctx context.Context, target string, readOnly bool, report func([]Process)) error {
 	flag := "rw"
 	if readOnly {
@@ -78,7 +78,7 @@ func SetReadOnly(ctx context.Context, target string, readOnly bool, report func(
 }
 
 // SetBindReadOnly makes the one mount at target read-only or writable again, and leaves the file
-// system and its other mounts alone. To become read-only it waits for those who have files open
+// system and its other mounts alone. To make it read-only, it waits for processes with files open
 // for writing through this mount.
 func SetBindReadOnly(ctx context.Context, target string, readOnly bool, report func([]Process)) error {
 	change := unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}
@@ -93,7 +93,7 @@ func SetBindReadOnly(ctx context.Context, target string, readOnly bool, report f
 	return err
 }
 
-// whileBusy repeats try as long as it says EBUSY.
+// whileBusy repeats try as long as it fails with EBUSY.
 func whileBusy(ctx context.Context, target string, report func([]Process), try func() error) error {
 	var last string
 	for {

@@ -15,10 +15,10 @@ import (
 	"cambium/internal/thread"
 )
 
-// DetachElsewhere takes the device's mounts out of all other mount namespaces. A service with
-// a private namespace that was started while the disk was mounted keeps a copy of the mount:
-// the file system would live on, and be written to, after we believe it is gone. It returns
-// one process of each namespace that was changed.
+// DetachElsewhere detaches the device's mounts in all other mount namespaces. A service with a
+// private namespace that was started while the disk was mounted keeps a copy of the mount: the
+// file system would stay mounted, and be written to, after our unmount. It returns one process of
+// each namespace that was changed.
 func DetachElsewhere(number blkdev.Number) ([]Process, error) {
 	own, err := os.Readlink("/proc/thread-self/ns/mnt")
 	if err != nil {
@@ -72,7 +72,7 @@ func targetsIn(proc string, number blkdev.Number) (targets []string) {
 	return targets
 }
 
-// detachIn enters the namespace with a thread that is thrown away afterwards.
+// detachIn enters the namespace with a thread that ends afterwards.
 func detachIn(ns string, targets []string) error {
 	fd, err := unix.Open(ns, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -17,16 +17,16 @@ import (
 	"cambium/internal/blkdev"
 )
 
-// Process is somebody who keeps a mount busy.
+// Process is a process that keeps a mount busy.
 type Process struct {
 	PID     int
 	Command string
-	Path    string // the first thing of it on the mount that was found
+	Path    string // the first file found that it uses on the mount
 }
 
 func (p Process) String() string { return fmt.Sprintf("%s (pid %d, %s)", p.Command, p.PID, p.Path) }
 
-// BusyError means that the mount was still in use when the time was over.
+// BusyError means that the mount was still in use when the context ended.
 type BusyError struct {
 	Target string
 	Users  []Process
@@ -40,20 +40,21 @@ func (e *BusyError) Error() string {
 	}
 	who := strings.Join(names, ", ")
 	if who == "" {
-		who = "no process of this machine's own; another mount lies on it or it is exported"
+		who = "no process of this machine; another mount is on top of it, or it is exported"
 	}
 	return fmt.Sprintf("%s is busy: %s: %v", e.Target, who, e.Cause)
 }
 
 func (e *BusyError) Unwrap() error { return e.Cause }
 
-// Unmount takes away the visible mount at target; where nothing is mounted it does nothing.
-// While the mount is busy it waits: for its users to end, for mounts to change, until ctx ends.
+// Unmount unmounts the topmost mount at target; where nothing is mounted it does nothing. While the
+// mount is busy it waits for processes to end and for mounts to change, until ctx ends.
 func Unmount(ctx context.Context, target string) error {
 	return UnmountReporting(ctx, target, func([]Process) {})
 }
 
-// UnmountReporting is Unmount that tells who keeps the mount busy, whenever that changes.
+// UnmountReporting is Unmount that reports the processes that keep the mount busy, whenever they
+// change.
 func UnmountReporting(ctx context.Context, target string, report func([]Process)) error {
 	target, err := resolve(target)
 	if err != nil {
@@ -72,9 +73,9 @@ func UnmountReporting(ctx context.Context, target string, report func([]Process)
 	return err
 }
 
-// recheck is how long a process may have closed its file without anything telling us: neither
-// the end of a process nor a change of mounts.
-const recheck = time.Second
+// recheckInterval bounds how late it is noticed that a process has closed a file: unlike the end of
+// a process or a change of mounts, that causes no event.
+const recheckInterval = time.Second
 
 func awaitChange(ctx context.Context, users []Process) error {
 	var alarm [2]int
@@ -101,7 +102,7 @@ func awaitChange(ctx context.Context, users []Process) error {
 		defer unix.Close(fd)
 		fds = append(fds, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN})
 	}
-	_, err = unix.Poll(fds, int(recheck.Milliseconds()))
+	_, err = unix.Poll(fds, int(recheckInterval.Milliseconds()))
 	if errors.Is(err, unix.EINTR) {
 		return nil
 	}
@@ -127,7 +128,7 @@ func Users(target string) ([]Process, error) {
 		}
 		dir := filepath.Join("/proc", e.Name())
 		if path := usedBy(dir, st.Dev, target); path != "" {
-			name, _ := os.ReadFile(filepath.Join(dir, "comm")) // it may have ended; the pid is still worth naming
+			name, _ := os.ReadFile(filepath.Join(dir, "comm")) // it may have ended; then only the pid is named
 			users = append(users, Process{PID: pid, Command: strings.TrimSpace(string(name)), Path: path})
 		}
 	}
@@ -135,7 +136,8 @@ func Users(target string) ([]Process, error) {
 	return users, nil
 }
 
-// usedBy ignores what cannot be read: processes end while we look.
+// usedBy returns a path below target that the process uses, if any. Errors are ignored: processes
+// end meanwhile.
 func usedBy(dir string, dev uint64, target string) string {
 	links := []string{"cwd", "root", "exe"}
 	if fds, err := os.ReadDir(filepath.Join(dir, "fd")); err == nil {
@@ -168,19 +170,19 @@ func usedBy(dir string, dev uint64, target string) string {
 	return ""
 }
 
-// below tells files of this mount from files of the same file system that another bind shows.
+// below excludes files of the same file system that are used through another bind mount.
 func below(path, target string) bool {
 	return path == target || strings.HasPrefix(path, strings.TrimSuffix(target, "/")+"/") || !strings.HasPrefix(path, "/")
 }
 
-// closing is how long the kernel may take to close what an ended process had open: it writes out
-// first what is left, and no process shows up meanwhile.
-const closing = 30 * time.Second
+// closeGrace is how long the kernel may take to close the files of an ended process: it first writes
+// back dirty pages, and no process holds the device meanwhile.
+const closeGrace = 30 * time.Second
 
-// AwaitIdle waits until nobody has the block device open for himself. A program that a killed
-// agent had started may still be writing; it is named when the time is over.
+// AwaitIdle waits until an O_EXCL open of the block device succeeds. A program that a killed agent
+// had started may still be writing; the error names it when ctx ends.
 func AwaitIdle(ctx context.Context, device string) error {
-	var unclaimed time.Time // since when no process has it
+	var unusedSince time.Time // no process has the device open since then
 	for {
 		f, err := os.OpenFile(device, os.O_RDONLY|unix.O_EXCL, 0)
 		if err == nil {
@@ -194,19 +196,19 @@ func AwaitIdle(ctx context.Context, device string) error {
 			return fmt.Errorf("%s is in use: %w", device, err)
 		}
 		if len(users) > 0 {
-			unclaimed = time.Time{}
-		} else if unclaimed.IsZero() {
-			unclaimed = time.Now()
+			unusedSince = time.Time{}
+		} else if unusedSince.IsZero() {
+			unusedSince = time.Now()
 		}
-		kept, err := keptByKernel(device)
+		isMounted, err := mounted(device)
 		if err != nil {
 			return err
 		}
-		if ctx.Err() != nil || kept || len(users) == 0 && time.Since(unclaimed) > closing {
+		if ctx.Err() != nil || isMounted || len(users) == 0 && time.Since(unusedSince) > closeGrace {
 			return &BusyError{Target: device, Users: users, Cause: errors.Join(unix.EBUSY, context.Cause(ctx))}
 		}
 		if len(users) == 0 {
-			time.Sleep(10 * time.Millisecond) // nothing tells when the last of it is written
+			time.Sleep(10 * time.Millisecond) // the kernel sends no event when write-back is complete
 			continue
 		}
 		if err := awaitChange(ctx, users); err != nil {
@@ -215,8 +217,8 @@ func AwaitIdle(ctx context.Context, device string) error {
 	}
 }
 
-// keptByKernel reports whether the device is mounted. Swap and devices built upon it are not looked for.
-func keptByKernel(device string) (bool, error) {
+// mounted reports whether the device is mounted. Swap and stacked devices are not detected.
+func mounted(device string) (bool, error) {
 	number, err := blkdev.NumberOf(device)
 	if err != nil {
 		return false, err

@@ -17,7 +17,7 @@ const gatewaySince = 250
 // refusedMetric is above that of every route that networkd or we make, 1024 at most.
 const refusedMetric = 4096
 
-// render writes the file that makes networkd want what we want.
+// render is the content of networkd's file for a link.
 func render(l WantLink, daemon networkd.Status) string {
 	var b strings.Builder
 	section := func(name string, lines ...string) {
@@ -33,8 +33,8 @@ func render(l WantLink, daemon networkd.Status) string {
 			lines = append(lines, "Label="+a.Label)
 		}
 		lines = append(lines, "Address="+a.Prefix.String())
-		// Always explicit: networkd compares it before it completes its own view, and takes
-		// an address away for a moment that has one which its file does not name.
+		// Always explicit: networkd compares it before it fills in its own default, and briefly
+		// removes an address whose broadcast address its file does not name.
 		if broadcast, ok := broadcast(a.Prefix); ok {
 			lines = append(lines, "Broadcast="+broadcast.String())
 		}
@@ -98,8 +98,8 @@ func broadcast(p netip.Prefix) (netip.Addr, bool) {
 	return netip.AddrFrom4(ip), true
 }
 
-// record is what one of our files says that we set earlier: the evidence by which Diff tells
-// our own leftovers from what a release has put on the link.
+// record is what one of our files says that we set earlier: it distinguishes our own leftovers from
+// addresses of a release.
 type record struct {
 	addresses []netip.Prefix
 	routes    []WantRoute
@@ -117,7 +117,7 @@ func readRecord(content string) record {
 				}
 			case "Network.Gateway":
 				if gw, err := netip.ParseAddr(k.Value); err == nil {
-					r.routes = append(r.routes, WantRoute{To: everywhere(gw), Gateway: gw})
+					r.routes = append(r.routes, WantRoute{To: defaultDestination(gw), Gateway: gw})
 				}
 			case "Route.Destination":
 				route.To, _ = netip.ParsePrefix(k.Value)
@@ -133,16 +133,16 @@ func readRecord(content string) record {
 	return r
 }
 
-// everywhere is the destination of a default route in the family of gw.
-func everywhere(gw netip.Addr) netip.Prefix {
+// defaultDestination is the destination of a default route in the family of gw.
+func defaultDestination(gw netip.Addr) netip.Prefix {
 	if gw.Is4() {
 		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 	}
 	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 }
 
-// matches reports whether networkd would take a file for a link. Conditions that we cannot
-// judge count as met only if networkd itself uses the file for that link.
+// matches reports whether networkd would use a file for a link. Conditions that are not known here
+// count as met only if networkd uses the file for that link now.
 func matches(f networkd.File, l Link) bool {
 	conditions, unknown := 0, false
 	for _, s := range networkd.Parse(f.Content) {

@@ -74,7 +74,7 @@ func (k *Kernel) Observe(ctx context.Context, want Desired) (State, error) {
 			if _, seen := state.Paths[p]; seen {
 				continue
 			}
-			if state.Paths[p], err = k.look(p, e.Kind == Symlink || e.NoFollow); err != nil {
+			if state.Paths[p], err = k.inspect(p, e.Kind == Symlink || e.NoFollow); err != nil {
 				return State{}, fmt.Errorf("look at %s: %w", p, err)
 			}
 		}
@@ -102,9 +102,9 @@ func (k *Kernel) names(file string) (map[string]int, error) {
 	return ids, nil
 }
 
-// look uses statx, which says by itself whether a path is the root of a mount, bind mounts
-// included; no list of mounts has to be read and matched by name.
-func (k *Kernel) look(path string, noFollow bool) (Found, error) {
+// inspect uses statx, which reports whether a path is the root of a mount, bind mounts included;
+// the mount table need not be read.
+func (k *Kernel) inspect(path string, noFollow bool) (Found, error) {
 	full := k.at(path)
 	flags := unix.AT_STATX_SYNC_AS_STAT | unix.AT_NO_AUTOMOUNT
 	if noFollow {
@@ -119,7 +119,7 @@ func (k *Kernel) look(path string, noFollow bool) (Found, error) {
 		return Found{}, err
 	}
 	if x.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT == 0 {
-		return Found{}, fmt.Errorf("this kernel does not say what is a mount point (Linux 5.8 does)")
+		return Found{}, fmt.Errorf("this kernel does not report mount points by statx; Linux 5.8 or newer is needed")
 	}
 	found := Found{Exists: true, Mode: permissionsOf(x.Mode), Type: typeOf(x.Mode), UID: int(x.Uid), GID: int(x.Gid), Ino: x.Ino,
 		Dev: unix.Mkdev(x.Dev_major, x.Dev_minor), MountRoot: x.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0}
@@ -213,7 +213,7 @@ func (k *Kernel) apply(c Change) error {
 	case OpMake:
 		return k.make(c, path)
 	case OpSetMode, OpSetOwner:
-		return permit(path, c)
+		return setOwnerAndMode(path, c)
 	case OpSetAside:
 		return k.setAside(path)
 	case OpLink:
@@ -228,7 +228,7 @@ func (k *Kernel) apply(c Change) error {
 	return errors.New("unknown change")
 }
 
-// make closes what it makes until owner and mode are right.
+// make creates a directory or file that only root can use until owner and mode are right.
 func (k *Kernel) make(c Change, path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
@@ -245,13 +245,13 @@ func (k *Kernel) make(c Change, path string) error {
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	c.Entry.NoFollow = true // a link that is there now was not there when we looked
-	return permit(path, c)
+	c.Entry.NoFollow = true // Observe saw nothing there: a link was made since
+	return setOwnerAndMode(path, c)
 }
 
-// permit sets owner and mode by handle, so that both are set on what was opened, and on a link
-// only where one may be.
-func permit(path string, c Change) error {
+// setOwnerAndMode works on an open file, so that both are set on the same one, and follows a link
+// only where the entry allows one.
+func setOwnerAndMode(path string, c Change) error {
 	flags := unix.O_PATH | unix.O_CLOEXEC
 	if c.Entry.NoFollow {
 		flags |= unix.O_NOFOLLOW
@@ -266,7 +266,7 @@ func permit(path string, c Change) error {
 		return err
 	}
 	if st.Mode&unix.S_IFMT == unix.S_IFLNK {
-		return errors.New("a symbolic link is in the way")
+		return errors.New("there is a symbolic link")
 	}
 	if c.Op != OpSetMode && (c.UID >= 0 || c.GID >= 0) {
 		if err := unix.Fchownat(fd, "", c.UID, c.GID, unix.AT_EMPTY_PATH); err != nil {
@@ -279,8 +279,7 @@ func permit(path string, c Change) error {
 	return os.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), c.Entry.Mode)
 }
 
-// setAside keeps what somebody has put where a link belongs: the agent does not know what it
-// is worth.
+// setAside renames what is at the path of a link: it may be data.
 func (k *Kernel) setAside(path string) error {
 	for n := 1; ; n++ {
 		aside := fmt.Sprintf("%s.set-aside-%d", path, n)
@@ -289,7 +288,7 @@ func (k *Kernel) setAside(path string) error {
 			continue
 		}
 		if err == nil && k.Log != nil {
-			k.Log.WithFields(logrus.Fields{"path": path, "now": aside}).Warn("something was in the way of a link and has been set aside")
+			k.Log.WithFields(logrus.Fields{"path": path, "now": aside}).Warn("found something else than the link, and renamed it")
 		}
 		return err
 	}
@@ -299,7 +298,7 @@ func link(target, path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	// Only an empty directory can be removed this way; a link is replaced by the rename.
+	// rmdir removes only an empty directory; a link is replaced by the rename.
 	if err := unix.Rmdir(path); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR) {
 		return err
 	}

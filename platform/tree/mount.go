@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attributes in the two spellings of the kernel.
+// attributes are the flags for mount_setattr.
 func (f Flags) attributes() (attr uint64) {
 	for flag, a := range map[Flags]uint64{NoDev: unix.MOUNT_ATTR_NODEV, NoSuid: unix.MOUNT_ATTR_NOSUID, NoExec: unix.MOUNT_ATTR_NOEXEC} {
 		if f&flag != 0 {
@@ -18,6 +18,7 @@ func (f Flags) attributes() (attr uint64) {
 	return attr
 }
 
+// mountFlags are the flags for mount.
 func (f Flags) mountFlags() (m uintptr) {
 	for flag, a := range map[Flags]uintptr{NoDev: unix.MS_NODEV, NoSuid: unix.MS_NOSUID, NoExec: unix.MS_NOEXEC} {
 		if f&flag != 0 {
@@ -27,17 +28,17 @@ func (f Flags) mountFlags() (m uintptr) {
 	return m
 }
 
-// bind attaches the source with its flags in one step: there is no moment, and no crash, that
-// leaves it mounted without them.
+// bind attaches the source with its flags in one step: it is never mounted without them, not even
+// after a crash.
 func (k *Kernel) bind(e Entry) error {
 	source, target := k.at(e.Source), k.at(e.Path)
 	if err := os.MkdirAll(target, 0o755); err != nil {
 		return err
 	}
 	// A directory bound to itself keeps what is mounted below it.
-	var recursive, whole uint
+	var recursive, mountRecursive uint
 	if e.Source == e.Path {
-		recursive, whole = unix.AT_RECURSIVE, unix.MS_REC
+		recursive, mountRecursive = unix.AT_RECURSIVE, unix.MS_REC
 	}
 	tree, err := unix.OpenTree(unix.AT_FDCWD, source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|recursive)
 	if err == nil {
@@ -47,8 +48,8 @@ func (k *Kernel) bind(e Entry) error {
 	if !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EPERM) {
 		return err
 	}
-	// Older kernels, and sandboxes that know only the old calls.
-	if err := unix.Mount(source, target, "", unix.MS_BIND|uintptr(whole), ""); err != nil {
+	// Older kernels, and sandboxes that deny the new system calls.
+	if err := unix.Mount(source, target, "", unix.MS_BIND|uintptr(mountRecursive), ""); err != nil {
 		return err
 	}
 	return setFlags(target, e.Flags)
@@ -61,7 +62,7 @@ func attach(tree int, target string, f Flags) error {
 	return unix.MoveMount(tree, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH)
 }
 
-// setFlags adds flags to a mount and leaves all others.
+// setFlags adds flags to a mount and keeps all others.
 func setFlags(target string, f Flags) error {
 	err := unix.MountSetattr(unix.AT_FDCWD, target, 0, &unix.MountAttr{Attr_set: f.attributes()})
 	if !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EPERM) {
@@ -86,7 +87,7 @@ func mountTmpfs(target string, c Change) error {
 	if c.Entry.Mode&os.ModeSticky != 0 {
 		mode |= 0o1000
 	}
-	// Mode and owner come with the mount: what is made in it in the same moment is protected.
+	// Mode and owner are mount options: the directory is never open to others.
 	options := fmt.Sprintf("size=%s,mode=%04o,uid=%d,gid=%d", c.Entry.Size, mode, max(c.UID, 0), max(c.GID, 0))
 	return unix.Mount("tmpfs", target, "tmpfs", c.Entry.Flags.mountFlags(), options)
 }

@@ -42,9 +42,8 @@ var (
 // Table is everything that the agent keeps around its base directory.
 //
 // Memory file systems get the mode that their directory would have, not the 1777 that the
-// kernel gives by default. The run directory keeps what 1777 meant in practice, that members
-// of vcap may make files in it and not remove each other's: nobody else can get there, since
-// its parent is closed to them.
+// kernel gives by default. In the run directory members of vcap may make files and not remove each
+// other's, as with 1777; other users cannot reach it, since its parent is closed to them.
 func Table(d vcap.Dirs, o Options) Desired {
 	jobSize, runSize := o.JobDirSize, o.RunDirSize
 	if jobSize == "" {
@@ -90,7 +89,7 @@ func Table(d vcap.Dirs, o Options) Desired {
 		{Group: Opt, Path: "/opt", Kind: Bind, Source: d.RootOpt(), Flags: NoDev},
 		{Group: Opt, Path: "/var/opt", Kind: Bind, Source: d.RootVarOpt(), Flags: NoDev},
 
-		// What is underneath must be right too, for the day somebody unmounts.
+		// The directories below the mounts have the right mode too: they may be unmounted.
 		{Group: Temp, Path: "/tmp", Mode: 0o777 | fs.ModeSticky, Owner: rootVcap},
 		{Group: Temp, Path: "/var/tmp", Mode: 0o777 | fs.ModeSticky, Owner: rootVcap},
 

@@ -25,17 +25,17 @@ const (
 	File
 	// Symlink is a link at Path to Source.
 	Symlink
-	// Bind shows the directory Source at Path too.
+	// Bind is a bind mount of the directory Source on Path.
 	Bind
 	// Tmpfs is a file system in memory, of at most Size.
 	Tmpfs
-	// Mounted adds Flags to a mount point that is there; where there is none it is nothing.
+	// Mounted adds Flags to an existing mount point; a missing one is skipped.
 	Mounted
-	// Existing sets mode and owner of what is there; where there is nothing it is nothing.
+	// Existing sets mode and owner of an existing path; a missing one is skipped.
 	Existing
 )
 
-// Flags of a mount. Only those named are added, none is ever taken away.
+// Flags of a mount. They are added, never removed.
 type Flags uint8
 
 const (
@@ -70,11 +70,11 @@ type Entry struct {
 	Source string // of a Symlink or Bind
 	Size   string // of a Tmpfs, as mount(8) takes it: 16m, 10%
 	Flags  Flags
-	// CreateOnly leaves mode and owner of what is there already.
+	// CreateOnly leaves mode and owner of an existing path.
 	CreateOnly bool
-	// IfUser makes the entry count only where that user exists.
+	// IfUser skips the entry where that user does not exist.
 	IfUser string
-	// NoFollow refuses a symbolic link at Path. It is set where others than root may put one.
+	// NoFollow refuses a symbolic link at Path. It is set where users other than root could make one.
 	NoFollow bool
 	// OrRoot gives the entry to root where its owner does not exist, instead of failing.
 	OrRoot bool
@@ -166,12 +166,12 @@ func octal(m fs.FileMode) string {
 // tmpfsSize is what the kernel takes for size=. Anything else could smuggle in other options.
 var tmpfsSize = regexp.MustCompile(`^[0-9]{1,18}[kKmMgGtT%]?$`)
 
-// Diff decides what has to be done, in order. It refuses what would lose or hide something
-// that is not ours: a file where a directory belongs is an error.
+// Diff decides what has to be done, in order. It refuses to remove or hide foreign data: a file
+// where the table has a directory is an error.
 func Diff(have State, want Desired) ([]Change, error) {
 	var changes []Change
 	var failed []error
-	var fresh []string // mount points made by earlier changes: nothing is below them yet
+	var fresh []string // mount points of earlier changes, which are empty
 	paths := maps.Clone(have.Paths)
 	for _, e := range want {
 		if !filepath.IsAbs(e.Path) || e.Path != filepath.Clean(e.Path) {
@@ -204,7 +204,7 @@ func Diff(have State, want Desired) ([]Change, error) {
 			case OpBind, OpMountTmpfs:
 				fresh = append(fresh, e.Path)
 			case OpMake:
-				paths[e.Path] = made(e, uid, gid)
+				paths[e.Path] = afterMake(e, uid, gid)
 			}
 		}
 		changes = append(changes, some...)
@@ -212,8 +212,8 @@ func Diff(have State, want Desired) ([]Change, error) {
 	return changes, errors.Join(failed...)
 }
 
-// made is what a later entry of the same path finds.
-func made(e Entry, uid, gid int) Found {
+// afterMake is what a later entry of the same path finds.
+func afterMake(e Entry, uid, gid int) Found {
 	f := Found{Exists: true, Mode: e.Mode, UID: max(uid, 0), GID: max(gid, 0)}
 	if e.Kind != File {
 		f.Type = fs.ModeDir
@@ -233,7 +233,7 @@ func diffEntry(found, source Found, e Entry, uid, gid int) ([]Change, error) {
 		case !found.Exists:
 			return []Change{change(OpMake)}, nil
 		case found.Type != wantType:
-			return nil, fmt.Errorf("%s is a %s, not what belongs there; move it away", e.Path, typeName(found.Type))
+			return nil, fmt.Errorf("%s is a %s, but the table has another type there; move it away", e.Path, typeName(found.Type))
 		case e.CreateOnly:
 			return nil, nil
 		}
@@ -254,8 +254,8 @@ func diffEntry(found, source Found, e Entry, uid, gid int) ([]Change, error) {
 		}
 		return []Change{change(OpSetAside), change(OpLink)}, nil
 	case Bind:
-		// Somebody else's memory gives way to the disk: the system's own tmpfs on /tmp, for one.
-		// Somebody else's volume stays and gets the flags; Warnings names it.
+		// A foreign tmpfs is mounted over, for example the system's own on /tmp. Another foreign
+		// volume stays and gets the flags; Warnings names it.
 		switch {
 		case !found.MountRoot, e.Source != e.Path && found.Tmpfs && !sameFile(found, source):
 			return []Change{change(OpBind)}, nil
@@ -287,7 +287,7 @@ func diffEntry(found, source Found, e Entry, uid, gid int) ([]Change, error) {
 	return nil, fmt.Errorf("%s: unknown kind %d", e.Path, e.Kind)
 }
 
-// permissions returns what is missing to the wanted owner and mode.
+// permissions returns the changes to the wanted owner and mode.
 func permissions(found Found, e Entry, uid, gid int) (changes []Change) {
 	if uid >= 0 && uid != found.UID || gid >= 0 && gid != found.GID {
 		changes = append(changes, Change{Op: OpSetOwner, Entry: e, UID: uid, GID: gid})
@@ -325,7 +325,7 @@ func (s State) ids(e Entry) (uid, gid int, err error) {
 	return uid, gid, nil
 }
 
-// Warnings names what Diff lets be although it is not as the table has it.
+// Warnings names what differs from the table and what Diff leaves alone nevertheless.
 func Warnings(have State, want Desired) (texts []string) {
 	for _, e := range want {
 		found := have.Paths[e.Path]

@@ -18,8 +18,8 @@ import (
 // database is all account files together.
 type database struct {
 	passwd, shadow, group, gshadow, subuid, subgid *table
-	defaults                                       map[string]string // login.defs
-	busy                                           map[int]bool      // uids of running processes
+	loginDefs                                      map[string]string
+	runningUIDs                                    map[int]bool
 }
 
 func (a *Accounts) load() (*database, error) {
@@ -37,12 +37,12 @@ func (a *Accounts) load() (*database, error) {
 	if !db.passwd.present {
 		return nil, fmt.Errorf("read accounts: %s does not exist", db.passwd.path)
 	}
-	db.defaults = make(map[string]string)
-	// Without the file, or with an unreadable one, the usual numbers hold.
+	db.loginDefs = make(map[string]string)
+	// Without a readable file the defaults of the shadow tools apply.
 	if data, err := os.ReadFile(a.at("etc/login.defs")); err == nil {
 		for s := bufio.NewScanner(bytes.NewReader(data)); s.Scan(); {
 			if words := strings.Fields(s.Text()); len(words) >= 2 && !strings.HasPrefix(words[0], "#") {
-				db.defaults[words[0]] = words[1]
+				db.loginDefs[words[0]] = words[1]
 			}
 		}
 	}
@@ -51,7 +51,7 @@ func (a *Accounts) load() (*database, error) {
 
 // setting is a number from login.defs.
 func (db *database) setting(name string, otherwise int) int {
-	if n, err := strconv.ParseInt(db.defaults[name], 0, 32); err == nil {
+	if n, err := strconv.ParseInt(db.loginDefs[name], 0, 32); err == nil {
 		return int(n)
 	}
 	return otherwise
@@ -59,7 +59,7 @@ func (db *database) setting(name string, otherwise int) int {
 
 func today() string { return strconv.FormatInt(time.Now().Unix()/86400, 10) }
 
-// setPassword puts the hash where it is looked for: into shadow, if the machine has one.
+// setPassword writes the hash into shadow if the machine has one, else into passwd.
 func (db *database) setPassword(name, hash string) error {
 	line, there := db.passwd.find(name)
 	if !there {
@@ -82,13 +82,13 @@ func (db *database) setPassword(name, hash string) error {
 }
 
 func (db *database) shadowLine(name string) []string {
-	// "*" fits no password, as "!" does not; but "!" also reads "locked" to an sshd without
-	// PAM, which then turns away keys too.
+	// Neither "*" nor "!" matches a password; but an sshd without PAM takes "!" for a locked
+	// account and refuses keys too.
 	return []string{name, "*", today(), db.age("PASS_MIN_DAYS", "0"), db.age("PASS_MAX_DAYS", "99999"), db.age("PASS_WARN_AGE", "7"), "", "", ""}
 }
 
 func (db *database) age(name, otherwise string) string {
-	if n, err := strconv.Atoi(db.defaults[name]); err == nil {
+	if n, err := strconv.Atoi(db.loginDefs[name]); err == nil {
 		if n < 0 {
 			return ""
 		}
@@ -98,10 +98,10 @@ func (db *database) age(name, otherwise string) string {
 }
 
 // add makes the entries of a new user in every file. Entries of the same name but without an
-// account are what a crash in the middle of this left behind; they are taken over.
+// account are left over from an interrupted run and are reused.
 func (db *database) add(s Session) (Account, error) {
 	if _, there := db.passwd.find(s.Name); there {
-		return Account{}, errors.New("the user exists by now")
+		return Account{}, errors.New("the user exists meanwhile")
 	}
 	uid, err := db.freeUID()
 	if err != nil {
@@ -173,7 +173,7 @@ func (db *database) remove(account Account) {
 // user do not become the next one's; a number whose processes still run is in use.
 func (db *database) freeUID() (int, error) {
 	used := make(map[int]bool)
-	for uid := range db.busy {
+	for uid := range db.runningUIDs {
 		used[uid] = true
 	}
 	for r := range db.passwd.all {
@@ -181,7 +181,7 @@ func (db *database) freeUID() (int, error) {
 			used[uid] = true
 		}
 	}
-	return pick(used, db.setting("UID_MIN", 1000), db.setting("UID_MAX", 60000), "user")
+	return nextFree(used, db.setting("UID_MIN", 1000), db.setting("UID_MAX", 60000), "user")
 }
 
 func (db *database) freeGID(uid int) (int, error) {
@@ -194,10 +194,11 @@ func (db *database) freeGID(uid int) (int, error) {
 	if !used[uid] {
 		return uid, nil
 	}
-	return pick(used, db.setting("GID_MIN", 1000), db.setting("GID_MAX", 60000), "group")
+	return nextFree(used, db.setting("GID_MIN", 1000), db.setting("GID_MAX", 60000), "group")
 }
 
-func pick(used map[int]bool, lowest, highest int, what string) (int, error) {
+// nextFree returns the number after the highest in use, or else the lowest free one.
+func nextFree(used map[int]bool, lowest, highest int, what string) (int, error) {
 	next := lowest
 	for id := range used {
 		if id >= next && id <= highest {
@@ -235,7 +236,7 @@ func (db *database) freeRange(t *table, kind string) (first, count int) {
 func (a *Accounts) running() map[int]bool {
 	entries, err := os.ReadDir(a.at("proc"))
 	if err != nil {
-		return nil // without /proc nothing can be said, and nothing goes wrong
+		return nil // without /proc no uid counts as in use
 	}
 	uids := make(map[int]bool)
 	for _, e := range entries {
@@ -280,7 +281,7 @@ func (a *Accounts) Apply(ctx context.Context, changes []Change) (made []Change, 
 	if err != nil {
 		return nil, err
 	}
-	db.busy = a.running()
+	db.runningUIDs = a.running()
 	failed := make([]error, len(changes))
 	inHome := make([]func() error, len(changes))
 	for i, c := range changes {
@@ -294,7 +295,7 @@ func (a *Accounts) Apply(ctx context.Context, changes []Change) (made []Change, 
 			failed[i] = inHome[i]()
 		}
 	}
-	// Once more: a home that could not be made took its user back.
+	// Again, because a user whose home could not be made has been removed from db.
 	if err := errors.Join(db.save(), db.passwd.save()); err != nil {
 		return nil, errors.Join(append(failed, err)...)
 	}
@@ -339,7 +340,7 @@ func (a *Accounts) edit(db *database, c Change) (inHome func() error, err error)
 		}
 		account, err := account(line)
 		if err == nil {
-			err = a.removeHome(account, db.defaults["MAIL_DIR"])
+			err = a.removeHome(account, db.loginDefs["MAIL_DIR"])
 		}
 		db.remove(account) // also when its home stays
 		return nil, err

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is written in somebody's home goes through os.Root: the user could have put links
-// there that lead elsewhere, and the agent is root.
+// Files in a home are written through os.Root: the user could have made links that lead elsewhere,
+// and the agent is root.
 
 const (
 	sshDir  = ".ssh"
@@ -34,8 +34,8 @@ type keyFile struct {
 	dirOwner int
 }
 
-// join is the file's content: no line break at the end, as it always was.
-func join(keys []string) []byte {
+// joinKeys is the file's content, without a line break at the end, like cloudfoundry/bosh-agent's.
+func joinKeys(keys []string) []byte {
 	var lines []string
 	for _, key := range keys {
 		if key = strings.TrimSpace(key); key != "" {
@@ -45,13 +45,14 @@ func join(keys []string) []byte {
 	return []byte(strings.Join(lines, "\n"))
 }
 
-func (k keyFile) is(keys []string, account Account) bool {
-	return bytes.Equal(k.content, join(keys)) && k.mode == 0o600 && k.uid == account.UID && k.dirMode == fs.ModeDir|0o700 && k.dirOwner == account.UID
+// has reports whether file and directory are complete for these keys.
+func (k keyFile) has(keys []string, account Account) bool {
+	return bytes.Equal(k.content, joinKeys(keys)) && k.mode == 0o600 && k.uid == account.UID && k.dirMode == fs.ModeDir|0o700 && k.dirOwner == account.UID
 }
 
-// behind adds the keys that are there to others.
-func (k keyFile) behind(keys []string) []string {
-	keys = strings.Split(string(join(keys)), "\n")
+// appendTo returns the given keys, followed by those of the file.
+func (k keyFile) appendTo(keys []string) []string {
+	keys = strings.Split(string(joinKeys(keys)), "\n")
 	for line := range strings.Lines(string(k.content)) {
 		if line = strings.TrimSpace(line); !slices.Contains(keys, line) {
 			keys = append(keys, line)
@@ -60,7 +61,7 @@ func (k keyFile) behind(keys []string) []string {
 	return keys
 }
 
-// readKeys returns nothing for what is missing or unreadable: it will be written anew.
+// readKeys leaves out what is missing or unreadable: it will be replaced.
 func (a *Accounts) readKeys(account Account) (k keyFile) {
 	home, err := os.OpenRoot(a.at(account.Home))
 	if err != nil {
@@ -70,7 +71,7 @@ func (a *Accounts) readKeys(account Account) (k keyFile) {
 	if info, err := home.Lstat(sshDir); err == nil {
 		k.dirMode, k.dirOwner = info.Mode(), owner(info)
 	}
-	// The user decides what is there: a pipe must not block us, a huge file not fill memory.
+	// The user controls this path: a pipe must not block, a huge file not fill memory.
 	if info, err := home.Lstat(keyName); err != nil || !info.Mode().IsRegular() {
 		return k
 	}
@@ -79,13 +80,13 @@ func (a *Accounts) readKeys(account Account) (k keyFile) {
 		return k
 	}
 	defer file.Close()
-	const most = 1 << 20
+	const limit = 1 << 20
 	info, err := file.Stat()
-	if err != nil || !info.Mode().IsRegular() || info.Size() > most {
+	if err != nil || !info.Mode().IsRegular() || info.Size() > limit {
 		return k
 	}
 	k.mode, k.uid = info.Mode(), owner(info)
-	if k.content, err = io.ReadAll(io.LimitReader(file, most)); err != nil {
+	if k.content, err = io.ReadAll(io.LimitReader(file, limit)); err != nil {
 		return keyFile{}
 	}
 	return k
@@ -125,7 +126,7 @@ func (a *Accounts) writeKeys(account Account, keys []string) (err error) {
 			home, err = os.OpenRoot(a.at(account.Home))
 		}
 		if err == nil {
-			err = own(home, ".", account, 0o700)
+			err = setOwner(home, ".", account, 0o700)
 		}
 	}
 	if err != nil {
@@ -140,7 +141,7 @@ func (a *Accounts) writeKeys(account Account, keys []string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, dir.Close()) }()
-	if err := own(dir, ".", account, 0o700); err != nil {
+	if err := setOwner(dir, ".", account, 0o700); err != nil {
 		return err
 	}
 	name := filepath.Base(keyName)
@@ -149,7 +150,7 @@ func (a *Accounts) writeKeys(account Account, keys []string) (err error) {
 	if err != nil {
 		return err
 	}
-	_, err = file.Write(join(keys))
+	_, err = file.Write(joinKeys(keys))
 	if err == nil {
 		err = file.Chown(account.UID, account.GID)
 	}
@@ -169,8 +170,8 @@ func (a *Accounts) writeKeys(account Account, keys []string) (err error) {
 	return nil
 }
 
-// own gives a file that is open to the user: by handle, so that it cannot be exchanged.
-func own(root *os.Root, name string, account Account, mode fs.FileMode) error {
+// setOwner gives a file to the user, through an open file, so that it cannot be replaced in between.
+func setOwner(root *os.Root, name string, account Account, mode fs.FileMode) error {
 	file, err := root.Open(name)
 	if err != nil {
 		return err
@@ -182,8 +183,8 @@ func own(root *os.Root, name string, account Account, mode fs.FileMode) error {
 	return errors.Join(err, file.Close())
 }
 
-// makeHome makes the home of a user that is about to appear. What is there under the name is
-// left over from one that is gone, and nobody's.
+// makeHome makes the home of a user that is about to be added. An existing directory of that name is
+// left over from a removed user, and is replaced.
 func (a *Accounts) makeHome(account Account, s Session) (err error) {
 	base := a.at(s.HomeBase)
 	if err := os.MkdirAll(base, 0o755); err != nil {
@@ -207,13 +208,13 @@ func (a *Accounts) makeHome(account Account, s Session) (err error) {
 	if err := a.copySkeleton(home, account); err != nil {
 		return fmt.Errorf("home of %s: %w", account.Name, err)
 	}
-	if err := own(home, ".", account, 0o700); err != nil {
+	if err := setOwner(home, ".", account, 0o700); err != nil {
 		return err
 	}
 	return a.writeKeys(account, s.Keys)
 }
 
-// copySkeleton gives a new home what every home starts with.
+// copySkeleton copies /etc/skel to a new home.
 func (a *Accounts) copySkeleton(home *os.Root, account Account) error {
 	skeleton := a.at("etc/skel")
 	if _, err := os.Stat(skeleton); errors.Is(err, fs.ErrNotExist) {
@@ -232,7 +233,7 @@ func (a *Accounts) copySkeleton(home *os.Root, account Account) error {
 			if err := home.Mkdir(path, 0o700); err != nil {
 				return err
 			}
-			return own(home, path, account, info.Mode().Perm())
+			return setOwner(home, path, account, info.Mode().Perm())
 		case info.Mode()&fs.ModeSymlink != 0:
 			target, err := os.Readlink(filepath.Join(skeleton, path))
 			if err != nil {
@@ -246,7 +247,7 @@ func (a *Accounts) copySkeleton(home *os.Root, account Account) error {
 			if err := copyFile(home, path, filepath.Join(skeleton, path)); err != nil {
 				return err
 			}
-			return own(home, path, account, info.Mode().Perm())
+			return setOwner(home, path, account, info.Mode().Perm())
 		}
 		return nil
 	})
@@ -266,8 +267,8 @@ func copyFile(home *os.Root, path, from string) (err error) {
 	return errors.Join(err, file.Close())
 }
 
-// removeHome removes a user's home and mail, if they are its own: a home that somebody set to
-// /var or to another's directory is left.
+// removeHome removes a user's home and mail if the user owns them: a home that was set to /var or to
+// another user's directory stays.
 func (a *Accounts) removeHome(account Account, mailDir string) error {
 	if mailDir == "" {
 		mailDir = "/var/mail"
@@ -283,7 +284,7 @@ func (a *Accounts) removeHome(account Account, mailDir string) error {
 		}
 		if err == nil && owner(info) != account.UID {
 			if a.Log != nil {
-				a.Log.WithFields(logrus.Fields{"user": account.Name, "path": path}).Warn("belongs to somebody else than the removed user and stays")
+				a.Log.WithFields(logrus.Fields{"user": account.Name, "path": path}).Warn("not owned by the removed user, and kept")
 			}
 			continue
 		}

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lock keeps everybody else from editing the account files: the lock of the C library, which
-// systemd and the shadow tools take, and then the lock files of the shadow tools themselves.
+// lock keeps other programs from editing the account files: it takes the lock of the C library,
+// which systemd and the shadow tools take, and then the lock files of the shadow tools themselves.
 func (a *Accounts) lock(ctx context.Context) (unlock func() error, err error) {
 	held, err := lockLibrary(ctx, a.at("etc/.pwd.lock"))
 	if err != nil {
@@ -41,15 +41,15 @@ func (a *Accounts) lock(ctx context.Context) (unlock func() error, err error) {
 	return unlock, nil
 }
 
-// lockLibrary waits in the kernel, on a thread that outlives a caller who gives up: it then
-// lets go again by itself.
+// lockLibrary waits in the kernel, on a thread that outlives a canceled caller and then releases
+// the lock.
 func lockLibrary(ctx context.Context, path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	whole := unix.Flock_t{Type: unix.F_WRLCK, Whence: int16(unix.SEEK_SET)}
-	err = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &whole)
+	wholeFile := unix.Flock_t{Type: unix.F_WRLCK, Whence: int16(unix.SEEK_SET)}
+	err = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &wholeFile)
 	if err == nil {
 		return f, nil
 	}
@@ -59,7 +59,7 @@ func lockLibrary(ctx context.Context, path string) (*os.File, error) {
 	got := make(chan error, 1)
 	go func() {
 		for {
-			err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLKW, &whole)
+			err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLKW, &wholeFile)
 			if !errors.Is(err, unix.EINTR) {
 				got <- err
 				return
@@ -77,12 +77,12 @@ func lockLibrary(ctx context.Context, path string) (*os.File, error) {
 			<-got
 			_ = f.Close() // nothing was written
 		}()
-		return nil, fmt.Errorf("somebody else edits accounts: %w", context.Cause(ctx))
+		return nil, fmt.Errorf("another program is editing accounts: %w", context.Cause(ctx))
 	}
 }
 
 // lockFile makes path.lock as the shadow tools do: a file with our process id, linked to that
-// name. All who use these files hold the library's lock too, so waiting is the rare case.
+// name. Programs that use these files hold the library's lock too, so waiting is rare.
 func (a *Accounts) lockFile(ctx context.Context, path string) error {
 	own := fmt.Sprintf("%s.%d", path, os.Getpid())
 	if err := os.WriteFile(own, []byte(strconv.Itoa(os.Getpid())+"\x00"), 0o600); err != nil {
@@ -119,10 +119,10 @@ func (a *Accounts) abandoned(lock string) bool {
 	}
 	pid, err := strconv.Atoi(strings.Trim(string(data), "\x00 \n"))
 	if err != nil || pid <= 0 {
-		return true // cut short while being written, by somebody who never came back
+		return true // its process was killed while writing it
 	}
 	if pid == os.Getpid() {
-		return true // ours, of an earlier life: in this one we hold the library's lock
+		return true // an earlier agent's with our pid: this one holds the library's lock
 	}
 	started, err := startOf(a.at("proc"), pid)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -14,7 +14,7 @@ import (
 )
 
 // table is one of the account files: lines of fields between colons, named by the first.
-// Lines that are not such (comments, NIS markers, damage) are carried along untouched.
+// Other lines (comments, NIS markers, damage) are kept as they are.
 type table struct {
 	path    string
 	fields  int
@@ -130,7 +130,7 @@ func (t *table) save() error {
 	if bytes.Equal(now, t.before) || !t.present && now == nil {
 		return nil
 	}
-	// A file without its last line break differs in nothing else.
+	// A missing line break at the end is no reason to write.
 	if len(t.before) > 0 && bytes.Equal(now, append(bytes.Clone(t.before), '\n')) {
 		return nil
 	}

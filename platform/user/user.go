@@ -174,9 +174,9 @@ func Diff(have State, want Desired) (changes []Change, err error) {
 		}
 		keys := want.Keys[name]
 		if want.KeepKeys {
-			keys = have.keys[name].behind(keys)
+			keys = have.keys[name].appendTo(keys)
 		}
-		if !have.keys[name].is(keys, account) {
+		if !have.keys[name].has(keys, account) {
 			changes = append(changes, Change{Op: OpSetKeys, User: name, keys: keys})
 		}
 	}
@@ -224,7 +224,7 @@ func diffSession(have State, s Session) ([]Change, error) {
 			break
 		}
 	}
-	if !have.keys[s.Name].is(s.Keys, account) {
+	if !have.keys[s.Name].has(s.Keys, account) {
 		changes = append(changes, Change{Op: OpSetKeys, User: s.Name, keys: s.Keys})
 	}
 	return changes, nil

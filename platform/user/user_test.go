@@ -383,16 +383,16 @@ func TestSessionsRemove(t *testing.T) {
 }
 
 func TestNumbersOfRunningProcessesAreNotReused(t *testing.T) {
-	db := &database{passwd: &table{fields: 7}, defaults: map[string]string{"UID_MIN": "1000", "UID_MAX": "1002"}, busy: map[int]bool{1000: true}}
+	db := &database{passwd: &table{fields: 7}, loginDefs: map[string]string{"UID_MIN": "1000", "UID_MAX": "1002"}, runningUIDs: map[int]bool{1000: true}}
 	db.passwd.parse([]byte("vcap:x:1001:1001:::\n"))
 	if got, err := db.freeUID(); err != nil || got != 1002 {
 		t.Errorf("got %d, %v, want 1002", got, err)
 	}
-	db.busy[1002] = true
+	db.runningUIDs[1002] = true
 	if got, err := db.freeUID(); err == nil {
 		t.Errorf("got %d, want none to be free", got)
 	}
-	delete(db.busy, 1000)
+	delete(db.runningUIDs, 1000)
 	if got, err := db.freeUID(); err != nil || got != 1000 {
 		t.Errorf("got %d, %v, want the gap at 1000", got, err)
 	}

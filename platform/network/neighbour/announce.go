@@ -21,8 +21,8 @@ var announcements = append([]time.Duration{0, time.Second, 2 * time.Second},
 	slices.Repeat([]time.Duration{5 * time.Second}, 18)...)
 
 // Announce tells the neighbours where the machine's addresses are: gratuitous ARP for IPv4,
-// unsolicited neighbour advertisements for IPv6. It repeats that for a while and returns when it
-// is done or ctx ends; run it in parallel to other work. Every round observes the addresses again, so a
+// unsolicited neighbour advertisements for IPv6. It repeats that for a minute and a half and returns
+// then or when ctx ends; run it in parallel to other work. Every round observes the addresses again, so a
 // lease that comes late is announced too.
 func Announce(ctx context.Context, k *network.Kernel, want network.Desired) {
 	if want.Preconfigured {

@@ -91,7 +91,7 @@ func (c *arpConn) request(ctx context.Context, from, ip netip.Addr) error {
 	return c.broadcast(ctx, arp{operation: arpRequest, senderMAC: c.mac, senderIP: from, targetIP: ip})
 }
 
-// announce says that ip is here, as request and as reply: peers differ in which one they heed.
+// announce sends ip as request and as reply: peers differ in which of the two they accept.
 func (c *arpConn) announce(ctx context.Context, ip netip.Addr) error {
 	for _, operation := range []uint16{arpRequest, arpReply} {
 		if err := c.broadcast(ctx, arp{operation: operation, senderMAC: c.mac, senderIP: ip, targetMAC: c.mac, targetIP: ip}); err != nil {

@@ -137,10 +137,10 @@ func systemdVersion(library string) int {
 // milliseconds; a networkd that does not must not delay everything else.
 const settleLimit = 2 * time.Second
 
-// sameLimit is for networkd to set an address again that it had by lease. It calls the link
+// readdLimit is for networkd to set an address again that it had by lease. It calls the link
 // configured only after it has given up on router advertisements, so there is no signal to wait
 // for; it takes some 50 ms.
-const sameLimit = 250 * time.Millisecond
+const readdLimit = 250 * time.Millisecond
 
 // Reload has networkd read its files again: it brings the links whose file changed in line without
 // removing what both versions name. ReconfigureLink is not used: it removes and re-adds every
@@ -203,7 +203,7 @@ func (d Daemon) settle(ctx context.Context, waiting map[dbus.ObjectPath]Settle, 
 				continue
 			}
 			if begun[signal.Path] = true; len(begun) >= len(waiting) {
-				limit.Reset(sameLimit)
+				limit.Reset(readdLimit)
 			}
 		case <-limit.C:
 			if len(begun) < len(waiting) {

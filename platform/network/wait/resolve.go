@@ -40,8 +40,8 @@ func Resolve(ctx context.Context, k *network.Kernel, networks []network.Dynamic)
 // leaseLimit bounds the wait for the second half of a lease.
 const leaseLimit = time.Second
 
-// leased observes; where networkd has just set a lease's address it waits for the routes, which
-// follow in a moment, so that the gateway is known.
+// leased observes the links. Where networkd has just set a lease's address it waits for the routes,
+// which follow in a moment, so that the gateway is known.
 func leased(ctx context.Context, k *network.Kernel, networks []network.Dynamic) (have network.State, err error) {
 	ctx, cancel := context.WithTimeout(ctx, leaseLimit)
 	defer cancel()
@@ -113,8 +113,8 @@ func defaultRoute(have network.State, n network.Dynamic) (best network.Route, fo
 	return best, found
 }
 
-// primary is the address that a dynamic network has on its link: the leased one; else the first
-// global one; for IPv4, any is better than none.
+// primary is the address that a dynamic network has on its link: the leased one, else the first
+// global one, for IPv4 else the first of all.
 func primary(l network.Link, ipv6 bool) (netip.Prefix, bool) {
 	family := slices.DeleteFunc(slices.Clone(l.Addresses), func(a network.Address) bool { return a.Prefix.Addr().Is6() != ipv6 })
 	for _, fits := range []func(network.Address) bool{func(a network.Address) bool { return a.Global() && a.Dynamic }, network.Address.Global} {

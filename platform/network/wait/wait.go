@@ -55,7 +55,7 @@ func missingAddresses(have network.Link, want network.WantLink, awaitIPv6 bool) 
 	return missing
 }
 
-// missingLeases checks that a lease came, and warns if it is not the one that the document names.
+// missingLeases checks that there is a lease, and warns if it is not the one that was asked for.
 func missingLeases(have network.Link, want network.WantLink, awaitIPv6 bool) (missing []error, warnings []string) {
 	var leased []netip.Addr
 	for _, a := range have.Addresses {
@@ -66,7 +66,7 @@ func missingLeases(have network.Link, want network.WantLink, awaitIPv6 bool) (mi
 	}
 	for _, l := range want.Leases {
 		if l.IP.Is6() && !awaitIPv6 && len(want.Leases) > 1 {
-			continue // comes with a router advertisement, at its own pace
+			continue // comes with a router advertisement, which is not waited for
 		}
 		family := slices.ContainsFunc(leased, func(ip netip.Addr) bool { return !l.IP.IsValid() || ip.Is4() == l.IP.Is4() })
 		switch {
