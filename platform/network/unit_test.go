@@ -247,3 +247,29 @@ func TestSplit(t *testing.T) {
 		}
 	}
 }
+
+// Taking a change back adds before it removes, and gives files their former content.
+func TestInvert(t *testing.T) {
+	have := State{Files: []networkd.File{{Path: "/etc/systemd/network/10_eth0.network", Content: "old"}}}
+	was, now := Route{Link: "eth0", To: prefix("0.0.0.0/0"), Gateway: addr("10.0.0.1")}, Route{Link: "eth0", To: prefix("0.0.0.0/0"), Gateway: addr("10.0.0.2")}
+	back := Invert([]Change{
+		{Op: OpLinkUp, Link: "eth0"},
+		{Op: OpAddAddress, Link: "eth0", Address: prefix("10.0.0.6/24")},
+		{Op: OpReplaceRoute, Link: "eth0", Route: &now, WasRoute: &was},
+		{Op: OpRemoveAddress, Link: "eth0", Address: prefix("10.0.0.5/24")},
+		{Op: OpWriteFile, Path: "/etc/systemd/network/10_eth0.network", Content: "new"},
+		{Op: OpWriteFile, Path: "/etc/systemd/network/10_eth1.network", Content: "new"},
+		{Op: OpReload},
+	}, have)
+	want := []string{
+		"eth0: add address 10.0.0.5/24",
+		"eth0: replace route default via 10.0.0.2 dev eth0 by default via 10.0.0.1 dev eth0",
+		"eth0: remove address 10.0.0.6/24",
+		"write /etc/systemd/network/10_eth0.network",
+		"remove /etc/systemd/network/10_eth1.network",
+		"have systemd-networkd read its files again",
+	}
+	if got := texts(back); !slices.Equal(got, want) || back[3].Content != "old" {
+		t.Errorf("got %q, want %q with the old content", got, want)
+	}
+}
