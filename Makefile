@@ -52,15 +52,15 @@ test-ns: ## Tests in network and mount namespaces (needs root or user namespaces
 
 .PHONY: test-root
 test-root: ## Tests on loop devices (needs root)
-	$(GO) test -race -tags root -run '^TestRoot' -count=1 -p 2 -timeout 20m $$(scripts/tier root)
+	@$(GO) test -race -tags root -run '^TestRoot' -count=1 -p 2 -timeout 20m $$(scripts/tier root)
 
 .PHONY: test-machine
 test-machine: build ## Tests of the real binary under a real systemd (needs root, nspawn)
-	GO=$(GO) scripts/again '^TestMachine' "$$(scripts/tier machine)" -race -tags machine -count=1 -p 1 -timeout 25m
+	@GO=$(GO) scripts/again '^TestMachine' "$$(scripts/tier machine)" -race -tags machine -count=1 -p 1 -timeout 25m
 
 .PHONY: test-vm
 test-vm: build ## Tests in QEMU virtual machines
-	GO=$(GO) scripts/again '^TestVM' "$$(scripts/tier vm)" -tags vm -count=1 -p 1 -timeout 30m
+	@GO=$(GO) scripts/again '^TestVM' "$$(scripts/tier vm)" -tags vm -count=1 -p 1 -timeout 30m
 
 .PHONY: lint
 lint: ## Format, vet, staticcheck, tidy go.mod
@@ -75,11 +75,11 @@ fuzz: ## Run every fuzz target for FUZZTIME (default 60s) each
 	@scripts/fuzz $(FUZZTIME)
 
 .PHONY: bench
-bench: setup build ## Benchmarks, as ratios in one run; BASELINE=path names the agent to compare with
+bench: setup build ## Benchmarks, as ratios in one run; BASELINE=path and PREVIOUS=path name agents to compare with
 	$(GO) test -tags bench -run '^$$' -bench . -benchmem ./...
 	$(GO) test -tags bench,root -run '^$$' -bench . -benchtime 1x -timeout 30m ./storage/...
-	CAMBIUM_AGENT=$(CURDIR)/bin/agent $(GO) test -tags bench,machine -run '^$$' -bench Boot -benchtime 1x -timeout 60m ./integration/machine
-	CAMBIUM_AGENT=$(CURDIR)/bin/agent $(GO) test -tags bench,vm -run '^$$' -bench Boot -benchtime 1x -timeout 60m ./integration/vm
+	@CAMBIUM_AGENT=$(CURDIR)/bin/agent $(GO) test -tags bench,machine -run '^$$' -bench Boot -benchtime 1x -timeout 60m ./integration/machine
+	@CAMBIUM_AGENT=$(CURDIR)/bin/agent $(GO) test -tags bench,vm -run '^$$' -bench 'Boot|Memory' -benchtime 1x -timeout 120m ./integration/vm
 
 .PHONY: soak
 soak: build ## The long versions of the crash tests

@@ -29,6 +29,8 @@ import (
 const (
 	oursVariable     = "BUSBENCH_AGENT"
 	baselineVariable = "BUSBENCH_BASELINE"
+	// previousVariable may name an older build of this agent, to compare with as well.
+	previousVariable = "PREVIOUS"
 )
 
 // TestBenchPing needs network namespaces: a baseline agent writes firewall rules.
@@ -68,13 +70,15 @@ type side struct {
 }
 
 func compare(t *testing.T) {
-	d := testnats.Start(t, nil, "ours", "baseline", libraryFloor, bareFloor)
-	sides := []side{
+	d := testnats.Start(t, nil, "ours", "baseline", "previous", libraryFloor, bareFloor)
+	agents := []side{
 		{"ours", run(t, d, "ours", os.Getenv(oursVariable))},
 		{"baseline", run(t, d, "baseline", os.Getenv(baselineVariable))},
-		{libraryFloor, runFloor(t, d, libraryFloor)},
-		{bareFloor, runFloor(t, d, bareFloor)},
 	}
+	if program := os.Getenv(previousVariable); program != "" {
+		agents = append(agents, side{"previous", run(t, d, "previous", program)})
+	}
+	sides := append(slices.Clone(agents), side{libraryFloor, runFloor(t, d, libraryFloor)}, side{bareFloor, runFloor(t, d, bareFloor)})
 	r := d.Director()
 	for _, s := range sides {
 		ready(t, r, s.id)
@@ -88,7 +92,6 @@ func compare(t *testing.T) {
 			return f
 		})
 	}
-	agents := sides[:2]
 	for _, s := range agents {
 		errand(t, r, s.id)
 	}

@@ -34,7 +34,7 @@ type measured struct {
 type sample struct {
 	first, restart measured
 	disks          labtest.DiskTimes
-	busy, idle     measured // after 1,000 requests, and after some time more
+	busy           measured // after 1,000 requests
 	steps          []status.Step
 }
 
@@ -72,20 +72,6 @@ func writtenTo(b testing.TB, i *lab.Instance) int {
 		b.Fatal(err)
 	}
 	return sectors / 2
-}
-
-// idleTime is how long an agent is left alone before its memory is read again.
-func idleTime(b testing.TB) time.Duration {
-	b.Helper()
-	text := os.Getenv("BENCH_IDLE")
-	if text == "" {
-		return 0
-	}
-	d, err := time.ParseDuration(text)
-	if err != nil {
-		b.Fatalf("BENCH_IDLE: %v", err)
-	}
-	return d
 }
 
 // rest is how long an agent is left alone before its memory is read.
@@ -135,12 +121,6 @@ func observe(b testing.TB, agent string) (s sample, i *lab.Instance) {
 	time.Sleep(rest)
 	all, _ = watch.Of(namespace)
 	s.busy = vitalsOf(b, all.LastPID)
-	if idle := idleTime(b); idle > 0 {
-		time.Sleep(idle)
-		s.idle = vitalsOf(b, all.LastPID)
-		fmt.Printf("%s: VmRSS %d kB and RssAnon %d kB after 1,000 requests, %d and %d after %s more\n",
-			filepath.Base(agent), s.busy.rss, s.busy.anon, s.idle.rss, s.idle.anon, idle)
-	}
 	return s, i
 }
 
@@ -158,94 +138,84 @@ func collect(b testing.TB, watch *execs.Watch, namespace string, end time.Time, 
 // rounds is how often each agent is measured; the medians are compared.
 const rounds = 5
 
-// BenchmarkBoot compares this agent with the baseline in the same machines under the same files.
+// BenchmarkBoot compares this agent with the others in the same machines under the same files.
 func BenchmarkBoot(b *testing.B) {
-	count := rounds
-	if idleTime(b) > 0 {
-		count = 1 // ten minutes each are enough
-	}
-	agents := []struct{ name, binary string }{{"ours", labtest.Agent(b)}, {"baseline", labtest.Baseline(b)}}
+	subjects := labtest.Subjects(b)
 	all := map[string][]sample{}
 	var alone []kernelWork
-	for range count {
-		for _, a := range agents {
+	for range rounds {
+		for _, a := range subjects {
 			// A benchmark of its own, so that its lab is gone before the next one starts.
-			b.Run(a.name, func(b *testing.B) {
-				s, i := observe(b, a.binary)
-				all[a.name] = append(all[a.name], s)
-				if a.name == "ours" {
+			b.Run(a.Name, func(b *testing.B) {
+				s, i := observe(b, a.Binary)
+				all[a.Name] = append(all[a.Name], s)
+				if a.Name == labtest.Ours {
 					alone = append(alone, measureKernelWork(b, i))
 				}
 			})
 		}
 	}
-	if len(all["ours"]) == 0 || len(all["baseline"]) == 0 {
-		b.Fatal("an agent was not measured")
+	for _, a := range subjects {
+		if len(all[a.Name]) == 0 {
+			b.Fatalf("%s was not measured", a.Name)
+		}
 	}
-	report(all["ours"], all["baseline"], alone)
+	report(subjects, all, alone)
+}
+
+// median is the median of one figure over the rounds.
+func median(list []sample, of func(sample) int) int {
+	var values []int
+	for _, s := range list {
+		values = append(values, of(s))
+	}
+	slices.Sort(values)
+	return values[len(values)/2]
 }
 
 // report prints the table and how the targets are met.
-func report(ours, base []sample, alone []kernelWork) {
-	value := func(list []sample, of func(sample) int) int {
-		var values []int
-		for _, s := range list {
-			values = append(values, of(s))
-		}
-		slices.Sort(values)
-		return values[len(values)/2]
-	}
-	row := func(name string, list []sample, of func(sample) measured) {
-		m := func(field func(measured) int) int { return value(list, func(s sample) int { return field(of(s)) }) }
-		fmt.Printf("  %-22s %9s %8d %8d %8d %8d %10d %9d\n", name, short(m(func(m measured) int { return m.pong })), m(func(m measured) int { return m.programs }),
-			m(func(m measured) int { return m.rss }), m(func(m measured) int { return m.anon }), m(func(m measured) int { return m.peak }),
-			m(func(m measured) int { return m.written }), m(func(m measured) int { return m.disk }))
-	}
-	fmt.Printf("\n  %-22s %9s %8s %8s %8s %8s %10s %9s\n", "medians, kB", "pong", "programs", "rss", "anon", "peak", "written", "to disk")
+func report(subjects []labtest.Subject, all map[string][]sample, alone []kernelWork) {
+	fmt.Printf("\n  %-24s %9s %8s %8s %8s %8s %10s %9s\n", "medians, kB", "pong", "programs", "rss", "anon", "peak", "written", "to disk")
 	for _, phase := range []struct {
 		name string
 		of   func(sample) measured
 	}{{"first boot", func(s sample) measured { return s.first }}, {"agent restart", func(s sample) measured { return s.restart }},
-		{"1,000 requests", func(s sample) measured { return s.busy }}, {"idle", func(s sample) measured { return s.idle }}} {
-		if phase.name == "idle" && ours[0].idle.rss == 0 {
-			continue
+		{"1,000 requests", func(s sample) measured { return s.busy }}} {
+		for _, a := range subjects {
+			m := func(field func(measured) int) int {
+				return median(all[a.Name], func(s sample) int { return field(phase.of(s)) })
+			}
+			fmt.Printf("  %-24s %9s %8d %8d %8d %8d %10d %9d\n", a.Name+", "+phase.name, short(m(func(m measured) int { return m.pong })), m(func(m measured) int { return m.programs }),
+				m(func(m measured) int { return m.rss }), m(func(m measured) int { return m.anon }), m(func(m measured) int { return m.peak }),
+				m(func(m measured) int { return m.written }), m(func(m measured) int { return m.disk }))
 		}
-		row("ours, "+phase.name, ours, phase.of)
-		row("baseline, "+phase.name, base, phase.of)
 	}
+	ours := all[labtest.Ours]
 	fmt.Printf("\n  steps of our first boot, in one of them:\n")
 	for _, s := range ours[0].steps {
 		if s.End > 0 {
 			fmt.Printf("    %-18s %9s .. %9s\n", s.Name, short(int(s.Start)), short(int(s.End)))
 		}
 	}
-	fmt.Println()
-	sum := value(ours, func(s sample) int { return s.first.pong })
 	work := medianWork(alone)
-	fmt.Printf("  kernel work alone: %s\n", work)
+	fmt.Printf("\n  kernel work alone: %s\n", work)
 	times := func(what string, wanted float64, of func(sample) int) {
-		fmt.Println(labtest.Faster(what, time.Duration(value(ours, of)), time.Duration(value(base, of)), wanted))
-	}
-	share := func(what string, wanted float64, of func(sample) int) {
-		if value(ours, of) > 0 {
-			fmt.Println(labtest.Share(what, value(ours, of), value(base, of), wanted))
+		each := map[string]time.Duration{}
+		for name, list := range all {
+			each[name] = time.Duration(median(list, of))
 		}
+		fmt.Println(labtest.Faster(what, each, wanted))
 	}
 	times("first boot, exec to pong", 10, func(s sample) int { return s.first.pong })
-	within := float64(sum) / float64(max(int(work.sum()), 1))
-	fmt.Printf("  %-34s %9s of %9s: %5.1f times, wanted at most 3 %s\n", "first boot to kernel work alone", short(sum), short(int(work.sum())), within, labtest.Met(within <= 3))
+	first := median(ours, func(s sample) int { return s.first.pong })
+	within := float64(first) / float64(max(int(work.sum()), 1))
+	fmt.Printf("  %-34s %9s of %9s: %5.1f times, wanted at most 3 %s\n", "first boot to kernel work alone", short(first), short(int(work.sum())), within, labtest.Met(within <= 3))
 	times("agent restart, exec to pong", 10, func(s sample) int { return s.restart.pong })
 	times("mount_disk, blank", 5, func(s sample) int { return int(s.disks.Blank) })
 	times("mount_disk, formatted", 5, func(s sample) int { return int(s.disks.Formatted) })
 	times("unmount_disk", 5, func(s sample) int { return int(s.disks.Unmount) })
 	times("migrate_disk, 200 MiB", 2, func(s sample) int { return int(s.disks.Migrate) })
 	times("ping beside it, p99", 3, func(s sample) int { return int(s.disks.Ping) })
-	share("VmRSS after boot, kB", 0.8, func(s sample) int { return s.first.rss })
-	share("VmRSS after 1,000 requests, kB", 0.8, func(s sample) int { return s.busy.rss })
-	share("VmRSS after idling, kB", 0.8, func(s sample) int { return s.idle.rss })
-	share("RssAnon after boot, kB", 1, func(s sample) int { return s.first.anon })
-	share("RssAnon after 1,000 requests, kB", 1, func(s sample) int { return s.busy.anon })
-	share("RssAnon after idling, kB", 1, func(s sample) int { return s.idle.anon })
 }
 
 func short(ns int) string { return time.Duration(ns).Round(100 * time.Microsecond).String() }

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -273,52 +272,5 @@ func TestMachineKilledAtStepBoundaries(t *testing.T) {
 				ready(t, i)
 			}
 		})
-	}
-}
-
-// TestMachineKilledAtRandom kills the agent at random moments of its boots.
-func TestMachineKilledAtRandom(t *testing.T) { killAtRandom(t, 20) }
-
-func killAtRandom(t *testing.T, times int) {
-	l := newLab(t)
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
-	firsts, boots := 0, 0 // hit before they were ready: boots of a new machine, boots at all
-	var i *lab.Instance
-	for n := range times {
-		longest := 40 * time.Millisecond // of a restart
-		if n%5 == 0 {                    // a machine of its own, so that first boots are hit too
-			if i != nil {
-				if err := i.Delete(t.Context()); err != nil {
-					t.Fatal(err)
-				}
-			}
-			i, longest = start(t, l, lab.VM{Ephemeral: lab.GiB}), 150*time.Millisecond
-		}
-		// From the moment at which there is an agent; it may have been killed a moment ago.
-		run(t, i, "sh", "-c", fmt.Sprintf(`until [ "$(systemctl show -P MainPID bosh-agent)" -gt 0 ] 2>/dev/null; do :; done; sleep %f
-			systemctl kill -s KILL --kill-who=main bosh-agent || true`, (time.Duration(random.Int64N(int64(longest)))).Seconds()))
-		if n%5 < 4 && n < times-1 {
-			continue
-		}
-		ready(t, i)
-		d := agentStatus(t, i)
-		if d.State != status.Ready {
-			t.Errorf("kill %d: %s %q %q", n, d.State, d.Verdict, d.Warnings)
-		}
-		for k, earlier := range d.Earlier {
-			if earlier.State == status.Starting {
-				boots++
-				if k == 0 {
-					firsts++
-				}
-			}
-		}
-	}
-	t.Logf("of %d kills %d hit a boot, %d of them a first one", times, boots, firsts)
-	// How many do depends on the machine; none would mean that the test misses what it is for.
-	if boots == 0 {
-		t.Errorf("none of %d kills hit a boot", times)
 	}
 }

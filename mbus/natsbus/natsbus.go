@@ -22,6 +22,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"cambium/internal/retry"
 	"cambium/internal/secret"
 	"cambium/mbus"
 )
@@ -259,12 +260,18 @@ func (b *Bus) Rotate(ctx context.Context, id Identity) (*Rotation, error) {
 // drainTime is how long a replaced connection may take to hand on what it had received.
 const drainTime = 5 * time.Second
 
+// overlapTime is how long the old connection stays subscribed beside the new one. The server looks up the subscribers of
+// a request before it delivers it; a busy server may do so before the new subscription and deliver after the end of the
+// old one, and that request would reach neither.
+const overlapTime = 250 * time.Millisecond
+
 // Commit makes the new connection the current one and closes the old.
 func (r *Rotation) Commit(ctx context.Context) {
 	b := r.bus
 	b.mu.Lock()
 	b.current, b.next = r.new, nil
 	b.mu.Unlock()
+	_ = retry.Sleep(ctx, overlapTime) // the end of ctx only shortens the overlap
 	r.old.retire()
 	r.old.handOver(&r.new.outbox)
 	b.mu.Lock()

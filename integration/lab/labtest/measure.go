@@ -197,16 +197,50 @@ func attach(ctx context.Context, i *lab.Instance, cid string) error {
 	return err
 }
 
-// Faster says how a time compares with the baseline's.
-func Faster(what string, ours, base time.Duration, wanted float64) string {
-	ratio := base.Seconds() / max(ours, 1).Seconds()
-	return fmt.Sprintf("  %-34s %9s of %9s: %5.1f times faster, wanted %.0f %s", what, short(ours), short(base), ratio, wanted, Met(ratio >= wanted))
+// The names of the agents that a benchmark compares.
+const (
+	Ours         = "ours"
+	BaselineName = "baseline"
+	PreviousName = "previous"
+)
+
+// Subject is an agent that a benchmark measures.
+type Subject struct{ Name, Binary string }
+
+// Subjects are the agents that a benchmark compares: this one, the baseline, and, if PREVIOUS is set, the binary that
+// it names. That is for an older build of this agent, so that before and after are measured in one run.
+func Subjects(t testing.TB) []Subject {
+	t.Helper()
+	all := []Subject{{Ours, Agent(t)}, {BaselineName, Baseline(t)}}
+	if path := os.Getenv("PREVIOUS"); path != "" {
+		if _, err := os.Stat(path); err != nil {
+			t.Fatalf("PREVIOUS: %v", err)
+		}
+		all = append(all, Subject{PreviousName, path})
+	}
+	return all
 }
 
-// Share says how an amount compares with the baseline's.
-func Share(what string, ours, base int, wanted float64) string {
+// Faster compares our time with the baseline's; of has the times by the name of the subject.
+func Faster(what string, of map[string]time.Duration, wanted float64) string {
+	ours, base := of[Ours], of[BaselineName]
+	ratio := base.Seconds() / max(ours, 1).Seconds()
+	line := fmt.Sprintf("  %-34s %9s of %9s: %5.1f times faster, wanted %.0f %s", what, short(ours), short(base), ratio, wanted, Met(ratio >= wanted))
+	if previous, measured := of[PreviousName]; measured {
+		line += fmt.Sprintf(", previous %s", short(previous))
+	}
+	return line
+}
+
+// Share compares our amount with the baseline's; of has the amounts by the name of the subject.
+func Share(what string, of map[string]int, wanted float64) string {
+	ours, base := of[Ours], of[BaselineName]
 	ratio := float64(ours) / float64(max(base, 1))
-	return fmt.Sprintf("  %-34s %9d of %9d: %5.0f %%, wanted %.0f %% %s", what, ours, base, 100*ratio, 100*wanted, Met(ratio <= wanted))
+	line := fmt.Sprintf("  %-34s %9d of %9d: %5.2f, wanted %.2f %s", what, ours, base, ratio, wanted, Met(ratio <= wanted))
+	if previous, measured := of[PreviousName]; measured {
+		line += fmt.Sprintf(", previous %d", previous)
+	}
+	return line
 }
 
 func short(d time.Duration) string { return d.Round(100 * time.Microsecond).String() }
