@@ -58,6 +58,8 @@ type Agent struct {
 	Ping time.Duration
 	// Progress, if set, is told of every poll of a running task.
 	Progress func(method, task string, elapsed time.Duration)
+	// Ended, if set, is told that the end of a task has become known.
+	Ended func(method, task string)
 }
 
 // DefaultTimeout is the Director's for one reply.
@@ -117,7 +119,8 @@ func running(value json.RawMessage) (task, bool) {
 	return t, t.ID != "" && t.State == "running"
 }
 
-// Do sends a request and, if it starts a task, polls it to its end.
+// Do sends a request and, if it starts a task, polls it to its end. As the Director and the CLI do, it asks for
+// the task at once and then after each pause.
 func (a *Agent) Do(ctx context.Context, method string, arguments ...any) (json.RawMessage, error) {
 	start := time.Now()
 	value, err := a.Call(ctx, method, arguments...)
@@ -125,22 +128,27 @@ func (a *Agent) Do(ctx context.Context, method string, arguments ...any) (json.R
 	if pause == 0 {
 		pause = time.Second
 	}
-	failures := 0
+	failures, polls, id := 0, 0, ""
 	for {
+		t, unfinished := running(value)
+		if id != "" && (err != nil || !unfinished) && a.Ended != nil {
+			a.Ended(method, id)
+		}
 		if err != nil {
 			return nil, err
 		}
-		t, unfinished := running(value)
 		if !unfinished {
 			return value, nil
 		}
-		if a.Progress != nil {
+		if id = t.ID; a.Progress != nil {
 			a.Progress(method, t.ID, time.Since(start))
 		}
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("%s: task %s: %w", method, t.ID, ctx.Err())
-		case <-time.After(pause):
+		if polls++; polls > 1 {
+			select {
+			case <-ctx.Done():
+				return nil, fmt.Errorf("%s: task %s: %w", method, t.ID, ctx.Err())
+			case <-time.After(pause):
+			}
 		}
 		value, err = a.Call(ctx, "get_task", t.ID)
 		// create-env tolerates ten failures in a row; over NATS the retries are those of Call.
