@@ -35,17 +35,18 @@ func restart(t *testing.T, i *lab.Instance) {
 	t.Logf("agent is back after %v", time.Since(begin).Round(time.Millisecond))
 }
 
-// wantPlan checks what `agent plan` says of the network.
+// wantPlan checks what `agent plan` says of the network, once networkd has been told of the last
+// change: a first boot leaves that until after its verdict.
 func wantPlan(t *testing.T, i *lab.Instance, want ...string) {
 	t.Helper()
-	out, err := i.Output(t.Context(), "/var/vcap/bosh/bin/bosh-agent", "plan", "-C", "/var/vcap/bosh/agent.json", "--json")
-	var p plannedBoot
-	if jsonErr := json.Unmarshal([]byte(out), &p); jsonErr != nil {
-		t.Fatalf("agent plan: %v, %v: %s", err, jsonErr, out)
-	}
-	if got := p.texts()["network"]; fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("planned %q, want %q", got, want)
-	}
+	eventually(t, fmt.Sprintf("a plan of %q for the network", want), func() bool {
+		out, err := i.Output(t.Context(), "/var/vcap/bosh/bin/bosh-agent", "plan", "-C", "/var/vcap/bosh/agent.json", "--json")
+		var p plannedBoot
+		if jsonErr := json.Unmarshal([]byte(out), &p); jsonErr != nil {
+			t.Fatalf("agent plan: %v, %v: %s", err, jsonErr, out)
+		}
+		return fmt.Sprint(p.texts()["network"]) == fmt.Sprint(want)
+	})
 }
 
 // TestMachineNetworkOfTheAgent follows one machine through changes of its settings: further
