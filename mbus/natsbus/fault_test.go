@@ -259,11 +259,24 @@ func TestRotation(t *testing.T) {
 	}
 
 	// An identity that the server does not know leaves everything as it was.
-	short, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
-	if _, err := b.Rotate(short, identity(d, permanent)); err == nil || !refused(errors.Unwrap(err)) {
+	short, cancel := context.WithCancel(t.Context())
+	failed := make(chan error, 1)
+	go func() {
+		_, err := b.Rotate(short, identity(d, permanent))
+		failed <- err
+	}()
+	testnats.Until(t, "the refusal", func() bool {
+		b.mu.Lock()
+		next := b.next
+		b.mu.Unlock()
+		return next != nil && refused(next.lastError())
+	})
+	cancel()
+	if err := <-failed; err == nil || !refused(errors.Unwrap(err)) {
 		t.Fatalf("got %v, want the refusal", err)
 	}
+	// The server's reload of its users races with its own refusal of a connection.
+	testnats.Until(t, "the refused connection's end", func() bool { return d.Server.NumClients() == 2 })
 	if got := r.Call(agentID, "ping"); got != pongReply {
 		t.Fatalf("after a failed rotation: %s", got)
 	}
@@ -303,6 +316,7 @@ func TestRotation(t *testing.T) {
 		counts := twice.copies[maphash.Bytes(twice.seed, envelope)]
 		return len(counts) == 2 && counts[rotation.old] == 3 && counts[rotation.new] == 3
 	})
+	testnats.Until(t, "they are handled", func() bool { return total.Load()-before >= 5 })
 	if got := total.Load() - before; got != 5 {
 		t.Errorf("%d requests were handled, want two pings and three repeated ones", got)
 	}

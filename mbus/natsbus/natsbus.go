@@ -62,9 +62,10 @@ type Bus struct {
 	ctx     context.Context // of Run; nil before and after
 	current *link
 	next    *link // during a rotation
-	// duplicates is set while two links are subscribed: from the beginning of a rotation until the old
-	// link has handed on what it had received.
+	// duplicates is set while both links of a rotation may deliver copies of one request; overlaps counts the
+	// rotations of which that is true.
 	duplicates *duplicates
+	overlaps   int
 	links      sync.WaitGroup
 }
 
@@ -240,7 +241,8 @@ func (b *Bus) Rotate(ctx context.Context, id Identity) (*Rotation, error) {
 		b.mu.Unlock()
 		return nil, errors.New("nats: another rotation is under way")
 	}
-	b.next, b.duplicates = l, newDuplicates()
+	b.next = l
+	b.beginOverlap()
 	r := &Rotation{bus: b, old: b.current, new: l}
 	b.start(l)
 	b.mu.Unlock()
@@ -274,19 +276,35 @@ func (r *Rotation) Commit(ctx context.Context) {
 	_ = retry.Sleep(ctx, overlapTime) // the end of ctx only shortens the overlap
 	r.old.retire()
 	r.old.handOver(&r.new.outbox)
-	b.mu.Lock()
-	if b.next == nil { // no other rotation has begun meanwhile
-		b.duplicates = nil
-	}
-	b.mu.Unlock()
+	b.endOverlap()
 	b.beforeConnect(ctx)
+}
+
+// beginOverlap has duplicates recognized from now on; the caller holds mu.
+func (b *Bus) beginOverlap() {
+	if b.overlaps++; b.duplicates == nil {
+		b.duplicates = newDuplicates()
+	}
+}
+
+// endOverlap ends that, a while after one of the two links has been given up: copies of what that one delivered may
+// still be queued in the other.
+func (b *Bus) endOverlap() {
+	time.AfterFunc(overlapTime, func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if b.overlaps--; b.overlaps == 0 {
+			b.duplicates = nil
+		}
+	})
 }
 
 // Abort closes the new connection; the old one stays.
 func (r *Rotation) Abort(ctx context.Context) {
 	r.bus.mu.Lock()
-	r.bus.next, r.bus.duplicates = nil, nil
+	r.bus.next = nil
 	r.bus.mu.Unlock()
 	r.new.cancel()
+	r.bus.endOverlap()
 	r.bus.beforeConnect(ctx) // only the old addresses again
 }
