@@ -4,7 +4,6 @@ package storage
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -17,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/looptest"
-	"cambium/platform/copytree"
 	"cambium/platform/copytree/apart"
 	"cambium/platform/disk"
 	"cambium/platform/mount"
@@ -130,17 +128,7 @@ func compareCopies(b *testing.B, fill func(dir string)) {
 	fill(source)
 	ways := map[string]func(to string) error{
 		"ours": func(to string) error {
-			// As in the agent, a process of its own does it.
-			trees, err := apart.Start(context.Background(), "/proc/self/exe")
-			if err != nil {
-				return err
-			}
-			o := copytree.Options{Exact: true}
-			err = trees.Copy(context.Background(), source, to, o)
-			if err == nil {
-				err = trees.Verify(context.Background(), source, to, o)
-			}
-			return errors.Join(err, trees.Close())
+			return apart.Run(context.Background(), "/proc/self/exe", apart.Request{From: source, To: to, Exact: true}, func(apart.Report) {})
 		},
 		"tar": func(to string) error {
 			return exec.Command("sh", "-c", "tar -C "+source+" --xattrs --xattrs-include='*' -S -cf - . | tar -C "+to+" --xattrs --xattrs-include='*' -xpf -").Run()

@@ -17,9 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/looptest"
+	"cambium/platform/copytree/apart"
 	"cambium/platform/mount"
 	"cambium/settings"
-	"cambium/storage/decide"
 	"cambium/storage/internal/intent"
 )
 
@@ -366,11 +366,11 @@ func TestRootMigrateChangingSource(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			b, old := binding(t)
 			b.ok(os.Mkdir(filepath.Join(old, "sub"), 0o750))
-			for n := range decide.CopyRounds + 1 {
+			for n := range apart.MaxRounds + 1 {
 				write(t, filepath.Join(old, "sub", fmt.Sprint(n)), "x")
 			}
 			write(t, filepath.Join(old, "large"), large)
-			times, limit := 0, decide.CopyRounds // behind every pass
+			times, limit := 0, apart.MaxRounds // behind every pass
 			b.CrashPoint = func(name string) {
 				if name == "verify" && times < limit {
 					b.ok(c.change(old, times))

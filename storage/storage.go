@@ -61,8 +61,7 @@ type Config struct {
 	Foreign func() string
 	// Progress, if set, is told how far a migration has come; the zero value ends it.
 	Progress func(MigrationProgress)
-	// Program is the agent's own, which copies when it is called by apart.Word. Without one, disks
-	// are copied in this process.
+	// Program is the agent's own, which copies trees when it is called by apart.Word.
 	Program string
 	// AfterBoot, if set, defers work that no caller waits for.
 	AfterBoot func(func())

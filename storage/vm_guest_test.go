@@ -86,7 +86,7 @@ var guestDisks = func() Disks {
 		panic(err) // no pattern, so there is nothing to reject
 	}
 	records := &guestRecords{disks: map[string]settings.PersistentDisk{"vol-data": {CID: "vol-data", Hint: settings.DiskHint{Path: "/dev/sdz"}}}}
-	return New(Config{Dirs: vcap.New(""), Resolver: r, Records: records, Log: guestLog()})
+	return New(Config{Dirs: vcap.New(""), Resolver: r, Records: records, Program: "/proc/self/exe", Log: guestLog()})
 }
 
 var guestChecks = []testvm.Check{

@@ -1,525 +1,353 @@
 package copytree
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
 
-type copier struct {
-	*walk
-	*flusher
-}
-
-// flushEvery is after how much the target is flushed while the copying goes on: the one disk
+// flushEvery is after how many bytes the target is flushed while the copying goes on: one disk
 // writes while the other is read, and little is left to wait for at the end.
 const flushEvery = 128 << 20
 
-type flusher struct {
-	written atomic.Int64
-	due     chan struct{}
+// copier is the visitor of Copy.
+type copier struct {
+	*Trees
+	progress *Counter
+	links    *links
+	written  atomic.Int64
+	flushDue chan struct{}
 }
 
-func (c copier) wrote(n int64) {
-	c.options.Progress.bytes.Add(n)
+func (c *copier) flush() error {
+	if err := unix.Syncfs(int(c.to.Fd())); err != nil {
+		return fmt.Errorf("flush: %w", err)
+	}
+	return nil
+}
+
+func (c *copier) flushWhenDue() (err error) {
+	for range c.flushDue {
+		err = errors.Join(err, c.flush())
+	}
+	return err
+}
+
+func (c *copier) wrote(n int64) {
+	c.progress.bytes.Add(n)
 	if now := c.written.Add(n); now/flushEvery != (now-n)/flushEvery {
 		select {
-		case c.due <- struct{}{}:
+		case c.flushDue <- struct{}{}:
 		default: // one is due already
 		}
 	}
 }
 
-func (c copier) before(rel string, _ *unix.Stat_t) error {
-	if rel == "." {
-		return c.handNothingDown(rel)
+func (c *copier) enter(d *dir) error {
+	if flags, err := getFlags(d.from); err != nil {
+		return err
+	} else if flags != 0 {
+		c.flagged.Store(true)
 	}
-	err := unix.Mkdirat(c.to, rel, 0o700)
-	if !errors.Is(err, unix.EEXIST) {
+	if d.parent == nil {
+		return takeOver(d.to)
+	}
+	err := unix.Mkdirat(d.parent.to, d.name, 0o700)
+	d.fresh = err == nil
+	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return err
 	}
-	var have unix.Stat_t
-	if err := lstatat(c.to, rel, &have); err != nil {
+	d.to, err = openDir(d.parent.to, d.name)
+	if errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
+		if !c.exact {
+			return errors.New("the target has something else of that name")
+		}
+		if err := removeAll(d.parent.to, d.name); err != nil {
+			return err
+		}
+		if err := unix.Mkdirat(d.parent.to, d.name, 0o700); err != nil {
+			return err
+		}
+		d.fresh = true
+		d.to, err = openDir(d.parent.to, d.name)
+	}
+	if err != nil || d.fresh {
 		return err
 	}
-	if have.Mode&unix.S_IFMT == unix.S_IFDIR {
-		return c.handNothingDown(rel)
-	}
-	if !c.options.Exact {
-		return errors.New("the target has something else of that name")
-	}
-	if err := unix.Unlinkat(c.to, rel, 0); err != nil {
-		return err
-	}
-	return unix.Mkdirat(c.to, rel, 0o700)
+	return takeOver(d.to)
 }
 
-// handNothingDown takes away the default ACL of a directory that was there before: what is made in it would get
-// it as its own. If the source has one it is set again in the end.
-func (c copier) handNothingDown(rel string) error {
-	err := unix.Lremovexattr(procPath(c.to, rel), "system.posix_acl_default")
+// takeOver makes a directory root's alone that was there before. From then on no other user can
+// change what is in it, and it hands nothing down to what is made in it: no group, no flags, no ACL.
+func takeOver(fd int) error {
+	if err := clearFlags(fd); err != nil {
+		return err
+	}
+	if err := unix.Fchown(fd, 0, 0); err != nil {
+		return err
+	}
+	if err := unix.Fchmod(fd, 0o700); err != nil {
+		return err
+	}
+	err := unix.Fremovexattr(fd, "system.posix_acl_default")
 	if errors.Is(err, unix.ENODATA) || errors.Is(err, unix.ENOTSUP) {
 		return nil
 	}
 	return err
 }
 
-func (c copier) after(rel string, st *unix.Stat_t) error { return c.attributes(rel, st) }
-
-// open opens a source that is read together with others.
-func (c copier) open(rel string, p *piece) (bool, error) {
-	var err error
-	if p.fd, err = openFile(c.from, rel, unix.O_RDONLY|unix.O_DIRECT); errors.Is(err, unix.EINVAL) {
-		p.fd, err = openFile(c.from, rel, unix.O_RDONLY) // a file system without such reads
+func (c *copier) leave(d *dir) error {
+	if d.parent == nil {
+		return nil // Finish does it
 	}
-	if err != nil {
-		return false, vanished("open", rel, err)
-	}
-	if err := fstat(p.fd, &p.st); err != nil {
-		return false, errors.Join(err, closeFile(p.fd))
-	}
-	if !readable(&p.st) {
-		return false, closeFile(p.fd)
-	}
-	return true, nil
+	return copyAttributes(d.from, d.to, &d.st)
 }
 
-// done writes what was read of a source. False means that the target has something of that name, or that the
-// source could not be read so.
-func (c copier) done(p *piece) (bool, error) {
-	content, whole := p.content()
-	if !whole {
-		return false, nil
-	}
-	target, err := c.create(p.rel, &p.st)
-	if errors.Is(err, unix.EEXIST) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	if err = writeAt(target, content, 0); err == nil {
-		c.wrote(p.st.Size)
-		err = c.finishFile(p.fd, target, &p.st, c.options.Sums.block(content, 0), true)
-	}
-	return true, errors.Join(err, closeFile(target))
-}
+func (c *copier) surplus(d *dir, name string) error { return removeAll(d.to, name) }
 
-func (c copier) entry(rel string, st *unix.Stat_t, me *worker) (err error) {
-	if st.Nlink > 1 {
-		state, first := c.links.first(st, rel)
-		if !first {
-			<-state.done
-			if state.err != nil {
-				return nil // reported where it happened
-			}
-			return c.link(state.rel, rel)
-		}
-		defer func() { state.err = err; close(state.done) }()
+func (c *copier) entry(d *dir, e entry, me *worker) error {
+	flags := unix.O_PATH
+	if e.kind == unix.DT_REG {
+		flags = unix.O_RDONLY
 	}
-	if st.Mode&unix.S_IFMT == unix.S_IFREG {
-		// As a rule nothing is there yet, and nobody need look.
-		if err := c.file(rel, st, me); !errors.Is(err, unix.EEXIST) {
-			return err
-		}
+	source, err := openFile(d.from, e.name, flags)
+	if err != nil {
+		return changed("open", err)
 	}
-	var have unix.Stat_t
-	switch err := lstatat(c.to, rel, &have); {
-	case errors.Is(err, unix.ENOENT):
-	case err != nil:
+	defer unix.Close(source)
+	var st unix.Stat_t
+	if err := unix.Fstat(source, &st); err != nil {
 		return err
-	case c.complete(rel, st, &have):
-		c.options.Progress.bytes.Add(min(st.Blocks*512, st.Size))
+	}
+	if kindOf(&st) != e.kind {
+		return &DifferenceError{What: "kind"} // it was replaced since the directory was read
+	}
+	if st.Nlink <= 1 {
+		return c.make(d, e.name, source, &st, me)
+	}
+	l, first := c.links.meet(&st, d, e.name)
+	if !first {
+		<-l.done
+		if l.err != nil {
+			return nil // reported under the first name
+		}
+		return c.link(l, d, e.name)
+	}
+	defer close(l.done)
+	var made unix.Stat_t
+	if l.err = c.make(d, e.name, source, &st, me); l.err == nil {
+		l.err = unix.Fstatat(d.to, e.name, &made, unix.AT_SYMLINK_NOFOLLOW)
+	}
+	l.target = made.Ino
+	return l.err
+}
+
+// link gives a file that has been copied one more name.
+func (c *copier) link(l *link, d *dir, name string) error {
+	var have unix.Stat_t
+	err := unix.Fstatat(d.to, name, &have, unix.AT_SYMLINK_NOFOLLOW)
+	switch {
+	case err == nil && have.Ino == l.target:
 		return nil
-	case have.Mode&unix.S_IFMT == unix.S_IFDIR && !c.options.Exact:
+	case err == nil:
+		err = c.makeWay(d, name, &have)
+	case errors.Is(err, unix.ENOENT):
+		err = nil
+	}
+	if err != nil {
+		return err
+	}
+	first, err := openBeneath(int(c.to.Fd()), l.dir)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(first)
+	if err := unix.Linkat(first, l.name, d.to, name, 0); err != nil {
+		return fmt.Errorf("link to %q: %w", l.name, err)
+	}
+	if err := unix.Fstatat(d.to, name, &have, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return err
+	}
+	if have.Ino != l.target {
+		return &DifferenceError{What: "being a link to " + l.name}
+	}
+	return nil
+}
+
+// makeWay removes what the target has in the place of something else. A directory is removed only
+// where it is left over from an interrupted copy.
+func (c *copier) makeWay(d *dir, name string, have *unix.Stat_t) error {
+	if kindOf(have) == unix.DT_DIR && !c.exact {
 		return errors.New("the target has a directory of that name")
-	default:
-		if err := removeAll(c.to, rel); err != nil {
+	}
+	return removeAll(d.to, name)
+}
+
+func (c *copier) make(d *dir, name string, source int, st *unix.Stat_t, me *worker) error {
+	if kindOf(st) != unix.DT_REG {
+		return c.makeNode(d, name, source, st)
+	}
+	if flags, err := getFlags(source); err != nil {
+		return err
+	} else if flags != 0 {
+		c.flagged.Store(true)
+	}
+	const exclusive = unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	target, err := unix.Openat(d.to, name, exclusive, createMode)
+	if errors.Is(err, unix.EEXIST) {
+		complete, err := c.resume(d, name, source, st)
+		if err != nil || complete {
 			return err
 		}
-	}
-	switch st.Mode & unix.S_IFMT {
-	case unix.S_IFREG:
-		return c.file(rel, st, me)
-	case unix.S_IFLNK:
-		target, err := readlink(c.from, rel)
+		target, err = unix.Openat(d.to, name, exclusive, createMode)
 		if err != nil {
 			return err
 		}
-		if err := unix.Symlinkat(target, c.to, rel); err != nil {
-			return err
-		}
-	default:
-		if err := unix.Mknodat(c.to, rel, st.Mode&^0o7777|0o600, int(st.Rdev)); err != nil {
-			return err
-		}
-	}
-	return c.attributes(rel, st)
-}
-
-// complete reports whether a file looks as if it was copied before an interruption: the times are set last. It
-// can look so and have lost its content in a power cut; Verify compares the bytes and suspects it then.
-func (c copier) complete(rel string, st, have *unix.Stat_t) bool {
-	if st.Mode&unix.S_IFMT != unix.S_IFREG || !same(st, have) || c.options.Sums.suspected(st) {
-		return false
-	}
-	return verifier{c.walk}.sameXattrs(rel) == nil
-}
-
-func (c copier) link(first, rel string) error {
-	var have, want unix.Stat_t
-	if err := lstatat(c.to, first, &want); err != nil {
+	} else if err != nil {
 		return err
 	}
-	if lstatat(c.to, rel, &have) == nil {
-		if have.Ino == want.Ino {
-			return nil
-		}
-		if err := removeAll(c.to, rel); err != nil {
-			return err
-		}
-	}
-	return unix.Linkat(c.to, first, c.to, rel, 0)
+	err = c.makeFile(source, target, st, me)
+	return errors.Join(err, unix.Close(target))
 }
 
-func (c copier) file(rel string, st *unix.Stat_t, me *worker) error {
-	if st.Size >= largeFile {
-		return c.largeFile(rel, st, me)
-	}
-	source, err := openFile(c.from, rel, unix.O_RDONLY)
-	if err != nil {
-		return vanished("open", rel, err)
-	}
-	defer closeFile(source)
-	target, err := c.create(rel, st)
-	if err != nil {
-		return err
-	}
-	digest, err := c.content(source, target, st, me.a)
-	if err == nil {
-		err = c.finishFile(source, target, st, digest, st.Blocks*512 >= st.Size)
-	}
-	return errors.Join(err, closeFile(target))
-}
-
-// finishFile gives a file its attributes, and remembers its digest where there is one.
-func (c copier) finishFile(source, target int, st *unix.Stat_t, digest uint64, whole bool) error {
-	attributes, err := setAttributes(source, target, st)
-	if err == nil && whole {
-		c.options.Sums.put(st, digest, c.options.Sums.attributes(attributes))
-	}
-	return err
-}
-
-func (c copier) create(rel string, st *unix.Stat_t) (int, error) {
-	return openat(c.to, rel, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, firstMode(st))
-}
-
-// firstMode is what a file is made with. In a process of its own, which has no mask, that is its mode as a rule:
-// nobody gets at a file before its time, since the directories are root's alone until they are done.
-func firstMode(st *unix.Stat_t) uint32 {
-	if alone {
-		return st.Mode & 0o777
-	}
-	return 0o600
-}
-
-func (c copier) largeFile(rel string, st *unix.Stat_t, me *worker) error {
-	source, err := openDirect(c.from, rel, unix.O_RDONLY)
-	if err != nil {
-		return vanished("open", rel, err)
-	}
-	defer source.close()
-	made, err := c.create(rel, st)
-	if err != nil {
-		return err
-	}
-	defer closeFile(made)
-	shared, err := c.shared(source.plain, made, st)
-	if err != nil {
-		return err
-	}
-	if shared {
-		return c.finishFile(source.plain, made, st, 0, false)
-	}
-	target, err := openDirect(c.to, rel, unix.O_WRONLY)
-	if err != nil {
-		return err
-	}
-	digest, err := c.large(source, target, st, me)
-	if err := errors.Join(err, target.close()); err != nil {
-		return err
-	}
-	return c.finishFile(source.plain, made, st, digest, true)
-}
-
-// shared lets two files of one file system have the same blocks, where it knows how to.
-func (c copier) shared(source, target int, st *unix.Stat_t) (bool, error) {
-	var other unix.Stat_t
-	if err := unix.Fstat(target, &other); err != nil {
+// resume looks at what the target has in the place of a regular file. It reports whether that
+// is a complete copy, and removes anything else. The times are set last, so that a file with the
+// right ones looks complete; it can still have lost its content in a power cut, which Verify finds.
+func (c *copier) resume(d *dir, name string, source int, st *unix.Stat_t) (complete bool, err error) {
+	var have unix.Stat_t
+	if err := unix.Fstatat(d.to, name, &have, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return false, err
 	}
-	if other.Dev != st.Dev || unix.IoctlFileClone(target, source) != nil {
-		return false, nil
+	if kindOf(&have) == unix.DT_REG {
+		target, err := openFile(d.to, name, unix.O_RDONLY)
+		if err != nil {
+			return false, err
+		}
+		defer unix.Close(target)
+		if err := clearFlags(target); err != nil {
+			return false, err
+		}
+		same, err := sameXattrs(source, target, st)
+		if err != nil {
+			return false, err
+		}
+		if same && difference(st, &have) == "" && !c.digests.suspected(st) {
+			c.progress.bytes.Add(min(st.Blocks*512, st.Size))
+			return true, nil
+		}
 	}
-	c.options.Progress.bytes.Add(min(st.Blocks*512, st.Size))
-	return true, nil
+	return false, c.makeWay(d, name, &have)
+}
+
+func (c *copier) makeFile(source, target int, st *unix.Stat_t, me *worker) error {
+	digest, err := c.content(source, target, st, me)
+	if err != nil {
+		return err
+	}
+	all, err := xattrs(source, st)
+	if err != nil {
+		return err
+	}
+	if err := setAttributes(target, st, all); err != nil {
+		return err
+	}
+	if !sparse(st) {
+		c.digests.put(st, c.digests.addAttributes(digest, all))
+	}
+	return nil
 }
 
 // content copies the data and leaves the holes. The digest is that of a file without holes.
-func (c copier) content(source, target int, st *unix.Stat_t, buffer []byte) (digest uint64, err error) {
-	if st.Blocks*512 >= st.Size {
-		return c.extent(source, target, 0, st.Size, buffer)
-	}
-	if err := unix.Ftruncate(target, st.Size); err != nil {
-		return 0, err
-	}
-	return 0, extents(source, st.Size, func(from, to int64) error {
-		_, err := c.extent(source, target, from, to, buffer)
-		return err
-	})
-}
-
-func (c copier) extent(source, target int, from, to int64, buffer []byte) (digest uint64, err error) {
-	for from < to {
-		n := min(int64(len(buffer)), to-from)
-		if err := readAt(source, buffer[:n], from); err != nil {
+func (c *copier) content(source, target int, st *unix.Stat_t, me *worker) (digest uint64, err error) {
+	holes := sparse(st)
+	if holes {
+		if err := unix.Ftruncate(target, st.Size); err != nil {
 			return 0, err
 		}
-		if err := writeAt(target, buffer[:n], from); err != nil {
+	}
+	for at := int64(0); at < st.Size; {
+		if err := context.Cause(me.ctx); err != nil {
 			return 0, err
 		}
-		digest ^= c.options.Sums.block(buffer[:n], from)
-		c.wrote(n)
-		from += n
+		end := min(at+blockSize, st.Size)
+		if holes {
+			if at, err = seek(source, at, st.Size, unix.SEEK_DATA); err != nil || at == st.Size {
+				return 0, err
+			}
+			hole, err := seek(source, at, st.Size, unix.SEEK_HOLE)
+			if err != nil {
+				return 0, err
+			}
+			end = min(at+blockSize, hole)
+		}
+		block := me.a[:end-at]
+		if err := readAt(source, block, at); err != nil {
+			return 0, err
+		}
+		if err := writeAt(target, block, at); err != nil {
+			return 0, err
+		}
+		digest = c.digests.add(digest, block)
+		c.wrote(end - at)
+		at = end
 	}
 	return digest, nil
 }
 
-// The files are read and written by descriptor alone: a tree has many, and os.File asks the
-// kernel about each whether it can be polled.
-
-func readAt(fd int, b []byte, offset int64) error {
-	for len(b) > 0 {
-		n, err := pread(fd, b, offset)
-		switch {
-		case errors.Is(err, unix.EINTR):
-			continue
-		case err != nil:
-			return fmt.Errorf("read: %w", err)
-		case n == 0:
-			return fmt.Errorf("read: it became shorter meanwhile: %w", io.ErrUnexpectedEOF)
-		}
-		b, offset = b[n:], offset+int64(n)
-	}
-	return nil
-}
-
-func writeAt(fd int, b []byte, offset int64) error {
-	for len(b) > 0 {
-		n, err := pwrite(fd, b, offset)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("write: %w", err)
-		}
-		b, offset = b[n:], offset+int64(n)
-	}
-	return nil
-}
-
-// extents calls f for each range of a file that holds data.
-func extents(file int, size int64, f func(from, to int64) error) error {
-	return extentsIn(file, 0, size, f)
-}
-
-func extentsIn(file int, from, to int64, f func(from, to int64) error) error {
-	for from < to {
-		start, err := unix.Seek(file, from, unix.SEEK_DATA)
-		if errors.Is(err, unix.ENXIO) || err == nil && start >= to {
-			return nil
-		}
+// makeNode makes what is not a regular file. Since it cannot be opened, or must not, it has a
+// descriptor that only stands for it.
+func (c *copier) makeNode(d *dir, name string, source int, st *unix.Stat_t) error {
+	var have unix.Stat_t
+	if err := unix.Fstatat(d.to, name, &have, unix.AT_SYMLINK_NOFOLLOW); err == nil {
+		err = c.makeWay(d, name, &have)
 		if err != nil {
 			return err
 		}
-		end, err := unix.Seek(file, start, unix.SEEK_HOLE)
-		if err != nil {
-			return err
-		}
-		if end <= start {
-			return nil
-		}
-		if err := f(start, min(end, to)); err != nil {
-			return err
-		}
-		from = end
-	}
-	return nil
-}
-
-func openFile(dir int, rel string, flags int) (int, error) {
-	flags |= unix.O_NOFOLLOW | unix.O_CLOEXEC | unix.O_NONBLOCK
-	fd, err := openat(dir, rel, flags|unix.O_NOATIME, 0)
-	if errors.Is(err, unix.EPERM) {
-		fd, err = openat(dir, rel, flags, 0)
-	}
-	return fd, err
-}
-
-// setAttributes finishes a regular file through its descriptor. The order matters: changing
-// the owner clears modes and capabilities, and the times, last, are what a resumed copy trusts.
-// It returns the extended ones.
-func setAttributes(source, fd int, st *unix.Stat_t) (map[string]string, error) {
-	if st.Uid != 0 || st.Gid != 0 {
-		if err := fchown(fd, st.Uid, st.Gid); err != nil {
-			return nil, err
-		}
-	}
-	if st.Mode&0o7777 != firstMode(st) {
-		if err := fchmod(fd, st.Mode&0o7777); err != nil {
-			return nil, err
-		}
-	}
-	all, err := fdXattrs(source)
-	if err != nil {
-		return nil, err
-	}
-	for name, value := range all {
-		if err := unix.Fsetxattr(fd, name, []byte(value), 0); err != nil {
-			return nil, fmt.Errorf("attribute %s: %w", name, err)
-		}
-	}
-	return all, setTimes(fd, st)
-}
-
-// attributes finishes anything else, by name, since not everything can be opened.
-func (c copier) attributes(rel string, st *unix.Stat_t) error {
-	if err := unix.Fchownat(c.to, rel, int(st.Uid), int(st.Gid), unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	} else if !errors.Is(err, unix.ENOENT) {
 		return err
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFLNK {
-		if err := unix.Fchmodat(c.to, rel, st.Mode&0o7777, 0); err != nil {
+	if kindOf(st) == unix.DT_LNK {
+		target, err := readlink(source)
+		if err != nil {
 			return err
 		}
+		if err := unix.Symlinkat(target, d.to, name); err != nil {
+			return err
+		}
+	} else if err := unix.Mknodat(d.to, name, st.Mode&unix.S_IFMT|0o600, int(st.Rdev)); err != nil {
+		return err
 	}
-	want, err := xattrs(c.from, rel)
+	target, err := openFile(d.to, name, unix.O_PATH)
 	if err != nil {
 		return err
 	}
-	have, err := xattrs(c.to, rel) // a directory may have been there before
-	if err != nil {
+	defer unix.Close(target)
+	if err := unix.Fstat(target, &have); err != nil {
 		return err
 	}
-	for name := range have {
-		if _, wanted := want[name]; !wanted {
-			if err := unix.Lremovexattr(procPath(c.to, rel), name); err != nil {
-				return fmt.Errorf("attribute %s: %w", name, err)
-			}
-		}
+	if kindOf(&have) != kindOf(st) {
+		return &DifferenceError{What: "kind"}
 	}
-	for name, value := range want {
-		if err := unix.Lsetxattr(procPath(c.to, rel), name, []byte(value), 0); err != nil {
-			return fmt.Errorf("attribute %s: %w", name, err)
-		}
-	}
-	return unix.UtimesNanoAt(c.to, rel, []unix.Timespec{st.Atim, st.Mtim}, unix.AT_SYMLINK_NOFOLLOW)
+	return copyAttributes(source, target, st)
 }
 
-// procPath names an entry below a directory descriptor for calls that know only paths. The directory
-// itself needs its dot: without, the link in /proc would be meant.
-func procPath(dir int, rel string) string { return fmt.Sprintf("/proc/self/fd/%d/%s", dir, rel) }
-
-func xattrs(dir int, rel string) (map[string]string, error) {
-	p := procPath(dir, rel)
-	names, err := listXattr(func(b []byte) (int, error) { return unix.Llistxattr(p, b) })
-	if err != nil || len(names) == 0 {
-		return nil, err
+// openBeneath opens a directory by its path below another, one name at a time.
+func openBeneath(top int, path string) (int, error) {
+	at, err := unix.Openat(top, ".", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil || path == "." {
+		return at, err
 	}
-	all := make(map[string]string, len(names))
-	for _, name := range names {
-		value, err := getXattr(func(b []byte) (int, error) { return unix.Lgetxattr(p, name, b) })
+	for name := range strings.SplitSeq(path, "/") {
+		next, err := unix.Openat(at, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+		closeAll(at)
 		if err != nil {
-			return nil, fmt.Errorf("attribute %s: %w", name, err)
+			return -1, err
 		}
-		all[name] = string(value)
+		at = next
 	}
-	return all, nil
-}
-
-// listXattr leaves out the other names under which xfs lists its ACLs: where they are written they would be attributes like
-// any, or, in xfs, ACLs a second time.
-func listXattr(list func([]byte) (int, error)) ([]string, error) {
-	n, err := list(nil)
-	if errors.Is(err, unix.ENOTSUP) || err == nil && n == 0 {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	raw, err := getXattr(list)
-	if err != nil {
-		return nil, err
-	}
-	var names []string
-	for start, i := 0, 0; i < len(raw); i++ {
-		if raw[i] == 0 {
-			if name := string(raw[start:i]); !strings.HasPrefix(name, "trusted.SGI_ACL_") {
-				names = append(names, name)
-			}
-			start = i + 1
-		}
-	}
-	return names, nil
-}
-
-func getXattr(get func([]byte) (int, error)) ([]byte, error) {
-	for size := 256; ; size *= 4 {
-		b := make([]byte, size)
-		n, err := get(b)
-		if errors.Is(err, unix.ERANGE) && size < 1<<20 {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		return b[:n], nil
-	}
-}
-
-func readlink(dir int, rel string) (string, error) {
-	b := make([]byte, unix.PathMax)
-	n, err := unix.Readlinkat(dir, rel, b)
-	if err != nil {
-		return "", err
-	}
-	return string(b[:n]), nil
-}
-
-// same compares what stat tells, but not what belongs to the file system itself.
-func same(a, b *unix.Stat_t) bool { return difference(a, b) == "" }
-
-func difference(a, b *unix.Stat_t) string {
-	kind := a.Mode & unix.S_IFMT
-	switch {
-	case kind != b.Mode&unix.S_IFMT:
-		return "kind"
-	case kind != unix.S_IFLNK && a.Mode != b.Mode:
-		return "mode"
-	case a.Uid != b.Uid || a.Gid != b.Gid:
-		return "owner"
-	case kind != unix.S_IFDIR && a.Size != b.Size:
-		return "size"
-	case a.Mtim != b.Mtim:
-		return "modification time"
-	case (kind == unix.S_IFBLK || kind == unix.S_IFCHR) && a.Rdev != b.Rdev:
-		return "device number"
-	case kind != unix.S_IFDIR && (a.Nlink > 1) != (b.Nlink > 1):
-		return "number of links"
-	}
-	return ""
+	return at, nil
 }

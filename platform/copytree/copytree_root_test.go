@@ -46,6 +46,39 @@ func disks(t testing.TB) (from, to string) {
 	return dirs[0], dirs[1]
 }
 
+// open returns the trees below two directories, and what closes them.
+func open(t testing.TB, from, to string, exact bool) (trees *Trees, closeTrees func()) {
+	t.Helper()
+	source, err := os.Open(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	target, err := os.Open(to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if trees, err = New(source, target, exact); err != nil {
+		t.Fatal(err)
+	}
+	return trees, func() { _, _ = source.Close(), target.Close() }
+}
+
+// complete is one whole copy, as package apart makes it in a process.
+func complete(t testing.TB, from, to string, exact bool) error {
+	t.Helper()
+	trees, closeTrees := open(t, from, to, exact)
+	defer closeTrees()
+	return errors.Join(trees.Copy(ctx, &Counter{}), trees.Verify(ctx, &Counter{}), trees.Finish(ctx))
+}
+
+// verify compares without what Copy may have remembered.
+func verify(t testing.TB, from, to string, exact bool) error {
+	t.Helper()
+	trees, closeTrees := open(t, from, to, exact)
+	defer closeTrees()
+	return trees.Verify(ctx, &Counter{})
+}
+
 func used(t testing.TB, path string) int64 {
 	t.Helper()
 	var st unix.Stat_t
@@ -59,13 +92,13 @@ func TestRootCopyIsTheSame(t *testing.T) {
 	from, to := disks(t)
 	treetest.Fill(t, from)
 	for i := range 2 {
-		if err := Copy(ctx, from, to, Options{Exact: true}); err != nil {
+		if err := complete(t, from, to, true); err != nil {
 			t.Fatal(err)
 		}
 		if diff := treetest.Judge(t, from, to); diff != "" {
 			t.Errorf("time %d: rsync sees differences:\n%s", i, diff)
 		}
-		if err := Verify(ctx, from, to, Options{Exact: true}); err != nil {
+		if err := verify(t, from, to, true); err != nil {
 			t.Errorf("time %d: %v", i, err)
 		}
 	}
@@ -88,38 +121,6 @@ func TestRootCopyIsTheSame(t *testing.T) {
 	}
 }
 
-// To be verified does not count as an access.
-func TestRootVerifyLeavesNoTrace(t *testing.T) {
-	from, to := disks(t)
-	treetest.Fill(t, from)
-	o := Options{Exact: true, Sums: &Sums{}}
-	if err := errors.Join(Copy(ctx, from, to, o), Verify(ctx, from, to, o)); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{"a/small", "dangling", "a/b", "fifo", "a", "lost+found"} {
-		var st unix.Stat_t
-		if err := unix.Lstat(filepath.Join(to, name), &st); err != nil {
-			t.Fatal(err)
-		}
-		if want := (unix.Timespec{Sec: 1e9, Nsec: 1}); st.Atim != want {
-			t.Errorf("%s was accessed at %v, want %v", name, st.Atim, want)
-		}
-	}
-}
-
-// A name that was met is forgotten with the last one: there may be millions.
-func TestLinksAreForgotten(t *testing.T) {
-	links := linkMap{known: map[uint64]*linkState{}}
-	for i := range 3 {
-		if _, first := links.first(&unix.Stat_t{Ino: 7, Nlink: 3}, "x"); first != (i == 0) {
-			t.Errorf("time %d: first is %v", i, first)
-		}
-	}
-	if len(links.known) != 0 {
-		t.Errorf("%d files are remembered, want none", len(links.known))
-	}
-}
-
 // What fsck has found is content, and the directory for it that comes with a file system is none.
 func TestRootLostAndFound(t *testing.T) {
 	from, to := disks(t)
@@ -127,8 +128,7 @@ func TestRootLostAndFound(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(lost(from), "#1"), []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	o := Options{Exact: true}
-	if err := errors.Join(Copy(ctx, from, to, o), Verify(ctx, from, to, o)); err != nil {
+	if err := complete(t, from, to, true); err != nil {
 		t.Fatal(err)
 	}
 	if diff := treetest.Judge(t, from, to); diff != "" {
@@ -138,22 +138,22 @@ func TestRootLostAndFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	var differs *DifferenceError
-	if err := Verify(ctx, from, to, o); !errors.As(err, &differs) {
+	if err := verify(t, from, to, true); !errors.As(err, &differs) {
 		t.Errorf("Verify = %v, want a difference", err)
 	}
 	if err := os.RemoveAll(lost(from)); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(Copy(ctx, from, to, o), Verify(ctx, from, to, o)); err != nil {
+	if err := complete(t, from, to, true); err != nil {
 		t.Errorf("the target's own directory is in the way: %v", err)
 	}
 	if err := os.WriteFile(filepath.Join(lost(to), "#2"), []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := Verify(ctx, from, to, o); !errors.As(err, &differs) {
+	if err := verify(t, from, to, true); !errors.As(err, &differs) {
 		t.Errorf("Verify = %v, want a difference", err)
 	}
-	if err := errors.Join(Copy(ctx, from, to, o), Verify(ctx, from, to, o)); err != nil {
+	if err := complete(t, from, to, true); err != nil {
 		t.Error(err)
 	}
 }
@@ -162,8 +162,9 @@ func TestRootLostAndFound(t *testing.T) {
 func TestRootVerifyCountsDifferences(t *testing.T) {
 	from, to := disks(t)
 	treetest.Fill(t, from)
-	o := Options{Exact: true, Sums: &Sums{}}
-	if err := Copy(ctx, from, to, o); err != nil {
+	trees, closeTrees := open(t, from, to, true)
+	defer closeTrees()
+	if err := trees.Copy(ctx, &Counter{}); err != nil {
 		t.Fatal(err)
 	}
 	damage := func() {
@@ -176,10 +177,10 @@ func TestRootVerifyCountsDifferences(t *testing.T) {
 	for _, again := range []bool{false, true} {
 		damage()
 		var differs *DifferenceError
-		if err := Verify(ctx, from, to, o); !errors.As(err, &differs) || differs.Others != 3 || differs.Again != again {
+		if err := trees.Verify(ctx, &Counter{}); !errors.As(err, &differs) || differs.Others != 3 || differs.Again != again {
 			t.Errorf("Verify = %+v, want 3 others, again %v", err, again)
 		}
-		if err := errors.Join(Copy(ctx, from, to, o), Verify(ctx, from, to, o)); err != nil {
+		if err := errors.Join(trees.Copy(ctx, &Counter{}), trees.Verify(ctx, &Counter{})); err != nil {
 			t.Errorf("not mended: %v", err)
 		}
 	}
@@ -208,24 +209,22 @@ func TestRootVerifyFindsEverything(t *testing.T) {
 		"attribute":      {"extended attributes", func(p func(string) string) error { return unix.Removexattr(p("a/zero"), "security.custom") }},
 		"link attribute": {"extended attributes", func(p func(string) string) error { return unix.Lremovexattr(p("dangling"), "trusted.onlink") }},
 		"capability":     {"extended attributes", func(p func(string) string) error { return unix.Removexattr(p("capable"), "security.capability") }},
-		"root's attribute": {"extended attributes", func(p func(string) string) error {
-			return unix.Setxattr(p("."), "user.root", []byte("other"), 0)
-		}},
-		"acl": {"extended attributes", func(p func(string) string) error { return unix.Removexattr(p("a"), "system.posix_acl_default") }},
+		"acl":            {"extended attributes", func(p func(string) string) error { return unix.Removexattr(p("a"), "system.posix_acl_default") }},
 	}
 	for name, c := range change {
 		t.Run(name, func(t *testing.T) {
-			sums := &Sums{}
-			if err := Copy(ctx, from, to, Options{Exact: true, Sums: sums}); err != nil {
+			trees, closeTrees := open(t, from, to, true)
+			defer closeTrees()
+			if err := trees.Copy(ctx, &Counter{}); err != nil {
 				t.Fatal(err)
 			}
-			if err := Verify(ctx, from, to, Options{Exact: true, Sums: sums}); err != nil {
+			if err := trees.Verify(ctx, &Counter{}); err != nil {
 				t.Fatal(err)
 			}
 			if err := c.do(func(n string) string { return filepath.Join(to, n) }); err != nil {
 				t.Fatal(err)
 			}
-			err := Verify(ctx, from, to, Options{Exact: true, Sums: sums})
+			err := trees.Verify(ctx, &Counter{})
 			var differs *DifferenceError
 			if !errors.As(err, &differs) || !strings.Contains(differs.What, c.what) {
 				t.Errorf("Verify = %v, want a difference in %s", err, c.what)
@@ -249,15 +248,16 @@ func TestRootVerifyNoticesAChangedSource(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			from, to := disks(t)
 			treetest.Fill(t, from)
-			o := Options{Exact: true, Sums: &Sums{}}
-			if err := Copy(ctx, from, to, o); err != nil {
+			trees, closeTrees := open(t, from, to, true)
+			defer closeTrees()
+			if err := trees.Copy(ctx, &Counter{}); err != nil {
 				t.Fatal(err)
 			}
 			if err := keepTime(filepath.Join(from, name), 0, "9"); err != nil {
 				t.Fatal(err)
 			}
 			var differs *DifferenceError
-			if err := Verify(ctx, from, to, o); !errors.As(err, &differs) || differs.What != "content" {
+			if err := trees.Verify(ctx, &Counter{}); !errors.As(err, &differs) || differs.What != "content" {
 				t.Errorf("Verify = %v, want a difference in content", err)
 			}
 		})
@@ -287,13 +287,13 @@ func TestRootCopyIntoAUsedTarget(t *testing.T) {
 	if err := errors.Join(os.Mkdir(filepath.Join(to, "a"), 0o755), os.WriteFile(mine, []byte("kept"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(Copy(ctx, from, to, Options{}), Verify(ctx, from, to, Options{})); err != nil {
+	if err := complete(t, from, to, false); err != nil {
 		t.Fatal(err)
 	}
 	if data, err := os.ReadFile(mine); err != nil || string(data) != "kept" {
 		t.Errorf("a file of the target is %q, %v", data, err)
 	}
-	if err := errors.Join(Copy(ctx, from, to, Options{Exact: true}), Verify(ctx, from, to, Options{Exact: true})); err != nil {
+	if err := complete(t, from, to, true); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(mine); !errors.Is(err, os.ErrNotExist) {
@@ -312,33 +312,19 @@ func TestRootCopyFailsClearly(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(to, "ballast"), make([]byte, 100<<20), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := Copy(ctx, from, to, Options{}); !errors.Is(err, unix.ENOSPC) {
+		if err := complete(t, from, to, false); !errors.Is(err, unix.ENOSPC) {
 			t.Errorf("Copy = %v, want no space left", err)
 		}
 	})
-	t.Run("cancelled", func(t *testing.T) {
+	t.Run("canceled", func(t *testing.T) {
 		from, to := disks(t)
 		treetest.Fill(t, from)
 		gone, cancel := context.WithCancel(ctx)
 		cancel()
-		if err := Copy(gone, from, to, Options{}); !errors.Is(err, context.Canceled) {
-			t.Errorf("Copy = %v, want it cancelled", err)
-		}
-	})
-	t.Run("mount inside the source", func(t *testing.T) {
-		from, to := disks(t)
-		if err := os.Mkdir(filepath.Join(from, "inner"), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := unix.Mount("tmpfs", filepath.Join(from, "inner"), "tmpfs", 0, ""); err != nil {
-			t.Fatal(err)
-		}
-		err := Copy(ctx, from, to, Options{})
-		if err == nil || !strings.Contains(err.Error(), "another file system is mounted here") {
-			t.Errorf("Copy = %v", err)
-		}
-		if err := unix.Unmount(filepath.Join(from, "inner"), 0); err != nil {
-			t.Fatal(err)
+		trees, closeTrees := open(t, from, to, false)
+		defer closeTrees()
+		if err := trees.Copy(gone, &Counter{}); !errors.Is(err, context.Canceled) {
+			t.Errorf("Copy = %v, want it canceled", err)
 		}
 	})
 }
@@ -353,10 +339,12 @@ func TestRootCopyResumes(t *testing.T) {
 	}
 	for _, after := range []time.Duration{0, time.Millisecond, 5 * time.Millisecond, 20 * time.Millisecond} {
 		stop, cancel := context.WithTimeout(ctx, after)
-		_ = Copy(stop, from, to, Options{Exact: true})
+		trees, closeTrees := open(t, from, to, true)
+		_ = trees.Copy(stop, &Counter{})
+		closeTrees()
 		cancel()
 	}
-	if err := errors.Join(Copy(ctx, from, to, Options{Exact: true}), Verify(ctx, from, to, Options{Exact: true})); err != nil {
+	if err := complete(t, from, to, true); err != nil {
 		t.Fatal(err)
 	}
 	if diff := treetest.Judge(t, from, to); diff != "" {
@@ -368,7 +356,7 @@ func TestRootCopyResumes(t *testing.T) {
 func TestRootCopyResumesWithOtherAttributes(t *testing.T) {
 	from, to := disks(t)
 	treetest.Fill(t, from)
-	if err := Copy(ctx, from, to, Options{Exact: true}); err != nil {
+	if err := complete(t, from, to, true); err != nil {
 		t.Fatal(err)
 	}
 	for name, err := range map[string]error{
@@ -380,7 +368,7 @@ func TestRootCopyResumesWithOtherAttributes(t *testing.T) {
 			t.Fatalf("%s: %v", name, err)
 		}
 	}
-	if err := errors.Join(Copy(ctx, from, to, Options{Exact: true}), Verify(ctx, from, to, Options{Exact: true})); err != nil {
+	if err := complete(t, from, to, true); err != nil {
 		t.Error(err)
 	}
 	if diff := treetest.Judge(t, from, to); diff != "" {
@@ -393,7 +381,7 @@ func TestRootCopyResumesWithOtherAttributes(t *testing.T) {
 func TestRootCopyResumesBelowADefaultACL(t *testing.T) {
 	from, to := disks(t)
 	treetest.Fill(t, from)
-	if err := Copy(ctx, from, to, Options{Exact: true}); err != nil {
+	if err := complete(t, from, to, true); err != nil {
 		t.Fatal(err)
 	}
 	for _, dir := range []string{from, to} {
@@ -418,7 +406,7 @@ func TestRootCopyResumesBelowADefaultACL(t *testing.T) {
 	if err := os.Remove(filepath.Join(to, "owned")); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(Copy(ctx, from, to, Options{Exact: true}), Verify(ctx, from, to, Options{Exact: true})); err != nil {
+	if err := complete(t, from, to, true); err != nil {
 		t.Error(err)
 	}
 	if diff := treetest.Judge(t, from, to); diff != "" {
@@ -438,8 +426,9 @@ func TestRootVerifyReadsTheDisk(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(from, "file"), content, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			sums := &Sums{}
-			if err := errors.Join(Copy(ctx, from, to, Options{Exact: true, Sums: sums}), Verify(ctx, from, to, Options{Exact: true, Sums: sums})); err != nil {
+			trees, closeTrees := open(t, from, to, true)
+			defer closeTrees()
+			if err := errors.Join(trees.Copy(ctx, &Counter{}), trees.Verify(ctx, &Counter{})); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := os.ReadFile(filepath.Join(to, "file")); err != nil { // so that memory holds it
@@ -466,7 +455,7 @@ func TestRootVerifyReadsTheDisk(t *testing.T) {
 				t.Fatal(err)
 			}
 			var differs *DifferenceError
-			if err := Verify(ctx, from, to, Options{Exact: true, Sums: sums}); !errors.As(err, &differs) || differs.What != "content" {
+			if err := trees.Verify(ctx, &Counter{}); !errors.As(err, &differs) || differs.What != "content" {
 				t.Errorf("Verify = %v, want a difference in content", err)
 			}
 		})
@@ -497,9 +486,9 @@ func TestRootCopyMemoryIsFlat(t *testing.T) {
 	}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	sums := &Sums{}
-	o := Options{Workers: 4, Exact: true, Sums: sums}
-	if err := errors.Join(Copy(ctx, from, to, o), Verify(ctx, from, to, o)); err != nil {
+	trees, closeTrees := open(t, from, to, true)
+	defer closeTrees()
+	if err := errors.Join(trees.Copy(ctx, &Counter{}), trees.Verify(ctx, &Counter{})); err != nil {
 		t.Fatal(err)
 	}
 	runtime.ReadMemStats(&after)

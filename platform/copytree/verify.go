@@ -2,223 +2,208 @@ package copytree
 
 import (
 	"bytes"
-	"errors"
-	"fmt"
+	"context"
 	"maps"
 
 	"golang.org/x/sys/unix"
 )
 
-type verifier struct{ *walk }
+// verifier is the visitor of Verify.
+type verifier struct {
+	*Trees
+	progress *Counter
+	links    *links
+}
 
-func (v verifier) before(rel string, st *unix.Stat_t) error {
+func (v *verifier) enter(d *dir) (err error) {
+	if d.parent == nil {
+		return nil // its attributes are set by Finish
+	}
+	if d.to, err = openDir(d.parent.to, d.name); err != nil {
+		return changed("open", err)
+	}
+	return compareAttributes(d.from, d.to, &d.st)
+}
+
+func (v *verifier) leave(*dir) error { return nil }
+
+func (v *verifier) surplus(*dir, string) error { return &DifferenceError{What: "being there"} }
+
+func compareAttributes(source, target int, st *unix.Stat_t) error {
 	var have unix.Stat_t
-	if err := lstatat(v.to, rel, &have); err != nil {
-		return missing(rel, err)
+	if err := unix.Fstat(target, &have); err != nil {
+		return err
 	}
-	if d := difference(st, &have); d != "" {
-		return &DifferenceError{Path: rel, What: d}
+	if what := difference(st, &have); what != "" {
+		return &DifferenceError{What: what}
 	}
-	return v.sameXattrs(rel)
-}
-
-func (v verifier) after(string, *unix.Stat_t) error { return nil }
-
-func (v verifier) entry(rel string, st *unix.Stat_t, me *worker) (err error) {
-	var have unix.Stat_t
-	if err := lstatat(v.to, rel, &have); err != nil {
-		return missing(rel, err)
-	}
-	if d := difference(st, &have); d != "" {
-		return &DifferenceError{Path: rel, What: d}
-	}
-	if st.Nlink > 1 {
-		state, first := v.links.first(st, rel)
-		if !first {
-			var other unix.Stat_t
-			if err := lstatat(v.to, state.rel, &other); err != nil {
-				return missing(state.rel, err)
-			}
-			if other.Ino != have.Ino {
-				return &DifferenceError{Path: rel, What: "being a link to " + state.rel}
-			}
-			return nil
-		}
-		close(state.done)
-	}
-	switch st.Mode & unix.S_IFMT {
-	case unix.S_IFREG:
-		return v.sameFile(rel, st, me)
-	case unix.S_IFLNK:
-		want, err := readlink(v.from, rel)
-		if err != nil {
-			return err
-		}
-		got, err := readlink(v.to, rel)
-		if err != nil {
-			return err
-		}
-		// Reading counts as an access; where it does not, or must not, there is nothing to undo.
-		_ = unix.UtimesNanoAt(v.to, rel, []unix.Timespec{have.Atim, {Nsec: unix.UTIME_OMIT}}, unix.AT_SYMLINK_NOFOLLOW)
-		if got != want {
-			return &DifferenceError{Path: rel, What: "link target"}
-		}
-	}
-	return v.sameXattrs(rel)
-}
-
-// open opens the copy of a file of which there is a digest. Whatever is not as it should be is left to entry,
-// which finds out what it is.
-func (v verifier) open(rel string, p *piece) (bool, error) {
-	if err := lstatat(v.from, rel, &p.st); err != nil {
-		return false, vanished("stat", rel, err)
-	}
-	if !readable(&p.st) || !v.options.Sums.has(&p.st) {
-		return false, nil
-	}
-	var err error
-	if p.fd, err = openFile(v.to, rel, unix.O_RDONLY|unix.O_DIRECT); err != nil {
-		return false, nil // a file system without such reads, or an error that will show again
-	}
-	var have unix.Stat_t
-	if err := fstat(p.fd, &have); err != nil || !same(&p.st, &have) {
-		return false, closeFile(p.fd)
-	}
-	return true, nil
-}
-
-// done compares the copy with the digest of the source. It comes from the disk and not from memory, since it was
-// read past the page cache. False means that the two have to be compared.
-func (v verifier) done(p *piece) (bool, error) {
-	content, whole := p.content()
-	if !whole {
-		return false, nil
-	}
-	attributes, err := fdXattrs(p.fd)
-	if err != nil {
-		return false, err
-	}
-	if !v.options.Sums.equal(&p.st, v.options.Sums.block(content, 0), v.options.Sums.attributes(attributes)) {
-		return false, nil
-	}
-	v.options.Progress.bytes.Add(p.st.Size)
-	return true, nil
-}
-
-func missing(rel string, err error) error {
-	if errors.Is(err, unix.ENOENT) {
-		return &DifferenceError{Path: rel, What: "being there"}
+	same, err := sameXattrs(source, target, st)
+	if err == nil && !same {
+		err = &DifferenceError{What: "extended attributes"}
 	}
 	return err
 }
 
-func (v verifier) sameXattrs(rel string) error {
-	want, err := xattrs(v.from, rel)
+func (v *verifier) entry(d *dir, e entry, me *worker) error {
+	var st unix.Stat_t
+	if err := unix.Fstatat(d.from, e.name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return changed("stat", err)
+	}
+	err := v.compare(d, e, &st, me)
+	if differs, ok := err.(*DifferenceError); ok {
+		differs.inode = st.Ino
+	}
+	return err
+}
+
+func (v *verifier) compare(d *dir, e entry, st *unix.Stat_t, me *worker) error {
+	flags := unix.O_PATH
+	if kindOf(st) == unix.DT_REG {
+		flags = unix.O_RDONLY
+	}
+	var have unix.Stat_t
+	if err := unix.Fstatat(d.to, e.name, &have, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return changed("stat the copy", err)
+	}
+	if what := difference(st, &have); what != "" {
+		return &DifferenceError{What: what} // a device, for one, must not be opened
+	}
+	target, err := openFile(d.to, e.name, flags)
 	if err != nil {
+		return changed("open the copy", err)
+	}
+	defer unix.Close(target)
+	if st.Nlink > 1 {
+		l, first := v.links.meet(st, d, e.name)
+		if first {
+			l.target = have.Ino
+			close(l.done)
+		} else if <-l.done; l.target != have.Ino {
+			return &DifferenceError{What: "being a link to " + l.name}
+		} else {
+			return nil
+		}
+	}
+	if kindOf(st) == unix.DT_REG {
+		// What was flushed leaves the page cache, so that the disk is asked and not the memory.
+		_ = unix.Fadvise(target, 0, 0, unix.FADV_DONTNEED)
+		if same, err := v.sameDigest(target, st, me); err != nil || same {
+			return err
+		}
+	}
+	source, err := openFile(d.from, e.name, flags)
+	if err != nil {
+		return changed("open", err)
+	}
+	defer unix.Close(source)
+	if err := compareAttributes(source, target, st); err != nil {
 		return err
 	}
-	got, err := xattrs(v.to, rel)
-	if err != nil {
-		return err
-	}
-	if !maps.Equal(got, want) {
-		return &DifferenceError{Path: rel, What: "extended attributes"}
+	switch kindOf(st) {
+	case unix.DT_REG:
+		return v.compareContent(source, target, st.Size, me)
+	case unix.DT_LNK:
+		return compareLinks(source, target)
 	}
 	return nil
 }
 
-// sameFile compares the content. Only ranges where one side has data are read; the other
-// side's holes read as zeros.
-func (v verifier) sameFile(rel string, st *unix.Stat_t, me *worker) error {
-	open := func(dir int) (directFile, error) {
-		if st.Size >= largeFile {
-			return openDirect(dir, rel, unix.O_RDONLY)
+// sameDigest compares a copy with what was read of the source. False means that there is no
+// digest, or that the two have to be compared.
+func (v *verifier) sameDigest(target int, st *unix.Stat_t, me *worker) (bool, error) {
+	want, known := v.digests.get(st)
+	if !known {
+		return false, nil
+	}
+	var digest uint64
+	for at := int64(0); at < st.Size; at += blockSize {
+		if err := context.Cause(me.ctx); err != nil {
+			return false, err
 		}
-		fd, err := openFile(dir, rel, unix.O_RDONLY)
-		return directFile{plain: fd, direct: -1}, err
+		block := me.a[:min(blockSize, st.Size-at)]
+		if err := readAt(target, block, at); err != nil {
+			return false, err
+		}
+		digest = v.digests.add(digest, block)
 	}
-	source, err := open(v.from)
-	if err != nil {
-		return err
+	all, err := xattrs(target, st)
+	if err != nil || v.digests.addAttributes(digest, all) != want {
+		return false, err
 	}
-	defer source.close()
-	target, err := open(v.to)
-	if err != nil {
-		return err
-	}
-	defer target.close()
-	sourceNames, err := fdXattrs(source.plain)
-	if err != nil {
-		return err
-	}
-	targetNames, err := fdXattrs(target.plain)
-	if err != nil {
-		return err
-	}
-	if !maps.Equal(sourceNames, targetNames) {
-		return &DifferenceError{Path: rel, What: "extended attributes"}
-	}
-	// What was flushed leaves the page cache, so that the disk is asked and not the memory.
-	_ = unix.Fadvise(target.plain, 0, 0, unix.FADV_DONTNEED)
-	if st.Size < largeFile {
-		return v.compare(rel, source, target, 0, st.Size, me)
-	}
-	if err := v.sameLarge(rel, source, target, st, targetNames, me); err != nil {
-		return err
-	}
-	return holes(source.plain, st.Size, func(from, to int64) error {
-		return extentsIn(target.plain, from, to, func(from, to int64) error { return v.compare(rel, source, target, from, to, me) })
-	})
+	v.progress.bytes.Add(st.Size)
+	return true, nil
 }
 
-func fdXattrs(f int) (map[string]string, error) {
-	names, err := listXattr(func(b []byte) (int, error) { return flistxattr(f, b) })
-	if err != nil || len(names) == 0 {
-		return nil, err
-	}
-	all := make(map[string]string, len(names))
-	for _, name := range names {
-		value, err := getXattr(func(b []byte) (int, error) { return unix.Fgetxattr(f, name, b) })
+// compareContent reads what is data on either side; the holes of the other read as zeros.
+func (v *verifier) compareContent(source, target int, size int64, me *worker) error {
+	for at := int64(0); at < size; {
+		if err := context.Cause(me.ctx); err != nil {
+			return err
+		}
+		ours, err := seek(source, at, size, unix.SEEK_DATA)
 		if err != nil {
-			return nil, fmt.Errorf("attribute %s: %w", name, err)
-		}
-		all[name] = string(value)
-	}
-	return all, nil
-}
-
-func (v verifier) compare(rel string, source, target directFile, from, to int64, me *worker) error {
-	return blocks(from, to, func(at int64, n int) error {
-		if err := v.stopped(); err != nil {
 			return err
 		}
-		if err := source.readAt(me.a[:n], at); err != nil {
+		theirs, err := seek(target, at, size, unix.SEEK_DATA)
+		if err != nil {
 			return err
 		}
-		if err := target.readAt(me.b[:n], at); err != nil {
+		at = min(ours, theirs)
+		n := min(blockSize, size-at)
+		if err := readAt(source, me.a[:n], at); err != nil {
+			return err
+		}
+		if err := readAt(target, me.b[:n], at); err != nil {
 			return err
 		}
 		if !bytes.Equal(me.a[:n], me.b[:n]) {
-			return &DifferenceError{Path: rel, What: "content"}
+			return &DifferenceError{What: "content"}
 		}
-		v.options.Progress.bytes.Add(int64(n))
-		return nil
-	})
+		v.progress.bytes.Add(n)
+		at += n
+	}
+	return nil
 }
 
-// holes calls f for each range of a file that holds no data.
-func holes(file int, size int64, f func(from, to int64) error) error {
-	at := int64(0)
-	err := extents(file, size, func(from, to int64) error {
-		var err error
-		if from > at {
-			err = f(at, from)
-		}
-		at = to
+func compareLinks(source, target int) error {
+	want, err := readlink(source)
+	if err != nil {
 		return err
-	})
-	if err == nil && at < size {
-		err = f(at, size)
+	}
+	got, err := readlink(target)
+	if err == nil && got != want {
+		err = &DifferenceError{What: "link target"}
 	}
 	return err
+}
+
+func sameXattrs(source, target int, st *unix.Stat_t) (bool, error) {
+	want, err := xattrs(source, st)
+	if err != nil {
+		return false, err
+	}
+	got, err := xattrs(target, st)
+	return maps.Equal(got, want), err
+}
+
+// difference compares what stat tells, but not what belongs to the file system itself.
+func difference(source, target *unix.Stat_t) string {
+	kind := kindOf(source)
+	switch {
+	case kind != kindOf(target):
+		return "kind"
+	case kind != unix.DT_LNK && source.Mode != target.Mode:
+		return "mode"
+	case source.Uid != target.Uid || source.Gid != target.Gid:
+		return "owner"
+	case kind != unix.DT_DIR && source.Size != target.Size:
+		return "size"
+	case source.Mtim != target.Mtim:
+		return "modification time"
+	case (kind == unix.DT_BLK || kind == unix.DT_CHR) && source.Rdev != target.Rdev:
+		return "device number"
+	case kind != unix.DT_DIR && source.Nlink == 1 && target.Nlink > 1:
+		return "number of links"
+	}
+	return ""
 }

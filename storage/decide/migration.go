@@ -94,12 +94,3 @@ func CheckRoom(need, free, reusable Usage, countsFiles bool) error {
 	}
 	return nil
 }
-
-// CopyRounds is the maximum number of copy/verify rounds; a source that keeps changing is an error then.
-const CopyRounds = 4
-
-// CopyAgain says whether a copy is repeated after a round, counted from 1: a difference may come from an attempt that
-// was interrupted, or from a source that changed. One that is found twice at the same place stays.
-func CopyAgain(round int, differs, sameAgain bool) bool {
-	return differs && !sameAgain && round < CopyRounds
-}

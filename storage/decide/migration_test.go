@@ -116,17 +116,3 @@ func TestCheckRoom(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) { wantError(t, CheckRoom(c.need, c.free, c.reusable, c.countsFiles), c.fails) })
 	}
 }
-
-func TestCopyAgain(t *testing.T) {
-	for _, c := range []struct {
-		round              int
-		differs, sameAgain bool
-		want               bool
-	}{
-		{1, false, false, false}, {1, true, false, true}, {1, true, true, false}, {CopyRounds - 1, true, false, true}, {CopyRounds, true, false, false},
-	} {
-		if got := CopyAgain(c.round, c.differs, c.sameAgain); got != c.want {
-			t.Errorf("%+v: %v", c, got)
-		}
-	}
-}

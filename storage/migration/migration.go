@@ -26,8 +26,7 @@ type Migration struct {
 	Disks   *persistent.Disks
 	// Progress, if set, is told how far a migration has come; the zero value ends it.
 	Progress func(Progress)
-	// Program is the agent's own, which copies when it is called by apart.Word. Without one, disks
-	// are copied in this process.
+	// Program is the agent's own, which copies trees when it is called by apart.Word.
 	Program string
 }
 

@@ -1,9 +1,10 @@
-// Package apart copies and verifies trees in a process of its own: the agent again, called by Word. Minutes of
-// system calls and checksums in the process that answers the Director would make its answers wait, and a
-// process that does nothing else can be much faster. It ends when the agent does, however that comes about:
-// its standard input is a pipe that nobody else holds.
+// Package apart copies a tree in a process of its own: the agent's program again, called by Word.
+// Minutes of system calls and checksums in the process that answers the Director would make its
+// answers wait. The copying process ends when the agent does, whatever the reason: its standard
+// input is a pipe that only the agent holds.
 //
-// The two speak in lines of JSON: a request goes one way, progress and in the end the result come back.
+// The two speak in lines of JSON: the agent sends one request at a time, progress and finally the
+// result come back.
 package apart
 
 import (
@@ -12,9 +13,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -22,225 +21,188 @@ import (
 	"cambium/platform/copytree"
 )
 
-// Word is the argument by which the agent's program becomes the other process.
+// Word is the argument by which the agent's program becomes the copying process.
 const Word = "copy-trees"
 
-// grace is what a process that is told to end has; it does so at once unless a disk holds it.
-const grace = time.Second
-
-// progressEvery is how often progress is told.
-const progressEvery = 200 * time.Millisecond
-
 const (
-	copying   = "copy"
-	verifying = "verify"
+	// MaxRounds is how many times a tree is copied and verified while the verification finds other
+	// differences each time.
+	MaxRounds = 4
+	// terminationGrace is the time between SIGTERM and SIGKILL: the process ends at once unless a disk holds it.
+	terminationGrace = time.Second
+	progressInterval = 200 * time.Millisecond
 )
 
-type request struct {
-	Do       string
+// Phases of a Run, in order; copy and verify may be repeated.
+const (
+	phaseOpen   = "open"
+	PhaseCopy   = "copy"
+	PhaseVerify = "verify"
+	phaseFinish = "finish"
+)
+
+// Request says what to copy.
+type Request struct {
 	From, To string
-	Exact    bool
+	// Exact says that the target held nothing before the first attempt: what is only there is removed.
+	Exact bool
 }
 
-// message is progress, or with End the result: nothing, or an error. What is different is told as bytes: names
-// are not always text.
-type message struct {
+// Report is what Run tells while it works.
+type Report struct {
+	Phase string
 	copytree.Progress
-	End     bool          `json:",omitempty"`
-	Error   string        `json:",omitempty"`
-	Errno   syscall.Errno `json:",omitempty"`
-	Differs bool          `json:",omitempty"`
-	Path    []byte        `json:",omitempty"`
-	What    string        `json:",omitempty"`
-	Again   bool          `json:",omitempty"`
-	Others  int           `json:",omitempty"`
+	// Begin marks the first report of a phase: nothing of it is done before the callback returns.
+	Begin bool
+	// End marks the last report of a phase that has succeeded.
+	End bool
+	// Differs is set once in a report of its own when the verification has found a difference and
+	// the tree is copied again.
+	Differs *copytree.DifferenceError
 }
 
-// Trees is the other process, as the agent sees it.
-type Trees struct {
-	ctx     context.Context // of the process
-	process *command.Process
-	to      *os.File
-	from    *os.File
-	lines   *bufio.Scanner
-}
-
-// Start starts the program as the other process; it lives until Close, or as long as ctx.
-func Start(ctx context.Context, program string) (*Trees, error) {
-	theirIn, to, err := os.Pipe()
+// Run copies a tree and verifies the copy, in a process of its own. It returns when that process has
+// ended: nothing is written any more. Whatever has failed, the target can be given to Run again.
+func Run(ctx context.Context, program string, r Request, report func(Report)) (err error) {
+	p, err := start(ctx, program)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	from, theirOut, err := os.Pipe()
-	if err != nil {
-		return nil, errors.Join(err, theirIn.Close(), to.Close())
+	defer func() { err = errors.Join(err, p.close()) }()
+	if err := p.do(ctx, message{Phase: phaseOpen, Request: &r}, func(Report) {}); err != nil {
+		return err
 	}
-	process, err := command.Start(ctx, command.Cmd{Name: program, Args: []string{Word}, Stdin: theirIn, Stdout: theirOut, Grace: grace})
-	err = errors.Join(err, theirIn.Close(), theirOut.Close())
-	if err != nil {
-		return nil, errors.Join(err, to.Close(), from.Close())
-	}
-	return &Trees{ctx: ctx, process: process, to: to, from: from, lines: bufio.NewScanner(from)}, nil
-}
-
-// Copy is copytree.Copy. What it has read is remembered for Verify.
-func (t *Trees) Copy(ctx context.Context, from, to string, o copytree.Options) error {
-	return t.do(ctx, request{Do: copying, From: from, To: to, Exact: o.Exact}, o.Progress)
-}
-
-// Verify is copytree.Verify.
-func (t *Trees) Verify(ctx context.Context, from, to string, o copytree.Options) error {
-	return t.do(ctx, request{Do: verifying, From: from, To: to, Exact: o.Exact}, o.Progress)
-}
-
-func (t *Trees) do(ctx context.Context, r request, progress *copytree.Counter) error {
-	if err := json.NewEncoder(t.to).Encode(r); err != nil {
-		return t.lost(ctx, r.Do, err)
-	}
-	for t.lines.Scan() {
-		var m message
-		if err := json.Unmarshal(t.lines.Bytes(), &m); err != nil {
-			return t.lost(ctx, r.Do, err)
+	for round := 1; ; round++ {
+		err := p.do(ctx, message{Phase: PhaseCopy}, report)
+		if err == nil {
+			err = p.do(ctx, message{Phase: PhaseVerify}, report)
 		}
-		if progress != nil {
-			progress.Set(m.Progress)
+		if err == nil {
+			return p.do(ctx, message{Phase: phaseFinish}, func(Report) {})
 		}
-		if m.End {
-			return m.err()
+		var differs *copytree.DifferenceError
+		if !errors.As(err, &differs) || differs.Again || round == MaxRounds {
+			return err
 		}
+		report(Report{Phase: PhaseVerify, Differs: differs})
 	}
-	return t.lost(ctx, r.Do, t.lines.Err())
 }
 
-// lost says why there is no answer. A context that has ended is the reason, not the broken pipe.
-func (t *Trees) lost(ctx context.Context, what string, err error) error {
-	if ctx.Err() != nil {
-		return fmt.Errorf("%s: %w", what, context.Cause(ctx))
-	}
-	return errors.Join(fmt.Errorf("%s: the process that does it ended", what), err)
+// message is a request, progress, or with End the result: nothing or an error. A path is told as
+// bytes: names are not always text.
+type message struct {
+	Phase   string   `json:",omitempty"`
+	Request *Request `json:",omitempty"`
+	copytree.Progress
+	End     bool                      `json:",omitempty"`
+	Error   string                    `json:",omitempty"`
+	Errno   syscall.Errno             `json:",omitempty"`
+	Differs *copytree.DifferenceError `json:",omitempty"`
+	Path    []byte                    `json:",omitempty"`
 }
 
-// Close ends the other process, and returns when it has: nothing is written any more.
-func (t *Trees) Close() error {
-	closed := t.to.Close()
-	_, err := t.process.Wait()
-	var exit *command.ExitError
-	switch {
-	case t.ctx.Err() != nil:
-		err = nil // it was told to end
-	case errors.As(err, &exit):
-		exit.Name = "the process that copies"
-		err = exit
-	}
-	return errors.Join(closed, err, t.from.Close())
-}
-
-// failure is an error that came from the other process.
-type failure struct {
-	text  string
-	cause error
-}
-
-func (f *failure) Error() string { return f.text }
-func (f *failure) Unwrap() error { return f.cause }
-
-func (m message) err() error {
-	switch {
-	case m.Differs:
-		return &failure{m.Error, &copytree.DifferenceError{Path: string(m.Path), What: m.What, Again: m.Again, Others: m.Others}}
-	case m.Errno != 0:
-		return &failure{m.Error, m.Errno}
-	case m.Error != "":
-		return errors.New(m.Error)
-	}
-	return nil
-}
-
-// result describes how the work ended.
+// result is the last answer to a request.
 func result(p copytree.Progress, err error) message {
 	m := message{Progress: p, End: true}
 	if err == nil {
 		return m
 	}
 	m.Error = err.Error()
-	var differs *copytree.DifferenceError
-	if errors.As(err, &differs) {
-		m.Differs, m.Path, m.What, m.Again, m.Others = true, []byte(differs.Path), differs.What, differs.Again, differs.Others
+	if errors.As(err, &m.Differs) {
+		m.Path = []byte(m.Differs.Path)
 	}
 	errors.As(err, &m.Errno)
 	return m
 }
 
-// ServeIfCalled is the whole life of a process that Start has started, and nothing in any other. It stands
-// first in the main function of every program that Start may be given.
-func ServeIfCalled() {
-	if len(os.Args) < 2 || os.Args[1] != Word {
-		return
+func (m message) err() error {
+	switch {
+	case m.Differs != nil:
+		m.Differs.Path = string(m.Path)
+		return &remoteError{m.Error, m.Differs}
+	case m.Errno != 0:
+		return &remoteError{m.Error, m.Errno}
+	case m.Error != "":
+		return errors.New(m.Error)
 	}
-	if err := Serve(os.Stdin, os.Stdout); err != nil {
-		fmt.Fprintf(os.Stderr, "%s: %v\n", Word, err)
-	}
-	os.Exit(1)
+	return nil
 }
 
-// Serve is the other process: it does what it is asked until there is nobody to ask. Then it ends the process
-// at once, in the middle of whatever it does.
-func Serve(in io.Reader, out io.Writer) error {
-	copytree.Alone()
-	debug.SetGCPercent(200) // it lives shortly, and collecting stops all workers
-	requests := make(chan request)
-	failed := make(chan error, 1)
-	go func() {
-		decoder := json.NewDecoder(in)
-		for {
-			var r request
-			switch err := decoder.Decode(&r); {
-			case errors.Is(err, io.EOF):
-				os.Exit(0)
-			case err != nil:
-				failed <- err
-				return
-			}
-			requests <- r
+// remoteError is an error of the copying process.
+type remoteError struct {
+	text  string
+	cause error
+}
+
+func (e *remoteError) Error() string { return e.text }
+func (e *remoteError) Unwrap() error { return e.cause }
+
+// process is the copying process, as the agent sees it.
+type process struct {
+	ctx      context.Context
+	process  *command.Process
+	requests *os.File
+	answers  *os.File
+	lines    *bufio.Scanner
+}
+
+func start(ctx context.Context, program string) (*process, error) {
+	stdin, requests, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	answers, stdout, err := os.Pipe()
+	if err != nil {
+		return nil, errors.Join(err, stdin.Close(), requests.Close())
+	}
+	started, err := command.Start(ctx, command.Cmd{Name: program, Args: []string{Word}, Stdin: stdin, Stdout: stdout, Grace: terminationGrace})
+	err = errors.Join(err, stdin.Close(), stdout.Close())
+	if err != nil {
+		return nil, errors.Join(err, requests.Close(), answers.Close())
+	}
+	return &process{ctx: ctx, process: started, requests: requests, answers: answers, lines: bufio.NewScanner(answers)}, nil
+}
+
+// do sends a request and reports progress until its result is there.
+func (p *process) do(ctx context.Context, m message, report func(Report)) error {
+	phase := m.Phase
+	report(Report{Phase: phase, Begin: true})
+	if err := json.NewEncoder(p.requests).Encode(m); err != nil {
+		return lost(ctx, phase, err)
+	}
+	for p.lines.Scan() {
+		var answer message
+		if err := json.Unmarshal(p.lines.Bytes(), &answer); err != nil {
+			return lost(ctx, phase, err)
 		}
-	}()
-	sums := &copytree.Sums{}
-	for {
-		select {
-		case err := <-failed:
+		err := answer.err()
+		report(Report{Phase: phase, Progress: answer.Progress, End: answer.End && err == nil})
+		if answer.End {
 			return err
-		case r := <-requests:
-			if err := work(r, sums, json.NewEncoder(out)); err != nil {
-				return err
-			}
 		}
 	}
+	return lost(ctx, phase, p.lines.Err())
 }
 
-func work(r request, sums *copytree.Sums, out *json.Encoder) error {
-	do := copytree.Verify
-	switch r.Do {
-	case copying:
-		do = copytree.Copy
-	case verifying:
-	default:
-		return fmt.Errorf("request %q is not known", r.Do)
+// lost says why there is no answer. A context that has ended is the reason, not the broken pipe.
+func lost(ctx context.Context, phase string, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("%s: %w", phase, context.Cause(ctx))
 	}
-	counter := &copytree.Counter{}
-	ended := make(chan error, 1)
-	go func() {
-		ended <- do(context.Background(), r.From, r.To, copytree.Options{Exact: r.Exact, Sums: sums, Progress: counter})
-	}()
-	ticker := time.NewTicker(progressEvery)
-	defer ticker.Stop()
-	for {
-		select {
-		case err := <-ended:
-			return out.Encode(result(counter.Load(), err))
-		case <-ticker.C:
-			if err := out.Encode(message{Progress: counter.Load()}); err != nil {
-				return err
-			}
-		}
+	return errors.Join(fmt.Errorf("%s: the copying process ended", phase), err)
+}
+
+// close ends the process and waits for it.
+func (p *process) close() error {
+	closed := p.requests.Close()
+	_, err := p.process.Wait()
+	var exit *command.ExitError
+	switch {
+	case p.ctx.Err() != nil:
+		err = nil // it was told to end
+	case errors.As(err, &exit):
+		exit.Name = "the copying process"
+		err = exit
 	}
+	return errors.Join(closed, err, p.answers.Close())
 }

@@ -1,0 +1,249 @@
+//go:build root
+
+package apart
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cambium/internal/looptest"
+	"cambium/internal/racer"
+	"cambium/internal/treetest"
+	"cambium/platform/copytree"
+)
+
+func TestMain(m *testing.M) {
+	ServeIfCalled()
+	racer.RunIfCalled()
+	looptest.Main(m)
+}
+
+const program = "/proc/self/exe"
+
+// odd is a name that is no text.
+const odd = "n\xff\xfee"
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func quiet(Report) {}
+
+// disk is a mounted file system of its own.
+func disk(t *testing.T, kind string) string {
+	t.Helper()
+	d := looptest.New(t, 400<<20)
+	if out, err := exec.Command("mkfs."+kind, "-q", d.Path).CombinedOutput(); err != nil {
+		t.Fatalf("mkfs: %v: %s", err, out)
+	}
+	dir := filepath.Join(t.TempDir(), "m")
+	must(t, os.Mkdir(dir, 0o755))
+	must(t, unix.Mount(d.Path, dir, kind, 0, ""))
+	return dir
+}
+
+func trees(t *testing.T) (from, to string) {
+	t.Helper()
+	from, to = t.TempDir(), t.TempDir()
+	for _, name := range []string{"a", "b", odd} {
+		must(t, os.WriteFile(filepath.Join(from, name), []byte("content of "+name), 0o640))
+	}
+	return from, to
+}
+
+func TestRootRun(t *testing.T) {
+	from, to := trees(t)
+	var reports []Report
+	must(t, Run(t.Context(), program, Request{From: from, To: to, Exact: true}, func(r Report) { reports = append(reports, r) }))
+	if got, err := os.ReadFile(filepath.Join(to, "a")); err != nil || string(got) != "content of a" {
+		t.Errorf("the copy holds %q, %v", got, err)
+	}
+	var ends []Report
+	for _, r := range reports {
+		if r.End {
+			ends = append(ends, r)
+		}
+	}
+	if len(ends) != 2 || ends[0].Phase != PhaseCopy || ends[1].Phase != PhaseVerify || ends[1].Files != 4 || ends[1].Bytes == 0 || !reports[0].Begin {
+		t.Errorf("reports are %+v, want two phases with three files and their directory", reports)
+	}
+	if err := Run(t.Context(), program, Request{From: filepath.Join(from, "nowhere"), To: to}, quiet); !errors.Is(err, unix.ENOENT) || !strings.Contains(err.Error(), "nowhere") {
+		t.Errorf("got %v, want the kernel's reason and the name", err)
+	}
+}
+
+// What differs is copied again, and what differs each time is an error with its name.
+func TestRootRunRepeats(t *testing.T) {
+	for name, limit := range map[string]int{"once": 1, "always": MaxRounds} {
+		t.Run(name, func(t *testing.T) {
+			from, to := trees(t)
+			verified, repeated := 0, 0
+			err := Run(t.Context(), program, Request{From: from, To: to, Exact: true}, func(r Report) {
+				if r.Phase == PhaseVerify && r.Begin {
+					if verified++; verified <= limit {
+						must(t, os.WriteFile(filepath.Join(from, odd), []byte(strings.Repeat("x", verified)), 0o640))
+					}
+				}
+				if r.Differs != nil {
+					repeated++
+				}
+			})
+			var differs *copytree.DifferenceError
+			switch {
+			case limit == 1 && (err != nil || repeated != 1 || verified != 2):
+				t.Errorf("got %v after %d repetitions, want one", err, repeated)
+			case limit > 1 && (!errors.As(err, &differs) || differs.Path != odd || !strings.Contains(err.Error(), "differs in")):
+				t.Errorf("got %v, want a difference in %q", err, odd)
+			}
+		})
+	}
+}
+
+// occupied is a target that another process works on, so that a copying process waits.
+func occupied(t *testing.T) (from, to string) {
+	t.Helper()
+	from, to = trees(t)
+	dir, err := os.Open(to)
+	must(t, err)
+	must(t, unix.Flock(int(dir.Fd()), unix.LOCK_EX))
+	t.Cleanup(func() { _ = dir.Close() })
+	return from, to
+}
+
+// waiting starts a process that waits for an occupied target, and returns when it says that it does.
+func waiting(t *testing.T, ctx context.Context) (*process, <-chan error) {
+	t.Helper()
+	from, to := occupied(t)
+	p, err := start(ctx, program)
+	must(t, err)
+	alive, ended := make(chan struct{}, 100), make(chan error, 1)
+	go func() {
+		ended <- p.do(ctx, message{Phase: phaseOpen, Request: &Request{From: from, To: to}}, func(r Report) {
+			if !r.Begin {
+				alive <- struct{}{}
+			}
+		})
+	}()
+	select {
+	case <-alive:
+	case <-time.After(time.Minute):
+		t.Fatal("no progress is told")
+	}
+	return p, ended
+}
+
+func gone(p *process) bool { return errors.Is(unix.Kill(p.process.Pid(), 0), unix.ESRCH) }
+
+func TestRootEndsWithItsContext(t *testing.T) {
+	stopped := errors.New("stopped")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	p, ended := waiting(t, ctx)
+	cancel(stopped)
+	if err := <-ended; !errors.Is(err, stopped) {
+		t.Errorf("got %v, want what stopped it", err)
+	}
+	if err := p.close(); err != nil || !gone(p) {
+		t.Errorf("got %v; the process is gone: %v", err, gone(p))
+	}
+}
+
+// The agent may be killed at any time: all that the copying process sees is that its input ends.
+func TestRootEndsWithItsAgent(t *testing.T) {
+	p, ended := waiting(t, t.Context())
+	if err := p.close(); err != nil || !gone(p) {
+		t.Errorf("got %v; the process is gone: %v", err, gone(p))
+	}
+	if err := <-ended; err == nil {
+		t.Error("a target that was never free has been opened")
+	}
+}
+
+func TestRootSaysHowItEnded(t *testing.T) {
+	p, ended := waiting(t, t.Context())
+	must(t, unix.Kill(p.process.Pid(), unix.SIGKILL))
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), "the copying process ended") {
+		t.Errorf("got %v, want that the process ended", err)
+	}
+	if err := p.close(); err == nil || !strings.Contains(err.Error(), "the copying process: killed by SIGKILL") {
+		t.Errorf("got %v, want how", err)
+	}
+}
+
+func TestRootRefusesUnknownRequests(t *testing.T) {
+	for _, phase := range []string{"format", PhaseCopy} { // nothing is open yet
+		p, err := start(t.Context(), program)
+		must(t, err)
+		if err := p.do(t.Context(), message{Phase: phase}, quiet); err == nil {
+			t.Errorf("request %s has succeeded", phase)
+		}
+		if err := p.close(); err == nil || !strings.Contains(err.Error(), `request "`+phase+`" is not known`) {
+			t.Errorf("got %v, want what was not known", err)
+		}
+	}
+}
+
+// Verification does not count as an access.
+func TestRootLeavesNoAccessTimes(t *testing.T) {
+	from, to := disk(t, "ext4"), disk(t, "ext4")
+	treetest.Fill(t, from)
+	must(t, Run(t.Context(), program, Request{From: from, To: to, Exact: true}, quiet))
+	for _, name := range []string{"a/small", "dangling", "a/b", "fifo", "a", "lost+found"} {
+		for _, dir := range []string{from, to} {
+			var st unix.Stat_t
+			must(t, unix.Lstat(filepath.Join(dir, name), &st))
+			if want := (unix.Timespec{Sec: 1e9, Nsec: 1}); st.Atim != want {
+				t.Errorf("%s was accessed at %v, want %v", name, st.Atim, want)
+			}
+		}
+	}
+}
+
+// What mounts cover inside a tree is what is copied, and what they show is neither read nor written.
+func TestRootCopiesWhatMountsCover(t *testing.T) {
+	from, to := disk(t, "ext4"), disk(t, "ext4")
+	cover := func(dir, name string, data uintptr) {
+		must(t, os.MkdirAll(filepath.Join(dir, name), 0o750))
+		must(t, os.WriteFile(filepath.Join(dir, name, "covered"), []byte("covered"), 0o600))
+		if data == unix.MS_BIND {
+			must(t, unix.Mount(filepath.Join(dir, "other"), filepath.Join(dir, name), "", unix.MS_BIND, ""))
+		} else {
+			must(t, unix.Mount("tmpfs", filepath.Join(dir, name), "tmpfs", 0, ""))
+		}
+		t.Cleanup(func() { must(t, unix.Unmount(filepath.Join(dir, name), 0)) })
+		must(t, os.WriteFile(filepath.Join(dir, name, "shown"), []byte("shown"), 0o600))
+	}
+	must(t, os.Mkdir(filepath.Join(from, "other"), 0o750))
+	cover(from, "bound", unix.MS_BIND)
+	cover(from, "mounted", 0)
+	cover(to, "mounted", 0)
+	must(t, Run(t.Context(), program, Request{From: from, To: to, Exact: true}, quiet))
+	for name, want := range map[string]bool{
+		"bound/covered": true, "bound/shown": false, "other/shown": true,
+		"mounted/shown": true, // of the target's own mount, which is still there
+	} {
+		if _, err := os.Stat(filepath.Join(to, name)); (err == nil) != want {
+			t.Errorf("the target has %s: %v, want %v", name, err == nil, want)
+		}
+	}
+	must(t, unix.Mount(to, to, "", unix.MS_BIND, ""))
+	defer func() { must(t, unix.Unmount(to, 0)) }()
+	if _, err := os.Stat(filepath.Join(to, "mounted", "covered")); err != nil {
+		t.Errorf("below the target's mount: %v", err)
+	}
+	// The namespace and its mounts are gone.
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if n := strings.Count(string(table), " "+from+" "); err != nil || n != 1 {
+		t.Errorf("%s is mounted %d times, %v", from, n, err)
+	}
+}

@@ -1,0 +1,115 @@
+package apart
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cambium/platform/copytree"
+)
+
+// maxOpenFiles is the kernel's own limit: two are open for each level of the tree.
+const maxOpenFiles = 1 << 20
+
+// ServeIfCalled is the whole life of a copying process, and does nothing in any other. It stands
+// first in the main function of every program that Run may be given.
+func ServeIfCalled() {
+	if len(os.Args) < 2 || os.Args[1] != Word {
+		return
+	}
+	if err := serve(os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", Word, err)
+	}
+	os.Exit(1)
+}
+
+// serve answers requests until the agent is gone. Then it ends the process at once, in the middle of
+// whatever it does.
+func serve(in io.Reader, out io.Writer) error {
+	// Without it, or in part, trees that are deeper than most fail.
+	_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: maxOpenFiles, Max: maxOpenFiles})
+	// All workers wait for disks most of the time. The scheduler need not pass processors on between them.
+	runtime.GOMAXPROCS(copytree.Workers())
+	requests := make(chan message)
+	failed := make(chan error, 1)
+	go func() {
+		decoder := json.NewDecoder(in)
+		for {
+			var m message
+			switch err := decoder.Decode(&m); {
+			case errors.Is(err, io.EOF):
+				os.Exit(0)
+			case err != nil:
+				failed <- err
+				return
+			}
+			requests <- m
+		}
+	}()
+	s := &server{}
+	for {
+		select {
+		case err := <-failed:
+			return err
+		case m := <-requests:
+			if err := s.answer(m, json.NewEncoder(out)); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+type server struct{ trees *copytree.Trees }
+
+// answer does what is asked and tells how far it is.
+func (s *server) answer(m message, out *json.Encoder) error {
+	work, err := s.work(m)
+	if err != nil {
+		return err
+	}
+	counter := &copytree.Counter{}
+	ended := make(chan error, 1)
+	go func() { ended <- work(counter) }()
+	ticker := time.NewTicker(progressInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case err := <-ended:
+			return out.Encode(result(counter.Load(), err))
+		case <-ticker.C:
+			if err := out.Encode(message{Progress: counter.Load()}); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func (s *server) work(m message) (func(*copytree.Counter) error, error) {
+	ctx := context.Background() // the process ends with the agent's context
+	switch {
+	case m.Phase == phaseOpen && m.Request != nil && s.trees == nil:
+		return func(*copytree.Counter) error {
+			from, to, err := openPrivately(m.Request.From, m.Request.To)
+			if err != nil {
+				return err
+			}
+			s.trees, err = copytree.New(from, to, m.Request.Exact)
+			return err
+		}, nil
+	case s.trees == nil:
+	case m.Phase == PhaseCopy:
+		return func(c *copytree.Counter) error { return s.trees.Copy(ctx, c) }, nil
+	case m.Phase == PhaseVerify:
+		return func(c *copytree.Counter) error { return s.trees.Verify(ctx, c) }, nil
+	case m.Phase == phaseFinish:
+		return func(*copytree.Counter) error { return s.trees.Finish(ctx) }, nil
+	}
+	return nil, fmt.Errorf("request %q is not known here", m.Phase)
+}

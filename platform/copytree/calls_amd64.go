@@ -1,5 +1,0 @@
-package copytree
-
-import "golang.org/x/sys/unix"
-
-const sysFstatat = unix.SYS_NEWFSTATAT

@@ -1,7 +1,0 @@
-//go:build !amd64
-
-package copytree
-
-import "golang.org/x/sys/unix"
-
-const sysFstatat = unix.SYS_FSTATAT

@@ -1,0 +1,92 @@
+package copytree
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// A name that was met is forgotten with the last one: there may be millions.
+func TestLinksAreForgotten(t *testing.T) {
+	l := newLinks()
+	for i := range 3 {
+		if _, first := l.meet(&unix.Stat_t{Ino: 7, Nlink: 3}, &dir{}, "x"); first != (i == 0) {
+			t.Errorf("time %d: first is %v", i, first)
+		}
+	}
+	if len(l.known) != 0 {
+		t.Errorf("%d files are remembered, want none", len(l.known))
+	}
+}
+
+func TestPath(t *testing.T) {
+	top := &dir{}
+	inner := &dir{parent: &dir{parent: top, name: "a"}, name: "b"}
+	for got, want := range map[string]string{top.ownPath(): ".", top.path("x"): "x", inner.ownPath(): "a/b", inner.path("c"): "a/b/c"} {
+		if got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+// A digest holds for one state of the source and depends on all blocks, their order, and the attributes.
+func TestDigests(t *testing.T) {
+	d := newDigests()
+	of := func(attributes map[string]string, blocks ...string) (digest uint64) {
+		for _, b := range blocks {
+			digest = d.add(digest, []byte(b))
+		}
+		return d.addAttributes(digest, attributes)
+	}
+	a, b := map[string]string{"user.a": "1", "user.b": "2"}, map[string]string{"user.a": "2", "user.b": "1"}
+	all := []uint64{of(nil), of(nil, "x"), of(nil, "x", "y"), of(nil, "y", "x"), of(nil, "x", "x"), of(a, "x"), of(b, "x")}
+	slices.Sort(all)
+	if len(slices.Compact(all)) != 7 {
+		t.Error("two of seven contents have the same digest")
+	}
+	for range 10 { // maps have no order
+		if once := of(a, "x", "y"); once != of(a, "x", "y") {
+			t.Error("one content has two digests")
+		}
+	}
+	st := unix.Stat_t{Ino: 1, Size: 10, Ctim: unix.Timespec{Sec: 5}}
+	d.put(&st, 42)
+	if digest, known := d.get(&st); !known || digest != 42 {
+		t.Errorf("got %d, %v", digest, known)
+	}
+	for _, changed := range []unix.Stat_t{{Ino: 2, Size: 10, Ctim: st.Ctim}, {Ino: 1, Size: 11, Ctim: st.Ctim}, {Ino: 1, Size: 10, Ctim: unix.Timespec{Sec: 5, Nsec: 1}}} {
+		if _, known := d.get(&changed); known {
+			t.Errorf("a digest is known for %+v", changed)
+		}
+	}
+}
+
+// A directory by its path is found without following links, whatever is in their place.
+func TestOpenBeneathFollowsNoLinks(t *testing.T) {
+	top := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(top, "a/b"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, target := range map[string]string{"out": "/", "in": "a", "a/up": ".."} {
+		if err := os.Symlink(target, filepath.Join(top, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fd, err := unix.Open(top, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeAll(fd)
+	for path, want := range map[string]bool{".": true, "a": true, "a/b": true, "out": false, "out/etc": false, "in/b": false, "a/up": false, "a/up/a": false, "none": false} {
+		found, err := openBeneath(fd, path)
+		if (err == nil) != want {
+			t.Errorf("%s: %v, want it found: %v", path, err, want)
+		}
+		if err == nil {
+			closeAll(found)
+		}
+	}
+}

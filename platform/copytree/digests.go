@@ -1,0 +1,80 @@
+package copytree
+
+import (
+	"encoding/binary"
+	"hash/maphash"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxDigests bounds the memory; files without a digest are compared byte by byte.
+const maxDigests = 1 << 18
+
+// digests are of the files that Copy has read, by inode, so that Verify need not read the source a
+// second time. They find accidents, not forgers: the hash has a random key and 64 bits.
+// Suspects are files whose copies were found to differ: the next Copy does not trust that they look complete.
+type digests struct {
+	mu       sync.Mutex
+	seed     maphash.Seed
+	known    map[uint64]state
+	suspects map[uint64]bool
+}
+
+// state is a file of the source as it was read. Whatever is done to it afterwards changes ctime.
+type state struct {
+	size   int64
+	ctime  unix.Timespec
+	digest uint64
+}
+
+func newDigests() digests {
+	return digests{seed: maphash.MakeSeed(), known: map[uint64]state{}, suspects: map[uint64]bool{}}
+}
+
+func (s *digests) put(st *unix.Stat_t, digest uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.known[st.Ino]; ok || len(s.known) < maxDigests {
+		s.known[st.Ino] = state{st.Size, st.Ctim, digest}
+	}
+}
+
+// get returns the digest of a file that has not changed since it was read.
+func (s *digests) get(st *unix.Stat_t) (uint64, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	known, ok := s.known[st.Ino]
+	return known.digest, ok && known.size == st.Size && known.ctime == st.Ctim
+}
+
+// suspect reports whether the file was one before.
+func (s *digests) suspect(inode uint64) (again bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	again = s.suspects[inode]
+	s.suspects[inode] = true
+	return again
+}
+
+func (s *digests) suspected(st *unix.Stat_t) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.suspects[st.Ino]
+}
+
+// add continues a digest with the next block of a file.
+func (s *digests) add(digest uint64, block []byte) uint64 {
+	var both [16]byte
+	binary.NativeEndian.PutUint64(both[:], digest)
+	binary.NativeEndian.PutUint64(both[8:], maphash.Bytes(s.seed, block))
+	return maphash.Bytes(s.seed, both[:])
+}
+
+// addAttributes continues a digest with extended attributes, in any order.
+func (s *digests) addAttributes(digest uint64, all map[string]string) uint64 {
+	for name, value := range all {
+		digest ^= maphash.String(s.seed, name+"\x00"+value)
+	}
+	return digest
+}

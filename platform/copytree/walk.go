@@ -1,0 +1,328 @@
+package copytree
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// batchSize is how many entries of a directory one worker takes at a time. Most directories are
+	// one batch, so that workers create files in different directories and do not wait for each other.
+	batchSize = 1024
+	// maxDifferences is after how many Verify gives up.
+	maxDifferences = 1 << 16
+	// lostFound, at the top of a tree, comes with a file system; what is in it is content like any other.
+	lostFound = "lost+found"
+)
+
+// Workers is how many files are worked on at a time: enough that a disk has several requests under way
+// while other workers wait for it.
+func Workers() int { return 8 * runtime.NumCPU() }
+
+// A visitor treats what a walk finds.
+type visitor interface {
+	// enter opens the target of a directory, before its entries are read.
+	enter(d *dir) error
+	// entry treats anything but a directory.
+	entry(d *dir, e entry, me *worker) error
+	// surplus treats what only the target has.
+	surplus(d *dir, name string) error
+	// leave is called when everything below a directory is done.
+	leave(d *dir) error
+}
+
+// dir is a directory of both trees while something below it is not done. The descriptors stay
+// open for that long: the kernel keeps the parents of an open directory in memory anyway.
+type dir struct {
+	parent   *dir // nil at the top
+	name     string
+	from, to int
+	st       unix.Stat_t // of the source
+	fresh    bool        // the target's directory has just been made
+	entered  bool
+	pending  atomic.Int64
+}
+
+// path is for people: names are what files are opened by.
+func (d *dir) path(name string) string {
+	parts := []string{name}
+	for ; d.parent != nil; d = d.parent {
+		parts = append(parts, d.name)
+	}
+	slices.Reverse(parts)
+	return strings.Join(parts, "/")
+}
+
+func (d *dir) ownPath() string {
+	if d.parent == nil {
+		return "."
+	}
+	return d.parent.path(d.name)
+}
+
+// worker is what one goroutine of a walk has to itself.
+type worker struct {
+	ctx  context.Context // ends with the walk's first failure
+	a, b []byte          // of blockSize
+}
+
+// task is a subdirectory to enter, or entries of a directory.
+type task struct {
+	dir     *dir
+	sub     string
+	entries []entry
+}
+
+// walk goes through the source tree with several workers. Tasks are kept on a stack, so that few
+// directories are open at a time however large the tree is.
+type walk struct {
+	*Trees
+	visitor
+	progress *Counter
+	ctx      context.Context // ends with the first failure
+	fail     context.CancelCauseFunc
+
+	mu      sync.Mutex
+	wake    *sync.Cond
+	tasks   []task
+	working int
+
+	collects    bool // differences do not end the walk
+	differences int
+	first       *DifferenceError
+}
+
+func (t *Trees) walk(ctx context.Context, v visitor, progress *Counter) *walk {
+	w := &walk{Trees: t, visitor: v, progress: progress}
+	w.ctx, w.fail = context.WithCancelCause(ctx)
+	w.wake = sync.NewCond(&w.mu)
+	return w
+}
+
+func (w *walk) run() error {
+	defer w.fail(nil)
+	top := &dir{from: int(w.from.Fd()), to: int(w.to.Fd())}
+	top.pending.Store(1)
+	if err := unix.Fstat(top.from, &top.st); err != nil {
+		return err
+	}
+	w.scan(top)
+	w.release(top)
+	var workers sync.WaitGroup
+	for range Workers() {
+		workers.Go(w.work)
+	}
+	workers.Wait()
+	return context.Cause(w.ctx)
+}
+
+func (w *walk) work() {
+	me := &worker{ctx: w.ctx, a: make([]byte, blockSize), b: make([]byte, blockSize)}
+	for {
+		t, ok := w.next()
+		if !ok {
+			return
+		}
+		if t.sub != "" && w.ctx.Err() == nil {
+			w.descend(t.dir, t.sub)
+		}
+		for _, e := range t.entries {
+			if w.ctx.Err() != nil {
+				break
+			}
+			w.visit(t.dir, e, me)
+		}
+		w.release(t.dir)
+		w.mu.Lock()
+		if w.working--; w.working == 0 {
+			w.wake.Broadcast()
+		}
+		w.mu.Unlock()
+	}
+}
+
+// next returns the latest task, and false when all are done.
+func (w *walk) next() (task, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for len(w.tasks) == 0 {
+		if w.working == 0 {
+			return task{}, false
+		}
+		w.wake.Wait()
+	}
+	t := w.tasks[len(w.tasks)-1]
+	w.tasks = w.tasks[:len(w.tasks)-1]
+	w.working++
+	return t, true
+}
+
+func (w *walk) push(t task) {
+	t.dir.pending.Add(1)
+	w.mu.Lock()
+	w.tasks = append(w.tasks, t)
+	w.mu.Unlock()
+	w.wake.Signal()
+}
+
+// release takes back one reason to keep a directory open. The last one leaves it: only then do its
+// times stay as they are set.
+func (w *walk) release(d *dir) {
+	for ; d != nil && d.pending.Add(-1) == 0; d = d.parent {
+		if d.entered && w.ctx.Err() == nil {
+			if err := w.leave(d); err != nil {
+				w.failed(d.ownPath(), err)
+			} else {
+				w.progress.files.Add(1)
+			}
+		}
+		if d.parent != nil {
+			closeAll(d.from, d.to)
+		}
+	}
+}
+
+func (w *walk) descend(parent *dir, name string) {
+	d := &dir{parent: parent, name: name, to: -1}
+	var err error
+	if d.from, err = openDir(parent.from, name); err != nil {
+		w.failed(parent.path(name), changed("open", err))
+		return
+	}
+	parent.pending.Add(1)
+	d.pending.Store(1)
+	if err := unix.Fstat(d.from, &d.st); err != nil {
+		w.failed(d.ownPath(), err)
+	} else {
+		w.scan(d)
+	}
+	w.release(d)
+}
+
+// scan enters a directory and makes tasks of what is in it.
+func (w *walk) scan(d *dir) {
+	err := w.enter(d)
+	if err != nil {
+		w.failed(d.ownPath(), err)
+		return
+	}
+	d.entered = true
+	entries, err := readDir(d.from)
+	if err == nil && w.exact && !d.fresh {
+		err = w.findSurplus(d, entries)
+	}
+	if err != nil {
+		w.failed(d.ownPath(), fmt.Errorf("read directory: %w", err))
+		return
+	}
+	// Inode numbers follow the place on the disk, and files that were made together lie together.
+	slices.SortFunc(entries, func(a, b entry) int { return cmp.Compare(a.inode, b.inode) })
+	for len(entries) > 0 {
+		n := min(batchSize, len(entries))
+		w.push(task{dir: d, entries: entries[:n]})
+		entries = entries[n:]
+	}
+}
+
+func (w *walk) findSurplus(d *dir, entries []entry) error {
+	have, err := readDir(d.to)
+	if err != nil {
+		return err
+	}
+	known := make(map[string]bool, len(entries))
+	for _, e := range entries {
+		known[e.name] = true
+	}
+	for _, e := range have {
+		if known[e.name] || d.parent == nil && e.name == lostFound && isEmptyDir(d.to, e.name) {
+			continue
+		}
+		if err := w.surplus(d, e.name); err != nil {
+			w.failed(d.path(e.name), err)
+		}
+	}
+	return nil
+}
+
+func (w *walk) visit(d *dir, e entry, me *worker) {
+	err := e.findKind(d.from)
+	if err == nil && e.kind == unix.DT_DIR {
+		w.push(task{dir: d, sub: e.name})
+		return
+	}
+	if err == nil {
+		err = w.entry(d, e, me)
+	}
+	if err != nil {
+		w.failed(d.path(e.name), err)
+		return
+	}
+	w.progress.files.Add(1)
+}
+
+// failed ends the walk, unless it collects differences and the error is one.
+func (w *walk) failed(path string, err error) {
+	var differs *DifferenceError
+	if !errors.As(err, &differs) {
+		w.fail(fmt.Errorf("%q: %w", path, err))
+		return
+	}
+	differs.Path = path
+	if !w.collects {
+		w.fail(differs)
+		return
+	}
+	if differs.inode != 0 {
+		differs.Again = w.digests.suspect(differs.inode)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.differences++; w.first == nil || differs.Again && !w.first.Again {
+		w.first = differs
+	}
+	if w.differences >= maxDifferences {
+		w.fail(differs)
+	}
+}
+
+// links remembers files with several names. The first worker that meets one copies it, the others
+// wait for that and link to it.
+type links struct {
+	mu    sync.Mutex
+	known map[uint64]*link
+}
+
+type link struct {
+	done   chan struct{}
+	dir    string // the first name's directory, "." at the top
+	name   string
+	target uint64 // inode of the copy
+	left   uint64 // how many names have not been met
+	err    error
+}
+
+func newLinks() *links { return &links{known: map[uint64]*link{}} }
+
+// meet reports whether the caller is the first to meet the file; if so, it closes done.
+func (l *links) meet(st *unix.Stat_t, d *dir, name string) (*link, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if known, ok := l.known[st.Ino]; ok {
+		if known.left--; known.left == 0 {
+			delete(l.known, st.Ino)
+		}
+		return known, false
+	}
+	first := &link{done: make(chan struct{}), dir: d.ownPath(), name: name, left: uint64(st.Nlink) - 1}
+	l.known[st.Ino] = first
+	return first, true
+}
