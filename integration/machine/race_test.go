@@ -1,0 +1,92 @@
+//go:build machine
+
+package machine
+
+import (
+	"os"
+	"path"
+	"strconv"
+	"strings"
+	"testing"
+
+	"cambium/integration/lab"
+	"cambium/integration/lab/labtest"
+	"cambium/integration/lab/machine"
+	"cambium/internal/racer"
+)
+
+const (
+	raceTarget    = "/var/vcap/store_migration_target/raced"
+	raceOutput    = "/var/vcap/data/racer"
+	raceAttempts  = 5
+	raceExchanges = 1000
+)
+
+// contest makes directories of vcap with the names of files and directories of /etc.
+const contest = `mkdir -p "$0" && cd "$0" && for d in d0 d1 d2; do mkdir -p $d/cron.d && for f in passwd shadow sudoers cron.d/job; do echo harmless >$d/$f; done; done
+chown -R vcap:vcap . && chmod -R a+rwX .`
+
+// etc describes all of /etc, also when anything of it was last changed.
+const etc = `find /etc -printf '%p %m %U %G %s %T@ %C@ %i %l\n' -type f -exec md5sum {} + | sort | md5sum`
+
+// TestMachineRacerGetsNothing: while a store migrates, a process of vcap that has had a directory of the new disk
+// open exchanges what is in it for links to /etc. Root is never led there.
+func TestMachineRacerGetsNothing(t *testing.T) {
+	l := newLab(t)
+	i := start(t, l, lab.VM{Ephemeral: lab.GiB})
+	ready(t, i)
+	program, err := labtest.Program("racer", "cambium/integration/machine/racer")
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(program)
+	if err == nil {
+		err = i.WriteFile(machine.File{Path: "/usr/local/bin/racer", Data: data, Mode: 0o755})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, cid := range []string{"disk-old", "disk-new"} {
+		a, err := i.AttachNew(t.Context(), cid, lab.GiB)
+		if err != nil {
+			t.Fatal(err)
+		}
+		node := run(t, i, "sh", "-c", `until [ -b "$0" ]; do sleep 0.05; done; readlink -f "$0"`, a.Path)
+		do(t, i, "{}", "add_persistent_disk", cid, strings.TrimSpace(node))
+		do(t, i, "{}", "mount_disk", cid)
+	}
+	run(t, i, "sh", "-ec", contest, "/var/vcap/store/raced")
+	before := run(t, i, "sh", "-ec", etc)
+
+	exchanged, migrated := 0, false
+	for range raceAttempts {
+		run(t, i, "sh", "-ec", contest, raceTarget)
+		// A copy that failed has left the disk closed; the racer is to get in once more.
+		run(t, i, "chmod", "755", path.Dir(raceTarget))
+		run(t, i, "systemd-run", "--quiet", "--unit=racer", "--uid=vcap", "--property=StandardOutput=truncate:"+raceOutput,
+			"--setenv="+racer.Environment("/etc", raceTarget), "/usr/local/bin/racer")
+		run(t, i, "sh", "-c", "until grep -q ready "+raceOutput+"; do sleep 0.05; done")
+		_, err := i.Agent.Do(t.Context(), "migrate_disk", "disk-old", "disk-new")
+		run(t, i, "systemctl", "stop", "racer")
+		count := strings.Fields(run(t, i, "cat", raceOutput))
+		n, _ := strconv.Atoi(count[len(count)-1])
+		exchanged += n
+		t.Logf("%d exchanges, migrate_disk: %v", n, err)
+		if migrated = err == nil; migrated {
+			break
+		}
+		run(t, i, "rm", "-rf", raceTarget)
+	}
+	if exchanged < raceExchanges {
+		t.Errorf("%d exchanges, want at least %d", exchanged, raceExchanges)
+	}
+	if !migrated {
+		do(t, i, "{}", "migrate_disk", "disk-old", "disk-new") // left alone, it succeeds
+		if got := run(t, i, "cat", "/var/vcap/store/raced/d1/shadow"); got != "harmless\n" {
+			t.Errorf("the new store has %q", got)
+		}
+	}
+	if after := run(t, i, "sh", "-ec", etc); after != before {
+		t.Error("/etc has changed")
+	}
+}
