@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"strings"
 	"syscall"
 	"time"
 
@@ -190,6 +191,17 @@ func foreign(e settings.Effective, l agentjson.Linux) string {
 	return l.ForeignPersistentDisk
 }
 
+// startAgain puts the Director's last start to a monit whose state file is older than it.
+func startAgain(ctx context.Context, supervisor monit.Supervisor, log *logrus.Entry) {
+	started, err := supervisor.StartUnmonitored(ctx)
+	switch {
+	case err != nil && ctx.Err() == nil:
+		log.WithError(err).Warn("the last start was not put to monit again")
+	case len(started) > 0:
+		log.WithField("services", strings.Join(started, ",")).Info("monit had not recorded the last start, services are started again")
+	}
+}
+
 // addJobs adds what concerns jobs and their supervisor.
 func (m *machine) addJobs(o machineOptions) {
 	state := &jobs.State{Dirs: o.dirs}
@@ -198,8 +210,14 @@ func (m *machine) addJobs(o machineOptions) {
 		return spec.JobNames(), err
 	}
 	if o.monit {
-		m.Supervisor = monit.Starter{Dirs: o.dirs, Client: monitClient(o.dirs, m.manager), Services: m.manager,
+		client := monitClient(o.dirs, m.manager)
+		m.Supervisor = monit.Starter{Dirs: o.dirs, Client: client, Services: m.manager,
 			FilesOfStopped: func() ([]string, error) { return jobs.FilesOfStopped(o.dirs) },
-			KeepStopped:    func() ([]string, error) { return jobs.KeepStopped(o.dirs) }}
+			KeepStopped:    func() ([]string, error) { return jobs.KeepStopped(o.dirs) },
+			AfterStart: func(stateWritten time.Time) {
+				if (jobs.StartRequest{Dirs: o.dirs}).Due(stateWritten) {
+					o.background(func(ctx context.Context) { startAgain(ctx, monit.Supervisor{Client: client}, o.log) })
+				}
+			}}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"time"
 
 	"cambium/internal/atomicfile"
 	"cambium/internal/vcap"
@@ -65,6 +66,9 @@ type Starter struct {
 	// FilesOfStopped are the monit files of jobs that stay stopped; KeepStopped removes them before
 	// monit reads them, and returns those removed.
 	FilesOfStopped, KeepStopped func() ([]string, error)
+	// AfterStart, if set, is called when monit was not running and has been started. It learns when monit's state
+	// file was last written before that, and must not block.
+	AfterStart func(stateWritten time.Time)
 }
 
 // Plan returns what Start would change. It only reads.
@@ -124,7 +128,15 @@ func (s Starter) Start(ctx context.Context) (made []Change, err error) {
 	if err := s.Services.Setup(ctx, UnitName); err != nil {
 		return made, err
 	}
-	return append(made, Change{Op: OpStart}), s.Client.Daemon.Start(ctx)
+	stateWritten := StateWritten("/", s.Dirs)
+	made = append(made, Change{Op: OpStart})
+	if err := s.Client.Daemon.Start(ctx); err != nil {
+		return made, err
+	}
+	if s.AfterStart != nil {
+		s.AfterStart(stateWritten)
+	}
+	return made, nil
 }
 
 // accountKnown reports whether monit.user holds the account.

@@ -1,0 +1,97 @@
+//go:build machine
+
+package machine
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"cambium/integration/lab"
+	"cambium/integration/lab/release"
+)
+
+// TestMachineStartSurvivesACut: monit writes its state file now and then. After stop, start and a power cut
+// within that time the file still says that the jobs are stopped, and they would stay down for good.
+func TestMachineStartSurvivesACut(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	i := mustDeploy(t, l, manifest([]release.Job{forker()}, tool("1")))
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	do := func(method string) {
+		t.Helper()
+		if _, err := i.Agent.Do(ctx, method); err != nil {
+			t.Fatalf("%s: %v", method, err)
+		}
+	}
+	cut := func() {
+		t.Helper()
+		if err := i.Kill(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if err := i.Start(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if err := i.Agent.WaitReady(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range cuts() {
+		do("stop")
+		await(t, "monit's file to say that the job is stopped", 40*time.Second, func() bool { return monitUnmonitored(t, i) })
+		do("start")
+		cut()
+		await(t, "the job to run after the cut", 90*time.Second, func() bool { return jobState(t, ctx, i) == "running" })
+	}
+	// Stop and a cut: it stays stopped.
+	do("stop")
+	cut()
+	if got := jobState(t, ctx, i); got != "stopped" {
+		t.Errorf("after stop and a cut: got %s, want stopped", got)
+	}
+	do("start")
+	await(t, "the job to run", 90*time.Second, func() bool { return jobState(t, ctx, i) == "running" })
+
+	// Once monit has it on disk, what an operator stops stays down.
+	await(t, "monit's file to say that the job runs", 40*time.Second, func() bool { return !monitUnmonitored(t, i) })
+	await(t, "the agent to have seen monit supervise the job", 60*time.Second, func() bool {
+		jobState(t, ctx, i)
+		return !strings.Contains(run(t, i, "cat", "/var/vcap/monit/start_requested.json"), `"shown":"0001`)
+	})
+	run(t, i, "monit", "stop", "forker")
+	await(t, "monit's file to say that the job is stopped", 40*time.Second, func() bool { return monitUnmonitored(t, i) })
+	cut()
+	time.Sleep(15 * time.Second) // longer than a cycle of monit: nothing may start it
+	if got := jobState(t, ctx, i); got == "running" {
+		t.Error("a job that an operator stopped was started by a boot")
+	}
+}
+
+// cuts is how often the test repeats; the soak cuts more often.
+func cuts() int { return 2 }
+
+func jobState(t *testing.T, ctx context.Context, i *lab.Instance) string {
+	t.Helper()
+	value, err := i.Agent.Do(ctx, "get_state")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var state struct {
+		JobState string `json:"job_state"`
+	}
+	if err := json.Unmarshal(value, &state); err != nil {
+		t.Fatal(err)
+	}
+	return state.JobState
+}
+
+// monitUnmonitored reads from monit's state file whether the job is stopped: monit has the same in memory, so its
+// report and a file that is newer than that are enough.
+func monitUnmonitored(t *testing.T, i *lab.Instance) bool {
+	t.Helper()
+	out := run(t, i, "sh", "-c", `monit summary 2>/dev/null | grep forker; echo; find /var/vcap/monit/monit.state -newermt "-5 seconds"`)
+	return strings.Contains(out, "Not monitored") && strings.Contains(out, "monit.state")
+}
