@@ -44,28 +44,28 @@ func TestMachineStartSurvivesACut(t *testing.T) {
 		await(t, "monit's file to say that the job is stopped", 40*time.Second, func() bool { return monitUnmonitored(t, i) })
 		do("start")
 		cut()
-		await(t, "the job to run after the cut", 90*time.Second, func() bool { return jobState(t, ctx, i) == "running" })
+		await(t, "the job to run after the cut", 90*time.Second, func() bool { return jobStateOf(t, ctx, i) == "running" })
 	}
 	// Stop and a cut: it stays stopped.
 	do("stop")
 	cut()
-	if got := jobState(t, ctx, i); got != "stopped" {
+	if got := jobStateOf(t, ctx, i); got != "stopped" {
 		t.Errorf("after stop and a cut: got %s, want stopped", got)
 	}
 	do("start")
-	await(t, "the job to run", 90*time.Second, func() bool { return jobState(t, ctx, i) == "running" })
+	await(t, "the job to run", 90*time.Second, func() bool { return jobStateOf(t, ctx, i) == "running" })
 
 	// Once monit has it on disk, what an operator stops stays down.
 	await(t, "monit's file to say that the job runs", 40*time.Second, func() bool { return !monitUnmonitored(t, i) })
 	await(t, "the agent to have seen monit supervise the job", 60*time.Second, func() bool {
-		jobState(t, ctx, i)
+		jobStateOf(t, ctx, i)
 		return !strings.Contains(run(t, i, "cat", "/var/vcap/monit/start_requested.json"), `"shown":"0001`)
 	})
 	run(t, i, "monit", "stop", "forker")
 	await(t, "monit's file to say that the job is stopped", 40*time.Second, func() bool { return monitUnmonitored(t, i) })
 	cut()
 	time.Sleep(15 * time.Second) // longer than a cycle of monit: nothing may start it
-	if got := jobState(t, ctx, i); got == "running" {
+	if got := jobStateOf(t, ctx, i); got == "running" {
 		t.Error("a job that an operator stopped was started by a boot")
 	}
 }
@@ -73,7 +73,7 @@ func TestMachineStartSurvivesACut(t *testing.T) {
 // cuts is how often the test repeats; the soak cuts more often.
 func cuts() int { return 2 }
 
-func jobState(t *testing.T, ctx context.Context, i *lab.Instance) string {
+func jobStateOf(t *testing.T, ctx context.Context, i *lab.Instance) string {
 	t.Helper()
 	value, err := i.Agent.Do(ctx, "get_state")
 	if err != nil {
