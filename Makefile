@@ -63,11 +63,13 @@ test-vm: build ## Tests in QEMU virtual machines
 	@GO=$(GO) scripts/again '^TestVM' "$$(scripts/tier vm)" -tags vm -count=1 -p 1 -timeout 30m
 
 .PHONY: lint
-lint: ## Format, vet, staticcheck, tidy go.mod
+lint: ## Format, vet, staticcheck, errcheck, misspell, tidy go.mod
 	@bad=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$bad" ]; then echo "not formatted: $$bad"; exit 1; fi
 	$(GO) vet ./...
 	$(GO) vet -tags $(TIERS) ./...
 	$(GO) tool staticcheck -tags $(TIERS) ./...
+	$(GO) tool errcheck -tags $(TIERS) -ignoretests -exclude scripts/errcheck.txt ./...
+	@$(GO) tool misspell -locale US -error $$(git ls-files '*.go' '*.md' 'scripts/*' 'stemcell-assets/*')
 	$(GO) mod tidy -diff
 
 .PHONY: fuzz

@@ -3,6 +3,7 @@ package cambium_test
 import (
 	"bufio"
 	"encoding/json"
+	"go/ast"
 	"go/parser"
 	"go/token"
 	"io"
@@ -116,6 +117,64 @@ func TestOnlyCommandStartsPrograms(t *testing.T) {
 		for _, imported := range p.Imports {
 			if imported == "os/exec" {
 				t.Errorf("%s imports os/exec; use internal/command", from)
+			}
+		}
+	}
+}
+
+// sizeReason begins the sentence in a package comment that says why a package is larger than maxPackage.
+const (
+	maxPackage  = 1500
+	maxFunction = 80
+	sizeReason  = "Size:"
+)
+
+// TestSizes keeps packages and functions readable. The lab's command line is a list of commands.
+func TestSizes(t *testing.T) {
+	for _, p := range packages(t) {
+		lines, doc := 0, ""
+		for _, name := range p.GoFiles {
+			files := token.NewFileSet()
+			f, err := parser.ParseFile(files, filepath.Join(p.Dir, name), nil, parser.ParseComments)
+			if err != nil {
+				t.Fatal(err)
+			}
+			lines += files.File(f.Pos()).LineCount()
+			doc += f.Doc.Text()
+			for _, d := range f.Decls {
+				if function, ok := d.(*ast.FuncDecl); ok {
+					if n := files.Position(function.End()).Line - files.Position(function.Pos()).Line + 1; n > maxFunction {
+						t.Errorf("%s: %s has %d lines, at most %d are allowed", p.ImportPath, function.Name.Name, n, maxFunction)
+					}
+				}
+			}
+		}
+		if lines > maxPackage && p.ImportPath != "cambium/cmd/lab" && !strings.Contains(doc, sizeReason) {
+			t.Errorf("%s has %d lines: split it, or say why in its comment, after %q", p.ImportPath, lines, sizeReason)
+		}
+	}
+}
+
+// TestContextsComeFromTheTop: a wait that the caller cannot end is a wait without an end. The lab's machines outlive
+// the calls that start them.
+func TestContextsComeFromTheTop(t *testing.T) {
+	for _, p := range packages(t) {
+		from := strings.TrimPrefix(p.ImportPath, "cambium/")
+		if within(from, "integration") || within(from, "cmd/lab") || strings.HasSuffix(from, "test") {
+			continue
+		}
+		for _, name := range p.GoFiles {
+			if within(from, "cmd") && name == "main.go" {
+				continue
+			}
+			data, err := os.ReadFile(filepath.Join(p.Dir, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, call := range []string{"context.Background()", "context.TO" + "DO()"} {
+				if strings.Contains(string(data), call) {
+					t.Errorf("%s/%s calls %s; take a context from the caller, or context.WithoutCancel", from, name, call)
+				}
 			}
 		}
 	}

@@ -3,6 +3,7 @@
 package storage
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -73,7 +74,7 @@ func (r *fileRecords) SetMountedCID(cid string) error {
 }
 
 func TestMain(m *testing.M) {
-	apart.ServeIfCalled()
+	apart.ServeIfCalled(context.Background())
 	if text := os.Getenv("CAMBIUM_CRASH_CHILD"); text != "" {
 		if err := child(text); err != nil {
 			fmt.Fprintln(os.Stderr, err)

@@ -3,6 +3,7 @@
 package storage
 
 import (
+	"context"
 	"testing"
 
 	"cambium/internal/looptest"
@@ -10,6 +11,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	apart.ServeIfCalled()
+	apart.ServeIfCalled(context.Background())
 	looptest.Main(m)
 }

@@ -26,7 +26,7 @@ import (
 
 // TestMain is the first process of the virtual machine as well.
 func TestMain(m *testing.M) {
-	apart.ServeIfCalled()
+	apart.ServeIfCalled(context.Background())
 	checks := guestChecks
 	if flow := os.Getenv("CAMBIUM_FLOW"); flow != "" {
 		checks = []testvm.Check{{Name: flow, Run: func(ctx context.Context) error { return guestFlow(ctx, flow, os.Getenv("CAMBIUM_SUM")) }}}

@@ -46,7 +46,7 @@ var programs = map[string]cli.RunFunc{
 }
 
 func main() {
-	apart.ServeIfCalled()
+	apart.ServeIfCalled(context.Background())
 	// SIGTERM and SIGINT become a context once, here.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	code := dispatch(ctx, os.Args, os.Stdout, os.Stderr)

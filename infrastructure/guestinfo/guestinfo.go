@@ -108,7 +108,7 @@ func inflate(body []byte) ([]byte, error) {
 	if err != nil {
 		return nil, errors.New("not gzip")
 	}
-	defer r.Close()
+	defer func() { _ = r.Close() }() // reads from memory
 	plain, err := source.ReadAll(r, source.MaxDocument)
 	if err != nil && !errors.Is(err, source.ErrTooLarge) {
 		return nil, errors.New("damaged gzip")

@@ -33,7 +33,7 @@ func (p *Peer) Capture(t *testing.T, name string) *Capture {
 	if err != nil {
 		t.Fatalf("open packet socket: %v", err)
 	}
-	t.Cleanup(func() { conn.Close() })
+	t.Cleanup(func() { _ = conn.Close() })
 	if err := conn.Bind(&unix.SockaddrLinklayer{Protocol: uint16(networkOrder(unix.ETH_P_ALL)), Ifindex: link.Attrs().Index}); err != nil {
 		t.Fatalf("bind packet socket: %v", err)
 	}

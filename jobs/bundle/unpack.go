@@ -143,7 +143,7 @@ func decompress(r *bufio.Reader) (Compression, io.Reader, func(), error) {
 		if err != nil {
 			return Gzip, nil, nil, fmt.Errorf("read archive: %w", err)
 		}
-		return Gzip, z, func() { z.Close() }, nil
+		return Gzip, z, func() { _ = z.Close() }, nil
 	case bytes.HasPrefix(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}):
 		// The window limit bounds memory, whatever the frame asks for.
 		z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(128<<20))

@@ -76,7 +76,7 @@ func lock(ctx context.Context, f *os.File) error {
 		}
 		return nil
 	case <-ctx.Done():
-		go func() { <-locked; _ = f.Close() }()
+		go func() { _ = errors.Join(<-locked, f.Close()) }() // nothing was written
 		return fmt.Errorf("lock %s: %w", f.Name(), context.Cause(ctx))
 	}
 }

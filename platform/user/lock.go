@@ -74,8 +74,7 @@ func lockLibrary(ctx context.Context, path string) (*os.File, error) {
 		return f, nil
 	case <-ctx.Done():
 		go func() {
-			<-got
-			_ = f.Close() // nothing was written
+			_ = errors.Join(<-got, f.Close()) // nothing was written
 		}()
 		return nil, fmt.Errorf("another program is editing accounts: %w", context.Cause(ctx))
 	}

@@ -21,7 +21,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	ServeIfCalled()
+	ServeIfCalled(context.Background())
 	racer.RunIfCalled()
 	looptest.Main(m)
 }

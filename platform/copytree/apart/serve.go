@@ -20,11 +20,11 @@ const maxOpenFiles = 1 << 20
 
 // ServeIfCalled is the whole life of a copying process, and does nothing in any other. It stands
 // first in the main function of every program that Run may be given.
-func ServeIfCalled() {
+func ServeIfCalled(ctx context.Context) {
 	if len(os.Args) < 2 || os.Args[1] != Word {
 		return
 	}
-	if err := serve(os.Stdin, os.Stdout); err != nil {
+	if err := serve(ctx, os.Stdin, os.Stdout); err != nil {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", Word, err)
 	}
 	os.Exit(1)
@@ -32,7 +32,7 @@ func ServeIfCalled() {
 
 // serve answers requests until the agent is gone. Then it ends the process at once, in the middle of
 // whatever it does.
-func serve(in io.Reader, out io.Writer) error {
+func serve(ctx context.Context, in io.Reader, out io.Writer) error {
 	// Without it, or in part, trees that are deeper than most fail.
 	_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: maxOpenFiles, Max: maxOpenFiles})
 	// All workers wait for disks most of the time. The scheduler need not pass processors on between them.
@@ -59,7 +59,7 @@ func serve(in io.Reader, out io.Writer) error {
 		case err := <-failed:
 			return err
 		case m := <-requests:
-			if err := s.answer(m, json.NewEncoder(out)); err != nil {
+			if err := s.answer(ctx, m, json.NewEncoder(out)); err != nil {
 				return err
 			}
 		}
@@ -69,8 +69,8 @@ func serve(in io.Reader, out io.Writer) error {
 type server struct{ trees *copytree.Trees }
 
 // answer does what is asked and tells how far it is.
-func (s *server) answer(m message, out *json.Encoder) error {
-	work, err := s.work(m)
+func (s *server) answer(ctx context.Context, m message, out *json.Encoder) error {
+	work, err := s.work(ctx, m)
 	if err != nil {
 		return err
 	}
@@ -91,8 +91,7 @@ func (s *server) answer(m message, out *json.Encoder) error {
 	}
 }
 
-func (s *server) work(m message) (func(*copytree.Counter) error, error) {
-	ctx := context.Background() // the process ends with the agent's context
+func (s *server) work(ctx context.Context, m message) (func(*copytree.Counter) error, error) {
 	switch {
 	case m.Phase == phaseOpen && m.Request != nil && s.trees == nil:
 		return func(*copytree.Counter) error {
