@@ -298,8 +298,7 @@ func (m *Machine) lastWords() string {
 
 // wait learns how the machine ended and starts it again if that is what the machine wanted.
 func (m *Machine) wait(b *boot, exited <-chan error) {
-	_ = <-exited // how it ended does not matter
-	_ = b.words.Close()
+	_ = errors.Join(<-exited, b.words.Close()) // how it ended does not matter
 	if b.qmp != nil {
 		_ = b.qmp.conn.Close()
 		<-b.qmp.closed // so that the last event has been seen
