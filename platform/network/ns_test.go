@@ -64,16 +64,18 @@ func wanted(t *testing.T, k *network.Kernel, n nets) (network.State, network.Des
 	return have, want
 }
 
-// apply brings the machine to what the networks say and checks that a second run changes nothing.
+// apply brings the machine to what the networks say, and checks that the changes made are those
+// planned and that a second run changes nothing.
 func apply(t *testing.T, k *network.Kernel, n nets) (network.Desired, []network.Change) {
 	t.Helper()
-	have, want := wanted(t, k, n)
-	changes, err := network.Diff(have, want)
+	_, want := wanted(t, k, n)
+	changes, err := k.Plan(t.Context(), want)
 	if err != nil {
-		t.Fatalf("Diff: %v", err)
+		t.Fatalf("Plan: %v", err)
 	}
-	if _, err := k.Apply(t.Context(), changes); err != nil {
-		t.Fatalf("Apply: %v", err)
+	made, err := k.Converge(t.Context(), want)
+	if err != nil || fmt.Sprint(made) != fmt.Sprint(changes) {
+		t.Fatalf("planned %v, made %v, %v", changes, made, err)
 	}
 	if again := changesFor(t, k, n); len(again) > 0 {
 		t.Fatalf("a second run wants to change %v, want nothing", again)
