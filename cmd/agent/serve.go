@@ -43,7 +43,8 @@ func (a *app) serve(ctx context.Context, tasks *task.Tasks) (action.Table, error
 	owner := jobOwner()
 	instance := &jobs.Instance{Dirs: a.dirs, Blobs: blobs, Supervisor: a.supervisor(), Owner: owner, Parallel: e.Settings.Env.Bosh.Parallel,
 		Root: "/", Log: a.log.WithField("component", "jobs")}
-	if err := errors.Join(instance.Sweep(), blobs.Sweep()); err != nil {
+	collector := logs.Collector{Dirs: a.dirs, Root: "/", Log: a.log.WithField("component", "jobs"), Progress: a.collection}
+	if err := errors.Join(instance.Sweep(), blobs.Sweep(), collector.Sweep()); err != nil {
 		a.log.WithError(err).Warn("leftovers were not removed")
 	}
 	deps := action.Deps{
@@ -65,7 +66,7 @@ func (a *app) serve(ctx context.Context, tasks *task.Tasks) (action.Table, error
 		Instance: instance,
 		Scripts:  script.Runner{Dirs: a.dirs, Log: log},
 		Compiler: compile.Compiler{Dirs: a.dirs, Blobs: blobs, Owner: owner, Parallel: instance.Parallel, Log: log},
-		Logs:     logs.Collector{Dirs: a.dirs, Root: "/", Log: log, Progress: a.collection},
+		Logs:     collector,
 		Uploads:  blobs,
 		Networks: a.networksInForce,
 		SayShutdown: func(ctx context.Context) {
