@@ -136,3 +136,21 @@ func TestUnpack(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestAlertsSocket(t *testing.T) {
+	u := unit(t, "bosh-agent-alerts.socket")
+	for key, want := range map[string]string{
+		"Unit.PartOf":                    "bosh-agent.service",
+		"Socket.Service":                 "bosh-agent.service",
+		"Socket.ListenStream":            "127.0.0.1:2825",
+		"Socket.FileDescriptorName":      "alerts", // jobs/monit.AlertsSocket
+		"Socket.TriggerLimitIntervalSec": "0",
+	} {
+		if got := strings.Join(u[key], "|"); got != want {
+			t.Errorf("%s is %q, want %q", key, got, want)
+		}
+	}
+	if got := strings.Join(unit(t, "bosh-agent.service")["Service.Sockets"], "|"); got != "bosh-agent-alerts.socket" {
+		t.Errorf("the agent's sockets are %q", got)
+	}
+}
