@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -324,4 +325,28 @@ func selected(e ast.Expr) string {
 		}
 	}
 	return ""
+}
+
+// TestSecurityPageNamesTests: each line of the threat model is shown by tests that exist.
+func TestSecurityPageNamesTests(t *testing.T) {
+	page, err := os.ReadFile("docs/security.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := regexp.MustCompile("`([a-z0-9/]+)\\.(Test[A-Za-z0-9]+)`").FindAllStringSubmatch(string(page), -1)
+	if len(named) < 20 {
+		t.Errorf("the page names %d tests", len(named))
+	}
+	for _, n := range named {
+		files, err := filepath.Glob(filepath.Join(n[1], "*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.ContainsFunc(files, func(name string) bool {
+			data, err := os.ReadFile(name)
+			return err == nil && strings.Contains(string(data), "\nfunc "+n[2]+"(t *testing.T) {")
+		}) {
+			t.Errorf("docs/security.md: there is no test %s.%s", n[1], n[2])
+		}
+	}
 }
