@@ -140,7 +140,6 @@ func TestUnpack(t *testing.T) {
 func TestAlertsSocket(t *testing.T) {
 	u := unit(t, "bosh-agent-alerts.socket")
 	for key, want := range map[string]string{
-		"Unit.PartOf":                    "bosh-agent.service",
 		"Socket.Service":                 "bosh-agent.service",
 		"Socket.ListenStream":            "127.0.0.1:2825",
 		"Socket.FileDescriptorName":      "alerts", // jobs/monit.AlertsSocket
@@ -150,7 +149,13 @@ func TestAlertsSocket(t *testing.T) {
 			t.Errorf("%s is %q, want %q", key, got, want)
 		}
 	}
-	if got := strings.Join(unit(t, "bosh-agent.service")["Service.Sockets"], "|"); got != "bosh-agent-alerts.socket" {
-		t.Errorf("the agent's sockets are %q", got)
+	if parts := u["Unit.PartOf"]; len(parts) != 0 {
+		t.Errorf("the port is given up whenever %q is restarted", parts)
+	}
+	agent := unit(t, "bosh-agent.service")
+	for _, key := range []string{"Service.Sockets", "Unit.PropagatesStopTo"} {
+		if got := strings.Join(agent[key], "|"); got != "bosh-agent-alerts.socket" {
+			t.Errorf("%s of the agent is %q", key, got)
+		}
 	}
 }

@@ -123,16 +123,28 @@ open my $f, ">", "/var/vcap/data/victim/%s"; print $f "listening\n"; $f->flush; 
 // alertPort tries to take the alert port while the agent is killed and started again: systemd keeps it.
 func alertPort(t *testing.T, i *lab.Instance) {
 	stop := background(t, i, "squatter", fmt.Sprintf(listen, 2825, "alerts"))
-	defer stop()
 	for range 3 {
 		run(t, i, "sh", "-c", `kill -9 $(systemctl show -P MainPID bosh-agent)`)
 		ready(t, i)
 	}
+	run(t, i, "systemctl", "restart", "bosh-agent")
+	ready(t, i)
 	if got := run(t, i, "sh", "-c", "cat /var/vcap/data/victim/alerts 2>/dev/null || true"); got != "" {
 		t.Errorf("vcap got the alert port: %q", got)
 	}
-	if got := run(t, i, "sh", "-c", "ss -Hltnp sport = 2825"); !strings.Contains(got, "bosh-agent") {
+	if got := run(t, i, "sh", "-c", "ss -Hltnp sport = 2825"); !strings.Contains(got, "bosh-agent") || !strings.Contains(got, "systemd") {
 		t.Errorf("the alert port is %q", got)
+	}
+	stop()
+	// It goes with an agent that is stopped, and comes back with it.
+	run(t, i, "systemctl", "stop", "bosh-agent")
+	if got := run(t, i, "sh", "-c", "ss -Hltnp sport = 2825"); got != "" {
+		t.Errorf("while the agent is stopped the alert port is %q", got)
+	}
+	run(t, i, "systemctl", "start", "bosh-agent")
+	ready(t, i)
+	if got := run(t, i, "systemctl", "is-active", "bosh-agent-alerts.socket"); got != "active\n" {
+		t.Errorf("the socket is %q", got)
 	}
 }
 
