@@ -127,7 +127,7 @@ func (a Alerts) Serve(ctx context.Context, listener net.Listener, handle func(Al
 		select {
 		case slots <- struct{}{}:
 		default:
-			// Who holds all slots is not monit; it queues its mail and tries again.
+			// monit uses one connection at a time, queues its mail and tries again.
 			conn.Close()
 			continue
 		}

@@ -91,7 +91,7 @@ func (c *Client) dial(ctx context.Context, network, address string) (net.Conn, e
 func (c *Client) checkOwner(listener netip.AddrPort) error {
 	uid, err := sockowner.Table{}.Listener(listener)
 	if err != nil {
-		return fmt.Errorf("who listens on %s: %w", listener, err)
+		return fmt.Errorf("owner of the listener on %s: %w", listener, err)
 	}
 	if uid != c.Owner {
 		return fmt.Errorf("a process of user %d, not of user %d, listens on %s and gets no password: end it", uid, c.Owner, listener)

@@ -323,7 +323,7 @@ func TestPasswordIsForTheOwner(t *testing.T) {
 	}
 	c := &Client{URL: web.URL, UserFile: user, Owner: uint32(os.Getuid()) + 1}
 	if _, err := c.Status(t.Context()); err == nil || !strings.Contains(err.Error(), "gets no password") {
-		t.Errorf("got %v, want an error that says who listens", err)
+		t.Errorf("got %v, want an error that names the listener", err)
 	}
 	if asked.Load() != 0 {
 		t.Error("another user's process was asked")
