@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -255,6 +257,96 @@ func TestLinkedModulesAreJustified(t *testing.T) {
 		cells := strings.Split(line, "|")
 		if len(cells) == 5 && strings.Contains(cells[1], "/") && !linked[strings.TrimSpace(cells[1])] {
 			t.Errorf("docs/dependencies.md lists %s, which is not linked", strings.TrimSpace(cells[1]))
+		}
+	}
+}
+
+// byHandle names the packages that work as root below directories which jobs can write to, and the files of them
+// that do not. There, a path is resolved anew by each call, and a job can put a link into it between two of them: names
+// are opened below an os.Root or a directory's file descriptor instead.
+var byHandle = map[string][]string{
+	"jobs/script": nil,
+	"jobs/logs":   {"rotation.go"},               // writes to /etc/logrotate.d
+	"jobs/bundle": {"collection.go", "links.go"}, // in directories that root alone can write to
+}
+
+// byPath are the functions that open or change what a path names. os.OpenRoot and unix.Open, by which a directory that
+// root alone can replace is opened first, are not among them.
+var byPath = map[string]bool{
+	"os.Open": true, "os.OpenFile": true, "os.Create": true, "os.CreateTemp": true, "os.ReadFile": true, "os.WriteFile": true, "os.ReadDir": true,
+	"os.Chown": true, "os.Lchown": true, "os.Chmod": true, "os.Chtimes": true, "os.Truncate": true,
+	"os.Mkdir": true, "os.MkdirAll": true, "os.MkdirTemp": true, "os.Symlink": true, "os.Link": true,
+	"os.Remove": true, "os.RemoveAll": true, "os.Rename": true, "os.CopyFS": true,
+	"filepath.Walk": true, "filepath.WalkDir": true, "filepath.Glob": true,
+	"atomicfile.Write": true, "atomicfile.WriteIfChanged": true, "atomicfile.Remove": true,
+	"unix.Mkdir": true, "unix.Rmdir": true, "unix.Unlink": true, "unix.Rename": true, "unix.Link": true, "unix.Symlink": true,
+	"unix.Chown": true, "unix.Lchown": true, "unix.Chmod": true, "unix.Truncate": true, "unix.Mknod": true,
+}
+
+func TestJobsDirectoriesAreWalkedByHandle(t *testing.T) {
+	seen := 0
+	for _, p := range packages(t) {
+		exempt, listed := byHandle[strings.TrimPrefix(p.ImportPath, "cambium/")]
+		if !listed {
+			continue
+		}
+		seen++
+		for _, name := range p.GoFiles {
+			if slices.Contains(exempt, name) {
+				continue
+			}
+			set := token.NewFileSet()
+			f, err := parser.ParseFile(set, filepath.Join(p.Dir, name), nil, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ast.Inspect(f, func(n ast.Node) bool {
+				call, ok := n.(*ast.CallExpr)
+				if !ok {
+					return true
+				}
+				if function := selected(call.Fun); byPath[function] && (len(call.Args) == 0 || selected(call.Args[0]) != "os.DevNull") {
+					t.Errorf("%s: %s takes a path below a directory that jobs can write to; use an os.Root", set.Position(call.Pos()), function)
+				}
+				return true
+			})
+		}
+	}
+	if seen != len(byHandle) {
+		t.Errorf("%d of %d packages of byHandle exist", seen, len(byHandle))
+	}
+}
+
+// selected is the text of an expression like os.Open, or empty.
+func selected(e ast.Expr) string {
+	if s, ok := e.(*ast.SelectorExpr); ok {
+		if x, ok := s.X.(*ast.Ident); ok {
+			return x.Name + "." + s.Sel.Name
+		}
+	}
+	return ""
+}
+
+// TestSecurityPageNamesTests: each line of the threat model is shown by tests that exist.
+func TestSecurityPageNamesTests(t *testing.T) {
+	page, err := os.ReadFile("docs/security.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := regexp.MustCompile("`([a-z0-9/]+)\\.(Test[A-Za-z0-9]+)`").FindAllStringSubmatch(string(page), -1)
+	if len(named) < 20 {
+		t.Errorf("the page names %d tests", len(named))
+	}
+	for _, n := range named {
+		files, err := filepath.Glob(filepath.Join(n[1], "*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.ContainsFunc(files, func(name string) bool {
+			data, err := os.ReadFile(name)
+			return err == nil && strings.Contains(string(data), "\nfunc "+n[2]+"(t *testing.T) {")
+		}) {
+			t.Errorf("docs/security.md: there is no test %s.%s", n[1], n[2])
 		}
 	}
 }

@@ -144,7 +144,7 @@ func serveStatus(t *testing.T, c conformanceCase) *monit.Client {
 	}
 	user := filepath.Join(t.TempDir(), "monit.user")
 	write(t, user, "vcap:x")
-	return &monit.Client{URL: web.URL, UserFile: user}
+	return &monit.Client{URL: web.URL, UserFile: user, Owner: uint32(os.Getuid())}
 }
 
 // audit keeps the last lines.

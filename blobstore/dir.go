@@ -10,6 +10,7 @@ import (
 
 	"cambium/internal/atomicfile"
 	"cambium/internal/blob"
+	"cambium/internal/tempfile"
 )
 
 // Dir is a directory of blobs, each a file named by its id.
@@ -97,7 +98,10 @@ func (d *Dir) write(id string, produce func(io.Writer) error) (err error) {
 			err = errors.Join(fmt.Errorf("store blob: %w", err), os.Remove(file.Name()))
 		}
 	}()
-	err = produce(file)
+	bounded, err := tempfile.NewWriter(file)
+	if err == nil {
+		err = produce(bounded)
+	}
 	if err == nil {
 		err = errors.Join(file.Chmod(0o640), file.Sync())
 	}
@@ -137,7 +141,7 @@ func (d *Dir) Sweep() error {
 // Sweep removes what a crash left in the machine's own directories and in its temporary one.
 func (s *Store) Sweep() error {
 	left, err := filepath.Glob(filepath.Join(s.tmp, "blob-*"))
-	faults := []error{err, s.sensitive.Sweep(), s.blobs.Sweep()}
+	faults := []error{err, tempfile.Sweep(s.tmp), s.sensitive.Sweep(), s.blobs.Sweep()}
 	for _, path := range left {
 		faults = append(faults, os.RemoveAll(path))
 	}

@@ -20,11 +20,11 @@ import (
 	"cambium/internal/blob"
 	"cambium/internal/retry"
 	"cambium/internal/secret"
+	"cambium/internal/tempfile"
 	"cambium/internal/vcap"
 
 	"github.com/google/uuid"
 	"github.com/sirupsen/logrus"
-	"golang.org/x/sys/unix"
 )
 
 // ErrNotFound means that the store has no such blob. It is fs.ErrNotExist too, for those who
@@ -248,30 +248,19 @@ type spool struct {
 }
 
 func newSpool(dir string, produce func(io.Writer) error) (*spool, error) {
-	file, err := unnamed(dir)
+	file, err := tempfile.Unnamed(dir)
 	if err != nil {
 		return nil, err
 	}
 	s := &spool{file: file, sums: blob.NewSums()}
-	if err := produce(io.MultiWriter(file, s.sums)); err != nil {
+	bounded, err := tempfile.NewWriter(file)
+	if err == nil {
+		err = produce(io.MultiWriter(bounded, s.sums))
+	}
+	if err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
 	return s, nil
-}
-
-func unnamed(dir string) (*os.File, error) {
-	file, err := os.OpenFile(dir, os.O_RDWR|unix.O_TMPFILE, 0o600)
-	if err == nil {
-		return file, nil
-	}
-	// Some file systems have no unnamed files.
-	if !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EISDIR) {
-		return nil, fmt.Errorf("temporary file: %w", err)
-	}
-	if file, err = os.CreateTemp(dir, "blob-"); err != nil {
-		return nil, fmt.Errorf("temporary file: %w", err)
-	}
-	return file, os.Remove(file.Name())
 }
 
 func (s *spool) reader() io.Reader { return io.NewSectionReader(s.file, 0, s.sums.Size()) }

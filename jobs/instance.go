@@ -20,6 +20,7 @@ import (
 	"cambium/jobs/logs"
 	"cambium/jobs/monit"
 
+	"github.com/google/uuid"
 	"github.com/sirupsen/logrus"
 )
 
@@ -88,7 +89,7 @@ func (i *Instance) CreateJobDirs(spec Spec) error {
 	}
 	for _, job := range spec.JobNames() {
 		for _, dir := range []string{i.Dirs.SysLog(), i.Dirs.SysRun(), i.Dirs.Data()} {
-			if err := i.jobDir(filepath.Join(dir, job)); err != nil {
+			if err := i.jobDir(dir, job); err != nil {
 				return fmt.Errorf("job %s: %w", job, err)
 			}
 		}
@@ -96,25 +97,48 @@ func (i *Instance) CreateJobDirs(spec Spec) error {
 	return nil
 }
 
-func (i *Instance) jobDir(path string) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+// jobDir makes a directory. What is there stays, whatever it is: a job can replace its directories at any moment.
+func (i *Instance) jobDir(parent, job string) error {
+	if err := os.MkdirAll(parent, 0o750); err != nil {
 		return err
 	}
-	// Made under another name, so that an existing directory always has its mode and owner.
-	if _, err := os.Lstat(path); err == nil {
-		return nil
-	}
-	temp, err := os.MkdirTemp(filepath.Dir(path), ".new-")
+	dir, err := os.OpenRoot(parent)
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(os.Chown(temp, i.Owner.UID, i.Owner.GID), os.Chmod(temp, 0o770)); err != nil {
-		return errors.Join(err, os.Remove(temp))
+	defer dir.Close()
+	if info, err := dir.Lstat(job); err == nil {
+		if !info.IsDir() {
+			i.Log.WithField("path", filepath.Join(parent, job)).Warn("not a directory; it stays and is not followed")
+		}
+		return nil
 	}
-	if err := os.Rename(temp, path); err != nil {
-		return errors.Join(err, os.Remove(temp))
+	// Made under another name, so that an existing directory always has its mode and owner.
+	temp := ".new-" + uuid.NewString()
+	if err := dir.Mkdir(temp, 0o700); err != nil {
+		return err
 	}
-	return nil
+	err = permit(dir, temp, i.Owner)
+	if err == nil {
+		err = dir.Rename(temp, job)
+	}
+	if err != nil {
+		_, there := dir.Lstat(job)
+		err = errors.Join(err, dir.Remove(temp))
+		if there == nil {
+			return nil // the job was faster
+		}
+	}
+	return err
+}
+
+// permit opens a directory that was just made to its owner.
+func permit(dir *os.Root, name string, owner bundle.Owner) error {
+	made, err := dir.Open(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(made.Chown(owner.UID, owner.GID), made.Chmod(0o770), made.Close())
 }
 
 // Apply makes the machine carry spec: bundles installed, links switched, job directories made,

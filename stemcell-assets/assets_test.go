@@ -136,3 +136,26 @@ func TestUnpack(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestAlertsSocket(t *testing.T) {
+	u := unit(t, "bosh-agent-alerts.socket")
+	for key, want := range map[string]string{
+		"Socket.Service":                 "bosh-agent.service",
+		"Socket.ListenStream":            "127.0.0.1:2825",
+		"Socket.FileDescriptorName":      "alerts", // jobs/monit.AlertsSocket
+		"Socket.TriggerLimitIntervalSec": "0",
+	} {
+		if got := strings.Join(u[key], "|"); got != want {
+			t.Errorf("%s is %q, want %q", key, got, want)
+		}
+	}
+	if parts := u["Unit.PartOf"]; len(parts) != 0 {
+		t.Errorf("the port is given up whenever %q is restarted", parts)
+	}
+	agent := unit(t, "bosh-agent.service")
+	for _, key := range []string{"Service.Sockets", "Unit.PropagatesStopTo"} {
+		if got := strings.Join(agent[key], "|"); got != "bosh-agent-alerts.socket" {
+			t.Errorf("%s of the agent is %q", key, got)
+		}
+	}
+}

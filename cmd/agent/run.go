@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -92,6 +93,10 @@ func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	if err != nil {
 		log.WithError(err).Warn("service manager cannot be told")
 	}
+	mails, err := unit.TakeListener(monit.AlertsSocket)
+	if err != nil {
+		log.WithError(err).Warn("the agent listens by itself")
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	a, err := assemble(ctx, o, log, notifier)
@@ -107,6 +112,7 @@ func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 		}
 		return cli.ExitFailed
 	}
+	a.mails = mails
 	return a.run(ctx, cancel, a.boot)
 }
 
@@ -145,6 +151,7 @@ type app struct {
 	log         *logrus.Entry
 	rec         *status.Recorder
 	notifier    unit.Notifier
+	mails       net.Listener // of systemd, for monit's alerts; nil where the agent listens by itself
 	serviceLine *status.ServiceLine
 	announcer   bootstrap.Announcer
 	marker      bootstrap.ReadyMarker

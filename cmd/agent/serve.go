@@ -43,7 +43,8 @@ func (a *app) serve(ctx context.Context, tasks *task.Tasks) (action.Table, error
 	owner := jobOwner()
 	instance := &jobs.Instance{Dirs: a.dirs, Blobs: blobs, Supervisor: a.supervisor(), Owner: owner, Parallel: e.Settings.Env.Bosh.Parallel,
 		Root: "/", Log: a.log.WithField("component", "jobs")}
-	if err := errors.Join(instance.Sweep(), blobs.Sweep()); err != nil {
+	collector := logs.Collector{Dirs: a.dirs, Root: "/", Log: a.log.WithField("component", "jobs"), Progress: a.collection}
+	if err := errors.Join(instance.Sweep(), blobs.Sweep(), collector.Sweep()); err != nil {
 		a.log.WithError(err).Warn("leftovers were not removed")
 	}
 	deps := action.Deps{
@@ -65,7 +66,7 @@ func (a *app) serve(ctx context.Context, tasks *task.Tasks) (action.Table, error
 		Instance: instance,
 		Scripts:  script.Runner{Dirs: a.dirs, Log: log},
 		Compiler: compile.Compiler{Dirs: a.dirs, Blobs: blobs, Owner: owner, Parallel: instance.Parallel, Log: log},
-		Logs:     logs.Collector{Dirs: a.dirs, Root: "/", Log: log, Progress: a.collection},
+		Logs:     collector,
 		Uploads:  blobs,
 		Networks: a.networksInForce,
 		SayShutdown: func(ctx context.Context) {
@@ -116,12 +117,27 @@ func (a *app) report(ctx context.Context, instance *jobs.Instance) {
 	run("expiry", agent.Expiry{Bus: a.bus, Certificates: a.certificates, Connected: a.bus.Connections(), Path: filepath.Join(a.settingsDir(), expiryFile), Log: log}.Run)
 	if a.o.supervisor == "monit" && a.manager != nil {
 		run("monit alerts", func(ctx context.Context) error {
-			return monit.ListenAlerts(ctx, monit.AlertsAddress, log, func(m monit.Alert) {
+			return monit.Alerts{Log: log, Listener: a.mails, Unserved: a.mailsUnserved}.Run(ctx, monit.AlertsAddress, func(m monit.Alert) {
 				if alert, worth := agent.MonitAlert(m, a.addresses()); worth {
 					alerts.Send(alert)
 				}
 			})
 		})
+	}
+}
+
+// mailsUnserved puts into the status, and once into the log, why monit's mails do not arrive.
+func (a *app) mailsUnserved(why error) {
+	text := ""
+	if why != nil {
+		text = why.Error()
+	}
+	changed, err := a.rec.SetWarning("alerts of monit do not arrive", text)
+	if err != nil {
+		a.log.WithError(err).Warn("status not written")
+	}
+	if changed && why != nil {
+		a.log.WithError(why).Warn("alerts of monit do not arrive; trying again each second")
 	}
 }
 

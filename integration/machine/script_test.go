@@ -3,6 +3,7 @@
 package machine
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -18,13 +19,17 @@ const inherited = `inherited() {
   echo "oom $(cat /proc/self/oom_score_adj)"
   grep -E '^(Cap|NoNewPrivs|Seccomp|Umask|Cpus_allowed_list)' /proc/self/status
   cat /proc/self/limits
-  echo "mounts $(readlink /proc/self/ns/mnt)"
+  for namespace in /proc/self/ns/*; do echo "namespace $(basename $namespace) $(readlink $namespace)"; done
   echo "policy $(chrt -p $$ | cut -d: -f2 | tr -d '\n')"
 }
 `
 
-// TestMachineScriptsRunWithDefaults has a pre-start do what releases do, and lets it, an errand and
-// a compilation look at what they inherited of the agent's unit.
+// hardening begins the lines of inherited that tell what a process may do.
+var hardening = []string{"Cap", "NoNewPrivs", "Seccomp", "namespace"}
+
+// TestMachineScriptsRunWithDefaults has a pre-start do what releases do, and lets it, a drain, an errand, a
+// compilation and a process of monit's look at what they inherited: of the agent's unit nothing, and no less than a
+// plain service has.
 func TestMachineScriptsRunWithDefaults(t *testing.T) {
 	l := newLab(t)
 	job := release.Job{Name: "probe", Files: release.Files{"bin/pre-start": "#!/bin/bash\nset -eu\n" + inherited + `
@@ -41,7 +46,14 @@ printf '#!/bin/sh\necho executed' >$TMPDIR/program
 chmod +x $TMPDIR/program
 echo "program $($TMPDIR/program)" >>$out
 rm $TMPDIR/program
-`, "bin/run": "#!/bin/bash\nset -eu\n" + inherited + "inherited >/var/vcap/data/errand.inherited\necho tmpdir $TMPDIR\n"}}
+`, "bin/run": "#!/bin/bash\nset -eu\n" + inherited + "inherited >/var/vcap/data/errand.inherited\necho tmpdir $TMPDIR\n",
+		"bin/drain": "#!/bin/bash\nset -eu\n" + inherited + "inherited >/var/vcap/data/drain.inherited\necho 0\n",
+		"monit":     monitFile("probe"),
+		"bin/ctl": "#!/bin/bash\n" + inherited + `case $1 in
+start) inherited >/var/vcap/data/job.inherited; setsid sleep 10000 </dev/null >/dev/null 2>&1 & echo $! >/var/vcap/sys/run/probe/probe.pid ;;
+stop) kill "$(cat /var/vcap/sys/run/probe/probe.pid)"; rm -f /var/vcap/sys/run/probe/probe.pid ;;
+esac
+`}}
 	m := release.Manifest{Name: "probe", Groups: []release.Group{{Name: "probe", Instances: 1, EphemeralDisk: 2048, Jobs: []release.Job{job}}}}
 	err := l.Deploy(t.Context(), m, nil)
 	i := l.Machines()["probe-0"]
@@ -93,12 +105,27 @@ touch $BOSH_INSTALL_TARGET/made
 	if len(want) < 25 {
 		t.Fatalf("a service of systemd has %q", want)
 	}
-	for _, who := range []string{"pre-start", "errand", "compilation"} {
+	do(t, i, "0", "drain", "shutdown")
+	for _, who := range []string{"pre-start", "drain", "errand", "compilation"} {
 		got := lines(who)
 		for n, line := range want {
 			if n >= len(got) || got[n] != line {
 				t.Errorf("a %s has %q, want %q as a service of systemd", who, got[min(n, len(got)-1)], line)
 			}
 		}
+	}
+	// monit gives its programs an environment, a nice level and limits of its own.
+	program := strings.Join(lines("job"), "\n") + "\n"
+	seen := 0
+	for _, line := range want {
+		if slices.ContainsFunc(hardening, func(prefix string) bool { return strings.HasPrefix(line, prefix) }) {
+			seen++
+			if !strings.Contains(program, line+"\n") {
+				t.Errorf("a process of monit's does not have %q as a service of systemd; it has\n%s", line, program)
+			}
+		}
+	}
+	if seen < 15 {
+		t.Errorf("a service of systemd tells %d lines about what it may do", seen)
 	}
 }

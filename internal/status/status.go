@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -230,6 +231,25 @@ func (r *Recorder) SetProgress(name string, p Progress) error {
 			d.Progress = map[string]Progress{}
 		}
 		d.Progress[name] = p
+	})
+}
+
+// SetWarning records the one warning about a topic; an empty text removes it. It reports whether that is news.
+func (r *Recorder) SetWarning(topic, text string) (changed bool, err error) {
+	about := topic + ": "
+	var wanted []string
+	if text != "" {
+		wanted = []string{about + text}
+	}
+	r.mu.Lock()
+	others := slices.DeleteFunc(slices.Clone(r.doc.Warnings), func(w string) bool { return strings.HasPrefix(w, about) })
+	changed = !slices.Equal(r.doc.Warnings, append(others, wanted...))
+	r.mu.Unlock()
+	if !changed {
+		return false, nil
+	}
+	return true, r.Update(func(d *Document) {
+		d.Warnings = append(slices.DeleteFunc(slices.Clone(d.Warnings), func(w string) bool { return strings.HasPrefix(w, about) }), wanted...)
 	})
 }
 

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -114,4 +115,25 @@ func TestManyChangesAreOneWriting(t *testing.T) {
 			t.Errorf("the file says %s, want the new state at once", d.State)
 		}
 	})
+}
+
+func TestWarningIsSetOnceAndRemoved(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "status.json")
+	r, err := Open(path, "v")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Update(func(d *Document) { d.Warnings = []string{"other"} }); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		text    string
+		changed bool
+		want    string
+	}{{"", false, "other"}, {"held", true, "other|port: held"}, {"held", false, "other|port: held"}, {"gone", true, "other|port: gone"}, {"", true, "other"}} {
+		changed, err := r.SetWarning("port", c.text)
+		if got := strings.Join(r.Snapshot().Warnings, "|"); err != nil || changed != c.changed || got != c.want {
+			t.Errorf("%q: got %v, %v, %s; want %v, %s", c.text, changed, err, got, c.changed, c.want)
+		}
+	}
 }

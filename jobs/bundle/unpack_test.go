@@ -357,6 +357,50 @@ func FuzzUnpack(f *testing.F) {
 	})
 }
 
+// FuzzEntries packs three entries, so that no try is lost to the checksum of a header: names, link targets and types
+// are what an escape is made of.
+func FuzzEntries(f *testing.F) {
+	f.Add("d", byte(tar.TypeSymlink), "..", "d/x", byte(tar.TypeReg), "", "d/x", byte(tar.TypeLink), "d/../../outside")
+	f.Add("a/b/", byte(tar.TypeDir), "", "a/b", byte(tar.TypeSymlink), "/etc", "a/b/c", byte(tar.TypeReg), "")
+	f.Add("./x", byte(tar.TypeReg), "", "y", byte(tar.TypeLink), "x", "x", byte(tar.TypeFifo), "")
+	f.Fuzz(func(t *testing.T, name1 string, type1 byte, link1, name2 string, type2 byte, link2, name3 string, type3 byte, link3 string) {
+		var archive bytes.Buffer
+		w := tar.NewWriter(&archive)
+		for _, h := range []tar.Header{{Name: name1, Typeflag: type1, Linkname: link1}, {Name: name2, Typeflag: type2, Linkname: link2}, {Name: name3, Typeflag: type3, Linkname: link3}} {
+			h.Mode = 0o755
+			if h.Typeflag == tar.TypeReg {
+				h.Size = 5
+			}
+			if w.WriteHeader(&h) != nil {
+				return // not an archive that exists
+			}
+			if _, err := w.Write([]byte("wrote")[:h.Size]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if w.Close() != nil {
+			return
+		}
+		root, path := openRoot(t)
+		outside := filepath.Join(filepath.Dir(path), "outside")
+		if err := os.WriteFile(outside, []byte("untouched"), 0o640); err != nil {
+			t.Fatal(err)
+		}
+		_, _ = Unpack(t.Context(), &archive, rules(root))
+		entries, err := os.ReadDir(filepath.Dir(path))
+		if err != nil || len(entries) != 2 {
+			t.Errorf("outside of the root: %v, %v", entries, err)
+		}
+		info, err := os.Stat(outside)
+		if err != nil || info.Mode().Perm() != 0o640 || info.Sys().(*syscall.Stat_t).Nlink != 1 {
+			t.Errorf("a file outside has become %v, %v", info, err)
+		}
+		if text, err := os.ReadFile(outside); err != nil || string(text) != "untouched" {
+			t.Errorf("a file outside has become %q, %v", text, err)
+		}
+	})
+}
+
 // TestAWrongArchiveIsAMismatch: an error page in place of an archive breaks off as a tar, but the reason is
 // that the content is not what was asked for, and that alone is told.
 func TestAWrongArchiveIsAMismatch(t *testing.T) {

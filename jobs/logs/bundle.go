@@ -5,11 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/user"
+	"path/filepath"
 	"strconv"
+	"time"
 
 	"cambium/internal/blob"
+	"cambium/internal/tempfile"
+
+	"github.com/google/uuid"
 )
 
 // Bundle is a collection that waits on disk to be fetched.
@@ -17,6 +23,15 @@ type Bundle struct {
 	Path   string
 	SHA512 string // with its prefix
 }
+
+// A bundle is written under a name of its own and renamed when it is complete. It is fetched within seconds;
+// bundleLife is how long the agent keeps one that was not.
+const (
+	completePrefix = "logs-"
+	partialPrefix  = ".logs-"
+	bundleEnding   = ".tgz"
+	bundleLife     = time.Hour
+)
 
 // Bundle collects into a file that belongs to the named user, or to root without one. The
 // caller of the action fetches and then removes it.
@@ -30,24 +45,62 @@ func (c Collector) Bundle(ctx context.Context, s Selection, owner string) (b Bun
 			return Bundle{}, fmt.Errorf("bundle logs: %w", err)
 		}
 	}
-	file, err := os.CreateTemp(c.Dirs.Tmp(), "logs-*.tgz")
+	dir, err := os.OpenRoot(c.Dirs.Tmp())
+	if err != nil {
+		return Bundle{}, fmt.Errorf("bundle logs: %w", err)
+	}
+	defer dir.Close()
+	id := uuid.NewString() + bundleEnding
+	file, err := dir.OpenFile(partialPrefix+id, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return Bundle{}, fmt.Errorf("bundle logs: %w", err)
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("bundle logs: %w", err), os.Remove(file.Name()))
+			err = errors.Join(fmt.Errorf("bundle logs: %w", err), dir.Remove(partialPrefix+id))
 		}
 	}()
 	sums := blob.NewSums()
-	err = c.Collect(ctx, s, io.MultiWriter(file, sums))
+	bounded, err := tempfile.NewWriter(file)
+	if err == nil {
+		err = c.Collect(ctx, s, io.MultiWriter(bounded, sums))
+	}
 	if err == nil {
 		err = errors.Join(file.Chmod(0o600), file.Chown(uid, gid))
 	}
 	if err := errors.Join(err, file.Close()); err != nil {
 		return Bundle{}, err
 	}
-	return Bundle{Path: file.Name(), SHA512: sums.SHA512()}, nil
+	if err := dir.Rename(partialPrefix+id, completePrefix+id); err != nil {
+		return Bundle{}, err
+	}
+	return Bundle{Path: filepath.Join(c.Dirs.Tmp(), completePrefix+id), SHA512: sums.SHA512()}, nil
+}
+
+// Sweep removes what a crash has left of bundles, and those that were not fetched. Call it before the first one
+// is asked for.
+func (c Collector) Sweep() error {
+	dir, err := os.OpenRoot(c.Dirs.Tmp())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("remove old bundles: %w", err)
+	}
+	defer dir.Close()
+	partial, err := fs.Glob(dir.FS(), partialPrefix+"*"+bundleEnding)
+	faults := []error{err}
+	for _, name := range partial {
+		faults = append(faults, dir.Remove(name))
+	}
+	complete, err := fs.Glob(dir.FS(), completePrefix+"*"+bundleEnding)
+	faults = append(faults, err)
+	for _, name := range complete {
+		if info, err := dir.Lstat(name); err == nil && time.Since(info.ModTime()) > bundleLife {
+			faults = append(faults, dir.Remove(name))
+		}
+	}
+	return errors.Join(faults...)
 }
 
 func lookup(name string) (uid, gid int, err error) {

@@ -106,7 +106,8 @@ func matches(globs []string, rel string) bool {
 
 // Collect writes a gzip tar of the selected logs to w. Files are taken as they are at the moment
 // they are read; what vanishes is left out, what grows is cut at the size it had, what shrinks is
-// filled with zeros. Links are followed only inside the log directories.
+// filled with zeros. Of a file with large holes only the data is read and stored. Links are followed only inside
+// the log directories.
 func (c Collector) Collect(ctx context.Context, s Selection, w io.Writer) error {
 	sources, err := c.sources(s.Types)
 	if err != nil {
@@ -117,7 +118,7 @@ func (c Collector) Collect(ctx context.Context, s Selection, w io.Writer) error 
 		return err
 	}
 	compressed := gzip.NewWriter(w)
-	p := &packing{c: c, ctx: ctx, tar: tar.NewWriter(compressed), globs: globs, dirs: map[string]bool{}, buffer: make([]byte, 256<<10), told: newTeller(c)}
+	p := &packing{c: c, ctx: ctx, compressed: compressed, tar: tar.NewWriter(compressed), globs: globs, dirs: map[string]bool{}, buffer: make([]byte, 256<<10), told: newTeller(c)}
 	defer p.told.end()
 	if err := p.directory(".", time.Now()); err != nil {
 		return err
@@ -135,13 +136,15 @@ func (c Collector) Collect(ctx context.Context, s Selection, w io.Writer) error 
 }
 
 type packing struct {
-	c      Collector
-	ctx    context.Context
-	tar    *tar.Writer
-	globs  []string
-	dirs   map[string]bool // already in the archive
-	buffer []byte
-	told   *teller
+	c   Collector
+	ctx context.Context
+	// compressed is what tar writes to.
+	compressed io.Writer
+	tar        *tar.Writer
+	globs      []string
+	dirs       map[string]bool // already in the archive
+	buffer     []byte
+	told       *teller
 }
 
 func (p *packing) source(s source) error {
@@ -171,7 +174,7 @@ func (p *packing) source(s source) error {
 		}
 		file, err := open(root, rel)
 		if err != nil && also != nil && d.Type()&fs.ModeSymlink != 0 {
-			file, err = openAlso(also, s.also, filepath.Join(s.dir, rel))
+			file, err = openAlso(root, s, rel, also)
 		}
 		if err != nil {
 			return p.skip(rel, err)
@@ -200,19 +203,20 @@ func open(root *os.Root, rel string) (*os.File, error) {
 	return file, nil
 }
 
-func openAlso(root *os.Root, dir, link string) (*os.File, error) {
-	target, err := os.Readlink(link)
+// openAlso opens what a link of source leads to, below the source's second directory.
+func openAlso(root *os.Root, s source, link string, also *os.Root) (*os.File, error) {
+	target, err := root.Readlink(link)
 	if err != nil {
 		return nil, err
 	}
 	if !filepath.IsAbs(target) {
-		target = filepath.Join(filepath.Dir(link), target)
+		target = filepath.Join(s.dir, filepath.Dir(link), target)
 	}
-	rel, err := filepath.Rel(dir, target)
+	rel, err := filepath.Rel(s.also, target)
 	if err != nil {
 		return nil, err
 	}
-	return open(root, rel)
+	return open(also, rel)
 }
 
 // skip leaves something out. Only what is not there any more is not worth a word.
@@ -238,43 +242,62 @@ func (p *packing) file(file *os.File, name string) error {
 	header.Name = "./" + name
 	// Lookups of user names would read files of the machine for every log.
 	header.Uname, header.Gname = "", ""
-	if err := p.tar.WriteHeader(header); err != nil {
-		return err
-	}
-	n, err := p.copy(file, header.Size)
+	header.ModTime = header.ModTime.Truncate(time.Second) // rounded up, it would be in the future
+	data, cut, err := extents(file, header.Size)
 	if err != nil {
-		return err
+		return p.skip(name, err)
 	}
-	if err := p.pad(header.Size - n); err != nil {
+	if cut {
+		p.c.Log.WithField("path", name).Warn("a log with too many holes is cut in the archive")
+		header.Size = data[len(data)-1].offset + data[len(data)-1].length
+	}
+	if header.Size-total(data) >= minHoles {
+		err = p.sparse(file, header, data)
+	} else {
+		err = p.whole(file, header)
+	}
+	if err != nil {
 		return err
 	}
 	p.told.file()
 	return nil
 }
 
-// copy writes at most size bytes of file. Errors of the reader end the file, not the archive.
-func (p *packing) copy(file io.Reader, size int64) (n int64, err error) {
-	for n < size {
+// whole packs a file with all its zeros.
+func (p *packing) whole(file *os.File, header *tar.Header) error {
+	if err := p.tar.WriteHeader(header); err != nil {
+		return err
+	}
+	return p.copy(p.tar, io.NewSectionReader(file, 0, header.Size), header.Size)
+}
+
+// copy writes size bytes: those of file, and zeros for what is missing. Errors of the reader end the file, not the
+// archive.
+func (p *packing) copy(w io.Writer, file io.Reader, size int64) error {
+	for size > 0 {
 		if p.ctx.Err() != nil {
-			return n, context.Cause(p.ctx)
+			return context.Cause(p.ctx)
 		}
-		m, readErr := file.Read(p.buffer[:min(int64(len(p.buffer)), size-n)])
-		if _, err := p.tar.Write(p.buffer[:m]); err != nil {
-			return n, err
+		n, readErr := file.Read(p.buffer[:min(int64(len(p.buffer)), size)])
+		if _, err := w.Write(p.buffer[:n]); err != nil {
+			return err
 		}
-		n += int64(m)
-		p.told.bytes(int64(m))
+		size -= int64(n)
+		p.told.bytes(int64(n))
 		if readErr != nil {
 			break
 		}
 	}
-	return n, nil
+	return p.pad(w, size)
 }
 
-func (p *packing) pad(size int64) error {
+func (p *packing) pad(w io.Writer, size int64) error {
 	zeros := make([]byte, 4096)
 	for size > 0 {
-		n, err := p.tar.Write(zeros[:min(int64(len(zeros)), size)])
+		if p.ctx.Err() != nil {
+			return context.Cause(p.ctx)
+		}
+		n, err := w.Write(zeros[:min(int64(len(zeros)), size)])
 		if err != nil {
 			return err
 		}
@@ -298,5 +321,5 @@ func (p *packing) directory(name string, modified time.Time) error {
 	if name == "." {
 		listed = "./"
 	}
-	return p.tar.WriteHeader(&tar.Header{Name: listed, Typeflag: tar.TypeDir, Mode: 0o755, ModTime: modified})
+	return p.tar.WriteHeader(&tar.Header{Name: listed, Typeflag: tar.TypeDir, Mode: 0o755, ModTime: modified.Truncate(time.Second)})
 }

@@ -7,16 +7,23 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
+	"net/netip"
 	"strings"
 	"sync"
 	"time"
 
+	"cambium/internal/retry"
+	"cambium/internal/sockowner"
+
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 )
 
 // AlertsAddress is where a stemcell's monit sends its mails.
 const AlertsAddress = "127.0.0.1:2825"
+
+// AlertsSocket is the name under which the stemcell's socket unit passes that port on.
+const AlertsSocket = "alerts"
 
 // Limits of the mail intake. monit's mails are a few hundred bytes.
 const (
@@ -26,33 +33,73 @@ const (
 	mailTimeout    = 30 * time.Second
 )
 
+// portPause is between two attempts to take the port, or to accept a connection where the machine lacks file
+// descriptors or memory.
+const portPause = time.Second
+
 // Alerts takes in monit's mails: just enough SMTP for monit, from root only.
 type Alerts struct {
 	Log *logrus.Entry
 	// Owner is the only user whose connections are served; root.
 	Owner uint32
-	// ProcNet is where the kernel lists connections; /proc/net if empty.
-	ProcNet string
+	// Sockets is the kernel's table of connections.
+	Sockets sockowner.Table
+	// Listener is where systemd listens for the agent, which keeps the port from being taken while no agent runs;
+	// nil elsewhere.
+	Listener net.Listener
+	// Unserved is told why mails do not arrive, at each attempt, and nil once they do.
+	Unserved func(error)
 }
 
-// ListenAlerts serves addr until ctx ends and calls handle for each alert, one at a time.
-func ListenAlerts(ctx context.Context, addr string, log *logrus.Entry, handle func(Alert)) error {
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
-	if err != nil {
-		return fmt.Errorf("listen for alerts: %w", err)
+// Run serves addr until ctx ends and calls handle for each alert, one at a time. A port that is taken is asked for
+// again until it is free.
+func (a Alerts) Run(ctx context.Context, addr string, handle func(Alert)) error {
+	listener := a.Listener
+	for listener == nil {
+		var err error
+		if listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", addr); err == nil {
+			break
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		a.unserved(a.taken(addr, err))
+		if retry.Sleep(ctx, portPause) != nil {
+			return nil
+		}
 	}
-	return Alerts{Log: log}.Serve(ctx, listener, handle)
+	return a.Serve(ctx, listener, handle)
 }
 
-// Serve is ListenAlerts on a listener, which it closes.
+// taken adds to the error of listen which user has the port.
+func (a Alerts) taken(addr string, err error) error {
+	if errors.Is(err, unix.EADDRINUSE) {
+		if wanted, parseErr := netip.ParseAddrPort(addr); parseErr == nil {
+			if uid, ownerErr := a.Sockets.Listener(wanted); ownerErr == nil {
+				return fmt.Errorf("a process of user %d listens on %s: end it", uid, addr)
+			}
+		}
+	}
+	return fmt.Errorf("listen for alerts: %w", err)
+}
+
+func (a Alerts) unserved(err error) {
+	if a.Unserved != nil {
+		a.Unserved(err)
+	}
+}
+
+// Serve is Run on a listener, which it closes.
 func (a Alerts) Serve(ctx context.Context, listener net.Listener, handle func(Alert)) error {
 	stop := context.AfterFunc(ctx, func() { listener.Close() })
 	defer stop()
 	defer listener.Close()
+	a.unserved(nil)
 	var running sync.WaitGroup
 	defer running.Wait()
 	var one sync.Mutex
 	slots := make(chan struct{}, maxConnections)
+	failing := false
 	for {
 		conn, err := listener.Accept()
 		if ctx.Err() != nil {
@@ -62,16 +109,25 @@ func (a Alerts) Serve(ctx context.Context, listener net.Listener, handle func(Al
 			return nil
 		}
 		if err != nil {
-			var temporary net.Error
-			if errors.As(err, &temporary) && temporary.Timeout() {
-				continue
+			if errors.Is(err, net.ErrClosed) {
+				return fmt.Errorf("accept alerts: %w", err)
 			}
-			return fmt.Errorf("accept alerts: %w", err)
+			// No file descriptors or no memory: the listener stays, for when there are some again.
+			failing = true
+			a.unserved(fmt.Errorf("accept alerts: %w", err))
+			if retry.Sleep(ctx, portPause) != nil {
+				return nil
+			}
+			continue
+		}
+		if failing {
+			failing = false
+			a.unserved(nil)
 		}
 		select {
 		case slots <- struct{}{}:
 		default:
-			// Who holds all slots is not monit; it queues its mail and tries again.
+			// monit uses one connection at a time, queues its mail and tries again.
 			conn.Close()
 			continue
 		}
@@ -80,7 +136,8 @@ func (a Alerts) Serve(ctx context.Context, listener net.Listener, handle func(Al
 			defer conn.Close()
 			stop := context.AfterFunc(ctx, func() { conn.Close() })
 			defer stop()
-			uid, err := peerUID(a.ProcNet, conn)
+			// monit waits for the greeting: it is still connected, and the kernel still knows its user.
+			uid, err := a.Sockets.Peer(conn)
 			if err != nil || uid != a.Owner {
 				a.Log.WithError(err).WithField("uid", uid).Warn("refused a connection to the alert port")
 				return
@@ -171,61 +228,4 @@ func readMail(in *bufio.Reader) (string, error) {
 			return "", fmt.Errorf("a mail is longer than %d bytes", maxMail)
 		}
 	}
-}
-
-// peerUID asks the kernel who owns the other end of a local connection: TCP has no peer
-// credentials, but every socket of this machine is listed with its owner.
-func peerUID(procNet string, conn net.Conn) (uint32, error) {
-	if procNet == "" {
-		procNet = "/proc/net"
-	}
-	peer, ok := conn.RemoteAddr().(*net.TCPAddr)
-	local, ok2 := conn.LocalAddr().(*net.TCPAddr)
-	if !ok || !ok2 {
-		return 0, errors.New("not a TCP connection")
-	}
-	for _, table := range []string{"tcp", "tcp6"} {
-		file, err := os.Open(procNet + "/" + table)
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return 0, err
-		}
-		uid, found, err := findUID(file, hexAddr(peer, table == "tcp6"), hexAddr(local, table == "tcp6"))
-		file.Close()
-		if err != nil || found {
-			return uid, err
-		}
-	}
-	return 0, errors.New("the owner of the connection is not known")
-}
-
-func findUID(table io.Reader, local, remote string) (uint32, bool, error) {
-	lines := bufio.NewScanner(table)
-	for lines.Scan() {
-		fields := strings.Fields(lines.Text())
-		if len(fields) < 8 || fields[1] != local || fields[2] != remote {
-			continue
-		}
-		var uid uint32
-		if _, err := fmt.Sscanf(fields[7], "%d", &uid); err != nil {
-			return 0, false, fmt.Errorf("unexpected line in the table of connections: %w", err)
-		}
-		return uid, true, nil
-	}
-	return 0, false, lines.Err()
-}
-
-// hexAddr prints an address as the kernel's tables do: words of four bytes in host order.
-func hexAddr(a *net.TCPAddr, six bool) string {
-	ip := a.IP.To4()
-	if six {
-		ip = a.IP.To16()
-	}
-	var b strings.Builder
-	for i := 0; i+4 <= len(ip); i += 4 {
-		fmt.Fprintf(&b, "%02X%02X%02X%02X", ip[i+3], ip[i+2], ip[i+1], ip[i])
-	}
-	return fmt.Sprintf("%s:%04X", b.String(), a.Port)
 }

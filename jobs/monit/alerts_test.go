@@ -3,6 +3,7 @@ package monit
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -11,7 +12,10 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/sockowner"
+
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 )
 
 const mail = "From: monit@localhost\r\nTo: agent@local\r\nSubject: Monit Alert\r\nDate: Sun, 15 Nov 2026 02:09:46 GMT\r\nMessage-id: <1304319946.0@localhost>\r\n\r\n" +
@@ -100,7 +104,7 @@ func TestOtherUsersAreRefused(t *testing.T) {
 		t.Errorf("got answers %v", got)
 	}
 	// Where the kernel's table cannot be read nobody is trusted.
-	addr, _ = listen(t, Alerts{Owner: uint32(os.Getuid()), ProcNet: t.TempDir()})
+	addr, _ = listen(t, Alerts{Owner: uint32(os.Getuid()), Sockets: sockowner.Table{Dir: t.TempDir()}})
 	if got := talk(t, addr, "HELO x"); len(got) != 0 {
 		t.Errorf("got answers %v", got)
 	}
@@ -121,17 +125,74 @@ func TestIntakeIsBounded(t *testing.T) {
 	}
 }
 
-func TestPeerTableFormats(t *testing.T) {
-	table := "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n" +
-		"   0: 0100007F:A5C2 0100007F:0B09 01 00000000:00000000 00:00000000 00000000  1000        0 12345 1\n"
-	peer := &net.TCPAddr{IP: net.ParseIP("127.0.0.1"), Port: 0xA5C2}
-	local := &net.TCPAddr{IP: net.ParseIP("127.0.0.1"), Port: 2825}
-	uid, found, err := findUID(strings.NewReader(table), hexAddr(peer, false), hexAddr(local, false))
-	if err != nil || !found || uid != 1000 {
-		t.Errorf("got %d, %v, %v", uid, found, err)
+// TestPortThatIsTaken starts while another process has the port: that is told, and the port taken once it is free.
+func TestPortThatIsTaken(t *testing.T) {
+	squatter, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
 	}
-	if got, want := hexAddr(peer, true), "0000000000000000FFFF00000100007F:A5C2"; got != want {
-		t.Errorf("got %s, want %s", got, want)
+	defer squatter.Close()
+	log := logrus.New()
+	log.SetOutput(t.Output())
+	ctx, cancel := context.WithCancel(t.Context())
+	told, done, alerts := make(chan error, 100), make(chan error), make(chan Alert, 1)
+	a := Alerts{Log: logrus.NewEntry(log), Owner: uint32(os.Getuid()), Unserved: func(err error) { told <- err }}
+	go func() { done <- a.Run(ctx, squatter.Addr().String(), func(a Alert) { alerts <- a }) }()
+	if err := <-told; err == nil || !strings.Contains(err.Error(), fmt.Sprintf("user %d listens on %s", os.Getuid(), squatter.Addr())) {
+		t.Errorf("told %v, want the user that has the port", err)
+	}
+	squatter.Close()
+	for err := range told {
+		if err == nil {
+			break
+		}
+	}
+	talk(t, squatter.Addr().String(), "HELO x", "MAIL FROM: a", "RCPT TO: b", "DATA", mail+".", "QUIT")
+	if got := <-alerts; got.Service != "nats" {
+		t.Errorf("got %+v", got)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// scarce fails to accept a few times, as a process without free descriptors does.
+type scarce struct {
+	net.Listener
+	left int
+}
+
+func (s *scarce) Accept() (net.Conn, error) {
+	if s.left > 0 {
+		s.left--
+		return nil, &net.OpError{Op: "accept", Err: unix.EMFILE}
+	}
+	return s.Listener.Accept()
+}
+
+func TestListenerOutlivesScarcity(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := logrus.New()
+	log.SetOutput(t.Output())
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var told []error
+	done := make(chan error)
+	a := Alerts{Log: logrus.NewEntry(log), Owner: uint32(os.Getuid()), Unserved: func(err error) { told = append(told, err) }, Listener: &scarce{l, 1}}
+	go func() { done <- a.Run(ctx, "not used", func(Alert) {}) }()
+	if got := talk(t, l.Addr().String(), "NOOP", "QUIT"); strings.Join(got, " ") != "220 250 221" {
+		t.Errorf("afterwards: got %v", got)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if len(told) != 3 || told[0] != nil || !errors.Is(told[1], unix.EMFILE) || told[2] != nil {
+		t.Errorf("told %v, want the lack of descriptors and its end", told)
 	}
 }
 

@@ -12,13 +12,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"os"
 	"strings"
 	"time"
 
 	"cambium/internal/retry"
+	"cambium/internal/sockowner"
 )
 
 // DefaultURL is where every stemcell's monit listens.
@@ -45,6 +48,8 @@ type Client struct {
 	Daemon Daemon
 	// Pause is between attempts of an action; a second if zero.
 	Pause time.Duration
+	// Owner is the user whose monit is trusted with the password; root.
+	Owner uint32
 }
 
 // Daemon controls the monit process itself: through the service manager that runs it.
@@ -55,11 +60,44 @@ type Daemon interface {
 	Start(ctx context.Context) error
 }
 
-// transport has no proxy (the interface is local) and keeps no connection (monit closes each).
-var transport = &http.Transport{DisableKeepAlives: true, ResponseHeaderTimeout: ActionTimeout}
+// http makes a client without proxy (the interface is local) that keeps no connection (monit closes each) and does
+// not follow the redirect with which a current monit answers an action.
+func (c *Client) http() *http.Client {
+	return &http.Client{Transport: &http.Transport{DialContext: c.dial, DisableKeepAlives: true, ResponseHeaderTimeout: ActionTimeout},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+}
 
-// httpClient does not follow the redirect with which a current monit answers an action.
-var httpClient = &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+// dial connects to the daemon, and to nothing else: the port is free while monit is down, and any user can take it.
+// Before the connection the listener must not be another user's; after it, it must be the owner's. The connection
+// itself tells nothing: the kernel lists one that has not been accepted as root's.
+func (c *Client) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	listener, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return nil, fmt.Errorf("address of monit: %w", err)
+	}
+	if err := c.checkOwner(listener); err != nil && !errors.Is(err, sockowner.ErrUnknown) {
+		return nil, err
+	}
+	conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.checkOwner(listener); err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return conn, nil
+}
+
+func (c *Client) checkOwner(listener netip.AddrPort) error {
+	uid, err := sockowner.Table{}.Listener(listener)
+	if err != nil {
+		return fmt.Errorf("owner of the listener on %s: %w", listener, err)
+	}
+	if uid != c.Owner {
+		return fmt.Errorf("a process of user %d, not of user %d, listens on %s and gets no password: end it", uid, c.Owner, listener)
+	}
+	return nil
+}
 
 // statusError is an answer other than success.
 type statusError struct{ code int }
@@ -146,7 +184,7 @@ func (c *Client) do(ctx context.Context, method, path string, form url.Values) (
 		req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 		req.Header.Set("Cookie", "securitytoken="+form.Get("securitytoken"))
 	}
-	resp, err := httpClient.Do(req)
+	resp, err := c.http().Do(req)
 	if err != nil {
 		return nil, withoutURL(err)
 	}

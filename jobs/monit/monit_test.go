@@ -139,7 +139,7 @@ func serve(t *testing.T, h http.Handler) *Client {
 	if err := os.WriteFile(user, []byte("vcap:canary:pw\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return &Client{URL: web.URL, UserFile: user, Pause: time.Millisecond}
+	return &Client{URL: web.URL, UserFile: user, Pause: time.Millisecond, Owner: uint32(os.Getuid())}
 }
 
 func services(names ...string) *fakeMonit {
@@ -250,7 +250,7 @@ func TestDeadOrSlowMonit(t *testing.T) {
 		t.Fatal(err)
 	}
 	listener.Close()
-	dead := Supervisor{Client: &Client{URL: "http://" + listener.Addr().String(), UserFile: c.UserFile}}
+	dead := Supervisor{Client: &Client{URL: "http://" + listener.Addr().String(), UserFile: c.UserFile, Owner: c.Owner}}
 	if got := dead.State(t.Context()); got != StateUnknown {
 		t.Errorf("dead: got %s", got)
 	}
@@ -309,5 +309,23 @@ func TestErrorsHideThePassword(t *testing.T) {
 	}
 	if _, err := c.Status(t.Context()); err == nil || strings.Contains(err.Error(), "canary") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestPasswordIsForTheOwner lets a process of another user listen where monit should: it gets no request.
+func TestPasswordIsForTheOwner(t *testing.T) {
+	var asked atomic.Int32
+	web := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Add(1) }))
+	t.Cleanup(web.Close)
+	user := filepath.Join(t.TempDir(), "monit.user")
+	if err := os.WriteFile(user, []byte("vcap:random-password"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := &Client{URL: web.URL, UserFile: user, Owner: uint32(os.Getuid()) + 1}
+	if _, err := c.Status(t.Context()); err == nil || !strings.Contains(err.Error(), "gets no password") {
+		t.Errorf("got %v, want an error that names the listener", err)
+	}
+	if asked.Load() != 0 {
+		t.Error("another user's process was asked")
 	}
 }

@@ -114,7 +114,7 @@ func newStarter(t *testing.T, have string, running bool) (Starter, *fakeMachine)
 	web := httptest.NewServer(f)
 	t.Cleanup(web.Close)
 	stopped := []string{"/stopped.monitrc"}
-	return Starter{Dirs: dirs, Services: f, Client: &Client{URL: web.URL, UserFile: dirs.MonitUser(), Daemon: f},
+	return Starter{Dirs: dirs, Services: f, Client: &Client{URL: web.URL, UserFile: dirs.MonitUser(), Daemon: f, Owner: uint32(os.Getuid())},
 		FilesOfStopped: func() ([]string, error) { return stopped, nil },
 		KeepStopped: func() (removed []string, err error) {
 			f.mu.Lock()

@@ -12,6 +12,7 @@ import (
 
 	"cambium/internal/command"
 	"cambium/internal/retry"
+	"cambium/internal/tempfile"
 
 	"github.com/sirupsen/logrus"
 )
@@ -97,12 +98,12 @@ func (r Runner) drain(ctx context.Context, job string, args DrainArgs) error {
 
 func (r Runner) drainOnce(ctx context.Context, job string, args DrainArgs) (int, error) {
 	// Files: a script that outlives the agent must not die of a closed pipe.
-	stdout, err := r.spill()
+	stdout, err := tempfile.Unnamed(r.Dirs.Tmp())
 	if err != nil {
 		return 0, err
 	}
 	defer stdout.Close()
-	stderr, err := r.spill()
+	stderr, err := tempfile.Unnamed(r.Dirs.Tmp())
 	if err != nil {
 		return 0, err
 	}

@@ -10,11 +10,8 @@ import (
 	"unicode/utf8"
 
 	"cambium/internal/command"
-
-	"golang.org/x/sys/unix"
+	"cambium/internal/tempfile"
 )
-
-const noFollow = unix.O_NOFOLLOW
 
 // MaxErrandOutput is how much of each stream of an errand is answered, measured as it is encoded.
 // Both together fit the message size of a NATS server, so that a talkative errand still has a
@@ -37,12 +34,12 @@ func (r Runner) Errand(ctx context.Context, job string) (Outcome, error) {
 	}
 	path := r.path(job, "run")
 	// Files, not memory; without names, so that nothing is left of them.
-	stdout, err := r.spill()
+	stdout, err := tempfile.Unnamed(r.Dirs.Tmp())
 	if err != nil {
 		return Outcome{}, err
 	}
 	defer stdout.Close()
-	stderr, err := r.spill()
+	stderr, err := tempfile.Unnamed(r.Dirs.Tmp())
 	if err != nil {
 		return Outcome{}, err
 	}
@@ -60,17 +57,6 @@ func (r Runner) Errand(ctx context.Context, job string) (Outcome, error) {
 		return Outcome{}, fmt.Errorf("errand %s: %w", job, err)
 	}
 	return outcome, nil
-}
-
-func (r Runner) spill() (*os.File, error) {
-	file, err := os.OpenFile(r.Dirs.Tmp(), os.O_RDWR|unix.O_TMPFILE, 0o600)
-	if err == nil {
-		return file, nil
-	}
-	if file, err = os.CreateTemp(r.Dirs.Tmp(), "errand-"); err != nil {
-		return nil, fmt.Errorf("errand output: %w", err)
-	}
-	return file, os.Remove(file.Name())
 }
 
 // excerpt returns the content of file as text whose JSON encoding has at most max bytes.

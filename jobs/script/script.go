@@ -127,16 +127,12 @@ func (r Runner) RunAll(ctx context.Context, jobs []string, name string, env map[
 }
 
 func (r Runner) run(ctx context.Context, job, name string, env map[string]string) error {
-	dir := filepath.Join(r.Dirs.Sys(), "log", job)
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return fmt.Errorf("script log: %w", err)
-	}
-	stdout, err := openLog(filepath.Join(dir, name+".stdout.log"))
+	stdout, err := r.log(job, name+".stdout.log")
 	if err != nil {
 		return err
 	}
 	defer stdout.Close()
-	stderr, err := openLog(filepath.Join(dir, name+".stderr.log"))
+	stderr, err := r.log(job, name+".stderr.log")
 	if err != nil {
 		return err
 	}
@@ -145,11 +141,13 @@ func (r Runner) run(ctx context.Context, job, name string, env map[string]string
 	return err
 }
 
-// openLog appends to a log. A link is not followed: the directory belongs to the job's user too.
-func openLog(path string) (*os.File, error) {
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND|noFollow, 0o640)
-	if err != nil {
-		return nil, fmt.Errorf("script log: %w", err)
+// log opens a log of a job's script. The job owns the directory and may have put anything there: what cannot be
+// opened as a log costs the script its log, never its run.
+func (r Runner) log(job, name string) (*os.File, error) {
+	file, err := openLog(r.Dirs.Base(), filepath.Join("sys", "log", job, name))
+	if err == nil {
+		return file, nil
 	}
-	return file, nil
+	r.Log.WithFields(logrus.Fields{"job": job, "log": name, "error": err}).Warn("script runs without its log: remove what is in its place")
+	return os.OpenFile(os.DevNull, os.O_WRONLY, 0)
 }

@@ -29,8 +29,19 @@ type Job struct {
 
 const commentPrefix = "bosh-monit-access:"
 
-// scope is the name of the control group that bpm runs a job in.
-var scope = regexp.MustCompile(`^runc-bpm-(.+)\.scope$`)
+// scope is the name of the control group that bpm runs a job in. Up to bpm 1.4.32 it is runc-bpm-JOB.scope. Since
+// then it begins with the name of the group that bpm was started in, as in monit-service-bpm-bpm-JOB.scope; without
+// systemd it is bpm-JOB, in that group.
+var scope = regexp.MustCompile(`^(?:(?:runc-bpm|.+?-bpm-bpm)-(.+)\.scope|bpm-(.+))$`)
+
+// jobOf is the job, and the process of it where it has several, that runs in a control group of that name.
+func jobOf(group string) (job string, found bool) {
+	m := scope.FindStringSubmatch(group)
+	if m == nil {
+		return "", false
+	}
+	return m[1] + m[2], true
+}
 
 // LetIn allows the calling process's job to connect to the supervisor. It is what the program
 // bosh-enable-monit-access does. The job is recognised by its control group; where that is not
@@ -125,8 +136,8 @@ func (j Job) group() (job string, level uint32, id uint64, err error) {
 	}
 	elements := strings.Split(strings.Trim(path, "/"), "/")
 	for i, e := range elements {
-		m := scope.FindStringSubmatch(e)
-		if m == nil {
+		job, found := jobOf(e)
+		if !found {
 			continue
 		}
 		below := filepath.Join(elements[:i+1]...)
@@ -143,7 +154,7 @@ func (j Job) group() (job string, level uint32, id uint64, err error) {
 			if !ok {
 				return "", 0, 0, errors.New("no inode numbers here")
 			}
-			return m[1], uint32(i + 1), st.Ino, nil
+			return job, uint32(i + 1), st.Ino, nil
 		}
 		return "", 0, 0, fmt.Errorf("control group /%s is not mounted", below)
 	}

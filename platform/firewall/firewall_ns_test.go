@@ -207,7 +207,7 @@ func TestNSGroup(t *testing.T) {
 			}
 		})
 		slice := fmt.Sprintf("firewall-test-%d", os.Getpid())
-		group := filepath.Join(slice, "runc-bpm-router.scope")
+		group := filepath.Join(slice, "monit-service-bpm-bpm-router.scope")
 		for _, dir := range []string{slice, group} {
 			if err := os.Mkdir(filepath.Join(unified, dir), 0o755); err != nil {
 				t.Fatal(err)

@@ -242,6 +242,9 @@ func (k *Kernel) make(c Change, path string) error {
 	} else {
 		err = os.Mkdir(path, 0o700)
 	}
+	if errors.Is(err, fs.ErrExist) && c.Entry.JobOwned {
+		return nil // made by the job since we looked
+	}
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}

@@ -123,12 +123,12 @@ func Table(d vcap.Dirs, o Options) Desired {
 }
 
 // JobDirs are the directories that each job finds made: for its logs, its run files and its
-// data. What is there already stays as the job left it. A name that leads elsewhere is refused
-// by Diff.
+// data. What is there already stays as the job left it, a link in the place of the directory too. A
+// name that leads elsewhere is refused by Diff.
 func JobDirs(d vcap.Dirs, jobs []string) (entries Desired) {
 	for _, job := range jobs {
 		for _, parent := range []string{d.SysLog(), d.SysRun(), d.Data()} {
-			entries = append(entries, Entry{Group: Data, Path: parent + "/" + job, Mode: 0o770, Owner: rootVcap, CreateOnly: true, NoFollow: true})
+			entries = append(entries, Entry{Group: Data, Path: parent + "/" + job, Mode: 0o770, Owner: rootVcap, CreateOnly: true, NoFollow: true, JobOwned: true})
 		}
 	}
 	return entries

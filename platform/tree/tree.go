@@ -76,6 +76,9 @@ type Entry struct {
 	IfUser string
 	// NoFollow refuses a symbolic link at Path. It is set where users other than root could make one.
 	NoFollow bool
+	// JobOwned leaves whatever is at Path: a job can replace it at any moment, and must not be able to stop the
+	// agent from starting by that.
+	JobOwned bool
 	// OrRoot gives the entry to root where its owner does not exist, instead of failing.
 	OrRoot bool
 }
@@ -232,6 +235,8 @@ func diffEntry(found, source Found, e Entry, uid, gid int) ([]Change, error) {
 		switch {
 		case !found.Exists:
 			return []Change{change(OpMake)}, nil
+		case found.Type != wantType && e.JobOwned:
+			return nil, nil // see Warnings
 		case found.Type != wantType:
 			return nil, fmt.Errorf("%s is a %s, but the table has another type there; move it away", e.Path, typeName(found.Type))
 		case e.CreateOnly:
@@ -334,6 +339,8 @@ func Warnings(have State, want Desired) (texts []string) {
 			texts = append(texts, fmt.Sprintf("something else than %s is mounted at %s; it stays", e.Source, e.Path))
 		case e.Kind == Tmpfs && found.MountRoot && !found.Tmpfs:
 			texts = append(texts, fmt.Sprintf("something else than a tmpfs is mounted at %s; it stays", e.Path))
+		case e.JobOwned && found.Exists && found.Type != fs.ModeDir:
+			texts = append(texts, fmt.Sprintf("%s is a %s instead of a directory; it stays and is not followed", e.Path, typeName(found.Type)))
 		}
 		if e.OrRoot {
 			strict := e

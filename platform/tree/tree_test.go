@@ -1,6 +1,7 @@
 package tree
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -268,6 +269,47 @@ func TestLinksOfOthersAreNotFollowed(t *testing.T) {
 		if strings.HasPrefix(e.Path, d.RootLog()+"/") != e.NoFollow && !strings.HasSuffix(e.Path, "/x") {
 			t.Errorf("%s: follows links %v", e.Path, !e.NoFollow)
 		}
+	}
+}
+
+// TestReplacedJobDirs: what a job puts in the place of its directories stops nothing and is not touched.
+func TestReplacedJobDirs(t *testing.T) {
+	k := &Kernel{Root: t.TempDir()}
+	d := vcap.New("/base")
+	for _, dir := range []string{d.SysLog(), d.SysRun(), "/elsewhere"} {
+		if err := os.MkdirAll(k.at(dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(os.Symlink("/elsewhere", k.at(d.SysRun()+"/x")), os.WriteFile(k.at(d.SysLog()+"/x"), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	want := JobDirs(d, []string{"x"})
+	for i := range want {
+		want[i].Owner = Owner{} // no accounts here
+	}
+	have, err := k.Observe(t.Context(), want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if texts := strings.Join(Warnings(have, want), "\n"); !strings.Contains(texts, d.SysRun()+"/x is a symbolic link") || !strings.Contains(texts, d.SysLog()+"/x is a file") {
+		t.Errorf("warned %q", texts)
+	}
+	for range 2 {
+		if _, err := k.Converge(t.Context(), want); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if info, err := os.Stat(k.at("/elsewhere")); err != nil || info.Mode().Perm() != 0o755 {
+		t.Errorf("what the link leads to has become %v, %v", info, err)
+	}
+	if info, err := os.Stat(k.at(d.Data() + "/x")); err != nil || info.Mode().Perm() != 0o770 {
+		t.Errorf("the directory that was missing: %v, %v", info, err)
+	}
+	// Replaced between the look and the change.
+	raced := Change{Op: OpMake, Entry: want[1], UID: -1, GID: -1}
+	if _, err := k.Apply(t.Context(), []Change{raced}); err != nil {
+		t.Error(err)
 	}
 }
 

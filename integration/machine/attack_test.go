@@ -1,0 +1,166 @@
+//go:build machine
+
+package machine
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"cambium/integration/lab"
+	"cambium/integration/lab/labtest"
+	"cambium/integration/lab/release"
+)
+
+// victim is a job whose scripts root runs, and whose directories vcap can write to. Many releases make vcap the owner of
+// the run directory, as its pre-start does.
+func victim() release.Job {
+	return release.Job{Name: "victim", Files: release.Files{
+		"bin/pre-start": "#!/bin/bash\nchown vcap:vcap /var/vcap/sys/run/victim\necho said\n",
+		"bin/probe":     "#!/bin/bash\necho said\n",
+	}}
+}
+
+// asVcap runs a shell script as the user of the jobs.
+func asVcap(t *testing.T, i *lab.Instance, script string) string {
+	t.Helper()
+	return run(t, i, "runuser", "-u", "vcap", "--", "bash", "-c", script)
+}
+
+// background runs a shell script as vcap in a unit of its own, until the test stops it.
+func background(t *testing.T, i *lab.Instance, name, script string) (stop func()) {
+	t.Helper()
+	run(t, i, "systemd-run", "--quiet", "--unit="+name, "--uid=vcap", "--gid=vcap", "--service-type=exec", "bash", "-c", script)
+	return func() { run(t, i, "systemctl", "stop", name) }
+}
+
+// foreign is a digest of everything that a job must not be able to change through root.
+func foreign(t *testing.T, i *lab.Instance) string {
+	t.Helper()
+	return run(t, i, "sh", "-c", "find /etc /usr/bin /root -xdev -printf '%p %m %U %G %s %y %l\\n' | sort | sha256sum; find /etc -xdev -type f -exec sha256sum {} + | sort | sha256sum")
+}
+
+// TestMachineAttacks lets the user of the jobs turn against the machine.
+func TestMachineAttacks(t *testing.T) {
+	l := newLab(t)
+	m := release.Manifest{Name: "dep", Groups: []release.Group{{Name: "app", Instances: 1, EphemeralDisk: 4096, Jobs: []release.Job{victim()}}}}
+	i := mustDeploy(t, l, m)
+	before := foreign(t, i)
+
+	t.Run("script logs", func(t *testing.T) { scriptLogs(t, i) })
+	t.Run("sparse log", func(t *testing.T) { sparseLog(t, i) })
+	t.Run("run directory", func(t *testing.T) { runDirectory(t, i) })
+	t.Run("alert port", func(t *testing.T) { alertPort(t, i) })
+	t.Run("monit's port", func(t *testing.T) { monitPort(t, i) })
+
+	if after := foreign(t, i); after != before {
+		t.Errorf("files of the system have changed:\n%s%s", before, after)
+	}
+	labtest.Explain(t, i)
+}
+
+// scriptLogs exchanges the log of a script, as fast as it can, for pipes, links and directories while root runs the
+// script again and again.
+func scriptLogs(t *testing.T, i *lab.Instance) {
+	stop := background(t, i, "racer", `cd /var/vcap/sys/log/victim; while :; do
+  rm -rf probe.stdout.log; mkfifo probe.stdout.log
+  rm -rf probe.stdout.log; ln -s /etc/cron.d/evil probe.stdout.log
+  rm -rf probe.stdout.log; ln -s /etc/passwd probe.stdout.log
+  rm -rf probe.stdout.log; mkdir probe.stdout.log
+done`)
+	for n := range 100 {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		_, err := i.Agent.Do(ctx, "run_script", "probe", map[string]any{})
+		cancel()
+		if err != nil {
+			t.Fatalf("run %d: %v", n, err)
+		}
+	}
+	stop()
+	// One that stands still: no reader will ever come.
+	asVcap(t, i, "cd /var/vcap/sys/log/victim; rm -rf probe.std*.log; mkfifo probe.stdout.log probe.stderr.log")
+	do(t, i, "{}", "run_script", "probe", map[string]any{})
+	if got := run(t, i, "journalctl", "-u", "bosh-agent", "-o", "cat", "--grep", "script runs without its log"); !strings.Contains(got, "not a regular file") {
+		t.Errorf("the agent's log does not say why a log is missing: %s", got)
+	}
+	asVcap(t, i, "rm -f /var/vcap/sys/log/victim/probe.std*.log")
+}
+
+// sparseLog makes a log of 4 TiB that takes no room.
+func sparseLog(t *testing.T, i *lab.Instance) {
+	asVcap(t, i, "cd /var/vcap/sys/log/victim; echo begin >big.log; truncate -s 4T big.log; echo end >>big.log")
+	var bundle struct {
+		Path string `json:"logs_tar_path"`
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if err := i.Agent.Into(ctx, &bundle, "bundle_logs", map[string]any{"owning_user": "vcap", "log_type": "job", "filters": []string{}}); err != nil {
+		t.Fatal(err)
+	}
+	out := run(t, i, "sh", "-c", fmt.Sprintf("mkdir /var/vcap/data/unpacked && tar -C /var/vcap/data/unpacked -xzf %s && cd /var/vcap/data/unpacked/victim && stat -c %%s big.log && head -c 6 big.log && tail -c 4 big.log; rm -rf /var/vcap/data/unpacked", bundle.Path))
+	if want := fmt.Sprintf("%d\nbegin\nend\n", 4<<40+4); out != want {
+		t.Errorf("unpacked: %q, want %q", out, want)
+	}
+	asVcap(t, i, "rm /var/vcap/sys/log/victim/big.log")
+}
+
+// runDirectory puts a link in the place of the job's run directory, and restarts the agent.
+func runDirectory(t *testing.T, i *lab.Instance) {
+	asVcap(t, i, "rm -rf /var/vcap/sys/run/victim && ln -s /etc /var/vcap/sys/run/victim")
+	run(t, i, "systemctl", "restart", "bosh-agent")
+	ready(t, i)
+	if got := run(t, i, "readlink", "/var/vcap/sys/run/victim"); got != "/etc\n" {
+		t.Errorf("the link is %q", got)
+	}
+	asVcap(t, i, "rm /var/vcap/sys/run/victim")
+}
+
+const listen = `perl -MIO::Socket::INET -e 'my $s; until ($s = IO::Socket::INET->new(Listen => 5, LocalAddr => "127.0.0.1", LocalPort => %d, ReuseAddr => 1)) { select(undef, undef, undef, 0.001) }
+open my $f, ">", "/var/vcap/data/victim/%s"; print $f "listening\n"; $f->flush; while (my $c = $s->accept) { alarm 1; local $SIG{ALRM} = sub {}; sysread $c, my $d, 4096; print $f "got $d\n"; $f->flush }'`
+
+// alertPort tries to take the alert port while the agent is killed and started again: systemd keeps it.
+func alertPort(t *testing.T, i *lab.Instance) {
+	stop := background(t, i, "squatter", fmt.Sprintf(listen, 2825, "alerts"))
+	for range 3 {
+		run(t, i, "sh", "-c", `kill -9 $(systemctl show -P MainPID bosh-agent)`)
+		ready(t, i)
+	}
+	run(t, i, "systemctl", "restart", "bosh-agent")
+	ready(t, i)
+	if got := run(t, i, "sh", "-c", "cat /var/vcap/data/victim/alerts 2>/dev/null || true"); got != "" {
+		t.Errorf("vcap got the alert port: %q", got)
+	}
+	if got := run(t, i, "sh", "-c", "ss -Hltnp sport = 2825"); !strings.Contains(got, "bosh-agent") || !strings.Contains(got, "systemd") {
+		t.Errorf("the alert port is %q", got)
+	}
+	stop()
+	// It goes with an agent that is stopped, and comes back with it.
+	run(t, i, "systemctl", "stop", "bosh-agent")
+	if got := run(t, i, "sh", "-c", "ss -Hltnp sport = 2825"); got != "" {
+		t.Errorf("while the agent is stopped the alert port is %q", got)
+	}
+	run(t, i, "systemctl", "start", "bosh-agent")
+	ready(t, i)
+	if got := run(t, i, "systemctl", "is-active", "bosh-agent-alerts.socket"); got != "active\n" {
+		t.Errorf("the socket is %q", got)
+	}
+}
+
+// monitPort listens where monit should, while monit is down.
+func monitPort(t *testing.T, i *lab.Instance) {
+	run(t, i, "systemctl", "stop", "monit")
+	stop := background(t, i, "listener", fmt.Sprintf(listen, 2822, "monit"))
+	await(t, "vcap to listen", 10*time.Second, func() bool {
+		return run(t, i, "sh", "-c", "cat /var/vcap/data/victim/monit 2>/dev/null || true") == "listening\n"
+	})
+	if s := stateOf(t, i); s.JobState != "unknown" {
+		t.Errorf("job_state is %q while monit is down", s.JobState)
+	}
+	if got := run(t, i, "cat", "/var/vcap/data/victim/monit"); got != "listening\n" {
+		t.Errorf("vcap got %q of the agent", got)
+	}
+	stop()
+	run(t, i, "systemctl", "start", "monit")
+}

@@ -1,0 +1,161 @@
+package logs
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// extent is a part of a file that holds data.
+type extent struct{ offset, length int64 }
+
+// Bounds of sparse files. A file with fewer bytes in holes is packed as any other. A job can make a hole after
+// every block of a file; readers refuse a map above 1 MiB.
+const (
+	minHoles   = 1 << 20
+	maxExtents = 20_000
+)
+
+// extents lists the parts of a file of that size that hold data: the kernel knows what has been written, so that
+// the zeros of terabytes of holes need not be read. The last extent may have no length; it ends a file that ends
+// in a hole. A file with more than maxExtents of them is cut there.
+func extents(file *os.File, size int64) (data []extent, cut bool, err error) {
+	fd := int(file.Fd())
+	for at := int64(0); at < size; {
+		begin, err := unix.Seek(fd, at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) || err == nil && begin >= size {
+			break // a hole up to the end
+		}
+		if err != nil {
+			return nil, false, fmt.Errorf("find data: %w", err)
+		}
+		end, err := unix.Seek(fd, begin, unix.SEEK_HOLE)
+		if err != nil && !errors.Is(err, unix.ENXIO) {
+			return nil, false, fmt.Errorf("find holes: %w", err)
+		}
+		if err != nil || end > size {
+			end = size
+		}
+		if len(data) == maxExtents {
+			return data, true, nil
+		}
+		data = append(data, extent{begin, end - begin})
+		at = end
+	}
+	if len(data) == 0 || data[len(data)-1].offset+data[len(data)-1].length < size {
+		data = append(data, extent{offset: size})
+	}
+	return data, false, nil
+}
+
+func total(data []extent) (n int64) {
+	for _, e := range data {
+		n += e.length
+	}
+	return n
+}
+
+// sparseMap is what precedes the data of a sparse entry: the number of extents, then offset and length of each,
+// a line for every number, filled up to a whole block.
+func sparseMap(data []extent) []byte {
+	text := strconv.AppendInt(nil, int64(len(data)), 10)
+	text = append(text, '\n')
+	for _, e := range data {
+		text = append(strconv.AppendInt(text, e.offset, 10), '\n')
+		text = append(strconv.AppendInt(text, e.length, 10), '\n')
+	}
+	return append(text, make([]byte, padding(int64(len(text))))...)
+}
+
+const blockSize = 512
+
+func padding(n int64) int64 { return (blockSize - n%blockSize) % blockSize }
+
+// sparseHeader makes the headers of a sparse file in the format 1.0 of GNU tar, which current tars write and read:
+// an extended header of pax with the name and the size of the file, then that of an ordinary file whose content is
+// the map and the data. archive/tar reads this format and does not write it. What an ordinary header may be too
+// small for is in the extended one.
+func sparseHeader(file *tar.Header, stored int64) ([]byte, error) {
+	var records strings.Builder
+	for _, r := range [][2]string{
+		{"size", strconv.FormatInt(stored, 10)}, {"uid", strconv.Itoa(file.Uid)}, {"gid", strconv.Itoa(file.Gid)},
+		{"GNU.sparse.major", "1"}, {"GNU.sparse.minor", "0"}, {"GNU.sparse.name", file.Name}, {"GNU.sparse.realsize", strconv.FormatInt(file.Size, 10)},
+	} {
+		records.WriteString(record(r[0], r[1]))
+	}
+	extended, err := block(tar.Header{Name: "PaxHeaders.0/sparse", Size: int64(records.Len()), Mode: 0o644, ModTime: file.ModTime})
+	if err != nil {
+		return nil, err
+	}
+	setType(extended, tar.TypeXHeader)
+	ordinary, err := block(tar.Header{Name: "GNUSparseFile.0/log", Mode: file.Mode, ModTime: file.ModTime})
+	if err != nil {
+		return nil, err
+	}
+	filled := append([]byte(records.String()), make([]byte, padding(int64(records.Len())))...)
+	return slices.Concat(extended, filled, ordinary), nil
+}
+
+// block is the header of a regular file.
+func block(h tar.Header) ([]byte, error) {
+	var b bytes.Buffer
+	h.Typeflag, h.Format = tar.TypeReg, tar.FormatUSTAR
+	if err := tar.NewWriter(&b).WriteHeader(&h); err != nil {
+		return nil, err
+	}
+	return b.Bytes(), nil
+}
+
+// record is "LENGTH KEY=VALUE\n", where the length counts itself.
+func record(key, value string) string {
+	rest := " " + key + "=" + value + "\n"
+	length := len(rest)
+	for length != len(rest)+len(strconv.Itoa(length)) {
+		length = len(rest) + len(strconv.Itoa(length))
+	}
+	return strconv.Itoa(length) + rest
+}
+
+// setType changes the type of a header, which package tar refuses to write, and its checksum: the sum of all
+// bytes, with blanks in its own place.
+func setType(block []byte, flag byte) {
+	const typeAt, sumAt, sumEnd = 156, 148, 156
+	block[typeAt] = flag
+	copy(block[sumAt:sumEnd], "        ")
+	sum := 0
+	for _, b := range block[:blockSize] {
+		sum += int(b)
+	}
+	copy(block[sumAt:sumEnd], fmt.Sprintf("%06o\x00 ", sum))
+}
+
+// sparse packs a file of which only the given parts hold data.
+func (p *packing) sparse(file *os.File, header *tar.Header, data []extent) error {
+	// The entry before must be filled up before something is written past the tar writer.
+	if err := p.tar.Flush(); err != nil {
+		return err
+	}
+	table := sparseMap(data)
+	stored := int64(len(table)) + total(data)
+	headers, err := sparseHeader(header, stored)
+	if err != nil {
+		return err
+	}
+	if _, err := p.compressed.Write(append(headers, table...)); err != nil {
+		return err
+	}
+	for _, e := range data {
+		if err := p.copy(p.compressed, io.NewSectionReader(file, e.offset, e.length), e.length); err != nil {
+			return err
+		}
+	}
+	return p.pad(p.compressed, padding(stored))
+}
