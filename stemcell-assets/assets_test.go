@@ -79,14 +79,15 @@ func unit(t *testing.T, name string) map[string][]string {
 func TestAgentUnit(t *testing.T) {
 	u := unit(t, "bosh-agent.service")
 	for key, want := range map[string]string{
-		"Unit.StartLimitIntervalSec": "0", // never give up
-		"Service.Type":               "notify",
-		"Service.ExecStart":          "/var/vcap/bosh/bin/bosh-agent -P ubuntu -C /var/vcap/bosh/agent.json",
-		"Service.Restart":            "always",
-		"Service.KillMode":           "process",
-		"Service.TimeoutStartSec":    "infinity",
-		"Service.SyslogIdentifier":   "bosh-agent",
-		"Install.Alias":              "agent.service",
+		"Unit.StartLimitIntervalSec":     "0", // never give up
+		"Service.Type":                   "notify",
+		"Service.ExecStart":              "/var/vcap/bosh/bin/bosh-agent -P ubuntu -C /var/vcap/bosh/agent.json",
+		"Service.Restart":                "always",
+		"Service.KillMode":               "process",
+		"Service.FileDescriptorStoreMax": "1", // the alert port
+		"Service.TimeoutStartSec":        "infinity",
+		"Service.SyslogIdentifier":       "bosh-agent",
+		"Install.Alias":                  "agent.service",
 	} {
 		if got := strings.Join(u[key], "|"); got != want {
 			t.Errorf("%s is %q, want %q", key, got, want)
@@ -134,28 +135,5 @@ func TestUnpack(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(dir, "systemd/bosh-agent.service")); err != nil {
 		t.Error(err)
-	}
-}
-
-func TestAlertsSocket(t *testing.T) {
-	u := unit(t, "bosh-agent-alerts.socket")
-	for key, want := range map[string]string{
-		"Socket.Service":                 "bosh-agent.service",
-		"Socket.ListenStream":            "127.0.0.1:2825",
-		"Socket.FileDescriptorName":      "alerts", // jobs/monit.AlertsSocket
-		"Socket.TriggerLimitIntervalSec": "0",
-	} {
-		if got := strings.Join(u[key], "|"); got != want {
-			t.Errorf("%s is %q, want %q", key, got, want)
-		}
-	}
-	if parts := u["Unit.PartOf"]; len(parts) != 0 {
-		t.Errorf("the port is given up whenever %q is restarted", parts)
-	}
-	agent := unit(t, "bosh-agent.service")
-	for _, key := range []string{"Service.Sockets", "Unit.PropagatesStopTo"} {
-		if got := strings.Join(agent[key], "|"); got != "bosh-agent-alerts.socket" {
-			t.Errorf("%s of the agent is %q", key, got)
-		}
 	}
 }

@@ -86,7 +86,6 @@ func TestRootInstall(t *testing.T) {
 		"var/vcap/bosh/etc/monitrc":                           0o600,
 		"etc/sudoers.d/bosh":                                  0o440,
 		"etc/systemd/system/bosh-agent.service":               0o644,
-		"etc/systemd/system/bosh-agent-alerts.socket":         0o644,
 		"etc/systemd/system/monit.service":                    0o644,
 		"etc/systemd/system/sysinit.target.d/bosh-agent.conf": 0o644,
 		"home/vcap":                          0o700 | fs.ModeDir,

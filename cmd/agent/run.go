@@ -93,9 +93,9 @@ func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	if err != nil {
 		log.WithError(err).Warn("service manager cannot be told")
 	}
-	mails, err := unit.TakeListener(monit.AlertsSocket)
+	kept, err := unit.TakeListener(monit.AlertsSocket)
 	if err != nil {
-		log.WithError(err).Warn("the agent listens by itself")
+		log.WithError(err).Warn("sockets of the service manager are not usable")
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -112,7 +112,7 @@ func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 		}
 		return cli.ExitFailed
 	}
-	a.mails = mails
+	a.openMails(ctx, kept)
 	return a.run(ctx, cancel, a.boot)
 }
 
@@ -151,7 +151,7 @@ type app struct {
 	log         *logrus.Entry
 	rec         *status.Recorder
 	notifier    unit.Notifier
-	mails       net.Listener // of systemd, for monit's alerts; nil where the agent listens by itself
+	mails       *net.TCPListener // for monit's alerts; nil while another process has the port
 	serviceLine *status.ServiceLine
 	announcer   bootstrap.Announcer
 	marker      bootstrap.ReadyMarker

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os/user"
 	"path/filepath"
 	"sort"
@@ -117,12 +118,37 @@ func (a *app) report(ctx context.Context, instance *jobs.Instance) {
 	run("expiry", agent.Expiry{Bus: a.bus, Certificates: a.certificates, Connected: a.bus.Connections(), Path: filepath.Join(a.settingsDir(), expiryFile), Log: log}.Run)
 	if a.o.supervisor == "monit" && a.manager != nil {
 		run("monit alerts", func(ctx context.Context) error {
-			return monit.Alerts{Log: log, Listener: a.mails, Unserved: a.mailsUnserved}.Run(ctx, monit.AlertsAddress, func(m monit.Alert) {
+			return monit.Alerts{Log: log, Listener: a.mails, Keep: a.keepMails, Unserved: a.mailsUnserved}.Run(ctx, monit.AlertsAddress, func(m monit.Alert) {
 				if alert, worth := agent.MonitAlert(m, a.addresses()); worth {
 					alerts.Send(alert)
 				}
 			})
 		})
+	}
+}
+
+// openMails takes the port of monit's alerts before anything of a job runs, or the socket of it that systemd has kept
+// since an earlier process of the agent.
+func (a *app) openMails(ctx context.Context, kept net.Listener) {
+	if a.o.supervisor != "monit" || a.manager == nil {
+		return
+	}
+	if listener, ok := kept.(*net.TCPListener); ok {
+		a.mails = listener
+		return
+	}
+	listener, err := monit.ListenAlerts(ctx, monit.AlertsAddress)
+	if err != nil {
+		return // asked for again, and told, once alerts can be sent
+	}
+	a.mails = listener
+	a.keepMails(listener)
+}
+
+// keepMails lets systemd keep the port while the agent is started again.
+func (a *app) keepMails(listener *net.TCPListener) {
+	if err := a.notifier.Keep(monit.AlertsSocket, listener); err != nil {
+		a.log.WithError(err).Warn("another process may take the port of monit's alerts while the agent is started again")
 	}
 }
 

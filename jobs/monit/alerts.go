@@ -22,7 +22,7 @@ import (
 // AlertsAddress is where a stemcell's monit sends its mails.
 const AlertsAddress = "127.0.0.1:2825"
 
-// AlertsSocket is the name under which the stemcell's socket unit passes that port on.
+// AlertsSocket is the name under which the service manager keeps the socket of that port.
 const AlertsSocket = "alerts"
 
 // Limits of the mail intake. monit's mails are a few hundred bytes.
@@ -44,9 +44,11 @@ type Alerts struct {
 	Owner uint32
 	// Sockets is the kernel's table of connections.
 	Sockets sockowner.Table
-	// Listener is where systemd listens for the agent, which keeps the port from being taken while no agent runs;
-	// nil elsewhere.
-	Listener net.Listener
+	// Listener is the socket that the service manager has kept, or that was opened before anything of a job ran; nil
+	// where there is none.
+	Listener *net.TCPListener
+	// Keep is given the socket where Run had to open it.
+	Keep func(*net.TCPListener)
 	// Unserved is told why mails do not arrive, at each attempt, and nil once they do.
 	Unserved func(error)
 }
@@ -57,7 +59,10 @@ func (a Alerts) Run(ctx context.Context, addr string, handle func(Alert)) error 
 	listener := a.Listener
 	for listener == nil {
 		var err error
-		if listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", addr); err == nil {
+		if listener, err = ListenAlerts(ctx, addr); err == nil {
+			if a.Keep != nil {
+				a.Keep(listener)
+			}
 			break
 		}
 		if ctx.Err() != nil {
@@ -71,6 +76,15 @@ func (a Alerts) Run(ctx context.Context, addr string, handle func(Alert)) error 
 	return a.Serve(ctx, listener, handle)
 }
 
+// ListenAlerts opens the port.
+func ListenAlerts(ctx context.Context, addr string) (*net.TCPListener, error) {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("listen for alerts: %w", err)
+	}
+	return listener.(*net.TCPListener), nil
+}
+
 // taken adds to the error of listen which user has the port.
 func (a Alerts) taken(addr string, err error) error {
 	if errors.Is(err, unix.EADDRINUSE) {
@@ -80,7 +94,7 @@ func (a Alerts) taken(addr string, err error) error {
 			}
 		}
 	}
-	return fmt.Errorf("listen for alerts: %w", err)
+	return err
 }
 
 func (a Alerts) unserved(err error) {

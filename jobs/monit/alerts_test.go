@@ -136,7 +136,8 @@ func TestPortThatIsTaken(t *testing.T) {
 	log.SetOutput(t.Output())
 	ctx, cancel := context.WithCancel(t.Context())
 	told, done, alerts := make(chan error, 100), make(chan error), make(chan Alert, 1)
-	a := Alerts{Log: logrus.NewEntry(log), Owner: uint32(os.Getuid()), Unserved: func(err error) { told <- err }}
+	kept := 0
+	a := Alerts{Log: logrus.NewEntry(log), Owner: uint32(os.Getuid()), Unserved: func(err error) { told <- err }, Keep: func(*net.TCPListener) { kept++ }}
 	go func() { done <- a.Run(ctx, squatter.Addr().String(), func(a Alert) { alerts <- a }) }()
 	if err := <-told; err == nil || !strings.Contains(err.Error(), fmt.Sprintf("user %d listens on %s", os.Getuid(), squatter.Addr())) {
 		t.Errorf("told %v, want the user that has the port", err)
@@ -152,8 +153,8 @@ func TestPortThatIsTaken(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
+	if err := <-done; err != nil || kept != 1 {
+		t.Errorf("got %v, the socket was kept %d times", err, kept)
 	}
 }
 
@@ -182,8 +183,8 @@ func TestListenerOutlivesScarcity(t *testing.T) {
 	defer cancel()
 	var told []error
 	done := make(chan error)
-	a := Alerts{Log: logrus.NewEntry(log), Owner: uint32(os.Getuid()), Unserved: func(err error) { told = append(told, err) }, Listener: &scarce{l, 1}}
-	go func() { done <- a.Run(ctx, "not used", func(Alert) {}) }()
+	a := Alerts{Log: logrus.NewEntry(log), Owner: uint32(os.Getuid()), Unserved: func(err error) { told = append(told, err) }}
+	go func() { done <- a.Serve(ctx, &scarce{l, 1}, func(Alert) {}) }()
 	if got := talk(t, l.Addr().String(), "NOOP", "QUIT"); strings.Join(got, " ") != "220 250 221" {
 		t.Errorf("afterwards: got %v", got)
 	}

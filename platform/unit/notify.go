@@ -6,9 +6,11 @@ import (
 	"net"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
+	"golang.org/x/sys/unix"
 )
 
 // Notifier tells systemd about this process. The zero value sends nothing, which is right for a
@@ -49,7 +51,22 @@ func (n Notifier) Stopping() error { return n.send(daemon.SdNotifyStopping) }
 // that there is no watchdog. Call Alive at least twice as often.
 func (n Notifier) Watchdog() time.Duration { return n.watchdog }
 
-func (n Notifier) send(message string) (err error) {
+// Keep hands systemd a socket, which it passes to each later process of this service under that name (see TakeListener).
+// The socket stays open while the service is started again, after a crash too, and is closed when the service is stopped.
+// It needs FileDescriptorStoreMax= in the unit; without it systemd ignores the message.
+func (n Notifier) Keep(name string, socket syscall.Conn) error {
+	// Not File().Fd(): it makes the socket itself blocking, and closing it would not end an Accept.
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("keep socket: %w", err)
+	}
+	var sent error
+	err = raw.Control(func(fd uintptr) { sent = n.send("FDSTORE=1\nFDNAME="+name, unix.UnixRights(int(fd))...) })
+	return errors.Join(err, sent)
+}
+
+// send passes a message on, with file descriptors encoded as rights if there are any.
+func (n Notifier) send(message string, rights ...byte) (err error) {
 	if n.socket == "" {
 		return nil
 	}
@@ -67,8 +84,17 @@ func (n Notifier) send(message string) (err error) {
 	if err := conn.SetWriteDeadline(time.Now().Add(time.Second)); err != nil {
 		return errors.Join(err, conn.Close())
 	}
-	_, err = conn.Write([]byte(message))
-	return errors.Join(err, conn.Close())
+	// net writes descriptors only to an address, which a connected socket does not take.
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return errors.Join(err, conn.Close())
+	}
+	var sent error
+	err = raw.Write(func(fd uintptr) bool {
+		sent = unix.Sendmsg(int(fd), []byte(message), rights, nil, unix.MSG_NOSIGNAL)
+		return !errors.Is(sent, unix.EAGAIN)
+	})
+	return errors.Join(err, sent, conn.Close())
 }
 
 // oneLine keeps a status from starting a second assignment.

@@ -7,8 +7,8 @@ import (
 	"github.com/coreos/go-systemd/v22/activation"
 )
 
-// TakeListener returns the socket that systemd listens on for this process under that name (FileDescriptorName=),
-// or nil where there is none. It removes what systemd says about sockets from the environment, so that no program this
+// TakeListener returns the socket that systemd has kept for this service under that name since an earlier process of it
+// called Notifier.Keep, or nil where there is none. It removes what systemd says about sockets from the environment, so that no program this
 // process starts takes a descriptor for one. Call it once, before anything is started.
 func TakeListener(name string) (net.Listener, error) {
 	named, err := activation.ListenersWithNames()

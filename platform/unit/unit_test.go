@@ -490,6 +490,42 @@ func TestNotifier(t *testing.T) {
 			t.Errorf("got %q, %v, want %q", b[:count], err, tc.want)
 		}
 	}
+	listener, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	if err := n.Keep("port", listener); err != nil {
+		t.Fatal(err)
+	}
+	var text, rights [256]byte
+	count, length, _, _, err := l.ReadMsgUnix(text[:], rights[:])
+	if err != nil || string(text[:count]) != "FDSTORE=1\nFDNAME=port" {
+		t.Fatalf("got %q, %v", text[:count], err)
+	}
+	messages, err := unix.ParseSocketControlMessage(rights[:length])
+	if err != nil || len(messages) != 1 {
+		t.Fatalf("got %d messages, %v", len(messages), err)
+	}
+	fds, err := unix.ParseUnixRights(&messages[0])
+	if err != nil || len(fds) != 1 {
+		t.Fatalf("got descriptors %v, %v", fds, err)
+	}
+	kept := os.NewFile(uintptr(fds[0]), "kept")
+	defer kept.Close()
+	if same, err := net.FileListener(kept); err != nil || same.Addr().String() != listener.Addr().String() {
+		t.Errorf("kept %v, %v; want %v", same, err, listener.Addr())
+	}
+	// Closing it still ends a pending Accept.
+	ended := make(chan error)
+	go func() { _, err := listener.Accept(); ended <- err }()
+	time.Sleep(50 * time.Millisecond)
+	listener.Close()
+	select {
+	case <-ended:
+	case <-time.After(10 * time.Second):
+		t.Error("Accept outlives the closing of a kept socket")
+	}
 	if again, err := TakeNotifier(); err != nil || again.Ready() != nil || again.Watchdog() != 0 {
 		t.Error("a process without systemd must stay silent")
 	}
