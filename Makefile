@@ -24,11 +24,12 @@ setup: ## Install the Debian packages that tests, lab and demo need
 	@scripts/setup
 
 .PHONY: build
-build: ## Build bin/agent, bin/lab and its helper
+build: ## Build bin/agent, bin/lab, its helper and bin/cpi
 	@mkdir -p bin
 	@$(BUILD) -o bin/agent ./cmd/agent
 	@$(BUILD) -o bin/lab ./cmd/lab
 	@$(BUILD) -o bin/lab-guest ./integration/lab/guest/program
+	@$(BUILD) -o bin/cpi ./cmd/cpi
 	@echo "bin/agent: $$(stat -c %s bin/agent) bytes"
 
 .PHONY: demo
@@ -38,6 +39,10 @@ demo: setup build ## Boot a machine, drive it as a Director would, show where th
 .PHONY: stemcell
 stemcell: setup build ## Make a BOSH stemcell with the agent in it, in bin/; IAAS=openstack (default) or qemu
 	@bin/lab stemcell --output bin $(if $(IAAS),--iaas $(IAAS))
+
+.PHONY: cpi-release
+cpi-release: build ## Make the release of the CPI for `bosh create-env`, in bin/
+	@bin/lab cpi-release --output bin
 
 .PHONY: test
 test: setup lint unit test-ns test-root test-machine test-vm ## Everything: set-up, lint and all test tiers

@@ -96,7 +96,7 @@ type Machine interface {
 	Start(ctx context.Context) error
 	// Stop shuts it down in an orderly way, and switches it off if that takes longer than ctx.
 	Stop(ctx context.Context) error
-	// Reboot shuts it down in an orderly way and starts it again.
+	// Reboot shuts it down in an orderly way and starts it again; one that is off is started.
 	Reboot(ctx context.Context) error
 	// Kill is a power cut.
 	Kill(ctx context.Context) error
@@ -105,6 +105,8 @@ type Machine interface {
 	// Done is closed when the machine has ended, by itself or not, and is not coming back.
 	// A reboot does not close it.
 	Done() <-chan struct{}
+	// PoweredOff reports whether the last end was a power-off from inside, not a crash.
+	PoweredOff() bool
 
 	// Run runs a program in it and waits; a status other than 0 is an error.
 	Run(ctx context.Context, c Command) error

@@ -231,7 +231,7 @@ func (m *Machine) wait(b *boot) {
 		b.again = m.start(context.Background()) == nil
 	}
 	if !b.again && b.leader != 0 && !b.off {
-		m.Over()
+		m.Over(err == nil)
 	}
 }
 
@@ -302,9 +302,6 @@ func (m *Machine) Kill(ctx context.Context) error { return m.end(ctx, unix.SIGKI
 
 // Reboot shuts the machine down and starts it again.
 func (m *Machine) Reboot(ctx context.Context) error {
-	if !m.Running() {
-		return fmt.Errorf("reboot %s: %w", m.Spec.Name, machine.ErrNotRunning)
-	}
 	if err := m.end(ctx, signalReboot, false); err != nil {
 		return err
 	}
@@ -329,6 +326,6 @@ func (m *Machine) Delete(ctx context.Context) error {
 		delete(m.disks, id)
 	}
 	m.removeCgroups()
-	m.Over()
+	m.Over(false)
 	return errors.Join(failed, m.netns().Delete(), os.RemoveAll(m.Spec.Dir))
 }

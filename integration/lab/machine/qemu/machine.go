@@ -54,6 +54,7 @@ type boot struct {
 	ended chan struct{}
 	cd    bool // has a CD drive
 	reset bool // the machine asked for a reboot; guarded by seen
+	quit  bool // the machine powered itself off; guarded by seen
 	off   bool // its end was asked for from outside
 	again bool // was started again
 }
@@ -271,7 +272,7 @@ func (m *Machine) event(b *boot, msg message) {
 		var d struct{ Reason string }
 		_ = json.Unmarshal(msg.Data, &d)
 		m.seen.Lock()
-		b.reset = d.Reason == "guest-reset"
+		b.reset, b.quit = d.Reason == "guest-reset", d.Reason == "guest-shutdown"
 		m.seen.Unlock()
 	case "DEVICE_TRAY_MOVED":
 		var d struct {
@@ -312,13 +313,13 @@ func (m *Machine) wait(b *boot, exited <-chan error) {
 	}
 	m.Current = nil
 	m.seen.Lock()
-	reset := b.reset
+	reset, quit := b.reset, b.quit
 	m.seen.Unlock()
 	if reset && !b.off {
 		b.again = m.start(context.Background(), false) == nil
 	}
 	if !b.again && !b.off {
-		m.Over()
+		m.Over(quit)
 	}
 }
 
@@ -376,9 +377,6 @@ func (m *Machine) Kill(ctx context.Context) error {
 
 // Reboot shuts the machine down and starts it again.
 func (m *Machine) Reboot(ctx context.Context) error {
-	if !m.Running() {
-		return fmt.Errorf("reboot %s: %w", m.Spec.Name, machine.ErrNotRunning)
-	}
 	if err := m.end(ctx, false, func(b *boot) error { return ask(ctx, b, "reboot") }); err != nil {
 		return err
 	}
@@ -468,6 +466,6 @@ func (m *Machine) Delete(ctx context.Context) error {
 	}
 	m.deleted = true
 	_ = m.shells.Close()
-	m.Over()
+	m.Over(false)
 	return errors.Join(err, os.RemoveAll(m.Spec.Dir))
 }

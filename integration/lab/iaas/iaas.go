@@ -1,0 +1,261 @@
+// Package iaas is the lab's infrastructure as a service: stemcells, VMs, persistent disks,
+// snapshots and networks that outlive the process that made them. Every object is a directory with
+// a record; the process that has the directory's lock, the holder, runs the VMs. A holder that
+// starts first removes what a crashed one left in the kernel, then settles what was under way, and
+// switches on the VMs that are meant to run.
+//
+// It knows nothing of the CPI's wire format; package cpi does.
+package iaas
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"sync"
+	"syscall"
+	"time"
+
+	"cambium/integration/lab/machine"
+	"cambium/integration/lab/netns"
+	"cambium/integration/lab/sweep"
+
+	"github.com/sirupsen/logrus"
+)
+
+// Prefix begins the name of everything that is made outside the directory.
+const Prefix = "iaas-"
+
+// DefaultName is that of the IaaS when none is given.
+const DefaultName = "default"
+
+var nameForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,14}[a-z0-9])?$`)
+
+// ValidName says why a name cannot be an IaaS's, nil if it can.
+func ValidName(name string) error {
+	if !nameForm.MatchString(name) {
+		return fmt.Errorf("name %q of the IaaS: want at most 16 lower case letters, digits and dashes", name)
+	}
+	return nil
+}
+
+// Directory is where an IaaS keeps its objects. The dot makes sure that it is no lab's.
+func Directory(dir, name string) string { return filepath.Join(dir, name+".iaas") }
+
+// ErrHeld is returned by Open when another process holds the IaaS.
+var ErrHeld = errors.New("another process holds the IaaS")
+
+// IaaS is one, held by this process.
+type IaaS struct {
+	name  string
+	store store
+	lock  *os.File
+	log   *logrus.Entry
+	Net   netns.Namespace
+
+	locks locks
+
+	mu        sync.Mutex // guards what follows; never held while something is waited for
+	stemcells map[string]*Stemcell
+	vms       map[string]*VM
+	disks     map[string]*Disk
+	snapshots map[string]*Snapshot
+	networks  map[string]*ManagedNetwork
+	machines  map[string]machine.Machine
+	followed  map[string]<-chan struct{} // the ends of machines that are waited for
+	bridges   map[string]bridge
+	promised  map[string]int64 // bytes of uploads under way
+	closing   bool
+}
+
+// Open takes the IaaS of that name below dir, which is made if it is not there.
+func Open(dir, name string, log *logrus.Entry) (*IaaS, error) {
+	if err := ValidName(name); err != nil {
+		return nil, err
+	}
+	own := Directory(dir, name)
+	if err := os.MkdirAll(own, 0o700); err != nil {
+		return nil, err
+	}
+	f, err := takeLock(filepath.Join(own, "lock"))
+	if err != nil {
+		return nil, err
+	}
+	i := &IaaS{name: name, store: store{own}, lock: f, log: log, machines: map[string]machine.Machine{},
+		followed: map[string]<-chan struct{}{}, bridges: map[string]bridge{}, promised: map[string]int64{}}
+	if err := i.start(); err != nil {
+		return nil, errors.Join(err, i.lock.Close())
+	}
+	return i, nil
+}
+
+// takeLock locks a file that is still there afterwards: a holder that ends removes it.
+func takeLock(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return nil, errors.Join(ErrHeld, f.Close())
+	}
+	opened, err1 := f.Stat()
+	named, err2 := os.Stat(path)
+	if err1 != nil || err2 != nil || !os.SameFile(opened, named) {
+		return nil, errors.Join(ErrHeld, f.Close())
+	}
+	return f, nil
+}
+
+func (i *IaaS) runtimeName() string { return Prefix + i.name }
+
+func (i *IaaS) remains() sweep.Remains {
+	return sweep.Remains{Name: i.runtimeName(), Dir: i.store.dir, Visitors: true}
+}
+
+func (i *IaaS) start() error {
+	if err := i.remains().Remove(); err != nil {
+		return fmt.Errorf("remove what a former holder left: %w", err)
+	}
+	if err := i.load(); err != nil {
+		return err
+	}
+	if err := i.settle(); err != nil {
+		return err
+	}
+	var err error
+	if i.Net, err = netns.Create(i.runtimeName()); err != nil {
+		return err
+	}
+	return nil
+}
+
+func (i *IaaS) load() (err error) {
+	if i.stemcells, err = load[Stemcell](i.store, stemcells); err != nil {
+		return err
+	}
+	if i.vms, err = load[VM](i.store, vms); err != nil {
+		return err
+	}
+	if i.disks, err = load[Disk](i.store, disks); err != nil {
+		return err
+	}
+	if i.snapshots, err = load[Snapshot](i.store, snapshots); err != nil {
+		return err
+	}
+	i.networks, err = load[ManagedNetwork](i.store, networks)
+	return err
+}
+
+// settle finishes or undoes what a former holder was at when it ended.
+func (i *IaaS) settle() error {
+	var failed error
+	for cid, vm := range i.vms {
+		if vm.Phase != Ready {
+			failed = errors.Join(failed, i.forgetVM(cid))
+		}
+	}
+	for cid, d := range i.disks {
+		if d.Phase != Ready {
+			failed = errors.Join(failed, i.forget(disks, cid, func() { delete(i.disks, cid) }))
+			continue
+		}
+		if _, there := i.vms[d.VM]; d.VM != "" && !there {
+			failed = errors.Join(failed, i.setAttached(cid, ""))
+		}
+	}
+	for cid, s := range i.snapshots {
+		if s.Phase != Ready {
+			failed = errors.Join(failed, i.forget(snapshots, cid, func() { delete(i.snapshots, cid) }))
+		}
+	}
+	for cid, s := range i.stemcells {
+		if s.Phase != Ready {
+			failed = errors.Join(failed, i.forget(stemcells, cid, func() { delete(i.stemcells, cid) }))
+		}
+	}
+	return errors.Join(failed, i.settleImages())
+}
+
+// forget removes an object and its record.
+func (i *IaaS) forget(kind, cid string, drop func()) error {
+	if err := i.store.remove(kind, cid); err != nil {
+		return err
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	drop()
+	return nil
+}
+
+// Resume switches on the VMs that are meant to run. They start one after the other, a few at a
+// time, since all of them want the processors at first.
+func (i *IaaS) Resume(ctx context.Context) {
+	i.mu.Lock()
+	var wanted []string
+	for cid, vm := range i.vms {
+		if vm.On && vm.Phase == Ready {
+			wanted = append(wanted, cid)
+		}
+	}
+	i.mu.Unlock()
+	slots := make(chan struct{}, startsAtOnce)
+	var started sync.WaitGroup
+	for _, cid := range wanted {
+		slots <- struct{}{}
+		started.Go(func() {
+			defer func() { <-slots }()
+			if err := i.resume(ctx, cid); err != nil {
+				i.log.WithError(err).WithField("cid", cid).Error("VM did not start")
+			}
+		})
+	}
+	started.Wait()
+}
+
+// startsAtOnce is how many VMs a new holder starts at the same time.
+const startsAtOnce = 4
+
+func (i *IaaS) resume(ctx context.Context, cid string) error {
+	defer i.locks.lock(cid)()
+	vm, err := i.findVM(cid)
+	if err != nil || !vm.On {
+		return nil // deleted or switched off meanwhile
+	}
+	return i.power(ctx, vm)
+}
+
+// Empty reports whether there is nothing to hold.
+func (i *IaaS) Empty() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return len(i.stemcells)+len(i.vms)+len(i.disks)+len(i.snapshots)+len(i.networks)+len(i.promised) == 0
+}
+
+// stopTimeout is how long all VMs together may take to shut down when the holder ends.
+const stopTimeout = 20 * time.Second
+
+// Close shuts the VMs down, which stay meant to run, and lets the IaaS go. With nothing in it the
+// directory is removed, too.
+func (i *IaaS) Close() error {
+	i.mu.Lock()
+	i.closing = true
+	running := i.machines
+	i.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	var stopped sync.WaitGroup
+	for _, m := range running {
+		stopped.Go(func() { _ = m.Stop(ctx) }) // killed at the latest by the sweep below
+	}
+	stopped.Wait()
+	failed := i.remains().Remove()
+	if failed == nil && i.Empty() {
+		failed = os.RemoveAll(i.store.dir)
+	}
+	return errors.Join(failed, i.lock.Close())
+}
+
+// Dir is where everything of the IaaS is.
+func (i *IaaS) Dir() string { return i.store.dir }
