@@ -13,6 +13,7 @@ import (
 	"cambium/integration/lab/machine"
 	"cambium/integration/lab/machine/nspawn"
 	"cambium/integration/lab/machine/qemu"
+	"cambium/integration/lab/tree"
 )
 
 // The engines.
@@ -233,7 +234,7 @@ func (i *IaaS) assemble(ctx context.Context, vm VM) (machine.Machine, error) {
 		return nil, err
 	}
 	if err := i.furnish(ctx, vm, m); err != nil {
-		return nil, errors.Join(err, m.Delete(ctx))
+		return nil, errors.Join(err, m.Close(ctx))
 	}
 	return m, nil
 }
@@ -265,7 +266,12 @@ func (i *IaaS) engine(ctx context.Context, vm VM) (machine.Engine, error) {
 	if _, err := os.Stat(raw); err != nil {
 		return nil, Failf(CloudError, "the stemcell holds a root file system without a disk; only the engine %q can use it", Container)
 	}
-	return qemu.Engine{Image: image.Image{Disk: raw}, RootSize: int64(vm.Shape.RootDisk) * mib, Memory: vm.Shape.RAM, CPUs: vm.Shape.CPU}, nil
+	// The cache remembers whether KVM works on this host.
+	cache := image.Cache{Dir: tree.DefaultDir()}
+	if err := os.MkdirAll(cache.Dir, 0o755); err != nil {
+		return nil, err
+	}
+	return qemu.Engine{Images: cache, Image: image.Image{Disk: raw}, RootSize: int64(vm.Shape.RootDisk) * mib, Memory: vm.Shape.RAM, CPUs: vm.Shape.CPU}, nil
 }
 
 // restartPause is between the crash of a machine and its next start.

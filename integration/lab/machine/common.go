@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -74,4 +75,13 @@ func (c *Common[Boot]) Running() bool {
 	c.Mu.Lock()
 	defer c.Mu.Unlock()
 	return c.Current != nil
+}
+
+// Fresh returns what takes the making of a machine's directory back: it removes a directory that is
+// not there yet, and leaves one alone that is.
+func Fresh(dir string) (undo func() error) {
+	if _, err := os.Lstat(dir); err == nil {
+		return func() error { return nil }
+	}
+	return func() error { return os.RemoveAll(dir) }
 }

@@ -21,7 +21,7 @@ var ErrNotRunning = errors.New("machine is not running")
 // Spec is a machine to be made.
 type Spec struct {
 	Name string // unique on this host; also a valid file name
-	Dir  string // the machine's own directory, which Create makes and Delete removes
+	Dir  string // the machine's own directory, which Create makes, or continues with, and Delete removes
 	// Agent is the binary that is baked in, by the installer of the stemcell assets.
 	Agent     string
 	Installer string
@@ -123,7 +123,10 @@ type Machine interface {
 	Resize(ctx context.Context, id string, size int64) error
 	Disks() []Attachment
 
-	// Delete switches it off and removes all of it but the images of its disks.
+	// Close switches it off and lets its disks go. Its files stay: Create with the same
+	// specification continues with them.
+	Close(ctx context.Context) error
+	// Delete is Close, and removes all of it but the images of its disks.
 	Delete(ctx context.Context) error
 }
 

@@ -38,7 +38,7 @@ type Machine struct {
 	tree string
 
 	disks     map[string]*attached
-	deleted   bool
+	closed    bool
 	stopWatch func()
 }
 
@@ -62,7 +62,7 @@ func (m *Machine) netns() netns.Namespace { return netns.Open(m.Spec.Name) }
 func (m *Machine) Start(ctx context.Context) error {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
-	if m.deleted {
+	if m.closed {
 		return fmt.Errorf("start %s: %w", m.Spec.Name, os.ErrClosed)
 	}
 	if m.Current != nil {
@@ -308,15 +308,15 @@ func (m *Machine) Reboot(ctx context.Context) error {
 	return m.Start(ctx)
 }
 
-// Delete removes the machine.
-func (m *Machine) Delete(ctx context.Context) error {
+// Close switches the machine off and lets its disks and its network go.
+func (m *Machine) Close(ctx context.Context) error {
 	failed := m.Kill(ctx)
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
-	if m.deleted {
+	if m.closed {
 		return failed
 	}
-	m.deleted = true
+	m.closed = true
 	m.stopWatch()
 	for id, a := range m.disks {
 		if err := a.loop.Detach(); err != nil {
@@ -327,5 +327,10 @@ func (m *Machine) Delete(ctx context.Context) error {
 	}
 	m.removeCgroups()
 	m.Over(false)
-	return errors.Join(failed, m.netns().Delete(), os.RemoveAll(m.Spec.Dir))
+	return errors.Join(failed, m.netns().Delete())
+}
+
+// Delete removes the machine.
+func (m *Machine) Delete(ctx context.Context) error {
+	return errors.Join(m.Close(ctx), os.RemoveAll(m.Spec.Dir))
 }

@@ -37,7 +37,7 @@ type Machine struct {
 	numbers   int
 	files     map[string]machine.File // to be put in with the next start
 	snapshots map[string]snapshot
-	deleted   bool
+	closed    bool
 
 	// seen guards what QEMU's events tell; they must never wait for Mu, whose holders may wait
 	// for QEMU.
@@ -65,7 +65,7 @@ func (m *Machine) rootDisk() string { return filepath.Join(m.Spec.Dir, "root.qco
 func (m *Machine) Start(ctx context.Context) error {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
-	if m.deleted {
+	if m.closed {
 		return fmt.Errorf("start %s: %w", m.Spec.Name, os.ErrClosed)
 	}
 	if m.Current != nil {
@@ -367,7 +367,12 @@ func ask(ctx context.Context, b *boot, verb string) error {
 
 // Stop shuts the machine down.
 func (m *Machine) Stop(ctx context.Context) error {
-	return m.end(ctx, true, func(b *boot) error { return ask(ctx, b, "poweroff") })
+	return m.end(ctx, true, func(b *boot) error {
+		if m.image.Kernel == "" { // an image of others, without the lab's hand in it
+			return b.qmp.do(ctx, "system_powerdown", nil, nil)
+		}
+		return ask(ctx, b, "poweroff")
+	})
 }
 
 // Kill cuts the power. What the machine had not yet handed to its disks is lost.
@@ -456,16 +461,21 @@ func (m *Machine) WriteFile(f machine.File) error {
 	return h.writeFile(ctx, f)
 }
 
-// Delete removes the machine.
-func (m *Machine) Delete(ctx context.Context) error {
+// Close switches the machine off.
+func (m *Machine) Close(ctx context.Context) error {
 	err := m.Kill(ctx)
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
-	if m.deleted {
+	if m.closed {
 		return err
 	}
-	m.deleted = true
+	m.closed = true
 	_ = m.shells.Close()
 	m.Over(false)
-	return errors.Join(err, os.RemoveAll(m.Spec.Dir))
+	return err
+}
+
+// Delete removes the machine.
+func (m *Machine) Delete(ctx context.Context) error {
+	return errors.Join(m.Close(ctx), os.RemoveAll(m.Spec.Dir))
 }

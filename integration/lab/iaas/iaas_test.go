@@ -1,0 +1,277 @@
+package iaas
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/sirupsen/logrus"
+)
+
+func manualNetwork(ip string) Network {
+	return Network{Type: manual, IP: ip, Netmask: "255.255.255.0", Gateway: "10.9.0.1"}
+}
+
+func TestPlanOfCards(t *testing.T) {
+	grouped := func(ip, group string) Network {
+		n := manualNetwork(ip)
+		n.NICGroup = json.RawMessage(group)
+		return n
+	}
+	withProperties := func(ip, properties string) Network {
+		n := manualNetwork(ip)
+		n.Properties = json.RawMessage(properties)
+		return n
+	}
+	for name, c := range map[string]struct {
+		given map[string]Network
+		cards []string // networks of each, joined
+		err   string
+	}{
+		"one":                  {map[string]Network{"a": manualNetwork("10.9.0.5")}, []string{"a"}, ""},
+		"two":                  {map[string]Network{"b": manualNetwork("10.9.0.6"), "a": manualNetwork("10.9.0.5")}, []string{"a", "b"}, ""},
+		"a vip has no card":    {map[string]Network{"a": manualNetwork("10.9.0.5"), "v": {Type: vip, IP: "1.2.3.4"}}, []string{"a"}, ""},
+		"a group shares one":   {map[string]Network{"a": grouped("10.9.0.5", "1"), "b": grouped("10.9.0.6", "1"), "c": grouped("10.9.0.7", "2")}, []string{"a b", "c"}, ""},
+		"null is no group":     {map[string]Network{"a": grouped("10.9.0.5", "null"), "b": grouped("10.9.0.6", "null")}, []string{"a", "b"}, ""},
+		"only a vip":           {map[string]Network{"v": {Type: vip, IP: "1.2.3.4"}}, nil, "needs a manual or dynamic"},
+		"none":                 {nil, nil, "needs a manual or dynamic"},
+		"no address":           {map[string]Network{"a": {Type: manual, Netmask: "255.0.0.0"}}, nil, "no address"},
+		"no netmask":           {map[string]Network{"a": {Type: manual, IP: "10.0.0.1"}}, nil, "netmask"},
+		"broken netmask":       {map[string]Network{"a": {Type: manual, IP: "10.0.0.1", Netmask: "255.0.255.0"}}, nil, "netmask"},
+		"netmask of version 6": {map[string]Network{"a": {Type: manual, IP: "10.0.0.1", Netmask: "ffff::"}}, nil, "netmask"},
+		"the gateway's":        {map[string]Network{"a": manualNetwork("10.9.0.1")}, nil, "gateway's"},
+		"unknown type":         {map[string]Network{"a": {Type: "warp"}}, nil, "warp"},
+		"multicast card":       {map[string]Network{"a": withProperties("10.9.0.5", `{"mac":"01:00:00:00:00:01"}`)}, nil, "no address of a network card"},
+		"broken properties":    {map[string]Network{"a": withProperties("10.9.0.5", `[]`)}, nil, "cloud_properties"},
+		"group on two segments": {map[string]Network{"a": {Type: manual, IP: "10.9.0.5", Netmask: "255.255.255.0", NICGroup: json.RawMessage("1"), Properties: json.RawMessage(`{"name":"x"}`)},
+			"b": grouped("10.9.0.6", "1")}, nil, "shares a card"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			filled, cards, err := plan("m", c.given)
+			if c.err != "" {
+				if err == nil || !strings.Contains(err.Error(), c.err) {
+					t.Fatalf("got error %v, want one with %q", err, c.err)
+				}
+				return
+			}
+			var got []string
+			for _, card := range cards {
+				got = append(got, strings.Join(card.networks, " "))
+				for _, name := range card.networks {
+					if filled[name].MAC != card.mac.String() {
+						t.Errorf("network %s has MAC %q, its card %s", name, filled[name].MAC, card.mac)
+					}
+				}
+			}
+			if err != nil || strings.Join(got, ",") != strings.Join(c.cards, ",") {
+				t.Errorf("got %v, %v; want %v", got, err, c.cards)
+			}
+		})
+	}
+}
+
+func TestAddressesConflictOnOneSegmentOnly(t *testing.T) {
+	i := &IaaS{vms: map[string]*VM{"vm-1": {Networks: map[string]Network{"a": manualNetwork("10.9.0.5")}}}}
+	if err := i.conflict(map[string]Network{"b": manualNetwork("10.9.0.5")}); err == nil || !strings.Contains(err.Error(), "vm-1") {
+		t.Errorf("the same address: got %v, want an error that names vm-1", err)
+	}
+	elsewhere := manualNetwork("10.9.0.5")
+	elsewhere.Properties = json.RawMessage(`{"name":"other"}`)
+	for name, n := range map[string]Network{"another address": manualNetwork("10.9.0.6"), "another segment": elsewhere} {
+		if err := i.conflict(map[string]Network{"b": n}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestShape(t *testing.T) {
+	if s, err := (Shape{}).check(); err != nil || s.Engine != QEMU || s.CPU != 1 || s.RAM != 1024 || s.EphemeralDisk != 10240 {
+		t.Errorf("an empty shape becomes %+v, %v", s, err)
+	}
+	for _, s := range []Shape{{CPU: -1}, {RAM: 1 << 30}, {EphemeralDisk: -1}, {RootDisk: maxDisk + 1}, {Engine: "xen"}} {
+		if _, err := s.check(); err == nil {
+			t.Errorf("%+v is accepted", s)
+		}
+	}
+}
+
+// What a crash leaves under way is undone or finished by the next holder.
+func TestSettle(t *testing.T) {
+	s := store{t.TempDir()}
+	put := func(kind, cid string, record any) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Join(s.dir, kind), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.put(kind, cid, record); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(vms, "vm-ready", VM{Base: Base{CID: "vm-ready", Phase: Ready}, Image: "kept"})
+	put(vms, "vm-creating", VM{Base: Base{CID: "vm-creating", Phase: Creating}, Image: "dropped"})
+	put(vms, "vm-deleting", VM{Base: Base{CID: "vm-deleting", Phase: Deleting}})
+	put(disks, "d-on-ready", Disk{Base: Base{CID: "d-on-ready", Phase: Ready}, VM: "vm-ready"})
+	put(disks, "d-on-deleting", Disk{Base: Base{CID: "d-on-deleting", Phase: Ready}, VM: "vm-deleting"})
+	put(disks, "d-on-missing", Disk{Base: Base{CID: "d-on-missing", Phase: Ready}, VM: "vm-missing"})
+	put(disks, "d-creating", Disk{Base: Base{CID: "d-creating", Phase: Creating}})
+	put(stemcells, "sc-creating", Stemcell{Base: Base{CID: "sc-creating", Phase: Creating}, Image: "dropped"})
+	for _, dir := range []string{"images/kept", "images/dropped", "images/.new-1", "disks/d-without-record"} {
+		if err := os.MkdirAll(filepath.Join(s.dir, dir, "x"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	i := &IaaS{store: s, log: logrus.NewEntry(logrus.New())}
+	for range 2 { // once more changes nothing
+		if err := i.load(); err != nil {
+			t.Fatal(err)
+		}
+		if err := i.settle(); err != nil {
+			t.Fatal(err)
+		}
+		if len(i.vms) != 1 || len(i.stemcells) != 0 || len(i.disks) != 3 {
+			t.Errorf("got %d VMs, %d stemcells, %d disks; want 1, 0, 3", len(i.vms), len(i.stemcells), len(i.disks))
+		}
+		for cid, want := range map[string]string{"d-on-ready": "vm-ready", "d-on-deleting": "", "d-on-missing": ""} {
+			if d := i.disks[cid]; d == nil || d.VM != want {
+				t.Errorf("disk %s is %+v, want it attached to %q", cid, d, want)
+			}
+		}
+	}
+	left, _ := filepath.Glob(filepath.Join(s.dir, "images", "*"))
+	hidden, _ := filepath.Glob(filepath.Join(s.dir, "images", ".*"))
+	if len(left) != 1 || len(hidden) != 0 || filepath.Base(left[0]) != "kept" {
+		t.Errorf("images are %v and %v, want the one that is used", left, hidden)
+	}
+}
+
+func TestCIDsFillASerialNumber(t *testing.T) {
+	seen := map[string]bool{}
+	for range 1000 {
+		cid := newCID(disks)
+		if len(cid) != 20 || seen[cid] {
+			t.Fatalf("CID %q has %d characters, or is not new", cid, len(cid))
+		}
+		seen[cid] = true
+	}
+	if id := ephemeralID(newCID(vms)); len(id) != 20 {
+		t.Errorf("ephemeral disk %q has %d characters, want 20", id, len(id))
+	}
+}
+
+func TestLocksGoWithTheirUsers(t *testing.T) {
+	var l locks
+	count, n := 0, 0
+	var all sync.WaitGroup
+	for range 50 {
+		all.Go(func() {
+			defer l.lock("a")()
+			n++
+		})
+	}
+	all.Wait()
+	l.mu.Lock()
+	count = len(l.held)
+	l.mu.Unlock()
+	if n != 50 || count != 0 {
+		t.Errorf("%d of 50 had the lock, and %d locks are left", n, count)
+	}
+}
+
+func tarball(t *testing.T, files map[string][]byte, order ...string) string {
+	t.Helper()
+	var b bytes.Buffer
+	zip := gzip.NewWriter(&b)
+	w := tar.NewWriter(zip)
+	for _, name := range order {
+		if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(files[name]))}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write(files[name]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := zip.Close(); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "upload")
+	if err := os.WriteFile(path, b.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestUnpack(t *testing.T) {
+	if _, err := exec.LookPath("qemu-img"); err != nil {
+		t.Skip("qemu-img is not installed")
+	}
+	raw := make([]byte, 1<<20)
+	raw[510], raw[511] = 0x55, 0xaa
+	qcow := filepath.Join(t.TempDir(), "q")
+	plain := filepath.Join(t.TempDir(), "raw")
+	if err := os.WriteFile(plain, raw, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	make := func(args ...string) []byte {
+		t.Helper()
+		if out, err := exec.Command("qemu-img", append(args, qcow)...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		data, err := os.ReadFile(qcow)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return data
+	}
+	converted := make("convert", "-O", "qcow2", plain)
+	layered := make("create", "-q", "-f", "qcow2", "-F", "raw", "-b", plain)
+	for name, c := range map[string]struct {
+		upload string
+		want   string // the file that is there afterwards
+		err    string
+	}{
+		"raw disk":             {plain, diskImage, ""},
+		"root.img, raw":        {tarball(t, map[string][]byte{"root.img": raw}, "root.img"), diskImage, ""},
+		"root.img, qcow2":      {tarball(t, map[string][]byte{"root.img": converted}, "root.img"), diskImage, ""},
+		"disk.raw":             {tarball(t, map[string][]byte{"./disk.raw": raw}, "./disk.raw"), diskImage, ""},
+		"root file system":     {tarball(t, map[string][]byte{"etc/passwd": nil, "sbin/init": nil}, "etc/passwd", "sbin/init"), treeImage, ""},
+		"layer over a file":    {tarball(t, map[string][]byte{"root.img": layered}, "root.img"), "", "another file"},
+		"no partition table":   {tarball(t, map[string][]byte{"root.img": []byte(strings.Repeat("x", 4096))}, "root.img"), "", "partition table"},
+		"tarball of something": {tarball(t, map[string][]byte{"readme": nil}, "readme"), "", "neither a disk"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			upload := filepath.Join(t.TempDir(), "copy")
+			data, err := os.ReadFile(c.upload)
+			if err == nil {
+				err = os.WriteFile(upload, data, 0o600)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = unpack(t.Context(), upload, dir)
+			if c.err != "" {
+				if err == nil || !strings.Contains(err.Error(), c.err) {
+					t.Fatalf("got %v, want an error with %q", err, c.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := os.Stat(filepath.Join(dir, c.want))
+			if err != nil || c.want == diskImage && got.Size() != int64(len(raw)) {
+				t.Errorf("%s: %v, %v", c.want, got, err)
+			}
+		})
+	}
+}
