@@ -22,6 +22,8 @@ import (
 type config struct {
 	Dir   string             `json:"dir"`
 	Name  string             `json:"name"`
+	Host  string             `json:"host"` // the local socket if empty
+	TLS   cpi.Identity       `json:"tls"`
 	Agent iaas.AgentDefaults `json:"agent"`
 }
 
@@ -70,7 +72,13 @@ func answer(ctx context.Context, stdin io.Reader, configPath string) cpi.Reply {
 	if err != nil {
 		return cpi.Failure(err)
 	}
-	return cpi.NewClient(c.Dir, c.Name).Do(ctx, cpi.Envelope{Request: r, Agent: c.Agent})
+	client := cpi.NewClient(c.Dir, c.Name)
+	if c.Host != "" {
+		if client, err = cpi.NewRemoteClient(c.Host, c.TLS); err != nil {
+			return cpi.Failure(err)
+		}
+	}
+	return client.Do(ctx, cpi.Envelope{Request: r, Agent: c.Agent})
 }
 
 func main() {

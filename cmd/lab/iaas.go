@@ -172,6 +172,27 @@ func owner(c iaas.Common) string {
 	return strings.TrimSpace(text)
 }
 
+// cpiTLS prints the identity of a CPI that runs inside a VM.
+func cpiTLS(ctx context.Context, c *call) error {
+	name := ""
+	c.iaasFlag(&name)
+	if err := c.parse(0, 0); err != nil {
+		return err
+	}
+	if err := iaas.ValidName(name); err != nil {
+		return usageError{err}
+	}
+	id, err := cpi.EnsureIdentity(c.dir, name)
+	if err != nil {
+		return err
+	}
+	if err := (cpi.Client{Dir: c.dir, Name: name}).ListenTLS(ctx); err != nil {
+		return err
+	}
+	c.json = true // it is for a file
+	return c.result(id, nil)
+}
+
 // cpiClean lists what the CPI has made, or removes what is named.
 func cpiClean(ctx context.Context, c *call) error {
 	name, director := "", ""

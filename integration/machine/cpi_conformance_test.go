@@ -64,11 +64,16 @@ func order(stemcell, ip string) []any {
 		"default": []string{"dns", "gateway"}, "cloud_properties": map[string]any{}}}, []any{}, map[string]any{"bosh": map[string]any{"password": "*"}}}
 }
 
+// http reaches the agents, which have made their own certificates.
+func (c *cloud) http() *http.Client {
+	return &http.Client{Transport: &http.Transport{DialContext: netns.Open(iaas.Prefix + c.name).DialContext, DisableKeepAlives: true,
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, Timeout: 5 * time.Second}
+}
+
 // pong waits for the agent at an address.
 func (c *cloud) pong(ip string, within time.Duration) {
 	c.t.Helper()
-	client := &http.Client{Transport: &http.Transport{DialContext: netns.Open(iaas.Prefix + c.name).DialContext, DisableKeepAlives: true,
-		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, Timeout: 5 * time.Second}
+	client := c.http()
 	until(c.t, within, "the agent at "+ip+" answers", func() bool {
 		response, err := client.Post("https://mbus:secret@"+ip+":6868/agent", "application/json", strings.NewReader(`{"method":"ping","arguments":[],"reply_to":"test"}`))
 		if err != nil {

@@ -26,6 +26,10 @@ type Client struct {
 	Name string
 	// Start starts a holder when there is none; nil does not.
 	Start func(ctx context.Context) error
+
+	// remote connects to a holder on another machine, which is at.
+	remote func(ctx context.Context, network, address string) (net.Conn, error)
+	at     string
 }
 
 // NewClient is one that starts a holder when there is none: this program once more, which calls
@@ -45,6 +49,9 @@ var errNoHolder = errors.New("no process holds the IaaS")
 
 // Exists reports whether there is anything of the IaaS, held or not.
 func (c Client) Exists() bool {
+	if c.remote != nil {
+		return true
+	}
 	_, err := os.Stat(iaas.Directory(c.Dir, c.Name))
 	return err == nil
 }
@@ -52,6 +59,9 @@ func (c Client) Exists() bool {
 func (c Client) http() *http.Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", Socket(c.Dir, c.Name))
+	}
+	if c.remote != nil {
+		dial = c.remote
 	}
 	return &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
 }
@@ -102,7 +112,10 @@ func (c Client) try(ctx context.Context, e Envelope) (Reply, error) {
 		return Reply{}, err
 	}
 	response, err := c.http().Do(r)
-	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+	if c.remote != nil && err != nil {
+		return Reply{}, fmt.Errorf("the holder of the IaaS does not answer at %s: %w; start it on its machine with: lab enter -- true", c.at, errors.Unwrap(err))
+	}
+	if noHolder(err) {
 		return Reply{}, errNoHolder
 	}
 	if err != nil {
@@ -119,6 +132,11 @@ func (c Client) try(ctx context.Context, e Envelope) (Reply, error) {
 	return reply, nil
 }
 
+// noHolder tells from the error of a connection that there is nothing that listens.
+func noHolder(err error) bool {
+	return errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
+}
+
 // List asks for what there is, ok is false if no process holds the IaaS.
 func (c Client) List(ctx context.Context) (l iaas.Listing, ok bool, err error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://holder/state", nil)
@@ -126,7 +144,7 @@ func (c Client) List(ctx context.Context) (l iaas.Listing, ok bool, err error) {
 		return l, false, err
 	}
 	response, err := c.http().Do(r)
-	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+	if noHolder(err) {
 		return l, false, nil
 	}
 	if err != nil {
@@ -157,7 +175,7 @@ func (c Client) stay(ctx context.Context) (string, func(), error) {
 		return "", nil, err
 	}
 	response, err := c.http().Do(r)
-	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+	if noHolder(err) {
 		return "", nil, errNoHolder
 	}
 	if err != nil {

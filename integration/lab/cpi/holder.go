@@ -44,6 +44,7 @@ type Holder struct {
 	idle   *time.Timer
 	done   chan struct{}
 	leave  chan struct{} // closed when those who stay have to leave
+	remote *http.Server  // for callers inside VMs; nil if there are none
 }
 
 // How long a holder with nothing to hold stays: at first for the call that it was started for,
@@ -64,13 +65,23 @@ func Hold(ctx context.Context, dir, name string, log *logrus.Entry, ready func()
 	h := &Holder{iaas: i, log: log, done: make(chan struct{}), leave: make(chan struct{})}
 	h.idle = time.AfterFunc(firstIdle, h.endIfEmpty)
 	defer h.idle.Stop()
+	if err := h.listenTLS(dir, name); err != nil {
+		return err
+	}
+	defer func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if h.remote != nil {
+			_ = h.remote.Close()
+		}
+	}()
 	path := Socket(dir, name)
 	_ = os.Remove(path) // of a holder that was killed
 	listener, err := net.Listen("unix", path)
 	if err != nil {
 		return err
 	}
-	server := &http.Server{Handler: h.handler(), ReadHeaderTimeout: 10 * time.Second}
+	server := &http.Server{Handler: h.handler(dir, name), ReadHeaderTimeout: 10 * time.Second}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	ready()
@@ -114,14 +125,15 @@ func HoldMain(ctx context.Context, dir, name string) int {
 // lastAnswers is how long calls under way may take when the holder ends.
 const lastAnswers = 30 * time.Second
 
-func (h *Holder) handler() http.Handler {
+func (h *Holder) handler(dir, name string) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /cpi", h.serve)
 	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) { write(w, h.iaas.List()) })
 	mux.HandleFunc("POST /stay", h.stay)
-	mux.HandleFunc("POST /end", func(w http.ResponseWriter, _ *http.Request) {
-		write(w, nil)
-		h.end(func() bool { return true })
+	mux.HandleFunc("POST /tls", func(w http.ResponseWriter, _ *http.Request) {
+		if err := h.listenTLS(dir, name); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+		}
 	})
 	return mux
 }
@@ -150,12 +162,10 @@ func (h *Holder) finish() {
 	h.idle.Reset(emptyIdle)
 }
 
-func (h *Holder) endIfEmpty() { h.end(h.iaas.Empty) }
-
-func (h *Holder) end(when func() bool) {
+func (h *Holder) endIfEmpty() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.calls == 0 && !h.ending && when() {
+	if h.calls == 0 && !h.ending && h.iaas.Empty() {
 		h.ending = true
 		close(h.done)
 	}

@@ -192,7 +192,7 @@ func deleteStemcell(_ context.Context, c *call) (any, error) {
 }
 
 func createVM(ctx context.Context, c *call) (any, error) {
-	o := iaas.Order{StemcellAPI: c.Context.VM.Stemcell.APIVersion, Director: c.Context.DirectorUUID, Agent: c.agent}
+	o := iaas.Order{StemcellAPI: c.Context.VM.Stemcell.APIVersion, APIVersion: c.APIVersion, Director: c.Context.DirectorUUID, Agent: c.agent}
 	var err error
 	if o.AgentID, err = c.cid(0, "agent_id"); err != nil {
 		return nil, err

@@ -23,6 +23,8 @@ const configTemplate = `<%=
 JSON.dump(
   "dir" => p("lab.dir"),
   "name" => p("lab.name"),
+  "host" => p("lab.host"),
+  "tls" => p("lab.tls"),
   "agent" => { "mbus" => p("agent.mbus"), "ntp" => p("agent.ntp"), "blobstore" => p("agent.blobstore") })
 %>
 `
@@ -42,6 +44,8 @@ func WriteRelease(path, program, version string) error {
 	job := release.SourceJob{Packages: []string{JobName}, Properties: map[string]release.Property{
 		"lab.dir":         {Description: "where the lab keeps its state", Default: "/var/lib/cambium-lab"},
 		"lab.name":        {Description: "name of the IaaS, of which several can be on one machine", Default: "default"},
+		"lab.host":        {Description: "where the holder of the IaaS is, such as tls://10.245.0.1:25778, for a CPI inside a VM; the local socket if empty", Default: ""},
+		"lab.tls":         {Description: "ca, certificate and private_key for lab.host, as lab cpi-tls prints them", Default: map[string]any{}},
 		"agent.mbus":      {Description: "URL of the message bus that agents are told", Default: ""},
 		"agent.ntp":       {Description: "time servers that agents are told", Default: []string{}},
 		"agent.blobstore": {Description: "blobstore that agents are told, with provider and options", Default: map[string]any{}},

@@ -179,7 +179,7 @@ func (i *IaaS) AttachDisk(ctx context.Context, vmCID, cid string) (string, error
 			return "", errors.Join(err, i.setAttached(cid, ""))
 		}
 	}
-	return hint(cid), i.publish(ctx, vm)
+	return hint(cid), i.publish(vm)
 }
 
 // detachTimeout is how long a machine may take to let a disk go.
@@ -210,7 +210,7 @@ func (i *IaaS) DetachDisk(ctx context.Context, vmCID, cid string) error {
 	if err := i.setAttached(cid, ""); err != nil {
 		return err
 	}
-	return i.publish(ctx, vm)
+	return i.publish(vm)
 }
 
 // DisksOf returns the disks attached to a VM.

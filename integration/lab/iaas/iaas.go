@@ -11,15 +11,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"cambium/integration/lab/machine"
+	"cambium/integration/lab/metadata"
 	"cambium/integration/lab/netns"
+	"cambium/integration/lab/registry"
 	"cambium/integration/lab/sweep"
 
 	"github.com/sirupsen/logrus"
@@ -57,6 +61,11 @@ type IaaS struct {
 
 	locks locks
 
+	metadata *metadata.Server
+	registry *registry.Server
+	services []*http.Server
+	servers  map[string]*dhcp // by segment, each under the segment's lock
+
 	mu        sync.Mutex // guards what follows; never held while something is waited for
 	stemcells map[string]*Stemcell
 	vms       map[string]*VM
@@ -84,7 +93,8 @@ func Open(dir, name string, log *logrus.Entry) (*IaaS, error) {
 		return nil, err
 	}
 	i := &IaaS{name: name, store: store{own}, lock: f, log: log, machines: map[string]machine.Machine{},
-		followed: map[string]<-chan struct{}{}, bridges: map[string]bridge{}, promised: map[string]int64{}}
+		followed: map[string]<-chan struct{}{}, bridges: map[string]bridge{},
+		metadata: metadata.New(), registry: registry.New(), servers: map[string]*dhcp{}, promised: map[string]int64{}}
 	if err := i.start(); err != nil {
 		return nil, errors.Join(err, i.lock.Close())
 	}
@@ -111,7 +121,8 @@ func takeLock(path string) (*os.File, error) {
 func (i *IaaS) runtimeName() string { return Prefix + i.name }
 
 func (i *IaaS) remains() sweep.Remains {
-	return sweep.Remains{Name: i.runtimeName(), Dir: i.store.dir, Visitors: true}
+	return sweep.Remains{Name: i.runtimeName(), Dir: i.store.dir, Visitors: true,
+		Holds: func(argument string) bool { return strings.HasPrefix(argument, "--dhcp-hostsdir="+i.store.dir+"/") }}
 }
 
 func (i *IaaS) start() error {
@@ -128,7 +139,7 @@ func (i *IaaS) start() error {
 	if i.Net, err = netns.Create(i.runtimeName()); err != nil {
 		return err
 	}
-	return nil
+	return i.serve()
 }
 
 func (i *IaaS) load() (err error) {
@@ -250,6 +261,12 @@ func (i *IaaS) Close() error {
 		stopped.Go(func() { _ = m.Stop(ctx) }) // killed at the latest by the sweep below
 	}
 	stopped.Wait()
+	for _, s := range i.services {
+		_ = s.Close()
+	}
+	for _, d := range i.servers {
+		d.stop()
+	}
 	failed := i.remains().Remove()
 	if failed == nil && i.Empty() {
 		failed = os.RemoveAll(i.store.dir)

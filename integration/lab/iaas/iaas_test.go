@@ -12,6 +12,9 @@ import (
 	"sync"
 	"testing"
 
+	"cambium/integration/lab/metadata"
+	"cambium/integration/lab/registry"
+
 	"github.com/sirupsen/logrus"
 )
 
@@ -91,6 +94,36 @@ func TestAddressesConflictOnOneSegmentOnly(t *testing.T) {
 	}
 }
 
+func TestDynamicAddressesAreTheLowestFreeOnes(t *testing.T) {
+	i := &IaaS{vms: map[string]*VM{}}
+	take := func(vm, properties string) (string, error) {
+		nets := map[string]Network{"d": {Type: dynamic, IP: "10.9.0.99", Properties: json.RawMessage(properties)}}
+		err := i.allocate(nets)
+		i.vms[vm] = &VM{Networks: nets}
+		return nets["d"].IP + " " + nets["d"].Netmask + " " + nets["d"].Gateway, err
+	}
+	for n, want := range []string{"10.246.0.10 255.255.255.0 10.246.0.1", "10.246.0.11 255.255.255.0 10.246.0.1"} {
+		if got, err := take(string(rune('a'+n)), "{}"); err != nil || got != want {
+			t.Errorf("VM %d: got %s, %v; want %s", n, got, err, want)
+		}
+	}
+	delete(i.vms, "a")
+	if got, err := take("c", "{}"); err != nil || !strings.HasPrefix(got, "10.246.0.10 ") {
+		t.Errorf("after a deletion: got %s, %v; want the free address", got, err)
+	}
+	for _, properties := range []string{`{"range":"10.0.0.0/30"}`, `{"range":"x"}`, `{"range":"fd00::/64"}`} {
+		if _, err := take("x", properties); err == nil {
+			t.Errorf("%s is accepted", properties)
+		}
+	}
+	for n := range 6 {
+		_, err := take(string(rune('k'+n)), `{"name":"s","range":"10.1.0.0/28"}`)
+		if full := n >= 5; full != (err != nil) {
+			t.Errorf("VM %d of a small range: %v", n, err)
+		}
+	}
+}
+
 func TestShape(t *testing.T) {
 	if s, err := (Shape{}).check(); err != nil || s.Engine != QEMU || s.CPU != 1 || s.RAM != 1024 || s.EphemeralDisk != 10240 {
 		t.Errorf("an empty shape becomes %+v, %v", s, err)
@@ -127,7 +160,7 @@ func TestSettle(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	i := &IaaS{store: s, log: logrus.NewEntry(logrus.New())}
+	i := &IaaS{store: s, log: logrus.NewEntry(logrus.New()), metadata: metadata.New(), registry: registry.New()}
 	for range 2 { // once more changes nothing
 		if err := i.load(); err != nil {
 			t.Fatal(err)

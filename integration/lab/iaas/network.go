@@ -38,8 +38,9 @@ const (
 
 // properties are the cloud_properties of a network.
 type networkProperties struct {
-	Name string `json:"name"` // networks of the same name are one segment
-	MAC  string `json:"mac"`
+	Name  string `json:"name"` // networks of the same name are one segment
+	MAC   string `json:"mac"`
+	Range string `json:"range"` // of a dynamic network
 }
 
 const defaultSegment = "default"
@@ -52,6 +53,9 @@ func (n Network) properties() (p networkProperties, err error) {
 	}
 	if p.Name == "" {
 		p.Name = defaultSegment
+	}
+	if p.Range == "" {
+		p.Range = defaultRange
 	}
 	return p, nil
 }
@@ -118,9 +122,7 @@ func plan(machineName string, given map[string]Network) (map[string]Network, []c
 func (n Network) check() error {
 	switch n.Type {
 	case manual, "":
-	case dynamic:
-		return fmt.Errorf("networks of type dynamic are not supported; use a manual one")
-	case vip:
+	case dynamic, vip:
 		return nil
 	default:
 		return fmt.Errorf("type %q is none of manual, dynamic, vip", n.Type)
@@ -199,8 +201,9 @@ func bridgeName(segment string) string {
 	return "br-" + hex.EncodeToString(h[:])[:10]
 }
 
-// plug makes the segment of a card and gives the host the gateways' addresses there.
-func (i *IaaS) plug(c card, nets map[string]Network) (string, error) {
+// plug makes the segment of a card and gives the host the gateways' addresses there, and the card its own by DHCP if
+// it needs that.
+func (i *IaaS) plug(c card, nets map[string]Network, needsDHCP bool) (string, error) {
 	defer i.locks.lock("segment " + c.segment)()
 	i.mu.Lock()
 	b, there := i.bridges[c.segment]
@@ -232,6 +235,11 @@ func (i *IaaS) plug(c card, nets map[string]Network) (string, error) {
 	i.mu.Lock()
 	i.bridges[c.segment] = b
 	i.mu.Unlock()
+	if needsDHCP {
+		if err := i.serveDHCP(c, b, nets); err != nil {
+			return "", err
+		}
+	}
 	return b.name, nil
 }
 

@@ -59,11 +59,13 @@ type Snapshot struct {
 // VM is a machine.
 type VM struct {
 	Base
-	AgentID     string             `json:"agent_id"`
-	Image       string             `json:"image"`
-	StemcellAPI int                `json:"stemcell_api_version"`
-	Shape       Shape              `json:"shape"`
-	Networks    map[string]Network `json:"networks"`
+	AgentID     string `json:"agent_id"`
+	Image       string `json:"image"`
+	StemcellAPI int    `json:"stemcell_api_version"`
+	// Registry is whether the agent gets its settings from the registry, as in version 1.
+	Registry bool               `json:"registry,omitempty"`
+	Shape    Shape              `json:"shape"`
+	Networks map[string]Network `json:"networks"`
 	// On is whether it is meant to run: a holder that starts switches it on then.
 	On bool `json:"on"`
 	// Settings are what the agent is handed. They hold secrets, hence the mode of the file.
@@ -72,12 +74,12 @@ type VM struct {
 
 // Shape is what a VM type asks for.
 type Shape struct {
-	Engine        string `json:"engine,omitempty"`         // "qemu" or "container"
-	CPU           int    `json:"cpu,omitempty"`            // processors
-	RAM           int    `json:"ram,omitempty"`            // MiB
-	EphemeralDisk int    `json:"ephemeral_disk,omitempty"` // MiB
-	RootDisk      int    `json:"root_disk,omitempty"`      // MiB
-	Source        string `json:"settings_source,omitempty"`
+	Engine        string `json:"engine,omitempty"`          // "qemu" or "container"
+	CPU           int    `json:"cpu,omitempty"`             // processors
+	RAM           int    `json:"ram,omitempty"`             // MiB
+	EphemeralDisk int    `json:"ephemeral_disk,omitempty"`  // MiB
+	RootDisk      int    `json:"root_disk,omitempty"`       // MiB
+	Source        string `json:"settings_source,omitempty"` // "configdrive", "cdrom" or "http"
 }
 
 // The kinds of objects, which are also the directories of their records.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"cambium/integration/lab/disk"
@@ -55,6 +56,13 @@ func (s Shape) check() (Shape, error) {
 	default:
 		return s, Failf(CloudError, "engine %q of the VM type is neither %s nor %s", s.Engine, QEMU, Container)
 	}
+	switch s.Source {
+	case "":
+		s.Source = configDrive
+	case configDrive, cdrom, httpSource:
+	default:
+		return s, Failf(CloudError, "settings_source %q of the VM type is none of %s, %s, %s", s.Source, configDrive, cdrom, httpSource)
+	}
 	return s, nil
 }
 
@@ -62,7 +70,8 @@ func (s Shape) check() (Shape, error) {
 type Order struct {
 	AgentID     string
 	Stemcell    string
-	StemcellAPI int
+	StemcellAPI int // version of the contract that the stemcell's agent knows
+	APIVersion  int // and that of the caller
 	Shape       Shape
 	Networks    map[string]Network
 	Env         json.RawMessage
@@ -123,14 +132,14 @@ func (i *IaaS) CreateVM(ctx context.Context, o Order) (string, map[string]Networ
 	if vm.Networks, _, err = plan(i.machineName(vm.CID), o.Networks); err != nil {
 		return "", nil, err
 	}
-	if vm.Settings, err = o.settings(vm); err != nil {
-		return "", nil, err
-	}
+	vm.Registry = o.APIVersion < 2 || o.StemcellAPI < 2
 	defer i.locks.lock(vm.CID)()
 	if err := i.claim(&vm, o.Stemcell); err != nil {
 		return "", nil, err
 	}
-	err = i.saveVM(vm)
+	if vm.Settings, err = o.settings(vm); err == nil {
+		err = i.saveVM(vm)
+	}
 	if err == nil {
 		err = i.build(ctx, vm)
 	}
@@ -157,6 +166,9 @@ func (i *IaaS) claim(vm *VM, stemcell string) error {
 	defer i.mu.Unlock()
 	s, err := i.findStemcell(stemcell)
 	if err != nil {
+		return err
+	}
+	if err := i.allocate(vm.Networks); err != nil {
 		return err
 	}
 	if err := i.conflict(vm.Networks); err != nil {
@@ -219,7 +231,7 @@ func (i *IaaS) assemble(ctx context.Context, vm VM) (machine.Machine, error) {
 	}
 	spec := machine.Spec{Name: i.machineName(vm.CID), Dir: i.store.path(vms, vm.CID, machineDir)}
 	for n, c := range cards {
-		name, err := i.plug(c, vm.Networks)
+		name, err := i.plug(c, vm.Networks, needsDHCP(vm, c))
 		if err != nil {
 			return nil, err
 		}
@@ -237,6 +249,12 @@ func (i *IaaS) assemble(ctx context.Context, vm VM) (machine.Machine, error) {
 		return nil, errors.Join(err, m.Close(ctx))
 	}
 	return m, nil
+}
+
+// needsDHCP reports whether a card gets its address from the network: in a dynamic one, and where the agent must
+// ask the network for its settings.
+func needsDHCP(vm VM, c card) bool {
+	return vm.Shape.Source == httpSource || slices.ContainsFunc(c.networks, func(name string) bool { return vm.Networks[name].Type == dynamic })
 }
 
 // furnish gives a new machine its disks and its settings.
@@ -347,6 +365,12 @@ func (i *IaaS) forgetVM(cid string) error {
 		if err := i.setAttached(d, ""); err != nil {
 			return err
 		}
+	}
+	i.mu.Lock()
+	vm := *i.vms[cid]
+	i.mu.Unlock()
+	if err := i.withdraw(vm); err != nil {
+		return err
 	}
 	return i.forget(vms, cid, func() { delete(i.vms, cid) })
 }
