@@ -17,7 +17,7 @@ TIERS := ns,root,machine,vm,bench,soak
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: ## Install the Debian packages that tests, lab and demo need
@@ -35,6 +35,10 @@ build: ## Build bin/agent, bin/lab, its helper and bin/cpi
 .PHONY: demo
 demo: setup build ## Boot a machine, drive it as a Director would, show where the time went; ENGINE=qemu for a VM
 	@bin/lab demo $(if $(ENGINE),--engine $(ENGINE))
+
+.PHONY: demo-create-env
+demo-create-env: setup build ## Let the released bosh CLI make, change and remove a VM of the lab; ENGINE=qemu for a VM instead of a container
+	@scripts/demo-create-env
 
 .PHONY: stemcell
 stemcell: setup build ## Make a BOSH stemcell with the agent in it, in bin/; IAAS=openstack (default) or qemu
