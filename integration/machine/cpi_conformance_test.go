@@ -3,11 +3,8 @@
 package machine
 
 import (
-	"archive/tar"
-	"compress/gzip"
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -27,34 +24,11 @@ import (
 // stemcellImage is the image of our stemcell, as a CPI is handed it.
 func stemcellImage(t testing.TB) string {
 	t.Helper()
-	f, err := os.Open(stemcell(t))
-	if err != nil {
-		t.Fatal(err)
+	dir := t.TempDir()
+	if out, err := exec.Command("tar", "-xzf", stemcell(t), "-C", dir, "image").CombinedOutput(); err != nil {
+		t.Fatalf("unpack the stemcell: %v: %s", err, out)
 	}
-	defer func() { _ = f.Close() }()
-	zip, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for r := tar.NewReader(zip); ; {
-		h, err := r.Next()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if h.Name != "image" {
-			continue
-		}
-		path := filepath.Join(t.TempDir(), "image")
-		out, err := os.Create(path)
-		if err == nil {
-			_, err = io.Copy(out, r)
-			err = errors.Join(err, out.Close())
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
+	return filepath.Join(dir, "image")
 }
 
 // order are the arguments of create_vm for a container with an address.
