@@ -208,6 +208,9 @@ func StartHolder(ctx context.Context, dir, name string, argv ...string) error {
 		return fmt.Errorf("the directory of the IaaS: %w", err)
 	}
 	log, err := os.OpenFile(filepath.Join(own, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // a holder that ends has just removed the directory; the caller tries again
+	}
 	if err != nil {
 		return fmt.Errorf("the log of the IaaS: %w", err)
 	}

@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -48,6 +49,9 @@ func ValidName(name string) error {
 // Directory is where an IaaS keeps its objects. The dot makes sure that it is no lab's.
 func Directory(dir, name string) string { return filepath.Join(dir, name+".iaas") }
 
+// goneSuffix ends the name of a directory that is being removed.
+const goneSuffix = ".gone"
+
 // ErrHeld is returned by Open when another process holds the IaaS.
 var ErrHeld = errors.New("another process holds the IaaS")
 
@@ -75,7 +79,7 @@ type IaaS struct {
 	machines  map[string]machine.Machine
 	followed  map[string]<-chan struct{} // the ends of machines that are waited for
 	bridges   map[string]bridge
-	promised  map[string]int64 // bytes of uploads under way
+	uploads   map[string]bool // stemcells that are being received
 	closing   bool
 }
 
@@ -92,9 +96,12 @@ func Open(dir, name string, log *logrus.Entry) (*IaaS, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := os.RemoveAll(own + goneSuffix); err != nil { // of a holder that was killed
+		return nil, errors.Join(err, f.Close())
+	}
 	i := &IaaS{name: name, store: store{own}, lock: f, log: log, machines: map[string]machine.Machine{},
 		followed: map[string]<-chan struct{}{}, bridges: map[string]bridge{},
-		metadata: metadata.New(), registry: registry.New(), servers: map[string]*dhcp{}, promised: map[string]int64{}}
+		metadata: metadata.New(), registry: registry.New(), servers: map[string]*dhcp{}, uploads: map[string]bool{}}
 	if err := i.start(); err != nil {
 		return nil, errors.Join(err, i.lock.Close())
 	}
@@ -104,6 +111,9 @@ func Open(dir, name string, log *logrus.Entry) (*IaaS, error) {
 // takeLock locks a file that is still there afterwards: a holder that ends removes it.
 func takeLock(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, ErrHeld // the directory is just being removed
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -241,7 +251,7 @@ func (i *IaaS) resume(ctx context.Context, cid string) error {
 func (i *IaaS) Empty() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	return len(i.stemcells)+len(i.vms)+len(i.disks)+len(i.snapshots)+len(i.networks)+len(i.promised) == 0
+	return len(i.stemcells)+len(i.vms)+len(i.disks)+len(i.snapshots)+len(i.networks)+len(i.uploads) == 0
 }
 
 // stopTimeout is how long all VMs together may take to shut down when the holder ends.
@@ -252,7 +262,7 @@ const stopTimeout = 20 * time.Second
 func (i *IaaS) Close() error {
 	i.mu.Lock()
 	i.closing = true
-	running := i.machines
+	running := maps.Clone(i.machines)
 	i.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
@@ -269,7 +279,10 @@ func (i *IaaS) Close() error {
 	}
 	failed := i.remains().Remove()
 	if failed == nil && i.Empty() {
-		failed = os.RemoveAll(i.store.dir)
+		// Under another name, so that nothing of a holder that starts meanwhile is removed.
+		if failed = os.Rename(i.store.dir, i.store.dir+goneSuffix); failed == nil {
+			failed = os.RemoveAll(i.store.dir + goneSuffix)
+		}
 	}
 	return errors.Join(failed, i.lock.Close())
 }

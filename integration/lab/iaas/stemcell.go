@@ -44,11 +44,11 @@ func (i *IaaS) saveStemcell(s Stemcell) error {
 func (i *IaaS) CreateStemcell(ctx context.Context, image io.Reader, properties json.RawMessage, tags map[string]string, director string) (cid string, err error) {
 	s := Stemcell{Base: Base{CID: newCID(stemcells), Phase: Creating, Created: time.Now(), Director: director, Metadata: tags}, Properties: properties}
 	i.mu.Lock()
-	i.promised[s.CID] = 0
+	i.uploads[s.CID] = true
 	i.mu.Unlock()
 	defer func() {
 		i.mu.Lock()
-		delete(i.promised, s.CID)
+		delete(i.uploads, s.CID)
 		i.mu.Unlock()
 	}()
 	if err := os.MkdirAll(filepath.Join(i.store.dir, images), 0o700); err != nil {

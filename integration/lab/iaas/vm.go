@@ -199,7 +199,12 @@ func ephemeralID(vm string) string { return "e-" + vm[len("vm-"):] }
 
 // power makes the machine of a VM in this holder, if it has none yet, and switches it on.
 func (i *IaaS) power(ctx context.Context, vm VM) error {
-	m := i.machine(vm.CID)
+	i.mu.Lock()
+	m, closing := i.machines[vm.CID], i.closing
+	i.mu.Unlock()
+	if closing {
+		return errors.New("the holder ends")
+	}
 	if m == nil {
 		var err error
 		if m, err = i.assemble(ctx, vm); err != nil {
