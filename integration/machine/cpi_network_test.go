@@ -63,6 +63,7 @@ func TestMachineCPISources(t *testing.T) {
 	if again, _ := c.must("create_vm", dynamic...).([]any); len(again) != 2 || !strings.Contains(fmt.Sprint(again[1]), "10.246.0.10") {
 		t.Errorf("a dynamic network after the others have gone: got %v, want the first address", again)
 	}
+	c.pong("10.246.0.10", time.Minute)
 	out, err := exec.Command(c.lab, "cpi-clean", "--dir", c.dir, "--iaas", c.name, "--director", "director-1").CombinedOutput()
 	if err != nil || c.must("has_disk", disk) != true {
 		t.Errorf("cpi-clean of a Director: %v: %s; the disk is to stay", err, out)
@@ -135,7 +136,7 @@ func TestMachineCPIInsideAVM(t *testing.T) {
 	c.into(vm, "/etc/other.json", "600", config(other))
 	inside := func(config, request string) (reply cpi.Reply) {
 		t.Helper()
-		out := c.run(vm, "sh", "-c", fmt.Sprintf("echo '%s' | setpriv --reuid vcap --regid vcap --init-groups env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin cpi --config %s", request, config))
+		out := c.run(vm, "sh", "-c", fmt.Sprintf("echo '%s' | setpriv --reuid vcap --regid vcap --init-groups env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin /usr/local/bin/cpi --config %s", request, config))
 		if err := json.Unmarshal([]byte(out), &reply); err != nil {
 			t.Fatalf("%s: %v", out, err)
 		}

@@ -23,6 +23,7 @@ import (
 	"cambium/integration/lab/labtest"
 	"cambium/integration/lab/netns"
 	"cambium/integration/lab/release"
+	"cambium/integration/lab/sweep"
 )
 
 // programs are the lab and the CPI, built once.
@@ -78,6 +79,10 @@ func (c *cloud) end() {
 			_ = p.Signal(os.Interrupt)
 		}
 		until(c.t, 40*time.Second, "the holder ends", func() bool { return c.holder() == 0 })
+	}
+	// Also what a holder that did not start has left alone.
+	if err := (sweep.Remains{Name: iaas.Prefix + c.name, Dir: c.dir}).Remove(); err != nil {
+		c.t.Error(err)
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"sort"
 	"strings"
 	"syscall"
 )
@@ -82,23 +81,27 @@ func freeAddress(prefix netip.Prefix, taken map[string]bool) netip.Addr {
 
 // dhcp is the DHCP server of a segment.
 type dhcp struct {
+	bridge string
 	ranges []string // its subnets, as arguments
 	server *exec.Cmd
 }
 
-// serveDHCP makes the segment's server know a card, and starts it with the first. A new subnet
-// starts it again: it reads new hosts from its directory, but not new subnets.
+// dhcpDir holds what the DHCP servers read: a directory for each, with a file for each address.
+const dhcpDir = "dhcp"
+
+// serveDHCP makes the segment's server know a card; the caller has the segment's lock.
 func (i *IaaS) serveDHCP(c card, b bridge, nets map[string]Network) error {
-	hosts := filepath.Join(i.store.dir, dhcpDir, b.name)
+	i.mu.Lock()
+	d := i.servers[c.segment]
+	if d == nil {
+		d = &dhcp{bridge: b.name}
+		i.servers[c.segment] = d
+	}
+	i.mu.Unlock()
+	hosts := i.dhcpHosts(d)
 	if err := os.MkdirAll(hosts, 0o755); err != nil {
 		return err
 	}
-	d := i.servers[c.segment]
-	if d == nil {
-		d = &dhcp{}
-		i.servers[c.segment] = d
-	}
-	changed := d.server == nil
 	for _, name := range c.networks {
 		n := nets[name]
 		ip, err := netip.ParseAddr(n.IP)
@@ -108,20 +111,25 @@ func (i *IaaS) serveDHCP(c card, b bridge, nets map[string]Network) error {
 		if err := os.WriteFile(filepath.Join(hosts, n.IP), []byte(c.mac.String()+","+n.IP+"\n"), 0o644); err != nil {
 			return err
 		}
-		tag := "set:" + strings.ReplaceAll(n.Gateway, ".", "-")
-		for _, argument := range []string{"--dhcp-range=" + tag + "," + n.Gateway + ",static," + n.Netmask, "--dhcp-option=tag" + tag[len("set"):] + ",option:router," + n.Gateway} {
+		tag := strings.ReplaceAll(n.Gateway, ".", "-")
+		for _, argument := range []string{"--dhcp-range=set:" + tag + "," + n.Gateway + ",static," + n.Netmask, "--dhcp-option=tag:" + tag + ",option:router," + n.Gateway} {
 			if !slices.Contains(d.ranges, argument) {
-				d.ranges, changed = append(d.ranges, argument), true
+				d.ranges = append(d.ranges, argument)
 			}
 		}
 	}
-	if !changed {
-		return nil
-	}
+	return i.restartDHCP(d)
+}
+
+func (i *IaaS) dhcpHosts(d *dhcp) string { return filepath.Join(i.store.dir, dhcpDir, d.bridge) }
+
+// restartDHCP starts a server that knows the present hosts and subnets. One that runs would keep
+// the leases of deleted VMs, and refuse their addresses to others.
+func (i *IaaS) restartDHCP(d *dhcp) error {
 	d.stop()
-	sort.Strings(d.ranges)
+	hosts := i.dhcpHosts(d)
 	argv := append([]string{"--net=" + i.Net.Path(), "dnsmasq", "--dhcp-hostsdir=" + hosts, "--keep-in-foreground", "--conf-file=/dev/null", "--port=0", "--user=root",
-		"--group=root", "--pid-file=", "--interface=" + b.name, "--bind-interfaces", "--dhcp-authoritative", "--dhcp-leasefile=" + hosts + ".leases", "--log-facility=" + hosts + ".log"}, d.ranges...)
+		"--group=root", "--pid-file=", "--interface=" + d.bridge, "--bind-interfaces", "--dhcp-authoritative", "--leasefile-ro", "--log-facility=" + hosts + ".log"}, d.ranges...)
 	d.server = exec.Command("nsenter", argv...)
 	d.server.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := d.server.Start(); err != nil {
@@ -131,9 +139,6 @@ func (i *IaaS) serveDHCP(c card, b bridge, nets map[string]Network) error {
 	return nil
 }
 
-// dhcpDir holds what the DHCP servers read and write.
-const dhcpDir = "dhcp"
-
 func (d *dhcp) stop() {
 	if d.server != nil {
 		_ = d.server.Process.Kill()
@@ -142,17 +147,30 @@ func (d *dhcp) stop() {
 	}
 }
 
-// forgetDHCP takes the addresses of a VM from its segment's server.
+// forgetDHCP takes the addresses of a VM from the servers of its segments.
 func (i *IaaS) forgetDHCP(vm VM) error {
-	var failed error
 	for _, n := range vm.Networks {
 		if n.IP == "" || n.Type == vip {
 			continue
 		}
-		err := os.Remove(filepath.Join(i.store.dir, dhcpDir, bridgeName(segment(n)), n.IP))
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			failed = errors.Join(failed, err)
+		if err := i.forgetAddress(segment(n), n.IP); err != nil {
+			return err
 		}
 	}
-	return failed
+	return nil
+}
+
+func (i *IaaS) forgetAddress(segment, ip string) error {
+	defer i.locks.lock("segment " + segment)()
+	err := os.Remove(filepath.Join(i.store.dir, dhcpDir, bridgeName(segment), ip))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	i.mu.Lock()
+	d := i.servers[segment]
+	i.mu.Unlock()
+	if d != nil && err == nil {
+		err = i.restartDHCP(d)
+	}
+	return err
 }

@@ -68,7 +68,6 @@ type IaaS struct {
 	metadata *metadata.Server
 	registry *registry.Server
 	services []*http.Server
-	servers  map[string]*dhcp // by segment, each under the segment's lock
 
 	mu        sync.Mutex // guards what follows; never held while something is waited for
 	stemcells map[string]*Stemcell
@@ -79,7 +78,8 @@ type IaaS struct {
 	machines  map[string]machine.Machine
 	followed  map[string]<-chan struct{} // the ends of machines that are waited for
 	bridges   map[string]bridge
-	uploads   map[string]bool // stemcells that are being received
+	servers   map[string]*dhcp // by segment, whose lock guards what is in it
+	uploads   map[string]bool  // stemcells that are being received
 	closing   bool
 }
 
@@ -274,9 +274,11 @@ func (i *IaaS) Close() error {
 	for _, s := range i.services {
 		_ = s.Close()
 	}
+	i.mu.Lock()
 	for _, d := range i.servers {
 		d.stop()
 	}
+	i.mu.Unlock()
 	failed := i.remains().Remove()
 	if failed == nil && i.Empty() {
 		// Under another name, so that nothing of a holder that starts meanwhile is removed.

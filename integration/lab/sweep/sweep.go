@@ -59,7 +59,7 @@ func (r Remains) Remove() error {
 }
 
 // killAll ends what was started under the name: machines and servers are the processes in its network
-// namespaces, systemd-nspawn and the holder are recognised by an argument. The machines come
+// namespaces or control groups, systemd-nspawn and the holder are recognised by an argument. The machines come
 // first: their init ends everything in them, and systemd-nspawn, when it has seen that, unmounts.
 func (r Remains) killAll() error {
 	inside, outside, err := r.processes()
@@ -80,7 +80,6 @@ func (r Remains) processes() (inside, outside []int, err error) {
 			own[inode(netns.Open(space).Path())] = true
 		}
 	}
-	// A name whose mount is gone has the inode of a plain file, which no namespace has.
 	delete(own, 0)
 	found, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
@@ -92,9 +91,12 @@ func (r Remains) processes() (inside, outside []int, err error) {
 			continue
 		}
 		data, err := os.ReadFile(filepath.Join(path, "cmdline"))
+		if err != nil {
+			continue // has ended
+		}
+		groups, _ := os.ReadFile(filepath.Join(path, "cgroup")) // none: has ended
 		switch {
-		case err != nil: // has ended
-		case own[inode(filepath.Join(path, "ns/net"))]:
+		case own[inode(filepath.Join(path, "ns/net"))], r.grouped(string(groups)):
 			inside = append(inside, pid)
 		case r.belongs(string(data)):
 			outside = append(outside, pid)
@@ -102,6 +104,10 @@ func (r Remains) processes() (inside, outside []int, err error) {
 	}
 	return inside, outside, nil
 }
+
+// grouped reports whether a process is in the control group of a machine: one whose namespace has
+// lost its name is found by that.
+func (r Remains) grouped(groups string) bool { return strings.Contains(groups, "/"+r.Name+".") }
 
 // inode identifies a namespace, 0 if it cannot be told.
 func inode(path string) uint64 {
@@ -125,10 +131,14 @@ func (r Remains) belongs(cmdline string) bool {
 	return false
 }
 
-// detach waits a moment for the kernel to have unmounted what a killed machine had mounted: there
-// is no event for that.
+// detachTimeout is how long the kernel may take to unmount what a killed machine had mounted, on a
+// busy host.
+const detachTimeout = 20 * time.Second
+
+// detach waits for the kernel to have unmounted what a killed machine had mounted: there is no
+// event for that.
 func detach(l disk.Loop) error {
-	for deadline := time.Now().Add(5 * time.Second); ; {
+	for deadline := time.Now().Add(detachTimeout); ; {
 		err := l.Detach()
 		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
 			return err
