@@ -203,6 +203,9 @@ const ReadyLine = "ready"
 // StartHolder runs program with arguments as a process of its own that outlives this one, and
 // waits until it answers. One that finds another holder is no error.
 func StartHolder(ctx context.Context, dir, name string, argv ...string) error {
+	if os.Geteuid() != 0 {
+		return errors.New("machines, mounts and loop devices need root: run this as root, or name a holder with lab.host")
+	}
 	own := iaas.Directory(dir, name)
 	if err := os.MkdirAll(own, 0o700); err != nil {
 		return fmt.Errorf("the directory of the IaaS: %w", err)
