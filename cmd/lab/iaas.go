@@ -172,6 +172,28 @@ func owner(c iaas.Common) string {
 	return strings.TrimSpace(text)
 }
 
+// hostRoute gives this host a link to the VMs, or takes it away.
+func hostRoute(ctx context.Context, c *call) error {
+	name := ""
+	c.iaasFlag(&name)
+	if err := c.parse(1, 1); err != nil {
+		return err
+	}
+	if c.args[0] != "on" && c.args[0] != "off" {
+		return usagef("%q is neither on nor off", c.args[0])
+	}
+	if err := iaas.ValidName(name); err != nil {
+		return usageError{err}
+	}
+	if err := iaas.WishHostRoute(c.dir, name, c.args[0] == "on"); err != nil {
+		return err
+	}
+	if err := (cpi.Client{Dir: c.dir, Name: name}).ConnectHost(ctx); err != nil {
+		return err
+	}
+	return c.result(map[string]string{"host_route": c.args[0]}, func(io.Writer) {})
+}
+
 // cpiTLS prints the identity of a CPI that runs inside a VM.
 func cpiTLS(ctx context.Context, c *call) error {
 	name := ""

@@ -64,6 +64,7 @@ func commands() []command {
 		{"stemcell", "[flags]", "make a stemcell with the agent in it", []string{"lab stemcell --version 1.2.3 --output bin/"}, stemcell, false},
 		{"enter", "[flags] -- COMMAND…", "run a command in the network of the CPI's IaaS", []string{"lab enter -- bosh create-env manifest.yml", "lab enter -- curl 10.245.0.6:8080"}, enter, false},
 		{"cpi-release", "[flags]", "make the release of the CPI, and one with a small web server", []string{"lab cpi-release --output bin"}, cpiRelease, false},
+		{"host-route", "on|off", "let the host reach the VMs of the CPI directly, by a link and routes that end with their holder", []string{"lab host-route on", "lab host-route off"}, hostRoute, false},
 		{"cpi-tls", "[flags]", "print what a CPI inside a VM needs to reach the IaaS: lab.tls of its release", []string{"lab cpi-tls >tls.json"}, cpiTLS, false},
 		{"cpi-clean", "[flags] [CID…]", "list what the CPI has made, or remove what is named",
 			[]string{"lab cpi-clean", "lab cpi-clean vm-0123", "lab cpi-clean --director 0f6c3f0e --disks"}, cpiClean, false},

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"strings"
@@ -14,6 +15,7 @@ import (
 
 	"cambium/integration/lab/cpi"
 	"cambium/integration/lab/iaas"
+	"cambium/integration/lab/netns"
 )
 
 // into writes a file of a container.
@@ -31,6 +33,31 @@ func (c *cloud) into(vm, path, mode string, data []byte) {
 // Networks whose addresses the IaaS chooses, settings by HTTP, and version 1 with its registry.
 func TestMachineCPISources(t *testing.T) {
 	c := newCloud(t, fmt.Sprintf("n%d", os.Getpid()))
+	// A namespace stands for the host: nothing is added to the one of this machine.
+	host, err := netns.Create(fmt.Sprintf("cpihost%d", os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := host.Delete(); err != nil {
+			t.Error(err)
+		}
+	})
+	c.host = host.Path()
+	hostRoute := func(state string) {
+		t.Helper()
+		if out, err := exec.Command(c.lab, "host-route", state, "--dir", c.dir, "--iaas", c.name).CombinedOutput(); err != nil {
+			t.Fatalf("host-route %s: %v: %s", state, err, out)
+		}
+	}
+	reaches := func() error {
+		conn, err := host.Dial("tcp", "10.245.0.6:6868")
+		if err == nil {
+			_ = conn.Close()
+		}
+		return err
+	}
+	hostRoute("on")
 	sc := c.cid("create_stemcell", stemcellImage(t), map[string]any{})
 	dynamic := order(sc, "")
 	dynamic[3] = map[string]any{"any": map[string]any{"type": "dynamic", "default": []string{"dns", "gateway"}, "cloud_properties": map[string]any{}},
@@ -47,6 +74,14 @@ func TestMachineCPISources(t *testing.T) {
 	for _, ip := range []string{"10.246.0.10", "10.245.0.6", "10.245.0.7"} {
 		c.pong(ip, time.Minute)
 	}
+	if err := reaches(); err != nil {
+		t.Errorf("the host does not reach a VM by its route: %v", err)
+	}
+	hostRoute("off")
+	if reaches() == nil {
+		t.Error("the host reaches a VM without a route")
+	}
+	hostRoute("on")
 	disk := c.cid("create_disk", 64, nil, nil)
 	if r := c.request(t.Context(), 1, "attach_disk", old, disk); r.Error != nil || r.Result != nil {
 		t.Fatalf("attach_disk in version 1: got %+v, want null", r)
@@ -75,6 +110,15 @@ func TestMachineCPISources(t *testing.T) {
 		t.Errorf("cpi-clean of a disk: %v: %s", err, out)
 	}
 	c.gone()
+	if err := host.Do(func() error {
+		links, err := net.Interfaces()
+		if len(links) != 1 {
+			t.Errorf("the host has the links %v, want the loopback only", links)
+		}
+		return err
+	}); err != nil {
+		t.Error(err)
+	}
 }
 
 // agent sends a request to the agent at an address.

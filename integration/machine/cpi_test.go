@@ -40,6 +40,7 @@ type cloud struct {
 	dir, name, lab, cpi string
 	config              string
 	before              []string // what there was before it
+	host                string   // file of the network namespace that is the host's; this process's if empty
 }
 
 func newCloud(t testing.TB, name string) *cloud {
@@ -168,7 +169,11 @@ func (c *cloud) request(ctx context.Context, version int, method string, argumen
 
 func (c *cloud) raw(ctx context.Context, input []byte) (reply cpi.Reply) {
 	c.t.Helper()
-	cmd := exec.CommandContext(ctx, c.cpi, "--config", c.config)
+	argv := []string{c.cpi, "--config", c.config}
+	if c.host != "" {
+		argv = append([]string{"nsenter", "--net=" + c.host}, argv...)
+	}
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 	cmd.Stdin = bytes.NewReader(input)
 	out, err := cmd.Output()

@@ -194,6 +194,31 @@ func (c Client) stay(ctx context.Context) (string, func(), error) {
 	return namespace, leave, nil
 }
 
+// ConnectHost has a holder that runs already make or remove the host's link.
+func (c Client) ConnectHost(ctx context.Context) error { return c.tell(ctx, "/host-route") }
+
+// tell has a holder look at what has been written for it. Where there is none, the next one looks
+// by itself.
+func (c Client) tell(ctx context.Context, path string) error {
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://holder"+path, nil)
+	if err != nil {
+		return err
+	}
+	response, err := c.http().Do(r)
+	if noHolder(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = response.Body.Close() }()
+	if response.StatusCode != http.StatusOK {
+		message, _ := io.ReadAll(io.LimitReader(response.Body, maxMessage))
+		return fmt.Errorf("the holder: %s", strings.TrimSpace(string(message)))
+	}
+	return nil
+}
+
 // startTimeout is how long a holder may take to remove what a former one left and to listen.
 const startTimeout = 2 * time.Minute
 

@@ -130,11 +130,15 @@ func (h *Holder) handler(dir, name string) http.Handler {
 	mux.HandleFunc("POST /cpi", h.serve)
 	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) { write(w, h.iaas.List()) })
 	mux.HandleFunc("POST /stay", h.stay)
-	mux.HandleFunc("POST /tls", func(w http.ResponseWriter, _ *http.Request) {
-		if err := h.listenTLS(dir, name); err != nil {
-			http.Error(w, err.Error(), http.StatusInternalServerError)
-		}
-	})
+	do := func(path string, f func() error) {
+		mux.HandleFunc("POST "+path, func(w http.ResponseWriter, _ *http.Request) {
+			if err := f(); err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+			}
+		})
+	}
+	do("/tls", func() error { return h.listenTLS(dir, name) })
+	do("/host-route", h.iaas.ConnectHost)
 	return mux
 }
 

@@ -130,24 +130,7 @@ func (h *Holder) listenTLS(dir, name string) error {
 }
 
 // ListenTLS has a holder that runs already answer over TLS.
-func (c Client) ListenTLS(ctx context.Context) error {
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://holder/tls", nil)
-	if err != nil {
-		return err
-	}
-	response, err := c.http().Do(r)
-	if noHolder(err) {
-		return nil // the next one looks for the identities itself
-	}
-	if err != nil {
-		return err
-	}
-	defer func() { _ = response.Body.Close() }()
-	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("the holder does not listen: HTTP status %d", response.StatusCode)
-	}
-	return nil
-}
+func (c Client) ListenTLS(ctx context.Context) error { return c.tell(ctx, "/tls") }
 
 // NewRemoteClient reaches a holder at tls://host:port. It cannot start one.
 func NewRemoteClient(url string, id Identity) (Client, error) {

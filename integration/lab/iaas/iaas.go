@@ -69,6 +69,10 @@ type IaaS struct {
 	registry *registry.Server
 	services []*http.Server
 
+	hostMu     sync.Mutex // guards hostLinked, and the link
+	hostLinked bool
+	hostWish   string
+
 	mu        sync.Mutex // guards what follows; never held while something is waited for
 	stemcells map[string]*Stemcell
 	vms       map[string]*VM
@@ -99,7 +103,7 @@ func Open(dir, name string, log *logrus.Entry) (*IaaS, error) {
 	if err := os.RemoveAll(own + goneSuffix); err != nil { // of a holder that was killed
 		return nil, errors.Join(err, f.Close())
 	}
-	i := &IaaS{name: name, store: store{own}, lock: f, log: log, machines: map[string]machine.Machine{},
+	i := &IaaS{name: name, hostWish: hostRouteWish(dir, name), store: store{own}, lock: f, log: log, machines: map[string]machine.Machine{},
 		followed: map[string]<-chan struct{}{}, bridges: map[string]bridge{},
 		metadata: metadata.New(), registry: registry.New(), servers: map[string]*dhcp{}, uploads: map[string]bool{}}
 	if err := i.start(); err != nil {
@@ -149,7 +153,14 @@ func (i *IaaS) start() error {
 	if i.Net, err = netns.Create(i.runtimeName()); err != nil {
 		return err
 	}
-	return i.serve()
+	if err := i.serve(); err != nil {
+		return err
+	}
+	// Of a holder that was killed, whose namespace may live on.
+	if err := hostLinkOf(i.name).remove(); err != nil {
+		return err
+	}
+	return i.ConnectHost()
 }
 
 func (i *IaaS) load() (err error) {
@@ -279,7 +290,7 @@ func (i *IaaS) Close() error {
 		d.stop()
 	}
 	i.mu.Unlock()
-	failed := i.remains().Remove()
+	failed := errors.Join(hostLinkOf(i.name).remove(), i.remains().Remove())
 	if failed == nil && i.Empty() {
 		// Under another name, so that nothing of a holder that starts meanwhile is removed.
 		if failed = os.Rename(i.store.dir, i.store.dir+goneSuffix); failed == nil {

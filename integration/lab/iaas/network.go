@@ -230,6 +230,9 @@ func (i *IaaS) plug(c card, nets map[string]Network, needsDHCP bool) (string, er
 		if err := i.Net.AddAddress(b.name, address); err != nil {
 			return "", err
 		}
+		if err := i.routeHost(address); err != nil {
+			return "", err
+		}
 		b.addresses = append(b.addresses, address)
 	}
 	i.mu.Lock()
