@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"cambium/integration/lab/iaas/upload"
 	"cambium/internal/atomicfile"
 )
 
@@ -59,8 +60,7 @@ func (i *IaaS) CreateStemcell(ctx context.Context, image io.Reader, properties j
 		return "", err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
-	upload := filepath.Join(work, "upload")
-	if s.Image, err = receive(image, upload); err != nil {
+	if s.Image, err = receive(image, filepath.Join(work, "upload")); err != nil {
 		return "", fmt.Errorf("receive the image: %w", err)
 	}
 	defer i.locks.lock("image " + s.Image)()
@@ -103,7 +103,7 @@ func (i *IaaS) importImage(ctx context.Context, digest, work string) error {
 	if err := os.Mkdir(converted, 0o700); err != nil {
 		return err
 	}
-	if err := unpack(ctx, filepath.Join(work, "upload"), converted); err != nil {
+	if err := upload.Unpack(ctx, filepath.Join(work, "upload"), converted); err != nil {
 		return err
 	}
 	if err := os.Rename(converted, i.imagePath(digest)); err != nil {
@@ -173,4 +173,21 @@ func (i *IaaS) settleImages() error {
 		}
 	}
 	return err
+}
+
+// tree is the root file system of an image, for containers.
+func (i *IaaS) tree(ctx context.Context, digest string) (string, error) {
+	defer i.locks.lock("image " + digest)()
+	path := i.imagePath(digest, upload.Tree)
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	work := i.imagePath(digest, upload.Tree+".new")
+	if err := os.RemoveAll(work); err != nil { // of a holder that was killed
+		return "", err
+	}
+	if err := upload.CopyTree(ctx, i.imagePath(digest, upload.Disk), work); err != nil {
+		return "", fmt.Errorf("root file system of the stemcell: %w", errors.Join(err, os.RemoveAll(work)))
+	}
+	return path, os.Rename(work, path)
 }

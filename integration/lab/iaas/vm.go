@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"cambium/integration/lab/disk"
+	"cambium/integration/lab/iaas/upload"
 	"cambium/integration/lab/image"
 	"cambium/integration/lab/machine"
 	"cambium/integration/lab/machine/nspawn"
@@ -285,7 +286,7 @@ func (i *IaaS) engine(ctx context.Context, vm VM) (machine.Engine, error) {
 		}
 		return nspawn.Engine{Tree: path}, nil
 	}
-	raw := i.imagePath(vm.Image, diskImage)
+	raw := i.imagePath(vm.Image, upload.Disk)
 	if _, err := os.Stat(raw); err != nil {
 		return nil, Failf(CloudError, "the stemcell holds a root file system without a disk; only the engine %q can use it", Container)
 	}

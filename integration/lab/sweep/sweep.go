@@ -24,7 +24,7 @@ import (
 type Remains struct {
 	Name string // of everything that is called so, or so and a dot and something more
 	Dir  string // loop devices with images below it
-	// Holds recognises further processes by an argument of their command line; nil none.
+	// Holds recognizes further processes by an argument of their command line; nil none.
 	Holds func(argument string) bool
 	// Visitors leaves processes alone that are in the network namespace called Name but have no argument that
 	// begins with the name and a dot: they run there for others.
@@ -59,7 +59,7 @@ func (r Remains) Remove() error {
 }
 
 // killAll ends what was started under the name: machines and servers are the processes in its network
-// namespaces or control groups, systemd-nspawn and the holder are recognised by an argument. The machines come
+// namespaces or control groups, systemd-nspawn and the holder are recognized by an argument. The machines come
 // first: their init ends everything in them, and systemd-nspawn, when it has seen that, unmounts.
 func (r Remains) killAll() error {
 	inside, outside, err := r.processes()

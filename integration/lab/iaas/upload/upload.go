@@ -1,4 +1,7 @@
-package iaas
+// Package upload makes images of what is uploaded as a stemcell: a raw disk, or the tree of a root
+// file system. Uploads are untrusted: their format is told from their content, and a disk that refers to
+// other files is refused.
+package upload
 
 import (
 	"archive/tar"
@@ -24,8 +27,8 @@ import (
 // of a root file system, which containers boot from. The tree of a disk is made when the first
 // container wants it.
 const (
-	diskImage = "disk.raw"
-	treeImage = "tree"
+	Disk = "disk.raw"
+	Tree = "tree"
 )
 
 // maxImage bounds what an upload may grow to, in bytes.
@@ -38,9 +41,9 @@ var diskSuffixes = []string{".img", ".raw", ".vhd", ".vmdk", ".qcow2"}
 // QEMU would open whatever they name.
 var diskFormats = []string{"raw", "qcow2", "vpc", "vmdk"}
 
-// unpack makes an image of an upload, in dir: a gzip tarball with a disk or a root file system in it, or a
+// Unpack makes an image of an upload, in dir: a gzip tarball with a disk or a root file system in it, or a
 // disk as it is.
-func unpack(ctx context.Context, upload, dir string) error {
+func Unpack(ctx context.Context, upload, dir string) error {
 	f, err := os.Open(upload)
 	if err != nil {
 		return err
@@ -51,21 +54,21 @@ func unpack(ctx context.Context, upload, dir string) error {
 		return errors.New("it is empty; light stemcells are not supported")
 	}
 	if !bytes.Equal(magic, []byte{0x1f, 0x8b}) {
-		return convert(ctx, upload, filepath.Join(dir, diskImage))
+		return convert(ctx, upload, filepath.Join(dir, Disk))
 	}
 	name, err := diskIn(f)
 	if err != nil {
 		return err
 	}
 	if name == "" {
-		return unpackTree(ctx, upload, filepath.Join(dir, treeImage))
+		return unpackTree(ctx, upload, filepath.Join(dir, Tree))
 	}
 	inner := filepath.Join(dir, "inner")
 	defer func() { _ = os.Remove(inner) }()
 	if err := extract(f, name, inner); err != nil {
 		return err
 	}
-	return convert(ctx, inner, filepath.Join(dir, diskImage))
+	return convert(ctx, inner, filepath.Join(dir, Disk))
 }
 
 // members calls each for the members of a gzip tarball until it says stop.
@@ -227,26 +230,9 @@ func lastLine(out []byte) string {
 	return lines[len(lines)-1]
 }
 
-// tree is the root file system of an image, for containers.
-func (i *IaaS) tree(ctx context.Context, digest string) (string, error) {
-	defer i.locks.lock("image " + digest)()
-	path := i.imagePath(digest, treeImage)
-	if _, err := os.Stat(path); err == nil {
-		return path, nil
-	}
-	work := i.imagePath(digest, treeImage+".new")
-	if err := os.RemoveAll(work); err != nil { // of a holder that was killed
-		return "", err
-	}
-	if err := copyTree(ctx, i.imagePath(digest, diskImage), work); err != nil {
-		return "", fmt.Errorf("root file system of the stemcell: %w", errors.Join(err, os.RemoveAll(work)))
-	}
-	return path, os.Rename(work, path)
-}
-
-// copyTree copies the files of a disk's root partition. The file system is mounted read-only in a mount
+// CopyTree copies the files of a disk's root partition. The file system is mounted read-only in a mount
 // namespace that ends with the copy, and the loop device with it.
-func copyTree(ctx context.Context, disk, to string) error {
+func CopyTree(ctx context.Context, disk, to string) error {
 	offset, size, err := rootPartition(ctx, disk)
 	if err != nil {
 		return err
