@@ -5,6 +5,9 @@
 // switches on the VMs that are meant to run.
 //
 // It knows nothing of the CPI's wire format; package cpi does.
+//
+// Size: VMs, disks, stemcells and networks refer to each other, and what may be deleted or attached is decided
+// over all of them at once.
 package iaas
 
 import (
@@ -16,11 +19,11 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
 
+	"cambium/integration/lab/iaas/fabric"
 	"cambium/integration/lab/machine"
 	"cambium/integration/lab/metadata"
 	"cambium/integration/lab/netns"
@@ -62,6 +65,7 @@ type IaaS struct {
 	lock  *os.File
 	log   *logrus.Entry
 	Net   netns.Namespace
+	net   *fabric.Fabric
 
 	locks locks
 
@@ -69,9 +73,7 @@ type IaaS struct {
 	registry *registry.Server
 	services []*http.Server
 
-	hostMu     sync.Mutex // guards hostLinked, and the link
-	hostLinked bool
-	hostWish   string
+	hostWish string // the file that asks for a link to the host
 
 	mu        sync.Mutex // guards what follows; never held while something is waited for
 	stemcells map[string]*Stemcell
@@ -81,9 +83,7 @@ type IaaS struct {
 	networks  map[string]*ManagedNetwork
 	machines  map[string]machine.Machine
 	followed  map[string]<-chan struct{} // the ends of machines that are waited for
-	bridges   map[string]bridge
-	servers   map[string]*dhcp // by segment, whose lock guards what is in it
-	uploads   map[string]bool  // stemcells that are being received
+	uploads   map[string]bool            // stemcells that are being received
 	closing   bool
 }
 
@@ -104,8 +104,7 @@ func Open(dir, name string, log *logrus.Entry) (*IaaS, error) {
 		return nil, errors.Join(err, f.Close())
 	}
 	i := &IaaS{name: name, hostWish: hostRouteWish(dir, name), store: store{own}, lock: f, log: log, machines: map[string]machine.Machine{},
-		followed: map[string]<-chan struct{}{}, bridges: map[string]bridge{},
-		metadata: metadata.New(), registry: registry.New(), servers: map[string]*dhcp{}, uploads: map[string]bool{}}
+		followed: map[string]<-chan struct{}{}, metadata: metadata.New(), registry: registry.New(), uploads: map[string]bool{}}
 	if err := i.start(); err != nil {
 		return nil, errors.Join(err, i.lock.Close())
 	}
@@ -136,7 +135,7 @@ func (i *IaaS) runtimeName() string { return Prefix + i.name }
 
 func (i *IaaS) remains() sweep.Remains {
 	return sweep.Remains{Name: i.runtimeName(), Dir: i.store.dir, Visitors: true,
-		Holds: func(argument string) bool { return strings.HasPrefix(argument, "--dhcp-hostsdir="+i.store.dir+"/") }}
+		Holds: func(argument string) bool { return fabric.Serves(i.dhcpDir(), argument) }}
 }
 
 func (i *IaaS) start() error {
@@ -150,17 +149,41 @@ func (i *IaaS) start() error {
 		return err
 	}
 	var err error
-	if i.Net, err = netns.Create(i.runtimeName()); err != nil {
+	if i.net, err = fabric.Make(i.runtimeName(), i.dhcpDir()); err != nil {
 		return err
 	}
+	i.Net = i.net.Net
 	if err := i.serve(); err != nil {
 		return err
 	}
-	// Of a holder that was killed, whose namespace may live on.
-	if err := hostLinkOf(i.name).remove(); err != nil {
+	return i.ConnectHost()
+}
+
+// dhcpDir holds what DHCP servers read.
+func (i *IaaS) dhcpDir() string { return filepath.Join(i.store.dir, "dhcp") }
+
+// hostRouteWish is a file beside the directory of an IaaS: it is there before the IaaS has anything in it, and
+// stays when that is empty.
+func hostRouteWish(dir, name string) string { return Directory(dir, name) + "-host-route" }
+
+// WishHostRoute notes whether holders give the host a link.
+func WishHostRoute(dir, name string, on bool) error {
+	if err := ValidName(name); err != nil {
 		return err
 	}
-	return i.ConnectHost()
+	if on {
+		return errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(hostRouteWish(dir, name), nil, 0o644))
+	}
+	if err := os.Remove(hostRouteWish(dir, name)); !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// ConnectHost makes or removes the link to the host, as it is wished now.
+func (i *IaaS) ConnectHost() error {
+	_, err := os.Stat(i.hostWish)
+	return i.net.LinkHost(err == nil)
 }
 
 func (i *IaaS) load() (err error) {
@@ -285,12 +308,7 @@ func (i *IaaS) Close() error {
 	for _, s := range i.services {
 		_ = s.Close()
 	}
-	i.mu.Lock()
-	for _, d := range i.servers {
-		d.stop()
-	}
-	i.mu.Unlock()
-	failed := errors.Join(hostLinkOf(i.name).remove(), i.remains().Remove())
+	failed := errors.Join(i.remains().Remove(), i.net.Close())
 	if failed == nil && i.Empty() {
 		// Under another name, so that nothing of a holder that starts meanwhile is removed.
 		if failed = os.Rename(i.store.dir, i.store.dir+goneSuffix); failed == nil {

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"cambium/integration/lab/iaas/fabric"
 	"cambium/internal/atomicfile"
 )
 
@@ -63,9 +64,9 @@ type VM struct {
 	Image       string `json:"image"`
 	StemcellAPI int    `json:"stemcell_api_version"`
 	// Registry is whether the agent gets its settings from the registry, as in version 1.
-	Registry bool               `json:"registry,omitempty"`
-	Shape    Shape              `json:"shape"`
-	Networks map[string]Network `json:"networks"`
+	Registry bool                      `json:"registry,omitempty"`
+	Shape    Shape                     `json:"shape"`
+	Networks map[string]fabric.Network `json:"networks"`
 	// On is whether it is meant to run: a holder that starts switches it on then.
 	On bool `json:"on"`
 	// Settings are what the agent is handed. They hold secrets, hence the mode of the file.

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"time"
 
+	"cambium/integration/lab/iaas/fabric"
 	"cambium/integration/lab/machine"
 	"cambium/integration/lab/media"
 	"cambium/integration/lab/metadata"
@@ -142,7 +143,7 @@ func (i *IaaS) publish(vm VM) error {
 	}
 	address := ""
 	for _, n := range vm.Networks {
-		if n.Type != vip {
+		if n.Type != fabric.VIP {
 			address = n.IP
 		}
 	}
@@ -155,6 +156,12 @@ func (i *IaaS) withdraw(vm VM) error {
 	i.registry.Delete(vm.CID)
 	for _, n := range vm.Networks {
 		i.metadata.Delete(n.IP)
+		if i.net == nil {
+			continue // before there is a network
+		}
+		if err := i.net.Forget(n); err != nil {
+			return err
+		}
 	}
-	return i.forgetDHCP(vm)
+	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"cambium/integration/lab/disk"
+	"cambium/integration/lab/iaas/fabric"
 	"cambium/integration/lab/iaas/upload"
 	"cambium/integration/lab/image"
 	"cambium/integration/lab/machine"
@@ -74,7 +75,7 @@ type Order struct {
 	StemcellAPI int // version of the contract that the stemcell's agent knows
 	APIVersion  int // and that of the caller
 	Shape       Shape
-	Networks    map[string]Network
+	Networks    map[string]fabric.Network
 	Env         json.RawMessage
 	Director    string
 	Agent       AgentDefaults
@@ -124,13 +125,13 @@ func (i *IaaS) machine(cid string) machine.Machine {
 func (i *IaaS) machineName(cid string) string { return i.runtimeName() + "." + cid }
 
 // CreateVM makes a VM and starts it. When that fails nothing is left of it.
-func (i *IaaS) CreateVM(ctx context.Context, o Order) (string, map[string]Network, error) {
+func (i *IaaS) CreateVM(ctx context.Context, o Order) (string, map[string]fabric.Network, error) {
 	shape, err := o.Shape.check()
 	if err != nil {
 		return "", nil, err
 	}
 	vm := VM{Base: Base{CID: newCID(vms), Phase: Creating, Created: time.Now(), Director: o.Director}, AgentID: o.AgentID, StemcellAPI: o.StemcellAPI, Shape: shape}
-	if vm.Networks, _, err = plan(i.machineName(vm.CID), o.Networks); err != nil {
+	if vm.Networks, _, err = fabric.Plan(i.machineName(vm.CID), o.Networks); err != nil {
 		return "", nil, err
 	}
 	vm.Registry = o.APIVersion < 2 || o.StemcellAPI < 2
@@ -231,17 +232,17 @@ func (i *IaaS) power(ctx context.Context, vm VM) error {
 
 // assemble puts the machine of a VM together from its files.
 func (i *IaaS) assemble(ctx context.Context, vm VM) (machine.Machine, error) {
-	_, cards, err := plan(i.machineName(vm.CID), vm.Networks)
+	_, cards, err := fabric.Plan(i.machineName(vm.CID), vm.Networks)
 	if err != nil {
 		return nil, err
 	}
 	spec := machine.Spec{Name: i.machineName(vm.CID), Dir: i.store.path(vms, vm.CID, machineDir)}
 	for n, c := range cards {
-		name, err := i.plug(c, vm.Networks, needsDHCP(vm, c))
+		name, err := i.net.Plug(c, vm.Networks, needsDHCP(vm, c))
 		if err != nil {
 			return nil, err
 		}
-		spec.NICs = append(spec.NICs, machine.NIC{Name: fmt.Sprintf("eth%d", n), MAC: c.mac, Net: i.Net, Bridge: name})
+		spec.NICs = append(spec.NICs, machine.NIC{Name: fmt.Sprintf("eth%d", n), MAC: c.MAC, Net: i.Net, Bridge: name})
 	}
 	engine, err := i.engine(ctx, vm)
 	if err != nil {
@@ -259,8 +260,8 @@ func (i *IaaS) assemble(ctx context.Context, vm VM) (machine.Machine, error) {
 
 // needsDHCP reports whether a card gets its address from the network: in a dynamic one, and where the agent must
 // ask the network for its settings.
-func needsDHCP(vm VM, c card) bool {
-	return vm.Shape.Source == httpSource || slices.ContainsFunc(c.networks, func(name string) bool { return vm.Networks[name].Type == dynamic })
+func needsDHCP(vm VM, c fabric.Card) bool {
+	return vm.Shape.Source == httpSource || slices.ContainsFunc(c.Networks, func(name string) bool { return vm.Networks[name].Type == fabric.Dynamic })
 }
 
 // furnish gives a new machine its disks and its settings.

@@ -1,4 +1,4 @@
-package iaas
+package fabric
 
 import (
 	"crypto/sha256"
@@ -15,29 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The host reaches VMs, and they the host, only through the IaaS's namespace, unless the operator
-// wants a link to the host: a virtual cable with one end there, and a route to each segment. It ends with the
-// holder. The wish is a file beside the directory of the IaaS, so that every holder knows of it.
-
-func hostRouteWish(dir, name string) string { return Directory(dir, name) + "-host-route" }
-
-// WishHostRoute notes whether holders give the host a link.
-func WishHostRoute(dir, name string, on bool) error {
-	if err := ValidName(name); err != nil {
-		return err
-	}
-	if !on {
-		err := os.Remove(hostRouteWish(dir, name))
-		if errors.Is(err, os.ErrNotExist) {
-			return nil
-		}
-		return err
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	return os.WriteFile(hostRouteWish(dir, name), nil, 0o644)
-}
+// The host reaches VMs, and they the host, only through the fabric's namespace, unless the operator
+// wants a link to the host: a virtual cable with one end there, and a route to each segment.
 
 // hostLink is the cable's end on the host, and the two addresses of the cable: link-local ones, which no other
 // network of the host has.
@@ -54,49 +33,45 @@ func hostLinkOf(name string) hostLink {
 	return hostLink{name: "iaas-" + hex.EncodeToString(h[:])[:10], near: near, far: near.Next(), prefixBits: 30}
 }
 
-// ConnectHost makes or removes the link, as it is wished now.
-func (i *IaaS) ConnectHost() error {
-	i.hostMu.Lock()
-	defer i.hostMu.Unlock()
-	_, err := os.Stat(i.hostWish)
-	wanted := err == nil
-	link := hostLinkOf(i.name)
-	if i.hostLinked == wanted {
+// LinkHost makes or removes the host's link.
+func (f *Fabric) LinkHost(on bool) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.linked == on {
 		return nil
 	}
+	link := hostLinkOf(f.name)
 	if err := link.remove(); err != nil {
 		return err
 	}
-	i.hostLinked = false
-	if !wanted {
+	f.linked, f.routed = false, map[string]bool{}
+	if !on {
 		return nil
 	}
-	if err := link.make(i.Net); err != nil {
+	if err := link.make(f.Net); err != nil {
 		return errors.Join(fmt.Errorf("link to the host: %w", err), link.remove())
 	}
-	i.hostLinked = true
-	i.mu.Lock()
-	var addresses []string
-	for _, b := range i.bridges {
-		addresses = append(addresses, b.addresses...)
-	}
-	i.mu.Unlock()
-	for _, address := range addresses {
-		if err := link.route(address); err != nil {
-			return err
+	f.linked = true
+	for _, b := range f.bridges {
+		for _, address := range b.addresses {
+			if err := f.route(address); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
 }
 
-// routeHost gives the host a route to a segment's network, if it is linked.
-func (i *IaaS) routeHost(address string) error {
-	i.hostMu.Lock()
-	defer i.hostMu.Unlock()
-	if !i.hostLinked {
+// route gives the host a route to a segment's network, if it is linked; the caller holds mu.
+func (f *Fabric) route(address string) error {
+	if !f.linked || f.routed[address] {
 		return nil
 	}
-	return hostLinkOf(i.name).route(address)
+	if err := hostLinkOf(f.name).route(address); err != nil {
+		return err
+	}
+	f.routed[address] = true
+	return nil
 }
 
 // make lays the cable from the namespace of this process, the host's, to that of the IaaS.
