@@ -17,27 +17,36 @@ TIERS := ns,root,machine,vm,bench,soak
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: ## Install the Debian packages that tests, lab and demo need
 	@scripts/setup
 
 .PHONY: build
-build: ## Build bin/agent, bin/lab and its helper
+build: ## Build bin/agent, bin/lab, its helper and bin/cpi
 	@mkdir -p bin
 	@$(BUILD) -o bin/agent ./cmd/agent
 	@$(BUILD) -o bin/lab ./cmd/lab
 	@$(BUILD) -o bin/lab-guest ./integration/lab/guest/program
+	@$(BUILD) -o bin/cpi ./cmd/cpi
 	@echo "bin/agent: $$(stat -c %s bin/agent) bytes"
 
 .PHONY: demo
 demo: setup build ## Boot a machine, drive it as a Director would, show where the time went; ENGINE=qemu for a VM
 	@bin/lab demo $(if $(ENGINE),--engine $(ENGINE))
 
+.PHONY: demo-create-env
+demo-create-env: setup build ## Let the released bosh CLI make, change and remove a VM of the lab; ENGINE=qemu for a VM instead of a container
+	@scripts/demo-create-env
+
 .PHONY: stemcell
 stemcell: setup build ## Make a BOSH stemcell with the agent in it, in bin/; IAAS=openstack (default) or qemu
 	@bin/lab stemcell --output bin $(if $(IAAS),--iaas $(IAAS))
+
+.PHONY: cpi-release
+cpi-release: build ## Make the release of the CPI for `bosh create-env`, in bin/
+	@bin/lab cpi-release --output bin
 
 .PHONY: test
 test: setup lint unit test-ns test-root test-machine test-vm ## Everything: set-up, lint and all test tiers

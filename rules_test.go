@@ -49,6 +49,7 @@ var mayImport = map[string][]string{
 	"stemcell-assets":            {},
 	"integration":                {"integration", "mbus", "settings", "stemcell-assets"},
 	"cmd/agent":                  {"agent", "blobstore", "bootstrap", "infrastructure", "jobs", "mbus", "plan", "platform", "settings", "storage", "cmd/agent"},
+	"cmd/cpi":                    {"integration/lab/cpi", "integration/lab/iaas"},
 	"cmd/lab":                    {"integration", "mbus", "settings", "stemcell-assets", "cmd/lab"},
 }
 

@@ -77,9 +77,16 @@ func list(ctx context.Context, c *call) error {
 			left = append(left, name)
 		}
 	}
-	return c.result(map[string]any{"labs": states, "left_over": left, "held": held}, func(w io.Writer) {
+	clouds, err := listIaaS(ctx, c.dir)
+	if err != nil {
+		return err
+	}
+	return c.result(map[string]any{"labs": states, "left_over": left, "held": held, "iaas": clouds}, func(w io.Writer) {
 		for _, s := range states {
 			writeLab(w, s)
+		}
+		for _, l := range clouds {
+			writeIaaS(w, l)
 		}
 		if len(left) > 0 {
 			_, _ = fmt.Fprintf(w, "left over from crashes: %s (lab clean removes them)\n", strings.Join(left, ", "))
@@ -87,7 +94,7 @@ func list(ctx context.Context, c *call) error {
 		if len(held) > 0 {
 			_, _ = fmt.Fprintf(w, "of tests that are running: %s\n", strings.Join(held, ", "))
 		}
-		if len(states)+len(left)+len(held) == 0 {
+		if len(states)+len(left)+len(held)+len(clouds) == 0 {
 			_, _ = fmt.Fprintln(w, "no lab is up")
 		}
 	})

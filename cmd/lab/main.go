@@ -62,6 +62,12 @@ func commands() []command {
 		{"clean", "[flags] [LAB…]", "remove what crashed labs left behind", []string{"lab clean", "lab clean two"}, clean, false},
 		{"demo", "[flags]", "boot a machine and drive it as a Director does, step by step", []string{"lab demo", "lab demo --engine qemu", "KEEP=1 lab demo"}, demo, false},
 		{"stemcell", "[flags]", "make a stemcell with the agent in it", []string{"lab stemcell --version 1.2.3 --output bin/"}, stemcell, false},
+		{"enter", "[flags] -- COMMAND…", "run a command in the network of the CPI's IaaS", []string{"lab enter -- bosh create-env manifest.yml", "lab enter -- curl 10.245.0.6:8080"}, enter, false},
+		{"cpi-release", "[flags]", "make the release of the CPI, and one with a small web server", []string{"lab cpi-release --output bin"}, cpiRelease, false},
+		{"host-route", "on|off", "let the host reach the VMs of the CPI directly, by a link and routes that end with their holder", []string{"lab host-route on", "lab host-route off"}, hostRoute, false},
+		{"cpi-tls", "[flags]", "print what a CPI inside a VM needs to reach the IaaS: lab.tls of its release", []string{"lab cpi-tls >tls.json"}, cpiTLS, false},
+		{"cpi-clean", "[flags] [CID…]", "list what the CPI has made, or remove what is named",
+			[]string{"lab cpi-clean", "lab cpi-clean vm-0123", "lab cpi-clean --director 0f6c3f0e --disks"}, cpiClean, false},
 		{"version", "", "print the version", nil, func(_ context.Context, c *call) error {
 			if err := c.parse(0, 0); err != nil {
 				return err
@@ -69,6 +75,7 @@ func commands() []command {
 			return c.result(map[string]string{"version": version}, func(w io.Writer) { _, _ = fmt.Fprintln(w, version) })
 		}, false},
 		{"supervise", "", "hold a lab; started by up", nil, supervise, true},
+		{"hold", "DIR NAME", "hold the CPI's IaaS; started by the CPI and by enter", nil, holdIaaS, true},
 		{"attach", "SOCKET -- COMMAND…", "run a program in a virtual machine; used by shell", nil, attach, true},
 	}
 }
@@ -145,7 +152,7 @@ func usage(w io.Writer, all []command) {
 	_, _ = fmt.Fprint(w, "usage: lab COMMAND [flags] [arguments]\n\nA small IaaS on this machine, with the agent in its machines.\n\ncommands:\n")
 	for _, c := range all {
 		if !c.hidden {
-			_, _ = fmt.Fprintf(w, "  %-9s %s\n", c.name, c.summary)
+			_, _ = fmt.Fprintf(w, "  %-11s %s\n", c.name, c.summary)
 		}
 	}
 	_, _ = fmt.Fprint(w, "\nlab COMMAND --help tells more. LAB names the lab to use when there are several.\n")

@@ -62,17 +62,18 @@ func Program(name, pkg string) (string, error) {
 	return path, nil
 }
 
-var agent = sync.OnceValues(func() (string, error) {
+// AgentPath is where the binary under test is: the one that CAMBIUM_AGENT names, or one that is built once.
+var AgentPath = sync.OnceValues(func() (string, error) {
 	if path := os.Getenv("CAMBIUM_AGENT"); path != "" {
 		return filepath.Abs(path)
 	}
 	return Program("agent", "cambium/cmd/agent")
 })
 
-// Agent is the binary under test: the one that CAMBIUM_AGENT names, or one that is built once.
+// Agent is the binary under test; see AgentPath.
 func Agent(t testing.TB) string {
 	t.Helper()
-	path, err := agent()
+	path, err := AgentPath()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -16,7 +17,8 @@ type Common[Boot any] struct {
 	boots int
 	since time.Time
 	done  chan struct{}
-	over  sync.Once
+	over  bool // done is closed
+	clean bool // the last end was a power-off from inside
 }
 
 // Begin prepares a machine that is off.
@@ -26,10 +28,27 @@ func (c *Common[Boot]) Begin(s Spec) { c.Spec, c.done = s, make(chan struct{}) }
 func (c *Common[Boot]) Booted(b *Boot) {
 	c.Current, c.since = b, time.Now()
 	c.boots++
+	if c.over {
+		c.done, c.over = make(chan struct{}), false
+	}
 }
 
-// Over notes that the machine is off for good.
-func (c *Common[Boot]) Over() { c.over.Do(func() { close(c.done) }) }
+// Over notes that the machine is off until it is started again; the caller holds Mu. poweredOff
+// tells that the system in it wanted that.
+func (c *Common[Boot]) Over(poweredOff bool) {
+	c.clean = poweredOff
+	if !c.over {
+		c.over = true
+		close(c.done)
+	}
+}
+
+// PoweredOff reports whether the last end was a power-off from inside, not a crash.
+func (c *Common[Boot]) PoweredOff() bool {
+	c.Mu.Lock()
+	defer c.Mu.Unlock()
+	return c.clean
+}
 
 // Name is the name in the specification.
 func (c *Common[Boot]) Name() string { return c.Spec.Name }
@@ -37,8 +56,12 @@ func (c *Common[Boot]) Name() string { return c.Spec.Name }
 // Console is the file with all output of the console.
 func (c *Common[Boot]) Console() string { return filepath.Join(c.Spec.Dir, "console.log") }
 
-// Done is closed when the machine is off for good.
-func (c *Common[Boot]) Done() <-chan struct{} { return c.done }
+// Done is closed when the machine is off until it is started again.
+func (c *Common[Boot]) Done() <-chan struct{} {
+	c.Mu.Lock()
+	defer c.Mu.Unlock()
+	return c.done
+}
 
 // Boots returns the number of starts and the time of the last one.
 func (c *Common[Boot]) Boots() (int, time.Time) {
@@ -52,4 +75,13 @@ func (c *Common[Boot]) Running() bool {
 	c.Mu.Lock()
 	defer c.Mu.Unlock()
 	return c.Current != nil
+}
+
+// Fresh returns what takes the making of a machine's directory back: it removes a directory that is
+// not there yet, and leaves one alone that is.
+func Fresh(dir string) (undo func() error) {
+	if _, err := os.Lstat(dir); err == nil {
+		return func() error { return nil }
+	}
+	return func() error { return os.RemoveAll(dir) }
 }

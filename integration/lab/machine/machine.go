@@ -21,7 +21,7 @@ var ErrNotRunning = errors.New("machine is not running")
 // Spec is a machine to be made.
 type Spec struct {
 	Name string // unique on this host; also a valid file name
-	Dir  string // the machine's own directory, which Create makes and Delete removes
+	Dir  string // the machine's own directory, which Create makes, or continues with, and Delete removes
 	// Agent is the binary that is baked in, by the installer of the stemcell assets.
 	Agent     string
 	Installer string
@@ -96,7 +96,7 @@ type Machine interface {
 	Start(ctx context.Context) error
 	// Stop shuts it down in an orderly way, and switches it off if that takes longer than ctx.
 	Stop(ctx context.Context) error
-	// Reboot shuts it down in an orderly way and starts it again.
+	// Reboot shuts it down in an orderly way and starts it again; one that is off is started.
 	Reboot(ctx context.Context) error
 	// Kill is a power cut.
 	Kill(ctx context.Context) error
@@ -105,6 +105,8 @@ type Machine interface {
 	// Done is closed when the machine has ended, by itself or not, and is not coming back.
 	// A reboot does not close it.
 	Done() <-chan struct{}
+	// PoweredOff reports whether the last end was a power-off from inside, not a crash.
+	PoweredOff() bool
 
 	// Run runs a program in it and waits; a status other than 0 is an error.
 	Run(ctx context.Context, c Command) error
@@ -121,7 +123,10 @@ type Machine interface {
 	Resize(ctx context.Context, id string, size int64) error
 	Disks() []Attachment
 
-	// Delete switches it off and removes all of it but the images of its disks.
+	// Close switches it off and lets its disks go. Its files stay: Create with the same
+	// specification continues with them.
+	Close(ctx context.Context) error
+	// Delete is Close, and removes all of it but the images of its disks.
 	Delete(ctx context.Context) error
 }
 

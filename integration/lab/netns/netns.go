@@ -20,9 +20,12 @@ import (
 	"cambium/internal/thread"
 )
 
-const dir = "/run/netns"
+// dir holds a file for each namespace, on which the namespace is mounted. It is not the directory
+// of `ip netns`: the first `ip netns add` mounts that one onto itself, and the files below the new
+// mount can neither be unmounted nor removed any more.
+const dir = "/run/cambium-netns"
 
-// Namespace is a network namespace with a name, which `ip netns` lists too.
+// Namespace is a network namespace with a name.
 type Namespace struct{ name string }
 
 // Open names a namespace that exists.
@@ -34,19 +37,29 @@ func Create(name string) (Namespace, error) {
 	if _, err := os.Stat(ns.Path()); err == nil {
 		return ns, fmt.Errorf("network namespace %s: %w", name, fs.ErrExist)
 	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return ns, err
+	}
+	if err := os.WriteFile(ns.Path(), nil, 0o444); err != nil {
+		return ns, fmt.Errorf("network namespace %s: %w", name, err)
+	}
 	err := thread.Run(func() error {
-		handle, err := netns.NewNamed(name) // also enters it
-		if err != nil {
-			return fmt.Errorf("network namespace %s: %w", name, err)
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return err
 		}
-		defer func() { _ = handle.Close() }()
+		if err := unix.Mount(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()), ns.Path(), "", unix.MS_BIND, ""); err != nil {
+			return err
+		}
 		lo, err := netlink.LinkByName("lo")
 		if err != nil {
-			return fmt.Errorf("network namespace %s: loopback: %w", name, err)
+			return fmt.Errorf("loopback: %w", err)
 		}
 		return netlink.LinkSetUp(lo)
 	})
-	return ns, err
+	if err != nil {
+		return ns, errors.Join(fmt.Errorf("network namespace %s: %w", name, err), ns.Delete())
+	}
+	return ns, nil
 }
 
 // List returns the names of all namespaces that begin with prefix.
@@ -73,19 +86,20 @@ func (n Namespace) Path() string { return dir + "/" + n.name }
 // Delete removes the name; the namespace goes with the last process in it. One that does not
 // exist is no error.
 func (n Namespace) Delete() error {
-	err := netns.DeleteNamed(n.name)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOENT) {
-		return nil
+	err := unix.Unmount(n.Path(), unix.MNT_DETACH)
+	// EINVAL: a name whose mount is gone, after a crash.
+	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("network namespace %s: %w", n.name, err)
 	}
-	if errors.Is(err, unix.EINVAL) { // a name whose mount is gone, after a crash
-		return os.Remove(n.Path())
+	if err := os.Remove(n.Path()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
-	return err
+	return nil
 }
 
 // Do runs f in the namespace. What f starts in other goroutines is outside of it again.
 func (n Namespace) Do(f func() error) error {
-	handle, err := netns.GetFromName(n.name)
+	handle, err := netns.GetFromPath(n.Path())
 	if err != nil {
 		return fmt.Errorf("network namespace %s: %w", n.name, err)
 	}

@@ -66,7 +66,7 @@ type Wire struct {
 
 // Connect lays the wire. The far end is left down, as a new network card is.
 func (n Namespace) Connect(far Namespace, w Wire) error {
-	handle, err := netns.GetFromName(far.name)
+	handle, err := netns.GetFromPath(far.Path())
 	if err != nil {
 		return fmt.Errorf("network namespace %s: %w", far.name, err)
 	}

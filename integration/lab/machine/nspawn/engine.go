@@ -46,18 +46,19 @@ func (e Engine) Missing() error {
 	return nil
 }
 
-// Create makes the machine's layer and installs the agent into it.
+// Create makes the machine's layer, unless it is there already, and installs the agent into it.
 func (e Engine) Create(ctx context.Context, s machine.Spec) (machine.Machine, error) {
 	if err := e.Missing(); err != nil {
 		return nil, err
 	}
 	m := &Machine{tree: e.Tree, stopWatch: func() {}, disks: map[string]*attached{}}
 	m.Begin(s)
+	undo := machine.Fresh(s.Dir)
 	if err := m.layer().Make(); err != nil {
-		return nil, err
+		return nil, errors.Join(err, undo())
 	}
 	if err := m.bake(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("machine %s: %w", s.Name, err), os.RemoveAll(s.Dir))
+		return nil, errors.Join(fmt.Errorf("machine %s: %w", s.Name, err), undo())
 	}
 	watch, cancel := context.WithCancel(context.Background())
 	if err := disk.Watch(watch, m.device); err != nil {

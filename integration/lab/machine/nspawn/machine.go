@@ -38,7 +38,7 @@ type Machine struct {
 	tree string
 
 	disks     map[string]*attached
-	deleted   bool
+	closed    bool
 	stopWatch func()
 }
 
@@ -62,7 +62,7 @@ func (m *Machine) netns() netns.Namespace { return netns.Open(m.Spec.Name) }
 func (m *Machine) Start(ctx context.Context) error {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
-	if m.deleted {
+	if m.closed {
 		return fmt.Errorf("start %s: %w", m.Spec.Name, os.ErrClosed)
 	}
 	if m.Current != nil {
@@ -231,7 +231,7 @@ func (m *Machine) wait(b *boot) {
 		b.again = m.start(context.Background()) == nil
 	}
 	if !b.again && b.leader != 0 && !b.off {
-		m.Over()
+		m.Over(err == nil)
 	}
 }
 
@@ -302,24 +302,21 @@ func (m *Machine) Kill(ctx context.Context) error { return m.end(ctx, unix.SIGKI
 
 // Reboot shuts the machine down and starts it again.
 func (m *Machine) Reboot(ctx context.Context) error {
-	if !m.Running() {
-		return fmt.Errorf("reboot %s: %w", m.Spec.Name, machine.ErrNotRunning)
-	}
 	if err := m.end(ctx, signalReboot, false); err != nil {
 		return err
 	}
 	return m.Start(ctx)
 }
 
-// Delete removes the machine.
-func (m *Machine) Delete(ctx context.Context) error {
+// Close switches the machine off and lets its disks and its network go.
+func (m *Machine) Close(ctx context.Context) error {
 	failed := m.Kill(ctx)
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
-	if m.deleted {
+	if m.closed {
 		return failed
 	}
-	m.deleted = true
+	m.closed = true
 	m.stopWatch()
 	for id, a := range m.disks {
 		if err := a.loop.Detach(); err != nil {
@@ -329,6 +326,11 @@ func (m *Machine) Delete(ctx context.Context) error {
 		delete(m.disks, id)
 	}
 	m.removeCgroups()
-	m.Over()
-	return errors.Join(failed, m.netns().Delete(), os.RemoveAll(m.Spec.Dir))
+	m.Over(false)
+	return errors.Join(failed, m.netns().Delete())
+}
+
+// Delete removes the machine.
+func (m *Machine) Delete(ctx context.Context) error {
+	return errors.Join(m.Close(ctx), os.RemoveAll(m.Spec.Dir))
 }

@@ -51,7 +51,7 @@ func (e Engine) Missing() error {
 	return image.Missing()
 }
 
-// Create makes the machine's root disk.
+// Create makes the machine's root disk, unless it is there already.
 func (e Engine) Create(ctx context.Context, s machine.Spec) (machine.Machine, error) {
 	if err := e.Missing(); err != nil {
 		return nil, err
@@ -74,12 +74,12 @@ func (e Engine) Create(ctx context.Context, s machine.Spec) (machine.Machine, er
 	}
 	m := &Machine{engine: e, image: img, accelerator: e.accelerator(ctx, img), files: map[string]machine.File{}, snapshots: map[string]snapshot{}}
 	m.Begin(s)
+	undo := machine.Fresh(s.Dir)
 	if err := os.MkdirAll(s.Dir, 0o755); err != nil {
 		return nil, err
 	}
-	create := exec.CommandContext(ctx, "qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", img.Disk, m.rootDisk(), fmt.Sprint(e.RootSize))
-	if out, err := create.CombinedOutput(); err != nil {
-		return nil, errors.Join(fmt.Errorf("root disk of %s: %w: %s", s.Name, err, strings.TrimSpace(string(out))), os.RemoveAll(s.Dir))
+	if err := m.makeRoot(ctx); err != nil {
+		return nil, errors.Join(err, undo())
 	}
 	if len(s.AgentJSON) > 0 {
 		m.pend(machine.File{Path: "/var/vcap/bosh/agent.json", Data: s.AgentJSON, Mode: 0o644})
@@ -90,7 +90,20 @@ func (e Engine) Create(ctx context.Context, s machine.Spec) (machine.Machine, er
 		m.pend(f)
 	}
 	if err := m.listen(); err != nil {
-		return nil, errors.Join(err, os.RemoveAll(s.Dir))
+		return nil, errors.Join(err, undo())
 	}
 	return m, nil
+}
+
+// makeRoot makes a layer over the image. It gets its name when it is complete.
+func (m *Machine) makeRoot(ctx context.Context) error {
+	if _, err := os.Lstat(m.rootDisk()); err == nil {
+		return nil
+	}
+	temporary := m.rootDisk() + ".new"
+	create := exec.CommandContext(ctx, "qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", m.image.Disk, temporary, fmt.Sprint(m.engine.RootSize))
+	if out, err := create.CombinedOutput(); err != nil {
+		return fmt.Errorf("root disk of %s: %w: %s", m.Spec.Name, err, strings.TrimSpace(string(out)))
+	}
+	return os.Rename(temporary, m.rootDisk())
 }

@@ -37,7 +37,7 @@ type Machine struct {
 	numbers   int
 	files     map[string]machine.File // to be put in with the next start
 	snapshots map[string]snapshot
-	deleted   bool
+	closed    bool
 
 	// seen guards what QEMU's events tell; they must never wait for Mu, whose holders may wait
 	// for QEMU.
@@ -54,6 +54,7 @@ type boot struct {
 	ended chan struct{}
 	cd    bool // has a CD drive
 	reset bool // the machine asked for a reboot; guarded by seen
+	quit  bool // the machine powered itself off; guarded by seen
 	off   bool // its end was asked for from outside
 	again bool // was started again
 }
@@ -64,7 +65,7 @@ func (m *Machine) rootDisk() string { return filepath.Join(m.Spec.Dir, "root.qco
 func (m *Machine) Start(ctx context.Context) error {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
-	if m.deleted {
+	if m.closed {
 		return fmt.Errorf("start %s: %w", m.Spec.Name, os.ErrClosed)
 	}
 	if m.Current != nil {
@@ -271,7 +272,7 @@ func (m *Machine) event(b *boot, msg message) {
 		var d struct{ Reason string }
 		_ = json.Unmarshal(msg.Data, &d)
 		m.seen.Lock()
-		b.reset = d.Reason == "guest-reset"
+		b.reset, b.quit = d.Reason == "guest-reset", d.Reason == "guest-shutdown"
 		m.seen.Unlock()
 	case "DEVICE_TRAY_MOVED":
 		var d struct {
@@ -312,13 +313,13 @@ func (m *Machine) wait(b *boot, exited <-chan error) {
 	}
 	m.Current = nil
 	m.seen.Lock()
-	reset := b.reset
+	reset, quit := b.reset, b.quit
 	m.seen.Unlock()
 	if reset && !b.off {
 		b.again = m.start(context.Background(), false) == nil
 	}
 	if !b.again && !b.off {
-		m.Over()
+		m.Over(quit)
 	}
 }
 
@@ -366,7 +367,12 @@ func ask(ctx context.Context, b *boot, verb string) error {
 
 // Stop shuts the machine down.
 func (m *Machine) Stop(ctx context.Context) error {
-	return m.end(ctx, true, func(b *boot) error { return ask(ctx, b, "poweroff") })
+	return m.end(ctx, true, func(b *boot) error {
+		if m.image.Kernel == "" { // an image of others, without the lab's hand in it
+			return b.qmp.do(ctx, "system_powerdown", nil, nil)
+		}
+		return ask(ctx, b, "poweroff")
+	})
 }
 
 // Kill cuts the power. What the machine had not yet handed to its disks is lost.
@@ -376,9 +382,6 @@ func (m *Machine) Kill(ctx context.Context) error {
 
 // Reboot shuts the machine down and starts it again.
 func (m *Machine) Reboot(ctx context.Context) error {
-	if !m.Running() {
-		return fmt.Errorf("reboot %s: %w", m.Spec.Name, machine.ErrNotRunning)
-	}
 	if err := m.end(ctx, false, func(b *boot) error { return ask(ctx, b, "reboot") }); err != nil {
 		return err
 	}
@@ -458,16 +461,21 @@ func (m *Machine) WriteFile(f machine.File) error {
 	return h.writeFile(ctx, f)
 }
 
-// Delete removes the machine.
-func (m *Machine) Delete(ctx context.Context) error {
+// Close switches the machine off.
+func (m *Machine) Close(ctx context.Context) error {
 	err := m.Kill(ctx)
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
-	if m.deleted {
+	if m.closed {
 		return err
 	}
-	m.deleted = true
+	m.closed = true
 	_ = m.shells.Close()
-	m.Over()
-	return errors.Join(err, os.RemoveAll(m.Spec.Dir))
+	m.Over(false)
+	return err
+}
+
+// Delete removes the machine.
+func (m *Machine) Delete(ctx context.Context) error {
+	return errors.Join(m.Close(ctx), os.RemoveAll(m.Spec.Dir))
 }

@@ -1,0 +1,58 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"cambium/integration/lab/iaas"
+)
+
+func TestChooseWhatIsRemoved(t *testing.T) {
+	of := func(cid, director string) iaas.Common { return iaas.Common{CID: cid, Director: director} }
+	l := iaas.Listing{
+		Stemcells: []iaas.StemcellListing{{Common: of("sc-1", "a")}},
+		VMs:       []iaas.VMListing{{Common: of("vm-1", "a")}, {Common: of("vm-2", "b")}},
+		Disks:     []iaas.DiskListing{{Common: of("d-1", "a")}, {Common: of("d-2", "b")}},
+		Snapshots: []iaas.SnapshotListing{{Common: of("snap-1", "a")}},
+	}
+	for name, c := range map[string]struct {
+		cids     []string
+		director string
+		disks    bool
+		want     string
+		err      string
+	}{
+		"one VM":                     {[]string{"vm-2"}, "", false, "delete_vm vm-2", ""},
+		"a Director without disks":   {nil, "a", false, "delete_vm vm-1, delete_stemcell sc-1", ""},
+		"a Director with disks":      {nil, "a", true, "delete_vm vm-1, delete_snapshot snap-1, delete_disk d-1, delete_stemcell sc-1", ""},
+		"a disk without permission":  {[]string{"d-1"}, "", false, "", "--disks"},
+		"a disk with permission":     {[]string{"d-1"}, "", true, "delete_disk d-1", ""},
+		"what is not there":          {[]string{"vm-9"}, "", false, "", "there is no vm-9"},
+		"a Director that is unknown": {nil, "c", true, "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			chosen, err := choose(l, c.cids, c.director, c.disks)
+			if c.err != "" {
+				if err == nil || !strings.Contains(err.Error(), c.err) {
+					t.Fatalf("got %v, want an error with %q", err, c.err)
+				}
+				return
+			}
+			var got []string
+			for _, o := range chosen {
+				got = append(got, o.method+" "+o.cid)
+			}
+			if err != nil || strings.Join(got, ", ") != c.want {
+				t.Errorf("got %v, %v; want %s", got, err, c.want)
+			}
+		})
+	}
+}
+
+func TestReleaseVersion(t *testing.T) {
+	for given, want := range map[string]string{"1.2.3": "1.2.3", "[DEV BUILD] 2fa6101": "DEV.BUILD.2fa6101", "unknown": "unknown"} {
+		if got := releaseVersion(given); got != want {
+			t.Errorf("%q: got %q, want %q", given, got, want)
+		}
+	}
+}

@@ -1,0 +1,371 @@
+package iaas
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"sort"
+	"strings"
+	"time"
+
+	"cambium/integration/lab/disk"
+	"cambium/integration/lab/machine"
+
+	"golang.org/x/sys/unix"
+)
+
+const mib = int64(1) << 20
+
+// maxDisk bounds sizes so that they can be computed with, 64 TiB in MiB.
+const maxDisk = 64 << 20
+
+const imageName = "image"
+
+func (i *IaaS) findDisk(cid string) (Disk, error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	d := i.disks[cid]
+	if d == nil || d.Phase != Ready {
+		return Disk{}, Failf(DiskNotFound, "there is no disk %s", cid)
+	}
+	return *d, nil
+}
+
+// HasDisk reports whether a disk exists.
+func (i *IaaS) HasDisk(cid string) bool {
+	_, err := i.findDisk(cid)
+	return err == nil
+}
+
+// saveDisk writes a record and then remembers it.
+func (i *IaaS) saveDisk(d Disk) error {
+	if err := i.store.put(disks, d.CID, d); err != nil {
+		return err
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.disks[d.CID] = &d
+	return nil
+}
+
+// checkSpace compares what the file system has free with what would be promised. Images are
+// sparse, so what is promised already and not yet written counts.
+func (i *IaaS) checkSpace(more int64) error {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(i.store.dir, &fs); err != nil {
+		return err
+	}
+	free := int64(fs.Bavail) * fs.Bsize
+	i.mu.Lock()
+	promised := int64(0)
+	for cid, d := range i.disks {
+		promised += int64(d.Size)*mib - written(i.store.path(disks, cid, imageName))
+	}
+	i.mu.Unlock()
+	if more+promised > free {
+		return Failf(NoDiskSpace, "%d MiB are wanted, %d MiB are promised to other disks, and %s has %d MiB free", more/mib, promised/mib, i.store.dir, free/mib)
+	}
+	return nil
+}
+
+// written is what a sparse file occupies.
+func written(path string) int64 {
+	var st unix.Stat_t
+	if unix.Stat(path, &st) != nil {
+		return 0
+	}
+	return st.Blocks * 512
+}
+
+func checkSize(size int) error {
+	if size < 1 || size > maxDisk {
+		return Failf(CloudError, "disk size %d: want 1 to %d MiB", size, maxDisk)
+	}
+	return nil
+}
+
+// CreateDisk makes a blank disk of a size in MiB.
+func (i *IaaS) CreateDisk(_ context.Context, size int, properties json.RawMessage, director string) (string, error) {
+	if err := checkSize(size); err != nil {
+		return "", err
+	}
+	if err := i.checkSpace(int64(size) * mib); err != nil {
+		return "", err
+	}
+	d := Disk{Base: Base{CID: newCID(disks), Phase: Creating, Created: time.Now(), Director: director}, Size: size, Properties: properties}
+	defer i.locks.lock(d.CID)()
+	if err := i.saveDisk(d); err != nil {
+		return "", err
+	}
+	err := disk.Create(i.store.path(disks, d.CID, imageName), int64(size)*mib)
+	if err == nil {
+		d.Phase = Ready
+		err = i.saveDisk(d)
+	}
+	if err != nil {
+		return "", errors.Join(err, i.forget(disks, d.CID, func() { delete(i.disks, d.CID) }))
+	}
+	return d.CID, nil
+}
+
+// DeleteDisk removes a disk that is not attached. One that is not there is no error.
+func (i *IaaS) DeleteDisk(_ context.Context, cid string) error {
+	defer i.locks.lock(cid)()
+	d, err := i.findDisk(cid)
+	if KindOf(err) == DiskNotFound {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if d.VM != "" {
+		return Failf(CloudError, "disk %s is attached to %s; detach it first", cid, d.VM)
+	}
+	d.Phase = Deleting
+	if err := i.saveDisk(d); err != nil {
+		return err
+	}
+	return i.forget(disks, cid, func() { delete(i.disks, cid) })
+}
+
+func (i *IaaS) setAttached(cid, vm string) error {
+	i.mu.Lock()
+	d := *i.disks[cid]
+	i.mu.Unlock()
+	d.VM = vm
+	return i.saveDisk(d)
+}
+
+// hint is where the agent finds a disk: a name made of its serial number, in both kinds of
+// machines, which is true whatever else is attached and after every reboot.
+func hint(cid string) string { return "/dev/disk/by-id/virtio-" + cid }
+
+// attachment is what the engine is told of a disk. A container has no udev, so it is told the
+// links: the one of the hint, and the bare CID, which an agent looks for whose stemcell
+// translates CIDs.
+func (i *IaaS) attachment(cid string) machine.Disk {
+	return machine.Disk{ID: cid, Image: i.store.path(disks, cid, imageName), Names: links(cid)}
+}
+
+func links(id string) []string { return []string{"disk/by-id/virtio-" + id, "disk/by-id/" + id} }
+
+// AttachDisk attaches a disk to a VM and returns the hint; once more changes nothing.
+func (i *IaaS) AttachDisk(ctx context.Context, vmCID, cid string) (string, error) {
+	defer i.locks.lock(vmCID)()
+	defer i.locks.lock(cid)()
+	vm, err := i.findVM(vmCID)
+	if err != nil {
+		return "", err
+	}
+	d, err := i.findDisk(cid)
+	if err != nil {
+		return "", err
+	}
+	switch d.VM {
+	case vmCID:
+		return hint(cid), nil
+	case "":
+	default:
+		return "", Failf(CloudError, "disk %s is attached to %s; detach it there first", cid, d.VM)
+	}
+	if err := i.setAttached(cid, vmCID); err != nil {
+		return "", err
+	}
+	if m := i.machine(vmCID); m != nil {
+		if _, err := m.Attach(ctx, i.attachment(cid)); err != nil {
+			return "", errors.Join(err, i.setAttached(cid, ""))
+		}
+	}
+	return hint(cid), i.publish(vm)
+}
+
+// detachTimeout is how long a machine may take to let a disk go.
+const detachTimeout = time.Minute
+
+// DetachDisk takes a disk from a VM.
+func (i *IaaS) DetachDisk(ctx context.Context, vmCID, cid string) error {
+	defer i.locks.lock(vmCID)()
+	defer i.locks.lock(cid)()
+	vm, err := i.findVM(vmCID)
+	if err != nil {
+		return err
+	}
+	d, err := i.findDisk(cid)
+	if err != nil {
+		return err
+	}
+	if d.VM != vmCID {
+		return Failf(DiskNotAttached, "disk %s is not attached to %s", cid, vmCID)
+	}
+	if m := i.machine(vmCID); m != nil {
+		within, cancel := context.WithTimeout(ctx, detachTimeout)
+		defer cancel()
+		if err := m.Detach(within, cid); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("%w; unmount it in the VM first", err)
+		}
+	}
+	if err := i.setAttached(cid, ""); err != nil {
+		return err
+	}
+	return i.publish(vm)
+}
+
+// DisksOf returns the disks attached to a VM.
+func (i *IaaS) DisksOf(vmCID string) ([]string, error) {
+	if _, err := i.findVM(vmCID); err != nil {
+		return nil, err
+	}
+	return i.attached(vmCID), nil
+}
+
+func (i *IaaS) attached(vmCID string) []string {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	found := []string{}
+	for cid, d := range i.disks {
+		if d.VM == vmCID {
+			found = append(found, cid)
+		}
+	}
+	sort.Strings(found)
+	return found
+}
+
+// ResizeDisk grows a disk that is not attached.
+func (i *IaaS) ResizeDisk(_ context.Context, cid string, size int) error {
+	defer i.locks.lock(cid)()
+	d, err := i.findDisk(cid)
+	if err != nil {
+		return err
+	}
+	if err := checkSize(size); err != nil {
+		return err
+	}
+	return i.grow(d, size)
+}
+
+func (i *IaaS) grow(d Disk, size int) error {
+	switch {
+	case size == d.Size:
+		return nil
+	case size < d.Size:
+		return Failf(NotSupported, "disk %s has %d MiB and cannot shrink to %d", d.CID, d.Size, size)
+	case d.VM != "":
+		return Failf(NotSupported, "disk %s is attached to %s and cannot be resized", d.CID, d.VM)
+	}
+	if err := i.checkSpace(int64(size-d.Size) * mib); err != nil {
+		return err
+	}
+	// The image first: a record that promises less than there is does no harm.
+	if err := os.Truncate(i.store.path(disks, d.CID, imageName), int64(size)*mib); err != nil {
+		return err
+	}
+	d.Size = size
+	return i.saveDisk(d)
+}
+
+// UpdateDisk grows a disk and replaces its properties.
+func (i *IaaS) UpdateDisk(_ context.Context, cid string, size int, properties json.RawMessage) error {
+	defer i.locks.lock(cid)()
+	d, err := i.findDisk(cid)
+	if err != nil {
+		return err
+	}
+	if err := checkSize(size); err != nil {
+		return err
+	}
+	if err := i.grow(d, size); err != nil {
+		return err
+	}
+	d.Size, d.Properties = size, properties
+	return i.saveDisk(d)
+}
+
+// SetDiskMetadata replaces what is known of a disk.
+func (i *IaaS) SetDiskMetadata(cid string, metadata map[string]string) error {
+	defer i.locks.lock(cid)()
+	d, err := i.findDisk(cid)
+	if err != nil {
+		return err
+	}
+	d.Metadata = metadata
+	return i.saveDisk(d)
+}
+
+// SnapshotDisk copies a disk, attached or not, as it would be after a power cut. Where the file
+// system shares blocks the copy is immediate.
+func (i *IaaS) SnapshotDisk(ctx context.Context, cid string, metadata map[string]string, director string) (string, error) {
+	defer i.locks.lock(cid)()
+	d, err := i.findDisk(cid)
+	if err != nil {
+		return "", err
+	}
+	if m := i.machine(d.VM); m != nil && m.Running() {
+		if err := i.canSnapshot(d); err != nil {
+			return "", err
+		}
+	}
+	s := Snapshot{Base: Base{CID: newCID(snapshots), Phase: Creating, Created: time.Now(), Director: director, Metadata: metadata}, Disk: cid, Size: d.Size}
+	if err := i.saveSnapshot(s); err != nil {
+		return "", err
+	}
+	err = copyFile(ctx, i.store.path(disks, cid, imageName), i.store.path(snapshots, s.CID, imageName))
+	if err == nil {
+		s.Phase = Ready
+		err = i.saveSnapshot(s)
+	}
+	if err != nil {
+		return "", errors.Join(err, i.forget(snapshots, s.CID, func() { delete(i.snapshots, s.CID) }))
+	}
+	return s.CID, nil
+}
+
+// canSnapshot refuses a copy that would mix several moments: of a disk in use only a copy that
+// shares blocks is of one.
+func (i *IaaS) canSnapshot(d Disk) error {
+	probe := i.store.path(disks, d.CID, "probe")
+	defer func() { _ = os.Remove(probe) }()
+	out, err := exec.Command("cp", "--reflink=always", i.store.path(disks, d.CID, recordName), probe).CombinedOutput()
+	if err != nil {
+		return Failf(NotSupported, "disk %s is in use and its file system cannot share blocks (%s); detach the disk or stop its VM first", d.CID, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+func copyFile(ctx context.Context, from, to string) error {
+	cp := exec.CommandContext(ctx, "cp", "--sparse=always", "--reflink=auto", from, to)
+	if out, err := cp.CombinedOutput(); err != nil {
+		return fmt.Errorf("copy %s: %w: %s", from, err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+func (i *IaaS) saveSnapshot(s Snapshot) error {
+	if err := i.store.put(snapshots, s.CID, s); err != nil {
+		return err
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.snapshots[s.CID] = &s
+	return nil
+}
+
+// DeleteSnapshot removes a snapshot. One that is not there is no error.
+func (i *IaaS) DeleteSnapshot(cid string) error {
+	defer i.locks.lock(cid)()
+	i.mu.Lock()
+	s := i.snapshots[cid]
+	i.mu.Unlock()
+	if s == nil {
+		return nil
+	}
+	gone := *s
+	gone.Phase = Deleting
+	if err := i.saveSnapshot(gone); err != nil {
+		return err
+	}
+	return i.forget(snapshots, cid, func() { delete(i.snapshots, cid) })
+}

@@ -1,0 +1,157 @@
+package iaas
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"cambium/integration/lab/iaas/fabric"
+	"cambium/integration/lab/metadata"
+	"cambium/integration/lab/registry"
+
+	"github.com/sirupsen/logrus"
+)
+
+func manualNetwork(ip string) fabric.Network {
+	return fabric.Network{Type: fabric.Manual, IP: ip, Netmask: "255.255.255.0", Gateway: "10.9.0.1"}
+}
+
+func TestAddressesConflictOnOneSegmentOnly(t *testing.T) {
+	i := &IaaS{vms: map[string]*VM{"vm-1": {Networks: map[string]fabric.Network{"a": manualNetwork("10.9.0.5")}}}}
+	if err := i.conflict(map[string]fabric.Network{"b": manualNetwork("10.9.0.5")}); err == nil || !strings.Contains(err.Error(), "vm-1") {
+		t.Errorf("the same address: got %v, want an error that names vm-1", err)
+	}
+	elsewhere := manualNetwork("10.9.0.5")
+	elsewhere.Properties = json.RawMessage(`{"name":"other"}`)
+	for name, n := range map[string]fabric.Network{"another address": manualNetwork("10.9.0.6"), "another segment": elsewhere} {
+		if err := i.conflict(map[string]fabric.Network{"b": n}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestDynamicAddressesAreTheLowestFreeOnes(t *testing.T) {
+	i := &IaaS{vms: map[string]*VM{}}
+	take := func(vm, properties string) (string, error) {
+		nets := map[string]fabric.Network{"d": {Type: fabric.Dynamic, IP: "10.9.0.99", Properties: json.RawMessage(properties)}}
+		err := i.allocate(nets)
+		i.vms[vm] = &VM{Networks: nets}
+		return nets["d"].IP + " " + nets["d"].Netmask + " " + nets["d"].Gateway, err
+	}
+	for n, want := range []string{"10.246.0.10 255.255.255.0 10.246.0.1", "10.246.0.11 255.255.255.0 10.246.0.1"} {
+		if got, err := take(string(rune('a'+n)), "{}"); err != nil || got != want {
+			t.Errorf("VM %d: got %s, %v; want %s", n, got, err, want)
+		}
+	}
+	delete(i.vms, "a")
+	if got, err := take("c", "{}"); err != nil || !strings.HasPrefix(got, "10.246.0.10 ") {
+		t.Errorf("after a deletion: got %s, %v; want the free address", got, err)
+	}
+	for _, properties := range []string{`{"range":"10.0.0.0/30"}`, `{"range":"x"}`, `{"range":"fd00::/64"}`} {
+		if _, err := take("x", properties); err == nil {
+			t.Errorf("%s is accepted", properties)
+		}
+	}
+	for n := range 6 {
+		_, err := take(string(rune('k'+n)), `{"name":"s","range":"10.1.0.0/28"}`)
+		if full := n >= 5; full != (err != nil) {
+			t.Errorf("VM %d of a small range: %v", n, err)
+		}
+	}
+}
+
+func TestShape(t *testing.T) {
+	if s, err := (Shape{}).check(); err != nil || s.Engine != QEMU || s.CPU != 1 || s.RAM != 1024 || s.EphemeralDisk != 10240 {
+		t.Errorf("an empty shape becomes %+v, %v", s, err)
+	}
+	for _, s := range []Shape{{CPU: -1}, {RAM: 1 << 30}, {EphemeralDisk: -1}, {RootDisk: maxDisk + 1}, {Engine: "xen"}} {
+		if _, err := s.check(); err == nil {
+			t.Errorf("%+v is accepted", s)
+		}
+	}
+}
+
+// What a crash leaves under way is undone or finished by the next holder.
+func TestSettle(t *testing.T) {
+	s := store{t.TempDir()}
+	put := func(kind, cid string, record any) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Join(s.dir, kind), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.put(kind, cid, record); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(vms, "vm-ready", VM{Base: Base{CID: "vm-ready", Phase: Ready}, Image: "kept"})
+	put(vms, "vm-creating", VM{Base: Base{CID: "vm-creating", Phase: Creating}, Image: "dropped"})
+	put(vms, "vm-deleting", VM{Base: Base{CID: "vm-deleting", Phase: Deleting}})
+	put(disks, "d-on-ready", Disk{Base: Base{CID: "d-on-ready", Phase: Ready}, VM: "vm-ready"})
+	put(disks, "d-on-deleting", Disk{Base: Base{CID: "d-on-deleting", Phase: Ready}, VM: "vm-deleting"})
+	put(disks, "d-on-missing", Disk{Base: Base{CID: "d-on-missing", Phase: Ready}, VM: "vm-missing"})
+	put(disks, "d-creating", Disk{Base: Base{CID: "d-creating", Phase: Creating}})
+	put(stemcells, "sc-creating", Stemcell{Base: Base{CID: "sc-creating", Phase: Creating}, Image: "dropped"})
+	for _, dir := range []string{"images/kept", "images/dropped", "images/.new-1", "disks/d-without-record"} {
+		if err := os.MkdirAll(filepath.Join(s.dir, dir, "x"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	i := &IaaS{store: s, log: logrus.NewEntry(logrus.New()), metadata: metadata.New(), registry: registry.New()}
+	for range 2 { // once more changes nothing
+		if err := i.load(); err != nil {
+			t.Fatal(err)
+		}
+		if err := i.settle(); err != nil {
+			t.Fatal(err)
+		}
+		if len(i.vms) != 1 || len(i.stemcells) != 0 || len(i.disks) != 3 {
+			t.Errorf("got %d VMs, %d stemcells, %d disks; want 1, 0, 3", len(i.vms), len(i.stemcells), len(i.disks))
+		}
+		for cid, want := range map[string]string{"d-on-ready": "vm-ready", "d-on-deleting": "", "d-on-missing": ""} {
+			if d := i.disks[cid]; d == nil || d.VM != want {
+				t.Errorf("disk %s is %+v, want it attached to %q", cid, d, want)
+			}
+		}
+	}
+	left, _ := filepath.Glob(filepath.Join(s.dir, "images", "*"))
+	hidden, _ := filepath.Glob(filepath.Join(s.dir, "images", ".*"))
+	if len(left) != 1 || len(hidden) != 0 || filepath.Base(left[0]) != "kept" {
+		t.Errorf("images are %v and %v, want the one that is used", left, hidden)
+	}
+}
+
+func TestCIDsFillASerialNumber(t *testing.T) {
+	seen := map[string]bool{}
+	for range 1000 {
+		cid := newCID(disks)
+		if len(cid) != 20 || seen[cid] {
+			t.Fatalf("CID %q has %d characters, or is not new", cid, len(cid))
+		}
+		seen[cid] = true
+	}
+	if id := ephemeralID(newCID(vms)); len(id) != 20 {
+		t.Errorf("ephemeral disk %q has %d characters, want 20", id, len(id))
+	}
+}
+
+func TestLocksGoWithTheirUsers(t *testing.T) {
+	var l locks
+	count, n := 0, 0
+	var all sync.WaitGroup
+	for range 50 {
+		all.Go(func() {
+			defer l.lock("a")()
+			n++
+		})
+	}
+	all.Wait()
+	l.mu.Lock()
+	count = len(l.held)
+	l.mu.Unlock()
+	if n != 50 || count != 0 {
+		t.Errorf("%d of 50 had the lock, and %d locks are left", n, count)
+	}
+}

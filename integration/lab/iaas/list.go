@@ -1,0 +1,113 @@
+package iaas
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// Listing is what an IaaS holds, without secrets.
+type Listing struct {
+	Name      string            `json:"name"`
+	Namespace string            `json:"network_namespace"` // its file
+	Stemcells []StemcellListing `json:"stemcells"`
+	VMs       []VMListing       `json:"vms"`
+	Disks     []DiskListing     `json:"disks"`
+	Snapshots []SnapshotListing `json:"snapshots"`
+	Networks  []*ManagedNetwork `json:"networks"`
+}
+
+// Common is what the listings of all objects show.
+type Common struct {
+	CID      string            `json:"cid"`
+	Created  time.Time         `json:"created"`
+	Director string            `json:"director_uuid,omitempty"`
+	Metadata map[string]string `json:"metadata,omitempty"`
+}
+
+// StemcellListing is a stemcell in a listing.
+type StemcellListing struct {
+	Common
+	Image string `json:"image"`
+}
+
+// VMListing is a VM in a listing.
+type VMListing struct {
+	Common
+	AgentID string   `json:"agent_id"`
+	Engine  string   `json:"engine"`
+	Running bool     `json:"running"`
+	IPs     []string `json:"ips"`
+	Disks   []string `json:"disks"`
+	Console string   `json:"console"`
+	Shell   []string `json:"shell,omitempty"`
+}
+
+// DiskListing is a disk in a listing.
+type DiskListing struct {
+	Common
+	Size int    `json:"size"` // MiB
+	VM   string `json:"vm,omitempty"`
+}
+
+// SnapshotListing is a snapshot in a listing.
+type SnapshotListing struct {
+	Common
+	Disk string `json:"disk"`
+	Size int    `json:"size"` // MiB
+}
+
+func (b Base) common() Common { return Common{b.CID, b.Created, b.Director, b.Metadata} }
+
+// List tells what there is, in the order of creation.
+func (i *IaaS) List() Listing {
+	l := Listing{Name: i.name, Namespace: i.Net.Path(), Stemcells: []StemcellListing{}, VMs: []VMListing{}, Disks: []DiskListing{}, Snapshots: []SnapshotListing{}, Networks: []*ManagedNetwork{}}
+	i.mu.Lock()
+	for _, s := range i.stemcells {
+		l.Stemcells = append(l.Stemcells, StemcellListing{s.common(), s.Image})
+	}
+	for _, d := range i.disks {
+		l.Disks = append(l.Disks, DiskListing{d.common(), d.Size, d.VM})
+	}
+	for _, s := range i.snapshots {
+		l.Snapshots = append(l.Snapshots, SnapshotListing{s.common(), s.Disk, s.Size})
+	}
+	for _, n := range i.networks {
+		l.Networks = append(l.Networks, n)
+	}
+	for _, vm := range i.vms {
+		l.VMs = append(l.VMs, i.listVM(vm))
+	}
+	i.mu.Unlock()
+	slices.SortFunc(l.Stemcells, func(a, b StemcellListing) int { return a.Created.Compare(b.Created) })
+	slices.SortFunc(l.VMs, func(a, b VMListing) int { return a.Created.Compare(b.Created) })
+	slices.SortFunc(l.Disks, func(a, b DiskListing) int { return a.Created.Compare(b.Created) })
+	slices.SortFunc(l.Snapshots, func(a, b SnapshotListing) int { return a.Created.Compare(b.Created) })
+	slices.SortFunc(l.Networks, func(a, b *ManagedNetwork) int { return cmp.Compare(a.CID, b.CID) })
+	return l
+}
+
+// listVM describes a VM; the caller holds mu.
+func (i *IaaS) listVM(vm *VM) VMListing {
+	l := VMListing{Common: vm.common(), AgentID: vm.AgentID, Engine: vm.Shape.Engine, IPs: []string{}, Disks: []string{}}
+	for _, n := range vm.Networks {
+		if n.IP != "" {
+			l.IPs = append(l.IPs, n.IP)
+		}
+	}
+	slices.Sort(l.IPs)
+	for cid, d := range i.disks {
+		if d.VM == vm.CID {
+			l.Disks = append(l.Disks, cid)
+		}
+	}
+	slices.Sort(l.Disks)
+	if m := i.machines[vm.CID]; m != nil {
+		l.Console = m.Console()
+		// A VM of a stemcell has no program in it that could be asked for a shell.
+		if l.Running = m.Running(); l.Running && vm.Shape.Engine == Container {
+			l.Shell, _ = m.Shell()
+		}
+	}
+	return l
+}

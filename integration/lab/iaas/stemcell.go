@@ -1,0 +1,193 @@
+package iaas
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"cambium/integration/lab/iaas/upload"
+	"cambium/internal/atomicfile"
+)
+
+const images = "images"
+
+// unfinished begins the names of images that are being imported.
+const unfinished = ".new-"
+
+func (i *IaaS) findStemcell(cid string) (*Stemcell, error) {
+	s := i.stemcells[cid]
+	if s == nil || s.Phase != Ready {
+		return nil, Failf(CloudError, "there is no stemcell %s", cid)
+	}
+	return s, nil
+}
+
+func (i *IaaS) saveStemcell(s Stemcell) error {
+	if err := i.store.put(stemcells, s.CID, s); err != nil {
+		return err
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.stemcells[s.CID] = &s
+	return nil
+}
+
+// CreateStemcell stores an image, whose format is told from its content. The same bytes are kept
+// once, however many stemcells are made of them.
+func (i *IaaS) CreateStemcell(ctx context.Context, image io.Reader, properties json.RawMessage, tags map[string]string, director string) (cid string, err error) {
+	s := Stemcell{Base: Base{CID: newCID(stemcells), Phase: Creating, Created: time.Now(), Director: director, Metadata: tags}, Properties: properties}
+	i.mu.Lock()
+	i.uploads[s.CID] = true
+	i.mu.Unlock()
+	defer func() {
+		i.mu.Lock()
+		delete(i.uploads, s.CID)
+		i.mu.Unlock()
+	}()
+	if err := os.MkdirAll(filepath.Join(i.store.dir, images), 0o700); err != nil {
+		return "", err
+	}
+	work, err := os.MkdirTemp(filepath.Join(i.store.dir, images), unfinished)
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
+	if s.Image, err = receive(image, filepath.Join(work, "upload")); err != nil {
+		return "", fmt.Errorf("receive the image: %w", err)
+	}
+	defer i.locks.lock("image " + s.Image)()
+	// The record refers to the image before it is there, so that it cannot be collected.
+	if err := i.saveStemcell(s); err != nil {
+		return "", err
+	}
+	if err = i.importImage(ctx, s.Image, work); err == nil {
+		s.Phase = Ready
+		err = i.saveStemcell(s)
+	}
+	if err != nil {
+		err = errors.Join(err, i.forget(stemcells, s.CID, func() { delete(i.stemcells, s.CID) }), i.collect(s.Image))
+		return "", fmt.Errorf("stemcell image: %w", err)
+	}
+	return s.CID, nil
+}
+
+// receive writes an upload to a file and returns its digest.
+func receive(from io.Reader, path string) (string, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return "", err
+	}
+	h := sha256.New()
+	_, err = io.Copy(io.MultiWriter(f, h), from)
+	return hex.EncodeToString(h.Sum(nil)), errors.Join(err, f.Close())
+}
+
+func (i *IaaS) imagePath(digest string, more ...string) string {
+	return filepath.Join(append([]string{i.store.dir, images, digest}, more...)...)
+}
+
+// importImage converts the upload in work, unless an image of that digest is there already.
+func (i *IaaS) importImage(ctx context.Context, digest, work string) error {
+	if _, err := os.Stat(i.imagePath(digest)); err == nil {
+		return nil
+	}
+	converted := filepath.Join(work, "converted")
+	if err := os.Mkdir(converted, 0o700); err != nil {
+		return err
+	}
+	if err := upload.Unpack(ctx, filepath.Join(work, "upload"), converted); err != nil {
+		return err
+	}
+	if err := os.Rename(converted, i.imagePath(digest)); err != nil {
+		return err
+	}
+	return atomicfile.SyncDir(filepath.Join(i.store.dir, images))
+}
+
+// DeleteStemcell removes a stemcell. Its image stays as long as a VM is a layer over it. One that
+// is not there is no error.
+func (i *IaaS) DeleteStemcell(cid string) error {
+	defer i.locks.lock(cid)()
+	i.mu.Lock()
+	s := i.stemcells[cid]
+	i.mu.Unlock()
+	if s == nil {
+		return nil
+	}
+	gone := *s
+	gone.Phase = Deleting
+	if err := i.saveStemcell(gone); err != nil {
+		return err
+	}
+	if err := i.forget(stemcells, cid, func() { delete(i.stemcells, cid) }); err != nil {
+		return err
+	}
+	defer i.locks.lock("image " + gone.Image)()
+	return i.collect(gone.Image)
+}
+
+// used reports whether a stemcell or VM is made of an image.
+func (i *IaaS) used(digest string) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for _, s := range i.stemcells {
+		if s.Image == digest {
+			return true
+		}
+	}
+	for _, vm := range i.vms {
+		if vm.Image == digest {
+			return true
+		}
+	}
+	return false
+}
+
+// collect removes an image that is not used any more; the caller has its lock.
+func (i *IaaS) collect(digest string) error {
+	if digest == "" || i.used(digest) {
+		return nil
+	}
+	return os.RemoveAll(i.imagePath(digest))
+}
+
+// settleImages removes what imports left behind, and images that are not used.
+func (i *IaaS) settleImages() error {
+	entries, err := os.ReadDir(filepath.Join(i.store.dir, images))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), unfinished) {
+			err = errors.Join(err, os.RemoveAll(i.imagePath(e.Name())))
+		} else {
+			err = errors.Join(err, i.collect(e.Name()))
+		}
+	}
+	return err
+}
+
+// tree is the root file system of an image, for containers.
+func (i *IaaS) tree(ctx context.Context, digest string) (string, error) {
+	defer i.locks.lock("image " + digest)()
+	path := i.imagePath(digest, upload.Tree)
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	work := i.imagePath(digest, upload.Tree+".new")
+	if err := os.RemoveAll(work); err != nil { // of a holder that was killed
+		return "", err
+	}
+	if err := upload.CopyTree(ctx, i.imagePath(digest, upload.Disk), work); err != nil {
+		return "", fmt.Errorf("root file system of the stemcell: %w", errors.Join(err, os.RemoveAll(work)))
+	}
+	return path, os.Rename(work, path)
+}

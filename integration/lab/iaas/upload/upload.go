@@ -1,0 +1,294 @@
+// Package upload makes images of what is uploaded as a stemcell: a raw disk, or the tree of a root
+// file system. Uploads are untrusted: their format is told from their content, and a disk that refers to
+// other files is refused.
+package upload
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"cambium/internal/thread"
+
+	"golang.org/x/sys/unix"
+)
+
+// An imported image holds one of these: a raw disk, which virtual machines boot from, or the tree
+// of a root file system, which containers boot from. The tree of a disk is made when the first
+// container wants it.
+const (
+	Disk = "disk.raw"
+	Tree = "tree"
+)
+
+// maxImage bounds what an upload may grow to, in bytes.
+const maxImage = 64 << 30
+
+// diskSuffixes end the names of disks inside the tarballs that stemcells hold.
+var diskSuffixes = []string{".img", ".raw", ".vhd", ".vmdk", ".qcow2"}
+
+// diskFormats are what disks may be in. Others, or files that refer to further files, are refused:
+// QEMU would open whatever they name.
+var diskFormats = []string{"raw", "qcow2", "vpc", "vmdk"}
+
+// Unpack makes an image of an upload, in dir: a gzip tarball with a disk or a root file system in it, or a
+// disk as it is.
+func Unpack(ctx context.Context, upload, dir string) error {
+	f, err := os.Open(upload)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	magic := make([]byte, 2)
+	if _, err := io.ReadFull(f, magic); err != nil {
+		return errors.New("it is empty; light stemcells are not supported")
+	}
+	if !bytes.Equal(magic, []byte{0x1f, 0x8b}) {
+		return convert(ctx, upload, filepath.Join(dir, Disk))
+	}
+	name, err := diskIn(f)
+	if err != nil {
+		return err
+	}
+	if name == "" {
+		return unpackTree(ctx, upload, filepath.Join(dir, Tree))
+	}
+	inner := filepath.Join(dir, "inner")
+	defer func() { _ = os.Remove(inner) }()
+	if err := extract(f, name, inner); err != nil {
+		return err
+	}
+	return convert(ctx, inner, filepath.Join(dir, Disk))
+}
+
+// members calls each for the members of a gzip tarball until it says stop.
+func members(f *os.File, each func(h *tar.Header, r io.Reader) (stop bool, err error)) error {
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	zip, err := gzip.NewReader(f)
+	if err != nil {
+		return err
+	}
+	for r := tar.NewReader(zip); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if stop, err := each(h, r); stop || err != nil {
+			return err
+		}
+	}
+}
+
+// firstMembers is how many members are looked at for a disk: a root file system has thousands,
+// a tarball with a disk has three at most.
+const firstMembers = 8
+
+// diskIn is the name of the disk in a tarball, empty if there is none.
+func diskIn(f *os.File) (name string, err error) {
+	n := 0
+	err = members(f, func(h *tar.Header, _ io.Reader) (bool, error) {
+		n++
+		isDisk := slices.ContainsFunc(diskSuffixes, func(suffix string) bool { return strings.HasSuffix(h.Name, suffix) })
+		if h.Typeflag == tar.TypeReg && isDisk && strings.Count(strings.TrimPrefix(h.Name, "./"), "/") == 0 {
+			name = h.Name
+		}
+		return name != "" || n == firstMembers, nil
+	})
+	return name, err
+}
+
+// extract writes one member to a file, leaving out blocks of zeros.
+func extract(f *os.File, name, to string) error {
+	return members(f, func(h *tar.Header, r io.Reader) (bool, error) {
+		if h.Name != name {
+			return false, nil
+		}
+		if h.Size > maxImage {
+			return true, fmt.Errorf("%s would have %d bytes, more than the limit of %d", name, h.Size, int64(maxImage))
+		}
+		return true, writeSparse(r, to, h.Size)
+	})
+}
+
+func writeSparse(r io.Reader, to string, size int64) error {
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	block, zeros := make([]byte, 1<<16), make([]byte, 1<<16)
+	for at := int64(0); err == nil && at < size; {
+		var n int
+		n, err = io.ReadFull(r, block[:min(int64(len(block)), size-at)])
+		if !bytes.Equal(block[:n], zeros[:n]) {
+			_, writeErr := out.WriteAt(block[:n], at)
+			err = errors.Join(err, writeErr)
+		}
+		at += int64(n)
+	}
+	return errors.Join(err, out.Truncate(size), out.Sync(), out.Close())
+}
+
+// convert makes a raw disk of one in a known format.
+func convert(ctx context.Context, from, to string) error {
+	format, err := diskFormat(ctx, from)
+	if err != nil {
+		return err
+	}
+	if format == "raw" {
+		return os.Rename(from, to)
+	}
+	out, err := exec.CommandContext(ctx, "qemu-img", "convert", "-f", format, "-O", "raw", from, to).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("convert from %s: %w: %s", format, err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+func diskFormat(ctx context.Context, path string) (string, error) {
+	out, err := exec.CommandContext(ctx, "qemu-img", "info", "--output=json", path).Output()
+	if err != nil {
+		return "", fmt.Errorf("qemu-img info: %w", err)
+	}
+	var info struct {
+		Format   string          `json:"format"`
+		Size     int64           `json:"virtual-size"`
+		Backing  string          `json:"backing-filename"`
+		Specific json.RawMessage `json:"format-specific"`
+	}
+	if err := json.Unmarshal(out, &info); err != nil {
+		return "", err
+	}
+	if err := checkFormat(info.Format, info.Size, info.Backing, info.Specific); err != nil {
+		return "", err
+	}
+	if info.Format == "raw" {
+		return "raw", isDisk(path)
+	}
+	return info.Format, nil
+}
+
+func checkFormat(format string, size int64, backing string, specific json.RawMessage) error {
+	switch {
+	case !slices.Contains(diskFormats, format):
+		return fmt.Errorf("disk format %q is not one of %s", format, strings.Join(diskFormats, ", "))
+	case backing != "" || bytes.Contains(specific, []byte(`"data-file"`)):
+		return errors.New("it refers to another file")
+	case size > maxImage:
+		return fmt.Errorf("the disk would have %d bytes, more than the limit of %d", size, int64(maxImage))
+	}
+	return nil
+}
+
+// isDisk demands a partition table: everything that has no other format passes for a raw disk.
+func isDisk(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	sector := make([]byte, 512)
+	if _, err := io.ReadFull(f, sector); err != nil || sector[510] != 0x55 || sector[511] != 0xaa {
+		return errors.New("it is neither a tarball nor a disk with a partition table")
+	}
+	return nil
+}
+
+// unpackTree unpacks a root file system.
+func unpackTree(ctx context.Context, tarball, dir string) error {
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	out, err := exec.CommandContext(ctx, "tar", "--numeric-owner", "--xattrs", "-xzpf", tarball, "-C", dir).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("unpack the root file system: %w: %s", err, lastLine(out))
+	}
+	for _, name := range []string{"sbin/init", "etc"} {
+		if _, err := os.Lstat(filepath.Join(dir, name)); err != nil {
+			return fmt.Errorf("the tarball holds neither a disk nor a root file system: there is no %s", name)
+		}
+	}
+	return nil
+}
+
+func lastLine(out []byte) string {
+	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	return lines[len(lines)-1]
+}
+
+// CopyTree copies the files of a disk's root partition. The file system is mounted read-only in a mount
+// namespace that ends with the copy, and the loop device with it.
+func CopyTree(ctx context.Context, disk, to string) error {
+	offset, size, err := rootPartition(ctx, disk)
+	if err != nil {
+		return err
+	}
+	if err := os.Mkdir(to, 0o755); err != nil {
+		return err
+	}
+	at, err := os.MkdirTemp(filepath.Dir(to), "mount-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(at) }()
+	return thread.Run(func() error {
+		if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
+			return fmt.Errorf("mount namespace: %w", err)
+		}
+		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+			return fmt.Errorf("mount namespace: %w", err)
+		}
+		for _, argv := range [][]string{
+			{"mount", "-o", fmt.Sprintf("ro,loop,nodev,nosuid,offset=%d,sizelimit=%d", offset, size), disk, at},
+			{"cp", "--archive", "--reflink=auto", at + "/.", to},
+			{"umount", at},
+		} {
+			if out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput(); err != nil {
+				return fmt.Errorf("%s: %w: %s", argv[0], err, lastLine(out))
+			}
+		}
+		return nil
+	})
+}
+
+// rootPartition is where the biggest partition of a disk begins and how long it is, in bytes.
+func rootPartition(ctx context.Context, disk string) (offset, size int64, err error) {
+	out, err := exec.CommandContext(ctx, "sfdisk", "--json", disk).Output()
+	if err != nil {
+		return 0, 0, fmt.Errorf("partition table: %w", err)
+	}
+	var table struct {
+		PartitionTable struct {
+			Partitions []struct {
+				Start int64 `json:"start"`
+				Size  int64 `json:"size"`
+			} `json:"partitions"`
+		} `json:"partitiontable"`
+	}
+	if err := json.Unmarshal(out, &table); err != nil {
+		return 0, 0, fmt.Errorf("partition table: %w", err)
+	}
+	for _, p := range table.PartitionTable.Partitions {
+		if p.Size > size {
+			offset, size = p.Start, p.Size
+		}
+	}
+	if size == 0 {
+		return 0, 0, errors.New("the disk has no partition")
+	}
+	return offset * 512, size * 512, nil
+}

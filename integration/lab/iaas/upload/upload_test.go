@@ -1,0 +1,104 @@
+package upload
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func tarball(t *testing.T, files map[string][]byte, order ...string) string {
+	t.Helper()
+	var b bytes.Buffer
+	zip := gzip.NewWriter(&b)
+	w := tar.NewWriter(zip)
+	for _, name := range order {
+		if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(files[name]))}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write(files[name]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := zip.Close(); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "upload")
+	if err := os.WriteFile(path, b.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestUnpack(t *testing.T) {
+	if _, err := exec.LookPath("qemu-img"); err != nil {
+		t.Skip("qemu-img is not installed")
+	}
+	raw := make([]byte, 1<<20)
+	raw[510], raw[511] = 0x55, 0xaa
+	qcow := filepath.Join(t.TempDir(), "q")
+	plain := filepath.Join(t.TempDir(), "raw")
+	if err := os.WriteFile(plain, raw, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	qemuImg := func(args ...string) []byte {
+		t.Helper()
+		if out, err := exec.Command("qemu-img", append(args, qcow)...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		data, err := os.ReadFile(qcow)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return data
+	}
+	converted := qemuImg("convert", "-O", "qcow2", plain)
+	layered := qemuImg("create", "-q", "-f", "qcow2", "-F", "raw", "-b", plain)
+	for name, c := range map[string]struct {
+		upload string
+		want   string // the file that is there afterwards
+		err    string
+	}{
+		"raw disk":             {plain, Disk, ""},
+		"root.img, raw":        {tarball(t, map[string][]byte{"root.img": raw}, "root.img"), Disk, ""},
+		"root.img, qcow2":      {tarball(t, map[string][]byte{"root.img": converted}, "root.img"), Disk, ""},
+		"disk.raw":             {tarball(t, map[string][]byte{"./disk.raw": raw}, "./disk.raw"), Disk, ""},
+		"root file system":     {tarball(t, map[string][]byte{"etc/passwd": nil, "sbin/init": nil}, "etc/passwd", "sbin/init"), Tree, ""},
+		"layer over a file":    {tarball(t, map[string][]byte{"root.img": layered}, "root.img"), "", "another file"},
+		"no partition table":   {tarball(t, map[string][]byte{"root.img": []byte(strings.Repeat("x", 4096))}, "root.img"), "", "partition table"},
+		"tarball of something": {tarball(t, map[string][]byte{"readme": nil}, "readme"), "", "neither a disk"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			upload := filepath.Join(t.TempDir(), "copy")
+			data, err := os.ReadFile(c.upload)
+			if err == nil {
+				err = os.WriteFile(upload, data, 0o600)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = Unpack(t.Context(), upload, dir)
+			if c.err != "" {
+				if err == nil || !strings.Contains(err.Error(), c.err) {
+					t.Fatalf("got %v, want an error with %q", err, c.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := os.Stat(filepath.Join(dir, c.want))
+			if err != nil || c.want == Disk && got.Size() != int64(len(raw)) {
+				t.Errorf("%s: %v, %v", c.want, got, err)
+			}
+		})
+	}
+}

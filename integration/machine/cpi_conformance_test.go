@@ -1,0 +1,336 @@
+//go:build machine
+
+package machine
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"cambium/integration/lab/iaas"
+	"cambium/integration/lab/netns"
+)
+
+// stemcellImage is the image of our stemcell, as a CPI is handed it.
+func stemcellImage(t testing.TB) string {
+	t.Helper()
+	dir := t.TempDir()
+	if out, err := exec.Command("tar", "-xzf", stemcell(t), "-C", dir, "image").CombinedOutput(); err != nil {
+		t.Fatalf("unpack the stemcell: %v: %s", err, out)
+	}
+	return filepath.Join(dir, "image")
+}
+
+// order are the arguments of create_vm for a container with an address.
+func order(stemcell, ip string) []any {
+	return []any{"agent-" + ip, stemcell, map[string]any{"engine": iaas.Container, "ephemeral_disk": 1024}, map[string]any{"default": map[string]any{
+		"type": "manual", "ip": ip, "prefix": "32", "netmask": "255.255.255.0", "gateway": "10.245.0.1", "dns": []string{"10.245.0.1"},
+		"default": []string{"dns", "gateway"}, "cloud_properties": map[string]any{}}}, []any{}, map[string]any{"bosh": map[string]any{"password": "*"}}}
+}
+
+// http reaches the agents, which have made their own certificates.
+func (c *cloud) http() *http.Client {
+	return &http.Client{Transport: &http.Transport{DialContext: netns.Open(iaas.Prefix + c.name).DialContext, DisableKeepAlives: true,
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, Timeout: 5 * time.Second}
+}
+
+// pong waits for the agent at an address.
+func (c *cloud) pong(ip string, within time.Duration) {
+	c.t.Helper()
+	client := c.http()
+	until(c.t, within, "the agent at "+ip+" answers", func() bool {
+		response, err := client.Post("https://mbus:secret@"+ip+":6868/agent", "application/json", strings.NewReader(`{"method":"ping","arguments":[],"reply_to":"test"}`))
+		if err != nil {
+			return false
+		}
+		defer func() { _ = response.Body.Close() }()
+		body, _ := io.ReadAll(response.Body)
+		return strings.Contains(string(body), "pong")
+	})
+}
+
+// Every method with good, repeated, missing and hostile arguments, in every version.
+func TestMachineCPIConformance(t *testing.T) {
+	c := newCloud(t, fmt.Sprintf("c%d", os.Getpid()))
+	for _, method := range []string{"has_vm", "has_disk"} {
+		if r := c.call(method, "nothing"); r.Result != false || c.holder() != 0 {
+			t.Errorf("%s where nothing is: got %v, and a holder was started: %v", method, r.Result, c.holder() != 0)
+		}
+	}
+	path := stemcellImage(t)
+	sc := c.cid("create_stemcell", path, map[string]any{"disk": 3072})
+	again := c.cid("create_stemcell", path, nil)
+	if again == sc {
+		t.Errorf("two uploads of one image have the same CID %s", sc)
+	}
+	vm, other := c.cid("create_vm", order(sc, "10.245.0.6")...), c.cid("create_vm", order(again, "10.245.0.7")...)
+	disk, second := c.cid("create_disk", 64, map[string]any{}, vm), c.cid("create_disk", 64, nil, nil)
+	if disk[:20] == second[:20] {
+		t.Errorf("CIDs %s and %s have the same beginning", disk, second)
+	}
+	hint := c.must("attach_disk", vm, disk)
+	secret := filepath.Join(c.dir, "not-an-image")
+	if err := os.WriteFile(secret, []byte(strings.Repeat("root:x:0:0\n", 100)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	changed := func(ip string, edit func([]any)) []any {
+		o := order(sc, ip)
+		edit(o)
+		return o
+	}
+	network := func(key string, value any) func([]any) {
+		return func(o []any) { o[3].(map[string]any)["default"].(map[string]any)[key] = value }
+	}
+	rows := []struct {
+		method    string
+		arguments []any
+		kind      iaas.Kind // of the error, "" for none
+		result    any       // if there is no error
+	}{
+		{"ping", nil, "", "pong"},
+		{"calculate_vm_cloud_properties", []any{map[string]any{"cpu": 2, "ram": 512, "ephemeral_disk_size": 100}}, "", map[string]any{"cpu": 2.0, "ram": 512.0, "ephemeral_disk": 100.0}},
+		{"calculate_vm_cloud_properties", []any{"much"}, iaas.CloudError, nil},
+		{"configure_networks", []any{vm, map[string]any{}}, iaas.NotSupported, nil},
+		{"current_vm_id", nil, iaas.NotImplemented, nil},
+		{"make_coffee", nil, iaas.NotImplemented, nil},
+
+		{"create_stemcell", []any{filepath.Join(c.dir, "missing"), map[string]any{}}, iaas.CloudError, nil},
+		{"create_stemcell", []any{secret, map[string]any{}}, iaas.CloudError, nil},
+		{"create_stemcell", []any{path}, iaas.CloudError, nil},
+		{"delete_stemcell", []any{"sc-nothing"}, "", nil},
+		{"delete_stemcell", []any{"../vms"}, "", nil},
+
+		{"create_vm", order("sc-nothing", "10.245.0.8"), iaas.CloudError, nil},
+		{"create_vm", order(sc, "10.245.0.6"), iaas.CloudError, nil},
+		{"create_vm", changed("10.245.0.8", func(o []any) { o[2] = map[string]any{"engine": "cloud"} }), iaas.CloudError, nil},
+		{"create_vm", changed("10.245.0.8", func(o []any) { o[2] = map[string]any{"cpu": -1} }), iaas.CloudError, nil},
+		{"create_vm", changed("10.245.0.8", func(o []any) { o[3] = map[string]any{} }), iaas.CloudError, nil},
+		{"create_vm", changed("10.245.0.8", network("ip", "10.245.0.8; reboot")), iaas.CloudError, nil},
+		{"create_vm", changed("10.245.0.1", network("ip", "10.245.0.1")), iaas.CloudError, nil},
+		{"create_vm", changed("10.245.0.8", network("type", "magic")), iaas.CloudError, nil},
+		{"create_vm", []any{nil, sc, nil, nil, nil, nil}, iaas.CloudError, nil},
+		{"create_vm", []any{}, iaas.CloudError, nil},
+
+		{"has_vm", []any{vm}, "", true},
+		{"has_vm", []any{"../../etc"}, "", false},
+		{"has_vm", []any{strings.Repeat("x", 1000)}, iaas.CloudError, nil},
+		{"has_vm", []any{7}, iaas.CloudError, nil},
+		{"set_vm_metadata", []any{vm, map[string]any{"deployment": "d", "index": 0}}, "", nil},
+		{"set_vm_metadata", []any{"vm-nothing", map[string]any{}}, iaas.VMNotFound, nil},
+		{"reboot_vm", []any{"vm-nothing"}, iaas.VMNotFound, nil},
+		{"delete_vm", []any{"vm-nothing"}, "", nil},
+
+		{"create_disk", []any{0, map[string]any{}, vm}, iaas.CloudError, nil},
+		{"create_disk", []any{-5, nil, nil}, iaas.CloudError, nil},
+		{"create_disk", []any{1 << 25, nil, nil}, iaas.NoDiskSpace, nil},
+		{"create_disk", []any{1 << 40, nil, nil}, iaas.CloudError, nil},
+		{"has_disk", []any{disk}, "", true},
+		{"has_disk", []any{"d-nothing"}, "", false},
+		{"attach_disk", []any{vm, disk}, "", hint},
+		{"attach_disk", []any{other, disk}, iaas.CloudError, nil},
+		{"attach_disk", []any{"vm-nothing", disk}, iaas.VMNotFound, nil},
+		{"attach_disk", []any{vm, "d-nothing"}, iaas.DiskNotFound, nil},
+		{"get_disks", []any{vm}, "", []any{disk}},
+		{"get_disks", []any{other}, "", []any{}},
+		{"get_disks", []any{"vm-nothing"}, iaas.VMNotFound, nil},
+		{"set_disk_metadata", []any{disk, map[string]any{"deployment": "d"}}, "", nil},
+		{"set_disk_metadata", []any{"d-nothing", map[string]any{}}, iaas.DiskNotFound, nil},
+		{"resize_disk", []any{disk, 128}, iaas.NotSupported, nil},
+		{"delete_disk", []any{disk}, iaas.CloudError, nil},
+		{"detach_disk", []any{vm, second}, iaas.DiskNotAttached, nil},
+		{"detach_disk", []any{other, disk}, iaas.DiskNotAttached, nil},
+		{"detach_disk", []any{vm, disk}, "", nil},
+		{"detach_disk", []any{vm, disk}, iaas.DiskNotAttached, nil},
+		{"detach_disk", []any{vm, "d-nothing"}, iaas.DiskNotFound, nil},
+		{"detach_disk", []any{"vm-nothing", disk}, iaas.VMNotFound, nil},
+		{"resize_disk", []any{disk, 128}, "", nil},
+		{"resize_disk", []any{disk, 128}, "", nil},
+		{"resize_disk", []any{disk, 64}, iaas.NotSupported, nil},
+		{"update_disk", []any{disk, 256, map[string]any{"kind": "fast"}}, "", nil},
+		{"update_disk", []any{disk, 128, map[string]any{}}, iaas.NotSupported, nil},
+		{"update_disk", []any{"d-nothing", 128, map[string]any{}}, iaas.DiskNotFound, nil},
+		{"snapshot_disk", []any{"d-nothing", map[string]any{}}, iaas.DiskNotFound, nil},
+		{"delete_snapshot", []any{"snap-nothing"}, "", nil},
+		{"delete_disk", []any{second}, "", nil},
+		{"delete_disk", []any{second}, "", nil},
+		{"has_disk", []any{second}, "", false},
+
+		{"create_network", []any{map[string]any{"type": "manual", "range": "10.9.1.0/24", "gateway": "10.9.2.1"}}, iaas.CloudError, nil},
+		{"create_network", []any{map[string]any{"type": "manual", "netmask_bits": 24}}, iaas.NotSupported, nil},
+		{"delete_network", []any{"net-nothing"}, iaas.NetworkNotFound, nil},
+	}
+	for n, row := range rows {
+		r := c.call(row.method, row.arguments...)
+		kind := iaas.Kind("")
+		if r.Error != nil {
+			kind = iaas.Kind(strings.TrimPrefix(r.Error.Type, "Bosh::Clouds::"))
+		}
+		if kind != row.kind || r.Error == nil && fmt.Sprint(r.Result) != fmt.Sprint(row.result) {
+			t.Errorf("row %d: %s %.200v: got %v, %+v; want %v, error %q", n, row.method, row.arguments, r.Result, r.Error, row.result, row.kind)
+		}
+	}
+	for _, input := range []string{"", "null", "[]", "{", `{"method":7}`, `{"method":"ping"}{}`, `{"method":"has_vm","arguments":null}`} {
+		if r := c.raw(t.Context(), []byte(input)); r.Error == nil || r.Error.Type != "Bosh::Clouds::CloudError" {
+			t.Errorf("request %q: got %+v, want a CloudError", input, r)
+		}
+	}
+
+	snapshot := c.cid("snapshot_disk", disk, map[string]any{"index": 3})
+	c.must("delete_snapshot", snapshot)
+	net, ok := c.must("create_network", map[string]any{"type": "manual", "range": "10.9.1.0/24", "gateway": "10.9.1.1"}).([]any)
+	if !ok || len(net) != 3 {
+		t.Fatalf("create_network: %v", net)
+	}
+	c.must("delete_network", net[0])
+	if r := c.request(t.Context(), 1, "attach_disk", vm, disk); r.Error != nil || r.Result != nil {
+		t.Errorf("attach_disk in version 1: got %+v, want null", r)
+	}
+	// A VM with a disk on it goes, the disk stays; so does the image that two stemcells shared.
+	c.must("delete_stemcell", sc)
+	c.pong("10.245.0.6", time.Minute)
+	c.must("reboot_vm", vm)
+	c.pong("10.245.0.6", time.Minute)
+	c.must("delete_vm", vm)
+	if c.must("has_disk", disk) != true {
+		t.Error("the disk went with its VM")
+	}
+	reused := c.cid("create_vm", order(again, "10.245.0.6")...)
+	for _, cid := range []string{reused, other} {
+		c.must("delete_vm", cid)
+		c.must("delete_vm", cid)
+	}
+	c.must("delete_disk", disk)
+	c.must("delete_stemcell", again)
+	c.gone()
+}
+
+// Many at once, some of them killed: what was answered is there, what was not is not.
+func TestMachineCPIParallelAndKilled(t *testing.T) {
+	c := newCloud(t, fmt.Sprintf("k%d", os.Getpid()))
+	sc := c.cid("create_stemcell", stemcellImage(t), map[string]any{})
+	var mu sync.Mutex
+	answered := map[string]bool{}
+	const callers = 20
+	var all sync.WaitGroup
+	for n := range callers {
+		all.Go(func() {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			if n%3 == 0 { // killed, which exec.CommandContext does with SIGKILL
+				time.AfterFunc(rand.N(1500*time.Millisecond), cancel)
+			}
+			r := c.request(ctx, 2, "create_vm", order(sc, fmt.Sprintf("10.245.0.%d", 10+n))...)
+			if list, ok := r.Result.([]any); ok {
+				vm, _ := list[0].(string)
+				mu.Lock()
+				answered[vm] = true
+				mu.Unlock()
+			} else if ctx.Err() == nil {
+				t.Errorf("caller %d: %+v", n, r.Error)
+			}
+			if d := c.call("create_disk", 16, nil, nil); d.Error != nil {
+				t.Errorf("caller %d: %+v", n, d.Error)
+			}
+		})
+	}
+	all.Wait()
+	var listed iaas.Listing
+	until(t, 30*time.Second, "exactly the VMs exist whose creation was answered", func() bool {
+		var err error
+		listed, _, err = c.client().List(t.Context())
+		if err != nil || len(listed.VMs) != len(answered) {
+			return false
+		}
+		for _, vm := range listed.VMs {
+			if !answered[vm.CID] {
+				return false
+			}
+		}
+		return true
+	})
+	t.Logf("%d of %d VMs were answered", len(answered), callers)
+	for _, d := range listed.Disks {
+		c.must("delete_disk", d.CID)
+	}
+	var removed sync.WaitGroup
+	for cid := range answered {
+		removed.Go(func() {
+			if r := c.call("delete_vm", cid); r.Error != nil {
+				t.Errorf("%s: %+v", cid, r.Error)
+			}
+		})
+	}
+	removed.Wait()
+	c.must("delete_stemcell", sc)
+	c.gone()
+}
+
+// The holder is killed, and everything that it has started, as a power cut of the host does it: VMs, disks and
+// data are back with the next call.
+func TestMachineCPIStateSurvives(t *testing.T) {
+	c := newCloud(t, fmt.Sprintf("s%d", os.Getpid()))
+	sc := c.cid("create_stemcell", stemcellImage(t), map[string]any{})
+	vm, off := c.cid("create_vm", order(sc, "10.245.0.6")...), c.cid("create_vm", order(sc, "10.245.0.7")...)
+	disk := c.cid("create_disk", 64, nil, nil)
+	hint := c.must("attach_disk", vm, disk)
+	c.must("set_vm_metadata", vm, map[string]any{"name": "web/0"})
+	c.pong("10.245.0.6", time.Minute)
+	c.pong("10.245.0.7", time.Minute)
+	c.run(vm, "sh", "-c", "echo kept >/root/file; sync")
+	c.run(vm, "sh", "-c", fmt.Sprintf("mkfs.ext4 -q %[1]s && mount %[1]s /mnt && echo data >/mnt/file && umount /mnt", hint))
+	c.run(off, "systemctl", "--no-block", "poweroff")
+	until(t, time.Minute, "the VM that powered itself off is off", func() bool { return !c.vm(off).Running })
+	for round := range 3 {
+		holder, err := os.FindProcess(c.holder())
+		if err == nil {
+			err = holder.Kill()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		until(t, 10*time.Second, "the holder has gone", func() bool { return c.holder() == 0 })
+		if round == 1 { // what a reboot does to /run
+			for _, space := range []string{c.name, c.name + "." + vm} {
+				_ = exec.Command("umount", "--lazy", netns.Open(iaas.Prefix+space).Path()).Run()
+				_ = os.Remove(netns.Open(iaas.Prefix + space).Path())
+			}
+		}
+		if c.must("has_vm", vm) != true {
+			t.Fatal("the VM is gone")
+		}
+		c.pong("10.245.0.6", time.Minute)
+	}
+	if got := c.run(vm, "cat", "/root/file"); got != "kept\n" {
+		t.Errorf("the root file system holds %q", got)
+	}
+	if again := c.must("attach_disk", vm, disk); again != hint {
+		t.Errorf("the hint was %v and is %v", hint, again)
+	}
+	if got := c.run(vm, "sh", "-c", fmt.Sprintf("mount %v /mnt && cat /mnt/file && umount /mnt", hint)); got != "data\n" {
+		t.Errorf("the disk holds %q", got)
+	}
+	if l := c.vm(vm); l.Metadata["name"] != "web/0" || l.Director != "director-1" {
+		t.Errorf("the VM's metadata are %v of %q", l.Metadata, l.Director)
+	}
+	if c.vm(off).Running {
+		t.Error("a VM that powered itself off came back")
+	}
+	c.must("reboot_vm", off)
+	c.pong("10.245.0.7", time.Minute)
+	for _, cid := range []string{vm, off} {
+		c.must("delete_vm", cid)
+	}
+	c.must("delete_disk", disk)
+	c.must("delete_stemcell", sc)
+	c.gone()
+}

@@ -1,0 +1,205 @@
+//go:build machine
+
+package machine
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"cambium/integration/lab/cpi"
+	"cambium/integration/lab/iaas"
+	"cambium/integration/lab/netns"
+)
+
+// into writes a file of a container.
+func (c *cloud) into(vm, path, mode string, data []byte) {
+	c.t.Helper()
+	shell := c.vm(vm).Shell
+	argv := append(append([]string(nil), shell[:len(shell)-2]...), "install", "-o", "vcap", "-m", mode, "/dev/stdin", path)
+	cmd := exec.CommandContext(c.t.Context(), argv[0], argv[1:]...)
+	cmd.Stdin = bytes.NewReader(data)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		c.t.Fatalf("%s: %v: %s", path, err, out)
+	}
+}
+
+// Networks whose addresses the IaaS chooses, settings by HTTP, and version 1 with its registry.
+func TestMachineCPISources(t *testing.T) {
+	c := newCloud(t, fmt.Sprintf("n%d", os.Getpid()))
+	// A namespace stands for the host: nothing is added to the one of this machine.
+	host, err := netns.Create(fmt.Sprintf("cpihost%d", os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := host.Delete(); err != nil {
+			t.Error(err)
+		}
+	})
+	c.host = host.Path()
+	hostRoute := func(state string) {
+		t.Helper()
+		if out, err := exec.Command(c.lab, "host-route", state, "--dir", c.dir, "--iaas", c.name).CombinedOutput(); err != nil {
+			t.Fatalf("host-route %s: %v: %s", state, err, out)
+		}
+	}
+	reaches := func() error {
+		conn, err := host.Dial("tcp", "10.245.0.6:6868")
+		if err == nil {
+			_ = conn.Close()
+		}
+		return err
+	}
+	hostRoute("on")
+	sc := c.cid("create_stemcell", stemcellImage(t), map[string]any{})
+	dynamic := order(sc, "")
+	dynamic[3] = map[string]any{"any": map[string]any{"type": "dynamic", "default": []string{"dns", "gateway"}, "cloud_properties": map[string]any{}},
+		"public": map[string]any{"type": "vip", "ip": "203.0.113.7", "cloud_properties": map[string]any{}}}
+	byHTTP := order(sc, "10.245.0.6")
+	byHTTP[2].(map[string]any)["settings_source"] = "http"
+	vms := []string{c.cid("create_vm", dynamic...), c.cid("create_vm", byHTTP...)}
+	r := c.request(t.Context(), 1, "create_vm", order(sc, "10.245.0.7")...)
+	old, ok := r.Result.(string)
+	if !ok {
+		t.Fatalf("create_vm in version 1: got %+v, want a CID", r)
+	}
+	vms = append(vms, old)
+	for _, ip := range []string{"10.246.0.10", "10.245.0.6", "10.245.0.7"} {
+		c.pong(ip, time.Minute)
+	}
+	if err := reaches(); err != nil {
+		t.Errorf("the host does not reach a VM by its route: %v", err)
+	}
+	hostRoute("off")
+	if reaches() == nil {
+		t.Error("the host reaches a VM without a route")
+	}
+	hostRoute("on")
+	disk := c.cid("create_disk", 64, nil, nil)
+	if r := c.request(t.Context(), 1, "attach_disk", old, disk); r.Error != nil || r.Result != nil {
+		t.Fatalf("attach_disk in version 1: got %+v, want null", r)
+	}
+	// Without add_persistent_disk: the agent finds the disk in the registry.
+	c.agent("10.245.0.7", "mount_disk", disk)
+	until(t, time.Minute, "the disk is mounted", func() bool {
+		return strings.Contains(c.run(old, "cat", "/proc/mounts"), " /var/vcap/store ")
+	})
+	for _, cid := range vms {
+		c.must("delete_vm", cid)
+	}
+	// The addresses are free again.
+	if again, _ := c.must("create_vm", dynamic...).([]any); len(again) != 2 || !strings.Contains(fmt.Sprint(again[1]), "10.246.0.10") {
+		t.Errorf("a dynamic network after the others have gone: got %v, want the first address", again)
+	}
+	c.pong("10.246.0.10", time.Minute)
+	out, err := exec.Command(c.lab, "cpi-clean", "--dir", c.dir, "--iaas", c.name, "--director", "director-1").CombinedOutput()
+	if err != nil || c.must("has_disk", disk) != true {
+		t.Errorf("cpi-clean of a Director: %v: %s; the disk is to stay", err, out)
+	}
+	if out, err := exec.Command(c.lab, "cpi-clean", "--dir", c.dir, "--iaas", c.name, disk).CombinedOutput(); err == nil || !strings.Contains(string(out), "--disks") {
+		t.Errorf("cpi-clean of a disk without --disks: %v: %s", err, out)
+	}
+	if out, err := exec.Command(c.lab, "cpi-clean", "--dir", c.dir, "--iaas", c.name, "--disks", disk).CombinedOutput(); err != nil {
+		t.Errorf("cpi-clean of a disk: %v: %s", err, out)
+	}
+	c.gone()
+	if err := host.Do(func() error {
+		links, err := net.Interfaces()
+		if len(links) != 1 {
+			t.Errorf("the host has the links %v, want the loopback only", links)
+		}
+		return err
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
+// agent sends a request to the agent at an address.
+func (c *cloud) agent(ip, method string, arguments ...any) {
+	c.t.Helper()
+	body, err := json.Marshal(map[string]any{"method": method, "arguments": arguments, "reply_to": "test"})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	response, err := c.http().Post("https://mbus:secret@"+ip+":6868/agent", "application/json", bytes.NewReader(body))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	_ = response.Body.Close()
+}
+
+// A Director's CPI: in a VM, as vcap, with a cleared environment, and the image is a file there.
+func TestMachineCPIInsideAVM(t *testing.T) {
+	c := newCloud(t, fmt.Sprintf("i%d", os.Getpid()))
+	image := stemcellImage(t)
+	sc := c.cid("create_stemcell", image, map[string]any{})
+	vm := c.cid("create_vm", order(sc, "10.245.0.6")...)
+	c.pong("10.245.0.6", time.Minute)
+	out, err := exec.Command(c.lab, "cpi-tls", "--dir", c.dir, "--iaas", c.name).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var id cpi.Identity
+	if err := json.Unmarshal(out, &id); err != nil {
+		t.Fatal(err)
+	}
+	config := func(id cpi.Identity) []byte {
+		data, err := json.Marshal(map[string]any{"host": fmt.Sprintf("tls://10.245.0.1:%d", cpi.TLSPort), "tls": id})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return data
+	}
+	program, err := os.ReadFile(c.cpi)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bytes, err := os.ReadFile(image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.into(vm, "/usr/local/bin/cpi", "755", program)
+	c.into(vm, "/var/tmp/image", "600", bytes)
+	c.into(vm, "/etc/cpi.json", "600", config(id))
+	// Someone else's certificate.
+	if err := os.MkdirAll(c.dir+"/other", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	other, err := cpi.EnsureIdentity(c.dir+"/other", c.name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other.CA = id.CA
+	c.into(vm, "/etc/other.json", "600", config(other))
+	inside := func(config, request string) (reply cpi.Reply) {
+		t.Helper()
+		out := c.run(vm, "sh", "-c", fmt.Sprintf("echo '%s' | setpriv --reuid vcap --regid vcap --init-groups env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin /usr/local/bin/cpi --config %s", request, config))
+		if err := json.Unmarshal([]byte(out), &reply); err != nil {
+			t.Fatalf("%s: %v", out, err)
+		}
+		return reply
+	}
+	made := inside("/etc/cpi.json", `{"method":"create_stemcell","arguments":["/var/tmp/image",{},{"tags":{"a":"b"}}],"api_version":3,"context":{"director_uuid":"inside"}}`)
+	second, ok := made.Result.(string)
+	if !ok || !strings.HasPrefix(second, "sc-") {
+		t.Fatalf("create_stemcell inside the VM: got %+v", made)
+	}
+	if r := inside("/etc/cpi.json", `{"method":"has_vm","arguments":["`+vm+`"],"api_version":3}`); r.Result != true {
+		t.Errorf("has_vm inside the VM: got %+v, want true", r)
+	}
+	if r := inside("/etc/other.json", `{"method":"has_vm","arguments":["`+vm+`"],"api_version":3}`); r.Error == nil || r.Error.Type != "Bosh::Clouds::"+string(iaas.CloudError) {
+		t.Errorf("with a certificate of another authority: got %+v, want a CloudError", r)
+	}
+	c.must("delete_vm", vm)
+	for _, cid := range []string{sc, second} {
+		c.must("delete_stemcell", cid)
+	}
+	c.gone()
+}
