@@ -6,9 +6,12 @@ SHELL := /bin/bash
 GO ?= go
 # A build of anything but a tagged commit says that it is a development build.
 VERSION ?= $(shell git describe --tags --exact-match 2>/dev/null || echo "[DEV BUILD] $$(git rev-parse --short HEAD 2>/dev/null)")
+# A stemcell's version is made of these unless it is a release.
+COMMIT := $(shell git rev-parse HEAD 2>/dev/null)
+COMMIT_TIME := $(shell git log -1 --format=%ct 2>/dev/null)
 # The version is part of the binary, the directory and the commit's time are not: two builds of one commit are the
 # same bytes. None of the agent's peers speaks HTTP/2.
-BUILD := CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags nethttpomithttp2 -ldflags '-s -w -X "main.version=$(VERSION)"'
+BUILD := CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags nethttpomithttp2 -ldflags '-s -w -X "main.version=$(VERSION)" -X main.commit=$(COMMIT) -X main.commitTime=$(COMMIT_TIME)'
 FUZZTIME ?= 60s
 # Programs with the race detector sleep for a second when they end, and the crash tests start many.
 export GORACE ?= atexit_sleep_ms=0
@@ -29,6 +32,7 @@ build: ## Build bin/agent, bin/lab and its helper
 	@$(BUILD) -o bin/agent ./cmd/agent
 	@$(BUILD) -o bin/lab ./cmd/lab
 	@$(BUILD) -o bin/lab-guest ./integration/lab/guest/program
+	@$(BUILD) -o bin/stemcell-init ./integration/lab/guest/first
 	@echo "bin/agent: $$(stat -c %s bin/agent) bytes"
 
 .PHONY: demo
@@ -36,7 +40,7 @@ demo: setup build ## Boot a machine, drive it as a Director would, show where th
 	@bin/lab demo $(if $(ENGINE),--engine $(ENGINE))
 
 .PHONY: stemcell
-stemcell: setup build ## Make a BOSH stemcell with the agent in it, in bin/; IAAS=openstack (default) or qemu
+stemcell: setup build ## Make a BOSH stemcell with the agent in it, in bin/; IAAS=openstack (default), aws, google, …: `bin/lab stemcell --help` has all
 	@bin/lab stemcell --output bin $(if $(IAAS),--iaas $(IAAS))
 
 .PHONY: test
