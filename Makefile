@@ -16,7 +16,7 @@ FUZZTIME ?= 60s
 # Programs with the race detector sleep for a second when they end, and the crash tests start many.
 export GORACE ?= atexit_sleep_ms=0
 # The tags of all test tiers, so that vet and lint see every file.
-TIERS := ns,root,machine,vm,bench,soak
+TIERS := ns,root,machine,vm,bench,soak,nightly
 
 .PHONY: help
 help: ## List the targets
@@ -42,6 +42,24 @@ demo: setup build ## Boot a machine, drive it as a Director would, show where th
 .PHONY: stemcell
 stemcell: setup build ## Make a BOSH stemcell with the agent in it, in bin/; IAAS=openstack (default), aws, google, …: `bin/lab stemcell --help` has all
 	@bin/lab stemcell --output bin $(if $(IAAS),--iaas $(IAAS))
+
+.PHONY: release
+release: ## Build the files of a release into dist/: VERSION=x.y.z, SIGNING_KEY=path of an SSH key
+	@scripts/release "$(VERSION)" dist
+
+.PHONY: changelog
+changelog: ## Move changelog/unreleased into CHANGELOG.md for VERSION=x.y.z, to be committed and tagged
+	@scripts/changelog --cut "$(VERSION)" >/dev/null
+
+.PHONY: deb
+deb: build ## Make the Debian package of bin/agent, in bin/: VERSION=x.y.z
+	@scripts/licenses ./cmd/agent >bin/licenses.txt
+	@scripts/changelog "$(VERSION)" >bin/CHANGELOG.md
+	@scripts/deb "$(VERSION)" "$$($(GO) env GOARCH)" bin/agent bin/licenses.txt bin/CHANGELOG.md bin
+
+.PHONY: nightly
+nightly: setup build ## What takes too long for every change: releases built twice, other architectures, every IaaS
+	@GO=$(GO) $(GO) test -tags nightly -run '^TestNightly' -count=1 -p 1 -timeout 2h $$(scripts/tier nightly)
 
 .PHONY: test
 test: setup lint unit test-ns test-root test-machine test-vm ## Everything: set-up, lint and all test tiers
@@ -95,4 +113,4 @@ soak: build ## The long versions of the crash tests
 .PHONY: clean
 clean: ## Remove what was built, and what a crashed lab left behind
 	@if [ -x bin/lab ]; then bin/lab clean; fi
-	rm -rf bin .cache
+	rm -rf bin dist .cache
