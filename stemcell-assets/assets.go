@@ -13,7 +13,7 @@ import (
 	"path/filepath"
 )
 
-//go:embed install agent.json etc log rootfs systemd
+//go:embed install swap agent.json etc log rootfs systemd
 var files embed.FS
 
 // AgentJSON returns the agent.json of an IaaS.

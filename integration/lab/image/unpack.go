@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 
@@ -35,7 +34,7 @@ func UnpackStemcell(ctx context.Context, tarball, disk string) (manifest []byte,
 	if !strings.Contains(string(manifest), "\nsha1: "+digest+"\n") {
 		return nil, fmt.Errorf("image has digest %q, which the manifest does not know", digest)
 	}
-	if isBzip2(image) {
+	if startsWith(image, "BZh") {
 		if err := run(ctx, "sh", "-c", `bzip2 -d -c "$1" >"$2"`, "sh", image, filepath.Join(dir, "root.vhd")); err != nil {
 			return nil, err
 		}
@@ -52,30 +51,27 @@ func UnpackStemcell(ctx context.Context, tarball, disk string) (manifest []byte,
 }
 
 func toRaw(ctx context.Context, from, to string) error {
-	info, err := exec.CommandContext(ctx, "qemu-img", "info", from).Output()
-	if err != nil {
-		return fmt.Errorf("qemu-img: %w", err)
+	switch {
+	case strings.HasSuffix(from, ".vhd"): // a fixed one is a raw disk with a footer, and looks like it
+		return run(ctx, "qemu-img", "convert", "-f", "vpc", "-O", "raw", from, to)
+	case strings.HasSuffix(from, ".vmdk"):
+		return run(ctx, "qemu-img", "convert", "-f", "vmdk", "-O", "raw", from, to)
+	case startsWith(from, "QFI\xfb"):
+		return run(ctx, "qemu-img", "convert", "-f", "qcow2", "-O", "raw", from, to)
 	}
-	// A fixed VHD is a raw disk with a footer, which qemu-img recognizes by the file's name alone.
-	if strings.Contains(string(info), "file format: raw") && !strings.HasSuffix(from, ".vhd") {
-		return os.Rename(from, to)
-	}
-	args := []string{"convert", "-O", "raw", from, to}
-	if strings.HasSuffix(from, ".vhd") {
-		args = []string{"convert", "-f", "vpc", "-O", "raw", from, to}
-	}
-	return run(ctx, "qemu-img", args...)
+	return os.Rename(from, to)
 }
 
-func isBzip2(path string) bool {
+// startsWith tells whether a file begins with the magic number of a format.
+func startsWith(path, magic string) bool {
 	f, err := os.Open(path)
 	if err != nil {
 		return false
 	}
 	defer func() { _ = f.Close() }()
-	magic := make([]byte, 3)
-	_, err = io.ReadFull(f, magic)
-	return err == nil && string(magic) == "BZh"
+	start := make([]byte, len(magic))
+	_, err = io.ReadFull(f, start)
+	return err == nil && string(start) == magic
 }
 
 // untar unpacks the regular files at the top of a gzipped tarball.
