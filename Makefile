@@ -58,8 +58,9 @@ deb: build ## Make the Debian package of bin/agent, in bin/: VERSION=x.y.z
 	@scripts/deb "$(VERSION)" "$$($(GO) env GOARCH)" bin/agent bin/licenses.txt bin/CHANGELOG.md bin
 
 .PHONY: nightly
-nightly: setup build ## What takes too long for every change: releases built twice, other architectures, every IaaS
-	@GO=$(GO) $(GO) test -tags nightly -run '^TestNightly' -count=1 -p 1 -timeout 2h $$(scripts/tier nightly)
+nightly: build ## What takes too long for every change: releases built twice, other architectures, every IaaS
+	@scripts/setup nightly
+	@GO=$(GO) CAMBIUM_AGENT=$(CURDIR)/bin/agent $(GO) test -tags nightly -run '^TestNightly' -count=1 -p 1 -timeout 2h $$(scripts/tier nightly)
 
 .PHONY: test
 test: setup lint unit test-ns test-root test-machine test-vm ## Everything: set-up, lint and all test tiers

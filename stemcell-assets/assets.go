@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -27,7 +28,7 @@ func Unpack(dir string) (string, error) {
 	if err := write(files, dir); err != nil {
 		return install, err
 	}
-	return install, os.Chmod(install, 0o755)
+	return install, errors.Join(os.Chmod(install, 0o755), os.Chmod(filepath.Join(dir, "swap"), 0o755))
 }
 
 // PutRootFS writes the files of rootfs/ into the root file system of a stemcell: what a stemcell
