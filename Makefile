@@ -45,7 +45,7 @@ stemcell: setup build ## Make a BOSH stemcell with the agent in it, in bin/; IAA
 
 .PHONY: release
 release: ## Build the files of a release into dist/: VERSION=x.y.z, SIGNING_KEY=path of an SSH key
-	@scripts/release "$(VERSION)" dist
+	@GO=$(GO) scripts/release "$(VERSION)" dist
 
 .PHONY: changelog
 changelog: ## Move changelog/unreleased into CHANGELOG.md for VERSION=x.y.z, to be committed and tagged
@@ -53,7 +53,7 @@ changelog: ## Move changelog/unreleased into CHANGELOG.md for VERSION=x.y.z, to 
 
 .PHONY: deb
 deb: build ## Make the Debian package of bin/agent, in bin/: VERSION=x.y.z
-	@scripts/licenses ./cmd/agent >bin/licenses.txt
+	@GO=$(GO) scripts/licenses ./cmd/agent >bin/licenses.txt
 	@scripts/changelog "$(VERSION)" >bin/CHANGELOG.md
 	@scripts/deb "$(VERSION)" "$$($(GO) env GOARCH)" bin/agent bin/licenses.txt bin/CHANGELOG.md bin
 
