@@ -247,7 +247,7 @@ func TestRootInstallWithIDsTaken(t *testing.T) {
 	}
 }
 
-// TestRootInstallLog: every flavour has the agent's log at one place.
+// TestRootInstallLog: every flavor has the agent's log at one place.
 func TestRootInstallLog(t *testing.T) {
 	for want, program := range map[string]string{"etc/rsyslog.d/90-bosh-agent.conf": "rsyslogd", "etc/systemd/system/bosh-agent.service.d/log.conf": "logrotate"} {
 		root := emptyRoot(t)

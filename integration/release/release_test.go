@@ -179,6 +179,6 @@ func TestNightlyBills(t *testing.T) {
 	}
 	licenses, err := os.ReadFile(filepath.Join(dir, "cambium-1.2.3-licenses.txt"))
 	if err != nil || !bytes.Contains(licenses, []byte("github.com/vishvananda/netlink v")) {
-		t.Errorf("licences of %d bytes (%v) without netlink", len(licenses), err)
+		t.Errorf("licenses of %d bytes (%v) without netlink", len(licenses), err)
 	}
 }
