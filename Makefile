@@ -6,14 +6,17 @@ SHELL := /bin/bash
 GO ?= go
 # A build of anything but a tagged commit says that it is a development build.
 VERSION ?= $(shell git describe --tags --exact-match 2>/dev/null || echo "[DEV BUILD] $$(git rev-parse --short HEAD 2>/dev/null)")
+# A stemcell's version is made of these unless it is a release.
+COMMIT := $(shell git rev-parse HEAD 2>/dev/null)
+COMMIT_TIME := $(shell git log -1 --format=%ct 2>/dev/null)
 # The version is part of the binary, the directory and the commit's time are not: two builds of one commit are the
 # same bytes. None of the agent's peers speaks HTTP/2.
-BUILD := CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags nethttpomithttp2 -ldflags '-s -w -X "main.version=$(VERSION)"'
+BUILD := CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags nethttpomithttp2 -ldflags '-s -w -X "main.version=$(VERSION)" -X main.commit=$(COMMIT) -X main.commitTime=$(COMMIT_TIME)'
 FUZZTIME ?= 60s
 # Programs with the race detector sleep for a second when they end, and the crash tests start many.
 export GORACE ?= atexit_sleep_ms=0
 # The tags of all test tiers, so that vet and lint see every file.
-TIERS := ns,root,machine,vm,bench,soak
+TIERS := ns,root,machine,vm,bench,soak,nightly
 
 .PHONY: help
 help: ## List the targets
@@ -29,7 +32,11 @@ build: ## Build bin/agent, bin/lab, its helper and bin/cpi
 	@$(BUILD) -o bin/agent ./cmd/agent
 	@$(BUILD) -o bin/lab ./cmd/lab
 	@$(BUILD) -o bin/lab-guest ./integration/lab/guest/program
+<<<<<<< HEAD
 	@$(BUILD) -o bin/cpi ./cmd/cpi
+=======
+	@$(BUILD) -o bin/stemcell-init ./integration/lab/guest/first
+>>>>>>> stemcell
 	@echo "bin/agent: $$(stat -c %s bin/agent) bytes"
 
 .PHONY: demo
@@ -41,12 +48,33 @@ demo-create-env: setup build ## Let the released bosh CLI make, change and remov
 	@scripts/demo-create-env
 
 .PHONY: stemcell
-stemcell: setup build ## Make a BOSH stemcell with the agent in it, in bin/; IAAS=openstack (default) or qemu
+stemcell: setup build ## Make a BOSH stemcell with the agent in it, in bin/; IAAS=openstack (default), aws, google, …: `bin/lab stemcell --help` has all
 	@bin/lab stemcell --output bin $(if $(IAAS),--iaas $(IAAS))
 
+<<<<<<< HEAD
 .PHONY: cpi-release
 cpi-release: build ## Make the release of the CPI for `bosh create-env`, in bin/
 	@bin/lab cpi-release --output bin
+=======
+.PHONY: release
+release: ## Build the files of a release into dist/: VERSION=x.y.z, SIGNING_KEY=path of an SSH key
+	@GO=$(GO) scripts/release "$(VERSION)" dist
+
+.PHONY: changelog
+changelog: ## Move changelog/unreleased into CHANGELOG.md for VERSION=x.y.z, to be committed and tagged
+	@scripts/changelog --cut "$(VERSION)" >/dev/null
+
+.PHONY: deb
+deb: build ## Make the Debian package of bin/agent, in bin/: VERSION=x.y.z
+	@GO=$(GO) scripts/licenses ./cmd/agent >bin/licenses.txt
+	@scripts/changelog "$(VERSION)" >bin/CHANGELOG.md
+	@scripts/deb "$(VERSION)" "$$($(GO) env GOARCH)" bin/agent bin/licenses.txt bin/CHANGELOG.md bin
+
+.PHONY: nightly
+nightly: build ## What takes too long for every change: releases built twice, other architectures, every IaaS
+	@scripts/setup nightly
+	@GO=$(GO) CAMBIUM_AGENT=$(CURDIR)/bin/agent $(GO) test -tags nightly -run '^TestNightly' -count=1 -p 1 -timeout 2h $$(scripts/tier nightly)
+>>>>>>> stemcell
 
 .PHONY: test
 test: setup lint unit test-ns test-root test-machine test-vm ## Everything: set-up, lint and all test tiers
@@ -100,4 +128,4 @@ soak: build ## The long versions of the crash tests
 .PHONY: clean
 clean: ## Remove what was built, and what a crashed lab left behind
 	@if [ -x bin/lab ]; then bin/lab clean; fi
-	rm -rf bin .cache
+	rm -rf bin dist .cache

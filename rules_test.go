@@ -45,7 +45,7 @@ var mayImport = map[string][]string{
 	"mbus":                       {"mbus"},
 	"agent":                      {"plan", "settings", "mbus", "jobs", "platform", "agent"},
 	"agent/task":                 {},
-	"scripts":                    {},
+	"scripts":                    {"integration/sbom"},
 	"stemcell-assets":            {},
 	"integration":                {"integration", "mbus", "settings", "stemcell-assets"},
 	"cmd/agent":                  {"agent", "blobstore", "bootstrap", "infrastructure", "jobs", "mbus", "plan", "platform", "settings", "storage", "cmd/agent"},

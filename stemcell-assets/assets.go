@@ -7,13 +7,14 @@ import (
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 )
 
-//go:embed install agent.json etc systemd
+//go:embed install swap agent.json etc log rootfs systemd
 var files embed.FS
 
 // AgentJSON returns the agent.json of an IaaS.
@@ -23,7 +24,25 @@ func AgentJSON(iaas string) ([]byte, error) {
 
 // Unpack writes all assets below dir and returns the path of the install script.
 func Unpack(dir string) (string, error) {
-	err := fs.WalkDir(files, ".", func(path string, d fs.DirEntry, err error) error {
+	install := filepath.Join(dir, "install")
+	if err := write(files, dir); err != nil {
+		return install, err
+	}
+	return install, errors.Join(os.Chmod(install, 0o755), os.Chmod(filepath.Join(dir, "swap"), 0o755))
+}
+
+// PutRootFS writes the files of rootfs/ into the root file system of a stemcell: what a stemcell
+// has and an installation on somebody's machine must not change.
+func PutRootFS(root string) error {
+	rootfs, err := fs.Sub(files, "rootfs")
+	if err != nil {
+		return err
+	}
+	return write(rootfs, root)
+}
+
+func write(from fs.FS, dir string) error {
+	return fs.WalkDir(from, ".", func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -31,17 +50,12 @@ func Unpack(dir string) (string, error) {
 		if d.IsDir() {
 			return os.MkdirAll(target, 0o755)
 		}
-		data, err := files.ReadFile(path)
+		data, err := fs.ReadFile(from, path)
 		if err != nil {
 			return err
 		}
-		mode := fs.FileMode(0o644)
-		if path == "install" {
-			mode = 0o755
-		}
-		return os.WriteFile(target, data, mode)
+		return os.WriteFile(target, data, 0o644)
 	})
-	return filepath.Join(dir, "install"), err
 }
 
 // Digest changes with the content of any asset.

@@ -49,6 +49,10 @@ func TestAgentJSON(t *testing.T) {
 			if got := strings.Join(types, " "); got != want {
 				t.Errorf("sources are %s, want %s", got, want)
 			}
+			// It means that the stemcell guards monit by cgroup v1; these have v2, and would be without any rule.
+			if c.Platform.Linux.UseMonitIptablesFirewall {
+				t.Error("UseMonitIptablesFirewall is set")
+			}
 			container := name == "warden" || name == "docker"
 			if c.Platform.Linux.SkipDiskSetup != container {
 				t.Errorf("SkipDiskSetup is %v, want %v", c.Platform.Linux.SkipDiskSetup, container)

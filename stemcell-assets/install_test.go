@@ -3,6 +3,7 @@
 package assets
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -88,11 +89,17 @@ func TestRootInstall(t *testing.T) {
 		"etc/systemd/system/bosh-agent.service":               0o644,
 		"etc/systemd/system/monit.service":                    0o644,
 		"etc/systemd/system/sysinit.target.d/bosh-agent.conf": 0o644,
-		"home/vcap":                          0o700 | fs.ModeDir,
-		"var/vcap/monit/events":              0o700 | fs.ModeDir,
-		"etc/systemd/system/agent.service":   0o777 | fs.ModeSymlink,
-		"var/vcap/bosh/bin/monit":            0o777 | fs.ModeSymlink,
-		"var/vcap/bosh/etc/operating_system": 0o644,
+		"home/vcap":                                  0o700 | fs.ModeDir,
+		"var/vcap/monit/events":                      0o700 | fs.ModeDir,
+		"etc/systemd/system/agent.service":           0o777 | fs.ModeSymlink,
+		"var/vcap/bosh/bin/monit":                    0o777 | fs.ModeSymlink,
+		"var/vcap/bosh/etc/operating_system":         0o644,
+		"var/vcap/bosh/etc/infrastructure":           0o644,
+		"var/vcap/bosh/etc/bosh-enable-monit-access": 0o755,
+		"var/vcap/micro_bosh/data/cache":             0o755 | fs.ModeDir,
+		"etc/cron.allow":                             0o600,
+		"etc/at.allow":                               0o600,
+		"etc/environment":                            0o644,
 		"etc/systemd/system/multi-user.target.wants/bosh-agent.service": 0o777 | fs.ModeSymlink,
 	} {
 		info, err := os.Lstat(filepath.Join(root, path))
@@ -100,6 +107,17 @@ func TestRootInstall(t *testing.T) {
 			t.Errorf("%s: %v (%v), want mode %v", path, info, err, mode)
 		}
 	}
+	for path, want := range map[string]string{
+		"var/vcap/bosh/etc/operating_system": "ubuntu", "var/vcap/bosh/etc/infrastructure": "vsphere", "etc/cron.allow": "vcap\n",
+	} {
+		if data, err := os.ReadFile(filepath.Join(root, path)); err != nil || string(data) != want {
+			t.Errorf("%s is %q (%v), want %q", path, data, err, want)
+		}
+	}
+	if _, err := os.Lstat(filepath.Join(root, "var/vcap/data")); err == nil {
+		t.Error("/var/vcap/data was made; stemcells must not have it")
+	}
+	sameFile(t, root)
 	passwd, _ := os.ReadFile(filepath.Join(root, "etc/passwd"))
 	if !strings.Contains(string(passwd), "vcap:x:1000:1000::/home/vcap:/bin/bash") {
 		t.Errorf("passwd is %q, want the user vcap in it", passwd)
@@ -132,6 +150,7 @@ func TestRootInstall(t *testing.T) {
 	if data, err := os.ReadFile(filepath.Join(root, "var/vcap/bosh/bin/bosh-agent")); err != nil || string(data) != "two" {
 		t.Errorf("agent is %q (%v), want the new one", data, err)
 	}
+	sameFile(t, root)
 	content := make([]byte, 3)
 	if _, err := old.ReadAt(content, 0); err != nil || string(content) != "one" {
 		t.Errorf("the open file is %q (%v), want the old one: it was written over", content, err)
@@ -141,12 +160,119 @@ func TestRootInstall(t *testing.T) {
 	}
 }
 
+// sameFile checks that the program for jobs is a hard link: containers see its directory alone.
+func sameFile(t *testing.T, root string) {
+	t.Helper()
+	agent, err1 := os.Lstat(filepath.Join(root, "var/vcap/bosh/bin/bosh-agent"))
+	access, err2 := os.Lstat(filepath.Join(root, "var/vcap/bosh/etc/bosh-enable-monit-access"))
+	if err1 != nil || err2 != nil || !os.SameFile(agent, access) {
+		t.Errorf("bosh-enable-monit-access is no hard link to the agent (%v, %v)", err1, err2)
+	}
+}
+
+// TestRootInstallRemove: what was there before comes back, and nothing else stays.
+func TestRootInstallRemove(t *testing.T) {
+	for _, log := range []string{"rsyslog", "file", "journal"} {
+		t.Run(log, func(t *testing.T) {
+			root := emptyRoot(t)
+			for path, content := range map[string]string{
+				"var/vcap/bosh/bin/bosh-agent": "upstream", "etc/cron.allow": "root\n", "etc/environment": "LANG=C\n", "etc/logrotate.d/x": "", "etc/gshadow-": "", "etc/subuid": "",
+			} {
+				if err := os.MkdirAll(filepath.Join(root, filepath.Dir(path)), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(filepath.Join(root, path), []byte(content), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			wants := filepath.Join(root, "etc/systemd/system/multi-user.target.wants")
+			if err := errors.Join(os.MkdirAll(wants, 0o755), os.Symlink("/lib/systemd/system/monit.service", filepath.Join(wants, "monit.service"))); err != nil {
+				t.Fatal(err)
+			}
+			before := contents(t, root)
+			for _, args := range [][]string{{"--agent", "/bin/true", "--iaas", "aws", "--log", log}, {"--agent", "/bin/false", "--log", log}, {"--remove"}} {
+				if out, err := install(t, root, args...); err != nil {
+					t.Fatalf("install %q: %v: %s", args, err, out)
+				}
+			}
+			if after := contents(t, root); after != before {
+				t.Errorf("after --remove:\n%s\nbefore:\n%s", after, before)
+			}
+			if out, err := install(t, root, "--remove"); err == nil {
+				t.Errorf("a second --remove was accepted: %s", out)
+			}
+		})
+	}
+}
+
+// contents lists every file with its content, but for the copies that the account tools keep.
+func contents(t *testing.T, root string) string {
+	t.Helper()
+	var b strings.Builder
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || strings.HasSuffix(path, "-") || strings.Contains(path, "/etc/sub") {
+			return err
+		}
+		link, _ := os.Readlink(path)
+		data, _ := os.ReadFile(path)
+		_, _ = fmt.Fprintf(&b, "%s %v %s %q\n", path, d.Type(), link, data)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+func TestRootInstallWithIDsTaken(t *testing.T) {
+	root := emptyRoot(t)
+	for path, line := range map[string]string{"etc/passwd": "debian:x:1000:1000::/home/debian:/bin/bash\n", "etc/group": "debian:x:1000:\n"} {
+		f, err := os.OpenFile(filepath.Join(root, path), os.O_APPEND|os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = f.WriteString(line)
+		if err = errors.Join(err, f.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out, err := install(t, root, "--agent", "/bin/true")
+	if err != nil || !strings.Contains(out, "1000 is taken") {
+		t.Errorf("install: %v: %s, want a warning", err, out)
+	}
+	passwd, _ := os.ReadFile(filepath.Join(root, "etc/passwd"))
+	if !strings.Contains(string(passwd), "\nvcap:x:") || strings.Contains(string(passwd), "vcap:x:1000:") {
+		t.Errorf("passwd is %q, want vcap with another number", passwd)
+	}
+}
+
+// TestRootInstallLog: every flavor has the agent's log at one place.
+func TestRootInstallLog(t *testing.T) {
+	for want, program := range map[string]string{"etc/rsyslog.d/90-bosh-agent.conf": "rsyslogd", "etc/systemd/system/bosh-agent.service.d/log.conf": "logrotate"} {
+		root := emptyRoot(t)
+		if err := errors.Join(os.MkdirAll(filepath.Join(root, "usr/sbin"), 0o755), os.WriteFile(filepath.Join(root, "usr/sbin", program), nil, 0o755)); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := install(t, root, "--agent", "/bin/true"); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		data, err := os.ReadFile(filepath.Join(root, want))
+		if err != nil || !strings.Contains(string(data), "bosh") {
+			t.Errorf("with %s: %s is %q (%v)", program, want, data, err)
+		}
+		link, _ := os.Readlink(filepath.Join(root, "var/vcap/bosh/log/current"))
+		if program == "rsyslogd" && link != "/var/log/bosh-agent.log" {
+			t.Errorf("current leads to %q", link)
+		}
+	}
+}
+
 func TestRootInstallRefuses(t *testing.T) {
 	root := emptyRoot(t)
 	before := snapshot(t, root)
 	for name, args := range map[string][]string{
 		"no agent": {}, "missing agent": {"--agent", "/nonexistent"}, "unknown iaas": {"--agent", "/bin/true", "--iaas", "mainframe"},
-		"unknown option": {"--agent", "/bin/true", "--fast"},
+		"unknown option": {"--agent", "/bin/true", "--fast"}, "unknown log": {"--agent", "/bin/true", "--log", "paper"}, "nothing to remove": {"--remove"},
 	} {
 		if out, err := install(t, root, args...); err == nil {
 			t.Errorf("%s: accepted: %s", name, out)

@@ -47,7 +47,7 @@ func parseRun(args []string, stdout, stderr io.Writer) (o runOptions, code int, 
 	flags := cli.NewFlags("run", cli.Help{Arguments: "-P PLATFORM -C AGENT_JSON [-M SUPERVISOR] [-b BASE]",
 		Purpose:  "Runs the agent in the foreground until it is told to stop. 'agent -P … -C …' without the\nword run does the same: it is how stemcells start it.",
 		Examples: []string{"agent -P ubuntu -C /var/vcap/bosh/agent.json", "agent -P dummy -M dummy-nats -b /tmp/vm -C /tmp/vm/agent.json"}}, stdout, stderr)
-	flags.StringVar(&o.platform, "P", "", "`PLATFORM`: ubuntu, or dummy for everything that touches no machine")
+	flags.StringVar(&o.platform, "P", "", "`PLATFORM`: ubuntu or centos, which are the same, or dummy for everything that touches no machine")
 	flags.StringVar(&o.config, "C", "", "path of `AGENT_JSON`")
 	flags.StringVar(&o.supervisor, "M", "monit", "`SUPERVISOR`: monit, dummy or dummy-nats")
 	flags.StringVar(&o.base, "b", vcap.DefaultBase, "`BASE` directory")
@@ -64,7 +64,7 @@ func parseRun(args []string, stdout, stderr io.Writer) (o runOptions, code int, 
 	for _, c := range []struct {
 		flag, value string
 		allowed     []string
-	}{{"-P", o.platform, []string{"ubuntu", "dummy"}}, {"-M", o.supervisor, []string{"monit", "dummy", "dummy-nats"}}} {
+	}{{"-P", o.platform, []string{"ubuntu", "centos", "dummy"}}, {"-M", o.supervisor, []string{"monit", "dummy", "dummy-nats"}}} {
 		if !contains(c.allowed, c.value) {
 			fmt.Fprintf(stderr, "agent: %s is %q, want one of %q\n", c.flag, c.value, c.allowed)
 			return o, cli.ExitFailed, false

@@ -7,26 +7,45 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"time"
 
 	"cambium/integration/lab/image"
 	"cambium/integration/lab/tree"
 )
 
+// The commit that the lab was built from, and its time; the linker sets them.
+var commit, commitTime string
+
+// stemcellVersion is the lab's own version if a Director can parse it, else that of a development build.
+func stemcellVersion() string {
+	if image.CheckVersion(version) == nil {
+		return version
+	}
+	return image.DevVersion(commitTime, commit[:min(len(commit), 12)])
+}
+
 // stemcell makes a stemcell with the agent in it.
 func stemcell(ctx context.Context, c *call) error {
 	p := plan{Engine: engineQEMU}
-	s := image.Stemcell{}
+	s := image.Stemcell{Commit: commit}
+	if seconds, err := strconv.ParseInt(commitTime, 10, 64); err == nil {
+		s.Made = time.Unix(seconds, 0)
+	}
 	output := ""
 	c.flags.StringVar(&p.Agent, "agent", "", "the agent's `binary` (default the one beside lab)")
-	c.flags.StringVar(&s.Version, "version", version, "the stemcell's `version`")
-	c.flags.StringVar(&s.IaaS, "iaas", "openstack", "whose agent.json is put in: openstack or qemu")
+	c.flags.StringVar(&s.Version, "version", stemcellVersion(), "the stemcell's `version`")
+	c.flags.StringVar(&s.IaaS, "iaas", "openstack", "the `IaaS`: "+strings.Join(image.InfrastructureNames(), ", "))
 	c.flags.StringVar(&output, "output", ".", "the `file` to write, or a directory")
 	if err := c.parse(0, 0); err != nil {
 		return err
 	}
-	if s.IaaS != "openstack" && s.IaaS != "qemu" {
-		return usagef("there is no stemcell for %q", s.IaaS)
+	if _, err := image.FindInfrastructure(s.IaaS); err != nil {
+		return usagef("%v", err)
+	}
+	if err := image.CheckVersion(s.Version); err != nil {
+		return usagef("%v", err)
 	}
 	if err := p.findAgent(); err != nil {
 		return err

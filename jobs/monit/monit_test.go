@@ -162,6 +162,21 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
+func TestStartUnmonitored(t *testing.T) {
+	f := services("a", "b", "c")
+	f.services["b"].monitor, f.services["c"].monitor = 0, 2
+	s := Supervisor{Client: serve(t, f), Poll: time.Millisecond}
+	for _, want := range []string{"b", ""} {
+		started, err := s.StartUnmonitored(t.Context())
+		if got := strings.Join(started, " "); err != nil || got != want {
+			t.Errorf("got %q, %v; want %q", got, err, want)
+		}
+	}
+	if got := strings.Join(f.actions, ", "); got != "start b" {
+		t.Errorf("got %s, want start b", got)
+	}
+}
+
 func TestActionsOnBothVersions(t *testing.T) {
 	for _, old := range []bool{true, false} {
 		f := services("a", "b")

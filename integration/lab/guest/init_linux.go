@@ -39,16 +39,19 @@ func Init() error {
 			return fmt.Errorf("mount %s: %w", m[1], err)
 		}
 	}
-	if line, err := os.ReadFile("/proc/cmdline"); err == nil && strings.Contains(string(line), ProbeWord) {
+	line, err := os.ReadFile("/proc/cmdline")
+	if err != nil {
+		return err
+	}
+	if strings.Contains(string(line), ProbeWord) {
 		fmt.Println(ProbeAnswer)
 		return unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 	}
-	if err := LoadModules("/" + initrd.ModuleDir); err != nil {
-		return err
-	}
-	device, err := rootDevice()
+	// Drivers of hypervisors that this machine does not run on refuse to load.
+	moduleErr := LoadModules("/" + initrd.ModuleDir)
+	device, err := rootDevice(string(line))
 	if err != nil {
-		return err
+		return errors.Join(err, moduleErr)
 	}
 	if err := unix.Mount(device, "/root", "ext4", 0, ""); err != nil {
 		return fmt.Errorf("mount %s: %w", device, err)
@@ -98,20 +101,57 @@ func loadModule(path string) error {
 	return nil
 }
 
-// rootDevice finds the partition by its name; drivers may need a moment to announce it.
-func rootDevice() (string, error) {
+// rootDevice finds the partition by the UUID on the kernel's command line, or by its name without one; drivers may
+// need a moment to announce it.
+func rootDevice(commandLine string) (string, error) {
+	uuid := rootUUID(commandLine)
 	for end := time.Now().Add(rootTimeout); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		paths, err := filepath.Glob("/sys/class/block/*/uevent")
 		if err != nil {
 			return "", err
 		}
 		for _, path := range paths {
-			if partitionName(path) == RootName {
-				return "/dev/" + filepath.Base(filepath.Dir(path)), nil
+			device := "/dev/" + filepath.Base(filepath.Dir(path))
+			if uuid != "" && ext4UUID(device) == uuid || uuid == "" && partitionName(path) == RootName {
+				return device, nil
 			}
 		}
 	}
+	if uuid != "" {
+		return "", fmt.Errorf("no disk has the root file system %s", uuid)
+	}
 	return "", fmt.Errorf("no partition is named %s", RootName)
+}
+
+func rootUUID(commandLine string) string {
+	for word := range strings.FieldsSeq(commandLine) {
+		if uuid, ok := strings.CutPrefix(word, "root=UUID="); ok {
+			return uuid
+		}
+	}
+	return ""
+}
+
+// Where an ext4 superblock has its magic number and its UUID.
+const (
+	superblock  = 1024
+	magicOffset = 0x38
+	uuidOffset  = 0x68
+)
+
+// ext4UUID is the UUID of the ext4 on a device, or nothing.
+func ext4UUID(device string) string {
+	f, err := os.Open(device)
+	if err != nil {
+		return "" // just gone, or a drive without a medium
+	}
+	defer func() { _ = f.Close() }()
+	block := make([]byte, 512)
+	if _, err := f.ReadAt(block, superblock); err != nil || block[magicOffset] != 0x53 || block[magicOffset+1] != 0xef {
+		return ""
+	}
+	id := block[uuidOffset : uuidOffset+16]
+	return fmt.Sprintf("%x-%x-%x-%x-%x", id[0:4], id[4:6], id[6:8], id[8:10], id[10:16])
 }
 
 func partitionName(uevent string) string {

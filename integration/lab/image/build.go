@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -30,10 +31,18 @@ type builder struct {
 	// stemcell makes an image that boots by itself and has nothing of the lab in it.
 	stemcell bool
 	iaas     string // whose agent.json is put in
+	files    []file // put in with the agent
 }
 
+// file is a small file of the root file system.
+type file struct{ path, content string }
+
 func (b builder) build(ctx context.Context) error {
-	ram, err := ramDisk(b.guest, b.kernel)
+	modules := Modules
+	if b.stemcell {
+		modules = slices.Concat(Modules, cloudModules)
+	}
+	ram, err := ramDisk(b.guest, b.kernel, modules...)
 	if err != nil {
 		return err
 	}
@@ -51,7 +60,11 @@ func (b builder) build(ctx context.Context) error {
 		if err := b.fill(ctx, root); err != nil {
 			return err
 		}
-		return makeDisk(ctx, root, filepath.Join(b.work, "disk"))
+		table := labTable
+		if b.stemcell {
+			table = stemcellTable
+		}
+		return makeDisk(ctx, root, filepath.Join(b.work, "disk"), table)
 	})
 	if err == nil && b.stemcell {
 		err = installLoader(ctx, b.work, filepath.Join(b.work, "disk"))
@@ -63,6 +76,9 @@ func (b builder) build(ctx context.Context) error {
 // lab's hand into the root.
 func (b builder) fill(ctx context.Context, root string) error {
 	modules := filepath.Join(root, "usr/lib/modules")
+	if b.kernel.Image == "" {
+		return b.install(ctx, root)
+	}
 	if err := os.MkdirAll(modules, 0o755); err != nil {
 		return err
 	}
@@ -72,13 +88,24 @@ func (b builder) fill(ctx context.Context, root string) error {
 	if err := run(ctx, "chroot", root, "depmod", b.kernel.Version); err != nil {
 		return err
 	}
+	return b.install(ctx, root)
+}
+
+func (b builder) install(ctx context.Context, root string) error {
 	installer, err := assets.Unpack(filepath.Join(b.work, "assets"))
 	if err != nil {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(filepath.Join(b.work, "assets")) }()
 	// Any file will do for the agent here: bake replaces it.
-	install := exec.CommandContext(ctx, installer, "--agent", b.guest, "--iaas", b.iaas)
+	args := []string{"--agent", b.guest}
+	if b.iaas != "" {
+		args = append(args, "--iaas", b.iaas)
+	}
+	if !b.stemcell {
+		args = append(args, "--log", "journal") // which the lab reads
+	}
+	install := exec.CommandContext(ctx, installer, args...)
 	install.Env = append(os.Environ(), "DESTDIR="+root)
 	if out, err := install.CombinedOutput(); err != nil {
 		return fmt.Errorf("install: %w: %s", err, strings.TrimSpace(string(out)))
@@ -135,8 +162,18 @@ IPAddressDeny=
 DeviceAllow=
 `
 
+// rootUUID is the root file system's: the boot loader names it, and the same content is the same bytes.
+const rootUUID = "63616d62-6975-6d20-8073-74656d63656c"
+
+// labTable is a GPT, whose partition has a name by which the lab's machines find it; stemcellTable is an MBR with one
+// partition, as stemcells have it. The boot loader lies in front of it.
+const (
+	labTable      = "label: gpt\n14 : start=%[1]d, size=%[2]d, type=21686148-6449-6E6F-744E-656564454649, name=boot\n1 : start=%[3]d, size=%[4]d, type=L, name=" + guest.RootName + "\n"
+	stemcellTable = "label: dos\nlabel-id: 0x63616d62\n1 : start=%[3]d, size=%[4]d, type=83, bootable\n"
+)
+
 // makeDisk makes a partitioned disk with an ext4 that holds a copy of root.
-func makeDisk(ctx context.Context, root, disk string) error {
+func makeDisk(ctx context.Context, root, disk, table string) error {
 	used, err := treeSize(root)
 	if err != nil {
 		return err
@@ -151,14 +188,12 @@ func makeDisk(ctx context.Context, root, disk string) error {
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	table := fmt.Sprintf("label: gpt\n14 : start=%d, size=%d, type=21686148-6449-6E6F-744E-656564454649, name=boot\n"+
-		"1 : start=%d, size=%d, type=L, name=%s\n", bootStart/512, bootSize/512, rootStart/512, size/512, guest.RootName)
 	sfdisk := exec.CommandContext(ctx, "sfdisk", "--quiet", disk)
-	sfdisk.Stdin = strings.NewReader(table)
+	sfdisk.Stdin = strings.NewReader(fmt.Sprintf(table, bootStart/sectorSize, bootSize/sectorSize, rootStart/sectorSize, size/sectorSize))
 	if out, err := sfdisk.CombinedOutput(); err != nil {
 		return fmt.Errorf("sfdisk: %w: %s", err, strings.TrimSpace(string(out)))
 	}
-	return run(ctx, "mke2fs", "-q", "-F", "-t", "ext4", "-L", "root", "-E", fmt.Sprintf("offset=%d", rootStart), "-d", root, disk, fmt.Sprintf("%dk", size>>10))
+	return run(ctx, "mke2fs", "-q", "-F", "-t", "ext4", "-L", "root", "-U", rootUUID, "-E", fmt.Sprintf("offset=%d", rootStart), "-d", root, disk, fmt.Sprintf("%dk", size>>10))
 }
 
 // treeSize is what the files of a tree take.
@@ -179,12 +214,37 @@ func treeSize(root string) (size int64, err error) {
 	return size, err
 }
 
-// bake copies a disk and puts the agent into the copy.
-func bake(ctx context.Context, from, to, agent string) error {
+// bake copies a disk and puts the agent and the files into the copy.
+func bake(ctx context.Context, from, to, agent string, files []file) error {
 	if err := run(ctx, "cp", "--sparse=always", "--reflink=auto", from, to); err != nil {
 		return err
 	}
-	return PutInto(ctx, to, agent, agentPath, 0o755)
+	if err := PutInto(ctx, to, agent, agentPath, 0o755); err != nil {
+		return err
+	}
+	// The file is a new one: its second name has to be made again. debugfs leaves the count of names to its caller.
+	if out, err := debugfs(ctx, to, fmt.Sprintf("rm %[2]s\nln %[1]s %[2]s\nset_inode_field %[1]s links_count 2\n", agentPath, monitAccessPath)); err != nil {
+		return fmt.Errorf("debugfs: %s: %w: %s", monitAccessPath, err, out)
+	}
+	for _, f := range files {
+		path := to + ".file"
+		err := os.WriteFile(path, []byte(f.content), 0o644)
+		if err == nil {
+			err = PutInto(ctx, to, path, f.path, 0o644)
+		}
+		if err = errors.Join(err, os.Remove(path)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// debugfs changes the root file system of a disk that no machine uses. It ends with status 0 whatever happened.
+func debugfs(ctx context.Context, disk, commands string) (string, error) {
+	cmd := exec.CommandContext(ctx, "debugfs", "-w", "-f", "-", fmt.Sprintf("%s?offset=%d", disk, rootStart))
+	cmd.Stdin = strings.NewReader(commands)
+	out, err := cmd.CombinedOutput()
+	return strings.TrimSpace(string(out)), err
 }
 
 // PutInto writes a file of this host into the root file system of a disk that no machine uses.
@@ -192,26 +252,23 @@ func bake(ctx context.Context, from, to, agent string) error {
 func PutInto(ctx context.Context, disk, file, path string, mode fs.FileMode) error {
 	commands := fmt.Sprintf("rm %[1]s\nwrite %[2]s %[1]s\nset_inode_field %[1]s mode 0%[3]o\nset_inode_field %[1]s uid 0\nset_inode_field %[1]s gid 0\nstat %[1]s\n",
 		path, file, 0o100000|mode.Perm())
-	debugfs := exec.CommandContext(ctx, "debugfs", "-w", "-f", "-", fmt.Sprintf("%s?offset=%d", disk, rootStart))
-	debugfs.Stdin = strings.NewReader(commands)
-	out, err := debugfs.CombinedOutput()
+	out, err := debugfs(ctx, disk, commands)
 	info, statErr := os.Stat(file)
-	// It ends with status 0 whatever happened.
-	if err = errors.Join(err, statErr); err == nil && !strings.Contains(string(out), fmt.Sprintf("Size: %d\n", info.Size())) {
+	if err = errors.Join(err, statErr); err == nil && !strings.Contains(out, fmt.Sprintf("Size: %d\n", info.Size())) {
 		err = errors.New("the file is not there afterwards")
 	}
 	if err != nil {
-		return fmt.Errorf("debugfs: %s: %w: %s", path, err, strings.TrimSpace(string(out)))
+		return fmt.Errorf("debugfs: %s: %w: %s", path, err, out)
 	}
 	return nil
 }
 
 // Extract reads a file of the root file system of a disk that no machine uses.
 func Extract(ctx context.Context, disk, path string) ([]byte, error) {
-	debugfs := exec.CommandContext(ctx, "debugfs", "-R", "cat "+path, fmt.Sprintf("%s?offset=%d", disk, rootStart))
+	cmd := exec.CommandContext(ctx, "debugfs", "-R", "cat "+path, fmt.Sprintf("%s?offset=%d", disk, rootStart))
 	var words strings.Builder
-	debugfs.Stderr = &words
-	out, err := debugfs.Output()
+	cmd.Stderr = &words
+	out, err := cmd.Output()
 	if err == nil && strings.Contains(words.String(), "File not found") {
 		err = fmt.Errorf("%s: %w", path, fs.ErrNotExist)
 	}

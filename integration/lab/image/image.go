@@ -27,18 +27,24 @@ import (
 )
 
 // recipe changes when the code below makes other images of the same parts.
-const recipe = "1"
+const recipe = "2"
 
 // GuestProgram is where the lab's hand is in an image.
 const GuestProgram = "/usr/local/sbin/cambium-guest"
 
-// agentPath is where the installer puts the agent.
-const agentPath = "/var/vcap/bosh/bin/bosh-agent"
+// Where the installer puts the agent, and its second name.
+const (
+	agentPath       = "/var/vcap/bosh/bin/bosh-agent"
+	monitAccessPath = "/var/vcap/bosh/etc/bosh-enable-monit-access"
+)
 
 // Modules are loaded from the initial RAM disk: what it takes to see the root disk and, for
 // the lab, the serial port. The system loads all others itself.
 var Modules = []string{"virtio", "virtio_ring", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_blk",
 	"scsi_common", "scsi_mod", "sd_mod", "virtio_scsi", "nvme-common", "nvme-core", "nvme", "virtio_console"}
+
+// cloudModules are what the root disks of further hypervisors need: Xen, Hyper-V, VMware and plain SATA or IDE.
+var cloudModules = []string{"xen-blkfront", "hv_vmbus", "scsi_transport_fc", "hv_storvsc", "vmw_pvscsi", "libata", "ata_piix", "libahci", "ahci"}
 
 // Cache is a directory of images. It also holds the Debian trees.
 type Cache struct {
@@ -68,7 +74,7 @@ func Missing() error {
 	if os.Geteuid() != 0 {
 		lacks = append(lacks, "root (for a mount namespace)")
 	}
-	for program, pkg := range map[string]string{"mke2fs": "e2fsprogs", "debugfs": "e2fsprogs", "sfdisk": "fdisk"} {
+	for program, pkg := range map[string]string{"mke2fs": "e2fsprogs", "debugfs": "e2fsprogs", "sfdisk": "fdisk", "qemu-img": "qemu-utils"} {
 		if _, err := exec.LookPath(program); err != nil {
 			lacks = append(lacks, program+" (package "+pkg+")")
 		}
@@ -93,10 +99,11 @@ func (c Cache) ensure(ctx context.Context, agent string, b builder) (Image, erro
 	if err != nil {
 		return Image{}, fmt.Errorf("disk image: %w", err)
 	}
-	dir := base + "-agent-" + digest[:16]
+	baked := sha256.Sum256(fmt.Append(nil, digest, b.files))
+	dir := base + "-agent-" + hex.EncodeToString(baked[:])[:16]
 	err = c.once(dir, func(work string) error {
 		c.prune()
-		return bake(ctx, filepath.Join(base, "disk"), filepath.Join(work, "disk"), agent)
+		return bake(ctx, filepath.Join(base, "disk"), filepath.Join(work, "disk"), agent, b.files)
 	})
 	if err != nil {
 		return Image{}, fmt.Errorf("bake the agent: %w", err)
@@ -198,11 +205,19 @@ func (c Cache) base(ctx context.Context, b builder) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	b.tree = root
+	if b.tree = root; b.stemcell {
+		if b.tree, err = c.stemcellTree(ctx, root); err != nil {
+			return "", err
+		}
+	}
 	if b.kernel, err = c.EnsureKernel(ctx); err != nil {
 		return "", err
 	}
-	if b.guest, err = c.guestProgram(ctx); err != nil {
+	program := labGuest
+	if b.stemcell {
+		program = firstProgram
+	}
+	if b.guest, err = c.program(ctx, program); err != nil {
 		return "", err
 	}
 	digest, err := fileDigest(b.guest)
@@ -210,7 +225,7 @@ func (c Cache) base(ctx context.Context, b builder) (string, error) {
 		return "", err
 	}
 	h := sha256.New()
-	_, _ = fmt.Fprintln(h, recipe, filepath.Base(root), b.kernel.Version, Modules, digest, string(guest.Unit(GuestProgram)), assets.Digest(), b.stemcell, b.iaas, loaderConfig, noSandbox, sandboxed, stemcellFiles)
+	_, _ = fmt.Fprintln(h, recipe, b.tree, b.kernel.Version, Modules, cloudModules, digest, string(guest.Unit(GuestProgram)), assets.Digest(), b.stemcell, b.iaas, bootConfig, noSandbox, sandboxed)
 	dir := filepath.Join(c.Dir, "vm-"+hex.EncodeToString(h.Sum(nil))[:16])
 	return dir, c.once(dir, func(work string) error {
 		c.progress("making a disk image in %s (once)", c.Dir)
@@ -219,23 +234,34 @@ func (c Cache) base(ctx context.Context, b builder) (string, error) {
 	})
 }
 
-// guestProgram finds or builds the program.
-func (c Cache) guestProgram(ctx context.Context) (string, error) {
-	if c.Guest != "" {
+// The programs of machines: the lab's hand, and the first program of stemcells.
+const (
+	labGuest     = "lab-guest"
+	firstProgram = "stemcell-init"
+)
+
+var programPackages = map[string]string{
+	labGuest:     "cambium/integration/lab/guest/program",
+	firstProgram: "cambium/integration/lab/guest/first",
+}
+
+// program finds or builds a program.
+func (c Cache) program(ctx context.Context, name string) (string, error) {
+	if c.Guest != "" && name == labGuest {
 		return c.Guest, nil
 	}
 	if own, err := os.Executable(); err == nil {
-		beside := filepath.Join(filepath.Dir(own), "lab-guest")
+		beside := filepath.Join(filepath.Dir(own), name)
 		if _, err := os.Stat(beside); err == nil {
 			return beside, nil
 		}
 	}
-	path := filepath.Join(c.Dir, "lab-guest")
+	path := filepath.Join(c.Dir, name)
 	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
 		return "", err
 	}
 	// Several builds at the same time, also of one process, must not take each other's file away.
-	file, err := os.CreateTemp(c.Dir, "lab-guest-*.new")
+	file, err := os.CreateTemp(c.Dir, name+"-*.new")
 	if err != nil {
 		return "", err
 	}
@@ -244,10 +270,10 @@ func (c Cache) guestProgram(ctx context.Context) (string, error) {
 	if err := file.Close(); err != nil {
 		return "", err
 	}
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid=", "-o", temporary, "cambium/integration/lab/guest/program")
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid=", "-o", temporary, programPackages[name])
 	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
 	if out, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("the guest program is not beside the lab's and cannot be built: %w: %s", err, out)
+		return "", fmt.Errorf("%s is not beside the lab's program and cannot be built: %w: %s", name, err, out)
 	}
 	return path, errors.Join(os.Chmod(temporary, 0o755), os.Rename(temporary, path))
 }
@@ -266,12 +292,12 @@ func fileDigest(path string) (string, error) {
 }
 
 // ramDisk is the initial RAM disk.
-func ramDisk(guestProgram string, kernel Kernel) ([]byte, error) {
+func ramDisk(program string, kernel Kernel, modules ...string) ([]byte, error) {
 	var a initrd.Archive
 	a.Dir("proc", "sys", "root")
 	a.Console()
-	a.Copy("init", guestProgram)
-	a.Modules(kernel.Modules, Modules...)
+	a.Copy("init", program)
+	a.Modules(kernel.Modules, modules...)
 	return a.Bytes()
 }
 

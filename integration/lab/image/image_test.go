@@ -13,7 +13,7 @@ func TestGuestProgramIsBuiltBySeveralAtOnce(t *testing.T) {
 	var all sync.WaitGroup
 	for range 12 {
 		all.Go(func() {
-			path, err := c.guestProgram(t.Context())
+			path, err := c.program(t.Context(), labGuest)
 			if err != nil {
 				t.Errorf("guest program: %v", err)
 				return

@@ -2,7 +2,6 @@ package image
 
 import (
 	"archive/tar"
-	"compress/gzip"
 	"context"
 	"crypto/sha1" // the digest that the format has
 	"crypto/sha256"
@@ -11,142 +10,214 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"time"
 
 	"cambium/integration/lab/tree"
+	"cambium/integration/sbom"
+	assets "cambium/stemcell-assets"
+
+	"github.com/klauspost/compress/gzip"
 )
+
+// operatingSystem is the stemcell's, as deployment manifests name it.
+const operatingSystem = "debian-" + tree.Suite
 
 // Stemcell is what a stemcell says of itself.
 type Stemcell struct {
 	Version string
-	IaaS    string // whose agent.json is in it; "openstack" if empty
+	IaaS    string // "openstack" if empty
+	// Commit is what it was built from, 40 digits; nothing if unknown.
+	Commit string
+	// Made is the time of the commit.
+	Made time.Time
 }
 
-// stemcellFiles are put into a stemcell, over the tree: every machine makes its own identity.
-var stemcellFiles = map[string]string{
-	"/etc/machine-id": "",
-	"/etc/hostname":   "bosh-stemcell\n",
-	"/etc/systemd/system/ssh.service.d/keys.conf": "[Service]\nExecStartPre=\nExecStartPre=/usr/bin/ssh-keygen -A\nExecStartPre=/usr/sbin/sshd -t\n",
+// versions are what the Director's version class parses: numbers and words with dots, a pre-release behind "-" and a
+// post-release behind "+".
+var versions = regexp.MustCompile(`^[0-9A-Za-z_]+(\.[0-9A-Za-z_]+)*(-[0-9A-Za-z_]+(\.[0-9A-Za-z_]+)*)?(\+[0-9A-Za-z_]+(\.[0-9A-Za-z_]+)*)?$`)
+
+// CheckVersion refuses a version that the Director could not parse or sort.
+func CheckVersion(version string) error {
+	if !versions.MatchString(version) {
+		return fmt.Errorf("stemcell version %q: a Director cannot parse it; want one like 1.2.3 or 0.5.0-dev.1", version)
+	}
+	return nil
 }
 
-// fillStemcell puts in what a machine needs to boot by itself, and takes out what the lab's
-// machines share.
-func (b builder) fillStemcell(ctx context.Context, root string) error {
-	keys, err := filepath.Glob(filepath.Join(root, "etc/ssh/ssh_host_*"))
-	if err != nil {
-		return err
+// DevVersion is the version of a stemcell with an agent that was not released: below every release, and later commits
+// above earlier ones.
+func DevVersion(commitTime, commit string) string {
+	version := "0." + commitTime + ".0-dev." + commit
+	if commitTime == "" || commit == "" || CheckVersion(version) != nil {
+		return "0.0.0-dev"
 	}
-	for _, key := range keys {
-		if err := os.Remove(key); err != nil {
-			return err
-		}
-	}
-	for name, content := range stemcellFiles {
-		path := filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			return err
-		}
-		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
-			return err
-		}
-	}
-	if err := os.MkdirAll(filepath.Join(root, "boot"), 0o755); err != nil {
-		return err
-	}
-	for from, to := range map[string]string{b.kernel.Image: "vmlinuz", filepath.Join(b.work, "initrd"): "initrd"} {
-		if err := run(ctx, "cp", from, filepath.Join(root, "boot", to)); err != nil {
-			return err
-		}
-	}
-	if err := run(ctx, "systemctl", "--root="+root, "--quiet", "enable", "ssh.service"); err != nil {
-		return err
-	}
-	list := exec.CommandContext(ctx, "dpkg-query", "--admindir="+filepath.Join(root, "var/lib/dpkg"), "-W", "-f", "${Package} ${Version} ${Architecture}\n")
-	packages, err := list.Output()
-	if err != nil {
-		return fmt.Errorf("list of packages: %w", err)
-	}
-	packages = fmt.Appendf(packages, "linux-image-%s\n", b.kernel.Version)
-	return os.WriteFile(filepath.Join(b.work, "packages.txt"), packages, 0o644)
+	return version
 }
 
 // diskSize is what a machine of the stemcell has at least, in MiB.
-const diskSize = 3072
+const diskSize = 5120
 
 // EnsureStemcell returns the tarball of a stemcell with the given agent.
 func (c Cache) EnsureStemcell(ctx context.Context, agent string, s Stemcell) (string, error) {
 	if s.IaaS == "" {
 		s.IaaS = "openstack"
 	}
-	img, err := c.ensure(ctx, agent, builder{stemcell: true, iaas: s.IaaS})
+	infrastructure, err := FindInfrastructure(s.IaaS)
 	if err != nil {
 		return "", err
 	}
-	h := sha256.Sum256([]byte(img.Disk + s.Version + s.IaaS + manifest(s, "")))
-	dir := filepath.Dir(img.Disk) + "-stemcell-" + hex.EncodeToString(h[:])[:16]
-	file := filepath.Join(dir, s.file())
+	if err := CheckVersion(s.Version); err != nil {
+		return "", err
+	}
+	files, err := s.files(infrastructure)
+	if err != nil {
+		return "", err
+	}
+	p := packer{stemcell: s, infrastructure: infrastructure, agent: agent}
+	b := builder{stemcell: true, files: files}
+	dir := ""
+	if infrastructure.Container {
+		if p.lists, err = c.container(ctx, agent, b); err != nil {
+			return "", fmt.Errorf("stemcell: %w", err)
+		}
+		dir = p.lists
+	} else {
+		img, err := c.ensure(ctx, agent, b)
+		if err != nil {
+			return "", err
+		}
+		p.disk, p.lists = img.Disk, filepath.Dir(img.Kernel)
+		dir = filepath.Dir(img.Disk)
+	}
+	h := sha256.Sum256(fmt.Append(nil, dir, s, infrastructure, p.manifest("")))
+	dir += "-stemcell-" + hex.EncodeToString(h[:])[:16]
 	err = c.once(dir, func(work string) error {
 		c.progress("packing the stemcell")
-		return pack(img, filepath.Join(filepath.Dir(img.Kernel), "packages.txt"), filepath.Join(work, s.file()), s)
+		p.work = work
+		return p.pack(ctx, filepath.Join(work, p.file()))
 	})
-	return file, err
+	return filepath.Join(dir, p.file()), err
 }
 
-func (s Stemcell) name() string {
-	return "bosh-" + s.IaaS + "-kvm-debian-" + tree.Suite + "-cambium"
+// files are what a stemcell of one IaaS and version has beside the agent.
+func (s Stemcell) files(i Infrastructure) ([]file, error) {
+	config, err := assets.AgentJSON(i.Name)
+	if err != nil {
+		return nil, err
+	}
+	const etc = "/var/vcap/bosh/etc/"
+	files := []file{{"/var/vcap/bosh/agent.json", string(config)}, {etc + "infrastructure", i.Name}, {etc + "stemcell_version", s.Version}}
+	if s.Commit != "" {
+		files = append(files, file{etc + "stemcell_git_sha1", s.Commit})
+	}
+	return files, nil
 }
 
-func (s Stemcell) file() string {
-	version := strings.Map(func(r rune) rune {
-		if strings.ContainsRune("[]/ ", r) {
-			return -1
+// container returns a directory with a tree of files for a container, packed, and its lists.
+func (c Cache) container(ctx context.Context, agent string, b builder) (string, error) {
+	root, err := tree.Cache{Dir: c.Dir}.Ensure(ctx)
+	if err != nil {
+		return "", err
+	}
+	if b.tree, err = c.stemcellTree(ctx, root); err != nil {
+		return "", err
+	}
+	digest, err := fileDigest(agent)
+	if err != nil {
+		return "", err
+	}
+	b.guest = agent
+	h := sha256.Sum256(fmt.Append(nil, recipe, b.tree, digest, assets.Digest(), b.files))
+	dir := filepath.Join(c.Dir, "vm-container-agent-"+hex.EncodeToString(h[:])[:16])
+	return dir, c.once(dir, func(work string) error {
+		b.work = work
+		layer := tree.Layer{Tree: b.tree, Dir: filepath.Join(work, "layer")}
+		if err := layer.Make(); err != nil {
+			return err
 		}
-		return r
-	}, s.Version)
-	return "bosh-stemcell-" + version + "-" + s.IaaS + "-kvm-debian-" + tree.Suite + "-cambium.tgz"
+		err := layer.Mounted(func(root string) error {
+			if err := b.fill(ctx, root); err != nil {
+				return err
+			}
+			for _, f := range b.files {
+				if err := os.WriteFile(filepath.Join(root, f.path), []byte(f.content), 0o644); err != nil {
+					return err
+				}
+			}
+			// A container has its devices from outside.
+			return run(ctx, "tar", "--create", "--gzip", "--file", filepath.Join(work, "image"), "--directory", root, "--numeric-owner", "--sort=name", "--exclude=./dev/*", ".")
+		})
+		return errors.Join(err, os.RemoveAll(layer.Dir))
+	})
 }
 
-// manifest is stemcell.MF. The Director and the CPI read it.
-func manifest(s Stemcell, digest string) string {
-	return fmt.Sprintf(`---
+// packer makes a stemcell's tarball.
+type packer struct {
+	stemcell       Stemcell
+	infrastructure Infrastructure
+	agent          string
+	disk           string // raw
+	lists          string // the directory with what builder.writeLists has written
+	work           string
+}
+
+func (p packer) name() string { return "bosh-" + p.infrastructure.slug() }
+
+func (p packer) file() string {
+	return "bosh-stemcell-" + p.stemcell.Version + "-" + p.infrastructure.slug() + ".tgz"
+}
+
+// manifest is stemcell.MF. The Director, the CLI and the CPI read it. Versions are quoted: 1.10 is no number.
+func (p packer) manifest(digest string) string {
+	i := p.infrastructure
+	var b strings.Builder
+	_, _ = fmt.Fprintf(&b, `---
 name: %[1]s
 version: %[2]q
+bosh_protocol: 1
 api_version: 3
-bosh_protocol: "1"
 sha1: %[3]s
-operating_system: debian-%[4]s
+operating_system: %[4]s
 stemcell_formats:
-- %[5]s-raw
+- %[5]s
 cloud_properties:
   name: %[1]s
   version: %[2]q
-  infrastructure: %[5]s
-  hypervisor: kvm
-  disk: %[6]d
-  disk_format: raw
+  infrastructure: %[6]s
+  hypervisor: %[7]s
+  disk: %[8]d
+  disk_format: %[9]s
   container_format: bare
   os_type: linux
   os_distro: debian
   architecture: x86_64
-  auto_disk_config: true
-  root_device_name: /dev/vda1
-`, s.name(), s.Version, digest, tree.Suite, s.IaaS, diskSize)
+`, p.name(), p.stemcell.Version, digest, operatingSystem, strings.Join(i.Formats, "\n- "), i.Name, i.Hypervisor, diskSize, i.DiskFormat)
+	for _, line := range i.Cloud {
+		b.WriteString("  " + line + "\n")
+	}
+	return b.String()
 }
 
-// pack writes the tarball: the manifest, the list of packages and the image, which is a tarball
-// of the disk.
-func pack(img Image, packages, file string, s Stemcell) error {
+// pack writes the tarball, with the members that upstream's packager writes, in its order.
+func (p packer) pack(ctx context.Context, file string) error {
 	image := file + ".image"
 	defer func() { _ = os.Remove(image) }()
-	digest, err := packImage(img.Disk, image)
+	if err := p.image(ctx, image); err != nil {
+		return fmt.Errorf("image: %w", err)
+	}
+	digest, err := sha1File(image)
 	if err != nil {
 		return err
 	}
-	list, err := os.ReadFile(packages)
-	if err != nil {
+	packages, err1 := os.ReadFile(filepath.Join(p.lists, "packages.txt"))
+	tools, err2 := os.ReadFile(filepath.Join(p.lists, devToolsList))
+	bill, err3 := p.bill()
+	spdx, err4 := bill.SPDX()
+	cdx, err5 := bill.CycloneDX()
+	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
 		return err
 	}
 	out, err := os.Create(file)
@@ -159,23 +230,77 @@ func pack(img Image, packages, file string, s Stemcell) error {
 		return errors.Join(err, out.Close())
 	}
 	w := tar.NewWriter(zip)
-	err = errors.Join(addBytes(w, "stemcell.MF", []byte(manifest(s, digest))), addBytes(w, "packages.txt", list), addFile(w, "image", image))
+	err = errors.Join(addBytes(w, "stemcell.MF", []byte(p.manifest(digest))), addBytes(w, "packages.txt", packages), addBytes(w, "dev_tools_file_list.txt", tools),
+		addFile(w, "image", image), addBytes(w, "sbom.spdx.json", spdx), addBytes(w, "sbom.cdx.json", cdx))
 	return errors.Join(err, w.Close(), zip.Close(), out.Close())
 }
 
-func packImage(disk, to string) (digest string, err error) {
+// bill lists what is in the stemcell: Debian's packages and the agent's modules.
+func (p packer) bill() (sbom.Product, error) {
+	product := sbom.Product{Name: p.name(), Version: p.stemcell.Version, Made: p.stemcell.Made}
+	packages, err := os.ReadFile(filepath.Join(p.lists, "packages"))
+	if err != nil {
+		return product, err
+	}
+	modules, err := sbom.Modules(p.agent)
+	product.Parts = append(sbom.Debian(string(packages), tree.Suite), modules...)
+	return product, err
+}
+
+// image writes the member "image" in the format of the IaaS.
+func (p packer) image(ctx context.Context, to string) error {
+	i := p.infrastructure
+	if i.Container {
+		return os.Link(filepath.Join(p.lists, "image"), to)
+	}
+	disk := p.disk
+	if i.DiskFormat == "rawdisk" {
+		// Google takes whole GiB alone.
+		disk = to + ".raw"
+		defer func() { _ = os.Remove(disk) }()
+		if err := run(ctx, "cp", "--sparse=always", "--reflink=auto", p.disk, disk); err != nil {
+			return err
+		}
+		if err := run(ctx, "truncate", "--size=%1G", disk); err != nil {
+			return err
+		}
+	}
+	if i.convert != nil {
+		converted := to + ".converted"
+		defer func() { _ = os.Remove(converted) }()
+		args := append([]string{"convert", "-f", "raw"}, i.convert...)
+		if err := run(ctx, "qemu-img", append(args, disk, converted)...); err != nil {
+			return err
+		}
+		disk = converted
+	}
+	if i.bzip2 {
+		return run(ctx, "sh", "-c", `bzip2 -1 -c "$1" >"$2"`, "sh", disk, to)
+	}
 	out, err := os.Create(to)
+	if err != nil {
+		return err
+	}
+	zip, err := gzip.NewWriterLevel(out, gzip.BestSpeed)
+	if err != nil {
+		return errors.Join(err, out.Close())
+	}
+	w := tar.NewWriter(zip)
+	if i.ovf {
+		err = addOVF(w, p.name(), p.disk, disk)
+	}
+	err = errors.Join(err, addFile(w, i.Member, disk))
+	return errors.Join(err, w.Close(), zip.Close(), out.Close())
+}
+
+func sha1File(path string) (string, error) {
+	f, err := os.Open(path)
 	if err != nil {
 		return "", err
 	}
+	defer func() { _ = f.Close() }()
 	h := sha1.New()
-	zip, err := gzip.NewWriterLevel(io.MultiWriter(out, h), gzip.BestSpeed)
-	if err != nil {
-		return "", errors.Join(err, out.Close())
-	}
-	w := tar.NewWriter(zip)
-	err = addFile(w, "root.img", disk)
-	err = errors.Join(err, w.Close(), zip.Close(), out.Close())
+	_, err = io.Copy(h, f)
 	return hex.EncodeToString(h.Sum(nil)), err
 }
 
@@ -207,63 +332,4 @@ func addFile(w *tar.Writer, name, path string) error {
 	return err
 }
 
-// UnpackStemcell writes the disk of a stemcell's tarball to a file and returns the manifest.
-func UnpackStemcell(file, disk string) (manifest []byte, err error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }()
-	zip, err := gzip.NewReader(f)
-	if err != nil {
-		return nil, err
-	}
-	digest := ""
-	for r := tar.NewReader(zip); ; {
-		h, err := r.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return nil, err
-		}
-		switch h.Name {
-		case "stemcell.MF":
-			if manifest, err = io.ReadAll(io.LimitReader(r, 1<<20)); err != nil {
-				return nil, err
-			}
-		case "image":
-			if digest, err = unpackImage(r, disk); err != nil {
-				return nil, fmt.Errorf("image: %w", err)
-			}
-		}
-	}
-	if digest == "" || !strings.Contains(string(manifest), "\nsha1: "+digest+"\n") {
-		return nil, fmt.Errorf("image has digest %q, which the manifest does not know", digest)
-	}
-	return manifest, nil
-}
-
-func unpackImage(r io.Reader, disk string) (string, error) {
-	h := sha1.New()
-	all := io.TeeReader(r, h)
-	zip, err := gzip.NewReader(all)
-	if err != nil {
-		return "", err
-	}
-	inner := tar.NewReader(zip)
-	header, err := inner.Next()
-	if err != nil || header.Name != "root.img" {
-		return "", errors.Join(err, errors.New("it does not begin with root.img"))
-	}
-	out, err := os.Create(disk)
-	if err != nil {
-		return "", err
-	}
-	_, err = io.Copy(out, inner)
-	if err = errors.Join(err, out.Close()); err != nil {
-		return "", err
-	}
-	_, err = io.Copy(io.Discard, all) // to the end, for the digest
-	return hex.EncodeToString(h.Sum(nil)), err
-}
+func sha1Sum(content string) [sha1.Size]byte { return sha1.Sum([]byte(content)) }

@@ -1,27 +1,70 @@
 package image
 
 import (
+	"archive/tar"
 	"bytes"
+	"errors"
+	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/klauspost/compress/gzip"
 	"go.yaml.in/yaml/v3"
 )
 
-func TestStemcellTarball(t *testing.T) {
+// fakePacker packs a small disk instead of a system.
+func fakePacker(t *testing.T, iaas string) packer {
+	t.Helper()
 	dir := t.TempDir()
-	in := func(name string) string { return filepath.Join(dir, name) }
-	disk := bytes.Repeat([]byte("disk"), 100_000)
-	for name, data := range map[string][]byte{"disk": disk, "packages.txt": []byte("bash 5.2\n")} {
-		if err := os.WriteFile(in(name), data, 0o600); err != nil {
+	own, err := os.Executable() // has modules
+	if err != nil {
+		t.Fatal(err)
+	}
+	disk := append(bytes.Repeat([]byte("disk"), 100_000), make([]byte, 112_000)...) // 1,000 sectors
+	for name, data := range map[string][]byte{"disk": disk, "packages.txt": []byte("ii  bash 5.2 amd64 shell\n"), "packages": []byte("bash 5.2 amd64\n"),
+		devToolsList: []byte("/usr/bin/gcc\n"), "image": []byte("tree")} {
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	s := Stemcell{Version: "1.2.3", IaaS: "openstack"}
+	i, err := FindInfrastructure(iaas)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return packer{stemcell: Stemcell{Version: "1.10"}, infrastructure: i, agent: own, disk: filepath.Join(dir, "disk"), lists: dir, work: dir}
+}
+
+// members are the names in a gzipped tarball, in order.
+func members(t *testing.T, data []byte) (names []string, contents map[string][]byte) {
+	t.Helper()
+	zip, err := gzip.NewReader(bytes.NewReader(data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	contents = map[string][]byte{}
+	for r := tar.NewReader(zip); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return names, contents
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, h.Name)
+		if contents[h.Name], err = io.ReadAll(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestStemcellTarball(t *testing.T) {
+	p := fakePacker(t, "qemu")
+	in := func(name string) string { return filepath.Join(p.work, name) }
 	for _, name := range []string{"one.tgz", "two.tgz"} {
-		if err := pack(Image{Disk: in("disk")}, in("packages.txt"), in(name), s); err != nil {
+		if err := p.pack(t.Context(), in(name)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -30,29 +73,138 @@ func TestStemcellTarball(t *testing.T) {
 	if err1 != nil || err2 != nil || !bytes.Equal(one, two) {
 		t.Errorf("two tarballs of the same content differ (%v, %v)", err1, err2)
 	}
-	manifest, err := UnpackStemcell(in("one.tgz"), in("root.img"))
+	names, _ := members(t, one)
+	if want := []string{"stemcell.MF", "packages.txt", "dev_tools_file_list.txt", "image", "sbom.spdx.json", "sbom.cdx.json"}; !slices.Equal(names, want) {
+		t.Errorf("the tarball has %q, want %q", names, want)
+	}
+	manifest, err := UnpackStemcell(t.Context(), in("one.tgz"), in("root.raw"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, err := os.ReadFile(in("root.img")); err != nil || !bytes.Equal(got, disk) {
+	disk, err1 := os.ReadFile(p.disk)
+	if got, err := os.ReadFile(in("root.raw")); err != nil || err1 != nil || !bytes.Equal(got, disk) {
 		t.Errorf("the disk came back with %d bytes (%v)", len(got), err)
 	}
-	var mf map[string]any
-	if err := yaml.Unmarshal(manifest, &mf); err != nil {
-		t.Fatal(err)
-	}
-	if mf["api_version"] != 3 || mf["version"] != "1.2.3" || mf["name"] != "bosh-openstack-kvm-debian-bookworm-cambium" {
-		t.Errorf("stemcell.MF: %v", mf)
+	if !strings.HasPrefix(string(manifest), "---\nname: bosh-qemu-kvm-debian-bookworm-cambium\nversion: \"1.10\"\nbosh_protocol: 1\napi_version: 3\nsha1: ") {
+		t.Errorf("stemcell.MF begins otherwise:\n%s", manifest)
 	}
 	// A changed image does not go unnoticed.
 	wrong := bytes.Replace(one, []byte("sha1: "), []byte("sha2: "), 1)
 	if err := os.WriteFile(in("wrong.tgz"), wrong, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := UnpackStemcell(in("wrong.tgz"), in("root.img")); err == nil {
+	if _, err := UnpackStemcell(t.Context(), in("wrong.tgz"), in("root.img")); err == nil {
 		t.Error("a manifest without the image's digest is accepted")
 	}
-	if name := (Stemcell{Version: "[DEV BUILD] 0a1b/c", IaaS: "qemu"}).file(); strings.ContainsAny(name, "[] /") {
-		t.Errorf("file name %q", name)
+}
+
+// TestFormats packs a small disk for every IaaS: names, keys and the format of the image.
+func TestFormats(t *testing.T) {
+	for _, c := range []struct {
+		iaas, name, formats, diskFormat string
+		members                         string // of the image; nothing if it is no tarball
+		cloud                           map[string]any
+	}{
+		{"openstack", "bosh-openstack-kvm-debian-bookworm-cambium", "openstack-qcow2 openstack-raw", "qcow2", "root.img", map[string]any{"auto_disk_config": true, "hypervisor": "kvm"}},
+		{"qemu", "bosh-qemu-kvm-debian-bookworm-cambium", "qemu-raw openstack-raw", "raw", "root.img", map[string]any{"auto_disk_config": true}},
+		{"aws", "bosh-aws-xen-hvm-debian-bookworm-cambium", "aws-raw", "raw", "root.img", map[string]any{"root_device_name": "/dev/sda1", "hypervisor": "xen"}},
+		{"google", "bosh-google-kvm-debian-bookworm-cambium", "google-rawdisk", "rawdisk", "disk.raw", map[string]any{"root_device_name": "/dev/sda1"}},
+		{"azure", "bosh-azure-hyperv-debian-bookworm-cambium", "azure-vhd", "vhd", "root.vhd", map[string]any{"root_device_name": "/dev/sda1"}},
+		{"vsphere", "bosh-vsphere-esxi-debian-bookworm-cambium", "vsphere-ova vsphere-ovf", "ovf", "image.ovf image.mf image-disk1.vmdk", map[string]any{"hypervisor": "esxi"}},
+		{"virtualbox", "bosh-vsphere-esxi-debian-bookworm-cambium", "vsphere-ova vsphere-ovf", "ovf", "image.ovf image.mf image-disk1.vmdk", nil},
+		{"warden", "bosh-warden-boshlite-debian-bookworm-cambium", "warden-tar", "files", "", map[string]any{"hypervisor": "boshlite"}},
+		{"docker", "bosh-warden-boshlite-debian-bookworm-cambium", "warden-tar", "files", "", nil},
+		{"alicloud", "bosh-alicloud-kvm-debian-bookworm-cambium", "alicloud-raw", "raw", "root.img", map[string]any{"root_device_name": "/dev/vda1"}},
+		{"cloudstack", "bosh-cloudstack-xen-debian-bookworm-cambium", "cloudstack-vhdx", "vhdx", "", map[string]any{"auto_disk_config": true, "hypervisor": "xen"}},
+	} {
+		t.Run(c.iaas, func(t *testing.T) {
+			if c.iaas == "google" && testing.Short() {
+				t.Skip("packs a whole GiB")
+			}
+			p := fakePacker(t, c.iaas)
+			tarball := filepath.Join(p.work, p.file())
+			if err := p.pack(t.Context(), tarball); err != nil {
+				if Missing() != nil {
+					t.Skip(err) // without qemu-img
+				}
+				t.Fatal(err)
+			}
+			data, err := os.ReadFile(tarball)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, contents := members(t, data)
+			var mf struct {
+				Name, Version string
+				Formats       []string       `yaml:"stemcell_formats"`
+				Protocol      any            `yaml:"bosh_protocol"`
+				API           any            `yaml:"api_version"`
+				OS            string         `yaml:"operating_system"`
+				Cloud         map[string]any `yaml:"cloud_properties"`
+			}
+			if err := yaml.Unmarshal(contents["stemcell.MF"], &mf); err != nil {
+				t.Fatal(err)
+			}
+			if mf.Name != c.name || mf.Version != "1.10" || strings.Join(mf.Formats, " ") != c.formats || mf.Protocol != 1 || mf.API != 3 || mf.OS != "debian-bookworm" {
+				t.Errorf("stemcell.MF: %+v", mf)
+			}
+			if mf.Cloud["disk_format"] != c.diskFormat || mf.Cloud["disk"] != diskSize || mf.Cloud["version"] != "1.10" || mf.Cloud["name"] != c.name {
+				t.Errorf("cloud_properties: %v", mf.Cloud)
+			}
+			for key, want := range c.cloud {
+				if mf.Cloud[key] != want {
+					t.Errorf("cloud_properties.%s is %v, want %v", key, mf.Cloud[key], want)
+				}
+			}
+			if p.infrastructure.Container {
+				return
+			}
+			if c.members != "" {
+				names, inner := members(t, contents["image"])
+				if strings.Join(names, " ") != c.members {
+					t.Errorf("the image holds %q, want %q", names, c.members)
+				}
+				if c.iaas == "google" && len(inner["disk.raw"]) != 1<<30 {
+					t.Errorf("disk.raw has %d bytes, want a whole GiB", len(inner["disk.raw"]))
+				}
+			}
+			// Back to a raw disk: what the format keeps is what was put in.
+			raw := filepath.Join(p.work, "back.raw")
+			if _, err := UnpackStemcell(t.Context(), tarball, raw); err != nil {
+				t.Fatal(err)
+			}
+			got, err := os.Open(raw)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = got.Close() }()
+			want, err := os.ReadFile(p.disk)
+			if err != nil {
+				t.Fatal(err)
+			}
+			have := make([]byte, len(want))
+			if _, err := io.ReadFull(got, have); err != nil || !bytes.Equal(have, want) {
+				t.Errorf("the disk came back otherwise (%v)", err)
+			}
+		})
+	}
+}
+
+func TestVersions(t *testing.T) {
+	for _, good := range []string{"1", "1.2.3", "0.1763244180.0-dev.0a1b2c3d4e5f", "1.484+x.1"} {
+		if err := CheckVersion(good); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, bad := range []string{"", "[DEV BUILD] 0a1b", "1.2-", "1..2", "1.2+a+b"} {
+		if CheckVersion(bad) == nil {
+			t.Errorf("%q is accepted", bad)
+		}
+	}
+	if got, want := DevVersion("1763244180", "0a1b2c3d4e5f"), "0.1763244180.0-dev.0a1b2c3d4e5f"; got != want {
+		t.Errorf("version %s, want %s", got, want)
+	}
+	if got := DevVersion("", ""); got != "0.0.0-dev" {
+		t.Errorf("version without a commit: %s", got)
 	}
 }

@@ -11,9 +11,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 )
@@ -45,6 +47,9 @@ var files = map[string]string{
 	"/etc/systemd/system/e2scrub_all.timer":                    "",
 	"/etc/systemd/system/fstrim.timer":                         "",
 }
+
+// LabFiles are the names of what is put over the packages for the lab alone.
+func LabFiles() []string { return slices.Sorted(maps.Keys(files)) }
 
 // units that the packages leave disabled, or enabled though the machines do without.
 var (

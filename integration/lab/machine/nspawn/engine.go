@@ -77,7 +77,7 @@ func (m *Machine) bake(ctx context.Context) error {
 			if err := os.WriteFile(agentJSON, m.Spec.AgentJSON, 0o600); err != nil {
 				return err
 			}
-			install := exec.CommandContext(ctx, m.Spec.Installer, "--agent", m.Spec.Agent, "--agent-json", agentJSON)
+			install := exec.CommandContext(ctx, m.Spec.Installer, "--agent", m.Spec.Agent, "--agent-json", agentJSON, "--log", "journal")
 			install.Env = append(os.Environ(), "DESTDIR="+root)
 			if out, err := install.CombinedOutput(); err != nil {
 				return fmt.Errorf("install the agent: %w: %s", err, strings.TrimSpace(string(out)))

@@ -1,0 +1,87 @@
+package image
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Infrastructure is what the stemcells of one IaaS have in common: names that CPIs and the Director
+// know, and the format of the image.
+type Infrastructure struct {
+	Name string
+	// Hypervisor is the one of cloud_properties; NameHypervisor is the one of names, if it differs.
+	Hypervisor, NameHypervisor string
+	DiskFormat                 string
+	Formats                    []string // stemcell_formats
+	// Cloud are further lines of cloud_properties.
+	Cloud []string
+	// Member is the disk's name in the image's tarball.
+	Member string
+	// convert are qemu-img's arguments that make the member from a raw disk; none leaves it raw.
+	convert []string
+	// Container is an image that is the tree of files itself.
+	Container bool
+	// bzip2 is an image that is the disk itself, compressed.
+	bzip2 bool
+	ovf   bool
+}
+
+const (
+	sda1 = "root_device_name: /dev/sda1"
+	auto = "auto_disk_config: true"
+)
+
+// Infrastructures are the IaaS that stemcells are made for.
+var Infrastructures = []Infrastructure{
+	{Name: "openstack", Hypervisor: "kvm", DiskFormat: "qcow2", Formats: []string{"openstack-qcow2", "openstack-raw"}, Cloud: []string{auto}, Member: "root.img",
+		convert: []string{"-O", "qcow2", "-c", "-o", "compat=0.10"}},
+	{Name: "qemu", Hypervisor: "kvm", DiskFormat: "raw", Formats: []string{"qemu-raw", "openstack-raw"}, Cloud: []string{auto}, Member: "root.img"},
+	{Name: "aws", Hypervisor: "xen", NameHypervisor: "xen-hvm", DiskFormat: "raw", Formats: []string{"aws-raw"}, Cloud: []string{sda1}, Member: "root.img"},
+	{Name: "google", Hypervisor: "kvm", DiskFormat: "rawdisk", Formats: []string{"google-rawdisk"}, Cloud: []string{sda1}, Member: "disk.raw"},
+	{Name: "azure", Hypervisor: "hyperv", DiskFormat: "vhd", Formats: []string{"azure-vhd"}, Cloud: []string{sda1}, Member: "root.vhd",
+		convert: []string{"-O", "vpc", "-o", "subformat=fixed,force_size=on"}},
+	{Name: "vsphere", Hypervisor: "esxi", DiskFormat: "ovf", Formats: []string{"vsphere-ova", "vsphere-ovf"}, Cloud: []string{sda1}, Member: "image-disk1.vmdk",
+		convert: []string{"-O", "vmdk", "-o", "subformat=streamOptimized"}, ovf: true},
+	{Name: "warden", Hypervisor: "boshlite", DiskFormat: "files", Formats: []string{"warden-tar"}, Cloud: []string{sda1}, Container: true},
+	{Name: "alicloud", Hypervisor: "kvm", DiskFormat: "raw", Formats: []string{"alicloud-raw"}, Cloud: []string{"root_device_name: /dev/vda1"}, Member: "root.img"},
+	{Name: "cloudstack", Hypervisor: "xen", DiskFormat: "vhdx", Formats: []string{"cloudstack-vhdx"}, Cloud: []string{auto}, Member: "root.vhd",
+		convert: []string{"-O", "vpc", "-o", "subformat=dynamic"}, bzip2: true},
+}
+
+// sameAs are IaaS whose CPIs take the stemcell of another.
+var sameAs = map[string]string{"docker": "warden", "virtualbox": "vsphere", "vcloud": "vsphere"}
+
+// FindInfrastructure finds one by name.
+func FindInfrastructure(name string) (Infrastructure, error) {
+	if other, found := sameAs[name]; found {
+		name = other
+	}
+	i := slices.IndexFunc(Infrastructures, func(i Infrastructure) bool { return i.Name == name })
+	if i < 0 {
+		return Infrastructure{}, fmt.Errorf("there is no stemcell for %q; want one of %s", name, strings.Join(InfrastructureNames(), ", "))
+	}
+	return Infrastructures[i], nil
+}
+
+// InfrastructureNames are the names that FindInfrastructure knows.
+func InfrastructureNames() []string {
+	var names []string
+	for _, i := range Infrastructures {
+		names = append(names, i.Name)
+	}
+	for name := range sameAs {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// slug is the part of names that tells IaaS, hypervisor and operating system.
+func (i Infrastructure) slug() string {
+	hypervisor := i.Hypervisor
+	if i.NameHypervisor != "" {
+		hypervisor = i.NameHypervisor
+	}
+	return i.Name + "-" + hypervisor + "-" + operatingSystem + "-cambium"
+}

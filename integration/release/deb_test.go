@@ -1,0 +1,80 @@
+//go:build nightly
+
+package release
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"cambium/integration/lab/tree"
+)
+
+// TestNightlyDeb: the package installs on a plain Debian, its program makes a machine of it, and both go without a trace.
+func TestNightlyDeb(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, for a mount namespace")
+	}
+	deb := filepath.Join(dist(t), "cambium-agent_"+version+"_amd64.deb")
+	debian, err := tree.Cache{Dir: tree.DefaultDir()}.Ensure(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	layer := tree.Layer{Tree: debian, Dir: t.TempDir()}
+	if err := layer.Make(); err != nil {
+		t.Fatal(err)
+	}
+	err = layer.Mounted(func(root string) error {
+		in := func(command string) string { return run(t, "/", nil, "chroot", root, "sh", "-ec", command) }
+		run(t, "/", nil, "cp", deb, filepath.Join(root, "agent.deb"))
+		in("dpkg --install /agent.deb")
+		if got := in("cambium-agent version"); got != version+"\n" {
+			t.Errorf("cambium-agent version: %q", got)
+		}
+		if _, err := os.Stat(filepath.Join(root, "var/vcap")); err == nil {
+			t.Error("the package alone made /var/vcap")
+		}
+		in("cambium-install --iaas qemu && cambium-install")
+		in("test -x /var/vcap/bosh/bin/bosh-agent && grep -q ConfigDrive /var/vcap/bosh/agent.json && test -L /etc/systemd/system/multi-user.target.wants/bosh-agent.service")
+		in("dpkg --install /agent.deb") // an upgrade
+		in("test -x /var/vcap/bosh/bin/bosh-agent")
+		in("dpkg --remove cambium-agent")
+		if left := in("ls -d /var/vcap /usr/lib/cambium /etc/systemd/system/bosh-agent.service /etc/sudoers.d/bosh 2>/dev/null || true; getent passwd vcap || true"); left != "" {
+			t.Errorf("left behind: %s", left)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestNightlyLintian: no error, and no warning, beyond the overrides, which state their reasons.
+func TestNightlyLintian(t *testing.T) {
+	for _, arch := range []string{"amd64", "arm64"} {
+		out, err := exec.CommandContext(t.Context(), "lintian", "--allow-root", "--fail-on=error,warning", filepath.Join(dist(t), "cambium-agent_"+version+"_"+arch+".deb")).CombinedOutput()
+		if err != nil {
+			t.Errorf("lintian: %v\n%s", err, out)
+		}
+	}
+}
+
+// TestNightlyManPage: man page and completion know the commands that the agent has.
+func TestNightlyManPage(t *testing.T) {
+	help := run(t, "/", nil, filepath.Join(dist(t), "cambium-agent-"+version+"-linux-amd64"), "--help")
+	page, err1 := os.ReadFile("../../packaging/deb/cambium-agent.8")
+	completion, err2 := os.ReadFile("../../packaging/deb/completion")
+	if err1 != nil || err2 != nil {
+		t.Fatal(err1, err2)
+	}
+	_, list, _ := strings.Cut(help, "\ncommands:\n")
+	list, _, _ = strings.Cut(list, "\n\n")
+	for line := range strings.Lines(list) {
+		name, _, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if !strings.Contains(string(page), "\n.B "+name+"\n") || !strings.Contains(string(completion), name) {
+			t.Errorf("the command %s is missing in the man page or the completion", name)
+		}
+	}
+}

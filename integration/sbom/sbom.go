@@ -1,0 +1,116 @@
+// Package sbom writes bills of materials of stemcells and releases in the two common formats, SPDX
+// and CycloneDX. It knows two kinds of parts: Go modules, which a binary names itself, and Debian
+// packages. The same parts give the same bytes.
+package sbom
+
+import (
+	"crypto/sha256"
+	"debug/buildinfo"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Part is something that is in the product.
+type Part struct {
+	Name, Version string
+	PURL          string // the name in the package URL scheme
+}
+
+// Product is what the bill is of.
+type Product struct {
+	Name, Version string
+	// Made is when; the time of the commit, so that a build can be repeated.
+	Made  time.Time
+	Parts []Part
+}
+
+// Modules are the Go modules that a binary was linked from, and Go itself.
+func Modules(binary string) ([]Part, error) {
+	info, err := buildinfo.ReadFile(binary)
+	if err != nil {
+		return nil, err
+	}
+	parts := []Part{{Name: "stdlib", Version: info.GoVersion, PURL: "pkg:golang/stdlib@" + strings.TrimPrefix(info.GoVersion, "go")}}
+	for _, m := range info.Deps {
+		if m.Replace != nil {
+			m = m.Replace
+		}
+		parts = append(parts, Part{Name: m.Path, Version: m.Version, PURL: "pkg:golang/" + m.Path + "@" + url.PathEscape(m.Version)})
+	}
+	return parts, nil
+}
+
+// Debian are the packages of dpkg-query's lines "name version architecture".
+func Debian(list, suite string) []Part {
+	var parts []Part
+	for line := range strings.Lines(list) {
+		fields := strings.Fields(line)
+		if len(fields) != 3 {
+			continue
+		}
+		parts = append(parts, Part{Name: fields[0], Version: fields[1],
+			PURL: fmt.Sprintf("pkg:deb/debian/%s@%s?arch=%s&distro=%s", fields[0], url.PathEscape(fields[1]), fields[2], suite)})
+	}
+	return parts
+}
+
+// digest names this bill alone; both formats want such a name.
+func (p Product) digest() string {
+	h := sha256.New()
+	_ = json.NewEncoder(h).Encode(p) // strings and a time: it cannot fail
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+func (p Product) sorted() []Part {
+	return slices.SortedFunc(slices.Values(p.Parts), func(a, b Part) int { return strings.Compare(a.PURL, b.PURL) })
+}
+
+var notInIDs = regexp.MustCompile(`[^a-zA-Z0-9.-]+`)
+
+type object = map[string]any
+
+// SPDX is the bill in SPDX 2.3.
+func (p Product) SPDX() ([]byte, error) {
+	const root = "SPDXRef-Product"
+	packages := []object{{"SPDXID": root, "name": p.Name, "versionInfo": p.Version, "downloadLocation": "NOASSERTION", "filesAnalyzed": false}}
+	relations := []object{{"spdxElementId": "SPDXRef-DOCUMENT", "relationshipType": "DESCRIBES", "relatedSpdxElement": root}}
+	for n, part := range p.sorted() {
+		id := fmt.Sprintf("SPDXRef-Package-%d-%s", n, notInIDs.ReplaceAllString(part.Name, "-"))
+		packages = append(packages, object{"SPDXID": id, "name": part.Name, "versionInfo": part.Version, "downloadLocation": "NOASSERTION", "filesAnalyzed": false,
+			"externalRefs": []object{{"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": part.PURL}}})
+		relations = append(relations, object{"spdxElementId": root, "relationshipType": "CONTAINS", "relatedSpdxElement": id})
+	}
+	return encode(object{
+		"spdxVersion": "SPDX-2.3", "dataLicense": "CC0-1.0", "SPDXID": "SPDXRef-DOCUMENT", "name": p.Name,
+		"documentNamespace": "urn:sha256:" + p.digest(),
+		"creationInfo":      object{"created": p.Made.UTC().Format(time.RFC3339), "creators": []string{"Tool: cambium-sbom"}},
+		"packages":          packages, "relationships": relations,
+	})
+}
+
+// CycloneDX is the bill in CycloneDX 1.5.
+func (p Product) CycloneDX() ([]byte, error) {
+	d := p.digest()
+	components := []object{}
+	for _, part := range p.sorted() {
+		components = append(components, object{"type": "library", "bom-ref": part.PURL, "name": part.Name, "version": part.Version, "purl": part.PURL})
+	}
+	return encode(object{
+		"bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1,
+		"serialNumber": fmt.Sprintf("urn:uuid:%s-%s-4%s-8%s-%s", d[0:8], d[8:12], d[13:16], d[17:20], d[20:32]),
+		"metadata": object{"timestamp": p.Made.UTC().Format(time.RFC3339),
+			"component": object{"type": "application", "bom-ref": "product", "name": p.Name, "version": p.Version}},
+		"components": components,
+	})
+}
+
+func encode(v any) ([]byte, error) {
+	data, err := json.MarshalIndent(v, "", "  ")
+	return append(data, '\n'), err
+}

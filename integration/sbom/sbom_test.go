@@ -1,0 +1,38 @@
+package sbom
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestBills(t *testing.T) {
+	own, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	modules, err := Modules(own)
+	if err != nil || len(modules) == 0 || modules[0].Name != "stdlib" {
+		t.Fatalf("modules of the test: %v (%v), want stdlib first", modules, err)
+	}
+	p := Product{Name: "bosh-openstack", Version: "1.2.3", Made: time.Unix(1_700_000_000, 0),
+		Parts: append(modules, Debian("libc6 2.36-9+deb12u9 amd64\nnot a package line\n", "bookworm")...)}
+	for name, format := range map[string]func(Product) ([]byte, error){"spdx": Product.SPDX, "cyclonedx": Product.CycloneDX} {
+		one, err1 := format(p)
+		two, err2 := format(p)
+		if err1 != nil || err2 != nil || !bytes.Equal(one, two) || !json.Valid(one) {
+			t.Errorf("%s: %v, %v: not twice the same JSON", name, err1, err2)
+		}
+		if !strings.Contains(string(one), "pkg:deb/debian/libc6@2.36-9+deb12u9?arch=amd64") {
+			t.Errorf("%s has no libc6:\n%s", name, one)
+		}
+	}
+	cdx, _ := p.CycloneDX()
+	if !regexp.MustCompile(`"urn:uuid:[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-8[0-9a-f]{3}-[0-9a-f]{12}"`).Match(cdx) {
+		t.Errorf("serial number is no UUID:\n%.300s", cdx)
+	}
+}

@@ -1,0 +1,121 @@
+//go:build nightly
+
+package stemcell
+
+import (
+	"archive/tar"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"cambium/integration/lab/image"
+	assets "cambium/stemcell-assets"
+
+	"github.com/klauspost/compress/gzip"
+)
+
+// TestNightlyInfrastructures makes the stemcell of every IaaS and looks into its disk: the table of partitions, the
+// agent.json and the agent. The manifests and formats are checked with small disks, at every change.
+func TestNightlyInfrastructures(t *testing.T) {
+	for _, i := range image.Infrastructures {
+		t.Run(i.Name, func(t *testing.T) {
+			file := tarball(t, i.Name)
+			want, err := assets.AgentJSON(i.Name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if i.Container {
+				container(t, file, string(want))
+				return
+			}
+			disk := filepath.Join(t.TempDir(), "root.raw")
+			if _, err := image.UnpackStemcell(t.Context(), file, disk); err != nil {
+				t.Fatal(err)
+			}
+			out, err := exec.CommandContext(t.Context(), "sfdisk", "--json", disk).Output()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var table struct {
+				Table struct {
+					Label      string
+					Partitions []struct {
+						Start    int64
+						Type     string
+						Bootable bool
+					}
+				} `json:"partitiontable"`
+			}
+			if err := json.Unmarshal(out, &table); err != nil {
+				t.Fatal(err)
+			}
+			if p := table.Table.Partitions; table.Table.Label != "dos" || len(p) != 1 || p[0].Type != "83" || !p[0].Bootable {
+				t.Errorf("table of partitions: %s", out)
+			}
+			if got, err := image.Extract(t.Context(), disk, "/var/vcap/bosh/agent.json"); err != nil || string(got) != string(want) {
+				t.Errorf("agent.json is %q (%v)", got, err)
+			}
+			if got, err := image.Extract(t.Context(), disk, "/var/vcap/bosh/etc/infrastructure"); err != nil || string(got) != i.Name {
+				t.Errorf("infrastructure is %q (%v)", got, err)
+			}
+		})
+	}
+}
+
+// container looks into the tree of files.
+func container(t *testing.T, file, agentJSON string) {
+	t.Helper()
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	outer, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	archive := tar.NewReader(outer)
+	for h, err := archive.Next(); ; h, err = archive.Next() {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h.Name == "image" {
+			break
+		}
+	}
+	inner, err := gzip.NewReader(archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]*tar.Header{}
+	for r := tar.NewReader(inner); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		found[h.Name] = h
+		if h.Name == "./var/vcap/bosh/agent.json" {
+			if data, err := io.ReadAll(r); err != nil || string(data) != agentJSON {
+				t.Errorf("agent.json is %q (%v)", data, err)
+			}
+		}
+	}
+	for _, name := range []string{"./var/vcap/bosh/bin/bosh-agent", "./var/vcap/bosh/etc/bosh-enable-monit-access", "./var/vcap/bosh/agent.json", "./sbin", "./usr/lib/systemd/systemd"} {
+		if found[name] == nil {
+			t.Errorf("the container has no %s", name)
+		}
+	}
+	if found["./var/vcap/data/"] != nil || found["./boot/vmlinuz"] != nil {
+		t.Error("the container has a data directory or a kernel")
+	}
+	if tmp := found["./tmp/"]; tmp == nil || tmp.Mode&0o7777 != 0o1777 {
+		t.Errorf("/tmp: %+v, want mode 1777", tmp)
+	}
+}
