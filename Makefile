@@ -32,11 +32,8 @@ build: ## Build bin/agent, bin/lab, its helper and bin/cpi
 	@$(BUILD) -o bin/agent ./cmd/agent
 	@$(BUILD) -o bin/lab ./cmd/lab
 	@$(BUILD) -o bin/lab-guest ./integration/lab/guest/program
-<<<<<<< HEAD
 	@$(BUILD) -o bin/cpi ./cmd/cpi
-=======
 	@$(BUILD) -o bin/stemcell-init ./integration/lab/guest/first
->>>>>>> stemcell
 	@echo "bin/agent: $$(stat -c %s bin/agent) bytes"
 
 .PHONY: demo
@@ -51,11 +48,10 @@ demo-create-env: setup build ## Let the released bosh CLI make, change and remov
 stemcell: setup build ## Make a BOSH stemcell with the agent in it, in bin/; IAAS=openstack (default), aws, google, …: `bin/lab stemcell --help` has all
 	@bin/lab stemcell --output bin $(if $(IAAS),--iaas $(IAAS))
 
-<<<<<<< HEAD
 .PHONY: cpi-release
 cpi-release: build ## Make the release of the CPI for `bosh create-env`, in bin/
 	@bin/lab cpi-release --output bin
-=======
+
 .PHONY: release
 release: ## Build the files of a release into dist/: VERSION=x.y.z, SIGNING_KEY=path of an SSH key
 	@GO=$(GO) scripts/release "$(VERSION)" dist
@@ -74,7 +70,6 @@ deb: build ## Make the Debian package of bin/agent, in bin/: VERSION=x.y.z
 nightly: build ## What takes too long for every change: releases built twice, other architectures, every IaaS
 	@scripts/setup nightly
 	@GO=$(GO) CAMBIUM_AGENT=$(CURDIR)/bin/agent $(GO) test -tags nightly -run '^TestNightly' -count=1 -p 1 -timeout 2h $$(scripts/tier nightly)
->>>>>>> stemcell
 
 .PHONY: test
 test: setup lint unit test-ns test-root test-machine test-vm ## Everything: set-up, lint and all test tiers
