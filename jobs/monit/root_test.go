@@ -259,14 +259,6 @@ include %[2]s/job/*.monitrc
 	if alive(pidOf(t, pidfile)) {
 		t.Error("the process survived a stop that was waited for")
 	}
-	// A start that monit had not recorded before a power cut is put to it again, and changes nothing twice.
-	if started, err := s.StartUnmonitored(ctx); err != nil || len(started) != 1 {
-		t.Fatalf("started %v, %v; want the one service", started, err)
-	}
-	await(t, "supervision again", func() bool { return s.State(ctx) == StateRunning && alive(pidOf(t, pidfile)) })
-	if started, err := s.StartUnmonitored(ctx); err != nil || len(started) != 0 {
-		t.Errorf("started %v, %v although everything is supervised", started, err)
-	}
 	// Only root may send alerts; a user without rights is turned away by the kernel's table.
 	cmd := exec.Command("bash", "-c", fmt.Sprintf("exec 3<>/dev/tcp/127.0.0.1/%s; head -c 3 <&3", mailPort))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
