@@ -13,7 +13,7 @@ import (
 )
 
 // TestCancelMidway cancels each task that can be stopped while it is in the middle of its work:
-// it ends as cancelled, its programs are gone with their children, nothing is left on the disk,
+// it ends as canceled, its programs are gone with their children, nothing is left on the disk,
 // and the next task runs.
 func TestCancelMidway(t *testing.T) {
 	w := newWorkshop(t)
@@ -73,7 +73,7 @@ func TestCancelMidway(t *testing.T) {
 				return end != reply
 			})
 			if !strings.Contains(end, "Action Failed get_task: Task "+found[1]+" result: ") || !strings.Contains(end, "task was canceled") {
-				t.Errorf("got %s, want an exception that says it was cancelled", end)
+				t.Errorf("got %s, want an exception that says it was canceled", end)
 			}
 			for _, pid := range strings.Fields(contentOf(w.pidFile())) {
 				testnats.Until(t, "process "+pid+" is gone", func() bool { return gone(pid) })

@@ -39,7 +39,7 @@ type conformanceCase struct {
 	Early     bool    // asked before the agent is ready
 	Silent    bool    // not answered; over HTTPS a bare status 500
 	Task      bool    // the reply is that of the task's end
-	Cancel    bool    // likewise, after it was cancelled while it ran
+	Cancel    bool    // likewise, after it was canceled while it ran
 	Handle    bool    // the reply is a task handle
 	Reply     json.RawMessage
 	Message   *string // of the exception, exactly
@@ -384,7 +384,7 @@ func (w *workshop) follow(t *testing.T, transport string, c conformanceCase, rep
 			t.Fatalf("asked again: got %s, want %s", again, end)
 		}
 	}
-	// Cancelling what has ended does nothing.
+	// Canceling what has ended does nothing.
 	w.cancel(t, transport, found[1])
 	if again := w.ask(t, transport, poll); again != end {
 		t.Fatalf("after cancel_task: got %s, want %s", again, end)

@@ -28,7 +28,7 @@ const (
 	starting phase = iota
 	ready
 	condemned // the first bootstrap failed for good; pings are told why
-	mute      // a later bootstrap failed; only silence is recognised by the resurrector
+	mute      // a later bootstrap failed; only silence is recognized by the resurrector
 )
 
 type held struct {

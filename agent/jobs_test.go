@@ -116,7 +116,7 @@ func TestDigestsAreOfWhatWasStored(t *testing.T) {
 	}
 }
 
-// An agent that stops, unlike a task that is cancelled, leaves scripts alone and does not wait for
+// An agent that stops, unlike a task that is canceled, leaves scripts alone and does not wait for
 // them.
 func TestStoppingAgentLeavesScriptsAlone(t *testing.T) {
 	w := newWorkshop(t)
@@ -138,8 +138,8 @@ func TestStoppingAgentLeavesScriptsAlone(t *testing.T) {
 	}
 }
 
-// A drain and an errand that are cancelled before they began end as those do that had.
-func TestQueuedDrainAndErrandAreCancelled(t *testing.T) {
+// A drain and an errand that are canceled before they began end as those do that had.
+func TestQueuedDrainAndErrandAreCanceled(t *testing.T) {
 	w := newWorkshop(t)
 	w.ready()
 	w.machine.migrate = make(chan struct{})

@@ -82,7 +82,7 @@ func TestNothingBlocksTheFastLane(t *testing.T) {
 		t.Errorf("got %s", got)
 	}
 	want := fmt.Sprintf(`{"exception":{"message":"Action Failed get_task: Task %s result: task was canceled"}}`, id)
-	testnats.Until(t, "cancelled", func() bool { return w.director.Call(agentID, "get_task", id) == want })
+	testnats.Until(t, "canceled", func() bool { return w.director.Call(agentID, "get_task", id) == want })
 	close(hold)
 }
 
@@ -162,7 +162,7 @@ func TestPanicsAreExceptions(t *testing.T) {
 	}
 }
 
-func TestCancelledWhileQueued(t *testing.T) {
+func TestCanceledWhileQueued(t *testing.T) {
 	hold := make(chan struct{})
 	var runs atomic.Int64
 	drain := counting(action.Instance, action.Async, &runs)
@@ -192,10 +192,10 @@ func TestCancelledWhileQueued(t *testing.T) {
 		testnats.Until(t, want, func() bool { return w.director.Call(agentID, "get_task", id) == want })
 	}
 	if runs.Load() != 0 {
-		t.Errorf("%d cancelled tasks ran", runs.Load())
+		t.Errorf("%d canceled tasks ran", runs.Load())
 	}
 	if got := w.director.Call(agentID, "cancel_task", apply); got != `{"value":"canceled"}` {
-		t.Errorf("cancelling an ended task: %s", got)
+		t.Errorf("canceling an ended task: %s", got)
 	}
 }
 

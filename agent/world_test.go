@@ -311,7 +311,7 @@ func (w *world) actions() action.Table {
 		Removable:      []string{w.dirs.Tmp()},
 		SSH:            &action.SSH{Users: users{w.machine}, Root: w.dirs.Base(), Networks: func() map[string]settings.Network { return w.current.Effective().Settings.Networks }},
 		DNS:            &action.DNS{Blobs: w.machine, Hosts: w.machine, Records: w.dirs.DNSRecords(), GID: os.Getgid()},
-		Neighbours:     w.machine,
+		Neighbors:      w.machine,
 		Power:          w.machine,
 	})
 }

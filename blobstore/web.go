@@ -126,7 +126,7 @@ type download struct {
 }
 
 func (d *download) connect(context.Context) error {
-	// The body is read under this context: cancelling it is how a stalled transfer is cut.
+	// The body is read under this context: canceling it is how a stalled transfer is cut.
 	ctx, cancel := context.WithCancel(d.ctx)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, d.address.Reveal(), nil)
 	if err != nil {

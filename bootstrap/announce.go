@@ -102,7 +102,7 @@ func (a Announcer) guestinfo(ctx context.Context, line string) {
 
 // ReadyMarker remembers on disk that this VM has been ready once. It decides how a failure is
 // reported: the deploy that waits for a new VM gets the reason, while later the resurrector
-// only recognises silence.
+// only recognizes silence.
 type ReadyMarker struct{ Dirs vcap.Dirs }
 
 func (m ReadyMarker) path() string { return filepath.Join(m.Dirs.Bosh(), "cambium_ready") }

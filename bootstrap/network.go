@@ -14,7 +14,7 @@ import (
 	"cambium/platform/host"
 	"cambium/platform/network"
 	"cambium/platform/network/confirm"
-	"cambium/platform/network/neighbour"
+	"cambium/platform/network/neighbor"
 	"cambium/platform/network/wait"
 	"cambium/platform/resolver"
 	"cambium/settings"
@@ -86,11 +86,11 @@ func (m *Machine) setUpNetwork(ctx context.Context, s *engine.Span) error {
 	}
 	if !want.Preconfigured {
 		m.Deferred.Go(func(ctx context.Context) {
-			for _, w := range neighbour.Probe(ctx, m.Network, want) {
+			for _, w := range neighbor.Probe(ctx, m.Network, want) {
 				m.Log.WithField("warning", w).Warn("network probe warns")
 			}
 		})
-		m.Deferred.Go(func(ctx context.Context) { neighbour.Announce(ctx, m.Network, want) })
+		m.Deferred.Go(func(ctx context.Context) { neighbor.Announce(ctx, m.Network, want) })
 	}
 	return m.resolve(ctx, s, nets, want)
 }

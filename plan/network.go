@@ -48,8 +48,8 @@ func Network(nets map[string]settings.Network, have network.State) (network.Desi
 		}
 	}
 	for _, nic := range have.NICs() {
-		if l := n.links[nic.Name]; l == nil || len(l.Networks) == n.labelled[nic.Name] {
-			n.link(nic.Name).DHCP = true // nothing but labelled addresses, or nothing at all
+		if l := n.links[nic.Name]; l == nil || len(l.Networks) == n.labeled[nic.Name] {
+			n.link(nic.Name).DHCP = true // nothing but labeled addresses, or nothing at all
 		}
 	}
 	return n.finish(bound)
@@ -79,7 +79,7 @@ type networks struct {
 	nets     map[string]settings.Network
 	names    []string // without vip networks, sorted
 	links    map[string]*network.WantLink
-	labelled map[string]int // networks of a link that only add a labelled address
+	labeled  map[string]int // networks of a link that only add a labeled address
 	gateways map[bool]string
 	anyone   bool // some network is the default for gateway
 	warnings []string
@@ -219,12 +219,12 @@ func (n *networks) serve(name, link string) bool {
 	} else {
 		n.overlaps(name, link, prefix)
 		a := network.WantAddress{Prefix: prefix, Network: name}
-		if base, _, labelled := strings.Cut(net.Alias, ":"); labelled && base == link {
+		if base, _, labeled := strings.Cut(net.Alias, ":"); labeled && base == link {
 			a.Label = net.Alias
-			if n.labelled == nil {
-				n.labelled = map[string]int{}
+			if n.labeled == nil {
+				n.labeled = map[string]int{}
 			}
-			n.labelled[link]++
+			n.labeled[link]++
 		}
 		l.Addresses = append(l.Addresses, a)
 	}

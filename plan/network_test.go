@@ -177,12 +177,12 @@ func TestNetwork(t *testing.T) {
 			want: "br0: 10.0.0.5/24;eth0: dhcp;eth1: dhcp;",
 		},
 		{
-			name: "labelled alias beside a static address", nics: 1,
+			name: "labeled alias beside a static address", nics: 1,
 			nets: map[string]settings.Network{"z": manual("10.0.0.5", mac0), "a": with(manual("10.0.0.6", ""), func(n *settings.Network) { n.Alias = "eth0:0" })},
 			want: "eth0: 10.0.0.5/24 10.0.0.6/24(eth0:0);",
 		},
 		{
-			name: "labelled alias on a DHCP NIC is not lost", nics: 2,
+			name: "labeled alias on a DHCP NIC is not lost", nics: 2,
 			nets: map[string]settings.Network{"a": with(manual("10.0.0.6", ""), func(n *settings.Network) { n.Alias = "eth0:0" })},
 			want: "eth0: 10.0.0.6/24(eth0:0) dhcp;eth1: dhcp;",
 		},

@@ -11,11 +11,11 @@ type Deps struct {
 	UpdateSettings UpdateSettings
 	SensitiveBlobs SensitiveBlobs
 	// Removable are the directories below which remove_file may delete.
-	Removable  []string
-	SSH        *SSH
-	DNS        *DNS
-	Neighbours Neighbours
-	Power      Power
+	Removable []string
+	SSH       *SSH
+	DNS       *DNS
+	Neighbors Neighbors
+	Power     Power
 }
 
 // Actions returns the rows that this package implements itself. The job, package, script and
@@ -36,7 +36,7 @@ func Actions(d Deps) Table {
 		"ssh":                      {Bind: Two(d.SSH.run), Lane: Overlap},
 		"sync_dns":                 {Bind: Three(d.DNS.sync), Lane: Overlap, Patience: DNSPatience},
 		"sync_dns_with_signed_url": {Bind: One(d.DNS.syncSigned), Lane: Overlap, Patience: DNSPatience, Sensitive: true},
-		"delete_arp_entries":       {Bind: One(deleteARPEntries(d.Neighbours)), Lane: Overlap},
+		"delete_arp_entries":       {Bind: One(deleteARPEntries(d.Neighbors)), Lane: Overlap},
 		"shutdown":                 {Bind: None(shutdown(d.Power)), Lane: Overlap},
 	}
 	maps.Copy(t, diskRows(d.Disks))

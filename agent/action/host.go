@@ -5,8 +5,8 @@ import (
 	"net/netip"
 )
 
-// Neighbours is the kernel's table of link addresses.
-type Neighbours interface {
+// Neighbors is the kernel's table of link addresses.
+type Neighbors interface {
 	Flush(ctx context.Context, address netip.Addr) error
 }
 
@@ -17,7 +17,7 @@ type Addresses struct {
 
 // deleteARPEntries forgets where addresses were: their machines have been replaced. It is best
 // effort, since the Director does not look at the answer.
-func deleteARPEntries(n Neighbours) func(context.Context, Addresses) (empty, error) {
+func deleteARPEntries(n Neighbors) func(context.Context, Addresses) (empty, error) {
 	return func(ctx context.Context, a Addresses) (empty, error) {
 		for _, text := range a.IPs {
 			if address, err := netip.ParseAddr(text); err == nil {

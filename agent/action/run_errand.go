@@ -9,7 +9,7 @@ import (
 	"cambium/jobs/script"
 )
 
-// canceledErrand is the exit code of an errand that was cancelled before it began: that of one
+// canceledErrand is the exit code of an errand that was canceled before it began: that of one
 // ended by SIGTERM.
 const canceledErrand = 143
 

@@ -8,7 +8,7 @@ import (
 	"cambium/agent/task"
 )
 
-// detached is for what runs scripts of releases: these outlive the agent. Only a cancelled task
+// detached is for what runs scripts of releases: these outlive the agent. Only a canceled task
 // ends f, which is then waited for. When the agent itself stops, the call returns at once and
 // the scripts go on; a service manager that restarts the agent must not break a deployment's
 // pre-start in the middle.

@@ -166,7 +166,7 @@ func (s UpdateSettings) resume(_ context.Context, checkpoint json.RawMessage) (s
 	return "ok", nil
 }
 
-// fingerprint recognises settings without holding any of them.
+// fingerprint recognizes settings without holding any of them.
 type fingerprint struct {
 	Salt string `json:"salt"`
 	Sum  string `json:"sum"`

@@ -1,7 +1,7 @@
 // Package action holds what the Director can ask an agent to do: one file per method (or per
 // family of methods) and one table. A row says how a method's arguments are bound, whether it
 // runs as a task, what it must not overlap with, and whether it may be stopped or logged.
-// Behaviour comes in through small interfaces that the action's own file declares.
+// Behavior comes in through small interfaces that the action's own file declares.
 //
 // Size: some thirty methods with a file of about fifty lines each, independent of each other; a
 // package for each family would only add imports between the table and its rows.
@@ -77,7 +77,7 @@ type Row struct {
 	Sensitive bool
 	// Cancelable tasks have their context canceled by cancel_task and return soon after.
 	Cancelable bool
-	// Canceled is the outcome of a task that was cancelled before it began; where nil, it
+	// Canceled is the outcome of a task that was canceled before it began; where nil, it
 	// fails with an exception that says so.
 	Canceled Run
 	// Resume continues a task that the agent's restart interrupted, from the last note it made

@@ -26,7 +26,7 @@ const (
 
 var maxBytes = 64 << 20 // a variable for the sake of tests
 
-// ErrCanceled is the cause of a cancelled task's context.
+// ErrCanceled is the cause of a canceled task's context.
 var ErrCanceled = errors.New("task was canceled")
 
 // ErrRestarted is why a task that cannot be resumed failed.
@@ -57,7 +57,7 @@ func (t *Task) Checkpoint() json.RawMessage {
 	return t.note
 }
 
-// Context ends when the task is cancelled or the agent stops.
+// Context ends when the task is canceled or the agent stops.
 func (t *Task) Context() context.Context { return t.ctx }
 
 // Durable is closed when the task would survive the agent's end.

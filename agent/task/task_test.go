@@ -153,7 +153,7 @@ func TestCancel(t *testing.T) {
 	}
 	other.Finish("applied", nil)
 	if err := s.Cancel(other.ID); err != nil {
-		t.Errorf("cancelling an ended task: %v", err)
+		t.Errorf("canceling an ended task: %v", err)
 	}
 	var missing NotFound
 	if err := s.Cancel("nope"); !errors.As(err, &missing) || err.Error() != "Task with id nope could not be found" {

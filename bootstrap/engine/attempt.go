@@ -143,7 +143,7 @@ var errStillRunning = errors.New("still running since an earlier attempt")
 // runStep runs a step to its end. It calls hangs if the step ignores its deadline.
 func (a *attempt) runStep(ctx context.Context, s Step, hangs func()) error {
 	if err := ctx.Err(); err != nil {
-		a.change(s.Name, func(row *status.Step) { row.Outcome = status.Cancelled })
+		a.change(s.Name, func(row *status.Step) { row.Outcome = status.Canceled })
 		return context.Cause(ctx)
 	}
 	if s.If != nil && !s.If() {
@@ -167,7 +167,7 @@ func (a *attempt) runStep(ctx context.Context, s Step, hangs func()) error {
 	case err == nil:
 	case ctx.Err() != nil:
 		// Another step failed, or the agent is stopping: nothing is wrong with this one.
-		outcome = status.Cancelled
+		outcome = status.Canceled
 	case s.optional():
 		outcome = status.Warned
 	default:
@@ -266,7 +266,7 @@ func (a *attempt) close(v Verdict, deferred []Step) {
 		for i := range d.Steps {
 			later := slices.ContainsFunc(deferred, func(s Step) bool { return s.Name == d.Steps[i].Name })
 			if d.Steps[i].Outcome == status.Pending && !later {
-				d.Steps[i].Outcome = status.Cancelled
+				d.Steps[i].Outcome = status.Canceled
 			}
 		}
 		d.State = v.State

@@ -235,8 +235,8 @@ func TestFirstFailureCancelsTheRestAndIsTheVerdict(t *testing.T) {
 			t.Errorf("status says %q %q", d.State, d.Verdict)
 		}
 		for _, s := range d.Steps {
-			if (s.Name == "network" || s.Name == "monit") && s.Outcome != status.Cancelled {
-				t.Errorf("%s is %s, want cancelled", s.Name, s.Outcome)
+			if (s.Name == "network" || s.Name == "monit") && s.Outcome != status.Canceled {
+				t.Errorf("%s is %s, want canceled", s.Name, s.Outcome)
 			}
 		}
 	})
@@ -288,8 +288,8 @@ func TestStoppingTheAgentIsNoWarning(t *testing.T) {
 		if err := e.Status.Flush(); err != nil {
 			t.Error(err)
 		}
-		if d, _ := status.Read(path); d.State != status.Ready || d.Steps[1].Outcome != status.Cancelled {
-			t.Errorf("after the stop: %s, step %s; want ready and cancelled", d.State, d.Steps[1].Outcome)
+		if d, _ := status.Read(path); d.State != status.Ready || d.Steps[1].Outcome != status.Canceled {
+			t.Errorf("after the stop: %s, step %s; want ready and canceled", d.State, d.Steps[1].Outcome)
 		}
 	})
 }

@@ -9,7 +9,7 @@ import (
 	"cambium/blobstore"
 	"cambium/internal/vcap"
 	"cambium/platform/host"
-	"cambium/platform/network/neighbour"
+	"cambium/platform/network/neighbor"
 	"cambium/settings"
 )
 
@@ -52,14 +52,14 @@ func (h hostsFile) WriteHosts(ctx context.Context, records [][2]string) error {
 	return err
 }
 
-// neighbours flushes entries where the machine's network is ours.
-type neighbours struct{ ours bool }
+// neighbors flushes entries where the machine's network is ours.
+type neighbors struct{ ours bool }
 
-func (n neighbours) Flush(ctx context.Context, address netip.Addr) error {
+func (n neighbors) Flush(ctx context.Context, address netip.Addr) error {
 	if !n.ours {
 		return nil
 	}
-	return neighbour.Flush(ctx, []netip.Addr{address})
+	return neighbor.Flush(ctx, []netip.Addr{address})
 }
 
 type power struct{ manager services }

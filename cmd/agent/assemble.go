@@ -17,7 +17,7 @@ import (
 	"cambium/internal/vcap"
 	"cambium/mbus"
 	"cambium/platform/firewall"
-	"cambium/platform/network/neighbour"
+	"cambium/platform/network/neighbor"
 	"cambium/platform/unit"
 	"cambium/platform/user"
 	"cambium/platform/vitals"
@@ -157,7 +157,7 @@ func (a *app) showMigration(p storage.MigrationProgress) {
 }
 
 // beforeConnect forgets the bus servers' hardware addresses, since after a Director has moved a
-// stale neighbour entry costs minutes, and lets the firewall follow their addresses.
+// stale neighbor entry costs minutes, and lets the firewall follow their addresses.
 func (a *app) beforeConnect(ctx context.Context, servers []netip.AddrPort) {
 	if a.firewall == nil { // a dummy machine
 		return
@@ -168,8 +168,8 @@ func (a *app) beforeConnect(ctx context.Context, servers []netip.AddrPort) {
 	for _, s := range servers {
 		ips = append(ips, s.Addr())
 	}
-	if err := neighbour.Flush(ctx, ips); err != nil {
-		a.log.WithError(err).Debug("neighbours not flushed")
+	if err := neighbor.Flush(ctx, ips); err != nil {
+		a.log.WithError(err).Debug("neighbors not flushed")
 	}
 	// Servers that have not been tried yet get their rules too; what is slow to resolve must
 	// not hold up the connection.

@@ -58,7 +58,7 @@ func (a *app) serve(ctx context.Context, tasks *task.Tasks) (action.Table, error
 		Removable:      []string{a.dirs.Tmp(), "/tmp", "/var/tmp"},
 		SSH:            &action.SSH{Users: a.sshUsers, Root: "/", Networks: a.machine.Networks},
 		DNS:            &action.DNS{Blobs: blobs, Hosts: hostsFile{a.machine.Host, a.agentID}, Records: a.dirs.DNSRecords(), GID: owner.GID},
-		Neighbours:     neighbours{ours: a.machine.Network != nil},
+		Neighbors:      neighbors{ours: a.machine.Network != nil},
 		Power:          power{a.manager},
 	}
 	a.report(ctx, instance)

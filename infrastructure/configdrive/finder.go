@@ -21,7 +21,7 @@ import (
 )
 
 // deviceTimeout bounds the reading of one device. A read that hangs in the kernel cannot be
-// cancelled; it is left behind.
+// canceled; it is left behind.
 const deviceTimeout = 10 * time.Second
 
 // errAbsent means that there is no such device (yet), or no medium in it.

@@ -20,14 +20,14 @@ func cancelsDisks(t *testing.T, i *lab.Instance, cid string) {
 	t.Helper()
 	marker := run(t, i, "sh", "-c", "date +%N | tee /var/vcap/store/marker")
 	do(t, i, "{}", "add_persistent_disk", "disk-gone", "/dev/nowhere")
-	cancelled(t, i, "find disk", "mount_disk", "disk-gone")
-	cancelled(t, i, "find disk", "add_dynamic_disk", "dynamic-gone", map[string]any{"path": "/dev/nowhere"})
+	canceled(t, i, "find disk", "mount_disk", "disk-gone")
+	canceled(t, i, "find disk", "add_dynamic_disk", "dynamic-gone", map[string]any{"path": "/dev/nowhere"})
 	do(t, i, "{}", "remove_persistent_disk", "disk-gone")
 
 	run(t, i, "systemd-run", "--quiet", "--unit=hog", "--service-type=exec", "--working-directory=/var/vcap/store", "sleep", "1000")
-	cancelled(t, i, "busy", "unmount_disk", cid)
+	canceled(t, i, "busy", "unmount_disk", cid)
 	if got := run(t, i, "cat", "/var/vcap/store/marker"); got != marker {
-		t.Errorf("after a cancelled unmount_disk the store has %q, want %q", got, marker)
+		t.Errorf("after a canceled unmount_disk the store has %q, want %q", got, marker)
 	}
 	do(t, i, `["`+cid+`"]`, "list_disk")
 
@@ -47,9 +47,9 @@ func do(t *testing.T, i *lab.Instance, want, method string, arguments ...any) {
 	}
 }
 
-// cancelled starts a task and cancels it until it was hit in the middle of its wait, which its
-// end tells: one that had not begun says no more than that it was cancelled.
-func cancelled(t *testing.T, i *lab.Instance, waited, method string, arguments ...any) {
+// canceled starts a task and cancels it until it was hit in the middle of its wait, which its
+// end tells: one that had not begun says no more than that it was canceled.
+func canceled(t *testing.T, i *lab.Instance, waited, method string, arguments ...any) {
 	t.Helper()
 	for range 20 {
 		value, err := i.Agent.Call(t.Context(), method, arguments...)
@@ -71,12 +71,12 @@ func cancelled(t *testing.T, i *lab.Instance, waited, method string, arguments .
 		}
 		for err = nil; err == nil; {
 			if _, err = i.Agent.Call(t.Context(), "get_task", handle.ID); time.Since(begin) > 10*time.Second {
-				t.Fatalf("%s goes on after it was cancelled", method)
+				t.Fatalf("%s goes on after it was canceled", method)
 			}
 		}
 		var e *director.Exception
 		if !errors.As(err, &e) || !strings.Contains(e.Message, "Task "+handle.ID+" result: ") || !strings.Contains(e.Message, "task was canceled") {
-			t.Fatalf("%s: got %v, want an exception that says it was cancelled", method, err)
+			t.Fatalf("%s: got %v, want an exception that says it was canceled", method, err)
 		}
 		if strings.Contains(e.Message, waited) {
 			t.Logf("%s: %s", method, e.Message)

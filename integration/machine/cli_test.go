@@ -108,7 +108,7 @@ func TestMachineCommandLine(t *testing.T) {
 	if out := c.run("call", "ping"); out != "\"pong\"\n" {
 		t.Errorf("call ping after a reboot: %q, want pong", out)
 	}
-	for _, wrong := range [][]string{{"call"}, {"disk", "attach"}, {"disk", "burn", "x"}, {"up", "--ephemeral", "much"}, {"frobnicate"}, {"ls", "--colour"}, {"machine", "paint"}} {
+	for _, wrong := range [][]string{{"call"}, {"disk", "attach"}, {"disk", "burn", "x"}, {"up", "--ephemeral", "much"}, {"frobnicate"}, {"ls", "--color"}, {"machine", "paint"}} {
 		if _, status := c.try(wrong...); status != 2 {
 			t.Errorf("lab %v: status %d, want 2", wrong, status)
 		}

@@ -39,7 +39,7 @@ func TestMachineDeploy(t *testing.T) {
 
 	steps = nil
 	m.Groups[0].PersistentDisk *= 2
-	m.Groups[0].Jobs[0].Files["config/colour"] = "blue\n"
+	m.Groups[0].Jobs[0].Files["config/color"] = "blue\n"
 	if err := l.Deploy(t.Context(), m, report); err != nil {
 		t.Fatal(err)
 	}
@@ -48,8 +48,8 @@ func TestMachineDeploy(t *testing.T) {
 			t.Errorf("steps of the update are %v, want %s among them", steps, want)
 		}
 	}
-	if colour := run(t, i, "cat", "/var/vcap/jobs/web/config/colour"); colour != "blue\n" {
-		t.Errorf("the new template is %q, want blue", colour)
+	if color := run(t, i, "cat", "/var/vcap/jobs/web/config/color"); color != "blue\n" {
+		t.Errorf("the new template is %q, want blue", color)
 	}
 	if now := run(t, i, "cat", "/var/vcap/store/web/started"); !strings.HasPrefix(now, started) || strings.Count(now, "\n") != 2 {
 		t.Errorf("the new disk has %q, want the line of the old one and a second", now)

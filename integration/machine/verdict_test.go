@@ -288,7 +288,7 @@ func wantHeldPings(t *testing.T, i *lab.Instance) {
 }
 
 // laterBootsAreSilent: a machine that has been ready once and fails later says so to
-// its operator, sends one alert, and is silent on the bus, which is all a resurrector recognises.
+// its operator, sends one alert, and is silent on the bus, which is all a resurrector recognizes.
 func laterBootsAreSilent(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	i := start(t, l, lab.VM{Ephemeral: lab.GiB})

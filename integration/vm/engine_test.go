@@ -65,7 +65,7 @@ func TestVMEngine(t *testing.T) {
 
 	t.Run("programs", func(t *testing.T) {
 		var out, words strings.Builder
-		err := i.Run(t.Context(), machine.Command{Args: []string{"sh", "-c", "cat; echo $COLOUR >&2; exit 3"}, Env: []string{"COLOUR=blue"},
+		err := i.Run(t.Context(), machine.Command{Args: []string{"sh", "-c", "cat; echo $COLOR >&2; exit 3"}, Env: []string{"COLOR=blue"},
 			Stdin: strings.NewReader(strings.Repeat("x", 200_000)), Stdout: &out, Stderr: &words})
 		if err == nil || !strings.Contains(err.Error(), "exit status 3") || out.Len() != 200_000 || words.String() != "blue\n" {
 			t.Errorf("a program: %d bytes, %q, %v", out.Len(), words.String(), err)

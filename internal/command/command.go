@@ -24,7 +24,7 @@ import (
 // DefaultMaxOutput is how much of each output stream is kept when the caller gives no writer.
 const DefaultMaxOutput = 64 << 10
 
-// DefaultGrace is the time between SIGTERM and SIGKILL of a cancelled program.
+// DefaultGrace is the time between SIGTERM and SIGKILL of a canceled program.
 const DefaultGrace = 10 * time.Second
 
 // Cmd describes a program to run. Arguments never appear in errors or logs, since they may
@@ -176,7 +176,7 @@ func (p *Process) watch() {
 	case <-p.stopped:
 	case <-timer.C:
 	}
-	// Also when the leader has gone: the rest of its group must not outlive a cancelled call.
+	// Also when the leader has gone: the rest of its group must not outlive a canceled call.
 	_ = p.Signal(unix.SIGKILL)
 }
 

@@ -59,9 +59,9 @@ func TestCancelEndsTheWholeGroup(t *testing.T) {
 		text, _ := os.ReadFile(pidFile)
 		child, _ = strconv.Atoi(strings.TrimSpace(string(text)))
 	}
-	cancel(errors.New("task cancelled"))
+	cancel(errors.New("task canceled"))
 	_, err = p.Wait()
-	if err == nil || !strings.Contains(err.Error(), "task cancelled") {
+	if err == nil || !strings.Contains(err.Error(), "task canceled") {
 		t.Errorf("got %v, want the cause of the cancellation", err)
 	}
 	for time.Now().Before(deadline) {

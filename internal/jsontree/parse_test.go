@@ -104,7 +104,7 @@ f:1:110: error: object["deep key"].x: expected a string, got a number`
 func TestUnknownKeys(t *testing.T) {
 	parse := func(u Unknown) string {
 		var rep report.Report
-		f := Parse("f", []byte(`{"UseRegistry":1,"useregistri":1,"Colour":1,"USEREGISTRY":2,"type":3}`), &rep).Fields()
+		f := Parse("f", []byte(`{"UseRegistry":1,"useregistri":1,"Color":1,"USEREGISTRY":2,"type":3}`), &rep).Fields()
 		f.Get("UseRegistry")
 		f.GetExact("Type")
 		f.Done(u)
@@ -116,7 +116,7 @@ f:1:61: warning: type: unknown key; did you mean Type?`
 	if got := parse(Tolerate); got != want {
 		t.Errorf("tolerating: got\n%s\nwant\n%s", got, want)
 	}
-	if got := parse(Warn); !strings.Contains(got, "f:1:34: warning: Colour: unknown key, ignored; the nearest known key is") {
+	if got := parse(Warn); !strings.Contains(got, "f:1:34: warning: Color: unknown key, ignored; the nearest known key is") {
 		t.Errorf("warning: got\n%s", got)
 	}
 }

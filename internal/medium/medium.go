@@ -72,7 +72,7 @@ func Volumes(ctx context.Context, r io.ReaderAt, size int64) ([]*Volume, error) 
 	}
 	var found []*Volume
 	for _, p := range partitions(newGuarded(ctx, r, 0, size)) {
-		// A partition with something else in it is no reason to give up on its neighbours.
+		// A partition with something else in it is no reason to give up on its neighbors.
 		if v, err := volume(ctx, r, p.start, p.size); err == nil {
 			found = append(found, v)
 		}

@@ -174,7 +174,7 @@ func TestISOByTools(t *testing.T) {
 		files map[string]string
 	}{
 		{"rock ridge", []string{"-R"}, drive},
-		{"rock ridge, rationalised", []string{"-r"}, drive},
+		{"rock ridge, rationalized", []string{"-r"}, drive},
 		{"rock ridge, relocated directories and long names", []string{"-r", "-D"}, deep},
 		{"joliet only", []string{"-J"}, drive},
 		{"joliet and rock ridge", []string{"-J", "-r"}, drive},

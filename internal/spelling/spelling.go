@@ -1,4 +1,4 @@
-// Package spelling finds the known word that a misspelt one is nearest to, for messages such as
+// Package spelling finds the known word that a misspelled one is nearest to, for messages such as
 // "did you mean …?".
 package spelling
 

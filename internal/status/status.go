@@ -37,13 +37,13 @@ type Outcome string
 
 // The outcomes of a step.
 const (
-	Pending   Outcome = "pending"
-	Running   Outcome = "running"
-	Done      Outcome = "done"
-	Skipped   Outcome = "skipped"
-	Warned    Outcome = "warned"
-	Broken    Outcome = "failed"
-	Cancelled Outcome = "cancelled"
+	Pending  Outcome = "pending"
+	Running  Outcome = "running"
+	Done     Outcome = "done"
+	Skipped  Outcome = "skipped"
+	Warned   Outcome = "warned"
+	Broken   Outcome = "failed"
+	Canceled Outcome = "canceled"
 )
 
 // Step is one row of the boot's timeline. Start and End are nanoseconds of the monotonic clock

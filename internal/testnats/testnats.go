@@ -110,7 +110,7 @@ func (d *Deployment) Down() {
 }
 
 // SetUsers replaces all accounts but Director's and Health Monitor's in the running server, as
-// the Director's synchronisation does.
+// the Director's synchronization does.
 func (d *Deployment) SetUsers(agents ...*server.User) {
 	d.t.Helper()
 	d.options.Users = append(Others(), agents...)

@@ -63,7 +63,7 @@ func (c Compiler) Compile(ctx context.Context, r Request, upload Upload) (err er
 	}
 	work := filepath.Join(c.Dirs.Compile(), r.Name)
 	defer func() {
-		// A cancelled compilation is cleaned up all the same.
+		// A canceled compilation is cleaned up all the same.
 		cleaned := errors.Join(c.clear(context.WithoutCancel(ctx)), os.RemoveAll(work))
 		if err == nil && cleaned != nil {
 			err = fmt.Errorf("compile %s: %w", r.Name, cleaned)

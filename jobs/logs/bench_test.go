@@ -48,6 +48,6 @@ func BenchmarkCollect(b *testing.B) {
 		contest.Entrant{Name: "collect", Run: func() error {
 			return c.Collect(b.Context(), Selection{Types: "job"}, io.Discard)
 		}},
-		// tar recognises /dev/null and then reads nothing.
+		// tar recognizes /dev/null and then reads nothing.
 		contest.Entrant{Name: "tar", Run: shell(`tar -czf - -C "$0" . | cat >/dev/null`)})
 }

@@ -262,7 +262,7 @@ func TestErrorsOfTheReceiverAndTheCaller(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
-	why := errors.New("cancelled")
+	why := errors.New("canceled")
 	cancel(why)
 	if err := c.Collect(ctx, Selection{Types: "job"}, io.Discard); !errors.Is(err, why) {
 		t.Errorf("got %v", err)

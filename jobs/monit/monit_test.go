@@ -227,7 +227,7 @@ func TestStopAndWait(t *testing.T) {
 	f.change(func() { f.services["b"].status, f.services["a"].pending = 0, 1 })
 	cancel()
 	if err := s.StopAll(ctx, true); err == nil || strings.Contains(err.Error(), "Timed out waiting for service") {
-		t.Errorf("cancelled: got %v, want something else than a timeout", err)
+		t.Errorf("canceled: got %v, want something else than a timeout", err)
 	}
 }
 

@@ -155,9 +155,9 @@ func TestDrainProtocol(t *testing.T) {
 	}
 }
 
-// TestCancelledDrainNeverStartsAgain cancels a dynamic drain while it sleeps between two calls
+// TestCanceledDrainNeverStartsAgain cancels a dynamic drain while it sleeps between two calls
 // and one whose script runs.
-func TestCancelledDrainNeverStartsAgain(t *testing.T) {
+func TestCanceledDrainNeverStartsAgain(t *testing.T) {
 	t.Run("sleeping", func(t *testing.T) {
 		r := runner(t)
 		calls := filepath.Join(t.TempDir(), "calls")
@@ -217,7 +217,7 @@ func TestErrand(t *testing.T) {
 	}
 }
 
-func TestErrandCancelled(t *testing.T) {
+func TestErrandCanceled(t *testing.T) {
 	r := runner(t)
 	started := filepath.Join(t.TempDir(), "started")
 	r.install(t, "slow", "run", `echo begun; touch `+started+`; sleep 1000`)

@@ -156,7 +156,7 @@ func TestOutboxIsBounded(t *testing.T) {
 	}
 }
 
-// The server learns of a new agent only at its next synchronisation; until then it refuses, for
+// The server learns of a new agent only at its next synchronization; until then it refuses, for
 // as long as it takes.
 func TestAuthRefusedThenGranted(t *testing.T) {
 	quick(t)

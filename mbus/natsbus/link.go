@@ -28,7 +28,7 @@ const (
 	connectTime = 10 * time.Second
 	farewell    = time.Second
 	// authPatience is how long a refused log-in is repeated every second or so: the server
-	// learns of a new agent only at its next synchronisation.
+	// learns of a new agent only at its next synchronization.
 	authPatience = time.Minute
 )
 

@@ -42,7 +42,7 @@ type Options struct {
 	Identity Identity
 	Handler  mbus.Handler
 	// BeforeConnect is called before each connection attempt and after a rotation with the
-	// resolved addresses of every server in use, so that firewall rules and neighbour entries
+	// resolved addresses of every server in use, so that firewall rules and neighbor entries
 	// can follow them. It should be quick.
 	BeforeConnect func(ctx context.Context, servers []netip.AddrPort)
 	// OnConnect is called each time the agent has become reachable. It must not block.

@@ -206,12 +206,12 @@ func TestAnswers(t *testing.T) {
 			}
 		})
 	}
-	t.Run("cancelled", func(t *testing.T) {
+	t.Run("canceled", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		time.AfterFunc(10*time.Millisecond, cancel)
 		slow := resolver(t, Options{Root: root})
 		if _, err := slow.Resolve(ctx, Hint{Path: "/dev/sdd"}); !errors.Is(err, context.Canceled) {
-			t.Errorf("Resolve = %v, want it cancelled", err)
+			t.Errorf("Resolve = %v, want it canceled", err)
 		}
 	})
 	t.Run("bad pattern", func(t *testing.T) {

@@ -1,5 +1,5 @@
 // Package disk reads and writes partition tables. Reading never writes, whatever is found.
-// Writing happens under the lock that udev honours, is verified by reading back, and the
+// Writing happens under the lock that udev honors, is verified by reading back, and the
 // kernel is told of each partition by itself, which also works on a disk in use. Whether a
 // disk may be written is the caller's decision and proof.
 package disk

@@ -18,7 +18,7 @@ import (
 	"cambium/platform/filesystem"
 )
 
-// open locks a disk for writing. udev and systemd-repart honour the same lock: they probe the
+// open locks a disk for writing. udev and systemd-repart honor the same lock: they probe the
 // disk only when the new table is complete.
 func open(ctx context.Context, path string, exclusive bool) (*os.File, error) {
 	flags := os.O_RDWR

@@ -32,7 +32,7 @@ const (
 	DOS     Kind = "dos"
 )
 
-// The kinds that are only recognised in order to be left alone.
+// The kinds that are only recognized in order to be left alone.
 const (
 	Btrfs     Kind = "btrfs"
 	LVM       Kind = "LVM physical volume"

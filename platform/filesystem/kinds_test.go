@@ -19,7 +19,7 @@ func TestManagedKindsAreComplete(t *testing.T) {
 			magic = extFamily
 		}
 		if readers[magic] == nil || !slices.ContainsFunc(signatures, func(s signature) bool { return s.kind == magic }) {
-			t.Errorf("%s is never recognised", row.kind)
+			t.Errorf("%s is never recognized", row.kind)
 		}
 	}
 	if Btrfs.Managed() || Btrfs.GrowsUnmounted() || Btrfs.MountType() != "btrfs" || !Ext4.GrowsUnmounted() || XFS.GrowsUnmounted() {

@@ -130,7 +130,7 @@ func swapCall(number uintptr, device string) error {
 }
 
 // Wipe clears every place where a signature may be within [start, start+length) of the device,
-// so that nothing there is recognised any more. What reads as zeros is not written: a fresh volume
+// so that nothing there is recognized any more. What reads as zeros is not written: a fresh volume
 // stays as sparse as it is, and the next flush has little to do. It is for disks whose content
 // is disposable by contract or was released by the operator.
 func Wipe(f interface {

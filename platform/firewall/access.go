@@ -44,7 +44,7 @@ func jobOf(group string) (job string, found bool) {
 }
 
 // LetIn allows the calling process's job to connect to the supervisor. It is what the program
-// bosh-enable-monit-access does. The job is recognised by its control group; where that is not
+// bosh-enable-monit-access does. The job is recognized by its control group; where that is not
 // possible, every process of vcap is allowed.
 func (f *Firewall) LetIn(ctx context.Context, j Job) error {
 	if ctx.Err() != nil {
@@ -69,7 +69,7 @@ func (f *Firewall) LetIn(ctx context.Context, j Job) error {
 		return nil
 	}
 	if f.Log != nil {
-		f.Log.WithError(err).Warn("job not recognisable by its control group, allowing vcap")
+		f.Log.WithError(err).Warn("job not recognizable by its control group, allowing vcap")
 	}
 	return f.letUserIn(conn, have, j.UID)
 }

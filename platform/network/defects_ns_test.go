@@ -19,7 +19,7 @@ import (
 	"cambium/internal/nstest"
 	"cambium/plan"
 	"cambium/platform/network"
-	"cambium/platform/network/neighbour"
+	"cambium/platform/network/neighbor"
 	"cambium/platform/network/networkd"
 	"cambium/platform/network/wait"
 	"cambium/settings"
@@ -302,7 +302,7 @@ func TestNSDuplicateAddressesAreReported(t *testing.T) {
 		k := newKernel(t)
 		want, _ := apply(t, k, nets{"a": extra("10.0.0.5"), "b": extra("10.0.0.6"), "six": {IP: "fd00::5", Netmask: "ffff:ffff:ffff:ffff::", MAC: mac0}})
 		ready(t, k, want) // nobody waits for the verdict
-		got := neighbour.Probe(within(t, 10*time.Second), k, want)
+		got := neighbor.Probe(within(t, 10*time.Second), k, want)
 		wanted := []string{
 			`network "a": address 10.0.0.5 on eth0 is also used by the machine with hardware address ` + peer.MAC(t, "eth0"),
 			`network "six": address fd00::5 on eth0 is also used by another machine`,
@@ -322,7 +322,7 @@ func TestNSSilentGatewayIsReported(t *testing.T) {
 		n := static("10.0.0.5")
 		n.Gateway = "10.0.0.254"
 		want, _ := apply(t, k, nets{"a": n})
-		expect(t, "warnings", neighbour.Probe(within(t, 5*time.Second), k, want), `network "a": gateway 10.0.0.254 does not answer on eth0`)
+		expect(t, "warnings", neighbor.Probe(within(t, 5*time.Second), k, want), `network "a": gateway 10.0.0.254 does not answer on eth0`)
 	})
 }
 
@@ -338,7 +338,7 @@ func TestNSAddressesAreAnnouncedOnTheWire(t *testing.T) {
 		capture := peer.Capture(t, "eth0")
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
-		go func() { neighbour.Announce(ctx, k, want); close(done) }()
+		go func() { neighbor.Announce(ctx, k, want); close(done) }()
 		hardware, err := net.ParseMAC(mac0)
 		if err != nil {
 			t.Fatal(err)

@@ -187,7 +187,7 @@ func TestNSVIPAndPreconfiguredTouchNothing(t *testing.T) {
 	})
 }
 
-func TestNSLabelledAlias(t *testing.T) {
+func TestNSLabeledAlias(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		gateway(t)
 		k := newKernel(t)

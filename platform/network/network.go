@@ -6,7 +6,7 @@
 // are never removed, not even for a moment: connections survive every call.
 //
 // Its subpackages: networkd (files and D-Bus of the daemon), wait (until a network is usable),
-// neighbour (ARP and neighbour discovery), confirm (a change that is taken back if it cuts the
+// neighbor (ARP and neighbor discovery), confirm (a change that is taken back if it cuts the
 // machine off).
 //
 // The package knows nothing of settings; package plan translates.

@@ -24,7 +24,7 @@ import (
 	"cambium/plan"
 	"cambium/platform/network"
 	"cambium/platform/network/confirm"
-	"cambium/platform/network/neighbour"
+	"cambium/platform/network/neighbor"
 	"cambium/platform/network/wait"
 	"cambium/settings"
 )
@@ -432,7 +432,7 @@ func randomNets(random *rand.Rand) nets {
 	return all
 }
 
-func TestNSNeighboursAreForgotten(t *testing.T) {
+func TestNSNeighborsAreForgotten(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		listen(t, gateway(t), "10.0.0.1:80")
 		k := newKernel(t)
@@ -451,11 +451,11 @@ func TestNSNeighboursAreForgotten(t *testing.T) {
 			return all
 		}
 		expect(t, "before", known(), "10.0.0.1")
-		if err := neighbour.Flush(t.Context(), []netip.Addr{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("fd00::1")}); err != nil {
+		if err := neighbor.Flush(t.Context(), []netip.Addr{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("fd00::1")}); err != nil {
 			t.Fatal(err)
 		}
 		expect(t, "others forgotten", known(), "10.0.0.1")
-		if err := neighbour.Flush(t.Context(), []netip.Addr{netip.MustParseAddr("10.0.0.1")}); err != nil {
+		if err := neighbor.Flush(t.Context(), []netip.Addr{netip.MustParseAddr("10.0.0.1")}); err != nil {
 			t.Fatal(err)
 		}
 		expect(t, "forgotten", known())

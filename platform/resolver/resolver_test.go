@@ -215,14 +215,14 @@ func FuzzPlainFile(f *testing.F) {
 	f.Add("nameserver\n\nnameserver  a b\toptions\x00")
 	f.Fuzz(func(t *testing.T, content string) {
 		want := resolver.Desired{Servers: []netip.Addr{netip.MustParseAddr("9.9.9.9")}}
-		changes, err := resolver.Diff(resolver.State{Flavour: resolver.Plain, ResolvConf: content}, want)
+		changes, err := resolver.Diff(resolver.State{Flavor: resolver.Plain, ResolvConf: content}, want)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, c := range changes {
 			content = c.Content
 		}
-		if again, _ := resolver.Diff(resolver.State{Flavour: resolver.Plain, ResolvConf: content}, want); len(again) > 0 {
+		if again, _ := resolver.Diff(resolver.State{Flavor: resolver.Plain, ResolvConf: content}, want); len(again) > 0 {
 			t.Errorf("of %q: again %v", content, again)
 		}
 	})

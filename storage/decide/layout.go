@@ -50,7 +50,7 @@ func SwapBytes(available, ram int64, swapMiB *uint64) (int64, error) {
 	return int64(*swapMiB) * disk.MiB, nil
 }
 
-// KeptEphemeral recognises the layout that this agent made on an ephemeral disk before. Sizes
+// KeptEphemeral recognizes the layout that this agent made on an ephemeral disk before. Sizes
 // do not matter: a change of RAM or swap_size is no reason to lose the data.
 func KeptEphemeral(s disk.State, agentID string, label disk.Label) (Layout, bool) {
 	t := s.Table
@@ -119,7 +119,7 @@ func BehindRoot(t disk.Table, root int) (behind []disk.Partition) {
 	return behind
 }
 
-// OnRoot lays out swap and data behind the root partition, or recognises what is there
+// OnRoot lays out swap and data behind the root partition, or recognizes what is there
 // already, and then made is nil.
 func OnRoot(o Ephemeral) (l Layout, made []disk.Partition, err error) {
 	s := o.Disk
@@ -129,7 +129,7 @@ func OnRoot(o Ephemeral) (l Layout, made []disk.Partition, err error) {
 	}
 	l.Label, l.Partitions = s.Table.Label, s.Table.Partitions
 	if behind := BehindRoot(s.Table, o.Root); len(behind) > 0 {
-		l, err = l.recognise(behind, o)
+		l, err = l.recognize(behind, o)
 		return l, nil, err
 	}
 	available := s.Bytes - rootPart.End()
@@ -170,9 +170,9 @@ func OnRoot(o Ephemeral) (l Layout, made []disk.Partition, err error) {
 	return l, made, nil
 }
 
-// recognise accepts what is behind the root partition by its content, not its size: a
+// recognize accepts what is behind the root partition by its content, not its size: a
 // table of an older agent has no names, and the machine may have got other RAM since.
-func (l Layout) recognise(behind []disk.Partition, o Ephemeral) (Layout, error) {
+func (l Layout) recognize(behind []disk.Partition, o Ephemeral) (Layout, error) {
 	if len(behind) > 2 {
 		return l, fmt.Errorf("%d partitions behind the root partition; expected swap and data", len(behind))
 	}

@@ -34,7 +34,7 @@ type Disks struct {
 	Records Records
 	Reload  func(context.Context) error
 
-	mu sync.Mutex // serialises changes of the files
+	mu sync.Mutex // serializes changes of the files
 }
 
 type mounted struct {

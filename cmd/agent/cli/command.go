@@ -46,7 +46,7 @@ func (t Table) Unknown(word string, stderr io.Writer) int {
 	return ExitUsage
 }
 
-// maxEdits is how far a misspelt word may be from the command that is suggested. Two neighboring
+// maxEdits is how far a misspelled word may be from the command that is suggested. Two neighboring
 // letters in the wrong order count as two edits.
 const maxEdits = 2
 

@@ -126,7 +126,7 @@ func read(ctx context.Context, path string, wait waitFlag) (status.Document, err
 var stateColors = map[status.State]cli.Color{status.Ready: cli.Green, status.Degraded: cli.Yellow, status.Failed: cli.Red, status.Starting: cli.Bold}
 
 var outcomeColors = map[status.Outcome]cli.Color{status.Done: cli.Green, status.Warned: cli.Yellow, status.Broken: cli.Red,
-	status.Running: cli.Bold, status.Skipped: cli.Grey, status.Pending: cli.Grey, status.Cancelled: cli.Grey}
+	status.Running: cli.Bold, status.Skipped: cli.Grey, status.Pending: cli.Grey, status.Canceled: cli.Grey}
 
 func printStatus(w io.Writer, d status.Document) {
 	p := cli.PaletteFor(w)

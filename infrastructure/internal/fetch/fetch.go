@@ -203,7 +203,7 @@ func port(u *url.URL) string {
 	return map[string]string{"http": "80", "https": "443"}[u.Scheme]
 }
 
-// proxy honours the environment, except for addresses that exist only on this machine or its
+// proxy honors the environment, except for addresses that exist only on this machine or its
 // link: a proxy would ask its own metadata service and answer with somebody else's settings.
 func proxy(r *http.Request) (*url.URL, error) {
 	if Direct(r.URL.Hostname()) {

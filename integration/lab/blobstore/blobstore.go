@@ -180,7 +180,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "signature", http.StatusForbidden)
 		return
 	}
-	if !signed && !s.authorised(r) {
+	if !signed && !s.authorized(r) {
 		w.Header().Set("WWW-Authenticate", `Basic realm="blobstore"`)
 		http.Error(w, "credentials", http.StatusUnauthorized)
 		return
@@ -213,7 +213,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (s *Server) authorised(r *http.Request) bool {
+func (s *Server) authorized(r *http.Request) bool {
 	user, password, ok := r.BasicAuth()
 	return ok && user == s.user && subtle.ConstantTimeCompare([]byte(password), []byte(s.password)) == 1
 }

@@ -110,7 +110,7 @@ type task struct {
 	State string `json:"state"`
 }
 
-// running recognises a handle as the Director does: a map with both keys.
+// running recognizes a handle as the Director does: a map with both keys.
 func running(value json.RawMessage) (task, bool) {
 	var t task
 	if json.Unmarshal(value, &t) != nil {

@@ -92,7 +92,7 @@ func TestManifest(t *testing.T) {
 		"name: d": "instance_groups is empty",
 		"name: d\ninstance_groups: [{name: a}, {name: a}]":             "used twice",
 		"name: d\ninstance_groups: [{name: a, instances: -1}]":         "positive",
-		"name: d\ninstance_groups: [{name: a, colour: red}]":           "colour",
+		"name: d\ninstance_groups: [{name: a, color: red}]":            "color",
 		"name: d\ninstance_groups: [{name: a, jobs: [{files: {}}]}]":   "no name",
 		"{\"name\": \"d\", \"instance_groups\": [{\"instances\": 1}]}": "name is missing",
 	} {

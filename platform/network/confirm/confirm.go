@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"cambium/platform/network"
-	"cambium/platform/network/neighbour"
+	"cambium/platform/network/neighbor"
 )
 
 // Options say how careful Apply is.
@@ -50,7 +50,7 @@ func Apply(ctx context.Context, k *network.Kernel, have network.State, want netw
 		return Outcome{Made: made}, err
 	}
 	limited, cancel := context.WithTimeout(ctx, askBefore)
-	answered := neighbour.Answering(limited, have, neighbour.PresentGateways(have, want))
+	answered := neighbor.Answering(limited, have, neighbor.PresentGateways(have, want))
 	cancel()
 	made, err := k.Apply(ctx, changes)
 	o := Outcome{Made: made}
@@ -75,9 +75,9 @@ func Apply(ctx context.Context, k *network.Kernel, have network.State, want netw
 
 // silentAfterwards returns a wanted gateway that does not answer although one of its family did
 // before, if there is one.
-func silentAfterwards(ctx context.Context, k *network.Kernel, want network.Desired, before []neighbour.Gateway, limit time.Duration) (*neighbour.Gateway, error) {
-	wanted := slices.DeleteFunc(neighbour.WantedGateways(want), func(g neighbour.Gateway) bool {
-		return !slices.ContainsFunc(before, func(b neighbour.Gateway) bool { return b.IP.Is4() == g.IP.Is4() })
+func silentAfterwards(ctx context.Context, k *network.Kernel, want network.Desired, before []neighbor.Gateway, limit time.Duration) (*neighbor.Gateway, error) {
+	wanted := slices.DeleteFunc(neighbor.WantedGateways(want), func(g neighbor.Gateway) bool {
+		return !slices.ContainsFunc(before, func(b neighbor.Gateway) bool { return b.IP.Is4() == g.IP.Is4() })
 	})
 	if len(wanted) == 0 {
 		return nil, nil
@@ -88,8 +88,8 @@ func silentAfterwards(ctx context.Context, k *network.Kernel, want network.Desir
 	}
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	answered := neighbour.Answering(limited, now, wanted)
-	silent := slices.IndexFunc(wanted, func(g neighbour.Gateway) bool { return !slices.Contains(answered, g) })
+	answered := neighbor.Answering(limited, now, wanted)
+	silent := slices.IndexFunc(wanted, func(g neighbor.Gateway) bool { return !slices.Contains(answered, g) })
 	if ctx.Err() != nil || silent < 0 {
 		return nil, nil
 	}

@@ -14,7 +14,7 @@ import (
 
 // Ready waits until everything wanted is there and usable: static addresses, routes, and at
 // least one address from each lease. IPv6 addresses that are still checked for duplicates count
-// as usable unless want.AwaitIPv6 is set; neighbour.Probe reports on them. The time limit is ctx's.
+// as usable unless want.AwaitIPv6 is set; neighbor.Probe reports on them. The time limit is ctx's.
 func Ready(ctx context.Context, k *network.Kernel, want network.Desired) (warnings []string, err error) {
 	if want.Preconfigured {
 		return nil, nil

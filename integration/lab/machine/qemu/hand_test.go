@@ -40,7 +40,7 @@ func TestHandRunsPrograms(t *testing.T) {
 		status                              int
 	}{
 		{"output and status", "echo out; echo err >&2; exit 7", "", "out\n", "err\n", 7},
-		{"environment", "echo $COLOUR", "", "blue\n", "", 0},
+		{"environment", "echo $COLOR", "", "blue\n", "", 0},
 		{"input", "tr a-z A-Z", "hello", "HELLO", "", 0},
 		{"input that nobody reads", "exit 0", strings.Repeat("x", 1<<20), "", "", 0},
 		{"much output", "head -c 300000 /dev/zero | tr '\\0' x", "", strings.Repeat("x", 300000), "", 0},
@@ -49,7 +49,7 @@ func TestHandRunsPrograms(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			var out, words bytes.Buffer
-			r, err := h.call(t.Context(), guest.Request{Op: "run", Args: []string{"sh", "-c", c.script}, Env: []string{"COLOUR=blue"}},
+			r, err := h.call(t.Context(), guest.Request{Op: "run", Args: []string{"sh", "-c", c.script}, Env: []string{"COLOR=blue"}},
 				strings.NewReader(c.stdin), &out, &words)
 			if err != nil || r.Error != "" || r.Status != c.status || out.String() != c.stdout || words.String() != c.stderr {
 				t.Errorf("status %d (%q, %v), %d bytes, %q; want status %d, %d bytes, %q", r.Status, r.Error, err, out.Len(), words.String(), c.status, len(c.stdout), c.stderr)

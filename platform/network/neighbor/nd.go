@@ -1,4 +1,4 @@
-package neighbour
+package neighbor
 
 import (
 	"context"
@@ -26,7 +26,7 @@ const (
 
 var allNodes = netip.MustParseAddr("ff02::1")
 
-// ndConn sends and receives neighbour discovery messages on one link.
+// ndConn sends and receives neighbor discovery messages on one link.
 type ndConn struct {
 	conn  *socket.Conn
 	index int
@@ -41,7 +41,7 @@ func dialND(l network.Link, from netip.Addr) (*ndConn, error) {
 	}
 	conn, err := socket.Socket(unix.AF_INET6, unix.SOCK_RAW, unix.IPPROTO_ICMPV6, "nd", nil)
 	if err != nil {
-		return nil, fmt.Errorf("open neighbour discovery socket: %w", err)
+		return nil, fmt.Errorf("open neighbor discovery socket: %w", err)
 	}
 	var filter unix.ICMPv6Filter // a set bit blocks the type
 	for i := range filter.Data {
@@ -58,7 +58,7 @@ func dialND(l network.Link, from netip.Addr) (*ndConn, error) {
 		err = conn.Bind(&unix.SockaddrInet6{Addr: from.As16(), ZoneId: uint32(l.Index)})
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("prepare neighbour discovery on %s: %w", l.Name, err), conn.Close())
+		return nil, errors.Join(fmt.Errorf("prepare neighbor discovery on %s: %w", l.Name, err), conn.Close())
 	}
 	return &ndConn{conn, l.Index, mac}, nil
 }

@@ -1,4 +1,4 @@
-package neighbour
+package neighbor
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 	"cambium/platform/network"
 )
 
-// Flush removes the neighbour entries of ips, so that the next packet resolves their hardware
+// Flush removes the neighbor entries of ips, so that the next packet resolves their hardware
 // addresses again: the Director asks for it when an address moved to another machine, and the bus
 // does so before it connects. Permanent entries stay.
 func Flush(ctx context.Context, ips []netip.Addr) error {
@@ -21,14 +21,14 @@ func Flush(ctx context.Context, ips []netip.Addr) error {
 		return nil
 	}
 	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("flush neighbours: %w", context.Cause(ctx))
+		return fmt.Errorf("flush neighbors: %w", context.Cause(ctx))
 	}
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return fmt.Errorf("open netlink: %w", err)
 	}
 	defer h.Close()
-	entries, err := network.Dump("neighbours", func() ([]netlink.Neigh, error) { return h.NeighList(0, netlink.FAMILY_ALL) })
+	entries, err := network.Dump("neighbors", func() ([]netlink.Neigh, error) { return h.NeighList(0, netlink.FAMILY_ALL) })
 	if err != nil {
 		return err
 	}
@@ -41,7 +41,7 @@ func Flush(ctx context.Context, ips []netip.Addr) error {
 			continue
 		}
 		if err := h.NeighDel(&e); err != nil && !errors.Is(err, unix.ENOENT) {
-			failed = append(failed, fmt.Errorf("remove neighbour %s: %w", e.IP, err))
+			failed = append(failed, fmt.Errorf("remove neighbor %s: %w", e.IP, err))
 		}
 	}
 	return errors.Join(failed...)

@@ -1,7 +1,7 @@
-// Package neighbour speaks with the machines on the same link, by ARP for IPv4 and by neighbour
+// Package neighbor speaks with the machines on the same link, by ARP for IPv4 and by neighbor
 // discovery for IPv6: it announces the machine's addresses, finds other users of them, asks
-// gateways whether they answer, and flushes the kernel's neighbour entries.
-package neighbour
+// gateways whether they answer, and flushes the kernel's neighbor entries.
+package neighbor
 
 import (
 	"context"
@@ -20,8 +20,8 @@ import (
 var announcements = append([]time.Duration{0, time.Second, 2 * time.Second},
 	slices.Repeat([]time.Duration{5 * time.Second}, 18)...)
 
-// Announce tells the neighbours where the machine's addresses are: gratuitous ARP for IPv4,
-// unsolicited neighbour advertisements for IPv6. It repeats that for a minute and a half and returns
+// Announce tells the neighbors where the machine's addresses are: gratuitous ARP for IPv4,
+// unsolicited neighbor advertisements for IPv6. It repeats that for a minute and a half and returns
 // then or when ctx ends; run it in parallel to other work. Every round observes the addresses again, so a
 // lease that comes late is announced too.
 func Announce(ctx context.Context, k *network.Kernel, want network.Desired) {
