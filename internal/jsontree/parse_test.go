@@ -112,7 +112,7 @@ func TestUnknownKeys(t *testing.T) {
 	}
 	want := `f:1:18: warning: useregistri: unknown key; did you mean UseRegistry?
 f:1:2: warning: UseRegistry: key occurs again below; this one does not count
-f:1:61: warning: type: unknown key; did you mean Type?`
+f:1:60: warning: type: unknown key; did you mean Type?`
 	if got := parse(Tolerate); got != want {
 		t.Errorf("tolerating: got\n%s\nwant\n%s", got, want)
 	}

@@ -51,7 +51,7 @@ agent.json:8:5: error: Infrastructure.Settings.Sources[3].Type: missing; expecte
 agent.json:8:6: warning: Infrastructure.Settings.Sources[3].type: unknown key; did you mean Type?
 agent.json:9:29: error: Infrastructure.Settings.Sources[4].URI: expected an http or https URI
 agent.json:9:67: warning: Infrastructure.Settings.Sources[4].DiskPaths: has no effect in a source of type HTTP
-agent.json:9:74: warning: Infrastructure.Settings.Sources[4].Color: unknown key, ignored; the nearest known key is URI
+agent.json:9:74: warning: Infrastructure.Settings.Sources[4].Color: unknown key, ignored; the nearest known key is Type
 agent.json:10:5: error: Infrastructure.Settings.Sources[5].SettingsPath: needed by a source of type InstanceMetadata
 agent.json:10:70: error: Infrastructure.Settings.Sources[5].Headers.X: expected a string, got a number`
 	if got := rep.String(); got != want {
