@@ -6,12 +6,11 @@ SHELL := /bin/bash
 GO ?= go
 # A build of anything but a tagged commit says that it is a development build.
 VERSION ?= $(shell git describe --tags --exact-match 2>/dev/null || echo "[DEV BUILD] $$(git rev-parse --short HEAD 2>/dev/null)")
-# A stemcell's version is made of these unless it is a release.
-COMMIT := $(shell git rev-parse HEAD 2>/dev/null)
-COMMIT_TIME := $(shell git log -1 --format=%ct 2>/dev/null)
 # The version is part of the binary, the directory and the commit's time are not: two builds of one commit are the
 # same bytes. None of the agent's peers speaks HTTP/2.
-BUILD := CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags nethttpomithttp2 -ldflags '-s -w -X "main.version=$(VERSION)" -X main.commit=$(COMMIT) -X main.commitTime=$(COMMIT_TIME)'
+BUILD = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags nethttpomithttp2 -ldflags '-s -w -X "main.version=$(VERSION)"$(1)'
+# The lab makes stemcells, whose version is made of these unless it is a release.
+COMMIT := $(shell git log -1 --format='-X main.commit=%H -X main.commitTime=%ct' 2>/dev/null)
 FUZZTIME ?= 60s
 # Programs with the race detector sleep for a second when they end, and the crash tests start many.
 export GORACE ?= atexit_sleep_ms=0
@@ -29,11 +28,11 @@ setup: ## Install the Debian packages that tests, lab and demo need
 .PHONY: build
 build: ## Build bin/agent, bin/lab, its helper and bin/cpi
 	@mkdir -p bin
-	@$(BUILD) -o bin/agent ./cmd/agent
-	@$(BUILD) -o bin/lab ./cmd/lab
-	@$(BUILD) -o bin/lab-guest ./integration/lab/guest/program
-	@$(BUILD) -o bin/cpi ./cmd/cpi
-	@$(BUILD) -o bin/stemcell-init ./integration/lab/guest/first
+	@$(call BUILD) -o bin/agent ./cmd/agent
+	@$(call BUILD, $(COMMIT)) -o bin/lab ./cmd/lab
+	@$(call BUILD) -o bin/lab-guest ./integration/lab/guest/program
+	@$(call BUILD) -o bin/cpi ./cmd/cpi
+	@$(call BUILD) -o bin/stemcell-init ./integration/lab/guest/first
 	@echo "bin/agent: $$(stat -c %s bin/agent) bytes"
 
 .PHONY: demo
@@ -75,7 +74,7 @@ nightly: build ## What takes too long for every change: releases built twice, ot
 test: setup lint unit test-ns test-root test-machine test-vm ## Everything: set-up, lint and all test tiers
 
 .PHONY: unit
-unit: ## Tests that need nothing but Go (seconds)
+unit: ## Tests that need nothing but Go and a C compiler
 	$(GO) test -race ./...
 
 .PHONY: test-ns
