@@ -148,23 +148,38 @@ func TestColorsAreForTerminals(t *testing.T) {
 	}
 	t.Setenv("TERM", "xterm")
 	t.Setenv("NO_COLOR", "")
-	screen, keyboard := terminal(t)
-	Status(t.Context(), []string{"--file", path}, screen, io.Discard)
-	buffer := make([]byte, 4096)
-	n, err := keyboard.Read(buffer)
-	if text := string(buffer[:n]); err != nil || !strings.Contains(text, "\x1b[31mfailed\x1b[0m") {
-		t.Errorf("a terminal has %q, %v; want colors", text, err)
+	if text := onTerminal(t, path); !strings.Contains(text, "\x1b[31mfailed\x1b[0m") {
+		t.Errorf("a terminal has %q; want colors", text)
 	}
 	for name, value := range map[string]string{"NO_COLOR": "1", "TERM": "dumb"} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv(name, value)
-			Status(t.Context(), []string{"--file", path}, screen, io.Discard)
-			n, err := keyboard.Read(buffer)
-			if text := string(buffer[:n]); err != nil || strings.Contains(text, "\x1b") {
-				t.Errorf("a terminal gets %q, %v; want no colors", text, err)
+			if text := onTerminal(t, path); strings.Contains(text, "\x1b") || !strings.Contains(text, "failed") {
+				t.Errorf("a terminal gets %q; want no colors", text)
 			}
 		})
 	}
+}
+
+// onTerminal is all that a terminal gets to see of the status; one read may return a part of it.
+func onTerminal(t *testing.T, path string) string {
+	t.Helper()
+	const end = "END OF OUTPUT"
+	screen, keyboard := terminal(t)
+	Status(t.Context(), []string{"--file", path}, screen, io.Discard)
+	if _, err := io.WriteString(screen, end); err != nil {
+		t.Fatal(err)
+	}
+	var text strings.Builder
+	buffer := make([]byte, 4096)
+	for !strings.Contains(text.String(), end) {
+		n, err := keyboard.Read(buffer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text.Write(buffer[:n])
+	}
+	return text.String()
 }
 
 // terminal makes a terminal: what is written to the one end is read from the other.
