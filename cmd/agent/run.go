@@ -199,6 +199,10 @@ func (a *app) run(ctx context.Context, cancel func(), boot func(context.Context)
 	}
 	<-ctx.Done()
 	a.log.Info("agent stops on a signal")
+	// A process that was asked to stop may be followed by another agent, which opens the port itself.
+	if err := a.notifier.Release(monit.AlertsSocket); err != nil {
+		a.log.WithError(err).Debug("service manager keeps the port of monit's alerts")
+	}
 	if err := a.notifier.Stopping(); err != nil {
 		a.log.WithError(err).Debug("service manager not told")
 	}

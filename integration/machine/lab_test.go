@@ -60,7 +60,7 @@ func TestMachinePower(t *testing.T) {
 	if err := i.Run(within, machine.Command{Args: []string{"true"}}); !errors.Is(err, machine.ErrNotRunning) {
 		t.Errorf("a program in a stopped machine: %v, want %v", err, machine.ErrNotRunning)
 	}
-	if data, err := i.ReadFile("/var/vcap/bosh/etc/operating_system"); err != nil || string(data) != "ubuntu\n" {
+	if data, err := i.ReadFile("/var/vcap/bosh/etc/operating_system"); err != nil || strings.TrimSpace(string(data)) != "ubuntu" {
 		t.Errorf("a file of a stopped machine: %q (%v), want ubuntu", data, err)
 	}
 	if err := i.Start(within); err != nil {

@@ -65,6 +65,9 @@ func (n Notifier) Keep(name string, socket syscall.Conn) error {
 	return errors.Join(err, sent)
 }
 
+// Release has systemd close a socket that it keeps.
+func (n Notifier) Release(name string) error { return n.send("FDSTOREREMOVE=1\nFDNAME=" + name) }
+
 // send passes a message on, with file descriptors encoded as rights if there are any.
 func (n Notifier) send(message string, rights ...byte) (err error) {
 	if n.socket == "" {
