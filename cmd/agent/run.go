@@ -199,15 +199,24 @@ func (a *app) run(ctx context.Context, cancel func(), boot func(context.Context)
 	}
 	<-ctx.Done()
 	a.log.Info("agent stops on a signal")
-	// A process that was asked to stop may be followed by another agent, which opens the port itself.
-	if err := a.notifier.Release(monit.AlertsSocket); err != nil {
-		a.log.WithError(err).Debug("service manager keeps the port of monit's alerts")
+	// systemd keeps the port of monit's alerts for the next process of this program. Another program, such as
+	// cloudfoundry/bosh-agent, opens the port itself and fails if it cannot.
+	if programReplaced() {
+		if err := a.notifier.Release(monit.AlertsSocket); err != nil {
+			a.log.WithError(err).Debug("service manager keeps the port of monit's alerts")
+		}
 	}
 	if err := a.notifier.Stopping(); err != nil {
 		a.log.WithError(err).Debug("service manager not told")
 	}
 	// Upstream's exit code after a signal; the service manager starts it again either way.
 	return cli.ExitFailed
+}
+
+// programReplaced reports whether the file of this program is no longer the one that runs.
+func programReplaced() bool {
+	path, err := os.Readlink("/proc/self/exe")
+	return err == nil && strings.HasSuffix(path, " (deleted)")
 }
 
 // spawn runs f in a goroutine; run waits for it.
