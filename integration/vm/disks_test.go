@@ -142,7 +142,7 @@ func TestVMDisks(t *testing.T) {
 func migrateSlowly(t testing.TB, i *lab.Instance, from, to string) {
 	t.Helper()
 	vm := i.Machine.(*qemu.Machine)
-	if err := vm.Throttle(t.Context(), to, 512<<10); err != nil {
+	if err := vm.Throttle(t.Context(), to, 1<<20); err != nil {
 		t.Fatal(err)
 	}
 	handle, err := i.Agent.Call(t.Context(), "migrate_disk", from, to)

@@ -125,12 +125,13 @@ func (v *verifier) sameDigest(target int, st *unix.Stat_t, me *worker) (bool, er
 			return false, err
 		}
 		digest = v.digests.add(digest, block)
+		v.progress.bytes.Add(int64(len(block)))
 	}
 	all, err := xattrs(target, st)
 	if err != nil || v.digests.addAttributes(digest, all) != want {
+		v.progress.bytes.Add(-st.Size) // it is read again
 		return false, err
 	}
-	v.progress.bytes.Add(st.Size)
 	return true, nil
 }
 
