@@ -15,7 +15,7 @@ type Span struct {
 	attempt *attempt
 }
 
-// Waiting says what the step can only wait for now; an empty text ends the wait.
+// Waiting says what the step waits for at this moment; an empty text ends the wait.
 func (s *Span) Waiting(reason string) {
 	now := s.attempt.rec.Now()
 	s.attempt.change(s.name, func(row *status.Step) {
