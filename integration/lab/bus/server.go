@@ -232,6 +232,18 @@ func (s *Server) Stop() {
 	s.embedded.WaitForShutdown()
 }
 
+// Bounce is a server that is restarted: gone for a while, during which nothing changes about its users.
+func (s *Server) Bounce(ctx context.Context, gone time.Duration) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.Stop()
+	select {
+	case <-ctx.Done():
+	case <-time.After(gone):
+	}
+	return s.Restart(context.WithoutCancel(ctx))
+}
+
 // Restart starts a stopped server again, with the same users.
 func (s *Server) Restart(ctx context.Context) error {
 	if s.program != nil {
