@@ -38,6 +38,13 @@ type Dispatcher struct {
 	AnswerHold func() time.Duration
 	holding    atomic.Int64
 
+	// EarlyPings tells whether pings are answered before the agent is ready; nil means yes. Without, they meet the
+	// silence of an agent that is not on the bus yet.
+	EarlyPings func() bool
+
+	// Narrate, where set, is called for each request of a known method before it is served.
+	Narrate func(r mbus.Request, async bool)
+
 	opened chan struct{}
 
 	// mu guards what follows.
@@ -91,6 +98,9 @@ type request struct {
 
 func (d *Dispatcher) serve(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) {
 	row, known := d.table[r.Method]
+	if known && d.Narrate != nil {
+		d.Narrate(r, row.Mode.Async(r.Protocol))
+	}
 	if known && row.Lane == action.Immediate {
 		if row.Await != nil && d.holdAnswer(ctx, r, row, reply) {
 			return

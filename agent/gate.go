@@ -166,6 +166,9 @@ func (d *Dispatcher) drop(h *held) {
 // holds mu, which holdPing gives up.
 func (d *Dispatcher) holdPing(ctx context.Context, reply func(mbus.Reply)) {
 	current, verdict, judged := d.phase, d.verdict, d.judged
+	if d.EarlyPings != nil && !d.EarlyPings() {
+		current = mute
+	}
 	crowded := d.pings >= maxHeld
 	if current == starting && !crowded {
 		d.pings++

@@ -309,3 +309,30 @@ func TestLaneOrderAndBusy(t *testing.T) {
 		}
 	})
 }
+
+// Without early pings a ping meets silence until the agent is ready, also where there is a verdict; then a pong.
+func TestPingsWithoutEarlyAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var a answered
+		early := false
+		d := NewDispatcher(t.Context(), quiet())
+		d.EarlyPings = func() bool { return early }
+		ping := func() { d.Handle(t.Context(), mbus.Request{Method: "ping"}, a.reply("ping")) }
+		ping()
+		expect(t, &a, "ping silence")
+		d.Failed("no disk", true)
+		ping()
+		expect(t, &a, "ping silence")
+		early = true
+		ping()
+		expect(t, &a, `ping {"exception":{"message":"no disk"}}`)
+		early = false
+		tasks, err := task.Open(t.Context(), task.Options{Log: quiet()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.Ready(action.Actions(action.Deps{Tasks: tasks}), tasks)
+		ping()
+		expect(t, &a, `ping {"value":"pong"}`)
+	})
+}

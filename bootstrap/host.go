@@ -197,7 +197,7 @@ func (m *Machine) setHostname(ctx context.Context, s *engine.Span) error {
 
 // monitRules keep jobs away from monit; the rules for the bus follow its addresses.
 func (m *Machine) monitRules() firewall.Desired {
-	return firewall.Desired{Monit: !m.Options.UseMonitIptablesFirewall}
+	return firewall.Desired{Off: !m.Settings.Effective().Firewall(m.Options.Firewall), Monit: !m.Options.UseMonitIptablesFirewall}
 }
 
 func (m *Machine) planFirewall(ctx context.Context, _ *engine.Forecast) ([]engine.Change, error) {

@@ -33,7 +33,7 @@ func Steps(m *Machine) []engine.Step {
 		{Name: "ipv6", Always: true, Needs: []string{"settings"}, Deadline: time.Minute, If: m.wantsIPv6, Plan: m.planIPv6, Run: m.enableIPv6,
 			Advice: "boot the kernel without ipv6.disable=1"},
 		{Name: "hostname", Needs: []string{"settings"}, Optional: true, Deadline: time.Minute, If: has(m.Host != nil), Plan: m.planHostname, Run: m.setHostname},
-		{Name: "firewall", Always: true, Optional: true, Deadline: time.Minute, If: has(m.Firewall != nil), Plan: m.planFirewall, Run: m.setFirewall},
+		{Name: "firewall", Always: true, Needs: []string{"settings"}, Optional: true, Deadline: time.Minute, If: has(m.Firewall != nil), Plan: m.planFirewall, Run: m.setFirewall},
 		// Without IPv6 the boot has failed, but the verdict may still reach the Director over IPv4.
 		{Name: "network", Always: true, Needs: []string{"settings"}, Yields: []string{"ipv6"}, Deadline: 5 * time.Minute, If: has(m.Network != nil), Plan: m.planNetwork, Run: m.setUpNetwork,
 			Advice: "compare the settings' networks with the machine's links"},

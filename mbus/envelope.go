@@ -21,6 +21,8 @@ type Request struct {
 	ReplyTo string
 	// Protocol is 3 for a Director and 0 for create-env, which sends none.
 	Protocol int
+	// Status is the envelope's own member of that name, as it came. Only test suites send one; see agent/dummy.
+	Status json.RawMessage
 	// KeepsWaiting tells that the caller waits until the context of Handle ends, rather than
 	// for a time that depends on the method.
 	KeepsWaiting bool
@@ -41,11 +43,12 @@ func DecodeRequest(data []byte) (Request, error) {
 		Arguments json.RawMessage `json:"arguments"`
 		ReplyTo   string          `json:"reply_to"`
 		Protocol  int             `json:"protocol"`
+		Status    json.RawMessage `json:"status"`
 	}
 	if err := json.Unmarshal(data, &envelope); err != nil {
 		return Request{}, fmt.Errorf("decode request: %w", withoutContent(err))
 	}
-	r := Request{Method: envelope.Method, ReplyTo: envelope.ReplyTo, Protocol: envelope.Protocol}
+	r := Request{Method: envelope.Method, ReplyTo: envelope.ReplyTo, Protocol: envelope.Protocol, Status: envelope.Status}
 	if len(envelope.Arguments) > 0 && json.Unmarshal(envelope.Arguments, &r.Arguments) != nil {
 		r.BadArguments = true
 	}

@@ -3,6 +3,7 @@ package mbus
 import (
 	"context"
 	"log/syslog"
+	"slices"
 	"time"
 
 	"cambium/internal/retry"
@@ -20,13 +21,25 @@ const (
 type Syslog struct {
 	// Network and Address are those of net.Dial; empty means the local daemon.
 	Network, Address string
+	// Program is what this machine runs; each line ends with it.
+	Program Program
 
 	failures, others chan Event
 }
 
 // NewSyslog returns an auditor for the local syslog daemon. It records once Run runs.
-func NewSyslog() *Syslog {
-	return &Syslog{failures: make(chan Event, auditQueue), others: make(chan Event, auditQueue)}
+func NewSyslog(p Program) *Syslog {
+	return &Syslog{Program: p, failures: make(chan Event, auditQueue), others: make(chan Event, auditQueue)}
+}
+
+// Program tells which agent runs on a machine, and what supervises its jobs.
+type Program struct{ Version, Supervisor string }
+
+// line is the event with the program behind it.
+func (s *Syslog) line(e Event) string {
+	e.extensions = append(slices.Clip(e.extensions), extension{"cs5", s.Program.Version}, extension{"cs5Label", "agentVersion"},
+		extension{"cs6", s.Program.Supervisor}, extension{"cs6Label", "supervisor"})
+	return e.String()
 }
 
 // Record queues an event; the line is made when it is written.
@@ -63,9 +76,9 @@ func (s *Syslog) write(ctx context.Context, w *syslog.Writer) {
 	for err := error(nil); err == nil; {
 		select {
 		case e := <-s.failures:
-			err = w.Err(e.String())
+			err = w.Err(s.line(e))
 		case e := <-s.others:
-			err = w.Debug(e.String())
+			err = w.Debug(s.line(e))
 		case <-ctx.Done():
 			return
 		}

@@ -11,7 +11,7 @@ import (
 
 func TestSyslogFacilityAndPriority(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
-	s := NewSyslog()
+	s := NewSyslog(Program{Version: "1.2", Supervisor: "monit"})
 	s.Network, s.Address = "unixgram", path
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
@@ -40,17 +40,17 @@ func TestSyslogFacilityAndPriority(t *testing.T) {
 		return string(buffer[:n])
 	}
 	// Facility daemon is 3: 3*8+7 for debug, 3*8+3 for error.
-	if got := read(); !strings.HasPrefix(got, "<31>") || !strings.Contains(got, " vcap.agent[") || !strings.Contains(got, "|ping|1|duser=r src=10.0.0.1 spt=4222 shost=vm") {
+	if got := read(); !strings.HasPrefix(got, "<31>") || !strings.Contains(got, " vcap.agent[") || !strings.Contains(got, "|ping|1|duser=r src=10.0.0.1 spt=4222 shost=vm cs5=1.2 cs5Label=agentVersion cs6=monit cs6Label=supervisor") {
 		t.Errorf("got %q", got)
 	}
 	s.Record(NATSEvent("hop", "", Exception("unknown message hop"), "", ""))
-	if got := read(); !strings.HasPrefix(got, "<27>") || !strings.Contains(got, "|hop|7|") {
+	if got := read(); !strings.HasPrefix(got, "<27>") || !strings.Contains(got, "|hop|7|") || !strings.Contains(got, "cs6=monit") {
 		t.Errorf("got %q", got)
 	}
 }
 
 func TestSyslogNeverBlocks(t *testing.T) {
-	s := NewSyslog() // nobody runs it
+	s := NewSyslog(Program{}) // not running
 	for range 3 * auditQueue {
 		s.Record(Event{Name: "ping"})
 		s.Record(Event{Name: "hop", Failed: true})

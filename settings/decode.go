@@ -177,6 +177,10 @@ func decodeBoshEnv(v jsontree.Value, b *BoshEnv) {
 		seconds := uint64(n)
 		b.TaskAnswerHoldSeconds = &seconds
 	}
+	b.EarlyPings, b.Firewall = decodeSwitch(agent.Get("early_pings")), decodeSwitch(agent.Get("firewall"))
+	foreign := agent.Get("persistent_disk_foreign")
+	foreign.Text(&b.PersistentDiskForeign)
+	oneOf(foreign, b.PersistentDiskForeign, "refuse", "format")
 	settings := agent.Get("settings").Fields()
 	settings.Get("tmpfs").Bool(&b.SettingsTmpfs)
 	settings.Done(jsontree.Tolerate)

@@ -27,7 +27,10 @@ func (w *writer) boshEnv(original jsontree.Value, b BoshEnv) {
 				}),
 				field{key: "task_answer_hold", only: b.TaskAnswerHoldSeconds != nil, write: func() {
 					w.literal(strconv.FormatUint(*b.TaskAnswerHoldSeconds, 10))
-				}})
+				}},
+				field{key: "early_pings", only: b.EarlyPings != nil, write: func() { w.bool(*b.EarlyPings) }},
+				field{key: "firewall", only: b.Firewall != nil, write: func() { w.bool(*b.Firewall) }},
+				field{key: "persistent_disk_foreign", only: b.PersistentDiskForeign != "", write: func() { w.text(b.PersistentDiskForeign) }})
 		}),
 		always("password", func() { w.secret(b.Password) }),
 		always("keep_root_password", func() { w.bool(b.KeepRootPassword) }),

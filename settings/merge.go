@@ -125,6 +125,7 @@ func (s Settings) Clone() Settings {
 		seconds := *b.TaskAnswerHoldSeconds
 		b.TaskAnswerHoldSeconds = &seconds
 	}
+	b.EarlyPings, b.Firewall = cloneBool(b.EarlyPings), cloneBool(b.Firewall)
 	return s
 }
 

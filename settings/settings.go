@@ -172,6 +172,11 @@ type BoshEnv struct {
 	SettingsTmpfs         bool // "agent.settings.tmpfs"
 	// TaskAnswerHoldSeconds is "agent.task_answer_hold", an addition of this agent; nil: agent.json decides.
 	TaskAnswerHoldSeconds *uint64
+	// EarlyPings and Firewall are "agent.early_pings" and "agent.firewall", additions of this agent; nil:
+	// agent.json decides.
+	EarlyPings, Firewall *bool
+	// PersistentDiskForeign is "agent.persistent_disk_foreign"; it goes before that of the env.
+	PersistentDiskForeign string
 	Parallel              int // at least 1; 5 when absent
 }
 

@@ -125,18 +125,19 @@ func FuzzArguments(f *testing.F) {
 }
 
 func TestSSHWithoutKeyOrAddressCreatesNobody(t *testing.T) {
-	s := &SSH{Users: nobody{t}, Root: t.TempDir(), Networks: func() map[string]settings.Network { return nil }}
+	root := t.TempDir()
+	s := &SSH{Users: nobody{t}, HostKey: func() (string, error) { return HostKeyBelow(root) }, Networks: func() map[string]settings.Network { return nil }}
 	params := SSHParams{User: "bosh_a", PublicKey: "ssh-rsa K"}
 	if _, err := s.run(t.Context(), "setup", params); err == nil || !strings.Contains(err.Error(), "no ssh host key") {
 		t.Errorf("got %v", err)
 	}
-	if err := os.MkdirAll(filepath.Join(s.Root, "etc/ssh"), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Join(root, "etc/ssh"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(s.Root, "etc/ssh/ssh_host_ed25519_key.pub"), []byte("ssh-ed25519 A\n"), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(root, "etc/ssh/ssh_host_ed25519_key.pub"), []byte("ssh-ed25519 A\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if key, err := s.hostKey(); key != "ssh-ed25519 A" || err != nil {
+	if key, err := s.HostKey(); key != "ssh-ed25519 A" || err != nil {
 		t.Errorf("got %q, %v", key, err)
 	}
 	if _, err := s.run(t.Context(), "setup", params); err == nil || !strings.Contains(err.Error(), "no address") {

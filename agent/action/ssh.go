@@ -27,8 +27,8 @@ type SSHUsers interface {
 // SSH is what the ssh action needs.
 type SSH struct {
 	Users SSHUsers
-	// Root is the system root, below which the host keys are.
-	Root string
+	// HostKey is what the caller puts into its known hosts; see HostKeyBelow.
+	HostKey func() (string, error)
 	// Networks are those of the machine, with the addresses that DHCP gave.
 	Networks func() map[string]settings.Network
 
@@ -74,7 +74,7 @@ func (s *SSH) setup(ctx context.Context, p SSHParams) (SSHResult, error) {
 		return SSHResult{}, errors.New("ssh setup: the public key is not one line")
 	}
 	// Before the account is created: without these the caller cannot log in.
-	hostKey, err := s.hostKey()
+	hostKey, err := s.HostKey()
 	if err != nil {
 		return SSHResult{}, err
 	}
@@ -109,11 +109,11 @@ func (s *SSH) cleanup(ctx context.Context, p SSHParams) (SSHResult, error) {
 	return SSHResult{Command: "cleanup", Status: "success"}, nil
 }
 
-// hostKey is what the caller puts into its known hosts: the RSA key where there is one, since
+// HostKeyBelow reads the public key of the sshd below a system root: the RSA key where there is one, since
 // older clients know no other.
-func (s *SSH) hostKey() (string, error) {
+func HostKeyBelow(root string) (string, error) {
 	for _, kind := range []string{"rsa", "ed25519", "ecdsa"} {
-		data, err := os.ReadFile(filepath.Join(s.Root, "/etc/ssh/ssh_host_"+kind+"_key.pub"))
+		data, err := os.ReadFile(filepath.Join(root, "/etc/ssh/ssh_host_"+kind+"_key.pub"))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}

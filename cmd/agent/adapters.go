@@ -45,7 +45,7 @@ type hostsFile struct {
 
 func (h hostsFile) WriteHosts(ctx context.Context, records [][2]string) error {
 	content, _, err := host.HostsFile(h.agentID(), records)
-	if err != nil || h.host == nil {
+	if err != nil {
 		return err
 	}
 	_, err = h.host.Converge(ctx, host.Desired{Hosts: content})

@@ -11,10 +11,12 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"cambium/agent"
+	"cambium/agent/dummy"
 	"cambium/bootstrap"
 	"cambium/cmd/agent/compile"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
+	"cambium/jobs/dummysupervisor"
 	"cambium/mbus"
 	"cambium/platform/firewall"
 	"cambium/platform/network/neighbor"
@@ -24,7 +26,6 @@ import (
 	"cambium/settings"
 	"cambium/settings/agentjson"
 	"cambium/storage"
-	"cambium/storage/dummy"
 )
 
 // assemble makes the agent out of its parts. It reads agent.json and the state files; it changes
@@ -42,6 +43,7 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 	serviceLine := &status.ServiceLine{Send: notifier.Status, Log: log}
 	a := &app{o: o, dirs: dirs, log: log, rec: rec, notifier: notifier, background: &sync.WaitGroup{},
 		sshUsers:    noUsers{},
+		gauge:       vitals.New("/", dirs.Data(), dirs.Store()),
 		serviceLine: serviceLine, announcer: bootstrap.Announcer{Root: "/", Log: log, Notify: serviceLine.Show}, marker: bootstrap.ReadyMarker{Dirs: dirs}}
 	a.dispatcher = agent.NewDispatcher(ctx, log.WithField("component", "dispatcher"))
 	m, err := newMachine(machineOptions{dirs: dirs, config: cfg, log: log, dummy: o.platform == "dummy", monit: o.supervisor == "monit",
@@ -53,18 +55,23 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 	}
 	a.machine, a.current, a.manager, a.firewall = m.Machine, m.current, m.manager, m.firewall
 	a.agentID, a.settingsDir = m.agentID, m.current.Place
-	a.dispatcher.AnswerHold = func() time.Duration { return taskAnswerHold(m.current.Effective(), cfg.Platform.Linux) }
+	linux := cfg.Platform.Linux
+	a.dispatcher.AnswerHold = func() time.Duration {
+		return m.current.Effective().TaskAnswerHold(linux.TaskAnswerHold, agentjson.DefaultTaskAnswerHold)
+	}
+	a.dispatcher.EarlyPings = func() bool { return m.current.Effective().EarlyPings(linux.EarlyPings) }
+	a.firewallOn = func() bool { return m.current.Effective().Firewall(linux.Firewall) }
+	a.supervisor = a.newSupervisor()
 	a.startBusClient(ctx)
 	m.Status, m.StartBus = rec, a.bus.Start
 	if o.platform == "dummy" {
 		// No boot step makes them where there is no machine, and errands and compilations need them.
-		if err := compile.MakeWorkDirs(dirs); err != nil {
+		if err := errors.Join(dummy.MakeDirs(dirs), compile.MakeWorkDirs(dirs)); err != nil {
 			return nil, err
 		}
-		a.disks = &dummy.Disks{Dirs: dirs, Records: m.current, Reload: m.reload}
+		a.disks, a.dispatcher.Narrate = m.dummyDisks, dummy.Narrate(log)
 		return a, nil
 	}
-	a.gauge = vitals.New("/", dirs.Data(), dirs.Store())
 	a.sshUsers = user.Sessions{Accounts: m.accounts, HomeBase: dirs.SSHHomes()}
 	a.disks = actionDisks{m.disks.Persistent, m.disks.Migration}
 	a.spawn(func() {
@@ -78,8 +85,9 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 // startBusClient starts the client of the bus, which has none before the boot knows the settings.
 func (a *app) startBusClient(ctx context.Context) {
 	log := a.log.WithField("component", "bus")
-	a.bus = agent.NewBusClient(agent.BusOptions{Status: a.rec, Log: log, Transports: transports{handler: a.dispatcher, audit: a.audit(ctx), dirs: a.dirs, log: log,
+	a.bus = agent.NewBusClient(agent.BusOptions{Status: a.rec, Log: log, Transports: transports{handler: a.handler(), audit: a.audit(ctx), dirs: a.dirs, log: log,
 		beforeConnect: a.beforeConnect}.kinds()})
+	a.alerts = agent.NewAlerts(a.bus, a.log.WithField("component", "report"))
 	a.spawn(func() {
 		if err := a.bus.Run(ctx); err != nil {
 			log.WithError(err).Error("bus ended")
@@ -87,12 +95,21 @@ func (a *app) startBusClient(ctx context.Context) {
 	})
 }
 
+// handler serves requests: the dispatcher, and with -M dummy-nats before it what tells the dummy its state.
+func (a *app) handler() mbus.Handler {
+	jobs, ok := a.supervisor.(*dummysupervisor.Dummy)
+	if !ok || a.o.supervisor != "dummy-nats" {
+		return a.dispatcher
+	}
+	return dummy.Handler{Next: a.dispatcher, Jobs: jobs, Alert: a.monitAlert}
+}
+
 // audit records requests in the system's log; a dummy machine keeps them out of its host's.
 func (a *app) audit(ctx context.Context) mbus.Auditor {
 	if a.o.platform == "dummy" {
 		return nil
 	}
-	syslog := mbus.NewSyslog()
+	syslog := mbus.NewSyslog(mbus.Program{Version: version, Supervisor: a.o.supervisor})
 	a.spawn(func() {
 		if err := syslog.Run(ctx); err != nil && ctx.Err() == nil {
 			a.log.WithError(err).Warn("audit ended")
@@ -122,19 +139,15 @@ func loadConfig(path string, log *logrus.Entry) (agentjson.Config, error) {
 // openStatus keeps the status below /run; a dummy agent, of which there are many on one machine,
 // keeps it with its other files.
 func openStatus(o runOptions, dirs vcap.Dirs) (*status.Recorder, error) {
+	path := status.DefaultPath
 	if o.platform == "dummy" {
-		return status.Open(filepath.Join(dirs.Bosh(), "status.json"), version)
+		path = filepath.Join(dirs.Bosh(), "status.json")
 	}
-	return status.Open(status.DefaultPath, version)
-}
-
-// taskAnswerHold is how long the answer about a running task is held: the deployment decides before the
-// stemcell.
-func taskAnswerHold(e settings.Effective, l agentjson.Linux) time.Duration {
-	if seconds := e.Settings.Env.Bosh.TaskAnswerHoldSeconds; seconds != nil {
-		return min(time.Duration(min(*seconds, 60))*time.Second, agentjson.DefaultTaskAnswerHold)
+	rec, err := status.Open(path, version)
+	if err != nil {
+		return nil, err
 	}
-	return l.TaskAnswerHold
+	return rec, rec.Update(func(d *status.Document) { d.Supervisor = o.supervisor })
 }
 
 // actionDisks are the disks as actions use them.
@@ -170,6 +183,9 @@ func (a *app) beforeConnect(ctx context.Context, servers []netip.AddrPort) {
 	}
 	if err := neighbor.Flush(ctx, ips); err != nil {
 		a.log.WithError(err).Debug("neighbors not flushed")
+	}
+	if !a.firewallOn() {
+		return
 	}
 	// Servers that have not been tried yet get their rules too; what is slow to resolve must
 	// not hold up the connection.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -23,6 +24,25 @@ type dummyMachine struct {
 	t    *testing.T
 	conn *nats.Conn
 	done chan int
+	log  *lockedLog
+}
+
+// lockedLog is the log of an agent that is read while it runs.
+type lockedLog struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lockedLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *lockedLog) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
 }
 
 // director asks and waits for the reply, following tasks.
@@ -42,6 +62,32 @@ func (d dummyMachine) ask(method string, arguments ...any) json.RawMessage {
 }
 
 func (d dummyMachine) send(method string, arguments ...any) json.RawMessage {
+	d.t.Helper()
+	value, exception := d.answer(method, arguments...)
+	if exception != "" {
+		d.t.Fatalf("%s: %s", method, exception)
+	}
+	return value
+}
+
+// fails asks for what cannot be done and returns the exception.
+func (d dummyMachine) fails(method string, arguments ...any) string {
+	d.t.Helper()
+	reply, exception := d.answer(method, arguments...)
+	for exception == "" {
+		var handle struct {
+			ID    string `json:"agent_task_id"`
+			State string `json:"state"`
+		}
+		if json.Unmarshal(reply, &handle) != nil || handle.State != "running" {
+			d.t.Fatalf("%s succeeded: %s", method, reply)
+		}
+		reply, exception = d.answer("get_task", handle.ID)
+	}
+	return exception
+}
+
+func (d dummyMachine) answer(method string, arguments ...any) (value json.RawMessage, exception string) {
 	d.t.Helper()
 	if arguments == nil {
 		arguments = []any{}
@@ -72,12 +118,12 @@ func (d dummyMachine) send(method string, arguments ...any) json.RawMessage {
 			if strings.HasPrefix(envelope.Exception.Message, "restarting agent") {
 				continue
 			}
-			d.t.Fatalf("%s: %s", method, envelope.Exception.Message)
+			return nil, envelope.Exception.Message
 		}
-		return envelope.Value
+		return envelope.Value, ""
 	}
 	d.t.Fatalf("%s: no answer", method)
-	return nil
+	return nil, ""
 }
 
 // dummyAgent is an agent as a Director's own test suite runs it: no machine, a file as source, a
@@ -97,7 +143,7 @@ func newDummyAgent(t *testing.T) dummyAgent {
 	t.Setenv("TMPDIR", os.TempDir()) // the agent, which is this process, sets its own
 	server, url, directorTLS := startNATS(t, ca)
 	t.Cleanup(server.Shutdown)
-	a := dummyAgent{dummyMachine{t: t, done: make(chan int, 1)}, t.TempDir(), url, ca}
+	a := dummyAgent{dummyMachine{t: t, done: make(chan int, 1), log: &lockedLog{}}, t.TempDir(), url, ca}
 	if a.conn, err = nats.Connect(url, nats.Secure(directorTLS)); err != nil {
 		t.Fatal(err)
 	}
@@ -126,16 +172,17 @@ func (a dummyAgent) start(pair testca.Pair) (stop func()) {
 	a.t.Helper()
 	source := a.write("bosh/dummy-cpi-agent-env.json", map[string]any{
 		"agent_id": "dummy-1", "vm": map[string]any{"name": "vm-dummy"}, "disks": map[string]any{"persistent": map[string]any{}},
-		"networks":  map[string]any{"a": map[string]any{"type": "manual", "ip": "127.0.0.9", "netmask": "255.0.0.0"}},
+		"networks": map[string]any{"a": map[string]any{"type": "manual", "ip": "127.0.0.9", "netmask": "255.0.0.0"},
+			"b": map[string]any{"type": "dynamic", "default": []string{"gateway"}}},
 		"blobstore": map[string]any{"provider": "local", "options": map[string]any{"blobstore_path": filepath.Join(a.base, "blobstore")}},
-		"env": map[string]any{"bosh": map[string]any{"mbus": map[string]any{"urls": []string{a.url},
+		"env": map[string]any{"bosh": map[string]any{"password": "$6$hash", "mbus": map[string]any{"urls": []string{a.url},
 			"cert": map[string]any{"ca": string(a.ca.PEM), "certificate": string(pair.Certificate), "private_key": string(pair.PrivateKey)}}}},
 	})
 	config := a.write("agent.json", map[string]any{"Infrastructure": map[string]any{"Settings": map[string]any{"UseRegistry": true,
 		"Sources": []any{map[string]any{"Type": "File", "SettingsPath": source}}}}})
 	ctx, cancel := context.WithCancel(a.t.Context())
 	go func() {
-		a.done <- runAgent(ctx, []string{"-P", "dummy", "-M", "dummy-nats", "-b", a.base, "-C", config, "-r", "/x", "-no-alerts"}, io.Discard, io.Discard)
+		a.done <- runAgent(ctx, []string{"-P", "dummy", "-M", "dummy-nats", "-b", a.base, "-C", config, "-r", "/x", "-no-alerts"}, io.Discard, a.log)
 	}()
 	return func() {
 		cancel()
@@ -220,7 +267,7 @@ func TestDummyAgentServesADirector(t *testing.T) {
 		JobState string `json:"job_state"`
 		VM       struct{ Name string }
 	}
-	if err := json.Unmarshal(d.ask("get_state", "full"), &state); err != nil || state.AgentID != "dummy-1" || state.VM.Name != "vm-dummy" || state.JobState != "running" {
+	if err := json.Unmarshal(d.ask("get_state", "full"), &state); err != nil || state.AgentID != "dummy-1" || state.VM.Name != "vm-dummy" || state.JobState != "unknown" {
 		t.Errorf("get_state: %+v, %v", state, err)
 	}
 	d.ask("add_persistent_disk", "disk-1", "attached")
@@ -237,6 +284,128 @@ func TestDummyAgentServesADirector(t *testing.T) {
 	}
 	if mounts, err := os.ReadFile(filepath.Join(base, "bosh", "mounts.json")); err != nil || !strings.Contains(string(mounts), "disk-1") {
 		t.Errorf("mounts.json: %s, %v", mounts, err)
+	}
+}
+
+// tell sends a message of the Director's suite: its status is beside the arguments, not among them.
+func (d dummyMachine) tell(method, status string) (answer string, answered bool) {
+	d.t.Helper()
+	inbox, err := d.conn.SubscribeSync("integration.tests")
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	defer func() { _ = inbox.Unsubscribe() }()
+	body, _ := json.Marshal(map[string]any{"method": method, "status": status, "reply_to": "integration.tests"})
+	if err := d.conn.Publish("agent.dummy-1", body); err != nil {
+		d.t.Fatal(err)
+	}
+	// The answer to a ping comes after that to what was asked before it, if there is one.
+	d.ask("ping")
+	message, err := inbox.NextMsg(100 * time.Millisecond)
+	if err != nil {
+		return "", false
+	}
+	return string(message.Data), true
+}
+
+// TestDummyAgentIsWhatTheDirectorsSuiteRunsOn goes through what the specs of a Director's own integration suite do
+// with an agent and read of it.
+func TestDummyAgentIsWhatTheDirectorsSuiteRunsOn(t *testing.T) {
+	d := newDummyAgent(t)
+	alerts, err := d.conn.SubscribeSync("hm.agent.alert.dummy-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := d.ca.Client(testca.AgentName("dummy-1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.write("bosh/dummy-default-network-settings.json", map[string]any{"ip": "192.168.1.7", "netmask": "255.255.255.0"})
+	stop := d.start(pair)
+	file := func(name string) string {
+		t.Helper()
+		data, err := os.ReadFile(filepath.Join(d.base, name))
+		if err != nil {
+			t.Error(err)
+		}
+		return string(data)
+	}
+	state := func() (s struct {
+		JobState  string `json:"job_state"`
+		Processes []struct{ Name, State string }
+		Vitals    struct{ Mem struct{ KB string } }
+		Networks  map[string]struct{ IP string }
+	}) {
+		t.Helper()
+		if err := json.Unmarshal(d.ask("get_state", "full"), &s); err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+
+	if got := state(); got.JobState != "unknown" || len(got.Processes) != 3 || got.Processes[0].Name != "process-1" || got.Processes[2].State != "failing" || got.Vitals.Mem.KB == "" || got.Vitals.Mem.KB == "0" {
+		t.Errorf("before the first apply: %+v", got)
+	}
+	if got, err := os.Readlink(filepath.Join(d.base, "sys")); err != nil || got != filepath.Join(d.base, "data", "sys") {
+		t.Errorf("sys leads to %q, %v", got, err)
+	}
+	if got := file("bosh/vcap/password") + file("bosh/root/password"); got != "$6$hash$6$hash" {
+		t.Errorf("passwords: %q", got)
+	}
+	d.ask("apply", map[string]any{"deployment": "d", "name": "n", "id": "i", "index": 0,
+		"networks": map[string]any{"b": map[string]any{"type": "dynamic"}}})
+	if got := state(); got.JobState != "running" || got.Networks["b"].IP != "192.168.1.7" {
+		t.Errorf("after apply: %+v", got)
+	}
+	if got := string(d.ask("ssh", "setup", map[string]any{"user": "bosh_x", "public_key": "ssh-rsa A"})); !strings.Contains(got, `"ip":"192.168.1.7"`) || !strings.Contains(got, `"host_public_key":"dummy-public-key"`) {
+		t.Errorf("ssh: %s", got)
+	}
+
+	// A job fails, and a start.
+	if got, _ := d.tell("set_dummy_status", "failing"); got != `{"value":"ok"}` {
+		t.Errorf("set_dummy_status: %s", got)
+	}
+	if got := state().JobState; got != "failing" {
+		t.Errorf("job_state is %s", got)
+	}
+	if m, err := alerts.NextMsg(10 * time.Second); err != nil || !strings.Contains(string(m.Data), `"id":"fake-monit-alert","severity":2,"title":"fake-monit-service (127.0.0.9, 192.168.1.7) - failing - start","summary":"fake-monit-description","created_at":1306076861`) {
+		t.Errorf("alert: %+v, %v", m, err)
+	}
+	if got, answered := d.tell("set_task_fail", "fail_task"); answered {
+		t.Errorf("set_task_fail was answered: %s", got)
+	}
+	if got := d.fails("start"); !strings.Contains(got, "fake-task-fail-error") {
+		t.Errorf("start: %s", got)
+	}
+	d.tell("set_dummy_status", "running")
+
+	// Disks fail as on a machine, and the one on the store comes back with the agent.
+	for method, argument := range map[string]any{"unmount_disk": "nowhere", "mount_disk": "nowhere",
+		"update_settings": map[string]any{"disk_associations": []any{map[string]any{"name": "db", "cid": "nowhere"}}}} {
+		if got := d.fails(method, argument); !strings.Contains(got, "nowhere") {
+			t.Errorf("%s: %s", method, got)
+		}
+	}
+	d.ask("add_persistent_disk", "disk-1", "attached")
+	d.ask("mount_disk", "disk-1")
+	d.ask("delete_arp_entries", map[string]any{"ips": []string{"192.168.1.3"}})
+	d.ask("shutdown")
+	stop()
+	if err := os.Remove(filepath.Join(d.base, "bosh", "mounts.json")); err != nil {
+		t.Fatal(err)
+	}
+	defer d.start(pair)()
+	if got := d.ask("list_disk"); string(got) != `["disk-1"]` {
+		t.Errorf("list_disk after a restart: %s", got)
+	}
+	if got := file("bosh/mounts.json"); !strings.Contains(got, `"DiskCid":"disk-1"`) || !strings.Contains(got, filepath.Join(d.base, "store")) {
+		t.Errorf("mounts.json after a restart: %s", got)
+	}
+	for _, want := range []string{"Running sync action delete_arp_entries", `"method":"delete_arp_entries","arguments":[{"ips":["192.168.1.3"]`,
+		"Running sync action shutdown", `"method":"shutdown","arguments":[]`} {
+		if !strings.Contains(d.log.String(), want) {
+			t.Errorf("the log lacks %q", want)
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"cambium/agent/dummy"
 	"cambium/bootstrap"
 	"cambium/bootstrap/fetch"
 	"cambium/infrastructure"
@@ -22,10 +23,10 @@ import (
 	"cambium/platform/tree"
 	"cambium/platform/unit"
 	"cambium/platform/user"
-	"cambium/settings"
 	"cambium/settings/agentjson"
 	"cambium/settings/store"
 	"cambium/storage"
+	dummydisks "cambium/storage/dummy"
 )
 
 // services is what the agent asks of systemd or runit.
@@ -69,6 +70,8 @@ type machine struct {
 	manager  services
 	firewall *firewall.Firewall
 	accounts *user.Accounts
+	// dummyDisks are those of a dummy machine, and nil on any other.
+	dummyDisks *dummydisks.Disks
 }
 
 // newMachine puts the machine together that agent run boots and agent plan looks at. It reads the
@@ -92,6 +95,8 @@ func newMachine(o machineOptions) (*machine, error) {
 	marker := bootstrap.ReadyMarker{Dirs: o.dirs}
 	b.First = func() bool { return marker.First(m.agentID()) }
 	if o.dummy {
+		m.dummyDisks = &dummydisks.Disks{Dirs: o.dirs, Records: m.current, Reload: m.reload}
+		b.Persistent, b.Users = dummydisks.Boot{Disks: m.dummyDisks}, dummy.Users{Dirs: o.dirs}
 		return m, nil
 	}
 	if err := m.addDisks(o, at("disk")); err != nil {
@@ -163,7 +168,7 @@ func (m *machine) addDisks(o machineOptions, log *logrus.Entry) error {
 		return err
 	}
 	m.disks = storage.New(storage.Config{Dirs: o.dirs, Resolver: resolve, Records: m.current, Reload: m.reload, Log: log, Program: ownProgram,
-		Options: storageOptions(linux), Foreign: func() string { return foreign(m.current.Effective(), linux) },
+		Options: storageOptions(linux), Foreign: func() string { return m.current.Effective().ForeignPersistentDisk(linux.ForeignPersistentDisk) },
 		AfterBoot: func(f func()) { m.Deferred.UntilVerdict(func(context.Context) { f() }) },
 		Progress:  o.progress})
 	m.Ephemeral, m.Persistent = m.disks.Ephemeral, m.disks.Persistent
@@ -180,15 +185,6 @@ func storageOptions(l agentjson.Linux) storage.Options {
 	return storage.Options{UsePreformattedPersistentDisk: l.UsePreformattedPersistentDisk, BindMountPersistentDisk: l.BindMountPersistentDisk,
 		CreatePartitionIfNoEphemeralDisk: l.CreatePartitionIfNoEphemeralDisk, SkipDiskSetup: l.SkipDiskSetup, PartitionerType: l.PartitionerType,
 		MissingEphemeralDisk: l.MissingEphemeralDisk, ManagedVolumes: l.InstanceStorageManagedVolumePattern != ""}
-}
-
-// foreign is what to do with a persistent disk that is not ours: the deployment decides before the
-// stemcell.
-func foreign(e settings.Effective, l agentjson.Linux) string {
-	if wish := e.Settings.Env.PersistentDiskForeign; wish != "" {
-		return wish
-	}
-	return l.ForeignPersistentDisk
 }
 
 // startAgain puts the Director's last start to a monit whose state file is older than it.

@@ -23,9 +23,11 @@ import (
 	"cambium/bootstrap/engine"
 	"cambium/cmd/agent/cli"
 	"cambium/cmd/agent/logging"
+	"cambium/internal/atomicfile"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
 	"cambium/internal/watch"
+	"cambium/jobs"
 	"cambium/jobs/monit"
 	"cambium/mbus"
 	"cambium/platform/device"
@@ -58,7 +60,8 @@ func parseRun(args []string, stdout, stderr io.Writer) (o runOptions, code int, 
 		return o, code, false
 	}
 	if *showVersion {
-		fmt.Fprintln(stdout, version)
+		// The first line is all that cloudfoundry/bosh-agent prints.
+		fmt.Fprintf(stdout, "%s\nsupervisor %s\n", version, o.supervisor)
 		return o, cli.ExitOK, false
 	}
 	for _, c := range []struct {
@@ -162,8 +165,11 @@ type app struct {
 	disks       disks
 	manager     services // nil on a dummy machine
 	sshUsers    action.SSHUsers
-	gauge       *vitals.Gauge      // nil on a dummy machine
+	gauge       *vitals.Gauge
+	supervisor  jobs.Supervisor
+	alerts      *agent.Alerts
 	firewall    *firewall.Firewall // nil on a dummy machine
+	firewallOn  func() bool
 	background  *sync.WaitGroup
 	settingsDir func() string
 	agentID     func() string
@@ -181,7 +187,7 @@ func (a *app) run(ctx context.Context, cancel func(), boot func(context.Context)
 			a.log.WithError(err).Debug("status not written")
 		}
 	}()
-	a.log.WithFields(logrus.Fields{"version": version, "stemcell": a.etc("stemcell_version"), "git_sha": a.etc("stemcell_git_sha1"), "base": a.dirs.Base()}).Info("agent starts")
+	a.log.WithFields(logrus.Fields{"version": version, "supervisor": a.o.supervisor, "stemcell": a.etc("stemcell_version"), "git_sha": a.etc("stemcell_git_sha1"), "base": a.dirs.Base()}).Info("agent starts")
 	if err := bootstrap.CheckBootOnce(a.dirs); err != nil {
 		a.failed(ctx, engine.Verdict{State: status.Failed, Step: "boot-once", Cause: err}, false)
 		<-ctx.Done()
@@ -202,6 +208,7 @@ func (a *app) run(ctx context.Context, cancel func(), boot func(context.Context)
 	// systemd keeps the port of monit's alerts for the next process of this program. Another program, such as
 	// cloudfoundry/bosh-agent, opens the port itself and fails if it cannot.
 	if programReplaced() {
+		a.withdrawIdentity()
 		if err := a.notifier.Release(monit.AlertsSocket); err != nil {
 			a.log.WithError(err).Debug("service manager keeps the port of monit's alerts")
 		}
@@ -217,6 +224,33 @@ func (a *app) run(ctx context.Context, cancel func(), boot func(context.Context)
 func programReplaced() bool {
 	path, err := os.Readlink("/proc/self/exe")
 	return err == nil && strings.HasSuffix(path, " (deleted)")
+}
+
+// identity is what the files below instance tell jobs and operators of the program that runs on the machine.
+func (a *app) identity() map[string]string {
+	return map[string]string{"agent_version": version, "agent_supervisor": a.o.supervisor}
+}
+
+// showIdentity writes these files.
+func (a *app) showIdentity() error {
+	if err := os.MkdirAll(a.dirs.Instance(), 0o755); err != nil {
+		return err
+	}
+	for name, content := range a.identity() {
+		if _, err := atomicfile.WriteIfChanged(filepath.Join(a.dirs.Instance(), name), []byte(content), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// withdrawIdentity removes them for a program that does not write them itself.
+func (a *app) withdrawIdentity() {
+	for name := range a.identity() {
+		if err := atomicfile.Remove(filepath.Join(a.dirs.Instance(), name)); err != nil {
+			a.log.WithError(err).Debug("the instance still shows this version")
+		}
+	}
 }
 
 // spawn runs f in a goroutine; run waits for it.
@@ -300,6 +334,9 @@ func (a *app) ready(ctx context.Context, v engine.Verdict) error {
 	}
 	a.dispatcher.Ready(table, tasks)
 	a.bus.ForgetAlert()
+	if err := a.showIdentity(); err != nil {
+		a.log.WithError(err).Warn("the instance does not show the agent's version")
+	}
 	// Behind the first pong: a power cut in between only makes the next boot a first one again.
 	if err := a.marker.Set(a.agentID()); err != nil {
 		a.log.WithError(err).Warn("ready marker not written")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"os/user"
 	"path/filepath"
 	"sort"
@@ -12,6 +13,7 @@ import (
 
 	"cambium/agent"
 	"cambium/agent/action"
+	"cambium/agent/dummy"
 	"cambium/agent/task"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
@@ -22,7 +24,7 @@ import (
 	"cambium/jobs/logs"
 	"cambium/jobs/monit"
 	"cambium/jobs/script"
-	"cambium/platform/vitals"
+	"cambium/settings"
 )
 
 // disks is what actions do with disks, on a real machine or a dummy one.
@@ -42,7 +44,7 @@ func (a *app) serve(ctx context.Context, tasks *task.Tasks) (action.Table, error
 		use()
 	}
 	owner := jobOwner()
-	instance := &jobs.Instance{Dirs: a.dirs, Blobs: blobs, Supervisor: a.supervisor(), Owner: owner, Parallel: e.Settings.Env.Bosh.Parallel,
+	instance := &jobs.Instance{Dirs: a.dirs, Blobs: blobs, Supervisor: a.supervisor, Owner: owner, Parallel: e.Settings.Env.Bosh.Parallel,
 		Root: "/", Log: a.log.WithField("component", "jobs")}
 	collector := logs.Collector{Dirs: a.dirs, Root: "/", Log: a.log.WithField("component", "jobs"), Progress: a.collection}
 	if err := errors.Join(instance.Sweep(), blobs.Sweep(), collector.Sweep()); err != nil {
@@ -56,8 +58,8 @@ func (a *app) serve(ctx context.Context, tasks *task.Tasks) (action.Table, error
 			Disks: a.disks},
 		SensitiveBlobs: blobs,
 		Removable:      []string{a.dirs.Tmp(), "/tmp", "/var/tmp"},
-		SSH:            &action.SSH{Users: a.sshUsers, Root: "/", Networks: a.machine.Networks},
-		DNS:            &action.DNS{Blobs: blobs, Hosts: hostsFile{a.machine.Host, a.agentID}, Records: a.dirs.DNSRecords(), GID: owner.GID},
+		SSH:            &action.SSH{Users: a.sshUsers, HostKey: a.hostKey, Networks: a.networks},
+		DNS:            &action.DNS{Blobs: blobs, Hosts: a.hostsFile(), Records: a.dirs.DNSRecords(), GID: owner.GID},
 		Neighbors:      neighbors{ours: a.machine.Network != nil},
 		Power:          power{a.manager},
 	}
@@ -92,10 +94,38 @@ func (a *app) collection() func(logs.Progress) {
 // networksInForce are the settings' networks with the addresses that leases turned out to have.
 func (a *app) networksInForce(context.Context) (map[string]action.NetworkInForce, error) {
 	found := map[string]action.NetworkInForce{}
-	for name, n := range a.machine.Networks() {
+	for name, n := range a.networks() {
 		found[name] = action.NetworkInForce{Dynamic: n.DHCP(), IP: n.IP, Netmask: n.Netmask, Gateway: n.Gateway}
 	}
 	return found, nil
+}
+
+// networks are the settings' networks with the addresses that leases turned out to have.
+func (a *app) networks() map[string]settings.Network {
+	if a.o.platform != "dummy" {
+		return a.machine.Networks()
+	}
+	found, err := dummy.Networks(a.dirs, a.machine.Networks())
+	if err != nil {
+		a.log.WithError(err).Warn("networks without the address of the dummy's lease")
+	}
+	return found
+}
+
+// hostKey is the public key of the machine's sshd.
+func (a *app) hostKey() (string, error) {
+	if a.o.platform == "dummy" {
+		return dummy.HostKey, nil
+	}
+	return action.HostKeyBelow("/")
+}
+
+// hostsFile is where the names of the deployment go.
+func (a *app) hostsFile() action.HostsFile {
+	if a.o.platform == "dummy" {
+		return dummy.Hosts{Dirs: a.dirs}
+	}
+	return hostsFile{a.machine.Host, a.agentID}
 }
 
 // expiryFile is the file, beside the settings, that keeps a warning from being repeated.
@@ -111,19 +141,21 @@ func (a *app) report(ctx context.Context, instance *jobs.Instance) {
 			}
 		})
 	}
-	alerts := agent.NewAlerts(a.bus, log)
-	a.bus.OnConnect(alerts.Wake)
-	run("alerts", alerts.Run)
+	a.bus.OnConnect(a.alerts.Wake)
+	run("alerts", a.alerts.Run)
 	run("heartbeats", agent.Heartbeats{Bus: a.bus, Jobs: instance, Vitals: a.vitals, Ready: a.dispatcher.Opened(), Connected: a.bus.Connections(), Log: log}.Run)
 	run("expiry", agent.Expiry{Bus: a.bus, Certificates: a.certificates, Connected: a.bus.Connections(), Path: filepath.Join(a.settingsDir(), expiryFile), Log: log}.Run)
 	if a.o.supervisor == "monit" && a.manager != nil {
 		run("monit alerts", func(ctx context.Context) error {
-			return monit.Alerts{Log: log, Listener: a.mails, Keep: a.keepMails, Unserved: a.mailsUnserved}.Run(ctx, monit.AlertsAddress, func(m monit.Alert) {
-				if alert, worth := agent.MonitAlert(m, a.addresses()); worth {
-					alerts.Send(alert)
-				}
-			})
+			return monit.Alerts{Log: log, Listener: a.mails, Keep: a.keepMails, Unserved: a.mailsUnserved}.Run(ctx, monit.AlertsAddress, a.monitAlert)
 		})
+	}
+}
+
+// monitAlert passes an alert of monit on to the Health Monitor.
+func (a *app) monitAlert(m monit.Alert) {
+	if alert, worth := agent.MonitAlert(m, a.addresses()); worth {
+		a.alerts.Send(alert)
 	}
 }
 
@@ -176,7 +208,7 @@ func (a *app) certificates() []agent.Certificate {
 // addresses are all addresses of the machine's networks, sorted.
 func (a *app) addresses() []string {
 	var ips []string
-	for _, n := range a.machine.Networks() {
+	for _, n := range a.networks() {
 		if n.IP != "" {
 			ips = append(ips, n.IP)
 		}
@@ -185,15 +217,21 @@ func (a *app) addresses() []string {
 	return ips
 }
 
-// supervisor runs the processes of the jobs.
-func (a *app) supervisor() jobs.Supervisor {
+// newSupervisor is what runs the processes of the jobs.
+func (a *app) newSupervisor() jobs.Supervisor {
 	switch a.o.supervisor {
 	case "dummy":
 		return &dummysupervisor.Dummy{}
 	case "dummy-nats":
-		return &dummysupervisor.Dummy{StatusFile: filepath.Join(a.dirs.Bosh(), "dummy-nats-job-supervisor-status.json")}
+		return &dummysupervisor.Dummy{Applied: a.applied}
 	}
 	return monit.Supervisor{Client: monitClient(a.dirs, a.manager)}
+}
+
+// applied reports whether a spec has been applied to the machine.
+func (a *app) applied() bool {
+	_, err := os.Stat(a.dirs.Spec())
+	return err == nil
 }
 
 func monitClient(dirs vcap.Dirs, manager services) *monit.Client {
@@ -212,8 +250,5 @@ func jobOwner() bundle.Owner {
 
 // vitals measures the machine.
 func (a *app) vitals(ctx context.Context) (any, error) {
-	if a.gauge == nil {
-		return vitals.Vitals{Load: []string{"0.00", "0.00", "0.00"}}, nil
-	}
 	return a.gauge.Measure(ctx)
 }

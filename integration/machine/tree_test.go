@@ -135,18 +135,7 @@ func TestMachineFirewall(t *testing.T) {
 	// its own rules for monit sets it, and the agent then keeps those for the bus alone.
 	for _, own := range []bool{true, false} {
 		t.Run(fmt.Sprintf("UseMonitIptablesFirewall %v", own), func(t *testing.T) {
-			const path = "/var/vcap/bosh/agent.json"
-			config := lab.Document{}
-			data, err := i.ReadFile(path)
-			if err == nil {
-				err = json.Unmarshal(data, &config)
-			}
-			if err == nil {
-				err = i.WriteFile(machine.File{Path: path, Data: config.Set("Platform.Linux.UseMonitIptablesFirewall", own).JSON(), Mode: 0o644})
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			configure(t, i, "Platform.Linux.UseMonitIptablesFirewall", own)
 			run(t, i, "nft", "delete", "table", "inet", "bosh_agent")
 			run(t, i, "systemctl", "restart", "bosh-agent")
 			ready(t, i)
@@ -159,5 +148,38 @@ func TestMachineFirewall(t *testing.T) {
 			}
 			run(t, i, "/var/vcap/bosh/etc/bosh-enable-monit-access")
 		})
+	}
+	// The stemcell switches it off, and so does the deployment, which decides.
+	for _, c := range []struct {
+		stemcell   bool
+		deployment any
+		want       bool
+	}{{false, nil, false}, {true, false, false}, {false, true, true}} {
+		configure(t, i, "Platform.Linux.Firewall", c.stemcell)
+		if err := i.Change(t.Context(), func(d lab.Document) { d.Set("env.bosh.agent", map[string]any{"firewall": c.deployment}) }); err != nil {
+			t.Fatal(err)
+		}
+		run(t, i, "systemctl", "restart", "bosh-agent")
+		ready(t, i)
+		if got := rules(); strings.Contains(got, "chain monit_access {") != c.want || strings.Contains(got, "chain nats_access {") != c.want {
+			t.Errorf("stemcell %v, deployment %v: got\n%s\nwant rules %v", c.stemcell, c.deployment, got, c.want)
+		}
+	}
+}
+
+// configure changes one value of the stemcell's agent.json.
+func configure(t *testing.T, i *lab.Instance, key string, value any) {
+	t.Helper()
+	const path = "/var/vcap/bosh/agent.json"
+	config := lab.Document{}
+	data, err := i.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(data, &config)
+	}
+	if err == nil {
+		err = i.WriteFile(machine.File{Path: path, Data: config.Set(key, value).JSON(), Mode: 0o644})
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 }

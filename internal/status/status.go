@@ -109,23 +109,25 @@ type Run struct {
 
 // Document is the content of the file.
 type Document struct {
-	Version   int                 `json:"version"`
-	Agent     string              `json:"agent"`
-	AgentID   string              `json:"agent_id,omitempty"`
-	BootID    string              `json:"boot_id,omitempty"`
-	PID       int                 `json:"pid"`
-	State     State               `json:"state"`
-	Verdict   string              `json:"verdict,omitempty"`
-	Started   time.Time           `json:"started"`
-	ReadyNS   int64               `json:"ready_ns,omitempty"`
-	First     bool                `json:"first_bootstrap,omitempty"`
-	Unchanged bool                `json:"unchanged,omitempty"`
-	Bus       string              `json:"bus,omitempty"`
-	Settings  *Settings           `json:"settings,omitempty"`
-	Warnings  []string            `json:"warnings,omitempty"`
-	Steps     []Step              `json:"steps"`
-	Progress  map[string]Progress `json:"progress,omitempty"`
-	Earlier   []Run               `json:"earlier,omitempty"`
+	Version int    `json:"version"`
+	Agent   string `json:"agent"` // its version
+	// Supervisor is what runs the processes of the jobs: monit, dummy or dummy-nats.
+	Supervisor string              `json:"supervisor,omitempty"`
+	AgentID    string              `json:"agent_id,omitempty"`
+	BootID     string              `json:"boot_id,omitempty"`
+	PID        int                 `json:"pid"`
+	State      State               `json:"state"`
+	Verdict    string              `json:"verdict,omitempty"`
+	Started    time.Time           `json:"started"`
+	ReadyNS    int64               `json:"ready_ns,omitempty"`
+	First      bool                `json:"first_bootstrap,omitempty"`
+	Unchanged  bool                `json:"unchanged,omitempty"`
+	Bus        string              `json:"bus,omitempty"`
+	Settings   *Settings           `json:"settings,omitempty"`
+	Warnings   []string            `json:"warnings,omitempty"`
+	Steps      []Step              `json:"steps"`
+	Progress   map[string]Progress `json:"progress,omitempty"`
+	Earlier    []Run               `json:"earlier,omitempty"`
 }
 
 // Changes is how many changes the steps of the boot have made.

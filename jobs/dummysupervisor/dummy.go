@@ -5,84 +5,92 @@ package dummysupervisor
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"os"
 	"sync"
 
 	"cambium/jobs/monit"
 )
 
-// Dummy answers that everything runs until it is stopped.
+// failTask is the status that makes every start fail.
+const failTask = "fail_task"
+
+// Dummy remembers what it was told. Its zero value is -M dummy: the state is unknown until the first start or
+// stop, and there are no processes.
 type Dummy struct {
-	// StatusFile, where set, overrides the answers ("-M dummy-nats"): {"status":"failing",
-	// "processes":[…]} with the members of get_state's processes. A test writes it; a missing
-	// file changes nothing.
-	StatusFile string
+	// Applied, where set, makes it -M dummy-nats: there are three processes, and the state is running as soon as
+	// a spec has been applied, unknown before.
+	Applied func() bool
 
-	mu      sync.Mutex // guards stopped
-	stopped bool
-}
-
-type override struct {
-	Status    string          `json:"status"`
-	Processes []monit.Process `json:"processes"`
-}
-
-func (d *Dummy) override() (o override, found bool) {
-	if d.StatusFile == "" {
-		return o, false
-	}
-	data, err := os.ReadFile(d.StatusFile)
-	if err != nil {
-		return o, false
-	}
-	return o, json.Unmarshal(data, &o) == nil
+	mu     sync.Mutex // guards status
+	status string     // "" until it is told one
 }
 
 // Reload has nothing to read.
 func (d *Dummy) Reload(ctx context.Context) error { return ctx.Err() }
 
-// StartAll makes the state running. An override of "fail_task" makes it fail, for tests of
-// failing deployments.
+// StartAll makes the state running, unless a test has set it to failing; after fail_task it fails.
 func (d *Dummy) StartAll(ctx context.Context) error {
-	if o, found := d.override(); found && o.Status == "fail_task" {
-		return errors.New("the dummy was told to fail")
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch d.status {
+	case failTask:
+		// The specs of the Director's suite search for this sentence in the output of the deployment.
+		return errors.New("fake-task-fail-error")
+	case monit.StateFailing:
+	default:
+		d.status = monit.StateRunning
 	}
-	d.set(false)
 	return ctx.Err()
 }
 
-// StopAll makes the state stopped.
+// StopAll makes the state stopped, unless a test has set it.
 func (d *Dummy) StopAll(ctx context.Context, _ bool) error {
-	d.set(true)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.status != failTask && d.status != monit.StateFailing {
+		d.status = monit.StateStopped
+	}
 	return ctx.Err()
 }
 
 // UnmonitorAll has nothing to leave alone.
 func (d *Dummy) UnmonitorAll(ctx context.Context) error { return ctx.Err() }
 
-func (d *Dummy) set(stopped bool) {
+// SetStatus makes the state what a test wants it to be.
+func (d *Dummy) SetStatus(status string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.stopped = stopped
+	d.status = status
 }
 
-// State is "running", "stopped", or what the status file says.
+// State is what it was told last.
 func (d *Dummy) State(context.Context) string {
-	if o, found := d.override(); found && o.Status != "" {
-		return o.Status
-	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.stopped {
-		return monit.StateStopped
+	switch {
+	case d.status != "":
+		return d.status
+	case d.Applied != nil && d.Applied():
+		return monit.StateRunning
 	}
-	return monit.StateRunning
+	return monit.StateUnknown
 }
 
-// Processes are those of the status file.
+// Processes are none, or for -M dummy-nats the three that cloudfoundry/bosh-agent shows and the specs of the
+// Director's suite expect in the output of `bosh instances --ps`: the third is failing.
 func (d *Dummy) Processes(context.Context) ([]monit.Process, error) {
-	o, _ := d.override()
-	return o.Processes, nil
+	if d.Applied == nil {
+		return nil, nil
+	}
+	return []monit.Process{
+		process("process-1", monit.StateRunning, 144987, 100, 0.1),
+		process("process-2", monit.StateRunning, 144988, 200, 0.2),
+		process("process-3", monit.StateFailing, 144989, 300, 0.3),
+	}, nil
+}
+
+func process(name, state string, uptime, kb int, percent float64) monit.Process {
+	p := monit.Process{Name: name, State: state}
+	p.Uptime.Seconds, p.Memory.KB, p.Memory.Percent, p.CPU.Total = uptime, kb, percent, percent
+	return p
 }

@@ -1,43 +1,72 @@
 package dummysupervisor
 
 import (
-	"os"
-	"path/filepath"
+	"encoding/json"
 	"testing"
 )
 
+func wantState(t *testing.T, d *Dummy, want string) {
+	t.Helper()
+	if got := d.State(t.Context()); got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
 func TestDummy(t *testing.T) {
-	d := &Dummy{StatusFile: filepath.Join(t.TempDir(), "status.json")}
-	state := func(want string) {
-		t.Helper()
-		if got := d.State(t.Context()); got != want {
-			t.Errorf("got %s, want %s", got, want)
-		}
-	}
-	say := func(text string) {
-		t.Helper()
-		if err := os.WriteFile(d.StatusFile, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	state("running")
-	if err := d.StopAll(t.Context(), true); err != nil {
-		t.Fatal(err)
-	}
-	state("stopped")
+	d := &Dummy{}
+	wantState(t, d, "unknown")
 	if err := d.StartAll(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	state("running")
-	say(`{"status":"failing","processes":[{"name":"a","state":"failing"}]}`)
-	state("failing")
-	if p, err := d.Processes(t.Context()); err != nil || len(p) != 1 || p[0].Name != "a" || p[0].State != "failing" {
-		t.Errorf("got %+v, %v", p, err)
+	wantState(t, d, "running")
+	if err := d.StopAll(t.Context(), true); err != nil {
+		t.Fatal(err)
 	}
-	say(`{"status":"fail_task"}`)
-	if err := d.StartAll(t.Context()); err == nil {
-		t.Error("told to fail: got no error")
+	wantState(t, d, "stopped")
+	if p, err := d.Processes(t.Context()); err != nil || len(p) != 0 {
+		t.Errorf("processes of -M dummy: %v, %v", p, err)
 	}
-	say(`{`)
-	state("running")
+}
+
+func TestDummyNATS(t *testing.T) {
+	applied := false
+	d := &Dummy{Applied: func() bool { return applied }}
+	wantState(t, d, "unknown")
+	applied = true
+	wantState(t, d, "running")
+
+	d.SetStatus("failing")
+	if err := d.StopAll(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.StartAll(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	wantState(t, d, "failing")
+
+	d.SetStatus("fail_task")
+	for range 2 {
+		if err := d.StartAll(t.Context()); err == nil || err.Error() != "fake-task-fail-error" {
+			t.Errorf("start after fail_task: %v", err)
+		}
+	}
+	d.SetStatus("running")
+	if err := d.StopAll(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	wantState(t, d, "stopped")
+}
+
+func TestProcessesAsTheSuiteExpectsThem(t *testing.T) {
+	processes, err := (&Dummy{Applied: func() bool { return false }}).Processes(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := json.Marshal(processes)
+	want := `[{"name":"process-1","state":"running","uptime":{"secs":144987},"mem":{"kb":100,"percent":0.1},"cpu":{"total":0.1}},` +
+		`{"name":"process-2","state":"running","uptime":{"secs":144988},"mem":{"kb":200,"percent":0.2},"cpu":{"total":0.2}},` +
+		`{"name":"process-3","state":"failing","uptime":{"secs":144989},"mem":{"kb":300,"percent":0.3},"cpu":{"total":0.3}}]`
+	if err != nil || string(got) != want {
+		t.Errorf("got  %s, %v\nwant %s", got, err, want)
+	}
 }

@@ -16,6 +16,7 @@ import (
 	"sync"
 
 	"cambium/internal/command"
+	"cambium/internal/speclog"
 	"cambium/internal/vcap"
 
 	"github.com/sirupsen/logrus"
@@ -107,9 +108,10 @@ func (r Runner) RunAll(ctx context.Context, jobs []string, name string, env map[
 	var failed, successful []string
 	for n, job := range with {
 		if faults[n] != nil {
-			r.Log.WithFields(logrus.Fields{"job": job, "script": name, "error": faults[n]}).Error("script failed")
+			r.Log.WithFields(logrus.Fields{"job": job, "script": name}).Error(speclog.Script(r.path(job, name), faults[n]))
 			failed = append(failed, job)
 		} else {
+			r.Log.WithFields(logrus.Fields{"job": job, "script": name}).Info(speclog.Script(r.path(job, name), nil))
 			successful = append(successful, job)
 		}
 	}

@@ -107,6 +107,23 @@ func TestRunAll(t *testing.T) {
 	}
 }
 
+// The Director's own test suite searches the agent's log for these sentences, each once.
+func TestLogOfScripts(t *testing.T) {
+	r := runner(t)
+	var log strings.Builder
+	r.Log.Logger.SetOutput(&log)
+	r.install(t, "good", "pre-start", "true")
+	r.install(t, "bad", "pre-start", "exit 3")
+	if err := r.RunAll(t.Context(), []string{"good", "bad"}, "pre-start", nil); err == nil {
+		t.Error("a failing script is no error")
+	}
+	for _, want := range []string{"/jobs/good/bin/pre-start' script has successfully executed", "/jobs/bad/bin/pre-start' script has failed with error"} {
+		if strings.Count(log.String(), want) != 1 {
+			t.Errorf("%q is not once in the log:\n%s", want, &log)
+		}
+	}
+}
+
 func TestScriptsRunAtTheSameTime(t *testing.T) {
 	r := runner(t)
 	dir := t.TempDir()

@@ -52,6 +52,9 @@ type Firewall struct {
 
 // Desired is what should be. What it does not name stays as it is.
 type Desired struct {
+	// Off takes our chains away, whatever the other members say. That of the jobs stays: without ours nothing
+	// leads to it.
+	Off bool
 	// Monit closes the supervisor's port to all but root and what jobs let in.
 	Monit bool
 	// NATS closes these addresses to all but root; nil leaves the rules there are.
@@ -77,6 +80,7 @@ const (
 	OpMakeChain    Op = "make-chain"    // empty; jobs add rules to it
 	OpFillChain    Op = "fill-chain"    // with exactly our rules
 	OpReplaceChain Op = "replace-chain" // the same, but it is not attached as it should be and goes first
+	OpRemoveChain  Op = "remove-chain"
 )
 
 // Change is one step from what is to what is wanted.
@@ -91,6 +95,8 @@ func (c Change) String() string {
 	switch c.Op {
 	case OpMakeChain:
 		return "make chain " + c.Chain
+	case OpRemoveChain:
+		return "remove chain " + c.Chain
 	case OpReplaceChain:
 		return fmt.Sprintf("replace chain %s by one with %d rules", c.Chain, len(c.rules))
 	}
@@ -157,8 +163,16 @@ func observe(conn *nftables.Conn) (State, error) {
 	return s, nil
 }
 
-// Diff decides which chains have to be made or rebuilt.
+// Diff decides which chains have to be made, rebuilt or removed.
 func Diff(have State, want Desired) (changes []Change, err error) {
+	if want.Off {
+		for _, name := range []string{monitChain, natsChain} {
+			if _, there := have.chains[name]; there {
+				changes = append(changes, Change{Op: OpRemoveChain, Chain: name})
+			}
+		}
+		return changes, nil
+	}
 	if want.Monit {
 		if _, there := have.chains[jobsChain]; !there {
 			changes = append(changes, Change{Op: OpMakeChain, Chain: jobsChain})
@@ -233,9 +247,12 @@ func queue(conn *nftables.Conn, t *nftables.Table, c Change) {
 		conn.AddChain(chain)
 		return
 	}
-	if c.Op == OpReplaceChain {
+	if c.Op == OpReplaceChain || c.Op == OpRemoveChain {
 		conn.FlushChain(chain)
 		conn.DelChain(chain)
+	}
+	if c.Op == OpRemoveChain {
+		return
 	}
 	accept := nftables.ChainPolicyAccept
 	chain.Type, chain.Hooknum, chain.Priority, chain.Policy = nftables.ChainTypeFilter, nftables.ChainHookOutput, priority(), &accept

@@ -183,6 +183,11 @@ func TestNSMonit(t *testing.T) {
 		if connect(t, 1235, "127.0.0.1", 2822, "") {
 			t.Error("the chain is there but does nothing")
 		}
+		// Switched off, our chains go and that of the jobs stays.
+		converge(t, f, Desired{Off: true, Monit: true})
+		if got := ruleset(t); strings.Contains(got, "chain monit_access {") || !strings.Contains(got, "chain monit_access_jobs {") || !connect(t, 1235, "127.0.0.1", 2822, "") {
+			t.Errorf("switched off, but:\n%s", got)
+		}
 	})
 }
 

@@ -92,6 +92,13 @@ func TestDiff(t *testing.T) {
 	if got, err := Diff(full, moved); err != nil || len(got) != 1 || got[0].Chain != natsChain || got[0].Op != OpFillChain {
 		t.Errorf("got %v, %v, want the rules of the bus replaced", got, err)
 	}
+	off, err := Diff(full, Desired{Off: true, Monit: true})
+	if err != nil || len(off) != 2 || off[0].String() != "remove chain monit_access" || off[1].String() != "remove chain nats_access" {
+		t.Errorf("switched off: %v, %v", off, err)
+	}
+	if got, err := Diff(State{}, Desired{Off: true}); err != nil || len(got) != 0 {
+		t.Errorf("switched off where there is nothing: %v, %v", got, err)
+	}
 	c := full.chains[monitChain]
 	c.base = false
 	full.chains[monitChain] = c

@@ -47,6 +47,10 @@ type Linux struct {
 	// TaskAnswerHold is an addition of this agent, in seconds in the file: how long the answer about a
 	// running task is held back; 0 answers at once.
 	TaskAnswerHold time.Duration
+	// EarlyPings is an addition of this agent, true by default: pings are answered before the agent is ready.
+	EarlyPings bool
+	// Firewall is an addition of this agent, true by default: nftables keep jobs away from monit and the bus.
+	Firewall bool
 }
 
 // DefaultTaskAnswerHold is also the longest hold there is.

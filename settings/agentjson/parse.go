@@ -100,6 +100,9 @@ func linux(v jsontree.Value) (l Linux) {
 	choice(f.Get("ForeignPersistentDisk"), &l.ForeignPersistentDisk, ForeignRefuse, ForeignFormat)
 	choice(f.Get("MissingEphemeralDisk"), &l.MissingEphemeralDisk, MissingFail, MissingRoot)
 	seconds(f.Get("TaskAnswerHold"), &l.TaskAnswerHold, DefaultTaskAnswerHold)
+	l.EarlyPings, l.Firewall = true, true
+	f.Get("EarlyPings").Bool(&l.EarlyPings)
+	f.Get("Firewall").Bool(&l.Firewall)
 	// Options that shipped stemcells still carry although nothing has read them for years.
 	for _, legacy := range LegacyLinux() {
 		f.Get(legacy)

@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"cambium/internal/atomicfile"
@@ -99,9 +100,13 @@ func (d *Disks) Mount(ctx context.Context, cid string) error {
 	if err := d.Reload(ctx); err != nil {
 		return err
 	}
-	disk, known := d.Records.Disks()[cid]
-	if !known {
-		return fmt.Errorf("persistent disk %q is not known", cid)
+	return d.mount(cid)
+}
+
+func (d *Disks) mount(cid string) error {
+	disk, err := d.known(cid)
+	if err != nil {
+		return err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -122,11 +127,7 @@ func (d *Disks) Mount(ctx context.Context, cid string) error {
 	if err := read(d.file("formatted_disks.json"), &disks); err != nil {
 		return err
 	}
-	made := false
-	for _, f := range disks {
-		made = made || f.DiskCid == cid
-	}
-	if !made {
+	if !slices.Contains(disks, formatted{cid}) {
 		if err := write(d.file("formatted_disks.json"), append(disks, formatted{cid})); err != nil {
 			return err
 		}
@@ -140,8 +141,19 @@ func (d *Disks) Mount(ctx context.Context, cid string) error {
 	return nil
 }
 
+func (d *Disks) known(cid string) (settings.PersistentDisk, error) {
+	disk, known := d.Records.Disks()[cid]
+	if !known {
+		return disk, fmt.Errorf("persistent disk %q is not known", cid)
+	}
+	return disk, nil
+}
+
 // Unmount forgets a mount.
 func (d *Disks) Unmount(_ context.Context, cid string) (string, error) {
+	if _, err := d.known(cid); err != nil {
+		return "", err
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	mounts, err := d.mounts()
@@ -163,7 +175,8 @@ func (d *Disks) Unmount(_ context.Context, cid string) (string, error) {
 	return fmt.Sprintf("Unmounted partition of %s", cid), nil
 }
 
-// List returns the disks recorded as mounted, the one on the store first.
+// List returns the disks recorded as mounted, the one on the store first. A disk that the settings no longer
+// name is not among them: the suite's specs of cloud check detach disks behind the Director's back.
 func (d *Disks) List(ctx context.Context) ([]string, error) {
 	if err := d.Reload(ctx); err != nil {
 		return nil, err
@@ -176,6 +189,9 @@ func (d *Disks) List(ctx context.Context) ([]string, error) {
 	}
 	cids := []string{}
 	for _, m := range mounts {
+		if _, err := d.known(m.DiskCid); err != nil {
+			continue
+		}
 		if m.MountDir == d.Dirs.Store() {
 			cids = append([]string{m.DiskCid}, cids...)
 		} else {
@@ -183,6 +199,25 @@ func (d *Disks) List(ctx context.Context) ([]string, error) {
 		}
 	}
 	return cids, nil
+}
+
+// MountLast mounts the disk again that was mounted last, as boot does on a machine, if it has been formatted.
+func (d *Disks) MountLast() error {
+	cid := d.Records.MountedCID()
+	if cid == "" {
+		return nil
+	}
+	if _, err := d.known(cid); err != nil {
+		return nil // detached meanwhile
+	}
+	disks := []formatted{}
+	if err := read(d.file("formatted_disks.json"), &disks); err != nil {
+		return err
+	}
+	if !slices.Contains(disks, formatted{cid}) {
+		return nil
+	}
+	return d.mount(cid)
 }
 
 // Migrate records that the disk on the migration target has taken over the store.
@@ -234,6 +269,9 @@ func (d *Disks) Associate(_ context.Context, associations []settings.DiskAssocia
 	defer d.mu.Unlock()
 	names := []string{}
 	for _, a := range associations {
+		if _, err := d.known(a.CID); err != nil {
+			return fmt.Errorf("associate disk as %s: %w", a.Name, err)
+		}
 		names = append(names, a.Name)
 	}
 	if len(names) == 0 {

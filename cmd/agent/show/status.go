@@ -134,7 +134,11 @@ func printStatus(w io.Writer, d status.Document) {
 	if d.ReadyNS > 0 {
 		fmt.Fprintf(w, " after %s", roundTime(time.Duration(d.ReadyNS)))
 	}
-	fmt.Fprintf(w, "  (pid %d, version %s)\n", d.PID, d.Agent)
+	fmt.Fprintf(w, "  (pid %d, version %s", d.PID, d.Agent)
+	if d.Supervisor != "" {
+		fmt.Fprintf(w, ", supervisor %s", d.Supervisor)
+	}
+	fmt.Fprintln(w, ")")
 	if d.Verdict != "" {
 		fmt.Fprintf(w, "%s %s\n", p.Paint(cli.Red, "verdict:"), d.Verdict)
 	}

@@ -34,7 +34,7 @@ func account(t *testing.T, d status.Document) string {
 // booted is a boot in which everything happened that can.
 func booted() status.Document {
 	ms := int64(time.Millisecond)
-	return status.Document{Version: 1, Agent: "1.2", AgentID: "a-1", PID: 42, State: status.Failed, Verdict: "disk: refused: look at it", Bus: "connected",
+	return status.Document{Version: 1, Agent: "1.2", Supervisor: "monit", AgentID: "a-1", PID: 42, State: status.Failed, Verdict: "disk: refused: look at it", Bus: "connected",
 		Settings: &status.Settings{From: "/settings.json", Cached: true, Why: "no CDROM"}, Warnings: []string{"time: no server"},
 		Steps: []status.Step{
 			{Name: "settings", Outcome: status.Done, Start: 10 * ms, End: 510 * ms, Evidence: []string{"from /settings.json"},
@@ -99,7 +99,7 @@ func TestStatusWaitsForTheVerdict(t *testing.T) {
 }
 
 func TestStatusText(t *testing.T) {
-	want := `agent a-1  failed  (pid 42, version 1.2)
+	want := `agent a-1  failed  (pid 42, version 1.2, supervisor monit)
 verdict: disk: refused: look at it
 settings: /settings.json (cached copy; no CDROM)
 bus: connected

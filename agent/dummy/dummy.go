@@ -1,0 +1,75 @@
+// Package dummy is what an agent without a machine (-P dummy) does in place of one. The Director's own
+// integration suite runs hundreds of such agents: it reads the files that are written here below the base
+// directory, and with -M dummy-nats it tells agents over the bus in which state their jobs are.
+package dummy
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/internal/speclog"
+	"cambium/jobs/monit"
+	"cambium/mbus"
+)
+
+// Statuses takes the state that jobs are to have.
+type Statuses interface{ SetStatus(status string) }
+
+// Handler serves the two messages that only tests send, and passes the others on.
+type Handler struct {
+	Next mbus.Handler
+	Jobs Statuses
+	// Alert is told of the failure of a job, as monit's mails are.
+	Alert func(monit.Alert)
+}
+
+// Handle implements mbus.Handler.
+func (h Handler) Handle(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) {
+	switch r.Method {
+	case "set_dummy_status":
+		status, ok := h.set(r, reply)
+		if !ok {
+			return
+		}
+		if status == monit.StateFailing {
+			h.Alert(failure())
+		}
+		reply(mbus.Value("ok"))
+	case "set_task_fail":
+		if _, ok := h.set(r, reply); ok {
+			reply(mbus.Silence())
+		}
+	default:
+		h.Next.Handle(ctx, r, reply)
+	}
+}
+
+// set hands the status of the envelope to the jobs, or answers why not.
+func (h Handler) set(r mbus.Request, reply func(mbus.Reply)) (status string, ok bool) {
+	if json.Unmarshal(r.Status, &status) != nil || status == "" {
+		reply(mbus.Exception("Action Failed " + r.Method + ": status is not a word"))
+		return "", false
+	}
+	h.Jobs.SetStatus(status)
+	return status, true
+}
+
+// failure is the alert that the suite's specs of the Health Monitor expect.
+func failure() monit.Alert {
+	return monit.Alert{ID: "fake-monit-alert", Service: "fake-monit-service", Event: "failing", Action: "start",
+		Date: time.Date(2011, 5, 22, 15, 7, 41, 0, time.UTC), Description: "fake-monit-description"}
+}
+
+// Narrate writes what specs search for in the log: each request, and the arguments of some.
+func Narrate(log *logrus.Entry) func(r mbus.Request, async bool) {
+	log = log.WithField("component", "dispatcher")
+	return func(r mbus.Request, async bool) {
+		log.Info(speclog.Action(r.Method, async))
+		if line, read := speclog.Request(r.Method, r.Arguments); read {
+			log.Info(line)
+		}
+	}
+}

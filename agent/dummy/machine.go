@@ -1,0 +1,102 @@
+package dummy
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+
+	"cambium/internal/atomicfile"
+	"cambium/internal/vcap"
+	"cambium/platform/user"
+	"cambium/settings"
+)
+
+// HostKey is the answer of ssh: there is no sshd that could have one.
+const HostKey = "dummy-public-key"
+
+// MakeDirs makes what boot makes on a machine and the suite looks into: sys is a link to data/sys.
+func MakeDirs(dirs vcap.Dirs) error {
+	for _, dir := range []string{dirs.Bosh(), dirs.SysLog(), dirs.Blobs()} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	if info, err := os.Lstat(dirs.Sys()); err == nil && info.IsDir() {
+		return fmt.Errorf("%s is a directory, want a link to %s: remove it", dirs.Sys(), dirs.DataSys())
+	}
+	return atomicfile.Symlink(dirs.DataSys(), dirs.Sys())
+}
+
+// Users keeps passwords in files, which the suite's spec of passwords reads. There are no accounts.
+type Users struct{ Dirs vcap.Dirs }
+
+// Plan implements bootstrap.Users; a dummy machine plans nothing.
+func (u Users) Plan(context.Context, user.Desired) ([]user.Change, error) { return nil, nil }
+
+// PlanAfter implements bootstrap.Users.
+func (u Users) PlanAfter(context.Context, user.Desired, user.Desired) ([]user.Change, error) {
+	return nil, nil
+}
+
+// Converge writes the hash of each user's password into a file of its own.
+func (u Users) Converge(_ context.Context, want user.Desired) ([]user.Change, error) {
+	for name, hash := range want.Passwords {
+		if hash.Empty() {
+			continue
+		}
+		path := filepath.Join(u.Dirs.Bosh(), filepath.Base(name), "password")
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			return nil, err
+		}
+		if err := atomicfile.Write(path, []byte(hash.Reveal()), 0o600); err != nil {
+			return nil, err
+		}
+	}
+	return nil, nil
+}
+
+// Hosts keeps the names of a deployment in a file, which the suite's specs of DNS read.
+type Hosts struct{ Dirs vcap.Dirs }
+
+// WriteHosts implements action.HostsFile.
+func (h Hosts) WriteHosts(_ context.Context, records [][2]string) error {
+	var lines []byte
+	for _, r := range records {
+		lines = fmt.Appendf(lines, "%s %s\n", r[0], r[1])
+	}
+	return atomicfile.Write(filepath.Join(h.Dirs.Bosh(), "etc_hosts"), lines, 0o644)
+}
+
+// Networks are the settings' networks, those of DHCP with the address that the dummy CPI has written into a
+// file in place of a lease. Without the file they have none.
+func Networks(dirs vcap.Dirs, of map[string]settings.Network) (map[string]settings.Network, error) {
+	path := filepath.Join(dirs.Bosh(), "dummy-default-network-settings.json")
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return of, nil
+	}
+	var lease struct {
+		IP      string `json:"ip"`
+		Netmask string `json:"netmask"`
+		Gateway string `json:"gateway"`
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &lease)
+	}
+	if err != nil {
+		return of, fmt.Errorf("%s: %w", path, err)
+	}
+	found := maps.Clone(of)
+	for name, n := range found {
+		if n.DHCP() {
+			n.IP, n.Netmask, n.Gateway = lease.IP, lease.Netmask, lease.Gateway
+			found[name] = n
+		}
+	}
+	return found, nil
+}

@@ -1,0 +1,62 @@
+package settings
+
+import (
+	"cmp"
+	"time"
+
+	"cambium/internal/jsontree"
+)
+
+// The switches of what this agent does beyond cloudfoundry/bosh-agent. Each can be set by the stemcell, in
+// agent.json, and by the deployment, below env.bosh.agent; the deployment decides before the stemcell.
+
+// EarlyPings reports whether pings are answered before the agent is ready.
+func (e Effective) EarlyPings(stemcell bool) bool {
+	return decide(e.Settings.Env.Bosh.EarlyPings, stemcell)
+}
+
+// Firewall reports whether rules keep jobs away from monit and the bus.
+func (e Effective) Firewall(stemcell bool) bool {
+	return decide(e.Settings.Env.Bosh.Firewall, stemcell)
+}
+
+// TaskAnswerHold is how long the answer about a running task is held, at most limit.
+func (e Effective) TaskAnswerHold(stemcell, limit time.Duration) time.Duration {
+	if seconds := e.Settings.Env.Bosh.TaskAnswerHoldSeconds; seconds != nil {
+		return min(time.Duration(min(*seconds, 60))*time.Second, limit)
+	}
+	return stemcell
+}
+
+// ForeignPersistentDisk is what to do with a persistent disk whose content is not ours.
+func (e Effective) ForeignPersistentDisk(stemcell string) string {
+	env := e.Settings.Env
+	return cmp.Or(env.Bosh.PersistentDiskForeign, env.PersistentDiskForeign, stemcell)
+}
+
+func decide(deployment *bool, stemcell bool) bool {
+	if deployment != nil {
+		return *deployment
+	}
+	return stemcell
+}
+
+// decodeSwitch reads a switch that may be absent.
+func decodeSwitch(v jsontree.Value) *bool {
+	if v.Kind() != jsontree.Bool {
+		var wrong bool
+		v.Bool(&wrong) // reports what is neither absent nor a switch
+		return nil
+	}
+	var on bool
+	v.Bool(&on)
+	return &on
+}
+
+func cloneBool(b *bool) *bool {
+	if b == nil {
+		return nil
+	}
+	on := *b
+	return &on
+}

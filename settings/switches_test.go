@@ -1,0 +1,48 @@
+package settings
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+// Every switch is off by the stemcell and by the deployment, on by both, and the deployment decides.
+func TestSwitches(t *testing.T) {
+	effective := func(agent string) Effective {
+		t.Helper()
+		return Effective{Settings: decode(t, `{"agent_id":"a","env":{"bosh":{"agent":`+agent+`}}}`)}
+	}
+	for _, c := range []struct {
+		deployment     string
+		stemcell, want bool
+	}{{`{}`, true, true}, {`{}`, false, false}, {`{"%":false}`, true, false}, {`{"%":true}`, false, true}, {`{"%":null}`, false, false}, {`null`, true, true}} {
+		for name, get := range map[string]func(Effective, bool) bool{"early_pings": Effective.EarlyPings, "firewall": Effective.Firewall} {
+			document := strings.ReplaceAll(c.deployment, "%", name)
+			e := effective(document)
+			if got := get(e, c.stemcell); got != c.want {
+				t.Errorf("%s, stemcell %v: got %v, want %v", document, c.stemcell, got, c.want)
+			}
+			if got := get(e.Clone(), c.stemcell); got != c.want {
+				t.Errorf("%s: a copy says %v", document, got)
+			}
+		}
+	}
+	for _, c := range []struct {
+		deployment     string
+		stemcell, want time.Duration
+	}{{`{}`, 2, 2}, {`{}`, 0, 0}, {`{"task_answer_hold":0}`, 2, 0}, {`{"task_answer_hold":1}`, 0, 1}, {`{"task_answer_hold":9223372036854775807}`, 0, 2}} {
+		if got := effective(c.deployment).TaskAnswerHold(c.stemcell*time.Second, 2*time.Second); got != c.want*time.Second {
+			t.Errorf("%s, stemcell %d: got %s, want %d s", c.deployment, c.stemcell, got, c.want)
+		}
+	}
+	for _, c := range []struct{ deployment, env, stemcell, want string }{
+		{`{}`, "", "refuse", "refuse"}, {`{}`, "", "format", "format"}, {`{}`, "format", "refuse", "format"}, {`{}`, "refuse", "format", "refuse"},
+		{`{"persistent_disk_foreign":"format"}`, "", "refuse", "format"}, {`{"persistent_disk_foreign":"refuse"}`, "format", "format", "refuse"},
+	} {
+		e := effective(c.deployment)
+		e.Settings.Env.PersistentDiskForeign = c.env
+		if got := e.ForeignPersistentDisk(c.stemcell); got != c.want {
+			t.Errorf("%s, env %q, stemcell %q: got %s, want %s", c.deployment, c.env, c.stemcell, got, c.want)
+		}
+	}
+}
