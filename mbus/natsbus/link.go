@@ -50,7 +50,8 @@ type link struct {
 	servers   []*url.URL
 	tls       *tls.Config
 	cancel    context.CancelFunc
-	ready     chan struct{} // closed once connected and subscribed
+	life      context.Context // of the bus
+	ready     chan struct{}   // closed once connected and subscribed
 	readyOnce sync.Once
 	connected atomic.Bool
 	limit     limit
@@ -198,6 +199,10 @@ func (l *link) session(ctx context.Context, server *url.URL) (was bool, err erro
 	}
 	defer func() {
 		if ctx.Err() != nil {
+			// The end of one link does not matter: replies go out over the other.
+			if l.life.Err() != nil {
+				l.bus.unanswered.wait(farewell)
+			}
 			_ = nc.FlushTimeout(farewell) // best effort: the last replies of a stopping agent
 		}
 		l.outbox.detach()

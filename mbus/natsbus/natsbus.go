@@ -67,6 +67,7 @@ type Bus struct {
 	duplicates *duplicates
 	overlaps   int
 	links      sync.WaitGroup
+	unanswered unanswered
 }
 
 // New checks the identity and connects to nothing yet.
@@ -114,7 +115,7 @@ func (b *Bus) Run(ctx context.Context) error {
 // start runs a link; the caller holds mu.
 func (b *Bus) start(l *link) {
 	ctx, cancel := context.WithCancel(b.ctx)
-	l.cancel = cancel
+	l.cancel, l.life = cancel, b.ctx
 	b.links.Go(func() { l.run(ctx) })
 }
 
@@ -166,6 +167,7 @@ func (b *Bus) receive(ctx context.Context, l *link, data []byte) {
 		b.options.Log.WithField("action", r.Method).Warn("request with an invalid reply subject dropped")
 		return
 	}
+	b.unanswered.add(1)
 	b.options.Handler.Handle(ctx, r, b.answer(l, r.Method, r.ReplyTo))
 }
 
@@ -176,6 +178,7 @@ func (b *Bus) answer(l *link, method, replyTo string) func(mbus.Reply) {
 		server = l.server()
 	}
 	return func(reply mbus.Reply) {
+		defer b.unanswered.add(-1)
 		if !reply.Silent() && replyTo != "" {
 			via := b.route(l)
 			via.send(message{subject: replyTo, data: reply.Encode(via.limit.bytes())})
