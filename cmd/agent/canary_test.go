@@ -10,7 +10,7 @@ import (
 	"cambium/cmd/agent/validate"
 )
 
-// TestCommandsNeverPrintASecret runs validate and settings over a document with a marked secret
+// TestCommandsNeverPrintASecret runs validate, settings and doctor over a document with a marked secret
 // wherever one can be, whole and broken, and over state that holds it.
 func TestCommandsNeverPrintASecret(t *testing.T) {
 	const canary = "hush-0815"
@@ -52,6 +52,7 @@ func TestCommandsNeverPrintASecret(t *testing.T) {
 			config := put("agent"+string(rune('0'+i))+".json", source(path))
 			for _, base := range []string{"base", "empty"} {
 				run(append(append([]string{"settings"}, flags...), "--explain", "--timeout", "100ms", "-C", config, "-b", filepath.Join(dir, base))...)
+				run(append(append([]string{"doctor", "-v"}, flags...), "--timeout", "100ms", "-C", config, "-b", filepath.Join(dir, base))...)
 			}
 		}
 		run(append(append([]string{"settings"}, flags...), "-C", headers)...)

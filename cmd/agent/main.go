@@ -14,6 +14,7 @@ import (
 
 	"cambium/cmd/agent/cli"
 	"cambium/cmd/agent/compile"
+	"cambium/cmd/agent/doctor"
 	"cambium/cmd/agent/monitaccess"
 	"cambium/cmd/agent/show"
 	"cambium/cmd/agent/showsettings"
@@ -33,6 +34,7 @@ var commands = cli.Table{
 	{Name: "run", Summary: "run the agent (what a stemcell does with flags alone)", Run: runAgent},
 	{Name: "status", Summary: "show state, verdict and boot steps, or --wait for them", Run: show.Status},
 	{Name: "timeline", Summary: "draw where the time of the boot went", Run: show.Timeline},
+	{Name: "doctor", Summary: "find out why the Director may not see this machine", Run: doctor.Run},
 	{Name: "validate", Summary: "check agent.json, settings or update-settings documents", Run: validate.Run},
 	{Name: "settings", Summary: "ask the sources as a boot does, show the effective settings", Run: showsettings.Run},
 	{Name: "plan", Summary: "show what a boot would change on this machine", Run: runPlan},

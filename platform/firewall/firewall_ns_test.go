@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -307,6 +308,28 @@ func TestNSNATS(t *testing.T) {
 		converge(t, f, Desired{NATS: f.Resolve(t.Context(), urls[1:2])})
 		if got := ruleset(t); strings.Contains(got, "192.0.2.100") || !strings.Contains(got, "192.0.2.101") {
 			t.Errorf("got\n%s\nwant only the new server", got)
+		}
+	})
+}
+
+func TestNSForeignDrops(t *testing.T) {
+	nstest.Run(t, func(t *testing.T) {
+		f := &Firewall{}
+		converge(t, f, Desired{Monit: true, NATS: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.6:4222")}})
+		if found, err := f.ForeignDrops(t.Context()); err != nil || len(found) != 0 {
+			t.Errorf("with our own rules: got %v, %v, want nothing", found, err)
+		}
+		for _, line := range []string{"add table ip a", "add chain ip a out { type filter hook output priority 0; policy drop; }", "add chain ip a in { type filter hook input priority 0; policy drop; }",
+			"add table inet b", "add chain inet b out { type filter hook output priority 0; }", "add rule inet b out tcp dport 4222 drop", "add rule inet b out tcp dport 22 accept"} {
+			if _, err := command.Run(t.Context(), command.Cmd{Name: "nft", Args: []string{line}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want := []string{"inet b out (1 rules that drop or reject)", "ip a out (policy drop)"}
+		found, err := f.ForeignDrops(t.Context())
+		slices.Sort(found)
+		if err != nil || !slices.Equal(found, want) {
+			t.Errorf("got %q, %v, want %q", found, err, want)
 		}
 	})
 }

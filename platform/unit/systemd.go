@@ -177,6 +177,22 @@ func (s *Systemd) State(ctx context.Context, name string) (State, error) {
 	return State{Load: text("LoadState"), Active: text("ActiveState"), Sub: text("SubState"), MainPID: int(pid), Result: text("Result")}, nil
 }
 
+// Failed returns the names of the units that have failed.
+func (s *Systemd) Failed(ctx context.Context) (names []string, err error) {
+	conn, err := s.connect(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list failed units: %w", err)
+	}
+	units, err := conn.ListUnitsFilteredContext(ctx, []string{"failed"})
+	if err != nil {
+		return nil, fmt.Errorf("list failed units: %w", typed(err))
+	}
+	for _, u := range units {
+		names = append(names, u.Name)
+	}
+	return names, nil
+}
+
 // job queues a job and waits for its result. If the connection is lost in the meantime (systemd has
 // re-executed itself), it is made again once: requesting the same state twice is harmless.
 func (s *Systemd) job(ctx context.Context, verb string, queue queueFunc, name, mode string) error {

@@ -1,0 +1,119 @@
+// Package doctor is `agent doctor`: why may the Director not see this machine? Package observe looks at
+// the machine; here pure functions decide what that means, each finding with what was checked, what was
+// found and what to do, the most likely cause first.
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"cambium/cmd/agent/cli"
+	"cambium/cmd/agent/doctor/observe"
+	"cambium/internal/status"
+	"cambium/internal/vcap"
+)
+
+// exitWarnings is the exit code if there are warnings and nothing worse; that of a degraded agent.
+const exitWarnings = 3
+
+// Run is `agent doctor`.
+func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	flags := cli.NewFlags("doctor", cli.Help{Arguments: "[--json] [-v] [--timeout DURATION]",
+		Purpose: `Looks for the reason why a Director may not see this machine, the most likely first: settings,
+certificates, the way to each bus server step by step, clock, gateway, MTU, firewall, disks, units,
+jobs. Changes nothing; works without a running agent and without a network. Exit codes: 0 nothing
+found, 1 a problem, 2 usage, 3 warnings only.`,
+		Examples: []string{"agent doctor", "agent doctor --json", "agent doctor -v --timeout 10s"}}, stdout, stderr)
+	o := observe.Options{}
+	flags.StringVar(&o.Config, "C", "", "`AGENT_JSON` that names the sources; bosh/agent.json below BASE if not given")
+	base := flags.String("b", vcap.DefaultBase, "`BASE` directory")
+	flags.StringVar(&o.Status, "file", status.DefaultPath, "status `FILE` to read")
+	flags.DurationVar(&o.Timeout, "timeout", 5*time.Second, "how long to wait for each other machine")
+	asJSON := flags.Bool("json", false, "print a JSON document")
+	verbose := flags.Bool("v", false, "show what is good as well")
+	if code, ok := flags.Parse(args, 0, 0); !ok {
+		return code
+	}
+	o.Dirs = vcap.New(*base)
+	if o.Config == "" {
+		o.Config = filepath.Join(o.Dirs.Bosh(), "agent.json")
+	}
+	machine := observe.All(ctx, o)
+	findings := Diagnose(machine)
+	if *asJSON {
+		if cli.WriteJSON(stdout, Report{Findings: findings, Observed: machine}) != nil {
+			return cli.ExitFailed
+		}
+	} else {
+		Print(stdout, findings, *verbose)
+	}
+	return exitCode(findings)
+}
+
+// Report is the form for programs.
+type Report struct {
+	Findings []Finding       `json:"findings"`
+	Observed observe.Machine `json:"observed"`
+}
+
+func exitCode(findings []Finding) int {
+	worst := OK
+	for _, f := range findings {
+		if ranks[f.Severity] < ranks[worst] {
+			worst = f.Severity
+		}
+	}
+	switch worst {
+	case Problem:
+		return cli.ExitFailed
+	case Warning:
+		return exitWarnings
+	}
+	return cli.ExitOK
+}
+
+var severityColors = map[Severity]cli.Color{Problem: cli.Red, Warning: cli.Yellow, Note: cli.Bold, OK: cli.Green}
+
+// textWidth is that of a terminal which does not tell its own.
+const textWidth = 80
+
+// Print shows the findings to a person. What is good takes one line, with verbose a paragraph each.
+func Print(w io.Writer, findings []Finding, verbose bool) {
+	p := cli.PaletteFor(w)
+	var good []string
+	for _, f := range findings {
+		if f.Severity == OK && !verbose {
+			good = append(good, f.Check)
+			continue
+		}
+		fmt.Fprintf(w, "%s %s\n", p.Paint(severityColors[f.Severity], string(f.Severity)+":"), f.Check)
+		for _, line := range []struct{ label, text string }{{"checked", f.Checked}, {"found", f.Found}, {"do", f.Do}} {
+			if line.text != "" {
+				fmt.Fprintf(w, "  %-8s %s\n", line.label, strings.Join(wrap(line.text, textWidth-11), "\n           "))
+			}
+		}
+	}
+	if len(good) > 0 {
+		fmt.Fprintln(w, strings.Join(wrap(p.Paint(cli.Green, "ok:")+" "+strings.Join(good, ", "), textWidth), "\n    "))
+	}
+}
+
+// wrap breaks a text at blanks into lines of at most width characters; a longer word stays whole.
+func wrap(text string, width int) (lines []string) {
+	line, length := "", 0
+	for _, word := range strings.Fields(text) {
+		n := len([]rune(word))
+		if length > 0 && length+1+n > width {
+			lines, line, length = append(lines, line), "", 0
+		}
+		if length > 0 {
+			line, length = line+" ", length+1
+		}
+		line, length = line+word, length+n
+	}
+	return append(lines, line)
+}

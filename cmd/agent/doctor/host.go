@@ -1,0 +1,297 @@
+package doctor
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"cambium/cmd/agent/doctor/observe"
+	"cambium/internal/status"
+	"cambium/platform/network/networkd"
+)
+
+// What the machine itself is like: disks, clock, settings, processes.
+
+func privileges(m observe.Machine) []Finding {
+	if m.Superuser {
+		return []Finding{good("it does")}
+	}
+	return []Finding{warning("run it as root: sudo agent doctor", "it does not: settings, supervisor and gateways cannot be looked at")}
+}
+
+// A file system is full when root cannot write the records of the agent any more, and nearly full at the
+// share at which operators are usually warned.
+const (
+	fullBytes    = 4 << 20
+	fullInodes   = 64
+	nearlyShare  = 0.05
+	minWorthTell = 64 << 20 // smaller file systems are small on purpose
+)
+
+func space(m observe.Machine) (found []Finding) {
+	const do = "remove what is not needed: `du -xhd1 %s` shows where it is, journals go with `journalctl --vacuum-size=100M`"
+	for _, f := range m.FileSystems {
+		how := fmt.Sprintf(do, f.Path)
+		switch {
+		case f.ReadOnly && f.Path != "/run":
+			found = append(found, problem("see the kernel's log for I/O errors (`journalctl -k`); repair the disk and reboot", "the file system of %s is read-only", f.Path))
+		case f.Size == 0:
+		case f.Free < fullBytes:
+			found = append(found, problem(how, "no space left on %s: %d of %d MiB are free", f.Path, f.Free>>20, f.Size>>20))
+		case f.Inodes > 0 && f.FreeInodes < fullInodes:
+			found = append(found, problem("remove directories with many small files: `du --inodes -xd1 "+f.Path+"` shows where they are", "no inodes left on %s: %d of %d are free", f.Path, f.FreeInodes, f.Inodes))
+		case f.Size > minWorthTell && float64(f.Free) < nearlyShare*float64(f.Size):
+			found = append(found, warning(how, "little space left on %s: %d of %d MiB are free", f.Path, f.Free>>20, f.Size>>20))
+		case f.Inodes > 0 && float64(f.FreeInodes) < nearlyShare*float64(f.Inodes):
+			found = append(found, warning(how, "few inodes left on %s: %d of %d are free", f.Path, f.FreeInodes, f.Inodes))
+		}
+	}
+	if len(found) == 0 {
+		return []Finding{good("%d file systems have space", len(m.FileSystems))}
+	}
+	return found
+}
+
+// Offsets from which on a clock is wrong, and from which on it is worth a warning. Date headers have whole
+// seconds, and an answer can take a few.
+const (
+	clockWrong = 5 * time.Minute
+	clockOff   = 15 * time.Second
+)
+
+func clock(m observe.Machine) (found []Finding) {
+	const do = "set the clock: see `timedatectl`, the settings' ntp servers, and the clock of the hypervisor; then restart the agent"
+	told := 0
+	for _, s := range m.Clock.Samples {
+		if s.Err != "" {
+			continue
+		}
+		told++
+		if off := s.Offset.Abs(); off >= clockOff {
+			severity := warning
+			if off >= clockWrong {
+				severity = problem
+			}
+			return []Finding{severity(do, "the clock is %s %s, says %s", about(off), direction(s.Offset), s.From)}
+		}
+	}
+	// A server's certificate is made before it is used: one from the future tells of a clock that is behind.
+	for _, s := range m.Bus.Servers {
+		if !s.NotBefore.IsZero() && m.Time.Before(s.NotBefore) {
+			return []Finding{problem(do, "the clock is behind: it shows %s, and the certificate of %s was made on %s", day(m.Time), s.Address, day(s.NotBefore))}
+		}
+		if !s.NotAfter.IsZero() && m.Time.After(s.NotAfter) && told == 0 {
+			found = append(found, warning(do, "the clock shows %s, and the certificate of %s ended on %s: either is wrong", day(m.Time), s.Address, day(s.NotAfter)))
+		}
+	}
+	switch {
+	case len(found) > 0:
+		return found
+	case told > 0:
+		return []Finding{good("it agrees with %d other machines", told)}
+	case m.Clock.Synchronized:
+		return []Finding{good("a time daemon keeps it")}
+	}
+	return []Finding{note("see `timedatectl` and the settings' ntp servers", "no time daemon keeps the clock, and no other machine could be asked; it shows %s", day(m.Time))}
+}
+
+func direction(ahead time.Duration) string {
+	if ahead > 0 {
+		return "ahead"
+	}
+	return "behind"
+}
+
+// about is a duration in its largest unit.
+func about(d time.Duration) string {
+	switch {
+	case d >= 48*time.Hour:
+		return fmt.Sprintf("%d days", int(d.Hours()/24))
+	case d >= 2*time.Hour:
+		return fmt.Sprintf("%d hours", int(d.Hours()))
+	case d >= 2*time.Minute:
+		return fmt.Sprintf("%d minutes", int(d.Minutes()))
+	}
+	return fmt.Sprintf("%d seconds", int(d.Seconds()))
+}
+
+func config(m observe.Machine) (found []Finding) {
+	if m.Config.Err != "" {
+		return []Finding{problem("correct it, then `agent validate agent.json "+m.Config.Path+"` tells whether it is good", "%s", m.Config.Err)}
+	}
+	for _, text := range m.Config.Warnings {
+		found = append(found, note("", "%s", text))
+	}
+	return append(found, good("%s can be used", m.Config.Path))
+}
+
+func settingsFound(m observe.Machine) (found []Finding) {
+	s := m.Settings
+	for _, f := range s.Files {
+		if f.Damage == "" {
+			continue
+		}
+		severity := warning
+		if s.Err != "" {
+			severity = problem
+		}
+		found = append(found, severity("restart the agent: it takes the previous generation, or asks its sources; if that does not help, recreate the VM",
+			"%s is damaged: %s", f.Path, f.Damage))
+	}
+	switch {
+	case s.Err != "":
+		found = append(found, problem("`agent settings --explain` tells what each source said", "there are no settings: %s", s.Err))
+	case s.SourcesErr != "" && !cleared(m):
+		found = append(found, warning("see that the source is there: `agent settings --explain`", "the sources do not serve, and %s is used%s: %s", s.From, age(m), s.SourcesErr))
+	case len(found) == 0:
+		found = append(found, good("from %s%s, agent id %s", s.From, age(m), s.AgentID))
+	}
+	return found
+}
+
+// cleared reports that the sources are empty as they should be: the agent erased or ejected them when it
+// had cached the settings.
+func cleared(m observe.Machine) bool {
+	d := m.Agent.Status
+	return d != nil && slices.ContainsFunc(d.Steps, func(s status.Step) bool {
+		return s.Name == "settings" && slices.ContainsFunc(s.Evidence, func(e string) bool { return strings.Contains(e, "were cleared") })
+	})
+}
+
+// age tells how old the cached copy is.
+func age(m observe.Machine) string {
+	for _, f := range m.Settings.Files {
+		if strings.HasSuffix(f.Path, "/settings.json") && !f.Modified.IsZero() {
+			return fmt.Sprintf(" (%s written %s ago)", f.Path, about(m.Time.Sub(f.Modified)))
+		}
+	}
+	return ""
+}
+
+func persistentDisk(m observe.Machine) []Finding {
+	d := m.Disk
+	switch {
+	case d.CID == "" && d.Mounted == "":
+		return []Finding{good("none is recorded")}
+	case d.Gone:
+		return []Finding{problem("attach it again (`bosh cck`), then restart the agent", "the persistent disk %s is mounted, but the kernel has lost its device %s", d.CID, d.Mounted)}
+	case d.Mounted == "":
+		return []Finding{problem("attach it again (`bosh cck`), or let the Director detach it", "the persistent disk %s is recorded as mounted and is not", d.CID)}
+	}
+	return []Finding{good("%s is mounted from %s", d.CID, d.Mounted)}
+}
+
+func process(m observe.Machine) []Finding {
+	d := m.Agent.Status
+	const start = "start it: systemctl start bosh-agent; `journalctl -u bosh-agent -n 50` tells why it ended"
+	unit := ""
+	if m.Agent.Unit != "" {
+		unit = "; its unit is " + m.Agent.Unit
+	}
+	switch {
+	case d == nil:
+		return []Finding{problem(start, "the agent does not run: %s%s", m.Agent.StatusErr, unit)}
+	case !m.Agent.Running:
+		return []Finding{problem(start, "the agent is not running: its process %d is gone%s", d.PID, unit)}
+	}
+	return []Finding{good("process %d runs since %s%s", d.PID, day(d.Started), unit)}
+}
+
+func boot(m observe.Machine) (found []Finding) {
+	d := m.Agent.Status
+	if d == nil {
+		return nil
+	}
+	for _, s := range d.Steps {
+		switch {
+		case s.Outcome == status.Broken:
+			found = append(found, problem("see `agent status -v` for its evidence; the boot is tried again by itself", "boot step %s failed: %s", s.Name, s.Error))
+		case s.Outcome == status.Running && s.Waiting != "":
+			found = append(found, warning("give it what it waits for", "boot step %s waits for %s", s.Name, s.Waiting))
+		}
+	}
+	if d.State == status.Failed && len(found) == 0 {
+		found = append(found, problem("see `agent status -v`", "the boot failed: %s", d.Verdict))
+	}
+	for _, text := range d.Warnings {
+		found = append(found, warning("", "%s", text))
+	}
+	if len(found) == 0 {
+		return []Finding{good("%s", d.State)}
+	}
+	return found
+}
+
+func supervisor(m observe.Machine) (found []Finding) {
+	s := m.Supervisor
+	switch {
+	case !s.Expected:
+		return []Finding{good("this machine has none")}
+	case s.Err != "":
+		return []Finding{problem("start it: systemctl start monit; `journalctl -u monit` tells why it ended", "the supervisor monit does not answer: %s", s.Err)}
+	}
+	var failing []string
+	for _, p := range s.Services {
+		if p.Monitored && p.State != "running" {
+			failing = append(failing, p.Name+" "+p.State)
+		}
+	}
+	if len(failing) > 0 {
+		return []Finding{warning("see /var/vcap/sys/log for their logs, and `monit summary`", "processes of jobs do not run: %s", strings.Join(failing, ", "))}
+	}
+	return []Finding{good("%d processes", len(s.Services))}
+}
+
+// essential are units without which the Director does not see the machine.
+var essential = []string{"bosh-agent.service", "monit.service", "systemd-networkd.service", "systemd-resolved.service"}
+
+func units(m observe.Machine) (found []Finding) {
+	if m.Units.Err != "" {
+		return []Finding{warning("see `systemctl --failed`", "systemd does not answer: %s", m.Units.Err)}
+	}
+	for _, name := range m.Units.Failed {
+		severity := note
+		if slices.Contains(essential, name) {
+			severity = warning
+		}
+		found = append(found, severity("`systemctl status "+name+"` tells why", "%s has failed", name))
+	}
+	if len(found) == 0 {
+		return []Finding{good("none has failed")}
+	}
+	return found
+}
+
+func foreignFiles(m observe.Machine) (found []Finding) {
+	for _, l := range m.Network.State.NICs() {
+		for _, f := range m.Network.State.Files {
+			if f.Path == l.NetworkFile && !f.Ours() && m.Network.State.Configured() {
+				found = append(found, warning("remove it, or restart the agent, which puts it aside", "networkd configures %s by %s, which the agent did not write", l.Name, f.Path))
+			}
+		}
+	}
+	if len(found) == 0 {
+		return []Finding{good("none")}
+	}
+	return found
+}
+
+func leftovers(m observe.Machine) (found []Finding) {
+	for _, text := range m.Leftovers {
+		switch {
+		case strings.HasPrefix(text, "process "):
+			found = append(found, warning("only one agent may run: end the one that systemd does not know (`systemctl status bosh-agent`)", "%s", text))
+		case strings.HasSuffix(text, networkd.AsideSuffix):
+			found = append(found, note("", "%s was put aside by the agent", text))
+		case strings.Contains(text, "/foreign/"):
+			found = append(found, note("remove it when its disks are not needed any more", "%s is the state of another agent, put aside", text))
+		default:
+			found = append(found, note("remove it if this agent is to do its work", "%s is of another tool", text))
+		}
+	}
+	if len(found) == 0 {
+		return []Finding{good("none")}
+	}
+	return found
+}

@@ -1,0 +1,165 @@
+package observe
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"net/http"
+	"net/url"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cambium/agent"
+	"cambium/mbus/natsbus"
+	"cambium/settings"
+	"cambium/settings/agentjson"
+)
+
+// Bus is the way to the Director.
+type Bus struct {
+	URLs []string `json:"urls"` // without passwords
+	// IdentityErr is why no server can be asked at all.
+	IdentityErr string `json:"identity_error,omitempty"`
+	// Listens is where an HTTPS bus accepts connections; ListenErr why it does not.
+	Listens   string   `json:"listens,omitempty"`
+	ListenErr string   `json:"listen_error,omitempty"`
+	Servers   []Server `json:"servers"`
+}
+
+// Server is how far a connection to one server came.
+type Server struct {
+	Address   string   `json:"address"` // host:port of the settings
+	Addresses []string `json:"addresses"`
+	// Failed is the step that failed, as in natsbus; empty if the agent could subscribe.
+	Failed  natsbus.ProbeStep `json:"failed,omitempty"`
+	Err     string            `json:"error,omitempty"`
+	Timeout bool              `json:"timeout,omitempty"`
+	// The validity of the server's certificate tells something of this machine's clock.
+	Name      string    `json:"name,omitempty"`
+	NotBefore time.Time `json:"not_before,omitzero"`
+	NotAfter  time.Time `json:"not_after,omitzero"`
+}
+
+func bus(ctx context.Context, e settings.Effective, timeout time.Duration) (found Bus) {
+	for _, u := range e.Bus.URLs {
+		found.URLs = append(found.URLs, u.String())
+	}
+	if len(e.Bus.URLs) == 0 {
+		return found
+	}
+	first, err := url.Parse(e.Bus.URLs[0].Reveal())
+	if err != nil {
+		found.IdentityErr = "bus URL " + e.Bus.URLs[0].String() + " is not a URL"
+		return found
+	}
+	if first.Scheme == "https" {
+		found.Listens = first.Host
+		conn, err := (&net.Dialer{Timeout: timeout}).DialContext(ctx, "tcp", net.JoinHostPort("127.0.0.1", first.Port()))
+		if err != nil {
+			found.ListenErr = err.Error()
+			return found
+		}
+		_ = conn.Close() // nothing was written
+		return found
+	}
+	probed, err := natsbus.Probe(ctx, e.Settings.AgentID, agent.NATSIdentity(e.Bus), timeout)
+	if err != nil {
+		found.IdentityErr = err.Error()
+		return found
+	}
+	for _, p := range probed {
+		s := Server{Address: p.Server, Failed: p.Failed}
+		for _, a := range p.Addresses {
+			s.Addresses = append(s.Addresses, a.Unmap().String())
+		}
+		if p.Err != nil {
+			s.Err = p.Err.Error()
+			var network net.Error
+			s.Timeout = errors.As(p.Err, &network) && network.Timeout() || errors.Is(p.Err, context.DeadlineExceeded)
+		}
+		if p.Certificate != nil {
+			s.Name, s.NotBefore, s.NotAfter = p.Certificate.Subject.CommonName, p.Certificate.NotBefore, p.Certificate.NotAfter
+		}
+		found.Servers = append(found.Servers, s)
+	}
+	return found
+}
+
+// Clock is what other machines and the kernel say of this machine's clock.
+type Clock struct {
+	// Synchronized is the kernel's opinion: a time daemon keeps the clock.
+	Synchronized bool     `json:"synchronized"`
+	Samples      []Sample `json:"samples"`
+}
+
+// Sample is the time of another machine.
+type Sample struct {
+	From string `json:"from"` // scheme and host
+	// Offset is how far this machine's clock is ahead; negative if it is behind.
+	Offset time.Duration `json:"offset_ns"`
+	Err    string        `json:"error,omitempty"`
+}
+
+// clock asks the blobstore and the metadata services for the time: HTTP answers carry it, also those that
+// refuse.
+func clock(ctx context.Context, config agentjson.Config, e settings.Effective, timeout time.Duration) (found Clock) {
+	var state unix.Timex
+	_, err := unix.Adjtimex(&state)
+	found.Synchronized = err == nil && state.Status&unix.STA_UNSYNC == 0
+	var places []string
+	for _, s := range config.Infrastructure.Settings.Sources {
+		places = append(places, s.URI.Reveal())
+	}
+	var options struct {
+		Endpoint string `json:"endpoint"`
+	}
+	if json.Unmarshal(e.Blobstore.Options.Reveal(), &options) == nil {
+		places = append(places, options.Endpoint)
+	}
+	seen := map[string]bool{}
+	var origins []string
+	for _, place := range places {
+		u, err := url.Parse(place)
+		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || seen[u.Host] {
+			continue
+		}
+		seen[u.Host] = true
+		origins = append(origins, u.Scheme+"://"+u.Host)
+	}
+	found.Samples = make([]Sample, len(origins))
+	var all sync.WaitGroup
+	for i, origin := range origins {
+		all.Go(func() { found.Samples[i] = sample(ctx, origin, timeout) })
+	}
+	all.Wait()
+	return found
+}
+
+func sample(ctx context.Context, origin string, timeout time.Duration) Sample {
+	found := Sample{From: origin}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodHead, origin+"/", nil)
+	if err != nil {
+		found.Err = err.Error()
+		return found
+	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	answer, err := client.Do(request)
+	if err != nil {
+		found.Err = err.Error()
+		return found
+	}
+	_ = answer.Body.Close() // of a HEAD request there is none
+	said, err := http.ParseTime(answer.Header.Get("Date"))
+	if err != nil {
+		found.Err = "its answer has no Date"
+		return found
+	}
+	found.Offset = time.Since(said).Round(time.Second)
+	return found
+}

@@ -1,0 +1,204 @@
+package observe
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"cambium/internal/status"
+	"cambium/internal/vcap"
+	"cambium/jobs/monit"
+	"cambium/platform/firewall"
+	"cambium/platform/mount"
+	"cambium/platform/network"
+	"cambium/platform/network/neighbor"
+	"cambium/platform/network/networkd"
+	"cambium/platform/unit"
+)
+
+// agentUnit is the unit of every stemcell.
+const agentUnit = "bosh-agent"
+
+// localPatience bounds questions to programs of this machine.
+const localPatience = 2 * time.Second
+
+func quiet() *logrus.Entry {
+	l := logrus.New()
+	l.SetOutput(io.Discard)
+	return logrus.NewEntry(l)
+}
+
+func agentState(ctx context.Context, o Options) (found Agent) {
+	ctx, cancel := context.WithTimeout(ctx, localPatience)
+	defer cancel()
+	doc, err := status.Read(o.Status)
+	if err != nil {
+		found.StatusErr = err.Error()
+	} else {
+		found.Status, found.Running = &doc, unix.Kill(doc.PID, 0) == nil
+	}
+	if unit.Booted("/") {
+		systemd := &unit.Systemd{Root: "/", Log: quiet()}
+		defer systemd.Close()
+		if s, err := systemd.State(ctx, agentUnit); err == nil && s.Load != "not-found" {
+			found.Unit = s.Active + " (" + s.Sub + ")"
+		}
+	}
+	return found
+}
+
+func units(ctx context.Context) (found Units) {
+	ctx, cancel := context.WithTimeout(ctx, localPatience)
+	defer cancel()
+	if !unit.Booted("/") {
+		return found
+	}
+	systemd := &unit.Systemd{Root: "/", Log: quiet()}
+	defer systemd.Close()
+	failed, err := systemd.Failed(ctx)
+	if err != nil {
+		found.Err = err.Error()
+	}
+	found.Failed = failed
+	return found
+}
+
+// gatewayPatience is how long a gateway has to answer ARP or neighbor discovery.
+const gatewayPatience = 1500 * time.Millisecond
+
+func links(ctx context.Context) (found Network) {
+	k := &network.Kernel{Root: "/", Log: quiet()}
+	state, err := k.Observe(ctx)
+	if err != nil {
+		found.Err = err.Error()
+		return found
+	}
+	found.State = state
+	var gateways []neighbor.Gateway
+	for _, r := range state.Routes {
+		if r.Default() && r.Gateway.IsValid() {
+			gateways = append(gateways, neighbor.Gateway{Link: r.Link, IP: r.Gateway})
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, gatewayPatience)
+	defer cancel()
+	answering := map[neighbor.Gateway]bool{}
+	for _, g := range neighbor.Answering(ctx, state, gateways) {
+		answering[g] = true
+	}
+	for _, g := range gateways {
+		found.Gateways = append(found.Gateways, Gateway{Link: g.Link, IP: g.IP.String(), Answers: answering[g]})
+	}
+	return found
+}
+
+// drops are empty where nftables is not there or not allowed.
+func drops(ctx context.Context) []string {
+	found, err := (&firewall.Firewall{Log: quiet()}).ForeignDrops(ctx)
+	if err != nil {
+		return nil
+	}
+	return found
+}
+
+// fileSystems are those that the agent writes to, each once.
+func fileSystems(dirs vcap.Dirs) (found []FileSystem) {
+	seen := map[uint64]bool{}
+	for _, path := range []string{"/", dirs.Bosh(), dirs.SettingsTmpfs(), dirs.Data(), dirs.SysRun(), dirs.Store(), "/var/log", "/tmp", "/run"} {
+		info, err := os.Stat(path)
+		if err != nil {
+			continue
+		}
+		var st unix.Stat_t
+		var of unix.Statfs_t
+		if unix.Stat(path, &st) != nil || seen[st.Dev] || !info.IsDir() || unix.Statfs(path, &of) != nil {
+			continue
+		}
+		seen[st.Dev] = true
+		block := uint64(of.Frsize)
+		found = append(found, FileSystem{Path: path, Size: of.Blocks * block, Free: of.Bavail * block, Inodes: of.Files, FreeInodes: of.Ffree,
+			ReadOnly: of.Flags&unix.ST_RDONLY != 0})
+	}
+	return found
+}
+
+// persistentDisk compares the record of the mounted disk with the mounts.
+func persistentDisk(dirs vcap.Dirs, cid string) Disk {
+	found := Disk{CID: cid}
+	entry, mounted, err := mount.At(dirs.Store())
+	if err != nil || !mounted {
+		return found
+	}
+	found.Mounted = entry.Source
+	// The kernel removes this link with the device, also while a file system on it is mounted.
+	link := fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(uint64(entry.Number)), unix.Minor(uint64(entry.Number)))
+	_, err = os.Stat(link)
+	found.Gone = os.IsNotExist(err) && filepath.IsAbs(entry.Source)
+	return found
+}
+
+func supervisor(ctx context.Context, dirs vcap.Dirs) (found Supervisor) {
+	if _, err := os.Stat(dirs.MonitUser()); err != nil {
+		return found
+	}
+	found.Expected = true
+	state, err := (&monit.Client{URL: monit.DefaultURL, UserFile: dirs.MonitUser()}).Status(ctx)
+	if err != nil {
+		found.Err = err.Error()
+		return found
+	}
+	for _, s := range state.Services {
+		found.Services = append(found.Services, Service{Name: s.Name, State: s.State, Monitored: s.Monitored})
+	}
+	return found
+}
+
+// leftovers are what other agents and tools have left that can get into the way of this one.
+func leftovers(dirs vcap.Dirs) (found []string) {
+	if running := agents(dirs); len(running) > 1 {
+		for _, pid := range running {
+			found = append(found, fmt.Sprintf("process %d runs %s", pid, filepath.Join(dirs.BoshBin(), "bosh-agent")))
+		}
+	}
+	patterns := []string{filepath.Join(dirs.Bosh(), "foreign", "*"), filepath.Join(dirs.SettingsTmpfs(), "foreign", "*"), "/etc/netplan/*.yaml",
+		networkd.EtcDir + "/*" + networkd.AsideSuffix}
+	if unit.Booted("/") {
+		patterns = append(patterns, "/etc/service/agent", "/etc/service/monit")
+	}
+	for _, pattern := range patterns {
+		names, _ := filepath.Glob(pattern) // the patterns are well-formed
+		found = append(found, names...)
+	}
+	return found
+}
+
+// agents are the processes that run the agent's file without a command word: agents, not commands.
+func agents(dirs vcap.Dirs) (pids []int) {
+	program := filepath.Join(dirs.BoshBin(), "bosh-agent")
+	entries, _ := os.ReadDir("/proc") // without it there is nothing to tell
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		exe, err := os.Readlink(filepath.Join("/proc", e.Name(), "exe"))
+		line, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+		if err == nil && strings.TrimSuffix(exe, " (deleted)") == program && runsAgent(strings.Split(string(line), "\x00")) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// runsAgent tells the agent, `agent run` or flags alone, from its commands.
+func runsAgent(argv []string) bool {
+	return len(argv) > 1 && (argv[1] == "run" || strings.HasPrefix(argv[1], "-"))
+}

@@ -1,0 +1,143 @@
+// Package observe looks at everything on which it depends whether a Director sees this machine: the
+// agent's status, settings and certificates, the way to each bus server, the clock, links and
+// gateways, disks, units and the supervisor. It works without a running agent, before the network is
+// up and with damaged files, and changes nothing. What was observed holds no secret. It judges
+// nothing either: that is done by package doctor; agent support and agent metrics print it.
+package observe
+
+import (
+	"context"
+	"os"
+	"sync"
+	"time"
+
+	"cambium/internal/status"
+	"cambium/internal/vcap"
+	"cambium/platform/network"
+)
+
+// Options say where to look.
+type Options struct {
+	Dirs   vcap.Dirs
+	Config string // path of agent.json
+	Status string // path of the status file
+	// Timeout bounds each observation that waits for another machine.
+	Timeout time.Duration
+}
+
+// Machine is what was observed. Fields named Err hold why something could not be observed.
+type Machine struct {
+	Time        time.Time    `json:"time"`
+	Superuser   bool         `json:"superuser"`
+	Config      Config       `json:"config"`
+	Agent       Agent        `json:"agent"`
+	Settings    Settings     `json:"settings"`
+	Identity    Identity     `json:"identity"`
+	Bus         Bus          `json:"bus"`
+	Clock       Clock        `json:"clock"`
+	Network     Network      `json:"network"`
+	Drops       []string     `json:"firewall_drops"` // chains of others that drop outgoing packets
+	FileSystems []FileSystem `json:"file_systems"`
+	Disk        Disk         `json:"persistent_disk"`
+	Units       Units        `json:"units"`
+	Supervisor  Supervisor   `json:"supervisor"`
+	Leftovers   []string     `json:"leftovers"` // of another agent, or of another configuration of the network
+}
+
+// Config is agent.json.
+type Config struct {
+	Path     string   `json:"path"`
+	Err      string   `json:"error,omitempty"`
+	Warnings []string `json:"warnings,omitempty"`
+}
+
+// Agent is the agent's process and its account of the boot.
+type Agent struct {
+	Status    *status.Document `json:"status"`
+	StatusErr string           `json:"status_error,omitempty"`
+	Running   bool             `json:"running"`
+	// Unit is the state of its unit, such as "active (running)"; empty without systemd.
+	Unit string `json:"unit,omitempty"`
+}
+
+// FileSystem is how full one is.
+type FileSystem struct {
+	Path       string `json:"path"` // one of the paths on it
+	Size       uint64 `json:"size_bytes"`
+	Free       uint64 `json:"free_bytes"` // for root
+	Inodes     uint64 `json:"inodes"`     // 0 where the file system has no fixed number
+	FreeInodes uint64 `json:"free_inodes"`
+	ReadOnly   bool   `json:"read_only"`
+}
+
+// Disk is the persistent disk that the records name.
+type Disk struct {
+	CID string `json:"cid,omitempty"` // empty: none is recorded as mounted
+	// Mounted is the device that is mounted on the store; empty if none is.
+	Mounted string `json:"mounted,omitempty"`
+	// Gone means that it is mounted, but the kernel has lost the device.
+	Gone bool `json:"gone,omitempty"`
+}
+
+// Units are what the service manager says.
+type Units struct {
+	Failed []string `json:"failed"`
+	Err    string   `json:"error,omitempty"`
+}
+
+// Supervisor is monit and its services.
+type Supervisor struct {
+	// Expected means that this machine is set up for one: the agent has written its account.
+	Expected bool      `json:"expected"`
+	Err      string    `json:"error,omitempty"`
+	Services []Service `json:"services"`
+}
+
+// Service is a process that the supervisor looks after.
+type Service struct {
+	Name  string `json:"name"`
+	State string `json:"state"`
+	// Monitored is false for one that is stopped on purpose.
+	Monitored bool `json:"monitored"`
+}
+
+// Network is links, addresses, routes and the answers of gateways.
+type Network struct {
+	State    network.State `json:"state"`
+	Err      string        `json:"error,omitempty"`
+	Gateways []Gateway     `json:"gateways"`
+}
+
+// Gateway is the next hop of a default route.
+type Gateway struct {
+	Link    string `json:"link"`
+	IP      string `json:"ip"`
+	Answers bool   `json:"answers"`
+}
+
+// All observes everything, side by side.
+func All(ctx context.Context, o Options) Machine {
+	m := Machine{Time: time.Now(), Superuser: os.Geteuid() == 0}
+	// The settings say whom to ask; the rest does not wait for them.
+	var all sync.WaitGroup
+	all.Go(func() { m.Agent = agentState(ctx, o) })
+	all.Go(func() { m.Network = links(ctx) })
+	all.Go(func() { m.Drops = drops(ctx) })
+	all.Go(func() { m.FileSystems = fileSystems(o.Dirs) })
+	all.Go(func() { m.Units = units(ctx) })
+	all.Go(func() { m.Supervisor = supervisor(ctx, o.Dirs) })
+	all.Go(func() { m.Leftovers = leftovers(o.Dirs) })
+	all.Go(func() {
+		config, found := agentConfig(o.Config)
+		m.Config = found
+		effective := loadSettings(ctx, o, config, found.Err == "", &m.Settings)
+		m.Disk = persistentDisk(o.Dirs, m.Settings.MountedCID)
+		m.Identity = identity(effective)
+		var asked sync.WaitGroup
+		asked.Go(func() { m.Bus = bus(ctx, effective, o.Timeout) })
+		asked.Go(func() { m.Clock = clock(ctx, config, effective, o.Timeout) })
+		asked.Wait()
+	})
+	all.Wait()
+	return m
+}

@@ -1,0 +1,212 @@
+package observe
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"cambium/cmd/agent/showsettings"
+	"cambium/internal/secret"
+	"cambium/internal/vcap"
+	"cambium/settings"
+	"cambium/settings/agentjson"
+	"cambium/settings/store"
+)
+
+// Settings are those that a boot would use now, and the files that keep them.
+type Settings struct {
+	AgentID string `json:"agent_id,omitempty"`
+	// From is their source, or the file of the cached copy.
+	From string `json:"from,omitempty"`
+	// SourcesErr is why the sources do not serve now.
+	SourcesErr string         `json:"sources_error,omitempty"`
+	Err        string         `json:"error,omitempty"` // why there are none
+	Files      []SettingsFile `json:"files"`
+	MountedCID string         `json:"mounted_disk,omitempty"`
+	// Addresses are those of the networks that are not dynamic; DNS the servers for names.
+	Addresses []string `json:"addresses"`
+	DNS       []string `json:"dns"`
+	Blobstore string   `json:"blobstore,omitempty"` // its provider
+}
+
+// SettingsFile is one of the files that survive a restart.
+type SettingsFile struct {
+	Path     string    `json:"path"`
+	Modified time.Time `json:"modified"`
+	Damage   string    `json:"damage,omitempty"`
+}
+
+// agentConfig reads agent.json.
+func agentConfig(path string) (agentjson.Config, Config) {
+	found := Config{Path: path}
+	config, rep, err := agentjson.Load(path)
+	if err == nil {
+		err = rep.Err()
+	}
+	if err != nil {
+		found.Err = err.Error()
+		return agentjson.Config{}, found
+	}
+	for _, e := range rep.Entries {
+		found.Warnings = append(found.Warnings, e.String())
+	}
+	return config, found
+}
+
+// loadSettings finds the settings as a boot would, without side effects. Without a usable agent.json the
+// cached copy is what there is.
+func loadSettings(ctx context.Context, o Options, config agentjson.Config, configured bool, found *Settings) settings.Effective {
+	found.Files = settingsFiles(o.Dirs)
+	cache, err := store.Open(o.Dirs, store.Options{ReadOnly: true})
+	if err != nil {
+		found.Err = err.Error()
+		return settings.Effective{}
+	}
+	found.MountedCID = cache.MountedCID()
+	effective := cache.Effective()
+	if cache.Present() {
+		found.From = cache.Last().From
+	}
+	if configured {
+		ctx, cancel := context.WithTimeout(ctx, o.Timeout)
+		defer cancel()
+		answer, err := showsettings.Ask(ctx, config, o.Dirs, o.Timeout)
+		switch {
+		case err == nil:
+			effective, found.From = answer.Effective, answer.Loaded.From
+			if answer.Loaded.Cached && answer.Loaded.Why != nil {
+				found.SourcesErr = answer.Loaded.Why.Error()
+			}
+		case !cache.Present():
+			found.Err = err.Error()
+		default:
+			found.SourcesErr = err.Error()
+		}
+	} else if !cache.Present() {
+		found.Err = "agent.json names no usable source, and there is no cached copy"
+	}
+	found.AgentID, found.Blobstore = effective.Settings.AgentID, effective.Blobstore.Provider
+	for _, n := range effective.Settings.Networks {
+		if !n.DHCP() && !n.VIP() && n.IP != "" {
+			found.Addresses = append(found.Addresses, n.IP)
+		}
+		found.DNS = append(found.DNS, n.DNS...)
+	}
+	return effective
+}
+
+// settingsFiles are the files of the store, each with what is wrong with it.
+func settingsFiles(dirs vcap.Dirs) (files []SettingsFile) {
+	checks := map[string]func([]byte) error{
+		vcap.SettingsFile: func(data []byte) error {
+			_, rep := settings.Decode("settings", secret.NewJSON(data))
+			return rep.Err()
+		},
+		vcap.UpdateSettingsFile: func(data []byte) error {
+			_, rep := settings.DecodeUpdate(settings.UpdateName, secret.NewJSON(data))
+			return rep.Err()
+		},
+		vcap.DiskHintsFile: func(data []byte) error {
+			_, rep := settings.DecodeHints(vcap.DiskHintsFile, secret.NewJSON(data))
+			return rep.Err()
+		},
+	}
+	for _, dir := range []string{dirs.SettingsTmpfs(), dirs.Bosh()} {
+		for _, name := range []string{vcap.SettingsFile, vcap.UpdateSettingsFile, vcap.DiskHintsFile} {
+			path := filepath.Join(dir, name)
+			info, err := os.Stat(path)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			f := SettingsFile{Path: path}
+			if err == nil {
+				f.Modified = info.ModTime()
+				var data []byte
+				if data, err = os.ReadFile(path); err == nil {
+					err = checks[name](data)
+				}
+			}
+			if err != nil {
+				f.Damage = err.Error()
+			}
+			files = append(files, f)
+		}
+	}
+	return files
+}
+
+// Identity is the agent's certificate, its key and the authority that it trusts.
+type Identity struct {
+	// Needed is false where the bus does not ask for a client certificate.
+	Needed       bool          `json:"needed"`
+	Certificates []Certificate `json:"certificates"`
+	// KeyErr is why certificate and key do not make a pair; ChainErr why the certificate does not lead
+	// to the authority.
+	KeyErr   string `json:"key_error,omitempty"`
+	ChainErr string `json:"chain_error,omitempty"`
+}
+
+// Certificate is what is told of one.
+type Certificate struct {
+	Role      string    `json:"role"` // RoleClient or RoleAuthority
+	Name      string    `json:"name"` // common name
+	NotBefore time.Time `json:"not_before"`
+	NotAfter  time.Time `json:"not_after"`
+}
+
+// Roles of certificates.
+const (
+	RoleClient    = "bus client"
+	RoleAuthority = "bus authority"
+)
+
+func identity(e settings.Effective) (found Identity) {
+	cert := e.Bus.Cert
+	if cert.Empty() {
+		return found
+	}
+	found.Needed = true
+	client, authority := certificates(cert.Certificate), certificates(cert.CA)
+	for role, list := range map[string][]*x509.Certificate{RoleClient: client, RoleAuthority: authority} {
+		for _, c := range list {
+			found.Certificates = append(found.Certificates, Certificate{Role: role, Name: c.Subject.CommonName, NotBefore: c.NotBefore, NotAfter: c.NotAfter})
+		}
+	}
+	if _, err := tls.X509KeyPair([]byte(cert.Certificate), []byte(cert.PrivateKey.Reveal())); err != nil {
+		found.KeyErr = err.Error()
+		return found
+	}
+	roots, between := x509.NewCertPool(), x509.NewCertPool()
+	for _, c := range authority {
+		roots.AddCert(c)
+	}
+	for _, c := range client[1:] {
+		between.AddCert(c)
+	}
+	// Validity is another question: the chain is looked at as of the certificate's own time.
+	_, err := client[0].Verify(x509.VerifyOptions{Roots: roots, Intermediates: between, CurrentTime: client[0].NotBefore.Add(time.Second),
+		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+	if err != nil && len(authority) > 0 {
+		found.ChainErr = err.Error()
+	}
+	return found
+}
+
+// certificates parses PEM; what is no certificate is left out.
+func certificates(text string) (found []*x509.Certificate) {
+	for rest := []byte(text); ; {
+		var block *pem.Block
+		if block, rest = pem.Decode(rest); block == nil {
+			return found
+		}
+		if cert, err := x509.ParseCertificate(block.Bytes); err == nil && block.Type == "CERTIFICATE" {
+			found = append(found, cert)
+		}
+	}
+}

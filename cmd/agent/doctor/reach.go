@@ -1,0 +1,250 @@
+package doctor
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"cambium/cmd/agent/doctor/observe"
+	"cambium/mbus/natsbus"
+)
+
+// What the way to the Director consists of: addresses, gateway, MTU, certificate and bus.
+
+func addresses(m observe.Machine) (found []Finding) {
+	if m.Network.Err != "" {
+		return []Finding{problem("run it as root, and see the kernel's log", "the links cannot be listed: %s", m.Network.Err)}
+	}
+	var have []string
+	up := 0
+	for _, l := range m.Network.State.NICs() {
+		if l.Up {
+			up++
+		}
+		for _, a := range l.Addresses {
+			if a.Global() && a.Usable() {
+				have = append(have, a.Prefix.Addr().String())
+			}
+		}
+	}
+	for _, want := range m.Settings.Addresses {
+		ip, err := netip.ParseAddr(want)
+		if err == nil && !slices.Contains(have, ip.String()) {
+			found = append(found, problem("compare networks in `agent settings` with `ip address`; `agent plan` shows what a boot would change",
+				"no link has the address %s of the settings; there are %s", want, orNone(have)))
+		}
+	}
+	switch {
+	case len(found) > 0:
+		return found
+	case len(m.Network.State.NICs()) == 0:
+		return []Finding{problem("attach a network card", "the machine has no network card")}
+	case up == 0:
+		return []Finding{problem("switch a link on, or let the agent boot", "no network card is up")}
+	case len(have) == 0:
+		return []Finding{problem("see `networkctl status` for the lease, and `agent status` for the step network", "no link has an address that reaches beyond it")}
+	}
+	return []Finding{good("%s", strings.Join(have, ", "))}
+}
+
+// reachable reports that every server of the bus could be talked to.
+func reachable(m observe.Machine) bool {
+	return !slices.ContainsFunc(m.Bus.Servers, func(s observe.Server) bool { return unreached(s.Failed) })
+}
+
+func unreached(step natsbus.ProbeStep) bool {
+	return step == natsbus.ProbeDNS || step == natsbus.ProbeTCP || step == natsbus.ProbeGreeting
+}
+
+func gateway(m observe.Machine) (found []Finding) {
+	severity := warning
+	if !reachable(m) {
+		severity = problem
+	}
+	var answering []string
+	for _, g := range m.Network.Gateways {
+		if g.Answers {
+			answering = append(answering, g.IP+" on "+g.Link)
+			continue
+		}
+		found = append(found, severity("see that the gateway of the settings' network is right and up, and that the link is in the right VLAN or port group",
+			"gateway %s does not answer on %s", g.IP, g.Link))
+	}
+	switch {
+	case len(found) > 0:
+		return found
+	case len(m.Network.Gateways) == 0 && !reachable(m):
+		return []Finding{problem("give one network of the settings a gateway and the default \"gateway\"", "there is no default route")}
+	case len(m.Network.Gateways) == 0:
+		return []Finding{note("", "there is no default route; the bus can be reached without one")}
+	}
+	return []Finding{good("%s answers", strings.Join(answering, ", "))}
+}
+
+// minMTU is what IPv6 requires of every link. No IaaS gives less.
+const minMTU = 1280
+
+func mtu(m observe.Machine) (found []Finding) {
+	var sizes []string
+	for _, l := range m.Network.State.NICs() {
+		if !l.Up {
+			continue
+		}
+		if l.MTU < minMTU {
+			found = append(found, warning(fmt.Sprintf("set it to what the IaaS gives, usually 1500: ip link set %s mtu 1500", l.Name),
+				"%s has an MTU of %d bytes, less than the %d that every IaaS gives", l.Name, l.MTU, minMTU))
+		}
+		sizes = append(sizes, fmt.Sprintf("%s %d", l.Name, l.MTU))
+	}
+	for _, s := range m.Bus.Servers {
+		// A NATS server speaks first, in one small packet; the handshake's are as large as the MTU allows.
+		if s.Failed == natsbus.ProbeTLS && s.Timeout {
+			found = append(found, problem("lower the MTU of the link to what the network carries, for example `ip link set eth0 mtu 1400`, or correct the network's",
+				"small packets reach %s and the TLS handshake gets no answer: large packets are lost on the way (MTU: %s)", s.Address, strings.Join(sizes, ", ")))
+		}
+	}
+	if len(found) > 0 {
+		return found
+	}
+	return []Finding{good("%s", orNone(sizes))}
+}
+
+// soon is when the end of a certificate is worth a warning.
+const soon = 30 * 24 * time.Hour
+
+func certificate(m observe.Machine) (found []Finding) {
+	id := m.Identity
+	switch {
+	case !id.Needed:
+		return []Finding{good("the bus needs none")}
+	case id.KeyErr != "":
+		return []Finding{problem("recreate the VM, or correct env.bosh.mbus.cert in the settings", "certificate and private key of the bus cannot be used: %s", id.KeyErr)}
+	}
+	const renew = "rotate the Director's NATS certificates and recreate the VM; if the date is right for the certificate, correct this machine's clock"
+	names := 0
+	for _, c := range id.Certificates {
+		what := fmt.Sprintf("the %s certificate %q", c.Role, c.Name)
+		switch left := c.NotAfter.Sub(m.Time); {
+		case m.Time.Before(c.NotBefore):
+			found = append(found, problem("correct the clock of this machine, or of the one that signed it", "%s is valid only from %s on", what, day(c.NotBefore)))
+		case left <= 0:
+			found = append(found, problem(renew, "%s expired on %s", what, day(c.NotAfter)))
+		case left < soon:
+			found = append(found, warning(renew, "%s expires on %s, in %d days", what, day(c.NotAfter), int(left.Hours()/24)))
+		}
+		if owner, of := agentOf(c.Name); c.Role == observe.RoleClient && of && m.Settings.AgentID != "" && owner != m.Settings.AgentID {
+			found = append(found, problem("recreate the VM: its settings hold the certificate of another one", "%s belongs to the agent %s, this one is %s", what, owner, m.Settings.AgentID))
+		}
+		names++
+	}
+	if id.ChainErr != "" {
+		found = append(found, warning("see that env.bosh.mbus.cert.ca and .certificate of the settings belong together", "the agent's certificate does not lead to the authority of the settings: %s", id.ChainErr))
+	}
+	if len(found) == 0 {
+		return []Finding{good("%d certificates are valid", names)}
+	}
+	return found
+}
+
+// agentOf takes the agent id out of a client certificate's name: ID.agent.bosh-internal, or
+// ID.bootstrap.agent.bosh-internal.
+func agentOf(name string) (id string, of bool) {
+	id, of = strings.CutSuffix(name, ".agent.bosh-internal")
+	return strings.TrimSuffix(id, ".bootstrap"), of
+}
+
+func day(t time.Time) string { return t.UTC().Format("2006-01-02 15:04 MST") }
+
+func bus(m observe.Machine) (found []Finding) {
+	b := m.Bus
+	switch {
+	case len(b.URLs) == 0 && m.Settings.Err != "":
+		return []Finding{note("", "without settings no bus is known")}
+	case len(b.URLs) == 0:
+		return []Finding{problem("give the settings mbus, or env.bosh.mbus.urls", "the settings name no message bus")}
+	case b.IdentityErr != "":
+		return []Finding{problem("correct mbus URLs and certificates in the settings", "%s", b.IdentityErr)}
+	case b.ListenErr != "":
+		return []Finding{problem("see `agent status`: an agent that is ready listens", "the bus does not listen at %s: %s", b.Listens, b.ListenErr)}
+	case b.Listens != "":
+		return []Finding{good("listens at %s", b.Listens)}
+	}
+	connected := 0
+	for _, s := range b.Servers {
+		if s.Failed == "" {
+			connected++
+		}
+	}
+	severity := problem
+	if connected > 0 {
+		severity = warning // the agent uses any of them
+	}
+	for _, s := range b.Servers {
+		if s.Failed == "" {
+			found = append(found, good("%s: all steps passed", s.Address))
+			continue
+		}
+		what, do := explain(m, s)
+		found = append(found, severity(do, "%s", what))
+	}
+	return found
+}
+
+// explain says what a failed step means, and what to do.
+func explain(m observe.Machine, s observe.Server) (what, do string) {
+	host, _, _ := strings.Cut(s.Address, ":")
+	switch s.Failed {
+	case natsbus.ProbeDNS:
+		return fmt.Sprintf("the name %s cannot be resolved by DNS: %s", host, s.Err),
+			fmt.Sprintf("see that the DNS servers of the settings (%s) answer: `resolvectl query %s`", orNone(m.Settings.DNS), host)
+	case natsbus.ProbeTCP:
+		if s.Timeout {
+			what = fmt.Sprintf("TCP to %s (%s) gets no answer: the port is filtered, or the machine is gone", s.Address, strings.Join(s.Addresses, ", "))
+			if len(m.Drops) > 0 {
+				what += "; local chains that drop packets: " + strings.Join(m.Drops, ", ")
+			}
+			return what, "let this machine reach that port: security groups and firewalls of the IaaS, `nft list ruleset` here"
+		}
+		return fmt.Sprintf("TCP to %s fails: %s", s.Address, s.Err), "see that the Director's NATS server runs and listens there"
+	case natsbus.ProbeGreeting:
+		return fmt.Sprintf("%s accepts connections but does not speak NATS: %s", s.Address, s.Err), "see that the port is NATS's, and that no proxy is in between"
+	case natsbus.ProbeTLS:
+		return explainTLS(s)
+	case natsbus.ProbeAuthorization:
+		return fmt.Sprintf("%s refuses the agent's certificate: %s", s.Address, s.Err),
+			"a new VM is refused until nats-sync has admitted it, about a minute; if it lasts, the Director does not know this VM: `bosh vms`, then recreate it"
+	}
+	return fmt.Sprintf("%s lets the agent log in, but not subscribe to agent.%s: %s", s.Address, m.Settings.AgentID, s.Err),
+		"the certificate belongs to another agent, or the VM was deleted in the Director: recreate it"
+}
+
+func explainTLS(s observe.Server) (what, do string) {
+	switch {
+	case strings.Contains(s.Err, "unknown authority"):
+		return fmt.Sprintf("the certificate %q of %s is not signed by the CA in the settings: %s", s.Name, s.Address, s.Err),
+			"the Director's CA was changed, or the settings hold another one's: recreate the VM, so that it gets the current CA"
+	case strings.Contains(s.Err, "refuses the agent's certificate"):
+		return fmt.Sprintf("%s: %s", s.Address, s.Err), "see the check certificate for its validity and name; if it is good, the server trusts another CA: recreate the VM"
+	}
+	return fmt.Sprintf("TLS with %s fails: %s", s.Address, s.Err), "see that URL, CA and the server's certificate belong to one Director"
+}
+
+func firewallRules(m observe.Machine) []Finding {
+	if len(m.Drops) == 0 {
+		return []Finding{good("no chain of others drops outgoing packets")}
+	}
+	severity := note
+	if !reachable(m) {
+		severity = warning
+	}
+	return []Finding{severity("`nft list ruleset` shows them; let root reach the bus", "%s", strings.Join(m.Drops, ", "))}
+}
+
+func orNone(list []string) string {
+	if len(list) == 0 {
+		return "none"
+	}
+	return strings.Join(list, ", ")
+}

@@ -1,0 +1,127 @@
+//go:build machine
+
+package machine
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"cambium/integration/lab"
+	"cambium/integration/lab/machine"
+	"cambium/internal/testca"
+)
+
+// diagnosis is what `agent doctor --json` prints.
+type diagnosis struct {
+	Findings []struct{ Severity, Check, Checked, Found, Do string }
+}
+
+// examine runs the doctor in a machine.
+func examine(t *testing.T, i *lab.Instance) diagnosis {
+	t.Helper()
+	var out, complaints bytes.Buffer
+	err := i.Run(t.Context(), machine.Command{Args: []string{"/var/vcap/bosh/bin/bosh-agent", "doctor", "--json", "--timeout", "2s"}, Stdout: &out, Stderr: &complaints})
+	var d diagnosis
+	if decoded := json.Unmarshal(out.Bytes(), &d); decoded != nil || len(d.Findings) == 0 {
+		t.Fatalf("doctor: %v: %s%s", errors.Join(err, decoded), out.String(), complaints.String())
+	}
+	if worst := d.Findings[0].Severity; (worst == "problem" || worst == "warning") != (err != nil) {
+		t.Errorf("the worst finding is a %s, and the exit status says %v", worst, err)
+	}
+	return d
+}
+
+// TestMachineDoctor breaks a machine in thirteen ways, one after the other, and expects the doctor to name the cause first.
+// The fourteenth, the clock, needs a kernel of its own: integration/vm.
+func TestMachineDoctor(t *testing.T) {
+	l := newLab(t)
+	i := start(t, l, lab.VM{Ephemeral: lab.GiB})
+	ready(t, i)
+	if first := examine(t, i).Findings[0]; first.Severity == "problem" || first.Severity == "warning" {
+		t.Errorf("a healthy machine: %+v", first)
+	}
+	sh := func(line string) func() { return func() { t.Helper(); run(t, i, "sh", "-ec", line) } }
+	// The document as it is delivered; each change is taken back.
+	change := func(path string, value any) func() {
+		return func() {
+			t.Helper()
+			if err := i.Change(t.Context(), func(d lab.Document) { d.Set(path, value) }); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	var document map[string]any
+	if err := i.Change(t.Context(), func(d lab.Document) {
+		if err := json.Unmarshal(d.JSON(), &document); err != nil {
+			t.Fatal(err)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	identity := document["env"].(map[string]any)["bosh"].(map[string]any)["mbus"].(map[string]any)["cert"].(map[string]any)
+	with := func(member string, value []byte) map[string]any {
+		changed := map[string]any{}
+		for k, v := range identity {
+			changed[k] = v
+		}
+		changed[member] = string(value)
+		return changed
+	}
+	issued := func(r testca.Request) map[string]any {
+		pair, err := l.CA.Issue(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		changed := with("certificate", pair.Certificate)
+		changed["private_key"] = string(pair.PrivateKey)
+		return changed
+	}
+	foreign, err := testca.New("another Director's CA")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const cert, urls, restart = "env.bosh.mbus.cert", "env.bosh.mbus.urls", "systemctl restart bosh-agent"
+	for _, c := range []struct {
+		name         string
+		breaks, heal func()
+		check, want  string
+	}{
+		{"wrong CA", change(cert, with("ca", foreign.PEM)), change(cert, identity), "bus", "CA in the settings"},
+		{"expired certificate", change(cert, issued(testca.Request{CommonName: testca.BootstrapName(i.AgentID), NotBefore: time.Now().AddDate(0, 0, -9), NotAfter: time.Now().AddDate(0, 0, -2)})),
+			change(cert, identity), "certificate", "expired"},
+		{"certificate for another agent", change(cert, issued(testca.Request{CommonName: testca.AgentName("another")})), change(cert, identity), "certificate", "belongs to the agent another"},
+		{"DNS gone", change(urls, []string{"nats://director.invalid:4222"}), change(urls, []string{i.MbusURL}), "bus", "director.invalid cannot be resolved by DNS"},
+		{"port filtered", sh("nft add table inet test; nft 'add chain inet test out { type filter hook output priority 0; }'; nft add rule inet test out tcp dport 4222 drop"),
+			sh("nft delete table inet test"), "bus", "filtered"},
+		{"disk full", sh("fallocate -l 2G /var/vcap/data/full 2>/dev/null || dd if=/dev/zero of=/var/vcap/data/full bs=1M 2>/dev/null || true"), sh("rm /var/vcap/data/full"), "disk space", "no space left on /var/vcap/data"},
+		{"inodes full", sh("mount -t tmpfs -o nr_inodes=70 tmpfs /tmp; cd /tmp; touch $(seq 60)"), sh("umount /tmp"), "disk space", "no inodes left on /tmp"},
+		{"gateway dead", sh("ip route replace default via 10.88.0.254 dev eth0 onlink"), sh("ip route replace default via " + lab.Gateway + " dev eth0"), "gateway", "10.88.0.254 does not answer"},
+		{"MTU too small", sh("ip link set eth0 mtu 576"), sh("ip link set eth0 mtu 1500"), "MTU", "576"},
+		{"supervisor down", sh("systemctl stop monit"), sh("systemctl start monit"), "supervisor", "monit does not answer"},
+		{"persistent disk gone", sh("echo -n disk-9 >/var/vcap/bosh/managed_disk_settings.json"), sh("rm /var/vcap/bosh/managed_disk_settings.json"), "persistent disk", "disk-9"},
+		{"agent killed", sh("systemctl mask --runtime bosh-agent; systemctl kill -s KILL bosh-agent"), sh("systemctl unmask --runtime bosh-agent; " + restart), "agent", "not running"},
+		{"settings corrupt", sh("cd /var/vcap/bosh; rm -f settings.json.prev*; echo '{' >settings.json; cp agent-bootstrap-env.json kept; echo '{' >agent-bootstrap-env.json"),
+			sh("cd /var/vcap/bosh; cp kept agent-bootstrap-env.json"), "settings", "settings.json is damaged"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			begin := time.Now()
+			c.breaks()
+			defer c.heal()
+			d := examine(t, i)
+			if first := d.Findings[0]; first.Check != c.check || !strings.Contains(first.Found, c.want) || first.Do == "" {
+				t.Errorf("the first finding is %+v, want %s with %q", first, c.check, c.want)
+				for _, f := range d.Findings[1:] {
+					if f.Severity != "ok" {
+						t.Log(fmt.Sprintf("%+v", f))
+					}
+				}
+			}
+			t.Logf("%.1f s", time.Since(begin).Seconds())
+		})
+	}
+}

@@ -1,0 +1,72 @@
+package natsbus
+
+import (
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"cambium/internal/secret"
+	"cambium/internal/testca"
+	"cambium/internal/testnats"
+)
+
+// TestProbe stops a probe at each step.
+func TestProbe(t *testing.T) {
+	d := testnats.Start(t, nil, agentID)
+	d.SetUsers(testnats.Agent(testca.AgentName(agentID), agentID), testnats.Agent(testca.AgentName("other"), "other"))
+	foreign, err := testca.New("foreign")
+	if err != nil {
+		t.Fatal(err)
+	}
+	expired, err := d.CA.Issue(testca.Request{CommonName: testca.AgentName(agentID), NotBefore: time.Now().Add(-48 * time.Hour), NotAfter: time.Now().Add(-24 * time.Hour)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	mute, err := net.Listen("tcp", "127.0.0.1:0") // accepts in the kernel and never speaks
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = mute.Close() }()
+	good := identity(d, testca.AgentName(agentID))
+	with := func(change func(*Identity)) Identity {
+		id := good
+		change(&id)
+		return id
+	}
+	at := func(address string) Identity {
+		return with(func(id *Identity) { id.URLs = []secret.URL{secret.NewURL("nats://" + address)} })
+	}
+	for _, c := range []struct {
+		name string
+		id   Identity
+		step ProbeStep
+		want string
+	}{
+		{"all passes", good, "", ""},
+		{"name that does not exist", at("director.invalid:4222"), ProbeDNS, "director.invalid"},
+		{"port that is closed", at("127.0.0.1:1"), ProbeTCP, "refused"},
+		{"server that does not speak", at(mute.Addr().String()), ProbeGreeting, "timeout"},
+		{"server of another authority", with(func(id *Identity) { id.CA = string(foreign.PEM) }), ProbeTLS, "unknown authority"},
+		{"expired certificate", identityWith(d, expired), ProbeTLS, "refuses the agent's certificate"},
+		{"agent that the server does not know", identity(d, testca.AgentName("new")), ProbeAuthorization, "Authorization"},
+		{"certificate of another agent", identity(d, testca.AgentName("other")), ProbeSubscription, "agent." + agentID},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			found, err := Probe(t.Context(), agentID, c.id, time.Second)
+			if err != nil || len(found) != 1 {
+				t.Fatalf("found %v, %v", found, err)
+			}
+			p := found[0]
+			if p.Failed != c.step || c.want == "" && p.Err != nil || c.want != "" && (p.Err == nil || !strings.Contains(p.Err.Error(), c.want)) {
+				t.Errorf("failed in step %q with %v, want %q with %q", p.Failed, p.Err, c.step, c.want)
+			}
+			if (c.step == "" || c.step == ProbeTLS) && p.Certificate == nil {
+				t.Error("the server's certificate is not told")
+			}
+		})
+	}
+	if _, err := Probe(t.Context(), agentID, with(func(id *Identity) { id.Certificate = "nonsense" }), time.Second); err == nil {
+		t.Error("an identity without a certificate is probed")
+	}
+}
