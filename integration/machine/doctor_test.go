@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -117,7 +116,7 @@ func TestMachineDoctor(t *testing.T) {
 				t.Errorf("the first finding is %+v, want %s with %q", first, c.check, c.want)
 				for _, f := range d.Findings[1:] {
 					if f.Severity != "ok" {
-						t.Log(fmt.Sprintf("%+v", f))
+						t.Logf("%+v", f)
 					}
 				}
 			}

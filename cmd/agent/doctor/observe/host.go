@@ -74,7 +74,7 @@ func units(ctx context.Context) (found Units) {
 // gatewayPatience is how long a gateway has to answer ARP or neighbor discovery.
 const gatewayPatience = 1500 * time.Millisecond
 
-func links(ctx context.Context) (found Network) {
+func links(ctx context.Context, timeout time.Duration) (found Network) {
 	k := &network.Kernel{Root: "/", Log: quiet()}
 	state, err := k.Observe(ctx)
 	if err != nil {
@@ -88,7 +88,7 @@ func links(ctx context.Context) (found Network) {
 			gateways = append(gateways, neighbor.Gateway{Link: r.Link, IP: r.Gateway})
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, gatewayPatience)
+	ctx, cancel := context.WithTimeout(ctx, min(gatewayPatience, timeout))
 	defer cancel()
 	answering := map[neighbor.Gateway]bool{}
 	for _, g := range neighbor.Answering(ctx, state, gateways) {

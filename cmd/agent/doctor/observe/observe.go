@@ -121,7 +121,7 @@ func All(ctx context.Context, o Options) Machine {
 	// The settings say whom to ask; the rest does not wait for them.
 	var all sync.WaitGroup
 	all.Go(func() { m.Agent = agentState(ctx, o) })
-	all.Go(func() { m.Network = links(ctx) })
+	all.Go(func() { m.Network = links(ctx, o.Timeout) })
 	all.Go(func() { m.Drops = drops(ctx) })
 	all.Go(func() { m.FileSystems = fileSystems(o.Dirs) })
 	all.Go(func() { m.Units = units(ctx) })
