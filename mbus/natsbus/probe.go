@@ -147,8 +147,8 @@ func (d *probeDialer) step(err error, encrypted bool) (ProbeStep, error) {
 		return d.failed, d.err
 	case refused(err):
 		return ProbeAuthorization, err
-	case errors.As(err, &peer) && peer.Op == "remote error":
-		// An alert of TLS. With TLS 1.3 the server looks at the client's certificate after the client's handshake is over.
+	case errors.As(err, &peer) && peer.Op == "remote error", errors.Is(err, nats.ErrTLS):
+		// An alert of TLS, or a connection that is closed before it arrives. With TLS 1.3 the server looks at the client's certificate after the client's handshake is over.
 		return ProbeTLS, fmt.Errorf("the server refuses the agent's certificate: %w", err)
 	case !d.conn.greeted.Load():
 		return ProbeGreeting, err
