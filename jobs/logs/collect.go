@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"cambium/internal/rootdir"
 	"cambium/internal/vcap"
 
 	"github.com/bmatcuk/doublestar/v4"
@@ -118,10 +119,10 @@ func (c Collector) Collect(ctx context.Context, s Selection, w io.Writer) error 
 		return err
 	}
 	compressed := gzip.NewWriter(w)
-	p := &packing{c: c, ctx: ctx, compressed: compressed, tar: tar.NewWriter(compressed), globs: globs, dirs: map[string]bool{}, buffer: make([]byte, 256<<10), told: newTeller(c)}
+	p := &packing{c: c, ctx: ctx, compressed: compressed, tar: tar.NewWriter(compressed), globs: globs, buffer: make([]byte, 256<<10), told: newTeller(c)}
 	defer p.told.end()
-	if err := p.directory(".", time.Now()); err != nil {
-		return err
+	if err := p.tar.WriteHeader(directoryHeader("./", time.Now())); err != nil {
+		return fmt.Errorf("collect logs: %w", err)
 	}
 	for _, source := range sources {
 		if err := p.source(source); err != nil {
@@ -142,9 +143,11 @@ type packing struct {
 	compressed io.Writer
 	tar        *tar.Writer
 	globs      []string
-	dirs       map[string]bool // already in the archive
-	buffer     []byte
-	told       *teller
+	// listed is the directory that was last listed in the archive; those above it are in it, too. Each directory
+	// is walked once, so that none of the others has to be remembered.
+	listed string
+	buffer []byte
+	told   *teller
 }
 
 func (p *packing) source(s source) error {
@@ -162,18 +165,15 @@ func (p *packing) source(s source) error {
 			defer also.Close()
 		}
 	}
-	return fs.WalkDir(root.FS(), ".", func(rel string, d fs.DirEntry, err error) error {
-		if p.ctx.Err() != nil {
-			return context.Cause(p.ctx)
-		}
+	return rootdir.Walk(p.ctx, root, func(rel string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return p.skip(rel, err)
 		}
-		if d.IsDir() || !matches(p.globs, rel) {
+		if entry.IsDir() || !matches(p.globs, rel) {
 			return nil
 		}
 		file, err := open(root, rel)
-		if err != nil && also != nil && d.Type()&fs.ModeSymlink != 0 {
+		if err != nil && also != nil && entry.Type()&fs.ModeSymlink != 0 {
 			file, err = openAlso(root, s, rel, also)
 		}
 		if err != nil {
@@ -308,18 +308,16 @@ func (p *packing) pad(w io.Writer, size int64) error {
 
 // directory lists a directory and those above it in the archive, once.
 func (p *packing) directory(name string, modified time.Time) error {
-	if p.dirs[name] {
+	if name == "." || p.listed == name || strings.HasPrefix(p.listed, name+"/") {
 		return nil
 	}
-	if name != "." {
-		if err := p.directory(path.Dir(name), modified); err != nil {
-			return err
-		}
+	if err := p.directory(path.Dir(name), modified); err != nil {
+		return err
 	}
-	p.dirs[name] = true
-	listed := "./" + name + "/"
-	if name == "." {
-		listed = "./"
-	}
-	return p.tar.WriteHeader(&tar.Header{Name: listed, Typeflag: tar.TypeDir, Mode: 0o755, ModTime: modified.Truncate(time.Second)})
+	p.listed = name
+	return p.tar.WriteHeader(directoryHeader("./"+name+"/", modified))
+}
+
+func directoryHeader(name string, modified time.Time) *tar.Header {
+	return &tar.Header{Name: name, Typeflag: tar.TypeDir, Mode: 0o755, ModTime: modified.Truncate(time.Second)}
 }

@@ -242,7 +242,7 @@ func setAttributes(fd int, st *unix.Stat_t, xattrs map[string]string) (err error
 	case opened(st):
 		err = unix.Fchmod(fd, st.Mode&0o7777)
 	case kindOf(st) != unix.DT_LNK:
-		err = unix.Chmod(procPath(fd), st.Mode&0o7777)
+		err = unix.Chmod(procPath(fd), st.Mode&0o7777) // a handle in /proc, which root alone has
 	}
 	if err != nil {
 		return fmt.Errorf("mode: %w", err)

@@ -74,7 +74,7 @@ func (k *Kernel) Observe(ctx context.Context, want Desired) (State, error) {
 			if _, seen := state.Paths[p]; seen {
 				continue
 			}
-			if state.Paths[p], err = k.inspect(p, e.Kind == Symlink || e.NoFollow); err != nil {
+			if state.Paths[p], err = k.inspect(p, e); err != nil {
 				return State{}, fmt.Errorf("look at %s: %w", p, err)
 			}
 		}
@@ -103,11 +103,12 @@ func (k *Kernel) names(file string) (map[string]int, error) {
 }
 
 // inspect uses statx, which reports whether a path is the root of a mount, bind mounts included;
-// the mount table need not be read.
-func (k *Kernel) inspect(path string, noFollow bool) (Found, error) {
+// the mount table need not be read. Where jobs can replace what is at the path, this one call is all that
+// looks at it.
+func (k *Kernel) inspect(path string, e Entry) (Found, error) {
 	full := k.at(path)
 	flags := unix.AT_STATX_SYNC_AS_STAT | unix.AT_NO_AUTOMOUNT
-	if noFollow {
+	if e.Kind == Symlink || e.NoFollow {
 		flags |= unix.AT_SYMLINK_NOFOLLOW
 	}
 	var x unix.Statx_t
@@ -136,11 +137,12 @@ func (k *Kernel) inspect(path string, noFollow bool) (Found, error) {
 		}
 	}
 	switch {
+	case e.Kind != Symlink:
 	case found.Type == fs.ModeSymlink:
 		if found.LinkTo, err = os.Readlink(full); err != nil {
 			return Found{}, err
 		}
-	case noFollow && found.Type == fs.ModeDir:
+	case found.Type == fs.ModeDir:
 		if found.Empty, err = empty(full); err != nil {
 			return Found{}, err
 		}

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"syscall"
 
+	"cambium/internal/rootdir"
+
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 )
@@ -93,9 +95,9 @@ func (a *Accounts) readKeys(account Account) (k keyFile) {
 }
 
 // removeAll tries again when files appear while it removes: the user may be logged in.
-func removeAll(path string) (err error) {
+func removeAll(parent *os.Root, name string) (err error) {
 	for range 5 {
-		if err = os.RemoveAll(path); !errors.Is(err, syscall.ENOTEMPTY) {
+		if err = parent.RemoveAll(name); !errors.Is(err, syscall.ENOTEMPTY) {
 			return err
 		}
 	}
@@ -118,9 +120,9 @@ func (a *Accounts) writeKeys(account Account, keys []string) (err error) {
 	}()
 	home, err := os.OpenRoot(a.at(account.Home))
 	if errors.Is(err, fs.ErrNotExist) {
-		err = os.MkdirAll(filepath.Dir(a.at(account.Home)), 0o755)
+		err = os.MkdirAll(filepath.Dir(a.at(account.Home)), 0o755) // root alone writes there
 		if err == nil {
-			err = os.Mkdir(a.at(account.Home), 0o700)
+			err = os.Mkdir(a.at(account.Home), 0o700) // the same: root alone
 		}
 		if err == nil {
 			home, err = os.OpenRoot(a.at(account.Home))
@@ -136,11 +138,14 @@ func (a *Accounts) writeKeys(account Account, keys []string) (err error) {
 	if err := home.Mkdir(sshDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	dir, err := home.OpenRoot(sshDir)
+	dir, err := rootdir.Open(home, sshDir)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, dir.Close()) }()
+	if err := checkSSHDir(home, dir, account); err != nil {
+		return err
+	}
 	if err := setOwner(dir, ".", account, 0o700); err != nil {
 		return err
 	}
@@ -170,6 +175,23 @@ func (a *Accounts) writeKeys(account Account, keys []string) (err error) {
 	return nil
 }
 
+// checkSSHDir refuses a link to a directory in the home that belongs to another user, root for example: giving it to
+// the user would open it.
+func checkSSHDir(home, dir *os.Root, account Account) error {
+	entry, err := home.Lstat(sshDir)
+	if err != nil {
+		return err
+	}
+	opened, err := dir.Stat(".")
+	if err != nil {
+		return err
+	}
+	if !os.SameFile(entry, opened) && owner(opened) != account.UID {
+		return fmt.Errorf("%s is a link to a directory of user %d: remove it", sshDir, owner(opened))
+	}
+	return nil
+}
+
 // setOwner gives a file to the user, through an open file, so that it cannot be replaced in between.
 func setOwner(root *os.Root, name string, account Account, mode fs.FileMode) error {
 	file, err := root.Open(name)
@@ -187,20 +209,25 @@ func setOwner(root *os.Root, name string, account Account, mode fs.FileMode) err
 // left over from a removed user, and is replaced.
 func (a *Accounts) makeHome(account Account, s Session) (err error) {
 	base := a.at(s.HomeBase)
-	if err := os.MkdirAll(base, 0o755); err != nil {
+	if err := os.MkdirAll(base, 0o755); err != nil { // in a directory of root alone
 		return err
 	}
-	if err := os.Chmod(base, 0o755); err != nil {
+	if err := os.Chmod(base, 0o755); err != nil { // the same: root alone
 		return err
 	}
-	path := a.at(account.Home)
-	if err := os.RemoveAll(path); err != nil {
+	homes, err := os.OpenRoot(base)
+	if err != nil {
 		return err
 	}
-	if err := os.Mkdir(path, 0o700); err != nil {
+	defer func() { err = errors.Join(err, homes.Close()) }()
+	name := filepath.Base(account.Home)
+	if err := homes.RemoveAll(name); err != nil {
 		return err
 	}
-	home, err := os.OpenRoot(path)
+	if err := homes.Mkdir(name, 0o700); err != nil {
+		return err
+	}
+	home, err := homes.OpenRoot(name)
 	if err != nil {
 		return err
 	}
@@ -254,7 +281,7 @@ func (a *Accounts) copySkeleton(home *os.Root, account Account) error {
 }
 
 func copyFile(home *os.Root, path, from string) (err error) {
-	source, err := os.Open(from)
+	source, err := os.Open(from) // in /etc/skel, which root alone writes
 	if err != nil {
 		return err
 	}
@@ -278,20 +305,34 @@ func (a *Accounts) removeHome(account Account, mailDir string) error {
 		if !filepath.IsAbs(path) || strings.Count(filepath.Clean(path), "/") < 2 {
 			continue
 		}
-		info, err := os.Lstat(a.at(path))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err == nil && owner(info) != account.UID {
-			if a.Log != nil {
-				a.Log.WithFields(logrus.Fields{"user": account.Name, "path": path}).Warn("not owned by the removed user, and kept")
-			}
-			continue
-		}
-		if err == nil {
-			err = removeAll(a.at(path))
-		}
-		failed = append(failed, err)
+		failed = append(failed, a.removeOwned(account, path))
 	}
 	return errors.Join(failed...)
+}
+
+// removeOwned removes a directory or file that belongs to the user.
+func (a *Accounts) removeOwned(account Account, path string) (err error) {
+	parent, err := os.OpenRoot(filepath.Dir(a.at(path)))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, parent.Close()) }()
+	name := filepath.Base(path)
+	info, err := parent.Lstat(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if owner(info) != account.UID {
+		if a.Log != nil {
+			a.Log.WithFields(logrus.Fields{"user": account.Name, "path": path}).Warn("not owned by the removed user, and kept")
+		}
+		return nil
+	}
+	return removeAll(parent, name)
 }

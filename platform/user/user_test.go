@@ -202,6 +202,43 @@ func TestKeysDoNotFollowLinksOutOfTheHome(t *testing.T) {
 	}
 }
 
+// TestSSHDirectoryOfAnotherKind: a user can put anything in the place of .ssh. The agent neither waits for a FIFO, which
+// would end the boot, nor gives the user a directory of root that a link leads to.
+func TestSSHDirectoryOfAnotherKind(t *testing.T) {
+	for name, prepare := range map[string]func(a *Accounts) error{
+		"pipe": func(a *Accounts) error { return unix.Mkfifo(a.at("home/vcap/.ssh"), 0o600) },
+		"file": func(a *Accounts) error { return os.WriteFile(a.at("home/vcap/.ssh"), nil, 0o600) },
+		"link to a directory of another user": func(a *Accounts) error {
+			return errors.Join(os.Mkdir(a.at("home/vcap/roots"), 0o711), os.Symlink("roots", a.at("home/vcap/.ssh")))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := stemcell(t)
+			// The account of another user than the one that the test runs as, for whom root's directory is not its own.
+			put(t, a, "etc/passwd", fmt.Sprintf("vcap:x:%d:%d::/home/vcap:/bin/bash\n", os.Geteuid()+1, os.Getegid()))
+			if err := prepare(a); err != nil {
+				t.Fatal(err)
+			}
+			failed := make(chan error, 1)
+			go func() {
+				_, err := a.Converge(t.Context(), Desired{Keys: map[string][]string{"vcap": {"ssh-rsa A"}}})
+				failed <- err
+			}()
+			select {
+			case err := <-failed:
+				if err == nil {
+					t.Error("got no error")
+				}
+			case <-time.After(10 * time.Second):
+				t.Fatal("still waiting after 10 seconds")
+			}
+			if info, err := os.Stat(a.at("home/vcap/roots")); err == nil && info.Mode().Perm() != 0o711 {
+				t.Errorf("the directory of another user has become %v", info.Mode())
+			}
+		})
+	}
+}
+
 // Whatever a user makes of the file, reading it neither hangs nor fills memory, and it is
 // replaced.
 func TestKeysOverOddFiles(t *testing.T) {

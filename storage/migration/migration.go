@@ -7,12 +7,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
+	"cambium/internal/rootdir"
 	"cambium/platform/mount"
 	"cambium/storage/decide"
 	"cambium/storage/internal/intent"
@@ -68,7 +70,7 @@ func (m *Migration) migrate(ctx context.Context, wantFrom, wantTo string) error 
 	if err != nil {
 		return err
 	}
-	need, err := m.checkRoom(o, exact)
+	need, err := m.checkRoom(ctx, o, exact)
 	if err != nil {
 		return err
 	}
@@ -114,17 +116,37 @@ func (m *Migration) begin(o decide.Migration) (exact bool, err error) {
 }
 
 // empty reports whether a directory holds nothing but what a new file system has.
-func empty(dir string) (bool, error) {
-	entries, err := os.ReadDir(dir)
-	if len(entries) == 1 && entries[0].IsDir() && entries[0].Name() == "lost+found" {
-		entries, err = os.ReadDir(filepath.Join(dir, "lost+found"))
+func empty(dir string) (result bool, err error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return false, err
 	}
-	return len(entries) == 0, err
+	defer func() { err = errors.Join(err, root.Close()) }()
+	names, err := someNames(root, ".")
+	if err == nil && len(names) == 1 && names[0] == "lost+found" {
+		if info, statErr := root.Lstat("lost+found"); statErr == nil && info.IsDir() {
+			names, err = someNames(root, "lost+found")
+		}
+	}
+	return len(names) == 0, err
+}
+
+// someNames are up to two names in a directory; a job may have filled it.
+func someNames(root *os.Root, name string) (names []string, err error) {
+	dir, err := rootdir.File(root, name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, dir.Close()) }()
+	if names, err = dir.Readdirnames(2); errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return names, err
 }
 
 // checkRoom refuses a target that is too small before the first byte is copied, and returns what the store holds.
-func (m *Migration) checkRoom(o decide.Migration, exact bool) (need decide.Usage, err error) {
-	if need, err = m.usage(o.Store); err != nil {
+func (m *Migration) checkRoom(ctx context.Context, o decide.Migration, exact bool) (need decide.Usage, err error) {
+	if need, err = m.usage(ctx, o.Store); err != nil {
 		return need, err
 	}
 	var to unix.Statfs_t
@@ -134,7 +156,7 @@ func (m *Migration) checkRoom(o decide.Migration, exact bool) (need decide.Usage
 	free := decide.Usage{Bytes: int64(to.Bfree) * to.Bsize, Files: int64(to.Ffree)}
 	var reusable decide.Usage
 	if exact { // what is there is of an earlier attempt
-		if reusable, err = m.usage(o.Target); err != nil {
+		if reusable, err = m.usage(ctx, o.Target); err != nil {
 			return need, err
 		}
 	}
@@ -143,7 +165,7 @@ func (m *Migration) checkRoom(o decide.Migration, exact bool) (need decide.Usage
 
 // usage returns what is on the disk that is mounted on a directory. Of a bind-mounted one only the tree counts: the rest
 // of the file system belongs to others.
-func (m *Migration) usage(dir string) (decide.Usage, error) {
+func (m *Migration) usage(ctx context.Context, dir string) (u decide.Usage, err error) {
 	if !m.Disks.BindMounted {
 		var st unix.Statfs_t
 		if err := unix.Statfs(dir, &st); err != nil {
@@ -151,20 +173,26 @@ func (m *Migration) usage(dir string) (decide.Usage, error) {
 		}
 		return decide.Usage{Bytes: int64(st.Blocks-st.Bfree) * st.Bsize, Files: int64(st.Files - st.Ffree)}, nil
 	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return decide.Usage{}, err
+	}
+	defer func() { err = errors.Join(err, root.Close()) }()
 	var bytes, files float64 // a file with several names is a part at each
-	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
-		var st unix.Stat_t
+	err = rootdir.Walk(ctx, root, func(name string, _ fs.DirEntry, err error) error {
+		var info fs.FileInfo
 		if err == nil {
-			err = unix.Lstat(path, &st)
+			info, err = root.Lstat(name)
 		}
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil // gone meanwhile
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, rootdir.ErrTooDeep) {
+			return nil // gone meanwhile, or so deep that only the copy finds it
 		}
 		if err != nil {
 			return err
 		}
+		st := info.Sys().(*syscall.Stat_t)
 		names := 1.0
-		if !e.IsDir() {
+		if !info.IsDir() {
 			names = float64(max(st.Nlink, 1))
 		}
 		bytes += float64(st.Blocks*512) / names
