@@ -1,8 +1,11 @@
 package agent
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io/fs"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -127,4 +130,32 @@ func opened(t *testing.T, path string) bool {
 func contentOf(path string) string {
 	data, _ := os.ReadFile(path) // none is as good as empty
 	return string(data)
+}
+
+// TestBundleEndsWithItsCaller: bundle_logs packs for one caller. When that closes its connection, the packing ends, and
+// nothing is left of it.
+func TestBundleEndsWithItsCaller(t *testing.T) {
+	w := newWorkshop(t)
+	w.ready()
+	endless := filepath.Join(w.dirs.SysLog(), "endless.log")
+	write(t, endless, strings.Repeat("a line of a log that is long enough\n", 10<<20))
+	ctx, leave := context.WithCancel(t.Context())
+	body := `{"method":"bundle_logs","arguments":[{"owning_user":"","log_type":"job","filters":[]}]}`
+	r := must[*http.Request](t)(http.NewRequestWithContext(ctx, "POST", w.https, strings.NewReader(body)))
+	r.SetBasicAuth("mbus", "s3cret")
+	ended := make(chan error, 1)
+	go func() {
+		response, err := w.client.Do(r)
+		if err == nil {
+			err = fmt.Errorf("answered with %s", response.Status)
+		}
+		ended <- err
+	}()
+	testnats.Until(t, "logs are packed", func() bool { return opened(t, endless) })
+	leave()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	testnats.Until(t, "the packing has ended", func() bool { return !opened(t, endless) })
+	testnats.Until(t, "nothing is left", func() bool { return len(must[[]os.DirEntry](t)(os.ReadDir(w.dirs.Tmp()))) == 0 })
 }

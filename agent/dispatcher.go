@@ -130,11 +130,38 @@ func (d *Dispatcher) serve(ctx context.Context, r mbus.Request, reply func(mbus.
 				d.answer(q, mbus.Silence())
 				return
 			}
-			value, err := d.execute(q, d.ctx)
+			ctx, stop := d.whileAwaited(q)
+			defer stop()
+			value, err := d.execute(q, ctx)
 			d.answer(q, result(r.Method, value, err))
 		},
 		refused: func() { d.answer(q, failure(r.Method, errBusy)) },
 	})
+}
+
+// abandonedAfter is when the caller of an action that ends with it has left, where the transport cannot tell. It is
+// far more than any caller over NATS waits.
+const abandonedAfter = 10 * time.Minute
+
+var errCallerLeft = errors.New("the caller has left")
+
+// whileAwaited is the context of a synchronous call: the agent's, or for an action that ends with its caller one that
+// ends when that leaves.
+func (d *Dispatcher) whileAwaited(q *request) (context.Context, func()) {
+	if !q.row.EndsWithCaller {
+		return d.ctx, func() {}
+	}
+	ctx, cancel := context.WithTimeoutCause(d.ctx, abandonedAfter, errCallerLeft)
+	if !q.KeepsWaiting {
+		return ctx, cancel
+	}
+	ctx, left := context.WithCancelCause(ctx)
+	forget := context.AfterFunc(q.arrived, func() { left(errCallerLeft) })
+	return ctx, func() {
+		forget()
+		left(nil)
+		cancel()
+	}
 }
 
 // serveNow answers on the transport's goroutine. Nothing of q outlives the call, so that most

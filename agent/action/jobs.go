@@ -41,6 +41,6 @@ func JobRows(d JobDeps) Table {
 
 		"fetch_logs":                 {Bind: Two(fetchLogs(d)), Mode: Async, Lane: Overlap, Cancelable: true},
 		"fetch_logs_with_signed_url": {Bind: One(fetchLogsSigned(d)), Mode: Async, Lane: Overlap, Cancelable: true},
-		"bundle_logs":                {Bind: One(bundleLogs(d.Logs)), Lane: Overlap},
+		"bundle_logs":                {Bind: One(bundleLogs(d.Logs)), Lane: Overlap, EndsWithCaller: true},
 	}
 }

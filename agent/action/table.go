@@ -77,6 +77,9 @@ type Row struct {
 	Sensitive bool
 	// Cancelable tasks have their context canceled by cancel_task and return soon after.
 	Cancelable bool
+	// EndsWithCaller is set for a synchronous call whose result is of use to its caller alone: it is stopped when
+	// that has left.
+	EndsWithCaller bool
 	// Canceled is the outcome of a task that was canceled before it began; where nil, it
 	// fails with an exception that says so.
 	Canceled Run
