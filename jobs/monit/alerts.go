@@ -112,6 +112,7 @@ func (a Alerts) Serve(ctx context.Context, listener net.Listener, handle func(Al
 	var running sync.WaitGroup
 	defer running.Wait()
 	var one sync.Mutex
+	var refused refusals
 	slots := make(chan struct{}, maxConnections)
 	failing := false
 	for {
@@ -153,7 +154,9 @@ func (a Alerts) Serve(ctx context.Context, listener net.Listener, handle func(Al
 			// monit waits for the greeting: it is still connected, and the kernel still knows its user.
 			uid, err := a.Sockets.Peer(conn)
 			if err != nil || uid != a.Owner {
-				a.Log.WithError(err).WithField("uid", uid).Warn("refused a connection to the alert port")
+				if more, tell := refused.count(time.Now()); tell {
+					a.Log.WithError(err).WithFields(logrus.Fields{"uid": uid, "others": more}).Warn("refused a connection to the alert port")
+				}
 				return
 			}
 			err = session(conn, func(mail string) {
@@ -168,6 +171,29 @@ func (a Alerts) Serve(ctx context.Context, listener net.Listener, handle func(Al
 			}
 		})
 	}
+}
+
+// refusalPause is the least time between two lines about refused connections. A job can open thousands in a second, and
+// a service manager drops the lines of a service that writes too many, the important ones among them.
+const refusalPause = time.Minute
+
+// refusals counts connections that were refused.
+type refusals struct {
+	mu     sync.Mutex
+	told   time.Time
+	untold int
+}
+
+// count adds one and reports whether to tell of it, and how many before it were not told.
+func (r *refusals) count(now time.Time) (untold int, tell bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.told.IsZero() && now.Sub(r.told) < refusalPause {
+		r.untold++
+		return 0, false
+	}
+	untold, r.untold, r.told = r.untold, 0, now
+	return untold, true
 }
 
 // session speaks SMTP as far as monit does.

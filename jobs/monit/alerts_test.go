@@ -197,6 +197,21 @@ func TestListenerOutlivesScarcity(t *testing.T) {
 	}
 }
 
+// TestRefusalsAreToldNowAndThen: a job that connects without end must not fill the log.
+func TestRefusalsAreToldNowAndThen(t *testing.T) {
+	var r refusals
+	now := time.Now()
+	told := 0
+	for range 10_000 {
+		if _, tell := r.count(now); tell {
+			told++
+		}
+	}
+	if untold, tell := r.count(now.Add(refusalPause)); told != 1 || !tell || untold != 9_999 {
+		t.Errorf("told %d times, then %v with %d more; want once, and 9999", told, tell, untold)
+	}
+}
+
 func FuzzMail(f *testing.F) {
 	f.Add("HELO x\r\nDATA\r\n" + mail + ".\r\nQUIT\r\n")
 	f.Add("\r\n.\r\nDATA\r\n.\r\n")

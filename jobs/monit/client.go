@@ -50,6 +50,8 @@ type Client struct {
 	Pause time.Duration
 	// Owner is the user whose monit is trusted with the password; root.
 	Owner uint32
+	// Sockets is the kernel's table of connections.
+	Sockets sockowner.Table
 }
 
 // Daemon controls the monit process itself: through the service manager that runs it.
@@ -68,8 +70,9 @@ func (c *Client) http() *http.Client {
 }
 
 // dial connects to the daemon, and to nothing else: the port is free while monit is down, and any user can take it.
-// Before the connection the listener must not be another user's; after it, it must be the owner's. The connection
-// itself tells nothing: the kernel lists one that has not been accepted as root's.
+// Before the connection the listener must not be another user's; after it, it must be the owner's, and the other end of
+// the connection must not be another user's: one could have listened, accepted, and left the port to monit in between.
+// The other end alone tells nothing: the kernel lists a connection that has not been accepted as root's.
 func (c *Client) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	listener, err := netip.ParseAddrPort(address)
 	if err != nil {
@@ -82,14 +85,24 @@ func (c *Client) dial(ctx context.Context, network, address string) (net.Conn, e
 	if err != nil {
 		return nil, err
 	}
-	if err := c.checkOwner(listener); err != nil {
+	if err := errors.Join(c.checkOwner(listener), c.checkAccepted(conn)); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
 	return conn, nil
 }
 
+// checkAccepted refuses a connection whose other end belongs to another user. That it is not listed is no reason: a
+// connection that waits to be accepted may not be yet, and belongs to the listener.
+func (c *Client) checkAccepted(conn net.Conn) error {
+	uid, err := c.Sockets.OtherEnd(conn)
+	if err == nil && uid != c.Owner && uid != 0 {
+		return fmt.Errorf("a process of user %d accepted the connection to %s and gets no password: end it", uid, conn.RemoteAddr())
+	}
+	return nil
+}
+
 func (c *Client) checkOwner(listener netip.AddrPort) error {
-	uid, err := sockowner.Table{}.Listener(listener)
+	uid, err := c.Sockets.Listener(listener)
 	if err != nil {
 		return fmt.Errorf("owner of the listener on %s: %w", listener, err)
 	}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,6 +15,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"cambium/internal/sockowner"
 )
 
 // fakeMonit answers as monit does: old is 5.2.5, which answers actions with the service's page, and
@@ -324,6 +327,48 @@ func TestErrorsHideThePassword(t *testing.T) {
 	}
 	if _, err := c.Status(t.Context()); err == nil || strings.Contains(err.Error(), "canary") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// end is a connection of the agent to monit's port.
+type end struct{ net.Conn }
+
+func (end) LocalAddr() net.Addr  { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 40000} }
+func (end) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 2822} }
+
+// TestAcceptedByAnotherUser: vcap listened while monit was down, accepted the agent's connection, and closed its
+// listener, so that monit has the port again when its owner is looked up.
+func TestAcceptedByAnotherUser(t *testing.T) {
+	dir := t.TempDir()
+	c := &Client{Sockets: sockowner.Table{Dir: dir}}
+	const heading = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+	const listener = "   0: 0100007F:0B06 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1\n"
+	for _, s := range []struct {
+		state   string
+		uid     int
+		refused bool
+	}{
+		{"01", 1000, true},
+		{"04", 1000, true}, // it has closed its sending half, and still receives
+		{"01", 0, false},
+		{"03", 0, false},
+	} {
+		accepted := fmt.Sprintf("   1: 0100007F:0B06 0100007F:9C40 %s 00000000:00000000 00:00000000 00000000  %d        0 2\n", s.state, s.uid)
+		if err := os.WriteFile(filepath.Join(dir, "tcp"), []byte(heading+listener+accepted), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.checkOwner(netip.MustParseAddrPort("127.0.0.1:2822")); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.checkAccepted(end{}); (err != nil) != s.refused {
+			t.Errorf("state %s, user %d: got %v", s.state, s.uid, err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "tcp"), []byte(heading+listener), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.checkAccepted(end{}); err != nil {
+		t.Errorf("not listed yet: got %v", err)
 	}
 }
 

@@ -2,18 +2,14 @@ package monit
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
-	"strconv"
 	"strings"
 	"time"
 
 	"cambium/internal/retry"
-
-	"golang.org/x/sys/unix"
 )
 
 // resume makes monit supervise a service again that is about to be stopped. The monit of stemcells
@@ -41,23 +37,6 @@ func (s Supervisor) resume(ctx context.Context, status Status, service string) e
 		}
 		return nil
 	})
-}
-
-// alive reports whether the process of a service runs; if that cannot be known, it does.
-func (c *Client) alive(service string) bool {
-	pidfile := c.pidfile(service)
-	if pidfile == "" {
-		return true
-	}
-	text, err := os.ReadFile(pidfile)
-	if err != nil {
-		return !errors.Is(err, os.ErrNotExist)
-	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil || pid <= 0 {
-		return false
-	}
-	return !errors.Is(unix.Kill(pid, 0), unix.ESRCH)
 }
 
 var checkProcess = regexp.MustCompile(`(?i)check\s+process\s+"?([^\s"]+)"?\s+(?:with\s+)?pidfile\s+"?([^\s"]+)"?`)
