@@ -127,15 +127,30 @@ func TestStateSurvivesCorruption(t *testing.T) {
 func FuzzSpec(f *testing.F) {
 	f.Add([]byte(emptyShape))
 	f.Add([]byte(`{"job":{"templates":[{"name":"a","version":"1"}]},"rendered_templates_archive":{"sha1":"ab","blobstore_id":"x"},"packages":{"p":{"name":"p"}},"networks":{"n":null}}`))
+	// A valid one, as a Director sends it, and names that must not become paths.
+	const digest = "3ece2d7fde5d5b6e6c8b6f1c6d2b1a8a9f0e1d2c"
+	f.Add([]byte(`{"deployment":"cf","name":"router","index":0,"id":"6f0c","az":"z1","properties":{"logging":{"max_log_file_size":"10M"}},` +
+		`"job":{"name":"router","template":"gorouter","version":"9ab1","templates":[{"name":"gorouter","version":"9ab1"},{"name":"bpm","version":"2"}]},` +
+		`"packages":{"gorouter":{"name":"gorouter","version":"77c0.1","sha1":"` + digest + `","blobstore_id":"2b9a","signed_url":"https://h/x","blobstore_headers":{"k":"v"}}},` +
+		`"networks":{"default":{"type":"dynamic","ip":"10.0.0.5","cloud_properties":{"a":[1]}}},"configuration_hash":"32fa","persistent_disk":10,` +
+		`"resource_pool":{"a":1},"rendered_templates_archive":{"blobstore_id":"2dd5","sha1":"sha256:` + strings.Repeat("0a", 32) + `"}}`))
+	for _, name := range []string{"..", "a/b", ".hidden", "sys", "tmp", "a\\u0000", strings.Repeat("n", 300)} {
+		f.Add([]byte(`{"job":{"templates":[{"name":"` + name + `","version":"1"}]},"rendered_templates_archive":{"sha1":"` + digest + `"},"packages":{"x":{"name":"` + name + `","version":"1","sha1":"` + digest + `"}}}`))
+	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var s Spec
 		if json.Unmarshal(data, &s) != nil {
 			return
 		}
 		valid := s.Validate() == nil
-		_, _, err := bundles(s)
+		jobs, packages, err := bundles(s)
 		if valid && err != nil {
 			t.Errorf("a valid spec has no bundles: %v", err)
+		}
+		for _, b := range append(jobs, packages...) {
+			if valid && (b.Name != filepath.Base(b.Name) || !filepath.IsLocal(b.Name) || b.Hash != filepath.Base(b.Hash)) {
+				t.Errorf("a valid spec has a bundle %+v", b)
+			}
 		}
 		first, err := json.Marshal(s)
 		if err != nil {

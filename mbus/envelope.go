@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // Request is one decoded request envelope.
@@ -49,10 +50,29 @@ func DecodeRequest(data []byte) (Request, error) {
 		return Request{}, fmt.Errorf("decode request: %w", withoutContent(err))
 	}
 	r := Request{Method: envelope.Method, ReplyTo: envelope.ReplyTo, Protocol: envelope.Protocol, Status: envelope.Status}
-	if len(envelope.Arguments) > 0 && json.Unmarshal(envelope.Arguments, &r.Arguments) != nil {
-		r.BadArguments = true
-	}
+	r.Arguments, r.BadArguments = arguments(envelope.Arguments)
 	return r, nil
+}
+
+// maxArguments is how many arguments are kept. No method has more than a handful, surplus ones are ignored, and each
+// costs forty bytes of memory for the two that it takes in a message.
+const maxArguments = 64
+
+// arguments splits an array.
+func arguments(raw json.RawMessage) (list []json.RawMessage, bad bool) {
+	if len(raw) == 0 || string(raw) == "null" {
+		return nil, false
+	}
+	// What does not fit into a Go array is skipped by the decoder. An element that was given is never nil.
+	var kept [maxArguments]json.RawMessage
+	if json.Unmarshal(raw, &kept) != nil {
+		return nil, true
+	}
+	given := slices.IndexFunc(kept[:], func(one json.RawMessage) bool { return one == nil })
+	if given < 0 {
+		given = maxArguments
+	}
+	return kept[:given], false
 }
 
 // withoutContent drops what a decoding error quotes from the message, which may hold secrets and goes to the log.

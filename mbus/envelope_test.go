@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"runtime"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -121,17 +122,36 @@ func TestLongExceptionsLoseTheirMiddle(t *testing.T) {
 	}
 }
 
+// TestSurplusArgumentsCostNothing: a message of 1 MiB with half a million arguments.
+func TestSurplusArgumentsCostNothing(t *testing.T) {
+	message := []byte(`{"method":"ping","arguments":[` + strings.Repeat("0,", 1<<19) + `0]}`)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	r, err := DecodeRequest(message)
+	runtime.ReadMemStats(&after)
+	if err != nil || r.BadArguments || r.Method != "ping" || len(r.Arguments) != maxArguments {
+		t.Fatalf("got %d arguments, %v; want %d", len(r.Arguments), err, maxArguments)
+	}
+	if used := after.TotalAlloc - before.TotalAlloc; used > uint64(4*len(message)) {
+		t.Errorf("%d KiB allocated for a message of %d KiB", used>>10, len(message)>>10)
+	}
+}
+
 func FuzzDecodeRequest(f *testing.F) {
 	for _, seed := range []string{
 		`{"protocol":3,"method":"list_disk","arguments":[],"reply_to":"director.7.a.b"}`,
-		`{"method":"apply","arguments":[{"job":null}]}`, `{"METHOD":1}`, `null`, `[[[[`, "\xff",
+		`{"method":"apply","arguments":[{"job":null}]}`, `{"METHOD":1}`, `null`, `[[[[`, "\xff", `{"arguments":{}}`, `{"arguments":[null,[],{"a":[0]},"\ud800"],"reply_to":null}`,
 	} {
 		f.Add([]byte(seed))
 	}
+	f.Add([]byte(`{"arguments":[` + strings.Repeat("[],", maxArguments) + `{}]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		r, err := DecodeRequest(data)
 		if err != nil {
 			return
+		}
+		if len(r.Arguments) > maxArguments || r.BadArguments && r.Arguments != nil {
+			t.Errorf("%d arguments, bad %v", len(r.Arguments), r.BadArguments)
 		}
 		for _, a := range r.Arguments {
 			if !json.Valid(a) {

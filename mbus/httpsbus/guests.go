@@ -2,9 +2,11 @@ package httpsbus
 
 import (
 	"container/list"
+	"context"
 	"net"
 	"strconv"
 	"sync"
+	"time"
 
 	"cambium/internal/sockowner"
 )
@@ -36,11 +38,15 @@ type guest struct {
 	all  *guests
 	peer string
 	at   *list.Element // nil once admitted or closed; guarded by all.mu
+	// closed ends what is done for the connection: net/http does not see that it was closed while the body of a
+	// request has not been read.
+	closed    chan struct{}
+	closeOnce sync.Once
 }
 
 // add counts a connection and makes room for it.
 func (g *guests) add(conn net.Conn) *guest {
-	c := &guest{Conn: conn, all: g, peer: peerName(conn)}
+	c := &guest{Conn: conn, all: g, peer: peerName(conn), closed: make(chan struct{})}
 	g.mu.Lock()
 	of := g.peers[c.peer]
 	if of == nil {
@@ -61,7 +67,7 @@ func (g *guests) add(conn net.Conn) *guest {
 	}
 	g.mu.Unlock()
 	if evicted != nil {
-		_ = evicted.Conn.Close() // its reader sees the end
+		_ = evicted.Close() // its reader sees the end
 	}
 	return c
 }
@@ -100,7 +106,22 @@ func (c *guest) admit() {
 // Close forgets the connection and closes it.
 func (c *guest) Close() error {
 	c.admit()
+	c.closeOnce.Do(func() { close(c.closed) })
 	return c.Conn.Close()
+}
+
+// wait lets time pass, unless the connection is closed or ctx ends before.
+func (c *guest) wait(ctx context.Context, d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-c.closed:
+	case <-ctx.Done():
+	}
 }
 
 // guestListener counts what it accepts.

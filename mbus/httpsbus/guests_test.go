@@ -1,8 +1,12 @@
 package httpsbus
 
 import (
+	"crypto/tls"
+	"fmt"
 	"net"
+	"runtime"
 	"testing"
+	"time"
 )
 
 // from is a connection whose peer is given.
@@ -81,5 +85,38 @@ func TestLocalPeersAreUsers(t *testing.T) {
 	defer func() { _ = conn.Close() }()
 	if got := peerName(conn); len(got) < 5 || got[:4] != "uid " {
 		t.Errorf("got %q, want a user", got)
+	}
+}
+
+// TestEvictedGuessesAreNotAwaited: a wrong password is answered late, up to half a minute. A caller that announces a body
+// and never sends it keeps net/http from seeing that its connection has made room for another; what was done for it must
+// end all the same, or each guess would hold memory for that long.
+func TestEvictedGuessesAreNotAwaited(t *testing.T) {
+	s := start(t, nil, nil)
+	before := runtime.NumGoroutine()
+	const guesses = 4 * maxGuestsPerPeer
+	for n := range guesses {
+		conn, err := tls.Dial("tcp", s.Address().String(), &tls.Config{InsecureSkipVerify: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = conn.Close() }()
+		if _, err := fmt.Fprintf(conn, "POST /agent HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\nAuthorization: Basic %d\r\n\r\n", n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A connection has one goroutine that serves it, and for moments another one.
+	const most = 2*maxGuestsPerPeer + 20
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		now := runtime.NumGoroutine() - before
+		if now <= most {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d goroutines for %d guesses, want at most %d", now, guesses, most)
+		}
+	}
+	if response, _ := s.do(t, "POST", "/agent", "s3cret", `{"method":"ping"}`); response.StatusCode != 200 {
+		t.Errorf("the right password is answered with %d", response.StatusCode)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -97,6 +98,7 @@ func TestNSHostileConnections(t *testing.T) {
 		s := start(t, nil, func(o *Options) { o.URL = secret.NewURL("https://mbus:s3cret@10.9.0.1:0") })
 		target := s.Address().String()
 		idle := pings(t, peer, target)
+		before := inUse()
 
 		attacker := exec.Command(os.Args[0], "-test.run=^TestNSHostileProcess$", "-test.v")
 		attacker.Env = append(os.Environ(), hostileEnv+"="+target)
@@ -122,11 +124,23 @@ func TestNSHostileConnections(t *testing.T) {
 			t.Fatalf("%d hostile connections, want %d", standing, hostileConnections)
 		}
 		beside := pings(t, peer, target)
-		t.Logf("%d hostile connections; a ping with a connection of its own takes %s, on an idle bus %s", standing, beside, idle)
+		used := inUse() - before
+		t.Logf("%d hostile connections; a ping with a connection of its own takes %s, on an idle bus %s; %d MiB in use for them", standing, beside, idle, used>>20)
+		if used > 256<<20 {
+			t.Errorf("%d MiB in use for hostile connections, want at most 256", used>>20)
+		}
 		if beside > 10*idle {
 			t.Errorf("a ping takes %s beside hostile connections, more than ten times the %s of an idle bus", beside, idle)
 		}
 	})
+}
+
+// inUse is the memory of heap and stacks.
+func inUse() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapInuse + m.StackInuse)
 }
 
 // pings is the median time of a ping over a new connection from the first hostile address.

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"cambium/internal/retry"
 	"cambium/mbus"
 )
 
@@ -61,8 +60,9 @@ func (b *Bus) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		caller.admit()
 		serve(rec, r)
 	} else {
-		// The wait costs the caller, not us: it keeps one of the few places that its peer has.
-		_ = retry.Sleep(r.Context(), b.auth.delay(caller.peer, time.Now()))
+		// The wait costs the caller, not us: it keeps one of the few places that its peer has, and ends when
+		// another connection takes that.
+		caller.wait(r.Context(), b.auth.delay(caller.peer, time.Now()))
 		rec.reason = "wrong user or password"
 		rec.Header().Set("WWW-Authenticate", `Basic realm=""`)
 		rec.Header().Set("Connection", "close")
