@@ -173,6 +173,7 @@ type app struct {
 	background  *sync.WaitGroup
 	settingsDir func() string
 	agentID     func() string
+	missing     string // features of the platform; see checkPlatform
 	// collections counts the long collections of logs, to name them.
 	collections atomic.Int64
 }
@@ -188,6 +189,7 @@ func (a *app) run(ctx context.Context, cancel func(), boot func(context.Context)
 		}
 	}()
 	a.log.WithFields(logrus.Fields{"version": version, "supervisor": a.o.supervisor, "stemcell": a.etc("stemcell_version"), "git_sha": a.etc("stemcell_git_sha1"), "base": a.dirs.Base()}).Info("agent starts")
+	a.checkPlatform()
 	if err := bootstrap.CheckBootOnce(a.dirs); err != nil {
 		a.failed(ctx, engine.Verdict{State: status.Failed, Step: "boot-once", Cause: err}, false)
 		<-ctx.Done()
@@ -289,6 +291,7 @@ const lateDiskPatience = 2 * time.Minute
 // failed announces a verdict. The Director of a new VM hears it when it is for good.
 func (a *app) failed(ctx context.Context, v engine.Verdict, first bool) {
 	line := v.Line()
+	a.warnOfPlatform()
 	if err := errors.Join(a.rec.Update(func(d *status.Document) { d.State, d.Verdict, d.First = status.Failed, line, first }), a.rec.Flush()); err != nil {
 		a.log.WithError(err).Warn("status not written")
 	}
@@ -324,6 +327,7 @@ func (a *app) ready(ctx context.Context, v engine.Verdict) error {
 	if err != nil {
 		return err
 	}
+	a.warnOfPlatform()
 	// Before the first pong: a caller that got it finds the whole account.
 	after, changes := time.Duration(a.rec.Now()), 0
 	if err := errors.Join(a.rec.Update(func(d *status.Document) {

@@ -15,15 +15,30 @@ import (
 // container engines that are older than they are deny them.
 const newCalls = "open_tree move_mount mount_setattr fsopen fsconfig fsmount fspick openat2 pidfd_open pidfd_send_signal faccessat2 close_range copy_file_range io_setup io_uring_setup clone3"
 
-// TestMachineWithoutNewCalls boots where these calls fail, as an unknown one does and as a forbidden one does.
+// containerCalls are what the default profiles of docker and of garden, the engine of warden, deny to every container
+// that is not privileged, even to one that may mount.
+const containerCalls = "acct add_key bpf clock_adjtime clock_settime create_module delete_module finit_module get_mempolicy init_module io_uring_enter io_uring_register " +
+	"io_uring_setup ioperm iopl kcmp kexec_file_load kexec_load keyctl lookup_dcookie mbind migrate_pages move_pages name_to_handle_at nfsservctl open_by_handle_at " +
+	"perf_event_open pivot_root process_vm_readv process_vm_writev ptrace quotactl quotactl_fd request_key set_mempolicy settimeofday swapoff swapon sysfs userfaultfd vhangup"
+
+// TestMachineWithoutNewCalls boots where these calls fail, as an unknown one does and as a forbidden one does, and with
+// what container engines deny. What is missing is told, and costs no more than the table says.
 func TestMachineWithoutNewCalls(t *testing.T) {
 	l := newLab(t)
-	for _, errno := range []string{"ENOSYS", "EPERM"} {
-		t.Run(errno, func(t *testing.T) {
-			i := start(t, l, lab.VM{Name: strings.ToLower(errno), Ephemeral: lab.GiB, Files: []machine.File{{Path: "/etc/systemd/system/bosh-agent.service.d/deny.conf",
-				Data: []byte("[Service]\nSystemCallFilter=~" + newCalls + "\nSystemCallErrorNumber=" + errno + "\n"), Mode: 0o644}}})
+	for _, c := range []struct {
+		name, errno, calls string
+		told               []string
+	}{
+		{"unknown", "ENOSYS", newCalls, []string{"open_tree", "move_mount", "mount_setattr", "fspick", "fsopen", "fsmount", "openat2", "pidfd_open"}},
+		{"forbidden", "EPERM", newCalls, []string{"open_tree", "move_mount", "mount_setattr", "fspick", "fsopen", "fsmount", "openat2", "pidfd_open"}},
+		{"container", "EPERM", containerCalls, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			i := start(t, l, lab.VM{Name: c.name, Ephemeral: lab.GiB, Files: []machine.File{{Path: "/etc/systemd/system/bosh-agent.service.d/deny.conf",
+				Data: []byte("[Service]\nSystemCallFilter=~" + c.calls + "\nSystemCallErrorNumber=" + c.errno + "\n"), Mode: 0o644}}})
 			labtest.Explain(t, i)
 			ready(t, i)
+			toldMissing(t, i, c.told)
 			if got := run(t, i, "sh", "-c", "grep Seccomp: /proc/$(systemctl show -P MainPID bosh-agent)/status"); !strings.Contains(got, "2") {
 				t.Fatalf("the agent has no filter: %s", got)
 			}
@@ -42,5 +57,20 @@ func TestMachineWithoutNewCalls(t *testing.T) {
 			run(t, i, "systemctl", "restart", "bosh-agent")
 			ready(t, i)
 		})
+	}
+}
+
+// toldMissing checks the line of the log and the warning of the status.
+func toldMissing(t *testing.T, i *lab.Instance, calls []string) {
+	t.Helper()
+	logged := run(t, i, "sh", "-c", "journalctl -u bosh-agent -o cat --grep 'lacks features' || true")
+	warned := run(t, i, "sh", "-c", "/var/vcap/bosh/bin/bosh-agent status --json || true")
+	for _, call := range calls {
+		if !strings.Contains(logged, call) || !strings.Contains(warned, call) {
+			t.Errorf("%s is denied; the log says %q, the status %q", call, logged, warned)
+		}
+	}
+	if len(calls) == 0 && (strings.Contains(logged, "open_tree") || strings.Contains(warned, "open_tree")) {
+		t.Errorf("nothing that is asked for is denied; the log says %q, the status %q", logged, warned)
 	}
 }

@@ -1,0 +1,132 @@
+// Package floor finds out at start which features of kernel and container engine are missing that the agent uses, so
+// that one line tells it and not the third consequence. It only asks: each system call is made with arguments that
+// it must refuse. docs/platform-floor.md is the table for people; a test compares the two.
+package floor
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Feature is something that the agent uses and may have to do without.
+type Feature struct {
+	Name string
+	// Without is what happens where it is missing.
+	Without string
+	// probe fails with one of the errors of absent where the feature is missing.
+	probe func(root string) error
+}
+
+// errMissing is the outcome of probes that are no single system call.
+var errMissing = errors.New("missing")
+
+// absent reports that a system call is unknown to the kernel, or denied by the filter of a container engine, rather
+// than that it refused its arguments.
+func absent(err error) bool {
+	return errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) || errors.Is(err, errMissing)
+}
+
+const noFile = -1
+
+// Features is all that is asked for, in the order of the table for people.
+func Features() []Feature {
+	return []Feature{
+		{"statx", "the boot fails, because mount points are not recognized: Linux 5.8 or newer is needed", mountRoots},
+		{"renameat2", "what is in the place of a link is not set aside, and the boot step fails",
+			func(string) error { return unix.Renameat2(noFile, "", noFile, "", unix.RENAME_NOREPLACE) }},
+		{"open_tree", "bind mounts get their flags a moment after they appear; migrate_disk fails",
+			func(string) error { return closed(unix.OpenTree(noFile, "", 0)) }},
+		{"move_mount", "bind mounts get their flags a moment after they appear; migrate_disk fails",
+			func(string) error { return unix.MoveMount(noFile, "", noFile, "", 0) }},
+		{"mount_setattr", "bind mounts get their flags a moment after they appear; a bind-mounted store stays writable while it is copied",
+			func(string) error { return unix.MountSetattr(noFile, "", 0, &unix.MountAttr{}) }},
+		{"fspick", "migrate_disk fails", func(string) error { return closed(unix.Fspick(noFile, "", 0)) }},
+		{"fsopen", "config drives with other file systems than iso9660 and vfat are not read", func(string) error { return closed(unix.Fsopen("", 0)) }},
+		{"fsmount", "config drives with other file systems than iso9660 and vfat are not read",
+			func(string) error { return closed(unix.Fsmount(noFile, 0, 0)) }},
+		{"openat2", "config drives with other file systems than iso9660 and vfat are not read",
+			func(string) error { return closed(unix.Openat2(noFile, "", &unix.OpenHow{})) }},
+		{"pidfd_open", "processes that use a mount are looked for every few hundred milliseconds", func(string) error { return closed(unix.PidfdOpen(-1, 0)) }},
+		{"inotify", "files and devices that appear are looked for after a pause", func(string) error { return closed(unix.InotifyInit1(unix.IN_CLOEXEC)) }},
+		{"nftables", "there are no firewall rules: every process reaches monit", netfilter},
+		{"control groups of version 2", "all of vcap is let through to monit where one job of bpm asks for it", unifiedHierarchy},
+		{"/proc/net/tcp", "monit is not asked and its alerts are refused, because owners of sockets are not known", socketTable},
+	}
+}
+
+// closed closes what a probe has opened after all.
+func closed(fd int, err error) error {
+	if err == nil {
+		_ = unix.Close(fd)
+	}
+	return err
+}
+
+func mountRoots(root string) error {
+	var x unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, filepath.Join(root, "/"), 0, unix.STATX_BASIC_STATS, &x); err != nil {
+		return err
+	}
+	if x.Attributes_mask&unix.STATX_ATTR_MOUNT_ROOT == 0 {
+		return errMissing
+	}
+	return nil
+}
+
+func netfilter(string) error {
+	err := closed(unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER))
+	if errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EAFNOSUPPORT) {
+		return errMissing
+	}
+	return err
+}
+
+// unifiedHierarchy looks for version 2 alone, and beside version 1, where it is one level deeper.
+func unifiedHierarchy(root string) error {
+	for _, mount := range []string{"sys/fs/cgroup", "sys/fs/cgroup/unified"} {
+		var st unix.Statfs_t
+		if err := unix.Statfs(filepath.Join(root, mount), &st); err == nil && st.Type == unix.CGROUP2_SUPER_MAGIC {
+			return nil
+		}
+	}
+	return errMissing
+}
+
+func socketTable(root string) error {
+	if _, err := os.Stat(filepath.Join(root, "proc/net/tcp")); err != nil {
+		return errMissing
+	}
+	return nil
+}
+
+// Missing asks for all features and returns those that are not there.
+func Missing(root string) (missing []Feature) {
+	for _, f := range Features() {
+		if absent(f.probe(root)) {
+			missing = append(missing, f)
+		}
+	}
+	return missing
+}
+
+// Describe is one line: what is missing, grouped by what that means.
+func Describe(missing []Feature) string {
+	var order []string
+	names := map[string][]string{}
+	for _, f := range missing {
+		if names[f.Without] == nil {
+			order = append(order, f.Without)
+		}
+		names[f.Without] = append(names[f.Without], f.Name)
+	}
+	var parts []string
+	for _, without := range order {
+		parts = append(parts, fmt.Sprintf("without %s: %s", strings.Join(names[without], ", "), without))
+	}
+	return strings.Join(parts, "; ")
+}
