@@ -12,6 +12,7 @@ BUILD = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags nethttpomithtt
 # The lab makes stemcells, whose version is made of these unless it is a release.
 COMMIT := $(shell git log -1 --format='-X main.commit=%H -X main.commitTime=%ct' 2>/dev/null)
 FUZZTIME ?= 60s
+NIGHTLY_FUZZTIME ?= 10m
 # Programs with the race detector sleep for a second when they end, and the crash tests start many.
 export GORACE ?= atexit_sleep_ms=0
 # The tags of all test tiers, so that vet and lint see every file.
@@ -66,9 +67,10 @@ deb: build ## Make the Debian package of bin/agent, in bin/: VERSION=x.y.z
 	@scripts/deb "$(VERSION)" "$$($(GO) env GOARCH)" bin/agent bin/licenses.txt bin/CHANGELOG.md bin
 
 .PHONY: nightly
-nightly: build ## What takes too long for every change: releases built twice, other architectures, every IaaS
+nightly: build ## What takes too long for every change: releases built twice, other architectures, every IaaS, ten minutes of each fuzz target
 	@scripts/setup nightly
 	@GO=$(GO) CAMBIUM_AGENT=$(CURDIR)/bin/agent $(GO) test -tags nightly -run '^TestNightly' -count=1 -p 1 -timeout 2h $$(scripts/tier nightly)
+	@scripts/fuzz $(NIGHTLY_FUZZTIME)
 
 .PHONY: test
 test: setup lint unit test-ns test-root test-machine test-vm ## Everything: set-up, lint and all test tiers
