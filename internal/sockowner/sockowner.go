@@ -27,29 +27,42 @@ const (
 	listening   = "0A"
 )
 
-// Table reads the sockets below Dir; /proc/net if empty.
+// Table reads the sockets below Dir. Where that is empty the kernel is asked for a single socket, or its table in
+// /proc/net read.
 type Table struct{ Dir string }
 
 // Peer is the user at the other end of a connection within this machine. A socket that is no longer
 // established has no owner: the kernel lists it in TIME_WAIT as root's.
 func (t Table) Peer(conn net.Conn) (uint32, error) {
-	return t.peer(conn, func(state string) bool { return state == established })
+	peer, own, err := addresses(conn)
+	if err != nil {
+		return 0, err
+	}
+	if t.Dir == "" {
+		if uid, err := diagPeer(peer, own); !errors.Is(err, errNoDiag) {
+			return uid, err
+		}
+	}
+	return t.find(func(s socket) bool { return s.state == established && s.local == peer && s.remote == own })
 }
 
-func (t Table) peer(conn net.Conn, counts func(state string) bool) (uint32, error) {
-	peer, ok := conn.RemoteAddr().(*net.TCPAddr)
+func addresses(conn net.Conn) (peer, own netip.AddrPort, err error) {
+	remote, ok := conn.RemoteAddr().(*net.TCPAddr)
 	local, ok2 := conn.LocalAddr().(*net.TCPAddr)
 	if !ok || !ok2 {
-		return 0, errors.New("not a TCP connection")
+		return peer, own, errors.New("not a TCP connection")
 	}
-	p, l := unmapped(peer.AddrPort()), unmapped(local.AddrPort())
-	return t.find(func(s socket) bool { return counts(s.state) && s.local == p && s.remote == l })
+	return unmapped(remote.AddrPort()), unmapped(local.AddrPort()), nil
 }
 
 // OtherEnd is Peer for sockets in any state: one that has closed its sending half still receives. In TIME_WAIT, and
 // before it is accepted, a socket is listed as root's.
 func (t Table) OtherEnd(conn net.Conn) (uint32, error) {
-	return t.peer(conn, func(string) bool { return true })
+	peer, own, err := addresses(conn)
+	if err != nil {
+		return 0, err
+	}
+	return t.find(func(s socket) bool { return s.local == peer && s.remote == own })
 }
 
 // Listener is the user whose socket accepts connections to an address of this machine.

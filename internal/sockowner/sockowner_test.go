@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestOwnSockets(t *testing.T) {
@@ -48,6 +49,58 @@ func TestOwnSockets(t *testing.T) {
 	}
 	if uid, err := (Table{}).Listener(netip.MustParseAddrPort("127.0.0.1:1")); !errors.Is(err, ErrUnknown) {
 		t.Errorf("no listener: got %d, %v", uid, err)
+	}
+}
+
+// TestPeerAmongManySockets: a job can open thousands of sockets, and those that accept connections must not pay for them.
+func TestPeerAmongManySockets(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	var conns []net.Conn
+	defer func() {
+		for _, c := range conns {
+			_ = c.Close()
+		}
+	}()
+	for range 1000 {
+		client, err := net.Dial("tcp", listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		server, err := listener.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, client, server)
+	}
+	peer, own, err := addresses(conns[len(conns)-1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	uid, err := diagPeer(peer, own)
+	if errors.Is(err, errNoDiag) {
+		t.Skip("this kernel has no sock_diag: the table is read instead")
+	}
+	if err != nil || uid != uint32(os.Getuid()) {
+		t.Errorf("got %d, %v; want %d", uid, err, os.Getuid())
+	}
+	ask := func(f func() error) time.Duration {
+		begun := time.Now()
+		for range 20 {
+			if err := f(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return time.Since(begun) / 20
+	}
+	one := ask(func() error { _, err := diagPeer(peer, own); return err })
+	table := ask(func() error { _, err := (Table{Dir: "/proc/net"}).Peer(conns[len(conns)-1]); return err })
+	t.Logf("among %d sockets: %s for one, %s for the table", len(conns), one, table)
+	if one > table {
+		t.Errorf("asking for one socket takes %s, reading the table %s", one, table)
 	}
 }
 
