@@ -4,13 +4,16 @@ package machine
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
 
 	"cambium/integration/lab"
 	"cambium/integration/lab/labtest"
+	"cambium/integration/lab/machine"
 	"cambium/integration/lab/release"
 )
 
@@ -54,6 +57,7 @@ func TestMachineAttacks(t *testing.T) {
 	t.Run("run directory", func(t *testing.T) { runDirectory(t, i) })
 	t.Run("alert port", func(t *testing.T) { alertPort(t, i) })
 	t.Run("monit's port", func(t *testing.T) { monitPort(t, i) })
+	t.Run("secrets", func(t *testing.T) { secrets(t, i) })
 
 	if after := foreign(t, i); after != before {
 		t.Errorf("files of the system have changed:\n%s%s", before, after)
@@ -160,4 +164,120 @@ func monitPort(t *testing.T, i *lab.Instance) {
 	}
 	stop()
 	run(t, i, "systemctl", "start", "monit")
+}
+
+// secrets looks for those of the settings wherever the agent, or the machine because of it, could have put them: the
+// journal with all its fields, logs, the instance directory, command lines and environments, what the commands print,
+// core dumps, and everything that vcap can read.
+func secrets(t *testing.T, i *lab.Instance) {
+	var settings any
+	if err := json.Unmarshal([]byte(run(t, i, "sh", "-c", "cat $(find /var/vcap/bosh -name settings.json | head -1)")), &settings); err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	collectSecrets(settings, "", &all)
+	if len(all) < 2 {
+		t.Fatalf("the settings hold %d secrets", len(all))
+	}
+	// And those that come with requests, most of which fail: their errors are what would tell.
+	const canary = "canary-4711"
+	headers := map[string]string{"x-key": canary}
+	for _, call := range [][]any{
+		{"fetch_logs_with_signed_url", map[string]any{"signed_url": "http://u:" + canary + "@127.0.0.1:1/x?sig=" + canary, "log_type": "job", "filters": []string{}, "blobstore_headers": headers}},
+		{"sync_dns_with_signed_url", map[string]any{"signed_url": "http://127.0.0.1:1/x?sig=" + canary, "multi_digest": "sha1:0", "version": 1, "blobstore_headers": headers}},
+		{"add_persistent_disk", "d", map[string]any{"path": "/dev/none", "iscsi_settings": map[string]any{"password": canary}}},
+		{"upload_blob", map[string]any{"blob_id": "b", "checksum": "sha1:0", "payload": canary}},
+		{"update_settings", map[string]any{"blobstores": []any{map[string]any{"provider": "dav", "options": map[string]any{"endpoint": "http://127.0.0.1:1", "user": "u", "password": canary}}}}},
+		{"fetch_logs", "job", []string{}},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		_, err := i.Agent.Do(ctx, call[0].(string), call[1:]...)
+		cancel()
+		if err != nil && strings.Contains(err.Error(), canary) {
+			t.Errorf("%s: the error tells a secret: %v", call[0], err)
+		}
+	}
+	patterns := strings.Join(append(all, canary), "\n") + "\n"
+	if err := i.WriteFile(machine.File{Path: "/root/patterns", Data: []byte(patterns), Mode: 0o600}); err != nil {
+		t.Fatal(err)
+	}
+	defer run(t, i, "rm", "/root/patterns")
+	if run(t, i, "sh", "-c", "grep -rlaFf /root/patterns /var/vcap/bosh | wc -l") == "0\n" {
+		t.Fatal("the patterns do not even match the settings")
+	}
+	for name, found := range secretPlaces(t, i) {
+		if found != "" {
+			t.Errorf("%s holds a secret: %s", name, found)
+		}
+	}
+	// The search finds what is there: it is planted in each kind of place.
+	run(t, i, "sh", "-c", "echo "+canary+" | tee /var/log/planted >/var/vcap/instance/planted; logger "+canary)
+	run(t, i, "systemd-run", "--quiet", "--unit=planted", "--service-type=exec", "--setenv=PLANTED="+canary, "bash", "-c", "sleep 1000; : "+canary)
+	places := secretPlaces(t, i)
+	for _, name := range []string{"the journal", "logs", "the instance directory", "a command line", "an environment", "systemd's properties", "a file that vcap can read"} {
+		if places[name] == "" {
+			t.Errorf("a secret that was planted in %s was not found", name)
+		}
+	}
+	run(t, i, "sh", "-c", "systemctl stop planted; rm /var/log/planted /var/vcap/instance/planted")
+}
+
+// secretPlaces looks for the patterns in all places, and returns what was found in each.
+func secretPlaces(t *testing.T, i *lab.Instance) map[string]string {
+	t.Helper()
+	const agent = "/var/vcap/bosh/bin/bosh-agent "
+	found := map[string]string{}
+	for name, command := range map[string]string{
+		"the journal":               "journalctl --all -o export | grep -acFf /root/patterns",
+		"logs":                      "grep -rlaFf /root/patterns /var/log /var/vcap/data/sys/log /var/vcap/bosh/log --exclude-dir=journal",
+		"the instance directory":    "grep -rlaFf /root/patterns /var/vcap/instance",
+		"a command line":            "grep -laFf /root/patterns /proc/[0-9]*/cmdline",
+		"an environment":            "grep -laFf /root/patterns /proc/[0-9]*/environ",
+		"the status":                "(" + agent + "status --json; cat /run/cambium/status.json) | grep -acFf /root/patterns",
+		"the plan":                  agent + "plan 2>&1 | grep -acFf /root/patterns",
+		"the timeline":              agent + "timeline 2>&1 | grep -acFf /root/patterns",
+		"the explained settings":    agent + "settings --explain 2>&1 | grep -acFf /root/patterns",
+		"systemd's properties":      "systemctl show bosh-agent monit 'plante*' | grep -acFf /root/patterns",
+		"a core dump":               "find / -xdev -type f '(' -name core -o -name 'core.*' -o -path '*/coredump/*' ')' -not -path '/usr/*'",
+		"a file that vcap can read": "runuser -u vcap -- grep -rlaFsf - /etc /home /opt /run /tmp /usr/local /var /dev/shm </root/patterns",
+	} {
+		if text := strings.TrimSpace(run(t, i, "sh", "-c", "{ "+command+" ; } 2>/dev/null || true")); text != "0" {
+			found[name] = text
+		}
+	}
+	return found
+}
+
+// collectSecrets finds the values below keys that sound like secrets, and passwords in URLs. Of a PEM block a line in
+// its middle stands for all.
+func collectSecrets(value any, key string, all *[]string) {
+	switch v := value.(type) {
+	case map[string]any:
+		for k, each := range v {
+			if strings.HasPrefix(key, "options") {
+				k = "options." + k
+			}
+			collectSecrets(each, strings.ToLower(k), all)
+		}
+	case []any:
+		for _, each := range v {
+			collectSecrets(each, key, all)
+		}
+	case string:
+		if u, err := url.Parse(v); err == nil && u.User != nil {
+			if password, given := u.User.Password(); given && len(password) > 3 {
+				*all = append(*all, password)
+			}
+		}
+		for _, word := range []string{"password", "private_key", "secret", "token"} {
+			if !strings.Contains(key, word) || len(v) < 4 {
+				continue
+			}
+			if lines := strings.Split(strings.TrimSpace(v), "\n"); len(lines) > 2 {
+				v = lines[len(lines)/2]
+			}
+			*all = append(*all, v)
+			break
+		}
+	}
 }

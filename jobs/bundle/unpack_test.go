@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -470,5 +471,54 @@ func TestManyAndDeepDirectories(t *testing.T) {
 				t.Errorf("got %v, want %q", err, c.fault)
 			}
 		})
+	}
+}
+
+// TestMemoryOfDirectoryNames: what is remembered of directories takes about as much memory as the bound says, however
+// well the names compress.
+func TestMemoryOfDirectoryNames(t *testing.T) {
+	var archive bytes.Buffer
+	z := gzip.NewWriter(&archive)
+	w := tar.NewWriter(z)
+	long := strings.Repeat(strings.Repeat("d", 200)+"/", 9)
+	const bound = 1 << 20
+	for i := range 2 * bound / len(long) {
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: fmt.Sprintf("%s%d/", long, i), Mode: 0o755, Format: tar.FormatPAX}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(w.Close(), z.Close()); err != nil {
+		t.Fatal(err)
+	}
+	size := archive.Len()
+	root, _ := openRoot(t)
+	var before runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	most := uint64(0)
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(20 * time.Millisecond):
+				var now runtime.MemStats
+				runtime.ReadMemStats(&now)
+				most = max(most, now.HeapAlloc-min(before.HeapAlloc, now.HeapAlloc))
+			}
+		}
+	}()
+	_, err := Unpack(t.Context(), &archive, Rules{Target: Into(root), UID: os.Getuid(), GID: os.Getgid(), MaxDirBytes: bound})
+	close(stop)
+	<-stopped
+	if !errors.Is(err, ErrHostile) {
+		t.Errorf("got %v, want the archive to be refused", err)
+	}
+	t.Logf("an archive of %d KiB, names of up to %d MiB: %d MiB in use at most", size>>10, bound>>20, most>>20)
+	// Names, the buffers of gzip and files, and what the collector has not found yet.
+	if most > bound+(12<<20) {
+		t.Errorf("%d MiB in use, want at most %d", most>>20, (bound+(12<<20))>>20)
 	}
 }
