@@ -195,10 +195,11 @@ func (d Daemon) settle(ctx context.Context, waiting map[dbus.ObjectPath]Settle, 
 			}
 			link, ours := waiting[signal.Path]
 			state := administrativeState(signal)
-			if !ours || state == "" {
-				continue
+			done := state == "configured" || state == "failed"
+			if !ours || state == "" || done && !begun[signal.Path] {
+				continue // a final state before networkd has begun is that of the old file
 			}
-			if !link.Same || begun[signal.Path] && (state == "configured" || state == "failed") {
+			if !link.Same || done {
 				delete(waiting, signal.Path)
 				continue
 			}
