@@ -110,11 +110,7 @@ func (c *copier) leave(d *dir) error {
 func (c *copier) surplus(d *dir, name string) error { return removeAll(d.to, name) }
 
 func (c *copier) entry(d *dir, e entry, me *worker) error {
-	flags := unix.O_PATH
-	if e.kind == unix.DT_REG {
-		flags = unix.O_RDONLY
-	}
-	source, err := openFile(d.from, e.name, flags)
+	source, err := openEntry(d.from, e.name, e.kind)
 	if err != nil {
 		return changed("open", err)
 	}
@@ -263,6 +259,11 @@ func (c *copier) makeFile(source, target int, st *unix.Stat_t, me *worker) error
 
 // content copies the data and leaves the holes. The digest is that of a file without holes.
 func (c *copier) content(source, target int, st *unix.Stat_t, me *worker) (digest uint64, err error) {
+	if st.Size > blockSize {
+		if err := throughCache(source); err != nil {
+			return 0, err
+		}
+	}
 	holes := sparse(st)
 	if holes {
 		if err := unix.Ftruncate(target, st.Size); err != nil {

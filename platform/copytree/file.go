@@ -160,22 +160,6 @@ func seek(fd int, at, size int64, whence int) (int64, error) {
 	return min(found, size), err
 }
 
-func readAt(fd int, b []byte, offset int64) error {
-	for len(b) > 0 {
-		n, err := unix.Pread(fd, b, offset)
-		switch {
-		case errors.Is(err, unix.EINTR):
-			continue
-		case err != nil:
-			return fmt.Errorf("read: %w", err)
-		case n == 0:
-			return &DifferenceError{What: "size"} // it became shorter
-		}
-		b, offset = b[n:], offset+int64(n)
-	}
-	return nil
-}
-
 func writeAt(fd int, b []byte, offset int64) error {
 	for len(b) > 0 {
 		n, err := unix.Pwrite(fd, b, offset)

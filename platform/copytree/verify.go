@@ -57,10 +57,6 @@ func (v *verifier) entry(d *dir, e entry, me *worker) error {
 }
 
 func (v *verifier) compare(d *dir, e entry, st *unix.Stat_t, me *worker) error {
-	flags := unix.O_PATH
-	if kindOf(st) == unix.DT_REG {
-		flags = unix.O_RDONLY
-	}
 	var have unix.Stat_t
 	if err := unix.Fstatat(d.to, e.name, &have, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return changed("stat the copy", err)
@@ -68,7 +64,7 @@ func (v *verifier) compare(d *dir, e entry, st *unix.Stat_t, me *worker) error {
 	if what := difference(st, &have); what != "" {
 		return &DifferenceError{What: what} // a device, for one, must not be opened
 	}
-	target, err := openFile(d.to, e.name, flags)
+	target, err := openEntry(d.to, e.name, kindOf(st))
 	if err != nil {
 		return changed("open the copy", err)
 	}
@@ -85,13 +81,16 @@ func (v *verifier) compare(d *dir, e entry, st *unix.Stat_t, me *worker) error {
 		}
 	}
 	if kindOf(st) == unix.DT_REG {
-		// What was flushed leaves the page cache, so that the disk is asked and not the memory.
-		_ = unix.Fadvise(target, 0, 0, unix.FADV_DONTNEED)
+		if st.Size > blockSize {
+			if err := throughCache(target); err != nil {
+				return err
+			}
+		}
 		if same, err := v.sameDigest(target, st, me); err != nil || same {
 			return err
 		}
 	}
-	source, err := openFile(d.from, e.name, flags)
+	source, err := openEntry(d.from, e.name, kindOf(st))
 	if err != nil {
 		return changed("open", err)
 	}
@@ -137,6 +136,11 @@ func (v *verifier) sameDigest(target int, st *unix.Stat_t, me *worker) (bool, er
 
 // compareContent reads what is data on either side; the holes of the other read as zeros.
 func (v *verifier) compareContent(source, target int, size int64, me *worker) error {
+	if size > blockSize {
+		if err := throughCache(source); err != nil {
+			return err
+		}
+	}
 	for at := int64(0); at < size; {
 		if err := context.Cause(me.ctx); err != nil {
 			return err

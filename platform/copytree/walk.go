@@ -72,7 +72,7 @@ func (d *dir) ownPath() string {
 // worker is what one goroutine of a walk has to itself.
 type worker struct {
 	ctx  context.Context // ends with the walk's first failure
-	a, b []byte          // of blockSize
+	a, b []byte          // of alignedBlock
 }
 
 // task is a subdirectory to enter, or entries of a directory.
@@ -126,7 +126,7 @@ func (w *walk) run() error {
 }
 
 func (w *walk) work() {
-	me := &worker{ctx: w.ctx, a: make([]byte, blockSize), b: make([]byte, blockSize)}
+	me := &worker{ctx: w.ctx, a: alignedBlock(), b: alignedBlock()}
 	for {
 		t, ok := w.next()
 		if !ok {
