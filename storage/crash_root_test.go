@@ -5,8 +5,10 @@ package storage
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -62,12 +64,12 @@ type fileRecords struct {
 	path string
 }
 
-func (r *fileRecords) MountedCID() string {
+func (r *fileRecords) MountedCID() (string, error) {
 	data, err := os.ReadFile(r.path)
-	if err != nil {
-		return ""
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
 	}
-	return string(data)
+	return string(data), err
 }
 func (r *fileRecords) SetMountedCID(cid string) error {
 	return os.WriteFile(r.path, []byte(cid), 0o600)

@@ -20,6 +20,7 @@ import (
 	"cambium/platform/filesystem"
 	"cambium/platform/mount"
 	"cambium/settings"
+	"cambium/storage/identity"
 	"cambium/storage/internal/intent"
 )
 
@@ -310,6 +311,11 @@ func TestRootPoint16RecordsAreAtomic(t *testing.T) {
 	b := newBench(t, Options{})
 	dev := b.disk(64<<20, "vol-1")
 	write(t, b.Intents.Path, "")
+	// It may have said that the disk holds an incomplete copy.
+	b.fails(b.Mount(ctx, "vol-1"), "disk_intents.json", "agent disk accept")
+	b.ok(b.Identities.Request(identity.Accept, "vol-1"))
+	b.fails(b.Mount(ctx, "vol-1"), "agent disk release") // what is accepted is not formatted
+	b.ok(b.Identities.Request(identity.Release, "vol-1"))
 	b.ok(b.Mount(ctx, "vol-1"))
 	if got := mountedSource(t, b.Dirs.Store()); got != dev.Path+"p1" {
 		t.Errorf("store is %q", got)

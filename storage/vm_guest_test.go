@@ -76,7 +76,7 @@ type guestRecords struct {
 func (r *guestRecords) Disks() map[string]settings.PersistentDisk { return r.disks }
 func (r *guestRecords) PutHint(string, settings.DiskHint) error   { return nil }
 func (r *guestRecords) RemoveHint(string) error                   { return nil }
-func (r *guestRecords) MountedCID() string                        { return r.mounted }
+func (r *guestRecords) MountedCID() (string, error)               { return r.mounted, nil }
 func (r *guestRecords) SetMountedCID(cid string) error            { r.mounted = cid; return nil }
 func (r *guestRecords) ClearMountedCID() error                    { r.mounted = ""; return nil }
 

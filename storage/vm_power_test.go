@@ -189,10 +189,10 @@ func guestFlow(ctx context.Context, flow, sum string) error {
 		// A reboot in the middle must have brought back a whole store, whichever disk it is.
 		if _, there, _ := mount.At(dirs.Store()); there {
 			if got, err := sumOf(dirs.Store()); err != nil || got != sum {
-				return fmt.Errorf("with %q on record the store is not whole (%v)", kept.MountedCID(), err)
+				return fmt.Errorf("with %q on record the store is not whole (%v)", kept.onRecord(), err)
 			}
 		}
-		if kept.MountedCID() != "vol-new" {
+		if kept.onRecord() != "vol-new" {
 			if err := errors.Join(d.Persistent.Mount(ctx, "vol-old"), d.Persistent.Mount(ctx, "vol-new")); err != nil {
 				return err
 			}
@@ -208,8 +208,8 @@ func guestFlow(ctx context.Context, flow, sum string) error {
 		return fmt.Errorf("nothing is on the store (%v)", err)
 	}
 	fresh, err := r.Resolve(ctx, device.Hint{CID: "vol-new"})
-	if err != nil || store.Source != device.Partition(fresh.Path, 1) || kept.MountedCID() != "vol-new" {
-		return fmt.Errorf("the store is %s with %q on record, want the new disk (%v)", store.Source, kept.MountedCID(), err)
+	if err != nil || store.Source != device.Partition(fresh.Path, 1) || kept.onRecord() != "vol-new" {
+		return fmt.Errorf("the store is %s with %q on record, want the new disk (%v)", store.Source, kept.onRecord(), err)
 	}
 	if flow == "migrate" {
 		if got, err := sumOf(dirs.Store()); err != nil || got != sum {
@@ -225,12 +225,17 @@ type durableRecords struct {
 	path string
 }
 
-func (r *durableRecords) MountedCID() string {
+func (r *durableRecords) MountedCID() (string, error) {
 	data, err := os.ReadFile(r.path)
-	if err != nil {
-		return ""
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
 	}
-	return string(data)
+	return string(data), err
+}
+
+func (r *durableRecords) onRecord() string {
+	cid, _ := r.MountedCID()
+	return cid
 }
 func (r *durableRecords) SetMountedCID(cid string) error {
 	return atomicfile.Write(r.path, []byte(cid), 0o600)

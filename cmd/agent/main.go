@@ -14,6 +14,7 @@ import (
 
 	"cambium/cmd/agent/cli"
 	"cambium/cmd/agent/compile"
+	"cambium/cmd/agent/disk"
 	"cambium/cmd/agent/doctor"
 	"cambium/cmd/agent/monitaccess"
 	"cambium/cmd/agent/show"
@@ -38,6 +39,7 @@ var commands = cli.Table{
 	{Name: "validate", Summary: "check agent.json, settings or update-settings documents", Run: validate.Run},
 	{Name: "settings", Summary: "ask the sources as a boot does, show the effective settings", Run: showsettings.Run},
 	{Name: "plan", Summary: "show what a boot would change on this machine", Run: runPlan},
+	{Name: "disk", Summary: "accept or release the identity of a persistent disk", Run: disk.Run},
 	{Name: "compile", Summary: "compile release tarballs on this machine, without a Director", Run: compile.Run},
 	{Name: "version", Summary: "print the version", Run: runVersion},
 }

@@ -109,6 +109,7 @@ type Info struct {
 	Start     int64  // bytes
 	Size      int64  // bytes
 	Serial    string
+	WWID      string   // as the kernel writes it: naa.…, eui.…, t10.…
 	Holders   []string // devices built upon this one: dm, md, bcache
 }
 
@@ -158,6 +159,11 @@ func infoFrom(link string) (Info, error) {
 	for _, name := range []string{"serial", "device/serial"} {
 		if s := strings.TrimSpace(text(dir, name)); s != "" && info.Serial == "" {
 			info.Serial = s
+		}
+	}
+	for _, name := range []string{"wwid", "device/wwid"} {
+		if s := text(dir, name); s != "" && info.WWID == "" {
+			info.WWID = s
 		}
 	}
 	if holders, err := os.ReadDir(filepath.Join(dir, "holders")); err == nil {

@@ -55,6 +55,8 @@ type Hint struct {
 	LUN          string
 	HostDeviceID string
 	ISCSI        bool
+	// Others are the CIDs of other disks: a path that leads to one of them is not believed.
+	Others []string
 }
 
 func (h Hint) String() string {
@@ -78,6 +80,8 @@ type Device struct {
 	Number blkdev.Number
 	// Directory is set for a bind-mounted "disk", which is no block device.
 	Directory bool
+	// Identified is set when it was found by an identifier of the disk, not by a place such as a path or a LUN.
+	Identified bool
 }
 
 // Options say how hints are understood; they come from the stemcell's agent.json.
@@ -146,6 +150,8 @@ type stage struct {
 	// whole means that the grace is not over when udev has finished with the device that was found:
 	// the identity that is waited for may be another device's.
 	whole bool
+	// identifier and path say what the disk is found by; a place that is no path is neither.
+	identifier, path bool
 }
 
 type search struct {
@@ -177,9 +183,9 @@ func (r *Resolver) search(h Hint) (s search, err error) {
 	}
 	// A path is no identity: behind a link by LUN it counts when that link has not come in its time.
 	byPath := func(match matcher) stage {
-		st := stage{match: match, limit: pathLimit}
+		st := stage{match: match, limit: pathLimit, path: true}
 		if len(s.stages) > 0 {
-			st.grace = byIDGrace
+			st.grace = time.Duration(float64(pathLimit) * o.Patience)
 		}
 		if len(s.links) > 0 && s.links[0] == o.LUNLinks {
 			st.grace, st.whole = time.Duration(float64(scsiLimit)*o.Patience), true
@@ -192,7 +198,7 @@ func (r *Resolver) search(h Hint) (s search, err error) {
 	case o.Type == "virtio":
 		if h.CID != "" {
 			s.links, s.disks = append(s.links, "/dev/disk/by-id"), true
-			s.stages = append(s.stages, stage{match: byID(h.CID, r.pattern, o.IDReplacement), limit: byIDGrace})
+			s.stages = append(s.stages, stage{match: byID(h.CID, r.pattern, o.IDReplacement), limit: byIDGrace, identifier: true})
 		}
 		if h.Path != "" {
 			match, paths := mapped(h.Path)
@@ -201,7 +207,7 @@ func (r *Resolver) search(h Hint) (s search, err error) {
 		}
 	case o.Type == "scsi" && h.DeviceID != "":
 		s.links = append(s.links, "/dev/disk/by-id")
-		s.stages, s.disks, s.rescan = append(s.stages, stage{match: scsiID(h.DeviceID), limit: scsiLimit}), true, true
+		s.stages, s.disks, s.rescan = append(s.stages, stage{match: scsiID(h.DeviceID), limit: scsiLimit, identifier: true}), true, true
 	case o.Type == "scsi" && h.VolumeID != "":
 		s.stages, s.disks, s.rescan = append(s.stages, stage{match: scsiVolume(h.VolumeID), limit: volumeLimit}), true, true
 	case o.Type == "scsi" && h.LUN != "" && h.HostDeviceID != "":
@@ -282,6 +288,12 @@ func (r *Resolver) Resolve(ctx context.Context, h Hint) (Device, error) {
 			break
 		}
 	}
+	if errors.Is(context.Cause(ctx), ErrTimedOut) {
+		d, trace, err = r.once(s, h, time.Hour) // now a path is believed
+		if err == nil && d.Path == "" {
+			err = ErrTimedOut
+		}
+	}
 	if rescanned {
 		trace = append(trace, "SCSI hosts rescanned")
 	}
@@ -305,6 +317,7 @@ func (r *Resolver) once(s search, h Hint, waited time.Duration) (Device, []strin
 		return Device{}, nil, fmt.Errorf("find disk %s: %w", h, err)
 	}
 	var trace []string
+	others := r.others(now, h)
 	for _, st := range s.stages {
 		found, evidence := st.match(now)
 		trace = append(trace, evidence)
@@ -321,14 +334,34 @@ func (r *Resolver) once(s search, h Hint, waited time.Duration) (Device, []strin
 			continue
 		}
 		n := nodes[0]
-		// Where udev has finished with the device, or does not run, no better link will come.
-		if waited < st.grace && now.Udev && (st.whole || !n.Settled) {
+		if other := others[n.Number]; other != "" && st.path && n.Block {
+			trace = append(trace, n.Target+" is disk "+other)
+			continue
+		}
+		// Where udev has finished with the device, or does not run, no better link will come. Where other disks of this CPI have
+		// identifiers, this one's may belong to a device that is still to come.
+		if waited < st.grace && now.Udev && (st.whole || !n.Settled || len(others) > 0) {
 			trace = append(trace, "waiting for udev before "+n.Target+" is believed")
 			continue
 		}
-		return Device{Path: n.Target, Number: n.Number, Directory: !n.Block}, trace, nil
+		return Device{Path: n.Target, Number: n.Number, Directory: !n.Block, Identified: st.identifier}, trace, nil
 	}
 	return Device{}, trace, nil
+}
+
+// others are the devices that an identifier shows to be another disk than the one of the hint, with the CID of that disk.
+func (r *Resolver) others(now Snapshot, h Hint) map[blkdev.Number]string {
+	if r.options.Type != "virtio" {
+		return nil
+	}
+	found := map[blkdev.Number]string{}
+	for _, cid := range h.Others {
+		nodes, _ := byID(cid, r.pattern, r.options.IDReplacement)(now)
+		for _, n := range nodes {
+			found[n.Number] = cid
+		}
+	}
+	return found
 }
 
 func distinct(found []Node) (nodes []Node) {

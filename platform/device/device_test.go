@@ -312,8 +312,8 @@ func TestGraceForIdentity(t *testing.T) {
 		t.Fatal(err)
 	}
 	last := s.stages[len(s.stages)-1]
-	if last.grace != byIDGrace {
-		t.Errorf("grace %v, want %v", last.grace, byIDGrace)
+	if last.grace != pathLimit {
+		t.Errorf("grace %v, want %v", last.grace, pathLimit)
 	}
 	s, err = r.search(Hint{Path: "/dev/sdh"})
 	if err != nil || s.stages[0].grace != 0 {

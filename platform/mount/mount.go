@@ -64,6 +64,20 @@ func At(target string) (Entry, bool, error) {
 	return visible(all, target)
 }
 
+// AllAt returns the mounts at target, the topmost last.
+func AllAt(target string) (found []Entry, err error) {
+	if target, err = resolve(target); err != nil {
+		return nil, err
+	}
+	all, err := Table()
+	for _, m := range all {
+		if m.Target == target {
+			found = append(found, m)
+		}
+	}
+	return found, err
+}
+
 func visible(all []Entry, target string) (e Entry, ok bool, err error) {
 	for _, m := range all {
 		if m.Target == target {

@@ -264,7 +264,8 @@ func TestRootPrivateNamespaceDoesNotPin(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	changed, err := DetachElsewhere(n)
+	was := Entry{Source: d.Path, Number: n, Root: "/"}
+	changed, err := DetachElsewhere(was)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -278,7 +279,7 @@ func TestRootPrivateNamespaceDoesNotPin(t *testing.T) {
 	if err := AwaitIdle(context.Background(), d.Path); err != nil {
 		t.Errorf("the device is still held: %v", err)
 	}
-	if again, err := DetachElsewhere(n); err != nil || len(again) != 0 {
+	if again, err := DetachElsewhere(was); err != nil || len(again) != 0 {
 		t.Errorf("a second time changed %v, %v", again, err)
 	}
 }

@@ -21,10 +21,17 @@ import (
 type Process struct {
 	PID     int
 	Command string
-	Path    string // the first file found that it uses on the mount
+	Path    string // the first file found that it uses on the mount, or where it has it mounted
+	// Namespace is its mount namespace, if that is not the agent's.
+	Namespace string
 }
 
-func (p Process) String() string { return fmt.Sprintf("%s (pid %d, %s)", p.Command, p.PID, p.Path) }
+func (p Process) String() string {
+	if p.Namespace != "" {
+		return fmt.Sprintf("%s (pid %d, %s in mount namespace %s)", p.Command, p.PID, p.Path, p.Namespace)
+	}
+	return fmt.Sprintf("%s (pid %d, %s)", p.Command, p.PID, p.Path)
+}
 
 // BusyError means that the mount was still in use when the context ended.
 type BusyError struct {
@@ -127,7 +134,7 @@ func Users(target string) ([]Process, error) {
 			continue
 		}
 		dir := filepath.Join("/proc", e.Name())
-		if path := usedBy(dir, st.Dev, target); path != "" {
+		if path := usedBy(dir, st.Dev, func(path string) bool { return below(path, target) }); path != "" {
 			name, _ := os.ReadFile(filepath.Join(dir, "comm")) // it may have ended; then only the pid is named
 			users = append(users, Process{PID: pid, Command: strings.TrimSpace(string(name)), Path: path})
 		}
@@ -136,9 +143,9 @@ func Users(target string) ([]Process, error) {
 	return users, nil
 }
 
-// usedBy returns a path below target that the process uses, if any. Errors are ignored: processes
+// usedBy returns a path that counts and that the process uses on a file system, if any. Errors are ignored: processes
 // end meanwhile.
-func usedBy(dir string, dev uint64, target string) string {
+func usedBy(dir string, dev uint64, counts func(path string) bool) string {
 	links := []string{"cwd", "root", "exe"}
 	if fds, err := os.ReadDir(filepath.Join(dir, "fd")); err == nil {
 		for _, fd := range fds {
@@ -151,7 +158,7 @@ func usedBy(dir string, dev uint64, target string) string {
 		if unix.Stat(link, &st) != nil || st.Dev != dev {
 			continue
 		}
-		if path, err := os.Readlink(link); err == nil && below(path, target) {
+		if path, err := os.Readlink(link); err == nil && counts(path) {
 			return path
 		}
 	}
@@ -163,7 +170,7 @@ func usedBy(dir string, dev uint64, target string) string {
 	want := fmt.Sprintf("%02x:%02x", unix.Major(dev), unix.Minor(dev))
 	for s := bufio.NewScanner(maps); s.Scan(); {
 		fields := strings.Fields(s.Text())
-		if len(fields) >= 6 && fields[3] == want && below(fields[5], target) {
+		if len(fields) >= 6 && fields[3] == want && counts(fields[5]) {
 			return fields[5]
 		}
 	}

@@ -191,7 +191,7 @@ func describe(c *Current) string {
 		return s
 	}
 	e := c.Effective()
-	return fmt.Sprintf("%s %v %s %d %s", e.Settings.AgentID, e.NTP, dash(e.TrustedCerts), len(c.Disks()), dash(c.MountedCID()))
+	return fmt.Sprintf("%s %v %s %d %s", e.Settings.AgentID, e.NTP, dash(e.TrustedCerts), len(c.Disks()), dash(mountedCID(c)))
 }
 
 func contains(all []string, s string) bool {

@@ -10,6 +10,9 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"cambium/internal/vcap"
 	"cambium/settings"
@@ -131,9 +134,32 @@ func (c *Current) writeHints(place string, hints map[string]settings.PersistentD
 	return c.disk.write(path, settings.EncodeHints(hints).Reveal())
 }
 
-// MountedCID is the disk that was last mounted on the store directory; empty when there is
-// none.
-func (c *Current) MountedCID() string { return c.state.Load().mounted }
+// MountedCID is the disk that was last mounted on the store directory; empty when there is none. A record that is damaged
+// is an error: the generation before it names another disk.
+func (c *Current) MountedCID() (string, error) {
+	s := c.state.Load()
+	return s.mounted, s.mountedDamaged
+}
+
+// readMountedCID reads what cloudfoundry/bosh-agent writes, too: the bare CID, and after a power cut an empty file or zeros.
+func (c *Current) readMountedCID() (string, error) {
+	path := c.dirs.ManagedDiskSettings()
+	data, err := readLimited(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	cid := strings.TrimSpace(string(data))
+	if err == nil && (cid == "" || !utf8.ValidString(cid) || strings.ContainsFunc(cid, unicode.IsControl)) {
+		err = errors.New("it holds no CID")
+	}
+	if err != nil {
+		return "", fmt.Errorf("%s is damaged (%w): run mount_disk or 'agent disk accept CID' with the disk that belongs on the store", path, err)
+	}
+	if err := c.disk.tighten(path); err != nil {
+		c.options.Log.WithField("path", path).WithError(err).Warn("cannot take away others' access to file")
+	}
+	return cid, nil
+}
 
 // SetMountedCID records the disk that is mounted on the store directory.
 func (c *Current) SetMountedCID(cid string) error {
@@ -145,7 +171,7 @@ func (c *Current) SetMountedCID(cid string) error {
 	if err := c.disk.write(c.dirs.ManagedDiskSettings(), []byte(cid)); err != nil {
 		return fmt.Errorf("record mounted disk: %w", err)
 	}
-	c.replace(func(s *state) { s.mounted = cid })
+	c.replace(func(s *state) { s.mounted, s.mountedDamaged = cid, nil })
 	return nil
 }
 
@@ -156,7 +182,7 @@ func (c *Current) ClearMountedCID() error {
 	if err := c.disk.remove(c.dirs.ManagedDiskSettings()); err != nil {
 		return fmt.Errorf("clear record of mounted disk: %w", err)
 	}
-	c.replace(func(s *state) { s.mounted = "" })
+	c.replace(func(s *state) { s.mounted, s.mountedDamaged = "", nil })
 	return nil
 }
 

@@ -16,7 +16,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -82,8 +81,10 @@ type state struct {
 	effective settings.Effective
 	hints     map[string]settings.PersistentDisk
 	mounted   string
-	hosts     bool
-	last      Loaded
+	// mountedDamaged is why it is not known which disk was mounted.
+	mountedDamaged error
+	hosts          bool
+	last           Loaded
 	// version counts changes of update, for Preview and Commit.
 	version int
 }
@@ -166,12 +167,7 @@ func (c *Current) restore(s *state) {
 	if !s.present && from != "" {
 		s.place = from
 	}
-	s.mounted = strings.TrimSpace(string(c.salvage(c.dirs.ManagedDiskSettings(), func(d []byte) error {
-		if len(strings.TrimSpace(string(d))) == 0 {
-			return errors.New("file is empty")
-		}
-		return nil
-	})))
+	s.mounted, s.mountedDamaged = c.readMountedCID()
 	s.hosts = c.hostsConfigured()
 	s.effective = settings.Merge(s.settings, s.update)
 	if s.present && !c.disk.readOnly {

@@ -301,8 +301,8 @@ func TestDamagedFilesGiveWayToTheirPreviousGeneration(t *testing.T) {
 				c = m.open(t)
 				m.load(t, c)
 				e := c.Effective()
-				got := fmt.Sprintf("%v %s %d %s", e.NTP, e.TrustedCerts, len(c.Disks()), c.MountedCID())
-				if want := "[first] one 1 d-1"; got != want {
+				got := fmt.Sprintf("%v %s %d %s", e.NTP, e.TrustedCerts, len(c.Disks()), mountedCID(c))
+				if want := "[first] one 1 damaged"; got != want {
 					t.Errorf("restart %d: got %s, want the previous generation %s", restart, got, want)
 				}
 			}
@@ -316,6 +316,41 @@ func TestDamagedFilesGiveWayToTheirPreviousGeneration(t *testing.T) {
 			previous := filepath.Join(m.dirs.Bosh(), vcap.UpdateSettingsFile+atomicfile.PreviousSuffix)
 			if got := m.read(t, previous); !strings.Contains(got, "one") {
 				t.Errorf("previous generation is %q", got)
+			}
+		})
+	}
+}
+
+// mountedCID is the disk on record, or "damaged".
+func mountedCID(c *Current) string {
+	cid, err := c.MountedCID()
+	if err != nil {
+		return "damaged"
+	}
+	return cid
+}
+
+// The record of the store's disk never means another disk, nor none, because it is damaged; a new record ends that.
+func TestDamagedRecordOfTheStore(t *testing.T) {
+	for name, content := range map[string]string{"empty": "", "zeros": "\x00\x00\x00", "blank": " \n", "not text": "\xff\xfe", "two lines": "vol-1\nvol-2"} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			c := m.open(t)
+			if err := errors.Join(c.SetMountedCID("vol-1"), c.SetMountedCID("vol-2")); err != nil {
+				t.Fatal(err)
+			}
+			m.put(t, m.dirs.ManagedDiskSettings(), content)
+			for range 2 {
+				c = m.open(t)
+				if cid, err := c.MountedCID(); err == nil || cid != "" || !strings.Contains(err.Error(), "managed_disk_settings.json is damaged") {
+					t.Fatalf("MountedCID = %q, %v; want an error", cid, err)
+				}
+			}
+			if err := c.SetMountedCID("vol-3"); err != nil {
+				t.Fatal(err)
+			}
+			if got := mountedCID(c) + mountedCID(m.open(t)); got != "vol-3vol-3" {
+				t.Errorf("after a new record: %s", got)
 			}
 		})
 	}

@@ -63,8 +63,8 @@ func TestTmpfsHoldsAllGenerationsAndThePlainCopiesGo(t *testing.T) {
 	c = m.open(t)
 	m.load(t, c)
 	e := c.Effective()
-	if len(e.NTP) != 1 || e.NTP[0] != "y" || e.TrustedCerts != "three" || len(c.Disks()) != 2 || c.MountedCID() != "d-1" {
-		t.Errorf("after the restart: %v %q %v %q", e.NTP, e.TrustedCerts, c.Disks(), c.MountedCID())
+	if len(e.NTP) != 1 || e.NTP[0] != "y" || e.TrustedCerts != "three" || len(c.Disks()) != 2 || mountedCID(c) != "d-1" {
+		t.Errorf("after the restart: %v %q %v %q", e.NTP, e.TrustedCerts, c.Disks(), mountedCID(c))
 	}
 
 	// And back to the disk.
@@ -171,8 +171,8 @@ func TestAnotherAgentsStateIsSetAside(t *testing.T) {
 	if l.Foreign != "a-1" || l.NotCached != nil || e.Settings.AgentID != "b-2" {
 		t.Fatalf("got %+v", l)
 	}
-	if e.TrustedCerts != "" || e.Bus.URLs[0].Reveal() != "nats://u:p@10.0.0.6:4222" || len(c.Disks()) != 0 || c.MountedCID() != "" || c.HostsConfigured() {
-		t.Errorf("the other agent's state is in force: %+v %v %q", e, c.Disks(), c.MountedCID())
+	if e.TrustedCerts != "" || e.Bus.URLs[0].Reveal() != "nats://u:p@10.0.0.6:4222" || len(c.Disks()) != 0 || mountedCID(c) != "" || c.HostsConfigured() {
+		t.Errorf("the other agent's state is in force: %+v %v %q", e, c.Disks(), mountedCID(c))
 	}
 	want := []string{
 		"bosh/foreign/a-1/agent_state.json", "bosh/foreign/a-1/journal", "bosh/foreign/a-1/managed_disk_settings.json", "bosh/foreign/a-1/persistent_disk_hints.json",
@@ -196,8 +196,8 @@ func TestFilesOfUpstreamAreTakenOverAndTightened(t *testing.T) {
 	m.put(t, m.dirs.AgentState(), `{"Linux":{"hosts_configured":true}}`)
 	c := m.open(t)
 	d := c.Disks()["vol-9"]
-	if d.Hint.Path != "/dev/sdc" || d.FileSystem != "xfs" || c.MountedCID() != "vol-9" || !c.HostsConfigured() || c.Effective().TrustedCerts != "PEM" {
-		t.Errorf("got disk %+v, mounted %q, hosts %v", d, c.MountedCID(), c.HostsConfigured())
+	if d.Hint.Path != "/dev/sdc" || d.FileSystem != "xfs" || mountedCID(c) != "vol-9" || !c.HostsConfigured() || c.Effective().TrustedCerts != "PEM" {
+		t.Errorf("got disk %+v, mounted %q, hosts %v", d, mountedCID(c), c.HostsConfigured())
 	}
 	if a := c.Effective().Associations; len(a) != 1 || a[0].CID != "vol-9" {
 		t.Errorf("associations %v", a)

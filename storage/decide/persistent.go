@@ -3,11 +3,13 @@ package decide
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"cambium/platform/device"
 	"cambium/platform/disk"
 	"cambium/platform/filesystem"
+	"cambium/storage/identity"
 )
 
 // Persistent is what was observed about a persistent disk, and what is wanted on it.
@@ -22,6 +24,12 @@ type Persistent struct {
 	// Pending says that an unfinished preparation of exactly this table is on record, and Finished that
 	// its file system is complete all the same.
 	Pending, Finished bool
+	// Hardware is an identifier of the hardware that no other disk has; empty if there is none.
+	Hardware string
+	// Records are the disks on record.
+	Records identity.Records
+	// DuplicateUUID is set when a file system of the same UUID is mounted: a clone.
+	DuplicateUUID bool
 	// Earlier is what lies where partitions usually begin, for a table without entries.
 	Earlier filesystem.Content
 
@@ -56,9 +64,20 @@ func (e *ForeignError) Error() string {
 		"or allow formatting with env.persistent_disk_foreign: format in the deployment manifest", e.Path, e.Found)
 }
 
+// Refused makes it a Refusal.
+func (e *ForeignError) Refused() (path, found string) { return e.Path, e.Found }
+
 // MountPersistent partitions and formats what is blank, completes what is ours and unfinished, grows what became
 // larger, refuses the rest, and mounts it on a directory. notGrown says why a partition stays smaller than its disk.
 func MountPersistent(o Persistent, target string) (p Plan, notGrown string, err error) {
+	if o.Damaged == nil {
+		if err := CheckIdentity(o.CID, o.Disk.Path, o.Records, o.Identity()); err != nil {
+			return p, "", err
+		}
+	}
+	if o.DuplicateUUID && o.Volume.Content.Kind == filesystem.XFS {
+		o.MountOptions = append(slices.Clone(o.MountOptions), "nouuid") // XFS refuses a UUID that is mounted
+	}
 	if o.Preformatted {
 		if o.Volume.Content.Blank() {
 			return p, "", fmt.Errorf("%s is blank, there is nothing to mount", o.Disk.Path)
@@ -126,6 +145,11 @@ func (o Persistent) judge() (Verdict, string, error) {
 	verdict, proof := Judge(o)
 	if verdict == Refuse && o.AllowForeign {
 		verdict, proof = Create, proof+"; formatting foreign disks is allowed"
+	}
+	if verdict == Create || verdict == Format || verdict == Keep && o.Pending && !o.Finished {
+		if err := o.refuseFormatting(proof); err != nil {
+			return Refuse, "", err
+		}
 	}
 	switch {
 	case verdict == Create && !o.Label.Addresses(o.Disk.Bytes, o.Disk.Sector):

@@ -24,7 +24,7 @@ type Records interface {
 	Disks() map[string]settings.PersistentDisk
 	PutHint(cid string, hint settings.DiskHint) error
 	RemoveHint(cid string) error
-	MountedCID() string
+	MountedCID() (cid string, err error)
 	SetMountedCID(cid string) error
 	ClearMountedCID() error
 }
@@ -203,9 +203,9 @@ func (d *Disks) List(ctx context.Context) ([]string, error) {
 
 // MountLast mounts the disk again that was mounted last, as boot does on a machine, if it has been formatted.
 func (d *Disks) MountLast() error {
-	cid := d.Records.MountedCID()
-	if cid == "" {
-		return nil
+	cid, err := d.Records.MountedCID()
+	if err != nil || cid == "" {
+		return err
 	}
 	if _, err := d.known(cid); err != nil {
 		return nil // detached meanwhile

@@ -21,7 +21,7 @@ func (r *records) PutHint(cid string, h settings.DiskHint) error {
 	return nil
 }
 func (r *records) RemoveHint(cid string) error    { delete(r.disks, cid); return nil }
-func (r *records) MountedCID() string             { return r.mounted }
+func (r *records) MountedCID() (string, error)    { return r.mounted, nil }
 func (r *records) SetMountedCID(cid string) error { r.mounted = cid; return nil }
 func (r *records) ClearMountedCID() error         { r.mounted = ""; return nil }
 

@@ -82,7 +82,10 @@ func (m *Migration) migrate(ctx context.Context, wantFrom, wantTo string) error 
 
 // observe returns what is mounted and on record, and the mount of the store.
 func (m *Migration) observe() (o decide.Migration, old mount.Entry, err error) {
-	o.Store, o.Target, o.Recorded = m.Machine.Dirs.Store(), m.Machine.Dirs.StoreMigrationTarget(), m.Disks.Records.MountedCID()
+	o.Store, o.Target = m.Machine.Dirs.Store(), m.Machine.Dirs.StoreMigrationTarget()
+	if o.Recorded, err = m.Disks.Records.MountedCID(); err != nil {
+		return o, old, err
+	}
 	if old, o.From, err = m.Disks.DiskOn(o.Store); err != nil {
 		return o, old, err
 	}
@@ -226,10 +229,9 @@ func (m *Migration) switchStore(ctx context.Context, o decide.Migration, old mou
 	if err := mount.UnmountReporting(limited, o.Store, m.Disks.Busy(o.Store)); err != nil {
 		return errors.Join(err, m.Disks.MakeWritable(ctx))
 	}
-	if !m.Disks.BindMounted {
-		if err := m.Disks.ReleaseDevice(old.Source); err != nil {
-			m.Machine.Log.WithError(err).Warn("old disk is still held elsewhere")
-		}
+	// Its content is complete on the new disk: what still holds it is waited for by unmount_disk.
+	if err := m.Disks.Detach(old); err != nil {
+		m.Machine.Log.WithError(err).Warn("old disk is still held elsewhere")
 	}
 	m.Machine.CrashPoint("record new disk")
 	if err := m.Disks.Records.SetMountedCID(o.To); err != nil {

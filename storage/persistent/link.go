@@ -107,7 +107,7 @@ func (d *Disks) planLink(a settings.DiskAssociation, find func(device.Hint) (dev
 	if err != nil {
 		return nil, fmt.Errorf("associate disk as %s: %w", a.Name, err)
 	}
-	dev, err := find(machine.HintOf(a.CID, p.Hint))
+	dev, err := find(d.hint(p))
 	if err != nil {
 		return nil, fmt.Errorf("associate disk as %s: %w", a.Name, err)
 	}

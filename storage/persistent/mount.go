@@ -24,6 +24,9 @@ func (d *Disks) Mount(ctx context.Context, cid string) error {
 	if err := d.Reload(ctx); err != nil {
 		return err
 	}
+	if err := d.settleRequests(); err != nil {
+		return err
+	}
 	p, err := d.known(cid)
 	if err != nil {
 		return err
@@ -43,7 +46,7 @@ func (d *Disks) PutBack(ctx context.Context, cid string) error {
 }
 
 func (d *Disks) resolveAndMount(ctx context.Context, p settings.PersistentDisk) ([]decide.Change, error) {
-	dev, err := d.Resolver.Resolve(ctx, machine.HintOf(p.CID, p.Hint))
+	dev, err := d.Resolver.Resolve(ctx, d.hint(p))
 	if err != nil {
 		return nil, fmt.Errorf("mount disk %s: %w", p.CID, err)
 	}
@@ -67,6 +70,9 @@ func (d *Disks) mount(ctx context.Context, p settings.PersistentDisk, dev device
 		return nil, err
 	}
 	defer release()
+	if err := d.checkClaims(p.CID, dev); err != nil {
+		return nil, err
+	}
 	at, err := d.place(p.CID, dev.Path)
 	if err != nil {
 		return nil, err
@@ -91,6 +97,9 @@ func (d *Disks) mount(ctx context.Context, p settings.PersistentDisk, dev device
 		return made, err
 	}
 	d.Machine.Log.WithFields(logrus.Fields{"disk": p.CID, "device": o.Part(), "mount": at.Directory}).Info("persistent disk mounted")
+	if err := d.recordIdentity(p.CID, dev.Path); err != nil {
+		return made, err
+	}
 	return made, d.record(p.CID, at)
 }
 
@@ -114,7 +123,7 @@ func (d *Disks) record(cid string, at decide.Placement) error {
 
 func (d *Disks) recordStore(cid string) error {
 	d.Machine.CrashPoint("record mounted disk")
-	if d.Records.MountedCID() == cid {
+	if d.recorded() == cid {
 		return nil
 	}
 	return d.Records.SetMountedCID(cid)
@@ -126,10 +135,9 @@ func (d *Disks) place(cid, path string) (decide.Placement, error) {
 	if err != nil {
 		return decide.Placement{}, err
 	}
-	if o.MountedOn, err = machine.MountedAt(d.part(path)); err != nil {
+	if o.MountedOn, err = machine.MountedAt(d.part(path), o.Store, o.MigrationTarget); err != nil {
 		return decide.Placement{}, err
 	}
-	o.MountedOn = ourPath(o.MountedOn, o.Store, o.MigrationTarget)
 	for dir, taken := range map[string]*bool{o.Store: &o.StoreTaken, o.MigrationTarget: &o.TargetTaken} {
 		if _, *taken, err = mount.At(dir); err != nil {
 			return decide.Placement{}, err
@@ -140,7 +148,7 @@ func (d *Disks) place(cid, path string) (decide.Placement, error) {
 
 func (d *Disks) placing(cid string) (decide.Placing, error) {
 	all, err := d.Machine.Intents.All()
-	return decide.Placing{CID: cid, Recorded: d.Records.MountedCID(), Open: all[intent.Migration],
+	return decide.Placing{CID: cid, Recorded: d.recorded(), Open: all[intent.Migration],
 		Store: d.Machine.Dirs.Store(), MigrationTarget: d.Machine.Dirs.StoreMigrationTarget()}, err
 }
 
@@ -149,14 +157,23 @@ func (d *Disks) mountedBefore(ctx context.Context, p settings.PersistentDisk, pa
 	if err := d.enter(at); err != nil {
 		return nil, err
 	}
-	if err := d.resume(ctx, p, at.Directory); err != nil {
-		return nil, err
-	}
-	where, err := machine.MountedAt(d.part(path)) // the last step of a migration may have moved it
+	records, err := d.Machine.Identities.All()
 	if err != nil {
 		return nil, err
 	}
-	where = ourPath(where, d.Machine.Dirs.Store())
+	if err := decide.CheckIdentity(p.CID, path, records, d.identify(path)); err != nil {
+		return nil, err
+	}
+	if err := d.recordIdentity(p.CID, path); err != nil {
+		return nil, err
+	}
+	if err := d.resume(ctx, p, at.Directory); err != nil {
+		return nil, err
+	}
+	where, err := machine.MountedAt(d.part(path), d.Machine.Dirs.Store(), at.Directory) // the last step of a migration may have moved it
+	if err != nil {
+		return nil, err
+	}
 	made, err := d.growMounted(ctx, path, where)
 	if err != nil || where != d.Machine.Dirs.Store() {
 		return made, err
@@ -224,11 +241,14 @@ func bindChange(cid, source string, at decide.Placement) decide.Change {
 func (d *Disks) MountLast(ctx context.Context) (made []decide.Change, warning string, err error) {
 	d.Machine.Lock()
 	defer d.Machine.Unlock()
+	if err := d.settleRequests(); err != nil {
+		return nil, "", err
+	}
 	p, mounts, warning, err := d.lastMounted()
 	if err != nil || !mounts {
 		return nil, warning, err
 	}
-	dev, err := d.Resolver.Resolve(ctx, machine.HintOf(p.CID, p.Hint))
+	dev, err := d.Resolver.Resolve(ctx, d.hint(p))
 	if err != nil {
 		return nil, "", fmt.Errorf("mount disk %s: %w", p.CID, err)
 	}
@@ -246,7 +266,15 @@ func (d *Disks) MountLast(ctx context.Context) (made []decide.Change, warning st
 }
 
 func (d *Disks) lastMounted() (p settings.PersistentDisk, mounts bool, warning string, err error) {
-	cid, known := d.Records.MountedCID(), d.Records.Disks()
+	known := d.Records.Disks()
+	cid, err := d.Records.MountedCID()
+	if err != nil {
+		accepted, acceptErr := d.Machine.Identities.Accepted()
+		if acceptErr != nil || accepted == "" {
+			return p, false, "", err
+		}
+		cid = accepted // an operator has named the disk
+	}
 	p, isKnown := known[cid]
 	mounts, warning, err = decide.LastMounted(cid, isKnown, len(known))
 	return p, mounts, warning, err

@@ -27,8 +27,16 @@ func (d *Disks) observe(ctx context.Context, p settings.PersistentDisk, dev devi
 	if p.Partitioner != "" {
 		o.Label = LabelOf(p.Partitioner)
 	}
+	o.Hardware = machine.HardwareOf(dev.Number, p.CID)
+	if o.Records, err = d.Machine.Identities.All(); err != nil {
+		return o, err
+	}
 	if d.Preformatted {
-		return o, d.observePreformatted(&o, dev.Path)
+		if err := d.observePreformatted(&o, dev.Path); err != nil {
+			return o, err
+		}
+		o.DuplicateUUID, err = duplicateUUID(dev.Path, o.Volume.Content)
+		return o, err
 	}
 	o.Disk, err = disk.Inspect(dev.Path)
 	if errors.Is(err, disk.ErrDamaged) {
@@ -79,6 +87,11 @@ func (d *Disks) observePartition(ctx context.Context, o *decide.Persistent, anno
 	}
 	if o.Volume, err = d.Machine.Volume(o.Disk, o.Disk.Table.Partitions[0].Number); err != nil {
 		return err
+	}
+	if o.Volume.Content.Data() {
+		if o.DuplicateUUID, err = duplicateUUID(o.Part(), o.Volume.Content); err != nil {
+			return err
+		}
 	}
 	if o.Pending, err = d.Machine.Intents.Pending(o.CID, o.Disk.Table); err != nil || !o.Pending || !o.Volume.Content.Data() {
 		return err

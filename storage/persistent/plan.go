@@ -20,7 +20,7 @@ func (d *Disks) PlanMountLast(ctx context.Context) ([]decide.Change, error) {
 	if err != nil || !mounts {
 		return nil, err
 	}
-	dev, err := d.Resolver.Look(machine.HintOf(p.CID, p.Hint))
+	dev, err := d.Resolver.Look(d.hint(p))
 	if machine.Missing(err) {
 		return []decide.Change{await(p.CID, err, "wait for it")}, nil
 	}
@@ -47,7 +47,7 @@ func await(cid string, err error, what string) decide.Change {
 func (d *Disks) PlanMount(ctx context.Context) ([]decide.Change, error) {
 	d.Machine.Lock()
 	defer d.Machine.Unlock()
-	known, last := d.Records.Disks(), d.Records.MountedCID()
+	known, last := d.Records.Disks(), d.recorded()
 	var cids []string
 	for cid := range known {
 		if cid != last {
@@ -67,7 +67,7 @@ func (d *Disks) PlanMount(ctx context.Context) ([]decide.Change, error) {
 }
 
 func (d *Disks) planKnown(ctx context.Context, p settings.PersistentDisk) ([]decide.Change, error) {
-	dev, err := d.Resolver.Look(machine.HintOf(p.CID, p.Hint))
+	dev, err := d.Resolver.Look(d.hint(p))
 	if machine.Missing(err) {
 		return []decide.Change{await(p.CID, err, "mount_disk will wait for it")}, nil
 	}
@@ -75,9 +75,10 @@ func (d *Disks) planKnown(ctx context.Context, p settings.PersistentDisk) ([]dec
 		return nil, err
 	}
 	changes, notGrown, err := d.plan(ctx, p, dev)
-	var foreign *decide.ForeignError
-	if errors.As(err, &foreign) {
-		return []decide.Change{{Op: decide.Reject, Device: foreign.Path, Proof: foreign.Found, What: "persistent disk " + p.CID + " will be refused"}}, nil
+	var refused decide.Refusal
+	if errors.As(err, &refused) {
+		path, found := refused.Refused()
+		return []decide.Change{{Op: decide.Reject, Device: path, Proof: found, What: "persistent disk " + p.CID + " will be refused"}}, nil
 	}
 	for i := range changes {
 		changes[i].What = "mount_disk will " + changes[i].What
@@ -99,6 +100,9 @@ func (d *Disks) plan(ctx context.Context, p settings.PersistentDisk, dev device.
 	}
 	if dev.Directory {
 		return nil, "", fmt.Errorf("%s is no block device", dev.Path)
+	}
+	if err := d.checkClaims(p.CID, dev); err != nil {
+		return nil, "", err
 	}
 	at, err := d.place(p.CID, dev.Path)
 	if err != nil {

@@ -91,7 +91,7 @@ func (d *Disks) resume(ctx context.Context, p settings.PersistentDisk, where str
 	if err != nil {
 		return err
 	}
-	switch decide.Resume(decide.Interrupted{CID: p.CID, Recorded: d.Records.MountedCID(), Open: all[intent.Migration],
+	switch decide.Resume(decide.Interrupted{CID: p.CID, Recorded: d.recorded(), Open: all[intent.Migration],
 		OnStore: where == d.Machine.Dirs.Store(), StoreIsFree: !occupied,
 		StoreIsSame: occupied && store.Number == here.Number && store.Root == here.Root}) {
 	case decide.CompleteSwitch:

@@ -3,6 +3,7 @@
 package intent
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -64,12 +65,22 @@ func (f File) All() (map[string]Intent, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read disk intents: %w", err)
 	}
-	if err := json.Unmarshal(data, &all); err != nil {
-		// Without the record an unfinished disk is refused instead of completed: safe.
-		f.Log.WithError(err).Warn("disk intents cannot be read and are ignored")
-		return map[string]Intent{}, nil
+	if err := json.Unmarshal(data, &all); err != nil || all == nil {
+		// Without the record a disk with an incomplete copy would become the store.
+		return nil, fmt.Errorf("%w: %s: %w: run 'agent disk accept CID' for the disk that is to be used", ErrDamaged, f.Path, cmp.Or(err, errors.New("it is null")))
 	}
 	return all, nil
+}
+
+// ErrDamaged means that there is a record of unfinished work that cannot be read.
+var ErrDamaged = errors.New("record of unfinished disk work is damaged")
+
+// SetAside ends a record that is damaged, and keeps its file for people.
+func (f File) SetAside() error {
+	if err := os.Rename(f.Path, f.Path+".damaged"); err != nil {
+		return err
+	}
+	return atomicfile.SyncDir(filepath.Dir(f.Path))
 }
 
 // Set records an intent.

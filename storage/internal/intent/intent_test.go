@@ -1,6 +1,7 @@
 package intent
 
 import (
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -59,8 +60,8 @@ func TestIntentsAreKept(t *testing.T) {
 	}
 }
 
-// Without the record an unfinished disk is refused instead of completed.
-func TestDamagedFileIsNoRecord(t *testing.T) {
+// Without the record a disk with an incomplete copy would become the store.
+func TestDamagedFileIsAnError(t *testing.T) {
 	f := newFile(t)
 	if err := os.Mkdir(filepath.Dir(f.Path), 0o755); err != nil {
 		t.Fatal(err)
@@ -68,11 +69,17 @@ func TestDamagedFileIsNoRecord(t *testing.T) {
 	if err := os.WriteFile(f.Path, []byte(`{"vol-1": {`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if all, err := f.All(); err != nil || len(all) != 0 {
-		t.Errorf("on record %+v, %v; want nothing", all, err)
+	if all, err := f.All(); !errors.Is(err, ErrDamaged) || all != nil {
+		t.Errorf("on record %+v, %v; want ErrDamaged", all, err)
 	}
-	if err := os.Remove(f.Path); err != nil {
+	if err := f.Set("vol-2", Intent{Table: "x"}); !errors.Is(err, ErrDamaged) {
+		t.Errorf("Set = %v; want ErrDamaged", err)
+	}
+	if err := f.SetAside(); err != nil {
 		t.Fatal(err)
+	}
+	if all, err := f.All(); err != nil || len(all) != 0 {
+		t.Errorf("set aside: on record %+v, %v", all, err)
 	}
 	if err := os.Mkdir(f.Path, 0o755); err != nil {
 		t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -23,6 +24,7 @@ import (
 	"cambium/platform/mount"
 	"cambium/settings"
 	"cambium/storage/decide"
+	"cambium/storage/identity"
 	"cambium/storage/internal/intent"
 )
 
@@ -32,7 +34,9 @@ type Machine struct {
 
 	Dirs    vcap.Dirs
 	Intents intent.File
-	Log     *logrus.Entry
+	// Identities are the disks on record.
+	Identities identity.File
+	Log        *logrus.Entry
 
 	// How the machine is seen; tests see another one.
 	RootMount   func() (mount.Entry, bool, error)
@@ -44,7 +48,7 @@ type Machine struct {
 
 // New returns the machine that the agent runs on.
 func New(dirs vcap.Dirs, log *logrus.Entry) *Machine {
-	return &Machine{Dirs: dirs, Intents: intent.File{Path: filepath.Join(dirs.Bosh(), "disk_intents.json"), Log: log}, Log: log,
+	return &Machine{Dirs: dirs, Identities: identity.In(dirs), Intents: intent.File{Path: filepath.Join(dirs.Bosh(), "disk_intents.json"), Log: log}, Log: log,
 		RootMount:   func() (mount.Entry, bool, error) { return mount.At("/") },
 		InContainer: inContainer, Memory: memTotal, CrashPoint: func(string) {}}
 }
@@ -120,9 +124,9 @@ func (m *Machine) Device(node string) (v decide.Volume, err error) {
 	return v, err
 }
 
-// MountedAt tells where a device's file system is mounted; empty means nowhere. A device that
-// is not there is mounted nowhere.
-func MountedAt(node string) (string, error) {
+// MountedAt tells where a device's file system is mounted; empty means nowhere. The first of the directories where it is counts:
+// jobs may bind it elsewhere. A device that is not there is mounted nowhere.
+func MountedAt(node string, directories ...string) (string, error) {
 	number, err := blkdev.NumberOf(node)
 	if errors.Is(err, os.ErrNotExist) {
 		return "", nil
@@ -134,6 +138,12 @@ func MountedAt(node string) (string, error) {
 	if err != nil || len(all) == 0 {
 		return "", err
 	}
+	for _, dir := range directories {
+		real, err := filepath.EvalSymlinks(dir)
+		if err == nil && slices.ContainsFunc(all, func(m mount.Entry) bool { return m.Target == real }) {
+			return dir, nil
+		}
+	}
 	return all[len(all)-1].Target, nil
 }
 
@@ -144,6 +154,33 @@ func Serial(number blkdev.Number) string {
 		return ""
 	}
 	return info.Serial
+}
+
+// serialLength is how much of a serial number a virtio disk can hold.
+const serialLength = 20
+
+// Hardware is what the hardware of a disk is called: its WWN or EUI, or its serial number.
+func Hardware(number blkdev.Number) string {
+	info, err := blkdev.Lookup("/sys", number)
+	if err != nil {
+		return ""
+	}
+	for _, kind := range []string{"naa.", "eui.", "uuid."} {
+		if strings.HasPrefix(info.WWID, kind) {
+			return info.WWID
+		}
+	}
+	return info.Serial
+}
+
+// HardwareOf is Hardware if it tells the disk of this CID from others. A serial number does only if it holds the CID; others name a slot.
+func HardwareOf(number blkdev.Number, cid string) string {
+	name := Hardware(number)
+	serial := Serial(number)
+	if name != serial || cid != "" && (strings.Contains(serial, cid) || serial == cid[:min(len(cid), serialLength)]) {
+		return name
+	}
+	return ""
 }
 
 func memTotal() (int64, error) {

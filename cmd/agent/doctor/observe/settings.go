@@ -68,7 +68,9 @@ func loadSettings(ctx context.Context, o Options, config agentjson.Config, confi
 		found.Err = err.Error()
 		return settings.Effective{}
 	}
-	found.MountedCID = cache.MountedCID()
+	if found.MountedCID, err = cache.MountedCID(); err != nil {
+		found.Err = err.Error()
+	}
 	effective := cache.Effective()
 	if cache.Present() {
 		found.From = cache.Last().From

@@ -1,0 +1,154 @@
+package decide
+
+import (
+	"fmt"
+	"slices"
+
+	"cambium/storage/identity"
+)
+
+// Identity is what the disk that was found is recorded as.
+func (o Persistent) Identity() identity.Disk {
+	d := identity.Disk{Table: o.Disk.Table.GUID, Bytes: o.Disk.Bytes, Hardware: o.Hardware}
+	if o.Volume.Content.Kind.Managed() {
+		d.FileSystem = o.Volume.Content.UUID
+	}
+	return d
+}
+
+// Refusal is an error that leaves a disk as it is.
+type Refusal interface {
+	error
+	// Refused is the device, and what was found there.
+	Refused() (path, found string)
+}
+
+// ClaimedError refuses a device that is another persistent disk.
+type ClaimedError struct {
+	Path string
+	// By is the CID of that disk.
+	By string
+}
+
+func (e *ClaimedError) Error() string {
+	return fmt.Sprintf("%s is persistent disk %s: check which device the CPI attached, or run remove_persistent_disk %s if that disk is gone", e.Path, e.By, e.By)
+}
+
+// Refused makes it a Refusal.
+func (e *ClaimedError) Refused() (path, found string) { return e.Path, "it is persistent disk " + e.By }
+
+// OtherDiskError refuses a device that is not the recorded disk of its CID.
+type OtherDiskError struct {
+	CID, Path, Conflict string
+	Recorded, Found     identity.Disk
+}
+
+func (e *OtherDiskError) Error() string {
+	return fmt.Sprintf("%s is %s than the one on record for %s: recorded is %s; found is %s. If it is the right one, run 'agent disk accept %s' and try again",
+		e.Path, e.Conflict, e.CID, e.Recorded, e.Found, e.CID)
+}
+
+// Refused makes it a Refusal.
+func (e *OtherDiskError) Refused() (path, found string) {
+	return e.Path, e.Conflict + " than the one on record"
+}
+
+// RecordedError refuses to format a disk that is on record.
+type RecordedError struct {
+	Path, Found string
+	// Of is the CID of the record.
+	Of     string
+	Record identity.Disk
+}
+
+func (e *RecordedError) Error() string {
+	return fmt.Sprintf("%s is refused: %s, and disk %s is on record with %s: what is on record is never formatted. Repair it or attach the right disk; "+
+		"run 'agent disk release %s' only to give up its content", e.Path, e.Found, e.Of, e.Record, e.Of)
+}
+
+// Refused makes it a Refusal.
+func (e *RecordedError) Refused() (path, found string) {
+	return e.Path, e.Found + ", and disk " + e.Of + " is on record"
+}
+
+// CheckIdentity refuses a disk that is not the one on record for its CID.
+func CheckIdentity(cid, path string, records identity.Records, found identity.Disk) error {
+	recorded, known := records[cid]
+	if !known || recorded.Accepted {
+		return nil
+	}
+	if conflict := recorded.Conflict(found); conflict != "" {
+		return &OtherDiskError{CID: cid, Path: path, Conflict: conflict, Recorded: recorded, Found: found}
+	}
+	return nil
+}
+
+// refuseFormatting refuses to format a disk that is on record, whatever it looks like and whatever else is allowed.
+func (o Persistent) refuseFormatting(found string) error {
+	of, record, known := o.Records.Known(o.CID, o.Volume.Content.UUID, o.Disk.Table.GUID)
+	if !known {
+		return nil
+	}
+	return &RecordedError{Path: o.Disk.Path, Found: found, Of: of, Record: record}
+}
+
+// Claims are what is known of a device that is mounted, or about to be.
+type Claims struct {
+	// Recorded is the CID on record as the store, if that is where the device is mounted.
+	Recorded string
+	// ByIdentifier and ByPath are the disks whose hint leads to the device, by an identifier or by a path.
+	ByIdentifier, ByPath []string
+	// ByRecord are the disks whose recorded identifiers the device carries.
+	ByRecord []string
+}
+
+// Owner is the CID of the disk that a device is; empty if nothing tells. Hints are believed before identifiers on record, which
+// a clone has as well.
+func (c Claims) Owner() string {
+	all := slices.Concat(c.ByIdentifier, c.ByPath, c.ByRecord)
+	if c.Recorded != "" && (len(all) == 0 || slices.Contains(all, c.Recorded)) {
+		return c.Recorded
+	}
+	// A clone carries the identifiers of several disks; the hint tells which one it is.
+	for _, cid := range slices.Concat(c.ByIdentifier, c.ByPath) {
+		if slices.Contains(c.ByRecord, cid) {
+			return cid
+		}
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	return all[0]
+}
+
+// Check refuses the device at path, which is about to be mounted for cid, if it is another disk.
+func (c Claims) Check(cid, path string) error {
+	if by := c.claimedBy(cid); by != "" {
+		return &ClaimedError{Path: path, By: by}
+	}
+	return nil
+}
+
+// claimedBy is the CID of another disk that the device is, which is about to be mounted for cid; empty if there is none.
+func (c Claims) claimedBy(cid string) string {
+	if c.Recorded != "" { // it is mounted
+		if owner := c.Owner(); owner != cid {
+			return owner
+		}
+		return ""
+	}
+	if slices.Contains(c.ByRecord, cid) {
+		return "" // its own identifiers tell more than the hint of another disk
+	}
+	for _, other := range c.ByIdentifier {
+		if other != cid {
+			return other
+		}
+	}
+	for _, other := range c.ByPath {
+		if other != cid && !slices.Contains(c.ByIdentifier, cid) {
+			return other
+		}
+	}
+	return ""
+}

@@ -1,0 +1,140 @@
+package decide
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"cambium/platform/filesystem"
+	"cambium/storage/identity"
+)
+
+// A disk that matches a record by its CID, its file system or its table is never formatted, whatever it looks like and whatever
+// the deployment allows.
+func TestDisksOnRecordAreNeverFormatted(t *testing.T) {
+	records := identity.Records{"vol-1": {FileSystem: "U", Table: "T", Bytes: 1}}
+	blank, unnamed := whole(filesystem.Blank), gptDisk("x")
+	unnamed.Table.GUID = "T"
+	ours := gptDisk("bosh-partition-0")
+	ours.Table.GUID = "T"
+	other := holding(filesystem.Btrfs)
+	other.Content.UUID = "U"
+	for name, o := range map[string]Persistent{
+		"blank, by CID":                    {CID: "vol-1", Disk: blank},
+		"our empty partition, by table":    {CID: "vol-9", Disk: ours, Volume: holding(filesystem.Blank)},
+		"unfinished on record, by table":   {CID: "vol-9", Disk: ours, Volume: holding(filesystem.Blank), Pending: true},
+		"unfinished file system, by table": {CID: "vol-9", Disk: ours, Volume: holding(filesystem.Ext4), Pending: true},
+		"foreign allowed, by table":        {CID: "vol-9", Disk: unnamed, Volume: holding(filesystem.Blank), AllowForeign: true},
+		"foreign allowed, by file system":  {CID: "vol-9", Disk: gptDisk("x"), Volume: other, AllowForeign: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o.FileSystem = filesystem.Ext4
+			o.Records = nil
+			if p, _, err := MountPersistent(o, "/store"); err != nil || !p.has(MakeFileSystem) {
+				t.Fatalf("without a record it is not formatted, so this shows nothing: %v %v", p, err)
+			}
+			o.Records = records
+			p, _, err := MountPersistent(o, "/store")
+			var refused *RecordedError
+			if !errors.As(err, &refused) || len(p.Changes) > 0 || !strings.Contains(err.Error(), "agent disk release vol-1") {
+				t.Errorf("plan %v, error %v; want it refused", p.Changes, err)
+			}
+		})
+	}
+}
+
+func TestMountingChecksIdentity(t *testing.T) {
+	records := identity.Records{"vol-1": {FileSystem: "U", Table: "T", Bytes: 100 * testMiB}}
+	with := func(uuid string, change func(*Persistent)) Persistent {
+		o := Persistent{CID: "vol-1", Disk: gptDisk("bosh-partition-0"), Volume: holding(filesystem.XFS), Records: records, FileSystem: filesystem.Ext4}
+		o.Volume.Content.UUID = uuid
+		if change != nil {
+			change(&o)
+		}
+		return o
+	}
+	accepted := identity.Records{"vol-1": {FileSystem: "U", Accepted: true}}
+	for _, c := range []struct {
+		name  string
+		o     Persistent
+		wrong string // empty if it is mounted
+	}{
+		{"its own", with("U", nil), ""},
+		{"grown", with("U", func(o *Persistent) { o.Disk.Bytes *= 2 }), ""},
+		{"another", with("V", nil), "another file system"},
+		{"another that was accepted", with("V", func(o *Persistent) { o.Records = accepted }), ""},
+		{"shrunk", with("U", func(o *Persistent) { o.Disk.Bytes-- }), "a smaller disk"},
+		{"a clone under a new CID", with("U", func(o *Persistent) { o.CID = "vol-2" }), ""},
+		{"a stranger under a new CID", with("V", func(o *Persistent) { o.CID = "vol-2" }), ""},
+		{"preformatted, another", with("V", func(o *Persistent) { o.Preformatted = true }), "another file system"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p, _, err := MountPersistent(c.o, "/store")
+			if c.wrong == "" {
+				if err != nil || !p.has(Mount) {
+					t.Errorf("plan %v, error %v; want it mounted", p.Changes, err)
+				}
+				return
+			}
+			var other *OtherDiskError
+			if !errors.As(err, &other) || len(p.Changes) > 0 {
+				t.Fatalf("plan %v, error %v; want it refused", p.Changes, err)
+			}
+			for _, text := range []string{c.wrong, "file system U", "file system " + c.o.Volume.Content.UUID, "agent disk accept vol-1"} {
+				if !strings.Contains(err.Error(), text) {
+					t.Errorf("error %q, want it to say %q", err, text)
+				}
+			}
+		})
+	}
+}
+
+// XFS refuses to mount a UUID that is mounted already.
+func TestDuplicateUUID(t *testing.T) {
+	for kind, want := range map[filesystem.Kind]bool{filesystem.XFS: true, filesystem.Ext4: false} {
+		o := Persistent{CID: "vol-2", Disk: gptDisk("x"), Volume: holding(kind), DuplicateUUID: true, MountOptions: []string{"noatime"}}
+		p, _, err := MountPersistent(o, "/store")
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := slices.IndexFunc(p.Changes, func(c Change) bool { return c.Op == Mount })
+		if got := slices.Contains(p.Changes[i].MountOptions, "nouuid"); got != want || !slices.Contains(p.Changes[i].MountOptions, "noatime") {
+			t.Errorf("%s: options %v", kind, p.Changes[i].MountOptions)
+		}
+	}
+}
+
+func TestClaims(t *testing.T) {
+	a, b := []string{"A"}, []string{"B"}
+	for _, c := range []struct {
+		name    string
+		claims  Claims
+		owner   string
+		refused string // who it is instead, when it is about to be mounted for B
+	}{
+		{"nothing known", Claims{}, "", ""},
+		{"B by its hint", Claims{ByPath: b}, "B", ""},
+		{"mounted as A, the path of B leads there", Claims{Recorded: "A", ByIdentifier: a, ByPath: b}, "A", "A"},
+		{"mounted as A, whose hint is gone", Claims{Recorded: "A", ByPath: b, ByRecord: a}, "A", "A"},
+		{"mounted as A, no hint leads there", Claims{Recorded: "A"}, "A", "A"},
+		{"A by identifier, B by path", Claims{ByIdentifier: a, ByPath: b}, "A", "A"},
+		{"B by identifier, A by path", Claims{ByIdentifier: b, ByPath: a}, "B", ""},
+		{"two hints with one path", Claims{ByPath: []string{"A", "B"}}, "A", "A"},
+		{"two hints with one path, it was B", Claims{ByPath: []string{"A", "B"}, ByRecord: b}, "B", ""},
+		{"a clone of A attached as B", Claims{ByPath: b, ByRecord: a}, "B", ""},
+		{"a clone that was both", Claims{ByPath: b, ByRecord: []string{"A", "B"}}, "B", ""},
+		{"A is on record, the device carries the ids of B", Claims{Recorded: "A", ByPath: b, ByRecord: b}, "B", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := c.claims.Owner(); got != c.owner {
+				t.Errorf("Owner = %q, want %q", got, c.owner)
+			}
+			err := c.claims.Check("B", "/dev/vdb")
+			var claimed *ClaimedError
+			if c.refused == "" && err != nil || c.refused != "" && (!errors.As(err, &claimed) || claimed.By != c.refused) {
+				t.Errorf("Check = %v, want %q", err, c.refused)
+			}
+		})
+	}
+}

@@ -1,0 +1,123 @@
+package identity
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+
+	"cambium/internal/atomicfile"
+)
+
+// Action is what an operator asks about a disk.
+type Action string
+
+// The actions. The agent acts upon a request at its next decision about disks.
+const (
+	Accept  Action = "accept"  // take the disk that is there for this CID, and record it
+	Release Action = "release" // remove the record of this CID
+)
+
+// request is one file, so that a command and the agent never write the same one.
+type request struct {
+	Version int    `json:"version"`
+	Action  Action `json:"action"`
+	CID     string `json:"cid"`
+}
+
+func (f File) requestPath(r request) string {
+	return filepath.Join(f.requests, string(r.Action)+"-"+url.PathEscape(r.CID))
+}
+
+// Request leaves a request for the agent.
+func (f File) Request(a Action, cid string) error {
+	if cid == "" {
+		return errors.New("the disk's CID is empty")
+	}
+	if err := os.MkdirAll(f.requests, 0o700); err != nil {
+		return err
+	}
+	r := request{Action: a, CID: cid}
+	data, err := json.Marshal(request{Version: version, Action: a, CID: cid})
+	if err != nil {
+		return err
+	}
+	return atomicfile.Write(f.requestPath(r), data, 0o600)
+}
+
+// pending returns the requests, without their version, in the order of their names.
+func (f File) pending() ([]request, error) {
+	entries, err := os.ReadDir(f.requests)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read requests about disks: %w", err)
+	}
+	var all []request
+	for _, e := range entries {
+		data, err := os.ReadFile(filepath.Join(f.requests, e.Name()))
+		if err != nil {
+			return nil, fmt.Errorf("read requests about disks: %w", err)
+		}
+		var r request
+		if err := json.Unmarshal(data, &r); err != nil || r.Version != version || r.CID == "" {
+			continue // an unfinished file; a request counts only when it is whole
+		}
+		r.Version = 0
+		all = append(all, r)
+	}
+	return all, nil
+}
+
+// Accepted is the CID of the only disk that an operator has accepted; empty if there is none, or several.
+func (f File) Accepted() (cid string, err error) {
+	asked, err := f.pending()
+	if err != nil {
+		return "", err
+	}
+	for _, r := range asked {
+		if r.Action != Accept {
+			continue
+		}
+		if cid != "" {
+			return "", nil
+		}
+		cid = r.CID
+	}
+	return cid, nil
+}
+
+// SettleReleases removes the records that operators have released, and returns their CIDs. Accepted disks are settled by Put.
+func (f File) SettleReleases() (released []string, err error) {
+	asked, err := f.pending()
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range asked {
+		if r.Action != Release {
+			continue
+		}
+		records, err := f.read()
+		if err != nil {
+			return released, err
+		}
+		if _, known := records[r.CID]; known {
+			delete(records, r.CID)
+			if err := f.write(records); err != nil {
+				return released, err
+			}
+		}
+		// A release also ends a request to accept the same disk.
+		if err := errors.Join(f.clear(request{Action: Accept, CID: r.CID}), f.clear(r)); err != nil {
+			return released, err
+		}
+		released = append(released, r.CID)
+	}
+	return released, nil
+}
+
+func (f File) clear(r request) error { return atomicfile.Remove(f.requestPath(r)) }

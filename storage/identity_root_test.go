@@ -1,0 +1,312 @@
+//go:build root
+
+package storage
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"cambium/internal/looptest"
+	"cambium/platform/device"
+	"cambium/platform/mount"
+	"cambium/settings"
+	"cambium/storage/identity"
+)
+
+// attach names a device as the one of a disk.
+func (b *bench) attach(cid, path string) {
+	b.records.disks[cid] = settings.PersistentDisk{CID: cid, Hint: settings.DiskHint{Path: path}}
+}
+
+func (b *bench) list() []string {
+	b.t.Helper()
+	cids, err := b.List(ctx)
+	b.ok(err)
+	return cids
+}
+
+func (b *bench) lists(want ...string) {
+	b.t.Helper()
+	if got := b.list(); !slices.Equal(got, want) {
+		b.t.Errorf("list_disk = %q, want %q", got, want)
+	}
+}
+
+// put leaves a file on the store, and kept looks for it.
+func (b *bench) put(text string) {
+	b.t.Helper()
+	b.ok(os.WriteFile(filepath.Join(b.Dirs.Store(), "file"), []byte(text), 0o644))
+}
+
+func (b *bench) kept(dir, want string) {
+	b.t.Helper()
+	if got, err := os.ReadFile(filepath.Join(dir, "file")); err != nil || string(got) != want {
+		b.t.Errorf("the file in %s is %q (%v), want %q", dir, got, err, want)
+	}
+}
+
+// A disk that was a store is never formatted again, not even when it is blank; remove_persistent_disk does not change that.
+func TestRootDiskOnRecordIsNeverFormatted(t *testing.T) {
+	b := newBench(t, Options{})
+	b.Foreign = func() string { return "format" }
+	dev := b.disk(256<<20, "vol-1")
+	b.ok(b.Mount(ctx, "vol-1"))
+	b.unmounted("vol-1", "Unmounted partition of vol-1")
+	b.ok(b.Remove(ctx, "vol-1"))
+	b.attach("vol-1", dev.Path)
+	for _, wipe := range []string{device.Partition(dev.Path, 1), dev.Path} {
+		tool(t, dev.Path, "wipefs", "-qaf", wipe)
+		before := checksum(t, dev)
+		b.fails(b.Mount(ctx, "vol-1"), "vol-1 is on record", "agent disk release vol-1")
+		if checksum(t, dev) != before {
+			t.Errorf("%s is without signatures, and the disk was changed", wipe)
+		}
+	}
+	b.ok(identity.In(b.Dirs).Request(identity.Release, "vol-1"))
+	b.ok(b.Mount(ctx, "vol-1"))
+	if !strings.Contains(b.log.String(), "an operator has released the disk") {
+		t.Error("the release is not in the log")
+	}
+}
+
+// A CID is never given another disk than its own, unless an operator says so.
+func TestRootAnotherDiskUnderOneCID(t *testing.T) {
+	b := newBench(t, Options{})
+	first, second := b.disk(256<<20, "vol-1"), b.disk(256<<20, "vol-2")
+	b.ok(b.Mount(ctx, "vol-1"))
+	b.put("one")
+	b.unmounted("vol-1", "Unmounted partition of vol-1")
+	b.ok(b.Remove(ctx, "vol-1"))
+	b.ok(b.Mount(ctx, "vol-2"))
+	b.put("two")
+	b.unmounted("vol-2", "Unmounted partition of vol-2")
+	b.ok(b.Remove(ctx, "vol-2"))
+
+	b.attach("vol-1", second.Path)
+	before := checksum(t, second)
+	records, err := b.Identities.All()
+	b.ok(err)
+	err = b.Mount(ctx, "vol-1")
+	b.fails(err, "another file system", records["vol-1"].FileSystem, records["vol-2"].FileSystem, "agent disk accept vol-1")
+	if checksum(t, second) != before || mountedSource(t, b.Dirs.Store()) != "" {
+		t.Error("the refused disk was changed or mounted")
+	}
+	b.attach("vol-1", first.Path)
+	b.ok(b.Mount(ctx, "vol-1"))
+	b.kept(b.Dirs.Store(), "one")
+	b.unmounted("vol-1", "Unmounted partition of vol-1")
+
+	b.attach("vol-1", second.Path)
+	b.ok(identity.In(b.Dirs).Request(identity.Accept, "vol-1"))
+	b.ok(b.Mount(ctx, "vol-1"))
+	b.kept(b.Dirs.Store(), "two")
+	if !strings.Contains(b.log.String(), "an operator has accepted the disk") {
+		t.Error("the acceptance is not in the log")
+	}
+	b.unmounted("vol-1", "Unmounted partition of vol-1")
+	b.ok(b.Mount(ctx, "vol-1")) // without another request
+}
+
+// A clone under a new CID is mounted and recorded, alone and beside its original.
+func TestRootClones(t *testing.T) {
+	for _, kind := range []string{"ext4", "xfs"} {
+		t.Run(kind, func(t *testing.T) {
+			b := newBench(t, Options{})
+			size := int64(512 << 20)
+			original := b.disk(size, "vol-1")
+			p := b.records.disks["vol-1"]
+			p.FileSystem = kind
+			b.records.disks["vol-1"] = p
+			b.ok(b.Mount(ctx, "vol-1"))
+			b.put("data")
+			b.unmounted("vol-1", "Unmounted partition of vol-1")
+			image := filepath.Join(filepath.Dir(original.Image), "clone.img")
+			if out, err := exec.Command("cp", "--sparse=always", original.Image, image).CombinedOutput(); err != nil {
+				t.Fatalf("cp: %v: %s", err, out)
+			}
+			clone := looptest.Attach(t, image)
+			b.attach("vol-2", clone.Path)
+
+			b.ok(b.Mount(ctx, "vol-2"))
+			b.kept(b.Dirs.Store(), "data")
+			b.lists("vol-2")
+			b.ok(b.Mount(ctx, "vol-1")) // beside it
+			b.kept(b.Dirs.StoreMigrationTarget(), "data")
+			b.lists("vol-2", "vol-1")
+			if _, on, err := b.DiskOn(b.Dirs.Store()); err != nil || on != "vol-2" {
+				t.Errorf("on the store is %q, %v", on, err)
+			}
+			b.unmounted("vol-1", "Unmounted partition of vol-1")
+			b.lists("vol-2")
+			b.unmounted("vol-2", "Unmounted partition of vol-2")
+			b.ok(b.Remove(ctx, "vol-2"))
+			b.ok(b.Mount(ctx, "vol-1"))
+			b.lists("vol-1")
+		})
+	}
+}
+
+// A hint that leads to the device of another disk neither mounts nor unmounts that one.
+func TestRootHintLeadsToAnotherDisk(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(256<<20, "vol-a")
+	b.ok(b.Mount(ctx, "vol-a"))
+	b.put("a")
+	b.attach("vol-b", dev.Path)
+	b.fails(b.Mount(ctx, "vol-b"), "is persistent disk vol-a")
+	b.lists("vol-a")
+	b.unmounted("vol-b", "Partition of vol-b is not mounted")
+	b.kept(b.Dirs.Store(), "a")
+	if cid := b.records.mounted; cid != "vol-a" {
+		t.Errorf("on record is %q", cid)
+	}
+	b.ok(b.Remove(ctx, "vol-b"))
+	if cid := b.records.mounted; cid != "vol-a" {
+		t.Errorf("after remove_persistent_disk of the other, on record is %q", cid)
+	}
+	b.ok(boot(b.disks()))
+	b.kept(b.Dirs.Store(), "a")
+}
+
+// list_disk answers from what is mounted, whatever else is broken.
+func TestRootListAnswersAlways(t *testing.T) {
+	b := newBench(t, Options{})
+	b.disk(256<<20, "vol-1")
+	b.disk(256<<20, "vol-2")
+	b.ok(b.Mount(ctx, "vol-1"))
+	for name, breakIt := range map[string]func(){
+		"settings":       func() { b.Reload = func(context.Context) error { return errors.New("no source") } },
+		"hints":          func() { b.records.disks = map[string]settings.PersistentDisk{} },
+		"no such device": func() { b.attach("vol-1", "/dev/nothing") },
+		"bad hint":       func() { b.attach("vol-1", "") },
+		"records":        func() { b.ok(os.WriteFile(filepath.Join(b.Dirs.Bosh(), "disk_records.json"), []byte("{"), 0o600)) },
+		"intents":        func() { b.ok(os.WriteFile(filepath.Join(b.Dirs.Bosh(), "disk_intents.json"), []byte("{"), 0o600)) },
+	} {
+		breakIt()
+		if got := b.list(); !slices.Equal(got, []string{"vol-1"}) {
+			t.Errorf("without %s: %q", name, got)
+		}
+	}
+	// Without a readable record of the store, the identifiers on the device tell.
+	b.ok(os.Remove(filepath.Join(b.Dirs.Bosh(), "disk_records.json")))
+	b.ok(b.Identities.Put("vol-1", b.identifyStore()))
+	b.records.mounted = ""
+	b.lists("vol-1")
+}
+
+// identifyStore is the identity that is on record after the store was mounted, read anew.
+func (b *bench) identifyStore() identity.Disk {
+	b.t.Helper()
+	e, _, err := mount.At(b.Dirs.Store())
+	b.ok(err)
+	out := tool(b.t, e.Source, "blkid", "-p", "-o", "value", "-s", "UUID", e.Source)
+	return identity.Disk{FileSystem: strings.TrimSpace(out)}
+}
+
+// unmount_disk answers "Unmounted" only when nothing holds the disk.
+func TestRootUnmountedMeansReleased(t *testing.T) {
+	exclusive := func(t *testing.T, dev *looptest.Device) {
+		t.Helper()
+		f, err := os.OpenFile(device.Partition(dev.Path, 1), os.O_RDONLY|unix.O_EXCL, 0)
+		if err != nil {
+			t.Errorf("the disk is held: %v", err)
+			return
+		}
+		_ = f.Close()
+	}
+	t.Run("something is mounted on top", func(t *testing.T) {
+		b := newBench(t, Options{})
+		dev := b.disk(256<<20, "vol-1")
+		b.ok(b.Mount(ctx, "vol-1"))
+		b.ok(unix.Mount("tmpfs", b.Dirs.Store(), "tmpfs", 0, "size=1m"))
+		t.Cleanup(func() { _ = unix.Unmount(b.Dirs.Store(), unix.MNT_DETACH) })
+		b.lists("vol-1")
+		b.unmounted("vol-1", "Unmounted partition of vol-1")
+		exclusive(t, dev)
+	})
+	for name, flags := range map[string]uintptr{"private mount namespace": unix.CLONE_NEWNS, "user namespace": unix.CLONE_NEWNS | unix.CLONE_NEWUSER} {
+		t.Run(name+" goes on writing", func(t *testing.T) {
+			b := newBench(t, Options{})
+			dev := b.disk(256<<20, "vol-1")
+			b.ok(b.Mount(ctx, "vol-1"))
+			b.ok(os.Chmod(b.Dirs.Store(), 0o777))
+			writer := exec.Command("sh", "-c", `cd "$0"; echo ready; while :; do echo x; sleep 0.05; done > out`, b.Dirs.Store())
+			writer.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags, Setpgid: true}
+			if flags&unix.CLONE_NEWUSER != 0 {
+				writer.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1}}
+				writer.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1}}
+			}
+			out, err := writer.StdoutPipe()
+			b.ok(err)
+			b.ok(writer.Start())
+			stop := func() { _ = unix.Kill(-writer.Process.Pid, unix.SIGKILL); _ = writer.Wait() }
+			t.Cleanup(stop)
+			_, err = out.Read(make([]byte, 6))
+			b.ok(err)
+
+			short, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			answer, err := b.Unmount(short, "vol-1")
+			if err == nil {
+				t.Fatalf("unmount_disk = %q while a process goes on writing", answer)
+			}
+			b.fails(err, "pid", "sh", "mount namespace mnt:[")
+			// A repeated call is not fooled by what the first one has unmounted already.
+			again, cancel2 := context.WithTimeout(ctx, time.Second)
+			defer cancel2()
+			if answer, err := b.Unmount(again, "vol-1"); err == nil {
+				t.Errorf("a repeated unmount_disk = %q while a process goes on writing", answer)
+			}
+			stop()
+			if _, err := b.Unmount(ctx, "vol-1"); err != nil {
+				t.Error(err)
+			}
+			exclusive(t, dev)
+		})
+	}
+	t.Run("bind mount in a private namespace", func(t *testing.T) {
+		b := newBench(t, Options{BindMountPersistentDisk: true})
+		dir := t.TempDir()
+		b.attach("vol-1", dir)
+		b.ok(b.Mount(ctx, "vol-1"))
+		holder := exec.Command("sleep", "1000")
+		holder.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
+		b.ok(holder.Start())
+		t.Cleanup(func() { _ = holder.Process.Kill(); _ = holder.Wait() })
+		b.unmounted("vol-1", "Unmounted partition of vol-1")
+		table, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(holder.Process.Pid), "mountinfo"))
+		b.ok(err)
+		if strings.Contains(string(table), b.Dirs.Store()) {
+			t.Error("the store is still mounted in the other namespace")
+		}
+	})
+}
+
+// A job that binds the store elsewhere does not keep the agent from starting again.
+func TestRootStoreBoundElsewhere(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(256<<20, "vol-1")
+	b.ok(b.Mount(ctx, "vol-1"))
+	b.put("data")
+	elsewhere := t.TempDir()
+	b.ok(unix.Mount(b.Dirs.Store(), elsewhere, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { _ = unix.Unmount(elsewhere, unix.MNT_DETACH) })
+	b.ok(boot(b.disks()))
+	b.ok(b.Mount(ctx, "vol-1"))
+	dev.Grow(t, 512<<20)
+	b.ok(b.Mount(ctx, "vol-1"))
+	b.kept(b.Dirs.Store(), "data")
+	b.lists("vol-1")
+	b.unmounted("vol-1", "Unmounted partition of vol-1")
+}

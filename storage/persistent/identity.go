@@ -1,0 +1,215 @@
+package persistent
+
+import (
+	"errors"
+	"maps"
+	"os"
+	"slices"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/internal/blkdev"
+	"cambium/platform/device"
+	"cambium/platform/disk"
+	"cambium/platform/filesystem"
+	"cambium/platform/mount"
+	"cambium/settings"
+	"cambium/storage/decide"
+	"cambium/storage/identity"
+	"cambium/storage/internal/intent"
+	"cambium/storage/internal/machine"
+)
+
+// hint is what finds the device of a persistent disk.
+func (d *Disks) hint(p settings.PersistentDisk) device.Hint {
+	h := machine.HintOf(p.CID, p.Hint)
+	for cid := range d.Records.Disks() {
+		if cid != p.CID {
+			h.Others = append(h.Others, cid)
+		}
+	}
+	slices.Sort(h.Others)
+	return h
+}
+
+// settleRequests acts upon what operators have asked for.
+func (d *Disks) settleRequests() error {
+	released, err := d.Machine.Identities.SettleReleases()
+	for _, cid := range released {
+		d.Machine.Log.WithField("disk", cid).Warn("an operator has released the disk: its identity is no longer on record")
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := d.Machine.Intents.All(); errors.Is(err, intent.ErrDamaged) {
+		accepted, acceptErr := d.Machine.Identities.Accepted()
+		if acceptErr != nil || accepted == "" {
+			return err
+		}
+		d.Machine.Log.WithError(err).WithField("disk", accepted).Warn("an operator has accepted the disk as it is: unfinished work is forgotten")
+		return d.Machine.Intents.SetAside()
+	}
+	return nil
+}
+
+// recordIdentity puts the disk that is mounted for a CID on record.
+func (d *Disks) recordIdentity(cid, path string) error {
+	d.Machine.CrashPoint("record identity")
+	found := d.identify(path)
+	number, err := blkdev.NumberOf(path)
+	if err != nil {
+		return err
+	}
+	found.Hardware = machine.HardwareOf(number, cid)
+	records, err := d.Machine.Identities.All()
+	if err != nil {
+		return err
+	}
+	before, known := records[cid]
+	if known && before.Accepted {
+		d.Machine.Log.WithFields(logrus.Fields{"disk": cid, "recorded": before.String(), "accepted": found.String()}).Warn("an operator has accepted the disk that is attached")
+	}
+	return d.Machine.Identities.Put(cid, found)
+}
+
+// identify reads the identifiers of a disk, which may be mounted. Those that cannot be read are missing.
+func (d *Disks) identify(path string) (found identity.Disk) {
+	number, err := blkdev.NumberOf(path)
+	if err == nil {
+		found.Hardware = machine.Hardware(number)
+		if info, err := blkdev.Lookup("/sys", number); err == nil {
+			found.Bytes = info.Size
+		}
+	}
+	if !d.Preformatted {
+		if s, err := disk.Inspect(path); err == nil {
+			found.Table = s.Table.GUID
+		}
+	}
+	if c, err := filesystem.Probe(d.part(path)); err == nil && c.Kind.Managed() {
+		found.FileSystem = c.UUID
+	}
+	return found
+}
+
+// claims observes which disks the device at path may be.
+func (d *Disks) claims(path string, number blkdev.Number, onStore bool, found identity.Disk) decide.Claims {
+	var c decide.Claims
+	known := d.Records.Disks()
+	for _, cid := range slices.Sorted(maps.Keys(known)) {
+		dev, err := d.Resolver.Look(d.hint(known[cid]))
+		switch {
+		case err != nil || dev.Number != number && dev.Path != path:
+		case dev.Identified:
+			c.ByIdentifier = append(c.ByIdentifier, cid)
+		default:
+			c.ByPath = append(c.ByPath, cid)
+		}
+	}
+	if onStore {
+		c.Recorded = d.recorded()
+	}
+	if records, err := d.Machine.Identities.All(); err == nil {
+		c.ByRecord = records.Owners(found)
+	}
+	return c
+}
+
+// checkClaims refuses a device that is another persistent disk than the one it was found for.
+func (d *Disks) checkClaims(cid string, dev device.Device) error {
+	store := d.Machine.Dirs.Store()
+	where, err := machine.MountedAt(d.part(dev.Path), store)
+	if err != nil {
+		return err
+	}
+	return d.claims(dev.Path, dev.Number, where == store, d.identify(dev.Path)).Check(cid, dev.Path)
+}
+
+// recorded is the disk on record as the store; empty if there is none, or the record is damaged.
+func (d *Disks) recorded() string {
+	cid, err := d.Records.MountedCID()
+	if err != nil {
+		return ""
+	}
+	return cid
+}
+
+// duplicateUUID reports whether another device with a file system of this kind and UUID is mounted.
+func duplicateUUID(part string, c filesystem.Content) (bool, error) {
+	own, err := blkdev.NumberOf(part)
+	if c.UUID == "" || errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	all, err := mount.Table()
+	if err != nil {
+		return false, err
+	}
+	seen := map[blkdev.Number]bool{own: true}
+	for _, m := range all {
+		if seen[m.Number] || m.Type != c.Kind.MountType() {
+			continue
+		}
+		seen[m.Number] = true
+		if other, err := filesystem.Probe(m.Source); err == nil && other.UUID == c.UUID {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// diskOf is the disk of the device that is mounted, by path: the device itself, or the disk that it is a partition of.
+func (d *Disks) diskOf(e mount.Entry) (path string, number blkdev.Number, err error) {
+	info, err := blkdev.Lookup("/sys", e.Number)
+	if err != nil {
+		return "", 0, err
+	}
+	if info.Partition == 0 {
+		if parent, _, isPart := device.SplitPartition(e.Source); isPart && !d.Preformatted {
+			if number, err := blkdev.NumberOf(parent); err == nil { // device-mapper, whose partitions are mappings
+				return parent, number, nil
+			}
+		}
+		return e.Source, e.Number, nil
+	}
+	path = "/dev/" + info.Disk
+	if parent, _, isPart := device.SplitPartition(e.Source); isPart {
+		path = parent
+	}
+	number, err = blkdev.NumberOf(path)
+	return path, number, err
+}
+
+// owner is the CID of the disk that is mounted on a directory, by the identifiers on the device and by the hints; empty if
+// nothing tells.
+func (d *Disks) owner(dir string, e mount.Entry) string {
+	if d.BindMounted {
+		return d.ownerOfBind(dir)
+	}
+	path, number, err := d.diskOf(e)
+	if err != nil {
+		if dir == d.Machine.Dirs.Store() {
+			return d.recorded()
+		}
+		return ""
+	}
+	return d.claims(path, number, dir == d.Machine.Dirs.Store(), d.identify(path)).Owner()
+}
+
+func (d *Disks) ownerOfBind(dir string) string {
+	for cid, p := range d.Records.Disks() {
+		dev, err := d.Resolver.Look(d.hint(p))
+		if err != nil {
+			continue // it may be one of the others
+		}
+		if same, err := sameDir(dev.Path, dir); err == nil && same {
+			return cid
+		}
+	}
+	if dir == d.Machine.Dirs.Store() {
+		return d.recorded()
+	}
+	return ""
+}

@@ -1,0 +1,252 @@
+package persistent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/internal/blkdev"
+	"cambium/platform/mount"
+	"cambium/settings"
+	"cambium/storage/internal/machine"
+)
+
+// Unmount takes a persistent disk off the store, or the migration target, and says what it did in the words the Director
+// knows. The IaaS takes the disk away next, so it also waits until nothing holds it, in any mount namespace.
+func (d *Disks) Unmount(ctx context.Context, cid string) (string, error) {
+	d.Machine.Lock()
+	defer d.Machine.Unlock()
+	p, err := d.known(cid)
+	if err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, machine.UnmountLimit, errors.New("still busy after ten minutes"))
+	defer cancel()
+	unmounted, err := d.unmount(ctx, p)
+	if err != nil {
+		return "", fmt.Errorf("unmount disk %s: %w", cid, err)
+	}
+	if !unmounted {
+		return fmt.Sprintf("Partition of %s is not mounted", cid), nil
+	}
+	return fmt.Sprintf("Unmounted partition of %s", cid), nil
+}
+
+func (d *Disks) unmount(ctx context.Context, p settings.PersistentDisk) (unmounted bool, err error) {
+	mounts, err := d.mountsOf(p)
+	if err != nil {
+		return false, err
+	}
+	// The last one first: what is mounted on top of the disk, or inside it, came later.
+	for _, m := range slices.Backward(mounts) {
+		d.Machine.CrashPoint("unmount")
+		if err := d.unmountFrom(ctx, m); err != nil {
+			return false, err
+		}
+	}
+	return len(mounts) > 0, d.release(ctx, p, mounts)
+}
+
+// unmountFrom unmounts one mount of a disk, and before it what is mounted on top, as umount does.
+func (d *Disks) unmountFrom(ctx context.Context, m mount.Entry) error {
+	for {
+		all, err := mount.Table()
+		if err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(all, func(e mount.Entry) bool { return e.ID == m.ID }) {
+			return nil
+		}
+		if err := mount.UnmountReporting(ctx, m.Target, d.Busy(m.Target)); err != nil {
+			return err
+		}
+	}
+}
+
+// Busy logs which processes use a mount that is waited for.
+func (d *Disks) Busy(target string) func([]mount.Process) {
+	return func(users []mount.Process) {
+		d.Machine.Log.WithFields(logrus.Fields{"mount": target, "users": fmt.Sprint(users)}).Warn("persistent disk is busy")
+	}
+}
+
+// release waits until nothing holds a disk that has been unmounted here.
+func (d *Disks) release(ctx context.Context, p settings.PersistentDisk, mounts []mount.Entry) error {
+	for _, m := range mounts {
+		if m.Root == "/" || d.BindMounted {
+			return d.awaitReleased(ctx, m)
+		}
+	}
+	if d.BindMounted {
+		return nil
+	}
+	// It is not mounted here; a private namespace may still have it.
+	dev, err := d.Resolver.Look(d.hint(p))
+	if machine.Missing(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := d.checkClaims(p.CID, dev); err != nil {
+		return nil // the device is another disk
+	}
+	number, err := blkdev.NumberOf(d.part(dev.Path))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return d.awaitReleased(ctx, mount.Entry{Source: d.part(dev.Path), Number: number, Root: "/"})
+}
+
+// awaitReleased detaches what was mounted here from private mount namespaces, and waits until nothing holds it.
+func (d *Disks) awaitReleased(ctx context.Context, m mount.Entry) error {
+	if mount.Released(m, d.BindMounted) {
+		return nil
+	}
+	// What cannot be detached is named if it is still there when the time is over.
+	if err := d.Detach(m); err != nil {
+		d.Machine.Log.WithError(err).Warn("mount cannot be detached from a private namespace")
+	}
+	return mount.AwaitReleased(ctx, m, d.BindMounted, d.Busy(m.Source))
+}
+
+// Detach detaches what was mounted here from private mount namespaces.
+func (d *Disks) Detach(m mount.Entry) error {
+	if mount.Released(m, d.BindMounted) {
+		return nil
+	}
+	changed, err := mount.DetachElsewhere(m)
+	if len(changed) > 0 {
+		d.Machine.Log.WithFields(logrus.Fields{"device": m.Source, "processes": fmt.Sprint(changed)}).Warn("mount detached from private namespaces")
+	}
+	return err
+}
+
+// mountsOf lists where anything of a persistent disk is mounted, binds included, in the order in which that was done.
+func (d *Disks) mountsOf(p settings.PersistentDisk) ([]mount.Entry, error) {
+	if d.BindMounted {
+		return d.bindsOf(p)
+	}
+	numbers, err := d.numbersOf(p)
+	if err != nil {
+		return nil, err
+	}
+	all, err := mount.Table()
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(all, func(m mount.Entry) bool { return !numbers[m.Number] }), nil
+}
+
+// numbersOf are the devices with the file system of a persistent disk: the one that its hint leads to, unless that is another disk,
+// and those on the store and the migration target. Its links may be gone while it is mounted.
+func (d *Disks) numbersOf(p settings.PersistentDisk) (map[blkdev.Number]bool, error) {
+	numbers := map[blkdev.Number]bool{}
+	for _, dir := range []string{d.Machine.Dirs.Store(), d.Machine.Dirs.StoreMigrationTarget()} {
+		for _, m := range mountsAt(dir) {
+			if d.owner(dir, m) == p.CID {
+				numbers[m.Number] = true
+			}
+		}
+	}
+	if len(numbers) > 0 {
+		return numbers, nil
+	}
+	dev, err := d.Resolver.Look(d.hint(p))
+	if machine.Missing(err) {
+		return numbers, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if d.checkClaims(p.CID, dev) != nil {
+		return numbers, nil
+	}
+	number, err := blkdev.NumberOf(d.part(dev.Path))
+	if errors.Is(err, os.ErrNotExist) {
+		return numbers, nil
+	}
+	numbers[number] = true
+	return numbers, err
+}
+
+// mountsAt are all mounts at a directory that come from a device, also those that something is mounted on top of. Without the
+// mount table there are none; reading it fails elsewhere.
+func mountsAt(dir string) (found []mount.Entry) {
+	all, err := mount.AllAt(dir)
+	if err != nil {
+		return nil
+	}
+	for _, m := range all {
+		if _, err := blkdev.Lookup("/sys", m.Number); err == nil {
+			found = append(found, m)
+		}
+	}
+	return found
+}
+
+func (d *Disks) bindsOf(p settings.PersistentDisk) (found []mount.Entry, err error) {
+	for _, dir := range []string{d.Machine.Dirs.Store(), d.Machine.Dirs.StoreMigrationTarget()} {
+		e, occupied, err := mount.At(dir)
+		if err != nil {
+			return nil, err
+		}
+		if occupied && d.owner(dir, e) == p.CID {
+			found = append(found, e)
+		}
+	}
+	return found, nil
+}
+
+// DiskOn returns the CID of the disk that is mounted on a directory; it is empty where none is.
+func (d *Disks) DiskOn(dir string) (mount.Entry, string, error) {
+	e, there, err := mount.At(dir)
+	if err != nil || !there {
+		return e, "", err
+	}
+	if cid := d.owner(dir, e); cid != "" {
+		return e, cid, nil
+	}
+	return e, "", fmt.Errorf("%s on %s is none of the known persistent disks", e.Source, dir)
+}
+
+// List returns the CIDs of the persistent disks that are mounted, the one on the store first: the Director compares that
+// with its own record. It only reads, and so does not wait for a migration to end. It never fails: a Director that gets
+// no answer, or an empty one, takes a disk in use for one that is gone.
+func (d *Disks) List(ctx context.Context) ([]string, error) {
+	if err := d.Reload(ctx); err != nil {
+		d.Machine.Log.WithError(err).Warn("disks are listed without asking for the settings again")
+	}
+	mounted := []string{}
+	add := func(cid string) {
+		if cid != "" && !slices.Contains(mounted, cid) {
+			mounted = append(mounted, cid)
+		}
+	}
+	unnamed := false
+	for _, dir := range []string{d.Machine.Dirs.Store(), d.Machine.Dirs.StoreMigrationTarget()} {
+		e, there, err := mount.At(dir)
+		if err != nil || !there {
+			continue
+		}
+		cid := d.owner(dir, e)
+		add(cid)
+		unnamed = unnamed || cid == ""
+	}
+	known := d.Records.Disks()
+	for _, cid := range slices.Sorted(maps.Keys(known)) {
+		// What cannot be looked at is not mounted, unless nothing else explains what is.
+		if mounts, err := d.mountsOf(known[cid]); err == nil && len(mounts) > 0 || unnamed && len(known) == 1 {
+			add(cid)
+		}
+	}
+	return mounted, nil
+}
