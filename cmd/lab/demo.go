@@ -11,9 +11,11 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"sort"
 	"strings"
+	"syscall"
 	"time"
 
 	"cambium/integration/lab"
@@ -44,35 +46,99 @@ type demoStep struct {
 }
 
 func demo(ctx context.Context, c *call) error {
-	p := plan{}
+	given := c.args
+	p, err := demoPlan(c)
+	if err != nil {
+		return err
+	}
+	if keep := os.Getenv("KEEP"); keep != "" && keep != "0" {
+		return c.demoInBackground(ctx, given)
+	}
+	s := &show{c: c}
+	if err := s.run(ctx, p); err != nil {
+		return err
+	}
+	_, _ = fmt.Fprint(c.stdout, "\nEverything is removed now; KEEP=1 make demo keeps it, to look around with lab shell, lab logs and lab watch.\n")
+	return s.lab.Close(context.WithoutCancel(ctx))
+}
+
+// demoPlan reads the command line.
+func demoPlan(c *call) (p plan, err error) {
 	c.flags.StringVar(&p.Agent, "agent", "", "the agent's `binary` (default the one beside lab)")
 	c.flags.StringVar(&p.Name, "name", "", "the lab's `name` (default the first free of lab1, lab2, …)")
 	c.flags.StringVar(&p.Engine, "engine", engineNspawn, engineHelp)
 	if err := c.parse(0, 0); err != nil {
-		return err
+		return p, err
 	}
 	p.Dir = c.dir
 	if err := p.complete(); err != nil {
-		return fmt.Errorf("%w; without these, make unit and lab call work", err)
+		return p, fmt.Errorf("%w; without these, make unit and lab call work", err)
 	}
+	return p, nil
+}
+
+// run starts a lab and takes the steps; a lab in which one failed is removed.
+func (s *show) run(ctx context.Context, p plan) error {
 	begin := time.Now()
-	s := &show{c: c}
-	engine, err := p.engine(c.progress)
+	engine, err := p.engine(s.c.progress)
 	if err != nil {
 		return err
 	}
-	l, err := lab.New(ctx, lab.Options{Name: p.Name, Dir: p.Dir, Agent: p.Agent, Engine: engine, Progress: c.progress})
-	if err != nil {
+	if s.lab, err = lab.New(ctx, lab.Options{Name: p.Name, Dir: p.Dir, Agent: p.Agent, Engine: engine, Progress: s.c.progress}); err != nil {
 		return err
 	}
-	s.lab = l
 	if err := s.perform(ctx, begin); err != nil {
 		s.explain(context.WithoutCancel(ctx))
-		return errors.Join(err, l.Close(context.WithoutCancel(ctx)))
+		return errors.Join(err, s.lab.Close(context.WithoutCancel(ctx)))
 	}
-	if os.Getenv("KEEP") == "" || os.Getenv("KEEP") == "0" {
-		_, _ = fmt.Fprint(c.stdout, "\nEverything is removed now; KEEP=1 make demo keeps it, to look around with lab shell, lab logs and lab watch.\n")
-		return l.Close(context.WithoutCancel(ctx))
+	return nil
+}
+
+// upFile is the descriptor on which the process that keeps a demo says that it is over.
+const upFile = 3
+
+// demoInBackground has another process run the demo and keep its lab, and returns when the demo is over.
+func (c *call) demoInBackground(ctx context.Context, args []string) error {
+	own, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = reader.Close() }()
+	holder := exec.Command(own, append([]string{"demo-keep"}, args...)...)
+	holder.Stdout, holder.Stderr, holder.ExtraFiles = c.stdout, c.stderr, []*os.File{writer}
+	holder.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // it outlives this terminal
+	err = holder.Start()
+	_ = writer.Close()
+	if err != nil {
+		return err
+	}
+	defer context.AfterFunc(ctx, func() { _ = holder.Process.Signal(syscall.SIGTERM) })()
+	if n, _ := reader.Read(make([]byte, 1)); n == 1 {
+		return holder.Process.Release()
+	}
+	var exit *exec.ExitError
+	if err := holder.Wait(); errors.As(err, &exit) && exit.ExitCode() > 0 {
+		return exitStatus(exit.ExitCode()) // it has said why
+	} else if err != nil {
+		return err
+	}
+	return nil
+}
+
+// demoKeep is the process that keeps the lab of a demo.
+func demoKeep(ctx context.Context, c *call) error {
+	c.name = "demo" // in its errors
+	p, err := demoPlan(c)
+	if err != nil {
+		return err
+	}
+	s := &show{c: c}
+	if err := s.run(ctx, p); err != nil {
+		return err
 	}
 	return s.keep(ctx, p)
 }
@@ -410,7 +476,7 @@ func (s *show) explain(ctx context.Context) {
 	s.c.progress("the end of the agent's log:\n%s", strings.Join(lines[max(0, len(lines)-30):], "\n"))
 }
 
-// keep holds the lab until it is interrupted or told to go down.
+// keep holds the lab until it is told to go down.
 func (s *show) keep(ctx context.Context, p plan) error {
 	server, err := control.Serve(s.lab, p.Dir)
 	if err != nil {
@@ -426,9 +492,15 @@ func (s *show) keep(ctx context.Context, p plan) error {
 			own = relative
 		}
 	}
-	_, _ = fmt.Fprintf(s.c.stdout, "\nThe machine stays until Ctrl-C or %s down. In another terminal:\n"+
-		"  %[1]s shell      a root shell in it\n  %[1]s logs       the agent's log\n  %[1]s watch      heartbeats and alerts\n"+
-		"  %[1]s call get_state full\n", own)
+	s.c.progress("\nThe machine stays. Look around with\n"+
+		"  %[1]s shell --lab %[2]s           a root shell in it\n  %[1]s logs --lab %[2]s            the agent's log\n"+
+		"  %[1]s watch --lab %[2]s           heartbeats and alerts\n  %[1]s call --lab %[2]s get_state full\nand remove everything with\n  %[1]s down %[2]s", own, p.Name)
+	up := os.NewFile(upFile, "up")
+	if _, err := up.Write([]byte{'\n'}); err != nil {
+		return errors.Join(err, s.lab.Close(context.WithoutCancel(ctx)))
+	}
+	_ = up.Close()
+	silence()
 	select {
 	case <-ctx.Done():
 	case <-server.Down():

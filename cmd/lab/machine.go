@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -28,7 +30,11 @@ func size(n int64) string {
 }
 
 func writeLab(w io.Writer, s control.State) {
-	_, _ = fmt.Fprintf(w, "lab %s, bus %s in network namespace %s\n", s.Name, s.Bus, s.Network)
+	bus := s.Bus
+	if bus == "" {
+		bus = "none"
+	}
+	_, _ = fmt.Fprintf(w, "lab %s, bus %s, network namespace %s\n", s.Name, bus, s.Network)
 	table := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	for _, m := range s.Machines {
 		running := "off"
@@ -43,6 +49,9 @@ func writeLab(w io.Writer, s control.State) {
 		for _, d := range m.Disks {
 			_, _ = fmt.Fprintf(table, "    disk %s\t%s\t%s\n", d.ID, d.Path, size(d.Size))
 		}
+	}
+	for _, d := range s.Disks {
+		_, _ = fmt.Fprintf(table, "  disk %s\tdetached\t%s\n", d.ID, size(d.Size))
 	}
 	_ = table.Flush()
 }
@@ -215,7 +224,7 @@ func (c *call) switchMachine(ctx context.Context, verbs map[string]string) error
 	word := c.args[0]
 	verb, ok := verbs[word]
 	if !ok {
-		return usagef("a machine cannot %s", word)
+		return usagef("%q is none of %s", word, strings.Join(slices.Sorted(maps.Keys(verbs)), ", "))
 	}
 	c.args = c.args[1:]
 	m, err := c.machine(ctx, c.first())
@@ -248,9 +257,9 @@ func diskCommand(ctx context.Context, c *call) error {
 	}
 	change.Verb, change.ID = c.args[0], c.args[1]
 	switch change.Verb {
-	case "attach", "detach", "resize":
+	case "attach", "detach", "resize", "delete":
 	default:
-		return usagef("a disk cannot be %sed", change.Verb)
+		return usagef("%q is none of attach, detach, resize, delete", change.Verb)
 	}
 	if err := lab.ValidDiskID(change.ID); err != nil {
 		return usageError{err}
@@ -311,18 +320,18 @@ func clean(ctx context.Context, c *call) error {
 		if err != nil {
 			return err
 		}
-		up := map[string]bool{}
-		for _, name := range control.Running(c.dir) {
-			up[name] = true
-		}
 		for _, name := range all {
-			if !up[name] && !lab.Held(name) {
+			if !lab.Held(name) {
 				names = append(names, name)
 			}
 		}
 	}
 	var failed error
 	for _, name := range names {
+		if lab.Held(name) {
+			failed = errors.Join(failed, fmt.Errorf("lab %s is up; end it with: lab down %s", name, name))
+			continue
+		}
 		end := c.busy("removing lab %s …", name)
 		failed = errors.Join(failed, lab.Clean(c.dir, name))
 		end()

@@ -36,11 +36,12 @@ func TestExitStatus(t *testing.T) {
 		{"help", 0, "usage: lab COMMAND", ""},
 		{"frobnicate", 2, "", `no command "frobnicate"`},
 		{"call", 2, "", "wrong number of arguments"},
-		{"disk paint x", 2, "", "usage: lab disk"},
+		{"disk paint x", 2, "", `"paint" is none of attach`},
+		{"cache fill", 2, "", `"fill" is not prune`},
 		{"disk attach ../x", 2, "", "disk id"},
 		{"disk attach x --size -1", 2, "", "not like 512M"},
 		{"up --publish 70000", 2, "", "port 70000"},
-		{"machine paint", 2, "", "cannot paint"},
+		{"machine paint", 2, "", `"paint" is none of delete, kill, reboot, start, stop`},
 		{"deploy", 2, "", "wrong number"},
 		{"deploy /nonexistent", 1, "", "no such file"},
 		{"--lab x ls", 2, "", "no command"},
@@ -192,5 +193,56 @@ func TestContextEndsWatch(t *testing.T) {
 	cancel()
 	if code := run(ctx, []string{"watch", "--lab", "none"}, &bytes.Buffer{}, &bytes.Buffer{}); code != 1 {
 		t.Errorf("watch of no lab: status %d, want 1", code)
+	}
+}
+
+func TestUpChecksTheDocumentsFirst(t *testing.T) {
+	dir := t.TempDir()
+	file := func(name, content string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	goodAgent := file("agent.json", `{"Infrastructure":{"Settings":{"Sources":[{"Type":"CDROM","FileName":"env"}]}}}`)
+	good := file("settings.json", `{"agent_id":"a","mbus":"https://u:p@0.0.0.0:6868","networks":{},"disks":{"ephemeral":"@ephemeral@","persistent":{"d":"@disk-1@"}}}`)
+	for name, c := range map[string]struct {
+		agentJSON, settings string
+		p                   plan
+		err                 string
+	}{
+		"good":                 {goodAgent, good, plan{Ephemeral: 1, Disks: []int64{1}}, ""},
+		"none":                 {"", "", plan{}, ""},
+		"a disk too few":       {goodAgent, good, plan{Ephemeral: 1}, "@disk-1@"},
+		"no ephemeral disk":    {goodAgent, good, plan{Disks: []int64{1}}, "@ephemeral@"},
+		"agent.json is broken": {file("broken.json", "{"), good, plan{Ephemeral: 1, Disks: []int64{1}}, "broken.json"},
+		"settings are broken":  {goodAgent, file("half.json", `{"agent_id":"secret-word",`), plan{}, "half.json"},
+		"missing":              {filepath.Join(dir, "missing"), "", plan{}, "no such file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := c.p.read(c.agentJSON, c.settings, t.Logf)
+			if (err == nil) != (c.err == "") || err != nil && (!strings.Contains(err.Error(), c.err) || strings.Contains(err.Error(), "secret-word")) {
+				t.Errorf("got %v, want an error with %q", err, c.err)
+			}
+		})
+	}
+}
+
+func TestVerdictOfAFailedBoot(t *testing.T) {
+	failed := []status.Run{{State: status.Failed, Verdict: "old"}}
+	for _, c := range []struct {
+		d    status.Document
+		want string
+	}{
+		{status.Document{State: status.Failed, Verdict: "new", Earlier: failed}, "new"},
+		{status.Document{State: status.Starting, Earlier: failed}, "old"},
+		{status.Document{State: status.Starting}, ""},
+		{status.Document{State: status.Starting, Earlier: []status.Run{{State: status.Ready}}}, ""},
+		{status.Document{}, ""},
+	} {
+		if got := failure(c.d); got != c.want {
+			t.Errorf("%+v: got %q, want %q", c.d, got, c.want)
+		}
 	}
 }

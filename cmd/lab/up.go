@@ -17,6 +17,12 @@ import (
 
 	"cambium/integration/lab"
 	"cambium/integration/lab/control"
+	"cambium/integration/lab/director"
+	"cambium/internal/report"
+	"cambium/internal/secret"
+	"cambium/internal/status"
+	"cambium/settings"
+	"cambium/settings/agentjson"
 )
 
 // plan is what `up` asks of the process that holds the lab.
@@ -35,6 +41,8 @@ type plan struct {
 	Publish    int     `json:"publish"` // -1: nothing
 	NoMachine  bool    `json:"no_machine"`
 	NoWait     bool    `json:"no_wait"`
+	Bare       bool    `json:"bare"`
+	BlobSecret string  `json:"blob_secret"`
 }
 
 // sizes are repeated --disk flags.
@@ -65,14 +73,14 @@ func parseSize(text string) (int64, error) {
 
 func up(ctx context.Context, c *call) error {
 	p := plan{Publish: -1}
-	var agentJSON, settings, ephemeral string
+	var agentJSON, document, ephemeral string
 	var disks sizes
 	foreground := false
 	c.flags.StringVar(&p.Name, "name", "", "the lab's `name` (default the first free of lab1, lab2, …)")
 	c.flags.StringVar(&p.Agent, "agent", "", "the agent's `binary` (default the one beside lab)")
 	c.flags.StringVar(&p.Engine, "engine", engineNspawn, engineHelp)
 	c.flags.StringVar(&agentJSON, "agent-json", "", "an agent.json to use as it is (default what the source needs)")
-	c.flags.StringVar(&settings, "settings", "", "a settings document to deliver as it is (default the lab's own)")
+	c.flags.StringVar(&document, "settings", "", "a settings document to deliver as it is, apart from @ephemeral@ and @disk-1@, which become device paths (default the lab's own)")
 	c.flags.StringVar(&p.Source, "source", "file", fmt.Sprintf("how settings reach the machine, one of %v", lab.Sources()))
 	c.flags.StringVar(&ephemeral, "ephemeral", "10G", "`size` of the ephemeral disk, 0 for none")
 	c.flags.Var(&disks, "disk", "`size` of a further disk to attach; may be repeated")
@@ -80,7 +88,9 @@ func up(ctx context.Context, c *call) error {
 	c.flags.IntVar(&p.Publish, "publish", -1, "make the machine's HTTPS port reachable on this loopback `port`, 0 for any")
 	c.flags.BoolVar(&foreground, "foreground", false, "stay, and end with the machine")
 	c.flags.BoolVar(&p.NoMachine, "empty", false, "start a lab without a machine, for deploy")
-	c.flags.BoolVar(&p.NoWait, "no-wait", false, "do not wait for the agent's first answer")
+	c.flags.BoolVar(&p.NoWait, "no-wait", false, "do not wait for the agent's first answer or its verdict")
+	c.flags.BoolVar(&p.Bare, "bare", false, "run neither NATS nor the blobstore, for settings that name others")
+	c.flags.StringVar(&p.BlobSecret, "blobstore-secret", "", "the `secret` with which URLs of the blobstore are signed (default random)")
 	c.flags.StringVar(&p.NATSServer, "nats-server", "", "a nats-server `program` to use instead of the built-in one")
 	if err := c.parse(0, 0); err != nil {
 		return err
@@ -99,15 +109,8 @@ func up(ctx context.Context, c *call) error {
 		p.Name = c.lab
 	}
 	p.Dir, p.Disks = c.dir, disks
-	for path, target := range map[string]*[]byte{agentJSON: &p.AgentJSON, settings: &p.Settings} {
-		if path == "" {
-			continue
-		}
-		data, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		*target = data
+	if err := p.read(agentJSON, document, c.progress); err != nil {
+		return err
 	}
 	if err := p.complete(); err != nil {
 		return err
@@ -116,6 +119,52 @@ func up(ctx context.Context, c *call) error {
 		return hold(ctx, p, func(l control.Line) { c.tell(l) })
 	}
 	return c.background(ctx, p)
+}
+
+// read takes documents from files, and checks them with the code that reads them at boot.
+func (p *plan) read(agentJSON, document string, warn func(format string, args ...any)) error {
+	var all report.Report
+	if agentJSON != "" {
+		data, err := os.ReadFile(agentJSON)
+		if err != nil {
+			return err
+		}
+		p.AgentJSON = data
+		_, found := agentjson.Parse(agentJSON, data)
+		all.Append(found)
+	}
+	if document != "" {
+		data, err := os.ReadFile(document)
+		if err != nil {
+			return err
+		}
+		p.Settings = data
+		filled, err := lab.FillPaths(data, p.paths())
+		if err != nil {
+			return fmt.Errorf("%s: %w", document, err)
+		}
+		all.Append(settings.Validate(document, secret.NewJSON(filled)))
+	}
+	if all.Failed() {
+		return fmt.Errorf("the machine would not come up with these documents:\n%s", strings.TrimSpace(all.String()))
+	}
+	for _, e := range all.Entries {
+		warn("%s", e)
+	}
+	return nil
+}
+
+// paths stand for those of the disks that the machine will have.
+func (p *plan) paths() map[string]string {
+	paths := map[string]string{}
+	if p.Ephemeral > 0 {
+		paths["ephemeral"] = "/dev/ephemeral"
+	}
+	for n := range p.Disks {
+		id := fmt.Sprintf("disk-%d", n+1)
+		paths[id] = "/dev/" + id
+	}
+	return paths
 }
 
 // complete fills in what was not given.
@@ -172,6 +221,9 @@ func (c *call) tell(l control.Line) {
 	if l.Value != nil && json.Unmarshal(l.Value, &s) == nil {
 		_ = c.result(s, func(w io.Writer) { writeLab(w, s) })
 	}
+	if l.Verdict != "" {
+		c.progress("the agent's verdict: %s\nThe machine stays: look into it with lab shell or lab logs, remove it with lab down.", l.Verdict)
+	}
 }
 
 // background starts a process that holds the lab and follows it until the lab is up.
@@ -203,7 +255,8 @@ func (c *call) background(ctx context.Context, p plan) error {
 	for lines := json.NewDecoder(bufio.NewReader(reader)); ; {
 		var l control.Line
 		if err := lines.Decode(&l); err != nil {
-			return errors.Join(errors.New("the lab's process ended"), holder.Wait())
+			_ = holder.Wait()
+			return errors.New("the lab's process ended before the lab was up")
 		}
 		c.tell(l)
 		if l.Error != "" {
@@ -211,7 +264,10 @@ func (c *call) background(ctx context.Context, p plan) error {
 			return errors.New(l.Error)
 		}
 		if l.Done {
-			return holder.Process.Release()
+			if err := holder.Process.Release(); err != nil || l.Verdict == "" {
+				return err
+			}
+			return exitStatus(1) // the verdict has been told
 		}
 	}
 }
@@ -240,13 +296,15 @@ func supervise(ctx context.Context, c *call) error {
 	return err
 }
 
-// silence sends what is said from now on to nobody: the caller of `up` has gone.
+// silence discards what is said from now on: the caller has gone, and may have closed its end.
 func silence() {
 	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
 	if err != nil {
 		return
 	}
-	_ = syscall.Dup3(int(null.Fd()), int(os.Stdout.Fd()), 0)
+	for _, f := range []*os.File{os.Stdout, os.Stderr} {
+		_ = syscall.Dup3(int(null.Fd()), int(f.Fd()), 0)
+	}
 	_ = null.Close()
 }
 
@@ -268,7 +326,8 @@ func start(ctx context.Context, p plan, tell func(control.Line)) (failed error) 
 	if err != nil {
 		return err
 	}
-	l, err := lab.New(ctx, lab.Options{Name: p.Name, Dir: p.Dir, Agent: p.Agent, NATSServer: p.NATSServer, Engine: engine, Progress: progress})
+	l, err := lab.New(ctx, lab.Options{Name: p.Name, Dir: p.Dir, Agent: p.Agent, NATSServer: p.NATSServer, Engine: engine, Progress: progress,
+		Bare: p.Bare, BlobSecret: p.BlobSecret})
 	if err != nil {
 		return err
 	}
@@ -279,43 +338,48 @@ func start(ctx context.Context, p plan, tell func(control.Line)) (failed error) 
 	}
 	defer server.Close()
 	var ended <-chan struct{}
+	verdict := ""
 	if !p.NoMachine {
-		i, err := l.Create(ctx, lab.VM{Source: lab.Source(p.Source), AgentJSON: p.AgentJSON, Settings: p.Settings, Ephemeral: p.Ephemeral, HTTPS: p.HTTPS})
+		i, err := l.Create(ctx, lab.VM{Source: lab.Source(p.Source), AgentJSON: p.AgentJSON, Settings: p.Settings, Ephemeral: p.Ephemeral, Disks: p.Disks, HTTPS: p.HTTPS})
 		if err != nil {
 			return err
 		}
-		for n, size := range p.Disks {
-			if _, err := i.AttachNew(ctx, fmt.Sprintf("disk-%d", n+1), size); err != nil {
-				return err
-			}
-		}
 		tell(control.Line{Progress: "machine " + i.Short + " starts"})
-		begin := time.Now()
 		if err := i.Start(ctx); err != nil {
 			return err
 		}
-		ended = i.Done()
+		ended = endOf(i)
 		if err := publish(ctx, l, server, i, p.Publish); err != nil {
 			return err
 		}
-		if i.Agent != nil && !p.NoWait {
-			if err := waitReady(ctx, i); err != nil {
+		if !p.NoWait {
+			if verdict, err = waitReady(ctx, i, progress); err != nil {
 				return err
 			}
-			tell(control.Line{Progress: fmt.Sprintf("the agent answered %.1f s after power-on", time.Since(begin).Seconds())})
 		}
 	}
 	value, err := json.Marshal(server.State())
 	if err != nil {
 		return err
 	}
-	tell(control.Line{Value: value, Done: true})
+	tell(control.Line{Value: value, Verdict: verdict, Done: true})
 	select {
 	case <-ctx.Done():
 	case <-ended:
 	case <-server.Down():
 	}
 	return nil
+}
+
+// endOf is closed when the machine has ended by itself; the lab of one that is deleted goes on.
+func endOf(i *lab.Instance) <-chan struct{} {
+	ended := make(chan struct{})
+	go func() {
+		if <-i.Done(); !i.Removed() {
+			close(ended)
+		}
+	}()
+	return ended
 }
 
 func publish(ctx context.Context, l *lab.Lab, server *control.Server, i *lab.Instance, port int) error {
@@ -329,13 +393,73 @@ func publish(ctx context.Context, l *lab.Lab, server *control.Server, i *lab.Ins
 	return err
 }
 
-func waitReady(ctx context.Context, i *lab.Instance) error {
+// waitReady waits until the agent answers, or has come to a verdict by itself. A verdict on a boot
+// that failed is returned.
+func waitReady(ctx context.Context, i *lab.Instance, progress func(format string, args ...any)) (verdict string, err error) {
 	within, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
-	err := i.Ready(within)
-	if err == nil {
-		return nil
+	begin := time.Now()
+	answered := make(chan error, 1)
+	if i.Agent != nil {
+		go func() { answered <- i.Ready(within) }()
 	}
+	for {
+		select {
+		case err := <-answered:
+			if err == nil {
+				progress("the agent answered %.1f s after power-on", time.Since(begin).Seconds())
+				return "", nil
+			}
+			var told *director.Exception
+			if errors.As(err, &told) { // an agent whose boot has failed answers with its verdict
+				return told.Message, nil
+			}
+			return "", unanswered(ctx, i, err)
+		case <-i.Done():
+			return "", fmt.Errorf("machine %s powered itself off; its console is %s", i.Short, i.Console())
+		case <-within.Done():
+			return "", unanswered(ctx, i, fmt.Errorf("no verdict of the agent: %w", within.Err()))
+		case <-time.After(verdictPause):
+		}
+		d := account(i)
+		if d.State == status.Failed || d.State == status.Starting && len(d.Earlier) > 0 {
+			if verdict = failure(d); verdict != "" {
+				return verdict, nil
+			}
+		}
+		if i.Agent == nil && (d.State == status.Ready || d.State == status.Degraded) {
+			progress("the agent was %s %.1f s after power-on", d.State, time.Since(begin).Seconds())
+			return "", nil
+		}
+	}
+}
+
+// verdictPause is between two looks at the agent's account of its boot, which is a file in the
+// machine.
+const verdictPause = 500 * time.Millisecond
+
+// account is what the agent tells of its boot, empty as long as it tells nothing.
+func account(i *lab.Instance) (d status.Document) {
+	if data, err := i.Status(); err == nil {
+		_ = json.Unmarshal(data, &d) // replaced as a whole; else the next look finds it
+	}
+	return d
+}
+
+// failure is the verdict on the last boot that failed, of this process of the agent or of the one
+// before.
+func failure(d status.Document) string {
+	if d.State == status.Failed {
+		return d.Verdict
+	}
+	if n := len(d.Earlier); n > 0 && d.Earlier[n-1].State == status.Failed {
+		return d.Earlier[n-1].Verdict
+	}
+	return ""
+}
+
+// unanswered is the error for an agent that does not answer, with the end of its log.
+func unanswered(ctx context.Context, i *lab.Instance, err error) error {
 	journal, _ := i.Journal(context.WithoutCancel(ctx))
 	lines := strings.Split(strings.TrimSpace(journal), "\n")
 	return fmt.Errorf("%w; the end of the agent's log:\n%s", err, strings.Join(lines[max(0, len(lines)-15):], "\n"))

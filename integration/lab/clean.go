@@ -48,7 +48,7 @@ func Clean(dir, name string) error {
 		failed = errors.Join(failed, err)
 	}
 	if failed != nil {
-		return fmt.Errorf("clean lab %s: %w", name, failed)
+		return fmt.Errorf("lab %s: %w", name, failed)
 	}
 	_ = os.Remove(lockPath(name))
 	return nil

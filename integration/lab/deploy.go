@@ -27,6 +27,9 @@ type deployed struct {
 // Deploy makes the lab look like the manifest, one instance after the other: machines that are
 // missing are created, others updated. Machines of no instance group are left alone.
 func (l *Lab) Deploy(ctx context.Context, m release.Manifest, report func(instance, step string, took time.Duration, err error)) error {
+	if l.o.Bare {
+		return errBare
+	}
 	if report == nil {
 		report = func(string, string, time.Duration, error) {}
 	}
@@ -173,7 +176,10 @@ func (l *Lab) Spec(i *Instance, m release.Manifest, g release.Group, index int) 
 		if err != nil {
 			return nil, nil, err
 		}
-		id, digest := l.Blobs.Put(data)
+		id, digest, err := l.Blobs.Put(data)
+		if err != nil {
+			return nil, nil, err
+		}
 		packages[p.Name] = map[string]any{"name": p.Name, "version": release.Fingerprint(data) + ".1", "sha1": digest, "blobstore_id": id,
 			"signed_url": l.Blobs.SignedURL("GET", id)}
 	}

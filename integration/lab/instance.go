@@ -9,12 +9,11 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"regexp"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"cambium/integration/lab/director"
-	"cambium/integration/lab/disk"
 	"cambium/integration/lab/machine"
 	"cambium/internal/testca"
 
@@ -35,12 +34,15 @@ type VM struct {
 	PublicKey string
 	// AgentJSON is the stemcell's; what the source needs if nil.
 	AgentJSON []byte
-	// Settings are delivered as they are; the lab's own document if nil.
+	// Settings are delivered as they are, apart from device paths, see FillPaths; the lab's own
+	// document if nil.
 	Settings []byte
 	// Edit changes the lab's own document before it is delivered.
 	Edit func(Document)
 	// Ephemeral is the size of the ephemeral disk; none if 0.
 	Ephemeral int64
+	// Disks are the sizes of further disks, which are called disk-1, disk-2 and so on.
+	Disks []int64
 	// SCSI calls the disks /dev/sdb, /dev/sdc and so on, in the order of their making.
 	SCSI bool
 	// HTTPS makes the agent listen instead of connecting to NATS, as create-env wants it.
@@ -64,6 +66,7 @@ type Instance struct {
 	MbusURL  string
 	delivery delivery
 	deployed deployed
+	removed  atomic.Bool // is deleted, or just being so
 
 	mu       sync.Mutex
 	document Document
@@ -76,26 +79,19 @@ func (i *Instance) Listening() bool {
 	return i.lab.Bus == nil || i.lab.Bus.Listens("agent."+i.AgentID)
 }
 
-// firstHost is the last part of the first machine's address.
-const firstHost = 10
+// The last parts of the first and the last address that machines get.
+const (
+	firstHost = 10
+	lastHost  = 254
+)
 
 // HTTPSPort is where agents listen in HTTPS mode.
 const HTTPSPort = 6868
 
 // Create makes a machine, with its disks and its settings; it is switched off.
 func (l *Lab) Create(ctx context.Context, vm VM) (*Instance, error) {
-	l.mu.Lock()
-	l.created++
-	number := l.created
-	l.mu.Unlock()
 	if l.o.VM != nil {
 		l.o.VM(&vm)
-	}
-	if vm.Name == "" {
-		vm.Name = fmt.Sprintf("vm%d", number)
-	}
-	if err := ValidName(vm.Name); err != nil {
-		return nil, err
 	}
 	if vm.AgentID == "" {
 		vm.AgentID = uuid.NewString()
@@ -103,21 +99,50 @@ func (l *Lab) Create(ctx context.Context, vm VM) (*Instance, error) {
 	if vm.Source == "" {
 		vm.Source = File
 	}
-	i := &Instance{lab: l, vm: vm, Short: vm.Name, AgentID: vm.AgentID, disks: map[string]string{}, nodes: map[string]string{},
-		IP: fmt.Sprintf("10.88.0.%d", firstHost+number-1)}
-	l.mu.Lock()
-	_, exists := l.machines[vm.Name]
-	if !exists {
-		l.machines[vm.Name] = i
-	}
-	l.mu.Unlock()
-	if exists {
-		return nil, fmt.Errorf("machine %s: %w", vm.Name, os.ErrExist)
+	i := &Instance{lab: l, vm: vm, AgentID: vm.AgentID, disks: map[string]string{}, nodes: map[string]string{}}
+	if err := l.register(i, vm.Name); err != nil {
+		return nil, err
 	}
 	if err := i.create(ctx); err != nil {
 		return nil, errors.Join(err, i.Delete(context.WithoutCancel(ctx)))
 	}
 	return i, nil
+}
+
+// register gives a machine its name and the lowest address that no other machine has.
+func (l *Lab) register(i *Instance, name string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.created++
+	if name == "" {
+		name = fmt.Sprintf("vm%d", l.created)
+	}
+	if err := ValidName(name); err != nil {
+		return err
+	}
+	if _, exists := l.machines[name]; exists {
+		return fmt.Errorf("machine %s: %w", name, os.ErrExist)
+	}
+	taken := map[string]bool{}
+	for _, other := range l.machines {
+		taken[other.IP] = true
+	}
+	i.Short, i.IP = name, freeAddress(taken)
+	if i.IP == "" {
+		return errors.New("the lab's network has no free address; delete a machine first")
+	}
+	l.machines[name] = i
+	return nil
+}
+
+// freeAddress is the lowest one of the lab's network for a machine, empty if there is none.
+func freeAddress(taken map[string]bool) string {
+	for host := firstHost; host <= lastHost; host++ {
+		if ip := fmt.Sprintf("10.88.0.%d", host); !taken[ip] {
+			return ip
+		}
+	}
+	return ""
 }
 
 func (i *Instance) dir() string  { return filepath.Join(i.lab.dir, i.Short) }
@@ -158,24 +183,49 @@ func (i *Instance) create(ctx context.Context) error {
 	if i.Machine, err = i.lab.engine.Create(ctx, spec); err != nil {
 		return err
 	}
-	// Disks come before the settings, which name them.
-	if i.vm.Ephemeral > 0 {
-		a, err := i.AttachNew(ctx, "ephemeral", i.vm.Ephemeral)
-		if err != nil {
-			return err
-		}
-		if i.document != nil {
-			i.document.Set("disks.ephemeral", a.Path)
-		}
+	paths, err := i.attachFirst(ctx)
+	if err != nil {
+		return err
 	}
 	settings := i.vm.Settings
 	if i.document != nil {
+		if path := paths[ephemeralDisk]; path != "" {
+			i.document.Set("disks.ephemeral", path)
+		}
 		if i.vm.Edit != nil {
 			i.vm.Edit(i.document)
 		}
 		settings = i.document.JSON()
+	} else if settings, err = FillPaths(settings, paths); err != nil {
+		return err
 	}
 	return i.delivery.put(ctx, settings)
+}
+
+// ephemeralDisk is the id of the ephemeral disk.
+const ephemeralDisk = "ephemeral"
+
+// attachFirst makes the disks that the machine has from the start, before the settings, which name
+// them. It returns their paths by id.
+func (i *Instance) attachFirst(ctx context.Context) (map[string]string, error) {
+	paths := map[string]string{}
+	sizes := map[string]int64{}
+	order := []string{}
+	if i.vm.Ephemeral > 0 {
+		order, sizes[ephemeralDisk] = append(order, ephemeralDisk), i.vm.Ephemeral
+	}
+	for n, size := range i.vm.Disks {
+		id := fmt.Sprintf("disk-%d", n+1)
+		order, sizes[id] = append(order, id), size
+	}
+	for _, id := range order {
+		a, err := i.AttachNew(ctx, id, sizes[id])
+		if err != nil {
+			return nil, err
+		}
+		paths[id] = a.Path
+	}
+	return paths, nil
 }
 
 // MAC is the hardware address of a network card.
@@ -197,53 +247,6 @@ func (i *Instance) Change(ctx context.Context, edit func(Document)) error {
 	return i.delivery.put(ctx, i.document.JSON())
 }
 
-// AttachDisk is the CPI's attach_disk for a disk that was made before. It tells the agent
-// through the settings where the CPI does so, and returns the hint where the Director wants it.
-func (i *Instance) AttachDisk(ctx context.Context, cid string) (any, error) {
-	i.mu.Lock()
-	image, exists := i.disks[cid]
-	i.mu.Unlock()
-	if !exists {
-		return nil, fmt.Errorf("disk %s: %w", cid, os.ErrNotExist)
-	}
-	a, err := i.Attach(ctx, i.disk(cid, image))
-	if err != nil {
-		return nil, err
-	}
-	if i.delivery.again && i.vm.Settings == nil {
-		err = i.Change(ctx, func(d Document) { d.Set("disks.persistent", i.persistent(d, cid, a.Path)) })
-	}
-	if !i.versions().Hint() {
-		return nil, err
-	}
-	return a.Path, err
-}
-
-// DetachDisk is the CPI's detach_disk.
-func (i *Instance) DetachDisk(ctx context.Context, cid string) error {
-	err := i.Detach(ctx, cid)
-	if err == nil && i.delivery.again && i.vm.Settings == nil {
-		err = i.Change(ctx, func(d Document) { d.Set("disks.persistent", i.persistent(d, cid, "")) })
-	}
-	return err
-}
-
-// persistent returns the document's persistent disks with one added or, without path, removed.
-func (i *Instance) persistent(d Document, cid, path string) map[string]any {
-	changed := map[string]any{}
-	if disks, ok := d["disks"].(map[string]any); ok {
-		if old, ok := disks["persistent"].(map[string]any); ok {
-			for key, value := range old {
-				changed[key] = value
-			}
-		}
-	}
-	if delete(changed, cid); path != "" {
-		changed[cid] = path
-	}
-	return changed
-}
-
 // settings is the document that a CPI would compose for this machine.
 func (i *Instance) settings(spec machine.Spec) (Document, error) {
 	d := Document{
@@ -260,6 +263,9 @@ func (i *Instance) settings(spec machine.Spec) (Document, error) {
 	if i.vm.HTTPS {
 		return d, i.serveHTTPS(d)
 	}
+	if i.lab.o.Bare {
+		return nil, fmt.Errorf("machine %s: %w, or let the agent listen with --https", i.Short, errBare)
+	}
 	i.MbusURL = i.lab.Bus.URL()
 	pair, err := i.lab.Bus.Admit(testca.BootstrapName(i.AgentID))
 	if err != nil {
@@ -273,7 +279,7 @@ func (i *Instance) settings(spec machine.Spec) (Document, error) {
 
 // blobstore is the lab's own, or for create-env the machine's.
 func (i *Instance) blobstore() map[string]any {
-	if i.vm.HTTPS {
+	if i.vm.HTTPS || i.lab.o.Bare {
 		return map[string]any{"provider": "local", "options": map[string]any{"blobstore_path": "/var/vcap/micro_bosh/data/cache"}}
 	}
 	return i.lab.Blobs.Options(true)
@@ -300,64 +306,6 @@ func (i *Instance) serveHTTPS(d Document) error {
 	i.Agent = client.Agent()
 	i.Agent.Poll = i.lab.o.Poll
 	return nil
-}
-
-// image makes a blank image and remembers it.
-func (i *Instance) image(id string, size int64) (string, error) {
-	if err := ValidDiskID(id); err != nil {
-		return "", err
-	}
-	path := filepath.Join(i.dir(), "disk-"+id+".img")
-	if err := disk.Create(path, size); err != nil {
-		return "", err
-	}
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.disks[id] = path
-	i.nodes[id] = "sd" + string(rune('a'+len(i.disks)))
-	return path, nil
-}
-
-var diskForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
-
-// ValidDiskID says why a disk cannot have that id, nil if it can.
-func ValidDiskID(id string) error {
-	if !diskForm.MatchString(id) {
-		return fmt.Errorf("disk id %q: want at most 64 letters, digits, dots, dashes and underscores", id)
-	}
-	return nil
-}
-
-// NewDisk is the CPI's create_disk: a blank disk that is not attached.
-func (i *Instance) NewDisk(cid string, size int64) error {
-	_, err := i.image(cid, size)
-	return err
-}
-
-// AttachNew makes a blank disk and attaches it. The attachment's path is the hint that a CPI
-// would return.
-func (i *Instance) AttachNew(ctx context.Context, id string, size int64) (machine.Attachment, error) {
-	i.mu.Lock()
-	image, exists := i.disks[id]
-	i.mu.Unlock()
-	if !exists {
-		var err error
-		if image, err = i.image(id, size); err != nil {
-			return machine.Attachment{}, err
-		}
-	}
-	return i.Attach(ctx, i.disk(id, image))
-}
-
-// disk is what the engine is told of a disk.
-func (i *Instance) disk(id, image string) machine.Disk {
-	d := machine.Disk{ID: id, Image: image}
-	if i.vm.SCSI {
-		i.mu.Lock()
-		defer i.mu.Unlock()
-		d.Node = i.nodes[id]
-	}
-	return d
 }
 
 // Ready waits until the agent answers, as the Director does after create_vm but asking more
@@ -389,6 +337,23 @@ const StatusFile = "/run/cambium/status.json"
 
 // Delete removes the machine and its disks.
 func (i *Instance) Delete(ctx context.Context) error {
+	failed := i.unplug(ctx)
+	i.mu.Lock()
+	for _, image := range i.disks { // one that was another machine's is not in this one's directory
+		if err := os.Remove(image); err != nil && !errors.Is(err, os.ErrNotExist) {
+			failed = errors.Join(failed, err)
+		}
+	}
+	i.mu.Unlock()
+	return errors.Join(failed, os.RemoveAll(i.dir()))
+}
+
+// Removed reports whether the machine was deleted, which is another end than one of its own.
+func (i *Instance) Removed() bool { return i.removed.Load() }
+
+// unplug ends the machine and takes it from the lab; its files stay.
+func (i *Instance) unplug(ctx context.Context) error {
+	i.removed.Store(true)
 	var failed error
 	if i.Machine != nil {
 		failed = i.Machine.Delete(ctx)
@@ -398,12 +363,13 @@ func (i *Instance) Delete(ctx context.Context) error {
 	}
 	i.lab.Metadata.Delete(i.IP)
 	i.lab.Registry.Delete(i.name())
+	failed = errors.Join(failed, i.lab.forgetHost(i.IP))
 	i.lab.mu.Lock()
+	defer i.lab.mu.Unlock()
 	if i.lab.machines[i.Short] == i {
 		delete(i.lab.machines, i.Short)
 	}
-	i.lab.mu.Unlock()
-	return errors.Join(failed, os.RemoveAll(i.dir()))
+	return failed
 }
 
 // Journal returns what the agent has logged in this boot.
@@ -415,20 +381,3 @@ func (i *Instance) Journal(ctx context.Context) (string, error) {
 
 // Source is how settings reach the machine.
 func (i *Instance) Source() Source { return i.vm.Source }
-
-// HasDisk reports whether a disk was made, attached or not.
-func (i *Instance) HasDisk(id string) bool {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	_, ok := i.disks[id]
-	return ok
-}
-
-// ImageSize is the size of a disk's image, 0 if it cannot be told.
-func ImageSize(path string) int64 {
-	info, err := os.Stat(path)
-	if err != nil {
-		return 0
-	}
-	return info.Size()
-}

@@ -68,6 +68,11 @@ type Options struct {
 	BusHost string
 	// NATSServer is a nats-server program to use instead of the built-in server.
 	NATSServer string
+	// Bare leaves NATS and blobstore out: agents listen on HTTPS, or their settings come from
+	// outside.
+	Bare bool
+	// BlobSecret signs URLs of the blobstore, for those who sign their own; random if empty.
+	BlobSecret string
 	// Poll is the pause between two questions for a task; one second if zero, as in a Director.
 	Poll time.Duration
 	// Progress is told what takes long; nil keeps quiet.
@@ -97,6 +102,7 @@ type Lab struct {
 	mu       sync.Mutex
 	networks int // beside the first
 	machines map[string]*Instance
+	kept     map[string]string // images of the disks that deleted machines have left, by id
 	created  int
 	dnsmasq  *exec.Cmd
 }
@@ -125,7 +131,7 @@ func New(ctx context.Context, o Options) (*Lab, error) {
 	if o.BusHost == "" {
 		o.BusHost = Gateway
 	}
-	l := &Lab{o: o, dir: filepath.Join(o.Dir, o.Name), engine: o.Engine, machines: map[string]*Instance{}}
+	l := &Lab{o: o, dir: filepath.Join(o.Dir, o.Name), engine: o.Engine, machines: map[string]*Instance{}, kept: map[string]string{}}
 	if l.engine == nil {
 		engine, err := defaultEngine(ctx, o)
 		if err != nil {
@@ -182,6 +188,19 @@ func (l *Lab) start(ctx context.Context) (err error) {
 	if l.CA, err = testca.New("lab." + l.o.Name + ".ca"); err != nil {
 		return err
 	}
+	if !l.o.Bare {
+		if err := l.startBus(ctx); err != nil {
+			return err
+		}
+	}
+	return l.serve()
+}
+
+// errBare is returned for what needs the services that a bare lab lacks.
+var errBare = errors.New("the lab has neither NATS nor a blobstore; start it without --bare")
+
+// startBus starts NATS, and connects Director and Health Monitor.
+func (l *Lab) startBus(ctx context.Context) (err error) {
 	l.Bus, err = bus.Start(ctx, bus.Options{Dir: filepath.Join(l.dir, "bus"), Net: l.Net, Host: l.o.BusHost, Port: BusPort,
 		CA: l.CA, Program: l.o.NATSServer})
 	if err != nil {
@@ -197,10 +216,8 @@ func (l *Lab) start(ctx context.Context) (err error) {
 	if conn, err = l.Bus.Connect(testca.HealthMonitorName); err != nil {
 		return fmt.Errorf("health monitor's connection: %w", err)
 	}
-	if l.Monitor, err = director.NewMonitor(conn); err != nil {
-		return err
-	}
-	return l.serve()
+	l.Monitor, err = director.NewMonitor(conn)
+	return err
 }
 
 // network returns the bridge of a network, which is made when the first machine wants it.

@@ -28,14 +28,17 @@ const alicloudMetadata = "100.100.100.200"
 
 // serve starts the services that machines ask: blobs, metadata, registry.
 func (l *Lab) serve() error {
-	listener, err := l.Net.Listen("tcp", net.JoinHostPort(Gateway, strconv.Itoa(blobPort)))
-	if err != nil {
-		return err
-	}
-	if l.Blobs, err = blobstore.Start(listener, l.CA); err != nil {
-		return err
+	if !l.o.Bare {
+		listener, err := l.Net.Listen("tcp", net.JoinHostPort(Gateway, strconv.Itoa(blobPort)))
+		if err != nil {
+			return err
+		}
+		if l.Blobs, err = blobstore.Start(listener, blobstore.Options{Dir: filepath.Join(l.dir, "blobs"), CA: l.CA, Secret: l.o.BlobSecret}); err != nil {
+			return err
+		}
 	}
 	l.Metadata, l.Registry = metadata.New(), registry.New()
+	l.Metadata.Neighbor = l.Net.Neighbor
 	for _, address := range []string{metadata.Address, alicloudMetadata} {
 		if err := l.Net.AddAddress("lo", address+"/32"); err != nil {
 			return err
@@ -58,23 +61,43 @@ func (l *Lab) http(address string, handler http.Handler) error {
 	return nil
 }
 
-// dhcp starts the DHCP server of the lab's network, with the first machine that needs it. Each
-// machine gets the address that the lab has chosen for it.
+// dhcp makes the DHCP server of the lab's network know a machine: it gets the address that the lab
+// has chosen for it. The server starts with the first machine that needs it.
 func (l *Lab) dhcp(mac net.HardwareAddr, ip string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	hosts := filepath.Join(l.dir, "dhcp")
-	if err := os.MkdirAll(hosts, 0o755); err != nil {
+	if err := os.MkdirAll(l.dhcpHosts(), 0o755); err != nil {
 		return err
 	}
 	// The server watches the directory.
-	if err := os.WriteFile(filepath.Join(hosts, ip), []byte(mac.String()+","+ip+"\n"), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(l.dhcpHosts(), ip), []byte(mac.String()+","+ip+"\n"), 0o644); err != nil {
 		return err
 	}
 	if l.dnsmasq != nil {
 		return nil
 	}
-	logFile, err := os.Create(filepath.Join(l.dir, "dnsmasq.log"))
+	return l.startDHCP()
+}
+
+// forgetHost takes a machine from the DHCP server. One that runs keeps the lease of a host that has
+// gone, and refuses its address to others: so it is started anew.
+func (l *Lab) forgetHost(ip string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := os.Remove(filepath.Join(l.dhcpHosts(), ip)); errors.Is(err, os.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	l.stopDHCP()
+	return l.startDHCP()
+}
+
+// dhcpHosts is a directory with a file for each machine that the DHCP server knows.
+func (l *Lab) dhcpHosts() string { return filepath.Join(l.dir, "dhcp") }
+
+func (l *Lab) startDHCP() error {
+	logFile, err := os.OpenFile(filepath.Join(l.dir, "dnsmasq.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return err
 	}
@@ -82,7 +105,7 @@ func (l *Lab) dhcp(mac net.HardwareAddr, ip string) error {
 	l.dnsmasq = exec.Command("nsenter", "--net="+l.Net.Path(), "dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null",
 		"--port=0", "--user=root", "--group=root", "--pid-file=", "--interface="+bridge, "--bind-interfaces", "--dhcp-authoritative",
 		"--dhcp-range="+Gateway+",static,"+Netmask, "--dhcp-option=option:router,"+Gateway, "--dhcp-option=option:dns-server,"+Gateway,
-		"--dhcp-hostsdir="+hosts, "--dhcp-leasefile="+filepath.Join(l.dir, "dhcp.leases"), "--log-dhcp", "--log-facility=-")
+		"--dhcp-hostsdir="+l.dhcpHosts(), "--leasefile-ro", "--log-dhcp", "--log-facility=-")
 	l.dnsmasq.Stdout, l.dnsmasq.Stderr = logFile, logFile
 	l.dnsmasq.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := l.dnsmasq.Start(); err != nil {
@@ -90,6 +113,14 @@ func (l *Lab) dhcp(mac net.HardwareAddr, ip string) error {
 		return fmt.Errorf("dhcp server: %w", err)
 	}
 	return nil
+}
+
+func (l *Lab) stopDHCP() {
+	if l.dnsmasq != nil {
+		_ = l.dnsmasq.Process.Kill()
+		_ = l.dnsmasq.Wait()
+		l.dnsmasq = nil
+	}
 }
 
 // stopServices ends what serve and dhcp started.
@@ -100,10 +131,9 @@ func (l *Lab) stopServices() {
 	if l.Blobs != nil {
 		l.Blobs.Close()
 	}
-	if l.dnsmasq != nil {
-		_ = l.dnsmasq.Process.Kill()
-		_ = l.dnsmasq.Wait()
-	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.stopDHCP()
 }
 
 // Publish makes a port of a machine reachable on the host's loopback, until ctx ends. With port

@@ -184,7 +184,7 @@ func (i *Instance) google() delivery {
 	source := Document{"Type": "InstanceMetadata", "URI": "http://" + metadata.Address,
 		"SettingsPath": "/computeMetadata/v1/instance/attributes/bosh_settings", "Headers": map[string]string{"Metadata-Flavor": "Google"}}
 	return delivery{sources: []any{source}, network: true, again: true, put: func(_ context.Context, settings []byte) error {
-		i.lab.Metadata.Set(i.IP, metadata.Instance{ID: i.name(), Attributes: map[string][]byte{"bosh_settings": settings}})
+		i.lab.Metadata.Set(i.IP, metadata.Instance{ID: i.name(), MAC: i.MAC(0), Attributes: map[string][]byte{"bosh_settings": settings}})
 		return nil
 	}}
 }
@@ -198,7 +198,7 @@ func (i *Instance) http() delivery {
 		if err != nil {
 			return err
 		}
-		i.lab.Metadata.Set(i.IP, metadata.Instance{ID: i.name(), UserData: data, PublicKey: i.vm.PublicKey, RequireToken: true})
+		i.lab.Metadata.Set(i.IP, metadata.Instance{ID: i.name(), MAC: i.MAC(0), UserData: data, PublicKey: i.vm.PublicKey, RequireToken: true})
 		return nil
 	}}
 }

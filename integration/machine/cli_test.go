@@ -10,10 +10,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"cambium/integration/lab"
 	"cambium/integration/lab/control"
 	"cambium/integration/lab/labtest"
+	"cambium/internal/status"
 )
 
 // cli runs the lab's command line for one lab.
@@ -39,6 +41,21 @@ func newCLI(t *testing.T) cli {
 // try runs a command and returns output and exit status.
 func (c cli) try(args ...string) (string, int) {
 	c.t.Helper()
+	out, _, status := c.all(args...)
+	return out, status
+}
+
+// refused runs a command that has to fail with an error that says why, once.
+func (c cli) refused(want string, args ...string) {
+	c.t.Helper()
+	begin := time.Now()
+	if _, stderr, status := c.all(args...); status != 1 || strings.Count(stderr, want) != 1 || time.Since(begin) > 20*time.Second {
+		c.t.Errorf("lab %s: status %d after %s, %q; want 1 and %q once", strings.Join(args, " "), status, time.Since(begin).Round(time.Second), stderr, want)
+	}
+}
+
+func (c cli) all(args ...string) (stdout, messages string, status int) {
+	c.t.Helper()
 	cmd := exec.Command(c.bin, args...)
 	cmd.Env = append(os.Environ(), "CAMBIUM_LAB_DIR="+c.dir, "LAB="+c.name)
 	var stderr strings.Builder
@@ -51,7 +68,7 @@ func (c cli) try(args ...string) (string, int) {
 	if stderr.Len() > 0 {
 		c.t.Logf("lab %s: %s", strings.Join(args, " "), strings.TrimSpace(stderr.String()))
 	}
-	return string(out), cmd.ProcessState.ExitCode()
+	return string(out), stderr.String(), cmd.ProcessState.ExitCode()
 }
 
 // run runs a command that has to succeed.
@@ -86,6 +103,7 @@ func TestMachineCommandLine(t *testing.T) {
 		t.Errorf("list_disk: %q, want disk-1", out)
 	}
 	c.run("disk", "resize", "disk-1", "--size", "2G")
+	c.refused("cannot shrink", "disk", "resize", "disk-1", "--size", "1G")
 	if _, status := c.try("disk", "detach", "disk-1"); status != 1 {
 		t.Errorf("detaching a mounted disk: status %d, want 1", status)
 	}
@@ -104,6 +122,11 @@ func TestMachineCommandLine(t *testing.T) {
 	if out := c.run("watch", "--once", "--json"); !strings.Contains(out, `"heartbeat"`) {
 		t.Errorf("watch: %.200q, want a heartbeat", out)
 	}
+	c.run("machine", "stop")
+	c.refused("machine vm1 is off", "call", "ping")
+	c.refused("lab "+c.name+" is up", "clean", c.name)
+	c.refused("labs are up", "cache", "prune")
+	c.run("machine", "reboot") // of one that is off
 	c.run("machine", "reboot")
 	if out := c.run("call", "ping"); out != "\"pong\"\n" {
 		t.Errorf("call ping after a reboot: %q, want pong", out)
@@ -126,6 +149,67 @@ func TestMachineCommandLine(t *testing.T) {
 	if left := traces(t); strings.Contains(left, c.name) {
 		t.Errorf("left over:\n%s", left)
 	}
+}
+
+// TestMachineUp: what is wrong is said as soon as it is known, and a lab needs no services of its own.
+func TestMachineUp(t *testing.T) {
+	c := newCLI(t)
+	// The agent comes to its verdict long before the lab would stop waiting.
+	c.refused("No ephemeral disk found", "up", "--agent", c.agentPath, "--ephemeral", "0")
+	if out := c.run("logs"); !strings.Contains(out, "No ephemeral disk found") {
+		t.Errorf("the machine with the verdict is not there to look into; logs: %.300s", out)
+	}
+	c.run("down")
+
+	document := map[string]any{"agent_id": "outside", "mbus": "https://mbus:secret@0.0.0.0:6868", "vm": map[string]any{"name": "outside"},
+		"blobstore": map[string]any{"provider": "local", "options": map[string]any{"blobstore_path": "/var/vcap/micro_bosh/data/cache"}},
+		"networks":  map[string]any{"default": map[string]any{"type": "manual", "ip": "10.88.0.77", "netmask": "255.255.255.0", "gateway": "10.88.0.1", "default": []string{"dns", "gateway"}}},
+		"disks":     map[string]any{"ephemeral": "@ephemeral@", "persistent": map[string]any{"first": "@disk-1@"}}, "env": map[string]any{"bosh": map[string]any{"swap_size": 0}}}
+	file := func(name string) string {
+		data, err := json.Marshal(document)
+		path := filepath.Join(c.dir, name)
+		if err == nil {
+			err = os.WriteFile(path, data, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	settings := file("settings.json")
+	c.refused("@disk-1@", "up", "--agent", c.agentPath, "--settings", settings, "--bare")
+	if out := c.run("ls"); strings.Contains(out, c.name) {
+		t.Errorf("a lab was made for documents that do not fit: %s", out)
+	}
+	var up control.State
+	if err := json.Unmarshal([]byte(c.run("up", "--agent", c.agentPath, "--settings", settings, "--bare", "--ephemeral", "2G", "--disk", "1G", "--source", "http", "--json")), &up); err != nil {
+		t.Fatal(err)
+	}
+	if up.Bus != "" || len(up.Machines[0].Disks) != 2 {
+		t.Errorf("up says bus %q and disks %+v, want none and two", up.Bus, up.Machines[0].Disks)
+	}
+	c.refused("has no NATS", "watch")
+	if out := c.run("shell", "--", "findmnt", "-n", "-o", "SOURCE", "/var/vcap/data"); !strings.HasPrefix(out, "/dev/loop") {
+		t.Errorf("the ephemeral disk is not mounted: %q", out)
+	}
+	// The agent has the address of the document, not the lab's, and gets its metadata all the same.
+	if out := c.run("shell", "--", "ip", "-o", "-4", "address", "show", "eth0"); !strings.Contains(out, "10.88.0.77/") {
+		t.Errorf("addresses %q, want the document's", out)
+	}
+	c.run("shell", "--", "systemctl", "restart", "bosh-agent")
+	var account status.Document
+	if err := json.Unmarshal([]byte(c.run("shell", "--", "cat", status.DefaultPath)), &account); err != nil || account.Settings == nil || account.Settings.Cached {
+		t.Errorf("settings of %+v (%v), want them from the metadata service", account.Settings, err)
+	}
+	// A disk outlives its machine.
+	c.run("machine", "delete")
+	var list struct{ Labs []control.State }
+	if err := json.Unmarshal([]byte(c.run("ls", "--json")), &list); err != nil || len(list.Labs) != 1 || len(list.Labs[0].Disks) != 1 || list.Labs[0].Disks[0].ID != "disk-1" {
+		t.Errorf("after its machine was deleted the lab has %+v (%v), want disk-1 alone", list.Labs, err)
+	}
+	c.run("disk", "delete", "disk-1")
+	c.refused("no disk disk-1", "disk", "delete", "disk-1")
+	c.run("down")
 }
 
 // TestMachineForeignClient takes documents as they are, as from a CPI, and speaks HTTPS through

@@ -246,7 +246,7 @@ func killedWithoutATrace(t *testing.T, l *lab.Lab, i *lab.Instance, kill func())
 	if err != nil {
 		t.Fatal(err)
 	}
-	id, digest := l.Blobs.Put(source)
+	id, digest := putBlob(t, l, source)
 	for _, call := range []struct {
 		method string
 		args   []any

@@ -404,8 +404,8 @@ func compiled(t *testing.T, l *lab.Lab, i *lab.Instance) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	depID, depDigest := l.Blobs.Put(dep)
-	id, digest := l.Blobs.Put(source)
+	depID, depDigest := putBlob(t, l, dep)
+	id, digest := putBlob(t, l, source)
 	var got struct {
 		Result struct {
 			Digest string `json:"sha1"`
@@ -420,4 +420,14 @@ func compiled(t *testing.T, l *lab.Lab, i *lab.Instance) {
 	if data, ok := l.Blobs.Get("compiled"); !ok || len(data) == 0 || got.Result.Digest == "" {
 		t.Errorf("got %+v, %d bytes", got, len(data))
 	}
+}
+
+// putBlob stores a blob.
+func putBlob(t *testing.T, l *lab.Lab, data []byte) (id, digest string) {
+	t.Helper()
+	id, digest, err := l.Blobs.Put(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id, digest
 }

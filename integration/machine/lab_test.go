@@ -63,7 +63,7 @@ func TestMachinePower(t *testing.T) {
 	if data, err := i.ReadFile("/var/vcap/bosh/etc/operating_system"); err != nil || strings.TrimSpace(string(data)) != "ubuntu" {
 		t.Errorf("a file of a stopped machine: %q (%v), want ubuntu", data, err)
 	}
-	if err := i.Start(within); err != nil {
+	if err := i.Reboot(within); err != nil { // which starts a machine that is off
 		t.Fatal(err)
 	}
 	ready(t, i)
@@ -161,6 +161,44 @@ func eventually(t *testing.T, what string, ok func() bool) {
 			t.Fatalf("%s did not come within 30 s", what)
 		}
 		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// TestMachineDisksOutliveMachines moves a disk with data from a machine that is deleted to the next, which gets the
+// address of the first; meanwhile others use `ip netns`.
+func TestMachineDisksOutliveMachines(t *testing.T) {
+	l := newLab(t)
+	first := start(t, l, lab.VM{Source: lab.HTTP, Disks: []int64{lab.GiB}})
+	foreign := fmt.Sprintf("foreign%d", os.Getpid())
+	if out, err := exec.Command("ip", "netns", "add", foreign).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	t.Cleanup(func() { _ = exec.Command("ip", "netns", "delete", foreign).Run() })
+	path := first.Disks()[0].Path
+	run(t, first, "sh", "-c", fmt.Sprintf("mkfs.ext4 -q %[1]s && mount %[1]s /mnt && echo kept >/mnt/file && umount /mnt", path))
+	if err := first.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	second := start(t, l, lab.VM{Source: lab.HTTP})
+	if second.IP != first.IP {
+		t.Errorf("the second machine has %s, want %s again", second.IP, first.IP)
+	}
+	hint, err := second.AttachDisk(t.Context(), "disk-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := run(t, second, "sh", "-c", fmt.Sprintf("mount %v /mnt && cat /mnt/file; umount /mnt", hint)); got != "kept\n" {
+		t.Errorf("the disk holds %q, want what the first machine wrote", got)
+	}
+	// By DHCP, though the first machine had a lease for it.
+	eventually(t, "the address", func() bool {
+		return strings.Contains(run(t, second, "ip", "-4", "address", "show", "eth0"), second.IP+"/")
+	})
+	if err := second.Delete(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if kept := l.KeptDisks(); len(kept) != 0 {
+		t.Errorf("after Delete the lab keeps %v", kept)
 	}
 }
 

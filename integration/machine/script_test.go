@@ -89,7 +89,7 @@ touch $BOSH_INSTALL_TARGET/made
 	if err != nil {
 		t.Fatal(err)
 	}
-	id, digest := l.Blobs.Put(source)
+	id, digest := putBlob(t, l, source)
 	if _, err := i.Agent.Do(t.Context(), "compile_package_with_signed_url", map[string]any{"package_get_signed_url": l.Blobs.SignedURL("GET", id),
 		"upload_signed_url": l.Blobs.SignedURL("PUT", "compiled"), "digest": digest, "name": "src", "version": "1", "deps": map[string]any{}}); err != nil {
 		t.Fatal(err)

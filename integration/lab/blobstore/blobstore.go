@@ -13,12 +13,14 @@ import (
 	"crypto/tls"
 	"encoding/base64"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"log"
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -32,7 +34,7 @@ import (
 // SignatureLife is how long a signed URL is good for.
 const SignatureLife = 24 * time.Hour
 
-// Server holds blobs in memory.
+// Server keeps blobs as files.
 type Server struct {
 	endpoint string
 	ca       []byte
@@ -40,22 +42,30 @@ type Server struct {
 	password string
 	secret   []byte
 	http     *http.Server
+	dir      *os.Root // a file for each blob, called by its id
 
-	mu    sync.Mutex
-	blobs map[string][]byte
+	mu sync.Mutex
 	// requests counts what was asked for, by method and kind of URL.
 	requests map[string]int
 }
 
+// Options say what a blobstore is made of.
+type Options struct {
+	Dir string // where the blobs are, which stay when the server ends
+	CA  *testca.CA
+	// Secret signs URLs, for those who sign their own; random if empty.
+	Secret string
+}
+
 // Start serves on the listener, which it closes in the end. The certificate is for the
 // listener's own address.
-func Start(listener net.Listener, ca *testca.CA) (*Server, error) {
+func Start(listener net.Listener, o Options) (*Server, error) {
 	host, _, err := net.SplitHostPort(listener.Addr().String())
 	if err != nil {
 		return nil, err
 	}
 	// Not a NATS server's name, but a certificate of the same deployment.
-	pair, err := ca.Issue(testca.Request{CommonName: host, Hosts: []string{host}})
+	pair, err := o.CA.Issue(testca.Request{CommonName: host, Hosts: []string{host}})
 	if err != nil {
 		return nil, err
 	}
@@ -63,16 +73,29 @@ func Start(listener net.Listener, ca *testca.CA) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{endpoint: "https://" + listener.Addr().String(), ca: ca.PEM, user: "agent", password: rand.Text(),
-		secret: []byte(rand.Text()), blobs: map[string][]byte{}, requests: map[string]int{}}
+	if o.Secret == "" {
+		o.Secret = rand.Text()
+	}
+	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
+		return nil, err
+	}
+	dir, err := os.OpenRoot(o.Dir)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{endpoint: "https://" + listener.Addr().String(), ca: o.CA.PEM, user: "agent", password: rand.Text(),
+		secret: []byte(o.Secret), dir: dir, requests: map[string]int{}}
 	s.http = &http.Server{Handler: s, ReadHeaderTimeout: 30 * time.Second, ErrorLog: log.New(io.Discard, "", 0),
 		TLSConfig: &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}}
 	go func() { _ = s.http.ServeTLS(listener, "", "") }()
 	return s, nil
 }
 
-// Close ends the server.
-func (s *Server) Close() { _ = s.http.Close() }
+// Close ends the server. The blobs stay.
+func (s *Server) Close() {
+	_ = s.http.Close()
+	_ = s.dir.Close()
+}
 
 // Options are the "blobstore" of a settings document. With signed URLs a Director leaves the
 // credentials out.
@@ -105,13 +128,30 @@ func (s *Server) signature(method, path string, at, life int64) string {
 }
 
 // Put stores a blob and returns its new id and its digests, as a Director writes them.
-func (s *Server) Put(data []byte) (id, digest string) {
+func (s *Server) Put(data []byte) (id, digest string, err error) {
 	id = uuid.NewString()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.blobs[id] = bytes.Clone(data)
-	return id, Digest(data)
+	return id, Digest(data), s.store(id, bytes.NewReader(data))
 }
+
+// store writes a blob, whole or not at all.
+func (s *Server) store(id string, from io.Reader) error {
+	temporary := unfinished + rand.Text()
+	f, err := s.dir.OpenFile(temporary, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(f, from)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = s.dir.Rename(temporary, id)
+	}
+	if err != nil {
+		return errors.Join(err, s.dir.Remove(temporary))
+	}
+	return nil
+}
+
+// unfinished begins the names of blobs that are being received; no id begins so.
+const unfinished = ".new-"
 
 // Digest is sha1 and sha256 of data in the notation of a Director.
 func Digest(data []byte) string {
@@ -149,10 +189,8 @@ func Matches(data []byte, digests string) bool {
 
 // Get returns a blob.
 func (s *Server) Get(id string) ([]byte, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	data, ok := s.blobs[id]
-	return data, ok
+	data, err := s.dir.ReadFile(id)
+	return data, err == nil
 }
 
 // Requests returns how often it was asked, by keys such as "GET signed" and "PUT plain".
@@ -166,7 +204,7 @@ func (s *Server) Requests() map[string]int {
 	return counts
 }
 
-// ServeHTTP answers GET and PUT of /<xx>/<id>, signed or with basic authentication.
+// ServeHTTP answers GET, PUT and DELETE of /<xx>/<id>, signed or with basic authentication.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	path, signed := strings.CutPrefix(r.URL.Path, "/signed/")
 	kind := "signed"
@@ -186,28 +224,38 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	id := path[strings.LastIndexByte(path, '/')+1:]
-	if id == "" || path != prefixed(id) {
+	if id == "" || path != prefixed(id) || strings.HasPrefix(id, ".") {
 		http.Error(w, "path", http.StatusNotFound)
 		return
 	}
+	s.answer(w, r, id)
+}
+
+// answer does what a request wants that is allowed.
+func (s *Server) answer(w http.ResponseWriter, r *http.Request, id string) {
 	switch r.Method {
 	case http.MethodGet, http.MethodHead:
-		data, ok := s.Get(id)
-		if !ok {
+		f, err := s.dir.Open(id)
+		if err != nil {
 			http.Error(w, "no such blob", http.StatusNotFound)
 			return
 		}
-		http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(data))
+		defer func() { _ = f.Close() }()
+		http.ServeContent(w, r, "", time.Time{}, f)
 	case http.MethodPut:
-		data, err := io.ReadAll(r.Body)
-		if err != nil {
+		if err := s.store(id, r.Body); err != nil {
 			http.Error(w, "body", http.StatusBadRequest)
 			return
 		}
-		s.mu.Lock()
-		s.blobs[id] = data
-		s.mu.Unlock()
 		w.WriteHeader(http.StatusCreated)
+	case http.MethodDelete:
+		if err := s.dir.Remove(id); errors.Is(err, os.ErrNotExist) {
+			http.Error(w, "no such blob", http.StatusNotFound)
+		} else if err != nil {
+			http.Error(w, "not removed", http.StatusInternalServerError)
+		} else {
+			w.WriteHeader(http.StatusNoContent)
+		}
 	default:
 		http.Error(w, "method", http.StatusMethodNotAllowed)
 	}

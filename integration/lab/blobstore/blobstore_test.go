@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 
@@ -21,7 +22,8 @@ func TestServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := Start(listener, ca)
+	dir := t.TempDir()
+	s, err := Start(listener, Options{Dir: dir, CA: ca, Secret: "given"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +49,10 @@ func TestServer(t *testing.T) {
 		}
 		return response.StatusCode, string(data)
 	}
-	id, digest := s.Put([]byte("content"))
+	id, digest, err := s.Put([]byte("content"))
+	if err != nil || string(s.secret) != "given" {
+		t.Fatalf("secret %q, %v; want the given one", s.secret, err)
+	}
 	if !Matches([]byte("content"), digest) || Matches([]byte("other"), digest) || Matches(nil, "") {
 		t.Errorf("digest %q does not tell contents apart", digest)
 	}
@@ -68,6 +73,14 @@ func TestServer(t *testing.T) {
 		{"signed put", "PUT", later, "", "log", 201, ""},
 		{"signature of another method", "GET", later, "", "", 403, "signature\n"},
 		{"signature of another blob", "GET", strings.Replace(s.SignedURL("GET", id), prefixed(id), prefixed("later"), 1), "", "", 403, "signature\n"},
+		{"plain put over another", "PUT", s.endpoint + "/" + prefixed("new"), "agent", "newer", 201, ""},
+		{"the last one counts", "GET", s.endpoint + "/" + prefixed("new"), "agent", "", 200, "newer"},
+		{"delete by a stranger", "DELETE", s.endpoint + "/" + prefixed("new"), "", "", 401, "credentials\n"},
+		{"delete", "DELETE", s.endpoint + "/" + prefixed("new"), "agent", "", 204, ""},
+		{"gone", "GET", s.endpoint + "/" + prefixed("new"), "agent", "", 404, "no such blob\n"},
+		{"delete again", "DELETE", s.endpoint + "/" + prefixed("new"), "agent", "", 404, "no such blob\n"},
+		{"another file", "PUT", s.endpoint + "/" + prefixed(".."), "agent", "", 404, "path\n"},
+		{"unknown method", "PATCH", plain, "agent", "", 405, "method\n"},
 		{"signature extended", "GET", strings.Replace(s.SignedURL("GET", id), "e=86400", "e=96400", 1), "", "", 403, "signature\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -78,5 +91,11 @@ func TestServer(t *testing.T) {
 	}
 	if data, ok := s.Get("later"); !ok || !bytes.Equal(data, []byte("log")) {
 		t.Errorf("stored %q, %v, want what was put under the signed URL", data, ok)
+	}
+	s.Close()
+	// Blobs outlive the server, and nothing else is left of what was received.
+	files, err := os.ReadDir(dir)
+	if err != nil || len(files) != 2 {
+		t.Errorf("files are %v (%v), want the two blobs", files, err)
 	}
 }

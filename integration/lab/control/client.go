@@ -47,6 +47,9 @@ func Open(dir, name string) (*Client, error) {
 	if _, err := os.Stat(path); err != nil {
 		return nil, fmt.Errorf("lab %s is not up", name)
 	}
+	if !lab.Held(name) {
+		return nil, fmt.Errorf("lab %s is left over from a crash; remove it with: lab clean %s", name, name)
+	}
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", path)
 	}

@@ -138,9 +138,9 @@ func (s *Server) power(w http.ResponseWriter, r *http.Request) {
 			err = i.Start(ctx)
 		}
 	case "delete":
-		err = i.Delete(ctx)
+		err = i.Release(ctx)
 	default:
-		err = fmt.Errorf("a machine cannot %s", r.PathValue("verb"))
+		err = fmt.Errorf("a machine has no %q", r.PathValue("verb"))
 	}
 	if err == nil && r.URL.Query().Has("wait") && i.Agent != nil && i.Running() {
 		err = i.Ready(ctx)
@@ -148,7 +148,7 @@ func (s *Server) power(w http.ResponseWriter, r *http.Request) {
 	reply(w, Line{Done: true}, err)
 }
 
-// DiskChange asks for a disk to be attached, detached or resized.
+// DiskChange asks for a disk to be attached, detached, resized or deleted.
 type DiskChange struct {
 	Machine string `json:"machine"`
 	Verb    string `json:"verb"`
@@ -160,6 +160,10 @@ func (s *Server) disk(w http.ResponseWriter, r *http.Request) {
 	var c DiskChange
 	if err := json.NewDecoder(r.Body).Decode(&c); err != nil {
 		reply(w, nil, err)
+		return
+	}
+	if c.Verb == "delete" {
+		reply(w, Disk{ID: c.ID}, s.lab.DeleteDisk(c.ID))
 		return
 	}
 	i, err := s.machine(c.Machine)
@@ -184,7 +188,7 @@ func (s *Server) disk(w http.ResponseWriter, r *http.Request) {
 	case "resize":
 		err = i.Resize(r.Context(), c.ID, c.Size)
 	default:
-		err = fmt.Errorf("a disk cannot be %sed", c.Verb)
+		err = fmt.Errorf("a disk has no %q", c.Verb)
 	}
 	reply(w, result, err)
 }
@@ -223,8 +227,12 @@ func (s *Server) call(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	i, err := s.machine(c.Machine)
-	if err == nil && i.Agent == nil {
+	switch {
+	case err != nil:
+	case i.Agent == nil:
 		err = errors.New("the settings came from outside, so the lab does not know the agent: name it with --url")
+	case !i.Running():
+		err = fmt.Errorf("machine %s is off; switch it on with: lab machine start %s", i.Short, i.Short)
 	}
 	if err != nil {
 		out.end(nil, err)
@@ -270,6 +278,10 @@ func (s *Server) deploy(w http.ResponseWriter, r *http.Request) {
 // events sends what agents published so far, and with ?follow what comes.
 func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	out := &stream{w: w}
+	if s.lab.Monitor == nil {
+		out.end(nil, errors.New("the lab has no NATS, over which heartbeats and alerts travel; start it without --bare"))
+		return
+	}
 	coming, stop := s.lab.Monitor.Listen()
 	defer stop()
 	for _, e := range s.lab.Monitor.Events() {

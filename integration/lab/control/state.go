@@ -20,8 +20,9 @@ type State struct {
 	PID      int       `json:"pid"`
 	Since    time.Time `json:"since"`
 	Network  string    `json:"network_namespace"`
-	Bus      string    `json:"bus"`
+	Bus      string    `json:"bus"` // empty in a bare lab
 	Machines []Machine `json:"machines"`
+	Disks    []Disk    `json:"disks"` // of machines that were deleted
 }
 
 // Machine is one machine of a lab.
@@ -71,14 +72,23 @@ type Line struct {
 	Value    json.RawMessage `json:"value,omitempty"`
 	Error    string          `json:"error,omitempty"`
 	Agent    bool            `json:"agent,omitempty"` // the error is the agent's exception
-	Done     bool            `json:"done,omitempty"`
+	// Verdict is the agent's own on a boot that has failed.
+	Verdict string `json:"verdict,omitempty"`
+	Done    bool   `json:"done,omitempty"`
 }
 
 // socket is the path of a lab's socket.
 func socket(dir, name string) string { return filepath.Join(dir, name, "control") }
 
 func state(l *lab.Lab, s *Server) State {
-	st := State{Name: l.Name(), PID: s.pid, Since: s.since, Network: l.Net.Name(), Bus: l.Bus.URL(), Machines: []Machine{}}
+	st := State{Name: l.Name(), PID: s.pid, Since: s.since, Network: l.Net.Name(), Machines: []Machine{}, Disks: []Disk{}}
+	if l.Bus != nil {
+		st.Bus = l.Bus.URL()
+	}
+	for id, image := range l.KeptDisks() {
+		st.Disks = append(st.Disks, Disk{ID: id, Size: lab.ImageSize(image)})
+	}
+	sort.Slice(st.Disks, func(a, b int) bool { return st.Disks[a].ID < st.Disks[b].ID })
 	for name, i := range l.Machines() {
 		st.Machines = append(st.Machines, machineState(name, i, s.published(name)))
 	}

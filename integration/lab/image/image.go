@@ -2,10 +2,11 @@
 // table, a root file system that can grow, a kernel and a small initial RAM disk, with the
 // agent installed as into a stemcell. Nothing is mounted from an image and no loop device is
 // used. Images are kept in a cache under names that are derived from everything that is in them.
+//
+// Size: the lab's images and stemcells are made of the same parts, and share the names and locks of the cache.
 package image
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -15,7 +16,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -100,7 +100,7 @@ func (c Cache) ensure(ctx context.Context, agent string, b builder) (Image, erro
 		return Image{}, fmt.Errorf("disk image: %w", err)
 	}
 	baked := sha256.Sum256(fmt.Append(nil, digest, b.files))
-	dir := base + "-agent-" + hex.EncodeToString(baked[:])[:16]
+	dir := base + agentPart + hex.EncodeToString(baked[:])[:16]
 	err = c.once(dir, func(work string) error {
 		c.prune()
 		return bake(ctx, filepath.Join(base, "disk"), filepath.Join(work, "disk"), agent, b.files)
@@ -115,50 +115,6 @@ func (c Cache) ensure(ctx context.Context, agent string, b builder) (Image, erro
 	return Image{Disk: filepath.Join(dir, "disk"), Kernel: filepath.Join(base, "kernel"), Initrd: filepath.Join(base, "initrd")}, nil
 }
 
-// How many images with agents are kept, how long an unused one is kept at least and at most, and
-// how long one without an agent is, which takes longer to make.
-const (
-	keepImages = 4
-	keepShort  = 6 * time.Hour
-	keepLong   = 24 * time.Hour
-	keepBase   = 7 * 24 * time.Hour
-)
-
-// prune removes images that nobody has used for long.
-func (c Cache) prune() {
-	found, err := os.ReadDir(c.Dir)
-	if err != nil {
-		return
-	}
-	type used struct {
-		dir string
-		ago time.Duration
-	}
-	remove := func(u used) {
-		_ = os.RemoveAll(u.dir)
-		_ = os.Remove(u.dir + ".lock")
-	}
-	var agents []used
-	for _, entry := range found {
-		info, err := entry.Info()
-		if err != nil || !info.IsDir() || !strings.HasPrefix(entry.Name(), "vm-") || strings.HasSuffix(entry.Name(), ".new") {
-			continue
-		}
-		u := used{filepath.Join(c.Dir, entry.Name()), time.Since(info.ModTime())}
-		if strings.Contains(entry.Name(), "-agent-") {
-			agents = append(agents, u)
-		} else if u.ago > keepBase {
-			remove(u)
-		}
-	}
-	slices.SortFunc(agents, func(a, b used) int { return cmp.Compare(a.ago, b.ago) })
-	for n, u := range agents {
-		if u.ago > keepLong || n >= keepImages && u.ago > keepShort {
-			remove(u)
-		}
-	}
-}
-
 // once makes a directory through f unless it is there. Of several processes that want it at
 // once, one makes it and the others wait.
 func (c Cache) once(dir string, f func(work string) error) error {
@@ -168,7 +124,7 @@ func (c Cache) once(dir string, f func(work string) error) error {
 	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
 		return err
 	}
-	lock, err := os.OpenFile(dir+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	lock, err := os.OpenFile(dir+lockSuffix, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return err
 	}
@@ -179,7 +135,7 @@ func (c Cache) once(dir string, f func(work string) error) error {
 	if _, err := os.Stat(dir); err == nil {
 		return nil
 	}
-	work := dir + ".new"
+	work := dir + workSuffix
 	if err := os.RemoveAll(work); err != nil { // of a build that was killed
 		return err
 	}
@@ -226,7 +182,7 @@ func (c Cache) base(ctx context.Context, b builder) (string, error) {
 	}
 	h := sha256.New()
 	_, _ = fmt.Fprintln(h, recipe, b.tree, b.kernel.Version, Modules, cloudModules, digest, string(guest.Unit(GuestProgram)), assets.Digest(), b.stemcell, b.iaas, bootConfig, noSandbox, sandboxed)
-	dir := filepath.Join(c.Dir, "vm-"+hex.EncodeToString(h.Sum(nil))[:16])
+	dir := filepath.Join(c.Dir, imagePrefix+hex.EncodeToString(h.Sum(nil))[:16])
 	return dir, c.once(dir, func(work string) error {
 		c.progress("making a disk image in %s (once)", c.Dir)
 		b.work = work

@@ -19,9 +19,12 @@ type Kernel struct {
 // kernelPackage is small and has the drivers of virtual machines.
 const kernelPackage = "linux-image-cloud-amd64"
 
+// kernelDir is its place in the cache.
+const kernelDir = "kernel-" + kernelPackage
+
 // EnsureKernel returns the kernel, which is fetched once.
 func (c Cache) EnsureKernel(ctx context.Context) (Kernel, error) {
-	dir := filepath.Join(c.Dir, "kernel-"+kernelPackage)
+	dir := filepath.Join(c.Dir, kernelDir)
 	err := c.once(dir, func(work string) error {
 		c.progress("fetching Debian's kernel into %s (once)", c.Dir)
 		return fetchKernel(ctx, work)

@@ -3,6 +3,7 @@
 package metadata
 
 import (
+	"bytes"
 	"crypto/rand"
 	"net"
 	"net/http"
@@ -24,10 +25,16 @@ type Instance struct {
 	Attributes map[string][]byte
 	// RequireToken refuses requests without a session token.
 	RequireToken bool
+	// MAC is the hardware address of the machine's card.
+	MAC net.HardwareAddr
 }
 
-// Server is the service. The machine is told by the address it asks from.
+// Server is the service. The machine is told by the address it asks from, or else by the card that
+// has this address: a Director may have given the machine another one than the IaaS.
 type Server struct {
+	// Neighbor returns the card that has an address, nil if that cannot be told.
+	Neighbor func(address string) net.HardwareAddr
+
 	mu        sync.Mutex
 	instances map[string]Instance
 	tokens    map[string]token
@@ -85,8 +92,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	s.mu.Lock()
 	s.requests[r.Method+" "+r.URL.Path]++
-	i, known := s.instances[address]
 	s.mu.Unlock()
+	i, known := s.find(address)
 	if !known {
 		http.NotFound(w, r)
 		return
@@ -117,6 +124,25 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	_, _ = w.Write(body)
+}
+
+// find returns what is known of the machine that asks.
+func (s *Server) find(address string) (Instance, bool) {
+	s.mu.Lock()
+	i, known := s.instances[address]
+	s.mu.Unlock()
+	if known || s.Neighbor == nil {
+		return i, known
+	}
+	mac := s.Neighbor(address)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, i := range s.instances {
+		if len(mac) > 0 && bytes.Equal(i.MAC, mac) {
+			return i, true
+		}
+	}
+	return Instance{}, false
 }
 
 func (s *Server) google(w http.ResponseWriter, r *http.Request, i Instance, attribute string) {

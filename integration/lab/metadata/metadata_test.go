@@ -2,6 +2,7 @@ package metadata
 
 import (
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -68,5 +69,21 @@ func TestGoogle(t *testing.T) {
 	}
 	if status, body := ask(s, "10.0.0.1", "GET", path, http.Header{"Metadata-Flavor": {"Google"}}); status != 200 || body != "{}" {
 		t.Errorf("with header: %d %q, want 200 {}", status, body)
+	}
+}
+
+// A machine with the address that a Director chose is told by its card.
+func TestKnownByItsCard(t *testing.T) {
+	s := New()
+	mac := net.HardwareAddr{2, 0xca, 0, 0, 0, 1}
+	s.Neighbor = func(address string) net.HardwareAddr {
+		return map[string]net.HardwareAddr{"10.0.0.9": mac, "10.0.0.8": {2, 0xca, 0, 0, 0, 2}}[address]
+	}
+	s.Set("10.0.0.1", Instance{ID: "i-1", UserData: []byte("{}"), MAC: mac})
+	s.Set("10.0.0.2", Instance{ID: "i-2", UserData: []byte("{}")}) // without a card
+	for from, want := range map[string]int{"10.0.0.1": 200, "10.0.0.9": 200, "10.0.0.8": 404, "10.0.0.7": 404} {
+		if status, body := ask(s, from, "GET", "/latest/meta-data/instance-id", nil); status != want || want == 200 && body != "i-1" {
+			t.Errorf("from %s: %d %q, want %d", from, status, body, want)
+		}
 	}
 }

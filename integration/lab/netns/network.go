@@ -41,6 +41,22 @@ func (n Namespace) AddAddress(link, address string) error {
 	})
 }
 
+// Neighbor is the hardware address of a host on one of the namespace's links, nil if the kernel
+// knows none at that address.
+func (n Namespace) Neighbor(address string) (mac net.HardwareAddr) {
+	ip := net.ParseIP(address)
+	_ = n.Do(func() error {
+		all, err := netlink.NeighList(0, netlink.FAMILY_ALL)
+		for _, neighbor := range all {
+			if neighbor.IP.Equal(ip) && len(neighbor.HardwareAddr) > 0 {
+				mac = neighbor.HardwareAddr
+			}
+		}
+		return err
+	})
+	return mac
+}
+
 func addAddress(link netlink.Link, address string) error {
 	addr, err := netlink.ParseAddr(address)
 	if err != nil {

@@ -72,12 +72,15 @@ func DefaultDir() string {
 	return "/var/cache/cambium-lab"
 }
 
+// Prefix begins the names of trees in the cache.
+const Prefix = "tree-"
+
 // Path is where the tree is, or will be: its name holds a digest of its recipe.
 func (c Cache) Path() string {
 	h := sha256.New()
 	_, _ = fmt.Fprintln(h, "1", Suite, Packages, excluded, enable, disable)
 	_, _ = fmt.Fprintln(h, files) // maps print sorted
-	return filepath.Join(c.Dir, "tree-"+Suite+"-"+hex.EncodeToString(h.Sum(nil))[:16])
+	return filepath.Join(c.Dir, Prefix+Suite+"-"+hex.EncodeToString(h.Sum(nil))[:16])
 }
 
 // Built reports whether the tree is there.
