@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"net/url"
 	"slices"
+	"strings"
 	"sync"
+	"time"
 
 	"github.com/sirupsen/logrus"
 
@@ -30,19 +32,31 @@ type Transport interface {
 
 // TransportKind is one kind of transport.
 type TransportKind struct {
-	// Starting is what the status says, before the URL, until the transport is reachable.
-	Starting string
-	// New makes the transport that the settings describe. It connects to nothing yet; whenever
-	// the transport has become reachable it calls onConnect, which does not block.
-	New func(e settings.Effective, onConnect func()) (Transport, error)
+	// Reachable is the state of a transport that a Director can reach.
+	Reachable status.BusState
+	// New makes the transport that the settings describe. It connects to nothing yet, and reports
+	// what becomes of it.
+	New func(e settings.Effective, events BusEvents) (Transport, error)
+}
+
+// BusEvents are what a transport reports. They do not block.
+type BusEvents struct {
+	// Connected is for each time the transport has become reachable, over or at a server.
+	Connected func(server string)
+	// Failed is for each try that failed, and for a connection that was lost. Refused says that one side has
+	// rejected the other's identity.
+	Failed func(server string, err error, refused bool)
 }
 
 // BusOptions configure a BusClient.
 type BusOptions struct {
 	// Transports are the kinds of transport by the scheme of their URLs.
 	Transports map[string]TransportKind
+	Patience   status.BusPatience
 	Status     *status.Recorder
-	Log        *logrus.Entry
+	// Changed, if set, is called after the status of the bus has changed.
+	Changed func()
+	Log     *logrus.Entry
 }
 
 // BusClient owns the one bus of the process. The boot starts it as soon as the machine has a
@@ -54,9 +68,14 @@ type BusClient struct {
 
 	mu        sync.Mutex // guards what follows
 	transport Transport  // nil before Start
-	alert     string     // the verdict that waits until the bus is reachable
-	alerted   bool
-	onConnect []func()
+	reachable status.BusState
+	bus       status.Bus
+	// wasReachable means that the bus has been reachable in this process.
+	wasReachable bool
+	overdue      *time.Timer // marks the bus as overdue; nil while it is reachable
+	alert        string      // the verdict that waits until the bus is reachable
+	alerted      bool
+	onConnect    []func()
 }
 
 // NewBusClient returns a client without a bus.
@@ -83,12 +102,14 @@ func (c *BusClient) Start(_ context.Context, e settings.Effective) error {
 	if !known {
 		return fmt.Errorf("bus URL %s: want scheme nats or https", first)
 	}
-	transport, err := kind.New(e, c.connected)
+	transport, err := kind.New(e, BusEvents{Connected: c.connected, Failed: c.failed})
 	if err != nil {
 		return err
 	}
-	c.transport = transport
-	c.describe(kind.Starting + " " + first.String())
+	c.transport, c.reachable = transport, kind.Reachable
+	c.bus = status.Bus{State: status.BusConnecting, Server: parsed.Host, Since: time.Now().UTC()}
+	c.expect(c.options.Patience.First)
+	c.record()
 	c.start <- transport
 	return nil
 }
@@ -116,16 +137,82 @@ func (c *BusClient) Run(ctx context.Context) error {
 }
 
 // connected is called by the transport whenever it has become reachable.
-func (c *BusClient) connected() {
+func (c *BusClient) connected(server string) {
 	c.mu.Lock()
+	if c.overdue != nil {
+		c.overdue.Stop()
+		c.overdue = nil
+	}
+	c.bus, c.wasReachable = status.Bus{State: c.reachable, Server: server, Since: time.Now().UTC()}, true
+	c.record()
 	onConnect := slices.Clone(c.onConnect)
 	c.mu.Unlock()
 	for _, f := range onConnect {
 		f()
 	}
 	c.considerAlert()
-	c.describe("connected")
+	c.changed()
 }
+
+// failed is called by the transport when a try to connect has failed or the connection was lost.
+func (c *BusClient) failed(server string, err error, refused bool) {
+	c.mu.Lock()
+	if c.bus.Reachable() {
+		c.bus = status.Bus{Since: time.Now().UTC()}
+		c.expect(c.options.Patience.Lost)
+	} else {
+		c.bus.Tries++
+	}
+	switch {
+	case refused:
+		c.bus.State = status.BusRefused
+	case c.wasReachable:
+		c.bus.State = status.BusLost
+	default:
+		c.bus.State = status.BusConnecting
+	}
+	c.bus.Server, c.bus.Reason = server, oneLine(err)
+	c.record()
+	c.mu.Unlock()
+	c.changed()
+}
+
+// expect marks the bus as overdue if it does not become reachable in time. The caller holds mu.
+func (c *BusClient) expect(patience time.Duration) {
+	var timer *time.Timer
+	timer = time.AfterFunc(patience, func() {
+		c.mu.Lock()
+		current := c.overdue == timer // it may have become reachable, and been lost again
+		if current {
+			c.bus.Overdue = true
+			c.record()
+			c.options.Log.WithFields(logrus.Fields{"server": c.bus.Server, "since": c.bus.Since.Format(time.RFC3339), "reason": c.bus.Reason}).
+				Warn("agent is degraded: it has no bus")
+		}
+		c.mu.Unlock()
+		if current {
+			c.changed()
+		}
+	})
+	c.overdue = timer
+}
+
+// record puts the bus into the status. The caller holds mu.
+func (c *BusClient) record() {
+	bus := c.bus
+	if err := c.options.Status.Update(func(d *status.Document) { d.Bus = &bus }); err != nil {
+		c.options.Log.WithError(err).Debug("status not written")
+	}
+}
+
+func (c *BusClient) changed() {
+	if c.options.Changed != nil {
+		c.options.Changed()
+	}
+}
+
+// oneLine is the text of an error that may have been joined from several.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
 // OnConnect registers f, which must not block, to be called whenever the bus has become
 // reachable. It is called at once if the bus is reachable already.
@@ -183,12 +270,6 @@ func (c *BusClient) current() Transport {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.transport
-}
-
-func (c *BusClient) describe(text string) {
-	if err := c.options.Status.Update(func(d *status.Document) { d.Bus = text }); err != nil {
-		c.options.Log.WithError(err).Debug("status not written")
-	}
 }
 
 // AlertOnce tells the Health Monitor why the machine is not ready, once per process. The alert

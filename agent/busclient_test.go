@@ -22,8 +22,8 @@ import (
 // fakeTransport is a transport that becomes reachable when the test says so.
 type fakeTransport struct {
 	FixedBus
-	onConnect func()
-	fail      chan error
+	events BusEvents
+	fail   chan error
 
 	mu        sync.Mutex
 	running   bool
@@ -50,7 +50,13 @@ func (f *fakeTransport) set(change func()) {
 
 func (f *fakeTransport) connect() {
 	f.set(func() { f.up = true })
-	f.onConnect()
+	f.events.Connected("h:4222")
+	synctest.Wait()
+}
+
+func (f *fakeTransport) lose(why string, refused bool) {
+	f.set(func() { f.up = false })
+	f.events.Failed("h:4222", errors.New(why), refused)
 	synctest.Wait()
 }
 
@@ -88,13 +94,13 @@ func newClientUnderTest(t *testing.T, ctx context.Context) *clientUnderTest {
 	logger := logrus.New()
 	logger.SetOutput(io.Discard)
 	c := &clientUnderTest{status: rec, ended: make(chan error, 1)}
-	c.BusClient = NewBusClient(BusOptions{Status: rec, Log: logrus.NewEntry(logger), Transports: map[string]TransportKind{
-		"nats": {Starting: "connecting to", New: func(_ settings.Effective, onConnect func()) (Transport, error) {
-			f := &fakeTransport{onConnect: onConnect, fail: make(chan error, 1)}
+	c.BusClient = NewBusClient(BusOptions{Status: rec, Patience: status.DefaultBusPatience, Log: logrus.NewEntry(logger), Transports: map[string]TransportKind{
+		"nats": {Reachable: status.BusConnected, New: func(_ settings.Effective, events BusEvents) (Transport, error) {
+			f := &fakeTransport{events: events, fail: make(chan error, 1)}
 			c.made = append(c.made, f)
 			return f, nil
 		}},
-		"https": {Starting: "listening at", New: func(settings.Effective, func()) (Transport, error) { return nil, errors.New("no certificate") }},
+		"https": {Reachable: status.BusListening, New: func(settings.Effective, BusEvents) (Transport, error) { return nil, errors.New("no certificate") }},
 	}})
 	go func() { c.ended <- c.Run(ctx) }()
 	t.Cleanup(func() {
@@ -136,12 +142,12 @@ func TestBusClientStartsOneBus(t *testing.T) {
 		if len(c.made) != 1 || !c.made[0].running {
 			t.Fatalf("%d transports, want one that runs", len(c.made))
 		}
-		if got := c.status.Snapshot().Bus; got != "connecting to nats://***@h:4222" || c.Connected() {
-			t.Errorf("status %q, connected %v before the connection", got, c.Connected())
+		if got := c.status.Snapshot().Bus; got.State != status.BusConnecting || got.Server != "h:4222" || c.Connected() {
+			t.Errorf("status %s, connected %v before the connection", got, c.Connected())
 		}
 		c.made[0].connect()
-		if got := c.status.Snapshot().Bus; got != "connected" || !c.Connected() {
-			t.Errorf("status %q, connected %v after the connection", got, c.Connected())
+		if got := c.status.Snapshot().Bus; got.State != status.BusConnected || !c.Connected() {
+			t.Errorf("status %s, connected %v after the connection", got, c.Connected())
 		}
 		if err := c.Publish(ctx, "hm", "heartbeat", 1); err != nil || len(c.made[0].sent()) != 1 {
 			t.Errorf("published %q, %v", c.made[0].sent(), err)
@@ -149,6 +155,58 @@ func TestBusClientStartsOneBus(t *testing.T) {
 		cancel()
 		if err := <-c.ended; err != nil || c.made[0].running {
 			t.Errorf("got %v, transport runs: %v; want the end of both", err, c.made[0].running)
+		}
+	})
+}
+
+// The status follows each try, and the agent is degraded when the bus has been away for too long.
+func TestBusClientKeepsAccountOfTheBus(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		c := newClientUnderTest(t, ctx)
+		defer func() { cancel(); <-c.ended }()
+		if err := c.status.Update(func(d *status.Document) { d.State = status.Ready }); err != nil {
+			t.Fatal(err)
+		}
+		changes := 0
+		c.options.Changed = func() { changes++ }
+		if err := c.Start(ctx, named("nats://u:hunter2@h:4222")); err != nil {
+			t.Fatal(err)
+		}
+		begin := time.Now()
+		bus := c.made[0]
+		for n, step := range []struct {
+			do     func()
+			after  time.Duration
+			state  status.BusState
+			tries  int
+			reason string
+			agent  status.State
+		}{
+			{func() {}, 0, status.BusConnecting, 0, "", status.Ready},
+			{func() { bus.lose("dial: refused", false) }, 20 * time.Second, status.BusConnecting, 1, "dial: refused", status.Ready},
+			{func() { bus.lose("Authorization Violation", true) }, 39 * time.Second, status.BusRefused, 2, "Authorization Violation", status.Ready},
+			{func() {}, time.Second, status.BusRefused, 2, "Authorization Violation", status.Degraded}, // a minute in all
+			{func() { bus.lose("dial: a\nb", false) }, time.Second, status.BusConnecting, 3, "dial: a; b", status.Degraded},
+			{bus.connect, time.Hour, status.BusConnected, 0, "", status.Ready},
+			{func() { bus.lose("EOF", false) }, 29 * time.Second, status.BusLost, 0, "EOF", status.Ready},
+			{func() { bus.lose("dial: refused", false) }, 999 * time.Millisecond, status.BusLost, 1, "dial: refused", status.Ready},
+			{func() {}, time.Millisecond, status.BusLost, 1, "dial: refused", status.Degraded}, // 30 seconds in all
+			{func() { bus.lose("bad certificate", true) }, time.Second, status.BusRefused, 2, "bad certificate", status.Degraded},
+			{bus.connect, 0, status.BusConnected, 0, "", status.Ready},
+			{func() { bus.lose("EOF", false) }, 20 * time.Second, status.BusLost, 0, "EOF", status.Ready},
+			{bus.connect, 20 * time.Second, status.BusConnected, 0, "", status.Ready}, // the earlier loss does not count
+		} {
+			step.do()
+			time.Sleep(step.after)
+			synctest.Wait()
+			d := c.status.Snapshot()
+			if d.Bus.State != step.state || d.Bus.Tries != step.tries || d.Bus.Reason != step.reason || d.State != step.agent || d.Bus.Since.Before(begin.Add(-time.Second)) {
+				t.Errorf("step %d: agent %s, bus %s; want %s, %s with %d tries because of %q", n, d.State, d.Bus, step.agent, step.state, step.tries, step.reason)
+			}
+		}
+		if changes != 12 { // seven failures, three connections, and twice overdue
+			t.Errorf("%d changes were announced", changes)
 		}
 	})
 }

@@ -273,7 +273,7 @@ func newWorld(t testing.TB, extra action.Table) *world {
 	w.nats = must[*natsbus.Bus](t)(natsbus.New(natsbus.Options{AgentID: agentID, Handler: w.dispatcher, Audit: w.audit, Log: quiet(), Identity: w.identity()}))
 	listening := make(chan struct{})
 	https := must[*httpsbus.Bus](t)(httpsbus.New(httpsbus.Options{URL: secret.NewURL("https://mbus:s3cret@127.0.0.1:0"), KeyFile: filepath.Join(w.dirs.Bosh(), "https.pem"),
-		Handler: w.dispatcher, Blobs: &blobstore.Dir{Path: w.dirs.Blobs()}, Audit: w.audit, Log: quiet(), OnListen: func() { close(listening) }}))
+		Handler: w.dispatcher, Blobs: &blobstore.Dir{Path: w.dirs.Blobs()}, Audit: w.audit, Log: quiet(), OnListen: func(string) { close(listening) }}))
 	var group sync.WaitGroup
 	group.Go(func() { _ = w.nats.Run(ctx) })
 	group.Go(func() { _ = https.Run(ctx) })

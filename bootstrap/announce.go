@@ -41,13 +41,9 @@ func (a Announcer) Failed(ctx context.Context, v engine.Verdict) {
 	a.guestinfo(ctx, line)
 }
 
-// Ready announces a boot that ended well.
+// Ready announces a boot that ended well to the consoles.
 func (a Announcer) Ready(v engine.Verdict, after time.Duration) {
-	text := fmt.Sprintf("bosh-agent: %s after %s", v.State, after.Round(time.Millisecond))
-	a.console(text)
-	if a.Notify != nil {
-		a.Notify("STATUS=" + string(v.State))
-	}
+	a.console(fmt.Sprintf("bosh-agent: %s after %s", v.State, after.Round(time.Millisecond)))
 }
 
 // Waiting tells the console what the boot waits for.

@@ -62,7 +62,9 @@ func (l *Loop) Run(ctx context.Context) error {
 			return l.Ready(ctx, verdict)
 		}
 		l.Go(background)
-		because := l.pause(ctx, retryPauses.Pause(attempt), before)
+		pause := retryPauses.Pause(attempt)
+		l.Engine.AnnounceNextTry(time.Now().Add(pause))
+		because := l.pause(ctx, pause, before)
 		// Background steps of this attempt would be in the way of the next.
 		cancel()
 		select {

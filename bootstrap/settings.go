@@ -11,13 +11,11 @@ import (
 	"cambium/settings/store"
 )
 
-// SettingsWait is told what the sources wait for, and reports whether a boot waits with them.
-func (m *Machine) SettingsWait(text string) bool {
+// SettingsWait is told what the sources wait for, and reports whether a boot waits with them that did not wait for
+// that before.
+func (m *Machine) SettingsWait(text string) (news bool) {
 	span := m.loadingSpan()
-	if span != nil {
-		span.Waiting(text)
-	}
-	return span != nil
+	return span != nil && span.Waiting(text)
 }
 
 func (m *Machine) loadingSpan() *engine.Span {

@@ -14,7 +14,7 @@ import (
 	"path/filepath"
 )
 
-//go:embed install swap agent.json etc log rootfs systemd
+//go:embed install swap agent.json etc log rootfs share systemd
 var files embed.FS
 
 // AgentJSON returns the agent.json of an IaaS.

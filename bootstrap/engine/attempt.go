@@ -27,6 +27,9 @@ type attempt struct {
 	notified string        // what the service manager shows
 	judged   bool          // a verdict was announced and is what the service manager shows
 	short    []string      // how short steps ended
+	// announced are the reasons to wait that have been logged.
+	announced map[awaitedStep]bool
+	lastWait  time.Time // when the last of them was
 }
 
 // awaitedStep is a step that runs, and what it waits for.
@@ -43,7 +46,9 @@ func (e *Engine) begin(steps []Step) *attempt {
 		rows[i] = status.Step{Name: s.Name, Outcome: status.Pending, Background: s.Background}
 	}
 	if err := a.rec.Update(func(d *status.Document) {
-		d.Steps, d.State, d.Verdict, d.Warnings, d.ReadyNS = rows, status.Starting, "", nil, 0
+		// The verdict of the last try stays: until this one has ended, it is what is known.
+		d.Steps, d.State, d.Warnings, d.ReadyNS = rows, status.Starting, nil, 0
+		d.Try, d.NextTry = d.Try+1, nil
 	}); err != nil {
 		a.log.WithError(err).Warn("status not written")
 	}
@@ -78,6 +83,31 @@ func (a *attempt) updateAwaited(change func()) {
 			a.Notify("STATUS=" + text)
 		}
 	}
+}
+
+const (
+	// freeWaits is how many reasons to wait are logged as they come, once each. There are more only if they quote
+	// something that is different each time; of those one is logged in waitPause.
+	freeWaits = 20
+	waitPause = time.Minute
+)
+
+// isNews reports whether a reason to wait is to be logged, and counts it as logged.
+func (a *attempt) isNews(step, reason string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	wait := awaitedStep{step, reason}
+	if a.announced[wait] || len(a.announced) >= freeWaits && time.Since(a.lastWait) < waitPause {
+		return false
+	}
+	if a.announced == nil {
+		a.announced = map[awaitedStep]bool{}
+	}
+	if len(a.announced) < freeWaits {
+		a.announced[wait] = true
+	}
+	a.lastWait = time.Now()
+	return true
 }
 
 func (a *attempt) waits(name, reason string) {
@@ -121,12 +151,7 @@ func (a *attempt) warn(step, text string) {
 	if a.superseded() {
 		return
 	}
-	if err := a.rec.Update(func(d *status.Document) {
-		d.Warnings = append(d.Warnings, line)
-		if d.State == status.Ready { // a background step that ended after the verdict
-			d.State = status.Degraded
-		}
-	}); err != nil {
+	if err := a.rec.Update(func(d *status.Document) { d.Warnings = append(d.Warnings, line) }); err != nil {
 		a.log.WithError(err).Warn("status not written")
 	}
 }
@@ -269,7 +294,7 @@ func (a *attempt) close(v Verdict, deferred []Step) {
 				d.Steps[i].Outcome = status.Canceled
 			}
 		}
-		d.State = v.State
+		d.State, d.Verdict = v.State, ""
 		if v.Cause != nil {
 			d.Verdict = v.Line()
 		} else {

@@ -99,6 +99,14 @@ func (e *Engine) Run(ctx context.Context, steps []Step) (Verdict, func(), error)
 	}, nil
 }
 
+// AnnounceNextTry records when the table is run again at the latest.
+func (e *Engine) AnnounceNextTry(at time.Time) {
+	at = at.UTC()
+	if err := e.Status.Update(func(d *status.Document) { d.NextTry = &at }); err != nil {
+		e.Log.WithError(err).Warn("status not written")
+	}
+}
+
 // schedule decides which steps of an attempt run when. Only Run's goroutine uses its fields;
 // steps report through the channels, which hold one report per step, so that none ever blocks.
 type schedule struct {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -306,4 +307,70 @@ func TestWrongTablesAreRefused(t *testing.T) {
 			t.Errorf("%s: got %v, want ErrTable", name, err)
 		}
 	}
+}
+
+// A try that follows a failed one keeps its verdict until it has ended, and says which one it is.
+func TestARetriedBootKeepsItsVerdict(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, _ := newEngine(t)
+		fails := errors.New("no disk")
+		table := []Step{{Name: "disk", Run: func(context.Context, *Span) error {
+			d := e.Status.Snapshot()
+			if d.State != status.Starting || d.NextTry != nil || (d.Try == 2) != (d.Verdict == "disk: no disk") {
+				t.Errorf("while try %d runs: %s, verdict %q, next try at %v", d.Try, d.State, d.Verdict, d.NextTry)
+			}
+			return fails
+		}}}
+		run := func() {
+			t.Helper()
+			_, wait, err := e.Run(t.Context(), table)
+			if err != nil {
+				t.Fatal(err)
+			}
+			wait()
+		}
+		run()
+		next := time.Now().Add(15 * time.Second)
+		e.AnnounceNextTry(next)
+		if d := e.Status.Snapshot(); d.State != status.Failed || d.Try != 1 || d.NextTry == nil || !d.NextTry.Equal(next) {
+			t.Errorf("between two tries: %s, try %d, next at %v", d.State, d.Try, d.NextTry)
+		}
+		fails = nil
+		run()
+		if d := e.Status.Snapshot(); d.State != status.Ready || d.Try != 2 || d.Verdict != "" {
+			t.Errorf("healed: %s, try %d, verdict %q", d.State, d.Try, d.Verdict)
+		}
+	})
+}
+
+// Alternating reasons to wait are logged once each, and the status stays small.
+func TestWaitingDoesNotFloodTheLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, _ := newEngine(t)
+		var log strings.Builder
+		e.Log.Logger.SetOutput(&log)
+		_, wait, err := e.Run(t.Context(), []Step{{Name: "settings", Run: func(_ context.Context, s *Span) error {
+			for n := range 600 {
+				s.Waiting("settings: HTTP: 404")
+				s.Waiting("settings: HTTP")
+				if n == 300 {
+					for i := range 100 { // each is another one
+						s.Waiting("settings: port " + strconv.Itoa(i))
+					}
+				}
+				time.Sleep(time.Second)
+			}
+			return nil
+		}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		wait()
+		if n := strings.Count(log.String(), "msg=waiting"); n < 3 || n > 2+freeWaits {
+			t.Errorf("%d lines in ten minutes:\n%s", n, log.String())
+		}
+		if n := len(e.Status.Snapshot().Steps[0].Waits); n != maxWaits {
+			t.Errorf("%d waits are kept, want %d", n, maxWaits)
+		}
+	})
 }

@@ -15,8 +15,9 @@ type Span struct {
 	attempt *attempt
 }
 
-// Waiting says what the step waits for at this moment; an empty text ends the wait.
-func (s *Span) Waiting(reason string) {
+// Waiting says what the step waits for at this moment; an empty text ends the wait. It reports whether that is
+// news: a step that waits for hours may alternate between the same reasons all the time.
+func (s *Span) Waiting(reason string) (news bool) {
 	now := s.attempt.rec.Now()
 	s.attempt.change(s.name, func(row *status.Step) {
 		if row.Outcome != status.Running {
@@ -26,15 +27,23 @@ func (s *Span) Waiting(reason string) {
 			row.Waits[n-1].End = now
 		}
 		row.Waiting = reason
-		if reason != "" {
+		switch n := len(row.Waits); {
+		case reason == "":
+		case n < maxWaits:
 			row.Waits = append(row.Waits, status.Wait{For: reason, Start: now})
+		default: // all further ones are one
+			row.Waits[n-1] = status.Wait{For: reason, Start: row.Waits[n-1].Start}
 		}
 	})
-	if reason != "" {
+	if news = reason != "" && s.attempt.isNews(s.name, reason); news {
 		s.attempt.log.WithFields(logrus.Fields{"step": s.name, "for": reason}).Info("waiting")
 	}
 	s.attempt.waits(s.name, reason)
+	return news
 }
+
+// maxWaits bounds the waits of a step in the status.
+const maxWaits = 50
 
 // WaitingSoon is Waiting for work that rarely waits: it says so only after waitAnnounceDelay. The
 // function it returns ends the wait.

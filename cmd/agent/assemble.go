@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -51,7 +52,7 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 		background:   func(f func(context.Context)) { a.spawn(func() { f(ctx) }) },
 		progress:     a.showMigration})
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, rec.Close())
 	}
 	a.machine, a.current, a.manager, a.firewall = m.Machine, m.current, m.manager, m.firewall
 	a.agentID, a.settingsDir = m.agentID, m.current.Place
@@ -85,7 +86,7 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 // startBusClient starts the client of the bus, which has none before the boot knows the settings.
 func (a *app) startBusClient(ctx context.Context) {
 	log := a.log.WithField("component", "bus")
-	a.bus = agent.NewBusClient(agent.BusOptions{Status: a.rec, Log: log, Transports: transports{handler: a.handler(), audit: a.audit(ctx), dirs: a.dirs, log: log,
+	a.bus = agent.NewBusClient(agent.BusOptions{Status: a.rec, Log: log, Patience: status.ParseBusPatience(os.Getenv(busPatienceVariable)), Changed: a.showState, Transports: transports{handler: a.handler(), audit: a.audit(ctx), dirs: a.dirs, log: log,
 		beforeConnect: a.beforeConnect}.kinds()})
 	a.alerts = agent.NewAlerts(a.bus, a.log.WithField("component", "report"))
 	a.spawn(func() {
@@ -104,6 +105,9 @@ func (a *app) handler() mbus.Handler {
 	return dummy.Handler{Next: a.dispatcher, Jobs: jobs, Alert: a.monitAlert}
 }
 
+// busPatienceVariable shortens, for tests, how long an agent may be without its bus before it counts as degraded.
+const busPatienceVariable = "CAMBIUM_BUS_PATIENCE"
+
 // audit records requests in the system's log; a dummy machine keeps them out of its host's.
 func (a *app) audit(ctx context.Context) mbus.Auditor {
 	if a.o.platform == "dummy" {
@@ -120,9 +124,6 @@ func (a *app) audit(ctx context.Context) mbus.Auditor {
 
 // loadConfig reads agent.json and says everything that is wrong with it at once.
 func loadConfig(path string, log *logrus.Entry) (agentjson.Config, error) {
-	if path == "" {
-		return agentjson.Config{}, errors.New("no agent.json: give its path with -C")
-	}
 	cfg, rep, err := agentjson.Load(path)
 	if err != nil {
 		return cfg, err

@@ -20,6 +20,7 @@ import (
 	"cambium/bootstrap"
 	"cambium/bootstrap/engine"
 	"cambium/cmd/agent/cli"
+	"cambium/cmd/agent/watchdog"
 	"cambium/internal/secret"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
@@ -46,7 +47,7 @@ func (given) SetHostsConfigured() error { return nil }
 type wire struct {
 	agent.FixedBus
 	mu        sync.Mutex
-	onConnect func()
+	onConnect func(string)
 	up        bool
 	published []string
 }
@@ -74,7 +75,7 @@ func (w *wire) connect() {
 	w.up = true
 	onConnect := w.onConnect
 	w.mu.Unlock()
-	onConnect()
+	onConnect("director:4222")
 	synctest.Wait()
 }
 
@@ -128,10 +129,10 @@ func sick(t *testing.T, ctx context.Context, first bool, run func(context.Contex
 	a.dispatcher = agent.NewDispatcher(ctx, log)
 	w := &wire{}
 	a.bus = agent.NewBusClient(agent.BusOptions{Status: rec, Log: log, Transports: map[string]agent.TransportKind{
-		"nats": {Starting: "connecting to", New: func(_ settings.Effective, onConnect func()) (agent.Transport, error) {
+		"nats": {Reachable: status.BusConnected, New: func(_ settings.Effective, events agent.BusEvents) (agent.Transport, error) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			w.onConnect = onConnect
+			w.onConnect = events.Connected
 			return w, nil
 		}}}})
 	a.spawn(func() { _ = a.bus.Run(ctx) })
@@ -313,7 +314,7 @@ func TestTheWatchdogStarvesWhenTheAgentHangs(t *testing.T) {
 			logger.SetOutput(io.Discard)
 			begin := time.Now()
 			var fed []time.Duration
-			feedWatchdog(ctx, period, &hangsAfter{answers: 4, blocks: blocks}, func() error { fed = append(fed, time.Since(begin)); return nil }, logrus.NewEntry(logger))
+			watchdog.Feed(ctx, period, &hangsAfter{answers: 4, blocks: blocks}, func() error { fed = append(fed, time.Since(begin)); return nil }, logrus.NewEntry(logger))
 			if len(fed) != 4 || fed[3] != 3*period {
 				t.Errorf("blocks %v: fed after %v, want four times, every %v", blocks, fed, period)
 			}
@@ -332,7 +333,7 @@ func TestTheWatchdogIsFedThroughTheDispatcher(t *testing.T) {
 			a.dispatcher.Failed("lost", false)
 		}()
 		fed := 0
-		feedWatchdog(ctx, 20*time.Second, a.dispatcher, func() error { fed++; return nil }, a.log)
+		watchdog.Feed(ctx, 20*time.Second, a.dispatcher, func() error { fed++; return nil }, a.log)
 		if fed < 3*60-1 {
 			t.Errorf("fed %d times in an hour, want every 20s", fed)
 		}

@@ -9,6 +9,7 @@ import (
 
 	"cambium/agent"
 	"cambium/blobstore"
+	"cambium/internal/status"
 	"cambium/internal/vcap"
 	"cambium/mbus"
 	"cambium/mbus/httpsbus"
@@ -28,18 +29,19 @@ type transports struct {
 
 func (t transports) kinds() map[string]agent.TransportKind {
 	return map[string]agent.TransportKind{
-		"nats":  {Starting: "connecting to", New: t.newNATS},
-		"https": {Starting: "listening at", New: t.newHTTPS},
+		"nats":  {Reachable: status.BusConnected, New: t.newNATS},
+		"https": {Reachable: status.BusListening, New: t.newHTTPS},
 	}
 }
 
-func (t transports) newNATS(e settings.Effective, onConnect func()) (agent.Transport, error) {
+func (t transports) newNATS(e settings.Effective, events agent.BusEvents) (agent.Transport, error) {
 	bus, err := natsbus.New(natsbus.Options{
 		AgentID:       e.Settings.AgentID,
 		Identity:      agent.NATSIdentity(e.Bus),
 		Handler:       t.handler,
 		BeforeConnect: t.beforeConnect,
-		OnConnect:     onConnect,
+		OnConnect:     events.Connected,
+		OnFailure:     func(f natsbus.Failure) { events.Failed(f.Server, f.Err, f.Refused) },
 		Audit:         t.audit,
 		Log:           t.log,
 	})
@@ -55,7 +57,7 @@ type httpsTransport struct {
 	agent.FixedBus
 }
 
-func (t transports) newHTTPS(e settings.Effective, onConnect func()) (agent.Transport, error) {
+func (t transports) newHTTPS(e settings.Effective, events agent.BusEvents) (agent.Transport, error) {
 	bus, err := httpsbus.New(httpsbus.Options{
 		URL:         e.Bus.URLs[0],
 		Certificate: e.Bus.Cert.Certificate,
@@ -63,7 +65,8 @@ func (t transports) newHTTPS(e settings.Effective, onConnect func()) (agent.Tran
 		KeyFile:     filepath.Join(t.dirs.Bosh(), "https_key.pem"),
 		Handler:     t.handler,
 		Blobs:       &blobstore.Dir{Path: t.dirs.Blobs()},
-		OnListen:    onConnect,
+		OnListen:    events.Connected,
+		OnFailure:   func(err error) { events.Failed(e.Bus.URLs[0].String(), err, false) },
 		Audit:       t.audit,
 		Log:         t.log,
 	})

@@ -131,7 +131,7 @@ func serviceManager(linux agentjson.Linux, log *logrus.Entry) services {
 // addSources lets the settings come from the sources that agent.json names.
 func (m *machine) addSources(o machineOptions, log *logrus.Entry) error {
 	waiting := func(text string) {
-		if m.SettingsWait(text) && text != "" {
+		if m.SettingsWait(text) {
 			o.announceWait(text)
 		}
 	}

@@ -14,8 +14,11 @@ import (
 
 	"cambium/cmd/agent/cli"
 	"cambium/cmd/agent/compile"
+	"cambium/cmd/agent/completion"
 	"cambium/cmd/agent/disk"
 	"cambium/cmd/agent/doctor"
+	"cambium/cmd/agent/loglevel"
+	"cambium/cmd/agent/manpage"
 	"cambium/cmd/agent/monitaccess"
 	"cambium/cmd/agent/show"
 	"cambium/cmd/agent/showsettings"
@@ -30,18 +33,23 @@ var version = "[DEV BUILD]"
 // ownProgram is the running program, even if its file has been replaced.
 const ownProgram = "/proc/self/exe"
 
-// commands are the words behind `agent`.
-var commands = cli.Table{
-	{Name: "run", Summary: "run the agent (what a stemcell does with flags alone)", Run: runAgent},
-	{Name: "status", Summary: "show state, verdict and boot steps, or --wait for them", Run: show.Status},
-	{Name: "timeline", Summary: "draw where the time of the boot went", Run: show.Timeline},
-	{Name: "doctor", Summary: "find out why the Director may not see this machine", Run: doctor.Run},
-	{Name: "validate", Summary: "check agent.json, settings or update-settings documents", Run: validate.Run},
-	{Name: "settings", Summary: "ask the sources as a boot does, show the effective settings", Run: showsettings.Run},
-	{Name: "plan", Summary: "show what a boot would change on this machine", Run: runPlan},
-	{Name: "disk", Summary: "accept or release the identity of a persistent disk", Run: disk.Run},
-	{Name: "compile", Summary: "compile release tarballs on this machine, without a Director", Run: compile.Run},
-	{Name: "version", Summary: "print the version", Run: runVersion},
+// commands are the words behind `agent`. It is a function because some of them read it.
+func commands() cli.Table {
+	return cli.Table{
+		{Name: "run", Summary: "run the agent (what a stemcell does with flags alone)", Run: runAgent},
+		{Name: "status", Summary: "show state, verdict and boot steps, or --wait for them", Run: show.Status},
+		{Name: "timeline", Summary: "draw where the time of the boot went", Run: show.Timeline},
+		{Name: "doctor", Summary: "find out why the Director may not see this machine", Run: doctor.Run},
+		{Name: "validate", Summary: "check agent.json, settings or update-settings documents", Run: validate.Run},
+		{Name: "settings", Summary: "ask the sources as a boot does, show the effective settings", Run: showsettings.Run},
+		{Name: "plan", Summary: "show what a boot would change on this machine", Run: runPlan},
+		{Name: "disk", Summary: "accept or release the identity of a persistent disk", Run: disk.Run},
+		{Name: "compile", Summary: "compile release tarballs on this machine, without a Director", Run: compile.Run},
+		{Name: "log-level", Summary: "show or change the log level of the running agent", Run: loglevel.Run},
+		{Name: "completion", Summary: "print the completion of commands and flags for a shell", Run: completion.Command(commands)},
+		{Name: "man", Summary: "write the manual pages", Run: manpage.Command(commands, version)},
+		{Name: "version", Summary: "print the version", Run: runVersion},
+	}
 }
 
 // programs are the names under which the same binary is another program.
@@ -69,7 +77,7 @@ func dispatch(ctx context.Context, argv []string, stdout, stderr io.Writer) int 
 	}
 	args := argv[1:]
 	if len(args) == 0 {
-		commands.PrintHelp(stderr)
+		commands().PrintHelp(stderr)
 		return cli.ExitUsage
 	}
 	switch word := args[0]; {
@@ -80,9 +88,9 @@ func dispatch(ctx context.Context, argv []string, stdout, stderr io.Writer) int 
 	case strings.HasPrefix(word, "-"):
 		return runAgent(ctx, args, stdout, stderr)
 	default:
-		command, found := commands.Find(word)
+		command, found := commands().Find(word)
 		if !found {
-			return commands.Unknown(word, stderr)
+			return commands().Unknown(word, stderr)
 		}
 		return command.Run(ctx, args[1:], stdout, stderr)
 	}
@@ -91,12 +99,12 @@ func dispatch(ctx context.Context, argv []string, stdout, stderr io.Writer) int 
 // help prints the list of commands, or the help of one.
 func help(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if len(args) == 0 {
-		commands.PrintHelp(stdout)
+		commands().PrintHelp(stdout)
 		return cli.ExitOK
 	}
-	command, found := commands.Find(args[0])
+	command, found := commands().Find(args[0])
 	if !found {
-		return commands.Unknown(args[0], stderr)
+		return commands().Unknown(args[0], stderr)
 	}
 	return command.Run(ctx, []string{"--help"}, stdout, stderr)
 }

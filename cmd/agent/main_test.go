@@ -11,7 +11,7 @@ import (
 // Each command is listed once, in a line that fits a terminal, and explains itself.
 func TestEveryCommandHasHelp(t *testing.T) {
 	seen := map[string]bool{}
-	for _, c := range commands {
+	for _, c := range commands() {
 		if seen[c.Name] {
 			t.Errorf("%s is listed twice", c.Name)
 		}
@@ -23,7 +23,7 @@ func TestEveryCommandHasHelp(t *testing.T) {
 		}
 	}
 	var list bytes.Buffer
-	commands.PrintHelp(&list)
+	commands().PrintHelp(&list)
 	for _, line := range strings.Split(list.String(), "\n") {
 		if len(line) > 80 {
 			t.Errorf("longer than 80 columns: %s", line)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"path/filepath"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -30,7 +29,7 @@ made, 1 the boot would fail or a step cannot be planned, 2 usage.`, Examples: []
 		return code
 	}
 	if *path == "" {
-		*path = filepath.Join(*base, "bosh", "agent.json")
+		*path = vcap.New(*base).AgentJSON()
 	}
 	ctx, cancel := context.WithTimeout(ctx, *timeout)
 	defer cancel()

@@ -2,16 +2,19 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -23,13 +26,14 @@ import (
 	"cambium/bootstrap/engine"
 	"cambium/cmd/agent/cli"
 	"cambium/cmd/agent/logging"
+	"cambium/cmd/agent/loglevel"
+	"cambium/cmd/agent/watchdog"
 	"cambium/internal/atomicfile"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
 	"cambium/internal/watch"
 	"cambium/jobs"
 	"cambium/jobs/monit"
-	"cambium/mbus"
 	"cambium/platform/device"
 	"cambium/platform/firewall"
 	"cambium/platform/unit"
@@ -46,11 +50,11 @@ type runOptions struct {
 }
 
 func parseRun(args []string, stdout, stderr io.Writer) (o runOptions, code int, ok bool) {
-	flags := cli.NewFlags("run", cli.Help{Arguments: "-P PLATFORM -C AGENT_JSON [-M SUPERVISOR] [-b BASE]",
+	flags := cli.NewFlags("run", cli.Help{Arguments: "-P PLATFORM [-C AGENT_JSON] [-M SUPERVISOR] [-b BASE]",
 		Purpose:  "Runs the agent in the foreground until it is told to stop. 'agent -P … -C …' without the\nword run does the same: it is how stemcells start it.",
 		Examples: []string{"agent -P ubuntu -C /var/vcap/bosh/agent.json", "agent -P dummy -M dummy-nats -b /tmp/vm -C /tmp/vm/agent.json"}}, stdout, stderr)
 	flags.StringVar(&o.platform, "P", "", "`PLATFORM`: ubuntu or centos, which are the same, or dummy for everything that touches no machine")
-	flags.StringVar(&o.config, "C", "", "path of `AGENT_JSON`")
+	flags.StringVar(&o.config, "C", "", "path of `AGENT_JSON`; bosh/agent.json below BASE if not given")
 	flags.StringVar(&o.supervisor, "M", "monit", "`SUPERVISOR`: monit, dummy or dummy-nats")
 	flags.StringVar(&o.base, "b", vcap.DefaultBase, "`BASE` directory")
 	showVersion := flags.Bool("v", false, "print the version and exit")
@@ -64,6 +68,7 @@ func parseRun(args []string, stdout, stderr io.Writer) (o runOptions, code int, 
 		fmt.Fprintf(stdout, "%s\nsupervisor %s\n", version, o.supervisor)
 		return o, cli.ExitOK, false
 	}
+	o.config = cmp.Or(o.config, vcap.New(o.base).AgentJSON())
 	for _, c := range []struct {
 		flag, value string
 		allowed     []string
@@ -91,6 +96,10 @@ func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 		return code
 	}
 	log := logging.SetUp(stderr)
+	// Registered before anything else: without a handler the signal ends the process.
+	toggles := make(chan os.Signal, 1)
+	signal.Notify(toggles, syscall.SIGUSR1)
+	defer signal.Stop(toggles)
 	limitHeap()
 	notifier, err := unit.TakeNotifier()
 	if err != nil {
@@ -105,17 +114,18 @@ func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	a, err := assemble(ctx, o, log, notifier)
 	if err != nil {
 		// Only a broken start configuration leads here; the service manager starts the agent again.
-		v := engine.Verdict{State: status.Failed, Step: "start", Cause: err, Advice: "correct it, then 'agent validate agent.json FILE' tells whether it is good"}
+		v := engine.Verdict{State: status.Failed, Step: "start", Cause: err, Advice: "correct it; 'agent validate " + o.config + "' tells whether it is good"}
 		bootstrap.Announcer{Root: "/", Log: log, Notify: (&status.ServiceLine{Send: notifier.Status, Log: log}).Show}.Failed(ctx, v)
 		if err := record(o, v); err != nil {
 			log.WithError(err).Warn("status not written")
 		}
-		if o.config != "" && o.platform != "dummy" {
+		if o.platform != "dummy" {
 			untilChanged(ctx, o.config, startPause)
 		}
 		return cli.ExitFailed
 	}
 	a.openMails(ctx, kept)
+	a.spawn(func() { loglevel.Toggle(ctx, toggles, a.log, a.rec) })
 	return a.run(ctx, cancel, a.boot)
 }
 
@@ -184,7 +194,7 @@ func (a *app) run(ctx context.Context, cancel func(), boot func(context.Context)
 	defer func() {
 		cancel()
 		a.background.Wait()
-		if err := a.rec.Flush(); err != nil {
+		if err := a.rec.Stop(); err != nil {
 			a.log.WithError(err).Debug("status not written")
 		}
 	}()
@@ -195,7 +205,9 @@ func (a *app) run(ctx context.Context, cancel func(), boot func(context.Context)
 		<-ctx.Done()
 		return cli.ExitFailed
 	}
-	a.spawn(func() { feedWatchdog(ctx, a.notifier.Watchdog()/3, a.dispatcher, a.notifier.Alive, a.log) })
+	a.spawn(func() {
+		watchdog.Feed(ctx, cmp.Or(a.notifier.Watchdog()/3, alivePeriod), a.dispatcher, func() error { return errors.Join(a.notifier.Alive(), a.rec.Alive()) }, a.log)
+	})
 	if systemd, ok := a.manager.(interface {
 		Warm(context.Context, ...string)
 	}); ok {
@@ -221,6 +233,9 @@ func (a *app) run(ctx context.Context, cancel func(), boot func(context.Context)
 	// Upstream's exit code after a signal; the service manager starts it again either way.
 	return cli.ExitFailed
 }
+
+// alivePeriod is how often an agent without a watchdog records that it runs.
+const alivePeriod = 20 * time.Second
 
 // programReplaced reports whether the file of this program is no longer the one that runs.
 func programReplaced() bool {
@@ -281,6 +296,13 @@ func (a *app) boot(ctx context.Context) error {
 func (a *app) showStep(text string) {
 	a.dispatcher.Waiting(strings.TrimPrefix(text, "STATUS="))
 	a.serviceLine.ShowLater(text)
+}
+
+// showState passes on to the service manager what an agent that serves requests is, and how its bus is.
+func (a *app) showState() {
+	if d := a.rec.Snapshot(); d.Served() {
+		a.serviceLine.Show(fmt.Sprintf("STATUS=%s; bus: %s", d.State, d.Bus))
+	}
 }
 
 // lateDiskPatience is how long the Director of a new VM is asked to be patient for disks that have not
@@ -346,38 +368,10 @@ func (a *app) ready(ctx context.Context, v engine.Verdict) error {
 		a.log.WithError(err).Warn("ready marker not written")
 	}
 	a.log.WithFields(logrus.Fields{"state": string(v.State), "after": after.Round(100 * time.Microsecond).String(), "changes": changes}).Info("agent is ready")
+	a.showState()
 	a.announcer.Ready(v, after)
 	if err := a.notifier.Ready(); err != nil {
 		a.log.WithError(err).Warn("service manager not told")
 	}
 	return nil
-}
-
-// feedWatchdog tells the service manager that the agent lives, as long as a ping gets through
-// the dispatcher. A dispatcher that hangs is as good as dead to a Director.
-func feedWatchdog(ctx context.Context, period time.Duration, dispatcher mbus.Handler, alive func() error, log *logrus.Entry) {
-	if period <= 0 {
-		return
-	}
-	ticker := time.NewTicker(period)
-	defer ticker.Stop()
-	for {
-		answered := make(chan struct{})
-		dispatcher.Handle(ctx, mbus.Request{Method: "ping"}, func(mbus.Reply) { close(answered) })
-		select {
-		case <-answered:
-			if err := alive(); err != nil {
-				log.WithError(err).Warn("watchdog not fed")
-			}
-		case <-time.After(period):
-			log.Error("dispatcher does not answer")
-		case <-ctx.Done():
-			return
-		}
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			return
-		}
-	}
 }

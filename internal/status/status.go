@@ -24,12 +24,14 @@ const DefaultPath = "/run/cambium/status.json"
 // State says how far the agent is.
 type State string
 
-// The states of an agent. Degraded means ready, with warnings.
+// The states of an agent. Degraded means ready, with warnings or for too long without its bus. No agent
+// writes NotRunning: Observe finds it.
 const (
-	Starting State = "starting"
-	Ready    State = "ready"
-	Degraded State = "degraded"
-	Failed   State = "failed"
+	Starting   State = "starting"
+	Ready      State = "ready"
+	Degraded   State = "degraded"
+	Failed     State = "failed"
+	NotRunning State = "not-running"
 )
 
 // Outcome says how a step ended, or that it has not.
@@ -112,22 +114,46 @@ type Document struct {
 	Version int    `json:"version"`
 	Agent   string `json:"agent"` // its version
 	// Supervisor is what runs the processes of the jobs: monit, dummy or dummy-nats.
-	Supervisor string              `json:"supervisor,omitempty"`
-	AgentID    string              `json:"agent_id,omitempty"`
-	BootID     string              `json:"boot_id,omitempty"`
-	PID        int                 `json:"pid"`
-	State      State               `json:"state"`
-	Verdict    string              `json:"verdict,omitempty"`
-	Started    time.Time           `json:"started"`
-	ReadyNS    int64               `json:"ready_ns,omitempty"`
-	First      bool                `json:"first_bootstrap,omitempty"`
-	Unchanged  bool                `json:"unchanged,omitempty"`
-	Bus        string              `json:"bus,omitempty"`
-	Settings   *Settings           `json:"settings,omitempty"`
-	Warnings   []string            `json:"warnings,omitempty"`
-	Steps      []Step              `json:"steps"`
-	Progress   map[string]Progress `json:"progress,omitempty"`
-	Earlier    []Run               `json:"earlier,omitempty"`
+	Supervisor string `json:"supervisor,omitempty"`
+	AgentID    string `json:"agent_id,omitempty"`
+	BootID     string `json:"boot_id,omitempty"`
+	PID        int    `json:"pid"`
+	State      State  `json:"state"`
+	// Verdict is why the boot failed; while it is tried again, why the last try did.
+	Verdict string `json:"verdict,omitempty"`
+	// Try counts the runs of the boot table by this process. NextTry is when the next one comes at the latest;
+	// other disks or links bring it forward.
+	Try     int        `json:"try,omitempty"`
+	NextTry *time.Time `json:"next_try,omitempty"`
+	Started time.Time  `json:"started"`
+	// Stopped is when a process that does not run any more ended, or was last seen; LastState is what it was.
+	Stopped   *time.Time `json:"stopped,omitempty"`
+	LastState State      `json:"last_state,omitempty"`
+	// LogLevel is info or debug.
+	LogLevel  string              `json:"log_level,omitempty"`
+	ReadyNS   int64               `json:"ready_ns,omitempty"`
+	First     bool                `json:"first_bootstrap,omitempty"`
+	Unchanged bool                `json:"unchanged,omitempty"`
+	Bus       *Bus                `json:"bus,omitempty"`
+	Settings  *Settings           `json:"settings,omitempty"`
+	Warnings  []string            `json:"warnings,omitempty"`
+	Steps     []Step              `json:"steps"`
+	Progress  map[string]Progress `json:"progress,omitempty"`
+	Earlier   []Run               `json:"earlier,omitempty"`
+}
+
+// Served reports that the boot has ended well, so that requests are served.
+func (d Document) Served() bool { return d.State == Ready || d.State == Degraded }
+
+// settle tells ready from degraded.
+func (d *Document) settle() {
+	if !d.Served() {
+		return
+	}
+	d.State = Ready
+	if len(d.Warnings) > 0 || d.Bus != nil && d.Bus.Overdue {
+		d.State = Degraded
+	}
 }
 
 // Changes is how many changes the steps of the boot have made.
@@ -145,6 +171,7 @@ const earlierKept = 10
 type Recorder struct {
 	path  string
 	began time.Time
+	alive *alive
 
 	mu      sync.Mutex // guards what follows, and the file
 	doc     Document
@@ -175,19 +202,40 @@ func Open(path, version string) (*Recorder, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("status: %w", err)
 	}
+	var err error
+	if r.alive, err = openAlive(path); err != nil {
+		return nil, err
+	}
 	return r, r.Update(func(*Document) {})
+}
+
+// Alive records that the agent still runs, for Observe.
+func (r *Recorder) Alive() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.alive.touch(time.Now())
+}
+
+// Close gives up the account: another Recorder of this process takes it over.
+func (r *Recorder) Close() error { return errors.Join(r.Flush(), r.alive.file.Close()) }
+
+// Stop records that the process ends now, on purpose.
+func (r *Recorder) Stop() error {
+	now := time.Now().UTC()
+	return errors.Join(r.Update(func(d *Document) { d.Stopped = &now }), r.Flush())
 }
 
 // Now is the monotonic time since the account began, as used in Step.
 func (r *Recorder) Now() int64 { return int64(time.Since(r.began)) }
 
 // Update changes the document and replaces the file: at once when the state has changed, else
-// within pause. The file is for people and tests: that it could not be written is returned, but
+// within pause. Whether the agent is ready or degraded follows from the rest of the document. The file is for people and tests: that it could not be written is returned, but
 // the document in memory holds either way.
 func (r *Recorder) Update(change func(*Document)) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	change(&r.doc)
+	r.doc.settle()
 	if wait := pause - time.Since(r.written); wait > 0 && r.doc.State == r.state {
 		if r.later == nil {
 			r.later = time.AfterFunc(wait, func() { _ = r.Flush() }) // the next change says so again

@@ -31,6 +31,7 @@ func (d Dirs) Bosh() string                { return d.join("bosh") }
 func (d Dirs) BoshBin() string             { return d.join("bosh", "bin") }
 func (d Dirs) BoshEtc() string             { return d.join("bosh", "etc") }
 func (d Dirs) BoshLog() string             { return d.join("bosh", "log") }
+func (d Dirs) AgentJSON() string           { return d.join("bosh", "agent.json") }
 func (d Dirs) AgentState() string          { return d.join("bosh", "agent_state.json") }
 func (d Dirs) ManagedDiskSettings() string { return d.join("bosh", "managed_disk_settings.json") }
 func (d Dirs) Spec() string                { return d.join("bosh", "spec.json") }

@@ -58,10 +58,12 @@ type Options struct {
 	KeyFile     string
 	Handler     mbus.Handler
 	Blobs       Blobs
-	// OnListen is called when the agent has become reachable. It must not block.
-	OnListen func()
-	Audit    mbus.Auditor
-	Log      *logrus.Entry
+	// OnListen is called with the address when the agent has become reachable. It must not block.
+	OnListen func(address string)
+	// OnFailure is called each time listening has failed. It must not block.
+	OnFailure func(error)
+	Audit     mbus.Auditor
+	Log       *logrus.Entry
 }
 
 // guestKey finds the connection of a request in its context.
@@ -118,6 +120,9 @@ func (b *Bus) Run(ctx context.Context) error {
 	err := retry.Do(ctx, retry.Backoff{Min: 200 * time.Millisecond, Max: 5 * time.Second, Jitter: 0.5}, func(ctx context.Context) (err error) {
 		if listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", b.address); err != nil {
 			b.options.Log.WithError(err).Warn("cannot listen for https")
+			if b.options.OnFailure != nil {
+				b.options.OnFailure(err)
+			}
 		}
 		return err
 	})
@@ -129,7 +134,7 @@ func (b *Bus) Run(ctx context.Context) error {
 	defer b.bound.Store(nil)
 	b.options.Log.WithField("address", address.String()).Info("listening for https")
 	if b.options.OnListen != nil {
-		b.options.OnListen()
+		b.options.OnListen(address.String())
 	}
 	complaints := b.options.Log.WriterLevel(logrus.DebugLevel)
 	defer func() { _ = complaints.Close() }() // a pipe

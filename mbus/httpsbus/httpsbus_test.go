@@ -109,7 +109,7 @@ func start(t *testing.T, h handler, change func(*Options)) *served {
 	}
 	s.Bus = b
 	listening := make(chan struct{})
-	b.options.OnListen = func() { close(listening) }
+	b.options.OnListen = func(string) { close(listening) }
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- b.Run(ctx) }()

@@ -41,6 +41,8 @@ func parseServers(urls []secret.URL) ([]*url.URL, error) {
 // certificates of that authority (an agent's, for one) must not pass for the server.
 var serverName = regexp.MustCompile(`^[A-Za-z0-9*-]*\.nats\.bosh-internal$`)
 
+var errServerName = errors.New("server certificate is not named *.nats.bosh-internal")
+
 func tlsConfig(id Identity) (*tls.Config, error) {
 	pair, err := tls.X509KeyPair([]byte(id.Certificate), []byte(id.PrivateKey.Reveal()))
 	if err != nil {
@@ -51,7 +53,7 @@ func tlsConfig(id Identity) (*tls.Config, error) {
 		Certificates: []tls.Certificate{pair},
 		VerifyConnection: func(state tls.ConnectionState) error {
 			if len(state.PeerCertificates) == 0 || !serverName.MatchString(state.PeerCertificates[0].Subject.CommonName) {
-				return errors.New("server certificate is not named *.nats.bosh-internal")
+				return errServerName
 			}
 			return nil
 		},

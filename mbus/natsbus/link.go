@@ -145,6 +145,7 @@ func (l *link) run(ctx context.Context) {
 			if ctx.Err() != nil {
 				return
 			}
+			l.bus.failed(l, l.servers[i].Host, err)
 			if was {
 				wait.connected()
 				break
@@ -194,8 +195,11 @@ func (l *link) session(ctx context.Context, server *url.URL) (was bool, err erro
 		nats.ClosedHandler(func(*nats.Conn) { close(closed) }),
 	)
 	dial.release()
+	if errors.Is(err, nats.ErrNoServers) && dial.failure != nil {
+		err = dial.failure // the library drops the cause of a refused TCP connection
+	}
 	if err != nil {
-		return false, err
+		return false, explain(err)
 	}
 	defer func() {
 		if ctx.Err() != nil {
@@ -222,7 +226,7 @@ func (l *link) session(ctx context.Context, server *url.URL) (was bool, err erro
 		err = nc.LastError()
 	}
 	if err != nil {
-		return false, fmt.Errorf("subscribe: %w", err)
+		return false, fmt.Errorf("subscribe: %w", explain(err))
 	}
 	l.established(nc, sub, server)
 	select {
@@ -245,9 +249,7 @@ func (l *link) established(nc *nats.Conn, sub *nats.Subscription, server *url.UR
 	l.connected.Store(true)
 	l.log.WithField("server", server.Host).Info("connected to nats")
 	l.readyOnce.Do(func() { close(l.ready) })
-	if l.bus.options.OnConnect != nil {
-		l.bus.options.OnConnect()
-	}
+	l.bus.connected(l)
 }
 
 // retire stops the link after what its server had already sent has been handled.
@@ -286,16 +288,58 @@ func refused(err error) bool {
 	return err != nil && strings.Contains(strings.ToLower(err.Error()), "authorization violation")
 }
 
+// rejection is an error by which one side rejected the other's identity, with words that say which.
+type rejection struct {
+	text string
+	err  error
+}
+
+func (r *rejection) Error() string { return r.text + ": " + r.err.Error() }
+func (r *rejection) Unwrap() error { return r.err }
+
+// explain says which side rejected the other, where the library's words do not.
+func explain(err error) error {
+	var untrusted *tls.CertificateVerificationError
+	switch {
+	case errors.As(err, &untrusted):
+		return &rejection{"the agent does not trust the server's certificate", untrusted.Err}
+	case errors.Is(err, errServerName):
+		return &rejection{"the agent does not trust the server's certificate", errServerName}
+	case tlsAlert(err):
+		return &rejection{"the server does not accept the agent's certificate", err}
+	case refused(err):
+		return &rejection{"the server does not admit this agent", err}
+	default:
+		return err
+	}
+}
+
+// tlsAlert reports that the server rejected the agent's certificate. With TLS 1.3 the agent learns of it only
+// behind the handshake, as an alert, or as the end of the connection if that is noticed first; for the latter
+// the library has only words.
+func tlsAlert(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op) && op.Op == "remote error" ||
+		errors.Is(err, nats.ErrTLS) && strings.Contains(err.Error(), "closed by remote after TLS handshake")
+}
+
 // dialer resolves the server's name at every attempt. Until release is called, the end of ctx
 // closes the connection, since the library's log-in knows no context.
 type dialer struct {
 	ctx     context.Context
 	link    *link
 	release func() bool
+	failure error // of the last dial
 }
 
 // Dial connects to the first address that answers.
 func (d *dialer) Dial(network, address string) (net.Conn, error) {
+	conn, err := d.dial(network, address)
+	d.failure = err
+	return conn, err
+}
+
+func (d *dialer) dial(network, address string) (net.Conn, error) {
 	host, portText, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, err

@@ -27,6 +27,14 @@ import (
 	"cambium/mbus"
 )
 
+// Failure is why there is no connection.
+type Failure struct {
+	Server string // host:port
+	Err    error
+	// Refused means that one side rejected the other's identity.
+	Refused bool
+}
+
 // Identity is where the Director is reached and as whom. All certificates are PEM; an empty CA
 // means the system's authorities.
 type Identity struct {
@@ -45,8 +53,10 @@ type Options struct {
 	// resolved addresses of every server in use, so that firewall rules and neighbor entries
 	// can follow them. It should be quick.
 	BeforeConnect func(ctx context.Context, servers []netip.AddrPort)
-	// OnConnect is called each time the agent has become reachable. It must not block.
-	OnConnect func()
+	// OnConnect is called with the server's address each time the agent has become reachable. It must not block.
+	OnConnect func(server string)
+	// OnFailure is called each time connecting to a server has failed or the connection was lost. It must not block.
+	OnFailure func(Failure)
 	Audit     mbus.Auditor
 	Log       *logrus.Entry
 }
@@ -124,6 +134,21 @@ func (b *Bus) Connected() bool { return b.active().connected.Load() }
 
 // LastError is why the last attempt to connect failed, or nil.
 func (b *Bus) LastError() error { return b.active().lastError() }
+
+// connected reports that l has a connection, unless l is one that a rotation tries beside the current one.
+func (b *Bus) connected(l *link) {
+	if b.options.OnConnect != nil && l == b.active() {
+		b.options.OnConnect(l.server())
+	}
+}
+
+// failed reports that l has no connection, with the same exception.
+func (b *Bus) failed(l *link, server string, err error) {
+	if b.options.OnFailure != nil && l == b.active() {
+		var rejected *rejection
+		b.options.OnFailure(Failure{Server: server, Err: err, Refused: errors.As(err, &rejected)})
+	}
+}
 
 func (b *Bus) active() *link {
 	b.mu.Lock()
@@ -281,6 +306,9 @@ func (r *Rotation) Commit(ctx context.Context) {
 	r.old.handOver(&r.new.outbox)
 	b.endOverlap()
 	b.beforeConnect(ctx)
+	if r.new.connected.Load() {
+		b.connected(r.new)
+	}
 }
 
 // beginOverlap has duplicates recognized from now on; the caller holds mu.

@@ -255,7 +255,7 @@ func TestSlowRepliesKeepTheConnection(t *testing.T) {
 	d := testnats.Start(t, func(o *server.Options) { o.PingInterval, o.MaxPingsOut = 50*time.Millisecond, 2 }, agentID)
 	release := make(chan struct{})
 	connects := make(chan struct{}, 10)
-	b := start(t, d, Options{OnConnect: func() { connects <- struct{}{} },
+	b := start(t, d, Options{OnConnect: func(string) { connects <- struct{}{} },
 		Handler: handler(func(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) {
 			if r.Method == "slow" {
 				go func() {

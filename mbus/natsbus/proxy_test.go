@@ -145,7 +145,7 @@ func TestSlowNetwork(t *testing.T) {
 		}
 	}()
 	connects := make(chan struct{}, 10)
-	b := start(t, d, Options{Identity: id, OnConnect: func() { connects <- struct{}{} }})
+	b := start(t, d, Options{Identity: id, OnConnect: func(string) { connects <- struct{}{} }})
 	testnats.Until(t, "connected", b.Connected)
 	r := d.Director()
 	for range 5 {

@@ -61,10 +61,18 @@ usage:
 commands:
 `)
 	for _, c := range t {
-		fmt.Fprintf(w, "  %-10s %s\n", c.Name, c.Summary)
+		fmt.Fprintf(w, "  %-11s %s\n", c.Name, c.Summary)
 	}
 	fmt.Fprint(w, `
 'agent COMMAND --help' shows the flags of a command, with examples.
 exit codes: 0 good, 1 bad input or failed, 2 wrong usage
 `)
+}
+
+// Describe describes all commands.
+func (t Table) Describe(ctx context.Context) (all []Description) {
+	for _, c := range t {
+		all = append(all, c.Describe(ctx))
+	}
+	return all
 }

@@ -32,6 +32,8 @@ type Help struct {
 	Arguments string // behind the command's name in the usage line
 	Purpose   string
 	Examples  []string
+	// Words are those that the first argument can be, for completion.
+	Words []string
 }
 
 // NewFlags returns the flags of the command `agent NAME`.
@@ -94,7 +96,10 @@ func (f *Flags) NArg() int { return len(f.arguments) }
 
 // Misused complains about the usage and returns the exit code for that.
 func (f *Flags) Misused(format string, values ...any) int {
-	fmt.Fprintf(f.stderr, "agent %s: %s\nusage: %s; 'agent %s --help' shows more\n", f.Name(), fmt.Sprintf(format, values...), f.usageLine(), f.Name())
+	width := Width(f.stderr)
+	PrintFolded(f.stderr, width, "", 0, fmt.Sprintf("agent %s: %s", f.Name(), fmt.Sprintf(format, values...)))
+	PrintFolded(f.stderr, width, "usage: ", len("usage: "), f.usageLine())
+	fmt.Fprintf(f.stderr, "'agent %s --help' shows more\n", f.Name())
 	return ExitUsage
 }
 
@@ -106,19 +111,38 @@ func (f *Flags) failed(err error) int {
 	return f.Misused("%v", err)
 }
 
+// flagColumn is where the description of a flag begins.
+const flagColumn = 22
+
 func (f *Flags) usageLine() string {
 	return strings.TrimSpace("agent " + f.Name() + " " + f.help.Arguments)
 }
 
 func (f *Flags) printHelp() {
-	fmt.Fprintf(f.stdout, "usage: %s\n\n%s\n", f.usageLine(), f.help.Purpose)
-	var any bool
-	f.VisitAll(func(*flag.Flag) { any = true })
-	if any {
+	if d, ok := f.stdout.(*Description); ok {
+		f.describe(d)
+		return
+	}
+	width := Width(f.stdout)
+	PrintFolded(f.stdout, width, "usage: ", len("usage: "), f.usageLine())
+	fmt.Fprintln(f.stdout)
+	PrintFolded(f.stdout, width, "", 0, f.help.Purpose)
+	var d Description
+	f.describe(&d)
+	if len(d.Flags) > 0 {
 		fmt.Fprintln(f.stdout, "\nflags:")
-		f.SetOutput(f.stdout)
-		f.PrintDefaults()
-		f.SetOutput(io.Discard)
+	}
+	for _, each := range d.Flags {
+		lead := "  " + strings.TrimSpace(each.Name+" "+each.Argument)
+		text := each.Usage
+		if each.Default != "" {
+			text += " (default " + each.Default + ")"
+		}
+		if columns(lead) >= flagColumn {
+			fmt.Fprintln(f.stdout, lead)
+			lead = ""
+		}
+		PrintFolded(f.stdout, width, fmt.Sprintf("%-*s", flagColumn, lead), flagColumn, text)
 	}
 	if len(f.help.Examples) > 0 {
 		fmt.Fprintln(f.stdout, "\nexamples:")

@@ -2,7 +2,10 @@ package cli
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
+	"io/fs"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -14,6 +17,14 @@ func WriteJSON(w io.Writer, v any) error {
 	out.SetEscapeHTML(false)
 	out.SetIndent("", "  ")
 	return out.Encode(v)
+}
+
+// Advise adds to an error that comes of missing privileges what to do about it.
+func Advise(err error) error {
+	if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 {
+		return fmt.Errorf("%w: run it as root", err)
+	}
+	return err
 }
 
 // Color is a color or weight of text on a terminal.

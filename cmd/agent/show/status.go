@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"time"
 
 	"cambium/cmd/agent/cli"
@@ -44,13 +43,15 @@ func (w *waitFlag) Set(text string) (err error) {
 
 // Status is `agent status`.
 func Status(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	flags := cli.NewFlags("status", cli.Help{Arguments: "[--wait [DURATION]] [--json]", Purpose: `Shows how far the agent is, its verdict, and each boot step with its duration and what it
-waited for. Exit codes: 0 ready, 1 failed (or no agent), 2 usage, 3 degraded (ready with
-warnings), 4 still starting (with --wait: at the deadline, or no agent until then).`,
-		Examples: []string{"agent status", "agent status --wait 10m", "agent status --json"}}, stdout, stderr)
+	flags := cli.NewFlags("status", cli.Help{Arguments: "[-v] [--wait [DURATION]] [--json]", Purpose: `Shows the state of the agent, its verdict, its bus, where its settings came from, and what has
+failed or is still to be done. Exit codes: 0 ready, 1 failed or not running, 2 usage, 3 degraded
+(ready with warnings, or too long without its bus), 4 still starting (with --wait: at the
+deadline, or no agent until then).`,
+		Examples: []string{"agent status", "agent status -v", "agent status --wait 10m", "agent status --json"}}, stdout, stderr)
 	var wait waitFlag
 	flags.Var(&wait, "wait", "wait for ready or failed, at most `DURATION` if one is given")
 	asJSON := flags.Bool("json", false, "print the status document")
+	verbose := flags.Bool("v", false, "show every boot step, with what it waited for, saw and changed")
 	path := flags.String("file", status.DefaultPath, "status `FILE` to read")
 	if code, ok := flags.Parse(args, 0, 1); !ok {
 		return code
@@ -76,7 +77,7 @@ warnings), 4 still starting (with --wait: at the deadline, or no agent until the
 			return cli.ExitFailed
 		}
 	} else {
-		printStatus(stdout, doc)
+		newScreen(stdout, time.Now()).print(doc, *verbose)
 	}
 	return exitCode(doc.State)
 }
@@ -97,7 +98,7 @@ func exitCode(s status.State) int {
 // read returns the document at path, with wait when it tells a verdict or at the deadline.
 func read(ctx context.Context, path string, wait waitFlag) (status.Document, error) {
 	if !wait.set {
-		return status.Read(path)
+		return status.Observe(path)
 	}
 	if wait.limit > 0 {
 		var cancel context.CancelFunc
@@ -107,11 +108,12 @@ func read(ctx context.Context, path string, wait waitFlag) (status.Document, err
 	var doc status.Document
 	err := watch.Until(ctx, path, func() (bool, error) {
 		var err error
-		doc, err = status.Read(path)
+		doc, err = status.Observe(path)
 		if errors.Is(err, status.ErrNone) {
 			return false, nil
 		}
-		return err == nil && doc.State != status.Starting, err
+		// systemd starts an agent again that has ended.
+		return err == nil && doc.State != status.Starting && doc.State != status.NotRunning, err
 	})
 	if errors.Is(err, context.DeadlineExceeded) {
 		// At the deadline the document as it is tells more than the deadline.
@@ -121,85 +123,4 @@ func read(ctx context.Context, path string, wait waitFlag) (status.Document, err
 		return doc, nil
 	}
 	return doc, err
-}
-
-var stateColors = map[status.State]cli.Color{status.Ready: cli.Green, status.Degraded: cli.Yellow, status.Failed: cli.Red, status.Starting: cli.Bold}
-
-var outcomeColors = map[status.Outcome]cli.Color{status.Done: cli.Green, status.Warned: cli.Yellow, status.Broken: cli.Red,
-	status.Running: cli.Bold, status.Skipped: cli.Grey, status.Pending: cli.Grey, status.Canceled: cli.Grey}
-
-func printStatus(w io.Writer, d status.Document) {
-	p := cli.PaletteFor(w)
-	fmt.Fprintf(w, "agent %s  %s", d.AgentID, p.Paint(stateColors[d.State], string(d.State)))
-	if d.ReadyNS > 0 {
-		fmt.Fprintf(w, " after %s", roundTime(time.Duration(d.ReadyNS)))
-	}
-	fmt.Fprintf(w, "  (pid %d, version %s", d.PID, d.Agent)
-	if d.Supervisor != "" {
-		fmt.Fprintf(w, ", supervisor %s", d.Supervisor)
-	}
-	fmt.Fprintln(w, ")")
-	if d.Verdict != "" {
-		fmt.Fprintf(w, "%s %s\n", p.Paint(cli.Red, "verdict:"), d.Verdict)
-	}
-	if d.Settings != nil {
-		fmt.Fprintf(w, "settings: %s", d.Settings.From)
-		if d.Settings.Cached {
-			fmt.Fprintf(w, " (cached copy; %s)", d.Settings.Why)
-		}
-		fmt.Fprintln(w)
-	}
-	if d.Bus != "" {
-		fmt.Fprintf(w, "bus: %s\n", d.Bus)
-	}
-	for _, text := range d.Warnings {
-		fmt.Fprintf(w, "%s %s\n", p.Paint(cli.Yellow, "warning:"), text)
-	}
-	for name, g := range d.Progress {
-		fmt.Fprintf(w, "%s: %s\n", name, g.Text)
-	}
-	if len(d.Steps) > 0 {
-		fmt.Fprintln(w)
-	}
-	for _, step := range d.Steps {
-		printStep(w, p, step)
-	}
-	for _, r := range d.Earlier {
-		fmt.Fprintf(w, "earlier: pid %d at %s: %s %s\n", r.PID, r.Started.Format(time.RFC3339), r.State, r.Verdict)
-	}
-}
-
-func printStep(w io.Writer, p cli.Palette, s status.Step) {
-	took := ""
-	if s.End > 0 {
-		took = roundTime(s.Took()).String()
-	}
-	fmt.Fprintf(w, "  %s %10s  %s", p.Paint(outcomeColors[s.Outcome], fmt.Sprintf("%-9s", s.Outcome)), took, s.Name)
-	if s.Waiting != "" {
-		fmt.Fprintf(w, "  waiting for %s", s.Waiting)
-	}
-	if s.Error != "" {
-		fmt.Fprintf(w, "  %s", s.Error)
-	}
-	fmt.Fprintln(w)
-	for _, wait := range s.Waits {
-		if wait.End > 0 {
-			fmt.Fprintln(w, "             "+p.Paint(cli.Grey, fmt.Sprintf("waited %s for %s", roundTime(time.Duration(wait.End-wait.Start)), wait.For)))
-		}
-	}
-	for _, e := range slices.Concat(s.Evidence, s.Changes) {
-		fmt.Fprintln(w, "             "+p.Paint(cli.Grey, e))
-	}
-}
-
-// roundTime keeps about three digits.
-func roundTime(d time.Duration) time.Duration {
-	switch {
-	case d > 10*time.Second:
-		return d.Round(100 * time.Millisecond)
-	case d > 10*time.Millisecond:
-		return d.Round(time.Millisecond)
-	default:
-		return d.Round(10 * time.Microsecond)
-	}
 }

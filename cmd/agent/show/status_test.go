@@ -3,6 +3,7 @@ package show
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/cmd/agent/cli"
+	"cambium/internal/golden"
 	"cambium/internal/status"
 )
 
@@ -34,7 +36,7 @@ func account(t *testing.T, d status.Document) string {
 // booted is a boot in which everything happened that can.
 func booted() status.Document {
 	ms := int64(time.Millisecond)
-	return status.Document{Version: 1, Agent: "1.2", Supervisor: "monit", AgentID: "a-1", PID: 42, State: status.Failed, Verdict: "disk: refused: look at it", Bus: "connected",
+	return status.Document{Version: 1, Agent: "1.2", Supervisor: "monit", AgentID: "a-1", PID: 42, Started: time.Date(2026, 1, 2, 3, 4, 30, 0, time.UTC), State: status.Failed, Verdict: "disk: refused: look at it", Bus: &status.Bus{State: status.BusConnected, Server: "10.88.0.1:4222", Since: time.Date(2026, 1, 2, 3, 4, 0, 0, time.UTC)},
 		Settings: &status.Settings{From: "/settings.json", Cached: true, Why: "no CDROM"}, Warnings: []string{"time: no server"},
 		Steps: []status.Step{
 			{Name: "settings", Outcome: status.Done, Start: 10 * ms, End: 510 * ms, Evidence: []string{"from /settings.json"},
@@ -44,6 +46,20 @@ func booted() status.Document {
 			{Name: "monit", Outcome: status.Pending},
 		},
 		Earlier: []status.Run{{PID: 41, State: status.Starting, Steps: []status.Step{{Name: "settings", Outcome: status.Running}}}}}
+}
+
+// dead leaves the file of an agent that was ready and does not run any more.
+func dead(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "status.json")
+	r, err := status.Open(path, "v")
+	if err == nil {
+		err = errors.Join(r.Update(func(d *status.Document) { d.State = status.Ready }), r.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 func TestStatusExitCodes(t *testing.T) {
@@ -72,6 +88,8 @@ func TestStatusExitCodes(t *testing.T) {
 		{"starting", []string{"--file", with(status.Starting)}, 4},
 		{"starting at the deadline", []string{"--wait=20ms", "--file", with(status.Starting)}, 4},
 		{"no agent at the deadline", []string{"--wait=20ms", "--file", missing}, 4},
+		{"dead", []string{"--file", dead(t)}, 1},
+		{"dead at the deadline", []string{"--wait=20ms", "--file", dead(t)}, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var out, problems bytes.Buffer
@@ -90,7 +108,7 @@ func TestStatusWaitsForTheVerdict(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Update(func(d *status.Document) { d.State = status.Degraded }); err != nil {
+	if err := r.Update(func(d *status.Document) { d.State, d.Warnings = status.Ready, []string{"time: no server"} }); err != nil {
 		t.Fatal(err)
 	}
 	if got := <-code; got != exitDegraded {
@@ -98,23 +116,45 @@ func TestStatusWaitsForTheVerdict(t *testing.T) {
 	}
 }
 
+// TestStatusText compares the screens with files; -update writes them.
 func TestStatusText(t *testing.T) {
-	want := `agent a-1  failed  (pid 42, version 1.2, supervisor monit)
-verdict: disk: refused: look at it
-settings: /settings.json (cached copy; no CDROM)
-bus: connected
-warning: time: no server
-
-  done           500ms  settings
-             waited 300ms for CDROM
-             from /settings.json
-  failed         490ms  disk  refused
-  running               network  waiting for a lease
-  pending               monit
-earlier: pid 41 at 0001-01-01T00:00:00Z: starting ` + "\n"
-	var out, problems bytes.Buffer
-	if code := Status(t.Context(), []string{"--file", account(t, booted())}, &out, &problems); code != cli.ExitFailed || out.String() != want {
-		t.Errorf("code %d %s, got\n%s\nwant\n%s", code, problems.String(), out.String(), want)
+	now := time.Date(2026, 1, 2, 3, 5, 0, 0, time.UTC)
+	ago := func(d time.Duration) time.Time { return now.Add(-d) }
+	pointer := func(t time.Time) *time.Time { return &t }
+	const longest = "the agent does not trust the server's certificate: x509: certificate signed by unknown authority"
+	ready := booted()
+	ready.State, ready.Verdict, ready.Steps, ready.ReadyNS, ready.Settings, ready.Warnings, ready.Earlier = status.Ready, "", ready.Steps[:1], 1234e6, &status.Settings{From: "CDROM"}, nil, nil
+	refused := ready
+	refused.State, refused.Bus = status.Degraded, &status.Bus{State: status.BusRefused, Server: "10.88.0.1:4222", Since: ago(42 * time.Second), Tries: 17, Overdue: true, Reason: longest}
+	lost := ready
+	lost.Bus = &status.Bus{State: status.BusLost, Server: "10.88.0.1:4222", Since: ago(2 * time.Second), Tries: 1, Reason: "EOF"}
+	listening := ready
+	listening.Bus = &status.Bus{State: status.BusListening, Server: "0.0.0.0:6868", Since: ago(time.Hour)}
+	dead := ready
+	dead.State, dead.LastState, dead.Stopped = status.NotRunning, status.Ready, pointer(ago(time.Minute))
+	retried := booted()
+	retried.State, retried.Try, retried.Started = status.Starting, 3, ago(time.Minute)
+	pausing := booted()
+	pausing.Try, pausing.NextTry = 2, pointer(ago(-20*time.Second))
+	for name, c := range map[string]struct {
+		document status.Document
+		verbose  bool
+	}{
+		"failed": {document: booted()}, "failed-verbose": {document: booted(), verbose: true}, "ready": {document: ready}, "refused": {document: refused}, "lost": {document: lost},
+		"listening": {document: listening}, "not-running": {document: dead}, "retried": {document: retried}, "pausing": {document: pausing},
+	} {
+		for _, width := range []int{80, 120, 200} {
+			var out bytes.Buffer
+			screen{w: &out, width: width, now: now}.print(c.document, c.verbose)
+			for _, line := range strings.Split(out.String(), "\n") {
+				if len(line) > width {
+					t.Errorf("%s: %d columns instead of %d: %s", name, len(line), width, line)
+				}
+			}
+			if width == 80 {
+				golden.Check(t, "status-"+name+".txt", out.String())
+			}
+		}
 	}
 }
 
@@ -148,7 +188,7 @@ func TestColorsAreForTerminals(t *testing.T) {
 	}
 	t.Setenv("TERM", "xterm")
 	t.Setenv("NO_COLOR", "")
-	if text := onTerminal(t, path); !strings.Contains(text, "\x1b[31mfailed\x1b[0m") {
+	if text := onTerminal(t, path); !strings.Contains(text, "\x1b[31mstate:\x1b[0m") {
 		t.Errorf("a terminal has %q; want colors", text)
 	}
 	for name, value := range map[string]string{"NO_COLOR": "1", "TERM": "dumb"} {

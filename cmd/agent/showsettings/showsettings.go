@@ -3,18 +3,22 @@
 package showsettings
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"regexp"
+	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
 
 	"cambium/cmd/agent/cli"
 	"cambium/infrastructure"
+	"cambium/internal/jsontree"
 	"cambium/internal/neednet"
 	"cambium/internal/report"
 	"cambium/internal/vcap"
@@ -25,26 +29,25 @@ import (
 
 // Run is `agent settings`.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	flags := cli.NewFlags("settings", cli.Help{Arguments: "-C AGENT_JSON [-b BASE] [--explain] [--json] [--timeout DURATION]",
+	flags := cli.NewFlags("settings", cli.Help{Arguments: "[-C AGENT_JSON] [-b BASE] [--explain] [--query PATH] [--json] [--timeout DURATION]",
 		Purpose: `Asks the settings sources as a boot would and prints the effective settings without secrets.
 Nothing is changed: no medium is ejected, nothing is erased or written, no network is brought
-up. Exit codes: 0 settings found (also in the cache), 1 none or bad agent.json, 2 usage.`,
-		Examples: []string{"agent settings -C /var/vcap/bosh/agent.json",
-			"agent settings -C /var/vcap/bosh/agent.json --explain"}}, stdout, stderr)
-	path := flags.String("C", "", "`AGENT_JSON` that names the sources")
+up. Exit codes: 0 settings found (also in the cache), 1 none, no such value or bad agent.json,
+2 usage.`,
+		Examples: []string{"agent settings", "agent settings --explain", "agent settings --query disks.persistent", "agent settings --query agent_id"}}, stdout, stderr)
+	path := flags.String("C", "", "`AGENT_JSON` that names the sources; bosh/agent.json below BASE if not given")
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory with the cached state")
 	explain := flags.Bool("explain", false, "show where each value came from, and what became of each source")
+	query := flags.String("query", "", "print the one value at `PATH`, as 'agent settings' names it; JSON if it has parts")
 	asJSON := flags.Bool("json", false, "print a JSON document")
 	timeout := flags.Duration("timeout", 30*time.Second, "how long to wait for sources")
 	if code, ok := flags.Parse(args, 0, 0); !ok {
 		return code
 	}
-	if *path == "" {
-		return flags.Misused("-C AGENT_JSON is needed")
-	}
-	config, rep, err := agentjson.Load(*path)
+	dirs := vcap.New(*base)
+	config, rep, err := agentjson.Load(cmp.Or(*path, dirs.AgentJSON()))
 	if err != nil {
-		fmt.Fprintln(stderr, "agent settings:", err)
+		fmt.Fprintln(stderr, "agent settings:", cli.Advise(err))
 		return cli.ExitFailed
 	}
 	printFindings(stderr, rep)
@@ -53,7 +56,10 @@ up. Exit codes: 0 settings found (also in the cache), 1 none or bad agent.json, 
 	}
 	ctx, cancel := context.WithTimeout(ctx, *timeout)
 	defer cancel()
-	found, err := Ask(ctx, config, vcap.New(*base), *timeout)
+	found, err := Ask(ctx, config, dirs, *timeout)
+	if *query != "" && err == nil {
+		return found.printValue(*query, stdout, stderr)
+	}
 	if *asJSON {
 		if cli.WriteJSON(stdout, found.document(err)) != nil {
 			return cli.ExitFailed
@@ -156,6 +162,66 @@ func (a Answer) Print(stdout, stderr io.Writer, explain bool, err error) {
 			fmt.Fprintf(stdout, "%s = %s\n", line.Path, line.Value)
 		}
 	}
+}
+
+// printValue prints the value at path.
+func (a Answer) printValue(path string, stdout, stderr io.Writer) int {
+	values := a.values(path)
+	if len(values) == 0 {
+		fmt.Fprintf(stderr, "agent settings: there is no %s; 'agent settings' lists the values\n", path)
+		return cli.ExitFailed
+	}
+	for _, v := range values {
+		fmt.Fprintln(stdout, v)
+	}
+	return cli.ExitOK
+}
+
+// values are those at path: a single one, the elements of a list that was merged, or a part of the document as JSON.
+func (a Answer) values(path string) (values []string) {
+	for _, line := range a.Effective.Explain() {
+		if line.Path == path {
+			return []string{line.Value}
+		}
+	}
+	for _, line := range a.Effective.Explain() {
+		if rest, within := strings.CutPrefix(line.Path, path); within && element.MatchString(rest) {
+			values = append(values, line.Value)
+		}
+	}
+	if len(values) > 0 {
+		return values
+	}
+	var rep report.Report
+	if part := find(jsontree.Parse("", a.Effective.Settings.Redacted(), &rep), path); part.Present() {
+		return []string{string(part.Raw())}
+	}
+	return nil
+}
+
+// element is what stands behind the path of a list in that of its elements.
+var element = regexp.MustCompile(`^\[[0-9]+\]$`)
+
+// find returns the part of a document whose path is the given one.
+func find(v jsontree.Value, path string) jsontree.Value {
+	if v.Path() == path {
+		return v
+	}
+	switch v.Kind() {
+	case jsontree.Object:
+		for _, member := range v.Fields().All() {
+			if found := find(member, path); found.Present() {
+				return found
+			}
+		}
+	case jsontree.List:
+		for _, item := range v.Items() {
+			if found := find(item, path); found.Present() {
+				return found
+			}
+		}
+	}
+	return jsontree.Value{}
 }
 
 // printVerdicts tells the outcome of each source, how long it took and why it was not used.

@@ -3,35 +3,69 @@ package validate
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
+	"cambium/agent"
 	"cambium/cmd/agent/cli"
 	"cambium/internal/jsontree"
 	"cambium/internal/report"
 	"cambium/internal/secret"
+	"cambium/internal/vcap"
+	"cambium/mbus/natsbus"
 	"cambium/settings"
 	"cambium/settings/agentjson"
 )
 
-// validators are the documents that `agent validate` knows, decoded by the code that runs at
-// boot.
+// The kinds of documents.
+const (
+	agentJSON      = "agent.json"
+	settingsKind   = "settings"
+	updateSettings = "update-settings"
+)
+
+// validators check each kind with the code that runs at boot.
 var validators = map[string]func(name string, data []byte) report.Report{
-	"agent.json": func(name string, data []byte) report.Report {
+	agentJSON: func(name string, data []byte) report.Report {
 		_, rep := agentjson.Parse(name, data)
 		return rep
 	},
-	"settings": func(name string, data []byte) report.Report {
-		return settings.Validate(name, secret.NewJSON(data))
-	},
-	"update-settings": func(name string, data []byte) report.Report {
+	settingsKind: checkSettings,
+	updateSettings: func(name string, data []byte) report.Report {
 		_, rep := settings.DecodeUpdate(name, secret.NewJSON(data))
 		return rep
 	},
+}
+
+// consequences say what comes of a document with errors.
+var consequences = map[string]string{
+	agentJSON:      "the agent would not start with it",
+	settingsKind:   "a boot would not use it: it would wait for better settings, or use the cached copy",
+	updateSettings: "update_settings would refuse it",
+}
+
+// checkSettings also makes the bus that the settings describe, as the boot's step bus does.
+func checkSettings(name string, data []byte) report.Report {
+	rep := settings.Validate(name, secret.NewJSON(data))
+	if rep.Failed() {
+		return rep
+	}
+	s, _ := settings.Decode(name, secret.NewJSON(data))
+	e := settings.Merge(s, settings.Update{})
+	if len(e.Bus.URLs) == 0 || !strings.HasPrefix(e.Bus.URLs[0].Reveal(), "nats:") || s.AgentID == "" || e.Bus.Cert.Empty() {
+		return rep
+	}
+	if _, err := natsbus.New(natsbus.Options{AgentID: s.AgentID, Identity: agent.NATSIdentity(e.Bus)}); err != nil {
+		rep.Add(report.Entry{Severity: report.Warning, File: name, Path: "mbus", Message: err.Error() + "; the boot's step bus would fail"})
+	}
+	return rep
 }
 
 // Kinds are the names of the documents that can be checked.
@@ -39,55 +73,165 @@ func Kinds() []string { return slices.Sorted(maps.Keys(validators)) }
 
 // Run is `agent validate`.
 func Run(_ context.Context, args []string, stdout, stderr io.Writer) int {
-	flags := cli.NewFlags("validate", cli.Help{Arguments: "[--json] " + strings.Join(Kinds(), "|") + " FILE...",
+	flags := cli.NewFlags("validate", cli.Help{Arguments: "[--json] [--system] [" + strings.Join(Kinds(), "|") + "] FILE...", Words: Kinds(),
 		Purpose: `Checks documents with the code that reads them at boot, and prints every finding with its
-place: errors, which make the document unusable, and warnings. FILE "-" is the standard input.
-Findings never show values. Exit codes: 0 no errors, 1 errors or unreadable, 2 usage.`,
-		Examples: []string{"agent validate agent.json /var/vcap/bosh/agent.json",
-			"agent validate settings user-data.json",
-			"agent validate --json update-settings - < update.json"}}, stdout, stderr)
+place: errors, which make the document unusable, and warnings. What keeps the document from being
+read at all comes first. FILE "-" is the standard input. Without a kind it is guessed from the
+content. Findings never show values. Exit codes: 0 no errors, 1 errors or unreadable, 2 usage.`,
+		Examples: []string{"agent validate /var/vcap/bosh/agent.json", "agent validate settings user-data.json",
+			"agent validate --json update-settings - < update.json", "agent validate --system"}}, stdout, stderr)
 	asJSON := flags.Bool("json", false, "print the findings as a JSON list")
-	if code, ok := flags.Parse(args, 2, -1); !ok {
+	system := flags.Bool("system", false, "check the files of this machine: agent.json and the cached settings and updates")
+	base := flags.String("b", vcap.DefaultBase, "`BASE` directory of --system")
+	if code, ok := flags.Parse(args, 0, -1); !ok {
 		return code
 	}
-	check, known := validators[flags.Arg(0)]
-	if !known {
-		return flags.Misused("unknown kind of document %q; want one of %q", flags.Arg(0), Kinds())
+	documents, err := choose(flags.Args(), *system, vcap.New(*base))
+	if err != nil {
+		return flags.Misused("%v", err)
 	}
 	var all report.Report
 	code := cli.ExitOK
-	for _, name := range flags.Args()[1:] {
-		data, err := readInput(name)
+	for _, d := range documents {
+		rep, err := d.check()
+		if errors.Is(err, fs.ErrNotExist) && d.optional {
+			continue
+		}
 		if err != nil {
-			fmt.Fprintln(stderr, "agent validate:", err)
+			fmt.Fprintln(stderr, "agent validate:", cli.Advise(err))
 			code = cli.ExitFailed
 			continue
 		}
-		if name == "-" {
-			name = "stdin"
-		}
-		rep := check(name, data)
 		if rep.Failed() {
 			code = cli.ExitFailed
 		}
-		if !*asJSON && len(rep.Entries) == 0 {
-			fmt.Fprintf(stdout, "%s: good\n", name)
+		if !*asJSON {
+			d.print(stdout, rep)
 		}
 		all.Append(rep)
 	}
-	if *asJSON {
-		if all.Entries == nil {
-			all.Entries = []report.Entry{}
-		}
-		if err := cli.WriteJSON(stdout, all.Entries); err != nil {
-			return cli.ExitFailed
-		}
+	if !*asJSON {
 		return code
 	}
-	for _, e := range all.Entries {
-		fmt.Fprintln(stdout, e)
+	if all.Entries == nil {
+		all.Entries = []report.Entry{}
+	}
+	if err := cli.WriteJSON(stdout, all.Entries); err != nil {
+		return cli.ExitFailed
 	}
 	return code
+}
+
+// document is one that is to be checked.
+type document struct {
+	path     string
+	kind     string // empty: it is guessed
+	guessed  bool
+	optional bool // a machine need not have it
+}
+
+// choose says which documents the arguments mean. A kind is one only if a file follows it: a file may be called
+// agent.json, too.
+func choose(args []string, system bool, dirs vcap.Dirs) (documents []document, err error) {
+	if system {
+		if len(args) > 0 {
+			return nil, fmt.Errorf("--system names the files; unexpected argument %q", args[0])
+		}
+		documents = append(documents, document{path: dirs.AgentJSON(), kind: agentJSON})
+		for _, dir := range []string{dirs.Bosh(), dirs.SettingsTmpfs()} {
+			documents = append(documents, document{path: filepath.Join(dir, "settings.json"), kind: settingsKind, optional: true},
+				document{path: filepath.Join(dir, "update_settings.json"), kind: updateSettings, optional: true})
+		}
+		return documents, nil
+	}
+	kind := ""
+	if len(args) > 0 && validators[args[0]] != nil {
+		if _, err := os.Lstat(args[0]); len(args) > 1 || err != nil {
+			kind, args = args[0], args[1:]
+		}
+	}
+	if len(args) == 0 {
+		return nil, errors.New("an argument is missing")
+	}
+	for _, path := range args {
+		documents = append(documents, document{path: path, kind: kind})
+	}
+	return documents, nil
+}
+
+func (d *document) check() (report.Report, error) {
+	data, err := readInput(d.path)
+	if err != nil {
+		return report.Report{}, err
+	}
+	if d.path == "-" {
+		d.path = "stdin"
+	}
+	if d.kind == "" {
+		d.kind, d.guessed = guess(d.path, data), true
+	}
+	rep := validators[d.kind](d.path, data)
+	unreadableFirst(&rep)
+	return rep, nil
+}
+
+// unreadableFirst puts errors of the syntax, which have no path, before what may only follow from them.
+func unreadableFirst(rep *report.Report) {
+	syntax := func(e report.Entry) int {
+		if e.Severity == report.Error && e.Path == "" {
+			return 0
+		}
+		return 1
+	}
+	slices.SortStableFunc(rep.Entries, func(a, b report.Entry) int { return syntax(a) - syntax(b) })
+}
+
+func (d *document) print(w io.Writer, rep report.Report) {
+	for _, e := range rep.Entries {
+		fmt.Fprintln(w, e)
+	}
+	kind := ""
+	if d.guessed {
+		kind = " (taken for " + d.kind + ")"
+	}
+	switch {
+	case rep.Failed():
+		cli.PrintFolded(w, cli.Width(w), "", 0, d.path+kind+": "+consequences[d.kind])
+	case len(rep.Entries) == 0:
+		fmt.Fprintf(w, "%s%s: good\n", d.path, kind)
+	case d.guessed:
+		fmt.Fprintf(w, "%s%s: usable\n", d.path, kind)
+	}
+}
+
+// typical are keys at the top of a document by which its kind is recognized, in the order of the proof they give.
+var typical = []struct {
+	kind string
+	keys []string
+}{
+	{agentJSON, []string{"Platform", "Infrastructure"}},
+	{settingsKind, []string{"agent_id", "networks", "disks", "env", "vm", "registry", "server"}},
+	{updateSettings, []string{"trusted_certs", "disk_associations", "blobstores", "mbus"}},
+}
+
+// guess tells the kind of a document by its keys. One that cannot be read at all goes by its name.
+func guess(path string, data []byte) string {
+	var rep report.Report
+	root := jsontree.Parse(path, data, &rep)
+	for _, t := range typical {
+		for _, key := range t.keys {
+			if root.At(key).Kind() != jsontree.Absent {
+				return t.kind
+			}
+		}
+	}
+	switch name := filepath.Base(path); {
+	case name == agentJSON:
+		return agentJSON
+	case strings.Contains(name, "update"):
+		return updateSettings
+	}
+	return settingsKind
 }
 
 func readInput(name string) ([]byte, error) {

@@ -1,0 +1,65 @@
+package cli
+
+import (
+	"context"
+	"flag"
+	"io"
+	"strings"
+)
+
+// Description is what --help tells about a command, for programs that write it in another form: completion of
+// shells, manual pages.
+type Description struct {
+	Command
+	Help
+	Usage string
+	Flags []FlagDescription
+}
+
+// FlagDescription is one flag of a command.
+type FlagDescription struct {
+	Name     string // with its dashes
+	Argument string // what stands behind it; empty for a switch
+	Usage    string
+	Default  string // empty if there is none worth telling
+}
+
+// Write discards what a command prints while it is described.
+func (d *Description) Write(p []byte) (int, error) { return len(p), nil }
+
+// Describe asks a command for its --help. A Description as the standard output gets the parts of the help
+// instead of its text.
+func (c Command) Describe(ctx context.Context) Description {
+	d := Description{Command: c}
+	c.Run(ctx, []string{"--help"}, &d, io.Discard)
+	return d
+}
+
+// describe fills in a description.
+func (f *Flags) describe(d *Description) {
+	d.Help, d.Usage = f.help, f.usageLine()
+	f.VisitAll(func(each *flag.Flag) {
+		argument, usage := flag.UnquoteUsage(each)
+		described := FlagDescription{Name: dashed(each.Name), Argument: argument, Usage: usage, Default: each.DefValue}
+		if isSwitch(each) {
+			described.Argument = ""
+		}
+		if described.Default == "false" || described.Default == "0" {
+			described.Default = ""
+		}
+		d.Flags = append(d.Flags, described)
+	})
+}
+
+func isSwitch(f *flag.Flag) bool {
+	b, ok := f.Value.(interface{ IsBoolFlag() bool })
+	return ok && b.IsBoolFlag() && f.DefValue == "false"
+}
+
+// dashed is the name of a flag as people write it.
+func dashed(name string) string {
+	if len(name) == 1 {
+		return "-" + name
+	}
+	return "--" + strings.TrimPrefix(name, "-")
+}

@@ -1,0 +1,90 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+)
+
+// defaultWidth is that of a terminal whose width is not known.
+const defaultWidth = 80
+
+// Width is how many columns a line written to w may have: those of the terminal, elsewhere what COLUMNS says.
+func Width(w io.Writer) int {
+	if f, ok := w.(*os.File); ok {
+		if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 {
+			return int(size.Col)
+		}
+	}
+	if n, err := strconv.Atoi(os.Getenv("COLUMNS")); err == nil && n > 0 {
+		return n
+	}
+	return defaultWidth
+}
+
+// PrintFolded prints a text in lines of at most width columns. The first stands behind lead, which ends at column
+// indent; the others begin there.
+func PrintFolded(w io.Writer, width int, lead string, indent int, text string) {
+	for _, line := range Fold(text, max(width-indent, 20)) {
+		fmt.Fprintln(w, strings.TrimRight(lead+line, " "))
+		lead = strings.Repeat(" ", indent)
+	}
+}
+
+// Fold breaks a text between words so that no line has more than width columns. What stands between single
+// quotes is a command to be pasted and stays on one line if it can; a word that is too long is cut.
+func Fold(text string, width int) []string {
+	var lines []string
+	line := ""
+	for _, word := range words(text) {
+		if line != "" && columns(line)+1+columns(word) > width {
+			lines, line = append(lines, line), ""
+		}
+		for columns(word) > width {
+			head, tail := splitAt(word, width)
+			if space := strings.LastIndex(head, " "); space > 0 { // a long command
+				head, tail = word[:space], word[space+1:]
+			}
+			lines, word = append(lines, head), tail
+		}
+		if line != "" {
+			line += " "
+		}
+		line += word
+	}
+	if line != "" || len(lines) == 0 {
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+// words splits a text at blanks that are not between single quotes.
+func words(text string) []string {
+	var all []string
+	for _, field := range strings.Fields(text) {
+		if n := len(all); n > 0 && openQuote(all[n-1]) {
+			all[n-1] += " " + field
+			continue
+		}
+		all = append(all, field)
+	}
+	return all
+}
+
+// openQuote reports a word that begins with a quote which does not end in it. An apostrophe is no quote.
+func openQuote(word string) bool {
+	quoted, found := strings.CutPrefix(strings.TrimLeft(word, "("), "'")
+	return found && !strings.Contains(quoted, "'")
+}
+
+func columns(text string) int { return utf8.RuneCountInString(text) }
+
+func splitAt(word string, width int) (head, tail string) {
+	runes := []rune(word)
+	return string(runes[:width]), string(runes[width:])
+}

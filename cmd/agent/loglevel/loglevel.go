@@ -1,0 +1,102 @@
+// Package loglevel is `agent log-level`: it shows and changes how much the running agent logs. SIGUSR1 toggles between
+// info and debug; the status says which it is.
+package loglevel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/cmd/agent/cli"
+	"cambium/internal/status"
+	"cambium/internal/watch"
+)
+
+// Levels are those that an agent can log at.
+var Levels = []string{logrus.InfoLevel.String(), logrus.DebugLevel.String()}
+
+// Toggle has the running agent change between the levels with each signal, until ctx ends, and records the one in
+// force.
+func Toggle(ctx context.Context, signals <-chan os.Signal, log *logrus.Entry, rec *status.Recorder) {
+	for {
+		level := log.Logger.GetLevel()
+		if err := rec.Update(func(d *status.Document) { d.LogLevel = level.String() }); err != nil {
+			log.WithError(err).Debug("status not written")
+		}
+		select {
+		case <-signals:
+			next := logrus.DebugLevel
+			if level == logrus.DebugLevel {
+				next = logrus.InfoLevel
+			}
+			log.Logger.SetLevel(next)
+			log.WithField("level", next.String()).Info("log level changed")
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// answerTime is how long a running agent may take to obey the signal.
+const answerTime = 5 * time.Second
+
+// Run is `agent log-level`.
+func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	flags := cli.NewFlags("log-level", cli.Help{Arguments: "[" + strings.Join(Levels, "|") + "]", Words: Levels,
+		Purpose:  "Shows the log level of the running agent, or changes it until it ends: the agent gets SIGUSR1, which\ntoggles between info and debug. Secrets are logged at neither.",
+		Examples: []string{"agent log-level", "agent log-level debug", "agent log-level info"}}, stdout, stderr)
+	path := flags.String("file", status.DefaultPath, "status `FILE` of the agent")
+	if code, ok := flags.Parse(args, 0, 1); !ok {
+		return code
+	}
+	want := flags.Arg(0)
+	if want != "" && !slices.Contains(Levels, want) {
+		return flags.Misused("unknown level %q; want one of %q", want, Levels)
+	}
+	level, err := change(ctx, *path, want)
+	if err != nil {
+		fmt.Fprintln(stderr, "agent log-level:", cli.Advise(err))
+		return cli.ExitFailed
+	}
+	fmt.Fprintln(stdout, level)
+	return cli.ExitOK
+}
+
+// change has the agent log at a level, if one is given, and returns the level in force.
+func change(ctx context.Context, path, want string) (string, error) {
+	d, err := status.Observe(path)
+	if err != nil {
+		return "", err
+	}
+	if d.State == status.NotRunning {
+		return "", errors.New("the agent is not running")
+	}
+	if want == "" || d.LogLevel == want {
+		return d.LogLevel, nil
+	}
+	process, err := os.FindProcess(d.PID)
+	if err == nil {
+		err = process.Signal(syscall.SIGUSR1)
+	}
+	if err != nil {
+		return "", fmt.Errorf("signal process %d: %w", d.PID, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	err = watch.Until(ctx, path, func() (bool, error) {
+		d, err = status.Observe(path)
+		return d.LogLevel == want, err
+	})
+	if err != nil {
+		return "", fmt.Errorf("process %d does not change its level: %w", d.PID, err)
+	}
+	return d.LogLevel, nil
+}

@@ -1,0 +1,143 @@
+// Package manpage is `agent man`: manual pages made from the table of commands, one for the program and one for each
+// command.
+package manpage
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"cambium/cmd/agent/cli"
+)
+
+// Command is `agent man` for a table of commands, which it is part of.
+func Command(table func() cli.Table, version string) cli.RunFunc {
+	return func(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+		return run(ctx, table(), version, args, stdout, stderr)
+	}
+}
+
+func run(ctx context.Context, table cli.Table, version string, args []string, stdout, stderr io.Writer) int {
+	flags := cli.NewFlags("man", cli.Help{Arguments: "DIRECTORY",
+		Purpose:  "Writes the manual pages of the agent and of each command, section 8, into a directory.",
+		Examples: []string{"agent man /usr/local/share/man/man8"}}, stdout, stderr)
+	program := flags.String("name", "agent", "`NAME` that the program is called by")
+	if code, ok := flags.Parse(args, 1, 1); !ok {
+		return code
+	}
+	for name, page := range Pages(*program, version, table.Describe(ctx)) {
+		if err := os.WriteFile(filepath.Join(flags.Arg(0), name), []byte(page), 0o644); err != nil {
+			fmt.Fprintln(stderr, "agent man:", err)
+			return cli.ExitFailed
+		}
+	}
+	return cli.ExitOK
+}
+
+// Pages are the manual pages by file name.
+func Pages(program, version string, all []cli.Description) map[string]string {
+	pages := map[string]string{program + ".8": overview(program, version, all)}
+	for _, d := range all {
+		pages[program+"-"+d.Name+".8"] = page(program, version, d)
+	}
+	return pages
+}
+
+func overview(program, version string, all []cli.Description) string {
+	var p roff
+	p.title(program, version)
+	p.section("NAME")
+	p.text(program + ` \- agent of BOSH virtual machines`)
+	p.section("SYNOPSIS")
+	p.bold(program, " ", "COMMAND", " [flags] [arguments]")
+	p.line(".br")
+	p.bold(program, ` \-P PLATFORM \-C AGENT_JSON [flags]`)
+	p.section("DESCRIPTION")
+	p.text("The agent configures network, disks and accounts of a virtual machine, and runs the jobs that a BOSH Director deploys to it.")
+	p.section("COMMANDS")
+	for _, d := range all {
+		p.item(program+" "+d.Name, escape(d.Summary)+"; see "+escape(program+"-"+d.Name)+"(8)")
+	}
+	p.section("EXIT STATUS")
+	p.text("0 good, 1 bad input or failed, 2 wrong usage. Commands that have others say so.")
+	p.section("ENVIRONMENT")
+	p.item("NO_COLOR", "if not empty, no colors; neither with TERM=dumb")
+	p.item("COLUMNS", "the width of what is written to files and pipes, 80 if not set")
+	p.section("FILES")
+	p.item("/var/vcap/bosh/agent.json", "the configuration of the stemcell")
+	p.item("/var/vcap/bosh/log/current", "the log")
+	p.item("/run/cambium/status.json", "the status")
+	return p.String()
+}
+
+func page(program, version string, d cli.Description) string {
+	var p roff
+	name := program + "-" + d.Name
+	p.title(name, version)
+	p.section("NAME")
+	p.text(escape(name) + ` \- ` + escape(d.Summary))
+	p.section("SYNOPSIS")
+	p.bold(program, " ", strings.TrimPrefix(d.Usage, "agent "))
+	p.section("DESCRIPTION")
+	p.text(escape(strings.ReplaceAll(d.Purpose, "\n", " ")))
+	if len(d.Flags) > 0 {
+		p.section("OPTIONS")
+	}
+	for _, f := range d.Flags {
+		text := f.Usage
+		if f.Default != "" {
+			text += " (default " + f.Default + ")"
+		}
+		p.item(strings.TrimSpace(f.Name+" "+f.Argument), escape(text))
+	}
+	if len(d.Examples) > 0 {
+		p.section("EXAMPLES")
+		p.line(".nf")
+		for _, e := range d.Examples {
+			if rest, found := strings.CutPrefix(e, "agent "); found {
+				e = program + " " + rest
+			}
+			p.text(escape(e))
+		}
+		p.line(".fi")
+	}
+	p.section("SEE ALSO")
+	p.text(escape(program) + "(8)")
+	return p.String()
+}
+
+// roff is a page under way.
+type roff struct{ strings.Builder }
+
+func (r *roff) line(text string) { r.WriteString(text + "\n") }
+
+func (r *roff) title(name, version string) {
+	r.line(fmt.Sprintf(`.TH "%s" 8 "" "%s" "System administration"`, strings.ToUpper(escape(name)), escape(strings.TrimSpace("Cambium "+version))))
+}
+
+func (r *roff) section(name string) { r.line(".SH " + name) }
+
+// text writes escaped text. A line that began with a dot would be a request.
+func (r *roff) text(text string) {
+	if strings.HasPrefix(text, ".") || strings.HasPrefix(text, "'") {
+		text = `\&` + text
+	}
+	r.line(text)
+}
+
+// bold writes the program's name in bold, and what stands behind it as it is.
+func (r *roff) bold(program string, rest ...string) {
+	r.line(`\fB` + escape(program) + `\fR` + strings.ReplaceAll(strings.ReplaceAll(strings.Join(rest, ""), `\-`, "-"), "-", `\-`))
+}
+
+func (r *roff) item(name, text string) {
+	r.line(".TP")
+	r.line(`\fB` + escape(name) + `\fR`)
+	r.text(text)
+}
+
+// escape keeps dashes, which are typed, and backslashes as they are.
+func escape(text string) string { return strings.NewReplacer(`\`, `\e`, "-", `\-`).Replace(text) }

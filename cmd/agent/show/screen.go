@@ -1,0 +1,186 @@
+package show
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"cambium/cmd/agent/cli"
+	"cambium/internal/status"
+)
+
+var stateColors = map[status.State]cli.Color{status.Ready: cli.Green, status.Degraded: cli.Yellow, status.Failed: cli.Red, status.NotRunning: cli.Red, status.Starting: cli.Bold}
+
+var outcomeColors = map[status.Outcome]cli.Color{status.Done: cli.Green, status.Warned: cli.Yellow, status.Broken: cli.Red,
+	status.Running: cli.Bold, status.Skipped: cli.Grey, status.Pending: cli.Grey, status.Canceled: cli.Grey}
+
+// screen prints a status document for people; no line is wider than the terminal.
+type screen struct {
+	w       io.Writer
+	palette cli.Palette
+	width   int
+	now     time.Time
+}
+
+func newScreen(w io.Writer, now time.Time) screen {
+	return screen{w: w, palette: cli.PaletteFor(w), width: cli.Width(w), now: now}
+}
+
+// labelWidth is where the text behind a label begins.
+const labelWidth = 10
+
+// field prints a label and a text; an empty color is none.
+func (s screen) field(label string, color cli.Color, format string, values ...any) {
+	lead := s.palette.Paint(color, label+":") + strings.Repeat(" ", max(1, labelWidth-len(label)-1))
+	s.folded(lead, labelWidth, fmt.Sprintf(format, values...))
+}
+
+func (s screen) folded(lead string, indent int, text string) {
+	cli.PrintFolded(s.w, s.width, lead, indent, text)
+}
+
+func (s screen) print(d status.Document, verbose bool) {
+	s.field("state", stateColors[d.State], "%s", s.state(d))
+	agent := fmt.Sprintf("%s, version %s, pid %d", cmp.Or(d.AgentID, "(no id yet)"), d.Agent, d.PID)
+	if d.Supervisor != "" {
+		agent += ", supervisor " + d.Supervisor
+	}
+	s.field("agent", "", "%s", agent)
+	if d.Verdict != "" {
+		s.field("verdict", cli.Red, "%s", d.Verdict)
+	}
+	if d.Bus != nil && d.State != status.NotRunning {
+		s.field("bus", busColor(d.Bus), "%s", d.Bus.Account(s.now))
+	}
+	if d.Settings != nil {
+		from := d.Settings.From
+		if d.Settings.Cached {
+			from += " (cached copy; " + d.Settings.Why + ")"
+		}
+		s.field("settings", "", "%s", from)
+	}
+	for _, text := range d.Warnings {
+		s.field("warning", cli.Yellow, "%s", text)
+	}
+	for _, name := range slices.Sorted(maps.Keys(d.Progress)) {
+		s.field("progress", "", "%s: %s", name, d.Progress[name].Text)
+	}
+	if verbose {
+		s.steps(d)
+		return
+	}
+	s.unfinished(d)
+}
+
+// state says how far the agent is, and what comes next.
+func (s screen) state(d status.Document) string {
+	switch {
+	case d.State == status.NotRunning:
+		since := "an unknown time"
+		if d.Stopped != nil {
+			since = d.Stopped.Format(time.RFC3339)
+		}
+		return fmt.Sprintf("not running since %s (it was %s); see 'systemctl status bosh-agent'", since, d.LastState)
+	case d.State == status.Ready:
+		return "ready after " + roundTime(time.Duration(d.ReadyNS)).String()
+	case d.State == status.Degraded:
+		return fmt.Sprintf("degraded (ready after %s, but see below)", roundTime(time.Duration(d.ReadyNS)))
+	case d.State == status.Starting && d.Try > 1:
+		return fmt.Sprintf("starting, try %d; the verdict is that of the last try", d.Try)
+	case d.NextTry != nil:
+		return fmt.Sprintf("%s, try %d; the next try is at %s, or as soon as disks or links change", d.State, d.Try, d.NextTry.Format(time.RFC3339))
+	default:
+		return string(d.State)
+	}
+}
+
+func busColor(b *status.Bus) cli.Color {
+	switch {
+	case b.Reachable():
+		return cli.Green
+	case b.Overdue:
+		return cli.Red
+	default:
+		return cli.Yellow
+	}
+}
+
+// unfinished prints the steps that go on or are still to come.
+func (s screen) unfinished(d status.Document) {
+	var pending []string
+	for _, step := range d.Steps {
+		switch step.Outcome {
+		case status.Running:
+			text := step.Name
+			if d.State != status.NotRunning {
+				text += " for " + max(0, s.now.Sub(d.Started)-time.Duration(step.Start)).Round(time.Second).String()
+			}
+			if step.Waiting != "" {
+				text += ", waiting for " + step.Waiting
+			}
+			s.field("running", cli.Bold, "%s", text)
+		case status.Pending:
+			pending = append(pending, step.Name)
+		}
+	}
+	if len(pending) > 0 {
+		s.field("pending", cli.Grey, "%s", strings.Join(pending, ", "))
+	}
+}
+
+// steps prints all steps, and the earlier processes of the agent.
+func (s screen) steps(d status.Document) {
+	if len(d.Steps) > 0 {
+		fmt.Fprintln(s.w)
+	}
+	for _, step := range d.Steps {
+		s.step(step)
+	}
+	for _, r := range d.Earlier {
+		s.field("earlier", "", "pid %d, started %s, %s %s", r.PID, r.Started.Format(time.RFC3339), r.State, r.Verdict)
+	}
+}
+
+// stepIndent is where the name of a step begins.
+const stepIndent = 22
+
+func (s screen) step(step status.Step) {
+	took := ""
+	if step.End > 0 {
+		took = roundTime(step.Took()).String()
+	}
+	text := step.Name
+	if step.Waiting != "" {
+		text += "  waiting for " + step.Waiting
+	}
+	if step.Error != "" {
+		text += ": " + step.Error
+	}
+	lead := s.palette.Paint(outcomeColors[step.Outcome], fmt.Sprintf("%-9s", step.Outcome)) + fmt.Sprintf(" %10s  ", took)
+	s.folded(lead, stepIndent, text)
+	detail := strings.Repeat(" ", stepIndent)
+	for _, wait := range step.Waits {
+		if wait.End > 0 {
+			s.folded(detail, stepIndent, fmt.Sprintf("waited %s for %s", roundTime(time.Duration(wait.End-wait.Start)), wait.For))
+		}
+	}
+	for _, fact := range slices.Concat(step.Evidence, step.Changes) {
+		s.folded(detail, stepIndent, fact)
+	}
+}
+
+// roundTime keeps about three digits.
+func roundTime(d time.Duration) time.Duration {
+	switch {
+	case d > 10*time.Second:
+		return d.Round(100 * time.Millisecond)
+	case d > 10*time.Millisecond:
+		return d.Round(time.Millisecond)
+	default:
+		return d.Round(10 * time.Microsecond)
+	}
+}

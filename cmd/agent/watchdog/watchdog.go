@@ -1,0 +1,40 @@
+// Package watchdog tells the service manager that the agent lives, as long as it answers.
+package watchdog
+
+import (
+	"context"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/mbus"
+)
+
+// Feed tells the service manager that the agent lives, as long as a ping gets through
+// the dispatcher. A dispatcher that hangs is as good as dead to a Director.
+func Feed(ctx context.Context, period time.Duration, dispatcher mbus.Handler, alive func() error, log *logrus.Entry) {
+	if period <= 0 {
+		return
+	}
+	ticker := time.NewTicker(period)
+	defer ticker.Stop()
+	for {
+		answered := make(chan struct{})
+		dispatcher.Handle(ctx, mbus.Request{Method: "ping"}, func(mbus.Reply) { close(answered) })
+		select {
+		case <-answered:
+			if err := alive(); err != nil {
+				log.WithError(err).Warn("watchdog not fed")
+			}
+		case <-time.After(period):
+			log.Error("dispatcher does not answer")
+		case <-ctx.Done():
+			return
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}

@@ -1,0 +1,84 @@
+package status
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// aliveFile, beside the status file, is locked by the agent for as long as its process exists: the kernel
+// releases the lock however the process ends. A process id would not do: jobs in containers have other ids, and ids
+// are used again. Its modification time is when the agent was last seen running.
+const aliveFile = "alive"
+
+// alivePath is the lock that belongs to the status file at path.
+func alivePath(path string) string { return filepath.Join(filepath.Dir(path), aliveFile) }
+
+// alive holds the lock.
+type alive struct {
+	file   *os.File
+	locked bool
+}
+
+// openAlive opens the file and tries to lock it.
+func openAlive(path string) (*alive, error) {
+	file, err := os.OpenFile(alivePath(path), os.O_RDWR|os.O_CREATE, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("status: %w", err)
+	}
+	a := &alive{file: file}
+	return a, a.touch(time.Now())
+}
+
+// touch records that the agent runs. The lock may still be held by an earlier process that is about to end;
+// it is tried again with each touch.
+func (a *alive) touch(now time.Time) error {
+	if !a.locked {
+		a.locked = unix.FcntlFlock(a.file.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}) == nil
+	}
+	return os.Chtimes(a.file.Name(), now, now)
+}
+
+// running reports whether the agent that writes the status file at path exists, and when it was last seen.
+// Without the lock's file it is presumed to.
+func running(path string) (is bool, seen time.Time, err error) {
+	file, err := os.Open(alivePath(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return true, time.Time{}, nil
+	}
+	if err != nil {
+		return false, seen, fmt.Errorf("status: %w", err)
+	}
+	defer func() { _ = file.Close() }() // only read from
+	// Asks for the lock without taking it: a reader must not be in the way of an agent that starts.
+	lock := unix.Flock_t{Type: unix.F_RDLCK}
+	err = unix.FcntlFlock(file.Fd(), unix.F_OFD_GETLK, &lock)
+	info, statErr := file.Stat()
+	if err := errors.Join(err, statErr); err != nil {
+		return false, seen, fmt.Errorf("status: %w", err)
+	}
+	return lock.Type != unix.F_UNLCK, info.ModTime().UTC(), nil
+}
+
+// Observe returns the document at path and whether its agent still runs: one that does not is NotRunning, with
+// what it was as LastState.
+func Observe(path string) (Document, error) {
+	d, err := Read(path)
+	if err != nil {
+		return d, err
+	}
+	is, seen, err := running(path)
+	if err != nil || is {
+		return d, err
+	}
+	if d.Stopped != nil {
+		seen = *d.Stopped
+	}
+	d.LastState, d.State, d.Stopped = d.State, NotRunning, &seen
+	return d, nil
+}

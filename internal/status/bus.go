@@ -1,0 +1,95 @@
+package status
+
+import (
+	"fmt"
+	"time"
+)
+
+// BusState says whether the Director can reach the agent.
+type BusState string
+
+// The states of a bus. Refused means that one side rejected the other's identity: the server does not admit
+// the agent, or one of them does not trust the other's certificate. A TCP connection that is refused is
+// Connecting, or Lost if there was a connection before. Only an HTTPS bus is Listening.
+const (
+	BusConnecting BusState = "connecting"
+	BusConnected  BusState = "connected"
+	BusRefused    BusState = "refused"
+	BusLost       BusState = "lost"
+	BusListening  BusState = "listening"
+)
+
+// Bus is the way to the Director.
+type Bus struct {
+	State BusState `json:"state"`
+	// Server is what the agent talks to or listens at, without credentials.
+	Server string `json:"server"`
+	// Reason is why the last try failed.
+	Reason string `json:"reason,omitempty"`
+	// Since is when the connection was made or, without one, when it was lost or first tried.
+	Since time.Time `json:"since"`
+	// Tries is how often connecting has failed since then.
+	Tries int `json:"tries,omitempty"`
+	// Overdue means that there has been no connection for so long that the agent counts as degraded.
+	Overdue bool `json:"overdue,omitempty"`
+}
+
+// Reachable reports whether a Director can talk to the agent.
+func (b *Bus) Reachable() bool {
+	return b != nil && (b.State == BusConnected || b.State == BusListening)
+}
+
+// String describes the bus in one line.
+func (b *Bus) String() string {
+	if b == nil {
+		return "not started"
+	}
+	return b.describe("since " + b.Since.Format(time.RFC3339))
+}
+
+// Account is String with the time that has passed instead of the time of day.
+func (b *Bus) Account(now time.Time) string {
+	if b == nil {
+		return b.String()
+	}
+	return b.describe("for " + max(0, now.Sub(b.Since)).Round(time.Second).String())
+}
+
+// busWords stand before the server.
+var busWords = map[BusState]string{BusConnecting: "connecting to ", BusConnected: "connected to ", BusRefused: "refused, ",
+	BusLost: "lost, ", BusListening: "listening at "}
+
+func (b *Bus) describe(since string) string {
+	text := busWords[b.State] + b.Server + " " + since
+	switch {
+	case b.Reachable():
+		return text
+	case b.Tries == 1:
+		text += ", 1 try"
+	default:
+		text += fmt.Sprintf(", %d tries", b.Tries)
+	}
+	if b.Reason != "" {
+		text += ": " + b.Reason
+	}
+	return text
+}
+
+// BusPatience is how long the agent may be without a bus before it counts as degraded.
+type BusPatience struct {
+	// Lost is for a bus that was reachable before.
+	Lost time.Duration
+	// First is for one that never was: the server of a new VM admits it only at its next synchronization.
+	First time.Duration
+}
+
+// DefaultBusPatience is what operators can rely on.
+var DefaultBusPatience = BusPatience{Lost: 30 * time.Second, First: time.Minute}
+
+// ParseBusPatience reads one duration for both cases; what is no positive duration means the default.
+func ParseBusPatience(text string) BusPatience {
+	if d, err := time.ParseDuration(text); err == nil && d > 0 {
+		return BusPatience{Lost: d, First: d}
+	}
+	return DefaultBusPatience
+}

@@ -1,0 +1,118 @@
+package status
+
+import (
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+func TestBusInOneLine(t *testing.T) {
+	since := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	for _, c := range []struct {
+		bus               *Bus
+		want, wantAccount string
+	}{
+		{nil, "not started", "not started"},
+		{&Bus{State: BusConnecting, Server: "h:1", Since: since}, "connecting to h:1 since 2026-01-02T03:04:05Z, 0 tries", "connecting to h:1 for 1m0s, 0 tries"},
+		{&Bus{State: BusConnected, Server: "h:1", Since: since}, "connected to h:1 since 2026-01-02T03:04:05Z", "connected to h:1 for 1m0s"},
+		{&Bus{State: BusRefused, Server: "h:1", Since: since, Tries: 1, Reason: "no"}, "refused, h:1 since 2026-01-02T03:04:05Z, 1 try: no", "refused, h:1 for 1m0s, 1 try: no"},
+		{&Bus{State: BusLost, Server: "h:1", Since: since, Tries: 7, Reason: "EOF"}, "lost, h:1 since 2026-01-02T03:04:05Z, 7 tries: EOF", "lost, h:1 for 1m0s, 7 tries: EOF"},
+		{&Bus{State: BusListening, Server: "0.0.0.0:6868", Since: since}, "listening at 0.0.0.0:6868 since 2026-01-02T03:04:05Z", "listening at 0.0.0.0:6868 for 1m0s"},
+	} {
+		if got, account := c.bus.String(), c.bus.Account(since.Add(time.Minute)); got != c.want || account != c.wantAccount {
+			t.Errorf("got %q and %q, want %q and %q", got, account, c.want, c.wantAccount)
+		}
+	}
+}
+
+// Ready and degraded follow from the warnings and the bus; the other states do not.
+func TestDegradedFollowsFromWarningsAndBus(t *testing.T) {
+	overdue := &Bus{State: BusLost, Overdue: true}
+	for _, c := range []struct {
+		state    State
+		warnings []string
+		bus      *Bus
+		want     State
+	}{
+		{Ready, nil, nil, Ready}, {Ready, []string{"w"}, nil, Degraded}, {Ready, nil, overdue, Degraded}, {Ready, nil, &Bus{State: BusLost}, Ready},
+		{Degraded, nil, nil, Ready}, {Starting, []string{"w"}, overdue, Starting}, {Failed, []string{"w"}, overdue, Failed},
+	} {
+		r, err := Open(filepath.Join(t.TempDir(), "status.json"), "v")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Update(func(d *Document) { d.State, d.Warnings, d.Bus = c.state, c.warnings, c.bus }); err != nil {
+			t.Fatal(err)
+		}
+		if got := r.Snapshot().State; got != c.want {
+			t.Errorf("%s with %d warnings and bus %+v: %s, want %s", c.state, len(c.warnings), c.bus, got, c.want)
+		}
+	}
+}
+
+// A process that has ended is not running, whatever it wrote last.
+func TestObserveTellsADeadAgent(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "status.json")
+	open := func() *Recorder {
+		t.Helper()
+		r, err := Open(path, "v")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Update(func(d *Document) { d.State = Ready }); err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	killed := open()
+	if d, err := Observe(path); err != nil || d.State != Ready || d.Stopped != nil {
+		t.Errorf("a running agent is %s since %v, %v", d.State, d.Stopped, err)
+	}
+	seen := time.Now().Add(-time.Hour)
+	if err := killed.alive.touch(seen); err != nil {
+		t.Fatal(err)
+	}
+	if err := killed.Close(); err != nil { // the kernel does this to a killed process
+		t.Fatal(err)
+	}
+	if d, err := Observe(path); err != nil || d.State != NotRunning || d.LastState != Ready || d.Stopped == nil || !d.Stopped.Equal(seen) {
+		t.Errorf("a killed agent is %s, was %s, since %v, %v; want not running since %v", d.State, d.LastState, d.Stopped, err, seen)
+	}
+	stopped := open()
+	if err := stopped.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	at := *stopped.Snapshot().Stopped
+	if err := stopped.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if d, err := Observe(path); err != nil || d.State != NotRunning || !d.Stopped.Equal(at) {
+		t.Errorf("a stopped agent is %s since %v, %v; want not running since %v", d.State, d.Stopped, err, at)
+	}
+	open()
+	if d, err := Observe(path); err != nil || d.State != Ready {
+		t.Errorf("an agent that was started again is %s, %v", d.State, err)
+	}
+}
+
+// The lock of an agent that takes its time to end passes to the next one.
+func TestAliveTakesOverTheLock(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "status.json")
+	first, err := Open(path, "v")
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := Open(path, "v")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if second.alive.locked {
+		t.Fatal("two processes have the lock")
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := second.Alive(); err != nil || !second.alive.locked {
+		t.Errorf("locked %v, %v; want the lock", second.alive.locked, err)
+	}
+}

@@ -1,0 +1,28 @@
+# Completion of agent for bash.
+_agent() {
+	local word=${COMP_WORDS[COMP_CWORD]} flags= words=
+	COMPREPLY=()
+	if ((COMP_CWORD == 1)); then
+		words="help run status timeline doctor validate settings plan disk compile log-level completion man version --help --version"
+	else
+		case ${COMP_WORDS[1]} in
+		help) words="help run status timeline doctor validate settings plan disk compile log-level completion man version" ;;
+		run) flags="-C -M -P -b --no-alerts -r -v --help" words="" ;;
+		status) flags="--file --json -v --wait --help" words="" ;;
+		timeline) flags="--file --width --help" words="" ;;
+		doctor) flags="-C -b --file --json --timeout -v --help" words="" ;;
+		validate) flags="-b --json --system --help" words="agent.json settings update-settings" ;;
+		settings) flags="-C -b --explain --json --query --timeout --help" words="" ;;
+		plan) flags="-C -b --json --timeout --help" words="" ;;
+		disk) flags="-b --help" words="" ;;
+		compile) flags="-b --output-directory --help" words="" ;;
+		log-level) flags="--file --help" words="info debug" ;;
+		completion) flags="--name --help" words="bash zsh fish" ;;
+		man) flags="--name --help" words="" ;;
+		version) flags="--help" words="" ;;
+		esac
+	fi
+	[[ $word != -* ]] || words="$words $flags"
+	mapfile -t COMPREPLY < <(compgen -W "$words" -- "$word")
+}
+complete -o default -F _agent agent

@@ -1,0 +1,121 @@
+#compdef agent
+# Completion of agent for zsh.
+local -a commands
+commands=(
+	'help:list the commands, or show the help of one'
+	'run:run the agent (what a stemcell does with flags alone)'
+	'status:show state, verdict and boot steps, or --wait for them'
+	'timeline:draw where the time of the boot went'
+	'doctor:find out why the Director may not see this machine'
+	'validate:check agent.json, settings or update-settings documents'
+	'settings:ask the sources as a boot does, show the effective settings'
+	'plan:show what a boot would change on this machine'
+	'disk:accept or release the identity of a persistent disk'
+	'compile:compile release tarballs on this machine, without a Director'
+	'log-level:show or change the log level of the running agent'
+	'completion:print the completion of commands and flags for a shell'
+	'man:write the manual pages'
+	'version:print the version'
+)
+if ((CURRENT == 2)); then
+	_describe command commands
+	return
+fi
+shift words
+((CURRENT--))
+case $words[1] in
+help) _describe command commands ;;
+run)
+	_arguments \
+		'-C[path of AGENT_JSON; bosh/agent.json below BASE if not given]:AGENT_JSON:_default' \
+		'-M[SUPERVISOR; monit, dummy or dummy-nats]:SUPERVISOR:_default' \
+		'-P[PLATFORM; ubuntu or centos, which are the same, or dummy for everything that touches no machine]:PLATFORM:_default' \
+		'-b[BASE directory]:BASE:_default' \
+		'--no-alerts[accepted and ignored]' \
+		'-r[accepted and ignored]:string:_default' \
+		'-v[print the version and exit]' \
+		'--help[show the help of the command]' '*:file:_files'
+	;;
+status)
+	_arguments \
+		'--file[status FILE to read]:FILE:_default' \
+		'--json[print the status document]' \
+		'-v[show every boot step, with what it waited for, saw and changed]' \
+		'--wait[wait for ready or failed, at most DURATION if one is given]:DURATION:_default' \
+		'--help[show the help of the command]' '*:file:_files'
+	;;
+timeline)
+	_arguments \
+		'--file[status FILE to read]:FILE:_default' \
+		'--width[width of the axis in characters]:int:_default' \
+		'--help[show the help of the command]' '*:file:_files'
+	;;
+doctor)
+	_arguments \
+		'-C[AGENT_JSON that names the sources; bosh/agent.json below BASE if not given]:AGENT_JSON:_default' \
+		'-b[BASE directory]:BASE:_default' \
+		'--file[status FILE to read]:FILE:_default' \
+		'--json[print a JSON document]' \
+		'--timeout[how long to wait for each other machine]:duration:_default' \
+		'-v[show what is good as well]' \
+		'--help[show the help of the command]' '*:file:_files'
+	;;
+validate)
+	_arguments \
+		'-b[BASE directory of --system]:BASE:_default' \
+		'--json[print the findings as a JSON list]' \
+		'--system[check the files of this machine; agent.json and the cached settings and updates]' \
+		'1:argument:(agent.json settings update-settings)' \
+		'--help[show the help of the command]' '*:file:_files'
+	;;
+settings)
+	_arguments \
+		'-C[AGENT_JSON that names the sources; bosh/agent.json below BASE if not given]:AGENT_JSON:_default' \
+		'-b[BASE directory with the cached state]:BASE:_default' \
+		'--explain[show where each value came from, and what became of each source]' \
+		'--json[print a JSON document]' \
+		'--query[print the one value at PATH, as '\''agent settings'\'' names it; JSON if it has parts]:PATH:_default' \
+		'--timeout[how long to wait for sources]:duration:_default' \
+		'--help[show the help of the command]' '*:file:_files'
+	;;
+plan)
+	_arguments \
+		'-C[AGENT_JSON that names the sources; bosh/agent.json below BASE if not given]:AGENT_JSON:_default' \
+		'-b[BASE directory]:BASE:_default' \
+		'--json[print a JSON document]' \
+		'--timeout[how long the whole plan may take]:duration:_default' \
+		'--help[show the help of the command]' '*:file:_files'
+	;;
+disk)
+	_arguments \
+		'-b[BASE directory]:BASE:_default' \
+		'--help[show the help of the command]' '*:file:_files'
+	;;
+compile)
+	_arguments \
+		'-b[BASE directory]:BASE:_default' \
+		'--output-directory[DIR for the compiled releases]:DIR:_default' \
+		'--help[show the help of the command]' '*:file:_files'
+	;;
+log-level)
+	_arguments \
+		'--file[status FILE of the agent]:FILE:_default' \
+		'1:argument:(info debug)' \
+		'--help[show the help of the command]' '*:file:_files'
+	;;
+completion)
+	_arguments \
+		'--name[NAME that the program is called by]:NAME:_default' \
+		'1:argument:(bash zsh fish)' \
+		'--help[show the help of the command]' '*:file:_files'
+	;;
+man)
+	_arguments \
+		'--name[NAME that the program is called by]:NAME:_default' \
+		'--help[show the help of the command]' '*:file:_files'
+	;;
+version)
+	_arguments \
+		'--help[show the help of the command]' '*:file:_files'
+	;;
+esac
