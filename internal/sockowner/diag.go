@@ -12,23 +12,46 @@ import (
 // errNoDiag means that the kernel does not answer questions for single sockets.
 var errNoDiag = errors.New("no sock_diag")
 
-const tcpEstablished = 1
+// States of a socket, as numbers.
+const (
+	tcpEstablished = 1
+	tcpListen      = 10
+)
 
 // diagPeer asks the kernel for the one established socket with these addresses. The table of all sockets takes it tens of
 // milliseconds to print where a job has opened ten thousand, and a caller that accepts connections cannot wait for that.
 func diagPeer(peer, own netip.AddrPort) (uint32, error) {
-	state, uid, err := diag(peer, own)
-	if err == nil && state == tcpEstablished {
-		return uid, nil
-	}
-	if err == nil {
+	state, uid, err := diagSocket(peer, own)
+	if err == nil && state != tcpEstablished {
 		return 0, ErrUnknown
+	}
+	return uid, err
+}
+
+// diagSocket asks for the other end of a connection whose own end is in this process. A connection that has not been
+// accepted yet is answered with its listener.
+func diagSocket(peer, own netip.AddrPort) (state uint8, uid uint32, err error) {
+	if state, uid, err = diag(peer, own); err == nil {
+		return state, uid, nil
 	}
 	// An unknown socket and a kernel without the module are the same error. Our own end exists.
 	if _, _, err := diag(own, peer); err == nil {
-		return 0, ErrUnknown
+		return 0, 0, ErrUnknown
 	}
-	return 0, errNoDiag
+	return 0, 0, errNoDiag
+}
+
+// diagListener asks for the socket that a connection from anywhere would reach.
+func diagListener(address netip.AddrPort) (uint32, error) {
+	anywhere := netip.IPv4Unspecified()
+	if address.Addr().Is6() {
+		anywhere = netip.IPv6Unspecified()
+	}
+	state, uid, err := diag(address, netip.AddrPortFrom(anywhere, 0))
+	if err == nil && state != tcpListen {
+		err = ErrUnknown
+	}
+	return uid, err
 }
 
 // diag is state and owner of the socket that is bound to local and connected to remote.

@@ -62,12 +62,22 @@ func (t Table) OtherEnd(conn net.Conn) (uint32, error) {
 	if err != nil {
 		return 0, err
 	}
+	if t.Dir == "" {
+		if _, uid, err := diagSocket(peer, own); !errors.Is(err, errNoDiag) {
+			return uid, err
+		}
+	}
 	return t.find(func(s socket) bool { return s.local == peer && s.remote == own })
 }
 
 // Listener is the user whose socket accepts connections to an address of this machine.
 func (t Table) Listener(address netip.AddrPort) (uint32, error) {
 	address = unmapped(address)
+	if t.Dir == "" {
+		if uid, err := diagListener(address); err == nil {
+			return uid, nil
+		}
+	}
 	return t.find(func(s socket) bool {
 		return s.state == listening && s.local.Port() == address.Port() && (s.local.Addr() == address.Addr() || s.local.Addr().IsUnspecified())
 	})

@@ -6,9 +6,12 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestOwnSockets(t *testing.T) {
@@ -23,8 +26,10 @@ func TestOwnSockets(t *testing.T) {
 			if address == "[::]:0" {
 				at = netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), at.Port())
 			}
-			if uid, err := (Table{}).Listener(at); err != nil || uid != uint32(os.Getuid()) {
-				t.Errorf("listener: got %d, %v; want %d", uid, err, os.Getuid())
+			for _, table := range []Table{{}, {Dir: "/proc/net"}} {
+				if uid, err := table.Listener(at); err != nil || uid != uint32(os.Getuid()) {
+					t.Errorf("%+v: listener: got %d, %v; want %d", table, uid, err, os.Getuid())
+				}
 			}
 			client, err := net.Dial("tcp", at.String())
 			if err != nil {
@@ -36,8 +41,24 @@ func TestOwnSockets(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer func() { _ = server.Close() }()
-			if uid, err := (Table{}).Peer(server); err != nil || uid != uint32(os.Getuid()) {
-				t.Errorf("peer: got %d, %v; want %d", uid, err, os.Getuid())
+			for _, table := range []Table{{}, {Dir: "/proc/net"}} {
+				for name, end := range map[string]func(net.Conn) (uint32, error){"peer": table.Peer, "other end": table.OtherEnd} {
+					if uid, err := end(server); err != nil || uid != uint32(os.Getuid()) {
+						t.Errorf("%+v: %s: got %d, %v; want %d", table, name, uid, err, os.Getuid())
+					}
+				}
+			}
+			// It has closed its sending half, and still receives.
+			if err := client.(*net.TCPConn).CloseWrite(); err != nil {
+				t.Fatal(err)
+			}
+			for _, table := range []Table{{}, {Dir: "/proc/net"}} {
+				if uid, err := table.Peer(server); !errors.Is(err, ErrUnknown) {
+					t.Errorf("%+v: half-closed peer: got %d, %v; want none", table, uid, err)
+				}
+				if uid, err := table.OtherEnd(server); err != nil || uid != uint32(os.Getuid()) {
+					t.Errorf("%+v: half-closed other end: got %d, %v; want %d", table, uid, err, os.Getuid())
+				}
 			}
 			if err := client.Close(); err != nil {
 				t.Fatal(err)
@@ -138,4 +159,73 @@ func FuzzTable(f *testing.F) {
 	f.Fuzz(func(t *testing.T, table string) {
 		_, _, _ = search(strings.NewReader(table), func(s socket) bool { return s.local.Port() == s.remote.Port() })
 	})
+}
+
+// TestSocketsOfAnotherUser makes sockets as a user other than root, whose number is zero like much that is wrong.
+func TestSocketsOfAnotherUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can make sockets as another user")
+	}
+	const other = 4711
+	// socket makes one that belongs to other: its owner is the file system user of the thread.
+	socket := func() (fd int) {
+		t.Helper()
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		if _, err := unix.SetfsuidRetUid(other); err != nil {
+			t.Fatal(err)
+		}
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if _, back := unix.SetfsuidRetUid(0); err != nil || back != nil {
+			t.Fatal(err, back)
+		}
+		t.Cleanup(func() { _ = unix.Close(fd) })
+		if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+			t.Fatal(err)
+		}
+		return fd
+	}
+	port := func(fd int) int {
+		name, err := unix.Getsockname(fd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return name.(*unix.SockaddrInet4).Port
+	}
+	listening := socket()
+	if err := unix.Listen(listening, 5); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	client := socket()
+	if err := unix.Connect(client, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: listener.Addr().(*net.TCPAddr).Port}); err != nil {
+		t.Fatal(err)
+	}
+	server, err := listener.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = server.Close() }()
+	peer, own, err := addresses(server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if uid, err := diagPeer(peer, own); !errors.Is(err, errNoDiag) && (err != nil || uid != other) {
+		t.Errorf("sock_diag: got %d, %v; want %d", uid, err, other)
+	}
+	for _, table := range []Table{{}, {Dir: "/proc/net"}} {
+		if uid, err := table.Peer(server); err != nil || uid != other {
+			t.Errorf("%+v: peer: got %d, %v; want %d", table, uid, err, other)
+		}
+		if uid, err := table.OtherEnd(server); err != nil || uid != other {
+			t.Errorf("%+v: other end: got %d, %v; want %d", table, uid, err, other)
+		}
+		if uid, err := table.Listener(netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(port(listening)))); err != nil || uid != other {
+			t.Errorf("%+v: listener: got %d, %v; want %d", table, uid, err, other)
+		}
+	}
 }
