@@ -70,6 +70,12 @@ func toldMissing(t *testing.T, i *lab.Instance, calls []string) {
 			t.Errorf("%s is denied; the log says %q, the status %q", call, logged, warned)
 		}
 	}
+	// Containers have the control groups of their host: version 1 and 2 side by side, or version 2 alone.
+	hierarchies := run(t, i, "sh", "-c", "stat -f -c %T /sys/fs/cgroup /sys/fs/cgroup/unified 2>/dev/null || true")
+	t.Logf("control groups: %s", strings.Join(strings.Fields(hierarchies), ", "))
+	if strings.Contains(warned, "control groups of version 2") == strings.Contains(hierarchies, "cgroup2fs") {
+		t.Errorf("control groups are %q, and the status says %q", hierarchies, warned)
+	}
 	if len(calls) == 0 && (strings.Contains(logged, "open_tree") || strings.Contains(warned, "open_tree")) {
 		t.Errorf("nothing that is asked for is denied; the log says %q, the status %q", logged, warned)
 	}
