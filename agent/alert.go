@@ -62,7 +62,7 @@ func newAlertID() string {
 // least about the present.
 const maxAlerts = 100
 
-// Alerts sends alerts, when there is somebody to send them to.
+// Alerts sends alerts, once there is a bus to send them over.
 type Alerts struct {
 	bus  Publisher
 	log  *logrus.Entry

@@ -92,7 +92,7 @@ func TestCancelMidway(t *testing.T) {
 	}
 }
 
-// gone reports a process that has ended, though perhaps nobody has asked for its exit code yet.
+// gone reports a process that has ended, though it may be a zombie still.
 func gone(pid string) bool {
 	stat, err := os.ReadFile("/proc/" + pid + "/stat")
 	return err != nil || strings.Contains(string(stat), ") Z ")

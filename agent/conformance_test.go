@@ -263,7 +263,7 @@ func (w *workshop) conformsHTTPS(t *testing.T, c conformanceCase) {
 	}
 }
 
-// stayedSilent sends an envelope that nobody answers, and shows that the agent lives.
+// stayedSilent sends an envelope that gets no answer, and shows that the agent lives.
 func (w *world) stayedSilent(t *testing.T, transport, envelope string) {
 	t.Helper()
 	if transport == "https" {

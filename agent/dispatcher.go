@@ -91,7 +91,7 @@ type request struct {
 	row     action.Row
 	run     action.Run
 	begun   time.Time
-	arrived context.Context // of the transport: ends when nobody waits
+	arrived context.Context // of the transport: ends when the caller has given up
 	reply   func(mbus.Reply)
 	task    *task.Task // nil for a synchronous call
 }
@@ -177,7 +177,7 @@ func (d *Dispatcher) serveNow(q request) {
 	d.answer(&q, result(q.Method, value, err))
 }
 
-// expired reports that nobody waits for the answer any more, so that a call which has not
+// expired reports that the caller has given up, so that a call which has not
 // begun is better left alone.
 func (q *request) expired() bool {
 	if q.KeepsWaiting {

@@ -17,7 +17,7 @@ import (
 	"cambium/internal/atomicfile"
 )
 
-// Certificate is one whose end somebody should be warned of.
+// Certificate is one whose expiry is announced by an alert.
 type Certificate struct {
 	Name string // for people, such as "NATS client"
 	PEM  string // one or more certificates; what does not parse is left out
@@ -45,7 +45,7 @@ var expirySteps = []struct{ days, severity int }{
 	{30, SeverityWarning},
 }
 
-// told maps the SHA-256 of each certificate that somebody was warned of to the days of the last
+// told maps the SHA-256 of each certificate whose expiry was announced to the days of the last
 // step.
 type told map[string]int
 

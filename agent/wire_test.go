@@ -52,7 +52,7 @@ func TestGateOnTheWire(t *testing.T) {
 	golden(t, "get_state.golden.json", testnats.Receive(t, state))
 }
 
-// A slow state, a long migration and a full house of synchronous work keep nobody from ping,
+// A slow state, a long migration and a full house of synchronous work do not delay ping,
 // get_task and cancel_task.
 func TestNothingBlocksTheFastLane(t *testing.T) {
 	hold := make(chan struct{})

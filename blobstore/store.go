@@ -70,7 +70,7 @@ type Store struct {
 	blobs     *Dir
 }
 
-// New prepares a store. It contacts nobody; what is wrong with the options or the machine is an
+// New prepares a store. It opens no connection; what is wrong with the options or the machine is an
 // error here, before the first blob is needed.
 func New(o Options) (*Store, error) {
 	if o.Backoff == (retry.Backoff{}) {

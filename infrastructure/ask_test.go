@@ -113,7 +113,7 @@ func TestOrderDecidesAndSlowFailuresDoNotAddUp(t *testing.T) {
 		{name: "an earlier source that hangs is passed over",
 			sources: []*scripted{{takes: time.Hour, answer: good("a")}, {answer: good("b")}},
 			want:    "b", atLeast: HoldFor, atMost: HoldFor, outcome: []string{NoAnswer, Used}},
-		{name: "with a cached copy nobody is passed over and the budget ends it",
+		{name: "with a cached copy no source is passed over and the budget ends it",
 			sources: []*scripted{{fails: never, err: broken}, {answer: good("b")}}, cached: true,
 			want: "", atLeast: DefaultCacheBudget, atMost: DefaultCacheBudget, outcome: []string{NoAnswer, NotNeeded}},
 		{name: "with a cached copy and a long budget neither",

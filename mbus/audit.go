@@ -63,7 +63,7 @@ var (
 	extensionEscapes = strings.NewReplacer(`\`, `\\`, `=`, `\=`, "\n", `\n`, "\r", `\r`)
 )
 
-// maxAuditValue bounds one value: a syslog line of a megabyte helps nobody.
+// maxAuditValue bounds one value: a syslog line of a megabyte is of no use.
 const maxAuditValue = 1024
 
 // String is the event as a line of the Common Event Format.

@@ -55,7 +55,7 @@ func Network(nets map[string]settings.Network, have network.State) (network.Desi
 	return n.finish(bound)
 }
 
-// preconfigured reports whether somebody else configures all networks. No network at all counts.
+// preconfigured reports whether all networks are configured by other means. No network at all counts.
 func preconfigured(nets map[string]settings.Network) bool {
 	for _, n := range nets {
 		if !n.VIP() && !n.Preconfigured {

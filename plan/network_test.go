@@ -360,7 +360,7 @@ func TestDNSOfPreconfiguredNetworks(t *testing.T) {
 		{"vip does not where networks are configured", map[string]settings.Network{
 			"a": {DNS: []string{"1.1.1.1"}}, "v": {Type: "vip", DNS: []string{"2.2.2.2"}, Default: []string{"dns"}},
 		}, "[1.1.1.1]"},
-		{"nobody is the default", map[string]settings.Network{"a": {DNS: []string{"1.1.1.1"}}, "b": {DNS: []string{"2.2.2.2"}}}, "[]"},
+		{"no default network", map[string]settings.Network{"a": {DNS: []string{"1.1.1.1"}}, "b": {DNS: []string{"2.2.2.2"}}}, "[]"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got, _ := plan.DNS(tt.nets); fmt.Sprint(got) != tt.want {

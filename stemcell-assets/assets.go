@@ -32,7 +32,7 @@ func Unpack(dir string) (string, error) {
 }
 
 // PutRootFS writes the files of rootfs/ into the root file system of a stemcell: what a stemcell
-// has and an installation on somebody's machine must not change.
+// has and an installation on an existing machine must not change.
 func PutRootFS(root string) error {
 	rootfs, err := fs.Sub(files, "rootfs")
 	if err != nil {

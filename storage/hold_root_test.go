@@ -11,7 +11,7 @@ import (
 	"cambium/settings"
 )
 
-// lockable reports whether somebody else, such as udev, could lock the disk now.
+// lockable reports whether another process, such as udev, could lock the disk now.
 func lockable(t *testing.T, path string) bool {
 	t.Helper()
 	f, err := os.Open(path)

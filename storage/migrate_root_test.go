@@ -292,7 +292,7 @@ func TestRootMigrateBindMounted(t *testing.T) {
 	}
 }
 
-// TestRootMigrateChangingSource: while it is copied nobody can change the store. A bind-mounted one can
+// TestRootMigrateChangingSource: while it is copied the store cannot be changed. A bind-mounted one can
 // still be changed past its mount; that is found and copied again, and an error if it does not end.
 func TestRootMigrateChangingSource(t *testing.T) {
 	closed := func(t *testing.T, b *bench) {

@@ -148,8 +148,8 @@ func TestRootPoint05UnfinishedDiskIsCompleted(t *testing.T) {
 	}
 }
 
-// A record of unfinished work must never destroy a disk that somebody used in between, not even when its file system
-// is damaged: it was mounted, so it may hold somebody's files.
+// A record of unfinished work must never destroy a disk that was used in between, not even when its file system
+// is damaged: it was mounted, so it may hold files.
 func TestRootPoint05StaleRecordCostsNothing(t *testing.T) {
 	for name, damage := range map[string]func(t *testing.T, b *bench, part string){
 		"sound": func(*testing.T, *bench, string) {},

@@ -81,7 +81,7 @@ func TestRootEphemeralOnRootDisk(t *testing.T) {
 		fakeRoot(t, b, 512<<20, "label: dos\nstart=2048, size=262144, type=83\n")
 		b.fails(b.setupEphemeral("", nil), "insufficient remaining disk space (401604608 bytes)", "(min: 1073741824 bytes)")
 	})
-	t.Run("somebody else's partition behind root", func(t *testing.T) {
+	t.Run("foreign partition behind root", func(t *testing.T) {
 		b := newBench(t, Options{CreatePartitionIfNoEphemeralDisk: true})
 		dev, _ := fakeRoot(t, b, 2*gib, "label: dos\nstart=2048, size=262144, type=83\nstart=264192, size=131072, type=83\n")
 		tool(t, dev.Path, "mkfs.btrfs", "-qf", "--mixed", dev.Path+"p2")

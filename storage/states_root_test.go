@@ -101,7 +101,7 @@ func TestRootHalfCopiedDiskIsNoStore(t *testing.T) {
 	t.Run("disk", func(t *testing.T) {
 		b, _, fresh := migrating(t, 128<<20)
 		interrupted(b)
-		// Also when somebody else has put it there.
+		// Also when another program has put it there.
 		b.ok(mount.Device(ctx, fresh.Path+"p1", b.Dirs.Store(), "ext4", nil))
 		b.fails(b.Mount(ctx, "new"), "incomplete copy of old")
 		b.ok(mount.Unmount(ctx, b.Dirs.Store()))
@@ -127,7 +127,7 @@ func TestRootHalfCopiedDiskIsNoStore(t *testing.T) {
 	})
 }
 
-// Somebody who stands in the migration target is named and does not hold up the end.
+// A process whose working directory is the migration target is named and does not hold up the end.
 func TestRootBusyMigrationTarget(t *testing.T) {
 	b, _, fresh := migrating(t, 128<<20)
 	user := exec.Command("sleep", "1000")

@@ -126,7 +126,7 @@ func FuzzArguments(f *testing.F) {
 
 func TestSSHWithoutKeyOrAddressCreatesNobody(t *testing.T) {
 	root := t.TempDir()
-	s := &SSH{Users: nobody{t}, HostKey: func() (string, error) { return HostKeyBelow(root) }, Networks: func() map[string]settings.Network { return nil }}
+	s := &SSH{Users: noUsers{t}, HostKey: func() (string, error) { return HostKeyBelow(root) }, Networks: func() map[string]settings.Network { return nil }}
 	params := SSHParams{User: "bosh_a", PublicKey: "ssh-rsa K"}
 	if _, err := s.run(t.Context(), "setup", params); err == nil || !strings.Contains(err.Error(), "no ssh host key") {
 		t.Errorf("got %v", err)
@@ -148,13 +148,13 @@ func TestSSHWithoutKeyOrAddressCreatesNobody(t *testing.T) {
 	}
 }
 
-type nobody struct{ t *testing.T }
+type noUsers struct{ t *testing.T }
 
-func (n nobody) Create(context.Context, string, string) error {
+func (n noUsers) Create(context.Context, string, string) error {
 	n.t.Error("a user was created")
 	return nil
 }
-func (n nobody) Remove(context.Context, func(string) bool) error {
+func (n noUsers) Remove(context.Context, func(string) bool) error {
 	n.t.Error("users were removed")
 	return nil
 }

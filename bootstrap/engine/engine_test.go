@@ -82,7 +82,7 @@ func TestStepsRunSideBySideAndInOrderOfNeed(t *testing.T) {
 	})
 }
 
-// A step may wait without end, but nobody who looks at it has to: when its patience is over there is a
+// A step may wait without end, but its observers do not: when its patience is over there is a
 // verdict, which is taken back if it ends well.
 func TestPatienceEndsInAVerdictThatCanHeal(t *testing.T) {
 	wait := func(d time.Duration, fails error) func(context.Context, *Span) error {

@@ -173,7 +173,7 @@ func TestTimeline(t *testing.T) {
 }
 
 func TestDemoSaysWhatIsMissing(t *testing.T) {
-	if os.Geteuid() == 0 { // who lacks nothing: it is for somebody else to try
+	if os.Geteuid() == 0 { // root needs no hint to become root
 		again := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestDemoSaysWhatIsMissing$", "-test.v")
 		again.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 		again.Dir, again.Env = "/", []string{"TMPDIR=/tmp", "PATH=" + os.Getenv("PATH")}

@@ -238,7 +238,7 @@ func TestPublicKey(t *testing.T) {
 		})
 	}
 	if key, err := NewHTTP(Options{URI: secret.NewURL("http://192.0.2.1"), NetworkUp: func(context.Context) bool { return false }}).PublicKey(t.Context()); key != "" || err != nil {
-		t.Errorf("without SSHKeysPath: %q, %v; want nothing, and nobody asked", key, err)
+		t.Errorf("without SSHKeysPath: %q, %v; want nothing, and no request", key, err)
 	}
 	if key, err := NewInstanceMetadata(aws("http://192.0.2.1")).PublicKey(t.Context()); key != "" || err != nil {
 		t.Errorf("InstanceMetadata: %q, %v; want nothing", key, err)

@@ -270,7 +270,7 @@ func answer(question []byte, udp bool) []byte {
 	case "garbage.example.test.":
 		return append(question[:2:2], "garbage"...)
 	case "foreign.example.test.":
-		reply.ID++ // an answer to somebody else's question
+		reply.ID++ // an answer to another query
 	}
 	b := dnsmessage.NewBuilder(nil, reply)
 	_ = b.StartQuestions()
@@ -306,8 +306,8 @@ func TestEndpointIsResolvedByTheMetadatasNameServers(t *testing.T) {
 		"registry.example.test": {dns},
 		"alias.example.test":    {dns},              // a CNAME comes first in the answer
 		"big.example.test":      {dns},              // truncated over UDP, complete over TCP
-		"localhost":             {"192.0.2.1"},      // nobody is asked
-		"127.0.0.1":             {"192.0.2.1"},      // nobody is asked
+		"localhost":             {"192.0.2.1"},      // no server is asked
+		"127.0.0.1":             {"192.0.2.1"},      // no server is asked
 		"Registry.Example.Test": {"not-an-ip", dns}, // the first server is no server
 	} {
 		t.Run(name, func(t *testing.T) {

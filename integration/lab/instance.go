@@ -309,7 +309,7 @@ func (i *Instance) serveHTTPS(d Document) error {
 }
 
 // Ready waits until the agent answers, as the Director does after create_vm but asking more
-// often: until the agent is on the bus nobody hears a ping.
+// often: until the agent is on the bus a ping is lost.
 func (i *Instance) Ready(ctx context.Context) error {
 	if i.Agent == nil {
 		return fmt.Errorf("%s: the settings came from outside, so the lab does not know its agent", i.Short)

@@ -54,7 +54,7 @@ func TestMachineAccounts(t *testing.T) {
 		t.Errorf("got %q, want the hash in it", got)
 	}
 
-	// Somebody is logged in while the account goes; the session lives, nobody gets in any more.
+	// A user is logged in while the account is removed; the session lives, new logins fail.
 	held := make(chan error)
 	go func() {
 		_, err := login("bosh_one", "touch", "in", ";", "exec", "sleep", "1001")
@@ -93,7 +93,7 @@ func TestMachineAccounts(t *testing.T) {
 	run(t, i, "pkill", "-f", "sleep 1001")
 	<-held
 
-	// The shadow tools and the agent edit at the same time; nobody's edit is lost.
+	// The shadow tools and the agent edit at the same time; no edit is lost.
 	const each = 12
 	var failed []error
 	var mu sync.Mutex

@@ -198,7 +198,7 @@ func TestMachineHeals(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	for {
-		// The Director has given up; whoever asks later gets the truth of that moment.
+		// The Director has given up; a later request gets the state of that moment.
 		if value, err := i.Agent.Call(ctx, "ping"); err == nil && string(value) == `"pong"` {
 			break
 		}

@@ -153,7 +153,7 @@ func asSettingsSay(t *testing.T, i *lab.Instance) {
 }
 
 // namedDisks lets the names of disks return at a boot, and then a boot fail because a disk that has a
-// name is not known any more: with the keys of the settings in place, so that somebody can look.
+// name is not known any more: with the keys of the settings in place, so that an operator can log in.
 func namedDisks(t *testing.T, i *lab.Instance) {
 	t.Helper()
 	disk, err := i.AttachNew(t.Context(), "named", lab.GiB)

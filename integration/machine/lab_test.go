@@ -106,7 +106,7 @@ func TestMachineDisks(t *testing.T) {
 	other := start(t, l, lab.VM{Ephemeral: 2 * lab.GiB})
 	i := start(t, l, lab.VM{})
 	if got := blocks(t, i); len(got) != 0 {
-		t.Errorf("a machine without disks sees %v: nodes of somebody else", got)
+		t.Errorf("a machine without disks sees %v: nodes of another machine", got)
 	}
 	a, err := i.AttachNew(t.Context(), "d", lab.GiB)
 	if err != nil {

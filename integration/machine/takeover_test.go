@@ -124,7 +124,7 @@ func takeOver(t *testing.T, i *lab.Instance, binary string) {
 }
 
 // TestMachineTakeover has this agent take over a machine that the baseline has set up, with jobs,
-// a persistent disk and an identity of its own on the bus, and give it back: nobody notices.
+// a persistent disk and an identity of its own on the bus, and give it back, without any effect on the bus or the jobs.
 func TestMachineTakeover(t *testing.T) {
 	old, ours := labtest.Baseline(t), labtest.Agent(t)
 	l := newLab(t, func(o *lab.Options) { o.Agent, o.VM = old, oldStemcell(t) })

@@ -149,7 +149,7 @@ func healsWithConfiguration(t *testing.T, i *lab.Instance) {
 	ready(t, i)
 }
 
-// attachForeign gives the machine a persistent disk that somebody else has used.
+// attachForeign gives the machine a persistent disk with foreign content.
 func attachForeign(t *testing.T, i *lab.Instance) {
 	t.Helper()
 	if err := i.NewDisk("disk-9", lab.GiB); err != nil {
@@ -264,7 +264,7 @@ func wantHeldPings(t *testing.T, i *lab.Instance) {
 	var held time.Duration
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	for exception == nil && ctx.Err() == nil { // nobody hears the first ones
+	for exception == nil && ctx.Err() == nil { // the first ones are lost
 		begun := time.Now()
 		_, err := asking.Call(ctx, "ping")
 		held = time.Since(begun)

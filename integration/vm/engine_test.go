@@ -157,7 +157,7 @@ func TestVMEngine(t *testing.T) {
 		run(t, i, "sh", "-c", "echo durable > /root/durable; sync; echo volatile > /root/volatile; systemctl --no-block reboot")
 		eventually(t, "a reboot from inside", func() bool { now, _ := i.Boots(); return now == boots+1 })
 		ready(t, i)
-		// Whoever flushes a file of his own makes the name durable, too, but not what is in it.
+		// A flush of another file makes the name durable, too, but not what is in it.
 		run(t, i, "sh", "-c", "echo 600000 > /proc/sys/vm/dirty_expire_centisecs; echo lost > /root/lost")
 		if err := i.Kill(t.Context()); err != nil {
 			t.Fatal(err)

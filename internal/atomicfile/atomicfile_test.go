@@ -99,7 +99,7 @@ func TestReadersNeverSeeAMixture(t *testing.T) {
 	for {
 		got := read(t, path)
 		if got != contents[0] && got != contents[1] {
-			t.Fatalf("read %d bytes that nobody wrote", len(got))
+			t.Fatalf("read %d bytes that were not written", len(got))
 		}
 		select {
 		case <-done:

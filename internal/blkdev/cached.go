@@ -13,7 +13,7 @@ const (
 )
 
 // Cached reads a device in blocks and keeps the last few of them. What tells a disk's content lies
-// in many small places close together, and on a disk that nobody has read yet each of them would be
+// in many small places close together, and on a disk that is not in the page cache each of them would be
 // an input operation of its own. It is for one look at the disk: it does not notice changes. It must
 // not be used by several goroutines.
 type Cached struct {
@@ -40,7 +40,7 @@ func (c *Cached) ReadAt(p []byte, offset int64) (n int, err error) {
 		at := offset + int64(n)
 		data := c.block(at / cachedBlock * cachedBlock)
 		if data == nil {
-			// Bytes that nobody asked for may be why; what was asked for may be readable.
+			// Bytes beyond the request may be why; what was asked for may be readable.
 			more, err := c.r.ReadAt(p[n:], at)
 			return n + more, err
 		}

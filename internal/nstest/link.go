@@ -92,7 +92,7 @@ func (p *Peer) Do(t *testing.T, f func() error) {
 // namespace, and is up; the link itself is down, as a NIC is at boot.
 func (p *Peer) NIC(t *testing.T, name, mac string) {
 	t.Helper()
-	// The kernel tells nobody of an alias given to a link that is down, so the link gets its
+	// The kernel sends no event for an alias given to a link that is down, so the link gets its
 	// name last: who waits for the NIC hears of it complete.
 	p.veth(t, "unnamed", name, mac)
 	h := here(t)

@@ -125,7 +125,7 @@ func TestPeerAmongManySockets(t *testing.T) {
 	}
 }
 
-// TestTimeWait: the kernel lists a socket in TIME_WAIT with uid 0, whoever had it.
+// TestTimeWait: the kernel lists a socket in TIME_WAIT with uid 0, whatever its owner was.
 func TestTimeWait(t *testing.T) {
 	dir := t.TempDir()
 	table := "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n" +

@@ -176,7 +176,7 @@ func (s *Staged) commit() error {
 	place := s.c.Dir(s.Bundle)
 	err := os.Rename(s.dir, place)
 	if errors.Is(err, fs.ErrExist) || errors.Is(err, unix.ENOTEMPTY) {
-		return os.RemoveAll(s.dir) // somebody was faster; the hash says that it is the same
+		return os.RemoveAll(s.dir) // another task was faster; the hash says that it is the same
 	}
 	if err != nil {
 		return fmt.Errorf("install %s: %w", s.Name, err)

@@ -150,7 +150,7 @@ func (w *writers) flush(root *os.Root) {
 	})
 }
 
-// wait returns when all files are made. Whoever changes names waits first. The writers also
+// wait returns when all files are made. A caller that changes names waits first. The writers also
 // forget their directories, which may be what changes.
 func (w *writers) wait() error {
 	w.open.Wait()

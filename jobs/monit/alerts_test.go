@@ -103,7 +103,7 @@ func TestOtherUsersAreRefused(t *testing.T) {
 	if got := talk(t, addr, "HELO x"); len(got) != 0 {
 		t.Errorf("got answers %v", got)
 	}
-	// Where the kernel's table cannot be read nobody is trusted.
+	// Where the kernel's table cannot be read no peer is trusted.
 	addr, _ = listen(t, Alerts{Owner: uint32(os.Getuid()), Sockets: sockowner.Table{Dir: t.TempDir()}})
 	if got := talk(t, addr, "HELO x"); len(got) != 0 {
 		t.Errorf("got answers %v", got)

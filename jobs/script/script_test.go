@@ -213,7 +213,7 @@ func TestCanceledDrainNeverStartsAgain(t *testing.T) {
 	})
 }
 
-// gone reports whether a process has ended; nobody may have waited for it yet.
+// gone reports whether a process has ended; it may be a zombie still.
 func gone(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err != nil || strings.Contains(string(stat), ") Z ")

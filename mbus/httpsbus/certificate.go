@@ -23,7 +23,7 @@ import (
 const madeFor = 10 * 365 * 24 * time.Hour
 
 // certificate is the one of the settings, or one that this machine made for itself and keeps:
-// its key is nobody else's, and a caller that pinned it finds it again after a restart.
+// its key is on no other VM, and a caller that pinned it finds it again after a restart.
 func certificate(o Options, host string) (tls.Certificate, error) {
 	if o.Certificate != "" || !o.PrivateKey.Empty() {
 		pair, err := tls.X509KeyPair([]byte(o.Certificate), []byte(o.PrivateKey.Reveal()))

@@ -42,7 +42,7 @@ func TestGuests(t *testing.T) {
 	if second.closed {
 		t.Error("a connection that has shown the password was closed")
 	}
-	// All places are taken: the peer that has most gives one up, whoever comes.
+	// All places are taken: the peer that has most gives one up, for any newcomer.
 	connect("198.51.100.2")
 	other, _ := connect("198.51.100.2")
 	third, late := connect("198.51.100.3")

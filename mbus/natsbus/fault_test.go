@@ -71,7 +71,7 @@ func TestServerKilledAndBack(t *testing.T) {
 	}
 }
 
-// What was handed to a connection that died with it is sent again: nobody asks for it a second
+// What was handed to a connection that died with it is sent again: no client asks for it a second
 // time.
 func TestReplyDuringAnOutageArrives(t *testing.T) {
 	quick(t)
@@ -105,7 +105,7 @@ func TestReplyDuringAnOutageArrives(t *testing.T) {
 		}
 	}
 	if got[`{"value":"stale"}`] {
-		t.Error("a message was sent that nobody waits for any more")
+		t.Error("a message was sent whose caller has given up")
 	}
 }
 
@@ -336,7 +336,7 @@ func TestRotation(t *testing.T) {
 }
 
 // A reply that is late for the old connection goes out over the new one.
-// Whoever keeps firewall rules learns of the servers' addresses as a rotation goes: the new ones
+// The owner of the firewall rules learns of the servers' addresses as a rotation goes: the new ones
 // beside the old before they are used, and then only those that stay.
 func TestRotationTellsAddresses(t *testing.T) {
 	quick(t)
@@ -456,7 +456,7 @@ func TestNamesAreResolvedAtEachAttempt(t *testing.T) {
 		case 1:
 			return nil, errors.New("no such host")
 		case 2:
-			return []netip.Addr{netip.MustParseAddr("127.0.0.2")}, nil // nobody listens there
+			return []netip.Addr{netip.MustParseAddr("127.0.0.2")}, nil // no server listens there
 		}
 		return []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil
 	}

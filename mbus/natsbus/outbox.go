@@ -42,7 +42,7 @@ type message struct {
 
 // outbox sends messages and keeps each until the server has confirmed that it came this far. A
 // Director does not ask again for a reply that was lost on the way; a reply that comes twice
-// does no harm, since the second finds nobody waiting.
+// does no harm, since the caller drops the second.
 type outbox struct {
 	mu          sync.Mutex
 	nc          *nats.Conn // nil while not connected

@@ -242,7 +242,7 @@ func TestRootVerifyFindsEverything(t *testing.T) {
 	}
 }
 
-// A digest holds for the source as it was read: whoever changes it afterwards, and hides that, is found out.
+// A digest holds for the source as it was read: a later change is found, also one that restores the times.
 func TestRootVerifyNoticesAChangedSource(t *testing.T) {
 	for _, name := range []string{"a/small", "a/large", "a/larger"} {
 		t.Run(name, func(t *testing.T) {

@@ -389,7 +389,7 @@ func (r *Resolver) rescanSCSI() {
 }
 
 // InstanceStorage returns the NVMe devices that are no volumes of the IaaS, sorted by path. The
-// number must be the one the CPI announced: one device too many could be somebody's volume.
+// number must be the one the CPI announced: one device too many could be a volume of another owner.
 func (r *Resolver) InstanceStorage(ctx context.Context, count int) ([]Device, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, time.Duration(float64(pathLimit)*r.options.Patience), ErrTimedOut)
 	defer cancel()

@@ -13,7 +13,7 @@ import (
 
 // Snapshot is everything the matchers look at, read at one moment.
 type Snapshot struct {
-	// Nodes are the paths somebody asked about and the links of the link directories.
+	// Nodes are the paths that were asked for and the links of the link directories.
 	Nodes map[string]Node
 	Disks []Disk
 	// VMBus maps a Hyper-V device's sysfs directory to its device_id.

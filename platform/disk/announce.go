@@ -27,7 +27,7 @@ func Announce(ctx context.Context, path string) error {
 	return s.Announce(ctx)
 }
 
-// Announce is for whoever has just read the table.
+// Announce is for callers that have just read the table.
 func (s State) Announce(ctx context.Context) error {
 	path := s.Path
 	f, err := os.Open(path)

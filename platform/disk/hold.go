@@ -13,7 +13,7 @@ import (
 )
 
 // Hold keeps the lock of a disk until release is called, from before its table is written until
-// its partitions are in use. udev reads a table again as soon as whoever wrote it lets go, and the
+// its partitions are in use. udev reads a table again as soon as the writer closes the disk, and the
 // kernel then takes all partitions away and brings them back: between writing and mounting they
 // would be gone for a moment. What is mounted is safe from that.
 func Hold(ctx context.Context, path string) (release func(), err error) {

@@ -90,7 +90,7 @@ type Content struct {
 	Bytes int64
 	// Errors is set when the file system has recorded errors of its own.
 	Errors bool
-	// NeverMounted is set when the superblock shows that nobody ever mounted it.
+	// NeverMounted is set when the superblock shows that it was never mounted.
 	NeverMounted bool
 	// Incomplete is set when the superblock says that its making was not finished.
 	Incomplete bool

@@ -160,7 +160,7 @@ func TestNSMonit(t *testing.T) {
 		before := ruleset(t)
 		converge(t, f, Desired{Monit: true})
 		if err := f.LetIn(t.Context(), Job{Root: t.TempDir(), UID: 1234}); err != nil {
-			t.Errorf("letting somebody in beside odd rules: %v", err)
+			t.Errorf("access beside odd rules: %v", err)
 		}
 		// Counters may move on; nothing else may.
 		if got := ruleset(t); strings.Count(got, "\n") != strings.Count(before, "\n") {

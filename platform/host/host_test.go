@@ -198,7 +198,7 @@ func (u *units) Restart(_ context.Context, name string) error {
 func TestTime(t *testing.T) {
 	const list = "/var/vcap/bosh/etc/ntpserver"
 	want := Desired{TimeServers: []string{"0.pool.example", "10.0.0.1"}}
-	t.Run("nobody keeps it", func(t *testing.T) {
+	t.Run("no time daemon", func(t *testing.T) {
 		h, _ := newHost(t, nil)
 		converge(t, h, want)
 		if got := get(t, h, list); got != "0.pool.example 10.0.0.1" {
@@ -302,7 +302,7 @@ func chronyd(t *testing.T, socket string, status uint16) chan []byte {
 			binary.BigEndian.PutUint16(reply[6:], 1)
 			binary.BigEndian.PutUint16(reply[8:], status)
 			stray := bytes.Clone(reply)
-			l.WriteToUnix(stray, from) // the sequence of nobody
+			l.WriteToUnix(stray, from) // an unknown sequence number
 			copy(reply[16:20], b[8:12])
 			l.WriteToUnix(reply, from)
 		}

@@ -207,7 +207,7 @@ func TestRootAwaitIdle(t *testing.T) {
 }
 
 // A program that was killed while it wrote is no reason to give up: the kernel still writes what is left,
-// for nobody.
+// for no process.
 func TestRootAwaitIdleAfterKill(t *testing.T) {
 	const device = "CAMBIUM_WRITE_AND_DIE"
 	if path := os.Getenv(device); path != "" {

@@ -301,7 +301,7 @@ func TestNSDuplicateAddressesAreReported(t *testing.T) {
 		peer.Address(t, "eth0", "fd00::5/64")
 		k := newKernel(t)
 		want, _ := apply(t, k, nets{"a": extra("10.0.0.5"), "b": extra("10.0.0.6"), "six": {IP: "fd00::5", Netmask: "ffff:ffff:ffff:ffff::", MAC: mac0}})
-		ready(t, k, want) // nobody waits for the verdict
+		ready(t, k, want) // without waiting for the verdict
 		got := neighbor.Probe(within(t, 10*time.Second), k, want)
 		wanted := []string{
 			`network "a": address 10.0.0.5 on eth0 is also used by the machine with hardware address ` + peer.MAC(t, "eth0"),

@@ -401,7 +401,7 @@ func TestSessionsRemove(t *testing.T) {
 		}
 	}
 	if _, err := os.Lstat(a.at("var/mail/bosh_two")); err != nil {
-		t.Error("mail of somebody else was removed")
+		t.Error("mail of another user was removed")
 	}
 	if _, err := Diff(State{Accounts: map[string]Account{"root": {}}}, Desired{Remove: []string{"root"}}); err == nil {
 		t.Error("root was about to be removed")
@@ -481,7 +481,7 @@ func TestEveryCut(t *testing.T) {
 			t.Run(fmt.Sprintf("%s after %d", name, cut), func(t *testing.T) {
 				a := stemcell(t)
 				if name == "removal" {
-					put(t, a, "var/vcap/bosh_ssh/bosh_ab12/x", "") // not removed yet, and nobody's
+					put(t, a, "var/vcap/bosh_ssh/bosh_ab12/x", "") // not removed yet, and without an account
 				}
 				for i, f := range files {
 					put(t, a, f, tc.from[i])

@@ -150,7 +150,7 @@ func (g *Gauge) sample() (sample, error) {
 }
 
 // cpu averages over the time since the sample before the last one, which is at least window ago
-// as soon as the agent has run that long. Whoever asks in between does not shorten it.
+// as soon as the agent has run that long. A call in between does not shorten it.
 func (g *Gauge) cpu() (CPU, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -82,7 +82,7 @@ func changeUntilKilled(t *testing.T, base string) {
 			t.Fatal(err)
 		}
 	}
-	// An end of its own, should whoever is to kill it die first.
+	// An end of its own, should its killer die first.
 	for n, begin := start+1, time.Now(); time.Since(begin) < 5*time.Second; n++ {
 		round = fmt.Sprintf("%08d", n)
 		if l, err := c.Load(t.Context()); err != nil || l.NotCached != nil {

@@ -158,7 +158,7 @@ func TestAnotherAgentsStateIsSetAside(t *testing.T) {
 	m.put(t, m.dirs.Spec(), `{"old":true}`)
 	m.put(t, filepath.Join(m.dirs.Bosh(), "journal"), "old tasks")
 
-	// While the agent runs, an answer for somebody else is refused.
+	// While the agent runs, an answer for another VM is refused.
 	m.answer = doc("b-2")
 	if l := m.load(t, c); !l.Cached || l.Why == nil || c.Effective().Settings.AgentID != "a-1" {
 		t.Errorf("got %+v as %s; want the answer refused", l, c.Effective().Settings.AgentID)

@@ -163,7 +163,7 @@ func TestAppendEphemeral(t *testing.T) {
 		{name: "after a restart", state: table(swap, data), volumes: volumes(active, mountedOn("/data", filesystem.Ext4)), want: ""},
 		{name: "interrupted", state: table(swap, data), volumes: volumes(holding(filesystem.LVM), holding(filesystem.Ext4)), pending: true,
 			want: "make-swap2 make-file-system3 use-swap2 mount3", finish: true},
-		{name: "somebody else's", state: table(swap, data), volumes: volumes(holding(filesystem.LVM), holding(filesystem.Ext4)), fails: "holds LVM"},
+		{name: "foreign", state: table(swap, data), volumes: volumes(holding(filesystem.LVM), holding(filesystem.Ext4)), fails: "holds LVM"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p, err := AppendEphemeral(Ephemeral{Disk: c.state, Root: 1, AgentID: "a", RAM: 64 * testMiB, Target: "/data", Pending: c.pending, Volumes: c.volumes})

@@ -170,7 +170,7 @@ func TestOnRoot(t *testing.T) {
 		{"GPT keeps its backup", size, table(disk.GPT), mib(0), nil, [][2]int64{{264192, 2242560 - 33}}, 0, 2, ""},
 		{"there already, whatever RAM is now (point 12)", size, table(disk.MBR, swap, data), nil, kinds(filesystem.Swap, filesystem.Ext4), nil, 2, 3, ""},
 		{"there already, not formatted", size, table(disk.MBR, swap, data), nil, kinds(filesystem.Blank, filesystem.Blank), nil, 2, 3, ""},
-		{"somebody else's partition", size, table(disk.MBR, swap), nil, kinds(filesystem.LVM), nil, 0, 0, "holds LVM physical volume and is not touched"},
+		{"foreign partition", size, table(disk.MBR, swap), nil, kinds(filesystem.LVM), nil, 0, 0, "holds LVM physical volume and is not touched"},
 		{"too little room", 1000 * testMiB, table(disk.MBR), nil, nil, nil, 0, 0, "insufficient remaining disk space"},
 		{"three partitions behind root", size, table(disk.MBR, swap, data, disk.Partition{Number: 4, Start: 400 * testMiB, Size: testMiB}), nil, kinds(filesystem.Blank, filesystem.Blank, filesystem.Blank), nil, 0, 0, "3 partitions behind the root partition"},
 		{"more swap than room", size, table(disk.MBR), mib(1 << 20), nil, nil, 0, 0, "leaves no room for data"},

@@ -204,7 +204,7 @@ func port(u *url.URL) string {
 }
 
 // proxy honors the environment, except for addresses that exist only on this machine or its
-// link: a proxy would ask its own metadata service and answer with somebody else's settings.
+// link: a proxy would ask its own metadata service and answer with another VM's settings.
 func proxy(r *http.Request) (*url.URL, error) {
 	if Direct(r.URL.Hostname()) {
 		return nil, nil

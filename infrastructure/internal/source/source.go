@@ -76,7 +76,7 @@ func IsSpent(err error) bool {
 // NotYet marks err as one that the CPI may still heal.
 func NotYet(err error) error { return marked{error: err, kind: NotYetThere} }
 
-// KindOf returns the kind of a failure. Where marks are nested the outermost counts: whoever
+// KindOf returns the kind of a failure. Where marks are nested the outermost counts: the caller that
 // came last knew most.
 func KindOf(err error) Kind {
 	var m marked

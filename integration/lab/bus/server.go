@@ -135,7 +135,7 @@ func (s *Server) execute(ctx context.Context) error {
 	return s.reachable(ctx)
 }
 
-// reachable waits until the program listens: it tells nobody when it does.
+// reachable waits until the program listens: it does not announce it.
 func (s *Server) reachable(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -154,8 +154,8 @@ func (s *Server) reachable(ctx context.Context) error {
 	}
 }
 
-// Listens reports whether somebody has subscribed to the subject; a server that is a program of its own
-// is not asked, and somebody may have.
+// Listens reports whether a client has subscribed to the subject; a server that is a program of its own
+// is not asked, and counts as subscribed.
 func (s *Server) Listens(subject string) bool {
 	if s.embedded == nil {
 		return true

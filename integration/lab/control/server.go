@@ -24,7 +24,7 @@ type Server struct {
 	pid   int
 	since time.Time
 	http  *http.Server
-	// down is closed when somebody asked for the end.
+	// down is closed when a client asked for the end.
 	down     chan struct{}
 	downOnce sync.Once
 
@@ -64,7 +64,7 @@ func (s *Server) Down() <-chan struct{} { return s.down }
 // lastWords is how long answers under way may take in the end.
 const lastWords = 2 * time.Second
 
-// Close ends the service; the lab is the caller's. Whoever asked for the end gets its answer.
+// Close ends the service; the lab is the caller's. The client that asked for the end gets its answer.
 func (s *Server) Close() {
 	ctx, cancel := context.WithTimeout(context.Background(), lastWords)
 	defer cancel()

@@ -76,7 +76,7 @@ func Attach(image string, readOnly bool) (Loop, error) {
 		l.Major, l.Minor = unix.Major(st.Rdev), unix.Minor(st.Rdev)
 		return l, nil
 	}
-	return Loop{}, fmt.Errorf("attach %s: every free loop device was taken by somebody else", image)
+	return Loop{}, fmt.Errorf("attach %s: every free loop device was taken by another process", image)
 }
 
 func (l Loop) configure(image *os.File, flags int, readOnly bool) error {
@@ -129,7 +129,7 @@ func (l Loop) Detach() error {
 	return l.ioctl(unix.LOOP_CLR_FD)
 }
 
-// attached guards against a number that has been given to somebody else meanwhile.
+// attached guards against a number that has been given to another image meanwhile.
 func (l Loop) attached() bool {
 	file, err := os.ReadFile("/sys/block/" + l.Name + "/loop/backing_file")
 	return err == nil && strings.TrimSuffix(strings.TrimSpace(string(file)), " (deleted)") == l.Image

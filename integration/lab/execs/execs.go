@@ -53,7 +53,7 @@ type Watch struct {
 	tracked  map[uint32]*family
 	families []*family
 	lost     bool
-	ended    map[uint32]bool // processes that ended while somebody waits in Settle
+	ended    map[uint32]bool // processes that ended while Settle waits
 	seen     sync.Cond       // an end has been added, or the patience of a Settle
 }
 

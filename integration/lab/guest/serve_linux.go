@@ -30,7 +30,7 @@ func Serve() error {
 	return ServeOn(port)
 }
 
-// ServeOn answers whoever is at the other end.
+// ServeOn answers the requests of the other end.
 func ServeOn(port io.ReadWriter) error {
 	s := &server{out: &Writer{W: port}, running: map[uint32]*process{}}
 	if err := s.out.Frame(Hello, 0, nil); err != nil {

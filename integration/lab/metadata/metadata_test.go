@@ -41,7 +41,7 @@ func TestEC2(t *testing.T) {
 		}{
 			{"with token", "10.0.0.1", "GET", "/latest/user-data", with, 200},
 			{"without token", "10.0.0.1", "GET", "/latest/user-data", nil, 401},
-			{"somebody else's token", "10.0.0.2", "GET", "/latest/user-data", with, 401},
+			{"another machine's token", "10.0.0.2", "GET", "/latest/user-data", with, 401},
 			{"token not demanded", "10.0.0.2", "GET", "/latest/user-data", nil, 200},
 			{"no key", "10.0.0.1", "GET", "/latest/meta-data/public-keys/0/openssh-key", with, 404},
 			{"key", "10.0.0.2", "GET", "/latest/meta-data/public-keys/0/openssh-key", nil, 200},

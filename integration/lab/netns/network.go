@@ -64,7 +64,7 @@ func addAddress(link netlink.Link, address string) error {
 	}
 	addr.Broadcast = nil
 	if addr.IP.To4() == nil {
-		addr.Flags |= unix.IFA_F_NODAD // nobody else is there, and servers want to use it at once
+		addr.Flags |= unix.IFA_F_NODAD // no other machine is there, and servers want to use it at once
 	}
 	if err := netlink.AddrAdd(link, addr); err != nil {
 		return fmt.Errorf("address %s on %s: %w", address, link.Attrs().Name, err)

@@ -31,7 +31,7 @@ var Packages = []string{
 	"monit", "sudo", "passwd", "procps", "logrotate", "less", "strace",
 }
 
-// excluded from the packages: nobody reads them in a machine that lives for a minute.
+// excluded from the packages: they are not read in a machine that lives for a minute.
 var excluded = []string{"/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/info/*"}
 
 // files are put over the packages; an empty content is a link to /dev/null, which masks a unit.

@@ -42,7 +42,7 @@ func TestHandRunsPrograms(t *testing.T) {
 		{"output and status", "echo out; echo err >&2; exit 7", "", "out\n", "err\n", 7},
 		{"environment", "echo $COLOR", "", "blue\n", "", 0},
 		{"input", "tr a-z A-Z", "hello", "HELLO", "", 0},
-		{"input that nobody reads", "exit 0", strings.Repeat("x", 1<<20), "", "", 0},
+		{"input that is not read", "exit 0", strings.Repeat("x", 1<<20), "", "", 0},
 		{"much output", "head -c 300000 /dev/zero | tr '\\0' x", "", strings.Repeat("x", 300000), "", 0},
 		{"a signal", "kill -9 $$", "", "", "", 128 + 9},
 	} {

@@ -214,7 +214,7 @@ func (m *Machine) argv(paused bool) ([]string, error) {
 const rootNode = "root"
 
 // kernelArguments are what machines are booted with: names of network cards as on stemcells, and
-// nothing that an interpreted machine would spend seconds on for nobody.
+// nothing that an interpreted machine would spend seconds on for no purpose.
 var kernelArguments = "console=ttyS0 net.ifnames=0 biosdevname=0 panic=5 quiet systemd.show_status=no systemd.getty_auto=no" +
 	" mitigations=off audit=0 nowatchdog rcupdate.rcu_expedited=1" +
 	" modprobe.blacklist=kvm_amd,kvm_intel,kvm,ata_piix,ata_generic,evdev,serio_raw,efi_pstore,qemu_fw_cfg,button,psmouse,i2c_piix4,floppy" +

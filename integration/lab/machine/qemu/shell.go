@@ -77,7 +77,7 @@ func (m *Machine) serveShell(conn net.Conn) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	go func() {
-		defer cancel() // whoever asked has gone
+		defer cancel() // the client has gone
 		for {
 			f, err := guest.Read(conn)
 			switch {
