@@ -71,7 +71,7 @@ func TestRootEphemeralIdentity(t *testing.T) {
 		}, "is mounted"},
 		{"a swap device", swapped, "in use as swap"},
 		{"a persistent disk of the settings", func(t *testing.T, b *bench) *looptest.Device { return b.disk(64<<20, "vol-1") }, "is the persistent disk vol-1"},
-		{"a persistent disk nobody told us of", func(t *testing.T, b *bench) *looptest.Device {
+		{"a persistent disk without a hint", func(t *testing.T, b *bench) *looptest.Device {
 			dev := b.disk(64<<20, "")
 			partitioned(t, dev, "label: gpt\nstart=2048, name=\"bosh-partition-0\"\n")
 			return dev
