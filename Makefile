@@ -113,7 +113,7 @@ fuzz: ## Run every fuzz target for FUZZTIME (default 60s) each
 bench: setup build ## Benchmarks, as ratios in one run; BASELINE=path and PREVIOUS=path name agents to compare with
 	$(GO) test -tags bench -run '^$$' -bench . -benchmem ./...
 	$(GO) test -tags bench,root -run '^$$' -bench . -benchtime 1x -timeout 30m ./storage/...
-	@CAMBIUM_AGENT=$(CURDIR)/bin/agent $(GO) test -tags bench,machine -run '^$$' -bench Boot -benchtime 1x -timeout 60m ./integration/machine
+	@CAMBIUM_AGENT=$(CURDIR)/bin/agent $(GO) test -tags bench,machine -run '^$$' -bench 'Boot|CPI' -benchtime 1x -timeout 60m ./integration/machine
 	@CAMBIUM_AGENT=$(CURDIR)/bin/agent $(GO) test -tags bench,vm -run '^$$' -bench 'Boot|Memory' -benchtime 1x -timeout 120m ./integration/vm
 
 .PHONY: soak

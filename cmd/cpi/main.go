@@ -46,6 +46,22 @@ func readConfig(path string) (config, error) {
 			return c, fmt.Errorf("configuration %s: %w", path, err)
 		}
 	}
+	return c, nil
+}
+
+// complete lays the properties of a cpi-config over the configuration and fills in what neither has.
+func (c config) complete(context cpi.Context) (config, error) {
+	for name, property := range map[string]struct {
+		given json.RawMessage
+		into  any
+	}{"lab": {context.Lab, &c}, "agent": {context.Agent, &c.Agent}} {
+		if len(property.given) == 0 {
+			continue
+		}
+		if err := json.Unmarshal(property.given, property.into); err != nil {
+			return c, fmt.Errorf("property %s of the cpi-config: %w", name, err)
+		}
+	}
 	if c.Dir == "" {
 		c.Dir = defaultDir()
 	}
@@ -69,9 +85,13 @@ func answer(ctx context.Context, stdin io.Reader, configPath string) cpi.Reply {
 		return reply
 	}
 	c, err := readConfig(configPath)
+	if err == nil {
+		c, err = c.complete(r.Context)
+	}
 	if err != nil {
 		return cpi.Failure(err)
 	}
+	r.Context.Lab, r.Context.Agent = nil, nil
 	client := cpi.NewClient(c.Dir, c.Name)
 	if c.Host != "" {
 		if client, err = cpi.NewRemoteClient(c.Host, c.TLS); err != nil {

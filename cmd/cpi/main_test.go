@@ -1,10 +1,14 @@
 package main
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"cambium/integration/lab/cpi"
+	"cambium/integration/lab/iaas"
 )
 
 func TestAnswerWithoutAHolder(t *testing.T) {
@@ -30,6 +34,10 @@ func TestAnswerWithoutAHolder(t *testing.T) {
 		"name with a slash":             {`{"method":"has_vm","arguments":["vm-1"]}`, config(`{"name":"../x"}`), "name"},
 		"host without certificates":     {`{"method":"has_vm","arguments":["vm-1"]}`, config(`{"host":"tls://10.0.0.1:25778"}`), "lab.tls"},
 		"host of another kind":          {`{"method":"has_vm","arguments":["vm-1"]}`, config(`{"host":"http://10.0.0.1"}`), "lab.host"},
+		"cpi-config with a bad name":    {`{"method":"has_vm","arguments":["vm-1"],"context":{"lab":{"name":"../x"}}}`, good, "name"},
+		"cpi-config of another kind":    {`{"method":"has_vm","arguments":["vm-1"],"context":{"lab":7}}`, good, "property lab"},
+		"cpi-config names another host": {`{"method":"has_vm","arguments":["vm-1"],"context":{"lab":{"host":"http://x"}}}`, good, "lab.host"},
+		"other keys of the context":     {`{"method":"has_vm","arguments":["vm-1"],"context":{"aws":{"region":"x"},"vm":{"stemcell":{}}}}`, good, ""},
 		"unknown method, configuration": {`{"method":"x","arguments":[]}`, "/nothing", "no method"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -41,5 +49,18 @@ func TestAnswerWithoutAHolder(t *testing.T) {
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {
 		t.Errorf("%v (%v) was made for nothing", entries, err)
+	}
+}
+
+// Properties of a cpi-config take the place of the job's, one by one.
+func TestCPIConfigOverTheJobs(t *testing.T) {
+	job := config{Dir: "/job", Name: "job", Agent: iaas.AgentDefaults{Mbus: "nats://job", NTP: []string{"ntp"}}}
+	context := cpi.Context{Lab: json.RawMessage(`{"name":"two"}`), Agent: json.RawMessage(`{"mbus":"nats://two"}`)}
+	got, err := job.complete(context)
+	if err != nil || got.Dir != "/job" || got.Name != "two" || got.Agent.Mbus != "nats://two" || len(got.Agent.NTP) != 1 {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	if got, err := job.complete(cpi.Context{}); err != nil || got.Name != "job" || got.Agent.Mbus != "nats://job" {
+		t.Errorf("without a cpi-config: got %+v, %v", got, err)
 	}
 }

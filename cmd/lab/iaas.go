@@ -15,6 +15,7 @@ import (
 
 	"cambium/integration/lab/cpi"
 	"cambium/integration/lab/iaas"
+	"cambium/integration/lab/iaas/fabric"
 	"cambium/integration/lab/release"
 )
 
@@ -174,18 +175,25 @@ func owner(c iaas.Common) string {
 
 // hostRoute gives this host a link to the VMs, or takes it away.
 func hostRoute(ctx context.Context, c *call) error {
-	name := ""
+	name, outside := "", false
 	c.iaasFlag(&name)
+	c.flags.BoolVar(&outside, "outside", false, "also let the VMs reach what this host reaches, under its address")
 	if err := c.parse(1, 1); err != nil {
 		return err
 	}
-	if c.args[0] != "on" && c.args[0] != "off" {
-		return usagef("%q is neither on nor off", c.args[0])
+	access := fabric.NoAccess
+	switch {
+	case c.args[0] == "on" && outside:
+		access = fabric.ToOutside
+	case c.args[0] == "on":
+		access = fabric.HostOnly
+	case c.args[0] != "off" || outside:
+		return usagef("want on, on --outside or off")
 	}
 	if err := iaas.ValidName(name); err != nil {
 		return usageError{err}
 	}
-	if err := iaas.WishHostRoute(c.dir, name, c.args[0] == "on"); err != nil {
+	if err := iaas.WishHostAccess(c.dir, name, access); err != nil {
 		return err
 	}
 	if err := (cpi.Client{Dir: c.dir, Name: name}).ConnectHost(ctx); err != nil {

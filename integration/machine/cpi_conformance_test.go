@@ -4,7 +4,9 @@ package machine
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
+	"encoding/hex"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -73,7 +75,9 @@ func TestMachineCPIConformance(t *testing.T) {
 	if again == sc {
 		t.Errorf("two uploads of one image have the same CID %s", sc)
 	}
-	vm, other := c.cid("create_vm", order(sc, "10.245.0.6")...), c.cid("create_vm", order(again, "10.245.0.7")...)
+	onSCSI := order(again, "10.245.0.7")
+	onSCSI[2].(map[string]any)["disk_bus"] = "scsi"
+	vm, other := c.cid("create_vm", order(sc, "10.245.0.6")...), c.cid("create_vm", onSCSI...)
 	disk, second := c.cid("create_disk", 64, map[string]any{}, vm), c.cid("create_disk", 64, nil, nil)
 	if disk[:20] == second[:20] {
 		t.Errorf("CIDs %s and %s have the same beginning", disk, second)
@@ -147,6 +151,12 @@ func TestMachineCPIConformance(t *testing.T) {
 		{"set_disk_metadata", []any{"d-nothing", map[string]any{}}, iaas.DiskNotFound, nil},
 		{"resize_disk", []any{disk, 128}, iaas.NotSupported, nil},
 		{"delete_disk", []any{disk}, iaas.CloudError, nil},
+		{"attach_disk", []any{disk, disk}, iaas.VMNotFound, nil},
+		{"attach_disk", []any{other, second}, "", "/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_" + second},
+		{"detach_disk", []any{other, second}, "", nil},
+		{"detach_disk", []any{disk, disk}, iaas.VMNotFound, nil},
+		{"create_vm", changed("10.245.0.8", func(o []any) { o[2].(map[string]any)["disk_bus"] = "ide" }), iaas.CloudError, nil},
+		{"create_vm", changed("10.245.0.8", func(o []any) { o[2].(map[string]any)["firmware"] = "uefi" }), iaas.CloudError, nil},
 		{"detach_disk", []any{vm, second}, iaas.DiskNotAttached, nil},
 		{"detach_disk", []any{other, disk}, iaas.DiskNotAttached, nil},
 		{"detach_disk", []any{vm, disk}, "", nil},
@@ -185,6 +195,7 @@ func TestMachineCPIConformance(t *testing.T) {
 		}
 	}
 
+	c.light(path)
 	snapshot := c.cid("snapshot_disk", disk, map[string]any{"index": 3})
 	c.must("delete_snapshot", snapshot)
 	net, ok := c.must("create_network", map[string]any{"type": "manual", "range": "10.9.1.0/24", "gateway": "10.9.1.1"}).([]any)
@@ -212,6 +223,25 @@ func TestMachineCPIConformance(t *testing.T) {
 	c.must("delete_disk", disk)
 	c.must("delete_stemcell", again)
 	c.gone()
+}
+
+// light makes a stemcell of an image that is on the host already.
+func (c *cloud) light(image string) {
+	c.t.Helper()
+	data, err := os.ReadFile(image)
+	empty := filepath.Join(c.dir, "empty")
+	if err == nil {
+		err = os.WriteFile(empty, nil, 0o600)
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	sum := sha256.Sum256(data)
+	made := c.cid("create_stemcell", empty, map[string]any{"path": image, "sha256": hex.EncodeToString(sum[:])})
+	c.must("delete_stemcell", made)
+	if r := c.call("create_stemcell", empty, map[string]any{"path": image, "sha256": strings.Repeat("0", 64)}); r.Error == nil || !strings.Contains(r.Error.Message, "digest") {
+		c.t.Errorf("a light stemcell with another digest: got %+v", r)
+	}
 }
 
 // Many at once, some of them killed: what was answered is there, what was not is not.

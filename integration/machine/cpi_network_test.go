@@ -5,6 +5,7 @@ package machine
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -44,10 +45,12 @@ func TestMachineCPISources(t *testing.T) {
 		}
 	})
 	c.host = host.Path()
-	hostRoute := func(state string) {
+	outside := outsideOf(t, host)
+	hostRoute := func(words ...string) {
 		t.Helper()
-		if out, err := exec.Command(c.lab, "host-route", state, "--dir", c.dir, "--iaas", c.name).CombinedOutput(); err != nil {
-			t.Fatalf("host-route %s: %v: %s", state, err, out)
+		argv := append([]string{"--net=" + host.Path(), c.lab, "host-route", "--dir", c.dir, "--iaas", c.name}, words...)
+		if out, err := exec.Command("nsenter", argv...).CombinedOutput(); err != nil {
+			t.Fatalf("host-route %v: %v: %s", words, err, out)
 		}
 	}
 	reaches := func() error {
@@ -77,9 +80,22 @@ func TestMachineCPISources(t *testing.T) {
 	if err := reaches(); err != nil {
 		t.Errorf("the host does not reach a VM by its route: %v", err)
 	}
+	hears := func() string {
+		return c.run(vms[1], "timeout", "5", "bash", "-c", "cat 2>/dev/null </dev/tcp/"+outside+"; true")
+	}
+	if got := hears(); got != "" {
+		t.Errorf("a VM reaches the outside without permission: %q", got)
+	}
+	hostRoute("on", "--outside")
+	if got := hears(); got != "from outside" {
+		t.Errorf("a VM hears %q from outside", got)
+	}
 	hostRoute("off")
 	if reaches() == nil {
 		t.Error("the host reaches a VM without a route")
+	}
+	if out, err := exec.Command("nsenter", "--net="+host.Path(), "nft", "list", "tables").CombinedOutput(); err != nil || len(out) > 0 {
+		t.Errorf("packet filter of the host after off: %v: %s", err, out)
 	}
 	hostRoute("on")
 	disk := c.cid("create_disk", 64, nil, nil)
@@ -112,13 +128,54 @@ func TestMachineCPISources(t *testing.T) {
 	c.gone()
 	if err := host.Do(func() error {
 		links, err := net.Interfaces()
-		if len(links) != 1 {
-			t.Errorf("the host has the links %v, want the loopback only", links)
+		if len(links) != 3 {
+			t.Errorf("the host has the links %v, want the loopback and the two to the outside only", links)
 		}
 		return err
 	}); err != nil {
 		t.Error(err)
 	}
+}
+
+// outsideOf gives the host a network with a server on it that knows no way to VMs, and returns the server's address as
+// the shell wants it.
+func outsideOf(t *testing.T, host netns.Namespace) string {
+	t.Helper()
+	space, err := netns.Create(fmt.Sprintf("cpioutside%d", os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := space.Delete(); err != nil {
+			t.Error(err)
+		}
+	})
+	err = errors.Join(host.Bridge("up0", "198.51.100.1/24"),
+		host.Connect(space, netns.Wire{Bridge: "up0", Near: "up1", Far: "eth0", MAC: net.HardwareAddr{2, 0xcc, 0, 0, 0, 1}}),
+		space.AddAddress("eth0", "198.51.100.2/24"),
+		host.Do(func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644) }))
+	if err == nil {
+		err = exec.Command("nsenter", "--net="+space.Path(), "ip", "link", "set", "eth0", "up").Run()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := space.Listen("tcp", "198.51.100.2:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = conn.Write([]byte("from outside"))
+			_ = conn.Close()
+		}
+	}()
+	return "198.51.100.2/80"
 }
 
 // agent sends a request to the agent at an address.

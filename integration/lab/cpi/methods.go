@@ -30,26 +30,64 @@ type method struct {
 
 // methods that need the holder. info and ping are answered before.
 var methods = map[string]method{
-	"create_stemcell":   {2, 3, createStemcell, func(_ context.Context, c *call, result any) error { return c.iaas.DeleteStemcell(result.(string)) }},
-	"delete_stemcell":   {1, 1, deleteStemcell, nil},
-	"create_vm":         {4, 6, createVM, undoCreateVM},
-	"delete_vm":         {1, 1, deleteVM, nil},
-	"has_vm":            {1, 1, hasVM, nil},
-	"reboot_vm":         {1, 1, rebootVM, nil},
-	"set_vm_metadata":   {2, 2, setVMMetadata, nil},
-	"create_disk":       {1, 3, createDisk, func(ctx context.Context, c *call, result any) error { return c.iaas.DeleteDisk(ctx, result.(string)) }},
-	"delete_disk":       {1, 1, deleteDisk, nil},
-	"has_disk":          {1, 1, hasDisk, nil},
-	"attach_disk":       {2, 2, attachDisk, nil},
-	"detach_disk":       {2, 2, detachDisk, nil},
-	"get_disks":         {1, 1, getDisks, nil},
-	"resize_disk":       {2, 2, resizeDisk, nil},
-	"update_disk":       {3, 3, updateDisk, nil},
-	"set_disk_metadata": {2, 2, setDiskMetadata, nil},
-	"snapshot_disk":     {1, 2, snapshotDisk, func(_ context.Context, c *call, result any) error { return c.iaas.DeleteSnapshot(result.(string)) }},
-	"delete_snapshot":   {1, 1, deleteSnapshot, nil},
-	"create_network":    {1, 1, createNetwork, nil},
-	"delete_network":    {1, 1, deleteNetwork, nil},
+	"create_stemcell": {2, 3, createStemcell, func(_ context.Context, c *call, result any) error { return c.iaas.DeleteStemcell(result.(string)) }},
+	"delete_stemcell": {1, 1, of("stemcell", func(_ context.Context, c *call, cid string) (any, error) { return nil, c.iaas.DeleteStemcell(cid) }), nil},
+
+	"create_vm": {4, 6, createVM, func(ctx context.Context, c *call, result any) error { return c.iaas.DeleteVM(ctx, first(result)) }},
+	"delete_vm": {1, 1, of("vm", func(ctx context.Context, c *call, cid string) (any, error) { return nil, c.iaas.DeleteVM(ctx, cid) }), nil},
+	"has_vm":    {1, 1, of("vm", func(_ context.Context, c *call, cid string) (any, error) { return c.iaas.HasVM(cid), nil }), nil},
+	"reboot_vm": {1, 1, of("vm", func(ctx context.Context, c *call, cid string) (any, error) { return nil, c.iaas.RebootVM(ctx, cid) }), nil},
+	"set_vm_metadata": {2, 2, ofMetadata("vm", func(c *call, cid string, metadata map[string]string) error {
+		return c.iaas.SetVMMetadata(cid, metadata)
+	}), nil},
+	"get_disks": {1, 1, of("vm", func(_ context.Context, c *call, cid string) (any, error) { return c.iaas.DisksOf(cid) }), nil},
+
+	"create_disk": {1, 3, createDisk, func(ctx context.Context, c *call, result any) error { return c.iaas.DeleteDisk(ctx, result.(string)) }},
+	"delete_disk": {1, 1, of("disk", func(ctx context.Context, c *call, cid string) (any, error) { return nil, c.iaas.DeleteDisk(ctx, cid) }), nil},
+	"has_disk":    {1, 1, of("disk", func(_ context.Context, c *call, cid string) (any, error) { return c.iaas.HasDisk(cid), nil }), nil},
+	"attach_disk": {2, 2, of("vm", attachDisk), nil},
+	"detach_disk": {2, 2, of("vm", detachDisk), nil},
+	"resize_disk": {2, 2, of("disk", resizeDisk), nil},
+	"update_disk": {3, 3, of("disk", updateDisk), nil},
+	"set_disk_metadata": {2, 2, ofMetadata("disk", func(c *call, cid string, metadata map[string]string) error {
+		return c.iaas.SetDiskMetadata(cid, metadata)
+	}), nil},
+
+	"snapshot_disk":   {1, 2, of("disk", snapshotDisk), func(_ context.Context, c *call, result any) error { return c.iaas.DeleteSnapshot(result.(string)) }},
+	"delete_snapshot": {1, 1, of("snapshot", func(_ context.Context, c *call, cid string) (any, error) { return nil, c.iaas.DeleteSnapshot(cid) }), nil},
+
+	"create_network": {1, 1, createNetwork, func(_ context.Context, c *call, result any) error { return c.iaas.DeleteNetwork(first(result)) }},
+	"delete_network": {1, 1, of("network", func(_ context.Context, c *call, cid string) (any, error) { return nil, c.iaas.DeleteNetwork(cid) }), nil},
+}
+
+// of is a method whose first argument names an object.
+func of(name string, run func(ctx context.Context, c *call, cid string) (any, error)) func(context.Context, *call) (any, error) {
+	return func(ctx context.Context, c *call) (any, error) {
+		cid, err := c.cid(0, name)
+		if err != nil {
+			return nil, err
+		}
+		return run(ctx, c, cid)
+	}
+}
+
+// ofMetadata is a method that sets the metadata of an object.
+func ofMetadata(name string, set func(c *call, cid string, metadata map[string]string) error) func(context.Context, *call) (any, error) {
+	return of(name, func(_ context.Context, c *call, cid string) (any, error) {
+		metadata, err := c.metadata(1)
+		if err != nil {
+			return nil, err
+		}
+		return nil, set(c, cid, metadata)
+	})
+}
+
+// first is the CID in a result that is one, or a list that begins with one.
+func first(result any) string {
+	if list, ok := result.([]any); ok {
+		result = list[0]
+	}
+	return result.(string)
 }
 
 // Local answers what needs no holder: info, ping, sums, and methods that are not there.
@@ -183,14 +221,6 @@ func createStemcell(ctx context.Context, c *call) (any, error) {
 	return c.iaas.CreateStemcell(ctx, c.image, properties, env.Tags, c.Context.DirectorUUID)
 }
 
-func deleteStemcell(_ context.Context, c *call) (any, error) {
-	cid, err := c.cid(0, "stemcell")
-	if err != nil {
-		return nil, err
-	}
-	return nil, c.iaas.DeleteStemcell(cid)
-}
-
 func createVM(ctx context.Context, c *call) (any, error) {
 	o := iaas.Order{StemcellAPI: c.Context.VM.Stemcell.APIVersion, APIVersion: c.APIVersion, Director: c.Context.DirectorUUID, Agent: c.agent}
 	var err error
@@ -217,49 +247,6 @@ func createVM(ctx context.Context, c *call) (any, error) {
 	return []any{cid, networks}, nil
 }
 
-func undoCreateVM(ctx context.Context, c *call, result any) error {
-	if list, ok := result.([]any); ok {
-		result = list[0]
-	}
-	return c.iaas.DeleteVM(ctx, result.(string))
-}
-
-func deleteVM(ctx context.Context, c *call) (any, error) {
-	cid, err := c.cid(0, "vm")
-	if err != nil {
-		return nil, err
-	}
-	return nil, c.iaas.DeleteVM(ctx, cid)
-}
-
-func hasVM(_ context.Context, c *call) (any, error) {
-	cid, err := c.cid(0, "vm")
-	if err != nil {
-		return nil, err
-	}
-	return c.iaas.HasVM(cid), nil
-}
-
-func rebootVM(ctx context.Context, c *call) (any, error) {
-	cid, err := c.cid(0, "vm")
-	if err != nil {
-		return nil, err
-	}
-	return nil, c.iaas.RebootVM(ctx, cid)
-}
-
-func setVMMetadata(_ context.Context, c *call) (any, error) {
-	cid, err := c.cid(0, "vm")
-	if err != nil {
-		return nil, err
-	}
-	metadata, err := c.metadata(1)
-	if err != nil {
-		return nil, err
-	}
-	return nil, c.iaas.SetVMMetadata(cid, metadata)
-}
-
 func createDisk(ctx context.Context, c *call) (any, error) {
 	size := 0
 	if err := c.argument(0, "size", &size); err != nil {
@@ -273,32 +260,8 @@ func createDisk(ctx context.Context, c *call) (any, error) {
 	return c.iaas.CreateDisk(ctx, size, properties, c.Context.DirectorUUID)
 }
 
-func deleteDisk(ctx context.Context, c *call) (any, error) {
-	cid, err := c.cid(0, "disk")
-	if err != nil {
-		return nil, err
-	}
-	return nil, c.iaas.DeleteDisk(ctx, cid)
-}
-
-func hasDisk(_ context.Context, c *call) (any, error) {
-	cid, err := c.cid(0, "disk")
-	if err != nil {
-		return nil, err
-	}
-	return c.iaas.HasDisk(cid), nil
-}
-
-func (c *call) vmAndDisk() (vm, disk string, err error) {
-	if vm, err = c.cid(0, "vm"); err != nil {
-		return "", "", err
-	}
-	disk, err = c.cid(1, "disk")
-	return vm, disk, err
-}
-
-func attachDisk(ctx context.Context, c *call) (any, error) {
-	vm, disk, err := c.vmAndDisk()
+func attachDisk(ctx context.Context, c *call, vm string) (any, error) {
+	disk, err := c.cid(1, "disk")
 	if err != nil {
 		return nil, err
 	}
@@ -309,43 +272,23 @@ func attachDisk(ctx context.Context, c *call) (any, error) {
 	return hint, nil
 }
 
-func detachDisk(ctx context.Context, c *call) (any, error) {
-	vm, disk, err := c.vmAndDisk()
+func detachDisk(ctx context.Context, c *call, vm string) (any, error) {
+	disk, err := c.cid(1, "disk")
 	if err != nil {
 		return nil, err
 	}
 	return nil, c.iaas.DetachDisk(ctx, vm, disk)
 }
 
-func getDisks(_ context.Context, c *call) (any, error) {
-	cid, err := c.cid(0, "vm")
-	if err != nil {
-		return nil, err
-	}
-	disks, err := c.iaas.DisksOf(cid)
-	if err != nil {
-		return nil, err
-	}
-	return disks, nil
-}
-
-func resizeDisk(ctx context.Context, c *call) (any, error) {
-	cid, err := c.cid(0, "disk")
-	if err != nil {
-		return nil, err
-	}
+func resizeDisk(_ context.Context, c *call, cid string) (any, error) {
 	size := 0
 	if err := c.argument(1, "size", &size); err != nil {
 		return nil, err
 	}
-	return nil, c.iaas.ResizeDisk(ctx, cid, size)
+	return nil, c.iaas.ResizeDisk(cid, size)
 }
 
-func updateDisk(ctx context.Context, c *call) (any, error) {
-	cid, err := c.cid(0, "disk")
-	if err != nil {
-		return nil, err
-	}
+func updateDisk(_ context.Context, c *call, cid string) (any, error) {
 	size := 0
 	if err := c.argument(1, "size", &size); err != nil {
 		return nil, err
@@ -354,39 +297,15 @@ func updateDisk(ctx context.Context, c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return nil, c.iaas.UpdateDisk(ctx, cid, size, properties)
+	return nil, c.iaas.UpdateDisk(cid, size, properties)
 }
 
-func setDiskMetadata(_ context.Context, c *call) (any, error) {
-	cid, err := c.cid(0, "disk")
-	if err != nil {
-		return nil, err
-	}
-	metadata, err := c.metadata(1)
-	if err != nil {
-		return nil, err
-	}
-	return nil, c.iaas.SetDiskMetadata(cid, metadata)
-}
-
-func snapshotDisk(ctx context.Context, c *call) (any, error) {
-	cid, err := c.cid(0, "disk")
-	if err != nil {
-		return nil, err
-	}
+func snapshotDisk(ctx context.Context, c *call, cid string) (any, error) {
 	metadata, err := c.metadata(1)
 	if err != nil {
 		return nil, err
 	}
 	return c.iaas.SnapshotDisk(ctx, cid, metadata, c.Context.DirectorUUID)
-}
-
-func deleteSnapshot(_ context.Context, c *call) (any, error) {
-	cid, err := c.cid(0, "snapshot")
-	if err != nil {
-		return nil, err
-	}
-	return nil, c.iaas.DeleteSnapshot(cid)
 }
 
 func createNetwork(_ context.Context, c *call) (any, error) {
@@ -403,14 +322,6 @@ func createNetwork(_ context.Context, c *call) (any, error) {
 		return nil, err
 	}
 	return []any{n.CID, map[string]any{"range": n.Range, "gateway": n.Gateway, "reserved": []string{}}, map[string]string{"name": n.CID}}, nil
-}
-
-func deleteNetwork(_ context.Context, c *call) (any, error) {
-	cid, err := c.cid(0, "network")
-	if err != nil {
-		return nil, err
-	}
-	return nil, c.iaas.DeleteNetwork(cid)
 }
 
 // calculate turns what an instance group needs into a VM type.

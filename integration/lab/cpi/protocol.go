@@ -32,6 +32,10 @@ type Context struct {
 			APIVersion int `json:"api_version"`
 		} `json:"stemcell"`
 	} `json:"vm"`
+	// Lab and Agent are the properties of this CPI in the Director's cpi-config, if there is one: they
+	// take the place of the job's. They may hold secrets, and do not go to the holder.
+	Lab   json.RawMessage `json:"lab,omitempty"`
+	Agent json.RawMessage `json:"agent,omitempty"`
 }
 
 // ReadRequest decodes a request strictly enough to say what is wrong with it.
@@ -87,7 +91,7 @@ func Failure(err error) Reply {
 const Version = 3
 
 // Formats are the stemcells that can be read.
-var Formats = []string{"openstack-raw", "openstack-qcow2", "aws-raw", "google-rawdisk", "alicloud-raw", "azure-vhd", "qemu-raw", "warden-tar", "general-tar"}
+var Formats = []string{"openstack-raw", "openstack-qcow2", "aws-raw", "google-rawdisk", "alicloud-raw", "azure-vhd", "qemu-raw", "warden-tar", "general-tar", "cambium-light"}
 
 // Info answers info, for which nothing else is needed.
 func Info() Reply {

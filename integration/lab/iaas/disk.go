@@ -40,15 +40,19 @@ func (i *IaaS) HasDisk(cid string) bool {
 	return err == nil
 }
 
-// saveDisk writes a record and then remembers it.
-func (i *IaaS) saveDisk(d Disk) error {
-	if err := i.store.put(disks, d.CID, d); err != nil {
+func (i *IaaS) saveDisk(d Disk) error { return save(i, disks, d.CID, i.disks, d) }
+
+// changeDisk changes the record of a disk that exists.
+func (i *IaaS) changeDisk(cid string, change func(d *Disk) error) error {
+	defer i.locks.lock(cid)()
+	d, err := i.findDisk(cid)
+	if err != nil {
 		return err
 	}
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.disks[d.CID] = &d
-	return nil
+	if err := change(&d); err != nil {
+		return err
+	}
+	return i.saveDisk(d)
 }
 
 // checkSpace compares what the file system has free with what would be promised. Images are
@@ -139,34 +143,55 @@ func (i *IaaS) setAttached(cid, vm string) error {
 	return i.saveDisk(d)
 }
 
-// hint is where the agent finds a disk: a name made of its serial number, in both kinds of
-// machines, which is true whatever else is attached and after every reboot.
-func hint(cid string) string { return "/dev/disk/by-id/virtio-" + cid }
-
 // attachment is what the engine is told of a disk. A container has no udev, so it is told the
 // links: the one of the hint, and the bare CID, which an agent looks for whose stemcell
 // translates CIDs.
-func (i *IaaS) attachment(cid string) machine.Disk {
-	return machine.Disk{ID: cid, Image: i.store.path(disks, cid, imageName), Names: links(cid)}
+func (i *IaaS) attachment(vm VM, cid string) machine.Disk {
+	return vm.Shape.disk(cid, i.store.path(disks, cid, imageName))
 }
 
-func links(id string) []string { return []string{"disk/by-id/virtio-" + id, "disk/by-id/" + id} }
+// disk describes a disk to the engine.
+func (s Shape) disk(id, image string) machine.Disk {
+	return machine.Disk{ID: id, Image: image, Bus: s.DiskBus, Names: []string{strings.TrimPrefix(s.hint(id), "/dev/"), "disk/by-id/" + id}}
+}
+
+// hint is where the agent finds a disk: a name that udev makes of its serial number, in both kinds of
+// machines, which is true whatever else is attached and after every reboot.
+func (s Shape) hint(id string) string {
+	if s.DiskBus == machine.SCSI {
+		return "/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_" + id
+	}
+	return "/dev/disk/by-id/virtio-" + id
+}
+
+// pair locks a VM and a disk, and finds both.
+func (i *IaaS) pair(vmCID, cid string) (vm VM, d Disk, unlock func(), err error) {
+	if vmCID == cid { // its lock cannot be taken twice
+		return vm, d, func() {}, Failf(VMNotFound, "there is no VM %s that is also a disk", vmCID)
+	}
+	unlockVM := i.locks.lock(vmCID)
+	unlockDisk := i.locks.lock(cid)
+	unlock = func() {
+		unlockDisk()
+		unlockVM()
+	}
+	if vm, err = i.findVM(vmCID); err == nil {
+		d, err = i.findDisk(cid)
+	}
+	return vm, d, unlock, err
+}
 
 // AttachDisk attaches a disk to a VM and returns the hint; once more changes nothing.
 func (i *IaaS) AttachDisk(ctx context.Context, vmCID, cid string) (string, error) {
-	defer i.locks.lock(vmCID)()
-	defer i.locks.lock(cid)()
-	vm, err := i.findVM(vmCID)
+	vm, d, unlock, err := i.pair(vmCID, cid)
+	defer unlock()
 	if err != nil {
 		return "", err
 	}
-	d, err := i.findDisk(cid)
-	if err != nil {
-		return "", err
-	}
+	hint := vm.Shape.hint(cid)
 	switch d.VM {
 	case vmCID:
-		return hint(cid), nil
+		return hint, nil
 	case "":
 	default:
 		return "", Failf(CloudError, "disk %s is attached to %s; detach it there first", cid, d.VM)
@@ -175,11 +200,11 @@ func (i *IaaS) AttachDisk(ctx context.Context, vmCID, cid string) (string, error
 		return "", err
 	}
 	if m := i.machine(vmCID); m != nil {
-		if _, err := m.Attach(ctx, i.attachment(cid)); err != nil {
+		if _, err := m.Attach(ctx, i.attachment(vm, cid)); err != nil {
 			return "", errors.Join(err, i.setAttached(cid, ""))
 		}
 	}
-	return hint(cid), i.publish(vm)
+	return hint, i.publish(vm)
 }
 
 // detachTimeout is how long a machine may take to let a disk go.
@@ -187,13 +212,8 @@ const detachTimeout = time.Minute
 
 // DetachDisk takes a disk from a VM.
 func (i *IaaS) DetachDisk(ctx context.Context, vmCID, cid string) error {
-	defer i.locks.lock(vmCID)()
-	defer i.locks.lock(cid)()
-	vm, err := i.findVM(vmCID)
-	if err != nil {
-		return err
-	}
-	d, err := i.findDisk(cid)
+	vm, d, unlock, err := i.pair(vmCID, cid)
+	defer unlock()
 	if err != nil {
 		return err
 	}
@@ -235,19 +255,32 @@ func (i *IaaS) attached(vmCID string) []string {
 }
 
 // ResizeDisk grows a disk that is not attached.
-func (i *IaaS) ResizeDisk(_ context.Context, cid string, size int) error {
-	defer i.locks.lock(cid)()
-	d, err := i.findDisk(cid)
-	if err != nil {
-		return err
-	}
+func (i *IaaS) ResizeDisk(cid string, size int) error {
+	return i.changeDisk(cid, func(d *Disk) error { return i.grow(d, size) })
+}
+
+// UpdateDisk grows a disk that is not attached and replaces its properties.
+func (i *IaaS) UpdateDisk(cid string, size int, properties json.RawMessage) error {
+	return i.changeDisk(cid, func(d *Disk) error {
+		d.Properties = properties
+		return i.grow(d, size)
+	})
+}
+
+// SetDiskMetadata replaces what is known of a disk.
+func (i *IaaS) SetDiskMetadata(cid string, metadata map[string]string) error {
+	return i.changeDisk(cid, func(d *Disk) error {
+		d.Metadata = metadata
+		return nil
+	})
+}
+
+// grow enlarges the image. The record is written afterwards: one that promises less than there is
+// does no harm.
+func (i *IaaS) grow(d *Disk, size int) error {
 	if err := checkSize(size); err != nil {
 		return err
 	}
-	return i.grow(d, size)
-}
-
-func (i *IaaS) grow(d Disk, size int) error {
 	switch {
 	case size == d.Size:
 		return nil
@@ -259,40 +292,8 @@ func (i *IaaS) grow(d Disk, size int) error {
 	if err := i.checkSpace(int64(size-d.Size) * mib); err != nil {
 		return err
 	}
-	// The image first: a record that promises less than there is does no harm.
-	if err := os.Truncate(i.store.path(disks, d.CID, imageName), int64(size)*mib); err != nil {
-		return err
-	}
 	d.Size = size
-	return i.saveDisk(d)
-}
-
-// UpdateDisk grows a disk and replaces its properties.
-func (i *IaaS) UpdateDisk(_ context.Context, cid string, size int, properties json.RawMessage) error {
-	defer i.locks.lock(cid)()
-	d, err := i.findDisk(cid)
-	if err != nil {
-		return err
-	}
-	if err := checkSize(size); err != nil {
-		return err
-	}
-	if err := i.grow(d, size); err != nil {
-		return err
-	}
-	d.Size, d.Properties = size, properties
-	return i.saveDisk(d)
-}
-
-// SetDiskMetadata replaces what is known of a disk.
-func (i *IaaS) SetDiskMetadata(cid string, metadata map[string]string) error {
-	defer i.locks.lock(cid)()
-	d, err := i.findDisk(cid)
-	if err != nil {
-		return err
-	}
-	d.Metadata = metadata
-	return i.saveDisk(d)
+	return os.Truncate(i.store.path(disks, d.CID, imageName), int64(size)*mib)
 }
 
 // SnapshotDisk copies a disk, attached or not, as it would be after a power cut. Where the file
@@ -343,15 +344,7 @@ func copyFile(ctx context.Context, from, to string) error {
 	return nil
 }
 
-func (i *IaaS) saveSnapshot(s Snapshot) error {
-	if err := i.store.put(snapshots, s.CID, s); err != nil {
-		return err
-	}
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.snapshots[s.CID] = &s
-	return nil
-}
+func (i *IaaS) saveSnapshot(s Snapshot) error { return save(i, snapshots, s.CID, i.snapshots, s) }
 
 // DeleteSnapshot removes a snapshot. One that is not there is no error.
 func (i *IaaS) DeleteSnapshot(cid string) error {

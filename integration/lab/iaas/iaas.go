@@ -162,17 +162,22 @@ func (i *IaaS) start() error {
 // dhcpDir holds what DHCP servers read.
 func (i *IaaS) dhcpDir() string { return filepath.Join(i.store.dir, "dhcp") }
 
-// hostRouteWish is a file beside the directory of an IaaS: it is there before the IaaS has anything in it, and
-// stays when that is empty.
+// hostRouteWish is a file beside the directory of an IaaS, with the access that is wished for: it is there
+// before the IaaS has anything in it, and stays when that is empty.
 func hostRouteWish(dir, name string) string { return Directory(dir, name) + "-host-route" }
 
-// WishHostRoute notes whether holders give the host a link.
-func WishHostRoute(dir, name string, on bool) error {
+// WishHostAccess notes which link to the host holders make.
+func WishHostAccess(dir, name string, access fabric.Access) error {
 	if err := ValidName(name); err != nil {
 		return err
 	}
-	if on {
-		return errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(hostRouteWish(dir, name), nil, 0o644))
+	if old, err := os.ReadFile(hostRouteWish(dir, name)); err == nil && fabric.Access(old) == fabric.ToOutside && access != fabric.ToOutside {
+		if err := fabric.EndOutside(Prefix + name); err != nil {
+			return err
+		}
+	}
+	if access != fabric.NoAccess {
+		return errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(hostRouteWish(dir, name), []byte(access), 0o644))
 	}
 	if err := os.Remove(hostRouteWish(dir, name)); !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -182,8 +187,14 @@ func WishHostRoute(dir, name string, on bool) error {
 
 // ConnectHost makes or removes the link to the host, as it is wished now.
 func (i *IaaS) ConnectHost() error {
-	_, err := os.Stat(i.hostWish)
-	return i.net.LinkHost(err == nil)
+	wish, err := os.ReadFile(i.hostWish)
+	if errors.Is(err, os.ErrNotExist) {
+		return i.net.LinkHost(fabric.NoAccess)
+	}
+	if err != nil {
+		return err
+	}
+	return i.net.LinkHost(fabric.Access(wish))
 }
 
 func (i *IaaS) load() (err error) {
@@ -231,6 +242,17 @@ func (i *IaaS) settle() error {
 		}
 	}
 	return errors.Join(failed, i.settleImages())
+}
+
+// save writes a record durably and then remembers it.
+func save[Record any](i *IaaS, kind, cid string, all map[string]*Record, r Record) error {
+	if err := i.store.put(kind, cid, r); err != nil {
+		return err
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	all[cid] = &r
+	return nil
 }
 
 // forget removes an object and its record.

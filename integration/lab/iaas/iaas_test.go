@@ -4,11 +4,13 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 
 	"cambium/integration/lab/iaas/fabric"
+	"cambium/integration/lab/machine"
 	"cambium/integration/lab/metadata"
 	"cambium/integration/lab/registry"
 
@@ -64,13 +66,56 @@ func TestDynamicAddressesAreTheLowestFreeOnes(t *testing.T) {
 }
 
 func TestShape(t *testing.T) {
-	if s, err := (Shape{}).check(); err != nil || s.Engine != QEMU || s.CPU != 1 || s.RAM != 1024 || s.EphemeralDisk != 10240 {
+	if s, err := (Shape{}).check(); err != nil || s.Engine != QEMU || s.CPU != 1 || s.RAM != 1024 || s.EphemeralDisk != 10240 || s.DiskBus != machine.Virtio || s.Firmware != bios {
 		t.Errorf("an empty shape becomes %+v, %v", s, err)
 	}
-	for _, s := range []Shape{{CPU: -1}, {RAM: 1 << 30}, {EphemeralDisk: -1}, {RootDisk: maxDisk + 1}, {Engine: "xen"}} {
+	for _, s := range []Shape{{CPU: -1}, {RAM: 1 << 30}, {EphemeralDisk: -1}, {RootDisk: maxDisk + 1}, {Engine: "xen"}, {DiskBus: "ide"}, {DiskBus: machine.NVMe}, {Firmware: "coreboot"}, {Engine: Container, Firmware: uefi}, {Source: "carrier pigeon"}} {
 		if _, err := s.check(); err == nil {
 			t.Errorf("%+v is accepted", s)
 		}
+	}
+}
+
+func TestHintsFollowTheBus(t *testing.T) {
+	for bus, want := range map[machine.Bus]string{machine.Virtio: "/dev/disk/by-id/virtio-d-1", machine.SCSI: "/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_d-1"} {
+		s := Shape{DiskBus: bus}
+		if d := s.disk("d-1", "x"); s.hint("d-1") != want || d.Bus != bus || "/dev/"+d.Names[0] != want {
+			t.Errorf("%s: hint %s, disk %+v; want %s", bus, s.hint("d-1"), d, want)
+		}
+	}
+}
+
+func TestLightStemcells(t *testing.T) {
+	dir := t.TempDir()
+	image := filepath.Join(dir, "image")
+	if err := os.WriteFile(image, []byte("bytes"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const digest = "277089d91c0bdf4f2e6862ba7e4a07605119431f5d13f726dd352b06f1b206a9"
+	n := 0
+	take := func(upload, properties string) (string, error) {
+		n++
+		return receiveImage(strings.NewReader(upload), json.RawMessage(properties), filepath.Join(dir, strconv.Itoa(n)))
+	}
+	for name, c := range map[string]struct{ upload, properties, digest, err string }{
+		"light":            {"", `{"path":"` + image + `","sha256":"` + digest + `"}`, digest, ""},
+		"upper case":       {"", `{"path":"` + image + `","sha256":"` + strings.ToUpper(digest) + `"}`, digest, ""},
+		"not light":        {"bytes", `{"path":"/etc/shadow"}`, digest, ""},
+		"nothing named":    {"", ``, "", "empty"},
+		"no digest":        {"", `{"path":"` + image + `"}`, "", "sha256"},
+		"another digest":   {"", `{"path":"` + image + `","sha256":"` + strings.Repeat("0", 64) + `"}`, "", "another digest"},
+		"relative":         {"", `{"path":"image","sha256":"` + digest + `"}`, "", "absolute"},
+		"missing":          {"", `{"path":"/missing","sha256":"` + digest + `"}`, "", "no such file"},
+		"directory":        {"", `{"path":"` + dir + `","sha256":"` + digest + `"}`, "", "no file"},
+		"not an object":    {"", `[]`, "", "cloud_properties"},
+		"digest is no hex": {"", `{"path":"` + image + `","sha256":"x"}`, "", "sha256"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := take(c.upload, c.properties)
+			if got != c.digest && c.err == "" || c.err == "" && err != nil || c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)) {
+				t.Errorf("got %q, %v; want %q, error %q", got, err, c.digest, c.err)
+			}
+		})
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"cambium/integration/lab/iaas/fabric"
+	"cambium/integration/lab/machine"
 	"cambium/internal/atomicfile"
 )
 
@@ -81,6 +82,9 @@ type Shape struct {
 	EphemeralDisk int    `json:"ephemeral_disk,omitempty"`  // MiB
 	RootDisk      int    `json:"root_disk,omitempty"`       // MiB
 	Source        string `json:"settings_source,omitempty"` // "configdrive", "cdrom" or "http"
+	// DiskBus is what all disks are connected with, machine.Virtio or machine.SCSI.
+	DiskBus  machine.Bus `json:"disk_bus,omitempty"`
+	Firmware string      `json:"firmware,omitempty"` // "bios" or "uefi"
 }
 
 // The kinds of objects, which are also the directories of their records.

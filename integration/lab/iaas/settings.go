@@ -30,7 +30,7 @@ func (o Order) settings(vm VM) (json.RawMessage, error) {
 		"agent_id": vm.AgentID,
 		"vm":       map[string]string{"name": vm.CID, "id": vm.CID},
 		"networks": vm.Networks,
-		"disks":    map[string]any{"system": "/dev/vda", "ephemeral": hint(ephemeralID(vm.CID)), "persistent": map[string]string{}},
+		"disks":    vm.disks(nil),
 		"ntp":      append([]string{}, o.Agent.NTP...),
 		"mbus":     o.Agent.Mbus,
 		"env":      json.RawMessage("{}"),
@@ -42,6 +42,19 @@ func (o Order) settings(vm VM) (json.RawMessage, error) {
 		document["blobstore"] = o.Agent.Blobstore
 	}
 	return json.Marshal(document)
+}
+
+// disks are the disks of a VM in its settings, with those that are attached.
+func (vm VM) disks(attached []string) map[string]any {
+	persistent := map[string]string{}
+	for _, cid := range attached {
+		persistent[cid] = vm.Shape.hint(cid)
+	}
+	system := "/dev/vda"
+	if vm.Shape.DiskBus == machine.SCSI {
+		system = "/dev/sda"
+	}
+	return map[string]any{"system": system, "ephemeral": vm.Shape.hint(ephemeralID(vm.CID)), "persistent": persistent}
 }
 
 // serve starts the services that VMs ask: metadata and registry.
@@ -128,11 +141,7 @@ func (i *IaaS) publish(vm VM) error {
 	if err := json.Unmarshal(vm.Settings, &document); err != nil {
 		return err
 	}
-	persistent := map[string]string{}
-	for _, cid := range i.attached(vm.CID) {
-		persistent[cid] = hint(cid)
-	}
-	disks, err := json.Marshal(map[string]any{"system": "/dev/vda", "ephemeral": hint(ephemeralID(vm.CID)), "persistent": persistent})
+	disks, err := json.Marshal(vm.disks(i.attached(vm.CID)))
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"cambium/integration/lab/iaas/upload"
@@ -30,15 +31,7 @@ func (i *IaaS) findStemcell(cid string) (*Stemcell, error) {
 	return s, nil
 }
 
-func (i *IaaS) saveStemcell(s Stemcell) error {
-	if err := i.store.put(stemcells, s.CID, s); err != nil {
-		return err
-	}
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.stemcells[s.CID] = &s
-	return nil
-}
+func (i *IaaS) saveStemcell(s Stemcell) error { return save(i, stemcells, s.CID, i.stemcells, s) }
 
 // CreateStemcell stores an image, whose format is told from its content. The same bytes are kept
 // once, however many stemcells are made of them.
@@ -60,8 +53,8 @@ func (i *IaaS) CreateStemcell(ctx context.Context, image io.Reader, properties j
 		return "", err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
-	if s.Image, err = receive(image, filepath.Join(work, "upload")); err != nil {
-		return "", fmt.Errorf("receive the image: %w", err)
+	if s.Image, err = receiveImage(image, properties, filepath.Join(work, "upload")); err != nil {
+		return "", err
 	}
 	defer i.locks.lock("image " + s.Image)()
 	// The record refers to the image before it is there, so that it cannot be collected.
@@ -79,15 +72,68 @@ func (i *IaaS) CreateStemcell(ctx context.Context, image io.Reader, properties j
 	return s.CID, nil
 }
 
-// receive writes an upload to a file and returns its digest.
-func receive(from io.Reader, path string) (string, error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+// receiveImage stores the bytes of an image and returns their digest. Those of a light stemcell, whose upload is
+// empty, are in a file of this host that its properties name.
+func receiveImage(from io.Reader, properties json.RawMessage, path string) (digest string, err error) {
+	size, digest, err := receive(from, path)
+	if err != nil || size > 0 {
+		return digest, err
+	}
+	light, err := lightImage(properties)
 	if err != nil {
 		return "", err
 	}
+	f, err := os.OpenFile(light.Path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe would be waited for
+	if err != nil {
+		return "", fmt.Errorf("light stemcell: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return "", errors.Join(err, fmt.Errorf("light stemcell: %s is no file", light.Path))
+	}
+	if err := os.Remove(path); err != nil {
+		return "", err
+	}
+	if _, digest, err = receive(f, path); err != nil {
+		return "", err
+	}
+	// A caller inside a VM may name any file of the host, but only use one that it knows already.
+	if digest != strings.ToLower(light.SHA256) {
+		return "", fmt.Errorf("light stemcell: %s has another digest than sha256 of its cloud_properties", light.Path)
+	}
+	return digest, nil
+}
+
+// light is what the cloud_properties of a light stemcell say.
+type light struct {
+	Path   string `json:"path"`
+	SHA256 string `json:"sha256"`
+}
+
+func lightImage(properties json.RawMessage) (l light, err error) {
+	if len(properties) > 0 {
+		if err := json.Unmarshal(properties, &l); err != nil {
+			return l, fmt.Errorf("cloud_properties of the stemcell: %w", err)
+		}
+	}
+	if sum, err := hex.DecodeString(l.SHA256); !filepath.IsAbs(l.Path) || err != nil || len(sum) != sha256.Size {
+		return l, errors.New("the image is empty, and cloud_properties do not name one of the host: want an absolute path and its sha256")
+	}
+	return l, nil
+}
+
+// receive stores bytes and returns how many there are, and their digest.
+func receive(from io.Reader, path string) (int64, string, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return 0, "", err
+	}
 	h := sha256.New()
-	_, err = io.Copy(io.MultiWriter(f, h), from)
-	return hex.EncodeToString(h.Sum(nil)), errors.Join(err, f.Close())
+	size, err := io.Copy(io.MultiWriter(f, h), from)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return 0, "", fmt.Errorf("receive the image: %w", err)
+	}
+	return size, hex.EncodeToString(h.Sum(nil)), nil
 }
 
 func (i *IaaS) imagePath(digest string, more ...string) string {

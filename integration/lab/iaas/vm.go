@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"cambium/integration/lab/disk"
@@ -51,22 +52,34 @@ func (s Shape) check() (Shape, error) {
 			return s, Failf(CloudError, "%s %d of the VM type: want 1 to %d", f.name, *f.value, f.most)
 		}
 	}
-	switch s.Engine {
-	case "":
-		s.Engine = QEMU
-	case QEMU, Container:
-	default:
-		return s, Failf(CloudError, "engine %q of the VM type is neither %s nor %s", s.Engine, QEMU, Container)
+	bus := string(s.DiskBus)
+	for _, f := range []struct {
+		name  string
+		value *string
+		known []string // the first is the default
+	}{
+		{"engine", &s.Engine, []string{QEMU, Container}}, {"settings_source", &s.Source, []string{configDrive, cdrom, httpSource}},
+		{"disk_bus", &bus, []string{string(machine.Virtio), string(machine.SCSI)}}, {"firmware", &s.Firmware, []string{bios, uefi}},
+	} {
+		if *f.value == "" {
+			*f.value = f.known[0]
+		}
+		if !slices.Contains(f.known, *f.value) {
+			return s, Failf(CloudError, "%s %q of the VM type is none of %s", f.name, *f.value, strings.Join(f.known, ", "))
+		}
 	}
-	switch s.Source {
-	case "":
-		s.Source = configDrive
-	case configDrive, cdrom, httpSource:
-	default:
-		return s, Failf(CloudError, "settings_source %q of the VM type is none of %s, %s, %s", s.Source, configDrive, cdrom, httpSource)
+	s.DiskBus = machine.Bus(bus)
+	if s.Engine == Container && s.Firmware == uefi {
+		return s, Failf(CloudError, "firmware %q of the VM type: a container has no firmware; leave it out", uefi)
 	}
 	return s, nil
 }
+
+// The kinds of firmware.
+const (
+	bios = "bios"
+	uefi = "uefi"
+)
 
 // Order is what a caller wants of a VM.
 type Order struct {
@@ -104,15 +117,7 @@ func (i *IaaS) HasVM(cid string) bool {
 	return err == nil
 }
 
-func (i *IaaS) saveVM(vm VM) error {
-	if err := i.store.put(vms, vm.CID, vm); err != nil {
-		return err
-	}
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.vms[vm.CID] = &vm
-	return nil
-}
+func (i *IaaS) saveVM(vm VM) error { return save(i, vms, vm.CID, i.vms, vm) }
 
 // machine is the machine of a VM that this holder has started, nil if it has not.
 func (i *IaaS) machine(cid string) machine.Machine {
@@ -267,11 +272,11 @@ func needsDHCP(vm VM, c fabric.Card) bool {
 // furnish gives a new machine its disks and its settings.
 func (i *IaaS) furnish(ctx context.Context, vm VM, m machine.Machine) error {
 	own := ephemeralID(vm.CID)
-	if _, err := m.Attach(ctx, machine.Disk{ID: own, Image: i.store.path(vms, vm.CID, ephemeralName), Names: links(own)}); err != nil {
+	if _, err := m.Attach(ctx, vm.Shape.disk(own, i.store.path(vms, vm.CID, ephemeralName))); err != nil {
 		return err
 	}
 	for _, cid := range i.attached(vm.CID) {
-		if _, err := m.Attach(ctx, i.attachment(cid)); err != nil {
+		if _, err := m.Attach(ctx, i.attachment(vm, cid)); err != nil {
 			return err
 		}
 	}
@@ -296,7 +301,8 @@ func (i *IaaS) engine(ctx context.Context, vm VM) (machine.Engine, error) {
 	if err := os.MkdirAll(cache.Dir, 0o755); err != nil {
 		return nil, err
 	}
-	return qemu.Engine{Images: cache, Image: image.Image{Disk: raw}, RootSize: int64(vm.Shape.RootDisk) * mib, Memory: vm.Shape.RAM, CPUs: vm.Shape.CPU}, nil
+	return qemu.Engine{Images: cache, Image: image.Image{Disk: raw}, RootSize: int64(vm.Shape.RootDisk) * mib, Memory: vm.Shape.RAM, CPUs: vm.Shape.CPU,
+		RootBus: vm.Shape.DiskBus, UEFI: vm.Shape.Firmware == uefi}, nil
 }
 
 // restartPause is between the crash of a machine and its next start.

@@ -1,8 +1,10 @@
 package machine
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 )
@@ -84,4 +86,12 @@ func Fresh(dir string) (undo func() error) {
 		return func() error { return nil }
 	}
 	return func() error { return os.RemoveAll(dir) }
+}
+
+// Failed is the error of a program that ran in a machine, with what it has said, if it has said anything.
+func Failed(c Command, name string, err error, said string) error {
+	if said = strings.TrimSpace(said); said != "" {
+		return fmt.Errorf("%s in %s: %w: %s", c.Args[0], name, err, said)
+	}
+	return fmt.Errorf("%s in %s: %w", c.Args[0], name, err)
 }

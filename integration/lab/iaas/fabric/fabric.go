@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"sync"
 
@@ -20,8 +21,8 @@ type Fabric struct {
 	mu      sync.Mutex // guards what follows
 	bridges map[string]*bridge
 	servers map[string]*dhcp
-	linked  bool            // to the host
-	routed  map[string]bool // addresses to whose networks the host has a route
+	access  Access         // of the link to the host
+	routed  []netip.Prefix // networks to which the host has a route
 }
 
 // bridge is a segment in the kernel.
@@ -40,7 +41,7 @@ func Make(name, dir string) (*Fabric, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Fabric{Net: space, name: name, dir: dir, bridges: map[string]*bridge{}, servers: map[string]*dhcp{}, routed: map[string]bool{}}, nil
+	return &Fabric{Net: space, name: name, dir: dir, bridges: map[string]*bridge{}, servers: map[string]*dhcp{}}, nil
 }
 
 // Close ends the servers and removes the host's link; the namespace goes with what is in it.
@@ -50,7 +51,7 @@ func (f *Fabric) Close() error {
 	for _, d := range f.servers {
 		d.stop()
 	}
-	return errors.Join(hostLinkOf(f.name).remove(), f.Net.Delete())
+	return errors.Join(f.unlink(), f.Net.Delete())
 }
 
 // bridgeName fits a link, whatever the segment is called.

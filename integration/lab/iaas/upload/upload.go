@@ -51,7 +51,7 @@ func Unpack(ctx context.Context, upload, dir string) error {
 	defer func() { _ = f.Close() }()
 	magic := make([]byte, 2)
 	if _, err := io.ReadFull(f, magic); err != nil {
-		return errors.New("it is empty; light stemcells are not supported")
+		return errors.New("it is empty")
 	}
 	if !bytes.Equal(magic, []byte{0x1f, 0x8b}) {
 		return convert(ctx, upload, filepath.Join(dir, Disk))

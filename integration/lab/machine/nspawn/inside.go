@@ -236,7 +236,7 @@ func (m *Machine) Run(ctx context.Context, c machine.Command) error {
 		cmd.Stderr = &words
 	}
 	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("%s in %s: %w: %s", c.Args[0], m.Spec.Name, err, strings.TrimSpace(words.String()))
+		return machine.Failed(c, m.Spec.Name, err, words.String())
 	}
 	return nil
 }

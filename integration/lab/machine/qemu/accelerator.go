@@ -25,10 +25,11 @@ var probing sync.Mutex
 
 // accelerator chooses how machines run. That /dev/kvm is there says nothing: in many nested
 // set-ups guests hang. So a small guest is booted on trial, once per boot of this host. An image whose
-// kernel is not at hand cannot be tried: that its firmware runs says nothing about a kernel.
+// kernel is not at hand cannot be tried, since that its firmware runs says nothing about a kernel: it uses
+// the result of a trial that another image's machine has made.
 func (e Engine) accelerator(ctx context.Context, img image.Image) []string {
 	device, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
-	if err != nil || img.Kernel == "" {
+	if err != nil {
 		return interpreted
 	}
 	_ = device.Close()
@@ -40,6 +41,9 @@ func (e Engine) accelerator(ctx context.Context, img image.Image) []string {
 	}
 	note := filepath.Join(e.Images.Dir, "kvm-"+strings.TrimSpace(string(boot)))
 	verdict, err := os.ReadFile(note)
+	if err != nil && img.Kernel == "" {
+		return interpreted
+	}
 	if err != nil {
 		verdict = []byte("no")
 		if probe(ctx, img) {

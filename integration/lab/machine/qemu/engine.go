@@ -2,6 +2,8 @@
 // own. They need no hardware support: QEMU's own interpreter boots a systemd in about twenty
 // seconds. Each machine's root disk is a layer over a shared image; its other disks are plain
 // image files. Programs and files inside are reached over a virtio serial port.
+//
+// Size: start, disks, snapshots and the programs in a machine share QEMU's monitor and one lock.
 package qemu
 
 import (
@@ -10,11 +12,13 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 
 	"cambium/integration/lab/image"
 	"cambium/integration/lab/machine"
+	"cambium/internal/atomicfile"
 )
 
 // Engine makes machines from the images of a cache.
@@ -30,6 +34,10 @@ type Engine struct {
 	RootSize int64
 	// Memory in MiB, 1024 if zero; CPUs, 2 if zero.
 	Memory, CPUs int
+	// RootBus is what the root disk is connected with, machine.Virtio or machine.SCSI; the former if empty.
+	RootBus machine.Bus
+	// UEFI boots with OVMF instead of SeaBIOS, for images with an EFI system partition.
+	UEFI bool
 	// Kernel is added to the kernel's command line.
 	Kernel string
 }
@@ -44,6 +52,9 @@ func (e Engine) Missing() error {
 		if _, err := exec.LookPath(program); err != nil {
 			lacks = append(lacks, program+" (package "+pkg+")")
 		}
+	}
+	if _, err := os.Stat(firmwareCode); e.UEFI && err != nil {
+		lacks = append(lacks, "UEFI firmware (package ovmf)")
 	}
 	if len(lacks) > 0 {
 		return fmt.Errorf("virtual machines need %s", strings.Join(lacks, " and "))
@@ -78,7 +89,7 @@ func (e Engine) Create(ctx context.Context, s machine.Spec) (machine.Machine, er
 	if err := os.MkdirAll(s.Dir, 0o755); err != nil {
 		return nil, err
 	}
-	if err := m.makeRoot(ctx); err != nil {
+	if err := errors.Join(m.makeRoot(ctx), m.makeFirmware()); err != nil {
 		return nil, errors.Join(err, undo())
 	}
 	if len(s.AgentJSON) > 0 {
@@ -106,4 +117,32 @@ func (m *Machine) makeRoot(ctx context.Context) error {
 		return fmt.Errorf("root disk of %s: %w: %s", m.Spec.Name, err, strings.TrimSpace(string(out)))
 	}
 	return os.Rename(temporary, m.rootDisk())
+}
+
+// OVMF, as Debian's package ovmf has it: the program, and its variables, which each machine has a copy of.
+const (
+	firmwareCode      = "/usr/share/OVMF/OVMF_CODE_4M.fd"
+	firmwareVariables = "/usr/share/OVMF/OVMF_VARS_4M.fd"
+)
+
+// makeFirmware makes the machine's own copy of the firmware's variables, unless it is there already.
+func (m *Machine) makeFirmware() error {
+	if _, err := os.Lstat(m.variables()); err == nil || !m.engine.UEFI {
+		return nil
+	}
+	data, err := os.ReadFile(firmwareVariables)
+	if err != nil {
+		return fmt.Errorf("UEFI firmware of %s: %w", m.Spec.Name, err)
+	}
+	return atomicfile.Write(m.variables(), data, 0o600)
+}
+
+func (m *Machine) variables() string { return filepath.Join(m.Spec.Dir, "firmware-variables") }
+
+// firmware are QEMU's arguments of how the machine boots.
+func (m *Machine) firmware() []string {
+	if !m.engine.UEFI {
+		return nil
+	}
+	return []string{"-drive", "if=pflash,format=raw,readonly=on,file=" + firmwareCode, "-drive", "if=pflash,format=raw,file=" + strings.ReplaceAll(m.variables(), ",", ",,")}
 }

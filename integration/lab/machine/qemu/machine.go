@@ -173,7 +173,7 @@ func (m *Machine) argv(paused bool) ([]string, error) {
 		"-chardev", "file,id=console,append=on,path=" + strings.ReplaceAll(m.Console(), ",", ",,"), "-serial", "chardev:console",
 		"-device", "virtio-serial-pci", "-chardev", fmt.Sprintf("socket,id=hand,fd=%d", firstFile+1), "-device", "virtserialport,chardev=hand,name=" + guest.Port,
 		"-device", "virtio-rng-pci", "-device", "virtio-scsi-pci,id=scsi"}
-	argv = append(argv, m.accelerator...)
+	argv = append(append(argv, m.accelerator...), m.firmware()...)
 	if len(m.Spec.NICs) > 0 {
 		// Among the processes of the lab's network, by which a crashed lab is cleaned up.
 		argv = append([]string{"nsenter", "--net=" + m.Spec.NICs[0].Net.Path()}, argv...)
@@ -190,7 +190,11 @@ func (m *Machine) argv(paused bool) ([]string, error) {
 	}
 	root := map[string]any{"driver": "qcow2", "node-name": rootNode, "discard": "unmap", "file": map[string]any{"driver": "file", "filename": m.rootDisk()}}
 	blocks := []map[string]any{root}
-	devices := []map[string]any{{"driver": "virtio-blk-pci", "id": "rootdrive", "drive": rootNode, "serial": "root"}}
+	device := map[string]any{"driver": "virtio-blk-pci", "id": "rootdrive", "drive": rootNode, "serial": "root"}
+	if m.engine.RootBus == machine.SCSI {
+		device["driver"], device["bus"] = "scsi-hd", "scsi.0"
+	}
+	devices := []map[string]any{device}
 	for _, a := range m.disks {
 		blocks, devices = append(blocks, a.block()), append(devices, a.device())
 	}
@@ -407,7 +411,7 @@ func (m *Machine) Run(ctx context.Context, c machine.Command) error {
 		err = fmt.Errorf("exit status %d", r.Status)
 	}
 	if err != nil {
-		return fmt.Errorf("%s in %s: %w: %s", c.Args[0], m.Spec.Name, err, strings.TrimSpace(words.String()))
+		return machine.Failed(c, m.Spec.Name, err, words.String())
 	}
 	return nil
 }
