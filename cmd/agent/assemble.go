@@ -54,7 +54,7 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 	if err != nil {
 		return nil, errors.Join(err, rec.Close())
 	}
-	a.machine, a.current, a.manager, a.firewall = m.Machine, m.current, m.manager, m.firewall
+	a.machine, a.current, a.manager, a.monitManager, a.firewall = m.Machine, m.current, m.manager, m.monitManager, m.firewall
 	a.agentID, a.settingsDir = m.agentID, m.current.Place
 	linux := cfg.Platform.Linux
 	a.dispatcher.AnswerHold = func() time.Duration {

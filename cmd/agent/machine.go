@@ -72,6 +72,8 @@ type machine struct {
 	accounts *user.Accounts
 	// dummyDisks are those of a dummy machine, and nil on any other.
 	dummyDisks *dummydisks.Disks
+	// monitManager runs monit: runit on jammy, else the manager.
+	monitManager services
 }
 
 // newMachine puts the machine together that agent run boots and agent plan looks at. It reads the
@@ -112,6 +114,10 @@ func (m *machine) agentID() string { return m.current.Effective().Settings.Agent
 func (m *machine) addPlatform(at func(component string) *logrus.Entry) {
 	linux := m.Options
 	m.manager = serviceManager(linux, at("unit"))
+	m.monitManager = m.manager
+	if monitUnderRunit("/", linux) {
+		m.monitManager = &unit.Runit{Root: "/", Log: at("unit")}
+	}
 	m.firewall = &firewall.Firewall{Log: at("firewall")}
 	m.accounts = &user.Accounts{Root: "/", Log: at("user")}
 	m.Network = &network.Kernel{Root: "/", Log: at("network")}
@@ -126,6 +132,13 @@ func serviceManager(linux agentjson.Linux, log *logrus.Entry) services {
 		return &unit.Systemd{Root: "/", Log: log}
 	}
 	return &unit.Runit{Root: "/", Log: log}
+}
+
+// monitUnderRunit reports whether monit is a service of runit. On jammy's stemcells systemd is the init and runs runit as one
+// of its units: networkd and resolved are systemd's, monit and the agent are runit's. Later stemcells have runit for its
+// tools alone, and no such service.
+func monitUnderRunit(root string, linux agentjson.Linux) bool {
+	return linux.ServiceManager != "systemd" && unit.RunitHas(root, monit.UnitName)
 }
 
 // addSources lets the settings come from the sources that agent.json names.
@@ -206,8 +219,8 @@ func (m *machine) addJobs(o machineOptions) {
 		return spec.JobNames(), err
 	}
 	if o.monit {
-		client := monitClient(o.dirs, m.manager)
-		m.Supervisor = monit.Starter{Dirs: o.dirs, Client: client, Services: m.manager,
+		client := monitClient(o.dirs, m.monitManager)
+		m.Supervisor = monit.Starter{Dirs: o.dirs, Client: client, Services: m.monitManager,
 			FilesOfStopped: func() ([]string, error) { return jobs.FilesOfStopped(o.dirs) },
 			KeepStopped:    func() ([]string, error) { return jobs.KeepStopped(o.dirs) },
 			AfterStart: func(stateWritten time.Time) {

@@ -184,6 +184,8 @@ type app struct {
 	settingsDir func() string
 	agentID     func() string
 	missing     string // features of the platform; see checkPlatform
+	// monitManager runs monit: runit on jammy, else the manager. It is nil on a dummy machine.
+	monitManager services
 	// collections counts the long collections of logs, to name them.
 	collections atomic.Int64
 }
@@ -208,7 +210,7 @@ func (a *app) run(ctx context.Context, cancel func(), boot func(context.Context)
 	a.spawn(func() {
 		watchdog.Feed(ctx, cmp.Or(a.notifier.Watchdog()/3, alivePeriod), a.dispatcher, func() error { return errors.Join(a.notifier.Alive(), a.rec.Alive()) }, a.log)
 	})
-	if systemd, ok := a.manager.(interface {
+	if systemd, ok := a.monitManager.(interface {
 		Warm(context.Context, ...string)
 	}); ok {
 		a.spawn(func() { systemd.Warm(ctx, monit.UnitName) })

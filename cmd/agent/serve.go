@@ -46,7 +46,7 @@ func (a *app) serve(ctx context.Context, tasks *task.Tasks) (action.Table, error
 	owner := jobOwner()
 	instance := &jobs.Instance{Dirs: a.dirs, Blobs: blobs, Supervisor: a.supervisor, Owner: owner, Parallel: e.Settings.Env.Bosh.Parallel,
 		Root: "/", Log: a.log.WithField("component", "jobs")}
-	collector := logs.Collector{Dirs: a.dirs, Root: "/", Log: a.log.WithField("component", "jobs"), Progress: a.collection}
+	collector := logs.Collector{Dirs: a.dirs, Root: "/", Log: a.log.WithField("component", "jobs"), Journal: logs.Journal, Progress: a.collection}
 	if err := errors.Join(instance.Sweep(), blobs.Sweep(), collector.Sweep()); err != nil {
 		a.log.WithError(err).Warn("leftovers were not removed")
 	}
@@ -225,7 +225,7 @@ func (a *app) newSupervisor() jobs.Supervisor {
 	case "dummy-nats":
 		return &dummysupervisor.Dummy{Applied: a.applied}
 	}
-	return monit.Supervisor{Client: monitClient(a.dirs, a.manager)}
+	return monit.Supervisor{Client: monitClient(a.dirs, a.monitManager)}
 }
 
 // applied reports whether a spec has been applied to the machine.

@@ -32,6 +32,8 @@ type Collector struct {
 	// Root is the system root.
 	Root string
 	Log  *logrus.Entry
+	// Journal, if set, writes what the system's journal has of the agent since the machine's boot.
+	Journal func(ctx context.Context, w io.Writer) error
 	// Progress, if set, is called when a collection has become a long one. What it returns is told
 	// how far that one is, and with the zero value that it has ended.
 	Progress func() func(Progress)
@@ -43,6 +45,8 @@ type source struct {
 	prefix string // in the archive
 	// also is a second directory that links in dir may lead to.
 	also string
+	// journal says that the agent's journal belongs to it if the directory holds nothing of this boot.
+	journal bool
 }
 
 func (c Collector) sources(types string) ([]source, error) {
@@ -50,7 +54,7 @@ func (c Collector) sources(types string) ([]source, error) {
 	known := map[string]source{
 		"job": {dir: filepath.Join(c.Dirs.Sys(), "log")},
 		// Root alone writes here, and stemcells link to the system's log of the agent.
-		"agent":  {dir: c.Dirs.BoshLog(), also: system},
+		"agent":  {dir: c.Dirs.BoshLog(), also: system, journal: true},
 		"system": {dir: system, prefix: "var/log"},
 	}
 	var sources []source
@@ -151,20 +155,22 @@ type packing struct {
 }
 
 func (p *packing) source(s source) error {
-	root, err := os.OpenRoot(s.dir)
+	if err := p.directories(s); err != nil || !s.journal {
+		return err
+	}
+	return p.journal(s)
+}
+
+// directories packs what is in the source's directory.
+func (p *packing) directories(s source) error {
+	root, also, err := s.open()
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	defer root.Close()
-	var also *os.Root
-	if s.also != "" {
-		if also, err = os.OpenRoot(s.also); err == nil {
-			defer also.Close()
-		}
-	}
+	defer closeRoots(root, also)
 	return rootdir.Walk(p.ctx, root, func(rel string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return p.skip(rel, err)
@@ -172,16 +178,33 @@ func (p *packing) source(s source) error {
 		if entry.IsDir() || !matches(p.globs, rel) {
 			return nil
 		}
-		file, err := open(root, rel)
-		if err != nil && also != nil && entry.Type()&fs.ModeSymlink != 0 {
-			file, err = openAlso(root, s, rel, also)
-		}
+		file, err := s.openFile(root, also, rel, entry)
 		if err != nil {
 			return p.skip(rel, err)
 		}
 		defer file.Close()
 		return p.file(file, path.Join(s.prefix, rel))
 	})
+}
+
+// open opens the directory, and the second one if there is one.
+func (s source) open() (root, also *os.Root, err error) {
+	if root, err = os.OpenRoot(s.dir); err != nil {
+		return nil, nil, err
+	}
+	if s.also != "" {
+		also, _ = os.OpenRoot(s.also)
+	}
+	return root, also, nil
+}
+
+// openFile opens a regular file of the directory. A link may lead to the second directory.
+func (s source) openFile(root, also *os.Root, rel string, entry fs.DirEntry) (*os.File, error) {
+	file, err := open(root, rel)
+	if err != nil && also != nil && entry.Type()&fs.ModeSymlink != 0 {
+		return openAlso(root, s, rel, also)
+	}
+	return file, err
 }
 
 var errNoFile = errors.New("not a regular file")

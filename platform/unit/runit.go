@@ -10,9 +10,11 @@ import (
 	"path/filepath"
 	"strconv"
 	"syscall"
+	"time"
 
 	"cambium/internal/atomicfile"
 	"cambium/internal/command"
+	"cambium/internal/retry"
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
@@ -27,8 +29,18 @@ type Runit struct {
 	Program string
 }
 
-// Setup makes runsvdir supervise a service that the stemcell ships but does not start.
-func (r *Runit) Setup(_ context.Context, name string) error {
+// RunitHas reports whether the stemcell below root has a service of that name for runit, supervised or not.
+func RunitHas(root, name string) bool {
+	info, err := os.Stat(filepath.Join(root, "etc/sv", name, "run"))
+	return err == nil && info.Mode().IsRegular()
+}
+
+// superviseTimeout bounds the wait for runsvdir, which looks for new services every five seconds.
+const superviseTimeout = 15 * time.Second
+
+// Setup makes runsvdir supervise a service that the stemcell ships but does not start, and waits until it does: sv fails
+// before that.
+func (r *Runit) Setup(ctx context.Context, name string) error {
 	link := filepath.Join(r.Root, "etc/service", name)
 	if err := os.MkdirAll(filepath.Dir(link), 0o755); err != nil {
 		return fmt.Errorf("set up %s: %w", name, err)
@@ -36,7 +48,22 @@ func (r *Runit) Setup(_ context.Context, name string) error {
 	if err := atomicfile.Symlink(filepath.Join("/etc/sv", name), link); err != nil {
 		return fmt.Errorf("set up %s: %w", name, err)
 	}
+	ctx, cancel := context.WithTimeout(ctx, superviseTimeout)
+	defer cancel()
+	err := retry.Do(ctx, retry.Backoff{Min: 20 * time.Millisecond, Max: 200 * time.Millisecond}, func(context.Context) error { return r.supervised(name) })
+	if err != nil {
+		return fmt.Errorf("set up %s: runsvdir does not supervise it: %w", name, err)
+	}
 	return nil
+}
+
+// supervised returns no error if runsv has a service: it reads from this FIFO. One without a reader is of an earlier boot.
+func (r *Runit) supervised(name string) error {
+	file, err := os.OpenFile(filepath.Join(r.Root, "etc/sv", name, "supervise/ok"), os.O_WRONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	return file.Close()
 }
 
 // Start starts a service and waits until it runs.

@@ -406,6 +406,21 @@ func TestRunit(t *testing.T) {
 	}
 	r := &Runit{Root: root, Program: program}
 	ctx := bounded(t)
+	// An earlier boot has left the FIFO; runsv reads from it a little later.
+	ok := filepath.Join(root, "etc/sv/monit/supervise/ok")
+	if err := errors.Join(os.MkdirAll(filepath.Dir(ok), 0o755), unix.Mkfifo(ok, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	hurried, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+	defer cancel()
+	if err := r.Setup(hurried, "monit"); err == nil {
+		t.Error("a service that runsv does not have is set up")
+	}
+	time.AfterFunc(100*time.Millisecond, func() {
+		if runsv, err := os.OpenFile(ok, os.O_RDONLY|unix.O_NONBLOCK, 0); err == nil {
+			t.Cleanup(func() { _ = runsv.Close() })
+		}
+	})
 	for _, call := range []func() error{
 		func() error { return r.Setup(ctx, "monit") },
 		func() error { return r.Setup(ctx, "monit") },

@@ -18,8 +18,15 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
+// osRelease names the operating system.
+const osRelease = "/etc/os-release"
+
 // Run is `agent compile`.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	return run(ctx, osRelease, args, stdout, stderr)
+}
+
+func run(ctx context.Context, osRelease string, args []string, stdout, stderr io.Writer) int {
 	flags := cli.NewFlags("compile", cli.Help{Arguments: "[-output-directory DIR] RELEASE.tgz…",
 		Purpose: "Compiles release tarballs on this machine, without a Director, and prints where the compiled releases are.\n" +
 			"All packages that are installed on the machine are removed.",
@@ -30,7 +37,7 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return code
 	}
 	dirs := vcap.New(*base)
-	stemcell, err := stemcellSlug(dirs)
+	stemcell, err := stemcellSlug(osRelease, dirs)
 	if info, missing := os.Stat(*output); err == nil && (missing != nil || !info.IsDir()) {
 		// Before hours of compilation, not after.
 		err = fmt.Errorf("-output-directory: %s is not a directory", *output)
@@ -56,21 +63,32 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return cli.ExitOK
 }
 
-// stemcellSlug is "name/version" of the stemcell that this machine was made from.
-func stemcellSlug(dirs vcap.Dirs) (string, error) {
-	var parts []string
-	for _, name := range []string{"operating_system", "stemcell_version"} {
-		data, err := os.ReadFile(filepath.Join(dirs.BoshEtc(), name))
-		if err != nil {
-			return "", fmt.Errorf("which stemcell this is: %w", err)
-		}
-		part := strings.TrimSpace(string(data))
-		if part == "" || strings.ContainsAny(part, "/ \n") {
-			return "", fmt.Errorf("which stemcell this is: %s does not say", filepath.Join(dirs.BoshEtc(), name))
-		}
-		parts = append(parts, part)
+// stemcellSlug is "name/version" of the stemcell that this machine was made from, the name as a Director has it:
+// ubuntu-noble/1.484. The stemcell's own file operating_system does not tell the release: it says ubuntu.
+func stemcellSlug(osRelease string, dirs vcap.Dirs) (string, error) {
+	release, err := os.ReadFile(osRelease)
+	if err != nil {
+		return "", fmt.Errorf("which stemcell this is: %w", err)
 	}
-	return strings.Join(parts, "/"), nil
+	keys := map[string]string{}
+	for line := range strings.Lines(string(release)) {
+		if key, value, found := strings.Cut(strings.TrimSpace(line), "="); found {
+			keys[key] = strings.Trim(value, `"'`)
+		}
+	}
+	versionFile := filepath.Join(dirs.BoshEtc(), "stemcell_version")
+	version, err := os.ReadFile(versionFile)
+	if err != nil {
+		return "", fmt.Errorf("which stemcell this is: %w", err)
+	}
+	for _, part := range []struct{ value, from string }{
+		{keys["ID"], "ID in " + osRelease}, {keys["VERSION_CODENAME"], "VERSION_CODENAME in " + osRelease}, {strings.TrimSpace(string(version)), versionFile},
+	} {
+		if part.value == "" || strings.ContainsAny(part.value, "/ \n") {
+			return "", fmt.Errorf("which stemcell this is: %s is not usable: %q", part.from, part.value)
+		}
+	}
+	return keys["ID"] + "-" + keys["VERSION_CODENAME"] + "/" + strings.TrimSpace(string(version)), nil
 }
 
 // MakeWorkDirs makes the directories that compilations and errands need, which a boot makes on a

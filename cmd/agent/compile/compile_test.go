@@ -56,7 +56,8 @@ func untgz(t *testing.T, data []byte) (files map[string]string, order []string) 
 
 func TestCompileReleases(t *testing.T) {
 	base := t.TempDir()
-	for name, content := range map[string]string{"operating_system": "ubuntu-noble\n", "stemcell_version": "1.10\n"} {
+	osRelease := filepath.Join(base, "bosh/etc/os-release")
+	for name, content := range map[string]string{"operating_system": "ubuntu", "stemcell_version": "1.10", "os-release": "NAME=\"Ubuntu\"\nID=ubuntu\nVERSION_CODENAME=\"noble\"\n"} {
 		if err := os.MkdirAll(filepath.Join(base, "bosh/etc"), 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -106,7 +107,7 @@ packages:
 	write(good)
 	out := t.TempDir()
 	var stdout, stderr bytes.Buffer
-	if code := Run(t.Context(), []string{"-b", base, "-output-directory", out, release}, &stdout, &stderr); code != 0 {
+	if code := run(t.Context(), osRelease, []string{"-b", base, "-output-directory", out, release}, &stdout, &stderr); code != 0 {
 		t.Fatalf("got %d: %s", code, stderr.String())
 	}
 	path := filepath.Join(out, "rel-1.10-ubuntu-noble-1.10.tgz")
@@ -157,7 +158,7 @@ packages:
 		write(files)
 		stderr.Reset()
 		empty := t.TempDir()
-		if code := Run(t.Context(), []string{"-b", base, "-output-directory", empty, release}, io.Discard, &stderr); code != 1 || !strings.Contains(stderr.String(), name) {
+		if code := run(t.Context(), osRelease, []string{"-b", base, "-output-directory", empty, release}, io.Discard, &stderr); code != 1 || !strings.Contains(stderr.String(), name) {
 			t.Errorf("%s: got %d: %s", name, code, stderr.String())
 		}
 		if left, _ := os.ReadDir(empty); len(left) != 0 {
@@ -169,7 +170,7 @@ packages:
 	}
 	write(good)
 	stderr.Reset()
-	if code := Run(t.Context(), []string{"-b", base, "-output-directory", filepath.Join(out, "missing"), release}, io.Discard, &stderr); code != 1 ||
+	if code := run(t.Context(), osRelease, []string{"-b", base, "-output-directory", filepath.Join(out, "missing"), release}, io.Discard, &stderr); code != 1 ||
 		!strings.Contains(stderr.String(), "is not a directory") || strings.Contains(stderr.String(), "compiling") {
 		t.Errorf("without the output directory: got %d: %s", code, stderr.String())
 	}

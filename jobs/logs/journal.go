@@ -1,0 +1,121 @@
+package logs
+
+import (
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"time"
+
+	"cambium/internal/command"
+	"cambium/internal/rootdir"
+	"cambium/internal/tempfile"
+
+	"golang.org/x/sys/unix"
+)
+
+// journalName is the member that stands in for the agent's log file.
+const journalName = "journal.log"
+
+// journalTimeout bounds the reading of a journal, which is at most some 100 MB.
+const journalTimeout = 2 * time.Minute
+
+// Journal writes the entries of the agent's unit since the machine's boot, as text. It writes nothing on a
+// machine without systemd.
+func Journal(ctx context.Context, w io.Writer) error {
+	program := command.Find("journalctl")
+	if program == "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, journalTimeout)
+	defer cancel()
+	_, err := command.Run(ctx, command.Cmd{Name: program, Stdout: w,
+		Args: []string{"--boot", "--unit=bosh-agent.service", "--output=short-iso-precise", "--utc", "--quiet", "--no-pager"}})
+	return err
+}
+
+// bootTime is when the kernel started, by the clock as it is now.
+func bootTime() (time.Time, error) {
+	var since unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &since); err != nil {
+		return time.Time{}, err
+	}
+	return time.Now().Add(-time.Duration(since.Nano())), nil
+}
+
+// writtenSince reports whether a source has a file that is not empty and was written to since a time, whatever the
+// filters of the selection are.
+func (s source) writtenSince(ctx context.Context, since time.Time) (bool, error) {
+	root, also, err := s.open()
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer closeRoots(root, also)
+	err = rootdir.Walk(ctx, root, func(rel string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return nil // what cannot be read does not count
+		}
+		file, err := s.openFile(root, also, rel, entry)
+		if err != nil {
+			return nil
+		}
+		defer file.Close()
+		if info, err := file.Stat(); err == nil && info.Size() > 0 && !info.ModTime().Before(since) {
+			return errFound
+		}
+		return nil
+	})
+	if errors.Is(err, errFound) {
+		return true, nil
+	}
+	return false, err
+}
+
+// errFound ends a walk.
+var errFound = errors.New("found")
+
+// journal packs the agent's entries of the journal if its log directory holds nothing of this boot: the stemcell has no
+// log daemon, or that one has not started yet. It needs the size before the content, hence a file.
+func (p *packing) journal(s source) error {
+	if p.c.Journal == nil || !matches(p.globs, journalName) {
+		return nil
+	}
+	booted, err := bootTime()
+	if err != nil {
+		return p.skip(journalName, err)
+	}
+	if written, err := s.writtenSince(p.ctx, booted); err != nil || written {
+		return err
+	}
+	file, err := tempfile.Unnamed(p.c.Dirs.Tmp())
+	if err != nil {
+		return p.skip(journalName, err)
+	}
+	defer file.Close()
+	bounded, err := tempfile.NewWriter(file)
+	if err == nil {
+		err = p.c.Journal(p.ctx, bounded)
+	}
+	if p.ctx.Err() != nil {
+		return context.Cause(p.ctx)
+	}
+	if err != nil {
+		return p.skip(journalName, err)
+	}
+	if size, err := file.Seek(0, io.SeekCurrent); err != nil || size == 0 {
+		return err
+	}
+	return p.file(file, journalName)
+}
+
+func closeRoots(roots ...*os.Root) {
+	for _, r := range roots {
+		if r != nil {
+			_ = r.Close()
+		}
+	}
+}
