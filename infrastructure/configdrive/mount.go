@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/infrastructure/internal/source"
+	"cambium/internal/detached"
 )
 
 // mountable are the file systems that config drives are made of, by the kernel's driver. A medium
@@ -29,9 +30,7 @@ var mountable = []struct {
 
 var errNotMountable = errors.New("holds no file system of a config drive (iso9660, udf, vfat, ext2, ext3, ext4)")
 
-// readMounted has the kernel read a medium that cannot be read in user space. The mount is
-// detached: fsmount(2) puts it into an anonymous mount namespace, where no path leads to it, and
-// it is gone when its descriptor is closed, at the latest when the agent ends.
+// readMounted has the kernel read a medium that cannot be read in user space, through a mount to which no path leads.
 func readMounted(ctx context.Context, device string, names []string) (body []byte, name string, err error) {
 	if info, err := os.Stat(device); err != nil || info.Mode()&fs.ModeDevice == 0 {
 		return nil, "", source.Final(errors.New("cannot be mounted: not a block device"))
@@ -58,7 +57,7 @@ func mountDetached(ctx context.Context, device string) (*os.File, error) {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		root, err := mountAs(device, m.driver, m.flags)
+		root, err := detached.Mount(device, m.driver, m.flags...)
 		if err == nil {
 			return root, nil
 		}
@@ -71,31 +70,6 @@ func mountDetached(ctx context.Context, device string) (*os.File, error) {
 		}
 	}
 	return nil, failed
-}
-
-func mountAs(device, driver string, flags []string) (*os.File, error) {
-	config, err := unix.Fsopen(driver, unix.FSOPEN_CLOEXEC)
-	if err != nil {
-		return nil, err
-	}
-	defer unix.Close(config)
-	if err := unix.FsconfigSetString(config, "source", device); err != nil {
-		return nil, err
-	}
-	for _, flag := range append([]string{"ro"}, flags...) {
-		if err := unix.FsconfigSetFlag(config, flag); err != nil {
-			return nil, err
-		}
-	}
-	if err := unix.FsconfigCreate(config); err != nil {
-		return nil, err
-	}
-	const attributes = unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC
-	root, err := unix.Fsmount(config, unix.FSMOUNT_CLOEXEC, attributes)
-	if err != nil {
-		return nil, err
-	}
-	return os.NewFile(uintptr(root), device), nil
 }
 
 // errNoFile means that the medium has no such file, or something else of that name.

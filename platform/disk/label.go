@@ -27,6 +27,7 @@ const (
 	LinuxGPT = "0FC63DAF-8483-4772-8E79-3D69D8477DE4"
 	LinuxMBR = "83"
 	SwapMBR  = "82"
+	swapGPT  = "0657FD6D-A4AB-43C4-84E5-0933C84B4F4F"
 )
 
 // MBRLimit is the first byte that a DOS table with 512-byte sectors cannot address.
@@ -91,6 +92,11 @@ func (l Label) DataType() string { return of(l).dataType }
 
 // SwapType is the type of a partition for swap.
 func (l Label) SwapType() string { return of(l).swapType }
+
+// HoldsData says whether partitions of this type are for swap or data.
+func (l Label) HoldsData(kind string) bool {
+	return kind == "" || strings.EqualFold(kind, l.DataType()) || strings.EqualFold(kind, l.SwapType()) || l == GPT && strings.EqualFold(kind, swapGPT)
+}
 
 // Slots is how many partitions a table can have.
 func (l Label) Slots() int { return of(l).slots }

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"sort"
 	"time"
@@ -65,6 +66,8 @@ type State struct {
 	// Content is what the disk as a whole carries: a table, a file system, nothing.
 	Content filesystem.Content
 	Table   Table
+	// Trailer is what has metadata at the end of a disk that carries a table; a partition must not be grown over it.
+	Trailer filesystem.Kind
 }
 
 // Observe reads what is on a disk or image.
@@ -102,6 +105,11 @@ func look(path string, wanted func(Table) bool) (State, error) {
 	var damaged error
 	if s.Table, damaged = Read(cached, s.Bytes, s.Sector); damaged != nil && !errors.Is(damaged, ErrDamaged) {
 		return s, fmt.Errorf("read disk %s: %w", path, damaged)
+	}
+	if s.Table.Label != None {
+		if s.Trailer, err = filesystem.Trailer(cached, s.Bytes); err != nil {
+			return s, fmt.Errorf("read disk %s: %w", path, err)
+		}
 	}
 	if wanted(s.Table) {
 		blkdev.Prefetch(f, s.Bytes)
@@ -192,6 +200,14 @@ func readGPT(r io.ReaderAt, size int64, sector int) (Table, error) {
 	}
 	read, err := gpt.Read(file{r: r, size: size}, sector, sector)
 	if err != nil {
+		// Of a disk that has grown, the second copy is where the disk ended before; the protective table tells.
+		before, sizeErr := protectedSize(r, sector)
+		if sizeErr != nil {
+			return Table{}, sizeErr
+		}
+		if before > 0 && before < size {
+			return readGrown(r, size, before, sector)
+		}
 		return Table{}, fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	t.GUID, t.Recovered = read.GUID, read.RecoveredFromBackup
@@ -205,6 +221,27 @@ func readGPT(r io.ReaderAt, size int64, sector int) (Table, error) {
 			Size: int64(p.End-p.Start+1) * int64(sector), Name: p.Name, Type: string(p.Type), GUID: p.GUID})
 	}
 	return t, t.check()
+}
+
+// readGrown reads the table of a disk as it was before it grew.
+func readGrown(r io.ReaderAt, size, before int64, sector int) (Table, error) {
+	t, err := readGPT(io.NewSectionReader(r, 0, before), before, sector)
+	t.Moved = before != size
+	return t, err
+}
+
+// protectedSize is the length of the disk that a GPT's protective DOS table was written for; 0 if it does not tell.
+func protectedSize(r io.ReaderAt, sector int) (int64, error) {
+	head := make([]byte, 512)
+	if err := filesystem.ReadFull(r, head, 0); err != nil {
+		return 0, err
+	}
+	entry := head[446:462]
+	start, count := binary.LittleEndian.Uint32(entry[8:]), binary.LittleEndian.Uint32(entry[12:])
+	if !isMBR(head, sector) || entry[4] != 0xee || start != 1 || count == math.MaxUint32 {
+		return 0, nil
+	}
+	return (int64(count) + 1) * int64(sector), nil
 }
 
 func readMBR(r io.ReaderAt, size int64, sector int) (Table, error) {

@@ -8,7 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/bits"
 	"os"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -40,6 +42,7 @@ const (
 	MD        Kind = "md RAID member"
 	RAID      Kind = "firmware RAID member"
 	DRBD      Kind = "DRBD"
+	Snapshot  Kind = "DM snapshot"
 	ZFS       Kind = "ZFS"
 	NTFS      Kind = "NTFS"
 	ExFAT     Kind = "exFAT"
@@ -71,6 +74,15 @@ const (
 	Zonefs    Kind = "zonefs"
 	Minix     Kind = "minix"
 	UFS       Kind = "ufs"
+	ReFS      Kind = "ReFS"
+	VxFS      Kind = "vxfs"
+	UBI       Kind = "UBI"
+	UBIFS     Kind = "ubifs"
+	HPFS      Kind = "hpfs"
+	BeFS      Kind = "befs"
+	NSS       Kind = "nss"
+	EXFS      Kind = "exfs"
+	XFSLog    Kind = "external xfs log"
 	JBD       Kind = "ext journal device"
 	SGI       Kind = "SGI disk label"
 	BSD       Kind = "BSD disk label"
@@ -167,18 +179,36 @@ func Identify(r io.ReaderAt, size int64) (Content, error) {
 	if _, cached := r.(*blkdev.Cached); !cached {
 		r = blkdev.NewCached(r, size)
 	}
-	found, err := find(r, size)
+	matches, err := find(r, size)
 	if err != nil {
 		return Content{}, err
 	}
-	if len(found) == 0 {
+	return describe(matches, r)
+}
+
+// match is a signature that was found.
+type match struct {
+	kind   Kind
+	offset int64
+	// strong says that the signature is too long to be an accident in random data.
+	strong bool
+}
+
+// describe says what a device holds, from the signatures on it.
+func describe(matches []match, r io.ReaderAt) (Content, error) {
+	if len(matches) == 0 {
 		return Content{Kind: Blank}, nil
 	}
-	c := Content{Kind: found[0], Also: found[1:]}
-	if read, ok := readers[c.Kind]; ok {
-		err = read(&c, r)
+	c := Content{Kind: matches[0].kind}
+	for _, m := range matches[1:] {
+		if m.kind != c.Kind && !slices.Contains(c.Also, m.kind) {
+			c.Also = append(c.Also, m.kind)
+		}
 	}
-	return c, err
+	if read, ok := readers[c.Kind]; ok {
+		return c, read(&c, r)
+	}
+	return c, nil
 }
 
 // readers tell more than the signature does, where the agent wants to know it.
@@ -188,13 +218,10 @@ var readers = map[Kind]func(*Content, io.ReaderAt) error{
 	Swap:      (*Content).readSwap,
 }
 
-func find(r io.ReaderAt, size int64) (found []Kind, err error) {
-	seen := map[Kind]bool{}
-	add := func(k Kind) {
-		if !seen[k] {
-			seen[k] = true
-			found = append(found, k)
-		}
+// find returns the signatures on a device, in the order of belief.
+func find(r io.ReaderAt, size int64) (matches []match, err error) {
+	if matches, err = findZFS(r, size); err != nil {
+		return nil, err
 	}
 	var buffer [32]byte
 	for _, s := range signatures {
@@ -202,7 +229,7 @@ func find(r io.ReaderAt, size int64) (found []Kind, err error) {
 		if offset < 0 {
 			offset += size / s.align * s.align
 		}
-		if offset < 0 || offset+int64(len(s.magic)) > size || seen[s.kind] {
+		if offset < 0 || offset+int64(len(s.magic)) > size {
 			continue
 		}
 		b := buffer[:len(s.magic)]
@@ -210,40 +237,61 @@ func find(r io.ReaderAt, size int64) (found []Kind, err error) {
 			return nil, err
 		}
 		if string(b) == s.magic {
-			add(s.kind)
+			matches = append(matches, match{s.kind, offset, len(s.magic) >= strongMagic})
 		}
 	}
-	zfs, err := hasZFS(r, size)
-	if err != nil {
-		return nil, err
-	}
-	if zfs {
-		found = append([]Kind{ZFS}, found...)
-	}
-	return found, nil
+	return ownContent(matches, r, size)
 }
 
-func hasZFS(r io.ReaderAt, size int64) (bool, error) {
+// strongMagic is the length from which on a signature is no accident.
+const strongMagic = 4
+
+// ownedFrom is where a file system's extent begins to say nothing about other owners of the device. Below it, ext4 and
+// xfs have metadata of their own only, and a RAID, LVM or encryption header that was written over them shows there.
+const ownedFrom = 64 << 10
+
+// ownContent leaves out what lies inside the extent of a valid file system: a file may hold any bytes, those of
+// another signature too. RAID metadata at the end of a device lies behind the file system that it carries.
+func ownContent(matches []match, r io.ReaderAt, size int64) ([]match, error) {
+	var length int64
+	for _, m := range matches {
+		if m.kind != extFamily && m.kind != XFS {
+			continue
+		}
+		var c Content
+		if err := readers[m.kind](&c, r); err != nil {
+			return nil, err
+		}
+		if c.Kind != Unknown && c.Bytes <= size {
+			length = max(length, c.Bytes)
+		}
+	}
+	return slices.DeleteFunc(matches, func(m match) bool { return m.offset >= ownedFrom && m.offset < length }), nil
+}
+
+// findZFS looks for an uberblock in each of the labels.
+func findZFS(r io.ReaderAt, size int64) (matches []match, err error) {
 	slot := make([]byte, 8)
 	for _, label := range zfsLabels {
 		start := label
 		if start < 0 {
 			start += size / (256 << 10) * (256 << 10)
 		}
-		start += zfsRing
-		if start < 0 || start+zfsRing > size {
+		ring := start + zfsRing
+		if ring < 0 || ring+zfsRing > size {
 			continue
 		}
-		for o := start; o < start+zfsRing; o += zfsSlot {
+		for o := ring; o < ring+zfsRing; o += zfsSlot {
 			if err := ReadFull(r, slot, o); err != nil {
-				return false, err
+				return nil, err
 			}
 			if binary.LittleEndian.Uint64(slot) == 0x00bab10c || binary.BigEndian.Uint64(slot) == 0x00bab10c {
-				return true, nil
+				matches = append(matches, match{ZFS, start, true})
+				break
 			}
 		}
 	}
-	return false, nil
+	return matches, nil
 }
 
 // ReadFull reads all of b at an offset, or fails: a device that ends early is not one that has nothing there.
@@ -269,21 +317,46 @@ const (
 	extStateErrors   = 0x0002
 )
 
+const (
+	extMagic = "\x53\xef"
+	xfsMagic = "XFSB"
+)
+
 func (c *Content) readExt(r io.ReaderAt) error {
 	var sb [1024]byte
-	if err := ReadFull(r, sb[:], 1024); err != nil {
-		if errors.Is(err, io.ErrUnexpectedEOF) {
-			c.Kind = Unknown // the magic is there, the rest of the superblock is not
-			return nil
-		}
+	return c.readSuperblock(r, sb[:], 1024, parseExt)
+}
+
+func (c *Content) readXFS(r io.ReaderAt) error {
+	var sb [512]byte
+	return c.readSuperblock(r, sb[:], 0, parseXFS)
+}
+
+// readSuperblock adds what a superblock tells. One that makes no sense, or of which the device holds only the magic, is of an unknown kind.
+func (c *Content) readSuperblock(r io.ReaderAt, sb []byte, offset int64, parse func([]byte) (Content, bool)) error {
+	err := ReadFull(r, sb, offset)
+	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
 		return err
 	}
+	also := c.Also
+	ok := false
+	if err == nil {
+		*c, ok = parse(sb)
+	}
+	if !ok {
+		*c = Content{Kind: Unknown}
+	}
+	c.Also = also
+	return nil
+}
+
+// parseExt reads a superblock of ext2, ext3 or ext4, the first one or a backup.
+func parseExt(sb []byte) (c Content, ok bool) {
 	u16 := func(o int) uint16 { return binary.LittleEndian.Uint16(sb[o:]) }
 	u32 := func(o int) uint32 { return binary.LittleEndian.Uint32(sb[o:]) }
 	shift := u32(0x18)
-	if shift > 6 || u32(0x4) == 0 {
-		c.Kind = Unknown
-		return nil
+	if string(sb[56:58]) != extMagic || shift > 6 || u32(0x4) == 0 {
+		return c, false
 	}
 	compatible, incompatible, readOnly := u32(0x5c), u32(0x60), u32(0x64)
 	switch {
@@ -307,29 +380,16 @@ func (c *Content) readExt(r io.ReaderAt) error {
 	c.UUID = formatUUID(sb[0x68:0x78])
 	c.Errors = u16(0x3a)&extStateErrors != 0 || u32(0x194) != 0
 	c.NeverMounted = u32(0x2c) == 0 && u16(0x34) == 0
-	return nil
+	return c, true
 }
 
-func (c *Content) readXFS(r io.ReaderAt) error {
-	var sb [512]byte
-	if err := ReadFull(r, sb[:], 0); err != nil {
-		if errors.Is(err, io.ErrUnexpectedEOF) {
-			c.Kind = Unknown
-			return nil
-		}
-		return err
+// parseXFS reads a superblock of xfs, the first one or that of another allocation group.
+func parseXFS(sb []byte) (c Content, ok bool) {
+	block, blocks := binary.BigEndian.Uint32(sb[4:]), binary.BigEndian.Uint64(sb[8:])
+	if string(sb[:4]) != xfsMagic || block < 512 || block > 64<<10 || bits.OnesCount32(block) != 1 || blocks == 0 || blocks > 1<<46 {
+		return c, false
 	}
-	block := binary.BigEndian.Uint32(sb[4:])
-	blocks := binary.BigEndian.Uint64(sb[8:])
-	if block < 512 || block > 64<<10 || block&(block-1) != 0 || blocks == 0 || blocks > 1<<46 {
-		c.Kind = Unknown
-		return nil
-	}
-	c.Bytes = int64(blocks) * int64(block)
-	c.Label = cString(sb[108:120])
-	c.UUID = formatUUID(sb[32:48])
-	c.Incomplete = sb[126] != 0
-	return nil
+	return Content{Kind: XFS, Bytes: int64(blocks) * int64(block), Label: cString(sb[108:120]), UUID: formatUUID(sb[32:48]), Incomplete: sb[126] != 0}, true
 }
 
 func (c *Content) readSwap(r io.ReaderAt) error {

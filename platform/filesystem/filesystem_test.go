@@ -164,7 +164,7 @@ func TestIdentifyReadsSuperblocks(t *testing.T) {
 // A RAID member must never be taken for the file system inside it.
 func TestRAIDWinsOverItsContent(t *testing.T) {
 	path := looptest.Image(t, imageSize)
-	run("mkfs.ext4", "-qF", "IMAGE")(t, path)
+	run("mkfs.ext4", "-qF", "IMAGE", "63M")(t, path)
 	put(-8192, "\xfc\x4e\x2b\xa9\x01\x00\x00\x00")(t, path)
 	c, err := Probe(path)
 	if err != nil || c.Kind != MD || c.Data() {

@@ -12,6 +12,8 @@ import (
 type managedKind struct {
 	kind      Kind
 	mountType string
+	// lookFlags are the mount options, besides ro, with which nothing is written, not even a journal replayed.
+	lookFlags []string
 	// mkfs is the command without the device. It must ask nothing.
 	mkfs func() command.Cmd
 	// check repairs what needs no decision; nil where the kernel does that when it mounts.
@@ -29,8 +31,8 @@ type managedKind struct {
 // managedKinds are the file systems that the agent uses. A new one is a row here, its functions, a signature, and a
 // reader of its superblock in readers.
 var managedKinds = []managedKind{
-	{kind: Ext4, mountType: "ext4", mkfs: mkfsExt4, check: checkExt4, finished: finishedExt4, length: lengthExt4, grow: growExt4, growUnmounted: growUnmountedExt4},
-	{kind: XFS, mountType: "xfs", mkfs: mkfsXFS, finished: finishedXFS, length: lengthXFS, grow: growXFS},
+	{kind: Ext4, mountType: "ext4", lookFlags: []string{"noload"}, mkfs: mkfsExt4, check: checkExt4, finished: finishedExt4, length: lengthExt4, grow: growExt4, growUnmounted: growUnmountedExt4},
+	{kind: XFS, mountType: "xfs", lookFlags: []string{"norecovery", "nouuid"}, mkfs: mkfsXFS, finished: finishedXFS, length: lengthXFS, grow: growXFS},
 }
 
 func managed(k Kind) (managedKind, bool) {

@@ -12,6 +12,7 @@ import (
 
 	"cambium/internal/blkdev"
 	"cambium/internal/command"
+	"cambium/internal/detached"
 )
 
 // Make creates a file system on the device. mkfs is told to ask nothing, because the caller
@@ -92,6 +93,30 @@ func Sound(ctx context.Context, device string) (bool, error) {
 	}
 	return true, nil
 }
+
+// List returns the names in the root directory of an unmounted file system, and writes nothing to it.
+func List(device string, kind Kind) ([]string, error) {
+	m, ok := managed(kind)
+	if !ok {
+		return nil, fmt.Errorf("list %s: %q is not supported, only %s", device, kind, ManagedNames())
+	}
+	root, err := detached.Mount(device, m.mountType, m.lookFlags...)
+	if err != nil {
+		return nil, fmt.Errorf("list %s on %s: %w", kind, device, err)
+	}
+	defer root.Close()
+	// The descriptor of a mount is no open directory.
+	dir, err := unix.Openat(int(root.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("list %s on %s: %w", kind, device, err)
+	}
+	f := os.NewFile(uintptr(dir), device)
+	defer f.Close()
+	return f.Readdirnames(maxListed)
+}
+
+// maxListed bounds what a directory can make us read.
+const maxListed = 1000
 
 // GrowUnmounted extends a file system that is not mounted to the size of its device, for where the
 // kernel does not let us do it while it is mounted.
@@ -203,11 +228,6 @@ func growExt4(dir *os.File, length int64) error {
 
 // superblock reads that of an ext4 and nothing else: what is mounted as one is one.
 func superblock(device *os.File) (c Content, err error) {
-	var magic [2]byte
-	if err := ReadFull(device, magic[:], 1024+56); err != nil || string(magic[:]) != "\x53\xef" {
-		return Content{Kind: Unknown}, err
-	}
-	c.Kind = extFamily
 	return c, c.readExt(device)
 }
 

@@ -45,6 +45,7 @@ func layerSignatures() (s places) {
 	s.fromEnd(DRBD, "\x83\x74\x02\x6b", 4096, 4096-60)
 	s.fromEnd(DRBD, "\x83\x74\x02\x6c", 4096, 4096-60)
 	s.fromEnd(DRBD, "\x83\x74\x02\x6d", 4096, 4096-60)
+	s.at(DRBD, "\x1bDRBDdlh*", 16)
 	s.at(LVM, "LABELONE", 0, 512, 1024, 1536)
 	s.at(LVM, "HM\x01\x00", 0)
 	s.at(LVM, "HM\x02\x00", 0)
@@ -61,13 +62,26 @@ func layerSignatures() (s places) {
 	s.at(ASM, "ORCLDISK", 32)
 	s.at(VMFS, "\x0d\xd0\x01\xc0", 1<<20)
 	s.at(VMFS, "\x5e\xf1\xab\x2f", 2<<20)
+	s.at(Snapshot, "SnAp", 0)
+	s.at(UBI, "UBI#", 0)
+	s.fromEnd(RAID, "\x37\xfc\x4d\x1e", 512, 512)      // Adaptec
+	s.fromEnd(RAID, "$XIDE$", 512, 512)                // LSI
+	s.fromEnd(RAID, "NVIDIA", 512, 1024)               // nForce
+	s.fromEnd(RAID, "\x00\x00\x00\x2f", 512, 512-0x60) // Silicon Image
+	s.at(RAID, "\xf0\x16\x78\x5a", 4608+32)            // HighPoint 37x
+	s.at(RAID, "\xfd\x16\x78\x5a", 4608+32)
+	s.fromEnd(RAID, "\xf3\x16\x78\x5a", 512, 11*512) // HighPoint 45x
+	s.fromEnd(RAID, "\xfd\x16\x78\x5a", 512, 11*512)
+	for _, sectors := range []int64{63, 255, 256, 16, 399, 591, 675, 735, 911, 974, 991, 951, 3087} {
+		s.fromEnd(RAID, "Promise Technology, Inc.", 512, sectors*512)
+	}
 	return s
 }
 
 // fileSystemSignatures are of file systems and swap.
 func fileSystemSignatures() (s places) {
-	s.at(extFamily, "\x53\xef", 1024+56)
-	s.at(XFS, "XFSB", 0)
+	s.at(extFamily, extMagic, 1024+56)
+	s.at(XFS, xfsMagic, 0)
 	s.at(Btrfs, "_BHRfS_M", 0x10040)
 	for _, page := range []int64{4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10} {
 		for _, magic := range []string{"SWAPSPACE2", "SWAP-SPACE", "S1SUSPEND", "S2SUSPEND", "ULSUSPEND", "LINHIB0001"} {
@@ -107,6 +121,16 @@ func fileSystemSignatures() (s places) {
 	s.at(OCFS2, "OracleCFS", 0)
 	s.at(GFS2, "\x01\x16\x19\x70", 65536)
 	s.at(Zonefs, "SFOZ", 0)
+	s.at(ReFS, "\x00\x00\x00ReFS\x00", 0)
+	s.at(VxFS, "\xf5\xfc\x01\xa5", 1024)
+	s.at(VxFS, "\xa5\x01\xfc\xf5", 8192)
+	s.at(UBIFS, "\x31\x18\x10\x06", 0)
+	s.at(HPFS, "\x49\xe8\x95\xf9", 8192)
+	s.at(BeFS, "1SFB", 32, 512+32)
+	s.at(BeFS, "BFS1", 32, 512+32)
+	s.at(NSS, "SPB5", 4096)
+	s.at(EXFS, "EXFS", 0)
+	s.at(XFSLog, "\xfe\xed\xba\xbe", 0)
 	s.at(Minix, "\x7f\x13", 1040)
 	s.at(Minix, "\x8f\x13", 1040)
 	s.at(Minix, "\x68\x24", 1040)

@@ -1,0 +1,145 @@
+package filesystem
+
+import (
+	"math/rand/v2"
+	"os"
+	"strings"
+	"testing"
+
+	"cambium/internal/looptest"
+)
+
+func surveyed(t *testing.T, path string, starts ...int64) Residue {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Survey(f, info.Size(), starts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// What programs made and accidents damaged is found again, and where it is.
+func TestSurveyFindsBackups(t *testing.T) {
+	cleared := func(n int) func(testing.TB, string) { return put(0, strings.Repeat("\x00", n)) }
+	for _, c := range []struct {
+		name   string
+		size   int64
+		make   func(testing.TB, string)
+		damage func(testing.TB, string)
+		want   Superblock
+		repair string
+	}{
+		{"ext4, its magic lost", 64 << 20, run("mkfs.ext4", "-qF", "-b", "1024", "IMAGE"), put(1080, "\x00\x00"), Superblock{Kind: Ext4, Backup: 8193 << 10, Block: 1024, Bytes: 64 << 20}, "e2fsck -b 8193 -B 1024 DEV"},
+		{"ext4 of 4 KiB blocks, 4 MiB lost", 300 << 20, run("mkfs.ext4", "-qF", "-b", "4096", "IMAGE"), cleared(4 << 20), Superblock{Kind: Ext4, Backup: 128 << 20, Block: 4096, Bytes: 300 << 20}, "e2fsck -b 32768 -B 4096 DEV"},
+		{"ext4 of 2 KiB blocks, 4 MiB lost", 64 << 20, run("mkfs.ext4", "-qF", "-b", "2048", "IMAGE"), cleared(4 << 20), Superblock{Kind: Ext4, Backup: 32 << 20, Block: 2048, Bytes: 64 << 20}, "e2fsck -b 16384 -B 2048 DEV"},
+		{"xfs, 4 MiB lost", 300 << 20, run("mkfs.xfs", "-q", "IMAGE"), cleared(4 << 20), Superblock{Kind: XFS, Backup: 75 << 20, Bytes: 300 << 20}, "xfs_repair DEV"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			path := looptest.Image(t, c.size)
+			c.make(t, path)
+			c.damage(t, path)
+			if found, err := Probe(path); err != nil || !found.Blank() {
+				t.Fatalf("Probe = %s, %v; want the damage to hide it", found, err)
+			}
+			r := surveyed(t, path)
+			if len(r.Found) != 1 || r.Found[0] != c.want || r.Noise || r.Zeros() {
+				t.Fatalf("%+v, want %+v", r, c.want)
+			}
+			if got := r.Found[0].Repair("DEV"); got != c.repair {
+				t.Errorf("repair %q, want %q", got, c.repair)
+			}
+		})
+	}
+}
+
+func TestSurveyJudgesBytes(t *testing.T) {
+	const size = 8 << 20
+	noise := make([]byte, size)
+	_, _ = rand.NewChaCha8([32]byte{7}).Read(noise)
+	for _, c := range []struct {
+		name    string
+		content string
+		change  func(testing.TB, string)
+		nonZero int64
+		noise   bool
+		found   Kind
+	}{
+		{"zeros", "", func(testing.TB, string) {}, -1, false, ""},
+		{"a byte in the head", "", put(70000, "x"), 70000, false, ""},
+		{"a byte in the tail", "", put(size-1, "x"), size - 1, false, ""},
+		{"a byte that is not overwritten", "", put(3<<20, "x"), -1, false, ""},
+		{"a signature at a later place", "", put(4<<20+0x10040, "_BHRfS_M"), 4<<20 + 0x10040, false, Btrfs},
+		{"noise", string(noise), func(testing.TB, string) {}, 0, true, ""},
+		{"noise with an accident", string(noise), put(1080, "\x53\xef"), 0, true, ""},
+		{"noise and zeros", string(noise[:size/2]), func(testing.TB, string) {}, 0, true, ""},
+		{"noise with a signature", string(noise), put(0, "LUKS\xba\xbe"), 0, false, LUKS},
+		{"noise with text", string(noise), put(4096, strings.Repeat("text", 100)), 0, false, ""},
+		{"text", strings.Repeat("text", size/4), func(testing.TB, string) {}, 0, false, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			path := looptest.Image(t, size)
+			put(0, c.content)(t, path)
+			c.change(t, path)
+			r := surveyed(t, path, 4<<20)
+			found := Kind("")
+			if len(r.Found) > 0 {
+				found = r.Found[0].Kind
+			}
+			if r.NonZero != c.nonZero && c.nonZero != 0 || r.Noise != c.noise || found != c.found {
+				t.Errorf("%+v; want byte %d, noise %v, %q", r, c.nonZero, c.noise, c.found)
+			}
+		})
+	}
+}
+
+// A file may hold any bytes. RAID metadata behind the file system, and headers where file systems keep no files, still count.
+func TestSignaturesInsideAFileSystem(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		mkfs func(testing.TB, string)
+		put  func(testing.TB, string)
+		data bool
+	}{
+		{"the end of a GPT in a file", run("mkfs.ext4", "-qF", "IMAGE"), put(-512, "EFI PART"), true},
+		{"md 1.0 in a file", run("mkfs.ext4", "-qF", "IMAGE"), put(-8192, "\xfc\x4e\x2b\xa9\x01\x00\x00\x00"), true},
+		{"ZFS in a file", run("mkfs.ext4", "-qF", "IMAGE"), put(-128<<10+4096, "\x00\x00\x00\x00\x00\xba\xb1\x0c"), true},
+		{"md 1.0 behind it", run("mkfs.ext4", "-qF", "IMAGE", "63M"), put(-8192, "\xfc\x4e\x2b\xa9\x01\x00\x00\x00"), false},
+		{"md 1.2 written over it", run("mkfs.ext4", "-qF", "IMAGE"), put(4096, "\xfc\x4e\x2b\xa9\x01\x00\x00\x00"), false},
+		{"LVM written over it", run("mkfs.ext4", "-qF", "IMAGE"), put(512, "LABELONE"), false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			path := looptest.Image(t, imageSize)
+			c.mkfs(t, path)
+			c.put(t, path)
+			if got, err := Probe(path); err != nil || got.Data() != c.data {
+				t.Errorf("Probe = %s, %v; want a file system to use: %v", got, err, c.data)
+			}
+		})
+	}
+}
+
+func TestTrailer(t *testing.T) {
+	for want, magic := range map[Kind]func(testing.TB, string){
+		MD: put(-8192, "\xfc\x4e\x2b\xa9"), DRBD: put(-4096+60, "\x83\x74\x02\x6d"), RAID: put(-1024, "Intel Raid ISM Cfg Sig. "), "": put(4096, "\xfc\x4e\x2b\xa9"),
+	} {
+		path := looptest.Image(t, imageSize)
+		magic(t, path)
+		f, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := Trailer(f, imageSize); err != nil || got != want {
+			t.Errorf("Trailer = %q, %v; want %q", got, err, want)
+		}
+		_ = f.Close()
+	}
+}
