@@ -136,6 +136,9 @@ func decodeEnv(v jsontree.Value, e *Env) {
 	foreign := f.Get("persistent_disk_foreign")
 	foreign.Text(&e.PersistentDiskForeign)
 	oneOf(foreign, e.PersistentDiskForeign, "refuse", "format")
+	blank := f.Get("persistent_disk_blank")
+	blank.Text(&e.PersistentDiskBlank)
+	oneOf(blank, e.PersistentDiskBlank, "zeros", "noise")
 	decodeBoshEnv(f.Get("bosh"), &e.Bosh)
 	f.Done(jsontree.Tolerate)
 }

@@ -13,6 +13,7 @@ func (w *writer) env(original jsontree.Value, e Env) {
 		always("persistent_disk_mount_options", func() { w.strings(e.PersistentDiskMountOptions) }),
 		always("persistent_disk_partitioner", func() { w.text(e.PersistentDiskPartitioner) }),
 		field{key: "persistent_disk_foreign", write: func() { w.text(e.PersistentDiskForeign) }, only: e.PersistentDiskForeign != ""},
+		field{key: "persistent_disk_blank", write: func() { w.text(e.PersistentDiskBlank) }, only: e.PersistentDiskBlank != ""},
 	)
 }
 

@@ -228,7 +228,7 @@ func TestSchemasAndPagesKnowEveryOption(t *testing.T) {
 	want["agent.json"] = append(want["agent.json"], "NetworkingType", "StaticEphemeralDiskPath")
 	full, rep := settings.Decode("full", secret.NewJSON([]byte(`{"agent_id":"a","disks":{"persistent":{"*":{"path":"p","volume_id":"v","id":"i","lun":"l","host_device_id":"h",
 		"iscsi_settings":{"initiator_name":"i","username":"u","target":"t","password":"p"}}}},
-		"networks":{"*":{"alias":"a","routes":[]}},"env":{"persistent_disk_foreign":"refuse","bosh":{"ntp":[],"blobstores":[{}]}}}`)))
+		"networks":{"*":{"alias":"a","routes":[]}},"env":{"persistent_disk_foreign":"refuse","persistent_disk_blank":"zeros","bosh":{"ntp":[],"blobstores":[{}]}}}`)))
 	if rep.Failed() {
 		t.Fatal(rep)
 	}

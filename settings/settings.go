@@ -152,6 +152,8 @@ type Env struct {
 	// PersistentDiskForeign is an addition of this agent: "refuse" (the default) or "format"
 	// for a persistent disk that carries something that is not ours.
 	PersistentDiskForeign string
+	// PersistentDiskBlank is an addition of this agent: what a new persistent disk reads as, "zeros" (the default) or "noise".
+	PersistentDiskBlank string
 }
 
 // BoshEnv is "env.bosh".

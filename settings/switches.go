@@ -60,3 +60,8 @@ func cloneBool(b *bool) *bool {
 	on := *b
 	return &on
 }
+
+// BlankDisks is what a new persistent disk reads as.
+func (e Effective) BlankDisks(stemcell string) string {
+	return cmp.Or(e.Settings.Env.PersistentDiskBlank, stemcell)
+}

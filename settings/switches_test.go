@@ -45,4 +45,11 @@ func TestSwitches(t *testing.T) {
 			t.Errorf("%s, env %q, stemcell %q: got %s, want %s", c.deployment, c.env, c.stemcell, got, c.want)
 		}
 	}
+	for _, c := range []struct{ env, stemcell, want string }{{"", "zeros", "zeros"}, {"", "noise", "noise"}, {"zeros", "noise", "zeros"}, {"noise", "zeros", "noise"}} {
+		e := effective(`{}`)
+		e.Settings.Env.PersistentDiskBlank = c.env
+		if got := e.BlankDisks(c.stemcell); got != c.want {
+			t.Errorf("env %q, stemcell %q: got %s, want %s", c.env, c.stemcell, got, c.want)
+		}
+	}
 }

@@ -41,6 +41,8 @@ type Linux struct {
 	// ForeignPersistentDisk is an addition of this agent: what to do with a persistent disk that
 	// carries something that is not ours, ForeignRefuse or ForeignFormat.
 	ForeignPersistentDisk string
+	// BlankDisks is an addition of this agent: what a new persistent disk reads as, BlankZeros or BlankNoise.
+	BlankDisks string
 	// MissingEphemeralDisk is an addition of this agent: what to do when the settings name an
 	// ephemeral disk that does not appear, MissingFail or MissingRoot.
 	MissingEphemeralDisk string
@@ -56,10 +58,12 @@ type Linux struct {
 // DefaultTaskAnswerHold is also the longest hold there is.
 const DefaultTaskAnswerHold = 2 * time.Second
 
-// Values of ForeignPersistentDisk and MissingEphemeralDisk.
+// Values of ForeignPersistentDisk, BlankDisks and MissingEphemeralDisk.
 const (
 	ForeignRefuse = "refuse"
 	ForeignFormat = "format"
+	BlankZeros    = "zeros"
+	BlankNoise    = "noise"
 	MissingFail   = "fail"
 	MissingRoot   = "root"
 )

@@ -98,6 +98,7 @@ func linux(v jsontree.Value) (l Linux) {
 	glob(f.Get("InstanceStorageManagedVolumePattern"), &l.InstanceStorageManagedVolumePattern)
 	glob(f.Get("InstanceStorageDevicePattern"), &l.InstanceStorageDevicePattern)
 	choice(f.Get("ForeignPersistentDisk"), &l.ForeignPersistentDisk, ForeignRefuse, ForeignFormat)
+	choice(f.Get("BlankDisks"), &l.BlankDisks, BlankZeros, BlankNoise)
 	choice(f.Get("MissingEphemeralDisk"), &l.MissingEphemeralDisk, MissingFail, MissingRoot)
 	seconds(f.Get("TaskAnswerHold"), &l.TaskAnswerHold, DefaultTaskAnswerHold)
 	l.EarlyPings, l.Firewall = true, true
