@@ -129,11 +129,14 @@ func TestRootPoint02ForeignContentIsRefused(t *testing.T) {
 			t.Errorf("store is %q, want %q", got, want)
 		}
 	})
-	t.Run("released by wiping", func(t *testing.T) {
+	t.Run("released by clearing", func(t *testing.T) {
 		b := newBench(t, Options{})
 		dev := b.disk(128<<20, "vol-1")
 		tool(t, dev.Path, "mkfs.btrfs", "-qf", "--mixed", dev.Path)
+		// Without its signatures it still is a file system that can be brought back.
 		tool(t, dev.Path, "wipefs", "-qa", dev.Path)
+		refused(t, b, dev, "not all bytes", "blkdiscard -z")
+		tool(t, dev.Path, "blkdiscard", "-z", dev.Path)
 		b.ok(b.Mount(ctx, "vol-1"))
 	})
 }

@@ -59,6 +59,10 @@ type Config struct {
 	// Foreign says what to do with a persistent disk that carries something which is not
 	// ours: "refuse" (or empty) or "format". The deployment's env wins over agent.json.
 	Foreign func() string
+	// Blank says what a blank persistent disk reads as: "zeros" (or empty), or also "noise". The deployment's env wins, too.
+	Blank func() string
+	// AgentID, if set, is that of the settings in force.
+	AgentID func() string
 	// Progress, if set, is told how far a migration has come; the zero value ends it.
 	Progress func(MigrationProgress)
 	// Program is the agent's own, which copies trees when it is called by apart.Word.
@@ -83,15 +87,21 @@ func New(c Config) Disks {
 	if c.Foreign == nil {
 		c.Foreign = func() string { return "" }
 	}
+	if c.AgentID == nil {
+		c.AgentID = func() string { return "" }
+	}
+	if c.Blank == nil {
+		c.Blank = func() string { return "" }
+	}
 	if c.AfterBoot == nil {
 		c.AfterBoot = func(f func()) { f() }
 	}
 	m := machine.New(c.Dirs, c.Log)
 	label := persistent.LabelOf(c.Options.PartitionerType)
-	disks := &Persistent{Machine: m, Resolver: c.Resolver, Records: c.Records, Reload: c.Reload, Foreign: c.Foreign, Label: label,
+	disks := &Persistent{Machine: m, Resolver: c.Resolver, Records: c.Records, Reload: c.Reload, Foreign: c.Foreign, Blank: c.Blank, Label: label,
 		BindMounted: c.Options.BindMountPersistentDisk, Preformatted: c.Options.UsePreformattedPersistentDisk}
 	return Disks{
-		Ephemeral: &Ephemeral{Machine: m, Resolver: c.Resolver, PersistentDisks: c.Records.Disks, Label: label, AfterBoot: c.AfterBoot,
+		Ephemeral: &Ephemeral{Machine: m, Resolver: c.Resolver, PersistentDisks: c.Records.Disks, Label: label, AfterBoot: c.AfterBoot, AgentID: c.AgentID,
 			SkipSetup: c.Options.SkipDiskSetup, CreateOnRoot: c.Options.CreatePartitionIfNoEphemeralDisk,
 			FallBackToRoot: c.Options.MissingEphemeralDisk == "root", ManagedVolumes: c.Options.ManagedVolumes},
 		Persistent: disks,

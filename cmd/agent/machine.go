@@ -182,6 +182,8 @@ func (m *machine) addDisks(o machineOptions, log *logrus.Entry) error {
 	}
 	m.disks = storage.New(storage.Config{Dirs: o.dirs, Resolver: resolve, Records: m.current, Reload: m.reload, Log: log, Program: ownProgram,
 		Options: storageOptions(linux), Foreign: func() string { return m.current.Effective().ForeignPersistentDisk(linux.ForeignPersistentDisk) },
+		AgentID:   func() string { return m.current.Effective().Settings.AgentID },
+		Blank:     func() string { return m.current.Effective().BlankDisks(linux.BlankDisks) },
 		AfterBoot: func(f func()) { m.Deferred.UntilVerdict(func(context.Context) { f() }) },
 		Progress:  o.progress})
 	m.Ephemeral, m.Persistent = m.disks.Ephemeral, m.disks.Persistent

@@ -20,6 +20,7 @@ const (
 	RepairTable      Op = "repair-table"
 	MakeSwap         Op = "make-swap"
 	MakeFileSystem   Op = "make-file-system"
+	NamePartition    Op = "name-partition"
 	GrowPartition    Op = "grow-partition"
 	UseSwap          Op = "use-swap"
 	CheckFileSystem  Op = "check-file-system"
@@ -46,6 +47,7 @@ type Change struct {
 	Label        disk.Label       `json:"-"`
 	Partitions   []disk.Partition `json:"-"`
 	Partition    int              `json:"-"`
+	Name         string           `json:"-"`
 	End          int64            `json:"-"`
 	FileSystem   filesystem.Kind  `json:"-"`
 	Target       string           `json:"-"`
@@ -72,6 +74,8 @@ func (p *Plan) add(c Change) { p.Changes = append(p.Changes, c) }
 type Volume struct {
 	// Content is not read from what is mounted: then only its kind is known, from the kernel.
 	Content filesystem.Content
+	// Residue is what making a file system would overwrite, where it was looked for: on what shows no signature.
+	Residue filesystem.Residue
 	// MountedOn is where the whole file system is mounted; empty if nowhere.
 	MountedOn string
 	// InUse is set when at least a part of it is mounted.

@@ -49,6 +49,8 @@ type Ephemeral struct {
 	Claimed error
 	// Pending says that an unfinished preparation of exactly these partitions is on record.
 	Pending bool
+	// Foreign is set for a layout without names whose data is not proven to be an agent's: it is not kept.
+	Foreign bool
 	// Volumes are the partitions that Watch names, by number.
 	Volumes map[int]Volume
 
@@ -65,7 +67,7 @@ type Ephemeral struct {
 func PartitionEphemeral(o Ephemeral) (Plan, error) {
 	var p Plan
 	layout, kept := KeptEphemeral(o.Disk, o.AgentID, o.Label)
-	if kept {
+	if kept && !o.Foreign {
 		p.repair(o.Disk)
 		p.fill(o, layout, o.Pending)
 		return p, nil

@@ -61,6 +61,7 @@ func TestPartitionEphemeral(t *testing.T) {
 	recovered := ours
 	recovered.Recovered = true
 	blank := disk.State{Path: "/dev/vdb", Bytes: size, Sector: 512, Content: filesystem.Content{Kind: filesystem.Blank}}
+	dos := disk.Table{Label: disk.MBR, Partitions: []disk.Partition{{Number: 1, Start: testMiB, Size: testMiB, Type: "83"}}}
 	small := holding(filesystem.Ext4)
 	small.Content.Bytes = 1
 	large := state(size, named("bosh-partition-a-0", "bosh-partition-a-1"))
@@ -78,12 +79,18 @@ func TestPartitionEphemeral(t *testing.T) {
 		pending    bool
 		claimed    error
 		swapMiB    *uint64
+		label      disk.Label
+		foreign    bool
 		want       string
 		finish     bool
 		fails      string
 	}{
 		{name: "blank", state: blank, want: "create-table make-swap1 make-file-system2 use-swap1 mount2", finish: true},
 		{name: "blank, no swap", state: blank, swapMiB: mib(0), want: "create-table make-file-system1 mount1", finish: true},
+		{name: "DOS, an agent's", state: state(size, dos), data: holding(filesystem.Ext4), label: disk.MBR, want: "mount1"},
+		{name: "DOS, not an agent's", state: state(size, dos), data: holding(filesystem.Ext4), label: disk.MBR, foreign: true, want: "create-table make-swap1 make-file-system2 use-swap1 mount2", finish: true},
+		{name: "DOS, a store", state: state(size, dos), data: holding(filesystem.Ext4), label: disk.MBR, foreign: true, claimed: errors.New("it may be a store"), fails: "not touched: it may be a store"},
+		{name: "ours, with a third partition", state: state(size, named("bosh-partition-a-0", "bosh-partition-a-1", "x")), swap: holding(filesystem.Swap), data: holding(filesystem.Ext4), want: "use-swap1 mount2"},
 		{name: "in use", state: blank, claimed: errors.New("vdb is mounted"), fails: "not touched: vdb is mounted"},
 		{name: "too much swap", state: blank, claimed: errors.New("vdb is mounted"), swapMiB: mib(1 << 40), fails: "leaves no room"},
 		{name: "after a reboot", state: state(size, ours), swap: holding(filesystem.Swap), data: holding(filesystem.Ext4), want: "use-swap1 mount2"},
@@ -106,8 +113,15 @@ func TestPartitionEphemeral(t *testing.T) {
 			data: Volume{Content: filesystem.Content{Kind: filesystem.Btrfs}, MountedOn: "/data", InUse: true, Growable: true}, want: ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p, err := PartitionEphemeral(Ephemeral{Disk: c.state, AgentID: "a", RAM: 64 * testMiB, SwapMiB: c.swapMiB, Label: disk.GPT, Target: "/data",
-				Pending: c.pending, Claimed: c.claimed, Volumes: map[int]Volume{1: c.swap, 2: c.data}})
+			if c.label == "" {
+				c.label = disk.GPT
+			}
+			volumes := map[int]Volume{1: c.swap, 2: c.data}
+			if c.label == disk.MBR {
+				volumes = map[int]Volume{1: c.data}
+			}
+			p, err := PartitionEphemeral(Ephemeral{Disk: c.state, AgentID: "a", RAM: 64 * testMiB, SwapMiB: c.swapMiB, Label: c.label, Target: "/data",
+				Pending: c.pending, Foreign: c.foreign, Claimed: c.claimed, Volumes: volumes})
 			wantError(t, err, c.fails)
 			if got := ops(p); got != c.want || p.Finish != c.finish || p.Begin != "" {
 				t.Errorf("plan %q, finish %v, begin %q; want %q, finish %v", got, p.Finish, p.Begin, c.want, c.finish)

@@ -25,12 +25,14 @@ func GrowTo(s disk.State, n int) (end int64, obstacle string) {
 		}
 	}
 	switch {
-	case !s.Table.Label.Addresses(limit, s.Sector):
-		return 0, "it would cross 2 TiB, which a DOS partition table cannot address: attach a new disk, which gets a GPT, and migrate to it"
-	case s.Table.Fixed != "":
-		return 0, s.Table.Fixed
 	case limit-p.End() < disk.MiB:
 		return 0, ""
+	case !s.Table.Label.Addresses(limit, s.Sector):
+		return 0, "it would cross 2 TiB, which a DOS partition table cannot address: attach a new disk, which gets a GPT, and migrate to it"
+	case s.Trailer != "":
+		return 0, fmt.Sprintf("its end holds the metadata of a %s", s.Trailer)
+	case s.Table.Fixed != "":
+		return 0, s.Table.Fixed
 	}
 	return limit, ""
 }

@@ -30,7 +30,7 @@ func TestDisksOnRecordAreNeverFormatted(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o.FileSystem = filesystem.Ext4
-			o.Records = nil
+			o.Records, o.Residue = nil, zeros
 			if p, _, err := MountPersistent(o, "/store"); err != nil || !p.has(MakeFileSystem) {
 				t.Fatalf("without a record it is not formatted, so this shows nothing: %v %v", p, err)
 			}

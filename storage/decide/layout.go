@@ -2,6 +2,7 @@ package decide
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"cambium/platform/disk"
@@ -35,8 +36,13 @@ func EphemeralPrefix(agentID string) string {
 
 const persistentPrefix = "bosh-partition"
 
-// PersistentName is the name of a persistent disk's one partition.
-const PersistentName = persistentPrefix + "-0"
+// PersistentName is the name of a persistent disk's one partition, and PreparingName the one that it has until its file system is
+// complete: the intent to prepare a disk travels with it, and any later VM can finish what a lost one began.
+// cloudfoundry/bosh-agent mounts a disk of either name, and prepares neither.
+const (
+	PersistentName = persistentPrefix + "-0"
+	PreparingName  = PersistentName + "-being-prepared"
+)
 
 // SwapBytes divides the available bytes: as much swap as asked for, or else as much as there
 // is RAM, but not more than half.
@@ -51,9 +57,13 @@ func SwapBytes(available, ram int64, swapMiB *uint64) (int64, error) {
 }
 
 // KeptEphemeral recognizes the layout that this agent made on an ephemeral disk before. Sizes
-// do not matter: a change of RAM or swap_size is no reason to lose the data.
+// do not matter: a change of RAM or swap_size is no reason to lose the data. In a table with names, partitions
+// behind swap and data do not matter either, as in cloudfoundry/bosh-agent. One without names is no proof: what it holds has to be, see OwnsData.
 func KeptEphemeral(s disk.State, agentID string, label disk.Label) (Layout, bool) {
 	t := s.Table
+	if t.Label.Named() && len(t.Partitions) > 2 {
+		t.Partitions = t.Partitions[:2]
+	}
 	if t.Label == disk.None || len(t.Partitions) == 0 || len(t.Partitions) > 2 {
 		return Layout{}, false
 	}
@@ -108,15 +118,27 @@ func NewEphemeral(s disk.State, agentID string, ram int64, swapMiB *uint64, labe
 	return l, nil
 }
 
-// BehindRoot are the partitions behind the root partition.
+// BehindRoot are the partitions behind the root partition that can be swap and data. Those of another type, such as the BIOS boot
+// partition, belong to the system.
 func BehindRoot(t disk.Table, root int) (behind []disk.Partition) {
 	rootPart, _ := t.Partition(root)
 	for _, p := range t.Partitions {
-		if p.Start > rootPart.Start {
+		if p.Start > rootPart.Start && t.Label.HoldsData(p.Type) {
 			behind = append(behind, p)
 		}
 	}
 	return behind
+}
+
+// freeFrom is where the space behind the root partition, and behind the system's partitions there, begins.
+func freeFrom(t disk.Table, rootPart disk.Partition) int64 {
+	end := rootPart.End()
+	for _, p := range t.Partitions {
+		if p.Start > rootPart.Start {
+			end = max(end, p.End())
+		}
+	}
+	return end
 }
 
 // OnRoot lays out swap and data behind the root partition, or recognizes what is there
@@ -132,7 +154,8 @@ func OnRoot(o Ephemeral) (l Layout, made []disk.Partition, err error) {
 		l, err = l.recognize(behind, o)
 		return l, nil, err
 	}
-	available := s.Bytes - rootPart.End()
+	free := freeFrom(s.Table, rootPart)
+	available := s.Bytes - free
 	if available < smallestOnRoot {
 		return l, nil, fmt.Errorf("insufficient remaining disk space (%d bytes) for ephemeral partition (min: %d bytes)", available, smallestOnRoot)
 	}
@@ -140,7 +163,7 @@ func OnRoot(o Ephemeral) (l Layout, made []disk.Partition, err error) {
 	if err != nil {
 		return l, nil, err
 	}
-	start := up(rootPart.End())
+	start := up(free)
 	add := func(size int64) (int, error) {
 		n := o.Root + 1 + len(made)
 		for _, taken := s.Table.Partition(n); taken; _, taken = s.Table.Partition(n) {
@@ -183,7 +206,11 @@ func (l Layout) recognize(behind []disk.Partition, o Ephemeral) (Layout, error) 
 	for _, p := range behind {
 		v := o.Volumes[p.Number]
 		c := v.Content
-		fits := o.Pending || c.Blank() || p.Number == l.Swap && (v.ActiveSwap || c.Kind == filesystem.Swap) || p.Number == l.Data && c.Data()
+		blank := c.Blank() && (v.Residue.Zeros() || strings.HasPrefix(p.Name, EphemeralPrefix(o.AgentID)))
+		fits := o.Pending || blank || p.Number == l.Swap && (v.ActiveSwap || c.Kind == filesystem.Swap) || p.Number == l.Data && c.Data()
+		if !fits && c.Blank() {
+			return l, fmt.Errorf("partition %d behind the root partition is not blank, and is not touched", p.Number)
+		}
 		if !fits {
 			return l, fmt.Errorf("partition %d behind the root partition holds %s and is not touched", p.Number, c)
 		}
@@ -207,6 +234,48 @@ func (l Layout) describe(parts []disk.Partition) string {
 // RawName is the name by which jobs find a raw ephemeral disk.
 func RawName(i int) string { return fmt.Sprintf("raw-ephemeral-%d", i) }
 
+// OwnsData reports whether the root directory of a file system is that of an agent's ephemeral disk, or holds nothing but
+// what an agent, mkfs or the IaaS puts there.
+func OwnsData(names []string) bool {
+	has := map[string]bool{}
+	for _, name := range names {
+		has[name] = true
+	}
+	if has["sys"] && has["jobs"] && has["packages"] {
+		return true
+	}
+	for _, name := range names {
+		if !slices.Contains(dataNames, name) {
+			return false
+		}
+	}
+	return true
+}
+
+// dataNames are the names on a new ephemeral disk; the last one is Azure's.
+var dataNames = []string{"lost+found", "sys", "jobs", "packages", "blobs", "sensitive_blobs", "dynamic_disks", "tmp", "compile",
+	"root_tmp", "root_log", "root_opt", "root_var_opt", "DATALOSS_WARNING_README.txt"}
+
+// CarriesEphemeral reports the names of this agent's ephemeral disk in a table.
+func CarriesEphemeral(t disk.Table, agentID string) bool {
+	for _, p := range t.Partitions {
+		if t.Label.Named() && agentID != "" && strings.HasPrefix(p.Name, EphemeralPrefix(agentID)+"-") {
+			return true
+		}
+	}
+	return false
+}
+
+// NamedEphemeral reports the names of some agent's ephemeral disk in a table.
+func NamedEphemeral(t disk.Table) bool {
+	for _, p := range t.Partitions {
+		if strings.HasPrefix(p.Name, persistentPrefix+"-") && p.Name != PersistentName && p.Name != PreparingName {
+			return true
+		}
+	}
+	return false
+}
+
 // KeptRaw reports a disk that already is a raw ephemeral disk.
 func KeptRaw(t disk.Table) bool {
 	for _, p := range t.Partitions {
@@ -222,11 +291,11 @@ func NewRaw(s disk.State, i int) []disk.Partition {
 	return []disk.Partition{{Number: 1, Start: disk.MiB, Size: onePartition(s, disk.GPT), Name: RawName(i), Type: disk.GPT.DataType()}}
 }
 
-// NewPersistent is one partition over the whole disk.
+// NewPersistent is one partition over the whole disk, whose file system is still to be made.
 func NewPersistent(s disk.State, label disk.Label) []disk.Partition {
 	p := disk.Partition{Number: 1, Start: disk.MiB, Size: onePartition(s, label), Type: label.DataType()}
 	if label.Named() {
-		p.Name = PersistentName
+		p.Name = PreparingName
 	}
 	return []disk.Partition{p}
 }
@@ -239,7 +308,7 @@ func onePartition(s disk.State, label disk.Label) int64 {
 // CarriesPersistent reports the mark of a persistent disk in a table.
 func CarriesPersistent(t disk.Table) bool {
 	for _, p := range t.Partitions {
-		if p.Name == PersistentName {
+		if p.Name == PersistentName || p.Name == PreparingName {
 			return true
 		}
 	}

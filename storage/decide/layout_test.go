@@ -106,7 +106,8 @@ func TestKeptEphemeral(t *testing.T) {
 		{"half ours", named("bosh-partition-a-0", "x"), false},
 		{"no partitions", named(), false},
 		{"no table", disk.Table{}, false},
-		{"three", named("bosh-partition-a-0", "bosh-partition-a-1", "bosh-partition-a-2"), false},
+		{"ours and a third one", named("bosh-partition-a-0", "bosh-partition-a-1", "mine"), true},
+		{"ours, then another agent's", named("bosh-partition-a-0", "bosh-partition-b-1", "bosh-partition-a-2"), false},
 		{"a persistent disk", named("bosh-partition-0"), false},
 	} {
 		if l, kept := KeptEphemeral(state(10*testMiB, c.table), "a", disk.GPT); kept != c.kept {
@@ -147,10 +148,13 @@ func TestOnRoot(t *testing.T) {
 	}
 	swap := disk.Partition{Number: 2, Start: 200 * testMiB, Size: 100 * testMiB, Type: "83"}
 	data := disk.Partition{Number: 3, Start: 300 * testMiB, Size: 100 * testMiB, Type: "83"}
+	bios := disk.Partition{Number: 2, Start: 264192 * 512, Size: testMiB, Type: "21686148-6449-6E6F-744E-656564454649"}
 	kinds := func(kinds ...filesystem.Kind) map[int]Volume {
 		volumes := map[int]Volume{}
 		for i, k := range kinds {
-			volumes[i+2] = holding(k)
+			v := holding(k)
+			v.Residue = zeros
+			volumes[i+2] = v
 		}
 		return volumes
 	}
@@ -175,6 +179,10 @@ func TestOnRoot(t *testing.T) {
 		{"three partitions behind root", size, table(disk.MBR, swap, data, disk.Partition{Number: 4, Start: 400 * testMiB, Size: testMiB}), nil, kinds(filesystem.Blank, filesystem.Blank, filesystem.Blank), nil, 0, 0, "3 partitions behind the root partition"},
 		{"more swap than room", size, table(disk.MBR), mib(1 << 20), nil, nil, 0, 0, "leaves no room for data"},
 		{"root not in the table", size, disk.Table{Label: disk.MBR}, nil, nil, nil, 0, 0, "root partition 1 is not in the table"},
+		{"there already, not blank", size, table(disk.MBR, swap), nil, map[int]Volume{2: {Content: filesystem.Content{Kind: filesystem.Blank}, Residue: remains}}, nil, 0, 0, "partition 2 behind the root partition is not blank"},
+		{"there already, ours by its name", size, table(disk.GPT, disk.Partition{Number: 2, Start: swap.Start, Size: swap.Size, Name: "bosh-partition-a-0"}), nil, map[int]Volume{2: {Content: filesystem.Content{Kind: filesystem.Blank}, Residue: remains}}, nil, 0, 2, ""},
+		{"BIOS boot behind root", size, table(disk.GPT, bios), mib(0), nil, [][2]int64{{266240, 2240512 - 33}}, 0, 3, ""},
+		{"BIOS boot behind root, data behind it", size, table(disk.GPT, bios, disk.Partition{Number: 3, Start: data.Start, Size: data.Size}), mib(0), map[int]Volume{3: holding(filesystem.Ext4)}, nil, 0, 3, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l, made, err := OnRoot(Ephemeral{Disk: state(c.size, c.table), Root: 1, AgentID: "a", RAM: 100 * testMiB, SwapMiB: c.swap, Volumes: c.content})
@@ -199,5 +207,47 @@ func TestOnRoot(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestOwnsData(t *testing.T) {
+	for names, want := range map[string]bool{
+		"":                                       true,
+		"lost+found":                             true,
+		"lost+found sys":                         true,
+		"sys jobs packages postgres":             true,
+		"lost+found DATALOSS_WARNING_README.txt": true,
+		"postgres":                               false,
+		"sys postgres":                           false,
+		"jobs packages":                          true,
+	} {
+		if got := OwnsData(strings.Fields(names)); got != want {
+			t.Errorf("%q: %v, want %v", names, got, want)
+		}
+	}
+}
+
+func TestCarriesEphemeral(t *testing.T) {
+	for _, c := range []struct {
+		table disk.Table
+		want  bool
+	}{
+		{named("bosh-partition-a-0", "bosh-partition-a-1"), true},
+		{named("bosh-partition-b-0"), false},
+		{named("bosh-partition-0"), false},
+		{named("raw-ephemeral-0"), false},
+		{disk.Table{}, false},
+	} {
+		if got := CarriesEphemeral(c.table, "a"); got != c.want {
+			t.Errorf("%+v: %v, want %v", c.table, got, c.want)
+		}
+	}
+	for name, want := range map[string]bool{"bosh-partition-b-0": true, PersistentName: false, PreparingName: false, "raw-ephemeral-0": false, "": false} {
+		if got := NamedEphemeral(named(name)); got != want {
+			t.Errorf("%q: %v, want %v", name, got, want)
+		}
+	}
+	if CarriesEphemeral(named("bosh-partition--0"), "") {
+		t.Error("without an agent id, a disk is taken for its own")
 	}
 }

@@ -1,7 +1,6 @@
 package decide
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -21,23 +20,24 @@ type Persistent struct {
 	Damaged error
 	// Volume is its only partition, or the whole device where Preformatted is set.
 	Volume Volume
-	// Pending says that an unfinished preparation of exactly this table is on record, and Finished that
-	// its file system is complete all the same.
+	// Pending says that an unfinished preparation of exactly this table is on record, or written in the table itself, and Finished
+	// that its file system is complete all the same.
 	Pending, Finished bool
+	// Residue is what making a table and a file system would overwrite: of the disk where it has no partition, otherwise of its only
+	// partition if that shows no signature.
+	Residue filesystem.Residue
 	// Hardware is an identifier of the hardware that no other disk has; empty if there is none.
 	Hardware string
 	// Records are the disks on record.
 	Records identity.Records
 	// DuplicateUUID is set when a file system of the same UUID is mounted: a clone.
 	DuplicateUUID bool
-	// Earlier is what lies where partitions usually begin, for a table without entries.
-	Earlier filesystem.Content
 
 	Label        disk.Label      // of a new table
 	FileSystem   filesystem.Kind // of a new file system
 	MountOptions []string
-	// AllowForeign permits formatting a disk that would be refused.
-	AllowForeign bool
+	// AllowForeign permits formatting a disk that would be refused, and AllowNoise one that holds random bytes and nothing else.
+	AllowForeign, AllowNoise bool
 	// Preformatted disks carry their file system without a table, and are neither partitioned nor formatted.
 	Preformatted bool
 }
@@ -53,15 +53,21 @@ func PersistentPart(path string, preformatted bool) string {
 	return device.Partition(path, 1)
 }
 
-// ForeignError refuses a persistent disk, and tells how it can be released.
+// ForeignError refuses a persistent disk, and tells how it can be repaired or released.
 type ForeignError struct {
 	Path  string
 	Found string
+	// Advice is what keeps the content, or what allows the disk, as a sentence; it may be empty.
+	Advice string
 }
 
 func (e *ForeignError) Error() string {
-	return fmt.Sprintf("%s is refused: %s. To use it, remove what is on it (wipefs -a), "+
-		"or allow formatting with env.persistent_disk_foreign: format in the deployment manifest", e.Path, e.Found)
+	text := fmt.Sprintf("%s is refused: %s. ", e.Path, e.Found)
+	if e.Advice != "" {
+		text += e.Advice + ". "
+	}
+	return text + fmt.Sprintf("To use it without its content, clear it (blkdiscard -z %s), "+
+		"or allow formatting with env.persistent_disk_foreign: format in the deployment manifest", e.Path)
 }
 
 // Refused makes it a Refusal.
@@ -85,15 +91,15 @@ func MountPersistent(o Persistent, target string) (p Plan, notGrown string, err 
 		p.use(o.Part(), o.Volume, o.Disk.Bytes, target, o.MountOptions)
 		return p, "", nil
 	}
-	verdict, proof, err := o.judge()
+	v, err := o.judge()
 	if err != nil {
 		return p, "", err
 	}
-	proof = "persistent disk " + o.CID + ", " + proof
+	proof := "persistent disk " + o.CID + ", " + v.Proof
 	made := Volume{Content: filesystem.Content{Kind: o.FileSystem}}
-	switch verdict {
+	switch v.Verdict {
 	case Refuse:
-		return p, "", &ForeignError{Path: o.Disk.Path, Found: strings.TrimPrefix(proof, "persistent disk "+o.CID+", ")}
+		return p, "", &ForeignError{Path: o.Disk.Path, Found: v.Proof, Advice: v.Advice}
 	case Create:
 		parts := NewPersistent(o.Disk, o.Label)
 		if o.Serial != "" {
@@ -102,28 +108,38 @@ func MountPersistent(o Persistent, target string) (p Plan, notGrown string, err 
 		p.add(Change{Op: CreateTable, Device: o.Disk.Path, Proof: proof, What: "create " + Layout{Label: o.Label, Data: 1}.describe(parts),
 			Destructive: true, Label: o.Label, Partitions: parts})
 		p.makeFileSystem(o, "new partition", false)
+		p.nameFinished(o.Disk.Path, parts[0].Name)
 		p.use(o.Part(), made, 0, target, o.MountOptions)
 		return p, "", nil
 	case Format:
 		p.Begin = o.Disk.Table.GUID
 		p.repair(o.Disk)
 		p.makeFileSystem(o, proof, true)
+		p.nameFinished(o.Disk.Path, o.Disk.Table.Partitions[0].Name)
 		p.use(o.Part(), made, 0, target, o.MountOptions)
 		return p, "", nil
 	}
 	p.repair(o.Disk)
 	p.Finish = o.Pending
-	v := o.Volume
+	volume := o.Volume
 	if o.Pending && !o.Finished {
 		p.makeFileSystem(o, "a crash left it unfinished, and it was never mounted", true)
-		v = made
+		volume = made
 	}
+	p.nameFinished(o.Disk.Path, o.Disk.Table.Partitions[0].Name)
 	notGrown = p.growPartition(o.Disk, growSlack)
-	p.use(o.Part(), v, o.Disk.Table.Partitions[0].Size, target, o.MountOptions)
+	p.use(o.Part(), volume, o.Disk.Table.Partitions[0].Size, target, o.MountOptions)
 	if p.has(GrowPartition) && !p.has(GrowFileSystem) {
-		p.growFileSystem(o.Part(), v.Content.Kind, target, o.MountOptions)
+		p.growFileSystem(o.Part(), volume.Content.Kind, target, o.MountOptions)
 	}
 	return p, notGrown, nil
+}
+
+// nameFinished gives the partition its final name when its file system is complete.
+func (p *Plan) nameFinished(path, name string) {
+	if name == PreparingName {
+		p.add(Change{Op: NamePartition, Device: path, Proof: "the file system is complete", What: "name partition 1 " + PersistentName, Partition: 1, Name: PersistentName})
+	}
 }
 
 func (p *Plan) makeFileSystem(o Persistent, proof string, destructive bool) {
@@ -141,24 +157,24 @@ func (p Plan) has(op Op) bool {
 }
 
 // judge is the verdict on a disk, with what the operator allows and what cannot be done.
-func (o Persistent) judge() (Verdict, string, error) {
-	verdict, proof := Judge(o)
-	if verdict == Refuse && o.AllowForeign {
-		verdict, proof = Create, proof+"; formatting foreign disks is allowed"
+func (o Persistent) judge() (Judgment, error) {
+	v := Judge(o)
+	if v.Verdict == Refuse && o.AllowForeign {
+		v = Judgment{Verdict: Create, Proof: v.Proof + "; formatting foreign disks is allowed"}
 	}
-	if verdict == Create || verdict == Format || verdict == Keep && o.Pending && !o.Finished {
-		if err := o.refuseFormatting(proof); err != nil {
-			return Refuse, "", err
+	if v.Verdict == Create || v.Verdict == Format || v.Verdict == Keep && o.Pending && !o.Finished {
+		if err := o.refuseFormatting(v.Proof); err != nil {
+			return v, err
 		}
 	}
 	switch {
-	case verdict == Create && !o.Label.Addresses(o.Disk.Bytes, o.Disk.Sector):
-		return Refuse, "", fmt.Errorf("%s is larger than 2 TiB, which a DOS partition table cannot address: "+
+	case v.Verdict == Create && !o.Label.Addresses(o.Disk.Bytes, o.Disk.Sector):
+		return v, fmt.Errorf("%s is larger than 2 TiB, which a DOS partition table cannot address: "+
 			"set env.persistent_disk_partitioner to parted", o.Disk.Path)
-	case (verdict == Create || verdict == Format) && !o.FileSystem.Managed():
-		return Refuse, "", fmt.Errorf("persistent_disk_fs %q is not supported, only %s", o.FileSystem, filesystem.ManagedNames())
+	case (v.Verdict == Create || v.Verdict == Format) && !o.FileSystem.Managed():
+		return v, fmt.Errorf("persistent_disk_fs %q is not supported, only %s", o.FileSystem, filesystem.ManagedNames())
 	}
-	return verdict, proof, nil
+	return v, nil
 }
 
 // Verdict is what may be done with a persistent disk.
@@ -172,37 +188,98 @@ const (
 	Keep                  // our partition with a file system
 )
 
-// Judge tells what may be done with a disk, and the proof.
-func Judge(o Persistent) (Verdict, string) {
+// Judgment is a verdict with its proof, and with what to do about a refusal if that is more than releasing the disk.
+type Judgment struct {
+	Verdict Verdict
+	Proof   string
+	Advice  string
+}
+
+// Judge tells what may be done with a disk by what is on it, and the proof.
+func Judge(o Persistent) Judgment {
 	t, content := o.Disk.Table, o.Volume.Content
-	switch {
+	refuse := func(format string, args ...any) Judgment { return Judgment{Proof: fmt.Sprintf(format, args...)} }
+	switch noise := o.Residue.Noise && o.AllowNoise; {
+	case noise && len(t.Partitions) == 0:
+		return Judgment{Verdict: Create, Proof: fmt.Sprintf("random bytes and no trace of content, as new volumes have here, %s", Size(o.Disk.Bytes))}
 	case o.Damaged != nil:
-		return Refuse, o.Damaged.Error()
-	case t.Label == disk.None && o.Disk.Content.Blank():
-		return Create, fmt.Sprintf("blank, %s", Size(o.Disk.Bytes))
-	case t.Label == disk.None:
-		return Refuse, fmt.Sprintf("the whole disk holds %s", o.Disk.Content)
-	case len(t.Partitions) == 0 && !o.Earlier.Blank():
-		return Refuse, fmt.Sprintf("the partition table is empty, but %s lies where a partition usually begins", o.Earlier)
+		return refuse("%s", o.Damaged)
+	case t.Label == disk.None && !o.Disk.Content.Blank():
+		return refuse("the whole disk holds %s", o.Disk.Content)
 	case len(t.Partitions) == 0:
-		return Create, fmt.Sprintf("empty partition table, nothing where a partition usually begins, %s", Size(o.Disk.Bytes))
+		blank, what := "blank", "there is no partition table"
+		if t.Label != disk.None {
+			blank, what = "empty partition table", "the partition table is empty"
+		}
+		if !o.Residue.Zeros() {
+			return o.notBlank(what, o.Disk.Path)
+		}
+		return Judgment{Verdict: Create, Proof: fmt.Sprintf("%s, %s", blank, Size(o.Disk.Bytes))}
 	case len(t.Partitions) > 1:
-		return Refuse, fmt.Sprintf("the disk has %d partitions", len(t.Partitions))
+		return refuse("the disk has %d partitions", len(t.Partitions))
 	}
 	p := t.Partitions[0]
 	switch {
 	case p.Number != 1:
-		return Refuse, fmt.Sprintf("its only partition has number %d", p.Number)
+		return refuse("its only partition has number %d", p.Number)
 	case content.Data():
-		return Keep, fmt.Sprintf("partition %d holds %s", p.Number, content)
-	case content.Blank() && strings.HasPrefix(p.Name, persistentPrefix):
-		return Format, fmt.Sprintf("partition %d is named %s and blank", p.Number, p.Name)
-	case content.Blank() && o.Pending:
-		return Format, fmt.Sprintf("partition %d is blank and its making is on record as unfinished", p.Number)
-	case content.Blank():
-		return Refuse, fmt.Sprintf("partition %d is blank, but nothing shows that this agent made it", p.Number)
+		return Judgment{Verdict: Keep, Proof: fmt.Sprintf("partition %d holds %s", p.Number, content)}
+	case !content.Blank():
+		return refuse("partition %d holds %s", p.Number, content)
+	case o.Pending:
+		return Judgment{Verdict: Format, Proof: fmt.Sprintf("partition %d shows no file system and its making is on record as unfinished", p.Number)}
+	case !o.Residue.Zeros() && !(o.Residue.Noise && o.AllowNoise):
+		return o.notBlank(fmt.Sprintf("partition %d has no file system", p.Number), o.Part())
+	case strings.HasPrefix(p.Name, persistentPrefix):
+		return Judgment{Verdict: Format, Proof: fmt.Sprintf("partition %d is named %s and blank", p.Number, p.Name)}
 	}
-	return Refuse, fmt.Sprintf("partition %d holds %s", p.Number, content)
+	return refuse("partition %d is blank, but nothing shows that this agent made it", p.Number)
+}
+
+// notBlank refuses a device without a signature of which other traces are left. what describes it without them.
+func (o Persistent) notBlank(what, device string) Judgment {
+	for _, s := range o.Residue.Found {
+		if s.Backup > 0 {
+			continue
+		}
+		v := Judgment{Proof: fmt.Sprintf("%s, but %s begins at sector %d", what, s.Kind, s.Start/512)}
+		if s.Kind.Managed() {
+			v.Advice = fmt.Sprintf("To keep its content, write a partition table with one partition from there (echo start=%d | sfdisk --wipe never -X %s %s)",
+				s.Start/int64(o.Disk.Sector), o.labelFor(s), o.Disk.Path)
+		}
+		return v
+	}
+	if len(o.Residue.Found) > 0 {
+		return o.backupFound(what, o.Residue.Found[0])
+	}
+	v := Judgment{Proof: fmt.Sprintf("%s, but not all bytes that a new file system would replace are zeros: there is data at byte %d of %s", what, o.Residue.NonZero, device)}
+	if o.Residue.Noise {
+		v.Proof = fmt.Sprintf("%s, but it holds random bytes where a new volume has zeros", what)
+		v.Advice = "If new volumes hold noise here (encryption below, thick or recycled volumes), allow it with env.persistent_disk_blank: noise " +
+			"in the deployment manifest or Platform.Linux.BlankDisks in agent.json"
+	}
+	return v
+}
+
+// backupFound refuses a device with a file system of which the first superblock is lost.
+func (o Persistent) backupFound(what string, s filesystem.Superblock) Judgment {
+	v := Judgment{Proof: fmt.Sprintf("%s, but a backup superblock of %s is %s into it", what, s.Kind, Size(max(s.Start, 0)+s.Backup))}
+	switch part := device.Partition(o.Disk.Path, 1); {
+	case len(o.Disk.Table.Partitions) == 1 && s.Start == 0:
+		v.Advice = fmt.Sprintf("To get its content back, run %s", s.Repair(part))
+	case s.Start > 0:
+		v.Advice = fmt.Sprintf("To get its content back, write a partition table with one partition from sector %d and run %s", s.Start/512, s.Repair(part))
+	}
+	return v
+}
+
+// labelFor is the kind of table that can hold a file system where it is.
+func (o Persistent) labelFor(s filesystem.Superblock) disk.Label {
+	sector := int64(o.Disk.Sector)
+	if s.Start >= 34*sector && s.Start+s.Bytes <= disk.Usable(disk.GPT, o.Disk.Bytes, o.Disk.Sector) {
+		return disk.GPT
+	}
+	return disk.MBR
 }
 
 // LastMounted decides whether the disk that was mounted last is mounted at boot. A record of one that is not among
@@ -220,15 +297,12 @@ func LastMounted(recorded string, isKnown bool, known int) (mount bool, warning 
 	return false, "", fmt.Errorf("persistent disk %s was mounted last and is not among those known", recorded)
 }
 
-// LeftToDirector says whether a disk is blank: boot does not format it.
-func LeftToDirector(s disk.State, damaged error, preformatted bool) bool {
-	switch {
-	case errors.Is(damaged, disk.ErrDamaged):
-		return false // mounting it gives the better error
-	case preformatted:
-		return s.Content.Blank()
+// LeftToDirector says whether a disk is blank: boot does not format it. One that is refused is left to the error of mounting it.
+func LeftToDirector(o Persistent) bool {
+	if o.Preformatted {
+		return o.Volume.Content.Blank()
 	}
-	return s.Table.Label == disk.None && s.Content.Blank()
+	return len(o.Disk.Table.Partitions) == 0 && Judge(o).Verdict == Create
 }
 
 // Association is a name under which jobs find a persistent disk.

@@ -7,6 +7,7 @@ import (
 
 	"cambium/platform/disk"
 	"cambium/platform/filesystem"
+	"cambium/storage/identity"
 )
 
 func whole(k filesystem.Kind) disk.State {
@@ -18,48 +19,103 @@ func whole(k filesystem.Kind) disk.State {
 var (
 	dosDisk  = state(100*testMiB, disk.Table{Label: disk.MBR, Partitions: []disk.Partition{{Number: 1, Start: 512, Size: testMiB, Type: "83"}}})
 	oneEmpty = state(100*testMiB, disk.Table{Label: disk.GPT})
-	nothing  = filesystem.Content{Kind: filesystem.Blank}
 )
 
 func gptDisk(names ...string) disk.State { return state(100*testMiB, named(names...)) }
+
+var (
+	zeros   = filesystem.Residue{NonZero: -1}
+	noise   = filesystem.Residue{NonZero: 3, Noise: true}
+	remains = filesystem.Residue{NonZero: 3}
+	ext4At  = func(start, backup int64) filesystem.Residue {
+		return filesystem.Residue{NonZero: 3, Found: []filesystem.Superblock{{Kind: filesystem.Ext4, Start: start, Backup: backup, Block: 4096, Bytes: 50 * testMiB}}}
+	}
+)
 
 func TestJudge(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		state   disk.State
 		content Volume
-		earlier filesystem.Content
+		residue filesystem.Residue
 		pending bool
 		want    Verdict
+		says    string
 	}{
-		{"blank", whole(filesystem.Blank), Volume{}, nothing, false, Create},
-		{"file system without a table (point 1)", whole(filesystem.Ext4), Volume{}, nothing, false, Refuse},
-		{"LVM on the disk", whole(filesystem.LVM), Volume{}, nothing, false, Refuse},
-		{"empty table", oneEmpty, Volume{}, nothing, false, Create},
-		{"empty table over lost data", oneEmpty, Volume{}, filesystem.Content{Kind: filesystem.Ext4}, false, Refuse},
-		{"empty table, not looked behind", oneEmpty, Volume{}, filesystem.Content{}, false, Refuse},
-		{"ours, ext4", gptDisk("bosh-partition-0"), holding(filesystem.Ext4), nothing, false, Keep},
-		{"ours, xfs", gptDisk("bosh-partition-0"), holding(filesystem.XFS), nothing, false, Keep},
-		{"any name", gptDisk("whatever"), holding(filesystem.Ext4), nothing, false, Keep},
-		{"DOS of an old agent", dosDisk, holding(filesystem.Ext4), nothing, false, Keep},
-		{"ours, never formatted (point 5)", gptDisk("bosh-partition-0"), holding(filesystem.Blank), nothing, false, Format},
-		{"not named by us, blank", gptDisk("x"), holding(filesystem.Blank), nothing, false, Refuse},
-		{"DOS, blank, unfinished on record", dosDisk, holding(filesystem.Blank), nothing, true, Format},
-		{"DOS, blank", dosDisk, holding(filesystem.Blank), nothing, false, Refuse},
-		{"ours by name, LUKS inside (point 2)", gptDisk("bosh-partition-0"), holding(filesystem.LUKS), nothing, false, Refuse},
-		{"ext3 (point 2)", gptDisk("x"), holding(filesystem.Ext3), nothing, false, Refuse},
-		{"btrfs (point 2)", gptDisk("x"), holding(filesystem.Btrfs), nothing, false, Refuse},
-		{"btrfs, unfinished on record", gptDisk("x"), holding(filesystem.Btrfs), nothing, true, Refuse},
-		{"ext4 and RAID", gptDisk("x"), holding(filesystem.Ext4, filesystem.MD), nothing, false, Refuse},
-		{"only partition 2", state(100*testMiB, disk.Table{Label: disk.GPT, Partitions: []disk.Partition{{Number: 2, Start: testMiB, Size: testMiB}}}), holding(filesystem.Ext4), nothing, false, Refuse},
-		{"two partitions", gptDisk("a", "b"), Volume{}, nothing, false, Refuse},
+		{"blank", whole(filesystem.Blank), Volume{}, zeros, false, Create, "blank, 100.0 MiB"},
+		{"no table, but data", whole(filesystem.Blank), Volume{}, remains, false, Refuse, "data at byte 3 of /dev/vdb"},
+		{"no table, but noise", whole(filesystem.Blank), Volume{}, noise, false, Refuse, "persistent_disk_blank: noise"},
+		{"the table is lost, not the file system", whole(filesystem.Blank), Volume{}, ext4At(testMiB, 0), false, Refuse, "echo start=2048 | sfdisk --wipe never -X gpt /dev/vdb"},
+		{"DOS, the table is lost", whole(filesystem.Blank), Volume{}, ext4At(512, 0), false, Refuse, "echo start=1 | sfdisk --wipe never -X dos /dev/vdb"},
+		{"table and superblock are lost", whole(filesystem.Blank), Volume{}, ext4At(testMiB, 128*testMiB), false, Refuse, "one partition from sector 2048 and run e2fsck -b 32768 -B 4096 /dev/vdb1"},
+		{"file system without a table (point 1)", whole(filesystem.Ext4), Volume{}, zeros, false, Refuse, "the whole disk holds ext4"},
+		{"LVM on the disk", whole(filesystem.LVM), Volume{}, zeros, false, Refuse, "LVM"},
+		{"empty table", oneEmpty, Volume{}, zeros, false, Create, "empty partition table"},
+		{"empty table over lost data", oneEmpty, Volume{}, ext4At(testMiB, 0), false, Refuse, "the partition table is empty, but ext4 begins at sector 2048"},
+		{"empty table over anything", oneEmpty, Volume{}, remains, false, Refuse, "data at byte 3"},
+		{"not looked", oneEmpty, Volume{}, filesystem.Residue{}, false, Refuse, "data at byte 0"},
+		{"ours, ext4", gptDisk("bosh-partition-0"), holding(filesystem.Ext4), zeros, false, Keep, "holds ext4"},
+		{"ours, xfs", gptDisk("bosh-partition-0"), holding(filesystem.XFS), zeros, false, Keep, "holds xfs"},
+		{"any name", gptDisk("whatever"), holding(filesystem.Ext4), zeros, false, Keep, "holds ext4"},
+		{"DOS of an old agent", dosDisk, holding(filesystem.Ext4), zeros, false, Keep, "holds ext4"},
+		{"ours, never formatted (point 5)", gptDisk("bosh-partition-0"), holding(filesystem.Blank), zeros, false, Format, "named bosh-partition-0 and blank"},
+		{"ours, superblock lost", gptDisk("bosh-partition-0"), holding(filesystem.Blank), ext4At(0, 128*testMiB), false, Refuse, "run e2fsck -b 32768 -B 4096 /dev/vdb1"},
+		{"ours, not blank", gptDisk("bosh-partition-0"), holding(filesystem.Blank), remains, false, Refuse, "partition 1 has no file system, but"},
+		{"ours, noise", gptDisk("bosh-partition-0"), holding(filesystem.Blank), noise, false, Refuse, "persistent_disk_blank: noise"},
+		{"ours, unfinished", gptDisk(PreparingName), holding(filesystem.Blank), remains, true, Format, "unfinished"},
+		{"not named by us, blank", gptDisk("x"), holding(filesystem.Blank), zeros, false, Refuse, "nothing shows"},
+		{"DOS, blank, unfinished on record", dosDisk, holding(filesystem.Blank), zeros, true, Format, "on record as unfinished"},
+		{"DOS, blank", dosDisk, holding(filesystem.Blank), zeros, false, Refuse, "nothing shows"},
+		{"ours by name, LUKS inside (point 2)", gptDisk("bosh-partition-0"), holding(filesystem.LUKS), zeros, false, Refuse, "LUKS"},
+		{"ext3 (point 2)", gptDisk("x"), holding(filesystem.Ext3), zeros, false, Refuse, "ext3"},
+		{"btrfs (point 2)", gptDisk("x"), holding(filesystem.Btrfs), zeros, false, Refuse, "btrfs"},
+		{"btrfs, unfinished on record", gptDisk("x"), holding(filesystem.Btrfs), zeros, true, Refuse, "btrfs"},
+		{"ext4 and RAID", gptDisk("x"), holding(filesystem.Ext4, filesystem.MD), zeros, false, Refuse, "md RAID"},
+		{"only partition 2", state(100*testMiB, disk.Table{Label: disk.GPT, Partitions: []disk.Partition{{Number: 2, Start: testMiB, Size: testMiB}}}), holding(filesystem.Ext4), zeros, false, Refuse, "number 2"},
+		{"two partitions", gptDisk("a", "b"), Volume{}, zeros, false, Refuse, "2 partitions"},
 	} {
-		got, proof := Judge(Persistent{Disk: c.state, Volume: c.content, Earlier: c.earlier, Pending: c.pending})
-		if got != c.want || proof == "" {
-			t.Errorf("%s: verdict %d (%q); want %d", c.name, got, proof, c.want)
+		o := Persistent{Disk: c.state, Volume: c.content, Residue: c.residue, Pending: c.pending}
+		if got := Judge(o); got.Verdict != c.want || !strings.Contains(got.Proof+got.Advice, c.says) {
+			t.Errorf("%s: verdict %+v; want %d with %q", c.name, got, c.want, c.says)
 		}
-		if damaged, _ := Judge(Persistent{Disk: c.state, Volume: c.content, Earlier: c.earlier, Pending: c.pending, Damaged: disk.ErrDamaged}); damaged != Refuse {
-			t.Errorf("%s, table damaged: verdict %d, want it refused", c.name, damaged)
+		o.CID, o.Records, o.AllowForeign, o.FileSystem, o.Label = "vol-1", identity.Records{"vol-1": {}}, true, filesystem.Ext4, disk.GPT
+		if got, err := o.judge(); err == nil && got.Verdict != Keep {
+			t.Errorf("%s, on record: verdict %+v, want it never formatted", c.name, got)
+		}
+		o.Records, o.Damaged = nil, disk.ErrDamaged
+		if damaged := Judge(o); damaged.Verdict != Refuse {
+			t.Errorf("%s, table damaged: verdict %d, want it refused", c.name, damaged.Verdict)
+		}
+	}
+}
+
+// Random bytes are blank where the settings say so, and nothing else becomes blank by that.
+func TestJudgeWhereNewVolumesHoldNoise(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		state   disk.State
+		residue filesystem.Residue
+		damaged error
+		want    Verdict
+	}{
+		{"noise", whole(filesystem.Blank), noise, nil, Create},
+		{"noise that looks like a signature", whole(filesystem.HFS), noise, nil, Create},
+		{"noise that looks like a table", state(100*testMiB, disk.Table{}), noise, disk.ErrDamaged, Create},
+		{"an empty table in noise", oneEmpty, noise, nil, Create},
+		{"our partition, noise inside", gptDisk("bosh-partition-0"), noise, nil, Format},
+		{"zeros", whole(filesystem.Blank), zeros, nil, Create},
+		{"data", whole(filesystem.Blank), remains, nil, Refuse},
+		{"a backup superblock", whole(filesystem.Blank), ext4At(0, 128*testMiB), nil, Refuse},
+		{"a damaged table", whole(filesystem.Blank), remains, disk.ErrDamaged, Refuse},
+		{"a foreign partition, noise inside", gptDisk("x"), noise, nil, Refuse},
+	} {
+		o := Persistent{Disk: c.state, Volume: holding(filesystem.Blank), Residue: c.residue, Damaged: c.damaged, AllowNoise: true}
+		if got := Judge(o); got.Verdict != c.want {
+			t.Errorf("%s: %+v, want %d", c.name, got, c.want)
+		}
+		o.CID, o.Records, o.FileSystem, o.Label = "vol-1", identity.Records{"vol-1": {}}, filesystem.Ext4, disk.GPT
+		if got, err := o.judge(); err == nil && got.Verdict != Refuse {
+			t.Errorf("%s, on record: %+v, want it refused", c.name, got)
 		}
 	}
 }
@@ -77,6 +133,8 @@ func TestMountPersistent(t *testing.T) {
 	full.Table.Partitions[0].Size = 98 * testMiB
 	grown := full
 	grown.Bytes = 900 * testMiB
+	preparing := gptDisk(PreparingName)
+	preparing.Table.GUID, preparing.Table.Partitions[0].Size = "G", 98*testMiB
 	huge := whole(filesystem.Blank)
 	huge.Bytes = 3 << 40
 	for _, c := range []struct {
@@ -88,19 +146,23 @@ func TestMountPersistent(t *testing.T) {
 		notGrown string
 		fails    string
 	}{
-		{name: "blank", o: Persistent{Disk: whole(filesystem.Blank)}, want: "create-table make-file-system1 mount1", finish: true},
+		{name: "blank", o: Persistent{Disk: whole(filesystem.Blank)}, want: "create-table make-file-system1 name-partition mount1", finish: true},
+		{name: "blank, DOS", o: Persistent{Disk: whole(filesystem.Blank), Label: disk.MBR}, want: "create-table make-file-system1 mount1", finish: true},
 		{name: "blank, unknown file system", o: Persistent{Disk: whole(filesystem.Blank), FileSystem: "zfs"}, fails: `persistent_disk_fs "zfs" is not supported, only ext4 and xfs`},
 		{name: "unfinished, unknown file system", o: Persistent{Disk: gptDisk("bosh-partition-0"), Volume: blank, FileSystem: "zfs"}, fails: `"zfs" is not supported`},
 		{name: "kept, unknown file system", o: Persistent{Disk: full, Volume: ext4, FileSystem: "zfs"}, want: "mount1"},
 		{name: "too large for its table", o: Persistent{Disk: huge, Label: disk.MBR}, fails: "larger than 2 TiB"},
-		{name: "large", o: Persistent{Disk: huge}, want: "create-table make-file-system1 mount1", finish: true},
+		{name: "large", o: Persistent{Disk: huge}, want: "create-table make-file-system1 name-partition mount1", finish: true},
 		{name: "foreign", o: Persistent{Disk: whole(filesystem.LVM)}, fails: "/dev/vdb is refused: the whole disk holds LVM"},
-		{name: "foreign, released", o: Persistent{Disk: whole(filesystem.LVM), AllowForeign: true}, want: "create-table make-file-system1 mount1", finish: true},
-		{name: "damaged, released", o: Persistent{Disk: state(100*testMiB, disk.Table{}), Damaged: disk.ErrDamaged, AllowForeign: true}, want: "create-table make-file-system1 mount1", finish: true},
+		{name: "foreign, released", o: Persistent{Disk: whole(filesystem.LVM), AllowForeign: true}, want: "create-table make-file-system1 name-partition mount1", finish: true},
+		{name: "damaged, released", o: Persistent{Disk: state(100*testMiB, disk.Table{}), Damaged: disk.ErrDamaged, AllowForeign: true}, want: "create-table make-file-system1 name-partition mount1", finish: true},
 		{name: "never formatted", o: Persistent{Disk: recovered, Volume: blank}, want: "repair-table make-file-system1 mount1", begin: "G", finish: true},
 		{name: "kept", o: Persistent{Disk: full, Volume: ext4}, want: "mount1"},
 		{name: "one good copy", o: Persistent{Disk: recovered, Volume: ext4}, want: "repair-table mount1"},
 		{name: "unfinished on record, complete", o: Persistent{Disk: full, Volume: ext4, Pending: true, Finished: true}, want: "mount1", finish: true},
+		{name: "unfinished by its name, blank", o: Persistent{Disk: preparing, Volume: blank, Pending: true}, want: "make-file-system1 name-partition mount1", begin: "G", finish: true},
+		{name: "unfinished by its name, complete", o: Persistent{Disk: preparing, Volume: ext4, Pending: true, Finished: true}, want: "name-partition mount1", finish: true},
+		{name: "unfinished by its name", o: Persistent{Disk: preparing, Volume: faulty, Pending: true}, want: "make-file-system1 name-partition mount1", finish: true},
 		{name: "unfinished on record", o: Persistent{Disk: full, Volume: faulty, Pending: true}, want: "make-file-system1 mount1", finish: true},
 		{name: "errors on record", o: Persistent{Disk: full, Volume: faulty}, want: "check-file-system1 mount1"},
 		{name: "grown by the IaaS", o: Persistent{Disk: grown, Volume: ext4}, want: "grow-partition mount1 grow-file-system1"},
@@ -118,7 +180,7 @@ func TestMountPersistent(t *testing.T) {
 			if c.o.Label == "" {
 				c.o.Label = disk.GPT
 			}
-			c.o.CID, c.o.Earlier, c.o.Serial = "vol-1", nothing, "s1"
+			c.o.CID, c.o.Residue, c.o.Serial = "vol-1", zeros, "s1"
 			p, notGrown, err := MountPersistent(c.o, "/store")
 			wantError(t, err, c.fails)
 			if got := ops(p); got != c.want || p.Begin != c.begin || p.Finish != c.finish || notGrown != c.notGrown {
@@ -162,21 +224,20 @@ func TestLastMounted(t *testing.T) {
 
 func TestLeftToDirector(t *testing.T) {
 	for _, c := range []struct {
-		name         string
-		state        disk.State
-		damaged      error
-		preformatted bool
-		want         bool
+		name string
+		o    Persistent
+		want bool
 	}{
-		{"blank", whole(filesystem.Blank), nil, false, true},
-		{"a table", gptDisk("x"), nil, false, false},
-		{"an empty table", oneEmpty, nil, false, false},
-		{"a file system", whole(filesystem.Ext4), nil, false, false},
-		{"damaged", whole(filesystem.Blank), disk.ErrDamaged, false, false},
-		{"preformatted, blank", whole(filesystem.Blank), nil, true, true},
-		{"preformatted", whole(filesystem.Ext4), nil, true, false},
+		{"blank", Persistent{Disk: whole(filesystem.Blank), Residue: zeros}, true},
+		{"not blank", Persistent{Disk: whole(filesystem.Blank), Residue: remains}, false},
+		{"a table", Persistent{Disk: gptDisk("bosh-partition-0"), Volume: holding(filesystem.Blank), Residue: zeros}, false},
+		{"an empty table", Persistent{Disk: oneEmpty, Residue: zeros}, true},
+		{"a file system", Persistent{Disk: whole(filesystem.Ext4), Residue: zeros}, false},
+		{"damaged", Persistent{Disk: whole(filesystem.Blank), Residue: zeros, Damaged: disk.ErrDamaged}, false},
+		{"preformatted, blank", Persistent{Volume: holding(filesystem.Blank), Preformatted: true}, true},
+		{"preformatted", Persistent{Volume: holding(filesystem.Ext4), Preformatted: true}, false},
 	} {
-		if got := LeftToDirector(c.state, c.damaged, c.preformatted); got != c.want {
+		if got := LeftToDirector(c.o); got != c.want {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
 		}
 	}
@@ -229,9 +290,14 @@ func TestGrowTo(t *testing.T) {
 		{"DOS across 2 TiB", 3 << 40, table(disk.MBR, part(1, 100)), 0, "2 TiB"},
 		{"GPT across 2 TiB", 3 << 40, table(disk.GPT, part(1, 100)), 3<<40 - testMiB, ""},
 		{"a table that cannot be rewritten", 900 * testMiB, disk.Table{Label: disk.MBR, Fixed: "extended", Partitions: []disk.Partition{part(1, 100)}}, 0, "extended"},
+		{"metadata at the end", 900 * testMiB, table(disk.MBR, part(1, 100)), 0, "metadata of a md RAID member"},
 		{"not there", 900 * testMiB, table(disk.GPT), 0, "not in the table"},
 	} {
-		end, obstacle := GrowTo(state(c.size, c.table), 1)
+		s := state(c.size, c.table)
+		if c.name == "metadata at the end" {
+			s.Trailer = filesystem.MD
+		}
+		end, obstacle := GrowTo(s, 1)
 		if end != c.end || !strings.Contains(obstacle, c.obstacle) || (obstacle == "") != (c.obstacle == "") {
 			t.Errorf("%s: end %d MiB, %q; want %d, %q", c.name, end/testMiB, obstacle, c.end/testMiB, c.obstacle)
 		}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"cambium/platform/device"
 	"cambium/platform/disk"
 	"cambium/platform/filesystem"
+	"cambium/platform/mount"
 	"cambium/settings"
 	"cambium/storage/decide"
 	"cambium/storage/internal/intent"
@@ -46,6 +48,8 @@ type Disks struct {
 	ManagedVolumes bool
 	// AfterBoot defers work that no caller waits for.
 	AfterBoot func(func())
+	// AgentID tells this agent's ephemeral disk from those of earlier VMs.
+	AgentID func() string
 }
 
 // planLimit bounds what a plan waits for.
@@ -170,21 +174,26 @@ func (d *Disks) planOwn(ctx context.Context, path string, w wanted, announce boo
 		return decide.Plan{}, err
 	}
 	layout, kept := decide.KeptEphemeral(s, w.agentID, d.Label)
-	if !kept {
-		o.Serial, o.Claimed = machine.Serial(s.Number), d.claimed(s)
-		return decide.PartitionEphemeral(o)
-	}
-	if announce {
+	if kept && announce {
 		d.Machine.CrashPoint("announce ephemeral")
 		if err := d.Machine.Announce(ctx, s); err != nil {
 			return decide.Plan{}, err
 		}
 	}
-	if o.Pending, err = d.Machine.Intents.Pending(intent.Ephemeral, s.Table); err != nil {
-		return decide.Plan{}, err
+	if kept {
+		if o.Pending, err = d.Machine.Intents.Pending(intent.Ephemeral, s.Table); err != nil {
+			return decide.Plan{}, err
+		}
+		if err := d.observeVolumes(&o, layout.Partitions); err != nil {
+			return decide.Plan{}, err
+		}
+		if !s.Table.Label.Named() && !o.Pending {
+			data := o.Volumes[layout.Data]
+			o.Foreign = !data.InUse && (d.persistentDisk(s) != nil || d.foreignData(ctx, s, data, layout.Data) != nil)
+		}
 	}
-	if err := d.observeVolumes(&o, layout.Partitions); err != nil {
-		return decide.Plan{}, err
+	if !kept || o.Foreign {
+		o.Serial, o.Claimed = machine.Serial(s.Number), d.claimed(ctx, s, announce)
 	}
 	return decide.PartitionEphemeral(o)
 }
@@ -205,19 +214,102 @@ func (d *Disks) observeVolumes(o *decide.Ephemeral, parts []disk.Partition) erro
 		if real, err := filepath.EvalSymlinks(o.Target); err == nil && v.MountedOn == real {
 			v.MountedOn = o.Target
 		}
+		if o.Root > 0 && v.Content.Blank() && !o.Pending {
+			if v.Residue, err = o.Disk.SurveyPartition(p); err != nil {
+				return err
+			}
+		}
 		o.Volumes[p.Number] = v
 	}
 	return nil
 }
 
+// foreignData returns why the file system of a partition is not an agent's ephemeral data.
+func (d *Disks) foreignData(ctx context.Context, s disk.State, v decide.Volume, n int) error {
+	if !v.Content.Data() {
+		return fmt.Errorf("partition %d holds %s", n, v.Content)
+	}
+	node := device.Partition(s.Path, n)
+	names, err := filesystem.List(node, v.Content.Kind)
+	if err != nil {
+		return fmt.Errorf("whether it holds a store cannot be told: %w", err)
+	}
+	// The kernel lets go of a mount a little after its descriptor is closed.
+	if err := mount.AwaitIdle(ctx, node); err != nil {
+		return err
+	}
+	if !decide.OwnsData(names) {
+		return fmt.Errorf("partition %d holds %s with files that are not an agent's ephemeral data: it may be a store", n, v.Content)
+	}
+	return nil
+}
+
+// store returns an error for a disk that may be a persistent one: its only partition has a file system, and not the layout of an
+// ephemeral disk. The partitions of raw and ephemeral disks are disposable by their names. With announce set, the kernel is told of the partition.
+func (d *Disks) store(ctx context.Context, s disk.State, announce bool) error {
+	if len(s.Table.Partitions) != 1 || decide.KeptRaw(s.Table) || decide.NamedEphemeral(s.Table) {
+		return nil
+	}
+	n := s.Table.Partitions[0].Number
+	if announce {
+		if err := d.Machine.Announce(ctx, s); err != nil {
+			return err
+		}
+	}
+	if _, err := blkdev.NumberOf(device.Partition(s.Path, n)); errors.Is(err, os.ErrNotExist) {
+		return nil // only planned: the kernel was not told of the partition
+	}
+	v, err := d.Machine.Volume(s, n)
+	if err != nil || !v.Content.Data() {
+		return err
+	}
+	return d.foreignData(ctx, s, v, n)
+}
+
+// onRecord returns an error for a disk whose table or file systems are on record as a store.
+func (d *Disks) onRecord(s disk.State) error {
+	records, err := d.Machine.Identities.All()
+	if err != nil {
+		return err
+	}
+	uuids := []string{""}
+	for _, p := range s.Table.Partitions {
+		c, err := filesystem.ProbeAt(s.Path, p.Start, p.Size)
+		if err != nil {
+			return err
+		}
+		uuids = append(uuids, c.UUID)
+	}
+	for _, uuid := range uuids {
+		if of, _, known := records.Known("", uuid, s.Table.GUID); known {
+			return fmt.Errorf("%s is on record as the store of %s", s.Path, of)
+		}
+	}
+	return nil
+}
+
 // claimed returns why replacing the content of an ephemeral disk would lose something.
-// What is on it does not matter, whose disk it is does.
-func (d *Disks) claimed(s disk.State) error {
+// What is on it does not matter, whose disk it is does. With announce set, the kernel is told of its partition.
+func (d *Disks) claimed(ctx context.Context, s disk.State, announce bool) error {
 	if err := d.Machine.ProveIdle(s.Path, s.Number); err != nil {
 		return err
 	}
+	if err := d.persistentDisk(s); err != nil {
+		return err
+	}
+	if err := d.store(ctx, s, announce); err != nil {
+		return fmt.Errorf("%s: %w", s.Path, err)
+	}
+	return nil
+}
+
+// persistentDisk returns an error for a disk that its table, the records, settings or hints call a persistent one.
+func (d *Disks) persistentDisk(s disk.State) error {
 	if decide.CarriesPersistent(s.Table) {
 		return fmt.Errorf("%s carries the partition of a persistent disk (%s)", s.Path, decide.PersistentName)
+	}
+	if err := d.onRecord(s); err != nil {
+		return err
 	}
 	for cid, p := range d.PersistentDisks() {
 		dev, err := d.Resolver.Look(machine.HintOf(cid, p.Hint))
@@ -293,7 +385,7 @@ func (d *Disks) SetupRaw(ctx context.Context, hints []settings.DiskHint) (made [
 		return nil, fmt.Errorf("raw ephemeral disks: %w", err)
 	}
 	for i, dev := range devices {
-		plan, s, err := d.planRaw(dev.Path, i)
+		plan, s, err := d.planRaw(ctx, dev.Path, i, true)
 		var changes []decide.Change
 		if err == nil {
 			changes, err = d.Machine.Apply(ctx, "", plan)
@@ -336,7 +428,7 @@ func (d *Disks) PlanRaw(ctx context.Context, hints []settings.DiskHint) (planned
 		} else if err != nil {
 			return planned, fmt.Errorf("raw ephemeral disk %d: %w", i, err)
 		}
-		plan, _, err := d.planRaw(dev.Path, i)
+		plan, _, err := d.planRaw(ctx, dev.Path, i, false)
 		if err != nil {
 			return planned, fmt.Errorf("raw ephemeral disk %d: %w", i, err)
 		}
@@ -369,14 +461,20 @@ func (d *Disks) rawDevices(ctx context.Context, hints []settings.DiskHint) ([]de
 	return devices, nil
 }
 
-func (d *Disks) planRaw(path string, i int) (decide.Plan, disk.State, error) {
+// planRaw decides about a raw disk. With announce set, the kernel is told of its partitions.
+func (d *Disks) planRaw(ctx context.Context, path string, i int, announce bool) (decide.Plan, disk.State, error) {
 	s, err := disk.Inspect(path)
 	if err != nil && !errors.Is(err, disk.ErrDamaged) {
 		return decide.Plan{}, s, err
 	}
 	o := decide.Raw{Disk: s, Index: i}
-	if !decide.KeptRaw(s.Table) {
-		o.Serial, o.Claimed = machine.Serial(s.Number), d.claimed(s)
+	if decide.KeptRaw(s.Table) {
+		plan, err := decide.PartitionRaw(o)
+		return plan, s, err
+	}
+	o.Serial, o.Claimed = machine.Serial(s.Number), d.claimed(ctx, s, announce)
+	if o.Claimed == nil && decide.CarriesEphemeral(s.Table, d.AgentID()) {
+		o.Claimed = fmt.Errorf("%s carries the partitions of this agent's ephemeral disk: the names of the disks may have been exchanged", path)
 	}
 	plan, err := decide.PartitionRaw(o)
 	return plan, s, err

@@ -2,7 +2,6 @@ package persistent
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/sirupsen/logrus"
@@ -252,7 +251,7 @@ func (d *Disks) MountLast(ctx context.Context) (made []decide.Change, warning st
 	if err != nil {
 		return nil, "", fmt.Errorf("mount disk %s: %w", p.CID, err)
 	}
-	blank, err := d.blank(dev)
+	blank, err := d.blank(p, dev)
 	if err != nil {
 		return nil, "", fmt.Errorf("mount disk %s: %w", p.CID, err)
 	}
@@ -280,13 +279,11 @@ func (d *Disks) lastMounted() (p settings.PersistentDisk, mounts bool, warning s
 	return p, mounts, warning, err
 }
 
-func (d *Disks) blank(dev device.Device) (bool, error) {
+// blank says whether the disk that was mounted last holds nothing.
+func (d *Disks) blank(p settings.PersistentDisk, dev device.Device) (bool, error) {
 	if dev.Directory || d.BindMounted {
 		return !dev.Directory, nil
 	}
-	s, err := disk.Observe(dev.Path)
-	if err != nil && !errors.Is(err, disk.ErrDamaged) {
-		return false, err
-	}
-	return decide.LeftToDirector(s, err, d.Preformatted), nil
+	o, err := d.observeDisk(p, dev)
+	return err == nil && decide.LeftToDirector(o), err
 }

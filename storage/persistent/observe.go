@@ -3,7 +3,6 @@ package persistent
 import (
 	"context"
 	"errors"
-	"io"
 	"os"
 
 	"cambium/internal/blkdev"
@@ -19,8 +18,16 @@ import (
 // observe looks at a disk that is not mounted, and changes nothing on it. With announce set, the kernel is told of
 // its partitions.
 func (d *Disks) observe(ctx context.Context, p settings.PersistentDisk, dev device.Device, announce bool) (o decide.Persistent, err error) {
-	o = decide.Persistent{CID: p.CID, Serial: machine.Serial(dev.Number), Label: d.Label, FileSystem: filesystem.Ext4,
-		MountOptions: p.MountOptions, AllowForeign: d.Foreign() == "format", Preformatted: d.Preformatted}
+	if o, err = d.observeDisk(p, dev); err == nil && len(o.Disk.Table.Partitions) == 1 {
+		err = d.observePartition(ctx, &o, announce)
+	}
+	return o, err
+}
+
+// observeDisk looks at a disk, not at its partitions.
+func (d *Disks) observeDisk(p settings.PersistentDisk, dev device.Device) (o decide.Persistent, err error) {
+	o = decide.Persistent{CID: p.CID, Serial: machine.Serial(dev.Number), Label: d.Label, FileSystem: filesystem.Ext4, MountOptions: p.MountOptions,
+		AllowForeign: d.Foreign() == "format", AllowNoise: d.Blank() == "noise", Preformatted: d.Preformatted}
 	if p.FileSystem != "" {
 		o.FileSystem = filesystem.Kind(p.FileSystem)
 	}
@@ -38,20 +45,11 @@ func (d *Disks) observe(ctx context.Context, p settings.PersistentDisk, dev devi
 		o.DuplicateUUID, err = duplicateUUID(dev.Path, o.Volume.Content)
 		return o, err
 	}
-	o.Disk, err = disk.Inspect(dev.Path)
-	if errors.Is(err, disk.ErrDamaged) {
-		o.Damaged = err
-		return o, nil
+	if o.Disk, err = disk.Inspect(dev.Path); errors.Is(err, disk.ErrDamaged) {
+		o.Damaged, err = err, nil
 	}
-	if err != nil {
-		return o, err
-	}
-	table := o.Disk.Table
-	if table.Label != disk.None && len(table.Partitions) == 0 {
-		o.Earlier, err = usualPlaces(dev.Path)
-	}
-	if len(table.Partitions) == 1 {
-		err = d.observePartition(ctx, &o, announce)
+	if err == nil && len(o.Disk.Table.Partitions) == 0 {
+		o.Residue, err = o.Disk.Survey(decide.PreparingName)
 	}
 	return o, err
 }
@@ -85,7 +83,8 @@ func (d *Disks) observePartition(ctx context.Context, o *decide.Persistent, anno
 			return err
 		}
 	}
-	if o.Volume, err = d.Machine.Volume(o.Disk, o.Disk.Table.Partitions[0].Number); err != nil {
+	part := o.Disk.Table.Partitions[0]
+	if o.Volume, err = d.Machine.Volume(o.Disk, part.Number); err != nil {
 		return err
 	}
 	if o.Volume.Content.Data() {
@@ -93,8 +92,19 @@ func (d *Disks) observePartition(ctx context.Context, o *decide.Persistent, anno
 			return err
 		}
 	}
-	if o.Pending, err = d.Machine.Intents.Pending(o.CID, o.Disk.Table); err != nil || !o.Pending || !o.Volume.Content.Data() {
+	if o.Pending, err = d.Machine.Intents.Pending(o.CID, o.Disk.Table); err != nil {
 		return err
+	}
+	o.Pending = o.Pending || part.Name == decide.PreparingName
+	if o.Volume.Content.Blank() && !o.Pending {
+		o.Residue, err = o.Disk.SurveyPartition(part)
+	}
+	if err != nil || !o.Pending || !o.Volume.Content.Data() {
+		return err
+	}
+	if o.Volume.InUse {
+		o.Finished = true
+		return nil
 	}
 	if announce {
 		if err := mount.AwaitIdle(ctx, o.Part()); err != nil {
@@ -123,31 +133,4 @@ func (d *Disks) observeMounted(ctx context.Context, path string, announce bool) 
 	}
 	o.Volume, err = d.Machine.Device(o.Part())
 	return o, err
-}
-
-// usualPlaces looks where partitions of all ages begin: sector 1, sector 63, 1 MiB.
-func usualPlaces(path string) (filesystem.Content, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return filesystem.Content{}, err
-	}
-	defer f.Close()
-	size, err := blkdev.Size(f)
-	if err != nil {
-		return filesystem.Content{}, err
-	}
-	for _, start := range []int64{512, 63 * 512, disk.MiB} {
-		if start >= size {
-			continue
-		}
-		c, err := filesystem.Identify(io.NewSectionReader(f, start, size-start), size-start)
-		if err != nil {
-			return c, err
-		}
-		// Seen from a little later, the table itself looks like content.
-		if c.Data() || !c.Blank() && start == disk.MiB && c.Kind != filesystem.GPT {
-			return c, nil
-		}
-	}
-	return filesystem.Content{Kind: filesystem.Blank}, nil
 }

@@ -41,6 +41,8 @@ type Disks struct {
 	Reload func(context.Context) error
 	// Foreign says what to do with a disk that carries something which is not ours: "refuse" (or empty) or "format".
 	Foreign func() string
+	// Blank says what a blank disk reads as: "zeros" (or empty), or also "noise".
+	Blank func() string
 
 	// BindMounted disks are directories; containers get their disks so.
 	BindMounted bool

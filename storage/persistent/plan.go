@@ -27,7 +27,7 @@ func (d *Disks) PlanMountLast(ctx context.Context) ([]decide.Change, error) {
 	if err != nil {
 		return nil, fmt.Errorf("mount disk %s: %w", p.CID, err)
 	}
-	blank, err := d.blank(dev)
+	blank, err := d.blank(p, dev)
 	if err != nil || blank {
 		return nil, err
 	}

@@ -101,6 +101,8 @@ func (m *Machine) apply(ctx context.Context, key string, c decide.Change) error 
 			return err
 		}
 		return filesystem.Make(ctx, c.Device, c.FileSystem)
+	case decide.NamePartition:
+		return disk.Rename(ctx, c.Device, c.Partition, c.Name)
 	case decide.UseSwap:
 		return filesystem.SwapOn(c.Device)
 	case decide.CheckFileSystem:
