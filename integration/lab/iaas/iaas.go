@@ -156,7 +156,11 @@ func (i *IaaS) start() error {
 	if err := i.serve(); err != nil {
 		return err
 	}
-	return i.ConnectHost()
+	if err := i.ConnectHost(); err != nil {
+		// The VMs must not stay off for it; `lab host-route on` tells the reason to its caller.
+		i.log.WithError(err).Warn("the host has no link to the VMs")
+	}
+	return nil
 }
 
 // dhcpDir holds what DHCP servers read.
