@@ -126,7 +126,7 @@ func (n *networks) bind() map[string]string {
 			}
 			link, known := byMAC[mac]
 			if !known {
-				n.fail(name, "no NIC has the hardware address %s", mac)
+				n.fail(name, "no NIC has the hardware address %s: %s", mac, nicsThere(nics))
 				continue
 			}
 			bound[name] = link
@@ -148,6 +148,18 @@ func (n *networks) bind() map[string]string {
 		}
 	}
 	return bound
+}
+
+// nicsThere names the NICs of the machine, for an operator who looks for one that is missing.
+func nicsThere(nics []network.Link) string {
+	if len(nics) == 0 {
+		return "the machine has no NICs"
+	}
+	var all []string
+	for _, nic := range nics {
+		all = append(all, fmt.Sprintf("%s (%s)", nic.Name, nic.MAC))
+	}
+	return "the machine has " + strings.Join(all, ", ")
 }
 
 // maxLabel is the kernel's limit for the label of an address.

@@ -127,7 +127,7 @@ func TestNetwork(t *testing.T) {
 			name: "unknown hardware address", nics: 1,
 			nets:   map[string]settings.Network{"a": manual("10.0.0.5", "52:54:00:00:00:99")},
 			want:   "eth0: dhcp;",
-			failed: []string{`network "a": no NIC has the hardware address 52:54:00:00:00:99`},
+			failed: []string{`network "a": no NIC has the hardware address 52:54:00:00:00:99: the machine has eth0 (52:54:00:00:00:01)`},
 		},
 		{
 			name: "several networks on one NIC, dual stack", nics: 1,

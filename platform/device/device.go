@@ -305,7 +305,7 @@ func (r *Resolver) Resolve(ctx context.Context, h Hint) (Device, error) {
 	case errors.As(err, &notFound):
 		return Device{}, err
 	case errors.Is(context.Cause(ctx), ErrTimedOut), errors.Is(err, context.DeadlineExceeded):
-		return Device{}, &NotFoundError{Reason: ErrTimedOut, Hint: h, Waited: time.Since(begin), Trace: trace}
+		return Device{}, &NotFoundError{Reason: ErrTimedOut, Hint: h, Waited: time.Since(begin), Trace: append(trace, disksThere(r.options.Root))}
 	}
 	return Device{}, fmt.Errorf("find disk %s: %w", h, err)
 }
