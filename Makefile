@@ -16,7 +16,7 @@ NIGHTLY_FUZZTIME ?= 10m
 # Programs with the race detector sleep for a second when they end, and the crash tests start many.
 export GORACE ?= atexit_sleep_ms=0
 # The tags of all test tiers, so that vet and lint see every file.
-TIERS := ns,root,machine,vm,bench,soak,nightly
+TIERS := ns,root,machine,vm,bench,soak,nightly,browser
 
 .PHONY: help
 help: ## List the targets
@@ -94,6 +94,11 @@ test-machine: build ## Tests of the real binary under a real systemd (needs root
 .PHONY: test-vm
 test-vm: build ## Tests in QEMU virtual machines
 	@GO=$(GO) scripts/again '^TestVM' "$$(scripts/tier vm)" -tags vm -count=1 -p 1 -timeout 30m
+
+.PHONY: test-browser
+test-browser: ## The pictures of `agent timeline` in Debian's chromium, which it installs; not part of test
+	@scripts/setup browser
+	$(GO) test -tags browser -run '^TestBrowser' -count=1 $$(scripts/tier browser)
 
 .PHONY: lint
 lint: ## Format, vet, staticcheck, errcheck, misspell, tidy go.mod

@@ -46,7 +46,9 @@ type Heartbeats struct {
 	// Connected holds a token when the bus has become reachable again: the next heartbeat then
 	// goes out at once, and none from the time before.
 	Connected <-chan struct{}
-	Log       *logrus.Entry
+	// Sent, if set, is called after each heartbeat that was sent.
+	Sent func()
+	Log  *logrus.Entry
 }
 
 // Run sends a heartbeat at once and then one each period, at a phase of its own, so that a
@@ -115,6 +117,9 @@ func (h Heartbeats) send(ctx context.Context, b Heartbeat) bool {
 	if err := h.Bus.Publish(ctx, "hm", "heartbeat", b); err != nil {
 		h.Log.WithError(err).Warn("heartbeat not sent")
 		return false
+	}
+	if h.Sent != nil {
+		h.Sent()
 	}
 	return true
 }

@@ -14,11 +14,12 @@ import (
 // SettingsWait is told what the sources wait for, and reports whether a boot waits with them that did not wait for
 // that before.
 func (m *Machine) SettingsWait(text string) (news bool) {
-	span := m.loadingSpan()
+	span := m.LoadingSpan()
 	return span != nil && span.Waiting(text)
 }
 
-func (m *Machine) loadingSpan() *engine.Span {
+// LoadingSpan is that of the step that asks the sources, while it does; nil else.
+func (m *Machine) LoadingSpan() *engine.Span {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.loading
@@ -36,7 +37,7 @@ func (m *Machine) MountSettingsTmpfs(ctx context.Context, _ string) error {
 		return errors.New("a dummy machine mounts nothing")
 	}
 	changes, err := m.Tree.Converge(ctx, m.settingsTmpfs())
-	if span := m.loadingSpan(); span != nil {
+	if span := m.LoadingSpan(); span != nil {
 		span.Changed(engine.Changes(changes)...)
 	}
 	return err

@@ -46,6 +46,7 @@ func (e *Engine) begin(steps []Step) *attempt {
 		rows[i] = status.Step{Name: s.Name, Outcome: status.Pending, Background: s.Background}
 	}
 	if err := a.rec.Update(func(d *status.Document) {
+		d.KeepTry()
 		// The verdict of the last try stays: until this one has ended, it is what is known.
 		d.Steps, d.State, d.Warnings, d.ReadyNS = rows, status.Starting, nil, 0
 		d.Try, d.NextTry = d.Try+1, nil

@@ -65,6 +65,13 @@ func (s *Span) Evidence(format string, args ...any) {
 	s.attempt.change(s.name, func(row *status.Step) { row.Evidence = append(row.Evidence, text) })
 }
 
+// Part records a stretch of the step that began at a time and ran beside others.
+func (s *Span) Part(p status.Part, began time.Time, took time.Duration) {
+	p.Start = s.attempt.rec.Now() - int64(time.Since(began))
+	p.End = p.Start + int64(took)
+	s.attempt.change(s.name, func(row *status.Step) { row.Parts = append(row.Parts, p) })
+}
+
 // Changed records what the step has changed on the machine. A boot whose steps record none found
 // everything as it should be.
 func (s *Span) Changed(changes ...Change) {

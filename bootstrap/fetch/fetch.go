@@ -122,13 +122,20 @@ type Fetcher struct {
 	Network *Network
 	// HasCache reports whether a copy of the settings can serve.
 	HasCache func() bool
+	// Asked, if set, is told what became of each source that was asked for the settings.
+	Asked func(began time.Time, v infrastructure.Verdicts)
 }
 
 // Fetch asks for the settings; it is the store's way to the sources.
 func (f *Fetcher) Fetch(ctx context.Context) (store.Fetched, error) {
 	var answer infrastructure.Answer
 	err := withNetwork(ctx, f.Network.bringUp, f.HasCache(), func() (err error) {
-		answer, _, err = f.Sources.Settings(ctx)
+		began := time.Now()
+		var verdicts infrastructure.Verdicts
+		answer, verdicts, err = f.Sources.Settings(ctx)
+		if f.Asked != nil {
+			f.Asked(began, verdicts)
+		}
 		return err
 	})
 	var failure *infrastructure.Failure

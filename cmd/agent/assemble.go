@@ -42,7 +42,7 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 		return nil, err
 	}
 	serviceLine := &status.ServiceLine{Send: notifier.Status, Log: log}
-	a := &app{o: o, dirs: dirs, log: log, rec: rec, notifier: notifier, background: &sync.WaitGroup{},
+	a := &app{o: o, dirs: dirs, log: log, rec: rec, history: status.History{Path: filepath.Join(dirs.Bosh(), status.BootsFile), Of: rec, Log: log}, notifier: notifier, background: &sync.WaitGroup{},
 		sshUsers:    noUsers{},
 		gauge:       vitals.New("/", dirs.Data(), dirs.Store()),
 		serviceLine: serviceLine, announcer: bootstrap.Announcer{Root: "/", Log: log, Notify: serviceLine.Show}, marker: bootstrap.ReadyMarker{Dirs: dirs}}
@@ -89,6 +89,7 @@ func (a *app) startBusClient(ctx context.Context) {
 	a.bus = agent.NewBusClient(agent.BusOptions{Status: a.rec, Log: log, Patience: status.ParseBusPatience(os.Getenv(busPatienceVariable)), Changed: a.showState, Transports: transports{handler: a.handler(), audit: a.audit(ctx), dirs: a.dirs, log: log,
 		beforeConnect: a.beforeConnect}.kinds()})
 	a.alerts = agent.NewAlerts(a.bus, a.log.WithField("component", "report"))
+	a.bus.OnConnect(func() { _ = a.rec.Mark(status.MarkBus) }) // only for the timeline
 	a.spawn(func() {
 		if err := a.bus.Run(ctx); err != nil {
 			log.WithError(err).Error("bus ended")

@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"compress/gzip"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -57,10 +59,39 @@ func TestCommandsNeverPrintASecret(t *testing.T) {
 		}
 		run(append(append([]string{"settings"}, flags...), "-C", headers)...)
 	}
+	checkArchive(t, canary, filepath.Join(dir, "base"), headers)
 	if !strings.Contains(out.String(), "nats://***@h") {
 		t.Errorf("the redacted URL is not in the output:\n%s", out.String())
 	}
 	if at := strings.Index(out.String(), canary); at >= 0 {
 		t.Errorf("the secret is in the output:\n%s", out.String()[max(0, at-300):at+20])
+	}
+}
+
+// checkArchive looks for the secret in every byte of an archive of agent support, also where others have printed it.
+func checkArchive(t *testing.T, canary, base, config string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(base, "bosh", "cambium_boots.json"), []byte(`{"boots":[{"verdict":"a job said `+canary+`"}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var archive, complaints bytes.Buffer
+	if code := dispatch(t.Context(), []string{"agent", "support", "-", "--timeout", "500ms", "-b", base, "-C", config}, &archive, &complaints); code != 0 {
+		t.Fatalf("exit code %d: %s", code, complaints.String())
+	}
+	zip, err := gzip.NewReader(&archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	content, err := io.ReadAll(zip)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"support/doctor.txt", "support/settings.json", "support/agent.json", "support/disks/mounts.txt", "a job said ***"} {
+		if !bytes.Contains(content, []byte(want)) {
+			t.Errorf("the archive has no %q", want)
+		}
+	}
+	if at := bytes.Index(content, []byte(canary)); at >= 0 {
+		t.Errorf("the secret is in the archive: %q", content[max(0, at-300):at+20])
 	}
 }

@@ -11,7 +11,9 @@ import (
 	"cambium/agent/dummy"
 	"cambium/bootstrap"
 	"cambium/bootstrap/fetch"
+	"cambium/cmd/agent/doctor/observe"
 	"cambium/infrastructure"
+	"cambium/internal/status"
 	"cambium/internal/vcap"
 	"cambium/jobs"
 	"cambium/jobs/monit"
@@ -86,7 +88,7 @@ func newMachine(o machineOptions) (*machine, error) {
 		m.addPlatform(at)
 	}
 	var err error
-	m.current, err = store.Open(o.dirs, store.Options{MountTmpfs: b.MountSettingsTmpfs, Others: []string{taskJournal}, ReadOnly: o.readOnly, Log: at("settings")})
+	m.current, err = store.Open(o.dirs, store.Options{MountTmpfs: b.MountSettingsTmpfs, Others: []string{observe.TaskJournal}, ReadOnly: o.readOnly, Log: at("settings")})
 	if err != nil {
 		return nil, err
 	}
@@ -162,7 +164,13 @@ func (m *machine) addSources(o machineOptions, log *logrus.Entry) error {
 	if err != nil {
 		return err
 	}
-	fetcher := &fetch.Fetcher{Sources: sources, Network: up, HasCache: m.current.Present}
+	fetcher := &fetch.Fetcher{Sources: sources, Network: up, HasCache: m.current.Present,
+		Asked: func(began time.Time, verdicts infrastructure.Verdicts) {
+			for span, i := m.LoadingSpan(), 0; span != nil && i < len(verdicts); i++ {
+				v := verdicts[i]
+				span.Part(status.Part{Name: v.Source, Outcome: v.Outcome, Why: v.Why}, began, v.Took)
+			}
+		}}
 	m.current.FetchFrom(fetcher.Fetch)
 	m.PublicKey = fetcher.PublicKey
 	return nil

@@ -19,9 +19,12 @@ import (
 	"cambium/cmd/agent/doctor"
 	"cambium/cmd/agent/loglevel"
 	"cambium/cmd/agent/manpage"
+	"cambium/cmd/agent/metrics"
 	"cambium/cmd/agent/monitaccess"
 	"cambium/cmd/agent/show"
 	"cambium/cmd/agent/showsettings"
+	"cambium/cmd/agent/support"
+	"cambium/cmd/agent/timeline"
 	"cambium/cmd/agent/validate"
 	"cambium/platform/copytree/apart"
 )
@@ -38,8 +41,10 @@ func commands() cli.Table {
 	return cli.Table{
 		{Name: "run", Summary: "run the agent (what a stemcell does with flags alone)", Run: runAgent},
 		{Name: "status", Summary: "show state, verdict and boot steps, or --wait for them", Run: show.Status},
-		{Name: "timeline", Summary: "draw where the time of the boot went", Run: show.Timeline},
+		{Name: "timeline", Summary: "draw where the time of the boot went", Run: timeline.Run},
 		{Name: "doctor", Summary: "find out why the Director may not see this machine", Run: doctor.Run},
+		{Name: "support", Summary: "write one archive for those who help, without secrets", Run: support.Version(version).Run},
+		{Name: "metrics", Summary: "print the state of boot, bus, disks and jobs as OpenMetrics", Run: metrics.Run},
 		{Name: "validate", Summary: "check agent.json, settings or update-settings documents", Run: validate.Run},
 		{Name: "settings", Summary: "ask the sources as a boot does, show the effective settings", Run: showsettings.Run},
 		{Name: "plan", Summary: "show what a boot would change on this machine", Run: runPlan},

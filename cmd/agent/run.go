@@ -25,6 +25,7 @@ import (
 	"cambium/bootstrap"
 	"cambium/bootstrap/engine"
 	"cambium/cmd/agent/cli"
+	"cambium/cmd/agent/doctor/observe"
 	"cambium/cmd/agent/logging"
 	"cambium/cmd/agent/loglevel"
 	"cambium/cmd/agent/watchdog"
@@ -163,6 +164,7 @@ type app struct {
 	dirs        vcap.Dirs
 	log         *logrus.Entry
 	rec         *status.Recorder
+	history     status.History
 	notifier    unit.Notifier
 	mails       *net.TCPListener // for monit's alerts; nil while another process has the port
 	serviceLine *status.ServiceLine
@@ -326,6 +328,7 @@ func (a *app) failed(ctx context.Context, v engine.Verdict, first bool) {
 		a.bus.AlertOnce(line)
 	}
 	a.announcer.Failed(ctx, v)
+	a.spawn(func() { a.history.Keep(ctx, 0) })
 }
 
 // failing announces what has failed or was waited for in vain, and takes it back when that heals.
@@ -338,12 +341,9 @@ func (a *app) failing(ctx context.Context, v engine.Verdict) {
 	a.failed(ctx, v, a.marker.First(a.agentID()))
 }
 
-// taskJournal is the file, beside the settings, that lets tasks survive a restart.
-const taskJournal = "cambium_tasks.json"
-
 // ready opens the gate. Everything the Director relies on stands by now.
 func (a *app) ready(ctx context.Context, v engine.Verdict) error {
-	tasks, err := task.Open(ctx, task.Options{Path: filepath.Join(a.settingsDir(), taskJournal), Log: a.log.WithField("component", "task")})
+	tasks, err := task.Open(ctx, task.Options{Path: filepath.Join(a.settingsDir(), observe.TaskJournal), Log: a.log.WithField("component", "task")})
 	if err != nil {
 		a.log.WithError(err).Warn("tasks do not survive a restart")
 	}
@@ -372,6 +372,7 @@ func (a *app) ready(ctx context.Context, v engine.Verdict) error {
 	a.log.WithFields(logrus.Fields{"state": string(v.State), "after": after.Round(100 * time.Microsecond).String(), "changes": changes}).Info("agent is ready")
 	a.showState()
 	a.announcer.Ready(v, after)
+	a.spawn(func() { a.history.Keep(ctx, status.BootOver) })
 	if err := a.notifier.Ready(); err != nil {
 		a.log.WithError(err).Warn("service manager not told")
 	}

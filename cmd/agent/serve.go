@@ -143,7 +143,7 @@ func (a *app) report(ctx context.Context, instance *jobs.Instance) {
 	}
 	a.bus.OnConnect(a.alerts.Wake)
 	run("alerts", a.alerts.Run)
-	run("heartbeats", agent.Heartbeats{Bus: a.bus, Jobs: instance, Vitals: a.vitals, Ready: a.dispatcher.Opened(), Connected: a.bus.Connections(), Log: log}.Run)
+	run("heartbeats", agent.Heartbeats{Bus: a.bus, Jobs: instance, Vitals: a.vitals, Ready: a.dispatcher.Opened(), Connected: a.bus.Connections(), Sent: func() { _ = a.rec.Mark(status.MarkHeartbeat) }, Log: log}.Run)
 	run("expiry", agent.Expiry{Bus: a.bus, Certificates: a.certificates, Connected: a.bus.Connections(), Path: filepath.Join(a.settingsDir(), expiryFile), Log: log}.Run)
 	if a.o.supervisor == "monit" && a.manager != nil {
 		run("monit alerts", func(ctx context.Context) error {

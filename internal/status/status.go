@@ -62,6 +62,7 @@ type Step struct {
 	Changes    []string `json:"changes,omitempty"`
 	Error      string   `json:"error,omitempty"`
 	Background bool     `json:"background,omitempty"`
+	Parts      []Part   `json:"parts,omitempty"`
 }
 
 // Took is the length of the step, or 0 while it runs.
@@ -140,6 +141,9 @@ type Document struct {
 	Steps     []Step              `json:"steps"`
 	Progress  map[string]Progress `json:"progress,omitempty"`
 	Earlier   []Run               `json:"earlier,omitempty"`
+	Origin    *Origin             `json:"origin,omitempty"`
+	Marks     []Mark              `json:"marks,omitempty"`
+	Tries     []Try               `json:"tries,omitempty"`
 }
 
 // Served reports that the boot has ended well, so that requests are served.
@@ -189,7 +193,7 @@ const pause = 20 * time.Millisecond
 func Open(path, version string) (*Recorder, error) {
 	r := &Recorder{path: path, began: time.Now()}
 	r.doc = Document{Version: 1, Agent: version, BootID: bootID(), PID: os.Getpid(), State: Starting,
-		Started: r.began.UTC(), Steps: []Step{}}
+		Started: r.began.UTC(), Steps: []Step{}, Origin: origin()}
 	if old, err := Read(path); err == nil && old.BootID == r.doc.BootID {
 		if n := len(old.Earlier); n > 0 {
 			old.Earlier[n-1].Steps = nil
@@ -345,13 +349,8 @@ func bootID() string {
 		return ""
 	}
 	started := ""
-	if stat, err := os.ReadFile("/proc/1/stat"); err == nil {
-		// The name in parentheses may hold blanks, so fields are counted behind it.
-		if _, rest, found := strings.Cut(string(stat), ") "); found {
-			if fields := strings.Fields(rest); len(fields) > 19 {
-				started = "-" + fields[19]
-			}
-		}
+	if ticks, ok := startTicks("1"); ok {
+		started = fmt.Sprintf("-%d", ticks)
 	}
 	return strings.TrimSpace(string(id)) + started
 }

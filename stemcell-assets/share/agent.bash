@@ -3,14 +3,16 @@ _agent() {
 	local word=${COMP_WORDS[COMP_CWORD]} flags= words=
 	COMPREPLY=()
 	if ((COMP_CWORD == 1)); then
-		words="help run status timeline doctor validate settings plan disk compile log-level completion man version --help --version"
+		words="help run status timeline doctor support metrics validate settings plan disk compile log-level completion man version --help --version"
 	else
 		case ${COMP_WORDS[1]} in
-		help) words="help run status timeline doctor validate settings plan disk compile log-level completion man version" ;;
+		help) words="help run status timeline doctor support metrics validate settings plan disk compile log-level completion man version" ;;
 		run) flags="-C -M -P -b --no-alerts -r -v --help" words="" ;;
 		status) flags="--file --json -v --wait --help" words="" ;;
-		timeline) flags="--file --width --help" words="" ;;
+		timeline) flags="-b --blame --boot --file --html --json --svg --width --help" words="" ;;
 		doctor) flags="-C -b --file --json --timeout -v --help" words="" ;;
+		support) flags="-C -b --file --timeout --help" words="" ;;
+		metrics) flags="-b --file --textfile --help" words="" ;;
 		validate) flags="-b --json --system --help" words="agent.json settings update-settings" ;;
 		settings) flags="-C -b --explain --json --query --timeout --help" words="" ;;
 		plan) flags="-C -b --json --timeout --help" words="" ;;

@@ -7,6 +7,8 @@ commands=(
 	'status:show state, verdict and boot steps, or --wait for them'
 	'timeline:draw where the time of the boot went'
 	'doctor:find out why the Director may not see this machine'
+	'support:write one archive for those who help, without secrets'
+	'metrics:print the state of boot, bus, disks and jobs as OpenMetrics'
 	'validate:check agent.json, settings or update-settings documents'
 	'settings:ask the sources as a boot does, show the effective settings'
 	'plan:show what a boot would change on this machine'
@@ -46,8 +48,14 @@ status)
 	;;
 timeline)
 	_arguments \
+		'-b[BASE directory with the record of earlier boots]:BASE:_default' \
+		'--blame[list what took longest]' \
+		'--boot[compare with an earlier boot; -1 is the last one]:int:_default' \
 		'--file[status FILE to read]:FILE:_default' \
-		'--width[width of the axis in characters]:int:_default' \
+		'--html[write a page to FILE]:FILE:_default' \
+		'--json[print a JSON document]' \
+		'--svg[write a picture to FILE]:FILE:_default' \
+		'--width[width in characters; the terminal'\''s if not given]:int:_default' \
 		'--help[show the help of the command]' '*:file:_files'
 	;;
 doctor)
@@ -58,6 +66,21 @@ doctor)
 		'--json[print a JSON document]' \
 		'--timeout[how long to wait for each other machine]:duration:_default' \
 		'-v[show what is good as well]' \
+		'--help[show the help of the command]' '*:file:_files'
+	;;
+support)
+	_arguments \
+		'-C[AGENT_JSON; bosh/agent.json below BASE if not given]:AGENT_JSON:_default' \
+		'-b[BASE directory]:BASE:_default' \
+		'--file[status FILE to read]:FILE:_default' \
+		'--timeout[how long to wait for each other machine and program]:duration:_default' \
+		'--help[show the help of the command]' '*:file:_files'
+	;;
+metrics)
+	_arguments \
+		'-b[BASE directory]:BASE:_default' \
+		'--file[status FILE to read]:FILE:_default' \
+		'--textfile[replace FILE instead of printing]:FILE:_default' \
 		'--help[show the help of the command]' '*:file:_files'
 	;;
 validate)

@@ -1,4 +1,4 @@
-// Package show is `agent status` and `agent timeline`: the status document that the agent writes,
+// Package show is `agent status`: the status document that the agent writes,
 // for people and for scripts.
 package show
 

@@ -14,7 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cambium/cmd/agent/cli"
 	"cambium/internal/golden"
 	"cambium/internal/status"
 )
@@ -155,21 +154,6 @@ func TestStatusText(t *testing.T) {
 				golden.Check(t, "status-"+name+".txt", out.String())
 			}
 		}
-	}
-}
-
-func TestTimeline(t *testing.T) {
-	want := `  settings           |==.......==         | 500ms
-  disk               |          ==========| 490ms
-  network            |          ==........| 0s
-                      0                  1s
-`
-	var out, problems bytes.Buffer
-	if code := Timeline(t.Context(), []string{"--width", "20", "--file", account(t, booted())}, &out, &problems); code != cli.ExitOK || out.String() != want {
-		t.Errorf("code %d %s, got\n%s\nwant\n%s", code, problems.String(), out.String(), want)
-	}
-	if code := Timeline(t.Context(), []string{"--file", filepath.Join(t.TempDir(), "none")}, &out, &problems); code != cli.ExitFailed {
-		t.Errorf("without a file: code %d, want %d", code, cli.ExitFailed)
 	}
 }
 

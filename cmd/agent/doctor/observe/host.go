@@ -13,6 +13,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"cambium/agent/task"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
 	"cambium/jobs/monit"
@@ -26,6 +27,9 @@ import (
 
 // agentUnit is the unit of every stemcell.
 const agentUnit = "bosh-agent"
+
+// TaskJournal is the file, beside the settings, that lets tasks survive a restart.
+const TaskJournal = "cambium_tasks.json"
 
 // localPatience bounds questions to programs of this machine.
 const localPatience = 2 * time.Second
@@ -43,7 +47,7 @@ func agentState(ctx context.Context, o Options) (found Agent) {
 	if err != nil {
 		found.StatusErr = err.Error()
 	} else {
-		found.Status, found.Running = &doc, unix.Kill(doc.PID, 0) == nil
+		found.Status, found.Running = &doc, unix.Kill(doc.PID, 0) != unix.ESRCH
 	}
 	if unit.Booted("/") {
 		systemd := &unit.Systemd{Root: "/", Log: quiet()}
@@ -159,6 +163,18 @@ func supervisor(ctx context.Context, dirs vcap.Dirs) (found Supervisor) {
 		found.Services = append(found.Services, Service{Name: s.Name, State: s.State, Monitored: s.Monitored})
 	}
 	return found
+}
+
+// tasks counts those of the journal, which is where the settings are.
+func tasks(dirs vcap.Dirs) task.Counts {
+	for _, dir := range []string{dirs.SettingsTmpfs(), dirs.Bosh()} {
+		path := filepath.Join(dir, TaskJournal)
+		if _, err := os.Stat(path); err == nil {
+			counts, _ := task.Count(path) // none if it cannot be read
+			return counts
+		}
+	}
+	return task.Counts{}
 }
 
 // leftovers are what other agents and tools have left that can get into the way of this one.

@@ -11,9 +11,11 @@ import (
 	"sync"
 	"time"
 
+	"cambium/agent/task"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
 	"cambium/platform/network"
+	"cambium/settings/agentjson"
 )
 
 // Options say where to look.
@@ -41,6 +43,7 @@ type Machine struct {
 	Disk        Disk         `json:"persistent_disk"`
 	Units       Units        `json:"units"`
 	Supervisor  Supervisor   `json:"supervisor"`
+	Tasks       task.Counts  `json:"tasks"`
 	Leftovers   []string     `json:"leftovers"` // of another agent, or of another configuration of the network
 }
 
@@ -115,6 +118,16 @@ type Gateway struct {
 	Answers bool   `json:"answers"`
 }
 
+// Local observes what this machine itself can tell, in milliseconds: no other machine is asked, and the
+// settings are those of the cached copy.
+func Local(ctx context.Context, o Options) Machine {
+	m := Machine{Time: time.Now(), Superuser: os.Geteuid() == 0, Agent: agentState(ctx, o), FileSystems: fileSystems(o.Dirs), Supervisor: supervisor(ctx, o.Dirs), Tasks: tasks(o.Dirs)}
+	effective := loadSettings(ctx, o, agentjson.Config{}, false, &m.Settings)
+	m.Identity = identity(effective)
+	m.Disk = persistentDisk(o.Dirs, m.Settings.MountedCID)
+	return m
+}
+
 // All observes everything, side by side.
 func All(ctx context.Context, o Options) Machine {
 	m := Machine{Time: time.Now(), Superuser: os.Geteuid() == 0}
@@ -126,6 +139,7 @@ func All(ctx context.Context, o Options) Machine {
 	all.Go(func() { m.FileSystems = fileSystems(o.Dirs) })
 	all.Go(func() { m.Units = units(ctx) })
 	all.Go(func() { m.Supervisor = supervisor(ctx, o.Dirs) })
+	all.Go(func() { m.Tasks = tasks(o.Dirs) })
 	all.Go(func() { m.Leftovers = leftovers(o.Dirs) })
 	all.Go(func() {
 		config, found := agentConfig(o.Config)

@@ -1,0 +1,156 @@
+// Package metrics is `agent metrics`: the state of the machine as OpenMetrics text, for node_exporter's
+// directory of text files or any other collector. It asks no other machine.
+package metrics
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"cambium/cmd/agent/cli"
+	"cambium/cmd/agent/doctor/observe"
+	"cambium/internal/atomicfile"
+	"cambium/internal/status"
+	"cambium/internal/vcap"
+)
+
+// Run is `agent metrics`.
+func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	flags := cli.NewFlags("metrics", cli.Help{Arguments: "[--textfile FILE]",
+		Purpose: `Prints OpenMetrics text: state, boot steps, bus, long work, file systems, processes of jobs and the expiry of
+certificates. With --textfile it replaces FILE, for node_exporter's --collector.textfile.directory.
+Exit codes: 0 printed, 1 not written, 2 usage.`,
+		Examples: []string{"agent metrics", "agent metrics --textfile /var/lib/prometheus/node-exporter/cambium.prom"}}, stdout, stderr)
+	base := flags.String("b", vcap.DefaultBase, "`BASE` directory")
+	path := flags.String("file", status.DefaultPath, "status `FILE` to read")
+	target := flags.String("textfile", "", "replace `FILE` instead of printing")
+	if code, ok := flags.Parse(args, 0, 0); !ok {
+		return code
+	}
+	var out bytes.Buffer
+	Write(&out, observe.Local(ctx, observe.Options{Dirs: vcap.New(*base), Status: *path}))
+	var err error
+	if *target == "" {
+		_, err = stdout.Write(out.Bytes())
+	} else {
+		err = atomicfile.Write(*target, out.Bytes(), 0o644)
+	}
+	if err != nil {
+		fmt.Fprintln(stderr, "agent metrics:", err)
+		return cli.ExitFailed
+	}
+	return cli.ExitOK
+}
+
+// states are those that a series exists for, also while the agent is in another.
+var states = []status.State{status.Starting, status.Ready, status.Degraded, status.Failed}
+
+// Write prints the metrics of a machine.
+func Write(w io.Writer, m observe.Machine) {
+	p := printer{w}
+	d := m.Agent.Status
+	if d == nil {
+		d = &status.Document{}
+	}
+	p.family("cambium_agent_running", "gauge", "1 if the agent's process runs.")
+	p.sample("cambium_agent_running", truth(m.Agent.Running))
+	p.family("cambium_agent", "info", "The agent's version and id.")
+	p.sample("cambium_agent_info", 1, "version", d.Agent, "agent_id", m.Settings.AgentID)
+	p.family("cambium_agent_state", "stateset", "How far the agent is.")
+	for _, s := range states {
+		p.sample("cambium_agent_state", truth(m.Agent.Running && d.State == s), "cambium_agent_state", string(s))
+	}
+	boot(p, *d)
+	p.family("cambium_tasks", "gauge", "Tasks that the agent remembers.")
+	p.sample("cambium_tasks", float64(m.Tasks.Running), "state", "running")
+	p.sample("cambium_tasks", float64(m.Tasks.Succeeded), "state", "succeeded")
+	p.sample("cambium_tasks", float64(m.Tasks.Failed), "state", "failed")
+	p.family("cambium_filesystem_free_bytes", "gauge", "Bytes that are free for root.")
+	for _, f := range m.FileSystems {
+		p.sample("cambium_filesystem_free_bytes", float64(f.Free), "path", f.Path)
+	}
+	p.family("cambium_filesystem_size_bytes", "gauge", "Size of the file system.")
+	for _, f := range m.FileSystems {
+		p.sample("cambium_filesystem_size_bytes", float64(f.Size), "path", f.Path)
+	}
+	p.family("cambium_filesystem_free_inodes", "gauge", "Inodes that are free.")
+	for _, f := range m.FileSystems {
+		p.sample("cambium_filesystem_free_inodes", float64(f.FreeInodes), "path", f.Path)
+	}
+	p.family("cambium_persistent_disk_mounted", "gauge", "1 if the recorded persistent disk is mounted.")
+	if m.Disk.CID != "" {
+		p.sample("cambium_persistent_disk_mounted", truth(m.Disk.Mounted != "" && !m.Disk.Gone), "cid", m.Disk.CID)
+	}
+	p.family("cambium_supervisor_up", "gauge", "1 if the supervisor answers.")
+	if m.Supervisor.Expected {
+		p.sample("cambium_supervisor_up", truth(m.Supervisor.Err == ""))
+	}
+	p.family("cambium_job_process_running", "gauge", "1 if a supervised process runs.")
+	for _, s := range m.Supervisor.Services {
+		p.sample("cambium_job_process_running", truth(s.State == "running"), "name", s.Name, "monitored", fmt.Sprint(s.Monitored))
+	}
+	p.family("cambium_certificate_expiry_timestamp_seconds", "gauge", "When a certificate ends.")
+	for _, c := range m.Identity.Certificates {
+		p.sample("cambium_certificate_expiry_timestamp_seconds", float64(c.NotAfter.Unix()), "role", c.Role, "name", c.Name)
+	}
+	fmt.Fprintln(w, "# EOF")
+}
+
+// boot prints what the status document tells of boot, bus and long work.
+func boot(p printer, d status.Document) {
+	p.family("cambium_boot_ready_seconds", "gauge", "Time from the start of the agent until it was ready.")
+	if d.ReadyNS > 0 {
+		p.sample("cambium_boot_ready_seconds", time.Duration(d.ReadyNS).Seconds())
+	}
+	p.family("cambium_boot_step_seconds", "gauge", "How long a boot step took.")
+	for _, s := range d.Steps {
+		if s.End > 0 {
+			p.sample("cambium_boot_step_seconds", s.Took().Seconds(), "step", s.Name, "outcome", string(s.Outcome))
+		}
+	}
+	p.family("cambium_boot_tries", "gauge", "How often the boot was tried by this process.")
+	p.sample("cambium_boot_tries", float64(len(d.Tries)+1))
+	p.family("cambium_boot_mark_seconds", "gauge", "When, after the start of the agent, something happened for the first time.")
+	for _, mark := range d.Marks {
+		p.sample("cambium_boot_mark_seconds", time.Duration(mark.At).Seconds(), "mark", mark.Name)
+	}
+	p.family("cambium_bus_connected", "gauge", "1 if the Director can reach the agent.")
+	if d.Bus != nil {
+		p.sample("cambium_bus_connected", truth(d.Bus.Reachable()))
+	}
+	p.family("cambium_task_progress_bytes", "gauge", "How far a long task is.")
+	for name, g := range d.Progress {
+		p.sample("cambium_task_progress_bytes", float64(g.Done), "task", name)
+	}
+}
+
+func truth(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
+}
+
+type printer struct{ w io.Writer }
+
+func (p printer) family(name, kind, help string) {
+	fmt.Fprintf(p.w, "# TYPE %s %s\n# HELP %s %s\n", name, kind, name, help)
+}
+
+var escape = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
+
+// sample prints one value; labels are names and values in turn.
+func (p printer) sample(name string, v float64, labels ...string) {
+	var pairs []string
+	for i := 0; i+1 < len(labels); i += 2 {
+		pairs = append(pairs, fmt.Sprintf(`%s="%s"`, labels[i], escape.Replace(labels[i+1])))
+	}
+	text := ""
+	if len(pairs) > 0 {
+		text = "{" + strings.Join(pairs, ",") + "}"
+	}
+	fmt.Fprintf(p.w, "%s%s %g\n", name, text, v)
+}

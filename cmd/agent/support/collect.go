@@ -1,0 +1,241 @@
+package support
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"cambium/cmd/agent/cli"
+	"cambium/cmd/agent/doctor"
+	"cambium/cmd/agent/doctor/observe"
+	"cambium/cmd/agent/timeline"
+	"cambium/internal/atomicfile"
+	"cambium/internal/command"
+	"cambium/internal/secret"
+	"cambium/internal/status"
+	"cambium/internal/vcap"
+	"cambium/settings/store"
+)
+
+// programs are the commands whose output is in the archive, by the name of its file. They only read.
+var programs = map[string][]string{
+	"journal/this-boot.txt":   {"journalctl", "--no-pager", "-b", "0", "-n", "5000", "-o", "short-precise", "-u", "bosh-agent", "-u", "monit", "-u", "systemd-networkd", "-u", "systemd-resolved", "-u", "chrony", "-u", "chronyd", "-u", "systemd-timesyncd"},
+	"journal/last-boot.txt":   {"journalctl", "--no-pager", "-b", "-1", "-n", "3000", "-o", "short-precise", "-u", "bosh-agent", "-u", "monit", "-u", "systemd-networkd", "-u", "systemd-resolved"},
+	"journal/second-last.txt": {"journalctl", "--no-pager", "-b", "-2", "-n", "3000", "-o", "short-precise", "-u", "bosh-agent", "-u", "monit", "-u", "systemd-networkd", "-u", "systemd-resolved"},
+	"journal/kernel.txt":      {"journalctl", "--no-pager", "-k", "-b", "0", "-n", "3000", "-o", "short-precise"},
+	"network/addresses.txt":   {"ip", "-d", "-s", "address"},
+	"network/routes.txt":      {"ip", "route", "show", "table", "all"},
+	"network/neighbors.txt":   {"ip", "neighbor"},
+	"network/networkd.txt":    {"networkctl", "--no-pager", "status", "--all"},
+	"network/resolver.txt":    {"resolvectl", "--no-pager", "status"},
+	"network/sockets.txt":     {"ss", "-tnlp"},
+	"network/rules.txt":       {"nft", "list", "ruleset"},
+	"disks/blocks.txt":        {"lsblk", "-o", "NAME,KNAME,TYPE,SIZE,FSTYPE,LABEL,UUID,MOUNTPOINTS,RO,MODEL,SERIAL"},
+	"disks/space.txt":         {"df", "-k"},
+	"disks/inodes.txt":        {"df", "-i"},
+	"disks/names.txt":         {"ls", "-lR", "/dev/disk"},
+	"units/all.txt":           {"systemctl", "--no-pager", "list-units", "--all"},
+	"units/failed.txt":        {"systemctl", "--no-pager", "status", "--state=failed"},
+	"units/agent.txt":         {"systemctl", "--no-pager", "show", "bosh-agent", "monit"},
+	"units/jobs.txt":          {"systemctl", "--no-pager", "list-jobs"},
+	"versions/kernel.txt":     {"uname", "-a"},
+	"versions/systemd.txt":    {"systemctl", "--version"},
+	"clock.txt":               {"timedatectl", "--no-pager", "status"},
+}
+
+// copied are files of the machine that hold no secrets.
+var copied = map[string]string{
+	"disks/mounts.txt":        "/proc/self/mountinfo",
+	"disks/swaps.txt":         "/proc/swaps",
+	"memory.txt":              "/proc/meminfo",
+	"network/resolv.conf":     "/etc/resolv.conf",
+	"versions/os-release.txt": "/etc/os-release",
+	"versions/cmdline.txt":    "/proc/cmdline",
+}
+
+// collect gathers the files; each that cannot be had says why instead.
+func collect(ctx context.Context, o options) []file {
+	files := slices.Concat(own(ctx, o), outputs(ctx, o))
+	copies := map[string]string{}
+	for name, path := range copied {
+		copies[name] = path
+	}
+	for _, name := range []string{"stemcell_version", "stemcell_git_sha1", "operating_system"} {
+		copies["versions/"+name+".txt"] = filepath.Join(o.dirs.BoshEtc(), name)
+	}
+	copies["boots.json"] = filepath.Join(o.dirs.Bosh(), status.BootsFile)
+	for name, path := range copies {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			data = []byte(err.Error() + "\n")
+		}
+		files = append(files, file{name, data})
+	}
+	slices.SortFunc(files, func(a, b file) int { return strings.Compare(a.name, b.name) })
+	scrub := secretsOf(o)
+	for i := range files {
+		files[i].data = scrub.clean(files[i].data)
+	}
+	return files
+}
+
+// own is what the agent's own commands say.
+func own(ctx context.Context, o options) []file {
+	machine := observe.All(ctx, observe.Options{Dirs: o.dirs, Config: o.config, Status: o.status, Timeout: o.timeout})
+	findings := doctor.Diagnose(machine)
+	var doctorText, doctorJSON, timelineText, page, statusJSON bytes.Buffer
+	doctor.Print(&doctorText, findings, true)
+	say := func(w *bytes.Buffer, err error) {
+		if err != nil {
+			fmt.Fprintln(w, err)
+		}
+	}
+	say(&doctorJSON, cli.WriteJSON(&doctorJSON, doctor.Report{Findings: findings, Observed: machine}))
+	if d, err := status.Read(o.status); err != nil {
+		say(&statusJSON, err)
+	} else {
+		say(&statusJSON, cli.WriteJSON(&statusJSON, d))
+		chart := timeline.From(d, d.Age())
+		timeline.Text(&timelineText, chart, 120)
+		timeline.Blame(&timelineText, chart, 120)
+		say(&page, timeline.HTML(&page, chart))
+	}
+	return []file{{"doctor.txt", doctorText.Bytes()}, {"doctor.json", doctorJSON.Bytes()}, {"status.json", statusJSON.Bytes()}, {"timeline.txt", timelineText.Bytes()}, {"timeline.html", page.Bytes()},
+		{"settings.json", redactedSettings(o.dirs)}, {"agent.json", redactedConfig(o.config)}, {"versions/agent.txt", []byte(o.version + "\n")}}
+}
+
+// redactedSettings is the cached copy without secrets.
+func redactedSettings(dirs vcap.Dirs) []byte {
+	cache, err := store.Open(dirs, store.Options{ReadOnly: true})
+	if err != nil {
+		return []byte(err.Error() + "\n")
+	}
+	if !cache.Present() {
+		return []byte("there is no usable cached copy\n")
+	}
+	return cache.Effective().Settings.Redacted()
+}
+
+// redactedConfig is agent.json without the values of headers and passwords of URLs. One that is no JSON is
+// left out: what is secret in it cannot be told.
+func redactedConfig(path string) []byte {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return []byte(err.Error() + "\n")
+	}
+	var document any
+	if err := json.Unmarshal(data, &document); err != nil {
+		return []byte("left out, since it is not JSON: " + err.Error() + "\n")
+	}
+	clean, err := json.MarshalIndent(redact(document, false), "", "  ")
+	if err != nil {
+		return []byte(err.Error() + "\n")
+	}
+	return append(clean, '\n')
+}
+
+func redact(node any, hidden bool) any {
+	switch v := node.(type) {
+	case map[string]any:
+		for key, member := range v {
+			v[key] = redact(member, hidden || strings.EqualFold(key, "Headers"))
+		}
+	case []any:
+		for i := range v {
+			v[i] = redact(v[i], hidden)
+		}
+	case string:
+		if hidden {
+			return "***"
+		}
+		return secret.RedactURL(v)
+	}
+	return node
+}
+
+// secretsOf knows the secrets of all documents that are kept on the machine.
+func secretsOf(o options) scrubber {
+	public := [][]byte{redactedSettings(o.dirs), redactedConfig(o.config)}
+	var raw [][]byte
+	paths := []string{o.config}
+	for _, dir := range []string{o.dirs.Bosh(), o.dirs.SettingsTmpfs()} {
+		for _, name := range []string{vcap.SettingsFile, vcap.UpdateSettingsFile, vcap.DiskHintsFile} {
+			path := filepath.Join(dir, name)
+			paths = append(paths, path, path+atomicfile.PreviousSuffix)
+		}
+	}
+	for _, path := range paths {
+		if data, err := os.ReadFile(path); err == nil {
+			raw = append(raw, data)
+		}
+	}
+	s := newScrubber(raw, public)
+	if account, err := os.ReadFile(o.dirs.MonitUser()); err == nil {
+		if _, password, found := strings.Cut(strings.TrimSpace(string(account)), ":"); found && len(password) >= minSecret {
+			s.secrets = append(s.secrets, password)
+		}
+	}
+	return s
+}
+
+// outputs runs the programs, a few at a time.
+func outputs(ctx context.Context, o options) []file {
+	var (
+		all   sync.WaitGroup
+		mu    sync.Mutex
+		files []file
+		slots = make(chan struct{}, 4)
+	)
+	for name, argv := range programs {
+		all.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			data := output(ctx, o, argv)
+			mu.Lock()
+			defer mu.Unlock()
+			files = append(files, file{name, data})
+		})
+	}
+	all.Wait()
+	return files
+}
+
+// output is what a program prints; its end, if that is much.
+func output(ctx context.Context, o options, argv []string) []byte {
+	ctx, cancel := context.WithTimeout(ctx, 2*o.timeout)
+	defer cancel()
+	var out limited
+	_, err := command.Run(ctx, command.Cmd{Name: argv[0], Args: argv[1:], Stdout: &out, Stderr: &out})
+	if err != nil {
+		fmt.Fprintf(&out, "\n%s: %v\n", argv[0], err)
+	}
+	return out.bytes()
+}
+
+// limited keeps the last maxFile bytes that are written to it.
+type limited struct {
+	mu   sync.Mutex // standard output and error are written side by side
+	data []byte
+}
+
+func (l *limited) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.data = append(l.data, p...)
+	if len(l.data) > 2*maxFile {
+		l.data = append([]byte(nil), l.data[len(l.data)-maxFile-1:]...)
+	}
+	return len(p), nil
+}
+
+func (l *limited) bytes() []byte {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.data
+}

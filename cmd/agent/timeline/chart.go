@@ -1,0 +1,231 @@
+// Package timeline is `agent timeline`: the boot as a waterfall, from the start of the kernel to the
+// first heartbeat, on a terminal, as JSON, HTML or SVG. Chart turns the status document into rows;
+// the renderers draw rows and know nothing of boots.
+package timeline
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"cambium/internal/status"
+)
+
+// Chart is a boot, ready to be drawn. All times are nanoseconds since the agent's account began.
+type Chart struct {
+	Title string       `json:"title"`
+	State status.State `json:"state"`
+	Text  string       `json:"text,omitempty"` // verdict, or how long it took
+	// Begin and End are the axis; Agent is when the agent's process began: what is before it is not to scale.
+	Begin int64 `json:"begin_ns"`
+	Agent int64 `json:"agent_ns"`
+	End   int64 `json:"end_ns"`
+	// Ready is when the agent was ready; 0 if it is not.
+	Ready int64 `json:"ready_ns,omitempty"`
+	Rows  []Row `json:"rows"`
+}
+
+// Kind is what a row stands for.
+type Kind string
+
+// The kinds of rows.
+const (
+	KindMachine Kind = "machine" // before the agent
+	KindStep    Kind = "step"
+	KindSource  Kind = "source" // a part of a step
+	KindMark    Kind = "mark"   // a moment
+	KindTry     Kind = "try"    // a heading
+)
+
+// Row is one line of the waterfall.
+type Row struct {
+	Kind    Kind           `json:"kind"`
+	Label   string         `json:"label"`
+	Outcome status.Outcome `json:"outcome,omitempty"`
+	Start   int64          `json:"start_ns"`
+	End     int64          `json:"end_ns"`
+	// Running rows reach to now.
+	Running bool `json:"running,omitempty"`
+	// Background rows are not waited for.
+	Background bool   `json:"background,omitempty"`
+	Waits      []Wait `json:"waits,omitempty"`
+	Note       string `json:"note,omitempty"`
+}
+
+// Wait is a stretch of a row in which it could only wait.
+type Wait struct {
+	For   string `json:"for"`
+	Start int64  `json:"start_ns"`
+	End   int64  `json:"end_ns"`
+}
+
+// Took is the length of a row.
+func (r Row) Took() time.Duration { return time.Duration(r.End - r.Start) }
+
+// Waited is how much of it was waiting.
+func (r Row) Waited() (sum time.Duration) {
+	for _, w := range r.Waits {
+		sum += time.Duration(w.End - w.Start)
+	}
+	return sum
+}
+
+// From makes the chart of a document; steps that run reach to now, on the clock of the steps.
+func From(d status.Document, now int64) Chart {
+	c := Chart{Title: "agent " + d.AgentID, State: d.State, Ready: d.ReadyNS}
+	if o := d.Origin; o != nil {
+		if o.Kernel < 0 {
+			c.Rows = append(c.Rows, Row{Kind: KindMachine, Label: "kernel", Outcome: status.Done, Start: o.Kernel, End: o.Init})
+		}
+		c.Rows = append(c.Rows, Row{Kind: KindMachine, Label: "init until the unit's start", Outcome: status.Done, Start: o.Init, End: o.Process},
+			Row{Kind: KindMachine, Label: "program start", Outcome: status.Done, Start: o.Process, End: 0})
+		c.Begin = min(o.Init, o.Kernel)
+		c.Agent = o.Process
+	}
+	for i, try := range d.Tries {
+		c.Rows = append(c.Rows, heading(i+1, try.Verdict, try.Steps))
+		c.addSteps(try.Steps, status.LastEvent(try.Steps))
+	}
+	if len(d.Tries) > 0 {
+		c.Rows = append(c.Rows, heading(len(d.Tries)+1, "", d.Steps))
+	}
+	c.addSteps(d.Steps, now)
+	marks := slices.Clone(d.Marks)
+	if d.ReadyNS > 0 {
+		marks = append(marks, status.Mark{Name: "ready", At: d.ReadyNS})
+	}
+	slices.SortStableFunc(marks, func(a, b status.Mark) int { return cmp.Compare(a.At, b.At) })
+	for _, m := range marks {
+		c.Rows = append(c.Rows, Row{Kind: KindMark, Label: m.Name, Outcome: status.Done, Start: m.At, End: m.At})
+	}
+	for _, r := range c.Rows {
+		c.End = max(c.End, r.End)
+	}
+	c.End = max(c.End, c.Agent+1)
+	switch {
+	case d.Verdict != "":
+		c.Text = d.Verdict
+	case d.ReadyNS > 0:
+		c.Text = "ready after " + Rounded(time.Duration(d.ReadyNS))
+	}
+	return c
+}
+
+func heading(n int, verdict string, steps []status.Step) Row {
+	begin := int64(0)
+	for _, s := range steps {
+		if s.Start > 0 && (begin == 0 || s.Start < begin) {
+			begin = s.Start
+		}
+	}
+	return Row{Kind: KindTry, Label: fmt.Sprintf("try %d", n), Start: begin, End: begin, Note: verdict}
+}
+
+// addSteps adds the steps that began, in the order in which they did; what still runs reaches to now.
+func (c *Chart) addSteps(steps []status.Step, now int64) {
+	steps = slices.Clone(steps)
+	slices.SortStableFunc(steps, func(a, b status.Step) int { return cmp.Compare(a.Start, b.Start) })
+	for _, s := range steps {
+		if s.Start == 0 && s.End == 0 {
+			continue
+		}
+		r := Row{Kind: KindStep, Label: s.Name, Outcome: s.Outcome, Start: s.Start, End: s.End, Running: s.Outcome == status.Running,
+			Background: s.Background, Note: s.Error}
+		if s.End == 0 {
+			r.End = max(now, s.Start)
+		}
+		if s.Waiting != "" {
+			r.Note = "waiting for " + s.Waiting
+		}
+		for _, w := range s.Waits {
+			end := w.End
+			if end == 0 {
+				end = r.End
+			}
+			r.Waits = append(r.Waits, Wait{For: w.For, Start: w.Start, End: end})
+		}
+		c.Rows = append(c.Rows, r)
+		for _, p := range s.Parts {
+			outcome := status.Done
+			if p.Outcome != "used" {
+				outcome = status.Skipped
+			}
+			c.Rows = append(c.Rows, Row{Kind: KindSource, Label: p.Name, Outcome: outcome, Start: p.Start, End: p.End, Note: strings.TrimSuffix(p.Outcome+": "+p.Why, ": ")})
+		}
+	}
+}
+
+// Blame returns the rows that took time, the longest first.
+func (c Chart) Blame() []Row {
+	rows := slices.DeleteFunc(slices.Clone(c.Rows), func(r Row) bool { return r.Took() <= 0 })
+	slices.SortStableFunc(rows, func(a, b Row) int { return cmp.Compare(b.Took(), a.Took()) })
+	return rows
+}
+
+// Rounded keeps about three digits.
+func Rounded(d time.Duration) string {
+	switch {
+	case d >= 100*time.Second:
+		return d.Round(time.Second).String()
+	case d >= 10*time.Second:
+		return d.Round(100 * time.Millisecond).String()
+	case d >= 10*time.Millisecond:
+		return d.Round(time.Millisecond).String()
+	}
+	return d.Round(10 * time.Microsecond).String()
+}
+
+// machineShare is the part of the axis for the time before the agent, which is seconds where the agent
+// needs milliseconds.
+const machineShare = 0.2
+
+// At maps a time to a place on the axis, from 0 to 1.
+func (c Chart) At(t int64) float64 {
+	before := 0.0
+	if c.Begin < c.Agent {
+		before = machineShare
+		if t < c.Agent {
+			return clamp(before * float64(t-c.Begin) / float64(c.Agent-c.Begin))
+		}
+	}
+	return clamp(before + (1-before)*float64(t-c.Agent)/float64(c.End-c.Agent))
+}
+
+func clamp(x float64) float64 { return min(max(x, 0), 1) }
+
+// Tick is a label of the axis.
+type Tick struct {
+	At    int64
+	Label string
+}
+
+// Ticks are at most n round times, at least gap (a part of the axis) apart, behind the start of the agent.
+func (c Chart) Ticks(n int, gap float64) (ticks []Tick) {
+	span := c.End - c.Agent
+	step := int64(1)
+	for _, factors := 0, []int64{1, 2, 5}; ; {
+		done := false
+		for _, f := range factors {
+			if span/(step*f) <= int64(n) {
+				step, done = step*f, true
+				break
+			}
+		}
+		if done {
+			break
+		}
+		step *= 10
+	}
+	if c.Begin < c.Agent {
+		ticks = append(ticks, Tick{At: c.Begin, Label: Rounded(time.Duration(c.Begin))})
+	}
+	for t := (c.Agent + step - 1) / step * step; t <= c.End; t += step {
+		if len(ticks) > 0 && c.At(t)-c.At(ticks[len(ticks)-1].At) < gap || c.At(t) > 1-gap/2 {
+			continue
+		}
+		ticks = append(ticks, Tick{At: t, Label: Rounded(time.Duration(t))})
+	}
+	return ticks
+}

@@ -1,0 +1,110 @@
+package timeline
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+
+	"cambium/cmd/agent/cli"
+	"cambium/internal/atomicfile"
+	"cambium/internal/status"
+	"cambium/internal/vcap"
+)
+
+// Run is `agent timeline`.
+func Run(_ context.Context, args []string, stdout, stderr io.Writer) int {
+	flags := cli.NewFlags("timeline", cli.Help{Arguments: "[--blame] [--boot N] [--json | --html FILE | --svg FILE]",
+		Purpose: `Draws the boot as a waterfall: kernel, init, each source, step and wait, the connection to the bus
+and the first heartbeat. A boot that is stuck, failed or was tried again is drawn as far as it is.
+What was before the agent is not to scale. Exit codes: 0 drawn, 1 no such boot, 2 usage.`,
+		Examples: []string{"agent timeline", "agent timeline --blame", "agent timeline --boot -1", "agent timeline --html boot.html"}}, stdout, stderr)
+	path := flags.String("file", status.DefaultPath, "status `FILE` to read")
+	base := flags.String("b", vcap.DefaultBase, "`BASE` directory with the record of earlier boots")
+	width := flags.Int("width", 0, "width in characters; the terminal's if not given")
+	blame := flags.Bool("blame", false, "list what took longest")
+	boot := flags.Int("boot", 0, "compare with an earlier boot: -1 is the last one")
+	asJSON := flags.Bool("json", false, "print a JSON document")
+	htmlFile := flags.String("html", "", "write a page to `FILE`")
+	svgFile := flags.String("svg", "", "write a picture to `FILE`")
+	if code, ok := flags.Parse(args, 0, 0); !ok {
+		return code
+	}
+	if *boot > 0 {
+		return flags.Misused("--boot %d: earlier boots have negative numbers, the last one is -1", *boot)
+	}
+	fail := func(err error) int {
+		fmt.Fprintln(stderr, "agent timeline:", err)
+		return cli.ExitFailed
+	}
+	current, earlier, err := load(*path, filepath.Join(vcap.New(*base).Bosh(), status.BootsFile), *boot)
+	if err != nil {
+		return fail(err)
+	}
+	if *width <= 0 {
+		*width = cli.Width(stdout)
+	}
+	shown := current
+	if earlier != nil {
+		shown = *earlier
+	}
+	switch {
+	case *asJSON:
+		err = cli.WriteJSON(stdout, shown)
+	case *htmlFile != "":
+		err = write(*htmlFile, shown, HTML)
+	case *svgFile != "":
+		err = write(*svgFile, shown, SVG)
+	case *blame:
+		Blame(stdout, shown, *width)
+	default:
+		Text(stdout, shown, *width)
+		if earlier != nil {
+			fmt.Fprintln(stdout)
+			Compare(stdout, *earlier, current, *width)
+		}
+	}
+	if err != nil {
+		return fail(err)
+	}
+	return cli.ExitOK
+}
+
+// load returns the chart of this boot and, if one is asked for, of an earlier one.
+func load(path, history string, boot int) (current Chart, earlier *Chart, err error) {
+	d, err := status.Observe(path)
+	if err != nil && !(errors.Is(err, status.ErrNone) && boot < 0) {
+		return current, nil, err
+	}
+	current = From(d, d.Age())
+	if boot == 0 {
+		return current, nil, nil
+	}
+	all, err := status.Boots(history)
+	if err != nil {
+		return current, nil, err
+	}
+	var others []status.Document
+	for _, b := range all {
+		if b.BootID != d.BootID {
+			others = append(others, b)
+		}
+	}
+	if -boot > len(others) {
+		return current, nil, fmt.Errorf("boot %d is not recorded: %d earlier boots are, in %s", boot, len(others), history)
+	}
+	old := others[len(others)+boot]
+	chart := From(old, old.Age())
+	chart.Title += ", boot of " + old.Started.Format("2006-01-02 15:04:05 MST")
+	return current, &chart, nil
+}
+
+func write(path string, c Chart, render func(io.Writer, Chart) error) error {
+	var b bytes.Buffer
+	if err := render(&b, c); err != nil {
+		return err
+	}
+	return atomicfile.Write(path, b.Bytes(), 0o644)
+}

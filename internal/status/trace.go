@@ -1,0 +1,224 @@
+package status
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"cambium/internal/atomicfile"
+)
+
+// What the timeline needs beside the steps: the time before the process, moments behind them, earlier
+// tries, and earlier boots.
+
+// Origin is when kernel, init and this process began, in nanoseconds relative to the beginning of the
+// account: negative. Kernel is 0 in a container, whose kernel is the host's.
+type Origin struct {
+	Kernel  int64 `json:"kernel_ns,omitempty"`
+	Init    int64 `json:"init_ns"`
+	Process int64 `json:"process_ns"`
+	// BootTime is what the kernel's clock (CLOCK_BOOTTIME) showed when the account began. Other processes tell
+	// by it how old the account is: the wall clock may be set during a boot.
+	BootTime int64 `json:"boottime_ns"`
+}
+
+// Mark is a moment of the boot.
+type Mark struct {
+	Name string `json:"name"`
+	At   int64  `json:"at_ns"`
+}
+
+// The marks of a boot.
+const (
+	MarkBus       = "bus connected"
+	MarkHeartbeat = "first heartbeat"
+)
+
+// Try is an earlier run of the boot table by the same process.
+type Try struct {
+	Verdict string `json:"verdict,omitempty"`
+	Steps   []Step `json:"steps"`
+}
+
+// Part is a stretch of a step that ran beside others: the asking of one source.
+type Part struct {
+	Name    string `json:"name"`
+	Outcome string `json:"outcome"`
+	Start   int64  `json:"start_ns"`
+	End     int64  `json:"end_ns"`
+	Why     string `json:"why,omitempty"`
+}
+
+// triesKept bounds the history of a boot that fails for hours: the first, which has the cause, and the last.
+const triesKept = 6
+
+// KeepTry moves the steps of the try that is over to Tries. The engine calls it before it begins the next.
+func (d *Document) KeepTry() {
+	if !slices.ContainsFunc(d.Steps, func(s Step) bool { return s.Start > 0 || s.End > 0 }) {
+		return
+	}
+	d.Tries = append(d.Tries, Try{Verdict: d.Verdict, Steps: d.Steps})
+	if len(d.Tries) > triesKept {
+		d.Tries = slices.Delete(d.Tries, 1, 2)
+	}
+}
+
+// mark records a moment, once.
+func (d *Document) mark(name string, at int64) {
+	if !slices.ContainsFunc(d.Marks, func(m Mark) bool { return m.Name == name }) {
+		d.Marks = append(d.Marks, Mark{Name: name, At: at})
+	}
+}
+
+// Mark records that something has happened for the first time in this process.
+func (r *Recorder) Mark(name string) error {
+	at := r.Now()
+	return r.Update(func(d *Document) { d.mark(name, at) })
+}
+
+// tick is the unit of times in /proc/PID/stat; it is the same on all architectures.
+const tick = 10 * time.Millisecond
+
+// initDelay is how long a machine's init can take to begin. One that began later is a container's.
+const initDelay = 2 * time.Minute
+
+// origin tells when everything began that this process depends on; nil if the kernel does not.
+func origin() *Origin {
+	now := bootTime()
+	first, okFirst := startTicks("1")
+	own, okOwn := startTicks("self")
+	if !okFirst || !okOwn {
+		return nil
+	}
+	o := &Origin{Init: first*int64(tick) - now, Process: min(own*int64(tick)-now, 0), BootTime: now}
+	if time.Duration(first)*tick < initDelay {
+		o.Kernel = -now
+	}
+	return o
+}
+
+func bootTime() int64 {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
+		return 0 // every kernel since 2.6.39 has it
+	}
+	return now.Nano()
+}
+
+// Age is the time since the account began, on the clock of Step. A document of another boot, or of a
+// process that has ended, ends with its last event.
+func (d Document) Age() int64 {
+	if d.Origin != nil && d.BootID == bootID() && unix.Kill(d.PID, 0) != unix.ESRCH {
+		return max(bootTime()-d.Origin.BootTime, 0)
+	}
+	last := LastEvent(d.Steps)
+	for _, m := range d.Marks {
+		last = max(last, m.At)
+	}
+	return last
+}
+
+// LastEvent is when the last of the steps began, waited or ended.
+func LastEvent(steps []Step) (last int64) {
+	for _, s := range steps {
+		last = max(last, s.Start, s.End)
+		for _, w := range s.Waits {
+			last = max(last, w.Start, w.End)
+		}
+	}
+	return last
+}
+
+// startTicks is when a process began, in clock ticks since the kernel did.
+func startTicks(pid string) (int64, bool) {
+	stat, err := os.ReadFile(filepath.Join("/proc", pid, "stat"))
+	if err != nil {
+		return 0, false
+	}
+	// The name in parentheses may hold blanks, so fields are counted behind the last of them.
+	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+	if len(fields) < 20 {
+		return 0, false
+	}
+	n, err := strconv.ParseInt(fields[19], 10, 64)
+	return n, err == nil
+}
+
+// boots is the file that outlives a boot.
+type boots struct {
+	Boots []Document `json:"boots"` // the oldest first
+}
+
+// BootsFile is the name of that file, beside the agent's other records.
+const BootsFile = "cambium_boots.json"
+
+// bootsKept is how many boots are remembered.
+const bootsKept = 5
+
+// History records boots where they outlive the machine's next start, for `agent timeline --boot`. The
+// zero value records nothing.
+type History struct {
+	Path string
+	Of   *Recorder
+	Log  *logrus.Entry
+}
+
+// BootOver is how long after the verdict a boot that ended well is recorded: background steps, the bus and the
+// first heartbeat belong to it, and nothing of it should wait for this write.
+const BootOver = 30 * time.Second
+
+// Keep records the boot after a delay, or when the agent stops before.
+func (h History) Keep(ctx context.Context, delay time.Duration) {
+	if h.Of == nil {
+		return
+	}
+	select {
+	case <-time.After(delay):
+	case <-ctx.Done():
+	}
+	if err := KeepBoot(h.Path, h.Of.Snapshot()); err != nil {
+		h.Log.WithError(err).Warn("boot is not recorded for later comparison")
+	}
+}
+
+// KeepBoot adds the document to the boots in the file at path, in the place of an earlier one of the same boot.
+func KeepBoot(path string, d Document) error {
+	d.Progress = nil
+	all, err := Boots(path)
+	if err != nil {
+		all = nil // only history
+	}
+	all = append(slices.DeleteFunc(all, func(old Document) bool { return old.BootID == d.BootID }), d)
+	data, err := json.Marshal(boots{Boots: all[max(0, len(all)-bootsKept):]})
+	if err != nil {
+		return fmt.Errorf("status: %w", err)
+	}
+	return atomicfile.Write(path, append(data, '\n'), 0o644)
+}
+
+// Boots returns the boots in the file at path, the oldest first; none if there is no file.
+func Boots(path string) ([]Document, error) {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("status: %w", err)
+	}
+	var b boots
+	if err := json.Unmarshal(data, &b); err != nil {
+		return nil, fmt.Errorf("status: %s: %w", path, err)
+	}
+	return b.Boots, nil
+}
