@@ -83,6 +83,8 @@ func (m *Machine) planSupervisor(ctx context.Context, _ *engine.Forecast) ([]eng
 }
 
 func (m *Machine) startSupervisor(ctx context.Context, s *engine.Span) error {
+	m.supervising.Lock()
+	defer m.supervising.Unlock()
 	changes, err := m.Supervisor.Start(ctx)
 	s.Changed(supervisorChanges(changes)...)
 	return err

@@ -3,6 +3,7 @@ package bootstrap
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 
 	"cambium/bootstrap/engine"
@@ -98,21 +99,31 @@ func (m *Machine) planPersistentDisk(ctx context.Context, f *engine.Forecast) ([
 }
 
 // mountPersistentDisk also renews the names of associated disks. Without their devices jobs that
-// use them fail by themselves and say so, hence only a warning.
+// use them fail by themselves and say so, hence only a warning. Without its store the machine serves, and no job is started.
 func (m *Machine) mountPersistentDisk(ctx context.Context, s *engine.Span) error {
 	defer s.WaitingSoon("the persistent disk")()
-	changes, warning, err := m.Persistent.MountLast(ctx)
-	if err := record(s, changes, err); err != nil {
-		return err
+	o, underCheck := m.mountStore(ctx)
+	s.Changed(engine.Changes(o.changes)...)
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case underCheck:
+		cid, _ := m.Persistent.Checking()
+		m.withhold(fmt.Sprintf("the file system of persistent disk %s is being checked", cid))
+		return nil // the names of associated disks follow when it is mounted
+	case o.err != nil:
+		m.withhold(o.err.Error())
+	default:
+		m.withhold("")
 	}
-	if warning != "" {
-		s.Warn("%s", warning)
+	if o.warning != "" {
+		s.Warn("%s", o.warning)
 	}
 	associations := m.Settings.Effective().Associations
 	if err := m.Persistent.CheckKnown(associations); err != nil {
 		return err
 	}
-	changes, err = m.Persistent.Associate(ctx, associations)
+	changes, err := m.Persistent.Associate(ctx, associations)
 	if err := record(s, changes, err); err != nil {
 		s.Warn("%s", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/sirupsen/logrus"
 
@@ -59,6 +60,8 @@ type EphemeralDisks interface {
 type PersistentDisks interface {
 	PlanMountLast(ctx context.Context) ([]storage.Change, error)
 	MountLast(ctx context.Context) (changes []storage.Change, warning string, err error)
+	// Checking is the disk whose file system is being checked, and since when; empty if none is.
+	Checking() (cid string, since time.Time)
 	// PlanMount says what mount_disk would do with the disks that MountLast does not mount.
 	PlanMount(ctx context.Context) ([]storage.Change, error)
 	// CheckKnown refuses associations of unknown disks, and disks that nothing accounts for.
@@ -93,6 +96,8 @@ type Machine struct {
 	// JobNames are the names of the applied jobs.
 	JobNames   func() ([]string, error)
 	Supervisor Supervisor
+	// WithheldChanged, if set, is told why no job may be started, and an empty text when they may again.
+	WithheldChanged func(reason string)
 	// StartBus starts the bus client unless it runs, and does not wait for a connection.
 	StartBus func(ctx context.Context, e settings.Effective) error
 	// First reports whether this agent has never been ready on this machine.
@@ -100,7 +105,10 @@ type Machine struct {
 	// Deferred takes work that can wait until the verdict is announced.
 	Deferred *Deferred
 
+	supervising sync.Mutex // held while the supervisor is started
+
 	mu       sync.Mutex   // guards what follows
+	withheld string       // why no job may be started
 	loading  *engine.Span // of the step that asks the sources, while it does
 	resolved map[string]settings.Network
 }

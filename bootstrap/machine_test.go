@@ -8,11 +8,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sirupsen/logrus"
 
 	"cambium/bootstrap/engine"
 	"cambium/internal/status"
+	"cambium/jobs/monit"
 	"cambium/platform/user"
 	"cambium/settings"
 	"cambium/settings/store"
@@ -72,6 +74,8 @@ type drives struct {
 	mounts, grows            bool
 	planned                  []storage.Change // of the ephemeral disk
 	others                   []storage.Change // of disks that the boot does not mount
+	store                    error            // why the store cannot be mounted
+	checking                 string           // the disk that is being checked
 }
 
 func (d *drives) PlanRaw(context.Context, []settings.DiskHint) ([]storage.Change, error) {
@@ -110,8 +114,10 @@ func (d *drives) MountLast(context.Context) (changes []storage.Change, warning s
 	if d.mounts {
 		changes = []storage.Change{{Device: "/dev/sdc1"}}
 	}
-	return changes, "", nil
+	return changes, "", d.store
 }
+
+func (d *drives) Checking() (string, time.Time) { return d.checking, time.Now().Add(-time.Hour) }
 
 func (d *drives) PlanMount(context.Context) ([]storage.Change, error) { return d.others, nil }
 
@@ -146,6 +152,9 @@ func bootMachine(t *testing.T, m *Machine) (engine.Verdict, func()) {
 	t.Helper()
 	e := newEngine(t)
 	m.Status, m.Log = e.Status, e.Log
+	if m.Deferred == nil {
+		m.Deferred = &Deferred{Go: func(f func(context.Context)) { go f(t.Context()) }}
+	}
 	if m.StartBus == nil {
 		m.StartBus = func(context.Context, settings.Effective) error { return nil }
 	}
@@ -218,6 +227,49 @@ func TestUnknownDisksAreFatal(t *testing.T) {
 	rest()
 	if v.State != status.Degraded {
 		t.Errorf("missing device: got %s %q, want degraded", v.State, v.Line())
+	}
+}
+
+// supervisor counts how often it is started.
+type supervisor struct{ starts int }
+
+func (s *supervisor) Plan(context.Context) ([]monit.Change, error) { return nil, nil }
+func (s *supervisor) Start(context.Context) ([]monit.Change, error) {
+	s.starts++
+	return nil, nil
+}
+
+// A machine whose store cannot be mounted is up without its supervisor, until the disk is mounted or no longer attached.
+func TestNoJobStartsOnAnEmptyStore(t *testing.T) {
+	disks, daemon := &drives{store: errors.New("persistent disk vol-1 is blank")}, &supervisor{}
+	var told []string
+	m := &Machine{Settings: fixed{}, Persistent: disks, Supervisor: daemon, WithheldChanged: func(reason string) { told = append(told, reason) }}
+	v, rest := bootMachine(t, m)
+	rest()
+	if v.Cause != nil || daemon.starts != 0 || !strings.Contains(m.JobsWithheld(), "vol-1 is blank") {
+		t.Fatalf("got %s %q, %d starts, withheld %q", v.State, v.Line(), daemon.starts, m.JobsWithheld())
+	}
+	m.SettleStore(t.Context())
+	if daemon.starts != 0 || m.JobsWithheld() == "" {
+		t.Fatal("the phase ended without the disk")
+	}
+	disks.store = nil
+	for range 2 {
+		m.SettleStore(t.Context())
+	}
+	if daemon.starts != 1 || m.JobsWithheld() != "" || len(told) != 2 || told[1] != "" {
+		t.Errorf("%d starts, withheld %q, told %q", daemon.starts, m.JobsWithheld(), told)
+	}
+}
+
+// A check that goes on does not hold the boot.
+func TestLongCheckDoesNotHoldTheBoot(t *testing.T) {
+	disks, daemon := &drives{checking: "vol-1"}, &supervisor{}
+	m := &Machine{Settings: fixed{}, Persistent: disks, Supervisor: daemon}
+	v, rest := bootMachine(t, m)
+	rest()
+	if v.Cause != nil || daemon.starts != 0 || !strings.Contains(m.JobsWithheld(), "vol-1 is being checked") {
+		t.Errorf("got %s %q, %d starts, withheld %q", v.State, v.Line(), daemon.starts, m.JobsWithheld())
 	}
 }
 

@@ -51,7 +51,7 @@ func Steps(m *Machine) []engine.Step {
 		{Name: "job-directories", Needs: []string{"directories"}, Deadline: time.Minute, If: has(m.JobNames != nil && m.Tree != nil), Plan: m.planJobDirectories, Run: m.makeJobDirectories,
 			Advice: "look at bosh/spec.json below the base directory"},
 		{Name: "supervisor", Needs: []string{"job-directories", "persistent-disk", "firewall"}, Deadline: 2 * time.Minute,
-			If: has(m.Supervisor != nil), Plan: m.planSupervisor, Run: m.startSupervisor, Advice: "see the journal of the monit service"},
+			If: func() bool { return m.Supervisor != nil && m.JobsWithheld() == "" }, Plan: m.planSupervisor, Run: m.startSupervisor, Advice: "see the journal of the monit service"},
 		{Name: "root-disk", Needs: []string{"ephemeral-disk"}, Yields: disks, Background: true, Deadline: 10 * time.Minute, If: has(m.Ephemeral != nil), Plan: m.planRootDisk, Run: m.growRootDisk},
 		// The resolver is restarted, and its private /var/tmp cannot be made while ours is bound there.
 		{Name: "dns", Always: true, Needs: []string{"directories", "network"}, Yields: supervision, Background: true, Deadline: time.Minute, If: has(m.Resolver != nil), Plan: m.planDNS, Run: m.setDNS},

@@ -307,7 +307,7 @@ type healthFile struct {
 // JobState is the state of the instance. It is also recorded in health.json, when it changed.
 func (i *Instance) JobState(ctx context.Context) string {
 	state := i.Supervisor.State(ctx)
-	if state != monit.StateUnknown {
+	if state != monit.StateUnknown && i.CheckStart() == nil {
 		if _, err := os.Lstat(i.Dirs.MonitStopped()); err == nil {
 			state = monit.StateStopped
 		}
@@ -358,6 +358,9 @@ func (i *Instance) Processes(ctx context.Context) ([]Process, error) {
 
 // Start hands the jobs' files to the supervisor and starts everything.
 func (i *Instance) Start(ctx context.Context) error {
+	if err := i.CheckStart(); err != nil {
+		return err
+	}
 	spec, err := i.Spec()
 	if err != nil {
 		return err

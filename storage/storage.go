@@ -65,6 +65,8 @@ type Config struct {
 	AgentID func() string
 	// Progress, if set, is told how far a migration has come; the zero value ends it.
 	Progress func(MigrationProgress)
+	// CheckProgress, if set, is told how a check of a file system goes on; an empty text ends it.
+	CheckProgress func(text string)
 	// Program is the agent's own, which copies trees when it is called by apart.Word.
 	Program string
 	// AfterBoot, if set, defers work that no caller waits for.
@@ -97,6 +99,7 @@ func New(c Config) Disks {
 		c.AfterBoot = func(f func()) { f() }
 	}
 	m := machine.New(c.Dirs, c.Log)
+	m.CheckProgress = c.CheckProgress
 	label := persistent.LabelOf(c.Options.PartitionerType)
 	disks := &Persistent{Machine: m, Resolver: c.Resolver, Records: c.Records, Reload: c.Reload, Foreign: c.Foreign, Blank: c.Blank, Label: label,
 		BindMounted: c.Options.BindMountPersistentDisk, Preformatted: c.Options.UsePreformattedPersistentDisk}

@@ -16,6 +16,8 @@ type JobInstance interface {
 	Start(ctx context.Context) error
 	Stop(ctx context.Context, wait bool) error
 	Unmonitor(ctx context.Context) error
+	// CheckStart fails with the reason why no job may be started, if there is one.
+	CheckStart() error
 }
 
 // NetworkInForce is a network of the settings as the machine has it.

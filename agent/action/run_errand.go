@@ -15,6 +15,9 @@ const canceledErrand = 143
 
 func runErrand(d JobDeps) func(context.Context, *string) (script.Outcome, error) {
 	return func(ctx context.Context, name *string) (script.Outcome, error) {
+		if err := d.Instance.CheckStart(); err != nil {
+			return script.Outcome{}, err
+		}
 		spec, err := d.Instance.Spec()
 		if err != nil {
 			return script.Outcome{}, err

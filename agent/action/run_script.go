@@ -9,6 +9,12 @@ type ScriptOptions struct {
 
 func runScript(d JobDeps) func(context.Context, string, ScriptOptions) (struct{}, error) {
 	return func(ctx context.Context, name string, options ScriptOptions) (struct{}, error) {
+		// A pre-start script prepares what its job keeps on the store.
+		if name == "pre-start" {
+			if err := d.Instance.CheckStart(); err != nil {
+				return struct{}{}, err
+			}
+		}
 		spec, err := d.Instance.Spec()
 		if err != nil {
 			return struct{}{}, err

@@ -74,7 +74,8 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 		return a, nil
 	}
 	a.sshUsers = user.Sessions{Accounts: m.accounts, HomeBase: dirs.SSHHomes()}
-	a.disks = actionDisks{m.disks.Persistent, m.disks.Migration}
+	a.disks = actionDisks{m.disks.Persistent, m.disks.Migration, a.machine.SettleStore}
+	a.machine.WithheldChanged = a.showWithheld
 	a.spawn(func() {
 		if err := m.disks.Persistent.WatchSizes(ctx); err != nil {
 			log.WithField("component", "disk").WithError(err).Warn("disks that grow are noticed only at the next start")
@@ -156,11 +157,57 @@ func openStatus(o runOptions, dirs vcap.Dirs) (*status.Recorder, error) {
 type actionDisks struct {
 	*storage.Persistent
 	*storage.Migration
+	// changed looks whether jobs may be started now.
+	changed func(context.Context)
+}
+
+// Mount may end the phase of a machine without its store.
+func (d actionDisks) Mount(ctx context.Context, cid string) error {
+	err := d.Persistent.Mount(ctx, cid)
+	if err == nil {
+		d.changed(ctx)
+	}
+	return err
+}
+
+// Remove ends it where the store's disk is no longer attached.
+func (d actionDisks) Remove(ctx context.Context, cid string) error {
+	err := d.Persistent.Remove(ctx, cid)
+	if err == nil {
+		d.changed(ctx)
+	}
+	return err
 }
 
 func (d actionDisks) Associate(ctx context.Context, associations []settings.DiskAssociation) error {
 	_, err := d.Persistent.Associate(ctx, associations)
 	return err
+}
+
+// showCheck puts the progress of a check of a file system into the status.
+func (a *app) showCheck(text string) {
+	if err := a.rec.SetProgress("check_disk", status.Progress{Text: text}); err != nil {
+		a.log.WithError(err).Debug("status not written")
+	}
+}
+
+// withheldTopic is what the status calls the phase of a machine without its store.
+const withheldTopic = "no job is started"
+
+// showWithheld puts into the status why no job may be started.
+func (a *app) showWithheld(reason string) {
+	_, err := a.rec.SetWarning(withheldTopic, reason)
+	err = errors.Join(err, a.rec.Update(func(d *status.Document) {
+		switch {
+		case reason != "" && d.State == status.Ready:
+			d.State = status.Degraded
+		case reason == "" && d.State == status.Degraded && len(d.Warnings) == 0:
+			d.State = status.Ready
+		}
+	}), a.rec.Flush())
+	if err != nil {
+		a.log.WithError(err).Warn("status not written")
+	}
 }
 
 // showMigration puts the progress of a migration into the status.

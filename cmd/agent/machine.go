@@ -61,6 +61,8 @@ type machineOptions struct {
 	background func(f func(context.Context))
 	// progress is told how far a migration has come.
 	progress func(storage.MigrationProgress)
+	// checkProgress is told how a check of a file system goes on.
+	checkProgress func(text string)
 }
 
 // machine is the boot's machine, with the parts that the running agent uses as well. Parts that a
@@ -193,7 +195,7 @@ func (m *machine) addDisks(o machineOptions, log *logrus.Entry) error {
 		AgentID:   func() string { return m.current.Effective().Settings.AgentID },
 		Blank:     func() string { return m.current.Effective().BlankDisks(linux.BlankDisks) },
 		AfterBoot: func(f func()) { m.Deferred.UntilVerdict(func(context.Context) { f() }) },
-		Progress:  o.progress})
+		Progress:  o.progress, CheckProgress: o.checkProgress})
 	m.Ephemeral, m.Persistent = m.disks.Ephemeral, m.disks.Persistent
 	return nil
 }

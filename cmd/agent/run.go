@@ -365,6 +365,11 @@ func (a *app) ready(ctx context.Context, v engine.Verdict) error {
 	if err := a.showIdentity(); err != nil {
 		a.log.WithError(err).Warn("the instance does not show the agent's version")
 	}
+	if reason := a.machine.JobsWithheld(); reason != "" {
+		a.showWithheld(reason)
+		a.bus.AlertOnce(withheldTopic + ": " + reason)
+		a.spawn(func() { a.machine.AwaitStore(ctx) })
+	}
 	// Behind the first pong: a power cut in between only makes the next boot a first one again.
 	if err := a.marker.Set(a.agentID()); err != nil {
 		a.log.WithError(err).Warn("ready marker not written")

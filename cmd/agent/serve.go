@@ -225,7 +225,8 @@ func (a *app) newSupervisor() jobs.Supervisor {
 	case "dummy-nats":
 		return &dummysupervisor.Dummy{Applied: a.applied}
 	}
-	return monit.Supervisor{Client: monitClient(a.dirs, a.monitManager)}
+	return jobs.Withheld{Supervisor: monit.Supervisor{Client: monitClient(a.dirs, a.monitManager)}, Reason: a.machine.JobsWithheld,
+		Running: func(ctx context.Context) bool { return a.monitManager.Running(ctx, monit.UnitName) }}
 }
 
 // applied reports whether a spec has been applied to the machine.

@@ -283,18 +283,18 @@ func (o Persistent) labelFor(s filesystem.Superblock) disk.Label {
 }
 
 // LastMounted decides whether the disk that was mounted last is mounted at boot. A record of one that is not among
-// those known is an error. Where none is known at all the Director may still have plans: that is a warning, and the
-// store stays empty.
-func LastMounted(recorded string, isKnown bool, known int) (mount bool, warning string, err error) {
+// those known is an error. Where none is known at all and its identity is not on record, cloudfoundry/bosh-agent may have left the record of a
+// disk that was removed: that is a warning.
+func LastMounted(recorded string, isKnown bool, known int, onRecord bool) (mount bool, warning string, err error) {
 	switch {
 	case recorded == "":
 		return false, "", nil
 	case isKnown:
 		return true, "", nil
-	case known == 0:
+	case known == 0 && !onRecord:
 		return false, fmt.Sprintf("persistent disk %s was mounted last and is no longer known: the store is empty", recorded), nil
 	}
-	return false, "", fmt.Errorf("persistent disk %s was mounted last and is not among those known", recorded)
+	return false, "", fmt.Errorf("persistent disk %s was mounted last and is not among those known: run mount_disk, or 'agent disk release %s' if it is gone", recorded, recorded)
 }
 
 // LeftToDirector says whether a disk is blank: boot does not format it. One that is refused is left to the error of mounting it.

@@ -205,16 +205,18 @@ func TestLastMounted(t *testing.T) {
 		recorded string
 		isKnown  bool
 		known    int
+		onRecord bool
 		mount    bool
 		warning  string
 		fails    string
 	}{
-		{"none", "", false, 2, false, "", ""},
-		{"known", "a", true, 2, true, "", ""},
-		{"none is known", "a", false, 0, false, "no longer known", ""},
-		{"others are known", "a", false, 1, false, "", "not among those known"},
+		{"none", "", false, 2, false, false, "", ""},
+		{"known", "a", true, 2, true, true, "", ""},
+		{"none is known, left by another agent", "a", false, 0, false, false, "no longer known", ""},
+		{"none is known, its identity is on record", "a", false, 0, true, false, "", "agent disk release a"},
+		{"others are known", "a", false, 1, false, false, "", "not among those known"},
 	} {
-		mount, warning, err := LastMounted(c.recorded, c.isKnown, c.known)
+		mount, warning, err := LastMounted(c.recorded, c.isKnown, c.known, c.onRecord)
 		wantError(t, err, c.fails)
 		if mount != c.mount || !strings.Contains(warning, c.warning) || (warning == "") != (c.warning == "") {
 			t.Errorf("%s: %v, %q; want %v, %q", c.name, mount, warning, c.mount, c.warning)

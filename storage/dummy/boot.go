@@ -2,6 +2,7 @@ package dummy
 
 import (
 	"context"
+	"time"
 
 	"cambium/settings"
 	"cambium/storage/decide"
@@ -17,6 +18,9 @@ func (Boot) PlanMountLast(context.Context) ([]decide.Change, error) { return nil
 func (b Boot) MountLast(context.Context) ([]decide.Change, string, error) {
 	return nil, "", b.Disks.MountLast()
 }
+
+// Checking is for real disks.
+func (Boot) Checking() (cid string, since time.Time) { return "", time.Time{} }
 
 // PlanMount plans nothing.
 func (Boot) PlanMount(context.Context) ([]decide.Change, error) { return nil, nil }

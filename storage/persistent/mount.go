@@ -235,8 +235,8 @@ func bindChange(cid, source string, at decide.Placement) decide.Change {
 	return decide.Change{Op: decide.BindMount, Device: source, Proof: "persistent disk " + cid, What: "bind to " + at.Directory, Target: at.Directory}
 }
 
-// MountLast brings the persistent disk back after a reboot. A known disk that is missing is an error; one that
-// is blank is left to the Director, with a warning, and the store stays empty.
+// MountLast brings the persistent disk back after a reboot. A known disk that is missing is an error, and so is one that is blank:
+// it held a store.
 func (d *Disks) MountLast(ctx context.Context) (made []decide.Change, warning string, err error) {
 	d.Machine.Lock()
 	defer d.Machine.Unlock()
@@ -256,12 +256,16 @@ func (d *Disks) MountLast(ctx context.Context) (made []decide.Change, warning st
 		return nil, "", fmt.Errorf("mount disk %s: %w", p.CID, err)
 	}
 	if blank {
-		return nil, fmt.Sprintf("persistent disk %s was mounted last and %s is blank: it is left to the Director, the store is empty", p.CID, dev.Path), nil
+		return nil, "", blankError(p.CID, dev.Path)
 	}
 	if made, err = d.mount(ctx, p, dev); err != nil {
 		err = fmt.Errorf("mount disk %s: %w", p.CID, err)
 	}
 	return made, "", err
+}
+
+func blankError(cid, path string) error {
+	return fmt.Errorf("persistent disk %s was mounted last and %s is blank: attach the right disk, or run 'agent disk release %s' and mount_disk to begin with an empty one", cid, path, cid)
 }
 
 func (d *Disks) lastMounted() (p settings.PersistentDisk, mounts bool, warning string, err error) {
@@ -275,7 +279,12 @@ func (d *Disks) lastMounted() (p settings.PersistentDisk, mounts bool, warning s
 		cid = accepted // an operator has named the disk
 	}
 	p, isKnown := known[cid]
-	mounts, warning, err = decide.LastMounted(cid, isKnown, len(known))
+	records, err := d.Machine.Identities.All()
+	if err != nil {
+		return p, false, "", err
+	}
+	_, onRecord := records[cid]
+	mounts, warning, err = decide.LastMounted(cid, isKnown, len(known), onRecord)
 	return p, mounts, warning, err
 }
 

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"time"
 
 	"cambium/platform/device"
 	"cambium/platform/disk"
@@ -51,6 +52,9 @@ type Disks struct {
 	// Label is that of a new table, unless the disk's settings name a partitioner.
 	Label disk.Label
 }
+
+// Checking is the disk whose file system is being checked, and since when; empty if none is.
+func (d *Disks) Checking() (cid string, since time.Time) { return d.Machine.Checking() }
 
 // Add records the hint of a disk that the CPI has attached.
 func (d *Disks) Add(ctx context.Context, cid string, hint settings.DiskHint) error {

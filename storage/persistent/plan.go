@@ -28,8 +28,11 @@ func (d *Disks) PlanMountLast(ctx context.Context) ([]decide.Change, error) {
 		return nil, fmt.Errorf("mount disk %s: %w", p.CID, err)
 	}
 	blank, err := d.blank(p, dev)
-	if err != nil || blank {
+	if err != nil {
 		return nil, err
+	}
+	if blank {
+		return nil, blankError(p.CID, dev.Path)
 	}
 	changes, _, err := d.plan(ctx, p, dev)
 	if err != nil {

@@ -231,6 +231,8 @@ func (d *Disks) List(ctx context.Context) ([]string, error) {
 			mounted = append(mounted, cid)
 		}
 	}
+	checking, _ := d.Checking()
+	add(checking) // it is about to be the store
 	unnamed := false
 	for _, dir := range []string{d.Machine.Dirs.Store(), d.Machine.Dirs.StoreMigrationTarget()} {
 		e, there, err := mount.At(dir)

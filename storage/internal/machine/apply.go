@@ -107,7 +107,7 @@ func (m *Machine) apply(ctx context.Context, key string, c decide.Change) error 
 		return filesystem.SwapOn(c.Device)
 	case decide.CheckFileSystem:
 		log.Warn("file system has recorded errors and is checked")
-		return filesystem.Check(ctx, c.Device, c.FileSystem)
+		return m.checkFileSystem(ctx, key, c)
 	case decide.Mount:
 		return mount.Device(ctx, c.Device, c.Target, c.FileSystem.MountType(), c.MountOptions)
 	}
