@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,6 +30,8 @@ const (
 	atATime = 10
 	// inotifyPerMachine is how many inotify instances a container with its systemd and agent needs, of the host's.
 	inotifyPerMachine = 12
+	// alertDelay is how long monit's mail takes at most to become an alert.
+	alertDelay = 15 * time.Second
 )
 
 // fromEnvironment reads a setting of the soak.
@@ -50,7 +54,12 @@ type soak struct {
 	l      *lab.Lab
 	slots  []*slot
 	counts sync.Map // of operations, by name
+	// bounced is how often the NATS server has been restarted.
+	bounced atomic.Int64
 }
+
+// span is a time in which a Director works on an instance.
+type span struct{ from, to time.Time }
 
 // slot is one instance of it. The mutex is held while a Director works on it.
 type slot struct {
@@ -61,6 +70,8 @@ type slot struct {
 	steps int
 	// agent is the one that must be heard by the Health Monitor, "" while there is none.
 	agent string
+	// worked are the times in which its agents were asked to stop and start jobs.
+	worked map[string][]span
 }
 
 // TestMachineSoakDeployments keeps containers busy with deployments, recreations, stops and rotations, ten at a time,
@@ -93,11 +104,7 @@ func TestMachineSoakDeployments(t *testing.T) {
 	running.Go(func() { s.watch(ctx) })
 	running.Wait()
 	s.counts.Range(func(name, count any) bool { t.Logf("%v: %d", name, *count.(*int)); return true })
-	for _, e := range s.l.Monitor.Events() {
-		if e.Kind == "alert" {
-			t.Errorf("alert of %s: %s", e.Agent, e.Body)
-		}
-	}
+	s.checkAlerts()
 	for _, one := range s.slots {
 		if one.i == nil {
 			continue
@@ -106,6 +113,25 @@ func TestMachineSoakDeployments(t *testing.T) {
 			t.Errorf("%s: left over:\n%s", one.i.Short, left)
 		}
 	}
+}
+
+// checkAlerts: monit tells that a process does not exist when it looks between reload and start, with any agent. Outside of
+// the Director's work an alert is false.
+func (s *soak) checkAlerts() {
+	during := 0
+	for _, e := range s.l.Monitor.Events() {
+		if e.Kind != "alert" {
+			continue
+		}
+		if slices.ContainsFunc(s.slots, func(one *slot) bool {
+			return slices.ContainsFunc(one.worked[e.Agent], func(w span) bool { return e.Time.After(w.from) && e.Time.Before(w.to.Add(alertDelay)) })
+		}) {
+			during++
+			continue
+		}
+		s.t.Errorf("alert of %s: %s", e.Agent, e.Body)
+	}
+	s.t.Logf("alerts of monit while a Director worked on the instance: %d", during)
 }
 
 // life is that of one instance: it is created, and changed until the time is over.
@@ -125,7 +151,7 @@ func (s *soak) life(ctx context.Context, one *slot, n int, places chan struct{})
 		// What was begun is brought to its end.
 		if ctx.Err() == nil {
 			one.mu.Lock()
-			err := next.do(context.WithoutCancel(ctx), one)
+			err := s.operate(context.WithoutCancel(ctx), one, next.do)
 			one.mu.Unlock()
 			s.count(next.name)
 			if err != nil {
@@ -137,6 +163,26 @@ func (s *soak) life(ctx context.Context, one *slot, n int, places chan struct{})
 		<-places
 		next = operations[random.IntN(len(operations))]
 	}
+}
+
+// operate does one thing to an instance. A request that is lost with the server fails a Director's task, since it does not
+// repeat requests; the operator repeats the deployment.
+func (s *soak) operate(ctx context.Context, one *slot, do func(context.Context, *slot) error) error {
+	bounced, w := s.bounced.Load(), span{from: time.Now()}
+	err := do(ctx, one)
+	if errors.Is(err, director.ErrTimeout) && s.bounced.Load() != bounced && one.i != nil {
+		s.count("lost with the NATS server")
+		err = s.update(ctx, one)
+		one.agent = one.i.AgentID
+	}
+	if one.i != nil {
+		w.to = time.Now()
+		if one.worked == nil {
+			one.worked = map[string][]span{}
+		}
+		one.worked[one.i.AgentID] = append(one.worked[one.i.AgentID], w)
+	}
+	return err
 }
 
 var countLock sync.Mutex
@@ -190,9 +236,10 @@ func (s *soak) rotate(ctx context.Context, one *slot) error {
 
 // recreate makes the VM of an instance anew, or for the first time.
 func (s *soak) recreate(ctx context.Context, one *slot) error {
-	old := one.i
+	old, from := one.i, time.Now()
 	if old != nil {
 		one.agent = ""
+		defer func() { one.worked[old.AgentID] = append(one.worked[old.AgentID], span{from, time.Now()}) }()
 		if err := one.play(ctx, func(p *director.Plan, d director.Deployment, _ func(context.Context) error) {
 			old.Agent.Stop(p, d, true)
 			old.Agent.Detach(p, old, one.disk)
@@ -244,6 +291,7 @@ func (s *soak) bounce(ctx context.Context) {
 			return
 		case <-time.After(20*time.Second + rand.N(20*time.Second)):
 		}
+		s.bounced.Add(1)
 		if err := s.l.Bus.Bounce(ctx, rand.N(3*time.Second)); err != nil {
 			s.t.Errorf("NATS does not come back: %v", err)
 			return
