@@ -100,8 +100,8 @@ func conditionOf(t *testing.T, i *lab.Instance) (c condition) {
 	return c
 }
 
-// takeOver replaces the agent's binary, restarts the unit and waits for the new agent.
-func takeOver(t *testing.T, i *lab.Instance, binary string) {
+// replaceAgent puts another program in the agent's place; the one that runs goes on.
+func replaceAgent(t *testing.T, i *lab.Instance, binary string) {
 	t.Helper()
 	program, err := os.ReadFile(binary)
 	if err != nil {
@@ -110,6 +110,27 @@ func takeOver(t *testing.T, i *lab.Instance, binary string) {
 	if err := i.WriteFile(machine.File{Path: "/var/vcap/bosh/bin/bosh-agent", Data: program, Mode: 0o755}); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// wantNothingOfOurs looks for what this agent could leave behind in another's way.
+func wantNothingOfOurs(t *testing.T, i *lab.Instance) {
+	t.Helper()
+	pid := strings.TrimSpace(run(t, i, "systemctl", "show", "-P", "MainPID", "bosh-agent"))
+	if got := run(t, i, "ss", "-Hltnp", "sport = :2825"); strings.Count(got, "\n") != 1 || !strings.Contains(got, "pid="+pid+",") || strings.Count(got, "pid=") != 1 {
+		t.Errorf("the port of monit's alerts is not with the agent, process %s, alone:\n%s", pid, got)
+	}
+	if got := run(t, i, "sh", "-c", "ls /var/vcap/instance | grep agent_ || true"); got != "" {
+		t.Errorf("the instance still shows our version: %s", got)
+	}
+	if got := run(t, i, "sh", "-c", "systemctl list-units --all --no-legend 'bosh*' 'cambium*' | grep -v 'bosh-agent.service' || true"); got != "" {
+		t.Errorf("units of ours are left:\n%s", got)
+	}
+}
+
+// takeOver replaces the agent's binary, restarts the unit and waits for the new agent.
+func takeOver(t *testing.T, i *lab.Instance, binary string) {
+	t.Helper()
+	replaceAgent(t, i, binary)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	if _, err := i.Output(ctx, "systemctl", "restart", "bosh-agent"); err != nil {
@@ -140,6 +161,9 @@ func TestMachineTakeover(t *testing.T) {
 		takeOver(t, i, change.binary)
 		await(t, "running jobs", time.Minute, func() bool { return stateOf(t, i).JobState == "running" })
 		wantSameCondition(t, change.name, conditionOf(t, i), before)
+		if change.binary == old {
+			wantNothingOfOurs(t, i)
+		}
 	}
 	if d := agentStatus(t, i); len(d.Warnings) > 0 {
 		t.Errorf("the new agent warns: %q", d.Warnings)
@@ -149,6 +173,78 @@ func TestMachineTakeover(t *testing.T) {
 	mustDeploy(t, l, m)
 	if got := run(t, i, "cat", "/var/vcap/store/kept"); got != "persistent\n" {
 		t.Errorf("the persistent disk holds %q after an update", got)
+	}
+	t.Run("stopped by the other", func(t *testing.T) { stoppedByTheOther(t, i, old, ours) })
+	t.Run("in the middle of a migration", func(t *testing.T) { replacedInAMigration(t, i, old, ours) })
+}
+
+// stoppedByTheOther: a start that this agent has on record does not undo a stop that the other has made.
+func stoppedByTheOther(t *testing.T, i *lab.Instance, old, ours string) {
+	do := func(method string) {
+		t.Helper()
+		if _, err := i.Agent.Do(t.Context(), method); err != nil {
+			t.Fatalf("%s: %v", method, err)
+		}
+	}
+	do("stop")
+	do("start")
+	takeOver(t, i, old)
+	// What the other's stop does. Its own needs the monit command of stemcells.
+	run(t, i, "sh", "-c", "monit -c /var/vcap/bosh/etc/monitrc stop all && touch /var/vcap/monit/stopped")
+	await(t, "stopped jobs", time.Minute, func() bool { return run(t, i, "sh", "-c", "pgrep -f [b]in/sleeper || true") == "" })
+	takeOver(t, i, ours)
+	if err := i.Reboot(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ready(t, i)
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(500 * time.Millisecond) {
+		if got := run(t, i, "sh", "-c", "pgrep -f [b]in/sleeper || true"); got != "" {
+			t.Fatalf("a job runs that the other agent has stopped: %s", got)
+		}
+	}
+	do("start")
+	await(t, "running jobs", time.Minute, func() bool { return stateOf(t, i).JobState == "running" })
+}
+
+// replacedInAMigration: the other agent refuses to start with two persistent disks, whoever began to exchange them. It
+// changes nothing on them, and this one goes on where it was.
+func replacedInAMigration(t *testing.T, i *lab.Instance, old, ours string) {
+	run(t, i, "sh", "-c", "for n in $(seq 400); do head -c 500000 /dev/urandom >/var/vcap/store/file$n; done; sync")
+	if _, err := i.Agent.Do(t.Context(), "stop"); err != nil {
+		t.Fatal(err)
+	}
+	const cid = "disk-after"
+	if err := i.NewDisk(cid, 2*lab.GiB); err != nil {
+		t.Fatal(err)
+	}
+	hint, err := i.AttachDisk(t.Context(), cid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, call := range [][]any{{"add_persistent_disk", cid, hint}, {"mount_disk", cid}} {
+		if _, err := i.Agent.Do(t.Context(), call[0].(string), call[1:]...); err != nil {
+			t.Fatalf("%v: %v", call, err)
+		}
+	}
+	sums := func() string { return run(t, i, "sh", "-c", "cd /var/vcap/store; cat kept file* | sha256sum") }
+	before := sums()
+	if _, err := i.Agent.Call(t.Context(), "migrate_disk"); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the copy to begin", time.Minute, func() bool {
+		return run(t, i, "sh", "-c", "ls /var/vcap/store_migration_target | grep -c file || true") != "0\n"
+	})
+	replaceAgent(t, i, old)
+	run(t, i, "sh", "-c", "systemctl kill --signal=KILL bosh-agent; sleep 3")
+	takeOver(t, i, ours)
+	if _, err := i.Agent.Do(t.Context(), "migrate_disk"); err != nil {
+		t.Fatal(err)
+	}
+	if got := sums(); got != before {
+		t.Errorf("the store holds other data after the migration: %s, want %s", got, before)
+	}
+	if disks, err := i.Agent.Do(t.Context(), "list_disk"); err != nil || !strings.HasPrefix(string(disks), `["`+cid+`"`) {
+		t.Errorf("list_disk after the migration: %s, %v", disks, err)
 	}
 }
 
