@@ -8,8 +8,12 @@ import (
 	"cambium/integration/lab/machine"
 )
 
-// TestMachineSoakSwap is TestMachineSwap for noble.
-func TestMachineSoakSwap(t *testing.T) { swapThereAndBack(t, noble()) }
+// TestMachineSoakSwap follows docs/swap.md on machines that look like jammy and noble; see swapThereAndBack.
+// TestMachineTakeover is about this project's own unit.
+func TestMachineSoakSwap(t *testing.T) {
+	t.Run("jammy", func(t *testing.T) { swapThereAndBack(t, jammy(t)) })
+	t.Run("noble", func(t *testing.T) { swapThereAndBack(t, noble()) })
+}
 
 // noble: systemd runs the agent through a shell, without notifications or a watchdog, and monit.
 func noble() lookAlike {

@@ -1,4 +1,4 @@
-//go:build machine
+//go:build machine && soak
 
 package machine
 
@@ -93,10 +93,6 @@ func (s lookAlike) vm(t *testing.T) func(*lab.VM) {
 "Infrastructure": {"Settings": {"Sources": [{"Type": "File", "SettingsPath": "/var/vcap/bosh/agent-bootstrap-env.json"}], "UseServerName": true, "UseRegistry": true}}}`)
 	}
 }
-
-// TestMachineSwap follows docs/swap.md on a machine that looks like jammy; see swapThereAndBack. TestMachineTakeover is about one
-// under systemd.
-func TestMachineSwap(t *testing.T) { swapThereAndBack(t, jammy(t)) }
 
 // swapThereAndBack swaps this agent into a machine with upstream's agent and a running job, boots it, and swaps it out again.
 func swapThereAndBack(t *testing.T, s lookAlike) {

@@ -190,6 +190,19 @@ func TestFormats(t *testing.T) {
 	}
 }
 
+func TestRemovable(t *testing.T) {
+	root := t.TempDir()
+	if err := errors.Join(os.MkdirAll(filepath.Join(root, "usr/lib"), 0o755), os.Symlink("usr/lib", filepath.Join(root, "lib")), os.Symlink("/usr/lib", filepath.Join(root, "absolute")),
+		os.WriteFile(filepath.Join(root, "usr/gcc-12"), nil, 0o755), os.Symlink("gcc-12", filepath.Join(root, "usr/gcc")), os.Symlink("nowhere", filepath.Join(root, "usr/dangling"))); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]bool{"/usr": false, "/lib": false, "/absolute": false, "/missing": false, "/usr/gcc-12": true, "/usr/gcc": true, "/usr/dangling": true} {
+		if got := removable(root, name); got != want {
+			t.Errorf("%s: got %v, want %v", name, got, want)
+		}
+	}
+}
+
 func TestVersions(t *testing.T) {
 	for _, good := range []string{"1", "1.2.3", "0.1763244180.0-dev.0a1b2c3d4e5f", "1.484+x.1"} {
 		if err := CheckVersion(good); err != nil {

@@ -174,7 +174,7 @@ func (b builder) writeLists(ctx context.Context, root string) error {
 	var tools []string
 	for line := range strings.Lines(listed) {
 		name := strings.TrimSpace(line)
-		if info, err := os.Lstat(filepath.Join(root, name)); strings.HasPrefix(name, "/") && err == nil && !info.IsDir() {
+		if strings.HasPrefix(name, "/") && removable(root, name) {
 			tools = append(tools, name)
 		}
 	}
@@ -199,6 +199,21 @@ func (b builder) writeLists(ctx context.Context, root string) error {
 		}
 	}
 	return nil
+}
+
+// removable reports whether a name is a file or a link to one. Packages name directories, too, and some of those are links:
+// an agent that removed /lib would leave a machine on which no program starts.
+func removable(root, name string) bool {
+	path := filepath.Join(root, name)
+	if target, err := os.Readlink(path); err == nil {
+		if path = filepath.Join(filepath.Dir(path), target); filepath.IsAbs(target) {
+			path = filepath.Join(root, target)
+		}
+		info, err := os.Stat(path)
+		return err != nil || !info.IsDir()
+	}
+	info, err := os.Lstat(path)
+	return err == nil && !info.IsDir()
 }
 
 const devToolsList = "dev_tools_file_list"
