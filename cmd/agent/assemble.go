@@ -184,13 +184,6 @@ func (d actionDisks) Associate(ctx context.Context, associations []settings.Disk
 	return err
 }
 
-// showCheck puts the progress of a check of a file system into the status.
-func (a *app) showCheck(text string) {
-	if err := a.rec.SetProgress("check_disk", status.Progress{Text: text}); err != nil {
-		a.log.WithError(err).Debug("status not written")
-	}
-}
-
 // withheldTopic is what the status calls the phase of a machine without its store.
 const withheldTopic = "no job is started"
 
