@@ -47,7 +47,7 @@ const (
 // makes of it: the head of the device and of each place where a file system may begin, the tail, and the places where ext
 // and xfs keep their first backups. starts are those places; 0 is always one of them.
 func Survey(r io.ReaderAt, size int64, starts []int64) (Residue, error) {
-	s := survey{r: r, size: size, residue: Residue{NonZero: -1, Noise: true}}
+	s := survey{r: r, size: size, residue: Residue{NonZero: -1, Noise: true}, buffer: make([]byte, wipeChunk)}
 	// The tail of a partition that ends a little before its disk is wiped as well.
 	if err := s.judge(size-2*tailLength, size); err != nil {
 		return s.residue, err
@@ -87,18 +87,18 @@ type survey struct {
 	r       io.ReaderAt
 	size    int64
 	residue Residue
+	buffer  []byte
 }
 
 // judge reads a range and says whether it is zeros or noise.
 func (s *survey) judge(from, to int64) error {
 	from, to = max(from, 0)/sample*sample, min((to+sample-1)/sample*sample, s.size)
-	buffer := make([]byte, wipeChunk)
 	for from < to {
 		// The last sample of a device that has no whole number of them begins a little earlier.
 		from = max(min(from, to-sample), 0)
-		b := buffer[:min(wipeChunk, (to-from)/sample*sample)]
+		b := s.buffer[:min(wipeChunk, (to-from)/sample*sample)]
 		if to < sample {
-			b = buffer[:to]
+			b = s.buffer[:to]
 		}
 		if err := ReadFull(s.r, b, from); err != nil {
 			return err
@@ -204,9 +204,8 @@ func (s *survey) xfsBackups() (found int, err error) {
 	quarter := s.size / 4
 	for _, w := range [][2]int64{{quarter - 2<<20, quarter + 13<<18}, {1<<40 - 64<<10, 1<<40 + 64<<10}, {1<<40 + 1<<20 - 64<<10, 1<<40 + 1<<20 + 64<<10}} {
 		from, to := max(w[0], headLength)/wipeChunk*wipeChunk, min(w[1], s.size)
-		buffer := make([]byte, wipeChunk)
 		for ; from < to; from += wipeChunk {
-			b := buffer[:min(wipeChunk, s.size-from)]
+			b := s.buffer[:min(wipeChunk, s.size-from)]
 			if err := ReadFull(s.r, b, from); err != nil {
 				return found, err
 			}
