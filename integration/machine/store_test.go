@@ -36,6 +36,7 @@ dd if=$disk of=/root/head bs=1M count=2; dd if=/dev/zero of=$disk bs=1M count=2 
 	if err := i.Reboot(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	ready(t, i)
 	await(t, "the phase without jobs", time.Minute, func() bool { return stateOf(t, i).JobState == "failing" })
 	if got, err := i.Agent.Do(t.Context(), "ping"); err != nil || string(got) != `"pong"` {
 		t.Errorf("ping = %s, %v", got, err)
@@ -51,7 +52,7 @@ dd if=$disk of=/root/head bs=1M count=2; dd if=/dev/zero of=$disk bs=1M count=2 
 	if got := run(t, i, "sh", "-c", "systemctl is-active monit || true; findmnt /var/vcap/store || echo not mounted"); !strings.Contains(got, "inactive") || !strings.Contains(got, "not mounted") {
 		t.Errorf("monit and the store: %s", got)
 	}
-	if got, err := i.Agent.Do(t.Context(), "mount_disk", cids[0]); err == nil || !strings.Contains(err.Error(), "on record") {
+	if got, err := i.Agent.Do(t.Context(), "mount_disk", cids[0]); err == nil || !strings.Contains(err.Error(), "is refused") {
 		t.Errorf("mount_disk of the damaged disk = %s, %v", got, err)
 	}
 	run(t, i, "sh", "-ec", "dd if=/root/head of=$(cat /root/disk) conv=fsync")

@@ -23,7 +23,6 @@ import (
 func TestMachineVerdict(t *testing.T) {
 	l := newLab(t)
 	begin := time.Now()
-	persistent := []machine.File{{Path: "/var/vcap/bosh/managed_disk_settings.json", Data: []byte("disk-9"), Mode: 0o600}}
 	cases := []struct {
 		name    string
 		vm      lab.VM
@@ -35,7 +34,6 @@ func TestMachineVerdict(t *testing.T) {
 		then    func(t *testing.T, i *lab.Instance)
 	}{
 		{name: "no ephemeral disk named", want: "No ephemeral disk found", bus: true},
-		{name: "foreign persistent disk", vm: lab.VM{Ephemeral: lab.GiB, Files: persistent}, prepare: attachForeign, want: "disk-9", bus: true},
 		{name: "bus certificate that is none", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.mbus.cert.certificate", "nonsense") }}, want: "certificate"},
 		{name: "bus that is none", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.mbus.urls", []string{"gopher://10.88.0.1"}) }}, want: "bus"},
 		{name: "spec that is none", vm: lab.VM{Ephemeral: lab.GiB, Files: []machine.File{{Path: "/var/vcap/bosh/spec.json", Data: []byte("{"), Mode: 0o600}}}, want: "job-directories", bus: true},
@@ -54,8 +52,6 @@ func TestMachineVerdict(t *testing.T) {
 		}}, want: "other", bus: true},
 		{name: "missing raw ephemeral disk on vSphere", waits: true, vm: lab.VM{Ephemeral: lab.GiB, Source: lab.GuestInfo, Edit: func(d lab.Document) { d.Set("disks.raw_ephemeral", []any{map[string]any{"path": "/dev/nowhere"}}) }}, want: "raw ephemeral disks", late: true,
 			then: wantGuestInfo},
-		{name: "persistent disk that was lost", waits: true, vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("disks.persistent", map[string]any{"disk-9": "/dev/gone"}) },
-			Files: persistent}, want: "disk-9", late: true},
 		{name: "missing ephemeral disk", waits: true, vm: lab.VM{Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/nowhere") }}, want: "No ephemeral disk found", bus: true},
 	}
 	instances := map[string]*lab.Instance{}
@@ -147,29 +143,6 @@ func healsWithConfiguration(t *testing.T, i *lab.Instance) {
 	}
 	run(t, i, "sh", "-c", `printf '{"Infrastructure":{"Settings":{"Sources":[{"Type":"File","SettingsPath":"/var/vcap/bosh/agent-bootstrap-env.json"}]}}}' > /var/vcap/bosh/agent.json`)
 	ready(t, i)
-}
-
-// attachForeign gives the machine a persistent disk with foreign content.
-func attachForeign(t *testing.T, i *lab.Instance) {
-	t.Helper()
-	if err := i.NewDisk("disk-9", lab.GiB); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := i.AttachDisk(t.Context(), "disk-9"); err != nil {
-		t.Fatal(err)
-	}
-	for _, a := range i.Disks() {
-		if a.Disk.ID == "disk-9" {
-			file, err := os.OpenFile(a.Disk.Image, os.O_WRONLY, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
-			_, err = file.WriteAt([]byte("LUKS\xba\xbe\x00\x01"), 0)
-			if err := errors.Join(err, file.Sync(), file.Close()); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
 }
 
 // wantVerdictOnBus looks at what a Director and its Health Monitor hear: the Director's own wait
