@@ -165,7 +165,7 @@ func migrateSlowly(t testing.TB, i *lab.Instance, from, to string) {
 		}
 		return d.Progress["migrate_disk"], text
 	}
-	line := regexp.MustCompile(`(?m)^migrate_disk: (copy|verify): \d+ files, \d+ of \d+ MiB, \d+ MiB/s, about \S+ left$`)
+	line := regexp.MustCompile(`progress: migrate_disk: (copy|verify): \d+ files, \d+ of \d+ MiB, \d+ MiB/s, about \S+ left`)
 	complete := func(p status.Progress) bool {
 		return p.Done > 0 && p.Total > p.Done && p.Rate > 0 && p.Remaining > 0 && p.Text != "" && !p.Updated.IsZero()
 	}
@@ -176,7 +176,7 @@ func migrateSlowly(t testing.TB, i *lab.Instance, from, to string) {
 			t.Fatalf("get_task during the migration: %s (%v), want %s", value, err, running)
 		}
 		p, text := shown()
-		structured, words = structured || complete(p), words || line.MatchString(text)
+		structured, words = structured || complete(p), words || line.MatchString(strings.Join(strings.Fields(text), " "))
 		file = file || complete(agentStatus(t, i).Progress["migrate_disk"])
 		return structured && words && file
 	})
