@@ -43,7 +43,7 @@ func TestMachinePower(t *testing.T) {
 	// A reboot that the machine itself asks for.
 	boots, _ := i.Boots()
 	run(t, i, "systemctl", "--no-block", "reboot")
-	for now, _ := i.Boots(); now == boots; now, _ = i.Boots() {
+	for count, _ := i.Boots(); count == boots; count, _ = i.Boots() {
 		if within.Err() != nil {
 			t.Fatal("the machine did not come back from its own reboot")
 		}

@@ -22,7 +22,7 @@ func TestHostileLogs(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		prepare func(t *testing.T, r Runner, log string)
-		logged  string // where the output is, relative to base; "" for nowhere
+		logged  string // where the output is, relative to base; "" if it is dropped
 		told    string // in the agent's log; "" for nothing
 		root    bool
 	}{
