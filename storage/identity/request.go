@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"cambium/internal/atomicfile"
 )
@@ -37,7 +39,16 @@ func (f File) Request(a Action, cid string) error {
 	if cid == "" {
 		return errors.New("the disk's CID is empty")
 	}
-	if err := os.MkdirAll(f.requests, 0o700); err != nil {
+	// Records that are damaged are what a request is for.
+	records, err := f.All()
+	if err != nil && !errors.Is(err, ErrDamaged) {
+		return err
+	}
+	if _, known := records[cid]; a == Release && err == nil && !known {
+		return fmt.Errorf("disk %s is not on record; these are: %q", cid, slices.Sorted(maps.Keys(records)))
+	}
+	// The directory above is the agent's: without it there is no agent to read the request.
+	if err := os.Mkdir(f.requests, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
 	r := request{Action: a, CID: cid}

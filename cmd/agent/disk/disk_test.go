@@ -15,6 +15,9 @@ func TestRequests(t *testing.T) {
 	if err := os.Mkdir(dirs.Bosh(), 0o755); err != nil {
 		t.Fatal(err)
 	}
+	if err := identity.In(dirs).Put("vol-2", identity.Disk{FileSystem: "22222222"}); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		args []string
 		code int
@@ -22,6 +25,8 @@ func TestRequests(t *testing.T) {
 	}{
 		{[]string{"accept", "vol-1", "-b", dirs.Base()}, 0, "will accept vol-1"},
 		{[]string{"release", "vol-2", "-b", dirs.Base()}, 0, "will release vol-2"},
+		{[]string{"release", "vol-3", "-b", dirs.Base()}, 1, `vol-3 is not on record; these are: ["vol-1"]`},
+		{[]string{"accept", "vol-1", "-b", t.TempDir() + "/none"}, 1, "no such file"},
 		{[]string{"format", "vol-1"}, 2, "neither accept nor release"},
 		{[]string{"accept"}, 2, "missing"},
 		{[]string{"accept", ""}, 1, "CID is empty"},
