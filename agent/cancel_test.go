@@ -38,7 +38,7 @@ func TestCancelMidway(t *testing.T) {
 	endless := filepath.Join(w.dirs.SysLog(), "endless.log")
 	write(t, endless, strings.Repeat("a line of a log that is long enough\n", 10<<20))
 
-	hanging := func() bool { return slices.Contains(w.machine.done(), "hanging") }
+	hanging := func() bool { return slices.Contains(w.machine.recordedCalls(), "hanging") }
 	script := func() bool { _, err := os.Stat(w.pidFile()); return err == nil }
 	for _, c := range []struct {
 		name, method string
@@ -47,21 +47,21 @@ func TestCancelMidway(t *testing.T) {
 	}{
 		{"while a package is fetched", "prepare", []any{hangs}, hanging},
 		{"while a package is fetched", "apply", []any{hangs}, hanging},
-		{"while services stop", "stop", nil, func() bool { return slices.Contains(w.machine.done(), "stop, waiting true") }},
+		{"while services stop", "stop", nil, func() bool { return slices.Contains(w.machine.recordedCalls(), "stop, waiting true") }},
 		{"while a script runs", "run_script", []any{"wait", map[string]any{}}, script},
 		{"while the script runs", "compile_package", []any{source, digest, "pkg", "1", map[string]any{}}, script},
 		{"while the script runs", "compile_package_with_signed_url", []any{signed("/"+source, "/up")}, script},
 		{"while the source is fetched", "compile_package_with_signed_url", []any{signed("/hang", "/up")}, hanging},
 		{"while logs are packed", "fetch_logs", []any{"job", nil}, func() bool { return opened(t, endless) }},
 		{"while logs are sent", "fetch_logs_with_signed_url", []any{map[string]any{"signed_url": w.web.URL + "/hang", "log_type": "job", "filters": []string{"a.log"}}}, hanging},
-		{"while data is copied", "migrate_disk", nil, func() bool { return slices.Contains(w.machine.done(), "migrate") }},
+		{"while data is copied", "migrate_disk", nil, func() bool { return slices.Contains(w.machine.recordedCalls(), "migrate") }},
 	} {
 		t.Run(c.method+" "+c.name, func(t *testing.T) {
 			w.supervisor.stuck = c.method == "stop"
 			w.machine.migrate = make(chan struct{})
 			_ = os.Remove(w.pidFile())
 			write(t, filepath.Join(w.dirs.SysLog(), "a.log"), "a")
-			w.machine.done()
+			w.machine.recordedCalls()
 			before := w.files(t)
 			reply := w.director.Call(agentID, c.method, c.arguments...)
 			found := handle.FindStringSubmatch(reply)
@@ -139,7 +139,7 @@ func TestBundleEndsWithItsCaller(t *testing.T) {
 	w.ready()
 	endless := filepath.Join(w.dirs.SysLog(), "endless.log")
 	write(t, endless, strings.Repeat("a line of a log that is long enough\n", 10<<20))
-	ctx, leave := context.WithCancel(t.Context())
+	ctx, disconnect := context.WithCancel(t.Context())
 	body := `{"method":"bundle_logs","arguments":[{"owning_user":"","log_type":"job","filters":[]}]}`
 	r := must[*http.Request](t)(http.NewRequestWithContext(ctx, "POST", w.https, strings.NewReader(body)))
 	r.SetBasicAuth("mbus", "s3cret")
@@ -152,7 +152,7 @@ func TestBundleEndsWithItsCaller(t *testing.T) {
 		ended <- err
 	}()
 	testnats.Until(t, "logs are packed", func() bool { return opened(t, endless) })
-	leave()
+	disconnect()
 	if err := <-ended; !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}

@@ -35,11 +35,11 @@ type Dispatcher struct {
 
 	// AnswerHold is how long the answer about a running task is held back; nil or 0 means not at all.
 	// It is read for each request, because settings can change it.
-	AnswerHold func() time.Duration
-	holding    atomic.Int64
+	AnswerHold  func() time.Duration
+	heldAnswers atomic.Int64
 
-	// EarlyPings tells whether pings are answered before the agent is ready; nil means yes. Without, they meet the
-	// silence of an agent that is not on the bus yet.
+	// EarlyPings tells whether pings are answered before the agent is ready; nil means yes. If not, they time out,
+	// as with an agent that is not on the bus yet.
 	EarlyPings func() bool
 
 	// Narrate, where set, is called for each request of a known method before it is served.
@@ -130,7 +130,7 @@ func (d *Dispatcher) serve(ctx context.Context, r mbus.Request, reply func(mbus.
 				d.answer(q, mbus.Silence())
 				return
 			}
-			ctx, stop := d.whileAwaited(q)
+			ctx, stop := d.callContext(q)
 			defer stop()
 			value, err := d.execute(q, ctx)
 			d.answer(q, result(r.Method, value, err))
@@ -139,15 +139,15 @@ func (d *Dispatcher) serve(ctx context.Context, r mbus.Request, reply func(mbus.
 	})
 }
 
-// abandonedAfter is when the caller of an action that ends with it has left, where the transport cannot tell. It is
-// far more than any caller over NATS waits.
+// abandonedAfter ends a call with EndsWithCaller over NATS, where the agent cannot see that a caller has
+// disconnected. No caller over NATS waits nearly that long.
 const abandonedAfter = 10 * time.Minute
 
-var errCallerLeft = errors.New("the caller has left")
+var errCallerLeft = errors.New("the caller has disconnected")
 
-// whileAwaited is the context of a synchronous call: the agent's, or for an action that ends with its caller one that
-// ends when that leaves.
-func (d *Dispatcher) whileAwaited(q *request) (context.Context, func()) {
+// callContext is the context of a synchronous call: the agent's, or with EndsWithCaller one that ends when the caller
+// disconnects.
+func (d *Dispatcher) callContext(q *request) (context.Context, func()) {
 	if !q.row.EndsWithCaller {
 		return d.ctx, func() {}
 	}
@@ -164,8 +164,8 @@ func (d *Dispatcher) whileAwaited(q *request) (context.Context, func()) {
 	}
 }
 
-// serveNow answers on the transport's goroutine. Nothing of q outlives the call, so that most
-// requests, being pings and polls, leave nothing behind to collect.
+// serveNow answers on the transport's goroutine. q does not escape to the heap: most requests are
+// pings and polls.
 func (d *Dispatcher) serveNow(q request) {
 	run, err := d.bind(&q)
 	if err != nil {
@@ -177,8 +177,7 @@ func (d *Dispatcher) serveNow(q request) {
 	d.answer(&q, result(q.Method, value, err))
 }
 
-// expired reports that the caller has given up, so that a call which has not
-// begun is better left alone.
+// expired reports that the caller no longer waits; a call that has not begun is then dropped.
 func (q *request) expired() bool {
 	if q.KeepsWaiting {
 		return q.arrived.Err() != nil
@@ -194,7 +193,7 @@ func (d *Dispatcher) startTask(q *request) {
 		admitted: func() {
 			q.task = d.tasks.Begin(q.Method, q.row.Cancelable)
 			close(begun)
-			// Another goroutine, because this one is the transport's and durability takes a disk.
+			// In another goroutine: this one is the transport's, and an fsync blocks.
 			d.group.Go(func() {
 				<-q.task.Durable()
 				d.answer(q, mbus.Value(action.Running(q.task.ID)))
@@ -220,7 +219,8 @@ func (d *Dispatcher) runTask(q *request) {
 	q.run = run
 	start := time.Now()
 	value, err := d.execute(q, q.task.Context())
-	// What an action says of its end, such as a script's exit code, does not say why.
+	// The error of a canceled action, such as a script's exit code, does not say that it was
+	// canceled.
 	if err != nil && q.task.Canceled() && !errors.Is(err, task.ErrCanceled) {
 		err = fmt.Errorf("%w: %w", task.ErrCanceled, err)
 	}
@@ -228,7 +228,7 @@ func (d *Dispatcher) runTask(q *request) {
 	d.logTask(q, time.Since(start), err)
 }
 
-// resume continues or ends a task of the agent's previous life.
+// resume continues or fails a task that an earlier process of the agent had begun.
 func (d *Dispatcher) resume(t *task.Task, row action.Row) {
 	q := &request{Request: mbus.Request{Method: t.Method}, row: row, task: t, begun: time.Now()}
 	if row.Resume == nil {
@@ -254,7 +254,7 @@ func (d *Dispatcher) bind(q *request) (run action.Run, err error) {
 func (d *Dispatcher) execute(q *request, ctx context.Context) (value any, err error) {
 	defer d.recovered(q, &err)
 	if q.row.Lane == action.Immediate {
-		return q.run(ctx) // looks at nothing but its arguments
+		return q.run(ctx) // does not use action.CallOf
 	}
 	call := action.Call{Method: q.Method, Protocol: q.Protocol}
 	if q.task != nil {

@@ -29,8 +29,8 @@ type Expiry struct {
 	Certificates func() []Certificate
 	// Connected tells that the bus has become reachable.
 	Connected <-chan struct{}
-	// Path is the file that remembers what was told, so that an agent which starts again does
-	// not repeat it.
+	// Path is the file that records the alerts sent, so that a restarted agent does not repeat
+	// them.
 	Path string
 	Log  *logrus.Entry
 }
@@ -45,9 +45,9 @@ var expirySteps = []struct{ days, severity int }{
 	{30, SeverityWarning},
 }
 
-// told maps the SHA-256 of each certificate whose expiry was announced to the days of the last
+// announced maps the SHA-256 of each certificate whose expiry was announced to the days of the last
 // step.
-type told map[string]int
+type announced map[string]int
 
 // Run looks at once, whenever the bus is back and every hour, and warns once per certificate and
 // step.
@@ -66,14 +66,14 @@ func (e Expiry) Run(ctx context.Context) error {
 	}
 }
 
-// check warns of what is not known yet. A warning that could not be sent stays unknown, and
-// certificates that are gone are forgotten.
-func (e Expiry) check(ctx context.Context, known told) {
+// check sends the warnings that have not been announced. One that could not be sent is retried at
+// the next check; certificates that are no longer in use are removed from known.
+func (e Expiry) check(ctx context.Context, known announced) {
 	if !e.Bus.Connected() {
 		return
 	}
 	changed := false
-	current := told{}
+	current := announced{}
 	for _, c := range e.Certificates() {
 		for _, cert := range parse(c.PEM) {
 			id := fmt.Sprintf("%x", sha256.Sum256(cert.Raw))
@@ -100,10 +100,10 @@ func (e Expiry) check(ctx context.Context, known told) {
 	}
 }
 
-// load returns what was told before the agent was started. A file that cannot be read only means
-// that something is told again.
-func (e Expiry) load() told {
-	known := told{}
+// load returns what earlier processes of the agent announced. If the file cannot be read, warnings
+// are repeated.
+func (e Expiry) load() announced {
+	known := announced{}
 	data, err := os.ReadFile(e.Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return known
@@ -113,12 +113,12 @@ func (e Expiry) load() told {
 	}
 	if err != nil || known == nil {
 		e.Log.WithError(err).WithField("path", e.Path).Warn("warnings of certificates are not remembered")
-		return told{}
+		return announced{}
 	}
 	return known
 }
 
-func (e Expiry) save(known told) {
+func (e Expiry) save(known announced) {
 	data, err := json.Marshal(known)
 	if err == nil {
 		err = atomicfile.Write(e.Path, data, 0o600)

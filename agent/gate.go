@@ -21,14 +21,14 @@ const (
 	notReady = "restarting agent: "
 )
 
-// phase is what the agent may say about itself.
+// phase decides how requests are answered before the agent is ready.
 type phase int
 
 const (
 	starting phase = iota
 	ready
-	condemned // the first bootstrap failed for good; pings are told why
-	mute      // a later bootstrap failed; only silence is recognized by the resurrector
+	failedFirstBoot // the first bootstrap failed for good; pings are answered with the verdict
+	silent          // a later bootstrap failed; the resurrector reacts only to silence
 )
 
 type held struct {
@@ -38,11 +38,11 @@ type held struct {
 	timer   *time.Timer
 }
 
-// Waiting tells what the boot is doing; it is what a ping is answered with meanwhile.
+// Waiting sets what the boot is doing, with which pings are answered meanwhile.
 func (d *Dispatcher) Waiting(step string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	// create-env gives up for good on any text with this in it.
+	// create-env stops retrying at any text that contains this.
 	d.step = strings.ReplaceAll(step, "x509: ", "x509 ")
 }
 
@@ -73,7 +73,7 @@ func (d *Dispatcher) Ready(table action.Table, tasks *task.Tasks) {
 		d.mu.Unlock()
 		for _, h := range waiting {
 			switch {
-			case !h.timer.Stop(): // dropped, and told so
+			case !h.timer.Stop(): // dropped already, with an exception
 			case h.ctx.Err() != nil:
 				h.reply(mbus.Silence())
 			default:
@@ -85,16 +85,16 @@ func (d *Dispatcher) Ready(table action.Table, tasks *task.Tasks) {
 
 // Failed closes the gate with a verdict. On the first bootstrap of a machine pings are answered
 // with it, so that the deployment fails within seconds and with the cause; later the agent only
-// falls silent. Ready may still follow, should what failed heal.
+// falls silent. Ready may still follow if a retry succeeds.
 func (d *Dispatcher) Failed(verdict string, firstBoot bool) {
 	d.mu.Lock()
 	if d.phase == ready {
 		d.mu.Unlock()
 		return
 	}
-	d.phase, d.verdict = mute, verdict
+	d.phase, d.verdict = silent, verdict
 	if firstBoot {
-		d.phase = condemned
+		d.phase = failedFirstBoot
 	}
 	close(d.judged)
 	d.judged = make(chan struct{})
@@ -109,11 +109,11 @@ func (d *Dispatcher) Failed(verdict string, firstBoot bool) {
 }
 
 // Retrying takes a verdict back while what failed is tried again. An agent that has fallen silent
-// stays so until it is ready: one exception ends a cloud check, and the resurrector only knows silence.
+// stays so until it is ready: one exception ends a cloud check, and the resurrector only reacts to silence.
 func (d *Dispatcher) Retrying() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.phase == condemned {
+	if d.phase == failedFirstBoot {
 		d.phase = starting
 	}
 }
@@ -128,8 +128,7 @@ func (d *Dispatcher) IsReady() bool {
 // Opened is closed when the agent has become ready.
 func (d *Dispatcher) Opened() <-chan struct{} { return d.opened }
 
-// hold keeps a request that came before the agent is ready. The caller holds mu, which hold
-// gives up.
+// hold keeps a request that came before the agent is ready. The caller holds mu; hold unlocks it.
 func (d *Dispatcher) hold(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) {
 	if r.Method == "ping" {
 		d.holdPing(ctx, reply)
@@ -141,11 +140,11 @@ func (d *Dispatcher) hold(ctx context.Context, r mbus.Request, reply func(mbus.R
 		return
 	}
 	h := &held{ctx: ctx, request: r, reply: reply}
-	patience := action.DefaultPatience
+	timeout := action.DefaultReplyTimeout
 	if strings.HasPrefix(r.Method, "sync_dns") {
-		patience = action.DNSPatience
+		timeout = action.DNSReplyTimeout
 	}
-	h.timer = time.AfterFunc(patience, func() { d.drop(h) })
+	h.timer = time.AfterFunc(timeout, func() { d.drop(h) })
 	d.held = append(d.held, h)
 	d.mu.Unlock()
 }
@@ -163,11 +162,11 @@ func (d *Dispatcher) drop(h *held) {
 }
 
 // holdPing answers a ping when the agent becomes ready or judged, or after pingHold. The caller
-// holds mu, which holdPing gives up.
+// holds mu; holdPing unlocks it.
 func (d *Dispatcher) holdPing(ctx context.Context, reply func(mbus.Reply)) {
 	current, verdict, judged := d.phase, d.verdict, d.judged
 	if d.EarlyPings != nil && !d.EarlyPings() {
-		current = mute
+		current = silent
 	}
 	crowded := d.pings >= maxHeld
 	if current == starting && !crowded {
@@ -175,10 +174,10 @@ func (d *Dispatcher) holdPing(ctx context.Context, reply func(mbus.Reply)) {
 	}
 	d.mu.Unlock()
 	switch {
-	case current == condemned:
+	case current == failedFirstBoot:
 		reply(mbus.Exception(verdict))
 		return
-	case current == mute, crowded:
+	case current == silent, crowded:
 		reply(mbus.Silence())
 		return
 	}
@@ -192,7 +191,7 @@ func (d *Dispatcher) holdPing(ctx context.Context, reply func(mbus.Reply)) {
 		case <-judged:
 			d.mu.Lock()
 			answer = mbus.Silence()
-			if d.phase == condemned {
+			if d.phase == failedFirstBoot {
 				answer = mbus.Exception(d.verdict)
 			}
 			d.mu.Unlock()

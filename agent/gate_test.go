@@ -76,7 +76,7 @@ func rawArguments(values ...string) (list []json.RawMessage) {
 	return list
 }
 
-// What pings and polls leave behind is collected at the cost of everybody's answers.
+// Garbage of pings and polls is collected at the cost of the latency of all answers.
 func TestPingAllocatesNothing(t *testing.T) {
 	d := NewDispatcher(t.Context(), quiet())
 	d.Ready(pingTable(), memory(t))
@@ -136,7 +136,7 @@ func TestVerdictOfTheFirstBoot(t *testing.T) {
 		ask(d, &a, "ping")
 		ask(d, &a, "list_disk")
 		expect(t, &a, `ping {"exception":{"message":"ephemeral disk: refused: it holds data"}}`, "list_disk silence")
-		// What failed may heal.
+		// The next attempt may succeed.
 		d.Retrying()
 		d.Waiting("ephemeral disk")
 		ask(d, &a, "ping")
@@ -159,7 +159,7 @@ func TestLaterBootsFailSilently(t *testing.T) {
 		ask(d, &a, "ping")
 		ask(d, &a, "get_state")
 		expect(t, &a, "ping silence", "get_state silence")
-		// The boot is tried again, which is not told until it ends well.
+		// The boot is tried again, which is not announced until it succeeds.
 		for range 2 {
 			d.Retrying()
 			d.Waiting("ephemeral disk")
@@ -192,7 +192,7 @@ func TestRequestsBeforeReady(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		expect(t, &a, "sync_dns silence")
 		time.Sleep(34 * time.Second)
-		gone, leave := context.WithCancel(context.Background())
+		gone, disconnect := context.WithCancel(context.Background())
 		d.Handle(gone, mbus.Request{Method: "start", KeepsWaiting: true}, a.reply("gone"))
 		ask(d, &a, "stop")
 		ask(d, &a, "start")
@@ -200,7 +200,7 @@ func TestRequestsBeforeReady(t *testing.T) {
 		ask(d, &unknown, "hop")
 		time.Sleep(time.Second)
 		expect(t, &a, "start silence")
-		leave()
+		disconnect()
 		d.Ready(table, memory(t))
 		expect(t, &a, "gone silence", `stop {"value":"stoped"}`, `start {"value":"started"}`)
 		expect(t, &unknown, `hop {"exception":{"message":"unknown message hop"}}`)
@@ -284,7 +284,7 @@ func TestLaneOrderAndBusy(t *testing.T) {
 		if admitted.Load() != 1+queueLength {
 			t.Errorf("%d admitted, want %d", admitted.Load(), 1+queueLength)
 		}
-		time.Sleep(queuePatience - time.Second)
+		time.Sleep(queueTimeout - time.Second)
 		synctest.Wait()
 		if refused.Load() != 0 {
 			t.Errorf("%d were refused before their time", refused.Load())

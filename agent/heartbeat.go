@@ -14,8 +14,8 @@ import (
 const (
 	// heartbeatPeriod is half of what the Health Monitor waits before it calls an agent lost.
 	heartbeatPeriod = 30 * time.Second
-	// vitalsPatience bounds one measurement, for a file system that does not answer.
-	vitalsPatience = 5 * time.Second
+	// vitalsTimeout bounds one measurement, for a file system that does not answer.
+	vitalsTimeout = 5 * time.Second
 )
 
 // Publisher sends reports to the Health Monitor.
@@ -41,7 +41,7 @@ type Heartbeats struct {
 	Bus    Publisher
 	Jobs   action.Jobs
 	Vitals func(ctx context.Context) (any, error)
-	// Ready is closed when the agent may be taken for alive.
+	// Ready is closed when the agent is ready; no heartbeat is sent before.
 	Ready <-chan struct{}
 	// Connected holds a token when the bus has become reachable again: the next heartbeat then
 	// goes out at once, and none from the time before.
@@ -124,12 +124,12 @@ func (h Heartbeats) send(ctx context.Context, b Heartbeat) bool {
 	return true
 }
 
-// collect never fails: half a heartbeat is better than an agent that is taken for dead.
+// collect never fails: without a heartbeat the resurrector would recreate the VM, so values that cannot be read are left out.
 func (h Heartbeats) collect(ctx context.Context) Heartbeat {
 	b := Heartbeat{Vitals: struct{}{}}
-	ctx, cancel := context.WithTimeout(ctx, vitalsPatience)
+	ctx, cancel := context.WithTimeout(ctx, vitalsTimeout)
 	defer cancel()
-	vitals := action.Beside(func() (any, error) { return h.Vitals(ctx) })
+	vitals := action.Background(func() (any, error) { return h.Vitals(ctx) })
 	state, processes, ok := action.Observe(ctx, h.Jobs)
 	b.JobState = state
 	if ok {

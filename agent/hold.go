@@ -11,9 +11,9 @@ import (
 const (
 	// MaxAnswerHold bounds how long the answer about a running task is held back. The shortest reply
 	// timeout of any caller is 10 seconds, and a Director notices the cancellation of its own task
-	// only between two questions.
+	// only between two polls.
 	MaxAnswerHold = 2 * time.Second
-	// maxHeldAnswers bounds the goroutines that hold one; above it a question is answered at once.
+	// maxHeldAnswers bounds the goroutines that hold one; above it a request is answered at once.
 	maxHeldAnswers = 1000
 )
 
@@ -31,15 +31,15 @@ func (d *Dispatcher) holdAnswer(ctx context.Context, r mbus.Request, row action.
 	if done() {
 		return false
 	}
-	if d.holding.Add(1) > maxHeldAnswers {
-		d.holding.Add(-1)
+	if d.heldAnswers.Add(1) > maxHeldAnswers {
+		d.heldAnswers.Add(-1)
 		return false
 	}
 	q := request{Request: r, row: row, begun: time.Now(), reply: reply}
 	d.group.Go(func() {
-		defer d.holding.Add(-1)
-		// On NATS the answer goes out over whichever connection there is when it is given, so the end
-		// of the connection that brought the question means nothing. On HTTPS the caller is the connection.
+		defer d.heldAnswers.Add(-1)
+		// On NATS the reply goes out over the connection that is current then, so the end of the one that
+		// delivered the request does not matter. On HTTPS the caller waits on its own connection.
 		parent := d.ctx
 		if r.KeepsWaiting {
 			parent = ctx

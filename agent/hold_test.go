@@ -42,7 +42,7 @@ func running(id string) string {
 	return fmt.Sprintf(`{"value":{"agent_task_id":%q,"state":"running"}}`, id)
 }
 
-func silent(t *testing.T, replies <-chan []byte, why string) {
+func noReply(t *testing.T, replies <-chan []byte, why string) {
 	t.Helper()
 	select {
 	case data := <-replies:
@@ -60,7 +60,7 @@ func TestGetTaskIsAnsweredWhenTheTaskEnds(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			w, id, release := heldTask(t, time.Hour) // bounded by MaxAnswerHold
 			_, replies := w.director.Send(agentID, "get_task", id)
-			silent(t, replies, "the task runs")
+			noReply(t, replies, "the task runs")
 			if got := w.director.Call(agentID, "ping"); got != `{"value":"pong"}` {
 				t.Fatalf("ping beside a held question: %s", got)
 			}
@@ -72,7 +72,7 @@ func TestGetTaskIsAnsweredWhenTheTaskEnds(t *testing.T) {
 			if got := w.director.Call(agentID, "get_task", id); !strings.Contains(got, c.want) {
 				t.Errorf("asked again: got %s, want %s", got, c.want)
 			}
-			testnats.Until(t, "nothing is held", func() bool { return w.dispatcher.holding.Load() == 0 })
+			testnats.Until(t, "nothing is held", func() bool { return w.dispatcher.heldAnswers.Load() == 0 })
 		})
 	}
 }
@@ -109,16 +109,16 @@ func TestGetTaskIsNotHeld(t *testing.T) {
 	})
 	t.Run("when too many are held", func(t *testing.T) {
 		w, id, _ := heldTask(t, time.Hour)
-		w.dispatcher.holding.Store(maxHeldAnswers)
-		defer w.dispatcher.holding.Store(0)
+		w.dispatcher.heldAnswers.Store(maxHeldAnswers)
+		defer w.dispatcher.heldAnswers.Store(0)
 		if got := w.director.Call(agentID, "get_task", id); got != running(id) {
 			t.Errorf("got %s, want %s", got, running(id))
 		}
 	})
 }
 
-// TestCancelAnswersAHeldQuestion: a Director that cancels wants to go on. What asks after the
-// cancellation waits for the task's end again.
+// TestCancelAnswersAHeldQuestion: cancel_task ends the hold of a pending get_task. A get_task after
+// it is held until the task ends.
 func TestCancelAnswersAHeldQuestion(t *testing.T) {
 	end := make(chan struct{})
 	row := action.Row{Mode: action.Async, Lane: action.Overlap, Cancelable: true, Bind: action.None(func(ctx context.Context) (string, error) {
@@ -130,7 +130,7 @@ func TestCancelAnswersAHeldQuestion(t *testing.T) {
 	w.ready()
 	id := handle.FindStringSubmatch(w.director.Call(agentID, "work"))[1]
 	_, replies := w.director.Send(agentID, "get_task", id)
-	silent(t, replies, "the task runs")
+	noReply(t, replies, "the task runs")
 	if got := w.director.Call(agentID, "cancel_task", id); got != `{"value":"canceled"}` {
 		t.Fatalf("cancel_task: %s", got)
 	}
@@ -138,7 +138,7 @@ func TestCancelAnswersAHeldQuestion(t *testing.T) {
 		t.Errorf("held question: got %s, want %s", got, running(id))
 	}
 	_, replies = w.director.Send(agentID, "get_task", id)
-	silent(t, replies, "the canceled task still runs")
+	noReply(t, replies, "the canceled task still runs")
 	close(end)
 	if got := testnats.Receive(t, replies); !strings.Contains(got, "task was canceled") {
 		t.Errorf("got %s, want the canceled task's outcome", got)
@@ -148,7 +148,7 @@ func TestCancelAnswersAHeldQuestion(t *testing.T) {
 func TestAStoppingAgentAnswersHeldQuestions(t *testing.T) {
 	w, id, _ := heldTask(t, time.Hour)
 	_, replies := w.director.Send(agentID, "get_task", id)
-	silent(t, replies, "the task runs")
+	noReply(t, replies, "the task runs")
 	w.stop()
 	if got := testnats.Receive(t, replies); got != running(id) {
 		t.Errorf("got %s, want %s", got, running(id))
@@ -159,7 +159,7 @@ func TestAStoppingAgentAnswersHeldQuestions(t *testing.T) {
 func TestAHeldQuestionSurvivesARotation(t *testing.T) {
 	w, id, release := heldTask(t, time.Hour)
 	_, replies := w.director.Send(agentID, "get_task", id)
-	silent(t, replies, "the task runs")
+	noReply(t, replies, "the task runs")
 	rotation, err := w.nats.Rotate(t.Context(), w.identity())
 	check(t, err)
 	rotation.Commit(t.Context())
@@ -178,16 +178,16 @@ func TestAClosedHTTPSConnectionDropsItsQuestion(t *testing.T) {
 	_, err := fmt.Fprintf(conn, "POST /agent HTTP/1.1\r\nHost: vm\r\nAuthorization: Basic %s\r\nContent-Length: %d\r\n\r\n%s",
 		base64.StdEncoding.EncodeToString([]byte("mbus:s3cret")), len(body), body)
 	check(t, err)
-	testnats.Until(t, "the question is held", func() bool { return w.dispatcher.holding.Load() == 1 })
+	testnats.Until(t, "the question is held", func() bool { return w.dispatcher.heldAnswers.Load() == 1 })
 	check(t, conn.Close())
-	testnats.Until(t, "the question is dropped", func() bool { return w.dispatcher.holding.Load() == 0 })
+	testnats.Until(t, "the question is dropped", func() bool { return w.dispatcher.heldAnswers.Load() == 0 })
 
 	conn = must[*tls.Conn](t)(tls.Dial("tcp", address, &tls.Config{InsecureSkipVerify: true}))
 	defer func() { _ = conn.Close() }()
 	_, err = fmt.Fprintf(conn, "POST /agent HTTP/1.1\r\nHost: vm\r\nAuthorization: Basic %s\r\nContent-Length: %d\r\n\r\n%s",
 		base64.StdEncoding.EncodeToString([]byte("mbus:s3cret")), len(body), body)
 	check(t, err)
-	testnats.Until(t, "the question is held", func() bool { return w.dispatcher.holding.Load() == 1 })
+	testnats.Until(t, "the question is held", func() bool { return w.dispatcher.heldAnswers.Load() == 1 })
 	release(nil)
 	line, err := bufio.NewReader(conn).ReadString('\n')
 	check(t, err)

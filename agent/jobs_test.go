@@ -20,8 +20,8 @@ import (
 // What the job, package, script and log actions answer is in the conformance table; here is what
 // they do.
 
-// TestInstanceUpdate is an update as a Director performs it: which scripts run, what they are
-// told, and the addresses that are recorded.
+// TestInstanceUpdate is an update as a Director performs it: which scripts run, with which
+// arguments, and the addresses that are recorded.
 func TestInstanceUpdate(t *testing.T) {
 	w := newWorkshop(t)
 	w.inForce = map[string]action.NetworkInForce{"default": {Dynamic: true, IP: "10.1.2.3", Netmask: "255.0.0.0", Gateway: "10.0.0.1"}, "static": {IP: "wrong"}}
@@ -116,8 +116,7 @@ func TestDigestsAreOfWhatWasStored(t *testing.T) {
 	}
 }
 
-// An agent that stops, unlike a task that is canceled, leaves scripts alone and does not wait for
-// them.
+// When the agent stops, unlike when a task is canceled, scripts go on and are not waited for.
 func TestStoppingAgentLeavesScriptsAlone(t *testing.T) {
 	w := newWorkshop(t)
 	w.ready()

@@ -33,7 +33,7 @@ import (
 	"cambium/jobs/script"
 )
 
-// supervisor records what it is told, and can be one whose services do not stop.
+// supervisor records its calls, and can have services that do not stop.
 type supervisor struct {
 	dummysupervisor.Dummy
 	machine *machine

@@ -8,8 +8,8 @@ import (
 const (
 	// queueLength is how much work a lane takes on beyond what it is doing.
 	queueLength = 1000
-	// queuePatience is how long work waits for a place in a full queue.
-	queuePatience = 30 * time.Second
+	// queueTimeout is how long work waits for a place in a full queue.
+	queueTimeout = 30 * time.Second
 	// maxWaiting bounds those that wait; it is a guard against running out of memory.
 	maxWaiting = 20000
 )
@@ -44,7 +44,7 @@ func (l *lane) submit(w *work) {
 	case len(l.waiting) == 0 && len(l.queue) < queueLength:
 		l.queue = append(l.queue, w)
 	case len(l.waiting) < maxWaiting:
-		w.timer = time.AfterFunc(queuePatience, func() { l.expire(w) })
+		w.timer = time.AfterFunc(queueTimeout, func() { l.expire(w) })
 		l.waiting = append(l.waiting, w)
 		l.mu.Unlock()
 		return

@@ -36,7 +36,7 @@ func leaks(t *testing.T, n int) {
 				w.director.Call(agentID, "ping")
 			}
 		}
-		w.machine.done()
+		w.machine.recordedCalls()
 	}
 	type footprint struct{ goroutines, files, heap int }
 	measure := func() footprint {

@@ -183,7 +183,7 @@ func TestExpiryWarnings(t *testing.T) {
 		pair := must[testca.Pair](t)(ca.Issue(testca.Request{CommonName: "a", NotAfter: time.Now().Add(40 * 24 * time.Hour)}))
 		p := &publisher{connected: true}
 		connected := make(chan struct{})
-		e := Expiry{Bus: p, Connected: connected, Path: filepath.Join(t.TempDir(), "told"), Log: quiet(), Certificates: func() []Certificate {
+		e := Expiry{Bus: p, Connected: connected, Path: filepath.Join(t.TempDir(), "announced.json"), Log: quiet(), Certificates: func() []Certificate {
 			return []Certificate{{"bus client", string(pair.Certificate)}, {"odd", "nonsense"}, {"key", string(pair.PrivateKey)}}
 		}}
 		var stop func()
@@ -202,8 +202,8 @@ func TestExpiryWarnings(t *testing.T) {
 			stop()
 			start()
 		}
-		// told expects that after some days one alert with this text was sent, or none.
-		told := func(days int, want string) {
+		// wantAlert expects that after some days one alert with this text was sent, or none.
+		wantAlert := func(days int, want string) {
 			t.Helper()
 			time.Sleep(time.Duration(days) * 24 * time.Hour)
 			synctest.Wait()
@@ -214,45 +214,45 @@ func TestExpiryWarnings(t *testing.T) {
 		}
 		const warning, urgent, critical = `"severity":4`, `"severity":3`, `"severity":2`
 		start()
-		told(9, "")
-		told(2, warning)
+		wantAlert(9, "")
+		wantAlert(2, warning)
 		restart()
-		told(20, "")
-		told(3, urgent)
+		wantAlert(20, "")
+		wantAlert(3, urgent)
 		restart()
-		told(0, "")
+		wantAlert(0, "")
 		p.connect(false)
-		told(6, "")
+		wantAlert(6, "")
 		p.connect(true)
 		connected <- struct{}{}
-		told(0, critical)
+		wantAlert(0, critical)
 		restart()
-		told(30, "")
+		wantAlert(30, "")
 
-		// What was told is forgotten with the certificate, and without the file.
+		// The record is dropped with the certificate, and without the file.
 		expired := pair
 		pair = must[testca.Pair](t)(ca.Issue(testca.Request{CommonName: "a", NotAfter: time.Now().Add(5 * 24 * time.Hour)}))
 		restart()
-		told(0, urgent)
+		wantAlert(0, urgent)
 		pair = expired
 		restart()
-		told(0, "bus client certificate has expired on ")
+		wantAlert(0, "bus client certificate has expired on ")
 		for _, content := range []string{"null", "{", `{"a":`} {
 			check(t, os.WriteFile(e.Path, []byte(content), 0o600))
 			restart()
-			told(0, critical)
+			wantAlert(0, critical)
 			restart()
-			told(0, "")
+			wantAlert(0, "")
 		}
 
-		// What could not be sent was not told.
+		// What could not be sent is not recorded.
 		check(t, os.Remove(e.Path))
 		p.err = errors.New("too long")
 		restart()
-		told(0, critical)
+		wantAlert(0, critical)
 		p.err = nil
 		restart()
-		told(0, critical)
+		wantAlert(0, critical)
 		stop()
 	})
 }

@@ -52,7 +52,7 @@ func TestGateOnTheWire(t *testing.T) {
 	golden(t, "get_state.golden.json", testnats.Receive(t, state))
 }
 
-// A slow state, a long migration and a full house of synchronous work do not delay ping,
+// A slow get_state, a long migration and a full lane of synchronous calls do not delay ping,
 // get_task and cancel_task.
 func TestNothingBlocksTheFastLane(t *testing.T) {
 	hold := make(chan struct{})
@@ -216,8 +216,8 @@ func TestARepeatedRequestIsServedAgain(t *testing.T) {
 	testnats.Until(t, "apply and start have run three times each", func() bool { return runs.Load() == 6 })
 }
 
-// What the Director does with every new VM: the bootstrap identity gives way to a permanent one
-// in the middle of everything, and the task goes on.
+// What the Director does with every new VM: the bootstrap identity is replaced by a permanent one
+// while tasks run, and they go on.
 func TestUpdateSettingsRotatesTheIdentity(t *testing.T) {
 	w := newWorld(t, nil).ready()
 	bootstrap, permanent := testca.AgentName(agentID), agentID+".permanent.agent.bosh-internal"

@@ -72,7 +72,7 @@ func (m *machine) record(format string, args ...any) {
 	m.did = append(m.did, fmt.Sprintf(format, args...))
 }
 
-func (m *machine) done() []string {
+func (m *machine) recordedCalls() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	did := m.did
@@ -224,6 +224,9 @@ func (m *machine) Off(context.Context) error {
 type users struct{ *machine }
 
 func (u users) Create(_ context.Context, name, key string) error {
+	if name == "vcap" {
+		return errors.New("user vcap exists and is not an ephemeral ssh user")
+	}
 	u.record("user %s %s", name, key)
 	return nil
 }

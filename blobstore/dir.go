@@ -42,8 +42,7 @@ func (d *Dir) Open(id string) (*os.File, error) {
 	return file, nil
 }
 
-// openChecked reads the blob once to see whether it is the right one, so that a damaged one can
-// be passed over.
+// openChecked verifies the digest of the whole blob first, so that a damaged copy can be skipped.
 func (d *Dir) openChecked(id string, digest blob.Digest) (io.ReadCloser, error) {
 	file, err := d.Open(id)
 	if err != nil {
@@ -65,7 +64,8 @@ func (d *Dir) openChecked(id string, digest blob.Digest) (io.ReadCloser, error) 
 	return file, nil
 }
 
-// Write stores a blob, replacing an older one at once and only when content ended well.
+// Write stores a blob. It atomically replaces an older one, and only if content was read without an
+// error.
 func (d *Dir) Write(id string, content io.Reader) error {
 	return d.write(id, func(w io.Writer) error {
 		_, err := io.Copy(w, content)

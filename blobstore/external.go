@@ -71,7 +71,7 @@ func (e *external) open(ctx context.Context, id string) (io.ReadCloser, error) {
 	if err != nil {
 		return nil, fmt.Errorf("temporary directory: %w", err)
 	}
-	defer func() { _ = os.RemoveAll(dir) }() // what stays is swept at the next start
+	defer func() { _ = os.RemoveAll(dir) }() // Sweep removes leftovers at the next start
 	path := filepath.Join(dir, "blob")
 	if err := e.run(ctx, "get", id, path); err != nil {
 		return nil, err
@@ -83,8 +83,8 @@ func (e *external) put(ctx context.Context, id string, content *spool) error {
 	return e.run(ctx, "put", content.path(), id)
 }
 
-// missingBlob is the exit status by which these programs say that there is no such blob. Any other
-// than 0 may heal.
+// missingBlob is the exit status of these programs for a blob that does not exist. Any other
+// failure is retried.
 const missingBlob = 3
 
 func (e *external) run(ctx context.Context, args ...string) error {
@@ -114,11 +114,11 @@ func (e *external) redact(err error) error {
 	return errors.New(clean)
 }
 
-// secretsOf collects the texts below keys that sound like secrets.
+// secretsOf collects the strings below keys whose names suggest secrets.
 func secretsOf(value any, sensitive bool) (found []secret.String) {
 	switch v := value.(type) {
 	case string:
-		// A short one would blacken every other word.
+		// A short one would redact parts of ordinary words.
 		if sensitive && len(v) >= 4 {
 			found = append(found, secret.New(v))
 		}

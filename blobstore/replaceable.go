@@ -11,7 +11,7 @@ import (
 )
 
 // Replaceable is the store in use, which update_settings may replace at any time. Without a store
-// each use tells why there is none.
+// every method returns the reason.
 type Replaceable struct {
 	mu    sync.RWMutex // guards what follows
 	store *Store
@@ -67,7 +67,7 @@ func (r *Replaceable) Remove(id string) error {
 func (r *Replaceable) Sweep() error {
 	store, err := r.current()
 	if err != nil {
-		return nil // Prepare has told why
+		return nil // Prepare has returned the reason
 	}
 	return store.Sweep()
 }

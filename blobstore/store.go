@@ -2,7 +2,7 @@
 // the settings name, and behind signed URLs. Content is checked while it streams; a reader that
 // ends without error has delivered what the digest promised.
 //
-// Small and stable protocols are spoken here (local directories, WebDAV, signed URLs); every
+// Small and stable protocols are implemented here (local directories, WebDAV, signed URLs); every
 // other provider is a program bosh-blobstore-<provider> of the stemcell.
 package blobstore
 
@@ -27,8 +27,8 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// ErrNotFound means that the store has no such blob. It is fs.ErrNotExist too, for those who
-// know a directory of blobs only as files.
+// ErrNotFound means that the store has no such blob. It matches fs.ErrNotExist too, for callers
+// that use Dir as plain files.
 var ErrNotFound error = notFound{}
 
 type notFound struct{}
@@ -136,7 +136,7 @@ func (s *Store) Sensitive() *Dir { return s.sensitive }
 // Blobs is where blobs uploaded to the agent's HTTPS endpoint go.
 func (s *Store) Blobs() *Dir { return s.blobs }
 
-// Remove deletes the machine's own copies of a blob. The configured store is left alone.
+// Remove deletes the machine's own copies of a blob, not the one in the configured store.
 func (s *Store) Remove(id string) error {
 	var faults []error
 	for _, dir := range s.local {
@@ -185,7 +185,7 @@ func (s *Store) openID(ctx context.Context, ref blob.Ref) (io.ReadCloser, error)
 			return content, nil
 		}
 		if !errors.Is(err, ErrNotFound) && !errors.Is(err, errBadID) {
-			// A damaged copy is no reason to give up while the store has the blob.
+			// A damaged local copy is skipped if the store has the blob.
 			doubts = append(doubts, err)
 		}
 	}
@@ -193,7 +193,7 @@ func (s *Store) openID(ctx context.Context, ref blob.Ref) (io.ReadCloser, error)
 	if err == nil {
 		return content, nil
 	}
-	// Where a damaged copy is all there is, the damage alone is the reason.
+	// If the store does not have the blob, report only the damaged copy.
 	if !errors.Is(err, ErrNotFound) || len(doubts) == 0 {
 		doubts = append(doubts, err)
 	}
@@ -240,8 +240,8 @@ func setHeaders(h http.Header, headers map[string]secret.String) {
 	}
 }
 
-// spool holds what is to be uploaded: uploads need its length beforehand and its content again
-// after a failure. It has no name, so that nothing is left of it, not even after a crash.
+// spool holds the content of an upload, which needs the length beforehand and the content again for
+// a retry. The file has no name, so that a crash leaves nothing behind.
 type spool struct {
 	file *os.File
 	sums *blob.Sums
@@ -285,7 +285,7 @@ func (l local) put(_ context.Context, id string, content *spool) error {
 	return l.dir.Write(id, content.reader())
 }
 
-// notExist turns the file system's answer into ours.
+// notExist turns fs.ErrNotExist into ErrNotFound.
 func notExist(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return ErrNotFound

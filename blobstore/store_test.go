@@ -186,6 +186,7 @@ esac
 var uuid4 = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`)
 
 // TestConformance runs the same cases against every store.
+// Contract J.10.
 func TestConformance(t *testing.T) {
 	stores := map[string]func(*testing.T) Options{
 		"local": func(t *testing.T) Options {
@@ -284,6 +285,7 @@ func davStore(t *testing.T) (*server, *Store, vcap.Dirs, string) {
 // davPath is where the Director puts a blob.
 func davPath(id string) string { return fmt.Sprintf("/%02x/%s", sha1.Sum([]byte(id))[0], id) }
 
+// Contract J.8.
 func TestDownloadResumes(t *testing.T) {
 	content := noise(1 << 20)
 	for _, c := range []struct {
@@ -363,6 +365,7 @@ func TestSignedURLs(t *testing.T) {
 	}
 }
 
+// Contract J.9.
 func TestCascade(t *testing.T) {
 	s, store, d, _ := davStore(t)
 	content := []byte("rendered templates")

@@ -22,7 +22,7 @@ import (
 )
 
 // Limits of transfers over HTTP. There is no limit for a whole transfer: blobs may be large and
-// links slow. A transfer that stands still is cut and taken up again.
+// links slow. A stalled transfer is aborted and resumed.
 const (
 	maxAttempts  = 3
 	dialTimeout  = 30 * time.Second
@@ -32,7 +32,7 @@ const (
 
 var defaultBackoff = retry.Backoff{Min: time.Second, Max: 10 * time.Second, Factor: 3, Jitter: 0.3}
 
-// web is HTTP with retries. Downloads go on where they were cut.
+// web is HTTP with retries. Interrupted downloads are resumed with a Range request.
 type web struct {
 	client  *http.Client
 	backoff retry.Backoff
@@ -48,7 +48,7 @@ func newWeb(ca string, o Options) (*web, error) {
 			return nil, errors.New("tls.cert.ca holds no certificate")
 		}
 	}
-	// Our own servers speak these; the clouds choose for themselves.
+	// The Director's own blobstore supports these; cloud servers choose for themselves.
 	switch o.Provider {
 	case "", "dav", "local", "dummy":
 		config.CipherSuites = []uint16{
@@ -82,7 +82,7 @@ func (e statusError) Is(target error) bool {
 	return target == ErrNotFound && e.code == http.StatusNotFound
 }
 
-// final reports whether trying again is pointless.
+// final reports a status for which a retry does not help.
 func (e statusError) final() bool {
 	return e.code < 500 && e.code != http.StatusRequestTimeout && e.code != http.StatusTooManyRequests
 }
@@ -103,14 +103,14 @@ func attempts(ctx context.Context, b retry.Backoff, op func(context.Context) err
 
 func (w *web) get(ctx context.Context, address secret.URL, prepare func(http.Header)) (io.ReadCloser, error) {
 	d := &download{web: w, ctx: ctx, address: address, prepare: prepare}
-	// Connecting now tells the caller of a missing blob at once.
+	// Connect now, so that the caller learns of a missing blob at once.
 	if err := attempts(ctx, w.backoff, d.connect); err != nil {
 		return nil, err
 	}
 	return d, nil
 }
 
-// download is a body that survives cuts.
+// download is a body that is resumed after interruptions.
 type download struct {
 	web     *web
 	ctx     context.Context
@@ -126,7 +126,7 @@ type download struct {
 }
 
 func (d *download) connect(context.Context) error {
-	// The body is read under this context: canceling it is how a stalled transfer is cut.
+	// The body is read under this context: canceling it aborts a stalled transfer.
 	ctx, cancel := context.WithCancel(d.ctx)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, d.address.Reveal(), nil)
 	if err != nil {
@@ -203,7 +203,7 @@ func (d *download) Read(p []byte) (int, error) {
 			d.watch.Reset(d.web.stall)
 			var n int
 			n, err = d.body.Read(p)
-			// Only the server may not stand still; a slow consumer may.
+			// The stall timeout covers reads from the server only, not the consumer.
 			d.watch.Stop()
 			d.offset += int64(n)
 			if n > 0 {
@@ -226,7 +226,7 @@ func (d *download) Read(p []byte) (int, error) {
 		if errors.As(err, &status) && status.final() || d.failed >= maxAttempts {
 			return 0, fmt.Errorf("download cut after %d bytes: %w", d.offset, err)
 		}
-		d.web.log.WithFields(logrus.Fields{"offset": d.offset, "attempt": d.failed, "error": err}).Warn("download was cut, going on")
+		d.web.log.WithFields(logrus.Fields{"offset": d.offset, "attempt": d.failed, "error": err}).Warn("download interrupted, resuming")
 		if err := retry.Sleep(d.ctx, d.web.backoff.Pause(d.failed-1)); err != nil {
 			return 0, err
 		}
@@ -258,7 +258,7 @@ func (w *web) put(ctx context.Context, address secret.URL, prepare func(http.Hea
 			req.Body = http.NoBody
 		}
 		req.Header.Set("Accept", "*/*")
-		// Refusals come before the content is sent, not after.
+		// With Expect: 100-continue a server refuses the request before the content is sent.
 		req.Header.Set("Expect", "100-continue")
 		prepare(req.Header)
 		resp, err := w.client.Do(req)
@@ -277,8 +277,8 @@ func (w *web) put(ctx context.Context, address secret.URL, prepare func(http.Hea
 // maxRedirects is net/http's own limit.
 const maxRedirects = 10
 
-// redirect keeps what identifies and decrypts with the host that it was given for: encryption keys, passwords
-// and the signed address itself, which Referer would quote.
+// redirect removes credentials when the host changes: encryption keys, passwords, and the Referer, which
+// would quote the signed URL.
 func redirect(next *http.Request, via []*http.Request) error {
 	first := via[0]
 	switch {
@@ -332,8 +332,8 @@ func newDAV(raw secret.JSON, w *web) (*dav, error) {
 			return nil, fmt.Errorf("blobstore dav: the options are not understood: %w", err)
 		}
 	}
-	// A Director that signs URLs sends no credentials, and may send no endpoint; both are missed
-	// only when they are needed.
+	// A Director that signs URLs sends no credentials, and may send no endpoint; their absence is
+	// an error only when they are used.
 	return &dav{web: w, endpoint: strings.TrimRight(options.Endpoint.Reveal(), "/"), user: options.User, password: options.Password}, nil
 }
 

@@ -69,7 +69,7 @@ func (a Announcer) console(line string) {
 		}
 	}
 	if !written {
-		a.Log.WithError(errors.Join(failed...)).Debug("no console takes the verdict")
+		a.Log.WithError(errors.Join(failed...)).Debug("verdict not written to any console")
 	}
 }
 

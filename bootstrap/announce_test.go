@@ -69,7 +69,7 @@ func TestFailedReachesLogConsolesAndServiceManager(t *testing.T) {
 		t.Errorf("log: %s", log.String())
 	}
 	if len(notified) != 1 || notified[0] != "STATUS=failed: "+want {
-		t.Errorf("service manager was told %q", notified)
+		t.Errorf("service manager shows %q", notified)
 	}
 }
 

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Deferred is work that no step waits for and that would take the processor from what the verdict
+// Deferred is work that no step waits for and that would compete for the CPU with what the verdict
 // waits for. It runs after the verdict has been announced, or deferLimit after it was deferred: the
 // verdict may take minutes.
 type Deferred struct {
@@ -18,7 +18,7 @@ type Deferred struct {
 	timer *time.Timer
 }
 
-// deferLimit is as long as a step lets others go first.
+// deferLimit is as long as the engine's yieldLimit.
 const deferLimit = 5 * time.Second
 
 // UntilVerdict defers f.

@@ -12,7 +12,7 @@ import (
 )
 
 // hardening are the groups of directories that only harden the machine; needed are those that
-// jobs cannot live without.
+// jobs require.
 var (
 	hardening = []string{tree.SharedMemory, tree.Home}
 	needed    = []string{tree.Log, tree.Opt, tree.Data, tree.Temp, tree.CanRestart, tree.Blobs, tree.Store, tree.SSH, tree.Associations}

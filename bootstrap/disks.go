@@ -3,7 +3,6 @@ package bootstrap
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
 
 	"cambium/bootstrap/engine"
@@ -102,14 +101,13 @@ func (m *Machine) planPersistentDisk(ctx context.Context, f *engine.Forecast) ([
 // use them fail by themselves and say so, hence only a warning. Without its store the machine serves, and no job is started.
 func (m *Machine) mountPersistentDisk(ctx context.Context, s *engine.Span) error {
 	defer s.WaitingSoon("the persistent disk")()
-	o, underCheck := m.mountStore(ctx)
+	o, working := m.mountStore(ctx)
 	s.Changed(engine.Changes(o.changes)...)
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case underCheck:
-		cid, _ := m.Persistent.Checking()
-		m.withhold(fmt.Sprintf("the file system of persistent disk %s is being checked", cid))
+	case working != "":
+		m.withhold(working)
 		return nil // the names of associated disks follow when it is mounted
 	case o.err != nil:
 		m.withhold(o.err.Error())

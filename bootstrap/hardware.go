@@ -63,7 +63,7 @@ func (m *Machine) AwaitHardware(ctx context.Context, before Hardware) string {
 	watch := func(f func() error) {
 		watchers.Go(func() {
 			if err := f(); err != nil && ctx.Err() == nil {
-				m.Log.WithError(err).Warn("hardware that appears is noticed only after a pause")
+				m.Log.WithError(err).Warn("kernel events of devices are not available; new hardware is noticed at the next retry")
 			}
 		})
 	}

@@ -88,7 +88,8 @@ func (m *Machine) envKeys() []string {
 
 func (m *Machine) hasEnvKeys() bool { return m.Users != nil && len(m.envKeys()) > 0 }
 
-// envKeysFirst needs no network. The IaaS's key of an earlier boot stays until it is known anew.
+// envKeysFirst needs no network. The IaaS's key of an earlier boot stays until a source has
+// answered.
 func (m *Machine) envKeysFirst() user.Desired {
 	return user.Desired{Keys: map[string][]string{"vcap": m.envKeys()}, KeepKeys: true}
 }
@@ -101,7 +102,7 @@ func (m *Machine) authorizeEnvKeys(ctx context.Context, s *engine.Span) error {
 	return converge(ctx, s, m.Users, m.envKeysFirst())
 }
 
-// keysWith are all keys that let in as vcap.
+// keysWith returns all authorized keys of vcap.
 func (m *Machine) keysWith(fromIaaS string) user.Desired {
 	keys := append([]string(nil), m.envKeys()...)
 	if fromIaaS != "" {

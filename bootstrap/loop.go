@@ -10,9 +10,9 @@ import (
 	"cambium/internal/retry"
 )
 
-// Loop runs the boot table until the machine is ready. What failed may heal: the table is run again
-// as soon as the machine has other disks or links, and after a pause for causes that the kernel does
-// not report.
+// Loop runs the boot table until the machine is ready. The cause of a failure may go away: the table
+// is run again as soon as the machine has other disks or links, and after a pause for causes that
+// the kernel does not report.
 type Loop struct {
 	Engine  *engine.Engine
 	Machine *Machine
@@ -77,7 +77,7 @@ func (l *Loop) Run(ctx context.Context) error {
 		if because != pauseOver {
 			l.Retrying()
 		}
-		l.Log.WithFields(logrus.Fields{"attempt": attempt + 2, "because": because}).Info("boot is tried again")
+		l.Log.WithFields(logrus.Fields{"attempt": attempt + 2, "reason": because}).Info("boot is tried again")
 	}
 }
 

@@ -60,8 +60,8 @@ type EphemeralDisks interface {
 type PersistentDisks interface {
 	PlanMountLast(ctx context.Context) ([]storage.Change, error)
 	MountLast(ctx context.Context) (changes []storage.Change, warning string, err error)
-	// Checking is the disk whose file system is being checked, and since when; empty if none is.
-	Checking() (cid string, since time.Time)
+	// Working is the disk whose file system is being checked or mounted, what is done in a sentence, and since when; empty if there is none.
+	Working() (cid, what string, since time.Time)
 	// PlanMount says what mount_disk would do with the disks that MountLast does not mount.
 	PlanMount(ctx context.Context) ([]storage.Change, error)
 	// CheckKnown refuses associations of unknown disks, and disks that nothing accounts for.
@@ -96,7 +96,10 @@ type Machine struct {
 	// JobNames are the names of the applied jobs.
 	JobNames   func() ([]string, error)
 	Supervisor Supervisor
-	// WithheldChanged, if set, is told why no job may be started, and an empty text when they may again.
+	// StoreHold is how long the boot waits for a check or a mount of the store; DefaultStoreHold if zero.
+	StoreHold time.Duration
+	// WithheldChanged, if set, is called with the reason why no job may be started, and with "" when
+	// jobs may start again.
 	WithheldChanged func(reason string)
 	// StartBus starts the bus client unless it runs, and does not wait for a connection.
 	StartBus func(ctx context.Context, e settings.Effective) error

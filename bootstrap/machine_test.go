@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -29,7 +30,7 @@ func (f fixed) Effective() settings.Effective              { return f.e }
 func (f fixed) HostsConfigured() bool                      { return true }
 func (f fixed) SetHostsConfigured() error                  { return nil }
 
-// people are accounts that do as they are told.
+// people are accounts that return preset results.
 type people struct {
 	passwords error
 	keys      []string
@@ -68,14 +69,14 @@ func (p *people) PlanAfter(ctx context.Context, first, want user.Desired) ([]use
 	return after.Plan(ctx, want)
 }
 
-// drives fail or change as told.
+// drives fail or change as set.
 type drives struct {
 	ephemeral, known, linked error
 	mounts, grows            bool
 	planned                  []storage.Change // of the ephemeral disk
 	others                   []storage.Change // of disks that the boot does not mount
 	store                    error            // why the store cannot be mounted
-	checking                 string           // the disk that is being checked
+	working                  string           // the disk that is being checked
 }
 
 func (d *drives) PlanRaw(context.Context, []settings.DiskHint) ([]storage.Change, error) {
@@ -117,7 +118,12 @@ func (d *drives) MountLast(context.Context) (changes []storage.Change, warning s
 	return changes, "", d.store
 }
 
-func (d *drives) Checking() (string, time.Time) { return d.checking, time.Now().Add(-time.Hour) }
+func (d *drives) Working() (cid, what string, since time.Time) {
+	if d.working == "" {
+		return "", "", time.Time{}
+	}
+	return d.working, "persistent disk " + d.working + " is being checked", time.Now().Add(-time.Hour)
+}
 
 func (d *drives) PlanMount(context.Context) ([]storage.Change, error) { return d.others, nil }
 
@@ -242,34 +248,85 @@ func (s *supervisor) Start(context.Context) ([]monit.Change, error) {
 // A machine whose store cannot be mounted is up without its supervisor, until the disk is mounted or no longer attached.
 func TestNoJobStartsOnAnEmptyStore(t *testing.T) {
 	disks, daemon := &drives{store: errors.New("persistent disk vol-1 is blank")}, &supervisor{}
-	var told []string
-	m := &Machine{Settings: fixed{}, Persistent: disks, Supervisor: daemon, WithheldChanged: func(reason string) { told = append(told, reason) }}
+	var reasons []string
+	m := &Machine{Settings: fixed{}, Persistent: disks, Supervisor: daemon, WithheldChanged: func(reason string) { reasons = append(reasons, reason) }}
 	v, rest := bootMachine(t, m)
 	rest()
 	if v.Cause != nil || daemon.starts != 0 || !strings.Contains(m.JobsWithheld(), "vol-1 is blank") {
 		t.Fatalf("got %s %q, %d starts, withheld %q", v.State, v.Line(), daemon.starts, m.JobsWithheld())
 	}
-	m.SettleStore(t.Context())
+	m.RecheckStore(t.Context())
 	if daemon.starts != 0 || m.JobsWithheld() == "" {
 		t.Fatal("the phase ended without the disk")
 	}
 	disks.store = nil
 	for range 2 {
-		m.SettleStore(t.Context())
+		m.RecheckStore(t.Context())
 	}
-	if daemon.starts != 1 || m.JobsWithheld() != "" || len(told) != 2 || told[1] != "" {
-		t.Errorf("%d starts, withheld %q, told %q", daemon.starts, m.JobsWithheld(), told)
+	if daemon.starts != 1 || m.JobsWithheld() != "" || len(reasons) != 2 || reasons[1] != "" {
+		t.Errorf("%d starts, withheld %q, announced %q", daemon.starts, m.JobsWithheld(), reasons)
 	}
 }
 
 // A check that goes on does not hold the boot.
 func TestLongCheckDoesNotHoldTheBoot(t *testing.T) {
-	disks, daemon := &drives{checking: "vol-1"}, &supervisor{}
+	disks, daemon := &drives{working: "vol-1"}, &supervisor{}
 	m := &Machine{Settings: fixed{}, Persistent: disks, Supervisor: daemon}
 	v, rest := bootMachine(t, m)
 	rest()
 	if v.Cause != nil || daemon.starts != 0 || !strings.Contains(m.JobsWithheld(), "vol-1 is being checked") {
 		t.Errorf("got %s %q, %d starts, withheld %q", v.State, v.Line(), daemon.starts, m.JobsWithheld())
+	}
+}
+
+// slowDrives mount their store only on a signal.
+type slowDrives struct {
+	*drives
+	begun chan time.Time
+	end   chan error
+}
+
+func (d slowDrives) MountLast(ctx context.Context) ([]storage.Change, string, error) {
+	d.begun <- time.Now()
+	err := <-d.end
+	<-d.begun
+	return nil, "", err
+}
+
+func (d slowDrives) Working() (cid, what string, since time.Time) {
+	select {
+	case since = <-d.begun:
+		d.begun <- since
+		return "vol-1", "persistent disk vol-1 is being mounted", since
+	default:
+		return "", "", since
+	}
+}
+
+// A mount that takes long, because it replays a journal, goes on behind the boot. Its end starts the jobs, or says why they are not.
+func TestStoreIsMountedBehindTheBoot(t *testing.T) {
+	for name, failure := range map[string]error{"mounted": nil, "not mounted": errors.New("bad superblock")} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				disks, daemon := slowDrives{&drives{}, make(chan time.Time, 1), make(chan error)}, &supervisor{}
+				m := &Machine{Settings: fixed{}, Persistent: disks, Supervisor: daemon}
+				begin := time.Now()
+				v, rest := bootMachine(t, m)
+				rest()
+				if held := time.Since(begin); held < DefaultStoreHold || held > DefaultStoreHold+2*time.Second {
+					t.Errorf("the boot was held for %v", held)
+				}
+				if v.Cause != nil || daemon.starts != 0 || m.JobsWithheld() != "persistent disk vol-1 is being mounted" {
+					t.Fatalf("got %s %q, %d starts, withheld %q", v.State, v.Line(), daemon.starts, m.JobsWithheld())
+				}
+				time.Sleep(time.Hour)
+				disks.end <- failure
+				synctest.Wait()
+				if failure == nil && (daemon.starts != 1 || m.JobsWithheld() != "") || failure != nil && (daemon.starts != 0 || m.JobsWithheld() != failure.Error()) {
+					t.Errorf("afterwards %d starts, withheld %q", daemon.starts, m.JobsWithheld())
+				}
+			})
+		})
 	}
 }
 

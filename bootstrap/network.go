@@ -20,8 +20,8 @@ import (
 	"cambium/settings"
 )
 
-// linkPatience is how long a NIC that the settings name may take to appear.
-const linkPatience = 30 * time.Second
+// linkTimeout is how long a NIC that the settings name may take to appear.
+const linkTimeout = 30 * time.Second
 
 func (m *Machine) planNetwork(ctx context.Context, f *engine.Forecast) ([]engine.Change, error) {
 	have, err := m.Network.Observe(ctx)
@@ -106,7 +106,7 @@ func (m *Machine) observeNetwork(ctx context.Context, s *engine.Span, nets map[s
 	if planErr != nil {
 		// A NIC may still be on its way; a hardware address that never comes is then the error.
 		s.Waiting("links with the settings' hardware addresses")
-		waiting, cancel := context.WithTimeout(ctx, linkPatience)
+		waiting, cancel := context.WithTimeout(ctx, linkTimeout)
 		err := wait.Links(waiting, m.Network, plan.MACs(nets))
 		cancel()
 		if err == nil {
@@ -167,7 +167,7 @@ func (m *Machine) applyNetwork(ctx context.Context, s *engine.Span, have network
 	return outcome.RolledBack, err
 }
 
-// resolve finds the addresses of dynamic networks, once per change rather than at each reading.
+// resolve finds the addresses of dynamic networks, once per change of the network.
 func (m *Machine) resolve(ctx context.Context, s *engine.Span, nets map[string]settings.Network, want network.Desired) error {
 	found, err := wait.Resolve(ctx, m.Network, want.Dynamic)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"cambium/settings/store"
 )
 
-// SettingsWait is told what the sources wait for, and reports whether a boot waits with them that did not wait for
-// that before.
+// SettingsWait records what the sources wait for in the boot step that asks them. It reports whether the step had
+// not logged that reason before.
 func (m *Machine) SettingsWait(text string) (news bool) {
 	span := m.LoadingSpan()
 	return span != nil && span.Waiting(text)

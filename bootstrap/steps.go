@@ -6,9 +6,9 @@ import (
 	"cambium/bootstrap/engine"
 )
 
-// settingsPatience is after how long a machine without settings announces a verdict. Settings may come at
-// any time, so the step waits without end, but a source is asked more than ten times by then.
-const settingsPatience = 20 * time.Second
+// settingsAnnounceAfter is how long a machine waits for settings before it announces a verdict. Settings may
+// come at any time, so the step has no deadline; by then each source has been asked more than ten times.
+const settingsAnnounceAfter = 20 * time.Second
 
 // Steps is the boot table. docs/boot.md lists it for people; a test compares the two. A row
 // whose part of the machine is missing (a dummy machine has no disks) is skipped.
@@ -24,7 +24,7 @@ func Steps(m *Machine) []engine.Step {
 	disks := append([]string{"persistent-disk", "directories"}, supervision...)
 	return []engine.Step{
 		{Name: "runtime-hook", Optional: true, Deadline: time.Minute, If: has(m.Host != nil && m.Tree != nil), Plan: m.planRuntimeHook, Run: m.runRuntimeHook},
-		{Name: "settings", Patience: settingsPatience, Plan: m.planSettings, Run: m.loadSettings,
+		{Name: "settings", AnnounceAfter: settingsAnnounceAfter, Plan: m.planSettings, Run: m.loadSettings,
 			Advice: "see 'agent settings --explain' for what each source said"},
 		// An operator can log in to a machine that failed, with the passwords and keys of the settings and no others.
 		{Name: "passwords", Always: true, Needs: []string{"settings"}, Deadline: time.Minute, If: has(m.Users != nil), Plan: m.planPasswords, Run: m.setPasswords,

@@ -1,6 +1,7 @@
 package bootstrap
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -10,11 +11,12 @@ import (
 	"cambium/storage/decide"
 )
 
-// A machine whose store cannot be mounted serves without its jobs: they would initialize themselves on the empty directory. The
-// phase ends when the disk is mounted, or is no longer attached.
+// A machine whose store cannot be mounted serves the Director, but its jobs are withheld: they would initialize themselves on
+// the empty directory. They are released when the disk is mounted, or is no longer attached.
 
-// checkHold is how long the boot waits for a check of the store's file system. A check goes on for as long as it takes.
-const checkHold = 30 * time.Second
+// DefaultStoreHold is how long the boot waits for a check of the store's file system, or for a mount that replays its journal. Both
+// then go on in the background: the Health Monitor declares an agent lost after a minute without heartbeats.
+const DefaultStoreHold = 30 * time.Second
 
 // JobsWithheld is why no job may be started; empty if they may.
 func (m *Machine) JobsWithheld() string {
@@ -23,7 +25,7 @@ func (m *Machine) JobsWithheld() string {
 	return m.withheld
 }
 
-// withhold begins the phase, or changes its reason.
+// withhold sets the reason why no job may be started; "" ends the withholding.
 func (m *Machine) withhold(reason string) {
 	m.mu.Lock()
 	changed := m.withheld != reason
@@ -49,10 +51,11 @@ type mountOutcome struct {
 	err     error
 }
 
-// mountStore mounts the disk of the store. A long check of its file system goes on without the boot; then still is true.
-func (m *Machine) mountStore(ctx context.Context) (o mountOutcome, still bool) {
-	if cid, _ := m.Persistent.Checking(); cid != "" {
-		return o, true // since an earlier attempt
+// mountStore mounts the disk of the store. A long check or mount of its file system goes on without the boot; then working says what
+// is done.
+func (m *Machine) mountStore(ctx context.Context) (o mountOutcome, working string) {
+	if cid, what, _ := m.Persistent.Working(); cid != "" {
+		return o, what // since an earlier attempt
 	}
 	outcome := make(chan mountOutcome, 1)
 	left := make(chan struct{}) // closed when the boot goes on without it
@@ -70,30 +73,31 @@ func (m *Machine) mountStore(ctx context.Context) (o mountOutcome, still bool) {
 		o.changes, o.warning, o.err = m.Persistent.MountLast(within)
 		outcome <- o
 	})
-	tick := time.NewTicker(checkHold / 60)
+	hold := cmp.Or(m.StoreHold, DefaultStoreHold)
+	tick := time.NewTicker(hold / 60)
 	defer tick.Stop()
 	for {
 		select {
 		case o = <-outcome:
-			return o, false
+			return o, ""
 		case <-tick.C:
-			if cid, since := m.Persistent.Checking(); cid != "" && time.Since(since) > checkHold {
+			if cid, what, since := m.Persistent.Working(); cid != "" && time.Since(since) > hold {
 				close(left)
 				m.Deferred.Go(func(agent context.Context) {
 					select {
 					case o := <-outcome:
-						m.settle(agent, o.err)
+						m.storeMounted(agent, o.err)
 					case <-agent.Done():
 					}
 				})
-				return o, true
+				return o, what
 			}
 		}
 	}
 }
 
-// settle ends the phase if the store has been mounted, or names the reason why not.
-func (m *Machine) settle(ctx context.Context, err error) {
+// storeMounted releases the jobs if mounting the store succeeded, or records the reason why not.
+func (m *Machine) storeMounted(ctx context.Context, err error) {
 	if err == nil {
 		if _, err := m.Persistent.Associate(ctx, m.Settings.Effective().Associations); err != nil {
 			m.Log.WithError(err).Warn("associated disks have no names")
@@ -105,7 +109,7 @@ func (m *Machine) settle(ctx context.Context, err error) {
 	}
 }
 
-// releaseJobs starts the supervisor as after any reboot.
+// releaseJobs starts the supervisor, as a boot does, and ends the withholding.
 func (m *Machine) releaseJobs(ctx context.Context) error {
 	if m.JobsWithheld() == "" {
 		return nil
@@ -121,14 +125,14 @@ func (m *Machine) releaseJobs(ctx context.Context) error {
 	return nil
 }
 
-// SettleStore ends the phase if a disk action has mounted the store or ended the attachment of its disk.
-func (m *Machine) SettleStore(ctx context.Context) {
+// RecheckStore releases the jobs if a disk action has mounted the store or detached its disk.
+func (m *Machine) RecheckStore(ctx context.Context) {
 	if m.JobsWithheld() == "" {
 		return
 	}
 	changes, err := m.Persistent.PlanMountLast(ctx)
 	if err == nil && !slices.ContainsFunc(changes, notMounted) {
-		m.settle(ctx, nil)
+		m.storeMounted(ctx, nil)
 	}
 }
 
@@ -137,7 +141,8 @@ func notMounted(c storage.Change) bool {
 	return c.Op == decide.Await || c.Op == decide.Mount || c.Op == decide.BindMount
 }
 
-// AwaitStore tries again to mount the store, when the machine has other disks and after pauses, until the phase is over.
+// AwaitStore retries to mount the store, when the machine's disks change and after pauses, until jobs are no longer
+// withheld.
 func (m *Machine) AwaitStore(ctx context.Context) {
 	for attempt := 0; m.JobsWithheld() != ""; attempt++ {
 		within, cancel := context.WithTimeout(ctx, retryPauses.Pause(attempt))
@@ -146,10 +151,10 @@ func (m *Machine) AwaitStore(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		if cid, _ := m.Persistent.Checking(); cid != "" {
+		if cid, _, _ := m.Persistent.Working(); cid != "" {
 			continue
 		}
-		// Looked at first: waiting for a disk would keep disk actions waiting.
+		// Planned first: waiting for a disk would block the disk actions.
 		changes, err := m.Persistent.PlanMountLast(ctx)
 		if err == nil && slices.ContainsFunc(changes, func(c storage.Change) bool { return c.Op == decide.Await }) {
 			continue
@@ -157,6 +162,6 @@ func (m *Machine) AwaitStore(ctx context.Context) {
 		if err == nil {
 			_, _, err = m.Persistent.MountLast(ctx)
 		}
-		m.settle(ctx, err)
+		m.storeMounted(ctx, err)
 	}
 }

@@ -23,20 +23,22 @@ var (
 	transportPause = retry.Backoff{Min: 250 * time.Millisecond, Max: 5 * time.Second, Jitter: 0.5}
 )
 
-// netAsked remembers for each question that the caller was told to bring up a network. When it
-// asks again and there still is none, sources that need none get their chance first.
+// netAsked records, for each question, that the caller was asked to bring up a network. If there
+// still is none at the next attempt, sources that need no network come first.
 type netAsked struct{ settings, key atomic.Bool }
 
 type policy struct {
 	what     string
-	hold     time.Duration // an earlier source without an answer holds up later ones this long
-	passOver bool          // after hold a later answer wins; otherwise the earlier source is waited for
-	budget   time.Duration // for everything; 0 is no limit
+	began    time.Time
+	asked    func(Verdicts) // called when a verdict changes
+	hold     time.Duration  // how long an earlier source without an answer delays the answers of later ones
+	passOver bool           // after hold a later answer wins; otherwise the earlier source is waited for
+	budget   time.Duration  // for everything; 0 is no limit
 	netTried func() bool
 	status   func(string)
 	log      *logrus.Entry
-	// logged holds the last reason of each source that went to the log, so that one that is
-	// asked for hours fills no disk.
+	// logged holds the last logged reason of each source, so that a source that fails for hours
+	// does not fill the log.
 	logged map[string]string
 }
 
@@ -117,11 +119,11 @@ type event[T any] struct {
 	at     time.Time
 }
 
-// ask puts one question to all sources side by side and returns the winner's answer. All
-// goroutines it starts have ended when it returns.
+// ask asks all sources concurrently and returns the answer of the one that wins. All goroutines it
+// starts have ended when it returns.
 func ask[T any](ctx context.Context, p policy, names []string, get func(context.Context, int) (T, error)) (T, Verdicts, error) {
 	var none T
-	start := time.Now()
+	start := p.began
 	budget := p.budget
 	if budget == 0 {
 		budget = math.MaxInt64
@@ -152,6 +154,7 @@ func ask[T any](ctx context.Context, p policy, names []string, get func(context.
 		if text := waitingFor(names, states); text != said {
 			said = text
 			p.status(p.what + ": " + text)
+			p.asked(verdicts(names, states, start, -1))
 		}
 		select {
 		case e := <-events:
@@ -177,13 +180,13 @@ func ask[T any](ctx context.Context, p policy, names []string, get func(context.
 	}
 }
 
-// repeat asks one source until it answers or definitely fails.
+// repeat asks one source until it answers or fails for good.
 func repeat[T any](ctx context.Context, i int, get func(context.Context, int) (T, error), events chan<- event[T]) {
 	transport := 0
 	for {
 		answer, err := get(ctx, i)
 		if ctx.Err() != nil {
-			return // what failed now failed because the question is closed
+			return // it failed because ctx has ended
 		}
 		select {
 		case events <- event[T]{i: i, answer: answer, err: err, at: time.Now()}:

@@ -52,7 +52,7 @@ func (s *scripted) Settings(ctx context.Context) (Answer, error) {
 	if s.fails < 0 || n <= s.fails {
 		return Answer{}, s.err
 	}
-	return Answer{Raw: secret.NewJSON([]byte(s.answer)), From: s.name, Settled: func(context.Context) error { return nil }}, nil
+	return Answer{Raw: secret.NewJSON([]byte(s.answer)), From: s.name, Clear: func(context.Context) error { return nil }}, nil
 }
 
 func (s *scripted) PublicKey(ctx context.Context) (string, error) {
@@ -78,6 +78,7 @@ func idOf(t *testing.T, a Answer) string {
 	return document.AgentID
 }
 
+// Contract S.5, S.6.
 func TestOrderDecidesAndSlowFailuresDoNotAddUp(t *testing.T) {
 	absent := source.Final(errors.New("absent"))
 	later := source.NotYet(errors.New("404 Not Found"))
@@ -272,6 +273,34 @@ func TestWaitingIsSaid(t *testing.T) {
 	})
 }
 
+// TestSourcesAreToldWhileTheyAreAsked: not only at the end, and with the time since the first was asked.
+func TestSourcesAreToldWhileTheyAreAsked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var statuses []string
+		var start time.Time
+		s := newSources([]Source{
+			&scripted{name: "drive", takes: time.Second, fails: never, err: source.Final(errors.New("absent"))},
+			&scripted{name: "HTTP", fails: 2, err: source.NotYet(errors.New("404 Not Found")), answer: good("a")},
+		}, false, Options{Log: quiet(), Asked: func(began time.Time, v Verdicts, over bool) {
+			if start.IsZero() {
+				start = began
+			}
+			if !began.Equal(start) {
+				t.Errorf("the asking began at %v and %v", start, began)
+			}
+			statuses = append(statuses, fmt.Sprintf("%s %s, %s %s, over %v", v[0].Source, v[0].Outcome, v[1].Source, v[1].Outcome, over))
+		}})
+		if _, _, err := s.Settings(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		const first, last = "drive no answer, HTTP no answer, over false", "drive failed, HTTP used, over true"
+		if len(statuses) < 2 || statuses[0] != first || statuses[len(statuses)-1] != last {
+			t.Errorf("reported %q, want %q first and %q last", statuses, first, last)
+		}
+	})
+}
+
+// Contract S.7.
 func TestFailureNamesEverySource(t *testing.T) {
 	s := newSources([]Source{
 		&scripted{name: "File /a", fails: never, err: source.Final(errors.New("/a: no such file or directory"))},
@@ -314,8 +343,8 @@ func TestSideEffectsOnlyWhenAllowed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if (answer.Settled != nil) != allowed {
-			t.Errorf("side effects allowed: %v, Settled given: %v", allowed, answer.Settled != nil)
+		if (answer.Clear != nil) != allowed {
+			t.Errorf("side effects allowed: %v, Clear given: %v", allowed, answer.Clear != nil)
 		}
 	}
 }

@@ -33,10 +33,10 @@ type rig struct {
 	put func(document string)
 	// missing is the kind of failure while nothing was put.
 	missing source.Kind
-	// settles is true if something is to be done once the settings are cached, and done
-	// reports whether it was.
-	settles bool
-	done    func() bool
+	// clears is true if the source is cleared once the settings are cached; cleared reports whether
+	// it was.
+	clears  bool
+	cleared func() bool
 }
 
 // rigs has one for every type, which TestEveryTypeConforms checks.
@@ -60,7 +60,7 @@ var rigs = map[string]func(t *testing.T) rig{
 	},
 	agentjson.CDROM: func(t *testing.T) rig {
 		root, put := mediumIn(t, "sr0", "cd", "env")
-		return rig{config: agentjson.Source{Type: agentjson.CDROM, FileName: "env"}, root: root, missing: source.Definite, put: put, settles: true}
+		return rig{config: agentjson.Source{Type: agentjson.CDROM, FileName: "env"}, root: root, missing: source.Definite, put: put, clears: true}
 	},
 	agentjson.VsphereGuestInfo: func(t *testing.T) rig {
 		dir := t.TempDir()
@@ -69,9 +69,9 @@ var rigs = map[string]func(t *testing.T) rig{
 		if err := os.Chmod(tool, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		return rig{config: agentjson.Source{Type: agentjson.VsphereGuestInfo, RpcToolPath: tool, VmToolsdPath: filepath.Join(dir, "none")}, missing: source.Definite, settles: true,
-			put:  func(document string) { writeFile(t, value, base64.StdEncoding.EncodeToString([]byte(document))) },
-			done: func() bool { content, _ := os.ReadFile(value); return string(content) == "---\n" }}
+		return rig{config: agentjson.Source{Type: agentjson.VsphereGuestInfo, RpcToolPath: tool, VmToolsdPath: filepath.Join(dir, "none")}, missing: source.Definite, clears: true,
+			put:     func(document string) { writeFile(t, value, base64.StdEncoding.EncodeToString([]byte(document))) },
+			cleared: func() bool { content, _ := os.ReadFile(value); return string(content) == "---\n" }}
 	},
 }
 
@@ -154,6 +154,7 @@ func (r rig) sources(t *testing.T, o Options) *Sources {
 	return s
 }
 
+// Contract S.15.
 func TestEveryTypeConforms(t *testing.T) {
 	for _, kind := range agentjson.Types() {
 		if table[kind] == nil {
@@ -264,17 +265,17 @@ func conforms(t *testing.T, make func(*testing.T) rig) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if (answer.Settled != nil) != r.settles {
-			t.Fatalf("something to do when cached: %v, want %v", answer.Settled != nil, r.settles)
+		if (answer.Clear != nil) != r.clears {
+			t.Fatalf("something to do when cached: %v, want %v", answer.Clear != nil, r.clears)
 		}
-		if r.done == nil {
+		if r.cleared == nil {
 			return
 		}
-		if r.done() {
-			t.Error("done before the settings were cached")
+		if r.cleared() {
+			t.Error("cleared before the settings were cached")
 		}
-		if err := answer.Settled(t.Context()); err != nil || !r.done() {
-			t.Errorf("settled: %v, done: %v", err, r.done())
+		if err := answer.Clear(t.Context()); err != nil || !r.cleared() {
+			t.Errorf("Clear: %v, cleared: %v", err, r.cleared())
 		}
 	})
 	t.Run("a pointer is followed", func(t *testing.T) {
@@ -312,6 +313,7 @@ func conforms(t *testing.T, make func(*testing.T) rig) {
 
 // TestRegistryThroughEveryMetadataService follows a pointer the way machines of the registry
 // era did: by server name or instance id, with credentials, after "not found" for a while.
+// Contract S.11.
 func TestRegistryThroughEveryMetadataService(t *testing.T) {
 	for _, c := range []struct {
 		kind          string
@@ -403,7 +405,7 @@ func TestNewReportsEveryProblem(t *testing.T) {
 	}
 }
 
-// TestServiceInTroubleIsAskedAgain lets a metadata service fail in a different way each time.
+// TestServiceInTroubleIsAskedAgain: a metadata service fails in a different way at each attempt.
 func TestServiceInTroubleIsAskedAgain(t *testing.T) {
 	asked := 0
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

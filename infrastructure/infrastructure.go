@@ -53,7 +53,7 @@ const (
 	// DefaultCacheBudget is how long all sources together may take when a cached copy can
 	// serve.
 	DefaultCacheBudget = 10 * time.Second
-	// KeyBudget bounds the question for the SSH key, without which a machine can live.
+	// KeyBudget bounds the search for the SSH key, which is optional.
 	KeyBudget = 30 * time.Second
 )
 
@@ -65,9 +65,12 @@ type Options struct {
 	// Accept says whether a document can be used; nil only asks for an agent_id. Its errors
 	// must not show the document.
 	Accept func(raw []byte) error
-	// Status is told what is being waited for, and "" when the waiting is over. It may be
-	// called from any goroutine.
+	// Status is called with what is being waited for, and with "" when the wait is over, from any
+	// goroutine.
 	Status func(string)
+	// Asked is called with the verdict on each source: when the asking for settings begins, whenever a verdict
+	// changes, and at the end.
+	Asked func(began time.Time, v Verdicts, over bool)
 	// HasCache tells whether a good cached copy can serve; nil means that there is none. With
 	// one, CacheBudget bounds the asking; without, Settings waits on.
 	HasCache    func() bool
@@ -75,7 +78,7 @@ type Options struct {
 	// Once makes Settings return when every source has definitely failed, also without a
 	// cached copy: for the command line. A boot waits for sources to come up.
 	Once bool
-	// SideEffects allows Answer.Settled to eject media and erase originals.
+	// SideEffects allows Answer.Clear to eject media and erase originals.
 	SideEffects bool
 	Log         *logrus.Entry
 	// Root is where /dev, /sys and /run are; "/" if empty.
@@ -127,6 +130,9 @@ func (o Options) withDefaults() Options {
 	if o.Status == nil {
 		o.Status = func(string) {}
 	}
+	if o.Asked == nil {
+		o.Asked = func(time.Time, Verdicts, bool) {}
+	}
 	if o.HasCache == nil {
 		o.HasCache = func() bool { return false }
 	}
@@ -156,8 +162,15 @@ func hasAgentID(raw []byte) error {
 // Settings asks all sources for the settings document. The error is a *Failure when no source
 // had one, or the NeedNetwork of the source whose turn it is; both come with the verdicts.
 func (s *Sources) Settings(ctx context.Context) (Answer, Verdicts, error) {
-	p := policy{what: "settings", hold: HoldFor, status: s.o.Status, log: s.o.Log, logged: map[string]string{}, netTried: s.asked.settings.Load}
-	again := retry.Backoff{Min: time.Second, Max: 5 * time.Second, Jitter: 0.2}
+	began := time.Now()
+	answer, verdicts, err := s.askForSettings(ctx, began)
+	s.o.Asked(began, verdicts, true)
+	return answer, verdicts, err
+}
+
+func (s *Sources) askForSettings(ctx context.Context, began time.Time) (Answer, Verdicts, error) {
+	p := policy{what: "settings", began: began, asked: func(v Verdicts) { s.o.Asked(began, v, false) }, hold: HoldFor, status: s.o.Status, log: s.o.Log, logged: map[string]string{}, netTried: s.asked.settings.Load}
+	backoff := retry.Backoff{Min: time.Second, Max: 5 * time.Second, Jitter: 0.2}
 	defer s.o.Status("")
 	for round := 0; ; round++ {
 		cached := s.o.HasCache()
@@ -175,10 +188,10 @@ func (s *Sources) Settings(ctx context.Context) (Answer, Verdicts, error) {
 			return answer, verdicts, err
 		}
 		if round == 0 {
-			s.o.Log.WithError(err).Warn("no source has settings, asking on")
+			s.o.Log.WithError(err).Warn("no source has settings, retrying")
 		}
 		s.o.Status("settings: " + failure.Verdicts.String())
-		if ended := retry.Sleep(ctx, again.Pause(round)); ended != nil {
+		if ended := retry.Sleep(ctx, backoff.Pause(round)); ended != nil {
 			return Answer{}, verdicts, err
 		}
 	}
@@ -187,7 +200,7 @@ func (s *Sources) Settings(ctx context.Context) (Answer, Verdicts, error) {
 // PublicKey asks all sources for the SSH key of the vcap user. It takes KeyBudget at most;
 // its failure is no reason to stop a boot that has settings.
 func (s *Sources) PublicKey(ctx context.Context) (string, Verdicts, error) {
-	p := policy{what: "ssh key", hold: HoldFor, passOver: true, budget: KeyBudget, status: s.o.Status, log: s.o.Log, logged: map[string]string{}, netTried: s.asked.key.Load}
+	p := policy{what: "ssh key", began: time.Now(), asked: func(Verdicts) {}, hold: HoldFor, passOver: true, budget: KeyBudget, status: s.o.Status, log: s.o.Log, logged: map[string]string{}, netTried: s.asked.key.Load}
 	defer s.o.Status("")
 	key, verdicts, err := ask(ctx, p, s.names(), func(ctx context.Context, i int) (string, error) { return s.sources[i].PublicKey(ctx) })
 	if errors.Is(err, neednet.Err) {
@@ -237,7 +250,7 @@ func (s *Sources) settings(ctx context.Context, i int) (Answer, error) {
 		return Answer{}, source.NotYet(fmt.Errorf("not usable: %w", err))
 	}
 	if !s.o.SideEffects {
-		answer.Settled = nil
+		answer.Clear = nil
 	}
 	return answer, nil
 }
@@ -251,7 +264,7 @@ const (
 	NeedsNetwork = "needs network" // not asked
 )
 
-// Verdict is what became of one source.
+// Verdict is the outcome of asking one source.
 type Verdict struct {
 	Source   string        `json:"source"`
 	Outcome  string        `json:"outcome"`

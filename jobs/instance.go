@@ -58,10 +58,13 @@ type Instance struct {
 	Parallel int
 	// Root is the system root, for the log rotation.
 	Root string
-	Log  *logrus.Entry
+	// Pending is a start that the boot is about to make, nil if there is none.
+	Pending *PendingStart
+	Log     *logrus.Entry
 
-	health sync.Mutex
-	// shown saves a look at the start request once it knows that the supervisor supervises everything.
+	health  sync.Mutex
+	command command
+	// shown is set when monit supervises all services; the file of the start request is not read from then on.
 	shown atomic.Bool
 }
 
@@ -97,7 +100,7 @@ func (i *Instance) CreateJobDirs(spec Spec) error {
 	return nil
 }
 
-// jobDir makes a directory. What is there stays, whatever it is: a job can replace its directories at any moment.
+// jobDir makes a directory. It never replaces what exists: a job can replace its directories at any moment.
 func (i *Instance) jobDir(parent, job string) error {
 	if err := os.MkdirAll(parent, 0o750); err != nil {
 		return err
@@ -126,13 +129,13 @@ func (i *Instance) jobDir(parent, job string) error {
 		_, there := dir.Lstat(job)
 		err = errors.Join(err, dir.Remove(temp))
 		if there == nil {
-			return nil // the job was faster
+			return nil // the job has made it meanwhile
 		}
 	}
 	return err
 }
 
-// permit opens a directory that was just made to its owner.
+// permit sets mode and owner of a new directory.
 func permit(dir *os.Root, name string, owner bundle.Owner) error {
 	made, err := dir.Open(name)
 	if err != nil {
@@ -161,8 +164,8 @@ func (i *Instance) Apply(ctx context.Context, spec Spec) error {
 	if !full {
 		return nil
 	}
-	// From here on the new spec is in force; what is left over is cleaned, what fails in that is
-	// reported, and the next apply tries again.
+	// From here on the new spec is in force. A failure to delete obsolete bundles is only logged;
+	// the next apply retries.
 	i.forgetArchive(spec)
 	jobs, packages, err := bundles(spec)
 	if err != nil {
@@ -321,7 +324,7 @@ func (i *Instance) JobState(ctx context.Context) string {
 
 func (i *Instance) startRequest() StartRequest { return StartRequest{Dirs: i.Dirs} }
 
-// noteShown tells the start request once that the supervisor supervises everything.
+// noteShown records in the start request, once, that the supervisor supervises all services.
 func (i *Instance) noteShown(ctx context.Context) {
 	if i.shown.Load() {
 		return
@@ -331,7 +334,7 @@ func (i *Instance) noteShown(ctx context.Context) {
 		return
 	}
 	if err := i.startRequest().Shown(time.Now()); err != nil {
-		i.Log.WithError(err).Warn("could not record that the supervisor has taken over")
+		i.Log.WithError(err).Warn("could not record that monit supervises all services")
 		return
 	}
 	i.shown.Store(true)
@@ -368,6 +371,8 @@ func (i *Instance) Start(ctx context.Context) error {
 	if err := i.writeMonitFiles(spec); err != nil {
 		return err
 	}
+	i.Pending.supersede()
+	defer i.command.begin()()
 	if err := i.Supervisor.Reload(ctx); err != nil {
 		return err
 	}
@@ -385,8 +390,11 @@ func (i *Instance) Start(ctx context.Context) error {
 	return nil
 }
 
-// Stop stops everything and marks the instance as stopped. Without wait it only asks.
+// Stop stops everything and marks the instance as stopped. Without wait it does not wait for the
+// processes to end.
 func (i *Instance) Stop(ctx context.Context, wait bool) error {
+	i.Pending.supersede()
+	defer i.command.begin()()
 	if err := i.Supervisor.StopAll(ctx, wait); err != nil {
 		return err
 	}
@@ -403,8 +411,9 @@ func (i *Instance) Stop(ctx context.Context, wait bool) error {
 	return nil
 }
 
-// Unmonitor makes the supervisor leave all processes as they are.
+// Unmonitor ends the supervision of all processes; they go on running.
 func (i *Instance) Unmonitor(ctx context.Context) error {
+	i.Pending.supersede()
 	if err := i.Supervisor.UnmonitorAll(ctx); err != nil {
 		return err
 	}

@@ -86,6 +86,7 @@ type fakeSupervisor struct {
 	state     string
 	reloadErr error
 	onReload  func()
+	onStop    func()
 }
 
 func (f *fakeSupervisor) Reload(context.Context) error {
@@ -101,6 +102,9 @@ func (f *fakeSupervisor) StartAll(context.Context) error {
 }
 func (f *fakeSupervisor) StopAll(_ context.Context, wait bool) error {
 	f.calls = append(f.calls, fmt.Sprintf("stop %v", wait))
+	if f.onStop != nil {
+		f.onStop()
+	}
 	return nil
 }
 func (f *fakeSupervisor) UnmonitorAll(context.Context) error {
@@ -203,6 +207,7 @@ func hashOf(version, digest string) string {
 	return fmt.Sprintf("%x", sha1.Sum([]byte(version+"-"+digest)))
 }
 
+// Contract J.1.
 func TestApplyLaysOutTheMachine(t *testing.T) {
 	for style, files := range map[string]map[string]string{
 		"director":   {"./": "", "./a/": "", "./a/bin/": "", "./a/bin/ctl": "ctl a", "./a/monit": "check a", "./a/config/x/y.yml": "y", "./b/": "", "./b/monit": "check b", "./b/extra.monit": "check b2"},
@@ -285,6 +290,7 @@ func TestApplyLaysOutTheMachine(t *testing.T) {
 	}
 }
 
+// Contract J.3.
 func TestUpdateRemovesWhatIsGone(t *testing.T) {
 	m := newMachine(t)
 	first := m.spec(t, map[string]string{"a": "1", "b": "1"}, map[string]string{"a/monit": "", "b/monit": ""}, map[string]string{"p": "1", "q": "1"})
@@ -320,6 +326,7 @@ func TestUpdateRemovesWhatIsGone(t *testing.T) {
 }
 
 // TestApplyThatFailsChangesNothing breaks apply at several points and compares the machine.
+// Contract J.2.
 func TestApplyThatFailsChangesNothing(t *testing.T) {
 	fault := errors.New("monit is gone")
 	for name, sabotage := range map[string]func(*machine, *Spec){
@@ -403,6 +410,7 @@ func linked(t testing.TB, name, target string) []byte {
 
 // TestApplyAfterADeath ends an apply where it talks to the supervisor, with links switched and the
 // spec not written, as a killed agent would. The next agent completes it, and nothing is left.
+// Contract J.2.
 func TestApplyAfterADeath(t *testing.T) {
 	m := newMachine(t)
 	first := m.spec(t, map[string]string{"a": "1", "b": "1"}, map[string]string{"a/monit": "1", "b/monit": "1"}, map[string]string{"p": "1", "q": "1"})

@@ -29,7 +29,7 @@ func (i *Instance) withdrawMonitFiles(change *bundle.Switch) error {
 	if err != nil {
 		return fmt.Errorf("monit files: %w", err)
 	}
-	change.Did(func() error {
+	change.AddUndo(func() error {
 		return errors.Join(os.RemoveAll(i.Dirs.MonitJobs()), os.Rename(i.withdrawn(), i.Dirs.MonitJobs()))
 	})
 	return i.ensureMonitDir()

@@ -103,9 +103,9 @@ func (i *Instance) missing(c bundle.Collection, all []bundle.Bundle) (missing []
 	return missing
 }
 
-// inParallel does the work with a number of workers. A worker that meets an error stops, the
-// others go on: one bad package does not throw away the download of all others, and a blobstore
-// that is down is not asked for every one of them.
+// inParallel does the work with a number of workers. A worker stops at its first error, the others
+// go on: one bad package does not discard the downloads of others, and a blobstore that is down
+// gets at most one request per worker.
 func inParallel(ctx context.Context, workers int, work []stager) ([]*bundle.Staged, error) {
 	queue := make(chan stager, len(work))
 	for _, w := range work {
@@ -176,12 +176,12 @@ func unpack(ctx context.Context, blobs blob.Opener, ref blob.Ref, rules bundle.R
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, closing(content)) }()
+	defer func() { err = errors.Join(err, closeArchive(content)) }()
 	_, err = bundle.Unpack(ctx, content, rules)
 	return err
 }
 
-func closing(c io.Closer) error {
+func closeArchive(c io.Closer) error {
 	if err := c.Close(); err != nil {
 		return fmt.Errorf("close archive: %w", err)
 	}

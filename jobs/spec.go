@@ -46,7 +46,7 @@ type Properties struct {
 	} `json:"logging"`
 }
 
-// Job is the instance group. Its templates are what everyone else calls jobs.
+// Job is the instance group. Its templates are what BOSH's documentation calls jobs.
 type Job struct {
 	Name      *string    `json:"name"`
 	Release   string     `json:"release"`
@@ -89,8 +89,8 @@ func (a Archive) digest() string {
 // UnmarshalJSON reads a spec as any caller sends it: null or empty objects for the job, null for
 // maps. What must not be null in a reply is made empty here, once.
 func (s *Spec) UnmarshalJSON(data []byte) error {
-	type plain Spec
-	var p plain
+	type wire Spec
+	var p wire
 	if err := json.Unmarshal(data, &p); err != nil {
 		return fmt.Errorf("apply spec: %w", err)
 	}
@@ -200,8 +200,8 @@ func (a Archive) Ref() (blob.Ref, error) {
 	return blob.Ref{ID: a.BlobstoreID, Digest: digest}, nil
 }
 
-// bundleHash names the directory of a bundle. Agents before this one used the same name, which
-// is why an exchange of agents fetches nothing again.
+// bundleHash names the directory of a bundle. cloudfoundry/bosh-agent uses the same name, so that
+// replacing it by this agent downloads nothing again.
 func bundleHash(version, digest string) string {
 	sum := sha1.Sum([]byte(version + "-" + digest))
 	return hex.EncodeToString(sum[:])

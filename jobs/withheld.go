@@ -7,8 +7,8 @@ import (
 	"cambium/jobs/monit"
 )
 
-// Withheld is a supervisor whose jobs may not be started while there is a reason against it. Where it has not been started, nothing
-// runs: there is nothing to stop, and it reads the files of the jobs when it is.
+// Withheld is a supervisor that refuses to start jobs while there is a reason against it. While the supervisor itself is not
+// running, there is nothing to stop or reload.
 type Withheld struct {
 	Supervisor
 	// Reason is empty when jobs may be started.
@@ -19,7 +19,7 @@ type Withheld struct {
 
 func (w Withheld) idle(ctx context.Context) bool { return w.Reason() != "" && !w.Running(ctx) }
 
-// Reload is for a supervisor that runs.
+// Reload does nothing while the supervisor is not running.
 func (w Withheld) Reload(ctx context.Context) error {
 	if w.idle(ctx) {
 		return nil
@@ -35,7 +35,7 @@ func (w Withheld) StartAll(ctx context.Context) error {
 	return w.Supervisor.StartAll(ctx)
 }
 
-// StopAll is for a supervisor that runs.
+// StopAll does nothing while the supervisor is not running.
 func (w Withheld) StopAll(ctx context.Context, wait bool) error {
 	if w.idle(ctx) {
 		return nil
@@ -43,7 +43,7 @@ func (w Withheld) StopAll(ctx context.Context, wait bool) error {
 	return w.Supervisor.StopAll(ctx, wait)
 }
 
-// UnmonitorAll is for a supervisor that runs.
+// UnmonitorAll does nothing while the supervisor is not running.
 func (w Withheld) UnmonitorAll(ctx context.Context) error {
 	if w.idle(ctx) {
 		return nil

@@ -6,8 +6,7 @@ import (
 	"strings"
 )
 
-// Auditor records what was asked of the agent, by whom and with what outcome. Record must not
-// block.
+// Auditor records requests to the agent: method, caller and outcome. Record must not block.
 type Auditor interface{ Record(Event) }
 
 // Event is one audited request.
@@ -37,7 +36,7 @@ func NATSEvent(method, replyTo string, reply Reply, server, hostname string) Eve
 	return e
 }
 
-// HTTPRequest is what the audit line of an HTTPS request tells.
+// HTTPRequest is what the audit line of an HTTPS request contains.
 type HTTPRequest struct {
 	Path, User, Method, Source, Port, Hostname string
 	Headers                                    string // a summary without credentials

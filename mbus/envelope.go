@@ -102,10 +102,10 @@ type Reply struct {
 // Value is a successful reply; v must be what encoding/json can write.
 func Value(v any) Reply { return Reply{value: v} }
 
-// Exception is a failed reply. An empty text is allowed.
+// Exception is a failed reply; the text may be empty.
 func Exception(text string) Reply { return Reply{exception: text, failed: true} }
 
-// Silence means that the request is not answered at all: the caller is to time out.
+// Silence means that the request is not answered: the caller times out.
 func Silence() Reply { return Reply{silent: true} }
 
 // Silent reports a reply that is not sent.

@@ -97,21 +97,21 @@ func message(t testing.TB, data []byte) string {
 }
 
 func TestLongExceptionsLoseTheirMiddle(t *testing.T) {
-	for _, piece := range []string{"x", "é", "世", "😀", "\n", `"`, "\x01", "\u2028", "\xff", "a😀\"\\\t\x00é"} {
-		text := "HEAD" + strings.Repeat(piece, 3000) + "TAIL"
+	for _, unit := range []string{"x", "é", "世", "😀", "\n", `"`, "\x01", "\u2028", "\xff", "a😀\"\\\t\x00é"} {
+		text := "HEAD" + strings.Repeat(unit, 3000) + "TAIL"
 		for _, limit := range []int{100, 101, 102, 103, 999, 1000, 2047} {
 			got := Exception(text).Encode(limit)
 			if len(got) > limit {
-				t.Fatalf("%q limit %d: got %d bytes", piece, limit, len(got))
+				t.Fatalf("%q limit %d: got %d bytes", unit, limit, len(got))
 			}
 			// Nothing is given away: one more rune on each side would not fit.
 			if len(got) < limit-13 {
-				t.Errorf("%q limit %d: only %d bytes used", piece, limit, len(got))
+				t.Errorf("%q limit %d: only %d bytes used", unit, limit, len(got))
 			}
 			m := message(t, got)
 			head, tail, found := strings.Cut(m, "\n...[truncated]...\n")
 			if !found || !strings.HasPrefix(head, "HEAD") || !strings.HasSuffix(tail, "TAIL") || !utf8.ValidString(m) {
-				t.Errorf("%q limit %d: got %q", piece, limit, m)
+				t.Errorf("%q limit %d: got %q", unit, limit, m)
 			}
 		}
 	}

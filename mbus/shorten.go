@@ -5,8 +5,8 @@ import "unicode/utf8"
 // truncated marks the place where the middle of a long exception was taken out.
 const truncated = "\n...[truncated]...\n"
 
-// shorten keeps the beginning and the end of text so that both together take at most room
-// bytes once written as JSON. The end gets the odd byte: it is where tools put the cause.
+// shorten keeps the beginning and the end of text so that both together take at most room bytes
+// once written as JSON. The end gets the odd byte, because tools print the cause last.
 func shorten(text string, room int) string {
 	head := 0
 	for left := room / 2; head < len(text); {

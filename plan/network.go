@@ -14,13 +14,13 @@ import (
 
 // Network decides what the links should look like.
 //
-// Networks and NICs meet by hardware address; one network without an address and one NIC belong
-// together; an alias names its link itself. All networks of a NIC are served together, in the
-// order of their names, so that nothing depends on the order of a map. A NIC that no network
-// claims gets DHCP.
+// Networks and NICs are matched by hardware address; a single network without one is matched to a
+// single NIC; an alias names its link itself. All networks of a NIC are configured together, in the
+// order of their names, so that nothing depends on the order of a map. A NIC that no network claims
+// gets DHCP.
 //
 // The error names each network that cannot be had and says why; the Desired that comes with it
-// holds everything else and may be applied. Warnings are about what was settled by a rule.
+// holds everything else and may be applied. Warnings are about conflicts that a rule has resolved.
 func Network(nets map[string]settings.Network, have network.State) (network.Desired, []string, error) {
 	n := networks{have: have, links: map[string]*network.WantLink{}}
 	for _, name := range sortedNames(nets) {
@@ -75,15 +75,15 @@ func sortedNames(nets map[string]settings.Network) []string {
 }
 
 type networks struct {
-	have     network.State
-	nets     map[string]settings.Network
-	names    []string // without vip networks, sorted
-	links    map[string]*network.WantLink
-	labeled  map[string]int // networks of a link that only add a labeled address
-	gateways map[bool]string
-	anyone   bool // some network is the default for gateway
-	warnings []string
-	failed   []error
+	have              network.State
+	nets              map[string]settings.Network
+	names             []string // without vip networks, sorted
+	links             map[string]*network.WantLink
+	labeled           map[string]int // networks of a link that only add a labeled address
+	gateways          map[bool]string
+	hasGatewayDefault bool // some network is the default for gateway
+	warnings          []string
+	failed            []error
 }
 
 func (n *networks) warn(name, format string, args ...any) {
@@ -113,7 +113,7 @@ func (n *networks) bind() map[string]string {
 		}
 		byMAC[nic.MAC] = nic.Name
 	}
-	// With a single NIC there is no doubt where networks belong that name none.
+	// With a single NIC, networks without a hardware address belong to it.
 	anonymous := len(nics) == 1 && !slices.ContainsFunc(n.names, func(name string) bool { return n.nets[name].MAC != "" })
 	for _, name := range n.names {
 		net := n.nets[name]
@@ -186,7 +186,7 @@ func (n *networks) chooseGateways() {
 		if !net.DefaultFor("gateway") {
 			continue
 		}
-		n.anyone = true
+		n.hasGatewayDefault = true
 		gw, err := parseIP(net.Gateway)
 		if !static(net) || err != nil {
 			continue
@@ -199,7 +199,7 @@ func (n *networks) chooseGateways() {
 	}
 }
 
-// serve adds the address that one network wants to its link, or DHCP.
+// serve adds the address of one network, or DHCP, to its link.
 func (n *networks) serve(name, link string) bool {
 	net := n.nets[name]
 	l := n.link(link)
@@ -263,7 +263,7 @@ func (n *networks) taken(ip netip.Addr) (owner, bool) {
 	return owner{}, false
 }
 
-// overlaps warns of one subnet on two links: replies leave by whichever the kernel likes.
+// overlaps warns of one subnet on two links: the kernel may send replies over either.
 func (n *networks) overlaps(name, link string, prefix netip.Prefix) {
 	for _, other := range n.names {
 		for _, l := range n.links {
@@ -302,7 +302,7 @@ func (n *networks) gateway(name string, l *network.WantLink) {
 	}
 	r := network.WantRoute{To: netip.PrefixFrom(gw, 0).Masked(), Gateway: gw, Network: name}
 	if !reaches(l, gw) {
-		// A subnet of one address is how some IaaSes say that everything goes to the router.
+		// Some IaaSes use a subnet of one address to route everything through the gateway.
 		if !prefix.IsSingleIP() {
 			n.warn(name, "gateway %s is outside of subnet %s; it is expected on the link", gw, prefix.Masked())
 		}
@@ -317,7 +317,7 @@ func reaches(l *network.WantLink, gw netip.Addr) bool {
 		slices.ContainsFunc(l.Addresses, func(a network.WantAddress) bool { return a.Prefix.Contains(gw) })
 }
 
-// routes adds the network's further routes. One that makes no sense costs only itself.
+// routes adds the network's further routes. An invalid one is skipped with a warning.
 func (n *networks) routes(name string, l *network.WantLink) {
 	net := n.nets[name]
 	for _, r := range net.Routes {
@@ -373,7 +373,7 @@ func (n *networks) finish(bound map[string]string) (network.Desired, []string, e
 	for _, l := range n.links {
 		sort.SliceStable(l.Addresses, func(i, j int) bool { return rank(l.Addresses[i]) < rank(l.Addresses[j]) })
 		l.DNS = servers
-		l.NoDHCPGateway = l.DHCP && n.anyone && !slices.ContainsFunc(l.Networks, func(name string) bool {
+		l.NoDHCPGateway = l.DHCP && n.hasGatewayDefault && !slices.ContainsFunc(l.Networks, func(name string) bool {
 			return n.nets[name].DefaultFor("gateway")
 		})
 		d.Links = append(d.Links, *l)

@@ -79,6 +79,7 @@ func describe(d network.Desired) string {
 	return b.String()
 }
 
+// Contract N.1.
 func TestNetwork(t *testing.T) {
 	six := settings.Network{Type: "manual", IP: "fd00::5", Netmask: "ffff:ffff:ffff:ffff:0000:0000:0000:0000", Gateway: "fd00::1", MAC: mac0}
 	dynamic := settings.Network{Type: "dynamic", MAC: mac1}
@@ -315,6 +316,7 @@ func TestNetwork(t *testing.T) {
 	}
 }
 
+// Contract N.2.
 func TestTwoNICsWithOneHardwareAddress(t *testing.T) {
 	s := machine(2)
 	s.Links[1].MAC = s.Links[0].MAC
@@ -347,6 +349,7 @@ func TestDynamicNetworks(t *testing.T) {
 	}
 }
 
+// Contract N.4.
 func TestDNSOfPreconfiguredNetworks(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -381,6 +384,7 @@ func TestMACs(t *testing.T) {
 
 // TestOrderOfAMapDoesNotMatter plans random networks that were put into their maps in different
 // orders, and carries each plan out on the same simulated machine.
+// Contract N.3.
 func TestOrderOfAMapDoesNotMatter(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 300 {

@@ -22,10 +22,9 @@ type document struct {
 	root jsontree.Value
 }
 
-// Decode reads a settings document from whichever source it came; name says which, for the
-// report and for Explain. Unknown members are kept for the cached copy, null counts as absent,
-// and keys are matched without regard to case. The Settings are usable when the report has no
-// errors.
+// Decode reads a settings document of any source; name says which, for the report and for Explain.
+// Unknown members are kept for the cached copy, null counts as absent, and keys are matched without
+// regard to case. The Settings are usable when the report has no errors.
 func Decode(name string, raw secret.JSON) (Settings, report.Report) {
 	var (
 		s   Settings

@@ -32,6 +32,7 @@ func decode(t *testing.T, document string) Settings {
 	return s
 }
 
+// Contract S.1.
 func TestShapesOfDisks(t *testing.T) {
 	hint := func(document string) DiskHint {
 		h := decode(t, `{"agent_id":"a","disks":{"persistent":{"d":`+document+`}}}`).Disks.Persistent["d"]
@@ -123,13 +124,14 @@ func TestNumbersAndDefaults(t *testing.T) {
 	}
 }
 
+// Contract S.2.
 func TestKeysIgnoreCaseAndTheLastOneCounts(t *testing.T) {
 	s, rep := Decode("doc", secret.NewJSON([]byte("{\"AGENT_ID\":\"first\",\n\"Mbus\":\"nats://h\",\n\"agent_id\":\"last\",\"Networks\":{\"A\":{\"IP\":\"10.0.0.1\"},\"a\":{},\"A\":{\"Mac\":\"0A:00:00:00:00:01\"}}}")))
 	if s.AgentID != "last" || s.Mbus.Reveal() != "nats://h" || len(s.Networks) != 2 || s.Networks["A"].MAC != "0a:00:00:00:00:01" || s.Networks["A"].IP != "" {
 		t.Errorf("got %+v", s)
 	}
-	want := "doc:1:2: warning: AGENT_ID: key occurs again below; this one does not count"
-	if !strings.Contains(rep.String(), want) || !strings.Contains(rep.String(), "doc:3:32: warning: Networks.A: key occurs") && !strings.Contains(rep.String(), "networks.A: key occurs") {
+	want := "doc:1:2: warning: AGENT_ID: duplicate key: the last one counts, this one is ignored"
+	if !strings.Contains(rep.String(), want) || !strings.Contains(rep.String(), "doc:3:32: warning: Networks.A: duplicate key") && !strings.Contains(rep.String(), "networks.A: duplicate key") {
 		t.Errorf("report is\n%s\nwant both duplicates in it", rep)
 	}
 }
@@ -153,6 +155,7 @@ func TestNetworksOnTheirOwn(t *testing.T) {
 	}
 }
 
+// Contract S.3.
 func TestStaticNetworksMustHaveAddresses(t *testing.T) {
 	for document, bad := range map[string]bool{
 		`{"ip":"10.0.0.1","netmask":"255.255.255.0","gateway":"10.0.0.254"}`:      false,
@@ -219,6 +222,7 @@ type upstream struct {
 
 // TestTheCachedCopyIsReadableByBoth encodes every example: upstream's types take it, its disks
 // hold only strings, our own decoder gets the same settings back, and encoding is stable.
+// Contract S.4.
 func TestTheCachedCopyIsReadableByBoth(t *testing.T) {
 	files, err := filepath.Glob("testdata/settings/*.json")
 	if err != nil || len(files) == 0 {
@@ -240,14 +244,14 @@ func TestTheCachedCopyIsReadableByBoth(t *testing.T) {
 				onlyStrings(t, cid, disk)
 			}
 			onlyStrings(t, "ephemeral", u.Disks.Ephemeral)
-			again, rep := Decode("cached", encoded)
+			decoded, rep := Decode("cached", encoded)
 			if rep.Failed() && s.AgentID != "" {
 				t.Fatal(rep)
 			}
-			if got, want := withoutForm(again), withoutForm(s); !reflect.DeepEqual(got, want) {
+			if got, want := withoutForm(decoded), withoutForm(s); !reflect.DeepEqual(got, want) {
 				t.Errorf("the cached copy is read as\n%+v\nwant\n%+v", got, want)
 			}
-			if second := again.Encode(); string(second.Reveal()) != string(encoded.Reveal()) {
+			if second := decoded.Encode(); string(second.Reveal()) != string(encoded.Reveal()) {
 				t.Errorf("encoding again gives\n%s\nafter\n%s", second.Reveal(), encoded.Reveal())
 			}
 			kept(t, data, encoded.Reveal())

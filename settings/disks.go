@@ -1,6 +1,7 @@
 package settings
 
 import (
+	"encoding/json"
 	"maps"
 	"slices"
 
@@ -75,8 +76,12 @@ func decodeHint(v jsontree.Value) (h DiskHint) {
 			iscsi.Warnf("expected an object, got %s; ignored", iscsi.Kind())
 		}
 		f.Done(jsontree.Tolerate)
+		// Upstream reads all members of a hint, known or not, and could not read a cached copy with such a number.
+		if json.Unmarshal(v.Raw(), new(any)) != nil {
+			v.Errorf("holds a number that is out of range")
+		}
 	default:
-		v.Warnf("expected a string or an object, got %s; taken as a disk about which nothing is known", v.Kind())
+		v.Warnf("expected a string or an object, got %s; taken as an empty hint", v.Kind())
 	}
 	return h
 }

@@ -78,7 +78,7 @@ members:
 			continue // the document was reported as unusable; its store copy must still parse
 		}
 		member := unknownMember{key: m.Key, raw: secret.NewJSON(compact.Bytes())}
-		if i, again := at[m.Key]; again {
+		if i, duplicate := at[m.Key]; duplicate {
 			kept[i] = member
 			continue
 		}
@@ -89,7 +89,7 @@ members:
 }
 
 func (w *writer) text(s string) {
-	if plain(s) {
+	if needsNoEscape(s) {
 		w.out.WriteByte('"')
 		w.out.WriteString(s)
 		w.out.WriteByte('"')
@@ -102,8 +102,8 @@ func (w *writer) text(s string) {
 	w.out.Write(quoted)
 }
 
-// plain reports a text that stands in JSON as it is.
-func plain(s string) bool {
+// needsNoEscape reports a text that stands in JSON as it is.
+func needsNoEscape(s string) bool {
 	for i := range len(s) {
 		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' || c == '<' || c == '>' || c == '&' {
 			return false

@@ -78,8 +78,7 @@ func merged(path string) bool {
 	return false
 }
 
-// flatten visits every scalar that says something: empty strings, null and false are what an
-// absent member means as well.
+// flatten visits every scalar that differs from an absent member: no empty strings, null or false.
 func flatten(v jsontree.Value, visit func(jsontree.Value, string)) {
 	switch v.Kind() {
 	case jsontree.Object:
@@ -101,7 +100,7 @@ func flatten(v jsontree.Value, visit func(jsontree.Value, string)) {
 	}
 }
 
-// provenance tells whether the document has the member or a default stands in for it.
+// provenance is the document's member, or the default where the document has none.
 func (s Settings) provenance(v jsontree.Value) Origin {
 	path := v.Path()
 	if strings.HasPrefix(path, "disks.raw_ephemeral") {
@@ -129,7 +128,7 @@ func shown(text string) string {
 	return text
 }
 
-// certificates describes a bundle by what an operator asks for: how many, whose, until when.
+// certificates describes a bundle for operators: count, first subject and its expiry.
 func certificates(bundle string) string {
 	if bundle == "" {
 		return "(none)"

@@ -59,15 +59,15 @@ func FuzzDecode(f *testing.F) {
 		for cid, disk := range u.Disks.Persistent {
 			onlyStrings(t, cid, disk)
 		}
-		again, rep := Decode("cached", cached)
+		decoded, rep := Decode("cached", cached)
 		if rep.Failed() {
 			t.Fatalf("cached copy %s: %v", cached.Reveal(), rep)
 		}
-		if !reflect.DeepEqual(withoutForm(again), withoutForm(s)) {
-			t.Fatalf("%s\nbecame\n%+v\nwant\n%+v", cached.Reveal(), withoutForm(again), withoutForm(s))
+		if !reflect.DeepEqual(withoutForm(decoded), withoutForm(s)) {
+			t.Fatalf("%s\nbecame\n%+v\nwant\n%+v", cached.Reveal(), withoutForm(decoded), withoutForm(s))
 		}
-		if string(again.Encode().Reveal()) != string(cached.Reveal()) {
-			t.Fatalf("encoding is not stable:\n%s\n%s", cached.Reveal(), again.Encode().Reveal())
+		if string(decoded.Encode().Reveal()) != string(cached.Reveal()) {
+			t.Fatalf("encoding is not stable:\n%s\n%s", cached.Reveal(), decoded.Encode().Reveal())
 		}
 	})
 }
@@ -81,11 +81,11 @@ func FuzzDecodeUpdate(f *testing.F) {
 			return
 		}
 		stored, _ := Update{}.Apply(u)
-		again, rep := DecodeUpdate("stored", stored.Encode())
+		decoded, rep := DecodeUpdate("stored", stored.Encode())
 		if rep.Failed() {
 			t.Fatalf("stored update %s: %v", stored.Encode().Reveal(), rep)
 		}
-		next, changed := again.Apply(u)
+		next, changed := decoded.Apply(u)
 		if changed.Mbus || changed.TrustedCerts || changed.Associations || string(next.Encode().Reveal()) != string(stored.Encode().Reveal()) {
 			t.Fatalf("applied again it changes %+v:\n%s\n%s", changed, stored.Encode().Reveal(), next.Encode().Reveal())
 		}
@@ -112,9 +112,9 @@ func FuzzDisks(f *testing.F) {
 			}
 		}
 		if disks, rep := DecodeHints("hints", secret.NewJSON(data)); !rep.Failed() {
-			again, rep := DecodeHints("hints", EncodeHints(disks))
-			if rep.Failed() || !reflect.DeepEqual(again, disks) {
-				t.Fatalf("%+v became %+v, %v", disks, again, rep)
+			decoded, rep := DecodeHints("hints", EncodeHints(disks))
+			if rep.Failed() || !reflect.DeepEqual(decoded, disks) {
+				t.Fatalf("%+v became %+v, %v", disks, decoded, rep)
 			}
 		}
 	})

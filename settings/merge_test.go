@@ -115,8 +115,8 @@ func TestUpdatesOverUpdates(t *testing.T) {
 			if !strings.Contains(string(next.Encode().Reveal()), `"other":{"kept":1}`) {
 				t.Errorf("the unknown member was lost: %s", next.Encode().Reveal())
 			}
-			again, changed := next.Apply(decodeUpdate(t, c.newer))
-			if changed.Any() || string(again.Encode().Reveal()) != string(next.Encode().Reveal()) {
+			repeated, changed := next.Apply(decodeUpdate(t, c.newer))
+			if changed.Any() || string(repeated.Encode().Reveal()) != string(next.Encode().Reveal()) {
 				t.Errorf("applied twice it changes %+v", changed)
 			}
 		})

@@ -84,8 +84,8 @@ func (c Changes) Any() bool { return c != Changes{} }
 //  3. mbus replaces the earlier one as a whole, never member by member: URLs and certificates
 //     belong together. One that is entirely empty keeps what was, as upstream does; without a
 //     bus the agent could not be reached any more.
-//  4. blobstores replaces the earlier list, also by an empty one, which gives the settings'
-//     blobstore back its place.
+//  4. blobstores replaces the earlier list, also by an empty one, which puts the settings'
+//     blobstore in force again.
 //  5. Unknown members replace those of the same name.
 func (u Update) Apply(newer Update) (Update, Changes) {
 	next, c := u.clone(), Changes{}

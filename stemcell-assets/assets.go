@@ -4,10 +4,10 @@
 package assets
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -24,11 +24,7 @@ func AgentJSON(iaas string) ([]byte, error) {
 
 // Unpack writes all assets below dir and returns the path of the install script.
 func Unpack(dir string) (string, error) {
-	install := filepath.Join(dir, "install")
-	if err := write(files, dir); err != nil {
-		return install, err
-	}
-	return install, errors.Join(os.Chmod(install, 0o755), os.Chmod(filepath.Join(dir, "swap"), 0o755))
+	return filepath.Join(dir, "install"), write(files, dir)
 }
 
 // PutRootFS writes the files of rootfs/ into the root file system of a stemcell: what a stemcell
@@ -54,7 +50,11 @@ func write(from fs.FS, dir string) error {
 		if err != nil {
 			return err
 		}
-		return os.WriteFile(target, data, 0o644)
+		mode := os.FileMode(0o644) // embedded files have lost theirs
+		if bytes.HasPrefix(data, []byte("#!")) {
+			mode = 0o755
+		}
+		return os.WriteFile(target, data, mode)
 	})
 }
 

@@ -24,6 +24,7 @@ var iaas = map[string]string{
 	"warden":     "File",
 }
 
+// Contract T.1.
 func TestAgentJSON(t *testing.T) {
 	entries, err := files.ReadDir("agent.json")
 	if err != nil {
@@ -80,6 +81,7 @@ func unit(t *testing.T, name string) map[string][]string {
 	return values
 }
 
+// Contract T.2.
 func TestAgentUnit(t *testing.T) {
 	u := unit(t, "bosh-agent.service")
 	for key, want := range map[string]string{
@@ -114,6 +116,7 @@ func TestAgentUnit(t *testing.T) {
 	}
 }
 
+// Contract T.3.
 func TestMonitUnit(t *testing.T) {
 	u := unit(t, "monit.service")
 	for key, want := range map[string]string{

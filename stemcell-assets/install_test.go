@@ -11,17 +11,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"cambium/internal/skiptest"
 )
 
 // emptyRoot is a root file system with nothing but what account tools need.
 func emptyRoot(t *testing.T) string {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		if os.Getenv("CI") != "" {
-			t.Fatal("needs root")
-		}
-		t.Skip("needs root, to give files to other users")
-	}
+	skiptest.WithoutRoot(t, "to give files to other users")
 	root := t.TempDir()
 	for path, content := range map[string]string{
 		"etc/passwd":  "root:x:0:0:root:/root:/bin/bash\nsyslog:x:102:4::/nonexistent:/usr/sbin/nologin\n",
@@ -176,7 +173,7 @@ func sameFile(t *testing.T, root string) {
 	}
 }
 
-// TestRootInstallRemove: what was there before comes back, and nothing else stays.
+// TestRootInstallRemove: removal restores the files that were there before, and leaves no others.
 func TestRootInstallRemove(t *testing.T) {
 	for _, log := range []string{"rsyslog", "file", "journal"} {
 		t.Run(log, func(t *testing.T) {

@@ -39,7 +39,8 @@ func BenchmarkPrepareBlankDisk(b *testing.B) {
 		dir := filepath.Join(b.TempDir(), "m")
 		t.ok(os.Mkdir(dir, 0o700))
 		begin = time.Now()
-		// The kernel of a test machine may have no parser for tables: it is told, as by partx.
+		// The kernel of a test machine may have no parser for tables: partitions are announced, as
+		// by partx.
 		shell(b, "echo 'label: gpt\n,,' | sfdisk -q --no-reread "+dev.Path)
 		t.ok(disk.Announce(context.Background(), dev.Path))
 		shell(b, "mkfs.ext4 -q -F "+dev.Path+"p1 && mount "+dev.Path+"p1 "+dir)
@@ -112,8 +113,8 @@ func BenchmarkMigrate(b *testing.B) {
 
 func compareCopies(b *testing.B, fill func(dir string)) {
 	looptest.Require(b)
-	// Like disks, and unlike sparse images, these have their blocks before anyone writes to
-	// them; and neither discards nor the making of inode tables go on behind the measurement.
+	// Like disks, and unlike sparse images, these have their blocks allocated in advance; and
+	// neither discards nor lazy inode table initialization run during the measurement.
 	disk := func(size int64) string {
 		dev := looptest.New(b, size)
 		shell(b, fmt.Sprintf("dd if=/dev/zero of=%s bs=1M count=%d conv=notrunc,fsync status=none", dev.Image, size>>20))
@@ -141,7 +142,7 @@ func compareCopies(b *testing.B, fill func(dir string)) {
 	names := []string{"ours", "tar", "cp"}
 	for b.Loop() {
 		for range amount("CAMBIUM_BENCH_ROUNDS", 3) {
-			// Who comes first meets other disk caches below us than who comes last: they take turns.
+			// The order changes with each round, because the host's disk cache favors later runs.
 			names = append(names[1:], names[0])
 			for _, name := range names {
 				to := mkfs(target)

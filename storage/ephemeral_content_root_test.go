@@ -83,7 +83,7 @@ func TestRootEphemeralContent(t *testing.T) {
 			part := partitioned(t, d, gpt)
 			holdingTree(t, part, "ext4", "redis")
 			poke(t, part, 1024+0x60, []byte{0, 0, 0xff}) // features that no kernel has
-		}, true, "cannot be told"},
+		}, true, "cannot determine"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t, Options{PartitionerType: c.partitioner})

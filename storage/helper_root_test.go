@@ -1,4 +1,4 @@
-//go:build root || bench
+//go:build root || bench || nightly
 
 package storage
 
@@ -69,7 +69,7 @@ func newBench(t testing.TB, o Options) *bench {
 	b := &bench{t: t, records: &records{disks: map[string]settings.PersistentDisk{}}, log: &bytes.Buffer{}}
 	logger := logrus.New()
 	logger.SetOutput(b.log)
-	resolver, err := device.New(device.Options{Patience: 0.02}, logger.WithField("part", "device"))
+	resolver, err := device.New(device.Options{TimeoutScale: 0.02}, logger.WithField("part", "device"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +115,7 @@ func (b *bench) disks() Disks {
 	return Disks{Ephemeral: b.Ephemeral, Persistent: b.Persistent, Migration: b.Migration}
 }
 
-// unmounted takes a disk off and compares what the Director is told.
+// unmounted unmounts a disk and compares the reply to the Director.
 func (b *bench) unmounted(cid, want string) {
 	b.t.Helper()
 	message, err := b.Unmount(context.Background(), cid)
@@ -183,7 +183,7 @@ func checksum(t testing.TB, d *looptest.Device) string {
 			if _, err := f.ReadAt(block, o); err != nil && err != io.EOF {
 				t.Fatal(err)
 			}
-			// Where zeros are written and where nothing is, is the file system's secret.
+			// The exact offsets of holes depend on the file system.
 			if !bytes.Equal(block, zeros[:]) {
 				fmt.Fprintf(sum, "%d:%s", o, block)
 			}

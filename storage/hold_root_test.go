@@ -48,7 +48,8 @@ func TestRootDisksAreLockedUntilTheyAreMounted(t *testing.T) {
 	}
 }
 
-// Who boots may have udev look at the ephemeral disk later, but only where all went well: the next try needs the lock.
+// A boot may release the lock later, so that udev probes the ephemeral disk then, but only after success: the next
+// attempt needs the lock.
 func TestRootEphemeralDiskIsReleasedAfterBoot(t *testing.T) {
 	b := newBench(t, Options{})
 	var later []func()

@@ -102,6 +102,10 @@ func TestRootAnotherDiskUnderOneCID(t *testing.T) {
 	if checksum(t, second) != before || mountedSource(t, b.Dirs.Store()) != "" {
 		t.Error("the refused disk was changed or mounted")
 	}
+	// Also when another program has put it there.
+	b.ok(mount.Device(ctx, device.Partition(second.Path, 1), b.Dirs.Store(), "ext4", nil))
+	b.fails(b.Mount(ctx, "vol-1"), "another file system", "agent disk accept vol-1")
+	b.ok(mount.Unmount(ctx, b.Dirs.Store()))
 	b.attach("vol-1", first.Path)
 	b.ok(b.Mount(ctx, "vol-1"))
 	b.kept(b.Dirs.Store(), "one")
@@ -263,9 +267,9 @@ func TestRootUnmountedMeansReleased(t *testing.T) {
 			}
 			b.fails(err, "pid", "sh", "mount namespace mnt:[")
 			// A repeated call is not fooled by what the first one has unmounted already.
-			again, cancel2 := context.WithTimeout(ctx, time.Second)
+			secondCtx, cancel2 := context.WithTimeout(ctx, time.Second)
 			defer cancel2()
-			if answer, err := b.Unmount(again, "vol-1"); err == nil {
+			if answer, err := b.Unmount(secondCtx, "vol-1"); err == nil {
 				t.Errorf("a repeated unmount_disk = %q while a process goes on writing", answer)
 			}
 			stop()

@@ -1,4 +1,4 @@
-//go:build bench && !root && !vm
+//go:build (bench || nightly) && !root && !vm
 
 package storage
 

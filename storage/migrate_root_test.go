@@ -99,7 +99,7 @@ func TestRootMigrateRefuses(t *testing.T) {
 		}
 		write(t, filepath.Join(b.Dirs.Store(), "writable"), "x")
 		if b.records.mounted != "old" {
-			t.Errorf("recorded %q, want old (point 4)", b.records.mounted)
+			t.Errorf("recorded %q, want old (D.4)", b.records.mounted)
 		}
 	}
 	t.Run("nothing mounted", func(t *testing.T) {
@@ -163,7 +163,7 @@ func TestRootMigrateRefuses(t *testing.T) {
 }
 
 // A file that cannot be read ends the migration with an error, and nothing has changed.
-func TestRootPoint03UnreadableFilesEndAMigration(t *testing.T) {
+func TestRootD03UnreadableFilesEndAMigration(t *testing.T) {
 	b, old, _ := migrating(t, 128<<20)
 	// A file whose blocks lie behind the end of the image cannot be read.
 	big := filepath.Join(b.Dirs.Store(), "big")
@@ -208,7 +208,7 @@ func TestRootMigrationIsRememberedUntilADiskIsRemoved(t *testing.T) {
 
 // Mount options hold in every phase: the old disk's while it is read-only and after a failure, the new
 // disk's when it has taken its place.
-func TestRootPoint08MountOptionsSurviveAMigration(t *testing.T) {
+func TestRootD08MountOptionsSurviveAMigration(t *testing.T) {
 	b, old, fresh := migrating(t, 128<<20)
 	want := func(when string, dev *looptest.Device, options string) {
 		t.Helper()
@@ -238,7 +238,7 @@ func TestRootPoint08MountOptionsSurviveAMigration(t *testing.T) {
 
 // A service with a private mount namespace has its own copy of the store. It keeps neither the migration
 // from its end nor the old disk in use.
-func TestRootPoint09PrivateNamespacesDoNotPin(t *testing.T) {
+func TestRootD09PrivateNamespacesDoNotPin(t *testing.T) {
 	b, old, fresh := migrating(t, 128<<20)
 	service := exec.Command("sleep", "1000")
 	service.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS}
@@ -450,7 +450,7 @@ func TestRootCrashMigrate(t *testing.T) {
 
 // A reboot in the middle of a migration brings back the old disk, whole, and never the new one
 // half copied.
-func TestRootPoint04RebootDuringMigration(t *testing.T) {
+func TestRootD04RebootDuringMigration(t *testing.T) {
 	w := newWorld(t, "migrate")
 	steps := w.run()
 	for i, name := range steps {

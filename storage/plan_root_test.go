@@ -129,11 +129,11 @@ func TestRootPlannedIsDone(t *testing.T) {
 					t.Errorf("change %d is %q, want %q", i, planned[i], want)
 				}
 			}
-			if again, err := s.plan(b); err != nil || len(again) != 0 {
-				t.Errorf("then planned\n%s\n%v; want nothing", texts(again), err)
+			if second, err := s.plan(b); err != nil || len(second) != 0 {
+				t.Errorf("then planned\n%s\n%v; want nothing", texts(second), err)
 			}
-			if again, err := s.do(b); err != nil || len(again) != 0 {
-				t.Errorf("then done\n%s\n%v; want nothing", texts(again), err)
+			if second, err := s.do(b); err != nil || len(second) != 0 {
+				t.Errorf("then done\n%s\n%v; want nothing", texts(second), err)
 			}
 		})
 	}

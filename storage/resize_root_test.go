@@ -96,7 +96,7 @@ func TestRootResizeWhileMounted(t *testing.T) {
 }
 
 // The partition was grown and the agent died before the file system was.
-func TestRootPoint06FileSystemCatchesUp(t *testing.T) {
+func TestRootD06FileSystemCatchesUp(t *testing.T) {
 	for _, kind := range []string{"ext4", "xfs"} {
 		t.Run(kind, func(t *testing.T) {
 			b := newBench(t, Options{})
@@ -115,7 +115,7 @@ func TestRootPoint06FileSystemCatchesUp(t *testing.T) {
 	}
 }
 
-func TestRootPoint07DOSTableAcrossTwoTiB(t *testing.T) {
+func TestRootD07DOSTableAcrossTwoTiB(t *testing.T) {
 	b := newBench(t, Options{})
 	dev := b.disk(128<<20, "vol-1")
 	part := partitioned(t, dev, "label: dos\nstart=2048, type=83\n")
@@ -137,7 +137,7 @@ func TestRootPoint07DOSTableAcrossTwoTiB(t *testing.T) {
 }
 
 // Growing needs no place of its own: another disk may be on the store.
-func TestRootPoint19GrowBesideAnotherDisk(t *testing.T) {
+func TestRootD19GrowBesideAnotherDisk(t *testing.T) {
 	b := newBench(t, Options{})
 	b.disk(64<<20, "other")
 	b.ok(b.Mount(ctx, "other"))

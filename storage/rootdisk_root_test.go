@@ -117,7 +117,7 @@ func TestRootGrowRoot(t *testing.T) {
 			}
 			dump := tool(t, dev.Path, "sfdisk", "--dump", dev.Path)
 			b.did(b.GrowRoot(ctx, named))
-			if again := tool(t, dev.Path, "sfdisk", "--dump", dev.Path); again != dump {
+			if after := tool(t, dev.Path, "sfdisk", "--dump", dev.Path); after != dump {
 				t.Error("a second run changed the table")
 			}
 			b.ok(mount.Unmount(ctx, target))

@@ -284,32 +284,6 @@ func TestRootPersistentFileSystems(t *testing.T) {
 	_ = dev
 }
 
-// Every layout of the past is mounted as it is, and its table is not rewritten.
-func TestRootHistoricalLayouts(t *testing.T) {
-	for name, script := range map[string]string{
-		"DOS from sector 1":   "label: dos\nstart=1, size=250000, type=83\n",
-		"DOS from sector 63":  "label: dos\nstart=63, size=250000, type=83\n",
-		"DOS aligned":         "label: dos\nstart=2048, type=83\n",
-		"GPT without a name":  "label: gpt\nstart=2048\n",
-		"GPT of another name": "label: gpt\nstart=2048, name=\"primary\"\n",
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newBench(t, Options{})
-			dev := b.disk(128<<20, "vol-1")
-			part := partitioned(t, dev, script)
-			tool(t, part, "mkfs.ext4", "-qF", part)
-			before := tool(t, dev.Path, "sfdisk", "--dump", dev.Path)
-			b.ok(b.Mount(ctx, "vol-1"))
-			if got := mountedSource(t, b.Dirs.Store()); got != part {
-				t.Errorf("store is %q", got)
-			}
-			if after := tool(t, dev.Path, "sfdisk", "--dump", dev.Path); after != before {
-				t.Errorf("table was rewritten:\n%s\n%s", before, after)
-			}
-		})
-	}
-}
-
 func TestRootSecondDiskGoesToTheMigrationTarget(t *testing.T) {
 	b := newBench(t, Options{})
 	b.disk(64<<20, "old")

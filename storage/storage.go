@@ -1,6 +1,6 @@
-// Package storage is disks as the agent means them, from a CPI's hint to a mounted directory: ephemeral disks (ephemeral),
-// persistent disks (persistent) and the migration from one to another (migration). What to do is decided by pure functions (decide); the
-// other packages observe and act, and keep the records that let every sequence resume after a crash. Here they are put together.
+// Package storage manages disks, from a CPI's hint to a mounted directory: ephemeral disks (ephemeral), persistent disks (persistent)
+// and the migration from one to another (migration). What to do is decided by pure functions (decide); the other packages observe and
+// act, and keep the records that let every sequence resume after a crash. Here they are put together.
 package storage
 
 import (
@@ -63,10 +63,12 @@ type Config struct {
 	Blank func() string
 	// AgentID, if set, is that of the settings in force.
 	AgentID func() string
-	// Progress, if set, is told how far a migration has come; the zero value ends it.
+	// Progress, if set, is called with the progress of a migration, and with the zero value at its
+	// end.
 	Progress func(MigrationProgress)
-	// CheckProgress, if set, is told how a check of a file system goes on; an empty text ends it.
-	CheckProgress func(text string)
+	// WorkProgress, if set, is called with the progress of a long check or mount of a file system, and with ""
+	// at its end.
+	WorkProgress func(text string)
 	// Program is the agent's own, which copies trees when it is called by apart.Word.
 	Program string
 	// AfterBoot, if set, defers work that no caller waits for.
@@ -74,7 +76,8 @@ type Config struct {
 	Log       *logrus.Entry
 }
 
-// Disks are the disks of one agent. Their methods may be called at the same time; they take turns.
+// Disks are the disks of one agent. Their methods may be called concurrently; a mutex serializes
+// them.
 type Disks struct {
 	Ephemeral  *Ephemeral
 	Persistent *Persistent
@@ -99,7 +102,7 @@ func New(c Config) Disks {
 		c.AfterBoot = func(f func()) { f() }
 	}
 	m := machine.New(c.Dirs, c.Log)
-	m.CheckProgress = c.CheckProgress
+	m.WorkProgress = c.WorkProgress
 	label := persistent.LabelOf(c.Options.PartitionerType)
 	disks := &Persistent{Machine: m, Resolver: c.Resolver, Records: c.Records, Reload: c.Reload, Foreign: c.Foreign, Blank: c.Blank, Label: label,
 		BindMounted: c.Options.BindMountPersistentDisk, Preformatted: c.Options.UsePreformattedPersistentDisk}

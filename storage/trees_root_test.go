@@ -113,9 +113,9 @@ func TestRootMigrateBindMountedNeedsRoomForItsTreeOnly(t *testing.T) {
 		return dir
 	}
 	// The old store is a directory of a disk that is nearly full.
-	whole := small(200 << 20)
-	b.ok(os.WriteFile(filepath.Join(whole, "others"), make([]byte, 120<<20), 0o600))
-	old := filepath.Join(whole, "old")
+	largeFile := small(200 << 20)
+	b.ok(os.WriteFile(filepath.Join(largeFile, "others"), make([]byte, 120<<20), 0o600))
+	old := filepath.Join(largeFile, "old")
 	b.ok(os.Mkdir(old, 0o755))
 	b.ok(os.WriteFile(filepath.Join(old, "file"), make([]byte, 12<<20), 0o600))
 	b.ok(os.Link(filepath.Join(old, "file"), filepath.Join(old, "link")))
@@ -126,7 +126,7 @@ func TestRootMigrateBindMountedNeedsRoomForItsTreeOnly(t *testing.T) {
 		_ = unix.Unmount(b.Dirs.StoreMigrationTarget(), unix.MNT_DETACH)
 		_ = unix.Unmount(b.Dirs.Store(), unix.MNT_DETACH)
 	})
-	b.ok(unix.Syncfs(int(opened(t, whole).Fd())))
+	b.ok(unix.Syncfs(int(opened(t, largeFile).Fd())))
 	b.ok(errors.Join(b.Mount(ctx, "old"), b.Mount(ctx, "tiny")))
 	b.fails(b.Migrate(ctx, "old", "tiny"), "too small: 12 MiB")
 	b.unmounted("tiny", "Unmounted partition of tiny")

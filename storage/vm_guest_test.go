@@ -100,7 +100,7 @@ var guestChecks = []testvm.Check{
 		return find(ctx, "scsi", device.Hint{VolumeID: "2"}, vmTarget2)
 	}},
 	{Name: "scsi: a target that is not there", Run: func(ctx context.Context) error {
-		r, err := device.New(device.Options{Type: "scsi", Patience: 0.1}, guestLog())
+		r, err := device.New(device.Options{Type: "scsi", TimeoutScale: 0.1}, guestLog())
 		if err != nil {
 			return err
 		}

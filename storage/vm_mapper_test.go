@@ -132,7 +132,7 @@ func unreadable(ctx context.Context) error {
 	if err := errors.Join(disk.create(), part.create()); err != nil {
 		return err
 	}
-	plain, err := device.New(device.Options{}, guestLog())
+	resolver, err := device.New(device.Options{}, guestLog())
 	if err != nil {
 		return err
 	}
@@ -141,7 +141,7 @@ func unreadable(ctx context.Context) error {
 		records.disks[cid] = settings.PersistentDisk{CID: cid, Hint: settings.DiskHint{Path: path}}
 	}
 	dirs := vcap.New("")
-	d := New(Config{Dirs: dirs, Resolver: plain, Records: records, Program: "/proc/self/exe", Log: guestLog()})
+	d := New(Config{Dirs: dirs, Resolver: resolver, Records: records, Program: "/proc/self/exe", Log: guestLog()})
 	if err := errors.Join(d.Persistent.Mount(ctx, "failing"), d.Persistent.Mount(ctx, "healthy")); err != nil {
 		return err
 	}

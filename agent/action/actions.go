@@ -34,8 +34,8 @@ func Actions(d Deps) Table {
 		"upload_blob":              {Bind: One(uploadBlob(d.SensitiveBlobs)), Mode: Async, Lane: Overlap, Sensitive: true},
 		"remove_file":              {Bind: One(removeFile(d.Removable)), Lane: Overlap},
 		"ssh":                      {Bind: Two(d.SSH.run), Lane: Overlap},
-		"sync_dns":                 {Bind: Three(d.DNS.sync), Lane: Overlap, Patience: DNSPatience},
-		"sync_dns_with_signed_url": {Bind: One(d.DNS.syncSigned), Lane: Overlap, Patience: DNSPatience, Sensitive: true},
+		"sync_dns":                 {Bind: Three(d.DNS.sync), Lane: Overlap, ReplyTimeout: DNSReplyTimeout},
+		"sync_dns_with_signed_url": {Bind: One(d.DNS.syncSigned), Lane: Overlap, ReplyTimeout: DNSReplyTimeout, Sensitive: true},
 		"delete_arp_entries":       {Bind: One(deleteARPEntries(d.Neighbors)), Lane: Overlap},
 		"shutdown":                 {Bind: None(shutdown(d.Power)), Lane: Overlap},
 	}

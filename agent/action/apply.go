@@ -71,7 +71,8 @@ func start(i JobInstance) func(context.Context) (string, error) {
 	return func(ctx context.Context) (string, error) { return "started", i.Start(ctx) }
 }
 
-// stop waits for the processes unless the caller is of the time before that was asked for.
+// stop waits for the processes to end, except for callers before protocol 3, which do not expect
+// that.
 func stop(i JobInstance) func(context.Context) (string, error) {
 	return func(ctx context.Context) (string, error) { return "stopped", i.Stop(ctx, CallOf(ctx).Protocol > 2) }
 }

@@ -119,7 +119,7 @@ func decode(arguments []json.RawMessage, required int, targets ...any) error {
 		d := json.NewDecoder(bytes.NewReader(arguments[i]))
 		d.UseNumber()
 		if err := d.Decode(target); err != nil {
-			return fmt.Errorf("argument %d: %w", i+1, plain(err))
+			return fmt.Errorf("argument %d: %w", i+1, hideContent(err))
 		}
 		if _, err := d.Token(); err != io.EOF {
 			return fmt.Errorf("argument %d: more than one value", i+1)
@@ -146,8 +146,8 @@ func scalar(target any) bool {
 
 func isNull(raw json.RawMessage) bool { return bytes.Equal(bytes.TrimSpace(raw), []byte("null")) }
 
-// plain rewrites decoder errors, which may quote the content of a document and name Go types.
-func plain(err error) error {
+// hideContent rewrites decoder errors, which may quote the content of a document and name Go types.
+func hideContent(err error) error {
 	var wrong *json.UnmarshalTypeError
 	if errors.As(err, &wrong) {
 		what := wrong.Value

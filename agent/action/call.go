@@ -27,8 +27,8 @@ func CallOf(ctx context.Context) Call {
 	return c
 }
 
-// Checkpoint records how far a resumable task has come. Should the agent restart, Resume gets
-// the last note that was made. A synchronous call has nothing to resume and records nothing.
+// Checkpoint makes the progress of a resumable task durable. After a restart of the agent, Resume
+// gets the last checkpoint. For a synchronous call it does nothing.
 func Checkpoint(ctx context.Context, note json.RawMessage) error {
 	if record := CallOf(ctx).Note; record != nil {
 		return record(note)

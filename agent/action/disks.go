@@ -25,7 +25,7 @@ type Disks interface {
 // CID names a disk.
 type CID string
 
-// Check refuses the empty name, which would fit no disk or, in a path, all of them.
+// Check refuses an empty CID: joined to a path it would name the directory of all disks.
 func (c *CID) Check() error {
 	if *c == "" {
 		return errors.New("the disk's CID is empty")
@@ -41,7 +41,8 @@ func (h *Hint) UnmarshalJSON(data []byte) (err error) {
 	var path struct {
 		Path any `json:"path"`
 	}
-	// Numbers are taken for texts elsewhere in a hint, where CPIs send them. As a path one is a mistake.
+	// CPIs send numbers as other members of a hint, which are then read as strings; as the path a number
+	// is a mistake.
 	if json.Unmarshal(data, &path) == nil {
 		if _, text := path.Path.(string); path.Path != nil && !text {
 			return errors.New("path: expected a string")
@@ -51,7 +52,7 @@ func (h *Hint) UnmarshalJSON(data []byte) (err error) {
 	return err
 }
 
-// empty is the value of actions that have nothing to tell.
+// empty is the value of actions without a result.
 type empty struct{}
 
 // Message is the value of unmount_disk.

@@ -83,8 +83,8 @@ func (d *DNS) update(ctx context.Context, ref blob.Ref, digest string, version u
 	if err := os.MkdirAll(filepath.Dir(d.Records), 0o755); err != nil {
 		return "", fmt.Errorf("sync dns: %w", err)
 	}
-	// As it came, since bosh-dns knows keys that the agent does not, and last: it is the record
-	// of what has been done.
+	// Verbatim, because bosh-dns reads keys that the agent does not know; last, because this file
+	// records which version is in force.
 	if err := atomicfile.Write(d.Records, content, 0o640, atomicfile.Owner(os.Getuid(), d.GID)); err != nil {
 		return "", fmt.Errorf("sync dns: %w", err)
 	}
@@ -123,7 +123,7 @@ func (d *DNS) fetch(ctx context.Context, ref blob.Ref, version uint64) ([]byte, 
 		Records [][]string `json:"records"`
 	}
 	if err := json.Unmarshal(content, &doc); err != nil {
-		return nil, nil, fmt.Errorf("records: %w", plain(err))
+		return nil, nil, fmt.Errorf("records: %w", hideContent(err))
 	}
 	if doc.Version == nil || *doc.Version != version {
 		return nil, nil, errors.New("the records are of another version than was asked for")

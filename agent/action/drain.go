@@ -37,7 +37,7 @@ func drain(d JobDeps) func(context.Context, string, *jobs.Spec) (int, error) {
 				return struct{}{}, d.Scripts.Drain(ctx, current.JobNames(), args)
 			})
 		}
-		// The caller that canceled does not look at the outcome; the scripts have ended.
+		// The caller that canceled ignores the result; the scripts have ended.
 		if errors.Is(context.Cause(ctx), task.ErrCanceled) {
 			return 0, nil
 		}

@@ -27,7 +27,7 @@ type Upload struct {
 	Payload  string `json:"payload"`
 }
 
-// Check refuses an upload that could not be found again.
+// Check refuses an upload without a blob id.
 func (u *Upload) Check() error {
 	if u.ID == "" {
 		return errors.New("blob_id is missing")
@@ -50,7 +50,7 @@ func uploadBlob(blobs SensitiveBlobs) func(context.Context, Upload) (string, err
 }
 
 // removeFile deletes below one of the given directories only, and follows no link out of them:
-// bundle_logs puts its archives there, and nothing else is ever to be removed by a caller.
+// bundle_logs puts its archives there, and a caller can delete nothing else.
 func removeFile(directories []string) func(context.Context, string) (string, error) {
 	return func(_ context.Context, path string) (string, error) {
 		if !filepath.IsAbs(path) {

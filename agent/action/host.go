@@ -15,8 +15,8 @@ type Addresses struct {
 	IPs []string `json:"ips"`
 }
 
-// deleteARPEntries forgets where addresses were: their machines have been replaced. It is best
-// effort, since the Director does not look at the answer.
+// deleteARPEntries deletes the neighbor entries of addresses whose machines have been replaced. It
+// is best effort, since the Director ignores the reply.
 func deleteARPEntries(n Neighbors) func(context.Context, Addresses) (empty, error) {
 	return func(ctx context.Context, a Addresses) (empty, error) {
 		for _, text := range a.IPs {

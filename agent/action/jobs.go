@@ -20,15 +20,15 @@ type JobDeps struct {
 	SayShutdown func(ctx context.Context)
 }
 
-// startPatience is how long `bosh start` waits.
-const startPatience = 90 * time.Second
+// startReplyTimeout is how long `bosh start` waits.
+const startReplyTimeout = 90 * time.Second
 
 // JobRows returns the rows of the job, package, script and log actions.
 func JobRows(d JobDeps) Table {
 	return Table{
 		"prepare": {Bind: One(prepare(d.Instance)), Mode: Async, Lane: Instance, Cancelable: true},
 		"apply":   {Bind: One(apply(d.Instance, d.Networks)), Mode: Async, Lane: Instance, Cancelable: true},
-		"start":   {Bind: None(start(d.Instance)), Lane: Instance, Patience: startPatience},
+		"start":   {Bind: None(start(d.Instance)), Lane: Instance, ReplyTimeout: startReplyTimeout},
 		"stop":    {Bind: None(stop(d.Instance)), Mode: Async, Lane: Instance, Cancelable: true},
 		"drain": {Bind: OneMaybeTwo(drain(d)), Mode: Async, Lane: Instance, Cancelable: true,
 			Canceled: func(context.Context) (any, error) { return 0, nil }},

@@ -8,14 +8,13 @@ import (
 	"cambium/agent/task"
 )
 
-// detached is for what runs scripts of releases: these outlive the agent. Only a canceled task
-// ends f, which is then waited for. When the agent itself stops, the call returns at once and
-// the scripts go on; a service manager that restarts the agent must not break a deployment's
-// pre-start in the middle.
+// detached runs f, which runs scripts of releases, so that the scripts outlive the agent. Canceling
+// the task ends f, and detached waits for it. When the agent stops, detached returns at once and
+// the scripts go on: a restart of the agent must not interrupt a deployment's pre-start.
 func detached[T any](ctx context.Context, f func(context.Context) (T, error)) (T, error) {
 	inner, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(nil)
-	done := Beside(func() (T, error) { return f(inner) })
+	done := Background(func() (T, error) { return f(inner) })
 	select {
 	case o := <-done:
 		return o.Value, o.Err

@@ -53,9 +53,9 @@ type Associations interface {
 	Associate(ctx context.Context, associations []settings.DiskAssociation) error
 }
 
-// UpdateSettings changes what the Director may change on a running machine. It needs no
-// restart: what is new is made to work first, then persisted, and only then is the old one
-// given up. The Director takes the answer as leave to delete the old identity.
+// UpdateSettings changes what the Director may change on a running machine. It needs no restart:
+// the new connection must work first, then the settings are persisted, and only then is the old
+// connection closed. After the reply the Director deletes the old identity.
 type UpdateSettings struct {
 	Store        SettingsStore
 	Bus          Bus

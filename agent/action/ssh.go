@@ -16,9 +16,10 @@ import (
 	"cambium/settings"
 )
 
-// SSHUsers makes and removes the short-lived accounts of `bosh ssh`.
+// SSHUsers makes and removes the ephemeral accounts of `bosh ssh`.
 type SSHUsers interface {
-	// Create makes an account that may log in with the key; one that exists gets the key.
+	// Create makes an account that may log in with the key; one that it made before gets the key. Names that no
+	// account can have, and those of other accounts, are errors.
 	Create(ctx context.Context, name, publicKey string) error
 	// Remove deletes every account, with its home, for which match says so.
 	Remove(ctx context.Context, match func(name string) bool) error
@@ -50,10 +51,8 @@ type SSHResult struct {
 	HostPublicKey string `json:"host_public_key,omitempty"`
 }
 
-// userPrefix marks the accounts that belong to this action; it touches no others.
+// userPrefix begins the names that Directors and the CLI choose; cleanup removes no other accounts.
 const userPrefix = "bosh_"
-
-var userName = regexp.MustCompile(`^` + userPrefix + `[a-z0-9_-]{1,27}$`)
 
 func (s *SSH) run(ctx context.Context, command string, p SSHParams) (SSHResult, error) {
 	switch command {
@@ -67,10 +66,7 @@ func (s *SSH) run(ctx context.Context, command string, p SSHParams) (SSHResult, 
 
 func (s *SSH) setup(ctx context.Context, p SSHParams) (SSHResult, error) {
 	key := strings.TrimSpace(p.PublicKey)
-	switch {
-	case !userName.MatchString(p.User):
-		return SSHResult{}, errors.New("ssh setup: the user is not named bosh_…")
-	case key == "" || strings.ContainsAny(key, "\n\r\x00"):
+	if key == "" || strings.ContainsAny(key, "\n\r\x00") {
 		return SSHResult{}, errors.New("ssh setup: the public key is not one line")
 	}
 	// Before the account is created: without these the caller cannot log in.
@@ -125,8 +121,8 @@ func HostKeyBelow(root string) (string, error) {
 	return "", errors.New("ssh setup: the machine has no ssh host key")
 }
 
-// address is where the caller connects to: a network that is the default for something, else
-// any, the IaaS's own last.
+// address is where the caller connects to: a network that is the default for something, else any
+// other, VIPs last.
 func (s *SSH) address() (string, error) {
 	networks := s.Networks()
 	names := slices.Sorted(maps.Keys(networks))

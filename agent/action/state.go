@@ -16,7 +16,7 @@ type Jobs interface {
 	Processes(ctx context.Context) ([]jobs.Process, error)
 }
 
-// StateSource is what get_state tells.
+// StateSource is what get_state reads.
 type StateSource struct {
 	AgentID string
 	VMName  func() string
@@ -40,9 +40,9 @@ type VM struct {
 	Name string `json:"name"`
 }
 
-// supervisorPatience is how long a supervisor may take to answer. `bosh vms` waits five
-// seconds, and a state of "unknown" in time is worth more to it than no answer.
-const supervisorPatience = 3 * time.Second
+// supervisorTimeout is how long a supervisor may take to answer. `bosh vms` waits five seconds and
+// shows a state of "unknown", but fails without an answer.
+const supervisorTimeout = 3 * time.Second
 
 // unknown is the state of a job whose supervisor does not answer.
 const unknown = "unknown"
@@ -51,7 +51,7 @@ func (s StateSource) state(ctx context.Context, format *string) (State, error) {
 	full := format != nil && *format == "full"
 	var vitals <-chan Outcome[any]
 	if full {
-		vitals = Beside(func() (any, error) { return s.Vitals(ctx) })
+		vitals = Background(func() (any, error) { return s.Vitals(ctx) })
 	}
 	job, processes, _ := Observe(ctx, s.Jobs)
 	spec, err := s.Jobs.Spec()
@@ -76,13 +76,13 @@ func (s StateSource) state(ctx context.Context, format *string) (State, error) {
 // Observe asks the supervisor for the state of the jobs, with a short deadline: without an answer the
 // state is "unknown", and ok false.
 func Observe(ctx context.Context, j Jobs) (state string, processes []jobs.Process, ok bool) {
-	ctx, cancel := context.WithTimeout(ctx, supervisorPatience)
+	ctx, cancel := context.WithTimeout(ctx, supervisorTimeout)
 	defer cancel()
 	type observed struct {
 		state     string
 		processes []jobs.Process
 	}
-	answer := Beside(func() (o observed, err error) {
+	answer := Background(func() (o observed, err error) {
 		o.state = j.JobState(ctx)
 		o.processes, err = j.Processes(ctx)
 		return o, err
@@ -104,9 +104,9 @@ type Outcome[T any] struct {
 	Err   error
 }
 
-// Beside runs f in a goroutine, so that a caller can give up on a function that ignores its context.
+// Background runs f in a goroutine, so that a caller can give up on a function that ignores its context.
 // A panic is an error, as in an action itself.
-func Beside[T any](f func() (T, error)) <-chan Outcome[T] {
+func Background[T any](f func() (T, error)) <-chan Outcome[T] {
 	done := make(chan Outcome[T], 1)
 	go func() {
 		defer func() {

@@ -23,7 +23,7 @@ const (
 	// Immediate calls run on the transport's own goroutine, so they must never wait for
 	// anything: no disk, no process, no peer.
 	Immediate Lane = iota
-	// Fast calls only read; nothing holds them up, they may take a while themselves.
+	// Fast calls only read. They wait for no other call, and may take a while themselves.
 	Fast
 	// Instance calls change the instance: one at a time, in arrival order.
 	Instance
@@ -63,8 +63,8 @@ func (m Mode) Async(protocol int) bool { return m == Async || m == AsyncSince3 &
 // Run is a call with its arguments bound. It ends soon after ctx does.
 type Run func(ctx context.Context) (any, error)
 
-// Bind checks and decodes a request's arguments. It touches nothing; its error is what the
-// caller is told.
+// Bind checks and decodes a request's arguments. It has no side effects; its error becomes the
+// caller's exception.
 type Bind func(arguments []json.RawMessage) (Run, error)
 
 // Row is one method.
@@ -72,13 +72,12 @@ type Row struct {
 	Bind Bind
 	Mode Mode
 	Lane Lane
-	// Sensitive arguments may hold secrets: what is wrong with them is told to the caller, but
-	// not to the log.
+	// Sensitive arguments may hold secrets: errors about them go to the caller, but not to the log.
 	Sensitive bool
 	// Cancelable tasks have their context canceled by cancel_task and return soon after.
 	Cancelable bool
-	// EndsWithCaller is set for a synchronous call whose result is of use to its caller alone: it is stopped when
-	// that has left.
+	// EndsWithCaller marks a synchronous call whose result is of use to its caller alone: it is canceled when the
+	// caller disconnects.
 	EndsWithCaller bool
 	// Canceled is the outcome of a task that was canceled before it began; where nil, it
 	// fails with an exception that says so.
@@ -90,23 +89,23 @@ type Row struct {
 	// to wait for, and wait, called in a goroutine of its own, returns when the answer is worth
 	// giving or ctx ends. The dispatcher bounds how long and how many.
 	Await func(arguments []json.RawMessage) (done func() bool, wait func(ctx context.Context))
-	// Patience is how long a caller waits for the first reply; 45 seconds if zero. A request
+	// ReplyTimeout is how long a caller waits for the first reply; 45 seconds if zero. A request
 	// that could not be served by then is dropped: its caller no longer waits for the answer.
-	Patience time.Duration
+	ReplyTimeout time.Duration
 }
 
-// DefaultPatience is the Director's reply timeout, DNSPatience that of its DNS broadcaster.
+// DefaultReplyTimeout is the Director's reply timeout, DNSReplyTimeout that of its DNS broadcaster.
 const (
-	DefaultPatience = 45 * time.Second
-	DNSPatience     = 10 * time.Second
+	DefaultReplyTimeout = 45 * time.Second
+	DNSReplyTimeout     = 10 * time.Second
 )
 
 // Wait returns how long the caller of this row waits.
 func (r Row) Wait() time.Duration {
-	if r.Patience > 0 {
-		return r.Patience
+	if r.ReplyTimeout > 0 {
+		return r.ReplyTimeout
 	}
-	return DefaultPatience
+	return DefaultReplyTimeout
 }
 
 // Table maps method names to rows.

@@ -22,7 +22,7 @@ type Statuses interface{ SetStatus(status string) }
 type Handler struct {
 	Next mbus.Handler
 	Jobs Statuses
-	// Alert is told of the failure of a job, as monit's mails are.
+	// Alert gets the failure of a job, in place of a mail of monit.
 	Alert func(monit.Alert)
 }
 

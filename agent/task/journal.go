@@ -19,9 +19,9 @@ import (
 	"cambium/internal/atomicfile"
 )
 
-// The journal is a file of lines, each a checksum and a JSON object; later lines of one id add
-// to earlier ones. A crash can only tear the last line, which then does not count. It never
-// holds a task's arguments.
+// The journal is a file of lines, each a checksum and a JSON object; later lines of one id add to
+// earlier ones. A crash can only truncate the last line, which is then ignored. It never holds a
+// task's arguments.
 
 // compactAbove is the size from which on the file is rewritten without what is forgotten; a
 // variable for the sake of tests.
@@ -120,7 +120,8 @@ type appended struct {
 	done func(error)
 }
 
-// journal appends lines, many per fsync when they come fast.
+// journal appends lines, many per fsync when they come fast. The file is open only while a batch is written: the file
+// system of the settings can be unmounted under a running agent.
 type journal struct {
 	path     string
 	log      *logrus.Entry
@@ -134,7 +135,6 @@ type journal struct {
 	finished chan struct{}
 
 	// Owned by the writing goroutine.
-	file  *os.File // nil after a failure; the next batch opens it again
 	size  int64
 	limit int64 // of size, before the next compaction
 	torn  bool  // the file may end within a line
@@ -143,7 +143,11 @@ type journal struct {
 func openJournal(path string, torn bool, snapshot func() []entry, log *logrus.Entry) (*journal, error) {
 	j := &journal{path: path, torn: torn, limit: compactAbove, log: log, snapshot: snapshot,
 		wake: make(chan struct{}, 1), finished: make(chan struct{})}
-	if err := j.open(); err != nil {
+	file, err := j.open()
+	if err == nil {
+		err = file.Close()
+	}
+	if err != nil {
 		return nil, fmt.Errorf("task journal: %w", err)
 	}
 	go j.write()
@@ -190,11 +194,6 @@ func (j *journal) write() {
 		j.flush()
 	}
 	j.flush()
-	if j.file != nil {
-		if err := j.file.Close(); err != nil {
-			j.log.WithError(err).Warn("task journal not closed")
-		}
-	}
 }
 
 func (j *journal) flush() {
@@ -216,40 +215,31 @@ func (j *journal) flush() {
 	}
 }
 
+// store appends a batch. What one lost is written by the compaction behind the next that works.
 func (j *journal) store(batch []appended) error {
-	if j.file == nil {
-		if err := j.open(); err != nil {
-			return err
-		}
+	file, err := j.open()
+	if err != nil {
+		j.limit = 0
+		return err
 	}
-	w := bufio.NewWriter(j.file)
+	w := bufio.NewWriter(file) // keeps the first error
 	for _, a := range batch {
-		if _, err := w.Write(a.line); err != nil {
-			return j.failed(err)
-		}
-		j.size += int64(len(a.line))
+		n, _ := w.Write(a.line)
+		j.size += int64(n)
 	}
-	if err := w.Flush(); err != nil {
-		return j.failed(err)
+	if err = w.Flush(); err == nil {
+		err = file.Sync()
 	}
-	if err := j.file.Sync(); err != nil {
-		return j.failed(err)
+	if err = errors.Join(err, file.Close()); err != nil {
+		j.torn, j.limit = true, 0 // half a line may be in it
 	}
-	return nil
-}
-
-// failed closes the file, so that the next batch opens it again: half a line may be in it. What
-// this batch lost is written with everything else once writing works again.
-func (j *journal) failed(err error) error {
-	err = errors.Join(err, j.file.Close())
-	j.file, j.torn, j.limit = nil, true, 0
 	return err
 }
 
-func (j *journal) open() error {
+func (j *journal) open() (*os.File, error) {
 	file, err := os.OpenFile(j.path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	info, err := file.Stat()
 	if err == nil && info.Mode().Perm() != 0o600 {
@@ -259,13 +249,13 @@ func (j *journal) open() error {
 		_, err = file.WriteString("\n")
 	}
 	if err != nil {
-		return errors.Join(err, file.Close())
+		return nil, errors.Join(err, file.Close())
 	}
-	j.file, j.torn, j.size = file, false, info.Size()
-	return nil
+	j.torn, j.size = false, info.Size()
+	return file, nil
 }
 
-// compact rewrites the file from what is still known, then appends to the new one.
+// compact rewrites the file from what is still known.
 func (j *journal) compact() error {
 	var content bytes.Buffer
 	for _, e := range j.snapshot() {
@@ -278,13 +268,7 @@ func (j *journal) compact() error {
 	if err := atomicfile.Write(j.path, content.Bytes(), 0o600); err != nil {
 		return err
 	}
-	if j.file != nil {
-		if err := j.file.Close(); err != nil {
-			j.log.WithError(err).Warn("task journal not closed")
-		}
-		j.file = nil
-	}
-	j.torn = false
-	j.limit = max(compactAbove, 2*int64(content.Len()))
-	return j.open()
+	j.torn, j.size = false, int64(content.Len())
+	j.limit = max(compactAbove, 2*j.size)
+	return nil
 }

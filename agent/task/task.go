@@ -1,5 +1,5 @@
-// Package task keeps asynchronous work: its identity, how it ended, how to stop it, and a
-// journal by which all of that survives the agent's own end.
+// Package task keeps asynchronous work: its id, its outcome, how to cancel it, and a journal by
+// which all of that survives a restart of the agent.
 package task
 
 import (
@@ -46,7 +46,7 @@ type Task struct {
 
 	// Guarded by owner.mu.
 	note    json.RawMessage
-	final   entry // what the journal was told of the end
+	final   entry // the outcome as it is in the journal
 	visible bool  // the end is durable and may be seen
 }
 
@@ -60,13 +60,13 @@ func (t *Task) Checkpoint() json.RawMessage {
 // Context ends when the task is canceled or the agent stops.
 func (t *Task) Context() context.Context { return t.ctx }
 
-// Durable is closed when the task would survive the agent's end.
+// Durable is closed when the task would survive a restart of the agent.
 func (t *Task) Durable() <-chan struct{} { return t.durable }
 
 // Canceled reports whether cancel_task was called for it.
 func (t *Task) Canceled() bool { return errors.Is(context.Cause(t.ctx), ErrCanceled) }
 
-// Outcome is how a task stands.
+// Outcome is the state of a task and, once it has ended, its result.
 type Outcome struct {
 	Running bool
 	Value   json.RawMessage // of a successful task
@@ -96,9 +96,8 @@ type Tasks struct {
 	interrupted []*Task
 }
 
-// Open reads the journal and makes ready for new tasks, whose contexts end with ctx. A journal
-// that cannot be read or written costs durability, not service: the error tells, and the Tasks
-// returned beside it work in memory.
+// Open reads the journal and makes ready for new tasks, whose contexts end with ctx. If the journal
+// cannot be read or written, Open returns the error together with Tasks that work in memory.
 func Open(ctx context.Context, o Options) (*Tasks, error) {
 	s := &Tasks{log: o.Log, ctx: ctx, byID: map[string]*Task{}, now: time.Now}
 	if o.Path == "" {
@@ -165,7 +164,7 @@ func (t *Task) Note(note json.RawMessage) error {
 	return <-done
 }
 
-// Finish records the outcome, durably before anybody can see it. When the agent itself is
+// Finish records the outcome, durably before a caller can see it. When the agent itself is
 // stopping the outcome is not recorded: the task was interrupted rather than failed.
 func (t *Task) Finish(value any, err error) {
 	defer t.cancel(nil)
@@ -232,7 +231,7 @@ type NotFound struct{ ID string }
 
 func (e NotFound) Error() string { return fmt.Sprintf("Task with id %s could not be found", e.ID) }
 
-// Outcome tells how a task stands; asking again gives the same answer.
+// Outcome returns the state of a task; it may be called any number of times.
 func (s *Tasks) Outcome(id string) (Outcome, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -275,7 +274,7 @@ func (s *Tasks) Ended(id string) bool {
 	return !found || t.visible
 }
 
-// Cancel ends the context of a task that can be stopped. A task that has ended is left alone.
+// Cancel ends the context of a task that can be stopped. For a task that has ended it does nothing.
 func (s *Tasks) Cancel(id string) error {
 	s.mu.Lock()
 	t, found := s.byID[id]

@@ -64,21 +64,21 @@ func TestOutcomesSurviveARestart(t *testing.T) {
 	s.Close()
 
 	for range 2 { // a second restart finds the same
-		again := open(t, path)
-		if got := mustOutcome(t, again, done.ID); string(got.Value) != `"applied"` || got.Failed || got.Running {
+		reopened := open(t, path)
+		if got := mustOutcome(t, reopened, done.ID); string(got.Value) != `"applied"` || got.Failed || got.Running {
 			t.Errorf("finished task after restart: %+v", got)
 		}
-		if got := mustOutcome(t, again, failed.ID); !got.Failed || got.Error != "boom" {
+		if got := mustOutcome(t, reopened, failed.ID); !got.Failed || got.Error != "boom" {
 			t.Errorf("failed task after restart: %+v", got)
 		}
-		left := again.Interrupted()
+		left := reopened.Interrupted()
 		if len(left) != 1 || left[0].ID != running.ID || string(left[0].Checkpoint()) != `{"step":2}` || left[0].Method != "update_settings" {
 			t.Errorf("interrupted: %+v", left)
 		}
-		if len(again.Interrupted()) != 0 {
+		if len(reopened.Interrupted()) != 0 {
 			t.Error("interrupted tasks were handed out twice")
 		}
-		again.Close()
+		reopened.Close()
 	}
 	info, err := os.Stat(path)
 	if err != nil || info.Mode().Perm() != 0o600 {
@@ -106,9 +106,9 @@ func TestTornAndDamagedJournal(t *testing.T) {
 	one.Finish("applied", nil)
 	two.Finish("stopped", nil)
 	s.Close()
-	whole, _ := os.ReadFile(path)
-	for cut := 0; cut < len(whole); cut += 61 {
-		if err := os.WriteFile(path, whole[:cut], 0o600); err != nil {
+	journalBytes, _ := os.ReadFile(path)
+	for cut := 0; cut < len(journalBytes); cut += 61 {
+		if err := os.WriteFile(path, journalBytes[:cut], 0o600); err != nil {
 			t.Fatal(err)
 		}
 		s := open(t, path)
@@ -118,14 +118,14 @@ func TestTornAndDamagedJournal(t *testing.T) {
 		three := s.Begin("drain", false)
 		three.Finish(0, nil)
 		s.Close()
-		again := open(t, path)
-		if got := mustOutcome(t, again, three.ID); string(got.Value) != "0" {
+		reopened := open(t, path)
+		if got := mustOutcome(t, reopened, three.ID); string(got.Value) != "0" {
 			t.Fatalf("cut at %d: task after the tear is lost: %+v", cut, got)
 		}
-		again.Close()
+		reopened.Close()
 	}
 	// Garbage between whole lines costs only itself.
-	lines := strings.SplitAfter(string(whole), "\n")
+	lines := strings.SplitAfter(string(journalBytes), "\n")
 	if err := os.WriteFile(path, []byte(lines[0]+"\x00\xff garbage\n"+strings.Join(lines[1:], "")), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -229,17 +229,17 @@ func TestCompactionLosesNothing(t *testing.T) {
 	open := s.Begin("drain", false)
 	<-open.Durable()
 	s.Close()
-	again, err := Open(t.Context(), Options{Path: path, Log: quiet()})
+	reopened, err := Open(t.Context(), Options{Path: path, Log: quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer again.Close()
+	defer reopened.Close()
 	for id, want := range ids {
-		if got := mustOutcome(t, again, id); len(got.Value) != len(want)+2 {
+		if got := mustOutcome(t, reopened, id); len(got.Value) != len(want)+2 {
 			t.Fatalf("task %s: got %d bytes, want %d", id, len(got.Value), len(want)+2)
 		}
 	}
-	if left := again.Interrupted(); len(left) != 1 || left[0].ID != open.ID {
+	if left := reopened.Interrupted(); len(left) != 1 || left[0].ID != open.ID {
 		t.Errorf("interrupted: %v", left)
 	}
 }
@@ -263,20 +263,43 @@ func TestJournalRecoversFromFailedWrites(t *testing.T) {
 	s := open(t, path)
 	lost := s.Begin("apply", false)
 	<-lost.Durable()
-	if err := s.journal.file.Close(); err != nil {
+	if err := errors.Join(os.Remove(path), os.Mkdir(path, 0o700)); err != nil { // which cannot be written
 		t.Fatal(err)
 	}
 	lost.Finish("applied", nil) // not written
 	if got := mustOutcome(t, s, lost.ID); string(got.Value) != `"applied"` {
 		t.Errorf("in memory: %+v", got)
 	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
 	next := s.Begin("stop", false)
 	next.Finish("stopped", nil)
 	s.Close()
-	again := open(t, path)
+	reopened := open(t, path)
 	for _, task := range []*Task{lost, next} {
-		if got := mustOutcome(t, again, task.ID); got.Running || got.Failed {
+		if got := mustOutcome(t, reopened, task.ID); got.Running || got.Failed {
 			t.Errorf("%s after a restart: %+v", task.Method, got)
+		}
+	}
+}
+
+// With settings on a tmpfs the journal is there too, and the tmpfs can be unmounted under the agent.
+func TestTheJournalIsNotHeldOpen(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "journal")
+	s := open(t, path)
+	defer s.Close()
+	task := s.Begin("apply", false)
+	<-task.Durable()
+	task.Finish("applied", nil)
+	mustOutcome(t, s, task.ID)
+	descriptors, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range descriptors {
+		if target, err := os.Readlink(d); err == nil && target == path {
+			t.Errorf("%s is open", path)
 		}
 	}
 }
@@ -294,12 +317,12 @@ func FuzzJournalLine(f *testing.F) {
 		if !ok {
 			return
 		}
-		again, err := e.line()
+		reopened, err := e.line()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, ok := parseLine(again[:len(again)-1]); !ok {
-			t.Errorf("cannot read back %q", again)
+		if _, ok := parseLine(reopened[:len(reopened)-1]); !ok {
+			t.Errorf("cannot read back %q", reopened)
 		}
 	})
 }

@@ -35,7 +35,7 @@ type attempt struct {
 // awaitedStep is a step that runs, and what it waits for.
 type awaitedStep struct{ name, waiting string }
 
-// begin starts an attempt; nothing that an earlier one reports counts from now on.
+// begin starts an attempt; reports of an earlier one are ignored from now on.
 func (e *Engine) begin(steps []Step) *attempt {
 	a := &attempt{Engine: e, rec: e.Status, log: e.Log}
 	e.mu.Lock()
@@ -47,7 +47,7 @@ func (e *Engine) begin(steps []Step) *attempt {
 	}
 	if err := a.rec.Update(func(d *status.Document) {
 		d.KeepTry()
-		// The verdict of the last try stays: until this one has ended, it is what is known.
+		// The verdict of the last attempt stays in the status until this one has ended.
 		d.Steps, d.State, d.Warnings, d.ReadyNS = rows, status.Starting, nil, 0
 		d.Try, d.NextTry = d.Try+1, nil
 	}); err != nil {
@@ -87,8 +87,8 @@ func (a *attempt) updateAwaited(change func()) {
 }
 
 const (
-	// freeWaits is how many reasons to wait are logged as they come, once each. There are more only if they quote
-	// something that is different each time; of those one is logged in waitPause.
+	// freeWaits is the number of reasons to wait that are logged at once, each one time. Further ones, which
+	// contain something that differs each time, are logged at most once in waitPause.
 	freeWaits = 20
 	waitPause = time.Minute
 )
@@ -192,7 +192,7 @@ func (a *attempt) runStep(ctx context.Context, s Step, hangs func()) error {
 	switch {
 	case err == nil:
 	case ctx.Err() != nil:
-		// Another step failed, or the agent is stopping: nothing is wrong with this one.
+		// Another step failed, or the agent is stopping: this step did not fail by itself.
 		outcome = status.Canceled
 	case s.optional():
 		outcome = status.Warned
@@ -206,7 +206,7 @@ func (a *attempt) runStep(ctx context.Context, s Step, hangs func()) error {
 	return err
 }
 
-// runWithin runs a step within its deadline, and announces a verdict when its patience is over.
+// runWithin runs a step within its deadline, and announces a verdict if it is overdue.
 func (a *attempt) runWithin(ctx context.Context, s Step, hangs func()) error {
 	if s.Deadline > 0 {
 		var cancel context.CancelFunc
@@ -220,9 +220,9 @@ func (a *attempt) runWithin(ctx context.Context, s Step, hangs func()) error {
 		return errStillRunning
 	}
 	defer a.release(s.Name)
-	patience := a.watchPatience(s)
+	overdue := a.watchOverdue(s)
 	err := a.runRecovered(ctx, s)
-	patience.end(err == nil)
+	overdue.end(err == nil)
 	return err
 }
 
@@ -237,8 +237,8 @@ func (a *attempt) runRecovered(ctx context.Context, s Step) (err error) {
 	return s.Run(ctx, &Span{name: s.Name, attempt: a})
 }
 
-// longStep is from when on the end of a step has a log line of its own. The others share one: the
-// journal, too, has a lot to do when a machine starts.
+// longStep is the duration from which the end of a step has a log line of its own. Shorter ones share
+// a line: journald is under load while a machine starts.
 const longStep = time.Second
 
 // recordEnd puts the end of a step into status and log.
@@ -290,8 +290,8 @@ func (a *attempt) close(v Verdict, deferred []Step) {
 	now := a.rec.Now()
 	err := a.rec.Update(func(d *status.Document) {
 		for i := range d.Steps {
-			later := slices.ContainsFunc(deferred, func(s Step) bool { return s.Name == d.Steps[i].Name })
-			if d.Steps[i].Outcome == status.Pending && !later {
+			isDeferred := slices.ContainsFunc(deferred, func(s Step) bool { return s.Name == d.Steps[i].Name })
+			if d.Steps[i].Outcome == status.Pending && !isDeferred {
 				d.Steps[i].Outcome = status.Canceled
 			}
 		}

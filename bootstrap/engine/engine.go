@@ -23,9 +23,9 @@ type Engine struct {
 	Status *status.Recorder
 	// Notify tells the service manager; nil means there is none.
 	Notify func(state string)
-	// Failing, when set, is told the verdict as soon as it is known: when the first step that matters
-	// has failed, while others still end, or when a step's patience is over, and then the zero value if
-	// that step has ended well after all.
+	// Failing, when set, is called with the verdict as soon as it is known: when the first step that is
+	// not optional has failed, while others still end, or when a step has run for its AnnounceAfter; in
+	// that case with the zero value if the step ends well after all.
 	Failing func(Verdict)
 	// Boundary, when set, is called at each step boundary: the crash tests stop the process there.
 	Boundary func(step string, ended bool)
@@ -35,7 +35,7 @@ type Engine struct {
 	running map[string]bool // by step name
 }
 
-// claim reserves a step for one run, or reports that an earlier run of it still goes on.
+// claim reserves a step for one run, or reports that an earlier run has not ended.
 func (e *Engine) claim(step string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -195,8 +195,8 @@ func (s *schedule) mustYield(step Step) bool {
 
 func (s *schedule) succeed(step Step) { s.succeeded[step.Name], s.over[step.Name] = true, true }
 
-// stepHangs judges a step that ignores its deadline. One that matters is still waited for, since
-// what it does cannot be done a second time beside it.
+// stepHangs fails a step that ignores its deadline. One that is not optional is still waited for,
+// since a second run of it must not overlap the first.
 func (s *schedule) stepHangs(step Step) {
 	err := fmt.Errorf("still running after its limit of %s, and cannot be stopped", step.Deadline)
 	switch {

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"path/filepath"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"cambium/internal/status"
 )
@@ -82,9 +84,9 @@ func TestStepsRunSideBySideAndInOrderOfNeed(t *testing.T) {
 	})
 }
 
-// A step may wait without end, but its observers do not: when its patience is over there is a
-// verdict, which is taken back if it ends well.
-func TestPatienceEndsInAVerdictThatCanHeal(t *testing.T) {
+// A step may wait without a deadline. When it is overdue there is a verdict, which is taken back if
+// the step ends well.
+func TestOverdueStepAnnouncesVerdict(t *testing.T) {
 	wait := func(d time.Duration, fails error) func(context.Context, *Span) error {
 		return func(ctx context.Context, s *Span) error {
 			s.Waiting("a file")
@@ -92,10 +94,10 @@ func TestPatienceEndsInAVerdictThatCanHeal(t *testing.T) {
 		}
 	}
 	for _, c := range []struct {
-		name  string
-		run   func(context.Context, *Span) error
-		told  []string
-		after status.State
+		name         string
+		run          func(context.Context, *Span) error
+		wantVerdicts []string
+		after        status.State
 	}{
 		{"in time", wait(19*time.Second, nil), nil, status.Ready},
 		{"late", wait(time.Hour, nil), []string{"settings: still waiting after 20s for a file: put it there", ""}, status.Ready},
@@ -114,25 +116,25 @@ func TestPatienceEndsInAVerdictThatCanHeal(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				e, path := newEngine(t)
-				var told, shown []string
+				var verdicts, shown []string
 				e.Failing = func(v Verdict) {
 					if v.Cause == nil {
-						told = append(told, "")
+						verdicts = append(verdicts, "")
 					} else {
-						told = append(told, v.Line())
+						verdicts = append(verdicts, v.Line())
 					}
 				}
 				e.Notify = func(text string) { shown = append(shown, text) }
 				go func() {
 					time.Sleep(30 * time.Second)
 					synctest.Wait()
-					if len(c.told) > 0 && len(shown) > 2 {
-						t.Errorf("the service manager was told %q over the verdict", shown)
+					if len(c.wantVerdicts) > 0 && len(shown) > 2 {
+						t.Errorf("the service manager was verdicts %q over the verdict", shown)
 					}
 				}()
-				v, _, err := e.Run(t.Context(), []Step{{Name: "settings", Patience: 20 * time.Second, Advice: "put it there", Run: c.run}})
-				if err != nil || v.State != c.after || !slices.Equal(told, c.told) {
-					t.Errorf("got %s, %v, told %q; want %s, told %q", v.State, err, told, c.after, c.told)
+				v, _, err := e.Run(t.Context(), []Step{{Name: "settings", AnnounceAfter: 20 * time.Second, Advice: "put it there", Run: c.run}})
+				if err != nil || v.State != c.after || !slices.Equal(verdicts, c.wantVerdicts) {
+					t.Errorf("got %s, %v, verdicts %q; want %s, verdicts %q", v.State, err, verdicts, c.after, c.wantVerdicts)
 				}
 				if d, err := status.Read(path); err != nil || d.State != c.after || (d.Verdict == "") != (c.after == status.Ready) {
 					t.Errorf("status %s %q, %v; want %s", d.State, d.Verdict, err, c.after)
@@ -256,7 +258,7 @@ func TestOptionalStepsWarnPanicsAndDeadlinesAreVerdicts(t *testing.T) {
 		if d, _ := status.Read(path); d.State != status.Degraded || len(d.Warnings) != 2 {
 			t.Errorf("status: %s %v", d.State, d.Warnings)
 		}
-		// The value of a panic may quote anything, and a verdict is read by many.
+		// The value of a panic may contain secrets, which must not get into a verdict.
 		v, _, _ = e.Run(t.Context(), []Step{{Name: "x", Run: func(context.Context, *Span) error { panic("boom") }}})
 		if v.State != status.Failed || !strings.Contains(v.Line(), "internal error") || strings.Contains(v.Line(), "boom") {
 			t.Errorf("panic: got %+v", v)
@@ -373,4 +375,19 @@ func TestWaitingDoesNotFloodTheLog(t *testing.T) {
 			t.Errorf("%d waits are kept, want %d", n, maxWaits)
 		}
 	})
+}
+
+// TestAdvice: an error's own advice comes first, then what a refusal of root's calls means, then the step's.
+func TestAdvice(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want string
+	}{
+		{fmt.Errorf("mount: %w", unix.EPERM), "if this is a container, run it privileged"},
+		{fmt.Errorf("mount: %w", unix.ENOENT), "attach the disk"},
+	} {
+		if got := adviceFor(c.err, "attach the disk"); got != c.want {
+			t.Errorf("%v: got %q, want %q", c.err, got, c.want)
+		}
+	}
 }

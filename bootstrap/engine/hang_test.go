@@ -16,14 +16,14 @@ import (
 	"cambium/internal/status"
 )
 
-// told collects what an engine says of a verdict, and when.
-type told struct {
+// verdictLog collects the verdicts of an engine, and when they came.
+type verdictLog struct {
 	begin time.Time
 	lines []string
 	after []time.Duration
 }
 
-func (l *told) listen(e *Engine) {
+func (l *verdictLog) listen(e *Engine) {
 	l.begin = time.Now()
 	e.Failing = func(v Verdict) {
 		l.lines, l.after = append(l.lines, v.Line()), append(l.after, time.Since(l.begin))
@@ -34,7 +34,7 @@ func fails(text string) func(context.Context, *Span) error {
 	return func(context.Context, *Span) error { return errors.New(text) }
 }
 
-// hangs is a step in a system call: it heeds neither deadline nor cancellation.
+// hangs is a step that hangs in a system call: it ignores deadline and cancellation.
 func hangs(d time.Duration) func(context.Context, *Span) error {
 	return func(context.Context, *Span) error {
 		time.Sleep(d)
@@ -46,7 +46,7 @@ func hangs(d time.Duration) func(context.Context, *Span) error {
 func TestAVerdictIsToldWhileOtherStepsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, _ := newEngine(t)
-		var heard told
+		var heard verdictLog
 		heard.listen(e)
 		var shown []string
 		e.Notify = func(text string) {
@@ -68,10 +68,10 @@ func TestAVerdictIsToldWhileOtherStepsEnd(t *testing.T) {
 			t.Fatalf("got %q, %v; want the first failure", v.Line(), err)
 		}
 		if !slices.Equal(heard.lines, []string{"disk: refused"}) || heard.after[0] != time.Second {
-			t.Errorf("told %q after %v, want the verdict once, after 1s", heard.lines, heard.after)
+			t.Errorf("announced %q after %v, want the verdict once, after 1s", heard.lines, heard.after)
 		}
 		if len(shown) != 0 {
-			t.Errorf("the service manager was told %q, want nothing over the verdict", shown)
+			t.Errorf("the service manager shows %q, want nothing over the verdict", shown)
 		}
 	})
 }
@@ -79,22 +79,22 @@ func TestAVerdictIsToldWhileOtherStepsEnd(t *testing.T) {
 func TestAStoppedAgentAnnouncesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, _ := newEngine(t)
-		var heard told
+		var heard verdictLog
 		heard.listen(e)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if v, _, err := e.Run(ctx, []Step{{Name: "disk", Run: pause(time.Hour)}}); err != nil || v.State != status.Failed || len(heard.lines) != 0 {
-			t.Errorf("got %s, %v, told %q; want nothing told", v.State, err, heard.lines)
+			t.Errorf("got %s, %v, announced %q; want nothing", v.State, err, heard.lines)
 		}
 	})
 }
 
-// A step that does not heed its deadline is judged; it is never begun again beside itself.
+// A step that ignores its deadline fails; a second run of it never overlaps the first.
 func TestAStepThatCannotBeStoppedIsJudged(t *testing.T) {
 	const deadline = time.Minute
 	synctest.Test(t, func(t *testing.T) {
 		e, path := newEngine(t)
-		var heard told
+		var heard verdictLog
 		heard.listen(e)
 		v, _, err := e.Run(t.Context(), []Step{{Name: "disk", Deadline: deadline, Advice: "look at it", Run: hangs(time.Hour)}})
 		if err != nil || v.State != status.Failed || time.Since(heard.begin) != time.Hour {
@@ -102,7 +102,7 @@ func TestAStepThatCannotBeStoppedIsJudged(t *testing.T) {
 		}
 		want := "disk: still running after its limit of 1m0s, and cannot be stopped: look at it"
 		if !slices.Equal(heard.lines, []string{want}) || heard.after[0] != deadline+hangGrace {
-			t.Errorf("told %q after %v, want %q after %v", heard.lines, heard.after, want, deadline+hangGrace)
+			t.Errorf("announced %q after %v, want %q after %v", heard.lines, heard.after, want, deadline+hangGrace)
 		}
 		if d, _ := status.Read(path); d.Verdict != want {
 			t.Errorf("status %q, want %q", d.Verdict, want)
@@ -125,9 +125,9 @@ func TestAStepThatCannotBeStoppedIsJudged(t *testing.T) {
 		if err != nil || v.State != status.Degraded || time.Since(begin) != deadline+hangGrace+time.Second {
 			t.Errorf("got %s, %v after %v; want degraded without the optional step", v.State, err, time.Since(begin))
 		}
-		again, _, err := e.Run(t.Context(), table)
-		if err != nil || again.State != status.Degraded || begun.Load() != 1 || !strings.Contains(strings.Join(again.Warnings, ""), errStillRunning.Error()) {
-			t.Errorf("again: %s %q, %v, begun %d times; want a warning and no second copy", again.State, again.Warnings, err, begun.Load())
+		second, _, err := e.Run(t.Context(), table)
+		if err != nil || second.State != status.Degraded || begun.Load() != 1 || !strings.Contains(strings.Join(second.Warnings, ""), errStillRunning.Error()) {
+			t.Errorf("again: %s %q, %v, begun %d times; want a warning and no second copy", second.State, second.Warnings, err, begun.Load())
 		}
 		rest()
 		if time.Since(begin) != time.Hour {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"cambium/internal/status"
 )
@@ -66,6 +67,28 @@ func TestForecastHidesWhatIsBelowMounts(t *testing.T) {
 		if m.Step != want || hidden != (want != "") || hidden && m.Empty != (want == "directories") {
 			t.Errorf("%s: hidden %v by %+v, want %q", path, hidden, m, want)
 		}
+	}
+}
+
+// Parts of a step replace those that began at the same time.
+func TestPartsAreReplaced(t *testing.T) {
+	e, _ := newEngine(t)
+	_, _, err := e.Run(t.Context(), []Step{{Name: "settings", Run: func(_ context.Context, s *Span) error {
+		first, second := time.Now(), time.Now().Add(time.Second)
+		s.Parts(first, []status.Part{{Name: "drive", Outcome: "no answer"}, {Name: "HTTP", Outcome: "no answer"}})
+		if parts := e.Status.Snapshot().Steps[0].Parts; len(parts) != 2 || parts[0].End != 0 {
+			t.Errorf("while they run the parts are %+v, want two without an end", parts)
+		}
+		s.Parts(first, []status.Part{{Name: "drive", Outcome: "failed", End: 5}})
+		s.Parts(second, []status.Part{{Name: "drive", Outcome: "used", End: 7}})
+		return nil
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts := e.Status.Snapshot().Steps[0].Parts
+	if len(parts) != 2 || parts[0].End-parts[0].Start != 5 || parts[1].Start-parts[0].Start < int64(time.Second) || parts[1].Outcome != "used" {
+		t.Errorf("the parts are %+v, want one of each beginning", parts)
 	}
 }
 

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -31,12 +32,12 @@ func (s *Span) Waiting(reason string) (news bool) {
 		case reason == "":
 		case n < maxWaits:
 			row.Waits = append(row.Waits, status.Wait{For: reason, Start: now})
-		default: // all further ones are one
+		default: // further waits are merged into the last one
 			row.Waits[n-1] = status.Wait{For: reason, Start: row.Waits[n-1].Start}
 		}
 	})
 	if news = reason != "" && s.attempt.isNews(s.name, reason); news {
-		s.attempt.log.WithFields(logrus.Fields{"step": s.name, "for": reason}).Info("waiting")
+		s.attempt.log.WithFields(logrus.Fields{"step": s.name, "reason": reason}).Info("waiting")
 	}
 	s.attempt.waits(s.name, reason)
 	return news
@@ -65,11 +66,19 @@ func (s *Span) Evidence(format string, args ...any) {
 	s.attempt.change(s.name, func(row *status.Step) { row.Evidence = append(row.Evidence, text) })
 }
 
-// Part records a stretch of the step that began at a time and ran beside others.
-func (s *Span) Part(p status.Part, began time.Time, took time.Duration) {
-	p.Start = s.attempt.rec.Now() - int64(time.Since(began))
-	p.End = p.Start + int64(took)
-	s.attempt.change(s.name, func(row *status.Step) { row.Parts = append(row.Parts, p) })
+// Parts records stretches of the step that began together and run side by side, in the place of earlier ones that began
+// then. Their ends are relative to that; one without an end still runs.
+func (s *Span) Parts(began time.Time, parts []status.Part) {
+	start := s.attempt.rec.At(began)
+	for i := range parts {
+		parts[i].Start = start
+		if parts[i].End > 0 {
+			parts[i].End += start
+		}
+	}
+	s.attempt.change(s.name, func(row *status.Step) {
+		row.Parts = append(slices.DeleteFunc(slices.Clone(row.Parts), func(p status.Part) bool { return p.Start == start }), parts...)
+	})
 }
 
 // Changed records what the step has changed on the machine. A boot whose steps record none found

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"cambium/internal/status"
 )
 
@@ -22,11 +24,11 @@ type Step struct {
 	// If decides, once Needs are done, whether there is anything to do; nil means always.
 	If func() bool
 	// Deadline bounds the step; zero means that only the boot's own context does. A step that
-	// ignores it is judged hangGrace later.
+	// ignores it counts as failed hangGrace later.
 	Deadline time.Duration
-	// Patience is for a step that waits without end for what may come at any time: when the step
-	// has lasted this long, what it waits for is announced as the verdict, and the step goes on.
-	Patience time.Duration
+	// AnnounceAfter is for a step that waits without a deadline: when the step has run this long,
+	// what it waits for is announced as the verdict, and the step goes on.
+	AnnounceAfter time.Duration
 	// Optional steps warn where others fail the boot.
 	Optional bool
 	// Background steps are not waited for when the boot is judged; they imply Optional.
@@ -100,6 +102,10 @@ func adviceFor(err error, fallback string) string {
 	var a Advised
 	if errors.As(err, &a) && a.Advice() != "" {
 		return a.Advice()
+	}
+	// Root gets EPERM because of a container engine's profile, not because of the settings.
+	if errors.Is(err, unix.EPERM) {
+		return "if this is a container, run it privileged"
 	}
 	return fallback
 }

@@ -25,13 +25,13 @@ import (
 type Network struct {
 	kernel   *network.Kernel // nil where the machine's network is not ours
 	readOnly bool
-	waiting  func(string) // told what is waited for
+	waiting  func(string) // called with what is waited for
 	log      *logrus.Entry
 
 	turn chan struct{} // holds a token while a network is being made
 	made atomic.Bool
 
-	passedOver atomic.Bool // a source was told that it gets no network
+	passedOver atomic.Bool // a source has been refused a network
 }
 
 // NewNetwork returns the network of a machine; kernel is nil if it is not the agent's to
@@ -63,7 +63,7 @@ func (n *Network) Up(ctx context.Context) bool {
 // there is none to be made: the network is not ours, or ours did not help.
 func (n *Network) bringUp(ctx context.Context, named json.RawMessage) (made bool, err error) {
 	if n.readOnly {
-		// Asked again, the sources that need no network have their turn.
+		// The caller asks the sources once more, which then skip those that need a network.
 		return n.passedOver.CompareAndSwap(false, true), nil
 	}
 	if n.kernel == nil || n.made.Load() {
@@ -84,7 +84,7 @@ func (n *Network) bringUp(ctx context.Context, named json.RawMessage) (made bool
 	if n.made.Load() {
 		return true, nil
 	}
-	n.log.WithField("named", len(named) > 0).Info("making a network for the settings sources")
+	n.log.WithField("networks", len(named)).Info("making a network for the settings sources")
 	if len(named) > 0 {
 		if err := n.applyNamed(ctx, named); err != nil {
 			return false, err
@@ -122,20 +122,13 @@ type Fetcher struct {
 	Network *Network
 	// HasCache reports whether a copy of the settings can serve.
 	HasCache func() bool
-	// Asked, if set, is told what became of each source that was asked for the settings.
-	Asked func(began time.Time, v infrastructure.Verdicts)
 }
 
 // Fetch asks for the settings; it is the store's way to the sources.
 func (f *Fetcher) Fetch(ctx context.Context) (store.Fetched, error) {
 	var answer infrastructure.Answer
 	err := withNetwork(ctx, f.Network.bringUp, f.HasCache(), func() (err error) {
-		began := time.Now()
-		var verdicts infrastructure.Verdicts
-		answer, verdicts, err = f.Sources.Settings(ctx)
-		if f.Asked != nil {
-			f.Asked(began, verdicts)
-		}
+		answer, _, err = f.Sources.Settings(ctx)
 		return err
 	})
 	var failure *infrastructure.Failure
@@ -145,7 +138,7 @@ func (f *Fetcher) Fetch(ctx context.Context) (store.Fetched, error) {
 	if err != nil {
 		return store.Fetched{}, err
 	}
-	return store.Fetched{Raw: answer.Raw, From: answer.From, Settled: answer.Settled}, nil
+	return store.Fetched{Raw: answer.Raw, From: answer.From, Clear: answer.Clear}, nil
 }
 
 // PublicKey asks for the SSH key of the vcap user.

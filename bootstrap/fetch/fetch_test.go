@@ -57,12 +57,12 @@ func TestANetworkForTheSourcesIsNotWaitedForLongerThanTheCacheIsWorth(t *testing
 	}
 }
 
-// A read-only network is not made: asked again, the sources that need none have their turn, once.
+// A read-only network is not made: the caller asks once more, for the sources that need none.
 func TestAReadOnlyNetworkIsNotMade(t *testing.T) {
 	n := NewNetwork(nil, true, nil, nil)
 	for _, want := range []bool{true, false, false} {
-		if again, err := n.bringUp(t.Context(), nil); again != want || err != nil || n.made.Load() {
-			t.Errorf("ask again: %v, %v; want %v", again, err, want)
+		if made, err := n.bringUp(t.Context(), nil); made != want || err != nil || n.made.Load() {
+			t.Errorf("ask again: %v, %v; want %v", made, err, want)
 		}
 	}
 }
@@ -70,16 +70,16 @@ func TestAReadOnlyNetworkIsNotMade(t *testing.T) {
 // One network is made at a time, and a caller that waits for that gives up when its own time is over.
 func TestTheTurnToMakeANetworkEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		told := make(chan string, 2)
-		f := NewNetwork(&network.Kernel{}, false, func(text string) { told <- text }, nil)
+		waits := make(chan string, 2)
+		f := NewNetwork(&network.Kernel{}, false, func(text string) { waits <- text }, nil)
 		f.turn <- struct{}{}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if made, err := f.bringUp(ctx, nil); made || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v, %v; want the end of the caller's time", made, err)
 		}
-		if begin, end := <-told, <-told; begin == "" || end != "" {
-			t.Errorf("told %q and %q, want the wait and its end", begin, end)
+		if begin, end := <-waits, <-waits; begin == "" || end != "" {
+			t.Errorf("announced %q and %q, want the wait and its end", begin, end)
 		}
 	})
 }

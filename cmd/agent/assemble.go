@@ -50,11 +50,12 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 	m, err := newMachine(machineOptions{dirs: dirs, config: cfg, log: log, dummy: o.platform == "dummy", monit: o.supervisor == "monit",
 		announceWait: a.announcer.Waiting,
 		background:   func(f func(context.Context)) { a.spawn(func() { f(ctx) }) },
-		progress:     a.showMigration})
+		progress:     a.showMigration, workProgress: a.showWork})
 	if err != nil {
 		return nil, errors.Join(err, rec.Close())
 	}
 	a.machine, a.current, a.manager, a.monitManager, a.firewall = m.Machine, m.current, m.manager, m.monitManager, m.firewall
+	a.pendingStart = m.pendingStart
 	a.agentID, a.settingsDir = m.agentID, m.current.Place
 	linux := cfg.Platform.Linux
 	a.dispatcher.AnswerHold = func() time.Duration {
@@ -74,11 +75,11 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 		return a, nil
 	}
 	a.sshUsers = user.Sessions{Accounts: m.accounts, HomeBase: dirs.SSHHomes()}
-	a.disks = actionDisks{m.disks.Persistent, m.disks.Migration, a.machine.SettleStore}
-	a.machine.WithheldChanged = a.showWithheld
+	a.disks = actionDisks{m.disks.Persistent, m.disks.Migration, a.machine.RecheckStore, a.showUnmounted}
+	a.machine.WithheldChanged, a.machine.StoreHold = a.showWithheld, parseStoreHold(os.Getenv(storeHoldVariable))
 	a.spawn(func() {
 		if err := m.disks.Persistent.WatchSizes(ctx); err != nil {
-			log.WithField("component", "disk").WithError(err).Warn("disks that grow are noticed only at the next start")
+			log.WithField("component", "disk").WithError(err).Warn("kernel events of disks are not available; a grown disk is noticed at the next start")
 		}
 	})
 	return a, nil
@@ -87,7 +88,7 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 // startBusClient starts the client of the bus, which has none before the boot knows the settings.
 func (a *app) startBusClient(ctx context.Context) {
 	log := a.log.WithField("component", "bus")
-	a.bus = agent.NewBusClient(agent.BusOptions{Status: a.rec, Log: log, Patience: status.ParseBusPatience(os.Getenv(busPatienceVariable)), Changed: a.showState, Transports: transports{handler: a.handler(), audit: a.audit(ctx), dirs: a.dirs, log: log,
+	a.bus = agent.NewBusClient(agent.BusOptions{Status: a.rec, Log: log, Grace: status.ParseBusGrace(os.Getenv(busGraceVariable)), Changed: a.showState, Transports: transports{handler: a.handler(), audit: a.audit(ctx), dirs: a.dirs, log: log,
 		beforeConnect: a.beforeConnect}.kinds()})
 	a.alerts = agent.NewAlerts(a.bus, a.log.WithField("component", "report"))
 	a.bus.OnConnect(func() { _ = a.rec.Mark(status.MarkBus) }) // only for the timeline
@@ -98,7 +99,8 @@ func (a *app) startBusClient(ctx context.Context) {
 	})
 }
 
-// handler serves requests: the dispatcher, and with -M dummy-nats before it what tells the dummy its state.
+// handler serves requests: the dispatcher, and with -M dummy-nats in front of it the handler of the suite's
+// own messages.
 func (a *app) handler() mbus.Handler {
 	jobs, ok := a.supervisor.(*dummysupervisor.Dummy)
 	if !ok || a.o.supervisor != "dummy-nats" {
@@ -107,8 +109,19 @@ func (a *app) handler() mbus.Handler {
 	return dummy.Handler{Next: a.dispatcher, Jobs: jobs, Alert: a.monitAlert}
 }
 
-// busPatienceVariable shortens, for tests, how long an agent may be without its bus before it counts as degraded.
-const busPatienceVariable = "CAMBIUM_BUS_PATIENCE"
+// busGraceVariable shortens, for tests, how long an agent may be without its bus before it counts as degraded.
+const busGraceVariable = "CAMBIUM_BUS_PATIENCE"
+
+// storeHoldVariable shortens, for tests, how long a boot waits for a check or a mount of the store.
+const storeHoldVariable = "CAMBIUM_STORE_HOLD"
+
+// parseStoreHold reads a duration; what is no positive one means the default.
+func parseStoreHold(text string) time.Duration {
+	if hold, err := time.ParseDuration(text); err == nil && hold > 0 {
+		return hold
+	}
+	return bootstrap.DefaultStoreHold
+}
 
 // audit records requests in the system's log; a dummy machine keeps them out of its host's.
 func (a *app) audit(ctx context.Context) mbus.Auditor {
@@ -134,7 +147,7 @@ func loadConfig(path string, log *logrus.Entry) (agentjson.Config, error) {
 		return cfg, err
 	}
 	for _, e := range rep.Entries {
-		log.WithField("entry", e.String()).Warn("agent.json: warning")
+		log.WithField("warning", e.String()).Warn("agent.json: warning")
 	}
 	return cfg, nil
 }
@@ -157,23 +170,35 @@ func openStatus(o runOptions, dirs vcap.Dirs) (*status.Recorder, error) {
 type actionDisks struct {
 	*storage.Persistent
 	*storage.Migration
-	// changed looks whether jobs may be started now.
+	// changed rechecks whether jobs may be started.
 	changed func(context.Context)
+	// unmounted records in the status which disk is off on request; empty for none.
+	unmounted func(cid string)
 }
 
-// Mount may end the phase of a machine without its store.
+// Mount rechecks afterwards whether jobs may be started.
 func (d actionDisks) Mount(ctx context.Context, cid string) error {
 	err := d.Persistent.Mount(ctx, cid)
 	if err == nil {
+		d.unmounted("")
 		d.changed(ctx)
 	}
 	return err
 }
 
-// Remove ends it where the store's disk is no longer attached.
+func (d actionDisks) Unmount(ctx context.Context, cid string) (string, error) {
+	message, err := d.Persistent.Unmount(ctx, cid)
+	if err == nil {
+		d.unmounted(cid)
+	}
+	return message, err
+}
+
+// Remove rechecks, too: without an attached disk jobs are no longer withheld.
 func (d actionDisks) Remove(ctx context.Context, cid string) error {
 	err := d.Persistent.Remove(ctx, cid)
 	if err == nil {
+		d.unmounted("")
 		d.changed(ctx)
 	}
 	return err
@@ -184,12 +209,9 @@ func (d actionDisks) Associate(ctx context.Context, associations []settings.Disk
 	return err
 }
 
-// withheldTopic is what the status calls the phase of a machine without its store.
-const withheldTopic = "no job is started"
-
 // showWithheld puts into the status why no job may be started.
 func (a *app) showWithheld(reason string) {
-	_, err := a.rec.SetWarning(withheldTopic, reason)
+	_, err := a.rec.SetWarning(status.JobsWithheld, reason)
 	err = errors.Join(err, a.rec.Update(func(d *status.Document) {
 		switch {
 		case reason != "" && d.State == status.Ready:
@@ -203,6 +225,20 @@ func (a *app) showWithheld(reason string) {
 	}
 }
 
+// showUnmounted puts into the status which persistent disk is off on request.
+func (a *app) showUnmounted(cid string) {
+	if err := a.rec.Update(func(d *status.Document) { d.Unmounted = cid }); err != nil {
+		a.log.WithError(err).Debug("status not written")
+	}
+}
+
+// showWork puts the check or the mount of a file system that takes long into the status.
+func (a *app) showWork(text string) {
+	if err := a.rec.SetProgress("disk", status.Progress{Text: text}); err != nil {
+		a.log.WithError(err).Debug("status not written")
+	}
+}
+
 // showMigration puts the progress of a migration into the status.
 func (a *app) showMigration(p storage.MigrationProgress) {
 	if err := a.rec.SetProgress("migrate_disk", status.Progress{Text: p.String(), Done: p.Bytes, Total: p.TotalBytes, Files: p.Files, Rate: p.Rate(),
@@ -211,8 +247,8 @@ func (a *app) showMigration(p storage.MigrationProgress) {
 	}
 }
 
-// beforeConnect forgets the bus servers' hardware addresses, since after a Director has moved a
-// stale neighbor entry costs minutes, and lets the firewall follow their addresses.
+// beforeConnect flushes the neighbor entries of the bus servers, since a stale one costs minutes
+// after a Director has moved, and updates the firewall rules for their addresses.
 func (a *app) beforeConnect(ctx context.Context, servers []netip.AddrPort) {
 	if a.firewall == nil { // a dummy machine
 		return
@@ -229,11 +265,11 @@ func (a *app) beforeConnect(ctx context.Context, servers []netip.AddrPort) {
 	if !a.firewallOn() {
 		return
 	}
-	// Servers that have not been tried yet get their rules too; what is slow to resolve must
-	// not hold up the connection.
-	soon, done := context.WithTimeout(ctx, 500*time.Millisecond)
+	// Servers that have not been tried yet get their rules too; slow name resolution must not delay
+	// the connection.
+	limited, done := context.WithTimeout(ctx, 500*time.Millisecond)
 	defer done()
-	all := append(a.firewall.Resolve(soon, a.current.Effective().Bus.URLs), servers...)
+	all := append(a.firewall.Resolve(limited, a.current.Effective().Bus.URLs), servers...)
 	if _, err := a.firewall.Converge(ctx, firewall.Desired{NATS: all}); err != nil {
 		a.log.WithError(err).Debug("firewall does not follow the bus")
 	}

@@ -85,13 +85,13 @@ func (w *wire) alerts() int {
 	return len(w.published)
 }
 
-// starter is a supervisor whose start does as it is told.
+// starter is a supervisor with a preset result of Start.
 type starter func(context.Context) error
 
 func (s starter) Plan(context.Context) ([]monit.Change, error)      { return nil, nil }
 func (s starter) Start(ctx context.Context) ([]monit.Change, error) { return nil, s(ctx) }
 
-// nameServers is a resolver whose convergence does as it is told.
+// nameServers is a resolver with a preset result of Converge.
 type nameServers func(context.Context) error
 
 func (n nameServers) Plan(context.Context, resolver.Desired) ([]resolver.Change, error) {
@@ -102,8 +102,8 @@ func (n nameServers) Converge(ctx context.Context, _ resolver.Desired) ([]resolv
 	return nil, n(ctx)
 }
 
-// sick returns an agent whose one fatal step does as it is told.
-func sick(t *testing.T, ctx context.Context, first bool, run func(context.Context) error) (*app, *wire) {
+// agentWithStep returns an agent whose only fatal step is run.
+func agentWithStep(t *testing.T, ctx context.Context, first bool, run func(context.Context) error) (*app, *wire) {
 	t.Helper()
 	logger := logrus.New()
 	logger.SetOutput(io.Discard)
@@ -153,19 +153,19 @@ func ping(a *app) string {
 	return <-answer
 }
 
-// The Director deletes a new VM when it hears a verdict, and takes anything but silence from an old one for life.
+// The Director deletes a new VM after a verdict, and of an old one it takes every answer for a sign of life.
 func TestWhatADirectorHearsOfAFailedBoot(t *testing.T) {
-	const patience, verdict, silence = `{"exception":{"message":"restarting agent: `, `{"exception":{"message":"supervisor: `, "silence"
+	const restarting, verdict, silence = `{"exception":{"message":"restarting agent: `, `{"exception":{"message":"supervisor: `, "silence"
 	late := fmt.Errorf("find disk: %w", device.ErrTimedOut)
 	for _, c := range []struct {
-		name      string
-		first     bool
-		cause     error
-		at        map[time.Duration]string
-		condemned time.Duration // the alert is sent then
+		name    string
+		first   bool
+		cause   error
+		at      map[time.Duration]string
+		alertAt time.Duration // when the alert is sent
 	}{
 		{"refused at the first boot", true, errors.New("refused"), map[time.Duration]string{40 * time.Second: verdict, time.Minute: verdict, 2 * time.Minute: verdict}, 40 * time.Second},
-		{"late at the first boot", true, late, map[time.Duration]string{time.Second: patience, 40 * time.Second: patience, 80 * time.Second: patience, 3 * time.Minute: verdict, 4 * time.Minute: verdict}, 3 * time.Minute},
+		{"late at the first boot", true, late, map[time.Duration]string{time.Second: restarting, 40 * time.Second: restarting, 80 * time.Second: restarting, 3 * time.Minute: verdict, 4 * time.Minute: verdict}, 3 * time.Minute},
 		{"refused later", false, errors.New("refused"), map[time.Duration]string{40 * time.Second: silence, time.Minute: silence, 2 * time.Minute: silence, 5 * time.Minute: silence}, 40 * time.Second},
 		{"late later", false, late, map[time.Duration]string{40 * time.Second: silence, time.Minute: silence, 5 * time.Minute: silence}, 40 * time.Second},
 	} {
@@ -174,7 +174,7 @@ func TestWhatADirectorHearsOfAFailedBoot(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				begin := time.Now()
-				a, w := sick(t, ctx, c.first, func(ctx context.Context) error {
+				a, w := agentWithStep(t, ctx, c.first, func(ctx context.Context) error {
 					select {
 					case <-time.After(30 * time.Second): // as long as a disk is waited for
 						return c.cause
@@ -194,12 +194,12 @@ func TestWhatADirectorHearsOfAFailedBoot(t *testing.T) {
 						}
 					}
 					if at == 31*time.Second {
-						// An operator at the machine is not kept waiting.
+						// An operator at the console sees the verdict at once.
 						if d := a.rec.Snapshot(); d.State != status.Failed || !strings.Contains(d.Verdict, c.cause.Error()) {
 							t.Errorf("status %s %q, want the verdict", d.State, d.Verdict)
 						}
 					}
-					if sent := w.alerts(); at < 30*time.Second && sent != 0 || at >= c.condemned && sent != 1 {
+					if sent := w.alerts(); at < 30*time.Second && sent != 0 || at >= c.alertAt && sent != 1 {
 						t.Fatalf("after %v: %d alerts", at, sent)
 					}
 				}
@@ -210,12 +210,12 @@ func TestWhatADirectorHearsOfAFailedBoot(t *testing.T) {
 	}
 }
 
-// The one alert is not spent on a bus that is down.
+// The only alert is not sent to a bus that is down.
 func TestTheAlertWaitsForTheBus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		a, w := sick(t, ctx, true, func(context.Context) error { return errors.New("refused") })
+		a, w := agentWithStep(t, ctx, true, func(context.Context) error { return errors.New("refused") })
 		a.spawn(func() { _ = a.boot(ctx) })
 		time.Sleep(10 * time.Minute)
 		if w.alerts() != 0 {
@@ -234,7 +234,7 @@ func TestTheAlertWaitsForTheBus(t *testing.T) {
 		a.background.Wait()
 	})
 	synctest.Test(t, func(t *testing.T) {
-		a, w := sick(t, t.Context(), true, nil)
+		a, w := agentWithStep(t, t.Context(), true, nil)
 		if err := a.bus.Start(t.Context(), given{}.Effective()); err != nil {
 			t.Fatal(err)
 		}
@@ -257,7 +257,7 @@ func TestTriesDoNotOverlap(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				var tries, begun, running, most atomic.Int32
-				a, _ := sick(t, ctx, true, func(context.Context) error { tries.Add(1); return errors.New("refused") })
+				a, _ := agentWithStep(t, ctx, true, func(context.Context) error { tries.Add(1); return errors.New("refused") })
 				a.machine.Resolver = nameServers(func(within context.Context) error {
 					begun.Add(1)
 					most.Store(max(most.Load(), running.Add(1)))
@@ -303,7 +303,7 @@ func (h *hangsAfter) Handle(ctx context.Context, _ mbus.Request, reply func(mbus
 	}
 }
 
-// The watchdog is fed by an agent that serves, and by no other.
+// The watchdog is fed only while the agent serves requests.
 func TestTheWatchdogStarvesWhenTheAgentHangs(t *testing.T) {
 	const period = 20 * time.Second
 	for _, blocks := range []bool{false, true} {
@@ -327,7 +327,7 @@ func TestTheWatchdogIsFedThroughTheDispatcher(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
-		a, _ := sick(t, ctx, true, nil)
+		a, _ := agentWithStep(t, ctx, true, nil)
 		go func() {
 			time.Sleep(30 * time.Minute)
 			a.dispatcher.Failed("lost", false)
@@ -376,7 +376,7 @@ func TestAnAgentThatCannotBootEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		a, _ := sick(t, ctx, true, nil)
+		a, _ := agentWithStep(t, ctx, true, nil)
 		a.spawn(func() { <-ctx.Done() }) // such as the bus
 		if code := a.run(ctx, cancel, func(context.Context) error { return errors.New("no table") }); code != cli.ExitFailed {
 			t.Errorf("exit code %d, want %d", code, cli.ExitFailed)

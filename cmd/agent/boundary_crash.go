@@ -13,8 +13,8 @@ import (
 )
 
 // boundary kills the process at the step boundary that the first line of the file bosh/crash_at
-// names, "network:begin" or "network:end", and takes that line away, so that the next process is
-// killed at the next. Only agents built for the crash tests contain this.
+// names, "network:begin" or "network:end", and removes that line, so that the next process is
+// killed at the next boundary. Only agents built for the crash tests contain this.
 func boundary(dirs vcap.Dirs) func(step string, ended bool) {
 	path := filepath.Join(dirs.Bosh(), "crash_at")
 	var mu sync.Mutex // steps run side by side

@@ -45,7 +45,7 @@ func (l *lockedLog) String() string {
 	return l.text.String()
 }
 
-// director asks and waits for the reply, following tasks.
+// ask asks and waits for the reply, following tasks.
 func (d dummyMachine) ask(method string, arguments ...any) json.RawMessage {
 	d.t.Helper()
 	reply := d.send(method, arguments...)
@@ -243,7 +243,7 @@ func TestCertificateWarningsAreToldOnce(t *testing.T) {
 		}
 	}
 	if info, err := os.Stat(filepath.Join(d.base, "bosh", expiryFile)); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("what was told is not kept: %v, %v", info, err)
+		t.Errorf("the announced alerts are not recorded: %v, %v", info, err)
 	}
 }
 

@@ -4,8 +4,8 @@ import (
 	"cambium/platform/floor"
 )
 
-// checkPlatform tells which features of kernel and container engine are missing. None of them is a reason not to start:
-// what each costs is in the message, and the boot step that cannot do without one says so itself.
+// checkPlatform logs which features of kernel and container engine are missing. The agent starts without them: the
+// message says what does not work, and a boot step that needs one fails by itself.
 func (a *app) checkPlatform() {
 	if a.o.platform == "dummy" {
 		return

@@ -108,7 +108,7 @@ func (m *mortal) kill() {
 	}
 }
 
-// restart kills the agent without a word and starts it again.
+// restart kills the agent with SIGKILL and starts it again.
 func (m *mortal) restart() {
 	m.t.Helper()
 	m.kill()
@@ -222,7 +222,7 @@ func TestKilledWhileRotating(t *testing.T) {
 	}
 }
 
-// freezer passes bytes on until it stops without a word.
+// freezer forwards bytes until it is frozen, and then drops them.
 type freezer struct {
 	listener net.Listener
 	mu       sync.Mutex

@@ -55,14 +55,14 @@ type machineOptions struct {
 	readOnly bool
 	// cacheBudget is how long sources are asked if there is a cached copy; the default if zero.
 	cacheBudget time.Duration
-	// announceWait tells people what the sources of a boot wait for.
+	// announceWait announces what the sources of a boot wait for.
 	announceWait func(string)
 	// background runs f in a goroutine until it returns or the agent ends.
 	background func(f func(context.Context))
-	// progress is told how far a migration has come.
+	// progress is called with the progress of a migration.
 	progress func(storage.MigrationProgress)
-	// checkProgress is told how a check of a file system goes on.
-	checkProgress func(text string)
+	// workProgress is called with the progress of a long check or mount of a file system.
+	workProgress func(text string)
 }
 
 // machine is the boot's machine, with the parts that the running agent uses as well. Parts that a
@@ -78,6 +78,8 @@ type machine struct {
 	dummyDisks *dummydisks.Disks
 	// monitManager runs monit: runit on jammy, else the manager.
 	monitManager services
+	// pendingStart is the Director's last start, while it is put to monit again.
+	pendingStart *jobs.PendingStart
 }
 
 // newMachine puts the machine together that agent run boots and agent plan looks at. It reads the
@@ -157,6 +159,7 @@ func (m *machine) addSources(o machineOptions, log *logrus.Entry) error {
 		NetworkUp:   up.Up,
 		Accept:      m.current.Check,
 		Status:      waiting,
+		Asked:       m.showSources,
 		HasCache:    m.current.Present,
 		CacheBudget: o.cacheBudget,
 		Once:        o.readOnly,
@@ -166,16 +169,26 @@ func (m *machine) addSources(o machineOptions, log *logrus.Entry) error {
 	if err != nil {
 		return err
 	}
-	fetcher := &fetch.Fetcher{Sources: sources, Network: up, HasCache: m.current.Present,
-		Asked: func(began time.Time, verdicts infrastructure.Verdicts) {
-			for span, i := m.LoadingSpan(), 0; span != nil && i < len(verdicts); i++ {
-				v := verdicts[i]
-				span.Part(status.Part{Name: v.Source, Outcome: v.Outcome, Why: v.Why}, began, v.Took)
-			}
-		}}
+	fetcher := &fetch.Fetcher{Sources: sources, Network: up, HasCache: m.current.Present}
 	m.current.FetchFrom(fetcher.Fetch)
 	m.PublicKey = fetcher.PublicKey
 	return nil
+}
+
+// showSources records the verdict on each source in the step that asks them.
+func (m *machine) showSources(began time.Time, verdicts infrastructure.Verdicts, over bool) {
+	span := m.LoadingSpan()
+	if span == nil {
+		return
+	}
+	parts := make([]status.Part, len(verdicts))
+	for i, v := range verdicts {
+		parts[i] = status.Part{Name: v.Source, Outcome: v.Outcome, Why: v.Why}
+		if over || v.Outcome == infrastructure.Failed || v.Outcome == infrastructure.NotNeeded {
+			parts[i].End = int64(v.Took)
+		}
+	}
+	span.Parts(began, parts)
 }
 
 // reload reads the settings from their source again.
@@ -195,7 +208,7 @@ func (m *machine) addDisks(o machineOptions, log *logrus.Entry) error {
 		AgentID:   func() string { return m.current.Effective().Settings.AgentID },
 		Blank:     func() string { return m.current.Effective().BlankDisks(linux.BlankDisks) },
 		AfterBoot: func(f func()) { m.Deferred.UntilVerdict(func(context.Context) { f() }) },
-		Progress:  o.progress, CheckProgress: o.checkProgress})
+		Progress:  o.progress, WorkProgress: o.workProgress})
 	m.Ephemeral, m.Persistent = m.disks.Ephemeral, m.disks.Persistent
 	return nil
 }
@@ -212,20 +225,21 @@ func storageOptions(l agentjson.Linux) storage.Options {
 		MissingEphemeralDisk: l.MissingEphemeralDisk, ManagedVolumes: l.InstanceStorageManagedVolumePattern != ""}
 }
 
-// startAgain puts the Director's last start to a monit whose state file is older than it.
-func startAgain(ctx context.Context, supervisor monit.Supervisor, log *logrus.Entry) {
+// repeatStart repeats the Director's last start, for a monit whose state file is older than it.
+func repeatStart(ctx context.Context, supervisor monit.Supervisor, log *logrus.Entry) {
 	started, err := supervisor.StartUnmonitored(ctx)
 	switch {
 	case err != nil && ctx.Err() == nil:
-		log.WithError(err).Warn("the last start was not put to monit again")
+		log.WithError(err).Warn("the Director's last start was not repeated")
 	case len(started) > 0:
-		log.WithField("services", strings.Join(started, ",")).Info("monit had not recorded the last start, services are started again")
+		log.WithField("services", strings.Join(started, ",")).Info("monit had not recorded the Director's last start; services are started")
 	}
 }
 
 // addJobs adds what concerns jobs and their supervisor.
 func (m *machine) addJobs(o machineOptions) {
 	state := &jobs.State{Dirs: o.dirs}
+	m.pendingStart = &jobs.PendingStart{}
 	m.JobNames = func() ([]string, error) {
 		spec, err := state.Spec()
 		return spec.JobNames(), err
@@ -237,7 +251,9 @@ func (m *machine) addJobs(o machineOptions) {
 			KeepStopped:    func() ([]string, error) { return jobs.KeepStopped(o.dirs) },
 			AfterStart: func(stateWritten time.Time) {
 				if (jobs.StartRequest{Dirs: o.dirs}).Due(stateWritten) {
-					o.background(func(ctx context.Context) { startAgain(ctx, monit.Supervisor{Client: client}, o.log) })
+					o.background(func(ctx context.Context) {
+						m.pendingStart.Run(ctx, func(ctx context.Context) { repeatStart(ctx, monit.Supervisor{Client: client}, o.log) })
+					})
 				}
 			}}
 	}

@@ -52,7 +52,7 @@ type runOptions struct {
 
 func parseRun(args []string, stdout, stderr io.Writer) (o runOptions, code int, ok bool) {
 	flags := cli.NewFlags("run", cli.Help{Arguments: "-P PLATFORM [-C AGENT_JSON] [-M SUPERVISOR] [-b BASE]",
-		Purpose:  "Runs the agent in the foreground until it is told to stop. 'agent -P … -C …' without the\nword run does the same: it is how stemcells start it.",
+		Purpose:  "Runs the agent in the foreground until it gets SIGTERM. 'agent -P … -C …' without the\nword run does the same: it is how stemcells start it.",
 		Examples: []string{"agent -P ubuntu -C /var/vcap/bosh/agent.json", "agent -P dummy -M dummy-nats -b /tmp/vm -C /tmp/vm/agent.json"}}, stdout, stderr)
 	flags.StringVar(&o.platform, "P", "", "`PLATFORM`: ubuntu or centos, which are the same, or dummy for everything that touches no machine")
 	flags.StringVar(&o.config, "C", "", "path of `AGENT_JSON`; bosh/agent.json below BASE if not given")
@@ -104,7 +104,7 @@ func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	limitHeap()
 	notifier, err := unit.TakeNotifier()
 	if err != nil {
-		log.WithError(err).Warn("service manager cannot be told")
+		log.WithError(err).Warn("service manager cannot be notified")
 	}
 	kept, err := unit.TakeListener(monit.AlertsSocket)
 	if err != nil {
@@ -130,12 +130,12 @@ func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	return a.run(ctx, cancel, a.boot)
 }
 
-// startPause is how long an agent stays that cannot start: as a process that ends at once it would fill journal
-// and console ten times a second. The service manager's own pause must be short, for an agent that is to be
-// started again on purpose.
+// startPause is how long an agent that cannot start waits before it exits: systemd would restart one that exits
+// at once ten times a second, and fill journal and console. The service manager's own pause must be short, for
+// an agent that is to be started again on purpose.
 const startPause = 30 * time.Second
 
-// untilChanged returns when the file is not as it was, or after a while.
+// untilChanged returns when the file has changed, or after a while.
 func untilChanged(ctx context.Context, path string, while time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, while)
 	defer cancel()
@@ -188,6 +188,8 @@ type app struct {
 	missing     string // features of the platform; see checkPlatform
 	// monitManager runs monit: runit on jammy, else the manager. It is nil on a dummy machine.
 	monitManager services
+	// pendingStart is the Director's last start, while it is put to monit again.
+	pendingStart *jobs.PendingStart
 	// collections counts the long collections of logs, to name them.
 	collections atomic.Int64
 }
@@ -202,7 +204,7 @@ func (a *app) run(ctx context.Context, cancel func(), boot func(context.Context)
 			a.log.WithError(err).Debug("status not written")
 		}
 	}()
-	a.log.WithFields(logrus.Fields{"version": version, "supervisor": a.o.supervisor, "stemcell": a.etc("stemcell_version"), "git_sha": a.etc("stemcell_git_sha1"), "base": a.dirs.Base()}).Info("agent starts")
+	a.log.WithFields(logrus.Fields{"version": version, "supervisor": a.o.supervisor, "stemcell": a.etc("stemcell_version"), "stemcell_git_sha": a.etc("stemcell_git_sha1"), "base": a.dirs.Base()}).Info("agent starts")
 	a.checkPlatform()
 	if err := bootstrap.CheckBootOnce(a.dirs); err != nil {
 		a.failed(ctx, engine.Verdict{State: status.Failed, Step: "boot-once", Cause: err}, false)
@@ -217,22 +219,15 @@ func (a *app) run(ctx context.Context, cancel func(), boot func(context.Context)
 	}); ok {
 		a.spawn(func() { systemd.Warm(ctx, monit.UnitName) })
 	}
+	a.spawn(func() { a.releasePortWhenReplaced(ctx) })
 	if err := boot(ctx); err != nil {
 		a.log.WithError(err).Error("agent stops")
 		return cli.ExitFailed
 	}
 	<-ctx.Done()
 	a.log.Info("agent stops on a signal")
-	// systemd keeps the port of monit's alerts for the next process of this program. Another program, such as
-	// cloudfoundry/bosh-agent, opens the port itself and fails if it cannot.
-	if programReplaced() {
-		a.withdrawIdentity()
-		if err := a.notifier.Release(monit.AlertsSocket); err != nil {
-			a.log.WithError(err).Debug("service manager keeps the port of monit's alerts")
-		}
-	}
 	if err := a.notifier.Stopping(); err != nil {
-		a.log.WithError(err).Debug("service manager not told")
+		a.log.WithError(err).Debug("service manager not notified")
 	}
 	// Upstream's exit code after a signal; the service manager starts it again either way.
 	return cli.ExitFailed
@@ -241,13 +236,48 @@ func (a *app) run(ctx context.Context, cancel func(), boot func(context.Context)
 // alivePeriod is how often an agent without a watchdog records that it runs.
 const alivePeriod = 20 * time.Second
 
-// programReplaced reports whether the file of this program is no longer the one that runs.
+// programReplaced reports whether another file has the name of the program that runs.
 func programReplaced() bool {
-	path, err := os.Readlink("/proc/self/exe")
-	return err == nil && strings.HasSuffix(path, " (deleted)")
+	path, err := os.Readlink(ownProgram)
+	return err == nil && strings.HasSuffix(path, replacedMark)
 }
 
-// identity is what the files below instance tell jobs and operators of the program that runs on the machine.
+// replacedMark is what the kernel appends to the name of a program whose file is not there any more.
+const replacedMark = " (deleted)"
+
+// releasePortWhenReplaced releases the alert port as soon as the agent's program file is replaced, since an agent that
+// is killed later cannot, and at the latest when ctx ends. systemd keeps the socket of monit's alerts for the next
+// process of the unit, whatever its program; cloudfoundry/bosh-agent opens the port itself, and exits if it cannot.
+func (a *app) releasePortWhenReplaced(ctx context.Context) {
+	path, err := os.Readlink(ownProgram)
+	if err == nil {
+		err = watch.Until(ctx, strings.TrimSuffix(path, replacedMark), a.releasePortIfReplaced)
+	}
+	switch {
+	case err == nil:
+		return
+	case ctx.Err() == nil:
+		a.log.WithError(err).Warn("that the agent's program is replaced is noticed only when the agent stops")
+		<-ctx.Done()
+	}
+	_, _ = a.releasePortIfReplaced()
+}
+
+// releasePortIfReplaced releases the port if the agent's program was replaced, and reports whether it was. The port comes before the
+// identity files: once these are gone, the port is free.
+func (a *app) releasePortIfReplaced() (replaced bool, _ error) {
+	if !programReplaced() {
+		return false, nil
+	}
+	if err := a.notifier.Release(monit.AlertsSocket); err != nil {
+		a.log.WithError(err).Warn("service manager keeps the port of monit's alerts")
+	}
+	a.withdrawIdentity()
+	a.log.Info("the agent's program was replaced")
+	return true, nil
+}
+
+// identity is the content of the files below instance that identify the agent to jobs and operators.
 func (a *app) identity() map[string]string {
 	return map[string]string{"agent_version": version, "agent_supervisor": a.o.supervisor}
 }
@@ -299,7 +329,7 @@ func (a *app) boot(ctx context.Context) error {
 // showStep passes the current step on to the service manager, and to Directors that ping.
 func (a *app) showStep(text string) {
 	a.dispatcher.Waiting(strings.TrimPrefix(text, "STATUS="))
-	a.serviceLine.ShowLater(text)
+	a.serviceLine.ShowDelayed(text)
 }
 
 // showState passes on to the service manager what an agent that serves requests is, and how its bus is.
@@ -309,19 +339,19 @@ func (a *app) showState() {
 	}
 }
 
-// lateDiskPatience is how long the Director of a new VM is asked to be patient for disks that have not
-// appeared in time. It deletes the VM after a verdict; cloudfoundry/bosh-agent never gives one, but is started
-// again and looks again until the Director has waited for ten minutes.
-const lateDiskPatience = 2 * time.Minute
+// lateDiskGrace is how long the Director of a new VM gets "restarting agent" instead of a verdict while a disk
+// is missing. A Director deletes the VM after a verdict; cloudfoundry/bosh-agent never gives one, but exits,
+// is restarted and looks again until the Director has waited for ten minutes.
+const lateDiskGrace = 2 * time.Minute
 
-// failed announces a verdict. The Director of a new VM hears it when it is for good.
+// failed announces a verdict. The Director of a new VM gets it when no retry can succeed.
 func (a *app) failed(ctx context.Context, v engine.Verdict, first bool) {
 	line := v.Line()
 	a.warnOfPlatform()
 	if err := errors.Join(a.rec.Update(func(d *status.Document) { d.State, d.Verdict, d.First = status.Failed, line, first }), a.rec.Flush()); err != nil {
 		a.log.WithError(err).Warn("status not written")
 	}
-	if first && errors.Is(v.Cause, device.ErrTimedOut) && time.Duration(a.rec.Now()) < lateDiskPatience {
+	if first && errors.Is(v.Cause, device.ErrTimedOut) && time.Duration(a.rec.Now()) < lateDiskGrace {
 		a.dispatcher.Waiting(line)
 	} else {
 		a.dispatcher.Failed(line, first)
@@ -331,7 +361,7 @@ func (a *app) failed(ctx context.Context, v engine.Verdict, first bool) {
 	a.spawn(func() { a.history.Keep(ctx, 0) })
 }
 
-// failing announces what has failed or was waited for in vain, and takes it back when that heals.
+// failing announces a failed step or an expired wait, and withdraws that when the step succeeds after all.
 func (a *app) failing(ctx context.Context, v engine.Verdict) {
 	if v.Cause == nil {
 		a.dispatcher.Retrying()
@@ -341,18 +371,18 @@ func (a *app) failing(ctx context.Context, v engine.Verdict) {
 	a.failed(ctx, v, a.marker.First(a.agentID()))
 }
 
-// ready opens the gate. Everything the Director relies on stands by now.
+// ready opens the gate: everything the Director relies on is set up.
 func (a *app) ready(ctx context.Context, v engine.Verdict) error {
 	tasks, err := task.Open(ctx, task.Options{Path: filepath.Join(a.settingsDir(), observe.TaskJournal), Log: a.log.WithField("component", "task")})
 	if err != nil {
-		a.log.WithError(err).Warn("tasks do not survive a restart")
+		a.log.WithError(err).Warn("task journal is not usable; tasks do not survive a restart")
 	}
 	table, err := a.serve(ctx, tasks)
 	if err != nil {
 		return err
 	}
 	a.warnOfPlatform()
-	// Before the first pong: a caller that got it finds the whole account.
+	// Before the first pong, so that its caller finds the status complete.
 	after, changes := time.Duration(a.rec.Now()), 0
 	if err := errors.Join(a.rec.Update(func(d *status.Document) {
 		changes = d.Changes()
@@ -367,19 +397,23 @@ func (a *app) ready(ctx context.Context, v engine.Verdict) error {
 	}
 	if reason := a.machine.JobsWithheld(); reason != "" {
 		a.showWithheld(reason)
-		a.bus.AlertOnce(withheldTopic + ": " + reason)
+		a.bus.AlertOnce(status.JobsWithheld + ": " + reason)
 		a.spawn(func() { a.machine.AwaitStore(ctx) })
 	}
-	// Behind the first pong: a power cut in between only makes the next boot a first one again.
+	// After the first pong: a power cut in between only makes the next boot count as the first one
+	// again.
 	if err := a.marker.Set(a.agentID()); err != nil {
 		a.log.WithError(err).Warn("ready marker not written")
 	}
-	a.log.WithFields(logrus.Fields{"state": string(v.State), "after": after.Round(100 * time.Microsecond).String(), "changes": changes}).Info("agent is ready")
+	a.log.WithFields(logrus.Fields{"state": string(v.State), "took": after.Round(100 * time.Microsecond).String(), "changes": changes}).Info("agent is ready")
 	a.showState()
 	a.announcer.Ready(v, after)
-	a.spawn(func() { a.history.Keep(ctx, status.BootOver) })
+	a.spawn(func() {
+		a.history.Keep(ctx, 0) // a power cut may come before the boot is over
+		a.history.Keep(ctx, status.BootOver)
+	})
 	if err := a.notifier.Ready(); err != nil {
-		a.log.WithError(err).Warn("service manager not told")
+		a.log.WithError(err).Warn("service manager not notified")
 	}
 	return nil
 }

@@ -25,6 +25,8 @@ import (
 	"cambium/jobs/monit"
 	"cambium/jobs/script"
 	"cambium/settings"
+
+	"github.com/sirupsen/logrus"
 )
 
 // disks is what actions do with disks, on a real machine or a dummy one.
@@ -38,13 +40,14 @@ func (a *app) serve(ctx context.Context, tasks *task.Tasks) (action.Table, error
 	e := a.current.Effective()
 	blobs := &blobs{dirs: a.dirs, log: a.log.WithField("component", "blobstore")}
 	if use, err := blobs.Prepare(e.Blobstore); err != nil {
-		// The machine can still be looked at and repaired; each use of the store says why not.
+		// The agent serves without a blobstore, so that the machine can be inspected and repaired;
+		// each use of the store fails with the reason.
 		a.log.WithError(err).Warn("blobstore is not usable")
 	} else {
 		use()
 	}
 	owner := jobOwner()
-	instance := &jobs.Instance{Dirs: a.dirs, Blobs: blobs, Supervisor: a.supervisor, Owner: owner, Parallel: e.Settings.Env.Bosh.Parallel,
+	instance := &jobs.Instance{Dirs: a.dirs, Blobs: blobs, Supervisor: a.supervisor, Pending: a.pendingStart, Owner: owner, Parallel: e.Settings.Env.Bosh.Parallel,
 		Root: "/", Log: a.log.WithField("component", "jobs")}
 	collector := logs.Collector{Dirs: a.dirs, Root: "/", Log: a.log.WithField("component", "jobs"), Journal: logs.Journal, Progress: a.collection}
 	if err := errors.Join(instance.Sweep(), blobs.Sweep(), collector.Sweep()); err != nil {
@@ -137,7 +140,7 @@ func (a *app) report(ctx context.Context, instance *jobs.Instance) {
 	run := func(name string, f func(context.Context) error) {
 		a.spawn(func() {
 			if err := f(ctx); err != nil && ctx.Err() == nil {
-				log.WithError(err).WithField("part", name).Error("report ended")
+				log.WithError(err).WithField("report", name).Error("report ended")
 			}
 		})
 	}
@@ -147,7 +150,13 @@ func (a *app) report(ctx context.Context, instance *jobs.Instance) {
 	run("expiry", agent.Expiry{Bus: a.bus, Certificates: a.certificates, Connected: a.bus.Connections(), Path: filepath.Join(a.settingsDir(), expiryFile), Log: log}.Run)
 	if a.o.supervisor == "monit" && a.manager != nil {
 		run("monit alerts", func(ctx context.Context) error {
-			return monit.Alerts{Log: log, Listener: a.mails, Keep: a.keepMails, Unserved: a.mailsUnserved}.Run(ctx, monit.AlertsAddress, a.monitAlert)
+			return monit.Alerts{Log: log, Listener: a.mails, Keep: a.keepMails, Unserved: a.mailsUnserved}.Run(ctx, monit.AlertsAddress, func(m monit.Alert) {
+				if instance.Expected(m) {
+					log.WithFields(logrus.Fields{"service": m.Service, "event": m.Event}).Debug("alert dropped: the agent itself starts or stops the service")
+					return
+				}
+				a.monitAlert(m)
+			})
 		})
 	}
 }
@@ -159,7 +168,7 @@ func (a *app) monitAlert(m monit.Alert) {
 	}
 }
 
-// openMails takes the port of monit's alerts before anything of a job runs, or the socket of it that systemd has kept
+// openMails opens the port of monit's alerts before a job can take it, or takes over the socket that systemd has kept
 // since an earlier process of the agent.
 func (a *app) openMails(ctx context.Context, kept net.Listener) {
 	if a.o.supervisor != "monit" || a.manager == nil {
@@ -171,7 +180,7 @@ func (a *app) openMails(ctx context.Context, kept net.Listener) {
 	}
 	listener, err := monit.ListenAlerts(ctx, monit.AlertsAddress)
 	if err != nil {
-		return // asked for again, and told, once alerts can be sent
+		return // Alerts.Run retries, and reports the failure
 	}
 	a.mails = listener
 	a.keepMails(listener)
@@ -180,7 +189,7 @@ func (a *app) openMails(ctx context.Context, kept net.Listener) {
 // keepMails lets systemd keep the port while the agent is started again.
 func (a *app) keepMails(listener *net.TCPListener) {
 	if err := a.notifier.Keep(monit.AlertsSocket, listener); err != nil {
-		a.log.WithError(err).Warn("another process may take the port of monit's alerts while the agent is started again")
+		a.log.WithError(err).Warn("port of monit's alerts is not kept open during a restart of the agent")
 	}
 }
 

@@ -53,6 +53,7 @@ func TestAnswerWithoutAHolder(t *testing.T) {
 }
 
 // Properties of a cpi-config take the place of the job's, one by one.
+// Contract C.6.
 func TestCPIConfigOverTheJobs(t *testing.T) {
 	job := config{Dir: "/job", Name: "job", Agent: iaas.AgentDefaults{Mbus: "nats://job", NTP: []string{"ntp"}}}
 	context := cpi.Context{Lab: json.RawMessage(`{"name":"two"}`), Agent: json.RawMessage(`{"mbus":"nats://two"}`)}
@@ -62,5 +63,9 @@ func TestCPIConfigOverTheJobs(t *testing.T) {
 	}
 	if got, err := job.complete(cpi.Context{}); err != nil || got.Name != "job" || got.Agent.Mbus != "nats://job" {
 		t.Errorf("without a cpi-config: got %+v, %v", got, err)
+	}
+	t.Setenv("CAMBIUM_LAB_DIR", "")
+	if got, err := (config{}).complete(cpi.Context{}); err != nil || got.Dir != "/var/lib/cambium-lab" || got.Name != iaas.DefaultName {
+		t.Errorf("without any configuration: got %+v, %v; want the default lab directory", got, err)
 	}
 }

@@ -1,50 +1,64 @@
+//go:build linux
+
 package main
 
 import (
 	"context"
 	"fmt"
 	"io"
-	"strings"
+	"time"
 
-	"cambium/integration/lab"
 	"cambium/integration/lab/image"
 	"cambium/integration/lab/tree"
 )
 
 // cache removes what is not used from the cache of trees and images.
 func cache(_ context.Context, c *call) error {
-	all := false
-	c.flags.BoolVar(&all, "all", false, "remove everything; it is made again when it is needed, in minutes")
+	var o image.PruneOptions
+	c.flags.DurationVar(&o.Older, "older", image.DefaultOlder, "remove what was not used for this `duration`")
+	c.flags.BoolVar(&o.All, "all", false, "remove everything that is not in use; it is made again when it is needed, in minutes")
+	c.flags.BoolVar(&o.DryRun, "dry-run", false, "only tell what would be removed")
 	if err := c.parse(1, 1); err != nil {
 		return err
 	}
 	if c.args[0] != "prune" {
 		return usagef("%q is not prune", c.args[0])
 	}
-	names, err := lab.Leftovers(c.dir)
-	if err != nil {
-		return err
-	}
-	var up []string
-	for _, name := range names {
-		if lab.Held(name) {
-			up = append(up, name)
-		}
-	}
-	if len(up) > 0 {
-		return fmt.Errorf("labs are up (%s), whose machines use the cache; end them first", strings.Join(up, ", "))
+	if o.Older < 0 {
+		return usagef("--older %s is in the future", o.Older)
 	}
 	dir := tree.DefaultDir()
-	removed, err := image.Cache{Dir: dir}.Prune(all)
+	p, err := image.Cache{Dir: dir}.Prune(o)
 	if err != nil {
 		return err
 	}
-	return c.result(map[string]any{"dir": dir, "removed": append([]string{}, removed...)}, func(w io.Writer) {
-		for _, name := range removed {
-			_, _ = fmt.Fprintf(w, "removed %s\n", name)
-		}
-		if len(removed) == 0 {
-			_, _ = fmt.Fprintf(w, "%s holds nothing that is not used\n", dir)
-		}
-	})
+	freed := int64(0)
+	for _, e := range p.Removed {
+		freed += e.Bytes
+	}
+	value := map[string]any{"dir": dir, "dry_run": o.DryRun, "freed_bytes": freed, "removed": append([]image.Entry{}, p.Removed...), "in_use": append([]image.Entry{}, p.InUse...)}
+	return c.result(value, func(w io.Writer) { writePruned(w, dir, p, o.DryRun, freed) })
 }
+
+func writePruned(w io.Writer, dir string, p image.Pruned, dry bool, freed int64) {
+	did, total := "removed", "freed"
+	if dry {
+		did, total = "would remove", "would free"
+	}
+	line := func(did string, e image.Entry) {
+		_, _ = fmt.Fprintf(w, "%s %s: %s, used %s ago\n", did, e.Name, mebibytes(e.Bytes), time.Since(e.Used).Round(time.Minute))
+	}
+	for _, e := range p.Removed {
+		line(did, e)
+	}
+	for _, e := range p.InUse {
+		line("in use:", e)
+	}
+	if len(p.Removed) == 0 {
+		_, _ = fmt.Fprintf(w, "%s holds nothing to remove\n", dir)
+		return
+	}
+	_, _ = fmt.Fprintf(w, "%s %s in %s\n", total, mebibytes(freed), dir)
+}
+
+func mebibytes(n int64) string { return fmt.Sprintf("%d MiB", (n+1<<20-1)>>20) }

@@ -27,7 +27,7 @@ func callAgent(ctx context.Context, c *call) error {
 		return err
 	}
 	if request.Timeout <= 0 {
-		return usagef("--timeout must be more than nothing")
+		return usagef("--timeout must be positive")
 	}
 	request.Method = c.args[0]
 	for _, a := range append(c.args[1:], c.extra...) {
@@ -66,8 +66,7 @@ func callAgent(ctx context.Context, c *call) error {
 	})
 }
 
-// argument takes what is JSON as that, and everything else as a string, unless it was clearly
-// meant to be JSON.
+// argument parses JSON, and takes everything else as a string, unless it begins like JSON.
 func argument(text string) (json.RawMessage, error) {
 	if json.Valid([]byte(text)) {
 		return json.RawMessage(text), nil
@@ -77,7 +76,7 @@ func argument(text string) (json.RawMessage, error) {
 	}
 	data, err := json.Marshal(text)
 	if err != nil {
-		panic(err) // a string always is
+		panic(err) // a string always encodes
 	}
 	return data, nil
 }

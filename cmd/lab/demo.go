@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -143,8 +145,8 @@ func demoKeep(ctx context.Context, c *call) error {
 	return s.keep(ctx, p)
 }
 
-// patience is how long a step waits for the machine; an interpreted one needs it.
-const patience = 5 * time.Minute
+// stepTimeout is how long a step waits for the machine; an emulated one is slow.
+const stepTimeout = 5 * time.Minute
 
 // perform takes the steps.
 func (s *show) perform(ctx context.Context, begin time.Time) error {
@@ -203,7 +205,7 @@ func (s *show) power(ctx context.Context) (string, error) {
 	if err := s.i.Start(ctx); err != nil {
 		return "", err
 	}
-	within, cancel := context.WithTimeout(ctx, patience)
+	within, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	if err := s.i.Ready(within); err != nil {
 		return "", err
@@ -226,7 +228,7 @@ func (s *show) mount(ctx context.Context) (string, error) {
 	if _, err := s.i.Agent.Do(ctx, "mount_disk", s.d.Disk); err != nil {
 		return "", err
 	}
-	return s.words(ctx, "findmnt", "-n", "-o", "SOURCE,FSTYPE", "/var/vcap/store")
+	return s.output(ctx, "findmnt", "-n", "-o", "SOURCE,FSTYPE", "/var/vcap/store")
 }
 
 func (s *show) settings(ctx context.Context) (string, error) {
@@ -238,7 +240,7 @@ func (s *show) settings(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return string(value), s.i.Settled()
+	return string(value), s.i.ExpelFirstIdentity()
 }
 
 func (s *show) apply(ctx context.Context) (string, error) {
@@ -259,14 +261,14 @@ func (s *show) start(ctx context.Context) (string, error) {
 	for _, step := range []func() error{
 		func() error { _, err := s.i.Agent.Do(ctx, "run_script", "pre-start", map[string]any{}); return err },
 		func() error { _, err := s.i.Agent.Do(ctx, "start"); return err },
-		func() error { return s.i.Agent.WaitRunning(ctx, patience) },
+		func() error { return s.i.Agent.WaitRunning(ctx, stepTimeout) },
 		func() error { return s.web(ctx) },
 	} {
 		if err := step(); err != nil {
 			return "", err
 		}
 	}
-	pid, err := s.words(ctx, "cat", "/var/vcap/sys/run/web/web.pid")
+	pid, err := s.output(ctx, "cat", "/var/vcap/sys/run/web/web.pid")
 	s.pid = pid
 	return "process " + pid, err
 }
@@ -284,7 +286,7 @@ func (s *show) state(ctx context.Context) (string, error) {
 
 // web asks the web server until it answers.
 func (s *show) web(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	client := &http.Client{Transport: &http.Transport{DialContext: s.lab.Net.DialContext, DisableKeepAlives: true}}
 	for {
@@ -309,8 +311,8 @@ func (s *show) web(ctx context.Context) error {
 	}
 }
 
-// words runs a program in the machine and returns its output as one line.
-func (s *show) words(ctx context.Context, args ...string) (string, error) {
+// output runs a program in the machine and returns its output as one line.
+func (s *show) output(ctx context.Context, args ...string) (string, error) {
 	out, err := s.i.Output(ctx, args...)
 	return strings.Join(strings.Fields(out), " "), err
 }
@@ -320,7 +322,7 @@ func (s *show) kill(ctx context.Context) (string, error) {
 	if _, err := s.i.Output(ctx, "kill", "-9", s.pid); err != nil {
 		return "", err
 	}
-	within, cancel := context.WithTimeout(ctx, patience)
+	within, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	e, err := s.lab.Monitor.Wait(within, since, func(e director.Event) bool { return e.Kind == "alert" && e.Agent == s.i.AgentID })
 	if err != nil {
@@ -336,7 +338,7 @@ func (s *show) kill(ctx context.Context) (string, error) {
 	if err := s.web(ctx); err != nil {
 		return "", err
 	}
-	s.pid, err = s.words(ctx, "cat", "/var/vcap/sys/run/web/web.pid")
+	s.pid, err = s.output(ctx, "cat", "/var/vcap/sys/run/web/web.pid")
 	return alert.Title, err
 }
 
@@ -396,45 +398,45 @@ func (s *show) sequence(ctx context.Context, calls ...[]any) error {
 }
 
 func (s *show) restart(ctx context.Context) (string, error) {
-	within, cancel := context.WithTimeout(ctx, patience)
+	within, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	// It returns when the new agent is ready.
 	if _, err := s.i.Output(within, "systemctl", "restart", "agent"); err != nil {
 		return "", err
 	}
-	if err := s.again(ctx); err != nil {
+	if err := s.waitReady(ctx); err != nil {
 		return "", err
 	}
-	pid, err := s.words(ctx, "cat", "/var/vcap/sys/run/web/web.pid")
+	pid, err := s.output(ctx, "cat", "/var/vcap/sys/run/web/web.pid")
 	if err == nil && pid != s.pid {
 		err = fmt.Errorf("the web server is process %s now, was %s", pid, s.pid)
 	}
 	return "process " + pid + " still", err
 }
 
-// again waits for the agent after a restart.
-func (s *show) again(ctx context.Context) error {
-	within, cancel := context.WithTimeout(ctx, patience)
+// waitReady waits for the agent after a restart.
+func (s *show) waitReady(ctx context.Context) error {
+	within, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	return s.i.Ready(within)
 }
 
 func (s *show) reboot(ctx context.Context) (string, error) {
-	within, cancel := context.WithTimeout(ctx, patience)
+	within, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
 	if err := s.i.Reboot(within); err != nil {
 		return "", err
 	}
-	if err := s.again(ctx); err != nil {
+	if err := s.waitReady(ctx); err != nil {
 		return "", err
 	}
-	if err := s.i.Agent.WaitRunning(ctx, patience); err != nil {
+	if err := s.i.Agent.WaitRunning(ctx, stepTimeout); err != nil {
 		return "", err
 	}
 	if err := s.web(ctx); err != nil {
 		return "", err
 	}
-	lines, err := s.words(ctx, "wc", "-l", "/var/vcap/store/web/started")
+	lines, err := s.output(ctx, "wc", "-l", "/var/vcap/store/web/started")
 	if err == nil && !strings.HasPrefix(lines, "1 ") {
 		err = fmt.Errorf("the persistent disk has %q, want the one line of the first start", lines)
 	}
@@ -455,7 +457,7 @@ func timeline(w io.Writer, d status.Document) {
 	for _, step := range steps {
 		took := step.End - step.Start
 		if step.Outcome == status.Skipped || took < 1_000_000 {
-			continue // less than a millisecond is no line worth
+			continue // less than a millisecond is not shown
 		}
 		from := min(int(step.Start*width/total), width-1)
 		length := max(min(int(took*width/total), width-from), 1)
@@ -464,7 +466,7 @@ func timeline(w io.Writer, d status.Document) {
 	}
 }
 
-// explain shows what a failed demo has to say.
+// explain shows the status and the log of a failed demo.
 func (s *show) explain(ctx context.Context) {
 	if s.i == nil || !s.i.Running() {
 		return
@@ -477,7 +479,7 @@ func (s *show) explain(ctx context.Context) {
 	s.c.progress("the end of the agent's log:\n%s", strings.Join(lines[max(0, len(lines)-30):], "\n"))
 }
 
-// keep holds the lab until it is told to go down.
+// keep holds the lab until `lab down` ends it.
 func (s *show) keep(ctx context.Context, p plan) error {
 	server, err := control.Serve(s.lab, p.Dir)
 	if err != nil {

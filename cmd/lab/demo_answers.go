@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -9,8 +11,8 @@ import (
 	"cambium/integration/lab"
 )
 
-// answers shows how long after their ends a Director, which pauses for a second between two questions, learns of tasks:
-// with answers to get_task held and at once. Each time the job is stopped and started.
+// answers measures how long after its end a Director, which polls get_task once a second, learns of a task: with
+// replies to get_task held and without. Each time the job is stopped and started.
 func (s *show) answers(ctx context.Context) (string, error) {
 	var waits [2]time.Duration
 	for n, seconds := range []int{2, 0} {
@@ -26,10 +28,10 @@ func (s *show) answers(ctx context.Context) (string, error) {
 			return "", err
 		}
 	}
-	if err := s.i.Agent.WaitRunning(ctx, patience); err != nil {
+	if err := s.i.Agent.WaitRunning(ctx, stepTimeout); err != nil {
 		return "", err
 	}
-	pid, err := s.words(ctx, "cat", "/var/vcap/sys/run/web/web.pid")
+	pid, err := s.output(ctx, "cat", "/var/vcap/sys/run/web/web.pid")
 	s.pid = pid
 	return fmt.Sprintf("%.2f s held, %.2f s not held", waits[0].Seconds(), waits[1].Seconds()), err
 }

@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -8,7 +10,7 @@ import (
 )
 
 func (s *show) migrate(ctx context.Context) (string, error) {
-	before, err := s.words(ctx, "cat", "/var/vcap/store/web/started")
+	before, err := s.output(ctx, "cat", "/var/vcap/store/web/started")
 	if err != nil {
 		return "", err
 	}
@@ -32,7 +34,7 @@ func (s *show) migrate(ctx context.Context) (string, error) {
 		return "", err
 	}
 	s.d.Disk = bigger
-	if after, err := s.words(ctx, "cat", "/var/vcap/store/web/started"); err != nil || after != before {
+	if after, err := s.output(ctx, "cat", "/var/vcap/store/web/started"); err != nil || after != before {
 		return "", fmt.Errorf("the new disk has %q, want %q (%w)", after, before, err)
 	}
 	return s.size(ctx)
@@ -40,7 +42,7 @@ func (s *show) migrate(ctx context.Context) (string, error) {
 
 // size is that of the file system on the persistent disk.
 func (s *show) size(ctx context.Context) (string, error) {
-	return s.words(ctx, "findmnt", "-n", "-o", "SOURCE,SIZE", "/var/vcap/store")
+	return s.output(ctx, "findmnt", "-n", "-o", "SOURCE,SIZE", "/var/vcap/store")
 }
 
 func (s *show) grow(ctx context.Context) (string, error) {
@@ -70,6 +72,6 @@ func (s *show) grow(ctx context.Context) (string, error) {
 	if err := s.web(ctx); err != nil {
 		return "", err
 	}
-	s.pid, err = s.words(ctx, "cat", "/var/vcap/sys/run/web/web.pid")
+	s.pid, err = s.output(ctx, "cat", "/var/vcap/sys/run/web/web.pid")
 	return after, err
 }

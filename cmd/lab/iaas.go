@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -37,11 +39,11 @@ func enter(ctx context.Context, c *call) error {
 	if err := iaas.ValidName(name); err != nil {
 		return usageError{err}
 	}
-	namespace, leave, err := cpi.NewClient(c.dir, name).Enter(ctx)
+	namespace, release, err := cpi.NewClient(c.dir, name).Enter(ctx)
 	if err != nil {
 		return err
 	}
-	defer leave()
+	defer release()
 	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"--net=" + namespace, "--"}, c.extra...)...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, c.stdout, c.stderr
@@ -53,7 +55,7 @@ func enter(ctx context.Context, c *call) error {
 	return err
 }
 
-// hold is the process that has the CPI's IaaS.
+// holdIaaS is the process that has the CPI's IaaS.
 func holdIaaS(ctx context.Context, c *call) error {
 	if err := c.parse(2, 2); err != nil {
 		return err
@@ -237,11 +239,11 @@ func cpiClean(ctx context.Context, c *call) error {
 	if !client.Exists() {
 		return fmt.Errorf("there is no IaaS %s in %s", name, c.dir)
 	}
-	_, leave, err := client.Enter(ctx) // starts a holder if there is none
+	_, release, err := client.Enter(ctx) // starts a holder if there is none
 	if err != nil {
 		return err
 	}
-	defer leave()
+	defer release()
 	l, _, err := client.List(ctx)
 	if err != nil {
 		return err

@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -315,32 +317,37 @@ func clean(ctx context.Context, c *call) error {
 		return err
 	}
 	names := c.args
+	all, err := lab.Leftovers(c.dir)
+	if err != nil {
+		return err
+	}
 	if len(names) == 0 {
-		all, err := lab.Leftovers(c.dir)
-		if err != nil {
-			return err
-		}
-		for _, name := range all {
-			if !lab.Held(name) {
-				names = append(names, name)
-			}
-		}
+		names = slices.DeleteFunc(slices.Clone(all), lab.Held)
 	}
 	var failed error
+	cleaned := []string{}
 	for _, name := range names {
 		if lab.Held(name) {
 			failed = errors.Join(failed, fmt.Errorf("lab %s is up; end it with: lab down %s", name, name))
 			continue
 		}
 		end := c.busy("removing lab %s …", name)
-		failed = errors.Join(failed, lab.Clean(c.dir, name))
+		err := lab.Clean(c.dir, name) // also of one without files: something of it may be in the kernel
 		end()
+		switch {
+		case err != nil:
+			failed = errors.Join(failed, err)
+		case slices.Contains(all, name):
+			cleaned = append(cleaned, name)
+		default:
+			c.progress("lab %s had left no files behind", name)
+		}
 	}
 	if failed != nil {
 		return failed
 	}
-	return c.result(map[string]any{"cleaned": append([]string{}, names...)}, func(w io.Writer) {
-		for _, name := range names {
+	return c.result(map[string]any{"cleaned": cleaned}, func(w io.Writer) {
+		for _, name := range cleaned {
 			_, _ = fmt.Fprintf(w, "removed %s\n", name)
 		}
 	})

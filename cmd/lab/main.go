@@ -16,11 +16,9 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"runtime"
 	"strings"
 	"syscall"
 
-	"cambium/integration/lab"
 	"cambium/integration/lab/control"
 )
 
@@ -36,50 +34,26 @@ type command struct {
 	hidden   bool
 }
 
-func commands() []command {
-	return []command{
-		{"up", "[flags]", "start a lab with one machine",
-			[]string{"lab up", "lab up --engine qemu", "lab up --name two --source configdrive --disk 10G",
-				"lab up --agent-json agent.json --settings settings.json --source cdrom --publish 6868 --foreground"}, up, false},
-		{"ls", "[flags]", "list labs and their machines", []string{"lab ls", "lab ls --json"}, list, false},
-		{"shell", "[flags] [MACHINE] [-- COMMAND…]", "open a root shell in a machine, or run a command there",
-			[]string{"lab shell", "lab shell vm1", "lab shell -- systemctl status agent"}, shell, false},
-		{"ssh", "[flags] [MACHINE] [-- COMMAND…]", "the same as shell", nil, shell, false},
-		{"logs", "[flags] [MACHINE]", "show the agent's log, or the console", []string{"lab logs", "lab logs --follow", "lab logs --console"}, logs, false},
-		{"machine", "start|stop|reboot|kill|delete [MACHINE]", "switch a machine on or off, or cut its power",
-			[]string{"lab machine reboot", "lab machine kill vm1"}, machineCommand, false},
-		{"power", "on|off|cut|cycle [MACHINE]", "the machine's power switch: cut loses what is not on its disks, cycle is cut and on",
-			[]string{"lab power cut", "lab power cycle vm1"}, power, false},
-		{"disk", "attach|detach|resize|delete ID", "give a machine a disk, take it away, grow it, or remove one of a deleted machine; attach prints the hint a CPI would return",
-			[]string{"lab disk attach disk-1 --size 10G", "lab disk resize disk-1 --size 20G", "lab disk detach disk-1", "lab disk delete disk-1"}, diskCommand, false},
-		{"call", "[flags] METHOD [ARGUMENT…]", "send a request to an agent and follow its task; arguments are JSON, or else strings",
-			[]string{"lab call ping", "lab call get_state full", `lab call add_persistent_disk disk-1 /dev/loop3`,
-				"lab call --url https://mbus:secret@127.0.0.1:6868 --ca ca.pem ping",
-				"lab call --url nats://10.0.0.6:4222 --agent-id 0b7e --ca ca.pem --cert director.crt --key director.key get_state"}, callAgent, false},
-		{"deploy", "[flags] MANIFEST", "make the lab look like a manifest, as a Director does", []string{"lab deploy manifest.yml"}, deploy, false},
-		{"watch", "[flags]", "show heartbeats and alerts as they come", []string{"lab watch", "lab watch --json", "lab watch --url nats://10.0.0.6:4222 --ca ca.pem --cert monitor.crt --key monitor.key"}, watch, false},
-		{"down", "[flags] [LAB]", "end a lab and remove all of it", []string{"lab down", "lab down two"}, down, false},
-		{"clean", "[flags] [LAB…]", "remove what crashed labs left behind", []string{"lab clean", "lab clean two"}, clean, false},
-		{"cache", "prune [--all]", "remove Debian trees, disk images and kernels that are not used any more", []string{"lab cache prune", "lab cache prune --all"}, cache, false},
-		{"demo", "[flags]", "boot a machine and drive it as a Director does, step by step", []string{"lab demo", "lab demo --engine qemu", "KEEP=1 lab demo"}, demo, false},
-		{"stemcell", "[flags]", "make a stemcell with the agent in it", []string{"lab stemcell --version 1.2.3 --output bin/"}, stemcell, false},
-		{"enter", "[flags] -- COMMAND…", "run a command in the network of the CPI's IaaS", []string{"lab enter -- bosh create-env manifest.yml", "lab enter -- curl 10.245.0.6:8080"}, enter, false},
-		{"cpi-release", "[flags]", "make the release of the CPI, and one with a small web server", []string{"lab cpi-release --output bin"}, cpiRelease, false},
-		{"host-route", "on [--outside]|off", "let the host reach the VMs of the CPI directly, by a link and routes that end with their holder", []string{"lab host-route on", "lab host-route on --outside", "lab host-route off"}, hostRoute, false},
-		{"cpi-tls", "[flags]", "print what a CPI inside a VM needs to reach the IaaS: lab.tls of its release", []string{"lab cpi-tls >tls.json"}, cpiTLS, false},
-		{"cpi-clean", "[flags] [CID…]", "list what the CPI has made, or remove what is named",
-			[]string{"lab cpi-clean", "lab cpi-clean vm-0123", "lab cpi-clean --director 0f6c3f0e --disks"}, cpiClean, false},
-		{"version", "", "print the version", nil, func(_ context.Context, c *call) error {
-			if err := c.parse(0, 0); err != nil {
-				return err
-			}
-			return c.result(map[string]string{"version": version}, func(w io.Writer) { _, _ = fmt.Fprintln(w, version) })
-		}, false},
-		{"demo-keep", "[flags]", "run the demo and hold its lab; started by demo", nil, demoKeep, true},
-		{"supervise", "", "hold a lab; started by up", nil, supervise, true},
-		{"hold", "DIR NAME", "hold the CPI's IaaS; started by the CPI and by enter", nil, holdIaaS, true},
-		{"attach", "SOCKET -- COMMAND…", "run a program in a virtual machine; used by shell", nil, attach, true},
-	}
+// The commands that work on every system: their agents may be outside of labs.
+
+func callCommand() command {
+	return command{"call", "[flags] METHOD [ARGUMENT…]", "send a request to an agent and follow its task; arguments are JSON, or else strings",
+		[]string{"lab call ping", "lab call get_state full", `lab call add_persistent_disk disk-1 /dev/loop3`,
+			"lab call --url https://mbus:secret@127.0.0.1:6868 --ca ca.pem ping",
+			"lab call --url nats://10.0.0.6:4222 --agent-id 0b7e --ca ca.pem --cert director.crt --key director.key get_state"}, callAgent, false}
+}
+
+func watchCommand() command {
+	return command{"watch", "[flags]", "show heartbeats and alerts as they come", []string{"lab watch", "lab watch --json", "lab watch --url nats://10.0.0.6:4222 --ca ca.pem --cert monitor.crt --key monitor.key"}, watch, false}
+}
+
+func versionCommand() command {
+	return command{"version", "", "print the version", nil, func(_ context.Context, c *call) error {
+		if err := c.parse(0, 0); err != nil {
+			return err
+		}
+		return c.result(map[string]string{"version": version}, func(w io.Writer) { _, _ = fmt.Fprintln(w, version) })
+	}, false}
 }
 
 // call is one run of a command.
@@ -107,7 +81,7 @@ func usagef(format string, args ...any) error { return usageError{fmt.Errorf(for
 func (c *call) parse(least, most int) error {
 	c.flags.BoolVar(&c.json, "json", false, "print the result as JSON")
 	c.flags.StringVar(&c.lab, "lab", os.Getenv("LAB"), "the `name` of the lab, if there are several")
-	c.flags.StringVar(&c.dir, "dir", lab.DefaultDir(), "where labs keep their state")
+	c.flags.StringVar(&c.dir, "dir", stateDir(), "where labs keep their state")
 	rest := c.args
 	for n, a := range rest {
 		if a == "--" {
@@ -217,9 +191,6 @@ type exitStatus int
 func (e exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
 func main() {
-	if runtime.GOOS != "linux" {
-		fmt.Fprintln(os.Stderr, "lab: machines need Linux; lab call works anywhere")
-	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()

@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -16,7 +18,7 @@ import (
 	"cambium/internal/status"
 )
 
-// lab runs the command line with a directory of its own for state.
+// runLab runs the command line with a directory of its own for state.
 func runLab(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	t.Setenv("CAMBIUM_LAB_DIR", t.TempDir())
@@ -38,9 +40,14 @@ func TestExitStatus(t *testing.T) {
 		{"call", 2, "", "wrong number of arguments"},
 		{"disk paint x", 2, "", `"paint" is none of attach`},
 		{"cache fill", 2, "", `"fill" is not prune`},
+		{"cache prune --older -1h", 2, "", "--older -1h0m0s"},
 		{"disk attach ../x", 2, "", "disk id"},
 		{"disk attach x --size -1", 2, "", "not like 512M"},
 		{"up --publish 70000", 2, "", "port 70000"},
+		{"up --source floppy", 2, "", `source "floppy" is not one of`},
+		{"clean no-such-lab", 0, "", "lab no-such-lab had left no files behind"},
+		{"clean ../x", 1, "", "lab name"},
+		{"clean no-such-lab --json", 0, `"cleaned": []`, "lab no-such-lab had left no files behind"},
 		{"machine paint", 2, "", `"paint" is none of delete, kill, reboot, start, stop`},
 		{"deploy", 2, "", "wrong number"},
 		{"deploy /nonexistent", 1, "", "no such file"},
@@ -174,10 +181,10 @@ func TestTimeline(t *testing.T) {
 
 func TestDemoSaysWhatIsMissing(t *testing.T) {
 	if os.Geteuid() == 0 { // root needs no hint to become root
-		again := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestDemoSaysWhatIsMissing$", "-test.v")
-		again.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
-		again.Dir, again.Env = "/", []string{"TMPDIR=/tmp", "PATH=" + os.Getenv("PATH")}
-		if out, err := again.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS") {
+		child := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestDemoSaysWhatIsMissing$", "-test.v")
+		child.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		child.Dir, child.Env = "/", []string{"TMPDIR=/tmp", "PATH=" + os.Getenv("PATH")}
+		if out, err := child.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS") {
 			t.Errorf("as another user: %v\n%s", err, out)
 		}
 		return

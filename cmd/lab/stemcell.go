@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -12,6 +14,7 @@ import (
 	"time"
 
 	"cambium/integration/lab/image"
+	"cambium/integration/lab/machine/qemu"
 	"cambium/integration/lab/tree"
 )
 
@@ -51,9 +54,14 @@ func stemcell(ctx context.Context, c *call) error {
 		return err
 	}
 	begin := time.Now()
-	made, err := image.Cache{Dir: tree.DefaultDir(), Progress: c.progress}.EnsureStemcell(ctx, p.Agent, s)
+	cache := image.Cache{Dir: tree.DefaultDir(), Progress: c.progress}
+	made, err := cache.EnsureStemcell(ctx, p.Agent, s)
 	if err != nil {
 		return err
+	}
+	// The CPI's machines use KVM if it was seen to work: the kernel in a stemcell cannot be tried.
+	if err := (qemu.Engine{Images: cache}).Probe(ctx); err != nil {
+		c.progress("whether KVM works is not known, and virtual machines of the CPI are emulated: %v", err)
 	}
 	if info, err := os.Stat(output); err == nil && info.IsDir() {
 		output = filepath.Join(output, filepath.Base(made))

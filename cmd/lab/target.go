@@ -32,7 +32,7 @@ func (t *target) flags(c *call) {
 	c.flags.StringVar(&t.settings, "settings", "", "take URL, agent id and certificates from a settings.json")
 }
 
-// given reports whether a lab is not meant.
+// given reports whether the command line names an agent outside of labs.
 func (t *target) given() bool { return t.url != "" || t.settings != "" }
 
 func (t target) call(ctx context.Context, request control.Call, say func(string)) (json.RawMessage, error) {

@@ -1,3 +1,5 @@
+//go:build linux
+
 package main
 
 import (
@@ -10,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -98,6 +101,9 @@ func up(ctx context.Context, c *call) error {
 	if p.Publish > 65535 {
 		return usagef("port %d does not exist", p.Publish)
 	}
+	if !slices.Contains(lab.Sources(), lab.Source(p.Source)) {
+		return usagef("settings source %q is not one of %v", p.Source, lab.Sources())
+	}
 	if ephemeral != "0" {
 		size, err := parseSize(ephemeral)
 		if err != nil {
@@ -116,7 +122,7 @@ func up(ctx context.Context, c *call) error {
 		return err
 	}
 	if foreground {
-		return hold(ctx, p, func(l control.Line) { c.tell(l) })
+		return hold(ctx, p, func(l control.Line) { c.printLine(l) })
 	}
 	return c.background(ctx, p)
 }
@@ -212,8 +218,8 @@ next:
 	}
 }
 
-// tell prints a line of progress, or the state in the end.
-func (c *call) tell(l control.Line) {
+// printLine prints a line of progress, or the final state.
+func (c *call) printLine(l control.Line) {
 	if l.Progress != "" {
 		c.progress("%s", l.Progress)
 	}
@@ -258,7 +264,7 @@ func (c *call) background(ctx context.Context, p plan) error {
 			_ = holder.Wait()
 			return errors.New("the lab's process ended before the lab was up")
 		}
-		c.tell(l)
+		c.printLine(l)
 		if l.Error != "" {
 			_ = holder.Wait()
 			return errors.New(l.Error)
@@ -267,7 +273,7 @@ func (c *call) background(ctx context.Context, p plan) error {
 			if err := holder.Process.Release(); err != nil || l.Verdict == "" {
 				return err
 			}
-			return exitStatus(1) // the verdict has been told
+			return exitStatus(1) // the verdict has been printed
 		}
 	}
 }
@@ -296,7 +302,7 @@ func supervise(ctx context.Context, c *call) error {
 	return err
 }
 
-// silence discards what is said from now on: the caller has gone, and may have closed its end.
+// silence discards further output: the caller has exited, and may have closed its end of the pipe.
 func silence() {
 	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
 	if err != nil {
@@ -308,26 +314,26 @@ func silence() {
 	_ = null.Close()
 }
 
-// hold runs a lab until it is asked to end, its machine ended, or ctx did; and removes it.
-func hold(ctx context.Context, p plan, tell func(control.Line)) error {
-	if err := start(ctx, p, tell); err != nil {
-		tell(control.Line{Error: err.Error(), Done: true})
+// hold runs a lab until `lab down`, the end of its machine, or the end of ctx, and then removes it.
+func hold(ctx context.Context, p plan, report func(control.Line)) error {
+	if err := start(ctx, p, report); err != nil {
+		report(control.Line{Error: err.Error(), Done: true})
 		return err
 	}
 	return nil
 }
 
-// readyTimeout is how long `up` waits for the agent; an interpreted machine takes its time.
+// readyTimeout is how long `up` waits for the agent; an emulated machine is slow.
 const readyTimeout = 5 * time.Minute
 
-func start(ctx context.Context, p plan, tell func(control.Line)) (failed error) {
-	progress := func(format string, args ...any) { tell(control.Line{Progress: fmt.Sprintf(format, args...)}) }
+func start(ctx context.Context, p plan, report func(control.Line)) (failed error) {
+	progress := func(format string, args ...any) { report(control.Line{Progress: fmt.Sprintf(format, args...)}) }
 	engine, err := p.engine(progress)
 	if err != nil {
 		return err
 	}
 	l, err := lab.New(ctx, lab.Options{Name: p.Name, Dir: p.Dir, Agent: p.Agent, NATSServer: p.NATSServer, Engine: engine, Progress: progress,
-		Bare: p.Bare, BlobSecret: p.BlobSecret})
+		Bare: p.Bare, BlobSecret: p.BlobSecret, VM: func(vm *lab.VM) { vm.SSHD = true }})
 	if err != nil {
 		return err
 	}
@@ -344,7 +350,7 @@ func start(ctx context.Context, p plan, tell func(control.Line)) (failed error) 
 		if err != nil {
 			return err
 		}
-		tell(control.Line{Progress: "machine " + i.Short + " starts"})
+		report(control.Line{Progress: "machine " + i.Short + " starts"})
 		if err := i.Start(ctx); err != nil {
 			return err
 		}
@@ -362,7 +368,7 @@ func start(ctx context.Context, p plan, tell func(control.Line)) (failed error) 
 	if err != nil {
 		return err
 	}
-	tell(control.Line{Value: value, Verdict: verdict, Done: true})
+	report(control.Line{Value: value, Verdict: verdict, Done: true})
 	select {
 	case <-ctx.Done():
 	case <-ended:
@@ -410,9 +416,9 @@ func waitReady(ctx context.Context, i *lab.Instance, progress func(format string
 				progress("the agent answered %.1f s after power-on", time.Since(begin).Seconds())
 				return "", nil
 			}
-			var told *director.Exception
-			if errors.As(err, &told) { // an agent whose boot has failed answers with its verdict
-				return told.Message, nil
+			var exception *director.Exception
+			if errors.As(err, &exception) { // an agent whose boot has failed answers with its verdict
+				return exception.Message, nil
 			}
 			return "", unanswered(ctx, i, err)
 		case <-i.Done():
@@ -434,14 +440,13 @@ func waitReady(ctx context.Context, i *lab.Instance, progress func(format string
 	}
 }
 
-// verdictPause is between two looks at the agent's account of its boot, which is a file in the
-// machine.
+// verdictPause is the interval at which the agent's status, a file in the machine, is read.
 const verdictPause = 500 * time.Millisecond
 
-// account is what the agent tells of its boot, empty as long as it tells nothing.
+// account is the agent's status, empty as long as there is none.
 func account(i *lab.Instance) (d status.Document) {
 	if data, err := i.Status(); err == nil {
-		_ = json.Unmarshal(data, &d) // replaced as a whole; else the next look finds it
+		_ = json.Unmarshal(data, &d) // invalid only if incomplete; the next read finds it
 	}
 	return d
 }

@@ -88,8 +88,8 @@ func watch(ctx context.Context, c *call) error {
 	}
 }
 
-// events is where a board's events come from: a lab's supervisor, which also knows the machines'
-// names and what was before, or a NATS server.
+// events is the source of a board's events: a lab's supervisor, which also knows the machines'
+// names and earlier events, or a NATS server.
 func (c *call) events(ctx context.Context, t target, b *board, once bool) (func(func(control.Line)) error, error) {
 	if t.given() {
 		if once {

@@ -30,8 +30,8 @@ const (
 	driveNotReady = 3
 )
 
-// ready asks a CD drive whether there is a disc to read; other devices do not know the
-// question. It is asked before the real open, which would pull the tray in again.
+// ready asks a CD drive whether there is a disc to read; other devices do not support the ioctl. It
+// comes before the real open, which would close the tray again.
 func (d *device) ready() error {
 	status, err := unix.IoctlRetInt(int(d.Fd()), cdromDriveStatus)
 	if err != nil {
@@ -55,7 +55,7 @@ type CDOptions struct {
 	Log  *logrus.Entry
 }
 
-// CD reads a file from a CD and ejects it when told that its content is safe.
+// CD reads a file from a CD and ejects it once its content is cached.
 type CD struct {
 	o      CDOptions
 	finder finder
@@ -93,7 +93,7 @@ func (c *CD) Settings(ctx context.Context) (source.Answer, error) {
 	if err != nil {
 		return source.Answer{}, source.NotYet(fmt.Errorf("%s:%s: %w", c.o.Device, c.o.FileName, err))
 	}
-	return source.Answer{Raw: secret.NewJSON(document), From: c.Name(), Settled: c.eject}, nil
+	return source.Answer{Raw: secret.NewJSON(document), From: c.Name(), Clear: c.eject}, nil
 }
 
 // PublicKey is always empty: a CD carries settings only.
@@ -107,7 +107,7 @@ func (c *CD) eject(context.Context) error {
 		return fmt.Errorf("eject: %w", err)
 	}
 	defer drive.Close()
-	// A locked door is no reason to fail here; the eject itself will tell.
+	// A failure to unlock the door is ignored; the eject itself then fails.
 	_ = unix.IoctlSetInt(int(drive.Fd()), cdromLockDoor, 0)
 	if err := unix.IoctlSetInt(int(drive.Fd()), cdromEject, 0); err != nil {
 		return fmt.Errorf("eject %s: %w", c.o.Device, err)

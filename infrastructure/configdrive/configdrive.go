@@ -119,9 +119,9 @@ func (s *Source) read(ctx context.Context, names ...string) (body []byte, from s
 	return body, from, err
 }
 
-// combine joins the failures of several media. The least definite one decides the kind: as
-// long as one of them may still heal, so may the source. If one is only absent, devices that
-// are still to appear are worth waiting for.
+// combine joins the failures of several media. The least definite one decides the kind: as long as
+// one of them may be temporary, so may that of the source. If one is only absent, devices that are
+// still to appear are worth waiting for.
 func combine(failures []error) error {
 	if len(failures) == 1 {
 		return failures[0]
@@ -145,7 +145,7 @@ func combine(failures []error) error {
 	return err
 }
 
-// quietly is an error without words, for what the text already says.
+// quietly is an error with an empty text, for errors.Is only: the text around it says it already.
 type quietly struct{ error }
 
 func (quietly) Error() string   { return "" }

@@ -17,17 +17,16 @@ import (
 const (
 	// settleBound is the longest that a missing device is waited for.
 	settleBound = 10 * time.Second
-	// settleQuiet is how long no block device may have appeared, with udev's queue empty,
-	// before enumeration counts as finished. The kernel has no word for that: it probes buses
-	// in the background.
+	// settleQuiet is how long no block device may have appeared, with udev's queue empty, before
+	// enumeration counts as finished. The kernel does not report that: it probes buses in the
+	// background.
 	settleQuiet = time.Second
 	// bootPhase is the uptime from which on the first enumeration is long over.
 	bootPhase = 2 * time.Minute
 )
 
-// enumeration knows whether the kernel and udev have finished finding devices. Once they have,
-// nothing is waited for any more in this process: what is plugged in later is found by
-// the next look.
+// enumeration knows whether the kernel and udev have finished finding devices. Once they have, this
+// process no longer waits: what is attached later is found by the next attempt.
 type enumeration struct {
 	root    string
 	settled atomic.Bool
@@ -108,14 +107,14 @@ func (e *enumeration) longUp() bool {
 	return err == nil && seconds > bootPhase.Seconds()
 }
 
-// listen tells of block devices that the kernel found or udev has finished with, and of udev's
-// queue becoming empty. What cannot be listened to is made up for by settleQuiet.
+// listen reports block devices that the kernel found or udev has finished with, and that udev's
+// queue has become empty. Where these events are not available, settleQuiet replaces them.
 func (e *enumeration) listen() (<-chan struct{}, func()) {
 	events := make(chan struct{}, 1)
-	tell := func() {
+	notify := func() {
 		select {
 		case events <- struct{}{}:
-		default: // one is waiting to be seen already
+		default: // an event is pending already
 		}
 	}
 	var open []*os.File
@@ -126,10 +125,10 @@ func (e *enumeration) listen() (<-chan struct{}, func()) {
 			for {
 				n, err := f.Read(buffer)
 				if err != nil {
-					return // closed, or of no use any more
+					return // closed, or broken
 				}
 				if relevant(buffer[:n]) {
-					tell()
+					notify()
 				}
 			}
 		}()
@@ -160,7 +159,7 @@ func uevents() *os.File {
 	return os.NewFile(uintptr(fd), "uevents")
 }
 
-// queueEvents tells when udev removes its queue file.
+// queueEvents reports that udev has removed its queue file.
 func queueEvents(dir string) *os.File {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 )
 
 // deviceTimeout bounds the reading of one device. A read that hangs in the kernel cannot be
-// canceled; it is left behind.
+// canceled; its goroutine goes on.
 const deviceTimeout = 10 * time.Second
 
 // errAbsent means that there is no such device (yet), or no medium in it.
@@ -80,8 +80,8 @@ func (f finder) readFrom(ctx context.Context, path string, names []string) (foun
 	})
 }
 
-// reads are those that are under way. A device that hangs in the kernel holds a thread, and is
-// asked again for as long as the agent waits for settings: it gets one read at a time.
+// reads are the reads in progress. A device that hangs in the kernel blocks a thread, and is
+// retried for as long as the agent waits for settings: it gets one read at a time.
 type reads struct {
 	mu    sync.Mutex
 	under map[string]*read // by key
@@ -200,7 +200,7 @@ type device struct {
 }
 
 func openDevice(path string) (*device, error) {
-	// O_NONBLOCK keeps a FIFO from blocking; devices are told apart below.
+	// O_NONBLOCK keeps a FIFO from blocking; the file type is checked below.
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENOMEDIUM), errors.Is(err, unix.ENOTDIR):
@@ -232,7 +232,7 @@ func (d *device) prepare(path string) error {
 		return err
 	}
 	// A CD that was opened with O_NONBLOCK was not looked at; open it again to read.
-	again, err := os.OpenFile(path, os.O_RDONLY|unix.O_CLOEXEC, 0)
+	blocking, err := os.OpenFile(path, os.O_RDONLY|unix.O_CLOEXEC, 0)
 	switch {
 	case errors.Is(err, unix.ENOMEDIUM), errors.Is(err, unix.ENXIO):
 		return source.Final(errAbsent)
@@ -240,7 +240,7 @@ func (d *device) prepare(path string) error {
 		return err
 	}
 	d.File.Close()
-	d.File = again
+	d.File = blocking
 	if d.size, err = d.Seek(0, io.SeekEnd); err != nil {
 		return err
 	}

@@ -15,8 +15,8 @@ import (
 	"cambium/internal/detached"
 )
 
-// mountable are the file systems that config drives are made of, by the kernel's driver. A medium
-// is given to no other driver: each is code that parses what a stranger may have written.
+// mountable are the file systems that config drives are made of, by the kernel's driver. No other
+// driver is tried: each is kernel code that would parse untrusted data.
 var mountable = []struct {
 	driver string
 	flags  []string
@@ -24,7 +24,7 @@ var mountable = []struct {
 	{driver: "iso9660"}, // whose first session is not the last one
 	{driver: "udf"},
 	{driver: "vfat"},
-	// ext2 and ext3 as well. The journal is replayed even on a read-only mount unless it is told not to.
+	// ext2 and ext3 as well. The journal is replayed even on a read-only mount, unless noload is set.
 	{driver: "ext4", flags: []string{"noload"}},
 }
 

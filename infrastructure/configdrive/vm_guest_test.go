@@ -72,7 +72,7 @@ var guestChecks = []testvm.Check{
 		if err != nil {
 			return err
 		}
-		if err := answer.Settled(ctx); err != nil {
+		if err := answer.Clear(ctx); err != nil {
 			return err
 		}
 		if open, err := trayOpen(); !open || err != nil {

@@ -1,5 +1,5 @@
-// Package guestinfo is the VsphereGuestInfo source: settings that the hypervisor hands to its
-// guest tools, and that are erased there once they are safe here.
+// Package guestinfo is the VsphereGuestInfo source: settings that the guest tools read from the
+// hypervisor, and that are erased there once they are cached.
 package guestinfo
 
 import (
@@ -51,8 +51,8 @@ func New(o Options) *Source {
 // Name says what is asked.
 func (s *Source) Name() string { return "VsphereGuestInfo " + key }
 
-// Settings asks for the value. Whatever is wrong with it is final, since the hypervisor has it
-// before the machine starts; only a document that does not parse is asked for again.
+// Settings asks for the value. Every failure is final, since the hypervisor has the value before
+// the machine starts; only a document that does not parse is read again.
 func (s *Source) Settings(ctx context.Context) (source.Answer, error) {
 	value, err := s.rpc(ctx, "info-get "+key)
 	if err != nil {
@@ -78,7 +78,7 @@ func (s *Source) Settings(ctx context.Context) (source.Answer, error) {
 	if err != nil {
 		return source.Answer{}, source.NotYet(fmt.Errorf("%s: %w", key, err))
 	}
-	return source.Answer{Raw: secret.NewJSON(document), From: s.Name(), Settled: s.erase}, nil
+	return source.Answer{Raw: secret.NewJSON(document), From: s.Name(), Clear: s.erase}, nil
 }
 
 // PublicKey is always empty: guestinfo carries settings only.
@@ -109,14 +109,14 @@ func inflate(body []byte) ([]byte, error) {
 		return nil, errors.New("not gzip")
 	}
 	defer func() { _ = r.Close() }() // reads from memory
-	plain, err := source.ReadAll(r, source.MaxDocument)
+	unpacked, err := source.ReadAll(r, source.MaxDocument)
 	if err != nil && !errors.Is(err, source.ErrTooLarge) {
 		return nil, errors.New("damaged gzip")
 	}
-	return plain, err
+	return unpacked, err
 }
 
-// rpc sends one request to the hypervisor through the first tool that manages to.
+// rpc sends one request to the hypervisor through the first tool that succeeds.
 func (s *Source) rpc(ctx context.Context, request string) ([]byte, error) {
 	var failures []error
 	for _, tool := range []command.Cmd{

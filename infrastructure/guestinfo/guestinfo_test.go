@@ -105,6 +105,7 @@ func TestSettings(t *testing.T) {
 	}
 }
 
+// Contract S.12.
 func TestErasedOnlyWhenSettled(t *testing.T) {
 	h := newHypervisor(t)
 	h.set(t, base64.StdEncoding.EncodeToString([]byte(`{"agent_id":"v"}`)))
@@ -115,7 +116,7 @@ func TestErasedOnlyWhenSettled(t *testing.T) {
 	if strings.Contains(h.get("requests"), "info-set") {
 		t.Fatal("erased before the settings were safe")
 	}
-	if err := answer.Settled(t.Context()); err != nil {
+	if err := answer.Clear(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if got := h.get(key); got != "---" {

@@ -27,7 +27,7 @@ const (
 	tokenTTL       = "300"
 	tokenTimeout   = 5 * time.Second
 
-	// keyTries is how often a key is asked for while the service has trouble of its own.
+	// keyTries is the number of attempts to get a key while the service reports errors of its own.
 	keyTries = 3
 )
 
@@ -68,7 +68,7 @@ func (s *Source) Name() string {
 	return s.kind + " " + s.at(s.o.SettingsPath)
 }
 
-// Settings asks for the document. That there is none yet is normal on a young machine.
+// Settings asks for the document, which may not exist yet on a new machine.
 func (s *Source) Settings(ctx context.Context) (source.Answer, error) {
 	switch {
 	case s.o.URI.Empty():
@@ -91,8 +91,8 @@ func (s *Source) Settings(ctx context.Context) (source.Answer, error) {
 	return source.Answer{Raw: secret.NewJSON(document), From: s.Name()}, nil
 }
 
-// PublicKey asks for the SSH key. Any answer but a good one means that there is none; only
-// trouble on the way, or of the service itself, is worth asking again.
+// PublicKey asks for the SSH key. Any other answer than success means that there is none; only
+// transport errors and errors of the service itself are retried.
 func (s *Source) PublicKey(ctx context.Context) (string, error) {
 	if s.o.SSHKeysPath == "" {
 		return "", nil
@@ -103,7 +103,7 @@ func (s *Source) PublicKey(ctx context.Context) (string, error) {
 		if response, err = s.get(ctx, s.o.SSHKeysPath, source.MaxShort); err != nil {
 			return "", err
 		}
-		if !passing(response.Status) || try == keyTries {
+		if !temporary(response.Status) || try == keyTries {
 			break
 		}
 		if err := retry.Sleep(ctx, retry.Backoff{Jitter: 0.2}.Pause(0)); err != nil {
@@ -124,8 +124,8 @@ func (s *Source) PublicKey(ctx context.Context) (string, error) {
 	return key, nil
 }
 
-// passing reports a status that may be another one in a moment.
-func passing(status int) bool {
+// temporary reports a status that is worth a retry.
+func temporary(status int) bool {
 	return status >= 500 || status == http.StatusTooManyRequests || status == http.StatusRequestTimeout
 }
 

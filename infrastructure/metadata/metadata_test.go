@@ -67,6 +67,7 @@ func aws(uri string) Options {
 		SSHKeysPath: "/latest/meta-data/public-keys/0/openssh-key", TokenPath: "/latest/api/token", Headers: map[string]secret.String{"X-Extra": secret.New("1")}}
 }
 
+// Contract S.10.
 func TestTokenFlow(t *testing.T) {
 	cases := []struct {
 		name    string
@@ -147,6 +148,7 @@ func TestSilentTokenServiceCostsLittle(t *testing.T) {
 	}
 }
 
+// Contract S.9.
 func TestUserDataShapes(t *testing.T) {
 	document := `{"agent_id":"a?>","x":"ÿþ"}`
 	std, urlSafe := base64.StdEncoding.EncodeToString([]byte(document)), base64.RawURLEncoding.EncodeToString([]byte(document))

@@ -42,7 +42,7 @@ func Read(document []byte) (*Pointer, error) {
 	if err := json.Unmarshal(document, &wire); err != nil {
 		return nil, errors.New("not a JSON object")
 	}
-	// An agent_id of another type is for the settings' own validation to complain about.
+	// An agent_id of another type is reported by the validation of the settings.
 	var id any
 	if len(wire.AgentID) > 0 && json.Unmarshal(wire.AgentID, &id) == nil && id != nil && id != "" {
 		return nil, nil
@@ -138,7 +138,7 @@ func (c Client) Settings(ctx context.Context, p Pointer, instanceID func(context
 func file(path string) ([]byte, string, error) {
 	body, err := source.ReadFile(path)
 	if err != nil {
-		// Unlike the file of a File source this one was promised.
+		// Unlike the file of a File source, this one is named by the user data and must exist.
 		return nil, "", source.NotYet(fmt.Errorf("registry file %w", err))
 	}
 	document, err := source.Decode(body)

@@ -19,6 +19,7 @@ import (
 	"cambium/infrastructure/internal/source"
 	"cambium/internal/neednet"
 	"cambium/internal/secret"
+	"cambium/internal/skiptest"
 )
 
 func TestRead(t *testing.T) {
@@ -95,7 +96,7 @@ func TestEnvelope(t *testing.T) {
 	}
 }
 
-// server is a registry that knows one instance, and answers what it is told to.
+// server is a registry that knows one instance, and gives preset answers.
 func server(t *testing.T) (string, *[]string) {
 	var asked []string
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -329,7 +330,7 @@ func TestEndpointIsResolvedByTheMetadatasNameServers(t *testing.T) {
 func TestIPv6Endpoints(t *testing.T) {
 	l, err := net.Listen("tcp", "[::1]:0")
 	if err != nil {
-		t.Skipf("no IPv6 loopback: %v", err)
+		skiptest.Skip(t, fmt.Errorf("no IPv6 loopback: %w", err))
 	}
 	s := &httptest.Server{Listener: l, Config: &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, `{"settings":"{\"agent_id\":\"six\"}"}`)

@@ -22,8 +22,8 @@ import (
 )
 
 // The floors answer every request with the same bytes and look at nothing but its reply subject:
-// what the way there and back costs without any agent. One is built on the library, as agents
-// are; the other is a single goroutine that reads and writes, which is the least that can be.
+// the cost of the round trip without any agent. One is built on the library, as agents are; the
+// other is a single goroutine that reads and writes, which is the least that can be.
 const (
 	libraryFloor = "library"
 	bareFloor    = "bare"

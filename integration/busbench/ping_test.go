@@ -104,7 +104,7 @@ func compare(t *testing.T) {
 	}
 }
 
-// report lets all sides take turns, so that what else the machine does hits them alike.
+// report measures all sides in turn, so that other load of the machine affects them alike.
 func report(t *testing.T, what string, sides []side, measure func(side) figures) {
 	t.Helper()
 	all := map[string][]figures{}
@@ -137,13 +137,13 @@ func errand(t *testing.T, r *testnats.Director, id string) {
 		t.Fatalf("%s: run_errand: %s", id, reply)
 	}
 	time.Sleep(200 * time.Millisecond) // an errand that fails has done so by then
-	if again := r.Call(id, "get_task", handle.Value.ID); again != reply {
-		t.Fatalf("%s: the errand ended: %s", id, again)
+	if repeated := r.Call(id, "get_task", handle.Value.ID); repeated != reply {
+		t.Fatalf("%s: the errand ended: %s", id, repeated)
 	}
 }
 
-// states asks for the full state eighty times a second, eight at once: the same load for
-// everybody, however fast each answers.
+// states asks for the full state eighty times a second, eight at once: the same load for each
+// agent, however fast it answers.
 func states(r *testnats.Director, id string) (stop func()) {
 	ended := make(chan struct{})
 	var group sync.WaitGroup
@@ -264,7 +264,7 @@ func processor(t *testing.T, pid int) time.Duration {
 	return time.Duration(ticks) * time.Second / 100
 }
 
-// run starts an agent on a machine that is none.
+// run starts an agent without a machine (-P dummy).
 func run(t *testing.T, d *testnats.Deployment, id, program string) (pid int) {
 	t.Helper()
 	base := t.TempDir()

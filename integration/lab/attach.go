@@ -34,8 +34,8 @@ func FillPaths(document []byte, paths map[string]string) ([]byte, error) {
 	return filled, nil
 }
 
-// AttachDisk is the CPI's attach_disk for a disk that was made before. It tells the agent
-// through the settings where the CPI does so, and returns the hint where the Director wants it.
+// AttachDisk is the CPI's attach_disk for an existing disk. It changes the settings if the CPI does
+// so, or returns the hint for the Director.
 func (i *Instance) AttachDisk(ctx context.Context, cid string) (any, error) {
 	image, exists := i.find(cid)
 	if !exists {
@@ -45,7 +45,7 @@ func (i *Instance) AttachDisk(ctx context.Context, cid string) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if i.delivery.again && i.vm.Settings == nil {
+	if i.delivery.rewritten && i.vm.Settings == nil {
 		err = i.Change(ctx, func(d Document) { d.Set("disks.persistent", i.persistent(d, cid, a.Path)) })
 	}
 	if !i.versions().Hint() {
@@ -57,7 +57,7 @@ func (i *Instance) AttachDisk(ctx context.Context, cid string) (any, error) {
 // DetachDisk is the CPI's detach_disk.
 func (i *Instance) DetachDisk(ctx context.Context, cid string) error {
 	err := i.Detach(ctx, cid)
-	if err == nil && i.delivery.again && i.vm.Settings == nil {
+	if err == nil && i.delivery.rewritten && i.vm.Settings == nil {
 		err = i.Change(ctx, func(d Document) { d.Set("disks.persistent", i.persistent(d, cid, "")) })
 	}
 	return err
@@ -153,9 +153,9 @@ func (i *Instance) AttachNew(ctx context.Context, id string, size int64) (machin
 	return i.Attach(ctx, i.disk(id, image))
 }
 
-// disk is what the engine is told of a disk.
+// disk describes a disk to the engine.
 func (i *Instance) disk(id, image string) machine.Disk {
-	d := machine.Disk{ID: id, Image: image}
+	d := machine.Disk{ID: id, Image: image, Bus: i.vm.Bus}
 	if i.vm.SCSI {
 		i.mu.Lock()
 		defer i.mu.Unlock()
@@ -174,7 +174,7 @@ func (i *Instance) Resize(ctx context.Context, id string, size int64) error {
 	return i.Machine.Resize(ctx, id, size)
 }
 
-// ImageSize is the size of a disk's image, 0 if it cannot be told.
+// ImageSize is the size of a disk's image, 0 if it cannot be read.
 func ImageSize(path string) int64 {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -108,7 +108,7 @@ func (l *Lab) deployInstance(ctx context.Context, m release.Manifest, g release.
 	}
 	err = p.Run(ctx, func(step string, took time.Duration, err error) {
 		if step == "update_settings" && err == nil && fresh {
-			err = i.Settled()
+			err = i.ExpelFirstIdentity()
 		}
 		report(step, took, err)
 	})
@@ -155,9 +155,9 @@ func (i *Instance) Permanent() (map[string]any, error) {
 	return settings, nil
 }
 
-// Settled takes the machine's first identity away, as nats-sync does when the permanent one has
+// ExpelFirstIdentity revokes the machine's first identity, as nats-sync does when the permanent one has
 // been taken over.
-func (i *Instance) Settled() error {
+func (i *Instance) ExpelFirstIdentity() error {
 	if i.vm.HTTPS {
 		return nil
 	}

@@ -45,8 +45,12 @@ type VM struct {
 	Disks []int64
 	// SCSI calls the disks /dev/sdb, /dev/sdc and so on, in the order of their making.
 	SCSI bool
+	// Bus connects the disks, where the engine has a choice; machine.Virtio if empty.
+	Bus machine.Bus
 	// HTTPS makes the agent listen instead of connecting to NATS, as create-env wants it.
 	HTTPS bool
+	// SSHD makes the machine accept SSH connections, with a host key of its own.
+	SSHD bool
 	// Files are put into the root file system.
 	Files []machine.File
 	// NICs is the number of network cards, 1 if zero. Card n is eth<n>, on a network of its own:
@@ -74,7 +78,7 @@ type Instance struct {
 	nodes    map[string]string // their names behind a SCSI controller
 }
 
-// Listening reports whether anybody would hear a ping to the agent.
+// Listening reports whether a ping to the agent would be received.
 func (i *Instance) Listening() bool {
 	return i.lab.Bus == nil || i.lab.Bus.Listens("agent."+i.AgentID)
 }
@@ -166,6 +170,13 @@ func (i *Instance) create(ctx context.Context) error {
 	}
 	if spec.AgentJSON = i.vm.AgentJSON; spec.AgentJSON == nil {
 		spec.AgentJSON = i.delivery.agentJSON()
+	}
+	if i.vm.SSHD {
+		files, err := sshd()
+		if err != nil {
+			return fmt.Errorf("machine %s: %w", i.Short, err)
+		}
+		spec.Files = append(spec.Files, files...)
 	}
 	if i.vm.Source == GuestInfo {
 		spec.Files = append(spec.Files, machine.File{Path: guestInfo + "/guestinfo.userdata.encoding", Mode: 0o600})

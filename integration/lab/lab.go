@@ -73,9 +73,9 @@ type Options struct {
 	Bare bool
 	// BlobSecret signs URLs of the blobstore, for those who sign their own; random if empty.
 	BlobSecret string
-	// Poll is the pause between two questions for a task; one second if zero, as in a Director.
+	// Poll is the pause between two polls of a task; one second if zero, as in a Director.
 	Poll time.Duration
-	// Progress is told what takes long; nil keeps quiet.
+	// Progress is called with what takes long; nil for none.
 	Progress func(format string, args ...any)
 }
 

@@ -38,14 +38,14 @@ func Sources() []Source {
 	return []Source{File, ConfigDrive, ConfigDriveNova, ConfigDriveFAT, ConfigDriveNovaF, CDROM, GuestInfo, HTTP, InstanceMetadata, Registry}
 }
 
-// Versions are those of the CPI API that the parties of a deployment speak.
+// Versions are those of the CPI API that the parties of a deployment support.
 type Versions struct{ Director, CPI, Stemcell int }
 
-// Current is what all parties speak today.
+// Current is what current versions of all parties support.
 var Current = Versions{2, 2, 2}
 
 // Registry reports whether the CPI has to write the registry: it may leave that, and put full
-// settings into user data, only when all three speak version 2.
+// settings into user data, only when all three support version 2.
 func (v Versions) Registry() bool { return v.Director < 2 || v.CPI < 2 || v.Stemcell < 2 }
 
 // Hint reports whether attach_disk returns a hint that the Director passes to the agent.
@@ -63,8 +63,8 @@ type delivery struct {
 	sources []any // of agent.json
 	// put delivers a document. It is called again when the CPI changes it.
 	put func(ctx context.Context, settings []byte) error
-	// again reports that the CPI rewrites the settings when disks come and go.
-	again bool
+	// rewritten reports that the CPI rewrites the settings when disks come and go.
+	rewritten bool
 	// network reports that the agent needs an address before it has settings.
 	network bool
 }
@@ -93,7 +93,7 @@ func (i *Instance) deliver() (delivery, error) {
 	}
 	switch source := i.vm.Source; source {
 	case File:
-		return delivery{sources: []any{Document{"Type": "File", "SettingsPath": settingsFile}}, again: true,
+		return delivery{sources: []any{Document{"Type": "File", "SettingsPath": settingsFile}}, rewritten: true,
 			put: func(_ context.Context, settings []byte) error {
 				return i.WriteFile(machine.File{Path: settingsFile, Data: settings, Mode: 0o600})
 			}}, nil
@@ -183,7 +183,7 @@ esac
 func (i *Instance) google() delivery {
 	source := Document{"Type": "InstanceMetadata", "URI": "http://" + metadata.Address,
 		"SettingsPath": "/computeMetadata/v1/instance/attributes/bosh_settings", "Headers": map[string]string{"Metadata-Flavor": "Google"}}
-	return delivery{sources: []any{source}, network: true, again: true, put: func(_ context.Context, settings []byte) error {
+	return delivery{sources: []any{source}, network: true, rewritten: true, put: func(_ context.Context, settings []byte) error {
 		i.lab.Metadata.Set(i.IP, metadata.Instance{ID: i.name(), MAC: i.MAC(0), Attributes: map[string][]byte{"bosh_settings": settings}})
 		return nil
 	}}
@@ -193,7 +193,7 @@ func (i *Instance) http() delivery {
 	source := Document{"Type": "HTTP", "URI": "http://" + metadata.Address, "UserDataPath": "/latest/user-data",
 		"InstanceIDPath": "/latest/meta-data/instance-id", "SSHKeysPath": "/latest/meta-data/public-keys/0/openssh-key",
 		"TokenPath": "/latest/api/token"}
-	return delivery{sources: []any{source}, network: true, again: i.versions().Registry(), put: func(_ context.Context, settings []byte) error {
+	return delivery{sources: []any{source}, network: true, rewritten: i.versions().Registry(), put: func(_ context.Context, settings []byte) error {
 		data, err := i.userData(settings)
 		if err != nil {
 			return err

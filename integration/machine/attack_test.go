@@ -45,9 +45,17 @@ func foreign(t *testing.T, i *lab.Instance) string {
 	return run(t, i, "sh", "-c", "find /etc /usr/bin /root -xdev -printf '%p %m %U %G %s %y %l\\n' | sort | sha256sum; find /etc -xdev -type f -exec sha256sum {} + | sort | sha256sum")
 }
 
-// TestMachineAttacks lets the user of the jobs turn against the machine.
+// debugFromStart has every start of the agent log at debug level from its first step on: SIGUSR1 is pending, and blocked
+// until the agent handles it.
+var debugFromStart = machine.File{Path: "/etc/systemd/system/bosh-agent.service.d/debug.conf", Mode: 0o644, Data: []byte(`[Service]
+ExecStart=
+ExecStart=/usr/bin/perl -MPOSIX -e 'sigprocmask(SIG_BLOCK, POSIX::SigSet->new(SIGUSR1)) and kill(USR1 => $$$$) and exec @ARGV' /var/vcap/bosh/bin/bosh-agent -P ubuntu -C /var/vcap/bosh/agent.json
+`)}
+
+// TestMachineAttacks runs attacks on the machine as the user of the jobs. The agent logs at debug
+// level.
 func TestMachineAttacks(t *testing.T) {
-	l := newLab(t)
+	l := newLab(t, func(o *lab.Options) { o.VM = func(vm *lab.VM) { vm.Files = append(vm.Files, debugFromStart) } })
 	m := release.Manifest{Name: "dep", Groups: []release.Group{{Name: "app", Instances: 1, EphemeralDisk: 4096, Jobs: []release.Job{victim()}}}}
 	i := mustDeploy(t, l, m)
 	before := foreign(t, i)
@@ -83,7 +91,7 @@ done`)
 		}
 	}
 	stop()
-	// One that stands still: no reader will ever come.
+	// A FIFO that stays: it never has a reader.
 	asVcap(t, i, "cd /var/vcap/sys/log/victim; rm -rf probe.std*.log; mkfifo probe.stdout.log probe.stderr.log")
 	do(t, i, "{}", "run_script", "probe", map[string]any{})
 	if got := run(t, i, "journalctl", "-u", "bosh-agent", "-o", "cat", "--grep", "script runs without its log"); !strings.Contains(got, "not a regular file") {
@@ -197,6 +205,13 @@ func secrets(t *testing.T, i *lab.Instance) {
 			t.Errorf("%s: the error tells a secret: %v", call[0], err)
 		}
 	}
+	// Every boot has logged at debug level, whose lines are among what is searched.
+	if got := run(t, i, "/var/vcap/bosh/bin/bosh-agent", "log-level"); got != "debug\n" {
+		t.Errorf("the agent logs at level %q, want debug", got)
+	}
+	if run(t, i, "sh", "-c", "journalctl -u bosh-agent -o cat | grep -c ' DEBUG - ' || true") == "0\n" {
+		t.Error("the journal has no line of debug level")
+	}
 	patterns := strings.Join(append(all, canary), "\n") + "\n"
 	if err := i.WriteFile(machine.File{Path: "/root/patterns", Data: []byte(patterns), Mode: 0o600}); err != nil {
 		t.Fatal(err)
@@ -205,47 +220,51 @@ func secrets(t *testing.T, i *lab.Instance) {
 	if run(t, i, "sh", "-c", "grep -rlaFf /root/patterns /var/vcap/bosh | wc -l") == "0\n" {
 		t.Fatal("the patterns do not even match the settings")
 	}
-	for name, found := range secretPlaces(t, i) {
-		if found != "" {
+	for name, command := range secretPlaces {
+		if found := search(t, i, command); found != "" {
 			t.Errorf("%s holds a secret: %s", name, found)
 		}
 	}
 	// The search finds what is there: it is planted in each kind of place.
 	run(t, i, "sh", "-c", "echo "+canary+" | tee /var/log/planted >/var/vcap/instance/planted; logger "+canary)
 	run(t, i, "systemd-run", "--quiet", "--unit=planted", "--service-type=exec", "--setenv=PLANTED="+canary, "bash", "-c", "sleep 1000; : "+canary)
-	places := secretPlaces(t, i)
 	for _, name := range []string{"the journal", "logs", "the instance directory", "a command line", "an environment", "systemd's properties", "a file that vcap can read"} {
-		if places[name] == "" {
+		if search(t, i, secretPlaces[name]) == "" {
 			t.Errorf("a secret that was planted in %s was not found", name)
 		}
 	}
 	run(t, i, "sh", "-c", "systemctl stop planted; rm /var/log/planted /var/vcap/instance/planted")
 }
 
-// secretPlaces looks for the patterns in all places, and returns what was found in each.
-func secretPlaces(t *testing.T, i *lab.Instance) map[string]string {
+const agentProgram = "/var/vcap/bosh/bin/bosh-agent "
+
+// secretPlaces are commands that look for the patterns in /root/patterns, by where they look.
+var secretPlaces = map[string]string{
+	"the journal":               "journalctl --all -o export | grep -acFf /root/patterns",
+	"logs":                      "grep -rlaFf /root/patterns /var/log /var/vcap/data/sys/log /var/vcap/bosh/log --exclude-dir=journal",
+	"the instance directory":    "grep -rlaFf /root/patterns /var/vcap/instance",
+	"a command line":            "grep -laFf /root/patterns /proc/[0-9]*/cmdline",
+	"an environment":            "grep -laFf /root/patterns /proc/[0-9]*/environ",
+	"the status":                "(" + agentProgram + "status --json; cat /run/cambium/status.json) | grep -acFf /root/patterns",
+	"the plan":                  agentProgram + "plan 2>&1 | grep -acFf /root/patterns",
+	"the timeline":              agentProgram + "timeline 2>&1 | grep -acFf /root/patterns",
+	"the explained settings":    agentProgram + "settings --explain 2>&1 | grep -acFf /root/patterns",
+	"the diagnosis":             agentProgram + "doctor -v --timeout 500ms 2>&1 | grep -acFf /root/patterns",
+	"an archive for support":    agentProgram + "support - --timeout 500ms 2>/dev/null | zcat | grep -acFf /root/patterns",
+	"the metrics":               agentProgram + "metrics 2>&1 | grep -acFf /root/patterns",
+	"systemd's properties":      "systemctl show bosh-agent monit 'plante*' | grep -acFf /root/patterns",
+	"a core dump":               "find / -xdev -type f '(' -name core -o -name 'core.*' -o -path '*/coredump/*' ')' -not -path '/usr/*'",
+	"a file that vcap can read": "runuser -u vcap -- grep -rlaFsf - /etc /home /opt /run /tmp /usr/local /var /dev/shm </root/patterns",
+}
+
+// search runs such a command and returns what it found, or nothing.
+func search(t *testing.T, i *lab.Instance, command string) string {
 	t.Helper()
-	const agent = "/var/vcap/bosh/bin/bosh-agent "
-	found := map[string]string{}
-	for name, command := range map[string]string{
-		"the journal":               "journalctl --all -o export | grep -acFf /root/patterns",
-		"logs":                      "grep -rlaFf /root/patterns /var/log /var/vcap/data/sys/log /var/vcap/bosh/log --exclude-dir=journal",
-		"the instance directory":    "grep -rlaFf /root/patterns /var/vcap/instance",
-		"a command line":            "grep -laFf /root/patterns /proc/[0-9]*/cmdline",
-		"an environment":            "grep -laFf /root/patterns /proc/[0-9]*/environ",
-		"the status":                "(" + agent + "status --json; cat /run/cambium/status.json) | grep -acFf /root/patterns",
-		"the plan":                  agent + "plan 2>&1 | grep -acFf /root/patterns",
-		"the timeline":              agent + "timeline 2>&1 | grep -acFf /root/patterns",
-		"the explained settings":    agent + "settings --explain 2>&1 | grep -acFf /root/patterns",
-		"systemd's properties":      "systemctl show bosh-agent monit 'plante*' | grep -acFf /root/patterns",
-		"a core dump":               "find / -xdev -type f '(' -name core -o -name 'core.*' -o -path '*/coredump/*' ')' -not -path '/usr/*'",
-		"a file that vcap can read": "runuser -u vcap -- grep -rlaFsf - /etc /home /opt /run /tmp /usr/local /var /dev/shm </root/patterns",
-	} {
-		if text := strings.TrimSpace(run(t, i, "sh", "-c", "{ "+command+" ; } 2>/dev/null || true")); text != "0" {
-			found[name] = text
-		}
+	text := strings.TrimSpace(run(t, i, "sh", "-c", "{ "+command+" ; } 2>/dev/null || true"))
+	if text == "0" {
+		return ""
 	}
-	return found
+	return text
 }
 
 // collectSecrets finds the values below keys that sound like secrets, and passwords in URLs. Of a PEM block a line in

@@ -98,7 +98,7 @@ func observe(b testing.TB, agent string) (s sample, i *lab.Instance) {
 	s.first.rss, s.first.anon = vitals.rss, vitals.anon
 	s.first.disk = writtenTo(b, i)
 	if raw, err := i.Status(); err == nil {
-		s.steps = statusOf(b, raw).Steps
+		s.steps = stepsOf(b, raw)
 	}
 	all, err := counted(watch, namespace)
 	if err != nil {
@@ -142,7 +142,7 @@ const rounds = 5
 func BenchmarkBoot(b *testing.B) {
 	subjects := labtest.Subjects(b)
 	all := map[string][]sample{}
-	var alone []kernelWork
+	var kernelOnly []kernelWork
 	for range rounds {
 		for _, a := range subjects {
 			// A benchmark of its own, so that its lab is gone before the next one starts.
@@ -150,7 +150,7 @@ func BenchmarkBoot(b *testing.B) {
 				s, i := observe(b, a.Binary)
 				all[a.Name] = append(all[a.Name], s)
 				if a.Name == labtest.Ours {
-					alone = append(alone, measureKernelWork(b, i))
+					kernelOnly = append(kernelOnly, measureKernelWork(b, i))
 				}
 			})
 		}
@@ -160,7 +160,7 @@ func BenchmarkBoot(b *testing.B) {
 			b.Fatalf("%s was not measured", a.Name)
 		}
 	}
-	report(subjects, all, alone)
+	report(subjects, all, kernelOnly)
 }
 
 // median is the median of one figure over the rounds.
@@ -174,7 +174,7 @@ func median(list []sample, of func(sample) int) int {
 }
 
 // report prints the table and how the targets are met.
-func report(subjects []labtest.Subject, all map[string][]sample, alone []kernelWork) {
+func report(subjects []labtest.Subject, all map[string][]sample, kernelOnly []kernelWork) {
 	fmt.Printf("\n  %-24s %9s %8s %8s %8s %8s %10s %9s\n", "medians, kB", "pong", "programs", "rss", "anon", "peak", "written", "to disk")
 	for _, phase := range []struct {
 		name string
@@ -197,7 +197,7 @@ func report(subjects []labtest.Subject, all map[string][]sample, alone []kernelW
 			fmt.Printf("    %-18s %9s .. %9s\n", s.Name, short(int(s.Start)), short(int(s.End)))
 		}
 	}
-	work := medianWork(alone)
+	work := medianWork(kernelOnly)
 	fmt.Printf("\n  kernel work alone: %s\n", work)
 	times := func(what string, wanted float64, of func(sample) int) {
 		each := map[string]time.Duration{}

@@ -88,7 +88,7 @@ func wantMarker(t *testing.T, i *lab.Instance, path string) {
 
 // counted is what the watch has counted once every event of the past has arrived.
 func counted(watch *execs.Watch, namespace string) (execs.Family, error) {
-	if err := watch.Settle(); err != nil {
+	if err := watch.CatchUp(); err != nil {
 		return execs.Family{}, err
 	}
 	return watch.Of(namespace)
@@ -137,9 +137,9 @@ func TestMachineBoot(t *testing.T) {
 	if got := starts(t, i); started != 1 || got != 2 {
 		t.Errorf("the log says %d and %d times that monit was started, want it once per start of the agent", started, got)
 	}
-	again, err := counted(watch, namespace)
-	if err != nil || again.Processes <= done.Processes || len(again.Programs) != len(done.Programs) {
-		t.Errorf("restart executed programs (%v): %v", err, again.Programs)
+	restarted, err := counted(watch, namespace)
+	if err != nil || restarted.Processes <= done.Processes || len(restarted.Programs) != len(done.Programs) {
+		t.Errorf("restart executed programs (%v): %v", err, restarted.Programs)
 	}
 	if got := run(t, i, "sh", "-c", "sort /proc/self/mountinfo | cut -d' ' -f3-6"); got != mounts {
 		t.Errorf("restart changed the mounts from\n%s\nto\n%s", mounts, got)
@@ -155,11 +155,11 @@ func TestMachineBoot(t *testing.T) {
 		t.Errorf("monit was started, and the status says unchanged %v", d.Unchanged)
 	}
 
-	for name, again := range map[string]func(context.Context) error{
+	for name, bootAgain := range map[string]func(context.Context) error{
 		"reboot":    i.Reboot,
 		"power cut": func(ctx context.Context) error { return errors.Join(i.Kill(ctx), i.Start(ctx)) },
 	} {
-		if err := again(t.Context()); err != nil {
+		if err := bootAgain(t.Context()); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 		ready(t, i)
@@ -215,7 +215,7 @@ func TestMachineHeals(t *testing.T) {
 	}
 }
 
-// crashAgent is an agent that kills itself at a step boundary when told so.
+// crashAgent is an agent that kills itself at a step boundary when the test asks for it.
 func crashAgent(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "agent")

@@ -11,6 +11,7 @@ import (
 
 	"cambium/integration/lab"
 	"cambium/integration/lab/director"
+	"cambium/internal/status"
 )
 
 // cancelsDisks cancels each disk action that can wait while it does: for a device that does not
@@ -34,6 +35,10 @@ func cancelsDisks(t *testing.T, i *lab.Instance, cid string) {
 	do(t, i, `"stopped"`, "stop")
 	run(t, i, "systemctl", "stop", "hog")
 	do(t, i, `{"message":"Unmounted partition of `+cid+`"}`, "unmount_disk", cid)
+	await(t, "a status that knows of the unmount and is not degraded by it", 10*time.Second, func() bool {
+		d := agentStatus(t, i)
+		return d.Unmounted == cid && d.State == status.Ready
+	})
 	do(t, i, "{}", "mount_disk", cid)
 	if got := run(t, i, "cat", "/var/vcap/store/marker"); got != marker {
 		t.Errorf("mounted again the store has %q, want %q", got, marker)

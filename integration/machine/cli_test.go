@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"cambium/integration/lab"
 	"cambium/integration/lab/control"
 	"cambium/integration/lab/labtest"
+	"cambium/integration/lab/tree"
 	"cambium/internal/status"
 )
 
@@ -125,7 +127,12 @@ func TestMachineCommandLine(t *testing.T) {
 	c.run("machine", "stop")
 	c.refused("machine vm1 is off", "call", "ping")
 	c.refused("lab "+c.name+" is up", "clean", c.name)
-	c.refused("labs are up", "cache", "prune")
+	var pruned struct {
+		InUse []struct{ Name string } `json:"in_use"`
+	}
+	if err := json.Unmarshal([]byte(c.run("cache", "prune", "--all", "--dry-run", "--json")), &pruned); err != nil || !slices.ContainsFunc(pruned.InUse, func(e struct{ Name string }) bool { return strings.HasPrefix(e.Name, tree.Prefix) }) {
+		t.Errorf("cache prune while a lab is up: %+v (%v), want its tree to be in use", pruned, err)
+	}
 	c.run("machine", "reboot") // of one that is off
 	c.run("machine", "reboot")
 	if out := c.run("call", "ping"); out != "\"pong\"\n" {

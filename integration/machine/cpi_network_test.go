@@ -64,7 +64,8 @@ func TestMachineCPISources(t *testing.T) {
 	sc := c.cid("create_stemcell", stemcellImage(t), map[string]any{})
 	dynamic := order(sc, "")
 	dynamic[3] = map[string]any{"any": map[string]any{"type": "dynamic", "default": []string{"dns", "gateway"}, "cloud_properties": map[string]any{}},
-		"public": map[string]any{"type": "vip", "ip": "203.0.113.7", "cloud_properties": map[string]any{}}}
+		"public": map[string]any{"type": "vip", "ip": "203.0.113.7", "cloud_properties": map[string]any{}},
+		"second": map[string]any{"type": "manual", "ip": "10.247.0.5", "netmask": "255.255.255.0", "gateway": "10.247.0.1", "cloud_properties": map[string]any{"name": "second", "mac": "02:11:22:33:44:55"}}}
 	byHTTP := order(sc, "10.245.0.6")
 	byHTTP[2].(map[string]any)["settings_source"] = "http"
 	vms := []string{c.cid("create_vm", dynamic...), c.cid("create_vm", byHTTP...)}
@@ -74,20 +75,29 @@ func TestMachineCPISources(t *testing.T) {
 		t.Fatalf("create_vm in version 1: got %+v, want a CID", r)
 	}
 	vms = append(vms, old)
-	for _, ip := range []string{"10.246.0.10", "10.245.0.6", "10.245.0.7"} {
+	for _, ip := range []string{"10.246.0.10", "10.247.0.5", "10.245.0.6", "10.245.0.7"} {
 		c.pong(ip, time.Minute)
+	}
+	if cards := c.run(vms[0], "ip", "-brief", "link"); !strings.Contains(cards, "02:11:22:33:44:55") {
+		t.Errorf("the VM has the cards\n%s, want one with the given address", cards)
 	}
 	if err := reaches(); err != nil {
 		t.Errorf("the host does not reach a VM by its route: %v", err)
 	}
-	hears := func() string {
-		return c.run(vms[1], "timeout", "5", "bash", "-c", "cat 2>/dev/null </dev/tcp/"+outside+"; true")
+	hears := func(address string) string {
+		return c.run(vms[1], "timeout", "5", "bash", "-c", "cat 2>/dev/null </dev/tcp/"+address+"; true")
 	}
-	if got := hears(); got != "" {
+	greet(t, netns.Open(iaas.Prefix+c.name), "10.245.0.1:8000", "from the host")
+	if got := hears("10.245.0.1/8000"); got != "from the host" {
+		t.Errorf("a VM hears %q from the host", got)
+	}
+	// Connects to the agent of another VM, or fails.
+	c.run(vms[1], "timeout", "5", "bash", "-c", "exec 3<>/dev/tcp/10.245.0.7/6868")
+	if got := hears(outside); got != "" {
 		t.Errorf("a VM reaches the outside without permission: %q", got)
 	}
 	hostRoute("on", "--outside")
-	if got := hears(); got != "from outside" {
+	if got := hears(outside); got != "from outside" {
 		t.Errorf("a VM hears %q from outside", got)
 	}
 	hostRoute("off")
@@ -107,12 +117,20 @@ func TestMachineCPISources(t *testing.T) {
 	until(t, time.Minute, "the disk is mounted", func() bool {
 		return strings.Contains(c.run(old, "cat", "/proc/mounts"), " /var/vcap/store ")
 	})
+	for _, command := range [][]string{{"ls", "--dir", c.dir}, {"cpi-clean", "--dir", c.dir, "--iaas", c.name}} { // which only list
+		out, err := exec.Command(c.lab, command...).CombinedOutput()
+		for _, want := range []string{old, disk, "on " + old, "director director-1"} {
+			if err != nil || !strings.Contains(string(out), want) {
+				t.Errorf("lab %v: %v: %s; want %q in it", command, err, out, want)
+			}
+		}
+	}
 	for _, cid := range vms {
 		c.must("delete_vm", cid)
 	}
 	// The addresses are free again.
-	if again, _ := c.must("create_vm", dynamic...).([]any); len(again) != 2 || !strings.Contains(fmt.Sprint(again[1]), "10.246.0.10") {
-		t.Errorf("a dynamic network after the others have gone: got %v, want the first address", again)
+	if second, _ := c.must("create_vm", dynamic...).([]any); len(second) != 2 || !strings.Contains(fmt.Sprint(second[1]), "10.246.0.10") {
+		t.Errorf("a dynamic network after the others have gone: got %v, want the first address", second)
 	}
 	c.pong("10.246.0.10", time.Minute)
 	out, err := exec.Command(c.lab, "cpi-clean", "--dir", c.dir, "--iaas", c.name, "--director", "director-1").CombinedOutput()
@@ -160,7 +178,14 @@ func outsideOf(t *testing.T, host netns.Namespace) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	listener, err := space.Listen("tcp", "198.51.100.2:80")
+	greet(t, space, "198.51.100.2:80", "from outside")
+	return "198.51.100.2/80"
+}
+
+// greet serves an address of a network: whatever connects there is sent the words.
+func greet(t *testing.T, space netns.Namespace, address, words string) {
+	t.Helper()
+	listener, err := space.Listen("tcp", address)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -171,11 +196,10 @@ func outsideOf(t *testing.T, host netns.Namespace) string {
 			if err != nil {
 				return
 			}
-			_, _ = conn.Write([]byte("from outside"))
+			_, _ = conn.Write([]byte(words))
 			_ = conn.Close()
 		}
 	}()
-	return "198.51.100.2/80"
 }
 
 // agent sends a request to the agent at an address.
@@ -225,7 +249,7 @@ func TestMachineCPIInsideAVM(t *testing.T) {
 	c.into(vm, "/usr/local/bin/cpi", "755", program)
 	c.into(vm, "/var/tmp/image", "600", bytes)
 	c.into(vm, "/etc/cpi.json", "600", config(id))
-	// Someone else's certificate.
+	// The certificate of another authority.
 	if err := os.MkdirAll(c.dir+"/other", 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -270,6 +271,54 @@ func (c *cloud) run(cid string, args ...string) string {
 	return string(out)
 }
 
+// qemuArguments are those that a virtual machine of the IaaS was started with.
+func (c *cloud) qemuArguments() []string {
+	c.t.Helper()
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range files {
+		data, _ := os.ReadFile(file)
+		if bytes.Contains(data, []byte("qemu-system-")) && bytes.Contains(data, []byte(iaas.Directory(c.dir, c.name)+"/")) {
+			return strings.Split(string(data), "\x00")
+		}
+	}
+	c.t.Fatal("no QEMU runs for the IaaS")
+	return nil
+}
+
+// shares checks that the VMs of one image share it: their own files, after the boot, are a small part of it.
+func (c *cloud) shares(vms ...string) {
+	c.t.Helper()
+	dir := iaas.Directory(c.dir, c.name)
+	images, err := os.ReadDir(filepath.Join(dir, "images"))
+	if err != nil || len(images) != 1 {
+		c.t.Errorf("images of two stemcells with the same bytes: %v, %v, want one", images, err)
+	}
+	image := occupied(c.t, filepath.Join(dir, "images"))
+	for _, vm := range vms {
+		if own := occupied(c.t, filepath.Join(dir, "vms", vm)); own == 0 || own > image/5 {
+			c.t.Errorf("the files of %s occupy %d MB, those of the image %d MB; want a fifth at most", vm, own>>20, image>>20)
+		}
+	}
+}
+
+// occupied is what the files below a directory occupy.
+func occupied(t testing.TB, dir string) (total int64) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(_ string, e os.DirEntry, err error) error {
+		if err != nil {
+			return nil // just gone
+		}
+		if info, err := e.Info(); err == nil {
+			total += info.Sys().(*syscall.Stat_t).Blocks * 512
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return total
+}
+
 // env is an environment that the bosh CLI makes.
 type env struct {
 	*cloud
@@ -277,7 +326,7 @@ type env struct {
 	variables  map[string]string
 }
 
-// bosh runs the CLI as its user does, inside the network.
+// run runs the CLI as its user does, inside the network.
 func (e *env) run(command string, flags ...string) string {
 	e.t.Helper()
 	argv := []string{"enter", "--dir", e.dir, "--iaas", e.name, "--", e.bosh, "--tty", "--non-interactive", command, filepath.Join(e.work, "create-env.yml"),
@@ -296,18 +345,19 @@ func (e *env) run(command string, flags ...string) string {
 	return string(out)
 }
 
-// answers checks that the job does.
+// answers checks that the job does: monit calls it running once its process is there, which on a busy host is before it listens.
 func (e *env) answers() {
 	e.t.Helper()
 	client := &http.Client{Transport: &http.Transport{DialContext: netns.Open(iaas.Prefix + e.name).DialContext, DisableKeepAlives: true}, Timeout: 10 * time.Second}
-	response, err := client.Get("http://" + e.variables["ip"] + ":8080/")
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	defer func() { _ = response.Body.Close() }()
-	if body, _ := io.ReadAll(response.Body); !strings.Contains(string(body), "hello") {
-		e.t.Fatalf("the job says %q", body)
-	}
+	until(e.t, time.Minute, "the job answers", func() bool {
+		response, err := client.Get("http://" + e.variables["ip"] + ":8080/")
+		if err != nil {
+			return false
+		}
+		defer func() { _ = response.Body.Close() }()
+		body, _ := io.ReadAll(response.Body)
+		return strings.Contains(string(body), "hello")
+	})
 }
 
 // starts counts the lines that the job's pre-start has left on the persistent disk.

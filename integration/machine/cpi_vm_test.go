@@ -13,6 +13,7 @@ func TestVMBoshCreateEnv(t *testing.T) {
 	e := newEnv(t, "q", iaas.QEMU)
 	e.run("create-env")
 	e.answers()
+	e.shares(e.vm("").CID)
 	e.run("delete-env")
 	e.gone()
 }

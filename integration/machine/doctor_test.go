@@ -36,11 +36,31 @@ func examine(t *testing.T, i *lab.Instance) diagnosis {
 	return d
 }
 
-// TestMachineDoctor breaks a machine in thirteen ways, one after the other, and expects the doctor to name the cause first.
-// The fourteenth, the clock, needs a kernel of its own: integration/vm.
+// wantStatus waits for what `agent status` shows root: the cause in its words, and no line wider than 80 columns.
+func wantStatus(t *testing.T, i *lab.Instance, code int, text string) {
+	t.Helper()
+	screen, lacks := "", ""
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(200 * time.Millisecond) {
+		screen = screenOf(t, i, "root", "status")
+		if lacks = missing(screen, code, []string{text}); lacks == "" || time.Now().After(deadline) {
+			break
+		}
+	}
+	if lacks != "" {
+		t.Errorf("the status lacks %q:\n%s", lacks, screen)
+	}
+	for line := range strings.Lines(screen) {
+		if len([]rune(strings.TrimSpace(line))) > 80 {
+			t.Errorf("wider than 80 columns: %s", line)
+		}
+	}
+}
+
+// TestMachineDoctor breaks a machine in thirteen ways, one after the other, and expects the doctor to name the cause first,
+// and the status to name it, too. The fourteenth, the clock, needs a kernel of its own: integration/vm.
 func TestMachineDoctor(t *testing.T) {
 	l := newLab(t)
-	i := start(t, l, lab.VM{Ephemeral: lab.GiB})
+	i := start(t, l, lab.VM{Ephemeral: lab.GiB, Files: []machine.File{dropIn("bosh-agent", "Environment=CAMBIUM_BUS_PATIENCE=500ms")}})
 	ready(t, i)
 	// monit begins to listen a moment after the agent is ready.
 	await(t, "a doctor who finds nothing", 20*time.Second, func() bool {
@@ -56,6 +76,9 @@ func TestMachineDoctor(t *testing.T) {
 		text := run(t, i, "/var/vcap/bosh/bin/bosh-agent", "timeline", "--width", "120")
 		return !slices.ContainsFunc([]string{"init until", "settings", "File /", "persistent-disk", "ready", "bus connected", "first heartbeat"}, func(row string) bool { return !strings.Contains(text, row) })
 	})
+	startMetricsTimer(t, i)
+	t.Run("documented commands", func(t *testing.T) { documentedCommands(t, i) })
+	t.Run("hints", func(t *testing.T) { runHints(t, i) })
 	sh := func(line string) func() { return func() { t.Helper(); run(t, i, "sh", "-ec", line) } }
 	// The document as it is delivered; each change is taken back.
 	change := func(path string, value any) func() {
@@ -97,27 +120,31 @@ func TestMachineDoctor(t *testing.T) {
 		t.Fatal(err)
 	}
 	const cert, urls, restart = "env.bosh.mbus.cert", "env.bosh.mbus.urls", "systemctl restart bosh-agent"
+	// The agent takes changed settings when it starts.
+	restarted := func(breaks func()) func() { return func() { t.Helper(); breaks(); run(t, i, "sh", "-c", restart) } }
 	for _, c := range []struct {
 		name         string
 		breaks, heal func()
-		check, want  string
+		check, want  string // the doctor's first finding
+		code         int    // of the status
+		text         string // in the status
 	}{
-		{"wrong CA", change(cert, with("ca", foreign.PEM)), change(cert, identity), "bus", "CA in the settings"},
-		{"expired certificate", change(cert, issued(testca.Request{CommonName: testca.BootstrapName(i.AgentID), NotBefore: time.Now().AddDate(0, 0, -9), NotAfter: time.Now().AddDate(0, 0, -2)})),
-			change(cert, identity), "certificate", "expired"},
-		{"certificate for another agent", change(cert, issued(testca.Request{CommonName: testca.AgentName("another")})), change(cert, identity), "certificate", "belongs to the agent another"},
-		{"DNS gone", change(urls, []string{"nats://director.invalid:4222"}), change(urls, []string{i.MbusURL}), "bus", "director.invalid cannot be resolved by DNS"},
-		{"port filtered", sh("nft add table inet test; nft 'add chain inet test out { type filter hook output priority 0; }'; nft add rule inet test out tcp dport 4222 drop"),
-			sh("nft delete table inet test"), "bus", "filtered"},
-		{"disk full", sh("fallocate -l 2G /var/vcap/data/full 2>/dev/null || dd if=/dev/zero of=/var/vcap/data/full bs=1M 2>/dev/null || true"), sh("rm /var/vcap/data/full"), "disk space", "no space left on /var/vcap/data"},
-		{"inodes full", sh("mount -t tmpfs -o nr_inodes=70 tmpfs /tmp; cd /tmp; touch $(seq 60)"), sh("umount /tmp"), "disk space", "no inodes left on /tmp"},
-		{"gateway dead", sh("ip route replace default via 10.88.0.254 dev eth0 onlink"), sh("ip route replace default via " + lab.Gateway + " dev eth0"), "gateway", "10.88.0.254 does not answer"},
-		{"MTU too small", sh("ip link set eth0 mtu 576"), sh("ip link set eth0 mtu 1500"), "MTU", "576"},
-		{"supervisor down", sh("systemctl stop monit"), sh("systemctl start monit"), "supervisor", "monit does not answer"},
-		{"persistent disk gone", sh("echo -n disk-9 >/var/vcap/bosh/managed_disk_settings.json"), sh("rm /var/vcap/bosh/managed_disk_settings.json"), "persistent disk", "disk-9"},
-		{"agent killed", sh("systemctl kill -s KILL bosh-agent; systemctl stop bosh-agent; cd /root; /var/vcap/bosh/bin/bosh-agent support s.tgz; tar -tzf s.tgz >s.txt; grep -q journal/this-boot.txt s.txt; grep -q timeline.html s.txt; if tar -xzOf s.tgz | grep 'BEGIN PRIVATE KEY'; then exit 1; fi; /var/vcap/bosh/bin/bosh-agent metrics | grep -q '^cambium_certificate_expiry'"), sh("" + restart), "agent", "not running"},
+		{"wrong CA", restarted(change(cert, with("ca", foreign.PEM))), change(cert, identity), "bus", "CA in the settings", 3, "the agent does not trust the server's certificate"},
+		{"expired certificate", restarted(change(cert, issued(testca.Request{CommonName: testca.BootstrapName(i.AgentID), NotBefore: time.Now().AddDate(0, 0, -9), NotAfter: time.Now().AddDate(0, 0, -2)}))),
+			change(cert, identity), "certificate", "expired", 3, "expired"},
+		{"certificate for another agent", restarted(change(cert, issued(testca.Request{CommonName: testca.AgentName("another")}))), change(cert, identity), "certificate", "belongs to the agent another", 3, "the server does not admit this agent"},
+		{"DNS gone", restarted(change(urls, []string{"nats://director.invalid:4222"})), change(urls, []string{i.MbusURL}), "bus", "director.invalid cannot be resolved by DNS", 3, "lookup director.invalid"},
+		{"port filtered", sh("nft add table inet test; nft 'add chain inet test out { type filter hook output priority 0; }'; nft add rule inet test out tcp dport 4222 drop; " + restart),
+			sh("nft delete table inet test; " + restart), "bus", "filtered", 3, "i/o timeout"},
+		{"disk full", sh("fallocate -l 2G /var/vcap/data/full 2>/dev/null || dd if=/dev/zero of=/var/vcap/data/full bs=1M 2>/dev/null || true"), sh("rm /var/vcap/data/full"), "disk space", "no space left on /var/vcap/data", 3, "problem: no space left on /var/vcap/data"},
+		{"inodes full", sh("mount -t tmpfs -o nr_inodes=70 tmpfs /tmp; cd /tmp; touch $(seq 60)"), sh("umount /tmp"), "disk space", "no inodes left on /tmp", 3, "problem: no inodes left on /tmp"},
+		{"gateway dead", sh("ip route replace default via 10.88.0.254 dev eth0 onlink"), sh("ip route replace default via " + lab.Gateway + " dev eth0"), "gateway", "10.88.0.254 does not answer", 0, "warning: gateway 10.88.0.254 does not answer"},
+		{"MTU too small", sh("ip link set eth0 mtu 576"), sh("ip link set eth0 mtu 1500"), "MTU", "576", 0, "warning: eth0 has an MTU of 576 bytes"},
+		{"supervisor down", sh("systemctl stop monit"), sh("systemctl start monit"), "supervisor", "monit does not answer", 3, "problem: the supervisor monit does not answer"},
+		{"persistent disk gone", sh("echo -n disk-9 >/var/vcap/bosh/managed_disk_settings.json"), sh("rm /var/vcap/bosh/managed_disk_settings.json"), "persistent disk", "disk-9", 3, "problem: the persistent disk disk-9 is recorded as mounted and is not"},
+		{"agent killed", sh("systemctl kill -s KILL bosh-agent; systemctl stop bosh-agent; cd /root; /var/vcap/bosh/bin/bosh-agent support s.tgz; tar -tzf s.tgz >s.txt; grep -q journal/this-boot.txt s.txt; grep -q timeline.html s.txt; if tar -xzOf s.tgz | grep 'BEGIN PRIVATE KEY'; then exit 1; fi; /var/vcap/bosh/bin/bosh-agent metrics | grep -q '^cambium_certificate_expiry'"), sh("" + restart), "agent", "not running", 1, "not running since"},
 		{"settings corrupt", sh("cd /var/vcap/bosh; rm -f settings.json.prev*; echo '{' >settings.json; cp agent-bootstrap-env.json kept; echo '{' >agent-bootstrap-env.json"),
-			sh("cd /var/vcap/bosh; cp kept agent-bootstrap-env.json"), "settings", "settings.json is damaged"},
+			sh("cd /var/vcap/bosh; cp kept agent-bootstrap-env.json"), "settings files", "settings.json is damaged", 0, "warning: /var/vcap/bosh/settings.json is damaged"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			begin := time.Now()
@@ -132,7 +159,29 @@ func TestMachineDoctor(t *testing.T) {
 					}
 				}
 			}
+			wantStatus(t, i, c.code, c.text)
 			t.Logf("%.1f s", time.Since(begin).Seconds())
 		})
 	}
+	wantMetricsFile(t, i)
+}
+
+const metricsFile = "/var/lib/prometheus/node-exporter/cambium.prom"
+
+// startMetricsTimer: the timer is there and off, until it is asked for.
+func startMetricsTimer(t *testing.T, i *lab.Instance) {
+	t.Helper()
+	if out := run(t, i, "sh", "-c", "systemctl is-enabled cambium-metrics.timer; systemctl is-active cambium-metrics.timer; ls "+metricsFile+" 2>&1; true"); !strings.HasPrefix(out, "disabled\ninactive\n") || !strings.Contains(out, "No such file") {
+		t.Errorf("the timer of the metrics is not off: %s", out)
+	}
+	run(t, i, "sh", "-ec", "mkdir -p /var/lib/prometheus/node-exporter; systemctl enable -q --now cambium-metrics.timer")
+}
+
+// wantMetricsFile: what the timer writes can be read by node_exporter, which is not root.
+func wantMetricsFile(t *testing.T, i *lab.Instance) {
+	t.Helper()
+	await(t, "the metrics' file", 40*time.Second, func() bool {
+		out, err := i.Output(t.Context(), "runuser", "-u", "nobody", "--", "cat", metricsFile)
+		return err == nil && strings.Contains(out, "cambium_") && strings.HasSuffix(out, "# EOF\n")
+	})
 }

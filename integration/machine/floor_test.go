@@ -15,19 +15,19 @@ import (
 // container engines that are older than they are deny them.
 const newCalls = "open_tree move_mount mount_setattr fsopen fsconfig fsmount fspick openat2 pidfd_open pidfd_send_signal faccessat2 close_range copy_file_range io_setup io_uring_setup clone3"
 
-// containerCalls are what the default profiles of docker and of garden, the engine of warden, deny to every container
-// that is not privileged, even to one that may mount.
+// containerCalls are what the default profiles of docker or of garden, the engine of warden, deny to every container
+// that is not privileged, even to one that may mount. TestNightlyContainerProfiles has the profiles themselves.
 const containerCalls = "acct add_key bpf clock_adjtime clock_settime create_module delete_module finit_module get_mempolicy init_module io_uring_enter io_uring_register " +
 	"io_uring_setup ioperm iopl kcmp kexec_file_load kexec_load keyctl lookup_dcookie mbind migrate_pages move_pages name_to_handle_at nfsservctl open_by_handle_at " +
 	"perf_event_open pivot_root process_vm_readv process_vm_writev ptrace quotactl quotactl_fd request_key set_mempolicy settimeofday swapoff swapon sysfs userfaultfd vhangup"
 
 // TestMachineWithoutNewCalls boots where these calls fail, as an unknown one does and as a forbidden one does, and with
-// what container engines deny. What is missing is told, and costs no more than the table says.
+// what container engines deny. What is missing is logged, and costs no more than the table says.
 func TestMachineWithoutNewCalls(t *testing.T) {
 	l := newLab(t)
 	for _, c := range []struct {
 		name, errno, calls string
-		told               []string
+		missing            []string
 	}{
 		{"unknown", "ENOSYS", newCalls, []string{"open_tree", "move_mount", "mount_setattr", "fspick", "fsopen", "fsmount", "openat2", "pidfd_open"}},
 		{"forbidden", "EPERM", newCalls, []string{"open_tree", "move_mount", "mount_setattr", "fspick", "fsopen", "fsmount", "openat2", "pidfd_open"}},
@@ -38,7 +38,7 @@ func TestMachineWithoutNewCalls(t *testing.T) {
 				Data: []byte("[Service]\nSystemCallFilter=~" + c.calls + "\nSystemCallErrorNumber=" + c.errno + "\n"), Mode: 0o644}}})
 			labtest.Explain(t, i)
 			ready(t, i)
-			toldMissing(t, i, c.told)
+			wantMissing(t, i, c.missing)
 			if got := run(t, i, "sh", "-c", "grep Seccomp: /proc/$(systemctl show -P MainPID bosh-agent)/status"); !strings.Contains(got, "2") {
 				t.Fatalf("the agent has no filter: %s", got)
 			}
@@ -60,8 +60,8 @@ func TestMachineWithoutNewCalls(t *testing.T) {
 	}
 }
 
-// toldMissing checks the line of the log and the warning of the status.
-func toldMissing(t *testing.T, i *lab.Instance, calls []string) {
+// wantMissing checks the line of the log and the warning of the status.
+func wantMissing(t *testing.T, i *lab.Instance, calls []string) {
 	t.Helper()
 	logged := run(t, i, "sh", "-c", "journalctl -u bosh-agent -o cat --grep 'lacks features' || true")
 	warned := run(t, i, "sh", "-c", "/var/vcap/bosh/bin/bosh-agent status --json || true")

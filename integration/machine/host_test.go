@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"strings"
 	"testing"
 	"time"
@@ -25,7 +26,7 @@ func TestMachineHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = watch.Close() })
-	i := start(t, l, lab.VM{Source: lab.HTTP, PublicKey: "ssh-ed25519 IAAS", Ephemeral: lab.GiB, Files: removable, Edit: func(d lab.Document) {
+	i := start(t, l, lab.VM{Source: lab.HTTP, PublicKey: "ssh-ed25519 IAAS", Ephemeral: lab.GiB, SSHD: true, Files: removable, Edit: func(d lab.Document) {
 		d.Set("env.bosh.password", "$6$salt$hash").Set("env.bosh.authorized_keys", []string{"ssh-ed25519 ENV1", "ssh-ed25519 ENV2"}).Set("env.bosh.ntp", []string{"10.99.0.123", "ntp.example"})
 		d.Set("env.bosh.remove_dev_tools", true).Set("env.bosh.remove_static_libraries", true)
 	}})
@@ -68,7 +69,6 @@ func TestMachineHost(t *testing.T) {
 		t.Error("what was taken back is still trusted")
 	}
 
-	run(t, i, "ssh-keygen", "-A")
 	run(t, i, "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", "/root/key")
 	setup, err := i.Agent.Do(ctx, "ssh", "setup", map[string]any{"user": "bosh_5f2a", "public_key": run(t, i, "cat", "/root/key.pub")})
 	var answer map[string]string
@@ -83,10 +83,12 @@ func TestMachineHost(t *testing.T) {
 			t.Errorf("%s: got %s, want %s", path, got, want)
 		}
 	}
-	run(t, i, "systemctl", "start", "ssh")
-	if got, err := i.Output(ctx, "ssh", "-i", "/root/key", "-o", "StrictHostKeyChecking=no", "-o", "BatchMode=yes", "bosh_5f2a@127.0.0.1", "sudo", "-n", "id", "-u"); err != nil || got != "0\n" {
+	// As `bosh ssh` does it: the host key in the answer is the only one that is accepted.
+	run(t, i, "sh", "-c", fmt.Sprintf("echo %s %s >/root/known", i.IP, answer["host_public_key"]))
+	if got, err := i.Output(ctx, "ssh", "-i", "/root/key", "-o", "StrictHostKeyChecking=yes", "-o", "UserKnownHostsFile=/root/known", "-o", "BatchMode=yes", "bosh_5f2a@"+i.IP, "sudo", "-n", "id", "-u"); err != nil || got != "0\n" {
 		t.Errorf("sudo over ssh: got %q, %v, want 0", got, err)
 	}
+	sshdOfItsOwn(t, l, i, answer["host_public_key"])
 	if _, err := i.Agent.Do(ctx, "ssh", "cleanup", map[string]any{"user_regex": "^bosh_5f2a"}); err != nil {
 		t.Error(err)
 	}
@@ -111,6 +113,25 @@ func TestMachineHost(t *testing.T) {
 		t.Errorf("got vitals %+v, %v", v, err)
 	}
 	namedDisks(t, i)
+}
+
+// sshdOfItsOwn checks that the lab's network reaches sshd, and that another machine has another host key.
+func sshdOfItsOwn(t *testing.T, l *lab.Lab, i *lab.Instance, key string) {
+	t.Helper()
+	conn, err := l.Net.Dial("tcp", i.IP+":22")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+	greeting := make([]byte, len("SSH-2.0"))
+	if _, err := io.ReadFull(conn, greeting); err != nil || string(greeting) != "SSH-2.0" {
+		t.Errorf("sshd from the lab's network: got %q, %v", greeting, err)
+	}
+	other, err := create(t, l, lab.VM{SSHD: true}).ReadFile("/etc/ssh/ssh_host_rsa_key.pub")
+	if err != nil || len(other) == 0 || strings.TrimSpace(string(other)) == strings.TrimSpace(key) {
+		t.Errorf("host key of another machine: got %q, %v, want another than %q", other, err, key)
+	}
 }
 
 // removable are lists of a stemcell, and what they name.

@@ -10,7 +10,7 @@ import (
 )
 
 // containers are the machines of these tests, which run one after the other.
-var containers = labtest.Kind{Letter: "t", Patience: time.Minute}
+var containers = labtest.Kind{Letter: "t", Timeout: time.Minute}
 
 func TestMain(m *testing.M) { labtest.Main(m) }
 

@@ -72,7 +72,7 @@ esac
 		}
 	}
 	if mount := run(t, i, "findmnt", "-n", "-o", "FSTYPE", "/var/vcap/data/probe.mnt"); mount != "tmpfs\n" {
-		t.Errorf("what the pre-start mounted is %q, want a tmpfs that everybody sees", mount)
+		t.Errorf("what the pre-start mounted is %q, want a tmpfs that all processes see", mount)
 	}
 
 	var errand struct {

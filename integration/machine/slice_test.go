@@ -10,6 +10,7 @@ import (
 
 	"cambium/integration/lab"
 	"cambium/integration/lab/director"
+	"cambium/internal/testdoc"
 )
 
 // TestMachineSlice is the thinnest way through everything: agent.json, one source, a static
@@ -49,5 +50,24 @@ func TestMachineSlice(t *testing.T) {
 	}
 	if state := strings.TrimSpace(run(t, i, "systemctl", "is-active", "agent.service", "bosh-agent.service")); state != "active\nactive" {
 		t.Errorf("units agent and bosh-agent are %q, want both active", state)
+	}
+	t.Run("blocks of the pages", func(t *testing.T) { documentedBlocks(t, i) })
+}
+
+// documentedBlocks runs the commands of the pages that work in a machine.
+func documentedBlocks(t *testing.T, i *lab.Instance) {
+	blocks, err := testdoc.Blocks("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range blocks {
+		if b.Kind != testdoc.Machine {
+			continue
+		}
+		begin := time.Now()
+		if out, err := i.Output(t.Context(), "bash", "-euo", "pipefail", "-c", b.Text); err != nil {
+			t.Errorf("%s: %v\n%s", b.Place, err, out)
+		}
+		t.Logf("%s: %v", b.Place, time.Since(begin).Round(time.Millisecond))
 	}
 }

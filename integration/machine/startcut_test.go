@@ -5,25 +5,46 @@ package machine
 import (
 	"context"
 	"encoding/json"
+	"math/rand/v2"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"cambium/integration/lab"
+	"cambium/integration/lab/machine"
 	"cambium/integration/lab/release"
 )
 
 // TestMachineStartSurvivesACut: monit writes its state file now and then. After stop, start and a power cut
-// within that time the file still says that the jobs are stopped, and they would stay down for good.
+// within that time the file still says that the jobs are stopped, and they would stay down for good. The power is cut
+// after start, after stop, and while start is under way.
 func TestMachineStartSurvivesACut(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
-	i := mustDeploy(t, l, manifest([]release.Job{forker()}, tool("1")))
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	cutAfterStarts(t, 5)
+}
+
+func cutAfterStarts(t *testing.T, cuts int) {
+	monitrc, err := os.ReadFile("../../stemcell-assets/etc/monitrc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	hasty := strings.Replace(string(monitrc), "set daemon 10", "set daemon 3", 1)
+	if hasty == string(monitrc) {
+		t.Fatal("the stemcell's monitrc names no cycle of ten seconds")
+	}
+	l := newLab(t, func(o *lab.Options) {
+		o.VM = func(vm *lab.VM) {
+			vm.Files = append(vm.Files, machine.File{Path: "/var/vcap/bosh/etc/monitrc", Mode: 0o600, Data: []byte(hasty)})
+		}
+	})
+	m := manifest([]release.Job{forker()}, tool("1"))
+	i := mustDeploy(t, l, m)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute+time.Duration(cuts)*time.Minute)
 	defer cancel()
-	do := func(method string) {
+	do := func(method string, arguments ...any) {
 		t.Helper()
-		if _, err := i.Agent.Do(ctx, method); err != nil {
+		if _, err := i.Agent.Do(ctx, method, arguments...); err != nil {
 			t.Fatalf("%s: %v", method, err)
 		}
 	}
@@ -39,31 +60,77 @@ func TestMachineStartSurvivesACut(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	hit, again := 0, 0
-	for range cuts() {
+	hit, repeats := 0, 0
+	for n := range cuts {
 		before := stateFile(t, i)
 		do("stop")
 		await(t, "monit's file to say that the job is stopped", 60*time.Second, func() bool { return stateFile(t, i) != before })
 		stopped := stateFile(t, i)
-		do("start")
-		if stateFile(t, i) == stopped {
-			hit++ // monit has not recorded the start yet
+		switch n % 3 {
+		case 0: // after the answer to start
+			do("start")
+			if stateFile(t, i) == stopped {
+				hit++ // monit has not recorded the start yet
+			}
+			cut()
+			await(t, "the job to run after the cut", 90*time.Second, func() bool { return jobStateOf(t, ctx, i) == "running" })
+			if journal, err := i.Journal(ctx); err == nil && strings.Contains(journal, startRepeated) {
+				repeats++
+			}
+		case 1: // after the answer to stop
+			do("start")
+			do("stop")
+			cut()
+			if got := settledState(t, ctx, i); got != "stopped" {
+				t.Errorf("after stop and a cut: got %s, want stopped", got)
+			}
+		case 2: // around the answer to start: either outcome is right unless it has come
+			calling, giveUp := context.WithCancel(ctx)
+			answer := make(chan error, 1)
+			go func() {
+				_, err := i.Agent.Call(calling, "start")
+				answer <- err
+			}()
+			time.Sleep(rand.N(200 * time.Millisecond))
+			answered := len(answer) > 0
+			cut()
+			giveUp()
+			<-answer
+			await(t, "the job to run or to be stopped after a cut during start", 90*time.Second, func() bool {
+				state := jobStateOf(t, ctx, i)
+				return state == "running" || state == "stopped" && !answered
+			})
 		}
-		cut()
-		await(t, "the job to run after the cut", 90*time.Second, func() bool { return jobStateOf(t, ctx, i) == "running" })
-		if journal, err := i.Journal(ctx); err == nil && strings.Contains(journal, startedAgain) {
-			again++
+		if n%3 != 0 {
+			do("start")
+			await(t, "the job to run", 90*time.Second, func() bool { return jobStateOf(t, ctx, i) == "running" })
 		}
 	}
-	t.Logf("of %d cuts %d came before monit had recorded the start, and %d boots had to start the job again", cuts(), hit, again)
+	t.Logf("of %d cuts %d came after a start that monit had not recorded, and %d boots had to start the job again", cuts, hit, repeats)
 	if hit == 0 {
 		t.Error("monit had recorded every start before the cut: nothing was shown")
 	}
-	// Stop and a cut: it stays stopped.
-	do("stop")
+	// Between drain and stop either outcome is right: monit has recorded that it does not supervise the job any more, or
+	// not. The stop that follows takes both.
+	do("drain", "shutdown", map[string]any{})
 	cut()
-	if got := jobStateOf(t, ctx, i); got != "stopped" {
-		t.Errorf("after stop and a cut: got %s, want stopped", got)
+	await(t, "a state after drain and a cut", 90*time.Second, func() bool {
+		state := jobStateOf(t, ctx, i)
+		return state == "running" || state == "failing"
+	})
+	do("stop")
+	// Between stop and start, with an apply or without: it stays stopped.
+	spec, upload, err := l.Spec(i, m, m.Groups[0], 0)
+	if err == nil {
+		err = upload(ctx)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	do("apply", spec)
+	cut()
+	if got := settledState(t, ctx, i); got != "stopped" {
+		t.Errorf("after stop, apply and a cut: got %s, want stopped", got)
 	}
 	do("start")
 	await(t, "the job to run", 90*time.Second, func() bool { return jobStateOf(t, ctx, i) == "running" })
@@ -77,24 +144,22 @@ func TestMachineStartSurvivesACut(t *testing.T) {
 	await(t, "monit to have stopped the job", 60*time.Second, func() bool { return jobStateOf(t, ctx, i) != "running" })
 	time.Sleep(monitCycle) // in which monit writes its file
 	cut()
-	// Whether this monit starts it after a reboot is its own setting; the agent does not ask for it.
+	// Whether this monit starts it after a reboot depends on its own configuration; the agent does
+	// not request it.
 	journal, err := i.Journal(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if strings.Contains(journal, startedAgain) {
+	if strings.Contains(journal, startRepeated) {
 		t.Error("the agent had monit start a job that an operator stopped")
 	}
 }
 
-// startedAgain is what the agent logs when it puts the last start to monit again.
-const startedAgain = "services are started again"
+// startRepeated is what the agent logs when it repeats the Director's last start.
+const startRepeated = "had not recorded the Director's last start"
 
-// monitCycle is longer than one of monit, which tells neither when it writes its file nor when it looks at services.
-const monitCycle = 13 * time.Second
-
-// cuts is how often the test repeats; the soak cuts more often.
-func cuts() int { return 2 }
+// monitCycle is longer than one of monit here, which tells neither when it writes its file nor when it looks at services.
+const monitCycle = 5 * time.Second
 
 func jobStateOf(t *testing.T, ctx context.Context, i *lab.Instance) string {
 	t.Helper()
@@ -109,6 +174,16 @@ func jobStateOf(t *testing.T, ctx context.Context, i *lab.Instance) string {
 		t.Fatal(err)
 	}
 	return state.JobState
+}
+
+// settledState is the state as soon as monit answers.
+func settledState(t *testing.T, ctx context.Context, i *lab.Instance) (state string) {
+	t.Helper()
+	await(t, "an answer of monit", 60*time.Second, func() bool {
+		state = jobStateOf(t, ctx, i)
+		return state != "unknown"
+	})
+	return state
 }
 
 // stateFile tells when monit last wrote its state file.

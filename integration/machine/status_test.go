@@ -15,8 +15,8 @@ import (
 	"cambium/internal/testca"
 )
 
-// shortPatience makes an agent degraded after two seconds without its bus.
-func shortPatience() []machine.File {
+// shortBusGrace makes an agent degraded after two seconds without its bus.
+func shortBusGrace() []machine.File {
 	return []machine.File{dropIn("bosh-agent", "Environment=CAMBIUM_BUS_PATIENCE=2s")}
 }
 
@@ -27,8 +27,8 @@ func TestMachineStatus(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	distrusting := start(t, l, lab.VM{Ephemeral: lab.GiB, Files: shortPatience(), Edit: func(d lab.Document) { d.Set("env.bosh.mbus.cert.ca", string(stranger.PEM)) }})
-	good := start(t, l, lab.VM{Ephemeral: lab.GiB, Files: shortPatience()})
+	distrusting := start(t, l, lab.VM{Ephemeral: lab.GiB, Files: shortBusGrace(), Edit: func(d lab.Document) { d.Set("env.bosh.mbus.cert.ca", string(stranger.PEM)) }})
+	good := start(t, l, lab.VM{Ephemeral: lab.GiB, Files: shortBusGrace()})
 	ready(t, good)
 
 	t.Run("good", func(t *testing.T) {
@@ -119,7 +119,7 @@ func portFiltered(t *testing.T, i *lab.Instance) {
 	ready(t, i)
 }
 
-// logLevel changes the log level of the running agent; a user that must not is told so.
+// logLevel changes the log level of the running agent; a user without permission gets an error.
 func logLevel(t *testing.T, i *lab.Instance) {
 	t.Helper()
 	for _, c := range []struct{ user, command, want string }{

@@ -1,4 +1,4 @@
-//go:build machine && soak
+//go:build machine && nightly
 
 package machine
 
@@ -78,6 +78,26 @@ func jammy(t *testing.T) lookAlike {
 	return lookAlike{files: files, restart: []string{"sv", "-w", "30", "restart", "agent"}, pid: []string{"cat", "/etc/service/agent/supervise/pid"}, log: "current"}
 }
 
+// noble: systemd runs the agent through a shell, without notifications or a watchdog, and monit.
+func noble() lookAlike {
+	return lookAlike{manager: "systemd", files: []machine.File{
+		textFile("/etc/systemd/system/bosh-agent.service", `[Unit]
+Wants=monit-proxy.service
+After=network.target
+[Service]
+WorkingDirectory=/var/vcap/bosh
+ExecStart=/bin/bash -c 'PATH=/var/vcap/bosh/bin:$PATH exec nice -n -15 /var/vcap/bosh/bin/bosh-agent -P $(cat /var/vcap/bosh/etc/operating_system) -C /var/vcap/bosh/agent.json'
+Restart=always
+KillMode=process
+StandardOutput=journal
+StandardError=journal
+SyslogIdentifier=bosh-agent
+[Install]
+WantedBy=multi-user.target
+Alias=agent.service
+`)}, restart: []string{"systemctl", "restart", "bosh-agent"}, pid: []string{"systemctl", "show", "-P", "MainPID", "bosh-agent"}, log: "journal.log"}
+}
+
 // vm makes a machine of the lab one of that stemcell.
 func (s lookAlike) vm(t *testing.T) func(*lab.VM) {
 	t.Helper()
@@ -139,6 +159,13 @@ func swapThereAndBack(t *testing.T, s lookAlike) {
 	}
 }
 
+// TestNightlySwap follows docs/swap.md on machines that look like jammy and noble; see swapThereAndBack. TestMachineTakeover is about this
+// project's own unit.
+func TestNightlySwap(t *testing.T) {
+	t.Run("jammy", func(t *testing.T) { swapThereAndBack(t, jammy(t)) })
+	t.Run("noble", func(t *testing.T) { swapThereAndBack(t, noble()) })
+}
+
 // agentLogs are what `bosh logs --agent` shows, by name.
 func agentLogs(t *testing.T, l *lab.Lab, i *lab.Instance) map[string]string {
 	t.Helper()
@@ -173,9 +200,9 @@ func agentLogs(t *testing.T, l *lab.Lab, i *lab.Instance) map[string]string {
 	}
 }
 
-// TestMachineAgentLog: the agent's log is in `bosh logs --agent` whichever way the installer was told to log; the journal is
+// TestNightlyAgentLog: the agent's log is in `bosh logs --agent` whichever way the installer was told to log; the journal is
 // there only as long as there is no file.
-func TestMachineAgentLog(t *testing.T) {
+func TestNightlyAgentLog(t *testing.T) {
 	l := newLab(t)
 	i := start(t, l, lab.VM{Ephemeral: 2 * lab.GiB})
 	ready(t, i)

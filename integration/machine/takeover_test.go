@@ -5,6 +5,7 @@ package machine
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"net/http/httputil"
 	"net/url"
@@ -21,8 +22,9 @@ import (
 	"cambium/integration/lab/release"
 )
 
-// tokenProxy makes this program the go-between of agents and the machine's monit. The monit of
-// stemcells (5.2.5) knows no tokens, and so does the baseline not; today's refuses without.
+// tokenProxy makes this program a proxy between agents and the machine's monit. The monit of
+// stemcells (5.2.5) knows no tokens, and neither does the baseline; a current monit refuses
+// requests without one.
 const tokenProxy = "CAMBIUM_MONIT_PROXY"
 
 func init() {
@@ -69,7 +71,7 @@ func oldStemcell(t *testing.T) func(*lab.VM) {
 	return func(vm *lab.VM) { vm.SCSI, vm.Files = true, append(vm.Files, files...) }
 }
 
-// condition is what a change of agents must leave alone.
+// condition is what an exchange of agents must not change.
 type condition struct {
 	Pids, Addresses, Mounts, Tables, Data string
 	Disks                                 string
@@ -96,6 +98,15 @@ func conditionOf(t *testing.T, i *lab.Instance) (c condition) {
 	}
 	if err != nil {
 		t.Fatal(err)
+	}
+	// What monit measures changes with each of its cycles.
+	processes, _ := c.State["processes"].([]any)
+	for _, p := range processes {
+		if process, ok := p.(map[string]any); ok {
+			for _, measured := range []string{"uptime", "mem", "cpu"} {
+				delete(process, measured)
+			}
+		}
 	}
 	return c
 }
@@ -174,8 +185,21 @@ func TestMachineTakeover(t *testing.T) {
 	if got := run(t, i, "cat", "/var/vcap/store/kept"); got != "persistent\n" {
 		t.Errorf("the persistent disk holds %q after an update", got)
 	}
+	t.Run("killed after its program was replaced", func(t *testing.T) { killedAfterReplacement(t, i, old, ours) })
 	t.Run("stopped by the other", func(t *testing.T) { stoppedByTheOther(t, i, old, ours) })
-	t.Run("in the middle of a migration", func(t *testing.T) { replacedInAMigration(t, i, old, ours) })
+	t.Run("a half-prepared disk travels", func(t *testing.T) { halfPreparedTravels(t, l, i, old, ours) })
+}
+
+// killedAfterReplacement: an agent that has no time to clean up leaves nothing behind in the other's way either.
+func killedAfterReplacement(t *testing.T, i *lab.Instance, old, ours string) {
+	replaceAgent(t, i, old)
+	await(t, "the agent to give way", 10*time.Second, func() bool {
+		return run(t, i, "sh", "-c", "[ -e /var/vcap/instance/agent_version ] || echo gone") == "gone\n"
+	})
+	run(t, i, "systemctl", "kill", "--signal=KILL", "bosh-agent")
+	ready(t, i)
+	wantNothingOfOurs(t, i)
+	takeOver(t, i, ours)
 }
 
 // stoppedByTheOther: a start that this agent has on record does not undo a stop that the other has made.
@@ -206,46 +230,106 @@ func stoppedByTheOther(t *testing.T, i *lab.Instance, old, ours string) {
 	await(t, "running jobs", time.Minute, func() bool { return stateOf(t, i).JobState == "running" })
 }
 
-// replacedInAMigration: the other agent refuses to start with two persistent disks, whoever began to exchange them. It
-// changes nothing on them, and this one goes on where it was.
-func replacedInAMigration(t *testing.T, i *lab.Instance, old, ours string) {
-	run(t, i, "sh", "-c", "for n in $(seq 400); do head -c 500000 /dev/urandom >/var/vcap/store/file$n; done; sync")
-	if _, err := i.Agent.Do(t.Context(), "stop"); err != nil {
+// heldFormatting stands for mke2fs. While /root/hold is there, it waits before or after its work, as that file says.
+const heldFormatting = `#!/bin/sh
+hold=$(cat /root/hold 2>/dev/null)
+stay() { [ "$hold" != $1 ] || { touch /root/held; sleep 600; }; }
+stay before
+/usr/sbin/mke2fs.real "$@" || exit
+stay after
+`
+
+// holdFormatting keeps mke2fs, and so the agent that prepares a disk, from going on "before" or "after" its work.
+func holdFormatting(t *testing.T, i *lab.Instance, moment string) {
+	t.Helper()
+	run(t, i, "sh", "-ec", "mv /usr/sbin/mke2fs /usr/sbin/mke2fs.real; rm /usr/sbin/mkfs.ext4; ln -s mke2fs /usr/sbin/mkfs.ext4; echo "+moment+" >/root/hold")
+	if err := i.WriteFile(machine.File{Path: "/usr/sbin/mke2fs", Data: []byte(heldFormatting), Mode: 0o755}); err != nil {
 		t.Fatal(err)
 	}
-	const cid = "disk-after"
-	if err := i.NewDisk(cid, 2*lab.GiB); err != nil {
+}
+
+// awaitFormatting waits until mke2fs is held, and what was written before is on the disk.
+func awaitFormatting(t *testing.T, i *lab.Instance) {
+	t.Helper()
+	await(t, "mke2fs", time.Minute, func() bool { return run(t, i, "sh", "-c", "[ ! -e /root/held ] || { sync; echo held; }") == "held\n" })
+}
+
+// moveDisk takes a disk from a machine that is off to another.
+func moveDisk(t *testing.T, from, to *lab.Instance, cid string) {
+	t.Helper()
+	if err := errors.Join(from.DetachDisk(t.Context(), cid), from.MoveDisk(cid, to)); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// attachAnnounced attaches a disk and returns its hint. The host's kernel reads no partition tables, and the baseline expects to find
+// the partitions of a disk announced.
+func attachAnnounced(t *testing.T, i *lab.Instance, cid string) any {
+	t.Helper()
 	hint, err := i.AttachDisk(t.Context(), cid)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, call := range [][]any{{"add_persistent_disk", cid, hint}, {"mount_disk", cid}} {
-		if _, err := i.Agent.Do(t.Context(), call[0].(string), call[1:]...); err != nil {
-			t.Fatalf("%v: %v", call, err)
+	node, isPath := hint.(string)
+	if !isPath {
+		t.Fatalf("the hint of %s is %v, want a path", cid, hint)
+	}
+	run(t, i, "sh", "-c", "partx --show "+node+" >/dev/null 2>&1 || exit 0; partx --add "+node+"; for n in $(seq 50); do [ -e "+node+"1 ] && exit 0; sleep 0.1; done; exit 1")
+	return hint
+}
+
+// halfPreparedTravels: a VM is lost while this agent prepares a disk. Another VM finishes it, and the baseline mounts it.
+func halfPreparedTravels(t *testing.T, l *lab.Lab, i *lab.Instance, old, ours string) {
+	const cid = "disk-half"
+	do := func(i *lab.Instance, method string, arguments ...any) {
+		t.Helper()
+		if _, err := i.Agent.Do(t.Context(), method, arguments...); err != nil {
+			t.Fatalf("%s: %v", method, err)
 		}
 	}
-	sums := func() string { return run(t, i, "sh", "-c", "cd /var/vcap/store; cat kept file* | sha256sum") }
-	before := sums()
-	if _, err := i.Agent.Call(t.Context(), "migrate_disk"); err != nil {
+	attach := func(i *lab.Instance) {
+		t.Helper()
+		do(i, "add_persistent_disk", cid, attachAnnounced(t, i, cid))
+	}
+	lost := create(t, l, lab.VM{Ephemeral: lab.GiB})
+	replaceAgent(t, lost, ours)
+	if err := errors.Join(lost.NewDisk(cid, 256<<20), lost.Start(t.Context())); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the copy to begin", time.Minute, func() bool {
-		return run(t, i, "sh", "-c", "ls /var/vcap/store_migration_target | grep -c file || true") != "0\n"
-	})
-	replaceAgent(t, i, old)
-	run(t, i, "sh", "-c", "systemctl kill --signal=KILL bosh-agent; sleep 3")
-	takeOver(t, i, ours)
-	if _, err := i.Agent.Do(t.Context(), "migrate_disk"); err != nil {
+	ready(t, lost)
+	holdFormatting(t, lost, "before")
+	attach(lost)
+	if _, err := lost.Agent.Call(t.Context(), "mount_disk", cid); err != nil {
 		t.Fatal(err)
 	}
-	if got := sums(); got != before {
-		t.Errorf("the store holds other data after the migration: %s, want %s", got, before)
+	awaitFormatting(t, lost)
+	if err := lost.Kill(t.Context()); err != nil {
+		t.Fatal(err)
 	}
-	if disks, err := i.Agent.Do(t.Context(), "list_disk"); err != nil || !strings.HasPrefix(string(disks), `["`+cid+`"`) {
-		t.Errorf("list_disk after the migration: %s, %v", disks, err)
+	moveDisk(t, lost, i, cid)
+
+	attach(i) // beside the store, hence on the migration target
+	if got := run(t, i, "sh", "-c", "sfdisk -d /dev/sdd"); !strings.Contains(got, "being-prepared") {
+		t.Errorf("the table does not say that the disk is being prepared:\n%s", got)
 	}
+	do(i, "mount_disk", cid)
+	run(t, i, "sh", "-ec", "echo traveled >/var/vcap/store_migration_target/kept; sync")
+	do(i, "unmount_disk", cid)
+	do(i, "remove_persistent_disk", cid)
+	if got := run(t, i, "sh", "-c", "sfdisk -d /dev/sdd"); strings.Contains(got, "being-prepared") {
+		t.Errorf("the table of the finished disk says that it is being prepared:\n%s", got)
+	}
+	if err := i.DetachDisk(t.Context(), cid); err != nil {
+		t.Fatal(err)
+	}
+	takeOver(t, i, old)
+	attach(i)
+	do(i, "mount_disk", cid)
+	if got := run(t, i, "cat", "/var/vcap/store_migration_target/kept"); got != "traveled\n" {
+		t.Errorf("mounted by the baseline, the disk holds %q", got)
+	}
+	do(i, "unmount_disk", cid)
+	do(i, "remove_persistent_disk", cid)
 }
 
 func wantSameCondition(t *testing.T, when string, got, want condition) {

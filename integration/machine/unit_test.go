@@ -73,8 +73,8 @@ func TestMachineUnits(t *testing.T) {
 	if err := s.Kill(ctx, "t-good", unix.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	for again := first; again.MainPID == first.MainPID || again.MainPID == 0; {
-		if again, err = s.State(ctx, "t-good"); err != nil {
+	for state := first; state.MainPID == first.MainPID || state.MainPID == 0; {
+		if state, err = s.State(ctx, "t-good"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -117,9 +117,9 @@ func TestMachineUnits(t *testing.T) {
 	// What waits for our own unit to be ready is started all the same.
 	run(t, i, "systemctl", "start", "--no-block", "t-self", "t-ordered")
 	s.Self = "t-self"
-	soon, stop := context.WithTimeout(ctx, 10*time.Second)
+	limited, stop := context.WithTimeout(ctx, 10*time.Second)
 	defer stop()
-	if err := s.Start(soon, "t-ordered"); err != nil {
+	if err := s.Start(limited, "t-ordered"); err != nil {
 		t.Errorf("a unit ordered after our own: %v", err)
 	}
 	if state, err := s.State(ctx, "t-self"); err != nil || state.Active != "activating" {

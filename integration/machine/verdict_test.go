@@ -30,7 +30,7 @@ func TestMachineVerdict(t *testing.T) {
 		want    string                              // in the verdict
 		bus     bool                                // the network is up, so the Director gets the reason
 		waits   bool                                // it gives up only after a while
-		late    bool                                // the Director is asked to be patient: what is missing may be late
+		late    bool                                // the Director gets "restarting agent": what is missing may be late
 		then    func(t *testing.T, i *lab.Instance)
 	}{
 		{name: "no ephemeral disk named", want: "No ephemeral disk found", bus: true},
@@ -74,9 +74,9 @@ func TestMachineVerdict(t *testing.T) {
 	t.Run("what it answers while it starts", func(t *testing.T) { wantHeldPings(t, instances["missing ephemeral disk"]) })
 	for n, c := range cases {
 		if n == len(cases)-1 { // which takes longest
-			t.Run("patience", func(t *testing.T) {
+			t.Run("restarting", func(t *testing.T) {
 				wantVerdict(t, instances[c.name], c.want)
-				wantPatience(t, l, instances[c.name], c.want)
+				wantRestarting(t, l, instances[c.name], c.want)
 			})
 			t.Run("later boots are silent", func(t *testing.T) { laterBootsAreSilent(t, l) })
 			t.Run("boots once", func(t *testing.T) { bootsOnce(t, l) })
@@ -92,7 +92,7 @@ func TestMachineVerdict(t *testing.T) {
 			}
 			wantVerdict(t, i, c.want)
 			if c.late {
-				wantPatience(t, l, i, c.want)
+				wantRestarting(t, l, i, c.want)
 			}
 			if c.then != nil {
 				c.then(t, i)
@@ -109,7 +109,7 @@ func dropIn(service, line string) machine.File {
 	return machine.File{Path: "/etc/systemd/system/" + service + ".service.d/test.conf", Data: []byte("[Service]\n" + line + "\n"), Mode: 0o644}
 }
 
-// wantWaiting: before there is a verdict, a machine without settings is not mute.
+// wantWaiting: before there is a verdict, a machine without settings says what it waits for.
 func wantWaiting(t *testing.T, i *lab.Instance, want string) {
 	t.Helper()
 	await(t, "the console to tell what is waited for", time.Minute, func() bool {
@@ -164,8 +164,8 @@ func wantVerdictOnBus(t *testing.T, l *lab.Lab, i *lab.Instance, since time.Time
 	wantNoHeartbeat(t, l, i, since)
 }
 
-// wantPatience: a Director deletes the VM after a verdict, so it is asked to wait for a disk that may be late, and told which.
-func wantPatience(t *testing.T, l *lab.Lab, i *lab.Instance, want string) {
+// wantRestarting: a Director deletes the VM after a verdict, so pings are answered with "restarting agent" and the missing disk while the disk may be late.
+func wantRestarting(t *testing.T, l *lab.Lab, i *lab.Instance, want string) {
 	t.Helper()
 	asking := *i.Agent
 	asking.Timeout = 2 * time.Second
@@ -285,7 +285,7 @@ func laterBootsAreSilent(t *testing.T, l *lab.Lab) {
 		journal, err := i.Journal(t.Context())
 		return err == nil && strings.Contains(journal, "boot is tried again")
 	})
-	wantSilence(t, i) // a try is no life
+	wantSilence(t, i) // a retry is not announced
 	if d := agentStatus(t, i); d.State != status.Starting {
 		t.Errorf("the try has ended meanwhile: %s", d.State)
 	}

@@ -132,8 +132,8 @@ func TestNightlyFIPS(t *testing.T) {
 	}
 	const approved, other = "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"
 
-	plain := start(t, filepath.Join(dist(t), "cambium-agent-"+version+"-linux-amd64"))
-	if !accepts(plain, approved) || !accepts(plain, other) {
+	goBinary := start(t, filepath.Join(dist(t), "cambium-agent-"+version+"-linux-amd64"))
+	if !accepts(goBinary, approved) || !accepts(goBinary, other) {
 		t.Error("the ordinary agent refuses one of the suites; the comparison says nothing")
 	}
 	fips := start(t, filepath.Join(dist(t), "cambium-agent-fips-"+version+"-linux-amd64"))

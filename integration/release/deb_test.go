@@ -10,16 +10,12 @@ import (
 	"testing"
 
 	"cambium/integration/lab/tree"
+	"cambium/internal/skiptest"
 )
 
 // TestNightlyDeb: the package installs on a plain Debian, its program makes a machine of it, and both go without a trace.
 func TestNightlyDeb(t *testing.T) {
-	if os.Geteuid() != 0 {
-		if os.Getenv("CI") != "" {
-			t.Fatal("needs root, for a mount namespace")
-		}
-		t.Skip("needs root, for a mount namespace")
-	}
+	skiptest.WithoutRoot(t, "for a mount namespace")
 	deb := filepath.Join(dist(t), "cambium-agent_"+version+"_amd64.deb")
 	debian, err := tree.Cache{Dir: tree.DefaultDir()}.Ensure(t.Context())
 	if err != nil {

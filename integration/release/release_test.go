@@ -13,6 +13,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"cambium/internal/skiptest"
 )
 
 const version = "1.2.3"
@@ -94,13 +96,28 @@ func build(t *testing.T, source, out string) {
 	run(t, source, []string{"COMMIT=" + commit, "COMMIT_TIME=" + when, "SIGNING_KEY=" + signingKey}, "scripts/release", version, out)
 }
 
-// TestNightlyTwoBuilds: two builds in two places are the same bytes, signatures included.
-func TestNightlyTwoBuilds(t *testing.T) {
-	one, two := dist(t), t.TempDir()
-	build(t, filepath.Join(t.TempDir(), "another/and/deeper"), two)
-	if out, err := exec.Command("diff", "-r", one, two).CombinedOutput(); err != nil {
-		t.Errorf("two builds differ: %s", out)
+// commands are those of a section of docs/verify.md, with the words of words replaced.
+func commands(t *testing.T, section string, words ...string) string {
+	t.Helper()
+	page, err := os.ReadFile("../../docs/verify.md")
+	if err != nil {
+		t.Fatal(err)
 	}
+	_, text, found := strings.Cut(string(page), "\n## "+section+"\n")
+	_, text, block := strings.Cut(text, "\n```sh example\n")
+	text, _, end := strings.Cut(text, "\n```\n")
+	if !found || !block || !end {
+		t.Fatalf("docs/verify.md has no commands for %q", section)
+	}
+	return strings.NewReplacer(words...).Replace(text)
+}
+
+// TestNightlyTwoBuilds follows docs/verify.md in a clone of its own: the same commit gives the same bytes as in another place.
+func TestNightlyTwoBuilds(t *testing.T) {
+	one, clone := dist(t), filepath.Join(t.TempDir(), "another/and/deeper")
+	commit := strings.TrimSpace(run(t, "../..", nil, "git", "rev-parse", "HEAD"))
+	run(t, "../..", nil, "git", "clone", "--quiet", "--no-checkout", ".", clone)
+	run(t, clone, nil, "sh", "-ec", commands(t, "Building it again", "COMMIT", commit, "=V", "="+version, "THE_DOWNLOAD", one))
 }
 
 // TestNightlyVerify follows docs/verify.md.
@@ -122,44 +139,94 @@ func TestNightlyVerify(t *testing.T) {
 			t.Errorf("SHA256SUMS has no %s", name)
 		}
 	}
-	for _, want := range []string{"cambium-agent-1.2.3-linux-amd64", "cambium-agent-1.2.3-linux-arm64", "cambium-agent-fips-1.2.3-linux-amd64", "cambium-lab-1.2.3-linux-amd64",
-		"cambium-agent_1.2.3_amd64.deb", "cambium-agent_1.2.3_arm64.deb", "cambium-stemcell-assets-1.2.3.tar.gz", "cambium-1.2.3-licenses.txt", "CHANGELOG-1.2.3.md"} {
+	wanted := []string{"cambium-stemcell-assets-1.2.3.tar.gz", "cambium-1.2.3-licenses.txt", "cambium-1.2.3-provenance.json", "CHANGELOG-1.2.3.md"}
+	for _, arch := range []string{"amd64", "arm64"} {
+		for _, program := range []string{"agent", "agent-fips", "lab", "cpi"} {
+			binary := "cambium-" + program + "-1.2.3-linux-" + arch
+			wanted = append(wanted, binary, binary+".spdx.json", binary+".cdx.json")
+		}
+		wanted = append(wanted, "cambium-lab-guest-1.2.3-linux-"+arch+".tar.gz", "cambium-agent_1.2.3_"+arch+".deb")
+	}
+	for _, want := range wanted {
 		if !slices.Contains(names, want) {
 			t.Errorf("the release has no %s, only %q", want, names)
 		}
 	}
+	if os.Getenv("CAMBIUM_RELEASE") != "" {
+		skiptest.Skip(t, "a release from elsewhere has another key")
+	}
 	signingKey, err := key()
-	if err != nil || os.Getenv("CAMBIUM_RELEASE") != "" {
-		t.Skip("a release from elsewhere has another key")
+	if err != nil {
+		t.Fatal(err)
 	}
 	public, err := os.ReadFile(signingKey + ".pub")
 	if err != nil {
 		t.Fatal(err)
 	}
-	signers := filepath.Join(t.TempDir(), "signers")
-	if err := os.WriteFile(signers, append([]byte("release@cambium namespaces=\"cambium-release\" "), public...), 0o600); err != nil {
+	download := t.TempDir()
+	run(t, "/", nil, "cp", "--recursive", dir+"/.", download)
+	if err := os.WriteFile(filepath.Join(download, "release.pub"), public, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	verify := `ssh-keygen -Y verify -f "$1" -I release@cambium -n cambium-release -s SHA256SUMS.sig <"$2"`
-	run(t, dir, nil, "sh", "-c", verify, "sh", signers, "SHA256SUMS")
-	changed := filepath.Join(t.TempDir(), "SHA256SUMS")
-	if err := os.WriteFile(changed, append(sums, ' '), 0o600); err != nil {
-		t.Fatal(err)
+	check := commands(t, "Signature and digests")
+	if out := run(t, download, nil, "sh", "-ec", check); !strings.Contains(out, `Good "cambium-release" signature`) || !strings.Contains(out, "CHANGELOG-1.2.3.md: OK") {
+		t.Errorf("docs/verify.md promises other words: %s", out)
 	}
-	cmd := exec.Command("sh", "-c", verify, "sh", signers, changed)
-	cmd.Dir = dir
-	if out, err := cmd.CombinedOutput(); err == nil {
-		t.Errorf("changed checksums are accepted: %s", out)
+	provenance := strings.ReplaceAll(check, "SHA256SUMS.sig <SHA256SUMS", "cambium-1.2.3-provenance.json.sig <cambium-1.2.3-provenance.json")
+	run(t, download, nil, "sh", "-ec", provenance)
+	for name, change := range map[string]string{"a changed digest": "SHA256SUMS", "a changed file": "CHANGELOG-1.2.3.md"} {
+		cmd := exec.Command("sh", "-ec", `echo x >>"$0"; `+check, change)
+		cmd.Dir = t.TempDir()
+		run(t, "/", nil, "cp", "--recursive", download+"/.", cmd.Dir)
+		if out, err := cmd.CombinedOutput(); err == nil {
+			t.Errorf("%s is accepted: %s", name, out)
+		}
 	}
 }
 
-// TestNightlyBills: every binary has its modules in both bills, and the provenance names every file and the commit.
+// components are the names and versions of a bill in CycloneDX.
+func components(t *testing.T, bill []byte) []string {
+	t.Helper()
+	var decoded struct {
+		Components []struct{ Name, Version string }
+	}
+	if err := json.Unmarshal(bill, &decoded); err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, c := range decoded.Components {
+		all = append(all, c.Name+" "+c.Version)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// TestNightlyBills: the bills have every module of a binary, and the provenance names every file and the commit.
 func TestNightlyBills(t *testing.T) {
 	dir := dist(t)
 	for _, name := range []string{"cambium-agent-1.2.3-linux-arm64.spdx.json", "cambium-agent-1.2.3-linux-arm64.cdx.json"} {
 		data, err := os.ReadFile(filepath.Join(dir, name))
 		if err != nil || !json.Valid(data) || !bytes.Contains(data, []byte("pkg:golang/github.com/nats-io/nats.go@")) {
 			t.Errorf("%s: %v: %.200s", name, err, data)
+		}
+	}
+	// `go version -m`, which docs/verify.md names, is another reader of the list in the binary.
+	for _, program := range []string{"agent", "agent-fips", "lab", "cpi"} {
+		binary := filepath.Join(dir, "cambium-"+program+"-1.2.3-linux-amd64")
+		bill, err := os.ReadFile(binary + ".cdx.json")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var want []string
+		for line := range strings.Lines(run(t, "/", nil, "go", "version", "-m", binary)) {
+			if f := strings.Fields(line); len(f) >= 3 && f[0] == "dep" {
+				want = append(want, f[1]+" "+f[2])
+			}
+		}
+		slices.Sort(want)
+		got := slices.DeleteFunc(components(t, bill), func(c string) bool { return strings.HasPrefix(c, "stdlib ") })
+		if len(want) == 0 || !slices.Equal(got, want) {
+			t.Errorf("the bill of %s has %q, go version -m %q", program, got, want)
 		}
 	}
 	data, err := os.ReadFile(filepath.Join(dir, "cambium-1.2.3-provenance.json"))

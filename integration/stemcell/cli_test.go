@@ -42,7 +42,7 @@ func TestVMStemcellCLI(t *testing.T) {
 	if err := json.Unmarshal([]byte(bosh("--json", "inspect-local-stemcell", file)), &shown); err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]string{"name": "bosh-qemu-kvm-debian-bookworm-cambium", "os": "debian-bookworm", "version": "0.0.1", "infrastructure": "qemu", "hypervisor": "kvm"}
+	want := map[string]string{"name": "bosh-qemu-kvm-debian-bookworm-cambium", "os": "debian-bookworm", "version": version, "infrastructure": "qemu", "hypervisor": "kvm"}
 	if len(shown.Tables) != 1 || len(shown.Tables[0].Rows) != 1 || !maps.Equal(shown.Tables[0].Rows[0], want) {
 		t.Errorf("inspect-local-stemcell shows %v, want %v", shown, want)
 	}

@@ -39,7 +39,7 @@ type booted struct {
 type account struct {
 	memory
 	programs int
-	disk     int // kB written to the ephemeral disk, by whomever
+	disk     int // kB written to the ephemeral disk, by all processes
 }
 
 // accountFile is where the kernel writes down every process that ends.
@@ -162,7 +162,7 @@ func memoryOf(b testing.TB, i *lab.Instance, pid string) (m memory) {
 const rounds, restarts = 3, 3
 
 // bootVM boots a machine, and looks at what that took in between if m is set.
-func bootVM(b testing.TB, agent string, m *booted) (first time.Duration, again []time.Duration, i *lab.Instance, pid string) {
+func bootVM(b testing.TB, agent string, m *booted) (first time.Duration, restartTimes []time.Duration, i *lab.Instance, pid string) {
 	b.Helper()
 	l := newLab(b, func(o *lab.Options) { o.Agent, o.Poll = agent, 10*time.Millisecond })
 	i = start(b, l, lab.VM{Ephemeral: 10 * lab.GiB, Files: append(baseline.Files(), accounting()...), Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/vdb") }})
@@ -172,7 +172,10 @@ func bootVM(b testing.TB, agent string, m *booted) (first time.Duration, again [
 	if m != nil {
 		m.boot = accountOf(b, i, pid)
 		if raw, err := i.Status(); err == nil { // the baseline has none
-			var d status.Document
+			// An older build may have another document around the steps.
+			var d struct {
+				Steps []status.Step `json:"steps"`
+			}
 			if err := json.Unmarshal(raw, &d); err != nil {
 				b.Fatal(err)
 			}
@@ -189,13 +192,13 @@ func bootVM(b testing.TB, agent string, m *booted) (first time.Duration, again [
 		})
 		end := virtual.Pong(b, i, pings)
 		began, pid = execAt(b, i)
-		again = append(again, end.Sub(began))
+		restartTimes = append(restartTimes, end.Sub(began))
 	}
 	if m != nil {
 		m.again = accountOf(b, i, pid)
 	}
-	fmt.Printf("  %s: first boot %s, agent restart %s\n", b.Name(), first.Round(time.Millisecond), again)
-	return first, again, i, pid
+	fmt.Printf("  %s: first boot %s, agent restart %s\n", b.Name(), first.Round(time.Millisecond), restartTimes)
+	return first, restartTimes, i, pid
 }
 
 // live is what a machine tells of its agent after the boot.
@@ -218,7 +221,7 @@ func BenchmarkBoot(b *testing.B) {
 	virtual.Need(b)
 	subjects := labtest.Subjects(b)
 	all := map[string]*booted{}
-	first, again := map[string][]time.Duration{}, map[string][]time.Duration{}
+	first, restartTimes := map[string][]time.Duration{}, map[string][]time.Duration{}
 	for round := range rounds {
 		for _, a := range subjects {
 			// A benchmark of its own, so that its lab is gone before the next one starts.
@@ -229,7 +232,7 @@ func BenchmarkBoot(b *testing.B) {
 					all[a.Name] = m
 				}
 				boot, restart, i, pid := bootVM(b, a.Binary, m)
-				first[a.Name], again[a.Name] = append(first[a.Name], boot), append(again[a.Name], restart...)
+				first[a.Name], restartTimes[a.Name] = append(first[a.Name], boot), append(restartTimes[a.Name], restart...)
 				if m != nil {
 					live(b, i, pid, m)
 				}
@@ -240,7 +243,7 @@ func BenchmarkBoot(b *testing.B) {
 		if len(first[a.Name]) != rounds {
 			b.Fatalf("%s was not measured", a.Name)
 		}
-		all[a.Name].first, all[a.Name].restart = middle(first[a.Name]), middle(again[a.Name])
+		all[a.Name].first, all[a.Name].restart = middle(first[a.Name]), middle(restartTimes[a.Name])
 	}
 	report(subjects, all)
 }

@@ -118,6 +118,25 @@ func TestVMMetadataAndTwoCards(t *testing.T) {
 	for _, name := range []string{"virtio-ephemeral", "virtio-root"} {
 		run(t, i, "test", "-b", "/dev/disk/by-id/"+name)
 	}
+	if text := run(t, i, "agent", "timeline"); !strings.Contains(text, "kernel") {
+		t.Errorf("the timeline of a virtual machine does not begin with its kernel:\n%s", text)
+	}
+	wrongClock(t, i)
+}
+
+// wrongClock: the doctor tells by the metadata service and the blobstore that the clock is wrong, before what follows from
+// it, and the status that it was set.
+func wrongClock(t *testing.T, i *lab.Instance) {
+	t.Helper()
+	out := run(t, i, "sh", "-c", "date -s '+1 day' >/dev/null; agent doctor; echo doctor $?; agent status; echo status $?; date -s '-1 day' >/dev/null")
+	for _, want := range []string{"problem: clock\n", "hours ahead", "\ndoctor 1\n", "the clock was set 24 hours ahead"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("the clock is wrong by a day, and doctor and status do not say %q:\n%s", want, out)
+		}
+	}
+	if !strings.HasPrefix(out, "problem: clock\n") {
+		t.Errorf("the clock is not the doctor's first finding:\n%s", out)
+	}
 }
 
 // secondCard is the hardware address that the lab will give vm1's second card.
@@ -143,11 +162,16 @@ func groupsV2(t *testing.T, i *lab.Instance) {
 	}
 	// Root may talk to monit, others may not.
 	for user, want := range map[string]string{"root": "open\n", "vcap": "closed\n"} {
-		got := run(t, i, "sh", "-c", "setpriv --reuid "+user+" --clear-groups timeout 5 bash -c 'exec 3<>/dev/tcp/127.0.0.1/2822' 2>/dev/null && echo open || echo closed")
-		if got != want {
+		if got := reachesMonit(t, i, user); got != want {
 			t.Errorf("monit's port is %q for %s, want %q", got, user, want)
 		}
 	}
+}
+
+// reachesMonit says whether monit's port is open or closed to a user.
+func reachesMonit(t *testing.T, i *lab.Instance, user string) string {
+	t.Helper()
+	return run(t, i, "sh", "-c", "setpriv --reuid "+user+" --clear-groups timeout 5 bash -c 'exec 3<>/dev/tcp/127.0.0.1/2822' 2>/dev/null && echo open || echo closed")
 }
 
 // TestVMConfigDriveISO: a config drive as CD image on a disk, static addresses of both families.

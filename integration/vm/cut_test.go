@@ -52,15 +52,15 @@ func cutPower(t *testing.T, firstBoots, migrations int) {
 	begin := time.Now()
 	letGo(t, i)
 	ready(t, i)
-	whole := time.Since(begin)
+	duration := time.Since(begin)
 	want := layout(t, i)
-	t.Logf("a first bootstrap takes %.1f s", whole.Seconds())
+	t.Logf("a first bootstrap takes %.1f s", duration.Seconds())
 	for n := range firstBoots {
 		if err := vm.Rewind(t.Context(), "new"); err != nil {
 			t.Fatal(err)
 		}
 		letGo(t, i)
-		after := time.Duration(random.Int64N(int64(whole)))
+		after := time.Duration(random.Int64N(int64(duration)))
 		cutAfter(t, i, after)
 		if got := layout(t, i); got != want {
 			t.Errorf("cut %d, after %v: the machine has\n%s\nwant\n%s", n, after, got, want)
@@ -88,7 +88,7 @@ func cutAfter(t testing.TB, i *lab.Instance, after time.Duration) {
 	wantReady(t, i)
 }
 
-// userFiles are many small ones, and one that takes its time.
+// userFiles are many small ones, and a large one.
 const userFiles = `cd /var/vcap/store && mkdir -p a/b && head -c 4M /dev/urandom | split -a 3 -b 8k - a/b/f && head -c 60M /dev/urandom >large &&
 	ln large hard && ln -s large soft && chown 1234:4321 a && chmod 4711 a/b/faaa && sync`
 
@@ -107,7 +107,7 @@ func cutMigration(t *testing.T, i *lab.Instance, random *rand.Rand, times int) {
 	sum := run(t, i, "sh", "-c", storeSum)
 	// A rewound connection would be noticed late, hence there is none.
 	run(t, i, "systemctl", "stop", "bosh-agent")
-	again := func() {
+	startAgent := func() {
 		t.Helper()
 		run(t, i, "systemctl", "start", "--no-block", "bosh-agent")
 		ready(t, i)
@@ -116,13 +116,13 @@ func cutMigration(t *testing.T, i *lab.Instance, random *rand.Rand, times int) {
 		t.Fatal(err)
 	}
 	// One undisturbed sequence tells how long there is to cut.
-	again()
+	startAgent()
 	begin := time.Now()
 	does(t, i, "mount_disk", "vol-new")
 	mounting := time.Since(begin)
 	does(t, i, "migrate_disk", "vol-old", "vol-new")
-	whole := time.Since(begin)
-	t.Logf("mount_disk takes %.1f s, migrate_disk %.1f s", mounting.Seconds(), (whole - mounting).Seconds())
+	duration := time.Since(begin)
+	t.Logf("mount_disk takes %.1f s, migrate_disk %.1f s", mounting.Seconds(), (duration - mounting).Seconds())
 	ended := func(what string) {
 		t.Helper()
 		onStore(t, i, "virtio-vol-new")
@@ -138,10 +138,10 @@ func cutMigration(t *testing.T, i *lab.Instance, random *rand.Rand, times int) {
 		if err := vm.Rewind(t.Context(), "filled"); err != nil {
 			t.Fatal(err)
 		}
-		again()
+		startAgent()
 		after := time.Duration(random.Int64N(int64(mounting)))
 		if n%2 == 1 {
-			after = mounting + time.Duration(random.Int64N(int64(whole-mounting)))
+			after = mounting + time.Duration(random.Int64N(int64(duration-mounting)))
 		}
 		asking, cancel := context.WithCancel(t.Context())
 		asked := make(chan string, 1)

@@ -62,9 +62,10 @@ func TestVMDisks(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
 	i := create(t, l, lab.VM{Ephemeral: 2 * lab.GiB, AgentJSON: agentJSONFor(t, "virtio")})
+	parent := t // images are needed until the machine's end
 	attach := func(t testing.TB, id string, size int64, bus machine.Bus) {
 		t.Helper()
-		if _, err := i.Attach(t.Context(), machine.Disk{ID: id, Image: blank(t, size), Bus: bus}); err != nil {
+		if _, err := i.Attach(t.Context(), machine.Disk{ID: id, Image: blank(parent, size), Bus: bus}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -135,6 +136,7 @@ func TestVMDisks(t *testing.T) {
 		does(t, i, "unmount_disk", "nameless")
 		does(t, i, "remove_persistent_disk", "nameless")
 	})
+	t.Run("a path that is another disk's node, before the disk comes", func(t *testing.T) { lateDisk(t, i) })
 }
 
 // migrateSlowly has the new disk be slow until the progress of the migration was seen in every place
@@ -158,7 +160,10 @@ func migrateSlowly(t testing.TB, i *lab.Instance, from, to string) {
 	running := fmt.Sprintf(`{"agent_task_id":%q,"state":"running"}`, task.ID)
 	shown := func() (status.Progress, string) {
 		t.Helper()
-		text, _ := i.Output(t.Context(), "/var/vcap/bosh/bin/bosh-agent", "status")
+		text, err := i.Output(t.Context(), "/var/vcap/bosh/bin/bosh-agent", "status")
+		if err != nil {
+			t.Fatalf("agent status: %v\n%s", err, text)
+		}
 		var d status.Document
 		if data := run(t, i, "/var/vcap/bosh/bin/bosh-agent", "status", "--json"); json.Unmarshal([]byte(data), &d) != nil {
 			t.Fatalf("agent status --json: %s", data)
@@ -169,16 +174,16 @@ func migrateSlowly(t testing.TB, i *lab.Instance, from, to string) {
 	complete := func(p status.Progress) bool {
 		return p.Done > 0 && p.Total > p.Done && p.Rate > 0 && p.Remaining > 0 && p.Text != "" && !p.Updated.IsZero()
 	}
-	var structured, words, file bool
+	var structured, stderr, file bool
 	eventually(t, "progress in the file, in text and in JSON", func() bool {
 		value, err := i.Agent.Call(t.Context(), "get_task", task.ID)
 		if err != nil || string(value) != running {
 			t.Fatalf("get_task during the migration: %s (%v), want %s", value, err, running)
 		}
 		p, text := shown()
-		structured, words = structured || complete(p), words || line.MatchString(strings.Join(strings.Fields(text), " "))
+		structured, stderr = structured || complete(p), stderr || line.MatchString(strings.Join(strings.Fields(text), " "))
 		file = file || complete(agentStatus(t, i).Progress["migrate_disk"])
-		return structured && words && file
+		return structured && stderr && file
 	})
 	if err := vm.Throttle(t.Context(), to, 0); err != nil {
 		t.Fatal(err)

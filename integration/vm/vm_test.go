@@ -12,12 +12,11 @@ import (
 	"cambium/integration/lab/tree"
 )
 
-// readyTimeout is generous: an interpreted machine boots in about 20 seconds when it has the
-// host for itself.
+// readyTimeout is generous: an emulated machine boots in about 20 seconds on an idle host.
 const readyTimeout = 6 * time.Minute
 
 // virtual are the machines of these tests.
-var virtual = labtest.Kind{Engine: qemu.Engine{Images: image.Cache{Dir: tree.DefaultDir()}}, Letter: "q", Patience: readyTimeout}
+var virtual = labtest.Kind{Engine: qemu.Engine{Images: image.Cache{Dir: tree.DefaultDir()}}, Letter: "q", Timeout: readyTimeout}
 
 func TestMain(m *testing.M) { labtest.Main(m) }
 

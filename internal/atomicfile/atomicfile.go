@@ -40,12 +40,12 @@ func Owner(uid, gid int) Option {
 // KeepPrevious leaves the replaced content beside the file, under its name plus PreviousSuffix.
 func KeepPrevious() Option { return func(o *options) { o.keepPrevious = true } }
 
-// Volatile leaves out the wait for the disk: the file need not survive a power cut, as what is
-// below /run. Readers still see the old content or the new.
+// Volatile omits the fsync, for files that need not survive a power cut, such as those below /run.
+// Readers still see the old content or the new.
 func Volatile() Option { return func(o *options) { o.volatile = true } }
 
 // Write replaces path by data. The mode is set exactly, whatever the umask. Missing parent
-// directories are an error: who owns a directory also knows its mode.
+// directories are an error: the package that owns a directory makes it, with its mode.
 func Write(path string, data []byte, mode fs.FileMode, opts ...Option) (err error) {
 	var o options
 	for _, apply := range opts {
@@ -138,7 +138,7 @@ func Remove(path string) error {
 	return err
 }
 
-// Symlink makes path a symbolic link to target, replacing an existing file or link at once.
+// Symlink makes path a symbolic link to target, atomically replacing an existing file or link.
 func Symlink(target, path string) error {
 	if have, err := os.Readlink(path); err == nil && have == target {
 		return nil

@@ -12,10 +12,10 @@ const (
 	cachedCount = 6
 )
 
-// Cached reads a device in blocks and keeps the last few of them. What tells a disk's content lies
-// in many small places close together, and on a disk that is not in the page cache each of them would be
-// an input operation of its own. It is for one look at the disk: it does not notice changes. It must
-// not be used by several goroutines.
+// Cached reads a device in blocks and keeps the last few of them. The signatures of a disk's content are
+// many small reads close together; on a disk that is not in the page cache each of them would be an I/O
+// operation of its own. It is for one probe of the disk: it does not notice changes. It must not be used
+// by several goroutines.
 type Cached struct {
 	r      io.ReaderAt
 	size   int64
@@ -40,7 +40,7 @@ func (c *Cached) ReadAt(p []byte, offset int64) (n int, err error) {
 		at := offset + int64(n)
 		data := c.block(at / cachedBlock * cachedBlock)
 		if data == nil {
-			// Bytes beyond the request may be why; what was asked for may be readable.
+			// A bad sector may be outside of the requested bytes: read those alone.
 			more, err := c.r.ReadAt(p[n:], at)
 			return n + more, err
 		}
@@ -71,11 +71,11 @@ func (c *Cached) block(start int64) []byte {
 	return data
 }
 
-// edge is how much of a device's start and end is full of places where something may be told by.
+// edge is the length of the areas at a device's start and end that hold most signatures.
 const edge = 512 << 10
 
-// Prefetch has the kernel read both ends of a device, so that looking at them is not a wait for each
-// place, and nothing else. It is advice: where it is not taken, everything is read when it is looked at.
+// Prefetch starts readahead (posix_fadvise) of both ends of a device, so that a probe does not wait for
+// each read. It is only advice to the kernel.
 func Prefetch(f *os.File, size int64) {
 	_ = unix.Fadvise(int(f.Fd()), 0, edge, unix.FADV_WILLNEED)
 	_ = unix.Fadvise(int(f.Fd()), max(size-edge, 0), edge, unix.FADV_WILLNEED)

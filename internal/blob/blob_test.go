@@ -92,9 +92,9 @@ func FuzzParseDigest(f *testing.F) {
 		if err != nil {
 			return
 		}
-		again, err := ParseDigest(d.String())
-		if err != nil || again.String() != d.String() {
-			t.Errorf("%q prints %q, which reads as %q, %v", text, d, again, err)
+		reparsed, err := ParseDigest(d.String())
+		if err != nil || reparsed.String() != d.String() {
+			t.Errorf("%q prints %q, which reads as %q, %v", text, d, reparsed, err)
 		}
 		if _, err := d.Verify(io.NopCloser(bytes.NewReader(nil))); err != nil && !errors.Is(err, ErrNoDigest) {
 			t.Errorf("Verify: %v", err)

@@ -39,8 +39,8 @@ type Cmd struct {
 	Stdout, Stderr io.Writer
 	// Credential runs the program as another user.
 	Credential *syscall.Credential
-	// Nice is added to the agent's own nice level. The result is never below 0, the default: the
-	// agent's preference is for itself alone.
+	// Nice is added to the agent's own nice level. The result is never below 0, the default: only
+	// the agent itself has a raised priority.
 	Nice int
 	// Grace is the time between SIGTERM and SIGKILL after ctx ended; DefaultGrace if zero.
 	Grace time.Duration
@@ -61,7 +61,7 @@ func (r Result) Status() int {
 	return r.ExitCode
 }
 
-// ExitError means that the program ran and ended with something else than 0.
+// ExitError means that the program ran and did not exit with 0.
 type ExitError struct {
 	Name string
 	Result
@@ -118,7 +118,7 @@ func Start(ctx context.Context, c Cmd) (*Process, error) {
 		p.cmd.Stderr = p.stderr
 	}
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: c.Credential}
-	// A grandchild that inherited an output pipe must not hold up Wait for ever.
+	// A grandchild that inherited an output pipe must not block Wait.
 	p.cmd.WaitDelay = p.grace
 	if err := start(p.cmd, c.Nice); err != nil {
 		return nil, fmt.Errorf("%s: %w", c.Name, errors.Unwrap(err))
@@ -128,11 +128,11 @@ func Start(ctx context.Context, c Cmd) (*Process, error) {
 	return p, nil
 }
 
-// timerSlack is how late a thread's timers may be that was never told otherwise, in ns.
+// timerSlack is the kernel's default timer slack of a thread, in ns.
 const timerSlack = 50_000
 
-// start starts the program with its own place in the scheduler, from its first instruction on: it
-// inherits that of the thread that starts it, which ends afterwards.
+// start starts the program with its own nice level and timer slack from its first instruction on:
+// it inherits both from the thread that forks it, which ends afterwards.
 func start(cmd *exec.Cmd, nice int) error {
 	return thread.Run(func() error {
 		// Best effort: a program at the agent's own level is better than none. The system call returns 20 minus
@@ -147,8 +147,8 @@ func start(cmd *exec.Cmd, nice int) error {
 	})
 }
 
-// defaults gives the program back what the agent's unit changed for the agent itself: its place
-// before the OOM killer. It is best effort, too. Raising the number is always allowed.
+// defaults resets oom_score_adj, which the agent's unit lowers for the agent itself. It is best
+// effort, too. Raising the number is always allowed.
 func defaults(pid int) {
 	if own, err := os.ReadFile("/proc/self/oom_score_adj"); err == nil && bytes.HasPrefix(own, []byte("-")) {
 		_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid), []byte("0"), 0)

@@ -1,6 +1,7 @@
 // Package contest lets a benchmark compare several ways to do the same thing on a machine whose
-// speed is not constant: they take turns, each round in another order, and the medians are
-// compared. A figure of one of them alone says little, their ratio in one run does.
+// speed is not constant: they are measured in rounds, each round in another order, and the medians
+// are compared. The absolute time of one of them says little; the ratio within one run is
+// meaningful.
 package contest
 
 import (

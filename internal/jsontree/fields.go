@@ -56,7 +56,7 @@ func (f *Fields) All() iter.Seq2[string, Value] {
 		for i, m := range f.value.node.Members {
 			v := Value{doc: f.value.doc, node: m.Value, path: f.value.path.key(m.Key), offset: m.start}
 			if last[m.Key] != i {
-				v.Warnf("key occurs again below; this one does not count")
+				v.Warnf("duplicate key: the last one counts, this one is ignored")
 				continue
 			}
 			if !yield(m.Key, v) {
@@ -83,8 +83,8 @@ func (f *Fields) Done(u Unknown) {
 	seen := make(map[string]int, len(f.value.node.Members))
 	for i, m := range f.value.node.Members {
 		if known := f.spelling(m.Key); known != "" {
-			if first, again := seen[known]; again {
-				f.at(first).Warnf("key occurs again below; this one does not count")
+			if first, duplicate := seen[known]; duplicate {
+				f.at(first).Warnf("duplicate key: the last one counts, this one is ignored")
 			}
 			seen[known] = i
 			continue

@@ -23,7 +23,7 @@ import (
 const (
 	MaxSize  = 16 << 20
 	MaxDepth = 100
-	// maxRepairs bounds how often a document is read again behind a mended comma.
+	// maxRepairs bounds how often a document is parsed again after a repaired comma.
 	maxRepairs = 20
 )
 
@@ -100,7 +100,7 @@ func (d *document) fail(offset int, message string) {
 	d.report.Add(report.Entry{Severity: report.Error, File: d.name, Line: line, Column: column, Message: message})
 }
 
-// check reports what is wrong with the syntax. It returns the text with its commas mended, every
+// check reports what is wrong with the syntax. It returns the text with its commas repaired, every
 // value still at its offset, and whether that text is JSON.
 func (d *document) check() (text []byte, ok bool) {
 	text = d.data
@@ -113,7 +113,7 @@ func (d *document) check() (text []byte, ok bool) {
 		if syntax, ok := errors.AsType[*json.SyntaxError](err); ok && !strings.Contains(err.Error(), "unexpected end") {
 			offset = int(syntax.Offset) - 1
 		}
-		at, comma, message := mendableComma(text, offset, err)
+		at, comma, message := repairableComma(text, offset, err)
 		if message == "" || repairs == maxRepairs {
 			d.fail(offset, d.explain(err))
 			return nil, false
@@ -124,10 +124,10 @@ func (d *document) check() (text []byte, ok bool) {
 	}
 }
 
-// mendableComma finds a trailing or missing comma in front of the character at offset, which
-// encoding/json has stumbled on: where it is, and by what to replace it. A missing comma can take
-// the place of white space only, so that nothing moves.
-func mendableComma(text []byte, offset int, err error) (at int, replacement byte, message string) {
+// repairableComma finds a trailing or missing comma in front of the character at offset, at which
+// encoding/json has failed: its place, and its replacement. A missing comma can take the place of
+// white space only, so that nothing moves.
+func repairableComma(text []byte, offset int, err error) (at int, replacement byte, message string) {
 	if offset == len(text) {
 		return 0, 0, ""
 	}

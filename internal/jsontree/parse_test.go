@@ -111,7 +111,7 @@ func TestUnknownKeys(t *testing.T) {
 		return rep.String()
 	}
 	want := `f:1:18: warning: useregistri: unknown key; did you mean UseRegistry?
-f:1:2: warning: UseRegistry: key occurs again below; this one does not count
+f:1:2: warning: UseRegistry: duplicate key: the last one counts, this one is ignored
 f:1:60: warning: type: unknown key; did you mean Type?`
 	if got := parse(Tolerate); got != want {
 		t.Errorf("tolerating: got\n%s\nwant\n%s", got, want)

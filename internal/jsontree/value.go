@@ -56,7 +56,7 @@ func (p *path) String() string {
 		switch {
 		case s.Item:
 			fmt.Fprintf(&b, "[%d]", s.Index)
-		case plain(s.Key):
+		case isWord(s.Key):
 			b.WriteString("." + s.Key)
 		default:
 			b.WriteString("[" + quote(s.Key) + "]")
@@ -65,7 +65,7 @@ func (p *path) String() string {
 	return strings.TrimPrefix(b.String(), ".")
 }
 
-func plain(key string) bool {
+func isWord(key string) bool {
 	for _, r := range key {
 		if (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '_' {
 			return false

@@ -30,7 +30,8 @@ func Main(m *testing.M) {
 	if err != nil {
 		fail(err)
 	}
-	// go test asks for stacks with SIGQUIT when time is up; the tests are the ones to answer.
+	// On a timeout go test sends SIGQUIT to get stacks; pass it on to the process that runs the
+	// tests.
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGQUIT, syscall.SIGINT, syscall.SIGTERM)
 	go func() {

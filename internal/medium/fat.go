@@ -155,7 +155,7 @@ func checkChains(in *guarded, g geometry) error {
 			i = next(i)
 		}
 		if i >= 2 && i < count && seen[i] == open {
-			return fmt.Errorf("%w: cluster chain in a circle", ErrDamaged)
+			return fmt.Errorf("%w: cluster chain has a loop", ErrDamaged)
 		}
 		for i = start; i >= 2 && i < count && seen[i] == open; i = next(i) {
 			seen[i] = done

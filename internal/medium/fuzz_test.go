@@ -128,9 +128,13 @@ func FuzzFAT(f *testing.F) {
 	images := [][]byte{makeFAT(f, 12, 64, "CONFIG-2", smallDrive), makeFAT(f, 16, 9<<10, "CONFIG-2", smallDrive), makeFAT(f, 32, 34<<10, "CONFIG-2", smallDrive)}
 	f.Add(uint8(0), uint32(11), []byte{0, 2}, uint32(512), []byte{0xf8})
 	f.Add(uint8(1), uint32(13), []byte{128}, uint32(2048), []byte{4, 0, 4, 0})
-	f.Add(uint8(2), uint32(36), []byte{255, 255, 255}, uint32(16384), []byte{2, 0, 0, 0})
+	f.Add(uint8(255), uint32(36), []byte{255, 255, 255}, uint32(16384), []byte{2, 0, 0, 0})
 	f.Fuzz(func(t *testing.T, which uint8, at uint32, with []byte, at2 uint32, with2 []byte) {
-		image := images[int(which)%len(images)]
+		// A FAT32 has at least 65,525 clusters, and its table is read whole: few tries go there.
+		image := images[which%2]
+		if which >= 250 {
+			image = images[2]
+		}
 		exercise(t, changed{image: image, at: [2]int{int(at) % 512, int(at2) % len(image)}, with: [2][]byte{with, with2}}, len(image))
 	})
 }

@@ -166,21 +166,21 @@ func (t *isoTree) list(dir *entry) ([]entry, error) {
 			continue // itself and its parent
 		}
 		// The extended attributes, if any, lie in front of the data.
-		piece := extent{binary.LittleEndian.Uint32(r[2:]) + uint32(r[1]), binary.LittleEndian.Uint32(r[10:])}
+		fragment := extent{binary.LittleEndian.Uint32(r[2:]) + uint32(r[1]), binary.LittleEndian.Uint32(r[10:])}
 		if r[26] != 0 || r[27] != 0 {
 			return nil, errors.New("interleaved files are not supported")
 		}
 		if continued && len(entries) > 0 {
 			last := &entries[len(entries)-1]
 			if len(last.extents) == maxExtents {
-				return nil, fmt.Errorf("%w: file in too many pieces", ErrDamaged)
+				return nil, fmt.Errorf("%w: file has too many fragments", ErrDamaged)
 			}
-			last.extents = append(last.extents, piece)
-			last.size += int64(piece.size)
+			last.extents = append(last.extents, fragment)
+			last.size += int64(fragment.size)
 			continued = r[25]&0x80 != 0
 			continue
 		}
-		e := entry{name: string(name), dir: r[25]&2 != 0, size: int64(piece.size), extents: []extent{piece}}
+		e := entry{name: string(name), dir: r[25]&2 != 0, size: int64(fragment.size), extents: []extent{fragment}}
 		hidden := false
 		switch {
 		case t.joliet:
@@ -209,7 +209,7 @@ func (t *isoTree) rockRidge(record []byte, e *entry) (hidden bool, err error) {
 	var name strings.Builder
 	for pass := 0; area != nil; pass++ {
 		if pass == maxContinued {
-			return false, fmt.Errorf("%w: rock ridge continues without end", ErrDamaged)
+			return false, fmt.Errorf("%w: loop in rock ridge continuations", ErrDamaged)
 		}
 		var next []byte
 		for len(area) >= 4 && area[2] >= 4 && int(area[2]) <= len(area) {
@@ -259,8 +259,8 @@ func (t *isoTree) relocated(e *entry, block uint32) error {
 
 func (t *isoTree) read(file entry, limit int64) ([]byte, error) {
 	content := make([]byte, 0, min(file.size, limit))
-	for _, piece := range file.extents {
-		data, err := t.in.bytes(int64(piece.block)*t.block, int(piece.size))
+	for _, fragment := range file.extents {
+		data, err := t.in.bytes(int64(fragment.block)*t.block, int(fragment.size))
 		if err != nil {
 			return nil, err
 		}

@@ -30,7 +30,7 @@ const (
 // ErrUnknown means that there is no file system here that can be read without mounting it.
 var ErrUnknown = errors.New("no iso9660 or vfat file system")
 
-// ErrDamaged means that the medium contradicts itself; reading it again does not help.
+// ErrDamaged means that the structures of the medium are inconsistent; a retry does not help.
 var ErrDamaged = errors.New("damaged file system")
 
 // Volume is one file system.
@@ -72,7 +72,7 @@ func Volumes(ctx context.Context, r io.ReaderAt, size int64) ([]*Volume, error) 
 	}
 	var found []*Volume
 	for _, p := range partitions(newGuarded(ctx, r, 0, size)) {
-		// A partition with something else in it is no reason to give up on its neighbors.
+		// An unreadable partition does not prevent reading the others.
 		if v, err := volume(ctx, r, p.start, p.size); err == nil {
 			found = append(found, v)
 		}
@@ -100,8 +100,7 @@ func recovered(err *error) {
 	}
 }
 
-// HasLabel compares as udev's links would be compared by hand: FAT labels are upper case
-// whatever the tool was told, so case is not looked at.
+// HasLabel compares labels case-insensitively, because mkfs.vfat writes them in upper case.
 func (v *Volume) HasLabel(label string) bool {
 	for _, l := range v.Labels {
 		if strings.EqualFold(l, label) {
@@ -176,15 +175,15 @@ func pick(entries []entry, name string) *entry {
 		}
 	}
 	for i := range entries {
-		if strings.EqualFold(plain(entries[i].name), plain(name)) {
+		if strings.EqualFold(withoutVersion(entries[i].name), withoutVersion(name)) {
 			return &entries[i]
 		}
 	}
 	return nil
 }
 
-// plain removes what ISO 9660 adds to names: ";1", and the dot of an empty extension.
-func plain(name string) string {
+// withoutVersion removes what ISO 9660 adds to names: ";1", and the dot of an empty extension.
+func withoutVersion(name string) string {
 	if i := strings.LastIndexByte(name, ';'); i > 0 {
 		digits := name[i+1:]
 		if digits != "" && strings.Trim(digits, "0123456789") == "" {
@@ -198,7 +197,7 @@ func plain(name string) string {
 }
 
 // instead lists a few names, so that "META_DAT.JSO" explains why there is no "meta-data.json":
-// the medium was made without long names, and guessing which one is meant would be a gamble.
+// the medium was made without long names, and the agent does not guess which one is meant.
 func instead(entries []entry) string {
 	if len(entries) == 0 {
 		return "; the directory is empty"
@@ -207,7 +206,7 @@ func instead(entries []entry) string {
 	var names []string
 	short := true
 	for i, e := range entries {
-		short = short && isShort(plain(e.name))
+		short = short && isShort(withoutVersion(e.name))
 		if i < most {
 			names = append(names, fmt.Sprintf("%q", e.name))
 		}
@@ -243,8 +242,8 @@ func newGuarded(ctx context.Context, r io.ReaderAt, start, size int64) *guarded 
 	return g
 }
 
-// ReadAt reads all of p or fails. Every read costs a little on top of its length, so that
-// endless reading of nothing ends as well.
+// ReadAt reads all of p or fails. Every read is charged a little more than its length, so that an
+// endless sequence of empty reads ends as well.
 func (g *guarded) ReadAt(p []byte, off int64) (int, error) {
 	n, err := g.readAt(p, off)
 	if err != nil {

@@ -18,8 +18,8 @@ func untilJustBefore(deadline time.Time) time.Duration {
 	return max(time.Until(deadline)-5*time.Second, time.Second)
 }
 
-// here is a netlink handle for the namespace of the process.
-func here(t *testing.T) *netlink.Handle {
+// routeHandle is a netlink handle for the namespace of the process.
+func routeHandle(t *testing.T) *netlink.Handle {
 	t.Helper()
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -92,10 +92,10 @@ func (p *Peer) Do(t *testing.T, f func() error) {
 // namespace, and is up; the link itself is down, as a NIC is at boot.
 func (p *Peer) NIC(t *testing.T, name, mac string) {
 	t.Helper()
-	// The kernel sends no event for an alias given to a link that is down, so the link gets its
-	// name last: who waits for the NIC hears of it complete.
+	// The kernel sends no event for an alias given to a link that is down, so the link is renamed
+	// last: a listener then sees the NIC complete.
 	p.veth(t, "unnamed", name, mac)
-	h := here(t)
+	h := routeHandle(t)
 	link, err := h.LinkByName("unnamed")
 	if err == nil {
 		err = h.LinkSetAlias(link, "bosh-interface-"+name)
@@ -122,7 +122,7 @@ func (p *Peer) veth(t *testing.T, name, peerName, mac string) {
 		attrs.HardwareAddr = hardware(t, mac)
 	}
 	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: peerName, PeerNamespace: netlink.NsFd(int(p.ns))}
-	if err := here(t).LinkAdd(veth); err != nil {
+	if err := routeHandle(t).LinkAdd(veth); err != nil {
 		t.Fatalf("make %s: %v", name, err)
 	}
 	setUp(t, p.Handle, peerName)

@@ -16,15 +16,15 @@ import (
 // variable is in the environment of a racer, and names its directories.
 const variable = "CAMBIUM_RACER"
 
-// Environment makes a program that calls RunIfCalled a racer. It goes at the directories
-// dirs, which its user must be able to write to, and wants to lead others to the directory outside.
+// Environment makes a program that calls RunIfCalled a racer. It works in dirs, which its user must
+// be able to write to, and its links lead to the directory outside.
 func Environment(outside string, dirs ...string) string {
 	return variable + "=" + strings.Join(append([]string{outside}, dirs...), ":")
 }
 
-// RunIfCalled is the whole life of a racer, and does nothing in any other process. Until it gets
-// SIGTERM it exchanges directories for links that lead outside, as fast as it can, through descriptors that it
-// opened at its start. It prints "ready" when it begins, and at its end how often it has succeeded in each directory.
+// RunIfCalled is the main function of a racer, and does nothing in any other process. Until it gets SIGTERM it
+// exchanges directories for links that lead outside, as fast as it can, through descriptors that it opened at its
+// start. It prints "ready" when it begins, and at its end how often it has succeeded in each directory.
 func RunIfCalled() {
 	value, ok := os.LookupEnv(variable)
 	if !ok {

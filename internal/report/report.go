@@ -11,10 +11,10 @@ import (
 	"strings"
 )
 
-// Severity tells what stops the document from being used from what is merely odd.
+// Severity tells errors, which make a document unusable, from warnings.
 type Severity int
 
-// Warning is worth a look; Error makes the document unusable.
+// Warning does not keep a document from being used; Error does.
 const (
 	Warning Severity = iota
 	Error

@@ -1,6 +1,5 @@
-// Package retry repeats what can heal by itself, with a capped, jittered and cancellable
-// pause in between. Waits for the kernel, udev or a socket do not belong here: those can say
-// when they are done.
+// Package retry repeats an operation whose failure may be temporary, with capped, jittered and
+// cancelable backoff. Waits for the kernel, udev or a socket do not belong here: those send events.
 package retry
 
 import (
@@ -61,7 +60,7 @@ type final struct{ err error }
 func (f final) Error() string { return f.err.Error() }
 func (f final) Unwrap() error { return f.err }
 
-// Final marks err as one that repeating cannot heal; Do returns the err inside at once.
+// Final marks err as permanent: Do returns it without a retry.
 func Final(err error) error {
 	if err == nil {
 		return nil

@@ -38,7 +38,7 @@ func Open(root *os.Root, name string) (*os.Root, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The same directory, whatever has the name by now.
+	// Through /proc, so that it is the same directory even if the name was replaced.
 	opened, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()))
 	return opened, errors.Join(err, dir.Close())
 }

@@ -20,7 +20,7 @@ import (
 // Redacted stands in for a hidden value wherever it would have been printed.
 const Redacted = "***"
 
-// String is a text that does not print itself. The zero value is the empty text.
+// String is a text that prints as a redaction. The zero value is the empty text.
 type String struct{ value *string }
 
 // New wraps s. An empty s gives the zero value, so that two empty secrets are alike.

@@ -18,8 +18,8 @@ const (
 	tcpListen      = 10
 )
 
-// diagPeer asks the kernel for the one established socket with these addresses. The table of all sockets takes it tens of
-// milliseconds to print where a job has opened ten thousand, and a caller that accepts connections cannot wait for that.
+// diagPeer asks the kernel for the one established socket with these addresses. Reading the table of all sockets takes
+// tens of milliseconds if a job has opened ten thousand, which is too slow for each accepted connection.
 func diagPeer(peer, own netip.AddrPort) (uint32, error) {
 	state, uid, err := diagSocket(peer, own)
 	if err == nil && state != tcpEstablished {

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"cambium/internal/skiptest"
 )
 
 func TestOwnSockets(t *testing.T) {
@@ -103,7 +105,7 @@ func TestPeerAmongManySockets(t *testing.T) {
 	}
 	uid, err := diagPeer(peer, own)
 	if errors.Is(err, errNoDiag) {
-		t.Skip("this kernel has no sock_diag: the table is read instead")
+		skiptest.Skip(t, "this kernel has no sock_diag: the table is read instead")
 	}
 	if err != nil || uid != uint32(os.Getuid()) {
 		t.Errorf("got %d, %v; want %d", uid, err, os.Getuid())
@@ -163,9 +165,7 @@ func FuzzTable(f *testing.F) {
 
 // TestSocketsOfAnotherUser makes sockets as a user other than root, whose number is zero like much that is wrong.
 func TestSocketsOfAnotherUser(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("only root can make sockets as another user")
-	}
+	skiptest.WithoutRoot(t, "to make sockets as another user")
 	const other = 4711
 	// socket makes one that belongs to other: its owner is the file system user of the thread.
 	socket := func() (fd int) {

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// aliveFile, beside the status file, is locked by the agent for as long as its process exists: the kernel
-// releases the lock however the process ends. A process id would not do: jobs in containers have other ids, and ids
-// are used again. Its modification time is when the agent was last seen running.
+// aliveFile, beside the status file, is locked by the agent for as long as its process exists: the kernel releases
+// the lock however the process ends. A process id would not do: containers have their own PID namespaces, and ids
+// are reused. Its modification time is when the agent was last seen running.
 const aliveFile = "alive"
 
 // alivePath is the lock that belongs to the status file at path.
@@ -55,7 +55,7 @@ func running(path string) (is bool, seen time.Time, err error) {
 		return false, seen, fmt.Errorf("status: %w", err)
 	}
 	defer func() { _ = file.Close() }() // only read from
-	// Asks for the lock without taking it: a reader must not be in the way of an agent that starts.
+	// Tests the lock without taking it: a reader must not block an agent that starts.
 	lock := unix.Flock_t{Type: unix.F_RDLCK}
 	err = unix.FcntlFlock(file.Fd(), unix.F_OFD_GETLK, &lock)
 	info, statErr := file.Stat()

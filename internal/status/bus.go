@@ -75,21 +75,21 @@ func (b *Bus) describe(since string) string {
 	return text
 }
 
-// BusPatience is how long the agent may be without a bus before it counts as degraded.
-type BusPatience struct {
+// BusGrace is how long the agent may be without a bus before it counts as degraded.
+type BusGrace struct {
 	// Lost is for a bus that was reachable before.
 	Lost time.Duration
 	// First is for one that never was: the server of a new VM admits it only at its next synchronization.
 	First time.Duration
 }
 
-// DefaultBusPatience is what operators can rely on.
-var DefaultBusPatience = BusPatience{Lost: 30 * time.Second, First: time.Minute}
+// DefaultBusGrace is what operators can rely on.
+var DefaultBusGrace = BusGrace{Lost: 30 * time.Second, First: time.Minute}
 
-// ParseBusPatience reads one duration for both cases; what is no positive duration means the default.
-func ParseBusPatience(text string) BusPatience {
+// ParseBusGrace reads one duration for both cases; what is no positive duration means the default.
+func ParseBusGrace(text string) BusGrace {
 	if d, err := time.ParseDuration(text); err == nil && d > 0 {
-		return BusPatience{Lost: d, First: d}
+		return BusGrace{Lost: d, First: d}
 	}
-	return DefaultBusPatience
+	return DefaultBusGrace
 }

@@ -8,10 +8,10 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// minShown is how long a text holds before it is sent to the service manager. Each message wakes
-// systemd, which is busy during a boot, and most steps of a normal boot are shorter than it takes
-// to read their name.
-const minShown = 500 * time.Millisecond
+// sendDelay is how long a text must stay current before it is sent to the service manager. Each
+// message wakes systemd, which is busy during a boot, and most steps of a normal boot are shorter
+// than it takes to read their name.
+const sendDelay = 500 * time.Millisecond
 
 // ServiceLine is the one line that the service manager shows of the agent: STATUS= in systemd.
 type ServiceLine struct {
@@ -24,13 +24,13 @@ type ServiceLine struct {
 	pending *time.Timer
 }
 
-// ShowLater sends the text if no other replaces it within minShown.
-func (s *ServiceLine) ShowLater(text string) {
+// ShowDelayed sends the text if no other replaces it within sendDelay.
+func (s *ServiceLine) ShowDelayed(text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.replace()
 	current := s.texts
-	s.pending = time.AfterFunc(minShown, func() {
+	s.pending = time.AfterFunc(sendDelay, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if s.texts == current { // it may have been replaced while it waited for mu
@@ -57,6 +57,6 @@ func (s *ServiceLine) replace() {
 
 func (s *ServiceLine) send(text string) {
 	if err := s.Send(strings.TrimPrefix(text, "STATUS=")); err != nil {
-		s.Log.WithError(err).Debug("service manager not told")
+		s.Log.WithError(err).Debug("service manager not notified")
 	}
 }

@@ -19,15 +19,15 @@ func TestServiceLine(t *testing.T) {
 				t.Errorf("sent %q, want %q", sent, want)
 			}
 		}
-		s.ShowLater("STATUS=settings")
-		time.Sleep(minShown / 2)
-		s.ShowLater("STATUS=network")
-		time.Sleep(minShown / 2)
+		s.ShowDelayed("STATUS=settings")
+		time.Sleep(sendDelay / 2)
+		s.ShowDelayed("STATUS=network")
+		time.Sleep(sendDelay / 2)
 		check()
-		time.Sleep(minShown)
-		s.ShowLater("STATUS=disks")
+		time.Sleep(sendDelay)
+		s.ShowDelayed("STATUS=disks")
 		s.Show("STATUS=ready")
-		time.Sleep(2 * minShown)
+		time.Sleep(2 * sendDelay)
 		check("network", "ready")
 	})
 }

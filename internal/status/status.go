@@ -73,7 +73,7 @@ func (s Step) Took() time.Duration {
 	return time.Duration(s.End - s.Start)
 }
 
-// Wait is a stretch of a step in which it could only wait.
+// Wait is a period of a step in which it waited for something.
 type Wait struct {
 	For   string `json:"for"`
 	Start int64  `json:"start_ns"`
@@ -88,8 +88,8 @@ type Settings struct {
 	Why string `json:"why,omitempty"`
 }
 
-// Progress is how far a long piece of work is. Done and Total are bytes, Rate is bytes per second,
-// and Remaining the time in seconds that it will take at that rate.
+// Progress is the progress of long work. Done and Total are bytes, Rate is bytes per second, and
+// Remaining the time in seconds that it will take at that rate.
 type Progress struct {
 	Text      string    `json:"text"`
 	Done      int64     `json:"done"`
@@ -131,13 +131,17 @@ type Document struct {
 	Stopped   *time.Time `json:"stopped,omitempty"`
 	LastState State      `json:"last_state,omitempty"`
 	// LogLevel is info or debug.
-	LogLevel  string              `json:"log_level,omitempty"`
-	ReadyNS   int64               `json:"ready_ns,omitempty"`
-	First     bool                `json:"first_bootstrap,omitempty"`
-	Unchanged bool                `json:"unchanged,omitempty"`
-	Bus       *Bus                `json:"bus,omitempty"`
-	Settings  *Settings           `json:"settings,omitempty"`
-	Warnings  []string            `json:"warnings,omitempty"`
+	LogLevel  string    `json:"log_level,omitempty"`
+	ReadyNS   int64     `json:"ready_ns,omitempty"`
+	First     bool      `json:"first_bootstrap,omitempty"`
+	Unchanged bool      `json:"unchanged,omitempty"`
+	Bus       *Bus      `json:"bus,omitempty"`
+	Settings  *Settings `json:"settings,omitempty"`
+	Warnings  []string  `json:"warnings,omitempty"`
+	// Problems are what `agent status` sees of the machine besides the agent, such as a full disk. No agent writes them.
+	Problems []string `json:"problems,omitempty"`
+	// Unmounted is the CID of the persistent disk that unmount_disk took off and that is neither mounted again nor removed.
+	Unmounted string              `json:"unmounted_disk,omitempty"`
 	Steps     []Step              `json:"steps"`
 	Progress  map[string]Progress `json:"progress,omitempty"`
 	Earlier   []Run               `json:"earlier,omitempty"`
@@ -149,13 +153,38 @@ type Document struct {
 // Served reports that the boot has ended well, so that requests are served.
 func (d Document) Served() bool { return d.State == Ready || d.State == Degraded }
 
-// settle tells ready from degraded.
-func (d *Document) settle() {
+// JobsWithheld is the topic of the warning that says why a machine serves without its jobs.
+const JobsWithheld = "no job is started"
+
+// JobsWithheld is why no job is started; empty if they are, or if there is no document.
+func (d *Document) JobsWithheld() string {
+	if d == nil {
+		return ""
+	}
+	for _, w := range d.Warnings {
+		if reason, about := strings.CutPrefix(w, JobsWithheld+": "); about {
+			return reason
+		}
+	}
+	return ""
+}
+
+// updateState sets ready or degraded from the warnings and the bus.
+func (d *Document) updateState() {
 	if !d.Served() {
 		return
 	}
 	d.State = Ready
 	if len(d.Warnings) > 0 || d.Bus != nil && d.Bus.Overdue {
+		d.State = Degraded
+	}
+}
+
+// AddFindings adds what is wrong with the machine besides the agent. With a problem, an agent that serves is degraded.
+func (d *Document) AddFindings(problems, warnings []string) {
+	d.Problems = append(d.Problems, problems...)
+	d.Warnings = append(d.Warnings, warnings...)
+	if d.Served() && len(problems) > 0 {
 		d.State = Degraded
 	}
 }
@@ -181,12 +210,12 @@ type Recorder struct {
 	doc     Document
 	written time.Time   // when the file was replaced last
 	state   State       // what it says
-	later   *time.Timer // replaces it with what has changed since; nil if nothing has
+	pending *time.Timer // writes the file; nil if it is up to date
 }
 
-// pause is the least time between two writings of the file, unless the state has changed: a boot
-// changes the document a hundred times in as many milliseconds.
-const pause = 20 * time.Millisecond
+// writeInterval is the minimum time between two writes of the file, unless the state has changed: a
+// boot changes the document a hundred times in as many milliseconds.
+const writeInterval = 20 * time.Millisecond
 
 // Open starts a new account at path. What an earlier process of the same boot left there is
 // summed up in Earlier; anything unreadable is ignored, since it is only history.
@@ -220,7 +249,7 @@ func (r *Recorder) Alive() error {
 	return r.alive.touch(time.Now())
 }
 
-// Close gives up the account: another Recorder of this process takes it over.
+// Close releases the file, for another Recorder of this process.
 func (r *Recorder) Close() error { return errors.Join(r.Flush(), r.alive.file.Close()) }
 
 // Stop records that the process ends now, on purpose.
@@ -230,19 +259,22 @@ func (r *Recorder) Stop() error {
 }
 
 // Now is the monotonic time since the account began, as used in Step.
-func (r *Recorder) Now() int64 { return int64(time.Since(r.began)) }
+func (r *Recorder) Now() int64 { return r.At(time.Now()) }
 
-// Update changes the document and replaces the file: at once when the state has changed, else
-// within pause. Whether the agent is ready or degraded follows from the rest of the document. The file is for people and tests: that it could not be written is returned, but
-// the document in memory holds either way.
+// At is a time of this process as used in Step.
+func (r *Recorder) At(t time.Time) int64 { return int64(t.Sub(r.began)) }
+
+// Update changes the document and replaces the file: at once when the state has changed, else within writeInterval. Whether the agent is ready or
+// degraded follows from the rest of the document. If the file cannot be written, Update returns an error, and the document in memory is
+// changed all the same.
 func (r *Recorder) Update(change func(*Document)) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	change(&r.doc)
-	r.doc.settle()
-	if wait := pause - time.Since(r.written); wait > 0 && r.doc.State == r.state {
-		if r.later == nil {
-			r.later = time.AfterFunc(wait, func() { _ = r.Flush() }) // the next change says so again
+	r.doc.updateState()
+	if wait := writeInterval - time.Since(r.written); wait > 0 && r.doc.State == r.state {
+		if r.pending == nil {
+			r.pending = time.AfterFunc(wait, func() { _ = r.Flush() }) // the next change says so again
 		}
 		return nil
 	}
@@ -253,16 +285,16 @@ func (r *Recorder) Update(change func(*Document)) error {
 func (r *Recorder) Flush() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.later == nil {
+	if r.pending == nil {
 		return nil
 	}
 	return r.write()
 }
 
 func (r *Recorder) write() error {
-	if r.later != nil {
-		r.later.Stop()
-		r.later = nil
+	if r.pending != nil {
+		r.pending.Stop()
+		r.pending = nil
 	}
 	data, err := json.Marshal(r.doc) // a boot writes it often; agent status --json is for people
 	if err != nil {
@@ -273,7 +305,7 @@ func (r *Recorder) write() error {
 	return atomicfile.Write(r.path, append(data, '\n'), 0o644, atomicfile.Volatile())
 }
 
-// SetProgress records how far a long piece of work is; an empty text removes it.
+// SetProgress records the progress of long work; an empty text removes it.
 func (r *Recorder) SetProgress(name string, p Progress) error {
 	p.Updated = time.Now().UTC()
 	return r.Update(func(d *Document) {

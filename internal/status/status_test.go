@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestRecorderWritesAndKeepsHistory(t *testing.T) {
@@ -102,10 +104,10 @@ func TestManyChangesAreOneWriting(t *testing.T) {
 		if d, _ := Read(path); d.Bus != nil {
 			t.Errorf("a burst was written before it ended: %s", d.Bus)
 		}
-		time.Sleep(pause)
+		time.Sleep(writeInterval)
 		synctest.Wait()
 		if d, _ := Read(path); d.Bus == nil || d.Bus.Tries != 99 {
-			t.Errorf("after the pause the file says %s, want the last change", d.Bus)
+			t.Errorf("after writeInterval the file says %s, want the last change", d.Bus)
 		}
 		if err := r.Update(func(d *Document) { d.State = Failed }); err != nil {
 			t.Fatal(err)
@@ -134,5 +136,25 @@ func TestWarningIsSetOnceAndRemoved(t *testing.T) {
 		if got := strings.Join(r.Snapshot().Warnings, "|"); err != nil || changed != c.changed || got != c.want {
 			t.Errorf("%q: got %v, %v, %s; want %v, %s", c.text, changed, err, got, c.changed, c.want)
 		}
+	}
+}
+
+// The unit begins between init and the process; what systemd says else is of another start.
+func TestOriginOfTheUnit(t *testing.T) {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		t.Fatal(err)
+	}
+	second := int64(time.Second)
+	for ago, want := range map[int64]bool{4: true, 2: false, 9: false} {
+		o := Origin{Init: -8 * second, Process: -3 * second, BootTime: bootTime()}
+		o.SetUnit(time.Duration(now.Nano() - ago*second))
+		if (o.Unit != 0) != want || want && (o.Unit < -5*second || o.Unit > -3*second) {
+			t.Errorf("a unit of %d s ago begins at %d, want it to be taken: %v", ago, o.Unit, want)
+		}
+	}
+	var o Origin
+	if o.SetUnit(0); o.Unit != 0 {
+		t.Errorf("an unknown start is %d", o.Unit)
 	}
 }

@@ -28,8 +28,11 @@ type Origin struct {
 	Kernel  int64 `json:"kernel_ns,omitempty"`
 	Init    int64 `json:"init_ns"`
 	Process int64 `json:"process_ns"`
-	// BootTime is what the kernel's clock (CLOCK_BOOTTIME) showed when the account began. Other processes tell
-	// by it how old the account is: the wall clock may be set during a boot.
+	// Unit is when systemd began to start the agent's unit; 0 if that is not known. No agent writes it: the timeline asks
+	// systemd.
+	Unit int64 `json:"unit_ns,omitempty"`
+	// BootTime is what the kernel's clock (CLOCK_BOOTTIME) showed when the account began. Other processes
+	// compute the age of the account from it: the wall clock may be set during a boot.
 	BootTime int64 `json:"boottime_ns"`
 }
 
@@ -56,7 +59,7 @@ type Part struct {
 	Name    string `json:"name"`
 	Outcome string `json:"outcome"`
 	Start   int64  `json:"start_ns"`
-	End     int64  `json:"end_ns"`
+	End     int64  `json:"end_ns"` // 0 while it runs
 	Why     string `json:"why,omitempty"`
 }
 
@@ -93,7 +96,7 @@ const tick = 10 * time.Millisecond
 // initDelay is how long a machine's init can take to begin. One that began later is a container's.
 const initDelay = 2 * time.Minute
 
-// origin tells when everything began that this process depends on; nil if the kernel does not.
+// origin returns when kernel, init and this process began; nil if /proc cannot be read.
 func origin() *Origin {
 	now := bootTime()
 	first, okFirst := startTicks("1")
@@ -106,6 +109,18 @@ func origin() *Origin {
 		o.Kernel = -now
 	}
 	return o
+}
+
+// SetUnit records when the unit began to start, on the clock of systemd's timestamps (CLOCK_MONOTONIC).
+func (o *Origin) SetUnit(began time.Duration) {
+	var now unix.Timespec
+	if began <= 0 || unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) != nil {
+		return
+	}
+	suspended := bootTime() - now.Nano() // which CLOCK_MONOTONIC does not count
+	if at := int64(began) + suspended - o.BootTime; at >= o.Init && at < o.Process-int64(tick) {
+		o.Unit = at
+	}
 }
 
 func bootTime() int64 {
@@ -197,7 +212,7 @@ func KeepBoot(path string, d Document) error {
 	d.Progress = nil
 	all, err := Boots(path)
 	if err != nil {
-		all = nil // only history
+		all = nil // unreadable history is dropped
 	}
 	all = append(slices.DeleteFunc(all, func(old Document) bool { return old.BootID == d.BootID }), d)
 	data, err := json.Marshal(boots{Boots: all[max(0, len(all)-bootsKept):]})

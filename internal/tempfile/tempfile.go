@@ -1,5 +1,5 @@
-// Package tempfile makes the temporary files of what is produced before its length is known, archives of logs and
-// blobs to upload, and keeps them from filling the file system that jobs write to.
+// Package tempfile makes temporary files for content whose length is not known in advance, such as archives of
+// logs and blobs to upload, and keeps them from filling the file system that jobs write to.
 package tempfile
 
 import (
@@ -14,7 +14,7 @@ import (
 // prefix begins the names of files on file systems that have no unnamed ones.
 const prefix = "unnamed-"
 
-// Unnamed makes a file in dir that has no name, so that nothing is left of it, not even after a crash. The
+// Unnamed makes a file in dir without a name (O_TMPFILE), so that a crash leaves nothing behind. The
 // directory must belong to root alone.
 func Unnamed(dir string) (*os.File, error) {
 	file, err := os.OpenFile(dir, os.O_RDWR|unix.O_TMPFILE, 0o600)
@@ -45,13 +45,13 @@ func Sweep(dir string) error {
 // the whole, because the logs of a machine whose disk is nearly full are the ones an operator asks for.
 const reserve = 20
 
-// checkEvery is how many bytes are written between two looks at the free space.
+// checkEvery is the number of bytes written between two checks of the free space.
 const checkEvery = 4 << 20
 
-// Writer writes to a file and fails, with nothing lost but what is written, before its file system is full.
+// Writer writes to a file and fails before its file system is full.
 type Writer struct {
 	file      *os.File
-	least     uint64 // bytes that stay free
+	minFree   uint64 // bytes
 	unchecked int
 	free      func() (uint64, error)
 }
@@ -66,7 +66,7 @@ func newWriter(file *os.File, free func() (uint64, error)) (*Writer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Writer{file: file, least: now / reserve, free: free}, nil
+	return &Writer{file: file, minFree: now / reserve, free: free}, nil
 }
 
 // Write implements io.Writer.
@@ -77,14 +77,14 @@ func (w *Writer) Write(data []byte) (int, error) {
 		if err != nil {
 			return 0, err
 		}
-		if now < w.least+uint64(max(checkEvery, len(data))) { // the next look is that far away
+		if now < w.minFree+uint64(max(checkEvery, len(data))) { // until the next check
 			return 0, fmt.Errorf("the disk of %s has only %d MiB left: ask for less, or free some space", w.file.Name(), now>>20)
 		}
 	}
 	return w.file.Write(data)
 }
 
-// free is what others than root could write to the file system of file.
+// free is the space of the file system of file that is available to other users than root.
 func free(file *os.File) (uint64, error) {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(file.Fd()), &st); err != nil {

@@ -143,8 +143,8 @@ func (d *Deployment) Connect(commonName string) *nats.Conn {
 	return nc
 }
 
-// Director asks as a Director does: one inbox for all replies, which are told apart by the last
-// token of their subject.
+// Director sends requests as a Director does: one inbox for all replies, which are matched by the
+// last token of their subject.
 type Director struct {
 	Conn *nats.Conn
 
@@ -185,7 +185,7 @@ func (r *Director) Inbox(agentID string) (subject string, replies <-chan []byte)
 	return subject, ch
 }
 
-// Forget gives an inbox up.
+// Forget closes an inbox.
 func (r *Director) Forget(subject string) {
 	r.mu.Lock()
 	delete(r.waiting, subject)

@@ -1,5 +1,5 @@
-// Package thread gives work an operating system thread of its own, for what changes a thread for good: entering a
-// namespace, unsharing something.
+// Package thread runs a function on an operating system thread of its own, for calls that change a thread
+// permanently: setns(2), unshare(2).
 package thread
 
 import (
@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Run runs work on a thread that ends with it, and returns its error. That is never the process's first one: the
-// runtime cannot end it, and it is the one that /proc/self speaks of. The process would read the mount table or the
-// links of another namespace as its own from then on.
+// Run runs work on a thread that ends with it, and returns its error. That is never the main thread: the runtime
+// cannot end it, and /proc/self refers to it, so the process would then read the mount table and links of another
+// namespace as its own.
 func Run(work func() error) error {
 	result := make(chan error, 1)
 	go func() {

@@ -17,7 +17,7 @@ import (
 	"cambium/internal/command"
 )
 
-// largest are files that rsync would read for gigabytes of nothing.
+// largest are sparse files of which rsync would read gigabytes of zeros.
 var largest = []string{"only a hole", "far out"}
 
 // Fill puts everything into a directory that a file system can hold.
@@ -145,7 +145,7 @@ func summary(t testing.TB, path string) string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Where exactly data begins and ends is the file system's secret.
+		// The exact offsets of data depend on the file system.
 		for i, b := range data {
 			if b != 0 {
 				fmt.Fprintf(sum, "%d:%d ", from+int64(i), b)

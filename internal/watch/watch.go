@@ -21,26 +21,24 @@ const interesting = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | uni
 
 // Until calls look until it returns true or an error, first at once and then after every change
 // in the directory of path, or in the nearest parent that exists.
-func Until(ctx context.Context, path string, look func() (bool, error)) error {
+func Until(ctx context.Context, path string, look func() (bool, error)) (err error) {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return fmt.Errorf("watch %s: %w", path, err)
+	}
+	events := os.NewFile(uintptr(fd), "inotify")
+	// One descriptor for all rounds: closing it waits for an SRCU grace period, which takes tens of milliseconds.
+	defer func() { err = errors.Join(err, events.Close()) }()
 	for {
-		fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
-		if err != nil {
+		// The watch comes before the look, so that no change can fall between them. Adding it again changes nothing,
+		// or adds a directory that was made meanwhile.
+		if err := addNearest(fd, filepath.Dir(path)); err != nil {
 			return fmt.Errorf("watch %s: %w", path, err)
 		}
-		events := os.NewFile(uintptr(fd), "inotify")
-		// The watch comes before the look, so that no change can fall between them.
-		if err := addNearest(fd, filepath.Dir(path)); err != nil {
-			return errors.Join(fmt.Errorf("watch %s: %w", path, err), events.Close())
+		if done, err := look(); done || err != nil {
+			return err
 		}
-		done, err := look()
-		if done || err != nil {
-			return errors.Join(err, events.Close())
-		}
-		err = next(ctx, events)
-		if closeErr := events.Close(); err == nil {
-			err = closeErr
-		}
-		if err != nil {
+		if err := next(ctx, events); err != nil {
 			return fmt.Errorf("watch %s: %w", path, err)
 		}
 	}

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Owner is who owns what is installed: root and the group vcap.
+// Owner is the owner of what is installed: root and the group vcap.
 type Owner struct{ UID, GID int }
 
 // Collection is one kind of bundle: jobs, or packages.
@@ -38,7 +38,7 @@ type Bundle struct{ Name, Hash string }
 // Dir is where the bundle is.
 func (c Collection) Dir(b Bundle) string { return filepath.Join(c.Store, b.Name, b.Hash) }
 
-// Link is the name by which everybody else finds the bundle in use.
+// Link is the path of the bundle in use: jobs/NAME or packages/NAME.
 func (c Collection) Link(name string) string { return filepath.Join(c.Links, name) }
 
 // Installed reports whether the bundle is there.
@@ -113,7 +113,7 @@ func (s *Staged) Discard() error { return errors.Join(s.Root.Close(), os.RemoveA
 
 // Commit makes everything that was staged durable and moves it into place.
 func Commit(staged []*Staged) error {
-	if err := settle(staged); err != nil {
+	if err := syncStaged(staged); err != nil {
 		for _, s := range staged {
 			err = errors.Join(err, s.Discard())
 		}
@@ -128,19 +128,19 @@ func Commit(staged []*Staged) error {
 	return errors.Join(faults...)
 }
 
-// fewFiles is up to how many files are flushed one by one. Beyond that one flush of the whole file
-// system is cheaper, although it also writes what others have pending there.
-const fewFiles = 256
+// fsyncLimit is the number of files up to which each is synced by itself. Beyond it one syncfs is
+// cheaper, although it also writes the dirty pages of other processes.
+const fsyncLimit = 256
 
-// settle flushes the content of all staged bundles.
-func settle(staged []*Staged) error {
+// syncStaged makes the content of all staged bundles durable.
+func syncStaged(staged []*Staged) error {
 	var paths []string
 	for _, s := range staged {
 		err := filepath.WalkDir(s.dir, func(path string, d fs.DirEntry, err error) error {
 			if err == nil && (d.IsDir() || d.Type().IsRegular()) {
 				paths = append(paths, path)
 			}
-			if len(paths) > fewFiles {
+			if len(paths) > fsyncLimit {
 				return fs.SkipAll
 			}
 			return err
@@ -149,7 +149,7 @@ func settle(staged []*Staged) error {
 			return fmt.Errorf("flush %s: %w", s.Name, err)
 		}
 	}
-	if len(paths) <= fewFiles {
+	if len(paths) <= fsyncLimit {
 		for _, path := range paths {
 			if err := flush(path, unix.Fsync); err != nil {
 				return err
@@ -176,7 +176,7 @@ func (s *Staged) commit() error {
 	place := s.c.Dir(s.Bundle)
 	err := os.Rename(s.dir, place)
 	if errors.Is(err, fs.ErrExist) || errors.Is(err, unix.ENOTEMPTY) {
-		return os.RemoveAll(s.dir) // another task was faster; the hash says that it is the same
+		return os.RemoveAll(s.dir) // another task has installed it meanwhile; the same hash means the same content
 	}
 	if err != nil {
 		return fmt.Errorf("install %s: %w", s.Name, err)

@@ -10,7 +10,7 @@ import (
 	"cambium/internal/atomicfile"
 )
 
-// Switch changes a set of links, each at once, and can put all of them back.
+// Switch changes a set of links, each atomically, and can restore all of them.
 type Switch struct {
 	undo []func() error
 	dirs map[string]bool
@@ -23,11 +23,11 @@ func (s *Switch) Set(path, target string) error {
 	case err == nil && old == target:
 		return nil
 	case err == nil:
-		s.did(path, func() error { return place(old, path) })
+		s.changed(path, func() error { return place(old, path) })
 	case errors.Is(err, fs.ErrNotExist):
-		s.did(path, func() error { return os.Remove(path) })
+		s.changed(path, func() error { return os.Remove(path) })
 	default:
-		return fmt.Errorf("link %s: something that is no link is in its place", path)
+		return fmt.Errorf("link %s: it exists and is not a link", path)
 	}
 	if err := place(target, path); err != nil {
 		s.undo = s.undo[:len(s.undo)-1]
@@ -48,14 +48,14 @@ func (s *Switch) Drop(path string) error {
 	if err := os.Remove(path); err != nil {
 		return fmt.Errorf("unlink: %w", err)
 	}
-	s.did(path, func() error { return place(old, path) })
+	s.changed(path, func() error { return place(old, path) })
 	return nil
 }
 
-// Did adds something else that was done, to be undone with the links.
-func (s *Switch) Did(undo func() error) { s.undo = append(s.undo, undo) }
+// AddUndo adds the undo of another change, for Rollback.
+func (s *Switch) AddUndo(undo func() error) { s.undo = append(s.undo, undo) }
 
-func (s *Switch) did(path string, undo func() error) {
+func (s *Switch) changed(path string, undo func() error) {
 	if s.dirs == nil {
 		s.dirs = map[string]bool{}
 	}
@@ -85,8 +85,8 @@ func (s *Switch) Rollback() error {
 	return errors.Join(append(faults, s.Sync())...)
 }
 
-// place puts a link over whatever link is there, at once. It is not flushed: hundreds of links
-// are switched together and flushed by directory.
+// place atomically makes or replaces a link. It does not fsync: hundreds of links are switched
+// together, and then each directory is synced once.
 func place(target, path string) error {
 	temp := filepath.Join(filepath.Dir(path), ".link-"+filepath.Base(path))
 	if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {

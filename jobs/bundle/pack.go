@@ -90,6 +90,5 @@ func Pack(ctx context.Context, dir string, w io.Writer) error {
 	return archive.Close()
 }
 
-// onlyWriter keeps io.Copy from leaving the copying to the kernel, which would
-// ignore ctx.
+// onlyWriter hides ReadFrom from io.Copy, which would copy in the kernel (splice) and ignore ctx.
 type onlyWriter struct{ io.Writer }

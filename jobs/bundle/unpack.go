@@ -23,8 +23,8 @@ import (
 	"cambium/internal/blob"
 )
 
-// Limits of one archive. They stop what cannot be meant: the largest packages known have a few
-// hundred thousand files and a few GiB.
+// Limits of one archive, far above the largest known packages, which have a few hundred thousand
+// files and a few GiB.
 const (
 	MaxEntries   = 2_000_000
 	MaxBytes     = 64 << 30
@@ -84,8 +84,8 @@ func Unpack(ctx context.Context, r io.Reader, rules Rules) (Compression, error) 
 	if err == nil || ctx.Err() != nil {
 		return compression, err
 	}
-	// Content that is not what was asked for may break off anywhere in the archive. The reader tells at its
-	// end that it is, and then that alone is the reason.
+	// Content with a wrong digest may make the tar reader fail anywhere. The digest is known at the end of
+	// r; if it does not match, report that alone.
 	var mismatch *blob.Mismatch
 	if _, end := io.Copy(io.Discard, &contextReader{ctx, r}); errors.As(end, &mismatch) {
 		return compression, fmt.Errorf("read archive: %w", end)
@@ -95,11 +95,11 @@ func Unpack(ctx context.Context, r io.Reader, rules Rules) (Compression, error) 
 
 func unpack(ctx context.Context, r io.Reader, rules Rules) (Compression, error) {
 	buffered := bufio.NewReaderSize(r, 256<<10)
-	compression, plain, closePlain, err := decompress(buffered)
+	compression, decompressed, closeDecompressed, err := decompress(buffered)
 	if err != nil {
 		return compression, err
 	}
-	defer closePlain()
+	defer closeDecompressed()
 	o := owner{rules.UID, rules.GID}
 	u := &unpacking{ctx: ctx, rules: rules, seen: map[dirKey]bool{}, dirs: map[dirKey]finalDir{}, small: newWriters(o), large: &writer{owner: o}}
 	if u.rules.MaxBytes == 0 {
@@ -114,15 +114,15 @@ func unpack(ctx context.Context, r io.Reader, rules Rules) (Compression, error) 
 	defer u.parent.forget()
 	defer u.small.stop()
 	defer u.large.forget()
-	if err := u.entries(tar.NewReader(plain)); err != nil {
+	if err := u.entries(tar.NewReader(decompressed)); err != nil {
 		return compression, err
 	}
-	if err := u.settle(); err != nil {
+	if err := u.waitForFiles(); err != nil {
 		return compression, err
 	}
 	// Padding and trailing garbage of the tar, then whatever follows the compressed stream. The
 	// amount is bounded by the same limit.
-	if _, err := io.Copy(io.Discard, io.LimitReader(&contextReader{ctx, plain}, u.rules.MaxBytes)); err != nil {
+	if _, err := io.Copy(io.Discard, io.LimitReader(&contextReader{ctx, decompressed}, u.rules.MaxBytes)); err != nil {
 		return compression, fmt.Errorf("read archive: %w", err)
 	}
 	if _, err := io.Copy(io.Discard, &contextReader{ctx, buffered}); err != nil {
@@ -180,7 +180,7 @@ type openDir struct {
 
 func (d *openDir) forget() {
 	if d.root != nil {
-		_ = d.root.Close() // only looked into
+		_ = d.root.Close() // read only
 	}
 	*d = openDir{}
 }
@@ -216,8 +216,9 @@ type unpacking struct {
 	copyBuffer []byte
 }
 
-// settle waits for the files that are under way, before something of another kind is done.
-func (u *unpacking) settle() error {
+// waitForFiles waits for files that are still being written, before an entry of another type is
+// made.
+func (u *unpacking) waitForFiles() error {
 	u.large.forget()
 	return u.small.wait()
 }
@@ -297,7 +298,7 @@ func (u *unpacking) entry(archive *tar.Reader, header *tar.Header) error {
 		if err := u.directory(root, rel); err != nil {
 			return fmt.Errorf("unpack %s: %w", name, err)
 		}
-		// The mode of the root itself is the caller's business.
+		// The caller sets the mode of the root itself.
 		if rel != "." {
 			u.dirs[dirKey{root, rel}] = finalDir{mode, header.ModTime}
 		}
@@ -381,7 +382,7 @@ func (u *unpacking) directory(root *os.Root, rel string) error {
 }
 
 func (u *unpacking) own(root *os.Root, rel string) error {
-	if (owner{u.rules.UID, u.rules.GID}).given() {
+	if (owner{u.rules.UID, u.rules.GID}).isDefault() {
 		return nil
 	}
 	return root.Lchown(rel, u.rules.UID, u.rules.GID)
@@ -420,7 +421,7 @@ func (u *unpacking) link(header *tar.Header, name string, root *os.Root, rel str
 	if rel == "." || header.Linkname == "" {
 		return refuse(name, "a link without name or target")
 	}
-	if err := u.settle(); err != nil {
+	if err := u.waitForFiles(); err != nil {
 		return err
 	}
 	u.parent.forget() // a link may replace it
@@ -455,7 +456,7 @@ func (u *unpacking) link(header *tar.Header, name string, root *os.Root, rel str
 	return nil
 }
 
-// finish sets what directories are to have in the end, innermost first.
+// finish sets modes and times of directories, innermost first.
 func (u *unpacking) finish() error {
 	keys := slices.SortedFunc(maps.Keys(u.dirs), func(a, b dirKey) int { return strings.Compare(b.rel, a.rel) })
 	for _, d := range keys {

@@ -402,8 +402,8 @@ func FuzzEntries(f *testing.F) {
 	})
 }
 
-// TestAWrongArchiveIsAMismatch: an error page in place of an archive breaks off as a tar, but the reason is
-// that the content is not what was asked for, and that alone is told.
+// TestAWrongArchiveIsAMismatch: an error page in place of an archive is no valid tar, but the error is
+// only the digest mismatch.
 func TestAWrongArchiveIsAMismatch(t *testing.T) {
 	digest, err := blob.ParseDigest("0000000000000000000000000000000000000000")
 	if err != nil {

@@ -26,16 +26,16 @@ const (
 	maxWriters = 4
 	// pendingFiles bounds the memory of one archive to as many small files.
 	pendingFiles = 32
-	// flushEvery is after how many small files the disk begins to write, while the archive is
-	// read on. In the end everything is flushed, and the less is left by then the better.
+	// flushEvery is the number of small files after which writeback starts, while the archive is
+	// read on, so that the final sync has less to write.
 	flushEvery = 4096
 )
 
-// owner is who everything is to belong to.
+// owner is the owner of everything unpacked.
 type owner struct{ uid, gid int }
 
-// given reports whether what we make has that owner without being told.
-func (o owner) given() bool { return o.uid == os.Geteuid() && o.gid == os.Getegid() }
+// isDefault reports whether new files have that owner without a chown.
+func (o owner) isDefault() bool { return o.uid == os.Geteuid() && o.gid == os.Getegid() }
 
 // pending is a file that is to be made.
 type pending struct {
@@ -51,8 +51,8 @@ type pending struct {
 type writer struct {
 	owner owner
 	queue chan pending
-	// dir is the directory of the last file: the next one is most often in the same, and need
-	// not be looked up from the top again.
+	// dir is the directory of the last file: the next file is usually in the same one, which then
+	// need not be resolved again.
 	dir  *os.File
 	near dirKey
 }
@@ -135,8 +135,8 @@ func (w *writers) add(p pending, content io.Reader, size int64) error {
 	return nil
 }
 
-// flush makes the disk write what is there so far, and does not wait for it. That it failed will be
-// seen in the end, when everything is flushed.
+// flush starts writeback of what has been written so far and does not wait for it. The final sync
+// reports its errors.
 func (w *writers) flush(root *os.Root) {
 	if !w.flushes.CompareAndSwap(false, true) {
 		return
@@ -188,8 +188,8 @@ func (w *writer) in(key dirKey) (int, error) {
 	return int(w.dir.Fd()), nil
 }
 
-// make makes one file and lets fill write it. The file is never an os.File: what that does
-// for each one is a good part of the work for a small file.
+// make makes one file, which fill writes. It uses a bare descriptor: an os.File (poller, finalizer)
+// costs a good part of the time of a small file.
 func (w *writer) make(p pending, fill func(descriptor) error) (err error) {
 	defer func() {
 		if err != nil {
@@ -208,7 +208,7 @@ func (w *writer) make(p pending, fill func(descriptor) error) (err error) {
 	if err := fill(descriptor(fd)); err != nil {
 		return err
 	}
-	if !w.owner.given() {
+	if !w.owner.isDefault() {
 		if err := unix.Fchown(fd, w.owner.uid, w.owner.gid); err != nil {
 			return fmt.Errorf("set owner: %w", err)
 		}
@@ -237,7 +237,7 @@ func (d descriptor) Write(p []byte) (written int, err error) {
 	return written, nil
 }
 
-// begin makes the disk write what there is, and does not wait for it.
+// begin starts writeback (sync_file_range) and does not wait for it.
 func (d descriptor) begin() { _ = unix.SyncFileRange(int(d), 0, 0, unix.SYNC_FILE_RANGE_WRITE) }
 
 // bits is a mode as the kernel has it.
@@ -254,9 +254,9 @@ func bits(mode fs.FileMode) uint32 {
 // create makes a new file; an earlier entry of the same name is replaced, as tar does, and never
 // written through: it could be a link.
 func create(dir int, base string) (int, error) {
-	for again := false; ; again = true {
+	for replaced := false; ; replaced = true {
 		fd, err := unix.Openat(dir, base, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
-		if err == nil || again || err != unix.EEXIST {
+		if err == nil || replaced || err != unix.EEXIST {
 			return fd, err
 		}
 		// Fails for a directory.
@@ -273,7 +273,7 @@ func setTime(fd int, t time.Time) error {
 	}
 	spec := unix.NsecToTimespec(t.UnixNano())
 	times := [2]unix.Timespec{spec, spec}
-	// By number, without a name: package unix only offers the way through /proc.
+	// utimensat(2) with a NULL path, by descriptor; package unix only has the way through /proc.
 	if _, _, errno := unix.Syscall6(unix.SYS_UTIMENSAT, uintptr(fd), 0, uintptr(unsafe.Pointer(&times)), 0, 0, 0); errno != 0 {
 		return fmt.Errorf("set time: %w", errno)
 	}

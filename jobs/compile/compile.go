@@ -25,7 +25,7 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// Compiler compiles one package at a time; the machine's packages are its workshop.
+// Compiler compiles one package at a time, and installs its dependencies as the machine's packages.
 type Compiler struct {
 	Dirs     vcap.Dirs
 	Blobs    blob.Opener
@@ -44,13 +44,13 @@ type Request struct {
 // quoted is how much of each output stream a failure quotes.
 const quoted = 10 << 10
 
-// nice keeps the agent responsive while a compiler takes what it can get.
+// nice keeps the agent responsive while a compiler uses all CPUs.
 const nice = 5
 
 // Upload stores what produce writes.
 type Upload func(produce func(io.Writer) error) error
 
-// Compile does all of it. Before and after, no package is installed.
+// Compile compiles a package and uploads the result. Before and after, no package is installed.
 func (c Compiler) Compile(ctx context.Context, r Request, upload Upload) (err error) {
 	if r.Name == "" || r.Name != filepath.Base(r.Name) || strings.HasPrefix(r.Name, ".") {
 		return fmt.Errorf("compile: package %q: not a usable name", r.Name)
@@ -141,12 +141,12 @@ func (c Compiler) dependencies(ctx context.Context, list []jobs.Package) error {
 
 // source unpacks beside the work directory, so that what has that name is complete.
 func (c Compiler) source(ctx context.Context, r Request, work string) (compression bundle.Compression, err error) {
-	beside := work + "-bosh-agent-unpack"
-	if err := errors.Join(os.RemoveAll(work), os.RemoveAll(beside), os.MkdirAll(beside, 0o755)); err != nil {
+	unpackDir := work + "-bosh-agent-unpack"
+	if err := errors.Join(os.RemoveAll(work), os.RemoveAll(unpackDir), os.MkdirAll(unpackDir, 0o755)); err != nil {
 		return "", err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(beside)) }()
-	root, err := os.OpenRoot(beside)
+	defer func() { err = errors.Join(err, os.RemoveAll(unpackDir)) }()
+	root, err := os.OpenRoot(unpackDir)
 	if err != nil {
 		return "", err
 	}
@@ -160,7 +160,7 @@ func (c Compiler) source(ctx context.Context, r Request, work string) (compressi
 	if err != nil {
 		return "", err
 	}
-	return compression, os.Rename(beside, work)
+	return compression, os.Rename(unpackDir, work)
 }
 
 // target makes the empty directory that packaging fills, and its link.

@@ -117,6 +117,7 @@ func (c Compiler) clean(t *testing.T) {
 	}
 }
 
+// Contract J.7.
 func TestCompileWithDependencies(t *testing.T) {
 	for _, compressed := range []bool{true, false} {
 		c, blobs := compiler(t)
@@ -159,6 +160,7 @@ ln -s bin/tool $BOSH_INSTALL_TARGET/link
 	}
 }
 
+// Contract J.7.
 func TestCompileFailures(t *testing.T) {
 	c, blobs := compiler(t)
 	_, good := blobs.add(t, true, map[string]string{"packaging": "true"})

@@ -116,7 +116,7 @@ func (m *manifest) split(text string, root *yaml.Node) error {
 	if !found && len(m.Packages) > 0 {
 		return errors.New("packages: not a key of the manifest itself")
 	}
-	// What stays must be whole without the packages: an anchor in them may be referred to elsewhere.
+	// The rest must parse without the packages: it may refer to a YAML anchor in them.
 	text, err := m.compiled(nil)
 	if err == nil {
 		_, err = parseMapping(text)

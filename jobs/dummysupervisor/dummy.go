@@ -14,18 +14,18 @@ import (
 // failTask is the status that makes every start fail.
 const failTask = "fail_task"
 
-// Dummy remembers what it was told. Its zero value is -M dummy: the state is unknown until the first start or
-// stop, and there are no processes.
+// Dummy keeps the state of the last start, stop or SetStatus. Its zero value is -M dummy: the state is
+// unknown until the first start or stop, and there are no processes.
 type Dummy struct {
 	// Applied, where set, makes it -M dummy-nats: there are three processes, and the state is running as soon as
 	// a spec has been applied, unknown before.
 	Applied func() bool
 
 	mu     sync.Mutex // guards status
-	status string     // "" until it is told one
+	status string     // "" until one is set
 }
 
-// Reload has nothing to read.
+// Reload does nothing.
 func (d *Dummy) Reload(ctx context.Context) error { return ctx.Err() }
 
 // StartAll makes the state running, unless a test has set it to failing; after fail_task it fails.
@@ -53,7 +53,7 @@ func (d *Dummy) StopAll(ctx context.Context, _ bool) error {
 	return ctx.Err()
 }
 
-// UnmonitorAll has nothing to leave alone.
+// UnmonitorAll does nothing.
 func (d *Dummy) UnmonitorAll(ctx context.Context) error { return ctx.Err() }
 
 // SetStatus makes the state what a test wants it to be.
@@ -63,7 +63,7 @@ func (d *Dummy) SetStatus(status string) {
 	d.status = status
 }
 
-// State is what it was told last.
+// State is the last status that was set.
 func (d *Dummy) State(context.Context) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -34,8 +34,8 @@ type Collector struct {
 	Log  *logrus.Entry
 	// Journal, if set, writes what the system's journal has of the agent since the machine's boot.
 	Journal func(ctx context.Context, w io.Writer) error
-	// Progress, if set, is called when a collection has become a long one. What it returns is told
-	// how far that one is, and with the zero value that it has ended.
+	// Progress, if set, is called when a collection takes long. The function it returns is called
+	// with the progress, and with the zero value at the end.
 	Progress func() func(Progress)
 }
 
@@ -43,8 +43,8 @@ type Collector struct {
 type source struct {
 	dir    string
 	prefix string // in the archive
-	// also is a second directory that links in dir may lead to.
-	also string
+	// linkRoot is a second directory that links in dir may lead to.
+	linkRoot string
 	// journal says that the agent's journal belongs to it if the directory holds nothing of this boot.
 	journal bool
 }
@@ -53,8 +53,8 @@ func (c Collector) sources(types string) ([]source, error) {
 	system := filepath.Join(c.Root, "/var/log")
 	known := map[string]source{
 		"job": {dir: filepath.Join(c.Dirs.Sys(), "log")},
-		// Root alone writes here, and stemcells link to the system's log of the agent.
-		"agent":  {dir: c.Dirs.BoshLog(), also: system, journal: true},
+		// Only root writes here, and stemcells link to the system's log of the agent.
+		"agent":  {dir: c.Dirs.BoshLog(), linkRoot: system, journal: true},
 		"system": {dir: system, prefix: "var/log"},
 	}
 	var sources []source
@@ -123,8 +123,8 @@ func (c Collector) Collect(ctx context.Context, s Selection, w io.Writer) error 
 		return err
 	}
 	compressed := gzip.NewWriter(w)
-	p := &packing{c: c, ctx: ctx, compressed: compressed, tar: tar.NewWriter(compressed), globs: globs, buffer: make([]byte, 256<<10), told: newTeller(c)}
-	defer p.told.end()
+	p := &packing{c: c, ctx: ctx, compressed: compressed, tar: tar.NewWriter(compressed), globs: globs, buffer: make([]byte, 256<<10), progress: newReporter(c)}
+	defer p.progress.end()
 	if err := p.tar.WriteHeader(directoryHeader("./", time.Now())); err != nil {
 		return fmt.Errorf("collect logs: %w", err)
 	}
@@ -136,7 +136,7 @@ func (c Collector) Collect(ctx context.Context, s Selection, w io.Writer) error 
 	if err := errors.Join(p.tar.Close(), compressed.Close()); err != nil {
 		return fmt.Errorf("collect logs: %w", err)
 	}
-	p.told.log("collected logs")
+	p.progress.log("collected logs")
 	return nil
 }
 
@@ -149,9 +149,9 @@ type packing struct {
 	globs      []string
 	// listed is the directory that was last listed in the archive; those above it are in it, too. Each directory
 	// is walked once, so that none of the others has to be remembered.
-	listed string
-	buffer []byte
-	told   *teller
+	listed   string
+	buffer   []byte
+	progress *reporter
 }
 
 func (p *packing) source(s source) error {
@@ -163,14 +163,14 @@ func (p *packing) source(s source) error {
 
 // directories packs what is in the source's directory.
 func (p *packing) directories(s source) error {
-	root, also, err := s.open()
+	root, linkRoot, err := s.open()
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	defer closeRoots(root, also)
+	defer closeRoots(root, linkRoot)
 	return rootdir.Walk(p.ctx, root, func(rel string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return p.skip(rel, err)
@@ -178,7 +178,7 @@ func (p *packing) directories(s source) error {
 		if entry.IsDir() || !matches(p.globs, rel) {
 			return nil
 		}
-		file, err := s.openFile(root, also, rel, entry)
+		file, err := s.openFile(root, linkRoot, rel, entry)
 		if err != nil {
 			return p.skip(rel, err)
 		}
@@ -188,21 +188,21 @@ func (p *packing) directories(s source) error {
 }
 
 // open opens the directory, and the second one if there is one.
-func (s source) open() (root, also *os.Root, err error) {
+func (s source) open() (root, linkRoot *os.Root, err error) {
 	if root, err = os.OpenRoot(s.dir); err != nil {
 		return nil, nil, err
 	}
-	if s.also != "" {
-		also, _ = os.OpenRoot(s.also)
+	if s.linkRoot != "" {
+		linkRoot, _ = os.OpenRoot(s.linkRoot)
 	}
-	return root, also, nil
+	return root, linkRoot, nil
 }
 
 // openFile opens a regular file of the directory. A link may lead to the second directory.
-func (s source) openFile(root, also *os.Root, rel string, entry fs.DirEntry) (*os.File, error) {
+func (s source) openFile(root, linkRoot *os.Root, rel string, entry fs.DirEntry) (*os.File, error) {
 	file, err := open(root, rel)
-	if err != nil && also != nil && entry.Type()&fs.ModeSymlink != 0 {
-		return openAlso(root, s, rel, also)
+	if err != nil && linkRoot != nil && entry.Type()&fs.ModeSymlink != 0 {
+		return openLinkTarget(root, s, rel, linkRoot)
 	}
 	return file, err
 }
@@ -226,8 +226,8 @@ func open(root *os.Root, rel string) (*os.File, error) {
 	return file, nil
 }
 
-// openAlso opens what a link of source leads to, below the source's second directory.
-func openAlso(root *os.Root, s source, link string, also *os.Root) (*os.File, error) {
+// openLinkTarget opens what a link of source leads to, below the source's second directory.
+func openLinkTarget(root *os.Root, s source, link string, linkRoot *os.Root) (*os.File, error) {
 	target, err := root.Readlink(link)
 	if err != nil {
 		return nil, err
@@ -235,17 +235,17 @@ func openAlso(root *os.Root, s source, link string, also *os.Root) (*os.File, er
 	if !filepath.IsAbs(target) {
 		target = filepath.Join(s.dir, filepath.Dir(link), target)
 	}
-	rel, err := filepath.Rel(s.also, target)
+	rel, err := filepath.Rel(s.linkRoot, target)
 	if err != nil {
 		return nil, err
 	}
-	return open(also, rel)
+	return open(linkRoot, rel)
 }
 
-// skip leaves something out. Only what is not there any more is not worth a word.
+// skip leaves something out. A file that was removed meanwhile is not logged.
 func (p *packing) skip(rel string, err error) error {
 	if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, errNoFile) {
-		p.c.Log.WithFields(logrus.Fields{"path": rel, "error": err}).Warn("left out of the logs")
+		p.c.Log.WithFields(logrus.Fields{"path": rel, "error": err}).Warn("not packed into the archive of logs")
 	}
 	return nil
 }
@@ -277,17 +277,17 @@ func (p *packing) file(file *os.File, name string) error {
 	if header.Size-total(data) >= minHoles {
 		err = p.sparse(file, header, data)
 	} else {
-		err = p.whole(file, header)
+		err = p.dense(file, header)
 	}
 	if err != nil {
 		return err
 	}
-	p.told.file()
+	p.progress.file()
 	return nil
 }
 
-// whole packs a file with all its zeros.
-func (p *packing) whole(file *os.File, header *tar.Header) error {
+// dense packs a file with all its zeros.
+func (p *packing) dense(file *os.File, header *tar.Header) error {
 	if err := p.tar.WriteHeader(header); err != nil {
 		return err
 	}
@@ -306,7 +306,7 @@ func (p *packing) copy(w io.Writer, file io.Reader, size int64) error {
 			return err
 		}
 		size -= int64(n)
-		p.told.bytes(int64(n))
+		p.progress.bytes(int64(n))
 		if readErr != nil {
 			break
 		}

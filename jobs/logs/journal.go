@@ -47,19 +47,19 @@ func bootTime() (time.Time, error) {
 // writtenSince reports whether a source has a file that is not empty and was written to since a time, whatever the
 // filters of the selection are.
 func (s source) writtenSince(ctx context.Context, since time.Time) (bool, error) {
-	root, also, err := s.open()
+	root, linkRoot, err := s.open()
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
 	if err != nil {
 		return false, err
 	}
-	defer closeRoots(root, also)
+	defer closeRoots(root, linkRoot)
 	err = rootdir.Walk(ctx, root, func(rel string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
-			return nil // what cannot be read does not count
+			return nil // unreadable
 		}
-		file, err := s.openFile(root, also, rel, entry)
+		file, err := s.openFile(root, linkRoot, rel, entry)
 		if err != nil {
 			return nil
 		}

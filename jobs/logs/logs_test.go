@@ -218,7 +218,7 @@ func TestFilesThatChangeWhileTheyAreRead(t *testing.T) {
 		t.Errorf("got %s, %d bytes of a, %q", names(got), len(got["./a.log"]), got["./b-shrinks.log"])
 	}
 	// A file that shrinks between its size being noted and its end being read.
-	p := &packing{c: c, ctx: t.Context(), buffer: make([]byte, 10), told: newTeller(c)}
+	p := &packing{c: c, ctx: t.Context(), buffer: make([]byte, 10), progress: newReporter(c)}
 	var filled strings.Builder
 	if err := p.copy(&filled, strings.NewReader("short"), 100); err != nil || filled.String() != "short"+strings.Repeat("\x00", 95) {
 		t.Errorf("got %q, %v; want zeros at the end", filled.String(), err)

@@ -31,38 +31,38 @@ func (p Progress) String() string {
 	return fmt.Sprintf("%d files, %d MiB read, %d MiB/s", p.Files, p.Bytes>>20, p.Rate()>>20)
 }
 
-// progressEvery is how often a long collection reports, and what makes it a long one. Every fifth
-// report is also logged.
+// progressEvery is the interval of progress reports; a shorter collection reports nothing. Every
+// fifth report is also logged.
 const (
 	progressEvery = 2 * time.Second
 	loggedEvery   = 5
 )
 
-// teller reports the progress of one collection.
-type teller struct {
-	c       Collector
-	now     Progress
-	began   time.Time
-	said    time.Time
-	reports int
-	report  func(Progress)
+// reporter reports the progress of one collection.
+type reporter struct {
+	c        Collector
+	now      Progress
+	began    time.Time
+	reported time.Time
+	reports  int
+	report   func(Progress)
 }
 
-func newTeller(c Collector) *teller {
+func newReporter(c Collector) *reporter {
 	began := time.Now()
-	return &teller{c: c, began: began, said: began}
+	return &reporter{c: c, began: began, reported: began}
 }
 
-func (t *teller) file() { t.now.Files++; t.tell() }
+func (t *reporter) file() { t.now.Files++; t.reportIfDue() }
 
-func (t *teller) bytes(n int64) { t.now.Bytes += n; t.tell() }
+func (t *reporter) bytes(n int64) { t.now.Bytes += n; t.reportIfDue() }
 
-func (t *teller) tell() {
+func (t *reporter) reportIfDue() {
 	now := time.Now()
-	if now.Sub(t.said) < progressEvery {
+	if now.Sub(t.reported) < progressEvery {
 		return
 	}
-	t.said = now
+	t.reported = now
 	t.now.Elapsed = now.Sub(t.began)
 	if t.reports++; t.reports%loggedEvery == 0 {
 		t.log("collecting logs")
@@ -76,13 +76,13 @@ func (t *teller) tell() {
 	t.report(t.now)
 }
 
-func (t *teller) log(message string) {
+func (t *reporter) log(message string) {
 	t.now.Elapsed = time.Since(t.began)
 	t.c.Log.WithFields(logrus.Fields{"files": t.now.Files, "bytes": t.now.Bytes, "rate": t.now.Rate()}).Info(message)
 }
 
-// end takes the report away, however the collection ended.
-func (t *teller) end() {
+// end reports the end of the collection, successful or not.
+func (t *reporter) end() {
 	if t.report != nil {
 		t.report(Progress{})
 	}

@@ -20,7 +20,7 @@ import (
 // DefaultMaxSize is the size at which a log is rotated when the deployment names none.
 const DefaultMaxSize = "50M"
 
-// Rotation is what logrotate is told about the logs of jobs.
+// Rotation is the configuration of logrotate for the logs of jobs.
 type Rotation struct {
 	Root    string // system root
 	LogDir  string
@@ -32,8 +32,8 @@ type Rotation struct {
 
 var validSize = regexp.MustCompile(`^[0-9]+[kMG]?$`)
 
-// ConfigureRotation writes logrotate's file and tells the stemcell. A hook that is missing or
-// fails changes nothing.
+// ConfigureRotation writes logrotate's file and runs the stemcell's hook. A missing or failing hook
+// is only logged.
 func ConfigureRotation(ctx context.Context, r Rotation) error {
 	size := r.MaxSize
 	if size == "" {
@@ -62,7 +62,7 @@ func ConfigureRotation(ctx context.Context, r Rotation) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if _, err := command.Run(ctx, command.Cmd{Name: r.Hook}); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		r.Log.WithError(err).Warn("setting up the log rotation failed")
+		r.Log.WithError(err).Warn("log rotation is not set up")
 	}
 	return nil
 }

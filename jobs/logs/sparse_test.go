@@ -78,8 +78,8 @@ func TestSparseLog(t *testing.T) {
 	out := t.TempDir()
 	cmd := exec.Command("tar", "-xzf", "-", "-C", out)
 	cmd.Stdin = &archive
-	if said, err := cmd.CombinedOutput(); err != nil || len(said) != 0 {
-		t.Fatalf("tar: %v, said %s", err, said)
+	if reported, err := cmd.CombinedOutput(); err != nil || len(reported) != 0 {
+		t.Fatalf("tar: %v, reported %s", err, reported)
 	}
 	file, err := os.Open(filepath.Join(out, "j", long))
 	if err != nil {
@@ -143,7 +143,7 @@ func TestCanceledPadding(t *testing.T) {
 	c := collector(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	gone := errors.New("the caller has left")
-	p := &packing{c: c, ctx: ctx, tar: tar.NewWriter(io.Discard), buffer: make([]byte, 10), told: newTeller(c)}
+	p := &packing{c: c, ctx: ctx, tar: tar.NewWriter(io.Discard), buffer: make([]byte, 10), progress: newReporter(c)}
 	if err := p.tar.WriteHeader(&tar.Header{Name: "x", Size: 1 << 50, Format: tar.FormatGNU}); err != nil {
 		t.Fatal(err)
 	}

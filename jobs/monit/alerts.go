@@ -37,7 +37,7 @@ const (
 // descriptors or memory.
 const portPause = time.Second
 
-// Alerts takes in monit's mails: just enough SMTP for monit, from root only.
+// Alerts receives monit's mails: the subset of SMTP that monit uses, from root only.
 type Alerts struct {
 	Log *logrus.Entry
 	// Owner is the only user whose connections are served; root.
@@ -49,12 +49,13 @@ type Alerts struct {
 	Listener *net.TCPListener
 	// Keep is given the socket where Run had to open it.
 	Keep func(*net.TCPListener)
-	// Unserved is told why mails do not arrive, at each attempt, and nil once they do.
+	// Unserved is called with the reason why mails do not arrive, at each attempt, and with nil
+	// once they do.
 	Unserved func(error)
 }
 
-// Run serves addr until ctx ends and calls handle for each alert, one at a time. A port that is taken is asked for
-// again until it is free.
+// Run serves addr until ctx ends and calls handle for each alert, one at a time. If the port is in use, Run
+// retries until it is free.
 func (a Alerts) Run(ctx context.Context, addr string, handle func(Alert)) error {
 	listener := a.Listener
 	for listener == nil {
@@ -111,7 +112,7 @@ func (a Alerts) Serve(ctx context.Context, listener net.Listener, handle func(Al
 	a.unserved(nil)
 	var running sync.WaitGroup
 	defer running.Wait()
-	var one sync.Mutex
+	var handling sync.Mutex
 	var refused refusals
 	slots := make(chan struct{}, maxConnections)
 	failing := false
@@ -127,7 +128,7 @@ func (a Alerts) Serve(ctx context.Context, listener net.Listener, handle func(Al
 			if errors.Is(err, net.ErrClosed) {
 				return fmt.Errorf("accept alerts: %w", err)
 			}
-			// No file descriptors or no memory: the listener stays, for when there are some again.
+			// No file descriptors or no memory: retry on the same listener.
 			failing = true
 			a.unserved(fmt.Errorf("accept alerts: %w", err))
 			if retry.Sleep(ctx, portPause) != nil {
@@ -154,14 +155,14 @@ func (a Alerts) Serve(ctx context.Context, listener net.Listener, handle func(Al
 			// monit waits for the greeting: it is still connected, and the kernel still knows its user.
 			uid, err := a.Sockets.Peer(conn)
 			if err != nil || uid != a.Owner {
-				if more, tell := refused.count(time.Now()); tell {
+				if more, logIt := refused.count(time.Now()); logIt {
 					a.Log.WithError(err).WithFields(logrus.Fields{"uid": uid, "others": more}).Warn("refused a connection to the alert port")
 				}
 				return
 			}
 			err = session(conn, func(mail string) {
-				one.Lock()
-				defer one.Unlock()
+				handling.Lock()
+				defer handling.Unlock()
 				if alert, ok := ParseAlert(mail); ok {
 					handle(alert)
 				}
@@ -173,30 +174,30 @@ func (a Alerts) Serve(ctx context.Context, listener net.Listener, handle func(Al
 	}
 }
 
-// refusalPause is the least time between two lines about refused connections. A job can open thousands in a second, and
-// a service manager drops the lines of a service that writes too many, the important ones among them.
+// refusalPause is the minimum time between two log lines about refused connections. A job can open thousands in a
+// second, and journald drops lines of a service that exceeds its rate limit, important ones included.
 const refusalPause = time.Minute
 
 // refusals counts connections that were refused.
 type refusals struct {
-	mu     sync.Mutex
-	told   time.Time
-	untold int
+	mu         sync.Mutex
+	logged     time.Time
+	suppressed int
 }
 
-// count adds one and reports whether to tell of it, and how many before it were not told.
-func (r *refusals) count(now time.Time) (untold int, tell bool) {
+// count adds a refusal. It reports whether to log it, and how many before it were not logged.
+func (r *refusals) count(now time.Time) (suppressed int, logIt bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.told.IsZero() && now.Sub(r.told) < refusalPause {
-		r.untold++
+	if !r.logged.IsZero() && now.Sub(r.logged) < refusalPause {
+		r.suppressed++
 		return 0, false
 	}
-	untold, r.untold, r.told = r.untold, 0, now
-	return untold, true
+	suppressed, r.suppressed, r.logged = r.suppressed, 0, now
+	return suppressed, true
 }
 
-// session speaks SMTP as far as monit does.
+// session serves the subset of SMTP that monit uses.
 func session(conn net.Conn, deliver func(string)) error {
 	in := bufio.NewReaderSize(conn, maxMailLine)
 	reply := func(text string) error {
@@ -244,7 +245,7 @@ func session(conn net.Conn, deliver func(string)) error {
 func readLine(in *bufio.Reader) (string, error) {
 	line, err := in.ReadSlice('\n')
 	if errors.Is(err, bufio.ErrBufferFull) {
-		return "", fmt.Errorf("a line is longer than %d bytes", maxMailLine)
+		return "", fmt.Errorf("line is longer than %d bytes", maxMailLine)
 	}
 	if err != nil {
 		return "", err

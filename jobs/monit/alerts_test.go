@@ -125,7 +125,7 @@ func TestIntakeIsBounded(t *testing.T) {
 	}
 }
 
-// TestPortThatIsTaken starts while another process has the port: that is told, and the port taken once it is free.
+// TestPortThatIsTaken starts while another process has the port: Run reports that, and takes the port once it is free.
 func TestPortThatIsTaken(t *testing.T) {
 	squatter, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -135,17 +135,20 @@ func TestPortThatIsTaken(t *testing.T) {
 	log := logrus.New()
 	log.SetOutput(t.Output())
 	ctx, cancel := context.WithCancel(t.Context())
-	told, done, alerts := make(chan error, 100), make(chan error), make(chan Alert, 1)
+	reported, done, alerts := make(chan error, 100), make(chan error), make(chan Alert, 1)
 	kept := 0
-	a := Alerts{Log: logrus.NewEntry(log), Owner: uint32(os.Getuid()), Unserved: func(err error) { told <- err }, Keep: func(*net.TCPListener) { kept++ }}
+	a := Alerts{Log: logrus.NewEntry(log), Owner: uint32(os.Getuid()), Unserved: func(err error) { reported <- err }, Keep: func(*net.TCPListener) { kept++ }}
 	go func() { done <- a.Run(ctx, squatter.Addr().String(), func(a Alert) { alerts <- a }) }()
-	if err := <-told; err == nil || !strings.Contains(err.Error(), fmt.Sprintf("user %d listens on %s", os.Getuid(), squatter.Addr())) {
-		t.Errorf("told %v, want the user that has the port", err)
+	if err := <-reported; err == nil || !strings.Contains(err.Error(), fmt.Sprintf("user %d listens on %s", os.Getuid(), squatter.Addr())) {
+		t.Errorf("reported %v, want the user that has the port", err)
 	}
 	squatter.Close()
-	for err := range told {
-		if err == nil {
-			break
+	for served := false; !served; {
+		select {
+		case err := <-reported:
+			served = err == nil
+		case err := <-done:
+			t.Fatalf("gave up: %v", err)
 		}
 	}
 	talk(t, squatter.Addr().String(), "HELO x", "MAIL FROM: a", "RCPT TO: b", "DATA", mail+".", "QUIT")
@@ -181,9 +184,9 @@ func TestListenerOutlivesScarcity(t *testing.T) {
 	log.SetOutput(t.Output())
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	var told []error
+	var reported []error
 	done := make(chan error)
-	a := Alerts{Log: logrus.NewEntry(log), Owner: uint32(os.Getuid()), Unserved: func(err error) { told = append(told, err) }}
+	a := Alerts{Log: logrus.NewEntry(log), Owner: uint32(os.Getuid()), Unserved: func(err error) { reported = append(reported, err) }}
 	go func() { done <- a.Serve(ctx, &scarce{l, 1}, func(Alert) {}) }()
 	if got := talk(t, l.Addr().String(), "NOOP", "QUIT"); strings.Join(got, " ") != "220 250 221" {
 		t.Errorf("afterwards: got %v", got)
@@ -192,23 +195,23 @@ func TestListenerOutlivesScarcity(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	if len(told) != 3 || told[0] != nil || !errors.Is(told[1], unix.EMFILE) || told[2] != nil {
-		t.Errorf("told %v, want the lack of descriptors and its end", told)
+	if len(reported) != 3 || reported[0] != nil || !errors.Is(reported[1], unix.EMFILE) || reported[2] != nil {
+		t.Errorf("reported %v, want the lack of descriptors and its end", reported)
 	}
 }
 
-// TestRefusalsAreToldNowAndThen: a job that connects without end must not fill the log.
-func TestRefusalsAreToldNowAndThen(t *testing.T) {
+// TestRefusalsAreLoggedOncePerPause: a job that connects without end must not fill the log.
+func TestRefusalsAreLoggedOncePerPause(t *testing.T) {
 	var r refusals
 	now := time.Now()
-	told := 0
+	reported := 0
 	for range 10_000 {
-		if _, tell := r.count(now); tell {
-			told++
+		if _, logIt := r.count(now); logIt {
+			reported++
 		}
 	}
-	if untold, tell := r.count(now.Add(refusalPause)); told != 1 || !tell || untold != 9_999 {
-		t.Errorf("told %d times, then %v with %d more; want once, and 9999", told, tell, untold)
+	if suppressed, logIt := r.count(now.Add(refusalPause)); reported != 1 || !logIt || suppressed != 9_999 {
+		t.Errorf("reported %d times, then %v with %d more; want once, and 9999", reported, logIt, suppressed)
 	}
 }
 

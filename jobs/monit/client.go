@@ -1,7 +1,7 @@
-// Package monit speaks to the supervisor of a stemcell through the HTTP interface that monit
-// has: reading the state of services, starting, stopping and unmonitoring them, and restarting
-// the daemon so that it reads its files again. It also takes in the mails that monit sends as
-// alerts. Everything that is peculiar to monit, old (5.2.5) or current (5.33), stays in here.
+// Package monit controls the supervisor of a stemcell through monit's HTTP interface: reading the
+// state of services, starting, stopping and unmonitoring them, and restarting the daemon so that it
+// reads its files again. It also takes in the mails that monit sends as alerts. Everything that is
+// peculiar to monit, old (5.2.5) or current (5.33), stays in here.
 package monit
 
 import (
@@ -27,7 +27,7 @@ import (
 // DefaultURL is where every stemcell's monit listens.
 const DefaultURL = "http://127.0.0.1:2822"
 
-// Limits of single requests. A state that takes longer than StatusTimeout is no news.
+// Limits of single requests. A status that takes longer than StatusTimeout counts as no answer.
 const (
 	StatusTimeout = 2 * time.Second
 	ActionTimeout = 5 * time.Second
@@ -56,7 +56,7 @@ type Client struct {
 
 // Daemon controls the monit process itself: through the service manager that runs it.
 type Daemon interface {
-	// Kill ends the process at once and leaves the processes it started alone.
+	// Kill sends SIGKILL to the daemon, and no signal to the processes it started.
 	Kill(ctx context.Context) error
 	// Start makes sure that it runs.
 	Start(ctx context.Context) error
@@ -142,7 +142,7 @@ func (c *Client) Start(ctx context.Context, service string) error {
 // Stop asks monit to stop a service. It does not wait for it.
 func (c *Client) Stop(ctx context.Context, service string) error { return c.act(ctx, "stop", service) }
 
-// Unmonitor makes monit leave a service as it is, dead or alive.
+// Unmonitor stops monit from acting on a service, whatever its state.
 func (c *Client) Unmonitor(ctx context.Context, service string) error {
 	return c.act(ctx, "unmonitor", service)
 }
@@ -150,16 +150,16 @@ func (c *Client) Unmonitor(ctx context.Context, service string) error {
 func (c *Client) act(ctx context.Context, action, service string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, actionBudget, fmt.Errorf("no success within %v", actionBudget))
 	defer cancel()
-	// A current monit wants a token twice, in the body and as a cookie, and does not care which:
-	// other web sites cannot know it. An old one ignores both.
+	// A current monit requires the same token in the body and as a cookie (CSRF protection), with
+	// any value. An old one ignores both.
 	token := newToken()
 	form := url.Values{"action": {action}, "securitytoken": {token}}
 	err := retry.Do(ctx, retry.Backoff{Min: c.pause()}, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, ActionTimeout)
 		defer cancel()
 		_, err := c.do(ctx, http.MethodPost, "/"+url.PathEscape(service), form)
-		// Unknown service, wrong password: no repetition heals these. 503 is an action that is
-		// still pending.
+		// Unknown service, wrong password: a retry does not help. 503 is an action that is still
+		// pending.
 		var status statusError
 		if errors.As(err, &status) && status.code < 500 {
 			return retry.Final(err)
@@ -241,10 +241,11 @@ func newToken() string {
 	return hex.EncodeToString(b[:])
 }
 
-// Limits of a reload.
+// Limits of a reload. Each round kills monit again, so a round is long enough for a slow machine to start it; upstream's
+// has 10 seconds.
 const (
 	reloadRounds = 3
-	reloadWait   = 10 * time.Second
+	reloadWait   = 30 * time.Second
 )
 
 // Reload makes monit read its files again, by restarting it: its own reload waits for whatever
@@ -256,8 +257,8 @@ func (c *Client) Reload(ctx context.Context) error {
 		// Not running or not answering; then any incarnation is a new one.
 		before = Status{}
 	}
-	// The incarnation is the second in which monit started: a restart within the same second
-	// could not be told from none.
+	// The incarnation is the second in which monit started: a restart within the same second could
+	// not be recognized.
 	if started := time.Unix(before.Incarnation, 0); before.Incarnation != 0 && time.Since(started) < time.Second {
 		if err := retry.Sleep(ctx, time.Until(started.Add(time.Second))); err != nil {
 			return fmt.Errorf("monit reload: %w", err)
@@ -284,7 +285,7 @@ func (c *Client) restart(ctx context.Context, before int64) error {
 	if err := c.Daemon.Start(ctx); err != nil {
 		return errors.Join(err, killed)
 	}
-	// Nothing but the interface itself can tell that a new monit answers.
+	// Only the HTTP interface tells whether a new monit answers.
 	return retry.Do(ctx, retry.Backoff{Min: 50 * time.Millisecond, Max: 500 * time.Millisecond}, func(ctx context.Context) error {
 		now, err := c.Status(ctx)
 		if err != nil {

@@ -16,8 +16,8 @@ type Unit struct {
 	Name string // "monit"
 }
 
-// Kill ends the main process only. A polite signal would be served after whatever monit waits
-// for, which can be a start program's timeout.
+// Kill ends the main process only. monit handles SIGTERM only after what it is waiting for, which
+// can be a start program's timeout.
 func (u Unit) Kill(ctx context.Context) error { return u.Services.Kill(ctx, u.Name, unix.SIGKILL) }
 
 // Start makes sure that the daemon runs.

@@ -101,6 +101,9 @@ func (a Alert) Severity() int {
 	return SeverityCritical
 }
 
+// Missing reports whether the alert tells that a process is not there.
+func (a Alert) Missing() bool { return strings.EqualFold(strings.TrimSpace(a.Event), "does not exist") }
+
 // Title is the first line of the alert; ips, which should be sorted, tell where it happened.
 func (a Alert) Title(ips []string) string {
 	where := a.Service

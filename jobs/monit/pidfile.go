@@ -31,14 +31,14 @@ func (c *Client) alive(service string) bool {
 // maxPidfile is more than any number takes.
 const maxPidfile = 64
 
-// readPidfile reads a file in a directory that the job can write to. Opening what lies there can block (a FIFO), or
-// do something (a link to a watchdog's device): what it is shows before it is opened, through a handle that only names it.
+// readPidfile reads a file in a directory that the job can write to. Opening it can block (a FIFO) or have an effect (a
+// link to a watchdog's device), so an O_PATH descriptor tells the file type first.
 func readPidfile(path string) (string, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return "", &os.PathError{Op: "open", Path: path, Err: err}
 	}
-	defer func() { _ = unix.Close(fd) }() // only named it
+	defer func() { _ = unix.Close(fd) }() // O_PATH, never written
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return "", &os.PathError{Op: "stat", Path: path, Err: err}
@@ -46,13 +46,13 @@ func readPidfile(path string) (string, error) {
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return "", fmt.Errorf("%s is not a regular file", path)
 	}
-	// The same file, whatever has the name by now.
+	// Through /proc, so that it is the same file even if the name was replaced.
 	opened, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return "", &os.PathError{Op: "open", Path: path, Err: err}
 	}
 	file := os.NewFile(uintptr(opened), path)
-	defer func() { _ = file.Close() }() // only read from
+	defer func() { _ = file.Close() }() // read only
 	text, err := io.ReadAll(io.LimitReader(file, maxPidfile))
 	return string(text), err
 }

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/skiptest"
 	"cambium/internal/vcap"
 )
 
@@ -60,14 +61,6 @@ func (m *monitProcess) Start(context.Context) error {
 	return nil
 }
 
-func skip(t *testing.T, why string) {
-	t.Helper()
-	if os.Getenv("CI") != "" {
-		t.Fatal(why)
-	}
-	t.Skip(why)
-}
-
 func freePort(t *testing.T) int {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -102,10 +95,10 @@ func alive(pid int) bool { return pid > 0 && syscall.Kill(pid, 0) == nil }
 // TestRootMonit drives a real monit: start, process death and its alert, reload, unmonitor, stop.
 func TestRootMonit(t *testing.T) {
 	if os.Geteuid() != 0 {
-		skip(t, "monit's files must belong to root")
+		skiptest.Skip(t, "monit's files must belong to root")
 	}
 	if _, err := exec.LookPath("monit"); err != nil {
-		skip(t, "monit is not installed")
+		skiptest.Skip(t, "monit is not installed")
 	}
 	dir := t.TempDir()
 	port := freePort(t)
@@ -282,10 +275,10 @@ func (realServices) Started(string)                         {}
 // replaced by one that knows the account of releases.
 func TestRootMonitAccount(t *testing.T) {
 	if os.Geteuid() != 0 {
-		skip(t, "monit's files must belong to root")
+		skiptest.Skip(t, "monit's files must belong to root")
 	}
 	if _, err := exec.LookPath("monit"); err != nil {
-		skip(t, "monit is not installed")
+		skiptest.Skip(t, "monit is not installed")
 	}
 	dirs, port := vcap.New(t.TempDir()), freePort(t)
 	dir := filepath.Dir(dirs.MonitUser())

@@ -12,17 +12,19 @@ import (
 	"time"
 
 	"cambium/platform/unit"
+
+	"cambium/internal/skiptest"
 )
 
 // TestRootMonitUnderRunit is a machine whose first process is not systemd: monit runs under a real
 // runsvdir and is restarted through the real sv.
 func TestRootMonitUnderRunit(t *testing.T) {
 	if os.Geteuid() != 0 {
-		skip(t, "monit's files must belong to root")
+		skiptest.Skip(t, "monit's files must belong to root")
 	}
 	for _, program := range []string{"monit", "runsvdir", "sv"} {
 		if _, err := exec.LookPath(program); err != nil {
-			skip(t, program+" is not installed")
+			skiptest.Skip(t, program+" is not installed")
 		}
 	}
 	dir := t.TempDir()

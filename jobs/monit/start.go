@@ -66,8 +66,8 @@ type Starter struct {
 	// FilesOfStopped are the monit files of jobs that stay stopped; KeepStopped removes them before
 	// monit reads them, and returns those removed.
 	FilesOfStopped, KeepStopped func() ([]string, error)
-	// AfterStart, if set, is called when monit was not running and has been started. It learns when monit's state
-	// file was last written before that, and must not block.
+	// AfterStart, if set, is called when monit was not running and has been started. It gets the time of the last
+	// write to monit's state file before that, and must not block.
 	AfterStart func(stateWritten time.Time)
 }
 

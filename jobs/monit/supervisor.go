@@ -37,7 +37,7 @@ type Supervisor struct {
 	*Client
 	// StopBudget replaces the constant of that name when it is set.
 	StopBudget time.Duration
-	// Poll is the pause between looks at stopping services; half a second if zero.
+	// Poll is the interval at which stopping services are polled; half a second if zero.
 	Poll time.Duration
 }
 
@@ -47,7 +47,7 @@ func (s Supervisor) StartAll(ctx context.Context) error { return s.each(ctx, s.S
 // StartUnmonitored starts the services that are not supervised, and waits for a monit that has just been
 // started.
 func (s Supervisor) StartUnmonitored(ctx context.Context) (started []string, err error) {
-	status, err := s.insist(ctx)
+	status, err := s.statusWithRetry(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -79,7 +79,7 @@ func StateWritten(root string, dirs vcap.Dirs) (last time.Time) {
 func (s Supervisor) UnmonitorAll(ctx context.Context) error { return s.each(ctx, s.Unmonitor) }
 
 func (s Supervisor) each(ctx context.Context, act func(context.Context, string) error) error {
-	status, err := s.insist(ctx)
+	status, err := s.statusWithRetry(ctx)
 	if err != nil {
 		return err
 	}
@@ -93,7 +93,7 @@ func (s Supervisor) each(ctx context.Context, act func(context.Context, string) 
 
 // stopEach asks monit to stop every service. A drain left them unmonitored; see resume.
 func (s Supervisor) stopEach(ctx context.Context) error {
-	status, err := s.insist(ctx)
+	status, err := s.statusWithRetry(ctx)
 	if err != nil {
 		return err
 	}
@@ -110,9 +110,9 @@ func (s Supervisor) stopEach(ctx context.Context) error {
 	return nil
 }
 
-// insist asks for as long as an action may take: after a boot or a reload monit may need a
-// moment.
-func (s Supervisor) insist(ctx context.Context) (status Status, err error) {
+// statusWithRetry retries Status for as long as an action may take: after a boot or a reload monit
+// does not answer at once.
+func (s Supervisor) statusWithRetry(ctx context.Context) (status Status, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, actionBudget, fmt.Errorf("no answer within %v", actionBudget))
 	defer cancel()
 	err = retry.Do(ctx, retry.Backoff{Min: s.pause()}, func(ctx context.Context) (err error) {
@@ -149,7 +149,7 @@ func (s Supervisor) StopAll(ctx context.Context, wait bool) error {
 
 var errBudget = errors.New("the budget for stopping is used up")
 
-// until polls the services: monit offers no way to be told.
+// until polls the services: monit has no notifications.
 func (s Supervisor) until(ctx context.Context, what string, budget time.Duration, done func(Service) bool) error {
 	poll := s.Poll
 	if poll == 0 {

@@ -14,8 +14,8 @@ import (
 
 // resume makes monit supervise a service again that is about to be stopped. The monit of stemcells
 // (5.2) stops what it does not monitor if the process runs; a current one does nothing then. A
-// process that ended by itself meanwhile, which is what a drain may do, is left alone: monit
-// would start it only to stop it.
+// service whose process has ended by itself, as a drain may do, is skipped: monit would start it
+// only to stop it.
 func (s Supervisor) resume(ctx context.Context, status Status, service string) error {
 	if strings.HasPrefix(status.Version, "5.2.") || !s.alive(service) {
 		return nil
@@ -32,7 +32,7 @@ func (s Supervisor) resume(ctx context.Context, status Status, service string) e
 		}
 		for _, v := range status.Services {
 			if v.Name == service && (!v.Monitored || v.Pending) {
-				return fmt.Errorf("monit does not supervise %s again", service)
+				return fmt.Errorf("monit does not supervise %s after its reload", service)
 			}
 		}
 		return nil

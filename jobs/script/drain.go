@@ -17,7 +17,7 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// DrainArgs is what a drain script is told: its arguments and the states of the instance.
+// DrainArgs are the arguments of a drain script and the instance states in its environment.
 type DrainArgs struct {
 	JobChange  string // job_shutdown, job_new, job_changed
 	HashChange string // hash_unchanged, hash_new, hash_changed
@@ -29,7 +29,7 @@ type DrainArgs struct {
 	NextPersistentDisk *int
 }
 
-// followUp is how a dynamic drain asks again.
+// followUp are the arguments of further calls of a dynamic drain.
 func (a DrainArgs) followUp() DrainArgs {
 	return DrainArgs{JobChange: "job_check_status", HashChange: "hash_unchanged", PersistentDisk: a.PersistentDisk}
 }
@@ -134,7 +134,7 @@ func (r Runner) drainOnce(ctx context.Context, job string, args DrainArgs) (int,
 		return 0, errors.Join(fault, err)
 	}
 	if err != nil {
-		// Scripts in the field end with a status and mean their number.
+		// Released scripts exit with a status other than 0 and still expect their number to count.
 		r.Log.WithFields(logrus.Fields{"job": job, "seconds": wait, "error": err}).Warn("drain script printed a number and failed")
 	}
 	return wait, nil

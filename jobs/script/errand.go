@@ -14,8 +14,8 @@ import (
 )
 
 // MaxErrandOutput is how much of each stream of an errand is answered, measured as it is encoded.
-// Both together fit the message size of a NATS server, so that a talkative errand still has a
-// result. Of a longer stream the first quarter and the end are kept.
+// Both together fit the message size of a NATS server, so that an errand with long output still has
+// a result. Of a longer stream the first quarter and the end are kept.
 const MaxErrandOutput = 448 << 10
 
 // Outcome is the answer to run_errand.
@@ -33,7 +33,7 @@ func (r Runner) Errand(ctx context.Context, job string) (Outcome, error) {
 		return Outcome{}, err
 	}
 	path := r.path(job, "run")
-	// Files, not memory; without names, so that nothing is left of them.
+	// Unlinked files, not memory: a crash leaves nothing behind.
 	stdout, err := tempfile.Unnamed(r.Dirs.Tmp())
 	if err != nil {
 		return Outcome{}, err
@@ -66,9 +66,9 @@ func excerpt(file io.ReaderAt, max int) (string, error) {
 		return "", err
 	}
 	if size <= int64(max) {
-		whole, err := section(file, 0, size)
-		if err != nil || encodedLen(whole) <= max {
-			return whole, err
+		all, err := section(file, 0, size)
+		if err != nil || encodedLen(all) <= max {
+			return all, err
 		}
 	}
 	const mark = 64 // room for the text in the middle

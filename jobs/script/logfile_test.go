@@ -12,6 +12,8 @@ import (
 
 	"github.com/sirupsen/logrus/hooks/test"
 	"golang.org/x/sys/unix"
+
+	"cambium/internal/skiptest"
 )
 
 const stranger = 12345 // a user that is not the agent's
@@ -23,29 +25,29 @@ func TestHostileLogs(t *testing.T) {
 		name    string
 		prepare func(t *testing.T, r Runner, log string)
 		logged  string // where the output is, relative to base; "" if it is dropped
-		told    string // in the agent's log; "" for nothing
+		warning string // in the agent's log; "" for nothing
 		root    bool
 	}{
 		{name: "nothing there", prepare: func(*testing.T, Runner, string) {}, logged: "data/sys/log/j/pre-start.stdout.log"},
-		{name: "a FIFO without a reader", prepare: func(t *testing.T, _ Runner, log string) { must(t, unix.Mkfifo(log, 0o600)) }, told: "not a regular file"},
+		{name: "a FIFO without a reader", prepare: func(t *testing.T, _ Runner, log string) { must(t, unix.Mkfifo(log, 0o600)) }, warning: "not a regular file"},
 		{name: "a FIFO with a reader that never reads", prepare: func(t *testing.T, _ Runner, log string) {
 			must(t, unix.Mkfifo(log, 0o600))
 			reader, err := os.OpenFile(log, os.O_RDONLY|unix.O_NONBLOCK, 0)
 			must(t, err)
 			t.Cleanup(func() { reader.Close() })
-		}, told: "not a regular file"},
+		}, warning: "not a regular file"},
 		{name: "a socket", prepare: func(t *testing.T, _ Runner, log string) {
 			listener, err := net.Listen("unix", log)
 			must(t, err)
 			t.Cleanup(func() { listener.Close() })
-		}, told: "not a regular file"},
-		{name: "a directory", prepare: func(t *testing.T, _ Runner, log string) { must(t, os.Mkdir(log, 0o755)) }, told: "is a directory"},
+		}, warning: "not a regular file"},
+		{name: "a directory", prepare: func(t *testing.T, _ Runner, log string) { must(t, os.Mkdir(log, 0o755)) }, warning: "is a directory"},
 		{name: "the job's directory is a file", prepare: func(t *testing.T, _ Runner, log string) {
 			must(t, errors.Join(os.Remove(filepath.Dir(log)), os.WriteFile(filepath.Dir(log), nil, 0o600)))
-		}, told: "not a regular file"},
+		}, warning: "not a regular file"},
 		{name: "a second name of another file", prepare: func(t *testing.T, r Runner, log string) {
 			must(t, os.Link(filepath.Join(r.Dirs.Base(), "precious"), log))
-		}, told: "not a regular file"},
+		}, warning: "not a regular file"},
 		{name: "a link of the agent's user below base", prepare: func(t *testing.T, r Runner, log string) {
 			must(t, errors.Join(os.Mkdir(filepath.Join(r.Dirs.Base(), "store"), 0o755), os.Symlink(filepath.Join(r.Dirs.Base(), "store/moved.log"), log)))
 		}, logged: "store/moved.log"},
@@ -55,18 +57,18 @@ func TestHostileLogs(t *testing.T) {
 		{name: "silenced", prepare: func(t *testing.T, _ Runner, log string) { must(t, os.Symlink("/dev/null", log)) }},
 		{name: "a link of the agent's user that leaves base", prepare: func(t *testing.T, r Runner, log string) {
 			must(t, os.Symlink(r.Dirs.Base()+"/../outside", log))
-		}, told: "not below"},
-		{name: "a circle of links", prepare: func(t *testing.T, _ Runner, log string) { must(t, os.Symlink(log, log)) }, told: "too many links"},
+		}, warning: "not below"},
+		{name: "a circle of links", prepare: func(t *testing.T, _ Runner, log string) { must(t, os.Symlink(log, log)) }, warning: "too many links"},
 		{name: "a link of another user", root: true, prepare: func(t *testing.T, r Runner, log string) {
 			must(t, errors.Join(os.Symlink(filepath.Join(r.Dirs.Base(), "precious"), log), os.Lchown(log, stranger, stranger)))
-		}, told: "user 12345 is not followed"},
+		}, warning: "user 12345 is not followed"},
 		{name: "the job's directory is a link of another user", root: true, prepare: func(t *testing.T, r Runner, log string) {
 			must(t, errors.Join(os.Remove(filepath.Dir(log)), os.Symlink(r.Dirs.Base(), filepath.Dir(log)), os.Lchown(filepath.Dir(log), stranger, stranger)))
-		}, told: "user 12345 is not followed"},
+		}, warning: "user 12345 is not followed"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if c.root && os.Geteuid() != 0 {
-				t.Skip("makes files of another user: needs root")
+			if c.root {
+				skiptest.WithoutRoot(t, "to make files of another user")
 			}
 			r := runner(t)
 			hook := test.NewLocal(r.Log.Logger)
@@ -95,14 +97,14 @@ func TestHostileLogs(t *testing.T) {
 			if _, err := os.Lstat(filepath.Join(filepath.Dir(base), "outside")); err == nil {
 				t.Error("a file was made outside")
 			}
-			var told []string
+			var warnings []string
 			for _, entry := range hook.AllEntries() {
 				if err, ok := entry.Data["error"].(error); ok {
-					told = append(told, err.Error())
+					warnings = append(warnings, err.Error())
 				}
 			}
-			if all := strings.Join(told, "\n"); c.told == "" && all != "" || !strings.Contains(all, c.told) {
-				t.Errorf("told %q, want %q", all, c.told)
+			if all := strings.Join(warnings, "\n"); c.warning == "" && all != "" || !strings.Contains(all, c.warning) {
+				t.Errorf("logged %q, want %q", all, c.warning)
 			}
 		})
 	}

@@ -1,7 +1,6 @@
-// Package script runs what releases bring along: life-cycle scripts, drain scripts and errands.
-// Each runs in a process group of its own, five nice levels below the agent but never above the default, with the agent's
-// environment and a fixed PATH. Output goes straight to files, so neither memory nor a restart of
-// the agent is at stake.
+// Package script runs what releases bring along: life-cycle scripts, drain scripts and errands. Each runs in a process
+// group of its own, five nice levels below the agent but never above the default, with the agent's environment and a
+// fixed PATH. Output goes straight to files: it needs no memory and survives a restart of the agent.
 package script
 
 import (
@@ -45,8 +44,8 @@ func exists(path string) (bool, error) {
 	return err == nil, err
 }
 
-// environ is the agent's environment with our additions. What systemd tells the agent about
-// itself is not for its children: a script that spoke to that socket would speak for the agent.
+// environ is the agent's environment with additions, without systemd's variables such as
+// NOTIFY_SOCKET: systemd would take a script that writes to that socket for the agent.
 func environ(extra map[string]string) []string {
 	env := []string{}
 	for _, entry := range os.Environ() {
@@ -150,6 +149,6 @@ func (r Runner) log(job, name string) (*os.File, error) {
 	if err == nil {
 		return file, nil
 	}
-	r.Log.WithFields(logrus.Fields{"job": job, "log": name, "error": err}).Warn("script runs without its log: remove what is in its place")
+	r.Log.WithFields(logrus.Fields{"job": job, "path": name, "error": err}).Warn("script runs without its log: remove what is in its place")
 	return os.OpenFile(os.DevNull, os.O_WRONLY, 0)
 }

@@ -66,6 +66,7 @@ func await(t *testing.T, what string, done func() bool) {
 	}
 }
 
+// Contract J.4.
 func TestRunAll(t *testing.T) {
 	r := runner(t)
 	t.Setenv("AGENT_VARIABLE", "inherited")
@@ -124,6 +125,7 @@ func TestLogOfScripts(t *testing.T) {
 	}
 }
 
+// Contract J.4.
 func TestScriptsRunAtTheSameTime(t *testing.T) {
 	r := runner(t)
 	dir := t.TempDir()
@@ -136,6 +138,7 @@ func TestScriptsRunAtTheSameTime(t *testing.T) {
 	}
 }
 
+// Contract J.5.
 func TestDrainProtocol(t *testing.T) {
 	next := 7
 	args := DrainArgs{JobChange: "job_changed", HashChange: "hash_changed", UpdatedPackages: []string{"p", "q"}, PersistentDisk: 5, NextPersistentDisk: &next}
@@ -174,6 +177,7 @@ func TestDrainProtocol(t *testing.T) {
 
 // TestCanceledDrainNeverStartsAgain cancels a dynamic drain while it sleeps between two calls
 // and one whose script runs.
+// Contract J.6.
 func TestCanceledDrainNeverStartsAgain(t *testing.T) {
 	t.Run("sleeping", func(t *testing.T) {
 		r := runner(t)

@@ -10,19 +10,19 @@ import (
 )
 
 const (
-	// freeGuesses wrong passwords of one peer are answered at once; behind them each is answered twice as
-	// late as the one before, up to longestDelay.
+	// freeGuesses is the number of wrong passwords of one peer that are answered without delay; after
+	// them the delay doubles each time, up to longestDelay.
 	freeGuesses  = 10
 	firstDelay   = 250 * time.Millisecond
 	longestDelay = 30 * time.Second
-	// forgiveness is how long a peer takes to win one guess back.
-	forgiveness = time.Minute
+	// guessRefill is the time after which a peer may make one more wrong guess without delay.
+	guessRefill = time.Minute
 	// maxPeers bounds the memory of failures.
 	maxPeers = 10000
 )
 
-// auth checks passwords, and answers wrong ones later and later. The password is always compared: a caller
-// that knows it gets in, whatever others at its address do.
+// auth checks passwords, and answers wrong ones with a growing delay (backoff by peer). A correct password
+// is never delayed, whatever other callers at that address do.
 type auth struct {
 	want [sha256.Size]byte // of the whole header
 
@@ -30,7 +30,7 @@ type auth struct {
 	failures map[string]failed
 }
 
-// failed is how often a peer was wrong, and when that was last counted.
+// failed counts the wrong passwords of a peer, and when it was last updated.
 type failed struct {
 	times float64
 	at    time.Time
@@ -41,13 +41,13 @@ func newAuth(user, password string) *auth {
 	return &auth{want: sha256.Sum256([]byte(header)), failures: map[string]failed{}}
 }
 
-// right compares sums of equal length, so that not even the length shows in the time it takes.
-func (a *auth) right(r *http.Request) bool {
+// valid compares hashes in constant time, so that neither the password nor its length can be timed.
+func (a *auth) valid(r *http.Request) bool {
 	got := sha256.Sum256([]byte(r.Header.Get("Authorization")))
 	return subtle.ConstantTimeCompare(got[:], a.want[:]) == 1
 }
 
-// delay counts a wrong password and returns how long its answer is to wait.
+// delay counts a wrong password and returns the delay of its answer.
 func (a *auth) delay(peer string, now time.Time) time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -55,7 +55,7 @@ func (a *auth) delay(peer string, now time.Time) time.Duration {
 	if !known {
 		a.forget(now)
 	}
-	f.times = max(0, f.times-float64(now.Sub(f.at))/float64(forgiveness)) + 1
+	f.times = max(0, f.times-float64(now.Sub(f.at))/float64(guessRefill)) + 1
 	f.at = now
 	a.failures[peer] = f
 	delay := firstDelay
@@ -68,13 +68,13 @@ func (a *auth) delay(peer string, now time.Time) time.Duration {
 	return min(delay, longestDelay)
 }
 
-// forget makes room: peers that have been quiet for long go, and if that does not help, all.
+// forget bounds the table: peers without recent failures are removed first, then all.
 func (a *auth) forget(now time.Time) {
 	if len(a.failures) < maxPeers {
 		return
 	}
 	for peer, f := range a.failures {
-		if now.Sub(f.at) > freeGuesses*forgiveness {
+		if now.Sub(f.at) > freeGuesses*guessRefill {
 			delete(a.failures, peer)
 		}
 	}

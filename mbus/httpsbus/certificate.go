@@ -19,11 +19,11 @@ import (
 	"cambium/internal/atomicfile"
 )
 
-// madeFor is how long a certificate of our own is valid.
-const madeFor = 10 * 365 * 24 * time.Hour
+// selfSignedValidity is how long a self-signed certificate is valid.
+const selfSignedValidity = 10 * 365 * 24 * time.Hour
 
-// certificate is the one of the settings, or one that this machine made for itself and keeps:
-// its key is on no other VM, and a caller that pinned it finds it again after a restart.
+// certificate is the one of the settings, or a self-signed one that this machine makes and keeps:
+// its key is on no other VM, and a caller that pinned it still trusts it after a restart.
 func certificate(o Options, host string) (tls.Certificate, error) {
 	if o.Certificate != "" || !o.PrivateKey.Empty() {
 		pair, err := tls.X509KeyPair([]byte(o.Certificate), []byte(o.PrivateKey.Reveal()))
@@ -38,7 +38,7 @@ func certificate(o Options, host string) (tls.Certificate, error) {
 		if err == nil && pair.Leaf.VerifyHostname(nameOf(host)) == nil && time.Now().Before(pair.Leaf.NotAfter) {
 			return pair, nil
 		}
-		o.Log.Warn("kept https certificate cannot be used; making another")
+		o.Log.Warn("stored https certificate cannot be used; making a new one")
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return tls.Certificate{}, fmt.Errorf("https bus: kept certificate: %w", err)
 	}
@@ -52,7 +52,7 @@ func certificate(o Options, host string) (tls.Certificate, error) {
 	return tls.X509KeyPair(data, data)
 }
 
-// nameOf is what the certificate is for; an address that means "all" is no name.
+// nameOf is the name in the certificate; a wildcard address is none.
 func nameOf(host string) string {
 	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
 		return "localhost"
@@ -73,7 +73,7 @@ func makeCertificate(host string) ([]byte, error) {
 		SerialNumber: serial,
 		Subject:      pkix.Name{CommonName: "bosh-agent"},
 		NotBefore:    time.Now().Add(-time.Hour),
-		NotAfter:     time.Now().Add(madeFor),
+		NotAfter:     time.Now().Add(selfSignedValidity),
 		KeyUsage:     x509.KeyUsageDigitalSignature,
 		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}

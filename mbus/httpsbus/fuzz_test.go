@@ -85,9 +85,9 @@ func FuzzRequest(f *testing.F) {
 		}
 		reached := &touched{}
 		bus := &Bus{options: Options{Handler: reached, Blobs: reached, Audit: reached, Log: b.options.Log}, user: b.user, auth: newAuth("mbus", "s3cret")}
-		caller := newGuests().add(&from{address: "198.51.100.1"})
+		caller := newPendingConns().add(&from{address: "198.51.100.1"})
 		w := httptest.NewRecorder()
-		bus.ServeHTTP(w, r.WithContext(context.WithValue(t.Context(), guestKey{}, caller)))
+		bus.ServeHTTP(w, r.WithContext(context.WithValue(t.Context(), pendingKey{}, caller)))
 		if r.Header.Get("Authorization") != strings.TrimSpace(strings.TrimPrefix(right, "Authorization: ")) && len(reached.calls)+len(reached.blobs) > 0 {
 			t.Errorf("without the password: %+v", reached)
 		}

@@ -39,7 +39,8 @@ func TestNSHostileProcess(t *testing.T) {
 	if target == "" {
 		return // only a process of TestNSHostileConnections
 	}
-	config := &tls.Config{InsecureSkipVerify: true}
+	// The cheapest key exchange there is: the attacker's own processor is not what is attacked.
+	config := &tls.Config{InsecureSkipVerify: true, CurvePreferences: []tls.CurveID{tls.X25519}}
 	var held []net.Conn
 	var mu sync.Mutex
 	var group sync.WaitGroup
@@ -123,14 +124,14 @@ func TestNSHostileConnections(t *testing.T) {
 		if standing < hostileConnections {
 			t.Fatalf("%d hostile connections, want %d", standing, hostileConnections)
 		}
-		beside := pings(t, peer, target)
+		otherPings := pings(t, peer, target)
 		used := inUse() - before
-		t.Logf("%d hostile connections; a ping with a connection of its own takes %s, on an idle bus %s; %d MiB in use for them", standing, beside, idle, used>>20)
+		t.Logf("%d hostile connections; a ping with a connection of its own takes %s, on an idle bus %s; %d MiB in use for them", standing, otherPings, idle, used>>20)
 		if used > 256<<20 {
 			t.Errorf("%d MiB in use for hostile connections, want at most 256", used>>20)
 		}
-		if beside > 10*idle {
-			t.Errorf("a ping takes %s beside hostile connections, more than ten times the %s of an idle bus", beside, idle)
+		if otherPings > 10*idle {
+			t.Errorf("a ping takes %s beside hostile connections, more than ten times the %s of an idle bus", otherPings, idle)
 		}
 	})
 }

@@ -1,7 +1,6 @@
 // Package httpsbus serves the Director's messages over HTTPS, for create-env and other callers
-// without a NATS server: requests to /agent, and blobs below /blobs/. It listens on an address
-// that the whole network may reach, so every limit in it is for callers that have not shown a
-// password.
+// without a NATS server: requests to /agent, and blobs below /blobs/. It listens on an address that
+// the whole network may reach, so all its limits are for callers that have not authenticated.
 package httpsbus
 
 import (
@@ -29,14 +28,14 @@ const (
 	idleTime     = 2 * time.Minute
 	maxHeader    = 16 << 10
 	maxEnvelope  = 64 << 20
-	slowest      = 1 << 10
+	minRate      = 1 << 10
 	shutdownTime = 5 * time.Second
 )
 
 // Variables for the sake of tests.
 var (
 	headerTime = 10 * time.Second // also for the TLS handshake
-	// Bodies must keep coming: transferGrace plus a second for each slowest bytes.
+	// A body may take transferGrace plus a second for each minRate bytes.
 	transferGrace = 30 * time.Second
 )
 
@@ -66,8 +65,8 @@ type Options struct {
 	Log       *logrus.Entry
 }
 
-// guestKey finds the connection of a request in its context.
-type guestKey struct{}
+// pendingKey finds the connection of a request in its context.
+type pendingKey struct{}
 
 // Bus is the agent's HTTPS server.
 type Bus struct {
@@ -114,7 +113,7 @@ func New(o Options) (*Bus, error) {
 	return b, nil
 }
 
-// Run listens and serves until ctx ends. An address that cannot be had yet is tried again.
+// Run listens and serves until ctx ends. If it cannot listen yet, it retries.
 func (b *Bus) Run(ctx context.Context) error {
 	var listener net.Listener
 	err := retry.Do(ctx, retry.Backoff{Min: 200 * time.Millisecond, Max: 5 * time.Second, Jitter: 0.5}, func(ctx context.Context) (err error) {
@@ -127,7 +126,7 @@ func (b *Bus) Run(ctx context.Context) error {
 		return err
 	})
 	if err != nil {
-		return nil // only the end of ctx ends the attempts
+		return nil // the retries end only with ctx
 	}
 	address, _ := listener.Addr().(*net.TCPAddr)
 	b.bound.Store(address)
@@ -136,23 +135,23 @@ func (b *Bus) Run(ctx context.Context) error {
 	if b.options.OnListen != nil {
 		b.options.OnListen(address.String())
 	}
-	complaints := b.options.Log.WriterLevel(logrus.DebugLevel)
-	defer func() { _ = complaints.Close() }() // a pipe
+	serverErrors := b.options.Log.WriterLevel(logrus.DebugLevel)
+	defer func() { _ = serverErrors.Close() }() // a pipe
 	server := &http.Server{
 		Handler:           b,
 		ReadHeaderTimeout: headerTime,
 		IdleTimeout:       idleTime,
 		MaxHeaderBytes:    maxHeader,
-		ErrorLog:          log.New(complaints, "", 0),
+		ErrorLog:          log.New(serverErrors, "", 0),
 		ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
 			if t, ok := conn.(*tls.Conn); ok {
 				conn = t.NetConn()
 			}
-			return context.WithValue(ctx, guestKey{}, conn)
+			return context.WithValue(ctx, pendingKey{}, conn)
 		},
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(tls.NewListener(guestListener{listener, newGuests()}, b.tls)) }()
+	go func() { ended <- server.Serve(tls.NewListener(pendingListener{listener, newPendingConns()}, b.tls)) }()
 	select {
 	case err := <-ended:
 		return fmt.Errorf("https bus: %w", err)
@@ -161,7 +160,7 @@ func (b *Bus) Run(ctx context.Context) error {
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTime)
 	defer cancel()
 	if server.Shutdown(last) != nil {
-		_ = server.Close() // what has not ended by now is cut off
+		_ = server.Close() // closes the remaining connections
 	}
 	if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("https bus: %w", err)

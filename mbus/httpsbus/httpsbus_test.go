@@ -291,7 +291,7 @@ func TestSilenceAndCallersThatLeave(t *testing.T) {
 	select {
 	case <-left:
 	case <-time.After(20 * time.Second):
-		t.Error("the handler is not told that the caller left")
+		t.Error("the handler's context does not end when the caller disconnects")
 	}
 }
 
@@ -317,7 +317,7 @@ func TestGuessingIsSlowedDown(t *testing.T) {
 	if got := a.delay("10.0.0.2", now); got != 0 {
 		t.Errorf("another address is answered after %s", got)
 	}
-	if got := a.delay("10.0.0.1", now.Add(40*forgiveness)); got != 0 {
+	if got := a.delay("10.0.0.1", now.Add(40*guessRefill)); got != 0 {
 		t.Errorf("much later: answered after %s", got)
 	}
 	for i := range 2 * maxPeers {
@@ -328,16 +328,57 @@ func TestGuessingIsSlowedDown(t *testing.T) {
 	}
 }
 
-// TestTheRightPasswordAlwaysWorks, also while guesses come from the same address.
+// TestTheRightPasswordAlwaysWorks: every password is compared at once, and only the answer to a wrong one is late. While
+// guesses from an address await theirs, the right password from that address is answered.
 func TestTheRightPasswordAlwaysWorks(t *testing.T) {
 	s := start(t, nil, nil)
-	for range freeGuesses + 1 {
+	for range freeGuesses {
 		if response, _ := s.do(t, "POST", "/agent", "guess", ""); response.StatusCode != http.StatusUnauthorized {
 			t.Errorf("a guess is answered with %d, want 401", response.StatusCode)
 		}
 	}
-	if response, body := s.do(t, "POST", "/agent", "s3cret", `{"method":"ping"}`); response.StatusCode != 200 || body != `{"value":"pong"}` {
-		t.Errorf("the right password is answered with %d %s", response.StatusCode, body)
+	const waiting = 8 // for 0.5, 1, 2 … 30 seconds
+	answered := make(chan int, waiting)
+	ctx, cancel := context.WithCancel(t.Context())
+	var guesses sync.WaitGroup
+	t.Cleanup(func() { cancel(); guesses.Wait() })
+	for range waiting {
+		guesses.Go(func() {
+			r, err := http.NewRequestWithContext(ctx, "POST", s.base+"/agent", http.NoBody)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			r.SetBasicAuth("mbus", "guess")
+			if response, err := s.http.Do(r); err == nil { // otherwise the test has ended
+				_ = response.Body.Close()
+				answered <- response.StatusCode
+			}
+		})
+	}
+	counted := func() (most float64) {
+		s.auth.mu.Lock()
+		defer s.auth.mu.Unlock()
+		for _, f := range s.auth.failures {
+			most = max(most, f.times)
+		}
+		return most
+	}
+	for deadline := time.Now().Add(10 * time.Second); counted() < freeGuesses+waiting-0.5; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%v guesses were compared, want %d", counted(), freeGuesses+waiting)
+		}
+	}
+	for range 5 {
+		if response, body := s.do(t, "POST", "/agent", "s3cret", `{"method":"ping"}`); response.StatusCode != 200 || body != `{"value":"pong"}` {
+			t.Errorf("the right password is answered with %d %s", response.StatusCode, body)
+		}
+	}
+	if late := waiting - len(answered); late < waiting/2 {
+		t.Errorf("%d of %d guesses still wait when the right password has been answered", late, waiting)
+	}
+	if status := <-answered; status != http.StatusUnauthorized {
+		t.Errorf("a late answer to a guess is %d, want 401", status)
 	}
 }
 
@@ -360,7 +401,7 @@ func TestCertificates(t *testing.T) {
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("kept key: %v, %v; want mode 0600", info.Mode(), err)
 	}
-	if again := leaf(start(t, nil, func(o *Options) { o.KeyFile = file })); again != one {
+	if second := leaf(start(t, nil, func(o *Options) { o.KeyFile = file })); second != one {
 		t.Error("the certificate changed with a restart")
 	}
 	if other := leaf(start(t, nil, nil)); other == one {
@@ -369,7 +410,7 @@ func TestCertificates(t *testing.T) {
 	if err := os.WriteFile(file, []byte("damaged"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if again := leaf(start(t, nil, func(o *Options) { o.KeyFile = file })); again == one {
+	if second := leaf(start(t, nil, func(o *Options) { o.KeyFile = file })); second == one {
 		t.Error("a damaged certificate was served")
 	}
 
@@ -445,7 +486,7 @@ func TestTricklesAreCutOff(t *testing.T) {
 	}
 }
 
-// cutOff sends begin, then a byte every now and then, and waits for the server to lose patience.
+// cutOff sends begin, then a byte every now and then, and waits for the server to close the connection.
 func cutOff(t *testing.T, conn net.Conn, begin string) {
 	t.Helper()
 	defer func() { _ = conn.Close() }()

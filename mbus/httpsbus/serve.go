@@ -38,7 +38,7 @@ func (r *recorder) Write(p []byte) (int, error) {
 // Unwrap lets http.ResponseController reach the connection.
 func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
 
-// ServeHTTP answers one request. Nothing but the path is looked at before the password.
+// ServeHTTP answers one request. Before authentication it uses only the path.
 func (b *Bus) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// Deadlines outlive a request on a connection that is kept open.
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Time{})
@@ -54,14 +54,14 @@ func (b *Bus) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	rec := &recorder{ResponseWriter: w}
 	user := ""
-	caller, _ := r.Context().Value(guestKey{}).(*guest)
-	if b.auth.right(r) {
+	caller, _ := r.Context().Value(pendingKey{}).(*pendingConn)
+	if b.auth.valid(r) {
 		user = b.user
 		caller.admit()
 		serve(rec, r)
 	} else {
-		// The wait costs the caller, not us: it keeps one of the few places that its peer has, and ends when
-		// another connection takes that.
+		// The delay occupies one of the peer's few pending connections, and ends when that one is closed in
+		// favor of a new one.
 		caller.wait(r.Context(), b.auth.delay(caller.peer, time.Now()))
 		rec.reason = "wrong user or password"
 		rec.Header().Set("WWW-Authenticate", `Basic realm=""`)
@@ -116,7 +116,7 @@ func (b *Bus) serveAgent(w *recorder, r *http.Request) {
 		return
 	}
 	request.KeepsWaiting = true
-	// No read deadline any more: the library watches the connection for the caller's end.
+	// No read deadline any more: net/http cancels the context when the caller disconnects.
 	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
 	replies := make(chan mbus.Reply, 1)
 	b.options.Handler.Handle(r.Context(), request, func(reply mbus.Reply) { replies <- reply })
@@ -133,7 +133,7 @@ func (b *Bus) serveAgent(w *recorder, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Content-Length", strconv.Itoa(len(data)))
 		writeWithin(w, int64(len(data)))
-		_, _ = w.Write(data) // a caller that went away is not told
+		_, _ = w.Write(data) // fails if the caller has disconnected
 	case <-r.Context().Done():
 		w.reason = "caller went away"
 		w.WriteHeader(http.StatusServiceUnavailable)
@@ -171,7 +171,7 @@ func (b *Bus) sendBlob(w *recorder, id string) {
 		b.blobError(w, err)
 		return
 	}
-	defer func() { _ = file.Close() }() // only read from
+	defer func() { _ = file.Close() }() // read only
 	info, err := file.Stat()
 	if err == nil && !info.Mode().IsRegular() {
 		err = fs.ErrNotExist
@@ -196,11 +196,11 @@ func (b *Bus) blobError(w *recorder, err error) {
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(http.StatusInternalServerError)
-	_, _ = io.WriteString(w, err.Error()) // a caller that went away is not told
+	_, _ = io.WriteString(w, err.Error()) // fails if the caller has disconnected
 }
 
-// paced reads a body that must keep coming. The deadline moves with what has arrived, so that
-// any size is possible and a trickle is not.
+// paced enforces a minimum rate while reading a body. The deadline moves with the bytes that have
+// arrived, so that the size is not limited but a slow sender is (slowloris).
 type paced struct {
 	body    io.Reader
 	control *http.ResponseController
@@ -223,10 +223,10 @@ func (p *paced) Read(buffer []byte) (int, error) {
 }
 
 func allowance(bytes int64) time.Duration {
-	return transferGrace + time.Duration(bytes/slowest)*time.Second
+	return transferGrace + time.Duration(bytes/minRate)*time.Second
 }
 
-// writeWithin gives the caller time to take so many bytes, and no more. It cannot fail on a
+// writeWithin sets the deadline for writing so many bytes at the minimum rate. It cannot fail on a
 // connection of this server.
 func writeWithin(w http.ResponseWriter, bytes int64) {
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(allowance(bytes)))

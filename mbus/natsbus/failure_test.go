@@ -82,7 +82,7 @@ func TestLossIsReported(t *testing.T) {
 		t.Errorf("the loss is reported as %+v", f)
 	}
 	d.Up()
-	if again := <-connects; again != server {
-		t.Errorf("connected to %q, want %q", again, server)
+	if second := <-connects; second != server {
+		t.Errorf("connected to %q, want %q", second, server)
 	}
 }

@@ -71,6 +71,38 @@ func TestServerKilledAndBack(t *testing.T) {
 	}
 }
 
+// TestAReplyWaitsForItsCaller: the agent comes back to a restarted server before the Director does, and the server drops the
+// reply. It is sent once more when the Director is back.
+func TestAReplyWaitsForItsCaller(t *testing.T) {
+	quick(t)
+	d := testnats.Start(t, nil, agentID)
+	replies := make(chan func(mbus.Reply), 1)
+	b := start(t, d, Options{Handler: handler(func(_ context.Context, _ mbus.Request, reply func(mbus.Reply)) { replies <- reply })})
+	testnats.Until(t, "connected", b.Connected)
+	asking := d.Connect(testca.DirectorName)
+	const inbox = "director.7c1e." + agentID + ".held"
+	if err := errors.Join(asking.Publish("agent."+agentID, testnats.Envelope("get_task", inbox)), asking.Flush()); err != nil {
+		t.Fatal(err)
+	}
+	reply := <-replies
+	asking.Close()
+	d.Down()
+	testnats.Until(t, "loss noticed", func() bool { return !b.Connected() })
+	d.Up()
+	testnats.Until(t, "connected again", b.Connected)
+	reply(mbus.Value("ended"))
+	time.Sleep(100 * time.Millisecond) // in which the server drops it
+	back := d.Connect(testca.DirectorName)
+	answers, err := back.SubscribeSync(inbox)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := answers.NextMsg(10 * time.Second)
+	if err != nil || string(m.Data) != `{"value":"ended"}` {
+		t.Fatalf("got %v, %v; want the reply", m, err)
+	}
+}
+
 // What was handed to a connection that died with it is sent again: no client asks for it a second
 // time.
 func TestReplyDuringAnOutageArrives(t *testing.T) {
@@ -82,11 +114,11 @@ func TestReplyDuringAnOutageArrives(t *testing.T) {
 	subject, replies := r.Inbox(agentID)
 	d.Down()
 	// Perhaps the loss has not been noticed yet, perhaps it has; both must do.
-	b.active().send(message{subject: subject, data: []byte(`{"value":1}`)})
+	b.active().send(message{subject: subject, data: []byte(`{"value":1}`), reply: true})
 	testnats.Until(t, "loss noticed", func() bool { return !b.Connected() })
 	other, more := r.Inbox(agentID)
-	b.active().send(message{subject: other, data: []byte(`{"value":2}`)})
-	b.active().send(message{subject: other, data: []byte(`{"value":"stale"}`), at: time.Now().Add(-2 * outboxAge)})
+	b.active().send(message{subject: other, data: []byte(`{"value":2}`), reply: true})
+	b.active().send(message{subject: other, data: []byte(`{"value":"stale"}`), reply: true, at: time.Now().Add(-2 * outboxAge)})
 	d.Up()
 	got := map[string]bool{}
 	for len(got) < 2 {
@@ -95,13 +127,8 @@ func TestReplyDuringAnOutageArrives(t *testing.T) {
 			got[string(m)] = true
 		case m := <-more:
 			got[string(m)] = true
-		case <-time.After(100 * time.Millisecond):
-			// The agent was back before the Director, and a server keeps nothing for those who
-			// are not there.
-			if b.Connected() && r.Conn.IsConnected() && len(got) < 2 {
-				b.active().send(message{subject: subject, data: []byte(`{"value":1}`)})
-				b.active().send(message{subject: other, data: []byte(`{"value":2}`)})
-			}
+		case <-time.After(10 * time.Second):
+			t.Fatalf("got %v, want both", got)
 		}
 	}
 	if got[`{"value":"stale"}`] {
@@ -186,7 +213,7 @@ func TestAuthRefusedThenGranted(t *testing.T) {
 	}
 }
 
-// A user that may log in but not subscribe is a deaf agent, not a connected one.
+// An agent that may log in but not subscribe does not count as connected.
 func TestSubscriptionRefusedThenGranted(t *testing.T) {
 	quick(t)
 	d := testnats.Start(t, nil)
@@ -335,18 +362,18 @@ func TestRotation(t *testing.T) {
 	}
 }
 
-// A reply that is late for the old connection goes out over the new one.
-// The owner of the firewall rules learns of the servers' addresses as a rotation goes: the new ones
-// beside the old before they are used, and then only those that stay.
+// A reply that is late for the old connection goes out over the new one. BeforeConnect is called
+// with the servers' addresses during a rotation: old and new ones before the new are used, and then
+// only those that stay.
 func TestRotationTellsAddresses(t *testing.T) {
 	quick(t)
 	old, next := testnats.Start(t, nil, agentID), testnats.Start(t, nil)
 	var mu sync.Mutex
-	var told []netip.AddrPort
+	var addresses []netip.AddrPort
 	b := start(t, old, Options{BeforeConnect: func(_ context.Context, servers []netip.AddrPort) {
 		mu.Lock()
 		defer mu.Unlock()
-		told = servers
+		addresses = servers
 	}})
 	expect := func(when string, servers ...*testnats.Deployment) {
 		t.Helper()
@@ -358,7 +385,7 @@ func TestRotationTellsAddresses(t *testing.T) {
 		testnats.Until(t, when, func() bool {
 			mu.Lock()
 			defer mu.Unlock()
-			return slices.Equal(told, want)
+			return slices.Equal(addresses, want)
 		})
 	}
 	testnats.Until(t, "connected", b.Connected)
@@ -438,16 +465,16 @@ func TestRotationUnderLoad(t *testing.T) {
 	wg.Wait()
 }
 
-// A name that moves to another address is followed, and the firewall is told.
+// A name that moves to another address is followed, and BeforeConnect is called with it.
 func TestNamesAreResolvedAtEachAttempt(t *testing.T) {
 	quick(t)
 	d := testnats.Start(t, nil, agentID)
 	id := identity(d, testca.AgentName(agentID))
 	id.URLs = []secret.URL{secret.NewURL(strings.Replace(d.URL().Reveal(), "127.0.0.1", "localhost", 1))}
 	var asked atomic.Int64
-	var told sync.Map
+	var addresses sync.Map
 	b, err := New(Options{AgentID: agentID, Identity: id, Handler: pong, Log: quiet(),
-		BeforeConnect: func(_ context.Context, servers []netip.AddrPort) { told.Store(servers[0].Addr().String(), true) }})
+		BeforeConnect: func(_ context.Context, servers []netip.AddrPort) { addresses.Store(servers[0].Addr().String(), true) }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -467,18 +494,18 @@ func TestNamesAreResolvedAtEachAttempt(t *testing.T) {
 	cancel()
 	<-ended
 	for _, address := range []string{"127.0.0.2", "127.0.0.1"} {
-		if _, ok := told.Load(address); !ok {
-			t.Errorf("BeforeConnect was not told of %s", address)
+		if _, ok := addresses.Load(address); !ok {
+			t.Errorf("BeforeConnect was not called with %s", address)
 		}
 	}
 }
 
-// About a second for the first minute of refusals, then less and less often, and never never.
+// About once a second for the first minute of refusals, then with growing pauses, but without end.
 func TestPauses(t *testing.T) {
 	var p pauses
 	now := time.Now()
 	begin := now
-	for tries := 0; now.Sub(begin) < authPatience; tries++ {
+	for tries := 0; now.Sub(begin) < authRetryTime; tries++ {
 		pause := p.next(nats.ErrAuthorization, now)
 		if pause < 500*time.Millisecond || pause > 1500*time.Millisecond {
 			t.Fatalf("try %d: %v, want about a second", tries, pause)
@@ -514,7 +541,7 @@ func TestPauses(t *testing.T) {
 	}
 }
 
-// What an agent says last still arrives.
+// The last messages of a stopping agent still arrive.
 func TestLastRepliesOfAStoppingAgent(t *testing.T) {
 	d := testnats.Start(t, nil, agentID)
 	b, err := New(Options{AgentID: agentID, Identity: identity(d, testca.AgentName(agentID)), Handler: pong, Log: quiet()})

@@ -49,10 +49,10 @@ func BenchmarkHerd(b *testing.B) {
 		}
 		return true
 	}
-	patiently(b, "all connected", all)
+	waitLong(b, "all connected", all)
 	for range b.N {
 		d.Down()
-		patiently(b, "all lost", func() bool {
+		waitLong(b, "all lost", func() bool {
 			for _, bus := range herd {
 				if bus.Connected() {
 					return false
@@ -66,7 +66,7 @@ func BenchmarkHerd(b *testing.B) {
 		mu.Unlock()
 		up := time.Now()
 		d.Up()
-		patiently(b, "all back", all)
+		waitLong(b, "all back", all)
 		back := time.Since(up)
 		r := d.Director()
 		var group sync.WaitGroup
@@ -106,9 +106,8 @@ func peak(at []time.Time) (most int) {
 	return most
 }
 
-// patiently waits longer than a test would: on a machine that does other things as well, two
-// thousand handshakes take their time.
-func patiently(b *testing.B, what string, condition func() bool) {
+// waitLong waits longer than other tests do: on a busy machine, two thousand handshakes take long.
+func waitLong(b *testing.B, what string, condition func() bool) {
 	b.Helper()
 	for deadline := time.Now().Add(3 * time.Minute); !condition(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {

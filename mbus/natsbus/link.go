@@ -25,32 +25,32 @@ const (
 	resolveTime = 5 * time.Second
 	// connectTime covers TLS and log-in; a server that a thousand agents come back to at once
 	// needs longer for a handshake than for a dial.
-	connectTime = 10 * time.Second
-	farewell    = time.Second
-	// authPatience is how long a refused log-in is repeated every second or so: the server
-	// learns of a new agent only at its next synchronization.
-	authPatience = time.Minute
+	connectTime  = 10 * time.Second
+	closeTimeout = time.Second
+	// authRetryTime is how long a refused log-in is retried about once a second: the server learns
+	// of a new agent only at its next synchronization.
+	authRetryTime = time.Minute
 )
 
 var (
-	// A server that is gone without a word is noticed after two unanswered pings.
+	// A server that vanished without closing the connection is noticed after two unanswered PINGs.
 	pingInterval = 10 * time.Second
 	// Full jitter: all agents of a deployment lose their server at the same moment. The last
 	// pause spreads a thousand of them over 200 log-ins a second, which a server can serve.
 	afterLoss = retry.Backoff{Min: 2 * time.Second, Max: 5 * time.Second, Jitter: 1}
-	// A booting agent may be ahead of its network by a moment.
+	// A booting agent may try to connect before its network is up.
 	atFirst   = retry.Backoff{Min: 200 * time.Millisecond, Max: 8 * time.Second, Jitter: 1}
 	afterAuth = retry.Backoff{Min: 1500 * time.Millisecond, Max: 1500 * time.Millisecond, Jitter: 2.0 / 3}
 )
 
-// link is one identity and its connection, made again whenever it is lost.
+// link is one identity and its connection, which is reestablished whenever it is lost.
 type link struct {
 	bus       *Bus
 	log       *logrus.Entry
 	servers   []*url.URL
 	tls       *tls.Config
 	cancel    context.CancelFunc
-	life      context.Context // of the bus
+	busCtx    context.Context // of the bus
 	ready     chan struct{}   // closed once connected and subscribed
 	readyOnce sync.Once
 	connected atomic.Bool
@@ -58,8 +58,8 @@ type link struct {
 	outbox
 
 	// Owned by run.
-	complaint  string
-	complained time.Time
+	loggedFailure string
+	loggedAt      time.Time
 
 	// mu guards what follows.
 	mu        sync.Mutex
@@ -106,13 +106,13 @@ func (l *link) resolved() (all []netip.AddrPort) {
 
 // pauses decides how long to wait before the next pass over the servers.
 type pauses struct {
-	attempt      int
-	ever         bool      // there was a connection once
-	refusedSince time.Time // of the first of an unbroken row of refusals
+	attempt         int
+	connectedBefore bool      // there was a connection once
+	refusedSince    time.Time // the first of consecutive refusals
 }
 
-// connected resets everything: the next failure is a new one.
-func (p *pauses) connected() { *p = pauses{ever: true} }
+// connected resets the backoff.
+func (p *pauses) connected() { *p = pauses{connectedBefore: true} }
 
 // next is called after a pass that failed with err.
 func (p *pauses) next(err error, now time.Time) time.Duration {
@@ -122,13 +122,13 @@ func (p *pauses) next(err error, now time.Time) time.Duration {
 		if p.refusedSince.IsZero() {
 			p.refusedSince = now
 		}
-		if now.Sub(p.refusedSince) < authPatience {
-			p.attempt = 0 // the backing off begins when the patience has ended
+		if now.Sub(p.refusedSince) < authRetryTime {
+			p.attempt = 0 // the backoff begins after authRetryTime
 			return afterAuth.Pause(0)
 		}
 	}
 	p.attempt++
-	if p.ever {
+	if p.connectedBefore {
 		return afterLoss.Pause(p.attempt - 1)
 	}
 	return atFirst.Pause(p.attempt - 1)
@@ -140,39 +140,40 @@ func (l *link) run(ctx context.Context) {
 	for {
 		var err error
 		for _, i := range rand.Perm(len(l.servers)) {
-			var was bool
-			was, err = l.session(ctx, l.servers[i])
+			var wasConnected bool
+			wasConnected, err = l.session(ctx, l.servers[i])
 			if ctx.Err() != nil {
 				return
 			}
 			l.bus.failed(l, l.servers[i].Host, err)
-			if was {
+			if wasConnected {
 				wait.connected()
 				break
 			}
 		}
 		pause := wait.next(err, time.Now())
-		l.complain(err, pause)
+		l.logFailure(err, pause)
 		if retry.Sleep(ctx, pause) != nil {
 			return
 		}
 	}
 }
 
-// complainEvery is how often an outage that goes on is mentioned.
-const complainEvery = time.Minute
+// failureLogInterval is how often the same failure is logged.
+const failureLogInterval = time.Minute
 
-// complain logs why there is no connection: at once when the reason is new, else now and then.
-func (l *link) complain(err error, pause time.Duration) {
-	if text := err.Error(); text != l.complaint || time.Since(l.complained) >= complainEvery {
-		l.complaint, l.complained = text, time.Now()
+// logFailure logs why there is no connection: a new reason at once, the same one at most once per
+// failureLogInterval.
+func (l *link) logFailure(err error, pause time.Duration) {
+	if text := err.Error(); text != l.loggedFailure || time.Since(l.loggedAt) >= failureLogInterval {
+		l.loggedFailure, l.loggedAt = text, time.Now()
 		l.log.WithError(err).WithField("pause", pause.Round(time.Millisecond).String()).Warn("not connected to nats")
 	}
 }
 
 // session connects to one server and returns when that connection has ended: whether it was
 // usable, and why it ended or could not be made.
-func (l *link) session(ctx context.Context, server *url.URL) (was bool, err error) {
+func (l *link) session(ctx context.Context, server *url.URL) (wasConnected bool, err error) {
 	defer func() {
 		l.connected.Store(false)
 		l.mu.Lock()
@@ -203,11 +204,12 @@ func (l *link) session(ctx context.Context, server *url.URL) (was bool, err erro
 	}
 	defer func() {
 		if ctx.Err() != nil {
-			// The end of one link does not matter: replies go out over the other.
-			if l.life.Err() != nil {
-				l.bus.unanswered.wait(farewell)
+			// In a rotation replies go out over the other link; only the end of the bus waits for
+			// them.
+			if l.busCtx.Err() != nil {
+				l.bus.unanswered.wait(closeTimeout)
 			}
-			_ = nc.FlushTimeout(farewell) // best effort: the last replies of a stopping agent
+			_ = nc.FlushTimeout(closeTimeout) // best effort: the last replies of a stopping agent
 		}
 		l.outbox.detach()
 		nc.Close()
@@ -218,7 +220,7 @@ func (l *link) session(ctx context.Context, server *url.URL) (was bool, err erro
 	if err != nil {
 		return false, fmt.Errorf("subscribe: %w", err)
 	}
-	// The answer to the flush comes after a refusal of the subscription.
+	// A refused subscription is reported before the PONG to the flush.
 	flushed, cancel := context.WithTimeout(ctx, connectTime)
 	err = nc.FlushWithContext(flushed)
 	cancel()
@@ -324,7 +326,7 @@ func tlsAlert(err error) bool {
 }
 
 // dialer resolves the server's name at every attempt. Until release is called, the end of ctx
-// closes the connection, since the library's log-in knows no context.
+// closes the connection, since the library's handshake takes no context.
 type dialer struct {
 	ctx     context.Context
 	link    *link

@@ -61,7 +61,7 @@ type Options struct {
 	Log       *logrus.Entry
 }
 
-// Bus is an agent's place on a NATS server. It keeps trying to be connected while Run runs.
+// Bus is an agent's connection to a NATS server. It reconnects while Run runs.
 type Bus struct {
 	options  Options
 	hostname string
@@ -125,7 +125,7 @@ func (b *Bus) Run(ctx context.Context) error {
 // start runs a link; the caller holds mu.
 func (b *Bus) start(l *link) {
 	ctx, cancel := context.WithCancel(b.ctx)
-	l.cancel, l.life = cancel, b.ctx
+	l.cancel, l.busCtx = cancel, b.ctx
 	b.links.Go(func() { l.run(ctx) })
 }
 
@@ -206,7 +206,7 @@ func (b *Bus) answer(l *link, method, replyTo string) func(mbus.Reply) {
 		defer b.unanswered.add(-1)
 		if !reply.Silent() && replyTo != "" {
 			via := b.route(l)
-			via.send(message{subject: replyTo, data: reply.Encode(via.limit.bytes())})
+			via.send(message{subject: replyTo, data: reply.Encode(via.limit.bytes()), reply: true})
 		}
 		if b.options.Audit != nil {
 			b.options.Audit.Record(mbus.NATSEvent(method, replyTo, reply, server, b.hostname))
@@ -233,7 +233,7 @@ func (b *Bus) addresses() (all []netip.AddrPort) {
 	return slices.Compact(all)
 }
 
-// beforeConnect tells the owner which addresses are about to be used.
+// beforeConnect calls the hook with the addresses of all links in use.
 func (b *Bus) beforeConnect(ctx context.Context) {
 	if b.options.BeforeConnect == nil {
 		return
@@ -290,9 +290,9 @@ func (b *Bus) Rotate(ctx context.Context, id Identity) (*Rotation, error) {
 // drainTime is how long a replaced connection may take to hand on what it had received.
 const drainTime = 5 * time.Second
 
-// overlapTime is how long the old connection stays subscribed beside the new one. The server looks up the subscribers of
-// a request before it delivers it; a busy server may do so before the new subscription and deliver after the end of the
-// old one, and that request would reach neither.
+// overlapTime is how long both connections stay subscribed. The server looks up the subscribers of a request before it
+// delivers it; a busy server may do so before the new subscription and deliver after the end of the old one, and that
+// request would reach neither.
 const overlapTime = 250 * time.Millisecond
 
 // Commit makes the new connection the current one and closes the old.
@@ -311,15 +311,15 @@ func (r *Rotation) Commit(ctx context.Context) {
 	}
 }
 
-// beginOverlap has duplicates recognized from now on; the caller holds mu.
+// beginOverlap starts the recognition of duplicates; the caller holds mu.
 func (b *Bus) beginOverlap() {
 	if b.overlaps++; b.duplicates == nil {
 		b.duplicates = newDuplicates()
 	}
 }
 
-// endOverlap ends that, a while after one of the two links has been given up: copies of what that one delivered may
-// still be queued in the other.
+// endOverlap ends it, a while after one of the two links was closed: copies of what that one delivered may still be
+// queued in the other.
 func (b *Bus) endOverlap() {
 	time.AfterFunc(overlapTime, func() {
 		b.mu.Lock()

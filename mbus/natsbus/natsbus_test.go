@@ -89,11 +89,11 @@ func start(t testing.TB, d *testnats.Deployment, o Options) *Bus {
 func TestPingPong(t *testing.T) {
 	d := testnats.Start(t, nil, agentID)
 	var mu sync.Mutex
-	var told []netip.AddrPort
+	var addresses []netip.AddrPort
 	b := start(t, d, Options{BeforeConnect: func(_ context.Context, servers []netip.AddrPort) {
 		mu.Lock()
 		defer mu.Unlock()
-		told = servers
+		addresses = servers
 	}})
 	testnats.Until(t, "connected", b.Connected)
 	r := d.Director()
@@ -105,8 +105,8 @@ func TestPingPong(t *testing.T) {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	if want := fmt.Sprintf("[127.0.0.1:%d]", d.Port()); fmt.Sprint(told) != want {
-		t.Errorf("BeforeConnect was told %v, want %s", told, want)
+	if want := fmt.Sprintf("[127.0.0.1:%d]", d.Port()); fmt.Sprint(addresses) != want {
+		t.Errorf("BeforeConnect got %v, want %s", addresses, want)
 	}
 }
 
@@ -156,17 +156,17 @@ func TestBadIdentitiesAreRefused(t *testing.T) {
 
 func TestServerWithoutTLSIsRefused(t *testing.T) {
 	d := testnats.Start(t, nil, agentID)
-	plain, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, NoLog: true, NoSigs: true})
+	withoutTLS, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: -1, NoLog: true, NoSigs: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	go plain.Start()
-	t.Cleanup(plain.Shutdown)
-	if !plain.ReadyForConnections(10 * time.Second) {
+	go withoutTLS.Start()
+	t.Cleanup(withoutTLS.Shutdown)
+	if !withoutTLS.ReadyForConnections(10 * time.Second) {
 		t.Fatal("no server")
 	}
 	id := identity(d, testca.AgentName(agentID))
-	id.URLs = []secret.URL{secret.NewURL(plain.ClientURL())}
+	id.URLs = []secret.URL{secret.NewURL(withoutTLS.ClientURL())}
 	b := start(t, d, Options{Identity: id})
 	testnats.Until(t, "a refusal", func() bool { return b.LastError() != nil })
 	if b.Connected() || !strings.Contains(b.LastError().Error(), "secure connection not available") {

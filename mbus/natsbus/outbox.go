@@ -10,19 +10,22 @@ import (
 )
 
 const (
-	// outboxBytes bounds what is kept for a server that does not take it.
+	// outboxBytes bounds the messages kept while there is no connection.
 	outboxBytes = 8 << 20
 	// outboxAge is how long a message is worth sending: callers have given up by then, and an
 	// old report would be taken for a new one.
 	outboxAge = time.Minute
-	// confirmEvery is the pause between two questions whether the server has everything.
+	// confirmEvery is the pause between two flushes (PING) that confirm delivery to the server.
 	confirmEvery = 20 * time.Millisecond
+	// callersReturn is how long after the agent a caller may come back to a server that was restarted. The Director pauses
+	// for half a second between two attempts, and a server drops what comes for those who are not there.
+	callersReturn = 2 * time.Second
 )
 
 // limit is the largest message that the server takes.
 type limit struct{ n atomic.Int64 }
 
-// defaultLimit is the server's default, for the time before it has told its own.
+// defaultLimit is the default max_payload of a server, for the time before the first connection.
 const defaultLimit = 1 << 20
 
 func (l *limit) set(n int64) { l.n.Store(n) }
@@ -38,11 +41,12 @@ type message struct {
 	subject string
 	data    []byte
 	at      time.Time
+	reply   bool // to a request, of which there is no other
 }
 
-// outbox sends messages and keeps each until the server has confirmed that it came this far. A
-// Director does not ask again for a reply that was lost on the way; a reply that comes twice
-// does no harm, since the caller drops the second.
+// outbox sends messages and keeps each until the server has confirmed it. After a lost connection it keeps what it
+// sends for callersReturn, and then sends the replies among it once more. A Director does not ask again for a reply
+// that was lost on the way; a reply that comes twice does no harm, since the caller drops the second.
 type outbox struct {
 	mu          sync.Mutex
 	nc          *nats.Conn // nil while not connected
@@ -51,7 +55,9 @@ type outbox struct {
 	bytes       int        // of both
 	sent        uint64     // messages so far
 	confirming  bool
-	next        *outbox // has taken over, after a rotation
+	callersAway bool    // callers may not have reconnected yet; nothing is confirmed
+	lost        bool    // there was a connection before
+	next        *outbox // gets all messages, after a rotation
 }
 
 // send publishes m now, or when there is a connection again.
@@ -70,15 +76,21 @@ func (o *outbox) send(m message) {
 	if o.nc != nil && o.nc.Publish(m.subject, m.data) == nil {
 		o.sent++
 		o.unconfirmed = append(o.unconfirmed, m)
-		if !o.confirming {
-			o.confirming = true
-			nc := o.nc
-			time.AfterFunc(confirmEvery, func() { o.confirm(nc) })
-		}
+		o.confirmSoon()
 	} else {
 		o.waiting = append(o.waiting, m)
 	}
 	o.trim()
+}
+
+// confirmSoon has confirm called; the caller holds mu.
+func (o *outbox) confirmSoon() {
+	if o.confirming || o.callersAway {
+		return
+	}
+	o.confirming = true
+	nc := o.nc
+	time.AfterFunc(confirmEvery, func() { o.confirm(nc) })
 }
 
 // trim forgets the oldest messages beyond outboxBytes; the caller holds mu.
@@ -93,7 +105,7 @@ func (o *outbox) trim() {
 	}
 }
 
-// confirm asks the server for an answer to what was sent so far, and again while there is more.
+// confirm flushes (PING, PONG) what was sent so far, and repeats that while there is more.
 func (o *outbox) confirm(nc *nats.Conn) {
 	o.mu.Lock()
 	last := o.sent
@@ -109,7 +121,7 @@ func (o *outbox) confirm(nc *nats.Conn) {
 		for _, m := range o.unconfirmed[:done] {
 			o.bytes -= len(m.data)
 		}
-		// Under load the room is used again; a burst that is over leaves none behind.
+		// Under load the slice's capacity is reused; after a burst it is released.
 		o.unconfirmed = slices.Delete(o.unconfirmed, 0, done)
 		if len(o.unconfirmed) == 0 {
 			o.unconfirmed = nil
@@ -124,7 +136,10 @@ func (o *outbox) confirm(nc *nats.Conn) {
 func (o *outbox) attach(nc *nats.Conn) {
 	o.mu.Lock()
 	waiting := o.waiting
-	o.waiting, o.bytes, o.nc, o.confirming = nil, 0, nc, false
+	o.waiting, o.bytes, o.nc, o.confirming, o.callersAway = nil, 0, nc, false, o.lost
+	if o.callersAway {
+		time.AfterFunc(callersReturn, func() { o.resendReplies(nc) })
+	}
 	o.mu.Unlock()
 	for _, m := range waiting {
 		if time.Since(m.at) < outboxAge {
@@ -133,11 +148,30 @@ func (o *outbox) attach(nc *nats.Conn) {
 	}
 }
 
+// resendReplies sends those replies a second time that were sent when their callers may not have
+// reconnected yet.
+func (o *outbox) resendReplies(nc *nats.Conn) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.nc != nc {
+		return // lost again, and detach has taken over what was sent
+	}
+	o.callersAway = false
+	for _, m := range o.unconfirmed {
+		if m.reply && nc.Publish(m.subject, m.data) != nil {
+			break // the connection is lost, and detach takes them over
+		}
+	}
+	if len(o.unconfirmed) > 0 {
+		o.confirmSoon()
+	}
+}
+
 // detach gives the connection up; what it had not confirmed waits for the next one.
 func (o *outbox) detach() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.nc, o.confirming = nil, false
+	o.nc, o.confirming, o.callersAway, o.lost = nil, false, false, true
 	o.waiting = append(o.unconfirmed, o.waiting...)
 	o.unconfirmed = nil
 }

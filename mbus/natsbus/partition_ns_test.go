@@ -15,8 +15,8 @@ import (
 	"cambium/internal/testnats"
 )
 
-// TestNSPartition takes the link to the server down at its far end: no reset, no error, just
-// silence, as when a switch dies.
+// TestNSPartition takes the link to the server down at its far end: no reset and no error, as when
+// a switch fails.
 func TestNSPartition(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		quick(t)

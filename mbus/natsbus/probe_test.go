@@ -23,11 +23,11 @@ func TestProbe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mute, err := net.Listen("tcp", "127.0.0.1:0") // accepts in the kernel and never speaks
+	silentServer, err := net.Listen("tcp", "127.0.0.1:0") // accepts in the kernel and never speaks
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = mute.Close() }()
+	defer func() { _ = silentServer.Close() }()
 	good := identity(d, testca.AgentName(agentID))
 	with := func(change func(*Identity)) Identity {
 		id := good
@@ -46,7 +46,7 @@ func TestProbe(t *testing.T) {
 		{"all passes", good, "", ""},
 		{"name that does not exist", at("director.invalid:4222"), ProbeDNS, "director.invalid"},
 		{"port that is closed", at("127.0.0.1:1"), ProbeTCP, "refused"},
-		{"server that does not speak", at(mute.Addr().String()), ProbeGreeting, "timeout"},
+		{"server that does not speak", at(silentServer.Addr().String()), ProbeGreeting, "timeout"},
 		{"server of another authority", with(func(id *Identity) { id.CA = string(foreign.PEM) }), ProbeTLS, "unknown authority"},
 		{"expired certificate", identityWith(d, expired), ProbeTLS, "refuses the agent's certificate"},
 		{"agent that the server does not know", identity(d, testca.AgentName("new")), ProbeAuthorization, "Authorization"},
@@ -62,7 +62,7 @@ func TestProbe(t *testing.T) {
 				t.Errorf("failed in step %q with %v, want %q with %q", p.Failed, p.Err, c.step, c.want)
 			}
 			if (c.step == "" || c.step == ProbeTLS) && p.Certificate == nil {
-				t.Error("the server's certificate is not told")
+				t.Error("the server's certificate is not reported")
 			}
 		})
 	}

@@ -12,7 +12,7 @@ import (
 	"cambium/internal/testnats"
 )
 
-// proxy is the network between agent and server, which can stop without a word.
+// proxy is the network between agent and server, which can drop all packets.
 type proxy struct {
 	listener net.Listener
 	target   string

@@ -5,20 +5,20 @@ import (
 	"time"
 )
 
-// unanswered counts the requests that have no reply yet, so that a stopping agent closes its connection behind the
-// last one.
+// unanswered counts the requests that have no reply yet, so that a stopping agent closes its connection after the
+// last reply.
 type unanswered struct {
 	mu    sync.Mutex
 	count int
-	none  chan struct{} // closed when count comes back to 0; nil unless it is waited for
+	zero  chan struct{} // closed when count reaches 0; nil unless wait is waiting
 }
 
 func (u *unanswered) add(n int) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.count += n; u.count == 0 && u.none != nil {
-		close(u.none)
-		u.none = nil
+	if u.count += n; u.count == 0 && u.zero != nil {
+		close(u.zero)
+		u.zero = nil
 	}
 }
 
@@ -29,10 +29,10 @@ func (u *unanswered) wait(limit time.Duration) {
 		u.mu.Unlock()
 		return
 	}
-	if u.none == nil {
-		u.none = make(chan struct{})
+	if u.zero == nil {
+		u.zero = make(chan struct{})
 	}
-	none := u.none
+	none := u.zero
 	u.mu.Unlock()
 	timer := time.NewTimer(limit)
 	defer timer.Stop()

@@ -81,8 +81,8 @@ func (c *copier) enter(d *dir) error {
 	return takeOver(d.to)
 }
 
-// takeOver makes a directory root's alone that was there before. From then on no other user can
-// change what is in it, and it hands nothing down to what is made in it: no group, no flags, no ACL.
+// takeOver makes an existing directory accessible to root only. From then on no other user can
+// change its content, and new entries inherit nothing from it: no group, no flags, no ACL.
 func takeOver(fd int) error {
 	if err := clearFlags(fd); err != nil {
 		return err
@@ -100,7 +100,7 @@ func takeOver(fd int) error {
 	return err
 }
 
-func (c *copier) leave(d *dir) error {
+func (c *copier) finishDir(d *dir) error {
 	if d.parent == nil {
 		return nil // Finish does it
 	}
@@ -109,12 +109,15 @@ func (c *copier) leave(d *dir) error {
 
 func (c *copier) surplus(d *dir, name string) error { return removeAll(d.to, name) }
 
-func (c *copier) entry(d *dir, e entry, me *worker) error {
-	source, err := openEntry(d.from, e.name, e.kind)
+func (c *copier) open(d *dir, e entry) (int, error) {
+	fd, err := openAhead(d.from, e.name, e.kind)
 	if err != nil {
-		return changed("open", err)
+		return -1, changed("open", err)
 	}
-	defer unix.Close(source)
+	return fd, nil
+}
+
+func (c *copier) entry(d *dir, e entry, source int, me *worker) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(source, &st); err != nil {
 		return err
@@ -150,7 +153,7 @@ func (c *copier) link(l *link, d *dir, name string) error {
 	case err == nil && have.Ino == l.target:
 		return nil
 	case err == nil:
-		err = c.makeWay(d, name, &have)
+		err = c.removeConflict(d, name, &have)
 	case errors.Is(err, unix.ENOENT):
 		err = nil
 	}
@@ -174,9 +177,9 @@ func (c *copier) link(l *link, d *dir, name string) error {
 	return nil
 }
 
-// makeWay removes what the target has in the place of something else. A directory is removed only
-// where it is left over from an interrupted copy.
-func (c *copier) makeWay(d *dir, name string, have *unix.Stat_t) error {
+// removeConflict removes what the target has under a name that is of another type in the source. A
+// directory is removed only if it is left over from an interrupted copy.
+func (c *copier) removeConflict(d *dir, name string, have *unix.Stat_t) error {
 	if kindOf(have) == unix.DT_DIR && !c.exact {
 		return errors.New("the target has a directory of that name")
 	}
@@ -236,7 +239,7 @@ func (c *copier) resume(d *dir, name string, source int, st *unix.Stat_t) (compl
 			return true, nil
 		}
 	}
-	return false, c.makeWay(d, name, &have)
+	return false, c.removeConflict(d, name, &have)
 }
 
 func (c *copier) makeFile(source, target int, st *unix.Stat_t, me *worker) error {
@@ -259,11 +262,6 @@ func (c *copier) makeFile(source, target int, st *unix.Stat_t, me *worker) error
 
 // content copies the data and leaves the holes. The digest is that of a file without holes.
 func (c *copier) content(source, target int, st *unix.Stat_t, me *worker) (digest uint64, err error) {
-	if st.Size > blockSize {
-		if err := throughCache(source); err != nil {
-			return 0, err
-		}
-	}
 	holes := sparse(st)
 	if holes {
 		if err := unix.Ftruncate(target, st.Size); err != nil {
@@ -304,7 +302,7 @@ func (c *copier) content(source, target int, st *unix.Stat_t, me *worker) (diges
 func (c *copier) makeNode(d *dir, name string, source int, st *unix.Stat_t) error {
 	var have unix.Stat_t
 	if err := unix.Fstatat(d.to, name, &have, unix.AT_SYMLINK_NOFOLLOW); err == nil {
-		err = c.makeWay(d, name, &have)
+		err = c.removeConflict(d, name, &have)
 		if err != nil {
 			return err
 		}

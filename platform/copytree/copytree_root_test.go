@@ -158,7 +158,7 @@ func TestRootLostAndFound(t *testing.T) {
 	}
 }
 
-// All differences are found, and what differs again is told.
+// All differences are found, and a repeated one is marked.
 func TestRootVerifyCountsDifferences(t *testing.T) {
 	from, to := disks(t)
 	treetest.Fill(t, from)
@@ -174,11 +174,11 @@ func TestRootVerifyCountsDifferences(t *testing.T) {
 			}
 		}
 	}
-	for _, again := range []bool{false, true} {
+	for _, repeated := range []bool{false, true} {
 		damage()
 		var differs *DifferenceError
-		if err := trees.Verify(ctx, &Counter{}); !errors.As(err, &differs) || differs.Others != 3 || differs.Again != again {
-			t.Errorf("Verify = %+v, want 3 others, again %v", err, again)
+		if err := trees.Verify(ctx, &Counter{}); !errors.As(err, &differs) || differs.Others != 3 || differs.Again != repeated {
+			t.Errorf("Verify = %+v, want 3 others, again %v", err, repeated)
 		}
 		if err := errors.Join(trees.Copy(ctx, &Counter{}), trees.Verify(ctx, &Counter{})); err != nil {
 			t.Errorf("not mended: %v", err)

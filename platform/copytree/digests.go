@@ -11,9 +11,9 @@ import (
 // maxDigests bounds the memory; files without a digest are compared byte by byte.
 const maxDigests = 1 << 18
 
-// digests are of the files that Copy has read, by inode, so that Verify need not read the source a
-// second time. They find accidents, not forgers: the hash has a random key and 64 bits.
-// Suspects are files whose copies were found to differ: the next Copy does not trust that they look complete.
+// digests are of the files that Copy has read, by inode, so that Verify need not read the source a second
+// time. They detect accidental changes, not forged ones: the hash has a random key and 64 bits. Suspects are
+// files whose copies were found to differ: the next Copy does not trust that they look complete.
 type digests struct {
 	mu       sync.Mutex
 	seed     maphash.Seed
@@ -49,12 +49,12 @@ func (s *digests) get(st *unix.Stat_t) (uint64, bool) {
 }
 
 // suspect reports whether the file was one before.
-func (s *digests) suspect(inode uint64) (again bool) {
+func (s *digests) suspect(inode uint64) (known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	again = s.suspects[inode]
+	known = s.suspects[inode]
 	s.suspects[inode] = true
-	return again
+	return known
 }
 
 func (s *digests) suspected(st *unix.Stat_t) bool {

@@ -21,7 +21,7 @@ type entry struct {
 	kind  uint8 // as in DT_REG
 }
 
-// findKind asks the file where the directory does not know.
+// findKind stats the file if the directory entry has no type (DT_UNKNOWN).
 func (e *entry) findKind(dir int) error {
 	if e.kind != unix.DT_UNKNOWN {
 		return nil

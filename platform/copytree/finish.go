@@ -79,7 +79,7 @@ func (t *Trees) finish(ctx context.Context) error {
 	if err := unix.Fstat(top.from, &top.st); err != nil {
 		return err
 	}
-	return (&finisher{t}).leave(top)
+	return (&finisher{t}).finishDir(top)
 }
 
 // finisher sets flags from below: a directory that cannot be changed comes after what is in it.
@@ -92,15 +92,21 @@ func (f *finisher) enter(d *dir) (err error) {
 	return err
 }
 
-func (f *finisher) entry(d *dir, e entry, _ *worker) error {
+func (f *finisher) open(d *dir, e entry) (int, error) {
 	if e.kind != unix.DT_REG {
-		return nil // others have none
+		return -1, nil // others have no flags
 	}
-	source, err := openFile(d.from, e.name, unix.O_RDONLY)
+	fd, err := openFile(d.from, e.name, unix.O_RDONLY)
 	if err != nil {
-		return changed("open", err)
+		return -1, changed("open", err)
 	}
-	defer unix.Close(source)
+	return fd, nil
+}
+
+func (f *finisher) entry(d *dir, e entry, source int, _ *worker) error {
+	if source < 0 {
+		return nil
+	}
 	target, err := openFile(d.to, e.name, unix.O_RDONLY)
 	if err != nil {
 		return changed("open the copy", err)
@@ -111,7 +117,7 @@ func (f *finisher) entry(d *dir, e entry, _ *worker) error {
 
 func (f *finisher) surplus(*dir, string) error { return nil }
 
-func (f *finisher) leave(d *dir) error {
+func (f *finisher) finishDir(d *dir) error {
 	if d.parent == nil {
 		if err := copyAttributes(d.from, d.to, &d.st); err != nil {
 			return err

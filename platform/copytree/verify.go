@@ -25,7 +25,7 @@ func (v *verifier) enter(d *dir) (err error) {
 	return compareAttributes(d.from, d.to, &d.st)
 }
 
-func (v *verifier) leave(*dir) error { return nil }
+func (v *verifier) finishDir(*dir) error { return nil }
 
 func (v *verifier) surplus(*dir, string) error { return &DifferenceError{What: "being there"} }
 
@@ -44,31 +44,38 @@ func compareAttributes(source, target int, st *unix.Stat_t) error {
 	return err
 }
 
-func (v *verifier) entry(d *dir, e entry, me *worker) error {
+func (v *verifier) open(d *dir, e entry) (int, error) {
+	var have unix.Stat_t
+	if err := unix.Fstatat(d.to, e.name, &have, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return -1, changed("stat the copy", err)
+	}
+	fd, err := openFlushed(d.to, e.name, kindOf(&have))
+	if err != nil {
+		return -1, changed("open the copy", err)
+	}
+	return fd, nil
+}
+
+func (v *verifier) entry(d *dir, e entry, target int, me *worker) error {
 	var st unix.Stat_t
 	if err := unix.Fstatat(d.from, e.name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return changed("stat", err)
 	}
-	err := v.compare(d, e, &st, me)
+	err := v.compare(d, e, &st, target, me)
 	if differs, ok := err.(*DifferenceError); ok {
 		differs.inode = st.Ino
 	}
 	return err
 }
 
-func (v *verifier) compare(d *dir, e entry, st *unix.Stat_t, me *worker) error {
+func (v *verifier) compare(d *dir, e entry, st *unix.Stat_t, target int, me *worker) error {
 	var have unix.Stat_t
-	if err := unix.Fstatat(d.to, e.name, &have, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return changed("stat the copy", err)
+	if err := unix.Fstat(target, &have); err != nil {
+		return err
 	}
 	if what := difference(st, &have); what != "" {
-		return &DifferenceError{What: what} // a device, for one, must not be opened
+		return &DifferenceError{What: what}
 	}
-	target, err := openEntry(d.to, e.name, kindOf(st))
-	if err != nil {
-		return changed("open the copy", err)
-	}
-	defer unix.Close(target)
 	if st.Nlink > 1 {
 		l, first := v.links.meet(st, d, e.name)
 		if first {
@@ -81,16 +88,11 @@ func (v *verifier) compare(d *dir, e entry, st *unix.Stat_t, me *worker) error {
 		}
 	}
 	if kindOf(st) == unix.DT_REG {
-		if st.Size > blockSize {
-			if err := throughCache(target); err != nil {
-				return err
-			}
-		}
 		if same, err := v.sameDigest(target, st, me); err != nil || same {
 			return err
 		}
 	}
-	source, err := openEntry(d.from, e.name, kindOf(st))
+	source, err := openAhead(d.from, e.name, kindOf(st))
 	if err != nil {
 		return changed("open", err)
 	}
@@ -136,11 +138,6 @@ func (v *verifier) sameDigest(target int, st *unix.Stat_t, me *worker) (bool, er
 
 // compareContent reads what is data on either side; the holes of the other read as zeros.
 func (v *verifier) compareContent(source, target int, size int64, me *worker) error {
-	if size > blockSize {
-		if err := throughCache(source); err != nil {
-			return err
-		}
-	}
 	for at := int64(0); at < size; {
 		if err := context.Cause(me.ctx); err != nil {
 			return err

@@ -18,6 +18,8 @@ const (
 	// batchSize is how many entries of a directory one worker takes at a time. Most directories are
 	// one batch, so that workers create files in different directories and do not wait for each other.
 	batchSize = 1024
+	// openAheadCount is how many files one worker has open before their turn.
+	openAheadCount = 32
 	// maxDifferences is after how many Verify gives up.
 	maxDifferences = 1 << 16
 	// lostFound, at the top of a tree, comes with a file system; what is in it is content like any other.
@@ -32,12 +34,14 @@ func Workers() int { return 8 * runtime.NumCPU() }
 type visitor interface {
 	// enter opens the target of a directory, before its entries are read.
 	enter(d *dir) error
-	// entry treats anything but a directory.
-	entry(d *dir, e entry, me *worker) error
+	// open opens what entry reads, some entries before its turn.
+	open(d *dir, e entry) (int, error)
+	// entry treats anything but a directory. The descriptor is the one that open has returned.
+	entry(d *dir, e entry, fd int, me *worker) error
 	// surplus treats what only the target has.
 	surplus(d *dir, name string) error
-	// leave is called when everything below a directory is done.
-	leave(d *dir) error
+	// finishDir is called when everything below a directory is done.
+	finishDir(d *dir) error
 }
 
 // dir is a directory of both trees while something below it is not done. The descriptors stay
@@ -72,7 +76,7 @@ func (d *dir) ownPath() string {
 // worker is what one goroutine of a walk has to itself.
 type worker struct {
 	ctx  context.Context // ends with the walk's first failure
-	a, b []byte          // of alignedBlock
+	a, b []byte          // of blockSize
 }
 
 // task is a subdirectory to enter, or entries of a directory.
@@ -126,7 +130,7 @@ func (w *walk) run() error {
 }
 
 func (w *walk) work() {
-	me := &worker{ctx: w.ctx, a: alignedBlock(), b: alignedBlock()}
+	me := &worker{ctx: w.ctx, a: make([]byte, blockSize), b: make([]byte, blockSize)}
 	for {
 		t, ok := w.next()
 		if !ok {
@@ -135,12 +139,7 @@ func (w *walk) work() {
 		if t.sub != "" && w.ctx.Err() == nil {
 			w.descend(t.dir, t.sub)
 		}
-		for _, e := range t.entries {
-			if w.ctx.Err() != nil {
-				break
-			}
-			w.visit(t.dir, e, me)
-		}
+		w.visitAll(t.dir, t.entries, me)
 		w.release(t.dir)
 		w.mu.Lock()
 		if w.working--; w.working == 0 {
@@ -179,7 +178,7 @@ func (w *walk) push(t task) {
 func (w *walk) release(d *dir) {
 	for ; d != nil && d.pending.Add(-1) == 0; d = d.parent {
 		if d.entered && w.ctx.Err() == nil {
-			if err := w.leave(d); err != nil {
+			if err := w.finishDir(d); err != nil {
 				w.failed(d.ownPath(), err)
 			} else {
 				w.progress.files.Add(1)
@@ -253,14 +252,49 @@ func (w *walk) findSurplus(d *dir, entries []entry) error {
 	return nil
 }
 
-func (w *walk) visit(d *dir, e entry, me *worker) {
-	err := e.findKind(d.from)
+// visitAll treats entries of one directory.
+func (w *walk) visitAll(d *dir, entries []entry, me *worker) {
+	opened := make([]openedEntry, min(openAheadCount, len(entries)))
+	next := 0
+	for i := range entries {
+		for ; next < min(i+len(opened), len(entries)); next++ {
+			opened[next%len(opened)] = w.openEntry(d, entries[next])
+		}
+		o := opened[i%len(opened)]
+		if w.ctx.Err() == nil {
+			w.visit(d, o, me)
+		}
+		closeAll(o.fd)
+	}
+}
+
+// openedEntry is an entry whose turn comes soon, with its descriptor or with what is wrong with it. A
+// directory has no descriptor.
+type openedEntry struct {
+	entry
+	fd  int
+	err error
+}
+
+func (w *walk) openEntry(d *dir, e entry) openedEntry {
+	o := openedEntry{entry: e, fd: -1}
+	if o.err = w.ctx.Err(); o.err == nil {
+		o.err = o.findKind(d.from)
+	}
+	if o.err == nil && o.kind != unix.DT_DIR {
+		o.fd, o.err = w.open(d, o.entry)
+	}
+	return o
+}
+
+func (w *walk) visit(d *dir, o openedEntry, me *worker) {
+	e, err := o.entry, o.err
 	if err == nil && e.kind == unix.DT_DIR {
 		w.push(task{dir: d, sub: e.name})
 		return
 	}
 	if err == nil {
-		err = w.entry(d, e, me)
+		err = w.entry(d, e, o.fd, me)
 	}
 	if err != nil {
 		w.failed(d.path(e.name), err)

@@ -25,7 +25,7 @@ func Await(ctx context.Context, dirs []string, ready func() (bool, error)) error
 	stop := context.AfterFunc(ctx, w.wake)
 	defer stop()
 	for {
-		// Watch first, look second: what happens in between is not missed.
+		// The watch is added before the state is read, so that no event is missed in between.
 		w.follow(dirs)
 		if ok, err := ready(); ok || err != nil {
 			return err
@@ -39,24 +39,26 @@ func Await(ctx context.Context, dirs []string, ready func() (bool, error)) error
 	}
 }
 
-// watch joins the two ways by which the system tells of devices: netlink messages of the
-// kernel, and inotify for the nodes and links that udev makes.
+// watch joins the two sources of device events: netlink messages of the kernel (uevents), and
+// inotify for the nodes and links that udev makes.
 type watch struct {
 	inotify, uevent int
-	alarm           [2]int
+	// alarm and alarmWriter are the ends of a pipe. They are files and not descriptors: the context may end while the
+	// watch is closed, and a descriptor of the same number may by then be a disk.
+	alarm, alarmWriter *os.File
 }
 
 func newWatch() (*watch, error) {
 	w := &watch{inotify: -1, uevent: -1}
-	if err := unix.Pipe2(w.alarm[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+	var err error
+	if w.alarm, w.alarmWriter, err = os.Pipe(); err != nil {
 		return nil, fmt.Errorf("watch devices: %w", err)
 	}
-	var err error
 	if w.inotify, err = unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK); err != nil {
 		w.close()
 		return nil, fmt.Errorf("watch devices: %w", err)
 	}
-	// Without netlink (some containers) the nodes still tell.
+	// Without netlink (some containers) inotify alone has to do.
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_KOBJECT_UEVENT)
 	if err == nil {
 		if unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: 1}) == nil {
@@ -82,10 +84,10 @@ func (w *watch) follow(dirs []string) {
 	}
 }
 
-func (w *watch) wake() { _, _ = unix.Write(w.alarm[1], []byte{0}) }
+func (w *watch) wake() { _, _ = w.alarmWriter.Write([]byte{0}) }
 
 func (w *watch) wait() error {
-	fds := []unix.PollFd{{Fd: int32(w.alarm[0]), Events: unix.POLLIN}, {Fd: int32(w.inotify), Events: unix.POLLIN}}
+	fds := []unix.PollFd{{Fd: int32(w.alarm.Fd()), Events: unix.POLLIN}, {Fd: int32(w.inotify), Events: unix.POLLIN}}
 	if w.uevent >= 0 {
 		fds = append(fds, unix.PollFd{Fd: int32(w.uevent), Events: unix.POLLIN})
 	}
@@ -113,7 +115,8 @@ func (w *watch) wait() error {
 }
 
 func (w *watch) close() {
-	for _, fd := range []int{w.inotify, w.uevent, w.alarm[0], w.alarm[1]} {
+	_, _ = w.alarm.Close(), w.alarmWriter.Close()
+	for _, fd := range []int{w.inotify, w.uevent} {
 		if fd >= 0 {
 			_ = unix.Close(fd)
 		}

@@ -1,8 +1,8 @@
-// Package device finds the block device that a CPI's hint means. Resolvers are pure matchers
-// over one snapshot of /sys and /dev, looked at again whenever the kernel or udev reports a
-// change, under one deadline. There are three ways not to find a disk (absent, timed out,
-// ambiguous) and each comes with what was looked for and what was there; an empty or relative
-// path is never an answer. The package knows nothing of settings and never writes a device.
+// Package device finds the block device that a CPI's hint means. Resolvers are pure matchers over
+// one snapshot of /sys and /dev, looked at again whenever the kernel or udev reports a change,
+// under one deadline. A lookup can fail in three ways (absent, timed out, ambiguous), and each
+// error says what was looked for and what was there; an empty or relative path is never a result.
+// The package knows nothing of settings and never writes a device.
 package device
 
 import (
@@ -55,7 +55,7 @@ type Hint struct {
 	LUN          string
 	HostDeviceID string
 	ISCSI        bool
-	// Others are the CIDs of other disks: a path that leads to one of them is not believed.
+	// Others are the CIDs of other disks: a path that leads to one of them is rejected.
 	Others []string
 }
 
@@ -94,8 +94,8 @@ type Options struct {
 	ManagedVolumePattern   string // glob of links to volumes that are no instance storage
 	// Root is "/" unless a test moves it.
 	Root string
-	// Patience scales the time limits; 1 if zero.
-	Patience float64
+	// TimeoutScale multiplies the time limits; 1 if zero.
+	TimeoutScale float64
 }
 
 // Resolver turns hints into devices.
@@ -110,8 +110,8 @@ func New(o Options, log *logrus.Entry) (*Resolver, error) {
 	if o.Root == "" {
 		o.Root = "/"
 	}
-	if o.Patience == 0 {
-		o.Patience = 1
+	if o.TimeoutScale == 0 {
+		o.TimeoutScale = 1
 	}
 	if o.InstanceStoragePattern == "" {
 		o.InstanceStoragePattern = "/dev/nvme*n1"
@@ -141,15 +141,15 @@ const (
 	volumeLimit = 15 * time.Second
 )
 
-// A stage is one way to find the disk. A later stage is believed only after its grace, so
+// A stage is one way to find the disk. The result of a later stage counts only after its grace period, so
 // that a mere path does not win over an identity that is about to appear.
 type stage struct {
 	match matcher
 	grace time.Duration
 	limit time.Duration
-	// whole means that the grace is not over when udev has finished with the device that was found:
+	// fullGrace means that the grace is not over when udev has finished with the device that was found:
 	// the identity that is waited for may be another device's.
-	whole bool
+	fullGrace bool
 	// identifier and path say what the disk is found by; a place that is no path is neither.
 	identifier, path bool
 }
@@ -162,7 +162,7 @@ type search struct {
 	rescan bool
 }
 
-// nextGrace is when a stage that was not believed yet will be; 0 if there is none.
+// nextGrace is the time until the next grace period ends; 0 if there is none.
 func (s search) nextGrace(waited time.Duration) (next time.Duration) {
 	for _, st := range s.stages {
 		if left := st.grace - waited; left > 0 && (next == 0 || left < next) {
@@ -185,10 +185,10 @@ func (r *Resolver) search(h Hint) (s search, err error) {
 	byPath := func(match matcher) stage {
 		st := stage{match: match, limit: pathLimit, path: true}
 		if len(s.stages) > 0 {
-			st.grace = time.Duration(float64(pathLimit) * o.Patience)
+			st.grace = time.Duration(float64(pathLimit) * o.TimeoutScale)
 		}
 		if len(s.links) > 0 && s.links[0] == o.LUNLinks {
-			st.grace, st.whole = time.Duration(float64(scsiLimit)*o.Patience), true
+			st.grace, st.fullGrace = time.Duration(float64(scsiLimit)*o.TimeoutScale), true
 		}
 		return st
 	}
@@ -251,9 +251,9 @@ func (r *Resolver) Resolve(ctx context.Context, h Hint) (Device, error) {
 		limit = max(limit, st.limit)
 	}
 	if len(s.stages) > 1 && r.options.LUNLinks != "" {
-		limit += scsiLimit // there, one resolver waits its time after the other
+		limit += scsiLimit // cloudfoundry/bosh-agent tries one resolver after the other
 	}
-	limit = time.Duration(float64(limit) * r.options.Patience)
+	limit = time.Duration(float64(limit) * r.options.TimeoutScale)
 	begin := time.Now()
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, ErrTimedOut)
 	defer cancel()
@@ -268,7 +268,7 @@ func (r *Resolver) Resolve(ctx context.Context, h Hint) (Device, error) {
 	for i := range dirs {
 		dirs[i] = filepath.Join(r.options.Root, dirs[i])
 	}
-	// Nothing in the system tells when a grace is over, so it wakes the wait by itself.
+	// The end of a grace period is no event of the system, so a timer ends the wait.
 	for {
 		pause, stop := ctx, func() {}
 		if next := s.nextGrace(time.Since(begin)); next > 0 {
@@ -289,7 +289,7 @@ func (r *Resolver) Resolve(ctx context.Context, h Hint) (Device, error) {
 		}
 	}
 	if errors.Is(context.Cause(ctx), ErrTimedOut) {
-		d, trace, err = r.once(s, h, time.Hour) // now a path is believed
+		d, trace, err = r.once(s, h, time.Hour) // all grace periods are over
 		if err == nil && d.Path == "" {
 			err = ErrTimedOut
 		}
@@ -300,12 +300,12 @@ func (r *Resolver) Resolve(ctx context.Context, h Hint) (Device, error) {
 	var notFound *NotFoundError
 	switch {
 	case err == nil:
-		r.log.WithFields(logrus.Fields{"disk": h.String(), "device": d.Path, "waited": time.Since(begin)}).Debug("device found")
+		r.log.WithFields(logrus.Fields{"hint": h.String(), "device": d.Path, "took": time.Since(begin).String()}).Debug("device found")
 		return d, nil
 	case errors.As(err, &notFound):
 		return Device{}, err
 	case errors.Is(context.Cause(ctx), ErrTimedOut), errors.Is(err, context.DeadlineExceeded):
-		return Device{}, &NotFoundError{Reason: ErrTimedOut, Hint: h, Waited: time.Since(begin), Trace: append(trace, disksThere(r.options.Root))}
+		return Device{}, &NotFoundError{Reason: ErrTimedOut, Hint: h, Waited: time.Since(begin), Trace: append(trace, There(r.options.Root))}
 	}
 	return Device{}, fmt.Errorf("find disk %s: %w", h, err)
 }
@@ -316,6 +316,11 @@ func (r *Resolver) once(s search, h Hint, waited time.Duration) (Device, []strin
 	if err != nil {
 		return Device{}, nil, fmt.Errorf("find disk %s: %w", h, err)
 	}
+	return r.pick(now, s, h, waited)
+}
+
+// pick is the device that a snapshot shows to be the one of the hint, after so long a wait.
+func (r *Resolver) pick(now Snapshot, s search, h Hint, waited time.Duration) (Device, []string, error) {
 	var trace []string
 	others := r.others(now, h)
 	for _, st := range s.stages {
@@ -340,7 +345,7 @@ func (r *Resolver) once(s search, h Hint, waited time.Duration) (Device, []strin
 		}
 		// Where udev has finished with the device, or does not run, no better link will come. Where other disks of this CPI have
 		// identifiers, this one's may belong to a device that is still to come.
-		if waited < st.grace && now.Udev && (st.whole || !n.Settled || len(others) > 0) {
+		if waited < st.grace && now.Udev && (st.fullGrace || !n.Settled || len(others) > 0) {
 			trace = append(trace, "waiting for udev before "+n.Target+" is believed")
 			continue
 		}
@@ -349,7 +354,7 @@ func (r *Resolver) once(s search, h Hint, waited time.Duration) (Device, []strin
 	return Device{}, trace, nil
 }
 
-// others are the devices that an identifier shows to be another disk than the one of the hint, with the CID of that disk.
+// others are the devices whose identifiers belong to another disk than the one of the hint, with the CID of that disk.
 func (r *Resolver) others(now Snapshot, h Hint) map[blkdev.Number]string {
 	if r.options.Type != "virtio" {
 		return nil
@@ -377,8 +382,8 @@ func distinct(found []Node) (nodes []Node) {
 	return nodes
 }
 
-// rescanSCSI asks every controller for new disks. It runs beside the wait, since a scan can
-// take as long as its slowest bus.
+// rescanSCSI makes every controller scan for new disks. It runs concurrently with the wait, since a
+// scan takes as long as its slowest bus.
 func (r *Resolver) rescanSCSI() {
 	hosts, _ := filepath.Glob(filepath.Join(r.options.Root, "sys/class/scsi_host/host*/scan"))
 	for _, scan := range hosts {
@@ -391,7 +396,7 @@ func (r *Resolver) rescanSCSI() {
 // InstanceStorage returns the NVMe devices that are no volumes of the IaaS, sorted by path. The
 // number must be the one the CPI announced: one device too many could be a volume of another owner.
 func (r *Resolver) InstanceStorage(ctx context.Context, count int) ([]Device, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, time.Duration(float64(pathLimit)*r.options.Patience), ErrTimedOut)
+	ctx, cancel := context.WithTimeoutCause(ctx, time.Duration(float64(pathLimit)*r.options.TimeoutScale), ErrTimedOut)
 	defer cancel()
 	var devices []Device
 	var trace []string

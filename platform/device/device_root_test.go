@@ -206,7 +206,7 @@ func TestRootLinkByLUN(t *testing.T) {
 				defer func() { <-made }()
 			}
 			begin := time.Now()
-			d, err := resolver(t, Options{Root: r.root, LUNLinks: "/dev/by-lun", Patience: 0.01}).Resolve(context.Background(), hint)
+			d, err := resolver(t, Options{Root: r.root, LUNLinks: "/dev/by-lun", TimeoutScale: 0.01}).Resolve(context.Background(), hint)
 			if err != nil || d.Number != n[c.want] {
 				t.Errorf("Resolve = %+v, %v; want disk %d", d, err, c.want)
 			}
@@ -217,8 +217,8 @@ func TestRootLinkByLUN(t *testing.T) {
 	}
 }
 
-// Point 14: a link whose target is a bare name must not become a path of its own.
-func TestRootPoint14RelativeLinks(t *testing.T) {
+// Contract D.14: a link whose target is a bare name must not become a path of its own.
+func TestRootD14RelativeLinks(t *testing.T) {
 	n := numbers(t, 1)
 	r := tree{t, t.TempDir()}
 	r.node("dev/nvme1n1", n[0])
@@ -238,7 +238,7 @@ func TestRootInstanceStorage(t *testing.T) {
 	for i, name := range []string{"nvme0n1", "nvme1n1", "nvme2n1"} {
 		r.node("dev/"+name, n[i])
 	}
-	o := Options{Root: r.root, ManagedVolumePattern: "/dev/disk/by-id/nvme-Amazon_Elastic_Block_Store_*", Patience: 0.01}
+	o := Options{Root: r.root, ManagedVolumePattern: "/dev/disk/by-id/nvme-Amazon_Elastic_Block_Store_*", TimeoutScale: 0.01}
 	r.link("../../nvme1n1", "dev/disk/by-id/nvme-Amazon_Elastic_Block_Store_vol1")
 	got, err := resolver(t, o).InstanceStorage(context.Background(), 2)
 	if err != nil || len(got) != 2 || got[0].Number != n[0] || got[1].Number != n[2] {

@@ -36,9 +36,9 @@ func TestPartitionNames(t *testing.T) {
 			t.Errorf("SplitPartition(%s) = %s, %d, %v", path, disk, n, ok)
 		}
 	}
-	for _, whole := range []string{"/dev/sda", "/dev/loop7", "/dev/nvme0n1", "/dev/mmcblk0", "/dev/md0", "/dev/dm-3", "/dev/mapper/mpath1", "/dev/disk/by-id/x1", "", "/dev/sr0"} {
-		if disk, n, ok := SplitPartition(whole); ok {
-			t.Errorf("SplitPartition(%s) = %s, %d; want none", whole, disk, n)
+	for _, path := range []string{"/dev/sda", "/dev/loop7", "/dev/nvme0n1", "/dev/mmcblk0", "/dev/md0", "/dev/dm-3", "/dev/mapper/mpath1", "/dev/disk/by-id/x1", "", "/dev/sr0"} {
+		if disk, n, ok := SplitPartition(path); ok {
+			t.Errorf("SplitPartition(%s) = %s, %d; want none", path, disk, n)
 		}
 	}
 }
@@ -170,7 +170,7 @@ func resolver(t testing.TB, o Options) *Resolver {
 func TestAnswers(t *testing.T) {
 	root := t.TempDir()
 	r := func(o Options) *Resolver {
-		o.Root, o.Patience = root, 0.002
+		o.Root, o.TimeoutScale = root, 0.002
 		return resolver(t, o)
 	}
 	for _, c := range []struct {
@@ -318,6 +318,43 @@ func TestGraceForIdentity(t *testing.T) {
 	s, err = r.search(Hint{Path: "/dev/sdh"})
 	if err != nil || s.stages[0].grace != 0 {
 		t.Errorf("a disk without CID waits %v (%v), want no wait", s.stages[0].grace, err)
+	}
+}
+
+// A path that leads to another disk is never believed; while others have identifiers, no path is before the deadline.
+func TestOthersAreNotTheDisk(t *testing.T) {
+	for _, c := range []struct {
+		name, kind string
+		hint       Hint
+		noUdev     bool
+		now, late  string // at once, and at the deadline
+		evidence   string
+	}{
+		{"no others are known", "virtio", Hint{CID: "vol-b", Path: "/dev/sdb"}, false, "/dev/vdb", "/dev/vdb", ""},
+		{"the path is another disk", "virtio", Hint{CID: "vol-b", Path: "/dev/sdb", Others: []string{cid}}, false, "", "", "/dev/vdb is disk " + cid},
+		{"the path is another disk, without udev", "virtio", Hint{CID: "vol-b", Path: "/dev/sdb", Others: []string{cid}}, true, "", "", "/dev/vdb is disk " + cid},
+		{"others have identifiers", "virtio", Hint{CID: "vol-b", Path: "/dev/sdh", Others: []string{cid}}, false, "", "/dev/vdh", "waiting for udev before /dev/vdh is believed"},
+		{"others have identifiers, without udev", "virtio", Hint{CID: "vol-b", Path: "/dev/sdh", Others: []string{cid}}, true, "/dev/vdh", "/dev/vdh", ""},
+		{"others have none", "virtio", Hint{CID: "vol-b", Path: "/dev/sdh", Others: []string{"vol-c"}}, false, "/dev/vdh", "/dev/vdh", ""},
+		{"its identifier is there", "virtio", Hint{CID: "vol-7447851", Path: "/dev/sdb", Others: []string{cid}}, false, "/dev/vdc", "/dev/vdc", ""},
+		{"paths are all there is", "", Hint{CID: "vol-b", Path: "/dev/vdb", Others: []string{cid}}, false, "/dev/vdb", "/dev/vdb", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := resolver(t, Options{Type: c.kind})
+			s, err := r.search(c.hint)
+			if err != nil {
+				t.Fatal(err)
+			}
+			snapshot := machine()
+			snapshot.Udev = !c.noUdev
+			now, trace, err := r.pick(snapshot, s, c.hint, 0)
+			if err != nil || now.Path != c.now || !strings.Contains(strings.Join(trace, "; "), c.evidence) {
+				t.Errorf("at once %q (%v, %v), want %q", now.Path, trace, err, c.now)
+			}
+			if late, _, err := r.pick(snapshot, s, c.hint, time.Hour); err != nil || late.Path != c.late {
+				t.Errorf("at the deadline %q (%v), want %q", late.Path, err, c.late)
+			}
+		})
 	}
 }
 

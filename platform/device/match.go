@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// A matcher looks for a disk in a snapshot. It returns the paths it believes in, and what it
-// looked for and saw, which becomes the evidence in an error.
+// A matcher looks for a disk in a snapshot. It returns the matching nodes, and what it looked for
+// and saw, for errors.
 type matcher func(Snapshot) (found []Node, evidence string)
 
 // serialLength is how much of a serial number a virtio disk can hold.
@@ -24,7 +24,7 @@ func byID(cid string, pattern *regexp.Regexp, replacement string) matcher {
 	case pattern != nil:
 		glob = pattern.ReplaceAllString(cid, replacement)
 	case len(cid) >= serialLength:
-		glob = "*" + cid // a shorter one could be the end of anything
+		glob = "*" + cid // a shorter one could match the end of any serial number
 	}
 	short := cid[:min(len(cid), serialLength)]
 	return func(s Snapshot) (found []Node, _ string) {
@@ -51,7 +51,7 @@ func byID(cid string, pattern *regexp.Regexp, replacement string) matcher {
 	}
 }
 
-// mapped understands /dev/sdX as whatever the hypervisor's driver calls that disk.
+// mapped translates /dev/sdX into the name that the hypervisor's driver gives that disk.
 func mapped(p string) (matcher, []string) {
 	candidates := []string{p}
 	if letter, ok := strings.CutPrefix(p, "/dev/sd"); ok {

@@ -39,7 +39,7 @@ func Present(root string) (names []string) {
 	return names
 }
 
-// partitionNode asks the kernel, or the name while there is no device behind it.
+// partitionNode decides by sysfs, or by the name while the device does not exist.
 func partitionNode(root, path string) bool {
 	number, err := blkdev.NumberOf(path)
 	if err != nil {

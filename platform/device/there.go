@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// disksThere names the disks of the machine with their sizes, for an operator who looks for one that is missing.
-func disksThere(root string) string {
+// There names the disks of the machine with their sizes, for an operator who looks for one that is missing, or has attached the wrong one.
+func There(root string) string {
 	dir := filepath.Join(root, "sys/block")
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 // be called at every start; that the kernel has no parser for the table does not matter.
 //
 // Where the kernel refuses but a block device of the partition's name is there all the same,
-// that node is what everybody means by the name, and it is taken.
+// that node counts as the partition's.
 func Announce(ctx context.Context, path string) error {
 	s, err := look(path, func(Table) bool { return false })
 	if err != nil {

@@ -12,10 +12,10 @@ import (
 	"cambium/internal/blkdev"
 )
 
-// Hold keeps the lock of a disk until release is called, from before its table is written until
-// its partitions are in use. udev reads a table again as soon as the writer closes the disk, and the
-// kernel then takes all partitions away and brings them back: between writing and mounting they
-// would be gone for a moment. What is mounted is safe from that.
+// Hold keeps the lock of a disk until release is called, from before its table is written until its
+// partitions are in use. udev rereads a table as soon as the writer closes the disk, and the kernel
+// then removes all partitions and adds them again: between writing and mounting they would be gone
+// for a moment. Mounted partitions are not removed.
 func Hold(ctx context.Context, path string) (release func(), err error) {
 	// Opened for reading: udev takes the closing of a writer for a change of the content.
 	f, err := os.Open(path)

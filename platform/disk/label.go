@@ -71,7 +71,7 @@ var tableTypes = []tableType{
 		sectors: MBRLimit / 512},
 }
 
-// of returns the row of a label; that of none can nothing.
+// of returns the row of a label; the row of None has no functions.
 func of(l Label) tableType {
 	for _, t := range tableTypes {
 		if t.label == l {

@@ -1,7 +1,7 @@
-// Package disk reads and writes partition tables. Reading never writes, whatever is found.
-// Writing happens under the lock that udev honors, is verified by reading back, and the
-// kernel is told of each partition by itself, which also works on a disk in use. Whether a
-// disk may be written is the caller's decision and proof.
+// Package disk reads and writes partition tables. Reading never writes, whatever is found. Writing
+// happens under the lock that udev honors, is verified by reading back, and each partition is
+// announced to the kernel separately (BLKPG), which also works on a disk in use. Whether a disk may
+// be written is the caller's decision and proof.
 package disk
 
 import (
@@ -37,8 +37,7 @@ type Table struct {
 	Partitions []Partition // by number
 	// Recovered is set when the first copy of a GPT is broken and the second was used.
 	Recovered bool
-	// Moved is set when the disk is larger than the GPT believes: the second copy is not
-	// at its end.
+	// Moved is set when the disk is larger than the GPT says: the second copy is not at its end.
 	Moved bool
 	// Fixed says why a table must not be rewritten, though it can be read.
 	Fixed string
@@ -75,13 +74,12 @@ func Observe(path string) (State, error) {
 	return look(path, func(Table) bool { return true })
 }
 
-// Inspect is Observe for those to whom a disk with a table is a disk with a table: what it may carry
-// besides is not looked for.
+// Inspect is Observe without probing the content of a disk that has a partition table.
 func Inspect(path string) (State, error) {
 	return look(path, func(t Table) bool { return t.Label == None })
 }
 
-// look leaves the content out unless it is wanted.
+// look probes the content only if it is wanted.
 func look(path string, wanted func(Table) bool) (State, error) {
 	s := State{Path: path}
 	f, err := os.Open(path)
@@ -295,7 +293,7 @@ func (t Table) Partition(n int) (Partition, bool) {
 	return Partition{}, false
 }
 
-// file gives go-diskfs a reader it cannot write through.
+// file is a read-only file for go-diskfs.
 type file struct {
 	r    io.ReaderAt
 	size int64

@@ -71,8 +71,8 @@ func create(f *os.File, label Label, guid string, parts []Partition) error {
 			return err
 		}
 	}
-	// The old table must be gone for good before the new one can make the old content at
-	// the same place look like ours.
+	// The old table must be durably erased first: the new one could make old content at the same
+	// offset look like ours.
 	if err := f.Sync(); err != nil {
 		return err
 	}
@@ -93,8 +93,8 @@ func Append(ctx context.Context, path string, parts []Partition) error {
 	})
 }
 
-// Grow extends partition n to the end given, and moves the second copy of a GPT to the end of
-// the disk. A partition that already reaches it is left alone; shrinking is an error.
+// Grow extends partition n to the end given, and moves the second copy of a GPT to the end of the
+// disk. A partition that already reaches it does not change; shrinking is an error.
 func Grow(ctx context.Context, path string, n int, end int64) error {
 	return change(ctx, path, "grow a partition of", func(_ *os.File, t *Table) error {
 		for i := range t.Partitions {
@@ -223,8 +223,8 @@ func (t Table) writeGPT(f *os.File, size int64, sector int) error {
 	if err := preserve(f, g, size, sector); err != nil {
 		return err
 	}
-	// The order matters for a power cut: library and we write the second copy first. The
-	// protective MBR is ours to write, because the library's is wrong beyond 2 TiB.
+	// The order matters for a power cut: go-diskfs and this function write the second copy first.
+	// The protective MBR is ours to write, because the library's is wrong beyond 2 TiB.
 	if err := g.Write(f, size); err != nil {
 		return err
 	}
@@ -273,7 +273,7 @@ func (t Table) writeMBR(f *os.File, _ int64, sector int) error {
 				return fmt.Errorf("partition type %q: %w", kind, err)
 			}
 			entry.Type, entry.Start, entry.Size = mbr.Type(n), uint32(p.Start/int64(sector)), uint32(p.Size/int64(sector))
-			// Cylinders are long dead; these values say "beyond what they can express".
+			// CHS addressing is obsolete; these values mean "beyond what CHS can express".
 			entry.StartHead, entry.StartSector, entry.StartCylinder = 0xfe, 0xff, 0xff
 			entry.EndHead, entry.EndSector, entry.EndCylinder = 0xfe, 0xff, 0xff
 			if !fresh && old.Partitions[i].Start == entry.Start {
@@ -300,8 +300,7 @@ func (t Table) writeMBR(f *os.File, _ int64, sector int) error {
 	return m.Write(f, 0)
 }
 
-// verify reads the table back and compares; what is not as it was meant is an error now and
-// not a surprise later.
+// verify reads the table back and compares it with the one that was to be written.
 func (t Table) verify(f *os.File, size int64, sector int) error {
 	have, err := Read(f, size, sector)
 	if err != nil {

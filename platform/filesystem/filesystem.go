@@ -24,7 +24,7 @@ type Kind string
 // The kinds that matter to the agent.
 const (
 	Blank   Kind = "blank"   // no known signature at any of its offsets
-	Unknown Kind = "unknown" // a signature whose superblock makes no sense
+	Unknown Kind = "unknown" // a signature with an invalid superblock
 	Ext2    Kind = "ext2"
 	Ext3    Kind = "ext3"
 	Ext4    Kind = "ext4"
@@ -34,7 +34,7 @@ const (
 	DOS     Kind = "dos"
 )
 
-// The kinds that are only recognized in order to be left alone.
+// The kinds that are recognized only so that they are never overwritten.
 const (
 	Btrfs     Kind = "btrfs"
 	LVM       Kind = "LVM physical volume"
@@ -95,7 +95,7 @@ const (
 // Content is what was found on a device.
 type Content struct {
 	Kind  Kind
-	Also  []Kind // further signatures, less believed than Kind
+	Also  []Kind // further signatures, of lower precedence than Kind
 	Label string
 	UUID  string
 	// Bytes is the length of the file system as its superblock says, where that is known.
@@ -104,6 +104,9 @@ type Content struct {
 	Errors bool
 	// NeverMounted is set when the superblock shows that it was never mounted.
 	NeverMounted bool
+	// LastMount is when it was mounted last, in seconds, and Mounts how often it was; 0 where the superblock does not tell.
+	LastMount int64
+	Mounts    int
 	// Incomplete is set when the superblock says that its making was not finished.
 	Incomplete bool
 }
@@ -118,7 +121,8 @@ func (c Content) Data() bool {
 		return false
 	}
 	for _, k := range c.Also {
-		// A boot sector may carry a table's mark; anything else makes the find doubtful.
+		// A boot sector may end like a partition table; any other signature makes the result
+		// ambiguous.
 		if k != DOS {
 			return false
 		}
@@ -211,14 +215,14 @@ func describe(matches []match, r io.ReaderAt) (Content, error) {
 	return c, nil
 }
 
-// readers tell more than the signature does, where the agent wants to know it.
+// readers parse the superblock of the kinds of which the agent needs more than the signature.
 var readers = map[Kind]func(*Content, io.ReaderAt) error{
 	extFamily: (*Content).readExt,
 	XFS:       (*Content).readXFS,
 	Swap:      (*Content).readSwap,
 }
 
-// find returns the signatures on a device, in the order of belief.
+// find returns the signatures on a device, in the order of precedence.
 func find(r io.ReaderAt, size int64) (matches []match, err error) {
 	if matches, err = findZFS(r, size); err != nil {
 		return nil, err
@@ -320,6 +324,8 @@ const (
 const (
 	extMagic = "\x53\xef"
 	xfsMagic = "XFSB"
+
+	btrfsMagic = "_BHRfS_M"
 )
 
 func (c *Content) readExt(r io.ReaderAt) error {
@@ -332,7 +338,7 @@ func (c *Content) readXFS(r io.ReaderAt) error {
 	return c.readSuperblock(r, sb[:], 0, parseXFS)
 }
 
-// readSuperblock adds what a superblock tells. One that makes no sense, or of which the device holds only the magic, is of an unknown kind.
+// readSuperblock parses a superblock. If it is invalid, or the device ends within it, the kind is Unknown.
 func (c *Content) readSuperblock(r io.ReaderAt, sb []byte, offset int64, parse func([]byte) (Content, bool)) error {
 	err := ReadFull(r, sb, offset)
 	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
@@ -379,7 +385,9 @@ func parseExt(sb []byte) (c Content, ok bool) {
 	c.Label = cString(sb[0x78:0x88])
 	c.UUID = formatUUID(sb[0x68:0x78])
 	c.Errors = u16(0x3a)&extStateErrors != 0 || u32(0x194) != 0
-	c.NeverMounted = u32(0x2c) == 0 && u16(0x34) == 0
+	c.LastMount = int64(sb[0x274])<<32 | int64(u32(0x2c))
+	c.Mounts = int(u16(0x34))
+	c.NeverMounted = c.LastMount == 0 && c.Mounts == 0
 	return c, true
 }
 

@@ -14,10 +14,10 @@ type managedKind struct {
 	mountType string
 	// lookFlags are the mount options, besides ro, with which nothing is written, not even a journal replayed.
 	lookFlags []string
-	// mkfs is the command without the device. It must ask nothing.
+	// mkfs is the command without the device. It must not be interactive.
 	mkfs func() command.Cmd
 	// check repairs what needs no decision; nil where the kernel does that when it mounts.
-	check func(ctx context.Context, device string) error
+	check func(ctx context.Context, device string, percent func(int)) error
 	// finished reports whether the making of an unmounted file system was completed.
 	finished func(ctx context.Context, device string, c Content) (bool, error)
 	// length is that of the mounted file system, in bytes.

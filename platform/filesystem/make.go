@@ -15,8 +15,8 @@ import (
 	"cambium/internal/detached"
 )
 
-// Make creates a file system on the device. mkfs is told to ask nothing, because the caller
-// has proven that the device may be overwritten.
+// Make creates a file system on the device. mkfs runs non-interactively: the caller has proven that
+// the device may be overwritten.
 func Make(ctx context.Context, device string, kind Kind) error {
 	m, ok := managed(kind)
 	if !ok {
@@ -40,18 +40,19 @@ func mkfsExt4() command.Cmd {
 
 func mkfsXFS() command.Cmd { return command.Cmd{Name: "mkfs.xfs", Args: []string{"-q", "-f"}} }
 
-// Check lets the file system's own program repair what it can repair without a decision; more
-// than that is an error, since the next step is the operator's.
-func Check(ctx context.Context, device string, kind Kind) error {
+// Check lets the file system's own program repair what it can repair without a decision; more than that is an error, since
+// the next step is the operator's. percent is called with the progress, if the program reports it.
+func Check(ctx context.Context, device string, kind Kind, percent func(int)) error {
 	m, ok := managed(kind)
 	if !ok || m.check == nil {
-		return nil // xfs recovers when it is mounted, and refuses to be where it cannot
+		return nil // xfs replays its log when it is mounted, and the mount fails if it cannot
 	}
-	return m.check(ctx, device)
+	return m.check(ctx, device, percent)
 }
 
-func checkExt4(ctx context.Context, device string) error {
-	_, err := command.Run(ctx, command.Cmd{Name: "e2fsck", Args: []string{"-p", "-f", device}})
+func checkExt4(ctx context.Context, device string, percent func(int)) error {
+	// Progress goes to descriptor 1. Messages, which errors quote, go to stderr.
+	_, err := command.Run(ctx, command.Cmd{Name: "e2fsck", Args: []string{"-p", "-f", "-C", "1", device}, Stdout: &passes{percent: percent}})
 	var exit *command.ExitError
 	if errors.As(err, &exit) && exit.Signal == 0 && exit.ExitCode == 1 {
 		return nil // errors were there and are corrected
@@ -130,7 +131,7 @@ func GrowUnmounted(ctx context.Context, device string, kind Kind) error {
 
 // resize2fs wants the file system checked first.
 func growUnmountedExt4(ctx context.Context, device string) error {
-	if err := checkExt4(ctx, device); err != nil {
+	if err := checkExt4(ctx, device, func(int) {}); err != nil {
 		return err
 	}
 	if _, err := command.Run(ctx, command.Cmd{Name: "resize2fs", Args: []string{device}}); err != nil {

@@ -44,8 +44,8 @@ const (
 )
 
 // Survey reads what making a table and a file system on a device would overwrite, without regard to what Identify
-// makes of it: the head of the device and of each place where a file system may begin, the tail, and the places where ext
-// and xfs keep their first backups. starts are those places; 0 is always one of them.
+// makes of it: the head of the device and of each place where a file system may begin, the tail, and the places where ext,
+// xfs and btrfs keep their first backups. starts are those places; 0 is always one of them.
 func Survey(r io.ReaderAt, size int64, starts []int64) (Residue, error) {
 	s := survey{r: r, size: size, residue: Residue{NonZero: -1, Noise: true}, buffer: make([]byte, wipeChunk)}
 	// The tail of a partition that ends a little before its disk is wiped as well.
@@ -68,6 +68,10 @@ func Survey(r io.ReaderAt, size int64, starts []int64) (Residue, error) {
 		}
 		strong += found
 		if found, err = s.extBackups(start); err != nil {
+			return s.residue, err
+		}
+		strong += found
+		if found, err = s.btrfsBackup(start); err != nil {
 			return s.residue, err
 		}
 		strong += found
@@ -197,6 +201,20 @@ func (s *survey) extBackups(start int64) (found int, err error) {
 	return found, nil
 }
 
+// btrfsBackup looks for the second superblock of a btrfs that begins at start, which is 64 MiB into it.
+func (s *survey) btrfsBackup(start int64) (found int, err error) {
+	const backup, magicOffset = 64 << 20, 0x40
+	if start+backup+sample > s.size {
+		return 0, nil
+	}
+	magic := make([]byte, len(btrfsMagic))
+	if err := ReadFull(s.r, magic, start+backup+magicOffset); err != nil || string(magic) != btrfsMagic {
+		return 0, err
+	}
+	s.residue.Found = append(s.residue.Found, Superblock{Kind: Btrfs, Start: start, Backup: backup})
+	return 1, nil
+}
+
 // xfsBackups looks for the second superblock of an xfs. Each allocation group has one, and a new xfs has four groups, or groups
 // of one TiB, so that the second begins at a quarter of the disk, shifted by where the partition begins (up to 4 MiB behind the disk)
 // and ends (up to 8 MiB before it).
@@ -255,6 +273,8 @@ func (s Superblock) Repair(device string) string {
 	switch {
 	case s.Kind == XFS:
 		return "xfs_repair " + device
+	case s.Kind == Btrfs:
+		return "btrfs rescue super-recover " + device
 	case s.Block > 0:
 		return fmt.Sprintf("e2fsck -b %d -B %d %s", s.Backup/s.Block, s.Block, device)
 	}

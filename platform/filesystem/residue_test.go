@@ -42,6 +42,7 @@ func TestSurveyFindsBackups(t *testing.T) {
 		{"ext4 of 4 KiB blocks, 4 MiB lost", 300 << 20, run("mkfs.ext4", "-qF", "-b", "4096", "IMAGE"), cleared(4 << 20), Superblock{Kind: Ext4, Backup: 128 << 20, Block: 4096, Bytes: 300 << 20}, "e2fsck -b 32768 -B 4096 DEV"},
 		{"ext4 of 2 KiB blocks, 4 MiB lost", 64 << 20, run("mkfs.ext4", "-qF", "-b", "2048", "IMAGE"), cleared(4 << 20), Superblock{Kind: Ext4, Backup: 32 << 20, Block: 2048, Bytes: 64 << 20}, "e2fsck -b 16384 -B 2048 DEV"},
 		{"xfs, 4 MiB lost", 300 << 20, run("mkfs.xfs", "-q", "IMAGE"), cleared(4 << 20), Superblock{Kind: XFS, Backup: 75 << 20, Bytes: 300 << 20}, "xfs_repair DEV"},
+		{"btrfs, 2 MiB lost", 300 << 20, run("mkfs.btrfs", "-q", "IMAGE"), cleared(2 << 20), Superblock{Kind: Btrfs, Backup: 64 << 20}, "btrfs rescue super-recover DEV"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			path := looptest.Image(t, c.size)

@@ -14,9 +14,9 @@ type signature struct {
 	magic  string
 }
 
-// signatures lists everything by which content is told from nothing. The order is the order
-// of belief: what builds upon a disk (RAID, LVM, encryption) comes before what may be found
-// inside it, file systems come before partition tables, since a boot sector ends like a table.
+// signatures lists the known magic numbers in the order of precedence: layers that are built upon a
+// disk (RAID, LVM, encryption) come before what may be found inside them, file systems before
+// partition tables, since a boot sector ends like a table.
 var signatures = slices.Concat(layerSignatures(), fileSystemSignatures(), tableSignatures())
 
 // places collects signatures.
@@ -82,7 +82,7 @@ func layerSignatures() (s places) {
 func fileSystemSignatures() (s places) {
 	s.at(extFamily, extMagic, 1024+56)
 	s.at(XFS, xfsMagic, 0)
-	s.at(Btrfs, "_BHRfS_M", 0x10040)
+	s.at(Btrfs, btrfsMagic, 0x10040)
 	for _, page := range []int64{4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10} {
 		for _, magic := range []string{"SWAPSPACE2", "SWAP-SPACE", "S1SUSPEND", "S2SUSPEND", "ULSUSPEND", "LINHIB0001"} {
 			s.at(Swap, magic, page-10)

@@ -17,7 +17,7 @@ import (
 	"cambium/internal/blkdev"
 )
 
-// FormatSwap writes a swap header, and thereby ends whatever was on the device.
+// FormatSwap writes a swap header, which destroys what was on the device.
 func FormatSwap(device string) error {
 	f, err := os.OpenFile(device, os.O_RDWR|unix.O_EXCL, 0)
 	if err != nil {
@@ -145,7 +145,7 @@ func Wipe(f interface {
 		from, to = max(from, 0), min(to, length)
 		for from < to {
 			n := min(wipeChunk, to-from)
-			// What cannot be read is written all the same: that may heal it.
+			// An unreadable range is written all the same: the disk may then remap its sectors.
 			if _, err := f.ReadAt(have[:n], start+from); err != nil || !bytes.Equal(have[:n], zero[:n]) {
 				if _, err := f.WriteAt(zero[:n], start+from); err != nil {
 					return fmt.Errorf("wipe %d bytes at %d: %w", n, start+from, err)

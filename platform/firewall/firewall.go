@@ -52,8 +52,8 @@ type Firewall struct {
 
 // Desired is what should be. What it does not name stays as it is.
 type Desired struct {
-	// Off takes our chains away, whatever the other members say. That of the jobs stays: without ours nothing
-	// leads to it.
+	// Off removes our chains, whatever the other fields say. That of the jobs stays: without ours no chain
+	// jumps to it.
 	Off bool
 	// Monit closes the supervisor's port to all but root and what jobs let in.
 	Monit bool

@@ -78,8 +78,8 @@ func TestDiff(t *testing.T) {
 		t.Fatalf("got %v, %v, want three chains", all, err)
 	}
 	full := as(t, all)
-	if again, err := Diff(full, want); err != nil || len(again) != 0 {
-		t.Errorf("got %v, %v, want nothing to do", again, err)
+	if second, err := Diff(full, want); err != nil || len(second) != 0 {
+		t.Errorf("got %v, %v, want nothing to do", second, err)
 	}
 	if none, err := Diff(State{}, Desired{}); err != nil || len(none) != 0 {
 		t.Errorf("got %v, %v: what is not asked for is left alone", none, err)

@@ -1,6 +1,6 @@
-// Package floor finds out at start which features of kernel and container engine are missing that the agent uses, so
-// that one line tells it and not the third consequence. It only asks: each system call is made with arguments that
-// it must refuse. docs/platform-floor.md is the table for people; a test compares the two.
+// Package floor finds at start which features of kernel and container engine the agent uses and does not have, so
+// that one log line says it before something fails. Its probes change nothing: each makes a system call with invalid
+// arguments. docs/platform-floor.md is the table for people; a test compares the two.
 package floor
 
 import (
@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Feature is something that the agent uses and may have to do without.
+// Feature is a feature that the agent uses and that may be missing.
 type Feature struct {
 	Name string
 	// Without is what happens where it is missing.
@@ -22,7 +22,7 @@ type Feature struct {
 	probe func(root string) error
 }
 
-// errMissing is the outcome of probes that are no single system call.
+// errMissing is the result of probes that are not a single system call.
 var errMissing = errors.New("missing")
 
 // absent reports that a system call is unknown to the kernel, or denied by the filter of a container engine, rather
@@ -52,7 +52,8 @@ func Features() []Feature {
 		{"openat2", "config drives with other file systems than iso9660 and vfat are not read",
 			func(string) error { return closed(unix.Openat2(noFile, "", &unix.OpenHow{})) }},
 		{"pidfd_open", "processes that use a mount are looked for every few hundred milliseconds", func(string) error { return closed(unix.PidfdOpen(-1, 0)) }},
-		{"inotify", "files and devices that appear are looked for after a pause", func(string) error { return closed(unix.InotifyInit1(unix.IN_CLOEXEC)) }},
+		// Not an instance that is closed again: that takes an SRCU grace period, some ten milliseconds.
+		{"inotify", "files and devices that appear are looked for after a pause", func(string) error { return closed(unix.InotifyInit1(-1)) }},
 		{"nftables", "there are no firewall rules: every process reaches monit", netfilter},
 		{"control groups of version 2", "all of vcap is let through to monit where one job of bpm asks for it", unifiedHierarchy},
 		{"/proc/net/tcp", "monit is not asked and its alerts are refused, because owners of sockets are not known", socketTable},

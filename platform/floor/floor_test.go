@@ -6,13 +6,13 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"cambium/internal/skiptest"
 )
 
 // TestNothingIsMissingByMistake: a probe must tell a refusal of its arguments from the absence of the call.
 func TestNothingIsMissingByMistake(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("the kernel denies calls that mount to others than root")
-	}
+	skiptest.WithoutRoot(t, "for the calls that mount")
 	for _, f := range Missing("/") {
 		switch f.Name {
 		case "nftables", "control groups of version 2": // depend on the machine

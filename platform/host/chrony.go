@@ -32,8 +32,8 @@ func reloadChrony(ctx context.Context, socket string) (err error) {
 			err = fmt.Errorf("chronyd: %w", err)
 		}
 	}()
-	// chronyd replies to a socket of our own, which it must be allowed to write to. Only root and
-	// chronyd can enter the directory.
+	// chronyd replies to our socket, so it must be allowed to write to it. Only root and chronyd
+	// can enter the directory.
 	own := filepath.Join(filepath.Dir(socket), fmt.Sprintf("agent.%d.sock", os.Getpid()))
 	if err := os.Remove(own); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

@@ -72,9 +72,9 @@ func converge(t *testing.T, h *Host, want Desired) []string {
 	if !slices.Equal(texts(planned), texts(changes)) {
 		t.Errorf("planned %q, changed %q", texts(planned), texts(changes))
 	}
-	again, err := h.Converge(t.Context(), want)
-	if err != nil || len(again) != 0 {
-		t.Errorf("second run: got %q, %v, want nothing to do", texts(again), err)
+	second, err := h.Converge(t.Context(), want)
+	if err != nil || len(second) != 0 {
+		t.Errorf("second run: got %q, %v, want nothing to do", texts(second), err)
 	}
 	return texts(changes)
 }
@@ -398,8 +398,8 @@ func TestRemoveListed(t *testing.T) {
 			t.Errorf("%s: there %v, want %v", path, err == nil, kept)
 		}
 	}
-	if again, _ := h.Converge(t.Context(), want); len(again) != 0 {
-		t.Errorf("second run: %q", texts(again))
+	if second, _ := h.Converge(t.Context(), want); len(second) != 0 {
+		t.Errorf("second run: %q", texts(second))
 	}
 	if made, err := h.Converge(t.Context(), Desired{RemoveListed: []string{"/no/list"}}); len(made) != 0 || err != nil {
 		t.Errorf("missing list: got %q, %v", made, err)
@@ -414,8 +414,8 @@ func TestHooksRunOncePerBoot(t *testing.T) {
 	if err != nil || !slices.Equal(texts(planned), []string{"run " + good}) {
 		t.Errorf("planned %q, %v", planned, err)
 	}
-	if again, err := h.Plan(t.Context(), want); err != nil || len(again) != 1 {
-		t.Errorf("a plan has run the hook: %q, %v", again, err)
+	if second, err := h.Plan(t.Context(), want); err != nil || len(second) != 1 {
+		t.Errorf("a plan has run the hook: %q, %v", second, err)
 	}
 	if made := converge(t, h, want); !slices.Equal(made, texts(planned)) {
 		t.Errorf("made %q, planned %q", made, planned)

@@ -15,7 +15,7 @@ const (
 // for the canonical name of 127.0.0.1 get it.
 //
 // A record that does not fit on a line (empty, white space, a comment sign) is left out and
-// counted: one invalid name must not cost the others.
+// counted: one invalid name must not discard the others.
 func HostsFile(name string, records [][2]string) (content []byte, skipped int, err error) {
 	if err := checkName(name); err != nil {
 		return nil, 0, err

@@ -181,9 +181,9 @@ func TestRootMountsOfADevice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	whole, err := Of(n)
-	if err != nil || len(whole) != 1 || whole[0].Target != target {
-		t.Errorf("Of = %+v, %v; want only %s", whole, err, target)
+	mounts, err := Of(n)
+	if err != nil || len(mounts) != 1 || mounts[0].Target != target {
+		t.Errorf("Of = %+v, %v; want only %s", mounts, err, target)
 	}
 	if err := Unmount(ctx, target); err != nil {
 		t.Fatal(err)
@@ -255,9 +255,9 @@ func TestRootPrivateNamespaceDoesNotPin(t *testing.T) {
 	if err := Unmount(context.Background(), target); err != nil {
 		t.Fatal(err)
 	}
-	soon, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	limited, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
-	if err := AwaitIdle(soon, d.Path); !errors.Is(err, unix.EBUSY) {
+	if err := AwaitIdle(limited, d.Path); !errors.Is(err, unix.EBUSY) {
 		t.Fatalf("the namespace does not hold the device (%v), so there is nothing to show", err)
 	}
 	n, err := blkdev.NumberOf(d.Path)
@@ -279,8 +279,8 @@ func TestRootPrivateNamespaceDoesNotPin(t *testing.T) {
 	if err := AwaitIdle(context.Background(), d.Path); err != nil {
 		t.Errorf("the device is still held: %v", err)
 	}
-	if again, err := DetachElsewhere(was); err != nil || len(again) != 0 {
-		t.Errorf("a second time changed %v, %v", again, err)
+	if second, err := DetachElsewhere(was); err != nil || len(second) != 0 {
+		t.Errorf("a second time changed %v, %v", second, err)
 	}
 }
 

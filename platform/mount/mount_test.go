@@ -1,6 +1,8 @@
 package mount
 
 import (
+	"os"
+	"runtime"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -48,4 +50,42 @@ func TestVisibleIsTheTopmost(t *testing.T) {
 	if _, ok, _ := visible(all, "/c"); ok {
 		t.Error("something is visible where nothing is mounted")
 	}
+}
+
+// TestManyDescriptorsTakeLittleMemory: a job may have a million files open while a device is searched for among them.
+func TestManyDescriptorsTakeLittleMemory(t *testing.T) {
+	const many = 10_000
+	for range many {
+		fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = unix.Close(fd) })
+	}
+	visited, most := 0, uint64(0)
+	before := heapInUse()
+	found := anyDescriptor("/proc/self", func(string) bool {
+		if visited++; visited%1000 == 1 {
+			most = max(most, heapInUse())
+		}
+		return false
+	})
+	if found || visited < many {
+		t.Errorf("visited %d descriptors and found %v; want at least %d and none", visited, found, many)
+	}
+	if used := int64(most) - int64(before); used > 128<<10 {
+		t.Errorf("%d KiB in use for %d descriptors, want at most 128", used>>10, many)
+	} else {
+		t.Logf("%d KiB in use for %d descriptors", used>>10, many)
+	}
+	if !anyDescriptor("/proc/self", func(link string) bool { to, _ := os.Readlink(link); return to == "/dev/null" }) {
+		t.Error("an open file was not found")
+	}
+}
+
+func heapInUse() uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
 }

@@ -77,9 +77,9 @@ func SetReadOnly(ctx context.Context, target string, readOnly bool, report func(
 	return err
 }
 
-// SetBindReadOnly makes the one mount at target read-only or writable again, and leaves the file
-// system and its other mounts alone. To make it read-only, it waits for processes with files open
-// for writing through this mount.
+// SetBindReadOnly makes the one mount at target read-only or writable again, but not the file
+// system and its other mounts. To make it read-only, it waits for processes with files open for
+// writing through this mount.
 func SetBindReadOnly(ctx context.Context, target string, readOnly bool, report func([]Process)) error {
 	change := unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}
 	if readOnly {

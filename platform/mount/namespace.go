@@ -58,7 +58,7 @@ func mountedElsewhere(m Entry) (found []namespace, err error) {
 	if err != nil {
 		return nil, err
 	}
-	here, err := Table()
+	ownTable, err := Table()
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +69,7 @@ func mountedElsewhere(m Entry) (found []namespace, err error) {
 			continue // it has ended, or is known
 		}
 		seen[id] = true
-		if targets := targetsIn(dir, m, here); len(targets) > 0 {
+		if targets := targetsIn(dir, m, ownTable); len(targets) > 0 {
 			found = append(found, namespace{process(dir, targets[0], id), targets})
 		}
 	}
@@ -84,7 +84,7 @@ func process(dir, path, namespace string) Process {
 
 // targetsIn returns where a process has mounted what m shows, other than here: the source of a bind mount stays. It returns
 // nothing for a process that has ended.
-func targetsIn(proc string, m Entry, here []Entry) (targets []string) {
+func targetsIn(proc string, m Entry, ownTable []Entry) (targets []string) {
 	f, err := os.Open(filepath.Join(proc, "mountinfo"))
 	if err != nil {
 		return nil
@@ -95,7 +95,7 @@ func targetsIn(proc string, m Entry, here []Entry) (targets []string) {
 		return nil
 	}
 	for _, e := range entries(infos) {
-		stays := slices.ContainsFunc(here, func(h Entry) bool { return h.Number == e.Number && h.Root == e.Root && h.Target == e.Target })
+		stays := slices.ContainsFunc(ownTable, func(h Entry) bool { return h.Number == e.Number && h.Root == e.Root && h.Target == e.Target })
 		if m.of(e) && !stays {
 			targets = append(targets, e.Target)
 		}
@@ -114,7 +114,7 @@ func Released(m Entry, bind bool) bool {
 	if err != nil {
 		return !errors.Is(err, unix.EBUSY) // a device that is gone has no holder
 	}
-	_ = f.Close() // only opened
+	_ = f.Close() // nothing was written
 	return true
 }
 

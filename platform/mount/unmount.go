@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"sort"
-	"strconv"
 	"strings"
 	"time"
 
@@ -45,11 +44,11 @@ func (e *BusyError) Error() string {
 	for i, u := range e.Users {
 		names[i] = u.String()
 	}
-	who := strings.Join(names, ", ")
-	if who == "" {
-		who = "no process of this machine; another mount is on top of it, or it is exported"
+	users := strings.Join(names, ", ")
+	if users == "" {
+		users = "no process of this machine; another mount is on top of it, or it is exported"
 	}
-	return fmt.Sprintf("%s is busy: %s: %v", e.Target, who, e.Cause)
+	return fmt.Sprintf("%s is busy: %s: %v", e.Target, users, e.Cause)
 }
 
 func (e *BusyError) Unwrap() error { return e.Cause }
@@ -85,19 +84,21 @@ func UnmountReporting(ctx context.Context, target string, report func([]Process)
 const recheckInterval = time.Second
 
 func awaitChange(ctx context.Context, users []Process) error {
-	var alarm [2]int
-	if err := unix.Pipe2(alarm[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+	// Files and not descriptors: the context may end while they are closed, and a descriptor of the same number may
+	// by then be a disk.
+	alarm, alarmWriter, err := os.Pipe()
+	if err != nil {
 		return err
 	}
-	defer func() { _ = unix.Close(alarm[0]); _ = unix.Close(alarm[1]) }()
-	stop := context.AfterFunc(ctx, func() { _, _ = unix.Write(alarm[1], []byte{0}) })
+	defer func() { _, _ = alarm.Close(), alarmWriter.Close() }()
+	stop := context.AfterFunc(ctx, func() { _, _ = alarmWriter.Write([]byte{0}) })
 	defer stop()
 	table, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
 		return err
 	}
 	defer table.Close()
-	fds := []unix.PollFd{{Fd: int32(alarm[0]), Events: unix.POLLIN}, {Fd: int32(table.Fd()), Events: unix.POLLPRI}}
+	fds := []unix.PollFd{{Fd: int32(alarm.Fd()), Events: unix.POLLIN}, {Fd: int32(table.Fd()), Events: unix.POLLPRI}}
 	for _, u := range users {
 		fd, err := unix.PidfdOpen(u.PID, 0)
 		if errors.Is(err, unix.ESRCH) {
@@ -123,44 +124,73 @@ func Users(target string) ([]Process, error) {
 	if err := unix.Stat(target, &st); err != nil {
 		return nil, fmt.Errorf("stat %s: %w", target, err)
 	}
-	entries, err := os.ReadDir("/proc")
+	return processesUsing(func(dir string) string {
+		return usedBy(dir, st.Dev, func(path string) bool { return below(path, target) })
+	})
+}
+
+// processesUsing finds the processes for which used, given their directory in /proc, returns a path.
+func processesUsing(used func(dir string) string) ([]Process, error) {
+	processes, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
 		return nil, err
 	}
 	var users []Process
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		dir := filepath.Join("/proc", e.Name())
-		if path := usedBy(dir, st.Dev, func(path string) bool { return below(path, target) }); path != "" {
-			name, _ := os.ReadFile(filepath.Join(dir, "comm")) // it may have ended; then only the pid is named
-			users = append(users, Process{PID: pid, Command: strings.TrimSpace(string(name)), Path: path})
+	for _, dir := range processes {
+		if path := used(dir); path != "" {
+			users = append(users, process(dir, path, ""))
 		}
 	}
 	sort.Slice(users, func(i, j int) bool { return users[i].PID < users[j].PID })
 	return users, nil
 }
 
-// usedBy returns a path that counts and that the process uses on a file system, if any. Errors are ignored: processes
-// end meanwhile.
-func usedBy(dir string, dev uint64, counts func(path string) bool) string {
-	links := []string{"cwd", "root", "exe"}
-	if fds, err := os.ReadDir(filepath.Join(dir, "fd")); err == nil {
-		for _, fd := range fds {
-			links = append(links, "fd/"+fd.Name())
+// descriptorBatch is how many descriptors of a process are in memory at a time: a job may have a million.
+const descriptorBatch = 512
+
+// anyDescriptor reports whether matches is true for a descriptor of a process, which it gets as a path in /proc. Errors
+// are ignored: processes end meanwhile.
+func anyDescriptor(dir string, matches func(link string) bool) bool {
+	fds, err := os.Open(filepath.Join(dir, "fd"))
+	if err != nil {
+		return false
+	}
+	defer fds.Close()
+	for {
+		names, err := fds.Readdirnames(descriptorBatch)
+		for _, name := range names {
+			if matches(filepath.Join(fds.Name(), name)) {
+				return true
+			}
+		}
+		if err != nil {
+			return false
 		}
 	}
-	for _, l := range links {
+}
+
+// usedBy returns a path that counts and that the process uses on a file system, if any. Errors are ignored: processes
+// end meanwhile.
+func usedBy(dir string, dev uint64, counts func(path string) bool) (path string) {
+	matches := func(link string) bool {
 		var st unix.Stat_t
-		link := filepath.Join(dir, l)
 		if unix.Stat(link, &st) != nil || st.Dev != dev {
-			continue
+			return false
 		}
-		if path, err := os.Readlink(link); err == nil && counts(path) {
+		to, err := os.Readlink(link)
+		if err != nil || !counts(to) {
+			return false
+		}
+		path = to
+		return true
+	}
+	for _, l := range []string{"cwd", "root", "exe"} {
+		if matches(filepath.Join(dir, l)) {
 			return path
 		}
+	}
+	if anyDescriptor(dir, matches) {
+		return path
 	}
 	maps, err := os.Open(filepath.Join(dir, "maps"))
 	if err != nil {
@@ -234,30 +264,19 @@ func mounted(device string) (bool, error) {
 	return len(all) > 0, err
 }
 
+// openers finds the processes that have the block device open, under any name.
 func openers(device string) ([]Process, error) {
 	var want unix.Stat_t
 	if err := unix.Stat(device, &want); err != nil {
 		return nil, err
 	}
-	links, err := filepath.Glob("/proc/[0-9]*/fd/*")
-	if err != nil {
-		return nil, err
-	}
-	seen := map[int]bool{}
-	var users []Process
-	for _, link := range links {
-		var st unix.Stat_t
-		if unix.Stat(link, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK || st.Rdev != want.Rdev {
-			continue
+	return processesUsing(func(dir string) string {
+		if anyDescriptor(dir, func(link string) bool {
+			var st unix.Stat_t
+			return unix.Stat(link, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev == want.Rdev
+		}) {
+			return device
 		}
-		dir := filepath.Dir(filepath.Dir(link))
-		pid, err := strconv.Atoi(filepath.Base(dir))
-		if err != nil || seen[pid] {
-			continue
-		}
-		seen[pid] = true
-		name, _ := os.ReadFile(filepath.Join(dir, "comm")) // it may have ended meanwhile
-		users = append(users, Process{PID: pid, Command: strings.TrimSpace(string(name)), Path: device})
-	}
-	return users, nil
+		return ""
+	})
 }

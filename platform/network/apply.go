@@ -34,8 +34,8 @@ func (k *Kernel) Converge(ctx context.Context, want Desired) ([]Change, error) {
 }
 
 // Apply makes the changes in order, returns those made and reports all failures at the end: one
-// network must not cost another. Where something new cannot be had on a link, nothing old is
-// removed from it, and its file stays, so that the next run tries again.
+// network must not prevent another. If an addition to a link fails, nothing is removed from it, and
+// its file stays, so that the next run retries.
 func (k *Kernel) Apply(ctx context.Context, changes []Change) (made []Change, err error) {
 	if len(changes) == 0 {
 		return nil, nil
@@ -75,7 +75,7 @@ func (k *Kernel) apply(ctx context.Context, h *netlink.Handle, c Change) error {
 	case OpMoveFile, OpWriteFile, OpRemoveFile:
 		return k.applyFile(c)
 	case OpReload:
-		if err := k.running().Reload(ctx, indexes(h, c.Settle)); err != nil {
+		if err := k.running().Reload(ctx, indexes(h, c.Awaited)); err != nil {
 			return err
 		}
 		return k.Networkd().ClearPending()
@@ -123,8 +123,8 @@ func (k *Kernel) apply(ctx context.Context, h *netlink.Handle, c Change) error {
 	return fmt.Errorf("unknown change %q", c.Op)
 }
 
-func indexes(h *netlink.Handle, links []networkd.Settle) map[int]networkd.Settle {
-	byIndex := map[int]networkd.Settle{}
+func indexes(h *netlink.Handle, links []networkd.AwaitedLink) map[int]networkd.AwaitedLink {
+	byIndex := map[int]networkd.AwaitedLink{}
 	for _, l := range links {
 		if link, err := h.LinkByName(l.Link); err == nil {
 			byIndex[link.Attrs().Index] = l
@@ -180,7 +180,7 @@ func (k *Kernel) applyFile(c Change) error {
 	case OpRemoveFile:
 		return atomicfile.Remove(k.path(c.Path))
 	case OpMoveFile:
-		k.Log.WithField("path", c.Path).WithField("link", c.Link).Warn("moving aside a foreign network file")
+		k.Log.WithField("path", c.Path).WithField("link", c.Link).Warn("renaming a network file of another program")
 		if err := os.Rename(k.path(c.Path), k.path(c.Path+networkd.AsideSuffix)); err != nil {
 			return err
 		}

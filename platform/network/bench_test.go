@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
-	"os"
 	"runtime"
 	"testing"
 
@@ -14,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 
+	"cambium/internal/skiptest"
 	"cambium/platform/network"
 )
 
@@ -21,9 +21,7 @@ import (
 // thread is left locked, so that the namespace ends with the benchmark.
 func quietKernel(b *testing.B) *network.Kernel {
 	b.Helper()
-	if os.Geteuid() != 0 {
-		b.Skip("needs root for a network namespace")
-	}
+	skiptest.WithoutRoot(b, "for a network namespace")
 	runtime.LockOSThread()
 	ns, err := netns.New()
 	if err != nil {

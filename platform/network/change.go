@@ -52,12 +52,12 @@ type Change struct {
 	WasRoute *Route `json:"was_route,omitempty"`
 	Path     string `json:"path,omitempty"`
 	Content  string `json:"content,omitempty"`
-	// Settle lists the links on which networkd releases a lease when it reads its files.
-	Settle []networkd.Settle `json:"settle,omitempty"`
-	// Late marks what other work need not wait for: the removal of what networkd normally removes
-	// itself, or a reload that no wanted address depends on.
+	// Awaited lists the links on which networkd releases a lease when it reads its files.
+	Awaited []networkd.AwaitedLink `json:"settle,omitempty"`
+	// Late marks a change that other work need not wait for: the removal of what networkd normally
+	// removes itself, or a reload that no wanted address depends on.
 	Late bool `json:"late,omitempty"`
-	// Reload marks a file of which networkd has to be told.
+	// Reload marks a file after whose change networkd has to be reloaded.
 	Reload bool `json:"reload,omitempty"`
 }
 
@@ -125,8 +125,8 @@ func (c Change) adds() bool {
 func (c Change) name() string { return path.Base(c.Path) }
 
 // Split divides changes into those that the machine's addresses depend on, and those that may be
-// applied in parallel to other work: networkd need not have read its files for static addresses to
-// be usable, and early in a boot it takes a while until it can be told.
+// applied in parallel to other work: static addresses are usable before networkd has read its
+// files, and early in a boot it takes a while until networkd can be reloaded.
 func Split(changes []Change) (now, later []Change) {
 	i := slices.IndexFunc(changes, func(c Change) bool { return c.Op == OpReload })
 	if i < 0 || !changes[i].Late {

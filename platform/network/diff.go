@@ -46,9 +46,9 @@ func Diff(have State, want Desired) ([]Change, error) {
 	}
 	changes := slices.Concat(d.add, d.remove, files)
 	if reload {
-		settle := d.settle(files)
+		awaitedLinks := d.awaitedLinks(files)
 		awaited := slices.ContainsFunc(want.Links, func(l WantLink) bool { return len(l.Leases) > 0 })
-		changes = append(changes, Change{Op: OpReload, Settle: settle, Late: len(settle) == 0 && !awaited && len(d.late) == 0})
+		changes = append(changes, Change{Op: OpReload, Awaited: awaitedLinks, Late: len(awaitedLinks) == 0 && !awaited && len(d.late) == 0})
 	}
 	return slices.Concat(changes, d.late), errors.Join(d.failed...)
 }
@@ -285,9 +285,9 @@ func (d *differ) reload(files []Change) bool {
 	return slices.ContainsFunc(files, func(c Change) bool { return !moved(c) })
 }
 
-// settle lists the links with a lease whose files change: networkd releases the lease, and a
+// awaitedLinks lists the links with a lease whose files change: networkd releases the lease, and a
 // caller that looks too early mistakes it for the new one. Other links need no waiting.
-func (d *differ) settle(files []Change) (links []networkd.Settle) {
+func (d *differ) awaitedLinks(files []Change) (links []networkd.AwaitedLink) {
 	for _, want := range d.want.Links {
 		have, found := d.have.Link(want.Name)
 		leased, same := false, false
@@ -299,7 +299,7 @@ func (d *differ) settle(files []Change) (links []networkd.Settle) {
 		}
 		changed := slices.ContainsFunc(files, func(c Change) bool { return c.name() == networkd.FileName(want.Name) })
 		if found && changed && leased {
-			links = append(links, networkd.Settle{Link: want.Name, Same: same})
+			links = append(links, networkd.AwaitedLink{Link: want.Name, Same: same})
 		}
 	}
 	return links

@@ -35,7 +35,7 @@ func (f fakeDaemon) Probe() networkd.Status {
 	return networkd.Status{Available: true, Version: f.Version, ReloadPending: f.k.Networkd().Pending()}
 }
 
-func (f fakeDaemon) Reload(context.Context, map[int]networkd.Settle) error {
+func (f fakeDaemon) Reload(context.Context, map[int]networkd.AwaitedLink) error {
 	f.Reloads++
 	if f.OnReload == nil {
 		return nil

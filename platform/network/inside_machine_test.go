@@ -113,8 +113,8 @@ func (o order) carryOut() (a account, err error) {
 	if have, err = k.Observe(ctx); err != nil {
 		return a, err
 	}
-	again, err := network.Diff(have, want)
-	for _, c := range again {
+	second, err := network.Diff(have, want)
+	for _, c := range second {
 		a.Again = append(a.Again, c.String())
 	}
 	return a, err

@@ -128,8 +128,8 @@ func TestNSDHCP(t *testing.T) {
 		reach(t, "192.0.2.1:80")
 		contains(t, file(t, k, "etc/systemd/network/10_eth0.network"), "DHCP=yes", "UseDomains=yes", "UseMTU=yes")
 		contains(t, file(t, k, "etc/systemd/network/10_eth1.network"), "DHCP=yes", "UseGateway=no")
-		if again := changesFor(t, k, n); len(again) > 0 {
-			t.Errorf("with the lease there is something to change: %v", again)
+		if second := changesFor(t, k, n); len(second) > 0 {
+			t.Errorf("with the lease there is something to change: %v", second)
 		}
 	})
 }

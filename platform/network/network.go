@@ -1,9 +1,9 @@
 // Package network brings links, addresses and routes to the desired state.
 //
-// Static addresses and routes are set over netlink, at once. systemd-networkd is told of them by
-// one file per link, so that it neither removes nor forgets them; links with DHCP are networkd's.
-// The decision is a pure function, [Diff]; [Kernel] reads and acts. Correct addresses and routes
-// are never removed, not even for a moment: connections survive every call.
+// Static addresses and routes are set over netlink, at once. One file per link makes them known to
+// systemd-networkd, so that it does not remove them; links with DHCP are networkd's. The decision
+// is a pure function, [Diff]; [Kernel] reads and acts. Correct addresses and routes are never
+// removed, not even for a moment: connections survive every call.
 //
 // Its subpackages: networkd (files and D-Bus of the daemon), wait (until a network is usable),
 // neighbor (ARP and neighbor discovery), confirm (a change that is taken back if it cuts the
@@ -38,7 +38,7 @@ type Kernel struct {
 // daemon is the part of networkd.Daemon that needs a running networkd.
 type daemon interface {
 	Probe() networkd.Status
-	Reload(ctx context.Context, settle map[int]networkd.Settle) error
+	Reload(ctx context.Context, links map[int]networkd.AwaitedLink) error
 }
 
 // Networkd is the machine's systemd-networkd.

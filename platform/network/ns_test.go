@@ -77,8 +77,8 @@ func apply(t *testing.T, k *network.Kernel, n nets) (network.Desired, []network.
 	if err != nil || fmt.Sprint(made) != fmt.Sprint(changes) {
 		t.Fatalf("planned %v, made %v, %v", changes, made, err)
 	}
-	if again := changesFor(t, k, n); len(again) > 0 {
-		t.Fatalf("a second run wants to change %v, want nothing", again)
+	if second := changesFor(t, k, n); len(second) > 0 {
+		t.Fatalf("a second run wants to change %v, want nothing", second)
 	}
 	return want, changes
 }

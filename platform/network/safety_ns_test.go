@@ -363,8 +363,8 @@ func TestNSAnyConfigurationFromAnyOther(t *testing.T) {
 			if _, err := k.Apply(t.Context(), changes); err != nil {
 				t.Fatalf("Apply of %+v: %v", n, err)
 			}
-			if again := diffOf(t, k, maps.Clone(n)); len(again) > 0 {
-				t.Fatalf("of %+v: a second run wants %v", n, again)
+			if second := diffOf(t, k, maps.Clone(n)); len(second) > 0 {
+				t.Fatalf("of %+v: a second run wants %v", n, second)
 			}
 			if want.Preconfigured {
 				continue

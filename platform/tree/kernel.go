@@ -194,7 +194,7 @@ func (k *Kernel) Apply(ctx context.Context, changes []Change) (made []Change, er
 	var texts []string
 	defer func() {
 		if k.Log != nil && len(texts) > 0 {
-			k.Log.WithField("changes", strings.Join(texts, "; ")).Info("changed directory tree")
+			k.Log.WithField("change", strings.Join(texts, "; ")).Info("changed directory tree")
 		}
 	}()
 	for _, c := range changes {
@@ -293,7 +293,7 @@ func (k *Kernel) setAside(path string) error {
 			continue
 		}
 		if err == nil && k.Log != nil {
-			k.Log.WithFields(logrus.Fields{"path": path, "now": aside}).Warn("found something else than the link, and renamed it")
+			k.Log.WithFields(logrus.Fields{"path": path, "new_path": aside}).Warn("renamed what was in the place of a link")
 		}
 		return err
 	}

@@ -7,8 +7,7 @@ import (
 	"cambium/internal/vcap"
 )
 
-// Parts of the table. Bootstrap applies them at different moments and takes some of them more
-// seriously than others.
+// Parts of the table. Bootstrap applies them in different steps, some of which are optional.
 const (
 	Devices      = "devices"      // what the stemcell's start hook does where there is none
 	SharedMemory = "shm"          // flags of /dev/shm
@@ -21,7 +20,7 @@ const (
 	Blobs        = "blobs"        // downloaded blobs
 	Settings     = "settings"     // settings in memory
 	Store        = "store"        // mount point of the persistent disk
-	SSH          = "ssh"          // homes of short-lived users
+	SSH          = "ssh"          // homes of ephemeral ssh users
 	Associations = "associations" // named disks
 )
 

@@ -125,9 +125,9 @@ func wholeTree(t *testing.T) {
 		t.Error(err)
 	}
 
-	again, err := k.Converge(t.Context(), want)
-	if err != nil || len(again) != 0 {
-		t.Errorf("second run: got %q, %v, want nothing to do", texts(again), err)
+	second, err := k.Converge(t.Context(), want)
+	if err != nil || len(second) != 0 {
+		t.Errorf("second run: got %q, %v, want nothing to do", texts(second), err)
 	}
 
 	// What is under the mounts is right as well.

@@ -231,8 +231,8 @@ func TestConvergeWithoutPrivileges(t *testing.T) {
 			t.Errorf("%s: got %v, %v, want %v", path, info, err, mode)
 		}
 	}
-	if again, err := k.Converge(t.Context(), want); err != nil || len(again) != 0 {
-		t.Errorf("second run: got %q, %v, want nothing to do", texts(again), err)
+	if second, err := k.Converge(t.Context(), want); err != nil || len(second) != 0 {
+		t.Errorf("second run: got %q, %v, want nothing to do", texts(second), err)
 	}
 }
 

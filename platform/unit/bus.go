@@ -59,7 +59,7 @@ func closeOnCancel(ctx context.Context, conn *dbus.Conn, call func() error) erro
 }
 
 // connection is go-systemd's connection, and a channel that is closed when the connection is:
-// go-systemd itself does not tell, and the result of a job would never arrive.
+// go-systemd does not report that, and the result of a job would never arrive.
 type connection struct {
 	*systemd.Conn
 	closed <-chan struct{}
@@ -144,7 +144,7 @@ func connectionLost(ctx context.Context, err error) bool {
 	return err != nil && ctx.Err() == nil && !errors.As(err, &answer)
 }
 
-// typed turns the bus's error names into errors that callers can ask for.
+// typed turns D-Bus error names into sentinel errors.
 func typed(err error) error {
 	var d dbus.Error
 	if !errors.As(err, &d) {

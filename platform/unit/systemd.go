@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 	"syscall"
+	"time"
 
 	systemd "github.com/coreos/go-systemd/v22/dbus"
 	"github.com/sirupsen/logrus"
@@ -82,7 +83,7 @@ func (s *Systemd) Warm(ctx context.Context, units ...string) {
 	}
 }
 
-// Setup does nothing: the stemcell has installed the unit. It exists for runit's sake.
+// Setup does nothing: the stemcell has installed the unit. Runit needs it.
 func (s *Systemd) Setup(context.Context, string) error { return nil }
 
 // Running reports whether a unit is active already, so that there is nothing to start.
@@ -174,7 +175,9 @@ func (s *Systemd) State(ctx context.Context, name string) (State, error) {
 	}
 	text := func(property string) string { t, _ := of[property].(string); return t }
 	pid, _ := of["MainPID"].(uint32) // only services have one
-	return State{Load: text("LoadState"), Active: text("ActiveState"), Sub: text("SubState"), MainPID: int(pid), Result: text("Result")}, nil
+	began, _ := of["InactiveExitTimestampMonotonic"].(uint64)
+	return State{Load: text("LoadState"), Active: text("ActiveState"), Sub: text("SubState"), MainPID: int(pid), Result: text("Result"),
+		Began: time.Duration(began) * time.Microsecond}, nil
 }
 
 // Failed returns the names of the units that have failed.

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 )
 
 // ErrAbsent means that there is no service manager to talk to: a container without systemd, or
@@ -50,6 +51,8 @@ type State struct {
 	MainPID int    // 0 when there is none
 	// Result is how the last run ended: success, exit-code, signal, oom-kill …
 	Result string
+	// Began is when the unit last began to start, since the kernel did (CLOCK_MONOTONIC); 0 if that is not known.
+	Began time.Duration
 }
 
 // Running reports whether the unit is active or becoming active.

@@ -541,7 +541,7 @@ func TestNotifier(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Error("Accept outlives the closing of a kept socket")
 	}
-	if again, err := TakeNotifier(); err != nil || again.Ready() != nil || again.Watchdog() != 0 {
+	if second, err := TakeNotifier(); err != nil || second.Ready() != nil || second.Watchdog() != 0 {
 		t.Error("a process without systemd must stay silent")
 	}
 	t.Setenv("WATCHDOG_USEC", "soon")

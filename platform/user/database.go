@@ -264,10 +264,10 @@ func (db *database) save() error {
 	return nil
 }
 
-// Apply makes the changes under the locks, in an order that any interruption may cut: what
-// belongs to a new user is complete before the user appears, and what belongs to a removed
-// one is gone before it disappears. A failure with one user does not hold up the others. It
-// returns the changes made.
+// Apply makes the changes under the locks, in an order that any interruption may cut: what belongs
+// to a new user is complete before the user appears, and what belongs to a removed one is gone
+// before it disappears. A failure with one user does not affect the others. It returns the changes
+// made.
 func (a *Accounts) Apply(ctx context.Context, changes []Change) (made []Change, err error) {
 	if len(changes) == 0 {
 		return nil, nil

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Sessions are the short-lived users of a machine.
+// Sessions are the ephemeral ssh users of a machine.
 type Sessions struct {
 	Accounts *Accounts
 	HomeBase string // directory of their homes
@@ -19,8 +19,8 @@ func (s Sessions) Create(ctx context.Context, name, publicKey string) error {
 	return err
 }
 
-// Remove removes every short-lived user for which match is true, with home and mail, logged in
-// or not. match is not called for other users. A failure with one user does not keep the others.
+// Remove removes every ephemeral ssh user for which match is true, with home and mail, logged in or
+// not. match is not called for other users. A failure with one user does not affect the others.
 func (s Sessions) Remove(ctx context.Context, match func(name string) bool) error {
 	have, err := s.Accounts.Observe(ctx, Desired{})
 	if err != nil {

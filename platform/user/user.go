@@ -1,7 +1,7 @@
-// Package user edits accounts: password hashes, authorized keys, and the short-lived users
-// that `bosh ssh` makes and removes. It edits the account files itself, under the same locks
-// as the shadow tools, each file replaced at once and with every line it does not understand
-// kept. Nothing is passed to a shell or shows up in a process list.
+// Package user edits accounts: password hashes, authorized keys, and the ephemeral ssh users that
+// `bosh ssh` makes and removes. It edits the account files itself, under the same locks as the
+// shadow tools, each file is replaced atomically and keeps every line that is not understood.
+// Nothing is passed to a shell or shows up in a process list.
 package user
 
 import (
@@ -20,10 +20,10 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// SessionPrefix begins the name of every short-lived user; no others are ever removed.
+// SessionPrefix begins the name of every ephemeral ssh user; no others are ever removed.
 const SessionPrefix = "bosh_"
 
-// SessionGroups are what a short-lived user belongs to besides a group of its own.
+// SessionGroups are the groups of an ephemeral ssh user besides its own.
 var SessionGroups = []string{"vcap", "admin", "bosh_sudoers", "bosh_sshers"}
 
 // ErrNoUser means that there is no such account.
@@ -44,7 +44,7 @@ type Account struct {
 	Home     string
 }
 
-// Session is a short-lived user.
+// Session is an ephemeral ssh user.
 type Session struct {
 	Name     string
 	HomeBase string // directory in which its home is made
@@ -60,7 +60,7 @@ type Desired struct {
 	Keys     map[string][]string
 	KeepKeys bool
 	Sessions []Session
-	// Remove names short-lived users that should be gone.
+	// Remove names ephemeral ssh users that should be gone.
 	Remove []string
 }
 
@@ -189,7 +189,7 @@ func Diff(have State, want Desired) (changes []Change, err error) {
 	}
 	for _, name := range want.Remove {
 		if !strings.HasPrefix(name, SessionPrefix) {
-			return nil, fmt.Errorf("user %s is not a short-lived one and is not removed", name)
+			return nil, fmt.Errorf("user %s is not an ephemeral ssh user and is not removed", name)
 		}
 		if _, there := have.Accounts[name]; there {
 			changes = append(changes, Change{Op: OpRemoveUser, User: name})
@@ -215,7 +215,7 @@ func diffSession(have State, s Session) ([]Change, error) {
 		return []Change{{Op: OpAddUser, User: s.Name, session: s, keys: s.Keys}}, nil
 	}
 	if account.Home != filepath.Join(s.HomeBase, s.Name) {
-		return nil, fmt.Errorf("user %s exists and is not a short-lived one", s.Name)
+		return nil, fmt.Errorf("user %s exists and is not an ephemeral ssh user", s.Name)
 	}
 	var changes []Change
 	for group, names := range have.members {

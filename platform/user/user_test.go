@@ -17,6 +17,7 @@ import (
 	"cambium/internal/command"
 	"cambium/internal/secret"
 
+	"cambium/internal/skiptest"
 	"golang.org/x/sys/unix"
 )
 
@@ -96,9 +97,9 @@ func converge(t *testing.T, a *Accounts, want Desired) []string {
 	if !reflect.DeepEqual(texts(planned), texts(changes)) {
 		t.Errorf("planned %q, changed %q", texts(planned), texts(changes))
 	}
-	again, err := a.Converge(t.Context(), want)
-	if err != nil || len(again) != 0 {
-		t.Errorf("second run: got %q, %v, want nothing to do", texts(again), err)
+	second, err := a.Converge(t.Context(), want)
+	if err != nil || len(second) != 0 {
+		t.Errorf("second run: got %q, %v, want nothing to do", texts(second), err)
 	}
 	left, err := filepath.Glob(a.at("etc/*.*"))
 	if err != nil || !reflect.DeepEqual(left, []string{a.at("etc/.pwd.lock"), a.at("etc/login.defs")}) && len(changes) > 0 {
@@ -357,12 +358,7 @@ func TestSessionRefused(t *testing.T) {
 }
 
 func TestSessionsRemove(t *testing.T) {
-	if os.Geteuid() != 0 {
-		if os.Getenv("CI") != "" {
-			t.Fatal("making several users takes root")
-		}
-		t.Skip("making several users takes root")
-	}
+	skiptest.WithoutRoot(t, "to make several users")
 	a := stemcell(t)
 	before := make(map[string]string)
 	for _, f := range []string{"passwd", "shadow", "group", "gshadow", "subuid", "subgid"} {
@@ -454,12 +450,7 @@ func TestSessionAfterACrashInTheMiddle(t *testing.T) {
 // TestEveryCut stops an addition and a removal after each of their writes, as a power cut would,
 // and expects the next attempt to end where an undisturbed one does.
 func TestEveryCut(t *testing.T) {
-	if os.Geteuid() != 0 {
-		if os.Getenv("CI") != "" {
-			t.Fatal("making several users takes root")
-		}
-		t.Skip("making several users takes root")
-	}
+	skiptest.WithoutRoot(t, "to make several users")
 	files := []string{"etc/group", "etc/gshadow", "etc/shadow", "etc/subuid", "etc/subgid", "etc/passwd"}
 	read := func(a *Accounts) (contents []string) {
 		for _, f := range files {

@@ -1,7 +1,7 @@
-// Package vitals measures how a machine is doing: processor, memory, swap, load, disks, uptime.
-// It reads /proc and asks file systems, starts nothing and keeps no goroutine.
+// Package vitals measures CPU, memory, swap, load, disks and uptime of the machine. It reads /proc
+// and calls statfs(2), starts no program and keeps no goroutine.
 //
-// The texts and their rounding are what the Health Monitor has always been sent.
+// Format and rounding are those of cloudfoundry/bosh-agent, which the Health Monitor expects.
 package vitals
 
 import (
@@ -174,7 +174,7 @@ func (g *Gauge) cpu() (CPU, error) {
 	}, nil
 }
 
-// memory counts as used what programs cannot get: caches do not count.
+// memory counts what is not available to programs as used: caches are available.
 func (g *Gauge) memory() (memory, swap Memory, err error) {
 	data, err := g.read("proc/meminfo")
 	if err != nil {

@@ -142,9 +142,9 @@ func TestACrashBetweenAnyTwoChangesConverges(t *testing.T) {
 					}
 				})
 				m.failure = errors.New("away")
-				alone := m.open(t)
-				got := describe(alone)
-				if stale := m.stale(t, alone); stale != "" && alone.Present() {
+				standalone := m.open(t)
+				got := describe(standalone)
+				if stale := m.stale(t, standalone); stale != "" && standalone.Present() {
 					t.Fatalf("crash behind %q, and %s stays when no source answers", made, stale)
 				}
 				if j.allowed != nil && !contains(j.allowed, got) {

@@ -12,7 +12,7 @@ import (
 	"cambium/internal/jsontree"
 )
 
-// corruptSuffix marks a file that could not be read and was put out of the way.
+// corruptSuffix marks a file that could not be read and was set aside.
 const corruptSuffix = ".corrupt"
 
 // disk makes the changes below the base directory. Every change passes step first, so that a
@@ -95,7 +95,8 @@ func (d disk) mkdir(path string) error {
 	return atomicfile.SyncDir(filepath.Dir(path))
 }
 
-// tighten gives a file of upstream's, which is readable by others, the mode of ours.
+// tighten restricts the mode of a file that cloudfoundry/bosh-agent wrote, which is readable by
+// others, to 0600.
 func (d disk) tighten(path string) error {
 	for _, p := range []string{path, path + atomicfile.PreviousSuffix} {
 		info, err := os.Lstat(p)
@@ -112,7 +113,7 @@ func (d disk) tighten(path string) error {
 	return nil
 }
 
-// finding tells what became of a file that was read.
+// finding is the result of reading a file.
 type finding struct {
 	data []byte
 	// damaged is why the current generation could not be used; data is then the previous one,
@@ -145,7 +146,7 @@ func readLimited(path string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = file.Close() }() // only read from
+	defer func() { _ = file.Close() }() // read only
 	info, err := file.Stat()
 	if err != nil {
 		return nil, err
@@ -156,8 +157,8 @@ func readLimited(path string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(file, jsontree.MaxSize+1))
 }
 
-// repair puts a damaged file aside and the previous generation in its place, so that the next
-// write does not push the damage over the good copy.
+// repair sets a damaged file aside and restores the previous generation, so that the next write
+// does not make the damaged content the previous generation.
 func (d disk) repair(path string, f finding) error {
 	if f.data != nil {
 		evidence, err := readLimited(path)

@@ -50,7 +50,7 @@ func TestSIGKILLAtAnyMoment(t *testing.T) {
 		if len(e.NTP) != 1 || e.TrustedCerts != "" && e.TrustedCerts > e.NTP[0] {
 			t.Fatalf("settings of round %v with an update of round %q", e.NTP, e.TrustedCerts)
 		}
-		if d, told := c.Disks()["d"]; told && d.Hint.Path == "" {
+		if d, known := c.Disks()["d"]; known && d.Hint.Path == "" {
 			t.Fatalf("the record of a disk is %+v", d)
 		}
 		if got := m.warnings(); len(got) != 0 {

@@ -17,18 +17,17 @@ import (
 // asks again; the cause is wrapped beside it.
 var ErrNoSettings = errors.New("no settings")
 
-// Spent marks a failure of the sources as the one that every start but the first meets: they were
-// cleared once their settings had been cached.
+// Spent marks an expected failure of the sources: they were cleared once their settings had been
+// cached, so that only the first start can read them.
 func Spent(err error) error { return spent{err} }
 
 type spent struct{ error }
 
 func (s spent) Unwrap() error { return s.error }
 
-// Load asks the sources and puts their answer in force. When they fail, or say something that
-// cannot be used, what is cached stays in force and Loaded tells so. The error is for the case
-// that there is nothing at all. A document that cannot be written is in force nevertheless, and
-// its source is not told that it may forget it.
+// Load asks the sources and puts their answer in force. When they fail, or their document cannot be
+// used, the cached one stays in force and Loaded says so. It is an error if there is neither. A
+// document that cannot be cached is in force nevertheless, but then its source is not cleared.
 func (c *Current) Load(ctx context.Context) (Loaded, error) {
 	select {
 	case c.loading <- struct{}{}:
@@ -51,19 +50,19 @@ func (c *Current) Load(ctx context.Context) (Loaded, error) {
 	if err != nil {
 		return c.fallBack(err)
 	}
-	if loaded.NotCached == nil && fetched.Settled != nil && !c.disk.readOnly {
-		if err := c.settle(ctx, fetched); err != nil {
+	if loaded.NotCached == nil && fetched.Clear != nil && !c.disk.readOnly {
+		if err := c.clearSource(ctx, fetched); err != nil {
 			c.options.Log.WithField("source", fetched.From).WithError(err).Warn("cannot clear the source after its settings were cached")
 		}
 	}
 	return loaded, nil
 }
 
-func (c *Current) settle(ctx context.Context, f Fetched) error {
+func (c *Current) clearSource(ctx context.Context, f Fetched) error {
 	if err := c.disk.begin("settle", f.From); err != nil {
 		return err
 	}
-	return f.Settled(ctx)
+	return f.Clear(ctx)
 }
 
 func (c *Current) fallBack(why error) (Loaded, error) {
@@ -131,10 +130,10 @@ func (c *Current) accept(ctx context.Context, next settings.Settings, loaded Loa
 		}
 		s.last = loaded
 	})
-	// A refresh before each disk action must not repeat what was said at boot.
+	// A refresh before each disk action must not repeat the warnings of the boot.
 	if text := loaded.Report.String(); text != now.last.Report.String() {
 		for _, e := range loaded.Report.Entries {
-			c.options.Log.WithField("finding", e.String()).Warn("settings document has an oddity")
+			c.options.Log.WithField("warning", e.String()).Warn("settings: warning")
 		}
 	}
 	return loaded, nil
@@ -148,8 +147,8 @@ func (c *Current) outdated(path string, s settings.Settings) string {
 	return path
 }
 
-// keepOff tells why records with secrets may not be written where the state's place is: the
-// settings ask for a tmpfs, and there is none.
+// keepOff returns why records with secrets may not be written to the state's place: the settings
+// ask for a tmpfs, and there is none.
 func (c *Current) keepOff(s *state) error {
 	if !c.disk.readOnly && s.settings.Env.Bosh.SettingsTmpfs && s.place != c.dirs.SettingsTmpfs() {
 		return errors.New("settings ask for a tmpfs, which could not be mounted")
@@ -193,9 +192,8 @@ func (c *Current) cache(ctx context.Context, s state, place string) error {
 	return nil
 }
 
-// setAside moves everything that another agent id left to a directory of its own. The
-// settings.json that told of it goes last of all, so that a crash in between is noticed and
-// continued at the next start.
+// setAside moves everything that another agent id left to a directory of its own. Its settings.json
+// is moved last, so that the next start notices an interrupted move and continues it.
 func (c *Current) setAside(s *state, owner string) error {
 	paths := []string{c.dirs.ManagedDiskSettings(), c.dirs.AgentState(), c.dirs.Spec(), c.dirs.Tasks()}
 	for _, place := range c.places() {

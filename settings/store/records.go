@@ -86,14 +86,14 @@ func (c *Current) writeUpdate(place string, u settings.Update) error {
 	return c.disk.write(path, u.Encode().Reveal())
 }
 
-// Disks returns every persistent disk that is known, by CID: those of the settings, overlaid by
-// those the Director told with add_persistent_disk.
+// Disks returns every known persistent disk by CID: those of the settings, overlaid by those of
+// add_persistent_disk.
 func (c *Current) Disks() map[string]settings.PersistentDisk {
 	s := c.state.Load()
 	return s.settings.PersistentDisks(s.hints)
 }
 
-// PutHint records a disk that the Director told of, with the env values of this moment.
+// PutHint records a disk of add_persistent_disk, with the current env values.
 func (c *Current) PutHint(cid string, h settings.DiskHint) error {
 	if cid == "" {
 		return errors.New("record disk: its CID is empty")
@@ -103,7 +103,7 @@ func (c *Current) PutHint(cid string, h settings.DiskHint) error {
 	})
 }
 
-// RemoveHint forgets a disk; one that is not known is no error.
+// RemoveHint removes the record of a disk; an unknown one is no error.
 func (c *Current) RemoveHint(cid string) error {
 	return c.changeHints(func(_ *state, hints map[string]settings.PersistentDisk) { delete(hints, cid) })
 }
@@ -153,10 +153,10 @@ func (c *Current) readMountedCID() (string, error) {
 		err = errors.New("it holds no CID")
 	}
 	if err != nil {
-		return "", fmt.Errorf("%s is damaged (%w): run mount_disk or 'agent disk accept CID' with the disk that belongs on the store", path, err)
+		return "", fmt.Errorf("%s is damaged (%w): run mount_disk, or agent disk accept with the CID of the disk that belongs on the store", path, err)
 	}
 	if err := c.disk.tighten(path); err != nil {
-		c.options.Log.WithField("path", path).WithError(err).Warn("cannot take away others' access to file")
+		c.options.Log.WithField("path", path).WithError(err).Warn("cannot restrict the mode of a file to 0600")
 	}
 	return cid, nil
 }

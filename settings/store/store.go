@@ -3,10 +3,10 @@
 // settings in force: it asks the sources, caches what they say, serves the cache when they
 // fail, and merges updates.
 //
-// All files are 0600, replaced atomically and durably, with the previous generation beside
-// them. A damaged file gives way to its previous generation with a warning; it never keeps the
-// agent from starting. Where the settings ask for it, the files with secrets live on a tmpfs
-// and nowhere else.
+// All files are 0600, replaced atomically and durably, with the previous generation beside them. A
+// damaged file is replaced by its previous generation, with a warning; it never keeps the agent
+// from starting. Where the settings ask for it, the files with secrets live on a tmpfs and nowhere
+// else.
 package store
 
 import (
@@ -32,9 +32,9 @@ import (
 type Fetched struct {
 	Raw  secret.JSON
 	From string // the source, such as "HTTP http://169.254.169.254/latest/user-data"
-	// Settled, if not nil, is called once the document is safely cached: a source that can be
-	// read only once is ejected or erased then.
-	Settled func(context.Context) error
+	// Clear, if not nil, is called once the document is durably cached: it ejects or erases a
+	// source that can be read only once.
+	Clear func(context.Context) error
 }
 
 // Options of a store. Fetch may be nil where only the cache is wanted or FetchFrom is called,
@@ -47,7 +47,7 @@ type Options struct {
 	// Others are names of further files, in either place, that belong to one agent id and are set
 	// aside with the state of another.
 	Others []string
-	// ReadOnly leaves every file alone; settings are then in force in memory only.
+	// ReadOnly writes no file; settings are then in force in memory only.
 	ReadOnly bool
 	Log      *logrus.Entry
 }
@@ -68,7 +68,7 @@ type Loaded struct {
 	Wrote string
 	// Foreign is the agent id whose state was found and set aside.
 	Foreign string
-	// Report holds what is odd about the document.
+	// Report holds the warnings about the document.
 	Report report.Report
 }
 
@@ -118,7 +118,7 @@ func open(dirs vcap.Dirs, o Options, step func(string)) (*Current, error) {
 		}
 		for _, dir := range c.places() {
 			if err := atomicfile.Sweep(dir); err != nil {
-				o.Log.WithField("path", dir).WithError(err).Warn("cannot remove what a crash left behind")
+				o.Log.WithField("path", dir).WithError(err).Warn("cannot remove temporary files of an earlier run")
 			}
 		}
 	}
@@ -172,7 +172,7 @@ func (c *Current) restore(s *state) {
 	s.effective = settings.Merge(s.settings, s.update)
 	if s.present && !c.disk.readOnly {
 		if err := errors.Join(c.writeUpdate(s.place, s.update), c.writeHints(s.place, s.hints)); err != nil {
-			c.options.Log.WithError(err).Warn("cannot move settings files together")
+			c.options.Log.WithError(err).Warn("cannot move settings files to one directory")
 			return
 		}
 		c.clean(s.place)
@@ -205,7 +205,7 @@ func (c *Current) salvage(path string, accept func([]byte) error) []byte {
 	f := read(path, accept)
 	if f.damaged == nil {
 		if err := c.disk.tighten(path); err != nil {
-			c.options.Log.WithField("path", path).WithError(err).Warn("cannot take away others' access to file")
+			c.options.Log.WithField("path", path).WithError(err).Warn("cannot restrict the mode of a file to 0600")
 		}
 		return f.data
 	}
@@ -253,7 +253,7 @@ func (c *Current) empty(place string) error {
 	return nil
 }
 
-// Check tells whether a source's document can be accepted: it parses and says who the agent is.
+// Check reports whether a source's document can be accepted: it parses and has an agent id.
 func (c *Current) Check(raw []byte) error {
 	_, rep := settings.Decode("settings", secret.NewJSON(raw))
 	return rep.Err()

@@ -48,7 +48,7 @@ func (m *machine) options() Options {
 			}
 			return Fetched{
 				Raw: secret.NewJSON([]byte(m.answer)), From: "HTTP http://metadata",
-				Settled: func(context.Context) error { m.settled++; return nil },
+				Clear: func(context.Context) error { m.settled++; return nil },
 			}, nil
 		},
 		MountTmpfs: func(_ context.Context, path string) error {
@@ -137,6 +137,7 @@ func update(t *testing.T, raw string) settings.Update {
 	return u
 }
 
+// Contract S.7.
 func TestSourceIsCachedAndCacheServesWhenItFails(t *testing.T) {
 	m := newMachine(t)
 	m.answer = doc("a-1", `,"extra":{"kept":[1,2]},"disks":{"persistent":{"d-1":{"lun":3}}}`)
@@ -159,15 +160,15 @@ func TestSourceIsCachedAndCacheServesWhenItFails(t *testing.T) {
 	}
 
 	m.failure = errors.New("metadata is away")
-	again := m.open(t)
-	if !again.Present() || again.Effective().Settings.AgentID != "a-1" {
+	reopened := m.open(t)
+	if !reopened.Present() || reopened.Effective().Settings.AgentID != "a-1" {
 		t.Fatal("the cached settings are not there after a restart")
 	}
-	l := m.load(t, again)
+	l := m.load(t, reopened)
 	if !l.Cached || !errors.Is(l.Why, m.failure) || m.settled != 1 {
 		t.Errorf("got %+v, settled %d times; want the cache and the source's failure", l, m.settled)
 	}
-	if got := again.Effective().Bus.URLs[0].Reveal(); got != "nats://u:p@10.0.0.6:4222" {
+	if got := reopened.Effective().Bus.URLs[0].Reveal(); got != "nats://u:p@10.0.0.6:4222" {
 		t.Errorf("bus URL %q", got)
 	}
 	if !slices.Contains(m.warnings(), "sources failed; the cached settings are used") {
@@ -195,6 +196,7 @@ func TestNothingToServeIsAnError(t *testing.T) {
 	}
 }
 
+// Contract S.8.
 func TestUnusableAnswerLeavesTheCacheInForce(t *testing.T) {
 	for name, answer := range map[string]string{
 		"no agent id": `{"vm":{"name":"x"}}`,
@@ -265,7 +267,7 @@ func TestOdditiesAreSaidOnce(t *testing.T) {
 	}
 	m.answer = doc("a-1", `,"env":{"bosh":{"parallel":0}}`)
 	m.load(t, c)
-	if got := strings.Join(m.warnings(), ","); strings.Count(got, "settings document has an oddity") != 2 {
+	if got := strings.Join(m.warnings(), ","); strings.Count(got, "settings: warning") != 2 {
 		t.Errorf("log has %s, want each oddity once", got)
 	}
 }

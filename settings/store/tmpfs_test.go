@@ -19,6 +19,7 @@ const tmpfsOn = `,"env":{"bosh":{"agent":{"settings":{"tmpfs":true}}}}`
 
 func (m *machine) tmpfsFile(name string) string { return filepath.Join(m.dirs.SettingsTmpfs(), name) }
 
+// Contract S.13.
 func TestTmpfsHoldsAllGenerationsAndThePlainCopiesGo(t *testing.T) {
 	m := newMachine(t)
 	m.answer = doc("a-1")
@@ -186,6 +187,7 @@ func TestAnotherAgentsStateIsSetAside(t *testing.T) {
 	}
 }
 
+// Contract S.14.
 func TestFilesOfUpstreamAreTakenOverAndTightened(t *testing.T) {
 	m := newMachine(t)
 	m.put(t, m.settingsFile(), `{"agent_id":"a-1","vm":{"name":""},"disks":{"system":"","ephemeral":null,"persistent":{},"raw_ephemeral":null},"mbus":"","networks":null}`)

@@ -7,7 +7,7 @@ commands=(
 	'status:show state, verdict and boot steps, or --wait for them'
 	'timeline:draw where the time of the boot went'
 	'doctor:find out why the Director may not see this machine'
-	'support:write one archive for those who help, without secrets'
+	'support:write a support archive without secrets'
 	'metrics:print the state of boot, bus, disks and jobs as OpenMetrics'
 	'validate:check agent.json, settings or update-settings documents'
 	'settings:ask the sources as a boot does, show the effective settings'

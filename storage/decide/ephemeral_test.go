@@ -9,7 +9,7 @@ import (
 	"cambium/platform/filesystem"
 )
 
-func holding(k filesystem.Kind, also ...filesystem.Kind) Volume {
+func volumeOf(k filesystem.Kind, also ...filesystem.Kind) Volume {
 	return Volume{Content: filesystem.Content{Kind: k, Also: also}}
 }
 
@@ -62,15 +62,15 @@ func TestPartitionEphemeral(t *testing.T) {
 	recovered.Recovered = true
 	blank := disk.State{Path: "/dev/vdb", Bytes: size, Sector: 512, Content: filesystem.Content{Kind: filesystem.Blank}}
 	dos := disk.Table{Label: disk.MBR, Partitions: []disk.Partition{{Number: 1, Start: testMiB, Size: testMiB, Type: "83"}}}
-	small := holding(filesystem.Ext4)
+	small := volumeOf(filesystem.Ext4)
 	small.Content.Bytes = 1
 	large := state(size, named("bosh-partition-a-0", "bosh-partition-a-1"))
 	large.Table.Partitions[1].Size = 100 * testMiB
-	faulty := holding(filesystem.Ext4)
+	faulty := volumeOf(filesystem.Ext4)
 	faulty.Content.Errors = true
-	active := holding(filesystem.Swap)
+	active := volumeOf(filesystem.Swap)
 	active.ActiveSwap = true
-	bound := holding(filesystem.Ext4)
+	bound := volumeOf(filesystem.Ext4)
 	bound.InUse = true
 	for _, c := range []struct {
 		name       string
@@ -87,22 +87,22 @@ func TestPartitionEphemeral(t *testing.T) {
 	}{
 		{name: "blank", state: blank, want: "create-table make-swap1 make-file-system2 use-swap1 mount2", finish: true},
 		{name: "blank, no swap", state: blank, swapMiB: mib(0), want: "create-table make-file-system1 mount1", finish: true},
-		{name: "DOS, an agent's", state: state(size, dos), data: holding(filesystem.Ext4), label: disk.MBR, want: "mount1"},
-		{name: "DOS, not an agent's", state: state(size, dos), data: holding(filesystem.Ext4), label: disk.MBR, foreign: true, want: "create-table make-swap1 make-file-system2 use-swap1 mount2", finish: true},
-		{name: "DOS, a store", state: state(size, dos), data: holding(filesystem.Ext4), label: disk.MBR, foreign: true, claimed: errors.New("it may be a store"), fails: "not touched: it may be a store"},
-		{name: "ours, with a third partition", state: state(size, named("bosh-partition-a-0", "bosh-partition-a-1", "x")), swap: holding(filesystem.Swap), data: holding(filesystem.Ext4), want: "use-swap1 mount2"},
+		{name: "DOS, an agent's", state: state(size, dos), data: volumeOf(filesystem.Ext4), label: disk.MBR, want: "mount1"},
+		{name: "DOS, not an agent's", state: state(size, dos), data: volumeOf(filesystem.Ext4), label: disk.MBR, foreign: true, want: "create-table make-swap1 make-file-system2 use-swap1 mount2", finish: true},
+		{name: "DOS, a store", state: state(size, dos), data: volumeOf(filesystem.Ext4), label: disk.MBR, foreign: true, claimed: errors.New("it may be a store"), fails: "not touched: it may be a store"},
+		{name: "ours, with a third partition", state: state(size, named("bosh-partition-a-0", "bosh-partition-a-1", "x")), swap: volumeOf(filesystem.Swap), data: volumeOf(filesystem.Ext4), want: "use-swap1 mount2"},
 		{name: "in use", state: blank, claimed: errors.New("vdb is mounted"), fails: "not touched: vdb is mounted"},
 		{name: "too much swap", state: blank, claimed: errors.New("vdb is mounted"), swapMiB: mib(1 << 40), fails: "leaves no room"},
-		{name: "after a reboot", state: state(size, ours), swap: holding(filesystem.Swap), data: holding(filesystem.Ext4), want: "use-swap1 mount2"},
+		{name: "after a reboot", state: state(size, ours), swap: volumeOf(filesystem.Swap), data: volumeOf(filesystem.Ext4), want: "use-swap1 mount2"},
 		{name: "after a restart", state: state(size, ours), swap: active, data: mountedOn("/data", filesystem.Ext4), want: ""},
-		{name: "swap no longer wanted", state: state(size, ours), swap: holding(filesystem.Swap), data: holding(filesystem.Ext4), swapMiB: mib(0), want: "mount2"},
+		{name: "swap no longer wanted", state: state(size, ours), swap: volumeOf(filesystem.Swap), data: volumeOf(filesystem.Ext4), swapMiB: mib(0), want: "mount2"},
 		{name: "in use by another agent's table", state: state(size, named("x")), claimed: nil, want: "create-table make-swap1 make-file-system2 use-swap1 mount2", finish: true},
-		{name: "interrupted", state: state(size, ours), swap: holding(filesystem.Swap), data: holding(filesystem.Ext4), pending: true,
+		{name: "interrupted", state: state(size, ours), swap: volumeOf(filesystem.Swap), data: volumeOf(filesystem.Ext4), pending: true,
 			want: "make-swap1 make-file-system2 use-swap1 mount2", finish: true},
 		{name: "interrupted, and mounted since", state: state(size, ours), swap: active, data: mountedOn("/data", filesystem.Ext4), pending: true, want: "", finish: true},
 		{name: "a table with one good copy", state: state(size, recovered), swap: active, data: mountedOn("/data", filesystem.Ext4), want: "repair-table"},
-		{name: "xfs is kept", state: state(size, ours), swap: active, data: holding(filesystem.XFS), want: "mount2"},
-		{name: "other content is replaced", state: state(size, ours), swap: holding(filesystem.Ext4), data: holding(filesystem.Ext2), want: "make-swap1 make-file-system2 use-swap1 mount2"},
+		{name: "xfs is kept", state: state(size, ours), swap: active, data: volumeOf(filesystem.XFS), want: "mount2"},
+		{name: "other content is replaced", state: state(size, ours), swap: volumeOf(filesystem.Ext4), data: volumeOf(filesystem.Ext2), want: "make-swap1 make-file-system2 use-swap1 mount2"},
 		{name: "mounted elsewhere", state: state(size, ours), swap: active, data: mountedOn("/mnt", filesystem.Ext4), want: "mount2"},
 		{name: "a part is bound somewhere", state: state(size, ours), swap: active, data: bound, want: "mount2"},
 		{name: "errors on record", state: state(size, ours), swap: active, data: faulty, want: "check-file-system2 mount2"},
@@ -134,7 +134,7 @@ func TestPartitionEphemeral(t *testing.T) {
 func TestEphemeralProof(t *testing.T) {
 	ours := state(512*testMiB, named("bosh-partition-a-0", "bosh-partition-a-1"))
 	p, err := PartitionEphemeral(Ephemeral{Disk: ours, AgentID: "a", Label: disk.GPT, Target: "/data",
-		Volumes: map[int]Volume{1: holding(filesystem.Blank), 2: holding(filesystem.Ext2)}})
+		Volumes: map[int]Volume{1: volumeOf(filesystem.Blank), 2: volumeOf(filesystem.Ext2)}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -159,7 +159,7 @@ func TestAppendEphemeral(t *testing.T) {
 		return state(4<<30, disk.Table{Label: disk.GPT, Partitions: append([]disk.Partition{root}, parts...)})
 	}
 	volumes := func(swap, data Volume) map[int]Volume { return map[int]Volume{2: swap, 3: data} }
-	active := holding(filesystem.Swap)
+	active := volumeOf(filesystem.Swap)
 	active.ActiveSwap = true
 	for _, c := range []struct {
 		name    string
@@ -173,11 +173,11 @@ func TestAppendEphemeral(t *testing.T) {
 	}{
 		{name: "nothing behind root", state: table(), want: "append-partitions make-swap2 make-file-system3 use-swap2 mount3",
 			begin: "2:135266304+67108864 3:202375168+4092575232", finish: true},
-		{name: "after a reboot", state: table(swap, data), volumes: volumes(holding(filesystem.Swap), holding(filesystem.Ext4)), want: "use-swap2 mount3"},
+		{name: "after a reboot", state: table(swap, data), volumes: volumes(volumeOf(filesystem.Swap), volumeOf(filesystem.Ext4)), want: "use-swap2 mount3"},
 		{name: "after a restart", state: table(swap, data), volumes: volumes(active, mountedOn("/data", filesystem.Ext4)), want: ""},
-		{name: "interrupted", state: table(swap, data), volumes: volumes(holding(filesystem.LVM), holding(filesystem.Ext4)), pending: true,
+		{name: "interrupted", state: table(swap, data), volumes: volumes(volumeOf(filesystem.LVM), volumeOf(filesystem.Ext4)), pending: true,
 			want: "make-swap2 make-file-system3 use-swap2 mount3", finish: true},
-		{name: "foreign", state: table(swap, data), volumes: volumes(holding(filesystem.LVM), holding(filesystem.Ext4)), fails: "holds LVM"},
+		{name: "foreign", state: table(swap, data), volumes: volumes(volumeOf(filesystem.LVM), volumeOf(filesystem.Ext4)), fails: "holds LVM"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p, err := AppendEphemeral(Ephemeral{Disk: c.state, Root: 1, AgentID: "a", RAM: 64 * testMiB, Target: "/data", Pending: c.pending, Volumes: c.volumes})

@@ -102,7 +102,7 @@ type Claims struct {
 	ByRecord []string
 }
 
-// Owner is the CID of the disk that a device is; empty if nothing tells. Hints are believed before identifiers on record, which
+// Owner is the CID of the disk that a device is; empty if nothing tells. Hints take precedence over identifiers on record, which
 // a clone has as well.
 func (c Claims) Owner() string {
 	all := slices.Concat(c.ByIdentifier, c.ByPath, c.ByRecord)

@@ -14,18 +14,18 @@ import (
 // the deployment allows.
 func TestDisksOnRecordAreNeverFormatted(t *testing.T) {
 	records := identity.Records{"vol-1": {FileSystem: "U", Table: "T", Bytes: 1}}
-	blank, unnamed := whole(filesystem.Blank), gptDisk("x")
+	blank, unnamed := diskWithoutTable(filesystem.Blank), gptDisk("x")
 	unnamed.Table.GUID = "T"
 	ours := gptDisk("bosh-partition-0")
 	ours.Table.GUID = "T"
-	other := holding(filesystem.Btrfs)
+	other := volumeOf(filesystem.Btrfs)
 	other.Content.UUID = "U"
 	for name, o := range map[string]Persistent{
 		"blank, by CID":                    {CID: "vol-1", Disk: blank},
-		"our empty partition, by table":    {CID: "vol-9", Disk: ours, Volume: holding(filesystem.Blank)},
-		"unfinished on record, by table":   {CID: "vol-9", Disk: ours, Volume: holding(filesystem.Blank), Pending: true},
-		"unfinished file system, by table": {CID: "vol-9", Disk: ours, Volume: holding(filesystem.Ext4), Pending: true},
-		"foreign allowed, by table":        {CID: "vol-9", Disk: unnamed, Volume: holding(filesystem.Blank), AllowForeign: true},
+		"our empty partition, by table":    {CID: "vol-9", Disk: ours, Volume: volumeOf(filesystem.Blank)},
+		"unfinished on record, by table":   {CID: "vol-9", Disk: ours, Volume: volumeOf(filesystem.Blank), Pending: true},
+		"unfinished file system, by table": {CID: "vol-9", Disk: ours, Volume: volumeOf(filesystem.Ext4), Pending: true},
+		"foreign allowed, by table":        {CID: "vol-9", Disk: unnamed, Volume: volumeOf(filesystem.Blank), AllowForeign: true},
 		"foreign allowed, by file system":  {CID: "vol-9", Disk: gptDisk("x"), Volume: other, AllowForeign: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -47,7 +47,7 @@ func TestDisksOnRecordAreNeverFormatted(t *testing.T) {
 func TestMountingChecksIdentity(t *testing.T) {
 	records := identity.Records{"vol-1": {FileSystem: "U", Table: "T", Bytes: 100 * testMiB}}
 	with := func(uuid string, change func(*Persistent)) Persistent {
-		o := Persistent{CID: "vol-1", Disk: gptDisk("bosh-partition-0"), Volume: holding(filesystem.XFS), Records: records, FileSystem: filesystem.Ext4}
+		o := Persistent{CID: "vol-1", Disk: gptDisk("bosh-partition-0"), Volume: volumeOf(filesystem.XFS), Records: records, FileSystem: filesystem.Ext4}
 		o.Volume.Content.UUID = uuid
 		if change != nil {
 			change(&o)
@@ -93,7 +93,7 @@ func TestMountingChecksIdentity(t *testing.T) {
 // XFS refuses to mount a UUID that is mounted already.
 func TestDuplicateUUID(t *testing.T) {
 	for kind, want := range map[filesystem.Kind]bool{filesystem.XFS: true, filesystem.Ext4: false} {
-		o := Persistent{CID: "vol-2", Disk: gptDisk("x"), Volume: holding(kind), DuplicateUUID: true, MountOptions: []string{"noatime"}}
+		o := Persistent{CID: "vol-2", Disk: gptDisk("x"), Volume: volumeOf(kind), DuplicateUUID: true, MountOptions: []string{"noatime"}}
 		p, _, err := MountPersistent(o, "/store")
 		if err != nil {
 			t.Fatal(err)
@@ -111,7 +111,7 @@ func TestClaims(t *testing.T) {
 		name    string
 		claims  Claims
 		owner   string
-		refused string // who it is instead, when it is about to be mounted for B
+		refused string // the disk that it is instead, when it is about to be mounted for B
 	}{
 		{"nothing known", Claims{}, "", ""},
 		{"B by its hint", Claims{ByPath: b}, "B", ""},

@@ -25,7 +25,7 @@ func TestSwapBytes(t *testing.T) {
 		{"as asked for", 1000 * testMiB, 300 * testMiB, mib(700), 700 * testMiB, false},
 		{"none", 1000 * testMiB, 300 * testMiB, mib(0), 0, false},
 		{"all of the disk", 1000 * testMiB, 300 * testMiB, mib(1000), 0, true},
-		{"more than the disk (point 18)", 1000 * testMiB, 300 * testMiB, mib(1 << 60), 0, true},
+		{"more than the disk (D.18)", 1000 * testMiB, 300 * testMiB, mib(1 << 60), 0, true},
 	} {
 		got, err := SwapBytes(c.available, c.ram, c.swap)
 		if got != c.want || (err != nil) != c.fails {
@@ -152,7 +152,7 @@ func TestOnRoot(t *testing.T) {
 	kinds := func(kinds ...filesystem.Kind) map[int]Volume {
 		volumes := map[int]Volume{}
 		for i, k := range kinds {
-			v := holding(k)
+			v := volumeOf(k)
 			v.Residue = zeros
 			volumes[i+2] = v
 		}
@@ -172,7 +172,7 @@ func TestOnRoot(t *testing.T) {
 		{"no swap, to the very end", size, table(disk.MBR), mib(0), nil, [][2]int64{{264192, 2242560}}, 0, 2, ""},
 		{"swap and data", size, table(disk.MBR), mib(100), nil, [][2]int64{{264192, 204800}, {468992, 2037760}}, 2, 3, ""},
 		{"GPT keeps its backup", size, table(disk.GPT), mib(0), nil, [][2]int64{{264192, 2242560 - 33}}, 0, 2, ""},
-		{"there already, whatever RAM is now (point 12)", size, table(disk.MBR, swap, data), nil, kinds(filesystem.Swap, filesystem.Ext4), nil, 2, 3, ""},
+		{"there already, whatever RAM is now (D.12)", size, table(disk.MBR, swap, data), nil, kinds(filesystem.Swap, filesystem.Ext4), nil, 2, 3, ""},
 		{"there already, not formatted", size, table(disk.MBR, swap, data), nil, kinds(filesystem.Blank, filesystem.Blank), nil, 2, 3, ""},
 		{"foreign partition", size, table(disk.MBR, swap), nil, kinds(filesystem.LVM), nil, 0, 0, "holds LVM physical volume and is not touched"},
 		{"too little room", 1000 * testMiB, table(disk.MBR), nil, nil, nil, 0, 0, "insufficient remaining disk space"},
@@ -182,7 +182,7 @@ func TestOnRoot(t *testing.T) {
 		{"there already, not blank", size, table(disk.MBR, swap), nil, map[int]Volume{2: {Content: filesystem.Content{Kind: filesystem.Blank}, Residue: remains}}, nil, 0, 0, "partition 2 behind the root partition is not blank"},
 		{"there already, ours by its name", size, table(disk.GPT, disk.Partition{Number: 2, Start: swap.Start, Size: swap.Size, Name: "bosh-partition-a-0"}), nil, map[int]Volume{2: {Content: filesystem.Content{Kind: filesystem.Blank}, Residue: remains}}, nil, 0, 2, ""},
 		{"BIOS boot behind root", size, table(disk.GPT, bios), mib(0), nil, [][2]int64{{266240, 2240512 - 33}}, 0, 3, ""},
-		{"BIOS boot behind root, data behind it", size, table(disk.GPT, bios, disk.Partition{Number: 3, Start: data.Start, Size: data.Size}), mib(0), map[int]Volume{3: holding(filesystem.Ext4)}, nil, 0, 3, ""},
+		{"BIOS boot behind root, data behind it", size, table(disk.GPT, bios, disk.Partition{Number: 3, Start: data.Start, Size: data.Size}), mib(0), map[int]Volume{3: volumeOf(filesystem.Ext4)}, nil, 0, 3, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l, made, err := OnRoot(Ephemeral{Disk: state(c.size, c.table), Root: 1, AgentID: "a", RAM: 100 * testMiB, SwapMiB: c.swap, Volumes: c.content})

@@ -3,6 +3,7 @@ package decide
 import (
 	"fmt"
 
+	"cambium/platform/filesystem"
 	"cambium/storage/internal/intent"
 )
 
@@ -76,6 +77,27 @@ func repeatedMigration(o Migration) (MigrationAction, error) {
 		err = fmt.Errorf("%w (the copy from %s is not complete)", err, o.Open.Table)
 	}
 	return RefuseMigration, err
+}
+
+// MigrationMark names the mount of a migration's target that is there now: a file system that tells when it was mounted last has another mark
+// after each mount, on whatever machine. Others are known to be where they were for as long as this machine runs and does not mount them
+// again.
+func MigrationMark(target filesystem.Content, boot string) string {
+	if target.UUID != "" && target.LastMount != 0 {
+		return fmt.Sprintf("%s, mount %d at %d", target.UUID, target.Mounts, target.LastMount)
+	}
+	return "boot " + boot
+}
+
+// OnlyMarked says whether a migration's target, which is about to be mounted again, was mounted by nothing else since its mark was recorded.
+func OnlyMarked(open intent.Intent, target filesystem.Content) bool {
+	return target.LastMount != 0 && open.Mark == MigrationMark(target, "")
+}
+
+// MayRemove says whether files that are only on the target are leftovers of this migration's earlier attempts, which are removed: it was
+// empty before the first one, and only this machine has written to it since.
+func MayRemove(open intent.Intent, mark string) bool {
+	return open.Exact && mark != "" && open.Mark == mark
 }
 
 // Usage is what a store holds, or a disk has room for.

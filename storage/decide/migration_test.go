@@ -3,6 +3,7 @@ package decide
 import (
 	"testing"
 
+	"cambium/platform/filesystem"
 	"cambium/storage/internal/intent"
 )
 
@@ -97,6 +98,38 @@ func TestMigrate(t *testing.T) {
 				t.Errorf("action %d, want %d", got, c.want)
 			}
 		})
+	}
+}
+
+// A record of a migration is bound to one mount of its target.
+func TestMigrationMark(t *testing.T) {
+	ext4 := filesystem.Content{Kind: filesystem.Ext4, UUID: "u-1", LastMount: 100}
+	later, other := ext4, ext4
+	later.LastMount, other.UUID = 101, "u-2"
+	xfs := filesystem.Content{Kind: filesystem.XFS, UUID: "u-3"}
+	for _, c := range []struct {
+		name          string
+		begun, found  filesystem.Content
+		boot          string
+		exact         bool
+		only, removes bool
+	}{
+		{"still mounted, or not mounted since", ext4, ext4, "boot-1", true, true, true},
+		{"after a reboot", ext4, ext4, "boot-2", true, true, true},
+		{"held files before the first attempt", ext4, ext4, "boot-1", false, true, false},
+		{"mounted since", ext4, later, "boot-1", true, false, false},
+		{"another file system", ext4, other, "boot-1", true, false, false},
+		{"xfs, still mounted", xfs, xfs, "boot-1", true, false, true},
+		{"xfs, after a reboot", xfs, xfs, "boot-2", true, false, false},
+		{"directory, still mounted", filesystem.Content{}, filesystem.Content{}, "boot-1", true, false, true},
+	} {
+		open := intent.Intent{Exact: c.exact, Mark: MigrationMark(c.begun, "boot-1")}
+		if only, removes := OnlyMarked(open, c.found), MayRemove(open, MigrationMark(c.found, c.boot)); only != c.only || removes != c.removes {
+			t.Errorf("%s: only marked %v, removes %v; want %v, %v", c.name, only, removes, c.only, c.removes)
+		}
+	}
+	if MayRemove(intent.Intent{Exact: true}, "") {
+		t.Error("a record without a mark removes files")
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 	"cambium/storage/identity"
 )
 
-func whole(k filesystem.Kind) disk.State {
+func diskWithoutTable(k filesystem.Kind) disk.State {
 	s := state(100*testMiB, disk.Table{})
 	s.Content = filesystem.Content{Kind: k}
 	return s
@@ -42,36 +42,36 @@ func TestJudge(t *testing.T) {
 		want    Verdict
 		says    string
 	}{
-		{"blank", whole(filesystem.Blank), Volume{}, zeros, false, Create, "blank, 100.0 MiB"},
-		{"no table, but data", whole(filesystem.Blank), Volume{}, remains, false, Refuse, "data at byte 3 of /dev/vdb"},
-		{"no table, but noise", whole(filesystem.Blank), Volume{}, noise, false, Refuse, "persistent_disk_blank: noise"},
-		{"the table is lost, not the file system", whole(filesystem.Blank), Volume{}, ext4At(testMiB, 0), false, Refuse, "echo start=2048 | sfdisk --wipe never -X gpt /dev/vdb"},
-		{"DOS, the table is lost", whole(filesystem.Blank), Volume{}, ext4At(512, 0), false, Refuse, "echo start=1 | sfdisk --wipe never -X dos /dev/vdb"},
-		{"table and superblock are lost", whole(filesystem.Blank), Volume{}, ext4At(testMiB, 128*testMiB), false, Refuse, "one partition from sector 2048 and run e2fsck -b 32768 -B 4096 /dev/vdb1"},
-		{"file system without a table (point 1)", whole(filesystem.Ext4), Volume{}, zeros, false, Refuse, "the whole disk holds ext4"},
-		{"LVM on the disk", whole(filesystem.LVM), Volume{}, zeros, false, Refuse, "LVM"},
+		{"blank", diskWithoutTable(filesystem.Blank), Volume{}, zeros, false, Create, "blank, 100.0 MiB"},
+		{"no table, but data", diskWithoutTable(filesystem.Blank), Volume{}, remains, false, Refuse, "data at byte 3 of /dev/vdb"},
+		{"no table, but noise", diskWithoutTable(filesystem.Blank), Volume{}, noise, false, Refuse, "persistent_disk_blank: noise"},
+		{"the table is lost, not the file system", diskWithoutTable(filesystem.Blank), Volume{}, ext4At(testMiB, 0), false, Refuse, "echo start=2048 | sfdisk --wipe never -X gpt /dev/vdb"},
+		{"DOS, the table is lost", diskWithoutTable(filesystem.Blank), Volume{}, ext4At(512, 0), false, Refuse, "echo start=1 | sfdisk --wipe never -X dos /dev/vdb"},
+		{"table and superblock are lost", diskWithoutTable(filesystem.Blank), Volume{}, ext4At(testMiB, 128*testMiB), false, Refuse, "one partition from sector 2048 and run e2fsck -b 32768 -B 4096 /dev/vdb1"},
+		{"file system without a table (D.1)", diskWithoutTable(filesystem.Ext4), Volume{}, zeros, false, Refuse, "the whole disk holds ext4"},
+		{"LVM on the disk", diskWithoutTable(filesystem.LVM), Volume{}, zeros, false, Refuse, "LVM"},
 		{"empty table", oneEmpty, Volume{}, zeros, false, Create, "empty partition table"},
 		{"empty table over lost data", oneEmpty, Volume{}, ext4At(testMiB, 0), false, Refuse, "the partition table is empty, but ext4 begins at sector 2048"},
 		{"empty table over anything", oneEmpty, Volume{}, remains, false, Refuse, "data at byte 3"},
 		{"not looked", oneEmpty, Volume{}, filesystem.Residue{}, false, Refuse, "data at byte 0"},
-		{"ours, ext4", gptDisk("bosh-partition-0"), holding(filesystem.Ext4), zeros, false, Keep, "holds ext4"},
-		{"ours, xfs", gptDisk("bosh-partition-0"), holding(filesystem.XFS), zeros, false, Keep, "holds xfs"},
-		{"any name", gptDisk("whatever"), holding(filesystem.Ext4), zeros, false, Keep, "holds ext4"},
-		{"DOS of an old agent", dosDisk, holding(filesystem.Ext4), zeros, false, Keep, "holds ext4"},
-		{"ours, never formatted (point 5)", gptDisk("bosh-partition-0"), holding(filesystem.Blank), zeros, false, Format, "named bosh-partition-0 and blank"},
-		{"ours, superblock lost", gptDisk("bosh-partition-0"), holding(filesystem.Blank), ext4At(0, 128*testMiB), false, Refuse, "run e2fsck -b 32768 -B 4096 /dev/vdb1"},
-		{"ours, not blank", gptDisk("bosh-partition-0"), holding(filesystem.Blank), remains, false, Refuse, "partition 1 has no file system, but"},
-		{"ours, noise", gptDisk("bosh-partition-0"), holding(filesystem.Blank), noise, false, Refuse, "persistent_disk_blank: noise"},
-		{"ours, unfinished", gptDisk(PreparingName), holding(filesystem.Blank), remains, true, Format, "unfinished"},
-		{"not named by us, blank", gptDisk("x"), holding(filesystem.Blank), zeros, false, Refuse, "nothing shows"},
-		{"DOS, blank, unfinished on record", dosDisk, holding(filesystem.Blank), zeros, true, Format, "on record as unfinished"},
-		{"DOS, blank", dosDisk, holding(filesystem.Blank), zeros, false, Refuse, "nothing shows"},
-		{"ours by name, LUKS inside (point 2)", gptDisk("bosh-partition-0"), holding(filesystem.LUKS), zeros, false, Refuse, "LUKS"},
-		{"ext3 (point 2)", gptDisk("x"), holding(filesystem.Ext3), zeros, false, Refuse, "ext3"},
-		{"btrfs (point 2)", gptDisk("x"), holding(filesystem.Btrfs), zeros, false, Refuse, "btrfs"},
-		{"btrfs, unfinished on record", gptDisk("x"), holding(filesystem.Btrfs), zeros, true, Refuse, "btrfs"},
-		{"ext4 and RAID", gptDisk("x"), holding(filesystem.Ext4, filesystem.MD), zeros, false, Refuse, "md RAID"},
-		{"only partition 2", state(100*testMiB, disk.Table{Label: disk.GPT, Partitions: []disk.Partition{{Number: 2, Start: testMiB, Size: testMiB}}}), holding(filesystem.Ext4), zeros, false, Refuse, "number 2"},
+		{"ours, ext4", gptDisk("bosh-partition-0"), volumeOf(filesystem.Ext4), zeros, false, Keep, "holds ext4"},
+		{"ours, xfs", gptDisk("bosh-partition-0"), volumeOf(filesystem.XFS), zeros, false, Keep, "holds xfs"},
+		{"any name", gptDisk("whatever"), volumeOf(filesystem.Ext4), zeros, false, Keep, "holds ext4"},
+		{"DOS of an old agent", dosDisk, volumeOf(filesystem.Ext4), zeros, false, Keep, "holds ext4"},
+		{"ours, never formatted (D.5)", gptDisk("bosh-partition-0"), volumeOf(filesystem.Blank), zeros, false, Format, "named bosh-partition-0 and blank"},
+		{"ours, superblock lost", gptDisk("bosh-partition-0"), volumeOf(filesystem.Blank), ext4At(0, 128*testMiB), false, Refuse, "run e2fsck -b 32768 -B 4096 /dev/vdb1"},
+		{"ours, not blank", gptDisk("bosh-partition-0"), volumeOf(filesystem.Blank), remains, false, Refuse, "partition 1 has no file system, but"},
+		{"ours, noise", gptDisk("bosh-partition-0"), volumeOf(filesystem.Blank), noise, false, Refuse, "persistent_disk_blank: noise"},
+		{"ours, unfinished", gptDisk(PreparingName), volumeOf(filesystem.Blank), remains, true, Format, "unfinished"},
+		{"not named by us, blank", gptDisk("x"), volumeOf(filesystem.Blank), zeros, false, Refuse, "nothing shows"},
+		{"DOS, blank, unfinished on record", dosDisk, volumeOf(filesystem.Blank), zeros, true, Format, "on record as unfinished"},
+		{"DOS, blank", dosDisk, volumeOf(filesystem.Blank), zeros, false, Refuse, "nothing shows"},
+		{"ours by name, LUKS inside (D.2)", gptDisk("bosh-partition-0"), volumeOf(filesystem.LUKS), zeros, false, Refuse, "LUKS"},
+		{"ext3 (D.2)", gptDisk("x"), volumeOf(filesystem.Ext3), zeros, false, Refuse, "ext3"},
+		{"btrfs (D.2)", gptDisk("x"), volumeOf(filesystem.Btrfs), zeros, false, Refuse, "btrfs"},
+		{"btrfs, unfinished on record", gptDisk("x"), volumeOf(filesystem.Btrfs), zeros, true, Refuse, "btrfs"},
+		{"ext4 and RAID", gptDisk("x"), volumeOf(filesystem.Ext4, filesystem.MD), zeros, false, Refuse, "md RAID"},
+		{"only partition 2", state(100*testMiB, disk.Table{Label: disk.GPT, Partitions: []disk.Partition{{Number: 2, Start: testMiB, Size: testMiB}}}), volumeOf(filesystem.Ext4), zeros, false, Refuse, "number 2"},
 		{"two partitions", gptDisk("a", "b"), Volume{}, zeros, false, Refuse, "2 partitions"},
 	} {
 		o := Persistent{Disk: c.state, Volume: c.content, Residue: c.residue, Pending: c.pending}
@@ -98,18 +98,18 @@ func TestJudgeWhereNewVolumesHoldNoise(t *testing.T) {
 		damaged error
 		want    Verdict
 	}{
-		{"noise", whole(filesystem.Blank), noise, nil, Create},
-		{"noise that looks like a signature", whole(filesystem.HFS), noise, nil, Create},
+		{"noise", diskWithoutTable(filesystem.Blank), noise, nil, Create},
+		{"noise that looks like a signature", diskWithoutTable(filesystem.HFS), noise, nil, Create},
 		{"noise that looks like a table", state(100*testMiB, disk.Table{}), noise, disk.ErrDamaged, Create},
 		{"an empty table in noise", oneEmpty, noise, nil, Create},
 		{"our partition, noise inside", gptDisk("bosh-partition-0"), noise, nil, Format},
-		{"zeros", whole(filesystem.Blank), zeros, nil, Create},
-		{"data", whole(filesystem.Blank), remains, nil, Refuse},
-		{"a backup superblock", whole(filesystem.Blank), ext4At(0, 128*testMiB), nil, Refuse},
-		{"a damaged table", whole(filesystem.Blank), remains, disk.ErrDamaged, Refuse},
+		{"zeros", diskWithoutTable(filesystem.Blank), zeros, nil, Create},
+		{"data", diskWithoutTable(filesystem.Blank), remains, nil, Refuse},
+		{"a backup superblock", diskWithoutTable(filesystem.Blank), ext4At(0, 128*testMiB), nil, Refuse},
+		{"a damaged table", diskWithoutTable(filesystem.Blank), remains, disk.ErrDamaged, Refuse},
 		{"a foreign partition, noise inside", gptDisk("x"), noise, nil, Refuse},
 	} {
-		o := Persistent{Disk: c.state, Volume: holding(filesystem.Blank), Residue: c.residue, Damaged: c.damaged, AllowNoise: true}
+		o := Persistent{Disk: c.state, Volume: volumeOf(filesystem.Blank), Residue: c.residue, Damaged: c.damaged, AllowNoise: true}
 		if got := Judge(o); got.Verdict != c.want {
 			t.Errorf("%s: %+v, want %d", c.name, got, c.want)
 		}
@@ -121,7 +121,7 @@ func TestJudgeWhereNewVolumesHoldNoise(t *testing.T) {
 }
 
 func TestMountPersistent(t *testing.T) {
-	ext4, blank := holding(filesystem.Ext4), holding(filesystem.Blank)
+	ext4, blank := volumeOf(filesystem.Ext4), volumeOf(filesystem.Blank)
 	faulty, small := ext4, ext4
 	faulty.Content.Errors = true
 	small.Content.Bytes = testMiB
@@ -135,7 +135,7 @@ func TestMountPersistent(t *testing.T) {
 	grown.Bytes = 900 * testMiB
 	preparing := gptDisk(PreparingName)
 	preparing.Table.GUID, preparing.Table.Partitions[0].Size = "G", 98*testMiB
-	huge := whole(filesystem.Blank)
+	huge := diskWithoutTable(filesystem.Blank)
 	huge.Bytes = 3 << 40
 	for _, c := range []struct {
 		name     string
@@ -146,15 +146,15 @@ func TestMountPersistent(t *testing.T) {
 		notGrown string
 		fails    string
 	}{
-		{name: "blank", o: Persistent{Disk: whole(filesystem.Blank)}, want: "create-table make-file-system1 name-partition mount1", finish: true},
-		{name: "blank, DOS", o: Persistent{Disk: whole(filesystem.Blank), Label: disk.MBR}, want: "create-table make-file-system1 mount1", finish: true},
-		{name: "blank, unknown file system", o: Persistent{Disk: whole(filesystem.Blank), FileSystem: "zfs"}, fails: `persistent_disk_fs "zfs" is not supported, only ext4 and xfs`},
+		{name: "blank", o: Persistent{Disk: diskWithoutTable(filesystem.Blank)}, want: "create-table make-file-system1 name-partition mount1", finish: true},
+		{name: "blank, DOS", o: Persistent{Disk: diskWithoutTable(filesystem.Blank), Label: disk.MBR}, want: "create-table make-file-system1 mount1", finish: true},
+		{name: "blank, unknown file system", o: Persistent{Disk: diskWithoutTable(filesystem.Blank), FileSystem: "zfs"}, fails: `persistent_disk_fs "zfs" is not supported, only ext4 and xfs`},
 		{name: "unfinished, unknown file system", o: Persistent{Disk: gptDisk("bosh-partition-0"), Volume: blank, FileSystem: "zfs"}, fails: `"zfs" is not supported`},
 		{name: "kept, unknown file system", o: Persistent{Disk: full, Volume: ext4, FileSystem: "zfs"}, want: "mount1"},
 		{name: "too large for its table", o: Persistent{Disk: huge, Label: disk.MBR}, fails: "larger than 2 TiB"},
 		{name: "large", o: Persistent{Disk: huge}, want: "create-table make-file-system1 name-partition mount1", finish: true},
-		{name: "foreign", o: Persistent{Disk: whole(filesystem.LVM)}, fails: "/dev/vdb is refused: the whole disk holds LVM"},
-		{name: "foreign, released", o: Persistent{Disk: whole(filesystem.LVM), AllowForeign: true}, want: "create-table make-file-system1 name-partition mount1", finish: true},
+		{name: "foreign", o: Persistent{Disk: diskWithoutTable(filesystem.LVM)}, fails: "/dev/vdb is refused: the whole disk holds LVM"},
+		{name: "foreign, released", o: Persistent{Disk: diskWithoutTable(filesystem.LVM), AllowForeign: true}, want: "create-table make-file-system1 name-partition mount1", finish: true},
 		{name: "damaged, released", o: Persistent{Disk: state(100*testMiB, disk.Table{}), Damaged: disk.ErrDamaged, AllowForeign: true}, want: "create-table make-file-system1 name-partition mount1", finish: true},
 		{name: "never formatted", o: Persistent{Disk: recovered, Volume: blank}, want: "repair-table make-file-system1 mount1", begin: "G", finish: true},
 		{name: "kept", o: Persistent{Disk: full, Volume: ext4}, want: "mount1"},
@@ -194,29 +194,31 @@ func TestMountPersistent(t *testing.T) {
 		})
 	}
 	var foreign *ForeignError
-	if _, _, err := MountPersistent(Persistent{Disk: whole(filesystem.LVM)}, "/store"); !errors.As(err, &foreign) || foreign.Found == "" {
+	if _, _, err := MountPersistent(Persistent{Disk: diskWithoutTable(filesystem.LVM)}, "/store"); !errors.As(err, &foreign) || foreign.Found == "" {
 		t.Errorf("error %v, want one that can be told from others", err)
 	}
 }
 
-func TestLastMounted(t *testing.T) {
+func TestMountLast(t *testing.T) {
+	two := []string{"a", "b"}
 	for _, c := range []struct {
-		name     string
-		recorded string
-		isKnown  bool
-		known    int
-		onRecord bool
-		mount    bool
-		warning  string
-		fails    string
+		name    string
+		o       LastStore
+		mount   bool
+		warning string
+		fails   string
 	}{
-		{"none", "", false, 2, false, false, "", ""},
-		{"known", "a", true, 2, true, true, "", ""},
-		{"none is known, left by another agent", "a", false, 0, false, false, "no longer known", ""},
-		{"none is known, its identity is on record", "a", false, 0, true, false, "", "agent disk release a"},
-		{"others are known", "a", false, 1, false, false, "", "not among those known"},
+		{"none", LastStore{Known: two}, false, "", ""},
+		{"known", LastStore{CID: "a", Known: two, OnRecord: true}, true, "", ""},
+		{"the only one, recorded by another agent", LastStore{CID: "a", Known: []string{"a"}}, true, "", ""},
+		{"one of two, recorded by another agent", LastStore{CID: "b", Known: two}, false, "", "disks a and b are attached, and b, which is on record as mounted last, may be an incomplete copy"},
+		{"one of two, recorded by another agent, which left the store mounted", LastStore{CID: "b", Known: two, Mounted: true}, true, "", ""},
+		{"one of two directories", LastStore{CID: "b", Known: two, Directories: true}, true, "", ""},
+		{"none is known, left by another agent", LastStore{CID: "a"}, false, "no longer known", ""},
+		{"none is known, its identity is on record", LastStore{CID: "a", OnRecord: true}, false, "", "agent disk release a"},
+		{"others are known", LastStore{CID: "a", Known: []string{"b"}}, false, "", "not among those known"},
 	} {
-		mount, warning, err := LastMounted(c.recorded, c.isKnown, c.known, c.onRecord)
+		mount, warning, err := MountLast(c.o)
 		wantError(t, err, c.fails)
 		if mount != c.mount || !strings.Contains(warning, c.warning) || (warning == "") != (c.warning == "") {
 			t.Errorf("%s: %v, %q; want %v, %q", c.name, mount, warning, c.mount, c.warning)
@@ -230,14 +232,14 @@ func TestLeftToDirector(t *testing.T) {
 		o    Persistent
 		want bool
 	}{
-		{"blank", Persistent{Disk: whole(filesystem.Blank), Residue: zeros}, true},
-		{"not blank", Persistent{Disk: whole(filesystem.Blank), Residue: remains}, false},
-		{"a table", Persistent{Disk: gptDisk("bosh-partition-0"), Volume: holding(filesystem.Blank), Residue: zeros}, false},
+		{"blank", Persistent{Disk: diskWithoutTable(filesystem.Blank), Residue: zeros}, true},
+		{"not blank", Persistent{Disk: diskWithoutTable(filesystem.Blank), Residue: remains}, false},
+		{"a table", Persistent{Disk: gptDisk("bosh-partition-0"), Volume: volumeOf(filesystem.Blank), Residue: zeros}, false},
 		{"an empty table", Persistent{Disk: oneEmpty, Residue: zeros}, true},
-		{"a file system", Persistent{Disk: whole(filesystem.Ext4), Residue: zeros}, false},
-		{"damaged", Persistent{Disk: whole(filesystem.Blank), Residue: zeros, Damaged: disk.ErrDamaged}, false},
-		{"preformatted, blank", Persistent{Volume: holding(filesystem.Blank), Preformatted: true}, true},
-		{"preformatted", Persistent{Volume: holding(filesystem.Ext4), Preformatted: true}, false},
+		{"a file system", Persistent{Disk: diskWithoutTable(filesystem.Ext4), Residue: zeros}, false},
+		{"damaged", Persistent{Disk: diskWithoutTable(filesystem.Blank), Residue: zeros, Damaged: disk.ErrDamaged}, false},
+		{"preformatted, blank", Persistent{Volume: volumeOf(filesystem.Blank), Preformatted: true}, true},
+		{"preformatted", Persistent{Volume: volumeOf(filesystem.Ext4), Preformatted: true}, false},
 	} {
 		if got := LeftToDirector(c.o); got != c.want {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)

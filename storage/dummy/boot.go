@@ -19,8 +19,8 @@ func (b Boot) MountLast(context.Context) ([]decide.Change, string, error) {
 	return nil, "", b.Disks.MountLast()
 }
 
-// Checking is for real disks.
-func (Boot) Checking() (cid string, since time.Time) { return "", time.Time{} }
+// Working is for real disks.
+func (Boot) Working() (cid, what string, since time.Time) { return "", "", time.Time{} }
 
 // PlanMount plans nothing.
 func (Boot) PlanMount(context.Context) ([]decide.Change, error) { return nil, nil }

@@ -160,7 +160,7 @@ func (d *Disks) find(ctx context.Context, w wanted) (path string, onRoot bool, e
 	return dev.Path, onRoot, nil
 }
 
-// planOwn decides about a disk of its own. With announce set, the kernel is told of its partitions.
+// planOwn decides about a disk of its own. With announce set, its partitions are announced to the kernel.
 func (d *Disks) planOwn(ctx context.Context, path string, w wanted, announce bool) (decide.Plan, error) {
 	s, err := disk.Inspect(path)
 	if err != nil && !errors.Is(err, disk.ErrDamaged) {
@@ -232,7 +232,7 @@ func (d *Disks) foreignData(ctx context.Context, s disk.State, v decide.Volume, 
 	node := device.Partition(s.Path, n)
 	names, err := filesystem.List(node, v.Content.Kind)
 	if err != nil {
-		return fmt.Errorf("whether it holds a store cannot be told: %w", err)
+		return fmt.Errorf("cannot determine whether it holds a store: %w", err)
 	}
 	// The kernel lets go of a mount a little after its descriptor is closed.
 	if err := mount.AwaitIdle(ctx, node); err != nil {
@@ -245,7 +245,7 @@ func (d *Disks) foreignData(ctx context.Context, s disk.State, v decide.Volume, 
 }
 
 // store returns an error for a disk that may be a persistent one: its only partition has a file system, and not the layout of an
-// ephemeral disk. The partitions of raw and ephemeral disks are disposable by their names. With announce set, the kernel is told of the partition.
+// ephemeral disk. The partitions of raw and ephemeral disks are disposable by their names. With announce set, its partition is announced to the kernel.
 func (d *Disks) store(ctx context.Context, s disk.State, announce bool) error {
 	if len(s.Table.Partitions) != 1 || decide.KeptRaw(s.Table) || decide.NamedEphemeral(s.Table) {
 		return nil
@@ -257,7 +257,7 @@ func (d *Disks) store(ctx context.Context, s disk.State, announce bool) error {
 		}
 	}
 	if _, err := blkdev.NumberOf(device.Partition(s.Path, n)); errors.Is(err, os.ErrNotExist) {
-		return nil // only planned: the kernel was not told of the partition
+		return nil // only planned: the partition was not announced to the kernel
 	}
 	v, err := d.Machine.Volume(s, n)
 	if err != nil || !v.Content.Data() {
@@ -289,7 +289,7 @@ func (d *Disks) onRecord(s disk.State) error {
 }
 
 // claimed returns why replacing the content of an ephemeral disk would lose something.
-// What is on it does not matter, whose disk it is does. With announce set, the kernel is told of its partition.
+// What is on it does not matter, whose disk it is does. With announce set, its partitions are announced to the kernel.
 func (d *Disks) claimed(ctx context.Context, s disk.State, announce bool) error {
 	if err := d.Machine.ProveIdle(s.Path, s.Number); err != nil {
 		return err
@@ -317,7 +317,7 @@ func (d *Disks) persistentDisk(s disk.State) error {
 			return fmt.Errorf("%s is the persistent disk %s", s.Path, cid)
 		}
 		if err != nil && !machine.Missing(err) {
-			return fmt.Errorf("whether %s is the persistent disk %s cannot be told: %w", s.Path, cid, err)
+			return fmt.Errorf("cannot determine whether %s is the persistent disk %s: %w", s.Path, cid, err)
 		}
 	}
 	return nil
@@ -335,7 +335,7 @@ func (d *Disks) setupOnRoot(ctx context.Context, w wanted) ([]decide.Change, err
 	return made, err
 }
 
-// planOnRoot decides about the space behind the root partition. With announce set, the kernel is told of the disk's partitions.
+// planOnRoot decides about the space behind the root partition. With announce set, the disk's partitions are announced to the kernel.
 func (d *Disks) planOnRoot(ctx context.Context, w wanted, announce bool) (plan decide.Plan, err error) {
 	path, root, err := d.Machine.RootDisk()
 	if err != nil {
@@ -412,9 +412,9 @@ func (d *Disks) PlanRaw(ctx context.Context, hints []settings.DiskHint) (planned
 	var devices []device.Device
 	if d.byExclusion(hints) {
 		// There is no way to look without waiting; a disk that is there is found at once.
-		soon, cancel := context.WithTimeoutCause(ctx, planLimit, device.ErrTimedOut)
+		limited, cancel := context.WithTimeoutCause(ctx, planLimit, device.ErrTimedOut)
 		defer cancel()
-		if devices, err = d.Resolver.InstanceStorage(soon, len(hints)); err != nil {
+		if devices, err = d.Resolver.InstanceStorage(limited, len(hints)); err != nil {
 			return []decide.Change{await("raw ephemeral disks", err)}, nil
 		}
 	}
@@ -461,7 +461,7 @@ func (d *Disks) rawDevices(ctx context.Context, hints []settings.DiskHint) ([]de
 	return devices, nil
 }
 
-// planRaw decides about a raw disk. With announce set, the kernel is told of its partitions.
+// planRaw decides about a raw disk. With announce set, its partitions are announced to the kernel.
 func (d *Disks) planRaw(ctx context.Context, path string, i int, announce bool) (decide.Plan, disk.State, error) {
 	s, err := disk.Inspect(path)
 	if err != nil && !errors.Is(err, disk.ErrDamaged) {
@@ -522,7 +522,7 @@ func (d *Disks) planGrowRoot(ephemeral *settings.DiskHint) (decide.Plan, error) 
 		return decide.Plan{}, fmt.Errorf("grow root: %w", err)
 	}
 	if kind := o.Volume.Content.Kind; !kind.Managed() {
-		d.Machine.Log.WithField("found", string(kind)).Info("root file system is of a kind that is not grown")
+		d.Machine.Log.WithField("filesystem", string(kind)).Info("root file system is of a kind that is not grown")
 	}
 	return decide.GrowRoot(o), nil
 }

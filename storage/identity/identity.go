@@ -166,7 +166,7 @@ func (f File) read() (Records, error) {
 }
 
 func damaged(path string, why error) error {
-	return fmt.Errorf("%w: %s: %w: run 'agent disk accept CID' for the disk that is to be used", ErrDamaged, path, why)
+	return fmt.Errorf("%w: %s: %w: run agent disk accept with the CID of the disk that is to be used", ErrDamaged, path, why)
 }
 
 // Put records a disk and ends a request to accept it. It writes only what is new.
@@ -192,7 +192,8 @@ func (f File) Put(cid string, d Disk) error {
 	return f.clear(asked)
 }
 
-// setAsideDamaged makes room for new records, if an operator has accepted this disk.
+// setAsideDamaged renames damaged records, so that new ones can be written, if an operator has
+// accepted this disk.
 func (f File) setAsideDamaged(cid string) error {
 	if _, err := f.read(); !errors.Is(err, ErrDamaged) {
 		return err

@@ -159,13 +159,13 @@ func TestRequests(t *testing.T) {
 	}
 	// A request that is not whole says nothing.
 	ok(t, os.WriteFile(filepath.Join(f.requests, "release-vol-2"), []byte(`{"version":1,"act`), 0o600))
-	released, err := f.SettleReleases()
+	released, err := f.ApplyReleases()
 	if err != nil || len(released) != 1 || released[0] != cid {
-		t.Fatalf("SettleReleases = %v, %v", released, err)
+		t.Fatalf("ApplyReleases = %v, %v", released, err)
 	}
 	ok(t, os.Remove(filepath.Join(f.requests, "release-vol-2")))
-	if again, err := f.SettleReleases(); err != nil || len(again) != 0 {
-		t.Errorf("a second time: %v, %v", again, err)
+	if second, err := f.ApplyReleases(); err != nil || len(second) != 0 {
+		t.Errorf("a second time: %v, %v", second, err)
 	}
 	if r := all(t, f); len(r) != 1 || r["vol-2"] != two {
 		t.Errorf("records %v", r)

@@ -76,7 +76,7 @@ func (f File) pending() ([]request, error) {
 		}
 		var r request
 		if err := json.Unmarshal(data, &r); err != nil || r.Version != version || r.CID == "" {
-			continue // an unfinished file; a request counts only when it is whole
+			continue // an incomplete file
 		}
 		r.Version = 0
 		all = append(all, r)
@@ -102,8 +102,8 @@ func (f File) Accepted() (cid string, err error) {
 	return cid, nil
 }
 
-// SettleReleases removes the records that operators have released, and returns their CIDs. Accepted disks are settled by Put.
-func (f File) SettleReleases() (released []string, err error) {
+// ApplyReleases removes the records that operators have released, and returns their CIDs. Put ends requests to accept a disk.
+func (f File) ApplyReleases() (released []string, err error) {
 	asked, err := f.pending()
 	if err != nil {
 		return nil, err

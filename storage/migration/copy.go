@@ -23,7 +23,7 @@ func (m *Migration) copyAndVerify(ctx context.Context, total decide.Usage, exact
 	return apart.Run(ctx, m.Program, apart.Request{From: dirs.Store(), To: dirs.StoreMigrationTarget(), Exact: exact}, r.report)
 }
 
-// copyReporter tells the log and the status how far the copying is.
+// copyReporter reports the progress of the copy to log and status.
 type copyReporter struct {
 	*Migration
 	total                   decide.Usage
@@ -32,9 +32,9 @@ type copyReporter struct {
 
 func (r *copyReporter) report(now apart.Report) {
 	if differs := now.Differs; differs != nil {
-		// What an interrupted attempt left can look complete and not be, and a directory may be
-		// changed past our mount of it.
-		r.Machine.Log.WithFields(logrus.Fields{"path": differs.Path, "what": differs.What, "others": differs.Others}).Warn("copied again: the copy differs")
+		// A file of an interrupted attempt can have the size and time of its source without its
+		// content, and a bind-mounted directory can be changed through another mount.
+		r.Machine.Log.WithFields(logrus.Fields{"path": differs.Path, "difference": differs.What, "others": differs.Others}).Warn("copy differs from its source, copying again")
 		return
 	}
 	if now.Begin {

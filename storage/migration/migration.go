@@ -26,7 +26,8 @@ import (
 type Migration struct {
 	Machine *machine.Machine
 	Disks   *persistent.Disks
-	// Progress, if set, is told how far a migration has come; the zero value ends it.
+	// Progress, if set, is called with the progress of a migration, and with the zero value at its
+	// end.
 	Progress func(Progress)
 	// Program is the agent's own, which copies trees when it is called by apart.Word.
 	Program string
@@ -66,7 +67,7 @@ func (m *Migration) migrate(ctx context.Context, wantFrom, wantTo string) error 
 	case decide.AlreadyMigrated:
 		return nil
 	}
-	exact, err := m.begin(o)
+	exact, err := m.begin(ctx, o)
 	if err != nil {
 		return err
 	}
@@ -98,24 +99,59 @@ func (m *Migration) observe() (o decide.Migration, old mount.Entry, err error) {
 }
 
 // begin records what is about to be copied where. It reports whether the target was
-// empty before the first attempt, so that leftovers of an attempt may be removed and a user's
-// own files may not.
-func (m *Migration) begin(o decide.Migration) (exact bool, err error) {
+// empty before the first attempt and nothing else has written to it since, so that leftovers of an attempt may be removed and
+// files of others may not.
+func (m *Migration) begin(ctx context.Context, o decide.Migration) (exact bool, err error) {
+	mark, err := m.Machine.MigrationMark(m.Disks.BindMounted)
+	if err != nil {
+		return false, err
+	}
 	id := intent.MigrationID(o.From, o.To)
 	if o.Open.Table == id {
+		if o.Open.Exact && !decide.MayRemove(o.Open, mark) {
+			return false, refuseOthersFiles(ctx, o)
+		}
 		return o.Open.Exact, nil
 	}
 	if exact, err = empty(o.Target); err != nil {
 		return false, err
 	}
 	if !exact {
-		m.Machine.Log.WithField("disk", o.To).Warn("the new disk holds files already; they are kept where the old disk has none of that name")
+		m.Machine.Log.WithField("cid", o.To).Warn("the new disk holds files already; they are kept where the old disk has none of that name")
 	}
 	m.Machine.CrashPoint("begin migration")
 	if err := m.Machine.Intents.Clear(intent.Migrated); err != nil {
 		return false, err
 	}
-	return exact, m.Machine.Intents.Set(intent.Migration, intent.Intent{Table: id, Exact: exact})
+	return exact, m.Machine.Intents.Set(intent.Migration, intent.Intent{Table: id, Exact: exact, Mark: mark})
+}
+
+// refuseOthersFiles refuses a target that was mounted elsewhere since an attempt was interrupted, if it holds a file that the store does
+// not have: another machine may have written it. Files that both have are overwritten, as on any target.
+func refuseOthersFiles(ctx context.Context, o decide.Migration) (err error) {
+	store, err := os.OpenRoot(o.Store)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, store.Close()) }()
+	target, err := os.OpenRoot(o.Target)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, target.Close()) }()
+	return rootdir.Walk(ctx, target, func(name string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, rootdir.ErrTooDeep) || name == "lost+found" && entry.IsDir() {
+			return nil // it stays, like all that is only there
+		}
+		if err != nil {
+			return err
+		}
+		if _, err := store.Lstat(name); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return fmt.Errorf("%s has an incomplete copy of %s and was mounted elsewhere since, and %q is only there: "+
+			"save or delete it in %s, and run migrate_disk again", o.To, o.From, name, o.Target)
+	})
 }
 
 // empty reports whether a directory holds nothing but what a new file system has.
@@ -231,7 +267,7 @@ func (m *Migration) switchStore(ctx context.Context, o decide.Migration, old mou
 	}
 	// Its content is complete on the new disk: what still holds it is waited for by unmount_disk.
 	if err := m.Disks.Detach(old); err != nil {
-		m.Machine.Log.WithError(err).Warn("old disk is still held elsewhere")
+		m.Machine.Log.WithError(err).Warn("old disk is still in use")
 	}
 	m.Machine.CrashPoint("record new disk")
 	if err := m.Disks.Records.SetMountedCID(o.To); err != nil {

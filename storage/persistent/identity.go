@@ -32,11 +32,11 @@ func (d *Disks) hint(p settings.PersistentDisk) device.Hint {
 	return h
 }
 
-// settleRequests acts upon what operators have asked for.
-func (d *Disks) settleRequests() error {
-	released, err := d.Machine.Identities.SettleReleases()
+// applyRequests applies the requests of operators.
+func (d *Disks) applyRequests() error {
+	released, err := d.Machine.Identities.ApplyReleases()
 	for _, cid := range released {
-		d.Machine.Log.WithField("disk", cid).Warn("an operator has released the disk: its identity is no longer on record")
+		d.Machine.Log.WithField("cid", cid).Warn("an operator has released the disk: its identity is no longer on record")
 	}
 	if err != nil {
 		return err
@@ -46,7 +46,7 @@ func (d *Disks) settleRequests() error {
 		if acceptErr != nil || accepted == "" {
 			return err
 		}
-		d.Machine.Log.WithError(err).WithField("disk", accepted).Warn("an operator has accepted the disk as it is: unfinished work is forgotten")
+		d.Machine.Log.WithError(err).WithField("cid", accepted).Warn("an operator has accepted the disk as it is: unfinished work is forgotten")
 		return d.Machine.Intents.SetAside()
 	}
 	return nil
@@ -67,7 +67,7 @@ func (d *Disks) recordIdentity(cid, path string) error {
 	}
 	before, known := records[cid]
 	if known && before.Accepted {
-		d.Machine.Log.WithFields(logrus.Fields{"disk": cid, "recorded": before.String(), "accepted": found.String()}).Warn("an operator has accepted the disk that is attached")
+		d.Machine.Log.WithFields(logrus.Fields{"cid": cid, "recorded": before.String(), "accepted": found.String()}).Warn("an operator has accepted the disk that is attached")
 	}
 	return d.Machine.Identities.Put(cid, found)
 }

@@ -2,12 +2,16 @@ package persistent
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/sirupsen/logrus"
 
 	"cambium/platform/device"
 	"cambium/platform/disk"
+	"cambium/platform/filesystem"
 	"cambium/platform/mount"
 	"cambium/settings"
 	"cambium/storage/decide"
@@ -23,7 +27,7 @@ func (d *Disks) Mount(ctx context.Context, cid string) error {
 	if err := d.Reload(ctx); err != nil {
 		return err
 	}
-	if err := d.settleRequests(); err != nil {
+	if err := d.applyRequests(); err != nil {
 		return err
 	}
 	p, err := d.known(cid)
@@ -34,7 +38,7 @@ func (d *Disks) Mount(ctx context.Context, cid string) error {
 	return err
 }
 
-// PutBack mounts the disk on the store again that a migration took off. The caller has the lock.
+// PutBack remounts the disk on the store that a migration has unmounted. The caller has the lock.
 func (d *Disks) PutBack(ctx context.Context, cid string) error {
 	p, err := d.known(cid)
 	if err != nil {
@@ -47,13 +51,22 @@ func (d *Disks) PutBack(ctx context.Context, cid string) error {
 func (d *Disks) resolveAndMount(ctx context.Context, p settings.PersistentDisk) ([]decide.Change, error) {
 	dev, err := d.Resolver.Resolve(ctx, d.hint(p))
 	if err != nil {
-		return nil, fmt.Errorf("mount disk %s: %w", p.CID, err)
+		return nil, mountError(p.CID, err)
 	}
 	made, err := d.mount(ctx, p, dev)
-	if err != nil {
-		err = fmt.Errorf("mount disk %s: %w", p.CID, err)
+	return made, mountError(p.CID, err)
+}
+
+// mountError names the disk that cannot be mounted. One that is refused may be the wrong one, hence the list of all.
+func mountError(cid string, err error) error {
+	if err == nil {
+		return nil
 	}
-	return made, err
+	err = fmt.Errorf("mount disk %s: %w", cid, err)
+	if refused := decide.Refusal(nil); errors.As(err, &refused) {
+		err = fmt.Errorf("%w; %s", err, device.There("/"))
+	}
+	return err
 }
 
 func (d *Disks) mount(ctx context.Context, p settings.PersistentDisk, dev device.Device) ([]decide.Change, error) {
@@ -91,11 +104,15 @@ func (d *Disks) mount(ctx context.Context, p settings.PersistentDisk, dev device
 	if err := d.enter(at); err != nil {
 		return nil, err
 	}
-	made, err := d.Machine.Apply(ctx, p.CID, plan)
+	var made []decide.Change
+	err = d.Machine.Remark(p.CID, o.Volume.Content, func() (err error) {
+		made, err = d.Machine.Apply(ctx, p.CID, plan)
+		return err
+	})
 	if err != nil {
 		return made, err
 	}
-	d.Machine.Log.WithFields(logrus.Fields{"disk": p.CID, "device": o.Part(), "mount": at.Directory}).Info("persistent disk mounted")
+	d.Machine.Log.WithFields(logrus.Fields{"cid": p.CID, "device": o.Part(), "mount": at.Directory}).Info("persistent disk mounted")
 	if err := d.recordIdentity(p.CID, dev.Path); err != nil {
 		return made, err
 	}
@@ -174,10 +191,24 @@ func (d *Disks) mountedBefore(ctx context.Context, p settings.PersistentDisk, pa
 		return nil, err
 	}
 	made, err := d.growMounted(ctx, path, where)
-	if err != nil || where != d.Machine.Dirs.Store() {
+	if err != nil {
 		return made, err
 	}
+	if where != d.Machine.Dirs.Store() {
+		return made, d.correctRecord(p.CID)
+	}
 	return made, d.recordStore(p.CID)
+}
+
+// correctRecord names the disk that is on the store where a disk on the migration target is recorded as it: cloudfoundry/bosh-agent
+// records a disk before the store has been copied to it, and migrate_disk refuses to copy over what is recorded as the store.
+func (d *Disks) correctRecord(cid string) error {
+	_, owner, err := d.DiskOn(d.Machine.Dirs.Store())
+	if d.recorded() != cid || err != nil || owner == "" || owner == cid {
+		return nil // a disk on the store that is not known cannot be recorded
+	}
+	d.Machine.Log.WithFields(logrus.Fields{"cid": owner, "recorded": cid}).Warn("another agent has recorded the disk on the migration target as the store")
+	return d.recordStore(owner)
 }
 
 // placeBind observes the directories and decides where the directory of a disk is bound.
@@ -225,7 +256,7 @@ func (d *Disks) bind(ctx context.Context, p settings.PersistentDisk, source stri
 		return nil, d.record(p.CID, at)
 	}
 	d.Machine.CrashPoint("bind")
-	if err := mount.Bind(ctx, source, at.Directory, 0); err != nil {
+	if err := d.Machine.Remark(p.CID, filesystem.Content{}, func() error { return mount.Bind(ctx, source, at.Directory, 0) }); err != nil {
 		return nil, err
 	}
 	return []decide.Change{bindChange(p.CID, source, at)}, d.record(p.CID, at)
@@ -240,7 +271,7 @@ func bindChange(cid, source string, at decide.Placement) decide.Change {
 func (d *Disks) MountLast(ctx context.Context) (made []decide.Change, warning string, err error) {
 	d.Machine.Lock()
 	defer d.Machine.Unlock()
-	if err := d.settleRequests(); err != nil {
+	if err := d.applyRequests(); err != nil {
 		return nil, "", err
 	}
 	p, mounts, warning, err := d.lastMounted()
@@ -249,23 +280,22 @@ func (d *Disks) MountLast(ctx context.Context) (made []decide.Change, warning st
 	}
 	dev, err := d.Resolver.Resolve(ctx, d.hint(p))
 	if err != nil {
-		return nil, "", fmt.Errorf("mount disk %s: %w", p.CID, err)
+		return nil, "", mountError(p.CID, err)
 	}
 	blank, err := d.blank(p, dev)
 	if err != nil {
-		return nil, "", fmt.Errorf("mount disk %s: %w", p.CID, err)
+		return nil, "", mountError(p.CID, err)
 	}
 	if blank {
 		return nil, "", blankError(p.CID, dev.Path)
 	}
-	if made, err = d.mount(ctx, p, dev); err != nil {
-		err = fmt.Errorf("mount disk %s: %w", p.CID, err)
-	}
-	return made, "", err
+	made, err = d.mount(ctx, p, dev)
+	return made, "", mountError(p.CID, err)
 }
 
 func blankError(cid, path string) error {
-	return fmt.Errorf("persistent disk %s was mounted last and %s is blank: attach the right disk, or run 'agent disk release %s' and mount_disk to begin with an empty one", cid, path, cid)
+	return fmt.Errorf("persistent disk %s was mounted last and %s is blank: attach the right disk, or run 'agent disk release %s' and mount_disk to begin with an empty one; %s",
+		cid, path, cid, device.There("/"))
 }
 
 func (d *Disks) lastMounted() (p settings.PersistentDisk, mounts bool, warning string, err error) {
@@ -278,14 +308,17 @@ func (d *Disks) lastMounted() (p settings.PersistentDisk, mounts bool, warning s
 		}
 		cid = accepted // an operator has named the disk
 	}
-	p, isKnown := known[cid]
 	records, err := d.Machine.Identities.All()
 	if err != nil {
 		return p, false, "", err
 	}
-	_, onRecord := records[cid]
-	mounts, warning, err = decide.LastMounted(cid, isKnown, len(known), onRecord)
-	return p, mounts, warning, err
+	last := decide.LastStore{CID: cid, Known: slices.Sorted(maps.Keys(known)), Directories: d.BindMounted}
+	_, last.OnRecord = records[cid]
+	if _, last.Mounted, err = mount.At(d.Machine.Dirs.Store()); err != nil {
+		return p, false, "", err
+	}
+	mounts, warning, err = decide.MountLast(last)
+	return known[cid], mounts, warning, err
 }
 
 // blank says whether the disk that was mounted last holds nothing.

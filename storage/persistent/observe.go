@@ -15,8 +15,8 @@ import (
 	"cambium/storage/internal/machine"
 )
 
-// observe looks at a disk that is not mounted, and changes nothing on it. With announce set, the kernel is told of
-// its partitions.
+// observe looks at a disk that is not mounted, and changes nothing on it. With announce set, its partitions are
+// announced to the kernel.
 func (d *Disks) observe(ctx context.Context, p settings.PersistentDisk, dev device.Device, announce bool) (o decide.Persistent, err error) {
 	if o, err = d.observeDisk(p, dev); err == nil && len(o.Disk.Table.Partitions) == 1 {
 		err = d.observePartition(ctx, &o, announce)
@@ -125,7 +125,7 @@ func (d *Disks) observeMounted(ctx context.Context, path string, announce bool) 
 		return o, err
 	}
 	if announce {
-		// The kernel may know less than the table says: the agent may have been killed before it told.
+		// The kernel may lack partitions of the table: an earlier agent may have been killed between writing and announcing it.
 		d.Machine.CrashPoint("announce partition in use")
 		if err := d.Machine.Announce(ctx, o.Disk); err != nil {
 			return o, err

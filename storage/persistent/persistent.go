@@ -1,6 +1,8 @@
 // Package persistent keeps the disks that the Director knows by their CIDs: recording their hints, preparing and mounting
 // them, growing, unmounting and listing them. It observes, lets package decide decide, and acts. Nothing is
 // formatted that was not proven blank or ours; everything else is refused with what was found.
+//
+// Size: mounting, unmounting, growing, listing and planning observe a disk and its records in the same way.
 package persistent
 
 import (
@@ -53,8 +55,8 @@ type Disks struct {
 	Label disk.Label
 }
 
-// Checking is the disk whose file system is being checked, and since when; empty if none is.
-func (d *Disks) Checking() (cid string, since time.Time) { return d.Machine.Checking() }
+// Working is the disk whose file system is being checked or mounted, what is done in a sentence, and since when; empty if there is none.
+func (d *Disks) Working() (cid, what string, since time.Time) { return d.Machine.Working() }
 
 // Add records the hint of a disk that the CPI has attached.
 func (d *Disks) Add(ctx context.Context, cid string, hint settings.DiskHint) error {

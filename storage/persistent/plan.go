@@ -25,20 +25,17 @@ func (d *Disks) PlanMountLast(ctx context.Context) ([]decide.Change, error) {
 		return []decide.Change{await(p.CID, err, "wait for it")}, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("mount disk %s: %w", p.CID, err)
+		return nil, mountError(p.CID, err)
 	}
 	blank, err := d.blank(p, dev)
 	if err != nil {
-		return nil, err
+		return nil, mountError(p.CID, err)
 	}
 	if blank {
 		return nil, blankError(p.CID, dev.Path)
 	}
 	changes, _, err := d.plan(ctx, p, dev)
-	if err != nil {
-		err = fmt.Errorf("mount disk %s: %w", p.CID, err)
-	}
-	return changes, err
+	return changes, mountError(p.CID, err)
 }
 
 func await(cid string, err error, what string) decide.Change {

@@ -70,7 +70,7 @@ func (d *Disks) EndMigration(ctx context.Context, to string) error {
 	if err := d.Machine.Intents.Clear(intent.Migration); err != nil {
 		return err
 	}
-	d.Machine.Log.WithField("disk", to).Info("disk migration done")
+	d.Machine.Log.WithField("cid", to).Info("disk migration done")
 	d.GrowStore(ctx) // it may have become larger meanwhile
 	return nil
 }
@@ -87,13 +87,13 @@ func (d *Disks) resume(ctx context.Context, p settings.PersistentDisk, where str
 	if err != nil {
 		return err
 	}
-	here, _, err := mount.At(where)
+	current, _, err := mount.At(where)
 	if err != nil {
 		return err
 	}
 	switch decide.Resume(decide.Interrupted{CID: p.CID, Recorded: d.recorded(), Open: all[intent.Migration],
 		OnStore: where == d.Machine.Dirs.Store(), StoreIsFree: !occupied,
-		StoreIsSame: occupied && store.Number == here.Number && store.Root == here.Root}) {
+		StoreIsSame: occupied && store.Number == current.Number && store.Root == current.Root}) {
 	case decide.CompleteSwitch:
 		return d.CompleteSwitch(ctx, p.CID)
 	case decide.MakeWritable:

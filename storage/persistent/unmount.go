@@ -71,7 +71,7 @@ func (d *Disks) unmountFrom(ctx context.Context, m mount.Entry) error {
 // Busy logs which processes use a mount that is waited for.
 func (d *Disks) Busy(target string) func([]mount.Process) {
 	return func(users []mount.Process) {
-		d.Machine.Log.WithFields(logrus.Fields{"mount": target, "users": fmt.Sprint(users)}).Warn("persistent disk is busy")
+		d.Machine.Log.WithFields(logrus.Fields{"mount": target, "processes": fmt.Sprint(users)}).Warn("persistent disk is busy")
 	}
 }
 
@@ -231,8 +231,6 @@ func (d *Disks) List(ctx context.Context) ([]string, error) {
 			mounted = append(mounted, cid)
 		}
 	}
-	checking, _ := d.Checking()
-	add(checking) // it is about to be the store
 	unnamed := false
 	for _, dir := range []string{d.Machine.Dirs.Store(), d.Machine.Dirs.StoreMigrationTarget()} {
 		e, there, err := mount.At(dir)
@@ -243,6 +241,8 @@ func (d *Disks) List(ctx context.Context) ([]string, error) {
 		add(cid)
 		unnamed = unnamed || cid == ""
 	}
+	working, _, _ := d.Working()
+	add(working) // it is about to be mounted
 	known := d.Records.Disks()
 	for _, cid := range slices.Sorted(maps.Keys(known)) {
 		// What cannot be looked at is not mounted, unless nothing else explains what is.

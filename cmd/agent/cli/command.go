@@ -31,8 +31,7 @@ func (t Table) Find(name string) (Command, bool) {
 	return Command{}, false
 }
 
-// Unknown complains about a word that is no command and suggests the one that was probably
-// meant.
+// Unknown reports a word that is no command and suggests the most similar one.
 func (t Table) Unknown(word string, stderr io.Writer) int {
 	var names []string
 	for _, c := range t {

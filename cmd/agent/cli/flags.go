@@ -18,8 +18,8 @@ const (
 	ExitUsage  = 2
 )
 
-// Flags are the flags of one command. Help goes to the standard output, since it is what was
-// asked for; complaints about the usage go to the standard error.
+// Flags are the flags of one command. Help goes to the standard output, usage errors to the
+// standard error.
 type Flags struct {
 	*flag.FlagSet
 	help           Help
@@ -94,7 +94,7 @@ func (f *Flags) Arg(i int) string {
 // NArg is the number of arguments.
 func (f *Flags) NArg() int { return len(f.arguments) }
 
-// Misused complains about the usage and returns the exit code for that.
+// Misused prints a usage error and returns its exit code.
 func (f *Flags) Misused(format string, values ...any) int {
 	width := Width(f.stderr)
 	PrintFolded(f.stderr, width, "", 0, fmt.Sprintf("agent %s: %s", f.Name(), fmt.Sprintf(format, values...)))

@@ -78,12 +78,13 @@ func exitCode(findings []Finding) int {
 
 var severityColors = map[Severity]cli.Color{Problem: cli.Red, Warning: cli.Yellow, Note: cli.Bold, OK: cli.Green}
 
-// textWidth is that of a terminal which does not tell its own.
-const textWidth = 80
+// indent is where the texts of a finding begin.
+const indent = 11
 
-// Print shows the findings to a person. What is good takes one line, with verbose a paragraph each.
+// Print shows the findings to a person; no line is wider than the terminal. What is good takes one line, with verbose a
+// paragraph each.
 func Print(w io.Writer, findings []Finding, verbose bool) {
-	p := cli.PaletteFor(w)
+	p, width := cli.PaletteFor(w), cli.Width(w)
 	var good []string
 	for _, f := range findings {
 		if f.Severity == OK && !verbose {
@@ -93,27 +94,11 @@ func Print(w io.Writer, findings []Finding, verbose bool) {
 		fmt.Fprintf(w, "%s %s\n", p.Paint(severityColors[f.Severity], string(f.Severity)+":"), f.Check)
 		for _, line := range []struct{ label, text string }{{"checked", f.Checked}, {"found", f.Found}, {"do", f.Do}} {
 			if line.text != "" {
-				fmt.Fprintf(w, "  %-8s %s\n", line.label, strings.Join(wrap(line.text, textWidth-11), "\n           "))
+				cli.PrintFolded(w, width, fmt.Sprintf("  %-8s ", line.label), indent, line.text)
 			}
 		}
 	}
 	if len(good) > 0 {
-		fmt.Fprintln(w, strings.Join(wrap(p.Paint(cli.Green, "ok:")+" "+strings.Join(good, ", "), textWidth), "\n    "))
+		cli.PrintFolded(w, width, p.Paint(cli.Green, "ok:")+" ", len("ok: "), strings.Join(good, ", "))
 	}
-}
-
-// wrap breaks a text at blanks into lines of at most width characters; a longer word stays whole.
-func wrap(text string, width int) (lines []string) {
-	line, length := "", 0
-	for _, word := range strings.Fields(text) {
-		n := len([]rune(word))
-		if length > 0 && length+1+n > width {
-			lines, line, length = append(lines, line), "", 0
-		}
-		if length > 0 {
-			line, length = line+" ", length+1
-		}
-		line, length = line+word, length+n
-	}
-	return append(lines, line)
 }

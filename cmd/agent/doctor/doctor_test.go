@@ -3,12 +3,12 @@ package doctor
 import (
 	"bytes"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"cambium/cmd/agent/doctor/observe"
+	"cambium/internal/golden"
 	"cambium/internal/status"
 	"cambium/mbus/natsbus"
 	"cambium/platform/network"
@@ -38,6 +38,10 @@ func healthy() observe.Machine {
 		Disk:        observe.Disk{CID: "disk-1", Mounted: "/dev/sdc1"},
 		Supervisor:  observe.Supervisor{Expected: true, Services: []observe.Service{{Name: "web", State: "running", Monitored: true}, {Name: "old", State: "unknown"}}},
 	}
+}
+
+func readOnlyStore(m *observe.Machine) {
+	m.FileSystems[0].Path, m.FileSystems[0].ReadOnly = "/var/vcap/store", true
 }
 
 func TestHealthyMachine(t *testing.T) {
@@ -95,6 +99,9 @@ func TestFirstFinding(t *testing.T) {
 			m.Identity.Certificates[0].NotAfter = now.Add(-time.Hour)
 			m.Clock.Samples[0].Offset = 24 * time.Hour
 		}, "clock", "24 hours ahead", 1},
+		{"clock set, and no other machine to ask", func(m *observe.Machine) {
+			m.Clock.Samples, m.Clock.Synchronized, m.Clock.Moved = nil, false, -24*time.Hour
+		}, "clock", "set 24 hours behind since the agent started", 3},
 		{"clock behind, and no other machine to ask", func(m *observe.Machine) {
 			m.Clock.Samples = nil
 			m.Bus.Servers[0].NotBefore = now.Add(time.Hour)
@@ -106,6 +113,7 @@ func TestFirstFinding(t *testing.T) {
 		}, "disk space", "no space left on /:", 1},
 		{"inodes full", func(m *observe.Machine) { m.FileSystems[1].FreeInodes = 0 }, "disk space", "no inodes left on /run", 1},
 		{"read-only root", func(m *observe.Machine) { m.FileSystems[0].ReadOnly = true }, "disk space", "read-only", 1},
+		{"read-only store", readOnlyStore, "disk space", "read-only", 1},
 		{"gateway dead", func(m *observe.Machine) { filtered(m); m.Network.Gateways[0].Answers = false }, "gateway", "10.0.0.1 does not answer", 1},
 		{"gateway dead that the bus does not need", func(m *observe.Machine) { m.Network.Gateways[0].Answers = false }, "gateway", "10.0.0.1 does not answer", 3},
 		{"no default route", func(m *observe.Machine) { filtered(m); m.Network.Gateways = nil }, "gateway", "no default route", 1},
@@ -114,8 +122,8 @@ func TestFirstFinding(t *testing.T) {
 		{"settings corrupt", func(m *observe.Machine) {
 			m.Settings = observe.Settings{Err: "no source has settings", Files: []observe.SettingsFile{{Path: "/var/vcap/bosh/settings.json", Damage: "not valid JSON"}}}
 			m.Bus, m.Identity = observe.Bus{}, observe.Identity{}
-		}, "settings", "settings.json is damaged", 1},
-		{"cached copy corrupt", func(m *observe.Machine) { m.Settings.Files[0].Damage = "not valid JSON" }, "settings", "settings.json is damaged", 3},
+		}, "settings files", "settings.json is damaged", 1},
+		{"cached copy corrupt", func(m *observe.Machine) { m.Settings.Files[0].Damage = "not valid JSON" }, "settings files", "settings.json is damaged", 3},
 		{"sources gone", func(m *observe.Machine) { m.Settings.SourcesErr = "no route to host" }, "settings", "the sources do not serve", 3},
 		{"no settings", func(m *observe.Machine) {
 			m.Settings, m.Bus, m.Identity = observe.Settings{Err: "nothing"}, observe.Bus{}, observe.Identity{}
@@ -135,6 +143,10 @@ func TestFirstFinding(t *testing.T) {
 		{"boot step waits", func(m *observe.Machine) {
 			m.Agent.Status.Steps[0] = status.Step{Name: "settings", Outcome: status.Running, Waiting: "http://169.254.169.254"}
 		}, "boot", "waits for http", 3},
+		{"jobs withheld", func(m *observe.Machine) {
+			m.Agent.Status.State, m.Agent.Status.Warnings = status.Degraded, []string{status.JobsWithheld + ": persistent disk disk-1 is being checked"}
+			m.Disk.Mounted, m.Supervisor.Err = "", "connection refused"
+		}, "persistent disk", "no job is started: persistent disk disk-1 is being checked", 1},
 		{"supervisor down", func(m *observe.Machine) { m.Supervisor.Err = "connection refused" }, "supervisor", "monit does not answer", 1},
 		{"job failing", func(m *observe.Machine) { m.Supervisor.Services[0].State = "failing" }, "supervisor", "web failing", 3},
 		{"MTU too small", func(m *observe.Machine) { m.Network.State.Links[0].MTU = 576 }, "MTU", "576", 3},
@@ -158,19 +170,135 @@ func TestFirstFinding(t *testing.T) {
 			var out bytes.Buffer
 			Print(&out, findings, true)
 			for _, line := range strings.Split(out.String(), "\n") {
-				if len([]rune(line)) > textWidth {
-					t.Errorf("%q is longer than %d characters", line, textWidth)
+				if len([]rune(line)) > 80 {
+					t.Errorf("wider than 80 columns: %q", line)
 				}
 			}
 		})
 	}
 }
 
-func TestWrap(t *testing.T) {
-	if got := wrap("one two  three", 7); !slices.Equal(got, []string{"one two", "three"}) {
-		t.Errorf("got %q", got)
+// TestGlance: what status shows needs no other machine, and without root less is said rather than something wrong.
+func TestGlance(t *testing.T) {
+	near := func(superuser bool, breaks func(*observe.Machine)) observe.Machine {
+		m := healthy()
+		m.Superuser = superuser
+		m.Config, m.Bus, m.Units, m.Clock.Samples = observe.Config{}, observe.Bus{}, observe.Units{}, nil
+		breaks(&m)
+		return m
 	}
-	if got := wrap("averylongword is", 5); !slices.Equal(got, []string{"averylongword", "is"}) {
-		t.Errorf("got %q", got)
+	for name, c := range map[string]struct {
+		breaks     func(*observe.Machine)
+		root, user string // the severity, if there is a finding
+	}{
+		"healthy":         {func(*observe.Machine) {}, "", ""},
+		"disk full":       {func(m *observe.Machine) { m.FileSystems[0].Free = 0 }, "problem", "problem"},
+		"store read-only": {readOnlyStore, "problem", "problem"},
+		"store migrated": {func(m *observe.Machine) {
+			readOnlyStore(m)
+			m.Agent.Status.Progress = map[string]status.Progress{"migrate_disk": {Text: "copy: 1 files"}}
+		}, "", ""},
+		"MTU too small":       {func(m *observe.Machine) { m.Network.State.Links[0].MTU = 576 }, "warning", "warning"},
+		"clock set":           {func(m *observe.Machine) { m.Clock = observe.Clock{Moved: 24 * time.Hour} }, "warning", "warning"},
+		"clock set by daemon": {func(m *observe.Machine) { m.Clock = observe.Clock{Moved: 24 * time.Hour, Synchronized: true} }, "", ""},
+		"gateway dead":        {func(m *observe.Machine) { m.Network.Gateways[0].Answers = false }, "warning", ""},
+		"supervisor down": {func(m *observe.Machine) {
+			m.Supervisor = observe.Supervisor{Expected: true, Err: "refused", Unit: "inactive"}
+		}, "problem", ""},
+		"persistent disk gone": {func(m *observe.Machine) { m.Disk.Mounted = "" }, "problem", ""},
+		"settings damaged":     {func(m *observe.Machine) { m.Settings.Files[0].Damage = "not valid JSON" }, "warning", ""},
+		"bus unknown":          {func(m *observe.Machine) { m.Agent = observe.Agent{StatusErr: "none"} }, "", ""},
+	} {
+		for superuser, want := range map[bool]string{true: c.root, false: c.user} {
+			found := Glance(near(superuser, c.breaks))
+			got := ""
+			if len(found) > 0 {
+				got = string(found[0].Severity)
+			}
+			if got != want || len(found) > 1 {
+				t.Errorf("%s, root %v: %v, want one %s", name, superuser, found, want)
+			}
+		}
+	}
+}
+
+// TestOtherUsersAreToldThatTheySeeLess: what only root can look at is no problem of the machine.
+func TestOtherUsersAreToldThatTheySeeLess(t *testing.T) {
+	m := healthy()
+	m.Superuser = false
+	m.Config.Err, m.Settings.Err = "agent.json: permission denied", "settings.json: permission denied"
+	m.Settings.Files, m.Settings.AgentID, m.Settings.Addresses, m.Disk = nil, "", nil, observe.Disk{}
+	m.Identity, m.Bus, m.Supervisor = observe.Identity{}, observe.Bus{}, observe.Supervisor{}
+	m.Network.Gateways[0].Answers = false
+	findings := Diagnose(m)
+	if first := findings[0]; first.Check != "privileges" || exitCode(findings) != exitWarnings {
+		t.Errorf("the first finding is %+v, exit code %d; want what root would see, and %d", first, exitCode(findings), exitWarnings)
+	}
+	for _, f := range findings[1:] {
+		if f.Severity == Problem || f.Severity == Warning {
+			t.Errorf("%s: %s: %s", f.Severity, f.Check, f.Found)
+		}
+	}
+}
+
+// TestSupervisorHasTimeToStart: monit listens a moment after the agent is ready.
+func TestSupervisorHasTimeToStart(t *testing.T) {
+	for unit, want := range map[string]Severity{"active": Note, "": Note, "inactive": Problem, "failed": Problem} {
+		m := healthy()
+		m.Supervisor = observe.Supervisor{Expected: true, Err: "refused", Unit: unit}
+		m.Agent.Status.ReadyNS = 1 // Age is 0: it is no process of this machine
+		if got := supervisor(m)[0].Severity; got != want {
+			t.Errorf("unit %q just after ready: %s, want %s", unit, got, want)
+		}
+	}
+	m := healthy()
+	m.Supervisor = observe.Supervisor{Expected: true, Err: "refused", Unit: "active"}
+	if got := supervisor(m)[0].Severity; got != Problem { // ReadyNS is 0: not ready in this process
+		t.Errorf("without a recent start: %s, want a problem", got)
+	}
+}
+
+// TestTheAgentsOwnWorkIsNoProblem: what the agent does at the Director's request is told, and does not degrade the machine.
+func TestTheAgentsOwnWorkIsNoProblem(t *testing.T) {
+	m := healthy()
+	m.Disk = observe.Disk{CID: "vol-1"}
+	if got := persistentDisk(m)[0].Severity; got != Problem {
+		t.Errorf("a disk that is not mounted: %s, want a problem", got)
+	}
+	m.Agent.Status.Unmounted = "vol-1"
+	if got := persistentDisk(m)[0].Severity; got != Note {
+		t.Errorf("a disk that unmount_disk took off: %s, want a note", got)
+	}
+	m.Agent.Running = false
+	if got := persistentDisk(m)[0].Severity; got != Problem {
+		t.Errorf("the same of an agent that has ended: %s, want a problem", got)
+	}
+	m = healthy()
+	m.Supervisor = observe.Supervisor{Expected: true, Err: "refused", Unit: "inactive"}
+	m.Tasks.Running = 1
+	if got := supervisor(m)[0].Severity; got != Note {
+		t.Errorf("monit during a task: %s, want a note", got)
+	}
+	m.Supervisor.Unit = "failed"
+	if got := supervisor(m)[0].Severity; got != Problem {
+		t.Errorf("a failed monit during a task: %s, want a problem", got)
+	}
+}
+
+// TestScreens keeps what the doctor prints at 80 columns as files; -update writes them.
+func TestScreens(t *testing.T) {
+	t.Setenv("COLUMNS", "")
+	broken := healthy()
+	broken.FileSystems[0].Free = 0
+	broken.Network.State.Links[0].MTU = 576
+	broken.Bus.Servers[0].Failed, broken.Bus.Servers[0].Err, broken.Bus.Servers[0].Timeout = natsbus.ProbeTCP, "i/o timeout", true
+	broken.Leftovers = []string{"/etc/netplan/50-cloud-init.yaml"}
+	for name, c := range map[string]struct {
+		machine observe.Machine
+		verbose bool
+	}{"healthy": {healthy(), false}, "healthy-verbose": {healthy(), true}, "broken": {broken, false}} {
+		var out bytes.Buffer
+		Print(&out, Diagnose(c.machine), c.verbose)
+		golden.Check(t, "doctor-"+name+".txt", out.String())
 	}
 }

@@ -51,35 +51,66 @@ type check struct {
 	name    string
 	checked string
 	decide  func(observe.Machine) []Finding
+	// near is how far observe.Near suffices for the decision.
+	near nearness
 }
+
+type nearness int
+
+const (
+	needsOthers nearness = iota
+	nearForRoot
+	nearForAll
+)
 
 // checks is the table. Causes stand before what they cause: a full disk before damaged settings, a wrong
 // clock before an expired certificate, a dead gateway before a server that does not answer.
 var checks = []check{
-	{"privileges", "whether this command runs as root", privileges},
-	{"disk space", "free bytes and inodes of every file system that the agent writes to", space},
-	{"clock", "this machine's clock against the Date of blobstore and metadata service, the validity of certificates, and time synchronization", clock},
-	{"agent.json", "the stemcell's configuration", config},
-	{"settings", "the settings' source, age, cached copy and the files that keep them", settingsFound},
-	{"addresses", "links, and the addresses that the settings name", addresses},
-	{"gateway", "default routes, and whether their gateways answer ARP or neighbor discovery", gateway},
-	{"MTU", "the MTU of links, and whether large packets reach the bus", mtu},
-	{"certificate", "the agent's certificate: key, chain, name and validity", certificate},
-	{"bus", "for each bus URL DNS, TCP, greeting, TLS, authorization and subscription", bus},
-	{"firewall", "chains of others in nftables that drop outgoing packets", firewallRules},
-	{"persistent disk", "the recorded persistent disk against the mount on the store", persistentDisk},
-	{"agent", "the agent's process and unit", process},
-	{"boot", "boot steps that failed, wait or warned", boot},
-	{"supervisor", "monit and the processes of jobs", supervisor},
-	{"units", "units of systemd that have failed", units},
-	{"networkd files", ".network files of others that match the machine's links", foreignFiles},
-	{"leftovers", "what another agent or tool has left behind", leftovers},
+	{"privileges", "whether this command runs as root", privileges, needsOthers},
+	{"disk space", "free bytes and inodes of every file system that the agent writes to", space, nearForAll},
+	{"clock", "this machine's clock against the Date of blobstore and metadata service, the validity of certificates, and time synchronization", clock, nearForAll},
+	{"agent.json", "the stemcell's configuration", config, needsOthers},
+	{"settings files", "the files that keep the settings", settingsFiles, nearForRoot},
+	{"settings", "the settings' source, age and cached copy", settingsFound, needsOthers},
+	{"addresses", "links, and the addresses that the settings name", addresses, needsOthers},
+	{"gateway", "default routes, and whether their gateways answer ARP or neighbor discovery", gateway, nearForRoot},
+	{"MTU", "the MTU of links, and whether large packets reach the bus", mtu, nearForAll},
+	{"certificate", "the agent's certificate: key, chain, name and validity", certificate, needsOthers},
+	{"bus", "for each bus URL DNS, TCP, greeting, TLS, authorization and subscription", bus, needsOthers},
+	{"firewall", "chains of others in nftables that drop outgoing packets", firewallRules, needsOthers},
+	{"persistent disk", "the recorded persistent disk against the mount on the store", persistentDisk, nearForRoot},
+	{"agent", "the agent's process and unit", process, needsOthers},
+	{"boot", "boot steps that failed, wait or warned", boot, needsOthers},
+	{"supervisor", "monit and the processes of jobs", supervisor, nearForRoot},
+	{"units", "units of systemd that have failed", units, needsOthers},
+	{"networkd files", ".network files of others that match the machine's links", foreignFiles, needsOthers},
+	{"leftovers", "what another agent or tool has left behind", leftovers, needsOthers},
+}
+
+// Glance decides from what observe.Near found, without asking other machines: only problems and warnings, the worst
+// first. Without root some checks are omitted.
+func Glance(m observe.Machine) (findings []Finding) {
+	least := nearForAll
+	if m.Superuser {
+		least = nearForRoot
+	}
+	for _, f := range diagnose(m, least) {
+		if f.Severity == Problem || f.Severity == Warning {
+			findings = append(findings, f)
+		}
+	}
+	return findings
 }
 
 // Diagnose decides what the observations mean: the worst first, and among those of one severity the
 // likely cause before its consequences.
-func Diagnose(m observe.Machine) (findings []Finding) {
+func Diagnose(m observe.Machine) []Finding { return diagnose(m, needsOthers) }
+
+func diagnose(m observe.Machine, least nearness) (findings []Finding) {
 	for _, c := range checks {
+		if c.near < least {
+			continue
+		}
 		for _, f := range c.decide(m) {
 			f.Check, f.Checked = c.name, c.checked
 			findings = append(findings, f)

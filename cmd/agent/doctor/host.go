@@ -1,13 +1,16 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
 
 	"cambium/cmd/agent/doctor/observe"
 	"cambium/internal/status"
+	"cambium/internal/vcap"
 	"cambium/platform/network/networkd"
 )
 
@@ -17,7 +20,7 @@ func privileges(m observe.Machine) []Finding {
 	if m.Superuser {
 		return []Finding{good("it does")}
 	}
-	return []Finding{warning("run it as root: sudo agent doctor", "it does not: settings, supervisor and gateways cannot be looked at")}
+	return []Finding{warning("run it as root: 'sudo agent doctor'", "it does not: settings, supervisor and gateways cannot be looked at")}
 }
 
 // A file system is full when root cannot write the records of the agent any more, and nearly full at the
@@ -29,18 +32,31 @@ const (
 	minWorthTell = 64 << 20 // smaller file systems are small on purpose
 )
 
+var store = vcap.New(vcap.DefaultBase).Store()
+
+// migrating reports whether the agent copies the store to another disk.
+func migrating(m observe.Machine) bool {
+	if m.Agent.Status == nil || !m.Agent.Running {
+		return false
+	}
+	_, copying := m.Agent.Status.Progress["migrate_disk"]
+	return copying
+}
+
 func space(m observe.Machine) (found []Finding) {
-	const do = "remove what is not needed: `du -xhd1 %s` shows where it is, journals go with `journalctl --vacuum-size=100M`"
+	const do = "remove what is not needed: 'du -xhd1 %s' shows where it is, journals go with 'journalctl --vacuum-size=100M'"
 	for _, f := range m.FileSystems {
 		how := fmt.Sprintf(do, f.Path)
 		switch {
+		case f.ReadOnly && f.Path == store && migrating(m):
+			// migrate_disk copies a store that does not change.
 		case f.ReadOnly && f.Path != "/run":
-			found = append(found, problem("see the kernel's log for I/O errors (`journalctl -k`); repair the disk and reboot", "the file system of %s is read-only", f.Path))
+			found = append(found, problem("see the kernel's log for I/O errors ('journalctl -k'); repair the disk and reboot", "the file system of %s is read-only", f.Path))
 		case f.Size == 0:
 		case f.Free < fullBytes:
 			found = append(found, problem(how, "no space left on %s: %d of %d MiB are free", f.Path, f.Free>>20, f.Size>>20))
 		case f.Inodes > 0 && f.FreeInodes < fullInodes:
-			found = append(found, problem("remove directories with many small files: `du --inodes -xd1 "+f.Path+"` shows where they are", "no inodes left on %s: %d of %d are free", f.Path, f.FreeInodes, f.Inodes))
+			found = append(found, problem("remove directories with many small files: 'du --inodes -xd1 "+f.Path+"' shows where they are", "no inodes left on %s: %d of %d are free", f.Path, f.FreeInodes, f.Inodes))
 		case f.Size > minWorthTell && float64(f.Free) < nearlyShare*float64(f.Size):
 			found = append(found, warning(how, "little space left on %s: %d of %d MiB are free", f.Path, f.Free>>20, f.Size>>20))
 		case f.Inodes > 0 && float64(f.FreeInodes) < nearlyShare*float64(f.Inodes):
@@ -61,13 +77,13 @@ const (
 )
 
 func clock(m observe.Machine) (found []Finding) {
-	const do = "set the clock: see `timedatectl`, the settings' ntp servers, and the clock of the hypervisor; then restart the agent"
-	told := 0
+	const do = "set the clock: see 'timedatectl', the settings' ntp servers, and the clock of the hypervisor; then restart the agent"
+	samples := 0
 	for _, s := range m.Clock.Samples {
 		if s.Err != "" {
 			continue
 		}
-		told++
+		samples++
 		if off := s.Offset.Abs(); off >= clockOff {
 			severity := warning
 			if off >= clockWrong {
@@ -81,19 +97,21 @@ func clock(m observe.Machine) (found []Finding) {
 		if !s.NotBefore.IsZero() && m.Time.Before(s.NotBefore) {
 			return []Finding{problem(do, "the clock is behind: it shows %s, and the certificate of %s was made on %s", day(m.Time), s.Address, day(s.NotBefore))}
 		}
-		if !s.NotAfter.IsZero() && m.Time.After(s.NotAfter) && told == 0 {
+		if !s.NotAfter.IsZero() && m.Time.After(s.NotAfter) && samples == 0 {
 			found = append(found, warning(do, "the clock shows %s, and the certificate of %s ended on %s: either is wrong", day(m.Time), s.Address, day(s.NotAfter)))
 		}
 	}
 	switch {
 	case len(found) > 0:
 		return found
-	case told > 0:
-		return []Finding{good("it agrees with %d other machines", told)}
+	case samples == 0 && !m.Clock.Synchronized && m.Clock.Moved.Abs() >= clockWrong:
+		return []Finding{warning(do, "the clock was set %s %s since the agent started, and no time daemon keeps it; it shows %s", about(m.Clock.Moved.Abs()), direction(m.Clock.Moved), day(m.Time))}
+	case samples > 0:
+		return []Finding{good("it agrees with %d other machines", samples)}
 	case m.Clock.Synchronized:
 		return []Finding{good("a time daemon keeps it")}
 	}
-	return []Finding{note("see `timedatectl` and the settings' ntp servers", "no time daemon keeps the clock, and no other machine could be asked; it shows %s", day(m.Time))}
+	return []Finding{note("see 'timedatectl' and the settings' ntp servers", "no time daemon keeps the clock, and no other machine could be asked; it shows %s", day(m.Time))}
 }
 
 func direction(ahead time.Duration) string {
@@ -107,18 +125,21 @@ func direction(ahead time.Duration) string {
 func about(d time.Duration) string {
 	switch {
 	case d >= 48*time.Hour:
-		return fmt.Sprintf("%d days", int(d.Hours()/24))
+		return fmt.Sprintf("%d days", int(math.Round(d.Hours()/24)))
 	case d >= 2*time.Hour:
-		return fmt.Sprintf("%d hours", int(d.Hours()))
+		return fmt.Sprintf("%d hours", int(math.Round(d.Hours())))
 	case d >= 2*time.Minute:
-		return fmt.Sprintf("%d minutes", int(d.Minutes()))
+		return fmt.Sprintf("%d minutes", int(math.Round(d.Minutes())))
 	}
 	return fmt.Sprintf("%d seconds", int(d.Seconds()))
 }
 
 func config(m observe.Machine) (found []Finding) {
+	if m.Config.Err != "" && !m.Superuser {
+		return []Finding{note("", "it cannot be judged: %s", m.Config.Err)}
+	}
 	if m.Config.Err != "" {
-		return []Finding{problem("correct it, then `agent validate agent.json "+m.Config.Path+"` tells whether it is good", "%s", m.Config.Err)}
+		return []Finding{problem("correct it, then 'agent validate "+m.Config.Path+"' tells whether it is good", "%s", m.Config.Err)}
 	}
 	for _, text := range m.Config.Warnings {
 		found = append(found, note("", "%s", text))
@@ -126,25 +147,34 @@ func config(m observe.Machine) (found []Finding) {
 	return append(found, good("%s can be used", m.Config.Path))
 }
 
-func settingsFound(m observe.Machine) (found []Finding) {
-	s := m.Settings
-	for _, f := range s.Files {
+func settingsFiles(m observe.Machine) (found []Finding) {
+	for _, f := range m.Settings.Files {
 		if f.Damage == "" {
 			continue
 		}
 		severity := warning
-		if s.Err != "" {
+		if m.Settings.Err != "" {
 			severity = problem
 		}
-		found = append(found, severity("restart the agent: it takes the previous generation, or asks its sources; if that does not help, recreate the VM",
+		found = append(found, severity("restart the agent with 'systemctl restart bosh-agent': it takes the previous generation, or asks its sources; if that does not help, recreate the VM",
 			"%s is damaged: %s", f.Path, f.Damage))
 	}
+	if len(found) == 0 {
+		return []Finding{good("%d files can be read", len(m.Settings.Files))}
+	}
+	return found
+}
+
+func settingsFound(m observe.Machine) (found []Finding) {
+	s := m.Settings
 	switch {
+	case !m.Superuser && (s.Err != "" || s.SourcesErr != ""): // files, devices and the cached copy are root's
+		found = append(found, note("", "they cannot be judged: %s", cmp.Or(s.Err, s.SourcesErr)))
 	case s.Err != "":
-		found = append(found, problem("`agent settings --explain` tells what each source said", "there are no settings: %s", s.Err))
+		found = append(found, problem("'agent settings --explain' tells what each source said", "there are no settings: %s", s.Err))
 	case s.SourcesErr != "" && !cleared(m):
-		found = append(found, warning("see that the source is there: `agent settings --explain`", "the sources do not serve, and %s is used%s: %s", s.From, age(m), s.SourcesErr))
-	case len(found) == 0:
+		found = append(found, warning("see that the source is there: 'agent settings --explain'", "the sources do not serve, and %s is used%s: %s", s.From, age(m), s.SourcesErr))
+	default:
 		found = append(found, good("from %s%s, agent id %s", s.From, age(m), s.AgentID))
 	}
 	return found
@@ -175,16 +205,20 @@ func persistentDisk(m observe.Machine) []Finding {
 	case d.CID == "" && d.Mounted == "":
 		return []Finding{good("none is recorded")}
 	case d.Gone:
-		return []Finding{problem("attach it again (`bosh cck`), then restart the agent", "the persistent disk %s is mounted, but the kernel has lost its device %s", d.CID, d.Mounted)}
+		return []Finding{problem("attach it again ('bosh cck'), then restart the agent", "the persistent disk %s is mounted, but the kernel has lost its device %s", d.CID, d.Mounted)}
+	case d.Mounted == "" && m.Agent.Status.JobsWithheld() != "":
+		return []Finding{problem("mount the disk ('bosh cck', or mount_disk by the Director); the jobs are started when it is mounted", "%s: %s", status.JobsWithheld, m.Agent.Status.JobsWithheld())}
+	case d.Mounted == "" && m.Agent.Running && m.Agent.Status != nil && m.Agent.Status.Unmounted == d.CID:
+		return []Finding{note("run mount_disk to use it again", "the persistent disk %s was taken off by unmount_disk", d.CID)}
 	case d.Mounted == "":
-		return []Finding{problem("attach it again (`bosh cck`), or let the Director detach it", "the persistent disk %s is recorded as mounted and is not", d.CID)}
+		return []Finding{problem("attach it again ('bosh cck'), or let the Director detach it", "the persistent disk %s is recorded as mounted and is not", d.CID)}
 	}
 	return []Finding{good("%s is mounted from %s", d.CID, d.Mounted)}
 }
 
 func process(m observe.Machine) []Finding {
 	d := m.Agent.Status
-	const start = "start it: systemctl start bosh-agent; `journalctl -u bosh-agent -n 50` tells why it ended"
+	const start = "start it: 'systemctl start bosh-agent'; 'journalctl -u bosh-agent -n 50' tells why it ended"
 	unit := ""
 	if m.Agent.Unit != "" {
 		unit = "; its unit is " + m.Agent.Unit
@@ -206,13 +240,13 @@ func boot(m observe.Machine) (found []Finding) {
 	for _, s := range d.Steps {
 		switch {
 		case s.Outcome == status.Broken:
-			found = append(found, problem("see `agent status -v` for its evidence; the boot is tried again by itself", "boot step %s failed: %s", s.Name, s.Error))
+			found = append(found, problem("see 'agent status -v' for its evidence; the boot is tried again by itself", "boot step %s failed: %s", s.Name, s.Error))
 		case s.Outcome == status.Running && s.Waiting != "":
 			found = append(found, warning("give it what it waits for", "boot step %s waits for %s", s.Name, s.Waiting))
 		}
 	}
 	if d.State == status.Failed && len(found) == 0 {
-		found = append(found, problem("see `agent status -v`", "the boot failed: %s", d.Verdict))
+		found = append(found, problem("see 'agent status -v'", "the boot failed: %s", d.Verdict))
 	}
 	for _, text := range d.Warnings {
 		found = append(found, warning("", "%s", text))
@@ -223,13 +257,28 @@ func boot(m observe.Machine) (found []Finding) {
 	return found
 }
 
+// supervisorStart is how long monit has to begin to listen after the agent has started it and is ready.
+const supervisorStart = 30 * time.Second
+
+// justReady reports that the agent became ready less than supervisorStart ago.
+func justReady(m observe.Machine) bool {
+	d := m.Agent.Status
+	return d != nil && m.Agent.Running && d.ReadyNS > 0 && time.Duration(d.Age()-d.ReadyNS) < supervisorStart
+}
+
 func supervisor(m observe.Machine) (found []Finding) {
 	s := m.Supervisor
 	switch {
 	case !s.Expected:
 		return []Finding{good("this machine has none")}
+	case s.Err != "" && m.Agent.Status.JobsWithheld() != "": // monit would start the jobs on an empty store
+		return []Finding{good("not started while the store is not mounted")}
+	case s.Err != "" && s.Unit != "inactive" && s.Unit != "failed" && justReady(m):
+		return []Finding{note("wait a few seconds", "the supervisor monit does not answer yet: the agent has just started it")}
+	case s.Err != "" && s.Unit != "failed" && m.Agent.Running && m.Tasks.Running > 0: // apply and start have monit read its files again
+		return []Finding{note("wait for the task", "the supervisor monit does not answer while a task of the Director runs")}
 	case s.Err != "":
-		return []Finding{problem("start it: systemctl start monit; `journalctl -u monit` tells why it ended", "the supervisor monit does not answer: %s", s.Err)}
+		return []Finding{problem("start it: 'systemctl start monit'; 'journalctl -u monit' tells why it ended", "the supervisor monit does not answer: %s", s.Err)}
 	}
 	var failing []string
 	for _, p := range s.Services {
@@ -238,7 +287,7 @@ func supervisor(m observe.Machine) (found []Finding) {
 		}
 	}
 	if len(failing) > 0 {
-		return []Finding{warning("see /var/vcap/sys/log for their logs, and `monit summary`", "processes of jobs do not run: %s", strings.Join(failing, ", "))}
+		return []Finding{warning("see /var/vcap/sys/log for their logs, and 'monit summary'", "processes of jobs do not run: %s", strings.Join(failing, ", "))}
 	}
 	return []Finding{good("%d processes", len(s.Services))}
 }
@@ -248,14 +297,14 @@ var essential = []string{"bosh-agent.service", "monit.service", "systemd-network
 
 func units(m observe.Machine) (found []Finding) {
 	if m.Units.Err != "" {
-		return []Finding{warning("see `systemctl --failed`", "systemd does not answer: %s", m.Units.Err)}
+		return []Finding{warning("see 'systemctl --failed'", "systemd does not answer: %s", m.Units.Err)}
 	}
 	for _, name := range m.Units.Failed {
 		severity := note
 		if slices.Contains(essential, name) {
 			severity = warning
 		}
-		found = append(found, severity("`systemctl status "+name+"` tells why", "%s has failed", name))
+		found = append(found, severity("'systemctl status "+name+"' tells why", "%s has failed", name))
 	}
 	if len(found) == 0 {
 		return []Finding{good("none has failed")}
@@ -281,7 +330,7 @@ func leftovers(m observe.Machine) (found []Finding) {
 	for _, text := range m.Leftovers {
 		switch {
 		case strings.HasPrefix(text, "process "):
-			found = append(found, warning("only one agent may run: end the one that systemd does not know (`systemctl status bosh-agent`)", "%s", text))
+			found = append(found, warning("only one agent may run: end the one that systemd does not know ('systemctl status bosh-agent')", "%s", text))
 		case strings.HasSuffix(text, networkd.AsideSuffix):
 			found = append(found, note("", "%s was put aside by the agent", text))
 		case strings.Contains(text, "/foreign/"):

@@ -32,7 +32,7 @@ func addresses(m observe.Machine) (found []Finding) {
 	for _, want := range m.Settings.Addresses {
 		ip, err := netip.ParseAddr(want)
 		if err == nil && !slices.Contains(have, ip.String()) {
-			found = append(found, problem("compare networks in `agent settings` with `ip address`; `agent plan` shows what a boot would change",
+			found = append(found, problem("compare networks in 'agent settings' with 'ip address'; 'agent plan' shows what a boot would change",
 				"no link has the address %s of the settings; there are %s", want, orNone(have)))
 		}
 	}
@@ -44,7 +44,7 @@ func addresses(m observe.Machine) (found []Finding) {
 	case up == 0:
 		return []Finding{problem("switch a link on, or let the agent boot", "no network card is up")}
 	case len(have) == 0:
-		return []Finding{problem("see `networkctl status` for the lease, and `agent status` for the step network", "no link has an address that reaches beyond it")}
+		return []Finding{problem("see 'networkctl status' for the lease, and 'agent status' for the step network", "no link has an address that reaches beyond it")}
 	}
 	return []Finding{good("%s", strings.Join(have, ", "))}
 }
@@ -60,6 +60,9 @@ func unreached(step natsbus.ProbeStep) bool {
 
 func gateway(m observe.Machine) (found []Finding) {
 	severity := warning
+	if !m.Superuser { // asking a gateway needs a raw socket
+		return []Finding{note("", "only root can ask the gateways")}
+	}
 	if !reachable(m) {
 		severity = problem
 	}
@@ -93,7 +96,7 @@ func mtu(m observe.Machine) (found []Finding) {
 			continue
 		}
 		if l.MTU < minMTU {
-			found = append(found, warning(fmt.Sprintf("set it to what the IaaS gives, usually 1500: ip link set %s mtu 1500", l.Name),
+			found = append(found, warning(fmt.Sprintf("set it to what the IaaS gives, usually 1500: 'ip link set %s mtu 1500'", l.Name),
 				"%s has an MTU of %d bytes, less than the %d that every IaaS gives", l.Name, l.MTU, minMTU))
 		}
 		sizes = append(sizes, fmt.Sprintf("%s %d", l.Name, l.MTU))
@@ -101,7 +104,7 @@ func mtu(m observe.Machine) (found []Finding) {
 	for _, s := range m.Bus.Servers {
 		// A NATS server speaks first, in one small packet; the handshake's are as large as the MTU allows.
 		if s.Failed == natsbus.ProbeTLS && s.Timeout {
-			found = append(found, problem("lower the MTU of the link to what the network carries, for example `ip link set eth0 mtu 1400`, or correct the network's",
+			found = append(found, problem("lower the MTU of the link to what the network carries, for example 'ip link set eth0 mtu 1400', or correct the network's",
 				"small packets reach %s and the TLS handshake gets no answer: large packets are lost on the way (MTU: %s)", s.Address, strings.Join(sizes, ", ")))
 		}
 	}
@@ -167,7 +170,7 @@ func bus(m observe.Machine) (found []Finding) {
 	case b.IdentityErr != "":
 		return []Finding{problem("correct mbus URLs and certificates in the settings", "%s", b.IdentityErr)}
 	case b.ListenErr != "":
-		return []Finding{problem("see `agent status`: an agent that is ready listens", "the bus does not listen at %s: %s", b.Listens, b.ListenErr)}
+		return []Finding{problem("see 'agent status': an agent that is ready listens", "the bus does not listen at %s: %s", b.Listens, b.ListenErr)}
 	case b.Listens != "":
 		return []Finding{good("listens at %s", b.Listens)}
 	}
@@ -198,14 +201,14 @@ func explain(m observe.Machine, s observe.Server) (what, do string) {
 	switch s.Failed {
 	case natsbus.ProbeDNS:
 		return fmt.Sprintf("the name %s cannot be resolved by DNS: %s", host, s.Err),
-			fmt.Sprintf("see that the DNS servers of the settings (%s) answer: `resolvectl query %s`", orNone(m.Settings.DNS), host)
+			fmt.Sprintf("see that the DNS servers of the settings (%s) answer: 'resolvectl query %s'", orNone(m.Settings.DNS), host)
 	case natsbus.ProbeTCP:
 		if s.Timeout {
 			what = fmt.Sprintf("TCP to %s (%s) gets no answer: the port is filtered, or the machine is gone", s.Address, strings.Join(s.Addresses, ", "))
 			if len(m.Drops) > 0 {
 				what += "; local chains that drop packets: " + strings.Join(m.Drops, ", ")
 			}
-			return what, "let this machine reach that port: security groups and firewalls of the IaaS, `nft list ruleset` here"
+			return what, "let this machine reach that port: security groups and firewalls of the IaaS, 'nft list ruleset' here"
 		}
 		return fmt.Sprintf("TCP to %s fails: %s", s.Address, s.Err), "see that the Director's NATS server runs and listens there"
 	case natsbus.ProbeGreeting:
@@ -214,7 +217,7 @@ func explain(m observe.Machine, s observe.Server) (what, do string) {
 		return explainTLS(s)
 	case natsbus.ProbeAuthorization:
 		return fmt.Sprintf("%s refuses the agent's certificate: %s", s.Address, s.Err),
-			"a new VM is refused until nats-sync has admitted it, about a minute; if it lasts, the Director does not know this VM: `bosh vms`, then recreate it"
+			"a new VM is refused until nats-sync has admitted it, about a minute; if it lasts, the Director does not know this VM: 'bosh vms', then recreate it"
 	}
 	return fmt.Sprintf("%s lets the agent log in, but not subscribe to agent.%s: %s", s.Address, m.Settings.AgentID, s.Err),
 		"the certificate belongs to another agent, or the VM was deleted in the Director: recreate it"
@@ -239,7 +242,7 @@ func firewallRules(m observe.Machine) []Finding {
 	if !reachable(m) {
 		severity = warning
 	}
-	return []Finding{severity("`nft list ruleset` shows them; let root reach the bus", "%s", strings.Join(m.Drops, ", "))}
+	return []Finding{severity("'nft list ruleset' shows them; let root reach the bus", "%s", strings.Join(m.Drops, ", "))}
 }
 
 func orNone(list []string) string {

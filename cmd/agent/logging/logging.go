@@ -46,7 +46,7 @@ func (lineFormatter) Format(e *logrus.Entry) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// OneLine replaces line breaks, so that a text cannot pretend to be another entry.
+// OneLine replaces line breaks, so that a text cannot forge another entry.
 func OneLine(text string) string {
 	return strings.NewReplacer("\n", "; ", "\r", "").Replace(text)
 }

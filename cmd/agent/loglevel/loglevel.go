@@ -45,7 +45,7 @@ func Toggle(ctx context.Context, signals <-chan os.Signal, log *logrus.Entry, re
 	}
 }
 
-// answerTime is how long a running agent may take to obey the signal.
+// answerTime is how long a running agent may take to handle the signal.
 const answerTime = 5 * time.Second
 
 // Run is `agent log-level`.

@@ -28,6 +28,10 @@ func run(ctx context.Context, table cli.Table, version string, args []string, st
 	if code, ok := flags.Parse(args, 1, 1); !ok {
 		return code
 	}
+	if info, err := os.Stat(flags.Arg(0)); err != nil || !info.IsDir() {
+		fmt.Fprintf(stderr, "agent man: %s is not a directory\n", flags.Arg(0))
+		return cli.ExitFailed
+	}
 	for name, page := range Pages(*program, version, table.Describe(ctx)) {
 		if err := os.WriteFile(filepath.Join(flags.Arg(0), name), []byte(page), 0o644); err != nil {
 			fmt.Fprintln(stderr, "agent man:", err)

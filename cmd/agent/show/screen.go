@@ -63,8 +63,14 @@ func (s screen) print(d status.Document, verbose bool) {
 		}
 		s.field("settings", "", "%s", from)
 	}
+	for _, text := range d.Problems {
+		s.field("problem", cli.Red, "%s", text)
+	}
 	for _, text := range d.Warnings {
 		s.field("warning", cli.Yellow, "%s", text)
+	}
+	if len(d.Problems) > 0 {
+		s.field("see", "", "'agent doctor' for what to do")
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.Progress)) {
 		s.field("progress", "", "%s: %s", name, d.Progress[name].Text)

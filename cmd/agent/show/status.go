@@ -10,7 +10,10 @@ import (
 	"time"
 
 	"cambium/cmd/agent/cli"
+	"cambium/cmd/agent/doctor"
+	"cambium/cmd/agent/doctor/observe"
 	"cambium/internal/status"
+	"cambium/internal/vcap"
 	"cambium/internal/watch"
 )
 
@@ -44,9 +47,10 @@ func (w *waitFlag) Set(text string) (err error) {
 // Status is `agent status`.
 func Status(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := cli.NewFlags("status", cli.Help{Arguments: "[-v] [--wait [DURATION]] [--json]", Purpose: `Shows the state of the agent, its verdict, its bus, where its settings came from, and what has
-failed or is still to be done. Exit codes: 0 ready, 1 failed or not running, 2 usage, 3 degraded
-(ready with warnings, or too long without its bus), 4 still starting (with --wait: at the
-deadline, or no agent until then).`,
+failed or is still to be done; without --wait also what is wrong with the machine itself, such as a
+full disk. Exit codes: 0 ready, 1 failed or not running, 2 usage, 3 degraded (ready, but a step
+warned, the machine has a problem, or the bus is away for too long), 4 still starting (with --wait: at the deadline, or no
+agent until then).`,
 		Examples: []string{"agent status", "agent status -v", "agent status --wait 10m", "agent status --json"}}, stdout, stderr)
 	var wait waitFlag
 	flags.Var(&wait, "wait", "wait for ready or failed, at most `DURATION` if one is given")
@@ -72,6 +76,10 @@ deadline, or no agent until then).`,
 		}
 		return cli.ExitFailed
 	}
+	// A boot mounts disks and starts the supervisor: until it has ended, that they are missing is no problem.
+	if !wait.set && *path == status.DefaultPath && doc.State != status.Starting {
+		addFindings(ctx, &doc)
+	}
 	if *asJSON {
 		if err := cli.WriteJSON(stdout, doc); err != nil {
 			return cli.ExitFailed
@@ -80,6 +88,23 @@ deadline, or no agent until then).`,
 		newScreen(stdout, time.Now()).print(doc, *verbose)
 	}
 	return exitCode(doc.State)
+}
+
+// glanceTimeout is how long the gateways have to answer.
+const glanceTimeout = 2 * time.Second
+
+// addFindings adds what the doctor sees of the machine without asking others.
+func addFindings(ctx context.Context, d *status.Document) {
+	dirs := vcap.New(vcap.DefaultBase)
+	var problems, warnings []string
+	for _, f := range doctor.Glance(observe.Near(ctx, observe.Options{Dirs: dirs, Config: dirs.AgentJSON(), Status: status.DefaultPath, Timeout: glanceTimeout})) {
+		if f.Severity == doctor.Problem {
+			problems = append(problems, f.Found)
+		} else {
+			warnings = append(warnings, f.Found)
+		}
+	}
+	d.AddFindings(problems, warnings)
 }
 
 func exitCode(s status.State) int {
@@ -116,7 +141,7 @@ func read(ctx context.Context, path string, wait waitFlag) (status.Document, err
 		return err == nil && doc.State != status.Starting && doc.State != status.NotRunning, err
 	})
 	if errors.Is(err, context.DeadlineExceeded) {
-		// At the deadline the document as it is tells more than the deadline.
+		// At the deadline, return the document instead of an error.
 		if doc.State == "" {
 			return doc, status.ErrNone
 		}

@@ -104,7 +104,7 @@ func Ask(ctx context.Context, config agentjson.Config, dirs vcap.Dirs, budget ti
 	}
 	answer, verdicts, fetchErr := sources.Settings(ctx)
 	if errors.Is(fetchErr, neednet.Err) {
-		// A boot would bring up a network. Asked again, the sources that need none have their turn.
+		// A boot would bring up a network here. The second attempt uses the sources that need none.
 		answer, verdicts, fetchErr = sources.Settings(ctx)
 	}
 	a.verdicts = verdicts
@@ -115,7 +115,7 @@ func Ask(ctx context.Context, config agentjson.Config, dirs vcap.Dirs, budget ti
 	if err != nil {
 		return a, err
 	}
-	// Nothing is waited for any more: that the sources used up the time must not hide the cache.
+	// A context of its own: that the sources have used up the time must not hide the cache.
 	a.Loaded, err = current.Load(context.WithoutCancel(ctx))
 	a.Effective = current.Effective()
 	return a, err

@@ -123,7 +123,7 @@ func redactedSettings(dirs vcap.Dirs) []byte {
 }
 
 // redactedConfig is agent.json without the values of headers and passwords of URLs. One that is no JSON is
-// left out: what is secret in it cannot be told.
+// left out: its secrets cannot be recognized.
 func redactedConfig(path string) []byte {
 	data, err := os.ReadFile(path)
 	if err != nil {

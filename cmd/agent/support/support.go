@@ -26,7 +26,7 @@ type Version string
 // Run is `agent support` of an agent of that version.
 func (v Version) Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := cli.NewFlags("support", cli.Help{Arguments: "FILE",
-		Purpose: `Writes one archive (tar, gzip) for those who help: status, timeline, findings of the doctor, redacted
+		Purpose: `Writes one archive (tar, gzip) for support: status, timeline, findings of the doctor, redacted
 settings and agent.json, journals of this and the last boots, network, disks, mounts, units and
 versions. Works without a running agent; holds no secret; at most 32 MiB before compression. FILE -
 is the standard output. Exit codes: 0 written, 1 not written, 2 usage.`,
@@ -60,7 +60,7 @@ type options struct {
 	timeout                 time.Duration
 }
 
-// put writes a new file: what is there may be the archive of an earlier failure.
+// put writes a new file and never replaces one: it may be the archive of an earlier failure.
 func put(path string, data []byte, stdout io.Writer) error {
 	if path == "-" {
 		_, err := stdout.Write(data)
@@ -92,7 +92,7 @@ type file struct {
 	data []byte
 }
 
-// bounded keeps the end of what is too long: the last lines of a log tell most.
+// bounded keeps the end of what is too long: the last lines of a log are the most useful.
 func bounded(data []byte) []byte {
 	if len(data) <= maxFile {
 		return data

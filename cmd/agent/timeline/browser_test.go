@@ -53,7 +53,7 @@ func TestBrowser(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	for name, d := range map[string]status.Document{"five": booted(), "stuck": stuck(), "sixty": many()} {
+	for name, d := range map[string]status.Document{"five": booted(), "stuck": stuck(), "sixty": longDocument()} {
 		c := From(d, 100_000*ms)
 		var picture, page bytes.Buffer
 		if err := SVG(&picture, c); err != nil {

@@ -79,8 +79,15 @@ func From(d status.Document, now int64) Chart {
 		if o.Kernel < 0 {
 			c.Rows = append(c.Rows, Row{Kind: KindMachine, Label: "kernel", Outcome: status.Done, Start: o.Kernel, End: o.Init})
 		}
-		c.Rows = append(c.Rows, Row{Kind: KindMachine, Label: "init until the unit's start", Outcome: status.Done, Start: o.Init, End: o.Process},
-			Row{Kind: KindMachine, Label: "program start", Outcome: status.Done, Start: o.Process, End: 0})
+		unit := o.Process
+		if o.Unit < 0 {
+			unit = o.Unit
+		}
+		c.Rows = append(c.Rows, Row{Kind: KindMachine, Label: "init until the unit's start", Outcome: status.Done, Start: o.Init, End: unit})
+		if unit < o.Process {
+			c.Rows = append(c.Rows, Row{Kind: KindMachine, Label: "unit until the program's start", Outcome: status.Done, Start: unit, End: o.Process})
+		}
+		c.Rows = append(c.Rows, Row{Kind: KindMachine, Label: "program start", Outcome: status.Done, Start: o.Process, End: 0})
 		c.Begin = min(o.Init, o.Kernel)
 		c.Agent = o.Process
 	}
@@ -148,13 +155,23 @@ func (c *Chart) addSteps(steps []status.Step, now int64) {
 		}
 		c.Rows = append(c.Rows, r)
 		for _, p := range s.Parts {
-			outcome := status.Done
-			if p.Outcome != "used" {
-				outcome = status.Skipped
-			}
-			c.Rows = append(c.Rows, Row{Kind: KindSource, Label: p.Name, Outcome: outcome, Start: p.Start, End: p.End, Note: strings.TrimSuffix(p.Outcome+": "+p.Why, ": ")})
+			c.Rows = append(c.Rows, sourceRow(p, r))
 		}
 	}
+}
+
+// sourceRow is that of a source; one that is still asked reaches as far as its step.
+func sourceRow(p status.Part, step Row) Row {
+	r := Row{Kind: KindSource, Label: p.Name, Outcome: status.Skipped, Start: p.Start, End: p.End, Note: strings.TrimSuffix(p.Outcome+": "+p.Why, ": ")}
+	switch {
+	case p.End == 0 && step.Running:
+		r.End, r.Outcome, r.Running = step.End, status.Running, true
+	case p.End == 0:
+		r.End = step.End
+	case p.Outcome == "used":
+		r.Outcome = status.Done
+	}
+	return r
 }
 
 // Blame returns the rows that took time, the longest first.

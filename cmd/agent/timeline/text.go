@@ -20,7 +20,7 @@ var outcomeColors = map[status.Outcome]cli.Color{status.Warned: cli.Yellow, stat
 // signs are what bars are made of.
 var signs = map[status.Outcome]rune{status.Done: '=', status.Warned: '?', status.Broken: 'x', status.Running: '>', status.Skipped: '-', status.Canceled: '-'}
 
-const legend = "= done   . waiting   ? warned   x failed   > running   - not used   | a moment   : ready"
+const legend = "= done  . waiting  ? warned  x failed  > running  - unused  | moment  : ready"
 
 // Text draws the chart in lines of at most width characters.
 func Text(w io.Writer, c Chart, width int) {

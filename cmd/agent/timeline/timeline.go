@@ -7,15 +7,19 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"time"
+
+	"github.com/sirupsen/logrus"
 
 	"cambium/cmd/agent/cli"
 	"cambium/internal/atomicfile"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
+	"cambium/platform/unit"
 )
 
 // Run is `agent timeline`.
-func Run(_ context.Context, args []string, stdout, stderr io.Writer) int {
+func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := cli.NewFlags("timeline", cli.Help{Arguments: "[--blame] [--boot N] [--json | --html FILE | --svg FILE]",
 		Purpose: `Draws the boot as a waterfall: kernel, init, each source, step and wait, the connection to the bus
 and the first heartbeat. A boot that is stuck, failed or was tried again is drawn as far as it is.
@@ -39,7 +43,7 @@ What was before the agent is not to scale. Exit codes: 0 drawn, 1 no such boot, 
 		fmt.Fprintln(stderr, "agent timeline:", err)
 		return cli.ExitFailed
 	}
-	current, earlier, err := load(*path, filepath.Join(vcap.New(*base).Bosh(), status.BootsFile), *boot)
+	current, earlier, err := load(ctx, *path, filepath.Join(vcap.New(*base).Bosh(), status.BootsFile), *boot)
 	if err != nil {
 		return fail(err)
 	}
@@ -73,11 +77,12 @@ What was before the agent is not to scale. Exit codes: 0 drawn, 1 no such boot, 
 }
 
 // load returns the chart of this boot and, if one is asked for, of an earlier one.
-func load(path, history string, boot int) (current Chart, earlier *Chart, err error) {
+func load(ctx context.Context, path, history string, boot int) (current Chart, earlier *Chart, err error) {
 	d, err := status.Observe(path)
 	if err != nil && !(errors.Is(err, status.ErrNone) && boot < 0) {
 		return current, nil, err
 	}
+	addUnit(ctx, d)
 	current = From(d, d.Age())
 	if boot == 0 {
 		return current, nil, nil
@@ -99,6 +104,25 @@ func load(path, history string, boot int) (current Chart, earlier *Chart, err er
 	chart := From(old, old.Age())
 	chart.Title += ", boot of " + old.Started.Format("2006-01-02 15:04:05 MST")
 	return current, &chart, nil
+}
+
+// systemdTimeout bounds the D-Bus call to systemd.
+const systemdTimeout = time.Second
+
+// addUnit completes the origin by when systemd began to start the unit: what ExecStartPre= takes is not init's.
+func addUnit(ctx context.Context, d status.Document) {
+	if d.Origin == nil || !unit.Booted("/") {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, systemdTimeout)
+	defer cancel()
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	systemd := &unit.Systemd{Root: "/", Log: logrus.NewEntry(log)}
+	defer systemd.Close()
+	if s, err := systemd.State(ctx, "bosh-agent"); err == nil && s.MainPID == d.PID {
+		d.Origin.SetUnit(s.Began)
+	}
 }
 
 func write(path string, c Chart, render func(io.Writer, Chart) error) error {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/golden"
 	"cambium/internal/status"
 )
 
@@ -33,15 +34,15 @@ func booted() status.Document {
 func stuck() status.Document {
 	d := booted()
 	failed := []status.Step{{Name: "settings", Outcome: status.Done, Start: 1 * ms, End: 9 * ms}, {Name: "ephemeral-disk", Outcome: status.Broken, Start: 9 * ms, End: 30_000 * ms, Error: "no disk"}}
-	again := []status.Step{{Name: "settings", Outcome: status.Done, Start: 45_000 * ms, End: 45_010 * ms}, {Name: "ephemeral-disk", Outcome: status.Broken, Start: 45_010 * ms, End: 75_000 * ms, Error: "no disk"}}
+	retried := []status.Step{{Name: "settings", Outcome: status.Done, Start: 45_000 * ms, End: 45_010 * ms}, {Name: "ephemeral-disk", Outcome: status.Broken, Start: 45_010 * ms, End: 75_000 * ms, Error: "no disk"}}
 	d.State, d.ReadyNS, d.Marks, d.Verdict = status.Starting, 0, nil, "ephemeral-disk: no disk"
-	d.Tries = []status.Try{{Verdict: "ephemeral-disk: no disk", Steps: failed}, {Verdict: "ephemeral-disk: no disk", Steps: again}}
+	d.Tries = []status.Try{{Verdict: "ephemeral-disk: no disk", Steps: failed}, {Verdict: "ephemeral-disk: no disk", Steps: retried}}
 	d.Steps = []status.Step{{Name: "settings", Outcome: status.Running, Start: 95_000 * ms, Waiting: "http://169.254.169.254", Waits: []status.Wait{{For: "http://169.254.169.254", Start: 95_001 * ms}}}}
 	return d
 }
 
-// many is a boot with sixty steps.
-func many() status.Document {
+// longDocument is a boot with sixty steps.
+func longDocument() status.Document {
 	d := booted()
 	for i := range int64(55) {
 		d.Steps = append(d.Steps, status.Step{Name: fmt.Sprintf("a step with quite a long name, number %d", i), Outcome: status.Done, Start: (150 + 20*i) * ms, End: (160 + 21*i) * ms})
@@ -87,6 +88,33 @@ func TestChart(t *testing.T) {
 	}
 }
 
+// TestChartOfTheUnit: what ExecStartPre= took is not init's.
+func TestChartOfTheUnit(t *testing.T) {
+	d := booted()
+	d.Origin.Unit = -1015 * ms
+	c := From(d, 500*ms)
+	if init, unit := row(t, c, "init until the unit's start"), row(t, c, "unit until the program's start"); init.Took() != 2085*time.Millisecond || unit.Took() != time.Second {
+		t.Errorf("init took %s, the unit %s", init.Took(), unit.Took())
+	}
+}
+
+// TestChartOfSourcesThatAreAsked: each has its row, which reaches as far as its step.
+func TestChartOfSourcesThatAreAsked(t *testing.T) {
+	d := stuck()
+	d.Steps[0].Parts = []status.Part{{Name: "HTTP", Outcome: "no answer", Why: "404", Start: 95_000 * ms}, {Name: "CDROM", Outcome: "failed", Start: 95_000 * ms, End: 95_001 * ms}}
+	c := From(d, 100_000*ms)
+	if r := row(t, c, "HTTP"); !r.Running || r.Outcome != status.Running || r.End != 100_000*ms || r.Note != "no answer: 404" {
+		t.Errorf("a source that is asked: %+v", r)
+	}
+	if r := row(t, c, "CDROM"); r.Running || r.End != 95_001*ms {
+		t.Errorf("a source that has failed: %+v", r)
+	}
+	d.Steps[0].Outcome, d.Steps[0].End = status.Broken, 99_000*ms
+	if r := row(t, From(d, 100_000*ms), "HTTP"); r.Running || r.End != 99_000*ms {
+		t.Errorf("a source of a step that was given up: %+v", r)
+	}
+}
+
 func TestChartOfAStuckBoot(t *testing.T) {
 	c := From(stuck(), 100_000*ms)
 	tries, broken := 0, 0
@@ -108,7 +136,7 @@ func TestChartOfAStuckBoot(t *testing.T) {
 }
 
 func TestTextFitsTheTerminal(t *testing.T) {
-	for name, d := range map[string]status.Document{"booted": booted(), "stuck": stuck(), "many": many(), "empty": {}} {
+	for name, d := range map[string]status.Document{"booted": booted(), "stuck": stuck(), "many": longDocument(), "empty": {}} {
 		for _, width := range []int{60, 80, 120, 200} {
 			var out bytes.Buffer
 			Text(&out, From(d, 100_000*ms), width)
@@ -212,5 +240,28 @@ func TestRun(t *testing.T) {
 	run(0, "--svg", filepath.Join(dir, "a.svg"))
 	if data, err := os.ReadFile(filepath.Join(dir, "a.svg")); err != nil || !bytes.HasPrefix(data, []byte("<svg ")) {
 		t.Errorf("got %q, %v", data[:min(len(data), 50)], err)
+	}
+}
+
+// TestScreens keeps what is drawn at 80 columns as files; -update writes them.
+func TestScreens(t *testing.T) {
+	asked := stuck()
+	slower := booted()
+	slower.Steps[1].End += 20 * ms
+	asked.Steps[0].Parts = []status.Part{{Name: "HTTP http://169.254.169.254", Outcome: "no answer", Why: "404", Start: 95_000 * ms}, {Name: "CDROM", Outcome: "failed", Start: 95_000 * ms, End: 95_001 * ms}}
+	for name, draw := range map[string]func(*bytes.Buffer){
+		"ready":   func(b *bytes.Buffer) { Text(b, From(booted(), 500*ms), 80) },
+		"stuck":   func(b *bytes.Buffer) { Text(b, From(asked, 100_000*ms), 80) },
+		"blame":   func(b *bytes.Buffer) { Blame(b, From(booted(), 500*ms), 80) },
+		"compare": func(b *bytes.Buffer) { Compare(b, From(booted(), 500*ms), From(slower, 500*ms), 80) },
+	} {
+		var out bytes.Buffer
+		draw(&out)
+		for line := range strings.Lines(out.String()) {
+			if len([]rune(strings.TrimSuffix(line, "\n"))) > 80 {
+				t.Errorf("%s: wider than 80 columns: %s", name, line)
+			}
+		}
+		golden.Check(t, "timeline-"+name+".txt", out.String())
 	}
 }

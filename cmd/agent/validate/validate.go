@@ -44,7 +44,7 @@ var validators = map[string]func(name string, data []byte) report.Report{
 	},
 }
 
-// consequences say what comes of a document with errors.
+// consequences are the effects of a document with errors.
 var consequences = map[string]string{
 	agentJSON:      "the agent would not start with it",
 	settingsKind:   "a boot would not use it: it would wait for better settings, or use the cached copy",
@@ -214,7 +214,7 @@ var typical = []struct {
 	{updateSettings, []string{"trusted_certs", "disk_associations", "blobstores", "mbus"}},
 }
 
-// guess tells the kind of a document by its keys. One that cannot be read at all goes by its name.
+// guess recognizes the kind of a document by its keys, or by its file name if it cannot be parsed.
 func guess(path string, data []byte) string {
 	var rep report.Report
 	root := jsontree.Parse(path, data, &rep)

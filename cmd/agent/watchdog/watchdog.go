@@ -1,4 +1,4 @@
-// Package watchdog tells the service manager that the agent lives, as long as it answers.
+// Package watchdog sends WATCHDOG=1 to systemd while the agent answers.
 package watchdog
 
 import (
@@ -10,8 +10,8 @@ import (
 	"cambium/mbus"
 )
 
-// Feed tells the service manager that the agent lives, as long as a ping gets through
-// the dispatcher. A dispatcher that hangs is as good as dead to a Director.
+// Feed sends WATCHDOG=1 while a ping gets through the dispatcher: a Director cannot use an agent
+// whose dispatcher hangs.
 func Feed(ctx context.Context, period time.Duration, dispatcher mbus.Handler, alive func() error, log *logrus.Entry) {
 	if period <= 0 {
 		return

@@ -1,6 +1,6 @@
-// Package fetch is the HTTP client of the settings sources: one request, every phase of it
-// with a deadline, the body with a size limit, and nothing sent to a host that agent.json or
-// the user data did not name. Asking again is the caller's business.
+// Package fetch is the HTTP client of the settings sources: one request, every phase of it with a
+// deadline, the body with a size limit, and nothing sent to a host that agent.json or the user data
+// did not name. The caller retries.
 package fetch
 
 import (

@@ -153,13 +153,13 @@ func TestRedirects(t *testing.T) {
 	var stolen atomic.Int32
 	elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { stolen.Add(1) }))
 	defer elsewhere.Close()
-	var here *httptest.Server
-	here = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	var origin *httptest.Server
+	origin = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/away":
 			http.Redirect(w, r, elsewhere.URL+"/x", http.StatusFound)
 		case "/name":
-			http.Redirect(w, r, strings.Replace(here.URL, "127.0.0.1", "localhost", 1)+"/good", http.StatusFound)
+			http.Redirect(w, r, strings.Replace(origin.URL, "127.0.0.1", "localhost", 1)+"/good", http.StatusFound)
 		case "/here":
 			http.Redirect(w, r, "/good", http.StatusFound)
 		case "/loop":
@@ -170,9 +170,9 @@ func TestRedirects(t *testing.T) {
 			fmt.Fprint(w, r.Header.Get("X-Token"))
 		}
 	}))
-	defer here.Close()
+	defer origin.Close()
 	do := func(path string) (Response, error) {
-		return Client{}.Do(t.Context(), Request{URL: here.URL + path, Limit: 100, Header: map[string]secret.String{"X-Token": secret.New("t")}})
+		return Client{}.Do(t.Context(), Request{URL: origin.URL + path, Limit: 100, Header: map[string]secret.String{"X-Token": secret.New("t")}})
 	}
 	for _, path := range []string{"/away", "/name", "/loop", "/file"} {
 		if _, err := do(path); err == nil {

@@ -27,9 +27,9 @@ type Answer struct {
 	Raw secret.JSON
 	// From names the source and where it looked, without credentials.
 	From string
-	// Settled is to be called once the settings are safely cached: it ejects the medium or
-	// erases the original. Nil when there is nothing to do. Its failure is worth a warning only.
-	Settled func(context.Context) error
+	// Clear is to be called once the settings are durably cached: it ejects the medium or erases
+	// the original. It is nil if there is nothing to do. Its failure is only a warning.
+	Clear func(context.Context) error
 }
 
 // A failure is one of three kinds, and the kind decides what happens next:
@@ -60,7 +60,7 @@ type marked struct {
 
 func (m marked) Unwrap() error { return m.error }
 
-// Final marks err as one that asking again cannot heal.
+// Final marks err as permanent: the source is not asked again.
 func Final(err error) error { return marked{error: err, kind: Definite} }
 
 // Spent is Final for a source that can be read once and is then cleared by the agent itself: an
@@ -73,11 +73,11 @@ func IsSpent(err error) bool {
 	return errors.As(err, &m) && m.spent
 }
 
-// NotYet marks err as one that the CPI may still heal.
+// NotYet marks err as temporary: the CPI may still provide the settings.
 func NotYet(err error) error { return marked{error: err, kind: NotYetThere} }
 
-// KindOf returns the kind of a failure. Where marks are nested the outermost counts: the caller that
-// came last knew most.
+// KindOf returns the kind of a failure. Where marks are nested the outermost counts: the outer
+// caller knows more.
 func KindOf(err error) Kind {
 	var m marked
 	if errors.As(err, &m) {

@@ -91,15 +91,15 @@ func TestDecodeMetadata(t *testing.T) {
 }
 
 func TestKinds(t *testing.T) {
-	plain := errors.New("x")
+	unmarked := errors.New("x")
 	for _, c := range []struct {
 		err  error
 		want Kind
 	}{
-		{plain, Transport}, {Final(plain), Definite}, {NotYet(plain), NotYetThere},
-		{NotYet(Final(plain)), NotYetThere}, {Final(NotYet(plain)), Definite}, {fmt.Errorf("at: %w", Final(plain)), Definite},
+		{unmarked, Transport}, {Final(unmarked), Definite}, {NotYet(unmarked), NotYetThere},
+		{NotYet(Final(unmarked)), NotYetThere}, {Final(NotYet(unmarked)), Definite}, {fmt.Errorf("at: %w", Final(unmarked)), Definite},
 	} {
-		if got := KindOf(c.err); got != c.want || !errors.Is(c.err, plain) {
+		if got := KindOf(c.err); got != c.want || !errors.Is(c.err, unmarked) {
 			t.Errorf("%v: kind %d, want %d", c.err, got, c.want)
 		}
 	}

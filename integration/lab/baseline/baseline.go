@@ -64,7 +64,7 @@ mkdir -p /sys/fs/cgroup/net_cls`,
 func Files() []machine.File {
 	files := scripts(stemcell)
 	files = append(files, dropIn("bosh-agent", "baseline", "[Service]\nExecStartPre="+programs+"make-group\n"))
-	// The baseline restarts them more often than systemd likes.
+	// The baseline restarts them more often than systemd's start limit allows.
 	for _, unit := range []string{"systemd-networkd", "systemd-resolved"} {
 		files = append(files, dropIn(unit, "baseline", "[Unit]\nStartLimitIntervalSec=0\n"))
 	}

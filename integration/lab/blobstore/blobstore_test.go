@@ -56,16 +56,16 @@ func TestServer(t *testing.T) {
 	if !Matches([]byte("content"), digest) || Matches([]byte("other"), digest) || Matches(nil, "") {
 		t.Errorf("digest %q does not tell contents apart", digest)
 	}
-	plain := s.endpoint + "/" + prefixed(id)
+	unsignedURL := s.endpoint + "/" + prefixed(id)
 	later := s.SignedURL("PUT", "later")
 	for _, c := range []struct {
 		name, method, url, user, body string
 		status                        int
 		want                          string
 	}{
-		{"plain get", "GET", plain, "agent", "", 200, "content"},
-		{"plain get by a stranger", "GET", plain, "", "", 401, "credentials\n"},
-		{"wrong user", "GET", plain, "director", "", 401, "credentials\n"},
+		{"plain get", "GET", unsignedURL, "agent", "", 200, "content"},
+		{"plain get by a stranger", "GET", unsignedURL, "", "", 401, "credentials\n"},
+		{"wrong user", "GET", unsignedURL, "director", "", 401, "credentials\n"},
 		{"plain put", "PUT", s.endpoint + "/" + prefixed("new"), "agent", "new", 201, ""},
 		{"without prefix", "GET", s.endpoint + "/" + id, "agent", "", 404, "path\n"},
 		{"unknown", "GET", s.endpoint + "/" + prefixed("x"), "agent", "", 404, "no such blob\n"},
@@ -80,7 +80,7 @@ func TestServer(t *testing.T) {
 		{"gone", "GET", s.endpoint + "/" + prefixed("new"), "agent", "", 404, "no such blob\n"},
 		{"delete again", "DELETE", s.endpoint + "/" + prefixed("new"), "agent", "", 404, "no such blob\n"},
 		{"another file", "PUT", s.endpoint + "/" + prefixed(".."), "agent", "", 404, "path\n"},
-		{"unknown method", "PATCH", plain, "agent", "", 405, "method\n"},
+		{"unknown method", "PATCH", unsignedURL, "agent", "", 405, "method\n"},
 		{"signature extended", "GET", strings.Replace(s.SignedURL("GET", id), "e=86400", "e=96400", 1), "", "", 403, "signature\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

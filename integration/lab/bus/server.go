@@ -135,7 +135,7 @@ func (s *Server) execute(ctx context.Context) error {
 	return s.reachable(ctx)
 }
 
-// reachable waits until the program listens: it does not announce it.
+// reachable polls until the program listens: it does not report that.
 func (s *Server) reachable(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -155,8 +155,10 @@ func (s *Server) reachable(ctx context.Context) error {
 }
 
 // Listens reports whether a client has subscribed to the subject; a server that is a program of its own
-// is not asked, and counts as subscribed.
+// is not asked, and counts as subscribed. While the server is bounced, Listens waits.
 func (s *Server) Listens(subject string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.embedded == nil {
 		return true
 	}
@@ -205,6 +207,9 @@ func (s *Server) reload() error {
 	return s.embedded.ReloadOptions(options)
 }
 
+// reconnectWait is the Director's pause between two attempts to come back to its server.
+const reconnectWait = 500 * time.Millisecond
+
 // Connect returns a client of the server with the given identity: the Director's, the Health
 // Monitor's, or an agent's.
 func (s *Server) Connect(commonName string) (*nats.Conn, error) {
@@ -217,11 +222,11 @@ func (s *Server) Connect(commonName string) (*nats.Conn, error) {
 		return nil, err
 	}
 	return nats.Connect("tls://"+s.Address(), nats.Name(commonName), nats.SetCustomDialer(s.o.Net), nats.MaxReconnects(-1),
-		nats.ReconnectWait(100*time.Millisecond),
+		nats.ReconnectWait(reconnectWait), nats.ReconnectJitter(0, 0),
 		nats.Secure(&tls.Config{RootCAs: s.o.CA.Pool(), Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}))
 }
 
-// Stop ends the server; the clients see it go. Restart brings it back.
+// Stop ends the server and closes its connections. Restart starts it again.
 func (s *Server) Stop() {
 	if s.program != nil {
 		_ = s.program.Process.Signal(syscall.SIGTERM)
@@ -232,7 +237,7 @@ func (s *Server) Stop() {
 	s.embedded.WaitForShutdown()
 }
 
-// Bounce is a server that is restarted: gone for a while, during which nothing changes about its users.
+// Bounce stops the server for a while and restarts it with the same users.
 func (s *Server) Bounce(ctx context.Context, gone time.Duration) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -7,13 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
-	"os"
-	"strings"
 	"time"
 
-	"cambium/integration/lab"
+	"cambium/integration/lab/director"
 )
 
 // Client talks to the process that holds a lab.
@@ -26,52 +23,6 @@ type Client struct {
 type AgentError struct{ Message string }
 
 func (e *AgentError) Error() string { return e.Message }
-
-// Open finds a lab by name, or without a name the only one there is.
-func Open(dir, name string) (*Client, error) {
-	if name == "" {
-		running := Running(dir)
-		switch len(running) {
-		case 0:
-			return nil, errors.New("no lab is up; start one with: lab up")
-		case 1:
-			name = running[0]
-		default:
-			return nil, fmt.Errorf("several labs are up (%s): choose one with --lab NAME", strings.Join(running, ", "))
-		}
-	}
-	if err := lab.ValidName(name); err != nil {
-		return nil, err
-	}
-	path := socket(dir, name)
-	if _, err := os.Stat(path); err != nil {
-		return nil, fmt.Errorf("lab %s is not up", name)
-	}
-	if !lab.Held(name) {
-		return nil, fmt.Errorf("lab %s is left over from a crash; remove it with: lab clean %s", name, name)
-	}
-	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", path)
-	}
-	return &Client{name: name, http: &http.Client{Transport: &http.Transport{DialContext: dial}}}, nil
-}
-
-// Running returns the names of the labs below dir that answer.
-func Running(dir string) []string {
-	names, err := lab.Leftovers(dir)
-	if err != nil {
-		return nil
-	}
-	var up []string
-	for _, name := range names {
-		conn, err := net.DialTimeout("unix", socket(dir, name), time.Second)
-		if err == nil {
-			_ = conn.Close()
-			up = append(up, name)
-		}
-	}
-	return up
-}
 
 // Name is the lab's.
 func (c *Client) Name() string { return c.name }
@@ -187,4 +138,20 @@ func (c *Client) Events(ctx context.Context, follow bool, each func(Line)) error
 	}
 	_, err := c.lines(ctx, http.MethodGet, path, nil, each)
 	return err
+}
+
+// Perform makes a call and follows its task.
+func Perform(ctx context.Context, agent director.Agent, c Call, progress func(string)) (json.RawMessage, error) {
+	agent.Timeout, agent.Poll = c.Timeout, 200*time.Millisecond
+	agent.Progress = func(method, task string, elapsed time.Duration) {
+		progress(fmt.Sprintf("%s: task %s is running (%.1f s)", method, task, elapsed.Seconds()))
+	}
+	arguments := make([]any, len(c.Arguments))
+	for n, a := range c.Arguments {
+		arguments[n] = a
+	}
+	if c.NoFollow {
+		return agent.Call(ctx, c.Method, arguments...)
+	}
+	return agent.Do(ctx, c.Method, arguments...)
 }

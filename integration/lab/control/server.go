@@ -1,3 +1,5 @@
+//go:build linux
+
 package control
 
 import (
@@ -10,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"sort"
 	"sync"
 	"time"
 
@@ -61,19 +64,19 @@ func (s *Server) State() State { return state(s.lab, s) }
 // Down is closed when the lab was asked to end.
 func (s *Server) Down() <-chan struct{} { return s.down }
 
-// lastWords is how long answers under way may take in the end.
-const lastWords = 2 * time.Second
+// shutdownTimeout is how long requests in progress may take at the end.
+const shutdownTimeout = 2 * time.Second
 
 // Close ends the service; the lab is the caller's. The client that asked for the end gets its answer.
 func (s *Server) Close() {
-	ctx, cancel := context.WithTimeout(context.Background(), lastWords)
+	ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer cancel()
 	if s.http.Shutdown(ctx) != nil {
 		_ = s.http.Close()
 	}
 }
 
-// Published tells where a machine's port can be reached.
+// Published records where a machine's port can be reached.
 func (s *Server) Published(machine, address string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -146,14 +149,6 @@ func (s *Server) power(w http.ResponseWriter, r *http.Request) {
 		err = i.Ready(ctx)
 	}
 	reply(w, Line{Done: true}, err)
-}
-
-// DiskChange asks for a disk to be attached, detached, resized or deleted.
-type DiskChange struct {
-	Machine string `json:"machine"`
-	Verb    string `json:"verb"`
-	ID      string `json:"id"`
-	Size    int64  `json:"size"`
 }
 
 func (s *Server) disk(w http.ResponseWriter, r *http.Request) {
@@ -242,22 +237,6 @@ func (s *Server) call(w http.ResponseWriter, r *http.Request) {
 	out.end(value, err)
 }
 
-// Perform makes a call and follows its task.
-func Perform(ctx context.Context, agent director.Agent, c Call, progress func(string)) (json.RawMessage, error) {
-	agent.Timeout, agent.Poll = c.Timeout, 200*time.Millisecond
-	agent.Progress = func(method, task string, elapsed time.Duration) {
-		progress(fmt.Sprintf("%s: task %s is running (%.1f s)", method, task, elapsed.Seconds()))
-	}
-	arguments := make([]any, len(c.Arguments))
-	for n, a := range c.Arguments {
-		arguments[n] = a
-	}
-	if c.NoFollow {
-		return agent.Call(ctx, c.Method, arguments...)
-	}
-	return agent.Do(ctx, c.Method, arguments...)
-}
-
 func (s *Server) deploy(w http.ResponseWriter, r *http.Request) {
 	out := &stream{w: w}
 	var d Deploy
@@ -302,4 +281,34 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+}
+
+func state(l *lab.Lab, s *Server) State {
+	st := State{Name: l.Name(), PID: s.pid, Since: s.since, Network: l.Net.Name(), Machines: []Machine{}, Disks: []Disk{}}
+	if l.Bus != nil {
+		st.Bus = l.Bus.URL()
+	}
+	for id, image := range l.KeptDisks() {
+		st.Disks = append(st.Disks, Disk{ID: id, Size: lab.ImageSize(image)})
+	}
+	sort.Slice(st.Disks, func(a, b int) bool { return st.Disks[a].ID < st.Disks[b].ID })
+	for name, i := range l.Machines() {
+		st.Machines = append(st.Machines, machineState(name, i, s.published(name)))
+	}
+	sort.Slice(st.Machines, func(a, b int) bool { return st.Machines[a].Name < st.Machines[b].Name })
+	return st
+}
+
+func machineState(name string, i *lab.Instance, published string) Machine {
+	m := Machine{Name: name, Running: i.Running(), AgentID: i.AgentID, IP: i.IP, Source: string(i.Source()), Console: i.Console(),
+		Disks: []Disk{}, Published: published}
+	m.Boots, m.Since = i.Boots()
+	if m.Running {
+		m.Shell, _ = i.Shell() // gone meanwhile: then there is no shell
+	}
+	for _, a := range i.Disks() {
+		m.Disks = append(m.Disks, Disk{ID: a.Disk.ID, Path: a.Path, Size: lab.ImageSize(a.Disk.Image)})
+	}
+	sort.Slice(m.Disks, func(a, b int) bool { return m.Disks[a].ID < m.Disks[b].ID })
+	return m
 }

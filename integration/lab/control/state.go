@@ -6,10 +6,8 @@ package control
 import (
 	"encoding/json"
 	"path/filepath"
-	"sort"
 	"time"
 
-	"cambium/integration/lab"
 	"cambium/integration/lab/director"
 	"cambium/integration/lab/release"
 )
@@ -62,6 +60,14 @@ type Deploy struct {
 	Base     string           `json:"base"`
 }
 
+// DiskChange asks for a disk to be attached, detached, resized or deleted.
+type DiskChange struct {
+	Machine string `json:"machine"`
+	Verb    string `json:"verb"`
+	ID      string `json:"id"`
+	Size    int64  `json:"size"`
+}
+
 // Line is one line of an answer that takes its time. The last has a Value or an Error.
 type Line struct {
 	Progress string          `json:"progress,omitempty"`
@@ -79,33 +85,3 @@ type Line struct {
 
 // socket is the path of a lab's socket.
 func socket(dir, name string) string { return filepath.Join(dir, name, "control") }
-
-func state(l *lab.Lab, s *Server) State {
-	st := State{Name: l.Name(), PID: s.pid, Since: s.since, Network: l.Net.Name(), Machines: []Machine{}, Disks: []Disk{}}
-	if l.Bus != nil {
-		st.Bus = l.Bus.URL()
-	}
-	for id, image := range l.KeptDisks() {
-		st.Disks = append(st.Disks, Disk{ID: id, Size: lab.ImageSize(image)})
-	}
-	sort.Slice(st.Disks, func(a, b int) bool { return st.Disks[a].ID < st.Disks[b].ID })
-	for name, i := range l.Machines() {
-		st.Machines = append(st.Machines, machineState(name, i, s.published(name)))
-	}
-	sort.Slice(st.Machines, func(a, b int) bool { return st.Machines[a].Name < st.Machines[b].Name })
-	return st
-}
-
-func machineState(name string, i *lab.Instance, published string) Machine {
-	m := Machine{Name: name, Running: i.Running(), AgentID: i.AgentID, IP: i.IP, Source: string(i.Source()), Console: i.Console(),
-		Disks: []Disk{}, Published: published}
-	m.Boots, m.Since = i.Boots()
-	if m.Running {
-		m.Shell, _ = i.Shell() // gone meanwhile: then there is no shell
-	}
-	for _, a := range i.Disks() {
-		m.Disks = append(m.Disks, Disk{ID: a.Disk.ID, Path: a.Path, Size: lab.ImageSize(a.Disk.Image)})
-	}
-	sort.Slice(m.Disks, func(a, b int) bool { return m.Disks[a].ID < m.Disks[b].ID })
-	return m
-}

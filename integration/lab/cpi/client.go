@@ -156,11 +156,11 @@ func (c Client) List(ctx context.Context) (l iaas.Listing, ok bool, err error) {
 
 // Enter keeps the holder, starting one if there is none, until the returned function is called,
 // and returns the file of its network namespace.
-func (c Client) Enter(ctx context.Context) (namespace string, leave func(), err error) {
+func (c Client) Enter(ctx context.Context) (namespace string, release func(), err error) {
 	for attempt := 0; attempt <= startAttempts; attempt++ {
-		namespace, leave, err = c.stay(ctx)
+		namespace, release, err = c.stay(ctx)
 		if !errors.Is(err, errNoHolder) || c.Start == nil {
-			return namespace, leave, err
+			return namespace, release, err
 		}
 		if err := c.Start(ctx); err != nil {
 			return "", nil, err
@@ -181,25 +181,25 @@ func (c Client) stay(ctx context.Context) (string, func(), error) {
 	if err != nil {
 		return "", nil, err
 	}
-	leave := func() { _ = response.Body.Close() }
+	release := func() { _ = response.Body.Close() }
 	if response.StatusCode != http.StatusOK {
-		leave()
+		release()
 		return "", nil, errNoHolder // it is just ending
 	}
 	var namespace string
 	if err := json.NewDecoder(response.Body).Decode(&namespace); err != nil {
-		leave()
+		release()
 		return "", nil, err
 	}
-	return namespace, leave, nil
+	return namespace, release, nil
 }
 
 // ConnectHost has a holder that runs already make or remove the host's link.
-func (c Client) ConnectHost(ctx context.Context) error { return c.tell(ctx, "/host-route") }
+func (c Client) ConnectHost(ctx context.Context) error { return c.notify(ctx, "/host-route") }
 
-// tell has a holder look at what has been written for it. Where there is none, the next one looks
-// by itself.
-func (c Client) tell(ctx context.Context, path string) error {
+// notify makes a running holder read what has been written for it. If there is none, the next one
+// reads it at its start.
+func (c Client) notify(ctx context.Context, path string) error {
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://holder"+path, nil)
 	if err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	"cambium/integration/lab/iaas"
 )
 
+// Contract C.1.
 func TestReadRequest(t *testing.T) {
 	for input, want := range map[string]string{
 		`{"method":"info","arguments":[],"context":{"a":{"b":1}},"more":true}`: "",
@@ -27,6 +28,7 @@ func TestReadRequest(t *testing.T) {
 }
 
 // The Director refuses replies in which one of these is missing or of another type.
+// Contract C.2.
 func TestRepliesHaveAllKeys(t *testing.T) {
 	for _, r := range []Reply{{}, {Result: false}, Info(), Failure(errors.New("x")), Failure(iaas.Failf(iaas.VMCreationFailed, "x"))} {
 		data, err := json.Marshal(r)
@@ -46,6 +48,7 @@ func TestRepliesHaveAllKeys(t *testing.T) {
 	}
 }
 
+// Contract C.3.
 func TestLocal(t *testing.T) {
 	for method, want := range map[string]string{"info": "", "ping": "", "configure_networks": "NotSupported", "current_vm_id": "NotImplemented", "x": "NotImplemented"} {
 		r, ok := Local(Request{Method: method})
@@ -64,6 +67,7 @@ func TestLocal(t *testing.T) {
 	}
 }
 
+// Contract C.4.
 func TestWhereNothingIs(t *testing.T) {
 	c := Client{Dir: t.TempDir(), Name: "x"}
 	for method, want := range map[string]any{"has_vm": false, "has_disk": false, "delete_vm": nil, "delete_disk": nil, "delete_stemcell": nil} {
@@ -76,6 +80,7 @@ func TestWhereNothingIs(t *testing.T) {
 	}
 }
 
+// Contract C.5.
 func TestNumberOfArguments(t *testing.T) {
 	for name, m := range methods {
 		for _, n := range []int{m.least - 1, m.most + 1} {

@@ -24,7 +24,7 @@ import (
 func Socket(dir, name string) string { return filepath.Join(iaas.Directory(dir, name), "socket") }
 
 // Envelope is what the CPI program sends to the holder: the request and, from the program's own
-// configuration, what agents are told. The bytes of an image follow on the next line.
+// configuration, the defaults of agents. The bytes of an image follow on the next line.
 type Envelope struct {
 	Request Request            `json:"request"`
 	Agent   iaas.AgentDefaults `json:"agent"`
@@ -38,13 +38,13 @@ type Holder struct {
 	iaas *iaas.IaaS
 	log  *logrus.Entry
 
-	mu     sync.Mutex
-	calls  int  // under way
-	ending bool // no more are taken
-	idle   *time.Timer
-	done   chan struct{}
-	leave  chan struct{} // closed when those who stay have to leave
-	remote *http.Server  // for callers inside VMs; nil if there are none
+	mu      sync.Mutex
+	calls   int  // under way
+	ending  bool // no more are taken
+	idle    *time.Timer
+	done    chan struct{}
+	closing chan struct{} // closed when callers of Enter have to end
+	remote  *http.Server  // for callers inside VMs; nil if there are none
 }
 
 // How long a holder with nothing to hold stays: at first for the call that it was started for,
@@ -62,7 +62,7 @@ func Hold(ctx context.Context, dir, name string, log *logrus.Entry, ready func()
 		return err
 	}
 	defer func() { failed = errors.Join(failed, i.Close()) }()
-	h := &Holder{iaas: i, log: log, done: make(chan struct{}), leave: make(chan struct{})}
+	h := &Holder{iaas: i, log: log, done: make(chan struct{}), closing: make(chan struct{})}
 	h.idle = time.AfterFunc(firstIdle, h.endIfEmpty)
 	defer h.idle.Stop()
 	if err := h.listenTLS(dir, name); err != nil {
@@ -92,7 +92,7 @@ func Hold(ctx context.Context, dir, name string, log *logrus.Entry, ready func()
 	case err := <-served:
 		return err
 	}
-	close(h.leave)
+	close(h.closing)
 	within, cancel := context.WithTimeout(context.Background(), lastAnswers)
 	defer cancel()
 	if server.Shutdown(within) != nil {
@@ -192,12 +192,12 @@ func (h *Holder) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if e.Request.Method != "create_stemcell" {
-		// To the end, since only then the server notices a caller that leaves.
+		// Read to the end: only then does net/http notice that the caller has disconnected.
 		_, _ = io.Copy(io.Discard, body)
 	}
 	log := h.log.WithFields(logrus.Fields{"method": e.Request.Method, "request_id": e.Request.Context.RequestID})
 	begin := time.Now()
-	// A caller that was killed does not leave its call half done.
+	// A call is completed or undone even if its caller is killed.
 	reply := Backend{h.iaas}.Do(context.WithoutCancel(r.Context()), e.Request, e.Agent, body, func() bool { return r.Context().Err() != nil })
 	log = log.WithField("took", time.Since(begin).Round(time.Millisecond))
 	if reply.Error != nil {
@@ -219,7 +219,7 @@ func (h *Holder) stay(w http.ResponseWriter, r *http.Request) {
 	_ = http.NewResponseController(w).Flush()
 	select {
 	case <-r.Context().Done():
-	case <-h.leave:
+	case <-h.closing:
 	}
 }
 

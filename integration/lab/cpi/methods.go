@@ -24,7 +24,7 @@ type call struct {
 type method struct {
 	least, most int // number of arguments
 	run         func(ctx context.Context, c *call) (any, error)
-	// undo removes what a creation has made for a caller that is not there any more.
+	// undo removes what a creation has made for a caller that has disconnected.
 	undo func(ctx context.Context, c *call, result any) error
 }
 
@@ -126,8 +126,8 @@ func reply(result any, err error) Reply {
 	return Reply{Result: result}
 }
 
-// Do answers a request. gone reports whether the caller has left, in which case what was made for
-// it is removed: its CID was never answered.
+// Do answers a request. gone reports whether the caller has disconnected, in which case what was
+// made for it is removed: its CID was never answered.
 func (b Backend) Do(ctx context.Context, r Request, agent iaas.AgentDefaults, image io.Reader, gone func() bool) Reply {
 	m, known := methods[r.Method]
 	if !known {
@@ -236,7 +236,8 @@ func createVM(ctx context.Context, c *call) (any, error) {
 	if err := c.argument(3, "networks", &o.Networks); err != nil {
 		return nil, err
 	}
-	// The fifth names disks that will be attached later; they are no reason to place a VM anywhere.
+	// The fifth argument names disks that will be attached later, for placement; this IaaS has one
+	// host.
 	if o.Env, err = c.object(5, "env"); err != nil {
 		return nil, err
 	}

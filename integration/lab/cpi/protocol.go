@@ -18,7 +18,7 @@ import (
 type Request struct {
 	Method    string            `json:"method"`
 	Arguments []json.RawMessage `json:"arguments"`
-	// APIVersion is 1 if it is missing: that is how callers spoke before there were versions.
+	// APIVersion is 1 if it is missing: older callers send none.
 	APIVersion int     `json:"api_version"`
 	Context    Context `json:"context"`
 }
@@ -87,7 +87,7 @@ func Failure(err error) Reply {
 	return Reply{Error: &Error{Type: typePrefix + string(kind), Message: message, OKToRetry: kind == iaas.VMCreationFailed}}
 }
 
-// Version is the newest version of the contract that is spoken here.
+// Version is the newest version of the contract that is supported.
 const Version = 3
 
 // Formats are the stemcells that can be read.

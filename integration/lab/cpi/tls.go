@@ -121,7 +121,7 @@ func (h *Holder) listenTLS(dir, name string) error {
 	if err != nil {
 		return err
 	}
-	// Only calls: who is inside a VM neither lists nor ends anything.
+	// Only calls: a client inside a VM can neither list objects nor change the holder.
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /cpi", h.serve)
 	h.remote = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
@@ -130,7 +130,7 @@ func (h *Holder) listenTLS(dir, name string) error {
 }
 
 // ListenTLS has a holder that runs already answer over TLS.
-func (c Client) ListenTLS(ctx context.Context) error { return c.tell(ctx, "/tls") }
+func (c Client) ListenTLS(ctx context.Context) error { return c.notify(ctx, "/tls") }
 
 // NewRemoteClient reaches a holder at tls://host:port. It cannot start one.
 func NewRemoteClient(url string, id Identity) (Client, error) {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Report is told of every step when it has ended.
+// Report is called after every step.
 type Report func(step string, took time.Duration, err error)
 
 // Plan is a sequence of steps in the order in which a Director takes them.
@@ -178,7 +178,7 @@ func (a *Agent) Stop(p *Plan, d Deployment, shutdown bool) {
 	p.Add("post-stop", a.script("post-stop", nil))
 }
 
-// stopTimeout is after how long the Director stops looking at a stop task, without complaint.
+// stopTimeout is the time after which the Director stops polling a stop task, without an error.
 const stopTimeout = 300 * time.Second
 
 func (a *Agent) stop(ctx context.Context) error {

@@ -30,7 +30,7 @@ func (a *Agent) Detach(p *Plan, cpi CPI, cid string) {
 }
 
 // ChangeDisk is the sequence of a Director whose CPI changes a disk itself, by resize_disk or update_disk: the disk
-// goes, is changed, and comes back. The CID that change returns may be another.
+// is detached, changed and attached again. The CID that change returns may be another.
 func (a *Agent) ChangeDisk(p *Plan, cpi CPI, d Deployment, cid string, change func(ctx context.Context) (string, error)) {
 	a.Stop(p, d, true)
 	a.Detach(p, cpi, cid)
@@ -47,7 +47,7 @@ func (a *Agent) ChangeDisk(p *Plan, cpi CPI, d Deployment, cid string, change fu
 	a.Start(p, d)
 }
 
-// ReplaceDisk is `bosh attach-disk` on a stopped instance: the disk that it has, if any, makes room for another.
+// ReplaceDisk is `bosh attach-disk` on a stopped instance: the disk that it has, if any, is replaced by another.
 func (a *Agent) ReplaceDisk(p *Plan, cpi CPI, old, cid string) {
 	if old != "" {
 		a.Detach(p, cpi, old)

@@ -1,7 +1,6 @@
-// Package director is the other side of the agent's conversation: the Director's requests with
-// their timeouts, retries and task polling over NATS, the same over HTTPS as create-env does
-// it, the sequences in which both use them, and the Health Monitor's view of heartbeats and
-// alerts.
+// Package director is the peer of the agent: the Director's requests with their timeouts, retries
+// and task polling over NATS, the same over HTTPS as create-env does it, the sequences in which
+// both use them, and the Health Monitor's view of heartbeats and alerts.
 package director
 
 import (
@@ -52,20 +51,20 @@ type Agent struct {
 	Protocol  int // 0 over HTTPS
 	// Timeout is for one reply; DefaultTimeout if zero.
 	Timeout time.Duration
-	// Poll is the pause between two questions for a task; one second if zero, as in a Director.
+	// Poll is the pause between two polls of a task; one second if zero, as in a Director.
 	Poll time.Duration
 	// Ping is how long WaitReady waits for one answer; one second if zero, as in a Director.
 	Ping time.Duration
-	// Progress, if set, is told of every poll of a running task.
+	// Progress, if set, is called at every poll of a running task.
 	Progress func(method, task string, elapsed time.Duration)
-	// Ended, if set, is told that the end of a task has become known.
+	// Ended, if set, is called when a poll finds that a task has ended.
 	Ended func(method, task string)
 }
 
 // DefaultTimeout is the Director's for one reply.
 const DefaultTimeout = 45 * time.Second
 
-// retries is how often the Director asks again after a timeout. Nothing else is ever retried.
+// retries is the number of retries of the Director after a timeout. No other method is retried.
 var retries = map[string]int{"get_state": 2, "get_task": 4, "upload_blob": 3}
 
 // Call sends one request and returns the value of its reply; a task that was started is not

@@ -143,8 +143,8 @@ func (m *Monitor) Wait(ctx context.Context, since time.Time, want func(Event) bo
 	}
 }
 
-// Missed returns the agents whose last heartbeat is older than MissedAfter at the given time,
-// with its age. Agents that never sent one are the Director's business.
+// Missed returns the agents whose last heartbeat is older than MissedAfter at the given time, with
+// its age. Agents that never sent one do not count.
 func (m *Monitor) Missed(now time.Time) map[string]time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -1,6 +1,6 @@
-// Package disk makes the lab's disks: sparse image files behind loop devices. A loop device
-// belongs to one machine; its kernel state (swap, partitions) is taken back before it is let
-// go, since it would outlive the machine otherwise.
+// Package disk makes the lab's disks: sparse image files behind loop devices. A loop device belongs
+// to one machine; its kernel state (swap, partitions) is removed before it is detached, since it
+// would outlive the machine otherwise.
 package disk
 
 import (
@@ -64,7 +64,7 @@ func Attach(image string, readOnly bool) (Loop, error) {
 		l := Loop{Name: "loop" + strconv.Itoa(n), Image: image}
 		err = l.configure(f, flags, readOnly)
 		if errors.Is(err, unix.EBUSY) {
-			continue // another lab was faster
+			continue // another lab has taken it
 		}
 		if err != nil {
 			return Loop{}, fmt.Errorf("attach %s to %s: %w", image, l.Name, err)
@@ -95,7 +95,8 @@ func (l Loop) configure(image *os.File, flags int, readOnly bool) error {
 	return unix.IoctlLoopConfigure(int(device.Fd()), &config)
 }
 
-// Resize grows the image and tells the kernel, as an IaaS does with an attached disk.
+// Resize grows the image and the loop device (LOOP_SET_CAPACITY), as an IaaS does with an attached
+// disk.
 func (l Loop) Resize(size int64) error {
 	if err := os.Truncate(l.Image, size); err != nil {
 		return err
@@ -118,7 +119,7 @@ func (l Loop) ioctl(request uint) error {
 	return nil
 }
 
-// Detach lets the device go, and first whatever the kernel still holds of it.
+// Detach detaches the device, after ending swap on it and removing its partitions.
 func (l Loop) Detach() error {
 	if !l.attached() {
 		return nil
@@ -135,8 +136,8 @@ func (l Loop) attached() bool {
 	return err == nil && strings.TrimSuffix(strings.TrimSpace(string(file)), " (deleted)") == l.Image
 }
 
-// SwapOff stops swapping to the disk and its partitions. Swap survives the machine that
-// switched it on, and is listed by the name it had in there, so that asking is the only way.
+// SwapOff stops swapping to the disk and its partitions. Swap survives the machine that enabled it,
+// and /proc/swaps has the name it had in there, so swapoff(2) is tried on each.
 func (l Loop) SwapOff() error {
 	var failed error
 	for _, name := range append([]string{l.Name}, l.Partitions()...) {

@@ -53,8 +53,8 @@ type Watch struct {
 	tracked  map[uint32]*family
 	families []*family
 	lost     bool
-	ended    map[uint32]bool // processes that ended while Settle waits
-	seen     sync.Cond       // an end has been added, or the patience of a Settle
+	ended    map[uint32]bool // processes that ended while CatchUp waits
+	seen     sync.Cond       // an end has been added, or CatchUp has timed out
 }
 
 // Start listens for processes that execute a program whose file is called name, and counts what
@@ -177,12 +177,12 @@ type Family struct {
 	Began   time.Time
 }
 
-// patience is how long Settle waits for the end of a process that did nothing.
-const patience = 10 * time.Second
+// catchUpTimeout is how long CatchUp waits for the end of the process that it starts as a marker.
+const catchUpTimeout = 10 * time.Second
 
-// Settle returns when every event of the past has been counted: the kernel's events come in
+// CatchUp returns when every event of the past has been counted: the kernel's events come in
 // order, so it makes one of its own and waits until that one is there.
-func (w *Watch) Settle() error {
+func (w *Watch) CatchUp() error {
 	w.mu.Lock()
 	w.ended = map[uint32]bool{}
 	w.mu.Unlock()
@@ -191,8 +191,8 @@ func (w *Watch) Settle() error {
 		return fmt.Errorf("process events: %w", err)
 	}
 	pid := uint32(marker.Process.Pid)
-	deadline := time.Now().Add(patience)
-	timer := time.AfterFunc(patience, w.seen.Broadcast)
+	deadline := time.Now().Add(catchUpTimeout)
+	timer := time.AfterFunc(catchUpTimeout, w.seen.Broadcast)
 	defer timer.Stop()
 	w.mu.Lock()
 	defer w.mu.Unlock()

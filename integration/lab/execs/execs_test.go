@@ -38,14 +38,14 @@ func TestRootCountsDescendantsOnly(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	here, err := os.Readlink("/proc/self/ns/pid")
+	pidNamespace, err := os.Readlink("/proc/self/ns/pid")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Settle(); err != nil {
+	if err := w.CatchUp(); err != nil {
 		t.Fatal(err)
 	}
-	all, err := w.Of(here)
+	all, err := w.Of(pidNamespace)
 	if err != nil || all.Processes != 1 || len(all.Programs) != 4 {
 		t.Errorf("counted %v below %d shells, want 4 below 1 (%v)", all.Programs, all.Processes, err)
 	}
@@ -70,14 +70,14 @@ func TestRootCountsAfterAThreadHasEnded(t *testing.T) {
 	if output, err := child.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, output)
 	}
-	here, err := os.Readlink("/proc/self/ns/pid")
+	pidNamespace, err := os.Readlink("/proc/self/ns/pid")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Settle(); err != nil {
+	if err := w.CatchUp(); err != nil {
 		t.Fatal(err)
 	}
-	if all, err := w.Of(here); err != nil || len(all.Programs) != 1 {
+	if all, err := w.Of(pidNamespace); err != nil || len(all.Programs) != 1 {
 		t.Errorf("counted %v, want one program (%v)", all.Programs, err)
 	}
 }

@@ -47,11 +47,9 @@ func Init() error {
 		fmt.Println(ProbeAnswer)
 		return unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 	}
-	// Drivers of hypervisors that this machine does not run on refuse to load.
-	moduleErr := LoadModules("/" + initrd.ModuleDir)
 	device, err := rootDevice(string(line))
 	if err != nil {
-		return errors.Join(err, moduleErr)
+		return err
 	}
 	if err := unix.Mount(device, "/root", "ext4", 0, ""); err != nil {
 		return fmt.Errorf("mount %s: %w", device, err)
@@ -71,17 +69,18 @@ func Init() error {
 	return unix.Exec("/sbin/init", []string{"/sbin/init"}, []string{"HOME=/", "TERM=linux", "PATH=/usr/sbin:/usr/bin:/sbin:/bin"})
 }
 
-// LoadModules loads the modules below dir, each as soon as those it needs are there.
+// LoadModules loads the modules below dir, each as soon as those it needs are there. Drivers of other hypervisors refuse to
+// load: the first round that loads none is the last.
 func LoadModules(dir string) error {
 	waiting, err := filepath.Glob(filepath.Join(dir, "*.ko"))
-	for round := len(waiting); err == nil && len(waiting) > 0; round-- {
+	for progress := true; progress && len(waiting) > 0; {
 		var left []string
+		err, progress = nil, false
 		for _, path := range waiting {
-			loadErr := loadModule(path)
-			if loadErr != nil && round == 0 {
-				err = errors.Join(err, loadErr)
-			} else if loadErr != nil {
-				left = append(left, path)
+			if loadErr := loadModule(path); loadErr != nil {
+				left, err = append(left, path), errors.Join(err, loadErr)
+			} else {
+				progress = true
 			}
 		}
 		waiting = left
@@ -101,26 +100,40 @@ func loadModule(path string) error {
 	return nil
 }
 
-// rootDevice finds the partition by the UUID on the kernel's command line, or by its name without one; drivers may
-// need a moment to announce it.
+// rootDevice loads the drivers of the root disk and finds its partition by the UUID on the kernel's command line, or by its
+// name without one; drivers may need a moment to announce it.
 func rootDevice(commandLine string) (string, error) {
 	uuid := rootUUID(commandLine)
+	moduleErr := LoadModules("/" + initrd.ModuleDir)
+	if device, err := lookForRoot(uuid); device != "" || err != nil {
+		return device, err
+	}
+	// Drivers of hypervisors that this machine does not run on refuse to load.
+	moduleErr = errors.Join(moduleErr, LoadModules("/"+initrd.FallbackModuleDir))
 	for end := time.Now().Add(rootTimeout); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		paths, err := filepath.Glob("/sys/class/block/*/uevent")
-		if err != nil {
-			return "", err
-		}
-		for _, path := range paths {
-			device := "/dev/" + filepath.Base(filepath.Dir(path))
-			if uuid != "" && ext4UUID(device) == uuid || uuid == "" && partitionName(path) == RootName {
-				return device, nil
-			}
+		if device, err := lookForRoot(uuid); device != "" || err != nil {
+			return device, err
 		}
 	}
 	if uuid != "" {
-		return "", fmt.Errorf("no disk has the root file system %s", uuid)
+		return "", errors.Join(fmt.Errorf("no disk has the root file system %s", uuid), moduleErr)
 	}
-	return "", fmt.Errorf("no partition is named %s", RootName)
+	return "", errors.Join(fmt.Errorf("no partition is named %s", RootName), moduleErr)
+}
+
+// lookForRoot is the partition with the root file system, or nothing.
+func lookForRoot(uuid string) (string, error) {
+	paths, err := filepath.Glob("/sys/class/block/*/uevent")
+	if err != nil {
+		return "", err
+	}
+	for _, path := range paths {
+		device := "/dev/" + filepath.Base(filepath.Dir(path))
+		if uuid != "" && ext4UUID(device) == uuid || uuid == "" && partitionName(path) == RootName {
+			return device, nil
+		}
+	}
+	return "", nil
 }
 
 func rootUUID(commandLine string) string {

@@ -1,4 +1,4 @@
-// Package guest is the lab's hand inside a virtual machine: it starts the machine's system from
+// Package guest is the lab's guest program, inside a virtual machine: it starts the machine's system from
 // the initial RAM disk, and then runs programs and reads and writes files for the host, over a
 // virtio serial port. It belongs to the lab's images; the agent knows nothing of it.
 //

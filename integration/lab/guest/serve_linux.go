@@ -69,7 +69,7 @@ type server struct {
 }
 
 // process is one request under way. Input waits in a queue, so that a program that does not read
-// holds up no other.
+// does not block others.
 type process struct {
 	mu       sync.Mutex
 	ready    *sync.Cond
@@ -187,8 +187,8 @@ func (s *server) read(id uint32, path string) error {
 	return err
 }
 
-// run runs a program to its end. A program that leaves its output to a child in the background
-// does not hold up the answer for long.
+// run runs a program to its end. A background child that keeps the output open delays the result
+// only briefly.
 func (s *server) run(id uint32, r Request, p *process) (Result, error) {
 	if len(r.Args) == 0 {
 		return Result{}, errors.New("no program")
@@ -219,7 +219,7 @@ func (s *server) run(id uint32, r Request, p *process) (Result, error) {
 	return status(cmd.Wait())
 }
 
-// lookPath looks where the programs will look, which is not where this one was started with.
+// lookPath uses the PATH of environment, not that of this process.
 func lookPath(name string) (string, error) {
 	if strings.Contains(name, "/") {
 		return name, nil

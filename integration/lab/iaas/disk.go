@@ -143,9 +143,9 @@ func (i *IaaS) setAttached(cid, vm string) error {
 	return i.saveDisk(d)
 }
 
-// attachment is what the engine is told of a disk. A container has no udev, so it is told the
-// links: the one of the hint, and the bare CID, which an agent looks for whose stemcell
-// translates CIDs.
+// attachment describes a disk to the engine. A container has no udev, so the engine makes its
+// links: the one of the hint, and the bare CID, which an agent looks for whose stemcell translates
+// CIDs.
 func (i *IaaS) attachment(vm VM, cid string) machine.Disk {
 	return vm.Shape.disk(cid, i.store.path(disks, cid, imageName))
 }
@@ -207,7 +207,7 @@ func (i *IaaS) AttachDisk(ctx context.Context, vmCID, cid string) (string, error
 	return hint, i.publish(vm)
 }
 
-// detachTimeout is how long a machine may take to let a disk go.
+// detachTimeout is how long a machine may take to release a disk.
 const detachTimeout = time.Minute
 
 // DetachDisk takes a disk from a VM.

@@ -1,8 +1,8 @@
 // Package iaas is the lab's infrastructure as a service: stemcells, VMs, persistent disks,
 // snapshots and networks that outlive the process that made them. Every object is a directory with
 // a record; the process that has the directory's lock, the holder, runs the VMs. A holder that
-// starts first removes what a crashed one left in the kernel, then settles what was under way, and
-// switches on the VMs that are meant to run.
+// starts first removes what a crashed one left in the kernel, then completes or undoes operations
+// that were interrupted, and starts the VMs that are meant to run.
 //
 // It knows nothing of the CPI's wire format; package cpi does.
 //
@@ -145,7 +145,7 @@ func (i *IaaS) start() error {
 	if err := i.load(); err != nil {
 		return err
 	}
-	if err := i.settle(); err != nil {
+	if err := i.completeInterrupted(); err != nil {
 		return err
 	}
 	var err error
@@ -157,7 +157,7 @@ func (i *IaaS) start() error {
 		return err
 	}
 	if err := i.ConnectHost(); err != nil {
-		// The VMs must not stay off for it; `lab host-route on` tells the reason to its caller.
+		// The VMs start without it; `lab host-route on` reports the reason.
 		i.log.WithError(err).Warn("the host has no link to the VMs")
 	}
 	return nil
@@ -166,8 +166,8 @@ func (i *IaaS) start() error {
 // dhcpDir holds what DHCP servers read.
 func (i *IaaS) dhcpDir() string { return filepath.Join(i.store.dir, "dhcp") }
 
-// hostRouteWish is a file beside the directory of an IaaS, with the access that is wished for: it is there
-// before the IaaS has anything in it, and stays when that is empty.
+// hostRouteWish is a file beside the directory of an IaaS, with the requested access: it exists
+// independently of the directory.
 func hostRouteWish(dir, name string) string { return Directory(dir, name) + "-host-route" }
 
 // WishHostAccess notes which link to the host holders make.
@@ -218,8 +218,8 @@ func (i *IaaS) load() (err error) {
 	return err
 }
 
-// settle finishes or undoes what a former holder was at when it ended.
-func (i *IaaS) settle() error {
+// completeInterrupted completes or undoes the operations that a former holder left unfinished.
+func (i *IaaS) completeInterrupted() error {
 	var failed error
 	for cid, vm := range i.vms {
 		if vm.Phase != Ready {
@@ -245,7 +245,7 @@ func (i *IaaS) settle() error {
 			failed = errors.Join(failed, i.forget(stemcells, cid, func() { delete(i.stemcells, cid) }))
 		}
 	}
-	return errors.Join(failed, i.settleImages())
+	return errors.Join(failed, i.sweepImages())
 }
 
 // save writes a record durably and then remembers it.
@@ -270,8 +270,7 @@ func (i *IaaS) forget(kind, cid string, drop func()) error {
 	return nil
 }
 
-// Resume switches on the VMs that are meant to run. They start one after the other, a few at a
-// time, since all of them want the processors at first.
+// Resume starts the VMs that are meant to run, a few at a time, since a boot is CPU-bound.
 func (i *IaaS) Resume(ctx context.Context) {
 	i.mu.Lock()
 	var wanted []string
@@ -317,7 +316,7 @@ func (i *IaaS) Empty() bool {
 // stopTimeout is how long all VMs together may take to shut down when the holder ends.
 const stopTimeout = 20 * time.Second
 
-// Close shuts the VMs down, which stay meant to run, and lets the IaaS go. With nothing in it the
+// Close shuts the VMs down, which stay meant to run, and releases the IaaS. If it is empty, the
 // directory is removed, too.
 func (i *IaaS) Close() error {
 	i.mu.Lock()

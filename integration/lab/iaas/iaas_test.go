@@ -149,7 +149,7 @@ func TestSettle(t *testing.T) {
 		if err := i.load(); err != nil {
 			t.Fatal(err)
 		}
-		if err := i.settle(); err != nil {
+		if err := i.completeInterrupted(); err != nil {
 			t.Fatal(err)
 		}
 		if len(i.vms) != 1 || len(i.stemcells) != 0 || len(i.disks) != 3 {

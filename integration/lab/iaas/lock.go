@@ -2,7 +2,7 @@ package iaas
 
 import "sync"
 
-// locks is one lock per object, made when it is wanted and gone when it is let go.
+// locks is one lock per object, which exists while it is held or waited for.
 type locks struct {
 	mu   sync.Mutex
 	held map[string]*objectLock

@@ -110,7 +110,8 @@ func (i *IaaS) deliver(ctx context.Context, vm VM, m machine.Machine) error {
 	switch vm.Shape.Source {
 	case httpSource:
 		for _, n := range vm.Networks {
-			i.metadata.Set(n.IP, metadata.Instance{ID: vm.CID, UserData: data})
+			// Where stemcells of AWS and OpenStack look, and where Google's do.
+			i.metadata.Set(n.IP, metadata.Instance{ID: vm.CID, UserData: data, Attributes: map[string][]byte{"bosh_settings": vm.Settings}})
 		}
 		return nil
 	case cdrom:

@@ -33,8 +33,8 @@ func (i *IaaS) findStemcell(cid string) (*Stemcell, error) {
 
 func (i *IaaS) saveStemcell(s Stemcell) error { return save(i, stemcells, s.CID, i.stemcells, s) }
 
-// CreateStemcell stores an image, whose format is told from its content. The same bytes are kept
-// once, however many stemcells are made of them.
+// CreateStemcell stores an image, whose format is detected from its content. The same bytes are
+// kept once, however many stemcells are made of them.
 func (i *IaaS) CreateStemcell(ctx context.Context, image io.Reader, properties json.RawMessage, tags map[string]string, director string) (cid string, err error) {
 	s := Stemcell{Base: Base{CID: newCID(stemcells), Phase: Creating, Created: time.Now(), Director: director, Metadata: tags}, Properties: properties}
 	i.mu.Lock()
@@ -205,8 +205,8 @@ func (i *IaaS) collect(digest string) error {
 	return os.RemoveAll(i.imagePath(digest))
 }
 
-// settleImages removes what imports left behind, and images that are not used.
-func (i *IaaS) settleImages() error {
+// sweepImages removes what interrupted imports left behind, and images that are not used.
+func (i *IaaS) sweepImages() error {
 	entries, err := os.ReadDir(filepath.Join(i.store.dir, images))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil

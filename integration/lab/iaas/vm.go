@@ -257,7 +257,7 @@ func (i *IaaS) assemble(ctx context.Context, vm VM) (machine.Machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := i.furnish(ctx, vm, m); err != nil {
+	if err := i.attachAndDeliver(ctx, vm, m); err != nil {
 		return nil, errors.Join(err, m.Close(ctx))
 	}
 	return m, nil
@@ -269,8 +269,8 @@ func needsDHCP(vm VM, c fabric.Card) bool {
 	return vm.Shape.Source == httpSource || slices.ContainsFunc(c.Networks, func(name string) bool { return vm.Networks[name].Type == fabric.Dynamic })
 }
 
-// furnish gives a new machine its disks and its settings.
-func (i *IaaS) furnish(ctx context.Context, vm VM, m machine.Machine) error {
+// attachAndDeliver attaches the disks of a new machine and delivers its settings.
+func (i *IaaS) attachAndDeliver(ctx context.Context, vm VM, m machine.Machine) error {
 	own := ephemeralID(vm.CID)
 	if _, err := m.Attach(ctx, vm.Shape.disk(own, i.store.path(vms, vm.CID, ephemeralName))); err != nil {
 		return err
@@ -290,7 +290,7 @@ func (i *IaaS) engine(ctx context.Context, vm VM) (machine.Engine, error) {
 		if err != nil {
 			return nil, err
 		}
-		return nspawn.Engine{Tree: path}, nil
+		return nspawn.Engine{Tree: path, Memory: vm.Shape.RAM, CPUs: vm.Shape.CPU}, nil
 	}
 	raw := i.imagePath(vm.Image, upload.Disk)
 	if _, err := os.Stat(raw); err != nil {
@@ -308,8 +308,8 @@ func (i *IaaS) engine(ctx context.Context, vm VM) (machine.Engine, error) {
 // restartPause is between the crash of a machine and its next start.
 const restartPause = 2 * time.Second
 
-// follow learns how a machine ends. One that powers itself off stays off, as the Director's
-// create-swap-delete expects it; one that crashes is started again.
+// follow waits for the end of a machine. One that powers itself off stays off, as the Director's
+// create-swap-delete expects; one that crashes is restarted.
 func (i *IaaS) follow(cid string, m machine.Machine, ended <-chan struct{}) {
 	<-ended
 	crashed := !m.PoweredOff()

@@ -8,21 +8,24 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 
 	"cambium/integration/lab/guest"
+	"cambium/integration/lab/image/bootloader"
 	"cambium/integration/lab/tree"
 	assets "cambium/stemcell-assets"
 )
 
-// The layout: the boot loader's partition is small and in front, so that the root can grow.
+// The layout: what boot loaders need is in front, so that the root can grow. A stemcell has an EFI system partition there, of
+// upstream's size, and GRUB for BIOS machines before it; the lab's image has GPT's partition for GRUB, which is smaller.
 const (
-	mib       = int64(1) << 20
-	bootStart = 1 * mib
-	bootSize  = 1 * mib
-	rootStart = 4 * mib
+	sectorSize = 512
+	mib        = int64(1) << 20
+	bootStart  = 1 * mib
+	bootSize   = 1 * mib
+	efiSize    = 48 * mib
+	rootStart  = bootStart + efiSize
 )
 
 type builder struct {
@@ -38,11 +41,11 @@ type builder struct {
 type file struct{ path, content string }
 
 func (b builder) build(ctx context.Context) error {
-	modules := Modules
+	var fallback []string
 	if b.stemcell {
-		modules = slices.Concat(Modules, cloudModules)
+		fallback = cloudModules
 	}
-	ram, err := ramDisk(b.guest, b.kernel, modules...)
+	ram, err := ramDisk(b.guest, b.kernel, fallback...)
 	if err != nil {
 		return err
 	}
@@ -67,13 +70,13 @@ func (b builder) build(ctx context.Context) error {
 		return makeDisk(ctx, root, filepath.Join(b.work, "disk"), table)
 	})
 	if err == nil && b.stemcell {
-		err = installLoader(ctx, b.work, filepath.Join(b.work, "disk"))
+		err = bootloader.Disk{Path: filepath.Join(b.work, "disk"), RootUUID: rootUUID, EFIStart: bootStart, EFISize: efiSize}.Install(ctx, b.work)
 	}
 	return errors.Join(err, os.RemoveAll(layer.Dir))
 }
 
 // fill puts the kernel's modules, the stemcell's assets and, unless it is for a stemcell, the
-// lab's hand into the root.
+// lab's guest program into the root.
 func (b builder) fill(ctx context.Context, root string) error {
 	modules := filepath.Join(root, "usr/lib/modules")
 	if b.kernel.Image == "" {
@@ -132,8 +135,8 @@ func (b builder) install(ctx context.Context, root string) error {
 	return run(ctx, "systemctl", "--root="+root, "--quiet", "enable", "cambium-guest.service")
 }
 
-// sandboxed are Debian's services whose sandboxes cost an interpreted machine a second each, and
-// time at every system call. The lab's machines do without; stemcells do not.
+// sandboxed are Debian's services whose sandboxes cost an emulated machine a second each, and time
+// at every system call. The lab's machines run them without; stemcells keep them.
 var sandboxed = []string{"systemd-journald", "systemd-udevd", "systemd-networkd", "systemd-resolved", "systemd-timesyncd", "systemd-hostnamed"}
 
 const noSandbox = `[Service]
@@ -165,11 +168,17 @@ DeviceAllow=
 // rootUUID is the root file system's: the boot loader names it, and the same content is the same bytes.
 const rootUUID = "63616d62-6975-6d20-8073-74656d63656c"
 
-// labTable is a GPT, whose partition has a name by which the lab's machines find it; stemcellTable is an MBR with one
-// partition, as stemcells have it. The boot loader lies in front of it.
+// bootConfig is the configuration, in the root file system: the agent edits it there, for IPv6.
+const bootConfig = `linux /boot/vmlinuz root=UUID=` + rootUUID + ` rw net.ifnames=0 biosdevname=0 console=tty0 console=ttyS0,115200n8 cgroup_enable=memory swapaccount=1 panic=30 quiet
+initrd /boot/initrd
+boot
+`
+
+// labTable is a GPT, whose partition has a name by which the lab's machines find it; stemcellTable is an MBR with the
+// partitions of upstream's EFI stemcells. BIOS machines boot it as well: their boot loader lies in front of both.
 const (
 	labTable      = "label: gpt\n14 : start=%[1]d, size=%[2]d, type=21686148-6449-6E6F-744E-656564454649, name=boot\n1 : start=%[3]d, size=%[4]d, type=L, name=" + guest.RootName + "\n"
-	stemcellTable = "label: dos\nlabel-id: 0x63616d62\n1 : start=%[3]d, size=%[4]d, type=83, bootable\n"
+	stemcellTable = "label: dos\nlabel-id: 0x63616d62\n1 : start=%[1]d, size=%[5]d, type=ef, bootable\n2 : start=%[3]d, size=%[4]d, type=83\n"
 )
 
 // makeDisk makes a partitioned disk with an ext4 that holds a copy of root.
@@ -189,7 +198,7 @@ func makeDisk(ctx context.Context, root, disk, table string) error {
 		return err
 	}
 	sfdisk := exec.CommandContext(ctx, "sfdisk", "--quiet", disk)
-	sfdisk.Stdin = strings.NewReader(fmt.Sprintf(table, bootStart/sectorSize, bootSize/sectorSize, rootStart/sectorSize, size/sectorSize))
+	sfdisk.Stdin = strings.NewReader(fmt.Sprintf(table, bootStart/sectorSize, bootSize/sectorSize, rootStart/sectorSize, size/sectorSize, efiSize/sectorSize))
 	if out, err := sfdisk.CombinedOutput(); err != nil {
 		return fmt.Errorf("sfdisk: %w: %s", err, strings.TrimSpace(string(out)))
 	}

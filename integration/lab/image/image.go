@@ -13,12 +13,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
-	"time"
 
 	"cambium/integration/lab/guest"
 	"cambium/integration/lab/initrd"
@@ -27,9 +27,9 @@ import (
 )
 
 // recipe changes when the code below makes other images of the same parts.
-const recipe = "2"
+const recipe = "6"
 
-// GuestProgram is where the lab's hand is in an image.
+// GuestProgram is where the lab's guest program is in an image.
 const GuestProgram = "/usr/local/sbin/cambium-guest"
 
 // Where the installer puts the agent, and its second name.
@@ -43,7 +43,8 @@ const (
 var Modules = []string{"virtio", "virtio_ring", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_blk",
 	"scsi_common", "scsi_mod", "sd_mod", "virtio_scsi", "nvme-common", "nvme-core", "nvme", "virtio_console"}
 
-// cloudModules are what the root disks of further hypervisors need: Xen, Hyper-V, VMware and plain SATA or IDE.
+// cloudModules are what the root disks of further hypervisors need: Xen, Hyper-V, VMware and plain SATA or IDE. They are loaded if
+// no root disk is there without them: refusals of other hypervisors' drivers and empty SATA and IDE ports take time.
 var cloudModules = []string{"xen-blkfront", "hv_vmbus", "scsi_transport_fc", "hv_storvsc", "vmw_pvscsi", "libata", "ata_piix", "libahci", "ahci"}
 
 // Cache is a directory of images. It also holds the Debian trees.
@@ -51,7 +52,7 @@ type Cache struct {
 	Dir string
 	// Guest is the lab's guest program; one beside this executable, or built with Go, if empty.
 	Guest string
-	// Progress is told what takes long; nil keeps quiet.
+	// Progress is called with what takes long; nil for none.
 	Progress func(format string, args ...any)
 }
 
@@ -74,7 +75,7 @@ func Missing() error {
 	if os.Geteuid() != 0 {
 		lacks = append(lacks, "root (for a mount namespace)")
 	}
-	for program, pkg := range map[string]string{"mke2fs": "e2fsprogs", "debugfs": "e2fsprogs", "sfdisk": "fdisk", "qemu-img": "qemu-utils"} {
+	for program, pkg := range map[string]string{"mke2fs": "e2fsprogs", "debugfs": "e2fsprogs", "sfdisk": "fdisk", "qemu-img": "qemu-utils", "mkfs.vfat": "dosfstools", "mcopy": "mtools"} {
 		if _, err := exec.LookPath(program); err != nil {
 			lacks = append(lacks, program+" (package "+pkg+")")
 		}
@@ -108,18 +109,14 @@ func (c Cache) ensure(ctx context.Context, agent string, b builder) (Image, erro
 	if err != nil {
 		return Image{}, fmt.Errorf("bake the agent: %w", err)
 	}
-	now := time.Now()
-	for _, used := range []string{base, dir} { // not to be pruned
-		_ = os.Chtimes(used, now, now)
-	}
 	return Image{Disk: filepath.Join(dir, "disk"), Kernel: filepath.Join(base, "kernel"), Initrd: filepath.Join(base, "initrd")}, nil
 }
 
-// once makes a directory through f unless it is there. Of several processes that want it at
+// once makes a directory through f unless it is there, and holds it. Of several processes that want it at
 // once, one makes it and the others wait.
 func (c Cache) once(dir string, f func(work string) error) error {
-	if _, err := os.Stat(dir); err == nil {
-		return nil
+	if err := tree.Hold(dir); !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
 	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
 		return err
@@ -132,8 +129,8 @@ func (c Cache) once(dir string, f func(work string) error) error {
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
 		return fmt.Errorf("lock %s: %w", lock.Name(), err)
 	}
-	if _, err := os.Stat(dir); err == nil {
-		return nil
+	if err := tree.Hold(dir); !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
 	work := dir + workSuffix
 	if err := os.RemoveAll(work); err != nil { // of a build that was killed
@@ -145,7 +142,10 @@ func (c Cache) once(dir string, f func(work string) error) error {
 	if err := f(work); err != nil {
 		return errors.Join(err, os.RemoveAll(work))
 	}
-	return os.Rename(work, dir)
+	if err := os.Rename(work, dir); err != nil {
+		return err
+	}
+	return tree.Hold(dir)
 }
 
 // base is the image with everything but the agent, which is what changes all the time.
@@ -190,7 +190,7 @@ func (c Cache) base(ctx context.Context, b builder) (string, error) {
 	})
 }
 
-// The programs of machines: the lab's hand, and the first program of stemcells.
+// The programs of machines: the lab's guest program, and the first program of stemcells.
 const (
 	labGuest     = "lab-guest"
 	firstProgram = "stemcell-init"
@@ -207,16 +207,16 @@ func (c Cache) program(ctx context.Context, name string) (string, error) {
 		return c.Guest, nil
 	}
 	if own, err := os.Executable(); err == nil {
-		beside := filepath.Join(filepath.Dir(own), name)
-		if _, err := os.Stat(beside); err == nil {
-			return beside, nil
+		path := filepath.Join(filepath.Dir(own), name)
+		if _, err := os.Stat(path); err == nil {
+			return path, nil
 		}
 	}
 	path := filepath.Join(c.Dir, name)
 	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
 		return "", err
 	}
-	// Several builds at the same time, also of one process, must not take each other's file away.
+	// Concurrent builds, also of one process, must not replace each other's temporary file.
 	file, err := os.CreateTemp(c.Dir, name+"-*.new")
 	if err != nil {
 		return "", err
@@ -248,13 +248,32 @@ func fileDigest(path string) (string, error) {
 }
 
 // ramDisk is the initial RAM disk.
-func ramDisk(program string, kernel Kernel, modules ...string) ([]byte, error) {
+func ramDisk(program string, kernel Kernel, fallback ...string) ([]byte, error) {
 	var a initrd.Archive
 	a.Dir("proc", "sys", "root")
 	a.Console()
 	a.Copy("init", program)
-	a.Modules(kernel.Modules, modules...)
+	a.Modules(initrd.ModuleDir, kernel.Modules, Modules...)
+	a.Modules(initrd.FallbackModuleDir, kernel.Modules, fallback...)
 	return a.Bytes()
+}
+
+// Trial is Debian's kernel with an initial RAM disk in dir and no root disk: enough to see whether a virtual machine runs.
+func (c Cache) Trial(ctx context.Context, dir string) (Image, error) {
+	kernel, err := c.EnsureKernel(ctx)
+	if err != nil {
+		return Image{}, err
+	}
+	program, err := c.program(ctx, firstProgram)
+	if err != nil {
+		return Image{}, err
+	}
+	data, err := ramDisk(program, kernel)
+	if err != nil {
+		return Image{}, err
+	}
+	img := Image{Kernel: kernel.Image, Initrd: filepath.Join(dir, "initrd")}
+	return img, os.WriteFile(img.Initrd, data, 0o600)
 }
 
 func run(ctx context.Context, name string, args ...string) error {

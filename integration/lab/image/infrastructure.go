@@ -37,7 +37,7 @@ var Infrastructures = []Infrastructure{
 	{Name: "openstack", Hypervisor: "kvm", DiskFormat: "qcow2", Formats: []string{"openstack-qcow2", "openstack-raw"}, Cloud: []string{auto}, Member: "root.img",
 		convert: []string{"-O", "qcow2", "-c", "-o", "compat=0.10"}},
 	{Name: "qemu", Hypervisor: "kvm", DiskFormat: "raw", Formats: []string{"qemu-raw", "openstack-raw"}, Cloud: []string{auto}, Member: "root.img"},
-	{Name: "aws", Hypervisor: "xen", NameHypervisor: "xen-hvm", DiskFormat: "raw", Formats: []string{"aws-raw"}, Cloud: []string{sda1}, Member: "root.img"},
+	{Name: "aws", Hypervisor: "xen", NameHypervisor: "xen-hvm", DiskFormat: "raw", Formats: []string{"aws-raw"}, Cloud: []string{sda1, "boot_mode: uefi-preferred"}, Member: "root.img"},
 	{Name: "google", Hypervisor: "kvm", DiskFormat: "rawdisk", Formats: []string{"google-rawdisk"}, Cloud: []string{sda1}, Member: "disk.raw"},
 	{Name: "azure", Hypervisor: "hyperv", DiskFormat: "vhd", Formats: []string{"azure-vhd"}, Cloud: []string{sda1}, Member: "root.vhd",
 		convert: []string{"-O", "vpc", "-o", "subformat=fixed,force_size=on"}},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -18,7 +19,7 @@ import (
 // stemcellPackages are what a stemcell has beyond the lab's tree: the log daemon, cron, what releases call in their
 // scripts, and compilers.
 var stemcellPackages = append([]string{
-	"rsyslog", "cron", "runit", "rsync", "psmisc", "lsof", "unzip", "bind9-dnsutils", "net-tools", "ethtool", "iputils-ping", "iputils-arping", "iptables", "gdisk", "quota",
+	"rsyslog", "cron", "auditd", "runit", "rsync", "psmisc", "lsof", "unzip", "bind9-dnsutils", "net-tools", "ethtool", "iputils-ping", "iputils-arping", "iptables", "gdisk", "quota",
 	"curl", "wget", "file", "gawk",
 }, devTools...)
 
@@ -79,9 +80,9 @@ func addPackages(ctx context.Context, root string) error {
 	return os.Symlink("../run/systemd/resolve/stub-resolv.conf", filepath.Join(root, "etc/resolv.conf"))
 }
 
-// masked are units that a stemcell does without: bosh-var-log.service flushes the journal, and the agent knows when the
-// network is up.
-var masked = []string{"systemd-journal-flush.service", "systemd-networkd-wait-online.service", "e2scrub_reap.service", "e2scrub_all.timer", "fstrim.timer", "apt-daily.timer", "apt-daily-upgrade.timer"}
+// masked are units that a stemcell does without: bosh-var-log.service flushes the journal, the agent knows when the
+// network is up, audit records go to auditd and not to the journal as well, and runit is there for its tools.
+var masked = []string{"runit.service", "systemd-journald-audit.socket", "systemd-journal-flush.service", "systemd-networkd-wait-online.service", "e2scrub_reap.service", "e2scrub_all.timer", "fstrim.timer", "apt-daily.timer", "apt-daily-upgrade.timer"}
 
 // fillStemcell makes a stemcell of the tree: identity is left to each machine, and the lists that releases and the
 // Director read are written.
@@ -113,8 +114,11 @@ func (b builder) fillStemcell(ctx context.Context, root string) error {
 	if err := run(ctx, "systemctl", "--root="+root, "--quiet", "enable", "ssh.service", "bosh-var-log.service"); err != nil {
 		return err
 	}
-	// runit is there for its tools; nothing of a stemcell is supervised by it.
-	if err := run(ctx, "systemctl", "--root="+root, "--quiet", "mask", "runit.service"); err != nil {
+	if err := markUpdated(root); err != nil {
+		return err
+	}
+	// The hook of the agent starts auditd.
+	if err := run(ctx, "systemctl", "--root="+root, "--quiet", "disable", "auditd.service"); err != nil {
 		return err
 	}
 	if b.kernel.Image != "" {
@@ -123,6 +127,12 @@ func (b builder) fillStemcell(ctx context.Context, root string) error {
 		}
 	}
 	return b.writeLists(ctx, root)
+}
+
+// markUpdated says that /etc and /var fit /usr: systemd-sysusers would look at every boot, before sysinit.target, and find
+// every account there.
+func markUpdated(root string) error {
+	return errors.Join(os.WriteFile(filepath.Join(root, "etc/.updated"), nil, 0o644), os.WriteFile(filepath.Join(root, "var/.updated"), nil, 0o644))
 }
 
 func (b builder) fillBoot(ctx context.Context, root string) error {
@@ -143,8 +153,8 @@ func (b builder) fillBoot(ctx context.Context, root string) error {
 	return nil
 }
 
-// writeLists writes the lists of packages, for the tarball, and those of files that the agent can be told to remove,
-// for the machine.
+// writeLists writes the lists of packages, for the tarball, and those of files that remove_dev_tools and
+// remove_static_libraries remove, for the machine.
 func (b builder) writeLists(ctx context.Context, root string) error {
 	admin := "--admindir=" + filepath.Join(root, "var/lib/dpkg")
 	output := func(name string, args ...string) (string, error) {

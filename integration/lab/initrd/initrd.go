@@ -13,8 +13,11 @@ import (
 	"strings"
 )
 
-// ModuleDir is where Modules puts kernel modules in the archive.
-const ModuleDir = "modules"
+// Directories of kernel modules in the archive: those that are always loaded, and those that are loaded if no root disk is there then.
+const (
+	ModuleDir         = "modules"
+	FallbackModuleDir = "fallback-modules"
+)
 
 // Archive is a cpio archive in the "newc" format. Directories on the way are made. The first
 // error is kept and returned by Bytes.
@@ -64,9 +67,9 @@ func (a *Archive) Copy(name, from string) {
 	a.File(name, data, 0o755)
 }
 
-// Modules adds those of the named kernel modules that are below dir, in the order of the names;
+// Modules adds to the directory "to" those of the named kernel modules that are below dir, in the order of the names;
 // what is not there is built into the kernel.
-func (a *Archive) Modules(dir string, names ...string) {
+func (a *Archive) Modules(to, dir string, names ...string) {
 	found := map[string]string{}
 	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 		name, isModule := strings.CutSuffix(filepath.Base(path), ".ko")
@@ -76,10 +79,10 @@ func (a *Archive) Modules(dir string, names ...string) {
 		return err
 	})
 	a.fail(err)
-	a.Dir(ModuleDir)
+	a.Dir(to)
 	for n, name := range names {
 		if from, ok := found[name]; ok {
-			a.Copy(fmt.Sprintf("%s/%02d-%s.ko", ModuleDir, n, name), from)
+			a.Copy(fmt.Sprintf("%s/%02d-%s.ko", to, n, name), from)
 		}
 	}
 }

@@ -1,8 +1,7 @@
 //go:build linux
 
-// Package labtest is what tests of the whole agent share, whichever engine makes their machines:
-// a lab for each test, machines that say why they failed, and the measuring of two agents side by
-// side.
+// Package labtest is what tests of the whole agent share, for all engines: a lab for each test,
+// machines that say why they failed, and the measuring of two agents side by side.
 package labtest
 
 import (
@@ -21,6 +20,7 @@ import (
 	"cambium/integration/lab/baseline"
 	"cambium/integration/lab/machine"
 	"cambium/integration/lab/machine/nspawn"
+	"cambium/internal/skiptest"
 )
 
 // Kind is a kind of machines.
@@ -29,8 +29,8 @@ type Kind struct {
 	Engine machine.Engine
 	// Letter begins the names of its labs.
 	Letter string
-	// Patience is how long a machine may take to become ready, or to run a program.
-	Patience time.Duration
+	// Timeout is how long a machine may take to become ready, or to run a program.
+	Timeout time.Duration
 }
 
 // built is a directory for what the tests build.
@@ -100,10 +100,7 @@ func (k Kind) Need(t testing.TB) {
 		engine = nspawn.Engine{}
 	}
 	if err := engine.Missing(); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatal(err)
-		}
-		t.Skip(err)
+		skiptest.Skip(t, err)
 	}
 }
 
@@ -132,7 +129,7 @@ func (k Kind) Lab(t testing.TB, edit ...func(*lab.Options)) *lab.Lab {
 	return l
 }
 
-// Create makes a machine that is off. When the test fails, it tells why as far as it knows.
+// Create makes a machine that is off. When the test fails, its logs are shown.
 func Create(t testing.TB, l *lab.Lab, vm lab.VM) *lab.Instance {
 	t.Helper()
 	i, err := l.Create(t.Context(), vm)
@@ -209,7 +206,7 @@ func Tail(s string, n int) string { return s[max(0, len(s)-n):] }
 func (k Kind) Ready(t testing.TB, i *lab.Instance) {
 	t.Helper()
 	begin := time.Now()
-	ctx, cancel := context.WithTimeout(t.Context(), k.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), k.Timeout)
 	defer cancel()
 	if err := i.Ready(ctx); err != nil {
 		t.Fatalf("agent of %s is not ready: %v", i.Short, err)
@@ -220,7 +217,7 @@ func (k Kind) Ready(t testing.TB, i *lab.Instance) {
 // Run runs a program in the machine and returns its output.
 func (k Kind) Run(t testing.TB, i *lab.Instance, args ...string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), k.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), k.Timeout)
 	defer cancel()
 	out, err := i.Output(ctx, args...)
 	if err != nil {

@@ -14,11 +14,11 @@ import (
 	"cambium/integration/lab"
 )
 
-// Pong returns when the first pong arrives. There is never more than one ping on its way, as with a Director, and none
-// is sent before the agent listens: that is looked for every so often, which costs the machine nothing.
+// Pong returns when the first pong arrives. There is never more than one ping in flight, as with a Director, and none
+// is sent before the agent has subscribed: that is polled on the server, which costs the machine nothing.
 func (k Kind) Pong(t testing.TB, i *lab.Instance, every time.Duration) time.Time {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), k.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), k.Timeout)
 	defer cancel()
 	asking := *i.Agent
 	asking.Timeout = 950 * time.Millisecond // an agent may hold it
@@ -30,7 +30,7 @@ func (k Kind) Pong(t testing.TB, i *lab.Instance, every time.Duration) time.Time
 		}
 		select {
 		case <-ctx.Done():
-			t.Fatalf("no pong within %v", k.Patience)
+			t.Fatalf("no pong within %v", k.Timeout)
 		case <-time.After(every):
 		}
 	}
@@ -53,8 +53,8 @@ type DiskTimes struct{ Blank, Formatted, Unmount, Migrate, Ping time.Duration }
 
 // DiskLife mounts a blank disk, unmounts it, mounts it again, fills it, and migrates it to another. In a
 // container the nodes of partitions are made by the lab, which the baseline does not wait for: when it
-// has been too fast, other disks are tried. While data migrates a ping is sent every so often: seldom enough
-// that answering, which costs an emulated machine much more, does not become the machine's main work.
+// has been too fast, other disks are tried. While data migrates a ping is sent at an interval that
+// keeps the CPU time of answering small, also in an emulated machine.
 func DiskLife(t testing.TB, i *lab.Instance, every time.Duration) (d DiskTimes) {
 	t.Helper()
 	var err error
@@ -109,13 +109,13 @@ func diskLife(ctx context.Context, i *lab.Instance, every time.Duration, cid, ne
 	if _, err := do("mount_disk", next); err != nil {
 		return d, err
 	}
-	// What was written lately is on the disk, and nothing is in memory, whichever agent it is.
+	// For both agents alike, the data is on the disk and not in the page cache.
 	if err := forget(ctx, i); err != nil {
 		return d, err
 	}
 	stop := pingNowAndThen(ctx, i, every)
 	begin := time.Now()
-	// A Director asks every second or so how a task is getting on.
+	// A Director polls a task about once a second.
 	patient := *i.Agent
 	patient.Poll *= 20
 	_, err = patient.Do(ctx, "migrate_disk", cid, next)
@@ -173,8 +173,7 @@ func content(ctx context.Context, i *lab.Instance) (string, error) {
 	return i.Output(ctx, "sh", "-ec", sum)
 }
 
-// forget has the machine write what it has to write, and read again what it has read. A container
-// may not ask that of the kernel, which is this machine's own.
+// forget syncs and drops the machine's page cache. A container may not drop that of the host.
 func forget(ctx context.Context, i *lab.Instance) error {
 	if _, err := i.Output(ctx, "sh", "-c", "sync; echo 3 2>/dev/null >/proc/sys/vm/drop_caches || true"); err != nil {
 		return err

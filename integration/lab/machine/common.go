@@ -79,8 +79,8 @@ func (c *Common[Boot]) Running() bool {
 	return c.Current != nil
 }
 
-// Fresh returns what takes the making of a machine's directory back: it removes a directory that is
-// not there yet, and leaves one alone that is.
+// Fresh returns a function that undoes the creation of a machine's directory. It does nothing if
+// the directory exists already.
 func Fresh(dir string) (undo func() error) {
 	if _, err := os.Lstat(dir); err == nil {
 		return func() error { return nil }
@@ -88,7 +88,7 @@ func Fresh(dir string) (undo func() error) {
 	return func() error { return os.RemoveAll(dir) }
 }
 
-// Failed is the error of a program that ran in a machine, with what it has said, if it has said anything.
+// Failed is the error of a program that ran in a machine, with its output, if there is any.
 func Failed(c Command, name string, err error, said string) error {
 	if said = strings.TrimSpace(said); said != "" {
 		return fmt.Errorf("%s in %s: %w: %s", c.Args[0], name, err, said)

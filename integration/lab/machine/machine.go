@@ -1,6 +1,6 @@
-// Package machine is what the lab knows of a machine, whatever makes it: an engine creates it
-// from a specification, and from then on it can be switched on and off, crashed, looked into,
-// and given and taken disks while it runs. Engines live in subpackages.
+// Package machine is the interface of all engines: an engine creates a machine from a
+// specification, and from then on it can be switched on and off, killed and inspected, and disks
+// can be attached and detached while it runs. Engines live in subpackages.
 package machine
 
 import (
@@ -123,7 +123,7 @@ type Machine interface {
 	Resize(ctx context.Context, id string, size int64) error
 	Disks() []Attachment
 
-	// Close switches it off and lets its disks go. Its files stay: Create with the same
+	// Close switches it off and detaches its disks. Its files stay: Create with the same
 	// specification continues with them.
 	Close(ctx context.Context) error
 	// Delete is Close, and removes all of it but the images of its disks.

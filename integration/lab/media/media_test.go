@@ -1,7 +1,6 @@
 package media
 
 import (
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -10,20 +9,12 @@ import (
 	"github.com/diskfs/go-diskfs"
 	"github.com/diskfs/go-diskfs/backend/file"
 	"github.com/diskfs/go-diskfs/filesystem/iso9660"
+
+	"cambium/internal/looptest"
 )
 
-func need(t *testing.T, program string) {
-	t.Helper()
-	if _, err := exec.LookPath(program); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatal(err)
-		}
-		t.Skip(err)
-	}
-}
-
 func TestFAT(t *testing.T) {
-	need(t, "mkfs.vfat")
+	looptest.Needs(t, "mkfs.vfat")
 	image := filepath.Join(t.TempDir(), "drive.img")
 	data := []byte(strings.Repeat("x", 100_000))
 	if err := FAT(t.Context(), image, "config-2", Files{"ec2/latest/user-data": data, "ec2/latest/meta-data.json": []byte("{}")}); err != nil {
@@ -47,7 +38,7 @@ func TestFAT(t *testing.T) {
 }
 
 func TestISO(t *testing.T) {
-	need(t, "genisoimage")
+	looptest.Needs(t, "genisoimage")
 	image := filepath.Join(t.TempDir(), "drive.iso")
 	if err := ISO(t.Context(), image, "config-2", Files{"openstack/latest/user_data": []byte("{}")}); err != nil {
 		t.Fatal(err)
@@ -70,7 +61,7 @@ func TestISO(t *testing.T) {
 }
 
 func TestPlainISO(t *testing.T) {
-	need(t, "genisoimage")
+	looptest.Needs(t, "genisoimage")
 	image := filepath.Join(t.TempDir(), "cd.iso")
 	if err := PlainISO(t.Context(), image, Files{"env": []byte("{}")}); err != nil {
 		t.Fatal(err)

@@ -29,10 +29,10 @@ type Instance struct {
 	MAC net.HardwareAddr
 }
 
-// Server is the service. The machine is told by the address it asks from, or else by the card that
+// Server is the service. The machine is recognized by its source address, or else by the card that
 // has this address: a Director may have given the machine another one than the IaaS.
 type Server struct {
-	// Neighbor returns the card that has an address, nil if that cannot be told.
+	// Neighbor returns the card that has an address, nil if it is not known.
 	Neighbor func(address string) net.HardwareAddr
 
 	mu        sync.Mutex
@@ -51,14 +51,14 @@ func New() *Server {
 	return &Server{instances: map[string]Instance{}, tokens: map[string]token{}, requests: map[string]int{}}
 }
 
-// Set tells the service about the machine at an address.
+// Set registers the machine at an address.
 func (s *Server) Set(address string, i Instance) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.instances[address] = i
 }
 
-// Delete forgets a machine.
+// Delete removes a machine.
 func (s *Server) Delete(address string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -72,7 +72,7 @@ func TestGoogle(t *testing.T) {
 	}
 }
 
-// A machine with the address that a Director chose is told by its card.
+// A machine with an address that a Director chose is recognized by its card.
 func TestKnownByItsCard(t *testing.T) {
 	s := New()
 	mac := net.HardwareAddr{2, 0xca, 0, 0, 0, 1}

@@ -15,7 +15,8 @@ func (n Namespace) Bridge(name string, addresses ...string) error {
 	return n.Do(func() error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = name
-		// One that is given does not change with the machines on the bridge, who would talk to the old one for half a minute.
+		// A fixed MAC address does not change with the links on the bridge: machines would use the old one, from their
+		// neighbor table, for half a minute.
 		attrs.HardwareAddr = net.HardwareAddr{0x02, 0xcb, 0, 0, 0, name[len(name)-1]}
 		bridge := &netlink.Bridge{LinkAttrs: attrs}
 		if err := netlink.LinkAdd(bridge); err != nil {

@@ -10,7 +10,7 @@ import (
 )
 
 // Tap makes a link on the bridge whose other end is the returned file: what is written there
-// comes out of the link. It is gone when the file is closed by everybody who has it.
+// comes out of the link. It is removed when the last descriptor of the file is closed.
 func (n Namespace) Tap(bridge, name string) (file *os.File, err error) {
 	err = n.Do(func() error {
 		master, err := netlink.LinkByName(bridge)

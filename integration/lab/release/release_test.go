@@ -43,8 +43,8 @@ func TestArchives(t *testing.T) {
 			t.Errorf("templates have %s with mode %o, want %o (all: %v)", path, got[path], mode, got)
 		}
 	}
-	again, err := Templates("", jobs)
-	if err != nil || !bytes.Equal(templates, again) {
+	second, err := Templates("", jobs)
+	if err != nil || !bytes.Equal(templates, second) {
 		t.Errorf("equal templates made different archives (%v)", err)
 	}
 	data, err := packages[0].Pack("")

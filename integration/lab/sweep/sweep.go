@@ -26,8 +26,8 @@ type Remains struct {
 	Dir  string // loop devices with images below it
 	// Holds recognizes further processes by an argument of their command line; nil none.
 	Holds func(argument string) bool
-	// Visitors leaves processes alone that are in the network namespace called Name but have no argument that
-	// begins with the name and a dot: they run there for others.
+	// Visitors spares processes in the network namespace called Name that have no argument beginning with the
+	// name and a dot: `lab enter` runs them there.
 	Visitors bool
 }
 
@@ -109,7 +109,7 @@ func (r Remains) processes() (inside, outside []int, err error) {
 // lost its name is found by that.
 func (r Remains) grouped(groups string) bool { return strings.Contains(groups, "/"+r.Name+".") }
 
-// inode identifies a namespace, 0 if it cannot be told.
+// inode identifies a namespace, 0 if it cannot be read.
 func inode(path string) uint64 {
 	var st unix.Stat_t
 	if unix.Stat(path, &st) != nil {

@@ -18,6 +18,7 @@ import (
 	"cambium/integration/lab/image"
 	"cambium/integration/lab/initrd"
 	"cambium/integration/lab/tree"
+	"cambium/internal/skiptest"
 )
 
 // Machine is a machine to run checks in.
@@ -37,17 +38,9 @@ func Needs(t *testing.T, programs ...string) {
 	t.Helper()
 	for _, p := range programs {
 		if _, err := exec.LookPath(p); err != nil {
-			unavailable(t, err)
+			skiptest.Skip(t, err)
 		}
 	}
-}
-
-func unavailable(t *testing.T, why error) {
-	t.Helper()
-	if os.Getenv("CI") != "" {
-		t.Fatal(why)
-	}
-	t.Skip(why)
 }
 
 // Host runs a program on this host.
@@ -93,7 +86,7 @@ func (m Machine) Image(t *testing.T) Image {
 	dir := t.TempDir()
 	kernel, err := image.Cache{Dir: tree.DefaultDir(), Progress: t.Logf}.EnsureKernel(t.Context())
 	if err != nil {
-		unavailable(t, err)
+		skiptest.Skip(t, err)
 	}
 	i := Image{kernel: kernel.Image, ram: filepath.Join(dir, "initrd")}
 	if err := m.writeInitrd(t, dir, i.ram, kernel); err != nil {
@@ -102,8 +95,8 @@ func (m Machine) Image(t *testing.T) Image {
 	return i
 }
 
-// Boot runs the machine until it ends, or until it is cut off from its power, and tells each word of the
-// guest to heard. The environment is the guest's first process's. It returns what was on the console.
+// Boot runs the machine until it ends or its power is cut, and calls heard with each word of the guest.
+// The environment is the guest's first process's. It returns what was on the console.
 func (i Image) Boot(t *testing.T, qemu, environment []string, heard func(word, rest string, cut func())) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
@@ -133,7 +126,7 @@ func (i Image) Boot(t *testing.T, qemu, environment []string, heard func(word, r
 	return log.String()
 }
 
-// command speaks to the machine's monitor.
+// command sends commands to the machine's monitor.
 func command(monitor string, commands ...string) error {
 	conn, err := net.Dial("unix", monitor)
 	if err != nil {
@@ -182,7 +175,7 @@ func (m Machine) writeInitrd(t *testing.T, dir, file string, kernel image.Kernel
 			return err
 		}
 	}
-	a.Modules(kernel.Modules, m.Modules...)
+	a.Modules(initrd.ModuleDir, kernel.Modules, m.Modules...)
 	data, err := a.Bytes()
 	if err != nil {
 		return err

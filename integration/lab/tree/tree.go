@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
@@ -31,7 +32,7 @@ var Packages = []string{
 	"monit", "sudo", "passwd", "procps", "logrotate", "less", "strace",
 }
 
-// excluded from the packages: they are not read in a machine that lives for a minute.
+// excluded from the packages: a test machine needs no documentation.
 var excluded = []string{"/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/info/*"}
 
 // files are put over the packages; an empty content is a link to /dev/null, which masks a unit.
@@ -60,7 +61,7 @@ var (
 // Cache is a directory of trees.
 type Cache struct {
 	Dir string
-	// Progress receives what mmdebstrap says; nil discards it.
+	// Progress receives the output of mmdebstrap; nil discards it.
 	Progress io.Writer
 }
 
@@ -89,12 +90,12 @@ func (c Cache) Built() bool {
 	return err == nil
 }
 
-// Ensure returns the tree, building it if it is not there. Of several processes that ask at
+// Ensure returns the tree, building it if it is not there, and holds it. Of several processes that ask at
 // once, one builds and the others wait.
 func (c Cache) Ensure(ctx context.Context) (string, error) {
 	path := c.Path()
-	if c.Built() {
-		return path, nil
+	if err := Hold(path); !errors.Is(err, fs.ErrNotExist) {
+		return path, err
 	}
 	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
 		return "", err
@@ -108,7 +109,7 @@ func (c Cache) Ensure(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("lock of the tree cache: %w", err)
 	}
 	if c.Built() {
-		return path, nil
+		return path, Hold(path)
 	}
 	work := path + ".new"
 	if err := os.RemoveAll(work); err != nil { // of a build that was killed
@@ -118,7 +119,10 @@ func (c Cache) Ensure(ctx context.Context) (string, error) {
 		_ = os.RemoveAll(work)
 		return "", fmt.Errorf("build Debian tree: %w", err)
 	}
-	return path, os.Rename(work, path)
+	if err := os.Rename(work, path); err != nil {
+		return "", err
+	}
+	return path, Hold(path)
 }
 
 func (c Cache) build(ctx context.Context, dir string) error {

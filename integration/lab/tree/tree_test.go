@@ -9,8 +9,8 @@ import (
 func TestPathFollowsTheRecipe(t *testing.T) {
 	c := Cache{Dir: t.TempDir()}
 	before := c.Path()
-	if again := c.Path(); again != before {
-		t.Errorf("the same recipe gives %s and %s", before, again)
+	if second := c.Path(); second != before {
+		t.Errorf("the same recipe gives %s and %s", before, second)
 	}
 	defer func(saved []string) { Packages = saved }(Packages)
 	Packages = append(append([]string(nil), Packages...), "vim")

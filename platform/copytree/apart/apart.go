@@ -3,8 +3,8 @@
 // answers wait. The copying process ends when the agent does, whatever the reason: its standard
 // input is a pipe that only the agent holds.
 //
-// The two speak in lines of JSON: the agent sends one request at a time, progress and finally the
-// result come back.
+// The protocol is lines of JSON: the agent sends one request at a time, the copying process replies
+// with progress and finally the result.
 package apart
 
 import (
@@ -48,7 +48,7 @@ type Request struct {
 	Exact bool
 }
 
-// Report is what Run tells while it works.
+// Report is the progress that Run reports.
 type Report struct {
 	Phase string
 	copytree.Progress
@@ -88,8 +88,8 @@ func Run(ctx context.Context, program string, r Request, report func(Report)) (e
 	}
 }
 
-// message is a request, progress, or with End the result: nothing or an error. A path is told as
-// bytes: names are not always text.
+// message is a request, progress, or with End the result: nothing or an error. A path is sent as
+// bytes: names are not always valid UTF-8.
 type message struct {
 	Phase   string   `json:",omitempty"`
 	Request *Request `json:",omitempty"`
@@ -199,7 +199,7 @@ func (p *process) close() error {
 	var exit *command.ExitError
 	switch {
 	case p.ctx.Err() != nil:
-		err = nil // it was told to end
+		err = nil // it was terminated by close
 	case errors.As(err, &exit):
 		exit.Name = "the copying process"
 		err = exit

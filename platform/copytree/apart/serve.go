@@ -18,7 +18,7 @@ import (
 // maxOpenFiles is the kernel's own limit: two are open for each level of the tree.
 const maxOpenFiles = 1 << 20
 
-// ServeIfCalled is the whole life of a copying process, and does nothing in any other. It stands
+// ServeIfCalled serves copy requests and exits in a copying process, and returns at once in any other. It stands
 // first in the main function of every program that Run may be given.
 func ServeIfCalled(ctx context.Context) {
 	if len(os.Args) < 2 || os.Args[1] != Word {
@@ -30,12 +30,13 @@ func ServeIfCalled(ctx context.Context) {
 	os.Exit(1)
 }
 
-// serve answers requests until the agent is gone. Then it ends the process at once, in the middle of
-// whatever it does.
+// serve answers requests until the agent has ended. Then it exits at once, also in the middle of a
+// request.
 func serve(ctx context.Context, in io.Reader, out io.Writer) error {
-	// Without it, or in part, trees that are deeper than most fail.
+	// If it fails, only very deep trees cannot be copied.
 	_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: maxOpenFiles, Max: maxOpenFiles})
-	// All workers wait for disks most of the time. The scheduler need not pass processors on between them.
+	// One P for each worker: workers block in disk system calls most of the time, and need not hand
+	// off their P then.
 	runtime.GOMAXPROCS(copytree.Workers())
 	requests := make(chan message)
 	failed := make(chan error, 1)
@@ -68,7 +69,7 @@ func serve(ctx context.Context, in io.Reader, out io.Writer) error {
 
 type server struct{ trees *copytree.Trees }
 
-// answer does what is asked and tells how far it is.
+// answer carries out a request and reports its progress.
 func (s *server) answer(ctx context.Context, m message, out *json.Encoder) error {
 	work, err := s.work(ctx, m)
 	if err != nil {

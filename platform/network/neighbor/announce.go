@@ -1,4 +1,4 @@
-// Package neighbor speaks with the machines on the same link, by ARP for IPv4 and by neighbor
+// Package neighbor communicates with the machines on the same link, by ARP for IPv4 and by neighbor
 // discovery for IPv6: it announces the machine's addresses, finds other users of them, asks
 // gateways whether they answer, and flushes the kernel's neighbor entries.
 package neighbor
@@ -20,10 +20,10 @@ import (
 var announcements = append([]time.Duration{0, time.Second, 2 * time.Second},
 	slices.Repeat([]time.Duration{5 * time.Second}, 18)...)
 
-// Announce tells the neighbors where the machine's addresses are: gratuitous ARP for IPv4,
-// unsolicited neighbor advertisements for IPv6. It repeats that for a minute and a half and returns
-// then or when ctx ends; run it in parallel to other work. Every round observes the addresses again, so a
-// lease that comes late is announced too.
+// Announce announces the machine's addresses to its neighbors: gratuitous ARP for IPv4, unsolicited
+// neighbor advertisements for IPv6. It repeats that for a minute and a half and returns then or when ctx
+// ends; run it in parallel to other work. Every round observes the addresses again, so a lease that comes
+// late is announced too.
 func Announce(ctx context.Context, k *network.Kernel, want network.Desired) {
 	if want.Preconfigured {
 		return

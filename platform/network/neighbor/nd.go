@@ -77,12 +77,12 @@ func (c *ndConn) send(ctx context.Context, b []byte, to netip.Addr) error {
 	return c.conn.Sendto(ctx, b, 0, &unix.SockaddrInet6{Addr: to.As16(), ZoneId: uint32(c.index)})
 }
 
-// announce tells all nodes on the link that ip is here.
+// announce sends an unsolicited advertisement of ip to all nodes on the link.
 func (c *ndConn) announce(ctx context.Context, ip netip.Addr) error {
 	return c.send(ctx, c.message(ndAdvertisement, ndOverride, ip, optionTargetLinkAddress), allNodes)
 }
 
-// request asks who has ip, at the group that its owner listens to.
+// request sends a neighbor solicitation for ip to its solicited-node multicast group.
 func (c *ndConn) request(ctx context.Context, ip netip.Addr) error {
 	last := ip.As16()
 	group := netip.MustParseAddr("ff02::1:ff00:0").As16()

@@ -82,7 +82,7 @@ func macOf(b [6]byte) network.MAC {
 	return network.MAC(fmt.Sprintf("%02x:%02x:%02x:%02x:%02x:%02x", b[0], b[1], b[2], b[3], b[4], b[5]))
 }
 
-// awaitDAD waits for the kernel's verdict on the link's IPv6 addresses.
+// awaitDAD waits for the kernel's duplicate address detection of the link's IPv6 addresses.
 func awaitDAD(ctx context.Context, k *network.Kernel, want network.WantLink) (found []string) {
 	// A second for each of the kernel's own tries, and as much again.
 	ctx, cancel := context.WithTimeout(ctx, 4*time.Second)

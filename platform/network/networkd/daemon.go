@@ -35,23 +35,24 @@ type Status struct {
 	Available bool `json:"available"`
 	// Version is systemd's; 0 if unknown.
 	Version int `json:"version,omitempty"`
-	// ReloadPending means that files were written, but the run ended before networkd was told.
+	// ReloadPending means that files were written, but the run ended before networkd was reloaded.
 	ReloadPending bool `json:"reload_pending,omitempty"`
 }
 
-// Settle is a link that is not in its final state until networkd has acted on its file.
-type Settle struct {
+// AwaitedLink is a link that is not in its final state until networkd has acted on its file.
+type AwaitedLink struct {
 	Link string `json:"link"`
 	// Same means that the lease's address is static from now on: networkd removes it once
 	// more before it sets it itself.
 	Same bool `json:"same,omitempty"`
 }
 
-// pendingFile exists, until the next boot, while networkd has not been told of files we wrote.
+// pendingFile exists, until the next boot, while networkd has not been reloaded after files were
+// written.
 const pendingFile = "/run/bosh-agent-networkd-reload"
 
-// MarkPending records that networkd has to be told of a file. It is called before the file is
-// written: if this run ends in between, the next one knows that networkd may hold an older view.
+// MarkPending records that networkd has to be reloaded. It is called before a file is written: if
+// this run ends in between, the next one knows that networkd may have read an older file.
 func (d Daemon) MarkPending() error {
 	path := d.path(pendingFile)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -61,10 +62,10 @@ func (d Daemon) MarkPending() error {
 	return err
 }
 
-// ClearPending records that networkd has been told of all files.
+// ClearPending records that networkd has been reloaded.
 func (d Daemon) ClearPending() error { return atomicfile.Remove(d.path(pendingFile)) }
 
-// Pending reports whether networkd has to be told of files that an earlier run wrote.
+// Pending reports whether networkd has to be reloaded because of files of an earlier run.
 func (d Daemon) Pending() bool {
 	_, err := os.Lstat(d.path(pendingFile))
 	return err == nil
@@ -133,9 +134,9 @@ func systemdVersion(library string) int {
 	return version
 }
 
-// settleLimit bounds the wait for networkd to act on links that lose a lease. It does so within
+// releaseLimit bounds the wait for networkd to release the leases of links. It does so within
 // milliseconds; a networkd that does not must not delay everything else.
-const settleLimit = 2 * time.Second
+const releaseLimit = 2 * time.Second
 
 // readdLimit is for networkd to set an address again that it had by lease. It calls the link
 // configured only after it has given up on router advertisements, so there is no signal to wait
@@ -149,8 +150,8 @@ const readdLimit = 250 * time.Millisecond
 // networkd answers before it has acted on the files. That does not matter for a static link, on
 // which networkd finds everything as its file says. But a lease that is about to be released would
 // be mistaken for a new one by a caller that looks right away, so Reload returns when the links in
-// settle, by index, have settled.
-func (d Daemon) Reload(ctx context.Context, settle map[int]Settle) error {
+// links, by index, have settled.
+func (d Daemon) Reload(ctx context.Context, links map[int]AwaitedLink) error {
 	conn, err := d.connect(ctx)
 	if err != nil {
 		return err
@@ -158,15 +159,15 @@ func (d Daemon) Reload(ctx context.Context, settle map[int]Settle) error {
 	defer conn.Close()
 	manager := conn.Object(busName, busObject)
 
-	waiting := map[dbus.ObjectPath]Settle{}
+	waiting := map[dbus.ObjectPath]AwaitedLink{}
 	signals := make(chan *dbus.Signal, 256)
-	if len(settle) > 0 && d.running(ctx, conn) {
+	if len(links) > 0 && d.running(ctx, conn) {
 		conn.Signal(signals)
 		if err := conn.AddMatchSignalContext(ctx, dbus.WithMatchInterface("org.freedesktop.DBus.Properties"),
 			dbus.WithMatchMember("PropertiesChanged"), dbus.WithMatchPathNamespace(busObject+"/link")); err != nil {
 			return fmt.Errorf("watch networkd: %w", err)
 		}
-		for index, link := range settle {
+		for index, link := range links {
 			var name string
 			var path dbus.ObjectPath
 			if manager.CallWithContext(ctx, busName+".Manager.GetLinkByIndex", 0, int32(index)).Store(&name, &path) == nil {
@@ -177,14 +178,14 @@ func (d Daemon) Reload(ctx context.Context, settle map[int]Settle) error {
 	if err := manager.CallWithContext(ctx, busName+".Manager.Reload", 0).Err; err != nil {
 		return err
 	}
-	d.settle(ctx, waiting, signals)
+	d.awaitLinks(ctx, waiting, signals)
 	return nil
 }
 
-// settle waits until networkd has begun to act on each link, which is when it has released the
+// awaitLinks waits until networkd has begun to act on each link, which is when it has released the
 // lease, and a little longer for an address that it sets again.
-func (d Daemon) settle(ctx context.Context, waiting map[dbus.ObjectPath]Settle, signals <-chan *dbus.Signal) {
-	limit := time.NewTimer(settleLimit)
+func (d Daemon) awaitLinks(ctx context.Context, waiting map[dbus.ObjectPath]AwaitedLink, signals <-chan *dbus.Signal) {
+	limit := time.NewTimer(releaseLimit)
 	defer limit.Stop()
 	begun := map[dbus.ObjectPath]bool{}
 	for len(waiting) > 0 {

@@ -33,7 +33,7 @@ func TestSettleIgnoresTheOldFilesState(t *testing.T) {
 	}{
 		"lease released":            {states: []string{"configured", "initialized"}, want: 20 * time.Millisecond},
 		"address set again":         {same: true, states: []string{"configured", "configuring", "configured"}, want: 30 * time.Millisecond},
-		"networkd does nothing":     {states: []string{"configured"}, want: settleLimit},
+		"networkd does nothing":     {states: []string{"configured"}, want: releaseLimit},
 		"never configured again":    {same: true, states: []string{"initialized"}, want: 10*time.Millisecond + readdLimit},
 		"a state of no consequence": {states: []string{"", "initialized"}, want: 20 * time.Millisecond},
 	} {
@@ -52,7 +52,7 @@ func TestSettleIgnoresTheOldFilesState(t *testing.T) {
 					}
 				}()
 				began := time.Now()
-				d.settle(t.Context(), map[dbus.ObjectPath]Settle{path: {Link: "eth0", Same: test.same}}, signals)
+				d.awaitLinks(t.Context(), map[dbus.ObjectPath]AwaitedLink{path: {Link: "eth0", Same: test.same}}, signals)
 				if took := time.Since(began); took != test.want {
 					t.Errorf("settled after %s, want %s", took, test.want)
 				}

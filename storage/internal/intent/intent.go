@@ -20,12 +20,15 @@ import (
 
 // Intent is on record from before a disk is partitioned until its file system is complete, or from before the
 // first byte of a migration is copied until the new disk is on the store. It is bound to one partition table
-// by its identifier, so that it can never speak about another disk.
+// by its identifier, so that it never applies to another disk.
 type Intent struct {
 	// Table is the GUID of a GPT or the signature of a DOS table; for a migration, the disks.
 	Table string `json:"table"`
 	// Exact is for migrations: the target was empty before the first attempt.
 	Exact bool `json:"exact,omitempty"`
+	// Mark is for migrations: the mount of the target since which only this machine has written to it. It is empty when that is not
+	// known any more.
+	Mark string `json:"mark,omitempty"`
 }
 
 // Keys that are no CIDs; those never begin with a dot.
@@ -67,7 +70,7 @@ func (f File) All() (map[string]Intent, error) {
 	}
 	if err := json.Unmarshal(data, &all); err != nil || all == nil {
 		// Without the record a disk with an incomplete copy would become the store.
-		return nil, fmt.Errorf("%w: %s: %w: run 'agent disk accept CID' for the disk that is to be used", ErrDamaged, f.Path, cmp.Or(err, errors.New("it is null")))
+		return nil, fmt.Errorf("%w: %s: %w: run agent disk accept with the CID of the disk that is to be used", ErrDamaged, f.Path, cmp.Or(err, errors.New("it is null")))
 	}
 	return all, nil
 }
@@ -75,7 +78,7 @@ func (f File) All() (map[string]Intent, error) {
 // ErrDamaged means that there is a record of unfinished work that cannot be read.
 var ErrDamaged = errors.New("record of unfinished disk work is damaged")
 
-// SetAside ends a record that is damaged, and keeps its file for people.
+// SetAside renames a damaged record, so that an operator can inspect it.
 func (f File) SetAside() error {
 	if err := os.Rename(f.Path, f.Path+".damaged"); err != nil {
 		return err

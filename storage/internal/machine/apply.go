@@ -96,7 +96,7 @@ func (m *Machine) apply(ctx context.Context, key string, c decide.Change) error 
 	case decide.MakeSwap:
 		return filesystem.FormatSwap(c.Device)
 	case decide.MakeFileSystem:
-		log.WithField("kind", string(c.FileSystem)).Info("file system is made")
+		log.WithField("filesystem", string(c.FileSystem)).Info("making file system")
 		if err := mount.AwaitIdle(ctx, c.Device); err != nil {
 			return err
 		}
@@ -107,9 +107,13 @@ func (m *Machine) apply(ctx context.Context, key string, c decide.Change) error 
 		return filesystem.SwapOn(c.Device)
 	case decide.CheckFileSystem:
 		log.Warn("file system has recorded errors and is checked")
-		return m.checkFileSystem(ctx, key, c)
+		return m.work(key, c.Device, "is being checked", func(percent func(int)) error {
+			return filesystem.Check(ctx, c.Device, c.FileSystem, percent)
+		})
 	case decide.Mount:
-		return mount.Device(ctx, c.Device, c.Target, c.FileSystem.MountType(), c.MountOptions)
+		return m.work(key, c.Device, "is being mounted, which replays its journal", func(func(int)) error {
+			return mount.Device(ctx, c.Device, c.Target, c.FileSystem.MountType(), c.MountOptions)
+		})
 	}
 	return fmt.Errorf("%s: no such change of a disk: %s", c.Device, c.Op)
 }

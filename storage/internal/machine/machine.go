@@ -38,13 +38,14 @@ type Machine struct {
 	Identities identity.File
 	Log        *logrus.Entry
 
-	// CheckProgress, if set, is told every second that a check goes on, and an empty text when it has ended.
-	CheckProgress func(text string)
+	// WorkProgress, if set, is called every second with a description of long work, and with "" when it has
+	// ended.
+	WorkProgress func(text string)
 
-	checks sync.Mutex // guards what follows
-	check  check
+	working sync.Mutex // guards what follows
+	current work
 
-	// How the machine is seen; tests see another one.
+	// How the machine is observed; tests replace these.
 	RootMount   func() (mount.Entry, bool, error)
 	InContainer func() bool
 	Memory      func() (int64, error)
@@ -60,56 +61,11 @@ func New(dirs vcap.Dirs, log *logrus.Entry) *Machine {
 }
 
 const (
-	// nodeLimit bounds the wait for the node of a partition that the kernel was told of.
+	// nodeLimit bounds the wait for the node of a partition that was announced to the kernel.
 	nodeLimit = 30 * time.Second
 	// UnmountLimit is how long a busy mount is waited for, as in cloudfoundry/bosh-agent.
 	UnmountLimit = 600 * time.Second
 )
-
-// check is a check of a persistent disk's file system.
-type check struct {
-	cid   string
-	since time.Time
-}
-
-// Checking is the disk whose file system is being checked, and since when; empty if none is. It does not wait for the lock.
-func (m *Machine) Checking() (cid string, since time.Time) {
-	m.checks.Lock()
-	defer m.checks.Unlock()
-	return m.check.cid, m.check.since
-}
-
-func (m *Machine) setCheck(c check) {
-	m.checks.Lock()
-	defer m.checks.Unlock()
-	m.check = c
-}
-
-// checkFileSystem lets a file system's own program check it. That takes hours where a disk is large and slow.
-func (m *Machine) checkFileSystem(ctx context.Context, cid string, c decide.Change) error {
-	begin := time.Now()
-	m.setCheck(check{cid, begin})
-	defer m.setCheck(check{})
-	if m.CheckProgress != nil {
-		over := make(chan struct{})
-		var telling sync.WaitGroup
-		telling.Go(func() {
-			for tick := time.NewTicker(time.Second); ; {
-				select {
-				case <-tick.C:
-					m.CheckProgress(fmt.Sprintf("%s of disk %s on %s for %v", c.What, cid, c.Device, time.Since(begin).Round(time.Second)))
-				case <-over:
-					tick.Stop()
-					m.CheckProgress("")
-					return
-				}
-			}
-		})
-		defer telling.Wait()
-		defer close(over)
-	}
-	return filesystem.Check(ctx, c.Device, c.FileSystem)
-}
 
 // HintOf translates a hint of the settings.
 func HintOf(cid string, h settings.DiskHint) device.Hint {

@@ -93,6 +93,14 @@ type Clock struct {
 	// Synchronized is the kernel's opinion: a time daemon keeps the clock.
 	Synchronized bool     `json:"synchronized"`
 	Samples      []Sample `json:"samples"`
+	// Moved is how far the clock was set since the agent started; positive if it was set ahead.
+	Moved time.Duration `json:"moved_ns,omitempty"`
+}
+
+func kernelClock() Clock {
+	var state unix.Timex
+	_, err := unix.Adjtimex(&state)
+	return Clock{Synchronized: err == nil && state.Status&unix.STA_UNSYNC == 0}
 }
 
 // Sample is the time of another machine.
@@ -106,9 +114,7 @@ type Sample struct {
 // clock asks the blobstore and the metadata services for the time: HTTP answers carry it, also those that
 // refuse.
 func clock(ctx context.Context, config agentjson.Config, e settings.Effective, timeout time.Duration) (found Clock) {
-	var state unix.Timex
-	_, err := unix.Adjtimex(&state)
-	found.Synchronized = err == nil && state.Status&unix.STA_UNSYNC == 0
+	found = kernelClock()
 	var places []string
 	for _, s := range config.Infrastructure.Settings.Sources {
 		places = append(places, s.URI.Reveal())

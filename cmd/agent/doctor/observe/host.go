@@ -31,8 +31,8 @@ const agentUnit = "bosh-agent"
 // TaskJournal is the file, beside the settings, that lets tasks survive a restart.
 const TaskJournal = "cambium_tasks.json"
 
-// localPatience bounds questions to programs of this machine.
-const localPatience = 2 * time.Second
+// localTimeout bounds questions to programs of this machine.
+const localTimeout = 2 * time.Second
 
 func quiet() *logrus.Entry {
 	l := logrus.New()
@@ -41,7 +41,7 @@ func quiet() *logrus.Entry {
 }
 
 func agentState(ctx context.Context, o Options) (found Agent) {
-	ctx, cancel := context.WithTimeout(ctx, localPatience)
+	ctx, cancel := context.WithTimeout(ctx, localTimeout)
 	defer cancel()
 	doc, err := status.Read(o.Status)
 	if err != nil {
@@ -49,18 +49,25 @@ func agentState(ctx context.Context, o Options) (found Agent) {
 	} else {
 		found.Status, found.Running = &doc, unix.Kill(doc.PID, 0) != unix.ESRCH
 	}
-	if unit.Booted("/") {
-		systemd := &unit.Systemd{Root: "/", Log: quiet()}
-		defer systemd.Close()
-		if s, err := systemd.State(ctx, agentUnit); err == nil && s.Load != "not-found" {
-			found.Unit = s.Active + " (" + s.Sub + ")"
-		}
+	if s, known := unitState(ctx, agentUnit); known {
+		found.Unit = s.Active + " (" + s.Sub + ")"
 	}
 	return found
 }
 
+// unitState is what systemd says of a unit, if it knows it.
+func unitState(ctx context.Context, name string) (s unit.State, known bool) {
+	if !unit.Booted("/") {
+		return s, false
+	}
+	systemd := &unit.Systemd{Root: "/", Log: quiet()}
+	defer systemd.Close()
+	s, err := systemd.State(ctx, name)
+	return s, err == nil && s.Load != "not-found"
+}
+
 func units(ctx context.Context) (found Units) {
-	ctx, cancel := context.WithTimeout(ctx, localPatience)
+	ctx, cancel := context.WithTimeout(ctx, localTimeout)
 	defer cancel()
 	if !unit.Booted("/") {
 		return found
@@ -75,8 +82,8 @@ func units(ctx context.Context) (found Units) {
 	return found
 }
 
-// gatewayPatience is how long a gateway has to answer ARP or neighbor discovery.
-const gatewayPatience = 1500 * time.Millisecond
+// gatewayTimeout is how long a gateway has to answer ARP or neighbor discovery.
+const gatewayTimeout = 1500 * time.Millisecond
 
 func links(ctx context.Context, timeout time.Duration) (found Network) {
 	k := &network.Kernel{Root: "/", Log: quiet()}
@@ -92,7 +99,7 @@ func links(ctx context.Context, timeout time.Duration) (found Network) {
 			gateways = append(gateways, neighbor.Gateway{Link: r.Link, IP: r.Gateway})
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, min(gatewayPatience, timeout))
+	ctx, cancel := context.WithTimeout(ctx, min(gatewayTimeout, timeout))
 	defer cancel()
 	answering := map[neighbor.Gateway]bool{}
 	for _, g := range neighbor.Answering(ctx, state, gateways) {
@@ -154,9 +161,14 @@ func supervisor(ctx context.Context, dirs vcap.Dirs) (found Supervisor) {
 		return found
 	}
 	found.Expected = true
+	ctx, cancel := context.WithTimeout(ctx, localTimeout)
+	defer cancel()
 	state, err := (&monit.Client{URL: monit.DefaultURL, UserFile: dirs.MonitUser()}).Status(ctx)
 	if err != nil {
 		found.Err = err.Error()
+		if s, known := unitState(ctx, monit.UnitName); known {
+			found.Unit = s.Active
+		}
 		return found
 	}
 	for _, s := range state.Services {

@@ -1,8 +1,8 @@
-// Package observe looks at everything on which it depends whether a Director sees this machine: the
-// agent's status, settings and certificates, the way to each bus server, the clock, links and
-// gateways, disks, units and the supervisor. It works without a running agent, before the network is
-// up and with damaged files, and changes nothing. What was observed holds no secret. It judges
-// nothing either: that is done by package doctor; agent support and agent metrics print it.
+// Package observe collects everything that decides whether a Director sees this machine: the agent's
+// status, settings and certificates, the way to each bus server, the clock, links and gateways,
+// disks, units and the supervisor. It works without a running agent, before the network is up and
+// with damaged files, and changes nothing. What was observed holds no secret. Package doctor decides
+// what it means; agent support and agent metrics print it.
 package observe
 
 import (
@@ -91,8 +91,10 @@ type Units struct {
 // Supervisor is monit and its services.
 type Supervisor struct {
 	// Expected means that this machine is set up for one: the agent has written its account.
-	Expected bool      `json:"expected"`
-	Err      string    `json:"error,omitempty"`
+	Expected bool   `json:"expected"`
+	Err      string `json:"error,omitempty"`
+	// Unit is the state of its unit if it does not answer, such as "inactive"; empty without one.
+	Unit     string    `json:"unit,omitempty"`
 	Services []Service `json:"services"`
 }
 
@@ -128,6 +130,29 @@ func Local(ctx context.Context, o Options) Machine {
 	return m
 }
 
+// Near observes what Local does, and links and gateways, which have o.Timeout to answer.
+func Near(ctx context.Context, o Options) (m Machine) {
+	var network Network
+	var asked sync.WaitGroup
+	asked.Go(func() { network = links(ctx, o.Timeout) })
+	m = Local(ctx, o)
+	asked.Wait()
+	m.Network, m.Clock = network, kernelClock()
+	m.Settings.Err = "" // the sources were not asked, so that it is not known
+	m.Clock.Moved = moved(m)
+	return m
+}
+
+// moved is how far the wall clock was set since the agent started, compared with CLOCK_BOOTTIME, which
+// cannot be set.
+func moved(m Machine) time.Duration {
+	d := m.Agent.Status
+	if d == nil || d.Origin == nil || !m.Agent.Running {
+		return 0
+	}
+	return m.Time.Sub(d.Started) - time.Duration(d.Age())
+}
+
 // All observes everything, side by side.
 func All(ctx context.Context, o Options) Machine {
 	m := Machine{Time: time.Now(), Superuser: os.Geteuid() == 0}
@@ -153,5 +178,6 @@ func All(ctx context.Context, o Options) Machine {
 		asked.Wait()
 	})
 	all.Wait()
+	m.Clock.Moved = moved(m)
 	return m
 }

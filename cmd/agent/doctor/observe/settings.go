@@ -134,6 +134,9 @@ func settingsFiles(dirs vcap.Dirs) (files []SettingsFile) {
 					err = checks[name](data)
 				}
 			}
+			if errors.Is(err, fs.ErrPermission) {
+				continue // that only root may read them is as it should be
+			}
 			if err != nil {
 				f.Damage = err.Error()
 			}
@@ -154,7 +157,7 @@ type Identity struct {
 	ChainErr string `json:"chain_error,omitempty"`
 }
 
-// Certificate is what is told of one.
+// Certificate is what is reported of one.
 type Certificate struct {
 	Role      string    `json:"role"` // RoleClient or RoleAuthority
 	Name      string    `json:"name"` // common name

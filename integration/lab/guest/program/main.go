@@ -1,6 +1,6 @@
 //go:build linux
 
-// Command program is the lab's hand inside a virtual machine: as the first process it starts
+// Command program is the lab's guest program, inside a virtual machine: as the first process it starts
 // the machine's system from the initial RAM disk, with the argument "serve" it works for the host.
 package main
 

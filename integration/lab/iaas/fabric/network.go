@@ -35,7 +35,7 @@ const (
 	VIP     = "vip"
 )
 
-// properties are the cloud_properties of a network.
+// networkProperties are the cloud_properties of a network.
 type networkProperties struct {
 	Name  string `json:"name"` // networks of the same name are one segment
 	MAC   string `json:"mac"`

@@ -1,5 +1,5 @@
-// Package upload makes images of what is uploaded as a stemcell: a raw disk, or the tree of a root
-// file system. Uploads are untrusted: their format is told from their content, and a disk that refers to
+// Package upload makes images of what is uploaded as a stemcell: a raw disk, or the tree of a root file
+// system. Uploads are untrusted: their format is detected from their content, and a disk that refers to
 // other files is refused.
 package upload
 

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"cambium/internal/looptest"
 )
 
 func tarball(t *testing.T, files map[string][]byte, order ...string) string {
@@ -38,17 +40,12 @@ func tarball(t *testing.T, files map[string][]byte, order ...string) string {
 }
 
 func TestUnpack(t *testing.T) {
-	if _, err := exec.LookPath("qemu-img"); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatal(err)
-		}
-		t.Skip(err)
-	}
+	looptest.Needs(t, "qemu-img")
 	raw := make([]byte, 1<<20)
 	raw[510], raw[511] = 0x55, 0xaa
 	qcow := filepath.Join(t.TempDir(), "q")
-	plain := filepath.Join(t.TempDir(), "raw")
-	if err := os.WriteFile(plain, raw, 0o600); err != nil {
+	rawDisk := filepath.Join(t.TempDir(), "raw")
+	if err := os.WriteFile(rawDisk, raw, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	qemuImg := func(args ...string) []byte {
@@ -62,14 +59,14 @@ func TestUnpack(t *testing.T) {
 		}
 		return data
 	}
-	converted := qemuImg("convert", "-O", "qcow2", plain)
-	layered := qemuImg("create", "-q", "-f", "qcow2", "-F", "raw", "-b", plain)
+	converted := qemuImg("convert", "-O", "qcow2", rawDisk)
+	layered := qemuImg("create", "-q", "-f", "qcow2", "-F", "raw", "-b", rawDisk)
 	for name, c := range map[string]struct {
 		upload string
 		want   string // the file that is there afterwards
 		err    string
 	}{
-		"raw disk":             {plain, Disk, ""},
+		"raw disk":             {rawDisk, Disk, ""},
 		"root.img, raw":        {tarball(t, map[string][]byte{"root.img": raw}, "root.img"), Disk, ""},
 		"root.img, qcow2":      {tarball(t, map[string][]byte{"root.img": converted}, "root.img"), Disk, ""},
 		"disk.raw":             {tarball(t, map[string][]byte{"./disk.raw": raw}, "./disk.raw"), Disk, ""},

@@ -21,6 +21,8 @@ import (
 // Engine makes machines from one Debian tree.
 type Engine struct {
 	Tree string // read-only root of all machines
+	// Memory in MiB and CPUs bound what a machine may use; no bound if zero.
+	Memory, CPUs int
 }
 
 // Missing says what this host lacks.
@@ -51,7 +53,7 @@ func (e Engine) Create(ctx context.Context, s machine.Spec) (machine.Machine, er
 	if err := e.Missing(); err != nil {
 		return nil, err
 	}
-	m := &Machine{tree: e.Tree, stopWatch: func() {}, disks: map[string]*attached{}}
+	m := &Machine{engine: e, stopWatch: func() {}, disks: map[string]*attached{}}
 	m.Begin(s)
 	undo := machine.Fresh(s.Dir)
 	if err := m.layer().Make(); err != nil {
@@ -94,7 +96,7 @@ func (m *Machine) bake(ctx context.Context) error {
 	})
 }
 
-// mounted calls f with the machine's root mounted, out of sight of everybody else.
+// mounted calls f with the machine's root mounted, in a mount namespace of its own.
 func (m *Machine) mounted(f func(root string) error) error { return m.layer().Mounted(f) }
 
 func writeBelow(root string, f machine.File) error {

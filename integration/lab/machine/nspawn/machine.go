@@ -35,7 +35,7 @@ const (
 // Machine is one container.
 type Machine struct {
 	machine.Common[boot]
-	tree string
+	engine Engine
 
 	disks     map[string]*attached
 	closed    bool
@@ -48,13 +48,13 @@ type boot struct {
 	leader int           // the machine's init, as the host sees it
 	exited chan struct{} // closed when systemd-nspawn has ended
 	ended  chan struct{} // closed when that has been dealt with
-	// again tells the one who waits for the end that the machine asked for a reboot.
-	again bool
+	// rebooted is set when the machine asked for a reboot.
+	rebooted bool
 	// off keeps a requested end from being taken for a reboot.
 	off bool
 }
 
-func (m *Machine) layer() tree.Layer { return tree.Layer{Tree: m.tree, Dir: m.Spec.Dir} }
+func (m *Machine) layer() tree.Layer { return tree.Layer{Tree: m.engine.Tree, Dir: m.Spec.Dir} }
 
 func (m *Machine) netns() netns.Namespace { return netns.Open(m.Spec.Name) }
 
@@ -75,6 +75,9 @@ func (m *Machine) Start(ctx context.Context) error {
 }
 
 func (m *Machine) start(ctx context.Context) error {
+	if err := checkInotify(); err != nil {
+		return err
+	}
 	if err := m.plug(); err != nil {
 		return err
 	}
@@ -105,7 +108,7 @@ func (m *Machine) start(ctx context.Context) error {
 	if b.leader, err = leader(ctx, notify, b.exited); err != nil {
 		_ = b.nspawn.Process.Kill()
 		<-b.exited
-		return fmt.Errorf("%w; the console says: %s", err, m.lastWords())
+		return fmt.Errorf("%w; the console says: %s", err, m.consoleTail())
 	}
 	m.Booted(b)
 	for _, a := range m.disks {
@@ -142,31 +145,23 @@ func (m *Machine) argv() ([]string, error) {
 		"--capability=all", "--system-call-filter=@swap", "--console=read-only",
 		"--resolv-conf=off", "--timezone=off", "--link-journal=no"}
 	if _, err := os.Stat("/run/systemd/system"); err == nil {
-		return append([]string{"systemd-run", "--quiet", "--scope", "--collect", "--unit=" + m.Spec.Name,
-			"--property=Delegate=yes", "--"}, nspawn...), nil
+		argv := []string{"systemd-run", "--quiet", "--scope", "--collect", "--unit=" + m.Spec.Name, "--property=Delegate=yes"}
+		return append(append(append(argv, m.engine.properties()...), "--"), nspawn...), nil
 	}
 	script := ""
 	for _, dir := range m.cgroups() {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return nil, fmt.Errorf("control group: %w", err)
 		}
+		if err := m.engine.limit(dir); err != nil {
+			return nil, err
+		}
 		script += "echo $$ >" + filepath.Join(dir, "cgroup.procs") + "; "
 	}
 	return append([]string{"sh", "-c", script + `exec "$@"`, "sh"}, nspawn...), nil
 }
 
-// cgroups are the directories of the machine's control groups, on a host without systemd.
-func (m *Machine) cgroups() (dirs []string) {
-	for _, hierarchy := range hierarchies {
-		dir := filepath.Join("/sys/fs/cgroup", hierarchy)
-		if _, err := os.Stat(filepath.Join(dir, "cgroup.procs")); err == nil {
-			dirs = append(dirs, filepath.Join(dir, m.Spec.Name))
-		}
-	}
-	return dirs
-}
-
-// listen makes the socket on which systemd-nspawn tells the machine's first process.
+// listen makes the socket on which systemd-nspawn reports the PID of the machine's init.
 func (m *Machine) listen() (*net.UnixConn, string, error) {
 	// Socket names are limited to about 100 characters; state directories are not.
 	path := filepath.Join(os.TempDir(), m.Spec.Name+".notify")
@@ -203,14 +198,14 @@ func leader(ctx context.Context, notify *net.UnixConn, ended <-chan struct{}) (i
 	}
 }
 
-func (m *Machine) lastWords() string {
+func (m *Machine) consoleTail() string {
 	data, _ := os.ReadFile(m.Console())
 	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
 	return strings.Join(lines[max(0, len(lines)-3):], "; ")
 }
 
-// wait learns how the machine ended, takes back what the kernel would keep, and starts it again
-// if that is what the machine wanted.
+// wait waits for the end of the machine, removes its swap from the kernel, and starts it again if
+// it asked for a reboot.
 func (m *Machine) wait(b *boot) {
 	err := b.nspawn.Wait()
 	close(b.exited)
@@ -228,45 +223,11 @@ func (m *Machine) wait(b *boot) {
 	m.removeCgroups()
 	_ = os.Remove(filepath.Join("/run/systemd/nspawn/propagate", m.Spec.Name))
 	if rebooting && !b.off {
-		b.again = m.start(context.Background()) == nil
+		b.rebooted = m.start(context.Background()) == nil
 	}
-	if !b.again && b.leader != 0 && !b.off {
+	if !b.rebooted && b.leader != 0 && !b.off {
 		m.Over(err == nil)
 	}
-}
-
-func (m *Machine) removeCgroups() {
-	for _, dir := range m.cgroups() {
-		removeTree(dir)
-	}
-}
-
-// RemoveGroups removes the control groups that a crash left of machines whose names match the
-// pattern.
-func RemoveGroups(pattern string) {
-	for _, hierarchy := range hierarchies {
-		groups, _ := filepath.Glob(filepath.Join("/sys/fs/cgroup", hierarchy, pattern)) // an invalid pattern finds nothing
-		for _, g := range groups {
-			removeTree(g)
-		}
-	}
-}
-
-// hierarchies are where control groups are mounted: the two of a hybrid system, or the one.
-var hierarchies = []string{"systemd", "unified", "."}
-
-// removeTree removes control groups, which rmdir only takes from the bottom up.
-func removeTree(dir string) {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return
-	}
-	for _, e := range entries {
-		if e.IsDir() {
-			removeTree(filepath.Join(dir, e.Name()))
-		}
-	}
-	_ = os.Remove(dir)
 }
 
 // end sends the machine's init a signal and waits until it has gone; when ctx ends first it is
@@ -308,7 +269,7 @@ func (m *Machine) Reboot(ctx context.Context) error {
 	return m.Start(ctx)
 }
 
-// Close switches the machine off and lets its disks and its network go.
+// Close switches the machine off and removes its loop devices and its network.
 func (m *Machine) Close(ctx context.Context) error {
 	failed := m.Kill(ctx)
 	m.Mu.Lock()

@@ -145,9 +145,9 @@ func (m *Machine) Detach(ctx context.Context, id string) error {
 	return nil
 }
 
-// unplugAgain is when a machine is asked once more to let a disk go: one that is booting may
-// have missed it.
-const unplugAgain = 5 * time.Second
+// unplugRetry is the time after which device_del is repeated: a machine that is booting may have
+// missed it.
+const unplugRetry = 5 * time.Second
 
 func pullOut(ctx context.Context, q *monitor, a *attached) error {
 	node := map[string]any{"node-name": a.node()}
@@ -169,17 +169,18 @@ func pullOut(ctx context.Context, q *monitor, a *attached) error {
 		select {
 		case <-deleted:
 			return q.do(ctx, "blockdev-del", node, nil)
-		case <-time.After(unplugAgain):
+		case <-time.After(unplugRetry):
 			_ = q.do(ctx, "device_del", map[string]any{"id": a.drive()}, nil) // "already in the process of unplug" is fine
 		case <-q.closed:
 			return errMonitor
 		case <-ctx.Done():
-			return fmt.Errorf("the machine does not let it go: %w", ctx.Err())
+			return fmt.Errorf("the machine still uses it: %w", ctx.Err())
 		}
 	}
 }
 
-// Resize grows a disk. A running machine is told, except of NVMe disks, which QEMU cannot.
+// Resize grows a disk. A running machine sees the new size, except of NVMe disks, which QEMU cannot
+// resize.
 func (m *Machine) Resize(ctx context.Context, id string, size int64) error {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()

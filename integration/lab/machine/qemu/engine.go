@@ -1,7 +1,7 @@
 // Package qemu makes machines that are virtual machines, with a kernel, udev and disks of their
-// own. They need no hardware support: QEMU's own interpreter boots a systemd in about twenty
-// seconds. Each machine's root disk is a layer over a shared image; its other disks are plain
-// image files. Programs and files inside are reached over a virtio serial port.
+// own. They need no hardware support: QEMU's emulator (TCG) boots a systemd in about twenty
+// seconds. Each machine's root disk is a layer over a shared image; its other disks are plain image
+// files. Programs and files inside are reached over a virtio serial port.
 //
 // Size: start, disks, snapshots and the programs in a machine share QEMU's monitor and one lock.
 package qemu
@@ -27,8 +27,8 @@ type Engine struct {
 	// Image is used instead of one from the cache, such as a stemcell's. Without a kernel the disk's own
 	// boot loader starts it; files and programs cannot be put into such a machine.
 	Image image.Image
-	// Attach is the command line, without its last arguments, that opens a shell in a machine
-	// whose socket it is told; see Machine.Shell.
+	// Attach is the command line, without its last arguments, that opens a shell in a machine; the
+	// socket is appended, see Machine.Shell.
 	Attach []string
 	// RootSize is the size of the root disk, 3 GiB if zero; the image's file system is smaller.
 	RootSize int64

@@ -47,16 +47,16 @@ type Machine struct {
 
 // boot is the time from one start of QEMU to its end.
 type boot struct {
-	qemu  *exec.Cmd
-	qmp   *monitor
-	hand  *hand
-	words *os.File // what QEMU itself says
-	ended chan struct{}
-	cd    bool // has a CD drive
-	reset bool // the machine asked for a reboot; guarded by seen
-	quit  bool // the machine powered itself off; guarded by seen
-	off   bool // its end was asked for from outside
-	again bool // was started again
+	qemu      *exec.Cmd
+	qmp       *monitor
+	guestConn *guestConn
+	output    *os.File // of QEMU itself
+	ended     chan struct{}
+	cd        bool // has a CD drive
+	reset     bool // the machine asked for a reboot; guarded by seen
+	quit      bool // the machine powered itself off; guarded by seen
+	off       bool // its end was asked for from outside
+	rebooted  bool // was started again
 }
 
 func (m *Machine) rootDisk() string { return filepath.Join(m.Spec.Dir, "root.qcow2") }
@@ -114,10 +114,10 @@ func (m *Machine) start(ctx context.Context, paused bool) error {
 		return err
 	}
 	b := &boot{qemu: exec.Command(argv[0], argv[1:]...), ended: make(chan struct{})}
-	if b.words, err = os.OpenFile(filepath.Join(m.Spec.Dir, "qemu.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600); err != nil {
+	if b.output, err = os.OpenFile(filepath.Join(m.Spec.Dir, "qemu.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600); err != nil {
 		return err
 	}
-	b.qemu.Stdout, b.qemu.Stderr, b.qemu.ExtraFiles = b.words, b.words, inherited
+	b.qemu.Stdout, b.qemu.Stderr, b.qemu.ExtraFiles = b.output, b.output, inherited
 	// A group of its own: an interrupt on the terminal is for the lab, which shuts down in order.
 	b.qemu.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	for _, a := range m.disks {
@@ -129,7 +129,7 @@ func (m *Machine) start(ctx context.Context, paused bool) error {
 	letGo() // so that the connections end with QEMU
 	m.Booted(b)
 	m.tray(false)
-	b.hand = newHand(ends[1], func() { go m.arrived(b, delivered) })
+	b.guestConn = newGuestConn(ends[1], func() { go m.arrived(b, delivered) })
 	exited := make(chan error, 1)
 	go func() { exited <- b.qemu.Wait() }()
 	ctx, cancel := context.WithTimeout(ctx, monitorTimeout)
@@ -139,7 +139,7 @@ func (m *Machine) start(ctx context.Context, paused bool) error {
 	if err != nil {
 		m.Current = nil
 		_ = b.qemu.Process.Kill()
-		return fmt.Errorf("%w; it says: %s", err, m.lastWords())
+		return fmt.Errorf("%w; it says: %s", err, m.outputTail())
 	}
 	return nil
 }
@@ -162,7 +162,7 @@ func connection() (net.Conn, *os.File, error) {
 	return conn, far, nil
 }
 
-// firstFile is the number of the first inherited file: QEMU's monitor, then the hand, then the
+// firstFile is the number of the first inherited file: QEMU's monitor, then the guest program's port, then the
 // network cards.
 const firstFile = 3
 
@@ -218,7 +218,7 @@ func (m *Machine) argv(paused bool) ([]string, error) {
 const rootNode = "root"
 
 // kernelArguments are what machines are booted with: names of network cards as on stemcells, and
-// nothing that an interpreted machine would spend seconds on for no purpose.
+// nothing that an emulated machine would spend seconds on for no purpose.
 var kernelArguments = "console=ttyS0 net.ifnames=0 biosdevname=0 panic=5 quiet systemd.show_status=no systemd.getty_auto=no" +
 	" mitigations=off audit=0 nowatchdog rcupdate.rcu_expedited=1" +
 	" modprobe.blacklist=kvm_amd,kvm_intel,kvm,ata_piix,ata_generic,evdev,serio_raw,efi_pstore,qemu_fw_cfg,button,psmouse,i2c_piix4,floppy" +
@@ -295,20 +295,20 @@ func (m *Machine) tray(open bool) {
 	m.trayOpen = open
 }
 
-func (m *Machine) lastWords() string {
+func (m *Machine) outputTail() string {
 	data, _ := os.ReadFile(filepath.Join(m.Spec.Dir, "qemu.log"))
 	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
 	return strings.Join(lines[max(0, len(lines)-3):], "; ")
 }
 
-// wait learns how the machine ended and starts it again if that is what the machine wanted.
+// wait waits for the end of the machine, and starts it again if it asked for a reboot.
 func (m *Machine) wait(b *boot, exited <-chan error) {
-	_ = errors.Join(<-exited, b.words.Close()) // how it ended does not matter
+	_ = errors.Join(<-exited, b.output.Close()) // how it ended does not matter
 	if b.qmp != nil {
 		_ = b.qmp.conn.Close()
 		<-b.qmp.closed // so that the last event has been seen
 	}
-	_ = b.hand.conn.Close()
+	_ = b.guestConn.conn.Close()
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
 	defer close(b.ended)
@@ -320,9 +320,9 @@ func (m *Machine) wait(b *boot, exited <-chan error) {
 	reset, quit := b.reset, b.quit
 	m.seen.Unlock()
 	if reset && !b.off {
-		b.again = m.start(context.Background(), false) == nil
+		b.rebooted = m.start(context.Background(), false) == nil
 	}
-	if !b.again && !b.off {
+	if !b.rebooted && !b.off {
 		m.Over(quit)
 	}
 }
@@ -359,9 +359,9 @@ func (m *Machine) end(ctx context.Context, off bool, ask func(b *boot) error) er
 
 // ask has systemd bring the machine down.
 func ask(ctx context.Context, b *boot, verb string) error {
-	r, err := b.hand.call(ctx, guest.Request{Op: "run", Args: []string{"systemctl", "--no-block", verb}}, nil, nil, nil)
+	r, err := b.guestConn.call(ctx, guest.Request{Op: "run", Args: []string{"systemctl", "--no-block", verb}}, nil, nil, nil)
 	if errors.Is(err, machine.ErrNotRunning) {
-		return nil // it was faster than its answer
+		return nil // it was down before the answer
 	}
 	if err == nil && r.Status != 0 {
 		err = fmt.Errorf("systemctl %s: status %d", verb, r.Status)
@@ -372,7 +372,7 @@ func ask(ctx context.Context, b *boot, verb string) error {
 // Stop shuts the machine down.
 func (m *Machine) Stop(ctx context.Context) error {
 	return m.end(ctx, true, func(b *boot) error {
-		if m.image.Kernel == "" { // an image of others, without the lab's hand in it
+		if m.image.Kernel == "" { // an image of others, without the lab's guest program in it
 			return b.qmp.do(ctx, "system_powerdown", nil, nil)
 		}
 		return ask(ctx, b, "poweroff")
@@ -416,13 +416,13 @@ func (m *Machine) Run(ctx context.Context, c machine.Command) error {
 	return nil
 }
 
-func (m *Machine) reach() (*hand, error) {
+func (m *Machine) reach() (*guestConn, error) {
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
 	if m.Current == nil {
 		return nil, fmt.Errorf("%s: %w", m.Spec.Name, machine.ErrNotRunning)
 	}
-	return m.Current.hand, nil
+	return m.Current.guestConn, nil
 }
 
 // fileTimeout is how long a machine may take to boot before it has to answer for a file.
@@ -460,7 +460,7 @@ func (m *Machine) WriteFile(f machine.File) error {
 		m.pend(f)
 		return nil
 	}
-	h := m.Current.hand
+	h := m.Current.guestConn
 	m.Mu.Unlock()
 	return h.writeFile(ctx, f)
 }

@@ -9,7 +9,8 @@ import (
 	"sync"
 )
 
-// monitor speaks QEMU's machine protocol: commands with answers, and events in between.
+// monitor is a client of QEMU's machine protocol (QMP): commands with replies, and events in
+// between.
 type monitor struct {
 	conn io.ReadWriteCloser
 

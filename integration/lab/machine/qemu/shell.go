@@ -15,7 +15,7 @@ import (
 )
 
 // Shell is the command line of a shell in the machine: the engine's Attach with the machine's
-// socket, and what to run. Attach has to speak frames of package guest there: one Run, then
+// socket, and what to run. Attach has to exchange frames of package guest there: one Run, then
 // input, until Exit.
 func (m *Machine) Shell(args ...string) ([]string, error) {
 	if !m.Running() {

@@ -84,7 +84,7 @@ func (m *Machine) Rewind(ctx context.Context, tag string) error {
 	if err := b.qmp.do(ctx, "stop", nil, nil); err != nil {
 		return err
 	}
-	b.hand.park()
+	b.guestConn.park()
 	for _, a := range m.disks {
 		if !a.disk.ReadOnly {
 			if err := copySparse(ctx, s.copyOf(tag, a, m.Spec.Dir), a.disk.Image); err != nil {
@@ -95,7 +95,7 @@ func (m *Machine) Rewind(ctx context.Context, tag string) error {
 	if err := b.qmp.job(ctx, "snapshot-load", map[string]any{"tag": tag, "vmstate": rootNode, "devices": []string{rootNode}}); err != nil {
 		return err
 	}
-	b.hand.resume()
+	b.guestConn.resume()
 	return b.qmp.do(ctx, "cont", nil, nil)
 }
 

@@ -1,0 +1,80 @@
+package engine
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"cambium/internal/status"
+)
+
+// overdue announces a verdict when a step has run for its AnnounceAfter, and another one each time
+// the reason to wait has changed since.
+type overdue struct {
+	attempt *attempt
+	step    Step
+	begin   time.Time
+
+	mu        sync.Mutex // guards what follows, so that no verdict is announced of a step that has ended
+	timer     *time.Timer
+	ended     bool
+	announced bool
+	reason    string // that was announced
+}
+
+// watchOverdue returns nil for a step without AnnounceAfter.
+func (a *attempt) watchOverdue(s Step) *overdue {
+	if s.AnnounceAfter == 0 || a.Failing == nil {
+		return nil
+	}
+	p := &overdue{attempt: a, step: s, begin: time.Now()}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.timer = time.AfterFunc(s.AnnounceAfter, p.announce)
+	return p
+}
+
+func (p *overdue) announce() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ended {
+		return
+	}
+	p.timer.Reset(p.step.AnnounceAfter)
+	reason := ""
+	for _, row := range p.attempt.rec.Snapshot().Steps {
+		if row.Name == p.step.Name {
+			reason = row.Waiting
+		}
+	}
+	if p.announced && (reason == "" || reason == p.reason) {
+		return
+	}
+	p.announced, p.reason = true, reason
+	p.attempt.setJudged(true)
+	lasts := time.Since(p.begin).Round(time.Second)
+	v := Verdict{State: status.Failed, Step: p.step.Name, Cause: fmt.Errorf("still running after %s", lasts), Advice: p.step.Advice}
+	if reason != "" {
+		v.Cause = fmt.Errorf("still waiting after %s for %s", lasts, reason)
+	}
+	p.attempt.Failing(v)
+}
+
+// end is called when the step has ended, and takes the verdict back if it ended well.
+func (p *overdue) end(well bool) {
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.timer.Stop()
+	p.ended = true
+	if !p.announced || !well {
+		return
+	}
+	if err := p.attempt.rec.Update(func(d *status.Document) { d.State, d.Verdict = status.Starting, "" }); err != nil {
+		p.attempt.log.WithError(err).Warn("status not written")
+	}
+	p.attempt.setJudged(false)
+	p.attempt.Failing(Verdict{})
+}

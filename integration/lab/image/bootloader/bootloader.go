@@ -1,0 +1,130 @@
+// Package bootloader makes the disks of stemcells bootable, by BIOS and by EFI, without mounting them and without loop
+// devices: GRUB's own installer wants both.
+package bootloader
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Disk is a partitioned disk in a file.
+type Disk struct {
+	Path     string
+	RootUUID string // of the file system with the kernel
+	// EFIStart and EFISize are where the first partition, EFI's, is, in bytes.
+	EFIStart, EFISize int64
+}
+
+const sectorSize = 512
+
+// Where Debian's grub-pc-bin and grub-efi-amd64-bin have the parts of the boot loaders.
+const (
+	loaderDir    = "/usr/lib/grub/i386-pc"
+	efiLoaderDir = "/usr/lib/grub/x86_64-efi"
+)
+
+// config is built into both boot loaders: where their configuration is.
+func (d Disk) config() []byte {
+	return []byte("search.fs_uuid " + d.RootUUID + " root\nsource /boot/grub/grub.cfg\n")
+}
+
+// loaderModules are GRUB's modules in both boot loaders; each has one more, for its firmware.
+var loaderModules = []string{"part_msdos", "ext2", "linux", "configfile", "normal", "search_fs_uuid"}
+
+// Where GRUB's first sector says which sector is next, and which drive that is on; and where
+// its second one says the same of the rest.
+const (
+	nextSector     = 0x5c
+	bootDrive      = 0x64
+	bootDriveCheck = 0x66
+	restSector     = 0x1f4
+	codeSize       = 440 // the partition table's own bytes follow
+)
+
+// Install makes the disk bootable by either firmware. Temporary files are made in the directory work.
+func (d Disk) Install(ctx context.Context, work string) error {
+	return errors.Join(d.installBIOS(ctx, work), d.installEFI(ctx, work))
+}
+
+// efiLoader is what firmware starts of a disk for which it has no entry of its own.
+const efiLoader = "BOOTX64.EFI"
+
+// installEFI makes the EFI system partition. mtools write into it without a mount; a fixed date and a fixed
+// volume ID make the same content the same bytes.
+func (d Disk) installEFI(ctx context.Context, work string) error {
+	config, loader := filepath.Join(work, "efi.cfg"), filepath.Join(work, efiLoader)
+	defer func() { _, _ = os.Remove(config), os.Remove(loader) }()
+	if err := os.WriteFile(config, d.config(), 0o600); err != nil {
+		return err
+	}
+	args := append([]string{"-O", "x86_64-efi", "-d", efiLoaderDir, "-o", loader, "-p", "/boot/grub", "-c", config, "fat"}, loaderModules...)
+	if err := run(ctx, "grub-mkimage", args...); err != nil {
+		return fmt.Errorf("EFI boot loader: %w; install the packages grub-common and grub-efi-amd64-bin", err)
+	}
+	made := time.Date(1980, 1, 1, 0, 0, 0, 0, time.UTC) // the earliest that FAT knows
+	if err := os.Chtimes(loader, made, made); err != nil {
+		return err
+	}
+	partition := fmt.Sprintf("%s@@%d", d.Path, d.EFIStart)
+	for _, argv := range [][]string{
+		{"mkfs.vfat", "-F", "16", "-n", "EFI", "-i", "63616d62", "--invariant", "--offset", fmt.Sprint(d.EFIStart / sectorSize), d.Path, fmt.Sprint(d.EFISize >> 10)},
+		{"mmd", "-i", partition, "::EFI", "::EFI/BOOT"},
+		{"mcopy", "-m", "-i", partition, loader, "::EFI/BOOT/" + efiLoader},
+	} {
+		if err := run(ctx, argv[0], argv[1:]...); err != nil {
+			return fmt.Errorf("EFI system partition: %w; install the packages dosfstools and mtools", err)
+		}
+	}
+	return nil
+}
+
+// installBIOS writes GRUB for BIOS machines into the disk: its first sector, and the rest behind it, in front of the
+// first partition. The few numbers that GRUB's installer fills in are filled in here.
+func (d Disk) installBIOS(ctx context.Context, work string) error {
+	config, core := filepath.Join(work, "grub.cfg"), filepath.Join(work, "grub.img")
+	defer func() { _, _ = os.Remove(config), os.Remove(core) }()
+	if err := os.WriteFile(config, d.config(), 0o600); err != nil {
+		return err
+	}
+	args := append([]string{"-O", "i386-pc", "-d", loaderDir, "-o", core, "-p", "/boot/grub", "-c", config, "biosdisk"}, loaderModules...)
+	if err := run(ctx, "grub-mkimage", args...); err != nil {
+		return fmt.Errorf("boot loader: %w; install the packages grub-common and grub-pc-bin", err)
+	}
+	first, err := os.ReadFile(filepath.Join(loaderDir, "boot.img"))
+	if err != nil {
+		return err
+	}
+	rest, err := os.ReadFile(core)
+	if err != nil {
+		return err
+	}
+	if len(first) != sectorSize || len(rest) <= sectorSize || int64(len(rest)) > d.EFIStart-sectorSize {
+		return fmt.Errorf("boot loader of %d and %d bytes does not fit in front of the first partition", len(first), len(rest))
+	}
+	binary.LittleEndian.PutUint64(first[nextSector:], 1)
+	first[bootDrive] = 0xff // the one that the BIOS has started
+	binary.LittleEndian.PutUint16(first[bootDriveCheck:], 0x9090)
+	binary.LittleEndian.PutUint64(rest[restSector:], 2)
+	f, err := os.OpenFile(d.Path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err1 := f.WriteAt(first[:codeSize], 0)
+	_, err2 := f.WriteAt(rest, sectorSize)
+	return errors.Join(err1, err2, f.Close())
+}
+
+func run(ctx context.Context, name string, args ...string) error {
+	out, err := exec.CommandContext(ctx, name, args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s: %w: %s", name, err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}

@@ -1,0 +1,36 @@
+package nspawn
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// inotifyInstances is how many inotify instances a container opens while it boots: its systemd, the daemons beside that,
+// and the agent.
+const inotifyInstances = 13
+
+// inotifyLimit is where the host keeps how many instances a user may have. All containers share root's: those of a
+// user namespace count for the user who has made it, too.
+const inotifyLimit = "fs.inotify.max_user_instances"
+
+// checkInotify opens as many instances as a container needs, and closes them. A systemd that gets none ends with "Too
+// many open files", other daemons miss events, and none of them names the limit.
+func checkInotify() error {
+	var closing sync.WaitGroup
+	defer closing.Wait()
+	for range inotifyInstances {
+		fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+		if errors.Is(err, unix.EMFILE) {
+			return fmt.Errorf("a container needs %d inotify instances, and the host has fewer left: run 'sysctl %s=1024', or stop other containers", inotifyInstances, inotifyLimit)
+		}
+		if err != nil {
+			return fmt.Errorf("inotify: %w", err)
+		}
+		// At the same time: each one waits for an SRCU grace period.
+		defer closing.Go(func() { _ = unix.Close(fd) })
+	}
+	return nil
+}

@@ -1,0 +1,67 @@
+// Package testdoc reads the fenced blocks of the pages, so that tests can run the commands in them. It is imported by
+// tests alone.
+//
+// The info string of a block has the language and, for commands, what becomes of them:
+//
+//	sh run      works in a checkout, on any machine with Go; make is asked what it would do (make -n)
+//	sh machine  works as root in a machine with a running agent
+//	sh example  needs what a test has not: a file of the reader, a terminal, an hour
+package testdoc
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Kinds of commands.
+const (
+	Run     = "run"
+	Machine = "machine"
+	Example = "example"
+)
+
+// Block is a fenced block.
+type Block struct {
+	Place    string // file and line
+	Language string
+	Kind     string // of commands; "" for other languages
+	Text     string
+}
+
+// Blocks returns the fenced blocks of README.md, CONTRIBUTING.md and docs/*.md below a directory.
+func Blocks(dir string) (blocks []Block, err error) {
+	pages, err := filepath.Glob(filepath.Join(dir, "docs", "*.md"))
+	if err != nil {
+		return nil, err
+	}
+	for _, page := range append(pages, filepath.Join(dir, "README.md"), filepath.Join(dir, "CONTRIBUTING.md")) {
+		data, err := os.ReadFile(page)
+		if err != nil {
+			return nil, err
+		}
+		blocks = append(blocks, parse(filepath.Base(page), string(data))...)
+	}
+	return blocks, nil
+}
+
+func parse(name, page string) (blocks []Block) {
+	var open *Block
+	n := 0
+	for line := range strings.Lines(page) {
+		n++
+		info, fence := strings.CutPrefix(strings.TrimSpace(line), "```")
+		switch {
+		case fence && open == nil:
+			language, kind, _ := strings.Cut(info, " ")
+			open = &Block{Place: fmt.Sprintf("%s:%d", name, n), Language: language, Kind: kind}
+		case fence:
+			blocks = append(blocks, *open)
+			open = nil
+		case open != nil:
+			open.Text += line
+		}
+	}
+	return blocks
+}

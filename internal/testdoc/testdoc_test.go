@@ -1,0 +1,35 @@
+package testdoc
+
+import (
+	"slices"
+	"testing"
+)
+
+func TestParse(t *testing.T) {
+	got := parse("x.md", "text\n```sh run\na\nb\n```\n```json\n{}\n```\n```\n?\n```\n")
+	want := []Block{{"x.md:2", "sh", "run", "a\nb\n"}, {"x.md:6", "json", "", "{}\n"}, {"x.md:9", "", "", "?\n"}}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestEveryBlockIsMarked: a block says what it is, and commands say where they work.
+func TestEveryBlockIsMarked(t *testing.T) {
+	blocks, err := Blocks("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	kinds := map[string]int{}
+	for _, b := range blocks {
+		switch {
+		case b.Language == "sh" && slices.Contains([]string{Run, Machine, Example}, b.Kind):
+			kinds[b.Kind]++
+		case b.Kind == "" && slices.Contains([]string{"text", "json", "yaml", "go"}, b.Language):
+		default:
+			t.Errorf("%s: mark the block as sh run, sh machine, sh example, text, json, yaml or go", b.Place)
+		}
+	}
+	if kinds[Run] == 0 || kinds[Machine] == 0 {
+		t.Errorf("blocks of commands: %v", kinds)
+	}
+}

@@ -1,0 +1,124 @@
+//go:build root
+
+package storage
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"cambium/internal/looptest"
+	"cambium/platform/device"
+	"cambium/platform/mount"
+)
+
+// interrupted is a migration that ended in the middle of the copying, with both disks unmounted as a reboot leaves them.
+func interrupted(t *testing.T, b *bench) {
+	t.Helper()
+	write(t, filepath.Join(b.Dirs.Store(), "rotated"), "copied, and then removed from the store")
+	write(t, filepath.Join(b.Dirs.Store(), "data"), "precious")
+	b.killedAt("verify", func() { _ = b.Migrate(ctx, "old", "new") })
+	for _, dir := range []string{b.Dirs.StoreMigrationTarget(), b.Dirs.Store()} {
+		b.ok(mount.Unmount(ctx, dir))
+	}
+}
+
+// onAnotherMachine writes a file to a disk, past this agent.
+func onAnotherMachine(t *testing.T, dev *looptest.Device, kind string) {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "elsewhere")
+	err := errors.Join(os.Mkdir(dir, 0o755), mount.Device(ctx, device.Partition(dev.Path, 1), dir, kind, nil),
+		os.WriteFile(filepath.Join(dir, "theirs"), []byte("written elsewhere"), 0o600), mount.Unmount(ctx, dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A migration that is resumed removes what its earlier attempts have left, and nothing that another machine has written to the new disk
+// since.
+func TestRootStaleMigrationDeletesNothing(t *testing.T) {
+	for _, kind := range []string{"ext4", "xfs"} {
+		t.Run(kind, func(t *testing.T) {
+			b := newBench(t, Options{})
+			b.disk(64<<20, "old")
+			fresh := b.disk(map[string]int64{"ext4": 64 << 20, "xfs": 400 << 20}[kind], "new")
+			p := b.records.disks["new"]
+			p.FileSystem = kind
+			b.records.disks["new"] = p
+			b.ok(errors.Join(b.Mount(ctx, "old"), b.Mount(ctx, "new")))
+			interrupted(t, b)
+			onAnotherMachine(t, fresh, kind)
+			b.ok(errors.Join(b.Mount(ctx, "old"), b.Mount(ctx, "new")))
+			b.ok(os.Remove(filepath.Join(b.Dirs.Store(), "rotated")))
+			target := b.Dirs.StoreMigrationTarget()
+			for _, file := range []string{"rotated", "theirs"} {
+				b.fails(b.Migrate(ctx, "old", "new"), "new has an incomplete copy of old", `"`+file+`" is only there`, target, "run migrate_disk again")
+				if file == "rotated" {
+					b.ok(os.Remove(filepath.Join(target, file)))
+				}
+			}
+			if got := read(t, filepath.Join(target, "theirs")); got != "written elsewhere" {
+				t.Errorf("the file of the other machine is %q", got)
+			}
+			write(t, filepath.Join(b.Dirs.Store(), "writable"), "x")
+			b.ok(os.Remove(filepath.Join(target, "theirs")))
+			b.ok(b.Migrate(ctx, "old", "new"))
+			b.onStoreIs(fresh, "new")
+		})
+	}
+}
+
+// Without another machine, what the store has lost in between does not come back.
+func TestRootResumedMigrationRemovesLeftovers(t *testing.T) {
+	b, _, fresh := migrating(t, 64<<20)
+	interrupted(t, b)
+	for range 2 { // mounted twice
+		b.ok(errors.Join(b.Mount(ctx, "old"), b.Mount(ctx, "new")))
+		b.unmounted("new", "Unmounted partition of new")
+		b.unmounted("old", "Unmounted partition of old")
+	}
+	b.ok(errors.Join(b.Mount(ctx, "old"), b.Mount(ctx, "new")))
+	b.ok(os.Remove(filepath.Join(b.Dirs.Store(), "rotated")))
+	b.ok(b.Migrate(ctx, "old", "new"))
+	b.onStoreIs(fresh, "new")
+	if _, err := os.Lstat(filepath.Join(b.Dirs.Store(), "rotated")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a file that was removed from the store is back: %v", err)
+	}
+	if got := read(t, filepath.Join(b.Dirs.Store(), "data")); got != "precious" {
+		t.Errorf("data is %q", got)
+	}
+}
+
+// cloudfoundry/bosh-agent records the new disk before the store is copied to it. Neither disk is mounted at boot; mount_disk decides.
+func TestRootHalfCopiedByAnotherAgent(t *testing.T) {
+	other := newBench(t, Options{})
+	old, half := other.disk(64<<20, "old"), other.disk(64<<20, "new")
+	other.ok(other.Mount(ctx, "old"))
+	write(t, filepath.Join(other.Dirs.Store(), "data"), "precious")
+	other.ok(other.Mount(ctx, "new"))
+	write(t, filepath.Join(other.Dirs.StoreMigrationTarget(), "half"), "a part of it")
+	for _, dir := range []string{other.Dirs.StoreMigrationTarget(), other.Dirs.Store()} {
+		other.ok(mount.Unmount(ctx, dir))
+	}
+
+	b := newBench(t, Options{}) // with none of the records
+	b.attach("old", old.Path)
+	b.attach("new", half.Path)
+	b.records.mounted = "new"
+	before := checksum(t, old) + checksum(t, half)
+	for range 2 {
+		b.fails(boot(b.disks()), "new and old are attached", "may be an incomplete copy", "mount_disk")
+	}
+	if mountedSource(t, b.Dirs.Store()) != "" || checksum(t, old)+checksum(t, half) != before {
+		t.Fatal("a disk was mounted or changed")
+	}
+	_, err := b.PlanMountLast(ctx)
+	b.fails(err, "may be an incomplete copy")
+	b.ok(errors.Join(b.Mount(ctx, "old"), b.Mount(ctx, "new"), b.Migrate(ctx, "old", "new")))
+	if got := read(t, filepath.Join(b.Dirs.Store(), "data")) + read(t, filepath.Join(b.Dirs.Store(), "half")); got != "preciousa part of it" {
+		t.Errorf("the store holds %q", got)
+	}
+	b.reboot()
+	b.onStoreIs(half, "new")
+}
