@@ -25,6 +25,8 @@ type Infrastructure struct {
 	// bzip2 is an image that is the disk itself, compressed.
 	bzip2 bool
 	ovf   bool
+	// sizeUnit is what the size of the raw disk must be a multiple of; none is any.
+	sizeUnit int64
 }
 
 const (
@@ -38,7 +40,7 @@ var Infrastructures = []Infrastructure{
 		convert: []string{"-O", "qcow2", "-c", "-o", "compat=0.10"}},
 	{Name: "qemu", Hypervisor: "kvm", DiskFormat: "raw", Formats: []string{"qemu-raw", "openstack-raw"}, Cloud: []string{auto}, Member: "root.img"},
 	{Name: "aws", Hypervisor: "xen", NameHypervisor: "xen-hvm", DiskFormat: "raw", Formats: []string{"aws-raw"}, Cloud: []string{sda1, "boot_mode: uefi-preferred"}, Member: "root.img"},
-	{Name: "google", Hypervisor: "kvm", DiskFormat: "rawdisk", Formats: []string{"google-rawdisk"}, Cloud: []string{sda1}, Member: "disk.raw"},
+	{Name: "google", Hypervisor: "kvm", DiskFormat: "rawdisk", Formats: []string{"google-rawdisk"}, Cloud: []string{sda1}, Member: "disk.raw", sizeUnit: 1 << 30},
 	{Name: "azure", Hypervisor: "hyperv", DiskFormat: "vhd", Formats: []string{"azure-vhd"}, Cloud: []string{sda1}, Member: "root.vhd",
 		convert: []string{"-O", "vpc", "-o", "subformat=fixed,force_size=on"}},
 	{Name: "vsphere", Hypervisor: "esxi", DiskFormat: "ovf", Formats: []string{"vsphere-ova", "vsphere-ovf"}, Cloud: []string{sda1}, Member: "image-disk1.vmdk",

@@ -254,14 +254,13 @@ func (p packer) image(ctx context.Context, to string) error {
 		return os.Link(filepath.Join(p.lists, "image"), to)
 	}
 	disk := p.disk
-	if i.DiskFormat == "rawdisk" {
-		// Google takes whole GiB alone.
+	if i.sizeUnit > 0 {
 		disk = to + ".raw"
 		defer func() { _ = os.Remove(disk) }()
 		if err := run(ctx, "cp", "--sparse=always", "--reflink=auto", p.disk, disk); err != nil {
 			return err
 		}
-		if err := run(ctx, "truncate", "--size=%1G", disk); err != nil {
+		if err := run(ctx, "truncate", fmt.Sprintf("--size=%%%d", i.sizeUnit), disk); err != nil {
 			return err
 		}
 	}
