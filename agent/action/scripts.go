@@ -13,8 +13,10 @@ import (
 // the scripts go on: a restart of the agent must not interrupt a deployment's pre-start.
 func detached[T any](ctx context.Context, f func(context.Context) (T, error)) (T, error) {
 	inner, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	defer cancel(nil)
-	done := Background(func() (T, error) { return f(inner) })
+	done := Background(func() (T, error) {
+		defer cancel(nil) // not when detached returns: that would end the scripts
+		return f(inner)
+	})
 	select {
 	case o := <-done:
 		return o.Value, o.Err
