@@ -15,7 +15,7 @@ import (
 )
 
 // rounds is how often each stemcell is booted; medians are compared.
-const rounds = 3
+const rounds = 5
 
 // BenchmarkStemcell compares this stemcell with another from power-on to pong: PREVIOUS_STEMCELL is a tarball for the IaaS qemu. They
 // take turns, and each tells once what systemd-analyze says of its first boot.
