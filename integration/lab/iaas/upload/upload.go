@@ -156,7 +156,7 @@ func convert(ctx context.Context, from, to string) error {
 	if err != nil {
 		return fmt.Errorf("convert from %s: %w: %s", format, err, strings.TrimSpace(string(out)))
 	}
-	return nil
+	return isDisk(to)
 }
 
 func diskFormat(ctx context.Context, path string) (string, error) {
@@ -164,16 +164,11 @@ func diskFormat(ctx context.Context, path string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("qemu-img info: %w", err)
 	}
-	var info struct {
-		Format   string          `json:"format"`
-		Size     int64           `json:"virtual-size"`
-		Backing  string          `json:"backing-filename"`
-		Specific json.RawMessage `json:"format-specific"`
-	}
+	var info imageInfo
 	if err := json.Unmarshal(out, &info); err != nil {
 		return "", err
 	}
-	if err := checkFormat(info.Format, info.Size, info.Backing, info.Specific); err != nil {
+	if err := info.check(path); err != nil {
 		return "", err
 	}
 	if info.Format == "raw" {
@@ -182,14 +177,35 @@ func diskFormat(ctx context.Context, path string) (string, error) {
 	return info.Format, nil
 }
 
-func checkFormat(format string, size int64, backing string, specific json.RawMessage) error {
+// imageInfo is what qemu-img says of a disk.
+type imageInfo struct {
+	Format   string `json:"format"`
+	Size     int64  `json:"virtual-size"`
+	Backing  string `json:"backing-filename"`
+	Specific struct {
+		Data struct {
+			DataFile string `json:"data-file"` // of qcow2
+			// Extents are the files that the content of a VMDK is in: itself, unless it is only a description.
+			Extents []struct {
+				Filename string `json:"filename"`
+			} `json:"extents"`
+		} `json:"data"`
+	} `json:"format-specific"`
+}
+
+// check refuses what an upload must not be; path is the disk's own file.
+func (i imageInfo) check(path string) error {
+	elsewhere := i.Backing != "" || i.Specific.Data.DataFile != ""
+	for _, e := range i.Specific.Data.Extents {
+		elsewhere = elsewhere || e.Filename != path
+	}
 	switch {
-	case !slices.Contains(diskFormats, format):
-		return fmt.Errorf("disk format %q is not one of %s", format, strings.Join(diskFormats, ", "))
-	case backing != "" || bytes.Contains(specific, []byte(`"data-file"`)):
+	case !slices.Contains(diskFormats, i.Format):
+		return fmt.Errorf("disk format %q is not one of %s", i.Format, strings.Join(diskFormats, ", "))
+	case elsewhere:
 		return errors.New("it refers to another file")
-	case size > maxImage:
-		return fmt.Errorf("the disk would have %d bytes, more than the limit of %d", size, int64(maxImage))
+	case i.Size > maxImage:
+		return fmt.Errorf("the disk would have %d bytes, more than the limit of %d", i.Size, int64(maxImage))
 	}
 	return nil
 }

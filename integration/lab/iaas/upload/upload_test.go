@@ -43,17 +43,17 @@ func TestUnpack(t *testing.T) {
 	looptest.Needs(t, "qemu-img")
 	raw := make([]byte, 1<<20)
 	raw[510], raw[511] = 0x55, 0xaa
-	qcow := filepath.Join(t.TempDir(), "q")
+	made := filepath.Join(t.TempDir(), "made")
 	rawDisk := filepath.Join(t.TempDir(), "raw")
 	if err := os.WriteFile(rawDisk, raw, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	qemuImg := func(args ...string) []byte {
 		t.Helper()
-		if out, err := exec.Command("qemu-img", append(args, qcow)...).CombinedOutput(); err != nil {
+		if out, err := exec.Command("qemu-img", append(args, made)...).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
-		data, err := os.ReadFile(qcow)
+		data, err := os.ReadFile(made)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -61,6 +61,11 @@ func TestUnpack(t *testing.T) {
 	}
 	converted := qemuImg("convert", "-O", "qcow2", rawDisk)
 	layered := qemuImg("create", "-q", "-f", "qcow2", "-F", "raw", "-b", rawDisk)
+	vhd := qemuImg("convert", "-O", "vpc", "-o", "subformat=dynamic,force_size=on", rawDisk)
+	vmdk := qemuImg("convert", "-O", "vmdk", "-o", "subformat=streamOptimized", rawDisk)
+	outside := qemuImg("convert", "-O", "qcow2", "-o", "data_file="+filepath.Join(t.TempDir(), "data"), rawDisk)
+	// A description that has QEMU copy a file of the host, which has a partition table.
+	description := []byte("# Disk DescriptorFile\nversion=1\nCID=fffffffe\nparentCID=ffffffff\ncreateType=\"monolithicFlat\"\nRW 2048 FLAT \"" + rawDisk + "\" 0\n")
 	for name, c := range map[string]struct {
 		upload string
 		want   string // the file that is there afterwards
@@ -70,6 +75,10 @@ func TestUnpack(t *testing.T) {
 		"root.img, raw":        {tarball(t, map[string][]byte{"root.img": raw}, "root.img"), Disk, ""},
 		"root.img, qcow2":      {tarball(t, map[string][]byte{"root.img": converted}, "root.img"), Disk, ""},
 		"disk.raw":             {tarball(t, map[string][]byte{"./disk.raw": raw}, "./disk.raw"), Disk, ""},
+		"root.vhd":             {tarball(t, map[string][]byte{"root.vhd": vhd}, "root.vhd"), Disk, ""},
+		"VMDK of an OVF":       {tarball(t, map[string][]byte{"image.ovf": nil, "image.mf": nil, "image-disk1.vmdk": vmdk}, "image.ovf", "image.mf", "image-disk1.vmdk"), Disk, ""},
+		"VMDK of a host file":  {tarball(t, map[string][]byte{"image-disk1.vmdk": description}, "image-disk1.vmdk"), "", "another file"},
+		"data in a host file":  {tarball(t, map[string][]byte{"root.img": outside}, "root.img"), "", "another file"},
 		"root file system":     {tarball(t, map[string][]byte{"etc/passwd": nil, "sbin/init": nil}, "etc/passwd", "sbin/init"), Tree, ""},
 		"layer over a file":    {tarball(t, map[string][]byte{"root.img": layered}, "root.img"), "", "another file"},
 		"no partition table":   {tarball(t, map[string][]byte{"root.img": []byte(strings.Repeat("x", 4096))}, "root.img"), "", "partition table"},
