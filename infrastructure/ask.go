@@ -222,10 +222,16 @@ func waitingFor(names []string, states []state) string {
 		}
 		text += names[i]
 		if s.err != nil {
-			text += ": " + s.err.Error()
+			text += ": " + why(names[i], s.err)
 		}
 	}
 	return text
+}
+
+// why is the text of an error without the place, which the name of the source has already.
+func why(name string, err error) string {
+	_, place, _ := strings.Cut(name, " ")
+	return strings.TrimPrefix(err.Error(), place+": ")
 }
 
 func verdicts(names []string, states []state, start time.Time, winner int) Verdicts {
@@ -236,9 +242,7 @@ func verdicts(names []string, states []state, start time.Time, winner int) Verdi
 			v.Took = s.at.Sub(start)
 		}
 		if s.err != nil {
-			// The name already says where.
-			_, place, _ := strings.Cut(names[i], " ")
-			v.Why = strings.TrimPrefix(s.err.Error(), place+": ")
+			v.Why = why(names[i], s.err)
 		}
 		switch {
 		case i == winner:

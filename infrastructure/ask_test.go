@@ -252,7 +252,7 @@ func TestNetworkIsAskedForWhenItIsTheSourcesTurn(t *testing.T) {
 	})
 }
 
-func TestWaitingIsSaid(t *testing.T) {
+func TestStatusSaysWhatIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		var said []string
@@ -264,17 +264,17 @@ func TestWaitingIsSaid(t *testing.T) {
 			t.Fatal(err)
 		}
 		all := strings.Join(said, "\n")
-		if !strings.Contains(all, "settings: HTTP http://m/u: http://m/u: 404 Not Found") {
-			t.Errorf("said %q, want what is waited for and why", said)
+		if !strings.Contains(all, "settings: HTTP http://m/u: 404 Not Found") {
+			t.Errorf("status %q, want what is waited for and why", said)
 		}
 		if said[len(said)-1] != "" {
-			t.Errorf("last word %q, want none: the waiting is over", said[len(said)-1])
+			t.Errorf("last status %q, want none after the wait", said[len(said)-1])
 		}
 	})
 }
 
-// TestSourcesAreToldWhileTheyAreAsked: not only at the end, and with the time since the first was asked.
-func TestSourcesAreToldWhileTheyAreAsked(t *testing.T) {
+// TestAskedReportsVerdictsMeanwhile: Asked is called not only at the end, and with the time at which the sources were first asked.
+func TestAskedReportsVerdictsMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var statuses []string
 		var start time.Time
@@ -286,7 +286,7 @@ func TestSourcesAreToldWhileTheyAreAsked(t *testing.T) {
 				start = began
 			}
 			if !began.Equal(start) {
-				t.Errorf("the asking began at %v and %v", start, began)
+				t.Errorf("Asked got two start times, %v and %v", start, began)
 			}
 			statuses = append(statuses, fmt.Sprintf("%s %s, %s %s, over %v", v[0].Source, v[0].Outcome, v[1].Source, v[1].Outcome, over))
 		}})
