@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -142,12 +143,17 @@ func decodeEnv(v jsontree.Value, e *Env) {
 	f.Done(jsontree.Tolerate)
 }
 
-// oneOf warns of a value that will be refused when it is used. It is no error here, because a
-// machine that never uses it must still start.
-func oneOf(v jsontree.Value, got, first, second string) {
-	if got != "" && got != first && got != second {
-		v.Warnf("expected %q or %q", first, second)
+// oneOf warns of an unknown value. It is no error, because a machine that never uses it must still
+// start: a disk action refuses it or uses the default.
+func oneOf(v jsontree.Value, got string, known ...string) {
+	if got == "" || slices.Contains(known, got) {
+		return
 	}
+	var quoted []string
+	for _, k := range known {
+		quoted = append(quoted, strconv.Quote(k))
+	}
+	v.Warnf("expected %s", strings.Join(quoted, " or "))
 }
 
 func decodeBoshEnv(v jsontree.Value, b *BoshEnv) {
