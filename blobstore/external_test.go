@@ -52,7 +52,7 @@ func TestExternalPrograms(t *testing.T) {
 	faults(3)
 	_, err = store.Open(t.Context(), blob.Ref{ID: id, Digest: digestOf(t, content)})
 	if err == nil || strings.Contains(err.Error(), "canary") || !strings.Contains(err.Error(), "request signed with <redacted> was refused") {
-		t.Errorf("got %v, want what the program said without its secret", err)
+		t.Errorf("got %v, want the program's output without the secret", err)
 	}
 	faults(0)
 	before := calls()

@@ -435,7 +435,7 @@ func TestTLSAuthority(t *testing.T) {
 		t.Error("without its authority: got no error")
 	}
 	if err := open("nonsense"); err == nil {
-		t.Error("with nonsense: got no error")
+		t.Error("with an invalid authority: got no error")
 	}
 }
 

@@ -258,7 +258,7 @@ func conforms(t *testing.T, make func(*testing.T) rig) {
 			t.Errorf("error %v, want canceled", err)
 		}
 	})
-	t.Run("settled", func(t *testing.T) {
+	t.Run("cleared", func(t *testing.T) {
 		r := make(t)
 		r.put(good("a"))
 		answer, err := once(t, r)

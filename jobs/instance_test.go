@@ -422,7 +422,7 @@ func TestApplyAfterADeath(t *testing.T) {
 	func() {
 		defer func() {
 			if recover() == nil {
-				t.Error("the apply did not die")
+				t.Error("Apply was not interrupted")
 			}
 		}()
 		_ = m.Apply(t.Context(), second)
@@ -553,7 +553,7 @@ func TestPrepareReportsAllFailures(t *testing.T) {
 	}
 	b, _ := spec.Packages["good"].Bundle()
 	if !m.packages().Installed(b) {
-		t.Error("the good package was thrown away")
+		t.Error("the good package was not installed")
 	}
 	m.Parallel = 0 // what an operator may write
 	spec.Packages = map[string]Package{"good": spec.Packages["good"]}

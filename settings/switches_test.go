@@ -23,7 +23,7 @@ func TestSwitches(t *testing.T) {
 				t.Errorf("%s, stemcell %v: got %v, want %v", document, c.stemcell, got, c.want)
 			}
 			if got := get(e.Clone(), c.stemcell); got != c.want {
-				t.Errorf("%s: a copy says %v", document, got)
+				t.Errorf("%s: the clone has %v, want %v", document, got, c.want)
 			}
 		}
 	}

@@ -267,7 +267,7 @@ func TestCD(t *testing.T) {
 	}
 	// An image cannot be ejected; that it was tried, and only now, is what counts here.
 	if err := answer.Clear(t.Context()); err == nil || !strings.Contains(err.Error(), "eject") {
-		t.Errorf("settled: %v, want a failed eject", err)
+		t.Errorf("Clear: %v, want a failed eject", err)
 	}
 	if _, err := cd.Settings(t.Context()); err != nil {
 		t.Errorf("second read: %v", err)
@@ -399,7 +399,7 @@ func TestRealEventsAreHeard(t *testing.T) {
 	select {
 	case <-events:
 	case <-time.After(10 * time.Second):
-		t.Error("the end of udev's queue was not heard")
+		t.Error("no event when udev's queue became empty")
 	}
 }
 

@@ -132,7 +132,7 @@ func TestRootNewDevicesAreHeardOf(t *testing.T) {
 	select {
 	case <-events:
 	case <-time.After(10 * time.Second):
-		t.Error("the kernel's event was not heard")
+		t.Error("no event of the kernel")
 	}
 }
 

@@ -180,7 +180,7 @@ func detachedMount(ctx context.Context) error {
 	}
 	defer root.Close()
 	if during, err := mountTables(); err != nil || during != before {
-		return fmt.Errorf("the mount is seen: %v\n%s", err, during)
+		return fmt.Errorf("the mount is visible: %v\n%s", err, during)
 	}
 	if err := openExclusively(device); !errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("exclusive open of a mounted device: %v, want EBUSY", err)

@@ -106,7 +106,7 @@ func TestSettings(t *testing.T) {
 }
 
 // Contract S.12.
-func TestErasedOnlyWhenSettled(t *testing.T) {
+func TestErasedOnlyWhenCleared(t *testing.T) {
 	h := newHypervisor(t)
 	h.set(t, base64.StdEncoding.EncodeToString([]byte(`{"agent_id":"v"}`)))
 	answer, err := h.source().Settings(t.Context())
@@ -148,7 +148,7 @@ func TestSecondTool(t *testing.T) {
 func TestNoValue(t *testing.T) {
 	_, err := newHypervisor(t).source().Settings(t.Context())
 	if source.KindOf(err) != source.Definite || !strings.Contains(err.Error(), "No value found") {
-		t.Errorf("error %v, want a final one with the tool's words", err)
+		t.Errorf("error %v, want a final one with the tool's output", err)
 	}
 }
 

@@ -403,7 +403,7 @@ func FuzzRead(f *testing.F) {
 	f.Fuzz(func(t *testing.T, document []byte) {
 		p, err := Read(document)
 		if err == nil && p != nil && p.Endpoint.Empty() {
-			t.Error("a pointer to nowhere")
+			t.Error("a pointer without an endpoint")
 		}
 		if p != nil {
 			if made, err := address(p.Endpoint.Reveal(), "i-1"); err == nil && !strings.HasSuffix(made, "/instances/i-1/settings") {

@@ -38,15 +38,15 @@ func TestRecorderWritesAndKeepsHistory(t *testing.T) {
 	}
 	last := r.Snapshot().Earlier[earlierKept-1]
 	if last.Verdict != "ephemeral-disk: absent" || last.State != Failed {
-		t.Errorf("the run before is remembered as %+v, want its verdict", last)
+		t.Errorf("the previous run is %+v, want its verdict", last)
 	}
 	// Its steps are, too; those of the runs before it would only fill the file.
 	if len(last.Steps) != 1 || last.Steps[0].Start != earlierKept+3 || last.Steps[0].Waits[0].For != "/dev/sdb" || last.Steps[0].Evidence[0] != "absent" {
-		t.Errorf("the run before is remembered with the steps %+v", last.Steps)
+		t.Errorf("the steps of the previous run are %+v", last.Steps)
 	}
 	for _, e := range r.Snapshot().Earlier[:earlierKept-1] {
 		if len(e.Steps) != 0 {
-			t.Errorf("an older run is remembered with the steps %+v", e.Steps)
+			t.Errorf("an older run has the steps %+v", e.Steps)
 		}
 	}
 }

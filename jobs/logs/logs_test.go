@@ -334,6 +334,6 @@ func TestRotation(t *testing.T) {
 	}
 	r.MaxSize = "1M\n}\n/etc/passwd {"
 	if err := ConfigureRotation(t.Context(), r); err == nil {
-		t.Error("a size that is none: got no error")
+		t.Error("an invalid size: got no error")
 	}
 }

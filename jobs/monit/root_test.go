@@ -203,7 +203,7 @@ include %[2]s/job/*.monitrc
 			t.Logf("alert: %+v severity %d", a, a.Severity())
 			found = a.Service == "svc" && strings.EqualFold(a.Event, "Does not exist") && a.Severity() == SeverityAlert && a.Action == "restart" && a.ID != "" && !a.Date.IsZero()
 		case <-time.After(30 * time.Second):
-			t.Fatal("no alert of the death")
+			t.Fatal("no alert for the killed process")
 		}
 	}
 	// Unmonitored: monit does not start it again; then it stops with nothing left to do.

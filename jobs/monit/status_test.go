@@ -64,11 +64,11 @@ func FuzzStatus(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		status, err := parseStatus(strings.NewReader(text))
 		if err != nil && len(status.Services) > 0 {
-			t.Error("services beside an error")
+			t.Error("an error came with services")
 		}
 		for _, s := range status.Services {
 			if s.State == "" || s.Monitored != (s.State != StateUnknown) {
-				t.Errorf("%+v: the state does not fit", s)
+				t.Errorf("%+v: no state, or one that contradicts Monitored", s)
 			}
 			if _, err := json.Marshal(s.process()); err != nil {
 				t.Errorf("%+v cannot be answered: %v", s, err)

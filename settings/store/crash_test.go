@@ -36,15 +36,15 @@ func run(n int, work func(step func(string))) (crashed bool, made []string) {
 	return false, made
 }
 
-// TestACrashBetweenAnyTwoChangesConverges takes several journeys, stops each before every one of
+// TestACrashBetweenAnyTwoChangesConverges takes several scenarios, stops each before every one of
 // its changes, restarts without a source, and expects one of the states before or after; then
 // restarts with the source and expects the end state.
 func TestACrashBetweenAnyTwoChangesConverges(t *testing.T) {
 	const longer = `{"trusted_certs":"new","mbus":{"urls":["nats://new:4222"]}}`
-	journeys := map[string]struct {
+	scenarios := map[string]struct {
 		prepare func(t *testing.T, m *machine)
 		work    func(t *testing.T, m *machine, c *Current)
-		answer  string // the source during and after the journey
+		answer  string // the source during and after the scenario
 		// state prints what must be consistent; want lists what may be found after the crash.
 		allowed []string
 		end     string
@@ -122,7 +122,7 @@ func TestACrashBetweenAnyTwoChangesConverges(t *testing.T) {
 			end:     "a-1 [] new 1 d-1",
 		},
 	}
-	for name, j := range journeys {
+	for name, j := range scenarios {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // it mostly waits for the disk
 			for n := 0; ; n++ {
@@ -145,23 +145,23 @@ func TestACrashBetweenAnyTwoChangesConverges(t *testing.T) {
 				standalone := m.open(t)
 				got := describe(standalone)
 				if stale := m.stale(t, standalone); stale != "" && standalone.Present() {
-					t.Fatalf("crash behind %q, and %s stays when no source answers", made, stale)
+					t.Fatalf("crash after %q, and %s stays when no source answers", made, stale)
 				}
 				if j.allowed != nil && !contains(j.allowed, got) {
-					t.Fatalf("crash behind %q left %q, want one of %q", made, got, j.allowed)
+					t.Fatalf("crash after %q left %q, want one of %q", made, got, j.allowed)
 				}
 				m.failure = nil
 				c := m.open(t)
 				m.load(t, c)
 				if got := describe(c); j.end != "" && got != j.end {
-					t.Fatalf("crash behind %q ended in %q, want %q", made, got, j.end)
+					t.Fatalf("crash after %q ended in %q, want %q", made, got, j.end)
 				}
 				if stale := m.stale(t, c); stale != "" {
-					t.Fatalf("crash behind %q left %s behind", made, stale)
+					t.Fatalf("crash after %q left %s behind", made, stale)
 				}
 				if !crashed {
 					if n == 0 {
-						t.Fatal("the journey changed nothing")
+						t.Fatal("the scenario made no change")
 					}
 					return
 				}
@@ -269,13 +269,13 @@ func TestAFullDiskLeavesTheSettingsInForceAndTheSourceAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := m.load(t, c)
-	if l.NotCached == nil || m.settled != 0 || c.Effective().Settings.AgentID != "a-1" {
-		t.Errorf("got %+v, settled %d times; want settings in force and the source untouched", l, m.settled)
+	if l.NotCached == nil || m.cleared != 0 || c.Effective().Settings.AgentID != "a-1" {
+		t.Errorf("got %+v, cleared %d times; want settings in force and the source not cleared", l, m.cleared)
 	}
 	if err := os.RemoveAll(m.settingsFile()); err != nil {
 		t.Fatal(err)
 	}
-	if l := m.load(t, c); l.NotCached != nil || m.settled != 1 || !exists(filepath.Join(m.dirs.Bosh(), vcap.SettingsFile)) {
-		t.Errorf("the next load gave %+v, settled %d times; want it cached and settled", l, m.settled)
+	if l := m.load(t, c); l.NotCached != nil || m.cleared != 1 || !exists(filepath.Join(m.dirs.Bosh(), vcap.SettingsFile)) {
+		t.Errorf("the next load gave %+v, cleared %d times; want it cached and cleared", l, m.cleared)
 	}
 }

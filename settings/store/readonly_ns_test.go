@@ -30,11 +30,11 @@ func TestNSAReadOnlyDiskDoesNotKeepTheAgentFromStarting(t *testing.T) {
 			t.Fatal(err)
 		}
 		m.answer = doc("a-1", `,"ntp":["2"]`)
-		before := m.settled
+		before := m.cleared
 		c := m.open(t)
 		l := m.load(t, c)
-		if l.NotCached == nil || m.settled != before || c.Effective().NTP[0] != "2" {
-			t.Errorf("got %+v with %v; want the new settings in force, not cached, and the source left alone", l, c.Effective().NTP)
+		if l.NotCached == nil || m.cleared != before || c.Effective().NTP[0] != "2" {
+			t.Errorf("got %+v with %v; want the new settings in force, not cached, and the source not cleared", l, c.Effective().NTP)
 		}
 	})
 }

@@ -25,7 +25,7 @@ type machine struct {
 	dirs    vcap.Dirs
 	answer  string
 	failure error
-	settled int
+	cleared int
 	mounts  int
 	log     *logtest.Hook
 	entry   *logrus.Entry
@@ -48,7 +48,7 @@ func (m *machine) options() Options {
 			}
 			return Fetched{
 				Raw: secret.NewJSON([]byte(m.answer)), From: "HTTP http://metadata",
-				Clear: func(context.Context) error { m.settled++; return nil },
+				Clear: func(context.Context) error { m.cleared++; return nil },
 			}, nil
 		},
 		MountTmpfs: func(_ context.Context, path string) error {
@@ -145,8 +145,8 @@ func TestSourceIsCachedAndCacheServesWhenItFails(t *testing.T) {
 	if c.Present() {
 		t.Fatal("an empty directory has settings")
 	}
-	if l := m.load(t, c); l.Cached || l.From != "HTTP http://metadata" || m.settled != 1 {
-		t.Errorf("got %+v, settled %d times; want the source's answer, settled once", l, m.settled)
+	if l := m.load(t, c); l.Cached || l.From != "HTTP http://metadata" || m.cleared != 1 {
+		t.Errorf("got %+v, cleared %d times; want the source's answer, cleared once", l, m.cleared)
 	}
 	info, err := os.Stat(m.settingsFile())
 	if err != nil || info.Mode().Perm() != 0o600 {
@@ -165,8 +165,8 @@ func TestSourceIsCachedAndCacheServesWhenItFails(t *testing.T) {
 		t.Fatal("the cached settings are not there after a restart")
 	}
 	l := m.load(t, reopened)
-	if !l.Cached || !errors.Is(l.Why, m.failure) || m.settled != 1 {
-		t.Errorf("got %+v, settled %d times; want the cache and the source's failure", l, m.settled)
+	if !l.Cached || !errors.Is(l.Why, m.failure) || m.cleared != 1 {
+		t.Errorf("got %+v, cleared %d times; want the cache and the source's failure", l, m.cleared)
 	}
 	if got := reopened.Effective().Bus.URLs[0].Reveal(); got != "nats://u:p@10.0.0.6:4222" {
 		t.Errorf("bus URL %q", got)
@@ -210,8 +210,8 @@ func TestUnusableAnswerLeavesTheCacheInForce(t *testing.T) {
 			m.load(t, c)
 			before := m.read(t, m.settingsFile())
 			m.answer = answer
-			if l := m.load(t, c); !l.Cached || l.Why == nil || m.settled != 1 {
-				t.Errorf("got %+v, settled %d times; want the cache", l, m.settled)
+			if l := m.load(t, c); !l.Cached || l.Why == nil || m.cleared != 1 {
+				t.Errorf("got %+v, cleared %d times; want the cache", l, m.cleared)
 			}
 			if got := m.read(t, m.settingsFile()); got != before {
 				t.Errorf("cache changed to %s", got)
@@ -258,7 +258,7 @@ func TestSecondLoadWritesNothing(t *testing.T) {
 	}
 }
 
-func TestOdditiesAreSaidOnce(t *testing.T) {
+func TestWarningsAreLoggedOnce(t *testing.T) {
 	m := newMachine(t)
 	m.answer = doc("a-1", `,"networks":{"n":{"mac":"nonsense"}}`)
 	c := m.open(t)
@@ -268,7 +268,7 @@ func TestOdditiesAreSaidOnce(t *testing.T) {
 	m.answer = doc("a-1", `,"env":{"bosh":{"parallel":0}}`)
 	m.load(t, c)
 	if got := strings.Join(m.warnings(), ","); strings.Count(got, "settings: warning") != 2 {
-		t.Errorf("log has %s, want each oddity once", got)
+		t.Errorf("log has %s, want each warning once", got)
 	}
 }
 

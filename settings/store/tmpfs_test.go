@@ -92,8 +92,8 @@ func TestWithoutTmpfsSecretsStayOffTheDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := m.load(t, c)
-	if !errors.Is(l.NotCached, broken) || m.settled != 0 {
-		t.Errorf("got %+v, settled %d times; want the failure and the source left alone", l, m.settled)
+	if !errors.Is(l.NotCached, broken) || m.cleared != 0 {
+		t.Errorf("got %+v, cleared %d times; want the failure and the source not cleared", l, m.cleared)
 	}
 	if c.Effective().Settings.AgentID != "a-1" {
 		t.Error("the settings are not in force")
@@ -226,8 +226,8 @@ func TestReadOnlyLeavesEverythingAlone(t *testing.T) {
 	if !c.Present() {
 		t.Error("the previous generation was not used")
 	}
-	if l := m.load(t, c); l.From != "HTTP http://metadata" || m.settled != 0 || m.mounts != 0 {
-		t.Errorf("got %+v, settled %d, mounts %d", l, m.settled, m.mounts)
+	if l := m.load(t, c); l.From != "HTTP http://metadata" || m.cleared != 0 || m.mounts != 0 {
+		t.Errorf("got %+v, cleared %d times, mounts %d", l, m.cleared, m.mounts)
 	}
 	if got := strings.Join(m.tree(t), " "); got != before {
 		t.Errorf("files changed from %s to %s", before, got)
