@@ -151,7 +151,7 @@ const stepTimeout = 5 * time.Minute
 // perform takes the steps.
 func (s *show) perform(ctx context.Context, begin time.Time) error {
 	steps := []demoStep{
-		{"a machine with a blank ephemeral and a persistent disk is made", (*show).create},
+		{"make a machine with a blank ephemeral and a persistent disk", (*show).create},
 		{"power on; network, disk, bus: the agent answers ping", (*show).power},
 		{"attach the persistent disk, mount_disk", (*show).mount},
 		{"update_settings: the agent takes a new identity on the bus", (*show).settings},
@@ -160,11 +160,11 @@ func (s *show) perform(ctx context.Context, begin time.Time) error {
 		{"get_state, and the web server answers", (*show).state},
 		{"kill the job: the alert arrives, the job is back", (*show).kill},
 		{"fetch_logs", (*show).logs},
-		{"between a task's end and its Director's knowledge of it", (*show).answers},
+		{"delay until the Director learns of a task's end", (*show).answers},
 		{"stop; a bigger disk: migrate_disk moves the data", (*show).migrate},
 		{"the IaaS grows it: mount_disk grows the file system; start", (*show).grow},
-		{"restart the agent: the job does not notice", (*show).restart},
-		{"reboot: disk and job come back by themselves", (*show).reboot},
+		{"restart the agent: the job keeps running", (*show).restart},
+		{"reboot: the disk is mounted and the job started again", (*show).reboot},
 	}
 	lines := []map[string]any{}
 	for _, step := range steps {
@@ -186,7 +186,7 @@ func (s *show) perform(ctx context.Context, begin time.Time) error {
 		lines = append(lines, map[string]any{"step": step.text, "seconds": took.Seconds(), "detail": detail})
 	}
 	return s.c.result(map[string]any{"steps": lines, "seconds": time.Since(begin).Seconds(), "boot": s.boot}, func(w io.Writer) {
-		_, _ = fmt.Fprintf(w, "%-64s%7.2f s\n", "altogether", time.Since(begin).Seconds())
+		_, _ = fmt.Fprintf(w, "%-64s%7.2f s\n", "total", time.Since(begin).Seconds())
 		timeline(w, s.boot)
 	})
 }
