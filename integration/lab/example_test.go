@@ -10,12 +10,12 @@ import (
 	"cambium/integration/lab/director"
 )
 
-// A machine is made, booted and driven as a Director does it. It needs root, systemd-nspawn and bin/agent, and is therefore
-// compiled but not run here; TestMachineSlice in integration/machine is its like.
+// A machine is made, booted and driven as a Director does it. This needs root, systemd-nspawn and the agent's binary, so
+// that only the machine tier runs it (TestMachineExample).
 func Example() {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	l, err := lab.New(ctx, lab.Options{Name: "example", Dir: os.TempDir(), Agent: "bin/agent"})
+	l, err := lab.New(ctx, lab.Options{Name: fmt.Sprintf("example%d", os.Getpid()), Dir: os.TempDir(), Agent: os.Getenv("CAMBIUM_AGENT")})
 	check(err)
 	defer func() { check(l.Close(ctx)) }()
 	i, err := l.Create(ctx, lab.VM{Ephemeral: 2 * lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.swap_size", 0) }})
