@@ -183,8 +183,15 @@ func (f *flows) cloudCheck() {
 	if err := old.Delete(t.Context()); err != nil { // delete_vm
 		t.Error(err)
 	}
+	f.lostDisk()
+	f.deleteVM()
+	f.inactiveDisk()
+}
 
-	// A disk that the IaaS has lost: its reference is deleted, and the instance goes on without.
+// lostDisk resolves a disk that the IaaS has lost: its reference is deleted, and the instance goes on without.
+func (f *flows) lostDisk() {
+	t := f.t
+	t.Helper()
 	run(t, f.i, "sh", "-c", "systemctl stop monit; pkill sleeper; umount /var/vcap/store; systemctl start monit")
 	if err := f.i.LoseDisk(t.Context(), f.disk); err != nil {
 		t.Fatal(err)
@@ -204,5 +211,83 @@ func (f *flows) cloudCheck() {
 		f.i.Agent.Update(p, f.i, d, "")
 		f.disk = d.Disk
 	})
-	await(t, "running jobs with a new disk", time.Minute, func() bool { return stateOf(t, f.i).JobState == "running" })
+	f.keep("second")
+	f.want("the next update", "second\n")
+}
+
+// deleteVM resolves unresponsive agents without a reboot: the VM is forgotten, then it is deleted, and the one that is
+// missing then is made anew.
+func (f *flows) deleteVM() {
+	t := f.t
+	t.Helper()
+	agent := *f.i.Agent
+	agent.Ping = 2 * time.Second
+	if err := f.play(t.Context(), func(p *director.Plan, _ director.Deployment, _ func(context.Context) error) { agent.DropVMReference(p) }, nil); err == nil {
+		t.Error("delete_vm_reference of an agent that answers: no error")
+	}
+	run(t, f.i, "systemctl", "kill", "--signal=STOP", "bosh-agent")
+	f.do("delete_vm_reference", func(p *director.Plan, _ director.Deployment, _ func(context.Context) error) { agent.DropVMReference(p) })
+	// The VM that the Director has forgotten goes on with its disk.
+	run(t, f.i, "systemctl", "kill", "--signal=CONT", "bosh-agent")
+	f.want("delete_vm_reference", "second\n")
+
+	run(t, f.i, "systemctl", "kill", "--signal=STOP", "bosh-agent")
+	f.do("delete_vm", func(p *director.Plan, _ director.Deployment, _ func(context.Context) error) {
+		agent.DeleteVM(p, f.i.Release)
+	})
+	if kept := f.l.KeptDisks(); kept[f.disk] == "" {
+		t.Fatalf("after delete_vm the IaaS has the disks %v, want %s", kept, f.disk)
+	}
+	f.i = start(t, f.l, lab.VM{Name: "app-anew", Ephemeral: 4 * lab.GiB})
+	f.do("recreate_vm_without_wait", func(p *director.Plan, d director.Deployment, upload func(context.Context) error) {
+		f.i.Agent.RecreateVMWithoutWait(p, f.i, d, upload)
+	})
+	f.want("recreate_vm_without_wait", "second\n")
+}
+
+// inactiveDisk resolves a second disk that a failed update has left mounted, and a disk of the instance that is on
+// record as inactive.
+func (f *flows) inactiveDisk() {
+	t := f.t
+	t.Helper()
+	const inactive = "disk-inactive"
+	if err := f.i.NewDisk(inactive, 512<<20); err != nil {
+		t.Fatal(err)
+	}
+	f.do("a failed update", func(p *director.Plan, _ director.Deployment, _ func(context.Context) error) {
+		f.i.Agent.ReplaceDisk(p, f.i, "", inactive)
+	})
+	deleteDisk := func(p *director.Plan, _ director.Deployment, _ func(context.Context) error) {
+		f.i.Agent.DeleteInactiveDisk(p, f.i, inactive)
+	}
+	if err := f.play(t.Context(), deleteDisk, nil); err == nil {
+		t.Error("delete_disk of a mounted disk: no error")
+	}
+	if mounted, err := f.i.Agent.Scan(t.Context()); err != nil || len(mounted) != 2 {
+		t.Errorf("after delete_disk of a mounted disk: %v, %v, want both disks", mounted, err)
+	}
+	if _, err := f.i.Agent.Do(t.Context(), "unmount_disk", inactive); err != nil {
+		t.Fatal(err)
+	}
+	f.do("delete_disk", deleteDisk)
+	for _, a := range f.i.Disks() {
+		if a.Disk.ID == inactive {
+			t.Errorf("after delete_disk the machine still has %s", inactive)
+		}
+	}
+	f.want("delete_disk", "second\n")
+	// No request has told the agent that the disk is gone.
+	run(t, f.i, "systemctl", "restart", "bosh-agent")
+	ready(t, f.i)
+	f.want("a restart after delete_disk", "second\n")
+
+	f.do("activate_disk", func(p *director.Plan, _ director.Deployment, _ func(context.Context) error) {
+		f.i.Agent.ActivateDisk(p, f.disk)
+	})
+	if err := f.play(t.Context(), func(p *director.Plan, _ director.Deployment, _ func(context.Context) error) {
+		f.i.Agent.ActivateDisk(p, inactive)
+	}, nil); err == nil {
+		t.Error("activate_disk of a disk that is not mounted: no error")
+	}
+	f.want("activate_disk", "second\n")
 }

@@ -134,9 +134,17 @@ func (a *Agent) dropDisk(p *Plan, cpi CPI, cid string) {
 
 // Start is the end of every update: apply in full, scripts, processes, wait, scripts.
 func (a *Agent) Start(p *Plan, d Deployment) {
+	a.applyAndStart(p, d)
+	a.awaitRunning(p, d)
+}
+
+func (a *Agent) applyAndStart(p *Plan, d Deployment) {
 	p.Add("apply", a.expect(`"applied"`, "apply", d.Spec))
 	p.Add("pre-start", a.script("pre-start", nil))
 	p.Add("start", a.expect(`"started"`, "start"))
+}
+
+func (a *Agent) awaitRunning(p *Plan, d Deployment) {
 	p.Add("get_state until running", func(ctx context.Context) error { return a.WaitRunning(ctx, d.WatchTime) })
 	p.Add("post-start", a.script("post-start", nil))
 }

@@ -131,6 +131,8 @@ type fakeCPI struct{}
 func (fakeCPI) AttachDisk(_ context.Context, cid string) (any, error) { return "/dev/" + cid, nil }
 func (fakeCPI) DetachDisk(context.Context, string) error              { return nil }
 
+func noUpload(context.Context) error { return nil }
+
 func TestSequences(t *testing.T) {
 	answers := map[string]string{
 		"ping": `"pong"`, "update_settings": `"ok"`, "apply": `"applied"`, "prepare": `"prepared"`, "start": `"started"`, "stop": `"stopped"`,
@@ -149,6 +151,13 @@ func TestSequences(t *testing.T) {
 		{"update with another disk", func(a *Agent, p *Plan) { a.Update(p, fakeCPI{}, d, "old") },
 			"get_state prepare run_script drain stop run_script list_disk ping add_persistent_disk mount_disk migrate_disk " +
 				"unmount_disk remove_persistent_disk update_settings apply run_script start get_state run_script"},
+		{"recreate_vm", func(a *Agent, p *Plan) { a.RecreateVM(p, fakeCPI{}, Deployment{Spec: d.Spec}, noUpload) },
+			"ping update_settings apply get_state apply run_script start get_state run_script get_state list_disk"},
+		{"recreate_vm_without_wait", func(a *Agent, p *Plan) { a.RecreateVMWithoutWait(p, fakeCPI{}, d, noUpload) },
+			"ping ping add_persistent_disk mount_disk update_settings apply get_state apply run_script start"},
+		{"delete_disk_reference", func(a *Agent, p *Plan) { a.DropReference(p, "old") }, "list_disk unmount_disk"},
+		{"delete_disk", func(a *Agent, p *Plan) { a.DeleteInactiveDisk(p, fakeCPI{}, "new") }, "list_disk"},
+		{"activate_disk", func(a *Agent, p *Plan) { a.ActivateDisk(p, "old") }, "list_disk"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var sent []Request
@@ -179,6 +188,53 @@ func TestSequences(t *testing.T) {
 		})
 	}
 }
+
+// TestResolutionsRefused: an agent that answers keeps its VM, a mounted disk is not deleted, one that is not mounted does
+// not become active.
+func TestResolutionsRefused(t *testing.T) {
+	const pong, exception = `{"value":"pong"}`, `{"exception":{"message":"restarting agent"}}`
+	for _, c := range []struct {
+		name, ping string
+		plan       func(a *Agent, p *Plan, act func(context.Context) error)
+		err        string
+	}{
+		{"delete_vm", pong, func(a *Agent, p *Plan, act func(context.Context) error) { a.DeleteVM(p, act) }, "responding"},
+		{"delete_vm with an exception", exception, func(a *Agent, p *Plan, act func(context.Context) error) { a.DeleteVM(p, act) }, "restarting agent"},
+		{"delete_vm of a silent agent", "", func(a *Agent, p *Plan, act func(context.Context) error) { a.DeleteVM(p, act) }, ""},
+		{"delete_vm_reference", pong, func(a *Agent, p *Plan, act func(context.Context) error) { a.DropVMReference(p); p.Add("", act) }, "responding"},
+		{"delete_disk of a mounted disk", "", func(a *Agent, p *Plan, act func(context.Context) error) {
+			a.DeleteInactiveDisk(p, detaching{act}, "old")
+		}, "in use"},
+		{"delete_disk with a failing CPI", "", func(a *Agent, p *Plan, act func(context.Context) error) {
+			a.DeleteInactiveDisk(p, detaching{func(ctx context.Context) error { return errors.Join(act(ctx), errors.New("no such disk")) }}, "new")
+		}, ""},
+		{"activate_disk of one that is not mounted", "", func(a *Agent, p *Plan, act func(context.Context) error) { a.ActivateDisk(p, "new"); p.Add("", act) }, "not mounted"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := &scripted{answers: func(r Request, _ int) string {
+					if r.Method == "list_disk" {
+						return `{"value":["old"]}`
+					}
+					return c.ping
+				}}
+				acted := false
+				var p Plan
+				c.plan(&Agent{Transport: s, Protocol: Protocol}, &p, func(context.Context) error { acted = true; return nil })
+				err := p.Run(t.Context(), nil)
+				if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) || acted != (c.err == "") || len(s.calls) != 1 {
+					t.Errorf("error is %v, acted %v after %v; want %q", err, acted, s.calls, c.err)
+				}
+			})
+		})
+	}
+}
+
+// detaching is a CPI whose detach_disk is a function.
+type detaching struct{ act func(context.Context) error }
+
+func (detaching) AttachDisk(context.Context, string) (any, error)  { return nil, errors.ErrUnsupported }
+func (d detaching) DetachDisk(ctx context.Context, _ string) error { return d.act(ctx) }
 
 func TestStopIgnoresServicesThatDoNotStop(t *testing.T) {
 	s := &scripted{answers: func(Request, int) string {

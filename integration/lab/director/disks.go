@@ -2,21 +2,23 @@ package director
 
 import (
 	"context"
-	"fmt"
 	"slices"
-	"time"
 )
 
-// The sequences below are those in which a Director moves persistent disks outside of an ordinary update, and
-// those of the resolutions that `bosh cloud-check` offers. What a resolution does in the IaaS alone is not here.
+// The sequences below are those in which a Director moves persistent disks outside of an ordinary update.
+
+// hasMounted asks whether a disk is mounted.
+func (a *Agent) hasMounted(ctx context.Context, cid string) (bool, error) {
+	var cids []string
+	err := a.Into(ctx, &cids, "list_disk")
+	return slices.Contains(cids, cid), err
+}
 
 // Detach takes a disk from a machine that may have it mounted.
 func (a *Agent) Detach(p *Plan, cpi CPI, cid string) {
 	mounted := false
-	p.Add("list_disk", func(ctx context.Context) error {
-		var cids []string
-		err := a.Into(ctx, &cids, "list_disk")
-		mounted = slices.Contains(cids, cid)
+	p.Add("list_disk", func(ctx context.Context) (err error) {
+		mounted, err = a.hasMounted(ctx, cid)
 		return err
 	})
 	p.Add("unmount_disk "+cid, func(ctx context.Context) error {
@@ -53,69 +55,4 @@ func (a *Agent) ReplaceDisk(p *Plan, cpi CPI, old, cid string) {
 		a.Detach(p, cpi, old)
 	}
 	a.addDisk(p, cpi, cid)
-}
-
-// scanTimeout is how long a cloud check waits for an answer; a timeout means an unresponsive agent.
-const scanTimeout = 10 * time.Second
-
-// Scan is the part of a cloud check that asks an agent: it returns the disks that are mounted.
-func (a *Agent) Scan(ctx context.Context) (mounted []string, err error) {
-	hasty := *a
-	hasty.Timeout = scanTimeout
-	if _, err := hasty.once(ctx, scanTimeout, "get_state", []any{}); err != nil {
-		return nil, err
-	}
-	err = hasty.Into(ctx, &mounted, "list_disk")
-	return mounted, err
-}
-
-// Reattach is the resolution of a disk that is not mounted where it should be. With reboot the agent mounts the
-// disk at its start.
-func (a *Agent) Reattach(p *Plan, cpi CPI, cid string, reboot func(ctx context.Context) error) {
-	if reboot == nil {
-		a.addDisk(p, cpi, cid)
-		return
-	}
-	var hint any
-	p.Add("attach_disk", func(ctx context.Context) (err error) {
-		hint, err = cpi.AttachDisk(ctx, cid)
-		return err
-	})
-	p.Add("add_persistent_disk", func(ctx context.Context) error {
-		if hint == nil {
-			return nil
-		}
-		return a.optional(a.expect("", "add_persistent_disk", cid, hint))(ctx)
-	})
-	p.Add("reboot_vm", reboot)
-	p.Add("ping", a.WaitReady)
-}
-
-// DropReference is the resolution of a disk that the IaaS has lost: what is left of it is unmounted.
-func (a *Agent) DropReference(p *Plan, cid string) {
-	p.Add("list_disk", func(ctx context.Context) error {
-		var cids []string
-		if err := a.Into(ctx, &cids, "list_disk"); err != nil {
-			return err
-		}
-		if !slices.Contains(cids, cid) {
-			return nil
-		}
-		return a.expect("", "unmount_disk", cid)(ctx)
-	})
-}
-
-// RecreateVM is the resolution of a VM that is gone or unresponsive, once the CPI has made another: the same disk, the
-// same spec, and the jobs run.
-func (a *Agent) RecreateVM(p *Plan, cpi CPI, d Deployment, upload func(context.Context) error) {
-	a.NewVM(p, cpi, d)
-	p.Add("upload_blob", upload)
-	a.Start(p, d)
-	p.Add("list_disk", func(ctx context.Context) error {
-		mounted, err := a.Scan(ctx)
-		if err == nil && d.Disk != "" && !slices.Equal(mounted, []string{d.Disk}) {
-			err = fmt.Errorf("cloud check finds %v mounted, want %s", mounted, d.Disk)
-		}
-		return err
-	})
 }

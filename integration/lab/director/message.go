@@ -53,7 +53,7 @@ type Agent struct {
 	Timeout time.Duration
 	// Poll is the pause between two polls of a task; one second if zero, as in a Director.
 	Poll time.Duration
-	// Ping is how long WaitReady waits for one answer; one second if zero, as in a Director.
+	// Ping is how long WaitReady and Unresponsive wait for one answer; one second and ten if zero, as in a Director.
 	Ping time.Duration
 	// Progress, if set, is called at every poll of a running task.
 	Progress func(method, task string, elapsed time.Duration)
