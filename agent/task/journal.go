@@ -217,10 +217,14 @@ func (j *journal) flush() {
 
 // store appends a batch. What one lost is written by the compaction behind the next that works.
 func (j *journal) store(batch []appended) error {
+	written := j.size
 	file, err := j.open()
 	if err != nil {
 		j.limit = 0
 		return err
+	}
+	if j.size != written { // of another file system, which lacks what was written so far
+		j.limit = 0
 	}
 	w := bufio.NewWriter(file) // keeps the first error
 	for _, a := range batch {
@@ -245,13 +249,14 @@ func (j *journal) open() (*os.File, error) {
 	if err == nil && info.Mode().Perm() != 0o600 {
 		err = file.Chmod(0o600)
 	}
+	n := 0
 	if err == nil && j.torn {
-		_, err = file.WriteString("\n")
+		n, err = file.WriteString("\n")
 	}
 	if err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
-	j.torn, j.size = false, info.Size()
+	j.torn, j.size = false, info.Size()+int64(n)
 	return file, nil
 }
 

@@ -304,6 +304,27 @@ func TestTheJournalIsNotHeldOpen(t *testing.T) {
 	}
 }
 
+// A file system that is mounted under the agent has no journal, or an older one. The next write completes it.
+func TestAnotherJournalIsCompleted(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "journal")
+	s := open(t, path)
+	ended, begun := s.Begin("prepare", false), s.Begin("apply", false)
+	ended.Finish("prepared", nil)
+	<-begun.Durable()
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	begun.Finish("applied", nil)
+	s.Close()
+	reopened := open(t, path)
+	defer reopened.Close()
+	for task, want := range map[*Task]string{ended: `"prepared"`, begun: `"applied"`} {
+		if got, err := reopened.Outcome(task.ID); err != nil || string(got.Value) != want {
+			t.Errorf("%s after a restart: %+v, %v; want %s", task.Method, got, err, want)
+		}
+	}
+}
+
 func FuzzJournalLine(f *testing.F) {
 	line, err := entry{ID: "a", Method: "apply", Value: json.RawMessage(`{"a":[1]}`)}.line()
 	if err != nil {
@@ -317,12 +338,12 @@ func FuzzJournalLine(f *testing.F) {
 		if !ok {
 			return
 		}
-		reopened, err := e.line()
+		written, err := e.line()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, ok := parseLine(reopened[:len(reopened)-1]); !ok {
-			t.Errorf("cannot read back %q", reopened)
+		if _, ok := parseLine(written[:len(written)-1]); !ok {
+			t.Errorf("cannot read back %q", written)
 		}
 	})
 }
