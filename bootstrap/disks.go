@@ -107,7 +107,6 @@ func (m *Machine) mountPersistentDisk(ctx context.Context, s *engine.Span) error
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case working != "":
-		m.withhold(working)
 		return nil // the names of associated disks follow when it is mounted
 	case o.err != nil:
 		m.withhold(o.err.Error())

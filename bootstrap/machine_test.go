@@ -330,6 +330,29 @@ func TestStoreIsMountedBehindTheBoot(t *testing.T) {
 	}
 }
 
+// A mount that ends in the moment in which the boot goes on without it still starts the jobs.
+func TestStoreIsMountedAsTheBootGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disks, daemon := slowDrives{&drives{}, make(chan time.Time, 1), make(chan error)}, &supervisor{}
+		m := &Machine{Settings: fixed{}, Persistent: disks, Supervisor: daemon}
+		mounting := false
+		m.Deferred = &Deferred{Go: func(f func(context.Context)) {
+			ended := make(chan struct{})
+			go func() { f(t.Context()); close(ended) }()
+			if mounting { // f is what awaits the end of the mount
+				disks.end <- nil
+				<-ended
+			}
+			mounting = true
+		}}
+		_, rest := bootMachine(t, m)
+		rest()
+		if daemon.starts == 0 || m.JobsWithheld() != "" {
+			t.Errorf("%d starts, withheld %q", daemon.starts, m.JobsWithheld())
+		}
+	})
+}
+
 // What disks do counts, and what a background step does takes back that nothing was changed.
 func TestChangesOfDisksCount(t *testing.T) {
 	for name, disks := range map[string]*drives{"mount": {mounts: true}, "background": {grows: true}, "nothing": {}} {

@@ -52,9 +52,10 @@ type mountOutcome struct {
 }
 
 // mountStore mounts the disk of the store. A long check or mount of its file system goes on without the boot; then working says what
-// is done.
+// is done, and jobs are withheld until it has ended.
 func (m *Machine) mountStore(ctx context.Context) (o mountOutcome, working string) {
 	if cid, what, _ := m.Persistent.Working(); cid != "" {
+		m.withhold(what)
 		return o, what // since an earlier attempt
 	}
 	outcome := make(chan mountOutcome, 1)
@@ -74,7 +75,7 @@ func (m *Machine) mountStore(ctx context.Context) (o mountOutcome, working strin
 		outcome <- o
 	})
 	hold := cmp.Or(m.StoreHold, DefaultStoreHold)
-	tick := time.NewTicker(hold / 60)
+	tick := time.NewTicker(max(hold/60, time.Millisecond)) // 0 would panic
 	defer tick.Stop()
 	for {
 		select {
@@ -83,6 +84,7 @@ func (m *Machine) mountStore(ctx context.Context) (o mountOutcome, working strin
 		case <-tick.C:
 			if cid, what, since := m.Persistent.Working(); cid != "" && time.Since(since) > hold {
 				close(left)
+				m.withhold(what) // before its end can release them
 				m.Deferred.Go(func(agent context.Context) {
 					select {
 					case o := <-outcome:
