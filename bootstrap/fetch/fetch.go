@@ -84,12 +84,13 @@ func (n *Network) bringUp(ctx context.Context, named json.RawMessage) (made bool
 	if n.made.Load() {
 		return true, nil
 	}
-	n.log.WithField("networks", len(named)).Info("making a network for the settings sources")
 	if len(named) > 0 {
-		if err := n.applyNamed(ctx, named); err != nil {
-			return false, err
-		}
-	} else if err := wait.DHCP(ctx, n.kernel); err != nil {
+		err = n.applyNamed(ctx, named)
+	} else {
+		n.log.Info("making a network by DHCP for the settings sources")
+		err = wait.DHCP(ctx, n.kernel)
+	}
+	if err != nil {
 		return false, err
 	}
 	n.made.Store(true)
@@ -101,6 +102,7 @@ func (n *Network) applyNamed(ctx context.Context, named json.RawMessage) error {
 	if err := rep.Err(); err != nil {
 		return err
 	}
+	n.log.WithField("networks", len(nets)).Info("making the networks of user data for the settings sources")
 	have, err := n.kernel.Observe(ctx)
 	if err != nil {
 		return err
