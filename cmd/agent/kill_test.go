@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -26,6 +27,8 @@ type mortal struct {
 	t       *testing.T
 	base    string
 	process *exec.Cmd
+	program string // the one in PATH if empty
+	log     lockedLog
 }
 
 const mortalID = "mortal-1"
@@ -93,7 +96,8 @@ func (m *mortal) read(name string) string {
 
 func (m *mortal) start() {
 	m.t.Helper()
-	m.process = exec.Command("agent", "-P", "dummy", "-C", filepath.Join(m.base, "agent.json"), "-M", "dummy-nats", "-b", m.base, "-no-alerts")
+	m.process = exec.Command(cmp.Or(m.program, "agent"), "-P", "dummy", "-C", filepath.Join(m.base, "agent.json"), "-M", "dummy-nats", "-b", m.base, "-no-alerts")
+	m.process.Stderr = &m.log
 	m.process.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := m.process.Start(); err != nil {
 		m.t.Fatal(err)
@@ -290,6 +294,42 @@ func (f *freezer) pass(to io.WriteCloser, from io.Reader) {
 		}
 		if _, err := to.Write(buffer[:n]); err != nil {
 			return
+		}
+	}
+}
+
+// TestProgramReplacedDuringTheBoot: the files that identify an agent to jobs do not outlive its program, also if that is
+// replaced before the agent has written them.
+func TestProgramReplacedDuringTheBoot(t *testing.T) {
+	d := testnats.Start(t, nil, mortalID)
+	m := newMortal(t, d, d.URL().Reveal())
+	own, err := os.ReadFile(ownProgram)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.file("bin/agent", own, 0o755)
+	m.program = filepath.Join(m.base, "bin", "agent")
+	source, late := filepath.Join(m.base, "source.json"), filepath.Join(m.base, "late.json")
+	if err := os.Rename(source, late); err != nil {
+		t.Fatal(err)
+	}
+	logged := func(text string) {
+		t.Helper()
+		testnats.Until(t, text, func() bool { return strings.Contains(m.log.String(), text) })
+	}
+	m.start()
+	logged("agent starts")
+	if err := os.Remove(m.program); err != nil {
+		t.Fatal(err)
+	}
+	logged("the agent's program was replaced")
+	if err := os.Rename(late, source); err != nil {
+		t.Fatal(err)
+	}
+	logged("agent is ready")
+	for _, name := range []string{"agent_version", "agent_supervisor"} {
+		if got := m.read(filepath.Join("instance", name)); got != "" {
+			t.Errorf("instance/%s says %q of a program that was replaced", name, got)
 		}
 	}
 }

@@ -395,6 +395,7 @@ func (a *app) ready(ctx context.Context, v engine.Verdict) error {
 	if err := a.showIdentity(); err != nil {
 		a.log.WithError(err).Warn("the instance does not show the agent's version")
 	}
+	_, _ = a.releasePortIfReplaced() // it may have been replaced before these files were written
 	if reason := a.machine.JobsWithheld(); reason != "" {
 		a.showWithheld(reason)
 		a.bus.AlertOnce(status.JobsWithheld + ": " + reason)

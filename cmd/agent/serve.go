@@ -191,6 +191,7 @@ func (a *app) keepMails(listener *net.TCPListener) {
 	if err := a.notifier.Keep(monit.AlertsSocket, listener); err != nil {
 		a.log.WithError(err).Warn("port of monit's alerts is not kept open during a restart of the agent")
 	}
+	_, _ = a.releasePortIfReplaced() // it may have been replaced before systemd kept the port
 }
 
 // mailsUnserved puts into the status, and once into the log, why monit's mails do not arrive.
