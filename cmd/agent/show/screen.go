@@ -67,7 +67,9 @@ func (s screen) print(d status.Document, verbose bool) {
 		s.field("problem", cli.Red, "%s", text)
 	}
 	for _, text := range d.Warnings {
-		s.field("warning", cli.Yellow, "%s", text)
+		if !slices.Contains(d.Problems, text) { // the doctor names some of the agent's own warnings as problems
+			s.field("warning", cli.Yellow, "%s", text)
+		}
 	}
 	if len(d.Problems) > 0 {
 		s.field("see", "", "'agent doctor' for what to do")

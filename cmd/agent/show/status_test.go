@@ -133,7 +133,9 @@ func TestStatusText(t *testing.T) {
 	dead := ready
 	dead.State, dead.LastState, dead.Stopped = status.NotRunning, status.Ready, pointer(ago(time.Minute))
 	withProblem := ready
-	withProblem.AddFindings([]string{"no space left on /var/vcap/data: 0 of 976 MiB are free"}, []string{"eth0 has an MTU of 576 bytes, less than the 1280 that every IaaS gives"})
+	const withheld = status.JobsWithheld + ": persistent disk vol-1 is blank"
+	withProblem.Warnings = []string{withheld} // which is printed once
+	withProblem.AddFindings([]string{withheld, "no space left on /var/vcap/data: 0 of 976 MiB are free"}, []string{"eth0 has an MTU of 576 bytes, less than the 1280 that every IaaS gives"})
 	retried := booted()
 	retried.State, retried.Try, retried.Started = status.Starting, 3, ago(time.Minute)
 	pausing := booted()
