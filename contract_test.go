@@ -50,6 +50,9 @@ func TestContract(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name := range strings.FieldsSeq(string(out)) {
+		if name == "contract_test.go" {
+			continue // its citations are examples
+		}
 		source, err := os.ReadFile(name)
 		if err != nil {
 			continue // deleted in the work tree

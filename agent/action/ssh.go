@@ -21,7 +21,7 @@ type SSHUsers interface {
 	// Create makes an account that may log in with the key; one that it made before gets the key. Names that no
 	// account can have, and those of other accounts, are errors.
 	Create(ctx context.Context, name, publicKey string) error
-	// Remove deletes every account, with its home, for which match says so.
+	// Remove deletes every ephemeral account, with its home, for which match is true.
 	Remove(ctx context.Context, match func(name string) bool) error
 }
 

@@ -13,13 +13,14 @@ type Sessions struct {
 	HomeBase string // directory of their homes
 }
 
-// Create makes a user that may log in with the key; one that exists gets the key.
+// Create makes a user that may log in with the key; one that it made before gets the key. The name of another account
+// is an error.
 func (s Sessions) Create(ctx context.Context, name, publicKey string) error {
 	_, err := s.Accounts.Converge(ctx, Desired{Sessions: []Session{{Name: name, HomeBase: s.HomeBase, Keys: []string{publicKey}}}})
 	return err
 }
 
-// Remove removes every ephemeral ssh user for which match is true, with home and mail, logged in or
+// Remove removes every user with SessionPrefix for which match is true, with home and mail, logged in or
 // not. match is not called for other users. A failure with one user does not affect the others.
 func (s Sessions) Remove(ctx context.Context, match func(name string) bool) error {
 	have, err := s.Accounts.Observe(ctx, Desired{})

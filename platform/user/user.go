@@ -20,7 +20,7 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// SessionPrefix begins the name of every ephemeral ssh user; no others are ever removed.
+// SessionPrefix begins the names of the ephemeral ssh users that Directors and the CLI make; no others are ever removed.
 const SessionPrefix = "bosh_"
 
 // SessionGroups are the groups of an ephemeral ssh user besides its own.
