@@ -367,8 +367,8 @@ func (w *workshop) follow(t *testing.T, transport string, c conformanceCase, rep
 		polls = 1
 	}
 	for range polls {
-		if polls := w.ask(t, transport, poll); polls != end {
-			t.Fatalf("asked again: got %s, want %s", polls, end)
+		if repeated := w.ask(t, transport, poll); repeated != end {
+			t.Fatalf("asked again: got %s, want %s", repeated, end)
 		}
 	}
 	// Canceling what has ended does nothing.

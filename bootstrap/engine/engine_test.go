@@ -129,7 +129,7 @@ func TestOverdueStepAnnouncesVerdict(t *testing.T) {
 					time.Sleep(30 * time.Second)
 					synctest.Wait()
 					if len(c.wantVerdicts) > 0 && len(shown) > 2 {
-						t.Errorf("the service manager was verdicts %q over the verdict", shown)
+						t.Errorf("the service manager shows %q over the verdict", shown)
 					}
 				}()
 				v, _, err := e.Run(t.Context(), []Step{{Name: "settings", AnnounceAfter: 20 * time.Second, Advice: "put it there", Run: c.run}})
@@ -377,12 +377,19 @@ func TestWaitingDoesNotFloodTheLog(t *testing.T) {
 	})
 }
 
+// advised is an error with advice of its own.
+type advised struct{ error }
+
+func (advised) Advice() string  { return "remove the lock" }
+func (a advised) Unwrap() error { return a.error }
+
 // TestAdvice: an error's own advice comes first, then what a refusal of root's calls means, then the step's.
 func TestAdvice(t *testing.T) {
 	for _, c := range []struct {
 		err  error
 		want string
 	}{
+		{fmt.Errorf("mount: %w", advised{unix.EPERM}), "remove the lock"},
 		{fmt.Errorf("mount: %w", unix.EPERM), "if this is a container, run it privileged"},
 		{fmt.Errorf("mount: %w", unix.ENOENT), "attach the disk"},
 	} {

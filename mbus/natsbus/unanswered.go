@@ -32,12 +32,12 @@ func (u *unanswered) wait(limit time.Duration) {
 	if u.zero == nil {
 		u.zero = make(chan struct{})
 	}
-	none := u.zero
+	zero := u.zero
 	u.mu.Unlock()
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	select {
-	case <-none:
+	case <-zero:
 	case <-timer.C:
 	}
 }
