@@ -2,6 +2,7 @@ package mount
 
 import (
 	"os"
+	"path/filepath"
 	"runtime"
 	"testing"
 
@@ -49,6 +50,20 @@ func TestVisibleIsTheTopmost(t *testing.T) {
 	}
 	if _, ok, _ := visible(all, "/c"); ok {
 		t.Error("something is visible where nothing is mounted")
+	}
+}
+
+// A device that is gone has no holder. What cannot be opened for another reason may have one.
+func TestReleased(t *testing.T) {
+	dir := t.TempDir()
+	loop := filepath.Join(dir, "loop")
+	if err := os.Symlink(loop, loop); err != nil {
+		t.Fatal(err)
+	}
+	for source, fails := range map[string]bool{filepath.Join(dir, "gone"): false, loop: true} {
+		if released, err := Released(Entry{Source: source}, false); released == fails || (err != nil) != fails {
+			t.Errorf("Released of %s = %v, %v", filepath.Base(source), released, err)
+		}
 	}
 }
 

@@ -103,25 +103,35 @@ func targetsIn(proc string, m Entry, ownTable []Entry) (targets []string) {
 	return targets
 }
 
-// Released reports whether nothing holds what m showed before it was unmounted: a device can then be opened exclusively. Of a bind
-// mount, no copy is left in any namespace.
-func Released(m Entry, bind bool) bool {
+// Released reports whether nothing holds what m showed before it was unmounted: a device can then be opened exclusively, or is gone. Of
+// a bind mount, no copy is left in any namespace.
+func Released(m Entry, bind bool) (bool, error) {
 	if bind {
 		elsewhere, err := mountedElsewhere(m)
-		return err == nil && len(elsewhere) == 0
+		return err == nil && len(elsewhere) == 0, err
 	}
 	f, err := os.OpenFile(m.Source, os.O_RDONLY|unix.O_EXCL, 0)
-	if err != nil {
-		return !errors.Is(err, unix.EBUSY) // a device that is gone has no holder
+	switch {
+	case err == nil:
+		return true, f.Close()
+	case errors.Is(err, unix.EBUSY):
+		return false, nil
+	case slices.ContainsFunc(goneErrors, func(gone error) bool { return errors.Is(err, gone) }):
+		return true, nil
 	}
-	_ = f.Close() // nothing was written
-	return true
+	return false, fmt.Errorf("whether %s is still in use cannot be determined: %w", m.Source, err)
 }
+
+// goneErrors mean that a device is gone, and has no holder.
+var goneErrors = []error{unix.ENOENT, unix.ENXIO, unix.ENODEV, unix.ENOMEDIUM}
 
 // AwaitReleased waits until Released. The error names what holds it when ctx ends.
 func AwaitReleased(ctx context.Context, m Entry, bind bool, report func([]Process)) error {
 	var last string
-	for !Released(m, bind) {
+	for {
+		if released, err := Released(m, bind); released || err != nil {
+			return err
+		}
 		holders, err := holders(m, bind)
 		if err != nil {
 			return err
@@ -137,7 +147,6 @@ func AwaitReleased(ctx context.Context, m Entry, bind bool, report func([]Proces
 			return err
 		}
 	}
-	return nil
 }
 
 // holders are the processes that hold what m showed before it was unmounted: those with open files there, and one of each mount

@@ -108,8 +108,8 @@ func (d *Disks) release(ctx context.Context, p settings.PersistentDisk, mounts [
 
 // awaitReleased detaches what was mounted here from private mount namespaces, and waits until nothing holds it.
 func (d *Disks) awaitReleased(ctx context.Context, m mount.Entry) error {
-	if mount.Released(m, d.BindMounted) {
-		return nil
+	if released, err := mount.Released(m, d.BindMounted); released || err != nil {
+		return err
 	}
 	// What cannot be detached is named if it is still there when the time is over.
 	if err := d.Detach(m); err != nil {
@@ -120,8 +120,8 @@ func (d *Disks) awaitReleased(ctx context.Context, m mount.Entry) error {
 
 // Detach detaches what was mounted here from private mount namespaces.
 func (d *Disks) Detach(m mount.Entry) error {
-	if mount.Released(m, d.BindMounted) {
-		return nil
+	if released, err := mount.Released(m, d.BindMounted); released || err != nil {
+		return err
 	}
 	changed, err := mount.DetachElsewhere(m)
 	if len(changed) > 0 {
