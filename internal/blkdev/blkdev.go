@@ -100,6 +100,12 @@ func ioctl(f *os.File, request uintptr, arg unsafe.Pointer) error {
 	return nil
 }
 
+// ReadOnly reports whether a block device cannot be written. An image file can.
+func ReadOnly(f *os.File) bool {
+	readOnly, err := unix.IoctlGetInt(int(f.Fd()), unix.BLKROGET)
+	return err == nil && readOnly != 0
+}
+
 // Info is what sysfs says about a block device.
 type Info struct {
 	Name      string // the kernel's name, such as vdb or vdb1

@@ -10,6 +10,9 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"cambium/internal/looptest"
 	"cambium/platform/filesystem"
@@ -415,4 +418,23 @@ func (e ends) ReadAt(b []byte, o int64) (int, error) {
 		}
 	}
 	return len(b), nil
+}
+
+// A program that keeps the lock of a disk is not waited for without end.
+func TestLockOfAnotherProgram(t *testing.T) {
+	path := looptest.Image(t, MiB)
+	other, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if err := unix.Flock(int(other.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	limit := lockLimit
+	lockLimit = 20 * time.Millisecond
+	defer func() { lockLimit = limit }()
+	if err := Repair(ctx, path); err == nil || !strings.Contains(err.Error(), "another program has locked it for 20ms") {
+		t.Errorf("Repair = %v, want an error that tells of the lock", err)
+	}
 }

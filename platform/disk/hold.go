@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -65,8 +66,14 @@ func (h *held) has(path string) bool {
 	return err == nil && h.numbers[n]
 }
 
+// lockLimit bounds the wait for the lock of a disk. It is longer than the three minutes after which udev ends a rule that hangs.
+// It is a variable for tests.
+var lockLimit = 4 * time.Minute
+
 // lock takes the lock of an open disk, and closes it when that fails.
 func lock(ctx context.Context, f *os.File) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, lockLimit, fmt.Errorf("another program has locked it for %v: find it with lslocks", lockLimit))
+	defer cancel()
 	locked := make(chan error, 1)
 	go func() { locked <- unix.Flock(int(f.Fd()), unix.LOCK_EX) }()
 	select {

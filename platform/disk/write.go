@@ -33,6 +33,9 @@ func open(ctx context.Context, path string, exclusive bool) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+	if blkdev.ReadOnly(f) {
+		return nil, errors.Join(errors.New("the disk is read-only: attach it so that it can be written"), f.Close())
+	}
 	if holds.has(path) {
 		return f, nil // the lock is ours already
 	}

@@ -154,7 +154,11 @@ func Device(ctx context.Context, source, target, kind string, options []string) 
 		return fmt.Errorf("mount %s on %s: %w", source, target, context.Cause(ctx))
 	}
 	flags, data := ParseOptions(options)
-	if err := unix.Mount(source, target, kind, flags, data); err != nil {
+	err = unix.Mount(source, target, kind, flags, data)
+	if errors.Is(err, unix.EACCES) {
+		err = fmt.Errorf("%w: the device is read-only: attach it so that it can be written", err)
+	}
+	if err != nil {
 		return fmt.Errorf("mount %s (%s) on %s: %w", source, kind, target, err)
 	}
 	return nil
