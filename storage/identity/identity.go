@@ -4,6 +4,7 @@
 package identity
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -120,6 +121,19 @@ func In(dirs vcap.Dirs) File {
 	return File{path: filepath.Join(dirs.Bosh(), "disk_records.json"), requests: filepath.Join(dirs.Bosh(), "disk_requests")}
 }
 
+// For returns the records for a decision about one disk, with the requests that are pending. Damaged records may have named any disk:
+// they are an error unless an operator has accepted this one.
+func (f File) For(cid string) (Records, error) {
+	records, err := f.All()
+	if err != nil || records[cid].Accepted {
+		return records, err
+	}
+	if _, err := f.read(); err != nil {
+		return nil, err
+	}
+	return records, nil
+}
+
 // All returns the records, with the requests that are pending. It only reads.
 func (f File) All() (Records, error) {
 	asked, err := f.pending()
@@ -169,7 +183,8 @@ func damaged(path string, why error) error {
 	return fmt.Errorf("%w: %s: %w: run agent disk accept with the CID of the disk that is to be used", ErrDamaged, path, why)
 }
 
-// Put records a disk and ends a request to accept it. It writes only what is new.
+// Put records a disk and ends a request to accept it. It writes only what is new. Identifiers that could not be read stay on record,
+// unless the disk was accepted.
 func (f File) Put(cid string, d Disk) error {
 	if err := f.setAsideDamaged(cid); err != nil {
 		return err
@@ -179,14 +194,20 @@ func (f File) Put(cid string, d Disk) error {
 		return err
 	}
 	d.Accepted = false
-	if have, known := records[cid]; !known || have != d {
+	asked := request{Action: Accept, CID: cid}
+	_, err = os.Lstat(f.requestPath(asked))
+	accepted := !errors.Is(err, fs.ErrNotExist)
+	have, known := records[cid]
+	if known && !accepted {
+		d.FileSystem, d.Table, d.Bytes = cmp.Or(d.FileSystem, have.FileSystem), cmp.Or(d.Table, have.Table), cmp.Or(d.Bytes, have.Bytes)
+	}
+	if !known || have != d {
 		records[cid] = d
 		if err := f.write(records); err != nil {
 			return err
 		}
 	}
-	asked := request{Action: Accept, CID: cid}
-	if _, err := os.Lstat(f.requestPath(asked)); errors.Is(err, fs.ErrNotExist) {
+	if !accepted {
 		return nil
 	}
 	return f.clear(asked)

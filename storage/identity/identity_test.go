@@ -59,6 +59,19 @@ func TestRecordsAreKept(t *testing.T) {
 	}
 }
 
+// A disk that cannot be read for a moment does not lose its identity.
+func TestUnreadableIdentifiersStay(t *testing.T) {
+	f := newFile(t)
+	ok(t, errors.Join(f.Put("vol-1", one), f.Put("vol-1", Disk{Bytes: 300})))
+	if got, want := all(t, f)["vol-1"], (Disk{FileSystem: one.FileSystem, Table: one.Table, Bytes: 300}); got != want {
+		t.Errorf("on record is %v, want %v", got, want)
+	}
+	ok(t, errors.Join(f.Request(Accept, "vol-1"), f.Put("vol-1", Disk{Table: "CCCC", Bytes: 50})))
+	if got, want := all(t, f)["vol-1"], (Disk{Table: "CCCC", Bytes: 50}); got != want {
+		t.Errorf("after it was accepted, on record is %v, want %v", got, want)
+	}
+}
+
 func TestKnown(t *testing.T) {
 	r := Records{"vol-1": one, "vol-2": two, "vol-3": {FileSystem: "33333333-cccc", Table: "00000000"}}
 	for name, c := range map[string]struct{ cid, fileSystem, table, want string }{
@@ -131,6 +144,12 @@ func TestDamageIsAnError(t *testing.T) {
 			ok(t, f.Request(Accept, "vol-1"))
 			if r := all(t, f); !r["vol-1"].Accepted || len(r) != 1 {
 				t.Errorf("accepted: %v", r)
+			}
+			if r, err := f.For("vol-1"); err != nil || !r["vol-1"].Accepted {
+				t.Errorf("For the accepted disk = %v, %v", r, err)
+			}
+			if r, err := f.For("vol-2"); !errors.Is(err, ErrDamaged) || r != nil {
+				t.Errorf("For another disk = %v, %v; want ErrDamaged", r, err)
 			}
 			if err := f.Put("vol-2", two); !errors.Is(err, ErrDamaged) {
 				t.Errorf("Put of another disk = %v; want ErrDamaged", err)

@@ -71,6 +71,9 @@ func (f File) pending() ([]request, error) {
 	var all []request
 	for _, e := range entries {
 		data, err := os.ReadFile(filepath.Join(f.requests, e.Name()))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // another program has just ended it, or was writing it
+		}
 		if err != nil {
 			return nil, fmt.Errorf("read requests about disks: %w", err)
 		}
