@@ -123,19 +123,36 @@ func TestRootEphemeralContent(t *testing.T) {
 
 // A disk on record is no ephemeral disk, though nothing on it tells that it is a store and no hint leads to it any more.
 func TestRootEphemeralDiskOnRecord(t *testing.T) {
-	b := newBench(t, Options{PartitionerType: "sfdisk"})
-	dev := b.disk(160<<20, "vol-1")
-	b.ok(b.Mount(ctx, "vol-1"))
-	b.unmounted("vol-1", "Unmounted partition of vol-1")
-	b.ok(b.Remove(ctx, "vol-1"))
-	before := checksum(t, dev)
-	for name, err := range map[string]error{"ephemeral": b.setupEphemeral(dev.Path, nil), "raw": only(b.SetupRaw(ctx, []settings.DiskHint{{Path: dev.Path}}))} {
-		if err == nil || !strings.Contains(err.Error(), "on record as the store of vol-1") {
-			t.Errorf("%s: %v, want it refused", name, err)
-		}
-	}
-	if checksum(t, dev) != before {
-		t.Error("the disk was changed")
+	preformatted := Options{UsePreformattedPersistentDisk: true}
+	made := func(t *testing.T, dev *looptest.Device) { tool(t, dev.Path, "mkfs.ext4", "-qF", dev.Path) }
+	nothing := func(*testing.T, *looptest.Device) {}
+	for name, c := range map[string]struct {
+		options         Options
+		prepare, damage func(t *testing.T, dev *looptest.Device)
+	}{
+		"in a DOS table":          {Options{PartitionerType: "sfdisk"}, nothing, nothing},
+		"without a table":         {preformatted, made, nothing},
+		"without its table":       {Options{PartitionerType: "sfdisk"}, nothing, func(t *testing.T, dev *looptest.Device) { poke(t, dev.Path, 0, make([]byte, 512)) }},
+		"without table and magic": {preformatted, made, func(t *testing.T, dev *looptest.Device) { poke(t, dev.Path, 1080, make([]byte, 2)) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, c.options)
+			dev := b.disk(160<<20, "vol-1")
+			c.prepare(t, dev)
+			b.ok(b.Mount(ctx, "vol-1"))
+			b.unmounted("vol-1", "Unmounted partition of vol-1")
+			b.ok(b.Remove(ctx, "vol-1"))
+			c.damage(t, dev)
+			before := checksum(t, dev)
+			for kind, err := range map[string]error{"ephemeral": b.setupEphemeral(dev.Path, nil), "raw": only(b.SetupRaw(ctx, []settings.DiskHint{{Path: dev.Path}}))} {
+				if err == nil || !strings.Contains(err.Error(), "on record as the store of vol-1") {
+					t.Errorf("%s: %v, want it refused", kind, err)
+				}
+			}
+			if checksum(t, dev) != before {
+				t.Error("the disk was changed")
+			}
+		})
 	}
 }
 

@@ -183,6 +183,79 @@ func TestRootHintLeadsToAnotherDisk(t *testing.T) {
 	b.kept(b.Dirs.Store(), "a")
 }
 
+// What a damaged record may have said about other disks is not known: only the disk that an operator has accepted is mounted.
+func TestRootDamagedRecords(t *testing.T) {
+	b := newBench(t, Options{})
+	b.disk(64<<20, "vol-1")
+	other := b.disk(64<<20, "vol-2")
+	b.Foreign = func() string { return "format" }
+	b.ok(b.Mount(ctx, "vol-1"))
+	b.put("one")
+	b.unmounted("vol-1", "Unmounted partition of vol-1")
+	path := filepath.Join(b.Dirs.Bosh(), "disk_records.json")
+	b.ok(os.WriteFile(path, []byte(`{"version":1,"disks":`), 0o600))
+	for _, cid := range []string{"vol-1", "vol-2"} {
+		b.fails(b.Mount(ctx, cid), "records of disks are damaged", "agent disk accept")
+	}
+	b.ok(b.Identities.Request(identity.Accept, "vol-1"))
+	before := checksum(t, other)
+	b.fails(b.Mount(ctx, "vol-2"), "records of disks are damaged")
+	if checksum(t, other) != before {
+		t.Error("a disk that was not accepted was changed")
+	}
+	b.ok(boot(b.disks()))
+	b.kept(b.Dirs.Store(), "one")
+	b.ok(b.Mount(ctx, "vol-2"))
+}
+
+// withoutRecord has a damaged record of the disk on the store, until a new one is written.
+type withoutRecord struct {
+	*records
+	damaged bool
+}
+
+func (r *withoutRecord) MountedCID() (string, error) {
+	if r.damaged {
+		return "", errors.New("the record is damaged")
+	}
+	return r.records.MountedCID()
+}
+
+func (r *withoutRecord) SetMountedCID(cid string) error {
+	r.damaged = false
+	return r.records.SetMountedCID(cid)
+}
+
+// A damaged record of the disk on the store is neither none nor the only disk there is: mount_disk or an operator names the disk.
+func TestRootDamagedRecordOfTheStore(t *testing.T) {
+	for name, mend := range map[string]func(b *bench) error{
+		"mount_disk": func(b *bench) error { return b.Mount(ctx, "vol-1") },
+		"accepted": func(b *bench) error {
+			return errors.Join(b.Identities.Request(identity.Accept, "vol-1"), boot(b.disks()))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, Options{})
+			b.disk(64<<20, "vol-1")
+			b.ok(b.Mount(ctx, "vol-1"))
+			b.put("one")
+			damaged := &withoutRecord{records: b.records, damaged: true}
+			b.Persistent.Records = damaged
+			b.lists("vol-1")
+			b.unmounted("vol-1", "Unmounted partition of vol-1")
+			b.fails(boot(b.disks()), "the record is damaged")
+			if mountedSource(t, b.Dirs.Store()) != "" {
+				t.Error("a disk was mounted")
+			}
+			b.ok(mend(b))
+			b.kept(b.Dirs.Store(), "one")
+			if damaged.damaged || b.records.mounted != "vol-1" {
+				t.Errorf("on record is %q, damaged: %v", b.records.mounted, damaged.damaged)
+			}
+		})
+	}
+}
+
 // list_disk answers from what is mounted, whatever else is broken.
 func TestRootListAnswersAlways(t *testing.T) {
 	b := newBench(t, Options{})

@@ -167,6 +167,7 @@ var matrixRecords = []matrixRecord{
 	{name: cloned, cid: "vol-0", fileSystem: true, table: true},
 	{name: "its file system on record", cid: "vol-0", fileSystem: true},
 	{name: "its table on record, formatting allowed", cid: "vol-0", table: true, foreign: true},
+	{name: "its file system on record, formatting allowed", cid: "vol-0", fileSystem: true, foreign: true},
 	{name: "its preparation on record", pending: true},
 	{name: "noise allowed", noise: true},
 }
@@ -210,9 +211,9 @@ func (c matrixCell) needsDevice() bool {
 }
 
 // dangerous are cells that a choice of pairs must not leave out: what was used, damaged or not, in every table, while nothing is on
-// record; and clones of it.
+// record; clones of it; and what is on record for another CID, where formatting is allowed.
 func (c matrixCell) dangerous() bool {
-	return c.content().used && !c.content().rare && (c[3] == 0 || c[2] == 0 && c.record().name == cloned)
+	return c.content().used && !c.content().rare && (c[3] == 0 || c[2] == 0 && (c.record().name == cloned || c.record().foreign && c.record().cid == "vol-0"))
 }
 
 // matrixCells are the disks to look at: all, or those that are dangerous and as many more as it takes to have every pair of

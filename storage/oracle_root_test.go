@@ -351,7 +351,7 @@ func (o *oracle) onRecord(c matrixCell) string {
 	case record.cid == "":
 	case record.table && table.id != "":
 		return "its table is on record"
-	case record.fileSystem && (c.table().preformatted || table.one) && o.volumes[[2]int{c[0], c[2]}].uuid != "":
+	case record.fileSystem && o.volumes[[2]int{c[0], c[2]}].uuid != "":
 		return "its file system is on record"
 	}
 	return ""

@@ -88,11 +88,6 @@ func TestRootPlannedIsDone(t *testing.T) {
 			dev.Grow(t, 900<<20)
 			return last
 		}, []string{"the disk is larger than its partition: grow partition 1 to end at 899.0 MiB", "errors are on record: check ext4", "mount on ", "grow ext4"}},
-		{"persistent disk whose preparation was not finished", Options{}, func(t *testing.T, b *bench) step {
-			partitioned(t, b.disk(128<<20, "vol-1"), "label: gpt\nstart=2048, name=\"bosh-partition-0\"\n")
-			b.records.mounted = "vol-1"
-			return last
-		}, []string{"is named bosh-partition-0 and blank: make ext4", "mount on "}},
 		{"root disk", Options{}, func(t *testing.T, b *bench) step {
 			fakeRoot(t, b, 1<<30, "label: gpt\nstart=2048, size=786432, name=\"xfs\"\n")
 			named := &settings.DiskHint{Path: "/dev/sdb"}

@@ -18,6 +18,7 @@ import (
 	"cambium/platform/filesystem"
 	"cambium/platform/mount"
 	"cambium/settings"
+	"cambium/storage/decide"
 )
 
 // In fake machines the nodes of disk and partitions are unrelated devices: names count.
@@ -316,6 +317,85 @@ func TestRootMountLastLeavesABlankDisk(t *testing.T) {
 	}
 	b.records.disks["vol-1"] = settings.PersistentDisk{CID: "vol-1", Hint: settings.DiskHint{Path: "/dev/nowhere"}}
 	b.fails(boot(b.disks()), "vol-1", "timed out")
+}
+
+// What would be formatted is formatted by mount_disk alone: at boot, jobs would begin with an empty store. cloudfoundry/bosh-agent
+// leaves no identity on record that would forbid it.
+func TestRootMountLastFormatsNothing(t *testing.T) {
+	const ours = "label: gpt\nstart=2048, name=\"bosh-partition-0\"\n"
+	for name, c := range map[string]struct {
+		prepare func(t *testing.T, dev *looptest.Device)
+		foreign string
+	}{
+		"a partition of ours, blank": {func(t *testing.T, dev *looptest.Device) { partitioned(t, dev, ours) }, ""},
+		"a preparation that was not finished": {func(t *testing.T, dev *looptest.Device) {
+			partitioned(t, dev, strings.ReplaceAll(ours, decide.PersistentName, decide.PreparingName))
+		}, ""},
+		"foreign content, allowed to be formatted": {func(t *testing.T, dev *looptest.Device) { tool(t, dev.Path, "mkfs.ext4", "-qF", dev.Path) }, "format"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, Options{})
+			b.Persistent.Foreign = func() string { return c.foreign }
+			dev := b.disk(64<<20, "vol-1")
+			c.prepare(t, dev)
+			before := checksum(t, dev)
+			b.records.mounted = "vol-1"
+			_, err := b.PlanMountLast(ctx)
+			for _, err := range []error{err, boot(b.disks()), boot(b.disks())} {
+				b.fails(err, "vol-1 was mounted last and would have to be formatted", "run mount_disk")
+			}
+			if checksum(t, dev) != before || mountedSource(t, b.Dirs.Store()) != "" {
+				t.Error("the disk was touched at boot")
+			}
+			b.ok(b.Mount(ctx, "vol-1"))
+			b.ok(boot(b.disks()))
+		})
+	}
+}
+
+// Disks that nothing can be made on are told as such, and left alone.
+func TestRootUnusableDisks(t *testing.T) {
+	for _, size := range []int64{0, 512, 1 << 20} {
+		b := newBench(t, Options{})
+		dev := b.disk(size, "vol-1")
+		before := checksum(t, dev)
+		b.fails(b.Mount(ctx, "vol-1"), dev.Path, "too small")
+		if checksum(t, dev) != before {
+			t.Errorf("a disk of %d bytes was changed", size)
+		}
+	}
+	readOnly := func(t *testing.T, path string, on int) {
+		t.Helper()
+		f, err := os.Open(path)
+		if err == nil {
+			err = errors.Join(unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, on), f.Close())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, prepare := range map[string]func(t *testing.T, dev *looptest.Device) string{
+		"blank": func(_ *testing.T, dev *looptest.Device) string { return dev.Path },
+		"a store": func(t *testing.T, dev *looptest.Device) string {
+			part := partitioned(t, dev, "label: gpt\nstart=2048, name=\"bosh-partition-0\"\n")
+			filled(t, part, "ext4")
+			return part
+		},
+	} {
+		t.Run("read-only, "+name, func(t *testing.T) {
+			b := newBench(t, Options{})
+			dev := b.disk(64<<20, "vol-1")
+			path := prepare(t, dev)
+			before := checksum(t, dev)
+			readOnly(t, path, 1)
+			b.fails(b.Mount(ctx, "vol-1"), path, "read-only: attach it so that it can be written")
+			readOnly(t, path, 0)
+			if checksum(t, dev) != before {
+				t.Error("the disk was changed")
+			}
+			b.ok(b.Mount(ctx, "vol-1"))
+		})
+	}
 }
 
 func TestRootBindMountedDisk(t *testing.T) {

@@ -2,7 +2,11 @@
 
 package storage
 
-import "testing"
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
 
 // cloudfoundry/bosh-agent records a disk as the store when it mounts it on the migration target. An agent that takes over there goes
 // on with the migration.
@@ -19,4 +23,17 @@ func TestRootTakeoverBeforeAMigration(t *testing.T) {
 		t.Error("the files are not the same")
 	}
 	b.onStoreIs(fresh, "new")
+}
+
+// The same where the new disk is not mounted any more: a boot that finds the store mounted records what is there, so that the disk
+// which may be half a copy does not become the store at the next one.
+func TestRootTakeoverAfterAFailedMigration(t *testing.T) {
+	b, old, _ := migrating(t, 64<<20)
+	b.unmounted("new", "Unmounted partition of new")
+	b.ok(os.Remove(filepath.Join(b.Dirs.Bosh(), "disk_records.json"))) // the other agent has none
+	b.records.mounted = "new"
+	b.ok(boot(b.disks()))
+	b.onStoreIs(old, "old")
+	b.reboot()
+	b.onStoreIs(old, "old")
 }

@@ -19,8 +19,9 @@ type Superblock struct {
 	Backup int64
 	// Block is the block size of an ext file system.
 	Block int64
-	// Bytes is the length of the file system, where its superblock tells.
+	// Bytes is the length of the file system and UUID its identifier, where its superblock tells.
 	Bytes int64
+	UUID  string
 }
 
 // Residue is what lies where a new partition table and file system would be written: signatures first, and then plain bytes.
@@ -158,7 +159,7 @@ func (s *survey) signatures(start int64) (strong int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	s.residue.Found = append(s.residue.Found, Superblock{Kind: c.Kind, Start: start, Bytes: c.Bytes})
+	s.residue.Found = append(s.residue.Found, Superblock{Kind: c.Kind, Start: start, Bytes: c.Bytes, UUID: c.UUID})
 	for _, m := range matches {
 		if m.strong || m.kind == extFamily && c.Kind != Unknown {
 			strong++
@@ -194,7 +195,7 @@ func (s *survey) extBackups(start int64) (found int, err error) {
 				continue
 			}
 			found++
-			s.residue.Found = append(s.residue.Found, Superblock{Kind: c.Kind, Start: start, Backup: backup, Block: block, Bytes: c.Bytes})
+			s.residue.Found = append(s.residue.Found, Superblock{Kind: c.Kind, Start: start, Backup: backup, Block: block, Bytes: c.Bytes, UUID: c.UUID})
 			break
 		}
 	}
@@ -233,7 +234,7 @@ func (s *survey) xfsBackups() (found int, err error) {
 					continue
 				}
 				group := int64(binary.BigEndian.Uint32(b[o+84:])) * int64(binary.BigEndian.Uint32(b[o+4:]))
-				sb := Superblock{Kind: XFS, Start: from + int64(o) - group, Backup: group, Bytes: c.Bytes}
+				sb := Superblock{Kind: XFS, Start: from + int64(o) - group, Backup: group, Bytes: c.Bytes, UUID: c.UUID}
 				if sb.Start < 0 {
 					sb.Start = -1
 				}

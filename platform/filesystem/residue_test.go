@@ -47,6 +47,11 @@ func TestSurveyFindsBackups(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			path := looptest.Image(t, c.size)
 			c.make(t, path)
+			whole, err := Probe(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.want.UUID = whole.UUID // none of a btrfs
 			c.damage(t, path)
 			if found, err := Probe(path); err != nil || !found.Blank() {
 				t.Fatalf("Probe = %s, %v; want the damage to hide it", found, err)

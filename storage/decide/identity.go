@@ -85,11 +85,12 @@ func CheckIdentity(cid, path string, records identity.Records, found identity.Di
 
 // refuseFormatting refuses to format a disk that is on record, whatever it looks like and whatever else is allowed.
 func (o Persistent) refuseFormatting(found string) error {
-	of, record, known := o.Records.Known(o.CID, o.Volume.Content.UUID, o.Disk.Table.GUID)
-	if !known {
-		return nil
+	for _, uuid := range append(slices.Clone(o.FileSystems), o.Volume.Content.UUID) {
+		if of, record, known := o.Records.Known(o.CID, uuid, o.Disk.Table.GUID); known {
+			return &RecordedError{Path: o.Disk.Path, Found: found, Of: of, Record: record}
+		}
 	}
-	return &RecordedError{Path: o.Disk.Path, Found: found, Of: of, Record: record}
+	return nil
 }
 
 // Claims are what is known of a device that is mounted, or about to be.

@@ -26,6 +26,8 @@ type Persistent struct {
 	// Residue is what making a table and a file system would overwrite: of the disk where it has no partition, otherwise of its only
 	// partition if that shows no signature.
 	Residue filesystem.Residue
+	// FileSystems are the UUIDs of everything on the disk, where formatting what is foreign is allowed.
+	FileSystems []string
 	// Hardware is an identifier of the hardware that no other disk has; empty if there is none.
 	Hardware string
 	// Records are the disks on record.
@@ -168,6 +170,8 @@ func (o Persistent) judge() (Judgment, error) {
 		}
 	}
 	switch {
+	case v.Verdict == Create && onePartition(o.Disk, o.Label) < disk.MiB:
+		return v, fmt.Errorf("%s has %s, which is too small for a partition", o.Disk.Path, Size(o.Disk.Bytes))
 	case v.Verdict == Create && !o.Label.Addresses(o.Disk.Bytes, o.Disk.Sector):
 		return v, fmt.Errorf("%s is larger than 2 TiB, which a DOS partition table cannot address: "+
 			"set env.persistent_disk_partitioner to parted", o.Disk.Path)
@@ -238,14 +242,18 @@ func Judge(o Persistent) Judgment {
 
 // notBlank refuses a device without a signature of which other traces are left. what describes it without them.
 func (o Persistent) notBlank(what, device string) Judgment {
+	sector := int64(o.Disk.Sector)
 	for _, s := range o.Residue.Found {
 		if s.Backup > 0 {
 			continue
 		}
-		v := Judgment{Proof: fmt.Sprintf("%s, but %s begins at sector %d", what, s.Kind, s.Start/512)}
-		if s.Kind.Managed() {
+		v := Judgment{Proof: fmt.Sprintf("%s, but %s begins at sector %d", what, s.Kind, s.Start/sector)}
+		switch {
+		case s.Start%sector != 0: // on a disk with smaller sectors it could be a partition
+			v.Proof = fmt.Sprintf("%s, but %s begins at byte %d, within a sector of %d bytes", what, s.Kind, s.Start, sector)
+		case s.Kind.Managed():
 			v.Advice = fmt.Sprintf("To keep its content, write a partition table with one partition from there (echo start=%d | sfdisk --wipe never -X %s %s)",
-				s.Start/int64(o.Disk.Sector), o.labelFor(s), o.Disk.Path)
+				s.Start/sector, o.labelFor(s), o.Disk.Path)
 		}
 		return v
 	}
@@ -267,8 +275,8 @@ func (o Persistent) backupFound(what string, s filesystem.Superblock) Judgment {
 	switch part := device.Partition(o.Disk.Path, 1); {
 	case len(o.Disk.Table.Partitions) == 1 && s.Start == 0:
 		v.Advice = fmt.Sprintf("To get its content back, run %s", s.Repair(part))
-	case s.Start > 0:
-		v.Advice = fmt.Sprintf("To get its content back, write a partition table with one partition from sector %d and run %s", s.Start/512, s.Repair(part))
+	case s.Start > 0 && s.Start%int64(o.Disk.Sector) == 0:
+		v.Advice = fmt.Sprintf("To get its content back, write a partition table with one partition from sector %d and run %s", s.Start/int64(o.Disk.Sector), s.Repair(part))
 	}
 	return v
 }

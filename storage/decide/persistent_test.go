@@ -19,6 +19,8 @@ func diskWithoutTable(k filesystem.Kind) disk.State {
 var (
 	dosDisk  = state(100*testMiB, disk.Table{Label: disk.MBR, Partitions: []disk.Partition{{Number: 1, Start: 512, Size: testMiB, Type: "83"}}})
 	oneEmpty = state(100*testMiB, disk.Table{Label: disk.GPT})
+
+	largeSectors = disk.State{Path: "/dev/vdb", Bytes: 100 * testMiB, Sector: 4096, Content: filesystem.Content{Kind: filesystem.Blank}}
 )
 
 func gptDisk(names ...string) disk.State { return state(100*testMiB, named(names...)) }
@@ -73,6 +75,9 @@ func TestJudge(t *testing.T) {
 		{"ext4 and RAID", gptDisk("x"), volumeOf(filesystem.Ext4, filesystem.MD), zeros, false, Refuse, "md RAID"},
 		{"only partition 2", state(100*testMiB, disk.Table{Label: disk.GPT, Partitions: []disk.Partition{{Number: 2, Start: testMiB, Size: testMiB}}}), volumeOf(filesystem.Ext4), zeros, false, Refuse, "number 2"},
 		{"two partitions", gptDisk("a", "b"), Volume{}, zeros, false, Refuse, "2 partitions"},
+		{"lost table, large sectors", largeSectors, Volume{}, ext4At(testMiB, 0), false, Refuse, "ext4 begins at sector 256To keep its content, write a partition table with one partition from there (echo start=256 |"},
+		{"lost table, large sectors, superblock lost", largeSectors, Volume{}, ext4At(testMiB, 128*testMiB), false, Refuse, "one partition from sector 256 and run e2fsck"},
+		{"within a large sector", largeSectors, Volume{}, ext4At(63*512, 0), false, Refuse, "ext4 begins at byte 32256, within a sector of 4096 bytes"},
 	} {
 		o := Persistent{Disk: c.state, Volume: c.content, Residue: c.residue, Pending: c.pending}
 		if got := Judge(o); got.Verdict != c.want || !strings.Contains(got.Proof+got.Advice, c.says) {
@@ -135,8 +140,12 @@ func TestMountPersistent(t *testing.T) {
 	grown.Bytes = 900 * testMiB
 	preparing := gptDisk(PreparingName)
 	preparing.Table.GUID, preparing.Table.Partitions[0].Size = "G", 98*testMiB
-	huge := diskWithoutTable(filesystem.Blank)
-	huge.Bytes = 3 << 40
+	sized := func(bytes int64) disk.State {
+		s := diskWithoutTable(filesystem.Blank)
+		s.Bytes = bytes
+		return s
+	}
+	huge := sized(3 << 40)
 	for _, c := range []struct {
 		name     string
 		o        Persistent
@@ -152,6 +161,8 @@ func TestMountPersistent(t *testing.T) {
 		{name: "unfinished, unknown file system", o: Persistent{Disk: gptDisk("bosh-partition-0"), Volume: blank, FileSystem: "zfs"}, fails: `"zfs" is not supported`},
 		{name: "kept, unknown file system", o: Persistent{Disk: full, Volume: ext4, FileSystem: "zfs"}, want: "mount1"},
 		{name: "too large for its table", o: Persistent{Disk: huge, Label: disk.MBR}, fails: "larger than 2 TiB"},
+		{name: "too small", o: Persistent{Disk: sized(2 * testMiB)}, fails: "/dev/vdb has 2.0 MiB, which is too small"},
+		{name: "no size", o: Persistent{Disk: sized(0)}, fails: "/dev/vdb has 0.0 MiB, which is too small"},
 		{name: "large", o: Persistent{Disk: huge}, want: "create-table make-file-system1 name-partition mount1", finish: true},
 		{name: "foreign", o: Persistent{Disk: diskWithoutTable(filesystem.LVM)}, fails: "/dev/vdb is refused: the whole disk holds LVM"},
 		{name: "foreign, released", o: Persistent{Disk: diskWithoutTable(filesystem.LVM), AllowForeign: true}, want: "create-table make-file-system1 name-partition mount1", finish: true},

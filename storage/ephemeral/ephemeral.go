@@ -269,18 +269,14 @@ func (d *Disks) store(ctx context.Context, s disk.State, announce bool) error {
 // onRecord returns an error for a disk whose table or file systems are on record as a store.
 func (d *Disks) onRecord(s disk.State) error {
 	records, err := d.Machine.Identities.All()
+	if err != nil || len(records) == 0 {
+		return err
+	}
+	uuids, err := machine.FileSystems(s)
 	if err != nil {
 		return err
 	}
-	uuids := []string{""}
-	for _, p := range s.Table.Partitions {
-		c, err := filesystem.ProbeAt(s.Path, p.Start, p.Size)
-		if err != nil {
-			return err
-		}
-		uuids = append(uuids, c.UUID)
-	}
-	for _, uuid := range uuids {
+	for _, uuid := range append(uuids, "") {
 		if of, _, known := records.Known("", uuid, s.Table.GUID); known {
 			return fmt.Errorf("%s is on record as the store of %s", s.Path, of)
 		}

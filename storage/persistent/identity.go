@@ -52,6 +52,18 @@ func (d *Disks) applyRequests() error {
 	return nil
 }
 
+// confirmIdentity puts a disk that was mounted before on record, unless another one is on record for its CID.
+func (d *Disks) confirmIdentity(cid, path string) error {
+	records, err := d.Machine.Identities.For(cid)
+	if err != nil {
+		return err
+	}
+	if err := decide.CheckIdentity(cid, path, records, d.identify(path)); err != nil {
+		return err
+	}
+	return d.recordIdentity(cid, path)
+}
+
 // recordIdentity puts the disk that is mounted for a CID on record.
 func (d *Disks) recordIdentity(cid, path string) error {
 	d.Machine.CrashPoint("record identity")

@@ -53,7 +53,7 @@ func (d *Disks) resolveAndMount(ctx context.Context, p settings.PersistentDisk) 
 	if err != nil {
 		return nil, mountError(p.CID, err)
 	}
-	made, err := d.mount(ctx, p, dev)
+	made, err := d.mount(ctx, p, dev, false)
 	return made, mountError(p.CID, err)
 }
 
@@ -69,7 +69,8 @@ func mountError(cid string, err error) error {
 	return err
 }
 
-func (d *Disks) mount(ctx context.Context, p settings.PersistentDisk, dev device.Device) ([]decide.Change, error) {
+// mount mounts a disk that was found. At boot it formats nothing: the disk held a store.
+func (d *Disks) mount(ctx context.Context, p settings.PersistentDisk, dev device.Device, atBoot bool) ([]decide.Change, error) {
 	if d.BindMounted {
 		return d.bind(ctx, p, dev.Path)
 	}
@@ -89,6 +90,11 @@ func (d *Disks) mount(ctx context.Context, p settings.PersistentDisk, dev device
 	if err != nil {
 		return nil, err
 	}
+	if !at.RecordAsStore {
+		if err := d.correctRecord(p.CID); err != nil {
+			return nil, err
+		}
+	}
 	if at.Mounted {
 		return d.mountedBefore(ctx, p, dev.Path, at)
 	}
@@ -99,6 +105,11 @@ func (d *Disks) mount(ctx context.Context, p settings.PersistentDisk, dev device
 	plan, notGrown, err := decide.MountPersistent(o, at.Directory)
 	if err != nil {
 		return nil, err
+	}
+	if atBoot {
+		if err := checkUnformatted(p.CID, plan.Changes); err != nil {
+			return nil, err
+		}
 	}
 	d.warnNotGrown(dev.Path, notGrown)
 	if err := d.enter(at); err != nil {
@@ -173,14 +184,7 @@ func (d *Disks) mountedBefore(ctx context.Context, p settings.PersistentDisk, pa
 	if err := d.enter(at); err != nil {
 		return nil, err
 	}
-	records, err := d.Machine.Identities.All()
-	if err != nil {
-		return nil, err
-	}
-	if err := decide.CheckIdentity(p.CID, path, records, d.identify(path)); err != nil {
-		return nil, err
-	}
-	if err := d.recordIdentity(p.CID, path); err != nil {
+	if err := d.confirmIdentity(p.CID, path); err != nil {
 		return nil, err
 	}
 	if err := d.resume(ctx, p, at.Directory); err != nil {
@@ -195,19 +199,29 @@ func (d *Disks) mountedBefore(ctx context.Context, p settings.PersistentDisk, pa
 		return made, err
 	}
 	if where != d.Machine.Dirs.Store() {
-		return made, d.correctRecord(p.CID)
+		return made, nil
 	}
 	return made, d.recordStore(p.CID)
 }
 
-// correctRecord names the disk that is on the store where a disk on the migration target is recorded as it: cloudfoundry/bosh-agent
-// records a disk before the store has been copied to it, and migrate_disk refuses to copy over what is recorded as the store.
+// correctRecord names the disk that is on the store where the disk for the migration target is recorded as it: cloudfoundry/bosh-agent
+// records a disk before the store has been copied to it. After a reboot that disk would become the store, and migrate_disk refuses to
+// copy over what is recorded as the store.
 func (d *Disks) correctRecord(cid string) error {
-	_, owner, err := d.DiskOn(d.Machine.Dirs.Store())
+	store, owner, err := d.DiskOn(d.Machine.Dirs.Store())
 	if d.recorded() != cid || err != nil || owner == "" || owner == cid {
 		return nil // a disk on the store that is not known cannot be recorded
 	}
-	d.Machine.Log.WithFields(logrus.Fields{"cid": owner, "recorded": cid}).Warn("another agent has recorded the disk on the migration target as the store")
+	if !d.BindMounted {
+		path, _, err := d.diskOf(store)
+		if err == nil {
+			err = d.confirmIdentity(owner, path)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	d.Machine.Log.WithFields(logrus.Fields{"cid": owner, "recorded": cid}).Warn("another agent has recorded the disk for the migration target as the store")
 	return d.recordStore(owner)
 }
 
@@ -245,6 +259,11 @@ func (d *Disks) bind(ctx context.Context, p settings.PersistentDisk, source stri
 	at, err := d.placeBind(p.CID, source)
 	if err != nil {
 		return nil, err
+	}
+	if !at.RecordAsStore {
+		if err := d.correctRecord(p.CID); err != nil {
+			return nil, err
+		}
 	}
 	if err := d.enter(at); err != nil {
 		return nil, err
@@ -289,8 +308,19 @@ func (d *Disks) MountLast(ctx context.Context) (made []decide.Change, warning st
 	if blank {
 		return nil, "", blankError(p.CID, dev.Path)
 	}
-	made, err = d.mount(ctx, p, dev)
+	made, err = d.mount(ctx, p, dev, true)
 	return made, "", mountError(p.CID, err)
+}
+
+// checkUnformatted returns an error for a disk that was mounted last and would be formatted: jobs would begin with an empty store.
+func checkUnformatted(cid string, changes []decide.Change) error {
+	for _, c := range changes {
+		if c.Op == decide.CreateTable || c.Op == decide.MakeFileSystem {
+			return fmt.Errorf("persistent disk %s was mounted last and would have to be formatted, which a boot does not do (%s: %s): "+
+				"attach the right disk, or run mount_disk to begin with an empty one; %s", cid, c.Device, c.Proof, device.There("/"))
+		}
+	}
+	return nil
 }
 
 func blankError(cid, path string) error {

@@ -35,7 +35,7 @@ func (d *Disks) observeDisk(p settings.PersistentDisk, dev device.Device) (o dec
 		o.Label = LabelOf(p.Partitioner)
 	}
 	o.Hardware = machine.HardwareOf(dev.Number, p.CID)
-	if o.Records, err = d.Machine.Identities.All(); err != nil {
+	if o.Records, err = d.Machine.Identities.For(p.CID); err != nil {
 		return o, err
 	}
 	if d.Preformatted {
@@ -50,6 +50,9 @@ func (d *Disks) observeDisk(p settings.PersistentDisk, dev device.Device) (o dec
 	}
 	if err == nil && len(o.Disk.Table.Partitions) == 0 {
 		o.Residue, err = o.Disk.Survey(decide.PreparingName)
+	}
+	if err == nil && o.AllowForeign {
+		o.FileSystems, err = machine.FileSystems(o.Disk)
 	}
 	return o, err
 }

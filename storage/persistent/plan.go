@@ -35,7 +35,13 @@ func (d *Disks) PlanMountLast(ctx context.Context) ([]decide.Change, error) {
 		return nil, blankError(p.CID, dev.Path)
 	}
 	changes, _, err := d.plan(ctx, p, dev)
-	return changes, mountError(p.CID, err)
+	if err == nil {
+		err = checkUnformatted(p.CID, changes)
+	}
+	if err != nil {
+		return nil, mountError(p.CID, err)
+	}
+	return changes, nil
 }
 
 func await(cid string, err error, what string) decide.Change {
