@@ -161,7 +161,7 @@ func TestMachineCPIConformance(t *testing.T) {
 		{"resize_disk", []any{disk, 128}, iaas.NotSupported, nil},
 		{"delete_disk", []any{disk}, iaas.CloudError, nil},
 		{"attach_disk", []any{disk, disk}, iaas.VMNotFound, nil},
-		{"attach_disk", []any{other, second}, "", "/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_" + second},
+		{"attach_disk", []any{other, second}, "", map[string]string{"path": "/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_" + second, "id": second[2:]}},
 		{"detach_disk", []any{other, second}, "", nil},
 		{"detach_disk", []any{disk, disk}, iaas.VMNotFound, nil},
 		{"create_vm", changed("10.245.0.8", func(o []any) { o[2].(map[string]any)["disk_bus"] = "ide" }), iaas.CloudError, nil},

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -17,6 +18,7 @@ import (
 	"cambium/integration/lab/cpi"
 	"cambium/integration/lab/iaas"
 	"cambium/integration/lab/netns"
+	assets "cambium/stemcell-assets"
 )
 
 // into writes a file of a container.
@@ -31,7 +33,7 @@ func (c *cloud) into(vm, path, mode string, data []byte) {
 	}
 }
 
-// Networks whose addresses the IaaS chooses, settings by HTTP, and version 1 with its registry.
+// Networks whose addresses the IaaS chooses, settings by HTTP and on a CD, and version 1 with its registry.
 func TestMachineCPISources(t *testing.T) {
 	c := newCloud(t, fmt.Sprintf("n%d", os.Getpid()))
 	// A namespace stands for the host: nothing is added to the one of this machine.
@@ -68,16 +70,24 @@ func TestMachineCPISources(t *testing.T) {
 		"second": map[string]any{"type": "manual", "ip": "10.247.0.5", "netmask": "255.255.255.0", "gateway": "10.247.0.1", "cloud_properties": map[string]any{"name": "second", "mac": "02:11:22:33:44:55"}}}
 	byHTTP := order(sc, "10.245.0.6")
 	byHTTP[2].(map[string]any)["settings_source"] = "http"
-	vms := []string{c.cid("create_vm", dynamic...), c.cid("create_vm", byHTTP...)}
+	vms := []string{c.cid("create_vm", dynamic...), c.cid("create_vm", byHTTP...), c.asVSphere(sc, "10.245.0.8")}
 	r := c.request(t.Context(), 1, "create_vm", order(sc, "10.245.0.7")...)
 	old, ok := r.Result.(string)
 	if !ok {
 		t.Fatalf("create_vm in version 1: got %+v, want a CID", r)
 	}
 	vms = append(vms, old)
-	for _, ip := range []string{"10.246.0.10", "10.247.0.5", "10.245.0.6", "10.245.0.7"} {
+	for _, ip := range []string{"10.246.0.10", "10.247.0.5", "10.245.0.6", "10.245.0.7", "10.245.0.8"} {
 		c.pong(ip, time.Minute)
 	}
+	if command := c.run(vms[2], "sh", "-c", "tr '\\0' ' ' </proc/$(systemctl show -P MainPID bosh-agent)/cmdline"); !strings.Contains(command, "-P centos ") {
+		t.Errorf("the agent was started as %q", command)
+	}
+	// With the options of vSphere the agent finds the disk by the id in the hint, not by the path.
+	onSCSI := c.cid("create_disk", 64, nil, nil)
+	c.agent("10.245.0.8", "add_persistent_disk", onSCSI, c.must("attach_disk", vms[2], onSCSI))
+	c.agent("10.245.0.8", "mount_disk", onSCSI)
+	c.mounted("10.245.0.8", onSCSI)
 	if cards := c.run(vms[0], "ip", "-brief", "link"); !strings.Contains(cards, "02:11:22:33:44:55") {
 		t.Errorf("the VM has the cards\n%s, want one with the given address", cards)
 	}
@@ -125,9 +135,13 @@ func TestMachineCPISources(t *testing.T) {
 			}
 		}
 	}
+	if out, err := exec.Command(c.lab, "cpi-clean", "--dir", c.dir, "--iaas", c.name, "--director", "director-2", "--disks").CombinedOutput(); err != nil || len(out) > 0 {
+		t.Errorf("cpi-clean of another Director: %v: %s", err, out)
+	}
 	for _, cid := range vms {
 		c.must("delete_vm", cid)
 	}
+	c.must("delete_disk", onSCSI)
 	// The addresses are free again.
 	if second, _ := c.must("create_vm", dynamic...).([]any); len(second) != 2 || !strings.Contains(fmt.Sprint(second[1]), "10.246.0.10") {
 		t.Errorf("a dynamic network after the others have gone: got %v, want the first address", second)
@@ -202,8 +216,43 @@ func greet(t *testing.T, space netns.Namespace, address, words string) {
 	}()
 }
 
+// asVSphere makes a container that is set up as vSphere's stemcell is: settings on a CD, disks by the end of their serial numbers. Its unit
+// starts the agent for the platform centos, as that of an older stemcell does.
+func (c *cloud) asVSphere(stemcell, ip string) string {
+	c.t.Helper()
+	agentJSON, err := assets.AgentJSON("vsphere")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	o := order(stemcell, ip)
+	shape := o[2].(map[string]any)
+	shape["settings_source"], shape["disk_bus"] = "cdrom", "scsi"
+	vm := c.cid("create_vm", o...)
+	c.into(vm, "/var/vcap/bosh/agent.json", "644", agentJSON)
+	c.run(vm, "sed", "-i", "s/-P ubuntu/-P centos/", "/etc/systemd/system/bosh-agent.service")
+	c.run(vm, "sh", "-c", "until systemctl daemon-reload && systemctl --no-block restart bosh-agent; do sleep 0.1; done 2>/dev/null")
+	return vm
+}
+
+// mounted waits until an agent lists a persistent disk as mounted. While it mounts the disk, list_disk may not answer in time.
+func (c *cloud) mounted(ip, disk string) {
+	c.t.Helper()
+	until(c.t, 2*time.Minute, disk+" is mounted", func() bool {
+		list, err := c.ask(ip, "list_disk")
+		return err == nil && strings.Contains(list, disk)
+	})
+}
+
 // agent sends a request to the agent at an address.
 func (c *cloud) agent(ip, method string, arguments ...any) {
+	c.t.Helper()
+	if _, err := c.ask(ip, method, arguments...); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// ask sends a request to the agent at an address and returns its first answer.
+func (c *cloud) ask(ip, method string, arguments ...any) (string, error) {
 	c.t.Helper()
 	body, err := json.Marshal(map[string]any{"method": method, "arguments": arguments, "reply_to": "test"})
 	if err != nil {
@@ -211,9 +260,11 @@ func (c *cloud) agent(ip, method string, arguments ...any) {
 	}
 	response, err := c.http().Post("https://mbus:secret@"+ip+":6868/agent", "application/json", bytes.NewReader(body))
 	if err != nil {
-		c.t.Fatal(err)
+		return "", err
 	}
-	_ = response.Body.Close()
+	defer func() { _ = response.Body.Close() }()
+	answer, err := io.ReadAll(response.Body)
+	return string(answer), err
 }
 
 // A Director's CPI: in a VM, as vcap, with a cleared environment, and the image is a file there.

@@ -129,9 +129,15 @@ func TestNightlyVMTypes(t *testing.T) {
 }
 
 // TestNightlyCPIStemcells imports the stemcells of other infrastructures, and boots those that look for their settings where the
-// CPI can put them.
+// CPI can put them: vSphere's in a virtual machine, whose CD drive and SCSI controller a container does not have.
 func TestNightlyCPIStemcells(t *testing.T) {
-	for infrastructure, source := range map[string]string{"google": "http", "aws": "http", "azure": "", "vsphere": ""} {
+	for infrastructure, shape := range map[string]map[string]any{
+		"google":  {"engine": iaas.Container, "settings_source": "http"},
+		"aws":     {"engine": iaas.Container, "settings_source": "http"},
+		"qemu":    {"engine": iaas.Container, "settings_source": "cdrom"},
+		"vsphere": {"engine": iaas.QEMU, "settings_source": "cdrom", "disk_bus": "scsi"},
+		"azure":   nil,
+	} {
 		t.Run(infrastructure, func(t *testing.T) {
 			c := newCloud(t, fmt.Sprintf("%c%d", infrastructure[0], os.Getpid()))
 			dir := t.TempDir()
@@ -143,17 +149,32 @@ func TestNightlyCPIStemcells(t *testing.T) {
 				t.Fatalf("%v: %s", err, out)
 			}
 			sc := c.cid("create_stemcell", filepath.Join(dir, "image"), map[string]any{})
-			if source != "" {
-				o := order(sc, "10.245.0.6")
-				o[2].(map[string]any)["settings_source"] = source
-				vm := c.cid("create_vm", o...)
-				c.pong("10.245.0.6", time.Minute)
-				c.must("delete_vm", vm)
+			if shape != nil {
+				c.boot(sc, shape)
 			}
 			c.must("delete_stemcell", sc)
 			c.gone()
 		})
 	}
+}
+
+// boot makes a VM of a stemcell, with a persistent disk that its agent mounts, and boots it twice.
+func (c *cloud) boot(stemcell string, shape map[string]any) {
+	c.t.Helper()
+	const ip = "10.245.0.6"
+	o := order(stemcell, ip)
+	shape["ephemeral_disk"] = 1024
+	o[2] = shape
+	vm, disk := c.cid("create_vm", o...), c.cid("create_disk", 64, nil, nil)
+	c.pong(ip, 10*time.Minute)
+	c.agent(ip, "add_persistent_disk", disk, c.must("attach_disk", vm, disk))
+	c.agent(ip, "mount_disk", disk)
+	c.mounted(ip, disk)
+	c.must("reboot_vm", vm)
+	c.pong(ip, 10*time.Minute)
+	c.mounted(ip, disk)
+	c.must("delete_vm", vm)
+	c.must("delete_disk", disk)
 }
 
 // TestNightlyDemoCreateEnv watches the demo to its end.

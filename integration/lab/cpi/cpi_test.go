@@ -4,10 +4,12 @@ import (
 	"encoding/json"
 	"errors"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"cambium/integration/lab/iaas"
+	"cambium/integration/lab/image"
 )
 
 // Contract C.1.
@@ -63,6 +65,17 @@ func TestLocal(t *testing.T) {
 	for method := range methods {
 		if _, ok := Local(Request{Method: method}); ok {
 			t.Errorf("%s is answered without a holder", method)
+		}
+	}
+}
+
+// The Director uploads a stemcell only if the CPI names one of its formats. That of cloudstack is compressed with bzip2, which is not
+// unpacked.
+func TestFormatsOfOurStemcells(t *testing.T) {
+	for _, i := range image.Infrastructures {
+		known := slices.ContainsFunc(i.Formats, func(format string) bool { return slices.Contains(Formats, format) })
+		if want := i.Name != "cloudstack"; known != want {
+			t.Errorf("stemcell for %s: formats %v known %v, want %v", i.Name, i.Formats, known, want)
 		}
 	}
 }

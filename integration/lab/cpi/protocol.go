@@ -91,7 +91,7 @@ func Failure(err error) Reply {
 const Version = 3
 
 // Formats are the stemcells that can be read.
-var Formats = []string{"openstack-raw", "openstack-qcow2", "aws-raw", "google-rawdisk", "alicloud-raw", "azure-vhd", "qemu-raw", "warden-tar", "general-tar", "cambium-light"}
+var Formats = []string{"openstack-raw", "openstack-qcow2", "aws-raw", "google-rawdisk", "alicloud-raw", "azure-vhd", "vsphere-ovf", "qemu-raw", "warden-tar", "general-tar", "cambium-light"}
 
 // Info answers info, for which nothing else is needed.
 func Info() Reply {

@@ -152,16 +152,27 @@ func (i *IaaS) attachment(vm VM, cid string) machine.Disk {
 
 // disk describes a disk to the engine.
 func (s Shape) disk(id, image string) machine.Disk {
-	return machine.Disk{ID: id, Image: image, Bus: s.DiskBus, Names: []string{strings.TrimPrefix(s.hint(id), "/dev/"), "disk/by-id/" + id}}
+	return machine.Disk{ID: id, Image: image, Bus: s.DiskBus, Names: []string{strings.TrimPrefix(s.path(id), "/dev/"), "disk/by-id/" + id}}
 }
 
-// hint is where the agent finds a disk: a name that udev makes of its serial number, in both kinds of
+// path is where a machine has a disk: a name that udev makes of its serial number, in both kinds of
 // machines, which is true whatever else is attached and after every reboot.
-func (s Shape) hint(id string) string {
+func (s Shape) path(id string) string {
 	if s.DiskBus == machine.SCSI {
 		return "/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_" + id
 	}
 	return "/dev/disk/by-id/virtio-" + id
+}
+
+// hint is what the agent finds a disk by: its path and, behind a SCSI controller, the end of its serial
+// number, too. Agents for vSphere use no path: they look for a link in /dev/disk/by-id that ends with
+// the hint's id, without dashes.
+func (s Shape) hint(id string) any {
+	if s.DiskBus != machine.SCSI {
+		return s.path(id)
+	}
+	_, digits, _ := strings.Cut(id, "-")
+	return map[string]string{"path": s.path(id), "id": digits}
 }
 
 // pair locks a VM and a disk, and finds both.
@@ -182,26 +193,26 @@ func (i *IaaS) pair(vmCID, cid string) (vm VM, d Disk, unlock func(), err error)
 }
 
 // AttachDisk attaches a disk to a VM and returns the hint; once more changes nothing.
-func (i *IaaS) AttachDisk(ctx context.Context, vmCID, cid string) (string, error) {
+func (i *IaaS) AttachDisk(ctx context.Context, vmCID, cid string) (hint any, err error) {
 	vm, d, unlock, err := i.pair(vmCID, cid)
 	defer unlock()
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	hint := vm.Shape.hint(cid)
+	hint = vm.Shape.hint(cid)
 	switch d.VM {
 	case vmCID:
 		return hint, nil
 	case "":
 	default:
-		return "", Failf(CloudError, "disk %s is attached to %s; detach it there first", cid, d.VM)
+		return nil, Failf(CloudError, "disk %s is attached to %s; detach it there first", cid, d.VM)
 	}
 	if err := i.setAttached(cid, vmCID); err != nil {
-		return "", err
+		return nil, err
 	}
 	if m := i.machine(vmCID); m != nil {
 		if _, err := m.Attach(ctx, i.attachment(vm, cid)); err != nil {
-			return "", errors.Join(err, i.setAttached(cid, ""))
+			return nil, errors.Join(err, i.setAttached(cid, ""))
 		}
 	}
 	return hint, i.publish(vm)

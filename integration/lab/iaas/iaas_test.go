@@ -26,6 +26,12 @@ func TestAddressesConflictOnOneSegmentOnly(t *testing.T) {
 	if err := i.conflict(map[string]fabric.Network{"b": manualNetwork("10.9.0.5")}); err == nil || !strings.Contains(err.Error(), "vm-1") {
 		t.Errorf("the same address: got %v, want an error that names vm-1", err)
 	}
+	card, sameCard := manualNetwork("10.9.0.7"), manualNetwork("10.9.0.8")
+	card.MAC, sameCard.MAC = "02:aa:00:00:00:01", "02:AA:00:00:00:01"
+	i.vms["vm-2"] = &VM{Networks: map[string]fabric.Network{"a": card}}
+	if err := i.conflict(map[string]fabric.Network{"b": sameCard}); err == nil || !strings.Contains(err.Error(), "vm-2") {
+		t.Errorf("the same card: got %v, want an error that names vm-2", err)
+	}
 	elsewhere := manualNetwork("10.9.0.5")
 	elsewhere.Properties = json.RawMessage(`{"name":"other"}`)
 	for name, n := range map[string]fabric.Network{"another address": manualNetwork("10.9.0.6"), "another segment": elsewhere} {
@@ -79,8 +85,22 @@ func TestShape(t *testing.T) {
 func TestHintsFollowTheBus(t *testing.T) {
 	for bus, want := range map[machine.Bus]string{machine.Virtio: "/dev/disk/by-id/virtio-d-1", machine.SCSI: "/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_d-1"} {
 		s := Shape{DiskBus: bus}
-		if d := s.disk("d-1", "x"); s.hint("d-1") != want || d.Bus != bus || "/dev/"+d.Names[0] != want {
-			t.Errorf("%s: hint %s, disk %+v; want %s", bus, s.hint("d-1"), d, want)
+		if d := s.disk("d-1", "x"); s.path("d-1") != want || d.Bus != bus || "/dev/"+d.Names[0] != want {
+			t.Errorf("%s: path %s, disk %+v; want %s", bus, s.path("d-1"), d, want)
+		}
+	}
+}
+
+// An agent for vSphere looks for links that end with the id, without its dashes, and others for the path.
+func TestHintsBehindASCSIController(t *testing.T) {
+	vm := VM{Base: Base{CID: newCID(vms)}, Shape: Shape{DiskBus: machine.SCSI}}
+	cid := newCID(disks)
+	all := vm.disks([]string{cid})
+	for id, hint := range map[string]any{ephemeralID(vm.CID): all["ephemeral"], cid: all["persistent"].(map[string]any)[cid]} {
+		h, _ := hint.(map[string]string)
+		link := "/dev/" + vm.Shape.disk(id, "x").Names[0]
+		if h["path"] != link || len(h["id"]) < 16 || !strings.HasSuffix(link, strings.ReplaceAll(h["id"], "-", "")) {
+			t.Errorf("hint of %s is %v, want path and id of %s", id, hint, link)
 		}
 	}
 }

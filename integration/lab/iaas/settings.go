@@ -46,7 +46,7 @@ func (o Order) settings(vm VM) (json.RawMessage, error) {
 
 // disks are the disks of a VM in its settings, with those that are attached.
 func (vm VM) disks(attached []string) map[string]any {
-	persistent := map[string]string{}
+	persistent := map[string]any{}
 	for _, cid := range attached {
 		persistent[cid] = vm.Shape.hint(cid)
 	}
