@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"crypto/tls"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -92,6 +93,8 @@ func TestMachineCPIConformance(t *testing.T) {
 	}
 	hint := c.must("attach_disk", vm, disk)
 	c.shares(vm, other)
+	c.snapshotInUse(disk)
+	tree := c.cid("create_stemcell", brokenTree(t), map[string]any{})
 	secret := filepath.Join(c.dir, "not-an-image")
 	if err := os.WriteFile(secret, []byte(strings.Repeat("root:x:0:0\n", 100)), 0o600); err != nil {
 		t.Fatal(err)
@@ -133,6 +136,9 @@ func TestMachineCPIConformance(t *testing.T) {
 		{"create_vm", changed("10.245.0.8", network("type", "magic")), iaas.CloudError, nil},
 		{"create_vm", []any{nil, sc, nil, nil, nil, nil}, iaas.CloudError, nil},
 		{"create_vm", []any{}, iaas.CloudError, nil},
+		// These fail when most of the VM is made: a tree is no disk, and its init does not run.
+		{"create_vm", changed("10.245.0.8", func(o []any) { o[1], o[2] = tree, map[string]any{"engine": iaas.QEMU} }), iaas.CloudError, nil},
+		{"create_vm", changed("10.245.0.8", func(o []any) { o[1] = tree }), iaas.VMCreationFailed, nil},
 
 		{"has_vm", []any{vm}, "", true},
 		{"has_vm", []any{"../../etc"}, "", false},
@@ -189,15 +195,23 @@ func TestMachineCPIConformance(t *testing.T) {
 		{"delete_network", []any{"net-nothing"}, iaas.NetworkNotFound, nil},
 	}
 	for n, row := range rows {
-		r := c.call(row.method, row.arguments...)
-		kind := iaas.Kind("")
-		if r.Error != nil {
-			kind = iaas.Kind(strings.TrimPrefix(r.Error.Type, "Bosh::Clouds::"))
+		versions := []int{3}
+		if row.kind != "" { // it changes nothing
+			versions = []int{1, 2, 3}
 		}
-		if kind != row.kind || r.Error == nil && fmt.Sprint(r.Result) != fmt.Sprint(row.result) {
-			t.Errorf("row %d: %s %.200v: got %v, %+v; want %v, error %q", n, row.method, row.arguments, r.Result, r.Error, row.result, row.kind)
+		for _, version := range versions {
+			r := c.request(t.Context(), version, row.method, row.arguments...)
+			kind := iaas.Kind("")
+			if r.Error != nil {
+				kind = iaas.Kind(strings.TrimPrefix(r.Error.Type, "Bosh::Clouds::"))
+			}
+			if kind != row.kind || r.Error == nil && fmt.Sprint(r.Result) != fmt.Sprint(row.result) {
+				t.Errorf("row %d, version %d: %s %.200v: got %v, %+v; want %v, error %q", n, version, row.method, row.arguments, r.Result, r.Error, row.result, row.kind)
+			}
 		}
 	}
+	c.has(vm, other)
+	c.must("delete_stemcell", tree)
 	for _, input := range []string{"", "null", "[]", "{", `{"method":7}`, `{"method":"ping"}{}`, `{"method":"has_vm","arguments":null}`} {
 		if r := c.raw(t.Context(), []byte(input)); r.Error == nil || r.Error.Type != "Bosh::Clouds::CloudError" {
 			t.Errorf("request %q: got %+v, want a CloudError", input, r)
@@ -206,8 +220,7 @@ func TestMachineCPIConformance(t *testing.T) {
 
 	c.light(path)
 	c.limits(other)
-	snapshot := c.cid("snapshot_disk", disk, map[string]any{"index": 3})
-	c.must("delete_snapshot", snapshot)
+	c.snapshot(disk)
 	net, ok := c.must("create_network", map[string]any{"type": "manual", "range": "10.9.1.0/24", "gateway": "10.9.1.1"}).([]any)
 	if !ok || len(net) != 3 {
 		t.Fatalf("create_network: %v", net)
@@ -233,6 +246,73 @@ func TestMachineCPIConformance(t *testing.T) {
 	c.must("delete_disk", disk)
 	c.must("delete_stemcell", sameImage)
 	c.gone()
+}
+
+// brokenTree is the image of a container whose first program does not run.
+func brokenTree(t *testing.T) string {
+	t.Helper()
+	dir, image := t.TempDir(), filepath.Join(t.TempDir(), "image")
+	err := errors.Join(os.MkdirAll(filepath.Join(dir, "etc"), 0o755), os.MkdirAll(filepath.Join(dir, "sbin"), 0o755), os.WriteFile(filepath.Join(dir, "sbin/init"), nil, 0o755))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.CommandContext(t.Context(), "tar", "-czf", image, "-C", dir, ".").CombinedOutput(); err != nil {
+		t.Fatalf("tar: %v: %s", err, out)
+	}
+	return image
+}
+
+// has checks that of VMs these are there alone: calls that failed have left neither files nor a network namespace.
+func (c *cloud) has(vms ...string) {
+	c.t.Helper()
+	files, err := filepath.Glob(filepath.Join(iaas.Directory(c.dir, c.name), "vms", "*"))
+	spaces, listErr := netns.List(iaas.Prefix + c.name + ".")
+	if err := errors.Join(err, listErr); err != nil || len(files) != len(vms) || len(spaces) != len(vms) {
+		c.t.Errorf("directories %v and namespaces %v (%v), want those of %v", files, spaces, err, vms)
+	}
+}
+
+// snapshotInUse snapshots a disk of a running VM: where the file system does not share blocks, the copy would be of several moments.
+func (c *cloud) snapshotInUse(disk string) {
+	c.t.Helper()
+	r := c.call("snapshot_disk", disk, map[string]any{})
+	shares := exec.Command("cp", "--reflink=always", c.config, filepath.Join(c.dir, "shared")).Run() == nil
+	if r.Error == nil && shares {
+		c.must("delete_snapshot", r.Result)
+	} else if r.Error == nil || shares || r.Error.Type != "Bosh::Clouds::"+string(iaas.NotSupported) {
+		c.t.Errorf("snapshot of a disk in use, on a file system that shares blocks (%v): got %+v", shares, r)
+	}
+}
+
+// snapshot checks that a snapshot has what is on the disk, and that it goes.
+func (c *cloud) snapshot(disk string) {
+	c.t.Helper()
+	dir := iaas.Directory(c.dir, c.name)
+	image, err := os.OpenFile(filepath.Join(dir, "disks", disk, "image"), os.O_WRONLY, 0)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	const content, at = "content", 1 << 20
+	if _, err := image.WriteAt([]byte(content), at); err != nil {
+		c.t.Fatal(err)
+	}
+	_ = image.Close()
+	snapshot := c.cid("snapshot_disk", disk, map[string]any{"index": 3})
+	taken, err := os.Open(filepath.Join(dir, "snapshots", snapshot, "image"))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	got := make([]byte, len(content))
+	if _, err := taken.ReadAt(got, at); err != nil || string(got) != content {
+		c.t.Errorf("the snapshot has %q (%v) where the disk has %q", got, err, content)
+	}
+	_ = taken.Close()
+	for range 2 {
+		c.must("delete_snapshot", snapshot)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "snapshots", snapshot)); !os.IsNotExist(err) {
+		c.t.Errorf("files of a deleted snapshot: %v", err)
+	}
 }
 
 // limits checks that a container with 256 MiB has no more of 600 MB in memory; the rest is swapped out, or the process
