@@ -183,6 +183,24 @@ func TestRootHintLeadsToAnotherDisk(t *testing.T) {
 	b.kept(b.Dirs.Store(), "a")
 }
 
+// A Director that has given up a disk without remove_persistent_disk attaches another one in its place. The path of the former then leads to
+// the new one, which carries nothing of it.
+func TestRootPathOfADiskThatIsGone(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(64<<20, "vol-a")
+	b.ok(b.Mount(ctx, "vol-a"))
+	b.unmounted("vol-a", "Unmounted partition of vol-a")
+	b.attach("vol-b", dev.Path)
+	b.fails(b.Mount(ctx, "vol-b"), "is persistent disk vol-a")
+	poke(t, dev.Path, 1<<20+1080, make([]byte, 2))
+	b.fails(b.Mount(ctx, "vol-b"), "is persistent disk vol-a") // its table is still there
+	poke(t, dev.Path, 0, make([]byte, 64<<20))
+	b.ok(b.Mount(ctx, "vol-b"))
+	b.lists("vol-b")
+	b.unmounted("vol-b", "Unmounted partition of vol-b")
+	b.fails(b.Mount(ctx, "vol-a"), "is persistent disk vol-b")
+}
+
 // What a damaged record may have said about other disks is not known: only the disk that an operator has accepted is mounted.
 func TestRootDamagedRecords(t *testing.T) {
 	b := newBench(t, Options{})

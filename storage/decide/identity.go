@@ -101,6 +101,8 @@ type Claims struct {
 	ByIdentifier, ByPath []string
 	// ByRecord are the disks whose recorded identifiers the device carries.
 	ByRecord []string
+	// Absent are the disks on record whose identifiers the device does not carry: their hints by path are out of date.
+	Absent []string
 }
 
 // Owner is the CID of the disk that a device is; empty if nothing tells. Hints take precedence over identifiers on record, which
@@ -147,7 +149,7 @@ func (c Claims) claimedBy(cid string) string {
 		}
 	}
 	for _, other := range c.ByPath {
-		if other != cid && !slices.Contains(c.ByIdentifier, cid) {
+		if other != cid && !slices.Contains(c.ByIdentifier, cid) && !slices.Contains(c.Absent, other) {
 			return other
 		}
 	}

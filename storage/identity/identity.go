@@ -99,6 +99,18 @@ func (r Records) Owners(found Disk) (cids []string) {
 	return cids
 }
 
+// Absent are the CIDs whose recorded file system and table are both not on a disk that has been read.
+func (r Records) Absent(found Disk) (cids []string) {
+	for _, cid := range slices.Sorted(maps.Keys(r)) {
+		d := r[cid]
+		table := usable(d.Table) && strings.EqualFold(d.Table, found.Table)
+		if d.FileSystem != "" && !strings.EqualFold(d.FileSystem, found.FileSystem) && !table {
+			cids = append(cids, cid)
+		}
+	}
+	return cids
+}
+
 // ErrDamaged means that the records are there and cannot be used.
 var ErrDamaged = errors.New("records of disks are damaged")
 

@@ -58,7 +58,8 @@ func (d *Disks) confirmIdentity(cid, path string) error {
 	if err != nil {
 		return err
 	}
-	if err := decide.CheckIdentity(cid, path, records, d.identify(path)); err != nil {
+	found, _ := d.identify(path) // what cannot be read does not differ
+	if err := decide.CheckIdentity(cid, path, records, found); err != nil {
 		return err
 	}
 	return d.recordIdentity(cid, path)
@@ -67,7 +68,7 @@ func (d *Disks) confirmIdentity(cid, path string) error {
 // recordIdentity puts the disk that is mounted for a CID on record.
 func (d *Disks) recordIdentity(cid, path string) error {
 	d.Machine.CrashPoint("record identity")
-	found := d.identify(path)
+	found, _ := d.identify(path) // what cannot be read stays as it is on record
 	number, err := blkdev.NumberOf(path)
 	if err != nil {
 		return err
@@ -84,24 +85,29 @@ func (d *Disks) recordIdentity(cid, path string) error {
 	return d.Machine.Identities.Put(cid, found)
 }
 
-// identify reads the identifiers of a disk, which may be mounted. Those that cannot be read are missing.
-func (d *Disks) identify(path string) (found identity.Disk) {
+// identify reads the identifiers of a disk, which may be mounted. Those that cannot be read are missing, and the error says why.
+func (d *Disks) identify(path string) (found identity.Disk, err error) {
 	number, err := blkdev.NumberOf(path)
 	if err == nil {
 		found.Hardware = machine.Hardware(number)
-		if info, err := blkdev.Lookup("/sys", number); err == nil {
-			found.Bytes = info.Size
-		}
+		var info blkdev.Info
+		info, err = blkdev.Lookup("/sys", number)
+		found.Bytes = info.Size
 	}
+	partitioned := d.Preformatted
 	if !d.Preformatted {
-		if s, err := disk.Inspect(path); err == nil {
-			found.Table = s.Table.GUID
-		}
+		s, inspectErr := disk.Inspect(path)
+		err = errors.Join(err, inspectErr)
+		found.Table, partitioned = s.Table.GUID, inspectErr != nil || len(s.Table.Partitions) > 0
 	}
-	if c, err := filesystem.Probe(d.part(path)); err == nil && c.Kind.Managed() {
+	c, probeErr := filesystem.Probe(d.part(path))
+	if probeErr == nil && c.Kind.Managed() {
 		found.FileSystem = c.UUID
 	}
-	return found
+	if partitioned { // otherwise there is nothing to read
+		err = errors.Join(err, probeErr)
+	}
+	return found, err
 }
 
 // claims observes which disks the device at path may be.
@@ -134,7 +140,12 @@ func (d *Disks) checkClaims(cid string, dev device.Device) error {
 	if err != nil {
 		return err
 	}
-	return d.claims(dev.Path, dev.Number, where == store, d.identify(dev.Path)).Check(cid, dev.Path)
+	found, unread := d.identify(dev.Path)
+	c := d.claims(dev.Path, dev.Number, where == store, found)
+	if records, err := d.Machine.Identities.All(); err == nil && unread == nil {
+		c.Absent = records.Absent(found)
+	}
+	return c.Check(cid, dev.Path)
 }
 
 // recorded is the disk on record as the store; empty if there is none, or the record is damaged.
@@ -207,7 +218,8 @@ func (d *Disks) owner(dir string, e mount.Entry) string {
 		}
 		return ""
 	}
-	return d.claims(path, number, dir == d.Machine.Dirs.Store(), d.identify(path)).Owner()
+	found, _ := d.identify(path) // the other claims count
+	return d.claims(path, number, dir == d.Machine.Dirs.Store(), found).Owner()
 }
 
 func (d *Disks) ownerOfBind(dir string) string {
