@@ -15,6 +15,7 @@ import (
 // seconds, and the Director deletes a new one that does not answer within 600. Slow metadata cost neither: a machine
 // that has booted before does not wait for them, and a new one becomes ready as soon as they come.
 func TestMachineResurrectionBudget(t *testing.T) {
+	t.Parallel() // it mostly waits
 	l := newLab(t)
 	known := start(t, l, lab.VM{Ephemeral: lab.GiB, Source: lab.HTTP})
 	fresh := create(t, l, lab.VM{Ephemeral: lab.GiB, Source: lab.HTTP})

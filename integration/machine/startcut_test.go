@@ -20,7 +20,7 @@ import (
 // within that time the file still says that the jobs are stopped, and they would stay down for good. The power is cut
 // after start, after stop, and while start is under way.
 func TestMachineStartSurvivesACut(t *testing.T) {
-	t.Parallel()
+	t.Parallel() // it mostly waits
 	cutAfterStarts(t, 5)
 }
 

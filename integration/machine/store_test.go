@@ -30,6 +30,7 @@ exit $code
 // TestMachineEmptyStore boots machines whose store cannot be mounted: refused, blank, under a long check, and missing. They serve, no
 // job is started, and they say why, until the disk is mounted.
 func TestMachineEmptyStore(t *testing.T) {
+	t.Parallel() // it mostly waits
 	l := newLab(t, func(o *lab.Options) {
 		o.VM = func(vm *lab.VM) {
 			vm.Files = append(vm.Files, dropIn("bosh-agent", "Environment=CAMBIUM_STORE_HOLD=2s"))

@@ -158,6 +158,7 @@ func takeOver(t *testing.T, i *lab.Instance, binary string) {
 // TestMachineTakeover has this agent take over a machine that the baseline has set up, with jobs,
 // a persistent disk and an identity of its own on the bus, and give it back, without any effect on the bus or the jobs.
 func TestMachineTakeover(t *testing.T) {
+	t.Parallel() // it mostly waits
 	old, ours := labtest.Baseline(t), labtest.Agent(t)
 	l := newLab(t, func(o *lab.Options) { o.Agent, o.VM = old, oldStemcell(t) })
 	m := manifest([]release.Job{forker(), execer()}, tool("one"))
