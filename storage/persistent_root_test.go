@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"cambium/settings"
 )
 
 func TestRootPersistentLifecycle(t *testing.T) {
@@ -46,4 +48,16 @@ func TestRootPersistentLifecycle(t *testing.T) {
 		t.Errorf("recorded %q after removal, want nothing", b.records.mounted)
 	}
 	b.ok(boot(b.disks()))
+}
+
+// cloud-check detaches disks without remove_persistent_disk: what is known of them is not attached.
+func TestRootDetachedDisksDoNotCount(t *testing.T) {
+	b := newBench(t, Options{})
+	b.disk(64<<20, "vol-1")
+	b.disk(64<<20, "vol-2")
+	b.records.disks["vol-3"] = settings.PersistentDisk{CID: "vol-3", Hint: settings.DiskHint{Path: filepath.Join(t.TempDir(), "gone")}}
+	b.records.disks["vol-4"] = settings.PersistentDisk{CID: "vol-4", Hint: b.records.disks["vol-1"].Hint} // attached in its place
+	b.ok(b.Persistent.CheckKnown(nil))
+	b.disk(64<<20, "vol-5")
+	b.fails(b.Persistent.CheckKnown(nil), "3 persistent disks are attached")
 }

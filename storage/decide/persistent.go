@@ -334,16 +334,16 @@ func LeftToDirector(o Persistent) bool {
 // Association is a name under which jobs find a persistent disk.
 type Association struct{ Name, CID string }
 
-// CheckKnown refuses to go on when a disk that has a name is not known, or when more disks are
-// known than one would expect: those with names, or else one, and one more while disks are exchanged.
-func CheckKnown(known map[string]bool, associations []Association) error {
+// CheckKnown refuses to go on when a disk that has a name is not known, or when more devices of known disks are
+// there than one would expect: those with names, or else one, and one more while disks are exchanged.
+func CheckKnown(known map[string]bool, devices int, associations []Association) error {
 	for _, a := range associations {
 		if !known[a.CID] {
 			return fmt.Errorf("persistent disk %q, named %q, is not attached", a.CID, a.Name)
 		}
 	}
-	if most := max(len(associations), 1) + 1; len(known) > most {
-		return fmt.Errorf("%d persistent disks are attached, want at most %d", len(known), most)
+	if most := max(len(associations), 1) + 1; devices > most {
+		return fmt.Errorf("%d persistent disks are attached, want at most %d", devices, most)
 	}
 	return nil
 }

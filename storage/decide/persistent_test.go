@@ -259,16 +259,21 @@ func TestLeftToDirector(t *testing.T) {
 }
 
 func TestCheckKnown(t *testing.T) {
-	for _, c := range []struct{ known, named, refused string }{
-		{"", "", ""},
-		{"a", "", ""},
-		{"a b", "", ""}, // while one takes the other's place
-		{"a b c", "", "3 persistent disks are attached"},
-		{"a b", "a b", ""},
-		{"a b c", "a b", ""},
-		{"a b c d", "a b", "4 persistent disks are attached"},
-		{"a", "a b", `"b", named "name of b", is not attached`},
-		{"", "b", `"b", named "name of b", is not attached`},
+	for _, c := range []struct {
+		known          string
+		devices        int
+		named, refused string
+	}{
+		{"", 0, "", ""},
+		{"a", 1, "", ""},
+		{"a b", 2, "", ""}, // while one takes the other's place
+		{"a b c", 3, "", "3 persistent disks are attached"},
+		{"a b c", 2, "", ""}, // one was detached without a word
+		{"a b", 2, "a b", ""},
+		{"a b c", 3, "a b", ""},
+		{"a b c d", 4, "a b", "4 persistent disks are attached"},
+		{"a", 1, "a b", `"b", named "name of b", is not attached`},
+		{"", 0, "b", `"b", named "name of b", is not attached`},
 	} {
 		known := map[string]bool{}
 		for _, cid := range strings.Fields(c.known) {
@@ -278,7 +283,7 @@ func TestCheckKnown(t *testing.T) {
 		for _, cid := range strings.Fields(c.named) {
 			named = append(named, Association{Name: "name of " + cid, CID: cid})
 		}
-		wantError(t, CheckKnown(known, named), c.refused)
+		wantError(t, CheckKnown(known, c.devices, named), c.refused)
 	}
 }
 

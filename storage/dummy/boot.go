@@ -35,7 +35,7 @@ func (b Boot) CheckKnown(associations []settings.DiskAssociation) error {
 	for _, a := range associations {
 		named = append(named, decide.Association{Name: a.Name, CID: a.CID})
 	}
-	return decide.CheckKnown(known, named)
+	return decide.CheckKnown(known, len(known), named)
 }
 
 // PlanAssociate plans nothing.

@@ -48,17 +48,23 @@ func (d *Disks) RemoveDynamic(_ context.Context, cid string) error {
 }
 
 // CheckKnown refuses to go on when a disk that has a name is not known, or when more disks are
-// known than one would expect.
+// attached than one would expect. A known disk that was detached without remove_persistent_disk does not count.
 func (d *Disks) CheckKnown(associations []settings.DiskAssociation) error {
-	known := map[string]bool{}
-	for cid := range d.Records.Disks() {
+	known, devices := map[string]bool{}, map[string]bool{}
+	for cid, p := range d.Records.Disks() {
 		known[cid] = true
+		switch dev, err := d.Resolver.Look(d.hint(p)); {
+		case err == nil:
+			devices[dev.Path] = true // hints of two disks can lead to the same device
+		case !machine.Missing(err):
+			devices["disk "+cid] = true
+		}
 	}
 	var named []decide.Association
 	for _, a := range associations {
 		named = append(named, decide.Association{Name: a.Name, CID: a.CID})
 	}
-	return decide.CheckKnown(known, named)
+	return decide.CheckKnown(known, len(devices), named)
 }
 
 // Associate links persistent disks under the names that jobs know them by.
