@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"unicode"
 
 	"cambium/internal/atomicfile"
 	"cambium/internal/vcap"
@@ -307,6 +308,6 @@ func (h *Host) write(path string, data []byte, mode fs.FileMode) error {
 // hasSeparator reports a character that ends a line or a word in the files written here.
 func hasSeparator(s string) bool {
 	return strings.ContainsFunc(s, func(r rune) bool {
-		return r <= ' ' || r == 0x7f || r == '#' || r == 0x85 || r == 0xa0 || r == 0x2028 || r == 0x2029
+		return unicode.IsSpace(r) || unicode.IsControl(r) || r == '#'
 	})
 }

@@ -110,6 +110,7 @@ func FuzzHostsFile(f *testing.F) {
 	f.Add("agent-1", "10.0.0.1", "name.bosh")
 	f.Add("a", "::1", "x\ny")
 	f.Add("a", "10.0.0.1 evil", "#x")
+	f.Add("a", "10.0.0.1", "x\u3000y") // an ideographic space
 	f.Fuzz(func(t *testing.T, name, ip, record string) {
 		got, skipped, err := HostsFile(name, [][2]string{{ip, record}})
 		if err != nil {
