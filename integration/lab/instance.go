@@ -374,6 +374,9 @@ func (i *Instance) unplug(ctx context.Context) error {
 	}
 	i.lab.Metadata.Delete(i.IP)
 	i.lab.Registry.Delete(i.name())
+	if i.lab.Bus != nil {
+		i.lab.Bus.Forget(i.AgentID)
+	}
 	failed = errors.Join(failed, i.lab.forgetHost(i.IP))
 	i.lab.mu.Lock()
 	defer i.lab.mu.Unlock()

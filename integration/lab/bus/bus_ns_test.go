@@ -96,15 +96,25 @@ func permissionsOn(t *testing.T, program string) {
 	if err := s.Expel(testca.AgentName("a")); err != nil {
 		t.Fatal(err)
 	}
-	// A program reloads when it has read the signal; until then the agent is still let in.
+	wantRefused(t, s, testca.AgentName("a"))
+	s.Forget("b")
+	if _, err := s.Admit(testca.AgentName("c")); err != nil {
+		t.Fatal(err)
+	}
+	wantRefused(t, s, testca.BootstrapName("b"))
+}
+
+// wantRefused waits until a user is not let in any more: a program reloads when it has read the signal.
+func wantRefused(t *testing.T, s *Server, user string) {
+	t.Helper()
 	for deadline := time.Now().Add(5 * time.Second); ; {
-		conn, err := s.Connect(testca.AgentName("a"))
+		conn, err := s.Connect(user)
 		if err != nil {
-			break
+			return
 		}
 		conn.Close()
 		if time.Now().After(deadline) {
-			t.Fatal("an expelled agent is still let in")
+			t.Fatalf("%s is still let in", user)
 		}
 	}
 }

@@ -193,6 +193,15 @@ func (s *Server) Expel(commonName string) error {
 	return s.reload()
 }
 
+// Forget leaves the identities of an agent that is gone out of what the server knows from its next reload on. Otherwise each
+// machine that a lab has had would make the reloads slower.
+func (s *Server) Forget(agentID string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.agents, testca.AgentName(agentID))
+	delete(s.agents, testca.BootstrapName(agentID))
+}
+
 func (s *Server) reload() error {
 	if err := s.write(); err != nil {
 		return err
@@ -237,16 +246,18 @@ func (s *Server) Stop() {
 	s.embedded.WaitForShutdown()
 }
 
-// Bounce stops the server for a while and restarts it with the same users.
-func (s *Server) Bounce(ctx context.Context, gone time.Duration) error {
+// Bounce stops the server for a while and restarts it with the same users. It returns when the server began to stop, which can be
+// long after the call: identities are admitted and expelled one at a time.
+func (s *Server) Bounce(ctx context.Context, gone time.Duration) (stopped time.Time, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	stopped = time.Now()
 	s.Stop()
 	select {
 	case <-ctx.Done():
 	case <-time.After(gone):
 	}
-	return s.Restart(context.WithoutCancel(ctx))
+	return stopped, s.Restart(context.WithoutCancel(ctx))
 }
 
 // Restart starts a stopped server again, with the same users.
