@@ -42,6 +42,7 @@ const (
 	// an instance in the parent namespaces too, for the user who made the namespace.
 	inotifyPerMachine = 10
 	// inFlight is how long before the end of a NATS server a request may have been published that it does not deliver.
+	// One that the agent has received is answered when both are back.
 	inFlight = 250 * time.Millisecond
 )
 
@@ -68,13 +69,22 @@ type soak struct {
 
 	mu sync.Mutex // guards what follows
 	// outages are the times in which agents, by id, were not subscribed because the NATS server was restarted.
-	outages map[string][]span
+	outages map[string][]*span
 	// returns are how long after the return of the server agents were subscribed again.
 	returns []time.Duration
 }
 
-// span is a time from one moment to another.
+// span is a time from one moment to another, which is zero while it lasts.
 type span struct{ from, to time.Time }
+
+// holds reports whether a request can have been lost in an outage: it was published in that time, or just before.
+func (s *span) holds(sent time.Time) bool {
+	return sent.After(s.from.Add(-inFlight)) && (s.to.IsZero() || sent.Before(s.to))
+}
+
+func (s *span) String() string {
+	return s.from.Format(time.StampMilli) + " to " + s.to.Format(time.StampMilli)
+}
 
 // slot is one instance of it. The mutex is held while a Director works on it.
 type slot struct {
@@ -101,7 +111,7 @@ func TestMachineSoakDeployments(t *testing.T) {
 		t.Fatalf("%d containers need %d inotify instances and the host has %s: run 'sysctl fs.inotify.max_user_instances=1024', or set CAMBIUM_SOAK_MACHINES",
 			machines, machines*inotifyPerMachine, strings.TrimSpace(string(limit)))
 	}
-	s := &soak{t: t, l: newLab(t, func(o *lab.Options) { o.Poll = 0 }), outages: map[string][]span{}}
+	s := &soak{t: t, l: newLab(t, func(o *lab.Options) { o.Poll = 0 }), outages: map[string][]*span{}}
 	ctx, cancel := context.WithTimeout(t.Context(), length)
 	defer cancel()
 	places := make(chan struct{}, atATime)
@@ -160,12 +170,12 @@ func (w watchedTransport) RoundTrip(ctx context.Context, r director.Request) ([]
 // to a restarted server and the agent's is dropped, and of all methods a Director repeats get_state, get_task and
 // upload_blob alone. A request that was published while the agent was subscribed must be answered.
 func (s *soak) lost(agent, method string, sent time.Time) {
-	s.mu.Lock()
-	explained := slices.ContainsFunc(s.outages[agent], func(o span) bool { return sent.After(o.from.Add(-inFlight)) && sent.Before(o.to) })
-	s.mu.Unlock()
 	s.count("dropped by a restarted NATS server: " + method)
-	if !explained {
-		s.t.Errorf("%s to %s, published at %s, has no answer, and the agent was subscribed", method, agent, sent.Format(time.StampMilli))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	outages := s.outages[agent]
+	if !slices.ContainsFunc(outages, func(o *span) bool { return o.holds(sent) }) {
+		s.t.Errorf("%s to %s, published at %s, has no answer, and the agent was subscribed; it was not at %v", method, agent, sent.Format(time.StampMilli), outages)
 	}
 }
 
@@ -202,8 +212,9 @@ func (s *soak) life(ctx context.Context, one *slot, n int, places chan struct{})
 
 // operate does one thing to an instance. The operator repeats a deployment that failed because a request was dropped.
 func (s *soak) operate(ctx context.Context, one *slot, do func(context.Context, *slot) error) error {
+	const attempts = 5
 	err := do(ctx, one)
-	if errors.Is(err, director.ErrTimeout) && one.i != nil {
+	for n := 1; n < attempts && errors.Is(err, director.ErrTimeout) && one.i != nil; n++ {
 		s.count("repeated after a dropped request")
 		err = s.update(ctx, one)
 		one.agent = one.i.AgentID
@@ -220,9 +231,9 @@ func (s *soak) count(name string) {
 	*count.(*int)++
 }
 
-// expect compares the instance with what it should be.
+// expect compares the instance with what it should be. A first recreation that was cut short has not written to the store.
 func (s *soak) expect(ctx context.Context, one *slot) error {
-	out, err := one.i.Output(ctx, "sh", "-c", "mountpoint -q /var/vcap/store && cat /var/vcap/store/kept")
+	out, err := one.i.Output(ctx, "sh", "-ec", "mountpoint -q /var/vcap/store; cd /var/vcap/store; test ! -e kept || cat kept")
 	if err == nil && out != one.kept {
 		err = fmt.Errorf("the store holds %q, want %q", out, one.kept)
 	}
@@ -309,7 +320,7 @@ func (s *soak) recreate(ctx context.Context, one *slot) error {
 	return errors.Join(i.ExpelFirstIdentity(), s.expect(ctx, one))
 }
 
-// bounce restarts the NATS server now and then.
+// bounce restarts the NATS server now and then. It waits until the agents are back before it does so again.
 func (s *soak) bounce(ctx context.Context) {
 	for {
 		select {
@@ -317,37 +328,42 @@ func (s *soak) bounce(ctx context.Context) {
 			return
 		case <-time.After(20*time.Second + rand.N(20*time.Second)):
 		}
-		subscribed := map[string]*lab.Instance{}
+		subscribed := map[*lab.Instance]bool{}
 		for _, i := range s.l.Machines() {
-			if i.Listening() {
-				subscribed[i.AgentID] = i
-			}
+			subscribed[i] = i.Listening()
 		}
-		stopped := time.Now()
-		if err := s.l.Bus.Bounce(ctx, rand.N(3*time.Second)); err != nil {
+		stopped, err := s.l.Bus.Bounce(ctx, rand.N(3*time.Second))
+		if err != nil {
 			s.t.Errorf("NATS does not come back: %v", err)
 			return
 		}
 		s.count("restart of NATS")
-		s.awaitSubscribers(subscribed, stopped, time.Now())
+		started := time.Now()
+		var waiting sync.WaitGroup
+		for _, i := range s.l.Machines() { // with those that have been made since
+			outage := &span{from: stopped}
+			s.mu.Lock()
+			s.outages[i.AgentID] = append(s.outages[i.AgentID], outage)
+			s.mu.Unlock()
+			waiting.Go(func() {
+				s.awaitSubscriber(i, started)
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				outage.to = time.Now()
+				if subscribed[i] {
+					s.returns = append(s.returns, outage.to.Sub(started))
+				}
+			})
+		}
+		waiting.Wait()
 	}
 }
 
-// awaitSubscribers waits until the agents are subscribed again at a server that was stopped and has been started.
-func (s *soak) awaitSubscribers(subscribed map[string]*lab.Instance, stopped, started time.Time) {
+// awaitSubscriber waits until an agent is subscribed at the server that was started, or its machine is deleted.
+func (s *soak) awaitSubscriber(i *lab.Instance, started time.Time) {
 	const limit = 30 * time.Second
-	for ; len(subscribed) > 0; time.Sleep(10 * time.Millisecond) {
-		for agent, i := range subscribed {
-			now := time.Now()
-			if !i.Listening() && now.Sub(started) < limit && i.Running() {
-				continue
-			}
-			delete(subscribed, agent)
-			s.mu.Lock()
-			s.outages[agent] = append(s.outages[agent], span{stopped, now})
-			s.returns = append(s.returns, now.Sub(started))
-			s.mu.Unlock()
-		}
+	for !i.Listening() && time.Since(started) < limit && s.l.Machines()[i.Short] == i {
+		time.Sleep(10 * time.Millisecond)
 	}
 }
 
