@@ -19,6 +19,7 @@ import (
 // TestMachineAccounts judges accounts by who gets in: real sshd, real sudo, and the shadow tools
 // at work on the same files at the same time.
 func TestMachineAccounts(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	i := start(t, l, lab.VM{Ephemeral: lab.GiB})
 	ready(t, i)

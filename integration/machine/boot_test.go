@@ -96,6 +96,7 @@ func counted(watch *execs.Watch, namespace string) (execs.Family, error) {
 
 // TestMachineBoot is the life of a machine: first boot, agent restart, reboot, power cut.
 func TestMachineBoot(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	watch, err := execs.Start("bosh-agent")
 	if err != nil {
@@ -185,6 +186,7 @@ func evidence(d status.Document) string {
 // TestMachineHeals: a disk that appears late makes a failed machine ready, and it is the disk's
 // coming, not the end of a pause, that makes the agent try again.
 func TestMachineHeals(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	i := start(t, l, lab.VM{Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/late") }})
 	if d := settled(t, i, 3*time.Minute); d.State != status.Failed {
@@ -230,6 +232,7 @@ func crashAgent(t *testing.T) string {
 // TestMachineKilledAtStepBoundaries kills the agent at the beginning of every step of a first boot,
 // then, in the process that takes over, at its end, and sees a third one converge.
 func TestMachineKilledAtStepBoundaries(t *testing.T) {
+	t.Parallel()
 	agent := crashAgent(t)
 	l := newLab(t, func(o *lab.Options) { o.Agent = agent })
 	for n, step := range bootstrap.Steps(&bootstrap.Machine{}) {

@@ -48,6 +48,7 @@ func bareArchive(t *testing.T, files map[string]string) []byte {
 // TestMachineCreateEnv is what `bosh create-env` does to a new machine, and to the old one before it:
 // over HTTPS, without a protocol version, with blobs put into the agent itself.
 func TestMachineCreateEnv(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	i := start(t, l, lab.VM{HTTPS: true, Ephemeral: 4 * lab.GiB})
 	ready(t, i)
@@ -157,6 +158,7 @@ func TestMachineCreateEnv(t *testing.T) {
 // TestMachineAgentKilled kills the agent in the middle of prepare, apply, scripts, a drain, an
 // errand, a collection of logs, a compilation and a stop, and repeats what was interrupted. Processes and scripts go on; every repetition succeeds.
 func TestMachineAgentKilled(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	m := func(version string) release.Manifest {
 		big := release.Package{Name: "big", Files: release.Files{}}

@@ -17,6 +17,7 @@ import (
 // TestMachineDeploy takes a manifest through the Director's sequences: a new machine, the same
 // again with another template and another disk, to which the data moves.
 func TestMachineDeploy(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	m := release.WebManifest()
 	var steps []string

@@ -59,6 +59,7 @@ func wantStatus(t *testing.T, i *lab.Instance, code int, text string) {
 // TestMachineDoctor breaks a machine in thirteen ways, one after the other, and expects the doctor to name the cause first,
 // and the status to name it, too. The fourteenth, the clock, needs a kernel of its own: integration/vm.
 func TestMachineDoctor(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	i := start(t, l, lab.VM{Ephemeral: lab.GiB, Files: []machine.File{dropIn("bosh-agent", "Environment=CAMBIUM_BUS_PATIENCE=500ms")}})
 	ready(t, i)

@@ -24,6 +24,7 @@ const containerCalls = "acct add_key bpf clock_adjtime clock_settime create_modu
 // TestMachineWithoutNewCalls boots where these calls fail, as an unknown one does and as a forbidden one does, and with
 // what container engines deny. What is missing is logged, and costs no more than the table says.
 func TestMachineWithoutNewCalls(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	for _, c := range []struct {
 		name, errno, calls string

@@ -73,6 +73,7 @@ func (f *flows) keep(text string) {
 // TestMachineDirectorFlows plays the message sequences in which a Director, its CPI and `bosh cloud-check` move a
 // persistent disk, on one machine after the other.
 func TestMachineDirectorFlows(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	m := manifest([]release.Job{forker()}, tool("1"))
 	m.Groups[0].PersistentDisk = 512

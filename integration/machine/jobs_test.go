@@ -149,6 +149,7 @@ func content(t *testing.T, i *lab.Instance, path string) string {
 // TestMachineJobs takes an instance through its life: deployment, death of a process, reboot,
 // update with changed and removed jobs and packages, failing scripts, errand, logs, compilation.
 func TestMachineJobs(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	m := manifest([]release.Job{forker(), execer(), cycle("")}, tool("one"), release.Package{Name: "gone", Files: release.Files{"f": "x"}})
 	i := mustDeploy(t, l, m)

@@ -26,6 +26,7 @@ import (
 
 // TestMachinePower goes through every way on and off, with the same disk all along.
 func TestMachinePower(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	i := start(t, l, lab.VM{Ephemeral: 2 * lab.GiB})
 	ready(t, i)
@@ -103,6 +104,7 @@ func blocks(t *testing.T, i *lab.Instance) []string {
 
 // TestMachineDisks attaches, partitions, grows and detaches a disk of a running machine.
 func TestMachineDisks(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	other := start(t, l, lab.VM{Ephemeral: 2 * lab.GiB})
 	i := start(t, l, lab.VM{})
@@ -168,6 +170,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 // TestMachineDisksOutliveMachines moves a disk with data from a machine that is deleted to the next, which gets the
 // address of the first; meanwhile others use `ip netns`.
 func TestMachineDisksOutliveMachines(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	first := start(t, l, lab.VM{Source: lab.HTTP, Disks: []int64{lab.GiB}})
 	foreign := fmt.Sprintf("foreign%d", os.Getpid())

@@ -9,7 +9,8 @@ import (
 	"cambium/integration/lab/labtest"
 )
 
-// containers are the machines of these tests, which run one after the other.
+// containers are the machines of these tests. Tests that mostly wait run two at a time (t.Parallel): the kernel's default of
+// 128 inotify instances is enough for eleven containers, so a test that has more than four at once runs alone.
 var containers = labtest.Kind{Letter: "t", Timeout: time.Minute}
 
 func TestMain(m *testing.M) { labtest.Main(m) }

@@ -111,6 +111,7 @@ func nothingIsPlanned(t *testing.T, i *lab.Instance, when string) {
 
 // TestMachinePlanIsWhatBootDoes has each boot planned before it is done, for many kinds of settings.
 func TestMachinePlanIsWhatBootDoes(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	t.Run("one machine", func(t *testing.T) { planOneMachine(t, l) })
 	t.Run("leases", func(t *testing.T) { planLeases(t, l) })

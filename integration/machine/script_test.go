@@ -31,6 +31,7 @@ var hardening = []string{"Cap", "NoNewPrivs", "Seccomp", "namespace"}
 // compilation and a process of monit's look at what they inherited: of the agent's unit nothing, and no less than a
 // plain service has.
 func TestMachineScriptsRunWithDefaults(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	job := release.Job{Name: "probe", Files: release.Files{"bin/pre-start": "#!/bin/bash\nset -eu\n" + inherited + `
 inherited >/var/vcap/data/pre-start.inherited

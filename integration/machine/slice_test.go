@@ -16,6 +16,7 @@ import (
 // TestMachineSlice is the thinnest way through everything: agent.json, one source, a static
 // address, a blank ephemeral disk, NATS with mutual TLS, pong.
 func TestMachineSlice(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	begin := time.Now()
 	i := start(t, l, lab.VM{Ephemeral: 10 * lab.GiB})

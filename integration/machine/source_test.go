@@ -11,6 +11,7 @@ import (
 
 // TestMachineSources boots a machine from every kind of settings delivery.
 func TestMachineSources(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	for _, source := range lab.Sources() {
 		t.Run(string(source), func(t *testing.T) {
@@ -24,6 +25,7 @@ func TestMachineSources(t *testing.T) {
 // TestMachineVersions goes through the table of CPI API versions: only when Director, CPI and
 // stemcell all speak version 2 are the settings in user data.
 func TestMachineVersions(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	for director := 1; director <= 2; director++ {
 		for cpi := 1; cpi <= 2; cpi++ {

@@ -22,6 +22,7 @@ func shortBusGrace() []machine.File {
 
 // TestMachineStatus breaks machines and looks at what `agent status` makes of it, as vcap and as root.
 func TestMachineStatus(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	stranger, err := testca.New("another-ca")
 	if err != nil {

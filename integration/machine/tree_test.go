@@ -15,6 +15,7 @@ import (
 // TestMachineTree looks at the directories, mounts, name and rules of a machine that keeps
 // everything it can in memory, with the eyes of the programs that people use.
 func TestMachineTree(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	i := start(t, l, lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) {
 		d.Set("env.bosh.job_dir", map[string]any{"tmpfs": true, "tmpfs_size": "32m"})
@@ -86,6 +87,7 @@ func TestMachineTree(t *testing.T) {
 }
 
 func TestMachineFirewall(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	// The second server is never needed, and protected all the same.
 	i := start(t, l, lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) {

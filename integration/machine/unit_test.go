@@ -33,6 +33,7 @@ func systemdOf(t *testing.T, i *lab.Instance) *unit.Systemd {
 }
 
 func TestMachineUnits(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	i := start(t, l, lab.VM{Ephemeral: lab.GiB})
 	ready(t, i)
@@ -163,6 +164,7 @@ func TestMachineUnits(t *testing.T) {
 }
 
 func TestMachinePowerOff(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	i := start(t, l, lab.VM{Ephemeral: lab.GiB})
 	ready(t, i)
