@@ -98,7 +98,7 @@ touch $BOSH_INSTALL_TARGET/made
 	if err := i.WriteFile(machine.File{Path: "/root/service", Data: []byte(inherited + "inherited >/var/vcap/data/service.inherited\n"), Mode: 0o600}); err != nil {
 		t.Fatal(err)
 	}
-	run(t, i, "systemd-run", "--wait", "--quiet", "bash", "/root/service")
+	run(t, i, "systemd-run", "--wait", "--quiet", "--nice=0", "bash", "/root/service") // the default, also where these tests run with another
 	lines := func(who string) []string {
 		return strings.Split(run(t, i, "cat", "/var/vcap/data/"+who+".inherited"), "\n")
 	}
