@@ -61,9 +61,18 @@ func TestRootMigrate(t *testing.T) {
 	b, _, fresh := migrating(t, 128<<20)
 	sum := treeSum(t, b.Dirs.Store())
 	var progress []string
-	b.Migration.Progress = func(p MigrationProgress) { progress = append(progress, p.String()) }
+	var readOnly []bool
+	b.Migration.Progress = func(p MigrationProgress) {
+		var st unix.Statfs_t
+		b.ok(unix.Statfs(b.Dirs.Store(), &st))
+		progress, readOnly = append(progress, p.String()), append(readOnly, st.Flags&unix.ST_RDONLY != 0)
+	}
 	b.ok(b.Migrate(ctx, "", ""))
-	if n := len(progress); n < 5 || !strings.HasPrefix(progress[1], "copy: 5 files") || !strings.HasPrefix(progress[n-2], "verify: 5 files") || progress[n-1] != "" {
+	// A store that is read-only without a migration is a problem to agent status.
+	if n := len(readOnly); readOnly[0] || !readOnly[1] || readOnly[n-1] {
+		t.Errorf("the store is read-only at %v of %q", readOnly, progress)
+	}
+	if n := len(progress); n < 6 || !strings.HasPrefix(progress[2], "copy: 5 files") || !strings.HasPrefix(progress[n-2], "verify: 5 files") || progress[n-1] != "" {
 		t.Errorf("progress %q", progress)
 	}
 	e, ok, err := mount.At(b.Dirs.Store())

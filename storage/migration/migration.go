@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/rootdir"
+	"cambium/platform/copytree/apart"
 	"cambium/platform/mount"
 	"cambium/storage/decide"
 	"cambium/storage/internal/intent"
@@ -244,6 +245,10 @@ func (m *Migration) usage(ctx context.Context, dir string) (u decide.Usage, err 
 // copyStore copies and verifies while the store can be read but not changed. On failure it is
 // made writable again.
 func (m *Migration) copyStore(ctx context.Context, total decide.Usage, exact bool) (err error) {
+	if m.Progress != nil {
+		// From before the store is read-only, so that the status never shows that without its reason.
+		m.Progress(Progress{Phase: apart.PhaseCopy, TotalFiles: total.Files, TotalBytes: total.Bytes})
+	}
 	m.Machine.CrashPoint("store read-only")
 	limited, cancel := context.WithTimeoutCause(ctx, machine.UnmountLimit, errors.New("still written to after ten minutes"))
 	defer cancel()

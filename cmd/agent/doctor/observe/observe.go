@@ -123,11 +123,18 @@ type Gateway struct {
 // Local observes what this machine itself can tell, in milliseconds: no other machine is asked, and the
 // settings are those of the cached copy.
 func Local(ctx context.Context, o Options) Machine {
-	m := Machine{Time: time.Now(), Superuser: os.Geteuid() == 0, Agent: agentState(ctx, o), FileSystems: fileSystems(o.Dirs), Supervisor: supervisor(ctx, o.Dirs), Tasks: tasks(o.Dirs)}
+	m := Machine{Time: time.Now(), Superuser: os.Geteuid() == 0, Supervisor: supervisor(ctx, o.Dirs), Tasks: tasks(o.Dirs)}
+	m.observeAgent(ctx, o)
 	effective := loadSettings(ctx, o, agentjson.Config{}, false, &m.Settings)
 	m.Identity = identity(effective)
 	m.Disk = persistentDisk(o.Dirs, m.Settings.MountedCID)
 	return m
+}
+
+// observeAgent looks at the file systems before the status: the agent tells of a migration in its status before it makes the store read-only.
+func (m *Machine) observeAgent(ctx context.Context, o Options) {
+	m.FileSystems = fileSystems(o.Dirs)
+	m.Agent = agentState(ctx, o)
 }
 
 // Near observes what Local does, and links and gateways, which have o.Timeout to answer.
@@ -158,10 +165,9 @@ func All(ctx context.Context, o Options) Machine {
 	m := Machine{Time: time.Now(), Superuser: os.Geteuid() == 0}
 	// The settings say whom to ask; the rest does not wait for them.
 	var all sync.WaitGroup
-	all.Go(func() { m.Agent = agentState(ctx, o) })
+	all.Go(func() { m.observeAgent(ctx, o) })
 	all.Go(func() { m.Network = links(ctx, o.Timeout) })
 	all.Go(func() { m.Drops = drops(ctx) })
-	all.Go(func() { m.FileSystems = fileSystems(o.Dirs) })
 	all.Go(func() { m.Units = units(ctx) })
 	all.Go(func() { m.Supervisor = supervisor(ctx, o.Dirs) })
 	all.Go(func() { m.Tasks = tasks(o.Dirs) })
