@@ -103,7 +103,7 @@ func (i Image) Boot(t *testing.T, qemu, environment []string, heard func(word, r
 	defer cancel()
 	args := append([]string{"-machine", "pc", "-accel", "tcg,thread=multi", "-cpu", "qemu64", "-smp", "2", "-m", "768",
 		"-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio", "-kernel", i.kernel, "-initrd", i.ram,
-		"-append", strings.Join(append([]string{"console=ttyS0 panic=-1 quiet"}, environment...), " ")}, qemu...)
+		"-append", strings.Join(append([]string{"console=ttyS0 panic=-1 quiet no_timer_check"}, environment...), " ")}, qemu...)
 	vm := exec.CommandContext(ctx, "qemu-system-x86_64", args...)
 	console, err := vm.StdoutPipe()
 	if err != nil {
