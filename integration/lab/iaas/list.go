@@ -104,10 +104,14 @@ func (i *IaaS) listVM(vm *VM) VMListing {
 	slices.Sort(l.Disks)
 	if m := i.machines[vm.CID]; m != nil {
 		l.Console = m.Console()
+		running := m.Running()
 		// A VM of a stemcell has no program in it that could be asked for a shell.
-		if l.Running = m.Running(); l.Running && vm.Shape.Engine == Container {
+		if running && vm.Shape.Engine == Container {
 			l.Shell, _ = m.Shell()
 		}
+		// One that has powered itself off is listed as off when that is on record: until then the crash
+		// of the holder would switch it on again.
+		l.Running = running || vm.On && m.PoweredOff()
 	}
 	return l
 }
