@@ -82,7 +82,7 @@ type IaaS struct {
 	snapshots map[string]*Snapshot
 	networks  map[string]*ManagedNetwork
 	machines  map[string]machine.Machine
-	followed  map[string]<-chan struct{} // the ends of machines that are waited for
+	followed  map[string]<-chan struct{} // the ends of machines, until a power-off is on record
 	uploads   map[string]bool            // stemcells that are being received
 	closing   bool
 }

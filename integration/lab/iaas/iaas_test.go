@@ -220,3 +220,51 @@ func TestLocksGoWithTheirUsers(t *testing.T) {
 		t.Errorf("%d of 50 had the lock, and %d locks are left", n, count)
 	}
 }
+
+// machineState is a machine that runs, crashed or powered itself off.
+type machineState struct {
+	machine.Machine
+	running, poweredOff bool
+}
+
+func (m machineState) Running() bool    { return m.running }
+func (m machineState) PoweredOff() bool { return m.poweredOff }
+func (m machineState) Console() string  { return "" }
+
+// TestListedAsOffWhenOnRecord: a VM that powered itself off is listed as running until a next holder would leave it off.
+func TestListedAsOffWhenOnRecord(t *testing.T) {
+	ended := make(chan struct{})
+	close(ended)
+	for name, c := range map[string]struct {
+		machineState
+		followed <-chan struct{}
+		want     bool
+	}{
+		"runs":                           {machineState{running: true}, make(chan struct{}), true},
+		"powered itself off, unrecorded": {machineState{poweredOff: true}, ended, true},
+		"powered itself off, recorded":   {machineState{poweredOff: true}, nil, false},
+		"crashed":                        {machineState{}, ended, false},
+		// It had powered itself off before, and did not start again.
+		"stopped from outside": {machineState{poweredOff: true}, make(chan struct{}), false},
+	} {
+		i := &IaaS{machines: map[string]machine.Machine{"vm-1": c.machineState}, followed: map[string]<-chan struct{}{"vm-1": c.followed}}
+		if got := i.listVM(&VM{Base: Base{CID: "vm-1", Phase: Ready}, On: true}).Running; got != c.want {
+			t.Errorf("%s: running is %v, want %v", name, got, c.want)
+		}
+	}
+
+	dir := t.TempDir()
+	i := &IaaS{store: store{dir}, log: logrus.NewEntry(logrus.New()), vms: map[string]*VM{"vm-1": {Base: Base{CID: "vm-1", Phase: Ready}, On: true}},
+		machines: map[string]machine.Machine{"vm-1": machineState{poweredOff: true}}, followed: map[string]<-chan struct{}{"vm-1": ended}}
+	for _, recorded := range []bool{false, true} { // it cannot be written at first
+		if recorded {
+			if err := os.Mkdir(filepath.Join(dir, vms), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+		i.follow("vm-1", i.machines["vm-1"], ended)
+		if vm := i.vms["vm-1"]; vm.On == recorded || i.listVM(vm).Running == recorded {
+			t.Errorf("recorded: %v; on %v, listed as running %v", recorded, vm.On, i.listVM(vm).Running)
+		}
+	}
+}

@@ -109,9 +109,18 @@ func (i *IaaS) listVM(vm *VM) VMListing {
 		if running && vm.Shape.Engine == Container {
 			l.Shell, _ = m.Shell()
 		}
-		// One that has powered itself off is listed as off when that is on record: until then the crash
-		// of the holder would switch it on again.
-		l.Running = running || vm.On && m.PoweredOff()
+		// Off is what is off after a crash of the holder as well.
+		l.Running = running || m.PoweredOff() && i.endUnrecorded(vm.CID)
 	}
 	return l
+}
+
+// endUnrecorded reports whether the machine of a VM has ended by itself and the record does not tell; the caller holds mu.
+func (i *IaaS) endUnrecorded(cid string) bool {
+	select {
+	case <-i.followed[cid]:
+		return true
+	default:
+		return false
+	}
 }

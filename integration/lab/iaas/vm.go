@@ -336,7 +336,11 @@ func (i *IaaS) follow(cid string, m machine.Machine, ended <-chan struct{}) {
 	vm.On = false
 	if err := i.saveVM(vm); err != nil {
 		log.WithError(err).Error("power-off of the VM was not recorded")
+		return
 	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	delete(i.followed, cid)
 }
 
 // DeleteVM removes a VM; its persistent disks stay. One that is not there is no error.
