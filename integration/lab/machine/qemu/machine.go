@@ -164,6 +164,11 @@ func (m *Machine) watch(b *boot) {
 	}
 	m.Mu.Lock()
 	defer m.Mu.Unlock()
+	select {
+	case <-b.guestConn.connected: // just now
+		return
+	default:
+	}
 	if m.Current != b || b.off {
 		return
 	}
