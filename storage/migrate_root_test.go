@@ -69,7 +69,7 @@ func TestRootMigrate(t *testing.T) {
 	}
 	b.ok(b.Migrate(ctx, "", ""))
 	// A store that is read-only without a migration is a problem to agent status.
-	if n := len(readOnly); readOnly[0] || !readOnly[1] || readOnly[n-1] {
+	if n := len(readOnly); n < 2 || readOnly[0] || !readOnly[1] || readOnly[n-1] {
 		t.Errorf("the store is read-only at %v of %q", readOnly, progress)
 	}
 	if n := len(progress); n < 6 || !strings.HasPrefix(progress[2], "copy: 5 files") || !strings.HasPrefix(progress[n-2], "verify: 5 files") || progress[n-1] != "" {
