@@ -131,7 +131,7 @@ func cutMigration(t *testing.T, i *lab.Instance, random *rand.Rand, times int) {
 		}
 		does(t, i, "unmount_disk", "vol-old")
 		does(t, i, "unmount_disk", "vol-new")
-		run(t, i, "sh", "-ec", "for d in old new; do e2fsck -nf /dev/disk/by-id/virtio-vol-$d-part1; done")
+		run(t, i, "sh", "-ec", "for d in old new; do p=/dev/disk/by-id/virtio-vol-$d-part1; udevadm wait --timeout=120 $p; e2fsck -nf $p; done")
 	}
 	ended("undisturbed")
 	for n := range times {
@@ -173,10 +173,13 @@ func letGo(t testing.TB, i *lab.Instance) {
 }
 
 // layout is what a bootstrap leaves: partitions, file systems, mounts, directories with their
-// modes and owners, addresses.
+// modes and owners, addresses. blkid reads the disk itself: what lsblk tells about content comes
+// from udev's database, which may still be behind. get_state writes health.json, as a heartbeat does.
 func layout(t testing.TB, i *lab.Instance) string {
 	t.Helper()
-	return run(t, i, "sh", "-c", `lsblk -n -b -o NAME,SIZE,FSTYPE,PARTLABEL,MOUNTPOINTS /dev/vdb
+	does(t, i, "get_state")
+	return run(t, i, "sh", "-ec", `lsblk -n -b -o NAME,SIZE,MOUNTPOINTS /dev/vdb
+blkid -p -s TYPE -s PART_ENTRY_NAME /dev/vdb1
 findmnt -n -l -o TARGET,SOURCE,FSTYPE | grep /var/vcap | sort
 find /var/vcap -xdev -maxdepth 3 -not -path '*/bosh/*' -not -path '*/monit/*' -printf '%M %u:%g %p\n' | sort
 ip -o address show scope global | awk '{print $2, $4}'
