@@ -75,6 +75,7 @@ type process struct {
 	ready    *sync.Cond
 	queue    []byte
 	ended    bool // no more input
+	killed   bool
 	pid      int
 	terminal *os.File
 }
@@ -148,7 +149,7 @@ func (p *process) window(r Request) {
 func (p *process) kill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.ended = true
+	p.ended, p.killed = true, true
 	p.ready.Broadcast()
 	if p.pid > 0 {
 		_ = unix.Kill(-p.pid, unix.SIGKILL)
@@ -239,6 +240,9 @@ func lookPath(name string) (string, error) {
 func (p *process) start(cmd *exec.Cmd, terminal *os.File) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.killed {
+		return errors.New("killed before it started")
+	}
 	if err := cmd.Start(); err != nil {
 		return err
 	}

@@ -350,8 +350,8 @@ func (m *Machine) outputTail() string {
 func (m *Machine) wait(b *boot, exited <-chan error) {
 	_ = errors.Join(<-exited, b.output.Close()) // how it ended does not matter
 	if b.qmp != nil {
+		<-b.qmp.closed // at the end of the stream, after the last event
 		_ = b.qmp.conn.Close()
-		<-b.qmp.closed // so that the last event has been seen
 	}
 	_ = b.guestConn.conn.Close()
 	m.Mu.Lock()
