@@ -425,7 +425,8 @@ func (i *Instance) Unmonitor(ctx context.Context) error {
 func (i *Instance) Sweep() error {
 	// The monit files that an interrupted apply put aside stay away: nothing is to run before the
 	// Director has applied and started again.
-	return errors.Join(i.jobs().Sweep(), i.packages().Sweep(), os.RemoveAll(i.withdrawn()))
+	return errors.Join(i.jobs().Sweep(), i.packages().Sweep(), os.RemoveAll(i.withdrawn()),
+		atomicfile.Sweep(i.Dirs.Instance()), atomicfile.Sweep(i.Dirs.Monit()))
 }
 
 // notExist reports whether err is about something that is not there.

@@ -433,10 +433,21 @@ func TestApplyAfterADeath(t *testing.T) {
 	if files, _ := os.ReadDir(m.Dirs.MonitJobs()); len(files) != 0 {
 		t.Errorf("monit would start %v", files)
 	}
-	// Another agent begins.
+	// Another agent begins, after a power cut in the middle of an atomic write.
 	m.sup.onReload = nil
+	halves := []string{filepath.Join(m.Dirs.Instance(), ".health.json.cambium-tmp-0a"), filepath.Join(m.Dirs.Monit(), ".stopped.cambium-tmp-0a")}
+	for _, half := range halves {
+		if err := os.WriteFile(half, []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if err := m.Sweep(); err != nil {
 		t.Fatal(err)
+	}
+	for _, half := range halves {
+		if _, err := os.Lstat(half); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is still there: %v", half, err)
+		}
 	}
 	if err := errors.Join(m.Apply(t.Context(), second), m.Start(t.Context())); err != nil {
 		t.Fatal(err)
