@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -114,6 +115,11 @@ func (d *Deployment) Down() {
 func (d *Deployment) SetUsers(agents ...*server.User) {
 	d.t.Helper()
 	d.options.Users = append(Others(), agents...)
+	// A reload looks at each connection as the server's login does, without its lock.
+	Until(d.t, "no connection logs in", func() bool {
+		z, err := d.Server.Connz(&server.ConnzOptions{Username: true})
+		return err == nil && !slices.ContainsFunc(z.Conns, func(c *server.ConnInfo) bool { return c.AuthorizedUser == "" })
+	})
 	if err := d.Server.ReloadOptions(d.options.Clone()); err != nil {
 		d.t.Fatal(err)
 	}
@@ -137,7 +143,7 @@ func (d *Deployment) Client(commonName string) testca.Pair {
 func (d *Deployment) Connect(commonName string) *nats.Conn {
 	d.t.Helper()
 	pair := must[tls.Certificate](d.t)(d.Client(commonName).TLS())
-	nc := must[*nats.Conn](d.t)(nats.Connect(d.URL().Reveal(), nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond),
+	nc := must[*nats.Conn](d.t)(nats.Connect(d.URL().Reveal(), nats.Timeout(20*time.Second), nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond), nats.ReconnectJitter(0, 0),
 		nats.Secure(&tls.Config{RootCAs: d.CA.Pool(), Certificates: []tls.Certificate{pair}})))
 	d.t.Cleanup(nc.Close)
 	return nc

@@ -31,6 +31,13 @@ func quick(t testing.TB) {
 	t.Cleanup(func() { afterLoss, atFirst, afterAuth, pingInterval = loss, first, auth, ping })
 }
 
+// slowCallers gives callers more time to come back to the server: the test is the caller, and may be slow.
+func slowCallers(t testing.TB) {
+	usual := callersReturn
+	callersReturn = 5 * time.Second
+	t.Cleanup(func() { callersReturn = usual })
+}
+
 func TestServerKilledAndBack(t *testing.T) {
 	quick(t)
 	d := testnats.Start(t, nil, agentID)
@@ -75,6 +82,7 @@ func TestServerKilledAndBack(t *testing.T) {
 // reply. It is sent once more when the Director is back.
 func TestAReplyWaitsForItsCaller(t *testing.T) {
 	quick(t)
+	slowCallers(t)
 	d := testnats.Start(t, nil, agentID)
 	replies := make(chan func(mbus.Reply), 1)
 	b := start(t, d, Options{Handler: handler(func(_ context.Context, _ mbus.Request, reply func(mbus.Reply)) { replies <- reply })})
@@ -97,7 +105,7 @@ func TestAReplyWaitsForItsCaller(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := answers.NextMsg(10 * time.Second)
+	m, err := answers.NextMsg(30 * time.Second)
 	if err != nil || string(m.Data) != `{"value":"ended"}` {
 		t.Fatalf("got %v, %v; want the reply", m, err)
 	}
@@ -107,6 +115,7 @@ func TestAReplyWaitsForItsCaller(t *testing.T) {
 // time.
 func TestReplyDuringAnOutageArrives(t *testing.T) {
 	quick(t)
+	slowCallers(t)
 	d := testnats.Start(t, nil, agentID)
 	b := start(t, d, Options{})
 	testnats.Until(t, "connected", b.Connected)
@@ -127,7 +136,7 @@ func TestReplyDuringAnOutageArrives(t *testing.T) {
 			got[string(m)] = true
 		case m := <-more:
 			got[string(m)] = true
-		case <-time.After(10 * time.Second):
+		case <-time.After(30 * time.Second):
 			t.Fatalf("got %v, want both", got)
 		}
 	}
@@ -142,6 +151,9 @@ func TestUnconfirmedIsSentAgain(t *testing.T) {
 	b := start(t, d, Options{})
 	testnats.Until(t, "connected", b.Connected)
 	o := &b.active().outbox
+	o.mu.Lock()
+	o.confirming = true // none of its own may come in between
+	o.mu.Unlock()
 	b.active().send(message{subject: "director.7c1e." + agentID + ".x", data: []byte("1")})
 	o.mu.Lock()
 	waiting := len(o.unconfirmed)

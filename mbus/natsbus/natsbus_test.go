@@ -252,7 +252,7 @@ func TestGarbageIsDropped(t *testing.T) {
 // The library's PONG and the agent's answers must not wait for one another: a handler may be
 // slow to reply, and Handle itself is trusted to return.
 func TestSlowRepliesKeepTheConnection(t *testing.T) {
-	d := testnats.Start(t, func(o *server.Options) { o.PingInterval, o.MaxPingsOut = 50*time.Millisecond, 2 }, agentID)
+	d := testnats.Start(t, func(o *server.Options) { o.PingInterval, o.MaxPingsOut = 250*time.Millisecond, 4 }, agentID)
 	release := make(chan struct{})
 	connects := make(chan struct{}, 10)
 	b := start(t, d, Options{OnConnect: func(string) { connects <- struct{}{} },
@@ -269,11 +269,12 @@ func TestSlowRepliesKeepTheConnection(t *testing.T) {
 	testnats.Until(t, "connected", b.Connected)
 	r := d.Director()
 	_, slow := r.Send(agentID, "slow")
-	for range 20 {
+	// Longer than the server waits for a PONG.
+	for range 10 {
 		if got := r.Call(agentID, "ping"); got != pongReply {
 			t.Fatalf("got %s", got)
 		}
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(200 * time.Millisecond)
 	}
 	close(release)
 	if got := testnats.Receive(t, slow); got != `{"value":"done"}` {

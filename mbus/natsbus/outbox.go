@@ -17,10 +17,11 @@ const (
 	outboxAge = time.Minute
 	// confirmEvery is the pause between two flushes (PING) that confirm delivery to the server.
 	confirmEvery = 20 * time.Millisecond
-	// callersReturn is how long after the agent a caller may come back to a server that was restarted. The Director pauses
-	// for half a second between two attempts, and a server drops what comes for those who are not there.
-	callersReturn = 2 * time.Second
 )
+
+// callersReturn is how long after the agent a caller may come back to a server that was restarted. The Director pauses
+// for half a second between two attempts, and a server drops what comes for those who are not there. Tests change it.
+var callersReturn = 2 * time.Second
 
 // limit is the largest message that the server takes.
 type limit struct{ n atomic.Int64 }

@@ -53,7 +53,11 @@ func TestProbe(t *testing.T) {
 		{"certificate of another agent", identity(d, testca.AgentName("other")), ProbeSubscription, "agent." + agentID},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			found, err := Probe(t.Context(), agentID, c.id, time.Second)
+			limit := time.Minute
+			if c.step == ProbeGreeting {
+				limit = time.Second
+			}
+			found, err := Probe(t.Context(), agentID, c.id, limit)
 			if err != nil || len(found) != 1 {
 				t.Fatalf("found %v, %v", found, err)
 			}
