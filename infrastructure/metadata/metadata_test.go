@@ -142,7 +142,7 @@ func TestSilentTokenServiceCostsLittle(t *testing.T) {
 	o := aws(server.URL)
 	o.Log, _ = logger()
 	s := NewHTTP(o)
-	s.client.Timeouts = &fetch.Timeouts{Dial: 2 * time.Second, TLS: 2 * time.Second, Header: time.Second, Request: 2 * time.Second}
+	s.client.Timeouts = &fetch.Timeouts{Dial: 3 * time.Second, TLS: 3 * time.Second, Header: 3 * time.Second, Request: 3 * time.Second}
 	if _, err := s.Settings(t.Context()); err != nil {
 		t.Errorf("error %v, want the settings without a token", err)
 	}

@@ -354,11 +354,11 @@ func TestSilentNameServerIsPassedOver(t *testing.T) {
 	}
 	defer quiet.Close()
 	start := time.Now()
-	found, err := resolver{servers: []string{quiet.LocalAddr().String(), dns}, timeout: time.Second}.lookup(t.Context(), "registry.example.test")
+	found, err := resolver{servers: []string{quiet.LocalAddr().String(), dns}, timeout: 3 * time.Second}.lookup(t.Context(), "registry.example.test")
 	if err != nil || len(found) != 1 || found[0].String() != "127.0.0.1" {
 		t.Errorf("%v, %v; want the second server's answer", found, err)
 	}
-	if took := time.Since(start); took > 10*time.Second {
+	if took := time.Since(start); took > 30*time.Second {
 		t.Errorf("took %v", took)
 	}
 }

@@ -213,12 +213,13 @@ func TestActionsOnBothVersions(t *testing.T) {
 
 func TestStopAndWait(t *testing.T) {
 	f := services("a", "b")
-	s := Supervisor{Client: serve(t, f), Poll: time.Millisecond, StopBudget: 300 * time.Millisecond}
+	s := Supervisor{Client: serve(t, f), Poll: time.Millisecond, StopBudget: time.Second}
 	f.services["a"].pending = 1
 	err := s.StopAll(t.Context(), true)
 	if err == nil || !strings.HasPrefix(err.Error(), "Timed out waiting for services 'a' to") {
 		t.Errorf("a pending action: got %v", err)
 	}
+	s.StopBudget = time.Minute
 	f.change(func() {
 		f.services["a"].pending = 0
 		f.services["b"].status, f.services["b"].message = 1, "failed to stop"

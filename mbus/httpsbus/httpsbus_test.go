@@ -265,11 +265,14 @@ func TestSlowAnswersAndKeepAlive(t *testing.T) {
 
 func TestSilenceAndCallersThatLeave(t *testing.T) {
 	left := make(chan struct{})
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
 	s := start(t, func(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) {
 		if r.Method == "silence" {
 			reply(mbus.Silence())
 			return
 		}
+		leave()
 		go func() {
 			<-ctx.Done()
 			close(left)
@@ -279,8 +282,6 @@ func TestSilenceAndCallersThatLeave(t *testing.T) {
 	if response, body := s.do(t, "POST", "/agent", "s3cret", `{"method":"silence"}`); response.StatusCode != 503 || body != "" {
 		t.Errorf("got %d %q", response.StatusCode, body)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
 	r, _ := http.NewRequestWithContext(ctx, "POST", s.base+"/agent", strings.NewReader(`{"method":"wait"}`))
 	r.SetBasicAuth("mbus", "s3cret")
 	// The client says goodbye in TLS before it closes the connection, and may just see what the
@@ -374,8 +375,8 @@ func TestTheRightPasswordAlwaysWorks(t *testing.T) {
 			t.Errorf("the right password is answered with %d %s", response.StatusCode, body)
 		}
 	}
-	if late := waiting - len(answered); late < waiting/2 {
-		t.Errorf("%d of %d guesses still wait when the right password has been answered", late, waiting)
+	if late := waiting - len(answered); late < 2 {
+		t.Errorf("only %d of %d guesses still wait when the right password has been answered", late, waiting)
 	}
 	if status := <-answered; status != http.StatusUnauthorized {
 		t.Errorf("a late answer to a guess is %d, want 401", status)
@@ -455,7 +456,7 @@ func TestBadOptions(t *testing.T) {
 // Callers that send a byte now and then are cut off, in the handshake, the header or the body.
 func TestTricklesAreCutOff(t *testing.T) {
 	header, grace := headerTime, transferGrace
-	headerTime, transferGrace = 200*time.Millisecond, 200*time.Millisecond
+	headerTime, transferGrace = 2*time.Second, 200*time.Millisecond // headerTime is also the limit of a good handshake
 	t.Cleanup(func() { headerTime, transferGrace = header, grace })
 	s := start(t, nil, nil)
 	r, _ := http.NewRequest("POST", "/agent", nil)

@@ -492,7 +492,7 @@ func TestRootCopyMemoryIsFlat(t *testing.T) {
 		t.Fatal(err)
 	}
 	runtime.ReadMemStats(&after)
-	if got := after.TotalAlloc - before.TotalAlloc; got > 24<<20 {
+	if got := after.TotalAlloc - before.TotalAlloc; got > uint64(2*Workers()*2*blockSize+8<<20) {
 		t.Errorf("allocated %d MiB for 180 MiB of files, want the buffers of two passes", got>>20)
 	}
 }

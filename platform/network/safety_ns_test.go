@@ -546,6 +546,7 @@ func TestNSConfirmedChanges(t *testing.T) {
 		listen(t, peer, "192.0.2.1:80")
 		k := newKernel(t)
 		limit := confirm.Options{SameAgent: true, Limit: 700 * time.Millisecond}
+		answers := confirm.Options{SameAgent: true, Limit: time.Minute}
 		confirmed := func(n nets, c confirm.Options) confirm.Outcome {
 			t.Helper()
 			have, want := wanted(t, k, n)
@@ -568,15 +569,15 @@ func TestNSConfirmedChanges(t *testing.T) {
 		if o := confirmed(via("10.0.0.5", "10.0.0.66"), limit); o.RolledBack {
 			t.Errorf("the first configuration was taken back: %s", o.Reason)
 		}
-		if o := confirmed(via("10.0.0.5", "10.0.0.1"), limit); o.RolledBack {
+		if o := confirmed(via("10.0.0.5", "10.0.0.1"), answers); o.RolledBack {
 			t.Errorf("from a gateway that never answered to one that does: %s", o.Reason)
 		}
 		before := file(t, k, "etc/systemd/network/10_eth0.network")
-		if o := confirmed(via("10.0.0.5", "10.0.0.2"), limit); o.RolledBack {
+		if o := confirmed(via("10.0.0.5", "10.0.0.2"), answers); o.RolledBack {
 			t.Errorf("a gateway that answers was not accepted: %s", o.Reason)
 		}
 		expect(t, "routes", routes(t), "0.0.0.0/0 via 10.0.0.2 dev eth0")
-		confirmed(via("10.0.0.5", "10.0.0.1"), limit)
+		confirmed(via("10.0.0.5", "10.0.0.1"), answers)
 
 		s := startStream(t, "192.0.2.1:80")
 		bad := via("10.0.0.5", "10.0.0.66")

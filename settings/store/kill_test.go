@@ -32,7 +32,10 @@ func TestSIGKILLAtAnyMoment(t *testing.T) {
 		if err := child.Start(); err != nil {
 			t.Fatal(err)
 		}
-		// The moment is random, nothing is waited for.
+		if found == 0 {
+			untilWritten(t, base)
+		}
+		// The moment is random, nothing else is waited for.
 		time.Sleep(100*time.Millisecond + rand.N(200*time.Millisecond))
 		if err := child.Process.Kill(); err != nil {
 			t.Fatal(err)
@@ -62,6 +65,16 @@ func TestSIGKILLAtAnyMoment(t *testing.T) {
 	}
 	if found == 0 {
 		t.Error("no process lived long enough to write anything")
+	}
+}
+
+// untilWritten waits for the first settings of a child.
+func untilWritten(t *testing.T, base string) {
+	t.Helper()
+	for begin := time.Now(); time.Since(begin) < 4*time.Second; time.Sleep(10 * time.Millisecond) { // less than a child lives
+		if found, _ := filepath.Glob(filepath.Join(base, "bosh", "settings.json")); len(found) > 0 {
+			return
+		}
 	}
 }
 
