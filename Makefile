@@ -93,11 +93,11 @@ test-root: ## Tests on loop devices (needs root)
 
 .PHONY: test-machine
 test-machine: build ## Tests of the real binary under a real systemd (needs root, nspawn)
-	@GO=$(GO) scripts/again '^TestMachine' "$$(scripts/tier machine)" -race -tags machine -count=1 -p 2 -timeout 25m
+	@GO=$(GO) scripts/again '^TestMachine' "$$(scripts/tier machine)" -race -tags machine -count=1 -p 2 -parallel 2 -timeout 25m
 
 .PHONY: test-vm
 test-vm: build ## Tests in QEMU virtual machines
-	@GO=$(GO) scripts/again '^TestVM' "$$(scripts/tier vm)" -tags vm -count=1 -p 2 -timeout 30m
+	@GO=$(GO) scripts/again '^TestVM' "$$(scripts/tier vm)" -tags vm -count=1 -p 2 -parallel 2 -timeout 30m
 
 .PHONY: test-browser
 test-browser: ## The pictures of `agent timeline` in Debian's chromium, which it installs; not part of test

@@ -37,12 +37,18 @@ func mapperTool(name string, args ...string) error {
 // kpartx does what udev's rules do when a table has been written.
 func kpartx(ctx context.Context) error {
 	for ctx.Err() == nil {
-		if s, err := disk.Observe(mapperPath); err == nil && len(s.Table.Partitions) == 1 {
+		if s, err := disk.Observe(mapperPath); err == nil && len(s.Table.Partitions) == 1 && released(mapperPath) {
 			return mapperTool("kpartx", "-a", "-p", "-part", mapperPath)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
 	return ctx.Err()
+}
+
+// released reports whether the writer of the table has closed the disk, which it opens exclusively.
+func released(path string) bool {
+	f, err := os.OpenFile(path, os.O_RDONLY|os.O_EXCL, 0)
+	return err == nil && f.Close() == nil
 }
 
 // mapperDisk is the life of a persistent disk behind a device-mapper device.

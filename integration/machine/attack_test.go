@@ -228,6 +228,7 @@ func secrets(t *testing.T, i *lab.Instance) {
 	// The search finds what is there: it is planted in each kind of place.
 	run(t, i, "sh", "-c", "echo "+canary+" | tee /var/log/planted >/var/vcap/instance/planted; logger "+canary)
 	run(t, i, "systemd-run", "--quiet", "--unit=planted", "--service-type=exec", "--setenv=PLANTED="+canary, "bash", "-c", "sleep 1000; : "+canary)
+	run(t, i, "journalctl", "--sync")
 	for _, name := range []string{"the journal", "logs", "the instance directory", "a command line", "an environment", "systemd's properties", "a file that vcap can read"} {
 		if search(t, i, secretPlaces[name]) == "" {
 			t.Errorf("a secret that was planted in %s was not found", name)

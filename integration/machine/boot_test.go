@@ -23,9 +23,9 @@ import (
 )
 
 // agentStatus is the agent's own account, as `agent status` prints it.
-func agentStatus(t *testing.T, i *lab.Instance) status.Document {
+func agentStatus(t *testing.T, i *lab.Instance, options ...string) status.Document {
 	t.Helper()
-	out, err := i.Output(t.Context(), "sh", "-c", "/var/vcap/bosh/bin/bosh-agent status --json || true")
+	out, err := i.Output(t.Context(), "sh", "-c", "/var/vcap/bosh/bin/bosh-agent status --json "+strings.Join(options, " ")+" || true")
 	var d status.Document
 	if err == nil {
 		err = json.Unmarshal([]byte(out), &d)
@@ -39,10 +39,7 @@ func agentStatus(t *testing.T, i *lab.Instance) status.Document {
 // settled waits until the boot has been judged, as an operator does.
 func settled(t *testing.T, i *lab.Instance, limit time.Duration) status.Document {
 	t.Helper()
-	if _, err := i.Output(t.Context(), "sh", "-c", fmt.Sprintf("/var/vcap/bosh/bin/bosh-agent status --wait=%s >/dev/null; true", limit)); err != nil {
-		t.Fatal(err)
-	}
-	return agentStatus(t, i)
+	return agentStatus(t, i, "--wait="+limit.String())
 }
 
 // ended waits until the background steps have ended, too.

@@ -178,8 +178,8 @@ func (c *cloud) raw(ctx context.Context, input []byte) (reply cpi.Reply) {
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 	cmd.Stdin = bytes.NewReader(input)
 	out, err := cmd.Output()
-	if ctx.Err() != nil {
-		return reply
+	if err != nil && ctx.Err() != nil {
+		return reply // killed
 	}
 	var keys map[string]json.RawMessage
 	if err == nil {

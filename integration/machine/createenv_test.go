@@ -132,8 +132,8 @@ func TestMachineCreateEnv(t *testing.T) {
 		t.Fatal(err)
 	}
 	ready(t, i)
-	if s := stateOf(t, i); s.JobState != "stopped" {
-		t.Errorf("after the reboot: got %s", s.JobState)
+	if got := settledState(t, t.Context(), i); got != "stopped" {
+		t.Errorf("after the reboot: got %s", got)
 	}
 	if out, err := i.Output(t.Context(), "pgrep", "-f", "sleeper forker"); err == nil {
 		t.Errorf("after the reboot the stopped job runs: %s", out)
@@ -221,13 +221,13 @@ func TestMachineAgentKilled(t *testing.T) {
 		t.Fatalf("start: %s, %v", got, err)
 	}
 	// A script goes on when its agent dies.
-	before := strings.Count(content(t, i, trace), "slept")
+	before, begun := strings.Count(content(t, i, trace), "slept"), strings.Count(content(t, i, trace), "pre-start\n")
 	if _, err := i.Agent.Call(t.Context(), "run_script", "pre-start", map[string]any{}); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the script to begin", 10*time.Second, func() bool { return strings.HasSuffix(content(t, i, trace), "pre-start\n") })
+	await(t, "the script to begin", time.Minute, func() bool { return strings.Count(content(t, i, trace), "pre-start\n") == begun+1 })
 	kill()
-	await(t, "the script to end", 10*time.Second, func() bool { return strings.Count(content(t, i, trace), "slept") == before+1 })
+	await(t, "the script to end", time.Minute, func() bool { return strings.Count(content(t, i, trace), "slept") == before+1 })
 	killedWithoutATrace(t, l, i, kill)
 	if _, err := i.Agent.Call(t.Context(), "stop"); err != nil {
 		t.Fatal(err)

@@ -356,9 +356,9 @@ func fetchedLogs(t *testing.T, l *lab.Lab, i *lab.Instance) {
 	if progress == 0 && took > 10*time.Second {
 		t.Error("the status did not show how far the collection is")
 	}
-	if text := content(t, i, "/run/cambium/status.json"); strings.Contains(text, "collect_logs") {
-		t.Errorf("the progress of a collection that has ended is still there: %s", text)
-	}
+	await(t, "the end of the progress in the status", time.Minute, func() bool {
+		return !strings.Contains(content(t, i, "/run/cambium/status.json"), "collect_logs")
+	})
 	data, ok := l.Blobs.Get(id)
 	if !ok || !strings.Contains(got.Digest, ";sha512:") {
 		t.Fatalf("got digest %q, blob %v", got.Digest, ok)

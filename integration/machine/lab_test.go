@@ -33,9 +33,12 @@ func TestMachinePower(t *testing.T) {
 	bootID := run(t, i, "cat", "/run/cambium/status.json")
 	run(t, i, "sh", "-c", "echo kept >/var/vcap/data/mark && sync")
 
-	within, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	if err := i.Reboot(within); err != nil {
+	within := func() context.Context { // for each step
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		t.Cleanup(cancel)
+		return ctx
+	}
+	if err := i.Reboot(within()); err != nil {
 		t.Fatal(err)
 	}
 	ready(t, i)
@@ -45,34 +48,32 @@ func TestMachinePower(t *testing.T) {
 	// A reboot that the machine itself asks for.
 	boots, _ := i.Boots()
 	run(t, i, "systemctl", "--no-block", "reboot")
-	for count, _ := i.Boots(); count == boots; count, _ = i.Boots() {
-		if within.Err() != nil {
-			t.Fatal("the machine did not come back from its own reboot")
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+	await(t, "the machine to come back from its own reboot", 2*time.Minute, func() bool {
+		count, _ := i.Boots()
+		return count != boots
+	})
 	ready(t, i)
 
-	if err := i.Stop(within); err != nil {
+	if err := i.Stop(within()); err != nil {
 		t.Fatal(err)
 	}
 	if i.Running() {
 		t.Error("a stopped machine is running")
 	}
-	if err := i.Run(within, machine.Command{Args: []string{"true"}}); !errors.Is(err, machine.ErrNotRunning) {
+	if err := i.Run(within(), machine.Command{Args: []string{"true"}}); !errors.Is(err, machine.ErrNotRunning) {
 		t.Errorf("a program in a stopped machine: %v, want %v", err, machine.ErrNotRunning)
 	}
 	if data, err := i.ReadFile("/var/vcap/bosh/etc/operating_system"); err != nil || strings.TrimSpace(string(data)) != "ubuntu" {
 		t.Errorf("a file of a stopped machine: %q (%v), want ubuntu", data, err)
 	}
-	if err := i.Reboot(within); err != nil { // which starts a machine that is off
+	if err := i.Reboot(within()); err != nil { // which starts a machine that is off
 		t.Fatal(err)
 	}
 	ready(t, i)
-	if err := i.Kill(within); err != nil {
+	if err := i.Kill(within()); err != nil {
 		t.Fatal(err)
 	}
-	if err := i.Start(within); err != nil {
+	if err := i.Start(within()); err != nil {
 		t.Fatal(err)
 	}
 	ready(t, i)
@@ -91,7 +92,7 @@ func TestMachinePower(t *testing.T) {
 	run(t, i, "systemctl", "--no-block", "poweroff")
 	select {
 	case <-i.Done():
-	case <-within.Done():
+	case <-within().Done():
 		t.Error("a machine that powered itself off does not count as gone")
 	}
 }

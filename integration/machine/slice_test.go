@@ -49,9 +49,11 @@ func TestMachineSlice(t *testing.T) {
 	}); err != nil {
 		t.Errorf("no heartbeat: %v", err)
 	}
-	if state := strings.TrimSpace(run(t, i, "systemctl", "is-active", "agent.service", "bosh-agent.service")); state != "active\nactive" {
-		t.Errorf("units agent and bosh-agent are %q, want both active", state)
-	}
+	// READY=1 follows the first pong.
+	await(t, "active units agent and bosh-agent", time.Minute, func() bool {
+		_, err := i.Output(t.Context(), "sh", "-ec", "systemctl is-active agent.service; systemctl is-active bosh-agent.service")
+		return err == nil
+	})
 	t.Run("blocks of the pages", func(t *testing.T) { documentedBlocks(t, i) })
 }
 

@@ -34,9 +34,10 @@ func TestMachineStatus(t *testing.T) {
 
 	t.Run("good", func(t *testing.T) {
 		wantScreen(t, good, "vcap", 0, "state: ready after ", "bus: connected to 10.88.0.1:", "settings: File ")
-		if got := run(t, good, "systemctl", "show", "-P", "StatusText", "bosh-agent"); !strings.HasPrefix(got, "ready; bus: connected to 10.88.0.1:") {
-			t.Errorf("systemd shows %q", got)
-		}
+		// Told after the first pong.
+		await(t, "systemd to show the state", time.Minute, func() bool {
+			return strings.HasPrefix(run(t, good, "systemctl", "show", "-P", "StatusText", "bosh-agent"), "ready; bus: connected to 10.88.0.1:")
+		})
 		for _, line := range strings.Split(screenOf(t, good, "vcap", "status -v"), "\n") {
 			if len([]rune(line)) > 80 {
 				t.Errorf("wider than 80 columns: %s", line)
@@ -154,7 +155,7 @@ func stoppedAndKilled(t *testing.T, i *lab.Instance) {
 func settingsCorrupt(t *testing.T, i *lab.Instance) {
 	t.Helper()
 	run(t, i, "sh", "-c", "systemctl stop bosh-agent; cd /var/vcap/bosh && echo '{' > agent-bootstrap-env.json && rm -f settings.json* && systemctl start --no-block bosh-agent")
-	awaitScreen(t, i, 1, "state: failed", "verdict: settings: still waiting after 20s for settings: File /var/vcap/bosh/agent-bootstrap-env.json: ")
+	awaitScreen(t, i, 1, "state: failed", "verdict: settings: still waiting after 2", "s for settings: File /var/vcap/bosh/agent-bootstrap-env.json: ")
 	out := screenOf(t, i, "root", "validate /var/vcap/bosh/agent-bootstrap-env.json")
 	if !strings.Contains(out, "agent-bootstrap-env.json:2:1: error: document ends early") {
 		t.Errorf("agent validate prints %s", out)

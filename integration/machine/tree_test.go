@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"cambium/integration/lab"
 	"cambium/integration/lab/machine"
@@ -106,6 +107,8 @@ func TestMachineFirewall(t *testing.T) {
 		_, err := i.Output(t.Context(), "runuser", "-u", user, "--", "timeout", "1", "bash", "-c", "exec 3<>/dev/tcp/"+address)
 		return err == nil
 	}
+	// monit begins to listen a moment after the agent is ready.
+	await(t, "monit", time.Minute, func() bool { return connect("root", "127.0.0.1/2822") })
 	for _, tc := range []struct {
 		user, address string
 		want          bool

@@ -45,7 +45,7 @@ func TestMachineUnits(t *testing.T) {
 		// As the agent in its boot: up, but not ready until what is ordered after it runs.
 		"self":     "[Service]\nType=notify\nExecStart=/bin/sleep 1000\nTimeoutStartSec=infinity\n",
 		"ordered":  "[Unit]\nAfter=t-self.service\n[Service]\nExecStart=/bin/sleep 1000\n",
-		"hesitant": "[Service]\nType=oneshot\nExecStart=/bin/sleep 1\nRemainAfterExit=yes\n",
+		"hesitant": "[Service]\nType=oneshot\nExecStart=/bin/sleep 3\nRemainAfterExit=yes\n",
 	} {
 		if err := i.WriteFile(machine.File{Path: "/etc/systemd/system/t-" + name + ".service", Data: []byte(text), Mode: 0o644}); err != nil {
 			t.Fatal(err)

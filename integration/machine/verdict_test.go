@@ -30,7 +30,8 @@ func TestMachineVerdict(t *testing.T) {
 		want    string                              // in the verdict
 		bus     bool                                // the network is up, so the Director gets the reason
 		waits   bool                                // it gives up only after a while
-		late    bool                                // the Director gets "restarting agent": what is missing may be late
+		late    bool                                // at first the Director gets "restarting agent": what is missing may be late
+		before  func(t *testing.T, i *lab.Instance) // the verdict
 		then    func(t *testing.T, i *lab.Instance)
 	}{
 		{name: "no ephemeral disk named", want: "No ephemeral disk found", bus: true},
@@ -46,13 +47,14 @@ func TestMachineVerdict(t *testing.T) {
 		{name: "settings without an agent id", waits: true, vm: lab.VM{Source: lab.HTTP, Edit: func(d lab.Document) { delete(d, "agent_id") }}, want: "agent_id"},
 		{name: "settings with a wrong type", waits: true, vm: lab.VM{Source: lab.HTTP, Edit: func(d lab.Document) { d.Set("disks.persistent", "none") }}, want: "disks.persistent"},
 		{name: "no source", waits: true, vm: lab.VM{Ephemeral: lab.GiB, AgentJSON: []byte(`{"Infrastructure":{"Settings":{"Sources":[{"Type":"File","SettingsPath":"/nowhere/settings.json"}]}}}`)},
-			want: "/nowhere/settings.json", then: healsWithSettings},
+			want: "/nowhere/settings.json", before: wantWaiting, then: healsWithSettings},
 		{name: "unknown hardware address", waits: true, vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) {
 			d.Set("networks.other", map[string]any{"type": "manual", "ip": "10.89.0.7", "netmask": "255.255.255.0", "mac": "02:00:00:00:be:ef"})
 		}}, want: "other", bus: true},
 		{name: "missing raw ephemeral disk on vSphere", waits: true, vm: lab.VM{Ephemeral: lab.GiB, Source: lab.GuestInfo, Edit: func(d lab.Document) { d.Set("disks.raw_ephemeral", []any{map[string]any{"path": "/dev/nowhere"}}) }}, want: "raw ephemeral disks", late: true,
 			then: wantGuestInfo},
-		{name: "missing ephemeral disk", waits: true, vm: lab.VM{Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/nowhere") }}, want: "No ephemeral disk found", bus: true},
+		{name: "missing ephemeral disk", waits: true, vm: lab.VM{Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/nowhere") }}, want: "No ephemeral disk found", bus: true, late: true,
+			before: wantHeldPings},
 	}
 	instances := map[string]*lab.Instance{}
 	begun := func(t *testing.T, vm lab.VM, prepare func(*testing.T, *lab.Instance)) *lab.Instance {
@@ -69,15 +71,17 @@ func TestMachineVerdict(t *testing.T) {
 		if c.waits {
 			instances[c.name] = begun(t, c.vm, c.prepare)
 		}
+		if c.before != nil {
+			t.Run("before the verdict: "+c.name, func(t *testing.T) { c.before(t, instances[c.name]) })
+		}
 	}
-	t.Run("what it waits for", func(t *testing.T) { wantWaiting(t, instances["no source"], "/nowhere/settings.json") })
-	t.Run("what it answers while it starts", func(t *testing.T) { wantHeldPings(t, instances["missing ephemeral disk"]) })
+	for _, c := range cases {
+		if c.late { // for lateDiskGrace
+			t.Run("restarting: "+c.name, func(t *testing.T) { wantRestarting(t, l, instances[c.name], c.want) })
+		}
+	}
 	for n, c := range cases {
 		if n == len(cases)-1 { // which takes longest
-			t.Run("restarting", func(t *testing.T) {
-				wantVerdict(t, instances[c.name], c.want)
-				wantRestarting(t, l, instances[c.name], c.want)
-			})
 			t.Run("later boots are silent", func(t *testing.T) { laterBootsAreSilent(t, l) })
 			t.Run("boots once", func(t *testing.T) { bootsOnce(t, l) })
 			t.Run("bus down", func(t *testing.T) { busDown(t, l) })
@@ -91,9 +95,6 @@ func TestMachineVerdict(t *testing.T) {
 				wantVerdictOnBus(t, l, i, begin, c.want)
 			}
 			wantVerdict(t, i, c.want)
-			if c.late {
-				wantRestarting(t, l, i, c.want)
-			}
 			if c.then != nil {
 				c.then(t, i)
 			}
@@ -110,8 +111,9 @@ func dropIn(service, line string) machine.File {
 }
 
 // wantWaiting: before there is a verdict, a machine without settings says what it waits for.
-func wantWaiting(t *testing.T, i *lab.Instance, want string) {
+func wantWaiting(t *testing.T, i *lab.Instance) {
 	t.Helper()
+	const want = "/nowhere/settings.json"
 	await(t, "the console to tell what is waited for", time.Minute, func() bool {
 		console, _ := os.ReadFile(i.Console())
 		return containsLine(string(console), "bosh-agent: waiting: ", want)
@@ -169,11 +171,11 @@ func wantRestarting(t *testing.T, l *lab.Lab, i *lab.Instance, want string) {
 	t.Helper()
 	asking := *i.Agent
 	asking.Timeout = 2 * time.Second
-	_, err := asking.Call(t.Context(), "ping")
-	var exception *director.Exception
-	if !errors.As(err, &exception) || !strings.HasPrefix(exception.Message, "restarting agent: ") || !strings.Contains(exception.Message, want) {
-		t.Errorf("a ping is answered with %v, want restarting agent and %q", err, want)
-	}
+	await(t, "a ping that is answered with restarting agent and "+want, 100*time.Second, func() bool {
+		_, err := asking.Call(t.Context(), "ping")
+		var exception *director.Exception
+		return errors.As(err, &exception) && strings.HasPrefix(exception.Message, "restarting agent: ") && strings.Contains(exception.Message, want)
+	})
 	for _, e := range l.Monitor.Events() {
 		if e.Kind == "alert" && e.Agent == i.AgentID {
 			t.Errorf("an alert before the verdict: %s", e.Body)
@@ -209,9 +211,11 @@ func wantVerdict(t *testing.T, i *lab.Instance, want string) {
 	await(t, "the verdict in systemd's status", time.Minute, func() bool {
 		return strings.Contains(run(t, i, "systemctl", "show", "-p", "StatusText", "bosh-agent"), want)
 	})
-	if out := run(t, i, "sh", "-c", "agent status; echo status $?"); !strings.Contains(strings.Join(strings.Fields(out), " "), want) || !strings.Contains(out, "status 1") {
-		t.Errorf("agent status prints %q, want %q and status 1", out, want)
-	}
+	// While the boot is tried again, it is another status.
+	await(t, "agent status with the verdict and status 1", 2*time.Minute, func() bool {
+		out := run(t, i, "sh", "-c", "agent status; echo status $?")
+		return strings.Contains(strings.Join(strings.Fields(out), " "), want) && strings.Contains(out, "status 1")
+	})
 }
 
 func containsLine(text string, words ...string) bool {
@@ -343,9 +347,10 @@ func busDown(t *testing.T, l *lab.Lab) {
 	if d.State != status.Ready || d.Bus == nil || d.Bus.State != status.BusConnecting {
 		t.Errorf("status: %s %q, bus %s; want ready and still connecting", d.State, d.Verdict, d.Bus)
 	}
-	if got := run(t, i, "systemctl", "show", "-P", "ActiveState", "bosh-agent"); got != "active\n" {
-		t.Errorf("the unit is %q, want active: READY=1 does not wait for the bus", got)
-	}
+	// READY=1 does not wait for the bus.
+	await(t, "an active unit", time.Minute, func() bool {
+		return run(t, i, "systemctl", "show", "-P", "ActiveState", "bosh-agent") == "active\n"
+	})
 }
 
 // wantGuestInfo: on vSphere the verdict is in the configuration of the VM.

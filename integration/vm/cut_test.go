@@ -174,14 +174,16 @@ func letGo(t testing.TB, i *lab.Instance) {
 
 // layout is what a bootstrap leaves: partitions, file systems, mounts, directories with their
 // modes and owners, addresses. blkid reads the disk itself: what lsblk tells about content comes
-// from udev's database, which may still be behind. get_state writes health.json, as a heartbeat does.
+// from udev's database, which may still be behind. An active unit has sent READY=1, after its last file but health.json,
+// which get_state writes.
 func layout(t testing.TB, i *lab.Instance) string {
 	t.Helper()
 	does(t, i, "get_state")
-	return run(t, i, "sh", "-ec", `lsblk -n -b -o NAME,SIZE,MOUNTPOINTS /dev/vdb
+	return run(t, i, "sh", "-ec", `until systemctl is-active --quiet bosh-agent; do sleep 0.1; done
+lsblk -n -b -o NAME,SIZE,MOUNTPOINTS /dev/vdb
 blkid -p -s TYPE -s PART_ENTRY_NAME /dev/vdb1
 findmnt -n -l -o TARGET,SOURCE,FSTYPE | grep /var/vcap | sort
-find /var/vcap -xdev -maxdepth 3 -not -path '*/bosh/*' -not -path '*/monit/*' -printf '%M %u:%g %p\n' | sort
+find /var/vcap -xdev -maxdepth 3 -not -path '*/bosh/*' -not -path '*/monit/*' -not -name '.*.cambium-tmp-*' -printf '%M %u:%g %p\n' | sort
 ip -o address show scope global | awk '{print $2, $4}'
 cat /etc/hostname`)
 }

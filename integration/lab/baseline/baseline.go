@@ -46,9 +46,11 @@ var stemcell = map[string]string{
 // sysfs, which shows those of the host, and would grow a root disk that is not there. It wants a
 // control group for its connections, for which here a directory must do. parted itself announces
 // partitions; partprobe looks for them under the kernel's names, and takes those of a disk in use
-// for changed.
+// for changed. The lab makes the node of a new partition a moment later than a kernel's devtmpfs, and the baseline
+// gives up on a disk whose partition blkid does not find.
 var container = map[string]string{
 	"partprobe": "exit 0",
+	"blkid":     `[ "$1" = -p ] && for i in $(seq 100); do [ -e "$2" ] && break; sleep 0.1; done; exec /usr/sbin/blkid "$@"`,
 	"make-virtual": `mountpoint -q /run/sys && exit 0
 set -e
 rm -f /usr/bin/growpart

@@ -3,6 +3,7 @@
 package execs
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -33,13 +34,31 @@ func TestRootCountsDescendantsOnly(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	for _, args := range [][]string{{"/bin/sh", "-c", "/bin/true; /bin/true"}, {shell, "-c", "/bin/true; /bin/sh -c '/bin/true; /bin/true; :'; :"}} {
-		if err := exec.Command(args[0], args[1:]...).Run(); err != nil {
-			t.Fatal(err)
-		}
-	}
 	pidNamespace, err := os.Readlink("/proc/self/ns/pid")
 	if err != nil {
+		t.Fatal(err)
+	}
+	if err := exec.Command("/bin/sh", "-c", "/bin/true; /bin/true").Run(); err != nil {
+		t.Fatal(err)
+	}
+	// The watched one runs until it has been seen: /proc tells its name only that long.
+	watched := exec.Command(shell, "-c", "read x; /bin/true; /bin/sh -c '/bin/true; /bin/true; :'; :")
+	input, err := watched.StdinPipe()
+	if err == nil {
+		err = watched.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		if all, err := w.Of(pidNamespace); err == nil && all.Processes == 1 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the watched shell was not seen")
+		}
+	}
+	if err := errors.Join(input.Close(), watched.Wait()); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.CatchUp(); err != nil {

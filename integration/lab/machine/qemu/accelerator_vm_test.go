@@ -19,14 +19,16 @@ func TestVMTrial(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	if !probe(ctx, img, emulated) {
+	works := func(limit time.Duration) bool {
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		defer cancel()
+		return probe(ctx, img, emulated)
+	}
+	// Twice: an emulated kernel may hang on a busy host.
+	if !works(2*time.Minute) && !works(2*time.Minute) {
 		t.Error("the trial fails where virtual machines run")
 	}
-	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	if probe(short, img, emulated) {
+	if works(100 * time.Millisecond) {
 		t.Error("a machine that does not answer in time passes the trial")
 	}
 }

@@ -69,15 +69,15 @@ func TestHandTellsWhatFails(t *testing.T) {
 	mark := filepath.Join(t.TempDir(), "mark")
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if _, err := h.call(ctx, guest.Request{Op: "run", Args: []string{"sh", "-c", "sleep 1; touch " + mark}}, nil, nil, nil); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := h.call(ctx, guest.Request{Op: "run", Args: []string{"sh", "-c", "sleep 5; touch " + mark}}, nil, nil, nil); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a program that takes too long: %v", err)
 	}
 	begin := time.Now()
 	go func() { time.Sleep(50 * time.Millisecond); cut() }()
-	if _, err := h.call(t.Context(), guest.Request{Op: "run", Args: []string{"sleep", "3"}}, nil, nil, nil); !errors.Is(err, machine.ErrNotRunning) || time.Since(begin) > 2*time.Second {
+	if _, err := h.call(t.Context(), guest.Request{Op: "run", Args: []string{"sleep", "10"}}, nil, nil, nil); !errors.Is(err, machine.ErrNotRunning) || time.Since(begin) > 9*time.Second {
 		t.Errorf("a machine that goes away: %v after %v", err, time.Since(begin))
 	}
-	time.Sleep(time.Until(begin.Add(1200 * time.Millisecond)))
+	time.Sleep(time.Until(begin.Add(5200 * time.Millisecond)))
 	if _, err := os.Stat(mark); err == nil {
 		t.Error("the abandoned program went on")
 	}
@@ -108,7 +108,7 @@ func TestHandRewound(t *testing.T) {
 	lost := make(chan error, 1)
 	started := make(chan struct{})
 	go func() {
-		_, err := h.call(t.Context(), guest.Request{Op: "run", Args: []string{"sh", "-c", "echo; sleep 2"}}, nil, signalWriter{started}, nil)
+		_, err := h.call(t.Context(), guest.Request{Op: "run", Args: []string{"sh", "-c", "echo; sleep 10"}}, nil, signalWriter{started}, nil)
 		lost <- err
 	}()
 	<-started
