@@ -174,7 +174,13 @@ func wantRestarting(t *testing.T, l *lab.Lab, i *lab.Instance, want string) {
 	await(t, "a ping that is answered with restarting agent and "+want, 100*time.Second, func() bool {
 		_, err := asking.Call(t.Context(), "ping")
 		var exception *director.Exception
-		return errors.As(err, &exception) && strings.HasPrefix(exception.Message, "restarting agent: ") && strings.Contains(exception.Message, want)
+		if !errors.As(err, &exception) {
+			return false
+		}
+		if !strings.HasPrefix(exception.Message, "restarting agent: ") {
+			t.Fatalf("a ping is answered with %q, want restarting agent", exception.Message)
+		}
+		return strings.Contains(exception.Message, want)
 	})
 	for _, e := range l.Monitor.Events() {
 		if e.Kind == "alert" && e.Agent == i.AgentID {
