@@ -31,9 +31,9 @@ build: ## Build bin/agent, bin/lab, its helper and bin/cpi
 	@mkdir -p bin
 	@$(call BUILD) -o bin/agent ./cmd/agent
 	@$(call BUILD, $(COMMIT)) -o bin/lab ./cmd/lab
-	@$(call BUILD) -o bin/lab-guest ./integration/lab/guest/program
+	@$(call BUILD) -o bin/lab-guest ./lab/guest/program
 	@$(call BUILD) -o bin/cpi ./cmd/cpi
-	@$(call BUILD) -o bin/stemcell-init ./integration/lab/guest/first
+	@$(call BUILD) -o bin/stemcell-init ./lab/guest/first
 	@echo "bin/agent: $$(stat -c %s bin/agent) bytes"
 
 .PHONY: demo

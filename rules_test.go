@@ -46,12 +46,13 @@ var mayImport = map[string][]string{
 	"mbus":                      {"mbus"},
 	"agent":                     {"plan", "settings", "mbus", "jobs", "platform", "agent"},
 	"agent/task":                {},
-	"scripts":                   {"integration/sbom"},
+	"scripts":                   {},
 	"stemcell-assets":           {},
-	"integration":               {"integration", "mbus", "settings", "stemcell-assets"},
+	"lab":                       {"lab", "mbus", "settings", "stemcell-assets"},
+	"integration":               {"integration", "lab", "mbus", "settings", "stemcell-assets"},
 	"cmd/agent":                 {"agent", "blobstore", "bootstrap", "infrastructure", "jobs", "mbus", "plan", "platform", "settings", "storage", "cmd/agent"},
-	"cmd/cpi":                   {"integration/lab/cpi", "integration/lab/iaas"},
-	"cmd/lab":                   {"integration", "mbus", "settings", "stemcell-assets", "cmd/lab"},
+	"cmd/cpi":                   {"lab/cpi", "lab/iaas"},
+	"cmd/lab":                   {"lab", "mbus", "settings", "stemcell-assets", "cmd/lab"},
 }
 
 type pkg struct {
@@ -115,7 +116,7 @@ func TestImportDirection(t *testing.T) {
 func TestOnlyCommandStartsPrograms(t *testing.T) {
 	for _, p := range packages(t) {
 		from := strings.TrimPrefix(p.ImportPath, "cambium/")
-		if within(from, "internal/command") || within(from, "integration") || within(from, "cmd/lab") {
+		if within(from, "internal/command") || within(from, "lab") || within(from, "integration") || within(from, "cmd/lab") {
 			continue
 		}
 		for _, imported := range p.Imports {
@@ -183,7 +184,7 @@ func TestOnlySkiptestSkips(t *testing.T) {
 func TestContextsComeFromTheTop(t *testing.T) {
 	for _, p := range packages(t) {
 		from := strings.TrimPrefix(p.ImportPath, "cambium/")
-		if within(from, "integration") || within(from, "cmd/lab") || strings.HasSuffix(from, "test") {
+		if within(from, "lab") || within(from, "integration") || within(from, "cmd/lab") || strings.HasSuffix(from, "test") {
 			continue
 		}
 		for _, name := range p.GoFiles {
@@ -209,7 +210,7 @@ func TestLabIsNotInTheAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	for s := bufio.NewScanner(strings.NewReader(string(out))); s.Scan(); {
-		for _, forbidden := range []string{"cambium/integration", "github.com/nats-io/nats-server"} {
+		for _, forbidden := range []string{"cambium/lab", "cambium/integration", "github.com/nats-io/nats-server"} {
 			if strings.HasPrefix(s.Text(), forbidden) {
 				t.Errorf("cmd/agent links %s", s.Text())
 			}

@@ -14,9 +14,9 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
-	"cambium/integration/lab/testvm"
 	"cambium/internal/blkdev"
 	"cambium/internal/vcap"
+	"cambium/lab/testvm"
 	"cambium/platform/copytree/apart"
 	"cambium/platform/device"
 	"cambium/platform/filesystem"

@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab/testvm"
 	"cambium/internal/atomicfile"
 	"cambium/internal/vcap"
+	"cambium/lab/testvm"
 	"cambium/platform/device"
 	"cambium/platform/mount"
 	"cambium/settings"

@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"cambium/integration/lab/testvm"
+	"cambium/lab/testvm"
 )
 
 // Sizes tell the disks of the virtual machine apart.

@@ -14,8 +14,8 @@ import (
 	"os/signal"
 	"syscall"
 
-	"cambium/integration/lab/cpi"
-	"cambium/integration/lab/iaas"
+	"cambium/lab/cpi"
+	"cambium/lab/iaas"
 )
 
 // config is what the CPI's job renders.

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"cambium/integration/lab/cpi"
-	"cambium/integration/lab/iaas"
+	"cambium/lab/cpi"
+	"cambium/lab/iaas"
 )
 
 func TestAnswerWithoutAHolder(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 	"os"
 	"os/signal"
 
-	"cambium/integration/lab/guest"
+	"cambium/lab/guest"
 
 	"golang.org/x/sys/unix"
 )

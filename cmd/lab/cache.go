@@ -8,8 +8,8 @@ import (
 	"io"
 	"time"
 
-	"cambium/integration/lab/image"
-	"cambium/integration/lab/tree"
+	"cambium/lab/image"
+	"cambium/lab/tree"
 )
 
 // cache removes what is not used from the cache of trees and images.

@@ -8,8 +8,8 @@ import (
 	"io"
 	"strings"
 
-	"cambium/integration/lab/control"
-	"cambium/integration/lab/director"
+	"cambium/lab/control"
+	"cambium/lab/director"
 )
 
 func callAgent(ctx context.Context, c *call) error {

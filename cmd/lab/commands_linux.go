@@ -1,6 +1,6 @@
 package main
 
-import "cambium/integration/lab"
+import "cambium/lab"
 
 // commands is the table of commands, in the order of the help.
 func commands() []command {

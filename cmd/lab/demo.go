@@ -20,12 +20,12 @@ import (
 	"syscall"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/blobstore"
-	"cambium/integration/lab/control"
-	"cambium/integration/lab/director"
-	"cambium/integration/lab/release"
 	"cambium/internal/status"
+	"cambium/lab"
+	"cambium/lab/blobstore"
+	"cambium/lab/control"
+	"cambium/lab/director"
+	"cambium/lab/release"
 
 	"github.com/google/uuid"
 )

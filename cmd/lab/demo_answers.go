@@ -8,7 +8,7 @@ import (
 	"regexp"
 	"time"
 
-	"cambium/integration/lab"
+	"cambium/lab"
 )
 
 // answers measures how long after its end a Director, which polls get_task once a second, learns of a task: with

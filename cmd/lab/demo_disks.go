@@ -6,7 +6,7 @@ import (
 	"context"
 	"fmt"
 
-	"cambium/integration/lab"
+	"cambium/lab"
 )
 
 func (s *show) migrate(ctx context.Context) (string, error) {

@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"path/filepath"
 
-	"cambium/integration/lab/control"
-	"cambium/integration/lab/release"
+	"cambium/lab/control"
+	"cambium/lab/release"
 )
 
 func deploy(ctx context.Context, c *call) error {

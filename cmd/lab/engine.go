@@ -5,11 +5,11 @@ package main
 import (
 	"os"
 
-	"cambium/integration/lab/image"
-	"cambium/integration/lab/machine"
-	"cambium/integration/lab/machine/nspawn"
-	"cambium/integration/lab/machine/qemu"
-	"cambium/integration/lab/tree"
+	"cambium/lab/image"
+	"cambium/lab/machine"
+	"cambium/lab/machine/nspawn"
+	"cambium/lab/machine/qemu"
+	"cambium/lab/tree"
 )
 
 // The kinds of machines.

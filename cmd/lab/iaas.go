@@ -15,10 +15,10 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"cambium/integration/lab/cpi"
-	"cambium/integration/lab/iaas"
-	"cambium/integration/lab/iaas/fabric"
-	"cambium/integration/lab/release"
+	"cambium/lab/cpi"
+	"cambium/lab/iaas"
+	"cambium/lab/iaas/fabric"
+	"cambium/lab/release"
 )
 
 // iaasFlag names the IaaS that the CPI works with.

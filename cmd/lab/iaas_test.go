@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"cambium/integration/lab/iaas"
+	"cambium/lab/iaas"
 )
 
 func TestChooseWhatIsRemoved(t *testing.T) {

@@ -15,8 +15,8 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/control"
+	"cambium/lab"
+	"cambium/lab/control"
 )
 
 func size(n int64) string {

@@ -19,7 +19,7 @@ import (
 	"strings"
 	"syscall"
 
-	"cambium/integration/lab/control"
+	"cambium/lab/control"
 )
 
 var version = "unknown"

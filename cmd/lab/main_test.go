@@ -15,8 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab/director"
 	"cambium/internal/status"
+	"cambium/lab/director"
 )
 
 // runLab runs the command line with a directory of its own for state.

@@ -13,9 +13,9 @@ import (
 	"strings"
 	"time"
 
-	"cambium/integration/lab/image"
-	"cambium/integration/lab/machine/qemu"
-	"cambium/integration/lab/tree"
+	"cambium/lab/image"
+	"cambium/lab/machine/qemu"
+	"cambium/lab/tree"
 )
 
 // The commit that the lab was built from, and its time; the linker sets them.

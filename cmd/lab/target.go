@@ -12,8 +12,8 @@ import (
 	"os"
 	"time"
 
-	"cambium/integration/lab/control"
-	"cambium/integration/lab/director"
+	"cambium/lab/control"
+	"cambium/lab/director"
 
 	"github.com/nats-io/nats.go"
 )

@@ -18,12 +18,12 @@ import (
 	"syscall"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/control"
-	"cambium/integration/lab/director"
 	"cambium/internal/report"
 	"cambium/internal/secret"
 	"cambium/internal/status"
+	"cambium/lab"
+	"cambium/lab/control"
+	"cambium/lab/director"
 	"cambium/settings"
 	"cambium/settings/agentjson"
 )

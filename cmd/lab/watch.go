@@ -12,8 +12,8 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"cambium/integration/lab/control"
-	"cambium/integration/lab/director"
+	"cambium/lab/control"
+	"cambium/lab/director"
 )
 
 // board is what watch shows: the last heartbeat of every agent and the last alerts.

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/infrastructure/internal/source"
-	"cambium/integration/lab/testvm"
+	"cambium/lab/testvm"
 )
 
 // TestMain is the first process of the virtual machine as well.

@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"cambium/integration/lab/testvm"
+	"cambium/lab/testvm"
 )
 
 // TestVMDrives runs guestChecks as the first process of a virtual machine with a CD drive and

@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
 	"cambium/internal/secret"
+	"cambium/lab"
 	"cambium/platform/user"
 )
 

@@ -8,9 +8,9 @@ import (
 	"strings"
 	"testing"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/labtest"
-	"cambium/integration/lab/release"
+	"cambium/lab"
+	"cambium/lab/labtest"
+	"cambium/lab/release"
 )
 
 // TestNightlyScriptsRunAsUpstreams compares what scripts of each kind inherit with what they had under

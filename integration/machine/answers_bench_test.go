@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/director"
-	"cambium/integration/lab/release"
+	"cambium/lab"
+	"cambium/lab/director"
+	"cambium/lab/release"
 )
 
 // waits are the times between the ends of tasks and the caller's knowledge of them.

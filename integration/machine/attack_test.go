@@ -11,10 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/labtest"
-	"cambium/integration/lab/machine"
-	"cambium/integration/lab/release"
+	"cambium/lab"
+	"cambium/lab/labtest"
+	"cambium/lab/machine"
+	"cambium/lab/release"
 )
 
 // victim is a job whose scripts root runs, and whose directories vcap can write to. Many releases make vcap the owner of

@@ -12,11 +12,11 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/baseline"
-	"cambium/integration/lab/execs"
-	"cambium/integration/lab/labtest"
 	"cambium/internal/status"
+	"cambium/lab"
+	"cambium/lab/baseline"
+	"cambium/lab/execs"
+	"cambium/lab/labtest"
 )
 
 // measured is one boot or one restart of an agent.

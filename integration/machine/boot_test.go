@@ -16,10 +16,10 @@ import (
 	"time"
 
 	"cambium/bootstrap"
-	"cambium/integration/lab"
-	"cambium/integration/lab/execs"
-	"cambium/integration/lab/machine"
 	"cambium/internal/status"
+	"cambium/lab"
+	"cambium/lab/execs"
+	"cambium/lab/machine"
 )
 
 // agentStatus is the agent's own account, as `agent status` prints it.

@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/director"
+	"cambium/lab"
+	"cambium/lab/director"
 )
 
 // TestMachineResurrectionBudget: the Health Monitor has the Director recreate a VM whose heartbeats stay away for 60

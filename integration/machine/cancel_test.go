@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/director"
 	"cambium/internal/status"
+	"cambium/lab"
+	"cambium/lab/director"
 )
 
 // cancelsDisks cancels each disk action that can wait while it does: for a device that does not

@@ -13,11 +13,11 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/control"
-	"cambium/integration/lab/labtest"
-	"cambium/integration/lab/tree"
 	"cambium/internal/status"
+	"cambium/lab"
+	"cambium/lab/control"
+	"cambium/lab/labtest"
+	"cambium/lab/tree"
 )
 
 // cli runs the lab's command line for one lab.

@@ -16,7 +16,7 @@ import (
 	"strings"
 	"testing"
 
-	"cambium/integration/lab"
+	"cambium/lab"
 )
 
 // runEach runs commands of a shell in a machine and returns exit code and output of each.

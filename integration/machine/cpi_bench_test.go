@@ -16,10 +16,10 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/disk"
-	"cambium/integration/lab/iaas"
-	"cambium/integration/lab/netns"
+	"cambium/lab"
+	"cambium/lab/disk"
+	"cambium/lab/iaas"
+	"cambium/lab/netns"
 )
 
 // inTurn runs each of the functions as often as told, in turn, and returns the median of what each has measured.

@@ -20,8 +20,8 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab/iaas"
-	"cambium/integration/lab/netns"
+	"cambium/lab/iaas"
+	"cambium/lab/netns"
 )
 
 // stemcellImage is the image of our stemcell, as a CPI is handed it.

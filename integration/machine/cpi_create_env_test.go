@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"cambium/integration/lab/iaas"
+	"cambium/lab/iaas"
 )
 
 // All that create-env does, in containers, and in the end nothing is left.

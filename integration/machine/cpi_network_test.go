@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab/cpi"
-	"cambium/integration/lab/iaas"
-	"cambium/integration/lab/netns"
+	"cambium/lab/cpi"
+	"cambium/lab/iaas"
+	"cambium/lab/netns"
 	assets "cambium/stemcell-assets"
 )
 

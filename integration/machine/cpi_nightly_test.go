@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab/iaas"
-	"cambium/integration/lab/labtest"
-	"cambium/integration/lab/release"
+	"cambium/lab/iaas"
+	"cambium/lab/labtest"
+	"cambium/lab/release"
 )
 
 // TestNightlyStemcellTools: what releases expect of a stemcell works on the one that is shipped, imported and booted by the

@@ -19,12 +19,12 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab/cpi"
-	"cambium/integration/lab/iaas"
-	"cambium/integration/lab/labtest"
-	"cambium/integration/lab/netns"
-	"cambium/integration/lab/release"
-	"cambium/integration/lab/sweep"
+	"cambium/lab/cpi"
+	"cambium/lab/iaas"
+	"cambium/lab/labtest"
+	"cambium/lab/netns"
+	"cambium/lab/release"
+	"cambium/lab/sweep"
 )
 
 // programs are the lab and the CPI, built once.

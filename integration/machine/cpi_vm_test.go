@@ -5,7 +5,7 @@ package machine
 import (
 	"testing"
 
-	"cambium/integration/lab/iaas"
+	"cambium/lab/iaas"
 )
 
 // The same CLI, CPI and stemcell with a virtual machine.

@@ -18,9 +18,9 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/director"
-	"cambium/integration/lab/release"
+	"cambium/lab"
+	"cambium/lab/director"
+	"cambium/lab/release"
 
 	"github.com/google/uuid"
 )

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab/labtest"
-	"cambium/integration/lab/release"
+	"cambium/lab/labtest"
+	"cambium/lab/release"
 )
 
 // TestMachineDeploy takes a manifest through the Director's sequences: a new machine, the same

@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/machine"
 	"cambium/internal/testca"
+	"cambium/lab"
+	"cambium/lab/machine"
 )
 
 // diagnosis is what `agent doctor --json` prints.

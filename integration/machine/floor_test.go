@@ -6,9 +6,9 @@ import (
 	"strings"
 	"testing"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/labtest"
-	"cambium/integration/lab/machine"
+	"cambium/lab"
+	"cambium/lab/labtest"
+	"cambium/lab/machine"
 )
 
 // newCalls are the system calls that docs/platform-floor.md calls dispensable for a boot: kernels and the filters of

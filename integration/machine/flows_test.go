@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/director"
-	"cambium/integration/lab/release"
+	"cambium/lab"
+	"cambium/lab/director"
+	"cambium/lab/release"
 )
 
 // flows is an instance whose disk a Director changes in every way it has.

@@ -11,10 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/execs"
-	"cambium/integration/lab/machine"
 	"cambium/internal/status"
+	"cambium/lab"
+	"cambium/lab/execs"
+	"cambium/lab/machine"
 )
 
 // TestMachineHost drives what the Director can change of a running machine's surroundings: whom

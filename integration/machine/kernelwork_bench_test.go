@@ -17,10 +17,10 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/machine"
 	"cambium/internal/atomicfile"
 	"cambium/internal/status"
+	"cambium/lab"
+	"cambium/lab/machine"
 	"cambium/platform/disk"
 	"cambium/platform/filesystem"
 

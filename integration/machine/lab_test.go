@@ -15,11 +15,11 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/director"
-	"cambium/integration/lab/labtest"
-	"cambium/integration/lab/machine"
 	"cambium/internal/looptest"
+	"cambium/lab"
+	"cambium/lab/director"
+	"cambium/lab/labtest"
+	"cambium/lab/machine"
 
 	"golang.org/x/sys/unix"
 )

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab/labtest"
+	"cambium/lab/labtest"
 )
 
 // containers are the machines of these tests. Tests that mostly wait run two at a time (t.Parallel): the kernel's default of

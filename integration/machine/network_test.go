@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
+	"cambium/lab"
 )
 
 // addresses lists the global IPv4 addresses of eth0.

@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/machine"
 	"cambium/internal/status"
+	"cambium/lab"
+	"cambium/lab/machine"
 )
 
 // planFirst has `agent plan` run right before each start of the agent, by the same binary.

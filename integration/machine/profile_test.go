@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/machine"
 	"cambium/internal/status"
+	"cambium/lab"
+	"cambium/lab/machine"
 )
 
 // dockerModule holds docker's default profile.

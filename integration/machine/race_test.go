@@ -10,10 +10,10 @@ import (
 	"strings"
 	"testing"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/labtest"
-	"cambium/integration/lab/machine"
 	"cambium/internal/racer"
+	"cambium/lab"
+	"cambium/lab/labtest"
+	"cambium/lab/machine"
 )
 
 const (

@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"cambium/integration/lab/labtest"
-	"cambium/integration/lab/machine"
-	"cambium/integration/lab/release"
+	"cambium/lab/labtest"
+	"cambium/lab/machine"
+	"cambium/lab/release"
 )
 
 // inherited writes down what a process has of its parent: a service of systemd without settings of

@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/director"
 	"cambium/internal/testdoc"
+	"cambium/lab"
+	"cambium/lab/director"
 )
 
 // TestMachineSlice is the thinnest way through everything: agent.json, one source, a static

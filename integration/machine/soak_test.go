@@ -15,10 +15,10 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/director"
-	"cambium/integration/lab/labtest"
-	"cambium/integration/lab/release"
+	"cambium/lab"
+	"cambium/lab/director"
+	"cambium/lab/labtest"
+	"cambium/lab/release"
 )
 
 // TestMachineSoakKilledAtRandom is the long version of the kills at random moments.

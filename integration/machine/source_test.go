@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"testing"
 
-	"cambium/integration/lab"
+	"cambium/lab"
 )
 
 // TestMachineSources boots a machine from every kind of settings delivery.

@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/machine"
-	"cambium/integration/lab/release"
+	"cambium/lab"
+	"cambium/lab/machine"
+	"cambium/lab/release"
 )
 
 // TestMachineStartSurvivesACut: monit writes its state file now and then. After stop, start and a power cut

@@ -9,10 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/machine"
 	"cambium/internal/status"
 	"cambium/internal/testca"
+	"cambium/lab"
+	"cambium/lab/machine"
 )
 
 // shortBusGrace makes an agent degraded after two seconds without its bus.

@@ -11,11 +11,11 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/director"
-	"cambium/integration/lab/machine"
-	"cambium/integration/lab/release"
 	"cambium/internal/status"
+	"cambium/lab"
+	"cambium/lab/director"
+	"cambium/lab/machine"
+	"cambium/lab/release"
 )
 
 // slowCheck lets e2fsck do its work, and then hold its output back, all but the first lines, until /root/slow is gone.

@@ -15,10 +15,10 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/labtest"
-	"cambium/integration/lab/machine"
-	"cambium/integration/lab/release"
+	"cambium/lab"
+	"cambium/lab/labtest"
+	"cambium/lab/machine"
+	"cambium/lab/release"
 )
 
 // lookAlike is a stemcell with upstream's agent, as far as agents can tell: it has the files, the service manager and the

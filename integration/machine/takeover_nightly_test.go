@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/labtest"
+	"cambium/lab"
+	"cambium/lab/labtest"
 )
 
 // TestNightlyTakeover exchanges this agent and the baseline, in both directions, on machines whose persistent disks are in every state

@@ -15,11 +15,11 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/baseline"
-	"cambium/integration/lab/labtest"
-	"cambium/integration/lab/machine"
-	"cambium/integration/lab/release"
+	"cambium/lab"
+	"cambium/lab/baseline"
+	"cambium/lab/labtest"
+	"cambium/lab/machine"
+	"cambium/lab/release"
 )
 
 // tokenProxy makes this program a proxy between agents and the machine's monit. The monit of

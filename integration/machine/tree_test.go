@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/machine"
+	"cambium/lab"
+	"cambium/lab/machine"
 )
 
 // TestMachineTree looks at the directories, mounts, name and rules of a machine that keeps

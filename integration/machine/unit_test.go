@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/machine"
+	"cambium/lab"
+	"cambium/lab/machine"
 	"cambium/platform/unit"
 
 	"golang.org/x/sys/unix"

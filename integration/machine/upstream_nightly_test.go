@@ -17,10 +17,10 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/disk"
-	"cambium/integration/lab/labtest"
-	"cambium/integration/lab/machine"
+	"cambium/lab"
+	"cambium/lab/disk"
+	"cambium/lab/labtest"
+	"cambium/lab/machine"
 )
 
 const (

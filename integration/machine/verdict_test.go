@@ -11,10 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/director"
-	"cambium/integration/lab/machine"
 	"cambium/internal/status"
+	"cambium/lab"
+	"cambium/lab/director"
+	"cambium/lab/machine"
 )
 
 // TestMachineVerdict makes fatal steps fail and looks for the reason wherever an operator may. The machines that

@@ -17,8 +17,8 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab/director"
 	"cambium/internal/testca"
+	"cambium/lab/director"
 )
 
 // dummy is an agent without a machine that listens as create-env expects it.

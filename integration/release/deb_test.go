@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"cambium/integration/lab/tree"
 	"cambium/internal/skiptest"
+	"cambium/lab/tree"
 )
 
 // TestNightlyDeb: the package installs on a plain Debian, its program makes a machine of it, and both go without a trace.

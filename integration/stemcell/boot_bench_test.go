@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/labtest"
 	"cambium/internal/skiptest"
+	"cambium/lab"
+	"cambium/lab/labtest"
 )
 
 // rounds is how often each stemcell is booted; medians are compared.

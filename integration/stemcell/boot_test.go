@@ -5,9 +5,9 @@ package stemcell
 import (
 	"testing"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/labtest"
-	"cambium/integration/lab/machine"
+	"cambium/lab"
+	"cambium/lab/labtest"
+	"cambium/lab/machine"
 )
 
 // boot boots a stemcell's disk with an ephemeral disk and waits for the agent.

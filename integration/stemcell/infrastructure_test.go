@@ -9,7 +9,7 @@ import (
 	"os"
 	"testing"
 
-	"cambium/integration/lab/image"
+	"cambium/lab/image"
 	assets "cambium/stemcell-assets"
 
 	"github.com/klauspost/compress/gzip"

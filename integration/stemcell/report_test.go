@@ -13,11 +13,11 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/image"
-	"cambium/integration/lab/labtest"
-	"cambium/integration/lab/machine/qemu"
-	"cambium/integration/lab/release"
+	"cambium/lab"
+	"cambium/lab/image"
+	"cambium/lab/labtest"
+	"cambium/lab/machine/qemu"
+	"cambium/lab/release"
 )
 
 // kind are the machines of these tests: virtual ones with the disk of a stemcell.

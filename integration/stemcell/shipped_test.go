@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/image"
+	"cambium/lab"
+	"cambium/lab/image"
 )
 
 // TestNightlyStemcell boots the stemcell that is shipped, by EFI and its own boot loader, with nothing of the lab in it; all that

@@ -9,10 +9,10 @@ import (
 	"strings"
 	"testing"
 
-	"cambium/integration/lab/image"
-	"cambium/integration/lab/labtest"
-	"cambium/integration/lab/tree"
 	"cambium/internal/skiptest"
+	"cambium/lab/image"
+	"cambium/lab/labtest"
+	"cambium/lab/tree"
 	assets "cambium/stemcell-assets"
 )
 

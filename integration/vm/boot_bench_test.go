@@ -14,11 +14,11 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/baseline"
-	"cambium/integration/lab/labtest"
-	"cambium/integration/lab/machine"
 	"cambium/internal/status"
+	"cambium/lab"
+	"cambium/lab/baseline"
+	"cambium/lab/labtest"
+	"cambium/lab/machine"
 
 	"golang.org/x/sys/unix"
 )

@@ -13,12 +13,12 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/director"
-	"cambium/integration/lab/labtest"
-	"cambium/integration/lab/machine/qemu"
-	"cambium/integration/lab/release"
 	"cambium/internal/status"
+	"cambium/lab"
+	"cambium/lab/director"
+	"cambium/lab/labtest"
+	"cambium/lab/machine/qemu"
+	"cambium/lab/release"
 )
 
 // The tests of this file boot one machine each and look at much in it: a boot is what costs.

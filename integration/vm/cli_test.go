@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/labtest"
+	"cambium/lab"
+	"cambium/lab/labtest"
 )
 
 // TestVMCommandLine is what a person does: a lab with a virtual machine, a shell in it, the power
@@ -22,7 +22,7 @@ func TestVMCommandLine(t *testing.T) {
 	virtual.Need(t)
 	bin, err := labtest.Program("lab", "cambium/cmd/lab")
 	if err == nil { // which it looks for beside itself
-		_, err = labtest.Program("lab-guest", "cambium/integration/lab/guest/program")
+		_, err = labtest.Program("lab-guest", "cambium/lab/guest/program")
 	}
 	if err != nil {
 		t.Fatal(err)

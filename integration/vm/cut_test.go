@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/machine"
-	"cambium/integration/lab/machine/qemu"
+	"cambium/lab"
+	"cambium/lab/machine"
+	"cambium/lab/machine/qemu"
 )
 
 // hold keeps the agent from starting as long as /etc/hold is there.

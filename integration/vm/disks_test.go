@@ -11,10 +11,10 @@ import (
 	"strings"
 	"testing"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/machine"
-	"cambium/integration/lab/machine/qemu"
 	"cambium/internal/status"
+	"cambium/lab"
+	"cambium/lab/machine"
+	"cambium/lab/machine/qemu"
 )
 
 // agentJSONFor is a stemcell's that finds disks in the given way.

@@ -13,11 +13,11 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/director"
-	"cambium/integration/lab/disk"
-	"cambium/integration/lab/machine"
-	"cambium/integration/lab/machine/qemu"
+	"cambium/lab"
+	"cambium/lab/director"
+	"cambium/lab/disk"
+	"cambium/lab/machine"
+	"cambium/lab/machine/qemu"
 )
 
 func blank(t testing.TB, size int64) string {

@@ -7,10 +7,10 @@ import (
 	"strings"
 	"testing"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/labtest"
-	"cambium/integration/lab/machine/qemu"
-	"cambium/integration/lab/release"
+	"cambium/lab"
+	"cambium/lab/labtest"
+	"cambium/lab/machine/qemu"
+	"cambium/lab/release"
 )
 
 // TestNightlyControlGroups deploys a job with a persistent disk on machines whose control groups are of version 1

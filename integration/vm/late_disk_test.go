@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/machine"
+	"cambium/lab"
+	"cambium/lab/machine"
 )
 
 // lateDisk has the CPI name the node of one disk as the path of another, which is plugged in seconds after mount_disk: the identity that

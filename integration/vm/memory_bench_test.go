@@ -10,10 +10,10 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab"
-	"cambium/integration/lab/baseline"
-	"cambium/integration/lab/labtest"
-	"cambium/integration/lab/machine"
+	"cambium/lab"
+	"cambium/lab/baseline"
+	"cambium/lab/labtest"
+	"cambium/lab/machine"
 )
 
 const (

@@ -6,10 +6,10 @@ import (
 	"testing"
 	"time"
 
-	"cambium/integration/lab/image"
-	"cambium/integration/lab/labtest"
-	"cambium/integration/lab/machine/qemu"
-	"cambium/integration/lab/tree"
+	"cambium/lab/image"
+	"cambium/lab/labtest"
+	"cambium/lab/machine/qemu"
+	"cambium/lab/tree"
 )
 
 // readyTimeout is generous: an emulated machine boots in about 20 seconds on an idle host.

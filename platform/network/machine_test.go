@@ -21,11 +21,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"cambium/integration/lab/machine"
-	"cambium/integration/lab/machine/nspawn"
-	"cambium/integration/lab/netns"
-	"cambium/integration/lab/tree"
 	"cambium/internal/skiptest"
+	"cambium/lab/machine"
+	"cambium/lab/machine/nspawn"
+	"cambium/lab/netns"
+	"cambium/lab/tree"
 	"cambium/settings"
 )
 

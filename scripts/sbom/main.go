@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"time"
 
-	"cambium/integration/sbom"
+	"cambium/internal/sbom"
 )
 
 func main() {

@@ -1,0 +1,241 @@
+package cpi
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"cambium/lab/iaas"
+
+	"github.com/sirupsen/logrus"
+)
+
+// Socket is where the holder of an IaaS listens.
+func Socket(dir, name string) string { return filepath.Join(iaas.Directory(dir, name), "socket") }
+
+// Envelope is what the CPI program sends to the holder: the request and, from the program's own
+// configuration, the defaults of agents. The bytes of an image follow on the next line.
+type Envelope struct {
+	Request Request            `json:"request"`
+	Agent   iaas.AgentDefaults `json:"agent"`
+}
+
+// maxEnvelope bounds a request without an image.
+const maxEnvelope = 16 << 20
+
+// Holder is the process that has an IaaS, as a service.
+type Holder struct {
+	iaas *iaas.IaaS
+	log  *logrus.Entry
+
+	mu      sync.Mutex
+	calls   int  // under way
+	ending  bool // no more are taken
+	idle    *time.Timer
+	done    chan struct{}
+	closing chan struct{} // closed when callers of Enter have to end
+	remote  *http.Server  // for callers inside VMs; nil if there are none
+}
+
+// How long a holder with nothing to hold stays: at first for the call that it was started for,
+// then only for a next one that is on its way.
+const (
+	firstIdle = 20 * time.Second
+	emptyIdle = 500 * time.Millisecond
+)
+
+// Hold takes the IaaS and answers for it until ctx ends or there is nothing left in it. ready is
+// called when it answers.
+func Hold(ctx context.Context, dir, name string, log *logrus.Entry, ready func()) (failed error) {
+	i, err := iaas.Open(dir, name, log)
+	if err != nil {
+		return err
+	}
+	defer func() { failed = errors.Join(failed, i.Close()) }()
+	h := &Holder{iaas: i, log: log, done: make(chan struct{}), closing: make(chan struct{})}
+	h.idle = time.AfterFunc(firstIdle, h.endIfEmpty)
+	defer h.idle.Stop()
+	if err := h.listenTLS(dir, name); err != nil {
+		return err
+	}
+	defer func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if h.remote != nil {
+			_ = h.remote.Close()
+		}
+	}()
+	path := Socket(dir, name)
+	_ = os.Remove(path) // of a holder that was killed
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		return err
+	}
+	server := &http.Server{Handler: h.handler(dir, name), ReadHeaderTimeout: 10 * time.Second}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	ready()
+	go i.Resume(context.WithoutCancel(ctx))
+	select {
+	case <-ctx.Done():
+	case <-h.done:
+	case err := <-served:
+		return err
+	}
+	close(h.closing)
+	within, cancel := context.WithTimeout(context.Background(), lastAnswers)
+	defer cancel()
+	if server.Shutdown(within) != nil {
+		_ = server.Close()
+	}
+	return nil
+}
+
+// HoldMain is the process of a holder and returns its exit status. The first line on standard
+// output says whether it answers.
+func HoldMain(ctx context.Context, dir, name string) int {
+	log := logrus.New()
+	log.SetFormatter(&logrus.TextFormatter{DisableColors: true, FullTimestamp: true})
+	answers := false
+	err := Hold(ctx, dir, name, log.WithField("component", "iaas"), func() {
+		answers = true
+		_, _ = fmt.Fprintln(os.Stdout, ReadyLine)
+		_ = os.Stdout.Close() // the caller waits for nothing more
+	})
+	if err == nil {
+		return 0
+	}
+	if !answers {
+		_, _ = fmt.Fprintln(os.Stdout, err)
+	}
+	log.WithError(err).Error("holder failed")
+	return 1
+}
+
+// lastAnswers is how long calls under way may take when the holder ends.
+const lastAnswers = 30 * time.Second
+
+func (h *Holder) handler(dir, name string) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /cpi", h.serve)
+	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) { write(w, h.iaas.List()) })
+	mux.HandleFunc("POST /stay", h.stay)
+	do := func(path string, f func() error) {
+		mux.HandleFunc("POST "+path, func(w http.ResponseWriter, _ *http.Request) {
+			if err := f(); err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+			}
+		})
+	}
+	do("/tls", func() error { return h.listenTLS(dir, name) })
+	do("/host-route", h.iaas.ConnectHost)
+	return mux
+}
+
+func write(w http.ResponseWriter, value any) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(value)
+}
+
+// begin counts a call, false if no more are taken.
+func (h *Holder) begin() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.ending {
+		return false
+	}
+	h.calls++
+	h.idle.Stop()
+	return true
+}
+
+func (h *Holder) finish() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.calls--
+	h.idle.Reset(emptyIdle)
+}
+
+func (h *Holder) endIfEmpty() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.calls == 0 && !h.ending && h.iaas.Empty() {
+		h.ending = true
+		close(h.done)
+	}
+}
+
+func (h *Holder) serve(w http.ResponseWriter, r *http.Request) {
+	if !h.begin() {
+		http.Error(w, "ending", http.StatusServiceUnavailable)
+		return
+	}
+	defer h.finish()
+	body := bufio.NewReader(r.Body)
+	line, err := readLine(body)
+	var e Envelope
+	if err == nil {
+		err = json.Unmarshal(line, &e)
+	}
+	if err != nil {
+		write(w, Failure(fmt.Errorf("request to the holder: %w", err)))
+		return
+	}
+	if e.Request.Method != "create_stemcell" {
+		// Read to the end: only then does net/http notice that the caller has disconnected.
+		_, _ = io.Copy(io.Discard, body)
+	}
+	log := h.log.WithFields(logrus.Fields{"method": e.Request.Method, "request_id": e.Request.Context.RequestID})
+	begin := time.Now()
+	// A call is completed or undone even if its caller is killed.
+	reply := Backend{h.iaas}.Do(context.WithoutCancel(r.Context()), e.Request, e.Agent, body, func() bool { return r.Context().Err() != nil })
+	log = log.WithField("took", time.Since(begin).Round(time.Millisecond))
+	if reply.Error != nil {
+		log.WithField("error", reply.Error.Message).Warn("call failed")
+	} else {
+		log.Info("call answered")
+	}
+	write(w, reply)
+}
+
+// stay keeps the holder as long as the caller is there, which runs a command in the network.
+func (h *Holder) stay(w http.ResponseWriter, r *http.Request) {
+	if !h.begin() {
+		http.Error(w, "ending", http.StatusServiceUnavailable)
+		return
+	}
+	defer h.finish()
+	write(w, h.iaas.Net.Path())
+	_ = http.NewResponseController(w).Flush()
+	select {
+	case <-r.Context().Done():
+	case <-h.closing:
+	}
+}
+
+func readLine(r *bufio.Reader) ([]byte, error) {
+	var line []byte
+	for {
+		part, err := r.ReadSlice('\n')
+		line = append(line, part...)
+		if err == nil {
+			return bytes.TrimSuffix(line, []byte("\n")), nil
+		}
+		if !errors.Is(err, bufio.ErrBufferFull) {
+			return nil, err
+		}
+		if len(line) > maxEnvelope {
+			return nil, fmt.Errorf("it is longer than %d bytes", maxEnvelope)
+		}
+	}
+}

@@ -1,0 +1,347 @@
+// Package iaas is the lab's infrastructure as a service: stemcells, VMs, persistent disks,
+// snapshots and networks that outlive the process that made them. Every object is a directory with
+// a record; the process that has the directory's lock, the holder, runs the VMs. A holder that
+// starts first removes what a crashed one left in the kernel, then completes or undoes operations
+// that were interrupted, and starts the VMs that are meant to run.
+//
+// It knows nothing of the CPI's wire format; package cpi does.
+//
+// Size: VMs, disks, stemcells and networks refer to each other, and what may be deleted or attached is decided
+// over all of them at once.
+package iaas
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"sync"
+	"syscall"
+	"time"
+
+	"cambium/lab/iaas/fabric"
+	"cambium/lab/machine"
+	"cambium/lab/metadata"
+	"cambium/lab/netns"
+	"cambium/lab/registry"
+	"cambium/lab/sweep"
+
+	"github.com/sirupsen/logrus"
+)
+
+// Prefix begins the name of everything that is made outside the directory.
+const Prefix = "iaas-"
+
+// DefaultName is that of the IaaS when none is given.
+const DefaultName = "default"
+
+var nameForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,14}[a-z0-9])?$`)
+
+// ValidName says why a name cannot be an IaaS's, nil if it can.
+func ValidName(name string) error {
+	if !nameForm.MatchString(name) {
+		return fmt.Errorf("name %q of the IaaS: want at most 16 lower case letters, digits and dashes", name)
+	}
+	return nil
+}
+
+// Directory is where an IaaS keeps its objects. The dot makes sure that it is no lab's.
+func Directory(dir, name string) string { return filepath.Join(dir, name+".iaas") }
+
+// goneSuffix ends the name of a directory that is being removed.
+const goneSuffix = ".gone"
+
+// ErrHeld is returned by Open when another process holds the IaaS.
+var ErrHeld = errors.New("another process holds the IaaS")
+
+// IaaS is one, held by this process.
+type IaaS struct {
+	name  string
+	store store
+	lock  *os.File
+	log   *logrus.Entry
+	Net   netns.Namespace
+	net   *fabric.Fabric
+
+	locks locks
+
+	metadata *metadata.Server
+	registry *registry.Server
+	services []*http.Server
+
+	hostWish string // the file that asks for a link to the host
+
+	mu        sync.Mutex // guards what follows; never held while something is waited for
+	stemcells map[string]*Stemcell
+	vms       map[string]*VM
+	disks     map[string]*Disk
+	snapshots map[string]*Snapshot
+	networks  map[string]*ManagedNetwork
+	machines  map[string]machine.Machine
+	followed  map[string]<-chan struct{} // the ends of machines, until a power-off is on record
+	uploads   map[string]bool            // stemcells that are being received
+	closing   bool
+}
+
+// Open takes the IaaS of that name below dir, which is made if it is not there.
+func Open(dir, name string, log *logrus.Entry) (*IaaS, error) {
+	if err := ValidName(name); err != nil {
+		return nil, err
+	}
+	own := Directory(dir, name)
+	if err := os.MkdirAll(own, 0o700); err != nil {
+		return nil, err
+	}
+	f, err := takeLock(filepath.Join(own, "lock"))
+	if err != nil {
+		return nil, err
+	}
+	if err := os.RemoveAll(own + goneSuffix); err != nil { // of a holder that was killed
+		return nil, errors.Join(err, f.Close())
+	}
+	i := &IaaS{name: name, hostWish: hostRouteWish(dir, name), store: store{own}, lock: f, log: log, machines: map[string]machine.Machine{},
+		followed: map[string]<-chan struct{}{}, metadata: metadata.New(), registry: registry.New(), uploads: map[string]bool{}}
+	if err := i.start(); err != nil {
+		return nil, errors.Join(err, i.lock.Close())
+	}
+	return i, nil
+}
+
+// takeLock locks a file that is still there afterwards: a holder that ends removes it.
+func takeLock(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, ErrHeld // the directory is just being removed
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return nil, errors.Join(ErrHeld, f.Close())
+	}
+	opened, err1 := f.Stat()
+	named, err2 := os.Stat(path)
+	if err1 != nil || err2 != nil || !os.SameFile(opened, named) {
+		return nil, errors.Join(ErrHeld, f.Close())
+	}
+	return f, nil
+}
+
+func (i *IaaS) runtimeName() string { return Prefix + i.name }
+
+func (i *IaaS) remains() sweep.Remains {
+	return sweep.Remains{Name: i.runtimeName(), Dir: i.store.dir, Visitors: true,
+		Holds: func(argument string) bool { return fabric.Serves(i.dhcpDir(), argument) }}
+}
+
+func (i *IaaS) start() error {
+	if err := i.remains().Remove(); err != nil {
+		return fmt.Errorf("remove what a former holder left: %w", err)
+	}
+	if err := i.load(); err != nil {
+		return err
+	}
+	if err := i.completeInterrupted(); err != nil {
+		return err
+	}
+	var err error
+	if i.net, err = fabric.Make(i.runtimeName(), i.dhcpDir()); err != nil {
+		return err
+	}
+	i.Net = i.net.Net
+	if err := i.serve(); err != nil {
+		return err
+	}
+	if err := i.ConnectHost(); err != nil {
+		// The VMs start without it; `lab host-route on` reports the reason.
+		i.log.WithError(err).Warn("the host has no link to the VMs")
+	}
+	return nil
+}
+
+// dhcpDir holds what DHCP servers read.
+func (i *IaaS) dhcpDir() string { return filepath.Join(i.store.dir, "dhcp") }
+
+// hostRouteWish is a file beside the directory of an IaaS, with the requested access: it exists
+// independently of the directory.
+func hostRouteWish(dir, name string) string { return Directory(dir, name) + "-host-route" }
+
+// WishHostAccess notes which link to the host holders make.
+func WishHostAccess(dir, name string, access fabric.Access) error {
+	if err := ValidName(name); err != nil {
+		return err
+	}
+	if old, err := os.ReadFile(hostRouteWish(dir, name)); err == nil && fabric.Access(old) == fabric.ToOutside && access != fabric.ToOutside {
+		if err := fabric.EndOutside(Prefix + name); err != nil {
+			return err
+		}
+	}
+	if access != fabric.NoAccess {
+		return errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(hostRouteWish(dir, name), []byte(access), 0o644))
+	}
+	if err := os.Remove(hostRouteWish(dir, name)); !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// ConnectHost makes or removes the link to the host, as it is wished now.
+func (i *IaaS) ConnectHost() error {
+	wish, err := os.ReadFile(i.hostWish)
+	if errors.Is(err, os.ErrNotExist) {
+		return i.net.LinkHost(fabric.NoAccess)
+	}
+	if err != nil {
+		return err
+	}
+	return i.net.LinkHost(fabric.Access(wish))
+}
+
+func (i *IaaS) load() (err error) {
+	if i.stemcells, err = load[Stemcell](i.store, stemcells); err != nil {
+		return err
+	}
+	if i.vms, err = load[VM](i.store, vms); err != nil {
+		return err
+	}
+	if i.disks, err = load[Disk](i.store, disks); err != nil {
+		return err
+	}
+	if i.snapshots, err = load[Snapshot](i.store, snapshots); err != nil {
+		return err
+	}
+	i.networks, err = load[ManagedNetwork](i.store, networks)
+	return err
+}
+
+// completeInterrupted completes or undoes the operations that a former holder left unfinished.
+func (i *IaaS) completeInterrupted() error {
+	var failed error
+	for cid, vm := range i.vms {
+		if vm.Phase != Ready {
+			failed = errors.Join(failed, i.forgetVM(cid))
+		}
+	}
+	for cid, d := range i.disks {
+		if d.Phase != Ready {
+			failed = errors.Join(failed, i.forget(disks, cid, func() { delete(i.disks, cid) }))
+			continue
+		}
+		if _, there := i.vms[d.VM]; d.VM != "" && !there {
+			failed = errors.Join(failed, i.setAttached(cid, ""))
+		}
+	}
+	for cid, s := range i.snapshots {
+		if s.Phase != Ready {
+			failed = errors.Join(failed, i.forget(snapshots, cid, func() { delete(i.snapshots, cid) }))
+		}
+	}
+	for cid, s := range i.stemcells {
+		if s.Phase != Ready {
+			failed = errors.Join(failed, i.forget(stemcells, cid, func() { delete(i.stemcells, cid) }))
+		}
+	}
+	return errors.Join(failed, i.sweepImages())
+}
+
+// save writes a record durably and then remembers it.
+func save[Record any](i *IaaS, kind, cid string, all map[string]*Record, r Record) error {
+	if err := i.store.put(kind, cid, r); err != nil {
+		return err
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	all[cid] = &r
+	return nil
+}
+
+// forget removes an object and its record.
+func (i *IaaS) forget(kind, cid string, drop func()) error {
+	if err := i.store.remove(kind, cid); err != nil {
+		return err
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	drop()
+	return nil
+}
+
+// Resume starts the VMs that are meant to run, a few at a time, since a boot is CPU-bound.
+func (i *IaaS) Resume(ctx context.Context) {
+	i.mu.Lock()
+	var wanted []string
+	for cid, vm := range i.vms {
+		if vm.On && vm.Phase == Ready {
+			wanted = append(wanted, cid)
+		}
+	}
+	i.mu.Unlock()
+	slots := make(chan struct{}, startsAtOnce)
+	var started sync.WaitGroup
+	for _, cid := range wanted {
+		slots <- struct{}{}
+		started.Go(func() {
+			defer func() { <-slots }()
+			if err := i.resume(ctx, cid); err != nil {
+				i.log.WithError(err).WithField("cid", cid).Error("VM did not start")
+			}
+		})
+	}
+	started.Wait()
+}
+
+// startsAtOnce is how many VMs a new holder starts at the same time.
+const startsAtOnce = 4
+
+func (i *IaaS) resume(ctx context.Context, cid string) error {
+	defer i.locks.lock(cid)()
+	vm, err := i.findVM(cid)
+	if err != nil || !vm.On {
+		return nil // deleted or switched off meanwhile
+	}
+	return i.power(ctx, vm)
+}
+
+// Empty reports whether there is nothing to hold.
+func (i *IaaS) Empty() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return len(i.stemcells)+len(i.vms)+len(i.disks)+len(i.snapshots)+len(i.networks)+len(i.uploads) == 0
+}
+
+// stopTimeout is how long all VMs together may take to shut down when the holder ends.
+const stopTimeout = 20 * time.Second
+
+// Close shuts the VMs down, which stay meant to run, and releases the IaaS. If it is empty, the
+// directory is removed, too.
+func (i *IaaS) Close() error {
+	i.mu.Lock()
+	i.closing = true
+	running := maps.Clone(i.machines)
+	i.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	var stopped sync.WaitGroup
+	for _, m := range running {
+		stopped.Go(func() { _ = m.Stop(ctx) }) // killed at the latest by the sweep below
+	}
+	stopped.Wait()
+	for _, s := range i.services {
+		_ = s.Close()
+	}
+	failed := errors.Join(i.remains().Remove(), i.net.Close())
+	if failed == nil && i.Empty() {
+		// Under another name, so that nothing of a holder that starts meanwhile is removed.
+		if failed = os.Rename(i.store.dir, i.store.dir+goneSuffix); failed == nil {
+			failed = os.RemoveAll(i.store.dir + goneSuffix)
+		}
+	}
+	return errors.Join(failed, i.lock.Close())
+}
+
+// Dir is where everything of the IaaS is.
+func (i *IaaS) Dir() string { return i.store.dir }

@@ -1,0 +1,177 @@
+package iaas
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"time"
+
+	"cambium/lab/iaas/fabric"
+	"cambium/lab/machine"
+	"cambium/lab/media"
+	"cambium/lab/metadata"
+	"cambium/lab/registry"
+)
+
+// The ways in which settings reach an agent, of which the stemcell's agent.json must know the one
+// that is used.
+const (
+	configDrive = "configdrive"
+	cdrom       = "cdrom"
+	httpSource  = "http"
+)
+
+// settings is the document that the agent is handed.
+func (o Order) settings(vm VM) (json.RawMessage, error) {
+	document := map[string]any{
+		"agent_id": vm.AgentID,
+		"vm":       map[string]string{"name": vm.CID, "id": vm.CID},
+		"networks": vm.Networks,
+		"disks":    vm.disks(nil),
+		"ntp":      append([]string{}, o.Agent.NTP...),
+		"mbus":     o.Agent.Mbus,
+		"env":      json.RawMessage("{}"),
+	}
+	if len(o.Env) > 0 && string(o.Env) != "null" {
+		document["env"] = o.Env
+	}
+	if len(o.Agent.Blobstore) > 0 && string(o.Agent.Blobstore) != "null" {
+		document["blobstore"] = o.Agent.Blobstore
+	}
+	return json.Marshal(document)
+}
+
+// disks are the disks of a VM in its settings, with those that are attached.
+func (vm VM) disks(attached []string) map[string]any {
+	persistent := map[string]any{}
+	for _, cid := range attached {
+		persistent[cid] = vm.Shape.hint(cid)
+	}
+	system := "/dev/vda"
+	if vm.Shape.DiskBus == machine.SCSI {
+		system = "/dev/sda"
+	}
+	return map[string]any{"system": system, "ephemeral": vm.Shape.hint(ephemeralID(vm.CID)), "persistent": persistent}
+}
+
+// serve starts the services that VMs ask: metadata and registry.
+func (i *IaaS) serve() error {
+	if err := i.Net.AddAddress("lo", metadata.Address+"/32"); err != nil {
+		return err
+	}
+	for port, handler := range map[int]http.Handler{80: i.metadata, registry.Port: i.registry} {
+		listener, err := i.Net.Listen("tcp", fmt.Sprintf("%s:%d", metadata.Address, port))
+		if err != nil {
+			return err
+		}
+		server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second, ErrorLog: log.New(io.Discard, "", 0)}
+		i.services = append(i.services, server)
+		go func() { _ = server.Serve(listener) }()
+	}
+	return nil
+}
+
+// userData is what the agent finds first: the settings themselves, or for version 1 of the CPI
+// contract where the registry has them.
+func (i *IaaS) userData(vm VM) ([]byte, error) {
+	if !vm.Registry {
+		return vm.Settings, nil
+	}
+	servers := []string{}
+	for _, n := range vm.Networks {
+		servers = append(servers, n.DNS...)
+	}
+	return json.Marshal(map[string]any{
+		"server": map[string]string{"name": vm.CID}, "networks": vm.Networks, "dns": map[string]any{"nameserver": servers},
+		"registry": map[string]string{"endpoint": i.registry.Endpoint(fmt.Sprintf("%s:%d", metadata.Address, registry.Port))}})
+}
+
+// The config drive as OpenStack makes it, which the stemcell's agent.json names.
+const (
+	driveLabel = "config-2"
+	driveMeta  = "ec2/latest/meta-data.json"
+	driveUser  = "ec2/latest/user-data"
+	driveID    = "config-drive"
+)
+
+// deliver puts the settings where the agent finds them.
+func (i *IaaS) deliver(ctx context.Context, vm VM, m machine.Machine) error {
+	if err := i.publish(vm); err != nil {
+		return err
+	}
+	data, err := i.userData(vm)
+	if err != nil {
+		return err
+	}
+	medium := machine.Disk{ID: driveID, Image: i.store.path(vms, vm.CID, driveID), ReadOnly: true}
+	switch vm.Shape.Source {
+	case httpSource:
+		for _, n := range vm.Networks {
+			// Where stemcells of AWS and OpenStack look, and where Google's do.
+			i.metadata.Set(n.IP, metadata.Instance{ID: vm.CID, UserData: data, Attributes: map[string][]byte{"bosh_settings": vm.Settings}})
+		}
+		return nil
+	case cdrom:
+		medium.Bus, medium.Names = machine.CDROM, []string{"sr0"}
+		err = media.PlainISO(ctx, medium.Image, media.Files{"env": data})
+	default:
+		meta, marshalErr := json.Marshal(map[string]string{"instance-id": vm.CID})
+		if marshalErr != nil {
+			return marshalErr
+		}
+		medium.Names = []string{"disk/by-label/" + driveLabel}
+		err = media.ISO(ctx, medium.Image, driveLabel, media.Files{driveMeta: meta, driveUser: data})
+	}
+	if err != nil {
+		return err
+	}
+	_, err = m.Attach(ctx, medium)
+	return err
+}
+
+// publish writes the settings with the disks that are attached now into the registry. Agents of
+// version 2 and later keep the hints themselves, so that their settings are final.
+func (i *IaaS) publish(vm VM) error {
+	if !vm.Registry {
+		return nil
+	}
+	var document map[string]json.RawMessage
+	if err := json.Unmarshal(vm.Settings, &document); err != nil {
+		return err
+	}
+	disks, err := json.Marshal(vm.disks(i.attached(vm.CID)))
+	if err != nil {
+		return err
+	}
+	document["disks"] = disks
+	data, err := json.Marshal(document)
+	if err != nil {
+		return err
+	}
+	address := ""
+	for _, n := range vm.Networks {
+		if n.Type != fabric.VIP {
+			address = n.IP
+		}
+	}
+	i.registry.Set(vm.CID, address, data)
+	return nil
+}
+
+// withdraw takes a VM from the services.
+func (i *IaaS) withdraw(vm VM) error {
+	i.registry.Delete(vm.CID)
+	for _, n := range vm.Networks {
+		i.metadata.Delete(n.IP)
+		if i.net == nil {
+			continue // before there is a network
+		}
+		if err := i.net.Forget(n); err != nil {
+			return err
+		}
+	}
+	return nil
+}

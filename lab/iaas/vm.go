@@ -1,0 +1,429 @@
+package iaas
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"cambium/lab/disk"
+	"cambium/lab/iaas/fabric"
+	"cambium/lab/iaas/upload"
+	"cambium/lab/image"
+	"cambium/lab/machine"
+	"cambium/lab/machine/nspawn"
+	"cambium/lab/machine/qemu"
+	"cambium/lab/tree"
+)
+
+// The engines.
+const (
+	QEMU      = "qemu"
+	Container = "container"
+)
+
+// The shape of a VM whose type says nothing.
+const (
+	defaultCPU       = 1
+	defaultRAM       = 1024
+	defaultEphemeral = 10240
+	defaultRoot      = 10240 // releases are compiled on it by create-env
+)
+
+// check completes the shape and says what is wrong with it.
+func (s Shape) check() (Shape, error) {
+	for _, f := range []struct {
+		name     string
+		value    *int
+		fallback int
+		most     int
+	}{
+		{"cpu", &s.CPU, defaultCPU, 256}, {"ram", &s.RAM, defaultRAM, 4 << 20},
+		{"ephemeral_disk", &s.EphemeralDisk, defaultEphemeral, maxDisk}, {"root_disk", &s.RootDisk, defaultRoot, maxDisk},
+	} {
+		if *f.value == 0 {
+			*f.value = f.fallback
+		}
+		if *f.value < 1 || *f.value > f.most {
+			return s, Failf(CloudError, "%s %d of the VM type: want 1 to %d", f.name, *f.value, f.most)
+		}
+	}
+	bus := string(s.DiskBus)
+	for _, f := range []struct {
+		name  string
+		value *string
+		known []string // the first is the default
+	}{
+		{"engine", &s.Engine, []string{QEMU, Container}}, {"settings_source", &s.Source, []string{configDrive, cdrom, httpSource}},
+		{"disk_bus", &bus, []string{string(machine.Virtio), string(machine.SCSI)}}, {"firmware", &s.Firmware, []string{bios, uefi}},
+	} {
+		if *f.value == "" {
+			*f.value = f.known[0]
+		}
+		if !slices.Contains(f.known, *f.value) {
+			return s, Failf(CloudError, "%s %q of the VM type is none of %s", f.name, *f.value, strings.Join(f.known, ", "))
+		}
+	}
+	s.DiskBus = machine.Bus(bus)
+	if s.Engine == Container && s.Firmware == uefi {
+		return s, Failf(CloudError, "firmware %q of the VM type: a container has no firmware; leave it out", uefi)
+	}
+	return s, nil
+}
+
+// The kinds of firmware.
+const (
+	bios = "bios"
+	uefi = "uefi"
+)
+
+// Order is what a caller wants of a VM.
+type Order struct {
+	AgentID     string
+	Stemcell    string
+	StemcellAPI int // version of the contract that the stemcell's agent knows
+	APIVersion  int // and that of the caller
+	Shape       Shape
+	Networks    map[string]fabric.Network
+	Env         json.RawMessage
+	Director    string
+	Agent       AgentDefaults
+}
+
+// AgentDefaults are what the CPI's configuration hands to all agents.
+type AgentDefaults struct {
+	Mbus      string          `json:"mbus,omitempty"`
+	NTP       []string        `json:"ntp,omitempty"`
+	Blobstore json.RawMessage `json:"blobstore,omitempty"`
+}
+
+func (i *IaaS) findVM(cid string) (VM, error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	vm := i.vms[cid]
+	if vm == nil || vm.Phase != Ready {
+		return VM{}, Failf(VMNotFound, "there is no VM %s", cid)
+	}
+	return *vm, nil
+}
+
+// HasVM reports whether a VM exists, running or not.
+func (i *IaaS) HasVM(cid string) bool {
+	_, err := i.findVM(cid)
+	return err == nil
+}
+
+func (i *IaaS) saveVM(vm VM) error { return save(i, vms, vm.CID, i.vms, vm) }
+
+// machine is the machine of a VM that this holder has started, nil if it has not.
+func (i *IaaS) machine(cid string) machine.Machine {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.machines[cid]
+}
+
+// machineName is unique on this host.
+func (i *IaaS) machineName(cid string) string { return i.runtimeName() + "." + cid }
+
+// CreateVM makes a VM and starts it. When that fails nothing is left of it.
+func (i *IaaS) CreateVM(ctx context.Context, o Order) (string, map[string]fabric.Network, error) {
+	shape, err := o.Shape.check()
+	if err != nil {
+		return "", nil, err
+	}
+	vm := VM{Base: Base{CID: newCID(vms), Phase: Creating, Created: time.Now(), Director: o.Director}, AgentID: o.AgentID, StemcellAPI: o.StemcellAPI, Shape: shape}
+	if vm.Networks, _, err = fabric.Plan(i.machineName(vm.CID), o.Networks); err != nil {
+		return "", nil, err
+	}
+	vm.Registry = o.APIVersion < 2 || o.StemcellAPI < 2
+	defer i.locks.lock(vm.CID)()
+	if err := i.claim(&vm, o.Stemcell); err != nil {
+		return "", nil, err
+	}
+	if vm.Settings, err = o.settings(vm); err == nil {
+		err = i.saveVM(vm)
+	}
+	if err == nil {
+		err = i.build(ctx, vm)
+	}
+	if err == nil {
+		vm.Phase, vm.On = Ready, true
+		err = i.saveVM(vm)
+	}
+	if err != nil {
+		err = errors.Join(err, i.forgetVM(vm.CID))
+		var known *Error
+		if errors.As(err, &known) {
+			return "", nil, err
+		}
+		return "", nil, Failf(VMCreationFailed, "create VM: %w", err)
+	}
+	i.log.WithField("cid", vm.CID).Info("VM created")
+	return vm.CID, vm.Networks, nil
+}
+
+// claim takes the stemcell's image and the addresses for the VM, in one step: from then on the
+// image stays and the addresses are refused to others.
+func (i *IaaS) claim(vm *VM, stemcell string) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	s, err := i.findStemcell(stemcell)
+	if err != nil {
+		return err
+	}
+	if err := i.allocate(vm.Networks); err != nil {
+		return err
+	}
+	if err := i.conflict(vm.Networks); err != nil {
+		return err
+	}
+	vm.Image = s.Image
+	claimed := *vm
+	i.vms[vm.CID] = &claimed
+	return nil
+}
+
+// build makes what a VM consists of and starts it.
+func (i *IaaS) build(ctx context.Context, vm VM) error {
+	if err := disk.Create(i.store.path(vms, vm.CID, ephemeralName), int64(vm.Shape.EphemeralDisk)*mib); err != nil {
+		return err
+	}
+	return i.power(ctx, vm)
+}
+
+const (
+	ephemeralName = "ephemeral"
+	machineDir    = "machine"
+)
+
+// ephemeralID is the serial number of the ephemeral disk. It is as long as those of persistent
+// disks, so that none of them can be taken for it.
+func ephemeralID(vm string) string { return "e-" + vm[len("vm-"):] }
+
+// power makes the machine of a VM in this holder, if it has none yet, and switches it on.
+func (i *IaaS) power(ctx context.Context, vm VM) error {
+	i.mu.Lock()
+	m, closing := i.machines[vm.CID], i.closing
+	i.mu.Unlock()
+	if closing {
+		return errors.New("the holder ends")
+	}
+	if m == nil {
+		var err error
+		if m, err = i.assemble(ctx, vm); err != nil {
+			return err
+		}
+		i.mu.Lock()
+		i.machines[vm.CID] = m
+		i.mu.Unlock()
+	}
+	if err := m.Start(ctx); err != nil {
+		return err
+	}
+	ended := m.Done()
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	// A machine that was stopped from outside and started again has not ended.
+	if i.followed[vm.CID] != ended {
+		i.followed[vm.CID] = ended
+		go i.follow(vm.CID, m, ended)
+	}
+	return nil
+}
+
+// assemble puts the machine of a VM together from its files.
+func (i *IaaS) assemble(ctx context.Context, vm VM) (machine.Machine, error) {
+	_, cards, err := fabric.Plan(i.machineName(vm.CID), vm.Networks)
+	if err != nil {
+		return nil, err
+	}
+	spec := machine.Spec{Name: i.machineName(vm.CID), Dir: i.store.path(vms, vm.CID, machineDir)}
+	for n, c := range cards {
+		name, err := i.net.Plug(c, vm.Networks, needsDHCP(vm, c))
+		if err != nil {
+			return nil, err
+		}
+		spec.NICs = append(spec.NICs, machine.NIC{Name: fmt.Sprintf("eth%d", n), MAC: c.MAC, Net: i.Net, Bridge: name})
+	}
+	engine, err := i.engine(ctx, vm)
+	if err != nil {
+		return nil, err
+	}
+	m, err := engine.Create(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	if err := i.attachAndDeliver(ctx, vm, m); err != nil {
+		return nil, errors.Join(err, m.Close(ctx))
+	}
+	return m, nil
+}
+
+// needsDHCP reports whether a card gets its address from the network: in a dynamic one, and where the agent must
+// ask the network for its settings.
+func needsDHCP(vm VM, c fabric.Card) bool {
+	return vm.Shape.Source == httpSource || slices.ContainsFunc(c.Networks, func(name string) bool { return vm.Networks[name].Type == fabric.Dynamic })
+}
+
+// attachAndDeliver attaches the disks of a new machine and delivers its settings.
+func (i *IaaS) attachAndDeliver(ctx context.Context, vm VM, m machine.Machine) error {
+	own := ephemeralID(vm.CID)
+	if _, err := m.Attach(ctx, vm.Shape.disk(own, i.store.path(vms, vm.CID, ephemeralName))); err != nil {
+		return err
+	}
+	for _, cid := range i.attached(vm.CID) {
+		if _, err := m.Attach(ctx, i.attachment(vm, cid)); err != nil {
+			return err
+		}
+	}
+	return i.deliver(ctx, vm, m)
+}
+
+// engine is what makes the machine of a VM.
+func (i *IaaS) engine(ctx context.Context, vm VM) (machine.Engine, error) {
+	if vm.Shape.Engine == Container {
+		path, err := i.tree(ctx, vm.Image)
+		if err != nil {
+			return nil, err
+		}
+		return nspawn.Engine{Tree: path, Memory: vm.Shape.RAM, CPUs: vm.Shape.CPU}, nil
+	}
+	raw := i.imagePath(vm.Image, upload.Disk)
+	if _, err := os.Stat(raw); err != nil {
+		return nil, Failf(CloudError, "the stemcell holds a root file system without a disk; only the engine %q can use it", Container)
+	}
+	// The cache remembers whether KVM works on this host.
+	cache := image.Cache{Dir: tree.DefaultDir()}
+	if err := os.MkdirAll(cache.Dir, 0o755); err != nil {
+		return nil, err
+	}
+	return qemu.Engine{Images: cache, Image: image.Image{Disk: raw}, RootSize: int64(vm.Shape.RootDisk) * mib, Memory: vm.Shape.RAM, CPUs: vm.Shape.CPU,
+		RootBus: vm.Shape.DiskBus, UEFI: vm.Shape.Firmware == uefi}, nil
+}
+
+// restartPause is between the crash of a machine and its next start.
+const restartPause = 2 * time.Second
+
+// follow waits for the end of a machine. One that powers itself off stays off, as the Director's
+// create-swap-delete expects; one that crashes is restarted.
+func (i *IaaS) follow(cid string, m machine.Machine, ended <-chan struct{}) {
+	<-ended
+	crashed := !m.PoweredOff()
+	if crashed {
+		time.Sleep(restartPause)
+	}
+	defer i.locks.lock(cid)()
+	vm, err := i.findVM(cid)
+	i.mu.Lock()
+	over := i.closing || i.machines[cid] != m
+	i.mu.Unlock()
+	if err != nil || over || m.Running() {
+		return
+	}
+	log := i.log.WithField("cid", cid)
+	if crashed {
+		log.Warn("VM crashed and is started again")
+		if err := i.power(context.Background(), vm); err != nil {
+			log.WithError(err).Error("VM did not start again")
+		}
+		return
+	}
+	log.Info("VM powered itself off")
+	vm.On = false
+	if err := i.saveVM(vm); err != nil {
+		log.WithError(err).Error("power-off of the VM was not recorded")
+		return
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	delete(i.followed, cid)
+}
+
+// DeleteVM removes a VM; its persistent disks stay. One that is not there is no error.
+func (i *IaaS) DeleteVM(_ context.Context, cid string) error {
+	defer i.locks.lock(cid)()
+	vm, err := i.findVM(cid)
+	if err != nil {
+		return nil
+	}
+	vm.Phase = Deleting
+	if err := i.saveVM(vm); err != nil {
+		return err
+	}
+	if err := i.forgetVM(cid); err != nil {
+		return err
+	}
+	defer i.locks.lock("image " + vm.Image)()
+	return i.collect(vm.Image)
+}
+
+// deleteTimeout is how long a machine may take to end when its power is cut.
+const deleteTimeout = time.Minute
+
+// forgetVM ends the machine of a VM, detaches its disks and removes everything of it, whatever
+// state it is in.
+func (i *IaaS) forgetVM(cid string) error {
+	if m := i.machine(cid); m != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), deleteTimeout)
+		defer cancel()
+		if err := m.Delete(ctx); err != nil {
+			return err
+		}
+		i.mu.Lock()
+		delete(i.machines, cid)
+		delete(i.followed, cid)
+		i.mu.Unlock()
+	}
+	for _, d := range i.attached(cid) {
+		if err := i.setAttached(d, ""); err != nil {
+			return err
+		}
+	}
+	i.mu.Lock()
+	vm := *i.vms[cid]
+	i.mu.Unlock()
+	if err := i.withdraw(vm); err != nil {
+		return err
+	}
+	return i.forget(vms, cid, func() { delete(i.vms, cid) })
+}
+
+// RebootVM switches a VM off and on, or on if it is off.
+func (i *IaaS) RebootVM(ctx context.Context, cid string) error {
+	defer i.locks.lock(cid)()
+	vm, err := i.findVM(cid)
+	if err != nil {
+		return err
+	}
+	if m := i.machine(cid); m != nil {
+		within, cancel := context.WithTimeout(ctx, rebootGrace)
+		err := m.Stop(within)
+		cancel()
+		if err != nil && m.Running() {
+			return err
+		}
+	}
+	vm.On = true
+	if err := i.saveVM(vm); err != nil {
+		return err
+	}
+	return i.power(ctx, vm)
+}
+
+// rebootGrace is how long a VM may take to shut down before its power is cut.
+const rebootGrace = 30 * time.Second
+
+// SetVMMetadata replaces what is known of a VM.
+func (i *IaaS) SetVMMetadata(cid string, metadata map[string]string) error {
+	defer i.locks.lock(cid)()
+	vm, err := i.findVM(cid)
+	if err != nil {
+		return err
+	}
+	vm.Metadata = metadata
+	return i.saveVM(vm)
+}

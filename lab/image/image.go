@@ -1,0 +1,285 @@
+// Package image makes disk images for virtual machines from the lab's Debian tree: a partition
+// table, a root file system that can grow, a kernel and a small initial RAM disk, with the
+// agent installed as into a stemcell. Nothing is mounted from an image and no loop device is
+// used. Images are kept in a cache under names that are derived from everything that is in them.
+//
+// Size: the lab's images and stemcells are made of the same parts, and share the names and locks of the cache.
+package image
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"cambium/lab/guest"
+	"cambium/lab/initrd"
+	"cambium/lab/tree"
+	assets "cambium/stemcell-assets"
+)
+
+// recipe changes when the code below makes other images of the same parts.
+const recipe = "6"
+
+// GuestProgram is where the lab's guest program is in an image.
+const GuestProgram = "/usr/local/sbin/cambium-guest"
+
+// Where the installer puts the agent, and its second name.
+const (
+	agentPath       = "/var/vcap/bosh/bin/bosh-agent"
+	monitAccessPath = "/var/vcap/bosh/etc/bosh-enable-monit-access"
+)
+
+// Modules are loaded from the initial RAM disk: what it takes to see the root disk and, for
+// the lab, the serial port. The system loads all others itself.
+var Modules = []string{"virtio", "virtio_ring", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_blk",
+	"scsi_common", "scsi_mod", "sd_mod", "virtio_scsi", "nvme-common", "nvme-core", "nvme", "virtio_console"}
+
+// cloudModules are what the root disks of further hypervisors need: Xen, Hyper-V, VMware and plain SATA or IDE. They are loaded if
+// no root disk is there without them: refusals of other hypervisors' drivers and empty SATA and IDE ports take time.
+var cloudModules = []string{"xen-blkfront", "hv_vmbus", "scsi_transport_fc", "hv_storvsc", "vmw_pvscsi", "libata", "ata_piix", "libahci", "ahci"}
+
+// Cache is a directory of images. It also holds the Debian trees.
+type Cache struct {
+	Dir string
+	// Guest is the lab's guest program; one beside this executable, or built with Go, if empty.
+	Guest string
+	// Progress is called with what takes long; nil for none.
+	Progress func(format string, args ...any)
+}
+
+// Image is a bootable disk with the parts that QEMU can also be handed directly.
+type Image struct {
+	Disk   string // raw; never written to
+	Kernel string
+	Initrd string
+}
+
+func (c Cache) progress(format string, args ...any) {
+	if c.Progress != nil {
+		c.Progress(format, args...)
+	}
+}
+
+// Missing says what this host lacks to make images.
+func Missing() error {
+	var lacks []string
+	if os.Geteuid() != 0 {
+		lacks = append(lacks, "root (for a mount namespace)")
+	}
+	for program, pkg := range map[string]string{"mke2fs": "e2fsprogs", "debugfs": "e2fsprogs", "sfdisk": "fdisk", "qemu-img": "qemu-utils", "mkfs.vfat": "dosfstools", "mcopy": "mtools"} {
+		if _, err := exec.LookPath(program); err != nil {
+			lacks = append(lacks, program+" (package "+pkg+")")
+		}
+	}
+	if len(lacks) > 0 {
+		return fmt.Errorf("disk images need %s", strings.Join(lacks, " and "))
+	}
+	return nil
+}
+
+// Ensure returns the lab's image with the given agent in it.
+func (c Cache) Ensure(ctx context.Context, agent string) (Image, error) {
+	return c.ensure(ctx, agent, builder{iaas: "qemu"})
+}
+
+func (c Cache) ensure(ctx context.Context, agent string, b builder) (Image, error) {
+	base, err := c.base(ctx, b)
+	if err != nil {
+		return Image{}, fmt.Errorf("disk image: %w", err)
+	}
+	digest, err := fileDigest(agent)
+	if err != nil {
+		return Image{}, fmt.Errorf("disk image: %w", err)
+	}
+	baked := sha256.Sum256(fmt.Append(nil, digest, b.files))
+	dir := base + agentPart + hex.EncodeToString(baked[:])[:16]
+	err = c.once(dir, func(work string) error {
+		c.prune()
+		return bake(ctx, filepath.Join(base, "disk"), filepath.Join(work, "disk"), agent, b.files)
+	})
+	if err != nil {
+		return Image{}, fmt.Errorf("bake the agent: %w", err)
+	}
+	return Image{Disk: filepath.Join(dir, "disk"), Kernel: filepath.Join(base, "kernel"), Initrd: filepath.Join(base, "initrd")}, nil
+}
+
+// once makes a directory through f unless it is there, and holds it. Of several processes that want it at
+// once, one makes it and the others wait.
+func (c Cache) once(dir string, f func(work string) error) error {
+	if err := tree.Hold(dir); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
+		return err
+	}
+	lock, err := os.OpenFile(dir+lockSuffix, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = lock.Close() }()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		return fmt.Errorf("lock %s: %w", lock.Name(), err)
+	}
+	if err := tree.Hold(dir); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	work := dir + workSuffix
+	if err := os.RemoveAll(work); err != nil { // of a build that was killed
+		return err
+	}
+	if err := os.Mkdir(work, 0o755); err != nil {
+		return err
+	}
+	if err := f(work); err != nil {
+		return errors.Join(err, os.RemoveAll(work))
+	}
+	if err := os.Rename(work, dir); err != nil {
+		return err
+	}
+	return tree.Hold(dir)
+}
+
+// base is the image with everything but the agent, which is what changes all the time.
+func (c Cache) base(ctx context.Context, b builder) (string, error) {
+	if err := Missing(); err != nil {
+		return "", err
+	}
+	debian := tree.Cache{Dir: c.Dir}
+	if !debian.Built() {
+		c.progress("building the Debian tree in %s (once, about a minute)", c.Dir)
+	}
+	root, err := debian.Ensure(ctx)
+	if err != nil {
+		return "", err
+	}
+	if b.tree = root; b.stemcell {
+		if b.tree, err = c.stemcellTree(ctx, root); err != nil {
+			return "", err
+		}
+	}
+	if b.kernel, err = c.EnsureKernel(ctx); err != nil {
+		return "", err
+	}
+	program := labGuest
+	if b.stemcell {
+		program = firstProgram
+	}
+	if b.guest, err = c.program(ctx, program); err != nil {
+		return "", err
+	}
+	digest, err := fileDigest(b.guest)
+	if err != nil {
+		return "", err
+	}
+	h := sha256.New()
+	_, _ = fmt.Fprintln(h, recipe, b.tree, b.kernel.Version, Modules, cloudModules, digest, string(guest.Unit(GuestProgram)), assets.Digest(), b.stemcell, b.iaas, bootConfig, noSandbox, sandboxed)
+	dir := filepath.Join(c.Dir, imagePrefix+hex.EncodeToString(h.Sum(nil))[:16])
+	return dir, c.once(dir, func(work string) error {
+		c.progress("making a disk image in %s (once)", c.Dir)
+		b.work = work
+		return b.build(ctx)
+	})
+}
+
+// The programs of machines: the lab's guest program, and the first program of stemcells.
+const (
+	labGuest     = "lab-guest"
+	firstProgram = "stemcell-init"
+)
+
+var programPackages = map[string]string{
+	labGuest:     "cambium/lab/guest/program",
+	firstProgram: "cambium/lab/guest/first",
+}
+
+// program finds or builds a program.
+func (c Cache) program(ctx context.Context, name string) (string, error) {
+	if c.Guest != "" && name == labGuest {
+		return c.Guest, nil
+	}
+	if own, err := os.Executable(); err == nil {
+		path := filepath.Join(filepath.Dir(own), name)
+		if _, err := os.Stat(path); err == nil {
+			return path, nil
+		}
+	}
+	path := filepath.Join(c.Dir, name)
+	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
+		return "", err
+	}
+	// Concurrent builds, also of one process, must not replace each other's temporary file.
+	file, err := os.CreateTemp(c.Dir, name+"-*.new")
+	if err != nil {
+		return "", err
+	}
+	temporary := file.Name()
+	defer func() { _ = os.Remove(temporary) }()
+	if err := file.Close(); err != nil {
+		return "", err
+	}
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w -buildid=", "-o", temporary, programPackages[name])
+	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%s is not beside the lab's program and cannot be built: %w: %s", name, err, out)
+	}
+	return path, errors.Join(os.Chmod(temporary, 0o755), os.Rename(temporary, path))
+}
+
+func fileDigest(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = f.Close() }()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// ramDisk is the initial RAM disk.
+func ramDisk(program string, kernel Kernel, fallback ...string) ([]byte, error) {
+	var a initrd.Archive
+	a.Dir("proc", "sys", "root")
+	a.Console()
+	a.Copy("init", program)
+	a.Modules(initrd.ModuleDir, kernel.Modules, Modules...)
+	a.Modules(initrd.FallbackModuleDir, kernel.Modules, fallback...)
+	return a.Bytes()
+}
+
+// Trial is Debian's kernel with an initial RAM disk in dir and no root disk: enough to see whether a virtual machine runs.
+func (c Cache) Trial(ctx context.Context, dir string) (Image, error) {
+	kernel, err := c.EnsureKernel(ctx)
+	if err != nil {
+		return Image{}, err
+	}
+	program, err := c.program(ctx, firstProgram)
+	if err != nil {
+		return Image{}, err
+	}
+	data, err := ramDisk(program, kernel)
+	if err != nil {
+		return Image{}, err
+	}
+	img := Image{Kernel: kernel.Image, Initrd: filepath.Join(dir, "initrd")}
+	return img, os.WriteFile(img.Initrd, data, 0o600)
+}
+
+func run(ctx context.Context, name string, args ...string) error {
+	cmd := exec.CommandContext(ctx, name, args...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", name, err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}

@@ -1,0 +1,180 @@
+package image
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"cambium/lab/tree"
+)
+
+// How many images with agents are kept, how long an unused one is kept at least and at most, and
+// how long one without an agent is, which takes longer to make.
+const (
+	keepImages = 4
+	keepShort  = 6 * time.Hour
+	keepLong   = 24 * time.Hour
+	keepBase   = 7 * 24 * time.Hour
+)
+
+// imagePrefix begins the names of images, agentPart is in those that have an agent.
+const (
+	imagePrefix = "vm-"
+	agentPart   = "-agent-"
+	workSuffix  = ".new"
+	lockSuffix  = ".lock"
+)
+
+// prune removes images that have not been used for long, before another one is made.
+func (c Cache) prune() {
+	found, err := os.ReadDir(c.Dir)
+	if err != nil {
+		return
+	}
+	type used struct {
+		name string
+		ago  time.Duration
+	}
+	var agents []used
+	for _, entry := range found {
+		info, err := entry.Info()
+		if err != nil || !info.IsDir() || !strings.HasPrefix(entry.Name(), imagePrefix) || strings.HasSuffix(entry.Name(), workSuffix) {
+			continue
+		}
+		u := used{entry.Name(), time.Since(info.ModTime())}
+		if strings.Contains(entry.Name(), agentPart) {
+			agents = append(agents, u)
+		} else if u.ago > keepBase {
+			_, _ = c.remove(u.name, false)
+		}
+	}
+	slices.SortFunc(agents, func(a, b used) int { return cmp.Compare(a.ago, b.ago) })
+	for n, u := range agents {
+		if u.ago > keepLong || n >= keepImages && u.ago > keepShort {
+			_, _ = c.remove(u.name, false)
+		}
+	}
+}
+
+// DefaultOlder is how long an unused image or tree is kept unless PruneOptions say otherwise.
+const DefaultOlder = keepLong
+
+// PruneOptions say what to remove.
+type PruneOptions struct {
+	// Older removes images, and trees of other recipes, that were not used for so long.
+	Older time.Duration
+	// All removes everything; it is made again when it is needed.
+	All bool
+	// DryRun only reports what would be removed.
+	DryRun bool
+}
+
+// Entry is a tree, an image or another part of the cache.
+type Entry struct {
+	Name  string    `json:"name"`
+	Bytes int64     `json:"bytes"` // on disk
+	Used  time.Time `json:"last_used"`
+}
+
+// Pruned is what was removed, and what was not since a process uses it.
+type Pruned struct {
+	Removed []Entry `json:"removed"`
+	InUse   []Entry `json:"in_use"`
+}
+
+// Prune removes trees of other recipes, images that have not been used lately, and what killed builds have left; or
+// everything. What a process holds or makes stays.
+func (c Cache) Prune(o PruneOptions) (p Pruned, err error) {
+	found, err := os.ReadDir(c.Dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return p, nil
+	}
+	if err != nil {
+		return p, err
+	}
+	for _, entry := range found {
+		info, err := entry.Info()
+		if err != nil || !ours(entry.Name()) || !o.All && !c.stale(entry.Name(), time.Since(info.ModTime()), o.Older) {
+			continue
+		}
+		e := Entry{Name: entry.Name(), Bytes: diskUsage(filepath.Join(c.Dir, entry.Name())), Used: info.ModTime()}
+		removed, err := c.remove(entry.Name(), o.DryRun)
+		if err != nil {
+			return p, fmt.Errorf("cache: %w", err)
+		}
+		if removed {
+			p.Removed = append(p.Removed, e)
+		} else {
+			p.InUse = append(p.InUse, e)
+		}
+	}
+	return p, nil
+}
+
+// diskUsage is how much removing path frees; hard links are counted once.
+func diskUsage(path string) (bytes int64) {
+	seen := map[uint64]bool{}
+	_ = filepath.WalkDir(path, func(_ string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return nil // what cannot be read is not counted
+		}
+		info, err := d.Info()
+		if err != nil {
+			return nil
+		}
+		if st, ok := info.Sys().(*syscall.Stat_t); ok && !seen[st.Ino] {
+			seen[st.Ino] = st.Nlink > 1 && !d.IsDir()
+			bytes += st.Blocks * 512
+		}
+		return nil
+	})
+	return bytes
+}
+
+// ours reports whether an entry is one that the cache makes: the directory is the operator's choice and
+// may hold other things.
+func ours(name string) bool {
+	return !strings.HasSuffix(name, lockSuffix) && (name == labGuest || name == firstProgram ||
+		slices.ContainsFunc([]string{tree.Prefix, stemcellTreePrefix, imagePrefix, kernelDir, kvmPrefix}, func(prefix string) bool { return strings.HasPrefix(name, prefix) }))
+}
+
+// kvmPrefix begins the notes of whether KVM works on this host, see the QEMU engine.
+const kvmPrefix = "kvm-"
+
+// stale reports whether an entry of the cache is not used by the present programs.
+func (c Cache) stale(name string, ago, older time.Duration) bool {
+	debian := tree.Cache{Dir: c.Dir}.Path()
+	switch {
+	case name == filepath.Base(debian), name == filepath.Base(c.stemcellTreePath(debian)):
+		return false
+	case strings.HasSuffix(name, workSuffix):
+		return true
+	}
+	return ago > older && slices.ContainsFunc([]string{tree.Prefix, stemcellTreePrefix, imagePrefix}, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+}
+
+// remove removes an entry, unless a process uses it or is making it: that one has its lock. With dry it only tells.
+func (c Cache) remove(name string, dry bool) (bool, error) {
+	path := filepath.Join(c.Dir, name)
+	lock, err := os.OpenFile(strings.TrimSuffix(path, workSuffix)+lockSuffix, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = lock.Close() }()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return false, nil
+	}
+	return tree.Free(path, func() error {
+		if dry {
+			return nil
+		}
+		return errors.Join(os.RemoveAll(path), os.Remove(lock.Name()))
+	})
+}

@@ -1,0 +1,229 @@
+package image
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"cambium/lab/tree"
+	assets "cambium/stemcell-assets"
+)
+
+// stemcellPackages are what a stemcell has beyond the lab's tree: the log daemon, cron, what releases call in their
+// scripts, and compilers.
+var stemcellPackages = append([]string{
+	"rsyslog", "cron", "auditd", "runit", "rsync", "psmisc", "lsof", "unzip", "bind9-dnsutils", "net-tools", "ethtool", "iputils-ping", "iputils-arping", "iptables", "gdisk", "quota",
+	"curl", "wget", "file", "gawk",
+}, devTools...)
+
+// devTools are the packages whose files remove_dev_tools removes.
+var devTools = []string{"build-essential", "binutils", "gcc", "g++", "gcc-12", "g++-12", "cpp", "cpp-12", "make", "dpkg-dev", "patch", "libc6-dev", "libc-dev-bin", "linux-libc-dev", "libstdc++-12-dev", "libgcc-12-dev"}
+
+const stemcellTreePrefix = "stemcell-tree-"
+
+// stemcellTreePath is where the tree of stemcells is, or will be: its name holds a digest of its recipe.
+func (c Cache) stemcellTreePath(lab string) string {
+	h := sha256.Sum256(fmt.Append(nil, "1", lab, stemcellPackages))
+	return filepath.Join(c.Dir, stemcellTreePrefix+hex.EncodeToString(h[:])[:16])
+}
+
+// stemcellTree returns the lab's tree with the packages of a stemcell over it, as directories for an overlay.
+func (c Cache) stemcellTree(ctx context.Context, lab string) (string, error) {
+	dir := c.stemcellTreePath(lab)
+	err := c.once(dir, func(work string) error {
+		c.progress("adding the packages of a stemcell (once, about a minute)")
+		layer := tree.Layer{Tree: lab, Dir: work}
+		if err := layer.Make(); err != nil {
+			return err
+		}
+		return layer.Mounted(func(root string) error { return addPackages(ctx, root) })
+	})
+	return filepath.Join(dir, "upper") + ":" + lab, err
+}
+
+func addPackages(ctx context.Context, root string) error {
+	// mmdebstrap makes these itself, and takes nothing that is there.
+	for _, name := range []string{"dev", "etc/resolv.conf", "etc/hostname"} {
+		if err := os.RemoveAll(filepath.Join(root, name)); err != nil {
+			return err
+		}
+	}
+	if err := os.Mkdir(filepath.Join(root, "dev"), 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(root, "etc/resolv.conf"), nil, 0o644); err != nil {
+		return err
+	}
+	args := []string{"--quiet", "--variant=custom", "--mode=root", "--skip=check/empty", "--include=" + strings.Join(stemcellPackages, ",")}
+	for _, pattern := range []string{"man", "doc", "locale", "info"} {
+		args = append(args, "--dpkgopt=path-exclude=/usr/share/"+pattern+"/*")
+	}
+	if err := run(ctx, "mmdebstrap", append(args, tree.Suite, root)...); err != nil {
+		return err
+	}
+	// What the lab put there for itself goes; PutRootFS has the stemcell's.
+	for _, name := range tree.LabFiles() {
+		if err := os.RemoveAll(filepath.Join(root, name)); err != nil {
+			return err
+		}
+	}
+	if err := os.Remove(filepath.Join(root, "etc/resolv.conf")); err != nil {
+		return err
+	}
+	return os.Symlink("../run/systemd/resolve/stub-resolv.conf", filepath.Join(root, "etc/resolv.conf"))
+}
+
+// masked are units that a stemcell does without: bosh-var-log.service flushes the journal, the agent knows when the
+// network is up, audit records go to auditd and not to the journal as well, and runit is there for its tools.
+var masked = []string{"runit.service", "systemd-journald-audit.socket", "systemd-journal-flush.service", "systemd-networkd-wait-online.service", "e2scrub_reap.service", "e2scrub_all.timer", "fstrim.timer", "apt-daily.timer", "apt-daily-upgrade.timer"}
+
+// fillStemcell makes a stemcell of the tree: identity is left to each machine, and the lists that releases and the
+// Director read are written.
+func (b builder) fillStemcell(ctx context.Context, root string) error {
+	keys, err := filepath.Glob(filepath.Join(root, "etc/ssh/ssh_host_*"))
+	if err != nil {
+		return err
+	}
+	for _, key := range keys {
+		if err := os.Remove(key); err != nil {
+			return err
+		}
+	}
+	if err := assets.PutRootFS(root); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(root, "etc/machine-id"), nil, 0o444); err != nil {
+		return err
+	}
+	for name, mode := range map[string]os.FileMode{"etc/crontab": 0o600, "etc/cron.d": 0o700, "etc/cron.hourly": 0o700, "etc/cron.daily": 0o700, "etc/cron.weekly": 0o700, "etc/cron.monthly": 0o700,
+		"etc/ssh/sshd_config": 0o600} {
+		if err := os.Chmod(filepath.Join(root, name), mode); err != nil {
+			return err
+		}
+	}
+	if err := run(ctx, "systemctl", append([]string{"--root=" + root, "--quiet", "mask"}, masked...)...); err != nil {
+		return err
+	}
+	if err := run(ctx, "systemctl", "--root="+root, "--quiet", "enable", "ssh.service", "bosh-var-log.service"); err != nil {
+		return err
+	}
+	if err := markUpdated(root); err != nil {
+		return err
+	}
+	// The hook of the agent starts auditd.
+	if err := run(ctx, "systemctl", "--root="+root, "--quiet", "disable", "auditd.service"); err != nil {
+		return err
+	}
+	if b.kernel.Image != "" {
+		if err := b.fillBoot(ctx, root); err != nil {
+			return err
+		}
+	}
+	return b.writeLists(ctx, root)
+}
+
+// markUpdated says that /etc and /var fit /usr: systemd-sysusers would look at every boot, before sysinit.target, and find
+// every account there.
+func markUpdated(root string) error {
+	return errors.Join(os.WriteFile(filepath.Join(root, "etc/.updated"), nil, 0o644), os.WriteFile(filepath.Join(root, "var/.updated"), nil, 0o644))
+}
+
+func (b builder) fillBoot(ctx context.Context, root string) error {
+	if err := os.MkdirAll(filepath.Join(root, "boot/grub"), 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(root, "boot/grub/grub.cfg"), []byte(bootConfig), 0o600); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(root, "etc/fstab"), []byte("UUID="+rootUUID+" / ext4 defaults 1 1\n"), 0o644); err != nil {
+		return err
+	}
+	for from, to := range map[string]string{b.kernel.Image: "vmlinuz", filepath.Join(b.work, "initrd"): "initrd"} {
+		if err := run(ctx, "cp", from, filepath.Join(root, "boot", to)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeLists writes the lists of packages, for the tarball, and those of files that remove_dev_tools and
+// remove_static_libraries remove, for the machine.
+func (b builder) writeLists(ctx context.Context, root string) error {
+	admin := "--admindir=" + filepath.Join(root, "var/lib/dpkg")
+	output := func(name string, args ...string) (string, error) {
+		cmd := exec.CommandContext(ctx, name, args...)
+		cmd.Env = append(os.Environ(), "COLUMNS=200", "LC_ALL=C")
+		out, err := cmd.Output()
+		if err != nil {
+			return "", fmt.Errorf("%s: %w", name, err)
+		}
+		return string(out), nil
+	}
+	table, err := output("dpkg", admin, "-l")
+	if err != nil {
+		return err
+	}
+	if b.kernel.Image != "" {
+		table += "ii  linux-image-" + b.kernel.Version + " unpacked, not installed\n"
+	}
+	packages, err := output("dpkg-query", admin, "-W", "-f", "${Package} ${Version} ${Architecture}\n")
+	if err != nil {
+		return err
+	}
+	listed, err := output("dpkg-query", append([]string{admin, "-L"}, devTools...)...)
+	if err != nil {
+		return err
+	}
+	var tools []string
+	for line := range strings.Lines(listed) {
+		name := strings.TrimSpace(line)
+		if strings.HasPrefix(name, "/") && removable(root, name) {
+			tools = append(tools, name)
+		}
+	}
+	slices.Sort(tools)
+	archives, err := output("find", root, "-xdev", "-name", "*.a", "-type", "f", "-printf", "/%P\n")
+	if err != nil {
+		return err
+	}
+	static := strings.Fields(archives)
+	slices.Sort(static)
+	etc := filepath.Join(root, "var/vcap/bosh/etc")
+	toolList := strings.Join(slices.Compact(tools), "\n") + "\n"
+	for path, content := range map[string]string{
+		filepath.Join(etc, devToolsList):            toolList,
+		filepath.Join(etc, "static_libraries_list"): strings.Join(static, "\n") + "\n",
+		filepath.Join(b.work, "packages.txt"):       table,
+		filepath.Join(b.work, "packages"):           packages,
+		filepath.Join(b.work, devToolsList):         toolList,
+	} {
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removable reports whether a name is a file or a link to one. Packages name directories, too, and some of those are links:
+// an agent that removed /lib would leave a machine on which no program starts.
+func removable(root, name string) bool {
+	path := filepath.Join(root, name)
+	if target, err := os.Readlink(path); err == nil {
+		if path = filepath.Join(filepath.Dir(path), target); filepath.IsAbs(target) {
+			path = filepath.Join(root, target)
+		}
+		info, err := os.Stat(path)
+		return err != nil || !info.IsDir()
+	}
+	info, err := os.Lstat(path)
+	return err == nil && !info.IsDir()
+}
+
+const devToolsList = "dev_tools_file_list"

@@ -1,0 +1,275 @@
+// Package lab is a small IaaS on one Linux host, for tests, for the demo and for people who
+// develop CPIs, stemcells or the agent. It makes machines with the agent in them, delivers
+// settings to them as a CPI does, runs the message bus and the blobstore, and plays Director
+// and Health Monitor. Everything lives in network namespaces and below one directory, all named
+// after the lab, so that several labs do not meet and a crashed one can be cleaned up by name.
+//
+// Nothing of it is linked into the agent.
+//
+// Size: the lab, its instances and their disks refer to each other; the far sides of wires, engines and
+// images are packages of their own.
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"sync"
+	"time"
+
+	"cambium/internal/testca"
+	"cambium/lab/blobstore"
+	"cambium/lab/bus"
+	"cambium/lab/director"
+	"cambium/lab/machine"
+	"cambium/lab/machine/nspawn"
+	"cambium/lab/metadata"
+	"cambium/lab/netns"
+	"cambium/lab/registry"
+	"cambium/lab/tree"
+	assets "cambium/stemcell-assets"
+)
+
+// Prefix begins the name of everything a lab makes outside its directory.
+const Prefix = "cambium-"
+
+// The lab's network. It is the same in every lab, since each has a namespace of its own.
+const (
+	bridge   = "lab0"
+	Gateway  = "10.88.0.1"
+	Gateway6 = "fd88::1"
+	Netmask  = "255.255.255.0"
+	BusPort  = 4222
+)
+
+// DefaultDir is where labs keep their state unless CAMBIUM_LAB_DIR says otherwise.
+func DefaultDir() string {
+	if dir := os.Getenv("CAMBIUM_LAB_DIR"); dir != "" {
+		return dir
+	}
+	return "/var/lib/cambium-lab"
+}
+
+// Options say what a lab is made of.
+type Options struct {
+	Name  string // lower case letters, digits and dashes
+	Dir   string // parent of the lab's own directory; DefaultDir if empty
+	Agent string // the agent's binary
+	// Engine makes the machines; nspawn over a cached Debian tree if nil.
+	Engine machine.Engine
+	// VM changes every machine's description before it is made, also those of a deployment.
+	VM func(*VM)
+	// BusHost is the address of the bus, Gateway if empty; Gateway6 is the other choice.
+	BusHost string
+	// NATSServer is a nats-server program to use instead of the built-in server.
+	NATSServer string
+	// Bare leaves NATS and blobstore out: agents listen on HTTPS, or their settings come from
+	// outside.
+	Bare bool
+	// BlobSecret signs URLs of the blobstore, for those who sign their own; random if empty.
+	BlobSecret string
+	// Poll is the pause between two polls of a task; one second if zero, as in a Director.
+	Poll time.Duration
+	// Progress is called with what takes long; nil for none.
+	Progress func(format string, args ...any)
+}
+
+// Lab is a running lab.
+type Lab struct {
+	o   Options
+	dir string
+
+	Net      netns.Namespace
+	CA       *testca.CA
+	Bus      *bus.Server
+	Director *director.Bus
+	Monitor  *director.Monitor
+	Blobs    *blobstore.Server
+	Metadata *metadata.Server
+	Registry *registry.Server
+
+	engine    machine.Engine
+	installer string
+
+	servers []*http.Server
+	lock    *os.File
+
+	mu       sync.Mutex
+	networks int // beside the first
+	machines map[string]*Instance
+	kept     map[string]string // images of the disks that deleted machines have left, by id
+	created  int
+	dnsmasq  *exec.Cmd
+}
+
+var nameForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,22}[a-z0-9])?$`)
+
+// ValidName says why a name cannot be a lab's, nil if it can.
+func ValidName(name string) error {
+	if !nameForm.MatchString(name) {
+		return fmt.Errorf("lab name %q: want at most 24 lower case letters, digits and dashes", name)
+	}
+	return nil
+}
+
+// New starts a lab without machines. The caller closes it.
+func New(ctx context.Context, o Options) (*Lab, error) {
+	if err := ValidName(o.Name); err != nil {
+		return nil, err
+	}
+	if o.Dir == "" {
+		o.Dir = DefaultDir()
+	}
+	if o.Progress == nil {
+		o.Progress = func(string, ...any) {}
+	}
+	if o.BusHost == "" {
+		o.BusHost = Gateway
+	}
+	l := &Lab{o: o, dir: filepath.Join(o.Dir, o.Name), engine: o.Engine, machines: map[string]*Instance{}, kept: map[string]string{}}
+	if l.engine == nil {
+		engine, err := defaultEngine(ctx, o)
+		if err != nil {
+			return nil, err
+		}
+		l.engine = engine
+	}
+	if err := os.MkdirAll(o.Dir, 0o755); err != nil {
+		return nil, err
+	}
+	var err error
+	if l.lock, err = lock(o.Name, l.dir); err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(l.dir, 0o700); err != nil {
+		_ = l.lock.Close()
+		_ = os.Remove(lockPath(o.Name))
+		if errors.Is(err, os.ErrExist) {
+			return nil, fmt.Errorf("lab %s is left over from a crash; lab clean %s removes it", o.Name, o.Name)
+		}
+		return nil, err
+	}
+	if err := l.start(ctx); err != nil {
+		return nil, errors.Join(err, l.Close(context.WithoutCancel(ctx)))
+	}
+	return l, nil
+}
+
+func defaultEngine(ctx context.Context, o Options) (machine.Engine, error) {
+	if err := (nspawn.Engine{}).Missing(); err != nil {
+		return nil, err
+	}
+	cache := tree.Cache{Dir: tree.DefaultDir()}
+	if !cache.Built() {
+		o.Progress("building the Debian tree in %s (once, about a minute)", cache.Dir)
+	}
+	path, err := cache.Ensure(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return nspawn.Engine{Tree: path}, nil
+}
+
+func (l *Lab) start(ctx context.Context) (err error) {
+	if l.installer, err = assets.Unpack(filepath.Join(l.dir, "assets")); err != nil {
+		return err
+	}
+	if l.Net, err = netns.Create(Prefix + l.o.Name); err != nil {
+		return err
+	}
+	if err = l.Net.Bridge(bridge, Gateway+"/24", Gateway6+"/64"); err != nil {
+		return err
+	}
+	if l.CA, err = testca.New("lab." + l.o.Name + ".ca"); err != nil {
+		return err
+	}
+	if !l.o.Bare {
+		if err := l.startBus(ctx); err != nil {
+			return err
+		}
+	}
+	return l.serve()
+}
+
+// errBare is returned for what needs the services that a bare lab lacks.
+var errBare = errors.New("the lab has neither NATS nor a blobstore; start it without --bare")
+
+// startBus starts NATS, and connects Director and Health Monitor.
+func (l *Lab) startBus(ctx context.Context) (err error) {
+	l.Bus, err = bus.Start(ctx, bus.Options{Dir: filepath.Join(l.dir, "bus"), Net: l.Net, Host: l.o.BusHost, Port: BusPort,
+		CA: l.CA, Program: l.o.NATSServer})
+	if err != nil {
+		return err
+	}
+	conn, err := l.Bus.Connect(testca.DirectorName)
+	if err != nil {
+		return fmt.Errorf("director's connection: %w", err)
+	}
+	if l.Director, err = director.NewBus(conn); err != nil {
+		return err
+	}
+	if conn, err = l.Bus.Connect(testca.HealthMonitorName); err != nil {
+		return fmt.Errorf("health monitor's connection: %w", err)
+	}
+	l.Monitor, err = director.NewMonitor(conn)
+	return err
+}
+
+// network returns the bridge of a network, which is made when the first machine wants it.
+func (l *Lab) network(n int) (string, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for l.networks < n {
+		more := l.networks + 1
+		if err := l.Net.Bridge(fmt.Sprintf("lab%d", more), fmt.Sprintf("10.88.%d.1/24", more), fmt.Sprintf("fd88:0:0:%x::1/64", more)); err != nil {
+			return "", err
+		}
+		l.networks = more
+	}
+	return fmt.Sprintf("lab%d", n), nil
+}
+
+// Name is the lab's name.
+func (l *Lab) Name() string { return l.o.Name }
+
+// Machines returns the machines by name.
+func (l *Lab) Machines() map[string]*Instance {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	all := make(map[string]*Instance, len(l.machines))
+	for name, i := range l.machines {
+		all[name] = i
+	}
+	return all
+}
+
+// closeTimeout bounds the end of one machine, so that a stuck one does not keep the rest.
+const closeTimeout = 20 * time.Second
+
+// Close removes the machines, their disks, the services and the namespaces.
+func (l *Lab) Close(ctx context.Context) error {
+	var failed error
+	for _, i := range l.Machines() {
+		within, cancel := context.WithTimeout(ctx, closeTimeout)
+		failed = errors.Join(failed, i.Delete(within))
+		cancel()
+	}
+	if l.Director != nil {
+		l.Director.Close()
+	}
+	if l.Monitor != nil {
+		l.Monitor.Close()
+	}
+	if l.Bus != nil {
+		l.Bus.Stop()
+	}
+	l.stopServices()
+	// Also what the fields above do not know, such as after a failure half way.
+	failed = errors.Join(failed, Clean(l.o.Dir, l.o.Name))
+	return errors.Join(failed, l.lock.Close())
+}

@@ -1,0 +1,84 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"cambium/lab/guest"
+	"cambium/lab/image"
+)
+
+// emulated are QEMU's arguments without hardware support.
+var emulated = []string{"-accel", "tcg,thread=multi,tb-size=512", "-cpu", "qemu64"}
+
+var assisted = []string{"-accel", "kvm", "-cpu", "host"}
+
+// probeTimeout is how long a trial boot may take; where KVM works it takes a second.
+const probeTimeout = 10 * time.Second
+
+var probing sync.Mutex
+
+// accelerator chooses how machines run. The existence of /dev/kvm is no proof: in many nested set-ups
+// guests hang. So a small guest is booted as a test, once per boot of this host. An image whose kernel is
+// not at hand cannot be tried, since that its firmware runs says nothing about a kernel: it uses the
+// result of Probe, or of a trial that another image's machine has made.
+func (e Engine) accelerator(ctx context.Context, img image.Image) []string {
+	device, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
+	if err != nil {
+		return emulated
+	}
+	_ = device.Close()
+	probing.Lock()
+	defer probing.Unlock()
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return emulated
+	}
+	note := filepath.Join(e.Images.Dir, "kvm-"+strings.TrimSpace(string(boot)))
+	verdict, err := os.ReadFile(note)
+	if err != nil && img.Kernel == "" {
+		return emulated
+	}
+	if err != nil {
+		verdict = []byte("no")
+		within, cancel := context.WithTimeout(ctx, probeTimeout)
+		defer cancel()
+		if probe(within, img, assisted) {
+			verdict = []byte("yes")
+		}
+		if ctx.Err() == nil {
+			_ = os.WriteFile(note, verdict, 0o644) // else the next one tries again
+		}
+	}
+	if string(verdict) == "yes" {
+		return assisted
+	}
+	return emulated
+}
+
+// Probe makes the trial for images whose kernel is not at hand, with Debian's, unless its result is known.
+func (e Engine) Probe(ctx context.Context) error {
+	dir, err := os.MkdirTemp("", "cambium-probe-")
+	if err != nil {
+		return err
+	}
+	img, err := e.Images.Trial(ctx, dir)
+	if err == nil {
+		e.accelerator(ctx, img)
+	}
+	return errors.Join(err, os.RemoveAll(dir))
+}
+
+// probe boots a kernel whose first program only says that it runs.
+func probe(ctx context.Context, img image.Image, accelerator []string) bool {
+	args := append([]string{"-machine", "pc", "-smp", "2", "-m", "512", "-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio",
+		"-kernel", img.Kernel, "-initrd", img.Initrd, "-append", "console=ttyS0 panic=-1 quiet no_timer_check " + guest.ProbeWord}, accelerator...)
+	out, _ := exec.CommandContext(ctx, "qemu-system-x86_64", args...).Output() // its words are the answer
+	return strings.Contains(string(out), guest.ProbeAnswer) && ctx.Err() == nil
+}

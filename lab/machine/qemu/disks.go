@@ -1,0 +1,226 @@
+package qemu
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"cambium/lab/machine"
+)
+
+// attached is a disk of the machine.
+type attached struct {
+	disk   machine.Disk
+	number int  // never used twice
+	hot    bool // plugged in while the machine ran
+}
+
+// serialLength is what virtio has room for.
+const serialLength = 20
+
+func serial(id string) string { return id[:min(len(id), serialLength)] }
+
+// path is the hint for the disk: a name that udev derives from its serial number, since the
+// kernel's own names depend on who was found first.
+func (a *attached) path() string {
+	s := serial(a.disk.ID)
+	switch a.disk.Bus {
+	case machine.SCSI:
+		return "/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_" + s
+	case machine.NVMe:
+		return "/dev/disk/by-id/nvme-QEMU_NVMe_Ctrl_" + s
+	case machine.CDROM:
+		return "/dev/sr0"
+	}
+	return "/dev/disk/by-id/virtio-" + s
+}
+
+func (a *attached) attachment() machine.Attachment {
+	return machine.Attachment{Disk: a.disk, Path: a.path()}
+}
+
+func (a *attached) node() string { return fmt.Sprintf("disk%d", a.number) }
+
+// drive is the device's name. There is one CD drive, whatever is in it.
+func (a *attached) drive() string {
+	if a.disk.Bus == machine.CDROM {
+		return cdDrive
+	}
+	return fmt.Sprintf("drive%d", a.number)
+}
+
+const cdDrive = "cd"
+
+// block describes the image to QEMU.
+func (a *attached) block() map[string]any {
+	return map[string]any{"driver": "raw", "node-name": a.node(), "read-only": a.disk.ReadOnly, "discard": "unmap",
+		"file": map[string]any{"driver": "file", "filename": a.disk.Image, "discard": "unmap"}}
+}
+
+// device describes the controller or drive to QEMU.
+func (a *attached) device() map[string]any {
+	d := map[string]any{"id": a.drive(), "drive": a.node()}
+	switch a.disk.Bus {
+	case machine.SCSI:
+		d["driver"], d["bus"], d["serial"] = "scsi-hd", "scsi.0", serial(a.disk.ID)
+	case machine.NVMe:
+		d["driver"], d["serial"] = "nvme", serial(a.disk.ID)
+	case machine.CDROM:
+		d["driver"], d["bus"] = "scsi-cd", "scsi.0"
+	default:
+		d["driver"], d["serial"] = "virtio-blk-pci", serial(a.disk.ID)
+	}
+	return d
+}
+
+func (m *Machine) find(id string) *attached {
+	for _, a := range m.disks {
+		if a.disk.ID == id {
+			return a
+		}
+	}
+	return nil
+}
+
+// Attach gives the machine a disk, plugged in if it runs.
+func (m *Machine) Attach(ctx context.Context, d machine.Disk) (machine.Attachment, error) {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	if m.find(d.ID) != nil {
+		return machine.Attachment{}, fmt.Errorf("attach disk %s: %w", d.ID, os.ErrExist)
+	}
+	if _, err := os.Stat(d.Image); err != nil {
+		return machine.Attachment{}, err
+	}
+	m.numbers++
+	a := &attached{disk: d, number: m.numbers, hot: m.Current != nil}
+	if a.hot {
+		if err := m.plugIn(ctx, m.Current.qmp, a); err != nil {
+			return machine.Attachment{}, fmt.Errorf("attach disk %s: %w", d.ID, err)
+		}
+	}
+	m.disks = append(m.disks, a)
+	return a.attachment(), nil
+}
+
+func (m *Machine) plugIn(ctx context.Context, q *monitor, a *attached) error {
+	if err := q.do(ctx, "blockdev-add", a.block(), nil); err != nil {
+		return err
+	}
+	var err error
+	if a.disk.Bus == machine.CDROM && m.Current.cd {
+		err = q.do(ctx, "blockdev-insert-medium", map[string]any{"id": cdDrive, "node-name": a.node()}, nil)
+		if err == nil {
+			err = q.do(ctx, "blockdev-close-tray", map[string]any{"id": cdDrive}, nil)
+		}
+	} else {
+		err = q.do(ctx, "device_add", a.device(), nil)
+	}
+	if err != nil {
+		return errors.Join(err, q.do(ctx, "blockdev-del", map[string]any{"node-name": a.node()}, nil))
+	}
+	m.Current.cd = m.Current.cd || a.disk.Bus == machine.CDROM
+	return nil
+}
+
+// Detach takes a disk away. The machine is not asked whether it uses it; as on most IaaS, only
+// its kernel can delay that, and it is waited for.
+func (m *Machine) Detach(ctx context.Context, id string) error {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	a := m.find(id)
+	if a == nil {
+		return fmt.Errorf("detach disk %s: %w", id, os.ErrNotExist)
+	}
+	if m.Current != nil {
+		if err := pullOut(ctx, m.Current.qmp, a); err != nil {
+			return fmt.Errorf("detach disk %s: %w", id, err)
+		}
+	}
+	m.disks = slices.DeleteFunc(m.disks, func(other *attached) bool { return other == a })
+	return nil
+}
+
+// unplugRetry is the time after which device_del is repeated: a machine that is booting may have
+// missed it.
+const unplugRetry = 5 * time.Second
+
+func pullOut(ctx context.Context, q *monitor, a *attached) error {
+	node := map[string]any{"node-name": a.node()}
+	if a.disk.Bus == machine.CDROM {
+		return errors.Join(
+			q.do(ctx, "blockdev-open-tray", map[string]any{"id": cdDrive, "force": true}, nil),
+			q.do(ctx, "blockdev-remove-medium", map[string]any{"id": cdDrive}, nil),
+			q.do(ctx, "blockdev-del", node, nil))
+	}
+	deleted, stop := q.watch(func(msg message) bool {
+		var d struct{ Device string }
+		return msg.Event == "DEVICE_DELETED" && json.Unmarshal(msg.Data, &d) == nil && d.Device == a.drive()
+	})
+	defer stop()
+	if err := q.do(ctx, "device_del", map[string]any{"id": a.drive()}, nil); err != nil {
+		return err
+	}
+	for {
+		select {
+		case <-deleted:
+			return q.do(ctx, "blockdev-del", node, nil)
+		case <-time.After(unplugRetry):
+			_ = q.do(ctx, "device_del", map[string]any{"id": a.drive()}, nil) // "already in the process of unplug" is fine
+		case <-q.closed:
+			return errMonitor
+		case <-ctx.Done():
+			return fmt.Errorf("the machine still uses it: %w", ctx.Err())
+		}
+	}
+}
+
+// Resize grows a disk. A running machine sees the new size, except of NVMe disks, which QEMU cannot
+// resize.
+func (m *Machine) Resize(ctx context.Context, id string, size int64) error {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	a := m.find(id)
+	if a == nil {
+		return fmt.Errorf("resize disk %s: %w", id, os.ErrNotExist)
+	}
+	if m.Current != nil {
+		return m.Current.qmp.do(ctx, "block_resize", map[string]any{"node-name": a.node(), "size": size}, nil)
+	}
+	return os.Truncate(a.disk.Image, size)
+}
+
+// Throttle limits what a disk of the running machine reads and writes, in bytes per second; 0
+// lifts it.
+func (m *Machine) Throttle(ctx context.Context, id string, rate int64) error {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	a := m.find(id)
+	if a == nil || m.Current == nil {
+		return fmt.Errorf("throttle disk %s: %w", id, os.ErrNotExist)
+	}
+	return m.Current.qmp.do(ctx, "block_set_io_throttle", map[string]any{"id": a.drive(), "bps": rate,
+		"bps_rd": 0, "bps_wr": 0, "iops": 0, "iops_rd": 0, "iops_wr": 0}, nil)
+}
+
+// Disks returns what is attached.
+func (m *Machine) Disks() []machine.Attachment {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	var all []machine.Attachment
+	for _, a := range m.disks {
+		all = append(all, a.attachment())
+	}
+	return all
+}
+
+// Ejected reports whether the machine has opened its CD drive, as the hypervisor sees it.
+func (m *Machine) Ejected() bool {
+	m.seen.Lock()
+	defer m.seen.Unlock()
+	return m.trayOpen
+}

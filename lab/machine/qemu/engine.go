@@ -1,0 +1,157 @@
+// Package qemu makes machines that are virtual machines, with a kernel, udev and disks of their
+// own. They need no hardware support: QEMU's emulator (TCG) boots a systemd in about twenty
+// seconds. Each machine's root disk is a layer over a shared image; its other disks are plain image
+// files. Programs and files inside are reached over a virtio serial port.
+//
+// Size: start, disks, snapshots and the programs in a machine share QEMU's monitor and one lock.
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"cambium/internal/atomicfile"
+	"cambium/lab/image"
+	"cambium/lab/machine"
+)
+
+// Engine makes machines from the images of a cache.
+type Engine struct {
+	Images image.Cache
+	// Image is used instead of one from the cache, such as a stemcell's. Without a kernel the disk's own
+	// boot loader starts it; files and programs cannot be put into such a machine.
+	Image image.Image
+	// Attach is the command line, without its last arguments, that opens a shell in a machine; the
+	// socket is appended, see Machine.Shell.
+	Attach []string
+	// RootSize is the size of the root disk, 3 GiB if zero; the image's file system is smaller.
+	RootSize int64
+	// Memory in MiB, 1024 if zero; CPUs, 2 if zero.
+	Memory, CPUs int
+	// RootBus is what the root disk is connected with, machine.Virtio or machine.SCSI; the former if empty.
+	RootBus machine.Bus
+	// UEFI boots with OVMF instead of SeaBIOS, for images with an EFI system partition.
+	UEFI bool
+	// Kernel is added to the kernel's command line.
+	Kernel string
+	// HangTimeout is after how long a machine is started again whose kernel has not come up. If zero, an
+	// emulated machine gets two minutes, which is many times what it needs, and any other is left alone.
+	HangTimeout time.Duration
+}
+
+// Missing says what this host lacks.
+func (e Engine) Missing() error {
+	if runtime.GOOS != "linux" {
+		return fmt.Errorf("machines need Linux; this is %s", runtime.GOOS)
+	}
+	var lacks []string
+	for program, pkg := range map[string]string{"qemu-system-x86_64": "qemu-system-x86", "qemu-img": "qemu-utils", "nsenter": "util-linux"} {
+		if _, err := exec.LookPath(program); err != nil {
+			lacks = append(lacks, program+" (package "+pkg+")")
+		}
+	}
+	if _, err := os.Stat(firmwareCode); e.UEFI && err != nil {
+		lacks = append(lacks, "UEFI firmware (package ovmf)")
+	}
+	if len(lacks) > 0 {
+		return fmt.Errorf("virtual machines need %s", strings.Join(lacks, " and "))
+	}
+	return image.Missing()
+}
+
+// Create makes the machine's root disk, unless it is there already.
+func (e Engine) Create(ctx context.Context, s machine.Spec) (machine.Machine, error) {
+	if err := e.Missing(); err != nil {
+		return nil, err
+	}
+	img := e.Image
+	if img.Disk == "" {
+		var err error
+		if img, err = e.Images.Ensure(ctx, s.Agent); err != nil {
+			return nil, err
+		}
+	}
+	if e.RootSize == 0 {
+		e.RootSize = 3 << 30
+	}
+	if e.Memory == 0 {
+		e.Memory = 1024
+	}
+	if e.CPUs == 0 {
+		e.CPUs = 2
+	}
+	accelerator := e.accelerator(ctx, img)
+	if e.HangTimeout == 0 && slices.Equal(accelerator, emulated) {
+		e.HangTimeout = 2 * time.Minute
+	}
+	m := &Machine{engine: e, image: img, accelerator: accelerator, files: map[string]machine.File{}, snapshots: map[string]snapshot{}}
+	m.Begin(s)
+	undo := machine.Fresh(s.Dir)
+	if err := os.MkdirAll(s.Dir, 0o755); err != nil {
+		return nil, err
+	}
+	if err := errors.Join(m.makeRoot(ctx), m.makeFirmware()); err != nil {
+		return nil, errors.Join(err, undo())
+	}
+	if len(s.AgentJSON) > 0 {
+		m.pend(machine.File{Path: "/var/vcap/bosh/agent.json", Data: s.AgentJSON, Mode: 0o644})
+	}
+	id := strings.ReplaceAll(machine.MAC(s.Name, -1).String(), ":", "")
+	m.pend(machine.File{Path: "/etc/machine-id", Data: []byte(strings.Repeat("0", 20) + id + "\n"), Mode: 0o444})
+	for _, f := range s.Files {
+		m.pend(f)
+	}
+	if err := m.listen(); err != nil {
+		return nil, errors.Join(err, undo())
+	}
+	return m, nil
+}
+
+// makeRoot makes a layer over the image. It gets its name when it is complete.
+func (m *Machine) makeRoot(ctx context.Context) error {
+	if _, err := os.Lstat(m.rootDisk()); err == nil {
+		return nil
+	}
+	temporary := m.rootDisk() + ".new"
+	create := exec.CommandContext(ctx, "qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", m.image.Disk, temporary, fmt.Sprint(m.engine.RootSize))
+	if out, err := create.CombinedOutput(); err != nil {
+		return fmt.Errorf("root disk of %s: %w: %s", m.Spec.Name, err, strings.TrimSpace(string(out)))
+	}
+	return os.Rename(temporary, m.rootDisk())
+}
+
+// OVMF, as Debian's package ovmf has it: the program, and its variables, which each machine has a copy of.
+const (
+	firmwareCode      = "/usr/share/OVMF/OVMF_CODE_4M.fd"
+	firmwareVariables = "/usr/share/OVMF/OVMF_VARS_4M.fd"
+)
+
+// makeFirmware makes the machine's own copy of the firmware's variables, unless it is there already.
+func (m *Machine) makeFirmware() error {
+	if _, err := os.Lstat(m.variables()); err == nil || !m.engine.UEFI {
+		return nil
+	}
+	data, err := os.ReadFile(firmwareVariables)
+	if err != nil {
+		return fmt.Errorf("UEFI firmware of %s: %w", m.Spec.Name, err)
+	}
+	return atomicfile.Write(m.variables(), data, 0o600)
+}
+
+func (m *Machine) variables() string { return filepath.Join(m.Spec.Dir, "firmware-variables") }
+
+// firmware are QEMU's arguments of how the machine boots.
+func (m *Machine) firmware() []string {
+	if !m.engine.UEFI {
+		return nil
+	}
+	return []string{"-drive", "if=pflash,format=raw,readonly=on,file=" + firmwareCode, "-drive", "if=pflash,format=raw,file=" + strings.ReplaceAll(m.variables(), ",", ",,")}
+}

@@ -1,0 +1,530 @@
+package qemu
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"cambium/lab/guest"
+	"cambium/lab/image"
+	"cambium/lab/initrd"
+	"cambium/lab/machine"
+
+	"golang.org/x/sys/unix"
+)
+
+// Machine is one virtual machine.
+type Machine struct {
+	machine.Common[boot]
+	engine Engine
+	image  image.Image
+	shells net.Listener
+	// accelerator are QEMU's arguments of how to run the processors.
+	accelerator []string
+
+	disks     []*attached
+	numbers   int
+	files     map[string]machine.File // to be put in with the next start
+	snapshots map[string]snapshot
+	closed    bool
+	hung      bool // the kernel of the last boot did not come up
+
+	// seen guards what QEMU's events tell; they must never wait for Mu, whose holders may wait
+	// for QEMU.
+	seen     sync.Mutex
+	trayOpen bool
+}
+
+// boot is the time from one start of QEMU to its end.
+type boot struct {
+	qemu      *exec.Cmd
+	qmp       *monitor
+	guestConn *guestConn
+	output    *os.File // of QEMU itself
+	ended     chan struct{}
+	cd        bool // has a CD drive
+	reset     bool // the machine asked for a reboot; guarded by seen
+	quit      bool // the machine powered itself off; guarded by seen
+	off       bool // its end was asked for from outside
+	hung      bool // its kernel did not come up
+	rebooted  bool // was started again
+}
+
+func (m *Machine) rootDisk() string { return filepath.Join(m.Spec.Dir, "root.qcow2") }
+
+// Start switches the machine on.
+func (m *Machine) Start(ctx context.Context) error {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	if m.closed {
+		return fmt.Errorf("start %s: %w", m.Spec.Name, os.ErrClosed)
+	}
+	if m.Current != nil {
+		return nil
+	}
+	if err := m.start(ctx, false); err != nil {
+		return fmt.Errorf("start %s: %w", m.Spec.Name, err)
+	}
+	return nil
+}
+
+// start runs QEMU; paused leaves the processors standing.
+func (m *Machine) start(ctx context.Context, paused bool) error {
+	for _, a := range m.disks {
+		a.hot = false
+	}
+	delivered, err := m.writeInitrd()
+	if err != nil {
+		return err
+	}
+	var inherited []*os.File
+	letGo := func() {
+		for _, f := range inherited {
+			_ = f.Close()
+		}
+		inherited = nil
+	}
+	defer letGo()
+	var ends [2]net.Conn
+	for n := range ends {
+		near, far, err := connection()
+		if err != nil {
+			return err
+		}
+		ends[n], inherited = near, append(inherited, far)
+	}
+	for n, nic := range m.Spec.NICs {
+		tap, err := nic.Net.Tap(nic.Bridge, fmt.Sprintf("t%d-%x", n, []byte(nic.MAC[2:])))
+		if err != nil {
+			return err
+		}
+		inherited = append(inherited, tap)
+	}
+	argv, err := m.argv(paused)
+	if err != nil {
+		return err
+	}
+	b := &boot{qemu: exec.Command(argv[0], argv[1:]...), ended: make(chan struct{})}
+	if b.output, err = os.OpenFile(filepath.Join(m.Spec.Dir, "qemu.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600); err != nil {
+		return err
+	}
+	b.qemu.Stdout, b.qemu.Stderr, b.qemu.ExtraFiles = b.output, b.output, inherited
+	// A group of its own: an interrupt on the terminal is for the lab, which shuts down in order.
+	b.qemu.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	for _, a := range m.disks {
+		b.cd = b.cd || a.disk.Bus == machine.CDROM
+	}
+	if err := b.qemu.Start(); err != nil {
+		return err
+	}
+	letGo() // so that the connections end with QEMU
+	m.Booted(b)
+	m.tray(false)
+	b.guestConn = newGuestConn(ends[1], func() { go m.arrived(b, delivered) })
+	exited := make(chan error, 1)
+	go func() { exited <- b.qemu.Wait() }()
+	ctx, cancel := context.WithTimeout(ctx, monitorTimeout)
+	defer cancel()
+	b.qmp, err = newMonitor(ctx, ends[0], func(msg message) { m.event(b, msg) })
+	go m.wait(b, exited)
+	if err != nil {
+		m.Current = nil
+		_ = b.qemu.Process.Kill()
+		return fmt.Errorf("%w; it says: %s", err, m.outputTail())
+	}
+	if m.engine.HangTimeout > 0 && m.image.Kernel != "" && !paused && !m.hung {
+		go m.watch(b)
+	}
+	return nil
+}
+
+// watch starts the machine again, once, if its kernel does not come up. An emulated kernel calibrates its timers
+// against each other. Where a busy host stops it between two readings, they tick many times too fast, and
+// the kernel has time for nothing but their interrupts.
+func (m *Machine) watch(b *boot) {
+	late := time.NewTimer(m.engine.HangTimeout)
+	defer late.Stop()
+	select {
+	case <-b.guestConn.connected:
+		return
+	case <-b.ended:
+		return
+	case <-late.C:
+	}
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	select {
+	case <-b.guestConn.connected: // just now
+		return
+	default:
+	}
+	if m.Current != b || b.off {
+		return
+	}
+	m.hung, b.hung = true, true
+	m.note(fmt.Sprintf("lab: the kernel did not come up within %v; the machine is started again", m.engine.HangTimeout))
+	_ = b.qemu.Process.Kill()
+}
+
+// note adds a line to what is on the console.
+func (m *Machine) note(line string) {
+	console, err := os.OpenFile(m.Console(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return // only people read it
+	}
+	_, _ = fmt.Fprintln(console, line)
+	_ = console.Close()
+}
+
+// monitorTimeout is how long QEMU may take to answer at first.
+const monitorTimeout = time.Minute
+
+// connection is a pair of connected sockets, the second for QEMU.
+func connection() (net.Conn, *os.File, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("socket pair: %w", err)
+	}
+	near, far := os.NewFile(uintptr(fds[0]), "near"), os.NewFile(uintptr(fds[1]), "far")
+	conn, err := net.FileConn(near)
+	_ = near.Close()
+	if err != nil {
+		return nil, nil, errors.Join(err, far.Close())
+	}
+	return conn, far, nil
+}
+
+// firstFile is the number of the first inherited file: QEMU's monitor, then the guest program's port, then the
+// network cards.
+const firstFile = 3
+
+func (m *Machine) argv(paused bool) ([]string, error) {
+	argv := []string{"qemu-system-x86_64", "-name", m.Spec.Name, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-machine", "pc", "-smp", fmt.Sprint(m.engine.CPUs), "-m", fmt.Sprint(m.engine.Memory),
+		"-chardev", fmt.Sprintf("socket,id=qmp,fd=%d", firstFile), "-mon", "chardev=qmp,mode=control",
+		"-chardev", "file,id=console,append=on,path=" + strings.ReplaceAll(m.Console(), ",", ",,"), "-serial", "chardev:console",
+		"-device", "virtio-serial-pci", "-chardev", fmt.Sprintf("socket,id=hand,fd=%d", firstFile+1), "-device", "virtserialport,chardev=hand,name=" + guest.Port,
+		"-device", "virtio-rng-pci", "-device", "virtio-scsi-pci,id=scsi"}
+	argv = append(append(argv, m.accelerator...), m.firmware()...)
+	if len(m.Spec.NICs) > 0 {
+		// Among the processes of the lab's network, by which a crashed lab is cleaned up.
+		argv = append([]string{"nsenter", "--net=" + m.Spec.NICs[0].Net.Path()}, argv...)
+	}
+	if paused {
+		argv = append(argv, "-S")
+	}
+	if m.image.Kernel != "" {
+		argv = append(argv, "-kernel", m.image.Kernel, "-initrd", m.initrd(), "-append", kernelArguments+" "+m.engine.Kernel)
+	}
+	for n, nic := range m.Spec.NICs {
+		argv = append(argv, "-netdev", fmt.Sprintf("tap,id=net%d,fd=%d", n, firstFile+2+n),
+			"-device", fmt.Sprintf("virtio-net-pci,netdev=net%d,mac=%s,romfile=", n, nic.MAC))
+	}
+	root := map[string]any{"driver": "qcow2", "node-name": rootNode, "discard": "unmap", "file": map[string]any{"driver": "file", "filename": m.rootDisk()}}
+	blocks := []map[string]any{root}
+	device := map[string]any{"driver": "virtio-blk-pci", "id": "rootdrive", "drive": rootNode, "serial": "root"}
+	if m.engine.RootBus == machine.SCSI {
+		device["driver"], device["bus"] = "scsi-hd", "scsi.0"
+	}
+	devices := []map[string]any{device}
+	for _, a := range m.disks {
+		blocks, devices = append(blocks, a.block()), append(devices, a.device())
+	}
+	if m.image.Kernel == "" {
+		devices[0]["bootindex"] = 0
+	}
+	for n := range blocks {
+		block, err := json.Marshal(blocks[n])
+		if err != nil {
+			return nil, err
+		}
+		device, err := json.Marshal(devices[n])
+		if err != nil {
+			return nil, err
+		}
+		argv = append(argv, "-blockdev", string(block), "-device", string(device))
+	}
+	return argv, nil
+}
+
+const rootNode = "root"
+
+// kernelArguments are what machines are booted with: names of network cards as on stemcells, and
+// nothing that an emulated machine would spend seconds on for no purpose. A kernel that checks its timer panics where a busy host
+// gives the machine no time just then.
+var kernelArguments = "console=ttyS0 net.ifnames=0 biosdevname=0 panic=5 quiet systemd.show_status=no systemd.getty_auto=no" +
+	" mitigations=off audit=0 nowatchdog no_timer_check rcupdate.rcu_expedited=1" +
+	" modprobe.blacklist=kvm_amd,kvm_intel,kvm,ata_piix,ata_generic,evdev,serio_raw,efi_pstore,qemu_fw_cfg,button,psmouse,i2c_piix4,floppy" +
+	" systemd.mask=" + strings.Join(masked, " systemd.mask=")
+
+var masked = []string{"modprobe@configfs.service", "modprobe@dm_mod.service", "modprobe@drm.service", "modprobe@efi_pstore.service", "modprobe@fuse.service",
+	"modprobe@loop.service", "sys-kernel-debug.mount", "sys-kernel-tracing.mount", "dev-hugepages.mount", "dev-mqueue.mount", "proc-sys-fs-binfmt_misc.automount",
+	"sys-fs-fuse-connections.mount", "sys-kernel-config.mount", "getty.target", "getty@tty1.service", "systemd-update-utmp.service", "systemd-update-utmp-runlevel.service",
+	"systemd-logind.service", "systemd-user-sessions.service", "systemd-random-seed.service", "systemd-ask-password-wall.path", "systemd-ask-password-console.path",
+	"apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "logrotate.timer", "man-db.timer", "systemd-pstore.service",
+	"systemd-journal-catalog-update.service", "ldconfig.service", "systemd-update-done.service"}
+
+func (m *Machine) initrd() string { return filepath.Join(m.Spec.Dir, "initrd") }
+
+// pend has a file put in with the next start.
+func (m *Machine) pend(f machine.File) { m.files[filepath.Clean("/"+f.Path)] = f }
+
+// writeInitrd puts the files that wait behind the image's initial RAM disk.
+func (m *Machine) writeInitrd() (map[string]machine.File, error) {
+	if m.image.Kernel == "" {
+		return nil, nil
+	}
+	data, err := os.ReadFile(m.image.Initrd)
+	if err != nil {
+		return nil, err
+	}
+	var a initrd.Archive
+	for path, f := range m.files {
+		a.File(guest.FilesDir+path, f.Data, f.Mode)
+	}
+	more, err := a.Bytes()
+	if err != nil {
+		return nil, err
+	}
+	return maps.Clone(m.files), os.WriteFile(m.initrd(), append(data, more...), 0o600)
+}
+
+// arrived is called when the system runs: the files are in it then.
+func (m *Machine) arrived(b *boot, delivered map[string]machine.File) {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	if m.Current != b {
+		return
+	}
+	m.hung = false
+	for path, f := range delivered {
+		if now, ok := m.files[path]; ok && bytes.Equal(now.Data, f.Data) && now.Mode == f.Mode {
+			delete(m.files, path)
+		}
+	}
+}
+
+func (m *Machine) event(b *boot, msg message) {
+	switch msg.Event {
+	case "SHUTDOWN":
+		var d struct{ Reason string }
+		_ = json.Unmarshal(msg.Data, &d)
+		m.seen.Lock()
+		b.reset, b.quit = d.Reason == "guest-reset", d.Reason == "guest-shutdown"
+		m.seen.Unlock()
+	case "DEVICE_TRAY_MOVED":
+		var d struct {
+			ID   string `json:"id"`
+			Open bool   `json:"tray-open"`
+		}
+		if json.Unmarshal(msg.Data, &d) == nil && d.ID == cdDrive {
+			m.tray(d.Open)
+		}
+	}
+}
+
+func (m *Machine) tray(open bool) {
+	m.seen.Lock()
+	defer m.seen.Unlock()
+	m.trayOpen = open
+}
+
+func (m *Machine) outputTail() string {
+	data, _ := os.ReadFile(filepath.Join(m.Spec.Dir, "qemu.log"))
+	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
+	return strings.Join(lines[max(0, len(lines)-3):], "; ")
+}
+
+// wait waits for the end of the machine, and starts it again if it asked for a reboot.
+func (m *Machine) wait(b *boot, exited <-chan error) {
+	_ = errors.Join(<-exited, b.output.Close()) // how it ended does not matter
+	if b.qmp != nil {
+		<-b.qmp.closed // at the end of the stream, after the last event
+		_ = b.qmp.conn.Close()
+	}
+	_ = b.guestConn.conn.Close()
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	defer close(b.ended)
+	if m.Current != b {
+		return
+	}
+	m.Current = nil
+	m.seen.Lock()
+	reset, quit := b.reset, b.quit
+	m.seen.Unlock()
+	if (reset || b.hung) && !b.off {
+		b.rebooted = m.start(context.Background(), false) == nil
+	}
+	if !b.rebooted && !b.off {
+		m.Over(quit)
+	}
+}
+
+// end brings the machine down through ask, and kills it when ctx ends first.
+func (m *Machine) end(ctx context.Context, off bool, ask func(b *boot) error) error {
+	m.Mu.Lock()
+	b := m.Current
+	if b != nil {
+		b.off = b.off || off
+	}
+	m.Mu.Unlock()
+	if b == nil {
+		return nil
+	}
+	failed := ask(b)
+	select {
+	case <-b.ended:
+		return nil
+	default:
+	}
+	if failed == nil {
+		select {
+		case <-b.ended:
+			return nil
+		case <-ctx.Done():
+			failed = ctx.Err()
+		}
+	}
+	_ = b.qemu.Process.Kill()
+	<-b.ended
+	return fmt.Errorf("%s did not shut down and was killed: %w", m.Spec.Name, failed)
+}
+
+// ask has systemd bring the machine down.
+func ask(ctx context.Context, b *boot, verb string) error {
+	r, err := b.guestConn.call(ctx, guest.Request{Op: "run", Args: []string{"systemctl", "--no-block", verb}}, nil, nil, nil)
+	if errors.Is(err, machine.ErrNotRunning) {
+		return nil // it was down before the answer
+	}
+	if err == nil && r.Status != 0 {
+		err = fmt.Errorf("systemctl %s: status %d", verb, r.Status)
+	}
+	return err
+}
+
+// Stop shuts the machine down.
+func (m *Machine) Stop(ctx context.Context) error {
+	return m.end(ctx, true, func(b *boot) error {
+		if m.image.Kernel == "" { // an image of others, without the lab's guest program in it
+			return b.qmp.do(ctx, "system_powerdown", nil, nil)
+		}
+		return ask(ctx, b, "poweroff")
+	})
+}
+
+// Kill cuts the power. What the machine had not yet handed to its disks is lost.
+func (m *Machine) Kill(ctx context.Context) error {
+	return m.end(ctx, true, func(b *boot) error { return b.qemu.Process.Kill() })
+}
+
+// Reboot shuts the machine down and starts it again.
+func (m *Machine) Reboot(ctx context.Context) error {
+	if err := m.end(ctx, false, func(b *boot) error { return ask(ctx, b, "reboot") }); err != nil {
+		return err
+	}
+	return m.Start(ctx)
+}
+
+// Run runs a program in the machine. It waits for a machine that is still starting.
+func (m *Machine) Run(ctx context.Context, c machine.Command) error {
+	h, err := m.reach()
+	if err != nil {
+		return err
+	}
+	var words bytes.Buffer
+	stderr := c.Stderr
+	if stderr == nil {
+		stderr = &words
+	}
+	r, err := h.call(ctx, guest.Request{Op: "run", Args: c.Args, Env: c.Env}, c.Stdin, c.Stdout, stderr)
+	if err == nil && r.Error != "" {
+		err = errors.New(r.Error)
+	}
+	if err == nil && r.Status != 0 {
+		err = fmt.Errorf("exit status %d", r.Status)
+	}
+	if err != nil {
+		return machine.Failed(c, m.Spec.Name, err, words.String())
+	}
+	return nil
+}
+
+func (m *Machine) reach() (*guestConn, error) {
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	if m.Current == nil {
+		return nil, fmt.Errorf("%s: %w", m.Spec.Name, machine.ErrNotRunning)
+	}
+	return m.Current.guestConn, nil
+}
+
+// fileTimeout is how long a machine may take to boot before it has to answer for a file.
+const fileTimeout = 3 * time.Minute
+
+// ReadFile reads a file of the machine; of one that is off, from a copy of its disk.
+func (m *Machine) ReadFile(path string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), fileTimeout)
+	defer cancel()
+	if h, err := m.reach(); err == nil {
+		return h.readFile(ctx, path)
+	}
+	m.Mu.Lock()
+	f, waits := m.files[filepath.Clean("/"+path)]
+	m.Mu.Unlock()
+	if waits {
+		return f.Data, nil
+	}
+	raw := filepath.Join(m.Spec.Dir, "root.raw")
+	defer func() { _ = os.Remove(raw) }()
+	convert := exec.CommandContext(ctx, "qemu-img", "convert", "-q", "-O", "raw", m.rootDisk(), raw)
+	if out, err := convert.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("copy of the root disk of %s: %w: %s", m.Spec.Name, err, strings.TrimSpace(string(out)))
+	}
+	return image.Extract(ctx, raw, path)
+}
+
+// WriteFile writes a file of the machine; of one that is off, with its next start.
+func (m *Machine) WriteFile(f machine.File) error {
+	ctx, cancel := context.WithTimeout(context.Background(), fileTimeout)
+	defer cancel()
+	m.Mu.Lock()
+	if m.Current == nil {
+		defer m.Mu.Unlock()
+		m.pend(f)
+		return nil
+	}
+	h := m.Current.guestConn
+	m.Mu.Unlock()
+	return h.writeFile(ctx, f)
+}
+
+// Close switches the machine off.
+func (m *Machine) Close(ctx context.Context) error {
+	err := m.Kill(ctx)
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
+	if m.closed {
+		return err
+	}
+	m.closed = true
+	_ = m.shells.Close()
+	m.Over(false)
+	return err
+}
+
+// Delete removes the machine.
+func (m *Machine) Delete(ctx context.Context) error {
+	return errors.Join(m.Close(ctx), os.RemoveAll(m.Spec.Dir))
+}

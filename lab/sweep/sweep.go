@@ -1,0 +1,173 @@
+// Package sweep removes what a process that made machines has left behind in the kernel:
+// processes, swap and loop devices, control groups and namespaces. All of it is found by the
+// name that the machines and their namespaces begin with, or by the directory of the images, so
+// that it also works after a crash and for another process.
+package sweep
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"cambium/lab/disk"
+	"cambium/lab/machine/nspawn"
+	"cambium/lab/netns"
+
+	"golang.org/x/sys/unix"
+)
+
+// Remains names what is to be removed.
+type Remains struct {
+	Name string // of everything that is called so, or so and a dot and something more
+	Dir  string // loop devices with images below it
+	// Holds recognizes further processes by an argument of their command line; nil none.
+	Holds func(argument string) bool
+	// Visitors spares processes in the network namespace called Name that have no argument beginning with the
+	// name and a dot: `lab enter` runs them there.
+	Visitors bool
+}
+
+// Remove ends the processes and removes the rest. What is not there is no error.
+func (r Remains) Remove() error {
+	name := r.Name
+	failed := r.killAll()
+	loops, err := disk.Below(r.Dir)
+	failed = errors.Join(failed, err)
+	for _, l := range loops {
+		failed = errors.Join(failed, detach(l))
+	}
+	nspawn.RemoveGroups(name + ".*")
+	spaces, err := netns.List(name)
+	failed = errors.Join(failed, err)
+	for _, space := range spaces {
+		if named(space, name) {
+			failed = errors.Join(failed, netns.Open(space).Delete())
+		}
+	}
+	for _, pattern := range []string{"/run/systemd/nspawn/propagate/" + name + ".*",
+		filepath.Join(os.TempDir(), name+".*.shell"), filepath.Join(os.TempDir(), name+".*.notify")} {
+		paths, _ := filepath.Glob(pattern) // a valid name is no pattern
+		for _, path := range paths {
+			_ = os.Remove(path)
+		}
+	}
+	return failed
+}
+
+// killAll ends what was started under the name: machines and servers are the processes in its network
+// namespaces or control groups, systemd-nspawn and the holder are recognized by an argument. The machines come
+// first: their init ends everything in them, and systemd-nspawn, when it has seen that, unmounts.
+func (r Remains) killAll() error {
+	inside, outside, err := r.processes()
+	for _, pid := range append(inside, outside...) {
+		err = errors.Join(err, killAndWait(pid))
+	}
+	return err
+}
+
+func (r Remains) processes() (inside, outside []int, err error) {
+	spaces, err := netns.List(r.Name)
+	if err != nil {
+		return nil, nil, err
+	}
+	own := map[uint64]bool{}
+	for _, space := range spaces {
+		if named(space, r.Name) && (space != r.Name || !r.Visitors) {
+			own[inode(netns.Open(space).Path())] = true
+		}
+	}
+	delete(own, 0)
+	found, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, path := range found {
+		pid, err := strconv.Atoi(filepath.Base(path))
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		data, err := os.ReadFile(filepath.Join(path, "cmdline"))
+		if err != nil {
+			continue // has ended
+		}
+		groups, _ := os.ReadFile(filepath.Join(path, "cgroup")) // none: has ended
+		switch {
+		case own[inode(filepath.Join(path, "ns/net"))], r.grouped(string(groups)):
+			inside = append(inside, pid)
+		case r.belongs(string(data)):
+			outside = append(outside, pid)
+		}
+	}
+	return inside, outside, nil
+}
+
+// grouped reports whether a process is in the control group of a machine: one whose namespace has
+// lost its name is found by that.
+func (r Remains) grouped(groups string) bool { return strings.Contains(groups, "/"+r.Name+".") }
+
+// inode identifies a namespace, 0 if it cannot be read.
+func inode(path string) uint64 {
+	var st unix.Stat_t
+	if unix.Stat(path, &st) != nil {
+		return 0
+	}
+	return st.Ino
+}
+
+// named reports whether a namespace is that of the name itself or of one of its machines.
+func named(item, name string) bool { return item == name || strings.HasPrefix(item, name+".") }
+
+func (r Remains) belongs(cmdline string) bool {
+	for argument := range strings.SplitSeq(cmdline, "\x00") {
+		if strings.HasPrefix(argument, "--machine="+r.Name+".") || r.Holds != nil && r.Holds(argument) ||
+			r.Visitors && strings.HasPrefix(argument, r.Name+".") {
+			return true
+		}
+	}
+	return false
+}
+
+// detachTimeout is how long the kernel may take to unmount what a killed machine had mounted, on a
+// busy host.
+const detachTimeout = 20 * time.Second
+
+// detach waits for the kernel to have unmounted what a killed machine had mounted: there is no
+// event for that.
+func detach(l disk.Loop) error {
+	for deadline := time.Now().Add(detachTimeout); ; {
+		err := l.Detach()
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
+			return err
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// killAndWait waits for the end through the process' own descriptor.
+func killAndWait(pid int) error {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("process %d: %w", pid, err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("process %d: %w", pid, err)
+	}
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 10_000)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if n == 0 {
+			return fmt.Errorf("process %d does not end", pid)
+		}
+		return err
+	}
+}

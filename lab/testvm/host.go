@@ -1,0 +1,222 @@
+//go:build linux
+
+package testvm
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"cambium/internal/skiptest"
+	"cambium/lab/image"
+	"cambium/lab/initrd"
+	"cambium/lab/tree"
+)
+
+// Machine is a machine to run checks in.
+type Machine struct {
+	Modules  []string // of the kernel, to be loaded first
+	Programs []string // of this host, put into /sbin with the libraries they need
+	QEMU     []string // further arguments: the devices
+	// On are commands for QEMU's monitor, by the word with which the guest asks for them.
+	On map[string][]string
+}
+
+const (
+	// limit is how long a machine may take.
+	limit = 8 * time.Minute
+	// upTimeout is how long its kernel may take; on a busy host it takes half a minute.
+	upTimeout = 2 * time.Minute
+)
+
+// Needs skips the test where a program is missing; in CI it fails instead.
+func Needs(t *testing.T, programs ...string) {
+	t.Helper()
+	for _, p := range programs {
+		if _, err := exec.LookPath(p); err != nil {
+			skiptest.Skip(t, err)
+		}
+	}
+}
+
+// Host runs a program on this host.
+func Host(t *testing.T, name string, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", name, err, out)
+	}
+}
+
+// Run boots the machine with the calling package's test binary and fails unless all checks pass.
+func (m Machine) Run(t *testing.T, checks []Check) {
+	t.Helper()
+	monitor := filepath.Join(t.TempDir(), "monitor")
+	passed, ended := 0, false
+	log := m.Image(t).Boot(t, append([]string{"-monitor", "unix:" + monitor + ",server=on,wait=off"}, m.QEMU...), nil, func(word, rest string, _ func()) {
+		switch word {
+		case "PASS":
+			passed++
+			t.Log(rest)
+		case "FAIL":
+			t.Error(rest)
+		case "ASK":
+			if err := command(monitor, m.On[rest]...); err != nil {
+				t.Errorf("asked for %s: %v", rest, err)
+			}
+		case "END":
+			ended = true
+		}
+	})
+	if !ended || passed != len(checks) {
+		t.Fatalf("%d of %d checks passed, ended: %v\n%s", passed, len(checks), ended, log)
+	}
+}
+
+// Image is what a machine boots from, for tests that boot it many times.
+type Image struct{ kernel, ram string }
+
+// Image makes the machine's image from the calling package's test binary.
+func (m Machine) Image(t *testing.T) Image {
+	t.Helper()
+	Needs(t, "qemu-system-x86_64", "go")
+	dir := t.TempDir()
+	kernel, err := image.Cache{Dir: tree.DefaultDir(), Progress: t.Logf}.EnsureKernel(t.Context())
+	if err != nil {
+		skiptest.Skip(t, err)
+	}
+	i := Image{kernel: kernel.Image, ram: filepath.Join(dir, "initrd")}
+	if err := m.writeInitrd(t, dir, i.ram, kernel); err != nil {
+		t.Fatal(err)
+	}
+	return i
+}
+
+// Boot runs the machine until it ends or its power is cut, and calls heard with each word of the guest.
+// The environment is the guest's first process's. It returns what was on the console. A machine whose kernel does
+// not come up, as it happens to emulated ones on a busy host (see the watch of package qemu), is started again, once.
+func (i Image) Boot(t *testing.T, qemu, environment []string, heard func(word, rest string, cut func())) string {
+	t.Helper()
+	log, hung := i.boot(t, qemu, environment, heard)
+	if hung {
+		t.Logf("the kernel did not come up within %v; the machine is started again", upTimeout)
+		log, _ = i.boot(t, qemu, environment, heard)
+	}
+	return log
+}
+
+func (i Image) boot(t *testing.T, qemu, environment []string, heard func(word, rest string, cut func())) (console string, hung bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	args := append([]string{"-machine", "pc", "-accel", "tcg,thread=multi", "-cpu", "qemu64", "-smp", "2", "-m", "768",
+		"-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio", "-kernel", i.kernel, "-initrd", i.ram,
+		"-append", strings.Join(append([]string{"console=ttyS0 panic=-1 quiet no_timer_check"}, environment...), " ")}, qemu...)
+	vm := exec.CommandContext(ctx, "qemu-system-x86_64", args...)
+	output, err := vm.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	vm.Stderr = vm.Stdout
+	if err := vm.Start(); err != nil {
+		t.Fatal(err)
+	}
+	late := time.AfterFunc(upTimeout, func() { _ = vm.Process.Kill() })
+	hung = true
+	var log bytes.Buffer
+	for lines := bufio.NewScanner(output); lines.Scan(); {
+		line := strings.TrimSpace(lines.Text())
+		log.WriteString(line + "\n")
+		if said, ok := strings.CutPrefix(line, "GUEST-"); ok {
+			word, rest, _ := strings.Cut(said, " ")
+			if word == up {
+				hung = !late.Stop()
+			}
+			heard(word, rest, func() { _ = vm.Process.Kill() })
+		}
+	}
+	_ = vm.Wait()
+	return log.String(), hung && !late.Stop()
+}
+
+// command sends commands to the machine's monitor.
+func command(monitor string, commands ...string) error {
+	conn, err := net.Dial("unix", monitor)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	if err := prompt(conn); err != nil {
+		return err
+	}
+	for _, c := range commands {
+		if _, err := fmt.Fprintln(conn, c); err != nil {
+			return err
+		}
+		if err := prompt(conn); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func prompt(conn net.Conn) error {
+	for buffer, seen := make([]byte, 4096), ""; !strings.Contains(seen, "(qemu) "); {
+		n, err := conn.Read(buffer)
+		if err != nil {
+			return err
+		}
+		seen += string(buffer[:n])
+	}
+	return nil
+}
+
+// writeInitrd makes the machine's only file system: the test binary, programs, modules.
+func (m Machine) writeInitrd(t *testing.T, dir, file string, kernel image.Kernel) error {
+	binary := filepath.Join(dir, "guest")
+	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-tags", "vm", "-o", binary, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("build: %w: %s", err, out)
+	}
+	var a initrd.Archive
+	a.Dir("proc", "sys", "tmp", "var", "etc")
+	a.Console()
+	a.Copy("init", binary)
+	for _, program := range m.Programs {
+		if err := addProgram(&a, program); err != nil {
+			return err
+		}
+	}
+	a.Modules(initrd.ModuleDir, kernel.Modules, m.Modules...)
+	data, err := a.Bytes()
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, data, 0o600)
+}
+
+func addProgram(a *initrd.Archive, name string) error {
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return err
+	}
+	a.Copy("sbin/"+name, path)
+	out, err := exec.Command("ldd", path).Output()
+	if err != nil {
+		return fmt.Errorf("libraries of %s: %w", name, err)
+	}
+	for _, word := range strings.Fields(string(out)) {
+		if strings.HasPrefix(word, "/") {
+			a.Copy(word, word)
+		}
+	}
+	return nil
+}
