@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"cambium/bootstrap/engine"
-	"cambium/plan"
+	"cambium/desired"
 	"cambium/platform/host"
 	"cambium/platform/network"
 	"cambium/platform/network/confirm"
@@ -34,7 +34,7 @@ func (m *Machine) planNetwork(ctx context.Context, f *engine.Forecast) ([]engine
 			have.Links[i].IPv6Disabled = false
 		}
 	}
-	want, warnings, planErr := plan.Network(m.Settings.Effective().Settings.Networks, have)
+	want, warnings, planErr := desired.Network(m.Settings.Effective().Settings.Networks, have)
 	for _, w := range warnings {
 		f.Warn("%s", w)
 	}
@@ -102,18 +102,18 @@ func (m *Machine) observeNetwork(ctx context.Context, s *engine.Span, nets map[s
 	if err != nil {
 		return have, want, nil, err
 	}
-	want, warnings, planErr := plan.Network(nets, have)
+	want, warnings, planErr := desired.Network(nets, have)
 	if planErr != nil {
 		// A NIC may still be on its way; a hardware address that never comes is then the error.
 		s.Waiting("links with the settings' hardware addresses")
 		waiting, cancel := context.WithTimeout(ctx, linkTimeout)
-		err := wait.Links(waiting, m.Network, plan.MACs(nets))
+		err := wait.Links(waiting, m.Network, desired.MACs(nets))
 		cancel()
 		if err == nil {
 			if have, err = m.Network.Observe(ctx); err != nil {
 				return have, want, nil, err
 			}
-			want, warnings, planErr = plan.Network(nets, have)
+			want, warnings, planErr = desired.Network(nets, have)
 		}
 		s.Waiting("")
 	}
@@ -175,7 +175,7 @@ func (m *Machine) resolve(ctx context.Context, s *engine.Span, nets map[string]s
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.resolved = plan.Resolved(nets, found)
+	m.resolved = desired.Resolved(nets, found)
 	return nil
 }
 
@@ -197,7 +197,7 @@ func (m *Machine) startBus(ctx context.Context, _ *engine.Span) error {
 
 // nameServers also returns what is wrong with the settings' servers.
 func (m *Machine) nameServers() (resolver.Desired, []string) {
-	servers, warnings := plan.DNS(m.Settings.Effective().Settings.Networks)
+	servers, warnings := desired.DNS(m.Settings.Effective().Settings.Networks)
 	return resolver.Desired{Servers: servers}, warnings
 }
 

@@ -12,8 +12,8 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"cambium/desired"
 	"cambium/infrastructure"
-	"cambium/plan"
 	"cambium/platform/network"
 	"cambium/platform/network/wait"
 	"cambium/settings"
@@ -107,7 +107,7 @@ func (n *Network) applyNamed(ctx context.Context, named json.RawMessage) error {
 	if err != nil {
 		return err
 	}
-	want, _, err := plan.Network(nets, have)
+	want, _, err := desired.Network(nets, have)
 	if err != nil {
 		return err
 	}

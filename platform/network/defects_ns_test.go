@@ -16,8 +16,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"cambium/desired"
 	"cambium/internal/nstest"
-	"cambium/plan"
 	"cambium/platform/network"
 	"cambium/platform/network/neighbor"
 	"cambium/platform/network/networkd"
@@ -392,7 +392,7 @@ func TestNSWithoutNetworkd(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want, _, err := plan.Network(nets{"a": static("10.0.0.5"), "b": {Type: "dynamic", MAC: mac1}}, have)
+		want, _, err := desired.Network(nets{"a": static("10.0.0.5"), "b": {Type: "dynamic", MAC: mac1}}, have)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -418,14 +418,14 @@ func TestNSLateNIC(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := plan.Network(n, have); err == nil || !strings.HasPrefix(err.Error(), `network "b": no NIC has the hardware address `+mac1+": the machine has ") {
+		if _, _, err := desired.Network(n, have); err == nil || !strings.HasPrefix(err.Error(), `network "b": no NIC has the hardware address `+mac1+": the machine has ") {
 			t.Errorf("before: got %v, want the network and its hardware address named", err)
 		}
-		if err := wait.Links(within(t, 50*time.Millisecond), k, plan.MACs(n)); err == nil || !strings.Contains(err.Error(), mac1) {
+		if err := wait.Links(within(t, 50*time.Millisecond), k, desired.MACs(n)); err == nil || !strings.Contains(err.Error(), mac1) {
 			t.Errorf("too late: got %v, want the hardware address named", err)
 		}
 		result := make(chan error, 1)
-		go func() { result <- wait.Links(within(t, 5*time.Second), k, plan.MACs(n)) }()
+		go func() { result <- wait.Links(within(t, 5*time.Second), k, desired.MACs(n)) }()
 		peer.NIC(t, "eth1", mac1)
 		if err := <-result; err != nil {
 			t.Fatalf("WaitLinks: %v", err)

@@ -14,7 +14,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"cambium/plan"
+	"cambium/desired"
 	"cambium/platform/network"
 	"cambium/platform/network/wait"
 	"cambium/platform/resolver"
@@ -84,7 +84,7 @@ func (o order) carryOut() (a account, err error) {
 	if err != nil {
 		return a, err
 	}
-	want, warnings, err := plan.Network(o.Networks, have)
+	want, warnings, err := desired.Network(o.Networks, have)
 	if err != nil {
 		return a, err
 	}
@@ -124,7 +124,7 @@ func dns(ctx context.Context, log *logrus.Entry, nets map[string]settings.Networ
 	units := &unit.Systemd{Root: "/", Log: log}
 	defer units.Close()
 	k := &resolver.Kernel{PreferResolved: true, Units: units, Log: log}
-	servers, _ := plan.DNS(nets)
+	servers, _ := desired.DNS(nets)
 	for _, list := range []*[]string{&a.Changes, &a.Again} {
 		have, err := k.Observe(ctx)
 		if err != nil {

@@ -9,7 +9,7 @@
 // neighbor (ARP and neighbor discovery), confirm (a change that is taken back if it cuts the
 // machine off).
 //
-// The package knows nothing of settings; package plan translates.
+// The package knows nothing of settings; package desired translates.
 package network
 
 import (

@@ -17,8 +17,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"cambium/desired"
 	"cambium/internal/nstest"
-	"cambium/plan"
 	"cambium/platform/network"
 	"cambium/platform/network/wait"
 	"cambium/settings"
@@ -54,7 +54,7 @@ func wanted(t *testing.T, k *network.Kernel, n nets) (network.State, network.Des
 	if err != nil {
 		t.Fatalf("Observe: %v", err)
 	}
-	want, warnings, err := plan.Network(n, have)
+	want, warnings, err := desired.Network(n, have)
 	if err != nil {
 		t.Fatalf("plan: %v", err)
 	}

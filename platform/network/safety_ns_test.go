@@ -20,8 +20,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"cambium/desired"
 	"cambium/internal/nstest"
-	"cambium/plan"
 	"cambium/platform/network"
 	"cambium/platform/network/confirm"
 	"cambium/platform/network/neighbor"
@@ -355,7 +355,7 @@ func TestNSAnyConfigurationFromAnyOther(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			want, _, _ := plan.Network(n, have)
+			want, _, _ := desired.Network(n, have)
 			changes, err := network.Diff(have, want)
 			if err != nil {
 				t.Fatalf("Diff of %+v: %v", n, err)
@@ -400,7 +400,7 @@ func diffOf(t *testing.T, k *network.Kernel, n nets) []network.Change {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want, _, _ := plan.Network(n, have) // some of these documents have mistakes; the rest counts
+	want, _, _ := desired.Network(n, have) // some of these documents have mistakes; the rest counts
 	changes, err := network.Diff(have, want)
 	if err != nil {
 		t.Fatal(err)

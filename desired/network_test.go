@@ -1,4 +1,4 @@
-package plan_test
+package desired_test
 
 import (
 	"fmt"
@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"cambium/plan"
+	"cambium/desired"
 	"cambium/platform/network"
 	"cambium/platform/network/networkd"
 	"cambium/settings"
@@ -298,7 +298,7 @@ func TestNetwork(t *testing.T) {
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			d, warnings, err := plan.Network(tt.nets, machine(tt.nics))
+			d, warnings, err := desired.Network(tt.nets, machine(tt.nics))
 			if got := describe(d); got != tt.want {
 				t.Errorf("got  %s\nwant %s", got, tt.want)
 			}
@@ -320,7 +320,7 @@ func TestNetwork(t *testing.T) {
 func TestTwoNICsWithOneHardwareAddress(t *testing.T) {
 	s := machine(2)
 	s.Links[1].MAC = s.Links[0].MAC
-	d, warnings, err := plan.Network(map[string]settings.Network{"a": manual("10.0.0.5", mac0)}, s)
+	d, warnings, err := desired.Network(map[string]settings.Network{"a": manual("10.0.0.5", mac0)}, s)
 	if got, want := describe(d), "eth0: 10.0.0.5/24;eth1: dhcp;"; got != want || err != nil || len(warnings) != 1 {
 		t.Errorf("got %s, %q, %v; want %s and one warning", got, warnings, err, want)
 	}
@@ -335,7 +335,7 @@ func TestDynamicNetworks(t *testing.T) {
 		"static":    manual("10.0.0.5", mac0),
 		"vip":       {Type: "vip"},
 	}
-	d, _, err := plan.Network(nets, machine(2))
+	d, _, err := desired.Network(nets, machine(2))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -343,7 +343,7 @@ func TestDynamicNetworks(t *testing.T) {
 	if !slices.Equal(d.Dynamic, want) {
 		t.Errorf("dynamic: got %+v, want %+v", d.Dynamic, want)
 	}
-	all := plan.Resolved(nets, map[string]network.Resolved{"four": {IP: "10.0.0.9", Netmask: "255.255.255.0", Gateway: "10.0.0.1"}})
+	all := desired.Resolved(nets, map[string]network.Resolved{"four": {IP: "10.0.0.9", Netmask: "255.255.255.0", Gateway: "10.0.0.1"}})
 	if got := all["four"]; got.IP != "10.0.0.9" || got.Gateway != "10.0.0.1" || !got.Resolved || nets["four"].IP != "" || all["static"].IP != "10.0.0.5" {
 		t.Errorf("resolved: got %+v", all)
 	}
@@ -366,7 +366,7 @@ func TestDNSOfPreconfiguredNetworks(t *testing.T) {
 		{"no default network", map[string]settings.Network{"a": {DNS: []string{"1.1.1.1"}}, "b": {DNS: []string{"2.2.2.2"}}}, "[]"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if got, _ := plan.DNS(tt.nets); fmt.Sprint(got) != tt.want {
+			if got, _ := desired.DNS(tt.nets); fmt.Sprint(got) != tt.want {
 				t.Errorf("got %v, want %s", got, tt.want)
 			}
 		})
@@ -374,7 +374,7 @@ func TestDNSOfPreconfiguredNetworks(t *testing.T) {
 }
 
 func TestMACs(t *testing.T) {
-	got := plan.MACs(map[string]settings.Network{
+	got := desired.MACs(map[string]settings.Network{
 		"a": {MAC: "52-54-00-00-00-0A"}, "b": {MAC: "52:54:00:00:00:0a"}, "c": {MAC: "nonsense"}, "v": {Type: "vip", MAC: mac1}, "z": {MAC: mac0},
 	})
 	if want := []network.MAC{"52:54:00:00:00:0a", mac0}; !slices.Equal(got, want) {
@@ -399,7 +399,7 @@ func TestOrderOfAMapDoesNotMatter(t *testing.T) {
 			for _, name := range names {
 				shuffled[name] = nets[name]
 			}
-			d, warnings, planErr := plan.Network(shuffled, have)
+			d, warnings, planErr := desired.Network(shuffled, have)
 			changes, diffErr := network.Diff(have, d)
 			text := fmt.Sprint(warnings, planErr, diffErr)
 			if try == 0 {
@@ -450,7 +450,7 @@ func FuzzNetwork(f *testing.F) {
 		n := settings.Network{Type: kind, IP: ip, Netmask: mask, Gateway: gateway, MAC: mac, Alias: alias, Default: []string{"gateway", "dns"}, DNS: []string{ip},
 			Routes: []settings.Route{{Destination: to, Netmask: toMask, Gateway: gateway}}}
 		have := machine(2)
-		d, _, _ := plan.Network(map[string]settings.Network{"a": n, "b": {MAC: mac, IP: ip, Netmask: mask}}, have)
+		d, _, _ := desired.Network(map[string]settings.Network{"a": n, "b": {MAC: mac, IP: ip, Netmask: mask}}, have)
 		for _, l := range d.Links {
 			for _, a := range l.Addresses {
 				if !a.Prefix.IsValid() || a.Prefix.Addr().Zone() != "" || a.Prefix.Addr().Is4In6() {
