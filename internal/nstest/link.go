@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"cambium/internal/localroute"
 	"cambium/internal/thread"
 )
 
@@ -153,6 +154,9 @@ func (p *Peer) Address(t *testing.T, name, prefix string) {
 	}
 	addr.Flags = unix.IFA_F_NODAD
 	if err := p.Handle.AddrReplace(link, addr); err != nil {
+		t.Fatalf("peer address %s on %s: %v", prefix, name, err)
+	}
+	if err := localroute.Await(&p.ns, addr.IP); err != nil {
 		t.Fatalf("peer address %s on %s: %v", prefix, name, err)
 	}
 }

@@ -33,7 +33,7 @@ type Kind struct {
 	Timeout time.Duration
 }
 
-// built is a directory for what the tests build.
+// built is a directory for what the tests build, which Main makes and removes.
 var built string
 
 // Main runs the tests of a package and removes what they have built. It does not return.
@@ -53,6 +53,9 @@ func Main(m *testing.M) {
 
 // Program builds a command of this project as it is shipped, and returns where it is.
 func Program(name, pkg string) (string, error) {
+	if built == "" { // the working directory is the package's own
+		return "", fmt.Errorf("build %s: there is no directory for it; call labtest.Main in TestMain", name)
+	}
 	path := filepath.Join(built, name)
 	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-tags=nethttpomithttp2", "-ldflags=-s -w", "-o", path, pkg)
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")

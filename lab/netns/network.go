@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net"
 
+	"cambium/internal/localroute"
+
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -22,12 +24,15 @@ func (n Namespace) Bridge(name string, addresses ...string) error {
 		if err := netlink.LinkAdd(bridge); err != nil {
 			return fmt.Errorf("bridge %s: %w", name, err)
 		}
+		if err := netlink.LinkSetUp(bridge); err != nil {
+			return fmt.Errorf("bridge %s: %w", name, err)
+		}
 		for _, a := range addresses {
 			if err := addAddress(bridge, a); err != nil {
 				return err
 			}
 		}
-		return netlink.LinkSetUp(bridge)
+		return nil
 	})
 }
 
@@ -58,6 +63,7 @@ func (n Namespace) Neighbor(address string) (mac net.HardwareAddr) {
 	return mac
 }
 
+// addAddress adds an address to a link that is up. When it returns, servers can be reached at the address.
 func addAddress(link netlink.Link, address string) error {
 	addr, err := netlink.ParseAddr(address)
 	if err != nil {
@@ -65,9 +71,12 @@ func addAddress(link netlink.Link, address string) error {
 	}
 	addr.Broadcast = nil
 	if addr.IP.To4() == nil {
-		addr.Flags |= unix.IFA_F_NODAD // no other machine is there, and servers want to use it at once
+		addr.Flags |= unix.IFA_F_NODAD // no other machine is there
 	}
 	if err := netlink.AddrAdd(link, addr); err != nil {
+		return fmt.Errorf("address %s on %s: %w", address, link.Attrs().Name, err)
+	}
+	if err := localroute.Await(nil, addr.IP); err != nil {
 		return fmt.Errorf("address %s on %s: %w", address, link.Attrs().Name, err)
 	}
 	return nil

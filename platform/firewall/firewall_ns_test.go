@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"cambium/internal/command"
+	"cambium/internal/localroute"
 	"cambium/internal/nstest"
 	"cambium/internal/secret"
 
@@ -260,7 +261,7 @@ func TestNSNATS(t *testing.T) {
 				t.Fatal(err)
 			}
 			a.Flags = unix.IFA_F_NODAD
-			if err := netlink.AddrAdd(lo, a); err != nil {
+			if err := errors.Join(netlink.AddrAdd(lo, a), localroute.Await(nil, a.IP)); err != nil {
 				t.Fatal(err)
 			}
 		}

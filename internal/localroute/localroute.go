@@ -1,0 +1,52 @@
+// Package localroute waits until an IPv6 address that was added can be used.
+package localroute
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// timeout is how long the kernel may take, on a busy host.
+const timeout = time.Minute
+
+// Await waits for the local route of an address in a network namespace, nil for that of this thread. Nothing connects
+// to an address without that route. The kernel adds the route of an IPv6 address from a work queue, even if there is
+// no duplicate address detection (IFA_F_NODAD); that of an IPv4 address is there at once.
+func Await(namespace *netns.NsHandle, ip net.IP) error {
+	if ip.To4() != nil {
+		return nil
+	}
+	updates, done := make(chan netlink.RouteUpdate), make(chan struct{})
+	options := netlink.RouteSubscribeOptions{Namespace: namespace, ListExisting: true}
+	if err := netlink.RouteSubscribeWithOptions(updates, done, options); err != nil {
+		return fmt.Errorf("watch routes: %w", err)
+	}
+	defer func() {
+		close(done)
+		go func() {
+			for range updates { // until the subscription has ended
+			}
+		}()
+	}()
+	late := time.After(timeout)
+	for {
+		select {
+		case u, open := <-updates:
+			if !open {
+				return errors.New("watch routes: the subscription ended")
+			}
+			local := u.Type == unix.RTM_NEWROUTE && u.Route.Type == unix.RTN_LOCAL
+			if local && u.Dst != nil && u.Dst.IP.Equal(ip) {
+				return nil
+			}
+		case <-late:
+			return fmt.Errorf("the kernel has not added the local route of %s within %s", ip, timeout)
+		}
+	}
+}
