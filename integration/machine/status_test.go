@@ -33,7 +33,7 @@ func TestMachineStatus(t *testing.T) {
 	ready(t, good)
 
 	t.Run("good", func(t *testing.T) {
-		wantScreen(t, good, "vcap", 0, "state: ready after ", "bus: connected to 10.88.0.1:", "settings: File ")
+		wantScreen(t, good, "vcap", 0, "state: ready after ", "not checked: run it as root", "bus: connected to 10.88.0.1:", "settings: File ")
 		// Told after the first pong.
 		await(t, "systemd to show the state", time.Minute, func() bool {
 			return strings.HasPrefix(run(t, good, "systemctl", "show", "-P", "StatusText", "bosh-agent"), "ready; bus: connected to 10.88.0.1:")
@@ -56,6 +56,7 @@ func TestMachineStatus(t *testing.T) {
 	})
 	t.Run("port filtered", func(t *testing.T) { portFiltered(t, good) })
 	t.Run("log level", func(t *testing.T) { logLevel(t, good) })
+	t.Run("lock of vcap", func(t *testing.T) { lockOfVcap(t, good) })
 	t.Run("stopped, killed", func(t *testing.T) { stoppedAndKilled(t, good) })
 	t.Run("settings corrupt", func(t *testing.T) { settingsCorrupt(t, distrusting) })
 }
@@ -88,10 +89,18 @@ func wantScreen(t *testing.T, i *lab.Instance, user string, code int, texts ...s
 	pasteHints(t, i, screen)
 }
 
+// awaitScreen waits for what root sees; vcap sees the same.
 func awaitScreen(t *testing.T, i *lab.Instance, code int, texts ...string) {
 	t.Helper()
-	await(t, "a status with "+strings.Join(texts, ", "), 2*time.Minute, func() bool { return missing(screenOf(t, i, "root", "status"), code, texts) == "" })
+	awaitRoot(t, i, code, texts...)
 	wantScreen(t, i, "vcap", code, texts...)
+}
+
+func awaitRoot(t *testing.T, i *lab.Instance, code int, texts ...string) {
+	t.Helper()
+	await(t, "a status with "+strings.Join(texts, ", "), 2*time.Minute, func() bool {
+		return missing(screenOf(t, i, "root", "status"), code, texts) == ""
+	})
 }
 
 var hint = regexp.MustCompile(`'((?:agent|systemctl|journalctl) [^']+)'`)
@@ -134,7 +143,24 @@ func logLevel(t *testing.T, i *lab.Instance) {
 	}
 }
 
-// stoppedAndKilled: an agent that does not run is never ready, also if it had no time to say so.
+// lockOfVcap: vcap tries to lock the file by which status knows that the agent runs, while there is no agent that has
+// locked it. The next one is running all the same.
+func lockOfVcap(t *testing.T, i *lab.Instance) {
+	t.Helper()
+	run(t, i, "systemctl", "stop", "bosh-agent")
+	stop := background(t, i, "locker", `perl -MFcntl -e 'open(my $f, "<", "/run/cambium/alive")
+  and fcntl($f, F_SETLK, pack("s s x4 q q l x4", F_RDLCK, 0, 0, 0, 0));
+open(my $tried, ">", "/tmp/tried") or die; close $tried; sleep 10000'`)
+	defer stop()
+	await(t, "vcap to have tried", time.Minute, func() bool {
+		return run(t, i, "sh", "-c", "ls /tmp | grep -x tried || true") != ""
+	})
+	run(t, i, "systemctl", "start", "bosh-agent")
+	ready(t, i)
+	awaitScreen(t, i, 0, "state: ready after ")
+}
+
+// stoppedAndKilled: an agent that does not run is never ready, also if it had no time to say so. Then only root can know.
 func stoppedAndKilled(t *testing.T, i *lab.Instance) {
 	t.Helper()
 	run(t, i, "systemctl", "stop", "bosh-agent")
@@ -147,7 +173,8 @@ func stoppedAndKilled(t *testing.T, i *lab.Instance) {
 	wantScreen(t, i, "root", 0, "state: ready")
 	run(t, i, "sh", "-c", "mkdir -p /run/systemd/system/bosh-agent.service.d && printf '[Service]\\nRestart=no\\n' > /run/systemd/system/bosh-agent.service.d/once.conf && systemctl daemon-reload")
 	run(t, i, "systemctl", "kill", "--kill-whom=main", "-s", "KILL", "bosh-agent")
-	awaitScreen(t, i, 1, "state: not running since 2", "(it was ready)")
+	awaitRoot(t, i, 1, "state: not running since 2", "(it was ready)")
+	wantScreen(t, i, "vcap", 0, "state: ready after ", "not checked: run it as root")
 }
 
 // settingsCorrupt: the verdict names each source with its answer, also while the boot goes on, and the journal is not

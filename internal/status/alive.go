@@ -13,7 +13,8 @@ import (
 
 // aliveFile, beside the status file, is locked by the agent for as long as its process exists: the kernel releases
 // the lock however the process ends. A process id would not do: containers have their own PID namespaces, and ids
-// are reused. Its modification time is when the agent was last seen running.
+// are reused. Its modification time is when the agent was last seen running. Only root can open it: whoever can read a
+// file can hold a read lock on it, which would keep the agent's away.
 const aliveFile = "alive"
 
 // alivePath is the lock that belongs to the status file at path.
@@ -25,9 +26,17 @@ type alive struct {
 	locked bool
 }
 
-// openAlive opens the file and tries to lock it.
+// openAlive opens the file and tries to lock it. One that others may have open, of an earlier version, is replaced.
 func openAlive(path string) (*alive, error) {
-	file, err := os.OpenFile(alivePath(path), os.O_RDWR|os.O_CREATE, 0o644)
+	name := alivePath(path)
+	info, err := os.Lstat(name)
+	if err == nil && info.Mode() != 0o600 {
+		err = os.Remove(name)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("status: %w", err)
+	}
+	file, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("status: %w", err)
 	}
@@ -66,13 +75,17 @@ func running(path string) (is bool, seen time.Time, err error) {
 }
 
 // Observe returns the document at path and whether its agent still runs: one that does not is NotRunning, with
-// what it was as LastState.
+// what it was as LastState. To a user other than root, only one that recorded its end is; others are Unchecked.
 func Observe(path string) (Document, error) {
 	d, err := Read(path)
 	if err != nil {
 		return d, err
 	}
 	is, seen, err := running(path)
+	if errors.Is(err, fs.ErrPermission) {
+		d.Unchecked = d.Stopped == nil
+		is, err = d.Unchecked, nil
+	}
 	if err != nil || is {
 		return d, err
 	}

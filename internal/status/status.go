@@ -130,6 +130,9 @@ type Document struct {
 	// Stopped is when a process that does not run any more ended, or was last seen; LastState is what it was.
 	Stopped   *time.Time `json:"stopped,omitempty"`
 	LastState State      `json:"last_state,omitempty"`
+	// Unchecked means that the reader may not look whether the process runs: State is what it recorded last. No agent
+	// writes it.
+	Unchecked bool `json:"unchecked,omitempty"`
 	// LogLevel is info or debug.
 	LogLevel  string    `json:"log_level,omitempty"`
 	ReadyNS   int64     `json:"ready_ns,omitempty"`

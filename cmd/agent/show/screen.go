@@ -44,7 +44,11 @@ func (s screen) folded(lead string, indent int, text string) {
 }
 
 func (s screen) print(d status.Document, verbose bool) {
-	s.field("state", stateColors[d.State], "%s", s.state(d))
+	state := s.state(d)
+	if d.Unchecked {
+		state += "; whether it still runs is not checked: run it as root"
+	}
+	s.field("state", stateColors[d.State], "%s", state)
 	agent := fmt.Sprintf("%s, version %s, pid %d", cmp.Or(d.AgentID, "(no id yet)"), d.Agent, d.PID)
 	if d.Supervisor != "" {
 		agent += ", supervisor " + d.Supervisor

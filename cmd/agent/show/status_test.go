@@ -132,6 +132,8 @@ func TestStatusText(t *testing.T) {
 	listening.Bus = &status.Bus{State: status.BusListening, Server: "0.0.0.0:6868", Since: ago(time.Hour)}
 	dead := ready
 	dead.State, dead.LastState, dead.Stopped = status.NotRunning, status.Ready, pointer(ago(time.Minute))
+	unchecked := ready
+	unchecked.Unchecked = true
 	withProblem := ready
 	const withheld = status.JobsWithheld + ": persistent disk vol-1 is blank"
 	withProblem.Warnings = []string{withheld} // which is printed once
@@ -146,6 +148,7 @@ func TestStatusText(t *testing.T) {
 	}{
 		"failed": {document: booted()}, "failed-verbose": {document: booted(), verbose: true}, "ready": {document: ready}, "refused": {document: refused}, "lost": {document: lost},
 		"listening": {document: listening}, "not-running": {document: dead}, "retried": {document: retried}, "pausing": {document: pausing}, "problem": {document: withProblem},
+		"unchecked": {document: unchecked},
 	} {
 		for _, width := range []int{80, 120, 200} {
 			var out bytes.Buffer
