@@ -65,6 +65,7 @@ func TestMachineAttacks(t *testing.T) {
 	t.Run("run directory", func(t *testing.T) { runDirectory(t, i) })
 	t.Run("alert port", func(t *testing.T) { alertPort(t, i) })
 	t.Run("monit's port", func(t *testing.T) { monitPort(t, i) })
+	t.Run("monit's pid file", func(t *testing.T) { monitPidFile(t, i) })
 	t.Run("secrets", func(t *testing.T) { secrets(t, i) })
 
 	if after := foreign(t, i); after != before {
@@ -172,6 +173,39 @@ func monitPort(t *testing.T, i *lab.Instance) {
 	}
 	stop()
 	run(t, i, "systemctl", "start", "monit")
+}
+
+// monitPidFile puts the number of a process of root, and then a link, where the jobs have their pid files, each time
+// before monit starts: monit signals the process that its pid file names, and writes to the file.
+func monitPidFile(t *testing.T, i *lab.Instance) {
+	const pidFile = "/var/vcap/sys/run/monit.pid"
+	start := func() {
+		t.Helper()
+		run(t, i, "systemctl", "start", "monit")
+		await(t, "monit to answer", time.Minute, func() bool { return stateOf(t, i).JobState == "running" })
+	}
+	run(t, i, "systemd-run", "--quiet", "--unit=bystander", "--service-type=exec", "sleep", "10000")
+	defer run(t, i, "systemctl", "stop", "bystander")
+	run(t, i, "systemctl", "stop", "monit")
+	bystander := strings.TrimSpace(run(t, i, "systemctl", "show", "-P", "MainPID", "bystander"))
+	asVcap(t, i, "echo "+bystander+" >"+pidFile)
+	start()
+	if got := run(t, i, "systemctl", "show", "-P", "MainPID", "bystander"); got != bystander+"\n" {
+		t.Errorf("monit has ended a process whose number vcap wrote to %s", pidFile)
+	}
+	run(t, i, "systemctl", "stop", "monit")
+	asVcap(t, i, "rm -f "+pidFile+"; ln -s /etc/written "+pidFile)
+	start()
+	if got := run(t, i, "sh", "-c", "readlink "+pidFile+"; ls /etc | grep -x written || true"); got != "/etc/written\n" {
+		t.Errorf("vcap's link and the file that it names: %q, want the link alone", got)
+	}
+	asVcap(t, i, "rm -f "+pidFile)
+	// Its own pid file serves monit's commands, and is out of vcap's reach.
+	run(t, i, "/var/vcap/bosh/bin/monit", "-c", "/var/vcap/bosh/etc/monitrc", "reload")
+	if got := run(t, i, "sh", "-c", "stat -c %U /run/monit.pid; systemctl show -P MainPID monit | cmp - /run/monit.pid"); got != "root\n" {
+		t.Errorf("/run/monit.pid: %q, want one of root with the number of monit's process", got)
+	}
+	await(t, "monit to answer", time.Minute, func() bool { return stateOf(t, i).JobState == "running" })
 }
 
 // secrets looks for those of the settings wherever the agent, or the machine because of it, could have put them: the
