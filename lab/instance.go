@@ -242,11 +242,6 @@ func (i *Instance) attachFirst(ctx context.Context) (map[string]string, error) {
 // MAC is the hardware address of a network card.
 func (i *Instance) MAC(card int) net.HardwareAddr { return machine.MAC(i.name(), card) }
 
-// CardMAC is the hardware address that a machine's card will have, for settings that name it.
-func CardMAC(lab, name string, card int) net.HardwareAddr {
-	return machine.MAC(Prefix+lab+"."+name, card)
-}
-
 // Change edits the settings and delivers them again, as a CPI does whose agents read them anew.
 func (i *Instance) Change(ctx context.Context, edit func(Document)) error {
 	i.mu.Lock()

@@ -107,7 +107,7 @@ func TestRootEphemeralPartitionsAreKeptOrMade(t *testing.T) {
 			b.ok(b.setupEphemeral(dev.Path, nil))
 			write(t, filepath.Join(b.Dirs.Data(), "file"), "x")
 			b.ok(mount.Unmount(ctx, b.Dirs.Data()))
-			b.ok(filesystem.SwapOff(dev.Path + "p1"))
+			b.ok(looptest.SwapOff(dev.Path + "p1"))
 			uuid := tool(t, dev.Path, "blkid", "-p", "-o", "value", "-s", "UUID", dev.Path+"p1")
 			c.prepare(t, dev)
 			b.ok(b.setupEphemeral(dev.Path, nil))

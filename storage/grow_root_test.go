@@ -57,11 +57,11 @@ func TestRootTableIsRepairedWhileMounted(t *testing.T) {
 	dev := b.disk(64<<20, "vol-1")
 	b.ok(b.Mount(ctx, "vol-1"))
 	tool(t, dev.Path, "sh", "-c", "printf x | dd of="+dev.Path+" bs=1 seek=572 conv=notrunc 2>&1")
-	if s, err := disk.Observe(dev.Path); err != nil || !s.Table.Recovered {
+	if s, err := disk.Inspect(dev.Path); err != nil || !s.Table.Recovered {
 		t.Fatalf("the table is not damaged: %+v, %v", s.Table, err)
 	}
 	b.ok(b.Mount(ctx, "vol-1"))
-	if s, err := disk.Observe(dev.Path); err != nil || s.Table.Recovered || len(s.Table.Partitions) != 1 {
+	if s, err := disk.Inspect(dev.Path); err != nil || s.Table.Recovered || len(s.Table.Partitions) != 1 {
 		t.Errorf("the table is %+v, %v; want both copies good", s.Table, err)
 	}
 	if got := mountedSource(t, b.Dirs.Store()); got != dev.Path+"p1" {

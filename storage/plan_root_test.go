@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"cambium/platform/filesystem"
+	"cambium/internal/looptest"
 	"cambium/platform/mount"
 	"cambium/settings"
 )
@@ -66,7 +66,7 @@ func TestRootPlannedIsDone(t *testing.T) {
 			dev := b.disk(512<<20, "")
 			b.ok(b.setupEphemeral(dev.Path, nil))
 			b.ok(mount.Unmount(ctx, b.Dirs.Data()))
-			b.ok(filesystem.SwapOff(dev.Path + "p1"))
+			b.ok(looptest.SwapOff(dev.Path + "p1"))
 			return ephemeral(dev.Path, nil)
 		}, []string{"switch swap on", "p2: ext4: mount on "}},
 		{"ephemeral data on the root disk", Options{CreatePartitionIfNoEphemeralDisk: true}, func(t *testing.T, b *bench) step {

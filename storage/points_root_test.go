@@ -170,7 +170,7 @@ func TestRootD05StaleRecordCostsNothing(t *testing.T) {
 			write(t, filepath.Join(b.Dirs.Store(), "data"), "precious")
 			b.unmounted("vol-1", "Unmounted partition of vol-1")
 			damage(t, b, dev.Path+"p1")
-			s, err := disk.Observe(dev.Path)
+			s, err := disk.Inspect(dev.Path)
 			b.ok(err)
 			b.ok(b.Intents.Set("vol-1", intent.Intent{Table: s.Table.GUID}))
 			b.ok(b.Mount(ctx, "vol-1"))
@@ -223,7 +223,7 @@ func TestRootD11NoOldDataOnARemadeDisk(t *testing.T) {
 	b.ok(b.setupEphemeral(dev.Path, nil))
 	write(t, filepath.Join(b.Dirs.Data(), "secret"), "of the previous VM")
 	b.ok(mount.Unmount(ctx, b.Dirs.Data()))
-	b.ok(filesystem.SwapOff(dev.Path + "p1"))
+	b.ok(looptest.SwapOff(dev.Path + "p1"))
 	// The same disk, a new VM: the layout is the same to the byte.
 	b.did(b.Setup(ctx, &settings.DiskHint{Path: dev.Path}, nil, "agent-2"))
 	if _, err := os.Stat(filepath.Join(b.Dirs.Data(), "secret")); err == nil {

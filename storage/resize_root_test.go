@@ -50,7 +50,7 @@ func TestRootResize(t *testing.T) {
 			if read(t, filepath.Join(b.Dirs.Store(), "data")) != "precious" {
 				t.Error("data lost")
 			}
-			s, err := disk.Observe(dev.Path)
+			s, err := disk.Inspect(dev.Path)
 			b.ok(err)
 			if s.Table.Moved {
 				t.Error("the backup GPT was not moved")

@@ -495,7 +495,7 @@ func TestRootLargeSectors(t *testing.T) {
 	b.ok(unix.IoctlSetInt(int(f.Fd()), unix.LOOP_SET_BLOCK_SIZE, 4096))
 	b.ok(f.Close())
 	b.ok(b.Mount(ctx, "vol-1"))
-	s, err := disk.Observe(dev.Path)
+	s, err := disk.Inspect(dev.Path)
 	b.ok(err)
 	if s.Sector != 4096 || len(s.Table.Partitions) != 1 || s.Table.Partitions[0].Start != disk.MiB {
 		t.Errorf("observed %+v", s)

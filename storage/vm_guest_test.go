@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/blkdev"
+	"cambium/internal/looptest"
 	"cambium/internal/vcap"
 	"cambium/lab/testvm"
 	"cambium/platform/copytree/apart"
@@ -135,7 +136,7 @@ var guestChecks = []testvm.Check{
 		if err == nil && !active {
 			err = errors.New("swap is not active")
 		}
-		return errors.Join(err, filesystem.SwapOff("/dev/nvme0n1p1"))
+		return errors.Join(err, looptest.SwapOff("/dev/nvme0n1p1"))
 	}},
 	{Name: "plan: the proof names the serial number", Run: func(ctx context.Context) error {
 		changes, err := guestDisks().Ephemeral.Plan(ctx, &settings.DiskHint{Path: "/dev/sda"}, nil, "agent-1")

@@ -37,7 +37,7 @@ func mapperTool(name string, args ...string) error {
 // kpartx does what udev's rules do when a table has been written.
 func kpartx(ctx context.Context) error {
 	for ctx.Err() == nil {
-		if s, err := disk.Observe(mapperPath); err == nil && len(s.Table.Partitions) == 1 && released(mapperPath) {
+		if s, err := disk.Inspect(mapperPath); err == nil && len(s.Table.Partitions) == 1 && released(mapperPath) {
 			return mapperTool("kpartx", "-a", "-p", "-part", mapperPath)
 		}
 		time.Sleep(10 * time.Millisecond)

@@ -17,6 +17,7 @@ import (
 	"cambium/lab"
 	"cambium/lab/director"
 	"cambium/lab/labtest"
+	"cambium/lab/machine"
 	"cambium/lab/machine/qemu"
 	"cambium/lab/release"
 )
@@ -92,7 +93,7 @@ func TestVMMetadataAndTwoCards(t *testing.T) {
 	l := newLab(t)
 	i := create(t, l, lab.VM{Name: "vm1", Source: lab.HTTP, Ephemeral: 10 * lab.GiB, NICs: 2, Edit: func(d lab.Document) {
 		d.Set("networks.default.type", "dynamic")
-		d.Set("networks.second", map[string]any{"type": "manual", "ip": "10.88.1.10", "netmask": "255.255.255.0", "mac": secondCard(l)})
+		d.Set("networks.second", map[string]any{"type": "manual", "ip": "10.88.1.10", "netmask": "255.255.255.0", "mac": cardMAC(l, 1)})
 	}})
 	if err := i.Start(t.Context()); err != nil {
 		t.Fatal(err)
@@ -139,8 +140,10 @@ func wrongClock(t *testing.T, i *lab.Instance) {
 	}
 }
 
-// secondCard is the hardware address that the lab will give vm1's second card.
-func secondCard(l *lab.Lab) string { return lab.CardMAC(l.Name(), "vm1", 1).String() }
+// cardMAC is the hardware address that the lab will give a card of vm1, for settings that name it.
+func cardMAC(l *lab.Lab, card int) string {
+	return machine.MAC(lab.Prefix+l.Name()+".vm1", card).String()
+}
 
 // groupsV2 looks at the agent under nothing but control groups of version 2.
 func groupsV2(t *testing.T, i *lab.Instance) {
@@ -180,7 +183,7 @@ func TestVMConfigDriveISO(t *testing.T) {
 	l := newLab(t)
 	i := start(t, l, lab.VM{Source: lab.ConfigDrive, Ephemeral: 2 * lab.GiB, Edit: func(d lab.Document) {
 		d.Set("networks.six", map[string]any{"type": "manual", "ip": "fd88::10", "netmask": "ffff:ffff:ffff:ffff::", "gateway": lab.Gateway6,
-			"default": []string{"gateway"}, "mac": lab.CardMAC(l.Name(), "vm1", 0).String()})
+			"default": []string{"gateway"}, "mac": cardMAC(l, 0)})
 	}})
 	ready(t, i)
 	wantReady(t, i)
@@ -205,7 +208,7 @@ func TestVMConfigDriveFAT(t *testing.T) {
 	l := newLab(t, func(o *lab.Options) { o.BusHost = lab.Gateway6 })
 	i := start(t, l, lab.VM{Source: lab.ConfigDriveNovaF, Ephemeral: 2 * lab.GiB, Edit: func(d lab.Document) {
 		d.Set("networks", map[string]any{"default": map[string]any{"type": "manual", "ip": "fd88::10", "netmask": "ffff:ffff:ffff:ffff::",
-			"gateway": lab.Gateway6, "default": []string{"dns", "gateway"}, "mac": lab.CardMAC(l.Name(), "vm1", 0).String()}})
+			"gateway": lab.Gateway6, "default": []string{"dns", "gateway"}, "mac": cardMAC(l, 0)}})
 	}})
 	if !strings.HasPrefix(i.MbusURL, "nats://[fd88::1]:") {
 		t.Fatalf("the bus is %s", i.MbusURL)

@@ -261,13 +261,7 @@ func swapsOff(numbers map[string]bool) error {
 		if err != nil || !numbers[n.String()] {
 			continue
 		}
-		path, err := unix.BytePtrFromString(fields[0])
-		if err != nil {
-			return err
-		}
-		if err := swapoff(path); err != nil {
-			failed = append(failed, fmt.Errorf("swapoff %s: %w", fields[0], err))
-		}
+		failed = append(failed, SwapOff(fields[0]))
 	}
 	return errors.Join(failed...)
 }

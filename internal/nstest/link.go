@@ -129,18 +129,6 @@ func (p *Peer) veth(t *testing.T, name, peerName, mac string) {
 	setUp(t, p.Handle, peerName)
 }
 
-// Remove removes a link and its other end.
-func (p *Peer) Remove(t *testing.T, name string) {
-	t.Helper()
-	link, err := p.Handle.LinkByName(name)
-	if err == nil {
-		err = p.Handle.LinkDel(link)
-	}
-	if err != nil {
-		t.Fatalf("remove %s: %v", name, err)
-	}
-}
-
 // Address gives the other end of a link an address, usable at once.
 func (p *Peer) Address(t *testing.T, name, prefix string) {
 	t.Helper()
@@ -158,22 +146,6 @@ func (p *Peer) Address(t *testing.T, name, prefix string) {
 	}
 	if err := localroute.Await(&p.ns, addr.IP); err != nil {
 		t.Fatalf("peer address %s on %s: %v", prefix, name, err)
-	}
-}
-
-// Unaddress takes an address from the other end of a link.
-func (p *Peer) Unaddress(t *testing.T, name, prefix string) {
-	t.Helper()
-	link, err := p.Handle.LinkByName(name)
-	if err != nil {
-		t.Fatalf("peer link %s: %v", name, err)
-	}
-	addr, err := netlink.ParseAddr(prefix)
-	if err == nil {
-		err = p.Handle.AddrDel(link, addr)
-	}
-	if err != nil {
-		t.Fatalf("remove peer address %s from %s: %v", prefix, name, err)
 	}
 }
 

@@ -342,6 +342,3 @@ func (i *IaaS) Close() error {
 	}
 	return errors.Join(failed, i.lock.Close())
 }
-
-// Dir is where everything of the IaaS is.
-func (i *IaaS) Dir() string { return i.store.dir }

@@ -32,7 +32,7 @@ func tool(t testing.TB, stdin, name string, args ...string) string {
 
 func observe(t testing.TB, path string) State {
 	t.Helper()
-	s, err := Observe(path)
+	s, err := look(path, func(Table) bool { return true })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -269,7 +269,7 @@ func TestDamagedTables(t *testing.T) {
 		path := made(t)
 		poke(t, path, 512+8, 0xff)
 		poke(t, path, 100*MiB-512+8, 0xff)
-		if _, err := Observe(path); !errors.Is(err, ErrDamaged) {
+		if _, err := Inspect(path); !errors.Is(err, ErrDamaged) {
 			t.Errorf("Observe = %v, want ErrDamaged", err)
 		}
 	})
@@ -277,7 +277,7 @@ func TestDamagedTables(t *testing.T) {
 		path := made(t)
 		poke(t, path, 512, make([]byte, 8)...)
 		poke(t, path, 100*MiB-512, make([]byte, 8)...)
-		if _, err := Observe(path); !errors.Is(err, ErrDamaged) {
+		if _, err := Inspect(path); !errors.Is(err, ErrDamaged) {
 			t.Errorf("Observe = %v, want ErrDamaged", err)
 		}
 	})
@@ -306,7 +306,7 @@ func TestDamagedTables(t *testing.T) {
 	t.Run("absurd number of entries", func(t *testing.T) {
 		path := made(t)
 		poke(t, path, 512+80, 0xff, 0xff, 0xff, 0xff)
-		if _, err := Observe(path); !errors.Is(err, ErrDamaged) {
+		if _, err := Inspect(path); !errors.Is(err, ErrDamaged) {
 			t.Errorf("Observe = %v, want ErrDamaged", err)
 		}
 	})

@@ -69,12 +69,7 @@ type State struct {
 	Trailer filesystem.Kind
 }
 
-// Observe reads what is on a disk or image.
-func Observe(path string) (State, error) {
-	return look(path, func(Table) bool { return true })
-}
-
-// Inspect is Observe without probing the content of a disk that has a partition table.
+// Inspect reads what is on a disk or image. The content is probed only where there is no partition table.
 func Inspect(path string) (State, error) {
 	return look(path, func(t Table) bool { return t.Label == None })
 }

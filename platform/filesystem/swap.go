@@ -60,20 +60,12 @@ func SwapOn(device string) error {
 	if err != nil || active {
 		return err
 	}
-	if err := swapCall(unix.SYS_SWAPON, device); err != nil && !errors.Is(err, unix.EBUSY) {
-		return fmt.Errorf("swapon %s: %w", device, err)
-	}
-	return nil
-}
-
-// SwapOff ends the use of a swap device; an inactive one is left as it is.
-func SwapOff(device string) error {
-	active, err := SwapActive(device)
-	if err != nil || !active {
+	path, err := unix.BytePtrFromString(device)
+	if err != nil {
 		return err
 	}
-	if err := swapCall(unix.SYS_SWAPOFF, device); err != nil {
-		return fmt.Errorf("swapoff %s: %w", device, err)
+	if _, _, errno := unix.Syscall(unix.SYS_SWAPON, uintptr(unsafe.Pointer(path)), 0, 0); errno != 0 && errno != unix.EBUSY {
+		return fmt.Errorf("swapon %s: %w", device, errno)
 	}
 	return nil
 }
@@ -116,17 +108,6 @@ func ActiveSwaps() ([]blkdev.Number, error) {
 		}
 	}
 	return all, s.Err()
-}
-
-func swapCall(number uintptr, device string) error {
-	path, err := unix.BytePtrFromString(device)
-	if err != nil {
-		return err
-	}
-	if _, _, errno := unix.Syscall(number, uintptr(unsafe.Pointer(path)), 0, 0); errno != 0 {
-		return errno
-	}
-	return nil
 }
 
 // Wipe clears every place where a signature may be within [start, start+length) of the device,

@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -191,39 +190,6 @@ func Remount(ctx context.Context, target string, flags uintptr) error {
 		return fmt.Errorf("remount %s: %w", target, err)
 	}
 	return nil
-}
-
-// Tmpfs mounts a new tmpfs unless target is a mount point already, and reports whether it
-// did. size is as in mount(8), "16m"; mode is that of its root directory.
-func Tmpfs(ctx context.Context, target, size string, mode fs.FileMode, flags uintptr) (bool, error) {
-	if err := ctx.Err(); err != nil {
-		return false, fmt.Errorf("mount tmpfs on %s: %w", target, context.Cause(ctx))
-	}
-	if strings.ContainsAny(size, ", ") {
-		return false, fmt.Errorf("mount tmpfs on %s: bad size %q", target, size)
-	}
-	if _, there, err := At(target); err != nil || there {
-		return false, err
-	}
-	options := fmt.Sprintf("mode=%04o", unixMode(mode))
-	if size != "" {
-		options += ",size=" + size
-	}
-	if err := unix.Mount("tmpfs", target, "tmpfs", flags, options); err != nil {
-		return false, fmt.Errorf("mount tmpfs on %s: %w", target, err)
-	}
-	return true, nil
-}
-
-func unixMode(mode fs.FileMode) uint32 {
-	m := uint32(mode.Perm())
-	if mode&os.ModeSticky != 0 {
-		m |= unix.S_ISVTX
-	}
-	if mode&os.ModeSetgid != 0 {
-		m |= unix.S_ISGID
-	}
-	return m
 }
 
 var optionFlags = map[string]struct {

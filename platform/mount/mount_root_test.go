@@ -106,18 +106,6 @@ func TestRootBindAndTmpfs(t *testing.T) {
 	if e, _, _ := At(target); strings.Contains(e.Options, "noexec") {
 		t.Errorf("options %s after remount, want only nodev", e.Options)
 	}
-
-	ram := dir(t)
-	for i := range 2 {
-		made, err := Tmpfs(ctx, ram, "1m", os.ModeSticky|0o777, 0)
-		if err != nil || made != (i == 0) {
-			t.Fatalf("Tmpfs = %v, %v at time %d", made, err, i)
-		}
-	}
-	info, err := os.Stat(ram)
-	if err != nil || info.Mode().Perm() != 0o777 || info.Mode()&os.ModeSticky == 0 {
-		t.Errorf("tmpfs mode %v, %v; want 1777", info.Mode(), err)
-	}
 }
 
 func TestRootUnmountNamesWhoIsBusy(t *testing.T) {

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"cambium/internal/nstest"
 	"cambium/platform/mount"
 	"cambium/settings"
@@ -19,9 +21,11 @@ func TestNSSettingsOnARealTmpfs(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		m := newMachine(t)
 		options := m.options()
-		options.MountTmpfs = func(ctx context.Context, path string) error {
-			_, err := mount.Tmpfs(ctx, path, "16m", 0o700, 0)
-			return err
+		options.MountTmpfs = func(_ context.Context, path string) error {
+			if _, mounted, err := mount.At(path); err != nil || mounted {
+				return err
+			}
+			return unix.Mount("tmpfs", path, "tmpfs", 0, "size=16m,mode=0700")
 		}
 		start := func() *Current {
 			c, err := Open(m.dirs, options)

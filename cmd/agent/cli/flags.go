@@ -91,9 +91,6 @@ func (f *Flags) Arg(i int) string {
 	return f.arguments[i]
 }
 
-// NArg is the number of arguments.
-func (f *Flags) NArg() int { return len(f.arguments) }
-
 // Misused prints a usage error and returns its exit code.
 func (f *Flags) Misused(format string, values ...any) int {
 	width := Width(f.stderr)
