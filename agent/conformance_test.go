@@ -179,8 +179,7 @@ func conformsSettings(t *testing.T, c conformanceCase) {
 	}
 }
 
-// TestConformanceIsComplete: each method has a case in which it succeeds. That each rule of docs/contract.md has a case is
-// checked by contract_test.go.
+// TestConformanceIsComplete: each method has a case in which it succeeds.
 func TestConformanceIsComplete(t *testing.T) {
 	// get_task and cancel_task succeed in every case that follows a task.
 	succeeds := map[string]bool{"get_task": true, "cancel_task": true}

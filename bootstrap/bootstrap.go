@@ -3,6 +3,4 @@
 // it and one that says what it would change, which agent plan calls: both are methods of Machine,
 // the parts of the platform that the boot works on. Loop runs the table until the machine is ready,
 // Announcer carries the verdict to people; package fetch asks the settings sources.
-//
-// Size: every row of the table is a file with its plan and its action, which work on the same Machine.
 package bootstrap

@@ -5,9 +5,6 @@
 // after the lab, so that several labs do not meet and a crashed one can be cleaned up by name.
 //
 // Nothing of it is linked into the agent.
-//
-// Size: the lab, its instances and their disks refer to each other; the far sides of wires, engines and
-// images are packages of their own.
 package lab
 
 import (

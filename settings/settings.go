@@ -1,9 +1,6 @@
 // Package settings is the settings document: its types, how it is decoded from every form that a
 // CPI sends, merged with later updates, validated, explained and encoded again. It is pure: it
 // reads no file, asks no source and touches no machine, so any package may import it.
-//
-// Size: decoder, merge rules, explanation and encoder share the unexported parsed document, which
-// holds unknown members and origins; packages of their own would have to export it.
 package settings
 
 import "cambium/internal/secret"

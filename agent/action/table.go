@@ -2,9 +2,6 @@
 // family of methods) and one table. A row says how a method's arguments are bound, whether it
 // runs as a task, what it must not overlap with, and whether it may be stopped or logged.
 // Behavior comes in through small interfaces that the action's own file declares.
-//
-// Size: some thirty methods with a file of about fifty lines each, independent of each other; a
-// package for each family would only add imports between the table and its rows.
 package action
 
 import (

@@ -1,7 +1,5 @@
 // Command agent is the BOSH-compatible VM agent. This package holds the table of commands, and
 // wires the running agent: the concrete types that other packages know as interfaces meet here.
-//
-// Size: the table, the wiring of the running agent and its life cycle; every other command is a package of its own.
 package main
 
 import (

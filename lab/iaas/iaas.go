@@ -5,9 +5,6 @@
 // that were interrupted, and starts the VMs that are meant to run.
 //
 // It knows nothing of the CPI's wire format; package cpi does.
-//
-// Size: VMs, disks, stemcells and networks refer to each other, and what may be deleted or attached is decided
-// over all of them at once.
 package iaas
 
 import (

@@ -2,8 +2,6 @@
 // table, a root file system that can grow, a kernel and a small initial RAM disk, with the
 // agent installed as into a stemcell. Nothing is mounted from an image and no loop device is
 // used. Images are kept in a cache under names that are derived from everything that is in them.
-//
-// Size: the lab's images and stemcells are made of the same parts, and share the names and locks of the cache.
 package image
 
 import (

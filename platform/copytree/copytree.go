@@ -10,9 +10,6 @@
 // through its descriptor only: there is no path that a link could lead astray, and none that is too
 // long. While a directory of the target is filled it belongs to root alone. Package apart has both
 // trees mounted privately, so that nothing is mounted inside them.
-//
-// Size: copying, verifying and finishing share the walk over two trees and what they know about
-// an inode; apart from each other they would export all of it.
 package copytree
 
 import (

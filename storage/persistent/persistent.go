@@ -1,8 +1,6 @@
 // Package persistent keeps the disks that the Director knows by their CIDs: recording their hints, preparing and mounting
 // them, growing, unmounting and listing them. It observes, lets package decide decide, and acts. Nothing is
 // formatted that was not proven blank or ours; everything else is refused with what was found.
-//
-// Size: mounting, unmounting, growing, listing and planning observe a disk and its records in the same way.
 package persistent
 
 import (

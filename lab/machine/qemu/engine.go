@@ -2,8 +2,6 @@
 // own. They need no hardware support: QEMU's emulator (TCG) boots a systemd in about twenty
 // seconds. Each machine's root disk is a layer over a shared image; its other disks are plain image
 // files. Programs and files inside are reached over a virtio serial port.
-//
-// Size: start, disks, snapshots and the programs in a machine share QEMU's monitor and one lock.
 package qemu
 
 import (
