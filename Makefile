@@ -81,23 +81,23 @@ test: setup lint unit test-ns test-root test-machine test-vm ## Everything: set-
 
 .PHONY: unit
 unit: ## Tests that need nothing but Go and a C compiler
-	$(GO) test -race ./...
+	$(GO) test -race -timeout 30m ./...
 
 .PHONY: test-ns
 test-ns: ## Tests in network and mount namespaces (needs root or user namespaces)
-	$(GO) test -race -tags ns -run '^TestNS' -count=1 $$(scripts/tier ns)
+	$(GO) test -race -tags ns -run '^TestNS' -count=1 -timeout 30m $$(scripts/tier ns)
 
 .PHONY: test-root
 test-root: ## Tests on loop devices (needs root)
-	@$(GO) test -race -tags root -run '^TestRoot' -count=1 -p 2 -timeout 20m $$(scripts/tier root)
+	@$(GO) test -race -tags root -run '^TestRoot' -count=1 -p 2 -timeout 40m $$(scripts/tier root)
 
 .PHONY: test-machine
 test-machine: build ## Tests of the real binary under a real systemd (needs root, nspawn)
-	@GO=$(GO) scripts/again '^TestMachine' "$$(scripts/tier machine)" -race -tags machine -count=1 -p 2 -parallel 2 -timeout 25m
+	@$(GO) test -race -tags machine -run '^TestMachine' -count=1 -p 2 -parallel 2 -timeout 60m $$(scripts/tier machine)
 
 .PHONY: test-vm
 test-vm: build ## Tests in QEMU virtual machines
-	@GO=$(GO) scripts/again '^TestVM' "$$(scripts/tier vm)" -tags vm -count=1 -p 2 -parallel 2 -timeout 30m
+	@$(GO) test -tags vm -run '^TestVM' -count=1 -p 2 -parallel 2 -timeout 60m $$(scripts/tier vm)
 
 .PHONY: test-browser
 test-browser: ## The pictures of `agent timeline` in Debian's chromium, which it installs; not part of test
