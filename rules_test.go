@@ -192,13 +192,14 @@ func TestContextsComeFromTheTop(t *testing.T) {
 	}
 }
 
+// TestLabIsNotInTheAgent: nor is a helper of tests, which all import package testing.
 func TestLabIsNotInTheAgent(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", "./cmd/agent").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for s := bufio.NewScanner(strings.NewReader(string(out))); s.Scan(); {
-		for _, forbidden := range []string{"cambium/lab", "cambium/integration", "github.com/nats-io/nats-server"} {
+		for _, forbidden := range []string{"cambium/lab", "cambium/integration", "github.com/nats-io/nats-server", "testing"} {
 			if strings.HasPrefix(s.Text(), forbidden) {
 				t.Errorf("cmd/agent links %s", s.Text())
 			}

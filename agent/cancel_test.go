@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"cambium/internal/testnats"
+	"cambium/internal/eventually"
 )
 
 // TestCancelMidway cancels each task that can be stopped while it is in the middle of its work:
@@ -68,10 +68,10 @@ func TestCancelMidway(t *testing.T) {
 			if found == nil {
 				t.Fatalf("got %s, want a task handle", reply)
 			}
-			testnats.Until(t, "it has begun", c.begun)
+			eventually.True(t, "it has begun", c.begun)
 			w.cancel(t, "nats", found[1])
 			end := reply
-			testnats.Until(t, "it has ended", func() bool {
+			eventually.True(t, "it has ended", func() bool {
 				end = w.director.Call(agentID, "get_task", found[1])
 				return end != reply
 			})
@@ -79,7 +79,7 @@ func TestCancelMidway(t *testing.T) {
 				t.Errorf("got %s, want an exception that says it was canceled", end)
 			}
 			for _, pid := range strings.Fields(contentOf(w.pidFile())) {
-				testnats.Until(t, "process "+pid+" is gone", func() bool { return gone(pid) })
+				eventually.True(t, "process "+pid+" is gone", func() bool { return gone(pid) })
 			}
 			if after := w.files(t); !slices.Equal(before, after) {
 				t.Errorf("left on the disk:\n%s", strings.Join(slices.DeleteFunc(after, func(f string) bool { return slices.Contains(before, f) }), "\n"))
@@ -151,11 +151,13 @@ func TestBundleEndsWithItsCaller(t *testing.T) {
 		}
 		ended <- err
 	}()
-	testnats.Until(t, "logs are packed", func() bool { return opened(t, endless) })
+	eventually.True(t, "logs are packed", func() bool { return opened(t, endless) })
 	disconnect()
 	if err := <-ended; !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
-	testnats.Until(t, "the packing has ended", func() bool { return !opened(t, endless) })
-	testnats.Until(t, "nothing is left", func() bool { return len(must[[]os.DirEntry](t)(os.ReadDir(w.dirs.Tmp()))) == 0 })
+	eventually.True(t, "the packing has ended", func() bool { return !opened(t, endless) })
+	eventually.True(t, "nothing is left", func() bool {
+		return len(must[[]os.DirEntry](t)(os.ReadDir(w.dirs.Tmp()))) == 0
+	})
 }

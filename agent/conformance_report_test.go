@@ -17,7 +17,7 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"cambium/internal/testnats"
+	"cambium/internal/eventually"
 	"cambium/internal/vcap"
 	"cambium/jobs"
 	"cambium/jobs/monit"
@@ -168,7 +168,7 @@ func (w *world) audited(t *testing.T, c conformanceCase) {
 		return
 	}
 	want := regexp.MustCompile(c.Audit)
-	testnats.Until(t, "an audit line "+c.Audit, func() bool {
+	eventually.True(t, "an audit line "+c.Audit, func() bool {
 		w.audit.mu.Lock()
 		defer w.audit.mu.Unlock()
 		return slices.ContainsFunc(w.audit.lines, want.MatchString)

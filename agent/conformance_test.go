@@ -19,6 +19,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"cambium/internal/eventually"
 	"cambium/internal/secret"
 	"cambium/internal/testca"
 	"cambium/internal/testnats"
@@ -153,7 +154,7 @@ func conformsServer(t *testing.T, c conformanceCase) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- bus.Run(ctx) }()
-	testnats.Until(t, "an attempt", func() bool { return bus.Connected() || bus.LastError() != nil })
+	eventually.True(t, "an attempt", func() bool { return bus.Connected() || bus.LastError() != nil })
 	if bus.Connected() != c.Accepted {
 		t.Errorf("connected %v (%v), want %v", bus.Connected(), bus.LastError(), c.Accepted)
 	}
@@ -353,14 +354,7 @@ func (w *workshop) follow(t *testing.T, transport string, c conformanceCase, rep
 	}
 	poll := fmt.Sprintf(`{"method":"get_task","arguments":[%q],"reply_to":"REPLY"}`, found[1])
 	end := ""
-	for deadline := time.Now().Add(20 * time.Second); ; {
-		if end = w.ask(t, transport, poll); end != reply {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the task does not end")
-		}
-	}
+	eventually.True(t, "the end of the task", func() bool { end = w.ask(t, transport, poll); return end != reply })
 	polls := 11 // callers of create-env ask this often about a failure
 	if len(end) > 100<<10 {
 		polls = 1

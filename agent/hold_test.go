@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"cambium/agent/action"
+	"cambium/internal/eventually"
 	"cambium/internal/testnats"
 )
 
@@ -72,7 +73,7 @@ func TestGetTaskIsAnsweredWhenTheTaskEnds(t *testing.T) {
 			if got := w.director.Call(agentID, "get_task", id); !strings.Contains(got, c.want) {
 				t.Errorf("asked again: got %s, want %s", got, c.want)
 			}
-			testnats.Until(t, "nothing is held", func() bool { return w.dispatcher.heldAnswers.Load() == 0 })
+			eventually.True(t, "nothing is held", func() bool { return w.dispatcher.heldAnswers.Load() == 0 })
 		})
 	}
 }
@@ -178,16 +179,16 @@ func TestAClosedHTTPSConnectionDropsItsQuestion(t *testing.T) {
 	_, err := fmt.Fprintf(conn, "POST /agent HTTP/1.1\r\nHost: vm\r\nAuthorization: Basic %s\r\nContent-Length: %d\r\n\r\n%s",
 		base64.StdEncoding.EncodeToString([]byte("mbus:s3cret")), len(body), body)
 	check(t, err)
-	testnats.Until(t, "the question is held", func() bool { return w.dispatcher.heldAnswers.Load() == 1 })
+	eventually.True(t, "the question is held", func() bool { return w.dispatcher.heldAnswers.Load() == 1 })
 	check(t, conn.Close())
-	testnats.Until(t, "the question is dropped", func() bool { return w.dispatcher.heldAnswers.Load() == 0 })
+	eventually.True(t, "the question is dropped", func() bool { return w.dispatcher.heldAnswers.Load() == 0 })
 
 	conn = must[*tls.Conn](t)(tls.Dial("tcp", address, &tls.Config{InsecureSkipVerify: true}))
 	defer func() { _ = conn.Close() }()
 	_, err = fmt.Fprintf(conn, "POST /agent HTTP/1.1\r\nHost: vm\r\nAuthorization: Basic %s\r\nContent-Length: %d\r\n\r\n%s",
 		base64.StdEncoding.EncodeToString([]byte("mbus:s3cret")), len(body), body)
 	check(t, err)
-	testnats.Until(t, "the question is held", func() bool { return w.dispatcher.heldAnswers.Load() == 1 })
+	eventually.True(t, "the question is held", func() bool { return w.dispatcher.heldAnswers.Load() == 1 })
 	release(nil)
 	line, err := bufio.NewReader(conn).ReadString('\n')
 	check(t, err)

@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"cambium/agent/action"
-	"cambium/internal/testnats"
+	"cambium/internal/eventually"
 	"cambium/jobs"
 )
 
@@ -126,7 +126,7 @@ func TestStoppingAgentLeavesScriptsAlone(t *testing.T) {
 	}
 	w.director.Call(agentID, "drain", "shutdown")
 	pid := 0
-	testnats.Until(t, "the script runs", func() bool {
+	eventually.True(t, "the script runs", func() bool {
 		pid, _ = strconv.Atoi(strings.TrimSpace(contentOf(w.pidFile())))
 		return pid > 0
 	})
@@ -151,6 +151,6 @@ func TestQueuedDrainAndErrandAreCanceled(t *testing.T) {
 	}
 	close(w.machine.migrate)
 	for id, want := range ends {
-		testnats.Until(t, want, func() bool { return w.director.Call(agentID, "get_task", id) == want })
+		eventually.True(t, want, func() bool { return w.director.Call(agentID, "get_task", id) == want })
 	}
 }

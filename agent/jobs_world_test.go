@@ -23,8 +23,8 @@ import (
 
 	"cambium/agent/action"
 	"cambium/blobstore"
+	"cambium/internal/eventually"
 	"cambium/internal/secret"
-	"cambium/internal/testnats"
 	"cambium/jobs"
 	"cambium/jobs/bundle"
 	"cambium/jobs/compile"
@@ -229,5 +229,5 @@ func (w *workshop) pidFile() string { return filepath.Join(w.root, "pid") }
 // running waits until a script that waits does so.
 func (w *workshop) running(t *testing.T) {
 	t.Helper()
-	testnats.Until(t, "the script runs", func() bool { return os.Remove(w.pidFile()) == nil })
+	eventually.True(t, "the script runs", func() bool { return os.Remove(w.pidFile()) == nil })
 }

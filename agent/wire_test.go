@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"cambium/agent/action"
+	"cambium/internal/eventually"
 	"cambium/internal/testca"
 	"cambium/internal/testnats"
 )
@@ -40,7 +41,7 @@ func TestGateOnTheWire(t *testing.T) {
 	_, state := w.director.Send(agentID, "get_state")
 	_, ping := w.director.Send(agentID, "ping")
 	check(t, w.director.Conn.Flush())
-	testnats.Until(t, "held", func() bool {
+	eventually.True(t, "held", func() bool {
 		w.dispatcher.mu.Lock()
 		defer w.dispatcher.mu.Unlock()
 		return len(w.dispatcher.held) == 1 && w.dispatcher.pings == 1
@@ -82,7 +83,7 @@ func TestNothingBlocksTheFastLane(t *testing.T) {
 		t.Errorf("got %s", got)
 	}
 	want := fmt.Sprintf(`{"exception":{"message":"Action Failed get_task: Task %s result: task was canceled"}}`, id)
-	testnats.Until(t, "canceled", func() bool { return w.director.Call(agentID, "get_task", id) == want })
+	eventually.True(t, "canceled", func() bool { return w.director.Call(agentID, "get_task", id) == want })
 	close(hold)
 }
 
@@ -189,7 +190,7 @@ func TestCanceledWhileQueued(t *testing.T) {
 		apply: `{"value":"applied"}`, first: `{"value":0}`,
 		second: fmt.Sprintf(`{"exception":{"message":"Action Failed get_task: Task %s result: task was canceled"}}`, second),
 	} {
-		testnats.Until(t, want, func() bool { return w.director.Call(agentID, "get_task", id) == want })
+		eventually.True(t, want, func() bool { return w.director.Call(agentID, "get_task", id) == want })
 	}
 	if runs.Load() != 0 {
 		t.Errorf("%d canceled tasks ran", runs.Load())
@@ -213,7 +214,7 @@ func TestARepeatedRequestIsServedAgain(t *testing.T) {
 			testnats.Receive(t, replies)
 		}
 	}
-	testnats.Until(t, "apply and start have run three times each", func() bool { return runs.Load() == 6 })
+	eventually.True(t, "apply and start have run three times each", func() bool { return runs.Load() == 6 })
 }
 
 // What the Director does with every new VM: the bootstrap identity is replaced by a permanent one
@@ -241,7 +242,9 @@ func TestUpdateSettingsRotatesTheIdentity(t *testing.T) {
 		t.Error("settings were persisted before the identity works")
 	}
 	w.deployment.SetUsers(testnats.Agent(bootstrap, agentID), testnats.Agent(permanent, agentID))
-	testnats.Until(t, "the new identity", func() bool { return w.director.Call(agentID, "get_task", id) == `{"value":"ok"}` })
+	eventually.True(t, "the new identity", func() bool {
+		return w.director.Call(agentID, "get_task", id) == `{"value":"ok"}`
+	})
 	if got := w.current.Effective().Bus.Cert.Certificate; got != string(pair.Certificate) {
 		t.Error("the new identity was not persisted")
 	}

@@ -21,6 +21,7 @@ import (
 	"cambium/agent/task"
 	"cambium/blobstore"
 	"cambium/internal/blob"
+	"cambium/internal/eventually"
 	"cambium/internal/secret"
 	"cambium/internal/testca"
 	"cambium/internal/testnats"
@@ -290,7 +291,7 @@ func newWorld(t testing.TB, extra action.Table) *world {
 	w.https = "https://" + https.Address().String() + "/agent"
 	w.client = &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, MaxIdleConnsPerHost: 64}}
 	t.Cleanup(w.client.CloseIdleConnections)
-	testnats.Until(t, "connected", w.nats.Connected)
+	eventually.True(t, "connected", w.nats.Connected)
 	w.director = w.deployment.Director()
 	w.table = must[action.Table](t)(action.Merge(w.actions(), extra))
 	return w

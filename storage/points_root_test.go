@@ -9,11 +9,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/blkdev"
+	"cambium/internal/eventually"
 	"cambium/internal/looptest"
 	"cambium/platform/device"
 	"cambium/platform/disk"
@@ -408,16 +408,11 @@ func TestRootD22ErrorsOfAMountedFileSystem(t *testing.T) {
 	if err := os.WriteFile(trigger, []byte("test"), 0); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	eventually.True(t, "the kernel's record of the error", func() bool {
 		c, err := filesystem.Probe(dev.Path + "p2")
 		b.ok(err)
-		if c.Errors {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("the kernel has put no error on record")
-		}
-	}
+		return c.Errors
+	})
 	b.ok(b.setupEphemeral(dev.Path, nil))
 	b.ok(mount.Unmount(ctx, b.Dirs.Data()))
 	b.ok(b.setupEphemeral(dev.Path, nil))

@@ -4,14 +4,14 @@ package storage
 
 import (
 	"context"
-	"os"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"cambium/internal/eventually"
 	"cambium/platform/disk"
 	"cambium/platform/mount"
 )
@@ -79,15 +79,13 @@ func TestRootResizeWhileMounted(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- b.WatchSizes(watching) }()
 	before := bytesOf(t, b.Dirs.Store())
-	for end := time.Now().Add(20 * time.Second); bytesOf(t, b.Dirs.Store()) <= before+500<<20; {
-		if time.Now().After(end) {
-			t.Fatalf("the kernel's report of a larger disk changed nothing")
+	dev.Grow(t, 1500<<20)
+	eventually.Nil(t, "a file system as large as its disk of 1500 MiB", func() error {
+		if now := bytesOf(t, b.Dirs.Store()); now <= before+500<<20 {
+			return fmt.Errorf("it has %d MiB", now>>20)
 		}
-		info, err := os.Stat(dev.Image)
-		b.ok(err)
-		dev.Grow(t, info.Size()+600<<20)
-		time.Sleep(200 * time.Millisecond)
-	}
+		return nil
+	})
 	stop()
 	b.ok(<-done)
 	if read(t, filepath.Join(b.Dirs.Store(), "data")) != "precious" {
@@ -171,13 +169,12 @@ func TestRootGrownDiskIsNoticed(t *testing.T) {
 	b.ok(b.Mount(ctx, "vol-1"))
 	write(t, filepath.Join(b.Dirs.Store(), "file"), "precious")
 	dev.Grow(t, 900<<20)
-	deadline := time.Now().Add(30 * time.Second)
-	for bytesOf(t, b.Dirs.Store()) < 780<<20 {
-		if time.Now().After(deadline) {
-			t.Fatalf("file system has %d MiB, want it to follow its disk of 900", bytesOf(t, b.Dirs.Store())>>20)
+	eventually.Nil(t, "a file system as large as its disk of 900 MiB", func() error {
+		if now := bytesOf(t, b.Dirs.Store()); now < 780<<20 {
+			return fmt.Errorf("it has %d MiB", now>>20)
 		}
-		time.Sleep(20 * time.Millisecond)
-	}
+		return nil
+	})
 	if got := read(t, filepath.Join(b.Dirs.Store(), "file")); got != "precious" {
 		t.Errorf("the file holds %q", got)
 	}

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
 	"cambium/internal/testca"
 	"cambium/internal/testnats"
 )
@@ -122,7 +123,7 @@ func (m *mortal) restart() {
 // answers waits until the agent does. A request without a listener is lost, so it asks again.
 func answers(t *testing.T, r *testnats.Director) {
 	t.Helper()
-	testnats.Until(t, "the agent answers", func() bool {
+	eventually.True(t, "the agent answers", func() bool {
 		subject, replies := r.Send(mortalID, "ping")
 		defer r.Forget(subject)
 		select {
@@ -158,7 +159,7 @@ func TestKilledMidTask(t *testing.T) {
 	answers(t, r)
 	ended := begin(t, r, "run_errand", "quick")
 	var result string
-	testnats.Until(t, "the errand ends", func() bool {
+	eventually.True(t, "the errand ends", func() bool {
 		result = r.Call(mortalID, "get_task", ended)
 		return !runningTask.MatchString(result)
 	})
@@ -167,7 +168,7 @@ func TestKilledMidTask(t *testing.T) {
 	}
 	interrupted := begin(t, r, "run_errand", "endless")
 	queued := begin(t, r, "run_errand", "quick")
-	testnats.Until(t, "the errand runs", func() bool { return m.read("pid") != "" })
+	eventually.True(t, "the errand runs", func() bool { return m.read("pid") != "" })
 	for range 2 {
 		m.restart()
 		answers(t, r)
@@ -201,7 +202,7 @@ func TestKilledWhileRotating(t *testing.T) {
 	update := map[string]any{"mbus": map[string]any{"urls": []string{next.URL().Reveal()}, "cert": certificate(next)}}
 
 	early := begin(t, r, "update_settings", update)
-	testnats.Until(t, "the new server was asked", func() bool {
+	eventually.True(t, "the new server was asked", func() bool {
 		seen, err := next.Server.Varz(nil)
 		return err == nil && seen.TotalConnections > 0
 	})
@@ -217,7 +218,9 @@ func TestKilledWhileRotating(t *testing.T) {
 	late := begin(t, r, "update_settings", update)
 	way.freeze()
 	next.SetUsers(testnats.Agent(testca.AgentName(mortalID), mortalID))
-	testnats.Until(t, "the update is persisted", func() bool { return strings.Contains(m.read("bosh/update_settings.json"), next.URL().Reveal()) })
+	eventually.True(t, "the update is persisted", func() bool {
+		return strings.Contains(m.read("bosh/update_settings.json"), next.URL().Reveal())
+	})
 	m.restart()
 	s := next.Director()
 	answers(t, s)
@@ -315,7 +318,7 @@ func TestProgramReplacedDuringTheBoot(t *testing.T) {
 	}
 	logged := func(text string) {
 		t.Helper()
-		testnats.Until(t, text, func() bool { return strings.Contains(m.log.String(), text) })
+		eventually.True(t, text, func() bool { return strings.Contains(m.log.String(), text) })
 	}
 	m.start()
 	logged("agent starts")

@@ -13,6 +13,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"cambium/internal/eventually"
 	"cambium/internal/testca"
 	"cambium/internal/testnats"
 )
@@ -129,7 +130,7 @@ func TestWatchOverNATS(t *testing.T) {
 		ended <- run(ctx, append([]string{"watch"}, pem(t, d, testca.HealthMonitorName)...), &stdout, &stderr)
 	}()
 	n := 0
-	testnats.Until(t, "the heartbeat is shown", func() bool {
+	eventually.True(t, "the heartbeat is shown", func() bool {
 		n++
 		if err := nc.Publish("hm.agent.heartbeat.a-1", fmt.Appendf(nil, `{"job":"web-%d","job_state":"running","number_of_processes":2}`, n)); err != nil {
 			t.Fatal(err)
@@ -139,7 +140,9 @@ func TestWatchOverNATS(t *testing.T) {
 	if err := nc.Publish("hm.agent.alert.a-1", []byte(`{"id":"1","severity":1,"title":"web - does not exist","summary":"gone","created_at":1}`)); err != nil {
 		t.Fatal(err)
 	}
-	testnats.Until(t, "the alert is shown", func() bool { return strings.Contains(stdout.String(), "a-1 alert web - does not exist: gone") })
+	eventually.True(t, "the alert is shown", func() bool {
+		return strings.Contains(stdout.String(), "a-1 alert web - does not exist: gone")
+	})
 	cancel()
 	if code := <-ended; code != 0 || stderr.String() != "" {
 		t.Errorf("status %d, errors %q", code, stderr.String())

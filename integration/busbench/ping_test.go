@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
 	"cambium/internal/nstest"
 	"cambium/internal/testca"
 	"cambium/internal/testnats"
@@ -198,7 +199,7 @@ func ratio(a, b time.Duration) float64 { return float64(a) / float64(b) }
 
 func ready(t *testing.T, r *testnats.Director, id string) {
 	t.Helper()
-	testnats.Until(t, id+" answers", func() bool {
+	eventually.True(t, id+" answers", func() bool {
 		subject, replies := r.Send(id, "ping")
 		defer r.Forget(subject)
 		select {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
 	"cambium/internal/secret"
 	"cambium/lab"
 	"cambium/platform/user"
@@ -61,14 +62,10 @@ func TestMachineAccounts(t *testing.T) {
 		_, err := login("bosh_one", "touch", "in", ";", "exec", "sleep", "1001")
 		held <- err
 	}()
-	for deadline := time.Now().Add(30 * time.Second); ; {
-		if _, err := i.Output(ctx, "test", "-e", "/var/vcap/bosh_ssh/bosh_one/in"); err == nil {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the session never began")
-		}
-	}
+	eventually.Nil(t, "the session", func() error {
+		_, err := i.Output(ctx, "test", "-e", "/var/vcap/bosh_ssh/bosh_one/in")
+		return err
+	})
 	one, err := accounts.Lookup("bosh_one")
 	if err != nil {
 		t.Fatal(err)

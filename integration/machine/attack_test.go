@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
 	"cambium/lab"
 	"cambium/lab/labtest"
 	"cambium/lab/machine"
@@ -162,7 +163,7 @@ func alertPort(t *testing.T, i *lab.Instance) {
 func monitPort(t *testing.T, i *lab.Instance) {
 	run(t, i, "systemctl", "stop", "monit")
 	stop := background(t, i, "listener", fmt.Sprintf(listen, 2822, "monit"))
-	await(t, "vcap to listen", 10*time.Second, func() bool {
+	eventually.True(t, "vcap to listen", func() bool {
 		return run(t, i, "sh", "-c", "cat /var/vcap/data/victim/monit 2>/dev/null || true") == "listening\n"
 	})
 	if s := stateOf(t, i); s.JobState != "unknown" {
@@ -182,7 +183,7 @@ func monitPidFile(t *testing.T, i *lab.Instance) {
 	start := func() {
 		t.Helper()
 		run(t, i, "systemctl", "start", "monit")
-		await(t, "monit to answer", time.Minute, func() bool { return stateOf(t, i).JobState == "running" })
+		eventually.True(t, "monit to answer", func() bool { return stateOf(t, i).JobState == "running" })
 	}
 	run(t, i, "systemd-run", "--quiet", "--unit=bystander", "--service-type=exec", "sleep", "10000")
 	defer run(t, i, "systemctl", "stop", "bystander")
@@ -205,7 +206,7 @@ func monitPidFile(t *testing.T, i *lab.Instance) {
 	if got := run(t, i, "sh", "-c", "stat -c %U /run/monit.pid; systemctl show -P MainPID monit | cmp - /run/monit.pid"); got != "root\n" {
 		t.Errorf("/run/monit.pid: %q, want one of root with the number of monit's process", got)
 	}
-	await(t, "monit to answer", time.Minute, func() bool { return stateOf(t, i).JobState == "running" })
+	eventually.True(t, "monit to answer", func() bool { return stateOf(t, i).JobState == "running" })
 }
 
 // secrets looks for those of the settings wherever the agent, or the machine because of it, could have put them: the

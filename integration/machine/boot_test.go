@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"cambium/bootstrap"
+	"cambium/internal/eventually"
 	"cambium/internal/status"
 	"cambium/lab"
 	"cambium/lab/execs"
@@ -45,7 +46,7 @@ func settled(t *testing.T, i *lab.Instance, limit time.Duration) status.Document
 // ended waits until the background steps have ended, too.
 func ended(t *testing.T, i *lab.Instance) (d status.Document) {
 	t.Helper()
-	eventually(t, "the end of all steps", func() bool {
+	eventually.True(t, "the end of all steps", func() bool {
 		d = agentStatus(t, i)
 		return len(d.Steps) > 0 && !slices.ContainsFunc(d.Steps, func(s status.Step) bool { return s.Outcome == status.Pending || s.Outcome == status.Running })
 	})
@@ -255,7 +256,7 @@ func TestMachineKilledAtStepBoundaries(t *testing.T) {
 			if err := i.Start(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "the third process", func() bool { // a pong could be of one that is about to be killed
+			eventually.True(t, "the third process", func() bool { // a pong could be of one that is about to be killed
 				raw, err := i.Status()
 				var d status.Document
 				return err == nil && json.Unmarshal(raw, &d) == nil && len(d.Earlier) == 2

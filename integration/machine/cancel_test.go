@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
 	"cambium/internal/status"
 	"cambium/lab"
 	"cambium/lab/director"
@@ -35,7 +36,7 @@ func cancelsDisks(t *testing.T, i *lab.Instance, cid string) {
 	do(t, i, `"stopped"`, "stop")
 	run(t, i, "systemctl", "stop", "hog")
 	do(t, i, `{"message":"Unmounted partition of `+cid+`"}`, "unmount_disk", cid)
-	await(t, "a status that knows of the unmount and is not degraded by it", 10*time.Second, func() bool {
+	eventually.True(t, "a status that knows of the unmount and is not degraded by it", func() bool {
 		d := agentStatus(t, i)
 		return d.Unmounted == cid && d.State == status.Ready
 	})

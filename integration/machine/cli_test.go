@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
 	"cambium/internal/status"
 	"cambium/lab"
 	"cambium/lab/control"
@@ -261,7 +262,7 @@ func TestMachineForeignClient(t *testing.T) {
 		t.Fatalf("published on %q, want a port on loopback", address)
 	}
 	var pong string
-	eventually(t, "the agent's pong", func() bool {
+	eventually.True(t, "the agent's pong", func() bool {
 		var status int
 		pong, status = c.try("call", "--settings", filepath.Join(files, "settings.json"), "--host", address, "ping")
 		return status == 0

@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
 	"cambium/lab/iaas"
 	"cambium/lab/netns"
 )
@@ -59,14 +60,18 @@ func (c *cloud) pong(ip string, within time.Duration) {
 func pong(t testing.TB, space netns.Namespace, ip string, within time.Duration) {
 	t.Helper()
 	client := agents(space)
-	until(t, within, "the agent at "+ip+" answers", func() bool {
-		response, err := client.Post("https://mbus:secret@"+ip+":6868/agent", "application/json", strings.NewReader(`{"method":"ping","arguments":[],"reply_to":"test"}`))
+	eventually.Within(t, within, "a pong of "+ip, func() error {
+		ping := strings.NewReader(`{"method":"ping","arguments":[],"reply_to":"test"}`)
+		response, err := client.Post("https://mbus:secret@"+ip+":6868/agent", "application/json", ping)
 		if err != nil {
-			return false
+			return err
 		}
 		defer func() { _ = response.Body.Close() }()
-		body, _ := io.ReadAll(response.Body)
-		return strings.Contains(string(body), "pong")
+		body, err := io.ReadAll(response.Body)
+		if err == nil && !strings.Contains(string(body), "pong") {
+			err = fmt.Errorf("got %s", body)
+		}
+		return err
 	})
 }
 
@@ -379,7 +384,7 @@ func TestMachineCPIParallelAndKilled(t *testing.T) {
 	}
 	all.Wait()
 	var listed iaas.Listing
-	until(t, 30*time.Second, "exactly the VMs exist whose creation was answered", func() bool {
+	eventually.True(t, "exactly the VMs exist whose creation was answered", func() bool {
 		var err error
 		listed, _, err = c.client().List(t.Context())
 		if err != nil || len(listed.VMs) != len(answered) {
@@ -426,7 +431,7 @@ func TestMachineCPIStateSurvives(t *testing.T) {
 	c.run(vm, "sh", "-c", "echo kept >/root/file; sync")
 	c.run(vm, "sh", "-c", fmt.Sprintf("mkfs.ext4 -q %[1]s && mount %[1]s /mnt && echo data >/mnt/file && umount /mnt", hint))
 	c.run(off, "systemctl", "--no-block", "poweroff")
-	until(t, time.Minute, "the VM that powered itself off is off", func() bool { return !c.vm(off).Running })
+	eventually.True(t, "the VM that powered itself off is off", func() bool { return !c.vm(off).Running })
 	for round := range 3 {
 		holder, err := os.FindProcess(c.holder())
 		if err == nil {
@@ -435,7 +440,7 @@ func TestMachineCPIStateSurvives(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		until(t, 10*time.Second, "the holder has gone", func() bool { return c.holder() == 0 })
+		eventually.True(t, "the holder has gone", func() bool { return c.holder() == 0 })
 		if round == 1 { // what a reboot does to /run
 			for _, space := range []string{c.name, c.name + "." + vm} {
 				_ = exec.Command("umount", "--lazy", netns.Open(iaas.Prefix+space).Path()).Run()

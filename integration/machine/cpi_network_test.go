@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
 	"cambium/lab/cpi"
 	"cambium/lab/iaas"
 	"cambium/lab/netns"
@@ -124,7 +125,7 @@ func TestMachineCPISources(t *testing.T) {
 	}
 	// Without add_persistent_disk: the agent finds the disk in the registry.
 	c.agent("10.245.0.7", "mount_disk", disk)
-	until(t, time.Minute, "the disk is mounted", func() bool {
+	eventually.True(t, "the disk is mounted", func() bool {
 		return strings.Contains(c.run(old, "cat", "/proc/mounts"), " /var/vcap/store ")
 	})
 	for _, command := range [][]string{{"ls", "--dir", c.dir}, {"cpi-clean", "--dir", c.dir, "--iaas", c.name}} { // which only list
@@ -237,7 +238,7 @@ func (c *cloud) asVSphere(stemcell, ip string) string {
 // mounted waits until an agent lists a persistent disk as mounted. While it mounts the disk, list_disk may not answer in time.
 func (c *cloud) mounted(ip, disk string) {
 	c.t.Helper()
-	until(c.t, 2*time.Minute, disk+" is mounted", func() bool {
+	eventually.True(c.t, disk+" is mounted", func() bool {
 		list, err := c.ask(ip, "list_disk")
 		return err == nil && strings.Contains(list, disk)
 	})

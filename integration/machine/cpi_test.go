@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
 	"cambium/lab/cpi"
 	"cambium/lab/iaas"
 	"cambium/lab/labtest"
@@ -80,7 +81,7 @@ func (c *cloud) end() {
 		if p, err := os.FindProcess(pid); err == nil {
 			_ = p.Signal(os.Interrupt)
 		}
-		until(c.t, 40*time.Second, "the holder ends", func() bool { return c.holder() == 0 })
+		eventually.True(c.t, "the holder ends", func() bool { return c.holder() == 0 })
 	}
 	// Also what a holder that did not start has left alone.
 	if err := (sweep.Remains{Name: iaas.Prefix + c.name, Dir: c.dir}).Remove(); err != nil {
@@ -102,15 +103,6 @@ func (c *cloud) holder() int {
 	return 0
 }
 
-func until(t testing.TB, within time.Duration, what string, holds func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(within); !holds(); time.Sleep(100 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("after %s it is still not so that %s", within, what)
-		}
-	}
-}
-
 // mounts are the mount points of this host.
 func mounts(t testing.TB) (points []string) {
 	t.Helper()
@@ -128,7 +120,7 @@ func mounts(t testing.TB) (points []string) {
 func (c *cloud) gone() {
 	c.t.Helper()
 	own := iaas.Directory(c.dir, c.name)
-	until(c.t, 20*time.Second, "the holder has ended and removed its directory", func() bool {
+	eventually.True(c.t, "the holder has ended and removed its directory", func() bool {
 		_, err := os.Stat(own)
 		return c.holder() == 0 && os.IsNotExist(err)
 	})
@@ -349,7 +341,7 @@ func (e *env) run(command string, flags ...string) string {
 func (e *env) answers() {
 	e.t.Helper()
 	client := &http.Client{Transport: &http.Transport{DialContext: netns.Open(iaas.Prefix + e.name).DialContext, DisableKeepAlives: true}, Timeout: 10 * time.Second}
-	until(e.t, time.Minute, "the job answers", func() bool {
+	eventually.True(e.t, "the job answers", func() bool {
 		response, err := client.Get("http://" + e.variables["ip"] + ":8080/")
 		if err != nil {
 			return false

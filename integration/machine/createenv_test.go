@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
 	"cambium/lab"
 	"cambium/lab/director"
 	"cambium/lab/release"
@@ -119,7 +120,7 @@ func TestMachineCreateEnv(t *testing.T) {
 	expect(`{}`, "run_script", "pre-stop", map[string]any{})
 	expect(`0`, "drain", "shutdown", map[string]any{})
 	expect(`"stopped"`, "stop")
-	await(t, "the process to end", 30*time.Second, func() bool {
+	eventually.True(t, "the process to end", func() bool {
 		_, err := i.Output(t.Context(), "pgrep", "-f", "sleeper forker")
 		return err != nil
 	})
@@ -225,9 +226,13 @@ func TestMachineAgentKilled(t *testing.T) {
 	if _, err := i.Agent.Call(t.Context(), "run_script", "pre-start", map[string]any{}); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the script to begin", time.Minute, func() bool { return strings.Count(content(t, i, trace), "pre-start\n") == begun+1 })
+	eventually.True(t, "the script to begin", func() bool {
+		return strings.Count(content(t, i, trace), "pre-start\n") == begun+1
+	})
 	kill()
-	await(t, "the script to end", time.Minute, func() bool { return strings.Count(content(t, i, trace), "slept") == before+1 })
+	eventually.True(t, "the script to end", func() bool {
+		return strings.Count(content(t, i, trace), "slept") == before+1
+	})
 	killedWithoutATrace(t, l, i, kill)
 	if _, err := i.Agent.Call(t.Context(), "stop"); err != nil {
 		t.Fatal(err)

@@ -6,11 +6,13 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
 	"cambium/internal/testca"
 	"cambium/lab"
 	"cambium/lab/machine"
@@ -39,16 +41,14 @@ func examine(t *testing.T, i *lab.Instance) diagnosis {
 // wantStatus waits for what `agent status` shows root: the cause in its words, and no line wider than 80 columns.
 func wantStatus(t *testing.T, i *lab.Instance, code int, text string) {
 	t.Helper()
-	screen, lacks := "", ""
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(200 * time.Millisecond) {
+	screen := ""
+	eventually.Nil(t, "the cause in the status", func() error {
 		screen = screenOf(t, i, "root", "status")
-		if lacks = missing(screen, code, []string{text}); lacks == "" || time.Now().After(deadline) {
-			break
+		if lacks := missing(screen, code, []string{text}); lacks != "" {
+			return fmt.Errorf("it lacks %q:\n%s", lacks, screen)
 		}
-	}
-	if lacks != "" {
-		t.Errorf("the status lacks %q:\n%s", lacks, screen)
-	}
+		return nil
+	})
 	for line := range strings.Lines(screen) {
 		if len([]rune(strings.TrimSpace(line))) > 80 {
 			t.Errorf("wider than 80 columns: %s", line)
@@ -64,7 +64,7 @@ func TestMachineDoctor(t *testing.T) {
 	i := start(t, l, lab.VM{Ephemeral: lab.GiB, Files: []machine.File{dropIn("bosh-agent", "Environment=CAMBIUM_BUS_PATIENCE=500ms")}})
 	ready(t, i)
 	// monit begins to listen a moment after the agent is ready.
-	await(t, "a doctor who finds nothing", 20*time.Second, func() bool {
+	eventually.True(t, "a doctor who finds nothing", func() bool {
 		first := examine(t, i).Findings[0]
 		healthy := first.Severity != "problem" && first.Severity != "warning"
 		if !healthy {
@@ -73,7 +73,7 @@ func TestMachineDoctor(t *testing.T) {
 		return healthy
 	})
 	// The record of the boot goes from init to the first heartbeat.
-	await(t, "the first heartbeat on the timeline", 20*time.Second, func() bool {
+	eventually.True(t, "the first heartbeat on the timeline", func() bool {
 		text := run(t, i, "/var/vcap/bosh/bin/bosh-agent", "timeline", "--width", "120")
 		return !slices.ContainsFunc([]string{"init until", "settings", "File /", "persistent-disk", "ready", "bus connected", "first heartbeat"}, func(row string) bool { return !strings.Contains(text, row) })
 	})
@@ -181,7 +181,7 @@ func startMetricsTimer(t *testing.T, i *lab.Instance) {
 // wantMetricsFile: what the timer writes can be read by node_exporter, which is not root.
 func wantMetricsFile(t *testing.T, i *lab.Instance) {
 	t.Helper()
-	await(t, "the metrics' file", 40*time.Second, func() bool {
+	eventually.True(t, "the metrics' file", func() bool {
 		out, err := i.Output(t.Context(), "runuser", "-u", "nobody", "--", "cat", metricsFile)
 		return err == nil && strings.Contains(out, "cambium_") && strings.HasSuffix(out, "# EOF\n")
 	})

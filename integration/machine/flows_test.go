@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
 	"cambium/lab"
 	"cambium/lab/director"
 	"cambium/lab/release"
@@ -62,7 +63,7 @@ func (f *flows) want(what, kept string) {
 	if got := run(f.t, f.i, "sh", "-c", "mountpoint -q /var/vcap/store && cat /var/vcap/store/kept"); got != kept {
 		f.t.Errorf("%s: the store holds %q, want %q", what, got, kept)
 	}
-	await(f.t, what+": running jobs", time.Minute, func() bool { return stateOf(f.t, f.i).JobState == "running" })
+	eventually.True(f.t, what+": running jobs", func() bool { return stateOf(f.t, f.i).JobState == "running" })
 }
 
 func (f *flows) keep(text string) {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
 	"cambium/internal/status"
 	"cambium/lab"
 	"cambium/lab/execs"
@@ -205,11 +206,13 @@ func namedDisks(t *testing.T, i *lab.Instance) {
 	call("remove_persistent_disk", "named")
 	run(t, i, "rm", vcapKeys)
 	run(t, i, "systemctl", "restart", "--no-block", "bosh-agent")
-	eventually(t, "the verdict", func() bool { return strings.HasPrefix(agentStatus(t, i).Verdict, "persistent-disk: ") })
+	eventually.True(t, "the verdict", func() bool {
+		return strings.HasPrefix(agentStatus(t, i).Verdict, "persistent-disk: ")
+	})
 	if got := agentStatus(t, i).Verdict; !strings.Contains(got, `"named"`) {
 		t.Errorf("the verdict is %q, want the disk in it", got)
 	}
-	eventually(t, "the keys", func() bool {
+	eventually.True(t, "the keys", func() bool {
 		keys, err := i.Output(t.Context(), "cat", vcapKeys)
 		return err == nil && keys == "ssh-ed25519 ENV1\nssh-ed25519 ENV2\nssh-ed25519 IAAS"
 	})

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
 	"cambium/lab"
 	"cambium/lab/director"
 	"cambium/lab/labtest"
@@ -106,16 +107,6 @@ func mustDeploy(t *testing.T, l *lab.Lab, m release.Manifest) *lab.Instance {
 		t.Fatal(err)
 	}
 	return i
-}
-
-// await polls for what the machine does on its own.
-func await(t testing.TB, what string, limit time.Duration, done func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(limit); !done(); time.Sleep(200 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %v in vain for %s", limit, what)
-		}
-	}
 }
 
 func (s jobState) processes() string {
@@ -237,7 +228,7 @@ func death(t *testing.T, l *lab.Lab, i *lab.Instance) {
 	if err := json.Unmarshal(event.Body, &a); err != nil || a.Valid() != nil || *a.Severity != 1 || !strings.HasPrefix(a.Title, "forker ("+i.IP+") - ") {
 		t.Errorf("got alert %s, %v, %v", event.Body, err, a.Valid())
 	}
-	await(t, "a new process", time.Minute, func() bool {
+	eventually.True(t, "a new process", func() bool {
 		return stateOf(t, i).JobState == "running" && strings.TrimSpace(content(t, i, "/var/vcap/data/sys/run/forker/forker.pid")) != pid
 	})
 }
@@ -254,13 +245,13 @@ func monitAccount(t *testing.T, i *lab.Instance) {
 		return strings.TrimSpace(run(t, i, "systemctl", "show", "--property=MainPID", "--value", "monit.service"))
 	}
 	run(t, i, "sh", "-c", "printf vcap:OWNPASSWORD >"+path+" && systemctl kill --kill-who=main --signal=KILL monit.service")
-	await(t, "monit with the password of its own", time.Minute, func() bool { return stateOf(t, i).JobState == "running" })
+	eventually.True(t, "monit with the password of its own", func() bool { return stateOf(t, i).JobState == "running" })
 	job, monit := content(t, i, "/var/vcap/data/sys/run/forker/forker.pid"), mainPID()
 	var after [2]string
 	for n := range after {
 		run(t, i, "systemctl", "restart", "agent.service")
 		ready(t, i)
-		await(t, "monit with the account", time.Minute, func() bool { return stateOf(t, i).JobState == "running" })
+		eventually.True(t, "monit with the account", func() bool { return stateOf(t, i).JobState == "running" })
 		after[n] = mainPID()
 		if got := content(t, i, path); got != account {
 			t.Errorf("after a start of the agent %s holds %q, want %q", path, got, account)
@@ -282,7 +273,7 @@ func reboot(t *testing.T, i *lab.Instance) {
 		t.Fatal(err)
 	}
 	ready(t, i)
-	await(t, "all processes after the reboot", 90*time.Second, func() bool {
+	eventually.True(t, "all processes after the reboot", func() bool {
 		s := stateOf(t, i)
 		return s.JobState == "running" && len(s.Processes) == 2
 	})
@@ -356,7 +347,7 @@ func fetchedLogs(t *testing.T, l *lab.Lab, i *lab.Instance) {
 	if progress == 0 && took > 10*time.Second {
 		t.Error("the status did not show how far the collection is")
 	}
-	await(t, "the end of the progress in the status", time.Minute, func() bool {
+	eventually.True(t, "the end of the progress in the status", func() bool {
 		return !strings.Contains(content(t, i, "/run/cambium/status.json"), "collect_logs")
 	})
 	data, ok := l.Blobs.Get(id)

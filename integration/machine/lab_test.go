@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
 	"cambium/internal/looptest"
 	"cambium/lab"
 	"cambium/lab/director"
@@ -48,7 +49,7 @@ func TestMachinePower(t *testing.T) {
 	// A reboot that the machine itself asks for.
 	boots, _ := i.Boots()
 	run(t, i, "systemctl", "--no-block", "reboot")
-	await(t, "the machine to come back from its own reboot", 2*time.Minute, func() bool {
+	eventually.True(t, "the machine to come back from its own reboot", func() bool {
 		count, _ := i.Boots()
 		return count != boots
 	})
@@ -121,7 +122,7 @@ func TestMachineDisks(t *testing.T) {
 	}
 	// A partition that any process announces appears in the machine, and disappears.
 	run(t, i, "addpart", a.Path, "1", "2048", "204800")
-	eventually(t, "the partition's node", func() bool { return slices.Contains(blocks(t, i), a.Path+"p1") })
+	eventually.True(t, "the partition's node", func() bool { return slices.Contains(blocks(t, i), a.Path+"p1") })
 	if slices.Contains(blocks(t, other), a.Path+"p1") {
 		t.Error("the partition's node is in another machine too")
 	}
@@ -158,16 +159,6 @@ func TestMachineDisks(t *testing.T) {
 	}
 }
 
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !ok(); {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s did not come within 30 s", what)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-}
-
 // TestMachineDisksOutliveMachines moves a disk with data from a machine that is deleted to the next, which gets the
 // address of the first; meanwhile others use `ip netns`.
 func TestMachineDisksOutliveMachines(t *testing.T) {
@@ -196,7 +187,7 @@ func TestMachineDisksOutliveMachines(t *testing.T) {
 		t.Errorf("the disk holds %q, want what the first machine wrote", got)
 	}
 	// By DHCP, though the first machine had a lease for it.
-	eventually(t, "the address", func() bool {
+	eventually.True(t, "the address", func() bool {
 		return strings.Contains(run(t, second, "ip", "-4", "address", "show", "eth0"), second.IP+"/")
 	})
 	if err := second.Delete(t.Context()); err != nil {

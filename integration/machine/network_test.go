@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
 	"cambium/lab"
 )
 
@@ -39,7 +40,7 @@ func restart(t *testing.T, i *lab.Instance) {
 // change: a first boot leaves that until after its verdict.
 func wantPlan(t *testing.T, i *lab.Instance, want ...string) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("a plan of %q for the network", want), func() bool {
+	eventually.True(t, fmt.Sprintf("a plan of %q for the network", want), func() bool {
 		out, err := i.Output(t.Context(), "/var/vcap/bosh/bin/bosh-agent", "plan", "-C", "/var/vcap/bosh/agent.json", "--json")
 		var p plannedBoot
 		if jsonErr := json.Unmarshal([]byte(out), &p); jsonErr != nil {

@@ -4,12 +4,14 @@ package machine
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
+	"cambium/internal/eventually"
 	"cambium/internal/status"
 	"cambium/lab"
 	"cambium/lab/machine"
@@ -66,28 +68,32 @@ func doneAsPlanned(t *testing.T, i *lab.Instance, when string, want ...string) p
 	ready(t, i)
 	p := readPlan(t, i)
 	planned := p.texts()
-	var d status.Document
-	var done map[string][]string
-	same := func() bool {
-		done = map[string][]string{}
+	d := ended(t, i)
+	done := map[string][]string{}
+	eventually.Nil(t, when+": a boot that does what was planned", func() error {
+		d = agentStatus(t, i) // what is deferred until the verdict is recorded a moment later
+		clear(done)
 		for _, s := range d.Steps {
 			if len(s.Changes) > 0 {
 				done[s.Name] = s.Changes
 			}
 		}
-		return fmt.Sprint(done) == fmt.Sprint(planned)
-	}
-	d = ended(t, i)
-	for begin := time.Now(); !same() && time.Since(begin) < 30*time.Second; time.Sleep(50 * time.Millisecond) {
-		d = agentStatus(t, i) // what is deferred until the verdict is recorded a moment later
-	}
+		var differ []error
+		for _, step := range slices.Sorted(maps.Keys(planned)) {
+			if !slices.Equal(planned[step], done[step]) {
+				differ = append(differ, fmt.Errorf("step %s:\nplanned\n  %s\ndone\n  %s", step,
+					strings.Join(planned[step], "\n  "), strings.Join(done[step], "\n  ")))
+			}
+		}
+		for step := range done {
+			if len(planned[step]) == 0 {
+				differ = append(differ, fmt.Errorf("step %s: done, and not planned: %q", step, done[step]))
+			}
+		}
+		return errors.Join(differ...)
+	})
 	if d.State != status.Ready {
 		t.Errorf("%s: %s %q, warnings %q", when, d.State, d.Verdict, d.Warnings)
-	}
-	for _, s := range d.Steps {
-		if !slices.Equal(planned[s.Name], done[s.Name]) {
-			t.Errorf("%s: step %s:\nplanned\n  %s\ndone\n  %s", when, s.Name, strings.Join(planned[s.Name], "\n  "), strings.Join(done[s.Name], "\n  "))
-		}
 	}
 	for _, text := range want {
 		step, change, _ := strings.Cut(text, ": ")

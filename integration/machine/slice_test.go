@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
 	"cambium/internal/testdoc"
 	"cambium/lab"
 	"cambium/lab/director"
@@ -50,7 +51,7 @@ func TestMachineSlice(t *testing.T) {
 		t.Errorf("no heartbeat: %v", err)
 	}
 	// READY=1 follows the first pong.
-	await(t, "active units agent and bosh-agent", time.Minute, func() bool {
+	eventually.True(t, "active units agent and bosh-agent", func() bool {
 		_, err := i.Output(t.Context(), "sh", "-ec", "systemctl is-active agent.service; systemctl is-active bosh-agent.service")
 		return err == nil
 	})

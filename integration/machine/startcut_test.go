@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
 	"cambium/lab"
 	"cambium/lab/machine"
 	"cambium/lab/release"
@@ -64,7 +65,9 @@ func cutAfterStarts(t *testing.T, cuts int) {
 	for n := range cuts {
 		before := stateFile(t, i)
 		do("stop")
-		await(t, "monit's file to say that the job is stopped", 60*time.Second, func() bool { return stateFile(t, i) != before })
+		eventually.True(t, "monit's file to say that the job is stopped", func() bool {
+			return stateFile(t, i) != before
+		})
 		stopped := stateFile(t, i)
 		switch n % 3 {
 		case 0: // after the answer to start
@@ -73,7 +76,9 @@ func cutAfterStarts(t *testing.T, cuts int) {
 				hit++ // monit has not recorded the start yet
 			}
 			cut()
-			await(t, "the job to run after the cut", 90*time.Second, func() bool { return jobStateOf(t, ctx, i) == "running" })
+			eventually.True(t, "the job to run after the cut", func() bool {
+				return jobStateOf(t, ctx, i) == "running"
+			})
 			if journal, err := i.Journal(ctx); err == nil && strings.Contains(journal, startRepeated) {
 				repeats++
 			}
@@ -96,14 +101,14 @@ func cutAfterStarts(t *testing.T, cuts int) {
 			cut()
 			giveUp()
 			<-answer
-			await(t, "the job to run or to be stopped after a cut during start", 90*time.Second, func() bool {
+			eventually.True(t, "the job to run or to be stopped after a cut during start", func() bool {
 				state := jobStateOf(t, ctx, i)
 				return state == "running" || state == "stopped" && !answered
 			})
 		}
 		if n%3 != 0 {
 			do("start")
-			await(t, "the job to run", 90*time.Second, func() bool { return jobStateOf(t, ctx, i) == "running" })
+			eventually.True(t, "the job to run", func() bool { return jobStateOf(t, ctx, i) == "running" })
 		}
 	}
 	t.Logf("of %d cuts %d came after a start that monit had not recorded, and %d boots had to start the job again", cuts, hit, repeats)
@@ -114,7 +119,7 @@ func cutAfterStarts(t *testing.T, cuts int) {
 	// not. The stop that follows takes both.
 	do("drain", "shutdown", map[string]any{})
 	cut()
-	await(t, "a state after drain and a cut", 90*time.Second, func() bool {
+	eventually.True(t, "a state after drain and a cut", func() bool {
 		state := jobStateOf(t, ctx, i)
 		return state == "running" || state == "failing"
 	})
@@ -133,15 +138,15 @@ func cutAfterStarts(t *testing.T, cuts int) {
 		t.Errorf("after stop, apply and a cut: got %s, want stopped", got)
 	}
 	do("start")
-	await(t, "the job to run", 90*time.Second, func() bool { return jobStateOf(t, ctx, i) == "running" })
+	eventually.True(t, "the job to run", func() bool { return jobStateOf(t, ctx, i) == "running" })
 
 	// Once monit has it on disk, what an operator stops stays down.
-	await(t, "the agent to have seen monit supervise the job", 60*time.Second, func() bool {
+	eventually.True(t, "the agent to have seen monit supervise the job", func() bool {
 		jobStateOf(t, ctx, i)
 		return !strings.Contains(run(t, i, "cat", "/var/vcap/monit/start_requested.json"), `"shown":"0001`)
 	})
 	run(t, i, "/var/vcap/bosh/bin/monit", "-c", "/var/vcap/bosh/etc/monitrc", "stop", "forker")
-	await(t, "monit to have stopped the job", 60*time.Second, func() bool { return jobStateOf(t, ctx, i) != "running" })
+	eventually.True(t, "monit to have stopped the job", func() bool { return jobStateOf(t, ctx, i) != "running" })
 	time.Sleep(monitCycle) // in which monit writes its file
 	cut()
 	// Whether this monit starts it after a reboot depends on its own configuration; the agent does
@@ -179,7 +184,7 @@ func jobStateOf(t *testing.T, ctx context.Context, i *lab.Instance) string {
 // settledState is the state as soon as monit answers.
 func settledState(t *testing.T, ctx context.Context, i *lab.Instance) (state string) {
 	t.Helper()
-	await(t, "an answer of monit", 60*time.Second, func() bool {
+	eventually.True(t, "an answer of monit", func() bool {
 		state = jobStateOf(t, ctx, i)
 		return state != "unknown"
 	})

@@ -7,8 +7,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
+	"cambium/internal/eventually"
 	"cambium/internal/status"
 	"cambium/internal/testca"
 	"cambium/lab"
@@ -35,7 +35,7 @@ func TestMachineStatus(t *testing.T) {
 	t.Run("good", func(t *testing.T) {
 		wantScreen(t, good, "vcap", 0, "state: ready after ", "not checked: run it as root", "bus: connected to 10.88.0.1:", "settings: File ")
 		// Told after the first pong.
-		await(t, "systemd to show the state", time.Minute, func() bool {
+		eventually.True(t, "systemd to show the state", func() bool {
 			return strings.HasPrefix(run(t, good, "systemctl", "show", "-P", "StatusText", "bosh-agent"), "ready; bus: connected to 10.88.0.1:")
 		})
 		for _, line := range strings.Split(screenOf(t, good, "vcap", "status -v"), "\n") {
@@ -98,7 +98,7 @@ func awaitScreen(t *testing.T, i *lab.Instance, code int, texts ...string) {
 
 func awaitRoot(t *testing.T, i *lab.Instance, code int, texts ...string) {
 	t.Helper()
-	await(t, "a status with "+strings.Join(texts, ", "), 2*time.Minute, func() bool {
+	eventually.True(t, "a status with "+strings.Join(texts, ", "), func() bool {
 		return missing(screenOf(t, i, "root", "status"), code, texts) == ""
 	})
 }
@@ -152,7 +152,7 @@ func lockOfVcap(t *testing.T, i *lab.Instance) {
   and fcntl($f, F_SETLK, pack("s s x4 q q l x4", F_RDLCK, 0, 0, 0, 0));
 open(my $tried, ">", "/tmp/tried") or die; close $tried; sleep 10000'`)
 	defer stop()
-	await(t, "vcap to have tried", time.Minute, func() bool {
+	eventually.True(t, "vcap to have tried", func() bool {
 		return run(t, i, "sh", "-c", "ls /tmp | grep -x tried || true") != ""
 	})
 	run(t, i, "systemctl", "start", "bosh-agent")

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
 	"cambium/internal/status"
 	"cambium/lab"
 	"cambium/lab/director"
@@ -123,7 +124,7 @@ func (s *emptyStore) wantPhase(reason string) {
 		t.Errorf("get_state says %s, want failing", state)
 	}
 	s.heartbeat("failing")
-	await(t, "an alert with the reason", 20*time.Second, func() bool {
+	eventually.True(t, "an alert with the reason", func() bool {
 		return slices.ContainsFunc(s.alerts(), func(a string) bool { return strings.Contains(a, reason) })
 	})
 	for _, method := range []string{"start", "run_errand"} {
@@ -170,7 +171,7 @@ func (s *emptyStore) mount() {
 func (s *emptyStore) wantOver() {
 	t := s.t
 	t.Helper()
-	await(t, "running jobs", time.Minute, func() bool { return stateOf(t, s.i).JobState == "running" })
+	eventually.True(t, "running jobs", func() bool { return stateOf(t, s.i).JobState == "running" })
 	if d := agentStatus(t, s.i); d.State != status.Ready || len(d.Warnings) > 0 || len(d.Progress) > 0 {
 		t.Errorf("after the phase: %s, warnings %q, progress %v", d.State, d.Warnings, d.Progress)
 	}
@@ -237,7 +238,7 @@ func (s *emptyStore) afterCheck(t *testing.T) {
 func (s *emptyStore) wantProgress() {
 	s.t.Helper()
 	var screen string
-	await(s.t, "the progress of the check in the status", 20*time.Second, func() bool {
+	eventually.True(s.t, "the progress of the check in the status", func() bool {
 		screen = oneLine(screenOf(s.t, s.i, "root", "status"))
 		return strings.Contains(screen, "progress: disk: persistent disk "+s.cid+" is being checked (/dev/") && strings.Contains(screen, "s, ") && strings.Contains(screen, " %")
 	})

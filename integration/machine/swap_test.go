@@ -13,8 +13,8 @@ import (
 	"path"
 	"strings"
 	"testing"
-	"time"
 
+	"cambium/internal/eventually"
 	"cambium/lab"
 	"cambium/lab/labtest"
 	"cambium/lab/machine"
@@ -135,7 +135,7 @@ func swapThereAndBack(t *testing.T, s lookAlike) {
 		if same := run(t, i, "sh", "-c", "cmp /proc/"+pid+"/exe /var/vcap/bosh/bin/bosh-agent && echo same"); same != "same\n" {
 			t.Errorf("%s: another program runs: %s", when, same)
 		}
-		await(t, "the job", time.Minute, func() bool { return stateOf(t, i).JobState == "running" })
+		eventually.True(t, "the job", func() bool { return stateOf(t, i).JobState == "running" })
 	}
 	job := func() string { return run(t, i, "cat", "/var/vcap/sys/run/forker/forker.pid") }
 	before := job()

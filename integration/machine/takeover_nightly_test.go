@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
 	"cambium/lab"
 	"cambium/lab/labtest"
 )
@@ -152,7 +153,7 @@ func (x *exchange) refusesToStart() string {
 
 func (x *exchange) awaitRefusal() {
 	x.t.Helper()
-	await(x.t, "the baseline's refusal", time.Minute, func() bool {
+	eventually.True(x.t, "the baseline's refusal", func() bool {
 		journal, err := x.i.Journal(x.t.Context())
 		return err == nil && strings.Contains(journal, "Unexpected disk attached")
 	})
@@ -284,7 +285,7 @@ func (x *exchange) interrupt() (sums string) {
 	if _, err := x.i.Agent.Call(x.t.Context(), "migrate_disk", "disk-a", "disk-b"); err != nil {
 		x.t.Fatal(err)
 	}
-	await(x.t, "the copy to begin", time.Minute, func() bool {
+	eventually.True(x.t, "the copy to begin", func() bool {
 		return run(x.t, x.i, "sh", "-c", "ls /var/vcap/store_migration_target | grep -c file || true") != "0\n"
 	})
 	run(x.t, x.i, "systemctl", "kill", "--signal=KILL", "bosh-agent")

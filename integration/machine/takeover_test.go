@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
 	"cambium/lab"
 	"cambium/lab/baseline"
 	"cambium/lab/labtest"
@@ -171,7 +172,7 @@ func TestMachineTakeover(t *testing.T) {
 	}
 	for _, change := range []struct{ name, binary string }{{"taken over", ours}, {"given back", old}, {"taken over again", ours}} {
 		takeOver(t, i, change.binary)
-		await(t, "running jobs", time.Minute, func() bool { return stateOf(t, i).JobState == "running" })
+		eventually.True(t, "running jobs", func() bool { return stateOf(t, i).JobState == "running" })
 		wantSameCondition(t, change.name, conditionOf(t, i), before)
 		if change.binary == old {
 			wantNothingOfOurs(t, i)
@@ -194,7 +195,7 @@ func TestMachineTakeover(t *testing.T) {
 // killedAfterReplacement: an agent that has no time to clean up leaves nothing behind in the other's way either.
 func killedAfterReplacement(t *testing.T, i *lab.Instance, old, ours string) {
 	replaceAgent(t, i, old)
-	await(t, "the agent to give way", 10*time.Second, func() bool {
+	eventually.True(t, "the agent to give way", func() bool {
 		return run(t, i, "sh", "-c", "[ -e /var/vcap/instance/agent_version ] || echo gone") == "gone\n"
 	})
 	run(t, i, "systemctl", "kill", "--signal=KILL", "bosh-agent")
@@ -216,7 +217,9 @@ func stoppedByTheOther(t *testing.T, i *lab.Instance, old, ours string) {
 	takeOver(t, i, old)
 	// What the other's stop does. Its own needs the monit command of stemcells.
 	run(t, i, "sh", "-c", "monit -c /var/vcap/bosh/etc/monitrc stop all && touch /var/vcap/monit/stopped")
-	await(t, "stopped jobs", time.Minute, func() bool { return run(t, i, "sh", "-c", "pgrep -f [b]in/sleeper || true") == "" })
+	eventually.True(t, "stopped jobs", func() bool {
+		return run(t, i, "sh", "-c", "pgrep -f [b]in/sleeper || true") == ""
+	})
 	takeOver(t, i, ours)
 	if err := i.Reboot(t.Context()); err != nil {
 		t.Fatal(err)
@@ -228,7 +231,7 @@ func stoppedByTheOther(t *testing.T, i *lab.Instance, old, ours string) {
 		}
 	}
 	do("start")
-	await(t, "running jobs", time.Minute, func() bool { return stateOf(t, i).JobState == "running" })
+	eventually.True(t, "running jobs", func() bool { return stateOf(t, i).JobState == "running" })
 }
 
 // heldFormatting stands for mke2fs. While /root/hold is there, it waits before or after its work, as that file says.
@@ -252,7 +255,9 @@ func holdFormatting(t *testing.T, i *lab.Instance, moment string) {
 // awaitFormatting waits until mke2fs is held, and what was written before is on the disk.
 func awaitFormatting(t *testing.T, i *lab.Instance) {
 	t.Helper()
-	await(t, "mke2fs", time.Minute, func() bool { return run(t, i, "sh", "-c", "[ ! -e /root/held ] || { sync; echo held; }") == "held\n" })
+	eventually.True(t, "mke2fs", func() bool {
+		return run(t, i, "sh", "-c", "[ ! -e /root/held ] || { sync; echo held; }") == "held\n"
+	})
 }
 
 // moveDisk takes a disk from a machine that is off to another.

@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
+	"cambium/internal/eventually"
 	"cambium/lab"
 	"cambium/lab/machine"
 )
@@ -108,7 +108,7 @@ func TestMachineFirewall(t *testing.T) {
 		return err == nil
 	}
 	// monit begins to listen a moment after the agent is ready.
-	await(t, "monit", time.Minute, func() bool { return connect("root", "127.0.0.1/2822") })
+	eventually.True(t, "monit", func() bool { return connect("root", "127.0.0.1/2822") })
 	for _, tc := range []struct {
 		user, address string
 		want          bool

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
 	"cambium/internal/status"
 	"cambium/lab"
 	"cambium/lab/director"
@@ -114,11 +115,11 @@ func dropIn(service, line string) machine.File {
 func wantWaiting(t *testing.T, i *lab.Instance) {
 	t.Helper()
 	const want = "/nowhere/settings.json"
-	await(t, "the console to tell what is waited for", time.Minute, func() bool {
+	eventually.True(t, "the console to tell what is waited for", func() bool {
 		console, _ := os.ReadFile(i.Console())
 		return containsLine(string(console), "bosh-agent: waiting: ", want)
 	})
-	await(t, "systemd to tell what is waited for", time.Minute, func() bool {
+	eventually.True(t, "systemd to tell what is waited for", func() bool {
 		text := run(t, i, "systemctl", "show", "-P", "StatusText", "bosh-agent")
 		return strings.HasPrefix(text, "settings: waiting for settings: ") && strings.Contains(text, want)
 	})
@@ -171,7 +172,7 @@ func wantRestarting(t *testing.T, l *lab.Lab, i *lab.Instance, want string) {
 	t.Helper()
 	asking := *i.Agent
 	asking.Timeout = 2 * time.Second
-	await(t, "a ping that is answered with restarting agent and "+want, 100*time.Second, func() bool {
+	eventually.True(t, "a ping that is answered with restarting agent and "+want, func() bool {
 		_, err := asking.Call(t.Context(), "ping")
 		var exception *director.Exception
 		if !errors.As(err, &exception) {
@@ -206,19 +207,19 @@ func wantVerdict(t *testing.T, i *lab.Instance, want string) {
 		t.Errorf("status: %s, first %v, %q; want failed with %q", d.State, d.First, d.Verdict, want)
 	}
 	// The status is written first; the other channels follow.
-	await(t, "an ERROR line with App setup in the journal", time.Minute, func() bool {
+	eventually.True(t, "an ERROR line with App setup in the journal", func() bool {
 		journal, err := i.Journal(t.Context())
 		return err == nil && containsLine(journal, "ERROR", "App setup", want)
 	})
-	await(t, "the verdict on the console", time.Minute, func() bool {
+	eventually.True(t, "the verdict on the console", func() bool {
 		console, _ := os.ReadFile(i.Console())
 		return containsLine(string(console), "bosh-agent: not ready", want)
 	})
-	await(t, "the verdict in systemd's status", time.Minute, func() bool {
+	eventually.True(t, "the verdict in systemd's status", func() bool {
 		return strings.Contains(run(t, i, "systemctl", "show", "-p", "StatusText", "bosh-agent"), want)
 	})
 	// While the boot is tried again, it is another status.
-	await(t, "agent status with the verdict and status 1", 2*time.Minute, func() bool {
+	eventually.True(t, "agent status with the verdict and status 1", func() bool {
 		out := run(t, i, "sh", "-c", "agent status; echo status $?")
 		return strings.Contains(strings.Join(strings.Fields(out), " "), want) && strings.Contains(out, "status 1")
 	})
@@ -291,7 +292,7 @@ func laterBootsAreSilent(t *testing.T, l *lab.Lab) {
 		t.Errorf("status: %s, first %v, %q", d.State, d.First, d.Verdict)
 	}
 	wantSilence(t, i)
-	await(t, "another try", time.Minute, func() bool {
+	eventually.True(t, "another try", func() bool {
 		journal, err := i.Journal(t.Context())
 		return err == nil && strings.Contains(journal, "boot is tried again")
 	})
@@ -354,7 +355,7 @@ func busDown(t *testing.T, l *lab.Lab) {
 		t.Errorf("status: %s %q, bus %s; want ready and still connecting", d.State, d.Verdict, d.Bus)
 	}
 	// READY=1 does not wait for the bus.
-	await(t, "an active unit", time.Minute, func() bool {
+	eventually.True(t, "an active unit", func() bool {
 		return run(t, i, "systemctl", "show", "-P", "ActiveState", "bosh-agent") == "active\n"
 	})
 }
@@ -362,7 +363,7 @@ func busDown(t *testing.T, l *lab.Lab) {
 // wantGuestInfo: on vSphere the verdict is in the configuration of the VM.
 func wantGuestInfo(t *testing.T, i *lab.Instance) {
 	t.Helper()
-	await(t, "the verdict in guestinfo", time.Minute, func() bool {
+	eventually.True(t, "the verdict in guestinfo", func() bool {
 		return strings.Contains(run(t, i, "sh", "-c", "cat /var/lib/guestinfo/guestinfo.cambium.verdict || true"), "raw ephemeral disks")
 	})
 }

@@ -4,7 +4,6 @@ package release
 
 import (
 	"bytes"
-	"context"
 	"crypto/sha1"
 	"encoding/base64"
 	"encoding/hex"
@@ -15,8 +14,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
-	"time"
 
+	"cambium/internal/eventually"
 	"cambium/internal/testca"
 	"cambium/lab/director"
 )
@@ -89,21 +88,14 @@ func start(t *testing.T, command ...string) dummy {
 	}
 	t.Cleanup(client.Close)
 	d.Agent = client.Agent()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	for {
-		answer, err := d.Call(ctx, "ping")
-		if err == nil {
-			if string(answer) != `"pong"` {
-				t.Fatalf("ping: %s", answer)
-			}
-			return d
+	eventually.Nil(t, "an answer to ping", func() error {
+		answer, err := d.Call(t.Context(), "ping")
+		if err == nil && string(answer) != `"pong"` {
+			t.Fatalf("ping: %s", answer)
 		}
-		if ctx.Err() != nil {
-			t.Fatalf("ping: %v", err)
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
+		return err
+	})
+	return d
 }
 
 // TestNightlyARM64: the agent for the other architecture answers under emulation.

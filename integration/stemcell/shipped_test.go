@@ -5,14 +5,15 @@ package stemcell
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
+	"cambium/internal/eventually"
 	"cambium/lab"
 	"cambium/lab/image"
 )
@@ -128,7 +129,7 @@ func inspect(t *testing.T, l *lab.Lab, i *lab.Instance) {
 // mounted /var/log, and takes what the journal has kept for it.
 func agentLog(t *testing.T, l *lab.Lab, i *lab.Instance) {
 	t.Helper()
-	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Second) {
+	eventually.Nil(t, "the boot in the agent's log", func() error {
 		var answer any
 		err := i.Agent.Into(t.Context(), &answer, "fetch_logs_with_signed_url",
 			map[string]any{"signed_url": l.Blobs.SignedURL("PUT", "agent-logs"), "log_type": "agent", "filters": []string{}})
@@ -139,12 +140,9 @@ func agentLog(t *testing.T, l *lab.Lab, i *lab.Instance) {
 		if !found {
 			t.Fatal("the logs did not arrive")
 		}
-		log := member(t, content, "current")
-		if strings.Contains(log, "bosh-agent") {
-			return
+		if log := member(t, content, "current"); !strings.Contains(log, "bosh-agent") {
+			return fmt.Errorf("current holds nothing of the agent: %q", log)
 		}
-		if time.Now().After(end) {
-			t.Fatalf("current holds nothing of the agent: %q", log)
-		}
-	}
+		return nil
+	})
 }

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
 	"cambium/internal/status"
 	"cambium/lab"
 	"cambium/lab/baseline"
@@ -186,7 +187,7 @@ func bootVM(b testing.TB, agent string, m *booted) (first time.Duration, restart
 		time.Sleep(rest) // what a boot leaves for later is done
 		run(b, i, "systemctl", "restart", "--no-block", "bosh-agent")
 		// The old process must be gone before a pong can be the new one's.
-		eventually(b, "another process", func() bool {
+		eventually.True(b, "another process", func() bool {
 			now := strings.TrimSpace(run(b, i, "systemctl", "show", "-P", "MainPID", "bosh-agent"))
 			return now != pid && now != "0"
 		})

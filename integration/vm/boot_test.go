@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
 	"cambium/internal/status"
 	"cambium/lab"
 	"cambium/lab/director"
@@ -74,16 +75,13 @@ func reaches(t testing.TB, i *lab.Instance, link, address string) {
 func web(t testing.TB, l *lab.Lab, ip string) {
 	t.Helper()
 	client := &http.Client{Transport: &http.Transport{DialContext: l.Net.DialContext, DisableKeepAlives: true}, Timeout: 5 * time.Second}
-	for deadline := time.Now().Add(readyTimeout); ; time.Sleep(100 * time.Millisecond) {
+	eventually.Nil(t, "an answer of the web job", func() error {
 		response, err := client.Get("http://" + net.JoinHostPort(ip, "8080") + "/")
 		if err == nil {
 			_ = response.Body.Close()
-			return
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("the web job does not answer: %v", err)
-		}
-	}
+		return err
+	})
 }
 
 // TestVMMetadataAndTwoCards: settings by HTTP, first card by DHCP, second card static on another
@@ -111,7 +109,7 @@ func TestVMMetadataAndTwoCards(t *testing.T) {
 	}
 	groupsV2(t, i)
 	// The image's root file system is about half a gigabyte, the disk has 3.
-	eventually(t, "a root file system that has grown to its disk", func() bool {
+	eventually.True(t, "a root file system that has grown to its disk", func() bool {
 		var blocks, size int64
 		_, err := fmt.Sscan(run(t, i, "stat", "-f", "-c", "%b %S", "/"), &blocks, &size)
 		return err == nil && blocks*size >= 2<<30
@@ -233,7 +231,7 @@ func TestVMCDROM(t *testing.T) {
 	}
 	ready(t, i)
 	wantReady(t, i)
-	eventually(t, "the open tray", vm.Ejected)
+	eventually.True(t, "the open tray", vm.Ejected)
 	run(t, i, "systemctl", "restart", "bosh-agent")
 	ready(t, i)
 	if err := i.Detach(t.Context(), "cdrom"); err != nil {

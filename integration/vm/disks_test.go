@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"cambium/internal/eventually"
 	"cambium/internal/status"
 	"cambium/lab"
 	"cambium/lab/machine"
@@ -98,7 +99,7 @@ func TestVMDisks(t *testing.T) {
 		if err := i.Resize(t.Context(), cid, 1<<30); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the larger file system", func() bool {
+		eventually.True(t, "the larger file system", func() bool {
 			mib, err := strconv.Atoi(strings.TrimSpace(run(t, i, "sh", "-c", "df -BM --output=size /var/vcap/store | tail -1 | tr -d 'M '")))
 			return err == nil && mib > 900
 		})
@@ -175,7 +176,7 @@ func migrateSlowly(t testing.TB, i *lab.Instance, from, to string) {
 		return p.Done > 0 && p.Total > p.Done && p.Rate > 0 && p.Remaining > 0 && p.Text != "" && !p.Updated.IsZero()
 	}
 	var structured, stderr, file bool
-	eventually(t, "progress in the file, in text and in JSON", func() bool {
+	eventually.True(t, "progress in the file, in text and in JSON", func() bool {
 		value, err := i.Agent.Call(t.Context(), "get_task", task.ID)
 		if err != nil || string(value) != running {
 			t.Fatalf("get_task during the migration: %s (%v), want %s", value, err, running)
@@ -189,7 +190,7 @@ func migrateSlowly(t testing.TB, i *lab.Instance, from, to string) {
 		t.Fatal(err)
 	}
 	var value json.RawMessage
-	eventually(t, "the end of the migration", func() bool {
+	eventually.True(t, "the end of the migration", func() bool {
 		if value, err = i.Agent.Call(t.Context(), "get_task", task.ID); err != nil {
 			t.Fatal(err)
 		}
@@ -198,7 +199,7 @@ func migrateSlowly(t testing.TB, i *lab.Instance, from, to string) {
 	if string(value) != "{}" {
 		t.Errorf("migrate_disk = %s, want {}", value)
 	}
-	eventually(t, "the end of the progress", func() bool {
+	eventually.True(t, "the end of the progress", func() bool {
 		p, text := shown()
 		return p == status.Progress{} && !strings.Contains(text, "migrate_disk") && len(agentStatus(t, i).Progress) == 0
 	})

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
 	"cambium/lab"
 	"cambium/lab/director"
 	"cambium/lab/disk"
@@ -27,17 +28,6 @@ func blank(t testing.TB, size int64) string {
 		t.Fatal(err)
 	}
 	return path
-}
-
-// eventually waits for something in the machine that no event tells of.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !ok(); {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s did not come within a minute", what)
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
 }
 
 // TestVMEngine is what the other tests rely on: power, disks of every kind that come, grow and
@@ -75,7 +65,9 @@ func TestVMEngine(t *testing.T) {
 		if err := i.Run(ctx, machine.Command{Args: []string{"sleep", "4242"}}); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("a program that takes too long: %v", err)
 		}
-		eventually(t, "the end of an abandoned program", func() bool { return !strings.Contains(run(t, i, "ps", "ax"), "sleep 4242") })
+		eventually.True(t, "the end of an abandoned program", func() bool {
+			return !strings.Contains(run(t, i, "ps", "ax"), "sleep 4242")
+		})
 		if _, err := i.ReadFile("/nowhere"); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("a file that is not there: %v", err)
 		}
@@ -127,13 +119,16 @@ func TestVMEngine(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, a.Path, func() bool { _, err := i.Output(t.Context(), "test", "-b", a.Path); return err == nil })
+			eventually.True(t, a.Path, func() bool {
+				_, err := i.Output(t.Context(), "test", "-b", a.Path)
+				return err == nil
+			})
 			run(t, i, "sh", "-c", "echo "+id+" > "+a.Path+" && sync "+a.Path)
 			if bus != machine.NVMe {
 				if err := i.Resize(t.Context(), id, 96<<20); err != nil {
 					t.Fatal(err)
 				}
-				eventually(t, "the new size", func() bool {
+				eventually.True(t, "the new size", func() bool {
 					return strings.TrimSpace(run(t, i, "blockdev", "--getsize64", a.Path)) == fmt.Sprint(96<<20)
 				})
 			}
@@ -142,7 +137,10 @@ func TestVMEngine(t *testing.T) {
 			if err := i.Detach(within, id); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "the end of "+a.Path, func() bool { _, err := i.Output(t.Context(), "test", "-b", a.Path); return err != nil })
+			eventually.True(t, "the end of "+a.Path, func() bool {
+				_, err := i.Output(t.Context(), "test", "-b", a.Path)
+				return err != nil
+			})
 			data := make([]byte, len(id))
 			if f, err := os.Open(a.Disk.Image); err != nil {
 				t.Error(err)
@@ -155,7 +153,7 @@ func TestVMEngine(t *testing.T) {
 	t.Run("power", func(t *testing.T) {
 		boots, _ := i.Boots()
 		run(t, i, "sh", "-c", "echo durable > /root/durable; sync; echo volatile > /root/volatile; systemctl --no-block reboot")
-		eventually(t, "a reboot from inside", func() bool { now, _ := i.Boots(); return now == boots+1 })
+		eventually.True(t, "a reboot from inside", func() bool { now, _ := i.Boots(); return now == boots+1 })
 		ready(t, i)
 		// A flush of another file makes the name durable, too, but not what is in it.
 		run(t, i, "sh", "-c", "echo 600000 > /proc/sys/vm/dirty_expire_centisecs; echo lost > /root/lost")

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"cambium/internal/eventually"
 )
 
 func TestRunKeepsOutputAndStatus(t *testing.T) {
@@ -54,22 +56,19 @@ func TestCancelEndsTheWholeGroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	var child int
-	deadline := time.Now().Add(10 * time.Second)
-	for child == 0 && time.Now().Before(deadline) {
+	eventually.True(t, "the child", func() bool {
 		text, _ := os.ReadFile(pidFile)
 		child, _ = strconv.Atoi(strings.TrimSpace(string(text)))
-	}
+		return child != 0
+	})
 	cancel(errors.New("task canceled"))
 	_, err = p.Wait()
 	if err == nil || !strings.Contains(err.Error(), "task canceled") {
 		t.Errorf("got %v, want the cause of the cancellation", err)
 	}
-	for time.Now().Before(deadline) {
-		if err := unix.Kill(child, 0); errors.Is(err, syscall.ESRCH) || zombie(child) {
-			return
-		}
-	}
-	t.Errorf("child %d is still alive", child)
+	eventually.True(t, "the end of the child", func() bool {
+		return errors.Is(unix.Kill(child, 0), syscall.ESRCH) || zombie(child)
+	})
 }
 
 // zombie reports a dead process that its new parent has not reaped yet.

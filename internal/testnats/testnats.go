@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
+	"cambium/internal/eventually"
 	"cambium/internal/secret"
 	"cambium/internal/testca"
 )
@@ -116,7 +117,7 @@ func (d *Deployment) SetUsers(agents ...*server.User) {
 	d.t.Helper()
 	d.options.Users = append(Others(), agents...)
 	// A reload looks at each connection as the server's login does, without its lock.
-	Until(d.t, "no connection logs in", func() bool {
+	eventually.True(d.t, "no connection logs in", func() bool {
 		z, err := d.Server.Connz(&server.ConnzOptions{Username: true})
 		return err == nil && !slices.ContainsFunc(z.Conns, func(c *server.ConnInfo) bool { return c.AuthorizedUser == "" })
 	})
@@ -251,24 +252,10 @@ func (r *Director) Task(agentID, method string, arguments ...any) string {
 	if json.Unmarshal([]byte(reply), &handle) != nil || handle.Value.ID == "" {
 		return reply
 	}
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	running := must[[]byte](r.t)(json.Marshal(map[string]any{"value": handle.Value}))
+	eventually.True(r.t, "the end of "+method, func() bool {
 		reply = r.Call(agentID, "get_task", handle.Value.ID)
-		want := must[[]byte](r.t)(json.Marshal(map[string]any{"value": handle.Value}))
-		if reply != string(want) {
-			return reply
-		}
-		if time.Now().After(deadline) {
-			r.t.Fatalf("%s does not end", method)
-		}
-	}
-}
-
-// Until waits for a condition.
-func Until(t testing.TB, what string, condition func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !condition(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited too long: %s", what)
-		}
-	}
+		return reply != string(running)
+	})
+	return reply
 }

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
 	"cambium/internal/skiptest"
 	"cambium/internal/vcap"
 )
@@ -69,15 +70,6 @@ func freePort(t *testing.T) int {
 	}
 	defer l.Close()
 	return l.Addr().(*net.TCPAddr).Port
-}
-
-func await(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(60 * time.Second); !done(); time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for %s", what)
-		}
-	}
 }
 
 func pidOf(t *testing.T, path string) int {
@@ -174,7 +166,9 @@ include %[2]s/job/*.monitrc
 	if err := s.StartAll(ctx); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the service to run", func() bool { return s.State(ctx) == StateRunning && alive(pidOf(t, pidfile)) })
+	eventually.True(t, "the service to run", func() bool {
+		return s.State(ctx) == StateRunning && alive(pidOf(t, pidfile))
+	})
 	p, err := s.Processes(ctx)
 	if err != nil || len(p) != 1 || p[0].Name != "svc" {
 		t.Errorf("got %+v, %v", p, err)
@@ -188,14 +182,14 @@ include %[2]s/job/*.monitrc
 		t.Errorf("the process did not survive a reload: %d became %d", first, got)
 	}
 	// Death: monit starts it again and sends a mail.
-	await(t, "supervision after the reload", func() bool { return s.State(ctx) == StateRunning })
+	eventually.True(t, "supervision after the reload", func() bool { return s.State(ctx) == StateRunning })
 	for len(alerts) > 0 {
 		<-alerts
 	}
 	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "a new process", func() bool { pid := pidOf(t, pidfile); return pid != first && alive(pid) })
+	eventually.True(t, "a new process", func() bool { pid := pidOf(t, pidfile); return pid != first && alive(pid) })
 	found := false
 	for !found {
 		select {
@@ -207,11 +201,14 @@ include %[2]s/job/*.monitrc
 		}
 	}
 	// Unmonitored: monit does not start it again; then it stops with nothing left to do.
-	await(t, "it to settle", func() bool { return s.State(ctx) == StateRunning })
+	eventually.True(t, "it to settle", func() bool { return s.State(ctx) == StateRunning })
 	if err := s.UnmonitorAll(ctx); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the end of supervision", func() bool { st, err := s.Status(ctx); return err == nil && !st.Services[0].Monitored })
+	eventually.True(t, "the end of supervision", func() bool {
+		st, err := s.Status(ctx)
+		return err == nil && !st.Services[0].Monitored
+	})
 	if got := s.State(ctx); got != StateFailing {
 		t.Errorf("unmonitored: got %s", got)
 	}
@@ -220,21 +217,24 @@ include %[2]s/job/*.monitrc
 	if err := s.StopAll(ctx, true); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the end of the unmonitored process", func() bool { return !alive(unmonitored) })
+	eventually.True(t, "the end of the unmonitored process", func() bool { return !alive(unmonitored) })
 	// A process that ends by itself while it is unmonitored is not started to be stopped.
 	if err := s.StartAll(ctx); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "supervision again", func() bool { return s.State(ctx) == StateRunning })
+	eventually.True(t, "supervision again", func() bool { return s.State(ctx) == StateRunning })
 	if err := s.UnmonitorAll(ctx); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the end of supervision", func() bool { st, err := s.Status(ctx); return err == nil && !st.Services[0].Monitored })
+	eventually.True(t, "the end of supervision", func() bool {
+		st, err := s.Status(ctx)
+		return err == nil && !st.Services[0].Monitored
+	})
 	last := pidOf(t, pidfile)
 	if err := syscall.Kill(last, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "its end", func() bool { return !alive(last) })
+	eventually.True(t, "its end", func() bool { return !alive(last) })
 	if err := s.StopAll(ctx, true); err != nil {
 		t.Fatal(err)
 	}
@@ -245,7 +245,7 @@ include %[2]s/job/*.monitrc
 	if err := s.StartAll(ctx); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "supervision again", func() bool { return s.State(ctx) == StateRunning })
+	eventually.True(t, "supervision again", func() bool { return s.State(ctx) == StateRunning })
 	if err := s.StopAll(ctx, true); err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
 	"cambium/platform/unit"
 
 	"cambium/internal/skiptest"
@@ -66,7 +67,9 @@ check process svc with pidfile %[3]s
 		_ = scan.Wait()
 		if lock, err := os.Open(filepath.Join(services, "monit/supervise/lock")); err == nil {
 			defer lock.Close()
-			await(t, "the end of runsv", func() bool { return syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil })
+			eventually.True(t, "the end of runsv", func() bool {
+				return syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil
+			})
 		}
 		if pid := pidOf(t, pidfile); alive(pid) {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
@@ -78,17 +81,17 @@ check process svc with pidfile %[3]s
 	})
 	runit := &unit.Runit{Root: dir}
 	ctx := t.Context()
-	await(t, "runsv", func() bool {
+	eventually.True(t, "runsv", func() bool {
 		state, err := runit.State(ctx, "monit")
 		return err == nil && state.Active == "active" && state.MainPID > 0
 	})
 	s := Supervisor{Client: &Client{URL: fmt.Sprintf("http://127.0.0.1:%d", port), UserFile: filepath.Join(dir, "monit.user"),
 		Daemon: Unit{Services: runit, Name: "monit"}, Pause: 100 * time.Millisecond}, Poll: 100 * time.Millisecond}
-	await(t, "monit", func() bool { return s.State(ctx) != StateUnknown })
+	eventually.True(t, "monit", func() bool { return s.State(ctx) != StateUnknown })
 	if err := s.StartAll(ctx); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the service", func() bool { return s.State(ctx) == StateRunning && alive(pidOf(t, pidfile)) })
+	eventually.True(t, "the service", func() bool { return s.State(ctx) == StateRunning && alive(pidOf(t, pidfile)) })
 	process := pidOf(t, pidfile)
 	before, err := runit.State(ctx, "monit")
 	if err != nil {
@@ -115,7 +118,7 @@ check process svc with pidfile %[3]s
 	if err := s.Reload(ctx); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "supervision again", func() bool { return s.State(ctx) == StateRunning })
+	eventually.True(t, "supervision again", func() bool { return s.State(ctx) == StateRunning })
 	if err := s.StopAll(ctx, true); err != nil {
 		t.Fatal(err)
 	}

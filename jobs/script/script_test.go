@@ -11,8 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
+	"cambium/internal/eventually"
 	"cambium/internal/vcap"
 
 	"github.com/sirupsen/logrus"
@@ -53,17 +53,6 @@ func content(t *testing.T, path string) string {
 		t.Fatal(err)
 	}
 	return string(data)
-}
-
-// await polls for something another process does.
-func await(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !done(); {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for %s", what)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
 }
 
 // Contract J.4.
@@ -189,7 +178,10 @@ func TestCanceledDrainNeverStartsAgain(t *testing.T) {
 			done <- r.Drain(ctx, []string{"j"}, DrainArgs{JobChange: "job_shutdown", HashChange: "hash_unchanged"})
 		}()
 		// The shell makes the file before it writes to it.
-		await(t, "the first call", func() bool { data, err := os.ReadFile(calls); return err == nil && len(data) > 0 })
+		eventually.True(t, "the first call", func() bool {
+			data, err := os.ReadFile(calls)
+			return err == nil && len(data) > 0
+		})
 		// The script may still be running; either way its end must be the end.
 		cancel()
 		if err := <-done; !errors.Is(err, context.Canceled) {
@@ -206,14 +198,14 @@ func TestCanceledDrainNeverStartsAgain(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- r.Drain(ctx, []string{"j"}, DrainArgs{}) }()
-		await(t, "the script", func() bool { _, err := os.Stat(pids); return err == nil })
+		eventually.True(t, "the script", func() bool { _, err := os.Stat(pids); return err == nil })
 		cancel()
 		if err := <-done; !errors.Is(err, context.Canceled) {
 			t.Errorf("got %v", err)
 		}
 		for _, field := range strings.Fields(content(t, pids)) {
 			pid, _ := strconv.Atoi(field)
-			await(t, "the end of the process group", func() bool { return gone(pid) })
+			eventually.True(t, "the end of the process group", func() bool { return gone(pid) })
 		}
 	})
 }
@@ -244,14 +236,17 @@ func TestErrandCanceled(t *testing.T) {
 	started := filepath.Join(t.TempDir(), "started")
 	r.install(t, "slow", "run", `echo begun; touch `+started+`; sleep 1000`)
 	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
 	go func() {
-		await(t, "the errand", func() bool { _, err := os.Stat(started); return err == nil })
-		cancel()
+		defer close(done)
+		got, err := r.Errand(ctx, "slow")
+		if err != nil || got.ExitCode != 143 || got.Stdout != "begun\n" {
+			t.Errorf("got %+v, %v; want the output so far and 143", got, err)
+		}
 	}()
-	got, err := r.Errand(ctx, "slow")
-	if err != nil || got.ExitCode != 143 || got.Stdout != "begun\n" {
-		t.Errorf("got %+v, %v; want the output so far and 143", got, err)
-	}
+	eventually.True(t, "the errand", func() bool { _, err := os.Stat(started); return err == nil })
+	cancel()
+	<-done
 }
 
 func TestErrandOf100MiB(t *testing.T) {

@@ -8,8 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"testing"
-	"time"
 
+	"cambium/internal/eventually"
 	"cambium/internal/testca"
 	"cambium/lab/netns"
 
@@ -107,16 +107,13 @@ func permissionsOn(t *testing.T, program string) {
 // wantRefused waits until a user is not let in any more: a program reloads when it has read the signal.
 func wantRefused(t *testing.T, s *Server, user string) {
 	t.Helper()
-	for deadline := time.Now().Add(5 * time.Second); ; {
+	eventually.True(t, "the refusal of "+user, func() bool {
 		conn, err := s.Connect(user)
-		if err != nil {
-			return
+		if err == nil {
+			conn.Close()
 		}
-		conn.Close()
-		if time.Now().After(deadline) {
-			t.Fatalf("%s is still let in", user)
-		}
-	}
+		return err != nil
+	})
 }
 
 // attempt connects as the user, does it, and reports whether the server allowed it.
@@ -125,14 +122,7 @@ func attempt(t *testing.T, s *Server, user, verb, subject string) bool {
 	var conn *nats.Conn
 	var err error
 	// A program lets a new user in once it has reloaded.
-	for deadline := time.Now().Add(5 * time.Second); ; {
-		if conn, err = s.Connect(user); err == nil {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("connect as %s: %v", user, err)
-		}
-	}
+	eventually.Nil(t, "a connection as "+user, func() error { conn, err = s.Connect(user); return err })
 	defer conn.Close()
 	if verb == "publish" {
 		err = conn.Publish(subject, []byte("x"))

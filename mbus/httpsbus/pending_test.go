@@ -6,7 +6,8 @@ import (
 	"net"
 	"runtime"
 	"testing"
-	"time"
+
+	"cambium/internal/eventually"
 )
 
 // from is a connection whose peer is given.
@@ -107,15 +108,12 @@ func TestEvictedGuessesAreNotAwaited(t *testing.T) {
 	}
 	// A connection has one goroutine that serves it, and for moments another one.
 	const most = 2*maxPendingPerPeer + 20
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		now := runtime.NumGoroutine() - before
-		if now <= most {
-			break
+	eventually.Nil(t, "the end of what was done for the evicted", func() error {
+		if now := runtime.NumGoroutine() - before; now > most {
+			return fmt.Errorf("%d goroutines for %d guesses, want at most %d", now, guesses, most)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%d goroutines for %d guesses, want at most %d", now, guesses, most)
-		}
-	}
+		return nil
+	})
 	if response, _ := s.do(t, "POST", "/agent", "s3cret", `{"method":"ping"}`); response.StatusCode != 200 {
 		t.Errorf("the right password is answered with %d", response.StatusCode)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"cambium/internal/eventually"
 	"cambium/internal/secret"
 	"cambium/internal/testca"
 	"cambium/internal/testnats"
@@ -54,16 +55,16 @@ func TestServerKilledAndBack(t *testing.T) {
 			reply(mbus.Value("kept"))
 		}()
 	})})
-	testnats.Until(t, "connected", b.Connected)
+	eventually.True(t, "connected", b.Connected)
 	r := d.Director()
 	_, slow := r.Send(agentID, "slow")
-	testnats.Until(t, "request", func() bool { return early.Load() == 1 })
+	eventually.True(t, "request", func() bool { return early.Load() == 1 })
 	for range 3 {
 		d.Down()
-		testnats.Until(t, "loss noticed", func() bool { return !b.Connected() })
+		eventually.True(t, "loss noticed", func() bool { return !b.Connected() })
 		d.Up()
-		testnats.Until(t, "connected again", b.Connected)
-		testnats.Until(t, "director connected again", r.Conn.IsConnected)
+		eventually.True(t, "connected again", b.Connected)
+		eventually.True(t, "director connected again", r.Conn.IsConnected)
 		if err := r.Conn.Flush(); err != nil {
 			t.Fatal(err)
 		}
@@ -86,7 +87,7 @@ func TestAReplyWaitsForItsCaller(t *testing.T) {
 	d := testnats.Start(t, nil, agentID)
 	replies := make(chan func(mbus.Reply), 1)
 	b := start(t, d, Options{Handler: handler(func(_ context.Context, _ mbus.Request, reply func(mbus.Reply)) { replies <- reply })})
-	testnats.Until(t, "connected", b.Connected)
+	eventually.True(t, "connected", b.Connected)
 	asking := d.Connect(testca.DirectorName)
 	const inbox = "director.7c1e." + agentID + ".held"
 	if err := errors.Join(asking.Publish("agent."+agentID, testnats.Envelope("get_task", inbox)), asking.Flush()); err != nil {
@@ -95,9 +96,9 @@ func TestAReplyWaitsForItsCaller(t *testing.T) {
 	reply := <-replies
 	asking.Close()
 	d.Down()
-	testnats.Until(t, "loss noticed", func() bool { return !b.Connected() })
+	eventually.True(t, "loss noticed", func() bool { return !b.Connected() })
 	d.Up()
-	testnats.Until(t, "connected again", b.Connected)
+	eventually.True(t, "connected again", b.Connected)
 	reply(mbus.Value("ended"))
 	time.Sleep(100 * time.Millisecond) // in which the server drops it
 	back := d.Connect(testca.DirectorName)
@@ -118,13 +119,13 @@ func TestReplyDuringAnOutageArrives(t *testing.T) {
 	slowCallers(t)
 	d := testnats.Start(t, nil, agentID)
 	b := start(t, d, Options{})
-	testnats.Until(t, "connected", b.Connected)
+	eventually.True(t, "connected", b.Connected)
 	r := d.Director()
 	subject, replies := r.Inbox(agentID)
 	d.Down()
 	// Perhaps the loss has not been noticed yet, perhaps it has; both must do.
 	b.active().send(message{subject: subject, data: []byte(`{"value":1}`), reply: true})
-	testnats.Until(t, "loss noticed", func() bool { return !b.Connected() })
+	eventually.True(t, "loss noticed", func() bool { return !b.Connected() })
 	other, more := r.Inbox(agentID)
 	b.active().send(message{subject: other, data: []byte(`{"value":2}`), reply: true})
 	b.active().send(message{subject: other, data: []byte(`{"value":"stale"}`), reply: true, at: time.Now().Add(-2 * outboxAge)})
@@ -149,7 +150,7 @@ func TestUnconfirmedIsSentAgain(t *testing.T) {
 	quick(t)
 	d := testnats.Start(t, nil, agentID)
 	b := start(t, d, Options{})
-	testnats.Until(t, "connected", b.Connected)
+	eventually.True(t, "connected", b.Connected)
 	o := &b.active().outbox
 	o.mu.Lock()
 	o.confirming = true // none of its own may come in between
@@ -173,12 +174,12 @@ func TestUnconfirmedIsSentAgain(t *testing.T) {
 func TestConfirmedIsForgotten(t *testing.T) {
 	d := testnats.Start(t, nil, agentID)
 	b := start(t, d, Options{})
-	testnats.Until(t, "connected", b.Connected)
+	eventually.True(t, "connected", b.Connected)
 	for range 100 {
 		b.active().send(message{subject: "director.7c1e." + agentID + ".x", data: []byte("1")})
 	}
 	o := &b.active().outbox
-	testnats.Until(t, "confirmation", func() bool {
+	eventually.True(t, "confirmation", func() bool {
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		return len(o.unconfirmed) == 0 && o.bytes == 0 && !o.confirming
@@ -201,25 +202,26 @@ func TestAuthRefusedThenGranted(t *testing.T) {
 	quick(t)
 	d := testnats.Start(t, nil)
 	b := start(t, d, Options{})
-	testnats.Until(t, "a refusal", func() bool { return refused(b.LastError()) })
+	eventually.True(t, "a refusal", func() bool { return refused(b.LastError()) })
 	refusedAgain := func() {
 		t.Helper()
-		var seen int
-		for last := error(nil); seen < 5; time.Sleep(time.Millisecond) {
+		seen, last := 0, error(nil)
+		eventually.True(t, "five refusals", func() bool {
 			if err := b.LastError(); err != last && err != nil {
 				last, seen = err, seen+1
 			}
-		}
+			return seen >= 5
+		})
 	}
 	refusedAgain()
 	d.SetUsers(testnats.Agent(testca.AgentName(agentID), agentID))
-	testnats.Until(t, "connected", b.Connected)
+	eventually.True(t, "connected", b.Connected)
 	// Revoked and granted once more.
 	d.SetUsers()
-	testnats.Until(t, "thrown out", func() bool { return !b.Connected() })
+	eventually.True(t, "thrown out", func() bool { return !b.Connected() })
 	refusedAgain()
 	d.SetUsers(testnats.Agent(testca.AgentName(agentID), agentID))
-	testnats.Until(t, "connected again", b.Connected)
+	eventually.True(t, "connected again", b.Connected)
 	if got := d.Director().Call(agentID, "ping"); got != pongReply {
 		t.Errorf("got %s", got)
 	}
@@ -231,19 +233,19 @@ func TestSubscriptionRefusedThenGranted(t *testing.T) {
 	d := testnats.Start(t, nil)
 	d.SetUsers(testnats.User(testca.AgentName(agentID), []string{"hm.>"}, []string{"nothing"}))
 	b := start(t, d, Options{})
-	testnats.Until(t, "a refusal", func() bool { return refused(b.LastError()) })
+	eventually.True(t, "a refusal", func() bool { return refused(b.LastError()) })
 	if b.Connected() {
 		t.Error("the agent takes itself for connected")
 	}
 	d.SetUsers(testnats.Agent(testca.AgentName(agentID), agentID))
-	testnats.Until(t, "connected", b.Connected)
+	eventually.True(t, "connected", b.Connected)
 }
 
 func TestServerCertificateSwapped(t *testing.T) {
 	quick(t)
 	d := testnats.Start(t, nil, agentID)
 	b := start(t, d, Options{})
-	testnats.Until(t, "connected", b.Connected)
+	eventually.True(t, "connected", b.Connected)
 	foreign, err := testca.New("foreign")
 	if err != nil {
 		t.Fatal(err)
@@ -259,13 +261,13 @@ func TestServerCertificateSwapped(t *testing.T) {
 	d.Down()
 	d.SetServerCertificate(bad)
 	d.Up()
-	testnats.Until(t, "refusal of the foreign server", func() bool {
+	eventually.True(t, "refusal of the foreign server", func() bool {
 		return b.LastError() != nil && strings.Contains(b.LastError().Error(), "unknown authority")
 	})
 	d.Down()
 	d.SetServerCertificate(good)
 	d.Up()
-	testnats.Until(t, "connected again", b.Connected)
+	eventually.True(t, "connected again", b.Connected)
 }
 
 func TestRotation(t *testing.T) {
@@ -290,7 +292,7 @@ func TestRotation(t *testing.T) {
 		}
 		pong(ctx, r, reply)
 	})})
-	testnats.Until(t, "connected", b.Connected)
+	eventually.True(t, "connected", b.Connected)
 	r := d.Director()
 	_, slow := r.Send(agentID, "slow")
 	if got := r.Call(agentID, "ping"); got != pongReply {
@@ -304,7 +306,7 @@ func TestRotation(t *testing.T) {
 		_, err := b.Rotate(short, identity(d, permanent))
 		failed <- err
 	}()
-	testnats.Until(t, "the refusal", func() bool {
+	eventually.True(t, "the refusal", func() bool {
 		b.mu.Lock()
 		next := b.next
 		b.mu.Unlock()
@@ -315,14 +317,14 @@ func TestRotation(t *testing.T) {
 		t.Fatalf("got %v, want the refusal", err)
 	}
 	// The server's reload of its users races with its own refusal of a connection.
-	testnats.Until(t, "the refused connection's end", func() bool { return d.Server.NumClients() == 2 })
+	eventually.True(t, "the refused connection's end", func() bool { return d.Server.NumClients() == 2 })
 	if got := r.Call(agentID, "ping"); got != pongReply {
 		t.Fatalf("after a failed rotation: %s", got)
 	}
 
 	// One that it learns of meanwhile works.
 	d.SetUsers(testnats.Agent(bootstrap, agentID), testnats.Agent(permanent, agentID))
-	testnats.Until(t, "connected", b.Connected)
+	eventually.True(t, "connected", b.Connected)
 	long, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	rotation, err := b.Rotate(long, identity(d, permanent))
@@ -349,21 +351,21 @@ func TestRotation(t *testing.T) {
 	b.mu.Lock()
 	twice := b.duplicates
 	b.mu.Unlock()
-	testnats.Until(t, "both links have delivered the three copies", func() bool {
+	eventually.True(t, "both links have delivered the three copies", func() bool {
 		twice.mu.Lock()
 		defer twice.mu.Unlock()
 		counts := twice.copies[maphash.Bytes(twice.seed, envelope)]
 		return len(counts) == 2 && counts[rotation.old] == 3 && counts[rotation.new] == 3
 	})
-	testnats.Until(t, "they are handled", func() bool { return total.Load()-before >= 5 })
+	eventually.True(t, "they are handled", func() bool { return total.Load()-before >= 5 })
 	if got := total.Load() - before; got != 5 {
 		t.Errorf("%d requests were handled, want two pings and three repeated ones", got)
 	}
 	rotation.Commit(t.Context())
-	testnats.Until(t, "the old connection's end", func() bool { return d.Server.NumClients() == 2 })
+	eventually.True(t, "the old connection's end", func() bool { return d.Server.NumClients() == 2 })
 	// Now the old identity may go.
 	d.SetUsers(testnats.Agent(permanent, agentID))
-	testnats.Until(t, "connected", b.Connected)
+	eventually.True(t, "connected", b.Connected)
 	if got := r.Call(agentID, "ping"); got != pongReply {
 		t.Fatalf("after the rotation: %s", got)
 	}
@@ -394,13 +396,13 @@ func TestRotationTellsAddresses(t *testing.T) {
 			want = append(want, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(d.Port())))
 		}
 		slices.SortFunc(want, netip.AddrPort.Compare)
-		testnats.Until(t, when, func() bool {
+		eventually.True(t, when, func() bool {
 			mu.Lock()
 			defer mu.Unlock()
 			return slices.Equal(addresses, want)
 		})
 	}
-	testnats.Until(t, "connected", b.Connected)
+	eventually.True(t, "connected", b.Connected)
 	expect("only the first", old)
 	short, cancel := context.WithCancel(t.Context())
 	failed := make(chan error)
@@ -448,7 +450,7 @@ func TestRotationUnderLoad(t *testing.T) {
 		}
 		pong(ctx, r, reply)
 	})})
-	testnats.Until(t, "connected", b.Connected)
+	eventually.True(t, "connected", b.Connected)
 	r := d.Director()
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
@@ -502,7 +504,7 @@ func TestNamesAreResolvedAtEachAttempt(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- b.Run(ctx) }()
-	testnats.Until(t, "connected at the third address", b.Connected)
+	eventually.True(t, "connected at the third address", b.Connected)
 	cancel()
 	<-ended
 	for _, address := range []string{"127.0.0.2", "127.0.0.1"} {
@@ -563,7 +565,7 @@ func TestLastRepliesOfAStoppingAgent(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- b.Run(ctx) }()
-	testnats.Until(t, "connected", b.Connected)
+	eventually.True(t, "connected", b.Connected)
 	r := d.Director()
 	var all []<-chan []byte
 	for range 500 {

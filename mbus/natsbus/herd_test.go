@@ -14,6 +14,7 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 
+	"cambium/internal/eventually"
 	"cambium/internal/testca"
 	"cambium/internal/testnats"
 )
@@ -49,10 +50,10 @@ func BenchmarkHerd(b *testing.B) {
 		}
 		return true
 	}
-	waitLong(b, "all connected", all)
+	eventually.True(b, "all connected", all)
 	for range b.N {
 		d.Down()
-		waitLong(b, "all lost", func() bool {
+		eventually.True(b, "all lost", func() bool {
 			for _, bus := range herd {
 				if bus.Connected() {
 					return false
@@ -66,7 +67,7 @@ func BenchmarkHerd(b *testing.B) {
 		mu.Unlock()
 		up := time.Now()
 		d.Up()
-		waitLong(b, "all back", all)
+		eventually.True(b, "all back", all)
 		back := time.Since(up)
 		r := d.Director()
 		var group sync.WaitGroup
@@ -104,14 +105,4 @@ func peak(at []time.Time) (most int) {
 		most = max(most, i-first+1)
 	}
 	return most
-}
-
-// waitLong waits longer than other tests do: on a busy machine, two thousand handshakes take long.
-func waitLong(b *testing.B, what string, condition func() bool) {
-	b.Helper()
-	for deadline := time.Now().Add(3 * time.Minute); !condition(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			b.Fatalf("waited too long: %s", what)
-		}
-	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/sirupsen/logrus"
 
+	"cambium/internal/eventually"
 	"cambium/internal/secret"
 	"cambium/internal/testca"
 	"cambium/internal/testnats"
@@ -95,7 +96,7 @@ func TestPingPong(t *testing.T) {
 		defer mu.Unlock()
 		addresses = servers
 	}})
-	testnats.Until(t, "connected", b.Connected)
+	eventually.True(t, "connected", b.Connected)
 	r := d.Director()
 	if got := r.Call(agentID, "ping"); got != pongReply {
 		t.Errorf("got %s, want %s", got, pongReply)
@@ -168,7 +169,7 @@ func TestServerWithoutTLSIsRefused(t *testing.T) {
 	id := identity(d, testca.AgentName(agentID))
 	id.URLs = []secret.URL{secret.NewURL(withoutTLS.ClientURL())}
 	b := start(t, d, Options{Identity: id})
-	testnats.Until(t, "a refusal", func() bool { return b.LastError() != nil })
+	eventually.True(t, "a refusal", func() bool { return b.LastError() != nil })
 	if b.Connected() || !strings.Contains(b.LastError().Error(), "secure connection not available") {
 		t.Errorf("got %v, want a refusal", b.LastError())
 	}
@@ -179,7 +180,7 @@ func TestSeveralServers(t *testing.T) {
 	id := identity(d, testca.AgentName(agentID))
 	id.URLs = append([]secret.URL{secret.NewURL("nats://127.0.0.1:1")}, id.URLs...)
 	b := start(t, d, Options{Identity: id})
-	testnats.Until(t, "the one that is there", b.Connected)
+	eventually.True(t, "the one that is there", b.Connected)
 }
 
 func TestPayloadLimitIsTheServers(t *testing.T) {
@@ -193,7 +194,7 @@ func TestPayloadLimitIsTheServers(t *testing.T) {
 			reply(mbus.Exception("begin" + strings.Repeat("e", limit) + "end"))
 		}
 	})})
-	testnats.Until(t, "connected", b.Connected)
+	eventually.True(t, "connected", b.Connected)
 	r := d.Director()
 	if got, want := r.Call(agentID, "value"), `{"exception":{"message":"`+mbus.TooLong+`"}}`; got != want {
 		t.Errorf("got %d bytes, want %s", len(got), want)
@@ -218,7 +219,7 @@ func TestReports(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := start(t, d, Options{})
-	testnats.Until(t, "connected", b.Connected)
+	eventually.True(t, "connected", b.Connected)
 	for _, topic := range []string{"heartbeat", "alert", "shutdown"} {
 		if err := b.Publish(t.Context(), "hm", topic, nil); err != nil {
 			t.Fatal(err)
@@ -236,7 +237,7 @@ func TestReports(t *testing.T) {
 func TestGarbageIsDropped(t *testing.T) {
 	d := testnats.Start(t, func(o *server.Options) { o.MaxPayload = 16 << 20 }, agentID)
 	b := start(t, d, Options{})
-	testnats.Until(t, "connected", b.Connected)
+	eventually.True(t, "connected", b.Connected)
 	r := d.Director()
 	// The small kinds are in the conformance table.
 	for _, garbage := range []string{strings.Repeat("\xff\x00", 4<<20), strings.Repeat("[", 8<<20), `{"method":"` + strings.Repeat("x", 8<<20)} {
@@ -266,7 +267,7 @@ func TestSlowRepliesKeepTheConnection(t *testing.T) {
 			}
 			pong(ctx, r, reply)
 		})})
-	testnats.Until(t, "connected", b.Connected)
+	eventually.True(t, "connected", b.Connected)
 	r := d.Director()
 	_, slow := r.Send(agentID, "slow")
 	// Longer than the server waits for a PONG.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"cambium/internal/eventually"
 	"cambium/internal/nstest"
 	"cambium/internal/secret"
 	"cambium/internal/testca"
@@ -56,7 +57,7 @@ func TestNSPartition(t *testing.T) {
 		id := identity(d, testca.AgentName(agentID))
 		id.URLs = []secret.URL{secret.NewURL("nats://10.9.0.1:4222")}
 		b := start(t, d, Options{Identity: id})
-		testnats.Until(t, "connected", b.Connected)
+		eventually.True(t, "connected", b.Connected)
 		far, err := peer.Handle.LinkByName("bus0")
 		if err != nil {
 			t.Fatal(err)
@@ -64,11 +65,11 @@ func TestNSPartition(t *testing.T) {
 		if err := peer.Handle.LinkSetDown(far); err != nil {
 			t.Fatal(err)
 		}
-		testnats.Until(t, "loss noticed", func() bool { return !b.Connected() })
+		eventually.True(t, "loss noticed", func() bool { return !b.Connected() })
 		if err := peer.Handle.LinkSetUp(far); err != nil {
 			t.Fatal(err)
 		}
-		testnats.Until(t, "connected again", b.Connected)
+		eventually.True(t, "connected again", b.Connected)
 		if got := d.Director().Call(agentID, "ping"); got != pongReply {
 			t.Errorf("got %s", got)
 		}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
 	"cambium/internal/secret"
 	"cambium/internal/testca"
 	"cambium/internal/testnats"
@@ -106,13 +107,13 @@ func TestStalledNetwork(t *testing.T) {
 	id := identity(d, testca.AgentName(agentID))
 	id.URLs = []secret.URL{p.url(t)}
 	b := start(t, d, Options{Identity: id})
-	testnats.Until(t, "connected", b.Connected)
+	eventually.True(t, "connected", b.Connected)
 	r := d.Director()
 	for range 2 {
 		p.freeze(true)
-		testnats.Until(t, "loss noticed", func() bool { return !b.Connected() })
+		eventually.True(t, "loss noticed", func() bool { return !b.Connected() })
 		p.freeze(false)
-		testnats.Until(t, "connected again", b.Connected)
+		eventually.True(t, "connected again", b.Connected)
 		if got := r.Call(agentID, "ping"); got != pongReply {
 			t.Fatalf("got %s", got)
 		}
@@ -146,7 +147,7 @@ func TestSlowNetwork(t *testing.T) {
 	}()
 	connects := make(chan struct{}, 10)
 	b := start(t, d, Options{Identity: id, OnConnect: func(string) { connects <- struct{}{} }})
-	testnats.Until(t, "connected", b.Connected)
+	eventually.True(t, "connected", b.Connected)
 	r := d.Director()
 	for range 5 {
 		if got := r.Call(agentID, "ping"); got != pongReply {

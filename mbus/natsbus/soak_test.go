@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
 	"cambium/internal/testca"
 	"cambium/internal/testnats"
 )
@@ -16,12 +17,12 @@ import (
 func TestSoakAuthRevoked(t *testing.T) {
 	d := testnats.Start(t, nil, agentID)
 	b := start(t, d, Options{})
-	testnats.Until(t, "connected", b.Connected)
+	eventually.True(t, "connected", b.Connected)
 	known := testnats.Agent(testca.AgentName(agentID), agentID)
 	for range 2 { // the second time is like the first
 		before := connections(t, d)
 		d.SetUsers()
-		testnats.Until(t, "thrown out", func() bool { return !b.Connected() })
+		eventually.True(t, "thrown out", func() bool { return !b.Connected() })
 		time.Sleep(time.Minute)
 		tries := connections(t, d) - before
 		if b.Connected() || tries < 40 || tries > 120 {
@@ -29,7 +30,7 @@ func TestSoakAuthRevoked(t *testing.T) {
 		}
 		d.SetUsers(known)
 		granted := time.Now()
-		testnats.Until(t, "connected again", b.Connected)
+		eventually.True(t, "connected again", b.Connected)
 		back := time.Since(granted)
 		t.Logf("%d tries in a minute, back %v after the account was", tries, back.Round(time.Millisecond))
 		if back > 10*time.Second {

@@ -3,6 +3,7 @@ package device
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"cambium/internal/blkdev"
+	"cambium/internal/eventually"
 )
 
 func TestPartitionNames(t *testing.T) {
@@ -240,14 +242,10 @@ func TestSCSIHostsAreRescanned(t *testing.T) {
 			ended <- err
 		}()
 		for _, scan := range scans {
-			for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
-				if got, err := os.ReadFile(scan); err == nil && string(got) == "- - -" {
-					break
-				}
-				if time.Now().After(end) {
-					t.Fatalf("%v: %s was not asked", hint, scan)
-				}
-			}
+			eventually.True(t, fmt.Sprintf("%v: a request to %s", hint, scan), func() bool {
+				got, err := os.ReadFile(scan)
+				return err == nil && string(got) == "- - -"
+			})
 		}
 		cancel()
 		if err := <-ended; !errors.Is(err, context.Canceled) {

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/blkdev"
+	"cambium/internal/eventually"
 	"cambium/internal/looptest"
 )
 
@@ -125,7 +126,10 @@ func TestRootUnmountNamesWhoIsBusy(t *testing.T) {
 	go func() { _ = holder.Wait(); close(ended) }()
 	t.Cleanup(func() { _ = holder.Process.Kill(); <-ended })
 
-	waitFor(t, func() bool { users, err := Users(target); return err == nil && len(users) == 1 })
+	eventually.True(t, "one user of "+target, func() bool {
+		users, err := Users(target)
+		return err == nil && len(users) == 1
+	})
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
 	err := Unmount(ctx, target)
@@ -269,15 +273,5 @@ func TestRootPrivateNamespaceDoesNotPin(t *testing.T) {
 	}
 	if second, err := DetachElsewhere(was); err != nil || len(second) != 0 {
 		t.Errorf("a second time changed %v, %v", second, err)
-	}
-}
-
-func waitFor(t testing.TB, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !ok(); {
-		if time.Now().After(end) {
-			t.Fatal("the condition did not come true")
-		}
-		time.Sleep(5 * time.Millisecond)
 	}
 }

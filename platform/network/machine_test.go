@@ -21,6 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cambium/internal/eventually"
 	"cambium/internal/skiptest"
 	"cambium/lab/machine"
 	"cambium/lab/machine/nspawn"
@@ -127,16 +128,10 @@ func serveDHCP(t *testing.T, world netns.Namespace) {
 // up waits until networkd runs.
 func (v *vm) up(t *testing.T) {
 	t.Helper()
-	for {
-		if _, err := v.output(t, "systemctl", "is-active", "systemd-networkd.service"); err == nil {
-			return
-		}
-		select {
-		case <-t.Context().Done():
-			t.Fatal("networkd did not start")
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
+	eventually.Nil(t, "networkd", func() error {
+		_, err := v.output(t, "systemctl", "is-active", "systemd-networkd.service")
+		return err
+	})
 }
 
 func (v *vm) output(t *testing.T, args ...string) (string, error) {
@@ -203,15 +198,13 @@ func (v *vm) expect(t *testing.T, link string, want ...string) {
 // settled waits until networkd has nothing left to do on a link.
 func (v *vm) settled(t *testing.T, link string) {
 	t.Helper()
-	for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+	eventually.Nil(t, link+" configured", func() error {
 		state := v.sh(t, "networkctl status "+link+" | sed -n 's/.*State: .*(\\(.*\\))/\\1/p'")
-		if strings.TrimSpace(state) == "configured" {
-			return
+		if strings.TrimSpace(state) != "configured" {
+			return fmt.Errorf("it is %q", state)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s is %q, want configured", link, state)
-		}
-	}
+		return nil
+	})
 }
 
 func vmStatic(ip string) settings.Network {
@@ -254,14 +247,10 @@ func (v *vm) stream(t *testing.T, address string) *vmStream {
 	stop := sync.OnceFunc(func() { output.Close(); running.Wait() })
 	t.Cleanup(stop)
 	var conn net.Conn
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		if conn, err = v.world.DialContext(t.Context(), "tcp", address); err == nil {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-	}
+	eventually.Nil(t, "a connection", func() (err error) {
+		conn, err = v.world.DialContext(t.Context(), "tcp", address)
+		return err
+	})
 	t.Cleanup(func() { conn.Close() })
 	s := &vmStream{conn: conn.(*net.TCPConn), broken: make(chan error, 1), stop: stop}
 	go func() {
@@ -285,16 +274,14 @@ func (v *vm) stream(t *testing.T, address string) *vmStream {
 func (s *vmStream) intact(t *testing.T, when string) {
 	t.Helper()
 	from := s.echoed.Load()
-	for deadline := time.Now().Add(5 * time.Second); s.echoed.Load() < from+50; time.Sleep(time.Millisecond) {
+	eventually.True(t, when+": more from the stream", func() bool {
 		select {
 		case err := <-s.broken:
 			t.Fatalf("%s: the stream broke: %v", when, err)
 		default:
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: the stream stopped", when)
-		}
-	}
+		return s.echoed.Load() >= from+50
+	})
 	raw, err := s.conn.SyscallConn()
 	if err != nil {
 		t.Fatal(err)

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/desired"
+	"cambium/internal/eventually"
 	"cambium/internal/nstest"
 	"cambium/platform/network"
 	"cambium/platform/network/confirm"
@@ -61,16 +62,14 @@ func startStream(t *testing.T, address string) *stream {
 func (s *stream) flows(t *testing.T) {
 	t.Helper()
 	from := s.echoed.Load()
-	for deadline := time.Now().Add(5 * time.Second); s.echoed.Load() < from+50; {
+	eventually.True(t, "more from the stream", func() bool {
 		select {
 		case err := <-s.done:
 			t.Fatalf("the stream broke: %v", err)
 		default:
 		}
-		if time.Now().After(deadline) {
-			t.Fatal("the stream stopped")
-		}
-	}
+		return s.echoed.Load() >= from+50
+	})
 }
 
 // lost is how many packets the kernel had to send again.

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
 	"cambium/internal/secret"
 	"cambium/internal/vcap"
 	"cambium/settings"
@@ -33,7 +34,10 @@ func TestSIGKILLAtAnyMoment(t *testing.T) {
 			t.Fatal(err)
 		}
 		if found == 0 {
-			untilWritten(t, base)
+			eventually.Nil(t, "the first settings of a child", func() error {
+				_, err := os.Stat(filepath.Join(base, "bosh", "settings.json"))
+				return err
+			})
 		}
 		// The moment is random, nothing else is waited for.
 		time.Sleep(100*time.Millisecond + rand.N(200*time.Millisecond))
@@ -68,16 +72,6 @@ func TestSIGKILLAtAnyMoment(t *testing.T) {
 	}
 }
 
-// untilWritten waits for the first settings of a child.
-func untilWritten(t *testing.T, base string) {
-	t.Helper()
-	for begin := time.Now(); time.Since(begin) < 4*time.Second; time.Sleep(10 * time.Millisecond) { // less than a child lives
-		if found, _ := filepath.Glob(filepath.Join(base, "bosh", "settings.json")); len(found) > 0 {
-			return
-		}
-	}
-}
-
 func changeUntilKilled(t *testing.T, base string) {
 	round := ""
 	c, err := Open(vcap.New(base), Options{
@@ -96,7 +90,7 @@ func changeUntilKilled(t *testing.T, base string) {
 		}
 	}
 	// An end of its own, should its killer die first.
-	for n, begin := start+1, time.Now(); time.Since(begin) < 5*time.Second; n++ {
+	for n, begin := start+1, time.Now(); time.Since(begin) < time.Minute; n++ {
 		round = fmt.Sprintf("%08d", n)
 		if l, err := c.Load(t.Context()); err != nil || l.NotCached != nil {
 			t.Fatal(err, l.NotCached)
