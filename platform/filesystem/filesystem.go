@@ -1,6 +1,8 @@
 // Package filesystem tells what is on a device by its superblocks, and makes, grows and checks
 // the file systems that the agent uses, and swap. Nothing here decides whether a device may be
 // written: Make and FormatSwap write to whatever they are given, so the caller proves first.
+//
+// Size: what a superblock looks like, whether it is consistent and where its copies are is one subject.
 package filesystem
 
 import (
@@ -250,15 +252,24 @@ func find(r io.ReaderAt, size int64) (matches []match, err error) {
 // strongMagic is the length from which on a signature is no accident.
 const strongMagic = 4
 
-// ownedFrom is where a file system's extent begins to say nothing about other owners of the device. Below it, ext4 and
-// xfs have metadata of their own only, and a RAID, LVM or encryption header that was written over them shows there.
-const ownedFrom = 64 << 10
+// ownHead is where ext4 and xfs have metadata of their own, and where a RAID, LVM or encryption header that was written
+// over them shows. After it, a file may hold any bytes.
+const ownHead = 64 << 10
 
-// ownContent leaves out what lies inside the extent of a valid file system: a file may hold any bytes, those of
-// another signature too. RAID metadata at the end of a device lies behind the file system that it carries.
+// ownContent leaves out what lies inside the extent of a file system: those bytes are its own, whatever they look like.
+// Of a consistent one that is all of them, except for metadata in its head that passes its own check. Of one that is
+// only valid, it is what lies after its head. RAID metadata at the end of a device lies after the file system that it
+// carries.
 func ownContent(matches []match, r io.ReaderAt, size int64) ([]match, error) {
-	var length int64
+	var valid, consistent int64 // lengths
+	proven := map[match]bool{}
 	for _, m := range matches {
+		var err error
+		if check, ok := checks[m.kind]; ok && m.offset < ownHead {
+			if proven[m], err = check(r, m.offset, size); err != nil {
+				return nil, err
+			}
+		}
 		if m.kind != extFamily && m.kind != XFS {
 			continue
 		}
@@ -267,10 +278,15 @@ func ownContent(matches []match, r io.ReaderAt, size int64) ([]match, error) {
 			return nil, err
 		}
 		if c.Kind != Unknown && c.Bytes <= size {
-			length = max(length, c.Bytes)
+			valid = max(valid, c.Bytes)
+		}
+		if proven[m] {
+			consistent = max(consistent, c.Bytes)
 		}
 	}
-	return slices.DeleteFunc(matches, func(m match) bool { return m.offset >= ownedFrom && m.offset < length }), nil
+	return slices.DeleteFunc(matches, func(m match) bool {
+		return m.offset >= ownHead && m.offset < valid || m.offset < consistent && !proven[m]
+	}), nil
 }
 
 // findZFS looks for an uberblock in each of the labels.

@@ -119,8 +119,8 @@ func TestSignaturesInsideAFileSystem(t *testing.T) {
 		{"md 1.0 in a file", run("mkfs.ext4", "-qF", "IMAGE"), put(-8192, "\xfc\x4e\x2b\xa9\x01\x00\x00\x00"), true},
 		{"ZFS in a file", run("mkfs.ext4", "-qF", "IMAGE"), put(-128<<10+4096, "\x00\x00\x00\x00\x00\xba\xb1\x0c"), true},
 		{"md 1.0 behind it", run("mkfs.ext4", "-qF", "IMAGE", "63M"), put(-8192, "\xfc\x4e\x2b\xa9\x01\x00\x00\x00"), false},
-		{"md 1.2 written over it", run("mkfs.ext4", "-qF", "IMAGE"), put(4096, "\xfc\x4e\x2b\xa9\x01\x00\x00\x00"), false},
-		{"LVM written over it", run("mkfs.ext4", "-qF", "IMAGE"), put(512, "LABELONE"), false},
+		{"md 1.2 written over it", run("mkfs.ext4", "-qF", "IMAGE"), put(4096, sealedMD(4096)), false},
+		{"LVM written over it", run("mkfs.ext4", "-qF", "IMAGE"), put(512, sealedLVM(512)), false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			path := looptest.Image(t, imageSize)

@@ -1,0 +1,224 @@
+package filesystem
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"hash/crc32"
+	"hash/crc64"
+	"io"
+	"math/bits"
+)
+
+// checks tell metadata that its owner would accept from bytes that only look like it. at is where the signature was
+// found. A kind without a row cannot prove itself.
+var checks = map[Kind]func(r io.ReaderAt, at, size int64) (bool, error){
+	extFamily: func(r io.ReaderAt, _, size int64) (bool, error) { return consistentExt(r, size) },
+	XFS:       func(r io.ReaderAt, _, size int64) (bool, error) { return consistentXFS(r, size) },
+	MD:        checkMD,
+	LVM:       checkLVM,
+	LUKS:      checkLUKS,
+	Bcache:    checkBcache,
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// Feature flags and fields of ext that consistentExt needs.
+const (
+	extMetadataChecksum = 0x0400 // read-only compatible
+	extChecksumOffset   = 0x3fc
+)
+
+// consistentExt reports an ext file system that the kernel would mount as far as its superblock and the descriptor of
+// its first block group tell, and that fits its device.
+func consistentExt(r io.ReaderAt, size int64) (bool, error) {
+	sb, err := readAll(r, 1024, 1024)
+	if sb == nil {
+		return false, err
+	}
+	c, ok := parseExt(sb)
+	if !ok || c.Kind == JBD || c.Bytes == 0 || c.Bytes > size || !extGeometry(sb) {
+		return false, nil
+	}
+	u32 := func(b []byte, o int) uint32 { return binary.LittleEndian.Uint32(b[o:]) }
+	sum := ^crc32.Checksum(sb[:extChecksumOffset], castagnoli)
+	if u32(sb, 0x64)&extMetadataChecksum != 0 && sum != u32(sb, extChecksumOffset) {
+		return false, nil
+	}
+	block := int64(1024) << u32(sb, 0x18)
+	wide := u32(sb, 0x60)&extState64Bit != 0 && binary.LittleEndian.Uint16(sb[0xfe:]) >= 64
+	group, err := readAll(r, 64, (1024/block+1)*block) // in the block after that of the superblock
+	if group == nil {
+		return false, err
+	}
+	for _, o := range []int{0, 4, 8} { // block bitmap, inode bitmap, inode table
+		at := uint64(u32(group, o))
+		if wide {
+			at |= uint64(u32(group, 0x20+o)) << 32
+		}
+		if at == 0 || at >= uint64(c.Bytes/block) {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// extGeometry reports whether the numbers of a superblock agree with each other, whatever its magic is.
+func extGeometry(sb []byte) bool {
+	u32 := func(o int) uint64 { return uint64(binary.LittleEndian.Uint32(sb[o:])) }
+	blocks, first, shift := u32(0x4), u32(0x14), u32(0x18)
+	if u32(0x60)&extState64Bit != 0 {
+		blocks |= u32(0x150) << 32
+	}
+	clusterShift, perGroup, inodes := u32(0x1c), u32(0x20), u32(0x28)
+	if shift > 6 || clusterShift < shift || clusterShift > 20 || first > 1 || blocks <= first || blocks > 1<<46 {
+		return false
+	}
+	bitmap := uint64(8<<10) << shift // the bits of one block
+	if perGroup == 0 || perGroup > bitmap<<(clusterShift-shift) || inodes == 0 || inodes > bitmap {
+		return false
+	}
+	return u32(0) == (blocks-first+perGroup-1)/perGroup*inodes
+}
+
+// consistentXFS reports an xfs that the kernel would mount as far as its superblock and the headers of its first
+// allocation group tell, and that fits its device.
+func consistentXFS(r io.ReaderAt, size int64) (bool, error) {
+	sb, err := readAll(r, 512, 0)
+	if sb == nil {
+		return false, err
+	}
+	c, ok := parseXFS(sb)
+	if !ok || c.Incomplete || c.Bytes > size || !xfsGeometry(sb) {
+		return false, nil
+	}
+	sector := int64(binary.BigEndian.Uint16(sb[102:]))
+	head, err := readAll(r, int(3*sector), 0)
+	if head == nil {
+		return false, err
+	}
+	const checksum = 224
+	if sb[101]&0xf == 5 {
+		want := binary.LittleEndian.Uint32(head[checksum:])
+		clear(head[checksum : checksum+4])
+		if crc32.Checksum(head[:sector], castagnoli) != want {
+			return false, nil
+		}
+	}
+	for i, magic := range []string{"XAGF", "XAGI"} {
+		header := head[int64(i+1)*sector:]
+		if string(header[:4]) != magic || binary.BigEndian.Uint32(header[8:]) != 0 {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// xfsGeometry reports whether the numbers of a superblock agree with each other, whatever its magic is.
+func xfsGeometry(sb []byte) bool {
+	u16 := func(o int) uint32 { return uint32(binary.BigEndian.Uint16(sb[o:])) }
+	u32 := func(o int) uint32 { return binary.BigEndian.Uint32(sb[o:]) }
+	power := func(n uint32, log byte, least, most byte) bool { return log >= least && log <= most && n == 1<<log }
+	// The lengths of blocks, sectors and inodes, each beside its logarithm.
+	if !power(u32(4), sb[120], 9, 16) || !power(u16(102), sb[121], 9, 15) || !power(u16(104), sb[122], 8, 11) {
+		return false
+	}
+	blocks, perGroup, groups := binary.BigEndian.Uint64(sb[8:]), uint64(u32(84)), uint64(u32(88))
+	return groups > 0 && perGroup > 0 && blocks <= groups*perGroup && blocks > (groups-1)*perGroup
+}
+
+// checkMD is the kernel's check of a version 1 superblock: it knows where it is, and its words add up.
+func checkMD(r io.ReaderAt, at, _ int64) (bool, error) {
+	const fixed, sum = 256, 216
+	sb, err := readAll(r, 4096, at)
+	if sb == nil {
+		return false, err
+	}
+	u32 := func(o int) uint32 { return binary.LittleEndian.Uint32(sb[o:]) }
+	length := fixed + 2*int(min(u32(220), (4096-fixed)/2))
+	if u32(4) != 1 || binary.LittleEndian.Uint64(sb[144:]) != uint64(at/512) {
+		return false, nil
+	}
+	want, total := u32(sum), uint64(0)
+	clear(sb[sum : sum+4])
+	clear(sb[length:])
+	for o := 0; o < length; o += 4 {
+		total += uint64(u32(o))
+	}
+	return uint32(total)+uint32(total>>32) == want, nil
+}
+
+// checkLVM is LVM's check of a label: it knows its sector, and its checksum is right.
+func checkLVM(r io.ReaderAt, at, _ int64) (bool, error) {
+	const sum, summed, initial = 16, 20, 0xf597a6cf
+	label, err := readAll(r, 512, at)
+	if label == nil {
+		return false, err
+	}
+	return binary.LittleEndian.Uint64(label[8:]) == uint64(at/512) &&
+		^crc32.Update(^uint32(initial), crc32.IEEETable, label[summed:]) == binary.LittleEndian.Uint32(label[sum:]), nil
+}
+
+// checkLUKS checks the digest of a version 2 header, and the numbers of one of version 1, which has none.
+func checkLUKS(r io.ReaderAt, at, size int64) (bool, error) {
+	const length, most, sum = 4096, 4 << 20, 448
+	header, err := readAll(r, length, at)
+	if header == nil {
+		return false, err
+	}
+	u32 := func(o int) int64 { return int64(binary.BigEndian.Uint32(header[o:])) }
+	switch version, bytes64 := binary.BigEndian.Uint16(header[6:]), binary.BigEndian.Uint64(header[8:]); {
+	case version == 1:
+		return at == 0 && u32(104) > 0 && u32(104)*512 < size && u32(108) > 0 && u32(108) <= 512, nil
+	case version != 2 || bytes64 < length || bytes64 > most || binary.BigEndian.Uint64(header[256:]) != uint64(at):
+		return false, nil
+	case cString(header[72:104]) != "sha256":
+		return true, nil // a digest that no released cryptsetup writes
+	default:
+		if header, err = readAll(r, int(bytes64), at); header == nil {
+			return false, err
+		}
+	}
+	want := bytes.Clone(header[sum : sum+sha256.Size])
+	clear(header[sum : sum+64])
+	got := sha256.Sum256(header)
+	return bytes.Equal(got[:], want), nil
+}
+
+// checkBcache is the kernel's check of a superblock: it knows where it is, and its checksum is right.
+func checkBcache(r io.ReaderAt, at, _ int64) (bool, error) {
+	const magicOffset, summed, keys, fixed = 24, 8, 206, 208
+	at -= magicOffset
+	sb, err := readAll(r, 4096, at)
+	if sb == nil {
+		return false, err
+	}
+	length := fixed + 8*int(binary.LittleEndian.Uint16(sb[keys:]))
+	if length > len(sb) || binary.LittleEndian.Uint64(sb[8:]) != uint64(at/512) {
+		return false, nil
+	}
+	// CRC-64/WE: the polynomial of crc64.ECMA, with the most significant bit first.
+	for i := range sb {
+		sb[i] = bits.Reverse8(sb[i])
+	}
+	want := bits.Reverse64(crc64.Checksum(sb[summed:length], crc64.MakeTable(crc64.ECMA)))
+	stored := make([]byte, 8)
+	for i := range stored {
+		stored[i] = bits.Reverse8(sb[i])
+	}
+	return want == binary.LittleEndian.Uint64(stored), nil
+}
+
+// readAll reads n bytes at an offset. It returns nil and no error where the device ends before.
+func readAll(r io.ReaderAt, n int, at int64) ([]byte, error) {
+	b := make([]byte, n)
+	err := ReadFull(r, b, at)
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return b, nil
+}
