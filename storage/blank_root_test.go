@@ -189,3 +189,44 @@ func TestRootNoise(t *testing.T) {
 		})
 	}
 }
+
+// Making a file system overwrites what it needs and discards nothing: what was there by mistake can still be recovered.
+func TestRootNothingIsDiscarded(t *testing.T) {
+	const size, every = 400 << 20, 4 << 20
+	mark := []byte("not needed by a new file system")
+	for _, kind := range []string{"ext4", "xfs"} {
+		t.Run(kind, func(t *testing.T) {
+			b := newBench(t, Options{})
+			dev := b.disk(size, "vol-1")
+			p := b.records.disks["vol-1"]
+			p.FileSystem = kind
+			b.records.disks["vol-1"] = p
+			part := partitioned(t, dev, "label: gpt\nstart=2048, name=\"bosh-partition-0\"\n")
+			for at := int64(6 << 20); at < size-6<<20; at += every {
+				poke(t, part, at+12345, mark)
+			}
+			b.ok(b.Mount(ctx, "vol-1"))
+			b.unmounted("vol-1", "Unmounted partition of vol-1")
+			if !strings.Contains(tool(t, part, "blkid", "-p", part), `TYPE="`+kind+`"`) {
+				t.Fatalf("no %s was made", kind)
+			}
+			f, err := os.Open(part)
+			b.ok(err)
+			defer f.Close()
+			kept, all := 0, 0
+			for at := int64(6 << 20); at < size-6<<20; at += every {
+				got := make([]byte, len(mark))
+				_, err := f.ReadAt(got, at+12345)
+				b.ok(err)
+				all++
+				if string(got) == string(mark) {
+					kept++
+				}
+			}
+			// Some are where the new file system has its own.
+			if kept < all*3/4 {
+				t.Errorf("%d of %d marks are left", kept, all)
+			}
+		})
+	}
+}

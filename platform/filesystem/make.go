@@ -30,15 +30,16 @@ func Make(ctx context.Context, device string, kind Kind) error {
 	return nil
 }
 
+// Neither program discards what it does not write: a device that was formatted by mistake keeps the rest of its content.
 func mkfsExt4() command.Cmd {
-	c := command.Cmd{Name: "mkfs.ext4", Args: []string{"-q", "-F", "-t", "ext4", "-j"}}
+	extended := "nodiscard"
 	if _, err := os.Stat("/sys/fs/ext4/features/lazy_itable_init"); err == nil {
-		c.Args = append(c.Args, "-E", "lazy_itable_init=1")
+		extended += ",lazy_itable_init=1"
 	}
-	return c
+	return command.Cmd{Name: "mkfs.ext4", Args: []string{"-q", "-F", "-t", "ext4", "-j", "-E", extended}}
 }
 
-func mkfsXFS() command.Cmd { return command.Cmd{Name: "mkfs.xfs", Args: []string{"-q", "-f"}} }
+func mkfsXFS() command.Cmd { return command.Cmd{Name: "mkfs.xfs", Args: []string{"-q", "-f", "-K"}} }
 
 // Check lets the file system's own program repair what it can repair without a decision; more than that is an error, since
 // the next step is the operator's. percent is called with the progress, if the program reports it.
