@@ -227,13 +227,22 @@ func crashAgent(t *testing.T) string {
 	return path
 }
 
-// TestMachineKilledAtStepBoundaries kills the agent at the beginning of every step of a first boot,
-// then, in the process that takes over, at its end, and sees a third one converge.
+// TestMachineKilledAtStepBoundaries has the steps that leave most on disks and in the kernel; all of them are in
+// TestNightlyKilledAtStepBoundaries.
 func TestMachineKilledAtStepBoundaries(t *testing.T) {
 	t.Parallel()
+	killAtStepBoundaries(t, "settings", "network", "ephemeral-disk", "directories", "supervisor")
+}
+
+// killAtStepBoundaries kills the agent at the beginning of steps of a first boot, all of them if none is named, then,
+// in the process that takes over, at its end, and sees a third one converge.
+func killAtStepBoundaries(t *testing.T, steps ...string) {
 	agent := crashAgent(t)
 	l := newLab(t, func(o *lab.Options) { o.Agent = agent })
 	for n, step := range bootstrap.Steps(&bootstrap.Machine{}) {
+		if len(steps) > 0 && !slices.Contains(steps, step.Name) {
+			continue
+		}
 		t.Run(step.Name, func(t *testing.T) {
 			inMemory := step.Name == "boot-once"
 			i := create(t, l, lab.VM{Ephemeral: lab.GiB, Files: append(hooks(), machine.File{Path: "/var/vcap/bosh/crash_at",

@@ -64,7 +64,7 @@ func killedInBoot(t *testing.T, i *lab.Instance, left int) (hit bool, readyAfter
 }
 
 // TestMachineKilledAtRandom kills the agent at random moments of its boots.
-func TestMachineKilledAtRandom(t *testing.T) { killAtRandom(t, 20) }
+func TestMachineKilledAtRandom(t *testing.T) { killAtRandom(t, 10) }
 
 // killsPerMachine is how often the agent of one machine is killed: in its first boot, and in the boots that follow.
 const killsPerMachine = 5

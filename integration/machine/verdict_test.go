@@ -18,59 +18,64 @@ import (
 	"cambium/lab/machine"
 )
 
-// TestMachineVerdict makes fatal steps fail and looks for the reason wherever an operator may. The machines that
-// wait for something are started first and looked at last, the others one by one meanwhile: not more than a few run at
-// a time, since the kernel counts what all of them watch.
-func TestMachineVerdict(t *testing.T) {
-	l := newLab(t)
-	begin := time.Now()
-	cases := []struct {
-		name    string
-		vm      lab.VM
-		prepare func(t *testing.T, i *lab.Instance) // before the first start
-		want    string                              // in the verdict
-		bus     bool                                // the network is up, so the Director gets the reason
-		waits   bool                                // it gives up only after a while
-		late    bool                                // at first the Director gets "restarting agent": what is missing may be late
-		before  func(t *testing.T, i *lab.Instance) // the verdict
-		then    func(t *testing.T, i *lab.Instance)
-	}{
-		{name: "no ephemeral disk named", want: "No ephemeral disk found", bus: true},
-		{name: "bus certificate that is none", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.mbus.cert.certificate", "nonsense") }}, want: "certificate"},
+// verdictCase is a machine whose boot fails.
+type verdictCase struct {
+	name   string
+	ci     bool // part of TestMachineVerdict: the others differ from one of those only in what fails
+	vm     lab.VM
+	want   string                              // in the verdict
+	bus    bool                                // the network is up, so the Director gets the reason
+	waits  bool                                // it gives up only after a while
+	late   bool                                // at first the Director gets "restarting agent": what is missing may be late
+	before func(t *testing.T, i *lab.Instance) // the verdict
+	then   func(t *testing.T, i *lab.Instance)
+}
+
+func verdictCases() []verdictCase {
+	return []verdictCase{
+		{name: "no ephemeral disk named", ci: true, want: "No ephemeral disk found", bus: true},
+		{name: "bus certificate that is none", ci: true, vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.mbus.cert.certificate", "nonsense") }}, want: "certificate"},
 		{name: "bus that is none", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.mbus.urls", []string{"gopher://10.88.0.1"}) }}, want: "bus"},
 		{name: "spec that is none", vm: lab.VM{Ephemeral: lab.GiB, Files: []machine.File{{Path: "/var/vcap/bosh/spec.json", Data: []byte("{"), Mode: 0o600}}}, want: "job-directories", bus: true},
 		{name: "file where a directory belongs", vm: lab.VM{Ephemeral: lab.GiB, Files: []machine.File{{Path: "/var/vcap/instance", Data: []byte("mine"), Mode: 0o600}}}, want: "/var/vcap/instance", bus: true},
 		{name: "supervisor that does not start", vm: lab.VM{Ephemeral: lab.GiB, Files: []machine.File{dropIn("monit", "ExecStartPre=/bin/false")}}, want: "monit", bus: true},
 		{name: "kernel without IPv6", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.ipv6.enable", true) },
 			Files: []machine.File{dropIn("bosh-agent", "ExecStartPre=/bin/mount -t tmpfs tmpfs /proc/sys/net/ipv6")}}, want: "without IPv6", bus: true},
-		{name: "start configuration that is none", vm: lab.VM{Ephemeral: lab.GiB, AgentJSON: []byte("{")}, want: "agent.json", then: healsWithConfiguration},
+		{name: "start configuration that is none", ci: true, vm: lab.VM{Ephemeral: lab.GiB, AgentJSON: []byte("{")}, want: "agent.json", then: healsWithConfiguration},
 		{name: "settings that are no JSON", waits: true, vm: lab.VM{Source: lab.HTTP, Settings: []byte(`{"agent_id": "a-b-c", `)}, want: "not valid JSON"},
 		{name: "settings without an agent id", waits: true, vm: lab.VM{Source: lab.HTTP, Edit: func(d lab.Document) { delete(d, "agent_id") }}, want: "agent_id"},
 		{name: "settings with a wrong type", waits: true, vm: lab.VM{Source: lab.HTTP, Edit: func(d lab.Document) { d.Set("disks.persistent", "none") }}, want: "disks.persistent"},
-		{name: "no source", waits: true, vm: lab.VM{Ephemeral: lab.GiB, AgentJSON: []byte(`{"Infrastructure":{"Settings":{"Sources":[{"Type":"File","SettingsPath":"/nowhere/settings.json"}]}}}`)},
+		{name: "no source", ci: true, waits: true, vm: lab.VM{Ephemeral: lab.GiB, AgentJSON: []byte(`{"Infrastructure":{"Settings":{"Sources":[{"Type":"File","SettingsPath":"/nowhere/settings.json"}]}}}`)},
 			want: "/nowhere/settings.json", before: wantWaiting, then: healsWithSettings},
-		{name: "unknown hardware address", waits: true, vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) {
+		{name: "unknown hardware address", ci: true, waits: true, vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) {
 			d.Set("networks.other", map[string]any{"type": "manual", "ip": "10.89.0.7", "netmask": "255.255.255.0", "mac": "02:00:00:00:be:ef"})
 		}}, want: "other", bus: true},
-		{name: "missing raw ephemeral disk on vSphere", waits: true, vm: lab.VM{Ephemeral: lab.GiB, Source: lab.GuestInfo, Edit: func(d lab.Document) { d.Set("disks.raw_ephemeral", []any{map[string]any{"path": "/dev/nowhere"}}) }}, want: "raw ephemeral disks", late: true,
+		{name: "missing raw ephemeral disk on vSphere", ci: true, waits: true, vm: lab.VM{Ephemeral: lab.GiB, Source: lab.GuestInfo, Edit: func(d lab.Document) { d.Set("disks.raw_ephemeral", []any{map[string]any{"path": "/dev/nowhere"}}) }}, want: "raw ephemeral disks", late: true,
 			then: wantGuestInfo},
-		{name: "missing ephemeral disk", waits: true, vm: lab.VM{Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/nowhere") }}, want: "No ephemeral disk found", bus: true, late: true,
+		{name: "missing ephemeral disk", ci: true, waits: true, vm: lab.VM{Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/nowhere") }}, want: "No ephemeral disk found", bus: true, late: true,
 			before: wantHeldPings},
 	}
-	instances := map[string]*lab.Instance{}
-	begun := func(t *testing.T, vm lab.VM, prepare func(*testing.T, *lab.Instance)) *lab.Instance {
-		i := create(t, l, vm)
-		if prepare != nil {
-			prepare(t, i)
+}
+
+// TestMachineVerdict makes fatal steps fail and looks for the reason wherever an operator may; TestNightlyVerdicts has
+// more of them.
+func TestMachineVerdict(t *testing.T) { verdicts(t, func(c verdictCase) bool { return c.ci }) }
+
+// verdicts runs the chosen cases. The machines that wait for something are started first and looked at last, the others
+// one by one meanwhile: not more than a few run at a time, since the kernel counts what all of them watch.
+func verdicts(t *testing.T, chosen func(verdictCase) bool) {
+	l := newLab(t)
+	begin := time.Now()
+	var cases []verdictCase
+	for _, c := range verdictCases() {
+		if chosen(c) {
+			cases = append(cases, c)
 		}
-		if err := i.Start(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		return i
 	}
+	instances := map[string]*lab.Instance{}
 	for _, c := range cases {
 		if c.waits {
-			instances[c.name] = begun(t, c.vm, c.prepare)
+			instances[c.name] = start(t, l, c.vm)
 		}
 		if c.before != nil {
 			t.Run("before the verdict: "+c.name, func(t *testing.T) { c.before(t, instances[c.name]) })
@@ -90,7 +95,7 @@ func TestMachineVerdict(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			i := instances[c.name]
 			if i == nil {
-				i = begun(t, c.vm, c.prepare)
+				i = start(t, l, c.vm)
 			}
 			if c.bus {
 				wantVerdictOnBus(t, l, i, begin, c.want)
