@@ -69,6 +69,7 @@ func (l *Loop) Run(ctx context.Context) error {
 		cancel()
 		select {
 		case <-backgroundOver:
+		case <-ctx.Done():
 		case <-time.After(backgroundGrace):
 		}
 		if ctx.Err() != nil {

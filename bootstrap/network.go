@@ -109,6 +109,9 @@ func (m *Machine) observeNetwork(ctx context.Context, s *engine.Span, nets map[s
 		waiting, cancel := context.WithTimeout(ctx, linkTimeout)
 		err := wait.Links(waiting, m.Network, desired.MACs(nets))
 		cancel()
+		if ctx.Err() != nil {
+			return have, want, nil, context.Cause(ctx)
+		}
 		if err == nil {
 			if have, err = m.Network.Observe(ctx); err != nil {
 				return have, want, nil, err

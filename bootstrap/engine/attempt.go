@@ -220,7 +220,7 @@ func (a *attempt) runWithin(ctx context.Context, s Step, hangs func()) error {
 		return errStillRunning
 	}
 	defer a.release(s.Name)
-	overdue := a.watchOverdue(s)
+	overdue := a.watchOverdue(ctx, s)
 	err := a.runRecovered(ctx, s)
 	overdue.end(err == nil)
 	return err
@@ -285,7 +285,7 @@ func (a *attempt) logShortSteps() {
 	a.log.WithField("steps", steps).Info("boot steps ended")
 }
 
-// close marks the steps that never ran and writes the verdict.
+// close marks the steps that never ran and writes the verdict, if there is one.
 func (a *attempt) close(v Verdict, deferred []Step) {
 	now := a.rec.Now()
 	err := a.rec.Update(func(d *status.Document) {
@@ -294,6 +294,9 @@ func (a *attempt) close(v Verdict, deferred []Step) {
 			if d.Steps[i].Outcome == status.Pending && !isDeferred {
 				d.Steps[i].Outcome = status.Canceled
 			}
+		}
+		if v.State == status.Starting {
+			return
 		}
 		d.State, d.Verdict = v.State, ""
 		if v.Cause != nil {

@@ -67,7 +67,8 @@ const (
 	yieldLimit = 5 * time.Second
 )
 
-// Run runs the table and returns the verdict when every step that ready waits for has ended.
+// Run runs the table and returns the verdict when every step that ready waits for has ended. If ctx ends first there is
+// none: the state is Starting, as before.
 // Background steps go on under ctx; the returned function, which is to be called when the verdict has
 // been announced, begins those that were still yielding, and waits for all. The first failure of a
 // step that is not optional cancels the others; each gets to end by itself.
@@ -127,6 +128,7 @@ type schedule struct {
 	over       map[string]bool // steps that succeeded or failed
 	running    int             // steps that the verdict waits for
 	failure    Verdict
+	stopped    bool // a step was ended by the agent's stop
 }
 
 // scheduled is how far a step is.
@@ -224,14 +226,18 @@ func (s *schedule) stepEnded(step Step, err error) {
 }
 
 // fail makes the first failure the verdict. It is announced at once: the steps on the way to the bus
-// may take minutes to end, and there are other channels.
+// may take minutes to end, and there are other channels. That the agent stops is not a failure.
 func (s *schedule) fail(step Step, err error) {
 	if s.failure.Cause != nil {
 		return
 	}
+	if s.ctx.Err() != nil {
+		s.stopped = true
+		return
+	}
 	s.failure = Verdict{State: status.Failed, Step: step.Name, Cause: err, Advice: adviceFor(err, step.Advice)}
 	s.cancel(errCanceled)
-	if v := s.failure; s.Failing != nil && s.ctx.Err() == nil {
+	if v := s.failure; s.Failing != nil {
 		s.setJudged(true)
 		s.announcing.Go(func() { s.Failing(v) })
 	}
@@ -242,6 +248,8 @@ func (s *schedule) verdict() Verdict {
 	v.Warnings = s.allWarnings()
 	switch {
 	case v.Cause != nil:
+	case s.stopped:
+		v.State, v.Cause = status.Starting, context.Cause(s.ctx)
 	case len(v.Warnings) > 0:
 		v.State = status.Degraded
 	default:

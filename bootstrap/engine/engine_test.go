@@ -297,6 +297,50 @@ func TestStoppingTheAgentIsNoWarning(t *testing.T) {
 	})
 }
 
+// A stop in the middle of a boot leaves the verdict as it was, and announces none: neither of the step that was stopped
+// nor of one that takes long to obey.
+func TestStoppingTheAgentIsNotAVerdict(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, path := newEngine(t)
+		e.Failing = func(v Verdict) { t.Errorf("announced: %s", v.Line()) }
+		const earlier = "network: of the last try"
+		if err := e.Status.Update(func(d *status.Document) { d.Verdict = earlier }); err != nil {
+			t.Fatal(err)
+		}
+		cause := errors.New("the agent stops")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		slow := func(context.Context, *Span) error {
+			time.Sleep(time.Minute)
+			return errors.New("stopped late")
+		}
+		time.AfterFunc(time.Second, func() { cancel(cause) })
+		v, wait, err := e.Run(ctx, []Step{
+			{Name: "settings", Run: pause(0)},
+			{Name: "network", Always: true, Needs: []string{"settings"}, Deadline: time.Hour, Run: pause(time.Hour)},
+			{Name: "time", Optional: true, Deadline: time.Hour, Run: pause(time.Hour)},
+			{Name: "disk", Deadline: 10 * time.Second, AnnounceAfter: 20 * time.Second, Run: slow},
+			{Name: "bus", Needs: []string{"network"}, Run: pause(0)},
+		})
+		wait()
+		if err != nil || !errors.Is(v.Cause, cause) || v.State != status.Starting {
+			t.Errorf("the verdict is %+v, %v; want none but the cause of the stop", v, err)
+		}
+		if err := e.Status.Flush(); err != nil {
+			t.Error(err)
+		}
+		d, err := status.Read(path)
+		if err != nil || d.State != status.Starting || d.Verdict != earlier || len(d.Warnings) > 0 {
+			t.Errorf("the status is %s, verdict %q, warnings %q, %v; want starting, with the earlier verdict",
+				d.State, d.Verdict, d.Warnings, err)
+		}
+		for _, s := range d.Steps[1:] {
+			if s.Outcome != status.Canceled {
+				t.Errorf("step %s is %s, want canceled", s.Name, s.Outcome)
+			}
+		}
+	})
+}
+
 func TestWrongTablesAreRefused(t *testing.T) {
 	e, _ := newEngine(t)
 	for name, steps := range map[string][]Step{

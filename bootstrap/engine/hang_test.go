@@ -76,19 +76,6 @@ func TestAVerdictIsToldWhileOtherStepsEnd(t *testing.T) {
 	})
 }
 
-func TestAStoppedAgentAnnouncesNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e, _ := newEngine(t)
-		var heard verdictLog
-		heard.listen(e)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		if v, _, err := e.Run(ctx, []Step{{Name: "disk", Run: pause(time.Hour)}}); err != nil || v.State != status.Failed || len(heard.lines) != 0 {
-			t.Errorf("got %s, %v, announced %q; want nothing", v.State, err, heard.lines)
-		}
-	})
-}
-
 // A step that ignores its deadline fails; a second run of it never overlaps the first.
 func TestAStepThatCannotBeStoppedIsJudged(t *testing.T) {
 	const deadline = time.Minute

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"time"
@@ -11,6 +12,7 @@ import (
 // overdue announces a verdict when a step has run for its AnnounceAfter, and another one each time
 // the reason to wait has changed since.
 type overdue struct {
+	ctx     context.Context // of the step
 	attempt *attempt
 	step    Step
 	begin   time.Time
@@ -23,11 +25,11 @@ type overdue struct {
 }
 
 // watchOverdue returns nil for a step without AnnounceAfter.
-func (a *attempt) watchOverdue(s Step) *overdue {
+func (a *attempt) watchOverdue(ctx context.Context, s Step) *overdue {
 	if s.AnnounceAfter == 0 || a.Failing == nil {
 		return nil
 	}
-	p := &overdue{attempt: a, step: s, begin: time.Now()}
+	p := &overdue{ctx: ctx, attempt: a, step: s, begin: time.Now()}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.timer = time.AfterFunc(s.AnnounceAfter, p.announce)
@@ -37,7 +39,7 @@ func (a *attempt) watchOverdue(s Step) *overdue {
 func (p *overdue) announce() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.ended {
+	if p.ended || p.ctx.Err() != nil {
 		return
 	}
 	p.timer.Reset(p.step.AnnounceAfter)

@@ -220,7 +220,7 @@ func (a *app) run(ctx context.Context, cancel func(), boot func(context.Context)
 		a.spawn(func() { systemd.Warm(ctx, monit.UnitName) })
 	}
 	a.spawn(func() { a.releasePortWhenReplaced(ctx) })
-	if err := boot(ctx); err != nil {
+	if err := boot(ctx); err != nil && ctx.Err() == nil {
 		a.log.WithError(err).Error("agent stops")
 		return cli.ExitFailed
 	}

@@ -6,8 +6,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/mdlayher/socket"
 	"golang.org/x/sys/unix"
+
+	"cambium/internal/rawsocket"
 )
 
 func hardware(t *testing.T, mac string) net.HardwareAddr {
@@ -20,7 +21,7 @@ func hardware(t *testing.T, mac string) net.HardwareAddr {
 }
 
 // Capture sees every frame that arrives at the other end of a link from now on.
-type Capture struct{ conn *socket.Conn }
+type Capture struct{ conn *rawsocket.Conn }
 
 // Capture starts a capture at the other end of a link.
 func (p *Peer) Capture(t *testing.T, name string) *Capture {
@@ -29,14 +30,13 @@ func (p *Peer) Capture(t *testing.T, name string) *Capture {
 	if err != nil {
 		t.Fatalf("peer link %s: %v", name, err)
 	}
-	conn, err := socket.Socket(unix.AF_PACKET, unix.SOCK_RAW, networkOrder(unix.ETH_P_ALL), "capture", &socket.Config{NetNS: int(p.ns)})
-	if err != nil {
-		t.Fatalf("open packet socket: %v", err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
-	if err := conn.Bind(&unix.SockaddrLinklayer{Protocol: uint16(networkOrder(unix.ETH_P_ALL)), Ifindex: link.Attrs().Index}); err != nil {
-		t.Fatalf("bind packet socket: %v", err)
-	}
+	var conn *rawsocket.Conn
+	p.Do(t, func() (err error) {
+		conn, err = rawsocket.Open(unix.AF_PACKET, unix.SOCK_RAW, 0,
+			&unix.SockaddrLinklayer{Protocol: networkOrder(unix.ETH_P_ALL), Ifindex: link.Attrs().Index}, nil)
+		return err
+	})
+	t.Cleanup(conn.Close)
 	return &Capture{conn: conn}
 }
 
@@ -47,7 +47,7 @@ func (c *Capture) Wait(t *testing.T, limit time.Duration, match func(frame []byt
 	defer cancel()
 	buffer := make([]byte, 64<<10)
 	for {
-		n, from, err := c.conn.Recvfrom(ctx, buffer, 0)
+		n, from, err := c.conn.Receive(ctx, buffer)
 		if err != nil {
 			if ctx.Err() != nil {
 				return nil
@@ -63,4 +63,4 @@ func (c *Capture) Wait(t *testing.T, limit time.Duration, match func(frame []byt
 	}
 }
 
-func networkOrder(v uint16) int { return int(v<<8 | v>>8) }
+func networkOrder(v uint16) uint16 { return v<<8 | v>>8 }

@@ -32,13 +32,13 @@ func Announce(ctx context.Context, k *network.Kernel, want network.Desired) {
 		if retry.Sleep(ctx, pause) != nil {
 			return
 		}
-		if err := announce(ctx, k, want); err != nil && ctx.Err() == nil {
+		if err := announce(k, want); err != nil {
 			k.Log.WithError(err).Debug("cannot announce all addresses")
 		}
 	}
 }
 
-func announce(ctx context.Context, k *network.Kernel, want network.Desired) error {
+func announce(k *network.Kernel, want network.Desired) error {
 	have, err := k.ObserveLinks()
 	if err != nil {
 		return err
@@ -51,26 +51,26 @@ func announce(ctx context.Context, k *network.Kernel, want network.Desired) erro
 		}
 		for _, a := range l.Addresses {
 			if a.Global() && a.Usable() {
-				failed = append(failed, announceAddress(ctx, l, a.Prefix.Addr()))
+				failed = append(failed, announceAddress(l, a.Prefix.Addr()))
 			}
 		}
 	}
 	return errors.Join(failed...)
 }
 
-func announceAddress(ctx context.Context, l network.Link, ip netip.Addr) error {
+func announceAddress(l network.Link, ip netip.Addr) error {
 	if ip.Is4() {
 		conn, err := dialARP(l)
 		if err != nil {
 			return err
 		}
 		defer conn.close()
-		return conn.announce(ctx, ip)
+		return conn.announce(ip)
 	}
 	conn, err := dialND(l, ip)
 	if err != nil {
 		return err
 	}
 	defer conn.close()
-	return conn.announce(ctx, ip)
+	return conn.announce(ip)
 }

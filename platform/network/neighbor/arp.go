@@ -3,14 +3,13 @@ package neighbor
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 
-	"github.com/mdlayher/socket"
 	"golang.org/x/sys/unix"
 
+	"cambium/internal/rawsocket"
 	"cambium/platform/network"
 )
 
@@ -55,7 +54,7 @@ func parseARP(b []byte) (arp, bool) {
 
 // arpConn sends and receives ARP on one link.
 type arpConn struct {
-	conn  *socket.Conn
+	conn  *rawsocket.Conn
 	index int
 	mac   [6]byte
 }
@@ -68,33 +67,33 @@ func dialARP(l network.Link) (*arpConn, error) {
 		return nil, fmt.Errorf("%s has no Ethernet address", l.Name)
 	}
 	protocol := bigEndian(unix.ETH_P_ARP)
-	conn, err := socket.Socket(unix.AF_PACKET, unix.SOCK_DGRAM, int(protocol), "arp", nil)
+	// With a protocol from the start it would receive from all links until it is bound to one.
+	conn, err := rawsocket.Open(unix.AF_PACKET, unix.SOCK_DGRAM, 0,
+		&unix.SockaddrLinklayer{Protocol: protocol, Ifindex: l.Index}, nil)
 	if err != nil {
-		return nil, fmt.Errorf("open ARP socket: %w", err)
-	}
-	if err := conn.Bind(&unix.SockaddrLinklayer{Protocol: protocol, Ifindex: l.Index}); err != nil {
-		return nil, errors.Join(fmt.Errorf("bind ARP socket to %s: %w", l.Name, err), conn.Close())
+		return nil, fmt.Errorf("ARP on %s: %w", l.Name, err)
 	}
 	return &arpConn{conn, l.Index, [6]byte(mac)}, nil
 }
 
-func (c *arpConn) close() { _ = c.conn.Close() }
+func (c *arpConn) close() { c.conn.Close() }
 
-func (c *arpConn) broadcast(ctx context.Context, a arp) error {
-	return c.conn.Sendto(ctx, a.bytes(), 0, &unix.SockaddrLinklayer{
+func (c *arpConn) broadcast(a arp) error {
+	return c.conn.Send(a.bytes(), &unix.SockaddrLinklayer{
 		Protocol: bigEndian(unix.ETH_P_ARP), Ifindex: c.index, Halen: 6, Addr: ethernetBroadcast,
 	})
 }
 
 // request asks who has ip. From the unspecified address it is a probe that changes no table.
-func (c *arpConn) request(ctx context.Context, from, ip netip.Addr) error {
-	return c.broadcast(ctx, arp{operation: arpRequest, senderMAC: c.mac, senderIP: from, targetIP: ip})
+func (c *arpConn) request(from, ip netip.Addr) error {
+	return c.broadcast(arp{operation: arpRequest, senderMAC: c.mac, senderIP: from, targetIP: ip})
 }
 
 // announce sends ip as request and as reply: peers differ in which of the two they accept.
-func (c *arpConn) announce(ctx context.Context, ip netip.Addr) error {
+func (c *arpConn) announce(ip netip.Addr) error {
 	for _, operation := range []uint16{arpRequest, arpReply} {
-		if err := c.broadcast(ctx, arp{operation: operation, senderMAC: c.mac, senderIP: ip, targetMAC: c.mac, targetIP: ip}); err != nil {
+		a := arp{operation: operation, senderMAC: c.mac, senderIP: ip, targetMAC: c.mac, targetIP: ip}
+		if err := c.broadcast(a); err != nil {
 			return err
 		}
 	}
@@ -105,7 +104,7 @@ func (c *arpConn) announce(ctx context.Context, ip netip.Addr) error {
 func (c *arpConn) receive(ctx context.Context, match func(arp) bool) (arp, error) {
 	var buffer [128]byte
 	for {
-		n, from, err := c.conn.Recvfrom(ctx, buffer[:], 0)
+		n, from, err := c.conn.Receive(ctx, buffer[:])
 		if err != nil {
 			return arp{}, err
 		}

@@ -97,9 +97,10 @@ func silentGateways(ctx context.Context, have network.State, want network.Desire
 
 // ask repeats a question until there is an answer, rounds times at most; with 0 rounds until ctx
 // ends.
-func ask[T any](ctx context.Context, rounds int, send func(context.Context) error, receive func(context.Context) (T, error)) (answer T, err error) {
+func ask[T any](ctx context.Context, rounds int, send func() error, receive func(context.Context) (T, error),
+) (answer T, err error) {
 	for round := 1; ; round++ {
-		if err = send(ctx); err != nil {
+		if err = send(); err != nil {
 			return answer, err
 		}
 		limited, cancel := context.WithTimeout(ctx, probePause)
@@ -124,7 +125,7 @@ func answers(ctx context.Context, l network.Link, from, gateway netip.Addr) erro
 		}
 		defer conn.close()
 		_, err = ask(ctx, 0,
-			func(ctx context.Context) error { return conn.request(ctx, from, gateway) },
+			func() error { return conn.request(from, gateway) },
 			func(ctx context.Context) (arp, error) {
 				return conn.receive(ctx, func(m arp) bool { return m.senderIP == gateway })
 			})
@@ -136,7 +137,7 @@ func answers(ctx context.Context, l network.Link, from, gateway netip.Addr) erro
 	}
 	defer conn.close()
 	_, err = ask(ctx, 0,
-		func(ctx context.Context) error { return conn.request(ctx, gateway) },
+		func() error { return conn.request(gateway) },
 		func(ctx context.Context) (struct{}, error) { return struct{}{}, conn.receive(ctx, gateway) })
 	return err
 }

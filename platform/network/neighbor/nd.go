@@ -7,9 +7,9 @@ import (
 	"net"
 	"net/netip"
 
-	"github.com/mdlayher/socket"
 	"golang.org/x/sys/unix"
 
+	"cambium/internal/rawsocket"
 	"cambium/platform/network"
 )
 
@@ -28,7 +28,7 @@ var allNodes = netip.MustParseAddr("ff02::1")
 
 // ndConn sends and receives neighbor discovery messages on one link.
 type ndConn struct {
-	conn  *socket.Conn
+	conn  *rawsocket.Conn
 	index int
 	mac   net.HardwareAddr
 }
@@ -39,31 +39,27 @@ func dialND(l network.Link, from netip.Addr) (*ndConn, error) {
 	if err != nil || len(mac) != 6 {
 		return nil, fmt.Errorf("%s has no Ethernet address", l.Name)
 	}
-	conn, err := socket.Socket(unix.AF_INET6, unix.SOCK_RAW, unix.IPPROTO_ICMPV6, "nd", nil)
-	if err != nil {
-		return nil, fmt.Errorf("open neighbor discovery socket: %w", err)
-	}
 	var filter unix.ICMPv6Filter // a set bit blocks the type
 	for i := range filter.Data {
 		filter.Data[i] = ^uint32(0)
 	}
 	filter.Data[ndAdvertisement/32] &^= 1 << (ndAdvertisement % 32)
-	err = errors.Join(
-		conn.SetsockoptICMPv6Filter(unix.IPPROTO_ICMPV6, unix.ICMPV6_FILTER, &filter),
-		conn.SetsockoptInt(unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_IF, l.Index),
-		conn.SetsockoptInt(unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS, ndHopLimit),
-		conn.SetsockoptInt(unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_LOOP, 0),
-	)
-	if err == nil {
-		err = conn.Bind(&unix.SockaddrInet6{Addr: from.As16(), ZoneId: uint32(l.Index)})
-	}
+	conn, err := rawsocket.Open(unix.AF_INET6, unix.SOCK_RAW, unix.IPPROTO_ICMPV6,
+		&unix.SockaddrInet6{Addr: from.As16(), ZoneId: uint32(l.Index)}, func(fd int) error {
+			return errors.Join(
+				unix.SetsockoptICMPv6Filter(fd, unix.IPPROTO_ICMPV6, unix.ICMPV6_FILTER, &filter),
+				unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_IF, l.Index),
+				unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS, ndHopLimit),
+				unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_LOOP, 0),
+			)
+		})
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("prepare neighbor discovery on %s: %w", l.Name, err), conn.Close())
+		return nil, fmt.Errorf("neighbor discovery on %s: %w", l.Name, err)
 	}
 	return &ndConn{conn, l.Index, mac}, nil
 }
 
-func (c *ndConn) close() { _ = c.conn.Close() }
+func (c *ndConn) close() { c.conn.Close() }
 
 // message builds a solicitation or advertisement; the kernel fills in the checksum.
 func (c *ndConn) message(kind, flags byte, target netip.Addr, option byte) []byte {
@@ -73,28 +69,28 @@ func (c *ndConn) message(kind, flags byte, target netip.Addr, option byte) []byt
 	return append(b, c.mac...)
 }
 
-func (c *ndConn) send(ctx context.Context, b []byte, to netip.Addr) error {
-	return c.conn.Sendto(ctx, b, 0, &unix.SockaddrInet6{Addr: to.As16(), ZoneId: uint32(c.index)})
+func (c *ndConn) send(b []byte, to netip.Addr) error {
+	return c.conn.Send(b, &unix.SockaddrInet6{Addr: to.As16(), ZoneId: uint32(c.index)})
 }
 
 // announce sends an unsolicited advertisement of ip to all nodes on the link.
-func (c *ndConn) announce(ctx context.Context, ip netip.Addr) error {
-	return c.send(ctx, c.message(ndAdvertisement, ndOverride, ip, optionTargetLinkAddress), allNodes)
+func (c *ndConn) announce(ip netip.Addr) error {
+	return c.send(c.message(ndAdvertisement, ndOverride, ip, optionTargetLinkAddress), allNodes)
 }
 
 // request sends a neighbor solicitation for ip to its solicited-node multicast group.
-func (c *ndConn) request(ctx context.Context, ip netip.Addr) error {
+func (c *ndConn) request(ip netip.Addr) error {
 	last := ip.As16()
 	group := netip.MustParseAddr("ff02::1:ff00:0").As16()
 	copy(group[13:], last[13:])
-	return c.send(ctx, c.message(ndSolicitation, 0, ip, optionSourceLinkAddress), netip.AddrFrom16(group))
+	return c.send(c.message(ndSolicitation, 0, ip, optionSourceLinkAddress), netip.AddrFrom16(group))
 }
 
 // receive waits for an advertisement of ip.
 func (c *ndConn) receive(ctx context.Context, ip netip.Addr) error {
 	var buffer [1500]byte
 	for {
-		n, _, err := c.conn.Recvfrom(ctx, buffer[:], 0)
+		n, _, err := c.conn.Receive(ctx, buffer[:])
 		if err != nil {
 			return err
 		}

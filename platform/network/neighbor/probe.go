@@ -66,7 +66,7 @@ func probeARP(ctx context.Context, have network.State, l network.Link, a network
 	defer conn.close()
 	ip := a.Prefix.Addr()
 	other, err := ask(ctx, probeRounds,
-		func(ctx context.Context) error { return conn.request(ctx, netip.IPv4Unspecified(), ip) },
+		func() error { return conn.request(netip.IPv4Unspecified(), ip) },
 		func(ctx context.Context) (arp, error) {
 			return conn.receive(ctx, func(m arp) bool {
 				return m.senderIP == ip && !slices.ContainsFunc(have.Links, func(l network.Link) bool { return l.MAC == macOf(m.senderMAC) })

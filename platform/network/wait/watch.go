@@ -5,41 +5,37 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/mdlayher/socket"
 	"golang.org/x/sys/unix"
 
+	"cambium/internal/rawsocket"
 	"cambium/platform/network"
 )
 
 // watcher receives rtnetlink events about links, addresses and routes. Their content is not used:
 // after each event the caller observes the whole state again, which cannot miss anything.
-type watcher struct{ conn *socket.Conn }
+type watcher struct{ conn *rawsocket.Conn }
 
 func watch() (*watcher, error) {
-	conn, err := socket.Socket(unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE, "rtnetlink", nil)
+	groups := unix.RTMGRP_LINK | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR |
+		unix.RTMGRP_IPV4_ROUTE | unix.RTMGRP_IPV6_ROUTE
+	conn, err := rawsocket.Open(unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE,
+		&unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: uint32(groups)}, nil)
 	if err != nil {
 		return nil, fmt.Errorf("watch the network: %w", err)
-	}
-	groups := unix.RTMGRP_LINK | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR | unix.RTMGRP_IPV4_ROUTE | unix.RTMGRP_IPV6_ROUTE
-	if err := conn.Bind(&unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: uint32(groups)}); err != nil {
-		return nil, errors.Join(fmt.Errorf("watch the network: %w", err), conn.Close())
 	}
 	return &watcher{conn}, nil
 }
 
-func (w *watcher) close() { _ = w.conn.Close() }
+func (w *watcher) close() { w.conn.Close() }
 
 // next returns after an event, or with the context's cause.
 func (w *watcher) next(ctx context.Context) error {
 	var buffer [1]byte
 	// The rest of a datagram is dropped, which is fine. So is an overflow (ENOBUFS): it means
 	// that there were events.
-	_, _, err := w.conn.Recvfrom(ctx, buffer[:], 0)
-	if err == nil || errors.Is(err, unix.ENOBUFS) {
+	_, _, err := w.conn.Receive(ctx, buffer[:])
+	if errors.Is(err, unix.ENOBUFS) {
 		return nil
-	}
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
 	}
 	return err
 }
