@@ -7,6 +7,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -49,8 +50,10 @@ func readConfig(path string) (config, error) {
 	return c, nil
 }
 
-// complete lays the properties of a cpi-config over the configuration and fills in what neither has.
+// complete lays the properties of a cpi-config over the configuration and fills in what neither has. The directory is
+// the job's alone: a caller does not choose paths.
 func (c config) complete(context cpi.Context) (config, error) {
+	dir := c.Dir
 	for name, property := range map[string]struct {
 		given json.RawMessage
 		into  any
@@ -61,6 +64,9 @@ func (c config) complete(context cpi.Context) (config, error) {
 		if err := json.Unmarshal(property.given, property.into); err != nil {
 			return c, fmt.Errorf("property %s of the cpi-config: %w", name, err)
 		}
+	}
+	if c.Dir != dir {
+		return c, errors.New("property lab.dir of the cpi-config: only the job's configuration sets the directory")
 	}
 	if c.Dir == "" {
 		c.Dir = defaultDir()

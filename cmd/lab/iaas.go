@@ -314,7 +314,7 @@ func choose(l iaas.Listing, cids []string, director string, disks bool) ([]remov
 		failed = errors.Join(failed, add("delete_stemcell", s.Common, false))
 	}
 	for _, n := range l.Networks {
-		failed = errors.Join(failed, add("delete_network", iaas.Common{CID: n.CID, Director: n.Director}, false))
+		failed = errors.Join(failed, add("delete_network", iaas.Common{CID: n.CID.String(), Director: n.Director.String()}, false))
 	}
 	for cid := range wanted {
 		failed = errors.Join(failed, fmt.Errorf("there is no %s", cid))

@@ -3,10 +3,12 @@ package cpi
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 
 	"cambium/lab/iaas"
+	"cambium/lab/iaas/value"
 )
 
 // Backend answers requests with an IaaS.
@@ -25,45 +27,45 @@ type method struct {
 	least, most int // number of arguments
 	run         func(ctx context.Context, c *call) (any, error)
 	// undo removes what a creation has made for a caller that has disconnected.
-	undo func(ctx context.Context, c *call, result any) error
+	undo func(ctx context.Context, c *call, cid iaas.CID) error
 }
 
 // methods that need the holder. info and ping are answered before.
 var methods = map[string]method{
-	"create_stemcell": {2, 3, createStemcell, func(_ context.Context, c *call, result any) error { return c.iaas.DeleteStemcell(result.(string)) }},
-	"delete_stemcell": {1, 1, of("stemcell", func(_ context.Context, c *call, cid string) (any, error) { return nil, c.iaas.DeleteStemcell(cid) }), nil},
+	"create_stemcell": {2, 3, createStemcell, func(_ context.Context, c *call, cid iaas.CID) error { return c.iaas.DeleteStemcell(cid) }},
+	"delete_stemcell": {1, 1, of(iaas.Stemcells, func(_ context.Context, c *call, cid iaas.CID) (any, error) { return nil, c.iaas.DeleteStemcell(cid) }), nil},
 
-	"create_vm": {4, 6, createVM, func(ctx context.Context, c *call, result any) error { return c.iaas.DeleteVM(ctx, first(result)) }},
-	"delete_vm": {1, 1, of("vm", func(ctx context.Context, c *call, cid string) (any, error) { return nil, c.iaas.DeleteVM(ctx, cid) }), nil},
-	"has_vm":    {1, 1, of("vm", func(_ context.Context, c *call, cid string) (any, error) { return c.iaas.HasVM(cid), nil }), nil},
-	"reboot_vm": {1, 1, of("vm", func(ctx context.Context, c *call, cid string) (any, error) { return nil, c.iaas.RebootVM(ctx, cid) }), nil},
-	"set_vm_metadata": {2, 2, ofMetadata("vm", func(c *call, cid string, metadata map[string]string) error {
+	"create_vm": {4, 6, createVM, func(ctx context.Context, c *call, cid iaas.CID) error { return c.iaas.DeleteVM(ctx, cid) }},
+	"delete_vm": {1, 1, of(iaas.VMs, func(ctx context.Context, c *call, cid iaas.CID) (any, error) { return nil, c.iaas.DeleteVM(ctx, cid) }), nil},
+	"has_vm":    {1, 1, of(iaas.VMs, func(_ context.Context, c *call, cid iaas.CID) (any, error) { return c.iaas.HasVM(cid), nil }), nil},
+	"reboot_vm": {1, 1, of(iaas.VMs, func(ctx context.Context, c *call, cid iaas.CID) (any, error) { return nil, c.iaas.RebootVM(ctx, cid) }), nil},
+	"set_vm_metadata": {2, 2, ofMetadata(iaas.VMs, func(c *call, cid iaas.CID, metadata value.Metadata) error {
 		return c.iaas.SetVMMetadata(cid, metadata)
 	}), nil},
-	"get_disks": {1, 1, of("vm", func(_ context.Context, c *call, cid string) (any, error) { return c.iaas.DisksOf(cid) }), nil},
+	"get_disks": {1, 1, of(iaas.VMs, func(_ context.Context, c *call, cid iaas.CID) (any, error) { return c.iaas.DisksOf(cid) }), nil},
 
-	"create_disk": {1, 3, createDisk, func(ctx context.Context, c *call, result any) error { return c.iaas.DeleteDisk(ctx, result.(string)) }},
-	"delete_disk": {1, 1, of("disk", func(ctx context.Context, c *call, cid string) (any, error) { return nil, c.iaas.DeleteDisk(ctx, cid) }), nil},
-	"has_disk":    {1, 1, of("disk", func(_ context.Context, c *call, cid string) (any, error) { return c.iaas.HasDisk(cid), nil }), nil},
-	"attach_disk": {2, 2, of("vm", attachDisk), nil},
-	"detach_disk": {2, 2, of("vm", detachDisk), nil},
-	"resize_disk": {2, 2, of("disk", resizeDisk), nil},
-	"update_disk": {3, 3, of("disk", updateDisk), nil},
-	"set_disk_metadata": {2, 2, ofMetadata("disk", func(c *call, cid string, metadata map[string]string) error {
+	"create_disk": {1, 3, createDisk, func(ctx context.Context, c *call, cid iaas.CID) error { return c.iaas.DeleteDisk(ctx, cid) }},
+	"delete_disk": {1, 1, of(iaas.Disks, func(ctx context.Context, c *call, cid iaas.CID) (any, error) { return nil, c.iaas.DeleteDisk(ctx, cid) }), nil},
+	"has_disk":    {1, 1, of(iaas.Disks, func(_ context.Context, c *call, cid iaas.CID) (any, error) { return c.iaas.HasDisk(cid), nil }), nil},
+	"attach_disk": {2, 2, of(iaas.VMs, attachDisk), nil},
+	"detach_disk": {2, 2, of(iaas.VMs, detachDisk), nil},
+	"resize_disk": {2, 2, of(iaas.Disks, resizeDisk), nil},
+	"update_disk": {3, 3, of(iaas.Disks, updateDisk), nil},
+	"set_disk_metadata": {2, 2, ofMetadata(iaas.Disks, func(c *call, cid iaas.CID, metadata value.Metadata) error {
 		return c.iaas.SetDiskMetadata(cid, metadata)
 	}), nil},
 
-	"snapshot_disk":   {1, 2, of("disk", snapshotDisk), func(_ context.Context, c *call, result any) error { return c.iaas.DeleteSnapshot(result.(string)) }},
-	"delete_snapshot": {1, 1, of("snapshot", func(_ context.Context, c *call, cid string) (any, error) { return nil, c.iaas.DeleteSnapshot(cid) }), nil},
+	"snapshot_disk":   {1, 2, of(iaas.Disks, snapshotDisk), func(_ context.Context, c *call, cid iaas.CID) error { return c.iaas.DeleteSnapshot(cid) }},
+	"delete_snapshot": {1, 1, of(iaas.Snapshots, func(_ context.Context, c *call, cid iaas.CID) (any, error) { return nil, c.iaas.DeleteSnapshot(cid) }), nil},
 
-	"create_network": {1, 1, createNetwork, func(_ context.Context, c *call, result any) error { return c.iaas.DeleteNetwork(first(result)) }},
-	"delete_network": {1, 1, of("network", func(_ context.Context, c *call, cid string) (any, error) { return nil, c.iaas.DeleteNetwork(cid) }), nil},
+	"create_network": {1, 1, createNetwork, func(_ context.Context, c *call, cid iaas.CID) error { return c.iaas.DeleteNetwork(cid) }},
+	"delete_network": {1, 1, of(iaas.Networks, func(_ context.Context, c *call, cid iaas.CID) (any, error) { return nil, c.iaas.DeleteNetwork(cid) }), nil},
 }
 
 // of is a method whose first argument names an object.
-func of(name string, run func(ctx context.Context, c *call, cid string) (any, error)) func(context.Context, *call) (any, error) {
+func of(class iaas.Class, run func(ctx context.Context, c *call, cid iaas.CID) (any, error)) func(context.Context, *call) (any, error) {
 	return func(ctx context.Context, c *call) (any, error) {
-		cid, err := c.cid(0, name)
+		cid, err := c.cid(0, class)
 		if err != nil {
 			return nil, err
 		}
@@ -72,10 +74,10 @@ func of(name string, run func(ctx context.Context, c *call, cid string) (any, er
 }
 
 // ofMetadata is a method that sets the metadata of an object.
-func ofMetadata(name string, set func(c *call, cid string, metadata map[string]string) error) func(context.Context, *call) (any, error) {
-	return of(name, func(_ context.Context, c *call, cid string) (any, error) {
-		metadata, err := c.metadata(1)
-		if err != nil {
+func ofMetadata(class iaas.Class, set func(c *call, cid iaas.CID, metadata value.Metadata) error) func(context.Context, *call) (any, error) {
+	return of(class, func(_ context.Context, c *call, cid iaas.CID) (any, error) {
+		var metadata value.Metadata
+		if err := c.argument(1, "metadata", &metadata); err != nil {
 			return nil, err
 		}
 		return nil, set(c, cid, metadata)
@@ -83,11 +85,11 @@ func ofMetadata(name string, set func(c *call, cid string, metadata map[string]s
 }
 
 // first is the CID in a result that is one, or a list that begins with one.
-func first(result any) string {
+func first(result any) iaas.CID {
 	if list, ok := result.([]any); ok {
 		result = list[0]
 	}
-	return result.(string)
+	return result.(iaas.CID)
 }
 
 // Local answers what needs no holder: info, ping, sums, and methods that are not there.
@@ -139,9 +141,14 @@ func (b Backend) Do(ctx context.Context, r Request, agent iaas.AgentDefaults, im
 	}
 	c := &call{Request: r, iaas: b.IaaS, agent: agent, image: image}
 	result, err := m.run(ctx, c)
+	if errors.Is(err, errNoSuchObject) {
+		if absent, ok := Absent(r); ok {
+			return absent
+		}
+	}
 	if err == nil && m.undo != nil && gone() {
 		err = fmt.Errorf("the caller has gone; what was made for it is removed again")
-		if failed := m.undo(ctx, c, result); failed != nil {
+		if failed := m.undo(ctx, c, first(result)); failed != nil {
 			err = fmt.Errorf("the caller has gone, and what was made for it could not be removed: %w", failed)
 		}
 	}
@@ -159,26 +166,23 @@ func (c *Request) argument(n int, name string, value any) error {
 	return nil
 }
 
-// maxCID bounds what is accepted as a CID.
-const maxCID = 255
+// errNoSuchObject is in the error for an argument that names no object, whatever exists.
+var errNoSuchObject = errors.New("not a CID of this IaaS")
 
 // cid decodes an argument that names an object.
-func (c *Request) cid(n int, name string) (string, error) {
-	var cid string
-	if err := c.argument(n, name, &cid); err != nil {
-		return "", err
+func (c *Request) cid(n int, class iaas.Class) (iaas.CID, error) {
+	var text *string
+	if err := c.argument(n, string(class), &text); err != nil {
+		return iaas.CID{}, err
 	}
-	if cid == "" || len(cid) > maxCID {
-		return "", fmt.Errorf("%s: argument %d (%s) is no CID", c.Method, n+1, name)
+	if text == nil {
+		return iaas.CID{}, fmt.Errorf("%s: argument %d names none of the %s", c.Method, n+1, class)
 	}
-	return cid, nil
-}
-
-func (c *Request) raw(n int) json.RawMessage {
-	if n >= len(c.Arguments) || string(c.Arguments[n]) == "null" {
-		return nil
+	cid, err := iaas.ParseCID(class, *text)
+	if err != nil {
+		err = fmt.Errorf("%w: %w", err, errNoSuchObject)
 	}
-	return c.Arguments[n]
+	return cid, err
 }
 
 // object is an argument that must be a JSON object, or null.
@@ -187,47 +191,37 @@ func (c *Request) object(n int, name string) (json.RawMessage, error) {
 	if err := c.argument(n, name, &object); err != nil {
 		return nil, err
 	}
-	return c.raw(n), nil
-}
-
-// metadata decodes a map whose values are mostly strings; others are kept as their JSON text.
-func (c *Request) metadata(n int) (map[string]string, error) {
-	var given map[string]json.RawMessage
-	if err := c.argument(n, "metadata", &given); err != nil {
-		return nil, err
+	if object == nil {
+		return nil, nil
 	}
-	metadata := map[string]string{}
-	for key, value := range given {
-		var text string
-		if json.Unmarshal(value, &text) != nil {
-			text = string(value)
-		}
-		metadata[key] = text
-	}
-	return metadata, nil
+	return c.Arguments[n], nil
 }
 
 func createStemcell(ctx context.Context, c *call) (any, error) {
-	properties, err := c.object(1, "cloud_properties")
+	var properties struct {
+		Light iaas.Digest `json:"sha256"` // of the image, if the upload is empty
+	}
+	var env struct {
+		Tags value.Metadata `json:"tags"`
+	}
+	err := errors.Join(c.argument(1, "cloud_properties", &properties), c.argument(2, "env", &env))
 	if err != nil {
 		return nil, err
 	}
-	var env struct {
-		Tags map[string]string `json:"tags"`
-	}
-	if err := c.argument(2, "env", &env); err != nil {
-		return nil, err
-	}
-	return c.iaas.CreateStemcell(ctx, c.image, properties, env.Tags, c.Context.DirectorUUID)
+	upload := iaas.Upload{Image: c.image, Light: properties.Light, Tags: env.Tags, Director: c.Context.DirectorUUID}
+	return c.iaas.CreateStemcell(ctx, upload)
 }
 
 func createVM(ctx context.Context, c *call) (any, error) {
 	o := iaas.Order{StemcellAPI: c.Context.VM.Stemcell.APIVersion, APIVersion: c.APIVersion, Director: c.Context.DirectorUUID, Agent: c.agent}
-	var err error
-	if o.AgentID, err = c.cid(0, "agent_id"); err != nil {
+	if err := c.argument(0, "agent_id", &o.AgentID); err != nil {
 		return nil, err
 	}
-	if o.Stemcell, err = c.cid(1, "stemcell"); err != nil {
+	if o.AgentID == (value.Name{}) {
+		return nil, fmt.Errorf("%s: argument 1 (agent_id) must be given", c.Method)
+	}
+	var err error
+	if o.Stemcell, err = c.cid(1, iaas.Stemcells); err != nil {
 		return nil, err
 	}
 	if err := c.argument(2, "cloud_properties", &o.Shape); err != nil {
@@ -249,20 +243,19 @@ func createVM(ctx context.Context, c *call) (any, error) {
 }
 
 func createDisk(ctx context.Context, c *call) (any, error) {
-	size := 0
+	var size iaas.Size
 	if err := c.argument(0, "size", &size); err != nil {
 		return nil, err
 	}
-	properties, err := c.object(1, "cloud_properties")
-	if err != nil {
+	// Disks have no properties. The third argument names the VM that the disk is for, which may not be there any more.
+	if _, err := c.object(1, "cloud_properties"); err != nil {
 		return nil, err
 	}
-	// The third names the VM that the disk is for, which may not be there any more.
-	return c.iaas.CreateDisk(ctx, size, properties, c.Context.DirectorUUID)
+	return c.iaas.CreateDisk(ctx, size, c.Context.DirectorUUID)
 }
 
-func attachDisk(ctx context.Context, c *call, vm string) (any, error) {
-	disk, err := c.cid(1, "disk")
+func attachDisk(ctx context.Context, c *call, vm iaas.CID) (any, error) {
+	disk, err := c.cid(1, iaas.Disks)
 	if err != nil {
 		return nil, err
 	}
@@ -273,56 +266,47 @@ func attachDisk(ctx context.Context, c *call, vm string) (any, error) {
 	return hint, nil
 }
 
-func detachDisk(ctx context.Context, c *call, vm string) (any, error) {
-	disk, err := c.cid(1, "disk")
+func detachDisk(ctx context.Context, c *call, vm iaas.CID) (any, error) {
+	disk, err := c.cid(1, iaas.Disks)
 	if err != nil {
 		return nil, err
 	}
 	return nil, c.iaas.DetachDisk(ctx, vm, disk)
 }
 
-func resizeDisk(_ context.Context, c *call, cid string) (any, error) {
-	size := 0
+func resizeDisk(_ context.Context, c *call, cid iaas.CID) (any, error) {
+	var size iaas.Size
 	if err := c.argument(1, "size", &size); err != nil {
 		return nil, err
 	}
 	return nil, c.iaas.ResizeDisk(cid, size)
 }
 
-func updateDisk(_ context.Context, c *call, cid string) (any, error) {
-	size := 0
-	if err := c.argument(1, "size", &size); err != nil {
+func updateDisk(ctx context.Context, c *call, cid iaas.CID) (any, error) {
+	if _, err := c.object(2, "cloud_properties"); err != nil {
 		return nil, err
 	}
-	properties, err := c.object(2, "cloud_properties")
-	if err != nil {
-		return nil, err
-	}
-	return nil, c.iaas.UpdateDisk(cid, size, properties)
+	return resizeDisk(ctx, c, cid)
 }
 
-func snapshotDisk(ctx context.Context, c *call, cid string) (any, error) {
-	metadata, err := c.metadata(1)
-	if err != nil {
+func snapshotDisk(ctx context.Context, c *call, cid iaas.CID) (any, error) {
+	var metadata value.Metadata
+	if err := c.argument(1, "metadata", &metadata); err != nil {
 		return nil, err
 	}
 	return c.iaas.SnapshotDisk(ctx, cid, metadata, c.Context.DirectorUUID)
 }
 
 func createNetwork(_ context.Context, c *call) (any, error) {
-	var definition struct {
-		Type    string `json:"type"`
-		Range   string `json:"range"`
-		Gateway string `json:"gateway"`
-	}
-	if err := c.argument(0, "definition", &definition); err != nil {
+	var order iaas.NetworkOrder
+	if err := c.argument(0, "definition", &order); err != nil {
 		return nil, err
 	}
-	n, err := c.iaas.CreateNetwork(definition.Type, definition.Range, definition.Gateway, c.Context.DirectorUUID)
+	n, err := c.iaas.CreateNetwork(order, c.Context.DirectorUUID)
 	if err != nil {
 		return nil, err
 	}
-	return []any{n.CID, map[string]any{"range": n.Range, "gateway": n.Gateway, "reserved": []string{}}, map[string]string{"name": n.CID}}, nil
+	return []any{n.CID, map[string]any{"range": n.Range, "gateway": n.Gateway, "reserved": []string{}}, map[string]iaas.CID{"name": n.CID}}, nil
 }
 
 // calculate turns what an instance group needs into a VM type.

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"cambium/lab/iaas"
+	"cambium/lab/iaas/value"
 )
 
 // Request is one call of the contract.
@@ -25,8 +26,8 @@ type Request struct {
 
 // Context is who calls.
 type Context struct {
-	DirectorUUID string `json:"director_uuid"`
-	RequestID    string `json:"request_id"`
+	DirectorUUID value.Name `json:"director_uuid"`
+	RequestID    value.Name `json:"request_id"`
 	VM           struct {
 		Stemcell struct {
 			APIVersion int `json:"api_version"`

@@ -2,16 +2,16 @@ package iaas
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
-	"sort"
+	"slices"
 	"strings"
 	"time"
 
 	"cambium/lab/disk"
+	"cambium/lab/iaas/value"
 	"cambium/lab/machine"
 
 	"golang.org/x/sys/unix"
@@ -19,32 +19,29 @@ import (
 
 const mib = int64(1) << 20
 
-// maxDisk bounds sizes so that they can be computed with, 64 TiB in MiB.
-const maxDisk = 64 << 20
-
 const imageName = "image"
 
-func (i *IaaS) findDisk(cid string) (Disk, error) {
+func (i *IaaS) findDisk(cid CID) (Disk, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	d := i.disks[cid]
 	if d == nil || d.Phase != Ready {
-		return Disk{}, Failf(DiskNotFound, "there is no disk %s", cid)
+		return Disk{}, Disks.missing(cid.String())
 	}
 	return *d, nil
 }
 
 // HasDisk reports whether a disk exists.
-func (i *IaaS) HasDisk(cid string) bool {
+func (i *IaaS) HasDisk(cid CID) bool {
 	_, err := i.findDisk(cid)
 	return err == nil
 }
 
-func (i *IaaS) saveDisk(d Disk) error { return save(i, disks, d.CID, i.disks, d) }
+func (i *IaaS) saveDisk(d Disk) error { return save(i, d.CID, i.disks, d) }
 
 // changeDisk changes the record of a disk that exists.
-func (i *IaaS) changeDisk(cid string, change func(d *Disk) error) error {
-	defer i.locks.lock(cid)()
+func (i *IaaS) changeDisk(cid CID, change func(d *Disk) error) error {
+	defer i.locks.lock(cid.String())()
 	d, err := i.findDisk(cid)
 	if err != nil {
 		return err
@@ -66,7 +63,7 @@ func (i *IaaS) checkSpace(more int64) error {
 	i.mu.Lock()
 	promised := int64(0)
 	for cid, d := range i.disks {
-		promised += int64(d.Size)*mib - written(i.store.path(disks, cid, imageName))
+		promised += d.Size.bytes() - written(i.store.path(cid, imageName))
 	}
 	i.mu.Unlock()
 	if more+promised > free {
@@ -84,40 +81,30 @@ func written(path string) int64 {
 	return st.Blocks * 512
 }
 
-func checkSize(size int) error {
-	if size < 1 || size > maxDisk {
-		return Failf(CloudError, "disk size %d: want 1 to %d MiB", size, maxDisk)
+// CreateDisk makes a blank disk.
+func (i *IaaS) CreateDisk(_ context.Context, size Size, director value.Name) (CID, error) {
+	if err := i.checkSpace(size.bytes()); err != nil {
+		return CID{}, err
 	}
-	return nil
-}
-
-// CreateDisk makes a blank disk of a size in MiB.
-func (i *IaaS) CreateDisk(_ context.Context, size int, properties json.RawMessage, director string) (string, error) {
-	if err := checkSize(size); err != nil {
-		return "", err
-	}
-	if err := i.checkSpace(int64(size) * mib); err != nil {
-		return "", err
-	}
-	d := Disk{Base: Base{CID: newCID(disks), Phase: Creating, Created: time.Now(), Director: director}, Size: size, Properties: properties}
-	defer i.locks.lock(d.CID)()
+	d := Disk{Base: Base{CID: newCID(Disks), Phase: Creating, Created: time.Now(), Director: director}, Size: size}
+	defer i.locks.lock(d.CID.String())()
 	if err := i.saveDisk(d); err != nil {
-		return "", err
+		return CID{}, err
 	}
-	err := disk.Create(i.store.path(disks, d.CID, imageName), int64(size)*mib)
+	err := disk.Create(i.store.path(d.CID, imageName), size.bytes())
 	if err == nil {
 		d.Phase = Ready
 		err = i.saveDisk(d)
 	}
 	if err != nil {
-		return "", errors.Join(err, i.forget(disks, d.CID, func() { delete(i.disks, d.CID) }))
+		return CID{}, errors.Join(err, i.forget(d.CID, func() { delete(i.disks, d.CID) }))
 	}
 	return d.CID, nil
 }
 
 // DeleteDisk removes a disk that is not attached. One that is not there is no error.
-func (i *IaaS) DeleteDisk(_ context.Context, cid string) error {
-	defer i.locks.lock(cid)()
+func (i *IaaS) DeleteDisk(_ context.Context, cid CID) error {
+	defer i.locks.lock(cid.String())()
 	d, err := i.findDisk(cid)
 	if KindOf(err) == DiskNotFound {
 		return nil
@@ -125,17 +112,17 @@ func (i *IaaS) DeleteDisk(_ context.Context, cid string) error {
 	if err != nil {
 		return err
 	}
-	if d.VM != "" {
+	if d.VM != (CID{}) {
 		return Failf(CloudError, "disk %s is attached to %s; detach it first", cid, d.VM)
 	}
 	d.Phase = Deleting
 	if err := i.saveDisk(d); err != nil {
 		return err
 	}
-	return i.forget(disks, cid, func() { delete(i.disks, cid) })
+	return i.forget(cid, func() { delete(i.disks, cid) })
 }
 
-func (i *IaaS) setAttached(cid, vm string) error {
+func (i *IaaS) setAttached(cid, vm CID) error {
 	i.mu.Lock()
 	d := *i.disks[cid]
 	i.mu.Unlock()
@@ -146,8 +133,8 @@ func (i *IaaS) setAttached(cid, vm string) error {
 // attachment describes a disk to the engine. A container has no udev, so the engine makes its
 // links: the one of the hint, and the bare CID, which an agent looks for whose stemcell translates
 // CIDs.
-func (i *IaaS) attachment(vm VM, cid string) machine.Disk {
-	return vm.Shape.disk(cid, i.store.path(disks, cid, imageName))
+func (i *IaaS) attachment(vm VM, cid CID) machine.Disk {
+	return vm.Shape.disk(cid.String(), i.store.path(cid, imageName))
 }
 
 // disk describes a disk to the engine.
@@ -176,12 +163,9 @@ func (s Shape) hint(id string) any {
 }
 
 // pair locks a VM and a disk, and finds both.
-func (i *IaaS) pair(vmCID, cid string) (vm VM, d Disk, unlock func(), err error) {
-	if vmCID == cid { // its lock cannot be taken twice
-		return vm, d, func() {}, Failf(VMNotFound, "there is no VM %s that is also a disk", vmCID)
-	}
-	unlockVM := i.locks.lock(vmCID)
-	unlockDisk := i.locks.lock(cid)
+func (i *IaaS) pair(vmCID, cid CID) (vm VM, d Disk, unlock func(), err error) {
+	unlockVM := i.locks.lock(vmCID.String())
+	unlockDisk := i.locks.lock(cid.String())
 	unlock = func() {
 		unlockDisk()
 		unlockVM()
@@ -193,17 +177,17 @@ func (i *IaaS) pair(vmCID, cid string) (vm VM, d Disk, unlock func(), err error)
 }
 
 // AttachDisk attaches a disk to a VM and returns the hint; once more changes nothing.
-func (i *IaaS) AttachDisk(ctx context.Context, vmCID, cid string) (hint any, err error) {
+func (i *IaaS) AttachDisk(ctx context.Context, vmCID, cid CID) (hint any, err error) {
 	vm, d, unlock, err := i.pair(vmCID, cid)
 	defer unlock()
 	if err != nil {
 		return nil, err
 	}
-	hint = vm.Shape.hint(cid)
+	hint = vm.Shape.hint(cid.String())
 	switch d.VM {
 	case vmCID:
 		return hint, nil
-	case "":
+	case CID{}:
 	default:
 		return nil, Failf(CloudError, "disk %s is attached to %s; detach it there first", cid, d.VM)
 	}
@@ -212,7 +196,7 @@ func (i *IaaS) AttachDisk(ctx context.Context, vmCID, cid string) (hint any, err
 	}
 	if m := i.machine(vmCID); m != nil {
 		if _, err := m.Attach(ctx, i.attachment(vm, cid)); err != nil {
-			return nil, errors.Join(err, i.setAttached(cid, ""))
+			return nil, errors.Join(err, i.setAttached(cid, CID{}))
 		}
 	}
 	return hint, i.publish(vm)
@@ -222,7 +206,7 @@ func (i *IaaS) AttachDisk(ctx context.Context, vmCID, cid string) (hint any, err
 const detachTimeout = time.Minute
 
 // DetachDisk takes a disk from a VM.
-func (i *IaaS) DetachDisk(ctx context.Context, vmCID, cid string) error {
+func (i *IaaS) DetachDisk(ctx context.Context, vmCID, cid CID) error {
 	vm, d, unlock, err := i.pair(vmCID, cid)
 	defer unlock()
 	if err != nil {
@@ -234,52 +218,44 @@ func (i *IaaS) DetachDisk(ctx context.Context, vmCID, cid string) error {
 	if m := i.machine(vmCID); m != nil {
 		within, cancel := context.WithTimeout(ctx, detachTimeout)
 		defer cancel()
-		if err := m.Detach(within, cid); err != nil && !errors.Is(err, os.ErrNotExist) {
+		if err := m.Detach(within, cid.String()); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("%w; unmount it in the VM first", err)
 		}
 	}
-	if err := i.setAttached(cid, ""); err != nil {
+	if err := i.setAttached(cid, CID{}); err != nil {
 		return err
 	}
 	return i.publish(vm)
 }
 
 // DisksOf returns the disks attached to a VM.
-func (i *IaaS) DisksOf(vmCID string) ([]string, error) {
+func (i *IaaS) DisksOf(vmCID CID) ([]CID, error) {
 	if _, err := i.findVM(vmCID); err != nil {
 		return nil, err
 	}
 	return i.attached(vmCID), nil
 }
 
-func (i *IaaS) attached(vmCID string) []string {
+func (i *IaaS) attached(vmCID CID) []CID {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	found := []string{}
+	found := []CID{}
 	for cid, d := range i.disks {
 		if d.VM == vmCID {
 			found = append(found, cid)
 		}
 	}
-	sort.Strings(found)
+	slices.SortFunc(found, func(a, b CID) int { return strings.Compare(a.String(), b.String()) })
 	return found
 }
 
 // ResizeDisk grows a disk that is not attached.
-func (i *IaaS) ResizeDisk(cid string, size int) error {
+func (i *IaaS) ResizeDisk(cid CID, size Size) error {
 	return i.changeDisk(cid, func(d *Disk) error { return i.grow(d, size) })
 }
 
-// UpdateDisk grows a disk that is not attached and replaces its properties.
-func (i *IaaS) UpdateDisk(cid string, size int, properties json.RawMessage) error {
-	return i.changeDisk(cid, func(d *Disk) error {
-		d.Properties = properties
-		return i.grow(d, size)
-	})
-}
-
 // SetDiskMetadata replaces what is known of a disk.
-func (i *IaaS) SetDiskMetadata(cid string, metadata map[string]string) error {
+func (i *IaaS) SetDiskMetadata(cid CID, metadata value.Metadata) error {
 	return i.changeDisk(cid, func(d *Disk) error {
 		d.Metadata = metadata
 		return nil
@@ -288,49 +264,46 @@ func (i *IaaS) SetDiskMetadata(cid string, metadata map[string]string) error {
 
 // grow enlarges the image. The record is written afterwards: one that promises less than there is
 // does no harm.
-func (i *IaaS) grow(d *Disk, size int) error {
-	if err := checkSize(size); err != nil {
-		return err
-	}
+func (i *IaaS) grow(d *Disk, size Size) error {
 	switch {
 	case size == d.Size:
 		return nil
 	case size < d.Size:
 		return Failf(NotSupported, "disk %s has %d MiB and cannot shrink to %d", d.CID, d.Size, size)
-	case d.VM != "":
+	case d.VM != (CID{}):
 		return Failf(NotSupported, "disk %s is attached to %s and cannot be resized", d.CID, d.VM)
 	}
-	if err := i.checkSpace(int64(size-d.Size) * mib); err != nil {
+	if err := i.checkSpace((size - d.Size).bytes()); err != nil {
 		return err
 	}
 	d.Size = size
-	return os.Truncate(i.store.path(disks, d.CID, imageName), int64(size)*mib)
+	return os.Truncate(i.store.path(d.CID, imageName), size.bytes())
 }
 
 // SnapshotDisk copies a disk, attached or not, as it would be after a power cut. Where the file
 // system shares blocks the copy is immediate.
-func (i *IaaS) SnapshotDisk(ctx context.Context, cid string, metadata map[string]string, director string) (string, error) {
-	defer i.locks.lock(cid)()
+func (i *IaaS) SnapshotDisk(ctx context.Context, cid CID, metadata value.Metadata, director value.Name) (CID, error) {
+	defer i.locks.lock(cid.String())()
 	d, err := i.findDisk(cid)
 	if err != nil {
-		return "", err
+		return CID{}, err
 	}
 	if m := i.machine(d.VM); m != nil && m.Running() {
 		if err := i.canSnapshot(d); err != nil {
-			return "", err
+			return CID{}, err
 		}
 	}
-	s := Snapshot{Base: Base{CID: newCID(snapshots), Phase: Creating, Created: time.Now(), Director: director, Metadata: metadata}, Disk: cid, Size: d.Size}
+	s := Snapshot{Base: Base{CID: newCID(Snapshots), Phase: Creating, Created: time.Now(), Director: director, Metadata: metadata}, Disk: cid, Size: d.Size}
 	if err := i.saveSnapshot(s); err != nil {
-		return "", err
+		return CID{}, err
 	}
-	err = copyFile(ctx, i.store.path(disks, cid, imageName), i.store.path(snapshots, s.CID, imageName))
+	err = copyFile(ctx, i.store.path(cid, imageName), i.store.path(s.CID, imageName))
 	if err == nil {
 		s.Phase = Ready
 		err = i.saveSnapshot(s)
 	}
 	if err != nil {
-		return "", errors.Join(err, i.forget(snapshots, s.CID, func() { delete(i.snapshots, s.CID) }))
+		return CID{}, errors.Join(err, i.forget(s.CID, func() { delete(i.snapshots, s.CID) }))
 	}
 	return s.CID, nil
 }
@@ -338,9 +311,9 @@ func (i *IaaS) SnapshotDisk(ctx context.Context, cid string, metadata map[string
 // canSnapshot refuses a copy that would mix several moments: of a disk in use only a copy that
 // shares blocks is of one.
 func (i *IaaS) canSnapshot(d Disk) error {
-	probe := i.store.path(disks, d.CID, "probe")
+	probe := i.store.path(d.CID, "probe")
 	defer func() { _ = os.Remove(probe) }()
-	out, err := exec.Command("cp", "--reflink=always", i.store.path(disks, d.CID, recordName), probe).CombinedOutput()
+	out, err := exec.Command("cp", "--reflink=always", i.store.path(d.CID, recordName), probe).CombinedOutput()
 	if err != nil {
 		return Failf(NotSupported, "disk %s is in use and its file system cannot share blocks (%s); detach the disk or stop its VM first", d.CID, strings.TrimSpace(string(out)))
 	}
@@ -355,11 +328,11 @@ func copyFile(ctx context.Context, from, to string) error {
 	return nil
 }
 
-func (i *IaaS) saveSnapshot(s Snapshot) error { return save(i, snapshots, s.CID, i.snapshots, s) }
+func (i *IaaS) saveSnapshot(s Snapshot) error { return save(i, s.CID, i.snapshots, s) }
 
 // DeleteSnapshot removes a snapshot. One that is not there is no error.
-func (i *IaaS) DeleteSnapshot(cid string) error {
-	defer i.locks.lock(cid)()
+func (i *IaaS) DeleteSnapshot(cid CID) error {
+	defer i.locks.lock(cid.String())()
 	i.mu.Lock()
 	s := i.snapshots[cid]
 	i.mu.Unlock()
@@ -371,5 +344,5 @@ func (i *IaaS) DeleteSnapshot(cid string) error {
 	if err := i.saveSnapshot(gone); err != nil {
 		return err
 	}
-	return i.forget(snapshots, cid, func() { delete(i.snapshots, cid) })
+	return i.forget(cid, func() { delete(i.snapshots, cid) })
 }

@@ -71,16 +71,17 @@ type IaaS struct {
 	services []*http.Server
 
 	hostWish string // the file that asks for a link to the host
+	lightDir string // images of light stemcells
 
 	mu        sync.Mutex // guards what follows; never held while something is waited for
-	stemcells map[string]*Stemcell
-	vms       map[string]*VM
-	disks     map[string]*Disk
-	snapshots map[string]*Snapshot
-	networks  map[string]*ManagedNetwork
-	machines  map[string]machine.Machine
-	followed  map[string]<-chan struct{} // the ends of machines, until a power-off is on record
-	uploads   map[string]bool            // stemcells that are being received
+	stemcells map[CID]*Stemcell
+	vms       map[CID]*VM
+	disks     map[CID]*Disk
+	snapshots map[CID]*Snapshot
+	networks  map[CID]*ManagedNetwork
+	machines  map[CID]machine.Machine
+	followed  map[CID]<-chan struct{} // the ends of machines, until a power-off is on record
+	uploads   map[CID]bool            // stemcells that are being received
 	closing   bool
 }
 
@@ -100,8 +101,8 @@ func Open(dir, name string, log *logrus.Entry) (*IaaS, error) {
 	if err := os.RemoveAll(own + goneSuffix); err != nil { // of a holder that was killed
 		return nil, errors.Join(err, f.Close())
 	}
-	i := &IaaS{name: name, hostWish: hostRouteWish(dir, name), store: store{own}, lock: f, log: log, machines: map[string]machine.Machine{},
-		followed: map[string]<-chan struct{}{}, metadata: metadata.New(), registry: registry.New(), uploads: map[string]bool{}}
+	i := &IaaS{name: name, hostWish: hostRouteWish(dir, name), lightDir: LightImages(dir, name), store: store{own}, lock: f, log: log, machines: map[CID]machine.Machine{},
+		followed: map[CID]<-chan struct{}{}, metadata: metadata.New(), registry: registry.New(), uploads: map[CID]bool{}}
 	if err := i.start(); err != nil {
 		return nil, errors.Join(err, i.lock.Close())
 	}
@@ -199,19 +200,19 @@ func (i *IaaS) ConnectHost() error {
 }
 
 func (i *IaaS) load() (err error) {
-	if i.stemcells, err = load[Stemcell](i.store, stemcells); err != nil {
+	if i.stemcells, err = load[Stemcell](i.store, Stemcells); err != nil {
 		return err
 	}
-	if i.vms, err = load[VM](i.store, vms); err != nil {
+	if i.vms, err = load[VM](i.store, VMs); err != nil {
 		return err
 	}
-	if i.disks, err = load[Disk](i.store, disks); err != nil {
+	if i.disks, err = load[Disk](i.store, Disks); err != nil {
 		return err
 	}
-	if i.snapshots, err = load[Snapshot](i.store, snapshots); err != nil {
+	if i.snapshots, err = load[Snapshot](i.store, Snapshots); err != nil {
 		return err
 	}
-	i.networks, err = load[ManagedNetwork](i.store, networks)
+	i.networks, err = load[ManagedNetwork](i.store, Networks)
 	return err
 }
 
@@ -225,29 +226,29 @@ func (i *IaaS) completeInterrupted() error {
 	}
 	for cid, d := range i.disks {
 		if d.Phase != Ready {
-			failed = errors.Join(failed, i.forget(disks, cid, func() { delete(i.disks, cid) }))
+			failed = errors.Join(failed, i.forget(cid, func() { delete(i.disks, cid) }))
 			continue
 		}
-		if _, there := i.vms[d.VM]; d.VM != "" && !there {
-			failed = errors.Join(failed, i.setAttached(cid, ""))
+		if _, there := i.vms[d.VM]; d.VM != (CID{}) && !there {
+			failed = errors.Join(failed, i.setAttached(cid, CID{}))
 		}
 	}
 	for cid, s := range i.snapshots {
 		if s.Phase != Ready {
-			failed = errors.Join(failed, i.forget(snapshots, cid, func() { delete(i.snapshots, cid) }))
+			failed = errors.Join(failed, i.forget(cid, func() { delete(i.snapshots, cid) }))
 		}
 	}
 	for cid, s := range i.stemcells {
 		if s.Phase != Ready {
-			failed = errors.Join(failed, i.forget(stemcells, cid, func() { delete(i.stemcells, cid) }))
+			failed = errors.Join(failed, i.forget(cid, func() { delete(i.stemcells, cid) }))
 		}
 	}
 	return errors.Join(failed, i.sweepImages())
 }
 
 // save writes a record durably and then remembers it.
-func save[Record any](i *IaaS, kind, cid string, all map[string]*Record, r Record) error {
-	if err := i.store.put(kind, cid, r); err != nil {
+func save[Record any](i *IaaS, cid CID, all map[CID]*Record, r Record) error {
+	if err := i.store.put(cid, r); err != nil {
 		return err
 	}
 	i.mu.Lock()
@@ -257,8 +258,8 @@ func save[Record any](i *IaaS, kind, cid string, all map[string]*Record, r Recor
 }
 
 // forget removes an object and its record.
-func (i *IaaS) forget(kind, cid string, drop func()) error {
-	if err := i.store.remove(kind, cid); err != nil {
+func (i *IaaS) forget(cid CID, drop func()) error {
+	if err := i.store.remove(cid); err != nil {
 		return err
 	}
 	i.mu.Lock()
@@ -270,7 +271,7 @@ func (i *IaaS) forget(kind, cid string, drop func()) error {
 // Resume starts the VMs that are meant to run, a few at a time, since a boot is CPU-bound.
 func (i *IaaS) Resume(ctx context.Context) {
 	i.mu.Lock()
-	var wanted []string
+	var wanted []CID
 	for cid, vm := range i.vms {
 		if vm.On && vm.Phase == Ready {
 			wanted = append(wanted, cid)
@@ -294,8 +295,8 @@ func (i *IaaS) Resume(ctx context.Context) {
 // startsAtOnce is how many VMs a new holder starts at the same time.
 const startsAtOnce = 4
 
-func (i *IaaS) resume(ctx context.Context, cid string) error {
-	defer i.locks.lock(cid)()
+func (i *IaaS) resume(ctx context.Context, cid CID) error {
+	defer i.locks.lock(cid.String())()
 	vm, err := i.findVM(cid)
 	if err != nil || !vm.On {
 		return nil // deleted or switched off meanwhile

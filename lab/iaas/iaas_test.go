@@ -1,15 +1,17 @@
 package iaas
 
 import (
+	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
 
 	"cambium/lab/iaas/fabric"
+	"cambium/lab/iaas/value"
 	"cambium/lab/machine"
 	"cambium/lab/metadata"
 	"cambium/lab/registry"
@@ -18,53 +20,64 @@ import (
 )
 
 func manualNetwork(ip string) fabric.Network {
-	return fabric.Network{Type: fabric.Manual, IP: ip, Netmask: "255.255.255.0", Gateway: "10.9.0.1"}
+	return fabric.Network{Type: fabric.Manual, IP: value.MustAddr(ip), Netmask: value.MustAddr("255.255.255.0"), Gateway: value.MustAddr("10.9.0.1")}
 }
 
+func only(n fabric.Network) fabric.Networks { return fabric.Networks{value.MustName("a"): n} }
+
 func TestAddressesConflictOnOneSegmentOnly(t *testing.T) {
-	i := &IaaS{vms: map[string]*VM{"vm-1": {Networks: map[string]fabric.Network{"a": manualNetwork("10.9.0.5")}}}}
-	if err := i.conflict(map[string]fabric.Network{"b": manualNetwork("10.9.0.5")}); err == nil || !strings.Contains(err.Error(), "vm-1") {
-		t.Errorf("the same address: got %v, want an error that names vm-1", err)
+	first, second := newCID(VMs), newCID(VMs)
+	i := &IaaS{vms: map[CID]*VM{first: {Networks: only(manualNetwork("10.9.0.5"))}}}
+	if err := i.conflict(only(manualNetwork("10.9.0.5"))); err == nil || !strings.Contains(err.Error(), first.String()) {
+		t.Errorf("the same address: got %v, want an error that names %s", err, first)
 	}
 	card, sameCard := manualNetwork("10.9.0.7"), manualNetwork("10.9.0.8")
-	card.MAC, sameCard.MAC = "02:aa:00:00:00:01", "02:AA:00:00:00:01"
-	i.vms["vm-2"] = &VM{Networks: map[string]fabric.Network{"a": card}}
-	if err := i.conflict(map[string]fabric.Network{"b": sameCard}); err == nil || !strings.Contains(err.Error(), "vm-2") {
-		t.Errorf("the same card: got %v, want an error that names vm-2", err)
+	if err := errors.Join(card.MAC.UnmarshalText([]byte("02:aa:00:00:00:01")), sameCard.MAC.UnmarshalText([]byte("02:AA:00:00:00:01"))); err != nil {
+		t.Fatal(err)
+	}
+	i.vms[second] = &VM{Networks: only(card)}
+	if err := i.conflict(only(sameCard)); err == nil || !strings.Contains(err.Error(), second.String()) {
+		t.Errorf("the same card: got %v, want an error that names %s", err, second)
 	}
 	elsewhere := manualNetwork("10.9.0.5")
-	elsewhere.Properties = json.RawMessage(`{"name":"other"}`)
+	elsewhere.Properties.Name = value.MustName("other")
 	for name, n := range map[string]fabric.Network{"another address": manualNetwork("10.9.0.6"), "another segment": elsewhere} {
-		if err := i.conflict(map[string]fabric.Network{"b": n}); err != nil {
+		if err := i.conflict(only(n)); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
 
 func TestDynamicAddressesAreTheLowestFreeOnes(t *testing.T) {
-	i := &IaaS{vms: map[string]*VM{}}
-	take := func(vm, properties string) (string, error) {
-		nets := map[string]fabric.Network{"d": {Type: fabric.Dynamic, IP: "10.9.0.99", Properties: json.RawMessage(properties)}}
+	i := &IaaS{vms: map[CID]*VM{}}
+	take := func(vm CID, properties string) (string, error) {
+		n := fabric.Network{Type: fabric.Dynamic, IP: value.MustAddr("10.9.0.99")}
+		if err := json.Unmarshal([]byte(properties), &n.Properties); err != nil {
+			return "", err
+		}
+		nets := only(n)
 		err := i.allocate(nets)
 		i.vms[vm] = &VM{Networks: nets}
-		return nets["d"].IP + " " + nets["d"].Netmask + " " + nets["d"].Gateway, err
+		n = nets[value.MustName("a")]
+		return n.IP.String() + " " + n.Netmask.String() + " " + n.Gateway.String(), err
 	}
+	first := newCID(VMs)
 	for n, want := range []string{"10.246.0.10 255.255.255.0 10.246.0.1", "10.246.0.11 255.255.255.0 10.246.0.1"} {
-		if got, err := take(string(rune('a'+n)), "{}"); err != nil || got != want {
+		if got, err := take([]CID{first, newCID(VMs)}[n], "{}"); err != nil || got != want {
 			t.Errorf("VM %d: got %s, %v; want %s", n, got, err, want)
 		}
 	}
-	delete(i.vms, "a")
-	if got, err := take("c", "{}"); err != nil || !strings.HasPrefix(got, "10.246.0.10 ") {
+	delete(i.vms, first)
+	if got, err := take(newCID(VMs), "{}"); err != nil || !strings.HasPrefix(got, "10.246.0.10 ") {
 		t.Errorf("after a deletion: got %s, %v; want the free address", got, err)
 	}
 	for _, properties := range []string{`{"range":"10.0.0.0/30"}`, `{"range":"x"}`, `{"range":"fd00::/64"}`} {
-		if _, err := take("x", properties); err == nil {
+		if _, err := take(newCID(VMs), properties); err == nil {
 			t.Errorf("%s is accepted", properties)
 		}
 	}
 	for n := range 6 {
-		_, err := take(string(rune('k'+n)), `{"name":"s","range":"10.1.0.0/28"}`)
+		_, err := take(newCID(VMs), `{"name":"s","range":"10.1.0.0/28"}`)
 		if full := n >= 5; full != (err != nil) {
 			t.Errorf("VM %d of a small range: %v", n, err)
 		}
@@ -72,12 +85,17 @@ func TestDynamicAddressesAreTheLowestFreeOnes(t *testing.T) {
 }
 
 func TestShape(t *testing.T) {
-	if s, err := (Shape{}).check(); err != nil || s.Engine != QEMU || s.CPU != 1 || s.RAM != 1024 || s.EphemeralDisk != 10240 || s.DiskBus != machine.Virtio || s.Firmware != bios {
-		t.Errorf("an empty shape becomes %+v, %v", s, err)
+	for _, empty := range []string{"{}", "null"} {
+		var s Shape
+		if err := json.Unmarshal([]byte(empty), &s); err != nil || s.Engine != QEMU || s.CPU != 1 || s.RAM != 1024 || s.EphemeralDisk != 10240 || s.DiskBus != machine.Virtio || s.Firmware != bios {
+			t.Errorf("%s becomes %+v, %v", empty, s, err)
+		}
 	}
-	for _, s := range []Shape{{CPU: -1}, {RAM: 1 << 30}, {EphemeralDisk: -1}, {RootDisk: maxDisk + 1}, {Engine: "xen"}, {DiskBus: "ide"}, {DiskBus: machine.NVMe}, {Firmware: "coreboot"}, {Engine: Container, Firmware: uefi}, {Source: "carrier pigeon"}} {
-		if _, err := s.check(); err == nil {
-			t.Errorf("%+v is accepted", s)
+	for _, given := range []string{`{"cpu":-1}`, `{"ram":1073741824}`, `{"ephemeral_disk":-1}`, `{"root_disk":67108865}`, `{"engine":"xen"}`, `{"disk_bus":"ide"}`, `{"disk_bus":"nvme"}`,
+		`{"firmware":"coreboot"}`, `{"engine":"container","firmware":"uefi"}`, `{"settings_source":"carrier pigeon"}`, `[]`} {
+		var s Shape
+		if err := json.Unmarshal([]byte(given), &s); err == nil || s != (Shape{}) {
+			t.Errorf("%s is accepted as %+v, %v", given, s, err)
 		}
 	}
 }
@@ -93,10 +111,10 @@ func TestHintsFollowTheBus(t *testing.T) {
 
 // An agent for vSphere looks for links that end with the id, without its dashes, and others for the path.
 func TestHintsBehindASCSIController(t *testing.T) {
-	vm := VM{Base: Base{CID: newCID(vms)}, Shape: Shape{DiskBus: machine.SCSI}}
-	cid := newCID(disks)
-	all := vm.disks([]string{cid})
-	for id, hint := range map[string]any{ephemeralID(vm.CID): all["ephemeral"], cid: all["persistent"].(map[string]any)[cid]} {
+	vm := VM{Base: Base{CID: newCID(VMs)}, Shape: Shape{DiskBus: machine.SCSI}}
+	cid := newCID(Disks)
+	all := vm.disks([]CID{cid})
+	for id, hint := range map[string]any{ephemeralID(vm.CID): all["ephemeral"], cid.String(): all["persistent"].(map[string]any)[cid.String()]} {
 		h, _ := hint.(map[string]string)
 		link := "/dev/" + vm.Shape.disk(id, "x").Names[0]
 		if h["path"] != link || len(h["id"]) < 16 || !strings.HasSuffix(link, strings.ReplaceAll(h["id"], "-", "")) {
@@ -106,34 +124,39 @@ func TestHintsBehindASCSIController(t *testing.T) {
 }
 
 func TestLightStemcells(t *testing.T) {
-	dir := t.TempDir()
-	image := filepath.Join(dir, "image")
-	if err := os.WriteFile(image, []byte("bytes"), 0o600); err != nil {
+	dir, light := t.TempDir(), t.TempDir()
+	sum := func(content string) (d Digest) {
+		d.sum = sha256.Sum256([]byte(content))
+		return d
+	}
+	put := func(name, content string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(light, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put(sum("bytes").String(), "bytes")
+	put(sum("changed").String(), "other bytes")
+	if err := os.Mkdir(filepath.Join(light, sum("directory").String()), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	const digest = "277089d91c0bdf4f2e6862ba7e4a07605119431f5d13f726dd352b06f1b206a9"
-	n := 0
-	take := func(upload, properties string) (string, error) {
-		n++
-		return receiveImage(strings.NewReader(upload), json.RawMessage(properties), filepath.Join(dir, strconv.Itoa(n)))
-	}
-	for name, c := range map[string]struct{ upload, properties, digest, err string }{
-		"light":            {"", `{"path":"` + image + `","sha256":"` + digest + `"}`, digest, ""},
-		"upper case":       {"", `{"path":"` + image + `","sha256":"` + strings.ToUpper(digest) + `"}`, digest, ""},
-		"not light":        {"bytes", `{"path":"/etc/shadow"}`, digest, ""},
-		"nothing named":    {"", ``, "", "empty"},
-		"no digest":        {"", `{"path":"` + image + `"}`, "", "sha256"},
-		"another digest":   {"", `{"path":"` + image + `","sha256":"` + strings.Repeat("0", 64) + `"}`, "", "another digest"},
-		"relative":         {"", `{"path":"image","sha256":"` + digest + `"}`, "", "absolute"},
-		"missing":          {"", `{"path":"/missing","sha256":"` + digest + `"}`, "", "no such file"},
-		"directory":        {"", `{"path":"` + dir + `","sha256":"` + digest + `"}`, "", "no file"},
-		"not an object":    {"", `[]`, "", "cloud_properties"},
-		"digest is no hex": {"", `{"path":"` + image + `","sha256":"x"}`, "", "sha256"},
+	for name, c := range map[string]struct {
+		upload string
+		light  Digest
+		err    string
+	}{
+		"light":          {"", sum("bytes"), ""},
+		"not light":      {"bytes", sum("missing"), ""},
+		"nothing named":  {"", Digest{}, "empty"},
+		"another digest": {"", sum("changed"), "another digest"},
+		"missing":        {"", sum("missing"), "put the image there"},
+		"directory":      {"", sum("directory"), "not a regular file"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := take(c.upload, c.properties)
-			if got != c.digest && c.err == "" || c.err == "" && err != nil || c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)) {
-				t.Errorf("got %q, %v; want %q, error %q", got, err, c.digest, c.err)
+			u := Upload{Image: strings.NewReader(c.upload), Light: c.light}
+			got, err := u.receive(light, filepath.Join(dir, name))
+			if c.err == "" && (err != nil || got != sum("bytes")) || c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)) {
+				t.Errorf("got %q, %v; want error %q", got, err, c.err)
 			}
 		})
 	}
@@ -142,24 +165,36 @@ func TestLightStemcells(t *testing.T) {
 // What a crash leaves under way is undone or finished by the next holder.
 func TestSettle(t *testing.T) {
 	s := store{t.TempDir()}
-	put := func(kind, cid string, record any) {
+	put := func(cid CID, record any) {
 		t.Helper()
-		if err := os.MkdirAll(filepath.Join(s.dir, kind), 0o700); err != nil {
+		if err := os.MkdirAll(filepath.Join(s.dir, string(cid.class)), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.put(kind, cid, record); err != nil {
+		if err := s.put(cid, record); err != nil {
 			t.Fatal(err)
 		}
 	}
-	put(vms, "vm-ready", VM{Base: Base{CID: "vm-ready", Phase: Ready}, Image: "kept"})
-	put(vms, "vm-creating", VM{Base: Base{CID: "vm-creating", Phase: Creating}, Image: "dropped"})
-	put(vms, "vm-deleting", VM{Base: Base{CID: "vm-deleting", Phase: Deleting}})
-	put(disks, "d-on-ready", Disk{Base: Base{CID: "d-on-ready", Phase: Ready}, VM: "vm-ready"})
-	put(disks, "d-on-deleting", Disk{Base: Base{CID: "d-on-deleting", Phase: Ready}, VM: "vm-deleting"})
-	put(disks, "d-on-missing", Disk{Base: Base{CID: "d-on-missing", Phase: Ready}, VM: "vm-missing"})
-	put(disks, "d-creating", Disk{Base: Base{CID: "d-creating", Phase: Creating}})
-	put(stemcells, "sc-creating", Stemcell{Base: Base{CID: "sc-creating", Phase: Creating}, Image: "dropped"})
-	for _, dir := range []string{"images/kept", "images/dropped", "images/.new-1", "disks/d-without-record"} {
+	base := func(class Class, phase Phase) Base { return Base{CID: newCID(class), Phase: phase} }
+	kept, dropped := Digest{[32]byte{1}}, Digest{[32]byte{2}}
+	ready := VM{Base: base(VMs, Ready), Image: kept}
+	creating := VM{Base: base(VMs, Creating), Image: dropped}
+	deleting := VM{Base: base(VMs, Deleting)}
+	for _, vm := range []VM{ready, creating, deleting} {
+		if err := json.Unmarshal([]byte("{}"), &vm.Shape); err != nil {
+			t.Fatal(err)
+		}
+		put(vm.CID, vm)
+	}
+	onReady := Disk{Base: base(Disks, Ready), Size: 1, VM: ready.CID}
+	onDeleting := Disk{Base: base(Disks, Ready), Size: 1, VM: deleting.CID}
+	onMissing := Disk{Base: base(Disks, Ready), Size: 1, VM: newCID(VMs)}
+	for _, d := range []Disk{onReady, onDeleting, onMissing, {Base: base(Disks, Creating), Size: 1}} {
+		put(d.CID, d)
+	}
+	upload := Stemcell{Base: base(Stemcells, Creating), Image: dropped}
+	put(upload.CID, upload)
+	foreign := filepath.Join(s.dir, "disks", "lost+found")
+	for _, dir := range []string{filepath.Join("images", kept.String()), filepath.Join("images", dropped.String()), "images/.new-1", filepath.Join("disks", newCID(Disks).String()), "disks/lost+found"} {
 		if err := os.MkdirAll(filepath.Join(s.dir, dir, "x"), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -175,7 +210,7 @@ func TestSettle(t *testing.T) {
 		if len(i.vms) != 1 || len(i.stemcells) != 0 || len(i.disks) != 3 {
 			t.Errorf("got %d VMs, %d stemcells, %d disks; want 1, 0, 3", len(i.vms), len(i.stemcells), len(i.disks))
 		}
-		for cid, want := range map[string]string{"d-on-ready": "vm-ready", "d-on-deleting": "", "d-on-missing": ""} {
+		for cid, want := range map[CID]CID{onReady.CID: ready.CID, onDeleting.CID: {}, onMissing.CID: {}} {
 			if d := i.disks[cid]; d == nil || d.VM != want {
 				t.Errorf("disk %s is %+v, want it attached to %q", cid, d, want)
 			}
@@ -183,22 +218,71 @@ func TestSettle(t *testing.T) {
 	}
 	left, _ := filepath.Glob(filepath.Join(s.dir, "images", "*"))
 	hidden, _ := filepath.Glob(filepath.Join(s.dir, "images", ".*"))
-	if len(left) != 1 || len(hidden) != 0 || filepath.Base(left[0]) != "kept" {
+	if len(left) != 1 || len(hidden) != 0 || filepath.Base(left[0]) != kept.String() {
 		t.Errorf("images are %v and %v, want the one that is used", left, hidden)
+	}
+	if _, err := os.Stat(foreign); err != nil {
+		t.Errorf("a directory that is not ours: %v", err)
 	}
 }
 
 func TestCIDsFillASerialNumber(t *testing.T) {
 	seen := map[string]bool{}
 	for range 1000 {
-		cid := newCID(disks)
+		cid := newCID(Disks).String()
 		if len(cid) != 20 || seen[cid] {
 			t.Fatalf("CID %q has %d characters, or is not new", cid, len(cid))
 		}
 		seen[cid] = true
 	}
-	if id := ephemeralID(newCID(vms)); len(id) != 20 {
+	if id := ephemeralID(newCID(VMs)); len(id) != 20 {
 		t.Errorf("ephemeral disk %q has %d characters, want 20", id, len(id))
+	}
+}
+
+// A CID is what newCID makes, and of one class.
+func TestCIDs(t *testing.T) {
+	for class := range classes {
+		cid := newCID(class)
+		if got, err := ParseCID(class, cid.String()); err != nil || got != cid {
+			t.Errorf("%s: got %v, %v", cid, got, err)
+		}
+		var read CID
+		if err := read.UnmarshalText([]byte(cid.String())); err != nil || read != cid {
+			t.Errorf("%s in a record: got %v, %v", cid, read, err)
+		}
+		for other := range classes {
+			if got, err := ParseCID(other, cid.String()); other != class && (err == nil || KindOf(err) != classes[other].missing) {
+				t.Errorf("%s as one of the %s: got %v, %v", cid, other, got, err)
+			}
+		}
+		prefix, zeros := classes[class].prefix, strings.Repeat("0", 18)
+		for _, text := range []string{"", prefix, prefix + zeros + "0", prefix + zeros[1:], prefix + zeros[1:] + "A", prefix + zeros[1:] + "/", prefix + "../../../../../etc", "../" + cid.String(),
+			cid.String() + "/..", cid.String() + "\n", cid.String() + "\x00", " " + cid.String(), zeros} {
+			if got, err := ParseCID(class, text); err == nil || got != (CID{}) {
+				t.Errorf("%q is the %s %v", text, class, got)
+			}
+		}
+	}
+	var read CID
+	if err := read.UnmarshalText([]byte("x-000000000000000000")); err == nil {
+		t.Errorf("a CID of no class is read as %v", read)
+	}
+}
+
+func TestDigestsAndSizes(t *testing.T) {
+	hex := strings.Repeat("0Aa", 21) + "0"
+	for given, ok := range map[string]bool{hex: true, "": true, hex[1:]: false, hex + "0": false, "../" + hex[3:]: false, hex[1:] + "g": false} {
+		var d Digest
+		if err := d.UnmarshalText([]byte(given)); ok != (err == nil) || ok && d.String() != strings.ToLower(given) {
+			t.Errorf("digest %q: got %v, %v", given, d, err)
+		}
+	}
+	for given, ok := range map[string]bool{"1": true, "67108864": true, "67108865": false, "0": false, "-1": false, "1e300": false, "1.5": false, "null": false, `"1"`: false, "{}": false} {
+		var s Size
+		if err := json.Unmarshal([]byte(given), &s); ok != (err == nil) {
+			t.Errorf("size %s: got %v, %v", given, s, err)
+		}
 	}
 }
 
@@ -233,7 +317,7 @@ func (m machineState) Console() string  { return "" }
 
 // TestListedAsOffWhenOnRecord: a VM that powered itself off is listed as running until a next holder would leave it off.
 func TestListedAsOffWhenOnRecord(t *testing.T) {
-	ended := make(chan struct{})
+	cid, ended := newCID(VMs), make(chan struct{})
 	close(ended)
 	for name, c := range map[string]struct {
 		machineState
@@ -247,23 +331,23 @@ func TestListedAsOffWhenOnRecord(t *testing.T) {
 		// It had powered itself off before, and did not start again.
 		"stopped from outside": {machineState{poweredOff: true}, make(chan struct{}), false},
 	} {
-		i := &IaaS{machines: map[string]machine.Machine{"vm-1": c.machineState}, followed: map[string]<-chan struct{}{"vm-1": c.followed}}
-		if got := i.listVM(&VM{Base: Base{CID: "vm-1", Phase: Ready}, On: true}).Running; got != c.want {
+		i := &IaaS{machines: map[CID]machine.Machine{cid: c.machineState}, followed: map[CID]<-chan struct{}{cid: c.followed}}
+		if got := i.listVM(&VM{Base: Base{CID: cid, Phase: Ready}, On: true}).Running; got != c.want {
 			t.Errorf("%s: running is %v, want %v", name, got, c.want)
 		}
 	}
 
 	dir := t.TempDir()
-	i := &IaaS{store: store{dir}, log: logrus.NewEntry(logrus.New()), vms: map[string]*VM{"vm-1": {Base: Base{CID: "vm-1", Phase: Ready}, On: true}},
-		machines: map[string]machine.Machine{"vm-1": machineState{poweredOff: true}}, followed: map[string]<-chan struct{}{"vm-1": ended}}
+	i := &IaaS{store: store{dir}, log: logrus.NewEntry(logrus.New()), vms: map[CID]*VM{cid: {Base: Base{CID: cid, Phase: Ready}, On: true}},
+		machines: map[CID]machine.Machine{cid: machineState{poweredOff: true}}, followed: map[CID]<-chan struct{}{cid: ended}}
 	for _, recorded := range []bool{false, true} { // it cannot be written at first
 		if recorded {
-			if err := os.Mkdir(filepath.Join(dir, vms), 0o700); err != nil {
+			if err := os.Mkdir(filepath.Join(dir, string(VMs)), 0o700); err != nil {
 				t.Fatal(err)
 			}
 		}
-		i.follow("vm-1", i.machines["vm-1"], ended)
-		if vm := i.vms["vm-1"]; vm.On == recorded || i.listVM(vm).Running == recorded {
+		i.follow(cid, i.machines[cid], ended)
+		if vm := i.vms[cid]; vm.On == recorded || i.listVM(vm).Running == recorded {
 			t.Errorf("recorded: %v; on %v, listed as running %v", recorded, vm.On, i.listVM(vm).Running)
 		}
 	}

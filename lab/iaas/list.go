@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"slices"
 	"time"
+
+	"cambium/lab/iaas/value"
 )
 
 // Listing is what an IaaS holds, without secrets.
@@ -57,20 +59,22 @@ type SnapshotListing struct {
 	Size int    `json:"size"` // MiB
 }
 
-func (b Base) common() Common { return Common{b.CID, b.Created, b.Director, b.Metadata} }
+func (b Base) common() Common {
+	return Common{b.CID.String(), b.Created, b.Director.String(), b.Metadata}
+}
 
 // List tells what there is, in the order of creation.
 func (i *IaaS) List() Listing {
 	l := Listing{Name: i.name, Namespace: i.Net.Path(), Stemcells: []StemcellListing{}, VMs: []VMListing{}, Disks: []DiskListing{}, Snapshots: []SnapshotListing{}, Networks: []*ManagedNetwork{}}
 	i.mu.Lock()
 	for _, s := range i.stemcells {
-		l.Stemcells = append(l.Stemcells, StemcellListing{s.common(), s.Image})
+		l.Stemcells = append(l.Stemcells, StemcellListing{s.common(), s.Image.String()})
 	}
 	for _, d := range i.disks {
-		l.Disks = append(l.Disks, DiskListing{d.common(), d.Size, d.VM})
+		l.Disks = append(l.Disks, DiskListing{d.common(), int(d.Size), d.VM.String()})
 	}
 	for _, s := range i.snapshots {
-		l.Snapshots = append(l.Snapshots, SnapshotListing{s.common(), s.Disk, s.Size})
+		l.Snapshots = append(l.Snapshots, SnapshotListing{s.common(), s.Disk.String(), int(s.Size)})
 	}
 	for _, n := range i.networks {
 		l.Networks = append(l.Networks, n)
@@ -83,22 +87,22 @@ func (i *IaaS) List() Listing {
 	slices.SortFunc(l.VMs, func(a, b VMListing) int { return a.Created.Compare(b.Created) })
 	slices.SortFunc(l.Disks, func(a, b DiskListing) int { return a.Created.Compare(b.Created) })
 	slices.SortFunc(l.Snapshots, func(a, b SnapshotListing) int { return a.Created.Compare(b.Created) })
-	slices.SortFunc(l.Networks, func(a, b *ManagedNetwork) int { return cmp.Compare(a.CID, b.CID) })
+	slices.SortFunc(l.Networks, func(a, b *ManagedNetwork) int { return cmp.Compare(a.CID.String(), b.CID.String()) })
 	return l
 }
 
 // listVM describes a VM; the caller holds mu.
 func (i *IaaS) listVM(vm *VM) VMListing {
-	l := VMListing{Common: vm.common(), AgentID: vm.AgentID, Engine: vm.Shape.Engine, IPs: []string{}, Disks: []string{}}
+	l := VMListing{Common: vm.common(), AgentID: vm.AgentID.String(), Engine: vm.Shape.Engine, IPs: []string{}, Disks: []string{}}
 	for _, n := range vm.Networks {
-		if n.IP != "" {
-			l.IPs = append(l.IPs, n.IP)
+		if n.IP != (value.Addr{}) {
+			l.IPs = append(l.IPs, n.IP.String())
 		}
 	}
 	slices.Sort(l.IPs)
 	for cid, d := range i.disks {
 		if d.VM == vm.CID {
-			l.Disks = append(l.Disks, cid)
+			l.Disks = append(l.Disks, cid.String())
 		}
 	}
 	slices.Sort(l.Disks)
@@ -116,7 +120,7 @@ func (i *IaaS) listVM(vm *VM) VMListing {
 }
 
 // endUnrecorded reports whether the machine of a VM has ended by itself and the record does not tell; the caller holds mu.
-func (i *IaaS) endUnrecorded(cid string) bool {
+func (i *IaaS) endUnrecorded(cid CID) bool {
 	select {
 	case <-i.followed[cid]:
 		return true

@@ -2,29 +2,29 @@ package iaas
 
 import (
 	"net/netip"
-	"strings"
 	"time"
 
 	"cambium/lab/iaas/fabric"
+	"cambium/lab/iaas/value"
 )
 
 // allocate fills in the addresses of dynamic networks, which the caller leaves to the IaaS. The
 // caller holds mu.
-func (i *IaaS) allocate(wanted map[string]fabric.Network) error {
+func (i *IaaS) allocate(wanted fabric.Networks) error {
 	for name, n := range wanted {
 		if n.Type != fabric.Dynamic {
 			continue
 		}
-		taken := map[string]bool{}
+		taken := map[netip.Addr]bool{}
 		for _, vm := range i.vms {
 			for _, other := range vm.Networks {
 				if other.Segment() == n.Segment() {
-					taken[other.IP] = true
+					taken[other.IP.IP()] = true
 				}
 			}
 		}
 		for _, other := range wanted {
-			taken[other.IP] = true
+			taken[other.IP.IP()] = true
 		}
 		filled, err := n.Allocate(taken)
 		if err != nil {
@@ -36,17 +36,17 @@ func (i *IaaS) allocate(wanted map[string]fabric.Network) error {
 }
 
 // conflict names the VM that has one of the addresses already, on the same segment. The caller holds mu.
-func (i *IaaS) conflict(wanted map[string]fabric.Network) error {
+func (i *IaaS) conflict(wanted fabric.Networks) error {
 	for name, n := range wanted {
 		for cid, vm := range i.vms {
 			for _, taken := range vm.Networks {
 				if taken.Segment() != n.Segment() {
 					continue
 				}
-				if n.IP != "" && taken.IP == n.IP {
+				if n.IP != (value.Addr{}) && taken.IP == n.IP {
 					return Failf(CloudError, "address %s of network %s belongs to %s", n.IP, name, cid)
 				}
-				if n.MAC != "" && strings.EqualFold(taken.MAC, n.MAC) {
+				if !n.MAC.IsZero() && taken.MAC == n.MAC {
 					return Failf(CloudError, "card %s of network %s belongs to %s", n.MAC, name, cid)
 				}
 			}
@@ -58,25 +58,31 @@ func (i *IaaS) conflict(wanted map[string]fabric.Network) error {
 // ManagedNetwork is a network that the IaaS was asked for.
 type ManagedNetwork struct {
 	Base
-	Range   string `json:"range"`
-	Gateway string `json:"gateway"`
+	Range   netip.Prefix `json:"range"`
+	Gateway value.Addr   `json:"gateway"`
+}
+
+// NetworkOrder is what a caller wants of a network.
+type NetworkOrder struct {
+	Type    fabric.Type  `json:"type"`
+	Range   netip.Prefix `json:"range"`
+	Gateway value.Addr   `json:"gateway"`
 }
 
 // CreateNetwork makes a segment. Its CID is the segment's name.
-func (i *IaaS) CreateNetwork(kind, cidr, gateway, director string) (ManagedNetwork, error) {
-	if kind != fabric.Manual {
-		return ManagedNetwork{}, Failf(NotSupported, "only manual networks are managed, not %q", kind)
+func (i *IaaS) CreateNetwork(o NetworkOrder, director value.Name) (ManagedNetwork, error) {
+	if o.Type != fabric.Manual {
+		return ManagedNetwork{}, Failf(NotSupported, "only manual networks are managed, not %q", o.Type)
 	}
-	prefix, err := netip.ParsePrefix(cidr)
-	if err != nil {
-		return ManagedNetwork{}, Failf(NotSupported, "range %q: the range must be given", cidr)
+	if !o.Range.IsValid() {
+		return ManagedNetwork{}, Failf(NotSupported, "the range of the network must be given")
 	}
-	at, err := netip.ParseAddr(gateway)
-	if err != nil || !prefix.Contains(at) {
-		return ManagedNetwork{}, Failf(CloudError, "gateway %q is not in %s", gateway, cidr)
+	if !o.Range.Contains(o.Gateway.IP()) {
+		return ManagedNetwork{}, Failf(CloudError, "gateway %s is not in %s", o.Gateway, o.Range)
 	}
-	n := ManagedNetwork{Base: Base{CID: newCID(networks), Phase: Ready, Created: time.Now(), Director: director}, Range: prefix.Masked().String(), Gateway: gateway}
-	if err := i.store.put(networks, n.CID, n); err != nil {
+	n := ManagedNetwork{Base: Base{CID: newCID(Networks), Phase: Ready, Created: time.Now(), Director: director},
+		Range: o.Range.Masked(), Gateway: o.Gateway}
+	if err := i.store.put(n.CID, n); err != nil {
 		return ManagedNetwork{}, err
 	}
 	i.mu.Lock()
@@ -86,24 +92,24 @@ func (i *IaaS) CreateNetwork(kind, cidr, gateway, director string) (ManagedNetwo
 }
 
 // DeleteNetwork removes a segment on which there is no VM. One that is not there is an error that the caller ignores.
-func (i *IaaS) DeleteNetwork(cid string) error {
-	defer i.locks.lock(cid)()
+func (i *IaaS) DeleteNetwork(cid CID) error {
+	defer i.locks.lock(cid.String())()
 	i.mu.Lock()
 	_, there := i.networks[cid]
-	var user string
+	var user CID
 	for name, vm := range i.vms {
 		for _, n := range vm.Networks {
-			if n.Segment() == cid {
+			if n.Segment().String() == cid.String() {
 				user = name
 			}
 		}
 	}
 	i.mu.Unlock()
 	if !there {
-		return Failf(NetworkNotFound, "there is no network %s", cid)
+		return Networks.missing(cid.String())
 	}
-	if user != "" {
+	if user != (CID{}) {
 		return Failf(CloudError, "network %s is in use by %s", cid, user)
 	}
-	return i.forget(networks, cid, func() { delete(i.networks, cid) })
+	return i.forget(cid, func() { delete(i.networks, cid) })
 }

@@ -1,8 +1,6 @@
 package iaas
 
 import (
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +10,7 @@ import (
 
 	"cambium/internal/atomicfile"
 	"cambium/lab/iaas/fabric"
+	"cambium/lab/iaas/value"
 	"cambium/lab/machine"
 )
 
@@ -29,45 +28,43 @@ const (
 
 // Base is what the records of all objects have.
 type Base struct {
-	CID      string            `json:"cid"`
-	Phase    Phase             `json:"phase"`
-	Created  time.Time         `json:"created"`
-	Director string            `json:"director_uuid,omitempty"` // whose it is
-	Metadata map[string]string `json:"metadata,omitempty"`
+	CID      CID            `json:"cid"`
+	Phase    Phase          `json:"phase"`
+	Created  time.Time      `json:"created"`
+	Director value.Name     `json:"director_uuid,omitzero"` // whose it is
+	Metadata value.Metadata `json:"metadata,omitempty"`
 }
 
 // Stemcell is an uploaded image under a CID of its own.
 type Stemcell struct {
 	Base
-	Image      string          `json:"image"` // digest of the bytes, which other stemcells may share
-	Properties json.RawMessage `json:"cloud_properties,omitempty"`
+	Image Digest `json:"image"` // of the bytes, which other stemcells may share
 }
 
 // Disk is a persistent disk.
 type Disk struct {
 	Base
-	Size       int             `json:"size"` // MiB
-	Properties json.RawMessage `json:"cloud_properties,omitempty"`
-	VM         string          `json:"vm,omitempty"` // what it is attached to
+	Size Size `json:"size"`
+	VM   CID  `json:"vm,omitzero"` // what it is attached to
 }
 
 // Snapshot is a copy of a disk.
 type Snapshot struct {
 	Base
-	Disk string `json:"disk"`
-	Size int    `json:"size"` // MiB
+	Disk CID  `json:"disk"`
+	Size Size `json:"size"`
 }
 
 // VM is a machine.
 type VM struct {
 	Base
-	AgentID     string `json:"agent_id"`
-	Image       string `json:"image"`
-	StemcellAPI int    `json:"stemcell_api_version"`
+	AgentID     value.Name `json:"agent_id"`
+	Image       Digest     `json:"image"`
+	StemcellAPI int        `json:"stemcell_api_version"`
 	// Registry is whether the agent gets its settings from the registry, as in version 1.
-	Registry bool                      `json:"registry,omitempty"`
-	Shape    Shape                     `json:"shape"`
-	Networks map[string]fabric.Network `json:"networks"`
+	Registry bool            `json:"registry,omitempty"`
+	Shape    Shape           `json:"shape"`
+	Networks fabric.Networks `json:"networks"`
 	// On is whether it is meant to run: a holder that starts switches it on then.
 	On bool `json:"on"`
 	// Settings are what the agent is handed. They hold secrets, hence the mode of the file.
@@ -87,40 +84,23 @@ type Shape struct {
 	Firmware string      `json:"firmware,omitempty"` // "bios" or "uefi"
 }
 
-// The kinds of objects, which are also the directories of their records.
-const (
-	stemcells = "stemcells"
-	vms       = "vms"
-	disks     = "disks"
-	snapshots = "snapshots"
-	networks  = "networks"
-)
-
-// newCID makes a name that is never used twice. The digits of a disk's fill what a virtio serial
-// number holds, so that the name is unique there too.
-func newCID(kind string) string {
-	prefix := map[string]string{stemcells: "sc-", vms: "vm-", disks: "d-", snapshots: "snap-", networks: "net-"}[kind]
-	var random [9]byte
-	_, _ = rand.Read(random[:]) // never fails, see its documentation
-	return prefix + hex.EncodeToString(random[:])
-}
-
 // store keeps the records: a directory for each object with everything of it.
 type store struct{ dir string }
 
-func (s store) path(kind, cid string, more ...string) string {
-	return filepath.Join(append([]string{s.dir, kind, cid}, more...)...)
+// path is that of an object, or of a file of it.
+func (s store) path(cid CID, file ...string) string {
+	return filepath.Join(append([]string{s.dir, string(cid.class), cid.String()}, file...)...)
 }
 
 const recordName = "record.json"
 
 // put writes a record durably; the object's directory is made with the first.
-func (s store) put(kind, cid string, record any) error {
+func (s store) put(cid CID, record any) error {
 	data, err := json.MarshalIndent(record, "", "  ")
 	if err != nil {
 		return err
 	}
-	dir := s.path(kind, cid)
+	dir := s.path(cid)
 	if err := os.Mkdir(dir, 0o700); err == nil {
 		err = atomicfile.SyncDir(filepath.Dir(dir))
 		if err != nil {
@@ -134,8 +114,8 @@ func (s store) put(kind, cid string, record any) error {
 
 // remove removes an object and everything of it. The record goes last: as long as it is there, it
 // says that the object is being removed.
-func (s store) remove(kind, cid string) error {
-	dir := s.path(kind, cid)
+func (s store) remove(cid CID) error {
+	dir := s.path(cid)
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -157,21 +137,25 @@ func (s store) remove(kind, cid string) error {
 	return atomicfile.SyncDir(filepath.Dir(dir))
 }
 
-// load reads the records of a kind. A directory without a record is of a creation that a crash
-// cut off before anything else was made; it is removed.
-func load[Record any](s store, kind string) (map[string]*Record, error) {
-	all := map[string]*Record{}
-	if err := os.MkdirAll(filepath.Join(s.dir, kind), 0o700); err != nil {
+// load reads the records of a class. A directory without a record is of a creation that a crash cut off before anything
+// else was made; it is removed. What has a name that is not a CID is left alone.
+func load[Record any](s store, class Class) (map[CID]*Record, error) {
+	all := map[CID]*Record{}
+	if err := os.MkdirAll(filepath.Join(s.dir, string(class)), 0o700); err != nil {
 		return nil, err
 	}
-	entries, err := os.ReadDir(filepath.Join(s.dir, kind))
+	entries, err := os.ReadDir(filepath.Join(s.dir, string(class)))
 	if err != nil {
 		return nil, err
 	}
 	for _, e := range entries {
-		data, err := os.ReadFile(s.path(kind, e.Name(), recordName))
+		cid, err := ParseCID(class, e.Name())
+		if err != nil {
+			continue
+		}
+		data, err := os.ReadFile(s.path(cid, recordName))
 		if errors.Is(err, os.ErrNotExist) {
-			if err := os.RemoveAll(s.path(kind, e.Name())); err != nil {
+			if err := os.RemoveAll(s.path(cid)); err != nil {
 				return nil, err
 			}
 			continue
@@ -181,9 +165,9 @@ func load[Record any](s store, kind string) (map[string]*Record, error) {
 		}
 		r := new(Record)
 		if err := json.Unmarshal(data, r); err != nil {
-			return nil, fmt.Errorf("record of %s: %w", e.Name(), err)
+			return nil, fmt.Errorf("record of %s: %w", cid, err)
 		}
-		all[e.Name()] = r
+		all[cid] = r
 	}
 	return all, nil
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"cambium/lab/iaas/fabric"
+	"cambium/lab/iaas/value"
 	"cambium/lab/machine"
 	"cambium/lab/media"
 	"cambium/lab/metadata"
@@ -28,10 +29,10 @@ const (
 func (o Order) settings(vm VM) (json.RawMessage, error) {
 	document := map[string]any{
 		"agent_id": vm.AgentID,
-		"vm":       map[string]string{"name": vm.CID, "id": vm.CID},
+		"vm":       map[string]CID{"name": vm.CID, "id": vm.CID},
 		"networks": vm.Networks,
 		"disks":    vm.disks(nil),
-		"ntp":      append([]string{}, o.Agent.NTP...),
+		"ntp":      append([]value.Name{}, o.Agent.NTP...),
 		"mbus":     o.Agent.Mbus,
 		"env":      json.RawMessage("{}"),
 	}
@@ -45,10 +46,10 @@ func (o Order) settings(vm VM) (json.RawMessage, error) {
 }
 
 // disks are the disks of a VM in its settings, with those that are attached.
-func (vm VM) disks(attached []string) map[string]any {
+func (vm VM) disks(attached []CID) map[string]any {
 	persistent := map[string]any{}
 	for _, cid := range attached {
-		persistent[cid] = vm.Shape.hint(cid)
+		persistent[cid.String()] = vm.Shape.hint(cid.String())
 	}
 	system := "/dev/vda"
 	if vm.Shape.DiskBus == machine.SCSI {
@@ -80,12 +81,12 @@ func (i *IaaS) userData(vm VM) ([]byte, error) {
 	if !vm.Registry {
 		return vm.Settings, nil
 	}
-	servers := []string{}
+	servers := []value.Addr{}
 	for _, n := range vm.Networks {
 		servers = append(servers, n.DNS...)
 	}
 	return json.Marshal(map[string]any{
-		"server": map[string]string{"name": vm.CID}, "networks": vm.Networks, "dns": map[string]any{"nameserver": servers},
+		"server": map[string]CID{"name": vm.CID}, "networks": vm.Networks, "dns": map[string]any{"nameserver": servers},
 		"registry": map[string]string{"endpoint": i.registry.Endpoint(fmt.Sprintf("%s:%d", metadata.Address, registry.Port))}})
 }
 
@@ -106,19 +107,19 @@ func (i *IaaS) deliver(ctx context.Context, vm VM, m machine.Machine) error {
 	if err != nil {
 		return err
 	}
-	medium := machine.Disk{ID: driveID, Image: i.store.path(vms, vm.CID, driveID), ReadOnly: true}
+	medium := machine.Disk{ID: driveID, Image: i.store.path(vm.CID, driveID), ReadOnly: true}
 	switch vm.Shape.Source {
 	case httpSource:
 		for _, n := range vm.Networks {
 			// Where stemcells of AWS and OpenStack look, and where Google's do.
-			i.metadata.Set(n.IP, metadata.Instance{ID: vm.CID, UserData: data, Attributes: map[string][]byte{"bosh_settings": vm.Settings}})
+			i.metadata.Set(n.IP.String(), metadata.Instance{ID: vm.CID.String(), UserData: data, Attributes: map[string][]byte{"bosh_settings": vm.Settings}})
 		}
 		return nil
 	case cdrom:
 		medium.Bus, medium.Names = machine.CDROM, []string{"sr0"}
 		err = media.PlainISO(ctx, medium.Image, media.Files{"env": data})
 	default:
-		meta, marshalErr := json.Marshal(map[string]string{"instance-id": vm.CID})
+		meta, marshalErr := json.Marshal(map[string]CID{"instance-id": vm.CID})
 		if marshalErr != nil {
 			return marshalErr
 		}
@@ -154,18 +155,18 @@ func (i *IaaS) publish(vm VM) error {
 	address := ""
 	for _, n := range vm.Networks {
 		if n.Type != fabric.VIP {
-			address = n.IP
+			address = n.IP.String()
 		}
 	}
-	i.registry.Set(vm.CID, address, data)
+	i.registry.Set(vm.CID.String(), address, data)
 	return nil
 }
 
 // withdraw takes a VM from the services.
 func (i *IaaS) withdraw(vm VM) error {
-	i.registry.Delete(vm.CID)
+	i.registry.Delete(vm.CID.String())
 	for _, n := range vm.Networks {
-		i.metadata.Delete(n.IP)
+		i.metadata.Delete(n.IP.String())
 		if i.net == nil {
 			continue // before there is a network
 		}

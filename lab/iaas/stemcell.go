@@ -3,8 +3,6 @@ package iaas
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +14,7 @@ import (
 
 	"cambium/internal/atomicfile"
 	"cambium/lab/iaas/upload"
+	"cambium/lab/iaas/value"
 )
 
 const images = "images"
@@ -23,20 +22,29 @@ const images = "images"
 // unfinished begins the names of images that are being imported.
 const unfinished = ".new-"
 
-func (i *IaaS) findStemcell(cid string) (*Stemcell, error) {
+func (i *IaaS) findStemcell(cid CID) (*Stemcell, error) {
 	s := i.stemcells[cid]
 	if s == nil || s.Phase != Ready {
-		return nil, Failf(CloudError, "there is no stemcell %s", cid)
+		return nil, Stemcells.missing(cid.String())
 	}
 	return s, nil
 }
 
-func (i *IaaS) saveStemcell(s Stemcell) error { return save(i, stemcells, s.CID, i.stemcells, s) }
+func (i *IaaS) saveStemcell(s Stemcell) error { return save(i, s.CID, i.stemcells, s) }
+
+// Upload is what a caller makes a stemcell of.
+type Upload struct {
+	Image io.Reader
+	// Light is the digest of the image if Image is empty: the operator has put it into LightImages.
+	Light    Digest
+	Tags     value.Metadata
+	Director value.Name
+}
 
 // CreateStemcell stores an image, whose format is detected from its content. The same bytes are
 // kept once, however many stemcells are made of them.
-func (i *IaaS) CreateStemcell(ctx context.Context, image io.Reader, properties json.RawMessage, tags map[string]string, director string) (cid string, err error) {
-	s := Stemcell{Base: Base{CID: newCID(stemcells), Phase: Creating, Created: time.Now(), Director: director, Metadata: tags}, Properties: properties}
+func (i *IaaS) CreateStemcell(ctx context.Context, u Upload) (cid CID, err error) {
+	s := Stemcell{Base: Base{CID: newCID(Stemcells), Phase: Creating, Created: time.Now(), Director: u.Director, Metadata: u.Tags}}
 	i.mu.Lock()
 	i.uploads[s.CID] = true
 	i.mu.Unlock()
@@ -46,102 +54,85 @@ func (i *IaaS) CreateStemcell(ctx context.Context, image io.Reader, properties j
 		i.mu.Unlock()
 	}()
 	if err := os.MkdirAll(filepath.Join(i.store.dir, images), 0o700); err != nil {
-		return "", err
+		return CID{}, err
 	}
 	work, err := os.MkdirTemp(filepath.Join(i.store.dir, images), unfinished)
 	if err != nil {
-		return "", err
+		return CID{}, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
-	if s.Image, err = receiveImage(image, properties, filepath.Join(work, "upload")); err != nil {
-		return "", err
+	if s.Image, err = u.receive(i.lightDir, filepath.Join(work, "upload")); err != nil {
+		return CID{}, err
 	}
-	defer i.locks.lock("image " + s.Image)()
+	defer i.locks.lock("image " + s.Image.String())()
 	// The record refers to the image before it is there, so that it cannot be collected.
 	if err := i.saveStemcell(s); err != nil {
-		return "", err
+		return CID{}, err
 	}
 	if err = i.importImage(ctx, s.Image, work); err == nil {
 		s.Phase = Ready
 		err = i.saveStemcell(s)
 	}
 	if err != nil {
-		err = errors.Join(err, i.forget(stemcells, s.CID, func() { delete(i.stemcells, s.CID) }), i.collect(s.Image))
-		return "", fmt.Errorf("stemcell image: %w", err)
+		err = errors.Join(err, i.forget(s.CID, func() { delete(i.stemcells, s.CID) }), i.collect(s.Image))
+		return CID{}, fmt.Errorf("stemcell image: %w", err)
 	}
 	return s.CID, nil
 }
 
-// receiveImage stores the bytes of an image and returns their digest. Those of a light stemcell, whose upload is
-// empty, are in a file of this host that its properties name.
-func receiveImage(from io.Reader, properties json.RawMessage, path string) (digest string, err error) {
-	size, digest, err := receive(from, path)
+// LightImages is where an operator puts the images of light stemcells, a file each that is called as its SHA-256. It is
+// beside the directory of the IaaS and exists independently of it.
+func LightImages(dir, name string) string { return Directory(dir, name) + "-light" }
+
+// receive stores the bytes of an image and returns their digest. Those of a light stemcell, whose upload is empty, are
+// in a file of the operator.
+func (u Upload) receive(lightDir, path string) (Digest, error) {
+	size, digest, err := receive(u.Image, path)
 	if err != nil || size > 0 {
 		return digest, err
 	}
-	light, err := lightImage(properties)
-	if err != nil {
-		return "", err
+	if u.Light == (Digest{}) {
+		return Digest{}, errors.New("the image is empty, and cloud_properties have no sha256 of a light stemcell")
 	}
-	f, err := os.OpenFile(light.Path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe would be waited for
+	light := filepath.Join(lightDir, u.Light.String())
+	f, err := os.OpenFile(light, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe would be waited for
 	if err != nil {
-		return "", fmt.Errorf("light stemcell: %w", err)
+		return Digest{}, fmt.Errorf("light stemcell: %w; put the image there, on the holder's host", err)
 	}
 	defer func() { _ = f.Close() }()
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return "", errors.Join(err, fmt.Errorf("light stemcell: %s is no file", light.Path))
+		return Digest{}, errors.Join(err, fmt.Errorf("light stemcell: %s is not a regular file", light))
 	}
 	if err := os.Remove(path); err != nil {
-		return "", err
+		return Digest{}, err
 	}
-	if _, digest, err = receive(f, path); err != nil {
-		return "", err
+	if _, digest, err = receive(f, path); err == nil && digest != u.Light {
+		err = fmt.Errorf("light stemcell: %s has another digest than its name; copy the image again", light)
 	}
-	// A caller inside a VM may name any file of the host, but only use one that it knows already.
-	if digest != strings.ToLower(light.SHA256) {
-		return "", fmt.Errorf("light stemcell: %s has another digest than sha256 of its cloud_properties", light.Path)
-	}
-	return digest, nil
-}
-
-// light is what the cloud_properties of a light stemcell say.
-type light struct {
-	Path   string `json:"path"`
-	SHA256 string `json:"sha256"`
-}
-
-func lightImage(properties json.RawMessage) (l light, err error) {
-	if len(properties) > 0 {
-		if err := json.Unmarshal(properties, &l); err != nil {
-			return l, fmt.Errorf("cloud_properties of the stemcell: %w", err)
-		}
-	}
-	if sum, err := hex.DecodeString(l.SHA256); !filepath.IsAbs(l.Path) || err != nil || len(sum) != sha256.Size {
-		return l, errors.New("the image is empty, and cloud_properties do not name one of the host: want an absolute path and its sha256")
-	}
-	return l, nil
+	return digest, err
 }
 
 // receive stores bytes and returns how many there are, and their digest.
-func receive(from io.Reader, path string) (int64, string, error) {
+func receive(from io.Reader, path string) (int64, Digest, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
-		return 0, "", err
+		return 0, Digest{}, err
 	}
 	h := sha256.New()
 	size, err := io.Copy(io.MultiWriter(f, h), from)
 	if err = errors.Join(err, f.Close()); err != nil {
-		return 0, "", fmt.Errorf("receive the image: %w", err)
+		return 0, Digest{}, fmt.Errorf("receive the image: %w", err)
 	}
-	return size, hex.EncodeToString(h.Sum(nil)), nil
+	return size, Digest{[sha256.Size]byte(h.Sum(nil))}, nil
 }
 
-func (i *IaaS) imagePath(digest string, more ...string) string {
-	return filepath.Join(append([]string{i.store.dir, images, digest}, more...)...)
+// imagePath is that of an image, or of a file of it.
+func (i *IaaS) imagePath(digest Digest, file ...string) string {
+	return filepath.Join(append([]string{i.store.dir, images, digest.String()}, file...)...)
 }
 
 // importImage converts the upload in work, unless an image of that digest is there already.
-func (i *IaaS) importImage(ctx context.Context, digest, work string) error {
+func (i *IaaS) importImage(ctx context.Context, digest Digest, work string) error {
 	if _, err := os.Stat(i.imagePath(digest)); err == nil {
 		return nil
 	}
@@ -160,8 +151,8 @@ func (i *IaaS) importImage(ctx context.Context, digest, work string) error {
 
 // DeleteStemcell removes a stemcell. Its image stays as long as a VM is a layer over it. One that
 // is not there is no error.
-func (i *IaaS) DeleteStemcell(cid string) error {
-	defer i.locks.lock(cid)()
+func (i *IaaS) DeleteStemcell(cid CID) error {
+	defer i.locks.lock(cid.String())()
 	i.mu.Lock()
 	s := i.stemcells[cid]
 	i.mu.Unlock()
@@ -173,15 +164,15 @@ func (i *IaaS) DeleteStemcell(cid string) error {
 	if err := i.saveStemcell(gone); err != nil {
 		return err
 	}
-	if err := i.forget(stemcells, cid, func() { delete(i.stemcells, cid) }); err != nil {
+	if err := i.forget(cid, func() { delete(i.stemcells, cid) }); err != nil {
 		return err
 	}
-	defer i.locks.lock("image " + gone.Image)()
+	defer i.locks.lock("image " + gone.Image.String())()
 	return i.collect(gone.Image)
 }
 
 // used reports whether a stemcell or VM is made of an image.
-func (i *IaaS) used(digest string) bool {
+func (i *IaaS) used(digest Digest) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for _, s := range i.stemcells {
@@ -198,8 +189,8 @@ func (i *IaaS) used(digest string) bool {
 }
 
 // collect removes an image that is not used any more; the caller has its lock.
-func (i *IaaS) collect(digest string) error {
-	if digest == "" || i.used(digest) {
+func (i *IaaS) collect(digest Digest) error {
+	if digest == (Digest{}) || i.used(digest) {
 		return nil
 	}
 	return os.RemoveAll(i.imagePath(digest))
@@ -212,18 +203,20 @@ func (i *IaaS) sweepImages() error {
 		return nil
 	}
 	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), unfinished) {
-			err = errors.Join(err, os.RemoveAll(i.imagePath(e.Name())))
-		} else {
-			err = errors.Join(err, i.collect(e.Name()))
+		var digest Digest
+		switch {
+		case strings.HasPrefix(e.Name(), unfinished):
+			err = errors.Join(err, os.RemoveAll(filepath.Join(i.store.dir, images, e.Name())))
+		case digest.UnmarshalText([]byte(e.Name())) == nil:
+			err = errors.Join(err, i.collect(digest))
 		}
 	}
 	return err
 }
 
 // tree is the root file system of an image, for containers.
-func (i *IaaS) tree(ctx context.Context, digest string) (string, error) {
-	defer i.locks.lock("image " + digest)()
+func (i *IaaS) tree(ctx context.Context, digest Digest) (string, error) {
+	defer i.locks.lock("image " + digest.String())()
 	path := i.imagePath(digest, upload.Tree)
 	if _, err := os.Stat(path); err == nil {
 		return path, nil

@@ -13,6 +13,7 @@ import (
 	"cambium/lab/disk"
 	"cambium/lab/iaas/fabric"
 	"cambium/lab/iaas/upload"
+	"cambium/lab/iaas/value"
 	"cambium/lab/image"
 	"cambium/lab/machine"
 	"cambium/lab/machine/nspawn"
@@ -34,8 +35,20 @@ const (
 	defaultRoot      = 10240 // releases are compiled on it by create-env
 )
 
-// check completes the shape and says what is wrong with it.
-func (s Shape) check() (Shape, error) {
+// UnmarshalJSON parses a VM type: each value is one of those that are known, or in its bounds, and what is not given
+// gets its default.
+func (s *Shape) UnmarshalJSON(data []byte) error {
+	type shape Shape // without this method
+	var given shape
+	if err := json.Unmarshal(data, &given); err != nil {
+		return fmt.Errorf("VM type: %w", err)
+	}
+	complete, err := Shape(given).complete()
+	*s = complete
+	return err
+}
+
+func (s Shape) complete() (Shape, error) {
 	for _, f := range []struct {
 		name     string
 		value    *int
@@ -49,7 +62,7 @@ func (s Shape) check() (Shape, error) {
 			*f.value = f.fallback
 		}
 		if *f.value < 1 || *f.value > f.most {
-			return s, Failf(CloudError, "%s %d of the VM type: want 1 to %d", f.name, *f.value, f.most)
+			return Shape{}, Failf(CloudError, "%s %d of the VM type: want 1 to %d", f.name, *f.value, f.most)
 		}
 	}
 	bus := string(s.DiskBus)
@@ -65,12 +78,12 @@ func (s Shape) check() (Shape, error) {
 			*f.value = f.known[0]
 		}
 		if !slices.Contains(f.known, *f.value) {
-			return s, Failf(CloudError, "%s %q of the VM type is none of %s", f.name, *f.value, strings.Join(f.known, ", "))
+			return Shape{}, Failf(CloudError, "%s %.50q of the VM type is none of %s", f.name, *f.value, strings.Join(f.known, ", "))
 		}
 	}
 	s.DiskBus = machine.Bus(bus)
 	if s.Engine == Container && s.Firmware == uefi {
-		return s, Failf(CloudError, "firmware %q of the VM type: a container has no firmware; leave it out", uefi)
+		return Shape{}, Failf(CloudError, "firmware %q of the VM type: a container has no firmware; leave it out", uefi)
 	}
 	return s, nil
 }
@@ -83,66 +96,64 @@ const (
 
 // Order is what a caller wants of a VM.
 type Order struct {
-	AgentID     string
-	Stemcell    string
+	AgentID     value.Name
+	Stemcell    CID
 	StemcellAPI int // version of the contract that the stemcell's agent knows
 	APIVersion  int // and that of the caller
 	Shape       Shape
-	Networks    map[string]fabric.Network
+	Networks    fabric.Networks
 	Env         json.RawMessage
-	Director    string
+	Director    value.Name
 	Agent       AgentDefaults
 }
 
 // AgentDefaults are what the CPI's configuration hands to all agents.
 type AgentDefaults struct {
 	Mbus      string          `json:"mbus,omitempty"`
-	NTP       []string        `json:"ntp,omitempty"`
+	NTP       []value.Name    `json:"ntp,omitempty"`
 	Blobstore json.RawMessage `json:"blobstore,omitempty"`
 }
 
-func (i *IaaS) findVM(cid string) (VM, error) {
+func (i *IaaS) findVM(cid CID) (VM, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	vm := i.vms[cid]
 	if vm == nil || vm.Phase != Ready {
-		return VM{}, Failf(VMNotFound, "there is no VM %s", cid)
+		return VM{}, VMs.missing(cid.String())
 	}
 	return *vm, nil
 }
 
 // HasVM reports whether a VM exists, running or not.
-func (i *IaaS) HasVM(cid string) bool {
+func (i *IaaS) HasVM(cid CID) bool {
 	_, err := i.findVM(cid)
 	return err == nil
 }
 
-func (i *IaaS) saveVM(vm VM) error { return save(i, vms, vm.CID, i.vms, vm) }
+func (i *IaaS) saveVM(vm VM) error { return save(i, vm.CID, i.vms, vm) }
 
 // machine is the machine of a VM that this holder has started, nil if it has not.
-func (i *IaaS) machine(cid string) machine.Machine {
+func (i *IaaS) machine(cid CID) machine.Machine {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return i.machines[cid]
 }
 
 // machineName is unique on this host.
-func (i *IaaS) machineName(cid string) string { return i.runtimeName() + "." + cid }
+func (i *IaaS) machineName(cid CID) string { return i.runtimeName() + "." + cid.String() }
 
 // CreateVM makes a VM and starts it. When that fails nothing is left of it.
-func (i *IaaS) CreateVM(ctx context.Context, o Order) (string, map[string]fabric.Network, error) {
-	shape, err := o.Shape.check()
-	if err != nil {
-		return "", nil, err
-	}
-	vm := VM{Base: Base{CID: newCID(vms), Phase: Creating, Created: time.Now(), Director: o.Director}, AgentID: o.AgentID, StemcellAPI: o.StemcellAPI, Shape: shape}
+func (i *IaaS) CreateVM(ctx context.Context, o Order) (CID, fabric.Networks, error) {
+	vm := VM{Base: Base{CID: newCID(VMs), Phase: Creating, Created: time.Now(), Director: o.Director},
+		AgentID: o.AgentID, StemcellAPI: o.StemcellAPI, Shape: o.Shape}
+	var err error
 	if vm.Networks, _, err = fabric.Plan(i.machineName(vm.CID), o.Networks); err != nil {
-		return "", nil, err
+		return CID{}, nil, err
 	}
 	vm.Registry = o.APIVersion < 2 || o.StemcellAPI < 2
-	defer i.locks.lock(vm.CID)()
+	defer i.locks.lock(vm.CID.String())()
 	if err := i.claim(&vm, o.Stemcell); err != nil {
-		return "", nil, err
+		return CID{}, nil, err
 	}
 	if vm.Settings, err = o.settings(vm); err == nil {
 		err = i.saveVM(vm)
@@ -158,9 +169,9 @@ func (i *IaaS) CreateVM(ctx context.Context, o Order) (string, map[string]fabric
 		err = errors.Join(err, i.forgetVM(vm.CID))
 		var known *Error
 		if errors.As(err, &known) {
-			return "", nil, err
+			return CID{}, nil, err
 		}
-		return "", nil, Failf(VMCreationFailed, "create VM: %w", err)
+		return CID{}, nil, Failf(VMCreationFailed, "create VM: %w", err)
 	}
 	i.log.WithField("cid", vm.CID).Info("VM created")
 	return vm.CID, vm.Networks, nil
@@ -168,7 +179,7 @@ func (i *IaaS) CreateVM(ctx context.Context, o Order) (string, map[string]fabric
 
 // claim takes the stemcell's image and the addresses for the VM, in one step: from then on the
 // image stays and the addresses are refused to others.
-func (i *IaaS) claim(vm *VM, stemcell string) error {
+func (i *IaaS) claim(vm *VM, stemcell CID) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	s, err := i.findStemcell(stemcell)
@@ -189,7 +200,7 @@ func (i *IaaS) claim(vm *VM, stemcell string) error {
 
 // build makes what a VM consists of and starts it.
 func (i *IaaS) build(ctx context.Context, vm VM) error {
-	if err := disk.Create(i.store.path(vms, vm.CID, ephemeralName), int64(vm.Shape.EphemeralDisk)*mib); err != nil {
+	if err := disk.Create(i.store.path(vm.CID, ephemeralName), Size(vm.Shape.EphemeralDisk).bytes()); err != nil {
 		return err
 	}
 	return i.power(ctx, vm)
@@ -202,7 +213,7 @@ const (
 
 // ephemeralID is the serial number of the ephemeral disk. It is as long as those of persistent
 // disks, so that none of them can be taken for it.
-func ephemeralID(vm string) string { return "e-" + vm[len("vm-"):] }
+func ephemeralID(vm CID) string { return "e-" + vm.digits() }
 
 // power makes the machine of a VM in this holder, if it has none yet, and switches it on.
 func (i *IaaS) power(ctx context.Context, vm VM) error {
@@ -241,7 +252,7 @@ func (i *IaaS) assemble(ctx context.Context, vm VM) (machine.Machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	spec := machine.Spec{Name: i.machineName(vm.CID), Dir: i.store.path(vms, vm.CID, machineDir)}
+	spec := machine.Spec{Name: i.machineName(vm.CID), Dir: i.store.path(vm.CID, machineDir)}
 	for n, c := range cards {
 		name, err := i.net.Plug(c, vm.Networks, needsDHCP(vm, c))
 		if err != nil {
@@ -266,13 +277,13 @@ func (i *IaaS) assemble(ctx context.Context, vm VM) (machine.Machine, error) {
 // needsDHCP reports whether a card gets its address from the network: in a dynamic one, and where the agent must
 // ask the network for its settings.
 func needsDHCP(vm VM, c fabric.Card) bool {
-	return vm.Shape.Source == httpSource || slices.ContainsFunc(c.Networks, func(name string) bool { return vm.Networks[name].Type == fabric.Dynamic })
+	return vm.Shape.Source == httpSource || slices.ContainsFunc(c.Networks, func(name value.Name) bool { return vm.Networks[name].Type == fabric.Dynamic })
 }
 
 // attachAndDeliver attaches the disks of a new machine and delivers its settings.
 func (i *IaaS) attachAndDeliver(ctx context.Context, vm VM, m machine.Machine) error {
 	own := ephemeralID(vm.CID)
-	if _, err := m.Attach(ctx, vm.Shape.disk(own, i.store.path(vms, vm.CID, ephemeralName))); err != nil {
+	if _, err := m.Attach(ctx, vm.Shape.disk(own, i.store.path(vm.CID, ephemeralName))); err != nil {
 		return err
 	}
 	for _, cid := range i.attached(vm.CID) {
@@ -301,7 +312,7 @@ func (i *IaaS) engine(ctx context.Context, vm VM) (machine.Engine, error) {
 	if err := os.MkdirAll(cache.Dir, 0o755); err != nil {
 		return nil, err
 	}
-	return qemu.Engine{Images: cache, Image: image.Image{Disk: raw}, RootSize: int64(vm.Shape.RootDisk) * mib, Memory: vm.Shape.RAM, CPUs: vm.Shape.CPU,
+	return qemu.Engine{Images: cache, Image: image.Image{Disk: raw}, RootSize: Size(vm.Shape.RootDisk).bytes(), Memory: vm.Shape.RAM, CPUs: vm.Shape.CPU,
 		RootBus: vm.Shape.DiskBus, UEFI: vm.Shape.Firmware == uefi}, nil
 }
 
@@ -310,13 +321,13 @@ const restartPause = 2 * time.Second
 
 // follow waits for the end of a machine. One that powers itself off stays off, as the Director's
 // create-swap-delete expects; one that crashes is restarted.
-func (i *IaaS) follow(cid string, m machine.Machine, ended <-chan struct{}) {
+func (i *IaaS) follow(cid CID, m machine.Machine, ended <-chan struct{}) {
 	<-ended
 	crashed := !m.PoweredOff()
 	if crashed {
 		time.Sleep(restartPause)
 	}
-	defer i.locks.lock(cid)()
+	defer i.locks.lock(cid.String())()
 	vm, err := i.findVM(cid)
 	i.mu.Lock()
 	over := i.closing || i.machines[cid] != m
@@ -344,8 +355,8 @@ func (i *IaaS) follow(cid string, m machine.Machine, ended <-chan struct{}) {
 }
 
 // DeleteVM removes a VM; its persistent disks stay. One that is not there is no error.
-func (i *IaaS) DeleteVM(_ context.Context, cid string) error {
-	defer i.locks.lock(cid)()
+func (i *IaaS) DeleteVM(_ context.Context, cid CID) error {
+	defer i.locks.lock(cid.String())()
 	vm, err := i.findVM(cid)
 	if err != nil {
 		return nil
@@ -357,7 +368,7 @@ func (i *IaaS) DeleteVM(_ context.Context, cid string) error {
 	if err := i.forgetVM(cid); err != nil {
 		return err
 	}
-	defer i.locks.lock("image " + vm.Image)()
+	defer i.locks.lock("image " + vm.Image.String())()
 	return i.collect(vm.Image)
 }
 
@@ -366,7 +377,7 @@ const deleteTimeout = time.Minute
 
 // forgetVM ends the machine of a VM, detaches its disks and removes everything of it, whatever
 // state it is in.
-func (i *IaaS) forgetVM(cid string) error {
+func (i *IaaS) forgetVM(cid CID) error {
 	if m := i.machine(cid); m != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), deleteTimeout)
 		defer cancel()
@@ -379,7 +390,7 @@ func (i *IaaS) forgetVM(cid string) error {
 		i.mu.Unlock()
 	}
 	for _, d := range i.attached(cid) {
-		if err := i.setAttached(d, ""); err != nil {
+		if err := i.setAttached(d, CID{}); err != nil {
 			return err
 		}
 	}
@@ -389,12 +400,12 @@ func (i *IaaS) forgetVM(cid string) error {
 	if err := i.withdraw(vm); err != nil {
 		return err
 	}
-	return i.forget(vms, cid, func() { delete(i.vms, cid) })
+	return i.forget(cid, func() { delete(i.vms, cid) })
 }
 
 // RebootVM switches a VM off and on, or on if it is off.
-func (i *IaaS) RebootVM(ctx context.Context, cid string) error {
-	defer i.locks.lock(cid)()
+func (i *IaaS) RebootVM(ctx context.Context, cid CID) error {
+	defer i.locks.lock(cid.String())()
 	vm, err := i.findVM(cid)
 	if err != nil {
 		return err
@@ -418,8 +429,8 @@ func (i *IaaS) RebootVM(ctx context.Context, cid string) error {
 const rebootGrace = 30 * time.Second
 
 // SetVMMetadata replaces what is known of a VM.
-func (i *IaaS) SetVMMetadata(cid string, metadata map[string]string) error {
-	defer i.locks.lock(cid)()
+func (i *IaaS) SetVMMetadata(cid CID, metadata value.Metadata) error {
+	defer i.locks.lock(cid.String())()
 	vm, err := i.findVM(cid)
 	if err != nil {
 		return err

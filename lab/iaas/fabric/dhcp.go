@@ -10,33 +10,35 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"cambium/lab/iaas/value"
 )
 
 // defaultRange is where dynamic networks get their addresses from, unless their cloud_properties
 // say otherwise.
-const defaultRange = "10.246.0.0/24"
+var defaultRange = netip.MustParsePrefix("10.246.0.0/24")
 
 // firstHost is the first address of a range that is given to a VM; the gateway has the first of
 // all.
 const firstHost = 10
 
 // Allocate fills in the address of a dynamic network: the lowest one that is not taken.
-func (n Network) Allocate(taken map[string]bool) (Network, error) {
-	p, err := n.properties()
-	if err != nil {
-		return n, err
+func (n Network) Allocate(taken map[netip.Addr]bool) (Network, error) {
+	prefix := n.Properties.Range
+	if !prefix.IsValid() {
+		prefix = defaultRange
 	}
-	prefix, err := netip.ParsePrefix(p.Range)
-	if err != nil || !prefix.Addr().Is4() || prefix.Bits() > 28 {
-		return n, fmt.Errorf("range %q is no IPv4 range with room for VMs", p.Range)
+	if !prefix.Addr().Is4() || prefix.Bits() > 28 {
+		return n, fmt.Errorf("range %s is not an IPv4 range with room for VMs", prefix)
 	}
 	prefix = prefix.Masked()
 	ip := freeAddress(prefix, taken)
 	if !ip.IsValid() {
-		return n, fmt.Errorf("range %s has no free address", p.Range)
+		return n, fmt.Errorf("range %s has no free address", prefix)
 	}
 	mask := netip.AddrFrom4([4]byte(ones(prefix.Bits())))
-	n.IP, n.Netmask, n.Gateway, n.Prefix = ip.String(), mask.String(), prefix.Addr().Next().String(), ""
+	n.IP, n.Netmask, n.Gateway = value.AddrOf(ip), value.AddrOf(mask), value.AddrOf(prefix.Addr().Next())
+	n.Prefix = value.Bits{}
 	return n, nil
 }
 
@@ -47,13 +49,13 @@ func ones(bits int) []byte {
 }
 
 // freeAddress is the lowest one that is not taken, invalid if there is none.
-func freeAddress(prefix netip.Prefix, taken map[string]bool) netip.Addr {
+func freeAddress(prefix netip.Prefix, taken map[netip.Addr]bool) netip.Addr {
 	at := prefix.Addr()
 	for range firstHost {
 		at = at.Next()
 	}
 	for ; prefix.Contains(at.Next()); at = at.Next() { // the last is the broadcast address
-		if !taken[at.String()] {
+		if !taken[at] {
 			return at
 		}
 	}
@@ -68,7 +70,7 @@ type dhcp struct {
 }
 
 // serveDHCP makes the segment's server know a card; the caller holds mu.
-func (f *Fabric) serveDHCP(c Card, b *bridge, nets map[string]Network) error {
+func (f *Fabric) serveDHCP(c Card, b *bridge, nets Networks) error {
 	d := f.servers[c.Segment]
 	if d == nil {
 		d = &dhcp{bridge: b.name}
@@ -80,15 +82,18 @@ func (f *Fabric) serveDHCP(c Card, b *bridge, nets map[string]Network) error {
 	}
 	for _, name := range c.Networks {
 		n := nets[name]
-		ip, err := netip.ParseAddr(n.IP)
-		if err != nil || !ip.Is4() || n.Gateway == "" {
+		ip, gateway := n.IP.String(), n.Gateway.String()
+		if !n.IP.IP().Is4() || !n.Gateway.IP().Is4() {
 			continue
 		}
-		if err := os.WriteFile(filepath.Join(hosts, n.IP), []byte(c.MAC.String()+","+n.IP+"\n"), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(hosts, ip), []byte(c.MAC.String()+","+ip+"\n"), 0o644); err != nil {
 			return err
 		}
-		tag := strings.ReplaceAll(n.Gateway, ".", "-")
-		for _, argument := range []string{"--dhcp-range=set:" + tag + "," + n.Gateway + ",static," + n.Netmask, "--dhcp-option=tag:" + tag + ",option:router," + n.Gateway} {
+		tag := strings.ReplaceAll(gateway, ".", "-")
+		for _, argument := range []string{
+			"--dhcp-range=set:" + tag + "," + gateway + ",static," + n.Netmask.String(),
+			"--dhcp-option=tag:" + tag + ",option:router," + gateway,
+		} {
 			if !slices.Contains(d.ranges, argument) {
 				d.ranges = append(d.ranges, argument)
 			}
@@ -126,12 +131,12 @@ func (d *dhcp) stop() {
 
 // Forget takes the address of a VM that is gone from the DHCP server of its segment.
 func (f *Fabric) Forget(n Network) error {
-	if n.IP == "" || n.Type == VIP {
+	if n.IP == (value.Addr{}) || n.Type == VIP {
 		return nil
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	err := os.Remove(filepath.Join(f.dir, bridgeName(n.Segment()), n.IP))
+	err := os.Remove(filepath.Join(f.dir, bridgeName(n.Segment()), n.IP.String()))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}

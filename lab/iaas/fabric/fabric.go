@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 
+	"cambium/lab/iaas/value"
 	"cambium/lab/netns"
 )
 
@@ -19,8 +20,8 @@ type Fabric struct {
 	dir  string // what DHCP servers read
 
 	mu      sync.Mutex // guards what follows
-	bridges map[string]*bridge
-	servers map[string]*dhcp
+	bridges map[value.Name]*bridge
+	servers map[value.Name]*dhcp
 	access  Access         // of the link to the host
 	routed  []netip.Prefix // networks to which the host has a route
 }
@@ -41,7 +42,7 @@ func Make(name, dir string) (*Fabric, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Fabric{Net: space, name: name, dir: dir, bridges: map[string]*bridge{}, servers: map[string]*dhcp{}}, nil
+	return &Fabric{Net: space, name: name, dir: dir, bridges: map[value.Name]*bridge{}, servers: map[value.Name]*dhcp{}}, nil
 }
 
 // Close ends the servers and removes the host's link; the namespace goes with what is in it.
@@ -55,14 +56,14 @@ func (f *Fabric) Close() error {
 }
 
 // bridgeName fits a link, whatever the segment is called.
-func bridgeName(segment string) string {
-	h := sha256.Sum256([]byte(segment))
+func bridgeName(segment value.Name) string {
+	h := sha256.Sum256([]byte(segment.String()))
 	return "br-" + hex.EncodeToString(h[:])[:10]
 }
 
 // Plug makes the segment of a card, gives the host the gateways' addresses there, and the card its own by DHCP if it
 // needs that. It returns the segment's bridge.
-func (f *Fabric) Plug(c Card, nets map[string]Network, needsDHCP bool) (string, error) {
+func (f *Fabric) Plug(c Card, nets Networks, needsDHCP bool) (string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	b := f.bridges[c.Segment]
@@ -75,7 +76,7 @@ func (f *Fabric) Plug(c Card, nets map[string]Network, needsDHCP bool) (string, 
 	}
 	for _, name := range c.Networks {
 		n := nets[name]
-		if n.Gateway == "" {
+		if n.Gateway == (value.Addr{}) {
 			continue
 		}
 		bits, err := n.bits()

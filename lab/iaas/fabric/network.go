@@ -4,80 +4,78 @@
 package fabric
 
 import (
-	"encoding/json"
+	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
-	"sort"
+	"slices"
 
+	"cambium/lab/iaas/value"
 	"cambium/lab/machine"
 )
 
-// Network is one of a VM's networks as the caller describes it, with what the IaaS has filled in.
-type Network struct {
-	Type       string          `json:"type"`
-	IP         string          `json:"ip,omitempty"`
-	Prefix     string          `json:"prefix,omitempty"`
-	Netmask    string          `json:"netmask,omitempty"`
-	Gateway    string          `json:"gateway,omitempty"`
-	DNS        []string        `json:"dns,omitempty"`
-	Default    []string        `json:"default,omitempty"`
-	NICGroup   json.RawMessage `json:"nic_group,omitempty"`
-	Properties json.RawMessage `json:"cloud_properties,omitempty"`
-	MAC        string          `json:"mac,omitempty"`
-}
+// Type is a type of networks.
+type Type string
 
 // The types of networks.
 const (
-	Manual  = "manual"
-	Dynamic = "dynamic"
-	VIP     = "vip"
+	Manual  Type = "manual"
+	Dynamic Type = "dynamic"
+	VIP     Type = "vip"
 )
 
-// networkProperties are the cloud_properties of a network.
-type networkProperties struct {
-	Name  string `json:"name"` // networks of the same name are one segment
-	MAC   string `json:"mac"`
-	Range string `json:"range"` // of a dynamic network
+// UnmarshalText parses a type. A network without one is manual.
+func (t *Type) UnmarshalText(text []byte) error {
+	*t = Type(text)
+	if !slices.Contains([]Type{Manual, Dynamic, VIP, ""}, *t) {
+		return fmt.Errorf("type %.50q is none of manual, dynamic, vip", text)
+	}
+	return nil
 }
 
-const defaultSegment = "default"
-
-func (n Network) properties() (p networkProperties, err error) {
-	if len(n.Properties) > 0 {
-		if err := json.Unmarshal(n.Properties, &p); err != nil {
-			return p, fmt.Errorf("cloud_properties of the network: %w", err)
-		}
-	}
-	if p.Name == "" {
-		p.Name = defaultSegment
-	}
-	if p.Range == "" {
-		p.Range = defaultRange
-	}
-	return p, nil
+// Network is one of a VM's networks as the caller describes it, with what the IaaS has filled in.
+type Network struct {
+	Type       Type         `json:"type"`
+	IP         value.Addr   `json:"ip,omitzero"`
+	Prefix     value.Bits   `json:"prefix,omitzero"`
+	Netmask    value.Addr   `json:"netmask,omitzero"`
+	Gateway    value.Addr   `json:"gateway,omitzero"`
+	DNS        []value.Addr `json:"dns,omitempty"`
+	Default    []value.Name `json:"default,omitempty"`
+	NICGroup   value.Group  `json:"nic_group,omitzero"`
+	Properties Properties   `json:"cloud_properties"`
+	MAC        value.MAC    `json:"mac,omitzero"`
 }
+
+// Networks are those of a VM by their names.
+type Networks map[value.Name]Network
+
+// Properties are the cloud_properties of a network.
+type Properties struct {
+	Name  value.Name   `json:"name,omitzero"` // networks of the same name are one segment
+	MAC   value.MAC    `json:"mac,omitzero"`
+	Range netip.Prefix `json:"range,omitzero"` // of a dynamic network
+}
+
+var defaultSegment = value.MustName("default")
 
 // Card is a network card of a VM with the networks that it carries.
 type Card struct {
-	Segment  string
+	Segment  value.Name
 	MAC      net.HardwareAddr
-	Networks []string
+	Networks []value.Name
 }
 
 // Plan checks the networks of a VM and spreads them over cards: one each, except that a vip has
 // none and that those of equal nic_group share one. The order is that of the names, so that it is the same
 // for every caller. It fills in the cards' addresses.
-func Plan(machineName string, given map[string]Network) (map[string]Network, []Card, error) {
-	filled := map[string]Network{}
+func Plan(machineName string, given Networks) (Networks, []Card, error) {
+	filled := Networks{}
 	var cards []Card
-	groups := map[string]int{}
-	names := make([]string, 0, len(given))
-	for name := range given {
-		names = append(names, name)
-	}
-	sort.Strings(names)
+	groups := map[value.Group]int{}
+	names := slices.SortedFunc(maps.Keys(given), func(a, b value.Name) int { return cmp.Compare(a.String(), b.String()) })
 	for _, name := range names {
 		n := given[name]
 		if err := n.check(); err != nil {
@@ -87,29 +85,23 @@ func Plan(machineName string, given map[string]Network) (map[string]Network, []C
 			filled[name] = n
 			continue
 		}
-		p, err := n.properties()
-		if err != nil {
-			return nil, nil, fmt.Errorf("network %s: %w", name, err)
-		}
-		at, shared := groups[string(n.NICGroup)]
-		if len(n.NICGroup) == 0 || string(n.NICGroup) == "null" || !shared {
+		at, shared := groups[n.NICGroup]
+		if !shared {
 			at = len(cards)
-			c := Card{Segment: p.Name, MAC: machine.MAC(machineName, at)}
-			if p.MAC != "" {
-				if c.MAC, err = net.ParseMAC(p.MAC); err != nil || len(c.MAC) != 6 || c.MAC[0]&1 != 0 {
-					return nil, nil, fmt.Errorf("network %s: mac %q is no address of a network card", name, p.MAC)
-				}
+			c := Card{Segment: n.Segment(), MAC: machine.MAC(machineName, at)}
+			if !n.Properties.MAC.IsZero() {
+				c.MAC = n.Properties.MAC.Hardware()
 			}
 			cards = append(cards, c)
-			if len(n.NICGroup) > 0 {
-				groups[string(n.NICGroup)] = at
+			if n.NICGroup != (value.Group{}) {
+				groups[n.NICGroup] = at
 			}
 		}
-		if cards[at].Segment != p.Name {
-			return nil, nil, fmt.Errorf("network %s is on segment %s and shares a card with one on %s", name, p.Name, cards[at].Segment)
+		if cards[at].Segment != n.Segment() {
+			return nil, nil, fmt.Errorf("network %s is on segment %s and shares a card with one on %s", name, n.Segment(), cards[at].Segment)
 		}
 		cards[at].Networks = append(cards[at].Networks, name)
-		n.MAC = cards[at].MAC.String()
+		n.MAC = value.MACOf(cards[at].MAC)
 		filled[name] = n
 	}
 	if len(cards) == 0 {
@@ -119,28 +111,16 @@ func Plan(machineName string, given map[string]Network) (map[string]Network, []C
 }
 
 func (n Network) check() error {
-	switch n.Type {
-	case Manual, "":
-	case Dynamic, VIP:
+	if n.Type == Dynamic || n.Type == VIP {
 		return nil
-	default:
-		return fmt.Errorf("type %q is none of manual, dynamic, vip", n.Type)
 	}
-	ip, err := netip.ParseAddr(n.IP)
-	if err != nil {
-		return fmt.Errorf("ip %q is no address", n.IP)
+	if n.IP == (value.Addr{}) {
+		return errors.New("a manual network has no ip")
 	}
 	if _, err := n.bits(); err != nil {
 		return err
 	}
-	if n.Gateway == "" {
-		return nil
-	}
-	gateway, err := netip.ParseAddr(n.Gateway)
-	if err != nil {
-		return fmt.Errorf("gateway %q is no address", n.Gateway)
-	}
-	if gateway == ip {
+	if n.Gateway == n.IP {
 		return fmt.Errorf("ip %s is the gateway's", n.IP)
 	}
 	return nil
@@ -148,12 +128,8 @@ func (n Network) check() error {
 
 // bits is the length of the network's prefix, from its netmask.
 func (n Network) bits() (int, error) {
-	ip, err := netip.ParseAddr(n.IP)
-	if err != nil {
-		return 0, err
-	}
-	mask, err := netip.ParseAddr(n.Netmask)
-	if err != nil || mask.BitLen() != ip.BitLen() {
+	mask := n.Netmask.IP()
+	if mask.BitLen() != n.IP.IP().BitLen() {
 		return 0, fmt.Errorf("netmask %q does not fit the address %s", n.Netmask, n.IP)
 	}
 	ones, total := net.IPMask(mask.AsSlice()).Size()
@@ -164,10 +140,9 @@ func (n Network) bits() (int, error) {
 }
 
 // Segment is the name of the segment that a network is on.
-func (n Network) Segment() string {
-	p, err := n.properties()
-	if err != nil {
-		return "" // refused by Plan
+func (n Network) Segment() value.Name {
+	if n.Properties.Name == (value.Name{}) {
+		return defaultSegment
 	}
-	return p.Name
+	return n.Properties.Name
 }

@@ -6,46 +6,46 @@ import (
 	"testing"
 )
 
-func manualNetwork(ip string) Network {
-	return Network{Type: Manual, IP: ip, Netmask: "255.255.255.0", Gateway: "10.9.0.1"}
+// manual is a network in JSON, with more keys.
+func manual(ip, more string) string {
+	return `{"type":"manual","ip":"` + ip + `","netmask":"255.255.255.0","gateway":"10.9.0.1"` + more + `}`
 }
 
 func TestPlanOfCards(t *testing.T) {
-	grouped := func(ip, group string) Network {
-		n := manualNetwork(ip)
-		n.NICGroup = json.RawMessage(group)
-		return n
-	}
-	withProperties := func(ip, properties string) Network {
-		n := manualNetwork(ip)
-		n.Properties = json.RawMessage(properties)
-		return n
-	}
+	const vip = `{"type":"vip","ip":"1.2.3.4"}`
+	one, two, three := manual("10.9.0.5", ""), manual("10.9.0.6", ""), manual("10.9.0.7", `,"nic_group":2`)
 	for name, c := range map[string]struct {
-		given map[string]Network
+		given string   // JSON
 		cards []string // networks of each, joined
 		err   string
 	}{
-		"one":                  {map[string]Network{"a": manualNetwork("10.9.0.5")}, []string{"a"}, ""},
-		"two":                  {map[string]Network{"b": manualNetwork("10.9.0.6"), "a": manualNetwork("10.9.0.5")}, []string{"a", "b"}, ""},
-		"a vip has no card":    {map[string]Network{"a": manualNetwork("10.9.0.5"), "v": {Type: VIP, IP: "1.2.3.4"}}, []string{"a"}, ""},
-		"a group shares one":   {map[string]Network{"a": grouped("10.9.0.5", "1"), "b": grouped("10.9.0.6", "1"), "c": grouped("10.9.0.7", "2")}, []string{"a b", "c"}, ""},
-		"null is no group":     {map[string]Network{"a": grouped("10.9.0.5", "null"), "b": grouped("10.9.0.6", "null")}, []string{"a", "b"}, ""},
-		"only a vip":           {map[string]Network{"v": {Type: VIP, IP: "1.2.3.4"}}, nil, "needs a manual or dynamic"},
-		"none":                 {nil, nil, "needs a manual or dynamic"},
-		"no address":           {map[string]Network{"a": {Type: Manual, Netmask: "255.0.0.0"}}, nil, "no address"},
-		"no netmask":           {map[string]Network{"a": {Type: Manual, IP: "10.0.0.1"}}, nil, "netmask"},
-		"broken netmask":       {map[string]Network{"a": {Type: Manual, IP: "10.0.0.1", Netmask: "255.0.255.0"}}, nil, "netmask"},
-		"netmask of version 6": {map[string]Network{"a": {Type: Manual, IP: "10.0.0.1", Netmask: "ffff::"}}, nil, "netmask"},
-		"the gateway's":        {map[string]Network{"a": manualNetwork("10.9.0.1")}, nil, "gateway's"},
-		"unknown type":         {map[string]Network{"a": {Type: "warp"}}, nil, "warp"},
-		"multicast card":       {map[string]Network{"a": withProperties("10.9.0.5", `{"mac":"01:00:00:00:00:01"}`)}, nil, "no address of a network card"},
-		"broken properties":    {map[string]Network{"a": withProperties("10.9.0.5", `[]`)}, nil, "cloud_properties"},
-		"group on two segments": {map[string]Network{"a": {Type: Manual, IP: "10.9.0.5", Netmask: "255.255.255.0", NICGroup: json.RawMessage("1"), Properties: json.RawMessage(`{"name":"x"}`)},
-			"b": grouped("10.9.0.6", "1")}, nil, "shares a card"},
+		"one":                   {`{"a":` + one + `}`, []string{"a"}, ""},
+		"without a type":        {`{"a":{"ip":"10.0.0.5","netmask":"255.0.0.0"}}`, []string{"a"}, ""},
+		"two":                   {`{"b":` + two + `,"a":` + one + `}`, []string{"a", "b"}, ""},
+		"a vip has no card":     {`{"a":` + one + `,"v":` + vip + `}`, []string{"a"}, ""},
+		"a group shares one":    {`{"a":` + manual("10.9.0.5", `,"nic_group":1`) + `,"b":` + manual("10.9.0.6", `,"nic_group":1`) + `,"c":` + three + `}`, []string{"a b", "c"}, ""},
+		"a group with a name":   {`{"a":` + manual("10.9.0.5", `,"nic_group":"x"`) + `,"b":` + manual("10.9.0.6", `,"nic_group":"x"`) + `}`, []string{"a b"}, ""},
+		"null is no group":      {`{"a":` + manual("10.9.0.5", `,"nic_group":null`) + `,"b":` + manual("10.9.0.6", `,"nic_group":null`) + `}`, []string{"a", "b"}, ""},
+		"only a vip":            {`{"v":` + vip + `}`, nil, "needs a manual or dynamic"},
+		"none":                  {`null`, nil, "needs a manual or dynamic"},
+		"no address":            {`{"a":{"type":"manual","netmask":"255.0.0.0"}}`, nil, "no ip"},
+		"no netmask":            {`{"a":{"type":"manual","ip":"10.0.0.1"}}`, nil, "netmask"},
+		"broken netmask":        {`{"a":{"type":"manual","ip":"10.0.0.1","netmask":"255.0.255.0"}}`, nil, "netmask"},
+		"netmask of version 6":  {`{"a":{"type":"manual","ip":"10.0.0.1","netmask":"ffff::"}}`, nil, "netmask"},
+		"the gateway's":         {`{"a":` + manual("10.9.0.1", "") + `}`, nil, "gateway's"},
+		"unknown type":          {`{"a":{"type":"warp"}}`, nil, "warp"},
+		"address with a zone":   {`{"a":` + manual("fe80::1%/../x", "") + `}`, nil, "zone"},
+		"multicast card":        {`{"a":` + manual("10.9.0.5", `,"cloud_properties":{"mac":"01:00:00:00:00:01"}`) + `}`, nil, "not an address of a network card"},
+		"broken properties":     {`{"a":` + manual("10.9.0.5", `,"cloud_properties":[]`) + `}`, nil, "cannot unmarshal array"},
+		"group on two segments": {`{"a":` + manual("10.9.0.5", `,"nic_group":1,"cloud_properties":{"name":"x"}`) + `,"b":` + manual("10.9.0.6", `,"nic_group":1`) + `}`, nil, "shares a card"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			filled, cards, err := Plan("m", c.given)
+			var given, filled Networks
+			var cards []Card
+			err := json.Unmarshal([]byte(c.given), &given)
+			if err == nil {
+				filled, cards, err = Plan("m", given)
+			}
 			if c.err != "" {
 				if err == nil || !strings.Contains(err.Error(), c.err) {
 					t.Fatalf("got error %v, want one with %q", err, c.err)
@@ -54,12 +54,14 @@ func TestPlanOfCards(t *testing.T) {
 			}
 			var got []string
 			for _, card := range cards {
-				got = append(got, strings.Join(card.Networks, " "))
+				var names []string
 				for _, name := range card.Networks {
-					if filled[name].MAC != card.MAC.String() {
+					names = append(names, name.String())
+					if filled[name].MAC.String() != card.MAC.String() {
 						t.Errorf("network %s has MAC %q, its card %s", name, filled[name].MAC, card.MAC)
 					}
 				}
+				got = append(got, strings.Join(names, " "))
 			}
 			if err != nil || strings.Join(got, ",") != strings.Join(c.cards, ",") {
 				t.Errorf("got %v, %v; want %v", got, err, c.cards)

@@ -1,0 +1,142 @@
+package iaas
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"strings"
+)
+
+// Class is a kind of objects, and the directory of their records.
+type Class string
+
+// The classes.
+const (
+	Stemcells Class = "stemcells"
+	VMs       Class = "vms"
+	Disks     Class = "disks"
+	Snapshots Class = "snapshots"
+	Networks  Class = "networks"
+)
+
+// classes says how the CIDs of a class begin, what an object is called, and what it is when there is none.
+var classes = map[Class]struct {
+	prefix, noun string
+	missing      Kind
+}{
+	Stemcells: {"sc-", "stemcell", CloudError},
+	VMs:       {"vm-", "VM", VMNotFound},
+	Disks:     {"d-", "disk", DiskNotFound},
+	Snapshots: {"snap-", "snapshot", CloudError},
+	Networks:  {"net-", "network", NetworkNotFound},
+}
+
+// missing is the error for an object that is not there; name is what the caller calls it.
+func (c Class) missing(name string) error {
+	return Failf(classes[c].missing, "there is no %s %.100s", classes[c].noun, name)
+}
+
+// CID names an object. It is what newCID makes: the prefix of its class and 18 hexadecimal digits. The zero value names
+// no object.
+type CID struct {
+	class  Class
+	random [9]byte
+}
+
+// newCID makes a name that is never used twice. The digits of a disk's fill what a virtio serial number holds, so that
+// the name is unique there too.
+func newCID(class Class) CID {
+	c := CID{class: class}
+	_, _ = rand.Read(c.random[:]) // never fails, see its documentation
+	return c
+}
+
+// ParseCID finds out which object of a class is meant. A text that is not a CID of that class names an object that
+// is not there.
+func ParseCID(class Class, text string) (CID, error) {
+	c := CID{class: class}
+	digits, ok := strings.CutPrefix(text, classes[class].prefix)
+	if !ok || len(digits) != hex.EncodedLen(len(c.random)) || strings.ToLower(digits) != digits {
+		return CID{}, class.missing(fmt.Sprintf("%q", text))
+	}
+	if _, err := hex.Decode(c.random[:], []byte(digits)); err != nil {
+		return CID{}, class.missing(fmt.Sprintf("%q", text))
+	}
+	return c, nil
+}
+
+// digits are what follows the prefix.
+func (c CID) digits() string { return hex.EncodeToString(c.random[:]) }
+
+func (c CID) String() string {
+	if c == (CID{}) {
+		return ""
+	}
+	return classes[c.class].prefix + c.digits()
+}
+
+// MarshalText is the CID as callers know it.
+func (c CID) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
+
+// UnmarshalText reads a CID of any class from a record.
+func (c *CID) UnmarshalText(text []byte) (err error) {
+	*c = CID{}
+	if len(text) == 0 {
+		return nil
+	}
+	for class, is := range classes {
+		if strings.HasPrefix(string(text), is.prefix) {
+			*c, err = ParseCID(class, string(text))
+			return err
+		}
+	}
+	return fmt.Errorf("%.100q is not a CID", text)
+}
+
+// Digest is the SHA-256 of an image, by which it is stored.
+type Digest struct{ sum [sha256.Size]byte }
+
+func (d Digest) String() string {
+	if d == (Digest{}) {
+		return ""
+	}
+	return hex.EncodeToString(d.sum[:])
+}
+
+// MarshalText is the digest in hexadecimal.
+func (d Digest) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
+
+// UnmarshalText parses a digest in hexadecimal.
+func (d *Digest) UnmarshalText(text []byte) error {
+	*d = Digest{}
+	if len(text) == 0 {
+		return nil
+	}
+	if len(text) != hex.EncodedLen(len(d.sum)) {
+		return fmt.Errorf("%.100q is not a SHA-256 in hexadecimal", text)
+	}
+	if _, err := hex.Decode(d.sum[:], text); err != nil {
+		return fmt.Errorf("%.100q is not a SHA-256 in hexadecimal", text)
+	}
+	return nil
+}
+
+// Size is that of a disk in MiB, 1 to maxDisk.
+type Size int
+
+// maxDisk bounds sizes so that they can be computed with: 64 TiB.
+const maxDisk = 64 << 20
+
+// UnmarshalJSON parses a size.
+func (s *Size) UnmarshalJSON(data []byte) error {
+	var n int
+	if err := json.Unmarshal(data, &n); err != nil || n < 1 || n > maxDisk {
+		return fmt.Errorf("disk size %.50s: want 1 to %d MiB", data, maxDisk)
+	}
+	*s = Size(n)
+	return nil
+}
+
+func (s Size) bytes() int64 { return int64(s) << 20 }

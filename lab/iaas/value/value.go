@@ -1,0 +1,215 @@
+// Package value has the types that the arguments of a call are parsed into. Each holds what its name says and nothing
+// else, whoever calls: a file name, an argument of a program or a line of a terminal that is made of one of them cannot
+// mean anything else. All of them are JSON strings; the empty string is the zero value.
+package value
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"regexp"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// maxName bounds names, in bytes.
+const maxName = 255
+
+// Name is what a caller calls something of its own: an agent, a network, a Director. It is a line of printable
+// characters without a slash.
+type Name struct{ text string }
+
+// ParseName makes a name of a text.
+func ParseName(text string) (Name, error) {
+	printable := func(r rune) bool { return unicode.IsPrint(r) && r != '/' && r != utf8.RuneError }
+	switch {
+	case len(text) > maxName:
+		return Name{}, fmt.Errorf("%.20q… is too long for a name: want at most %d bytes", text, maxName)
+	case text == "." || text == ".." || strings.ContainsFunc(text, func(r rune) bool { return !printable(r) }):
+		return Name{}, fmt.Errorf("%q is not a name: want printable characters without a slash", text)
+	}
+	return Name{text}, nil
+}
+
+// MustName is for names that are in the code.
+func MustName(text string) Name {
+	n, err := ParseName(text)
+	if err != nil {
+		panic(err)
+	}
+	return n
+}
+
+func (n Name) String() string { return n.text }
+
+// MarshalText is the name.
+func (n Name) MarshalText() ([]byte, error) { return []byte(n.text), nil }
+
+// UnmarshalText parses a name.
+func (n *Name) UnmarshalText(text []byte) (err error) {
+	*n, err = ParseName(string(text))
+	return err
+}
+
+// Addr is an IP address without a zone.
+type Addr struct{ ip netip.Addr }
+
+// AddrOf is the address without its zone.
+func AddrOf(ip netip.Addr) Addr { return Addr{ip.WithZone("")} }
+
+// MustAddr is for addresses that are in the code.
+func MustAddr(text string) Addr { return AddrOf(netip.MustParseAddr(text)) }
+
+// IP is the address, which is not valid if there is none.
+func (a Addr) IP() netip.Addr { return a.ip }
+
+func (a Addr) String() string {
+	if !a.ip.IsValid() {
+		return ""
+	}
+	return a.ip.String()
+}
+
+// MarshalText is the address as usual.
+func (a Addr) MarshalText() ([]byte, error) { return []byte(a.String()), nil }
+
+// UnmarshalText parses an address. An IPv4 address in the form of IPv6 is refused, so that each has one form.
+func (a *Addr) UnmarshalText(text []byte) error {
+	*a = Addr{}
+	if len(text) == 0 {
+		return nil
+	}
+	ip, err := netip.ParseAddr(string(text))
+	if err != nil || ip.Zone() != "" || ip.Is4In6() {
+		return fmt.Errorf("%.50q is not an IP address without a zone", text)
+	}
+	a.ip = ip
+	return nil
+}
+
+// Bits is the length of a prefix. It is a string in JSON, as agents want it.
+type Bits struct{ text string }
+
+// UnmarshalText parses a length.
+func (b *Bits) UnmarshalText(text []byte) error {
+	*b = Bits{string(text)}
+	if n, err := strconv.ParseUint(b.text, 10, 8); b.text != "" && (err != nil || n > 128) {
+		return fmt.Errorf("%.50q is not the length of a prefix", text)
+	}
+	return nil
+}
+
+// MarshalText is the length in decimal.
+func (b Bits) MarshalText() ([]byte, error) { return []byte(b.text), nil }
+
+// MAC is the hardware address of a network card, not of a group of them.
+type MAC struct{ bytes [6]byte }
+
+// MACOf is the MAC of six bytes.
+func MACOf(address net.HardwareAddr) MAC { return MAC{[6]byte(address)} }
+
+// IsZero reports whether there is none.
+func (m MAC) IsZero() bool { return m == MAC{} }
+
+// Hardware is the address as package net has it.
+func (m MAC) Hardware() net.HardwareAddr { return m.bytes[:] }
+
+func (m MAC) String() string {
+	if m.IsZero() {
+		return ""
+	}
+	return m.Hardware().String()
+}
+
+// MarshalText is the address in lower case.
+func (m MAC) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
+// UnmarshalText parses an address.
+func (m *MAC) UnmarshalText(text []byte) error {
+	*m = MAC{}
+	if len(text) == 0 {
+		return nil
+	}
+	address, err := net.ParseMAC(string(text))
+	if err != nil || len(address) != len(m.bytes) || address[0]&1 != 0 {
+		return fmt.Errorf("mac %.50q is not an address of a network card", text)
+	}
+	*m = MACOf(address)
+	return nil
+}
+
+// Group names network cards: callers send a number or a name.
+type Group struct{ json string }
+
+var number = regexp.MustCompile(`^[0-9]{1,9}$`)
+
+// MarshalJSON is the group as it was given.
+func (g Group) MarshalJSON() ([]byte, error) {
+	if g.json == "" {
+		return []byte("null"), nil
+	}
+	return []byte(g.json), nil
+}
+
+// UnmarshalJSON parses a group.
+func (g *Group) UnmarshalJSON(data []byte) error {
+	*g = Group{}
+	var name *Name
+	if number.Match(data) {
+		g.json = string(data)
+		return nil
+	}
+	if err := json.Unmarshal(data, &name); err != nil || name == nil {
+		return err
+	}
+	quoted, err := json.Marshal(name)
+	g.json = string(quoted)
+	return err
+}
+
+// The bounds of metadata: how many there are, and the length of a value in bytes.
+const (
+	maxMetadata      = 1000
+	maxMetadataValue = 4096
+)
+
+// Metadata are the notes of a caller about an object. Each is a line of printable text, since people read them on a
+// terminal.
+type Metadata map[string]string
+
+// UnmarshalJSON takes values that are not strings as their JSON text. Characters that a terminal would not print are
+// replaced.
+func (m *Metadata) UnmarshalJSON(data []byte) error {
+	var given map[string]json.RawMessage
+	if err := json.Unmarshal(data, &given); err != nil {
+		return err
+	}
+	if len(given) > maxMetadata {
+		return fmt.Errorf("%d metadata, want at most %d", len(given), maxMetadata)
+	}
+	*m = Metadata{}
+	for key, value := range given {
+		var text string
+		if json.Unmarshal(value, &text) != nil {
+			text = string(value)
+		}
+		if len(key) > maxName || len(text) > maxMetadataValue {
+			return errors.New("metadata are too long")
+		}
+		(*m)[printable(key)] = printable(text)
+	}
+	return nil
+}
+
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return utf8.RuneError
+		}
+		return r
+	}, text)
+}
