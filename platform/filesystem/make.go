@@ -30,7 +30,8 @@ func Make(ctx context.Context, device string, kind Kind) error {
 	return nil
 }
 
-// Neither program discards what it does not write: a device that was formatted by mistake keeps the rest of its content.
+// Neither program discards what it does not write: a device that was formatted by mistake keeps the rest of its
+// content.
 func mkfsExt4() command.Cmd {
 	extended := "nodiscard"
 	if _, err := os.Stat("/sys/fs/ext4/features/lazy_itable_init"); err == nil {

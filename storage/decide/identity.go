@@ -103,13 +103,16 @@ type Claims struct {
 	ByRecord []string
 	// Absent are the disks on record whose identifiers the device does not carry: their hints by path are out of date.
 	Absent []string
+	// Elsewhere are the disks whose hint leads to another device.
+	Elsewhere []string
 }
 
 // Owner is the CID of the disk that a device is; empty if nothing tells. Hints take precedence over identifiers on record, which
-// a clone has as well.
+// a clone has as well. That the store is on record as a disk tells only where nothing shows that it is another device.
 func (c Claims) Owner() string {
 	all := slices.Concat(c.ByIdentifier, c.ByPath, c.ByRecord)
-	if c.Recorded != "" && (len(all) == 0 || slices.Contains(all, c.Recorded)) {
+	another := slices.Contains(c.Absent, c.Recorded) || slices.Contains(c.Elsewhere, c.Recorded)
+	if c.Recorded != "" && (len(all) == 0 && !another || slices.Contains(all, c.Recorded)) {
 		return c.Recorded
 	}
 	// A clone carries the identifiers of several disks; the hint tells which one it is.

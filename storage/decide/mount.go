@@ -17,8 +17,10 @@ type Placing struct {
 	Store, MigrationTarget string // directories
 	// MountedOn is where the disk is mounted; empty if nowhere.
 	MountedOn string
-	// StoreTaken and TargetTaken are set when another disk is there.
+	// StoreTaken and TargetTaken are set when something else is there.
 	StoreTaken, TargetTaken bool
+	// OnStore is the known disk that is visible on the store, and Foreign what is visible there that is none.
+	OnStore, Foreign string
 }
 
 // Placement is where a persistent disk goes.
@@ -33,10 +35,18 @@ type Placement struct {
 	RecordAsStore bool
 }
 
-// Place decides where a disk is mounted: on the store, or, where another disk is there, on the migration target.
+// Place decides where a disk is mounted: on the store, or, where another known disk is there, on the migration target.
+// Jobs use what is visible on the store: that something else is there is an error, also where the disk is mounted
+// beneath it.
 func Place(o Placing) (Placement, error) {
 	at := Placement{Directory: o.Store}
 	switch {
+	case o.Foreign != "":
+		return Placement{}, fmt.Errorf("%s is mounted on %s and is not a known persistent disk: "+
+			"unmount it (umount %s) and run mount_disk %s", o.Foreign, o.Store, o.Store, o.CID)
+	case o.MountedOn == o.Store && o.OnStore != "" && o.OnStore != o.CID:
+		return Placement{}, fmt.Errorf("disk %s is mounted on top of it on %s: run unmount_disk %s first",
+			o.OnStore, o.Store, o.OnStore)
 	case o.MountedOn == o.Store || o.MountedOn == o.MigrationTarget:
 		at = Placement{Directory: o.MountedOn, Mounted: true}
 	case o.MountedOn != "":

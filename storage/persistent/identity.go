@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"cambium/internal/blkdev"
 	"cambium/platform/device"
@@ -111,13 +112,16 @@ func (d *Disks) identify(path string) (found identity.Disk, err error) {
 }
 
 // claims observes which disks the device at path may be.
-func (d *Disks) claims(path string, number blkdev.Number, onStore bool, found identity.Disk) decide.Claims {
+func (d *Disks) claims(path string, number blkdev.Number, onStore bool) decide.Claims {
 	var c decide.Claims
+	found, unread := d.identify(path) // without it, the other claims count
 	known := d.Records.Disks()
 	for _, cid := range slices.Sorted(maps.Keys(known)) {
 		dev, err := d.Resolver.Look(d.hint(known[cid]))
 		switch {
-		case err != nil || dev.Number != number && dev.Path != path:
+		case err != nil:
+		case dev.Number != number && dev.Path != path:
+			c.Elsewhere = append(c.Elsewhere, cid)
 		case dev.Identified:
 			c.ByIdentifier = append(c.ByIdentifier, cid)
 		default:
@@ -129,6 +133,9 @@ func (d *Disks) claims(path string, number blkdev.Number, onStore bool, found id
 	}
 	if records, err := d.Machine.Identities.All(); err == nil {
 		c.ByRecord = records.Owners(found)
+		if unread == nil {
+			c.Absent = records.Absent(found)
+		}
 	}
 	return c
 }
@@ -140,12 +147,7 @@ func (d *Disks) checkClaims(cid string, dev device.Device) error {
 	if err != nil {
 		return err
 	}
-	found, unread := d.identify(dev.Path)
-	c := d.claims(dev.Path, dev.Number, where == store, found)
-	if records, err := d.Machine.Identities.All(); err == nil && unread == nil {
-		c.Absent = records.Absent(found)
-	}
-	return c.Check(cid, dev.Path)
+	return d.claims(dev.Path, dev.Number, where == store).Check(cid, dev.Path)
 }
 
 // recorded is the disk on record as the store; empty if there is none, or the record is damaged.
@@ -211,29 +213,36 @@ func (d *Disks) owner(dir string, e mount.Entry) string {
 	if d.BindMounted {
 		return d.ownerOfBind(dir)
 	}
-	path, number, err := d.diskOf(e)
-	if err != nil {
-		if dir == d.Machine.Dirs.Store() {
-			return d.recorded()
-		}
+	if !onDevice(e) {
 		return ""
 	}
-	found, _ := d.identify(path) // the other claims count
-	return d.claims(path, number, dir == d.Machine.Dirs.Store(), found).Owner()
+	path, number, err := d.diskOf(e)
+	if err != nil {
+		path, number = e.Source, e.Number // the device is gone
+	}
+	return d.claims(path, number, dir == d.Machine.Dirs.Store()).Owner()
 }
 
+// onDevice reports a mount of a block device. File systems without one, such as tmpfs, have numbers with major 0.
+func onDevice(e mount.Entry) bool { return unix.Major(uint64(e.Number)) != 0 }
+
 func (d *Disks) ownerOfBind(dir string) string {
+	recorded := d.recorded()
 	for cid, p := range d.Records.Disks() {
 		dev, err := d.Resolver.Look(d.hint(p))
 		if err != nil {
 			continue // it may be one of the others
 		}
-		if same, err := sameDir(dev.Path, dir); err == nil && same {
+		same, err := sameDir(dev.Path, dir)
+		if err == nil && same {
 			return cid
+		}
+		if err == nil && cid == recorded {
+			recorded = "" // its directory is another one
 		}
 	}
 	if dir == d.Machine.Dirs.Store() {
-		return d.recorded()
+		return recorded
 	}
 	return ""
 }

@@ -173,10 +173,23 @@ func (d *Disks) place(cid, path string) (decide.Placement, error) {
 	return decide.Place(o)
 }
 
-func (d *Disks) placing(cid string) (decide.Placing, error) {
+// placing observes what does not depend on the device of the disk.
+func (d *Disks) placing(cid string) (o decide.Placing, err error) {
+	o = decide.Placing{CID: cid, Recorded: d.recorded(),
+		Store: d.Machine.Dirs.Store(), MigrationTarget: d.Machine.Dirs.StoreMigrationTarget()}
 	all, err := d.Machine.Intents.All()
-	return decide.Placing{CID: cid, Recorded: d.recorded(), Open: all[intent.Migration],
-		Store: d.Machine.Dirs.Store(), MigrationTarget: d.Machine.Dirs.StoreMigrationTarget()}, err
+	if err != nil {
+		return o, err
+	}
+	o.Open = all[intent.Migration]
+	e, there, err := mount.At(o.Store)
+	if err != nil || !there {
+		return o, err
+	}
+	if o.OnStore = d.owner(o.Store, e); o.OnStore == "" {
+		o.Foreign = fmt.Sprintf("%s (%s)", e.Source, e.Type)
+	}
+	return o, nil
 }
 
 // mountedBefore completes what an interruption left undone on a disk that is where it may be.
@@ -344,9 +357,11 @@ func (d *Disks) lastMounted() (p settings.PersistentDisk, mounts bool, warning s
 	}
 	last := decide.LastStore{CID: cid, Known: slices.Sorted(maps.Keys(known)), Directories: d.BindMounted}
 	_, last.OnRecord = records[cid]
-	if _, last.Mounted, err = mount.At(d.Machine.Dirs.Store()); err != nil {
+	e, there, err := mount.At(d.Machine.Dirs.Store())
+	if err != nil {
 		return p, false, "", err
 	}
+	last.Mounted = there && d.owner(d.Machine.Dirs.Store(), e) != ""
 	mounts, warning, err = decide.MountLast(last)
 	return known[cid], mounts, warning, err
 }

@@ -239,14 +239,17 @@ func (d *Disks) List(ctx context.Context) ([]string, error) {
 		}
 		cid := d.owner(dir, e)
 		add(cid)
-		unnamed = unnamed || cid == ""
+		unnamed = unnamed || cid == "" && (onDevice(e) || d.BindMounted)
 	}
 	working, _, _ := d.Working()
 	add(working) // it is about to be mounted
 	known := d.Records.Disks()
 	for _, cid := range slices.Sorted(maps.Keys(known)) {
+		if mounts, err := d.mountsOf(known[cid]); err == nil && len(mounts) > 0 {
+			add(cid)
+		}
 		// What cannot be looked at is not mounted, unless nothing else explains what is.
-		if mounts, err := d.mountsOf(known[cid]); err == nil && len(mounts) > 0 || unnamed && len(known) == 1 {
+		if _, err := d.Resolver.Look(d.hint(known[cid])); err != nil && unnamed && len(known) == 1 {
 			add(cid)
 		}
 	}
