@@ -9,10 +9,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"cambium/internal/eventually"
 	"cambium/internal/thread"
 )
 
@@ -50,14 +50,10 @@ func TestRootCountsDescendantsOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		if all, err := w.Of(pidNamespace); err == nil && all.Processes == 1 {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the watched shell was not seen")
-		}
-	}
+	eventually.True(t, "a count of the watched shell", func() bool {
+		all, err := w.Of(pidNamespace)
+		return err == nil && all.Processes == 1
+	})
 	if err := errors.Join(input.Close(), watched.Wait()); err != nil {
 		t.Fatal(err)
 	}
@@ -75,6 +71,11 @@ func TestRootCountsDescendantsOnly(t *testing.T) {
 
 // TestRootCountsAfterAThreadHasEnded holds a process of several threads in view when one ends.
 func TestRootCountsAfterAThreadHasEnded(t *testing.T) {
+	const env = "ENDS_A_THREAD"
+	if os.Getenv(env) != "" {
+		endThread(t)
+		return
+	}
 	w, err := Start(filepath.Base(os.Args[0]))
 	if err != nil {
 		t.Fatal(err)
@@ -84,8 +85,8 @@ func TestRootCountsAfterAThreadHasEnded(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	child := exec.Command(os.Args[0], "-test.run", "^TestRootEndsAThread$")
-	child.Env = append(os.Environ(), "ENDS_A_THREAD=1")
+	child := exec.Command(os.Args[0], "-test.run", "^TestRootCountsAfterAThreadHasEnded$")
+	child.Env = append(os.Environ(), env+"=1")
 	if output, err := child.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, output)
 	}
@@ -101,24 +102,15 @@ func TestRootCountsAfterAThreadHasEnded(t *testing.T) {
 	}
 }
 
-// TestRootEndsAThread is what the test above runs as a process of its own.
-func TestRootEndsAThread(t *testing.T) {
-	if os.Getenv("ENDS_A_THREAD") == "" {
-		return
-	}
+// endThread is what the test above runs as a process of its own.
+func endThread(t *testing.T) {
+	t.Helper()
 	id := 0
 	if err := thread.Run(func() error { id = unix.Gettid(); return nil }); err != nil {
 		t.Fatal(err)
 	}
 	path := fmt.Sprintf("/proc/self/task/%d", id)
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		if _, err := os.Stat(path); err != nil {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the thread did not end")
-		}
-	}
+	eventually.True(t, "the end of the thread", func() bool { _, err := os.Stat(path); return err != nil })
 	if err := exec.Command("true").Run(); err != nil {
 		t.Fatal(err)
 	}
