@@ -6,8 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
+	"cambium/internal/eventually"
 	"cambium/internal/status"
 	"cambium/lab"
 	"cambium/lab/machine"
@@ -48,7 +48,7 @@ func TestMachineStopWhileBooting(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			i := start(t, l, c.vm)
-			await(t, "the agent to wait", time.Minute, func() bool {
+			eventually.True(t, "the agent to wait", func() bool {
 				if _, err := i.Output(t.Context(), "test", "-e", status.DefaultPath); err != nil {
 					return false // it has not started
 				}

@@ -33,7 +33,9 @@ func TestRootHostileArguments(t *testing.T) {
 	sentinels(t, base, dir)
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	i, err := iaas.Open(dir, fmt.Sprintf("h%d", os.Getpid()), logrus.NewEntry(log))
+	name := fmt.Sprintf("h%d", os.Getpid())
+	own := iaas.Directory(dir, name)
+	i, err := iaas.Open(dir, name, logrus.NewEntry(log))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +63,7 @@ func TestRootHostileArguments(t *testing.T) {
 	}
 	stemcell := made(`{"method":"create_stemcell","arguments":["image",{}]}`)
 	disk := made(`{"method":"create_disk","arguments":[16,{},null]}`)
-	before := snapshot(t, base, i.Dir())
+	before := snapshot(t, base, own)
 	calls := 0
 	for _, request := range validRequests(stemcell, disk) {
 		for _, value := range hostileValues(base) {
@@ -69,14 +71,14 @@ func TestRootHostileArguments(t *testing.T) {
 				calls++
 				do(hostile, nil)
 			})
-			if after := snapshot(t, base, i.Dir()); !maps.Equal(before, after) {
+			if after := snapshot(t, base, own); !maps.Equal(before, after) {
 				t.Fatalf("%q in %s changes files outside of the IaaS:\n%s", value, request, difference(before, after))
 			}
 		}
 	}
 	t.Logf("%d calls", calls)
 	for _, left := range []string{"vms", "networks", "snapshots"} {
-		found, err := os.ReadDir(filepath.Join(i.Dir(), left))
+		found, err := os.ReadDir(filepath.Join(own, left))
 		if err != nil || left == "vms" && len(found) > 0 {
 			t.Errorf("%s that are left: %v, %v", left, found, err)
 		}
