@@ -49,12 +49,12 @@ func agents(space netns.Namespace) *http.Client {
 }
 
 // http reaches the agents of the IaaS.
-func (c *cloud) http() *http.Client { return agents(netns.Open(iaas.Prefix + c.name)) }
+func (c *cloud) http() *http.Client { return agents(netns.Open(c.runtime())) }
 
 // pong waits for the agent at an address.
 func (c *cloud) pong(ip string, within time.Duration) {
 	c.t.Helper()
-	pong(c.t, netns.Open(iaas.Prefix+c.name), ip, within)
+	pong(c.t, netns.Open(c.runtime()), ip, within)
 }
 
 func pong(t testing.TB, space netns.Namespace, ip string, within time.Duration) {
@@ -272,7 +272,7 @@ func brokenTree(t *testing.T) string {
 func (c *cloud) has(vms ...string) {
 	c.t.Helper()
 	files, err := filepath.Glob(filepath.Join(iaas.Directory(c.dir, c.name), "vms", "*"))
-	spaces, listErr := netns.List(iaas.Prefix + c.name + ".")
+	spaces, listErr := netns.List(c.runtime() + ".")
 	if err := errors.Join(err, listErr); err != nil || len(files) != len(vms) || len(spaces) != len(vms) {
 		c.t.Errorf("directories %v and namespaces %v (%v), want those of %v", files, spaces, err, vms)
 	}
@@ -447,9 +447,9 @@ func TestMachineCPIStateSurvives(t *testing.T) {
 		}
 		eventually.True(t, "the holder has gone", func() bool { return c.holder() == 0 })
 		if round == 1 { // what a reboot does to /run
-			for _, space := range []string{c.name, c.name + "." + vm} {
-				_ = exec.Command("umount", "--lazy", netns.Open(iaas.Prefix+space).Path()).Run()
-				_ = os.Remove(netns.Open(iaas.Prefix + space).Path())
+			for _, space := range []string{c.runtime(), c.runtime() + "." + vm} {
+				_ = exec.Command("umount", "--lazy", netns.Open(space).Path()).Run()
+				_ = os.Remove(netns.Open(space).Path())
 			}
 		}
 		if c.must("has_vm", vm) != true {

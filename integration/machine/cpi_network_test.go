@@ -98,7 +98,7 @@ func TestMachineCPISources(t *testing.T) {
 	hears := func(address string) string {
 		return c.run(vms[1], "timeout", "5", "bash", "-c", "cat 2>/dev/null </dev/tcp/"+address+"; true")
 	}
-	greet(t, netns.Open(iaas.Prefix+c.name), "10.245.0.1:8000", "from the host")
+	greet(t, netns.Open(c.runtime()), "10.245.0.1:8000", "from the host")
 	if got := hears("10.245.0.1/8000"); got != "from the host" {
 		t.Errorf("a VM hears %q from the host", got)
 	}

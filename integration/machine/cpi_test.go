@@ -72,6 +72,9 @@ func newCloud(t testing.TB, name string) *cloud {
 	return c
 }
 
+// runtime begins the names of what the IaaS makes outside of its directory.
+func (c *cloud) runtime() string { return iaas.RuntimeName(c.dir, c.name) }
+
 // client asks the holder without starting one.
 func (c *cloud) client() cpi.Client { return cpi.Client{Dir: c.dir, Name: c.name} }
 
@@ -84,7 +87,7 @@ func (c *cloud) end() {
 		eventually.True(c.t, "the holder ends", func() bool { return c.holder() == 0 })
 	}
 	// Also what a holder that did not start has left alone.
-	if err := (sweep.Remains{Name: iaas.Prefix + c.name, Dir: c.dir}).Remove(); err != nil {
+	if err := (sweep.Remains{Name: c.runtime(), Dir: c.dir}).Remove(); err != nil {
 		c.t.Error(err)
 	}
 }
@@ -124,14 +127,14 @@ func (c *cloud) gone() {
 		_, err := os.Stat(own)
 		return c.holder() == 0 && os.IsNotExist(err)
 	})
-	spaces, err := netns.List(iaas.Prefix + c.name)
+	spaces, err := netns.List(c.runtime())
 	if err != nil || len(spaces) > 0 {
 		c.t.Errorf("network namespaces are left: %v %v", spaces, err)
 	}
 	for _, pattern := range []string{"/sys/block/loop*/loop/backing_file", "/proc/[0-9]*/cmdline"} {
 		files, _ := filepath.Glob(pattern)
 		for _, file := range files {
-			if data, _ := os.ReadFile(file); bytes.Contains(data, []byte(own+"/")) || bytes.Contains(data, []byte(iaas.Prefix+c.name+".")) {
+			if data, _ := os.ReadFile(file); bytes.Contains(data, []byte(own+"/")) || bytes.Contains(data, []byte(c.runtime()+".")) {
 				c.t.Errorf("%s says %q", file, data)
 			}
 		}
@@ -340,7 +343,7 @@ func (e *env) run(command string, flags ...string) string {
 // answers checks that the job does: monit calls it running once its process is there, which on a busy host is before it listens.
 func (e *env) answers() {
 	e.t.Helper()
-	client := &http.Client{Transport: &http.Transport{DialContext: netns.Open(iaas.Prefix + e.name).DialContext, DisableKeepAlives: true}, Timeout: 10 * time.Second}
+	client := &http.Client{Transport: &http.Transport{DialContext: netns.Open(e.runtime()).DialContext, DisableKeepAlives: true}, Timeout: 10 * time.Second}
 	eventually.True(e.t, "the job answers", func() bool {
 		response, err := client.Get("http://" + e.variables["ip"] + ":8080/")
 		if err != nil {

@@ -9,6 +9,8 @@ package iaas
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -29,9 +31,6 @@ import (
 
 	"github.com/sirupsen/logrus"
 )
-
-// Prefix begins the name of everything that is made outside the directory.
-const Prefix = "iaas-"
 
 // DefaultName is that of the IaaS when none is given.
 const DefaultName = "default"
@@ -57,7 +56,10 @@ var ErrHeld = errors.New("another process holds the IaaS")
 
 // IaaS is one, held by this process.
 type IaaS struct {
-	name  string
+	name string
+	// runtimeName begins the names of what is outside of the directory.
+	runtimeName string
+
 	store store
 	lock  *os.File
 	log   *logrus.Entry
@@ -101,7 +103,7 @@ func Open(dir, name string, log *logrus.Entry) (*IaaS, error) {
 	if err := os.RemoveAll(own + goneSuffix); err != nil { // of a holder that was killed
 		return nil, errors.Join(err, f.Close())
 	}
-	i := &IaaS{name: name, hostWish: hostRouteWish(dir, name), lightDir: LightImages(dir, name), store: store{own}, lock: f, log: log, machines: map[CID]machine.Machine{},
+	i := &IaaS{name: name, runtimeName: RuntimeName(dir, name), hostWish: hostRouteWish(dir, name), lightDir: LightImages(dir, name), store: store{own}, lock: f, log: log, machines: map[CID]machine.Machine{},
 		followed: map[CID]<-chan struct{}{}, metadata: metadata.New(), registry: registry.New(), uploads: map[CID]bool{}}
 	if err := i.start(); err != nil {
 		return nil, errors.Join(err, i.lock.Close())
@@ -129,10 +131,22 @@ func takeLock(path string) (*os.File, error) {
 	return f, nil
 }
 
-func (i *IaaS) runtimeName() string { return Prefix + i.name }
+// RuntimeName begins the names of everything that an IaaS makes outside of its directory: namespaces, control groups,
+// processes. It is derived from the directory, since that is what a holder locks: an IaaS of the same name may be in
+// another one.
+func RuntimeName(dir, name string) string {
+	if absolute, err := filepath.Abs(dir); err == nil {
+		dir = absolute
+	}
+	if resolved, err := filepath.EvalSymlinks(dir); err == nil {
+		dir = resolved
+	}
+	h := sha256.Sum256([]byte(dir))
+	return "iaas-" + name + "-" + hex.EncodeToString(h[:4])
+}
 
 func (i *IaaS) remains() sweep.Remains {
-	return sweep.Remains{Name: i.runtimeName(), Dir: i.store.dir, Visitors: true,
+	return sweep.Remains{Name: i.runtimeName, Dir: i.store.dir, Visitors: true,
 		Holds: func(argument string) bool { return fabric.Serves(i.dhcpDir(), argument) }}
 }
 
@@ -147,7 +161,7 @@ func (i *IaaS) start() error {
 		return err
 	}
 	var err error
-	if i.net, err = fabric.Make(i.runtimeName(), i.dhcpDir()); err != nil {
+	if i.net, err = fabric.Make(i.runtimeName, i.dhcpDir()); err != nil {
 		return err
 	}
 	i.Net = i.net.Net
@@ -174,7 +188,7 @@ func WishHostAccess(dir, name string, access fabric.Access) error {
 		return err
 	}
 	if old, err := os.ReadFile(hostRouteWish(dir, name)); err == nil && fabric.Access(old) == fabric.ToOutside && access != fabric.ToOutside {
-		if err := fabric.EndOutside(Prefix + name); err != nil {
+		if err := fabric.EndOutside(RuntimeName(dir, name)); err != nil {
 			return err
 		}
 	}

@@ -140,14 +140,14 @@ func (i *IaaS) machine(cid CID) machine.Machine {
 }
 
 // machineName is unique on this host.
-func (i *IaaS) machineName(cid CID) string { return i.runtimeName() + "." + cid.String() }
+func (i *IaaS) machineName(cid CID) string { return i.runtimeName + "." + cid.String() }
 
 // CreateVM makes a VM and starts it. When that fails nothing is left of it.
 func (i *IaaS) CreateVM(ctx context.Context, o Order) (CID, fabric.Networks, error) {
 	vm := VM{Base: Base{CID: newCID(VMs), Phase: Creating, Created: time.Now(), Director: o.Director},
 		AgentID: o.AgentID, StemcellAPI: o.StemcellAPI, Shape: o.Shape}
 	var err error
-	if vm.Networks, _, err = fabric.Plan(i.machineName(vm.CID), o.Networks); err != nil {
+	if vm.Networks, _, err = fabric.Plan(vm.CID.String(), o.Networks); err != nil {
 		return CID{}, nil, err
 	}
 	vm.Registry = o.APIVersion < 2 || o.StemcellAPI < 2
@@ -248,7 +248,7 @@ func (i *IaaS) power(ctx context.Context, vm VM) error {
 
 // assemble puts the machine of a VM together from its files.
 func (i *IaaS) assemble(ctx context.Context, vm VM) (machine.Machine, error) {
-	_, cards, err := fabric.Plan(i.machineName(vm.CID), vm.Networks)
+	_, cards, err := fabric.Plan(vm.CID.String(), vm.Networks)
 	if err != nil {
 		return nil, err
 	}

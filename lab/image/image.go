@@ -116,7 +116,7 @@ func (c Cache) once(dir string, f func(work string) error) error {
 	if err := tree.Hold(dir); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
+	if err := tree.Private(c.Dir); err != nil {
 		return err
 	}
 	lock, err := os.OpenFile(dir+lockSuffix, os.O_CREATE|os.O_RDWR, 0o600)
@@ -134,7 +134,7 @@ func (c Cache) once(dir string, f func(work string) error) error {
 	if err := os.RemoveAll(work); err != nil { // of a build that was killed
 		return err
 	}
-	if err := os.Mkdir(work, 0o755); err != nil {
+	if err := os.Mkdir(work, 0o700); err != nil {
 		return err
 	}
 	if err := f(work); err != nil {
@@ -211,7 +211,7 @@ func (c Cache) program(ctx context.Context, name string) (string, error) {
 		}
 	}
 	path := filepath.Join(c.Dir, name)
-	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
+	if err := tree.Private(c.Dir); err != nil {
 		return "", err
 	}
 	// Concurrent builds, also of one process, must not replace each other's temporary file.

@@ -142,7 +142,7 @@ func diskUsage(path string) (bytes int64) {
 // may hold other things.
 func ours(name string) bool {
 	return !strings.HasSuffix(name, lockSuffix) && (name == labGuest || name == firstProgram ||
-		slices.ContainsFunc([]string{tree.Prefix, stemcellTreePrefix, imagePrefix, kernelDir, kvmPrefix}, func(prefix string) bool { return strings.HasPrefix(name, prefix) }))
+		slices.ContainsFunc([]string{tree.Prefix, tree.StemcellPrefix, imagePrefix, kernelDir, kvmPrefix}, func(prefix string) bool { return strings.HasPrefix(name, prefix) }))
 }
 
 // kvmPrefix begins the notes of whether KVM works on this host, see the QEMU engine.
@@ -157,7 +157,7 @@ func (c Cache) stale(name string, ago, older time.Duration) bool {
 	case strings.HasSuffix(name, workSuffix):
 		return true
 	}
-	return ago > older && slices.ContainsFunc([]string{tree.Prefix, stemcellTreePrefix, imagePrefix}, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+	return ago > older && slices.ContainsFunc([]string{tree.Prefix, tree.StemcellPrefix, imagePrefix}, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
 
 // remove removes an entry, unless a process uses it or is making it: that one has its lock. With dry it only tells.

@@ -26,12 +26,10 @@ var stemcellPackages = append([]string{
 // devTools are the packages whose files remove_dev_tools removes.
 var devTools = []string{"build-essential", "binutils", "gcc", "g++", "gcc-12", "g++-12", "cpp", "cpp-12", "make", "dpkg-dev", "patch", "libc6-dev", "libc-dev-bin", "linux-libc-dev", "libstdc++-12-dev", "libgcc-12-dev"}
 
-const stemcellTreePrefix = "stemcell-tree-"
-
 // stemcellTreePath is where the tree of stemcells is, or will be: its name holds a digest of its recipe.
 func (c Cache) stemcellTreePath(lab string) string {
 	h := sha256.Sum256(fmt.Append(nil, "1", lab, stemcellPackages))
-	return filepath.Join(c.Dir, stemcellTreePrefix+hex.EncodeToString(h[:])[:16])
+	return filepath.Join(c.Dir, tree.StemcellPrefix+hex.EncodeToString(h[:])[:16])
 }
 
 // stemcellTree returns the lab's tree with the packages of a stemcell over it, as directories for an overlay.

@@ -76,6 +76,31 @@ func DefaultDir() string {
 // Prefix begins the names of trees in the cache.
 const Prefix = "tree-"
 
+// StemcellPrefix begins the names of trees with the packages of a stemcell.
+const StemcellPrefix = "stemcell-" + Prefix
+
+// Private makes the directory of a cache, and closes its trees to other users, also those that former versions have
+// left: they hold set-user-ID programs, which nobody updates. Other things in the directory are the operator's.
+func Private(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		name := e.Name()
+		if !e.IsDir() || !strings.HasPrefix(name, Prefix) && !strings.HasPrefix(name, StemcellPrefix) {
+			continue
+		}
+		if err := os.Chmod(filepath.Join(dir, name), 0o700); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
 // Path is where the tree is, or will be: its name holds a digest of its recipe.
 func (c Cache) Path() string {
 	h := sha256.New()
@@ -94,11 +119,11 @@ func (c Cache) Built() bool {
 // once, one builds and the others wait.
 func (c Cache) Ensure(ctx context.Context) (string, error) {
 	path := c.Path()
+	if err := Private(c.Dir); err != nil {
+		return "", err
+	}
 	if err := Hold(path); !errors.Is(err, fs.ErrNotExist) {
 		return path, err
-	}
-	if err := os.MkdirAll(c.Dir, 0o755); err != nil {
-		return "", err
 	}
 	lock, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -115,14 +140,25 @@ func (c Cache) Ensure(ctx context.Context) (string, error) {
 	if err := os.RemoveAll(work); err != nil { // of a build that was killed
 		return "", err
 	}
-	if err := c.build(ctx, work); err != nil {
-		_ = os.RemoveAll(work)
-		return "", fmt.Errorf("build Debian tree: %w", err)
-	}
-	if err := os.Rename(work, path); err != nil {
-		return "", err
+	if err := c.make(ctx, work, path); err != nil {
+		return "", fmt.Errorf("build Debian tree: %w", errors.Join(err, os.RemoveAll(work)))
 	}
 	return path, Hold(path)
+}
+
+// make builds the tree in a directory that is closed to other users from the beginning.
+func (c Cache) make(ctx context.Context, work, path string) error {
+	if err := os.Mkdir(work, 0o700); err != nil {
+		return err
+	}
+	built := filepath.Join(work, "tree")
+	if err := c.build(ctx, built); err != nil {
+		return err
+	}
+	if err := errors.Join(os.Chmod(built, 0o700), os.Rename(built, path)); err != nil {
+		return err
+	}
+	return os.Remove(work)
 }
 
 func (c Cache) build(ctx context.Context, dir string) error {

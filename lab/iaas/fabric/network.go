@@ -70,8 +70,9 @@ type Card struct {
 
 // Plan checks the networks of a VM and spreads them over cards: one each, except that a vip has
 // none and that those of equal nic_group share one. The order is that of the names, so that it is the same
-// for every caller. It fills in the cards' addresses.
-func Plan(machineName string, given Networks) (Networks, []Card, error) {
+// for every caller. It fills in the cards' addresses, which are derived from
+// the name of the VM.
+func Plan(vm string, given Networks) (Networks, []Card, error) {
 	filled := Networks{}
 	var cards []Card
 	groups := map[value.Group]int{}
@@ -88,7 +89,7 @@ func Plan(machineName string, given Networks) (Networks, []Card, error) {
 		at, shared := groups[n.NICGroup]
 		if !shared {
 			at = len(cards)
-			c := Card{Segment: n.Segment(), MAC: machine.MAC(machineName, at)}
+			c := Card{Segment: n.Segment(), MAC: machine.MAC(vm, at)}
 			if !n.Properties.MAC.IsZero() {
 				c.MAC = n.Properties.MAC.Hardware()
 			}
