@@ -37,14 +37,22 @@ func PutRootFS(root string) error {
 	return write(rootfs, root)
 }
 
+// write writes files below a directory; links that are there do not lead out of it.
 func write(from fs.FS, dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
 	return fs.WalkDir(from, ".", func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
-		target := filepath.Join(dir, path)
 		if d.IsDir() {
-			return os.MkdirAll(target, 0o755)
+			return root.MkdirAll(path, 0o755)
 		}
 		data, err := fs.ReadFile(from, path)
 		if err != nil {
@@ -54,7 +62,7 @@ func write(from fs.FS, dir string) error {
 		if bytes.HasPrefix(data, []byte("#!")) {
 			mode = 0o755
 		}
-		return os.WriteFile(target, data, mode)
+		return root.WriteFile(path, data, mode)
 	})
 }
 

@@ -116,20 +116,25 @@ func (b builder) install(ctx context.Context, root string) error {
 	if b.stemcell {
 		return b.fillStemcell(ctx, root)
 	}
-	if err := run(ctx, "cp", b.guest, filepath.Join(root, GuestProgram)); err != nil {
+	dir, err := os.OpenRoot(root)
+	if err != nil {
 		return err
 	}
-	units := filepath.Join(root, "etc/systemd/system")
+	defer func() { _ = dir.Close() }()
+	if err := copyInto(dir, b.guest, strings.TrimPrefix(GuestProgram, "/")); err != nil {
+		return err
+	}
+	const units = "etc/systemd/system"
 	for _, name := range sandboxed {
-		dir := filepath.Join(units, name+".service.d")
-		if err := os.MkdirAll(dir, 0o755); err != nil {
+		drops := filepath.Join(units, name+".service.d")
+		if err := dir.MkdirAll(drops, 0o755); err != nil {
 			return err
 		}
-		if err := os.WriteFile(filepath.Join(dir, "lab.conf"), []byte(noSandbox), 0o644); err != nil {
+		if err := dir.WriteFile(filepath.Join(drops, "lab.conf"), []byte(noSandbox), 0o644); err != nil {
 			return err
 		}
 	}
-	if err := os.WriteFile(filepath.Join(units, "cambium-guest.service"), guest.Unit(GuestProgram), 0o644); err != nil {
+	if err := dir.WriteFile(filepath.Join(units, "cambium-guest.service"), guest.Unit(GuestProgram), 0o644); err != nil {
 		return err
 	}
 	return run(ctx, "systemctl", "--root="+root, "--quiet", "enable", "cambium-guest.service")

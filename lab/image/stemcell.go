@@ -142,8 +142,13 @@ func (c Cache) container(ctx context.Context, agent string, b builder) (string, 
 			if err := b.fill(ctx, root); err != nil {
 				return err
 			}
+			dir, err := os.OpenRoot(root)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = dir.Close() }()
 			for _, f := range b.files {
-				if err := os.WriteFile(filepath.Join(root, f.path), []byte(f.content), 0o644); err != nil {
+				if err := dir.WriteFile(strings.TrimPrefix(f.path, "/"), []byte(f.content), 0o644); err != nil {
 					return err
 				}
 			}

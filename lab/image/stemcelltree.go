@@ -6,6 +6,8 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -47,16 +49,21 @@ func (c Cache) stemcellTree(ctx context.Context, lab string) (string, error) {
 }
 
 func addPackages(ctx context.Context, root string) error {
+	dir, err := os.OpenRoot(root)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = dir.Close() }()
 	// mmdebstrap makes these itself, and takes nothing that is there.
 	for _, name := range []string{"dev", "etc/resolv.conf", "etc/hostname"} {
-		if err := os.RemoveAll(filepath.Join(root, name)); err != nil {
+		if err := dir.RemoveAll(name); err != nil {
 			return err
 		}
 	}
-	if err := os.Mkdir(filepath.Join(root, "dev"), 0o755); err != nil {
+	if err := dir.Mkdir("dev", 0o755); err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(root, "etc/resolv.conf"), nil, 0o644); err != nil {
+	if err := dir.WriteFile("etc/resolv.conf", nil, 0o644); err != nil {
 		return err
 	}
 	args := []string{"--quiet", "--variant=custom", "--mode=root", "--skip=check/empty", "--include=" + strings.Join(stemcellPackages, ",")}
@@ -68,14 +75,14 @@ func addPackages(ctx context.Context, root string) error {
 	}
 	// What the lab put there for itself goes; PutRootFS has the stemcell's.
 	for _, name := range tree.LabFiles() {
-		if err := os.RemoveAll(filepath.Join(root, name)); err != nil {
+		if err := dir.RemoveAll(strings.TrimPrefix(name, "/")); err != nil {
 			return err
 		}
 	}
-	if err := os.Remove(filepath.Join(root, "etc/resolv.conf")); err != nil {
+	if err := dir.Remove("etc/resolv.conf"); err != nil {
 		return err
 	}
-	return os.Symlink("../run/systemd/resolve/stub-resolv.conf", filepath.Join(root, "etc/resolv.conf"))
+	return dir.Symlink("../run/systemd/resolve/stub-resolv.conf", "etc/resolv.conf")
 }
 
 // masked are units that a stemcell does without: bosh-var-log.service flushes the journal, the agent knows when the
@@ -85,24 +92,29 @@ var masked = []string{"runit.service", "systemd-journald-audit.socket", "systemd
 // fillStemcell makes a stemcell of the tree: identity is left to each machine, and the lists that releases and the
 // Director read are written.
 func (b builder) fillStemcell(ctx context.Context, root string) error {
-	keys, err := filepath.Glob(filepath.Join(root, "etc/ssh/ssh_host_*"))
+	dir, err := os.OpenRoot(root)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = dir.Close() }()
+	keys, err := fs.Glob(dir.FS(), "etc/ssh/ssh_host_*")
 	if err != nil {
 		return err
 	}
 	for _, key := range keys {
-		if err := os.Remove(key); err != nil {
+		if err := dir.Remove(key); err != nil {
 			return err
 		}
 	}
 	if err := assets.PutRootFS(root); err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(root, "etc/machine-id"), nil, 0o444); err != nil {
+	if err := dir.WriteFile("etc/machine-id", nil, 0o444); err != nil {
 		return err
 	}
 	for name, mode := range map[string]os.FileMode{"etc/crontab": 0o600, "etc/cron.d": 0o700, "etc/cron.hourly": 0o700, "etc/cron.daily": 0o700, "etc/cron.weekly": 0o700, "etc/cron.monthly": 0o700,
 		"etc/ssh/sshd_config": 0o600} {
-		if err := os.Chmod(filepath.Join(root, name), mode); err != nil {
+		if err := dir.Chmod(name, mode); err != nil {
 			return err
 		}
 	}
@@ -112,7 +124,7 @@ func (b builder) fillStemcell(ctx context.Context, root string) error {
 	if err := run(ctx, "systemctl", "--root="+root, "--quiet", "enable", "ssh.service", "bosh-var-log.service"); err != nil {
 		return err
 	}
-	if err := markUpdated(root); err != nil {
+	if err := markUpdated(dir); err != nil {
 		return err
 	}
 	// The hook of the agent starts auditd.
@@ -120,40 +132,59 @@ func (b builder) fillStemcell(ctx context.Context, root string) error {
 		return err
 	}
 	if b.kernel.Image != "" {
-		if err := b.fillBoot(ctx, root); err != nil {
+		if err := b.fillBoot(dir); err != nil {
 			return err
 		}
 	}
-	return b.writeLists(ctx, root)
+	return b.writeLists(ctx, root, dir)
 }
 
 // markUpdated says that /etc and /var fit /usr: systemd-sysusers would look at every boot, before sysinit.target, and find
 // every account there.
-func markUpdated(root string) error {
-	return errors.Join(os.WriteFile(filepath.Join(root, "etc/.updated"), nil, 0o644), os.WriteFile(filepath.Join(root, "var/.updated"), nil, 0o644))
+func markUpdated(root *os.Root) error {
+	return errors.Join(root.WriteFile("etc/.updated", nil, 0o644), root.WriteFile("var/.updated", nil, 0o644))
 }
 
-func (b builder) fillBoot(ctx context.Context, root string) error {
-	if err := os.MkdirAll(filepath.Join(root, "boot/grub"), 0o755); err != nil {
+func (b builder) fillBoot(root *os.Root) error {
+	if err := root.MkdirAll("boot/grub", 0o755); err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(root, "boot/grub/grub.cfg"), []byte(bootConfig), 0o600); err != nil {
+	if err := root.WriteFile("boot/grub/grub.cfg", []byte(bootConfig), 0o600); err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(root, "etc/fstab"), []byte("UUID="+rootUUID+" / ext4 defaults 1 1\n"), 0o644); err != nil {
+	if err := root.WriteFile("etc/fstab", []byte("UUID="+rootUUID+" / ext4 defaults 1 1\n"), 0o644); err != nil {
 		return err
 	}
-	for from, to := range map[string]string{b.kernel.Image: "vmlinuz", filepath.Join(b.work, "initrd"): "initrd"} {
-		if err := run(ctx, "cp", from, filepath.Join(root, "boot", to)); err != nil {
+	for from, to := range map[string]string{b.kernel.Image: "boot/vmlinuz", filepath.Join(b.work, "initrd"): "boot/initrd"} {
+		if err := copyInto(root, from, to); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// copyInto copies a file of the host, with its permissions, to one that is not there yet.
+func copyInto(root *os.Root, from, to string) error {
+	source, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = source.Close() }()
+	info, err := source.Stat()
+	if err != nil {
+		return err
+	}
+	target, err := root.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, info.Mode().Perm())
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(target, source)
+	return errors.Join(err, target.Close())
+}
+
 // writeLists writes the lists of packages, for the tarball, and those of files that remove_dev_tools and
 // remove_static_libraries remove, for the machine.
-func (b builder) writeLists(ctx context.Context, root string) error {
+func (b builder) writeLists(ctx context.Context, root string, dir *os.Root) error {
 	admin := "--admindir=" + filepath.Join(root, "var/lib/dpkg")
 	output := func(name string, args ...string) (string, error) {
 		cmd := exec.CommandContext(ctx, name, args...)
@@ -193,16 +224,16 @@ func (b builder) writeLists(ctx context.Context, root string) error {
 	}
 	static := strings.Fields(archives)
 	slices.Sort(static)
-	etc := filepath.Join(root, "var/vcap/bosh/etc")
 	toolList := strings.Join(slices.Compact(tools), "\n") + "\n"
-	for path, content := range map[string]string{
-		filepath.Join(etc, devToolsList):            toolList,
-		filepath.Join(etc, "static_libraries_list"): strings.Join(static, "\n") + "\n",
-		filepath.Join(b.work, "packages.txt"):       table,
-		filepath.Join(b.work, "packages"):           packages,
-		filepath.Join(b.work, devToolsList):         toolList,
+	for name, content := range map[string]string{
+		devToolsList: toolList, "static_libraries_list": strings.Join(static, "\n") + "\n",
 	} {
-		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+		if err := dir.WriteFile(filepath.Join("var/vcap/bosh/etc", name), []byte(content), 0o644); err != nil {
+			return err
+		}
+	}
+	for name, content := range map[string]string{"packages.txt": table, "packages": packages, devToolsList: toolList} {
+		if err := os.WriteFile(filepath.Join(b.work, name), []byte(content), 0o644); err != nil {
 			return err
 		}
 	}

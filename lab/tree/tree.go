@@ -169,8 +169,13 @@ func (c Cache) build(ctx context.Context, dir string) error {
 	if err := c.run(ctx, "mmdebstrap", append(args, Suite, dir)...); err != nil {
 		return err
 	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
 	for name, content := range files {
-		if err := put(filepath.Join(dir, name), content); err != nil {
+		if err := put(root, strings.TrimPrefix(name, "/"), content); err != nil {
 			return err
 		}
 	}
@@ -182,17 +187,18 @@ func (c Cache) build(ctx context.Context, dir string) error {
 	return nil
 }
 
-func put(path, content string) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+// put replaces a file of a tree; links of the tree do not lead out of it.
+func put(root *os.Root, name, content string) error {
+	if err := root.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return err
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := root.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	if content == "" {
-		return os.Symlink("/dev/null", path)
+		return root.Symlink("/dev/null", name)
 	}
-	return os.WriteFile(path, []byte(content), 0o644)
+	return root.WriteFile(name, []byte(content), 0o644)
 }
 
 func (c Cache) run(ctx context.Context, name string, args ...string) error {

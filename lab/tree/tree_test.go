@@ -33,15 +33,31 @@ func TestEnsureTakesWhatIsThere(t *testing.T) {
 }
 
 func TestPut(t *testing.T) {
-	dir := t.TempDir()
-	unit := filepath.Join(dir, "etc/systemd/system/x.service")
+	outside := t.TempDir()
+	root, err := os.OpenRoot(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = root.Close() }()
+	const unit = "etc/systemd/system/x.service"
 	for _, content := range []string{"one", "two", ""} {
-		if err := put(unit, content); err != nil {
+		if err := put(root, unit, content); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if target, err := os.Readlink(unit); err != nil || target != "/dev/null" {
+	if target, err := root.Readlink(unit); err != nil || target != "/dev/null" {
 		t.Errorf("a masked unit links to %q (%v), want /dev/null", target, err)
+	}
+	if err := root.Symlink(outside, "opt"); err != nil {
+		t.Fatal(err)
+	}
+	for _, content := range []string{"one", ""} {
+		if err := put(root, "opt/x/y", content); err == nil {
+			t.Error("a file is written through a link that leads out of the tree")
+		}
+	}
+	if left, err := os.ReadDir(outside); err != nil || len(left) > 0 {
+		t.Errorf("outside of the tree are %v, %v", left, err)
 	}
 }
 

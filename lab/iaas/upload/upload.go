@@ -233,8 +233,13 @@ func unpackTree(ctx context.Context, tarball, dir string) error {
 	if err != nil {
 		return fmt.Errorf("unpack the root file system: %w: %s", err, lastLine(out))
 	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
 	for _, name := range []string{"sbin/init", "etc"} {
-		if _, err := os.Lstat(filepath.Join(dir, name)); err != nil {
+		if _, err := root.Lstat(name); err != nil {
 			return fmt.Errorf("the tarball holds neither a disk nor a root file system: there is no %s", name)
 		}
 	}

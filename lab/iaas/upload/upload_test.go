@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -110,4 +111,72 @@ func TestUnpack(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A root file system is unpacked below its directory, whatever its members are called and link to.
+func TestHostileTrees(t *testing.T) {
+	outside := t.TempDir()
+	victim := filepath.Join(outside, "victim")
+	const up = "../../../../../../../../../../../.."
+	link := func(name, target string) tar.Header {
+		return tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target}
+	}
+	file := func(name string) tar.Header { return tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o777} }
+	hard := func(name, target string) tar.Header {
+		return tar.Header{Typeflag: tar.TypeLink, Name: name, Linkname: target}
+	}
+	for name, members := range map[string][]tar.Header{
+		"link to a directory":          {link("a", outside), file("a/victim"), file("a/new")},
+		"relative link to a directory": {link("a", up+outside), file("a/victim"), file("a/new")},
+		"link to a link":               {link("a", "b"), link("b", outside), file("a/new"), file("b/victim")},
+		"link to a file":               {link("a", victim), file("a")},
+		"hard link to a link":          {link("a", victim), hard("b", "a"), file("b")},
+		"hard link to a file":          {hard("a", victim), file("a")},
+		"hard link, relative":          {hard("a", up+victim), file("a")},
+		"hard link through a link":     {link("d", outside), hard("a", "d/victim"), file("a")},
+		"absolute":                     {file(victim), file(outside + "/new")},
+		"upwards":                      {file(up + victim), file("x/../" + up + outside + "/new")},
+		"a directory's mode":           {link("a", outside), {Typeflag: tar.TypeDir, Name: "a", Mode: 0o777}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := os.WriteFile(victim, []byte("content"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Chmod(outside, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			dir := t.TempDir()
+			err := Unpack(t.Context(), special(t, append(members, file("etc/x"), file("sbin/init"))), dir)
+			t.Log(err) // some are refused
+			content, readErr := os.ReadFile(victim)
+			info, statErr := os.Stat(victim)
+			parent, parentErr := os.Stat(outside)
+			left, listErr := os.ReadDir(outside)
+			if err := errors.Join(readErr, statErr, parentErr, listErr); err != nil {
+				t.Fatal(err)
+			}
+			if string(content) != "content" || info.Mode().Perm() != 0o600 || parent.Mode().Perm() != 0o755 || len(left) != 1 {
+				t.Errorf("outside are %v (%o), and the file has mode %o and %q", left, parent.Mode().Perm(), info.Mode().Perm(), content)
+			}
+		})
+	}
+}
+
+// special is a tarball of members without content.
+func special(t *testing.T, members []tar.Header) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "upload")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	zip := gzip.NewWriter(f)
+	w := tar.NewWriter(zip)
+	for _, h := range members {
+		err = errors.Join(err, w.WriteHeader(&h))
+	}
+	if err := errors.Join(err, w.Close(), zip.Close(), f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }

@@ -48,19 +48,24 @@ func (e Engine) Missing() error {
 	return nil
 }
 
-// Create makes the machine's layer, unless it is there already, and installs the agent into it.
+// Create makes the machine's layer and installs the agent into it. A layer that is there already is the machine's: it is
+// left as it is.
 func (e Engine) Create(ctx context.Context, s machine.Spec) (machine.Machine, error) {
 	if err := e.Missing(); err != nil {
 		return nil, err
 	}
 	m := &Machine{engine: e, stopWatch: func() {}, disks: map[string]*attached{}}
 	m.Begin(s)
-	undo := machine.Fresh(s.Dir)
-	if err := m.layer().Make(); err != nil {
-		return nil, errors.Join(err, undo())
-	}
-	if err := m.bake(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("machine %s: %w", s.Name, err), undo())
+	if _, err := os.Lstat(m.layer().Root()); errors.Is(err, os.ErrNotExist) {
+		undo := machine.Fresh(s.Dir)
+		if err := m.layer().Make(); err != nil {
+			return nil, errors.Join(err, undo())
+		}
+		if err := m.bake(ctx); err != nil {
+			return nil, errors.Join(fmt.Errorf("machine %s: %w", s.Name, err), undo())
+		}
+	} else if err != nil {
+		return nil, err
 	}
 	watch, cancel := context.WithCancel(context.Background())
 	if err := disk.Watch(watch, m.device); err != nil {
@@ -87,8 +92,13 @@ func (m *Machine) bake(ctx context.Context) error {
 		}
 		id := strings.ReplaceAll(machine.MAC(m.Spec.Name, -1).String(), ":", "")
 		files := append([]machine.File{{Path: "/etc/machine-id", Data: []byte(strings.Repeat("0", 20) + id + "\n"), Mode: 0o444}}, m.Spec.Files...)
+		dir, err := os.OpenRoot(root)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = dir.Close() }()
 		for _, f := range files {
-			if err := writeBelow(root, f); err != nil {
+			if err := writeBelow(dir, f); err != nil {
 				return err
 			}
 		}
@@ -99,17 +109,27 @@ func (m *Machine) bake(ctx context.Context) error {
 // mounted calls f with the machine's root mounted, in a mount namespace of its own.
 func (m *Machine) mounted(f func(root string) error) error { return m.layer().Mounted(f) }
 
-func writeBelow(root string, f machine.File) error {
-	path := filepath.Join(root, filepath.Clean("/"+f.Path))
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
+// writeBelow writes a file of the machine's root, whole or not at all. What is there is the stemcell's or the
+// machine's: no link leads out of the root, and neither the file nor the temporary one is opened if it is there.
+func writeBelow(root *os.Root, f machine.File) error {
+	path := strings.TrimPrefix(filepath.Clean("/"+f.Path), "/")
+	if err := root.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return fmt.Errorf("write /%s: %w", path, err)
 	}
 	temporary := path + ".lab-new"
-	if err := os.WriteFile(temporary, f.Data, f.Mode); err != nil {
-		return err
+	if err := root.RemoveAll(temporary); err != nil { // of a holder that was killed
+		return fmt.Errorf("write /%s: %w", path, err)
 	}
-	if err := os.Chmod(temporary, f.Mode); err != nil {
-		return err
+	file, err := root.OpenFile(temporary, os.O_CREATE|os.O_EXCL|os.O_WRONLY, f.Mode)
+	if err != nil {
+		return fmt.Errorf("write /%s: %w", path, err)
 	}
-	return os.Rename(temporary, path)
+	_, err = file.Write(f.Data)
+	if err = errors.Join(err, file.Chmod(f.Mode), file.Close()); err == nil {
+		err = root.Rename(temporary, path)
+	}
+	if err != nil {
+		return fmt.Errorf("write /%s: %w", path, errors.Join(err, root.Remove(temporary)))
+	}
+	return nil
 }

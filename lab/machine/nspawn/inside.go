@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 
+	"cambium/internal/rootdir"
 	"cambium/lab/disk"
 	"cambium/lab/machine"
 
@@ -36,61 +37,99 @@ func (a *attached) as(name string) string {
 // diskGroup owns block devices, as on every Debian.
 const diskGroup = 6
 
-// appear makes the nodes of the disk in the machine's /dev. Its own tmpfs is reached through
-// the file system of the machine's init; the host's /dev is never shown in there.
+// devices calls f with the machine's /dev, which is reached through the file system of the machine's init; the host's
+// /dev is never shown in there. All of it is the machine's: links in it lead nowhere else.
+func devices(leader int, f func(dev *os.Root) error) error {
+	root, err := os.OpenRoot(fmt.Sprintf("/proc/%d/root", leader))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
+	dev, err := rootdir.Open(root, "dev")
+	if err != nil {
+		return fmt.Errorf("the machine's /dev: %w", err)
+	}
+	defer func() { _ = dev.Close() }()
+	return f(dev)
+}
+
+// appear makes the nodes of the disk in the machine's /dev.
 func (a *attached) appear(leader int) error {
-	dev := fmt.Sprintf("/proc/%d/root/dev", leader)
-	if err := node(filepath.Join(dev, a.as(a.loop.Name)), a.loop.Major, a.loop.Minor); err != nil {
-		return err
-	}
-	for _, name := range a.loop.Partitions() {
-		number, err := os.ReadFile("/sys/class/block/" + name + "/dev")
-		if err != nil {
-			continue // just gone
-		}
-		major, minor, _ := strings.Cut(strings.TrimSpace(string(number)), ":")
-		x, err1 := strconv.ParseUint(major, 10, 32)
-		y, err2 := strconv.ParseUint(minor, 10, 32)
-		if err := errors.Join(err1, err2); err != nil {
+	return devices(leader, func(dev *os.Root) error {
+		if err := node(dev, a.as(a.loop.Name), a.loop.Major, a.loop.Minor); err != nil {
 			return err
 		}
-		if err := node(filepath.Join(dev, a.as(name)), uint32(x), uint32(y)); err != nil {
-			return err
+		for _, name := range a.loop.Partitions() {
+			number, err := os.ReadFile("/sys/class/block/" + name + "/dev")
+			if err != nil {
+				continue // just gone
+			}
+			major, minor, _ := strings.Cut(strings.TrimSpace(string(number)), ":")
+			x, err1 := strconv.ParseUint(major, 10, 32)
+			y, err2 := strconv.ParseUint(minor, 10, 32)
+			if err := errors.Join(err1, err2); err != nil {
+				return err
+			}
+			if err := node(dev, a.as(name), uint32(x), uint32(y)); err != nil {
+				return err
+			}
 		}
-	}
-	for _, name := range a.disk.Names {
-		link := filepath.Join(dev, name)
-		if err := os.MkdirAll(filepath.Dir(link), 0o755); err != nil {
-			return err
+		for _, name := range a.disk.Names {
+			if err := dev.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+				return err
+			}
+			// Relative, as udev makes them: the machine's own /dev, not the host's.
+			target := strings.Repeat("../", strings.Count(name, "/")) + a.as(a.loop.Name)
+			if err := dev.Symlink(target, name); err != nil && !errors.Is(err, os.ErrExist) {
+				return err
+			}
 		}
-		// Relative, as udev makes them: the machine's own /dev, not the host's.
-		target := strings.Repeat("../", strings.Count(name, "/")) + a.as(a.loop.Name)
-		if err := os.Symlink(target, link); err != nil && !errors.Is(err, os.ErrExist) {
-			return err
-		}
-	}
-	return nil
+		return nil
+	})
 }
 
+// vanish removes what appear has made, as far as it is there.
 func (a *attached) vanish(leader int) {
-	dev := fmt.Sprintf("/proc/%d/root/dev", leader)
-	for _, name := range append([]string{a.loop.Name}, a.loop.Partitions()...) {
-		_ = os.Remove(filepath.Join(dev, a.as(name)))
-	}
-	for _, name := range a.disk.Names {
-		_ = os.Remove(filepath.Join(dev, name))
-	}
+	_ = devices(leader, func(dev *os.Root) error {
+		for _, name := range append([]string{a.loop.Name}, a.loop.Partitions()...) {
+			_ = dev.Remove(a.as(name))
+		}
+		for _, name := range a.disk.Names {
+			_ = dev.Remove(name)
+		}
+		return nil
+	})
 }
 
-func node(path string, major, minor uint32) error {
-	err := unix.Mknod(path, unix.S_IFBLK|0o660, int(unix.Mkdev(major, minor)))
-	if err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("node %s: %w", path, err)
-	}
-	if err := os.Chown(path, 0, diskGroup); err != nil {
+// node makes a device node of that name, a single one, in the place of whatever the machine has there.
+func node(dev *os.Root, name string, major, minor uint32) error {
+	dir, err := dev.Open(".")
+	if err != nil {
 		return err
 	}
-	return os.Chmod(path, 0o660)
+	defer func() { _ = dir.Close() }()
+	device := unix.Mkdev(major, minor)
+	mknod := func() error { return unix.Mknodat(int(dir.Fd()), name, unix.S_IFBLK|0o660, int(device)) }
+	err = mknod()
+	if errors.Is(err, unix.EEXIST) && !isNode(dev, name, device) {
+		if err = dev.RemoveAll(name); err == nil {
+			err = mknod()
+		}
+	}
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("node %s: %w", name, err)
+	}
+	// mknod(2) applies the umask of this process.
+	return errors.Join(dev.Lchown(name, 0, diskGroup), dev.Chmod(name, 0o660))
+}
+
+func isNode(dev *os.Root, name string, device uint64) bool {
+	info, err := dev.Lstat(name)
+	if err != nil || info.Mode().Type() != os.ModeDevice {
+		return false
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	return ok && st.Rdev == device
 }
 
 // device follows the kernel: partitions of the machine's disks appear in it and go from it.
@@ -104,12 +143,12 @@ func (m *Machine) device(e disk.Event) {
 		if !strings.HasPrefix(e.Name, a.loop.Name+"p") {
 			continue
 		}
-		path := fmt.Sprintf("/proc/%d/root/dev/%s", m.Current.leader, a.as(e.Name))
-		if e.Action == "remove" {
-			_ = os.Remove(path)
-		} else {
-			_ = node(path, e.Major, e.Minor)
-		}
+		_ = devices(m.Current.leader, func(dev *os.Root) error {
+			if e.Action == "remove" {
+				return dev.Remove(a.as(e.Name))
+			}
+			return node(dev, a.as(e.Name), e.Major, e.Minor)
+		})
 	}
 }
 
@@ -287,8 +326,13 @@ func (m *Machine) WriteFile(f machine.File) error {
 			return err
 		}
 		defer func() { _ = dir.Close() }()
+		below, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()))
+		if err != nil {
+			return err
+		}
+		defer func() { _ = below.Close() }()
 		name := f
 		name.Path = filepath.Base(f.Path)
-		return writeBelow(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()), name)
+		return writeBelow(below, name)
 	})
 }
