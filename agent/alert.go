@@ -24,14 +24,14 @@ type Alert struct {
 
 // Severities of the Health Monitor.
 const (
-	SeverityAlert    = monit.SeverityAlert
-	SeverityCritical = monit.SeverityCritical
-	SeverityError    = monit.SeverityError
-	SeverityWarning  = monit.SeverityWarning
+	severityAlert    = monit.SeverityAlert
+	severityCritical = monit.SeverityCritical
+	severityError    = monit.SeverityError
+	severityWarning  = monit.SeverityWarning
 )
 
-// NewAlert is an alert of the agent's own.
-func NewAlert(severity int, title, summary string) Alert {
+// newAlert is an alert of the agent's own.
+func newAlert(severity int, title, summary string) Alert {
 	return Alert{ID: newAlertID(), Severity: severity, Title: title, Summary: summary, Created: time.Now().Unix()}
 }
 
@@ -42,7 +42,7 @@ func MonitAlert(a monit.Alert, ips []string) (Alert, bool) {
 	if severity == monit.SeverityIgnored {
 		return Alert{}, false
 	}
-	alert := NewAlert(severity, a.Title(ips), a.Description)
+	alert := newAlert(severity, a.Title(ips), a.Description)
 	if a.ID != "" {
 		alert.ID = a.ID
 	}

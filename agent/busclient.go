@@ -17,9 +17,9 @@ import (
 	"cambium/settings"
 )
 
-// ErrNoBus means that the settings do not say where the Director is, or that there are no settings
+// errNoBus means that the settings do not say where the Director is, or that there are no settings
 // yet.
-var ErrNoBus = errors.New("the settings name no message bus")
+var errNoBus = errors.New("the settings name no message bus")
 
 // Transport is a bus that a Director can use: NATS, or HTTPS, which drops reports because no
 // Health Monitor is behind it.
@@ -91,7 +91,7 @@ func (c *BusClient) Start(_ context.Context, e settings.Effective) error {
 		return nil
 	}
 	if len(e.Bus.URLs) == 0 {
-		return ErrNoBus
+		return errNoBus
 	}
 	first := e.Bus.URLs[0]
 	parsed, err := url.Parse(first.Reveal())
@@ -251,7 +251,7 @@ func (c *BusClient) Connected() bool {
 func (c *BusClient) Rotate(ctx context.Context, b settings.Bus) (action.Rotation, error) {
 	transport := c.current()
 	if transport == nil {
-		return nil, ErrNoBus
+		return nil, errNoBus
 	}
 	return transport.Rotate(ctx, b)
 }
@@ -260,7 +260,7 @@ func (c *BusClient) Rotate(ctx context.Context, b settings.Bus) (action.Rotation
 func (c *BusClient) Publish(ctx context.Context, target, topic string, payload any) error {
 	transport := c.current()
 	if transport == nil {
-		return ErrNoBus
+		return errNoBus
 	}
 	return transport.Publish(ctx, target, topic, payload)
 }
@@ -299,7 +299,7 @@ func (c *BusClient) sendAlert(ctx context.Context) {
 	if verdict == "" {
 		return
 	}
-	if err := c.Publish(ctx, "hm", "alert", NewAlert(SeverityAlert, "bosh-agent is not ready", verdict)); err != nil {
+	if err := c.Publish(ctx, "hm", "alert", newAlert(severityAlert, "bosh-agent is not ready", verdict)); err != nil {
 		c.options.Log.WithError(err).Warn("alert not sent")
 	}
 }

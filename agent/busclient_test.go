@@ -122,16 +122,16 @@ func TestBusClientStartsOneBus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		c := newClientUnderTest(t, ctx)
-		for url, want := range map[string]string{"": ErrNoBus.Error(), "nats://%zz": "is not a URL", "amqp://u:hunter2@h": "want scheme nats or https", "https://h:1": "no certificate"} {
+		for url, want := range map[string]string{"": errNoBus.Error(), "nats://%zz": "is not a URL", "amqp://u:hunter2@h": "want scheme nats or https", "https://h:1": "no certificate"} {
 			if err := c.Start(ctx, named(url)); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "hunter2") {
 				t.Errorf("%q: got %v, want %q in it", url, err, want)
 			}
 		}
-		if err := c.Publish(ctx, "hm", "heartbeat", nil); !errors.Is(err, ErrNoBus) {
-			t.Errorf("publishing without a bus: %v, want %v", err, ErrNoBus)
+		if err := c.Publish(ctx, "hm", "heartbeat", nil); !errors.Is(err, errNoBus) {
+			t.Errorf("publishing without a bus: %v, want %v", err, errNoBus)
 		}
-		if _, err := c.Rotate(ctx, settings.Bus{}); !errors.Is(err, ErrNoBus) {
-			t.Errorf("rotating without a bus: %v, want %v", err, ErrNoBus)
+		if _, err := c.Rotate(ctx, settings.Bus{}); !errors.Is(err, errNoBus) {
+			t.Errorf("rotating without a bus: %v, want %v", err, errNoBus)
 		}
 		for range 2 { // a second try to boot finds the bus of the first
 			if err := c.Start(ctx, named("nats://u:hunter2@h:4222")); err != nil {

@@ -254,7 +254,7 @@ func (d *Dispatcher) bind(q *request) (run action.Run, err error) {
 func (d *Dispatcher) execute(q *request, ctx context.Context) (value any, err error) {
 	defer d.recovered(q, &err)
 	if q.row.Lane == action.Immediate {
-		return q.run(ctx) // does not use action.CallOf
+		return q.run(ctx) // does not use action.callOf
 	}
 	call := action.Call{Method: q.Method, Protocol: q.Protocol}
 	if q.task != nil {

@@ -40,9 +40,9 @@ const expiryCheck = time.Hour
 
 // expirySteps are the remaining days at which to warn, and how urgently; the most urgent first.
 var expirySteps = []struct{ days, severity int }{
-	{1, SeverityCritical},
-	{7, SeverityError},
-	{30, SeverityWarning},
+	{1, severityCritical},
+	{7, severityError},
+	{30, severityWarning},
 }
 
 // announced maps the SHA-256 of each certificate whose expiry was announced to the days of the last
@@ -143,7 +143,7 @@ func expiryAlert(name string, cert *x509.Certificate, step int) Alert {
 	if time.Now().After(cert.NotAfter) {
 		what = "has expired"
 	}
-	return NewAlert(expirySteps[step].severity,
+	return newAlert(expirySteps[step].severity,
 		fmt.Sprintf("%s certificate %s on %s", name, what, cert.NotAfter.UTC().Format(time.DateOnly)),
 		fmt.Sprintf("%s ends %s", cert.Subject, cert.NotAfter.UTC().Format(time.RFC3339)))
 }

@@ -118,8 +118,8 @@ func (d *Dispatcher) Retrying() {
 	}
 }
 
-// IsReady reports whether the gate is open; heartbeats are sent only then.
-func (d *Dispatcher) IsReady() bool {
+// isReady reports whether the gate is open; heartbeats are sent only then.
+func (d *Dispatcher) isReady() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.phase == ready

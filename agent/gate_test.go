@@ -109,7 +109,7 @@ func TestPingBeforeReady(t *testing.T) {
 		expect(t, &a, `ping {"value":"pong"}`)
 		ask(d, &a, "ping")
 		expect(t, &a, `ping {"value":"pong"}`)
-		if !d.IsReady() {
+		if !d.isReady() {
 			t.Error("not ready")
 		}
 		d.Failed("too late", true)
@@ -169,7 +169,7 @@ func TestLaterBootsFailSilently(t *testing.T) {
 			expect(t, &a, "ping silence", "get_state silence")
 			d.Failed("disk lost", false)
 		}
-		if d.IsReady() {
+		if d.isReady() {
 			t.Error("ready")
 		}
 		d.Retrying()

@@ -24,9 +24,9 @@ type Publisher interface {
 	Connected() bool
 }
 
-// Heartbeat is what the Health Monitor learns every half minute. Its null values mean: nothing
+// heartbeat is what the Health Monitor learns every half minute. Its null values mean: nothing
 // applied, or a supervisor that does not answer.
-type Heartbeat struct {
+type heartbeat struct {
 	Deployment string  `json:"deployment"`
 	Job        *string `json:"job"`
 	Index      *int    `json:"index"`
@@ -93,7 +93,7 @@ var supervisorPoll = retry.Backoff{Min: 100 * time.Millisecond, Max: time.Second
 // first sends the first heartbeat, with the supervisor's answer if that comes soon, and returns when it was
 // sent; the zero time if there was no connection.
 func (h Heartbeats) first(ctx context.Context) (sent time.Time) {
-	var b Heartbeat
+	var b heartbeat
 	within, cancel := context.WithTimeout(ctx, supervisorStart)
 	defer cancel()
 	for attempt := 0; ; attempt++ {
@@ -110,7 +110,7 @@ func (h Heartbeats) first(ctx context.Context) (sent time.Time) {
 
 // send publishes a heartbeat if there is a connection. It is collected in either case: the state is also
 // recorded for bosh-dns.
-func (h Heartbeats) send(ctx context.Context, b Heartbeat) bool {
+func (h Heartbeats) send(ctx context.Context, b heartbeat) bool {
 	if !h.Bus.Connected() {
 		return false
 	}
@@ -125,8 +125,8 @@ func (h Heartbeats) send(ctx context.Context, b Heartbeat) bool {
 }
 
 // collect never fails: without a heartbeat the resurrector would recreate the VM, so values that cannot be read are left out.
-func (h Heartbeats) collect(ctx context.Context) Heartbeat {
-	b := Heartbeat{Vitals: struct{}{}}
+func (h Heartbeats) collect(ctx context.Context) heartbeat {
+	b := heartbeat{Vitals: struct{}{}}
 	ctx, cancel := context.WithTimeout(ctx, vitalsTimeout)
 	defer cancel()
 	vitals := action.Background(func() (any, error) { return h.Vitals(ctx) })

@@ -9,10 +9,10 @@ import (
 )
 
 const (
-	// MaxAnswerHold bounds how long the answer about a running task is held back. The shortest reply
+	// maxAnswerHold bounds how long the answer about a running task is held back. The shortest reply
 	// timeout of any caller is 10 seconds, and a Director notices the cancellation of its own task
 	// only between two polls.
-	MaxAnswerHold = 2 * time.Second
+	maxAnswerHold = 2 * time.Second
 	// maxHeldAnswers bounds the goroutines that hold one; above it a request is answered at once.
 	maxHeldAnswers = 1000
 )
@@ -22,7 +22,7 @@ const (
 func (d *Dispatcher) holdAnswer(ctx context.Context, r mbus.Request, row action.Row, reply func(mbus.Reply)) bool {
 	var limit time.Duration
 	if d.AnswerHold != nil {
-		limit = min(d.AnswerHold(), MaxAnswerHold)
+		limit = min(d.AnswerHold(), maxAnswerHold)
 	}
 	if limit <= 0 || r.BadArguments {
 		return false

@@ -59,7 +59,7 @@ func TestGetTaskIsAnsweredWhenTheTaskEnds(t *testing.T) {
 		want string
 	}{{"well", nil, `{"value":"ended"}`}, {"badly", errors.New("no room"), "result: no room"}} {
 		t.Run(c.name, func(t *testing.T) {
-			w, id, release := heldTask(t, time.Hour) // bounded by MaxAnswerHold
+			w, id, release := heldTask(t, time.Hour) // bounded by maxAnswerHold
 			_, replies := w.director.Send(agentID, "get_task", id)
 			noReply(t, replies, "the task runs")
 			if got := w.director.Call(agentID, "ping"); got != `{"value":"pong"}` {
@@ -103,7 +103,7 @@ func TestGetTaskIsNotHeld(t *testing.T) {
 			if got := w.director.Call(agentID, "get_task", arguments...); !strings.Contains(got, "exception") {
 				t.Errorf("%v: got %s, want an exception", arguments, got)
 			}
-			if took := time.Since(begun); took >= MaxAnswerHold {
+			if took := time.Since(begun); took >= maxAnswerHold {
 				t.Errorf("%v: answered after %s", arguments, took)
 			}
 		}

@@ -155,7 +155,7 @@ func TestAlertsWaitForTheBus(t *testing.T) {
 		ended := make(chan error)
 		go func() { ended <- a.Run(ctx) }()
 		for range maxAlerts + 5 {
-			a.Send(NewAlert(SeverityAlert, "t", "s"))
+			a.Send(newAlert(severityAlert, "t", "s"))
 		}
 		synctest.Wait()
 		if n := len(p.take()); n != 0 {
@@ -168,7 +168,7 @@ func TestAlertsWaitForTheBus(t *testing.T) {
 			t.Errorf("%d alerts, want %d", n, maxAlerts)
 		}
 		p.err = errors.New("too long")
-		a.Send(NewAlert(SeverityAlert, "t", "s"))
+		a.Send(newAlert(severityAlert, "t", "s"))
 		synctest.Wait()
 		cancel()
 		if err := <-ended; err != nil {

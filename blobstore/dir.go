@@ -21,8 +21,8 @@ var errBadID = errors.New("not a usable blob id")
 // tempPrefix cannot begin an id.
 const tempPrefix = ".tmp-"
 
-// CheckID refuses ids that are no file names of their own.
-func CheckID(id string) error {
+// checkID refuses ids that are no file names of their own.
+func checkID(id string) error {
 	if id == "" || len(id) > 200 || strings.HasPrefix(id, ".") || strings.HasPrefix(id, "-") || id == "tmp" ||
 		strings.ContainsFunc(id, func(r rune) bool { return r == '/' || r == '\\' || r < ' ' || r == 0x7f }) {
 		return errBadID
@@ -32,7 +32,7 @@ func CheckID(id string) error {
 
 // Open returns the content of a blob, or ErrNotFound.
 func (d *Dir) Open(id string) (*os.File, error) {
-	if err := CheckID(id); err != nil {
+	if err := checkID(id); err != nil {
 		return nil, err
 	}
 	file, err := os.Open(filepath.Join(d.Path, id))
@@ -83,7 +83,7 @@ func (d *Dir) WriteChecked(id string, content io.Reader, digest blob.Digest) err
 }
 
 func (d *Dir) write(id string, produce func(io.Writer) error) (err error) {
-	if err := CheckID(id); err != nil {
+	if err := checkID(id); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(d.Path, 0o700); err != nil {
@@ -116,7 +116,7 @@ func (d *Dir) write(id string, produce func(io.Writer) error) (err error) {
 
 // Remove deletes a blob; a missing one is not an error.
 func (d *Dir) Remove(id string) error {
-	if err := CheckID(id); err != nil {
+	if err := checkID(id); err != nil {
 		return err
 	}
 	if err := os.Remove(filepath.Join(d.Path, id)); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -125,8 +125,8 @@ func (d *Dir) Remove(id string) error {
 	return nil
 }
 
-// Sweep removes what a crash left of half-written blobs.
-func (d *Dir) Sweep() error {
+// sweep removes what a crash left of half-written blobs.
+func (d *Dir) sweep() error {
 	left, err := filepath.Glob(filepath.Join(d.Path, tempPrefix+"*"))
 	if err != nil {
 		return err
@@ -138,10 +138,10 @@ func (d *Dir) Sweep() error {
 	return errors.Join(faults...)
 }
 
-// Sweep removes what a crash left in the machine's own directories and in its temporary one.
-func (s *Store) Sweep() error {
+// sweep removes what a crash left in the machine's own directories and in its temporary one.
+func (s *Store) sweep() error {
 	left, err := filepath.Glob(filepath.Join(s.tmp, "blob-*"))
-	faults := []error{err, tempfile.Sweep(s.tmp), s.sensitive.Sweep(), s.blobs.Sweep()}
+	faults := []error{err, tempfile.Sweep(s.tmp), s.sensitive.sweep(), s.blobs.sweep()}
 	for _, path := range left {
 		faults = append(faults, os.RemoveAll(path))
 	}

@@ -71,7 +71,7 @@ func (e *external) open(ctx context.Context, id string) (io.ReadCloser, error) {
 	if err != nil {
 		return nil, fmt.Errorf("temporary directory: %w", err)
 	}
-	defer func() { _ = os.RemoveAll(dir) }() // Sweep removes leftovers at the next start
+	defer func() { _ = os.RemoveAll(dir) }() // sweep removes leftovers at the next start
 	path := filepath.Join(dir, "blob")
 	if err := e.run(ctx, "get", id, path); err != nil {
 		return nil, err

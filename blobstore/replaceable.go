@@ -63,13 +63,13 @@ func (r *Replaceable) Remove(id string) error {
 	return store.Remove(id)
 }
 
-// Sweep is Store.Sweep. Without a store nothing is left over.
+// Sweep is Store.sweep. Without a store nothing is left over.
 func (r *Replaceable) Sweep() error {
 	store, err := r.current()
 	if err != nil {
 		return nil // Prepare has returned the reason
 	}
-	return store.Sweep()
+	return store.sweep()
 }
 
 // Put is Store.Put.
@@ -96,5 +96,5 @@ func (r *Replaceable) WriteChecked(id string, content io.Reader, digest blob.Dig
 	if err != nil {
 		return err
 	}
-	return store.Sensitive().WriteChecked(id, content, digest)
+	return store.sensitive.WriteChecked(id, content, digest)
 }

@@ -66,8 +66,8 @@ type Store struct {
 	web       *web
 	tmp       string
 	isLocal   bool
-	sensitive *Dir
-	blobs     *Dir
+	sensitive *Dir // the Director's own uploads: rendered templates, with their secrets
+	blobs     *Dir // uploads to the agent's HTTPS endpoint
 }
 
 // New prepares a store. It opens no connection; what is wrong with the options or the machine is an
@@ -129,12 +129,6 @@ func localDir(o Options) (*Dir, error) {
 	}
 	return &Dir{Path: options.Path}, nil
 }
-
-// Sensitive is where the Director's own uploads go: rendered templates, with their secrets.
-func (s *Store) Sensitive() *Dir { return s.sensitive }
-
-// Blobs is where blobs uploaded to the agent's HTTPS endpoint go.
-func (s *Store) Blobs() *Dir { return s.blobs }
 
 // Remove deletes the machine's own copies of a blob, not the one in the configured store.
 func (s *Store) Remove(id string) error {

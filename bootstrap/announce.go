@@ -121,8 +121,8 @@ func (m ReadyMarker) Set(agentID string) error {
 	return atomicfile.Write(m.path(), []byte(agentID+"\n"), 0o600)
 }
 
-// ErrBootOnce means that the machine was rebooted although its secrets lived in memory only.
-var ErrBootOnce = errors.New("this VM kept its settings in memory and has been rebooted; recreate it")
+// errBootOnce means that the machine was rebooted although its secrets lived in memory only.
+var errBootOnce = errors.New("this VM kept its settings in memory and has been rebooted; recreate it")
 
 // bootOnceSentinels are the marks of a machine in tmpfs mode. The one on tmpfs comes first: a crash in
 // between must not look like a reboot.
@@ -138,11 +138,11 @@ func CheckBootOnce(dirs vcap.Dirs) error {
 	if !exists(onDisk) || exists(onTmpfs) {
 		return nil
 	}
-	return ErrBootOnce
+	return errBootOnce
 }
 
-// ArmBootOnce writes both sentinels, and returns those that were missing.
-func ArmBootOnce(dirs vcap.Dirs) (written []string, err error) {
+// armBootOnce writes both sentinels, and returns those that were missing.
+func armBootOnce(dirs vcap.Dirs) (written []string, err error) {
 	for _, path := range bootOnceSentinels(dirs) {
 		if exists(path) {
 			continue

@@ -97,7 +97,7 @@ func TestBootOnce(t *testing.T) {
 		t.Errorf("first boot: %v", err)
 	}
 	for _, want := range []int{2, 0} {
-		written, err := ArmBootOnce(dirs)
+		written, err := armBootOnce(dirs)
 		if err := errors.Join(err, CheckBootOnce(dirs)); err != nil || len(written) != want {
 			t.Errorf("agent restart: %v, wrote %q, want %d files", err, written, want)
 		}
@@ -105,7 +105,7 @@ func TestBootOnce(t *testing.T) {
 	if err := os.RemoveAll(dirs.CanRestart()); err != nil { // what a reboot does to a tmpfs
 		t.Fatal(err)
 	}
-	if err := CheckBootOnce(dirs); !errors.Is(err, ErrBootOnce) {
+	if err := CheckBootOnce(dirs); !errors.Is(err, errBootOnce) {
 		t.Errorf("reboot: got %v, want ErrBootOnce", err)
 	}
 }

@@ -21,8 +21,8 @@ const (
 	quietLimit = 3 * time.Second
 )
 
-// Hardware reads what is there now. A dummy machine has none.
-func (m *Machine) Hardware() (h Hardware) {
+// hardware reads what is there now. A dummy machine has none.
+func (m *Machine) hardware() (h Hardware) {
 	if m.Ephemeral != nil {
 		h.Disks = device.Present("/")
 	}
@@ -35,8 +35,8 @@ func (m *Machine) Hardware() (h Hardware) {
 	return h
 }
 
-// Differs says what is not as it was: "disks", "links", or nothing.
-func (h Hardware) Differs(from Hardware) string {
+// differs says what is not as it was: "disks", "links", or nothing.
+func (h Hardware) differs(from Hardware) string {
 	switch {
 	case !slices.Equal(h.Disks, from.Disks):
 		return "disks"
@@ -46,9 +46,9 @@ func (h Hardware) Differs(from Hardware) string {
 	return ""
 }
 
-// AwaitHardware returns when the machine has other disks or links than before, and says which.
+// awaitHardware returns when the machine has other disks or links than before, and says which.
 // It returns nothing when ctx ends first.
-func (m *Machine) AwaitHardware(ctx context.Context, before Hardware) string {
+func (m *Machine) awaitHardware(ctx context.Context, before Hardware) string {
 	ctx, cancel := context.WithCancel(ctx)
 	var watchers sync.WaitGroup
 	defer watchers.Wait()
@@ -75,7 +75,7 @@ func (m *Machine) AwaitHardware(ctx context.Context, before Hardware) string {
 	if m.Network != nil {
 		watch(func() error { return wait.Watch(ctx, poke) })
 	}
-	return awaitChange(ctx, events, func() string { return m.Hardware().Differs(before) })
+	return awaitChange(ctx, events, func() string { return m.hardware().differs(before) })
 }
 
 // awaitChange looks after every event until what it sees has changed, and then for a quiet period.

@@ -21,11 +21,11 @@ func TestNSLinksAreNoticed(t *testing.T) {
 		peer := nstest.NewPeer(t)
 		m := &Machine{Network: &network.Kernel{Root: t.TempDir()}, Log: logrus.NewEntry(logrus.New())}
 		noticed := func(change func()) string {
-			before := m.Hardware()
+			before := m.hardware()
 			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 			defer cancel()
 			done := make(chan string)
-			go func() { done <- m.AwaitHardware(ctx, before) }()
+			go func() { done <- m.awaitHardware(ctx, before) }()
 			change()
 			return <-done
 		}

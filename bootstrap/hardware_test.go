@@ -67,7 +67,7 @@ func TestHardwareDiffers(t *testing.T) {
 		"disks": {Disks: []string{"/dev/sda", "/dev/sdb"}, NICs: []string{"eth0 02"}},
 		"links": {Disks: []string{"/dev/sda"}, NICs: []string{"eth0 02"}, Carriers: []string{"eth0 02"}},
 	} {
-		if got := now.Differs(was); got != want {
+		if got := now.differs(was); got != want {
 			t.Errorf("%+v: got %q, want %q", now, got, want)
 		}
 	}

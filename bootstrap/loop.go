@@ -39,7 +39,7 @@ const backgroundGrace = 10 * time.Second
 // Run returns when the machine is ready, or ctx ends; its error is for a boot that cannot be begun.
 func (l *Loop) Run(ctx context.Context) error {
 	for attempt := 0; ; attempt++ {
-		before := l.Machine.Hardware()
+		before := l.Machine.hardware()
 		within, cancel := context.WithCancel(ctx)
 		verdict, rest, err := l.Engine.Run(within, Steps(l.Machine))
 		if err != nil {
@@ -85,10 +85,10 @@ func (l *Loop) Run(ctx context.Context) error {
 // pause returns when the hardware is not as before the attempt, or after a while, and says why. The
 // attempt itself switches links on: a carrier that came meanwhile is not a change.
 func (l *Loop) pause(ctx context.Context, while time.Duration, before Hardware) string {
-	before.Carriers = l.Machine.Hardware().Carriers
+	before.Carriers = l.Machine.hardware().Carriers
 	within, cancel := context.WithTimeout(ctx, while)
 	defer cancel()
-	if changed := l.Machine.AwaitHardware(within, before); changed != "" {
+	if changed := l.Machine.awaitHardware(within, before); changed != "" {
 		return changed
 	}
 	return pauseOver

@@ -132,7 +132,7 @@ func (m *Machine) planBootOnce(_ context.Context, f *engine.Forecast) (changes [
 }
 
 func (m *Machine) armBootOnce(_ context.Context, s *engine.Span) error {
-	written, err := ArmBootOnce(m.Dirs)
+	written, err := armBootOnce(m.Dirs)
 	for _, path := range written {
 		s.Changed(engine.Change{Text: "write " + filepath.Clean(path)})
 	}

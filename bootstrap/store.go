@@ -148,7 +148,7 @@ func notMounted(c storage.Change) bool {
 func (m *Machine) AwaitStore(ctx context.Context) {
 	for attempt := 0; m.JobsWithheld() != ""; attempt++ {
 		within, cancel := context.WithTimeout(ctx, retryPauses.Pause(attempt))
-		m.AwaitHardware(within, m.Hardware())
+		m.awaitHardware(within, m.hardware())
 		cancel()
 		if ctx.Err() != nil {
 			return

@@ -107,19 +107,19 @@ func TestOrderDecidesAndSlowFailuresDoNotAddUp(t *testing.T) {
 			want:    "a", atLeast: 50 * time.Minute, atMost: 70 * time.Minute, outcome: []string{Used}},
 		{name: "a later answer is held back, then used",
 			sources: []*scripted{{fails: never, err: broken}, {answer: good("b")}},
-			want:    "b", atLeast: HoldFor, atMost: HoldFor, outcome: []string{NoAnswer, Used}},
+			want:    "b", atLeast: holdFor, atMost: holdFor, outcome: []string{NoAnswer, Used}},
 		{name: "an earlier source that recovers in time wins",
 			sources: []*scripted{{fails: 5, err: later, answer: good("a")}, {answer: good("b")}},
-			want:    "a", atMost: HoldFor, outcome: []string{Used, NotNeeded}},
+			want:    "a", atMost: holdFor, outcome: []string{Used, NotNeeded}},
 		{name: "an earlier source that hangs is passed over",
 			sources: []*scripted{{takes: time.Hour, answer: good("a")}, {answer: good("b")}},
-			want:    "b", atLeast: HoldFor, atMost: HoldFor, outcome: []string{NoAnswer, Used}},
+			want:    "b", atLeast: holdFor, atMost: holdFor, outcome: []string{NoAnswer, Used}},
 		{name: "with a cached copy no source is passed over and the budget ends it",
 			sources: []*scripted{{fails: never, err: broken}, {answer: good("b")}}, cached: true,
 			want: "", atLeast: DefaultCacheBudget, atMost: DefaultCacheBudget, outcome: []string{NoAnswer, NotNeeded}},
 		{name: "with a cached copy and a long budget neither",
-			sources: []*scripted{{fails: never, err: broken}, {answer: good("b")}}, cached: true, budget: 2 * HoldFor,
-			want: "", atLeast: 2 * HoldFor, atMost: 2 * HoldFor, outcome: []string{NoAnswer, NotNeeded}},
+			sources: []*scripted{{fails: never, err: broken}, {answer: good("b")}}, cached: true, budget: 2 * holdFor,
+			want: "", atLeast: 2 * holdFor, atMost: 2 * holdFor, outcome: []string{NoAnswer, NotNeeded}},
 		{name: "with a cached copy definite failures end it at once",
 			sources: []*scripted{{fails: never, err: absent}, {fails: never, err: absent}}, cached: true,
 			want: "", atMost: time.Second, outcome: []string{Failed, Failed}},
@@ -128,7 +128,7 @@ func TestOrderDecidesAndSlowFailuresDoNotAddUp(t *testing.T) {
 			want:    "a", atLeast: 5 * time.Second, atMost: 8 * time.Second, outcome: []string{Used}},
 		{name: "an unusable document is asked for again",
 			sources: []*scripted{{answer: `{"agent_id":""}`}, {fails: 20, err: later, answer: good("b")}},
-			want:    "b", atLeast: HoldFor, atMost: time.Minute, outcome: []string{NoAnswer, Used}},
+			want:    "b", atLeast: holdFor, atMost: time.Minute, outcome: []string{NoAnswer, Used}},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -370,8 +370,8 @@ func TestKeyQuestionIsBounded(t *testing.T) {
 		if _, _, err := s.PublicKey(t.Context()); err == nil {
 			t.Error("no error, want one")
 		}
-		if took := time.Since(start); took != KeyBudget {
-			t.Errorf("took %v, want %v", took, KeyBudget)
+		if took := time.Since(start); took != keyBudget {
+			t.Errorf("took %v, want %v", took, keyBudget)
 		}
 	})
 }

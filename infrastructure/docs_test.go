@@ -21,9 +21,9 @@ func TestDocumentationNamesEverySourceAndLimit(t *testing.T) {
 		fmt.Sprintf("instance id, token | %d KiB |", source.MaxShort>>10),
 		fmt.Sprintf("whole request | %d s, %d s, %d s, %d s |", int(fetch.DefaultTimeouts.Dial.Seconds()), int(fetch.DefaultTimeouts.TLS.Seconds()),
 			int(fetch.DefaultTimeouts.Header.Seconds()), int(fetch.DefaultTimeouts.Request.Seconds())),
-		fmt.Sprintf("for %d s at most", int(HoldFor.Seconds())),
+		fmt.Sprintf("for %d s at most", int(holdFor.Seconds())),
 		fmt.Sprintf("all sources together have %d s", int(DefaultCacheBudget.Seconds())),
-		fmt.Sprintf("The question takes %d s at most", int(KeyBudget.Seconds())),
+		fmt.Sprintf("The question takes %d s at most", int(keyBudget.Seconds())),
 	}
 	for _, kind := range agentjson.Types() {
 		want = append(want, "\n## "+kind+"\n", `{"Type": "`+kind+`"`)

@@ -47,14 +47,14 @@ type NeedNetwork = source.NeedNetwork
 // Times of the asking. cloudfoundry/bosh-agent tries each source ten times, a second apart,
 // before it goes on to the next; these are of that order, and bounded.
 const (
-	// HoldFor is how long the answer of a later source is held back while an earlier one
+	// holdFor is how long the answer of a later source is held back while an earlier one
 	// neither answers nor definitely fails.
-	HoldFor = 15 * time.Second
+	holdFor = 15 * time.Second
 	// DefaultCacheBudget is how long all sources together may take when a cached copy can
 	// serve.
 	DefaultCacheBudget = 10 * time.Second
-	// KeyBudget bounds the search for the SSH key, which is optional.
-	KeyBudget = 30 * time.Second
+	// keyBudget bounds the search for the SSH key, which is optional.
+	keyBudget = 30 * time.Second
 )
 
 // Options connect the sources to the rest of the agent. The zero value asks as a boot without
@@ -169,7 +169,7 @@ func (s *Sources) Settings(ctx context.Context) (Answer, Verdicts, error) {
 }
 
 func (s *Sources) askForSettings(ctx context.Context, began time.Time) (Answer, Verdicts, error) {
-	p := policy{what: "settings", began: began, asked: func(v Verdicts) { s.o.Asked(began, v, false) }, hold: HoldFor, status: s.o.Status, log: s.o.Log, logged: map[string]string{}, netTried: s.asked.settings.Load}
+	p := policy{what: "settings", began: began, asked: func(v Verdicts) { s.o.Asked(began, v, false) }, hold: holdFor, status: s.o.Status, log: s.o.Log, logged: map[string]string{}, netTried: s.asked.settings.Load}
 	backoff := retry.Backoff{Min: time.Second, Max: 5 * time.Second, Jitter: 0.2}
 	defer s.o.Status("")
 	for round := 0; ; round++ {
@@ -197,10 +197,10 @@ func (s *Sources) askForSettings(ctx context.Context, began time.Time) (Answer, 
 	}
 }
 
-// PublicKey asks all sources for the SSH key of the vcap user. It takes KeyBudget at most;
+// PublicKey asks all sources for the SSH key of the vcap user. It takes keyBudget at most;
 // its failure is no reason to stop a boot that has settings.
 func (s *Sources) PublicKey(ctx context.Context) (string, Verdicts, error) {
-	p := policy{what: "ssh key", began: time.Now(), asked: func(Verdicts) {}, hold: HoldFor, passOver: true, budget: KeyBudget, status: s.o.Status, log: s.o.Log, logged: map[string]string{}, netTried: s.asked.key.Load}
+	p := policy{what: "ssh key", began: time.Now(), asked: func(Verdicts) {}, hold: holdFor, passOver: true, budget: keyBudget, status: s.o.Status, log: s.o.Log, logged: map[string]string{}, netTried: s.asked.key.Load}
 	defer s.o.Status("")
 	key, verdicts, err := ask(ctx, p, s.names(), func(ctx context.Context, i int) (string, error) { return s.sources[i].PublicKey(ctx) })
 	if errors.Is(err, neednet.Err) {

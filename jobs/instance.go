@@ -84,9 +84,9 @@ func Packages(dirs vcap.Dirs, owner bundle.Owner) bundle.Collection {
 	return bundle.Collection{Store: dirs.DataPackages(), Links: dirs.Packages(), Mode: 0o755, Owner: owner}
 }
 
-// CreateJobDirs makes the directories that each job may write to, where they are missing. It
+// createJobDirs makes the directories that each job may write to, where they are missing. It
 // serves apply, and the boot of a machine that lost its ephemeral disk.
-func (i *Instance) CreateJobDirs(spec Spec) error {
+func (i *Instance) createJobDirs(spec Spec) error {
 	if err := spec.Validate(); err != nil {
 		return err
 	}
@@ -187,7 +187,7 @@ func (i *Instance) install(ctx context.Context, spec Spec) error {
 	if err := i.fetch(ctx, spec); err != nil {
 		return err
 	}
-	if err := i.CreateJobDirs(spec); err != nil {
+	if err := i.createJobDirs(spec); err != nil {
 		return err
 	}
 	var change bundle.Switch
@@ -333,7 +333,7 @@ func (i *Instance) noteShown(ctx context.Context) {
 	if err != nil || slices.ContainsFunc(processes, func(p Process) bool { return p.State == monit.StateUnknown }) {
 		return
 	}
-	if err := i.startRequest().Shown(time.Now()); err != nil {
+	if err := i.startRequest().shown(time.Now()); err != nil {
 		i.Log.WithError(err).Warn("could not record that monit supervises all services")
 		return
 	}
@@ -404,7 +404,7 @@ func (i *Instance) Stop(ctx context.Context, wait bool) error {
 	if err := atomicfile.Write(i.Dirs.MonitStopped(), nil, 0o644); err != nil {
 		return err
 	}
-	if err := i.startRequest().Forget(); err != nil {
+	if err := i.startRequest().forget(); err != nil {
 		return err
 	}
 	i.JobState(ctx)

@@ -155,7 +155,7 @@ func stagePackage(ctx context.Context, blobs blob.Opener, packages bundle.Collec
 	if err != nil {
 		return nil, err
 	}
-	ref, err := p.Ref()
+	ref, err := p.ref()
 	if err != nil {
 		return nil, fmt.Errorf("package %q: %w", p.Name, err)
 	}
@@ -190,7 +190,7 @@ func closeArchive(c io.Closer) error {
 
 // stageJobs fetches the archive of rendered templates once and unpacks all missing jobs from it.
 func (i *Instance) stageJobs(ctx context.Context, archive Archive, missing []bundle.Bundle) (staged []*bundle.Staged, err error) {
-	ref, err := archive.Ref()
+	ref, err := archive.ref()
 	if err != nil {
 		return nil, fmt.Errorf("rendered templates archive: %w", err)
 	}

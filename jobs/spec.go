@@ -170,17 +170,17 @@ func (s Spec) PackageNames() []string {
 	return names
 }
 
-// Ref is how the package's archive is fetched.
-func (p Package) Ref() (blob.Ref, error) {
+// ref is how the package's archive is fetched.
+func (p Package) ref() (blob.Ref, error) {
 	digest, err := blob.ParseDigest(p.Digest)
 	if err != nil {
 		return blob.Ref{}, err
 	}
-	return blob.Ref{ID: p.BlobstoreID, SignedURL: secret.NewURL(p.SignedURL), Headers: Secrets(p.Headers), Digest: digest}, nil
+	return blob.Ref{ID: p.BlobstoreID, SignedURL: secret.NewURL(p.SignedURL), Headers: secrets(p.Headers), Digest: digest}, nil
 }
 
-// Secrets wraps header values, which may be encryption keys.
-func Secrets(headers map[string]string) map[string]secret.String {
+// secrets wraps header values, which may be encryption keys.
+func secrets(headers map[string]string) map[string]secret.String {
 	if headers == nil {
 		return nil
 	}
@@ -191,8 +191,8 @@ func Secrets(headers map[string]string) map[string]secret.String {
 	return wrapped
 }
 
-// Ref is how the archive of rendered templates is fetched.
-func (a Archive) Ref() (blob.Ref, error) {
+// ref is how the archive of rendered templates is fetched.
+func (a Archive) ref() (blob.Ref, error) {
 	digest, err := blob.ParseDigest(a.digest())
 	if err != nil {
 		return blob.Ref{}, err
@@ -229,7 +229,7 @@ func (s Spec) Validate() error {
 		seen[name] = true
 	}
 	if len(s.JobNames()) > 0 {
-		if _, err := s.Archive.Ref(); err != nil {
+		if _, err := s.Archive.ref(); err != nil {
 			faults = append(faults, fmt.Errorf("rendered templates archive: %w", err))
 		}
 		for _, t := range s.Job.Templates {
@@ -252,7 +252,7 @@ func (s Spec) Validate() error {
 		if p.Version == "" {
 			faults = append(faults, fmt.Errorf("package %q has no version", p.Name))
 		}
-		if _, err := p.Ref(); err != nil {
+		if _, err := p.ref(); err != nil {
 			faults = append(faults, fmt.Errorf("package %q: %w", p.Name, err))
 		}
 	}

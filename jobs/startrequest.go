@@ -32,16 +32,16 @@ func (r StartRequest) path() string { return filepath.Join(r.Dirs.Monit(), "star
 // Record makes a start durable.
 func (r StartRequest) Record(now time.Time) error { return r.write(startRecord{Requested: now}) }
 
-// Forget takes it back: a stopped instance has its own marker.
-func (r StartRequest) Forget() error {
+// forget takes it back: a stopped instance has its own marker.
+func (r StartRequest) forget() error {
 	if err := atomicfile.Remove(r.path()); err != nil {
 		return fmt.Errorf("start request: %w", err)
 	}
 	return nil
 }
 
-// Shown notes that monit supervises every service. Only the first time after a request counts.
-func (r StartRequest) Shown(now time.Time) error {
+// shown notes that monit supervises every service. Only the first time after a request counts.
+func (r StartRequest) shown(now time.Time) error {
 	record, err := r.read()
 	if err != nil || record.Requested.IsZero() || !record.Shown.IsZero() {
 		return err

@@ -40,13 +40,13 @@ func TestStartRequestIsKept(t *testing.T) {
 			t.Errorf("%s: due %v, want %v", what, got, want)
 		}
 	}
-	check("nothing recorded", r.Shown(now), now, false)
+	check("nothing recorded", r.shown(now), now, false)
 	check("recorded", r.Record(now), now.Add(time.Hour), true)
-	check("shown", r.Shown(now.Add(time.Minute)), now, true)
-	check("shown again, which does not count", r.Shown(now.Add(time.Hour)), now.Add(2*time.Minute), false)
+	check("shown", r.shown(now.Add(time.Minute)), now, true)
+	check("shown again, which does not count", r.shown(now.Add(time.Hour)), now.Add(2*time.Minute), false)
 	check("started again", r.Record(now), now.Add(time.Hour), true)
-	check("forgotten", r.Forget(), now, false)
-	check("forgotten twice", r.Forget(), now, false)
+	check("forgotten", r.forget(), now, false)
+	check("forgotten twice", r.forget(), now, false)
 	if err := os.WriteFile(r.path(), []byte("damaged"), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -48,7 +48,7 @@ func (i *Instance) AttachDisk(ctx context.Context, cid string) (any, error) {
 	if i.delivery.rewritten && i.vm.Settings == nil {
 		err = i.Change(ctx, func(d Document) { d.Set("disks.persistent", i.persistent(d, cid, a.Path)) })
 	}
-	if !i.versions().Hint() {
+	if !i.versions().hint() {
 		return nil, err
 	}
 	return a.Path, err

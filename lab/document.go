@@ -40,8 +40,8 @@ func (d Document) Set(path string, value any) Document {
 	return d
 }
 
-// Merge returns a copy of d with the members of more over it, one level deep.
-func (d Document) Merge(more Document) Document {
+// merge returns a copy of d with the members of more over it, one level deep.
+func (d Document) merge(more Document) Document {
 	merged := Document{}
 	for key, value := range d {
 		merged[key] = value

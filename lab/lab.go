@@ -41,7 +41,7 @@ const (
 	Gateway  = "10.88.0.1"
 	Gateway6 = "fd88::1"
 	Netmask  = "255.255.255.0"
-	BusPort  = 4222
+	busPort  = 4222
 )
 
 // DefaultDir is where labs keep their state unless CAMBIUM_LAB_DIR says otherwise.
@@ -198,7 +198,7 @@ var errBare = errors.New("the lab has neither NATS nor a blobstore; start it wit
 
 // startBus starts NATS, and connects Director and Health Monitor.
 func (l *Lab) startBus(ctx context.Context) (err error) {
-	l.Bus, err = bus.Start(ctx, bus.Options{Dir: filepath.Join(l.dir, "bus"), Net: l.Net, Host: l.o.BusHost, Port: BusPort,
+	l.Bus, err = bus.Start(ctx, bus.Options{Dir: filepath.Join(l.dir, "bus"), Net: l.Net, Host: l.o.BusHost, Port: busPort,
 		CA: l.CA, Program: l.o.NATSServer})
 	if err != nil {
 		return err

@@ -41,15 +41,15 @@ func Sources() []Source {
 // Versions are those of the CPI API that the parties of a deployment support.
 type Versions struct{ Director, CPI, Stemcell int }
 
-// Current is what current versions of all parties support.
-var Current = Versions{2, 2, 2}
+// current is what current versions of all parties support.
+var current = Versions{2, 2, 2}
 
-// Registry reports whether the CPI has to write the registry: it may leave that, and put full
+// registry reports whether the CPI has to write the registry: it may leave that, and put full
 // settings into user data, only when all three support version 2.
-func (v Versions) Registry() bool { return v.Director < 2 || v.CPI < 2 || v.Stemcell < 2 }
+func (v Versions) registry() bool { return v.Director < 2 || v.CPI < 2 || v.Stemcell < 2 }
 
-// Hint reports whether attach_disk returns a hint that the Director passes to the agent.
-func (v Versions) Hint() bool { return v.Director >= 2 && v.CPI >= 2 }
+// hint reports whether attach_disk returns a hint that the Director passes to the agent.
+func (v Versions) hint() bool { return v.Director >= 2 && v.CPI >= 2 }
 
 // Where agents find things in their machine.
 const (
@@ -193,7 +193,7 @@ func (i *Instance) http() delivery {
 	source := Document{"Type": "HTTP", "URI": "http://" + metadata.Address, "UserDataPath": "/latest/user-data",
 		"InstanceIDPath": "/latest/meta-data/instance-id", "SSHKeysPath": "/latest/meta-data/public-keys/0/openssh-key",
 		"TokenPath": "/latest/api/token"}
-	return delivery{sources: []any{source}, network: true, rewritten: i.versions().Registry(), put: func(_ context.Context, settings []byte) error {
+	return delivery{sources: []any{source}, network: true, rewritten: i.versions().registry(), put: func(_ context.Context, settings []byte) error {
 		data, err := i.userData(settings)
 		if err != nil {
 			return err
@@ -211,7 +211,7 @@ func (i *Instance) versions() Versions {
 	if i.vm.Source == Registry {
 		return Versions{1, 1, 1}
 	}
-	return Current
+	return current
 }
 
 // userData is what the CPI writes there: the settings themselves, or a pointer to the registry,
@@ -234,12 +234,12 @@ func (i *Instance) userData(settings []byte) ([]byte, error) {
 		servers = append(servers, n.DNS...)
 	}
 	extra := Document{"server": map[string]any{"name": i.name()}, "dns": map[string]any{"nameserver": servers}}
-	if !i.versions().Registry() {
-		return full.Merge(extra).JSON(), nil
+	if !i.versions().registry() {
+		return full.merge(extra).JSON(), nil
 	}
 	i.lab.Registry.Set(i.name(), i.IP, settings)
 	// The lab has no name server: an address in the endpoint needs none.
 	pointer := Document{"networks": full["networks"], "dns": map[string]any{},
 		"registry": map[string]any{"endpoint": i.lab.Registry.Endpoint(net.JoinHostPort(Gateway, strconv.Itoa(registry.Port)))}}
-	return Document{"server": extra["server"]}.Merge(pointer).JSON(), nil
+	return Document{"server": extra["server"]}.merge(pointer).JSON(), nil
 }

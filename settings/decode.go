@@ -13,9 +13,9 @@ import (
 	"cambium/internal/secret"
 )
 
-// DefaultParallel is how many workers prepare jobs and packages unless env.bosh.parallel says
+// defaultParallel is how many workers prepare jobs and packages unless env.bosh.parallel says
 // otherwise.
-const DefaultParallel = 5
+const defaultParallel = 5
 
 // document is a parsed document that a value was decoded from. It is shared and never changed.
 type document struct {
@@ -193,7 +193,7 @@ func decodeBoshEnv(v jsontree.Value, b *BoshEnv) {
 	settings.Get("tmpfs").Bool(&b.SettingsTmpfs)
 	settings.Done(jsontree.Tolerate)
 	agent.Done(jsontree.Tolerate)
-	b.Parallel = DefaultParallel
+	b.Parallel = defaultParallel
 	parallel := f.Get("parallel")
 	if n, ok := wholeNumber(parallel, math.MinInt32); ok {
 		b.Parallel = int(min(n, math.MaxInt32))

@@ -116,7 +116,7 @@ func TestNumbersAndDefaults(t *testing.T) {
 		}
 	}
 	s := decode(t, `{"agent_id":"a"}`)
-	if s.Env.Bosh.Parallel != DefaultParallel || s.Env.Bosh.NTP != nil || s.Networks != nil || s.Disks.Persistent != nil {
+	if s.Env.Bosh.Parallel != defaultParallel || s.Env.Bosh.NTP != nil || s.Networks != nil || s.Disks.Persistent != nil {
 		t.Errorf("defaults are %+v", s)
 	}
 	if s := decode(t, `{"agent_id":"a","env":{"bosh":{"ntp":[]}}}`); s.Env.Bosh.NTP == nil {

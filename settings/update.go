@@ -97,7 +97,7 @@ func (u Update) Apply(newer Update) (Update, Changes) {
 		c.Associations = !slices.Equal(newer.Associations, u.Associations)
 		next.Associations, next.HasAssociations = slices.Clone(newer.Associations), true
 	}
-	if newer.HasMbus && !newer.Mbus.Empty() && !newer.Mbus.Equal(u.Mbus) {
+	if newer.HasMbus && !newer.Mbus.empty() && !newer.Mbus.Equal(u.Mbus) {
 		c.Mbus = true
 		next.Mbus, next.HasMbus = newer.Mbus.clone(), true
 	}
@@ -110,8 +110,8 @@ func (u Update) Apply(newer Update) (Update, Changes) {
 	return next, c
 }
 
-// Empty reports a bus without URL and without certificate.
-func (b Bus) Empty() bool { return len(b.URLs) == 0 && b.Cert.Empty() }
+// empty reports a bus without URL and without certificate.
+func (b Bus) empty() bool { return len(b.URLs) == 0 && b.Cert.Empty() }
 
 // Equal compares URLs and certificates.
 func (b Bus) Equal(o Bus) bool {
@@ -154,7 +154,7 @@ func (u Update) clone() Update {
 
 // Blank reports an update that never happened: nothing in it differs from no update at all.
 func (u Update) Blank() bool {
-	return u.Mbus.Empty() && len(u.Blobstores) == 0 && u.TrustedCerts == "" && len(u.Associations) == 0 && len(u.unknownMembers()) == 0
+	return u.Mbus.empty() && len(u.Blobstores) == 0 && u.TrustedCerts == "" && len(u.Associations) == 0 && len(u.unknownMembers()) == 0
 }
 
 // Encode writes update_settings.json, in clear.

@@ -29,7 +29,7 @@ func Actions(d Deps) Table {
 		"get_state":   {Bind: MaybeOne(d.State.state), Lane: Fast},
 
 		"update_settings": {Bind: One(d.UpdateSettings.run), Mode: Async, Lane: Instance, Sensitive: true, Cancelable: true,
-			Resume: Resume(d.UpdateSettings.resume)},
+			Resume: resume(d.UpdateSettings.resume)},
 
 		"upload_blob":              {Bind: One(uploadBlob(d.SensitiveBlobs)), Mode: Async, Lane: Overlap, Sensitive: true},
 		"remove_file":              {Bind: One(removeFile(d.Removable)), Lane: Overlap},

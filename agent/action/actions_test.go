@@ -127,7 +127,7 @@ func FuzzArguments(f *testing.F) {
 func TestSSHWithoutKeyOrAddressCreatesNobody(t *testing.T) {
 	root := t.TempDir()
 	s := &SSH{Users: noUsers{t}, HostKey: func() (string, error) { return HostKeyBelow(root) }, Networks: func() map[string]settings.Network { return nil }}
-	params := SSHParams{User: "bosh_a", PublicKey: "ssh-rsa K"}
+	params := sshParams{User: "bosh_a", PublicKey: "ssh-rsa K"}
 	if _, err := s.run(t.Context(), "setup", params); err == nil || !strings.Contains(err.Error(), "no ssh host key") {
 		t.Errorf("got %v", err)
 	}
@@ -143,7 +143,7 @@ func TestSSHWithoutKeyOrAddressCreatesNobody(t *testing.T) {
 	if _, err := s.run(t.Context(), "setup", params); err == nil || !strings.Contains(err.Error(), "no address") {
 		t.Errorf("got %v", err)
 	}
-	if _, err := s.run(t.Context(), "cleanup", SSHParams{}); err == nil {
+	if _, err := s.run(t.Context(), "cleanup", sshParams{}); err == nil {
 		t.Error("a cleanup without a pattern was accepted")
 	}
 }

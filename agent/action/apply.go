@@ -74,5 +74,5 @@ func start(i JobInstance) func(context.Context) (string, error) {
 // stop waits for the processes to end, except for callers before protocol 3, which do not expect
 // that.
 func stop(i JobInstance) func(context.Context) (string, error) {
-	return func(ctx context.Context) (string, error) { return "stopped", i.Stop(ctx, CallOf(ctx).Protocol > 2) }
+	return func(ctx context.Context) (string, error) { return "stopped", i.Stop(ctx, callOf(ctx).Protocol > 2) }
 }

@@ -95,8 +95,8 @@ func OneMaybeTwo[A, B, R any](f func(context.Context, A, *B) (R, error)) Bind {
 	}
 }
 
-// Resume fits a typed function into a row.
-func Resume[R any](f func(context.Context, json.RawMessage) (R, error)) func(context.Context, json.RawMessage) (any, error) {
+// resume fits a typed function into a row.
+func resume[R any](f func(context.Context, json.RawMessage) (R, error)) func(context.Context, json.RawMessage) (any, error) {
 	return func(ctx context.Context, checkpoint json.RawMessage) (any, error) { return f(ctx, checkpoint) }
 }
 

@@ -21,16 +21,16 @@ func WithCall(ctx context.Context, c Call) context.Context {
 	return context.WithValue(ctx, callKey{}, c)
 }
 
-// CallOf returns the call that ctx was made for, or the zero Call.
-func CallOf(ctx context.Context) Call {
+// callOf returns the call that ctx was made for, or the zero Call.
+func callOf(ctx context.Context) Call {
 	c, _ := ctx.Value(callKey{}).(Call)
 	return c
 }
 
-// Checkpoint makes the progress of a resumable task durable. After a restart of the agent, Resume
+// checkpoint makes the progress of a resumable task durable. After a restart of the agent, Resume
 // gets the last checkpoint. For a synchronous call it does nothing.
-func Checkpoint(ctx context.Context, note json.RawMessage) error {
-	if record := CallOf(ctx).Note; record != nil {
+func checkpoint(ctx context.Context, note json.RawMessage) error {
+	if record := callOf(ctx).Note; record != nil {
 		return record(note)
 	}
 	return nil

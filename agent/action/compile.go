@@ -23,8 +23,8 @@ type Uploads interface {
 	PutSigned(ctx context.Context, url secret.URL, headers map[string]secret.String, produce func(io.Writer) error) (digest string, err error)
 }
 
-// Dependency is a package that another needs to be compiled.
-type Dependency struct {
+// dependency is a package that another needs to be compiled.
+type dependency struct {
 	Name        string            `json:"name"`
 	Version     string            `json:"version"`
 	Digest      string            `json:"sha1"`
@@ -33,7 +33,7 @@ type Dependency struct {
 	Headers     map[string]string `json:"blobstore_headers"`
 }
 
-func packages(deps map[string]Dependency) []jobs.Package {
+func packages(deps map[string]dependency) []jobs.Package {
 	var list []jobs.Package
 	for _, name := range slices.Sorted(maps.Keys(deps)) {
 		d := deps[name]
@@ -42,24 +42,24 @@ func packages(deps map[string]Dependency) []jobs.Package {
 	return list
 }
 
-// Compiled is the answer of both compile actions.
-type Compiled struct {
-	Result CompiledPackage `json:"result"`
+// compiled is the answer of both compile actions.
+type compiled struct {
+	Result compiledPackage `json:"result"`
 }
 
-// CompiledPackage tells where the compiled package is and how to check it.
-type CompiledPackage struct {
+// compiledPackage tells where the compiled package is and how to check it.
+type compiledPackage struct {
 	Digest      string `json:"sha1"`
 	BlobstoreID string `json:"blobstore_id,omitempty"`
 }
 
-func compilePackage(d JobDeps) func(context.Context, string, string, string, string, map[string]Dependency) (Compiled, error) {
-	return func(ctx context.Context, id, digest, name, version string, deps map[string]Dependency) (Compiled, error) {
+func compilePackage(d JobDeps) func(context.Context, string, string, string, string, map[string]dependency) (compiled, error) {
+	return func(ctx context.Context, id, digest, name, version string, deps map[string]dependency) (compiled, error) {
 		request, err := compileRequest(blob.Ref{ID: id}, digest, name, version, deps)
 		if err != nil {
-			return Compiled{}, err
+			return compiled{}, err
 		}
-		var c Compiled
+		var c compiled
 		err = d.Compiler.Compile(ctx, request, func(produce func(io.Writer) error) (err error) {
 			c.Result.BlobstoreID, c.Result.Digest, err = d.Uploads.Put(ctx, produce)
 			return err
@@ -68,24 +68,24 @@ func compilePackage(d JobDeps) func(context.Context, string, string, string, str
 	}
 }
 
-// SignedCompilation is the argument of compile_package_with_signed_url.
-type SignedCompilation struct {
+// signedCompilation is the argument of compile_package_with_signed_url.
+type signedCompilation struct {
 	SourceURL secret.URL               `json:"package_get_signed_url"`
 	UploadURL secret.URL               `json:"upload_signed_url"`
 	Headers   map[string]secret.String `json:"blobstore_headers"`
 	Digest    string                   `json:"digest"`
 	Name      string                   `json:"name"`
 	Version   string                   `json:"version"`
-	Deps      map[string]Dependency    `json:"deps"`
+	Deps      map[string]dependency    `json:"deps"`
 }
 
-func compileSigned(d JobDeps) func(context.Context, SignedCompilation) (Compiled, error) {
-	return func(ctx context.Context, s SignedCompilation) (Compiled, error) {
+func compileSigned(d JobDeps) func(context.Context, signedCompilation) (compiled, error) {
+	return func(ctx context.Context, s signedCompilation) (compiled, error) {
 		request, err := compileRequest(blob.Ref{SignedURL: s.SourceURL, Headers: s.Headers}, s.Digest, s.Name, s.Version, s.Deps)
 		if err != nil {
-			return Compiled{}, err
+			return compiled{}, err
 		}
-		var c Compiled
+		var c compiled
 		err = d.Compiler.Compile(ctx, request, func(produce func(io.Writer) error) (err error) {
 			c.Result.Digest, err = d.Uploads.PutSigned(ctx, s.UploadURL, s.Headers, produce)
 			return err
@@ -94,7 +94,7 @@ func compileSigned(d JobDeps) func(context.Context, SignedCompilation) (Compiled
 	}
 }
 
-func compileRequest(source blob.Ref, digest, name, version string, deps map[string]Dependency) (compile.Request, error) {
+func compileRequest(source blob.Ref, digest, name, version string, deps map[string]dependency) (compile.Request, error) {
 	var err error
 	if source.Digest, err = blob.ParseDigest(digest); err != nil {
 		return compile.Request{}, err

@@ -22,22 +22,22 @@ type Disks interface {
 	RemoveDynamic(ctx context.Context, cid string) error
 }
 
-// CID names a disk.
-type CID string
+// cid names a disk.
+type cid string
 
 // Check refuses an empty CID: joined to a path it would name the directory of all disks.
-func (c *CID) Check() error {
+func (c *cid) Check() error {
 	if *c == "" {
 		return errors.New("the disk's CID is empty")
 	}
 	return nil
 }
 
-// Hint is where a CPI says a disk is attached: a text or an object.
-type Hint struct{ settings.DiskHint }
+// hint is where a CPI says a disk is attached: a text or an object.
+type hint struct{ settings.DiskHint }
 
 // UnmarshalJSON reads either form.
-func (h *Hint) UnmarshalJSON(data []byte) (err error) {
+func (h *hint) UnmarshalJSON(data []byte) (err error) {
 	var path struct {
 		Path any `json:"path"`
 	}
@@ -55,34 +55,34 @@ func (h *Hint) UnmarshalJSON(data []byte) (err error) {
 // empty is the value of actions without a result.
 type empty struct{}
 
-// Message is the value of unmount_disk.
-type Message struct {
+// message is the value of unmount_disk.
+type message struct {
 	Message string `json:"message"`
 }
 
 func diskRows(d Disks) Table {
 	return Table{
 		"add_persistent_disk": {Mode: Async, Lane: Instance, Cancelable: true, Sensitive: true,
-			Bind: Two(func(ctx context.Context, cid CID, hint Hint) (empty, error) {
+			Bind: Two(func(ctx context.Context, cid cid, hint hint) (empty, error) {
 				return empty{}, d.Add(ctx, string(cid), hint.DiskHint)
 			})},
 		"remove_persistent_disk": {Mode: Async, Lane: Instance, Cancelable: true,
-			Bind: One(func(ctx context.Context, cid CID) (empty, error) {
+			Bind: One(func(ctx context.Context, cid cid) (empty, error) {
 				return empty{}, d.Remove(ctx, string(cid))
 			})},
 		"mount_disk": {Mode: Async, Lane: Instance, Cancelable: true,
-			Bind: One(func(ctx context.Context, cid CID) (empty, error) {
+			Bind: One(func(ctx context.Context, cid cid) (empty, error) {
 				return empty{}, d.Mount(ctx, string(cid))
 			})},
 		"unmount_disk": {Mode: Async, Lane: Instance, Cancelable: true,
-			Bind: One(func(ctx context.Context, cid CID) (Message, error) {
+			Bind: One(func(ctx context.Context, cid cid) (message, error) {
 				text, err := d.Unmount(ctx, string(cid))
-				return Message{text}, err
+				return message{text}, err
 			})},
 		// The Director sends both CIDs, the CLI none; then the disks are those that are mounted.
 		"migrate_disk": {Mode: Async, Lane: Instance, Cancelable: true,
 			Bind: func(arguments []json.RawMessage) (Run, error) {
-				var from, to CID
+				var from, to cid
 				if err := decode(arguments, 0, &from, &to); err != nil {
 					return nil, err
 				}
@@ -97,18 +97,18 @@ func diskRows(d Disks) Table {
 				return list, err
 			})},
 		"add_dynamic_disk": {Mode: Async, Lane: Instance, Cancelable: true, Sensitive: true,
-			Bind: Two(func(ctx context.Context, cid CID, hint Hint) (empty, error) {
+			Bind: Two(func(ctx context.Context, cid cid, hint hint) (empty, error) {
 				return empty{}, d.AddDynamic(ctx, string(cid), hint.DiskHint)
 			})},
 		"remove_dynamic_disk": {Mode: Sync, Lane: Instance,
-			Bind: One(func(ctx context.Context, cid CID) (empty, error) {
+			Bind: One(func(ctx context.Context, cid cid) (empty, error) {
 				return empty{}, d.RemoveDynamic(ctx, string(cid))
 			})},
 	}
 }
 
 // UnmarshalJSON of a CID refuses null like any text.
-func (c *CID) UnmarshalJSON(data []byte) error {
+func (c *cid) UnmarshalJSON(data []byte) error {
 	var text *string
 	if err := json.Unmarshal(data, &text); err != nil {
 		return err
@@ -116,6 +116,6 @@ func (c *CID) UnmarshalJSON(data []byte) error {
 	if text == nil {
 		return errors.New("expected a value, got null")
 	}
-	*c = CID(*text)
+	*c = cid(*text)
 	return nil
 }

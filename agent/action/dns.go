@@ -39,8 +39,8 @@ const maxRecords = 256 << 20
 
 const synced = "synced"
 
-// SignedDNS is the argument of sync_dns_with_signed_url.
-type SignedDNS struct {
+// signedDNS is the argument of sync_dns_with_signed_url.
+type signedDNS struct {
 	SignedURL secret.URL               `json:"signed_url"`
 	Digest    string                   `json:"multi_digest"`
 	Version   uint64                   `json:"version"`
@@ -48,7 +48,7 @@ type SignedDNS struct {
 }
 
 // Check refuses a request without an address.
-func (s *SignedDNS) Check() error {
+func (s *signedDNS) Check() error {
 	if s.SignedURL.Empty() {
 		return errors.New("signed_url is missing")
 	}
@@ -59,7 +59,7 @@ func (d *DNS) sync(ctx context.Context, id, digest string, version uint64) (stri
 	return d.update(ctx, blob.Ref{ID: id}, digest, version)
 }
 
-func (d *DNS) syncSigned(ctx context.Context, s SignedDNS) (string, error) {
+func (d *DNS) syncSigned(ctx context.Context, s signedDNS) (string, error) {
 	return d.update(ctx, blob.Ref{SignedURL: s.SignedURL, Headers: s.Headers}, s.Digest, s.Version)
 }
 

@@ -20,23 +20,23 @@ type SensitiveBlobs interface {
 	WriteChecked(id string, content io.Reader, digest blob.Digest) error
 }
 
-// Upload is the argument of upload_blob. Its payload is base64, in lines as Ruby writes it.
-type Upload struct {
+// upload is the argument of upload_blob. Its payload is base64, in lines as Ruby writes it.
+type upload struct {
 	ID       string `json:"blob_id"`
 	Checksum string `json:"checksum"`
 	Payload  string `json:"payload"`
 }
 
 // Check refuses an upload without a blob id.
-func (u *Upload) Check() error {
+func (u *upload) Check() error {
 	if u.ID == "" {
 		return errors.New("blob_id is missing")
 	}
 	return nil
 }
 
-func uploadBlob(blobs SensitiveBlobs) func(context.Context, Upload) (string, error) {
-	return func(_ context.Context, u Upload) (string, error) {
+func uploadBlob(blobs SensitiveBlobs) func(context.Context, upload) (string, error) {
+	return func(_ context.Context, u upload) (string, error) {
 		digest, err := blob.ParseDigest(u.Checksum)
 		if err != nil {
 			return "", fmt.Errorf("checksum: %w", err)

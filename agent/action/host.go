@@ -10,15 +10,15 @@ type Neighbors interface {
 	Flush(ctx context.Context, address netip.Addr) error
 }
 
-// Addresses is the argument of delete_arp_entries.
-type Addresses struct {
+// addresses is the argument of delete_arp_entries.
+type addresses struct {
 	IPs []string `json:"ips"`
 }
 
 // deleteARPEntries deletes the neighbor entries of addresses whose machines have been replaced. It
 // is best effort, since the Director ignores the reply.
-func deleteARPEntries(n Neighbors) func(context.Context, Addresses) (empty, error) {
-	return func(ctx context.Context, a Addresses) (empty, error) {
+func deleteARPEntries(n Neighbors) func(context.Context, addresses) (empty, error) {
+	return func(ctx context.Context, a addresses) (empty, error) {
 		for _, text := range a.IPs {
 			if address, err := netip.ParseAddr(text); err == nil {
 				_ = n.Flush(ctx, address)

@@ -2,13 +2,13 @@ package action
 
 import "context"
 
-// ScriptOptions is the second argument of run_script.
-type ScriptOptions struct {
+// scriptOptions is the second argument of run_script.
+type scriptOptions struct {
 	Env map[string]string `json:"env"`
 }
 
-func runScript(d JobDeps) func(context.Context, string, ScriptOptions) (struct{}, error) {
-	return func(ctx context.Context, name string, options ScriptOptions) (struct{}, error) {
+func runScript(d JobDeps) func(context.Context, string, scriptOptions) (struct{}, error) {
+	return func(ctx context.Context, name string, options scriptOptions) (struct{}, error) {
 		// A pre-start script prepares what its job keeps on the store.
 		if name == "pre-start" {
 			if err := d.Instance.CheckStart(); err != nil {

@@ -68,11 +68,11 @@ type UpdateSettings struct {
 // seconds, the Director waits for minutes.
 const rotateTime = time.Minute
 
-// Update is the argument of update_settings.
-type Update struct{ settings.Update }
+// update is the argument of update_settings.
+type update struct{ settings.Update }
 
 // UnmarshalJSON reads it as the settings store does.
-func (u *Update) UnmarshalJSON(data []byte) error {
+func (u *update) UnmarshalJSON(data []byte) error {
 	decoded, report := settings.DecodeUpdate("update_settings", secret.NewJSON(data))
 	if err := report.Err(); err != nil {
 		return err
@@ -81,7 +81,7 @@ func (u *Update) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-func (s UpdateSettings) run(ctx context.Context, u Update) (string, error) {
+func (s UpdateSettings) run(ctx context.Context, u update) (string, error) {
 	if _, err := s.Store.Load(ctx); err != nil {
 		return "", fmt.Errorf("update settings: %w", err)
 	}
@@ -147,7 +147,7 @@ func (s UpdateSettings) apply(ctx context.Context, u settings.Update, before set
 	if err != nil {
 		return err
 	}
-	if err := Checkpoint(ctx, note); err != nil {
+	if err := checkpoint(ctx, note); err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil {

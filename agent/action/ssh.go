@@ -36,15 +36,15 @@ type SSH struct {
 	mu sync.Mutex // one change of the user database at a time
 }
 
-// SSHParams is the second argument of ssh: user and key for setup, a pattern for cleanup.
-type SSHParams struct {
+// sshParams is the second argument of ssh: user and key for setup, a pattern for cleanup.
+type sshParams struct {
 	User      string `json:"user"`
 	PublicKey string `json:"public_key"`
 	UserRegex string `json:"user_regex"`
 }
 
-// SSHResult is its value.
-type SSHResult struct {
+// sshResult is its value.
+type sshResult struct {
 	Command       string `json:"command"`
 	Status        string `json:"status"`
 	IP            string `json:"ip,omitempty"`
@@ -54,45 +54,45 @@ type SSHResult struct {
 // userPrefix begins the names that Directors and the CLI choose; cleanup removes no other accounts.
 const userPrefix = "bosh_"
 
-func (s *SSH) run(ctx context.Context, command string, p SSHParams) (SSHResult, error) {
+func (s *SSH) run(ctx context.Context, command string, p sshParams) (sshResult, error) {
 	switch command {
 	case "setup":
 		return s.setup(ctx, p)
 	case "cleanup":
 		return s.cleanup(ctx, p)
 	}
-	return SSHResult{}, errors.New("ssh: the command is neither setup nor cleanup")
+	return sshResult{}, errors.New("ssh: the command is neither setup nor cleanup")
 }
 
-func (s *SSH) setup(ctx context.Context, p SSHParams) (SSHResult, error) {
+func (s *SSH) setup(ctx context.Context, p sshParams) (sshResult, error) {
 	key := strings.TrimSpace(p.PublicKey)
 	if key == "" || strings.ContainsAny(key, "\n\r\x00") {
-		return SSHResult{}, errors.New("ssh setup: the public key is not one line")
+		return sshResult{}, errors.New("ssh setup: the public key is not one line")
 	}
 	// Before the account is created: without these the caller cannot log in.
 	hostKey, err := s.HostKey()
 	if err != nil {
-		return SSHResult{}, err
+		return sshResult{}, err
 	}
 	ip, err := s.address()
 	if err != nil {
-		return SSHResult{}, err
+		return sshResult{}, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.Users.Create(ctx, p.User, key); err != nil {
-		return SSHResult{}, fmt.Errorf("ssh setup: %w", err)
+		return sshResult{}, fmt.Errorf("ssh setup: %w", err)
 	}
-	return SSHResult{Command: "setup", Status: "success", IP: ip, HostPublicKey: hostKey}, nil
+	return sshResult{Command: "setup", Status: "success", IP: ip, HostPublicKey: hostKey}, nil
 }
 
-func (s *SSH) cleanup(ctx context.Context, p SSHParams) (SSHResult, error) {
+func (s *SSH) cleanup(ctx context.Context, p sshParams) (sshResult, error) {
 	if p.UserRegex == "" {
-		return SSHResult{}, errors.New("ssh cleanup: user_regex is missing")
+		return sshResult{}, errors.New("ssh cleanup: user_regex is missing")
 	}
 	pattern, err := regexp.Compile(p.UserRegex)
 	if err != nil {
-		return SSHResult{}, fmt.Errorf("ssh cleanup: %w", err)
+		return sshResult{}, fmt.Errorf("ssh cleanup: %w", err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -100,9 +100,9 @@ func (s *SSH) cleanup(ctx context.Context, p SSHParams) (SSHResult, error) {
 		return strings.HasPrefix(name, userPrefix) && pattern.MatchString(name)
 	})
 	if err != nil {
-		return SSHResult{}, fmt.Errorf("ssh cleanup: %w", err)
+		return sshResult{}, fmt.Errorf("ssh cleanup: %w", err)
 	}
-	return SSHResult{Command: "cleanup", Status: "success"}, nil
+	return sshResult{Command: "cleanup", Status: "success"}, nil
 }
 
 // HostKeyBelow reads the public key of the sshd below a system root: the RSA key where there is one, since

@@ -80,7 +80,7 @@ type Row struct {
 	// fails with an exception that says so.
 	Canceled Run
 	// Resume continues a task that the agent's restart interrupted, from the last note it made
-	// with Checkpoint (nil if it made none). Where nil, such a task fails.
+	// with checkpoint (nil if it made none). Where nil, such a task fails.
 	Resume func(ctx context.Context, checkpoint json.RawMessage) (any, error)
 	// Await, where set, holds the answer of an Immediate call back: done reports that there is nothing
 	// to wait for, and wait, called in a goroutine of its own, returns when the answer is worth

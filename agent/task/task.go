@@ -226,10 +226,10 @@ func (s *Tasks) keep(t *Task) {
 	}
 }
 
-// NotFound is the error for an id that is unknown or long forgotten.
-type NotFound struct{ ID string }
+// notFound is the error for an id that is unknown or long forgotten.
+type notFound struct{ ID string }
 
-func (e NotFound) Error() string { return fmt.Sprintf("Task with id %s could not be found", e.ID) }
+func (e notFound) Error() string { return fmt.Sprintf("Task with id %s could not be found", e.ID) }
 
 // Outcome returns the state of a task; it may be called any number of times.
 func (s *Tasks) Outcome(id string) (Outcome, error) {
@@ -237,7 +237,7 @@ func (s *Tasks) Outcome(id string) (Outcome, error) {
 	defer s.mu.Unlock()
 	t, found := s.byID[id]
 	if !found {
-		return Outcome{}, NotFound{id}
+		return Outcome{}, notFound{id}
 	}
 	if !t.visible {
 		return Outcome{Running: true}, nil
@@ -282,7 +282,7 @@ func (s *Tasks) Cancel(id string) error {
 	s.mu.Unlock()
 	switch {
 	case !found:
-		return NotFound{id}
+		return notFound{id}
 	case ended:
 		return nil
 	case !t.Cancelable:

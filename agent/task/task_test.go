@@ -155,7 +155,7 @@ func TestCancel(t *testing.T) {
 	if err := s.Cancel(other.ID); err != nil {
 		t.Errorf("canceling an ended task: %v", err)
 	}
-	var missing NotFound
+	var missing notFound
 	if err := s.Cancel("nope"); !errors.As(err, &missing) || err.Error() != "Task with id nope could not be found" {
 		t.Errorf("got %v", err)
 	}

@@ -349,7 +349,7 @@ func TestWrongTablesAreRefused(t *testing.T) {
 		"twice":        {{Name: "a", Run: pause(0)}, {Name: "a", Run: pause(0)}},
 		"no function":  {{Name: "a"}},
 	} {
-		if _, _, err := e.Run(t.Context(), steps); !errors.Is(err, ErrTable) {
+		if _, _, err := e.Run(t.Context(), steps); !errors.Is(err, errTable) {
 			t.Errorf("%s: got %v, want ErrTable", name, err)
 		}
 	}

@@ -51,7 +51,7 @@ func TestPlanWalksTheTable(t *testing.T) {
 	if got[1].Changes[0].Step != "keys" {
 		t.Errorf("a change of step %q, want keys", got[1].Changes[0].Step)
 	}
-	if _, err := Plan(t.Context(), []Step{{Name: "a", Needs: []string{"b"}, Run: never}}); !errors.Is(err, ErrTable) {
+	if _, err := Plan(t.Context(), []Step{{Name: "a", Needs: []string{"b"}, Run: never}}); !errors.Is(err, errTable) {
 		t.Errorf("wrong table: got %v", err)
 	}
 }

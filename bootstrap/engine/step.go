@@ -75,19 +75,19 @@ func OneLine(text string) string {
 	return strings.Join(strings.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
 }
 
-// ErrTable means that the table itself is wrong: a need that no step provides, or a cycle.
-var ErrTable = errors.New("boot table")
+// errTable means that the table itself is wrong: a need that no step provides, or a cycle.
+var errTable = errors.New("boot table")
 
 // check proves that every step that is waited for is an earlier row, which also excludes cycles.
 func check(steps []Step) error {
 	seen := map[string]bool{}
 	for _, s := range steps {
 		if s.Name == "" || s.Run == nil || seen[s.Name] {
-			return fmt.Errorf("%w: row %q has no name, no function, or a name used before", ErrTable, s.Name)
+			return fmt.Errorf("%w: row %q has no name, no function, or a name used before", errTable, s.Name)
 		}
 		for _, need := range slices.Concat(s.Needs, s.Yields) {
 			if !seen[need] {
-				return fmt.Errorf("%w: %s needs %q, which no earlier row provides", ErrTable, s.Name, need)
+				return fmt.Errorf("%w: %s needs %q, which no earlier row provides", errTable, s.Name, need)
 			}
 		}
 		seen[s.Name] = true

@@ -13,8 +13,8 @@ import (
 	"cambium/internal/secret"
 )
 
-// DefaultCD is the drive of every stemcell that has one.
-const DefaultCD = "/dev/sr0"
+// defaultCD is the drive of every stemcell that has one.
+const defaultCD = "/dev/sr0"
 
 // Requests of linux/cdrom.h.
 const (
@@ -49,7 +49,7 @@ func (d *device) ready() error {
 // CDOptions are those of agent.json, and where the machine's own files are.
 type CDOptions struct {
 	FileName string
-	Device   string // DefaultCD if empty
+	Device   string // defaultCD if empty
 
 	Root string
 	Log  *logrus.Entry
@@ -64,7 +64,7 @@ type CD struct {
 // NewCD returns the source; it touches nothing.
 func NewCD(o CDOptions) *CD {
 	if o.Device == "" {
-		o.Device = DefaultCD
+		o.Device = defaultCD
 	}
 	return &CD{o: o, finder: newFinder(o.Root, o.Log)}
 }

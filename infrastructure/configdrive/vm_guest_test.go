@@ -25,7 +25,7 @@ func TestMain(m *testing.M) { testvm.Main(m, guestChecks, nil) }
 
 // trayOpen asks the drive without touching it.
 func trayOpen() (bool, error) {
-	drive, err := os.OpenFile(DefaultCD, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	drive, err := os.OpenFile(defaultCD, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return false, err
 	}

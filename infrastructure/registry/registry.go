@@ -128,7 +128,7 @@ func (c Client) Settings(ctx context.Context, p Pointer, instanceID func(context
 	if err := response.Usable(); err != nil {
 		return nil, "", fmt.Errorf("%s: %w", from, err)
 	}
-	document, err := Envelope(response.Body)
+	document, err := envelope(response.Body)
 	if err != nil {
 		return nil, "", source.NotYet(fmt.Errorf("%s: %w", from, err))
 	}
@@ -180,9 +180,9 @@ func address(endpoint, key string) (string, error) {
 	return strings.TrimSuffix(u.String(), "/") + "/instances/" + url.PathEscape(key) + "/settings", nil
 }
 
-// Envelope takes the settings out of a registry's answer, where they are JSON inside a JSON
+// envelope takes the settings out of a registry's answer, where they are JSON inside a JSON
 // string. The status member is not looked at: the HTTP status says it all.
-func Envelope(body []byte) ([]byte, error) {
+func envelope(body []byte) ([]byte, error) {
 	outer, err := source.Decode(body)
 	if err != nil {
 		return nil, fmt.Errorf("envelope: %w", err)

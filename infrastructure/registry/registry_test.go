@@ -76,7 +76,7 @@ func TestEnvelope(t *testing.T) {
 		`{"status":"ok","settings":"{\"agent_id\":\"a-1\"}"}`: `{"agent_id":"a-1"}`,
 		`{"settings":{"agent_id":"a-2"}}`:                     `{"agent_id":"a-2"}`,
 	} {
-		if got, err := Envelope([]byte(body)); err != nil || string(got) != want {
+		if got, err := envelope([]byte(body)); err != nil || string(got) != want {
 			t.Errorf("%s: %s, %v; want %s", body, got, err, want)
 		}
 	}
@@ -90,7 +90,7 @@ func TestEnvelope(t *testing.T) {
 		`{"settings":[1]}`:          "settings in the envelope",
 		`{"settings":"\"canary\""}`: "settings in the envelope",
 	} {
-		if _, err := Envelope([]byte(body)); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "canary") {
+		if _, err := envelope([]byte(body)); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "canary") {
 			t.Errorf("%s: error %v, want %q and no content", body, err, want)
 		}
 	}
@@ -390,7 +390,7 @@ func FuzzEnvelope(f *testing.F) {
 	f.Add([]byte(`{"settings":{"agent_id":"a"}}`))
 	f.Add([]byte(`{"settings":"eyJhIjoxfQ=="}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
-		document, err := Envelope(body)
+		document, err := envelope(body)
 		if err == nil && (!json.Valid(document) || document[0] != '{') {
 			t.Errorf("accepted %q", document)
 		}

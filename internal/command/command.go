@@ -21,11 +21,11 @@ import (
 	"cambium/internal/thread"
 )
 
-// DefaultMaxOutput is how much of each output stream is kept when the caller gives no writer.
-const DefaultMaxOutput = 64 << 10
+// defaultMaxOutput is how much of each output stream is kept when the caller gives no writer.
+const defaultMaxOutput = 64 << 10
 
-// DefaultGrace is the time between SIGTERM and SIGKILL of a canceled program.
-const DefaultGrace = 10 * time.Second
+// defaultGrace is the time between SIGTERM and SIGKILL of a canceled program.
+const defaultGrace = 10 * time.Second
 
 // Cmd describes a program to run. Arguments never appear in errors or logs, since they may
 // carry secrets.
@@ -42,7 +42,7 @@ type Cmd struct {
 	// Nice is added to the agent's own nice level. The result is never below 0, the default: only
 	// the agent itself has a raised priority.
 	Nice int
-	// Grace is the time between SIGTERM and SIGKILL after ctx ended; DefaultGrace if zero.
+	// Grace is the time between SIGTERM and SIGKILL after ctx ended; defaultGrace if zero.
 	Grace time.Duration
 }
 
@@ -105,16 +105,16 @@ func Start(ctx context.Context, c Cmd) (*Process, error) {
 	p := &Process{ctx: ctx, cmd: exec.Command(c.Name, c.Args...), grace: c.Grace,
 		stopped: make(chan struct{}), cleanup: make(chan struct{})}
 	if p.grace == 0 {
-		p.grace = DefaultGrace
+		p.grace = defaultGrace
 	}
 	p.cmd.Dir, p.cmd.Env, p.cmd.Stdin = c.Dir, c.Env, c.Stdin
 	p.cmd.Stdout, p.cmd.Stderr = c.Stdout, c.Stderr
 	if c.Stdout == nil {
-		p.stdout = &tail{max: DefaultMaxOutput}
+		p.stdout = &tail{max: defaultMaxOutput}
 		p.cmd.Stdout = p.stdout
 	}
 	if c.Stderr == nil {
-		p.stderr = &tail{max: DefaultMaxOutput}
+		p.stderr = &tail{max: defaultMaxOutput}
 		p.cmd.Stderr = p.stderr
 	}
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: c.Credential}

@@ -41,8 +41,8 @@ func TestRunKeepsOutputAndStatus(t *testing.T) {
 
 func TestOutputIsBounded(t *testing.T) {
 	r, err := Run(t.Context(), Cmd{Name: "sh", Args: []string{"-c", "head -c 1000000 /dev/zero | tr '\\0' x; echo END"}})
-	if err != nil || len(r.Stdout) != DefaultMaxOutput || !bytes.HasSuffix(r.Stdout, []byte("xEND\n")) {
-		t.Errorf("kept %d bytes, %v; want the last %d", len(r.Stdout), err, DefaultMaxOutput)
+	if err != nil || len(r.Stdout) != defaultMaxOutput || !bytes.HasSuffix(r.Stdout, []byte("xEND\n")) {
+		t.Errorf("kept %d bytes, %v; want the last %d", len(r.Stdout), err, defaultMaxOutput)
 	}
 }
 

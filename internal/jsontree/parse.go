@@ -22,7 +22,7 @@ import (
 // may make it some hundred.
 const (
 	MaxSize  = 16 << 20
-	MaxDepth = 100
+	maxDepth = 100
 	// maxRepairs bounds how often a document is parsed again after a repaired comma.
 	maxRepairs = 20
 )
@@ -160,7 +160,7 @@ var explanations = []struct{ library, ours string }{
 	{"exceeded max depth", tooDeep},
 }
 
-var tooDeep = fmt.Sprintf("nested deeper than %d levels", MaxDepth)
+var tooDeep = fmt.Sprintf("nested deeper than %d levels", maxDepth)
 
 func (d *document) explain(err error) string {
 	if len(bytes.TrimSpace(d.data)) == 0 {
@@ -193,7 +193,7 @@ func (b *builder) next() byte {
 func (b *builder) value(depth int) (*Node, bool) {
 	first := b.next()
 	n := &Node{start: b.pos}
-	if depth > MaxDepth {
+	if depth > maxDepth {
 		b.doc.fail(b.pos, tooDeep)
 		return nil, false
 	}

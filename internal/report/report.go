@@ -108,7 +108,7 @@ func (r Report) String() string {
 	return strings.Join(lines, "\n")
 }
 
-// Err returns nil, or an Invalid that prints every error of the report.
+// Err returns nil, or an invalid that prints every error of the report.
 func (r Report) Err() error {
 	var only Report
 	for _, e := range r.Entries {
@@ -119,12 +119,12 @@ func (r Report) Err() error {
 	if len(only.Entries) == 0 {
 		return nil
 	}
-	return &Invalid{Report: only}
+	return &invalid{Report: only}
 }
 
-// Invalid is the error form of a report that holds errors. A caller that acts on it asks the
+// invalid is the error form of a report that holds errors. A caller that acts on it asks the
 // sender of the document again or falls back to an older copy.
-type Invalid struct{ Report Report }
+type invalid struct{ Report Report }
 
 // Error lists every finding, separated by semicolons, so that it fits in one log line.
-func (i *Invalid) Error() string { return strings.ReplaceAll(i.Report.String(), "\n", "; ") }
+func (i *invalid) Error() string { return strings.ReplaceAll(i.Report.String(), "\n", "; ") }

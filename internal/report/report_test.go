@@ -33,7 +33,7 @@ f:3:1: warning: c: odd`
 	if got := r.String(); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
-	var invalid *Invalid
+	var invalid *invalid
 	err := fmt.Errorf("load: %w", r.Err())
 	if !errors.As(err, &invalid) || invalid.Report.Count(Error) != 4 || invalid.Report.Count(Warning) != 0 {
 		t.Errorf("got %v, want the four errors", err)

@@ -17,11 +17,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MaxPath is how long a path below the root may be. It is the kernel's limit of a path, so that other programs could not
+// maxPath is how long a path below the root may be. It is the kernel's limit of a path, so that other programs could not
 // name what is deeper either.
-const MaxPath = unix.PathMax
+const maxPath = unix.PathMax
 
-// ErrTooDeep means that a path is longer than MaxPath.
+// ErrTooDeep means that a path is longer than maxPath.
 var ErrTooDeep = errors.New("the path is too long")
 
 // batch is how many entries of a directory are in memory at a time.
@@ -64,7 +64,7 @@ func walk(ctx context.Context, root *os.Root, name string, entry fs.DirEntry, vi
 				return context.Cause(ctx)
 			}
 			below := path.Join(name, e.Name())
-			if len(below) >= MaxPath {
+			if len(below) >= maxPath {
 				if err := visit(below[:64]+"…", e, ErrTooDeep); err != nil {
 					return err
 				}

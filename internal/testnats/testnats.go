@@ -45,8 +45,8 @@ func Agent(commonName, id string) *server.User {
 		[]string{"agent." + id})
 }
 
-// Others are the accounts of Director and Health Monitor.
-func Others() []*server.User {
+// others are the accounts of Director and Health Monitor.
+func others() []*server.User {
 	return []*server.User{
 		User(testca.DirectorName, []string{"agent.*", "hm.director.alert"}, []string{"director.>"}),
 		User(testca.HealthMonitorName, nil, []string{"hm.>"}),
@@ -74,7 +74,7 @@ func Start(t testing.TB, change func(*server.Options), agents ...string) *Deploy
 		TLS: true, TLSVerify: true, TLSMap: true, TLSTimeout: 30,
 	}
 	d.SetServerCertificate(must[testca.Pair](t)(d.CA.Server("127.0.0.1", "localhost")))
-	d.options.Users = Others()
+	d.options.Users = others()
 	for _, id := range agents {
 		d.options.Users = append(d.options.Users, Agent(testca.AgentName(id), id))
 	}
@@ -115,7 +115,7 @@ func (d *Deployment) Down() {
 // the Director's synchronization does.
 func (d *Deployment) SetUsers(agents ...*server.User) {
 	d.t.Helper()
-	d.options.Users = append(Others(), agents...)
+	d.options.Users = append(others(), agents...)
 	// A reload looks at each connection as the server's login does, without its lock.
 	eventually.True(d.t, "no connection logs in", func() bool {
 		z, err := d.Server.Connz(&server.ConnzOptions{Username: true})

@@ -26,21 +26,21 @@ import (
 // Limits of one archive, far above the largest known packages, which have a few hundred thousand
 // files and a few GiB.
 const (
-	MaxEntries   = 2_000_000
-	MaxBytes     = 64 << 30
-	MaxNameBytes = 4096
-	// MaxDepth bounds the directories of one path: the kernel resolves each of them for each entry.
-	MaxDepth = 256
-	// MaxDirBytes bounds the names of all directories, which are remembered until the end.
-	MaxDirBytes = 32 << 20
+	maxEntries   = 2_000_000
+	maxBytes     = 64 << 30
+	maxNameBytes = 4096
+	// maxDepth bounds the directories of one path: the kernel resolves each of them for each entry.
+	maxDepth = 256
+	// maxDirBytes bounds the names of all directories, which are remembered until the end.
+	maxDirBytes = 32 << 20
 	// spare is the share of the file system's free space that unpacking leaves, as a divisor.
 	spare = 20
 )
 
-// ErrHostile marks an archive that was refused for what it contains.
-var ErrHostile = errors.New("archive refused")
+// errHostile marks an archive that was refused for what it contains.
+var errHostile = errors.New("archive refused")
 
-func refuse(name, why string) error { return fmt.Errorf("%w: entry %q: %s", ErrHostile, name, why) }
+func refuse(name, why string) error { return fmt.Errorf("%w: entry %q: %s", errHostile, name, why) }
 
 // Target says where the entries of an archive go. It returns the root to write below and the
 // path in it; a nil root skips the entry. The name is clean and has neither a leading slash nor
@@ -103,13 +103,13 @@ func unpack(ctx context.Context, r io.Reader, rules Rules) (Compression, error) 
 	o := owner{rules.UID, rules.GID}
 	u := &unpacking{ctx: ctx, rules: rules, seen: map[dirKey]bool{}, dirs: map[dirKey]finalDir{}, small: newWriters(o), large: &writer{owner: o}}
 	if u.rules.MaxBytes == 0 {
-		u.rules.MaxBytes = MaxBytes
+		u.rules.MaxBytes = maxBytes
 	}
 	if u.rules.MaxEntries == 0 {
-		u.rules.MaxEntries = MaxEntries
+		u.rules.MaxEntries = maxEntries
 	}
 	if u.rules.MaxDirBytes == 0 {
-		u.rules.MaxDirBytes = MaxDirBytes
+		u.rules.MaxDirBytes = maxDirBytes
 	}
 	defer u.parent.forget()
 	defer u.small.stop()
@@ -236,7 +236,7 @@ func (u *unpacking) entries(archive *tar.Reader) error {
 			return fmt.Errorf("read archive: %w", err)
 		}
 		if count >= u.rules.MaxEntries {
-			return fmt.Errorf("%w: more than %d entries", ErrHostile, u.rules.MaxEntries)
+			return fmt.Errorf("%w: more than %d entries", errHostile, u.rules.MaxEntries)
 		}
 		if header.Typeflag == tar.TypeXGlobalHeader {
 			continue
@@ -250,7 +250,7 @@ func (u *unpacking) entries(archive *tar.Reader) error {
 // cleanName makes "./a/b/" into "a/b", and refuses what does not stay below the root.
 func cleanName(name string) (string, error) {
 	switch {
-	case len(name) > MaxNameBytes:
+	case len(name) > maxNameBytes:
 		return "", refuse(name[:64]+"…", "the name is too long")
 	case strings.HasPrefix(name, "/"):
 		return "", refuse(name, "the path is absolute")
@@ -264,8 +264,8 @@ func cleanName(name string) (string, error) {
 		}
 		depth++
 	}
-	if depth > MaxDepth {
-		return "", refuse(name[:64]+"…", fmt.Sprintf("more than %d directories deep", MaxDepth))
+	if depth > maxDepth {
+		return "", refuse(name[:64]+"…", fmt.Sprintf("more than %d directories deep", maxDepth))
 	}
 	return path.Clean(name), nil
 }
@@ -375,7 +375,7 @@ func (u *unpacking) directory(root *os.Root, rel string) error {
 	}
 	// The two maps cost about 200 bytes beside each name.
 	if u.dirBytes += len(rel) + 200; u.dirBytes > u.rules.MaxDirBytes {
-		return fmt.Errorf("%w: the names of its directories take more than %d bytes", ErrHostile, u.rules.MaxDirBytes)
+		return fmt.Errorf("%w: the names of its directories take more than %d bytes", errHostile, u.rules.MaxDirBytes)
 	}
 	u.seen[dirKey{root, strings.Clone(rel)}] = true
 	return nil
@@ -391,7 +391,7 @@ func (u *unpacking) own(root *os.Root, rel string) error {
 func (u *unpacking) file(archive io.Reader, header *tar.Header, root *os.Root, rel string, mode fs.FileMode) (err error) {
 	u.written += header.Size
 	if u.written > u.rules.MaxBytes {
-		return fmt.Errorf("%w: unpacks to more than %d bytes", ErrHostile, u.rules.MaxBytes)
+		return fmt.Errorf("%w: unpacks to more than %d bytes", errHostile, u.rules.MaxBytes)
 	}
 	if u.written > u.room {
 		return fmt.Errorf("unpack %s: %w", rel, unix.ENOSPC)

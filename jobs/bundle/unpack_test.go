@@ -301,7 +301,7 @@ func TestBombIsStoppedByItsHeader(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := Unpack(t.Context(), &b, rules(root))
-	if !errors.Is(err, ErrHostile) {
+	if !errors.Is(err, errHostile) {
 		t.Errorf("got %v, want a refusal", err)
 	}
 	if got := tree(t, path); len(got) != 0 {
@@ -457,8 +457,8 @@ func TestManyAndDeepDirectories(t *testing.T) {
 				}
 			}
 		}, "the names of its directories take more than"},
-		{"too deep", func(yield func(string) bool) { yield(strings.Repeat("d/", MaxDepth+1)) }, "directories deep"},
-		{"deep", func(yield func(string) bool) { yield(strings.Repeat("d/", MaxDepth-1)) }, ""},
+		{"too deep", func(yield func(string) bool) { yield(strings.Repeat("d/", maxDepth+1)) }, "directories deep"},
+		{"deep", func(yield func(string) bool) { yield(strings.Repeat("d/", maxDepth-1)) }, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			root, err := os.OpenRoot(t.TempDir())
@@ -513,7 +513,7 @@ func TestMemoryOfDirectoryNames(t *testing.T) {
 	_, err := Unpack(t.Context(), &archive, Rules{Target: Into(root), UID: os.Getuid(), GID: os.Getgid(), MaxDirBytes: bound})
 	close(stop)
 	<-stopped
-	if !errors.Is(err, ErrHostile) {
+	if !errors.Is(err, errHostile) {
 		t.Errorf("got %v, want the archive to be refused", err)
 	}
 	t.Logf("an archive of %d KiB, names of up to %d MiB: %d MiB in use at most", size>>10, bound>>20, most>>20)

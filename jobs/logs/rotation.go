@@ -17,8 +17,8 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// DefaultMaxSize is the size at which a log is rotated when the deployment names none.
-const DefaultMaxSize = "50M"
+// defaultMaxSize is the size at which a log is rotated when the deployment names none.
+const defaultMaxSize = "50M"
 
 // Rotation is the configuration of logrotate for the logs of jobs.
 type Rotation struct {
@@ -37,7 +37,7 @@ var validSize = regexp.MustCompile(`^[0-9]+[kMG]?$`)
 func ConfigureRotation(ctx context.Context, r Rotation) error {
 	size := r.MaxSize
 	if size == "" {
-		size = DefaultMaxSize
+		size = defaultMaxSize
 	}
 	// The text is copied into a file that a root program interprets.
 	if !validSize.MatchString(size) {

@@ -74,7 +74,7 @@ func (a Alerts) Run(ctx context.Context, addr string, handle func(Alert)) error 
 			return nil
 		}
 	}
-	return a.Serve(ctx, listener, handle)
+	return a.serve(ctx, listener, handle)
 }
 
 // ListenAlerts opens the port.
@@ -104,8 +104,8 @@ func (a Alerts) unserved(err error) {
 	}
 }
 
-// Serve is Run on a listener, which it closes.
-func (a Alerts) Serve(ctx context.Context, listener net.Listener, handle func(Alert)) error {
+// serve is Run on a listener, which it closes.
+func (a Alerts) serve(ctx context.Context, listener net.Listener, handle func(Alert)) error {
 	stop := context.AfterFunc(ctx, func() { listener.Close() })
 	defer stop()
 	defer listener.Close()

@@ -49,7 +49,7 @@ func listen(t *testing.T, a Alerts) (addr string, alerts chan Alert) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	alerts = make(chan Alert, 10)
-	go func() { done <- a.Serve(ctx, l, func(a Alert) { alerts <- a }) }()
+	go func() { done <- a.serve(ctx, l, func(a Alert) { alerts <- a }) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -187,7 +187,7 @@ func TestListenerOutlivesScarcity(t *testing.T) {
 	var reported []error
 	done := make(chan error)
 	a := Alerts{Log: logrus.NewEntry(log), Owner: uint32(os.Getuid()), Unserved: func(err error) { reported = append(reported, err) }}
-	go func() { done <- a.Serve(ctx, &scarce{l, 1}, func(Alert) {}) }()
+	go func() { done <- a.serve(ctx, &scarce{l, 1}, func(Alert) {}) }()
 	if got := talk(t, l.Addr().String(), "NOOP", "QUIT"); strings.Join(got, " ") != "220 250 221" {
 		t.Errorf("afterwards: got %v", got)
 	}

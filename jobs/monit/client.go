@@ -27,10 +27,10 @@ import (
 // DefaultURL is where every stemcell's monit listens.
 const DefaultURL = "http://127.0.0.1:2822"
 
-// Limits of single requests. A status that takes longer than StatusTimeout counts as no answer.
+// Limits of single requests. A status that takes longer than statusTimeout counts as no answer.
 const (
-	StatusTimeout = 2 * time.Second
-	ActionTimeout = 5 * time.Second
+	statusTimeout = 2 * time.Second
+	actionTimeout = 5 * time.Second
 	// actionBudget covers the retries of one action: a daemon that is restarting, or another
 	// action that is still under way.
 	actionBudget = 20 * time.Second
@@ -65,7 +65,7 @@ type Daemon interface {
 // http makes a client without proxy (the interface is local) that keeps no connection (monit closes each) and does
 // not follow the redirect with which a current monit answers an action.
 func (c *Client) http() *http.Client {
-	return &http.Client{Transport: &http.Transport{DialContext: c.dial, DisableKeepAlives: true, ResponseHeaderTimeout: ActionTimeout},
+	return &http.Client{Transport: &http.Transport{DialContext: c.dial, DisableKeepAlives: true, ResponseHeaderTimeout: actionTimeout},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
@@ -121,7 +121,7 @@ func (e statusError) Error() string {
 
 // Status reads the state of all services, in one attempt.
 func (c *Client) Status(ctx context.Context) (Status, error) {
-	ctx, cancel := context.WithTimeout(ctx, StatusTimeout)
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
 	body, err := c.do(ctx, http.MethodGet, "/_status2?format=xml", nil)
 	if err != nil {
@@ -155,7 +155,7 @@ func (c *Client) act(ctx context.Context, action, service string) error {
 	token := newToken()
 	form := url.Values{"action": {action}, "securitytoken": {token}}
 	err := retry.Do(ctx, retry.Backoff{Min: c.pause()}, func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeout(ctx, ActionTimeout)
+		ctx, cancel := context.WithTimeout(ctx, actionTimeout)
 		defer cancel()
 		_, err := c.do(ctx, http.MethodPost, "/"+url.PathEscape(service), form)
 		// Unknown service, wrong password: a retry does not help. 503 is an action that is still

@@ -257,8 +257,8 @@ func TestDeadOrSlowMonit(t *testing.T) {
 	if got := s.State(t.Context()); got != StateUnknown {
 		t.Errorf("slow: got %s", got)
 	}
-	if took := time.Since(begun); took > 3*StatusTimeout {
-		t.Errorf("slow: took %v, want about %v", took, StatusTimeout)
+	if took := time.Since(begun); took > 3*statusTimeout {
+		t.Errorf("slow: took %v, want about %v", took, statusTimeout)
 	}
 	hang.Store(false)
 	if got := s.State(t.Context()); got != StateRunning {

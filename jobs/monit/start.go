@@ -128,7 +128,7 @@ func (s Starter) Start(ctx context.Context) (made []Change, err error) {
 	if err := s.Services.Setup(ctx, UnitName); err != nil {
 		return made, err
 	}
-	stateWritten := StateWritten("/", s.Dirs)
+	stateWritten := stateWritten("/", s.Dirs)
 	made = append(made, Change{Op: OpStart})
 	if err := s.Client.Daemon.Start(ctx); err != nil {
 		return made, err

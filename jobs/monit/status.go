@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Group is the service group that belongs to the jobs of a deployment.
-const Group = "vcap"
+// group is the service group that belongs to the jobs of a deployment.
+const group = "vcap"
 
 // Status is what monit says about its services.
 type Status struct {
@@ -80,7 +80,7 @@ func parseStatus(r io.Reader) (Status, error) {
 	}
 	member := map[string]bool{}
 	for _, g := range doc.Groups {
-		if g.Name == Group {
+		if g.Name == group {
 			for _, name := range g.Services {
 				member[name] = true
 			}

@@ -29,8 +29,8 @@ type Process struct {
 	} `json:"cpu"`
 }
 
-// StopBudget is how long StopAll waits for all services together.
-const StopBudget = 5 * time.Minute
+// stopBudget is how long StopAll waits for all services together.
+const stopBudget = 5 * time.Minute
 
 // Supervisor handles all services of the group at once.
 type Supervisor struct {
@@ -63,9 +63,9 @@ func (s Supervisor) StartUnmonitored(ctx context.Context) (started []string, err
 	return started, nil
 }
 
-// StateWritten is when monit last wrote its state file, below the system root and the base directory; the zero time
+// stateWritten is when monit last wrote its state file, below the system root and the base directory; the zero time
 // if there is none. Look before monit is started, which writes a new one.
-func StateWritten(root string, dirs vcap.Dirs) (last time.Time) {
+func stateWritten(root string, dirs vcap.Dirs) (last time.Time) {
 	// The stemcell's monitrc names one, monit's own default is in root's home.
 	for _, path := range []string{filepath.Join(dirs.Monit(), "monit.state"), filepath.Join(root, "root/.monit.state"), filepath.Join(root, ".monit.state")} {
 		if info, err := os.Stat(path); err == nil && info.ModTime().After(last) {
@@ -130,7 +130,7 @@ func (s Supervisor) StopAll(ctx context.Context, wait bool) error {
 	}
 	budget := s.StopBudget
 	if budget == 0 {
-		budget = StopBudget
+		budget = stopBudget
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, budget, errBudget)
 	defer cancel()

@@ -13,10 +13,10 @@ import (
 	"cambium/internal/tempfile"
 )
 
-// MaxErrandOutput is how much of each stream of an errand is answered, measured as it is encoded.
+// maxErrandOutput is how much of each stream of an errand is answered, measured as it is encoded.
 // Both together fit the message size of a NATS server, so that an errand with long output still has
 // a result. Of a longer stream the first quarter and the end are kept.
-const MaxErrandOutput = 448 << 10
+const maxErrandOutput = 448 << 10
 
 // Outcome is the answer to run_errand.
 type Outcome struct {
@@ -50,10 +50,10 @@ func (r Runner) Errand(ctx context.Context, job string) (Outcome, error) {
 		return Outcome{}, fmt.Errorf("errand %s: %w", job, err)
 	}
 	outcome := Outcome{ExitCode: result.Status()}
-	if outcome.Stdout, err = excerpt(stdout, MaxErrandOutput); err != nil {
+	if outcome.Stdout, err = excerpt(stdout, maxErrandOutput); err != nil {
 		return Outcome{}, fmt.Errorf("errand %s: %w", job, err)
 	}
-	if outcome.Stderr, err = excerpt(stderr, MaxErrandOutput); err != nil {
+	if outcome.Stderr, err = excerpt(stderr, maxErrandOutput); err != nil {
 		return Outcome{}, fmt.Errorf("errand %s: %w", job, err)
 	}
 	return outcome, nil

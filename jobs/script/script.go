@@ -21,8 +21,8 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// Path is the PATH of every script.
-const Path = "/usr/sbin:/usr/bin:/sbin:/bin"
+// path is the PATH of every script.
+const path = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 // nice is added to the agent's own level, which is high.
 const nice = 5
@@ -56,7 +56,7 @@ func environ(extra map[string]string) []string {
 		}
 	}
 	if _, replaced := extra["PATH"]; !replaced {
-		env = append(env, "PATH="+Path)
+		env = append(env, "PATH="+path)
 	}
 	for name, value := range extra {
 		env = append(env, name+"="+value)

@@ -72,7 +72,7 @@ func TestRunAll(t *testing.T) {
 	log := func(job, stream string) string {
 		return filepath.Join(r.Dirs.SysLog(), job, "pre-start."+stream+".log")
 	}
-	line := Path + "|inherited|keep|\n"
+	line := path + "|inherited|keep|\n"
 	if got := content(t, log("a", "stdout")); got != line+line {
 		t.Errorf("got %q, want %q twice", got, line)
 	}

@@ -31,8 +31,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// SignatureLife is how long a signed URL is good for.
-const SignatureLife = 24 * time.Hour
+// signatureLife is how long a signed URL is good for.
+const signatureLife = 24 * time.Hour
 
 // Server keeps blobs as files.
 type Server struct {
@@ -115,7 +115,7 @@ func prefixed(id string) string {
 
 // SignedURL returns a URL under which the blob can be fetched ("GET") or stored ("PUT").
 func (s *Server) SignedURL(method, id string) string {
-	now, life := time.Now().Unix(), int64(SignatureLife.Seconds())
+	now, life := time.Now().Unix(), int64(signatureLife.Seconds())
 	query := url.Values{"st": {s.signature(method, prefixed(id), now, life)}, "ts": {strconv.FormatInt(now, 10)},
 		"e": {strconv.FormatInt(life, 10)}}
 	return s.endpoint + "/signed/" + prefixed(id) + "?" + query.Encode()

@@ -140,7 +140,7 @@ func (s *Server) reachable(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	for {
-		conn, err := s.o.Net.DialContext(ctx, "tcp", s.Address())
+		conn, err := s.o.Net.DialContext(ctx, "tcp", s.address())
 		if err == nil {
 			return conn.Close()
 		}
@@ -166,11 +166,11 @@ func (s *Server) Listens(subject string) bool {
 	return err != nil || found.Total > 0
 }
 
-// Address is host and port as the machines reach it.
-func (s *Server) Address() string { return net.JoinHostPort(s.o.Host, strconv.Itoa(s.o.Port)) }
+// address is host and port as the machines reach it.
+func (s *Server) address() string { return net.JoinHostPort(s.o.Host, strconv.Itoa(s.o.Port)) }
 
 // URL is what goes into an agent's settings.
-func (s *Server) URL() string { return "nats://" + s.Address() }
+func (s *Server) URL() string { return "nats://" + s.address() }
 
 // Admit makes an identity for an agent and lets it in, as nats-sync does when the Director has
 // recorded the VM. The common name is one of testca.AgentName and testca.BootstrapName.
@@ -230,7 +230,7 @@ func (s *Server) Connect(commonName string) (*nats.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return nats.Connect("tls://"+s.Address(), nats.Name(commonName), nats.SetCustomDialer(s.o.Net), nats.MaxReconnects(-1),
+	return nats.Connect("tls://"+s.address(), nats.Name(commonName), nats.SetCustomDialer(s.o.Net), nats.MaxReconnects(-1),
 		nats.ReconnectWait(reconnectWait), nats.ReconnectJitter(0, 0),
 		nats.Secure(&tls.Config{RootCAs: s.o.CA.Pool(), Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}))
 }

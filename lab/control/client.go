@@ -19,10 +19,10 @@ type Client struct {
 	http *http.Client
 }
 
-// AgentError is an exception that the agent answered.
-type AgentError struct{ Message string }
+// agentError is an exception that the agent answered.
+type agentError struct{ Message string }
 
-func (e *AgentError) Error() string { return e.Message }
+func (e *agentError) Error() string { return e.Message }
 
 // Name is the lab's.
 func (c *Client) Name() string { return c.name }
@@ -85,7 +85,7 @@ func (c *Client) lines(ctx context.Context, method, path string, body any, each 
 			continue
 		}
 		if l.Error != "" && l.Agent {
-			return nil, &AgentError{l.Error}
+			return nil, &agentError{l.Error}
 		}
 		if l.Error != "" {
 			return nil, errors.New(l.Error)

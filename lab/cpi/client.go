@@ -40,7 +40,7 @@ func NewClient(dir, name string) Client {
 		if err != nil {
 			return err
 		}
-		return StartHolder(ctx, dir, name, own, "hold", dir, name)
+		return startHolder(ctx, dir, name, own, "hold", dir, name)
 	}}
 }
 
@@ -58,7 +58,7 @@ func (c Client) Exists() bool {
 
 func (c Client) http() *http.Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", Socket(c.Dir, c.Name))
+		return (&net.Dialer{}).DialContext(ctx, "unix", socket(c.Dir, c.Name))
 	}
 	if c.remote != nil {
 		dial = c.remote
@@ -70,7 +70,7 @@ func (c Client) http() *http.Client {
 // one of this machine.
 func (c Client) Do(ctx context.Context, e Envelope) Reply {
 	if !c.Exists() {
-		if reply, ok := Absent(e.Request); ok {
+		if reply, ok := absent(e.Request); ok {
 			return reply
 		}
 	}
@@ -222,12 +222,12 @@ func (c Client) notify(ctx context.Context, path string) error {
 // startTimeout is how long a holder may take to remove what a former one left and to listen.
 const startTimeout = 2 * time.Minute
 
-// ReadyLine is what a holder prints when it answers.
-const ReadyLine = "ready"
+// readyLine is what a holder prints when it answers.
+const readyLine = "ready"
 
-// StartHolder runs program with arguments as a process of its own that outlives this one, and
+// startHolder runs program with arguments as a process of its own that outlives this one, and
 // waits until it answers. One that finds another holder is no error.
-func StartHolder(ctx context.Context, dir, name string, argv ...string) error {
+func startHolder(ctx context.Context, dir, name string, argv ...string) error {
 	if os.Geteuid() != 0 {
 		return errors.New("machines, mounts and loop devices need root: run this as root, or name a holder with lab.host")
 	}
@@ -262,7 +262,7 @@ func StartHolder(ctx context.Context, dir, name string, argv ...string) error {
 	defer context.AfterFunc(ctx, func() { _ = reader.SetReadDeadline(time.Now()) })()
 	line, err := bufio.NewReader(reader).ReadString('\n')
 	switch {
-	case strings.TrimSpace(line) == ReadyLine:
+	case strings.TrimSpace(line) == readyLine:
 		return holder.Process.Release()
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		_ = holder.Process.Kill()

@@ -32,7 +32,7 @@ func TestReadRequest(t *testing.T) {
 // The Director refuses replies in which one of these is missing or of another type.
 // Contract C.2.
 func TestRepliesHaveAllKeys(t *testing.T) {
-	for _, r := range []Reply{{}, {Result: false}, Info(), Failure(errors.New("x")), Failure(iaas.Failf(iaas.VMCreationFailed, "x"))} {
+	for _, r := range []Reply{{}, {Result: false}, info(), Failure(errors.New("x")), Failure(iaas.Failf(iaas.VMCreationFailed, "x"))} {
 		data, err := json.Marshal(r)
 		if err != nil {
 			t.Fatal(err)
@@ -73,7 +73,7 @@ func TestLocal(t *testing.T) {
 // unpacked.
 func TestFormatsOfOurStemcells(t *testing.T) {
 	for _, i := range image.Infrastructures {
-		known := slices.ContainsFunc(i.Formats, func(format string) bool { return slices.Contains(Formats, format) })
+		known := slices.ContainsFunc(i.Formats, func(format string) bool { return slices.Contains(formats, format) })
 		if want := i.Name != "cloudstack"; known != want {
 			t.Errorf("stemcell for %s: formats %v known %v, want %v", i.Name, i.Formats, known, want)
 		}
@@ -101,7 +101,7 @@ func TestNumberOfArguments(t *testing.T) {
 				continue
 			}
 			r := Request{Method: name, Arguments: make([]json.RawMessage, n)}
-			if got := (Backend{}).Do(t.Context(), r, iaas.AgentDefaults{}, nil, func() bool { return false }); got.Error == nil || !strings.Contains(got.Error.Message, "arguments") {
+			if got := (backend{}).do(t.Context(), r, iaas.AgentDefaults{}, nil, func() bool { return false }); got.Error == nil || !strings.Contains(got.Error.Message, "arguments") {
 				t.Errorf("%s with %d arguments: got %+v", name, n, got)
 			}
 		}

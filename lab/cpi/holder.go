@@ -20,8 +20,8 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// Socket is where the holder of an IaaS listens.
-func Socket(dir, name string) string { return filepath.Join(iaas.Directory(dir, name), "socket") }
+// socket is where the holder of an IaaS listens.
+func socket(dir, name string) string { return filepath.Join(iaas.Directory(dir, name), "socket") }
 
 // Envelope is what the CPI program sends to the holder: the request and, from the program's own
 // configuration, the defaults of agents. The bytes of an image follow on the next line.
@@ -33,8 +33,8 @@ type Envelope struct {
 // maxEnvelope bounds a request without an image.
 const maxEnvelope = 16 << 20
 
-// Holder is the process that has an IaaS, as a service.
-type Holder struct {
+// holder is the process that has an IaaS, as a service.
+type holder struct {
 	iaas *iaas.IaaS
 	log  *logrus.Entry
 
@@ -54,15 +54,15 @@ const (
 	emptyIdle = 500 * time.Millisecond
 )
 
-// Hold takes the IaaS and answers for it until ctx ends or there is nothing left in it. ready is
+// hold takes the IaaS and answers for it until ctx ends or there is nothing left in it. ready is
 // called when it answers.
-func Hold(ctx context.Context, dir, name string, log *logrus.Entry, ready func()) (failed error) {
+func hold(ctx context.Context, dir, name string, log *logrus.Entry, ready func()) (failed error) {
 	i, err := iaas.Open(dir, name, log)
 	if err != nil {
 		return err
 	}
 	defer func() { failed = errors.Join(failed, i.Close()) }()
-	h := &Holder{iaas: i, log: log, done: make(chan struct{}), closing: make(chan struct{})}
+	h := &holder{iaas: i, log: log, done: make(chan struct{}), closing: make(chan struct{})}
 	h.idle = time.AfterFunc(firstIdle, h.endIfEmpty)
 	defer h.idle.Stop()
 	if err := h.listenTLS(dir, name); err != nil {
@@ -75,7 +75,7 @@ func Hold(ctx context.Context, dir, name string, log *logrus.Entry, ready func()
 			_ = h.remote.Close()
 		}
 	}()
-	path := Socket(dir, name)
+	path := socket(dir, name)
 	_ = os.Remove(path) // of a holder that was killed
 	listener, err := net.Listen("unix", path)
 	if err != nil {
@@ -107,9 +107,9 @@ func HoldMain(ctx context.Context, dir, name string) int {
 	log := logrus.New()
 	log.SetFormatter(&logrus.TextFormatter{DisableColors: true, FullTimestamp: true})
 	answers := false
-	err := Hold(ctx, dir, name, log.WithField("component", "iaas"), func() {
+	err := hold(ctx, dir, name, log.WithField("component", "iaas"), func() {
 		answers = true
-		_, _ = fmt.Fprintln(os.Stdout, ReadyLine)
+		_, _ = fmt.Fprintln(os.Stdout, readyLine)
 		_ = os.Stdout.Close() // the caller waits for nothing more
 	})
 	if err == nil {
@@ -125,7 +125,7 @@ func HoldMain(ctx context.Context, dir, name string) int {
 // lastAnswers is how long calls under way may take when the holder ends.
 const lastAnswers = 30 * time.Second
 
-func (h *Holder) handler(dir, name string) http.Handler {
+func (h *holder) handler(dir, name string) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /cpi", h.serve)
 	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) { write(w, h.iaas.List()) })
@@ -148,7 +148,7 @@ func write(w http.ResponseWriter, value any) {
 }
 
 // begin counts a call, false if no more are taken.
-func (h *Holder) begin() bool {
+func (h *holder) begin() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.ending {
@@ -159,14 +159,14 @@ func (h *Holder) begin() bool {
 	return true
 }
 
-func (h *Holder) finish() {
+func (h *holder) finish() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.calls--
 	h.idle.Reset(emptyIdle)
 }
 
-func (h *Holder) endIfEmpty() {
+func (h *holder) endIfEmpty() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.calls == 0 && !h.ending && h.iaas.Empty() {
@@ -175,7 +175,7 @@ func (h *Holder) endIfEmpty() {
 	}
 }
 
-func (h *Holder) serve(w http.ResponseWriter, r *http.Request) {
+func (h *holder) serve(w http.ResponseWriter, r *http.Request) {
 	if !h.begin() {
 		http.Error(w, "ending", http.StatusServiceUnavailable)
 		return
@@ -198,7 +198,7 @@ func (h *Holder) serve(w http.ResponseWriter, r *http.Request) {
 	log := h.log.WithFields(logrus.Fields{"method": e.Request.Method, "request_id": e.Request.Context.RequestID})
 	begin := time.Now()
 	// A call is completed or undone even if its caller is killed.
-	reply := Backend{h.iaas}.Do(context.WithoutCancel(r.Context()), e.Request, e.Agent, body, func() bool { return r.Context().Err() != nil })
+	reply := backend{h.iaas}.do(context.WithoutCancel(r.Context()), e.Request, e.Agent, body, func() bool { return r.Context().Err() != nil })
 	log = log.WithField("took", time.Since(begin).Round(time.Millisecond))
 	if reply.Error != nil {
 		log.WithField("error", reply.Error.Message).Warn("call failed")
@@ -209,7 +209,7 @@ func (h *Holder) serve(w http.ResponseWriter, r *http.Request) {
 }
 
 // stay keeps the holder as long as the caller is there, which runs a command in the network.
-func (h *Holder) stay(w http.ResponseWriter, r *http.Request) {
+func (h *holder) stay(w http.ResponseWriter, r *http.Request) {
 	if !h.begin() {
 		http.Error(w, "ending", http.StatusServiceUnavailable)
 		return

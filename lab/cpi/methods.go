@@ -11,8 +11,8 @@ import (
 	"cambium/lab/iaas/value"
 )
 
-// Backend answers requests with an IaaS.
-type Backend struct{ IaaS *iaas.IaaS }
+// backend answers requests with an IaaS.
+type backend struct{ IaaS *iaas.IaaS }
 
 // call is a request that is being answered.
 type call struct {
@@ -96,7 +96,7 @@ func first(result any) iaas.CID {
 func Local(r Request) (Reply, bool) {
 	switch r.Method {
 	case "info":
-		return Info(), true
+		return info(), true
 	case "ping":
 		return Reply{Result: "pong"}, true
 	case "calculate_vm_cloud_properties":
@@ -110,8 +110,8 @@ func Local(r Request) (Reply, bool) {
 	return Reply{}, false
 }
 
-// Absent answers for an IaaS that has nothing in it: nothing is there, and nothing need be deleted.
-func Absent(r Request) (Reply, bool) {
+// absent answers for an IaaS that has nothing in it: nothing is there, and nothing need be deleted.
+func absent(r Request) (Reply, bool) {
 	switch r.Method {
 	case "has_vm", "has_disk":
 		return Reply{Result: false}, true
@@ -128,9 +128,9 @@ func reply(result any, err error) Reply {
 	return Reply{Result: result}
 }
 
-// Do answers a request. gone reports whether the caller has disconnected, in which case what was
+// do answers a request. gone reports whether the caller has disconnected, in which case what was
 // made for it is removed: its CID was never answered.
-func (b Backend) Do(ctx context.Context, r Request, agent iaas.AgentDefaults, image io.Reader, gone func() bool) Reply {
+func (b backend) do(ctx context.Context, r Request, agent iaas.AgentDefaults, image io.Reader, gone func() bool) Reply {
 	m, known := methods[r.Method]
 	if !known {
 		local, _ := Local(r)

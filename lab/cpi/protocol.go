@@ -91,10 +91,10 @@ func Failure(err error) Reply {
 // Version is the newest version of the contract that is supported.
 const Version = 3
 
-// Formats are the stemcells that can be read.
-var Formats = []string{"openstack-raw", "openstack-qcow2", "aws-raw", "google-rawdisk", "alicloud-raw", "azure-vhd", "vsphere-ovf", "qemu-raw", "warden-tar", "general-tar", "cambium-light"}
+// formats are the stemcells that can be read.
+var formats = []string{"openstack-raw", "openstack-qcow2", "aws-raw", "google-rawdisk", "alicloud-raw", "azure-vhd", "vsphere-ovf", "qemu-raw", "warden-tar", "general-tar", "cambium-light"}
 
-// Info answers info, for which nothing else is needed.
-func Info() Reply {
-	return Reply{Result: map[string]any{"stemcell_formats": Formats, "api_version": Version}}
+// info answers info, for which nothing else is needed.
+func info() Reply {
+	return Reply{Result: map[string]any{"stemcell_formats": formats, "api_version": Version}}
 }

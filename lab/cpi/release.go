@@ -7,10 +7,10 @@ import (
 	"cambium/lab/release"
 )
 
-// ReleaseName is that of the CPI's release, JobName that of its job.
+// releaseName is that of the CPI's release, jobName that of its job.
 const (
-	ReleaseName = "cambium-cpi"
-	JobName     = "lab_cpi"
+	releaseName = "cambium-cpi"
+	jobName     = "lab_cpi"
 )
 
 // start finds the program and its configuration. create-env names the directories, a Director
@@ -41,7 +41,7 @@ func WriteRelease(path, program, version string) error {
 	if err != nil {
 		return fmt.Errorf("the CPI's program: %w; make build makes it", err)
 	}
-	job := release.SourceJob{Packages: []string{JobName}, Properties: map[string]release.Property{
+	job := release.SourceJob{Packages: []string{jobName}, Properties: map[string]release.Property{
 		"lab.dir":         {Description: "where the lab keeps its state", Default: "/var/lib/cambium-lab"},
 		"lab.name":        {Description: "name of the IaaS, of which several can be on one machine", Default: "default"},
 		"lab.host":        {Description: "where the holder of the IaaS is, such as tls://10.245.0.1:25778, for a CPI inside a VM; the local socket if empty", Default: ""},
@@ -50,8 +50,8 @@ func WriteRelease(path, program, version string) error {
 		"agent.ntp":       {Description: "time servers that agents are told", Default: []string{}},
 		"agent.blobstore": {Description: "blobstore that agents are told, with provider and options", Default: map[string]any{}},
 	}}
-	job.Name, job.Files = JobName, release.Files{"monit": "", "bin/cpi": start, "config/cpi.json": configTemplate}
-	s := release.Source{Name: ReleaseName, Version: version, Jobs: []release.SourceJob{job},
-		Packages: []release.Package{{Name: JobName, Files: release.Files{"packaging": packaging, "cpi": string(binary)}}}}
+	job.Name, job.Files = jobName, release.Files{"monit": "", "bin/cpi": start, "config/cpi.json": configTemplate}
+	s := release.Source{Name: releaseName, Version: version, Jobs: []release.SourceJob{job},
+		Packages: []release.Package{{Name: jobName, Files: release.Files{"packaging": packaging, "cpi": string(binary)}}}}
 	return s.Write(path)
 }

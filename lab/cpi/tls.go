@@ -99,7 +99,7 @@ func (i Identity) config() (*tls.Config, *x509.CertPool, error) {
 }
 
 // listenTLS makes the holder answer over TLS, if identities have been made.
-func (h *Holder) listenTLS(dir, name string) error {
+func (h *holder) listenTLS(dir, name string) error {
 	ids, err := readIdentities(dir, name)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil

@@ -30,8 +30,8 @@ func (a *Agent) checked() *Agent {
 	return &checked
 }
 
-// Unresponsive is the first step of each resolution for an unresponsive agent: one that answers a ping is left alone.
-func (a *Agent) Unresponsive(ctx context.Context) error {
+// unresponsive is the first step of each resolution for an unresponsive agent: one that answers a ping is left alone.
+func (a *Agent) unresponsive(ctx context.Context) error {
 	checked := a.checked()
 	if a.Ping != 0 {
 		checked.Timeout = a.Ping
@@ -49,13 +49,13 @@ func (a *Agent) Unresponsive(ctx context.Context) error {
 // DeleteVM is the resolution delete_vm of an unresponsive agent. No request follows the ping: the CPI deletes the VM,
 // which has its disks attached.
 func (a *Agent) DeleteVM(p *Plan, deleteVM func(ctx context.Context) error) {
-	p.Add("ping", a.Unresponsive)
+	p.Add("ping", a.unresponsive)
 	p.Add("delete_vm", deleteVM)
 }
 
 // DropVMReference is the resolution delete_vm_reference of an unresponsive agent: the Director forgets the VM, which
 // stays as it is.
-func (a *Agent) DropVMReference(p *Plan) { p.Add("ping", a.Unresponsive) }
+func (a *Agent) DropVMReference(p *Plan) { p.Add("ping", a.unresponsive) }
 
 // Reattach is the resolution of a disk that is not mounted where it should be. With reboot the agent mounts the
 // disk at its start.

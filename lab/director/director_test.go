@@ -43,7 +43,7 @@ func TestDoFollowsTasks(t *testing.T) {
 			return `{"value":"applied"}`
 		}}
 		start := time.Now()
-		a := &Agent{Transport: s, Protocol: Protocol}
+		a := &Agent{Transport: s, Protocol: protocol}
 		value, err := a.Do(t.Context(), "apply", map[string]any{})
 		if err != nil || string(value) != `"applied"` {
 			t.Errorf("Do = %s, %v, want \"applied\"", value, err)
@@ -60,7 +60,7 @@ func TestRetriesAfterTimeoutOnly(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := &scripted{answers: func(Request, int) string { return "" }}
 				start := time.Now()
-				_, err := (&Agent{Transport: s, Protocol: Protocol}).Call(t.Context(), method)
+				_, err := (&Agent{Transport: s, Protocol: protocol}).Call(t.Context(), method)
 				if !errors.Is(err, ErrTimeout) || len(s.calls) != tries || time.Since(start) != time.Duration(tries)*DefaultTimeout {
 					t.Errorf("err %v after %d tries in %v, want a timeout after %d of 45 s", err, len(s.calls), time.Since(start), tries)
 				}
@@ -85,20 +85,20 @@ func TestWaitReady(t *testing.T) {
 		took     time.Duration
 		err      string
 	}{
-		{"silence, then pong", Protocol, func(n int) string {
+		{"silence, then pong", protocol, func(n int) string {
 			if n < 5 {
 				return ""
 			}
 			return `{"value":"pong"}`
 		}, 5, 4 * time.Second, ""},
-		{"restarting is retried at once", Protocol, func(n int) string {
+		{"restarting is retried at once", protocol, func(n int) string {
 			if n < 5 {
 				return exception("restarting agent: disks")
 			}
 			return `{"value":"pong"}`
 		}, 5, 0, ""},
-		{"a verdict ends it", Protocol, func(int) string { return exception("no ephemeral disk") }, 1, 0, "no ephemeral disk"},
-		{"nothing at all", Protocol, func(int) string { return "" }, 600, ReadyTimeout, "timed out pinging"},
+		{"a verdict ends it", protocol, func(int) string { return exception("no ephemeral disk") }, 1, 0, "no ephemeral disk"},
+		{"nothing at all", protocol, func(int) string { return "" }, 600, readyTimeout, "timed out pinging"},
 		{"create-env pauses", 0, func(n int) string {
 			if n < 3 {
 				return exception("restarting agent: disks")
@@ -106,7 +106,7 @@ func TestWaitReady(t *testing.T) {
 			return `{"value":"pong"}`
 		}, 3, time.Second, ""},
 		{"create-env gives up on certificates", 0, func(int) string { return exception("x509: unknown authority") }, 1, 0, "x509: "},
-		{"another value", Protocol, func(int) string { return `{"value":"pang"}` }, 1, 0, "pang"},
+		{"another value", protocol, func(int) string { return `{"value":"pang"}` }, 1, 0, "pang"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -117,7 +117,7 @@ func TestWaitReady(t *testing.T) {
 					t.Errorf("error is %v, want %q", err, c.err)
 				}
 				// The last ping and the whole wait may end in the same instant.
-				if extra := len(s.calls) - c.pings; extra != 0 && (extra != 1 || c.took != ReadyTimeout) || time.Since(start) != c.took {
+				if extra := len(s.calls) - c.pings; extra != 0 && (extra != 1 || c.took != readyTimeout) || time.Since(start) != c.took {
 					t.Errorf("%d pings in %v, want %d in %v", len(s.calls), time.Since(start), c.pings, c.took)
 				}
 			})
@@ -166,7 +166,7 @@ func TestSequences(t *testing.T) {
 				return `{"value":` + answers[r.Method] + `}`
 			}}
 			var p Plan
-			c.plan(&Agent{Transport: s, Protocol: Protocol}, &p)
+			c.plan(&Agent{Transport: s, Protocol: protocol}, &p)
 			if err := p.Run(t.Context(), nil); err != nil {
 				t.Fatal(err)
 			}
@@ -220,7 +220,7 @@ func TestResolutionsRefused(t *testing.T) {
 				}}
 				acted := false
 				var p Plan
-				c.plan(&Agent{Transport: s, Protocol: Protocol}, &p, func(context.Context) error { acted = true; return nil })
+				c.plan(&Agent{Transport: s, Protocol: protocol}, &p, func(context.Context) error { acted = true; return nil })
 				err := p.Run(t.Context(), nil)
 				if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) || acted != (c.err == "") || len(s.calls) != 1 {
 					t.Errorf("error is %v, acted %v after %v; want %q", err, acted, s.calls, c.err)
@@ -240,7 +240,7 @@ func TestStopIgnoresServicesThatDoNotStop(t *testing.T) {
 	s := &scripted{answers: func(Request, int) string {
 		return `{"exception":{"message":"Action Failed get_task: Task 1 result: Timed out waiting for services 'web' to stop"}}`
 	}}
-	if err := (&Agent{Transport: s, Protocol: Protocol}).stop(t.Context()); err != nil {
+	if err := (&Agent{Transport: s, Protocol: protocol}).stop(t.Context()); err != nil {
 		t.Errorf("stop = %v, want nil as in the Director", err)
 	}
 }

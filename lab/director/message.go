@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Protocol is the version that today's Director speaks; create-env sends none.
-const Protocol = 3
+// protocol is the version that today's Director speaks; create-env sends none.
+const protocol = 3
 
 // Request is one message to an agent.
 type Request struct {
@@ -53,7 +53,7 @@ type Agent struct {
 	Timeout time.Duration
 	// Poll is the pause between two polls of a task; one second if zero, as in a Director.
 	Poll time.Duration
-	// Ping is how long WaitReady and Unresponsive wait for one answer; one second and ten if zero, as in a Director.
+	// Ping is how long WaitReady and unresponsive wait for one answer; one second and ten if zero, as in a Director.
 	Ping time.Duration
 	// Progress, if set, is called at every poll of a running task.
 	Progress func(method, task string, elapsed time.Duration)

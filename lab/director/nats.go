@@ -48,7 +48,7 @@ func (b *Bus) Close() { b.conn.Close() }
 
 // Agent addresses one agent.
 func (b *Bus) Agent(id string) *Agent {
-	return &Agent{Transport: subject{b, id}, Protocol: Protocol}
+	return &Agent{Transport: subject{b, id}, Protocol: protocol}
 }
 
 type subject struct {

@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// ReadyTimeout is how long the Director and create-env wait for a new machine.
-const ReadyTimeout = 600 * time.Second
+// readyTimeout is how long the Director and create-env wait for a new machine.
+const readyTimeout = 600 * time.Second
 
 // WaitReady pings until the agent answers, as the caller of that transport does it: the
 // Director with one second per ping and no pause, ending at any exception that does not say
 // that the agent is restarting; create-env every half second, ending at a certificate error.
 func (a *Agent) WaitReady(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, ReadyTimeout)
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
 	patient := *a
 	if patient.Timeout = a.Ping; patient.Timeout == 0 {

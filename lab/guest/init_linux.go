@@ -207,14 +207,14 @@ func putFiles(from *os.Root) error {
 			return err
 		}
 		defer func() { _ = f.Close() }()
-		return PutFile("/"+path, f, info.Mode().Perm())
+		return putFile("/"+path, f, info.Mode().Perm())
 	})
 	unix.Sync()
 	return err
 }
 
-// PutFile writes a file, whole or not at all.
-func PutFile(path string, content io.Reader, mode fs.FileMode) error {
+// putFile writes a file, whole or not at all.
+func putFile(path string, content io.Reader, mode fs.FileMode) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}

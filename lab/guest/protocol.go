@@ -61,8 +61,8 @@ type Frame struct {
 	Data []byte
 }
 
-// MaxData is the most that one frame holds; longer streams are several frames.
-const MaxData = 32 << 10
+// maxData is the most that one frame holds; longer streams are several frames.
+const maxData = 32 << 10
 
 const headerSize = 9
 
@@ -73,7 +73,7 @@ func Read(r io.Reader) (Frame, error) {
 		return Frame{}, err
 	}
 	size := binary.BigEndian.Uint32(header[5:])
-	if size > MaxData {
+	if size > maxData {
 		return Frame{}, fmt.Errorf("frame of %d bytes", size)
 	}
 	f := Frame{Kind: Kind(header[0]), ID: binary.BigEndian.Uint32(header[1:]), Data: make([]byte, size)}
@@ -89,7 +89,7 @@ type Writer struct {
 
 // Frame writes one frame.
 func (w *Writer) Frame(kind Kind, id uint32, data []byte) error {
-	if len(data) > MaxData {
+	if len(data) > maxData {
 		return fmt.Errorf("frame of %d bytes", len(data))
 	}
 	buffer := make([]byte, headerSize, headerSize+len(data))
@@ -120,7 +120,7 @@ type Stream struct {
 
 func (s Stream) Write(data []byte) (int, error) {
 	for sent := 0; sent < len(data); {
-		n := min(len(data)-sent, MaxData)
+		n := min(len(data)-sent, maxData)
 		if err := s.To.Frame(s.Kind, s.ID, data[sent:sent+n]); err != nil {
 			return sent, err
 		}

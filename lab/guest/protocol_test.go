@@ -17,7 +17,7 @@ func TestFramesComeBack(t *testing.T) {
 	if err := w.JSON(Exit, 7, Result{Status: 3}); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Frame(Stdin, 1, make([]byte, MaxData+1)); err == nil {
+	if err := w.Frame(Stdin, 1, make([]byte, maxData+1)); err == nil {
 		t.Error("a frame that is too long was written")
 	}
 	got := ""
@@ -54,7 +54,7 @@ func FuzzRead(f *testing.F) {
 			if err != nil {
 				return
 			}
-			if len(frame.Data) > MaxData {
+			if len(frame.Data) > maxData {
 				t.Errorf("frame of %d bytes", len(frame.Data))
 			}
 		}

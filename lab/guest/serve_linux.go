@@ -163,7 +163,7 @@ func (s *server) serve(id uint32, r Request, p *process) {
 	case "read":
 		err = s.read(id, r.Path)
 	case "write":
-		err = PutFile(r.Path, p, r.Mode)
+		err = putFile(r.Path, p, r.Mode)
 	case "run":
 		result, err = s.run(id, r, p)
 	default:

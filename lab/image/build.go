@@ -233,7 +233,7 @@ func bake(ctx context.Context, from, to, agent string, files []file) error {
 	if err := run(ctx, "cp", "--sparse=always", "--reflink=auto", from, to); err != nil {
 		return err
 	}
-	if err := PutInto(ctx, to, agent, agentPath, 0o755); err != nil {
+	if err := putInto(ctx, to, agent, agentPath, 0o755); err != nil {
 		return err
 	}
 	// The file is a new one: its second name has to be made again. debugfs leaves the count of names to its caller.
@@ -244,7 +244,7 @@ func bake(ctx context.Context, from, to, agent string, files []file) error {
 		path := to + ".file"
 		err := os.WriteFile(path, []byte(f.content), 0o644)
 		if err == nil {
-			err = PutInto(ctx, to, path, f.path, 0o644)
+			err = putInto(ctx, to, path, f.path, 0o644)
 		}
 		if err = errors.Join(err, os.Remove(path)); err != nil {
 			return err
@@ -261,9 +261,9 @@ func debugfs(ctx context.Context, disk, commands string) (string, error) {
 	return strings.TrimSpace(string(out)), err
 }
 
-// PutInto writes a file of this host into the root file system of a disk that no machine uses.
+// putInto writes a file of this host into the root file system of a disk that no machine uses.
 // The directory is there already.
-func PutInto(ctx context.Context, disk, file, path string, mode fs.FileMode) error {
+func putInto(ctx context.Context, disk, file, path string, mode fs.FileMode) error {
 	commands := fmt.Sprintf("rm %[1]s\nwrite %[2]s %[1]s\nset_inode_field %[1]s mode 0%[3]o\nset_inode_field %[1]s uid 0\nset_inode_field %[1]s gid 0\nstat %[1]s\n",
 		path, file, 0o100000|mode.Perm())
 	out, err := debugfs(ctx, disk, commands)

@@ -36,9 +36,9 @@ const (
 	monitAccessPath = "/var/vcap/bosh/etc/bosh-enable-monit-access"
 )
 
-// Modules are loaded from the initial RAM disk: what it takes to see the root disk and, for
+// modules are loaded from the initial RAM disk: what it takes to see the root disk and, for
 // the lab, the serial port. The system loads all others itself.
-var Modules = []string{"virtio", "virtio_ring", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_blk",
+var modules = []string{"virtio", "virtio_ring", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "virtio_blk",
 	"scsi_common", "scsi_mod", "sd_mod", "virtio_scsi", "nvme-common", "nvme-core", "nvme", "virtio_console"}
 
 // cloudModules are what the root disks of further hypervisors need: Xen, Hyper-V, VMware and plain SATA or IDE. They are loaded if
@@ -185,7 +185,7 @@ func (c Cache) base(ctx context.Context, b builder) (string, error) {
 		return "", err
 	}
 	h := sha256.New()
-	_, _ = fmt.Fprintln(h, recipe, b.tree, b.kernel.Version, Modules, cloudModules, digest, string(guest.Unit(GuestProgram)), assets.Digest(), b.stemcell, b.iaas, bootConfig, noSandbox, sandboxed)
+	_, _ = fmt.Fprintln(h, recipe, b.tree, b.kernel.Version, modules, cloudModules, digest, string(guest.Unit(GuestProgram)), assets.Digest(), b.stemcell, b.iaas, bootConfig, noSandbox, sandboxed)
 	dir := filepath.Join(c.Dir, imagePrefix+hex.EncodeToString(h.Sum(nil))[:16])
 	return dir, c.once(dir, func(work string) error {
 		c.progress("making a disk image in %s (once)", c.Dir)
@@ -257,7 +257,7 @@ func ramDisk(program string, kernel Kernel, fallback ...string) ([]byte, error) 
 	a.Dir("proc", "sys", "root")
 	a.Console()
 	a.Copy("init", program)
-	a.Modules(initrd.ModuleDir, kernel.Modules, Modules...)
+	a.Modules(initrd.ModuleDir, kernel.Modules, modules...)
 	a.Modules(initrd.FallbackModuleDir, kernel.Modules, fallback...)
 	return a.Bytes()
 }

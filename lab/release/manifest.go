@@ -36,7 +36,7 @@ func ReadManifest(path string) (Manifest, error) {
 	if err != nil {
 		return Manifest{}, err
 	}
-	m, err := ParseManifest(data)
+	m, err := parseManifest(data)
 	if err != nil {
 		return m, fmt.Errorf("manifest %s: %w", path, err)
 	}
@@ -44,8 +44,8 @@ func ReadManifest(path string) (Manifest, error) {
 	return m, nil
 }
 
-// ParseManifest reads and checks a manifest.
-func ParseManifest(data []byte) (Manifest, error) {
+// parseManifest reads and checks a manifest.
+func parseManifest(data []byte) (Manifest, error) {
 	var m Manifest
 	decode := yaml.NewDecoder(bytes.NewReader(data))
 	decode.KnownFields(true)
@@ -94,7 +94,7 @@ func (m *Manifest) check() error {
 
 // WebManifest is the manifest of the demo's release.
 func WebManifest() Manifest {
-	jobs, packages := Web()
+	jobs, packages := web()
 	return Manifest{Name: "demo", Groups: []Group{{Name: "web", Instances: 1, PersistentDisk: 1024, EphemeralDisk: 10240,
 		Jobs: jobs, Packages: packages}}}
 }

@@ -32,7 +32,7 @@ func list(t *testing.T, data []byte) map[string]int64 {
 }
 
 func TestArchives(t *testing.T) {
-	jobs, packages := Web()
+	jobs, packages := web()
 	templates, err := Templates("", jobs)
 	if err != nil {
 		t.Fatal(err)
@@ -80,7 +80,7 @@ func TestPackageFromDirectory(t *testing.T) {
 }
 
 func TestManifest(t *testing.T) {
-	m, err := ParseManifest([]byte("name: d\ninstance_groups:\n- name: a\n  jobs: [{name: j, files: {monit: \"\"}}]\n"))
+	m, err := parseManifest([]byte("name: d\ninstance_groups:\n- name: a\n  jobs: [{name: j, files: {monit: \"\"}}]\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func TestManifest(t *testing.T) {
 		"name: d\ninstance_groups: [{name: a, jobs: [{files: {}}]}]":   "no name",
 		"{\"name\": \"d\", \"instance_groups\": [{\"instances\": 1}]}": "name is missing",
 	} {
-		if _, err := ParseManifest([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := parseManifest([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("ParseManifest(%q) = %v, want an error with %q", text, err, want)
 		}
 	}

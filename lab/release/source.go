@@ -138,9 +138,9 @@ func (s Source) Write(path string) (err error) {
 	return os.Rename(temporary, path)
 }
 
-// WebSource is Web as a release that still has to be compiled.
+// WebSource is web as a release that still has to be compiled.
 func WebSource(version string) Source {
-	jobs, packages := Web()
+	jobs, packages := web()
 	s := Source{Name: "web", Version: version}
 	for _, j := range jobs {
 		s.Jobs = append(s.Jobs, SourceJob{Job: j, Packages: []string{"web"}})

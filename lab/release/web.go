@@ -1,8 +1,8 @@
 package release
 
-// Web is a release with one small web server: what the demo deploys. It runs with the perl of
+// web is a release with one small web server: what the demo deploys. It runs with the perl of
 // every Debian, so nothing has to be compiled or fetched.
-func Web() ([]Job, []Package) {
+func web() ([]Job, []Package) {
 	job := Job{Name: "web", Files: Files{
 		"monit": `check process web
   with pidfile /var/vcap/sys/run/web/web.pid

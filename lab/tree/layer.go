@@ -16,8 +16,8 @@ type Layer struct {
 	Dir  string
 }
 
-// Upper is the directory that holds what differs from the tree.
-func (l Layer) Upper() string { return filepath.Join(l.Dir, "upper") }
+// upper is the directory that holds what differs from the tree.
+func (l Layer) upper() string { return filepath.Join(l.Dir, "upper") }
 
 // Root is where the layer is mounted, for those who can see it.
 func (l Layer) Root() string { return filepath.Join(l.Dir, "root") }
@@ -26,7 +26,7 @@ func (l Layer) work() string { return filepath.Join(l.Dir, "work") }
 
 // Make makes the directories.
 func (l Layer) Make() error {
-	for _, dir := range []string{l.Upper(), l.work(), l.Root()} {
+	for _, dir := range []string{l.upper(), l.work(), l.Root()} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
 		}
@@ -44,7 +44,7 @@ func (l Layer) Mounted(f func(root string) error) error {
 		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 			return fmt.Errorf("mount namespace: %w", err)
 		}
-		options := "lowerdir=" + l.Tree + ",upperdir=" + l.Upper() + ",workdir=" + l.work()
+		options := "lowerdir=" + l.Tree + ",upperdir=" + l.upper() + ",workdir=" + l.work()
 		if err := unix.Mount("lab", l.Root(), "overlay", 0, options); err != nil {
 			return fmt.Errorf("overlay on %s: %w", l.Root(), err)
 		}

@@ -24,8 +24,8 @@ import (
 // Suite is the Debian release the machines run.
 const Suite = "bookworm"
 
-// Packages are in every tree: what a stemcell has and the agent or a judge of the tests uses.
-var Packages = []string{
+// packages are in every tree: what a stemcell has and the agent or a judge of the tests uses.
+var packages = []string{
 	"systemd", "systemd-sysv", "systemd-resolved", "systemd-timesyncd", "dbus", "udev", "kmod",
 	"iproute2", "nftables", "netbase", "ca-certificates", "openssh-server",
 	"e2fsprogs", "xfsprogs", "parted", "fdisk", "cloud-guest-utils", "util-linux",
@@ -104,7 +104,7 @@ func Private(dir string) error {
 // Path is where the tree is, or will be: its name holds a digest of its recipe.
 func (c Cache) Path() string {
 	h := sha256.New()
-	_, _ = fmt.Fprintln(h, "1", Suite, Packages, excluded, enable, disable)
+	_, _ = fmt.Fprintln(h, "1", Suite, packages, excluded, enable, disable)
 	_, _ = fmt.Fprintln(h, files) // maps print sorted
 	return filepath.Join(c.Dir, Prefix+Suite+"-"+hex.EncodeToString(h.Sum(nil))[:16])
 }
@@ -162,7 +162,7 @@ func (c Cache) make(ctx context.Context, work, path string) error {
 }
 
 func (c Cache) build(ctx context.Context, dir string) error {
-	args := []string{"--variant=essential", "--mode=root", "--include=" + strings.Join(Packages, ",")}
+	args := []string{"--variant=essential", "--mode=root", "--include=" + strings.Join(packages, ",")}
 	for _, pattern := range excluded {
 		args = append(args, "--dpkgopt=path-exclude="+pattern)
 	}

@@ -12,8 +12,8 @@ func TestPathFollowsTheRecipe(t *testing.T) {
 	if second := c.Path(); second != before {
 		t.Errorf("the same recipe gives %s and %s", before, second)
 	}
-	defer func(saved []string) { Packages = saved }(Packages)
-	Packages = append(append([]string(nil), Packages...), "vim")
+	defer func(saved []string) { packages = saved }(packages)
+	packages = append(append([]string(nil), packages...), "vim")
 	if after := c.Path(); after == before {
 		t.Errorf("another recipe gives the same path %s", after)
 	}

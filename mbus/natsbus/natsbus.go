@@ -156,8 +156,8 @@ func (b *Bus) active() *link {
 	return b.current
 }
 
-// ErrTooLong means that a message is larger than the server takes.
-var ErrTooLong = errors.New("message exceeds the server's limit")
+// errTooLong means that a message is larger than the server takes.
+var errTooLong = errors.New("message exceeds the server's limit")
 
 // Publish sends a report such as hm.agent.heartbeat.<id>. Without connection it is kept for a
 // minute and sent when there is one.
@@ -169,7 +169,7 @@ func (b *Bus) Publish(_ context.Context, target, topic string, payload any) erro
 	}
 	l := b.active()
 	if len(data) > l.limit.bytes() {
-		return fmt.Errorf("publish %s: %w", subject, ErrTooLong)
+		return fmt.Errorf("publish %s: %w", subject, errTooLong)
 	}
 	l.send(message{subject: subject, data: data})
 	return nil

@@ -320,7 +320,7 @@ func (r *Resolver) once(s search, h Hint, waited time.Duration) (Device, []strin
 }
 
 // pick is the device that a snapshot shows to be the one of the hint, after so long a wait.
-func (r *Resolver) pick(now Snapshot, s search, h Hint, waited time.Duration) (Device, []string, error) {
+func (r *Resolver) pick(now snapshot, s search, h Hint, waited time.Duration) (Device, []string, error) {
 	var trace []string
 	others := r.others(now, h)
 	for _, st := range s.stages {
@@ -355,7 +355,7 @@ func (r *Resolver) pick(now Snapshot, s search, h Hint, waited time.Duration) (D
 }
 
 // others are the devices whose identifiers belong to another disk than the one of the hint, with the CID of that disk.
-func (r *Resolver) others(now Snapshot, h Hint) map[blkdev.Number]string {
+func (r *Resolver) others(now snapshot, h Hint) map[blkdev.Number]string {
 	if r.options.Type != "virtio" {
 		return nil
 	}
@@ -369,7 +369,7 @@ func (r *Resolver) others(now Snapshot, h Hint) map[blkdev.Number]string {
 	return found
 }
 
-func distinct(found []Node) (nodes []Node) {
+func distinct(found []node) (nodes []node) {
 	for _, n := range found {
 		known := false
 		for _, k := range nodes {
@@ -425,7 +425,7 @@ func (r *Resolver) InstanceStorage(ctx context.Context, count int) ([]Device, er
 	return nil, fmt.Errorf("instance storage: %w", err)
 }
 
-func (r *Resolver) unmanaged() (nodes []Node, unsettled, why string, err error) {
+func (r *Resolver) unmanaged() (nodes []node, unsettled, why string, err error) {
 	root := r.options.Root
 	paths, err := filepath.Glob(filepath.Join(root, r.options.InstanceStoragePattern))
 	if err != nil {
@@ -441,7 +441,7 @@ func (r *Resolver) unmanaged() (nodes []Node, unsettled, why string, err error) 
 			taken[n] = true
 		}
 	}
-	var s Snapshot
+	var s snapshot
 	udev := exists(filepath.Join(root, "run/udev"))
 	var names []string
 	for _, p := range paths {

@@ -45,8 +45,8 @@ func TestPartitionNames(t *testing.T) {
 	}
 }
 
-func block(path string, n int) Node {
-	return Node{Target: path, Number: blkdev.Number(n), Block: true, Settled: true}
+func block(path string, n int) node {
+	return node{Target: path, Number: blkdev.Number(n), Block: true, Settled: true}
 }
 
 const (
@@ -56,12 +56,12 @@ const (
 )
 
 // machine is a snapshot with every kind of disk.
-func machine() Snapshot {
-	scsi := func(name, address, dir string, n int, holders ...string) Disk {
-		return Disk{Name: name, Path: "/dev/" + name, Number: blkdev.Number(n), SCSI: address, Dir: dir + "/" + address + "/block/" + name, Holders: holders}
+func machine() snapshot {
+	scsi := func(name, address, dir string, n int, holders ...string) disk {
+		return disk{Name: name, Path: "/dev/" + name, Number: blkdev.Number(n), SCSI: address, Dir: dir + "/" + address + "/block/" + name, Holders: holders}
 	}
-	return Snapshot{
-		Nodes: map[string]Node{
+	return snapshot{
+		Nodes: map[string]node{
 			"/dev/vdb": block("/dev/vdb", 2), "/dev/sdh": block("/dev/sdh", 8), "/dev/vdh": block("/dev/vdh", 9), "/dev/xvdf": block("/dev/nvme1n1", 10),
 			"/dev/disk/by-id/virtio-" + cid[:20]:                           block("/dev/vdb", 2),
 			"/dev/disk/by-id/scsi-4d3f2a10000041118222123456789abc":        block("/dev/sdd", 14),
@@ -75,7 +75,7 @@ func machine() Snapshot {
 			"/dev/disk/azure/data/by-lun/3":                                block("/dev/sdf", 17),
 			"/warden/store":                                                {Target: "/warden/store"},
 		},
-		Disks: []Disk{
+		Disks: []disk{
 			{Name: "vda", Path: "/dev/vda", Number: 1, Serial: ""},
 			{Name: "vdb", Path: "/dev/vdb", Number: 2, Serial: cid[:20]},
 			{Name: "vdc", Path: "/dev/vdc", Number: 3, Serial: "vol-7447851"},
@@ -146,7 +146,7 @@ func TestMatchers(t *testing.T) {
 
 func TestTwoControllersAreAmbiguous(t *testing.T) {
 	s := machine()
-	s.Disks = append(s.Disks, Disk{Name: "sdx", Path: "/dev/sdx", Number: 30, SCSI: "3:0:0:0"})
+	s.Disks = append(s.Disks, disk{Name: "sdx", Path: "/dev/sdx", Number: 30, SCSI: "3:0:0:0"})
 	found, _ := scsiVolume("3")(s)
 	if len(distinct(found)) != 2 {
 		t.Errorf("found %v, want both targets 3", found)

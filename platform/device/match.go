@@ -11,7 +11,7 @@ import (
 
 // A matcher looks for a disk in a snapshot. It returns the matching nodes, and what it looked for
 // and saw, for errors.
-type matcher func(Snapshot) (found []Node, evidence string)
+type matcher func(snapshot) (found []node, evidence string)
 
 // serialLength is how much of a serial number a virtio disk can hold.
 const serialLength = 20
@@ -27,7 +27,7 @@ func byID(cid string, pattern *regexp.Regexp, replacement string) matcher {
 		glob = "*" + cid // a shorter one could match the end of any serial number
 	}
 	short := cid[:min(len(cid), serialLength)]
-	return func(s Snapshot) (found []Node, _ string) {
+	return func(s snapshot) (found []node, _ string) {
 		for _, link := range linksIn(s, "/dev/disk/by-id") {
 			if ok, err := path.Match(glob, path.Base(link)); err == nil && ok {
 				found = append(found, s.Nodes[link])
@@ -40,7 +40,7 @@ func byID(cid string, pattern *regexp.Regexp, replacement string) matcher {
 			}
 			seen = append(seen, d.Name+"("+d.Serial+")")
 			if strings.HasPrefix(d.Name, "vd") && (d.Serial == short || d.Serial == cid) && d.Number != 0 {
-				found = append(found, Node{Target: d.Path, Number: d.Number, Block: true, Settled: true})
+				found = append(found, node{Target: d.Path, Number: d.Number, Block: true, Settled: true})
 			}
 		}
 		evidence := fmt.Sprintf("looked for serial %s among %s", short, listing(seen))
@@ -57,10 +57,10 @@ func mapped(p string) (matcher, []string) {
 	if letter, ok := strings.CutPrefix(p, "/dev/sd"); ok {
 		candidates = []string{"/dev/xvd" + letter, "/dev/vd" + letter, "/dev/sd" + letter}
 	}
-	return func(s Snapshot) ([]Node, string) {
+	return func(s snapshot) ([]node, string) {
 		for _, c := range candidates {
 			if n, ok := s.Nodes[c]; ok && n.Block {
-				return []Node{n}, "found " + c
+				return []node{n}, "found " + c
 			}
 		}
 		return nil, strings.Join(candidates, ", ") + ": not there"
@@ -69,9 +69,9 @@ func mapped(p string) (matcher, []string) {
 
 // identity takes a path as it is. With bind-mounted disks it may be a directory.
 func identity(p string) matcher {
-	return func(s Snapshot) ([]Node, string) {
+	return func(s snapshot) ([]node, string) {
 		if n, ok := s.Nodes[p]; ok {
-			return []Node{n}, "found " + p
+			return []node{n}, "found " + p
 		}
 		return nil, p + " is not there"
 	}
@@ -80,7 +80,7 @@ func identity(p string) matcher {
 // scsiID matches the links that end in a disk's UUID, written without dashes.
 func scsiID(id string) matcher {
 	glob := "*" + strings.ReplaceAll(id, "-", "")
-	return func(s Snapshot) (found []Node, _ string) {
+	return func(s snapshot) (found []node, _ string) {
 		links := linksIn(s, "/dev/disk/by-id")
 		for _, link := range links {
 			if ok, err := path.Match(glob, path.Base(link)); err == nil && ok {
@@ -94,7 +94,7 @@ func scsiID(id string) matcher {
 // scsiVolume matches target number and LUN 0 on the controller that carries the first disk.
 // Two controllers with that target are ambiguous, never a guess.
 func scsiVolume(volume string) matcher {
-	return func(s Snapshot) (found []Node, _ string) {
+	return func(s snapshot) (found []node, _ string) {
 		var hosts, seen []string
 		for _, d := range s.Disks {
 			if d.SCSI == "" {
@@ -113,7 +113,7 @@ func scsiVolume(volume string) matcher {
 			}
 			for _, h := range hosts {
 				if h == host {
-					found = append(found, Node{Target: d.Path, Number: d.Number, Block: true})
+					found = append(found, node{Target: d.Path, Number: d.Number, Block: true})
 				}
 			}
 		}
@@ -124,7 +124,7 @@ func scsiVolume(volume string) matcher {
 
 // scsiLUN matches a LUN below the one Hyper-V controller that the hint names.
 func scsiLUN(lun, hostDevice string) matcher {
-	return func(s Snapshot) (found []Node, _ string) {
+	return func(s snapshot) (found []node, _ string) {
 		var controllers, seen []string
 		for dir, id := range s.VMBus {
 			if strings.EqualFold(id, hostDevice) {
@@ -141,7 +141,7 @@ func scsiLUN(lun, hostDevice string) matcher {
 			}
 			for _, c := range controllers {
 				if strings.HasPrefix(d.Dir, c+"/") {
-					found = append(found, Node{Target: d.Path, Number: d.Number, Block: true})
+					found = append(found, node{Target: d.Path, Number: d.Number, Block: true})
 				}
 			}
 		}
@@ -153,15 +153,15 @@ func scsiLUN(lun, hostDevice string) matcher {
 // lunLink follows the link that a udev rule made for the LUN.
 func lunLink(dir, lun string) matcher {
 	link := filepath.Join(dir, lun)
-	return func(s Snapshot) ([]Node, string) {
+	return func(s snapshot) ([]node, string) {
 		if n, ok := s.Nodes[link]; ok && n.Block {
-			return []Node{n}, "found " + link
+			return []node{n}, "found " + link
 		}
 		return nil, link + " is not there"
 	}
 }
 
-func linksIn(s Snapshot, dir string) (links []string) {
+func linksIn(s snapshot, dir string) (links []string) {
 	for p, n := range s.Nodes {
 		if path.Dir(p) == dir && n.Block {
 			links = append(links, p)
@@ -173,7 +173,7 @@ func linksIn(s Snapshot, dir string) (links []string) {
 
 // withoutHeld drops a disk when a device built upon it is a candidate too: the paths of one
 // multipath volume are not several volumes.
-func withoutHeld(s Snapshot, found []Node) (kept []Node) {
+func withoutHeld(s snapshot, found []node) (kept []node) {
 	names := map[string]bool{}
 	for _, n := range found {
 		for _, d := range s.Disks {

@@ -11,19 +11,19 @@ import (
 	"cambium/internal/blkdev"
 )
 
-// Snapshot is everything the matchers look at, read at one moment.
-type Snapshot struct {
+// snapshot is everything the matchers look at, read at one moment.
+type snapshot struct {
 	// Nodes are the paths that were asked for and the links of the link directories.
-	Nodes map[string]Node
-	Disks []Disk
+	Nodes map[string]node
+	Disks []disk
 	// VMBus maps a Hyper-V device's sysfs directory to its device_id.
 	VMBus map[string]string
 	// Udev is false where no udev runs, so that no links will ever appear.
 	Udev bool
 }
 
-// Node is what a path in /dev leads to.
-type Node struct {
+// node is what a path in /dev leads to.
+type node struct {
 	Target string // the path with all links followed
 	Number blkdev.Number
 	Block  bool
@@ -31,8 +31,8 @@ type Node struct {
 	Settled bool
 }
 
-// Disk is a whole disk as sysfs shows it.
-type Disk struct {
+// disk is a whole disk as sysfs shows it.
+type disk struct {
 	Name    string
 	Path    string
 	Number  blkdev.Number
@@ -48,8 +48,8 @@ var anonymous = regexp.MustCompile(`^(loop|ram|zram)\d+$`)
 var scsiAddress = regexp.MustCompile(`/(\d+:\d+:\d+:\d+)/block/[^/]+$`)
 
 // observe reads of the machine below root what the search looks at.
-func observe(root string, of search) (Snapshot, error) {
-	s := Snapshot{Nodes: map[string]Node{}, VMBus: map[string]string{}}
+func observe(root string, of search) (snapshot, error) {
+	s := snapshot{Nodes: map[string]node{}, VMBus: map[string]string{}}
 	s.Udev = exists(filepath.Join(root, "run/udev"))
 	paths := slices.Clone(of.paths)
 	for _, dir := range of.links {
@@ -96,20 +96,20 @@ func observe(root string, of search) (Snapshot, error) {
 	return s, nil
 }
 
-func (s *Snapshot) look(root, path string) (Node, bool) {
+func (s *snapshot) look(root, path string) (node, bool) {
 	real := filepath.Join(root, path)
 	if root != "/" {
 		target, err := filepath.EvalSymlinks(real)
 		if err != nil {
-			return Node{}, false
+			return node{}, false
 		}
 		real = target
 	}
 	target, err := Canonical(real)
 	if err != nil {
-		return Node{}, false
+		return node{}, false
 	}
-	n := Node{Target: target}
+	n := node{Target: target}
 	if number, err := blkdev.NumberOf(target); err == nil {
 		n.Block, n.Number = true, number
 		n.Settled = exists(filepath.Join(root, "run/udev/data", "b"+number.String()))
@@ -117,13 +117,13 @@ func (s *Snapshot) look(root, path string) (Node, bool) {
 	return n, true
 }
 
-func readDisk(root, link string) (Disk, bool) {
+func readDisk(root, link string) (disk, bool) {
 	dir, err := filepath.EvalSymlinks(link)
 	if err != nil {
-		return Disk{}, false
+		return disk{}, false
 	}
 	name := strings.ReplaceAll(filepath.Base(link), "!", "/")
-	d := Disk{Name: name, Path: filepath.Join(root, "dev", name), Dir: dir}
+	d := disk{Name: name, Path: filepath.Join(root, "dev", name), Dir: dir}
 	d.Number, _ = blkdev.NumberOf(d.Path) // without a node the disk cannot be the answer yet
 	for _, file := range []string{"serial", "device/serial"} {
 		if d.Serial == "" {

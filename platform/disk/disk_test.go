@@ -387,7 +387,7 @@ func FuzzRead(f *testing.F) {
 		const size = 2*MiB + 512*40
 		disk := ends{head: head, tail: tail, size: size}
 		for _, sector := range []int{512, 4096} {
-			table, err := Read(disk, size, sector)
+			table, err := read(disk, size, sector)
 			if err == nil {
 				for _, p := range table.Partitions {
 					if p.Start < 0 || p.Size <= 0 || p.End() > size {

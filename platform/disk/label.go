@@ -30,8 +30,8 @@ const (
 	swapGPT  = "0657FD6D-A4AB-43C4-84E5-0933C84B4F4F"
 )
 
-// MBRLimit is the first byte that a DOS table with 512-byte sectors cannot address.
-const MBRLimit = 2 << 40
+// mbrLimit is the first byte that a DOS table with 512-byte sectors cannot address.
+const mbrLimit = 2 << 40
 
 const gptEntries = 128
 
@@ -68,7 +68,7 @@ var tableTypes = []tableType{
 		newID:    func() string { return uuid.NewString()[:8] },
 		dataType: LinuxMBR, swapType: SwapMBR, slots: 4,
 		tail:    func(int64) int64 { return 0 },
-		sectors: MBRLimit / 512},
+		sectors: mbrLimit / 512},
 }
 
 // of returns the row of a label; the row of None has no functions.

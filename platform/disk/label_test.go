@@ -22,11 +22,11 @@ func TestWhatTablesCanAddress(t *testing.T) {
 		sector int
 		want   bool
 	}{
-		{MBR, MBRLimit, 512, true},
-		{MBR, MBRLimit + 512, 512, false},
-		{MBR, 8 * MBRLimit, 4096, true},
-		{GPT, MBRLimit + 512, 512, true},
-		{None, MBRLimit + 512, 512, true},
+		{MBR, mbrLimit, 512, true},
+		{MBR, mbrLimit + 512, 512, false},
+		{MBR, 8 * mbrLimit, 4096, true},
+		{GPT, mbrLimit + 512, 512, true},
+		{None, mbrLimit + 512, 512, true},
 	} {
 		if got := c.label.Addresses(c.end, c.sector); got != c.want {
 			t.Errorf("%q addresses %d with sectors of %d: %v, want %v", c.label, c.end, c.sector, got, c.want)

@@ -96,7 +96,7 @@ func look(path string, wanted func(Table) bool) (State, error) {
 	}
 	cached := blkdev.NewCached(f, s.Bytes)
 	var damaged error
-	if s.Table, damaged = Read(cached, s.Bytes, s.Sector); damaged != nil && !errors.Is(damaged, ErrDamaged) {
+	if s.Table, damaged = read(cached, s.Bytes, s.Sector); damaged != nil && !errors.Is(damaged, ErrDamaged) {
 		return s, fmt.Errorf("read disk %s: %w", path, damaged)
 	}
 	if s.Table.Label != None {
@@ -116,9 +116,9 @@ func look(path string, wanted func(Table) bool) (State, error) {
 	return s, nil
 }
 
-// Read finds the partition table of a disk; a disk without one gives Label None. It returns
+// read finds the partition table of a disk; a disk without one gives Label None. It returns
 // ErrDamaged rather than guess.
-func Read(r io.ReaderAt, size int64, sector int) (Table, error) {
+func read(r io.ReaderAt, size int64, sector int) (Table, error) {
 	if sector < 512 || sector > 64<<10 || sector&(sector-1) != 0 {
 		return Table{}, fmt.Errorf("sector size %d is not supported", sector)
 	}

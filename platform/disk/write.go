@@ -146,7 +146,7 @@ func change(ctx context.Context, path, what string, edit func(*os.File, *Table) 
 		if err != nil {
 			return err
 		}
-		t, err := Read(f, size, sector)
+		t, err := read(f, size, sector)
 		if err != nil {
 			return err
 		}
@@ -305,7 +305,7 @@ func (t Table) writeMBR(f *os.File, _ int64, sector int) error {
 
 // verify reads the table back and compares it with the one that was to be written.
 func (t Table) verify(f *os.File, size int64, sector int) error {
-	have, err := Read(f, size, sector)
+	have, err := read(f, size, sector)
 	if err != nil {
 		return fmt.Errorf("read back: %w", err)
 	}

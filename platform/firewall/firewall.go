@@ -37,9 +37,9 @@ const (
 // monitAddress is where the process supervisor listens.
 var monitAddress = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 2822)
 
-// ErrUnsupported means that this kernel has no nftables, or denies access to it. The agent then
+// errUnsupported means that this kernel has no nftables, or denies access to it. The agent then
 // runs without rules.
-var ErrUnsupported = errors.New("nftables is not available")
+var errUnsupported = errors.New("nftables is not available")
 
 // Firewall works on the network namespace of the process.
 type Firewall struct {
@@ -106,7 +106,7 @@ func (c Change) String() string {
 func open() (*nftables.Conn, error) {
 	conn, err := nftables.New()
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrUnsupported, err)
+		return nil, fmt.Errorf("%w: %w", errUnsupported, err)
 	}
 	return conn, nil
 }
@@ -337,7 +337,7 @@ func endpoint(u secret.URL) (host string, port uint16, ok bool) {
 func supported(err error) error {
 	for _, errno := range []error{unix.EPERM, unix.EOPNOTSUPP, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT, unix.ENOSYS} {
 		if errors.Is(err, errno) {
-			return fmt.Errorf("%w: %w", ErrUnsupported, err)
+			return fmt.Errorf("%w: %w", errUnsupported, err)
 		}
 	}
 	return err

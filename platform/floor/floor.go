@@ -33,8 +33,8 @@ func absent(err error) bool {
 
 const noFile = -1
 
-// Features is all that is asked for, in the order of the table for people.
-func Features() []Feature {
+// features is all that is asked for, in the order of the table for people.
+func features() []Feature {
 	return []Feature{
 		{"statx", "the boot fails, because mount points are not recognized: Linux 5.8 or newer is needed", mountRoots},
 		{"renameat2", "what is in the place of a link is not set aside, and the boot step fails",
@@ -107,7 +107,7 @@ func socketTable(root string) error {
 
 // Missing asks for all features and returns those that are not there.
 func Missing(root string) (missing []Feature) {
-	for _, f := range Features() {
+	for _, f := range features() {
 		if absent(f.probe(root)) {
 			missing = append(missing, f)
 		}

@@ -55,7 +55,7 @@ func TestPageHasEveryFeature(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range Features() {
+	for _, f := range features() {
 		found := false
 		for line := range strings.Lines(string(page)) {
 			first, _, _ := strings.Cut(strings.TrimPrefix(line, "|"), "|")

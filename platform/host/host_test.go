@@ -177,13 +177,13 @@ func TestIPv6(t *testing.T) {
 	t.Run("off by kernel argument", func(t *testing.T) {
 		h, _ := newHost(t, map[string]string{"/proc/cmdline": "quiet ipv6.disable=1 console=ttyS0\n"})
 		_, err := h.Converge(t.Context(), Desired{IPv6: true})
-		if !errors.Is(err, ErrIPv6Off) || !strings.Contains(err.Error(), "remove ipv6.disable=1") {
+		if !errors.Is(err, errIPv6Off) || !strings.Contains(err.Error(), "remove ipv6.disable=1") {
 			t.Errorf("got %v, want ErrIPv6Off and the argument's name", err)
 		}
 	})
 	t.Run("no module", func(t *testing.T) {
 		h, _ := newHost(t, nil)
-		if _, err := h.Converge(t.Context(), Desired{IPv6: true}); !errors.Is(err, ErrIPv6Off) {
+		if _, err := h.Converge(t.Context(), Desired{IPv6: true}); !errors.Is(err, errIPv6Off) {
 			t.Errorf("got %v, want ErrIPv6Off", err)
 		}
 	})

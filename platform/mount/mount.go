@@ -152,7 +152,7 @@ func Device(ctx context.Context, source, target, kind string, options []string) 
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("mount %s on %s: %w", source, target, context.Cause(ctx))
 	}
-	flags, data := ParseOptions(options)
+	flags, data := parseOptions(options)
 	err = unix.Mount(source, target, kind, flags, data)
 	if errors.Is(err, unix.EACCES) {
 		err = fmt.Errorf("%w: the device is read-only: attach it so that it can be written", err)
@@ -178,11 +178,11 @@ func Bind(ctx context.Context, source, target string, flags uintptr) error {
 			return fmt.Errorf("bind %s on %s: %w", source, target, err)
 		}
 	}
-	return Remount(ctx, target, flags)
+	return remount(ctx, target, flags)
 }
 
-// Remount sets the flags of the mount at target. Only this mount changes, not the file system.
-func Remount(ctx context.Context, target string, flags uintptr) error {
+// remount sets the flags of the mount at target. Only this mount changes, not the file system.
+func remount(ctx context.Context, target string, flags uintptr) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("remount %s: %w", target, context.Cause(ctx))
 	}
@@ -213,9 +213,9 @@ var optionFlags = map[string]struct {
 	"defaults": {}, "auto": {}, "noauto": {}, "nofail": {}, "_netdev": {}, "user": {}, "nouser": {}, "users": {}, "group": {}, "owner": {},
 }
 
-// ParseOptions splits mount(8) options, each of which may be a list, into flags and the rest
+// parseOptions splits mount(8) options, each of which may be a list, into flags and the rest
 // that the file system itself understands.
-func ParseOptions(options []string) (flags uintptr, data string) {
+func parseOptions(options []string) (flags uintptr, data string) {
 	var rest []string
 	for _, list := range options {
 		for _, o := range strings.Split(list, ",") {

@@ -101,7 +101,7 @@ func TestRootBindAndTmpfs(t *testing.T) {
 	if count != 1 {
 		t.Errorf("%d mounts on the target, want 1", count)
 	}
-	if err := Remount(ctx, target, unix.MS_NODEV); err != nil {
+	if err := remount(ctx, target, unix.MS_NODEV); err != nil {
 		t.Fatal(err)
 	}
 	if e, _, _ := At(target); strings.Contains(e.Options, "noexec") {
@@ -127,7 +127,7 @@ func TestRootUnmountNamesWhoIsBusy(t *testing.T) {
 	t.Cleanup(func() { _ = holder.Process.Kill(); <-ended })
 
 	eventually.True(t, "one user of "+target, func() bool {
-		users, err := Users(target)
+		users, err := users(target)
 		return err == nil && len(users) == 1
 	})
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)

@@ -22,7 +22,7 @@ func TestParseOptions(t *testing.T) {
 		{[]string{"defaults", "nofail", "x-systemd.automount", "comment=x", " ", "_netdev"}, 0, ""},
 		{[]string{"noexec,nosuid", "barrier=0"}, unix.MS_NOEXEC | unix.MS_NOSUID, "barrier=0"},
 	} {
-		flags, data := ParseOptions(c.options)
+		flags, data := parseOptions(c.options)
 		if flags != c.flags || data != c.data {
 			t.Errorf("ParseOptions(%q) = %#x, %q; want %#x, %q", c.options, flags, data, c.flags, c.data)
 		}
@@ -34,10 +34,10 @@ func TestOptionPairs(t *testing.T) {
 	for _, pair := range [][2]string{{"ro", "rw"}, {"nosuid", "suid"}, {"nodev", "dev"}, {"noexec", "exec"}, {"sync", "async"},
 		{"noatime", "atime"}, {"nodiratime", "diratime"}, {"relatime", "norelatime"}, {"strictatime", "nostrictatime"},
 		{"lazytime", "nolazytime"}, {"silent", "loud"}, {"mand", "nomand"}} {
-		if flags, _ := ParseOptions([]string{pair[0]}); flags == 0 {
+		if flags, _ := parseOptions([]string{pair[0]}); flags == 0 {
 			t.Errorf("%s sets nothing", pair[0])
 		}
-		if flags, _ := ParseOptions(pair[:]); flags != 0 {
+		if flags, _ := parseOptions(pair[:]); flags != 0 {
 			t.Errorf("%s then %s leaves %#x", pair[0], pair[1], flags)
 		}
 	}

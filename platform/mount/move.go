@@ -40,7 +40,7 @@ func Detach(target string, report func([]Process)) error {
 	}
 	err = unix.Unmount(target, unix.UMOUNT_NOFOLLOW)
 	if errors.Is(err, unix.EBUSY) {
-		if users, err := Users(target); err == nil {
+		if users, err := users(target); err == nil {
 			report(users)
 		}
 		err = unix.Unmount(target, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH)
@@ -101,7 +101,7 @@ func whileBusy(ctx context.Context, target string, report func([]Process), try f
 		if !errors.Is(err, unix.EBUSY) {
 			return err
 		}
-		users, err := Users(target)
+		users, err := users(target)
 		if err != nil {
 			return fmt.Errorf("busy: %w", err)
 		}

@@ -117,9 +117,9 @@ func awaitChange(ctx context.Context, users []Process) error {
 	return err
 }
 
-// Users finds the processes that have files, directories or mappings on the file system that
+// users finds the processes that have files, directories or mappings on the file system that
 // is visible at target.
-func Users(target string) ([]Process, error) {
+func users(target string) ([]Process, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(target, &st); err != nil {
 		return nil, fmt.Errorf("stat %s: %w", target, err)

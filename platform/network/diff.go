@@ -95,7 +95,7 @@ func (d *differ) link(want WantLink) {
 	d.leftovers(want, have)
 }
 
-func (l WantLink) ipv6() bool { return Desired{Links: []WantLink{l}}.IPv6() }
+func (l WantLink) ipv6() bool { return Desired{Links: []WantLink{l}}.ipv6() }
 
 func (d *differ) addresses(want WantLink, have Link) {
 	for _, a := range want.Addresses {

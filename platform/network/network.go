@@ -254,8 +254,8 @@ type Resolved struct {
 	Gateway string
 }
 
-// IPv6 reports whether anything wanted needs IPv6 in the kernel.
-func (d Desired) IPv6() bool {
+// ipv6 reports whether anything wanted needs IPv6 in the kernel.
+func (d Desired) ipv6() bool {
 	return slices.ContainsFunc(d.Links, func(l WantLink) bool {
 		return l.AcceptRA || slices.ContainsFunc(l.Addresses, func(a WantAddress) bool { return a.Prefix.Addr().Is6() })
 	})

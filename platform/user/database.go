@@ -63,7 +63,7 @@ func today() string { return strconv.FormatInt(time.Now().Unix()/86400, 10) }
 func (db *database) setPassword(name, hash string) error {
 	line, there := db.passwd.find(name)
 	if !there {
-		return ErrNoUser
+		return errNoUser
 	}
 	if !db.shadow.present {
 		line[1] = hash
@@ -109,7 +109,7 @@ func (db *database) add(s Session) (Account, error) {
 	}
 	gid := -1
 	if line, there := db.group.find(s.Name); there {
-		if !strings.HasPrefix(s.Name, SessionPrefix) || line[3] != "" {
+		if !strings.HasPrefix(s.Name, sessionPrefix) || line[3] != "" {
 			return Account{}, fmt.Errorf("a group %s exists and is not this user's", s.Name)
 		}
 		if gid, err = number(line[2]); err != nil {
@@ -348,7 +348,7 @@ func (a *Accounts) edit(db *database, c Change) (inHome func() error, err error)
 		return func() error {
 			line, there := db.passwd.find(c.User)
 			if !there {
-				return ErrNoUser
+				return errNoUser
 			}
 			account, err := account(line)
 			if err != nil {

@@ -20,7 +20,7 @@ func (s Sessions) Create(ctx context.Context, name, publicKey string) error {
 	return err
 }
 
-// Remove removes every user with SessionPrefix for which match is true, with home and mail, logged in or
+// Remove removes every user with sessionPrefix for which match is true, with home and mail, logged in or
 // not. match is not called for other users. A failure with one user does not affect the others.
 func (s Sessions) Remove(ctx context.Context, match func(name string) bool) error {
 	have, err := s.Accounts.Observe(ctx, Desired{})
@@ -29,7 +29,7 @@ func (s Sessions) Remove(ctx context.Context, match func(name string) bool) erro
 	}
 	var want Desired
 	for _, name := range slices.Sorted(maps.Keys(have.Accounts)) {
-		if strings.HasPrefix(name, SessionPrefix) && match(name) {
+		if strings.HasPrefix(name, sessionPrefix) && match(name) {
 			want.Remove = append(want.Remove, name)
 		}
 	}

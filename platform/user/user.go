@@ -20,14 +20,14 @@ import (
 	"github.com/sirupsen/logrus"
 )
 
-// SessionPrefix begins the names of the ephemeral ssh users that Directors and the CLI make; no others are ever removed.
-const SessionPrefix = "bosh_"
+// sessionPrefix begins the names of the ephemeral ssh users that Directors and the CLI make; no others are ever removed.
+const sessionPrefix = "bosh_"
 
-// SessionGroups are the groups of an ephemeral ssh user besides its own.
-var SessionGroups = []string{"vcap", "admin", "bosh_sudoers", "bosh_sshers"}
+// sessionGroups are the groups of an ephemeral ssh user besides its own.
+var sessionGroups = []string{"vcap", "admin", "bosh_sudoers", "bosh_sshers"}
 
-// ErrNoUser means that there is no such account.
-var ErrNoUser = errors.New("no such user")
+// errNoUser means that there is no such account.
+var errNoUser = errors.New("no such user")
 
 // Accounts reads and changes the accounts of the machine below Root.
 type Accounts struct {
@@ -49,7 +49,7 @@ type Session struct {
 	Name     string
 	HomeBase string // directory in which its home is made
 	Keys     []string
-	Groups   []string // SessionGroups if empty
+	Groups   []string // sessionGroups if empty
 }
 
 // Desired is what should be. What it does not name stays as it is.
@@ -158,7 +158,7 @@ func Diff(have State, want Desired) (changes []Change, err error) {
 			hash = secret.New("*")
 		}
 		if _, there := have.Accounts[name]; !there {
-			return nil, fmt.Errorf("password of %s: %w", name, ErrNoUser)
+			return nil, fmt.Errorf("password of %s: %w", name, errNoUser)
 		}
 		if strings.ContainsFunc(hash.Reveal(), func(r rune) bool { return r == ':' || r < ' ' || r > '~' }) {
 			return nil, fmt.Errorf("password of %s: the hash contains a character that a hash cannot have", name)
@@ -170,7 +170,7 @@ func Diff(have State, want Desired) (changes []Change, err error) {
 	for _, name := range slices.Sorted(maps.Keys(want.Keys)) {
 		account, there := have.Accounts[name]
 		if !there {
-			return nil, fmt.Errorf("authorized keys of %s: %w", name, ErrNoUser)
+			return nil, fmt.Errorf("authorized keys of %s: %w", name, errNoUser)
 		}
 		keys := want.Keys[name]
 		if want.KeepKeys {
@@ -188,7 +188,7 @@ func Diff(have State, want Desired) (changes []Change, err error) {
 		changes = append(changes, more...)
 	}
 	for _, name := range want.Remove {
-		if !strings.HasPrefix(name, SessionPrefix) {
+		if !strings.HasPrefix(name, sessionPrefix) {
 			return nil, fmt.Errorf("user %s is not an ephemeral ssh user and is not removed", name)
 		}
 		if _, there := have.Accounts[name]; there {
@@ -203,7 +203,7 @@ func diffSession(have State, s Session) ([]Change, error) {
 		return nil, fmt.Errorf("user name %q is not valid: lower case letters, digits, _ and -, at most 32", s.Name)
 	}
 	if len(s.Groups) == 0 {
-		s.Groups = SessionGroups
+		s.Groups = sessionGroups
 	}
 	for _, group := range s.Groups {
 		if _, there := have.members[group]; !there {
@@ -256,13 +256,13 @@ func (a *Accounts) Lookup(name string) (Account, error) {
 	}
 	r, there := t.find(name)
 	if !there {
-		return Account{}, fmt.Errorf("%s: %w", name, ErrNoUser)
+		return Account{}, fmt.Errorf("%s: %w", name, errNoUser)
 	}
 	return account(r)
 }
 
-// LookupGroup finds a group's number by name.
-func (a *Accounts) LookupGroup(name string) (int, error) {
+// lookupGroup finds a group's number by name.
+func (a *Accounts) lookupGroup(name string) (int, error) {
 	t, err := readTable(a.at("etc/group"), 4)
 	if err != nil {
 		return 0, err

@@ -169,7 +169,7 @@ func TestKeys(t *testing.T) {
 	if made, err := a.Converge(t.Context(), Desired{Keys: map[string][]string{"vcap": {"ssh-rsa C"}}, KeepKeys: true}); len(made) != 0 || err != nil {
 		t.Errorf("a third time made %q, %v", made, err)
 	}
-	if _, err := a.Converge(t.Context(), Desired{Keys: map[string][]string{"nobody": nil}}); !errors.Is(err, ErrNoUser) {
+	if _, err := a.Converge(t.Context(), Desired{Keys: map[string][]string{"nobody": nil}}); !errors.Is(err, errNoUser) {
 		t.Errorf("got %v, want ErrNoUser", err)
 	}
 }
@@ -307,7 +307,7 @@ func TestSession(t *testing.T) {
 	if _, err := a.Lookup("bosh_ab12"); err != nil {
 		t.Error(err)
 	}
-	if got, err := a.LookupGroup("other"); err != nil || got != 11 {
+	if got, err := a.lookupGroup("other"); err != nil || got != 11 {
 		t.Errorf("got %d, %v, want 11", got, err)
 	}
 	check(t, a)

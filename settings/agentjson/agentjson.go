@@ -39,12 +39,12 @@ type Linux struct {
 	InstanceStorageManagedVolumePattern string
 	InstanceStorageDevicePattern        string
 	// ForeignPersistentDisk is an addition of this agent: what to do with a persistent disk that
-	// carries something that is not ours, ForeignRefuse or ForeignFormat.
+	// carries something that is not ours, foreignRefuse or foreignFormat.
 	ForeignPersistentDisk string
-	// BlankDisks is an addition of this agent: what a new persistent disk reads as, BlankZeros or BlankNoise.
+	// BlankDisks is an addition of this agent: what a new persistent disk reads as, blankZeros or blankNoise.
 	BlankDisks string
 	// MissingEphemeralDisk is an addition of this agent: what to do when the settings name an
-	// ephemeral disk that does not appear, MissingFail or MissingRoot.
+	// ephemeral disk that does not appear, missingFail or missingRoot.
 	MissingEphemeralDisk string
 	// TaskAnswerHold is an addition of this agent, in seconds in the file: how long the answer about a
 	// running task is held back; 0 answers at once.
@@ -60,12 +60,12 @@ const DefaultTaskAnswerHold = 2 * time.Second
 
 // Values of ForeignPersistentDisk, BlankDisks and MissingEphemeralDisk.
 const (
-	ForeignRefuse = "refuse"
-	ForeignFormat = "format"
-	BlankZeros    = "zeros"
-	BlankNoise    = "noise"
-	MissingFail   = "fail"
-	MissingRoot   = "root"
+	foreignRefuse = "refuse"
+	foreignFormat = "format"
+	blankZeros    = "zeros"
+	blankNoise    = "noise"
+	missingFail   = "fail"
+	missingRoot   = "root"
 )
 
 // Windows is "Platform.Windows"; it is accepted and has no effect here.

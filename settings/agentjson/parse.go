@@ -97,9 +97,9 @@ func linux(v jsontree.Value) (l Linux) {
 	f.Get("LunDeviceSymlinkPath").Text(&l.LunDeviceSymlinkPath)
 	glob(f.Get("InstanceStorageManagedVolumePattern"), &l.InstanceStorageManagedVolumePattern)
 	glob(f.Get("InstanceStorageDevicePattern"), &l.InstanceStorageDevicePattern)
-	choice(f.Get("ForeignPersistentDisk"), &l.ForeignPersistentDisk, ForeignRefuse, ForeignFormat)
-	choice(f.Get("BlankDisks"), &l.BlankDisks, BlankZeros, BlankNoise)
-	choice(f.Get("MissingEphemeralDisk"), &l.MissingEphemeralDisk, MissingFail, MissingRoot)
+	choice(f.Get("ForeignPersistentDisk"), &l.ForeignPersistentDisk, foreignRefuse, foreignFormat)
+	choice(f.Get("BlankDisks"), &l.BlankDisks, blankZeros, blankNoise)
+	choice(f.Get("MissingEphemeralDisk"), &l.MissingEphemeralDisk, missingFail, missingRoot)
 	seconds(f.Get("TaskAnswerHold"), &l.TaskAnswerHold, DefaultTaskAnswerHold)
 	l.EarlyPings, l.Firewall = true, true
 	f.Get("EarlyPings").Bool(&l.EarlyPings)

@@ -69,8 +69,8 @@ func TestOptionsAreRemembered(t *testing.T) {
 		t.Fatal(rep)
 	}
 	l, s := c.Platform.Linux, c.Infrastructure.Settings
-	if !l.UseDefaultTmpDir || l.DevicePathResolutionType != "scsi" || l.DiskIDTransformPattern != "^vol-(.+)$" || l.MissingEphemeralDisk != MissingRoot ||
-		l.ForeignPersistentDisk != ForeignRefuse || l.ServiceManager != "systemd" || !s.UseRegistry || !s.UseServerName {
+	if !l.UseDefaultTmpDir || l.DevicePathResolutionType != "scsi" || l.DiskIDTransformPattern != "^vol-(.+)$" || l.MissingEphemeralDisk != missingRoot ||
+		l.ForeignPersistentDisk != foreignRefuse || l.ServiceManager != "systemd" || !s.UseRegistry || !s.UseServerName {
 		t.Errorf("got %+v %+v", l, s)
 	}
 	http, drive, guest := s.Sources[0], s.Sources[1], s.Sources[2]

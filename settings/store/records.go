@@ -18,8 +18,8 @@ import (
 	"cambium/settings"
 )
 
-// ErrSuperseded means that another update was committed after a Preview; preview again.
-var ErrSuperseded = errors.New("another update was committed meanwhile")
+// errSuperseded means that another update was committed after a Preview; preview again.
+var errSuperseded = errors.New("another update was committed meanwhile")
 
 // Pending is an update that has not been committed: what would be in force and what would
 // change. A bus can connect with it before anything is persisted.
@@ -49,7 +49,7 @@ func (p *Pending) Commit(ctx context.Context) error {
 	}
 	s := c.state.Load()
 	if s.version != p.version {
-		return ErrSuperseded
+		return errSuperseded
 	}
 	err := c.keepOff(s)
 	if err == nil {
@@ -70,7 +70,7 @@ func (c *Current) Update(ctx context.Context, u settings.Update) (settings.Chang
 	for {
 		p := c.Preview(u)
 		err := p.Commit(ctx)
-		if errors.Is(err, ErrSuperseded) {
+		if errors.Is(err, errSuperseded) {
 			continue
 		}
 		return p.Changes, err

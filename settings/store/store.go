@@ -278,9 +278,9 @@ func (c *Current) replace(change func(*state)) {
 	c.state.Store(&next)
 }
 
-// Invalidate removes the cached settings, so that the next start must reach a source. What is
+// invalidate removes the cached settings, so that the next start must reach a source. What is
 // in force stays in force.
-func (c *Current) Invalidate() error {
+func (c *Current) invalidate() error {
 	c.writing.Lock()
 	defer c.writing.Unlock()
 	var failed []error

@@ -117,7 +117,7 @@ func TestUpdatesAndHintsAreFoundWithoutCachedSettings(t *testing.T) {
 	if err := c.PutHint("d-1", settings.DiskHint{Path: "/dev/x"}); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Invalidate(); err != nil {
+	if err := c.invalidate(); err != nil {
 		t.Fatal(err)
 	}
 	if !c.Present() {
@@ -252,7 +252,7 @@ func TestUpdateInTwoPhases(t *testing.T) {
 	if _, err := c.Update(t.Context(), update(t, `{"trusted_certs":"x"}`)); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Commit(t.Context()); !errors.Is(err, ErrSuperseded) {
+	if err := p.Commit(t.Context()); !errors.Is(err, errSuperseded) {
 		t.Errorf("commit over another update gave %v", err)
 	}
 	if _, err := c.Update(t.Context(), update(t, `{"mbus":{"urls":["nats://new:4222"]}}`)); err != nil {

@@ -121,15 +121,15 @@ func found(s disk.State, serial string) string {
 	if s.Table.Label != disk.None {
 		text = fmt.Sprintf("%s table with %d partitions", s.Table.Label, len(s.Table.Partitions))
 	}
-	text += ", " + Size(s.Bytes)
+	text += ", " + size(s.Bytes)
 	if serial != "" {
 		text += ", serial " + serial // tells disks of one size apart
 	}
 	return text
 }
 
-// Size writes a number of bytes for people.
-func Size(bytes int64) string {
+// size writes a number of bytes for people.
+func size(bytes int64) string {
 	if bytes >= 1<<30 {
 		return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30))
 	}

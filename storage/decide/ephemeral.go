@@ -24,17 +24,17 @@ type EphemeralWish struct {
 	FallBack bool
 }
 
-// ErrNoneNamed is the end of a boot without an ephemeral disk.
+// errNoneNamed is the end of a boot without an ephemeral disk.
 //
 //lint:ignore ST1005 log searches look for these words
-var ErrNoneNamed = errors.New(NoEphemeral + ": the CPI named none, and CreatePartitionIfNoEphemeralDisk is off")
+var errNoneNamed = errors.New(NoEphemeral + ": the CPI named none, and CreatePartitionIfNoEphemeralDisk is off")
 
 // UseRootDisk says whether the ephemeral data goes to the root disk. A disk that was named and is not there is no
 // reason for that, unless the stemcell says so.
 func UseRootDisk(w EphemeralWish) (bool, error) {
 	switch {
 	case !w.Named && !w.CreateOnRoot:
-		return false, ErrNoneNamed
+		return false, errNoneNamed
 	case !w.Named:
 		return true, nil
 	}
@@ -72,7 +72,7 @@ func PartitionEphemeral(o Ephemeral) (Plan, error) {
 		p.fill(o, layout, o.Pending)
 		return p, nil
 	}
-	layout, err := NewEphemeral(o.Disk, o.AgentID, o.RAM, o.SwapMiB, o.Label)
+	layout, err := newEphemeral(o.Disk, o.AgentID, o.RAM, o.SwapMiB, o.Label)
 	if err != nil {
 		return Plan{}, err
 	}
@@ -89,12 +89,12 @@ func PartitionEphemeral(o Ephemeral) (Plan, error) {
 // AppendEphemeral decides about the space behind the root partition.
 func AppendEphemeral(o Ephemeral) (Plan, error) {
 	var p Plan
-	layout, made, err := OnRoot(o)
+	layout, made, err := onRoot(o)
 	if err != nil {
 		return p, err
 	}
 	if len(made) > 0 {
-		p.Begin = Places(made)
+		p.Begin = places(made)
 		p.add(Change{Op: AppendPartitions, Device: o.Disk.Path, Proof: fmt.Sprintf("nothing behind root partition %d", o.Root),
 			What: "append " + layout.describe(made), Label: layout.Label, Partitions: made})
 	}
@@ -134,9 +134,9 @@ func (p *Plan) fill(o Ephemeral, l Layout, fresh bool) {
 	p.use(dataPart, data, size, o.Target, nil)
 }
 
-// Places names appended partitions by where they are, since the table's own identifier was there before and says
+// places names appended partitions by where they are, since the table's own identifier was there before and says
 // nothing about them.
-func Places(parts []disk.Partition) string {
+func places(parts []disk.Partition) string {
 	var b strings.Builder
 	for _, p := range parts {
 		fmt.Fprintf(&b, "%d:%d+%d ", p.Number, p.Start, p.Size)
@@ -147,7 +147,7 @@ func Places(parts []disk.Partition) string {
 // PendingOnRoot says whether the last partitions of a table are those on record.
 func PendingOnRoot(t disk.Table, recorded string) bool {
 	for i := range t.Partitions {
-		if recorded != "" && Places(t.Partitions[i:]) == recorded {
+		if recorded != "" && places(t.Partitions[i:]) == recorded {
 			return true
 		}
 	}
@@ -173,6 +173,6 @@ func PartitionRaw(o Raw) (Plan, error) {
 		return p, fmt.Errorf("not touched: %w", o.Claimed)
 	}
 	p.add(Change{Op: CreateTable, Device: o.Disk.Path, Proof: found(o.Disk, o.Serial) + ", not in use, no persistent disk",
-		What: "create GPT with partition " + RawName(o.Index), Destructive: true, Label: disk.GPT, Partitions: NewRaw(o.Disk, o.Index)})
+		What: "create GPT with partition " + RawName(o.Index), Destructive: true, Label: disk.GPT, Partitions: newRaw(o.Disk, o.Index)})
 	return p, nil
 }

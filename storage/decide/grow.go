@@ -11,9 +11,9 @@ import (
 // room at the end.
 const growSlack = 100 * disk.MiB
 
-// GrowTo returns where partition n of a disk could end, or 0 when it already reaches as far
+// growTo returns where partition n of a disk could end, or 0 when it already reaches as far
 // as is worth the change. obstacle says what prevents it, if something does.
-func GrowTo(s disk.State, n int) (end int64, obstacle string) {
+func growTo(s disk.State, n int) (end int64, obstacle string) {
 	p, ok := s.Table.Partition(n)
 	if !ok {
 		return 0, "not in the table"
@@ -41,7 +41,7 @@ func GrowTo(s disk.State, n int) (end int64, obstacle string) {
 // prevents that.
 func (p *Plan) growPartition(s disk.State, slack int64) (obstacle string) {
 	part := s.Table.Partitions[0]
-	end, obstacle := GrowTo(s, part.Number)
+	end, obstacle := growTo(s, part.Number)
 	if obstacle == "" && end-part.End() >= slack {
 		p.add(growChange(s.Path, part.Number, end))
 	}
@@ -50,7 +50,7 @@ func (p *Plan) growPartition(s disk.State, slack int64) (obstacle string) {
 
 func growChange(path string, n int, end int64) Change {
 	return Change{Op: GrowPartition, Device: path, Proof: "the disk is larger than its partition",
-		What: fmt.Sprintf("grow partition %d to end at %s", n, Size(end)), Partition: n, End: end}
+		What: fmt.Sprintf("grow partition %d to end at %s", n, size(end)), Partition: n, End: end}
 }
 
 // GrowMounted brings a mounted persistent disk to the size of its device. notGrown says why its
@@ -84,7 +84,7 @@ type Root struct {
 // GrowRoot extends the root partition and its file system over the rest of the disk.
 func GrowRoot(o Root) Plan {
 	p := Plan{MustGrow: true}
-	if end, _ := GrowTo(o.Disk, o.Partition); end > 0 {
+	if end, _ := growTo(o.Disk, o.Partition); end > 0 {
 		p.add(growChange(o.Disk.Path, o.Partition, end))
 	}
 	if p.has(GrowPartition) || o.Volume.Growable {

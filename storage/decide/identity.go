@@ -7,8 +7,8 @@ import (
 	"cambium/storage/identity"
 )
 
-// Identity is what the disk that was found is recorded as.
-func (o Persistent) Identity() identity.Disk {
+// identity is what the disk that was found is recorded as.
+func (o Persistent) identity() identity.Disk {
 	d := identity.Disk{Table: o.Disk.Table.GUID, Bytes: o.Disk.Bytes, Hardware: o.Hardware}
 	if o.Volume.Content.Kind.Managed() {
 		d.FileSystem = o.Volume.Content.UUID
@@ -23,51 +23,51 @@ type Refusal interface {
 	Refused() (path, found string)
 }
 
-// ClaimedError refuses a device that is another persistent disk.
-type ClaimedError struct {
+// claimedError refuses a device that is another persistent disk.
+type claimedError struct {
 	Path string
 	// By is the CID of that disk.
 	By string
 }
 
-func (e *ClaimedError) Error() string {
+func (e *claimedError) Error() string {
 	return fmt.Sprintf("%s is persistent disk %s: check which device the CPI attached, or run remove_persistent_disk %s if that disk is gone", e.Path, e.By, e.By)
 }
 
 // Refused makes it a Refusal.
-func (e *ClaimedError) Refused() (path, found string) { return e.Path, "it is persistent disk " + e.By }
+func (e *claimedError) Refused() (path, found string) { return e.Path, "it is persistent disk " + e.By }
 
-// OtherDiskError refuses a device that is not the recorded disk of its CID.
-type OtherDiskError struct {
+// otherDiskError refuses a device that is not the recorded disk of its CID.
+type otherDiskError struct {
 	CID, Path, Conflict string
 	Recorded, Found     identity.Disk
 }
 
-func (e *OtherDiskError) Error() string {
+func (e *otherDiskError) Error() string {
 	return fmt.Sprintf("%s is %s than the one on record for %s: recorded is %s; found is %s. If it is the right one, run 'agent disk accept %s' and try again",
 		e.Path, e.Conflict, e.CID, e.Recorded, e.Found, e.CID)
 }
 
 // Refused makes it a Refusal.
-func (e *OtherDiskError) Refused() (path, found string) {
+func (e *otherDiskError) Refused() (path, found string) {
 	return e.Path, e.Conflict + " than the one on record"
 }
 
-// RecordedError refuses to format a disk that is on record.
-type RecordedError struct {
+// recordedError refuses to format a disk that is on record.
+type recordedError struct {
 	Path, Found string
 	// Of is the CID of the record.
 	Of     string
 	Record identity.Disk
 }
 
-func (e *RecordedError) Error() string {
+func (e *recordedError) Error() string {
 	return fmt.Sprintf("%s is refused: %s, and disk %s is on record with %s: what is on record is never formatted. Repair it or attach the right disk; "+
 		"run 'agent disk release %s' only to give up its content", e.Path, e.Found, e.Of, e.Record, e.Of)
 }
 
 // Refused makes it a Refusal.
-func (e *RecordedError) Refused() (path, found string) {
+func (e *recordedError) Refused() (path, found string) {
 	return e.Path, e.Found + ", and disk " + e.Of + " is on record"
 }
 
@@ -78,7 +78,7 @@ func CheckIdentity(cid, path string, records identity.Records, found identity.Di
 		return nil
 	}
 	if conflict := recorded.Conflict(found); conflict != "" {
-		return &OtherDiskError{CID: cid, Path: path, Conflict: conflict, Recorded: recorded, Found: found}
+		return &otherDiskError{CID: cid, Path: path, Conflict: conflict, Recorded: recorded, Found: found}
 	}
 	return nil
 }
@@ -87,7 +87,7 @@ func CheckIdentity(cid, path string, records identity.Records, found identity.Di
 func (o Persistent) refuseFormatting(found string) error {
 	for _, uuid := range append(slices.Clone(o.FileSystems), o.Volume.Content.UUID) {
 		if of, record, known := o.Records.Known(o.CID, uuid, o.Disk.Table.GUID); known {
-			return &RecordedError{Path: o.Disk.Path, Found: found, Of: of, Record: record}
+			return &recordedError{Path: o.Disk.Path, Found: found, Of: of, Record: record}
 		}
 	}
 	return nil
@@ -130,7 +130,7 @@ func (c Claims) Owner() string {
 // Check refuses the device at path, which is about to be mounted for cid, if it is another disk.
 func (c Claims) Check(cid, path string) error {
 	if by := c.claimedBy(cid); by != "" {
-		return &ClaimedError{Path: path, By: by}
+		return &claimedError{Path: path, By: by}
 	}
 	return nil
 }

@@ -36,7 +36,7 @@ func TestDisksOnRecordAreNeverFormatted(t *testing.T) {
 			}
 			o.Records = records
 			p, _, err := MountPersistent(o, "/store")
-			var refused *RecordedError
+			var refused *recordedError
 			if !errors.As(err, &refused) || len(p.Changes) > 0 || !strings.Contains(err.Error(), "agent disk release vol-1") {
 				t.Errorf("plan %v, error %v; want it refused", p.Changes, err)
 			}
@@ -77,7 +77,7 @@ func TestMountingChecksIdentity(t *testing.T) {
 				}
 				return
 			}
-			var other *OtherDiskError
+			var other *otherDiskError
 			if !errors.As(err, &other) || len(p.Changes) > 0 {
 				t.Fatalf("plan %v, error %v; want it refused", p.Changes, err)
 			}
@@ -137,7 +137,7 @@ func TestClaims(t *testing.T) {
 				t.Errorf("Owner = %q, want %q", got, c.owner)
 			}
 			err := c.claims.Check("B", "/dev/vdb")
-			var claimed *ClaimedError
+			var claimed *claimedError
 			if c.refused == "" && err != nil || c.refused != "" && (!errors.As(err, &claimed) || claimed.By != c.refused) {
 				t.Errorf("Check = %v, want %q", err, c.refused)
 			}

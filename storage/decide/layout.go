@@ -24,9 +24,9 @@ const (
 	smallestOnRoot = 1 << 30
 )
 
-// EphemeralPrefix is what the names of an ephemeral disk's partitions begin with. It carries
+// ephemeralPrefix is what the names of an ephemeral disk's partitions begin with. It carries
 // the agent id, so that a disk used by an earlier VM is known to be no longer ours.
-func EphemeralPrefix(agentID string) string {
+func ephemeralPrefix(agentID string) string {
 	prefix := persistentPrefix + "-" + agentID
 	if len(prefix) > 33 {
 		prefix = prefix[:32]
@@ -44,9 +44,9 @@ const (
 	PreparingName  = PersistentName + "-being-prepared"
 )
 
-// SwapBytes divides the available bytes: as much swap as asked for, or else as much as there
+// swapBytes divides the available bytes: as much swap as asked for, or else as much as there
 // is RAM, but not more than half.
-func SwapBytes(available, ram int64, swapMiB *uint64) (int64, error) {
+func swapBytes(available, ram int64, swapMiB *uint64) (int64, error) {
 	if swapMiB == nil {
 		return min(ram, available/2), nil
 	}
@@ -77,7 +77,7 @@ func KeptEphemeral(s disk.State, agentID string, label disk.Label) (Layout, bool
 		}
 		switch {
 		case t.Label.Named():
-			if !strings.HasPrefix(p.Name, EphemeralPrefix(agentID)) {
+			if !strings.HasPrefix(p.Name, ephemeralPrefix(agentID)) {
 				return Layout{}, false
 			}
 		case label != t.Label:
@@ -89,9 +89,9 @@ func KeptEphemeral(s disk.State, agentID string, label disk.Label) (Layout, bool
 	return l, true
 }
 
-// NewEphemeral lays out a disk of its own: swap, then data, in whole MiB, from 1 MiB on.
-func NewEphemeral(s disk.State, agentID string, ram int64, swapMiB *uint64, label disk.Label) (Layout, error) {
-	swap, err := SwapBytes(s.Bytes, ram, swapMiB)
+// newEphemeral lays out a disk of its own: swap, then data, in whole MiB, from 1 MiB on.
+func newEphemeral(s disk.State, agentID string, ram int64, swapMiB *uint64, label disk.Label) (Layout, error) {
+	swap, err := swapBytes(s.Bytes, ram, swapMiB)
 	if err != nil {
 		return Layout{}, err
 	}
@@ -102,7 +102,7 @@ func NewEphemeral(s disk.State, agentID string, ram int64, swapMiB *uint64, labe
 		n := len(l.Partitions)
 		p := disk.Partition{Number: n + 1, Start: start, Size: end - start, Type: kind}
 		if label.Named() {
-			p.Name = fmt.Sprintf("%s-%d", EphemeralPrefix(agentID), n)
+			p.Name = fmt.Sprintf("%s-%d", ephemeralPrefix(agentID), n)
 		}
 		l.Partitions = append(l.Partitions, p)
 		start = end
@@ -141,9 +141,9 @@ func freeFrom(t disk.Table, rootPart disk.Partition) int64 {
 	return end
 }
 
-// OnRoot lays out swap and data behind the root partition, or recognizes what is there
+// onRoot lays out swap and data behind the root partition, or recognizes what is there
 // already, and then made is nil.
-func OnRoot(o Ephemeral) (l Layout, made []disk.Partition, err error) {
+func onRoot(o Ephemeral) (l Layout, made []disk.Partition, err error) {
 	s := o.Disk
 	rootPart, ok := s.Table.Partition(o.Root)
 	if !ok {
@@ -159,7 +159,7 @@ func OnRoot(o Ephemeral) (l Layout, made []disk.Partition, err error) {
 	if available < smallestOnRoot {
 		return l, nil, fmt.Errorf("insufficient remaining disk space (%d bytes) for ephemeral partition (min: %d bytes)", available, smallestOnRoot)
 	}
-	swap, err := SwapBytes(available, o.RAM, o.SwapMiB)
+	swap, err := swapBytes(available, o.RAM, o.SwapMiB)
 	if err != nil {
 		return l, nil, err
 	}
@@ -175,7 +175,7 @@ func OnRoot(o Ephemeral) (l Layout, made []disk.Partition, err error) {
 		end := min(start+size, disk.Usable(l.Label, s.Bytes, s.Sector))
 		p := disk.Partition{Number: n, Start: start, Size: (end - start) / int64(s.Sector) * int64(s.Sector), Type: l.Label.DataType()}
 		if l.Label.Named() {
-			p.Name = fmt.Sprintf("%s-%d", EphemeralPrefix(o.AgentID), len(made))
+			p.Name = fmt.Sprintf("%s-%d", ephemeralPrefix(o.AgentID), len(made))
 		}
 		made = append(made, p)
 		start = up(end)
@@ -206,7 +206,7 @@ func (l Layout) recognize(behind []disk.Partition, o Ephemeral) (Layout, error) 
 	for _, p := range behind {
 		v := o.Volumes[p.Number]
 		c := v.Content
-		blank := c.Blank() && (v.Residue.Zeros() || strings.HasPrefix(p.Name, EphemeralPrefix(o.AgentID)))
+		blank := c.Blank() && (v.Residue.Zeros() || strings.HasPrefix(p.Name, ephemeralPrefix(o.AgentID)))
 		fits := o.Pending || blank || p.Number == l.Swap && (v.ActiveSwap || c.Kind == filesystem.Swap) || p.Number == l.Data && c.Data()
 		if !fits && c.Blank() {
 			return l, fmt.Errorf("partition %d behind the root partition is not blank, and is not touched", p.Number)
@@ -226,7 +226,7 @@ func (l Layout) describe(parts []disk.Partition) string {
 		if p.Number == l.Swap {
 			what = "swap"
 		}
-		names = append(names, what+" "+Size(p.Size))
+		names = append(names, what+" "+size(p.Size))
 	}
 	return strings.Join(names, ", ")
 }
@@ -259,7 +259,7 @@ var dataNames = []string{"lost+found", "sys", "jobs", "packages", "blobs", "sens
 // CarriesEphemeral reports the names of this agent's ephemeral disk in a table.
 func CarriesEphemeral(t disk.Table, agentID string) bool {
 	for _, p := range t.Partitions {
-		if t.Label.Named() && agentID != "" && strings.HasPrefix(p.Name, EphemeralPrefix(agentID)+"-") {
+		if t.Label.Named() && agentID != "" && strings.HasPrefix(p.Name, ephemeralPrefix(agentID)+"-") {
 			return true
 		}
 	}
@@ -286,13 +286,13 @@ func KeptRaw(t disk.Table) bool {
 	return false
 }
 
-// NewRaw is one partition over the whole disk.
-func NewRaw(s disk.State, i int) []disk.Partition {
+// newRaw is one partition over the whole disk.
+func newRaw(s disk.State, i int) []disk.Partition {
 	return []disk.Partition{{Number: 1, Start: disk.MiB, Size: onePartition(s, disk.GPT), Name: RawName(i), Type: disk.GPT.DataType()}}
 }
 
-// NewPersistent is one partition over the whole disk, whose file system is still to be made.
-func NewPersistent(s disk.State, label disk.Label) []disk.Partition {
+// newPersistent is one partition over the whole disk, whose file system is still to be made.
+func newPersistent(s disk.State, label disk.Label) []disk.Partition {
 	p := disk.Partition{Number: 1, Start: disk.MiB, Size: onePartition(s, label), Type: label.DataType()}
 	if label.Named() {
 		p.Name = PreparingName

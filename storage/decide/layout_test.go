@@ -27,7 +27,7 @@ func TestSwapBytes(t *testing.T) {
 		{"all of the disk", 1000 * testMiB, 300 * testMiB, mib(1000), 0, true},
 		{"more than the disk (D.18)", 1000 * testMiB, 300 * testMiB, mib(1 << 60), 0, true},
 	} {
-		got, err := SwapBytes(c.available, c.ram, c.swap)
+		got, err := swapBytes(c.available, c.ram, c.swap)
 		if got != c.want || (err != nil) != c.fails {
 			t.Errorf("%s: SwapBytes = %d, %v; want %d, error %v", c.name, got, err, c.want, c.fails)
 		}
@@ -41,7 +41,7 @@ func TestEphemeralPrefix(t *testing.T) {
 		"123456789012345678":                   "bosh-partition-123456789012345678",
 		"1234567890123456789":                  "bosh-partition-12345678901234567",
 	} {
-		if got := EphemeralPrefix(id); got != want {
+		if got := ephemeralPrefix(id); got != want {
 			t.Errorf("EphemeralPrefix(%s) = %s, want %s", id, got, want)
 		}
 	}
@@ -67,7 +67,7 @@ func TestNewEphemeral(t *testing.T) {
 		{"swap from RAM", 1024 * testMiB, nil, disk.GPT, [][2]int64{{1, 257}, {257, 1023}}, 1, 2},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			l, err := NewEphemeral(state(c.size, disk.Table{}), "a", 256*testMiB, c.swap, c.label)
+			l, err := newEphemeral(state(c.size, disk.Table{}), "a", 256*testMiB, c.swap, c.label)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -81,7 +81,7 @@ func TestNewEphemeral(t *testing.T) {
 			}
 		})
 	}
-	if _, err := NewEphemeral(state(4*testMiB, disk.Table{}), "a", testMiB, nil, disk.GPT); err == nil {
+	if _, err := newEphemeral(state(4*testMiB, disk.Table{}), "a", testMiB, nil, disk.GPT); err == nil {
 		t.Error("a disk of 4 MiB was laid out")
 	}
 }
@@ -185,7 +185,7 @@ func TestOnRoot(t *testing.T) {
 		{"BIOS boot behind root, data behind it", size, table(disk.GPT, bios, disk.Partition{Number: 3, Start: data.Start, Size: data.Size}), mib(0), map[int]Volume{3: volumeOf(filesystem.Ext4)}, nil, 0, 3, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			l, made, err := OnRoot(Ephemeral{Disk: state(c.size, c.table), Root: 1, AgentID: "a", RAM: 100 * testMiB, SwapMiB: c.swap, Volumes: c.content})
+			l, made, err := onRoot(Ephemeral{Disk: state(c.size, c.table), Root: 1, AgentID: "a", RAM: 100 * testMiB, SwapMiB: c.swap, Volumes: c.content})
 			if c.fails != "" {
 				if err == nil || !strings.Contains(err.Error(), c.fails) {
 					t.Errorf("OnRoot = %v, want %q", err, c.fails)

@@ -55,15 +55,15 @@ func PersistentPart(path string, preformatted bool) string {
 	return device.Partition(path, 1)
 }
 
-// ForeignError refuses a persistent disk, and tells how it can be repaired or released.
-type ForeignError struct {
+// foreignError refuses a persistent disk, and tells how it can be repaired or released.
+type foreignError struct {
 	Path  string
 	Found string
 	// Advice is what keeps the content, or what allows the disk, as a sentence; it may be empty.
 	Advice string
 }
 
-func (e *ForeignError) Error() string {
+func (e *foreignError) Error() string {
 	text := fmt.Sprintf("%s is refused: %s. ", e.Path, e.Found)
 	if e.Advice != "" {
 		text += e.Advice + ". "
@@ -73,13 +73,13 @@ func (e *ForeignError) Error() string {
 }
 
 // Refused makes it a Refusal.
-func (e *ForeignError) Refused() (path, found string) { return e.Path, e.Found }
+func (e *foreignError) Refused() (path, found string) { return e.Path, e.Found }
 
 // MountPersistent partitions and formats what is blank, completes what is ours and unfinished, grows what became
 // larger, refuses the rest, and mounts it on a directory. notGrown says why a partition stays smaller than its disk.
 func MountPersistent(o Persistent, target string) (p Plan, notGrown string, err error) {
 	if o.Damaged == nil {
-		if err := CheckIdentity(o.CID, o.Disk.Path, o.Records, o.Identity()); err != nil {
+		if err := CheckIdentity(o.CID, o.Disk.Path, o.Records, o.identity()); err != nil {
 			return p, "", err
 		}
 	}
@@ -100,10 +100,10 @@ func MountPersistent(o Persistent, target string) (p Plan, notGrown string, err 
 	proof := "persistent disk " + o.CID + ", " + v.Proof
 	made := Volume{Content: filesystem.Content{Kind: o.FileSystem}}
 	switch v.Verdict {
-	case Refuse:
-		return p, "", &ForeignError{Path: o.Disk.Path, Found: v.Proof, Advice: v.Advice}
-	case Create:
-		parts := NewPersistent(o.Disk, o.Label)
+	case refuse:
+		return p, "", &foreignError{Path: o.Disk.Path, Found: v.Proof, Advice: v.Advice}
+	case create:
+		parts := newPersistent(o.Disk, o.Label)
 		if o.Serial != "" {
 			proof += ", serial " + o.Serial
 		}
@@ -113,7 +113,7 @@ func MountPersistent(o Persistent, target string) (p Plan, notGrown string, err 
 		p.nameFinished(o.Disk.Path, parts[0].Name)
 		p.use(o.Part(), made, 0, target, o.MountOptions)
 		return p, "", nil
-	case Format:
+	case format:
 		p.Begin = o.Disk.Table.GUID
 		p.repair(o.Disk)
 		p.makeFileSystem(o, proof, true)
@@ -159,53 +159,53 @@ func (p Plan) has(op Op) bool {
 }
 
 // judge is the verdict on a disk, with what the operator allows and what cannot be done.
-func (o Persistent) judge() (Judgment, error) {
-	v := Judge(o)
-	if v.Verdict == Refuse && o.AllowForeign {
-		v = Judgment{Verdict: Create, Proof: v.Proof + "; formatting foreign disks is allowed"}
+func (o Persistent) judge() (judgment, error) {
+	v := judge(o)
+	if v.Verdict == refuse && o.AllowForeign {
+		v = judgment{Verdict: create, Proof: v.Proof + "; formatting foreign disks is allowed"}
 	}
-	if v.Verdict == Create || v.Verdict == Format || v.Verdict == Keep && o.Pending && !o.Finished {
+	if v.Verdict == create || v.Verdict == format || v.Verdict == keep && o.Pending && !o.Finished {
 		if err := o.refuseFormatting(v.Proof); err != nil {
 			return v, err
 		}
 	}
 	switch {
-	case v.Verdict == Create && onePartition(o.Disk, o.Label) < disk.MiB:
-		return v, fmt.Errorf("%s has %s, which is too small for a partition", o.Disk.Path, Size(o.Disk.Bytes))
-	case v.Verdict == Create && !o.Label.Addresses(o.Disk.Bytes, o.Disk.Sector):
+	case v.Verdict == create && onePartition(o.Disk, o.Label) < disk.MiB:
+		return v, fmt.Errorf("%s has %s, which is too small for a partition", o.Disk.Path, size(o.Disk.Bytes))
+	case v.Verdict == create && !o.Label.Addresses(o.Disk.Bytes, o.Disk.Sector):
 		return v, fmt.Errorf("%s is larger than 2 TiB, which a DOS partition table cannot address: "+
 			"set env.persistent_disk_partitioner to parted", o.Disk.Path)
-	case (v.Verdict == Create || v.Verdict == Format) && !o.FileSystem.Managed():
+	case (v.Verdict == create || v.Verdict == format) && !o.FileSystem.Managed():
 		return v, fmt.Errorf("persistent_disk_fs %q is not supported, only %s", o.FileSystem, filesystem.ManagedNames())
 	}
 	return v, nil
 }
 
-// Verdict is what may be done with a persistent disk.
-type Verdict int
+// verdict is what may be done with a persistent disk.
+type verdict int
 
-// The verdicts. Only Create and Format destroy, and only what was proven to be nothing.
+// The verdicts. Only create and format destroy, and only what was proven to be nothing.
 const (
-	Refuse Verdict = iota // carries something that is not ours
-	Create                // blank: partition and format
-	Format                // our partition, not formatted yet
-	Keep                  // our partition with a file system
+	refuse verdict = iota // carries something that is not ours
+	create                // blank: partition and format
+	format                // our partition, not formatted yet
+	keep                  // our partition with a file system
 )
 
-// Judgment is a verdict with its proof, and with what to do about a refusal if that is more than releasing the disk.
-type Judgment struct {
-	Verdict Verdict
+// judgment is a verdict with its proof, and with what to do about a refusal if that is more than releasing the disk.
+type judgment struct {
+	Verdict verdict
 	Proof   string
 	Advice  string
 }
 
-// Judge tells what may be done with a disk by what is on it, and the proof.
-func Judge(o Persistent) Judgment {
+// judge tells what may be done with a disk by what is on it, and the proof.
+func judge(o Persistent) judgment {
 	t, content := o.Disk.Table, o.Volume.Content
-	refuse := func(format string, args ...any) Judgment { return Judgment{Proof: fmt.Sprintf(format, args...)} }
+	refuse := func(format string, args ...any) judgment { return judgment{Proof: fmt.Sprintf(format, args...)} }
 	switch noise := o.Residue.Noise && o.AllowNoise; {
 	case noise && len(t.Partitions) == 0:
-		return Judgment{Verdict: Create, Proof: fmt.Sprintf("random bytes and no trace of content, as new volumes have here, %s", Size(o.Disk.Bytes))}
+		return judgment{Verdict: create, Proof: fmt.Sprintf("random bytes and no trace of content, as new volumes have here, %s", size(o.Disk.Bytes))}
 	case o.Damaged != nil:
 		return refuse("%s", o.Damaged)
 	case t.Label == disk.None && !o.Disk.Content.Blank():
@@ -218,7 +218,7 @@ func Judge(o Persistent) Judgment {
 		if !o.Residue.Zeros() {
 			return o.notBlank(what, o.Disk.Path)
 		}
-		return Judgment{Verdict: Create, Proof: fmt.Sprintf("%s, %s", blank, Size(o.Disk.Bytes))}
+		return judgment{Verdict: create, Proof: fmt.Sprintf("%s, %s", blank, size(o.Disk.Bytes))}
 	case len(t.Partitions) > 1:
 		return refuse("the disk has %d partitions", len(t.Partitions))
 	}
@@ -227,27 +227,27 @@ func Judge(o Persistent) Judgment {
 	case p.Number != 1:
 		return refuse("its only partition has number %d", p.Number)
 	case content.Data():
-		return Judgment{Verdict: Keep, Proof: fmt.Sprintf("partition %d holds %s", p.Number, content)}
+		return judgment{Verdict: keep, Proof: fmt.Sprintf("partition %d holds %s", p.Number, content)}
 	case !content.Blank():
 		return refuse("partition %d holds %s", p.Number, content)
 	case o.Pending:
-		return Judgment{Verdict: Format, Proof: fmt.Sprintf("partition %d shows no file system and its making is on record as unfinished", p.Number)}
+		return judgment{Verdict: format, Proof: fmt.Sprintf("partition %d shows no file system and its making is on record as unfinished", p.Number)}
 	case !o.Residue.Zeros() && !(o.Residue.Noise && o.AllowNoise):
 		return o.notBlank(fmt.Sprintf("partition %d has no file system", p.Number), o.Part())
 	case strings.HasPrefix(p.Name, persistentPrefix):
-		return Judgment{Verdict: Format, Proof: fmt.Sprintf("partition %d is named %s and blank", p.Number, p.Name)}
+		return judgment{Verdict: format, Proof: fmt.Sprintf("partition %d is named %s and blank", p.Number, p.Name)}
 	}
 	return refuse("partition %d is blank, but nothing shows that this agent made it", p.Number)
 }
 
 // notBlank refuses a device without a signature of which other traces are left. what describes it without them.
-func (o Persistent) notBlank(what, device string) Judgment {
+func (o Persistent) notBlank(what, device string) judgment {
 	sector := int64(o.Disk.Sector)
 	for _, s := range o.Residue.Found {
 		if s.Backup > 0 {
 			continue
 		}
-		v := Judgment{Proof: fmt.Sprintf("%s, but %s begins at sector %d", what, s.Kind, s.Start/sector)}
+		v := judgment{Proof: fmt.Sprintf("%s, but %s begins at sector %d", what, s.Kind, s.Start/sector)}
 		switch {
 		case s.Start%sector != 0: // on a disk with smaller sectors it could be a partition
 			v.Proof = fmt.Sprintf("%s, but %s begins at byte %d, within a sector of %d bytes", what, s.Kind, s.Start, sector)
@@ -260,7 +260,7 @@ func (o Persistent) notBlank(what, device string) Judgment {
 	if len(o.Residue.Found) > 0 {
 		return o.backupFound(what, o.Residue.Found[0])
 	}
-	v := Judgment{Proof: fmt.Sprintf("%s, but not all bytes that a new file system would replace are zeros: there is data at byte %d of %s", what, o.Residue.NonZero, device)}
+	v := judgment{Proof: fmt.Sprintf("%s, but not all bytes that a new file system would replace are zeros: there is data at byte %d of %s", what, o.Residue.NonZero, device)}
 	if o.Residue.Noise {
 		v.Proof = fmt.Sprintf("%s, but it holds random bytes where a new volume has zeros", what)
 		v.Advice = "If new volumes hold noise here (encryption below, thick or recycled volumes), allow it with env.persistent_disk_blank: noise " +
@@ -270,8 +270,8 @@ func (o Persistent) notBlank(what, device string) Judgment {
 }
 
 // backupFound refuses a device with a file system of which the first superblock is lost.
-func (o Persistent) backupFound(what string, s filesystem.Superblock) Judgment {
-	v := Judgment{Proof: fmt.Sprintf("%s, but a backup superblock of %s is %s into it", what, s.Kind, Size(max(s.Start, 0)+s.Backup))}
+func (o Persistent) backupFound(what string, s filesystem.Superblock) judgment {
+	v := judgment{Proof: fmt.Sprintf("%s, but a backup superblock of %s is %s into it", what, s.Kind, size(max(s.Start, 0)+s.Backup))}
 	switch part := device.Partition(o.Disk.Path, 1); {
 	case len(o.Disk.Table.Partitions) == 1 && s.Start == 0:
 		v.Advice = fmt.Sprintf("To get its content back, run %s", s.Repair(part))
@@ -328,7 +328,7 @@ func LeftToDirector(o Persistent) bool {
 	if o.Preformatted {
 		return o.Volume.Content.Blank()
 	}
-	return len(o.Disk.Table.Partitions) == 0 && Judge(o).Verdict == Create
+	return len(o.Disk.Table.Partitions) == 0 && judge(o).Verdict == create
 }
 
 // Association is a name under which jobs find a persistent disk.

@@ -41,54 +41,54 @@ func TestJudge(t *testing.T) {
 		content Volume
 		residue filesystem.Residue
 		pending bool
-		want    Verdict
+		want    verdict
 		says    string
 	}{
-		{"blank", diskWithoutTable(filesystem.Blank), Volume{}, zeros, false, Create, "blank, 100.0 MiB"},
-		{"no table, but data", diskWithoutTable(filesystem.Blank), Volume{}, remains, false, Refuse, "data at byte 3 of /dev/vdb"},
-		{"no table, but noise", diskWithoutTable(filesystem.Blank), Volume{}, noise, false, Refuse, "persistent_disk_blank: noise"},
-		{"the table is lost, not the file system", diskWithoutTable(filesystem.Blank), Volume{}, ext4At(testMiB, 0), false, Refuse, "echo start=2048 | sfdisk --wipe never -X gpt /dev/vdb"},
-		{"DOS, the table is lost", diskWithoutTable(filesystem.Blank), Volume{}, ext4At(512, 0), false, Refuse, "echo start=1 | sfdisk --wipe never -X dos /dev/vdb"},
-		{"table and superblock are lost", diskWithoutTable(filesystem.Blank), Volume{}, ext4At(testMiB, 128*testMiB), false, Refuse, "one partition from sector 2048 and run e2fsck -b 32768 -B 4096 /dev/vdb1"},
-		{"file system without a table (D.1)", diskWithoutTable(filesystem.Ext4), Volume{}, zeros, false, Refuse, "the whole disk holds ext4"},
-		{"LVM on the disk", diskWithoutTable(filesystem.LVM), Volume{}, zeros, false, Refuse, "LVM"},
-		{"empty table", oneEmpty, Volume{}, zeros, false, Create, "empty partition table"},
-		{"empty table over lost data", oneEmpty, Volume{}, ext4At(testMiB, 0), false, Refuse, "the partition table is empty, but ext4 begins at sector 2048"},
-		{"empty table over anything", oneEmpty, Volume{}, remains, false, Refuse, "data at byte 3"},
-		{"not looked", oneEmpty, Volume{}, filesystem.Residue{}, false, Refuse, "data at byte 0"},
-		{"ours, ext4", gptDisk("bosh-partition-0"), volumeOf(filesystem.Ext4), zeros, false, Keep, "holds ext4"},
-		{"ours, xfs", gptDisk("bosh-partition-0"), volumeOf(filesystem.XFS), zeros, false, Keep, "holds xfs"},
-		{"any name", gptDisk("whatever"), volumeOf(filesystem.Ext4), zeros, false, Keep, "holds ext4"},
-		{"DOS of an old agent", dosDisk, volumeOf(filesystem.Ext4), zeros, false, Keep, "holds ext4"},
-		{"ours, never formatted (D.5)", gptDisk("bosh-partition-0"), volumeOf(filesystem.Blank), zeros, false, Format, "named bosh-partition-0 and blank"},
-		{"ours, superblock lost", gptDisk("bosh-partition-0"), volumeOf(filesystem.Blank), ext4At(0, 128*testMiB), false, Refuse, "run e2fsck -b 32768 -B 4096 /dev/vdb1"},
-		{"ours, not blank", gptDisk("bosh-partition-0"), volumeOf(filesystem.Blank), remains, false, Refuse, "partition 1 has no file system, but"},
-		{"ours, noise", gptDisk("bosh-partition-0"), volumeOf(filesystem.Blank), noise, false, Refuse, "persistent_disk_blank: noise"},
-		{"ours, unfinished", gptDisk(PreparingName), volumeOf(filesystem.Blank), remains, true, Format, "unfinished"},
-		{"not named by us, blank", gptDisk("x"), volumeOf(filesystem.Blank), zeros, false, Refuse, "nothing shows"},
-		{"DOS, blank, unfinished on record", dosDisk, volumeOf(filesystem.Blank), zeros, true, Format, "on record as unfinished"},
-		{"DOS, blank", dosDisk, volumeOf(filesystem.Blank), zeros, false, Refuse, "nothing shows"},
-		{"ours by name, LUKS inside (D.2)", gptDisk("bosh-partition-0"), volumeOf(filesystem.LUKS), zeros, false, Refuse, "LUKS"},
-		{"ext3 (D.2)", gptDisk("x"), volumeOf(filesystem.Ext3), zeros, false, Refuse, "ext3"},
-		{"btrfs (D.2)", gptDisk("x"), volumeOf(filesystem.Btrfs), zeros, false, Refuse, "btrfs"},
-		{"btrfs, unfinished on record", gptDisk("x"), volumeOf(filesystem.Btrfs), zeros, true, Refuse, "btrfs"},
-		{"ext4 and RAID", gptDisk("x"), volumeOf(filesystem.Ext4, filesystem.MD), zeros, false, Refuse, "md RAID"},
-		{"only partition 2", state(100*testMiB, disk.Table{Label: disk.GPT, Partitions: []disk.Partition{{Number: 2, Start: testMiB, Size: testMiB}}}), volumeOf(filesystem.Ext4), zeros, false, Refuse, "number 2"},
-		{"two partitions", gptDisk("a", "b"), Volume{}, zeros, false, Refuse, "2 partitions"},
-		{"lost table, large sectors", largeSectors, Volume{}, ext4At(testMiB, 0), false, Refuse, "ext4 begins at sector 256To keep its content, write a partition table with one partition from there (echo start=256 |"},
-		{"lost table, large sectors, superblock lost", largeSectors, Volume{}, ext4At(testMiB, 128*testMiB), false, Refuse, "one partition from sector 256 and run e2fsck"},
-		{"within a large sector", largeSectors, Volume{}, ext4At(63*512, 0), false, Refuse, "ext4 begins at byte 32256, within a sector of 4096 bytes"},
+		{"blank", diskWithoutTable(filesystem.Blank), Volume{}, zeros, false, create, "blank, 100.0 MiB"},
+		{"no table, but data", diskWithoutTable(filesystem.Blank), Volume{}, remains, false, refuse, "data at byte 3 of /dev/vdb"},
+		{"no table, but noise", diskWithoutTable(filesystem.Blank), Volume{}, noise, false, refuse, "persistent_disk_blank: noise"},
+		{"the table is lost, not the file system", diskWithoutTable(filesystem.Blank), Volume{}, ext4At(testMiB, 0), false, refuse, "echo start=2048 | sfdisk --wipe never -X gpt /dev/vdb"},
+		{"DOS, the table is lost", diskWithoutTable(filesystem.Blank), Volume{}, ext4At(512, 0), false, refuse, "echo start=1 | sfdisk --wipe never -X dos /dev/vdb"},
+		{"table and superblock are lost", diskWithoutTable(filesystem.Blank), Volume{}, ext4At(testMiB, 128*testMiB), false, refuse, "one partition from sector 2048 and run e2fsck -b 32768 -B 4096 /dev/vdb1"},
+		{"file system without a table (D.1)", diskWithoutTable(filesystem.Ext4), Volume{}, zeros, false, refuse, "the whole disk holds ext4"},
+		{"LVM on the disk", diskWithoutTable(filesystem.LVM), Volume{}, zeros, false, refuse, "LVM"},
+		{"empty table", oneEmpty, Volume{}, zeros, false, create, "empty partition table"},
+		{"empty table over lost data", oneEmpty, Volume{}, ext4At(testMiB, 0), false, refuse, "the partition table is empty, but ext4 begins at sector 2048"},
+		{"empty table over anything", oneEmpty, Volume{}, remains, false, refuse, "data at byte 3"},
+		{"not looked", oneEmpty, Volume{}, filesystem.Residue{}, false, refuse, "data at byte 0"},
+		{"ours, ext4", gptDisk("bosh-partition-0"), volumeOf(filesystem.Ext4), zeros, false, keep, "holds ext4"},
+		{"ours, xfs", gptDisk("bosh-partition-0"), volumeOf(filesystem.XFS), zeros, false, keep, "holds xfs"},
+		{"any name", gptDisk("whatever"), volumeOf(filesystem.Ext4), zeros, false, keep, "holds ext4"},
+		{"DOS of an old agent", dosDisk, volumeOf(filesystem.Ext4), zeros, false, keep, "holds ext4"},
+		{"ours, never formatted (D.5)", gptDisk("bosh-partition-0"), volumeOf(filesystem.Blank), zeros, false, format, "named bosh-partition-0 and blank"},
+		{"ours, superblock lost", gptDisk("bosh-partition-0"), volumeOf(filesystem.Blank), ext4At(0, 128*testMiB), false, refuse, "run e2fsck -b 32768 -B 4096 /dev/vdb1"},
+		{"ours, not blank", gptDisk("bosh-partition-0"), volumeOf(filesystem.Blank), remains, false, refuse, "partition 1 has no file system, but"},
+		{"ours, noise", gptDisk("bosh-partition-0"), volumeOf(filesystem.Blank), noise, false, refuse, "persistent_disk_blank: noise"},
+		{"ours, unfinished", gptDisk(PreparingName), volumeOf(filesystem.Blank), remains, true, format, "unfinished"},
+		{"not named by us, blank", gptDisk("x"), volumeOf(filesystem.Blank), zeros, false, refuse, "nothing shows"},
+		{"DOS, blank, unfinished on record", dosDisk, volumeOf(filesystem.Blank), zeros, true, format, "on record as unfinished"},
+		{"DOS, blank", dosDisk, volumeOf(filesystem.Blank), zeros, false, refuse, "nothing shows"},
+		{"ours by name, LUKS inside (D.2)", gptDisk("bosh-partition-0"), volumeOf(filesystem.LUKS), zeros, false, refuse, "LUKS"},
+		{"ext3 (D.2)", gptDisk("x"), volumeOf(filesystem.Ext3), zeros, false, refuse, "ext3"},
+		{"btrfs (D.2)", gptDisk("x"), volumeOf(filesystem.Btrfs), zeros, false, refuse, "btrfs"},
+		{"btrfs, unfinished on record", gptDisk("x"), volumeOf(filesystem.Btrfs), zeros, true, refuse, "btrfs"},
+		{"ext4 and RAID", gptDisk("x"), volumeOf(filesystem.Ext4, filesystem.MD), zeros, false, refuse, "md RAID"},
+		{"only partition 2", state(100*testMiB, disk.Table{Label: disk.GPT, Partitions: []disk.Partition{{Number: 2, Start: testMiB, Size: testMiB}}}), volumeOf(filesystem.Ext4), zeros, false, refuse, "number 2"},
+		{"two partitions", gptDisk("a", "b"), Volume{}, zeros, false, refuse, "2 partitions"},
+		{"lost table, large sectors", largeSectors, Volume{}, ext4At(testMiB, 0), false, refuse, "ext4 begins at sector 256To keep its content, write a partition table with one partition from there (echo start=256 |"},
+		{"lost table, large sectors, superblock lost", largeSectors, Volume{}, ext4At(testMiB, 128*testMiB), false, refuse, "one partition from sector 256 and run e2fsck"},
+		{"within a large sector", largeSectors, Volume{}, ext4At(63*512, 0), false, refuse, "ext4 begins at byte 32256, within a sector of 4096 bytes"},
 	} {
 		o := Persistent{Disk: c.state, Volume: c.content, Residue: c.residue, Pending: c.pending}
-		if got := Judge(o); got.Verdict != c.want || !strings.Contains(got.Proof+got.Advice, c.says) {
+		if got := judge(o); got.Verdict != c.want || !strings.Contains(got.Proof+got.Advice, c.says) {
 			t.Errorf("%s: verdict %+v; want %d with %q", c.name, got, c.want, c.says)
 		}
 		o.CID, o.Records, o.AllowForeign, o.FileSystem, o.Label = "vol-1", identity.Records{"vol-1": {}}, true, filesystem.Ext4, disk.GPT
-		if got, err := o.judge(); err == nil && got.Verdict != Keep {
+		if got, err := o.judge(); err == nil && got.Verdict != keep {
 			t.Errorf("%s, on record: verdict %+v, want it never formatted", c.name, got)
 		}
 		o.Records, o.Damaged = nil, disk.ErrDamaged
-		if damaged := Judge(o); damaged.Verdict != Refuse {
+		if damaged := judge(o); damaged.Verdict != refuse {
 			t.Errorf("%s, table damaged: verdict %d, want it refused", c.name, damaged.Verdict)
 		}
 	}
@@ -101,25 +101,25 @@ func TestJudgeWhereNewVolumesHoldNoise(t *testing.T) {
 		state   disk.State
 		residue filesystem.Residue
 		damaged error
-		want    Verdict
+		want    verdict
 	}{
-		{"noise", diskWithoutTable(filesystem.Blank), noise, nil, Create},
-		{"noise that looks like a signature", diskWithoutTable(filesystem.HFS), noise, nil, Create},
-		{"noise that looks like a table", state(100*testMiB, disk.Table{}), noise, disk.ErrDamaged, Create},
-		{"an empty table in noise", oneEmpty, noise, nil, Create},
-		{"our partition, noise inside", gptDisk("bosh-partition-0"), noise, nil, Format},
-		{"zeros", diskWithoutTable(filesystem.Blank), zeros, nil, Create},
-		{"data", diskWithoutTable(filesystem.Blank), remains, nil, Refuse},
-		{"a backup superblock", diskWithoutTable(filesystem.Blank), ext4At(0, 128*testMiB), nil, Refuse},
-		{"a damaged table", diskWithoutTable(filesystem.Blank), remains, disk.ErrDamaged, Refuse},
-		{"a foreign partition, noise inside", gptDisk("x"), noise, nil, Refuse},
+		{"noise", diskWithoutTable(filesystem.Blank), noise, nil, create},
+		{"noise that looks like a signature", diskWithoutTable(filesystem.HFS), noise, nil, create},
+		{"noise that looks like a table", state(100*testMiB, disk.Table{}), noise, disk.ErrDamaged, create},
+		{"an empty table in noise", oneEmpty, noise, nil, create},
+		{"our partition, noise inside", gptDisk("bosh-partition-0"), noise, nil, format},
+		{"zeros", diskWithoutTable(filesystem.Blank), zeros, nil, create},
+		{"data", diskWithoutTable(filesystem.Blank), remains, nil, refuse},
+		{"a backup superblock", diskWithoutTable(filesystem.Blank), ext4At(0, 128*testMiB), nil, refuse},
+		{"a damaged table", diskWithoutTable(filesystem.Blank), remains, disk.ErrDamaged, refuse},
+		{"a foreign partition, noise inside", gptDisk("x"), noise, nil, refuse},
 	} {
 		o := Persistent{Disk: c.state, Volume: volumeOf(filesystem.Blank), Residue: c.residue, Damaged: c.damaged, AllowNoise: true}
-		if got := Judge(o); got.Verdict != c.want {
+		if got := judge(o); got.Verdict != c.want {
 			t.Errorf("%s: %+v, want %d", c.name, got, c.want)
 		}
 		o.CID, o.Records, o.FileSystem, o.Label = "vol-1", identity.Records{"vol-1": {}}, filesystem.Ext4, disk.GPT
-		if got, err := o.judge(); err == nil && got.Verdict != Refuse {
+		if got, err := o.judge(); err == nil && got.Verdict != refuse {
 			t.Errorf("%s, on record: %+v, want it refused", c.name, got)
 		}
 	}
@@ -204,7 +204,7 @@ func TestMountPersistent(t *testing.T) {
 			}
 		})
 	}
-	var foreign *ForeignError
+	var foreign *foreignError
 	if _, _, err := MountPersistent(Persistent{Disk: diskWithoutTable(filesystem.LVM)}, "/store"); !errors.As(err, &foreign) || foreign.Found == "" {
 		t.Errorf("error %v, want one that can be told from others", err)
 	}
@@ -317,7 +317,7 @@ func TestGrowTo(t *testing.T) {
 		if c.name == "metadata at the end" {
 			s.Trailer = filesystem.MD
 		}
-		end, obstacle := GrowTo(s, 1)
+		end, obstacle := growTo(s, 1)
 		if end != c.end || !strings.Contains(obstacle, c.obstacle) || (obstacle == "") != (c.obstacle == "") {
 			t.Errorf("%s: end %d MiB, %q; want %d, %q", c.name, end/testMiB, obstacle, c.end/testMiB, c.obstacle)
 		}

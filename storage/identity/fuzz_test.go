@@ -27,7 +27,7 @@ func FuzzRecords(f *testing.F) {
 		}
 		records, err := file.All()
 		if err != nil {
-			if !errors.Is(err, ErrDamaged) || records != nil {
+			if !errors.Is(err, errDamaged) || records != nil {
 				t.Fatalf("got %v with %v, want nothing but that it is damaged", records, err)
 			}
 			return

@@ -111,8 +111,8 @@ func (r Records) Absent(found Disk) (cids []string) {
 	return cids
 }
 
-// ErrDamaged means that the records are there and cannot be used.
-var ErrDamaged = errors.New("records of disks are damaged")
+// errDamaged means that the records are there and cannot be used.
+var errDamaged = errors.New("records of disks are damaged")
 
 // version is that of the file. One that is newer may hold what this agent would not honor.
 const version = 1
@@ -154,7 +154,7 @@ func (f File) All() (Records, error) {
 	}
 	records, err := f.read()
 	accepts := slices.ContainsFunc(asked, func(r request) bool { return r.Action == Accept })
-	if errors.Is(err, ErrDamaged) && accepts {
+	if errors.Is(err, errDamaged) && accepts {
 		records, err = Records{}, nil // what an operator accepts begins new records
 	}
 	if err != nil {
@@ -192,7 +192,7 @@ func (f File) read() (Records, error) {
 }
 
 func damaged(path string, why error) error {
-	return fmt.Errorf("%w: %s: %w: run agent disk accept with the CID of the disk that is to be used", ErrDamaged, path, why)
+	return fmt.Errorf("%w: %s: %w: run agent disk accept with the CID of the disk that is to be used", errDamaged, path, why)
 }
 
 // Put records a disk and ends a request to accept it. It writes only what is new. Identifiers that could not be read stay on record,
@@ -228,7 +228,7 @@ func (f File) Put(cid string, d Disk) error {
 // setAsideDamaged renames damaged records, so that new ones can be written, if an operator has
 // accepted this disk.
 func (f File) setAsideDamaged(cid string) error {
-	if _, err := f.read(); !errors.Is(err, ErrDamaged) {
+	if _, err := f.read(); !errors.Is(err, errDamaged) {
 		return err
 	}
 	asked, err := f.pending()

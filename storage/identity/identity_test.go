@@ -134,10 +134,10 @@ func TestDamageIsAnError(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newFile(t)
 			ok(t, os.WriteFile(f.path, []byte(content), 0o600))
-			if r, err := f.All(); !errors.Is(err, ErrDamaged) || r != nil {
+			if r, err := f.All(); !errors.Is(err, errDamaged) || r != nil {
 				t.Fatalf("All = %v, %v; want ErrDamaged", r, err)
 			}
-			if err := f.Put("vol-1", one); !errors.Is(err, ErrDamaged) {
+			if err := f.Put("vol-1", one); !errors.Is(err, errDamaged) {
 				t.Fatalf("Put = %v; want ErrDamaged", err)
 			}
 			// Only an operator begins new records, and what was there is kept.
@@ -148,10 +148,10 @@ func TestDamageIsAnError(t *testing.T) {
 			if r, err := f.For("vol-1"); err != nil || !r["vol-1"].Accepted {
 				t.Errorf("For the accepted disk = %v, %v", r, err)
 			}
-			if r, err := f.For("vol-2"); !errors.Is(err, ErrDamaged) || r != nil {
+			if r, err := f.For("vol-2"); !errors.Is(err, errDamaged) || r != nil {
 				t.Errorf("For another disk = %v, %v; want ErrDamaged", r, err)
 			}
-			if err := f.Put("vol-2", two); !errors.Is(err, ErrDamaged) {
+			if err := f.Put("vol-2", two); !errors.Is(err, errDamaged) {
 				t.Errorf("Put of another disk = %v; want ErrDamaged", err)
 			}
 			ok(t, f.Put("vol-1", one))

@@ -41,7 +41,7 @@ func (f File) Request(a Action, cid string) error {
 	}
 	// Records that are damaged are what a request is for.
 	records, err := f.All()
-	if err != nil && !errors.Is(err, ErrDamaged) {
+	if err != nil && !errors.Is(err, errDamaged) {
 		return err
 	}
 	if _, known := records[cid]; a == Release && err == nil && !known {

@@ -30,7 +30,7 @@ type Migration struct {
 	// Progress, if set, is called with the progress of a migration, and with the zero value at its
 	// end.
 	Progress func(Progress)
-	// Program is the agent's own, which copies trees when it is called by apart.Word.
+	// Program is the agent's own, which copies trees when package apart calls it.
 	Program string
 }
 

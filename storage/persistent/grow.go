@@ -30,8 +30,8 @@ func (d *Disks) warnNotGrown(path, obstacle string) {
 	}
 }
 
-// GrowStore grows the disk on the store if it can be grown. The caller has the lock.
-func (d *Disks) GrowStore(ctx context.Context) {
+// growStore grows the disk on the store if it can be grown. The caller has the lock.
+func (d *Disks) growStore(ctx context.Context) {
 	if path, _ := d.storeDevice(); path != "" {
 		if _, err := d.growMounted(ctx, path, d.Machine.Dirs.Store()); err != nil {
 			d.Machine.Log.WithError(err).Warn("disk on the store could not be grown")
@@ -55,7 +55,7 @@ func (d *Disks) WatchSizes(ctx context.Context) error {
 		d.Machine.Lock()
 		defer d.Machine.Unlock()
 		if now, _ := d.storeDevice(); now == path {
-			d.GrowStore(ctx)
+			d.growStore(ctx)
 		}
 		return false, nil
 	})

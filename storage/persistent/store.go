@@ -71,7 +71,7 @@ func (d *Disks) EndMigration(ctx context.Context, to string) error {
 		return err
 	}
 	d.Machine.Log.WithField("cid", to).Info("disk migration done")
-	d.GrowStore(ctx) // it may have become larger meanwhile
+	d.growStore(ctx) // it may have become larger meanwhile
 	return nil
 }
 

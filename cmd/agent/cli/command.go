@@ -71,7 +71,7 @@ exit codes: 0 good, 1 bad input or failed, 2 wrong usage
 // Describe describes all commands.
 func (t Table) Describe(ctx context.Context) (all []Description) {
 	for _, c := range t {
-		all = append(all, c.Describe(ctx))
+		all = append(all, c.describe(ctx))
 	}
 	return all
 }

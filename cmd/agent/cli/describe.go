@@ -27,9 +27,9 @@ type FlagDescription struct {
 // Write discards what a command prints while it is described.
 func (d *Description) Write(p []byte) (int, error) { return len(p), nil }
 
-// Describe asks a command for its --help. A Description as the standard output gets the parts of the help
+// describe asks a command for its --help. A Description as the standard output gets the parts of the help
 // instead of its text.
-func (c Command) Describe(ctx context.Context) Description {
+func (c Command) describe(ctx context.Context) Description {
 	d := Description{Command: c}
 	c.Run(ctx, []string{"--help"}, &d, io.Discard)
 	return d

@@ -30,15 +30,15 @@ func Width(w io.Writer) int {
 // PrintFolded prints a text in lines of at most width columns. The first stands behind lead, which ends at column
 // indent; the others begin there.
 func PrintFolded(w io.Writer, width int, lead string, indent int, text string) {
-	for _, line := range Fold(text, max(width-indent, 20)) {
+	for _, line := range fold(text, max(width-indent, 20)) {
 		fmt.Fprintln(w, strings.TrimRight(lead+line, " "))
 		lead = strings.Repeat(" ", indent)
 	}
 }
 
-// Fold breaks a text between words so that no line has more than width columns. What stands between single
+// fold breaks a text between words so that no line has more than width columns. What stands between single
 // quotes is a command to be pasted and stays on one line if it can; a word that is too long is cut.
-func Fold(text string, width int) []string {
+func fold(text string, width int) []string {
 	var lines []string
 	line := ""
 	for _, word := range words(text) {

@@ -22,7 +22,7 @@ func TestFold(t *testing.T) {
 		{"äöü äöü", 3, []string{"äöü", "äöü"}},
 		{"'never closed and long", 9, []string{"'never", "closed", "and long"}},
 	} {
-		if got := Fold(c.text, c.width); !slices.Equal(got, c.want) {
+		if got := fold(c.text, c.width); !slices.Equal(got, c.want) {
 			t.Errorf("%q in %d columns: got %q, want %q", c.text, c.width, got, c.want)
 		}
 	}

@@ -31,7 +31,7 @@ func (lineFormatter) Format(e *logrus.Entry) ([]byte, error) {
 	if component == "" {
 		component = "agent"
 	}
-	fmt.Fprintf(&b, "[%s] %s %s - %s", component, e.Time.UTC().Format("2006-01-02T15:04:05.000000Z"), levelNames[e.Level], OneLine(e.Message))
+	fmt.Fprintf(&b, "[%s] %s %s - %s", component, e.Time.UTC().Format("2006-01-02T15:04:05.000000Z"), levelNames[e.Level], oneLine(e.Message))
 	keys := make([]string, 0, len(e.Data))
 	for k := range e.Data {
 		if k != "component" {
@@ -46,8 +46,8 @@ func (lineFormatter) Format(e *logrus.Entry) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// OneLine replaces line breaks, so that a text cannot forge another entry.
-func OneLine(text string) string {
+// oneLine replaces line breaks, so that a text cannot forge another entry.
+func oneLine(text string) string {
 	return strings.NewReplacer("\n", "; ", "\r", "").Replace(text)
 }
 

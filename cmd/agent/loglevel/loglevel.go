@@ -20,8 +20,8 @@ import (
 	"cambium/internal/watch"
 )
 
-// Levels are those that an agent can log at.
-var Levels = []string{logrus.InfoLevel.String(), logrus.DebugLevel.String()}
+// levels are those that an agent can log at.
+var levels = []string{logrus.InfoLevel.String(), logrus.DebugLevel.String()}
 
 // Toggle has the running agent change between the levels with each signal, until ctx ends, and records the one in
 // force.
@@ -50,7 +50,7 @@ const answerTime = 5 * time.Second
 
 // Run is `agent log-level`.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	flags := cli.NewFlags("log-level", cli.Help{Arguments: "[" + strings.Join(Levels, "|") + "]", Words: Levels,
+	flags := cli.NewFlags("log-level", cli.Help{Arguments: "[" + strings.Join(levels, "|") + "]", Words: levels,
 		Purpose:  "Shows the log level of the running agent, or changes it until it ends: the agent gets SIGUSR1, which\ntoggles between info and debug. Secrets are logged at neither.",
 		Examples: []string{"agent log-level", "agent log-level debug", "agent log-level info"}}, stdout, stderr)
 	path := flags.String("file", status.DefaultPath, "status `FILE` of the agent")
@@ -58,8 +58,8 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return code
 	}
 	want := flags.Arg(0)
-	if want != "" && !slices.Contains(Levels, want) {
-		return flags.Misused("unknown level %q; want one of %q", want, Levels)
+	if want != "" && !slices.Contains(levels, want) {
+		return flags.Misused("unknown level %q; want one of %q", want, levels)
 	}
 	level, err := change(ctx, *path, want)
 	if err != nil {

@@ -31,7 +31,7 @@ Exit codes: 0 printed, 1 not written, 2 usage.`,
 		return code
 	}
 	var out bytes.Buffer
-	Write(&out, observe.Local(ctx, observe.Options{Dirs: vcap.New(*base), Status: *path}))
+	write(&out, observe.Local(ctx, observe.Options{Dirs: vcap.New(*base), Status: *path}))
 	var err error
 	if *target == "" {
 		_, err = stdout.Write(out.Bytes())
@@ -48,8 +48,8 @@ Exit codes: 0 printed, 1 not written, 2 usage.`,
 // states are those that a series exists for, also while the agent is in another.
 var states = []status.State{status.Starting, status.Ready, status.Degraded, status.Failed}
 
-// Write prints the metrics of a machine.
-func Write(w io.Writer, m observe.Machine) {
+// write prints the metrics of a machine.
+func write(w io.Writer, m observe.Machine) {
 	p := printer{w}
 	d := m.Agent.Status
 	if d == nil {

@@ -24,7 +24,7 @@ func TestWrite(t *testing.T) {
 		Supervisor:  observe.Supervisor{Expected: true, Services: []observe.Service{{Name: "web", State: "running", Monitored: true}}},
 		Identity:    observe.Identity{Certificates: []observe.Certificate{{Role: observe.RoleClient, Name: "a", NotAfter: time.Unix(2e9, 0)}}}}
 	var out bytes.Buffer
-	Write(&out, m)
+	write(&out, m)
 	for _, want := range []string{`cambium_agent_state{cambium_agent_state="ready"} 1`, `cambium_boot_ready_seconds 1.5`, `cambium_boot_step_seconds{step="network",outcome="done"} 1`,
 		`cambium_agent_info{version="1.2 \"x\"",agent_id=""} 1`, `cambium_persistent_disk_mounted{cid="disk-1"} 0`, `cambium_job_process_running{name="web",monitored="true"} 1`,
 		`cambium_certificate_expiry_timestamp_seconds{role="bus client",name="a"} 2e+09`, `cambium_filesystem_free_bytes{path="/"} 1.073741824e+09`} {

@@ -56,7 +56,7 @@ func TestBrowser(t *testing.T) {
 	for name, d := range map[string]status.Document{"five": booted(), "stuck": stuck(), "sixty": longDocument()} {
 		c := From(d, 100_000*ms)
 		var picture, page bytes.Buffer
-		if err := SVG(&picture, c); err != nil {
+		if err := svg(&picture, c); err != nil {
 			t.Fatal(err)
 		}
 		if err := HTML(&page, c); err != nil {

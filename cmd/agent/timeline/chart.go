@@ -61,11 +61,11 @@ type Wait struct {
 	End   int64  `json:"end_ns"`
 }
 
-// Took is the length of a row.
-func (r Row) Took() time.Duration { return time.Duration(r.End - r.Start) }
+// took is the length of a row.
+func (r Row) took() time.Duration { return time.Duration(r.End - r.Start) }
 
-// Waited is how much of it was waiting.
-func (r Row) Waited() (sum time.Duration) {
+// waited is how much of it was waiting.
+func (r Row) waited() (sum time.Duration) {
 	for _, w := range r.Waits {
 		sum += time.Duration(w.End - w.Start)
 	}
@@ -115,7 +115,7 @@ func From(d status.Document, now int64) Chart {
 	case d.Verdict != "":
 		c.Text = d.Verdict
 	case d.ReadyNS > 0:
-		c.Text = "ready after " + Rounded(time.Duration(d.ReadyNS))
+		c.Text = "ready after " + rounded(time.Duration(d.ReadyNS))
 	}
 	return c
 }
@@ -174,15 +174,15 @@ func sourceRow(p status.Part, step Row) Row {
 	return r
 }
 
-// Blame returns the rows that took time, the longest first.
-func (c Chart) Blame() []Row {
-	rows := slices.DeleteFunc(slices.Clone(c.Rows), func(r Row) bool { return r.Took() <= 0 })
-	slices.SortStableFunc(rows, func(a, b Row) int { return cmp.Compare(b.Took(), a.Took()) })
+// blame returns the rows that took time, the longest first.
+func (c Chart) blame() []Row {
+	rows := slices.DeleteFunc(slices.Clone(c.Rows), func(r Row) bool { return r.took() <= 0 })
+	slices.SortStableFunc(rows, func(a, b Row) int { return cmp.Compare(b.took(), a.took()) })
 	return rows
 }
 
-// Rounded keeps about three digits.
-func Rounded(d time.Duration) string {
+// rounded keeps about three digits.
+func rounded(d time.Duration) string {
 	switch {
 	case d >= 100*time.Second:
 		return d.Round(time.Second).String()
@@ -198,8 +198,8 @@ func Rounded(d time.Duration) string {
 // needs milliseconds.
 const machineShare = 0.2
 
-// At maps a time to a place on the axis, from 0 to 1.
-func (c Chart) At(t int64) float64 {
+// at maps a time to a place on the axis, from 0 to 1.
+func (c Chart) at(t int64) float64 {
 	before := 0.0
 	if c.Begin < c.Agent {
 		before = machineShare
@@ -218,8 +218,8 @@ type Tick struct {
 	Label string
 }
 
-// Ticks are at most n round times, at least gap (a part of the axis) apart, behind the start of the agent.
-func (c Chart) Ticks(n int, gap float64) (ticks []Tick) {
+// ticks are at most n round times, at least gap (a part of the axis) apart, behind the start of the agent.
+func (c Chart) ticks(n int, gap float64) (ticks []Tick) {
 	span := c.End - c.Agent
 	step := int64(1)
 	for _, factors := 0, []int64{1, 2, 5}; ; {
@@ -236,13 +236,13 @@ func (c Chart) Ticks(n int, gap float64) (ticks []Tick) {
 		step *= 10
 	}
 	if c.Begin < c.Agent {
-		ticks = append(ticks, Tick{At: c.Begin, Label: Rounded(time.Duration(c.Begin))})
+		ticks = append(ticks, Tick{At: c.Begin, Label: rounded(time.Duration(c.Begin))})
 	}
 	for t := (c.Agent + step - 1) / step * step; t <= c.End; t += step {
-		if len(ticks) > 0 && c.At(t)-c.At(ticks[len(ticks)-1].At) < gap || c.At(t) > 1-gap/2 {
+		if len(ticks) > 0 && c.at(t)-c.at(ticks[len(ticks)-1].At) < gap || c.at(t) > 1-gap/2 {
 			continue
 		}
-		ticks = append(ticks, Tick{At: t, Label: Rounded(time.Duration(t))})
+		ticks = append(ticks, Tick{At: t, Label: rounded(time.Duration(t))})
 	}
 	return ticks
 }

@@ -28,12 +28,12 @@ func FuzzChart(f *testing.F) {
 		c := From(d, d.Age())
 		Text(io.Discard, c, int(width))
 		Blame(io.Discard, c, int(width))
-		Compare(io.Discard, c, c, int(width))
+		compare(io.Discard, c, c, int(width))
 		if err := HTML(io.Discard, c); err != nil {
 			t.Fatal(err)
 		}
 		var picture strings.Builder
-		if err := SVG(&picture, c); err != nil {
+		if err := svg(&picture, c); err != nil {
 			t.Fatal(err)
 		}
 		for decoder := xml.NewDecoder(strings.NewReader(picture.String())); ; {

@@ -29,8 +29,8 @@ func HTML(w io.Writer, c Chart) error {
 		"<meta name=\"color-scheme\" content=\"light dark\"><title>%s</title><style>%s%s</style></head><body>\n", html.EscapeString(c.Title), style, page)
 	fmt.Fprintf(&b, "<h1>%s <span style=\"color:var(--dim)\">%s</span></h1><p>%s</p>\n", html.EscapeString(c.Title), html.EscapeString(string(c.State)), html.EscapeString(c.Text))
 	b.WriteString(`<div class="row"><div></div><div class="axis ticks">`)
-	for _, t := range c.Ticks(4, 0.2) {
-		fmt.Fprintf(&b, `<span style="left:%.2f%%">%s</span>`, 100*c.At(t.At), t.Label)
+	for _, t := range c.ticks(4, 0.2) {
+		fmt.Fprintf(&b, `<span style="left:%.2f%%">%s</span>`, 100*c.at(t.At), t.Label)
 	}
 	b.WriteString("</div><div></div></div>\n")
 	for _, r := range c.Rows {
@@ -55,14 +55,14 @@ func htmlRow(b *strings.Builder, c Chart, r Row) {
 	bar := func(from, to int64, color, title string) {
 		// A bar at the end of the axis still has its least width inside of it.
 		fmt.Fprintf(b, `<i style="left:min(%.2f%%,calc(100%% - 2px));width:%.2f%%;background:var(--%s)" title="%s"></i>`,
-			100*c.At(from), 100*(c.At(to)-c.At(from)), color, html.EscapeString(title))
+			100*c.at(from), 100*(c.at(to)-c.at(from)), color, html.EscapeString(title))
 	}
 	bar(r.Start, r.End, color(r), title(r))
 	for _, wait := range r.Waits {
-		bar(wait.Start, wait.End, "wait", "waited "+Rounded(time.Duration(wait.End-wait.Start))+" for "+wait.For)
+		bar(wait.Start, wait.End, "wait", "waited "+rounded(time.Duration(wait.End-wait.Start))+" for "+wait.For)
 	}
 	if c.Ready > 0 {
-		fmt.Fprintf(b, `<b style="left:%.2f%%"></b>`, 100*c.At(c.Ready))
+		fmt.Fprintf(b, `<b style="left:%.2f%%"></b>`, 100*c.at(c.Ready))
 	}
 	fmt.Fprintf(b, `</div><div class="took">%s</div></div>`, lengthOf(r))
 	if r.Note != "" {

@@ -29,12 +29,12 @@ const style = `:root{--ink:#1b1f24;--paper:#ffffff;--dim:#57606a;--grid:#d0d7de;
 @media(prefers-color-scheme:dark){:root{--ink:#e6edf3;--paper:#0d1117;--dim:#9198a1;--grid:#30363d;--machine:#6e7681;--done:#3fb950;--wait:#1f5a30;--warned:#d29922;--failed:#f85149;--running:#58a6ff;--skipped:#484f58;--mark:#bc8cff}}
 `
 
-// SVG draws the chart as a picture that needs nothing else.
-func SVG(w io.Writer, c Chart) error {
+// svg draws the chart as a picture that needs nothing else.
+func svg(w io.Writer, c Chart) error {
 	labels := min(c.longestLabel(), maxLabel)
 	left := margin + float64(labels)*glyph + 8
 	right := float64(pictureWidth - margin - lengthColumn)
-	x := func(t int64) float64 { return left + c.At(t)*(right-left) }
+	x := func(t int64) float64 { return left + c.at(t)*(right-left) }
 	top := float64(margin + 3*rowHeight)
 	bottom := top + float64(len(c.Rows)*rowHeight)
 	var b strings.Builder
@@ -48,13 +48,13 @@ func SVG(w io.Writer, c Chart) error {
 	wide := int(math.Floor((pictureWidth - 2*margin) / glyph))
 	text("head", margin, margin+fontSize, "start", clip(c.Title+"  "+string(c.State), wide))
 	text("dim", margin, margin+fontSize+rowHeight, "start", clip(c.Text, wide))
-	for _, t := range c.Ticks(int((right-left)/tickWidth), tickWidth/(right-left)) {
+	for _, t := range c.ticks(int((right-left)/tickWidth), tickWidth/(right-left)) {
 		fmt.Fprintf(&b, `<line x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f" stroke="var(--grid)"/>`+"\n", x(t.At), x(t.At), top-4, bottom)
 		text("dim", x(t.At), top-8, "start", t.Label)
 	}
 	if c.Ready > 0 {
 		fmt.Fprintf(&b, `<line x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f" stroke="var(--mark)" stroke-dasharray="4 3"><title>ready after %s</title></line>`+"\n",
-			x(c.Ready), x(c.Ready), top-4, bottom, Rounded(time.Duration(c.Ready)))
+			x(c.Ready), x(c.Ready), top-4, bottom, rounded(time.Duration(c.Ready)))
 	}
 	for i, r := range c.Rows {
 		y := top + float64(i*rowHeight)
@@ -77,15 +77,15 @@ func SVG(w io.Writer, c Chart) error {
 
 // headline is the text of a try.
 func headline(r Row) string {
-	return strings.TrimSuffix(fmt.Sprintf("%s after %s: %s", r.Label, Rounded(time.Duration(r.Start)), r.Note), ": ")
+	return strings.TrimSuffix(fmt.Sprintf("%s after %s: %s", r.Label, rounded(time.Duration(r.Start)), r.Note), ": ")
 }
 
 // lengthOf is what stands behind a bar.
 func lengthOf(r Row) string {
 	if r.Kind == KindMark {
-		return Rounded(time.Duration(r.Start))
+		return rounded(time.Duration(r.Start))
 	}
-	return Rounded(r.Took())
+	return rounded(r.took())
 }
 
 // color is the name of a row's color in style.
@@ -120,7 +120,7 @@ func svgRow(b *strings.Builder, r Row, x func(int64) float64, y float64) {
 	}
 	rect(r.Start, r.End, color(r), title(r))
 	for _, wait := range r.Waits {
-		rect(wait.Start, wait.End, "wait", "waited "+Rounded(time.Duration(wait.End-wait.Start))+" for "+wait.For)
+		rect(wait.Start, wait.End, "wait", "waited "+rounded(time.Duration(wait.End-wait.Start))+" for "+wait.For)
 	}
 }
 

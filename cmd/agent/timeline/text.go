@@ -35,12 +35,12 @@ func Text(w io.Writer, c Chart, width int) {
 	fmt.Fprintln(w)
 	for _, r := range c.Rows {
 		if r.Kind == KindTry {
-			fmt.Fprintln(w, p.Paint(cli.Bold, clip(strings.TrimSuffix(fmt.Sprintf("%s, %s: %s", r.Label, Rounded(time.Duration(r.Start)), r.Note), ": "), width)))
+			fmt.Fprintln(w, p.Paint(cli.Bold, clip(strings.TrimSuffix(fmt.Sprintf("%s, %s: %s", r.Label, rounded(time.Duration(r.Start)), r.Note), ": "), width)))
 			continue
 		}
-		length := Rounded(r.Took())
+		length := rounded(r.took())
 		if r.Kind == KindMark {
-			length = Rounded(time.Duration(r.Start))
+			length = rounded(time.Duration(r.Start))
 		}
 		fmt.Fprintf(w, "%*s%s |%s| %s\n", indent, "", pad(label(r), labels), p.Paint(outcomeColors[r.Outcome], bar(c, r, axis)), length)
 	}
@@ -73,7 +73,7 @@ func (c Chart) longestLabel() (n int) {
 
 // bar draws a row; the ready line goes through all of them.
 func bar(c Chart, r Row, axis int) string {
-	column := func(t int64) int { return min(int(c.At(t)*float64(axis)), axis-1) }
+	column := func(t int64) int { return min(int(c.at(t)*float64(axis)), axis-1) }
 	line := []rune(strings.Repeat(" ", axis))
 	if c.Ready > 0 {
 		line[column(c.Ready)] = ':'
@@ -103,8 +103,8 @@ func bar(c Chart, r Row, axis int) string {
 // axisLine puts the labels of the axis at their places.
 func axisLine(c Chart, axis int) string {
 	line := []rune(strings.Repeat(" ", axis+9))
-	for _, t := range c.Ticks(axis/12, 12/float64(axis)) {
-		copy(line[int(c.At(t.At)*float64(axis)):], []rune(t.Label))
+	for _, t := range c.ticks(axis/12, 12/float64(axis)) {
+		copy(line[int(c.at(t.At)*float64(axis)):], []rune(t.Label))
 	}
 	return strings.TrimRight(string(line), " ")
 }
@@ -127,10 +127,10 @@ func pad(text string, n int) string {
 // Blame lists the rows by their length.
 func Blame(w io.Writer, c Chart, width int) {
 	p := cli.PaletteFor(w)
-	for _, r := range c.Blame() {
+	for _, r := range c.blame() {
 		waited := ""
-		if r.Waited() > 0 {
-			waited = Rounded(r.Waited())
+		if r.waited() > 0 {
+			waited = rounded(r.waited())
 		}
 		text := r.Label
 		if r.Background {
@@ -141,7 +141,7 @@ func Blame(w io.Writer, c Chart, width int) {
 		} else if len(r.Waits) > 0 {
 			text += ": waited for " + longest(r.Waits).For
 		}
-		fmt.Fprintf(w, "%9s %9s  %s\n", Rounded(r.Took()), waited, p.Paint(outcomeColors[r.Outcome], clip(text, width-21)))
+		fmt.Fprintf(w, "%9s %9s  %s\n", rounded(r.took()), waited, p.Paint(outcomeColors[r.Outcome], clip(text, width-21)))
 	}
 }
 
@@ -149,8 +149,8 @@ func longest(waits []Wait) Wait {
 	return slices.MaxFunc(waits, func(a, b Wait) int { return cmp.Compare(a.End-a.Start, b.End-b.Start) })
 }
 
-// Compare lists the rows of two boots side by side, with what has changed.
-func Compare(w io.Writer, before, after Chart, width int) {
+// compare lists the rows of two boots side by side, with what has changed.
+func compare(w io.Writer, before, after Chart, width int) {
 	fmt.Fprintf(w, "%9s %9s %10s\n", "before", "now", "change")
 	seen := map[string]bool{}
 	for _, c := range []Chart{after, before} {
@@ -176,7 +176,7 @@ func (c Chart) length(label string) time.Duration {
 			if r.Kind == KindMark {
 				return time.Duration(r.Start)
 			}
-			return r.Took()
+			return r.took()
 		}
 	}
 	return -1
@@ -186,5 +186,5 @@ func orDash(d time.Duration) string {
 	if d < 0 {
 		return "-"
 	}
-	return Rounded(d)
+	return rounded(d)
 }

@@ -60,14 +60,14 @@ What was before the agent is not to scale. Exit codes: 0 drawn, 1 no such boot, 
 	case *htmlFile != "":
 		err = write(*htmlFile, shown, HTML)
 	case *svgFile != "":
-		err = write(*svgFile, shown, SVG)
+		err = write(*svgFile, shown, svg)
 	case *blame:
 		Blame(stdout, shown, *width)
 	default:
 		Text(stdout, shown, *width)
 		if earlier != nil {
 			fmt.Fprintln(stdout)
-			Compare(stdout, *earlier, current, *width)
+			compare(stdout, *earlier, current, *width)
 		}
 	}
 	if err != nil {

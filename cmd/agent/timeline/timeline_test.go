@@ -66,8 +66,8 @@ func TestChart(t *testing.T) {
 	if c.Begin != -4200*ms || c.Agent != -15*ms || c.End != 150*ms || c.Ready != 120*ms {
 		t.Errorf("axis from %d over %d to %d, ready %d", c.Begin, c.Agent, c.End, c.Ready)
 	}
-	if r := row(t, c, "init until the unit's start"); r.Took() != 3085*time.Millisecond {
-		t.Errorf("init took %s", r.Took())
+	if r := row(t, c, "init until the unit's start"); r.took() != 3085*time.Millisecond {
+		t.Errorf("init took %s", r.took())
 	}
 	if r := row(t, c, "CDROM"); r.Kind != KindSource || r.Note != "failed: no medium" {
 		t.Errorf("source: %+v", r)
@@ -80,10 +80,10 @@ func TestChart(t *testing.T) {
 			t.Error("a step that never ran has a row")
 		}
 	}
-	if first := c.Blame()[0]; first.Label != "init until the unit's start" {
+	if first := c.blame()[0]; first.Label != "init until the unit's start" {
 		t.Errorf("the longest row is %q", first.Label)
 	}
-	if a, b := c.At(c.Agent), c.At(c.End); a != machineShare || b != 1 || c.At(c.Begin) != 0 {
+	if a, b := c.at(c.Agent), c.at(c.End); a != machineShare || b != 1 || c.at(c.Begin) != 0 {
 		t.Errorf("the agent begins at %v of the axis and ends at %v", a, b)
 	}
 }
@@ -93,8 +93,8 @@ func TestChartOfTheUnit(t *testing.T) {
 	d := booted()
 	d.Origin.Unit = -1015 * ms
 	c := From(d, 500*ms)
-	if init, unit := row(t, c, "init until the unit's start"), row(t, c, "unit until the program's start"); init.Took() != 2085*time.Millisecond || unit.Took() != time.Second {
-		t.Errorf("init took %s, the unit %s", init.Took(), unit.Took())
+	if init, unit := row(t, c, "init until the unit's start"), row(t, c, "unit until the program's start"); init.took() != 2085*time.Millisecond || unit.took() != time.Second {
+		t.Errorf("init took %s, the unit %s", init.took(), unit.took())
 	}
 }
 
@@ -141,7 +141,7 @@ func TestTextFitsTheTerminal(t *testing.T) {
 			var out bytes.Buffer
 			Text(&out, From(d, 100_000*ms), width)
 			Blame(&out, From(d, 100_000*ms), width)
-			Compare(&out, From(booted(), 0), From(d, 100_000*ms), width)
+			compare(&out, From(booted(), 0), From(d, 100_000*ms), width)
 			for _, line := range strings.Split(out.String(), "\n") {
 				if n := len([]rune(line)); n > width {
 					t.Errorf("%s: a line of %d characters on a terminal of %d: %q", name, n, width, line)
@@ -162,7 +162,7 @@ func TestPicturesAreSelfContainedAndEscaped(t *testing.T) {
 	d := booted()
 	d.AgentID = `<script>"&`
 	for name, render := range map[string]func(*bytes.Buffer) error{
-		"svg":  func(b *bytes.Buffer) error { return SVG(b, From(d, 0)) },
+		"svg":  func(b *bytes.Buffer) error { return svg(b, From(d, 0)) },
 		"html": func(b *bytes.Buffer) error { return HTML(b, From(d, 0)) },
 	} {
 		var out bytes.Buffer
@@ -181,7 +181,7 @@ func TestPicturesAreSelfContainedAndEscaped(t *testing.T) {
 func TestPictureInTheDocumentation(t *testing.T) {
 	const path = "../../../docs/timeline.svg"
 	var drawn bytes.Buffer
-	if err := SVG(&drawn, From(booted(), 0)); err != nil {
+	if err := svg(&drawn, From(booted(), 0)); err != nil {
 		t.Fatal(err)
 	}
 	if os.Getenv("UPDATE") != "" {
@@ -253,7 +253,7 @@ func TestScreens(t *testing.T) {
 		"ready":   func(b *bytes.Buffer) { Text(b, From(booted(), 500*ms), 80) },
 		"stuck":   func(b *bytes.Buffer) { Text(b, From(asked, 100_000*ms), 80) },
 		"blame":   func(b *bytes.Buffer) { Blame(b, From(booted(), 500*ms), 80) },
-		"compare": func(b *bytes.Buffer) { Compare(b, From(booted(), 500*ms), From(slower, 500*ms), 80) },
+		"compare": func(b *bytes.Buffer) { compare(b, From(booted(), 500*ms), From(slower, 500*ms), 80) },
 	} {
 		var out bytes.Buffer
 		draw(&out)

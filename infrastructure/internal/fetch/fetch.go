@@ -206,7 +206,7 @@ func port(u *url.URL) string {
 // proxy honors the environment, except for addresses that exist only on this machine or its
 // link: a proxy would ask its own metadata service and answer with another VM's settings.
 func proxy(r *http.Request) (*url.URL, error) {
-	if Direct(r.URL.Hostname()) {
+	if direct(r.URL.Hostname()) {
 		return nil, nil
 	}
 	return environmentProxy(r)
@@ -224,9 +224,9 @@ var metadataAddresses = []netip.Prefix{
 	netip.MustParsePrefix("fd00:ec2::/32"),
 }
 
-// Direct reports whether host is never reached through a proxy.
-func Direct(host string) bool {
-	if strings.EqualFold(strings.TrimSuffix(host, "."), "metadata.google.internal") || Loopback(host) {
+// direct reports whether host is never reached through a proxy.
+func direct(host string) bool {
+	if strings.EqualFold(strings.TrimSuffix(host, "."), "metadata.google.internal") || loopback(host) {
 		return true
 	}
 	address, err := netip.ParseAddr(host)
@@ -245,8 +245,8 @@ func Direct(host string) bool {
 	return false
 }
 
-// Loopback reports whether host is this machine, which can be reached without a network.
-func Loopback(host string) bool {
+// loopback reports whether host is this machine, which can be reached without a network.
+func loopback(host string) bool {
 	if strings.EqualFold(host, "localhost") {
 		return true
 	}
@@ -257,5 +257,5 @@ func Loopback(host string) bool {
 // NeedsNetwork reports whether a request to rawURL leaves this machine.
 func NeedsNetwork(rawURL string) bool {
 	u, err := url.Parse(rawURL)
-	return err == nil && u.Host != "" && !Loopback(u.Hostname())
+	return err == nil && u.Host != "" && !loopback(u.Hostname())
 }

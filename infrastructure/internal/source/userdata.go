@@ -81,7 +81,7 @@ func object(body []byte) ([]byte, error) {
 		var syntax *json.SyntaxError
 		// The text of the standard error quotes a character of the document.
 		if err := json.Unmarshal(body, &struct{}{}); errors.As(err, &syntax) {
-			line, column := Position(body, syntax.Offset)
+			line, column := position(body, syntax.Offset)
 			if syntax.Error() == "unexpected end of JSON input" {
 				return nil, fmt.Errorf("not valid JSON: ends early at line %d, column %d", line, column)
 			}
@@ -92,9 +92,9 @@ func object(body []byte) ([]byte, error) {
 	return body, nil
 }
 
-// Position turns the count of bytes read, as in json.SyntaxError, into line and column, both
+// position turns the count of bytes read, as in json.SyntaxError, into line and column, both
 // counted from 1; the column counts characters.
-func Position(body []byte, offset int64) (line, column int) {
+func position(body []byte, offset int64) (line, column int) {
 	before := body[:max(0, min(int(offset)-1, len(body)))]
 	line = 1 + bytes.Count(before, []byte("\n"))
 	return line, 1 + utf8.RuneCount(before[bytes.LastIndexByte(before, '\n')+1:])

@@ -1,4 +1,4 @@
-// Package apart copies a tree in a process of its own: the agent's program again, called by Word.
+// Package apart copies a tree in a process of its own: the agent's program again, called by a word of its own.
 // Minutes of system calls and checksums in the process that answers the Director would make its
 // answers wait. The copying process ends when the agent does, whatever the reason: its standard
 // input is a pipe that only the agent holds.
@@ -21,8 +21,8 @@ import (
 	"cambium/platform/copytree"
 )
 
-// Word is the argument by which the agent's program becomes the copying process.
-const Word = "copy-trees"
+// word is the argument by which the agent's program becomes the copying process.
+const word = "copy-trees"
 
 const (
 	// MaxRounds is how many times a tree is copied and verified while the verification finds other
@@ -155,7 +155,7 @@ func start(ctx context.Context, program string) (*process, error) {
 	if err != nil {
 		return nil, errors.Join(err, stdin.Close(), requests.Close())
 	}
-	started, err := command.Start(ctx, command.Cmd{Name: program, Args: []string{Word}, Stdin: stdin, Stdout: stdout, Grace: terminationGrace})
+	started, err := command.Start(ctx, command.Cmd{Name: program, Args: []string{word}, Stdin: stdin, Stdout: stdout, Grace: terminationGrace})
 	err = errors.Join(err, stdin.Close(), stdout.Close())
 	if err != nil {
 		return nil, errors.Join(err, requests.Close(), answers.Close())

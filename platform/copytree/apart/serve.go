@@ -21,11 +21,11 @@ const maxOpenFiles = 1 << 20
 // ServeIfCalled serves copy requests and exits in a copying process, and returns at once in any other. It stands
 // first in the main function of every program that Run may be given.
 func ServeIfCalled(ctx context.Context) {
-	if len(os.Args) < 2 || os.Args[1] != Word {
+	if len(os.Args) < 2 || os.Args[1] != word {
 		return
 	}
 	if err := serve(ctx, os.Stdin, os.Stdout); err != nil {
-		fmt.Fprintf(os.Stderr, "%s: %v\n", Word, err)
+		fmt.Fprintf(os.Stderr, "%s: %v\n", word, err)
 	}
 	os.Exit(1)
 }

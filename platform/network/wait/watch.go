@@ -41,7 +41,7 @@ func (w *watcher) next(ctx context.Context) error {
 }
 
 // Until observes the links now and after each event, until missing returns nil or an error that
-// holds a FinalError. When ctx ends first, the last answer is the error.
+// holds a finalError. When ctx ends first, the last answer is the error.
 func Until(ctx context.Context, k *network.Kernel, missing func(network.State) error) error {
 	w, err := watch()
 	if err != nil {
@@ -56,7 +56,7 @@ func Until(ctx context.Context, k *network.Kernel, missing func(network.State) e
 		if err = missing(have); err == nil {
 			return nil
 		}
-		var final FinalError
+		var final finalError
 		if errors.As(err, &final) {
 			return final.Err
 		}
@@ -66,10 +66,10 @@ func Until(ctx context.Context, k *network.Kernel, missing func(network.State) e
 	}
 }
 
-// FinalError holds an error that no event can remedy.
-type FinalError struct{ Err error }
+// finalError holds an error that no event can remedy.
+type finalError struct{ Err error }
 
-func (e FinalError) Error() string { return e.Err.Error() }
+func (e finalError) Error() string { return e.Err.Error() }
 
 // Watch calls changed once it listens, and again whenever links, addresses or routes have changed,
 // until ctx ends.
