@@ -111,9 +111,6 @@ func (d Digest) String() string {
 	return strings.Join(parts, ";")
 }
 
-// Empty reports whether there is no checksum.
-func (d Digest) Empty() bool { return len(d.sums) == 0 }
-
 // Check computes the strongest checksum of a digest over what is written to it.
 type Check struct {
 	hash            hash.Hash

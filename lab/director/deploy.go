@@ -25,15 +25,6 @@ func (p *Plan) Add(name string, do func(ctx context.Context) error) {
 	p.steps = append(p.steps, planned{name, do})
 }
 
-// Names are the steps' names, in order.
-func (p *Plan) Names() []string {
-	var names []string
-	for _, s := range p.steps {
-		names = append(names, s.name)
-	}
-	return names
-}
-
 // Run takes the steps; the first that fails ends the sequence.
 func (p *Plan) Run(ctx context.Context, report Report) error {
 	if report == nil {

@@ -38,7 +38,6 @@ type Server struct {
 	mu        sync.Mutex
 	instances map[string]Instance
 	tokens    map[string]token
-	requests  map[string]int
 }
 
 type token struct {
@@ -48,7 +47,7 @@ type token struct {
 
 // New makes a service that knows no machine.
 func New() *Server {
-	return &Server{instances: map[string]Instance{}, tokens: map[string]token{}, requests: map[string]int{}}
+	return &Server{instances: map[string]Instance{}, tokens: map[string]token{}}
 }
 
 // Set registers the machine at an address.
@@ -65,17 +64,6 @@ func (s *Server) Delete(address string) {
 	delete(s.instances, address)
 }
 
-// Requests returns how often each path was asked for.
-func (s *Server) Requests() map[string]int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	counts := map[string]int{}
-	for key, n := range s.requests {
-		counts[key] = n
-	}
-	return counts
-}
-
 // Headers of the two services.
 const (
 	ttlHeader    = "X-Aws-Ec2-Metadata-Token-Ttl-Seconds"
@@ -90,9 +78,6 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "address", http.StatusBadRequest)
 		return
 	}
-	s.mu.Lock()
-	s.requests[r.Method+" "+r.URL.Path]++
-	s.mu.Unlock()
 	i, known := s.find(address)
 	if !known {
 		http.NotFound(w, r)
