@@ -142,8 +142,8 @@ func (b backend) do(ctx context.Context, r Request, agent iaas.AgentDefaults, im
 	c := &call{Request: r, iaas: b.IaaS, agent: agent, image: image}
 	result, err := m.run(ctx, c)
 	if errors.Is(err, errNoSuchObject) {
-		if absent, ok := Absent(r); ok {
-			return absent
+		if reply, ok := absent(r); ok {
+			return reply
 		}
 	}
 	if err == nil && m.undo != nil && gone() {
