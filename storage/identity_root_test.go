@@ -74,6 +74,8 @@ func TestRootDiskOnRecordIsNeverFormatted(t *testing.T) {
 		}
 	}
 	b.ok(identity.In(b.Dirs).Request(identity.Release, "vol-1"))
+	b.fails(b.Mount(ctx, "vol-1"), "a superblock of ext4", "clear it (blkdiscard -z "+dev.Path+")")
+	tool(t, dev.Path, "blkdiscard", "-z", dev.Path)
 	b.ok(b.Mount(ctx, "vol-1"))
 	if !strings.Contains(b.log.String(), "an operator has released the disk") {
 		t.Error("the release is not in the log")

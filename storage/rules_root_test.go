@@ -333,7 +333,9 @@ func TestRootMountLastFormatsNothing(t *testing.T) {
 		"a preparation that was not finished": {func(t *testing.T, dev *looptest.Device) {
 			partitioned(t, dev, strings.ReplaceAll(ours, decide.PersistentName, decide.PreparingName))
 		}, ""},
-		"foreign content, allowed to be formatted": {func(t *testing.T, dev *looptest.Device) { tool(t, dev.Path, "mkfs.ext4", "-qF", dev.Path) }, "format"},
+		"foreign content, allowed to be formatted": {func(t *testing.T, dev *looptest.Device) {
+			tool(t, dev.Path, "mkfs.btrfs", "-qf", "--mixed", dev.Path)
+		}, "format"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, Options{})

@@ -44,13 +44,13 @@ func TestRootHostileArguments(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	b := Backend{i}
+	b := backend{i}
 	do := func(request []byte, image []byte) Reply {
 		r, err := ReadRequest(request)
 		if err != nil {
 			return Failure(err)
 		}
-		return b.Do(t.Context(), r, iaas.AgentDefaults{}, bytes.NewReader(image), func() bool { return false })
+		return b.do(t.Context(), r, iaas.AgentDefaults{}, bytes.NewReader(image), func() bool { return false })
 	}
 	made := func(request string) string {
 		t.Helper()

@@ -121,7 +121,7 @@ func TestTextIsParsedBeforeItIsUsed(t *testing.T) {
 			}
 		}()
 		if r, err := ReadRequest(request); err == nil {
-			Backend{}.Do(t.Context(), r, iaas.AgentDefaults{}, nil, func() bool { return false })
+			backend{}.do(t.Context(), r, iaas.AgentDefaults{}, nil, func() bool { return false })
 		}
 	}
 	for _, request := range validRequests(`"sc-000000000000000000"`, `"d-000000000000000000"`) {

@@ -22,12 +22,39 @@ var usualStarts = []int64{1, 34, 40, 63, 128, 2048, 8192}
 // that has no entries, can be blank. unfinished is the name of a partition whose entry is left over from a table that was never
 // completed, and says nothing.
 func (s State) Survey(unfinished string) (filesystem.Residue, error) {
-	var starts []int64
+	return s.survey(0, s.Bytes, s.starts(), unfinished)
+}
+
+// starts are the bytes at which partitions may begin.
+func (s State) starts() (starts []int64) {
 	for _, n := range usualStarts {
 		starts = append(starts, n*512, n*int64(s.Sector))
 	}
+	for _, p := range s.Table.Partitions {
+		starts = append(starts, p.Start)
+	}
 	slices.Sort(starts)
-	return s.survey(0, s.Bytes, slices.Compact(starts), unfinished)
+	return slices.Compact(starts)
+}
+
+// Superblocks finds what ext and xfs have left on the disk, in its partitions and outside of them.
+func (s State) Superblocks() ([]filesystem.Superblock, error) {
+	f, err := os.Open(s.Path)
+	if err != nil {
+		return nil, fmt.Errorf("read disk: %w", err)
+	}
+	defer f.Close()
+	_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
+	// The places are far apart; the kernel reads them in parallel.
+	_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM)
+	for at := int64(0); at < min(s.Bytes, filesystem.Scanned); at += MiB {
+		_ = unix.Fadvise(int(f.Fd()), at, 4096, unix.FADV_WILLNEED)
+	}
+	found, err := filesystem.Superblocks(f, s.Bytes, s.starts())
+	if err != nil {
+		return nil, fmt.Errorf("read disk %s: %w", s.Path, err)
+	}
+	return found, nil
 }
 
 // SurveyPartition is Survey for what making a file system in a partition would overwrite.

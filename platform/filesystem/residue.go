@@ -3,6 +3,7 @@ package filesystem
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 
@@ -244,6 +245,67 @@ func (s *survey) xfsBackups() (found int, err error) {
 		}
 	}
 	return found, nil
+}
+
+// Scanned is the part of a device of which every MiB is looked at for superblocks.
+const Scanned = 1 << 30
+
+// Superblocks finds what ext and xfs have left on a device: first superblocks at starts, and backups of what begins
+// there; any superblock at each MiB of the first GiB; and the second one of an xfs. One that is damaged is found by its
+// numbers or by its magic. starts are the places where a file system may begin; 0 is always one of them.
+func Superblocks(r io.ReaderAt, size int64, starts []int64) ([]Superblock, error) {
+	s := survey{r: r, size: size, buffer: make([]byte, wipeChunk)}
+	for _, start := range append([]int64{0}, starts...) {
+		if err := s.superblock(start, true); err != nil {
+			return nil, err
+		}
+		if _, err := s.extBackups(start); err != nil {
+			return nil, err
+		}
+	}
+	for at := int64(0); at < min(size, Scanned); at += 1 << 20 {
+		if err := s.superblock(at, false); err != nil {
+			return nil, err
+		}
+	}
+	_, err := s.xfsBackups()
+	return s.residue.Found, err
+}
+
+// superblock looks for a superblock of an ext or xfs that begins at a place, or for a copy there. With damaged set, a
+// magic with numbers that make no sense counts as well; such a kind is Unknown.
+func (s *survey) superblock(at int64, damaged bool) error {
+	head := make([]byte, 2048)
+	n, err := s.r.ReadAt(head, at)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	clear(head[n:])
+	for _, sb := range []struct {
+		data  []byte
+		parse func([]byte) (Content, bool)
+		magic bool
+		// numbers says that the superblock agrees with itself, though its magic may be lost.
+		numbers bool
+		kind    Kind
+	}{
+		{head[:512], parseXFS, string(head[:4]) == xfsMagic, xfsGeometry(head), XFS},
+		{head[:1024], parseExt, false, extGeometry(head), Ext4}, // a backup
+		{head[1024:], parseExt, string(head[1080:1082]) == extMagic, extGeometry(head[1024:]), Ext4},
+	} {
+		c, ok := sb.parse(sb.data)
+		switch {
+		case ok:
+		case sb.numbers:
+			c = Content{Kind: sb.kind}
+		case sb.magic && damaged:
+			c = Content{Kind: Unknown}
+		default:
+			continue
+		}
+		s.residue.Found = append(s.residue.Found, Superblock{Kind: c.Kind, Start: at, Bytes: c.Bytes, UUID: c.UUID})
+	}
+	return nil
 }
 
 // Trailer returns what keeps its metadata at the end of a device: RAID and DRBD members do, and show what they carry from the

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"cambium/platform/filesystem"
 	"cambium/storage/identity"
 )
 
@@ -85,8 +86,9 @@ func CheckIdentity(cid, path string, records identity.Records, found identity.Di
 
 // refuseFormatting refuses to format a disk that is on record, whatever it looks like and whatever else is allowed.
 func (o Persistent) refuseFormatting(found string) error {
-	for _, uuid := range append(slices.Clone(o.FileSystems), o.Volume.Content.UUID) {
-		if of, record, known := o.Records.Known(o.CID, uuid, o.Disk.Table.GUID); known {
+	content := filesystem.Superblock{UUID: o.Volume.Content.UUID}
+	for _, s := range append(slices.Clone(o.Superblocks), content) {
+		if of, record, known := o.Records.Known(o.CID, s.UUID, o.Disk.Table.GUID); known {
 			return &recordedError{Path: o.Disk.Path, Found: found, Of: of, Record: record}
 		}
 	}

@@ -26,8 +26,8 @@ type Persistent struct {
 	// Residue is what making a table and a file system would overwrite: of the disk where it has no partition, otherwise of its only
 	// partition if that shows no signature.
 	Residue filesystem.Residue
-	// FileSystems are the UUIDs of everything on the disk, where formatting what is foreign is allowed.
-	FileSystems []string
+	// Superblocks are what ext and xfs have left anywhere on the disk, looked for where it would be formatted.
+	Superblocks []filesystem.Superblock
 	// Hardware is an identifier of the hardware that no other disk has; empty if there is none.
 	Hardware string
 	// Records are the disks on record.
@@ -61,6 +61,8 @@ type foreignError struct {
 	Found string
 	// Advice is what keeps the content, or what allows the disk, as a sentence; it may be empty.
 	Advice string
+	// Superblock describes the one for which no setting formats the disk; it may be empty.
+	Superblock string
 }
 
 func (e *foreignError) Error() string {
@@ -68,8 +70,12 @@ func (e *foreignError) Error() string {
 	if e.Advice != "" {
 		text += e.Advice + ". "
 	}
-	return text + fmt.Sprintf("To use it without its content, clear it (blkdiscard -z %s), "+
-		"or allow formatting with env.persistent_disk_foreign: format in the deployment manifest", e.Path)
+	if e.Superblock != "" {
+		return text + fmt.Sprintf("It has %s: no setting formats such a disk. To use it without its content, "+
+			"clear it (blkdiscard -z %s)", e.Superblock, e.Path)
+	}
+	return text + fmt.Sprintf("To use it without its content, clear it (blkdiscard -z %s), or, if it has no "+
+		"superblock of ext4 or xfs, allow formatting with env.persistent_disk_foreign: format in the deployment manifest", e.Path)
 }
 
 // Refused makes it a Refusal.
@@ -101,7 +107,7 @@ func MountPersistent(o Persistent, target string) (p Plan, notGrown string, err 
 	made := Volume{Content: filesystem.Content{Kind: o.FileSystem}}
 	switch v.Verdict {
 	case refuse:
-		return p, "", &foreignError{Path: o.Disk.Path, Found: v.Proof, Advice: v.Advice}
+		return p, "", &foreignError{Path: o.Disk.Path, Found: v.Proof, Advice: v.Advice, Superblock: v.Superblock}
 	case create:
 		parts := newPersistent(o.Disk, o.Label)
 		if o.Serial != "" {
@@ -158,9 +164,10 @@ func (p Plan) has(op Op) bool {
 	return false
 }
 
-// judge is the verdict on a disk, with what the operator allows and what cannot be done.
+// judge is the verdict on a disk, with what settings allow and what cannot be done. None formats a superblock.
 func (o Persistent) judge() (judgment, error) {
-	v := judge(o)
+	found := judge(o)
+	v := found
 	if v.Verdict == refuse && o.AllowForeign {
 		v = judgment{Verdict: create, Proof: v.Proof + "; formatting foreign disks is allowed"}
 	}
@@ -168,6 +175,12 @@ func (o Persistent) judge() (judgment, error) {
 		if err := o.refuseFormatting(v.Proof); err != nil {
 			return v, err
 		}
+	}
+	if sb := o.superblock(); Formats(o) && sb != "" {
+		if found.Verdict != refuse {
+			found.Proof += ", but not everywhere"
+		}
+		return judgment{Proof: found.Proof, Advice: found.Advice, Superblock: sb}, nil
 	}
 	switch {
 	case v.Verdict == create && onePartition(o.Disk, o.Label) < disk.MiB:
@@ -197,6 +210,27 @@ type judgment struct {
 	Verdict verdict
 	Proof   string
 	Advice  string
+	// Superblock is the one for which no setting formats the disk; empty if there is none.
+	Superblock string
+}
+
+// Formats reports a disk that is formatted, not only to finish its own preparation, if it has no superblock.
+func Formats(o Persistent) bool {
+	v := judge(o).Verdict
+	return !o.Preformatted && (v == refuse && o.AllowForeign || (v == create || v == format) && !o.Pending)
+}
+
+// superblock describes an ext or xfs superblock on the disk; empty if there is none.
+func (o Persistent) superblock() string {
+	for _, s := range o.Superblocks {
+		switch at := max(s.Start, 0) + s.Backup; {
+		case s.Kind != filesystem.Unknown:
+			return fmt.Sprintf("a superblock of %s at byte %d", s.Kind, at)
+		case !o.Residue.Noise: // in which a magic is an accident
+			return fmt.Sprintf("a damaged superblock of ext4 or xfs at byte %d", at)
+		}
+	}
+	return ""
 }
 
 // judge tells what may be done with a disk by what is on it, and the proof.

@@ -272,12 +272,12 @@ func (d *Disks) onRecord(s disk.State) error {
 	if err != nil || len(records) == 0 {
 		return err
 	}
-	uuids, err := machine.FileSystems(s)
+	found, err := s.Superblocks()
 	if err != nil {
 		return err
 	}
-	for _, uuid := range append(uuids, "") {
-		if of, _, known := records.Known("", uuid, s.Table.GUID); known {
+	for _, f := range append(found, filesystem.Superblock{}) {
+		if of, _, known := records.Known("", f.UUID, s.Table.GUID); known {
 			return fmt.Errorf("%s is on record as the store of %s", s.Path, of)
 		}
 	}

@@ -21,6 +21,9 @@ func (d *Disks) observe(ctx context.Context, p settings.PersistentDisk, dev devi
 	if o, err = d.observeDisk(p, dev); err == nil && len(o.Disk.Table.Partitions) == 1 {
 		err = d.observePartition(ctx, &o, announce)
 	}
+	if err == nil && decide.Formats(o) {
+		o.Superblocks, err = o.Disk.Superblocks()
+	}
 	return o, err
 }
 
@@ -50,9 +53,6 @@ func (d *Disks) observeDisk(p settings.PersistentDisk, dev device.Device) (o dec
 	}
 	if err == nil && len(o.Disk.Table.Partitions) == 0 {
 		o.Residue, err = o.Disk.Survey(decide.PreparingName)
-	}
-	if err == nil && o.AllowForeign {
-		o.FileSystems, err = machine.FileSystems(o.Disk)
 	}
 	return o, err
 }

@@ -103,29 +103,6 @@ func (m *Machine) Volume(s disk.State, n int) (decide.Volume, error) {
 	return m.Device(node)
 }
 
-// FileSystems are the UUIDs of what is found on a disk: on the whole of it, in its partitions, and, if it has none, where partitions begin and
-// where file systems keep backups of their superblocks.
-func FileSystems(s disk.State) ([]string, error) {
-	uuids := []string{s.Content.UUID}
-	for _, p := range s.Table.Partitions {
-		c, err := filesystem.ProbeAt(s.Path, p.Start, p.Size)
-		if err != nil {
-			return nil, err
-		}
-		uuids = append(uuids, c.UUID)
-	}
-	if len(s.Table.Partitions) == 0 {
-		residue, err := s.Survey("")
-		if err != nil {
-			return nil, err
-		}
-		for _, f := range residue.Found {
-			uuids = append(uuids, f.UUID)
-		}
-	}
-	return slices.DeleteFunc(uuids, func(uuid string) bool { return uuid == "" }), nil
-}
-
 // Device observes a device that may carry a file system or swap.
 func (m *Machine) Device(node string) (v decide.Volume, err error) {
 	number, err := blkdev.NumberOf(node)

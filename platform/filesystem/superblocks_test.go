@@ -1,0 +1,87 @@
+package filesystem
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"testing"
+
+	"cambium/internal/looptest"
+)
+
+// Whatever ext and xfs leave on a device is found: first superblocks, backups, and damaged ones, wherever they begin.
+func TestSuperblocks(t *testing.T) {
+	nothing := func(testing.TB, string) {}
+	zeros := func(from, n int64) func(testing.TB, string) { return put(from, strings.Repeat("\x00", int(n))) }
+	at := func(start int64, name string, args ...string) func(testing.TB, string) {
+		return func(t testing.TB, path string) {
+			t.Helper()
+			part := looptest.Image(t, 320<<20)
+			run(name, append(args, "IMAGE")...)(t, part)
+			// The holes of the image are left out.
+			seek := fmt.Sprintf("seek=%d", start>>16)
+			run("dd", "if="+part, "of=IMAGE", "bs=64K", seek, "conv=notrunc,sparse")(t, path)
+		}
+	}
+	noise := func(t testing.TB, path string) {
+		data := make([]byte, 24<<20)
+		_, _ = rand.NewChaCha8([32]byte{9}).Read(data)
+		put(0, string(data))(t, path)
+	}
+	const size = 640 << 20
+	alone := []string{"-qF", "-O", "sparse_super2", "-E", "num_backup_sb=0"} // without backups
+	for _, c := range []struct {
+		name   string
+		make   func(testing.TB, string)
+		damage func(testing.TB, string)
+		want   Kind // empty if there is none
+	}{
+		{"zeros", nothing, nothing, ""},
+		{"noise", noise, nothing, ""},
+		{"btrfs", run("mkfs.btrfs", "-q", "IMAGE"), nothing, ""},
+		{"NTFS", run("mkfs.ntfs", "-q", "-F", "-f", "IMAGE"), nothing, ""},
+		{"LVM", put(512, sealedLVM(512)), nothing, ""},
+		{"ext4", at(0, "mkfs.ext4", "-qF"), nothing, Ext4},
+		{"ext4 below LVM", at(0, "mkfs.ext4", "-qF"), put(512, sealedLVM(512)), Ext4},
+		{"ext4 larger than its device", at(480<<20, "mkfs.ext4", "-qF"), nothing, Ext4},
+		{"ext4, magic lost", at(0, "mkfs.ext4", alone...), put(1080, "xx"), Ext4},
+		{"ext4, numbers lost", at(0, "mkfs.ext4", alone...), put(1024, strings.Repeat("\xff", 56)), Unknown},
+		{"ext4 of 1 KiB blocks, head lost", at(0, "mkfs.ext4", "-qF", "-b", "1024"), zeros(0, 4<<20), Ext4},
+		{"ext4 of 4 KiB blocks, head lost", at(0, "mkfs.ext4", "-qF", "-b", "4096"), zeros(0, 4<<20), Ext4},
+		{"ext4 at 16 MiB", at(16<<20, "mkfs.ext4", "-qF"), nothing, Ext4},
+		{"ext4 at 101 MiB, head lost", at(101<<20, "mkfs.ext4", "-qF", "-b", "4096"), zeros(101<<20, 4<<20), Ext4},
+		{"ext4 of 1 KiB blocks at 101 MiB, head lost", at(101<<20, "mkfs.ext4", "-qF", "-b", "1024"),
+			zeros(101<<20, 4<<20), Ext4},
+		{"ext4 at sector 128", at(64<<10, "mkfs.ext4", "-qF"), nothing, Ext4},
+		{"xfs", at(0, "mkfs.xfs", "-q"), nothing, XFS},
+		{"xfs, magic lost", at(0, "mkfs.xfs", "-q"), put(0, "xxxx"), XFS},
+		{"xfs, numbers lost", at(0, "mkfs.xfs", "-q", "-d", "agcount=1", "--unsupported"),
+			put(4, strings.Repeat("\xff", 120)), Unknown},
+		{"xfs, head lost", at(0, "mkfs.xfs", "-q"), zeros(0, 4<<20), XFS},
+		{"xfs at 16 MiB", at(16<<20, "mkfs.xfs", "-q"), nothing, XFS},
+		{"xfs at 101 MiB, head lost", at(101<<20, "mkfs.xfs", "-q"), zeros(101<<20, 4<<20), XFS},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			path := looptest.Image(t, size)
+			c.make(t, path)
+			c.damage(t, path)
+			f, err := os.Open(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			found, err := Superblocks(f, size, []int64{64 << 10})
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := Kind("")
+			if len(found) > 0 {
+				got = found[0].Kind
+			}
+			if got != c.want {
+				t.Errorf("%+v; want %q", found, c.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,102 @@
+//go:build root
+
+package storage
+
+import (
+	"strings"
+	"testing"
+
+	"cambium/internal/looptest"
+	"cambium/platform/disk"
+)
+
+// No setting formats a disk with a superblock of ext4 or xfs: neither where foreign content may be formatted, nor where
+// random bytes count as blank. The refusal says what is there, and its advice ends it.
+func TestRootNoSettingFormatsASuperblock(t *testing.T) {
+	const size = 480 << 20
+	const ours = "label: gpt\nstart=2048, name=\"bosh-partition-0\"\n"
+	noTable := func(t *testing.T, dev *looptest.Device) {
+		poke(t, dev.Path, 0, make([]byte, 34*512))
+		poke(t, dev.Path, -33*512, make([]byte, 33*512))
+		if err := disk.Announce(ctx, dev.Path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		name string
+		make func(t *testing.T, dev *looptest.Device)
+		what string
+	}{
+		{"bare ext4", func(t *testing.T, dev *looptest.Device) { filled(t, dev.Path, "ext4") }, "ext4 at byte 0"},
+		{"bare xfs", func(t *testing.T, dev *looptest.Device) { filled(t, dev.Path, "xfs") }, "xfs at byte 0"},
+		{"bare ext4 below a DOS table", func(t *testing.T, dev *looptest.Device) {
+			tool(t, dev.Path, "mkfs.ext4", "-qF", dev.Path)
+			sfdisk := "sfdisk -q --no-reread --no-tell-kernel --wipe never -X dos "
+			tool(t, dev.Path, "sh", "-c", "echo start=2048 | "+sfdisk+dev.Path)
+		}, "ext4"},
+		{"two partitions", func(t *testing.T, dev *looptest.Device) {
+			partitioned(t, dev, "label: gpt\nsize=20M\nsize=400M\n")
+			filled(t, dev.Path+"p2", "xfs")
+		}, "xfs"},
+		{"the second partition alone", func(t *testing.T, dev *looptest.Device) {
+			partitioned(t, dev, "label: gpt\n2: start=2048\n")
+			filled(t, dev.Path+"p2", "ext4")
+		}, "ext4"},
+		{"ext4 without its magic", func(t *testing.T, dev *looptest.Device) {
+			part := partitioned(t, dev, ours)
+			filled(t, part, "ext4")
+			poke(t, part, 1080, []byte("xx"))
+		}, "ext4"},
+		{"ext4 without its numbers", func(t *testing.T, dev *looptest.Device) {
+			part := partitioned(t, dev, ours)
+			filled(t, part, "ext4")
+			poke(t, part, 1024, []byte(strings.Repeat("\xff", 56)))
+		}, "a damaged superblock of ext4 or xfs"},
+		{"ext4 without its head", func(t *testing.T, dev *looptest.Device) {
+			part := partitioned(t, dev, ours)
+			filled(t, part, "ext4")
+			poke(t, part, 0, []byte(strings.Repeat("overwritten ", 100_000)))
+		}, "ext4"},
+		{"xfs without its magic", func(t *testing.T, dev *looptest.Device) {
+			part := partitioned(t, dev, ours)
+			filled(t, part, "xfs")
+			poke(t, part, 0, []byte("xx"))
+		}, "xfs"},
+		{"xfs without its head", func(t *testing.T, dev *looptest.Device) {
+			part := partitioned(t, dev, ours)
+			filled(t, part, "xfs")
+			poke(t, part, 0, []byte(strings.Repeat("overwritten ", 100_000)))
+		}, "xfs"},
+		{"a lost table", func(t *testing.T, dev *looptest.Device) {
+			filled(t, partitioned(t, dev, ours), "ext4")
+			noTable(t, dev)
+		}, "ext4 at byte 1048576"},
+		{"a lost table, ext4 at 16 MiB", func(t *testing.T, dev *looptest.Device) {
+			filled(t, partitioned(t, dev, "label: gpt\nstart=16M\n"), "ext4")
+			noTable(t, dev)
+		}, "ext4 at byte 16777216"},
+		{"a lost table, xfs at 101 MiB", func(t *testing.T, dev *looptest.Device) {
+			filled(t, partitioned(t, dev, "label: gpt\nstart=101M\n"), "xfs")
+			noTable(t, dev)
+		}, "xfs at byte 105906176"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t, Options{})
+			b.Persistent.Foreign = func() string { return "format" }
+			b.Persistent.Blank = func() string { return "noise" }
+			dev := b.disk(size, "vol-1")
+			c.make(t, dev)
+			before := checksum(t, dev)
+			err := b.Mount(ctx, "vol-1")
+			b.fails(err, "is refused", c.what, "no setting formats such a disk", "(blkdiscard -z "+dev.Path+")")
+			if strings.Contains(err.Error(), "persistent_disk_foreign") {
+				t.Errorf("%v: the advice does not help", err)
+			}
+			if checksum(t, dev) != before {
+				t.Fatal("the disk was changed")
+			}
+			tool(t, dev.Path, "blkdiscard", "-z", dev.Path)
+			b.ok(b.Mount(ctx, "vol-1"))
+		})
+	}
+}
