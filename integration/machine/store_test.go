@@ -28,8 +28,8 @@ tail -n +3 <<<"$out"
 exit $code
 `
 
-// TestMachineEmptyStore boots machines whose store cannot be mounted: refused, blank, under a long check, and missing. They serve, no
-// job is started, and they say why, until the disk is mounted.
+// TestMachineEmptyStore boots machines whose store cannot be mounted: refused, its place taken by something else,
+// blank, under a long check, and missing. They serve, no job is started, and they say why, until the disk is mounted.
 func TestMachineEmptyStore(t *testing.T) {
 	t.Parallel() // it mostly waits
 	l := newLab(t, func(o *lab.Options) {
@@ -49,6 +49,7 @@ func TestMachineEmptyStore(t *testing.T) {
 	}
 	without.lose()
 	t.Run("refused", s.refused)
+	t.Run("taken", s.taken)
 	t.Run("a long check in mount_disk", s.checkedByMount)
 	t.Run("blank", s.blank)
 	t.Run("under a long check", s.checked)
@@ -146,8 +147,10 @@ func (s *emptyStore) wantPhase(reason string) {
 			t.Errorf("the doctor advises to start the jobs on an empty store: %+v", f)
 		}
 	}
-	if got := run(t, s.i, "sh", "-c", "systemctl is-active monit || true; findmnt /var/vcap/store || echo not mounted; pgrep -f [b]in/sleeper || echo no job"); got != "inactive\nnot mounted\nno job\n" {
-		t.Errorf("monit, the store and the job: %s", got)
+	// The disk is mounted neither on the store nor on the migration target.
+	if got := run(t, s.i, "sh", "-c", "systemctl is-active monit; pgrep -f [b]in/sleeper || echo no job; "+
+		"grep vcap/store /proc/mounts | grep -v ^tmpfs || true"); got != "inactive\nno job\n" {
+		t.Errorf("monit, the job and the store: %s", got)
 	}
 }
 
@@ -210,6 +213,19 @@ func (s *emptyStore) refused(t *testing.T) {
 		t.Errorf("mount_disk of the damaged disk = %s, %v", got, err)
 	}
 	run(t, s.i, "sh", "-ec", "dd if=/root/head of=$(cat /root/disk) conv=fsync")
+	s.mount()
+	s.wantKept()
+}
+
+// taken: something else is mounted on the store.
+func (s *emptyStore) taken(t *testing.T) {
+	s.t = t
+	s.reboot("echo tmpfs /var/vcap/store tmpfs size=50% >>/etc/fstab")
+	s.wantPhase("tmpfs (tmpfs) is mounted on /var/vcap/store and is not a known persistent disk")
+	if got := s.list(); got != "" {
+		t.Errorf("list_disk names %q, which is not mounted", got)
+	}
+	run(t, s.i, "sh", "-ec", "umount /var/vcap/store; sed -i '\\,vcap/store,d' /etc/fstab")
 	s.mount()
 	s.wantKept()
 }

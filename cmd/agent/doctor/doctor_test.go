@@ -147,6 +147,11 @@ func TestFirstFinding(t *testing.T) {
 			m.Agent.Status.State, m.Agent.Status.Warnings = status.Degraded, []string{status.JobsWithheld + ": persistent disk disk-1 is being checked"}
 			m.Disk.Mounted, m.Supervisor.Err = "", "connection refused"
 		}, "persistent disk", "no job is started: persistent disk disk-1 is being checked", 1},
+		{"jobs withheld, something else on the store", func(m *observe.Machine) {
+			m.Agent.Status.State = status.Degraded
+			m.Agent.Status.Warnings = []string{status.JobsWithheld + ": tmpfs is there"}
+			m.Disk.Mounted, m.Supervisor.Err = "tmpfs", "connection refused"
+		}, "persistent disk", "no job is started: tmpfs is there", 1},
 		{"supervisor down", func(m *observe.Machine) { m.Supervisor.Err = "connection refused" }, "supervisor", "monit does not answer", 1},
 		{"job failing", func(m *observe.Machine) { m.Supervisor.Services[0].State = "failing" }, "supervisor", "web failing", 3},
 		{"MTU too small", func(m *observe.Machine) { m.Network.State.Links[0].MTU = 576 }, "MTU", "576", 3},

@@ -206,7 +206,7 @@ func persistentDisk(m observe.Machine) []Finding {
 		return []Finding{good("none is recorded")}
 	case d.Gone:
 		return []Finding{problem("attach it again ('bosh cck'), then restart the agent", "the persistent disk %s is mounted, but the kernel has lost its device %s", d.CID, d.Mounted)}
-	case d.Mounted == "" && m.Agent.Status.JobsWithheld() != "":
+	case m.Agent.Status.JobsWithheld() != "": // something else may be mounted there
 		return []Finding{problem("mount the disk ('bosh cck', or mount_disk by the Director); the jobs are started when it is mounted", "%s: %s", status.JobsWithheld, m.Agent.Status.JobsWithheld())}
 	case d.Mounted == "" && m.Agent.Running && m.Agent.Status != nil && m.Agent.Status.Unmounted == d.CID:
 		return []Finding{note("run mount_disk to use it again", "the persistent disk %s was taken off by unmount_disk", d.CID)}
