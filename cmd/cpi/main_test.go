@@ -36,7 +36,7 @@ func TestAnswerWithoutAHolder(t *testing.T) {
 		"host without certificates":     {`{"method":"has_vm","arguments":["vm-1"]}`, config(`{"host":"tls://10.0.0.1:25778"}`), "lab.tls"},
 		"host of another kind":          {`{"method":"has_vm","arguments":["vm-1"]}`, config(`{"host":"http://10.0.0.1"}`), "lab.host"},
 		"cpi-config with a bad name":    {`{"method":"has_vm","arguments":["vm-1"],"context":{"lab":{"name":"../x"}}}`, good, "name"},
-		"cpi-config with a directory":   {`{"method":"has_vm","arguments":["vm-1"],"context":{"lab":{"dir":"/tmp/x"}}}`, good, "lab.dir"},
+		"cpi-config with a directory":   {`{"method":"has_vm","context":{"lab":{"dir":"/tmp/x"}}}`, good, "lab.dir"},
 		"cpi-config of another kind":    {`{"method":"has_vm","arguments":["vm-1"],"context":{"lab":7}}`, good, "property lab"},
 		"cpi-config names another host": {`{"method":"has_vm","arguments":["vm-1"],"context":{"lab":{"host":"http://x"}}}`, good, "lab.host"},
 		"other keys of the context":     {`{"method":"has_vm","arguments":["vm-1"],"context":{"aws":{"region":"x"},"vm":{"stemcell":{}}}}`, good, ""},
@@ -57,7 +57,8 @@ func TestAnswerWithoutAHolder(t *testing.T) {
 // Properties of a cpi-config take the place of the job's, one by one.
 // Contract C.6.
 func TestCPIConfigOverTheJobs(t *testing.T) {
-	job := config{Dir: "/job", Name: "job", Agent: iaas.AgentDefaults{Mbus: "nats://job", NTP: []value.Name{value.MustName("ntp")}}}
+	defaults := iaas.AgentDefaults{Mbus: "nats://job", NTP: []value.Name{value.MustName("ntp")}}
+	job := config{Dir: "/job", Name: "job", Agent: defaults}
 	context := cpi.Context{Lab: json.RawMessage(`{"name":"two"}`), Agent: json.RawMessage(`{"mbus":"nats://two"}`)}
 	got, err := job.complete(context)
 	if err != nil || got.Dir != "/job" || got.Name != "two" || got.Agent.Mbus != "nats://two" || len(got.Agent.NTP) != 1 {

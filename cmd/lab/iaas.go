@@ -314,7 +314,8 @@ func choose(l iaas.Listing, cids []string, director string, disks bool) ([]remov
 		failed = errors.Join(failed, add("delete_stemcell", s.Common, false))
 	}
 	for _, n := range l.Networks {
-		failed = errors.Join(failed, add("delete_network", iaas.Common{CID: n.CID.String(), Director: n.Director.String()}, false))
+		common := iaas.Common{CID: n.CID.String(), Director: n.Director.String()}
+		failed = errors.Join(failed, add("delete_network", common, false))
 	}
 	for cid := range wanted {
 		failed = errors.Join(failed, fmt.Errorf("there is no %s", cid))

@@ -347,7 +347,8 @@ func (c *cloud) light(image string) {
 	}
 	sum := sha256.Sum256(data)
 	digest, dir := hex.EncodeToString(sum[:]), iaas.LightImages(c.dir, c.name)
-	if r := c.call("create_stemcell", empty, map[string]any{"path": image, "sha256": digest}); r.Error == nil || !strings.Contains(r.Error.Message, dir) {
+	r := c.call("create_stemcell", empty, map[string]any{"path": image, "sha256": digest})
+	if r.Error == nil || !strings.Contains(r.Error.Message, dir) {
 		c.t.Errorf("a light stemcell of an image that is not in %s: got %+v", dir, r)
 	}
 	if err := errors.Join(os.Mkdir(dir, 0o700), os.Link(image, filepath.Join(dir, digest))); err != nil {

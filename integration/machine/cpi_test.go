@@ -134,7 +134,8 @@ func (c *cloud) gone() {
 	for _, pattern := range []string{"/sys/block/loop*/loop/backing_file", "/proc/[0-9]*/cmdline"} {
 		files, _ := filepath.Glob(pattern)
 		for _, file := range files {
-			if data, _ := os.ReadFile(file); bytes.Contains(data, []byte(own+"/")) || bytes.Contains(data, []byte(c.runtime()+".")) {
+			data, _ := os.ReadFile(file)
+			if bytes.Contains(data, []byte(own+"/")) || bytes.Contains(data, []byte(c.runtime()+".")) {
 				c.t.Errorf("%s says %q", file, data)
 			}
 		}
@@ -343,7 +344,8 @@ func (e *env) run(command string, flags ...string) string {
 // answers checks that the job does: monit calls it running once its process is there, which on a busy host is before it listens.
 func (e *env) answers() {
 	e.t.Helper()
-	client := &http.Client{Transport: &http.Transport{DialContext: netns.Open(e.runtime()).DialContext, DisableKeepAlives: true}, Timeout: 10 * time.Second}
+	transport := &http.Transport{DialContext: netns.Open(e.runtime()).DialContext, DisableKeepAlives: true}
+	client := &http.Client{Transport: transport, Timeout: 10 * time.Second}
 	eventually.True(e.t, "the job answers", func() bool {
 		response, err := client.Get("http://" + e.variables["ip"] + ":8080/")
 		if err != nil {

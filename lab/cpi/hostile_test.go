@@ -44,8 +44,9 @@ func validRequests(stemcell, disk string) []string {
 		"set_disk_metadata": disk + `,{"name":"x"}`,
 		"snapshot_disk":     disk + `,{"name":"x"}`,
 		"delete_snapshot":   `"snap-000000000000000000"`,
-		"create_network":    `{"type":"manual","range":"10.9.1.0/24","gateway":"10.9.1.1","cloud_properties":{"name":"x"}}`,
-		"delete_network":    `"net-000000000000000000"`,
+		"create_network": `{"type":"manual","range":"10.9.1.0/24","gateway":"10.9.1.1",` +
+			`"cloud_properties":{"name":"x"}}`,
+		"delete_network": `"net-000000000000000000"`,
 	} {
 		requests = append(requests, `{"method":"`+method+`","arguments":[`+arguments+`]`+end)
 	}
@@ -110,9 +111,11 @@ func mutations(t *testing.T, request string, value any, f func(place string, req
 // TestTextIsParsedBeforeItIsUsed: hostile text gets as far as the IaaS only in the places that are for text, and from
 // there into records, or is dropped. There is no IaaS here: to be used is to panic.
 func TestTextIsParsedBeforeItIsUsed(t *testing.T) {
-	text := []string{"create_disk/1/a", "create_disk/2", "create_network/0/cloud_properties", "create_network/0/cloud_properties/name",
-		"create_stemcell/0", "create_stemcell/1/path", "create_stemcell/2/tags/a", "create_vm/4", "create_vm/4/0", "create_vm/5/bosh",
-		"create_vm/5/bosh/password", "set_disk_metadata/1/name", "set_vm_metadata/1/name", "snapshot_disk/1/name", "update_disk/2/a"}
+	text := []string{"create_disk/1/a", "create_disk/2",
+		"create_network/0/cloud_properties", "create_network/0/cloud_properties/name",
+		"create_stemcell/0", "create_stemcell/1/path", "create_stemcell/2/tags/a",
+		"create_vm/4", "create_vm/4/0", "create_vm/5/bosh", "create_vm/5/bosh/password",
+		"set_disk_metadata/1/name", "set_vm_metadata/1/name", "snapshot_disk/1/name", "update_disk/2/a"}
 	reached := map[string]bool{}
 	use := func(place string, request []byte) {
 		defer func() {
@@ -130,6 +133,7 @@ func TestTextIsParsedBeforeItIsUsed(t *testing.T) {
 		}
 	}
 	if got := slices.Sorted(maps.Keys(reached)); !slices.Equal(got, text) {
-		t.Errorf("hostile text is used in the place of\n%s\nwant it used only in that of\n%s", strings.Join(got, "\n"), strings.Join(text, "\n"))
+		t.Errorf("hostile text is used in the place of\n%s\nwant it used only in that of\n%s",
+			strings.Join(got, "\n"), strings.Join(text, "\n"))
 	}
 }

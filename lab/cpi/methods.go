@@ -25,28 +25,48 @@ type call struct {
 // method is one row of the contract.
 type method struct {
 	least, most int // number of arguments
-	run         func(ctx context.Context, c *call) (any, error)
+	run         run
 	// undo removes what a creation has made for a caller that has disconnected.
 	undo func(ctx context.Context, c *call, cid iaas.CID) error
 }
 
 // methods that need the holder. info and ping are answered before.
 var methods = map[string]method{
-	"create_stemcell": {2, 3, createStemcell, func(_ context.Context, c *call, cid iaas.CID) error { return c.iaas.DeleteStemcell(cid) }},
-	"delete_stemcell": {1, 1, of(iaas.Stemcells, func(_ context.Context, c *call, cid iaas.CID) (any, error) { return nil, c.iaas.DeleteStemcell(cid) }), nil},
+	"create_stemcell": {2, 3, createStemcell, func(_ context.Context, c *call, cid iaas.CID) error {
+		return c.iaas.DeleteStemcell(cid)
+	}},
+	"delete_stemcell": {1, 1, of(iaas.Stemcells, func(_ context.Context, c *call, cid iaas.CID) (any, error) {
+		return nil, c.iaas.DeleteStemcell(cid)
+	}), nil},
 
-	"create_vm": {4, 6, createVM, func(ctx context.Context, c *call, cid iaas.CID) error { return c.iaas.DeleteVM(ctx, cid) }},
-	"delete_vm": {1, 1, of(iaas.VMs, func(ctx context.Context, c *call, cid iaas.CID) (any, error) { return nil, c.iaas.DeleteVM(ctx, cid) }), nil},
-	"has_vm":    {1, 1, of(iaas.VMs, func(_ context.Context, c *call, cid iaas.CID) (any, error) { return c.iaas.HasVM(cid), nil }), nil},
-	"reboot_vm": {1, 1, of(iaas.VMs, func(ctx context.Context, c *call, cid iaas.CID) (any, error) { return nil, c.iaas.RebootVM(ctx, cid) }), nil},
+	"create_vm": {4, 6, createVM, func(ctx context.Context, c *call, cid iaas.CID) error {
+		return c.iaas.DeleteVM(ctx, cid)
+	}},
+	"delete_vm": {1, 1, of(iaas.VMs, func(ctx context.Context, c *call, cid iaas.CID) (any, error) {
+		return nil, c.iaas.DeleteVM(ctx, cid)
+	}), nil},
+	"has_vm": {1, 1, of(iaas.VMs, func(_ context.Context, c *call, cid iaas.CID) (any, error) {
+		return c.iaas.HasVM(cid), nil
+	}), nil},
+	"reboot_vm": {1, 1, of(iaas.VMs, func(ctx context.Context, c *call, cid iaas.CID) (any, error) {
+		return nil, c.iaas.RebootVM(ctx, cid)
+	}), nil},
 	"set_vm_metadata": {2, 2, ofMetadata(iaas.VMs, func(c *call, cid iaas.CID, metadata value.Metadata) error {
 		return c.iaas.SetVMMetadata(cid, metadata)
 	}), nil},
-	"get_disks": {1, 1, of(iaas.VMs, func(_ context.Context, c *call, cid iaas.CID) (any, error) { return c.iaas.DisksOf(cid) }), nil},
+	"get_disks": {1, 1, of(iaas.VMs, func(_ context.Context, c *call, cid iaas.CID) (any, error) {
+		return c.iaas.DisksOf(cid)
+	}), nil},
 
-	"create_disk": {1, 3, createDisk, func(ctx context.Context, c *call, cid iaas.CID) error { return c.iaas.DeleteDisk(ctx, cid) }},
-	"delete_disk": {1, 1, of(iaas.Disks, func(ctx context.Context, c *call, cid iaas.CID) (any, error) { return nil, c.iaas.DeleteDisk(ctx, cid) }), nil},
-	"has_disk":    {1, 1, of(iaas.Disks, func(_ context.Context, c *call, cid iaas.CID) (any, error) { return c.iaas.HasDisk(cid), nil }), nil},
+	"create_disk": {1, 3, createDisk, func(ctx context.Context, c *call, cid iaas.CID) error {
+		return c.iaas.DeleteDisk(ctx, cid)
+	}},
+	"delete_disk": {1, 1, of(iaas.Disks, func(ctx context.Context, c *call, cid iaas.CID) (any, error) {
+		return nil, c.iaas.DeleteDisk(ctx, cid)
+	}), nil},
+	"has_disk": {1, 1, of(iaas.Disks, func(_ context.Context, c *call, cid iaas.CID) (any, error) {
+		return c.iaas.HasDisk(cid), nil
+	}), nil},
 	"attach_disk": {2, 2, of(iaas.VMs, attachDisk), nil},
 	"detach_disk": {2, 2, of(iaas.VMs, detachDisk), nil},
 	"resize_disk": {2, 2, of(iaas.Disks, resizeDisk), nil},
@@ -55,15 +75,29 @@ var methods = map[string]method{
 		return c.iaas.SetDiskMetadata(cid, metadata)
 	}), nil},
 
-	"snapshot_disk":   {1, 2, of(iaas.Disks, snapshotDisk), func(_ context.Context, c *call, cid iaas.CID) error { return c.iaas.DeleteSnapshot(cid) }},
-	"delete_snapshot": {1, 1, of(iaas.Snapshots, func(_ context.Context, c *call, cid iaas.CID) (any, error) { return nil, c.iaas.DeleteSnapshot(cid) }), nil},
+	"snapshot_disk": {1, 2, of(iaas.Disks, snapshotDisk), func(_ context.Context, c *call, cid iaas.CID) error {
+		return c.iaas.DeleteSnapshot(cid)
+	}},
+	"delete_snapshot": {1, 1, of(iaas.Snapshots, func(_ context.Context, c *call, cid iaas.CID) (any, error) {
+		return nil, c.iaas.DeleteSnapshot(cid)
+	}), nil},
 
-	"create_network": {1, 1, createNetwork, func(_ context.Context, c *call, cid iaas.CID) error { return c.iaas.DeleteNetwork(cid) }},
-	"delete_network": {1, 1, of(iaas.Networks, func(_ context.Context, c *call, cid iaas.CID) (any, error) { return nil, c.iaas.DeleteNetwork(cid) }), nil},
+	"create_network": {1, 1, createNetwork, func(_ context.Context, c *call, cid iaas.CID) error {
+		return c.iaas.DeleteNetwork(cid)
+	}},
+	"delete_network": {1, 1, of(iaas.Networks, func(_ context.Context, c *call, cid iaas.CID) (any, error) {
+		return nil, c.iaas.DeleteNetwork(cid)
+	}), nil},
 }
 
+type (
+	run      func(ctx context.Context, c *call) (any, error)
+	runOn    func(ctx context.Context, c *call, cid iaas.CID) (any, error)
+	describe func(c *call, cid iaas.CID, metadata value.Metadata) error
+)
+
 // of is a method whose first argument names an object.
-func of(class iaas.Class, run func(ctx context.Context, c *call, cid iaas.CID) (any, error)) func(context.Context, *call) (any, error) {
+func of(class iaas.Class, run runOn) run {
 	return func(ctx context.Context, c *call) (any, error) {
 		cid, err := c.cid(0, class)
 		if err != nil {
@@ -74,7 +108,7 @@ func of(class iaas.Class, run func(ctx context.Context, c *call, cid iaas.CID) (
 }
 
 // ofMetadata is a method that sets the metadata of an object.
-func ofMetadata(class iaas.Class, set func(c *call, cid iaas.CID, metadata value.Metadata) error) func(context.Context, *call) (any, error) {
+func ofMetadata(class iaas.Class, set describe) run {
 	return of(class, func(_ context.Context, c *call, cid iaas.CID) (any, error) {
 		var metadata value.Metadata
 		if err := c.argument(1, "metadata", &metadata); err != nil {
@@ -306,7 +340,8 @@ func createNetwork(_ context.Context, c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return []any{n.CID, map[string]any{"range": n.Range, "gateway": n.Gateway, "reserved": []string{}}, map[string]iaas.CID{"name": n.CID}}, nil
+	addresses := map[string]any{"range": n.Range, "gateway": n.Gateway, "reserved": []string{}}
+	return []any{n.CID, addresses, map[string]iaas.CID{"name": n.CID}}, nil
 }
 
 // calculate turns what an instance group needs into a VM type.

@@ -293,7 +293,8 @@ func (i *IaaS) SnapshotDisk(ctx context.Context, cid CID, metadata value.Metadat
 			return CID{}, err
 		}
 	}
-	s := Snapshot{Base: Base{CID: newCID(Snapshots), Phase: Creating, Created: time.Now(), Director: director, Metadata: metadata}, Disk: cid, Size: d.Size}
+	base := Base{CID: newCID(Snapshots), Phase: Creating, Created: time.Now(), Director: director, Metadata: metadata}
+	s := Snapshot{Base: base, Disk: cid, Size: d.Size}
 	if err := i.saveSnapshot(s); err != nil {
 		return CID{}, err
 	}

@@ -103,8 +103,10 @@ func Open(dir, name string, log *logrus.Entry) (*IaaS, error) {
 	if err := os.RemoveAll(own + goneSuffix); err != nil { // of a holder that was killed
 		return nil, errors.Join(err, f.Close())
 	}
-	i := &IaaS{name: name, runtimeName: RuntimeName(dir, name), hostWish: hostRouteWish(dir, name), lightDir: LightImages(dir, name), store: store{own}, lock: f, log: log, machines: map[CID]machine.Machine{},
-		followed: map[CID]<-chan struct{}{}, metadata: metadata.New(), registry: registry.New(), uploads: map[CID]bool{}}
+	i := &IaaS{name: name, runtimeName: RuntimeName(dir, name), store: store{own}, lock: f, log: log,
+		hostWish: hostRouteWish(dir, name), lightDir: LightImages(dir, name),
+		metadata: metadata.New(), registry: registry.New(),
+		machines: map[CID]machine.Machine{}, followed: map[CID]<-chan struct{}{}, uploads: map[CID]bool{}}
 	if err := i.start(); err != nil {
 		return nil, errors.Join(err, i.lock.Close())
 	}

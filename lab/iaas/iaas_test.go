@@ -3,7 +3,6 @@ package iaas
 import (
 	"crypto/sha256"
 	"encoding/json"
-	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -20,7 +19,8 @@ import (
 )
 
 func manualNetwork(ip string) fabric.Network {
-	return fabric.Network{Type: fabric.Manual, IP: value.MustAddr(ip), Netmask: value.MustAddr("255.255.255.0"), Gateway: value.MustAddr("10.9.0.1")}
+	return fabric.Network{Type: fabric.Manual, IP: value.MustAddr(ip),
+		Netmask: value.MustAddr("255.255.255.0"), Gateway: value.MustAddr("10.9.0.1")}
 }
 
 func only(n fabric.Network) fabric.Networks { return fabric.Networks{value.MustName("a"): n} }
@@ -28,12 +28,15 @@ func only(n fabric.Network) fabric.Networks { return fabric.Networks{value.MustN
 func TestAddressesConflictOnOneSegmentOnly(t *testing.T) {
 	first, second := newCID(VMs), newCID(VMs)
 	i := &IaaS{vms: map[CID]*VM{first: {Networks: only(manualNetwork("10.9.0.5"))}}}
-	if err := i.conflict(only(manualNetwork("10.9.0.5"))); err == nil || !strings.Contains(err.Error(), first.String()) {
+	err := i.conflict(only(manualNetwork("10.9.0.5")))
+	if err == nil || !strings.Contains(err.Error(), first.String()) {
 		t.Errorf("the same address: got %v, want an error that names %s", err, first)
 	}
 	card, sameCard := manualNetwork("10.9.0.7"), manualNetwork("10.9.0.8")
-	if err := errors.Join(card.MAC.UnmarshalText([]byte("02:aa:00:00:00:01")), sameCard.MAC.UnmarshalText([]byte("02:AA:00:00:00:01"))); err != nil {
-		t.Fatal(err)
+	for text, mac := range map[string]*value.MAC{"02:aa:00:00:00:01": &card.MAC, "02:AA:00:00:00:01": &sameCard.MAC} {
+		if err := mac.UnmarshalText([]byte(text)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	i.vms[second] = &VM{Networks: only(card)}
 	if err := i.conflict(only(sameCard)); err == nil || !strings.Contains(err.Error(), second.String()) {
@@ -87,12 +90,16 @@ func TestDynamicAddressesAreTheLowestFreeOnes(t *testing.T) {
 func TestShape(t *testing.T) {
 	for _, empty := range []string{"{}", "null"} {
 		var s Shape
-		if err := json.Unmarshal([]byte(empty), &s); err != nil || s.Engine != QEMU || s.CPU != 1 || s.RAM != 1024 || s.EphemeralDisk != 10240 || s.DiskBus != machine.Virtio || s.Firmware != bios {
-			t.Errorf("%s becomes %+v, %v", empty, s, err)
+		want := Shape{Engine: QEMU, CPU: 1, RAM: 1024, EphemeralDisk: 10240, RootDisk: 10240, Source: configDrive,
+			DiskBus: machine.Virtio, Firmware: bios}
+		if err := json.Unmarshal([]byte(empty), &s); err != nil || s != want {
+			t.Errorf("%s becomes %+v, %v; want %+v", empty, s, err, want)
 		}
 	}
-	for _, given := range []string{`{"cpu":-1}`, `{"ram":1073741824}`, `{"ephemeral_disk":-1}`, `{"root_disk":67108865}`, `{"engine":"xen"}`, `{"disk_bus":"ide"}`, `{"disk_bus":"nvme"}`,
-		`{"firmware":"coreboot"}`, `{"engine":"container","firmware":"uefi"}`, `{"settings_source":"carrier pigeon"}`, `[]`} {
+	for _, given := range []string{`{"cpu":-1}`, `{"ram":1073741824}`, `{"ephemeral_disk":-1}`,
+		`{"root_disk":67108865}`, `{"engine":"xen"}`, `{"disk_bus":"ide"}`, `{"disk_bus":"nvme"}`,
+		`{"firmware":"coreboot"}`,
+		`{"engine":"container","firmware":"uefi"}`, `{"settings_source":"carrier pigeon"}`, `[]`} {
 		var s Shape
 		if err := json.Unmarshal([]byte(given), &s); err == nil || s != (Shape{}) {
 			t.Errorf("%s is accepted as %+v, %v", given, s, err)
@@ -114,7 +121,8 @@ func TestHintsBehindASCSIController(t *testing.T) {
 	vm := VM{Base: Base{CID: newCID(VMs)}, Shape: Shape{DiskBus: machine.SCSI}}
 	cid := newCID(Disks)
 	all := vm.disks([]CID{cid})
-	for id, hint := range map[string]any{ephemeralID(vm.CID): all["ephemeral"], cid.String(): all["persistent"].(map[string]any)[cid.String()]} {
+	persistent := all["persistent"].(map[string]any)[cid.String()]
+	for id, hint := range map[string]any{ephemeralID(vm.CID): all["ephemeral"], cid.String(): persistent} {
 		h, _ := hint.(map[string]string)
 		link := "/dev/" + vm.Shape.disk(id, "x").Names[0]
 		if h["path"] != link || len(h["id"]) < 16 || !strings.HasSuffix(link, strings.ReplaceAll(h["id"], "-", "")) {
@@ -155,8 +163,14 @@ func TestLightStemcells(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			u := Upload{Image: strings.NewReader(c.upload), Light: c.light}
 			got, err := u.receive(light, filepath.Join(dir, name))
-			if c.err == "" && (err != nil || got != sum("bytes")) || c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)) {
-				t.Errorf("got %q, %v; want error %q", got, err, c.err)
+			if c.err != "" {
+				if err == nil || !strings.Contains(err.Error(), c.err) {
+					t.Errorf("got %q, %v; want error %q", got, err, c.err)
+				}
+				return
+			}
+			if err != nil || got != sum("bytes") {
+				t.Errorf("got %q, %v; want %q", got, err, sum("bytes"))
 			}
 		})
 	}
@@ -194,7 +208,8 @@ func TestSettle(t *testing.T) {
 	upload := Stemcell{Base: base(Stemcells, Creating), Image: dropped}
 	put(upload.CID, upload)
 	foreign := filepath.Join(s.dir, "disks", "lost+found")
-	for _, dir := range []string{filepath.Join("images", kept.String()), filepath.Join("images", dropped.String()), "images/.new-1", filepath.Join("disks", newCID(Disks).String()), "disks/lost+found"} {
+	for _, dir := range []string{"images/" + kept.String(), "images/" + dropped.String(), "images/.new-1",
+		"disks/" + newCID(Disks).String(), "disks/lost+found"} {
 		if err := os.MkdirAll(filepath.Join(s.dir, dir, "x"), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -252,13 +267,15 @@ func TestCIDs(t *testing.T) {
 			t.Errorf("%s in a record: got %v, %v", cid, read, err)
 		}
 		for other := range classes {
-			if got, err := ParseCID(other, cid.String()); other != class && (err == nil || KindOf(err) != classes[other].missing) {
+			got, err := ParseCID(other, cid.String())
+			if other != class && (err == nil || KindOf(err) != classes[other].missing) {
 				t.Errorf("%s as one of the %s: got %v, %v", cid, other, got, err)
 			}
 		}
 		prefix, zeros := classes[class].prefix, strings.Repeat("0", 18)
-		for _, text := range []string{"", prefix, prefix + zeros + "0", prefix + zeros[1:], prefix + zeros[1:] + "A", prefix + zeros[1:] + "/", prefix + "../../../../../etc", "../" + cid.String(),
-			cid.String() + "/..", cid.String() + "\n", cid.String() + "\x00", " " + cid.String(), zeros} {
+		for _, text := range []string{"", prefix, prefix + zeros + "0", prefix + zeros[1:], prefix + zeros[1:] + "A",
+			prefix + zeros[1:] + "/", prefix + "../../../../../etc", "../" + cid.String(), cid.String() + "/..",
+			cid.String() + "\n", cid.String() + "\x00", " " + cid.String(), zeros} {
 			if got, err := ParseCID(class, text); err == nil || got != (CID{}) {
 				t.Errorf("%q is the %s %v", text, class, got)
 			}
@@ -272,13 +289,16 @@ func TestCIDs(t *testing.T) {
 
 func TestDigestsAndSizes(t *testing.T) {
 	hex := strings.Repeat("0Aa", 21) + "0"
-	for given, ok := range map[string]bool{hex: true, "": true, hex[1:]: false, hex + "0": false, "../" + hex[3:]: false, hex[1:] + "g": false} {
+	for given, ok := range map[string]bool{
+		hex: true, "": true, hex[1:]: false, hex + "0": false, "../" + hex[3:]: false, hex[1:] + "g": false,
+	} {
 		var d Digest
 		if err := d.UnmarshalText([]byte(given)); ok != (err == nil) || ok && d.String() != strings.ToLower(given) {
 			t.Errorf("digest %q: got %v, %v", given, d, err)
 		}
 	}
-	for given, ok := range map[string]bool{"1": true, "67108864": true, "67108865": false, "0": false, "-1": false, "1e300": false, "1.5": false, "null": false, `"1"`: false, "{}": false} {
+	for given, ok := range map[string]bool{"1": true, "67108864": true, "67108865": false, "0": false, "-1": false,
+		"1e300": false, "1.5": false, "null": false, `"1"`: false, "{}": false} {
 		var s Size
 		if err := json.Unmarshal([]byte(given), &s); ok != (err == nil) {
 			t.Errorf("size %s: got %v, %v", given, s, err)
@@ -331,15 +351,18 @@ func TestListedAsOffWhenOnRecord(t *testing.T) {
 		// It had powered itself off before, and did not start again.
 		"stopped from outside": {machineState{poweredOff: true}, make(chan struct{}), false},
 	} {
-		i := &IaaS{machines: map[CID]machine.Machine{cid: c.machineState}, followed: map[CID]<-chan struct{}{cid: c.followed}}
+		i := &IaaS{machines: map[CID]machine.Machine{cid: c.machineState},
+			followed: map[CID]<-chan struct{}{cid: c.followed}}
 		if got := i.listVM(&VM{Base: Base{CID: cid, Phase: Ready}, On: true}).Running; got != c.want {
 			t.Errorf("%s: running is %v, want %v", name, got, c.want)
 		}
 	}
 
 	dir := t.TempDir()
-	i := &IaaS{store: store{dir}, log: logrus.NewEntry(logrus.New()), vms: map[CID]*VM{cid: {Base: Base{CID: cid, Phase: Ready}, On: true}},
-		machines: map[CID]machine.Machine{cid: machineState{poweredOff: true}}, followed: map[CID]<-chan struct{}{cid: ended}}
+	i := &IaaS{store: store{dir}, log: logrus.NewEntry(logrus.New()),
+		vms:      map[CID]*VM{cid: {Base: Base{CID: cid, Phase: Ready}, On: true}},
+		machines: map[CID]machine.Machine{cid: machineState{poweredOff: true}},
+		followed: map[CID]<-chan struct{}{cid: ended}}
 	for _, recorded := range []bool{false, true} { // it cannot be written at first
 		if recorded {
 			if err := os.Mkdir(filepath.Join(dir, string(VMs)), 0o700); err != nil {

@@ -93,7 +93,8 @@ func (i *IaaS) List() Listing {
 
 // listVM describes a VM; the caller holds mu.
 func (i *IaaS) listVM(vm *VM) VMListing {
-	l := VMListing{Common: vm.common(), AgentID: vm.AgentID.String(), Engine: vm.Shape.Engine, IPs: []string{}, Disks: []string{}}
+	l := VMListing{Common: vm.common(), AgentID: vm.AgentID.String(), Engine: vm.Shape.Engine,
+		IPs: []string{}, Disks: []string{}}
 	for _, n := range vm.Networks {
 		if n.IP != (value.Addr{}) {
 			l.IPs = append(l.IPs, n.IP.String())

@@ -112,7 +112,8 @@ func (i *IaaS) deliver(ctx context.Context, vm VM, m machine.Machine) error {
 	case httpSource:
 		for _, n := range vm.Networks {
 			// Where stemcells of AWS and OpenStack look, and where Google's do.
-			i.metadata.Set(n.IP.String(), metadata.Instance{ID: vm.CID.String(), UserData: data, Attributes: map[string][]byte{"bosh_settings": vm.Settings}})
+			i.metadata.Set(n.IP.String(), metadata.Instance{ID: vm.CID.String(), UserData: data,
+				Attributes: map[string][]byte{"bosh_settings": vm.Settings}})
 		}
 		return nil
 	case cdrom:

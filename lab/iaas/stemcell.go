@@ -44,7 +44,8 @@ type Upload struct {
 // CreateStemcell stores an image, whose format is detected from its content. The same bytes are
 // kept once, however many stemcells are made of them.
 func (i *IaaS) CreateStemcell(ctx context.Context, u Upload) (cid CID, err error) {
-	s := Stemcell{Base: Base{CID: newCID(Stemcells), Phase: Creating, Created: time.Now(), Director: u.Director, Metadata: u.Tags}}
+	s := Stemcell{Base: Base{CID: newCID(Stemcells), Phase: Creating, Created: time.Now(),
+		Director: u.Director, Metadata: u.Tags}}
 	i.mu.Lock()
 	i.uploads[s.CID] = true
 	i.mu.Unlock()

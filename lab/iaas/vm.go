@@ -78,7 +78,8 @@ func (s Shape) complete() (Shape, error) {
 			*f.value = f.known[0]
 		}
 		if !slices.Contains(f.known, *f.value) {
-			return Shape{}, Failf(CloudError, "%s %.50q of the VM type is none of %s", f.name, *f.value, strings.Join(f.known, ", "))
+			return Shape{}, Failf(CloudError, "%s %.50q of the VM type is none of %s",
+				f.name, *f.value, strings.Join(f.known, ", "))
 		}
 	}
 	s.DiskBus = machine.Bus(bus)
@@ -277,7 +278,8 @@ func (i *IaaS) assemble(ctx context.Context, vm VM) (machine.Machine, error) {
 // needsDHCP reports whether a card gets its address from the network: in a dynamic one, and where the agent must
 // ask the network for its settings.
 func needsDHCP(vm VM, c fabric.Card) bool {
-	return vm.Shape.Source == httpSource || slices.ContainsFunc(c.Networks, func(name value.Name) bool { return vm.Networks[name].Type == fabric.Dynamic })
+	dynamic := func(name value.Name) bool { return vm.Networks[name].Type == fabric.Dynamic }
+	return vm.Shape.Source == httpSource || slices.ContainsFunc(c.Networks, dynamic)
 }
 
 // attachAndDeliver attaches the disks of a new machine and delivers its settings.
@@ -312,8 +314,8 @@ func (i *IaaS) engine(ctx context.Context, vm VM) (machine.Engine, error) {
 	if err := os.MkdirAll(cache.Dir, 0o755); err != nil {
 		return nil, err
 	}
-	return qemu.Engine{Images: cache, Image: image.Image{Disk: raw}, RootSize: Size(vm.Shape.RootDisk).bytes(), Memory: vm.Shape.RAM, CPUs: vm.Shape.CPU,
-		RootBus: vm.Shape.DiskBus, UEFI: vm.Shape.Firmware == uefi}, nil
+	return qemu.Engine{Images: cache, Image: image.Image{Disk: raw}, RootSize: Size(vm.Shape.RootDisk).bytes(),
+		Memory: vm.Shape.RAM, CPUs: vm.Shape.CPU, RootBus: vm.Shape.DiskBus, UEFI: vm.Shape.Firmware == uefi}, nil
 }
 
 // restartPause is between the crash of a machine and its next start.

@@ -134,7 +134,7 @@ func (b builder) install(ctx context.Context, root string) error {
 			return err
 		}
 	}
-	if err := dir.WriteFile(filepath.Join(units, "cambium-guest.service"), guest.Unit(GuestProgram), 0o644); err != nil {
+	if err := dir.WriteFile(units+"/cambium-guest.service", guest.Unit(GuestProgram), 0o644); err != nil {
 		return err
 	}
 	return run(ctx, "systemctl", "--root="+root, "--quiet", "enable", "cambium-guest.service")

@@ -141,8 +141,9 @@ func diskUsage(path string) (bytes int64) {
 // ours reports whether an entry is one that the cache makes: the directory is the operator's choice and
 // may hold other things.
 func ours(name string) bool {
+	prefixes := []string{tree.Prefix, tree.StemcellPrefix, imagePrefix, kernelDir, kvmPrefix}
 	return !strings.HasSuffix(name, lockSuffix) && (name == labGuest || name == firstProgram ||
-		slices.ContainsFunc([]string{tree.Prefix, tree.StemcellPrefix, imagePrefix, kernelDir, kvmPrefix}, func(prefix string) bool { return strings.HasPrefix(name, prefix) }))
+		slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) }))
 }
 
 // kvmPrefix begins the notes of whether KVM works on this host, see the QEMU engine.
@@ -157,7 +158,9 @@ func (c Cache) stale(name string, ago, older time.Duration) bool {
 	case strings.HasSuffix(name, workSuffix):
 		return true
 	}
-	return ago > older && slices.ContainsFunc([]string{tree.Prefix, tree.StemcellPrefix, imagePrefix}, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+	prefixes := []string{tree.Prefix, tree.StemcellPrefix, imagePrefix}
+	begins := func(prefix string) bool { return strings.HasPrefix(name, prefix) }
+	return ago > older && slices.ContainsFunc(prefixes, begins)
 }
 
 // remove removes an entry, unless a process uses it or is making it: that one has its lock. With dry it only tells.

@@ -155,7 +155,8 @@ func (b builder) fillBoot(root *os.Root) error {
 	if err := root.WriteFile("etc/fstab", []byte("UUID="+rootUUID+" / ext4 defaults 1 1\n"), 0o644); err != nil {
 		return err
 	}
-	for from, to := range map[string]string{b.kernel.Image: "boot/vmlinuz", filepath.Join(b.work, "initrd"): "boot/initrd"} {
+	initrd := filepath.Join(b.work, "initrd")
+	for from, to := range map[string]string{b.kernel.Image: "boot/vmlinuz", initrd: "boot/initrd"} {
 		if err := copyInto(root, from, to); err != nil {
 			return err
 		}

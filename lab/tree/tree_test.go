@@ -74,7 +74,7 @@ func TestTreesAreClosedToOthers(t *testing.T) {
 		return info.Mode().Perm()
 	}
 	// What a former version has left, and what is the operator's.
-	old := []string{c.Path(), filepath.Join(dir, "tree-buster-1"), filepath.Join(dir, "stemcell-tree-1"), filepath.Join(dir, "tree-bookworm-2.new")}
+	old := []string{c.Path(), dir + "/tree-buster-1", dir + "/stemcell-tree-1", dir + "/tree-bookworm-2.new"}
 	other := filepath.Join(dir, "photos")
 	for _, path := range append([]string{dir, other}, old...) {
 		if err := os.Mkdir(path, 0o755); err != nil {
@@ -103,7 +103,7 @@ func TestTreeIsClosedWhileItIsBuilt(t *testing.T) {
 	bin := t.TempDir()
 	seen := filepath.Join(t.TempDir(), "seen")
 	for name, script := range map[string]string{
-		"mmdebstrap": "for dir; do :; done\nstat -c %a \"$(dirname \"$dir\")\" >" + seen + "\nmkdir -m 755 -p \"$dir/etc\"\n",
+		"mmdebstrap": "for dir; do :; done\nstat -c %a \"${dir%/*}\" >" + seen + "\nmkdir -m 755 -p \"$dir/etc\"\n",
 		"systemctl":  "",
 	} {
 		if err := os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\n"+script), 0o755); err != nil {

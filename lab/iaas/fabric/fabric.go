@@ -42,7 +42,8 @@ func Make(name, dir string) (*Fabric, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Fabric{Net: space, name: name, dir: dir, bridges: map[value.Name]*bridge{}, servers: map[value.Name]*dhcp{}}, nil
+	return &Fabric{Net: space, name: name, dir: dir,
+		bridges: map[value.Name]*bridge{}, servers: map[value.Name]*dhcp{}}, nil
 }
 
 // Close ends the servers and removes the host's link; the namespace goes with what is in it.

@@ -76,8 +76,8 @@ func Plan(vm string, given Networks) (Networks, []Card, error) {
 	filled := Networks{}
 	var cards []Card
 	groups := map[value.Group]int{}
-	names := slices.SortedFunc(maps.Keys(given), func(a, b value.Name) int { return cmp.Compare(a.String(), b.String()) })
-	for _, name := range names {
+	byText := func(a, b value.Name) int { return cmp.Compare(a.String(), b.String()) }
+	for _, name := range slices.SortedFunc(maps.Keys(given), byText) {
 		n := given[name]
 		if err := n.check(); err != nil {
 			return nil, nil, fmt.Errorf("network %s: %w", name, err)
@@ -99,7 +99,8 @@ func Plan(vm string, given Networks) (Networks, []Card, error) {
 			}
 		}
 		if cards[at].Segment != n.Segment() {
-			return nil, nil, fmt.Errorf("network %s is on segment %s and shares a card with one on %s", name, n.Segment(), cards[at].Segment)
+			return nil, nil, fmt.Errorf("network %s is on segment %s and shares a card with one on %s",
+				name, n.Segment(), cards[at].Segment)
 		}
 		cards[at].Networks = append(cards[at].Networks, name)
 		n.MAC = value.MACOf(cards[at].MAC)

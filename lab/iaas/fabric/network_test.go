@@ -14,6 +14,14 @@ func manual(ip, more string) string {
 func TestPlanOfCards(t *testing.T) {
 	const vip = `{"type":"vip","ip":"1.2.3.4"}`
 	one, two, three := manual("10.9.0.5", ""), manual("10.9.0.6", ""), manual("10.9.0.7", `,"nic_group":2`)
+	pair := func(more, moreOfB string) string {
+		return `"a":` + manual("10.9.0.5", more) + `,"b":` + manual("10.9.0.6", moreOfB)
+	}
+	group := pair(`,"nic_group":1`, `,"nic_group":1`)
+	segments := pair(`,"nic_group":1,"cloud_properties":{"name":"x"}`, `,"nic_group":1`)
+	with := func(properties string) string {
+		return `{"a":` + manual("10.9.0.5", `,"cloud_properties":`+properties) + `}`
+	}
 	for name, c := range map[string]struct {
 		given string   // JSON
 		cards []string // networks of each, joined
@@ -23,9 +31,9 @@ func TestPlanOfCards(t *testing.T) {
 		"without a type":        {`{"a":{"ip":"10.0.0.5","netmask":"255.0.0.0"}}`, []string{"a"}, ""},
 		"two":                   {`{"b":` + two + `,"a":` + one + `}`, []string{"a", "b"}, ""},
 		"a vip has no card":     {`{"a":` + one + `,"v":` + vip + `}`, []string{"a"}, ""},
-		"a group shares one":    {`{"a":` + manual("10.9.0.5", `,"nic_group":1`) + `,"b":` + manual("10.9.0.6", `,"nic_group":1`) + `,"c":` + three + `}`, []string{"a b", "c"}, ""},
-		"a group with a name":   {`{"a":` + manual("10.9.0.5", `,"nic_group":"x"`) + `,"b":` + manual("10.9.0.6", `,"nic_group":"x"`) + `}`, []string{"a b"}, ""},
-		"null is no group":      {`{"a":` + manual("10.9.0.5", `,"nic_group":null`) + `,"b":` + manual("10.9.0.6", `,"nic_group":null`) + `}`, []string{"a", "b"}, ""},
+		"a group shares one":    {`{` + group + `,"c":` + three + `}`, []string{"a b", "c"}, ""},
+		"a group with a name":   {`{` + pair(`,"nic_group":"x"`, `,"nic_group":"x"`) + `}`, []string{"a b"}, ""},
+		"null is no group":      {`{` + pair(`,"nic_group":null`, `,"nic_group":null`) + `}`, []string{"a", "b"}, ""},
 		"only a vip":            {`{"v":` + vip + `}`, nil, "needs a manual or dynamic"},
 		"none":                  {`null`, nil, "needs a manual or dynamic"},
 		"no address":            {`{"a":{"type":"manual","netmask":"255.0.0.0"}}`, nil, "no ip"},
@@ -35,9 +43,9 @@ func TestPlanOfCards(t *testing.T) {
 		"the gateway's":         {`{"a":` + manual("10.9.0.1", "") + `}`, nil, "gateway's"},
 		"unknown type":          {`{"a":{"type":"warp"}}`, nil, "warp"},
 		"address with a zone":   {`{"a":` + manual("fe80::1%/../x", "") + `}`, nil, "zone"},
-		"multicast card":        {`{"a":` + manual("10.9.0.5", `,"cloud_properties":{"mac":"01:00:00:00:00:01"}`) + `}`, nil, "not an address of a network card"},
-		"broken properties":     {`{"a":` + manual("10.9.0.5", `,"cloud_properties":[]`) + `}`, nil, "cannot unmarshal array"},
-		"group on two segments": {`{"a":` + manual("10.9.0.5", `,"nic_group":1,"cloud_properties":{"name":"x"}`) + `,"b":` + manual("10.9.0.6", `,"nic_group":1`) + `}`, nil, "shares a card"},
+		"multicast card":        {with(`{"mac":"01:00:00:00:00:01"}`), nil, "not an address of a network card"},
+		"broken properties":     {with(`[]`), nil, "cannot unmarshal array"},
+		"group on two segments": {`{` + segments + `}`, nil, "shares a card"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var given, filled Networks

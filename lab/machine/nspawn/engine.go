@@ -48,8 +48,8 @@ func (e Engine) Missing() error {
 	return nil
 }
 
-// Create makes the machine's layer and installs the agent into it. A layer that is there already is the machine's: it is
-// left as it is.
+// Create makes the machine's layer and installs the agent into it. A layer that is there already is the machine's:
+// it is left as it is.
 func (e Engine) Create(ctx context.Context, s machine.Spec) (machine.Machine, error) {
 	if err := e.Missing(); err != nil {
 		return nil, err

@@ -25,12 +25,16 @@ type host struct {
 	before map[string]string
 }
 
+// links are files as fill takes them.
+type links = map[string]string
+
 func newHost(t *testing.T) host {
 	t.Helper()
 	h := host{dir: t.TempDir()}
 	for _, name := range []string{"file", "machine-id", "loopX", "loopXp1", "disk/by-id/d-1"} {
 		path := filepath.Join(h.dir, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(name), 0o604)); err != nil {
+		err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(name), 0o604))
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -96,7 +100,7 @@ func TestRootLinksOfAStemcell(t *testing.T) {
 	skiptest.WithoutRoot(t, "for mounts")
 	const up = "../../../../../../../../../../../.."
 	for name, c := range map[string]struct {
-		links func(h host) map[string]string
+		links func(h host) links
 		ok    bool // the machine can be made
 	}{
 		"temporary file": {func(h host) map[string]string {
@@ -108,11 +112,11 @@ func TestRootLinksOfAStemcell(t *testing.T) {
 		"file": {func(h host) map[string]string {
 			return map[string]string{"etc/machine-id": "->" + h.dir + "/machine-id"}
 		}, true},
-		"directory":       {func(h host) map[string]string { return map[string]string{"etc": "->" + h.dir} }, false},
-		"relative":        {func(h host) map[string]string { return map[string]string{"etc": "->" + up + h.dir} }, false},
-		"of files":        {func(h host) map[string]string { return map[string]string{"etc/x": "", "var": "->" + h.dir} }, false},
-		"of files to new": {func(h host) map[string]string { return map[string]string{"etc/x": "", "var": "->" + h.dir + "/new"} }, false},
-		"inside":          {func(h host) map[string]string { return map[string]string{"usr/etc/x": "", "etc": "->usr/etc"} }, true},
+		"directory":       {func(h host) links { return links{"etc": "->" + h.dir} }, false},
+		"relative":        {func(h host) links { return links{"etc": "->" + up + h.dir} }, false},
+		"of files":        {func(h host) links { return links{"etc/x": "", "var": "->" + h.dir} }, false},
+		"of files to new": {func(h host) links { return links{"etc/x": "", "var": "->" + h.dir + "/new"} }, false},
+		"inside":          {func(h host) links { return links{"usr/etc/x": "", "etc": "->usr/etc"} }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h, tree := newHost(t), t.TempDir()
@@ -170,23 +174,24 @@ func inRoot(t *testing.T, dir string, f func(leader int)) {
 func TestRootLinksInDev(t *testing.T) {
 	skiptest.WithoutRoot(t, "for device nodes")
 	for name, c := range map[string]struct {
-		links func(h host) map[string]string
+		links func(h host) links
 		ok    bool // the disk can be attached
 	}{
-		"nothing":         {func(h host) map[string]string { return map[string]string{"dev/null": ""} }, true},
-		"node":            {func(h host) map[string]string { return map[string]string{"dev/loopX": "->" + h.dir + "/file"} }, true},
-		"node as a file":  {func(h host) map[string]string { return map[string]string{"dev/loopX": "content"} }, true},
-		"partition":       {func(h host) map[string]string { return map[string]string{"dev/loopXp1": "->" + h.dir + "/file"} }, true},
-		"dev":             {func(h host) map[string]string { return map[string]string{"dev": "->" + h.dir} }, false},
-		"disk":            {func(h host) map[string]string { return map[string]string{"dev/disk": "->" + h.dir} }, false},
-		"disk, missing":   {func(h host) map[string]string { return map[string]string{"dev/disk": "->" + h.dir + "/new"} }, false},
-		"by-id":           {func(h host) map[string]string { return map[string]string{"dev/disk/by-id": "->" + h.dir + "/disk"} }, false},
-		"name of the CID": {func(h host) map[string]string { return map[string]string{"dev/disk/by-id/d-1": "->" + h.dir + "/file"} }, true},
+		"nothing":         {func(h host) links { return links{"dev/null": ""} }, true},
+		"node":            {func(h host) links { return links{"dev/loopX": "->" + h.dir + "/file"} }, true},
+		"node as a file":  {func(h host) links { return links{"dev/loopX": "content"} }, true},
+		"partition":       {func(h host) links { return links{"dev/loopXp1": "->" + h.dir + "/file"} }, true},
+		"dev":             {func(h host) links { return links{"dev": "->" + h.dir} }, false},
+		"disk":            {func(h host) links { return links{"dev/disk": "->" + h.dir} }, false},
+		"disk, missing":   {func(h host) links { return links{"dev/disk": "->" + h.dir + "/new"} }, false},
+		"by-id":           {func(h host) links { return links{"dev/disk/by-id": "->" + h.dir + "/disk"} }, false},
+		"name of the CID": {func(h host) links { return links{"dev/disk/by-id/d-1": "->" + h.dir + "/file"} }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h, root := newHost(t), t.TempDir()
 			fill(t, root, c.links(h))
-			a := &attached{disk: machine.Disk{ID: "d-1", Names: []string{"disk/by-id/d-1"}}, loop: disk.Loop{Name: "loopX", Major: 7, Minor: 250}}
+			a := &attached{disk: machine.Disk{ID: "d-1", Names: []string{"disk/by-id/d-1"}},
+				loop: disk.Loop{Name: "loopX", Major: 7, Minor: 250}}
 			m := &Machine{disks: map[string]*attached{"d-1": a}}
 			inRoot(t, root, func(leader int) {
 				m.Current = &boot{leader: leader}
@@ -202,7 +207,8 @@ func TestRootLinksInDev(t *testing.T) {
 					for name, minor := range map[string]uint32{"loopX": 250, "loopXp1": 251} {
 						var st unix.Stat_t
 						err := unix.Lstat(filepath.Join(root, "dev", name), &st)
-						if err != nil || st.Mode != unix.S_IFBLK|0o660 || st.Rdev != unix.Mkdev(7, minor) || st.Gid != diskGroup {
+						good := st.Mode == unix.S_IFBLK|0o660 && st.Rdev == unix.Mkdev(7, minor) && st.Gid == diskGroup
+						if err != nil || !good {
 							t.Errorf("node %s: %v, mode %o, device %x, group %d", name, err, st.Mode, st.Rdev, st.Gid)
 						}
 					}
