@@ -203,6 +203,7 @@ func planLeases(t *testing.T, l *lab.Lab) {
 	i := start(t, l, lab.VM{Source: lab.HTTP, PublicKey: "ssh-ed25519 IAAS", Ephemeral: lab.GiB, Files: []machine.File{planFirst}})
 	defer remove(t, i)
 	ready(t, i)
+	ended(t, i) // the resolver's files are written in the background
 	if said := run(t, i, "cat", "/run/plan.json", "/run/plan.err"); !strings.Contains(said, "network") || !strings.Contains(said, "exit 1") {
 		t.Errorf("without a network the plan is %s, want an error and why", said)
 	}
