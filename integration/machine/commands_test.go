@@ -138,7 +138,8 @@ var values = []struct{ prefix, value string }{{"agent disk ", "disk-1"}, {"agent
 func collectHints(t *testing.T, root string) (hints []string) {
 	t.Helper()
 	found := map[string]bool{}
-	for _, dir := range []string{"agent", "blobstore", "bootstrap", "cmd/agent", "infrastructure", "internal", "jobs", "mbus", "plan", "platform", "settings", "storage"} {
+	for _, dir := range []string{"agent", "blobstore", "bootstrap", "cmd/agent", "desired", "infrastructure", "internal", "jobs",
+		"mbus", "platform", "settings", "storage"} {
 		err := filepath.WalkDir(filepath.Join(root, dir), func(path string, _ fs.DirEntry, err error) error {
 			if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
 				return err
