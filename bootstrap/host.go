@@ -34,6 +34,16 @@ func (m *Machine) runRuntimeHook(ctx context.Context, s *engine.Span) error {
 	return m.convergeHost(ctx, s, host.Desired{Hooks: []string{runtimeHook}})
 }
 
+func (m *Machine) hasMedia() bool { return m.Host != nil && (m.OnMedia || m.Host.HasDrives()) }
+
+func (m *Machine) planMedia(ctx context.Context, _ *engine.Forecast) ([]engine.Change, error) {
+	return m.planHost(ctx, host.Desired{RootMedia: true})
+}
+
+func (m *Machine) keepMediaToRoot(ctx context.Context, s *engine.Span) error {
+	return m.convergeHost(ctx, s, host.Desired{RootMedia: true})
+}
+
 func (m *Machine) planAuditing(ctx context.Context, _ *engine.Forecast) ([]engine.Change, error) {
 	return m.planHost(ctx, host.Desired{Hooks: []string{auditHook}})
 }
@@ -47,7 +57,7 @@ func hostChanges(changes []host.Change) []engine.Change {
 	all := engine.Changes(changes)
 	for i, c := range changes {
 		switch c.Op {
-		case host.OpRunHook, host.OpRestartTimesyncd, host.OpReloadChrony:
+		case host.OpRunHook, host.OpApplyUdevRules, host.OpRestartTimesyncd, host.OpReloadChrony:
 			all[i].Runs = true
 		}
 	}

@@ -83,7 +83,9 @@ type Machine struct {
 	Log     *logrus.Entry
 	Status  *status.Recorder // nil for a plan
 
-	Settings   Settings
+	Settings Settings
+	// OnMedia means that a settings source is a CD or a config drive, which may be plugged in later.
+	OnMedia    bool
 	PublicKey  func(context.Context) (string, error)
 	Network    *network.Kernel
 	Resolver   Domain[resolver.Desired, resolver.Change]

@@ -154,7 +154,7 @@ func TestSettingsThatAreWrittenAreAChange(t *testing.T) {
 	}
 	_, rest := bootMachine(t, m)
 	rest()
-	if got := m.Status.Snapshot().Steps[1].Changes; !slices.Equal(got, want) {
+	if got := m.Status.Snapshot().Steps[2].Changes; !slices.Equal(got, want) {
 		t.Errorf("changed %q, want %q", got, want)
 	}
 }

@@ -24,8 +24,11 @@ func Steps(m *Machine) []engine.Step {
 	disks := append([]string{"persistent-disk", "directories"}, supervision...)
 	return []engine.Step{
 		{Name: "runtime-hook", Optional: true, Deadline: time.Minute, If: has(m.Host != nil && m.Tree != nil), Plan: m.planRuntimeHook, Run: m.runRuntimeHook},
-		{Name: "settings", AnnounceAfter: settingsAnnounceAfter, Plan: m.planSettings, Run: m.loadSettings,
-			Advice: "see 'agent settings --explain' for what each source said"},
+		// Before the agent reads a medium, and before any job runs.
+		{Name: "media", Optional: true, Deadline: time.Minute, If: m.hasMedia, Plan: m.planMedia,
+			Run: m.keepMediaToRoot},
+		{Name: "settings", Needs: []string{"media"}, AnnounceAfter: settingsAnnounceAfter, Plan: m.planSettings,
+			Run: m.loadSettings, Advice: "see 'agent settings --explain' for what each source said"},
 		// An operator can log in to a machine that failed, with the passwords and keys of the settings and no others.
 		{Name: "passwords", Always: true, Needs: []string{"settings"}, Deadline: time.Minute, If: has(m.Users != nil), Plan: m.planPasswords, Run: m.setPasswords,
 			Advice: "give env.bosh.password a crypt hash, and the machine the accounts root and vcap"},

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -171,6 +172,9 @@ func (m *machine) addSources(o machineOptions, log *logrus.Entry) error {
 	}
 	fetcher := &fetch.Fetcher{Sources: sources, Network: up, HasCache: m.current.Present}
 	m.current.FetchFrom(fetcher.Fetch)
+	m.OnMedia = slices.ContainsFunc(o.config.Infrastructure.Settings.Sources, func(s agentjson.Source) bool {
+		return s.Type == agentjson.CDROM || s.Type == agentjson.ConfigDrive
+	})
 	m.PublicKey = fetcher.PublicKey
 	return nil
 }

@@ -4,9 +4,7 @@ package machine
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -213,16 +211,7 @@ func monitPidFile(t *testing.T, i *lab.Instance) {
 // journal with all its fields, logs, the instance directory, command lines and environments, what the commands print,
 // core dumps, and everything that vcap can read.
 func secrets(t *testing.T, i *lab.Instance) {
-	var settings any
-	if err := json.Unmarshal([]byte(run(t, i, "sh", "-c", "cat $(find /var/vcap/bosh -name settings.json | head -1)")), &settings); err != nil {
-		t.Fatal(err)
-	}
-	var all []string
-	collectSecrets(settings, "", &all)
-	if len(all) < 2 {
-		t.Fatalf("the settings hold %d secrets", len(all))
-	}
-	// And those that come with requests, most of which fail: their errors are what would tell.
+	// Those of the settings, and those that come with requests, most of which fail: their errors are what would tell.
 	const canary = "canary-4711"
 	headers := map[string]string{"x-key": canary}
 	for _, call := range [][]any{
@@ -247,16 +236,9 @@ func secrets(t *testing.T, i *lab.Instance) {
 	if run(t, i, "sh", "-c", "journalctl -u bosh-agent -o cat | grep -c ' DEBUG - ' || true") == "0\n" {
 		t.Error("the journal has no line of debug level")
 	}
-	patterns := strings.Join(append(all, canary), "\n") + "\n"
-	if err := i.WriteFile(machine.File{Path: "/root/patterns", Data: []byte(patterns), Mode: 0o600}); err != nil {
-		t.Fatal(err)
-	}
-	defer run(t, i, "rm", "/root/patterns")
-	if run(t, i, "sh", "-c", "grep -rlaFf /root/patterns /var/vcap/bosh | wc -l") == "0\n" {
-		t.Fatal("the patterns do not even match the settings")
-	}
+	defer containers.Secrets(t, i, canary)()
 	for name, command := range secretPlaces {
-		if found := search(t, i, command); found != "" {
+		if found := containers.Search(t, i, command); found != "" {
 			t.Errorf("%s holds a secret: %s", name, found)
 		}
 	}
@@ -265,7 +247,7 @@ func secrets(t *testing.T, i *lab.Instance) {
 	run(t, i, "systemd-run", "--quiet", "--unit=planted", "--service-type=exec", "--setenv=PLANTED="+canary, "bash", "-c", "sleep 1000; : "+canary)
 	run(t, i, "journalctl", "--sync")
 	for _, name := range []string{"the journal", "logs", "the instance directory", "a command line", "an environment", "systemd's properties", "a file that vcap can read"} {
-		if search(t, i, secretPlaces[name]) == "" {
+		if containers.Search(t, i, secretPlaces[name]) == "" {
 			t.Errorf("a secret that was planted in %s was not found", name)
 		}
 	}
@@ -290,49 +272,6 @@ var secretPlaces = map[string]string{
 	"the metrics":               agentProgram + "metrics 2>&1 | grep -acFf /root/patterns",
 	"systemd's properties":      "systemctl show bosh-agent monit 'plante*' | grep -acFf /root/patterns",
 	"a core dump":               "find / -xdev -type f '(' -name core -o -name 'core.*' -o -path '*/coredump/*' ')' -not -path '/usr/*'",
-	"a file that vcap can read": "runuser -u vcap -- grep -rlaFsf - /etc /home /opt /run /tmp /usr/local /var /dev/shm </root/patterns",
-}
-
-// search runs such a command and returns what it found, or nothing.
-func search(t *testing.T, i *lab.Instance, command string) string {
-	t.Helper()
-	text := strings.TrimSpace(run(t, i, "sh", "-c", "{ "+command+" ; } 2>/dev/null || true"))
-	if text == "0" {
-		return ""
-	}
-	return text
-}
-
-// collectSecrets finds the values below keys that sound like secrets, and passwords in URLs. Of a PEM block a line in
-// its middle stands for all.
-func collectSecrets(value any, key string, all *[]string) {
-	switch v := value.(type) {
-	case map[string]any:
-		for k, each := range v {
-			if strings.HasPrefix(key, "options") {
-				k = "options." + k
-			}
-			collectSecrets(each, strings.ToLower(k), all)
-		}
-	case []any:
-		for _, each := range v {
-			collectSecrets(each, key, all)
-		}
-	case string:
-		if u, err := url.Parse(v); err == nil && u.User != nil {
-			if password, given := u.User.Password(); given && len(password) > 3 {
-				*all = append(*all, password)
-			}
-		}
-		for _, word := range []string{"password", "private_key", "secret", "token"} {
-			if !strings.Contains(key, word) || len(v) < 4 {
-				continue
-			}
-			if lines := strings.Split(strings.TrimSpace(v), "\n"); len(lines) > 2 {
-				v = lines[len(lines)/2]
-			}
-			*all = append(*all, v)
-			break
-		}
-	}
+	"a file that vcap can read": labtest.FilesOfJobs,
+	"a device that vcap can":    labtest.DevicesOfJobs,
 }

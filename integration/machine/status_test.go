@@ -148,9 +148,11 @@ func logLevel(t *testing.T, i *lab.Instance) {
 func lockOfVcap(t *testing.T, i *lab.Instance) {
 	t.Helper()
 	run(t, i, "systemctl", "stop", "bosh-agent")
-	stop := background(t, i, "locker", `perl -MFcntl -e 'open(my $f, "<", "/run/cambium/alive")
-  and fcntl($f, F_SETLK, pack("s s x4 q q l x4", F_RDLCK, 0, 0, 0, 0));
-open(my $tried, ">", "/tmp/tried") or die; close $tried; sleep 10000'`)
+	stop := background(t, i, "locker", `perl -MFcntl -e 'if (open(F, "<", "/run/cambium/alive")) {
+  my $lock = pack("s s x4 q q l x4", F_RDLCK, 0, 0, 0, 0);
+  fcntl(F, F_SETLK, $lock) or die;
+}
+open(T, ">", "/tmp/tried") or die; close T; sleep 10000'`)
 	defer stop()
 	eventually.True(t, "vcap to have tried", func() bool {
 		return run(t, i, "sh", "-c", "ls /tmp | grep -x tried || true") != ""

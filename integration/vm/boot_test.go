@@ -220,7 +220,7 @@ func TestVMConfigDriveFAT(t *testing.T) {
 }
 
 // TestVMCDROM: settings on a CD as vSphere hands it out. The disc is ejected, which the
-// hypervisor sees, and neither a restart of the agent nor a reboot needs it again.
+// hypervisor sees, jobs cannot read it, and neither a restart of the agent nor a reboot needs it again.
 func TestVMCDROM(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
@@ -232,8 +232,11 @@ func TestVMCDROM(t *testing.T) {
 	ready(t, i)
 	wantReady(t, i)
 	eventually.True(t, "the open tray", vm.Ejected)
+	jobsReadNoMedium(t, i)
 	run(t, i, "systemctl", "restart", "bosh-agent")
 	ready(t, i)
+	wantDrive(t, i, "after a restart of the agent")
+	eventually.True(t, "the open tray", vm.Ejected)
 	if err := i.Detach(t.Context(), "cdrom"); err != nil {
 		t.Fatal(err)
 	}
@@ -245,6 +248,41 @@ func TestVMCDROM(t *testing.T) {
 	ready(t, i)
 	if d := agentStatus(t, i); d.Settings == nil || !d.Settings.Cached || d.State != status.Ready {
 		t.Errorf("after a reboot without the disc: %s, settings %+v, want ready with the cached ones", d.State, d.Settings)
+	}
+}
+
+// jobsReadNoMedium tries to read the settings from the drive as vcap, who is in group cdrom.
+func jobsReadNoMedium(t *testing.T, i *lab.Instance) {
+	t.Helper()
+	if groups := strings.Fields(run(t, i, "id", "-nG", "vcap")); !slices.Contains(groups, "cdrom") {
+		t.Errorf("vcap is in groups %v, want cdrom among them", groups)
+	}
+	run(t, i, "sh", "-ec", "modprobe sg; udevadm settle")
+	wantDrive(t, i, "after the boot")
+	// The drive comes once more, and udev makes its devices.
+	run(t, i, "sh", "-ec", "modprobe -r sr_mod sg; modprobe -a sr_mod sg; udevadm settle")
+	wantDrive(t, i, "with a drive that has come")
+	defer virtual.Secrets(t, i)()
+	if found := virtual.Search(t, i, labtest.DevicesOfJobs); found != "" {
+		t.Errorf("vcap reads a secret from %s", found)
+	}
+	// The search finds what is there.
+	run(t, i, "sh", "-c", "chgrp cdrom "+driveNodes+"; chmod 660 "+driveNodes)
+	found := strings.Fields(virtual.Search(t, i, labtest.DevicesOfJobs))
+	if slices.Sort(found); len(found) != 2 || !strings.HasPrefix(found[0], "/dev/sg") || found[1] != "/dev/sr0" {
+		t.Errorf("a search of a drive that vcap can open found %q, want both of its devices", found)
+	}
+}
+
+// driveNodes are the drive's devices, in shell: the disk, and the one for SCSI commands.
+const driveNodes = `/dev/sr0 $(cd /sys/class/scsi_generic && grep -lx 5 */device/type | sed 's:\([^/]*\).*:/dev/\1:')`
+
+// wantDrive checks that the devices of the drive are root's alone.
+func wantDrive(t *testing.T, i *lab.Instance, when string) {
+	t.Helper()
+	const root = "600 root root\n"
+	if got := run(t, i, "sh", "-c", "stat -c '%a %U %G' "+driveNodes); got != root+root {
+		t.Errorf("%s its devices are %q, want two with %q", when, got, root)
 	}
 }
 

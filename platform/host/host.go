@@ -1,6 +1,6 @@
 // Package host configures the machine as a whole: host name, hosts file, IPv6, time servers and
 // trusted certificates. It also removes the development tools that a hardened image must not
-// have, and runs the stemcell's hooks.
+// have, keeps drives of removable media to root, and runs the stemcell's hooks.
 //
 // A Desired names only what the caller cares about; the rest of the machine stays as it is.
 package host
@@ -50,6 +50,8 @@ type Desired struct {
 	// Certificates is a text with PEM blocks in it; an empty text means none, nil means as
 	// they are.
 	Certificates *string
+	// RootMedia keeps the drives of removable media to root.
+	RootMedia bool
 	// Hooks are names of the stemcell's own programs, found in the agent's directory of programs
 	// or in PATH. A hook that does not exist is skipped. One that has succeeded runs again only
 	// after the next boot of the machine: a restart of the agent changes nothing of what hooks
@@ -69,6 +71,7 @@ type State struct {
 	IPv6         ipv6State
 	Time         timeState
 	Certificates certificateState
+	Media        mediaState
 	hooks        map[string]hookState
 	lists        map[string][]listedPath
 	base         string // the agent's base directory, which no list may remove
@@ -88,6 +91,8 @@ const (
 	OpUpdateCertificates Op = "update-certificates"
 	OpRunHook            Op = "run-hook"
 	OpRemoveListed       Op = "remove-listed"
+	OpKeepToRoot         Op = "keep-to-root"
+	OpApplyUdevRules     Op = "apply-udev-rules"
 )
 
 // Change is one step from what is to what is wanted.
@@ -118,6 +123,10 @@ func (c Change) String() string {
 		return "update the certificate store"
 	case OpRunHook:
 		return "run " + c.Path
+	case OpKeepToRoot:
+		return fmt.Sprintf("keep %s to root, mode %04o", c.Path, c.Mode)
+	case OpApplyUdevRules:
+		return "have udev apply its rules to the drives"
 	case OpRemoveListed:
 		return fmt.Sprintf("remove %d paths that %s lists", len(c.Listed), c.Path)
 	}
@@ -162,6 +171,11 @@ func (h *Host) Observe(ctx context.Context, want Desired) (s State, err error) {
 			return State{}, err
 		}
 	}
+	if want.RootMedia {
+		if s.Media, err = h.observeMedia(); err != nil {
+			return State{}, err
+		}
+	}
 	s.hooks = h.observeHooks(want.Hooks)
 	s.lists, err = h.observeLists(want.RemoveListed)
 	return s, err
@@ -197,6 +211,9 @@ func Diff(have State, want Desired) (changes []Change, err error) {
 	}
 	if want.Certificates != nil {
 		add(diffCertificates(have.Certificates, *want.Certificates), nil)
+	}
+	if want.RootMedia {
+		add(diffMedia(have.Media), nil)
 	}
 	add(diffHooks(have, want.Hooks), nil)
 	add(diffListed(have, want.RemoveListed))
@@ -285,6 +302,10 @@ func (h *Host) apply(ctx context.Context, c Change) error {
 		return h.Units.Restart(ctx, "systemd-timesyncd")
 	case OpUpdateCertificates:
 		return h.updateCertificates(ctx)
+	case OpKeepToRoot:
+		return h.keepToRoot(c.Path, c.Mode)
+	case OpApplyUdevRules:
+		return h.applyUdevRules(ctx)
 	case OpRunHook:
 		return h.runHook(ctx, c.Path)
 	}

@@ -53,7 +53,6 @@ func Table(d vcap.Dirs, o Options) Desired {
 	}
 	const all = NoDev | NoSuid | NoExec
 	entries := Desired{
-		{Group: Devices, Path: "/dev/sr0", Kind: Existing, Mode: 0o660, Owner: rootOnly},
 		{Group: Devices, Path: "/dev/shm", Kind: Existing, Mode: 0o770, Owner: rootVcap},
 
 		{Group: SharedMemory, Path: "/dev/shm", Kind: Mounted, Flags: all},

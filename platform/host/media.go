@@ -1,0 +1,139 @@
+package host
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"cambium/internal/command"
+)
+
+// mediaRules has udev keep drives of removable media to root: by its own rules they belong to groups that vcap is in,
+// cdrom and floppy, or to the user at the console (73-seat-late.rules). Other disks belong to group disk.
+const (
+	mediaRules     = "/run/udev/rules.d/72-cambium-media.rules"
+	mediaRulesText = `# Written by the BOSH agent: the settings of this machine, with its secrets, may be on such media.
+SUBSYSTEM=="block", KERNEL=="sr[0-9]*|fd[0-9]*", OWNER:="root", GROUP:="root", MODE:="0600", TAG-="uaccess"
+SUBSYSTEM=="scsi_generic", ATTRS{type}=="5", OWNER:="root", GROUP:="root", MODE:="0600", TAG-="uaccess"
+`
+)
+
+// mediaState is what was seen of drives.
+type mediaState struct {
+	udev   bool // it runs
+	rules  []byte
+	drives []drive
+}
+
+// drive is a node of a drive, and whether it is for root alone.
+type drive struct {
+	path    string
+	private bool
+}
+
+// HasDrives reports whether the machine has a drive of removable media.
+func (h *Host) HasDrives() bool {
+	found, err := h.drives()
+	return err == nil && len(found) > 0
+}
+
+func (h *Host) observeMedia() (s mediaState, err error) {
+	if s.rules, err = h.read(mediaRules); err != nil {
+		return s, err
+	}
+	_, err = os.Stat(h.at("/run/udev/control"))
+	s.udev = err == nil
+	s.drives, err = h.drives()
+	return s, err
+}
+
+// drives finds the nodes of optical and floppy drives, and of the optical ones for SCSI commands.
+func (h *Host) drives() (all []drive, err error) {
+	var names []string
+	for _, pattern := range []string{"/dev/sr[0-9]*", "/dev/fd[0-9]*"} {
+		found, err := filepath.Glob(h.at(pattern))
+		if err != nil {
+			return nil, err
+		}
+		for _, path := range found {
+			names = append(names, filepath.Base(path))
+		}
+	}
+	types, err := filepath.Glob(h.at("/sys/class/scsi_generic/sg[0-9]*/device/type"))
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range types {
+		if kind, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(kind)) == "5" {
+			names = append(names, filepath.Base(filepath.Dir(filepath.Dir(path))))
+		}
+	}
+	for _, name := range names {
+		path := filepath.Join("/dev", name)
+		info, err := os.Lstat(h.at(path))
+		if errors.Is(err, fs.ErrNotExist) || err == nil && info.Mode().Type() == fs.ModeSymlink {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		// A stemcell's bosh-agent-rc gives the drive to root with mode 0660.
+		owner := info.Sys().(*syscall.Stat_t)
+		all = append(all, drive{path, info.Mode().Perm()&0o007 == 0 && owner.Uid == 0 && owner.Gid == 0})
+	}
+	return all, nil
+}
+
+// diffMedia changes the modes at once, and then the rules: an event that udev is processing by the old ones would
+// change the modes again, and the one that applies the new ones comes after it.
+func diffMedia(have mediaState) (changes []Change) {
+	for _, d := range have.drives {
+		if !d.private {
+			changes = append(changes, Change{Op: OpKeepToRoot, Path: d.path, Mode: 0o600})
+		}
+	}
+	if have.udev && !bytes.Equal(have.rules, []byte(mediaRulesText)) {
+		changes = append(changes, file(mediaRules, have.rules, []byte(mediaRulesText), 0o644)...)
+		changes = append(changes, Change{Op: OpApplyUdevRules})
+	}
+	return changes
+}
+
+// udevTimeout bounds the wait for udev.
+const udevTimeout = 10 * time.Second
+
+// applyUdevRules has udev read its rules, and process the drives by them. udevadm is udev's interface for that: the
+// protocol of its socket is private and differs between versions.
+func (h *Host) applyUdevRules(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, udevTimeout, fmt.Errorf("no answer within %s", udevTimeout))
+	defer cancel()
+	if _, err := command.Run(ctx, command.Cmd{Name: "udevadm", Args: []string{"control", "--reload"}}); err != nil {
+		return err
+	}
+	found, err := h.drives()
+	if err != nil || len(found) == 0 {
+		return err
+	}
+	args := []string{"trigger", "--action=change", "--settle"}
+	for _, d := range found {
+		args = append(args, d.path)
+	}
+	_, err = command.Run(ctx, command.Cmd{Name: "udevadm", Args: args})
+	return err
+}
+
+// keepToRoot changes owner and mode of a drive's node, which is not there any more if the drive was removed.
+func (h *Host) keepToRoot(path string, mode fs.FileMode) error {
+	path = h.at(path)
+	if err := errors.Join(os.Chmod(path, mode), os.Lchown(path, 0, 0)); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,71 @@
+package host
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+
+	"cambium/internal/skiptest"
+)
+
+// TestMedia: the drives of a machine become root's, and udev is told to keep them so. Other devices stay as they are.
+func TestMedia(t *testing.T) {
+	skiptest.WithoutRoot(t, "to give files to root")
+	const cdrom = 24
+	h, _ := newHost(t, map[string]string{"/run/udev/control": "", "/dev/sda": "", "/dev/sr0": "", "/dev/sr1": "",
+		"/dev/fd0": "", "/dev/sg0": "", "/dev/sg1": "", "/sys/class/scsi_generic/sg0/device/type": "0\n",
+		"/sys/class/scsi_generic/sg1/device/type": "5\n", "/sys/class/scsi_generic/sg2/device/type": "5\n"})
+	nodes := []string{"/dev/fd0", "/dev/sda", "/dev/sg0", "/dev/sg1", "/dev/sr0", "/dev/sr1"}
+	for _, path := range nodes {
+		if err := os.Chown(h.at(path), 0, cdrom); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(h.at(path), 0o660); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A stemcell's hook has been there.
+	if err := os.Chown(h.at("/dev/sr1"), 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("sr0", h.at("/dev/sr9")); err != nil {
+		t.Fatal(err)
+	}
+	asked := filepath.Join(t.TempDir(), "asked")
+	put(t, h, "/bin/udevadm", "#!/bin/sh\ntest -e '"+h.at(mediaRules)+"' && echo \"$@\" >>'"+asked+"'\n")
+	t.Setenv("PATH", h.at("/bin")+":"+os.Getenv("PATH"))
+	if !h.HasDrives() {
+		t.Error("the machine has no drives")
+	}
+	got := converge(t, h, Desired{RootMedia: true})
+	want := []string{"keep /dev/sr0 to root, mode 0600", "keep /dev/fd0 to root, mode 0600",
+		"keep /dev/sg1 to root, mode 0600", "write " + mediaRules, "have udev apply its rules to the drives"}
+	if !slices.Equal(got, want) {
+		t.Errorf("changed %q, want %q", got, want)
+	}
+	for _, path := range nodes {
+		info, err := os.Stat(h.at(path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		group, disk := info.Sys().(*syscall.Stat_t).Gid, path == "/dev/sda" || path == "/dev/sg0"
+		if disk != (group == cdrom) {
+			t.Errorf("%s belongs to group %d", path, group)
+		}
+	}
+	text, err := os.ReadFile(asked)
+	if err != nil || string(text) != "control --reload\n"+
+		"trigger --action=change --settle /dev/sr0 /dev/sr1 /dev/fd0 /dev/sg1\n" {
+		t.Errorf("udev was asked for %q, %v", text, err)
+	}
+}
+
+// Without udev there are no rules, and without drives there is nothing to do.
+func TestMediaWithoutUdev(t *testing.T) {
+	h, _ := newHost(t, map[string]string{"/dev/sda": "", "/dev/fd/0": ""})
+	if got := converge(t, h, Desired{RootMedia: true}); len(got) > 0 || h.HasDrives() {
+		t.Errorf("changed %q, has drives %v; want neither", got, h.HasDrives())
+	}
+}
