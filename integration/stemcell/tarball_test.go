@@ -56,7 +56,8 @@ done
 func unpack(t testing.TB, file string) string {
 	t.Helper()
 	dir := t.TempDir()
-	if out, err := exec.CommandContext(t.Context(), "sh", "-euc", unpackScript, "sh", dir, file).CombinedOutput(); err != nil {
+	out, err := exec.CommandContext(t.Context(), "sh", "-euc", unpackScript, "sh", dir, file).CombinedOutput()
+	if err != nil {
 		t.Fatalf("unpack %s: %v: %s", file, err, out)
 	}
 	return filepath.Join(dir, "root.raw")

@@ -64,7 +64,8 @@ func SwapOn(device string) error {
 	if err != nil {
 		return err
 	}
-	if _, _, errno := unix.Syscall(unix.SYS_SWAPON, uintptr(unsafe.Pointer(path)), 0, 0); errno != 0 && errno != unix.EBUSY {
+	_, _, errno := unix.Syscall(unix.SYS_SWAPON, uintptr(unsafe.Pointer(path)), 0, 0)
+	if errno != 0 && errno != unix.EBUSY {
 		return fmt.Errorf("swapon %s: %w", device, errno)
 	}
 	return nil
