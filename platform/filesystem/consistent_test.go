@@ -18,7 +18,8 @@ var e2fsck, xfsRepair = []string{"e2fsck", "-n"}, []string{"xfs_repair", "-n", "
 
 func unsealed([]byte) {}
 
-// healthy are file systems as programs make them. fix makes the checksum of a superblock right again.
+// healthy are file systems as programs make them, first small ones with and without checksums. fix makes the checksum
+// of a superblock right again.
 var healthy = []struct {
 	name string
 	kind Kind
@@ -29,11 +30,11 @@ var healthy = []struct {
 }{
 	{"ext4 of 1 KiB blocks", Ext4, 64 << 20, run("mkfs.ext4", "-qF", "-b", "1024", "IMAGE"), fixExt, e2fsck},
 	{"ext4, no checksums", Ext4, 64 << 20, run("mkfs.ext4", "-qF", "-O", "^metadata_csum", "IMAGE"), unsealed, e2fsck},
+	{"xfs", XFS, 300 << 20, run("mkfs.xfs", "-q", "IMAGE"), fixXFS, xfsRepair},
+	{"xfs without checksums", XFS, 300 << 20, run("mkfs.xfs", "-q", "-m", "crc=0", "IMAGE"), unsealed, xfsRepair},
 	{"ext4", Ext4, 600 << 20, run("mkfs.ext4", "-qF", "-b", "4096", "IMAGE"), fixExt, e2fsck},
 	{"ext4 of clusters", Ext4, 64 << 20, run("mkfs.ext4", "-qF", "-O", "bigalloc", "IMAGE"), fixExt, e2fsck},
-	{"xfs", XFS, 300 << 20, run("mkfs.xfs", "-q", "IMAGE"), fixXFS, xfsRepair},
 	{"xfs of large sectors", XFS, 300 << 20, run("mkfs.xfs", "-q", "-s", "size=4096", "IMAGE"), fixXFS, xfsRepair},
-	{"xfs without checksums", XFS, 300 << 20, run("mkfs.xfs", "-q", "-m", "crc=0", "IMAGE"), unsealed, xfsRepair},
 }
 
 func fixExt(head []byte) {
@@ -69,12 +70,15 @@ func alone(c Content, kind Kind) bool { return c.Kind == kind && len(c.Also) == 
 func TestEveryCountOfFreeInodesIsExt4(t *testing.T) {
 	// So small that ZFS, whose labels are most of what is read, does not fit. The first two fit.
 	const count, size = 1040, 128 << 10
-	for _, c := range healthy[:2] {
+	for i, c := range healthy[:2] {
 		t.Run(c.name, func(t *testing.T) {
 			path := looptest.Image(t, size)
 			c.make(t, path)
 			head := headOf(t, path)
 			for n := range 1 << 16 {
+				if high := n >> 8; i == 0 && high != 0x13 && high != 0x24 {
+					continue // with checksums, those around the magics of minix do
+				}
 				binary.LittleEndian.PutUint16(head[count:], uint16(n))
 				c.fix(head)
 				// As Identify does, without its buffers of 64 KiB.
@@ -94,7 +98,7 @@ func TestEveryCountOfFreeInodesIsExt4(t *testing.T) {
 // A signature is nothing where the bytes belong to a healthy file system. Where the file system needs others, so that
 // they cannot belong to it, its own program says so.
 func TestNoSignatureInsideAHealthyFileSystem(t *testing.T) {
-	for _, c := range healthy {
+	for _, c := range healthy[:4] {
 		t.Run(c.name, func(t *testing.T) {
 			path := looptest.Image(t, c.size)
 			c.make(t, path)
