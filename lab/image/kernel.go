@@ -20,7 +20,7 @@ type Kernel struct {
 const kernelPackage = "linux-image-cloud-amd64"
 
 // kernelDir is its place in the cache.
-const kernelDir = "kernel-" + kernelPackage
+const kernelDir = "kernel-of-release-" + kernelPackage
 
 // EnsureKernel returns the kernel, which is fetched once.
 func (c Cache) EnsureKernel(ctx context.Context) (Kernel, error) {
@@ -44,10 +44,13 @@ func findKernel(dir string) (Kernel, error) {
 	return Kernel{Image: images[0], Modules: filepath.Join(dir, "lib", "modules", version), Version: version}, nil
 }
 
+// fetchKernel takes the kernel of Debian's last point release, not the one of its security updates: those come without
+// the months of use, and 6.1.192 dereferences NULL in ext4_mb_load_buddy_gfp when ext4's cached bitmaps were reclaimed.
 func fetchKernel(ctx context.Context, dir string) error {
 	const script = `cd "$1"
+. /etc/os-release
 get() {
-  p=$(apt-cache depends "$2" | awk '/Depends:/{print $2; exit}')
+  p=$(apt-cache -o APT::Default-Release="$VERSION_CODENAME" depends "$2" | awk '/Depends:/{print $2; exit}')
   [ -n "$p" ] && apt-get -qq download "$p"
 }
 get "$@" || { apt-get -qq update && get "$@"; } || exit 1
