@@ -5,7 +5,6 @@ package storage
 import (
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -14,6 +13,7 @@ import (
 
 	"cambium/internal/looptest"
 	"cambium/platform/mount"
+	"cambium/storage/identity"
 )
 
 // reboot takes away all mounts, and brings back what the start of an agent does.
@@ -92,7 +92,7 @@ func TestRootHalfCopiedDiskIsNoStore(t *testing.T) {
 			b.ok(mount.Unmount(ctx, dir))
 		}
 		for range 2 {
-			b.fails(b.Mount(ctx, "new"), "incomplete copy of old", "run mount_disk old first")
+			b.fails(b.Mount(ctx, "new"), "incomplete copy of old", "run mount_disk old")
 		}
 		if got := mountedSource(b.t, b.Dirs.Store()); got != "" || b.records.mounted != "old" {
 			b.t.Errorf("store is %q, recorded %q; want nothing and old", got, b.records.mounted)
@@ -122,18 +122,21 @@ func TestRootHalfCopiedDiskIsNoStore(t *testing.T) {
 		b, _, fresh := migrating(t, 128<<20)
 		interrupted(b)
 		b.ok(b.Remove(ctx, "old"))
+		b.fails(b.Mount(ctx, "new"), "incomplete copy of old", "'agent disk accept new'")
+		b.ok(b.Identities.Request(identity.Accept, "new"))
 		b.ok(b.Mount(ctx, "new"))
 		b.onStoreIs(fresh, "new")
 	})
 }
 
-// A process whose working directory is the migration target is named and does not hold up the end.
+// A process that comes to the migration target during the copy is named and does not hold up the end.
 func TestRootBusyMigrationTarget(t *testing.T) {
 	b, _, fresh := migrating(t, 128<<20)
-	user := exec.Command("sleep", "1000")
-	user.Dir = b.Dirs.StoreMigrationTarget()
-	b.ok(user.Start())
-	t.Cleanup(func() { _ = user.Process.Kill(); _ = user.Wait() })
+	b.CrashPoint = func(name string) {
+		if name == "remove mark" {
+			startIn(t, b.Dirs.StoreMigrationTarget(), "sleep", "1000")
+		}
+	}
 	b.ok(b.Migrate(ctx, "old", "new"))
 	b.onStoreIs(fresh, "new")
 	if got := mountedSource(t, b.Dirs.StoreMigrationTarget()); got != "" {

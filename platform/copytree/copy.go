@@ -47,6 +47,32 @@ func (c *copier) wrote(n int64) {
 	}
 }
 
+// removeLeftovers removes what an interrupted copy has left. The directory that comes with a file system may stay.
+func (c *copier) removeLeftovers() error {
+	if !c.exact {
+		return nil
+	}
+	top := int(c.to.Fd())
+	entries, err := readDir(top)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if c.belongs(e.name, top) {
+			continue
+		}
+		if err := removeAll(top, e.name); err != nil {
+			return fmt.Errorf("remove %q: %w", e.name, err)
+		}
+	}
+	return nil
+}
+
+// belongs reports what is at the top of a target without being a copy of anything.
+func (t *Trees) belongs(name string, top int) bool {
+	return name == t.mark || name == lostFound && isEmptyDir(top, name)
+}
+
 func (c *copier) enter(d *dir) error {
 	if flags, err := getFlags(d.from); err != nil {
 		return err
@@ -56,26 +82,16 @@ func (c *copier) enter(d *dir) error {
 	if d.parent == nil {
 		return takeOver(d.to)
 	}
-	err := unix.Mkdirat(d.parent.to, d.name, 0o700)
-	d.fresh = err == nil
-	if err != nil && !errors.Is(err, unix.EEXIST) {
-		return err
+	made := unix.Mkdirat(d.parent.to, d.name, 0o700)
+	if made != nil && !errors.Is(made, unix.EEXIST) {
+		return made
 	}
+	var err error
 	d.to, err = openDir(d.parent.to, d.name)
 	if errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
-		if !c.exact {
-			return errors.New("the target has something else of that name")
-		}
-		if err := removeAll(d.parent.to, d.name); err != nil {
-			return err
-		}
-		if err := unix.Mkdirat(d.parent.to, d.name, 0o700); err != nil {
-			return err
-		}
-		d.fresh = true
-		d.to, err = openDir(d.parent.to, d.name)
+		return errors.New("the target has something else of that name")
 	}
-	if err != nil || d.fresh {
+	if err != nil || made == nil {
 		return err
 	}
 	return takeOver(d.to)
@@ -102,12 +118,14 @@ func takeOver(fd int) error {
 
 func (c *copier) finishDir(d *dir) error {
 	if d.parent == nil {
-		return nil // Finish does it
+		return nil // Complete does it
 	}
-	return copyAttributes(d.from, d.to, &d.st)
+	want, err := xattrs(d.from, &d.st)
+	if err != nil {
+		return err
+	}
+	return copyAttributes(d.to, &d.st, want)
 }
-
-func (c *copier) surplus(d *dir, name string) error { return removeAll(d.to, name) }
 
 func (c *copier) open(d *dir, e entry) (int, error) {
 	fd, err := openAhead(d.from, e.name, e.kind)
@@ -137,27 +155,13 @@ func (c *copier) entry(d *dir, e entry, source int, me *worker) error {
 		return c.link(l, d, e.name)
 	}
 	defer close(l.done)
-	var made unix.Stat_t
-	if l.err = c.make(d, e.name, source, &st, me); l.err == nil {
-		l.err = unix.Fstatat(d.to, e.name, &made, unix.AT_SYMLINK_NOFOLLOW)
-	}
-	l.target = made.Ino
+	l.err = c.make(d, e.name, source, &st, me)
 	return l.err
 }
 
 // link gives a file that has been copied one more name.
 func (c *copier) link(l *link, d *dir, name string) error {
-	var have unix.Stat_t
-	err := unix.Fstatat(d.to, name, &have, unix.AT_SYMLINK_NOFOLLOW)
-	switch {
-	case err == nil && have.Ino == l.target:
-		return nil
-	case err == nil:
-		err = c.removeConflict(d, name, &have)
-	case errors.Is(err, unix.ENOENT):
-		err = nil
-	}
-	if err != nil {
+	if err := c.clear(d, name); err != nil {
 		return err
 	}
 	first, err := openBeneath(int(c.to.Fd()), l.dir)
@@ -168,22 +172,23 @@ func (c *copier) link(l *link, d *dir, name string) error {
 	if err := unix.Linkat(first, l.name, d.to, name, 0); err != nil {
 		return fmt.Errorf("link to %q: %w", l.name, err)
 	}
-	if err := unix.Fstatat(d.to, name, &have, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return err
-	}
-	if have.Ino != l.target {
-		return &DifferenceError{What: "being a link to " + l.name}
-	}
 	return nil
 }
 
-// removeConflict removes what the target has under a name that is of another type in the source. A
-// directory is removed only if it is left over from an interrupted copy.
-func (c *copier) removeConflict(d *dir, name string, have *unix.Stat_t) error {
-	if kindOf(have) == unix.DT_DIR && !c.exact {
+// clear removes what the target had of that name before, unless it is a directory. Where leftovers were removed there
+// is nothing.
+func (c *copier) clear(d *dir, name string) error {
+	if c.exact {
+		return nil
+	}
+	err := removeFile(d.to, name)
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return nil
+	case errors.Is(err, unix.EISDIR):
 		return errors.New("the target has a directory of that name")
 	}
-	return removeAll(d.to, name)
+	return err
 }
 
 func (c *copier) make(d *dir, name string, source int, st *unix.Stat_t, me *worker) error {
@@ -195,51 +200,16 @@ func (c *copier) make(d *dir, name string, source int, st *unix.Stat_t, me *work
 	} else if flags != 0 {
 		c.flagged.Store(true)
 	}
+	if err := c.clear(d, name); err != nil {
+		return err
+	}
 	const exclusive = unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	target, err := unix.Openat(d.to, name, exclusive, createMode)
-	if errors.Is(err, unix.EEXIST) {
-		complete, err := c.resume(d, name, source, st)
-		if err != nil || complete {
-			return err
-		}
-		target, err = unix.Openat(d.to, name, exclusive, createMode)
-		if err != nil {
-			return err
-		}
-	} else if err != nil {
+	if err != nil {
 		return err
 	}
 	err = c.makeFile(source, target, st, me)
 	return errors.Join(err, unix.Close(target))
-}
-
-// resume looks at what the target has in the place of a regular file. It reports whether that
-// is a complete copy, and removes anything else. The times are set last, so that a file with the
-// right ones looks complete; it can still have lost its content in a power cut, which Verify finds.
-func (c *copier) resume(d *dir, name string, source int, st *unix.Stat_t) (complete bool, err error) {
-	var have unix.Stat_t
-	if err := unix.Fstatat(d.to, name, &have, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return false, err
-	}
-	if kindOf(&have) == unix.DT_REG {
-		target, err := openFile(d.to, name, unix.O_RDONLY)
-		if err != nil {
-			return false, err
-		}
-		defer unix.Close(target)
-		if err := clearFlags(target); err != nil {
-			return false, err
-		}
-		same, err := sameXattrs(source, target, st)
-		if err != nil {
-			return false, err
-		}
-		if same && difference(st, &have) == "" && !c.digests.suspected(st) {
-			c.progress.bytes.Add(min(st.Blocks*512, st.Size))
-			return true, nil
-		}
-	}
-	return false, c.removeConflict(d, name, &have)
 }
 
 func (c *copier) makeFile(source, target int, st *unix.Stat_t, me *worker) error {
@@ -300,13 +270,7 @@ func (c *copier) content(source, target int, st *unix.Stat_t, me *worker) (diges
 // makeNode makes what is not a regular file. Since it cannot be opened, or must not, it has a
 // descriptor that only stands for it.
 func (c *copier) makeNode(d *dir, name string, source int, st *unix.Stat_t) error {
-	var have unix.Stat_t
-	if err := unix.Fstatat(d.to, name, &have, unix.AT_SYMLINK_NOFOLLOW); err == nil {
-		err = c.removeConflict(d, name, &have)
-		if err != nil {
-			return err
-		}
-	} else if !errors.Is(err, unix.ENOENT) {
+	if err := c.clear(d, name); err != nil {
 		return err
 	}
 	if kindOf(st) == unix.DT_LNK {
@@ -325,13 +289,11 @@ func (c *copier) makeNode(d *dir, name string, source int, st *unix.Stat_t) erro
 		return err
 	}
 	defer unix.Close(target)
-	if err := unix.Fstat(target, &have); err != nil {
+	want, err := xattrs(source, st)
+	if err != nil {
 		return err
 	}
-	if kindOf(&have) != kindOf(st) {
-		return &DifferenceError{What: "kind"}
-	}
-	return copyAttributes(source, target, st)
+	return copyAttributes(target, st, want)
 }
 
 // openBeneath opens a directory by its path below another, one name at a time.

@@ -1,15 +1,14 @@
-// Package copytree makes one directory tree the same as another, and proves it. Copy carries
-// over everything a file system stores about a file: owners, modes, times to the nanosecond,
-// hard links, symbolic links, holes, extended attributes and with them ACLs and capabilities,
-// device nodes, fifos and sockets. It may be stopped at any moment and started again. Verify
-// then compares both trees, names, attributes and every byte. Finish opens the copy to its
-// owners and sets the flags of chattr(1), which would have stood in the way before.
+// Package copytree makes one directory tree the same as another, and proves it. Copy carries over everything a file
+// system stores about a file: owners, modes, times to the nanosecond, hard links, symbolic links, holes, extended
+// attributes and with them ACLs and capabilities, device nodes, fifos and sockets. Verify then compares both trees,
+// names, attributes and every byte, and sets the flags of chattr(1), which would have stood in the way before. Complete
+// takes away the mark by which the target says that it is not complete, and opens it to its owners. A copy that was
+// stopped is begun anew.
 //
-// Other users may rename and replace what is below either tree at any moment. Each file is
-// therefore opened by its name in a directory that is open already, with O_NOFOLLOW, and changed
-// through its descriptor only: there is no path that a link could lead astray, and none that is too
-// long. While a directory of the target is filled it belongs to root alone. Package apart has both
-// trees mounted privately, so that nothing is mounted inside them.
+// The source is read-only, or bind-mounted and may be changed past its mount; nobody but root gets into the target.
+// Each file is opened by its name in a directory that is open already, with O_NOFOLLOW, and changed through its
+// descriptor only: there is no path that a link could lead astray, and none that is too long. Package apart has both
+// trees on detached mounts, so that nothing is mounted inside them.
 package copytree
 
 import (
@@ -17,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -34,70 +34,85 @@ type Counter struct{ files, bytes atomic.Int64 }
 // Load returns the present state.
 func (c *Counter) Load() Progress { return Progress{Files: c.files.Load(), Bytes: c.bytes.Load()} }
 
-// Trees are a source, which is only read, and a target.
+// Trees are a source, which is only read, and a target. They are opened for each step: in between, the target may be
+// unmounted.
 type Trees struct {
 	from, to *os.File
+	mark     string
 	exact    bool
 	digests  digests
 	flagged  atomic.Bool // the source has files with flags to keep
+	top      attributes  // of the source
+
+	probing sync.Mutex
+	clamped Clamped
 }
 
-// New returns the trees below two directories. It waits until no other process works on the
-// target: one that was killed may not have ended yet. Exact says that the target held nothing
-// before the first Copy: what is there and not in the source is left over from an interrupted one,
-// and is removed. The caller closes the directories when it is done.
-func New(from, to *os.File, exact bool) (*Trees, error) {
-	err := unix.Flock(int(to.Fd()), unix.LOCK_EX)
-	for errors.Is(err, unix.EINTR) {
-		err = unix.Flock(int(to.Fd()), unix.LOCK_EX)
-	}
-	if err != nil {
-		return nil, &os.PathError{Op: "lock", Path: to.Name(), Err: err}
-	}
-	return &Trees{from: from, to: to, exact: exact, digests: newDigests()}, nil
+// Clamped are the files with times that the target cannot hold.
+type Clamped struct {
+	Files int64
+	First string // a path of one
 }
 
-// Copy brings the target into the state of the source and flushes it, except for what Finish does:
-// until then the target's top directory belongs to root alone.
-func (t *Trees) Copy(ctx context.Context, progress *Counter) error {
+// New returns the trees of one copy. Mark is the name of a file at the top of the target, which is not a part of the
+// tree. Exact says that what is there besides is left over from an interrupted copy, and is removed; otherwise it is
+// kept where the source has nothing of that name.
+func New(mark string, exact bool) *Trees {
+	return &Trees{mark: mark, exact: exact, digests: newDigests()}
+}
+
+// Copy brings the target into the state of the source and flushes it, except for what Verify and Complete do.
+func (t *Trees) Copy(ctx context.Context, from, to *os.File, progress *Counter) error {
+	t.from, t.to = from, to
 	c := &copier{Trees: t, progress: progress, links: newLinks(), flushDue: make(chan struct{}, 1)}
 	flushed := make(chan error, 1)
 	go func() { flushed <- c.flushWhenDue() }()
-	err := t.walk(ctx, c, progress).run()
+	err := c.removeLeftovers()
+	if err == nil {
+		err = t.walk(ctx, c, progress).run()
+	}
 	close(c.flushDue)
 	if err = errors.Join(err, <-flushed); err == nil {
 		err = c.flush() // where the kernel reports what it could not write
 	}
 	if err != nil {
-		return fmt.Errorf("copy %s to %s: %w", t.from.Name(), t.to.Name(), err)
+		return fmt.Errorf("copy %s to %s: %w", from.Name(), to.Name(), err)
 	}
 	return nil
 }
 
-// Verify compares the two trees and returns a *DifferenceError if there is any difference.
-func (t *Trees) Verify(ctx context.Context, progress *Counter) error {
+// Verify compares the two trees and returns a *DifferenceError if there is any difference. Times that the target cannot
+// hold are none.
+func (t *Trees) Verify(ctx context.Context, from, to *os.File, progress *Counter) (Clamped, error) {
+	t.from, t.to, t.clamped = from, to, Clamped{}
 	w := t.walk(ctx, &verifier{Trees: t, progress: progress, links: newLinks()}, progress)
-	w.collects = true
+	w.compareNames = t.exact
 	err := w.run()
-	var differs *DifferenceError
-	if w.differences > 0 && (err == nil || errors.As(err, &differs)) {
-		w.first.Others = w.differences - 1
-		err = w.first
+	if err == nil {
+		err = t.finish(ctx)
 	}
 	if err != nil {
-		return fmt.Errorf("verify %s against %s: %w", t.to.Name(), t.from.Name(), err)
+		return t.clamped, fmt.Errorf("verify %s against %s: %w", to.Name(), from.Name(), err)
 	}
-	return nil
+	return t.clamped, nil
 }
 
-// Finish completes a target that has been copied and verified.
-func (t *Trees) Finish(ctx context.Context) error {
-	err := t.finish(ctx)
+// Complete removes the mark from a target that has been copied and verified, gives its top directory the attributes of
+// the source's, and flushes it. It does not need the source any more.
+func (t *Trees) Complete(to *os.File) error {
+	fd := int(to.Fd())
+	err := unix.Unlinkat(fd, t.mark, 0)
 	if err == nil {
-		err = unix.Syncfs(int(t.to.Fd()))
+		err = copyAttributes(fd, &t.top.st, t.top.xattrs)
+	}
+	if err == nil {
+		err = copyFlags(fd, t.top.flags)
+	}
+	if err == nil {
+		err = unix.Syncfs(fd)
 	}
 	if err != nil {
-		return fmt.Errorf("finish the copy of %s to %s: %w", t.from.Name(), t.to.Name(), err)
+		return fmt.Errorf("complete the copy on %s: %w", to.Name(), err)
 	}
 	return nil
 }
@@ -106,24 +121,9 @@ func (t *Trees) Finish(ctx context.Context) error {
 type DifferenceError struct {
 	Path string // relative to both trees
 	What string
-	// Again means that the file has been copied again since it was found to differ, and still does.
-	Again bool
-	// Others is how many more differences there are, as far as they were counted.
-	Others int
-
-	inode uint64 // of the source, for files that Verify has compared
 }
 
-func (e *DifferenceError) Error() string {
-	text := fmt.Sprintf("%q differs in %s", e.Path, e.What)
-	if e.Again {
-		text += ", also after it was copied again"
-	}
-	if e.Others > 0 {
-		text += fmt.Sprintf(", and %d others differ", e.Others)
-	}
-	return text
-}
+func (e *DifferenceError) Error() string { return fmt.Sprintf("%q differs in %s", e.Path, e.What) }
 
 // changed is the error for a name that was there when its directory was read: if it is gone or
 // something else now, that is a difference.

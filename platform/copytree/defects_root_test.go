@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -212,23 +213,67 @@ func TestRootTargetIsClosedUntilTheEnd(t *testing.T) {
 	from, to := disks(t)
 	treetest.Fill(t, from)
 	must(t, errors.Join(os.Chown(from, 1234, 4321), os.Chmod(from, 0o755), unix.Setxattr(from, "user.top", []byte("kept"), 0), os.Chmod(to, 0o777)))
-	trees, closeTrees := open(t, from, to, true)
+	trees := open(t, from, to, true)
 	state := func() string {
 		var st unix.Stat_t
 		must(t, unix.Stat(to, &st))
 		return fmt.Sprintf("%d:%d %o", st.Uid, st.Gid, st.Mode&0o7777)
 	}
-	must(t, errors.Join(trees.Copy(ctx, &Counter{}), trees.Verify(ctx, &Counter{})))
+	must(t, trees.copy(ctx))
+	must(t, trees.verify())
 	if got := state(); got != "0:0 700" {
 		t.Errorf("before the end it is %s", got)
 	}
-	must(t, trees.Finish(ctx))
+	must(t, trees.complete())
 	if got := state(); got != "1234:4321 755" {
 		t.Errorf("in the end it is %s", got)
+	}
+	if _, err := os.Lstat(filepath.Join(to, testMark)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the mark is still there: %v", err)
 	}
 	if diff := treetest.Judge(t, from, to); diff != "" {
 		t.Errorf("rsync sees differences:\n%s", diff)
 	}
-	closeTrees()
+	must(t, complete(t, from, to, true))
+}
+
+// Times that the target cannot hold are the nearest that it can; nothing else passes for them.
+func TestRootTimesThatTheTargetCannotHold(t *testing.T) {
+	from, _ := disks(t)
+	d := looptest.New(t, 64<<20)
+	run(t, "mkfs.ext4", "-qF", "-I", "128", d.Path)
+	to := filepath.Join(t.TempDir(), "m")
+	must(t, errors.Join(os.Mkdir(to, 0o755), unix.Mount(d.Path, to, "ext4", 0, "")))
+	whole, late := time.Unix(1e9, 0), time.Date(2040, 1, 1, 0, 0, 0, 0, time.UTC)
+	must(t, os.Mkdir(filepath.Join(from, "dir"), 0o755))
+	for name, when := range map[string]time.Time{"whole": whole, "fine": time.Unix(1e9, 1), "late": late, "dir": late} {
+		path := filepath.Join(from, name)
+		if name != "dir" {
+			must(t, os.WriteFile(path, []byte(name), 0o644))
+		}
+		must(t, os.Chtimes(path, when, when))
+	}
+	trees := open(t, from, to, true)
+	must(t, trees.copy(ctx))
+	must(t, trees.verify())
+	// lost+found has a time that is not a whole second.
+	if got := trees.clamped; got.Files < 3 || got.Files > 4 || got.First == "" || got.First == "whole" {
+		t.Errorf("clamped are %+v, want three and one of their names", got)
+	}
+	must(t, os.Chtimes(filepath.Join(to, "late"), late, time.Unix(1e9, 0)))
+	var differs *DifferenceError
+	if err := trees.verify(); !errors.As(err, &differs) || differs.What != "modification time" {
+		t.Errorf("Verify = %v, want a difference in the time", err)
+	}
+}
+
+// A file of a job with the name of the mark is in the way: the copy would lose it.
+func TestRootReservedName(t *testing.T) {
+	from, to := disks(t)
+	must(t, os.WriteFile(filepath.Join(from, testMark), nil, 0o666))
+	if err := complete(t, from, to, true); err == nil || !strings.Contains(err.Error(), "rename that file") {
+		t.Errorf("Copy = %v, want that the name is reserved", err)
+	}
+	must(t, os.Rename(filepath.Join(from, testMark), filepath.Join(from, "other")))
 	must(t, complete(t, from, to, true))
 }

@@ -12,13 +12,11 @@ import (
 const maxDigests = 1 << 18
 
 // digests are of the files that Copy has read, by inode, so that Verify need not read the source a second
-// time. They detect accidental changes, not forged ones: the hash has a random key and 64 bits. Suspects are
-// files whose copies were found to differ: the next Copy does not trust that they look complete.
+// time. They detect accidental changes, not forged ones: the hash has a random key and 64 bits.
 type digests struct {
-	mu       sync.Mutex
-	seed     maphash.Seed
-	known    map[uint64]state
-	suspects map[uint64]bool
+	mu    sync.Mutex
+	seed  maphash.Seed
+	known map[uint64]state
 }
 
 // state is a file of the source as it was read. Whatever is done to it afterwards changes ctime.
@@ -29,7 +27,7 @@ type state struct {
 }
 
 func newDigests() digests {
-	return digests{seed: maphash.MakeSeed(), known: map[uint64]state{}, suspects: map[uint64]bool{}}
+	return digests{seed: maphash.MakeSeed(), known: map[uint64]state{}}
 }
 
 func (s *digests) put(st *unix.Stat_t, digest uint64) {
@@ -46,21 +44,6 @@ func (s *digests) get(st *unix.Stat_t) (uint64, bool) {
 	defer s.mu.Unlock()
 	known, ok := s.known[st.Ino]
 	return known.digest, ok && known.size == st.Size && known.ctime == st.Ctim
-}
-
-// suspect reports whether the file was one before.
-func (s *digests) suspect(inode uint64) (known bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	known = s.suspects[inode]
-	s.suspects[inode] = true
-	return known
-}
-
-func (s *digests) suspected(st *unix.Stat_t) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.suspects[st.Ino]
 }
 
 // add continues a digest with the next block of a file.

@@ -181,11 +181,7 @@ func readlink(fd int) (string, error) {
 }
 
 // copyAttributes gives a file the attributes of another and takes those that it has besides.
-func copyAttributes(source, target int, st *unix.Stat_t) error {
-	want, err := xattrs(source, st)
-	if err != nil {
-		return err
-	}
+func copyAttributes(target int, st *unix.Stat_t, want map[string]string) error {
 	have, err := xattrs(target, st)
 	if err != nil {
 		return err
@@ -211,7 +207,7 @@ func copyAttributes(source, target int, st *unix.Stat_t) error {
 const createMode = 0o600
 
 // setAttributes sets attributes through a descriptor. The order matters: changing the owner clears
-// modes and capabilities, and the times, last, are what a resumed copy trusts. What a regular file has from
+// modes and capabilities, and everything changes the times. What a regular file has from
 // its creation is not set again: each change is one more of the file system's journal.
 func setAttributes(fd int, st *unix.Stat_t, xattrs map[string]string) (err error) {
 	created := kindOf(st) == unix.DT_REG

@@ -40,7 +40,7 @@ func setFlags(fd int, want uint32) error {
 	return nil
 }
 
-// clearFlags allows to change a file that Finish had completed before it was interrupted.
+// clearFlags allows to change a file that was there before, or complete when the copy was interrupted.
 func clearFlags(fd int) error {
 	flags, err := getFlags(fd)
 	if err != nil || flags == 0 {
@@ -50,12 +50,11 @@ func clearFlags(fd int) error {
 }
 
 // copyFlags sets the flags of the source, of a file system that does not know all of them those that it does.
-func copyFlags(source, target int) error {
-	want, err := getFlags(source)
-	if err != nil || want == 0 {
-		return err
+func copyFlags(target int, want uint32) error {
+	if want == 0 {
+		return nil
 	}
-	err = setFlags(target, want)
+	err := setFlags(target, want)
 	if errors.Is(err, unix.ENOTSUP) || errors.Is(err, unix.ENOTTY) {
 		if want &= portableFlags; want == 0 {
 			return nil
@@ -71,15 +70,29 @@ func copyFlags(source, target int) error {
 	return nil
 }
 
-func (t *Trees) finish(ctx context.Context) error {
+// attributes are what Complete gives to the top of the target when the source is not open any more.
+type attributes struct {
+	st     unix.Stat_t
+	xattrs map[string]string
+	flags  uint32
+}
+
+// finish sets the flags below the top directory and reads the top's attributes.
+func (t *Trees) finish(ctx context.Context) (err error) {
 	if t.flagged.Load() {
-		return t.walk(ctx, &finisher{t}, &Counter{}).run()
+		if err := t.walk(ctx, &finisher{t}, &Counter{}).run(); err != nil {
+			return err
+		}
 	}
-	top := &dir{from: int(t.from.Fd()), to: int(t.to.Fd())}
-	if err := unix.Fstat(top.from, &top.st); err != nil {
+	fd := int(t.from.Fd())
+	if err := unix.Fstat(fd, &t.top.st); err != nil {
 		return err
 	}
-	return (&finisher{t}).finishDir(top)
+	if t.top.xattrs, err = xattrs(fd, &t.top.st); err != nil {
+		return err
+	}
+	t.top.flags, err = getFlags(fd)
+	return err
 }
 
 // finisher sets flags from below: a directory that cannot be changed comes after what is in it.
@@ -107,24 +120,25 @@ func (f *finisher) entry(d *dir, e entry, source int, _ *worker) error {
 	if source < 0 {
 		return nil
 	}
+	want, err := getFlags(source)
+	if err != nil || want == 0 {
+		return err
+	}
 	target, err := openFile(d.to, e.name, unix.O_RDONLY)
 	if err != nil {
 		return changed("open the copy", err)
 	}
 	defer unix.Close(target)
-	return copyFlags(source, target)
+	return copyFlags(target, want)
 }
-
-func (f *finisher) surplus(*dir, string) error { return nil }
 
 func (f *finisher) finishDir(d *dir) error {
 	if d.parent == nil {
-		if err := copyAttributes(d.from, d.to, &d.st); err != nil {
-			return err
-		}
-		if err := compareAttributes(d.from, d.to, &d.st); err != nil {
-			return err
-		}
+		return nil // Complete does it
 	}
-	return copyFlags(d.from, d.to)
+	want, err := getFlags(d.from)
+	if err != nil {
+		return err
+	}
+	return copyFlags(d.to, want)
 }

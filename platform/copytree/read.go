@@ -21,21 +21,6 @@ func openAhead(dir int, name string, kind uint8) (int, error) {
 	return fd, err
 }
 
-// openFlushed is openAhead for a file that has been written and flushed: what the page cache has of it goes
-// first, so that the disk is read, and not the memory. The kernel may not follow the advice; nothing but the
-// proof that the disk has what is read depends on it.
-func openFlushed(dir int, name string, kind uint8) (int, error) {
-	if kind != unix.DT_REG {
-		return openFile(dir, name, unix.O_PATH)
-	}
-	fd, err := openFile(dir, name, unix.O_RDONLY)
-	if err == nil {
-		_ = unix.Fadvise(fd, 0, 0, unix.FADV_DONTNEED)
-		_ = unix.Fadvise(fd, 0, blockSize, unix.FADV_WILLNEED)
-	}
-	return fd, err
-}
-
 // readAt fills a block from an offset of a file.
 func readAt(fd int, b []byte, offset int64) error {
 	for len(b) > 0 {

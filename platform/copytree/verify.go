@@ -3,6 +3,7 @@ package copytree
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"maps"
 
 	"golang.org/x/sys/unix"
@@ -17,27 +18,71 @@ type verifier struct {
 
 func (v *verifier) enter(d *dir) (err error) {
 	if d.parent == nil {
-		return nil // its attributes are set by Finish
+		return nil // its attributes are set by Complete
 	}
 	if d.to, err = openDir(d.parent.to, d.name); err != nil {
 		return changed("open", err)
 	}
-	return compareAttributes(d.from, d.to, &d.st)
+	var have unix.Stat_t
+	if err := unix.Fstat(d.to, &have); err != nil {
+		return err
+	}
+	if err := v.compareStat(&d.st, &have, d.ownPath); err != nil {
+		return err
+	}
+	return compareXattrs(d.from, d.to, &d.st)
 }
 
 func (v *verifier) finishDir(*dir) error { return nil }
 
-func (v *verifier) surplus(*dir, string) error { return &DifferenceError{What: "being there"} }
-
-func compareAttributes(source, target int, st *unix.Stat_t) error {
-	var have unix.Stat_t
-	if err := unix.Fstat(target, &have); err != nil {
-		return err
-	}
-	if what := difference(st, &have); what != "" {
+// compareStat compares what stat tells.
+func (v *verifier) compareStat(st, have *unix.Stat_t, path func() string) error {
+	if what := difference(st, have); what != "" {
 		return &DifferenceError{What: what}
 	}
-	same, err := sameXattrs(source, target, st)
+	if st.Mtim == have.Mtim {
+		return nil
+	}
+	held, err := v.held(st.Mtim)
+	if err == nil && held != have.Mtim {
+		err = &DifferenceError{What: "modification time"}
+	}
+	if err != nil {
+		return err
+	}
+	v.probing.Lock()
+	defer v.probing.Unlock()
+	if v.clamped.Files++; v.clamped.First == "" {
+		v.clamped.First = path()
+	}
+	return nil
+}
+
+// held is what the target makes of a time. No call tells which times a file system can hold, so the mark is given this
+// one.
+func (v *verifier) held(t unix.Timespec) (unix.Timespec, error) {
+	v.probing.Lock()
+	defer v.probing.Unlock()
+	mark, err := openFile(int(v.to.Fd()), v.mark, unix.O_RDONLY)
+	if err != nil {
+		return t, fmt.Errorf("open %s: %w", v.mark, err)
+	}
+	defer unix.Close(mark)
+	var st unix.Stat_t
+	if err := unix.UtimesNanoAt(mark, "", []unix.Timespec{t, t}, unix.AT_EMPTY_PATH); err != nil {
+		return t, fmt.Errorf("set the time of %s: %w", v.mark, err)
+	}
+	err = unix.Fstat(mark, &st)
+	return st.Mtim, err
+}
+
+func compareXattrs(source, target int, st *unix.Stat_t) error {
+	want, err := xattrs(source, st)
+	if err != nil {
+		return err
+	}
+	got, err := xattrs(target, st)
+	same := maps.Equal(got, want)
 	if err == nil && !same {
 		err = &DifferenceError{What: "extended attributes"}
 	}
@@ -45,11 +90,7 @@ func compareAttributes(source, target int, st *unix.Stat_t) error {
 }
 
 func (v *verifier) open(d *dir, e entry) (int, error) {
-	var have unix.Stat_t
-	if err := unix.Fstatat(d.to, e.name, &have, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return -1, changed("stat the copy", err)
-	}
-	fd, err := openFlushed(d.to, e.name, kindOf(&have))
+	fd, err := openAhead(d.to, e.name, e.kind)
 	if err != nil {
 		return -1, changed("open the copy", err)
 	}
@@ -57,24 +98,16 @@ func (v *verifier) open(d *dir, e entry) (int, error) {
 }
 
 func (v *verifier) entry(d *dir, e entry, target int, me *worker) error {
-	var st unix.Stat_t
-	if err := unix.Fstatat(d.from, e.name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	st := &unix.Stat_t{}
+	if err := unix.Fstatat(d.from, e.name, st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return changed("stat", err)
 	}
-	err := v.compare(d, e, &st, target, me)
-	if differs, ok := err.(*DifferenceError); ok {
-		differs.inode = st.Ino
-	}
-	return err
-}
-
-func (v *verifier) compare(d *dir, e entry, st *unix.Stat_t, target int, me *worker) error {
 	var have unix.Stat_t
 	if err := unix.Fstat(target, &have); err != nil {
 		return err
 	}
-	if what := difference(st, &have); what != "" {
-		return &DifferenceError{What: what}
+	if err := v.compareStat(st, &have, func() string { return d.path(e.name) }); err != nil {
+		return err
 	}
 	if st.Nlink > 1 {
 		l, first := v.links.meet(st, d, e.name)
@@ -97,7 +130,7 @@ func (v *verifier) compare(d *dir, e entry, st *unix.Stat_t, target int, me *wor
 		return changed("open", err)
 	}
 	defer unix.Close(source)
-	if err := compareAttributes(source, target, st); err != nil {
+	if err := compareXattrs(source, target, st); err != nil {
 		return err
 	}
 	switch kindOf(st) {
@@ -179,16 +212,7 @@ func compareLinks(source, target int) error {
 	return err
 }
 
-func sameXattrs(source, target int, st *unix.Stat_t) (bool, error) {
-	want, err := xattrs(source, st)
-	if err != nil {
-		return false, err
-	}
-	got, err := xattrs(target, st)
-	return maps.Equal(got, want), err
-}
-
-// difference compares what stat tells, but not what belongs to the file system itself.
+// difference compares what stat tells, but not times and what belongs to the file system itself.
 func difference(source, target *unix.Stat_t) string {
 	kind := kindOf(source)
 	switch {
@@ -200,8 +224,6 @@ func difference(source, target *unix.Stat_t) string {
 		return "owner"
 	case kind != unix.DT_DIR && source.Size != target.Size:
 		return "size"
-	case source.Mtim != target.Mtim:
-		return "modification time"
 	case (kind == unix.DT_BLK || kind == unix.DT_CHR) && source.Rdev != target.Rdev:
 		return "device number"
 	case kind != unix.DT_DIR && source.Nlink == 1 && target.Nlink > 1:

@@ -20,8 +20,6 @@ const (
 	batchSize = 1024
 	// openAheadCount is how many files one worker has open before their turn.
 	openAheadCount = 32
-	// maxDifferences is after how many Verify gives up.
-	maxDifferences = 1 << 16
 	// lostFound, at the top of a tree, comes with a file system; what is in it is content like any other.
 	lostFound = "lost+found"
 )
@@ -38,8 +36,6 @@ type visitor interface {
 	open(d *dir, e entry) (int, error)
 	// entry treats anything but a directory. The descriptor is the one that open has returned.
 	entry(d *dir, e entry, fd int, me *worker) error
-	// surplus treats what only the target has.
-	surplus(d *dir, name string) error
 	// finishDir is called when everything below a directory is done.
 	finishDir(d *dir) error
 }
@@ -51,7 +47,6 @@ type dir struct {
 	name     string
 	from, to int
 	st       unix.Stat_t // of the source
-	fresh    bool        // the target's directory has just been made
 	entered  bool
 	pending  atomic.Int64
 }
@@ -100,9 +95,7 @@ type walk struct {
 	tasks   []task
 	working int
 
-	collects    bool // differences do not end the walk
-	differences int
-	first       *DifferenceError
+	compareNames bool // what only the target has is a difference
 }
 
 func (t *Trees) walk(ctx context.Context, v visitor, progress *Counter) *walk {
@@ -216,12 +209,19 @@ func (w *walk) scan(d *dir) {
 	}
 	d.entered = true
 	entries, err := readDir(d.from)
-	if err == nil && w.exact && !d.fresh {
-		err = w.findSurplus(d, entries)
-	}
 	if err != nil {
 		w.failed(d.ownPath(), fmt.Errorf("read directory: %w", err))
 		return
+	}
+	if d.parent == nil && slices.ContainsFunc(entries, func(e entry) bool { return e.name == w.mark }) {
+		w.failed(w.mark, errors.New("the name is reserved for disks with an incomplete copy: rename that file"))
+		return
+	}
+	if w.compareNames {
+		if err := w.findSurplus(d, entries); err != nil {
+			w.failed(d.ownPath(), err)
+			return
+		}
 	}
 	// Inode numbers follow the place on the disk, and files that were made together lie together.
 	slices.SortFunc(entries, func(a, b entry) int { return cmp.Compare(a.inode, b.inode) })
@@ -235,18 +235,15 @@ func (w *walk) scan(d *dir) {
 func (w *walk) findSurplus(d *dir, entries []entry) error {
 	have, err := readDir(d.to)
 	if err != nil {
-		return err
+		return fmt.Errorf("read directory of the copy: %w", err)
 	}
 	known := make(map[string]bool, len(entries))
 	for _, e := range entries {
 		known[e.name] = true
 	}
 	for _, e := range have {
-		if known[e.name] || d.parent == nil && e.name == lostFound && isEmptyDir(d.to, e.name) {
-			continue
-		}
-		if err := w.surplus(d, e.name); err != nil {
-			w.failed(d.path(e.name), err)
+		if !known[e.name] && (d.parent != nil || !w.belongs(e.name, d.to)) {
+			w.failed(d.path(e.name), &DifferenceError{What: "being there"})
 		}
 	}
 	return nil
@@ -303,29 +300,16 @@ func (w *walk) visit(d *dir, o openedEntry, me *worker) {
 	w.progress.files.Add(1)
 }
 
-// failed ends the walk, unless it collects differences and the error is one.
+// failed ends the walk.
 func (w *walk) failed(path string, err error) {
 	var differs *DifferenceError
 	if !errors.As(err, &differs) {
-		w.fail(fmt.Errorf("%q: %w", path, err))
-		return
+		err = fmt.Errorf("%q: %w", path, err)
+	} else {
+		differs.Path = path
+		err = differs
 	}
-	differs.Path = path
-	if !w.collects {
-		w.fail(differs)
-		return
-	}
-	if differs.inode != 0 {
-		differs.Again = w.digests.suspect(differs.inode)
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.differences++; w.first == nil || differs.Again && !w.first.Again {
-		w.first = differs
-	}
-	if w.differences >= maxDifferences {
-		w.fail(differs)
-	}
+	w.fail(err)
 }
 
 // links remembers files with several names. The first worker that meets one copies it, the others
@@ -339,7 +323,7 @@ type link struct {
 	done   chan struct{}
 	dir    string // the first name's directory, "." at the top
 	name   string
-	target uint64 // inode of the copy
+	target uint64 // inode of the copy, for Verify
 	left   uint64 // how many names have not been met
 	err    error
 }

@@ -12,7 +12,6 @@ import (
 
 	"cambium/internal/blkdev"
 	"cambium/internal/command"
-	"cambium/internal/detached"
 )
 
 // Make creates a file system on the device. mkfs runs non-interactively: the caller has proven that
@@ -99,23 +98,17 @@ func Sound(ctx context.Context, device string) (bool, error) {
 
 // List returns the names in the root directory of an unmounted file system, and writes nothing to it.
 func List(device string, kind Kind) ([]string, error) {
-	m, ok := managed(kind)
-	if !ok {
-		return nil, fmt.Errorf("list %s: %q is not supported, only %s", device, kind, ManagedNames())
-	}
-	root, err := detached.Mount(device, m.mountType, m.lookFlags...)
-	if err != nil {
-		return nil, fmt.Errorf("list %s on %s: %w", kind, device, err)
-	}
-	defer root.Close()
-	// The descriptor of a mount is no open directory.
-	dir, err := unix.Openat(int(root.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("list %s on %s: %w", kind, device, err)
-	}
-	f := os.NewFile(uintptr(dir), device)
-	defer f.Close()
-	return f.Readdirnames(maxListed)
+	var names []string
+	err := Look(device, kind, func(top *os.Root) error {
+		dir, err := top.Open(".")
+		if err != nil {
+			return err
+		}
+		defer dir.Close()
+		names, err = dir.Readdirnames(maxListed)
+		return err
+	})
+	return names, err
 }
 
 // maxListed bounds what a directory can make us read.

@@ -8,28 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Show clones the mount at from to the directory to, with all its options. Followed by Detach it
-// is a move during which the file system is always mounted; the kernel refuses to move a mount
-// whose parent is shared, as all mounts are under systemd.
-func Show(from, to string) error {
-	fd, err := unix.OpenTree(unix.AT_FDCWD, from, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
-	if err != nil {
-		return fmt.Errorf("move mount %s: %w", from, err)
-	}
-	defer unix.Close(fd)
-	if _, occupied, err := At(to); err != nil {
-		return err
-	} else if occupied {
-		return fmt.Errorf("move mount %s: something is mounted on %s", from, to)
-	}
-	if err := unix.MoveMount(fd, "", unix.AT_FDCWD, to, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
-		return fmt.Errorf("move mount %s to %s: %w", from, to, err)
-	}
-	return nil
-}
-
 // Detach removes the mount at target at once. Processes that use it are reported and keep their open
-// files; it is for file systems that are mounted elsewhere as well.
+// files; it is for file systems that are mounted again.
 func Detach(target string, report func([]Process)) error {
 	target, err := resolve(target)
 	if err != nil {
@@ -102,6 +82,11 @@ func whileBusy(ctx context.Context, target string, report func([]Process), try f
 			return err
 		}
 		users, err := users(target)
+		if err == nil {
+			var mounts []Process
+			mounts, err = inside(target)
+			users = append(users, mounts...)
+		}
 		if err != nil {
 			return fmt.Errorf("busy: %w", err)
 		}

@@ -16,7 +16,7 @@ import (
 	"cambium/internal/blkdev"
 )
 
-// Process is a process that keeps a mount busy.
+// Process is a process that keeps a mount busy, or with PID 0 another mount inside it, whose source is the command.
 type Process struct {
 	PID     int
 	Command string
@@ -26,6 +26,9 @@ type Process struct {
 }
 
 func (p Process) String() string {
+	if p.PID == 0 {
+		return fmt.Sprintf("%s mounted on %s", p.Command, p.Path)
+	}
 	if p.Namespace != "" {
 		return fmt.Sprintf("%s (pid %d, %s in mount namespace %s)", p.Command, p.PID, p.Path, p.Namespace)
 	}
@@ -79,6 +82,22 @@ func UnmountReporting(ctx context.Context, target string, report func([]Process)
 	return err
 }
 
+// AwaitUnused waits until the mount at target could be unmounted, and leaves it.
+func AwaitUnused(ctx context.Context, target string, report func([]Process)) error {
+	return whileBusy(ctx, target, report, func() error {
+		path, err := resolve(target) // which ends the mark of an earlier call
+		if err != nil {
+			return err
+		}
+		// The first call of this kind only marks a mount as unused.
+		err = unix.Unmount(path, unix.MNT_EXPIRE|unix.UMOUNT_NOFOLLOW)
+		if errors.Is(err, unix.EAGAIN) {
+			_, err = resolve(path)
+		}
+		return err
+	})
+}
+
 // recheckInterval bounds how late it is noticed that a process has closed a file: unlike the end of
 // a process or a change of mounts, that causes no event.
 const recheckInterval = time.Second
@@ -127,6 +146,20 @@ func users(target string) ([]Process, error) {
 	return processesUsing(func(dir string) string {
 		return usedBy(dir, st.Dev, func(path string) bool { return below(path, target) })
 	})
+}
+
+// inside lists the mounts below target.
+func inside(target string) (found []Process, err error) {
+	if target, err = resolve(target); err != nil {
+		return nil, err
+	}
+	all, err := Table()
+	for _, m := range all {
+		if m.Target != target && strings.HasPrefix(m.Target, strings.TrimSuffix(target, "/")+"/") {
+			found = append(found, Process{Command: m.Source, Path: m.Target})
+		}
+	}
+	return found, err
 }
 
 // processesUsing finds the processes for which used, given their directory in /proc, returns a path.

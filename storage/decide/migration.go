@@ -1,9 +1,9 @@
 package decide
 
 import (
+	"cmp"
 	"fmt"
 
-	"cambium/platform/filesystem"
 	"cambium/storage/internal/intent"
 )
 
@@ -25,22 +25,25 @@ type MigrationAction int
 // The actions.
 const (
 	RefuseMigration MigrationAction = iota
-	CopyStore                       // from the first byte or where an attempt ended
-	SwitchStore                     // the last steps of a migration whose copy is complete
-	EndMigration                    // the new disk is on the store, the record is not complete
+	CopyStore                       // from the first byte
+	EndMigration                    // the new disk is complete and on record: it is mounted as the store
 	AlreadyMigrated                 // a repeated call after success
 )
 
 // Migrate decides about a call of migrate_disk. Whatever does not fit the disks that are mounted is refused, with the
 // call that has to come first.
 func Migrate(o Migration) (MigrationAction, error) {
+	isRecorded := func(cid string) bool { return cid == "" || cid == o.Recorded }
 	switch {
+	case o.Open.Moves(o.Recorded) && isRecorded(o.From) && isRecorded(o.To) && isRecorded(o.WantTo):
+		return EndMigration, nil
 	case o.To == "" && o.From != "":
 		return repeatedMigration(o)
 	case o.To != "" && o.WantTo != "" && o.WantTo != o.To:
 		return RefuseMigration, fmt.Errorf("%s is on %s, not %s: run unmount_disk %s first", o.To, o.Target, o.WantTo, o.To)
-	case o.To != "" && o.Recorded == o.To && (o.From == "" || o.From == o.To):
-		return SwitchStore, nil
+	case o.From == "" && o.To != "" && o.Recorded == o.To: // another agent records a disk before it is complete
+		return RefuseMigration, fmt.Errorf("nothing is mounted on %s, and nothing shows that %s is a complete copy: "+
+			"run mount_disk %s first", o.Store, o.To, cmp.Or(o.WantFrom, "of the old disk"))
 	case o.From == "" && o.Recorded != "":
 		return RefuseMigration, fmt.Errorf("nothing is mounted on %s: run mount_disk %s first", o.Store, o.Recorded)
 	case o.From == "":
@@ -55,15 +58,11 @@ func Migrate(o Migration) (MigrationAction, error) {
 	return CopyStore, nil
 }
 
-// repeatedMigration answers a repeated call after success as the first one, also when the first
-// was interrupted behind its last change. The disk on the store must be the one that was asked
-// for: the success of an earlier migration says nothing of a later one.
+// repeatedMigration answers a repeated call after success as the first one. The disk on the store must be the one that
+// was asked for: the success of an earlier migration says nothing of a later one.
 func repeatedMigration(o Migration) (MigrationAction, error) {
 	open := o.Open.Table != ""
 	if o.From == o.Recorded && (o.WantTo == "" || o.WantTo == o.From) {
-		if o.Open.Moves(o.From) {
-			return EndMigration, nil
-		}
 		if !open && o.Done.Table == o.From {
 			return AlreadyMigrated, nil
 		}
@@ -79,32 +78,48 @@ func repeatedMigration(o Migration) (MigrationAction, error) {
 	return RefuseMigration, err
 }
 
-// MigrationMark names the mount of a migration's target that is there now: a file system that tells when it was mounted last has another mark
-// after each mount, on whatever machine. Others are known to be where they were for as long as this machine runs and does not mount them
-// again.
-func MigrationMark(target filesystem.Content, boot string) string {
-	if target.UUID != "" && target.LastMount != 0 {
-		return fmt.Sprintf("%s, mount %d at %d", target.UUID, target.Mounts, target.LastMount)
+// Mark is what a disk says about itself, in a file, from before the first byte is copied to it until the copy is
+// verified. A disk with a mark is not a store.
+type Mark struct {
+	From string `json:"from"` // CID of the disk that is copied
+	To   string `json:"to"`
+	// Source is the UUID of that disk's file system; empty for a directory.
+	Source string `json:"source,omitempty"`
+	// Exact says that the disk was empty before: what is there is of this copy.
+	Exact bool `json:"exact,omitempty"`
+}
+
+// Begin decides which mark a migration target gets. found is the one that it has; nil if it has none. The content of a
+// disk with the mark of the same copy is its own beginning, whatever is on record. empty says that there is no content.
+func Begin(want Mark, found *Mark, empty bool) (Mark, error) {
+	if found == nil {
+		want.Exact = empty
+		return want, nil
 	}
-	return "boot " + boot
+	want.Exact = found.Exact
+	if *found != want {
+		return want, fmt.Errorf("%s holds an incomplete copy of %s, not of this %s: "+
+			"run 'agent disk accept %s' and mount_disk %s to keep what is on it, and migrate_disk again",
+			want.To, cmp.Or(found.From, "another disk"), want.From, want.To, want.To)
+	}
+	return want, nil
 }
 
-// OnlyMarked says whether a migration's target, which is about to be mounted again, was mounted by nothing else since its mark was recorded.
-func OnlyMarked(open intent.Intent, target filesystem.Content) bool {
-	return target.LastMount != 0 && open.Mark == MigrationMark(target, "")
-}
-
-// MayRemove says whether files that are only on the target are leftovers of this migration's earlier attempts, which are removed: it was
-// empty before the first one, and only this machine has written to it since.
-func MayRemove(open intent.Intent, mark string) bool {
-	return open.Exact && mark != "" && open.Mark == mark
+// CheckCopy refuses a disk with a mark as the store.
+func CheckCopy(cid string, m *Mark) error {
+	if m == nil {
+		return nil
+	}
+	from := cmp.Or(m.From, "another disk")
+	return fmt.Errorf("it holds an incomplete copy of %s: run mount_disk %s, mount_disk %s and migrate_disk, "+
+		"or 'agent disk accept %s' to use it as it is if that disk is gone", from, from, cid, cid)
 }
 
 // Usage is what a store holds, or a disk has room for.
 type Usage struct{ Bytes, Files int64 }
 
 // CheckRoom refuses a target that is too small before the first byte is copied. reusable is what an earlier attempt has
-// left there; countsFiles is false for file systems without a fixed number of inodes.
+// left there, which is removed; countsFiles is false for file systems without a fixed number of inodes.
 func CheckRoom(need, free, reusable Usage, countsFiles bool) error {
 	free.Bytes += reusable.Bytes
 	free.Files += reusable.Files

@@ -3,7 +3,6 @@ package decide
 import (
 	"testing"
 
-	"cambium/platform/filesystem"
 	"cambium/storage/internal/intent"
 )
 
@@ -14,6 +13,11 @@ func moving(from, to string) intent.Intent {
 func TestPlace(t *testing.T) {
 	store, target := Placement{Directory: "/store", RecordAsStore: true}, Placement{Directory: "/target", ForgetMigrated: true}
 	mounted := func(p Placement) Placement { p.Mounted = true; return p }
+	moved := store
+	moved.Leaves = "/target"
+	byAnother := LastStore{Recorded: "new", Known: []string{"new", "old"}}
+	ours, alone, onStore := byAnother, byAnother, byAnother
+	ours.OnRecord, alone.Known, onStore.Mounted = true, []string{"new"}, true
 	for _, c := range []struct {
 		name  string
 		o     Placing
@@ -30,13 +34,18 @@ func TestPlace(t *testing.T) {
 			"tmpfs is mounted on /store"},
 		{"another disk is on top of it", Placing{MountedOn: "/store", StoreTaken: true, OnStore: "old"}, Placement{},
 			"disk old is mounted on top of it on /store: run unmount_disk old first"},
+		{"on the migration target, and the store is free", Placing{MountedOn: "/target", TargetTaken: true}, moved, ""},
 		{"mounted elsewhere", Placing{MountedOn: "/mnt"}, Placement{}, "it is mounted on /mnt"},
 		{"both directories are taken", Placing{StoreTaken: true, TargetTaken: true}, Placement{}, "both in use: run unmount_disk"},
-		{"an incomplete copy", Placing{Open: moving("old", "new"), Recorded: "old"}, store, "incomplete copy of old: run mount_disk old first, or remove_persistent_disk old"},
-		{"an incomplete copy that is on the store", Placing{Open: moving("old", "new"), Recorded: "old", MountedOn: "/store"}, mounted(store), "incomplete copy of old"},
-		{"an incomplete copy beside its source", Placing{Open: moving("old", "new"), Recorded: "old", StoreTaken: true}, target, ""},
-		{"a complete copy that has only to be moved", Placing{Open: moving("old", "new"), Recorded: "new"}, store, ""},
-		{"the source of an incomplete copy", Placing{Open: moving("new", "third"), Recorded: "new"}, store, ""},
+		{"recorded by another agent beside another disk", Placing{LastStore: byAnother}, store,
+			"'agent disk accept new' or 'agent disk accept old'"},
+		{"the same, on the migration target", Placing{LastStore: byAnother, MountedOn: "/target"}, moved,
+			"may be an incomplete copy"},
+		{"the same, beside the store", Placing{LastStore: onStore, StoreTaken: true}, target, ""},
+		{"the same, on the store", Placing{LastStore: onStore, MountedOn: "/store", StoreTaken: true},
+			mounted(store), ""},
+		{"recorded by another agent, alone", Placing{LastStore: alone}, store, ""},
+		{"recorded by this agent beside another disk", Placing{LastStore: ours}, store, ""},
 	} {
 		c.o.CID, c.o.Store, c.o.MigrationTarget = "new", "/store", "/target"
 		got, err := Place(c.o)
@@ -45,26 +54,9 @@ func TestPlace(t *testing.T) {
 			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
 		}
 	}
-}
-
-func TestResume(t *testing.T) {
-	open := moving("old", "new")
-	for _, c := range []struct {
-		name string
-		o    Interrupted
-		want Resumption
-	}{
-		{"no migration", Interrupted{CID: "new", Recorded: "new", OnStore: true, StoreIsSame: true}, NothingToResume},
-		{"the old store is read-only", Interrupted{CID: "old", Recorded: "old", Open: open, OnStore: true, StoreIsSame: true}, MakeWritable},
-		{"the new disk waits for the copy", Interrupted{CID: "new", Recorded: "old", Open: open}, NothingToResume},
-		{"the new disk has only to be moved", Interrupted{CID: "new", Recorded: "new", Open: open, StoreIsFree: true}, CompleteSwitch},
-		{"the new disk is on both", Interrupted{CID: "new", Recorded: "new", Open: open, OnStore: true, StoreIsSame: true}, CompleteSwitch},
-		{"another disk is on the store", Interrupted{CID: "new", Recorded: "new", Open: open}, NothingToResume},
-		{"a disk that the migration does not concern", Interrupted{CID: "third", Recorded: "old", Open: open}, NothingToResume},
-	} {
-		if got := Resume(c.o); got != c.want {
-			t.Errorf("%s: %d, want %d", c.name, got, c.want)
-		}
+	if _, err := Place(Placing{CID: "old", LastStore: byAnother, Store: "/store",
+		MigrationTarget: "/target"}); err != nil {
+		t.Errorf("the other disk than the recorded one: %v", err) // it was copied from
 	}
 }
 
@@ -80,9 +72,14 @@ func TestMigrate(t *testing.T) {
 		{"both mounted", Migration{From: "old", To: "new", Recorded: "old"}, CopyStore, ""},
 		{"both mounted and named", Migration{From: "old", To: "new", Recorded: "old", WantFrom: "old", WantTo: "new"}, CopyStore, ""},
 		{"interrupted while copying", Migration{From: "old", To: "new", Recorded: "old", Open: open}, CopyStore, ""},
-		{"interrupted behind the record", Migration{To: "new", Recorded: "new", Open: open}, SwitchStore, ""},
-		{"interrupted behind the move", Migration{From: "new", To: "new", Recorded: "new", Open: open}, SwitchStore, ""},
-		{"interrupted behind the last mount", Migration{From: "new", Recorded: "new", Open: open}, EndMigration, ""},
+		{"interrupted after the record", Migration{Recorded: "new", Open: open}, EndMigration, ""},
+		{"interrupted after the record, and mounted by mount_disk", Migration{To: "new", Recorded: "new",
+			Open: open}, EndMigration, ""},
+		{"recorded by another agent, on the migration target", Migration{To: "new", Recorded: "new",
+			WantFrom: "old"}, RefuseMigration, "nothing shows that new is a complete copy: run mount_disk old first"},
+		{"interrupted after the record, for another disk", Migration{Recorded: "new", Open: open, WantTo: "third"},
+			RefuseMigration, "run mount_disk new first"},
+		{"interrupted after the last mount", Migration{From: "new", Recorded: "new", Open: open}, EndMigration, ""},
 		{"repeated after success", Migration{From: "new", Recorded: "new", Done: done}, AlreadyMigrated, ""},
 		{"repeated after success, with names", Migration{From: "new", Recorded: "new", Done: done, WantFrom: "old", WantTo: "new"}, AlreadyMigrated, ""},
 		{"the next one, not mounted yet", Migration{From: "new", Recorded: "new", Done: done, WantFrom: "new", WantTo: "third"}, RefuseMigration, "run mount_disk third first"},
@@ -107,36 +104,37 @@ func TestMigrate(t *testing.T) {
 	}
 }
 
-// A record of a migration is bound to one mount of its target.
-func TestMigrationMark(t *testing.T) {
-	ext4 := filesystem.Content{Kind: filesystem.Ext4, UUID: "u-1", LastMount: 100}
-	later, other := ext4, ext4
-	later.LastMount, other.UUID = 101, "u-2"
-	xfs := filesystem.Content{Kind: filesystem.XFS, UUID: "u-3"}
+// What is on a disk is the beginning of a copy only if the disk says so itself.
+func TestBegin(t *testing.T) {
+	want := Mark{From: "old", To: "new", Source: "u-1"}
+	exact, otherSource, otherDisk := want, want, want
+	exact.Exact, otherSource.Source, otherDisk.From = true, "u-2", "third"
 	for _, c := range []struct {
-		name          string
-		begun, found  filesystem.Content
-		boot          string
-		exact         bool
-		only, removes bool
+		name  string
+		found *Mark
+		empty bool
+		exact bool
+		fails string
 	}{
-		{"still mounted, or not mounted since", ext4, ext4, "boot-1", true, true, true},
-		{"after a reboot", ext4, ext4, "boot-2", true, true, true},
-		{"held files before the first attempt", ext4, ext4, "boot-1", false, true, false},
-		{"mounted since", ext4, later, "boot-1", true, false, false},
-		{"another file system", ext4, other, "boot-1", true, false, false},
-		{"xfs, still mounted", xfs, xfs, "boot-1", true, false, true},
-		{"xfs, after a reboot", xfs, xfs, "boot-2", true, false, false},
-		{"directory, still mounted", filesystem.Content{}, filesystem.Content{}, "boot-1", true, false, true},
+		{"an empty disk", nil, true, true, ""},
+		{"a disk with files of others", nil, false, false, ""},
+		{"its own beginning", &exact, false, true, ""},
+		{"its own beginning, among files of others", &want, false, false, ""},
+		{"the copy of another disk", &otherDisk, false, false,
+			"new holds an incomplete copy of third, not of this old: run 'agent disk accept new'"},
+		{"the copy of another disk with this CID", &otherSource, false, false,
+			"an incomplete copy of old, not of this old"},
+		{"the copy of what is not known", &Mark{}, false, false, "an incomplete copy of another disk"},
 	} {
-		open := intent.Intent{Exact: c.exact, Mark: MigrationMark(c.begun, "boot-1")}
-		if only, removes := OnlyMarked(open, c.found), MayRemove(open, MigrationMark(c.found, c.boot)); only != c.only || removes != c.removes {
-			t.Errorf("%s: only marked %v, removes %v; want %v, %v", c.name, only, removes, c.only, c.removes)
+		got, err := Begin(want, c.found, c.empty)
+		wantError(t, err, c.fails)
+		if err == nil && (got.Exact != c.exact || got.From != "old" || got.Source != "u-1") {
+			t.Errorf("%s: %+v, want exact %v", c.name, got, c.exact)
 		}
 	}
-	if MayRemove(intent.Intent{Exact: true}, "") {
-		t.Error("a record without a mark removes files")
-	}
+	wantError(t, CheckCopy("new", nil), "")
+	wantError(t, CheckCopy("new", &want), "incomplete copy of old: run mount_disk old, mount_disk new and "+
+		"migrate_disk, or 'agent disk accept new'")
 }
 
 func TestCheckRoom(t *testing.T) {

@@ -3,16 +3,14 @@ package decide
 import (
 	"errors"
 	"fmt"
-
-	"cambium/storage/internal/intent"
+	"slices"
+	"strings"
 )
 
 // Placing is what was observed before a persistent disk is mounted.
 type Placing struct {
-	CID      string
-	Recorded string // the disk that is on record as the store
-	// Open is the migration that is not complete; the zero value if there is none.
-	Open intent.Intent
+	CID string
+	LastStore
 
 	Store, MigrationTarget string // directories
 	// MountedOn is where the disk is mounted; empty if nowhere.
@@ -28,6 +26,8 @@ type Placement struct {
 	Directory string
 	// Mounted is set when it is there already.
 	Mounted bool
+	// Leaves is the directory that it is unmounted from first.
+	Leaves string
 	// ForgetMigrated ends the record of the last migration: what is about to be migrated has not been.
 	ForgetMigrated bool
 	// RecordAsStore is set for the store: a disk that is only the target of a migration must never come back as the
@@ -47,8 +47,10 @@ func Place(o Placing) (Placement, error) {
 	case o.MountedOn == o.Store && o.OnStore != "" && o.OnStore != o.CID:
 		return Placement{}, fmt.Errorf("disk %s is mounted on top of it on %s: run unmount_disk %s first",
 			o.OnStore, o.Store, o.OnStore)
-	case o.MountedOn == o.Store || o.MountedOn == o.MigrationTarget:
+	case o.MountedOn == o.Store, o.MountedOn == o.MigrationTarget && o.StoreTaken:
 		at = Placement{Directory: o.MountedOn, Mounted: true}
+	case o.MountedOn == o.MigrationTarget:
+		at.Leaves = o.MountedOn
 	case o.MountedOn != "":
 		return Placement{}, fmt.Errorf("it is mounted on %s", o.MountedOn)
 	case o.StoreTaken && o.TargetTaken:
@@ -57,51 +59,61 @@ func Place(o Placing) (Placement, error) {
 		at.Directory = o.MigrationTarget
 	}
 	at.RecordAsStore, at.ForgetMigrated = at.Directory == o.Store, at.Directory == o.MigrationTarget
-	if at.RecordAsStore {
-		return at, refuseIncompleteCopy(o)
+	if at.RecordAsStore && !at.Mounted && o.Recorded == o.CID {
+		return at, o.doubt()
 	}
 	return at, nil
 }
 
-// refuseIncompleteCopy refuses the store to a disk that a migration was copying to and did not complete.
-func refuseIncompleteCopy(o Placing) error {
-	if !o.Open.Moves(o.CID) || o.Recorded == o.CID {
+// LastStore is what is known about the disk that was mounted last.
+type LastStore struct {
+	Recorded string // its CID; empty if there is none
+	// Known are the disks that settings and hints name.
+	Known []string
+	// OnRecord says that its identity is on record: it has been a store of this agent, or an operator has accepted it.
+	OnRecord bool
+	// Accepted is the only disk that an operator has accepted.
+	Accepted string
+	// Mounted says that a disk is on the store.
+	Mounted bool
+	// Directories says that disks are directories, which have no identity.
+	Directories bool
+}
+
+// MountLast decides which disk is mounted at boot; none if it is empty. A record of one that is not among those known
+// is an error. Where none is known at all and its identity is not on record, cloudfoundry/bosh-agent may have left the
+// record of a disk that was removed: that is a warning.
+func MountLast(o LastStore) (cid, warning string, err error) {
+	switch {
+	case o.Recorded == "":
+		return "", "", nil
+	case slices.Contains(o.Known, o.Recorded):
+		err := o.doubt()
+		if err != nil && slices.Contains(o.Known, o.Accepted) {
+			return o.Accepted, "", nil
+		}
+		return o.Recorded, "", err
+	case len(o.Known) == 0 && !o.OnRecord:
+		return "", fmt.Sprintf("persistent disk %s was mounted last and is no longer known: the store is empty",
+			o.Recorded), nil
+	}
+	return "", "", fmt.Errorf("persistent disk %s was mounted last and is not among those known: run mount_disk, or "+
+		"'agent disk release %s' if it is gone", o.Recorded, o.Recorded)
+}
+
+// doubt refuses the disk that was mounted last where it may be half a copy: cloudfoundry/bosh-agent records a new disk
+// before the store is copied to it. What that agent has mounted on the store is the store, and so is a new disk whose
+// old one is gone.
+func (o LastStore) doubt() error {
+	if o.OnRecord || o.Mounted || o.Directories || len(o.Known) < 2 {
 		return nil
 	}
-	source := o.Open.Source(o.CID)
-	return fmt.Errorf("it holds an incomplete copy of %s: run mount_disk %s first, or remove_persistent_disk %s if that disk is gone", source, source, source)
-}
-
-// Interrupted is what was observed about a disk that is mounted while a migration is on record.
-type Interrupted struct {
-	CID      string
-	Recorded string
-	Open     intent.Intent
-	// OnStore says that the directory it was found on is the store.
-	OnStore bool
-	// StoreIsFree and StoreIsSame say what is on the store: nothing, or the same file system.
-	StoreIsFree, StoreIsSame bool
-}
-
-// Resumption is what brings an interrupted migration into a usable state.
-type Resumption int
-
-// The resumptions.
-const (
-	NothingToResume Resumption = iota
-	CompleteSwitch             // the new disk is complete and on record: it takes the old one's place
-	MakeWritable               // the store was made read-only for a copy that ended early
-)
-
-// Resume puts a disk that is mounted already where its record says.
-func Resume(o Interrupted) Resumption {
-	switch {
-	case o.Open.Table == "":
-		return NothingToResume
-	case o.Recorded == o.CID && o.Open.Moves(o.CID) && (o.StoreIsSame || o.StoreIsFree):
-		return CompleteSwitch
-	case o.OnStore:
-		return MakeWritable
+	accepts := make([]string, len(o.Known))
+	for i, cid := range o.Known {
+		accepts[i] = "'agent disk accept " + cid + "'"
 	}
-	return NothingToResume
+	return fmt.Errorf("persistent disks %s are attached, and %s, which is on record as mounted last, "+
+		"may be an incomplete copy: another agent recorded it, and this one has never had it as the store. "+
+		"For the disk that holds all data, run %s",
+		strings.Join(o.Known, " and "), o.Recorded, strings.Join(accepts, " or "))
 }

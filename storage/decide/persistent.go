@@ -324,39 +324,6 @@ func (o Persistent) labelFor(s filesystem.Superblock) disk.Label {
 	return disk.MBR
 }
 
-// LastStore is what is known at boot about the disk that was mounted last.
-type LastStore struct {
-	CID string // empty if there is none
-	// Known are the disks that settings and hints name.
-	Known []string
-	// OnRecord says that its identity is on record: it has been a store of this agent.
-	OnRecord bool
-	// Mounted says that a disk is on the store.
-	Mounted bool
-	// Directories says that disks are directories, which have no identity.
-	Directories bool
-}
-
-// MountLast decides whether the disk that was mounted last is mounted at boot. A record of one that is not among
-// those known is an error. Where none is known at all and its identity is not on record, cloudfoundry/bosh-agent may have left the record of a
-// disk that was removed: that is a warning. That agent also records a new disk before the store is copied to it: where another
-// disk is known, and the one that was mounted last has never been a store of this agent, it may be half a copy.
-func MountLast(o LastStore) (mount bool, warning string, err error) {
-	switch isKnown := slices.Contains(o.Known, o.CID); {
-	case o.CID == "":
-		return false, "", nil
-	case isKnown && len(o.Known) > 1 && !o.OnRecord && !o.Mounted && !o.Directories:
-		return false, "", fmt.Errorf("persistent disks %s are attached, and %s, which is on record as mounted last, may be an incomplete copy: another agent recorded it, "+
-			"and this one has never had it as the store. Run mount_disk of the disk that holds all data, or 'agent disk accept %s' if that one does",
-			strings.Join(o.Known, " and "), o.CID, o.CID)
-	case isKnown:
-		return true, "", nil
-	case len(o.Known) == 0 && !o.OnRecord:
-		return false, fmt.Sprintf("persistent disk %s was mounted last and is no longer known: the store is empty", o.CID), nil
-	}
-	return false, "", fmt.Errorf("persistent disk %s was mounted last and is not among those known: run mount_disk, or 'agent disk release %s' if it is gone", o.CID, o.CID)
-}
-
 // LeftToDirector says whether a disk is blank: boot does not format it. One that is refused is left to the error of mounting it.
 func LeftToDirector(o Persistent) bool {
 	if o.Preformatted {

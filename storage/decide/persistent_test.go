@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"cmp"
 	"errors"
 	"strings"
 	"testing"
@@ -234,19 +235,25 @@ func TestMountLast(t *testing.T) {
 		fails   string
 	}{
 		{"none", LastStore{Known: two}, false, "", ""},
-		{"known", LastStore{CID: "a", Known: two, OnRecord: true}, true, "", ""},
-		{"the only one, recorded by another agent", LastStore{CID: "a", Known: []string{"a"}}, true, "", ""},
-		{"one of two, recorded by another agent", LastStore{CID: "b", Known: two}, false, "", "disks a and b are attached, and b, which is on record as mounted last, may be an incomplete copy"},
-		{"one of two, recorded by another agent, which left the store mounted", LastStore{CID: "b", Known: two, Mounted: true}, true, "", ""},
-		{"one of two directories", LastStore{CID: "b", Known: two, Directories: true}, true, "", ""},
-		{"none is known, left by another agent", LastStore{CID: "a"}, false, "no longer known", ""},
-		{"none is known, its identity is on record", LastStore{CID: "a", OnRecord: true}, false, "", "agent disk release a"},
-		{"others are known", LastStore{CID: "a", Known: []string{"b"}}, false, "", "not among those known"},
+		{"known", LastStore{Recorded: "a", Known: two, OnRecord: true}, true, "", ""},
+		{"the only one, recorded by another agent", LastStore{Recorded: "a", Known: []string{"a"}}, true, "", ""},
+		{"one of two, recorded by another agent", LastStore{Recorded: "b", Known: two}, false, "",
+			"disks a and b are attached, and b, which is on record as mounted last, may be an incomplete copy"},
+		{"one of two, recorded by another agent, the other accepted", LastStore{Recorded: "b", Known: two,
+			Accepted: "a"}, true, "", ""},
+		{"one of two, recorded by another agent, which left the store mounted", LastStore{Recorded: "b", Known: two,
+			Mounted: true}, true, "", ""},
+		{"one of two directories", LastStore{Recorded: "b", Known: two, Directories: true}, true, "", ""},
+		{"none is known, left by another agent", LastStore{Recorded: "a"}, false, "no longer known", ""},
+		{"none is known, its identity is on record", LastStore{Recorded: "a", OnRecord: true}, false, "",
+			"agent disk release a"},
+		{"others are known", LastStore{Recorded: "a", Known: []string{"b"}}, false, "", "not among those known"},
 	} {
-		mount, warning, err := MountLast(c.o)
+		cid, warning, err := MountLast(c.o)
 		wantError(t, err, c.fails)
-		if mount != c.mount || !strings.Contains(warning, c.warning) || (warning == "") != (c.warning == "") {
-			t.Errorf("%s: %v, %q; want %v, %q", c.name, mount, warning, c.mount, c.warning)
+		if mount := cid != "" && err == nil; mount != c.mount || mount && cid != cmp.Or(c.o.Accepted,
+			c.o.Recorded) || !strings.Contains(warning, c.warning) || (warning == "") != (c.warning == "") {
+			t.Errorf("%s: %q, %q; want it mounted: %v, %q", c.name, cid, warning, c.mount, c.warning)
 		}
 	}
 }

@@ -134,4 +134,13 @@ func (f File) ApplyReleases() (released []string, err error) {
 	return released, nil
 }
 
+// EndAccept ends a request to accept a disk whose identity is not put on record.
+func (f File) EndAccept(cid string) error {
+	r := request{Action: Accept, CID: cid}
+	if _, err := os.Lstat(f.requestPath(r)); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return f.clear(r)
+}
+
 func (f File) clear(r request) error { return atomicfile.Remove(f.requestPath(r)) }

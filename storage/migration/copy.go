@@ -2,12 +2,15 @@ package migration
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/sirupsen/logrus"
 
 	"cambium/platform/copytree/apart"
+	"cambium/platform/mount"
 	"cambium/storage/decide"
+	"cambium/storage/persistent"
 )
 
 // A migration reports every second, and logs that every ten.
@@ -16,11 +19,92 @@ const (
 	progressLogInterval = 10 * time.Second
 )
 
-// copyAndVerify makes the migration target the same as the store and proves it. When it returns nothing is written any more.
-func (m *Migration) copyAndVerify(ctx context.Context, total decide.Usage, exact bool) error {
-	dirs := m.Machine.Dirs
-	r := &copyReporter{Migration: m, total: total}
-	return apart.Run(ctx, m.Program, apart.Request{From: dirs.Store(), To: dirs.StoreMigrationTarget(), Exact: exact}, r.report)
+// attempt is one attempt at a migration.
+type attempt struct {
+	*Migration
+	disks decide.Migration
+	old   mount.Entry
+	mark  decide.Mark
+	// unmounted says that the store is, completed that the new disk may have lost its mark.
+	unmounted, completed bool
+}
+
+// run copies, verifies and records the new disk. The copying process has ended before: nothing but the agent works on
+// the disks then.
+func (a *attempt) run(ctx context.Context, total decide.Usage) error {
+	if err := a.copyApart(ctx, total); err != nil {
+		return err
+	}
+	return a.Disks.Commit(a.disks.To)
+}
+
+func (a *attempt) copyApart(ctx context.Context, total decide.Usage) (err error) {
+	process, err := apart.Start(ctx, a.Program, apart.Request{
+		From: a.disks.Store, To: a.disks.Target, Mark: persistent.MarkName, Exact: a.mark.Exact})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, process.Close()) }()
+	return a.transfer(ctx, process, total)
+}
+
+// transfer makes the migration target the same as the store and proves it. The old disk is not mounted any more before
+// the new one is complete: what is written to either later is in one of them only.
+func (a *attempt) transfer(ctx context.Context, process *apart.Copying, total decide.Usage) error {
+	r := &copyReporter{Migration: a.Migration, total: total}
+	if err := process.Copy(r.report); err != nil {
+		return err
+	}
+	if err := a.renewTarget(ctx); err != nil {
+		return err
+	}
+	clamped, err := process.Verify(r.report)
+	if err != nil {
+		return err
+	}
+	if clamped.Files > 0 {
+		a.Machine.Log.WithFields(logrus.Fields{"files": clamped.Files, "path": clamped.First}).
+			Warn("the new disk cannot hold some times of files exactly")
+	}
+	a.Machine.CrashPoint("unmount old store")
+	if err := a.unmountStore(ctx); err != nil {
+		return err
+	}
+	a.unmounted = true
+	// Its content is complete on the new disk: what still holds it is waited for by unmount_disk.
+	if err := a.Disks.Detach(a.old); err != nil {
+		a.Machine.Log.WithError(err).Warn("old disk is still in use")
+	}
+	a.Machine.CrashPoint("remove mark")
+	a.completed = true
+	return process.Complete()
+}
+
+func (a *attempt) renewTarget(ctx context.Context) error {
+	limited, cancel := busyLimit(ctx)
+	defer cancel()
+	return a.Disks.RenewTarget(limited, a.disks.To)
+}
+
+func (a *attempt) unmountStore(ctx context.Context) error {
+	limited, cancel := busyLimit(ctx)
+	defer cancel()
+	return mount.UnmountReporting(limited, a.disks.Store, a.Disks.Busy(a.disks.Store))
+}
+
+// giveUp brings the old store back, writable. The copy is out of date from then on, so it has its mark.
+func (a *attempt) giveUp(ctx context.Context) error {
+	if !a.unmounted {
+		return a.Disks.MakeWritable(ctx)
+	}
+	err := a.Disks.PutBack(ctx, a.disks.From)
+	if err != nil || !a.completed {
+		return err
+	}
+	if err := a.Disks.PutBack(ctx, a.disks.To); err != nil {
+		return err
+	}
+	return a.Disks.SetMark(a.mark)
 }
 
 // copyReporter reports the progress of the copy to log and status.
@@ -31,12 +115,6 @@ type copyReporter struct {
 }
 
 func (r *copyReporter) report(now apart.Report) {
-	if differs := now.Differs; differs != nil {
-		// A file of an interrupted attempt can have the size and time of its source without its
-		// content, and a bind-mounted directory can be changed through another mount.
-		r.Machine.Log.WithFields(logrus.Fields{"path": differs.Path, "difference": differs.What, "others": differs.Others}).Warn("copy differs from its source, copying again")
-		return
-	}
 	if now.Begin {
 		r.Machine.CrashPoint(now.Phase)
 		r.begun = time.Now()

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"syscall"
@@ -16,6 +15,7 @@ import (
 
 	"cambium/internal/rootdir"
 	"cambium/platform/copytree/apart"
+	"cambium/platform/filesystem"
 	"cambium/platform/mount"
 	"cambium/storage/decide"
 	"cambium/storage/internal/intent"
@@ -36,7 +36,7 @@ type Migration struct {
 
 // Migrate copies the store to the disk on the migration target, proves that nothing is
 // missing, and only then puts that disk in the store's place. Whatever fails before leaves the
-// old store where it was, writable; a crash at any moment resumes when it is called again.
+// old store where it was, writable; after a crash at any moment it is called again.
 // A caller that names the disks gets an error where others are mounted; empty names are any.
 func (m *Migration) Migrate(ctx context.Context, from, to string) error {
 	m.Machine.Lock()
@@ -61,25 +61,26 @@ func (m *Migration) migrate(ctx context.Context, wantFrom, wantTo string) error 
 		return err
 	}
 	switch action {
-	case decide.SwitchStore:
-		return m.Disks.CompleteSwitch(ctx, o.To)
 	case decide.EndMigration:
-		return m.Disks.EndMigration(ctx, o.From)
+		return m.Disks.EndMigration(ctx, o.Recorded)
 	case decide.AlreadyMigrated:
 		return nil
 	}
-	exact, err := m.begin(ctx, o)
+	mark, marked, err := m.begin(o, old)
 	if err != nil {
 		return err
 	}
-	need, err := m.checkRoom(ctx, o, exact)
+	need, err := m.checkRoom(ctx, o, mark.Exact)
 	if err != nil {
 		return err
 	}
-	if err := m.copyStore(ctx, need, exact); err != nil {
+	if err := m.prepare(ctx, o, mark, marked); err != nil {
 		return err
 	}
-	return m.switchStore(ctx, o, old)
+	if err := m.copyStore(ctx, o, old, mark, need); err != nil {
+		return err
+	}
+	return m.Disks.EndMigration(ctx, o.To)
 }
 
 // observe returns what is mounted and on record, and the mount of the store.
@@ -99,89 +100,65 @@ func (m *Migration) observe() (o decide.Migration, old mount.Entry, err error) {
 	return o, old, err
 }
 
-// begin records what is about to be copied where. It reports whether the target was
-// empty before the first attempt and nothing else has written to it since, so that leftovers of an attempt may be removed and
-// files of others may not.
-func (m *Migration) begin(ctx context.Context, o decide.Migration) (exact bool, err error) {
-	mark, err := m.Machine.MigrationMark(m.Disks.BindMounted)
-	if err != nil {
-		return false, err
-	}
-	id := intent.MigrationID(o.From, o.To)
-	if o.Open.Table == id {
-		if o.Open.Exact && !decide.MayRemove(o.Open, mark) {
-			return false, refuseOthersFiles(ctx, o)
+// begin decides how the migration target is marked, and says whether it is already.
+func (m *Migration) begin(o decide.Migration, old mount.Entry) (mark decide.Mark, marked bool, err error) {
+	want := decide.Mark{From: o.From, To: o.To}
+	if !m.Disks.BindMounted {
+		source, err := filesystem.Probe(old.Source)
+		if err != nil {
+			return want, false, err
 		}
-		return o.Open.Exact, nil
+		want.Source = source.UUID
 	}
-	if exact, err = empty(o.Target); err != nil {
-		return false, err
+	found, err := m.Disks.Mark(o.Target)
+	if err != nil {
+		return want, false, err
 	}
-	if !exact {
-		m.Machine.Log.WithField("cid", o.To).Warn("the new disk holds files already; they are kept where the old disk has none of that name")
+	empty, err := m.Disks.TargetIsEmpty()
+	if err != nil {
+		return want, false, err
+	}
+	if mark, err = decide.Begin(want, found, empty); err == nil && !mark.Exact {
+		m.Machine.Log.WithField("cid", o.To).
+			Warn("the new disk holds files already; they are kept where the old disk has none of that name")
+	}
+	return mark, found != nil, err
+}
+
+// busyLimit bounds how long a disk is waited for that a process or a mount uses.
+func busyLimit(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, machine.UnmountLimit, errors.New("still busy after ten minutes"))
+}
+
+// prepare waits until nothing uses the store, marks the new disk, and mounts it anew, so that the mark is on the disk
+// and nothing else has it open.
+func (m *Migration) prepare(ctx context.Context, o decide.Migration, mark decide.Mark, marked bool) error {
+	limited, cancel := busyLimit(ctx)
+	defer cancel()
+	if err := mount.AwaitUnused(limited, o.Store, m.Disks.Busy(o.Store)); err != nil {
+		return err
+	}
+	m.Machine.CrashPoint("mark migration target")
+	if !marked {
+		if err := m.Disks.SetMark(mark); err != nil {
+			return err
+		}
 	}
 	m.Machine.CrashPoint("begin migration")
 	if err := m.Machine.Intents.Clear(intent.Migrated); err != nil {
-		return false, err
-	}
-	return exact, m.Machine.Intents.Set(intent.Migration, intent.Intent{Table: id, Exact: exact, Mark: mark})
-}
-
-// refuseOthersFiles refuses a target that was mounted elsewhere since an attempt was interrupted, if it holds a file that the store does
-// not have: another machine may have written it. Files that both have are overwritten, as on any target.
-func refuseOthersFiles(ctx context.Context, o decide.Migration) (err error) {
-	store, err := os.OpenRoot(o.Store)
-	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, store.Close()) }()
-	target, err := os.OpenRoot(o.Target)
-	if err != nil {
+	open := intent.Intent{Table: intent.MigrationID(o.From, o.To)}
+	if err := m.Machine.Intents.Set(intent.Migration, open); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, target.Close()) }()
-	return rootdir.Walk(ctx, target, func(name string, entry fs.DirEntry, err error) error {
-		if errors.Is(err, rootdir.ErrTooDeep) || name == "lost+found" && entry.IsDir() {
-			return nil // it stays, like all that is only there
-		}
-		if err != nil {
-			return err
-		}
-		if _, err := store.Lstat(name); !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		return fmt.Errorf("%s has an incomplete copy of %s and was mounted elsewhere since, and %q is only there: "+
-			"save or delete it in %s, and run migrate_disk again", o.To, o.From, name, o.Target)
-	})
-}
-
-// empty reports whether a directory holds nothing but what a new file system has.
-func empty(dir string) (result bool, err error) {
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return false, err
+	if err := m.Disks.RenewTarget(limited, o.To); err != nil {
+		return err
 	}
-	defer func() { err = errors.Join(err, root.Close()) }()
-	names, err := someNames(root, ".")
-	if err == nil && len(names) == 1 && names[0] == "lost+found" {
-		if info, statErr := root.Lstat("lost+found"); statErr == nil && info.IsDir() {
-			names, err = someNames(root, "lost+found")
-		}
+	if found, err := m.Disks.Mark(o.Target); err != nil || found == nil || *found != mark {
+		return errors.Join(err, fmt.Errorf("%s was changed while it was prepared: run migrate_disk again", o.Target))
 	}
-	return len(names) == 0, err
-}
-
-// someNames are up to two names in a directory; a job may have filled it.
-func someNames(root *os.Root, name string) (names []string, err error) {
-	dir, err := rootdir.File(root, name)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, dir.Close()) }()
-	if names, err = dir.Readdirnames(2); errors.Is(err, io.EOF) {
-		err = nil
-	}
-	return names, err
+	return nil
 }
 
 // checkRoom refuses a target that is too small before the first byte is copied, and returns what the store holds.
@@ -242,41 +219,23 @@ func (m *Migration) usage(ctx context.Context, dir string) (u decide.Usage, err 
 	return decide.Usage{Bytes: int64(bytes), Files: int64(files)}, err
 }
 
-// copyStore copies and verifies while the store can be read but not changed. On failure it is
-// made writable again.
-func (m *Migration) copyStore(ctx context.Context, total decide.Usage, exact bool) (err error) {
+// copyStore copies and verifies while the store can be read but not changed, and records the new disk. On failure the
+// store is there and can be written to again.
+func (m *Migration) copyStore(ctx context.Context, o decide.Migration, old mount.Entry, mark decide.Mark,
+	total decide.Usage) error {
 	if m.Progress != nil {
 		// From before the store is read-only, so that the status never shows that without its reason.
 		m.Progress(Progress{Phase: apart.PhaseCopy, TotalFiles: total.Files, TotalBytes: total.Bytes})
 	}
 	m.Machine.CrashPoint("store read-only")
-	limited, cancel := context.WithTimeoutCause(ctx, machine.UnmountLimit, errors.New("still written to after ten minutes"))
+	limited, cancel := busyLimit(ctx)
 	defer cancel()
 	if err := m.Disks.SetReadOnly(limited, true); err != nil {
 		return err
 	}
-	if err := m.copyAndVerify(ctx, total, exact); err != nil {
-		return errors.Join(err, m.Disks.MakeWritable(ctx))
+	a := &attempt{Migration: m, disks: o, old: old, mark: mark}
+	if err := a.run(ctx, total); err != nil {
+		return errors.Join(err, a.giveUp(context.WithoutCancel(ctx)))
 	}
 	return nil
-}
-
-// switchStore puts the new disk in the old one's place. The record changes while neither is on
-// the store: before, a crash brings back the old disk, after, the new one, which is complete.
-func (m *Migration) switchStore(ctx context.Context, o decide.Migration, old mount.Entry) error {
-	limited, cancel := context.WithTimeoutCause(ctx, machine.UnmountLimit, errors.New("still busy after ten minutes"))
-	defer cancel()
-	m.Machine.CrashPoint("unmount old store")
-	if err := mount.UnmountReporting(limited, o.Store, m.Disks.Busy(o.Store)); err != nil {
-		return errors.Join(err, m.Disks.MakeWritable(ctx))
-	}
-	// Its content is complete on the new disk: what still holds it is waited for by unmount_disk.
-	if err := m.Disks.Detach(old); err != nil {
-		m.Machine.Log.WithError(err).Warn("old disk is still in use")
-	}
-	m.Machine.CrashPoint("record new disk")
-	if err := m.Disks.Records.SetMountedCID(o.To); err != nil {
-		return errors.Join(err, m.Disks.PutBack(context.WithoutCancel(ctx), o.From))
-	}
-	return m.Disks.CompleteSwitch(ctx, o.To)
 }

@@ -54,7 +54,7 @@ func (d *Disks) applyRequests() error {
 }
 
 // confirmIdentity puts a disk that was mounted before on record, unless another one is on record for its CID.
-func (d *Disks) confirmIdentity(cid, path string) error {
+func (d *Disks) confirmIdentity(cid, path string, store bool) error {
 	records, err := d.Machine.Identities.For(cid)
 	if err != nil {
 		return err
@@ -63,11 +63,12 @@ func (d *Disks) confirmIdentity(cid, path string) error {
 	if err := decide.CheckIdentity(cid, path, records, found); err != nil {
 		return err
 	}
-	return d.recordIdentity(cid, path)
+	return d.recordIdentity(cid, path, store)
 }
 
-// recordIdentity puts the disk that is mounted for a CID on record.
-func (d *Disks) recordIdentity(cid, path string) error {
+// recordIdentity puts the disk that is mounted for a CID on record. One on the migration target is not a store: only if
+// it was one before, its record is kept up to date.
+func (d *Disks) recordIdentity(cid, path string, store bool) error {
 	d.Machine.CrashPoint("record identity")
 	found, _ := d.identify(path) // what cannot be read stays as it is on record
 	number, err := blkdev.NumberOf(path)
@@ -80,6 +81,9 @@ func (d *Disks) recordIdentity(cid, path string) error {
 		return err
 	}
 	before, known := records[cid]
+	if wasStore := known && before.Bytes > 0; !store && !wasStore {
+		return d.Machine.Identities.EndAccept(cid)
+	}
 	if known && before.Accepted {
 		d.Machine.Log.WithFields(logrus.Fields{"cid": cid, "recorded": before.String(), "accepted": found.String()}).Warn("an operator has accepted the disk that is attached")
 	}

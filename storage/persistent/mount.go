@@ -11,7 +11,6 @@ import (
 
 	"cambium/platform/device"
 	"cambium/platform/disk"
-	"cambium/platform/filesystem"
 	"cambium/platform/mount"
 	"cambium/settings"
 	"cambium/storage/decide"
@@ -38,7 +37,7 @@ func (d *Disks) Mount(ctx context.Context, cid string) error {
 	return err
 }
 
-// PutBack remounts the disk on the store that a migration has unmounted. The caller has the lock.
+// PutBack mounts a disk that a migration has unmounted. The caller has the lock.
 func (d *Disks) PutBack(ctx context.Context, cid string) error {
 	p, err := d.known(cid)
 	if err != nil {
@@ -98,6 +97,9 @@ func (d *Disks) mount(ctx context.Context, p settings.PersistentDisk, dev device
 	if at.Mounted {
 		return d.mountedBefore(ctx, p, dev.Path, at)
 	}
+	if err := d.leave(ctx, at); err != nil {
+		return nil, err
+	}
 	o, err := d.observe(ctx, p, dev, true)
 	if err != nil {
 		return nil, err
@@ -115,19 +117,26 @@ func (d *Disks) mount(ctx context.Context, p settings.PersistentDisk, dev device
 	if err := d.enter(at); err != nil {
 		return nil, err
 	}
-	var made []decide.Change
-	err = d.Machine.Remark(p.CID, o.Volume.Content, func() (err error) {
-		made, err = d.Machine.Apply(ctx, p.CID, plan)
-		return err
-	})
+	made, err := d.Machine.Apply(ctx, p.CID, plan)
 	if err != nil {
 		return made, err
 	}
+	if err := d.checkMark(p.CID, at); err != nil {
+		return nil, errors.Join(err, mount.Detach(at.Directory, d.Busy(at.Directory)))
+	}
 	d.Machine.Log.WithFields(logrus.Fields{"cid": p.CID, "device": o.Part(), "mount": at.Directory}).Info("persistent disk mounted")
-	if err := d.recordIdentity(p.CID, dev.Path); err != nil {
+	if err := d.recordIdentity(p.CID, dev.Path, at.RecordAsStore); err != nil {
 		return made, err
 	}
 	return made, d.record(p.CID, at)
+}
+
+// leave unmounts a disk from the migration target that goes to the store.
+func (d *Disks) leave(ctx context.Context, at decide.Placement) error {
+	if at.Leaves == "" {
+		return nil
+	}
+	return mount.UnmountReporting(ctx, at.Leaves, d.Busy(at.Leaves))
 }
 
 // enter prepares a directory for a disk.
@@ -175,13 +184,10 @@ func (d *Disks) place(cid, path string) (decide.Placement, error) {
 
 // placing observes what does not depend on the device of the disk.
 func (d *Disks) placing(cid string) (o decide.Placing, err error) {
-	o = decide.Placing{CID: cid, Recorded: d.recorded(),
-		Store: d.Machine.Dirs.Store(), MigrationTarget: d.Machine.Dirs.StoreMigrationTarget()}
-	all, err := d.Machine.Intents.All()
-	if err != nil {
+	o = decide.Placing{CID: cid, Store: d.Machine.Dirs.Store(), MigrationTarget: d.Machine.Dirs.StoreMigrationTarget()}
+	if o.LastStore, err = d.lastStore(); err != nil {
 		return o, err
 	}
-	o.Open = all[intent.Migration]
 	e, there, err := mount.At(o.Store)
 	if err != nil || !there {
 		return o, err
@@ -197,24 +203,20 @@ func (d *Disks) mountedBefore(ctx context.Context, p settings.PersistentDisk, pa
 	if err := d.enter(at); err != nil {
 		return nil, err
 	}
-	if err := d.confirmIdentity(p.CID, path); err != nil {
+	if err := d.checkMark(p.CID, at); err != nil {
 		return nil, err
 	}
-	if err := d.resume(ctx, p, at.Directory); err != nil {
+	if err := d.confirmIdentity(p.CID, path, at.RecordAsStore); err != nil {
 		return nil, err
 	}
-	where, err := machine.MountedAt(d.part(path), d.Machine.Dirs.Store(), at.Directory) // the last step of a migration may have moved it
-	if err != nil {
+	if err := d.resume(ctx, at.Directory); err != nil {
 		return nil, err
 	}
-	made, err := d.growMounted(ctx, path, where)
+	made, err := d.growMounted(ctx, path, at.Directory)
 	if err != nil {
 		return made, err
 	}
-	if where != d.Machine.Dirs.Store() {
-		return made, nil
-	}
-	return made, d.recordStore(p.CID)
+	return made, d.record(p.CID, at)
 }
 
 // correctRecord names the disk that is on the store where the disk for the migration target is recorded as it: cloudfoundry/bosh-agent
@@ -228,7 +230,7 @@ func (d *Disks) correctRecord(cid string) error {
 	if !d.BindMounted {
 		path, _, err := d.diskOf(store)
 		if err == nil {
-			err = d.confirmIdentity(owner, path)
+			err = d.confirmIdentity(owner, path, true)
 		}
 		if err != nil {
 			return err
@@ -261,9 +263,6 @@ func (d *Disks) placeBind(cid, source string) (decide.Placement, error) {
 			o.MountedOn = dir
 		}
 	}
-	if !o.StoreTaken && o.MountedOn == o.MigrationTarget {
-		o.MountedOn = "" // the store is free: it goes there as well
-	}
 	return decide.Place(o)
 }
 
@@ -282,13 +281,25 @@ func (d *Disks) bind(ctx context.Context, p settings.PersistentDisk, source stri
 		return nil, err
 	}
 	if at.Mounted {
-		if err := d.resume(ctx, p, at.Directory); err != nil {
+		if err := d.checkMark(p.CID, at); err != nil {
+			return nil, err
+		}
+		if err := d.resume(ctx, at.Directory); err != nil {
 			return nil, err
 		}
 		return nil, d.record(p.CID, at)
 	}
+	if err := d.leave(ctx, at); err != nil {
+		return nil, err
+	}
 	d.Machine.CrashPoint("bind")
-	if err := d.Machine.Remark(p.CID, filesystem.Content{}, func() error { return mount.Bind(ctx, source, at.Directory, 0) }); err != nil {
+	if err := mount.Bind(ctx, source, at.Directory, 0); err != nil {
+		return nil, err
+	}
+	if err := d.checkMark(p.CID, at); err != nil {
+		return nil, errors.Join(err, mount.Detach(at.Directory, d.Busy(at.Directory)))
+	}
+	if err := d.Machine.Identities.EndAccept(p.CID); err != nil {
 		return nil, err
 	}
 	return []decide.Change{bindChange(p.CID, source, at)}, d.record(p.CID, at)
@@ -342,28 +353,40 @@ func blankError(cid, path string) error {
 }
 
 func (d *Disks) lastMounted() (p settings.PersistentDisk, mounts bool, warning string, err error) {
-	known := d.Records.Disks()
-	cid, err := d.Records.MountedCID()
-	if err != nil {
+	if _, err := d.Records.MountedCID(); err != nil {
 		accepted, acceptErr := d.Machine.Identities.Accepted()
 		if acceptErr != nil || accepted == "" {
 			return p, false, "", err
 		}
-		cid = accepted // an operator has named the disk
+		p, mounts = d.Records.Disks()[accepted] // an operator has named the disk
+		if !mounts {
+			return p, false, "", err
+		}
+		return p, true, "", nil
 	}
+	last, err := d.lastStore()
+	if err != nil {
+		return p, false, "", err
+	}
+	cid, warning, err := decide.MountLast(last)
+	return d.Records.Disks()[cid], cid != "" && err == nil, warning, err
+}
+
+// lastStore observes what is known about the disk that was mounted last. Without a record there is none.
+func (d *Disks) lastStore() (last decide.LastStore, err error) {
+	last = decide.LastStore{Recorded: d.recorded(), Known: slices.Sorted(maps.Keys(d.Records.Disks())),
+		Directories: d.BindMounted}
 	records, err := d.Machine.Identities.All()
 	if err != nil {
-		return p, false, "", err
+		return last, err
 	}
-	last := decide.LastStore{CID: cid, Known: slices.Sorted(maps.Keys(known)), Directories: d.BindMounted}
-	_, last.OnRecord = records[cid]
+	_, last.OnRecord = records[last.Recorded]
+	if last.Accepted, err = d.Machine.Identities.Accepted(); err != nil {
+		return last, err
+	}
 	e, there, err := mount.At(d.Machine.Dirs.Store())
-	if err != nil {
-		return p, false, "", err
-	}
-	last.Mounted = there && d.owner(d.Machine.Dirs.Store(), e) != ""
-	mounts, warning, err = decide.MountLast(last)
-	return known[cid], mounts, warning, err
+	last.Mounted = err == nil && there && d.owner(d.Machine.Dirs.Store(), e) != ""
+	return last, err
 }
 
 // blank says whether the disk that was mounted last holds nothing.

@@ -1,6 +1,7 @@
 package persistent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -99,6 +100,9 @@ func (d *Disks) planKnown(ctx context.Context, p settings.PersistentDisk) ([]dec
 func (d *Disks) plan(ctx context.Context, p settings.PersistentDisk, dev device.Device) (changes []decide.Change, notGrown string, err error) {
 	if d.BindMounted {
 		at, err := d.placeBind(p.CID, dev.Path)
+		if err == nil {
+			err = d.checkLooked(p.CID, at, func() (*decide.Mark, error) { return d.Mark(dev.Path) })
+		}
 		if err != nil || at.Mounted {
 			return nil, "", err
 		}
@@ -111,6 +115,15 @@ func (d *Disks) plan(ctx context.Context, p settings.PersistentDisk, dev device.
 		return nil, "", err
 	}
 	at, err := d.place(p.CID, dev.Path)
+	if err != nil {
+		return nil, "", err
+	}
+	err = d.checkLooked(p.CID, at, func() (*decide.Mark, error) {
+		if dir := cmp.Or(at.Leaves, at.Directory); at.Mounted || at.Leaves != "" {
+			return d.Mark(dir)
+		}
+		return lookForMark(d.part(dev.Path)), nil
+	})
 	if err != nil {
 		return nil, "", err
 	}
@@ -128,4 +141,20 @@ func (d *Disks) plan(ctx context.Context, p settings.PersistentDisk, dev device.
 	}
 	plan, notGrown, err := decide.MountPersistent(o, at.Directory)
 	return plan.Changes, notGrown, err
+}
+
+// checkLooked is checkMark without doing anything.
+func (d *Disks) checkLooked(cid string, at decide.Placement, look func() (*decide.Mark, error)) error {
+	if !at.RecordAsStore {
+		return nil
+	}
+	records, err := d.Machine.Identities.All()
+	if err != nil || records[cid].Accepted {
+		return err
+	}
+	m, err := look()
+	if err != nil {
+		return err
+	}
+	return decide.CheckCopy(cid, m)
 }

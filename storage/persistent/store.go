@@ -3,12 +3,11 @@ package persistent
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"golang.org/x/sys/unix"
 
 	"cambium/platform/mount"
-	"cambium/settings"
-	"cambium/storage/decide"
 	"cambium/storage/internal/intent"
 )
 
@@ -38,32 +37,58 @@ func (d *Disks) MakeWritable(ctx context.Context) error {
 	return d.SetReadOnly(context.WithoutCancel(ctx), false)
 }
 
-// CompleteSwitch puts a new disk that is complete and on record on the store; it may be there already.
-func (d *Disks) CompleteSwitch(ctx context.Context, to string) error {
-	_, there, err := mount.At(d.Machine.Dirs.Store())
-	if err != nil {
+// RenewTarget unmounts the disk on the migration target and mounts it again, when nothing holds it any more. What was
+// written is on the disk then, that it can be mounted is proven, and nobody has anything open there. Of a directory
+// nothing of that can be had.
+func (d *Disks) RenewTarget(ctx context.Context, cid string) error {
+	if d.BindMounted {
+		return nil
+	}
+	target := d.Machine.Dirs.StoreMigrationTarget()
+	e, there, err := mount.At(target)
+	if err != nil || !there {
+		return errors.Join(err, fmt.Errorf("nothing is mounted on %s", target))
+	}
+	d.Machine.CrashPoint("unmount migration target")
+	if err := mount.UnmountReporting(ctx, target, d.Busy(target)); err != nil {
 		return err
 	}
-	if !there {
-		d.Machine.CrashPoint("move mount")
-		if err := mount.Show(d.Machine.Dirs.StoreMigrationTarget(), d.Machine.Dirs.Store()); err != nil {
+	if err := d.awaitReleased(ctx, e); err != nil {
+		return err
+	}
+	return d.PutBack(ctx, cid)
+}
+
+// Commit records the disk on the migration target, which is complete, as the store. It is mounted nowhere then. A
+// process that still uses it cannot hold up the end.
+func (d *Disks) Commit(to string) error {
+	target := d.Machine.Dirs.StoreMigrationTarget()
+	if !d.BindMounted {
+		e, _, err := mount.At(target)
+		if err != nil {
+			return err
+		}
+		path, _, err := d.diskOf(e)
+		if err != nil {
+			return err
+		}
+		if err := d.recordIdentity(to, path, true); err != nil {
 			return err
 		}
 	}
-	return d.EndMigration(ctx, to)
-}
-
-// EndMigration is for when the new disk is on the store; it may still be on the target as well. A process that
-// uses it there cannot hold up the end: it is the same file system.
-func (d *Disks) EndMigration(ctx context.Context, to string) error {
-	target := d.Machine.Dirs.StoreMigrationTarget()
 	if err := mount.Detach(target, d.Busy(target)); err != nil {
 		return err
 	}
-	d.Machine.CrashPoint("end migration")
-	if err := d.recordStore(to); err != nil {
+	d.Machine.CrashPoint("record new disk")
+	return d.Records.SetMountedCID(to)
+}
+
+// EndMigration mounts the disk that is on record as the store; it may be there already.
+func (d *Disks) EndMigration(ctx context.Context, to string) error {
+	if err := d.PutBack(ctx, to); err != nil {
 		return err
 	}
+	d.Machine.CrashPoint("end migration")
 	if err := d.Machine.Intents.Set(intent.Migrated, intent.Intent{Table: to}); err != nil {
 		return err
 	}
@@ -71,34 +96,15 @@ func (d *Disks) EndMigration(ctx context.Context, to string) error {
 		return err
 	}
 	d.Machine.Log.WithField("cid", to).Info("disk migration done")
-	d.growStore(ctx) // it may have become larger meanwhile
 	return nil
 }
 
-// resume puts a disk that is mounted already where its record says: the store is
-// made writable when a migration was interrupted while it was read-only, and a new disk that
-// had only to be moved is moved.
-func (d *Disks) resume(ctx context.Context, p settings.PersistentDisk, where string) error {
+// resume makes the store writable when a migration was interrupted while it was read-only.
+func (d *Disks) resume(ctx context.Context, where string) error {
 	all, err := d.Machine.Intents.All()
-	if err != nil {
+	if err != nil || where != d.Machine.Dirs.Store() || all[intent.Migration].Table == "" {
 		return err
 	}
-	store, occupied, err := mount.At(d.Machine.Dirs.Store())
-	if err != nil {
-		return err
-	}
-	current, _, err := mount.At(where)
-	if err != nil {
-		return err
-	}
-	switch decide.Resume(decide.Interrupted{CID: p.CID, Recorded: d.recorded(), Open: all[intent.Migration],
-		OnStore: where == d.Machine.Dirs.Store(), StoreIsFree: !occupied,
-		StoreIsSame: occupied && store.Number == current.Number && store.Root == current.Root}) {
-	case decide.CompleteSwitch:
-		return d.CompleteSwitch(ctx, p.CID)
-	case decide.MakeWritable:
-		d.Machine.CrashPoint("store writable again")
-		return d.MakeWritable(ctx)
-	}
-	return nil
+	d.Machine.CrashPoint("store writable again")
+	return d.MakeWritable(ctx)
 }

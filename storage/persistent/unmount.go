@@ -52,15 +52,20 @@ func (d *Disks) unmount(ctx context.Context, p settings.PersistentDisk) (unmount
 	return len(mounts) > 0, d.release(ctx, p, mounts)
 }
 
-// unmountFrom unmounts one mount of a disk, and before it what is mounted on top, as umount does.
+// unmountFrom unmounts one mount of a disk, and before it what is mounted on top, as umount does. Another disk on top
+// stays.
 func (d *Disks) unmountFrom(ctx context.Context, m mount.Entry) error {
 	for {
-		all, err := mount.Table()
+		all, err := mount.AllAt(m.Target)
 		if err != nil {
 			return err
 		}
 		if !slices.ContainsFunc(all, func(e mount.Entry) bool { return e.ID == m.ID }) {
 			return nil
+		}
+		top := all[len(all)-1]
+		if _, err := blkdev.Lookup("/sys", top.Number); err == nil && top.Number != m.Number {
+			return fmt.Errorf("%s is mounted over it on %s: unmount that first", top.Source, m.Target)
 		}
 		if err := mount.UnmountReporting(ctx, m.Target, d.Busy(m.Target)); err != nil {
 			return err

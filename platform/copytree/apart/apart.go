@@ -25,30 +25,28 @@ import (
 const word = "copy-trees"
 
 const (
-	// MaxRounds is how many times a tree is copied and verified while the verification finds other
-	// differences each time.
-	MaxRounds = 4
 	// terminationGrace is the time between SIGTERM and SIGKILL: the process ends at once unless a disk holds it.
 	terminationGrace = time.Second
 	progressInterval = 200 * time.Millisecond
 )
 
-// Phases of a Run, in order; copy and verify may be repeated.
+// Phases of a copy, in order.
 const (
-	phaseOpen   = "open"
-	PhaseCopy   = "copy"
-	PhaseVerify = "verify"
-	phaseFinish = "finish"
+	PhaseCopy     = "copy"
+	PhaseVerify   = "verify"
+	phaseComplete = "complete"
 )
 
 // Request says what to copy.
 type Request struct {
 	From, To string
-	// Exact says that the target held nothing before the first attempt: what is only there is removed.
+	// Mark is the name of the file at the top of the target that says that it is incomplete. Complete removes it.
+	Mark string
+	// Exact says that what is on the target besides is left over from an interrupted copy: it is removed.
 	Exact bool
 }
 
-// Report is the progress that Run reports.
+// Report is progress.
 type Report struct {
 	Phase string
 	copytree.Progress
@@ -56,36 +54,37 @@ type Report struct {
 	Begin bool
 	// End marks the last report of a phase that has succeeded.
 	End bool
-	// Differs is set once in a report of its own when the verification has found a difference and
-	// the tree is copied again.
-	Differs *copytree.DifferenceError
 }
 
-// Run copies a tree and verifies the copy, in a process of its own. It returns when that process has
-// ended: nothing is written any more. Whatever has failed, the target can be given to Run again.
-func Run(ctx context.Context, program string, r Request, report func(Report)) (err error) {
+// Copying is a copying process, as the agent sees it. Between two steps it has nothing open on either disk.
+type Copying struct {
+	*process
+	request Request
+}
+
+// Start starts the process. Whatever fails, the target can be copied to again when Close has returned: nothing is
+// written any more then.
+func Start(ctx context.Context, program string, r Request) (*Copying, error) {
 	p, err := start(ctx, program)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, p.close()) }()
-	if err := p.do(ctx, message{Phase: phaseOpen, Request: &r}, func(Report) {}); err != nil {
-		return err
-	}
-	for round := 1; ; round++ {
-		err := p.do(ctx, message{Phase: PhaseCopy}, report)
-		if err == nil {
-			err = p.do(ctx, message{Phase: PhaseVerify}, report)
-		}
-		if err == nil {
-			return p.do(ctx, message{Phase: phaseFinish}, func(Report) {})
-		}
-		var differs *copytree.DifferenceError
-		if !errors.As(err, &differs) || differs.Again || round == MaxRounds {
-			return err
-		}
-		report(Report{Phase: PhaseVerify, Differs: differs})
-	}
+	return &Copying{p, r}, err
+}
+
+// Copy copies the tree and flushes the target.
+func (c *Copying) Copy(report func(Report)) error {
+	_, err := c.do(message{Phase: PhaseCopy, Request: &c.request}, report)
+	return err
+}
+
+// Verify compares the copy with the source.
+func (c *Copying) Verify(report func(Report)) (copytree.Clamped, error) {
+	answer, err := c.do(message{Phase: PhaseVerify, Request: &c.request}, report)
+	return copytree.Clamped{Files: answer.Clamped, First: string(answer.First)}, err
+}
+
+// Complete makes a target that was verified a tree like any other. The source need not be there.
+func (c *Copying) Complete() error {
+	_, err := c.do(message{Phase: phaseComplete, Request: &c.request}, func(Report) {})
+	return err
 }
 
 // message is a request, progress, or with End the result: nothing or an error. A path is sent as
@@ -94,32 +93,25 @@ type message struct {
 	Phase   string   `json:",omitempty"`
 	Request *Request `json:",omitempty"`
 	copytree.Progress
-	End     bool                      `json:",omitempty"`
-	Error   string                    `json:",omitempty"`
-	Errno   syscall.Errno             `json:",omitempty"`
-	Differs *copytree.DifferenceError `json:",omitempty"`
-	Path    []byte                    `json:",omitempty"`
+	End     bool          `json:",omitempty"`
+	Error   string        `json:",omitempty"`
+	Errno   syscall.Errno `json:",omitempty"`
+	Clamped int64         `json:",omitempty"`
+	First   []byte        `json:",omitempty"`
 }
 
 // result is the last answer to a request.
-func result(p copytree.Progress, err error) message {
-	m := message{Progress: p, End: true}
-	if err == nil {
-		return m
+func result(p copytree.Progress, c copytree.Clamped, err error) message {
+	m := message{Progress: p, End: true, Clamped: c.Files, First: []byte(c.First)}
+	if err != nil {
+		m.Error = err.Error()
+		errors.As(err, &m.Errno)
 	}
-	m.Error = err.Error()
-	if errors.As(err, &m.Differs) {
-		m.Path = []byte(m.Differs.Path)
-	}
-	errors.As(err, &m.Errno)
 	return m
 }
 
 func (m message) err() error {
 	switch {
-	case m.Differs != nil:
-		m.Differs.Path = string(m.Path)
-		return &remoteError{m.Error, m.Differs}
 	case m.Errno != 0:
 		return &remoteError{m.Error, m.Errno}
 	case m.Error != "":
@@ -164,42 +156,42 @@ func start(ctx context.Context, program string) (*process, error) {
 }
 
 // do sends a request and reports progress until its result is there.
-func (p *process) do(ctx context.Context, m message, report func(Report)) error {
+func (p *process) do(m message, report func(Report)) (answer message, err error) {
 	phase := m.Phase
 	report(Report{Phase: phase, Begin: true})
 	if err := json.NewEncoder(p.requests).Encode(m); err != nil {
-		return lost(ctx, phase, err)
+		return answer, p.lost(phase, err)
 	}
 	for p.lines.Scan() {
-		var answer message
+		answer = message{}
 		if err := json.Unmarshal(p.lines.Bytes(), &answer); err != nil {
-			return lost(ctx, phase, err)
+			return answer, p.lost(phase, err)
 		}
 		err := answer.err()
 		report(Report{Phase: phase, Progress: answer.Progress, End: answer.End && err == nil})
 		if answer.End {
-			return err
+			return answer, err
 		}
 	}
-	return lost(ctx, phase, p.lines.Err())
+	return answer, p.lost(phase, p.lines.Err())
 }
 
 // lost says why there is no answer. A context that has ended is the reason, not the broken pipe.
-func lost(ctx context.Context, phase string, err error) error {
-	if ctx.Err() != nil {
-		return fmt.Errorf("%s: %w", phase, context.Cause(ctx))
+func (p *process) lost(phase string, err error) error {
+	if p.ctx.Err() != nil {
+		return fmt.Errorf("%s: %w", phase, context.Cause(p.ctx))
 	}
 	return errors.Join(fmt.Errorf("%s: the copying process ended", phase), err)
 }
 
-// close ends the process and waits for it.
-func (p *process) close() error {
+// Close ends the process and waits for it.
+func (p *process) Close() error {
 	closed := p.requests.Close()
 	_, err := p.process.Wait()
 	var exit *command.ExitError
 	switch {
 	case p.ctx.Err() != nil:
-		err = nil // it was terminated by close
+		err = nil // it was terminated by its context
 	case errors.As(err, &exit):
 		exit.Name = "the copying process"
 		err = exit

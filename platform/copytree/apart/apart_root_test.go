@@ -5,6 +5,7 @@ package apart
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,7 +18,6 @@ import (
 	"cambium/internal/looptest"
 	"cambium/internal/racer"
 	"cambium/internal/treetest"
-	"cambium/platform/copytree"
 )
 
 func TestMain(m *testing.M) {
@@ -39,6 +39,26 @@ func must(t testing.TB, err error) {
 }
 
 func quiet(Report) {}
+
+// mark is the name of the mark in these tests.
+const mark = ".mark"
+
+// run is a whole copy.
+func run(t *testing.T, r Request, report func(Report)) error {
+	t.Helper()
+	r.Mark = mark
+	must(t, os.WriteFile(filepath.Join(r.To, mark), nil, 0o600))
+	c, err := Start(t.Context(), program, r)
+	must(t, err)
+	err = c.Copy(report)
+	if err == nil {
+		_, err = c.Verify(report)
+	}
+	if err == nil {
+		err = c.Complete()
+	}
+	return errors.Join(err, c.Close())
+}
 
 // disk is a mounted file system of its own.
 func disk(t *testing.T, kind string) string {
@@ -65,7 +85,7 @@ func trees(t *testing.T) (from, to string) {
 func TestRootRun(t *testing.T) {
 	from, to := trees(t)
 	var reports []Report
-	must(t, Run(t.Context(), program, Request{From: from, To: to, Exact: true}, func(r Report) { reports = append(reports, r) }))
+	must(t, run(t, Request{From: from, To: to, Exact: true}, func(r Report) { reports = append(reports, r) }))
 	if got, err := os.ReadFile(filepath.Join(to, "a")); err != nil || string(got) != "content of a" {
 		t.Errorf("the copy holds %q, %v", got, err)
 	}
@@ -78,46 +98,60 @@ func TestRootRun(t *testing.T) {
 	if len(ends) != 2 || ends[0].Phase != PhaseCopy || ends[1].Phase != PhaseVerify || ends[1].Files != 4 || ends[1].Bytes == 0 || !reports[0].Begin {
 		t.Errorf("reports are %+v, want two phases with three files and their directory", reports)
 	}
-	if err := Run(t.Context(), program, Request{From: filepath.Join(from, "nowhere"), To: to}, quiet); !errors.Is(err, unix.ENOENT) || !strings.Contains(err.Error(), "nowhere") {
+	if err := run(t, Request{From: filepath.Join(from, "nowhere"), To: to}, quiet); !errors.Is(err, unix.ENOENT) ||
+		!strings.Contains(err.Error(), "nowhere") {
 		t.Errorf("got %v, want the kernel's reason and the name", err)
 	}
 }
 
-// What differs is copied again, and what differs each time is an error with its name.
-func TestRootRunRepeats(t *testing.T) {
-	for name, limit := range map[string]int{"once": 1, "always": MaxRounds} {
-		t.Run(name, func(t *testing.T) {
-			from, to := trees(t)
-			verified, repeated := 0, 0
-			err := Run(t.Context(), program, Request{From: from, To: to, Exact: true}, func(r Report) {
-				if r.Phase == PhaseVerify && r.Begin {
-					if verified++; verified <= limit {
-						must(t, os.WriteFile(filepath.Join(from, odd), []byte(strings.Repeat("x", verified)), 0o640))
-					}
-				}
-				if r.Differs != nil {
-					repeated++
-				}
-			})
-			var differs *copytree.DifferenceError
-			switch {
-			case limit == 1 && (err != nil || repeated != 1 || verified != 2):
-				t.Errorf("got %v after %d repetitions, want one", err, repeated)
-			case limit > 1 && (!errors.As(err, &differs) || differs.Path != odd || !strings.Contains(err.Error(), "differs in")):
-				t.Errorf("got %v, want a difference in %q", err, odd)
-			}
-		})
+// What has changed in between is an error with its name.
+func TestRootDifference(t *testing.T) {
+	from, to := trees(t)
+	err := run(t, Request{From: from, To: to, Exact: true}, func(r Report) {
+		if r.Phase == PhaseVerify && r.Begin {
+			must(t, os.WriteFile(filepath.Join(from, odd), []byte("x"), 0o640))
+		}
+	})
+	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%q differs in size", odd)) {
+		t.Errorf("got %v, want a difference in %q", err, odd)
 	}
+	if _, err := os.Lstat(filepath.Join(to, mark)); err != nil {
+		t.Errorf("the mark of what is not complete: %v", err)
+	}
+}
+
+// Between two steps nothing is open on the target: it can be unmounted.
+func TestRootTargetIsFreeBetweenSteps(t *testing.T) {
+	from, to := disk(t, "ext4"), disk(t, "ext4")
+	must(t, os.WriteFile(filepath.Join(from, "a"), []byte("content"), 0o640))
+	var st unix.Stat_t
+	must(t, unix.Stat(to, &st))
+	must(t, run(t, Request{From: from, To: to, Exact: true}, func(r Report) {
+		if r.Phase != PhaseVerify || !r.Begin {
+			return
+		}
+		node := filepath.Join(t.TempDir(), "node")
+		must(t, unix.Unmount(to, 0))
+		must(t, unix.Mknod(node, unix.S_IFBLK|0o600, int(st.Dev)))
+		f, err := os.OpenFile(node, os.O_RDONLY|unix.O_EXCL, 0)
+		if err != nil {
+			t.Errorf("the target is held: %v", err)
+		} else {
+			must(t, f.Close())
+		}
+		must(t, unix.Mount(node, to, "ext4", 0, ""))
+	}))
 }
 
 // occupied is a target that another process works on, so that a copying process waits.
 func occupied(t *testing.T) (from, to string) {
 	t.Helper()
 	from, to = trees(t)
-	dir, err := os.Open(to)
+	must(t, os.WriteFile(filepath.Join(to, mark), nil, 0o600))
+	file, err := os.Open(filepath.Join(to, mark))
 	must(t, err)
-	must(t, unix.Flock(int(dir.Fd()), unix.LOCK_EX))
-	t.Cleanup(func() { _ = dir.Close() })
+	must(t, unix.Flock(int(file.Fd()), unix.LOCK_EX))
+	t.Cleanup(func() { _ = file.Close() })
 	return from, to
 }
 
@@ -129,11 +163,12 @@ func waiting(t *testing.T, ctx context.Context) (*process, <-chan error) {
 	must(t, err)
 	alive, ended := make(chan struct{}, 100), make(chan error, 1)
 	go func() {
-		ended <- p.do(ctx, message{Phase: phaseOpen, Request: &Request{From: from, To: to}}, func(r Report) {
+		_, err := p.do(message{Phase: PhaseCopy, Request: &Request{From: from, To: to, Mark: mark}}, func(r Report) {
 			if !r.Begin {
 				alive <- struct{}{}
 			}
 		})
+		ended <- err
 	}()
 	select {
 	case <-alive:
@@ -153,7 +188,7 @@ func TestRootEndsWithItsContext(t *testing.T) {
 	if err := <-ended; !errors.Is(err, stopped) {
 		t.Errorf("got %v, want what stopped it", err)
 	}
-	if err := p.close(); err != nil || !gone(p) {
+	if err := p.Close(); err != nil || !gone(p) {
 		t.Errorf("got %v; the process is gone: %v", err, gone(p))
 	}
 }
@@ -161,7 +196,7 @@ func TestRootEndsWithItsContext(t *testing.T) {
 // The agent may be killed at any time: all that the copying process sees is that its input ends.
 func TestRootEndsWithItsAgent(t *testing.T) {
 	p, ended := waiting(t, t.Context())
-	if err := p.close(); err != nil || !gone(p) {
+	if err := p.Close(); err != nil || !gone(p) {
 		t.Errorf("got %v; the process is gone: %v", err, gone(p))
 	}
 	if err := <-ended; err == nil {
@@ -175,19 +210,19 @@ func TestRootSaysHowItEnded(t *testing.T) {
 	if err := <-ended; err == nil || !strings.Contains(err.Error(), "the copying process ended") {
 		t.Errorf("got %v, want that the process ended", err)
 	}
-	if err := p.close(); err == nil || !strings.Contains(err.Error(), "the copying process: killed by SIGKILL") {
+	if err := p.Close(); err == nil || !strings.Contains(err.Error(), "the copying process: killed by SIGKILL") {
 		t.Errorf("got %v, want how", err)
 	}
 }
 
 func TestRootRefusesUnknownRequests(t *testing.T) {
-	for _, phase := range []string{"format", PhaseCopy} { // nothing is open yet
+	for _, phase := range []string{"format", PhaseVerify} { // nothing has been copied yet
 		p, err := start(t.Context(), program)
 		must(t, err)
-		if err := p.do(t.Context(), message{Phase: phase}, quiet); err == nil {
+		if _, err := p.do(message{Phase: phase, Request: &Request{}}, quiet); err == nil {
 			t.Errorf("request %s has succeeded", phase)
 		}
-		if err := p.close(); err == nil || !strings.Contains(err.Error(), `request "`+phase+`" is not known`) {
+		if err := p.Close(); err == nil || !strings.Contains(err.Error(), `request "`+phase+`" is not known`) {
 			t.Errorf("got %v, want what was not known", err)
 		}
 	}
@@ -197,7 +232,7 @@ func TestRootRefusesUnknownRequests(t *testing.T) {
 func TestRootLeavesNoAccessTimes(t *testing.T) {
 	from, to := disk(t, "ext4"), disk(t, "ext4")
 	treetest.Fill(t, from)
-	must(t, Run(t.Context(), program, Request{From: from, To: to, Exact: true}, quiet))
+	must(t, run(t, Request{From: from, To: to, Exact: true}, quiet))
 	for _, name := range []string{"a/small", "dangling", "a/b", "fifo", "a", "lost+found"} {
 		for _, dir := range []string{from, to} {
 			var st unix.Stat_t
@@ -227,7 +262,7 @@ func TestRootCopiesWhatMountsCover(t *testing.T) {
 	cover(from, "bound", unix.MS_BIND)
 	cover(from, "mounted", 0)
 	cover(to, "mounted", 0)
-	must(t, Run(t.Context(), program, Request{From: from, To: to, Exact: true}, quiet))
+	must(t, run(t, Request{From: from, To: to}, quiet))
 	for name, want := range map[string]bool{
 		"bound/covered": true, "bound/shown": false, "other/shown": true,
 		"mounted/shown": true, // of the target's own mount, which is still there
@@ -241,7 +276,7 @@ func TestRootCopiesWhatMountsCover(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(to, "mounted", "covered")); err != nil {
 		t.Errorf("below the target's mount: %v", err)
 	}
-	// The namespace and its mounts are gone.
+	// The copies of the mounts are gone.
 	table, err := os.ReadFile("/proc/self/mountinfo")
 	if n := strings.Count(string(table), " "+from+" "); err != nil || n != 1 {
 		t.Errorf("%s is mounted %d times, %v", from, n, err)

@@ -2,50 +2,33 @@ package apart
 
 import (
 	"errors"
-	"fmt"
 	"os"
 
 	"golang.org/x/sys/unix"
-
-	"cambium/internal/thread"
 )
 
-// openPrivately opens both directories through bind mounts of their own, in a mount namespace
-// that ends with the call; the descriptors keep the mounts. A bind mount without MS_REC shows what
-// other mounts cover inside a tree, and nothing that any process mounts can appear in it. The source cannot
-// be written to there, no device of either can be opened, and reading leaves no access times.
-func openPrivately(from, to string) (source, target *os.File, err error) {
-	err = thread.Run(func() error {
-		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-			return fmt.Errorf("mount namespace: %w", err)
-		}
-		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-			return fmt.Errorf("make mounts private: %w", err)
-		}
-		var err error
-		if source, err = openBound(from, unix.MS_RDONLY); err != nil {
-			return err
-		}
-		if target, err = openBound(to, 0); err != nil {
-			return errors.Join(err, source.Close())
-		}
-		return nil
-	})
-	return source, target, err
-}
-
-// openBound binds a directory over itself and opens that.
-func openBound(dir string, flags uintptr) (*os.File, error) {
-	if err := unix.Mount(dir, dir, "", unix.MS_BIND, ""); err != nil {
-		return nil, &os.PathError{Op: "bind", Path: dir, Err: err}
-	}
-	flags |= unix.MS_REMOUNT | unix.MS_BIND | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
-	err := unix.Mount("", dir, "", flags|unix.MS_NOATIME, "")
-	if errors.Is(err, unix.EPERM) { // in a container, access times may be locked as they are
-		err = unix.Mount("", dir, "", flags, "")
-	}
+// openDetached opens a directory through a detached copy of its mount, which goes with the last descriptor. It shows
+// what other mounts cover inside the tree, and nothing that any process mounts appears in it. No device can be opened
+// there, and reading leaves no access times.
+func openDetached(dir string, attributes uint64) (*os.File, error) {
+	tree, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
-		return nil, &os.PathError{Op: "remount", Path: dir, Err: err}
+		return nil, &os.PathError{Op: "open_tree", Path: dir, Err: err}
 	}
-	return os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY, 0)
+	defer unix.Close(tree)
+	change := &unix.MountAttr{Propagation: unix.MS_PRIVATE, Attr_clr: unix.MOUNT_ATTR__ATIME,
+		Attr_set: attributes | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC | unix.MOUNT_ATTR_NOATIME}
+	err = unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, change)
+	if errors.Is(err, unix.EPERM) { // in a container, access times may be locked as they are
+		change.Attr_clr, change.Attr_set = 0, change.Attr_set&^unix.MOUNT_ATTR_NOATIME
+		err = unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, change)
+	}
+	if err != nil && !errors.Is(err, unix.ENOSYS) { // before Linux 5.12 it has the options of the mount
+		return nil, &os.PathError{Op: "mount_setattr", Path: dir, Err: err}
+	}
+	fd, err := unix.Openat(tree, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: dir, Err: err}
+	}
+	return os.NewFile(uintptr(fd), dir), nil
 }

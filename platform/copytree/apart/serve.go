@@ -71,19 +71,22 @@ type server struct{ trees *copytree.Trees }
 
 // answer carries out a request and reports its progress.
 func (s *server) answer(ctx context.Context, m message, out *json.Encoder) error {
-	work, err := s.work(ctx, m)
-	if err != nil {
-		return err
+	if m.Request == nil || m.Phase != PhaseCopy && (s.trees == nil || m.Phase != PhaseVerify &&
+		m.Phase != phaseComplete) {
+		return fmt.Errorf("request %q is not known here", m.Phase)
 	}
 	counter := &copytree.Counter{}
-	ended := make(chan error, 1)
-	go func() { ended <- work(counter) }()
+	ended := make(chan message, 1)
+	go func() {
+		clamped, err := s.work(ctx, m, counter)
+		ended <- result(counter.Load(), clamped, err)
+	}()
 	ticker := time.NewTicker(progressInterval)
 	defer ticker.Stop()
 	for {
 		select {
-		case err := <-ended:
-			return out.Encode(result(counter.Load(), err))
+		case end := <-ended:
+			return out.Encode(end)
 		case <-ticker.C:
 			if err := out.Encode(message{Progress: counter.Load()}); err != nil {
 				return err
@@ -92,24 +95,46 @@ func (s *server) answer(ctx context.Context, m message, out *json.Encoder) error
 	}
 }
 
-func (s *server) work(ctx context.Context, m message) (func(*copytree.Counter) error, error) {
-	switch {
-	case m.Phase == phaseOpen && m.Request != nil && s.trees == nil:
-		return func(*copytree.Counter) error {
-			from, to, err := openPrivately(m.Request.From, m.Request.To)
-			if err != nil {
-				return err
-			}
-			s.trees, err = copytree.New(from, to, m.Request.Exact)
-			return err
-		}, nil
-	case s.trees == nil:
-	case m.Phase == PhaseCopy:
-		return func(c *copytree.Counter) error { return s.trees.Copy(ctx, c) }, nil
-	case m.Phase == PhaseVerify:
-		return func(c *copytree.Counter) error { return s.trees.Verify(ctx, c) }, nil
-	case m.Phase == phaseFinish:
-		return func(*copytree.Counter) error { return s.trees.Finish(ctx) }, nil
+// work opens the directories for one step.
+func (s *server) work(ctx context.Context, m message, counter *copytree.Counter) (clamped copytree.Clamped, err error) {
+	to, err := openDetached(m.Request.To, 0)
+	if err != nil {
+		return clamped, err
 	}
-	return nil, fmt.Errorf("request %q is not known here", m.Phase)
+	defer to.Close()
+	lock, err := lockMark(to, m.Request.Mark)
+	if err != nil {
+		return clamped, err
+	}
+	defer lock.Close()
+	if m.Phase == phaseComplete {
+		return clamped, s.trees.Complete(to)
+	}
+	from, err := openDetached(m.Request.From, unix.MOUNT_ATTR_RDONLY)
+	if err != nil {
+		return clamped, err
+	}
+	defer from.Close()
+	if m.Phase == PhaseVerify {
+		return s.trees.Verify(ctx, from, to, counter)
+	}
+	s.trees = copytree.New(m.Request.Mark, m.Request.Exact)
+	return clamped, s.trees.Copy(ctx, from, to, counter)
+}
+
+// lockMark waits until no other process works on the target: one that was killed may not have ended yet. Nobody but
+// root can open the mark.
+func lockMark(to *os.File, name string) (*os.File, error) {
+	fd, err := unix.Openat(int(to.Fd()), name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open the mark of", Path: to.Name(), Err: err}
+	}
+	mark := os.NewFile(uintptr(fd), name)
+	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
+		err = unix.Flock(fd, unix.LOCK_EX)
+	}
+	if err != nil {
+		return nil, errors.Join(&os.PathError{Op: "lock", Path: to.Name(), Err: err}, mark.Close())
+	}
+	return mark, nil
 }

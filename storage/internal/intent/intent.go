@@ -24,11 +24,6 @@ import (
 type Intent struct {
 	// Table is the GUID of a GPT or the signature of a DOS table; for a migration, the disks.
 	Table string `json:"table"`
-	// Exact is for migrations: the target was empty before the first attempt.
-	Exact bool `json:"exact,omitempty"`
-	// Mark is for migrations: the mount of the target since which only this machine has written to it. It is empty when that is not
-	// known any more.
-	Mark string `json:"mark,omitempty"`
 }
 
 // Keys that are no CIDs; those never begin with a dot.
@@ -48,9 +43,6 @@ func (i Intent) Moves(to string) bool { return to != "" && strings.HasSuffix(i.T
 func (i Intent) Concerns(cid string) bool {
 	return i.Moves(cid) || strings.HasPrefix(i.Table, MigrationID(cid, ""))
 }
-
-// Source is the disk that a migration's record has as the source of this target.
-func (i Intent) Source(to string) string { return strings.TrimSuffix(i.Table, MigrationID("", to)) }
 
 // File is where the intents are kept.
 type File struct {

@@ -1,0 +1,33 @@
+package filesystem
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+
+	"cambium/internal/detached"
+)
+
+// Look gives a function the root directory of an unmounted file system, and writes nothing to it. A journal is not
+// replayed.
+func Look(device string, kind Kind, look func(top *os.Root) error) error {
+	m, ok := managed(kind)
+	if !ok {
+		return fmt.Errorf("look at %s: %q is not supported, only %s", device, kind, ManagedNames())
+	}
+	mounted, err := detached.Mount(device, m.mountType, m.lookFlags...)
+	if err != nil {
+		return fmt.Errorf("look at %s on %s: %w", kind, device, err)
+	}
+	defer mounted.Close()
+	// The descriptor of a mount is not an open directory; its handle in /proc leads there.
+	top, err := os.OpenRoot("/proc/self/fd/" + strconv.Itoa(int(mounted.Fd())))
+	if err == nil {
+		err = errors.Join(look(top), top.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("look at %s on %s: %w", kind, device, err)
+	}
+	return nil
+}
