@@ -3,12 +3,11 @@
 package machine
 
 import (
-	"fmt"
 	"os"
-	"path"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"cambium/internal/racer"
 	"cambium/lab"
@@ -17,12 +16,11 @@ import (
 )
 
 const (
-	raceTarget = "/var/vcap/store_migration_target/raced"
+	raceStore  = "/var/vcap/store/raced"
+	raceTarget = "/var/vcap/store_migration_target/theirs"
 	raceOutput = "/var/vcap/data/racer"
-	// raceAttempts and raceMigrations bound the attempts at one migration, and the migrations.
-	raceAttempts   = 5
-	raceMigrations = 5
-	raceExchanges  = 1000
+	// raceExchanges is how often the racer must have succeeded in each directory.
+	raceExchanges = 1000
 )
 
 // contest makes directories of vcap with the names of files and directories of /etc.
@@ -32,8 +30,8 @@ chown -R vcap:vcap . && chmod -R a+rwX .`
 // etc describes all of /etc, also when anything of it was last changed.
 const etc = `find /etc -printf '%p %m %U %G %s %T@ %C@ %i %l\n' -type f -exec md5sum {} + | sort | md5sum`
 
-// TestMachineRacerGetsNothing: while a store migrates, a process of vcap that has had a directory of the new disk
-// open exchanges what is in it for links to /etc. Root is never led there.
+// TestMachineRacerGetsNothing: a process of vcap that has directories of the store and of the new disk open exchanges what
+// is in them for links to /etc. Root touches neither disk until it has let go of them, and is never led to /etc.
 func TestMachineRacerGetsNothing(t *testing.T) {
 	l := newLab(t)
 	i := start(t, l, lab.VM{Ephemeral: lab.GiB})
@@ -49,26 +47,7 @@ func TestMachineRacerGetsNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	before := run(t, i, "sh", "-ec", etc)
-	exchanged := 0
-	for n := 0; exchanged < raceExchanges; n++ {
-		if n == raceMigrations {
-			t.Fatalf("%d exchanges during %d migrations, want at least %d", exchanged, n, raceExchanges)
-		}
-		exchanged += racedMigration(t, i, n)
-	}
-	if after := run(t, i, "sh", "-ec", etc); after != before {
-		t.Error("/etc has changed")
-	}
-}
-
-// racedMigration migrates a new store to a new disk while the racer works there, and returns how often it has exchanged
-// something. Where a link is in the place of a directory when the copy takes the directory over, the migration fails and is
-// asked for again; if it happens to succeed early, there were few exchanges.
-func racedMigration(t *testing.T, i *lab.Instance, n int) (exchanged int) {
-	t.Helper()
-	from, to := fmt.Sprintf("old-%d", n), fmt.Sprintf("new-%d", n)
-	for _, cid := range []string{from, to} {
+	for _, cid := range []string{"old", "new"} {
 		a, err := i.AttachNew(t.Context(), cid, lab.GiB)
 		if err != nil {
 			t.Fatal(err)
@@ -77,38 +56,39 @@ func racedMigration(t *testing.T, i *lab.Instance, n int) (exchanged int) {
 		do(t, i, "{}", "add_persistent_disk", cid, strings.TrimSpace(node))
 		do(t, i, "{}", "mount_disk", cid)
 	}
-	run(t, i, "sh", "-ec", contest, "/var/vcap/store/raced")
-	migrated := false
-	for range raceAttempts {
-		run(t, i, "sh", "-ec", contest, raceTarget)
-		// A copy that failed has left the disk closed; the racer is to get in once more.
-		run(t, i, "chmod", "755", path.Dir(raceTarget))
-		run(t, i, "rm", "-f", raceOutput)
-		run(t, i, "systemd-run", "--quiet", "--unit=racer", "--uid=vcap", "--property=StandardOutput=truncate:"+raceOutput,
-			"--setenv="+racer.Environment("/etc", raceTarget), "/usr/local/bin/racer")
-		run(t, i, "sh", "-c", "until grep -qs ready "+raceOutput+"; do sleep 0.05; done")
-		_, err := i.Agent.Do(t.Context(), "migrate_disk", from, to)
-		run(t, i, "systemctl", "stop", "racer")
-		count := strings.Fields(run(t, i, "cat", raceOutput))
-		n, _ := strconv.Atoi(count[len(count)-1])
-		exchanged += n
-		t.Logf("%d exchanges, migrate_disk: %v", n, err)
-		if migrated = err == nil; migrated {
-			break
-		}
-		run(t, i, "rm", "-rf", raceTarget)
+	for _, dir := range []string{raceStore, raceTarget} {
+		run(t, i, "sh", "-ec", contest, dir)
 	}
-	if !migrated {
-		do(t, i, "{}", "migrate_disk", from, to) // left alone, it succeeds
-		if got := run(t, i, "cat", "/var/vcap/store/raced/d1/shadow"); got != "harmless\n" {
-			t.Errorf("the new store has %q", got)
+	before := run(t, i, "sh", "-ec", etc)
+	run(t, i, "systemd-run", "--quiet", "--unit=racer", "--uid=vcap", "--property=StandardOutput=truncate:"+raceOutput,
+		"--setenv="+racer.Environment("/etc", raceStore, raceTarget), "/usr/local/bin/racer")
+	run(t, i, "sh", "-c", "until grep -qs ready "+raceOutput+"; do sleep 0.05; done")
+	migrated := make(chan error, 1)
+	go func() {
+		_, err := i.Agent.Do(t.Context(), "migrate_disk", "old", "new")
+		migrated <- err
+	}()
+	await(t, "the racer to be named", time.Minute, func() bool {
+		journal, err := i.Journal(t.Context())
+		return err == nil && strings.Contains(journal, "racer (pid")
+	})
+	run(t, i, "sh", "-ec", "echo x >/var/vcap/store/writable; [ -z \"$(find /var/vcap/store_migration_target -name raced)\" ]")
+	run(t, i, "systemctl", "stop", "racer")
+	for _, text := range strings.Fields(run(t, i, "cat", raceOutput))[1:] {
+		if n, err := strconv.Atoi(text); err != nil || n < raceExchanges {
+			t.Errorf("%q exchanges in a directory, want at least %d", text, raceExchanges)
 		}
 	}
-	for _, cid := range []string{from, to} {
-		if _, err := i.Agent.Do(t.Context(), "unmount_disk", cid); err != nil {
-			t.Fatal(err)
-		}
-		do(t, i, "{}", "remove_persistent_disk", cid)
+	if err := <-migrated; err != nil {
+		t.Fatal(err)
 	}
-	return exchanged
+	if after := run(t, i, "sh", "-ec", etc); after != before {
+		t.Error("/etc has changed")
+	}
+	if got := run(t, i, "sh", "-ec", "find /var/vcap/store/raced /var/vcap/store/theirs -type f -exec grep -L harmless {} +"); got != "" {
+		t.Errorf("files of /etc were copied:\n%s", got)
+	}
+	if got := run(t, i, "cat", "/var/vcap/store/writable"); got != "x\n" {
+		t.Errorf("the new store has %q", got)
+	}
 }
