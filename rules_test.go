@@ -287,7 +287,7 @@ var byHandle = map[string][]string{
 	"agent/action":            {"dns.go", "ssh.go"},                        // the records of sync_dns, the host's keys
 	"platform/user":           {"database.go", "lock.go", "table.go"},      // the account files in /etc
 	"platform/copytree":       nil,
-	"platform/copytree/apart": {"private.go"}, // opens the two trees
+	"platform/copytree/apart": nil,
 	"storage/migration":       nil,
 	"internal/rootdir":        nil,
 }

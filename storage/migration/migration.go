@@ -15,7 +15,6 @@ import (
 
 	"cambium/internal/rootdir"
 	"cambium/platform/copytree/apart"
-	"cambium/platform/filesystem"
 	"cambium/platform/mount"
 	"cambium/storage/decide"
 	"cambium/storage/internal/intent"
@@ -66,7 +65,7 @@ func (m *Migration) migrate(ctx context.Context, wantFrom, wantTo string) error 
 	case decide.AlreadyMigrated:
 		return nil
 	}
-	mark, marked, err := m.begin(o, old)
+	mark, marked, err := m.begin(o)
 	if err != nil {
 		return err
 	}
@@ -101,15 +100,13 @@ func (m *Migration) observe() (o decide.Migration, old mount.Entry, err error) {
 }
 
 // begin decides how the migration target is marked, and says whether it is already.
-func (m *Migration) begin(o decide.Migration, old mount.Entry) (mark decide.Mark, marked bool, err error) {
+func (m *Migration) begin(o decide.Migration) (mark decide.Mark, marked bool, err error) {
 	want := decide.Mark{From: o.From, To: o.To}
-	if !m.Disks.BindMounted {
-		source, err := filesystem.Probe(old.Source)
-		if err != nil {
-			return want, false, err
-		}
-		want.Source = source.UUID
+	records, err := m.Machine.Identities.All()
+	if err != nil {
+		return want, false, err
 	}
+	want.Source = records[o.From].FileSystem
 	found, err := m.Disks.Mark(o.Target)
 	if err != nil {
 		return want, false, err
