@@ -7,8 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
+	"cambium/internal/eventually"
 	"cambium/internal/racer"
 	"cambium/lab"
 	"cambium/lab/labtest"
@@ -20,7 +20,7 @@ const (
 	raceTarget = "/var/vcap/store_migration_target/theirs"
 	raceOutput = "/var/vcap/data/racer"
 	// raceExchanges is how often the racer must have succeeded in each directory.
-	raceExchanges = 1000
+	raceExchanges = 100
 )
 
 // contest makes directories of vcap with the names of files and directories of /etc.
@@ -68,7 +68,7 @@ func TestMachineRacerGetsNothing(t *testing.T) {
 		_, err := i.Agent.Do(t.Context(), "migrate_disk", "old", "new")
 		migrated <- err
 	}()
-	await(t, "the racer to be named", time.Minute, func() bool {
+	eventually.True(t, "the racer to be named", func() bool {
 		journal, err := i.Journal(t.Context())
 		return err == nil && strings.Contains(journal, "racer (pid")
 	})
