@@ -287,5 +287,5 @@ func crashes(t *testing.T, flow string, random int, setup func(*world), check fu
 }
 
 func TestRootCrashPrepare(t *testing.T) {
-	crashes(t, "prepare", 20, func(*world) {}, (*world).checkPrepared)
+	crashes(t, "prepare", 4, func(*world) {}, (*world).checkPrepared)
 }

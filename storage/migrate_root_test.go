@@ -451,7 +451,7 @@ func (w *world) checkMigrated() {
 }
 
 func TestRootCrashMigrate(t *testing.T) {
-	crashes(t, "migrate", 20, func(*world) {}, (*world).checkMigrated)
+	crashes(t, "migrate", 4, func(*world) {}, (*world).checkMigrated)
 }
 
 // A reboot in the middle of a migration brings back the old disk, whole, and never the new one
