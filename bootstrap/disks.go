@@ -74,8 +74,11 @@ func (m *Machine) growRootDisk(ctx context.Context, s *engine.Span) error {
 }
 
 func (m *Machine) planPersistentDisk(ctx context.Context, f *engine.Forecast) ([]engine.Change, error) {
-	changes, err := m.Persistent.PlanMountLast(ctx)
+	changes, warning, err := m.Persistent.PlanMountLast(ctx)
 	planned := diskChanges(f, changes)
+	if warning != "" {
+		f.Warn("%s", warning)
+	}
 	if err != nil {
 		return planned, err
 	}

@@ -106,9 +106,8 @@ func (d *drives) GrowRoot(context.Context, *settings.DiskHint) (changes []storag
 	return changes, nil
 }
 
-func (d *drives) PlanMountLast(ctx context.Context) ([]storage.Change, error) {
-	changes, _, err := d.MountLast(ctx)
-	return changes, err
+func (d *drives) PlanMountLast(ctx context.Context) ([]storage.Change, string, error) {
+	return d.MountLast(ctx)
 }
 
 func (d *drives) MountLast(context.Context) (changes []storage.Change, warning string, err error) {

@@ -21,7 +21,7 @@ import (
 	"cambium/platform/device"
 	"cambium/platform/mount"
 	"cambium/settings"
-	"cambium/storage/identity"
+	"cambium/storage/record"
 )
 
 // attach names a device as the one of a disk.
@@ -68,18 +68,25 @@ func TestRootDiskOnRecordIsNeverFormatted(t *testing.T) {
 	for _, wipe := range []string{device.Partition(dev.Path, 1), dev.Path} {
 		tool(t, dev.Path, "wipefs", "-qaf", wipe)
 		before := checksum(t, dev)
-		b.fails(b.Mount(ctx, "vol-1"), "vol-1 is on record", "agent disk release vol-1")
+		b.fails(b.Mount(ctx, "vol-1"), "vol-1 is on record", "agent disk format vol-1 --yes")
 		if checksum(t, dev) != before {
 			t.Errorf("%s is without signatures, and the disk was changed", wipe)
 		}
 	}
-	b.ok(identity.In(b.Dirs).Request(identity.Release, "vol-1"))
-	b.fails(b.Mount(ctx, "vol-1"), "a superblock of ext4", "clear it (blkdiscard -z "+dev.Path+")")
-	tool(t, dev.Path, "blkdiscard", "-z", dev.Path)
-	b.ok(b.Mount(ctx, "vol-1"))
+	b.ok(b.Record.Ask(record.Release, "vol-1"))
+	b.fails(b.Mount(ctx, "vol-1"), "a superblock of ext4", "agent disk format vol-1 --yes")
 	if !strings.Contains(b.log.String(), "an operator has released the disk") {
 		t.Error("the release is not in the log")
 	}
+	b.ok(b.Record.Ask(record.Format, "vol-1"))
+	b.ok(b.Mount(ctx, "vol-1"))
+	b.put("new")
+	b.reboot()
+	b.kept(b.Dirs.Store(), "new")
+	// Only once.
+	b.unmounted("vol-1", "Unmounted partition of vol-1")
+	b.ok(b.Mount(ctx, "vol-1"))
+	b.kept(b.Dirs.Store(), "new")
 }
 
 // A CID is never given another disk than its own, unless an operator says so.
@@ -97,10 +104,10 @@ func TestRootAnotherDiskUnderOneCID(t *testing.T) {
 
 	b.attach("vol-1", second.Path)
 	before := checksum(t, second)
-	records, err := b.Identities.All()
+	r, err := b.Record.Read()
 	b.ok(err)
 	err = b.Mount(ctx, "vol-1")
-	b.fails(err, "another file system", records["vol-1"].FileSystem, records["vol-2"].FileSystem, "agent disk accept vol-1")
+	b.fails(err, "another file system", r.Disks["vol-1"].FileSystem, r.Disks["vol-2"].FileSystem, "agent disk accept vol-1")
 	if checksum(t, second) != before || mountedSource(t, b.Dirs.Store()) != "" {
 		t.Error("the refused disk was changed or mounted")
 	}
@@ -114,7 +121,7 @@ func TestRootAnotherDiskUnderOneCID(t *testing.T) {
 	b.unmounted("vol-1", "Unmounted partition of vol-1")
 
 	b.attach("vol-1", second.Path)
-	b.ok(identity.In(b.Dirs).Request(identity.Accept, "vol-1"))
+	b.ok(b.Record.Ask(record.Accept, "vol-1"))
 	b.ok(b.Mount(ctx, "vol-1"))
 	b.kept(b.Dirs.Store(), "two")
 	if !strings.Contains(b.log.String(), "an operator has accepted the disk") {
@@ -150,11 +157,19 @@ func TestRootClones(t *testing.T) {
 			b.ok(b.Mount(ctx, "vol-1")) // beside it
 			b.kept(b.Dirs.StoreMigrationTarget(), "data")
 			b.lists("vol-2", "vol-1")
-			if _, on, err := b.DiskOn(b.Dirs.Store()); err != nil || on != "vol-2" {
-				t.Errorf("on the store is %q, %v", on, err)
-			}
 			b.unmounted("vol-1", "Unmounted partition of vol-1")
 			b.lists("vol-2")
+			b.unmounted("vol-2", "Unmounted partition of vol-2")
+			// Only their paths tell them apart, and these may have been exchanged.
+			b.attach("vol-1", clone.Path)
+			b.attach("vol-2", original.Path)
+			for _, err := range []error{boot(b.disks()), b.Mount(ctx, "vol-1"), b.Mount(ctx, "vol-2")} {
+				b.fails(err, "or its clone", "agent disk accept")
+			}
+			b.attach("vol-1", original.Path)
+			b.attach("vol-2", clone.Path)
+			b.ok(b.Record.Ask(record.Accept, "vol-2"))
+			b.ok(boot(b.disks()))
 			b.unmounted("vol-2", "Unmounted partition of vol-2")
 			b.ok(b.Remove(ctx, "vol-2"))
 			b.ok(b.Mount(ctx, "vol-1"))
@@ -212,17 +227,15 @@ func TestRootDamagedRecords(t *testing.T) {
 	b.ok(b.Mount(ctx, "vol-1"))
 	b.put("one")
 	b.unmounted("vol-1", "Unmounted partition of vol-1")
-	path := filepath.Join(b.Dirs.Bosh(), "disk_records.json")
-	b.ok(os.WriteFile(path, []byte(`{"version":1,"disks":`), 0o600))
-	for _, cid := range []string{"vol-1", "vol-2"} {
-		b.fails(b.Mount(ctx, cid), "records of disks are damaged", "agent disk accept")
-	}
-	b.ok(b.Identities.Request(identity.Accept, "vol-1"))
+	b.ok(os.WriteFile(b.Dirs.DiskRecord(), []byte(`{"version":1,"disks":`), 0o600))
 	before := checksum(t, other)
-	b.fails(b.Mount(ctx, "vol-2"), "records of disks are damaged")
-	if checksum(t, other) != before {
-		t.Error("a disk that was not accepted was changed")
+	for _, err := range []error{b.Mount(ctx, "vol-1"), b.Mount(ctx, "vol-2"), boot(b.disks()), b.Record.Ask(record.Release, "vol-1")} {
+		b.fails(err, "the record of disks is damaged", "agent disk accept")
 	}
+	if checksum(t, other) != before {
+		t.Error("a disk was changed")
+	}
+	b.ok(b.Record.Ask(record.Accept, "vol-1"))
 	b.ok(boot(b.disks()))
 	b.kept(b.Dirs.Store(), "one")
 	b.ok(b.Mount(ctx, "vol-2"))
@@ -251,7 +264,7 @@ func TestRootDamagedRecordOfTheStore(t *testing.T) {
 	for name, mend := range map[string]func(b *bench) error{
 		"mount_disk": func(b *bench) error { return b.Mount(ctx, "vol-1") },
 		"accepted": func(b *bench) error {
-			return errors.Join(b.Identities.Request(identity.Accept, "vol-1"), boot(b.disks()))
+			return errors.Join(b.Record.Ask(record.Accept, "vol-1"), boot(b.disks()))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -287,8 +300,7 @@ func TestRootListAnswersAlways(t *testing.T) {
 		"hints":          func() { b.records.disks = map[string]settings.PersistentDisk{} },
 		"no such device": func() { b.attach("vol-1", "/dev/nothing") },
 		"bad hint":       func() { b.attach("vol-1", "") },
-		"records":        func() { b.ok(os.WriteFile(filepath.Join(b.Dirs.Bosh(), "disk_records.json"), []byte("{"), 0o600)) },
-		"intents":        func() { b.ok(os.WriteFile(filepath.Join(b.Dirs.Bosh(), "disk_intents.json"), []byte("{"), 0o600)) },
+		"record":         func() { b.ok(os.WriteFile(b.Dirs.DiskRecord(), []byte("{"), 0o600)) },
 	} {
 		breakIt()
 		if got := b.list(); !slices.Equal(got, []string{"vol-1"}) {
@@ -296,19 +308,19 @@ func TestRootListAnswersAlways(t *testing.T) {
 		}
 	}
 	// Without a readable record of the store, the identifiers on the device tell.
-	b.ok(os.Remove(filepath.Join(b.Dirs.Bosh(), "disk_records.json")))
-	b.ok(b.Identities.Put("vol-1", b.identifyStore()))
+	b.ok(os.Remove(b.Dirs.DiskRecord()))
+	b.ok(b.Record.Update(func(r *record.Record) { r.Put("vol-1", b.identifyStore()) }))
 	b.records.mounted = ""
 	b.lists("vol-1")
 }
 
 // identifyStore is the identity that is on record after the store was mounted, read anew.
-func (b *bench) identifyStore() identity.Disk {
+func (b *bench) identifyStore() record.Disk {
 	b.t.Helper()
 	e, _, err := mount.At(b.Dirs.Store())
 	b.ok(err)
 	out := tool(b.t, e.Source, "blkid", "-p", "-o", "value", "-s", "UUID", e.Source)
-	return identity.Disk{FileSystem: strings.TrimSpace(out)}
+	return record.Disk{FileSystem: strings.TrimSpace(out)}
 }
 
 // unmount_disk answers "Unmounted" only when nothing holds the disk.

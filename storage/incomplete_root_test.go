@@ -18,8 +18,8 @@ import (
 
 	"cambium/internal/looptest"
 	"cambium/platform/mount"
-	"cambium/storage/identity"
 	"cambium/storage/persistent"
+	"cambium/storage/record"
 )
 
 // halfCopied leaves both disks as cloudfoundry/bosh-agent does in the middle of its copy: the new one is on record, and
@@ -59,7 +59,7 @@ func TestRootHalfCopyOfAnotherAgentIsNoStore(t *testing.T) {
 			} else {
 				b.unmountAll()
 			}
-			_, err := b.PlanMountLast(ctx)
+			_, _, err := b.PlanMountLast(ctx)
 			b.fails(err, accepts...)
 			b.fails(boot(b.disks()), accepts...)
 			b.fails(b.Mount(ctx, "new"), accepts...)
@@ -67,7 +67,7 @@ func TestRootHalfCopyOfAnotherAgentIsNoStore(t *testing.T) {
 				b.fails(b.Migrate(ctx, "old", "new"), "mount_disk old")
 			}
 			b.nothingOnStore()
-			b.ok(b.Identities.Request(identity.Accept, "old"))
+			b.ok(b.Record.Ask(record.Accept, "old"))
 			b.ok(boot(b.disks()))
 			b.onStoreIs(old, "old")
 			b.ok(b.Mount(ctx, "new"))
@@ -91,7 +91,7 @@ func TestRootHalfCopyOfAnotherAgentIsNoStore(t *testing.T) {
 	t.Run("accepted", func(t *testing.T) {
 		b, _, fresh := halfCopied(t)
 		b.unmountAll()
-		b.ok(b.Identities.Request(identity.Accept, "new"))
+		b.ok(b.Record.Ask(record.Accept, "new"))
 		b.ok(boot(b.disks()))
 		b.onStoreIs(fresh, "new")
 	})
@@ -109,11 +109,7 @@ func TestRootMarkedDiskIsNoStore(t *testing.T) {
 			}
 			b.killedAt("verify", func() { _ = b.Migrate(ctx, "old", "new") })
 			b.unmountAll()
-			for _, file := range []string{"disk_records.json", "disk_intents.json"} {
-				if err := os.Remove(filepath.Join(b.Dirs.Bosh(), file)); err != nil && !errors.Is(err, os.ErrNotExist) {
-					t.Fatal(err)
-				}
-			}
+			b.ok(os.Remove(b.Dirs.DiskRecord()))
 			b.records.mounted = "new"
 			for _, known := range []bool{true, false} {
 				if !known {
@@ -122,7 +118,7 @@ func TestRootMarkedDiskIsNoStore(t *testing.T) {
 				if known && kind == "disk" {
 					b.fails(boot(b.disks()), "'agent disk accept new'") // which of the two is not known
 				} else {
-					_, err := b.PlanMountLast(ctx)
+					_, _, err := b.PlanMountLast(ctx)
 					b.fails(err, "incomplete copy of old", "'agent disk accept new'")
 					b.fails(boot(b.disks()), "incomplete copy of old", "run mount_disk old", "'agent disk accept new'")
 				}
@@ -131,7 +127,7 @@ func TestRootMarkedDiskIsNoStore(t *testing.T) {
 			b.records.mounted = ""
 			b.fails(b.Mount(ctx, "new"), "incomplete copy of old")
 			b.nothingOnStore()
-			b.ok(b.Identities.Request(identity.Accept, "new"))
+			b.ok(b.Record.Ask(record.Accept, "new"))
 			b.ok(b.Mount(ctx, "new"))
 			b.unmountAll()
 			b.ok(boot(b.disks()))
@@ -309,7 +305,7 @@ func TestRootMarkOfAnotherCopy(t *testing.T) {
 	b.ok(b.Mount(ctx, "new"))
 	b.fails(b.Migrate(ctx, "third", "new"), "an incomplete copy of old, not of this third", "'agent disk accept new'")
 	b.onStoreIs(other, "third")
-	b.ok(b.Identities.Request(identity.Accept, "new"))
+	b.ok(b.Record.Ask(record.Accept, "new"))
 	b.ok(b.Mount(ctx, "new"))
 	b.ok(b.Migrate(ctx, "third", "new"))
 	if got := read(t, filepath.Join(b.Dirs.Store(), "one")); got != strings.Repeat("one", 1000) {

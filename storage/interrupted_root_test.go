@@ -63,12 +63,12 @@ func TestRootHalfCopiedByAnotherAgent(t *testing.T) {
 	b.records.mounted = "new"
 	before := checksum(t, old) + checksum(t, half)
 	for range 2 {
-		b.fails(boot(b.disks()), "new and old are attached", "may be an incomplete copy", "agent disk accept old")
+		b.fails(boot(b.disks()), "name the persistent disks new and old", "may be an incomplete copy", "agent disk accept old")
 	}
 	if mountedSource(t, b.Dirs.Store()) != "" || checksum(t, old)+checksum(t, half) != before {
 		t.Fatal("a disk was mounted or changed")
 	}
-	_, err := b.PlanMountLast(ctx)
+	_, _, err := b.PlanMountLast(ctx)
 	b.fails(err, "may be an incomplete copy")
 	b.ok(errors.Join(b.Mount(ctx, "old"), b.Mount(ctx, "new"), b.Migrate(ctx, "old", "new")))
 	if got := read(t, filepath.Join(b.Dirs.Store(), "data")) + read(t, filepath.Join(b.Dirs.Store(), "half")); got != "preciousa part of it" {

@@ -20,8 +20,7 @@ import (
 	"cambium/platform/mount"
 	"cambium/settings"
 	"cambium/storage/decide"
-	"cambium/storage/identity"
-	"cambium/storage/internal/intent"
+	"cambium/storage/record"
 )
 
 // The matrix has mount_disk decide about disks that are generated from four axes: what the volume holds, the partition table around
@@ -443,31 +442,29 @@ func (w *matrixWorker) do(c matrixCell) (outcome, error) {
 
 // know puts on record what the cell says.
 func (w *matrixWorker) know(b *bench, c matrixCell, path string) error {
-	record := c.record()
-	for _, name := range []string{"disk_records.json", "disk_intents.json"} {
-		if err := os.Remove(filepath.Join(b.Dirs.Bosh(), name)); err != nil && !os.IsNotExist(err) {
-			return err
-		}
+	known := c.record()
+	if err := os.Remove(b.Dirs.DiskRecord()); err != nil && !os.IsNotExist(err) {
+		return err
 	}
 	b.records.disks = map[string]settings.PersistentDisk{"vol-1": {CID: "vol-1", Hint: settings.DiskHint{Path: path}}}
 	b.records.mounted = ""
-	b.Persistent.Blank = func() string { return map[bool]string{true: "noise"}[record.noise] }
-	b.Persistent.Foreign = func() string { return map[bool]string{true: "format"}[record.foreign] }
+	b.Persistent.Blank = func() string { return map[bool]string{true: "noise"}[known.noise] }
+	b.Persistent.Foreign = func() string { return map[bool]string{true: "format"}[known.foreign] }
 	table := w.oracle.tables[c.table()].id
-	if record.pending {
-		return b.Intents.Set("vol-1", intent.Intent{Table: table})
+	if known.pending {
+		return b.Record.Update(func(r *record.Record) { r.Unfinished["vol-1"] = table })
 	}
-	if record.cid == "" {
+	if known.cid == "" {
 		return nil
 	}
-	d := identity.Disk{FileSystem: "11111111-2222-4333-8444-555555555555", Table: "99999999-2222-4333-8444-555555555555", Bytes: c.table().size()}
-	if record.fileSystem {
+	d := record.Disk{FileSystem: "11111111-2222-4333-8444-555555555555", Table: "99999999-2222-4333-8444-555555555555", Bytes: c.table().size()}
+	if known.fileSystem {
 		d.FileSystem = w.oracle.volumes[[2]int{c[0], 0}].uuid
 	}
-	if record.table && !c.table().preformatted {
+	if known.table && !c.table().preformatted {
 		d.Table = table
 	}
-	return b.Identities.Put(record.cid, d)
+	return b.Record.Update(func(r *record.Record) { r.Put(known.cid, d) })
 }
 
 // size is how large the disk is.

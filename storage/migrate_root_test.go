@@ -19,7 +19,7 @@ import (
 	"cambium/internal/looptest"
 	"cambium/platform/mount"
 	"cambium/settings"
-	"cambium/storage/internal/intent"
+	"cambium/storage/record"
 )
 
 func init() {
@@ -206,9 +206,9 @@ func TestRootMigrationIsRememberedUntilADiskIsRemoved(t *testing.T) {
 		known  bool
 	}{{"unrelated", true}, {"new", false}} {
 		b.ok(b.Remove(ctx, c.remove))
-		all, err := b.Intents.All()
+		r, err := b.Record.Read()
 		b.ok(err)
-		if _, known := all[intent.Migration]; known != c.known {
+		if known := r.Migration != (record.Migration{}); known != c.known {
 			t.Errorf("after removing %s the migration is known: %v, want %v", c.remove, known, c.known)
 		}
 	}

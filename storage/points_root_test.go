@@ -20,8 +20,7 @@ import (
 	"cambium/platform/filesystem"
 	"cambium/platform/mount"
 	"cambium/settings"
-	"cambium/storage/identity"
-	"cambium/storage/internal/intent"
+	"cambium/storage/record"
 )
 
 // The known ways in which agents have lost data or got stuck, each as a disk before, what is
@@ -135,7 +134,7 @@ func TestRootD02ForeignContentIsRefused(t *testing.T) {
 		tool(t, dev.Path, "mkfs.btrfs", "-qf", "--mixed", dev.Path)
 		// Without its signatures it still is a file system that can be brought back.
 		tool(t, dev.Path, "wipefs", "-qa", dev.Path)
-		refused(t, b, dev, "backup superblock of btrfs", "blkdiscard -z")
+		refused(t, b, dev, "backup superblock of btrfs", "agent disk format vol-1 --yes")
 		tool(t, dev.Path, "blkdiscard", "-z", dev.Path)
 		b.ok(b.Mount(ctx, "vol-1"))
 	})
@@ -172,13 +171,13 @@ func TestRootD05StaleRecordCostsNothing(t *testing.T) {
 			damage(t, b, dev.Path+"p1")
 			s, err := disk.Inspect(dev.Path)
 			b.ok(err)
-			b.ok(b.Intents.Set("vol-1", intent.Intent{Table: s.Table.GUID}))
+			b.ok(b.Record.Update(func(r *record.Record) { r.Unfinished["vol-1"] = s.Table.GUID }))
 			b.ok(b.Mount(ctx, "vol-1"))
 			if got := read(t, filepath.Join(b.Dirs.Store(), "data")); got != "precious" {
 				t.Errorf("data is %q", got)
 			}
-			if pending, err := b.Intents.Pending("vol-1", s.Table); err != nil || pending {
-				t.Errorf("still pending: %v, %v", pending, err)
+			if r, err := b.Record.Read(); err != nil || len(r.Unfinished) > 0 {
+				t.Errorf("still pending: %v, %v", r.Unfinished, err)
 			}
 		})
 	}
@@ -313,12 +312,11 @@ func TestRootD15StaleRecordDoesNotStopTheAgent(t *testing.T) {
 func TestRootD16RecordsAreAtomic(t *testing.T) {
 	b := newBench(t, Options{})
 	dev := b.disk(64<<20, "vol-1")
-	write(t, b.Intents.Path, "")
+	write(t, b.Dirs.DiskRecord(), "")
 	// It may have said that the disk holds an incomplete copy.
-	b.fails(b.Mount(ctx, "vol-1"), "disk_intents.json", "agent disk accept")
-	b.ok(b.Identities.Request(identity.Accept, "vol-1"))
-	b.fails(b.Mount(ctx, "vol-1"), "agent disk release") // what is accepted is not formatted
-	b.ok(b.Identities.Request(identity.Release, "vol-1"))
+	b.fails(b.Mount(ctx, "vol-1"), "disks.json", "agent disk accept")
+	b.fails(b.Record.Ask(record.Release, "vol-1"), "agent disk accept")
+	b.ok(b.Record.Ask(record.Accept, "vol-1"))
 	b.ok(b.Mount(ctx, "vol-1"))
 	if got := mountedSource(t, b.Dirs.Store()); got != dev.Path+"p1" {
 		t.Errorf("store is %q", got)

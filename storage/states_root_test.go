@@ -13,7 +13,7 @@ import (
 
 	"cambium/internal/looptest"
 	"cambium/platform/mount"
-	"cambium/storage/identity"
+	"cambium/storage/record"
 )
 
 // reboot takes away all mounts, and brings back what the start of an agent does.
@@ -123,7 +123,7 @@ func TestRootHalfCopiedDiskIsNoStore(t *testing.T) {
 		interrupted(b)
 		b.ok(b.Remove(ctx, "old"))
 		b.fails(b.Mount(ctx, "new"), "incomplete copy of old", "'agent disk accept new'")
-		b.ok(b.Identities.Request(identity.Accept, "new"))
+		b.ok(b.Record.Ask(record.Accept, "new"))
 		b.ok(b.Mount(ctx, "new"))
 		b.onStoreIs(fresh, "new")
 	})
@@ -176,8 +176,8 @@ func TestRootMigrateWithoutRoomForTheRecord(t *testing.T) {
 			if !errors.Is(err, unix.ENOSPC) {
 				t.Errorf("Migrate = %v, want no space left", err)
 			}
-			if _, on, err := b.DiskOn(b.Dirs.Store()); err != nil || on != "old" {
-				t.Errorf("store is %q, %v; want old", on, err)
+			if list := b.list(); len(list) == 0 || list[0] != "old" {
+				t.Errorf("mounted are %q; want old on the store", list)
 			}
 			write(t, filepath.Join(b.Dirs.Store(), "writable"), "x")
 			// Killed at that moment, it is clear what to do.

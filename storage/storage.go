@@ -10,6 +10,7 @@ import (
 
 	"cambium/internal/vcap"
 	"cambium/platform/device"
+	"cambium/settings"
 	"cambium/storage/decide"
 	"cambium/storage/ephemeral"
 	"cambium/storage/internal/machine"
@@ -27,6 +28,10 @@ type Options struct {
 	// MissingEphemeralDisk is "fail" (or empty) or "root": what to do about an ephemeral disk
 	// that the CPI named and that never appears.
 	MissingEphemeralDisk string
+	// ForeignPersistentDisk says what to do with a persistent disk that carries something which is not ours: "refuse" (or
+	// empty) or "format". BlankDisks says what a blank one reads as: "zeros" (or empty), or also "noise". The deployment's env
+	// wins over both.
+	ForeignPersistentDisk, BlankDisks string
 	// ManagedVolumes is set when raw ephemeral NVMe disks are found by exclusion.
 	ManagedVolumes bool
 }
@@ -48,21 +53,26 @@ type Resolver interface {
 	InstanceStorage(ctx context.Context, count int) ([]device.Device, error)
 }
 
+// Settings are those in force; *store.Current has them.
+type Settings interface {
+	// Refresh reads them from their source again; hints of some CPIs come that way.
+	Refresh(ctx context.Context) error
+	Effective() settings.Effective
+}
+
+type noSettings struct{}
+
+func (noSettings) Refresh(context.Context) error { return nil }
+func (noSettings) Effective() settings.Effective { return settings.Effective{} }
+
 // Config is what the disks of one agent are made of.
 type Config struct {
 	Dirs     vcap.Dirs
 	Options  Options
 	Resolver Resolver
 	Records  Records
-	// Reload reads the settings from their source again; hints of some CPIs come that way.
-	Reload func(context.Context) error
-	// Foreign says what to do with a persistent disk that carries something which is not
-	// ours: "refuse" (or empty) or "format". The deployment's env wins over agent.json.
-	Foreign func() string
-	// Blank says what a blank persistent disk reads as: "zeros" (or empty), or also "noise". The deployment's env wins, too.
-	Blank func() string
-	// AgentID, if set, is that of the settings in force.
-	AgentID func() string
+	// Settings, if set, are those in force.
+	Settings Settings
 	// Progress, if set, is called with the progress of a migration, and with the zero value at its
 	// end.
 	Progress func(MigrationProgress)
@@ -86,17 +96,8 @@ type Disks struct {
 
 // New returns the disks of a machine.
 func New(c Config) Disks {
-	if c.Reload == nil {
-		c.Reload = func(context.Context) error { return nil }
-	}
-	if c.Foreign == nil {
-		c.Foreign = func() string { return "" }
-	}
-	if c.AgentID == nil {
-		c.AgentID = func() string { return "" }
-	}
-	if c.Blank == nil {
-		c.Blank = func() string { return "" }
+	if c.Settings == nil {
+		c.Settings = noSettings{}
 	}
 	if c.AfterBoot == nil {
 		c.AfterBoot = func(f func()) { f() }
@@ -104,10 +105,12 @@ func New(c Config) Disks {
 	m := machine.New(c.Dirs, c.Log)
 	m.WorkProgress = c.WorkProgress
 	label := persistent.LabelOf(c.Options.PartitionerType)
-	disks := &Persistent{Machine: m, Resolver: c.Resolver, Records: c.Records, Reload: c.Reload, Foreign: c.Foreign, Blank: c.Blank, Label: label,
+	disks := &Persistent{Machine: m, Resolver: c.Resolver, Records: c.Records, Label: label, Reload: c.Settings.Refresh,
+		Foreign:     func() string { return c.Settings.Effective().ForeignPersistentDisk(c.Options.ForeignPersistentDisk) },
+		Blank:       func() string { return c.Settings.Effective().BlankDisks(c.Options.BlankDisks) },
 		BindMounted: c.Options.BindMountPersistentDisk, Preformatted: c.Options.UsePreformattedPersistentDisk}
 	return Disks{
-		Ephemeral: &Ephemeral{Machine: m, Resolver: c.Resolver, PersistentDisks: c.Records.Disks, Label: label, AfterBoot: c.AfterBoot, AgentID: c.AgentID,
+		Ephemeral: &Ephemeral{Machine: m, Resolver: c.Resolver, PersistentDisks: c.Records.Disks, Label: label, AfterBoot: c.AfterBoot, AgentID: func() string { return c.Settings.Effective().Settings.AgentID },
 			SkipSetup: c.Options.SkipDiskSetup, CreateOnRoot: c.Options.CreatePartitionIfNoEphemeralDisk,
 			FallBackToRoot: c.Options.MissingEphemeralDisk == "root", ManagedVolumes: c.Options.ManagedVolumes},
 		Persistent: disks,

@@ -8,6 +8,7 @@ import (
 
 	"cambium/internal/looptest"
 	"cambium/platform/disk"
+	"cambium/storage/record"
 )
 
 // No setting formats a disk with a superblock of ext4 or xfs: neither where foreign content may be formatted, nor where
@@ -88,14 +89,14 @@ func TestRootNoSettingFormatsASuperblock(t *testing.T) {
 			c.make(t, dev)
 			before := checksum(t, dev)
 			err := b.Mount(ctx, "vol-1")
-			b.fails(err, "is refused", c.what, "no setting formats such a disk", "(blkdiscard -z "+dev.Path+")")
+			b.fails(err, "is refused", c.what, "no setting formats such a disk", "agent disk format vol-1 --yes")
 			if strings.Contains(err.Error(), "persistent_disk_foreign") {
 				t.Errorf("%v: the advice does not help", err)
 			}
 			if checksum(t, dev) != before {
 				t.Fatal("the disk was changed")
 			}
-			tool(t, dev.Path, "blkdiscard", "-z", dev.Path)
+			b.ok(b.Record.Ask(record.Format, "vol-1"))
 			b.ok(b.Mount(ctx, "vol-1"))
 		})
 	}

@@ -4,7 +4,6 @@ package storage
 
 import (
 	"os"
-	"path/filepath"
 	"testing"
 )
 
@@ -30,7 +29,7 @@ func TestRootTakeoverBeforeAMigration(t *testing.T) {
 func TestRootTakeoverAfterAFailedMigration(t *testing.T) {
 	b, old, _ := migrating(t, 64<<20)
 	b.unmounted("new", "Unmounted partition of new")
-	b.ok(os.Remove(filepath.Join(b.Dirs.Bosh(), "disk_records.json"))) // the other agent has none
+	b.ok(os.Remove(b.Dirs.DiskRecord())) // the other agent has none
 	b.records.mounted = "new"
 	b.ok(boot(b.disks()))
 	b.onStoreIs(old, "old")

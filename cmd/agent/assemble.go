@@ -24,7 +24,6 @@ import (
 	"cambium/platform/unit"
 	"cambium/platform/user"
 	"cambium/platform/vitals"
-	"cambium/settings"
 	"cambium/settings/agentjson"
 	"cambium/storage"
 )
@@ -75,7 +74,7 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 		return a, nil
 	}
 	a.sshUsers = user.Sessions{Accounts: m.accounts, HomeBase: dirs.SSHHomes()}
-	a.disks = actionDisks{m.disks.Persistent, m.disks.Migration, a.machine.RecheckStore, a.showUnmounted}
+	a.disks = bootstrap.ServedDisks{Persistent: m.disks.Persistent, Migration: m.disks.Migration, Machine: m.Machine, Status: a.rec}
 	a.machine.WithheldChanged, a.machine.StoreHold = a.showWithheld, parseStoreHold(os.Getenv(storeHoldVariable))
 	a.spawn(func() {
 		if err := m.disks.Persistent.WatchSizes(ctx); err != nil {
@@ -166,49 +165,6 @@ func openStatus(o runOptions, dirs vcap.Dirs) (*status.Recorder, error) {
 	return rec, rec.Update(func(d *status.Document) { d.Supervisor = o.supervisor })
 }
 
-// actionDisks are the disks as actions use them.
-type actionDisks struct {
-	*storage.Persistent
-	*storage.Migration
-	// changed rechecks whether jobs may be started.
-	changed func(context.Context)
-	// unmounted records in the status which disk is off on request; empty for none.
-	unmounted func(cid string)
-}
-
-// Mount rechecks afterwards whether jobs may be started.
-func (d actionDisks) Mount(ctx context.Context, cid string) error {
-	err := d.Persistent.Mount(ctx, cid)
-	if err == nil {
-		d.unmounted("")
-		d.changed(ctx)
-	}
-	return err
-}
-
-func (d actionDisks) Unmount(ctx context.Context, cid string) (string, error) {
-	message, err := d.Persistent.Unmount(ctx, cid)
-	if err == nil {
-		d.unmounted(cid)
-	}
-	return message, err
-}
-
-// Remove rechecks, too: without an attached disk jobs are no longer withheld.
-func (d actionDisks) Remove(ctx context.Context, cid string) error {
-	err := d.Persistent.Remove(ctx, cid)
-	if err == nil {
-		d.unmounted("")
-		d.changed(ctx)
-	}
-	return err
-}
-
-func (d actionDisks) Associate(ctx context.Context, associations []settings.DiskAssociation) error {
-	_, err := d.Persistent.Associate(ctx, associations)
-	return err
-}
-
 // showWithheld puts into the status why no job may be started.
 func (a *app) showWithheld(reason string) {
 	_, err := a.rec.SetWarning(status.JobsWithheld, reason)
@@ -222,13 +178,6 @@ func (a *app) showWithheld(reason string) {
 	}), a.rec.Flush())
 	if err != nil {
 		a.log.WithError(err).Warn("status not written")
-	}
-}
-
-// showUnmounted puts into the status which persistent disk is off on request.
-func (a *app) showUnmounted(cid string) {
-	if err := a.rec.Update(func(d *status.Document) { d.Unmounted = cid }); err != nil {
-		a.log.WithError(err).Debug("status not written")
 	}
 }
 

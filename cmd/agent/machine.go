@@ -104,7 +104,7 @@ func newMachine(o machineOptions) (*machine, error) {
 	marker := bootstrap.ReadyMarker{Dirs: o.dirs}
 	b.First = func() bool { return marker.First(m.agentID()) }
 	if o.dummy {
-		m.dummyDisks = &dummydisks.Disks{Dirs: o.dirs, Records: m.current, Reload: m.reload}
+		m.dummyDisks = &dummydisks.Disks{Dirs: o.dirs, Records: m.current, Reload: m.current.Refresh}
 		b.Persistent, b.Users = dummydisks.Boot{Disks: m.dummyDisks}, dummy.Users{Dirs: o.dirs}
 		return m, nil
 	}
@@ -195,22 +195,14 @@ func (m *machine) showSources(began time.Time, verdicts infrastructure.Verdicts,
 	span.Parts(began, parts)
 }
 
-// reload reads the settings from their source again.
-func (m *machine) reload(ctx context.Context) error {
-	_, err := m.current.Load(ctx)
-	return err
-}
-
 func (m *machine) addDisks(o machineOptions, log *logrus.Entry) error {
 	linux := m.Options
 	resolve, err := device.New(deviceOptions(linux), log)
 	if err != nil {
 		return err
 	}
-	m.disks = storage.New(storage.Config{Dirs: o.dirs, Resolver: resolve, Records: m.current, Reload: m.reload, Log: log, Program: ownProgram,
-		Options: storageOptions(linux), Foreign: func() string { return m.current.Effective().ForeignPersistentDisk(linux.ForeignPersistentDisk) },
-		AgentID:   func() string { return m.current.Effective().Settings.AgentID },
-		Blank:     func() string { return m.current.Effective().BlankDisks(linux.BlankDisks) },
+	m.disks = storage.New(storage.Config{Dirs: o.dirs, Resolver: resolve, Records: m.current, Settings: m.current, Log: log, Program: ownProgram,
+		Options:   storageOptions(linux),
 		AfterBoot: func(f func()) { m.Deferred.UntilVerdict(func(context.Context) { f() }) },
 		Progress:  o.progress, WorkProgress: o.workProgress})
 	m.Ephemeral, m.Persistent = m.disks.Ephemeral, m.disks.Persistent
@@ -226,6 +218,7 @@ func deviceOptions(l agentjson.Linux) device.Options {
 func storageOptions(l agentjson.Linux) storage.Options {
 	return storage.Options{UsePreformattedPersistentDisk: l.UsePreformattedPersistentDisk, BindMountPersistentDisk: l.BindMountPersistentDisk,
 		CreatePartitionIfNoEphemeralDisk: l.CreatePartitionIfNoEphemeralDisk, SkipDiskSetup: l.SkipDiskSetup, PartitionerType: l.PartitionerType,
+		ForeignPersistentDisk: l.ForeignPersistentDisk, BlankDisks: l.BlankDisks,
 		MissingEphemeralDisk: l.MissingEphemeralDisk, ManagedVolumes: l.InstanceStorageManagedVolumePattern != ""}
 }
 

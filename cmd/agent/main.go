@@ -48,7 +48,7 @@ func commands() cli.Table {
 		{Name: "validate", Summary: "check agent.json, settings or update-settings documents", Run: validate.Run},
 		{Name: "settings", Summary: "ask the sources as a boot does, show the effective settings", Run: showsettings.Run},
 		{Name: "plan", Summary: "show what a boot would change on this machine", Run: runPlan},
-		{Name: "disk", Summary: "accept or release the identity of a persistent disk", Run: disk.Run},
+		{Name: "disk", Summary: "accept, release or format a persistent disk", Run: disk.Command(describeDisk)},
 		{Name: "compile", Summary: "compile release tarballs on this machine, without a Director", Run: compile.Run},
 		{Name: "log-level", Summary: "show or change the log level of the running agent", Run: loglevel.Run},
 		{Name: "completion", Summary: "print the completion of commands and flags for a shell", Run: completion.Command(commands)},

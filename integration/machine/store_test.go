@@ -296,10 +296,13 @@ func (s *emptyStore) blank(t *testing.T) {
 	s.reboot("blkdiscard -z $disk")
 	s.wantPhase("is blank")
 	s.wantDisksListed()
-	if got, err := s.i.Agent.Do(t.Context(), "mount_disk", s.cid); err == nil || !strings.Contains(err.Error(), "agent disk release "+s.cid) {
+	if got, err := s.i.Agent.Do(t.Context(), "mount_disk", s.cid); err == nil || !strings.Contains(err.Error(), "agent disk format "+s.cid+" --yes") {
 		t.Errorf("mount_disk of the blank disk = %s, %v; want an error that names the command", got, err)
 	}
-	run(t, s.i, "/var/vcap/bosh/bin/bosh-agent", "disk", "release", s.cid)
+	if out, err := s.i.Output(t.Context(), "/var/vcap/bosh/bin/bosh-agent", "disk", "format", s.cid); err == nil || !strings.Contains(out, "on record as the store") {
+		t.Errorf("without --yes: %v\n%s", err, out)
+	}
+	run(t, s.i, "/var/vcap/bosh/bin/bosh-agent", "disk", "format", s.cid, "--yes")
 	s.mount()
 	if got := run(t, s.i, "ls", "/var/vcap/store"); got != "lost+found\n" {
 		t.Errorf("the new store holds %q", got)

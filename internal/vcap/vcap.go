@@ -34,10 +34,17 @@ func (d Dirs) BoshLog() string             { return d.join("bosh", "log") }
 func (d Dirs) AgentJSON() string           { return d.join("bosh", "agent.json") }
 func (d Dirs) AgentState() string          { return d.join("bosh", "agent_state.json") }
 func (d Dirs) ManagedDiskSettings() string { return d.join("bosh", "managed_disk_settings.json") }
+func (d Dirs) DiskRecord() string          { return d.join("bosh", "disks.json") }
 func (d Dirs) Spec() string                { return d.join("bosh", "spec.json") }
 func (d Dirs) Tasks() string               { return d.join("bosh", "tasks.json") }
 func (d Dirs) BootOnce() string            { return d.join("bosh", "bootonce") }
 func (d Dirs) CanRestart() string          { return d.join("bosh", "canrestart") }
+
+// What earlier versions kept in place of DiskRecord.
+
+func (d Dirs) FormerDiskRecords() string  { return d.join("bosh", "disk_records.json") }
+func (d Dirs) FormerDiskIntents() string  { return d.join("bosh", "disk_intents.json") }
+func (d Dirs) FormerDiskRequests() string { return d.join("bosh", "disk_requests") }
 
 // SettingsTmpfs is the mount point of the settings tmpfs; the settings files live in it or,
 // without tmpfs, in Bosh.

@@ -58,6 +58,12 @@ func (c *Current) Load(ctx context.Context) (Loaded, error) {
 	return loaded, nil
 }
 
+// Refresh is Load for callers that use the settings in force, whatever they came from.
+func (c *Current) Refresh(ctx context.Context) error {
+	_, err := c.Load(ctx)
+	return err
+}
+
 func (c *Current) clearSource(ctx context.Context, f Fetched) error {
 	if err := c.disk.begin("settle", f.From); err != nil {
 		return err

@@ -16,7 +16,7 @@ _agent() {
 		validate) flags="-b --json --system --help" words="agent.json settings update-settings" ;;
 		settings) flags="-C -b --explain --json --query --timeout --help" words="" ;;
 		plan) flags="-C -b --json --timeout --help" words="" ;;
-		disk) flags="-b --help" words="" ;;
+		disk) flags="-b --yes --help" words="" ;;
 		compile) flags="-b --output-directory --help" words="" ;;
 		log-level) flags="--file --help" words="info debug" ;;
 		completion) flags="--name --help" words="bash zsh fish" ;;

@@ -12,7 +12,7 @@ commands=(
 	'validate:check agent.json, settings or update-settings documents'
 	'settings:ask the sources as a boot does, show the effective settings'
 	'plan:show what a boot would change on this machine'
-	'disk:accept or release the identity of a persistent disk'
+	'disk:accept, release or format a persistent disk'
 	'compile:compile release tarballs on this machine, without a Director'
 	'log-level:show or change the log level of the running agent'
 	'completion:print the completion of commands and flags for a shell'
@@ -112,6 +112,7 @@ plan)
 disk)
 	_arguments \
 		'-b[BASE directory]:BASE:_default' \
+		'--yes[format; lose what is on the disk]' \
 		'--help[show the help of the command]' '*:file:_files'
 	;;
 compile)

@@ -66,6 +66,27 @@ type Plan struct {
 	Finish bool
 	// MustGrow makes it an error that a file system cannot be grown. Otherwise that is no reason to keep its data away.
 	MustGrow bool
+	// NotGrown is why a partition stays smaller than its disk.
+	NotGrown string
+
+	// What follows is for persistent disks. Leave is the directory that the disk is unmounted from first, and Directory where
+	// it is then mounted.
+	Leave, Directory string
+	// MakeWritable ends the read-only phase of an interrupted migration.
+	MakeWritable bool
+	Records      Records
+}
+
+// Records is what is put on record when a persistent disk is where it was to be mounted.
+type Records struct {
+	CID string
+	// Store is set when the disk is the store now. One that is only the target of a migration must never come back as the store
+	// after a reboot.
+	Store bool
+	// Accepted is set when an operator has accepted the disk: if it is an incomplete copy, it loses its mark.
+	Accepted bool
+	// Correct is the disk that is recorded as the store before anything else is done; empty if the record is right.
+	Correct string
 }
 
 func (p *Plan) add(c Change) { p.Changes = append(p.Changes, c) }

@@ -53,20 +53,19 @@ func growChange(path string, n int, end int64) Change {
 		What: fmt.Sprintf("grow partition %d to end at %s", n, size(end)), Partition: n, End: end}
 }
 
-// GrowMounted brings a mounted persistent disk to the size of its device. notGrown says why its
-// partition stays smaller than its disk.
-func GrowMounted(o Persistent, target string) (p Plan, notGrown string) {
+// GrowMounted brings a mounted persistent disk to the size of its device.
+func GrowMounted(o Persistent, target string) (p Plan) {
 	if !o.Preformatted {
 		if len(o.Disk.Table.Partitions) != 1 {
-			return p, ""
+			return p
 		}
 		p.repair(o.Disk)
-		notGrown = p.growPartition(o.Disk, growSlack)
+		p.NotGrown = p.growPartition(o.Disk, growSlack)
 	}
 	if p.has(GrowPartition) || o.Volume.Growable {
 		p.growFileSystem(o.Part(), o.Volume.Content.Kind, target, o.MountOptions)
 	}
-	return p, notGrown
+	return p
 }
 
 // RootGrowth says whether the root partition is grown at all: not where the space behind it is meant for the ephemeral data.

@@ -5,12 +5,12 @@ import (
 	"slices"
 
 	"cambium/platform/filesystem"
-	"cambium/storage/identity"
+	"cambium/storage/record"
 )
 
 // identity is what the disk that was found is recorded as.
-func (o Persistent) identity() identity.Disk {
-	d := identity.Disk{Table: o.Disk.Table.GUID, Bytes: o.Disk.Bytes, Hardware: o.Hardware}
+func (o Persistent) identity() record.Disk {
+	d := record.Disk{Table: o.Disk.Table.GUID, Bytes: o.Disk.Bytes, Hardware: o.Hardware}
 	if o.Volume.Content.Kind.Managed() {
 		d.FileSystem = o.Volume.Content.UUID
 	}
@@ -26,13 +26,13 @@ type Refusal interface {
 
 // claimedError refuses a device that is another persistent disk.
 type claimedError struct {
-	Path string
+	CID, Path string
 	// By is the CID of that disk.
 	By string
 }
 
 func (e *claimedError) Error() string {
-	return fmt.Sprintf("%s is persistent disk %s: check which device the CPI attached, or run remove_persistent_disk %s if that disk is gone", e.Path, e.By, e.By)
+	return fmt.Sprintf("%s is persistent disk %s: attach the right disk, or run 'agent disk accept %s' if it is that one", e.Path, e.By, e.CID)
 }
 
 // Refused makes it a Refusal.
@@ -41,7 +41,7 @@ func (e *claimedError) Refused() (path, found string) { return e.Path, "it is pe
 // otherDiskError refuses a device that is not the recorded disk of its CID.
 type otherDiskError struct {
 	CID, Path, Conflict string
-	Recorded, Found     identity.Disk
+	Recorded, Found     record.Disk
 }
 
 func (e *otherDiskError) Error() string {
@@ -56,15 +56,15 @@ func (e *otherDiskError) Refused() (path, found string) {
 
 // recordedError refuses to format a disk that is on record.
 type recordedError struct {
-	Path, Found string
+	CID, Path, Found string
 	// Of is the CID of the record.
 	Of     string
-	Record identity.Disk
+	Record record.Disk
 }
 
 func (e *recordedError) Error() string {
 	return fmt.Sprintf("%s is refused: %s, and disk %s is on record with %s: what is on record is never formatted. Repair it or attach the right disk; "+
-		"run 'agent disk release %s' only to give up its content", e.Path, e.Found, e.Of, e.Record, e.Of)
+		"run 'agent disk format %s --yes' only to give up its content", e.Path, e.Found, e.Of, e.Record, e.CID)
 }
 
 // Refused makes it a Refusal.
@@ -72,10 +72,10 @@ func (e *recordedError) Refused() (path, found string) {
 	return e.Path, e.Found + ", and disk " + e.Of + " is on record"
 }
 
-// CheckIdentity refuses a disk that is not the one on record for its CID.
-func CheckIdentity(cid, path string, records identity.Records, found identity.Disk) error {
-	recorded, known := records[cid]
-	if !known || recorded.Accepted {
+// checkIdentity refuses a disk that is not the one on record for its CID, unless an operator has decided about it.
+func checkIdentity(cid, path string, r record.Record, found record.Disk) error {
+	recorded, known := r.Disks[cid]
+	if !known || r.Asked[cid] != "" {
 		return nil
 	}
 	if conflict := recorded.Conflict(found); conflict != "" {
@@ -88,8 +88,8 @@ func CheckIdentity(cid, path string, records identity.Records, found identity.Di
 func (o Persistent) refuseFormatting(found string) error {
 	content := filesystem.Superblock{UUID: o.Volume.Content.UUID}
 	for _, s := range append(slices.Clone(o.Superblocks), content) {
-		if of, record, known := o.Records.Known(o.CID, s.UUID, o.Disk.Table.GUID); known {
-			return &recordedError{Path: o.Disk.Path, Found: found, Of: of, Record: record}
+		if of, record, known := o.Record.Known(o.CID, s.UUID, o.Disk.Table.GUID); known {
+			return &recordedError{CID: o.CID, Path: o.Disk.Path, Found: found, Of: of, Record: record}
 		}
 	}
 	return nil
@@ -107,6 +107,9 @@ type Claims struct {
 	Absent []string
 	// Elsewhere are the disks whose hint leads to another device.
 	Elsewhere []string
+	// Twins are the disks on record with the same identifiers as this one, whose hint leads by a path to a device with these as
+	// well: clones, whose paths may have been exchanged.
+	Twins []string
 }
 
 // Owner is the CID of the disk that a device is; empty if nothing tells. Hints take precedence over identifiers on record, which
@@ -129,13 +132,34 @@ func (c Claims) Owner() string {
 	return all[0]
 }
 
-// Check refuses the device at path, which is about to be mounted for cid, if it is another disk.
-func (c Claims) Check(cid, path string) error {
-	if by := c.claimedBy(cid); by != "" {
-		return &claimedError{Path: path, By: by}
+// check refuses the device at path, which is about to be mounted for cid, if it is another disk. What an operator has accepted is
+// the right one, unless it is in use as another.
+func (c Claims) check(cid, path string, accepted bool) error {
+	by := c.claimedBy(cid)
+	switch {
+	case by != "" && (!accepted || c.Recorded != ""):
+		return &claimedError{CID: cid, Path: path, By: by}
+	case len(c.Twins) > 0 && c.Recorded == "" && !accepted && !slices.Contains(c.ByIdentifier, cid):
+		return &twinsError{CID: cid, Path: path, Twin: c.Twins[0]}
 	}
 	return nil
 }
+
+// twinsError refuses one of two clones that only their paths tell apart.
+type twinsError struct{ CID, Path, Twin string }
+
+func (e *twinsError) Error() string {
+	return fmt.Sprintf("%s may be disk %s or its clone %s: both are attached with the same identifiers, and their hints are only paths, "+
+		"which may have been exchanged. If it is %s, run 'agent disk accept %s'", e.Path, e.CID, e.Twin, e.CID, e.CID)
+}
+
+// Refused makes it a Refusal.
+func (e *twinsError) Refused() (path, found string) {
+	return e.Path, "it may be disk " + e.CID + " or its clone " + e.Twin
+}
+
+// IsOther reports whether the device is another disk than the one whose hint leads to it.
+func (c Claims) IsOther(cid string) bool { return c.claimedBy(cid) != "" }
 
 // claimedBy is the CID of another disk that the device is, which is about to be mounted for cid; empty if there is none.
 func (c Claims) claimedBy(cid string) string {

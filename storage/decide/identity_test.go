@@ -7,13 +7,13 @@ import (
 	"testing"
 
 	"cambium/platform/filesystem"
-	"cambium/storage/identity"
+	"cambium/storage/record"
 )
 
 // A disk that matches a record by its CID, its file system or its table is never formatted, whatever it looks like and whatever
 // the deployment allows.
 func TestDisksOnRecordAreNeverFormatted(t *testing.T) {
-	records := identity.Records{"vol-1": {FileSystem: "U", Table: "T", Bytes: 1}}
+	records := record.Record{Disks: map[string]record.Disk{"vol-1": {FileSystem: "U", Table: "T", Bytes: 1}}}
 	blank, unnamed := diskWithoutTable(filesystem.Blank), gptDisk("x")
 	unnamed.Table.GUID = "T"
 	ours := gptDisk("bosh-partition-0")
@@ -30,14 +30,14 @@ func TestDisksOnRecordAreNeverFormatted(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o.FileSystem = filesystem.Ext4
-			o.Records, o.Residue = nil, zeros
-			if p, _, err := MountPersistent(o, "/store"); err != nil || !p.has(MakeFileSystem) {
+			o.Record, o.Residue = record.Record{}, zeros
+			if p, err := MountPersistent(o, "/store"); err != nil || !p.has(MakeFileSystem) {
 				t.Fatalf("without a record it is not formatted, so this shows nothing: %v %v", p, err)
 			}
-			o.Records = records
-			p, _, err := MountPersistent(o, "/store")
+			o.Record = records
+			p, err := MountPersistent(o, "/store")
 			var refused *recordedError
-			if !errors.As(err, &refused) || len(p.Changes) > 0 || !strings.Contains(err.Error(), "agent disk release vol-1") {
+			if !errors.As(err, &refused) || len(p.Changes) > 0 || !strings.Contains(err.Error(), "agent disk format "+o.CID+" --yes") {
 				t.Errorf("plan %v, error %v; want it refused", p.Changes, err)
 			}
 		})
@@ -45,16 +45,17 @@ func TestDisksOnRecordAreNeverFormatted(t *testing.T) {
 }
 
 func TestMountingChecksIdentity(t *testing.T) {
-	records := identity.Records{"vol-1": {FileSystem: "U", Table: "T", Bytes: 100 * testMiB}}
+	records := record.Record{Disks: map[string]record.Disk{"vol-1": {FileSystem: "U", Table: "T", Bytes: 100 * testMiB}}}
 	with := func(uuid string, change func(*Persistent)) Persistent {
-		o := Persistent{CID: "vol-1", Disk: gptDisk("bosh-partition-0"), Volume: volumeOf(filesystem.XFS), Records: records, FileSystem: filesystem.Ext4}
+		o := Persistent{CID: "vol-1", Disk: gptDisk("bosh-partition-0"), Volume: volumeOf(filesystem.XFS), Record: records, FileSystem: filesystem.Ext4}
 		o.Volume.Content.UUID = uuid
 		if change != nil {
 			change(&o)
 		}
 		return o
 	}
-	accepted := identity.Records{"vol-1": {FileSystem: "U", Accepted: true}}
+	accepted := records
+	accepted.Asked = map[string]record.Action{"vol-1": record.Accept}
 	for _, c := range []struct {
 		name  string
 		o     Persistent
@@ -63,14 +64,14 @@ func TestMountingChecksIdentity(t *testing.T) {
 		{"its own", with("U", nil), ""},
 		{"grown", with("U", func(o *Persistent) { o.Disk.Bytes *= 2 }), ""},
 		{"another", with("V", nil), "another file system"},
-		{"another that was accepted", with("V", func(o *Persistent) { o.Records = accepted }), ""},
+		{"another that was accepted", with("V", func(o *Persistent) { o.Record = accepted }), ""},
 		{"shrunk", with("U", func(o *Persistent) { o.Disk.Bytes-- }), "a smaller disk"},
 		{"a clone under a new CID", with("U", func(o *Persistent) { o.CID = "vol-2" }), ""},
 		{"a stranger under a new CID", with("V", func(o *Persistent) { o.CID = "vol-2" }), ""},
 		{"preformatted, another", with("V", func(o *Persistent) { o.Preformatted = true }), "another file system"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p, _, err := MountPersistent(c.o, "/store")
+			p, err := MountPersistent(c.o, "/store")
 			if c.wrong == "" {
 				if err != nil || !p.has(Mount) {
 					t.Errorf("plan %v, error %v; want it mounted", p.Changes, err)
@@ -94,7 +95,7 @@ func TestMountingChecksIdentity(t *testing.T) {
 func TestDuplicateUUID(t *testing.T) {
 	for kind, want := range map[filesystem.Kind]bool{filesystem.XFS: true, filesystem.Ext4: false} {
 		o := Persistent{CID: "vol-2", Disk: gptDisk("x"), Volume: volumeOf(kind), DuplicateUUID: true, MountOptions: []string{"noatime"}}
-		p, _, err := MountPersistent(o, "/store")
+		p, err := MountPersistent(o, "/store")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -136,11 +137,34 @@ func TestClaims(t *testing.T) {
 			if got := c.claims.Owner(); got != c.owner {
 				t.Errorf("Owner = %q, want %q", got, c.owner)
 			}
-			err := c.claims.Check("B", "/dev/vdb")
+			err := c.claims.check("B", "/dev/vdb", false)
 			var claimed *claimedError
 			if c.refused == "" && err != nil || c.refused != "" && (!errors.As(err, &claimed) || claimed.By != c.refused) {
-				t.Errorf("Check = %v, want %q", err, c.refused)
+				t.Errorf("check = %v, want %q", err, c.refused)
+			}
+			if err := c.claims.check("B", "/dev/vdb", true); (err != nil) != (c.refused != "" && c.claims.Recorded != "") {
+				t.Errorf("accepted: %v; want it refused only where it is in use as another", err)
 			}
 		})
+	}
+}
+
+// Two clones that have been stores of this agent, and that only their paths tell apart.
+func TestTwins(t *testing.T) {
+	clones := Claims{ByPath: []string{"A"}, ByRecord: []string{"A", "B"}, Elsewhere: []string{"B"}, Twins: []string{"B"}}
+	identified, mounted := clones, clones
+	identified.ByPath, identified.ByIdentifier = nil, []string{"A"}
+	mounted.Recorded = "A"
+	for name, c := range map[string]struct {
+		claims   Claims
+		accepted bool
+		refused  bool
+	}{
+		"by path": {clones, false, true}, "by path, accepted": {clones, true, false}, "by an identifier": {identified, false, false}, "mounted": {mounted, false, false},
+	} {
+		err := c.claims.check("A", "/dev/vdb", c.accepted)
+		if twins, is := errors.AsType[*twinsError](err); is != c.refused || is && twins.Twin != "B" {
+			t.Errorf("%s: %v, want it refused: %v", name, err, c.refused)
+		}
 	}
 }

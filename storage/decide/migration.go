@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"fmt"
 
-	"cambium/storage/internal/intent"
+	"cambium/storage/record"
 )
 
 // Migration is what was observed before the store is migrated.
@@ -15,8 +15,11 @@ type Migration struct {
 	// WantFrom and WantTo are what the caller named; empty is any.
 	WantFrom, WantTo string
 	Recorded         string // the disk that is on record as the store
-	// Open is the migration that is not complete, Done the last one that is.
-	Open, Done intent.Intent
+	// Open is the migration that is not complete, Done the disk of the last one that is.
+	Open record.Migration
+	Done string
+	// Source is the UUID of the file system on the store, as it is on record.
+	Source string
 }
 
 // MigrationAction is what migrate_disk does.
@@ -35,7 +38,7 @@ const (
 func Migrate(o Migration) (MigrationAction, error) {
 	isRecorded := func(cid string) bool { return cid == "" || cid == o.Recorded }
 	switch {
-	case o.Open.Moves(o.Recorded) && isRecorded(o.From) && isRecorded(o.To) && isRecorded(o.WantTo):
+	case o.Recorded != "" && o.Open.To == o.Recorded && isRecorded(o.From) && isRecorded(o.To) && isRecorded(o.WantTo):
 		return EndMigration, nil
 	case o.To == "" && o.From != "":
 		return repeatedMigration(o)
@@ -61,9 +64,9 @@ func Migrate(o Migration) (MigrationAction, error) {
 // repeatedMigration answers a repeated call after success as the first one. The disk on the store must be the one that
 // was asked for: the success of an earlier migration says nothing of a later one.
 func repeatedMigration(o Migration) (MigrationAction, error) {
-	open := o.Open.Table != ""
+	open := o.Open != (record.Migration{})
 	if o.From == o.Recorded && (o.WantTo == "" || o.WantTo == o.From) {
-		if !open && o.Done.Table == o.From {
+		if !open && o.Done == o.From {
 			return AlreadyMigrated, nil
 		}
 	}
@@ -73,7 +76,7 @@ func repeatedMigration(o Migration) (MigrationAction, error) {
 	}
 	err := fmt.Errorf("nothing is mounted on %s: run mount_disk %s first", o.Target, missing)
 	if open {
-		err = fmt.Errorf("%w (the copy from %s is not complete)", err, o.Open.Table)
+		err = fmt.Errorf("%w (the copy from %s is not complete)", err, o.Open.From+" to "+o.Open.To)
 	}
 	return RefuseMigration, err
 }

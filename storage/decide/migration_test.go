@@ -3,66 +3,62 @@ package decide
 import (
 	"testing"
 
-	"cambium/storage/internal/intent"
+	"cambium/storage/record"
 )
 
-func moving(from, to string) intent.Intent {
-	return intent.Intent{Table: intent.MigrationID(from, to)}
-}
+func moving(from, to string) record.Migration { return record.Migration{From: from, To: to} }
 
 func TestPlace(t *testing.T) {
-	store, target := Placement{Directory: "/store", RecordAsStore: true}, Placement{Directory: "/target", ForgetMigrated: true}
-	mounted := func(p Placement) Placement { p.Mounted = true; return p }
+	store, target := placement{Directory: "/store"}, placement{Directory: "/target"}
+	mounted := func(p placement) placement { p.Mounted = true; return p }
 	moved := store
 	moved.Leaves = "/target"
-	byAnother := LastStore{Recorded: "new", Known: []string{"new", "old"}}
-	ours, alone, onStore := byAnother, byAnother, byAnother
-	ours.OnRecord, alone.Known, onStore.Mounted = true, []string{"new"}, true
+	byAnother := Around{Record: recorded("old"), Told: "new", Known: []string{"new", "old"}}
+	ours, alone, beside, on := byAnother, byAnother, byAnother, byAnother
+	ours.Record, alone.Known = recorded("new"), []string{"new"}
+	beside.OnStore, beside.StoreTaken = "old", true
+	on.OnStore, on.StoreTaken = "new", true
+	taken, both, foreign, free := Around{StoreTaken: true}, Around{StoreTaken: true, TargetTaken: true}, Around{StoreTaken: true, Foreign: "tmpfs"}, Around{TargetTaken: true}
 	for _, c := range []struct {
-		name  string
-		o     Placing
-		want  Placement
-		fails string
+		name      string
+		around    Around
+		mountedOn string
+		want      placement
+		fails     string
 	}{
-		{"the store is free", Placing{}, store, ""},
-		{"another disk is on the store", Placing{StoreTaken: true}, target, ""},
-		{"on the store already", Placing{MountedOn: "/store", StoreTaken: true}, mounted(store), ""},
-		{"on the migration target already", Placing{MountedOn: "/target", StoreTaken: true, TargetTaken: true}, mounted(target), ""},
-		{"something else is on the store", Placing{StoreTaken: true, Foreign: "tmpfs"}, Placement{},
-			"tmpfs is mounted on /store and is not a known persistent disk: unmount it (umount /store)"},
-		{"something on top of it", Placing{MountedOn: "/store", StoreTaken: true, Foreign: "tmpfs"}, Placement{},
-			"tmpfs is mounted on /store"},
-		{"another disk is on top of it", Placing{MountedOn: "/store", StoreTaken: true, OnStore: "old"}, Placement{},
-			"disk old is mounted on top of it on /store: run unmount_disk old first"},
-		{"on the migration target, and the store is free", Placing{MountedOn: "/target", TargetTaken: true}, moved, ""},
-		{"mounted elsewhere", Placing{MountedOn: "/mnt"}, Placement{}, "it is mounted on /mnt"},
-		{"both directories are taken", Placing{StoreTaken: true, TargetTaken: true}, Placement{}, "both in use: run unmount_disk"},
-		{"recorded by another agent beside another disk", Placing{LastStore: byAnother}, store,
-			"'agent disk accept new' or 'agent disk accept old'"},
-		{"the same, on the migration target", Placing{LastStore: byAnother, MountedOn: "/target"}, moved,
-			"may be an incomplete copy"},
-		{"the same, beside the store", Placing{LastStore: onStore, StoreTaken: true}, target, ""},
-		{"the same, on the store", Placing{LastStore: onStore, MountedOn: "/store", StoreTaken: true},
-			mounted(store), ""},
-		{"recorded by another agent, alone", Placing{LastStore: alone}, store, ""},
-		{"recorded by this agent beside another disk", Placing{LastStore: ours}, store, ""},
+		{"the store is free", Around{}, "", store, ""},
+		{"another disk is on the store", taken, "", target, ""},
+		{"on the store already", taken, "/store", mounted(store), ""},
+		{"on the migration target already", both, "/target", mounted(target), ""},
+		{"something else is on the store", foreign, "", placement{}, "tmpfs is mounted on /store and is not a known persistent disk: unmount it (umount /store)"},
+		{"something on top of it", foreign, "/store", placement{}, "tmpfs is mounted on /store"},
+		{"another disk is on top of it", beside, "/store", placement{}, "disk old is mounted on top of it on /store: run unmount_disk old first"},
+		{"on the migration target, and the store is free", free, "/target", moved, ""},
+		{"mounted elsewhere", Around{}, "/mnt", placement{}, "it is mounted on /mnt"},
+		{"both directories are taken", both, "", placement{}, "both in use: run unmount_disk"},
+		{"recorded by another agent beside another disk", byAnother, "", store, "'agent disk accept new' or 'agent disk accept old'"},
+		{"the same, on the migration target", byAnother, "/target", moved, "may be an incomplete copy"},
+		{"the same, beside the store", beside, "", target, ""},
+		{"the same, on the store", on, "/store", mounted(store), ""},
+		{"recorded by another agent, alone", alone, "", store, ""},
+		{"recorded by this agent beside another disk", ours, "", store, ""},
 	} {
-		c.o.CID, c.o.Store, c.o.MigrationTarget = "new", "/store", "/target"
-		got, err := Place(c.o)
+		c.around.Store, c.around.MigrationTarget = "/store", "/target"
+		got, err := place(Observed{Around: c.around, Persistent: Persistent{CID: "new"}, MountedOn: c.mountedOn})
 		wantError(t, err, c.fails)
 		if got != c.want {
 			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
 		}
 	}
-	if _, err := Place(Placing{CID: "old", LastStore: byAnother, Store: "/store",
-		MigrationTarget: "/target"}); err != nil {
+	byAnother.Store, byAnother.MigrationTarget = "/store", "/target"
+	if _, err := place(Observed{Around: byAnother, Persistent: Persistent{CID: "old"}}); err != nil {
 		t.Errorf("the other disk than the recorded one: %v", err) // it was copied from
 	}
 }
 
 func TestMigrate(t *testing.T) {
 	open := moving("old", "new")
-	done := intent.Intent{Table: "new"}
+	done := "new"
 	for _, c := range []struct {
 		name  string
 		o     Migration

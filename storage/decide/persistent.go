@@ -8,7 +8,7 @@ import (
 	"cambium/platform/device"
 	"cambium/platform/disk"
 	"cambium/platform/filesystem"
-	"cambium/storage/identity"
+	"cambium/storage/record"
 )
 
 // Persistent is what was observed about a persistent disk, and what is wanted on it.
@@ -30,8 +30,8 @@ type Persistent struct {
 	Superblocks []filesystem.Superblock
 	// Hardware is an identifier of the hardware that no other disk has; empty if there is none.
 	Hardware string
-	// Records are the disks on record.
-	Records identity.Records
+	// Record is what is known about disks.
+	Record record.Record
 	// DuplicateUUID is set when a file system of the same UUID is mounted: a clone.
 	DuplicateUUID bool
 
@@ -57,6 +57,7 @@ func PersistentPart(path string, preformatted bool) string {
 
 // foreignError refuses a persistent disk, and tells how it can be repaired or released.
 type foreignError struct {
+	CID   string
 	Path  string
 	Found string
 	// Advice is what keeps the content, or what allows the disk, as a sentence; it may be empty.
@@ -72,21 +73,21 @@ func (e *foreignError) Error() string {
 	}
 	if e.Superblock != "" {
 		return text + fmt.Sprintf("It has %s: no setting formats such a disk. To use it without its content, "+
-			"clear it (blkdiscard -z %s)", e.Superblock, e.Path)
+			"run 'agent disk format %s --yes'", e.Superblock, e.CID)
 	}
-	return text + fmt.Sprintf("To use it without its content, clear it (blkdiscard -z %s), or, if it has no "+
-		"superblock of ext4 or xfs, allow formatting with env.persistent_disk_foreign: format in the deployment manifest", e.Path)
+	return text + fmt.Sprintf("To use it without its content, run 'agent disk format %s --yes', or allow it for all disks without a "+
+		"superblock of ext4 or xfs with env.persistent_disk_foreign: format in the deployment manifest", e.CID)
 }
 
 // Refused makes it a Refusal.
 func (e *foreignError) Refused() (path, found string) { return e.Path, e.Found }
 
 // MountPersistent partitions and formats what is blank, completes what is ours and unfinished, grows what became
-// larger, refuses the rest, and mounts it on a directory. notGrown says why a partition stays smaller than its disk.
-func MountPersistent(o Persistent, target string) (p Plan, notGrown string, err error) {
+// larger, refuses the rest, and mounts it on a directory.
+func MountPersistent(o Persistent, target string) (p Plan, err error) {
 	if o.Damaged == nil {
-		if err := CheckIdentity(o.CID, o.Disk.Path, o.Records, o.identity()); err != nil {
-			return p, "", err
+		if err := checkIdentity(o.CID, o.Disk.Path, o.Record, o.identity()); err != nil {
+			return p, err
 		}
 	}
 	if o.DuplicateUUID && o.Volume.Content.Kind == filesystem.XFS {
@@ -94,20 +95,20 @@ func MountPersistent(o Persistent, target string) (p Plan, notGrown string, err 
 	}
 	if o.Preformatted {
 		if o.Volume.Content.Blank() {
-			return p, "", fmt.Errorf("%s is blank, there is nothing to mount", o.Disk.Path)
+			return p, fmt.Errorf("%s is blank, there is nothing to mount: attach a disk with a file system", o.Disk.Path)
 		}
 		p.use(o.Part(), o.Volume, o.Disk.Bytes, target, o.MountOptions)
-		return p, "", nil
+		return p, nil
 	}
 	v, err := o.judge()
 	if err != nil {
-		return p, "", err
+		return p, err
 	}
 	proof := "persistent disk " + o.CID + ", " + v.Proof
 	made := Volume{Content: filesystem.Content{Kind: o.FileSystem}}
 	switch v.Verdict {
 	case refuse:
-		return p, "", &foreignError{Path: o.Disk.Path, Found: v.Proof, Advice: v.Advice, Superblock: v.Superblock}
+		return p, &foreignError{CID: o.CID, Path: o.Disk.Path, Found: v.Proof, Advice: v.Advice, Superblock: v.Superblock}
 	case create:
 		parts := newPersistent(o.Disk, o.Label)
 		if o.Serial != "" {
@@ -118,14 +119,14 @@ func MountPersistent(o Persistent, target string) (p Plan, notGrown string, err 
 		p.makeFileSystem(o, "new partition", false)
 		p.nameFinished(o.Disk.Path, parts[0].Name)
 		p.use(o.Part(), made, 0, target, o.MountOptions)
-		return p, "", nil
+		return p, nil
 	case format:
 		p.Begin = o.Disk.Table.GUID
 		p.repair(o.Disk)
 		p.makeFileSystem(o, proof, true)
 		p.nameFinished(o.Disk.Path, o.Disk.Table.Partitions[0].Name)
 		p.use(o.Part(), made, 0, target, o.MountOptions)
-		return p, "", nil
+		return p, nil
 	}
 	p.repair(o.Disk)
 	p.Finish = o.Pending
@@ -135,12 +136,12 @@ func MountPersistent(o Persistent, target string) (p Plan, notGrown string, err 
 		volume = made
 	}
 	p.nameFinished(o.Disk.Path, o.Disk.Table.Partitions[0].Name)
-	notGrown = p.growPartition(o.Disk, growSlack)
+	p.NotGrown = p.growPartition(o.Disk, growSlack)
 	p.use(o.Part(), volume, o.Disk.Table.Partitions[0].Size, target, o.MountOptions)
 	if p.has(GrowPartition) && !p.has(GrowFileSystem) {
 		p.growFileSystem(o.Part(), volume.Content.Kind, target, o.MountOptions)
 	}
-	return p, notGrown, nil
+	return p, nil
 }
 
 // nameFinished gives the partition its final name when its file system is complete.
@@ -168,10 +169,12 @@ func (p Plan) has(op Op) bool {
 func (o Persistent) judge() (judgment, error) {
 	found := judge(o)
 	v := found
-	if v.Verdict == refuse && o.AllowForeign {
+	if o.forced() {
+		v = judgment{Verdict: create, Proof: v.Proof + "; an operator asked to format it"}
+	} else if v.Verdict == refuse && o.AllowForeign {
 		v = judgment{Verdict: create, Proof: v.Proof + "; formatting foreign disks is allowed"}
 	}
-	if v.Verdict == create || v.Verdict == format || v.Verdict == keep && o.Pending && !o.Finished {
+	if !o.forced() && (v.Verdict == create || v.Verdict == format || v.Verdict == keep && o.Pending && !o.Finished) {
 		if err := o.refuseFormatting(v.Proof); err != nil {
 			return v, err
 		}
@@ -193,6 +196,9 @@ func (o Persistent) judge() (judgment, error) {
 	}
 	return v, nil
 }
+
+// forced says that an operator has asked to format this disk, whatever is on it.
+func (o Persistent) forced() bool { return o.Record.Asked[o.CID] == record.Format }
 
 // verdict is what may be done with a persistent disk.
 type verdict int
@@ -217,7 +223,7 @@ type judgment struct {
 // Formats reports a disk that is formatted, not only to finish its own preparation, if it has no superblock.
 func Formats(o Persistent) bool {
 	v := judge(o).Verdict
-	return !o.Preformatted && (v == refuse && o.AllowForeign || (v == create || v == format) && !o.Pending)
+	return !o.Preformatted && !o.forced() && (v == refuse && o.AllowForeign || (v == create || v == format) && !o.Pending)
 }
 
 // superblock describes an ext or xfs superblock on the disk; empty if there is none.
@@ -324,8 +330,8 @@ func (o Persistent) labelFor(s filesystem.Superblock) disk.Label {
 	return disk.MBR
 }
 
-// LeftToDirector says whether a disk is blank: boot does not format it. One that is refused is left to the error of mounting it.
-func LeftToDirector(o Persistent) bool {
+// isBlank says whether a disk is blank. One that is refused is left to the error of mounting it.
+func isBlank(o Persistent) bool {
 	if o.Preformatted {
 		return o.Volume.Content.Blank()
 	}

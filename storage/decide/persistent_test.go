@@ -1,14 +1,13 @@
 package decide
 
 import (
-	"cmp"
 	"errors"
 	"strings"
 	"testing"
 
 	"cambium/platform/disk"
 	"cambium/platform/filesystem"
-	"cambium/storage/identity"
+	"cambium/storage/record"
 )
 
 func diskWithoutTable(k filesystem.Kind) disk.State {
@@ -84,11 +83,11 @@ func TestJudge(t *testing.T) {
 		if got := judge(o); got.Verdict != c.want || !strings.Contains(got.Proof+got.Advice, c.says) {
 			t.Errorf("%s: verdict %+v; want %d with %q", c.name, got, c.want, c.says)
 		}
-		o.CID, o.Records, o.AllowForeign, o.FileSystem, o.Label = "vol-1", identity.Records{"vol-1": {}}, true, filesystem.Ext4, disk.GPT
+		o.CID, o.Record, o.AllowForeign, o.FileSystem, o.Label = "vol-1", onRecord, true, filesystem.Ext4, disk.GPT
 		if got, err := o.judge(); err == nil && got.Verdict != keep {
 			t.Errorf("%s, on record: verdict %+v, want it never formatted", c.name, got)
 		}
-		o.Records, o.Damaged = nil, disk.ErrDamaged
+		o.Record, o.Damaged = record.Record{}, disk.ErrDamaged
 		if damaged := judge(o); damaged.Verdict != refuse {
 			t.Errorf("%s, table damaged: verdict %d, want it refused", c.name, damaged.Verdict)
 		}
@@ -119,7 +118,7 @@ func TestJudgeWhereNewVolumesHoldNoise(t *testing.T) {
 		if got := judge(o); got.Verdict != c.want {
 			t.Errorf("%s: %+v, want %d", c.name, got, c.want)
 		}
-		o.CID, o.Records, o.FileSystem, o.Label = "vol-1", identity.Records{"vol-1": {}}, filesystem.Ext4, disk.GPT
+		o.CID, o.Record, o.FileSystem, o.Label = "vol-1", onRecord, filesystem.Ext4, disk.GPT
 		if got, err := o.judge(); err == nil && got.Verdict != refuse {
 			t.Errorf("%s, on record: %+v, want it refused", c.name, got)
 		}
@@ -207,7 +206,8 @@ func TestMountPersistent(t *testing.T) {
 				c.o.Label = disk.GPT
 			}
 			c.o.CID, c.o.Residue, c.o.Serial = "vol-1", zeros, "s1"
-			p, notGrown, err := MountPersistent(c.o, "/store")
+			p, err := MountPersistent(c.o, "/store")
+			notGrown := p.NotGrown
 			wantError(t, err, c.fails)
 			if got := ops(p); got != c.want || p.Begin != c.begin || p.Finish != c.finish || notGrown != c.notGrown {
 				t.Errorf("plan %q, begin %q, finish %v, not grown %q; want %q, %q, %v, %q", got, p.Begin, p.Finish, notGrown, c.want, c.begin, c.finish, c.notGrown)
@@ -220,45 +220,70 @@ func TestMountPersistent(t *testing.T) {
 		})
 	}
 	var foreign *foreignError
-	if _, _, err := MountPersistent(Persistent{Disk: diskWithoutTable(filesystem.LVM)}, "/store"); !errors.As(err, &foreign) || foreign.Found == "" {
+	if _, err := MountPersistent(Persistent{Disk: diskWithoutTable(filesystem.LVM)}, "/store"); !errors.As(err, &foreign) || foreign.Found == "" {
 		t.Errorf("error %v, want one that can be told from others", err)
 	}
 }
 
-func TestMountLast(t *testing.T) {
-	two := []string{"a", "b"}
+// onRecord is the record of an agent that had vol-1 as its store.
+var onRecord = record.Record{Disks: map[string]record.Disk{"vol-1": {}}}
+
+// recorded is the record of an agent that had this disk on the store last.
+func recorded(cid string) record.Record {
+	r := record.New()
+	r.Store, r.Published, r.Disks[cid] = cid, true, record.Disk{FileSystem: "u-" + cid}
+	return r
+}
+
+// asking is a record with an operator's request.
+func asking(r record.Record, a record.Action, cid string) record.Record {
+	r = r.Clone()
+	r.Asked[cid] = a
+	return r
+}
+
+func TestStoreDisk(t *testing.T) {
+	two, none, unpublished := []string{"a", "b"}, record.New(), recorded("b")
+	unpublished.Published = false
+	formerly := record.New()
+	formerly.Disks["a"] = record.Disk{FileSystem: "u-a"}
+	damaged := errors.New("managed_disk_settings.json is damaged")
 	for _, c := range []struct {
-		name    string
-		o       LastStore
-		mount   bool
-		warning string
-		fails   string
+		name           string
+		o              Around
+		mount, warning string
+		fails          string
 	}{
-		{"none", LastStore{Known: two}, false, "", ""},
-		{"known", LastStore{Recorded: "a", Known: two, OnRecord: true}, true, "", ""},
-		{"the only one, recorded by another agent", LastStore{Recorded: "a", Known: []string{"a"}}, true, "", ""},
-		{"one of two, recorded by another agent", LastStore{Recorded: "b", Known: two}, false, "",
-			"disks a and b are attached, and b, which is on record as mounted last, may be an incomplete copy"},
-		{"one of two, recorded by another agent, the other accepted", LastStore{Recorded: "b", Known: two,
-			Accepted: "a"}, true, "", ""},
-		{"one of two, recorded by another agent, which left the store mounted", LastStore{Recorded: "b", Known: two,
-			Mounted: true}, true, "", ""},
-		{"one of two directories", LastStore{Recorded: "b", Known: two, Directories: true}, true, "", ""},
-		{"none is known, left by another agent", LastStore{Recorded: "a"}, false, "no longer known", ""},
-		{"none is known, its identity is on record", LastStore{Recorded: "a", OnRecord: true}, false, "",
-			"agent disk release a"},
-		{"others are known", LastStore{Recorded: "a", Known: []string{"b"}}, false, "", "not among those known"},
+		{"none", Around{Record: none, Known: two}, "", "", ""},
+		{"ours", Around{Record: recorded("a"), Told: "a", Known: two}, "a", "", ""},
+		{"ours, of an earlier version", Around{Record: formerly, Told: "a", Known: two}, "a", "", ""},
+		{"ours, a crash before it was published", Around{Record: unpublished, Told: "a", Known: two}, "b", "", ""},
+		{"the only one, recorded by another agent", Around{Record: none, Told: "a", Known: two[:1]}, "a", "", ""},
+		{"one of two, recorded by another agent", Around{Record: none, Told: "b", Known: two}, "", "",
+			"name the persistent disks a and b, and b, which another agent has put on record"},
+		{"one of two, recorded by another agent after ours", Around{Record: recorded("a"), Told: "b", Known: two}, "", "",
+			"run 'agent disk accept a' or 'agent disk accept b'"},
+		{"the same, the other accepted", Around{Record: asking(none, record.Accept, "a"), Told: "b", Known: two}, "a", "", ""},
+		{"the same, accepted itself", Around{Record: asking(recorded("a"), record.Accept, "b"), Told: "b", Known: two}, "b", "", ""},
+		{"the same, which left the store mounted", Around{Record: none, Told: "b", Known: two, OnStore: "b"}, "b", "", ""},
+		{"the same, directories", Around{Record: none, Told: "b", Known: two, Directories: true}, "b", "", ""},
+		{"removed by another agent", Around{Record: recorded("a"), Known: two}, "", "", ""},
+		{"none is known, left by another agent", Around{Record: none, Told: "a"}, "", "no longer known", ""},
+		{"none is known, its identity is on record", Around{Record: recorded("a"), Told: "a"}, "", "", "agent disk release a"},
+		{"others are known", Around{Record: none, Told: "a", Known: two[1:]}, "", "", "not among those known"},
+		{"others are known, one accepted", Around{Record: asking(recorded("a"), record.Accept, "b"), Told: "a", Known: two[1:]}, "b", "", ""},
+		{"damaged", Around{Record: recorded("a"), Unreadable: damaged, Known: two}, "", "", "is damaged"},
+		{"damaged, one accepted", Around{Record: asking(recorded("a"), record.Accept, "b"), Unreadable: damaged, Known: two}, "b", "", ""},
 	} {
-		cid, warning, err := MountLast(c.o)
+		cid, warning, err := StoreDisk(c.o)
 		wantError(t, err, c.fails)
-		if mount := cid != "" && err == nil; mount != c.mount || mount && cid != cmp.Or(c.o.Accepted,
-			c.o.Recorded) || !strings.Contains(warning, c.warning) || (warning == "") != (c.warning == "") {
-			t.Errorf("%s: %q, %q; want it mounted: %v, %q", c.name, cid, warning, c.mount, c.warning)
+		if err == nil && cid != c.mount || !strings.Contains(warning, c.warning) || (warning == "") != (c.warning == "") {
+			t.Errorf("%s: %q, %q; want %q, %q", c.name, cid, warning, c.mount, c.warning)
 		}
 	}
 }
 
-func TestLeftToDirector(t *testing.T) {
+func TestIsBlank(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		o    Persistent
@@ -273,7 +298,7 @@ func TestLeftToDirector(t *testing.T) {
 		{"preformatted, blank", Persistent{Volume: volumeOf(filesystem.Blank), Preformatted: true}, true},
 		{"preformatted", Persistent{Volume: volumeOf(filesystem.Ext4), Preformatted: true}, false},
 	} {
-		if got := LeftToDirector(c.o); got != c.want {
+		if got := isBlank(c.o); got != c.want {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
 		}
 	}
@@ -371,7 +396,8 @@ func TestGrowMounted(t *testing.T) {
 		{"two partitions", Persistent{Disk: disk900(400, 2), Volume: lags}, "", ""},
 		{"preformatted", Persistent{Disk: disk900(400, 0), Volume: lags, Preformatted: true}, "grow-file-system", ""},
 	} {
-		p, notGrown := GrowMounted(c.o, "/store")
+		p := GrowMounted(c.o, "/store")
+		notGrown := p.NotGrown
 		if got := ops(p); got != c.want || notGrown != c.notGrown {
 			t.Errorf("%s: plan %q, %q; want %q, %q", c.name, got, notGrown, c.want, c.notGrown)
 		}

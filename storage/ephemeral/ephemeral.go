@@ -19,8 +19,8 @@ import (
 	"cambium/platform/mount"
 	"cambium/settings"
 	"cambium/storage/decide"
-	"cambium/storage/internal/intent"
 	"cambium/storage/internal/machine"
+	"cambium/storage/record"
 )
 
 // Resolver finds devices.
@@ -91,7 +91,7 @@ func (d *Disks) Setup(ctx context.Context, hint *settings.DiskHint, swapMiB *uin
 	plan, err := d.planOwn(ctx, path, w, true)
 	var made []decide.Change
 	if err == nil {
-		made, err = d.Machine.Apply(ctx, intent.Ephemeral, plan)
+		made, err = d.Machine.Apply(ctx, record.Ephemeral, plan)
 	}
 	if err != nil {
 		release()
@@ -181,9 +181,11 @@ func (d *Disks) planOwn(ctx context.Context, path string, w wanted, announce boo
 		}
 	}
 	if kept {
-		if o.Pending, err = d.Machine.Intents.Pending(intent.Ephemeral, s.Table); err != nil {
+		r, err := d.Machine.Record.Read()
+		if err != nil {
 			return decide.Plan{}, err
 		}
+		o.Pending = r.Pending(record.Ephemeral, s.Table.GUID)
 		if err := d.observeVolumes(&o, layout.Partitions); err != nil {
 			return decide.Plan{}, err
 		}
@@ -268,8 +270,8 @@ func (d *Disks) store(ctx context.Context, s disk.State, announce bool) error {
 
 // onRecord returns an error for a disk whose table or file systems are on record as a store.
 func (d *Disks) onRecord(s disk.State) error {
-	records, err := d.Machine.Identities.All()
-	if err != nil || len(records) == 0 {
+	records, err := d.Machine.Record.Read()
+	if err != nil || len(records.Disks) == 0 {
 		return err
 	}
 	found, err := s.Superblocks()
@@ -324,7 +326,7 @@ func (d *Disks) setupOnRoot(ctx context.Context, w wanted) ([]decide.Change, err
 	if err != nil {
 		return nil, err
 	}
-	made, err := d.Machine.Apply(ctx, intent.Ephemeral, plan)
+	made, err := d.Machine.Apply(ctx, record.Ephemeral, plan)
 	if err != nil {
 		err = fmt.Errorf("ephemeral data on the root disk: %w", err)
 	}
@@ -358,11 +360,11 @@ func (d *Disks) decideOnRoot(ctx context.Context, path string, root int, w wante
 			return decide.Plan{}, err
 		}
 	}
-	recorded, err := d.Machine.Intents.All()
+	r, err := d.Machine.Record.Read()
 	if err != nil {
 		return decide.Plan{}, err
 	}
-	o.Pending = decide.PendingOnRoot(s.Table, recorded[intent.Ephemeral].Table)
+	o.Pending = decide.PendingOnRoot(s.Table, r.Unfinished[record.Ephemeral])
 	if err := d.observeVolumes(&o, decide.BehindRoot(s.Table, root)); err != nil {
 		return decide.Plan{}, err
 	}

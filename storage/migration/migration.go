@@ -17,9 +17,9 @@ import (
 	"cambium/platform/copytree/apart"
 	"cambium/platform/mount"
 	"cambium/storage/decide"
-	"cambium/storage/internal/intent"
 	"cambium/storage/internal/machine"
 	"cambium/storage/persistent"
+	"cambium/storage/record"
 )
 
 // Migration moves the store to another disk.
@@ -84,29 +84,17 @@ func (m *Migration) migrate(ctx context.Context, wantFrom, wantTo string) error 
 
 // observe returns what is mounted and on record, and the mount of the store.
 func (m *Migration) observe() (o decide.Migration, old mount.Entry, err error) {
-	o.Store, o.Target = m.Machine.Dirs.Store(), m.Machine.Dirs.StoreMigrationTarget()
-	if o.Recorded, err = m.Disks.Records.MountedCID(); err != nil {
+	if o, err = m.Disks.ObserveMigration(); err != nil {
 		return o, old, err
 	}
-	if old, o.From, err = m.Disks.DiskOn(o.Store); err != nil {
-		return o, old, err
-	}
-	if _, o.To, err = m.Disks.DiskOn(o.Target); err != nil {
-		return o, old, err
-	}
-	all, err := m.Machine.Intents.All()
-	o.Open, o.Done = all[intent.Migration], all[intent.Migrated]
+	old, _, err = mount.At(o.Store)
 	return o, old, err
 }
 
 // begin decides how the migration target is marked, and says whether it is already.
 func (m *Migration) begin(o decide.Migration) (mark decide.Mark, marked bool, err error) {
 	want := decide.Mark{From: o.From, To: o.To}
-	records, err := m.Machine.Identities.All()
-	if err != nil {
-		return want, false, err
-	}
-	want.Source = records[o.From].FileSystem
+	want.Source = o.Source
 	found, err := m.Disks.Mark(o.Target)
 	if err != nil {
 		return want, false, err
@@ -142,11 +130,9 @@ func (m *Migration) prepare(ctx context.Context, o decide.Migration, mark decide
 		}
 	}
 	m.Machine.CrashPoint("begin migration")
-	if err := m.Machine.Intents.Clear(intent.Migrated); err != nil {
-		return err
-	}
-	open := intent.Intent{Table: intent.MigrationID(o.From, o.To)}
-	if err := m.Machine.Intents.Set(intent.Migration, open); err != nil {
+	if err := m.Machine.Record.Update(func(r *record.Record) {
+		r.Migration, r.Migrated = record.Migration{From: o.From, To: o.To}, ""
+	}); err != nil {
 		return err
 	}
 	if err := m.Disks.RenewTarget(limited, o.To); err != nil {

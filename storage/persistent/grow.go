@@ -13,17 +13,6 @@ import (
 	"cambium/storage/decide"
 )
 
-// growMounted brings a mounted persistent disk to the size of its device.
-func (d *Disks) growMounted(ctx context.Context, path, where string) ([]decide.Change, error) {
-	o, err := d.observeMounted(ctx, path, true)
-	if err != nil {
-		return nil, err
-	}
-	plan, notGrown := decide.GrowMounted(o, where)
-	d.warnNotGrown(path, notGrown)
-	return d.Machine.Apply(ctx, "", plan)
-}
-
 func (d *Disks) warnNotGrown(path, obstacle string) {
 	if obstacle != "" {
 		d.Machine.Log.WithFields(logrus.Fields{"device": path, "reason": obstacle}).Warn("partition is not grown")
@@ -31,11 +20,16 @@ func (d *Disks) warnNotGrown(path, obstacle string) {
 }
 
 // growStore grows the disk on the store if it can be grown. The caller has the lock.
-func (d *Disks) growStore(ctx context.Context) {
-	if path, _ := d.storeDevice(); path != "" {
-		if _, err := d.growMounted(ctx, path, d.Machine.Dirs.Store()); err != nil {
-			d.Machine.Log.WithError(err).Warn("disk on the store could not be grown")
-		}
+func (d *Disks) growStore(ctx context.Context, path string) {
+	o := decide.Persistent{Preformatted: d.Preformatted}
+	err := d.observeDisk(ctx, &o, path, true)
+	if err == nil {
+		plan := decide.GrowMounted(o, d.Machine.Dirs.Store())
+		d.warnNotGrown(path, plan.NotGrown)
+		_, err = d.Machine.Apply(ctx, "", plan)
+	}
+	if err != nil {
+		d.Machine.Log.WithError(err).Warn("disk on the store could not be grown")
 	}
 }
 
@@ -55,7 +49,7 @@ func (d *Disks) WatchSizes(ctx context.Context) error {
 		d.Machine.Lock()
 		defer d.Machine.Unlock()
 		if now, _ := d.storeDevice(); now == path {
-			d.growStore(ctx)
+			d.growStore(ctx, path)
 		}
 		return false, nil
 	})

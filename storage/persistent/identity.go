@@ -2,11 +2,9 @@ package persistent
 
 import (
 	"errors"
-	"maps"
 	"os"
 	"slices"
 
-	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/blkdev"
@@ -16,9 +14,8 @@ import (
 	"cambium/platform/mount"
 	"cambium/settings"
 	"cambium/storage/decide"
-	"cambium/storage/identity"
-	"cambium/storage/internal/intent"
 	"cambium/storage/internal/machine"
+	"cambium/storage/record"
 )
 
 // hint is what finds the device of a persistent disk.
@@ -33,65 +30,39 @@ func (d *Disks) hint(p settings.PersistentDisk) device.Hint {
 	return h
 }
 
-// applyRequests applies the requests of operators.
-func (d *Disks) applyRequests() error {
-	released, err := d.Machine.Identities.ApplyReleases()
-	for _, cid := range released {
-		d.Machine.Log.WithField("cid", cid).Warn("an operator has released the disk: its identity is no longer on record")
-	}
+// applyReleases forgets what operators have released.
+func (d *Disks) applyReleases() error {
+	r, err := d.Machine.Record.Read()
 	if err != nil {
 		return err
 	}
-	if _, err := d.Machine.Intents.All(); errors.Is(err, intent.ErrDamaged) {
-		accepted, acceptErr := d.Machine.Identities.Accepted()
-		if acceptErr != nil || accepted == "" {
+	for cid, asked := range r.Asked {
+		if asked != record.Release {
+			continue
+		}
+		if told, err := d.Records.MountedCID(); err == nil && told == cid {
+			if err := d.Records.ClearMountedCID(); err != nil {
+				return err
+			}
+		}
+		if err := d.Machine.Record.Update(func(r *record.Record) { r.Forget(cid) }); err != nil {
 			return err
 		}
-		d.Machine.Log.WithError(err).WithField("cid", accepted).Warn("an operator has accepted the disk as it is: unfinished work is forgotten")
-		return d.Machine.Intents.SetAside()
+		d.Machine.Log.WithField("cid", cid).Warn("an operator has released the disk: it is no longer on record")
 	}
 	return nil
 }
 
-// confirmIdentity puts a disk that was mounted before on record, unless another one is on record for its CID.
-func (d *Disks) confirmIdentity(cid, path string, store bool) error {
-	records, err := d.Machine.Identities.For(cid)
-	if err != nil {
-		return err
-	}
-	found, _ := d.identify(path) // what cannot be read does not differ
-	if err := decide.CheckIdentity(cid, path, records, found); err != nil {
-		return err
-	}
-	return d.recordIdentity(cid, path, store)
-}
-
-// recordIdentity puts the disk that is mounted for a CID on record. One on the migration target is not a store: only if
-// it was one before, its record is kept up to date.
-func (d *Disks) recordIdentity(cid, path string, store bool) error {
-	d.Machine.CrashPoint("record identity")
+// foundFor is what the disk at path is recorded as under a CID.
+func (d *Disks) foundFor(cid, path string) (record.Disk, error) {
 	found, _ := d.identify(path) // what cannot be read stays as it is on record
 	number, err := blkdev.NumberOf(path)
-	if err != nil {
-		return err
-	}
 	found.Hardware = machine.HardwareOf(number, cid)
-	records, err := d.Machine.Identities.All()
-	if err != nil {
-		return err
-	}
-	before, known := records[cid]
-	if wasStore := known && before.Bytes > 0; !store && !wasStore {
-		return d.Machine.Identities.EndAccept(cid)
-	}
-	if known && before.Accepted {
-		d.Machine.Log.WithFields(logrus.Fields{"cid": cid, "recorded": before.String(), "accepted": found.String()}).Warn("an operator has accepted the disk that is attached")
-	}
-	return d.Machine.Identities.Put(cid, found)
+	return found, err
 }
 
 // identify reads the identifiers of a disk, which may be mounted. Those that cannot be read are missing, and the error says why.
-func (d *Disks) identify(path string) (found identity.Disk, err error) {
+func (d *Disks) identify(path string) (found record.Disk, err error) {
 	number, err := blkdev.NumberOf(path)
 	if err == nil {
 		found.Hardware = machine.Hardware(number)
@@ -115,52 +86,44 @@ func (d *Disks) identify(path string) (found identity.Disk, err error) {
 	return found, err
 }
 
-// claims observes which disks the device at path may be.
-func (d *Disks) claims(path string, number blkdev.Number, onStore bool) decide.Claims {
-	var c decide.Claims
-	found, unread := d.identify(path) // without it, the other claims count
-	known := d.Records.Disks()
-	for _, cid := range slices.Sorted(maps.Keys(known)) {
-		dev, err := d.Resolver.Look(d.hint(known[cid]))
-		switch {
-		case err != nil:
-		case dev.Number != number && dev.Path != path:
+// claims tells which disks the device at path may be. found is what it was found to be, and unread why that is not all.
+func (d *Disks) claims(v view, path string, number blkdev.Number, onStore bool, found record.Disk, unread error) (c decide.Claims) {
+	for _, cid := range v.Known {
+		switch l := v.leads[cid]; {
+		case l.err != nil:
+		case l.Number != number && l.Path != path:
 			c.Elsewhere = append(c.Elsewhere, cid)
-		case dev.Identified:
+		case l.Identified:
 			c.ByIdentifier = append(c.ByIdentifier, cid)
 		default:
 			c.ByPath = append(c.ByPath, cid)
 		}
 	}
 	if onStore {
-		c.Recorded = d.recorded()
+		c.Recorded = v.storeDisk()
 	}
-	if records, err := d.Machine.Identities.All(); err == nil {
-		c.ByRecord = records.Owners(found)
-		if unread == nil {
-			c.Absent = records.Absent(found)
-		}
+	c.ByRecord = v.Record.Owners(found)
+	if unread == nil {
+		c.Absent = v.Record.Absent(found)
+	}
+	if len(c.ByRecord) > 1 {
+		c.Twins = d.twins(v, c, found)
 	}
 	return c
 }
 
-// checkClaims refuses a device that is another persistent disk than the one it was found for.
-func (d *Disks) checkClaims(cid string, dev device.Device) error {
-	store := d.Machine.Dirs.Store()
-	where, err := machine.MountedAt(d.part(dev.Path), store)
-	if err != nil {
-		return err
+// twins are the disks on record with the identifiers of this one whose path leads to another device with them.
+func (d *Disks) twins(v view, c decide.Claims, found record.Disk) (twins []string) {
+	for _, cid := range c.ByRecord {
+		l := v.leads[cid]
+		if !slices.Contains(c.Elsewhere, cid) || l.Identified || cid == v.OnStore || cid == v.OnTarget {
+			continue // a disk that is mounted is where its hint leads
+		}
+		if other, err := d.identify(l.Path); err == nil && other.FileSystem == found.FileSystem {
+			twins = append(twins, cid)
+		}
 	}
-	return d.claims(dev.Path, dev.Number, where == store).Check(cid, dev.Path)
-}
-
-// recorded is the disk on record as the store; empty if there is none, or the record is damaged.
-func (d *Disks) recorded() string {
-	cid, err := d.Records.MountedCID()
-	if err != nil {
-		return ""
-	}
-	return cid
+	return twins
 }
 
 // duplicateUUID reports whether another device with a file system of this kind and UUID is mounted.
@@ -213,9 +176,9 @@ func (d *Disks) diskOf(e mount.Entry) (path string, number blkdev.Number, err er
 
 // owner is the CID of the disk that is mounted on a directory, by the identifiers on the device and by the hints; empty if
 // nothing tells.
-func (d *Disks) owner(dir string, e mount.Entry) string {
+func (d *Disks) owner(v view, dir string, e mount.Entry) string {
 	if d.BindMounted {
-		return d.ownerOfBind(dir)
+		return v.ownerOfBind(dir)
 	}
 	if !onDevice(e) {
 		return ""
@@ -224,20 +187,20 @@ func (d *Disks) owner(dir string, e mount.Entry) string {
 	if err != nil {
 		path, number = e.Source, e.Number // the device is gone
 	}
-	return d.claims(path, number, dir == d.Machine.Dirs.Store()).Owner()
+	found, unread := d.identify(path) // without it, the other claims count
+	return d.claims(v, path, number, dir == v.Store, found, unread).Owner()
 }
 
 // onDevice reports a mount of a block device. File systems without one, such as tmpfs, have numbers with major 0.
 func onDevice(e mount.Entry) bool { return unix.Major(uint64(e.Number)) != 0 }
 
-func (d *Disks) ownerOfBind(dir string) string {
-	recorded := d.recorded()
-	for cid, p := range d.Records.Disks() {
-		dev, err := d.Resolver.Look(d.hint(p))
-		if err != nil {
+func (v view) ownerOfBind(dir string) string {
+	recorded := v.storeDisk()
+	for _, cid := range v.Known {
+		if v.leads[cid].err != nil {
 			continue // it may be one of the others
 		}
-		same, err := sameDir(dev.Path, dir)
+		same, err := sameDir(v.leads[cid].Path, dir)
 		if err == nil && same {
 			return cid
 		}
@@ -245,7 +208,7 @@ func (d *Disks) ownerOfBind(dir string) string {
 			recorded = "" // its directory is another one
 		}
 	}
-	if dir == d.Machine.Dirs.Store() {
+	if dir == v.Store {
 		return recorded
 	}
 	return ""

@@ -17,11 +17,11 @@ import (
 // AddDynamic links an attached disk for a job that manages it by itself. The disk is neither
 // partitioned nor mounted.
 func (d *Disks) AddDynamic(ctx context.Context, cid string, hint settings.DiskHint) error {
-	d.Machine.Lock()
-	defer d.Machine.Unlock()
 	if err := d.Reload(ctx); err != nil {
 		return err
 	}
+	d.Machine.Lock()
+	defer d.Machine.Unlock()
 	link, err := linkIn(d.Machine.Dirs.DynamicDisks(), cid)
 	if err != nil {
 		return fmt.Errorf("add dynamic disk: %w", err)

@@ -139,27 +139,12 @@ func (d *Disks) TargetIsEmpty() (empty bool, err error) {
 	return err == nil, err
 }
 
-// checkMark refuses the store to a disk with a mark, which is mounted now, unless an operator has accepted it: then it
-// loses the mark.
-func (d *Disks) checkMark(cid string, at decide.Placement) error {
-	m, err := d.Mark(at.Directory)
-	if err != nil || m == nil {
-		return err
-	}
-	records, err := d.Machine.Identities.All()
-	if err != nil {
-		return err
-	}
-	if !records[cid].Accepted {
-		if at.RecordAsStore {
-			return decide.CheckCopy(cid, m)
-		}
-		return nil
-	}
+// removeMark makes a disk a store as it is.
+func (d *Disks) removeMark(cid, dir string) error {
 	d.Machine.Log.WithField("cid", cid).Warn("an operator has accepted an incomplete copy as it is")
 	d.Machine.CrashPoint("remove accepted mark")
-	if err := os.Chmod(at.Directory, 0o755); err != nil {
+	if err := os.Chmod(dir, 0o755); err != nil {
 		return err
 	}
-	return atomicfile.Remove(filepath.Join(at.Directory, MarkName))
+	return atomicfile.Remove(filepath.Join(dir, MarkName))
 }

@@ -3,7 +3,10 @@ package persistent
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
 	"os"
+	"slices"
 
 	"cambium/internal/blkdev"
 	"cambium/platform/device"
@@ -13,23 +16,115 @@ import (
 	"cambium/settings"
 	"cambium/storage/decide"
 	"cambium/storage/internal/machine"
+	"cambium/storage/record"
 )
 
-// observe looks at a disk that is not mounted, and changes nothing on it. With announce set, its partitions are
-// announced to the kernel.
-func (d *Disks) observe(ctx context.Context, p settings.PersistentDisk, dev device.Device, announce bool) (o decide.Persistent, err error) {
-	if o, err = d.observeDisk(p, dev); err == nil && len(o.Disk.Table.Partitions) == 1 {
-		err = d.observePartition(ctx, &o, announce)
+// view is what was observed around all persistent disks.
+type view struct {
+	decide.Around
+	known map[string]settings.PersistentDisk
+	// leads is where the hint of each known disk leads, without waiting.
+	leads map[string]lead
+	// unread is why the record of disks cannot be used.
+	unread error
+}
+
+type lead struct {
+	device.Device
+	err error
+}
+
+// around observes everything but a single disk. What operators have released is forgotten in what it returns, and only
+// there.
+func (d *Disks) around() (v view, err error) {
+	v = view{Around: decide.Around{Store: d.Machine.Dirs.Store(), MigrationTarget: d.Machine.Dirs.StoreMigrationTarget(), Directories: d.BindMounted},
+		known: d.Records.Disks(), leads: map[string]lead{}}
+	v.Known = slices.Sorted(maps.Keys(v.known))
+	for _, cid := range v.Known {
+		dev, err := d.Resolver.Look(d.hint(v.known[cid]))
+		v.leads[cid] = lead{dev, err}
 	}
-	if err == nil && decide.Formats(o) {
-		o.Superblocks, err = o.Disk.Superblocks()
+	if v.Record, v.unread = d.Machine.Record.Read(); v.unread != nil {
+		v.Record = record.New()
+	}
+	v.Told, v.Unreadable = d.Records.MountedCID()
+	for cid, asked := range maps.Clone(v.Record.Asked) {
+		if asked != record.Release {
+			continue
+		}
+		v.Record.Forget(cid)
+		if v.Told == cid {
+			v.Told = ""
+		}
+	}
+	store, there, err := mount.At(v.Store)
+	if err != nil {
+		return v, err
+	}
+	if v.StoreTaken = there; there {
+		if v.OnStore = d.owner(v, v.Store, store); v.OnStore == "" {
+			v.Foreign = fmt.Sprintf("%s (%s)", store.Source, store.Type)
+		}
+		if path, _, err := d.diskOf(store); v.OnStore != "" && !d.BindMounted && err == nil {
+			v.StorePath = path
+			v.StoreIdentity, _ = d.identify(path) // what cannot be read does not differ
+		}
+	}
+	target, there, err := mount.At(v.MigrationTarget)
+	if err != nil {
+		return v, err
+	}
+	if v.TargetTaken = there; there {
+		v.OnTarget = d.owner(v, v.MigrationTarget, target)
+	}
+	return v, nil
+}
+
+// usable is around for a decision, which needs the record.
+func (d *Disks) usable() (view, error) {
+	v, err := d.around()
+	return v, errors.Join(err, v.unread)
+}
+
+// storeDisk is the disk that was on the store last; empty if none is on record.
+func (v view) storeDisk() string {
+	cid, _ := v.Record.StoreDisk(v.Told)
+	return cid
+}
+
+// observe looks at a disk that was found, and changes nothing on it. With acting set, its partitions are announced to the
+// kernel; otherwise it is also looked at for the mark of an incomplete copy, which is read after the mount when acting.
+func (d *Disks) observe(ctx context.Context, v view, p settings.PersistentDisk, dev device.Device, acting bool) (o decide.Observed, err error) {
+	o = decide.Observed{Around: v.Around, Persistent: d.wish(v, p), Directory: dev.Directory}
+	o.Disk.Path = dev.Path
+	if d.BindMounted {
+		return o, d.observeDirectory(&o)
+	}
+	if dev.Directory {
+		return o, nil
+	}
+	if o.MountedOn, err = machine.MountedAt(d.part(dev.Path), v.Store, v.MigrationTarget); err != nil {
+		return o, err
+	}
+	var unread error
+	o.Found, unread = d.identify(dev.Path)
+	o.Claims = d.claims(v, dev.Path, dev.Number, o.MountedOn == v.Store, o.Found, unread)
+	o.Serial, o.Hardware = machine.Serial(dev.Number), machine.HardwareOf(dev.Number, p.CID)
+	if err := d.observeDisk(ctx, &o.Persistent, dev.Path, acting); err != nil {
+		return o, err
+	}
+	switch {
+	case o.MountedOn == v.Store || o.MountedOn == v.MigrationTarget:
+		o.Mark, err = d.Mark(o.MountedOn)
+	case o.MountedOn == "" && !acting:
+		o.Mark = lookForMark(d.part(dev.Path))
 	}
 	return o, err
 }
 
-// observeDisk looks at a disk, not at its partitions.
-func (d *Disks) observeDisk(p settings.PersistentDisk, dev device.Device) (o decide.Persistent, err error) {
-	o = decide.Persistent{CID: p.CID, Serial: machine.Serial(dev.Number), Label: d.Label, FileSystem: filesystem.Ext4, MountOptions: p.MountOptions,
+// wish is what settings and agent.json want on a disk.
+func (d *Disks) wish(v view, p settings.PersistentDisk) decide.Persistent {
+	o := decide.Persistent{CID: p.CID, Record: v.Record, Label: d.Label, FileSystem: filesystem.Ext4, MountOptions: p.MountOptions,
 		AllowForeign: d.Foreign() == "format", AllowNoise: d.Blank() == "noise", Preformatted: d.Preformatted}
 	if p.FileSystem != "" {
 		o.FileSystem = filesystem.Kind(p.FileSystem)
@@ -37,24 +132,51 @@ func (d *Disks) observeDisk(p settings.PersistentDisk, dev device.Device) (o dec
 	if p.Partitioner != "" {
 		o.Label = LabelOf(p.Partitioner)
 	}
-	o.Hardware = machine.HardwareOf(dev.Number, p.CID)
-	if o.Records, err = d.Machine.Identities.For(p.CID); err != nil {
-		return o, err
-	}
-	if d.Preformatted {
-		if err := d.observePreformatted(&o, dev.Path); err != nil {
-			return o, err
+	return o
+}
+
+// observeDirectory looks at a disk that is a directory.
+func (d *Disks) observeDirectory(o *decide.Observed) (err error) {
+	for dir, taken := range map[string]bool{o.Store: o.StoreTaken, o.MigrationTarget: o.TargetTaken} {
+		if !taken || !o.Directory {
+			continue
 		}
-		o.DuplicateUUID, err = duplicateUUID(dev.Path, o.Volume.Content)
-		return o, err
+		same, err := sameDir(o.Disk.Path, dir)
+		if err != nil {
+			return err
+		}
+		if same && o.MountedOn != o.Store {
+			o.MountedOn = dir
+		}
 	}
-	if o.Disk, err = disk.Inspect(dev.Path); errors.Is(err, disk.ErrDamaged) {
+	if o.Directory {
+		o.Mark, err = d.Mark(o.Disk.Path)
+	}
+	return err
+}
+
+// observeDisk looks at what is on a disk.
+func (d *Disks) observeDisk(ctx context.Context, o *decide.Persistent, path string, acting bool) (err error) {
+	if d.Preformatted {
+		return d.observePreformatted(o, path)
+	}
+	if o.Disk, err = disk.Inspect(path); errors.Is(err, disk.ErrDamaged) {
 		o.Damaged, err = err, nil
 	}
-	if err == nil && len(o.Disk.Table.Partitions) == 0 {
-		o.Residue, err = o.Disk.Survey(decide.PreparingName)
+	switch len(o.Disk.Table.Partitions) {
+	case 0:
+		if err == nil {
+			o.Residue, err = o.Disk.Survey(decide.PreparingName)
+		}
+	case 1:
+		if err == nil {
+			err = d.observePartition(ctx, o, acting)
+		}
 	}
-	return o, err
+	if err == nil && decide.Formats(*o) {
+		o.Superblocks, err = o.Disk.Superblocks()
+	}
+	return err
 }
 
 // LabelOf is the partition table that a partitioner of the settings or of agent.json makes.
@@ -65,7 +187,7 @@ func LabelOf(partitioner string) disk.Label {
 	return disk.GPT
 }
 
-func (d *Disks) observePreformatted(o *decide.Persistent, path string) error {
+func (d *Disks) observePreformatted(o *decide.Persistent, path string) (err error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return err
@@ -75,13 +197,18 @@ func (d *Disks) observePreformatted(o *decide.Persistent, path string) error {
 	if o.Disk.Bytes, err = blkdev.Size(f); err != nil {
 		return err
 	}
-	o.Volume, err = d.Machine.Device(path)
+	if o.Volume, err = d.Machine.Device(path); err != nil {
+		return err
+	}
+	o.DuplicateUUID, err = duplicateUUID(path, o.Volume.Content)
 	return err
 }
 
 // observePartition looks at the only partition of a disk.
-func (d *Disks) observePartition(ctx context.Context, o *decide.Persistent, announce bool) (err error) {
-	if announce {
+func (d *Disks) observePartition(ctx context.Context, o *decide.Persistent, acting bool) (err error) {
+	if acting {
+		// The kernel may lack partitions of the table: an earlier agent may have been killed between writing and announcing it.
+		d.Machine.CrashPoint("announce partition")
 		if err := d.Machine.Announce(ctx, o.Disk); err != nil {
 			return err
 		}
@@ -95,10 +222,7 @@ func (d *Disks) observePartition(ctx context.Context, o *decide.Persistent, anno
 			return err
 		}
 	}
-	if o.Pending, err = d.Machine.Intents.Pending(o.CID, o.Disk.Table); err != nil {
-		return err
-	}
-	o.Pending = o.Pending || part.Name == decide.PreparingName
+	o.Pending = o.Disk.Table.Label != disk.None && o.Record.Pending(o.CID, o.Disk.Table.GUID) || part.Name == decide.PreparingName
 	if o.Volume.Content.Blank() && !o.Pending {
 		o.Residue, err = o.Disk.SurveyPartition(part)
 	}
@@ -109,31 +233,11 @@ func (d *Disks) observePartition(ctx context.Context, o *decide.Persistent, anno
 		o.Finished = true
 		return nil
 	}
-	if announce {
+	if acting {
 		if err := mount.AwaitIdle(ctx, o.Part()); err != nil {
 			return err
 		}
 	}
 	o.Finished, err = filesystem.Finished(ctx, o.Part(), o.Volume.Content)
 	return err
-}
-
-// observeMounted looks at a disk that is mounted.
-func (d *Disks) observeMounted(ctx context.Context, path string, announce bool) (o decide.Persistent, err error) {
-	o.Preformatted = d.Preformatted
-	if d.Preformatted {
-		return o, d.observePreformatted(&o, path)
-	}
-	if o.Disk, err = disk.Inspect(path); err != nil || len(o.Disk.Table.Partitions) != 1 {
-		return o, err
-	}
-	if announce {
-		// The kernel may lack partitions of the table: an earlier agent may have been killed between writing and announcing it.
-		d.Machine.CrashPoint("announce partition in use")
-		if err := d.Machine.Announce(ctx, o.Disk); err != nil {
-			return o, err
-		}
-	}
-	o.Volume, err = d.Machine.Device(o.Part())
-	return o, err
 }

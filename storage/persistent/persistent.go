@@ -13,8 +13,8 @@ import (
 	"cambium/platform/disk"
 	"cambium/settings"
 	"cambium/storage/decide"
-	"cambium/storage/internal/intent"
 	"cambium/storage/internal/machine"
+	"cambium/storage/record"
 )
 
 // Resolver finds devices.
@@ -58,21 +58,21 @@ func (d *Disks) Working() (cid, what string, since time.Time) { return d.Machine
 
 // Add records the hint of a disk that the CPI has attached.
 func (d *Disks) Add(ctx context.Context, cid string, hint settings.DiskHint) error {
-	d.Machine.Lock()
-	defer d.Machine.Unlock()
 	if err := d.Reload(ctx); err != nil {
 		return err
 	}
+	d.Machine.Lock()
+	defer d.Machine.Unlock()
 	return d.Records.PutHint(cid, hint)
 }
 
 // Remove ends the attachment of a disk. Its identity stays on record. One that is not known is fine.
 func (d *Disks) Remove(ctx context.Context, cid string) error {
-	d.Machine.Lock()
-	defer d.Machine.Unlock()
 	if err := d.Reload(ctx); err != nil {
 		return err
 	}
+	d.Machine.Lock()
+	defer d.Machine.Unlock()
 	known := d.Records.Disks()
 	delete(known, cid)
 	// A record that is damaged may be of this disk; without any other it is of none that remains.
@@ -81,18 +81,14 @@ func (d *Disks) Remove(ctx context.Context, cid string) error {
 			return err
 		}
 	}
-	all, err := d.Machine.Intents.All()
-	if err != nil {
-		return err
-	}
-	keys := []string{cid}
-	if all[intent.Migration].Concerns(cid) {
-		keys = append(keys, intent.Migration)
-	}
-	for _, key := range keys {
-		if err := d.Machine.Intents.Clear(key); err != nil {
-			return err
+	if err := d.Machine.Record.Update(func(r *record.Record) {
+		identity, known := r.Disks[cid]
+		r.Forget(cid)
+		if known {
+			r.Disks[cid] = identity
 		}
+	}); err != nil {
+		return err
 	}
 	return d.Records.RemoveHint(cid)
 }

@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/platform/mount"
-	"cambium/storage/internal/intent"
+	"cambium/storage/decide"
+	"cambium/storage/record"
 )
 
 // What the end of a migration does to the store is here, because mount_disk and boot complete it after an interruption.
@@ -63,16 +64,13 @@ func (d *Disks) RenewTarget(ctx context.Context, cid string) error {
 // process that still uses it cannot hold up the end.
 func (d *Disks) Commit(to string) error {
 	target := d.Machine.Dirs.StoreMigrationTarget()
+	e, _, err := mount.At(target)
+	if err != nil {
+		return err
+	}
+	path := e.Source
 	if !d.BindMounted {
-		e, _, err := mount.At(target)
-		if err != nil {
-			return err
-		}
-		path, _, err := d.diskOf(e)
-		if err != nil {
-			return err
-		}
-		if err := d.recordIdentity(to, path, true); err != nil {
+		if path, _, err = d.diskOf(e); err != nil {
 			return err
 		}
 	}
@@ -80,7 +78,7 @@ func (d *Disks) Commit(to string) error {
 		return err
 	}
 	d.Machine.CrashPoint("record new disk")
-	return d.Records.SetMountedCID(to)
+	return d.record(decide.Records{CID: to, Store: true}, path)
 }
 
 // EndMigration mounts the disk that is on record as the store; it may be there already.
@@ -89,22 +87,30 @@ func (d *Disks) EndMigration(ctx context.Context, to string) error {
 		return err
 	}
 	d.Machine.CrashPoint("end migration")
-	if err := d.Machine.Intents.Set(intent.Migrated, intent.Intent{Table: to}); err != nil {
-		return err
-	}
-	if err := d.Machine.Intents.Clear(intent.Migration); err != nil {
+	if err := d.Machine.Record.Update(func(r *record.Record) { r.Migrated, r.Migration = to, record.Migration{} }); err != nil {
 		return err
 	}
 	d.Machine.Log.WithField("cid", to).Info("disk migration done")
 	return nil
 }
 
-// resume makes the store writable when a migration was interrupted while it was read-only.
-func (d *Disks) resume(ctx context.Context, where string) error {
-	all, err := d.Machine.Intents.All()
-	if err != nil || where != d.Machine.Dirs.Store() || all[intent.Migration].Table == "" {
-		return err
+// ObserveMigration observes what a migration is decided by.
+func (d *Disks) ObserveMigration() (o decide.Migration, err error) {
+	v, err := d.usable()
+	if err == nil {
+		err = v.Unreadable
 	}
-	d.Machine.CrashPoint("store writable again")
-	return d.MakeWritable(ctx)
+	if err != nil {
+		return o, err
+	}
+	for _, dir := range []struct {
+		path, cid string
+		taken     bool
+	}{{v.Store, v.OnStore, v.StoreTaken}, {v.MigrationTarget, v.OnTarget, v.TargetTaken}} {
+		if dir.taken && dir.cid == "" {
+			return o, fmt.Errorf("what is mounted on %s is none of the known persistent disks: unmount it (umount %s)", dir.path, dir.path)
+		}
+	}
+	return decide.Migration{Store: v.Store, Target: v.MigrationTarget, From: v.OnStore, To: v.OnTarget, Recorded: v.storeDisk(),
+		Open: v.Record.Migration, Done: v.Record.Migrated, Source: v.Record.Disks[v.OnStore].FileSystem}, nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"slices"
 
@@ -21,13 +20,17 @@ import (
 func (d *Disks) Unmount(ctx context.Context, cid string) (string, error) {
 	d.Machine.Lock()
 	defer d.Machine.Unlock()
+	v, err := d.around()
+	if err != nil {
+		return "", err
+	}
 	p, err := d.known(cid)
 	if err != nil {
 		return "", err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, machine.UnmountLimit, errors.New("still busy after ten minutes"))
 	defer cancel()
-	unmounted, err := d.unmount(ctx, p)
+	unmounted, err := d.unmount(ctx, v, p)
 	if err != nil {
 		return "", fmt.Errorf("unmount disk %s: %w", cid, err)
 	}
@@ -37,8 +40,8 @@ func (d *Disks) Unmount(ctx context.Context, cid string) (string, error) {
 	return fmt.Sprintf("Unmounted partition of %s", cid), nil
 }
 
-func (d *Disks) unmount(ctx context.Context, p settings.PersistentDisk) (unmounted bool, err error) {
-	mounts, err := d.mountsOf(p)
+func (d *Disks) unmount(ctx context.Context, v view, p settings.PersistentDisk) (unmounted bool, err error) {
+	mounts, err := d.mountsOf(v, p)
 	if err != nil {
 		return false, err
 	}
@@ -49,7 +52,7 @@ func (d *Disks) unmount(ctx context.Context, p settings.PersistentDisk) (unmount
 			return false, err
 		}
 	}
-	return len(mounts) > 0, d.release(ctx, p, mounts)
+	return len(mounts) > 0, d.release(ctx, v, p, mounts)
 }
 
 // unmountFrom unmounts one mount of a disk, and before it what is mounted on top, as umount does. Another disk on top
@@ -81,7 +84,7 @@ func (d *Disks) Busy(target string) func([]mount.Process) {
 }
 
 // release waits until nothing holds a disk that has been unmounted here.
-func (d *Disks) release(ctx context.Context, p settings.PersistentDisk, mounts []mount.Entry) error {
+func (d *Disks) release(ctx context.Context, v view, p settings.PersistentDisk, mounts []mount.Entry) error {
 	for _, m := range mounts {
 		if m.Root == "/" || d.BindMounted {
 			return d.awaitReleased(ctx, m)
@@ -91,24 +94,11 @@ func (d *Disks) release(ctx context.Context, p settings.PersistentDisk, mounts [
 		return nil
 	}
 	// It is not mounted here; a private namespace may still have it.
-	dev, err := d.Resolver.Look(d.hint(p))
-	if machine.Missing(err) {
-		return nil
+	numbers, err := d.numbersOf(v, p)
+	for number := range numbers {
+		err = errors.Join(err, d.awaitReleased(ctx, mount.Entry{Source: d.part(v.leads[p.CID].Path), Number: number, Root: "/"}))
 	}
-	if err != nil {
-		return err
-	}
-	if err := d.checkClaims(p.CID, dev); err != nil {
-		return nil // the device is another disk
-	}
-	number, err := blkdev.NumberOf(d.part(dev.Path))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return d.awaitReleased(ctx, mount.Entry{Source: d.part(dev.Path), Number: number, Root: "/"})
+	return err
 }
 
 // awaitReleased detaches what was mounted here from private mount namespaces, and waits until nothing holds it.
@@ -136,11 +126,11 @@ func (d *Disks) Detach(m mount.Entry) error {
 }
 
 // mountsOf lists where anything of a persistent disk is mounted, binds included, in the order in which that was done.
-func (d *Disks) mountsOf(p settings.PersistentDisk) ([]mount.Entry, error) {
+func (d *Disks) mountsOf(v view, p settings.PersistentDisk) ([]mount.Entry, error) {
 	if d.BindMounted {
-		return d.bindsOf(p)
+		return d.bindsOf(v, p)
 	}
-	numbers, err := d.numbersOf(p)
+	numbers, err := d.numbersOf(v, p)
 	if err != nil {
 		return nil, err
 	}
@@ -153,11 +143,11 @@ func (d *Disks) mountsOf(p settings.PersistentDisk) ([]mount.Entry, error) {
 
 // numbersOf are the devices with the file system of a persistent disk: the one that its hint leads to, unless that is another disk,
 // and those on the store and the migration target. Its links may be gone while it is mounted.
-func (d *Disks) numbersOf(p settings.PersistentDisk) (map[blkdev.Number]bool, error) {
+func (d *Disks) numbersOf(v view, p settings.PersistentDisk) (map[blkdev.Number]bool, error) {
 	numbers := map[blkdev.Number]bool{}
 	for _, dir := range []string{d.Machine.Dirs.Store(), d.Machine.Dirs.StoreMigrationTarget()} {
 		for _, m := range mountsAt(dir) {
-			if d.owner(dir, m) == p.CID {
+			if d.owner(v, dir, m) == p.CID {
 				numbers[m.Number] = true
 			}
 		}
@@ -165,17 +155,18 @@ func (d *Disks) numbersOf(p settings.PersistentDisk) (map[blkdev.Number]bool, er
 	if len(numbers) > 0 {
 		return numbers, nil
 	}
-	dev, err := d.Resolver.Look(d.hint(p))
-	if machine.Missing(err) {
+	l := v.leads[p.CID]
+	if machine.Missing(l.err) {
 		return numbers, nil
 	}
-	if err != nil {
-		return nil, err
+	if l.err != nil {
+		return nil, l.err
 	}
-	if d.checkClaims(p.CID, dev) != nil {
+	found, unread := d.identify(l.Path)
+	if d.claims(v, l.Path, l.Number, false, found, unread).IsOther(p.CID) {
 		return numbers, nil
 	}
-	number, err := blkdev.NumberOf(d.part(dev.Path))
+	number, err := blkdev.NumberOf(d.part(l.Path))
 	if errors.Is(err, os.ErrNotExist) {
 		return numbers, nil
 	}
@@ -198,29 +189,17 @@ func mountsAt(dir string) (found []mount.Entry) {
 	return found
 }
 
-func (d *Disks) bindsOf(p settings.PersistentDisk) (found []mount.Entry, err error) {
+func (d *Disks) bindsOf(v view, p settings.PersistentDisk) (found []mount.Entry, err error) {
 	for _, dir := range []string{d.Machine.Dirs.Store(), d.Machine.Dirs.StoreMigrationTarget()} {
 		e, occupied, err := mount.At(dir)
 		if err != nil {
 			return nil, err
 		}
-		if occupied && d.owner(dir, e) == p.CID {
+		if occupied && d.owner(v, dir, e) == p.CID {
 			found = append(found, e)
 		}
 	}
 	return found, nil
-}
-
-// DiskOn returns the CID of the disk that is mounted on a directory; it is empty where none is.
-func (d *Disks) DiskOn(dir string) (mount.Entry, string, error) {
-	e, there, err := mount.At(dir)
-	if err != nil || !there {
-		return e, "", err
-	}
-	if cid := d.owner(dir, e); cid != "" {
-		return e, cid, nil
-	}
-	return e, "", fmt.Errorf("%s on %s is none of the known persistent disks", e.Source, dir)
 }
 
 // List returns the CIDs of the persistent disks that are mounted, the one on the store first: the Director compares that
@@ -229,6 +208,10 @@ func (d *Disks) DiskOn(dir string) (mount.Entry, string, error) {
 func (d *Disks) List(ctx context.Context) ([]string, error) {
 	if err := d.Reload(ctx); err != nil {
 		d.Machine.Log.WithError(err).Warn("disks are listed without asking for the settings again")
+	}
+	v, err := d.around()
+	if err != nil {
+		d.Machine.Log.WithError(err).Warn("what is mounted is not known")
 	}
 	mounted := []string{}
 	add := func(cid string) {
@@ -242,19 +225,18 @@ func (d *Disks) List(ctx context.Context) ([]string, error) {
 		if err != nil || !there {
 			continue
 		}
-		cid := d.owner(dir, e)
+		cid := d.owner(v, dir, e)
 		add(cid)
 		unnamed = unnamed || cid == "" && (onDevice(e) || d.BindMounted)
 	}
 	working, _, _ := d.Working()
 	add(working) // it is about to be mounted
-	known := d.Records.Disks()
-	for _, cid := range slices.Sorted(maps.Keys(known)) {
-		if mounts, err := d.mountsOf(known[cid]); err == nil && len(mounts) > 0 {
+	for _, cid := range v.Known {
+		if mounts, err := d.mountsOf(v, v.known[cid]); err == nil && len(mounts) > 0 {
 			add(cid)
 		}
 		// What cannot be looked at is not mounted, unless nothing else explains what is.
-		if _, err := d.Resolver.Look(d.hint(known[cid])); err != nil && unnamed && len(known) == 1 {
+		if v.leads[cid].err != nil && unnamed && len(v.Known) == 1 {
 			add(cid)
 		}
 	}

@@ -1,37 +1,63 @@
-// Package disk is `agent disk`: what an operator decides about the identity of a persistent disk.
+// Package disk is `agent disk`: what an operator decides about a persistent disk.
 package disk
 
 import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 
 	"cambium/cmd/agent/cli"
 	"cambium/internal/vcap"
-	"cambium/storage/identity"
+	"cambium/storage/record"
+	"cambium/storage/recordfile"
 )
 
-// Run is `agent disk`.
-func Run(_ context.Context, args []string, stdout, stderr io.Writer) int {
-	flags := cli.NewFlags("disk", cli.Help{Arguments: "accept|release CID",
+// Describe tells in one line what is on the disk that is attached under a CID.
+type Describe func(ctx context.Context, dirs vcap.Dirs, cid string) (string, error)
+
+// Command is `agent disk`.
+func Command(describe Describe) cli.RunFunc {
+	return func(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+		return run(ctx, describe, args, stdout, stderr)
+	}
+}
+
+func run(ctx context.Context, describe Describe, args []string, stdout, stderr io.Writer) int {
+	flags := cli.NewFlags("disk", cli.Help{Arguments: "accept|release|format CID",
 		Purpose: `Leaves a request about a persistent disk, which the agent acts upon and logs when it next decides
 about that disk (mount_disk, or the next attempt to mount the store).
   accept   the disk that is attached under this CID is the right one, whatever the record says:
-           mount it and record its identifiers. It is not formatted.
-  release  remove the record of this CID: a blank disk under this CID is formatted again.`,
-		Examples: []string{"agent disk accept vol-0a1b2c3d", "agent disk release vol-0a1b2c3d"}}, stdout, stderr)
+           mount it and record its identifiers. It is not formatted unless it is blank.
+  release  forget what is on record about this CID: the disk is gone, or may hold another store.
+  format   prepare the disk that is attached under this CID anew, once. WHAT IS ON IT IS LOST.
+           Shows what that is; does it with --yes only.`,
+		Examples: []string{"agent disk accept vol-0a1b2c3d", "agent disk release vol-0a1b2c3d", "agent disk format vol-0a1b2c3d --yes"}}, stdout, stderr)
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory")
+	yes := flags.Bool("yes", false, "format: lose what is on the disk")
 	if code, ok := flags.Parse(args, 2, 2); !ok {
 		return code
 	}
-	action := identity.Action(flags.Arg(0))
-	if action != identity.Accept && action != identity.Release {
-		return flags.Misused("%q is neither accept nor release", action)
+	action, cid, dirs := record.Action(flags.Arg(0)), flags.Arg(1), vcap.New(*base)
+	if !slices.Contains(record.Actions, action) {
+		return flags.Misused("%q is none of accept, release and format", action)
 	}
-	if err := identity.In(vcap.New(*base)).Request(action, flags.Arg(1)); err != nil {
+	if action == record.Format {
+		text, err := describe(ctx, dirs, cid)
+		if err != nil {
+			fmt.Fprintf(stderr, "agent disk: %v\n", err)
+			return cli.ExitFailed
+		}
+		fmt.Fprintln(stdout, text)
+		if !*yes {
+			fmt.Fprintf(stderr, "agent disk: nothing was done; to lose what is on this disk, run 'agent disk format %s --yes'\n", cid)
+			return cli.ExitFailed
+		}
+	}
+	if err := recordfile.In(dirs).Ask(action, cid); err != nil {
 		fmt.Fprintf(stderr, "agent disk: %v\n", err)
 		return cli.ExitFailed
 	}
-	fmt.Fprintf(stdout, "the agent will %s %s when it next decides about that disk\n", action, flags.Arg(1))
+	fmt.Fprintf(stdout, "the agent will %s %s when it next decides about that disk\n", action, cid)
 	return cli.ExitOK
 }

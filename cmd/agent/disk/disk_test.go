@@ -2,12 +2,15 @@ package disk
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"os"
 	"strings"
 	"testing"
 
 	"cambium/internal/vcap"
-	"cambium/storage/identity"
+	"cambium/storage/record"
+	"cambium/storage/recordfile"
 )
 
 func TestRequests(t *testing.T) {
@@ -15,8 +18,15 @@ func TestRequests(t *testing.T) {
 	if err := os.Mkdir(dirs.Bosh(), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := identity.In(dirs).Put("vol-2", identity.Disk{FileSystem: "22222222"}); err != nil {
+	file := recordfile.In(dirs)
+	if err := file.Update(func(r *record.Record) { r.Put("vol-2", record.Disk{FileSystem: "22222222"}) }); err != nil {
 		t.Fatal(err)
+	}
+	describe := func(_ context.Context, _ vcap.Dirs, cid string) (string, error) {
+		if cid != "vol-4" {
+			return "", errors.New("persistent disk is not known")
+		}
+		return "/dev/vdc: holds precious things", nil
 	}
 	for _, c := range []struct {
 		args []string
@@ -25,19 +35,31 @@ func TestRequests(t *testing.T) {
 	}{
 		{[]string{"accept", "vol-1", "-b", dirs.Base()}, 0, "will accept vol-1"},
 		{[]string{"release", "vol-2", "-b", dirs.Base()}, 0, "will release vol-2"},
-		{[]string{"release", "vol-3", "-b", dirs.Base()}, 1, `vol-3 is not on record; these are: ["vol-1"]`},
+		{[]string{"release", "vol-3", "-b", dirs.Base()}, 1, `vol-3 is not on record; these are: ["vol-2"]`},
 		{[]string{"accept", "vol-1", "-b", t.TempDir() + "/none"}, 1, "no such file"},
-		{[]string{"format", "vol-1"}, 2, "neither accept nor release"},
+		{[]string{"format", "vol-3", "--yes", "-b", dirs.Base()}, 1, "is not known"},
+		{[]string{"format", "vol-4", "-b", dirs.Base()}, 1, "/dev/vdc: holds precious things\nagent disk: nothing was done; to lose what is on this disk, run 'agent disk format vol-4 --yes'"},
+		{[]string{"destroy", "vol-1"}, 2, "none of accept, release and format"},
 		{[]string{"accept"}, 2, "missing"},
 		{[]string{"accept", ""}, 1, "CID is empty"},
 	} {
 		var out bytes.Buffer
-		if code := Run(t.Context(), c.args, &out, &out); code != c.code || !strings.Contains(out.String(), c.says) {
+		if code := run(t.Context(), describe, c.args, &out, &out); code != c.code || !strings.Contains(out.String(), c.says) {
 			t.Errorf("%q: exit code %d, %q; want %d, %q", c.args, code, out.String(), c.code, c.says)
 		}
 	}
-	records, err := identity.In(dirs).All()
-	if err != nil || !records["vol-1"].Accepted || len(records) != 1 {
-		t.Errorf("the agent reads %v, %v", records, err)
+	asked := func() map[string]record.Action {
+		r, err := file.Read()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Asked
+	}
+	if got := asked(); len(got) != 2 || got["vol-1"] != record.Accept || got["vol-2"] != record.Release {
+		t.Errorf("the agent reads %v", got)
+	}
+	var out bytes.Buffer
+	if code := run(t.Context(), describe, []string{"format", "--yes", "vol-4", "-b", dirs.Base()}, &out, &out); code != 0 || asked()["vol-4"] != record.Format {
+		t.Errorf("exit code %d, %q, asked %v", code, out.String(), asked())
 	}
 }

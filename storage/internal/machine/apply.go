@@ -13,14 +13,14 @@ import (
 	"cambium/platform/filesystem"
 	"cambium/platform/mount"
 	"cambium/storage/decide"
-	"cambium/storage/internal/intent"
+	"cambium/storage/record"
 )
 
 // Apply makes the changes of a plan and returns those that were made. key is that of the record of unfinished work:
 // it is written before anything is made, and cleared when everything is, before the disk is used.
 func (m *Machine) Apply(ctx context.Context, key string, p decide.Plan) (made []decide.Change, err error) {
 	if p.Begin != "" {
-		if err := m.Intents.Set(key, intent.Intent{Table: p.Begin}); err != nil {
+		if err := m.begin(key, p.Begin); err != nil {
 			return nil, err
 		}
 	}
@@ -31,7 +31,7 @@ func (m *Machine) Apply(ctx context.Context, key string, p decide.Plan) (made []
 		}
 		unfinished = false
 		m.CrashPoint("preparation complete")
-		return m.Intents.Clear(key)
+		return m.Record.Update(func(r *record.Record) { delete(r.Unfinished, key) })
 	}
 	mounted := map[string]bool{} // by this plan
 	for _, c := range p.Changes {
@@ -58,6 +58,11 @@ func (m *Machine) Apply(ctx context.Context, key string, p decide.Plan) (made []
 		made = append(made, c)
 	}
 	return made, finish()
+}
+
+// begin puts a preparation on record.
+func (m *Machine) begin(key, table string) error {
+	return m.Record.Update(func(r *record.Record) { r.Unfinished[key] = table })
 }
 
 // uses reports a change that takes a complete file system for granted.
@@ -114,6 +119,8 @@ func (m *Machine) apply(ctx context.Context, key string, c decide.Change) error 
 		return m.work(key, c.Device, "is being mounted, which replays its journal", func(func(int)) error {
 			return mount.Device(ctx, c.Device, c.Target, c.FileSystem.MountType(), c.MountOptions)
 		})
+	case decide.BindMount:
+		return mount.Bind(ctx, c.Device, c.Target, 0)
 	}
 	return fmt.Errorf("%s: no such change of a disk: %s", c.Device, c.Op)
 }
@@ -129,7 +136,7 @@ func (m *Machine) createTable(ctx context.Context, key string, c decide.Change, 
 	id := ""
 	if key != "" {
 		id = c.Label.NewID()
-		if err := m.Intents.Set(key, intent.Intent{Table: id}); err != nil {
+		if err := m.begin(key, id); err != nil {
 			return err
 		}
 		m.CrashPoint("create recorded table")

@@ -1,4 +1,4 @@
-// Package machine is what all kinds of disks need of the machine: one lock, the record of unfinished work, how a
+// Package machine is what all kinds of disks need of the machine: one lock, the record of disks, how a
 // partition is observed, the proof that a disk is idle, and the thin functions that make the changes which package decide asks for.
 package machine
 
@@ -24,19 +24,17 @@ import (
 	"cambium/platform/mount"
 	"cambium/settings"
 	"cambium/storage/decide"
-	"cambium/storage/identity"
-	"cambium/storage/internal/intent"
+	"cambium/storage/recordfile"
 )
 
 // Machine is shared by all disks of one agent.
 type Machine struct {
 	sync.Mutex // one disk operation at a time
 
-	Dirs    vcap.Dirs
-	Intents intent.File
-	// Identities are the disks on record.
-	Identities identity.File
-	Log        *logrus.Entry
+	Dirs vcap.Dirs
+	// Record is what is known about disks.
+	Record recordfile.File
+	Log    *logrus.Entry
 
 	// WorkProgress, if set, is called every second with a description of long work, and with "" when it has
 	// ended.
@@ -49,15 +47,14 @@ type Machine struct {
 	RootMount   func() (mount.Entry, bool, error)
 	InContainer func() bool
 	Memory      func() (int64, error)
-	// CrashPoint is called before each step that changes something, so that tests can end the agent there.
-	CrashPoint func(string)
+	crashPoints
 }
 
 // New returns the machine that the agent runs on.
 func New(dirs vcap.Dirs, log *logrus.Entry) *Machine {
-	return &Machine{Dirs: dirs, Identities: identity.In(dirs), Intents: intent.File{Path: filepath.Join(dirs.Bosh(), "disk_intents.json"), Log: log}, Log: log,
+	return &Machine{Dirs: dirs, Record: recordfile.In(dirs), Log: log,
 		RootMount:   func() (mount.Entry, bool, error) { return mount.At("/") },
-		InContainer: inContainer, Memory: memTotal, CrashPoint: func(string) {}}
+		InContainer: inContainer, Memory: memTotal, crashPoints: newCrashPoints()}
 }
 
 const (

@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"cambium/storage/internal/intent"
+	"cambium/storage/record"
 )
 
 // work is an operation on a file system that can take hours: a check, or a mount that replays a large journal.
@@ -34,7 +34,7 @@ func (m *Machine) setWork(w work) {
 // is the rest of a sentence about the disk.
 func (m *Machine) work(key, device, what string, do func(percent func(int)) error) error {
 	w := work{cid: key, what: "persistent disk " + key + " " + what, since: time.Now()}
-	if key == intent.Ephemeral {
+	if key == record.Ephemeral {
 		w.cid, w.what = "", "the ephemeral disk "+what
 	}
 	m.setWork(w)

@@ -1,0 +1,109 @@
+package decide
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"cambium/platform/filesystem"
+	"cambium/storage/record"
+)
+
+// observedDisk is a disk beside which nothing is mounted.
+func observedDisk(p Persistent, r record.Record, told string) Observed {
+	p.CID, p.Record, p.FileSystem, p.Label = "vol-1", r, filesystem.Ext4, "gpt"
+	return Observed{Persistent: p, Around: Around{Record: r, Told: told, Known: []string{"vol-1"}, Store: "/store", MigrationTarget: "/target"}}
+}
+
+// What happens to a disk, from the first look to what is put on record.
+func TestMountDisk(t *testing.T) {
+	blank := Persistent{Disk: diskWithoutTable(filesystem.Blank), Residue: zeros}
+	lvm := Persistent{Disk: diskWithoutTable(filesystem.LVM), Superblocks: []filesystem.Superblock{{Kind: filesystem.Ext4}}}
+	store := Persistent{Disk: gptDisk("bosh-partition-0"), Volume: volumeOf(filesystem.Ext4)}
+	store.Volume.Content.UUID = "u-vol-1"
+	other := store
+	other.Volume.Content.UUID = "u-9"
+	mountedStore := store
+	mountedStore.Volume.MountedOn, mountedStore.Volume.InUse = "/store", true
+	none, ours := record.New(), recorded("vol-1")
+	accept, format := asking(ours, record.Accept, "vol-1"), asking(ours, record.Format, "vol-1")
+	with := func(o Observed, change func(*Observed)) Observed { change(&o); return o }
+	boot := func(o *Observed) { o.Boot = true }
+	marked := func(o *Observed) { o.Mark = &Mark{From: "old", To: "vol-1"} }
+	mounted := func(o *Observed) { o.MountedOn, o.OnStore, o.StoreTaken = "/store", "vol-1", true }
+	claimed := func(o *Observed) { o.Claims = Claims{ByPath: []string{"vol-1", "vol-0"}} }
+	for _, c := range []struct {
+		name  string
+		o     Observed
+		ops   string
+		wants Records
+		fails string
+	}{
+		{"blank", observedDisk(blank, none, ""), "create-table make-file-system name-partition mount", Records{Store: true}, ""},
+		{"blank, beside the store", with(observedDisk(blank, none, ""), func(o *Observed) { o.OnStore, o.StoreTaken = "old", true }),
+			"create-table make-file-system name-partition mount", Records{}, ""},
+		{"blank, at boot", with(observedDisk(blank, none, "vol-1"), boot), "", Records{}, "is blank: attach the right disk, or, to begin with an empty one, run 'agent disk format vol-1 --yes'"},
+		{"blank, on record", observedDisk(blank, ours, "vol-1"), "", Records{}, "on record"},
+		{"blank, accepted", observedDisk(blank, asking(none, record.Accept, "vol-1"), ""), "create-table make-file-system name-partition mount", Records{Store: true, Accepted: true}, ""},
+		{"blank, on record, an operator formats it", observedDisk(blank, format, "vol-1"), "create-table make-file-system name-partition mount", Records{Store: true}, ""},
+		{"the same, at boot", with(observedDisk(blank, format, "vol-1"), boot), "create-table make-file-system name-partition mount", Records{Store: true}, ""},
+		{"foreign", observedDisk(lvm, none, ""), "", Records{}, "run 'agent disk format vol-1 --yes'"},
+		{"foreign with a superblock, an operator formats it", observedDisk(lvm, asking(none, record.Format, "vol-1"), ""), "create-table make-file-system name-partition mount", Records{Store: true}, ""},
+		{"a store", observedDisk(store, ours, "vol-1"), "mount", Records{Store: true}, ""},
+		{"a store, at boot", with(observedDisk(store, ours, "vol-1"), boot), "mount", Records{Store: true}, ""},
+		{"a store, an operator formats it", observedDisk(store, format, "vol-1"), "create-table make-file-system name-partition mount", Records{Store: true}, ""},
+		{"a store in use, an operator formats it", with(observedDisk(mountedStore, format, "vol-1"), mounted), "", Records{}, "run unmount_disk vol-1 first"},
+		{"another store", observedDisk(other, ours, "vol-1"), "", Records{}, "agent disk accept vol-1"},
+		{"another store, accepted", observedDisk(other, accept, "vol-1"), "mount", Records{Store: true, Accepted: true}, ""},
+		{"an incomplete copy", with(observedDisk(store, ours, "vol-1"), marked), "", Records{}, "incomplete copy of old"},
+		{"an incomplete copy, accepted", with(observedDisk(store, accept, "vol-1"), marked), "mount", Records{Store: true, Accepted: true}, ""},
+		{"mounted", with(observedDisk(mountedStore, ours, "vol-1"), mounted), "", Records{Store: true}, ""},
+		{"a stale hint of another disk leads there", with(observedDisk(store, none, ""), claimed), "", Records{}, "is persistent disk vol-0: attach the right disk, or run 'agent disk accept vol-1'"},
+		{"the same, accepted", with(observedDisk(store, asking(none, record.Accept, "vol-1"), ""), claimed), "mount", Records{Store: true, Accepted: true}, ""},
+		{"absent", Observed{Persistent: Persistent{CID: "vol-1"}, Absent: errors.New("not there")}, "await", Records{CID: "-"}, ""},
+		{"a directory", with(observedDisk(Persistent{}, none, ""), func(o *Observed) { o.Directory = true }), "", Records{}, "is not a block device"},
+		{"a directory that is bound", with(observedDisk(Persistent{}, none, ""), func(o *Observed) { o.Directory, o.Directories = true, true }), "bind-mount", Records{Store: true}, ""},
+	} {
+		p, err := MountDisk(c.o)
+		wantError(t, err, c.fails)
+		var ops []string
+		for _, change := range p.Changes {
+			ops = append(ops, string(change.Op))
+		}
+		if got := strings.Join(ops, " "); got != c.ops {
+			t.Errorf("%s: changes %q, want %q", c.name, got, c.ops)
+		}
+		if c.wants.CID == "" && err == nil {
+			c.wants.CID = "vol-1"
+		}
+		if c.wants.CID != "-" && p.Records != c.wants {
+			t.Errorf("%s: puts on record %+v, want %+v", c.name, p.Records, c.wants)
+		}
+	}
+}
+
+// cloudfoundry/bosh-agent records the disk for the migration target as the store.
+func TestRecordIsCorrected(t *testing.T) {
+	store := Persistent{Disk: gptDisk("bosh-partition-0"), Volume: volumeOf(filesystem.Ext4)}
+	o := observedDisk(store, recorded("old"), "vol-1")
+	o.Known, o.OnStore, o.StoreTaken, o.StoreIdentity = []string{"old", "vol-1"}, "old", true, record.Disk{FileSystem: "u-old"}
+	p, err := MountDisk(o)
+	if err != nil || p.Records.Correct != "old" || p.Records.Store || p.Directory != "/target" {
+		t.Errorf("plan %+v, %v; want old on record, and the disk on the target", p, err)
+	}
+	o.StoreIdentity.FileSystem = "another"
+	if _, err := MountDisk(o); err == nil {
+		t.Error("another disk on the store is put on record as old")
+	}
+}
+
+// Every refusal names one command, or the call of the Director, that ends it.
+func TestRefusalsNameACommand(t *testing.T) {
+	for _, err := range []error{&foreignError{CID: "vol-1"}, &foreignError{CID: "vol-1", Superblock: "x"}, &otherDiskError{CID: "vol-1"}, &recordedError{CID: "vol-1"},
+		&claimedError{CID: "vol-1"}, &twinsError{CID: "vol-1"}, &bootRefusal{CID: "vol-1"}, CheckCopy("vol-1", &Mark{})} {
+		if !slices.ContainsFunc([]string{"agent disk accept vol-1", "agent disk format vol-1 --yes"}, func(c string) bool { return strings.Contains(err.Error(), c) }) {
+			t.Errorf("%q names no command", err)
+		}
+	}
+}

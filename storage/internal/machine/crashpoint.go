@@ -1,0 +1,11 @@
+//go:build !(root || vm || bench || soak || nightly)
+
+package machine
+
+// crashPoints is nothing in a shipped agent; see crashpoint_tests.go.
+type crashPoints struct{}
+
+// CrashPoint does nothing.
+func (crashPoints) CrashPoint(string) {}
+
+func newCrashPoints() crashPoints { return crashPoints{} }

@@ -1,0 +1,56 @@
+package record
+
+import "testing"
+
+func TestKnown(t *testing.T) {
+	r := Record{Disks: map[string]Disk{"vol-1": one, "vol-2": two, "vol-3": {FileSystem: "33333333-cccc", Table: "00000000"}}}
+	for name, c := range map[string]struct{ cid, fileSystem, table, want string }{
+		"cid":                    {"vol-2", "", "", "vol-2"},
+		"file system":            {"vol-9", "11111111-AAAA", "", "vol-1"},
+		"table":                  {"vol-9", "", "bbbb", "vol-2"},
+		"file system over table": {"vol-9", "11111111-aaaa", "BBBB", "vol-1"},
+		"nothing":                {"vol-9", "", "", ""},
+		"no DOS signature":       {"vol-9", "", "00000000", ""},
+		"others":                 {"vol-9", "99999999-dddd", "DDDD", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			of, d, known := r.Known(c.cid, c.fileSystem, c.table)
+			if of != c.want || known != (c.want != "") || d != r.Disks[c.want] {
+				t.Errorf("Known = %q, %v, %v; want %q", of, d, known, c.want)
+			}
+		})
+	}
+}
+
+func TestConflict(t *testing.T) {
+	for name, c := range map[string]struct {
+		found Disk
+		want  string
+	}{
+		"same":                         {one, ""},
+		"grown":                        {Disk{FileSystem: one.FileSystem, Table: one.Table, Bytes: 300}, ""},
+		"shrunk":                       {Disk{FileSystem: one.FileSystem, Table: one.Table, Bytes: 99}, "a smaller disk"},
+		"other file system":            {Disk{FileSystem: two.FileSystem, Table: one.Table, Bytes: 100}, "another file system"},
+		"new table around it":          {Disk{FileSystem: one.FileSystem, Table: "FFFF", Bytes: 100}, ""},
+		"other table, nothing inside":  {Disk{Table: "FFFF", Bytes: 100}, "another partition table"},
+		"no table, nothing readable":   {Disk{Bytes: 100}, ""},
+		"hardware alone never refuses": {Disk{FileSystem: one.FileSystem, Table: one.Table, Bytes: 100, Hardware: "naa.2"}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := one.Conflict(c.found); got != c.want {
+				t.Errorf("Conflict = %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+func TestOwnersOfAClone(t *testing.T) {
+	clone := one
+	clone.Hardware = "naa.2"
+	r := Record{Disks: map[string]Disk{"vol-1": one, "vol-2": two, "vol-clone": clone}}
+	for hardware, want := range map[string]int{"naa.1": 1, "naa.2": 1, "": 2, "QM00003": 2} {
+		if got := r.Owners(Disk{FileSystem: one.FileSystem, Hardware: hardware}); len(got) != want {
+			t.Errorf("with hardware %q: %v, want %d", hardware, got, want)
+		}
+	}
+}

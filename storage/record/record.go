@@ -1,0 +1,146 @@
+// Package record is what the agent knows about disks beyond settings and hints, as one value: which disk is the store,
+// which disk belongs to which CID, what is unfinished, and what an operator has asked. It reads and writes no file; package
+// recordfile does.
+package record
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// Ephemeral is the key of the ephemeral disk among CIDs, which never begin with a dot.
+const Ephemeral = ".ephemeral"
+
+// version is that of the file. One that is newer may hold what this agent would not honor.
+const version = 1
+
+// Record is all that is on record about the disks of one agent.
+type Record struct {
+	Version int `json:"version"`
+	// Store is the CID of the disk that this agent had on the store last; empty if there is none.
+	Store string `json:"store,omitempty"`
+	// Published is set when managed_disk_settings.json, which other agents read and write, names it as well.
+	Published bool `json:"published,omitempty"`
+	// Disks are the disks that have been a store, by CID. Such a disk is never formatted, and a CID is never given another
+	// disk than its own.
+	Disks map[string]Disk `json:"disks,omitempty"`
+	// Unfinished is the identifier of each partition table whose disk is being prepared, by CID or Ephemeral: it never
+	// applies to another disk.
+	Unfinished map[string]string `json:"unfinished,omitempty"`
+	// Migration is the one that is not complete, and Migrated the disk of the last one that is.
+	Migration Migration `json:"migration,omitzero"`
+	Migrated  string    `json:"migrated,omitempty"`
+	// Asked is what an operator has asked about a disk, by CID.
+	Asked map[string]Action `json:"asked,omitempty"`
+}
+
+// Migration is a copy of the store that has begun, by CIDs.
+type Migration struct {
+	From string `json:"from"`
+	To   string `json:"to"`
+}
+
+// Concerns reports whether a disk is on either side.
+func (m Migration) Concerns(cid string) bool { return cid != "" && (m.From == cid || m.To == cid) }
+
+// Action is what an operator asks about a disk. The agent acts upon it at its next decision about that disk.
+type Action string
+
+// The actions.
+const (
+	Accept  Action = "accept"  // take the disk that is there for this CID, and record it
+	Release Action = "release" // forget what is on record about this CID
+	Format  Action = "format"  // prepare the disk anew, once, whatever is on it
+)
+
+// Actions lists them.
+var Actions = []Action{Accept, Release, Format}
+
+// New is an empty record.
+func New() Record {
+	return Record{Version: version, Disks: map[string]Disk{}, Unfinished: map[string]string{}, Asked: map[string]Action{}}
+}
+
+// Decode reads a record. It is read whole or not at all.
+func Decode(data []byte) (Record, error) {
+	r := New()
+	r.Version = 0
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	if err := decoder.Decode(&r); err != nil {
+		return Record{}, err
+	}
+	if decoder.More() {
+		return Record{}, errors.New("something follows the document")
+	}
+	if r.Version != version || r.Disks == nil || r.Unfinished == nil || r.Asked == nil {
+		return Record{}, fmt.Errorf("version %d, want %d", r.Version, version)
+	}
+	for cid, a := range r.Asked {
+		if !slices.Contains(Actions, a) {
+			return Record{}, fmt.Errorf("%q is asked about %s", a, cid)
+		}
+	}
+	return r, nil
+}
+
+// Encode writes a record.
+func (r Record) Encode() ([]byte, error) { return json.Marshal(r) }
+
+// Clone returns a record that shares nothing with this one.
+func (r Record) Clone() Record {
+	r.Disks, r.Unfinished, r.Asked = maps.Clone(r.Disks), maps.Clone(r.Unfinished), maps.Clone(r.Asked)
+	return r
+}
+
+// StoreDisk is the disk that was on the store last. told is what managed_disk_settings.json says; what this agent has not
+// published there, another agent has written.
+func (r Record) StoreDisk(told string) (cid string, byOther bool) {
+	switch {
+	case r.Store != "" && (!r.Published || told == r.Store):
+		return r.Store, false
+	case r.Store == "" && told != "":
+		_, known := r.Disks[told]
+		return told, !known
+	}
+	return told, told != ""
+}
+
+// Accepted is the CID of the only disk that an operator has accepted; empty if there is none, or several.
+func (r Record) Accepted() (cid string) {
+	for of, a := range r.Asked {
+		if a == Accept {
+			if cid != "" {
+				return ""
+			}
+			cid = of
+		}
+	}
+	return cid
+}
+
+// Forget removes everything that is on record about a disk.
+func (r *Record) Forget(cid string) {
+	delete(r.Disks, cid)
+	delete(r.Unfinished, cid)
+	delete(r.Asked, cid)
+	if r.Store == cid {
+		r.Store, r.Published = "", false
+	}
+	if r.Migration.Concerns(cid) {
+		r.Migration = Migration{}
+	}
+	if r.Migrated == cid {
+		r.Migrated = ""
+	}
+}
+
+// Pending reports whether the making of exactly this table is unfinished.
+func (r Record) Pending(key, table string) bool {
+	begun, known := r.Unfinished[key]
+	return known && begun != "" && strings.EqualFold(begun, table)
+}

@@ -1,0 +1,98 @@
+package record
+
+import (
+	"reflect"
+	"testing"
+)
+
+var (
+	one = Disk{FileSystem: "11111111-aaaa", Table: "AAAA", Bytes: 100, Hardware: "naa.1"}
+	two = Disk{FileSystem: "22222222-bbbb", Table: "BBBB", Bytes: 200}
+)
+
+// A disk that cannot be read for a moment does not lose its identity, unless an operator has decided about it.
+func TestUnreadableIdentifiersStay(t *testing.T) {
+	r := New()
+	r.Put("vol-1", one)
+	r.Put("vol-1", Disk{Bytes: 300})
+	if got, want := r.Disks["vol-1"], (Disk{FileSystem: one.FileSystem, Table: one.Table, Bytes: 300}); got != want {
+		t.Errorf("on record is %v, want %v", got, want)
+	}
+	for _, a := range []Action{Accept, Format} {
+		r.Asked["vol-1"] = a
+		r.Put("vol-1", Disk{Table: "CCCC", Bytes: 50})
+		if got, want := r.Disks["vol-1"], (Disk{Table: "CCCC", Bytes: 50}); got != want || r.Asked["vol-1"] != "" {
+			t.Errorf("after %s, on record is %v, want %v; asked: %v", a, got, want, r.Asked)
+		}
+	}
+}
+
+// Who wins where this agent's record and what other agents write differ.
+func TestStoreDisk(t *testing.T) {
+	published := Record{Store: "a", Published: true}
+	former := Record{Disks: map[string]Disk{"a": one}}
+	for _, c := range []struct {
+		name    string
+		r       Record
+		told    string
+		want    string
+		byOther bool
+	}{
+		{"nothing", Record{}, "", "", false},
+		{"the same", published, "a", "a", false},
+		{"not published yet", Record{Store: "a"}, "b", "a", false},
+		{"not published yet, and nothing told", Record{Store: "a"}, "", "a", false},
+		{"another agent wrote another", published, "b", "b", true},
+		{"another agent removed it", published, "", "", false},
+		{"only another agent", Record{}, "b", "b", true},
+		{"an earlier version of this agent", former, "a", "a", false},
+		{"another agent after an earlier version", former, "b", "b", true},
+	} {
+		if got, byOther := c.r.StoreDisk(c.told); got != c.want || byOther != c.byOther {
+			t.Errorf("%s: %q by another: %v; want %q, %v", c.name, got, byOther, c.want, c.byOther)
+		}
+	}
+}
+
+func TestForget(t *testing.T) {
+	r := New()
+	r.Put("vol-1", one)
+	r.Put("vol-2", two)
+	r.Store, r.Published, r.Migrated, r.Unfinished["vol-1"], r.Asked["vol-1"] = "vol-1", true, "vol-1", "T", Release
+	r.Migration = Migration{From: "vol-1", To: "vol-3"}
+	r.Forget("vol-1")
+	want := New()
+	want.Put("vol-2", two)
+	if !reflect.DeepEqual(r, want) {
+		t.Errorf("left is %+v, want %+v", r, want)
+	}
+}
+
+// FuzzDecode: a record is used whole or not at all, and what was read is what is read after it was written again.
+func FuzzDecode(f *testing.F) {
+	for _, seed := range []string{`{"version":1}`, `{"version":1,"store":"vol-1","published":true,"disks":{"vol-1":{"file_system":"11111111-aaaa","table":"AAAA","bytes":100,"hardware":"naa.1"}},` +
+		`"unfinished":{".ephemeral":"T"},"migration":{"from":"a","to":"b"},"migrated":"c","asked":{"vol-1":"format"}}`,
+		`{"version":2}`, `{"version":1,"disks":null}`, `{"version":1,"asked":{"a":"destroy"}}`, `{"version":1}{}`, `{"version":1,"disks":{"a":{"bytes":1e3}}}`, ``, `null`, `[]`} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r, err := Decode(data)
+		if err != nil {
+			return
+		}
+		again, err := r.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if second, err := Decode(again); err != nil || !reflect.DeepEqual(second, r) {
+			t.Fatalf("%+v became %+v, %v", r, second, err)
+		}
+		for cid, d := range r.Disks {
+			if of, found, known := r.Known(cid, "", ""); !known || of != cid || found != d || d.Conflict(d) != "" {
+				t.Fatalf("%q is on record as %v, and found as %q %v", cid, d, of, found)
+			}
+		}
+		r.StoreDisk("vol-1")
+		r.Clone().Accepted()
+	})
+}
