@@ -346,7 +346,7 @@ func TestRootMountLastFormatsNothing(t *testing.T) {
 			b.records.mounted = "vol-1"
 			_, _, err := b.PlanMountLast(ctx)
 			for _, err := range []error{err, boot(b.disks()), boot(b.disks())} {
-				b.fails(err, "vol-1 was mounted last and would have to be formatted", "run mount_disk")
+				b.fails(err, "disk vol-1: it was mounted last", "would have to be formatted", "run 'agent disk format vol-1 --yes'")
 			}
 			if checksum(t, dev) != before || mountedSource(t, b.Dirs.Store()) != "" {
 				t.Error("the disk was touched at boot")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
@@ -137,7 +138,9 @@ func (d *Disks) apply(ctx context.Context, path string, plan decide.Plan) (made 
 	if err := d.checkMark(plan); err != nil {
 		return nil, err
 	}
-	d.Machine.Log.WithFields(logrus.Fields{"cid": cid, "device": path, "mount": plan.Directory}).Info("persistent disk mounted")
+	if slices.ContainsFunc(made, func(c decide.Change) bool { return c.Op == decide.Mount || c.Op == decide.BindMount }) {
+		d.Machine.Log.WithFields(logrus.Fields{"cid": cid, "device": path, "mount": plan.Directory}).Info("persistent disk mounted")
+	}
 	return made, d.record(plan.Records, path)
 }
 
