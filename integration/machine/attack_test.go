@@ -54,6 +54,7 @@ ExecStart=/usr/bin/perl -MPOSIX -e 'sigprocmask(SIG_BLOCK, POSIX::SigSet->new(SI
 // TestMachineAttacks runs attacks on the machine as the user of the jobs. The agent logs at debug
 // level.
 func TestMachineAttacks(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, func(o *lab.Options) { o.VM = func(vm *lab.VM) { vm.Files = append(vm.Files, debugFromStart) } })
 	m := release.Manifest{Name: "dep", Groups: []release.Group{{Name: "app", Instances: 1, EphemeralDisk: 4096, Jobs: []release.Job{victim()}}}}
 	i := mustDeploy(t, l, m)

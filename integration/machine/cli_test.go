@@ -85,6 +85,7 @@ func (c cli) run(args ...string) string {
 }
 
 func TestMachineCommandLine(t *testing.T) {
+	t.Parallel()
 	c := newCLI(t)
 	var up control.State
 	if err := json.Unmarshal([]byte(c.run("up", "--agent", c.agentPath, "--ephemeral", "2G", "--json")), &up); err != nil {
@@ -161,6 +162,7 @@ func TestMachineCommandLine(t *testing.T) {
 
 // TestMachineUp: what is wrong is said as soon as it is known, and a lab needs no services of its own.
 func TestMachineUp(t *testing.T) {
+	t.Parallel()
 	c := newCLI(t)
 	// The agent comes to its verdict long before the lab would stop waiting.
 	c.refused("No ephemeral disk found", "up", "--agent", c.agentPath, "--ephemeral", "0")
@@ -223,6 +225,7 @@ func TestMachineUp(t *testing.T) {
 // TestMachineForeignClient takes documents as they are, as from a CPI, and speaks HTTPS through
 // the published port, as create-env does.
 func TestMachineForeignClient(t *testing.T) {
+	t.Parallel()
 	c := newCLI(t)
 	// The documents are those of another lab's machine, whose address is the same.
 	l := newLab(t)

@@ -77,6 +77,7 @@ func pong(t testing.TB, space netns.Namespace, ip string, within time.Duration) 
 
 // Every method with good, repeated, missing and hostile arguments, in every version.
 func TestMachineCPIConformance(t *testing.T) {
+	t.Parallel()
 	c := newCloud(t, fmt.Sprintf("c%d", os.Getpid()))
 	for _, method := range []string{"has_vm", "has_disk"} {
 		if r := c.call(method, "nothing"); r.Result != false || c.holder() != 0 {
@@ -426,6 +427,7 @@ func TestMachineCPIParallelAndKilled(t *testing.T) {
 // The holder is killed, and everything that it has started, as a power cut of the host does it: VMs, disks and
 // data are back with the next call.
 func TestMachineCPIStateSurvives(t *testing.T) {
+	t.Parallel()
 	c := newCloud(t, fmt.Sprintf("s%d", os.Getpid()))
 	sc := c.cid("create_stemcell", stemcellImage(t), map[string]any{})
 	vm, off := c.cid("create_vm", order(sc, "10.245.0.6")...), c.cid("create_vm", order(sc, "10.245.0.7")...)

@@ -11,6 +11,7 @@ import (
 
 // All that create-env does, in containers, and in the end nothing is left.
 func TestMachineBoshCreateEnv(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t, "e", iaas.Container)
 	if out := e.run("create-env"); !strings.Contains(out, "Compiling package 'web/") {
 		t.Errorf("the package was not compiled on the VM:\n%s", out)

@@ -36,6 +36,7 @@ func (c *cloud) into(vm, path, mode string, data []byte) {
 
 // Networks whose addresses the IaaS chooses, settings by HTTP and on a CD, and version 1 with its registry.
 func TestMachineCPISources(t *testing.T) {
+	t.Parallel()
 	c := newCloud(t, fmt.Sprintf("n%d", os.Getpid()))
 	// A namespace stands for the host: nothing is added to the one of this machine.
 	host, err := netns.Create(fmt.Sprintf("cpihost%d", os.Getpid()))
@@ -270,6 +271,7 @@ func (c *cloud) ask(ip, method string, arguments ...any) (string, error) {
 
 // A Director's CPI: in a VM, as vcap, with a cleared environment, and the image is a file there.
 func TestMachineCPIInsideAVM(t *testing.T) {
+	t.Parallel()
 	c := newCloud(t, fmt.Sprintf("i%d", os.Getpid()))
 	image := stemcellImage(t)
 	sc := c.cid("create_stemcell", image, map[string]any{})

@@ -200,6 +200,7 @@ func TestMachineDisksOutliveMachines(t *testing.T) {
 
 // TestMachineLabsSideBySide starts two labs with the same machine in each.
 func TestMachineLabsSideBySide(t *testing.T) {
+	t.Parallel()
 	one, two := newLab(t), newLab(t)
 	a := start(t, one, lab.VM{AgentID: "same", Ephemeral: 2 * lab.GiB})
 	b := start(t, two, lab.VM{AgentID: "same", Ephemeral: 2 * lab.GiB})
@@ -221,6 +222,7 @@ func TestMachineLabsSideBySide(t *testing.T) {
 
 // TestMachineNATSProgram has the agent on Debian's nats-server.
 func TestMachineNATSProgram(t *testing.T) {
+	t.Parallel()
 	looptest.Needs(t, "nats-server")
 	program, err := exec.LookPath("nats-server")
 	if err != nil {

@@ -53,6 +53,7 @@ func wantPlan(t *testing.T, i *lab.Instance, want ...string) {
 // TestMachineNetworkOfTheAgent follows one machine through changes of its settings: further
 // addresses, DHCP and back, a reboot, and an agent that is killed at any moment.
 func TestMachineNetworkOfTheAgent(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	i := start(t, l, lab.VM{Ephemeral: 4 * lab.GiB})
 	ready(t, i)
@@ -104,6 +105,7 @@ func TestMachineNetworkOfTheAgent(t *testing.T) {
 
 // TestMachineNetworkByDHCP boots with a source that needs a network first, and a lease.
 func TestMachineNetworkByDHCP(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	i := start(t, l, lab.VM{Source: lab.HTTP, Ephemeral: 4 * lab.GiB, Edit: func(d lab.Document) {
 		d.Set("networks.default.type", "dynamic")

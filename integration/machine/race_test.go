@@ -33,6 +33,7 @@ const etc = `find /etc -printf '%p %m %U %G %s %T@ %C@ %i %l\n' -type f -exec md
 // TestMachineRacerGetsNothing: a process of vcap that has directories of the store and of the new disk open exchanges what
 // is in them for links to /etc. Root touches neither disk until it has let go of them, and is never led to /etc.
 func TestMachineRacerGetsNothing(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	i := start(t, l, lab.VM{Ephemeral: lab.GiB})
 	ready(t, i)

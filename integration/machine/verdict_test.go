@@ -59,7 +59,10 @@ func verdictCases() []verdictCase {
 
 // TestMachineVerdict makes fatal steps fail and looks for the reason wherever an operator may; TestNightlyVerdicts has
 // more of them.
-func TestMachineVerdict(t *testing.T) { verdicts(t, func(c verdictCase) bool { return c.ci }) }
+func TestMachineVerdict(t *testing.T) {
+	t.Parallel()
+	verdicts(t, func(c verdictCase) bool { return c.ci })
+}
 
 // verdicts runs the chosen cases. The machines that wait for something are started first and looked at last, the others
 // one by one meanwhile: not more than a few run at a time, since the kernel counts what all of them watch.
