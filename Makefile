@@ -97,7 +97,8 @@ test-machine: build ## Tests of the real binary under a real systemd (needs root
 
 .PHONY: test-vm
 test-vm: build ## Tests in QEMU virtual machines
-	@$(GO) test -tags vm -run '^TestVM' -count=1 -p 2 -parallel 2 -timeout 60m $$(scripts/tier vm)
+	@export CAMBIUM_LAB_NOTES=$$(mktemp); trap 'cat "$$CAMBIUM_LAB_NOTES"; rm "$$CAMBIUM_LAB_NOTES"' EXIT; \
+		$(GO) test -tags vm -run '^TestVM' -count=1 -p 2 -parallel 2 -timeout 60m $$(scripts/tier vm)
 
 .PHONY: test-browser
 test-browser: ## The pictures of `agent timeline` in Debian's chromium, which it installs; not part of test

@@ -45,12 +45,6 @@ var modules = []string{"virtio", "virtio_ring", "virtio_pci_legacy_dev", "virtio
 // no root disk is there without them: refusals of other hypervisors' drivers and empty SATA and IDE ports take time.
 var cloudModules = []string{"xen-blkfront", "hv_vmbus", "scsi_transport_fc", "hv_storvsc", "vmw_pvscsi", "libata", "ata_piix", "libahci", "ahci"}
 
-// TimerArguments are for a kernel that a busy host may stop at any moment. If it checked its timer just then, it would
-// panic. If it calibrated the timer of its local APIC, and was stopped between reading that and the ACPI timer, the former
-// would tick many times too fast, and the kernel have time for nothing but its interrupts. The frequency of the HPET is
-// known, so there is nothing to calibrate.
-const TimerArguments = "no_timer_check nolapic_timer"
-
 // Cache is a directory of images. It also holds the Debian trees.
 type Cache struct {
 	Dir string

@@ -31,6 +31,7 @@ func Main(m *testing.M, checks []Check, finish func() error) {
 	if os.Getpid() != 1 {
 		os.Exit(m.Run())
 	}
+	say(up, "")
 	for _, mount := range [][2]string{{"devtmpfs", "/dev"}, {"proc", "/proc"}, {"sysfs", "/sys"}, {"tmpfs", "/var"}, {"tmpfs", "/tmp"}} {
 		if err := unix.Mount(mount[0], mount[1], mount[0], 0, ""); err != nil && !errors.Is(err, unix.EBUSY) {
 			say("FAIL", fmt.Sprintf("mount %s: %v", mount[1], err))
@@ -59,5 +60,8 @@ func Main(m *testing.M, checks []Check, finish func() error) {
 
 // Ask has the host do what it has prepared under that word.
 func Ask(word string) { say("ASK", word) }
+
+// up is the first word of a guest: its kernel works.
+const up = "UP"
 
 func say(kind, text string) { fmt.Printf("GUEST-%s %s\n", kind, text) }

@@ -24,7 +24,11 @@ func TestVMTrial(t *testing.T) {
 		defer cancel()
 		return probe(ctx, img, emulated)
 	}
-	if !works(5 * time.Minute) {
+	passed := works(2 * time.Minute)
+	if !passed { // an emulated kernel may hang on a busy host
+		passed = works(2 * time.Minute)
+	}
+	if !passed {
 		t.Error("the trial fails where virtual machines run")
 	}
 	if works(100 * time.Millisecond) {

@@ -12,7 +12,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
+	"time"
 
 	"cambium/internal/atomicfile"
 	"cambium/lab/image"
@@ -38,6 +40,9 @@ type Engine struct {
 	UEFI bool
 	// Kernel is added to the kernel's command line.
 	Kernel string
+	// HangTimeout is after how long a machine is started again whose kernel has not come up. If zero, an
+	// emulated machine gets two minutes, which is many times what it needs, and any other is left alone.
+	HangTimeout time.Duration
 }
 
 // Missing says what this host lacks.
@@ -81,8 +86,11 @@ func (e Engine) Create(ctx context.Context, s machine.Spec) (machine.Machine, er
 	if e.CPUs == 0 {
 		e.CPUs = 2
 	}
-	m := &Machine{engine: e, image: img, accelerator: e.accelerator(ctx, img), files: map[string]machine.File{},
-		snapshots: map[string]snapshot{}}
+	accelerator := e.accelerator(ctx, img)
+	if e.HangTimeout == 0 && slices.Equal(accelerator, emulated) {
+		e.HangTimeout = 2 * time.Minute
+	}
+	m := &Machine{engine: e, image: img, accelerator: accelerator, files: map[string]machine.File{}, snapshots: map[string]snapshot{}}
 	m.Begin(s)
 	undo := machine.Fresh(s.Dir)
 	if err := os.MkdirAll(s.Dir, 0o755); err != nil {
