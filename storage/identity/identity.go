@@ -130,7 +130,7 @@ type File struct {
 
 // In returns the records of the agent with these directories.
 func In(dirs vcap.Dirs) File {
-	return File{path: filepath.Join(dirs.Bosh(), "disk_records.json"), requests: filepath.Join(dirs.Bosh(), "disk_requests")}
+	return File{path: dirs.DiskRecords(), requests: dirs.DiskRequests()}
 }
 
 // For returns the records for a decision about one disk, with the requests that are pending. Damaged records may have named any disk:

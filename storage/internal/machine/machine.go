@@ -55,7 +55,8 @@ type Machine struct {
 
 // New returns the machine that the agent runs on.
 func New(dirs vcap.Dirs, log *logrus.Entry) *Machine {
-	return &Machine{Dirs: dirs, Identities: identity.In(dirs), Intents: intent.File{Path: filepath.Join(dirs.Bosh(), "disk_intents.json"), Log: log}, Log: log,
+	return &Machine{Dirs: dirs, Identities: identity.In(dirs), Log: log,
+		Intents:     intent.File{Path: dirs.DiskIntents(), Log: log},
 		RootMount:   func() (mount.Entry, bool, error) { return mount.At("/") },
 		InContainer: inContainer, Memory: memTotal, CrashPoint: func(string) {}}
 }
