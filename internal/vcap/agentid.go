@@ -17,9 +17,11 @@ const foreign = "foreign"
 // Everything else belongs to the machine or to its disks, or is made again before it is read; below Data nothing is
 // set aside, because the ephemeral disk is mounted only after the settings are known.
 func (d Dirs) OfAgentID() []string {
-	paths := []string{d.ManagedDiskSettings(), d.AgentState(), d.Spec(), d.Tasks()}
+	paths := []string{d.Spec(), d.Tasks(), d.Ready(), d.Boots(), d.HTTPSKey(), d.AgentState(),
+		d.Instance(), d.MonitJobs(), d.MonitJobsWithdrawn(), d.MonitStopped(), d.StartRequested(),
+		d.DiskRequests(), d.DiskIntents(), d.ManagedDiskSettings(), d.DiskRecords()}
 	for _, p := range d.Places() {
-		paths = append(paths, p.TaskJournal(), p.UpdateSettings(), p.DiskHints())
+		paths = append(paths, p.TaskJournal(), p.CertificateWarnings(), p.UpdateSettings(), p.DiskHints())
 	}
 	for _, p := range d.Places() {
 		paths = append(paths, p.Settings())
