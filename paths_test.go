@@ -5,6 +5,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
@@ -37,9 +38,9 @@ func statePaths() map[string]string {
 // of other programs.
 var ownPath = regexp.MustCompile(`^(/var/vcap|/(run|var/lib)/[^/]*(cambium|bosh))`)
 
-// TestOnlyVcapNamesStateFiles: a directory in which package vcap names something is vcap's alone: what is joined to it
-// elsewhere are names from outside, such as those of jobs. Below the others, names are the affair of the package that
-// uses them.
+// TestOnlyVcapNamesStateFiles: a file that package vcap does not name is not in the list of docs/settings.md, and
+// another agent id inherits it. A directory in which vcap names something is vcap's alone: what is joined to it elsewhere are
+// names from outside, such as those of jobs. Below the others, names are the affair of the package that uses them.
 func TestOnlyVcapNamesStateFiles(t *testing.T) {
 	parents, names := map[string]bool{}, map[string]bool{}
 	for method, path := range statePaths() {
@@ -209,4 +210,49 @@ func assigned(d ast.Decl, methods map[string]bool) map[string]bool {
 	})
 	delete(found, "")
 	return found
+}
+
+// TestStateFilesAreListed compares the table of docs/settings.md with package vcap: each path has one row, and "set
+// aside" for another agent id is what the settings store does.
+func TestStateFilesAreListed(t *testing.T) {
+	page, err := os.ReadFile("docs/settings.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(page), "\n## State files\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	listed := map[string]string{} // what becomes of a path with a new agent id
+	for _, line := range regexp.MustCompile("(?m)^\\| `.*$").FindAllString(section, -1) {
+		cells := strings.Split(strings.Trim(line, "| "), " | ")
+		if len(cells) != 8 || slices.Contains(cells, "") {
+			t.Errorf("a row has %d cells, want 8 that are not empty: %s", len(cells), line)
+			continue
+		}
+		for _, path := range regexp.MustCompile("`[^`]+`").FindAllString(cells[0], -1) {
+			path = strings.Replace(strings.Trim(path, "`"), "$B", vcap.DefaultBase, 1)
+			if listed[path] != "" {
+				t.Errorf("%s has two rows", path)
+			}
+			listed[path] = cells[6]
+		}
+	}
+	dirs := vcap.New("")
+	known := dirs.Foreign()
+	for _, path := range statePaths() {
+		known = append(known, path)
+	}
+	for _, path := range known {
+		if listed[path] == "" {
+			t.Errorf("docs/settings.md does not list %s", path)
+		}
+	}
+	for path, becomes := range listed {
+		if !slices.Contains(known, path) {
+			t.Errorf("docs/settings.md lists %s, which package vcap does not name", path)
+		}
+		moved := slices.ContainsFunc(dirs.OfAgentID(), func(of string) bool { return within(path, of) })
+		if moved != strings.HasPrefix(becomes, "set aside") {
+			t.Errorf("docs/settings.md: %s is %q with a new agent id; that it is set aside is %v", path, becomes, moved)
+		}
+	}
 }
