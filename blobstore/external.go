@@ -43,7 +43,7 @@ func newExternal(o Options) (*external, error) {
 	if program == "" {
 		return nil, fmt.Errorf("blobstore %s: the program %s is not installed", o.Provider, name)
 	}
-	e := &external{program: program, config: filepath.Join(o.Dirs.BoshEtc(), "blobstore-"+o.Provider+".json"), tmp: o.Dirs.Tmp(), backoff: o.Backoff}
+	e := &external{program: program, config: o.Dirs.BlobstoreConfig(o.Provider), tmp: o.Dirs.Tmp(), backoff: o.Backoff}
 	content := []byte(o.Options.Reveal())
 	if len(content) == 0 {
 		content = []byte("{}")

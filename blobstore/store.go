@@ -36,10 +36,6 @@ type notFound struct{}
 func (notFound) Error() string        { return "no such blob" }
 func (notFound) Is(target error) bool { return target == fs.ErrNotExist }
 
-// createEnvPath is the store that create-env names; its blobs arrive over the agent's own HTTPS
-// endpoint, in the directory of local blobs.
-const createEnvPath = "/var/vcap/micro_bosh/data/cache"
-
 // Options say which store to use.
 type Options struct {
 	Provider string
@@ -124,7 +120,7 @@ func localDir(o Options) (*Dir, error) {
 	if o.Options.Empty() || json.Unmarshal(o.Options.Reveal(), &options) != nil || options.Path == "" {
 		return nil, errors.New("blobstore local: the option blobstore_path is missing")
 	}
-	if filepath.Clean(options.Path) == createEnvPath {
+	if filepath.Clean(options.Path) == vcap.CreateEnvBlobs {
 		return &Dir{Path: o.Dirs.Blobs()}, nil
 	}
 	return &Dir{Path: options.Path}, nil

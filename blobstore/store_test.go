@@ -193,7 +193,8 @@ func TestConformance(t *testing.T) {
 			return Options{Provider: "local", Options: options(t, map[string]string{"blobstore_path": t.TempDir()})}
 		},
 		"local of create-env": func(t *testing.T) Options {
-			return Options{Provider: "local", Options: options(t, map[string]string{"blobstore_path": createEnvPath})}
+			path := map[string]string{"blobstore_path": vcap.CreateEnvBlobs}
+			return Options{Provider: "local", Options: options(t, path)}
 		},
 		"dav": func(t *testing.T) Options {
 			_, web := dave(t)

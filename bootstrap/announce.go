@@ -101,12 +101,10 @@ func (a Announcer) guestinfo(ctx context.Context, line string) {
 // only recognizes silence.
 type ReadyMarker struct{ Dirs vcap.Dirs }
 
-func (m ReadyMarker) path() string { return filepath.Join(m.Dirs.Bosh(), "cambium_ready") }
-
 // First reports whether agentID has never been ready on this disk. A disk cloned from another
 // VM carries that VM's marker, which does not count.
 func (m ReadyMarker) First(agentID string) bool {
-	have, err := os.ReadFile(m.path())
+	have, err := os.ReadFile(m.Dirs.Ready())
 	return err != nil || strings.TrimSpace(string(have)) != agentID
 }
 
@@ -118,7 +116,7 @@ func (m ReadyMarker) Set(agentID string) error {
 	if err := os.MkdirAll(m.Dirs.Bosh(), 0o700); err != nil {
 		return fmt.Errorf("ready marker: %w", err)
 	}
-	return atomicfile.Write(m.path(), []byte(agentID+"\n"), 0o600)
+	return atomicfile.Write(m.Dirs.Ready(), []byte(agentID+"\n"), 0o600)
 }
 
 // errBootOnce means that the machine was rebooted although its secrets lived in memory only.
@@ -127,7 +125,7 @@ var errBootOnce = errors.New("this VM kept its settings in memory and has been r
 // bootOnceSentinels are the marks of a machine in tmpfs mode. The one on tmpfs comes first: a crash in
 // between must not look like a reboot.
 func bootOnceSentinels(dirs vcap.Dirs) []string {
-	return []string{filepath.Join(dirs.CanRestart(), "bootonce"), dirs.BootOnce()}
+	return []string{dirs.CanRestartMark(), dirs.BootOnce()}
 }
 
 // CheckBootOnce refuses a reboot of a machine in tmpfs mode. It comes before any side effect:

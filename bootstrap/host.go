@@ -3,7 +3,6 @@ package bootstrap
 import (
 	"context"
 	"net/netip"
-	"path/filepath"
 	"time"
 
 	"cambium/bootstrap/engine"
@@ -238,7 +237,7 @@ func (m *Machine) unwantedTools() (want host.Desired) {
 		file   string
 	}{{bosh.RemoveDevTools, "dev_tools_file_list"}, {bosh.RemoveStaticLibraries, "static_libraries_list"}} {
 		if list.wanted {
-			want.RemoveListed = append(want.RemoveListed, filepath.Join(m.Dirs.BoshEtc(), list.file))
+			want.RemoveListed = append(want.RemoveListed, m.Dirs.StemcellFile(list.file))
 		}
 	}
 	return want

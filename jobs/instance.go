@@ -179,7 +179,7 @@ func (i *Instance) Apply(ctx context.Context, spec Spec) error {
 	}
 	return logs.ConfigureRotation(ctx, logs.Rotation{
 		Root: i.Root, LogDir: i.Dirs.SysLog(), MaxSize: spec.Properties.Logging.MaxLogFileSize,
-		Hook: filepath.Join(i.Dirs.BoshBin(), "setup-logrotate.sh"), Log: i.Log,
+		Hook: i.Dirs.Program("setup-logrotate.sh"), Log: i.Log,
 	})
 }
 
@@ -210,7 +210,7 @@ func (i *Instance) install(ctx context.Context, spec Spec) error {
 		}
 		return err
 	}
-	return os.RemoveAll(i.withdrawn())
+	return os.RemoveAll(i.Dirs.MonitJobsWithdrawn())
 }
 
 // record writes spec.json and the instance files.
@@ -225,8 +225,9 @@ func (i *Instance) record(spec Spec) error {
 	if err := os.Chmod(i.Dirs.Instance(), 0o755); err != nil {
 		return fmt.Errorf("instance files: %w", err)
 	}
-	for name, content := range map[string]string{"id": spec.ID, "az": spec.AZ, "name": spec.Name, "deployment": spec.Deployment} {
-		if _, err := atomicfile.WriteIfChanged(filepath.Join(i.Dirs.Instance(), name), []byte(content), 0o644); err != nil {
+	for path, content := range map[string]string{i.Dirs.InstanceID(): spec.ID, i.Dirs.InstanceAZ(): spec.AZ,
+		i.Dirs.InstanceName(): spec.Name, i.Dirs.InstanceDeployment(): spec.Deployment} {
+		if _, err := atomicfile.WriteIfChanged(path, []byte(content), 0o644); err != nil {
 			return err
 		}
 	}
@@ -425,7 +426,7 @@ func (i *Instance) Unmonitor(ctx context.Context) error {
 func (i *Instance) Sweep() error {
 	// The monit files that an interrupted apply put aside stay away: nothing is to run before the
 	// Director has applied and started again.
-	return errors.Join(i.jobs().Sweep(), i.packages().Sweep(), os.RemoveAll(i.withdrawn()),
+	return errors.Join(i.jobs().Sweep(), i.packages().Sweep(), os.RemoveAll(i.Dirs.MonitJobsWithdrawn()),
 		atomicfile.Sweep(i.Dirs.Instance()), atomicfile.Sweep(i.Dirs.Monit()))
 }
 

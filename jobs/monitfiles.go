@@ -12,17 +12,13 @@ import (
 	"cambium/jobs/bundle"
 )
 
-// withdrawn is where apply puts monit's job files aside until it has succeeded. monit reads
-// only the files of its own directory.
-func (i *Instance) withdrawn() string { return filepath.Join(i.Dirs.Monit(), ".job-withdrawn") }
-
 // withdrawMonitFiles leaves monit without job files until Start: what ran before must not be
-// started with the new files half in place.
+// started with the new files half in place. monit reads only the files of its own directory.
 func (i *Instance) withdrawMonitFiles(change *bundle.Switch) error {
-	if err := os.RemoveAll(i.withdrawn()); err != nil {
+	if err := os.RemoveAll(i.Dirs.MonitJobsWithdrawn()); err != nil {
 		return fmt.Errorf("monit files: %w", err)
 	}
-	err := os.Rename(i.Dirs.MonitJobs(), i.withdrawn())
+	err := os.Rename(i.Dirs.MonitJobs(), i.Dirs.MonitJobsWithdrawn())
 	if notExist(err) {
 		return i.ensureMonitDir()
 	}
@@ -30,7 +26,7 @@ func (i *Instance) withdrawMonitFiles(change *bundle.Switch) error {
 		return fmt.Errorf("monit files: %w", err)
 	}
 	change.AddUndo(func() error {
-		return errors.Join(os.RemoveAll(i.Dirs.MonitJobs()), os.Rename(i.withdrawn(), i.Dirs.MonitJobs()))
+		return errors.Join(os.RemoveAll(i.Dirs.MonitJobs()), os.Rename(i.Dirs.MonitJobsWithdrawn(), i.Dirs.MonitJobs()))
 	})
 	return i.ensureMonitDir()
 }
@@ -64,7 +60,7 @@ func FilesOfStopped(dirs vcap.Dirs) ([]string, error) {
 	if _, err := os.Lstat(dirs.MonitStopped()); err != nil {
 		return nil, nil
 	}
-	files, err := filepath.Glob(filepath.Join(dirs.MonitJobs(), "*.monitrc"))
+	files, err := filepath.Glob(dirs.MonitFiles())
 	if err != nil {
 		return nil, fmt.Errorf("monit files: %w", err)
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"time"
 
 	"cambium/internal/atomicfile"
@@ -27,14 +26,12 @@ type startRecord struct {
 	Shown time.Time `json:"shown"`
 }
 
-func (r StartRequest) path() string { return filepath.Join(r.Dirs.Monit(), "start_requested.json") }
-
 // Record makes a start durable.
 func (r StartRequest) Record(now time.Time) error { return r.write(startRecord{Requested: now}) }
 
 // forget takes it back: a stopped instance has its own marker.
 func (r StartRequest) forget() error {
-	if err := atomicfile.Remove(r.path()); err != nil {
+	if err := atomicfile.Remove(r.Dirs.StartRequested()); err != nil {
 		return fmt.Errorf("start request: %w", err)
 	}
 	return nil
@@ -72,7 +69,7 @@ func startDue(record startRecord, stateWritten time.Time) bool {
 }
 
 func (r StartRequest) read() (record startRecord, err error) {
-	data, err := os.ReadFile(r.path())
+	data, err := os.ReadFile(r.Dirs.StartRequested())
 	if errors.Is(err, fs.ErrNotExist) {
 		return startRecord{}, nil
 	}
@@ -91,5 +88,5 @@ func (r StartRequest) write(record startRecord) error {
 	if err := os.MkdirAll(r.Dirs.Monit(), 0o755); err != nil {
 		return fmt.Errorf("start request: %w", err)
 	}
-	return atomicfile.Write(r.path(), data, 0o600)
+	return atomicfile.Write(r.Dirs.StartRequested(), data, 0o600)
 }

@@ -47,7 +47,7 @@ func TestStartRequestIsKept(t *testing.T) {
 	check("started again", r.Record(now), now.Add(time.Hour), true)
 	check("forgotten", r.forget(), now, false)
 	check("forgotten twice", r.forget(), now, false)
-	if err := os.WriteFile(r.path(), []byte("damaged"), 0o600); err != nil {
+	if err := os.WriteFile(r.Dirs.StartRequested(), []byte("damaged"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	check("damaged", nil, now, true)

@@ -315,7 +315,7 @@ func TestHintsRoundTrip(t *testing.T) {
 		"d-2": s.Disk("d-2", DiskHint{ISCSI: &ISCSI{InitiatorName: "i", Username: "u", Target: "t", Password: secret.New("p")}}),
 		"d-3": {CID: "d-3", Hint: DiskHint{DeviceID: "x", HostDeviceID: "h", LUN: "2", VolumeID: "v", Path: "/p"}, Partitioner: "parted"},
 	}
-	got, rep := DecodeHints("hints", EncodeHints(records))
+	got, rep := DecodeHints(EncodeHints(records))
 	if rep.Failed() || !reflect.DeepEqual(got, records) {
 		t.Errorf("got %+v, %v, want %+v", got, rep, records)
 	}
@@ -324,7 +324,7 @@ func TestHintsRoundTrip(t *testing.T) {
 		t.Errorf("disks are %+v; want the record of d-2 to win completely", all)
 	}
 	for _, broken := range []string{`[]`, `{"d":5}`, `{"d":{"Lun":{}}}`, `{`} {
-		if _, rep := DecodeHints("hints", secret.NewJSON([]byte(broken))); !rep.Failed() {
+		if _, rep := DecodeHints(secret.NewJSON([]byte(broken))); !rep.Failed() {
 			t.Errorf("%s was accepted", broken)
 		}
 	}

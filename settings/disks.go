@@ -143,10 +143,10 @@ func either(f *jsontree.Fields, first, second string, into *string) {
 }
 
 // DecodeHints reads persistent_disk_hints.json.
-func DecodeHints(name string, raw secret.JSON) (map[string]PersistentDisk, report.Report) {
+func DecodeHints(raw secret.JSON) (map[string]PersistentDisk, report.Report) {
 	var rep report.Report
 	all := map[string]PersistentDisk{}
-	root := jsontree.Parse(name, raw.Reveal(), &rep)
+	root := jsontree.Parse("persistent_disk_hints.json", raw.Reveal(), &rep)
 	if root.Kind() == jsontree.Absent {
 		return all, rep
 	}

@@ -101,7 +101,7 @@ func FuzzDisks(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if h, err := DecodeHint(secret.NewJSON(data)); err == nil {
 			records := map[string]PersistentDisk{"cid": Settings{}.Disk("cid", h)}
-			got, rep := DecodeHints("hints", EncodeHints(records))
+			got, rep := DecodeHints(EncodeHints(records))
 			// The record form cannot tell a bare string, nor iSCSI settings that are all empty.
 			h.Bare = false
 			if h.ISCSI != nil && *h.ISCSI == (ISCSI{}) {
@@ -111,8 +111,8 @@ func FuzzDisks(f *testing.F) {
 				t.Fatalf("%+v became %+v, %v", h, got["cid"].Hint, rep)
 			}
 		}
-		if disks, rep := DecodeHints("hints", secret.NewJSON(data)); !rep.Failed() {
-			decoded, rep := DecodeHints("hints", EncodeHints(disks))
+		if disks, rep := DecodeHints(secret.NewJSON(data)); !rep.Failed() {
+			decoded, rep := DecodeHints(EncodeHints(disks))
 			if rep.Failed() || !reflect.DeepEqual(decoded, disks) {
 				t.Fatalf("%+v became %+v, %v", disks, decoded, rep)
 			}

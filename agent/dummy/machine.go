@@ -49,7 +49,7 @@ func (u Users) Converge(_ context.Context, want user.Desired) ([]user.Change, er
 		if hash.Empty() {
 			continue
 		}
-		path := filepath.Join(u.Dirs.Bosh(), filepath.Base(name), "password")
+		path := u.Dirs.DummyPassword(name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 			return nil, err
 		}
@@ -69,13 +69,13 @@ func (h Hosts) WriteHosts(_ context.Context, records [][2]string) error {
 	for _, r := range records {
 		lines = fmt.Appendf(lines, "%s %s\n", r[0], r[1])
 	}
-	return atomicfile.Write(filepath.Join(h.Dirs.Bosh(), "etc_hosts"), lines, 0o644)
+	return atomicfile.Write(h.Dirs.DummyHosts(), lines, 0o644)
 }
 
 // Networks are the settings' networks, those of DHCP with the address that the dummy CPI has written into a
 // file in place of a lease. Without the file they have none.
 func Networks(dirs vcap.Dirs, of map[string]settings.Network) (map[string]settings.Network, error) {
-	path := filepath.Join(dirs.Bosh(), "dummy-default-network-settings.json")
+	path := dirs.DummyNetwork()
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return of, nil

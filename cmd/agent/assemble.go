@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -41,7 +40,8 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 		return nil, err
 	}
 	serviceLine := &status.ServiceLine{Send: notifier.Status, Log: log}
-	a := &app{o: o, dirs: dirs, log: log, rec: rec, history: status.History{Path: filepath.Join(dirs.Bosh(), status.BootsFile), Of: rec, Log: log}, notifier: notifier, background: &sync.WaitGroup{},
+	a := &app{o: o, dirs: dirs, log: log, rec: rec, history: status.History{Path: dirs.Boots(), Of: rec, Log: log},
+		notifier: notifier, background: &sync.WaitGroup{},
 		sshUsers:    noUsers{},
 		gauge:       vitals.New("/", dirs.Data(), dirs.Store()),
 		serviceLine: serviceLine, announcer: bootstrap.Announcer{Root: "/", Log: log, Notify: serviceLine.Show}, marker: bootstrap.ReadyMarker{Dirs: dirs}}
@@ -154,11 +154,11 @@ func loadConfig(path string, log *logrus.Entry) (agentjson.Config, error) {
 // openStatus keeps the status below /run; a dummy agent, of which there are many on one machine,
 // keeps it with its other files.
 func openStatus(o runOptions, dirs vcap.Dirs) (*status.Recorder, error) {
-	path := status.DefaultPath
+	dir := vcap.RunDir
 	if o.platform == "dummy" {
-		path = filepath.Join(dirs.Bosh(), "status.json")
+		dir = vcap.Run(dirs.Bosh())
 	}
-	rec, err := status.Open(path, version)
+	rec, err := status.Open(dir.Status(), version)
 	if err != nil {
 		return nil, err
 	}

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"net/netip"
-	"path/filepath"
 
 	"github.com/sirupsen/logrus"
 
@@ -62,7 +61,7 @@ func (t transports) newHTTPS(e settings.Effective, events agent.BusEvents) (agen
 		URL:         e.Bus.URLs[0],
 		Certificate: e.Bus.Cert.Certificate,
 		PrivateKey:  e.Bus.Cert.PrivateKey,
-		KeyFile:     filepath.Join(t.dirs.Bosh(), "https_key.pem"),
+		KeyFile:     t.dirs.HTTPSKey(),
 		Handler:     t.handler,
 		Blobs:       &blobstore.Dir{Path: t.dirs.Blobs()},
 		OnListen:    events.Connected,

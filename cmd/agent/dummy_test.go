@@ -242,7 +242,8 @@ func TestCertificateWarningsAreToldOnce(t *testing.T) {
 			t.Errorf("got %s, want %s", got, want)
 		}
 	}
-	if info, err := os.Stat(filepath.Join(d.base, "bosh", expiryFile)); err != nil || info.Mode().Perm() != 0o600 {
+	info, err := os.Stat(filepath.Join(d.base, "bosh", "cambium_expiry.json"))
+	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the announced alerts are not recorded: %v, %v", info, err)
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"cambium/agent/dummy"
 	"cambium/bootstrap"
 	"cambium/bootstrap/fetch"
-	"cambium/cmd/agent/doctor/observe"
 	"cambium/infrastructure"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
@@ -93,7 +92,8 @@ func newMachine(o machineOptions) (*machine, error) {
 		m.addPlatform(at)
 	}
 	var err error
-	m.current, err = store.Open(o.dirs, store.Options{MountTmpfs: b.MountSettingsTmpfs, Others: []string{observe.TaskJournal}, ReadOnly: o.readOnly, Log: at("settings")})
+	m.current, err = store.Open(o.dirs, store.Options{MountTmpfs: b.MountSettingsTmpfs, ReadOnly: o.readOnly,
+		Log: at("settings")})
 	if err != nil {
 		return nil, err
 	}

@@ -10,7 +10,6 @@ import (
 	"net"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,7 +24,6 @@ import (
 	"cambium/bootstrap"
 	"cambium/bootstrap/engine"
 	"cambium/cmd/agent/cli"
-	"cambium/cmd/agent/doctor/observe"
 	"cambium/cmd/agent/logging"
 	"cambium/cmd/agent/loglevel"
 	"cambium/cmd/agent/watchdog"
@@ -183,7 +181,7 @@ type app struct {
 	firewall    *firewall.Firewall // nil on a dummy machine
 	firewallOn  func() bool
 	background  *sync.WaitGroup
-	settingsDir func() string
+	settingsDir func() vcap.Place
 	agentID     func() string
 	missing     string // features of the platform; see checkPlatform
 	// monitManager runs monit: runit on jammy, else the manager. It is nil on a dummy machine.
@@ -279,7 +277,7 @@ func (a *app) releasePortIfReplaced() (replaced bool, _ error) {
 
 // identity is the content of the files below instance that identify the agent to jobs and operators.
 func (a *app) identity() map[string]string {
-	return map[string]string{"agent_version": version, "agent_supervisor": a.o.supervisor}
+	return map[string]string{a.dirs.AgentVersion(): version, a.dirs.AgentSupervisor(): a.o.supervisor}
 }
 
 // showIdentity writes these files.
@@ -287,8 +285,8 @@ func (a *app) showIdentity() error {
 	if err := os.MkdirAll(a.dirs.Instance(), 0o755); err != nil {
 		return err
 	}
-	for name, content := range a.identity() {
-		if _, err := atomicfile.WriteIfChanged(filepath.Join(a.dirs.Instance(), name), []byte(content), 0o644); err != nil {
+	for path, content := range a.identity() {
+		if _, err := atomicfile.WriteIfChanged(path, []byte(content), 0o644); err != nil {
 			return err
 		}
 	}
@@ -297,8 +295,8 @@ func (a *app) showIdentity() error {
 
 // withdrawIdentity removes them for a program that does not write them itself.
 func (a *app) withdrawIdentity() {
-	for name := range a.identity() {
-		if err := atomicfile.Remove(filepath.Join(a.dirs.Instance(), name)); err != nil {
+	for path := range a.identity() {
+		if err := atomicfile.Remove(path); err != nil {
 			a.log.WithError(err).Debug("the instance still shows this version")
 		}
 	}
@@ -309,7 +307,7 @@ func (a *app) spawn(f func()) { a.background.Go(f) }
 
 // etc reads a file of the stemcell's identity, for the log only.
 func (a *app) etc(name string) string {
-	data, err := os.ReadFile(filepath.Join(a.dirs.BoshEtc(), name))
+	data, err := os.ReadFile(a.dirs.StemcellFile(name))
 	if err != nil || len(data) == 0 {
 		return "?"
 	}
@@ -373,7 +371,8 @@ func (a *app) failing(ctx context.Context, v engine.Verdict) {
 
 // ready opens the gate: everything the Director relies on is set up.
 func (a *app) ready(ctx context.Context, v engine.Verdict) error {
-	tasks, err := task.Open(ctx, task.Options{Path: filepath.Join(a.settingsDir(), observe.TaskJournal), Log: a.log.WithField("component", "task")})
+	tasks, err := task.Open(ctx, task.Options{Path: a.settingsDir().TaskJournal(),
+		Log: a.log.WithField("component", "task")})
 	if err != nil {
 		a.log.WithError(err).Warn("task journal is not usable; tasks do not survive a restart")
 	}

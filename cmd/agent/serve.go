@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"os/user"
-	"path/filepath"
 	"sort"
 	"strconv"
 
@@ -131,9 +130,6 @@ func (a *app) hostsFile() action.HostsFile {
 	return hostsFile{a.machine.Host, a.agentID}
 }
 
-// expiryFile is the file, beside the settings, that keeps a warning from being repeated.
-const expiryFile = "cambium_expiry.json"
-
 // report starts heartbeats and alerts.
 func (a *app) report(ctx context.Context, instance *jobs.Instance) {
 	log := a.log.WithField("component", "report")
@@ -147,7 +143,8 @@ func (a *app) report(ctx context.Context, instance *jobs.Instance) {
 	a.bus.OnConnect(a.alerts.Wake)
 	run("alerts", a.alerts.Run)
 	run("heartbeats", agent.Heartbeats{Bus: a.bus, Jobs: instance, Vitals: a.vitals, Ready: a.dispatcher.Opened(), Connected: a.bus.Connections(), Sent: func() { _ = a.rec.Mark(status.MarkHeartbeat) }, Log: log}.Run)
-	run("expiry", agent.Expiry{Bus: a.bus, Certificates: a.certificates, Connected: a.bus.Connections(), Path: filepath.Join(a.settingsDir(), expiryFile), Log: log}.Run)
+	run("expiry", agent.Expiry{Bus: a.bus, Certificates: a.certificates, Connected: a.bus.Connections(),
+		Path: a.settingsDir().CertificateWarnings(), Log: log}.Run)
 	if a.o.supervisor == "monit" && a.manager != nil {
 		run("monit alerts", func(ctx context.Context) error {
 			return monit.Alerts{Log: log, Listener: a.mails, Keep: a.keepMails, Unserved: a.mailsUnserved}.Run(ctx, monit.AlertsAddress, func(m monit.Alert) {
@@ -246,7 +243,8 @@ func (a *app) applied() bool {
 }
 
 func monitClient(dirs vcap.Dirs, manager services) *monit.Client {
-	return &monit.Client{URL: monit.DefaultURL, UserFile: dirs.MonitUser(), Daemon: monit.Unit{Services: manager, Name: monit.UnitName}}
+	return &monit.Client{URL: monit.DefaultURL, UserFile: dirs.MonitUser(), JobFiles: dirs.MonitFiles(),
+		Daemon: monit.Unit{Services: manager, Name: monit.UnitName}}
 }
 
 // jobOwner is root and the group vcap, or root alone where that group does not exist.

@@ -15,6 +15,7 @@ import (
 
 	"cambium/internal/eventually"
 	"cambium/internal/status"
+	"cambium/internal/vcap"
 	"cambium/lab"
 	"cambium/lab/control"
 	"cambium/lab/labtest"
@@ -208,7 +209,8 @@ func TestMachineUp(t *testing.T) {
 	}
 	c.run("shell", "--", "systemctl", "restart", "bosh-agent")
 	var account status.Document
-	if err := json.Unmarshal([]byte(c.run("shell", "--", "cat", status.DefaultPath)), &account); err != nil || account.Settings == nil || account.Settings.Cached {
+	err := json.Unmarshal([]byte(c.run("shell", "--", "cat", vcap.RunDir.Status())), &account)
+	if err != nil || account.Settings == nil || account.Settings.Cached {
 		t.Errorf("settings of %+v (%v), want them from the metadata service", account.Settings, err)
 	}
 	// A disk outlives its machine.

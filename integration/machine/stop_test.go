@@ -9,6 +9,7 @@ import (
 
 	"cambium/internal/eventually"
 	"cambium/internal/status"
+	"cambium/internal/vcap"
 	"cambium/lab"
 	"cambium/lab/machine"
 )
@@ -49,7 +50,7 @@ func TestMachineStopWhileBooting(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			i := start(t, l, c.vm)
 			eventually.True(t, "the agent to wait", func() bool {
-				if _, err := i.Output(t.Context(), "test", "-e", status.DefaultPath); err != nil {
+				if _, err := i.Output(t.Context(), "test", "-e", vcap.RunDir.Status()); err != nil {
 					return false // it has not started
 				}
 				d := agentStatus(t, i)

@@ -18,9 +18,6 @@ import (
 	"cambium/internal/atomicfile"
 )
 
-// DefaultPath is below /run, so that it ends with the boot it describes.
-const DefaultPath = "/run/cambium/status.json"
-
 // State says how far the agent is.
 type State string
 

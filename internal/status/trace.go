@@ -175,9 +175,6 @@ type boots struct {
 	Boots []Document `json:"boots"` // the oldest first
 }
 
-// BootsFile is the name of that file, beside the agent's other records.
-const BootsFile = "cambium_boots.json"
-
 // bootsKept is how many boots are remembered.
 const bootsKept = 5
 

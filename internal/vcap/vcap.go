@@ -1,11 +1,16 @@
-// Package vcap names every path below the agent's base directory, so that no other package
-// joins one by hand and -b moves all of them.
+// Package vcap names every file and directory in which the agent, its commands and its units keep state: below the base
+// directory, which -b moves, and below /run. No other package joins such a path; a rule test says so. docs/settings.md
+// lists them.
 package vcap
 
 import "path/filepath"
 
 // DefaultBase is the base directory of every stemcell.
 const DefaultBase = "/var/vcap"
+
+// CreateEnvBlobs is the blobstore that create-env names. The agent keeps nothing there: blobs arrive over its own HTTPS
+// endpoint, in Blobs.
+const CreateEnvBlobs = "/var/vcap/micro_bosh/data/cache"
 
 // Dirs derives all paths from one base directory.
 type Dirs struct{ base string }
@@ -25,20 +30,39 @@ func (d Dirs) join(parts ...string) string {
 	return filepath.Join(append([]string{d.base}, parts...)...)
 }
 
-// The agent's own home and its state files.
+// What the stemcell gives the agent.
 
-func (d Dirs) Bosh() string                { return d.join("bosh") }
-func (d Dirs) BoshBin() string             { return d.join("bosh", "bin") }
-func (d Dirs) BoshEtc() string             { return d.join("bosh", "etc") }
+func (d Dirs) Bosh() string      { return d.join("bosh") }
+func (d Dirs) BoshBin() string   { return d.join("bosh", "bin") }
+func (d Dirs) BoshEtc() string   { return d.join("bosh", "etc") }
+func (d Dirs) AgentJSON() string { return d.join("bosh", "agent.json") }
+func (d Dirs) Agent() string     { return d.Program("bosh-agent") }
+
+// Program is one of the stemcell's programs.
+func (d Dirs) Program(name string) string { return filepath.Join(d.BoshBin(), name) }
+
+// TimeServers is the list for the stemcell's program that sets the clock.
+func (d Dirs) TimeServers() string { return d.StemcellFile("ntpserver") }
+
+// StemcellFile is a file that describes the stemcell.
+func (d Dirs) StemcellFile(name string) string { return filepath.Join(d.BoshEtc(), name) }
+
+// The agent's own records.
+
 func (d Dirs) BoshLog() string             { return d.join("bosh", "log") }
-func (d Dirs) AgentJSON() string           { return d.join("bosh", "agent.json") }
+func (d Dirs) Log() string                 { return d.join("bosh", "log", "current") }
 func (d Dirs) AgentState() string          { return d.join("bosh", "agent_state.json") }
 func (d Dirs) ManagedDiskSettings() string { return d.join("bosh", "managed_disk_settings.json") }
 func (d Dirs) DiskRecord() string          { return d.join("bosh", "disks.json") }
+func (d Dirs) DiskRecordLock() string      { return d.join("bosh", "disks.json.lock") }
 func (d Dirs) Spec() string                { return d.join("bosh", "spec.json") }
 func (d Dirs) Tasks() string               { return d.join("bosh", "tasks.json") }
+func (d Dirs) Ready() string               { return d.join("bosh", "cambium_ready") }
+func (d Dirs) Boots() string               { return d.join("bosh", "cambium_boots.json") }
+func (d Dirs) HTTPSKey() string            { return d.join("bosh", "https_key.pem") }
 func (d Dirs) BootOnce() string            { return d.join("bosh", "bootonce") }
 func (d Dirs) CanRestart() string          { return d.join("bosh", "canrestart") }
+func (d Dirs) CanRestartMark() string      { return d.join("bosh", "canrestart", "bootonce") }
 
 // What earlier versions kept in place of DiskRecord.
 
@@ -46,16 +70,26 @@ func (d Dirs) FormerDiskRecords() string  { return d.join("bosh", "disk_records.
 func (d Dirs) FormerDiskIntents() string  { return d.join("bosh", "disk_intents.json") }
 func (d Dirs) FormerDiskRequests() string { return d.join("bosh", "disk_requests") }
 
-// SettingsTmpfs is the mount point of the settings tmpfs; the settings files live in it or,
-// without tmpfs, in Bosh.
+// BlobstoreConfig is what the stemcell's program for a provider reads.
+func (d Dirs) BlobstoreConfig(provider string) string {
+	return d.StemcellFile("blobstore-" + provider + ".json")
+}
+
+// SettingsTmpfs is the mount point of the settings tmpfs.
 func (d Dirs) SettingsTmpfs() string { return d.join("bosh", "settings") }
 
-// Names of the files that move between Bosh and SettingsTmpfs.
-const (
-	SettingsFile       = "settings.json"
-	UpdateSettingsFile = "update_settings.json"
-	DiskHintsFile      = "persistent_disk_hints.json"
-)
+// Places are where the files with the settings' secrets may be, the one that wins first: they are written to the tmpfs
+// before they are removed from the disk, and the other way round settings.json is removed from the tmpfs first.
+func (d Dirs) Places() []Place { return []Place{Place(d.SettingsTmpfs()), Place(d.Bosh())} }
+
+// Place is the directory with the settings: Bosh, or SettingsTmpfs where they ask for it.
+type Place string
+
+func (p Place) Settings() string            { return filepath.Join(string(p), "settings.json") }
+func (p Place) UpdateSettings() string      { return filepath.Join(string(p), "update_settings.json") }
+func (p Place) DiskHints() string           { return filepath.Join(string(p), "persistent_disk_hints.json") }
+func (p Place) TaskJournal() string         { return filepath.Join(string(p), "cambium_tasks.json") }
+func (p Place) CertificateWarnings() string { return filepath.Join(string(p), "cambium_expiry.json") }
 
 // The ephemeral disk and what lives on it.
 
@@ -78,16 +112,64 @@ func (d Dirs) RootVarOpt() string     { return d.join("data", "root_var_opt") }
 // Links, mounts and records that jobs and other programs read.
 
 func (d Dirs) Sys() string                  { return d.join("sys") }
+func (d Dirs) JobLogs() string              { return d.join("sys", "log") }
+func (d Dirs) CompilationLogs() string      { return d.join("sys", "log", "compilation") }
 func (d Dirs) Jobs() string                 { return d.join("jobs") }
 func (d Dirs) Packages() string             { return d.join("packages") }
 func (d Dirs) Store() string                { return d.join("store") }
 func (d Dirs) StoreMigrationTarget() string { return d.join("store_migration_target") }
-func (d Dirs) Monit() string                { return d.join("monit") }
-func (d Dirs) MonitJobs() string            { return d.join("monit", "job") }
-func (d Dirs) MonitUser() string            { return d.join("monit", "monit.user") }
-func (d Dirs) MonitStopped() string         { return d.join("monit", "stopped") }
 func (d Dirs) Instance() string             { return d.join("instance") }
+func (d Dirs) InstanceID() string           { return d.join("instance", "id") }
+func (d Dirs) InstanceAZ() string           { return d.join("instance", "az") }
+func (d Dirs) InstanceName() string         { return d.join("instance", "name") }
+func (d Dirs) InstanceDeployment() string   { return d.join("instance", "deployment") }
+func (d Dirs) AgentVersion() string         { return d.join("instance", "agent_version") }
+func (d Dirs) AgentSupervisor() string      { return d.join("instance", "agent_supervisor") }
 func (d Dirs) Health() string               { return d.join("instance", "health.json") }
 func (d Dirs) DNSRecords() string           { return d.join("instance", "dns", "records.json") }
 func (d Dirs) DiskAssociations() string     { return d.join("instance", "disks") }
 func (d Dirs) SSHHomes() string             { return d.join("bosh_ssh") }
+
+// JobScript is a script of a job.
+func (d Dirs) JobScript(job, script string) string {
+	return filepath.Join(d.Jobs(), job, "bin", script)
+}
+
+// monit's files, and the agent's beside them.
+
+func (d Dirs) Monit() string              { return d.join("monit") }
+func (d Dirs) MonitJobs() string          { return d.join("monit", "job") }
+func (d Dirs) MonitFiles() string         { return d.join("monit", "job", "*.monitrc") } // a pattern
+func (d Dirs) MonitJobsWithdrawn() string { return d.join("monit", ".job-withdrawn") }
+func (d Dirs) MonitUser() string          { return d.join("monit", "monit.user") }
+func (d Dirs) MonitState() string         { return d.join("monit", "monit.state") }
+func (d Dirs) MonitStopped() string       { return d.join("monit", "stopped") }
+func (d Dirs) StartRequested() string     { return d.join("monit", "start_requested.json") }
+
+// With -P dummy, files in the place of disks, accounts and networks. The test suites of a Director read them.
+
+func (d Dirs) DummyMounts() string       { return d.join("bosh", "mounts.json") }
+func (d Dirs) DummyFormatted() string    { return d.join("bosh", "formatted_disks.json") }
+func (d Dirs) DummyMigrations() string   { return d.join("bosh", "disk_migrations.json") }
+func (d Dirs) DummyAssociations() string { return d.join("bosh", "disk_associations.json") }
+func (d Dirs) DummyHosts() string        { return d.join("bosh", "etc_hosts") }
+func (d Dirs) DummyNetwork() string      { return d.join("bosh", "dummy-default-network-settings.json") }
+
+func (d Dirs) DummyPassword(user string) string {
+	return d.join("bosh", filepath.Base(user), "password")
+}
+
+// RunDir ends with the boot of the machine.
+const RunDir Run = "/run/cambium"
+
+// Run is the directory of the status: RunDir, or Bosh with -P dummy, where a machine has many agents.
+type Run string
+
+func (r Run) Status() string { return filepath.Join(string(r), "status.json") }
+func (r Run) Alive() string  { return filepath.Join(string(r), "alive") }
+
+// HookSucceeded exists from a hook's success until the next boot.
+func (r Run) HookSucceeded(name string) string { return filepath.Join(string(r), "hooks", name) }
+
+// NetworkdReload exists while networkd has not been reloaded after its files were written.
+func (Run) NetworkdReload() string { return "/run/bosh-agent-networkd-reload" }

@@ -186,7 +186,7 @@ func (c Compiler) packaging(ctx context.Context, r Request, work string) error {
 	if _, err := os.Lstat(filepath.Join(work, "packaging")); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	dir := filepath.Join(c.Dirs.Sys(), "log", "compilation")
+	dir := c.Dirs.CompilationLogs()
 	if err := errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o755)); err != nil {
 		return fmt.Errorf("packaging log: %w", err)
 	}

@@ -52,7 +52,7 @@ type source struct {
 func (c Collector) sources(types string) ([]source, error) {
 	system := filepath.Join(c.Root, "/var/log")
 	known := map[string]source{
-		"job": {dir: filepath.Join(c.Dirs.Sys(), "log")},
+		"job": {dir: c.Dirs.JobLogs()},
 		// Only root writes here, and stemcells link to the system's log of the agent.
 		"agent":  {dir: c.Dirs.BoshLog(), linkRoot: system, journal: true},
 		"system": {dir: system, prefix: "var/log"},

@@ -44,6 +44,8 @@ type Client struct {
 	// UserFile holds "user:password"; it is read for each request, because it may change
 	// whenever the machine boots.
 	UserFile string
+	// JobFiles is the pattern of the files of jobs, which name the pid files of services.
+	JobFiles string
 	// Daemon restarts monit for Reload.
 	Daemon Daemon
 	// Pause is between attempts of an action; a second if zero.

@@ -185,7 +185,8 @@ func TestActionsOnBothVersions(t *testing.T) {
 		f := services("a", "b")
 		f.old, f.busy, f.slow = old, 2, 2
 		s := Supervisor{Client: serve(t, f), Poll: time.Millisecond}
-		gone := filepath.Join(filepath.Dir(s.UserFile), "job")
+		gone := filepath.Join(t.TempDir(), "job")
+		s.JobFiles = filepath.Join(gone, "*.monitrc")
 		if err := errors.Join(os.Mkdir(gone, 0o700), os.WriteFile(filepath.Join(gone, "0000_b.monitrc"), []byte("check process b\n  with pidfile "+gone+"/b.pid\n"), 0o600)); err != nil {
 			t.Fatal(err)
 		}

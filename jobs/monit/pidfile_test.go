@@ -15,13 +15,11 @@ import (
 func TestHostilePidfiles(t *testing.T) {
 	dir := t.TempDir()
 	pidfile := filepath.Join(dir, "a.pid")
-	if err := os.Mkdir(filepath.Join(dir, "job"), 0o700); err != nil {
+	text := []byte("check process a with pidfile " + pidfile + "\n")
+	if err := os.WriteFile(filepath.Join(dir, "0000_a.monitrc"), text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "job", "0000_a.monitrc"), []byte("check process a with pidfile "+pidfile+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	c := &Client{UserFile: filepath.Join(dir, "monit.user")}
+	c := &Client{JobFiles: filepath.Join(dir, "*.monitrc")}
 	for _, s := range []struct {
 		name  string
 		make  func() error

@@ -137,7 +137,9 @@ include %[2]s/job/*.monitrc
 			t.Logf("monit said:\n%s", log)
 		}
 	})
-	s := Supervisor{Client: &Client{URL: fmt.Sprintf("http://127.0.0.1:%d", port), UserFile: filepath.Join(dir, "monit.user"), Daemon: m, Pause: 100 * time.Millisecond}, Poll: 100 * time.Millisecond}
+	client := &Client{URL: fmt.Sprintf("http://127.0.0.1:%d", port), UserFile: filepath.Join(dir, "monit.user"),
+		JobFiles: filepath.Join(dir, "job", "*.monitrc"), Daemon: m, Pause: 100 * time.Millisecond}
+	s := Supervisor{Client: client, Poll: 100 * time.Millisecond}
 	ctx := t.Context()
 	if got := s.State(ctx); got != StateUnknown {
 		t.Errorf("before it runs: got %s", got)

@@ -67,7 +67,8 @@ func (s Supervisor) StartUnmonitored(ctx context.Context) (started []string, err
 // if there is none. Look before monit is started, which writes a new one.
 func stateWritten(root string, dirs vcap.Dirs) (last time.Time) {
 	// The stemcell's monitrc names one, monit's own default is in root's home.
-	for _, path := range []string{filepath.Join(dirs.Monit(), "monit.state"), filepath.Join(root, "root/.monit.state"), filepath.Join(root, ".monit.state")} {
+	own := []string{filepath.Join(root, "root/.monit.state"), filepath.Join(root, ".monit.state")}
+	for _, path := range append(own, dirs.MonitState()) {
 		if info, err := os.Stat(path); err == nil && info.ModTime().After(last) {
 			last = info.ModTime()
 		}

@@ -41,10 +41,9 @@ func (s Supervisor) resume(ctx context.Context, status Status, service string) e
 
 var checkProcess = regexp.MustCompile(`(?i)check\s+process\s+"?([^\s"]+)"?\s+(?:with\s+)?pidfile\s+"?([^\s"]+)"?`)
 
-// pidfile finds the pid file of a service in the files of the jobs, which lie beside monit's
-// account.
+// pidfile finds the pid file of a service in the files of the jobs.
 func (c *Client) pidfile(service string) string {
-	files, _ := filepath.Glob(filepath.Join(filepath.Dir(c.UserFile), "job", "*.monitrc"))
+	files, _ := filepath.Glob(c.JobFiles)
 	for _, path := range files {
 		text, err := os.ReadFile(path)
 		if err != nil {

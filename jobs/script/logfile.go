@@ -13,12 +13,16 @@ import (
 // maxLinks is how many links one log may lead through; the kernel allows 40.
 const maxLinks = 16
 
-// openLog opens the log at rel below base to append to it, and makes it and its directories where they are
+// openLog opens the log at path below base to append to it, and makes it and its directories where they are
 // missing. Every name on the way is opened by itself, without following a link. A link counts if the agent's user
 // made it and it stays below base or is /dev/null: releases move logs to other disks, or silence them. Nothing
 // here waits: without O_NONBLOCK, a FIFO would block until it has a reader.
-func openLog(base, rel string) (*os.File, error) {
+func openLog(base, path string) (*os.File, error) {
 	for range maxLinks {
+		rel, err := filepath.Rel(base, path)
+		if err != nil || !filepath.IsLocal(rel) {
+			return nil, fmt.Errorf("script log: a link leads to %s, which is not below %s", path, base)
+		}
 		file, target, err := openWithoutLinks(base, rel)
 		switch {
 		case err != nil:
@@ -28,9 +32,7 @@ func openLog(base, rel string) (*os.File, error) {
 		case target == os.DevNull:
 			return os.OpenFile(os.DevNull, os.O_WRONLY, 0)
 		}
-		if rel, err = filepath.Rel(base, target); err != nil || !filepath.IsLocal(rel) {
-			return nil, fmt.Errorf("script log: a link leads to %s, which is not below %s", target, base)
-		}
+		path = target
 	}
 	return nil, errors.New("script log: too many links")
 }

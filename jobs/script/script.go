@@ -34,7 +34,7 @@ type Runner struct {
 }
 
 // path is where a job's script is.
-func (r Runner) path(job, name string) string { return filepath.Join(r.Dirs.Jobs(), job, "bin", name) }
+func (r Runner) path(job, name string) string { return r.Dirs.JobScript(job, name) }
 
 func exists(path string) (bool, error) {
 	_, err := os.Stat(path)
@@ -145,7 +145,7 @@ func (r Runner) run(ctx context.Context, job, name string, env map[string]string
 // log opens a log of a job's script. The job owns the directory and may have put anything there: what cannot be
 // opened as a log costs the script its log, never its run.
 func (r Runner) log(job, name string) (*os.File, error) {
-	file, err := openLog(r.Dirs.Base(), filepath.Join("sys", "log", job, name))
+	file, err := openLog(r.Dirs.Base(), filepath.Join(r.Dirs.JobLogs(), job, name))
 	if err == nil {
 		return file, nil
 	}

@@ -7,6 +7,7 @@ import (
 
 	"cambium/internal/atomicfile"
 	"cambium/internal/command"
+	"cambium/internal/vcap"
 )
 
 // hookState is what is known of one of the stemcell's hooks.
@@ -27,7 +28,7 @@ func (h *Host) observeHooks(names []string) map[string]hookState {
 }
 
 func (h *Host) observeHook(name string) (s hookState) {
-	own := filepath.Join(h.Dirs.BoshBin(), name)
+	own := h.Dirs.Program(name)
 	if info, err := os.Stat(h.at(own)); err == nil && !info.IsDir() {
 		s.path = own
 	} else if found := command.Find(name); found != "" {
@@ -49,7 +50,7 @@ func diffHooks(have State, names []string) (changes []Change) {
 
 // succeededMark exists from a hook's success until the next boot of the machine.
 func (h *Host) succeededMark(path string) string {
-	return h.at(filepath.Join("/run/cambium/hooks", filepath.Base(path)))
+	return h.at(vcap.RunDir.HookSucceeded(filepath.Base(path)))
 }
 
 func (h *Host) runHook(ctx context.Context, path string) error {

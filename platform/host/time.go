@@ -28,7 +28,7 @@ type timeState struct {
 }
 
 func (h *Host) observeTime() (s timeState, err error) {
-	s.serverFile = filepath.Join(h.Dirs.BoshEtc(), "ntpserver")
+	s.serverFile = h.Dirs.TimeServers()
 	if s.servers, err = h.read(s.serverFile); err != nil {
 		return s, err
 	}

@@ -14,7 +14,6 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"cambium/internal/secret"
-	"cambium/internal/vcap"
 	"cambium/settings"
 	"cambium/settings/agentjson"
 )
@@ -125,7 +124,7 @@ func TestNoSecretIsEverPrinted(t *testing.T) {
 	o.mustBeClean(t)
 
 	// It is there where it must be: in the files, which only root can read.
-	for _, file := range []string{vcap.SettingsFile, vcap.UpdateSettingsFile, vcap.DiskHintsFile} {
+	for _, file := range settingsFiles {
 		if !strings.Contains(m.read(t, m.dirs.Bosh()+"/"+file), canary) {
 			t.Errorf("%s lost its secrets", file)
 		}
@@ -156,7 +155,7 @@ func TestNoErrorShowsAValue(t *testing.T) {
 			fmt.Fprintln(&o, l.Why, l.Report)
 		}
 		_, rep := settings.DecodeUpdate("update", secret.NewJSON(document))
-		_, rep2 := settings.DecodeHints("hints", secret.NewJSON(document))
+		_, rep2 := settings.DecodeHints(secret.NewJSON(document))
 		_, err := settings.DecodeHint(secret.NewJSON(document))
 		_, rep3 := agentjson.Parse("agent.json", document)
 		fmt.Fprintln(&o, rep, rep2, err, rep3, settings.Validate("doc", secret.NewJSON(document)))

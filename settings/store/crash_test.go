@@ -101,12 +101,12 @@ func TestACrashBetweenAnyTwoChangesConverges(t *testing.T) {
 			end:     "a-1 [2] new 1 d-1",
 		},
 		"clone": {
-			prepare: withEverything(""),
+			prepare: func(t *testing.T, m *machine) { withEverything("")(t, m); m.leave(t, ".damaged") },
 			answer:  doc("b-2"),
 			end:     "b-2 [] - 0 -",
 		},
 		"clone of a tmpfs machine": {
-			prepare: withEverything(tmpfsOn),
+			prepare: func(t *testing.T, m *machine) { withEverything(tmpfsOn)(t, m); m.leave(t, ".damaged") },
 			answer:  doc("b-2", tmpfsOn),
 			end:     "b-2 [] - 0 -",
 		},
@@ -159,6 +159,9 @@ func TestACrashBetweenAnyTwoChangesConverges(t *testing.T) {
 				if stale := m.stale(t, c); stale != "" {
 					t.Fatalf("crash after %q left %s behind", made, stale)
 				}
+				if inPlace, _ := m.split(t); len(inPlace) > 0 && strings.HasPrefix(j.end, "b-2") {
+					t.Fatalf("crash after %q: another agent id inherits %q", made, inPlace)
+				}
 				if !crashed {
 					if n == 0 {
 						t.Fatal("the scenario made no change")
@@ -206,9 +209,9 @@ func contains(all []string, s string) bool {
 // stale names settings files in the place that is not in use, and temporary files anywhere.
 func (m *machine) stale(t *testing.T, c *Current) string {
 	t.Helper()
-	for _, place := range c.places() {
+	for _, place := range m.dirs.Places() {
 		for _, file := range moving {
-			for _, path := range []string{filepath.Join(place, file), filepath.Join(place, file+atomicfile.PreviousSuffix)} {
+			for _, path := range []string{file(place), file(place) + atomicfile.PreviousSuffix} {
 				if place != c.Place() && exists(path) {
 					return path
 				}
@@ -275,7 +278,7 @@ func TestAFullDiskLeavesTheSettingsInForceAndTheSourceAlone(t *testing.T) {
 	if err := os.RemoveAll(m.settingsFile()); err != nil {
 		t.Fatal(err)
 	}
-	if l := m.load(t, c); l.NotCached != nil || m.cleared != 1 || !exists(filepath.Join(m.dirs.Bosh(), vcap.SettingsFile)) {
+	if l := m.load(t, c); l.NotCached != nil || m.cleared != 1 || !exists(vcap.Place(m.dirs.Bosh()).Settings()) {
 		t.Errorf("the next load gave %+v, cleared %d times; want it cached and cleared", l, m.cleared)
 	}
 }

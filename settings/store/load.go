@@ -5,10 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
-	"strings"
 
-	"cambium/internal/atomicfile"
 	"cambium/internal/vcap"
 	"cambium/settings"
 )
@@ -86,7 +83,7 @@ func (c *Current) fallBack(why error) (Loaded, error) {
 	c.replace(func(s *state) {
 		s.last.Cached, s.last.Why, s.last.Spent = true, why, expected
 		if s.last.NotCached == nil {
-			s.last.From = "cached " + filepath.Join(s.place, vcap.SettingsFile)
+			s.last.From = "cached " + s.place.Settings()
 		}
 	})
 	return c.Last(), nil
@@ -103,7 +100,7 @@ func (c *Current) accept(ctx context.Context, next settings.Settings, loaded Loa
 		}
 		loaded.Foreign = known
 		c.options.Log.WithField("path", now.place).Warn("the state found here belongs to another agent id; it is set aside")
-		if err := c.setAside(now, known); err != nil {
+		if err := c.setAside(known); err != nil && !c.disk.readOnly {
 			loaded.NotCached = fmt.Errorf("set aside the state of another agent id: %w", err)
 		}
 	}
@@ -116,11 +113,11 @@ func (c *Current) accept(ctx context.Context, next settings.Settings, loaded Loa
 	}
 	trial := *now
 	change(&trial)
-	place := c.dirs.Bosh()
+	place := vcap.Place(c.dirs.Bosh())
 	if next.Env.Bosh.SettingsTmpfs {
-		place = c.dirs.SettingsTmpfs()
+		place = vcap.Place(c.dirs.SettingsTmpfs())
 	}
-	loaded.Wrote = c.outdated(filepath.Join(place, vcap.SettingsFile), next)
+	loaded.Wrote = c.outdated(place.Settings(), next)
 	if loaded.NotCached == nil && !c.disk.readOnly {
 		loaded.NotCached = c.cache(ctx, trial, place)
 	}
@@ -156,7 +153,7 @@ func (c *Current) outdated(path string, s settings.Settings) string {
 // keepOff returns why records with secrets may not be written to the state's place: the settings
 // ask for a tmpfs, and there is none.
 func (c *Current) keepOff(s *state) error {
-	if !c.disk.readOnly && s.settings.Env.Bosh.SettingsTmpfs && s.place != c.dirs.SettingsTmpfs() {
+	if !c.disk.readOnly && s.settings.Env.Bosh.SettingsTmpfs && s.place != vcap.Place(c.dirs.SettingsTmpfs()) {
 		return errors.New("settings ask for a tmpfs, which could not be mounted")
 	}
 	return nil
@@ -164,19 +161,19 @@ func (c *Current) keepOff(s *state) error {
 
 // cache writes settings.json, and the other files too when they move to another place. In the
 // new place settings.json comes last, because its presence says that the place counts.
-func (c *Current) cache(ctx context.Context, s state, place string) error {
-	if place == c.dirs.SettingsTmpfs() {
-		if err := c.disk.mkdir(place); err != nil {
+func (c *Current) cache(ctx context.Context, s state, place vcap.Place) error {
+	if tmpfs := c.dirs.SettingsTmpfs(); place == vcap.Place(tmpfs) {
+		if err := c.disk.mkdir(tmpfs); err != nil {
 			return err
 		}
 		if c.options.MountTmpfs == nil {
 			return errors.New("settings ask for a tmpfs, which is not available here")
 		}
-		if err := c.options.MountTmpfs(ctx, place); err != nil {
+		if err := c.options.MountTmpfs(ctx, tmpfs); err != nil {
 			return fmt.Errorf("mount settings tmpfs: %w", err)
 		}
 	}
-	if place != s.place || !exists(filepath.Join(place, vcap.SettingsFile)) {
+	if place != s.place || !exists(place.Settings()) {
 		if err := c.writeUpdate(place, s.update); err != nil {
 			return err
 		}
@@ -184,10 +181,10 @@ func (c *Current) cache(ctx context.Context, s state, place string) error {
 			return err
 		}
 	}
-	if err := c.disk.write(filepath.Join(place, vcap.SettingsFile), s.settings.Encode().Reveal()); err != nil {
+	if err := c.disk.write(place.Settings(), s.settings.Encode().Reveal()); err != nil {
 		return err
 	}
-	for _, other := range c.places() {
+	for _, other := range c.dirs.Places() {
 		if other == place {
 			continue
 		}
@@ -196,45 +193,4 @@ func (c *Current) cache(ctx context.Context, s state, place string) error {
 		}
 	}
 	return nil
-}
-
-// setAside moves everything that another agent id left to a directory of its own. Its settings.json
-// is moved last, so that the next start notices an interrupted move and continues it.
-func (c *Current) setAside(s *state, owner string) error {
-	paths := []string{c.dirs.ManagedDiskSettings(), c.dirs.AgentState(), c.dirs.Spec(), c.dirs.Tasks()}
-	for _, place := range c.places() {
-		for _, name := range append([]string{vcap.UpdateSettingsFile, vcap.DiskHintsFile}, c.options.Others...) {
-			paths = append(paths, filepath.Join(place, name))
-		}
-		if place != s.place {
-			paths = append(paths, filepath.Join(place, vcap.SettingsFile))
-		}
-	}
-	for _, path := range append(paths, filepath.Join(s.place, vcap.SettingsFile)) {
-		// Beside the file, because what is on a tmpfs must not get to the disk.
-		aside := filepath.Join(filepath.Dir(path), "foreign", fileName(owner))
-		for _, p := range []string{path + atomicfile.PreviousSuffix, path} {
-			if !exists(p) {
-				continue
-			}
-			if err := c.disk.mkdir(aside); err != nil {
-				return err
-			}
-			if err := c.disk.move(p, filepath.Join(aside, filepath.Base(p))); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// fileName makes a directory name of an agent id, which is any string.
-func fileName(id string) string {
-	clean := strings.Map(func(r rune) rune {
-		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_' {
-			return r
-		}
-		return '_'
-	}, id)
-	return clean[:min(len(clean), 128)]
 }

@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"path/filepath"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -78,8 +77,8 @@ func (c *Current) Update(ctx context.Context, u settings.Update) (settings.Chang
 }
 
 // writeUpdate leaves no file where there never was an update.
-func (c *Current) writeUpdate(place string, u settings.Update) error {
-	path := filepath.Join(place, vcap.UpdateSettingsFile)
+func (c *Current) writeUpdate(place vcap.Place, u settings.Update) error {
+	path := place.UpdateSettings()
 	if u.Blank() && !exists(path) {
 		return nil
 	}
@@ -126,8 +125,8 @@ func (c *Current) changeHints(change func(*state, map[string]settings.Persistent
 	return nil
 }
 
-func (c *Current) writeHints(place string, hints map[string]settings.PersistentDisk) error {
-	path := filepath.Join(place, vcap.DiskHintsFile)
+func (c *Current) writeHints(place vcap.Place, hints map[string]settings.PersistentDisk) error {
+	path := place.DiskHints()
 	if len(hints) == 0 && !exists(path) {
 		return nil
 	}

@@ -15,7 +15,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 
@@ -44,9 +43,6 @@ type Options struct {
 	Fetch func(context.Context) (Fetched, error)
 	// MountTmpfs makes the directory at path a tmpfs unless it is one.
 	MountTmpfs func(ctx context.Context, path string) error
-	// Others are names of further files, in either place, that belong to one agent id and are set
-	// aside with the state of another.
-	Others []string
 	// ReadOnly writes no file; settings are then in force in memory only.
 	ReadOnly bool
 	Log      *logrus.Entry
@@ -75,7 +71,7 @@ type Loaded struct {
 // state is one consistent view; it is replaced as a whole and never changed.
 type state struct {
 	present   bool // there are settings
-	place     string
+	place     vcap.Place
 	settings  settings.Settings
 	update    settings.Update
 	effective settings.Effective
@@ -116,13 +112,13 @@ func open(dirs vcap.Dirs, o Options, step func(string)) (*Current, error) {
 		if err := c.disk.mkdir(dirs.Bosh()); err != nil {
 			return nil, fmt.Errorf("open store: %w", err)
 		}
-		for _, dir := range c.places() {
-			if err := atomicfile.Sweep(dir); err != nil {
-				o.Log.WithField("path", dir).WithError(err).Warn("cannot remove temporary files of an earlier run")
+		for _, place := range dirs.Places() {
+			if err := atomicfile.Sweep(string(place)); err != nil {
+				o.Log.WithField("path", place).WithError(err).Warn("cannot remove temporary files of an earlier run")
 			}
 		}
 	}
-	s := &state{place: dirs.Bosh()}
+	s := &state{place: vcap.Place(dirs.Bosh())}
 	c.restore(s)
 	c.state.Store(s)
 	return c, nil
@@ -132,17 +128,13 @@ func open(dirs vcap.Dirs, o Options, step func(string)) (*Current, error) {
 // ask the store in turn: what it accepts, and whether it has a copy.
 func (c *Current) FetchFrom(fetch func(context.Context) (Fetched, error)) { c.options.Fetch = fetch }
 
-// places are where the three settings files may be, the one that wins first: files are written
-// to the tmpfs before they are removed from the disk, and the other way round settings.json is
-// removed from the tmpfs first.
-func (c *Current) places() []string { return []string{c.dirs.SettingsTmpfs(), c.dirs.Bosh()} }
-
-var moving = []string{vcap.UpdateSettingsFile, vcap.DiskHintsFile, vcap.SettingsFile}
+// moving are the files that move from one place to the other with the settings.
+var moving = []func(vcap.Place) string{vcap.Place.UpdateSettings, vcap.Place.DiskHints, vcap.Place.Settings}
 
 // restore reads all files into s.
 func (c *Current) restore(s *state) {
-	if data, place := c.first(c.places(), vcap.SettingsFile, c.Check); data != nil {
-		from := "cached " + filepath.Join(place, vcap.SettingsFile)
+	if data, place := c.first(c.dirs.Places(), vcap.Place.Settings, c.Check); data != nil {
+		from := "cached " + place.Settings()
 		var rep report.Report
 		s.settings, rep = settings.Decode(from, secret.NewJSON(data))
 		s.present, s.place = true, place
@@ -151,17 +143,17 @@ func (c *Current) restore(s *state) {
 	// Without settings.json, which prepare_configure_networks removes, the others still count, and
 	// those on the tmpfs are never older. Where settings.json is on the tmpfs, they were put there
 	// before it, so what the disk has is left over.
-	order := c.places()
-	if s.present && s.place == c.dirs.SettingsTmpfs() {
+	order := c.dirs.Places()
+	if s.present && s.place == order[0] {
 		order = order[:1]
 	}
-	var from string
-	if data, place := c.first(order, vcap.UpdateSettingsFile, acceptUpdate); data != nil {
+	var from vcap.Place
+	if data, place := c.first(order, vcap.Place.UpdateSettings, acceptUpdate); data != nil {
 		s.update, _ = settings.DecodeUpdate(settings.UpdateName, secret.NewJSON(data))
 		from = place
 	}
-	if data, place := c.first(order, vcap.DiskHintsFile, acceptHints); data != nil {
-		s.hints, _ = settings.DecodeHints(vcap.DiskHintsFile, secret.NewJSON(data))
+	if data, place := c.first(order, vcap.Place.DiskHints, acceptHints); data != nil {
+		s.hints, _ = settings.DecodeHints(secret.NewJSON(data))
 		from = place
 	}
 	if !s.present && from != "" {
@@ -180,9 +172,9 @@ func (c *Current) restore(s *state) {
 }
 
 // first returns the file from the first place that has a good one.
-func (c *Current) first(places []string, name string, accept func([]byte) error) ([]byte, string) {
-	for _, place := range places {
-		if data := c.salvage(filepath.Join(place, name), accept); data != nil {
+func (c *Current) first(in []vcap.Place, path func(vcap.Place) string, accept func([]byte) error) ([]byte, vcap.Place) {
+	for _, place := range in {
+		if data := c.salvage(path(place), accept); data != nil {
 			return data, place
 		}
 	}
@@ -195,7 +187,7 @@ func acceptUpdate(data []byte) error {
 }
 
 func acceptHints(data []byte) error {
-	_, rep := settings.DecodeHints(vcap.DiskHintsFile, secret.NewJSON(data))
+	_, rep := settings.DecodeHints(secret.NewJSON(data))
 	return rep.Err()
 }
 
@@ -225,8 +217,8 @@ func (c *Current) salvage(path string, accept func([]byte) error) []byte {
 }
 
 // clean removes what a crash in the middle of a move left in the places that are not in use.
-func (c *Current) clean(place string) {
-	for _, other := range c.places() {
+func (c *Current) clean(place vcap.Place) {
+	for _, other := range c.dirs.Places() {
 		if other == place {
 			continue
 		}
@@ -238,9 +230,9 @@ func (c *Current) clean(place string) {
 
 // empty removes the settings files from a place, settings.json first: without it the place
 // does not count any more.
-func (c *Current) empty(place string) error {
+func (c *Current) empty(place vcap.Place) error {
 	for i := len(moving) - 1; i >= 0; i-- {
-		path := filepath.Join(place, moving[i])
+		path := moving[i](place)
 		if err := c.disk.remove(path); err != nil {
 			return err
 		}
@@ -269,7 +261,7 @@ func (c *Current) Effective() settings.Effective { return c.state.Load().effecti
 func (c *Current) Last() Loaded { return c.state.Load().last }
 
 // Place is the directory that holds the settings files: on the disk or on the tmpfs.
-func (c *Current) Place() string { return c.state.Load().place }
+func (c *Current) Place() vcap.Place { return c.state.Load().place }
 
 // replace makes a changed copy of the state current. The caller holds writing.
 func (c *Current) replace(change func(*state)) {
@@ -284,8 +276,8 @@ func (c *Current) invalidate() error {
 	c.writing.Lock()
 	defer c.writing.Unlock()
 	var failed []error
-	for _, place := range c.places() {
-		failed = append(failed, c.disk.remove(filepath.Join(place, vcap.SettingsFile)))
+	for _, place := range c.dirs.Places() {
+		failed = append(failed, c.disk.remove(place.Settings()))
 	}
 	if err := errors.Join(failed...); err != nil {
 		return fmt.Errorf("remove cached settings: %w", err)

@@ -40,8 +40,7 @@ func newMachine(t *testing.T) *machine {
 
 func (m *machine) options() Options {
 	return Options{
-		Log:    m.entry,
-		Others: []string{"journal"},
+		Log: m.entry,
 		Fetch: func(context.Context) (Fetched, error) {
 			if m.failure != nil {
 				return Fetched{}, m.failure
@@ -122,7 +121,9 @@ func (m *machine) read(t *testing.T, path string) string {
 	return string(data)
 }
 
-func (m *machine) settingsFile() string { return filepath.Join(m.dirs.Bosh(), vcap.SettingsFile) }
+var settingsFiles = []string{"settings.json", "update_settings.json", "persistent_disk_hints.json"}
+
+func (m *machine) settingsFile() string { return vcap.Place(m.dirs.Bosh()).Settings() }
 
 func doc(id string, more ...string) string {
 	return fmt.Sprintf(`{"agent_id":%q,"mbus":"nats://u:p@10.0.0.6:4222"%s}`, id, strings.Join(more, ""))
@@ -291,7 +292,7 @@ func TestDamagedFilesGiveWayToTheirPreviousGeneration(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			for _, file := range []string{vcap.SettingsFile, vcap.UpdateSettingsFile, vcap.DiskHintsFile, "managed_disk_settings.json"} {
+			for _, file := range append(settingsFiles, "managed_disk_settings.json") {
 				content := damage
 				if file == "managed_disk_settings.json" {
 					content = ""
@@ -315,7 +316,7 @@ func TestDamagedFilesGiveWayToTheirPreviousGeneration(t *testing.T) {
 			if _, err := c.Update(t.Context(), update(t, `{"trusted_certs":"three"}`)); err != nil {
 				t.Fatal(err)
 			}
-			previous := filepath.Join(m.dirs.Bosh(), vcap.UpdateSettingsFile+atomicfile.PreviousSuffix)
+			previous := vcap.Place(m.dirs.Bosh()).UpdateSettings() + atomicfile.PreviousSuffix
 			if got := m.read(t, previous); !strings.Contains(got, "one") {
 				t.Errorf("previous generation is %q", got)
 			}
@@ -360,7 +361,7 @@ func TestDamagedRecordOfTheStore(t *testing.T) {
 
 func TestDamageWithoutPreviousIsSetAside(t *testing.T) {
 	m := newMachine(t)
-	for _, file := range []string{vcap.SettingsFile, vcap.UpdateSettingsFile, vcap.DiskHintsFile, "agent_state.json"} {
+	for _, file := range append(settingsFiles, "agent_state.json") {
 		m.put(t, filepath.Join(m.dirs.Bosh(), file), "{")
 	}
 	m.answer = doc("a-1")
@@ -369,7 +370,7 @@ func TestDamageWithoutPreviousIsSetAside(t *testing.T) {
 		t.Error("a damaged file counts as settings")
 	}
 	m.load(t, c)
-	if got := m.read(t, filepath.Join(m.dirs.Bosh(), vcap.UpdateSettingsFile+corruptSuffix)); got != "{" {
+	if got := m.read(t, vcap.Place(m.dirs.Bosh()).UpdateSettings()+corruptSuffix); got != "{" {
 		t.Errorf("the damaged file was not kept, got %q", got)
 	}
 	if c.HostsConfigured() {

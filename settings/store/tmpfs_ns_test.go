@@ -76,7 +76,8 @@ func TestNSSettingsOnARealTmpfs(t *testing.T) {
 			t.Errorf("%s with %d bytes is on the disk", file, len(data))
 		}
 		// The machine rebooted: everything comes from the source again.
-		if c := start(); c.Effective().TrustedCerts != "" || c.Place() != m.dirs.SettingsTmpfs() || exists(m.settingsFile()) {
+		c = start()
+		if c.Effective().TrustedCerts != "" || string(c.Place()) != m.dirs.SettingsTmpfs() || exists(m.settingsFile()) {
 			t.Errorf("after a reboot: %q in %s", c.Effective().TrustedCerts, c.Place())
 		}
 		if err := mount.Unmount(t.Context(), m.dirs.SettingsTmpfs()); err != nil {

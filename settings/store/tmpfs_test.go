@@ -71,7 +71,7 @@ func TestTmpfsHoldsAllGenerationsAndThePlainCopiesGo(t *testing.T) {
 	// And back to the disk.
 	m.failure, m.answer = nil, doc("a-1", `,"ntp":["z"]`)
 	m.load(t, c)
-	if exists(m.tmpfsFile(vcap.SettingsFile)) || exists(m.tmpfsFile(vcap.DiskHintsFile)) {
+	if exists(m.tmpfsFile("settings.json")) || exists(m.tmpfsFile("persistent_disk_hints.json")) {
 		t.Errorf("the tmpfs still holds %v", m.tree(t))
 	}
 	m.failure = errors.New("away")
@@ -124,7 +124,7 @@ func TestUpdatesAndHintsAreFoundWithoutCachedSettings(t *testing.T) {
 		t.Error("invalidating the cache took the settings in force away")
 	}
 	c = m.open(t)
-	if c.Present() || len(c.Disks()) != 1 || c.Place() != m.dirs.SettingsTmpfs() {
+	if c.Present() || len(c.Disks()) != 1 || string(c.Place()) != m.dirs.SettingsTmpfs() {
 		t.Errorf("present %v, disks %v, place %s; want only the hint, on the tmpfs", c.Present(), c.Disks(), c.Place())
 	}
 }
@@ -135,8 +135,8 @@ func TestUpdatesAndHintsAreFoundWithoutCachedSettings(t *testing.T) {
 func TestOldPlainSettingsDoNotCostTheNewerUpdates(t *testing.T) {
 	m := newMachine(t)
 	m.put(t, m.settingsFile(), doc("a-1"))
-	m.put(t, m.tmpfsFile(vcap.UpdateSettingsFile), `{"trusted_certs":"newer"}`)
-	m.put(t, m.tmpfsFile(vcap.DiskHintsFile), `{"d-1":{"Path":"/dev/x"}}`)
+	m.put(t, m.tmpfsFile("update_settings.json"), `{"trusted_certs":"newer"}`)
+	m.put(t, m.tmpfsFile("persistent_disk_hints.json"), `{"d-1":{"Path":"/dev/x"}}`)
 	for restart := range 2 {
 		c := m.open(t)
 		if got := c.Effective().TrustedCerts; got != "newer" || len(c.Disks()) != 1 {
@@ -145,19 +145,63 @@ func TestOldPlainSettingsDoNotCostTheNewerUpdates(t *testing.T) {
 	}
 }
 
+// leave puts something into every file that belongs to an agent id, and into companions with these suffixes.
+func (m *machine) leave(t *testing.T, suffixes ...string) {
+	t.Helper()
+	d := m.dirs
+	below := map[string]string{d.Instance(): "dns/records.json", d.MonitJobs(): "0000_web.monitrc",
+		d.MonitJobsWithdrawn(): "0000_old.monitrc", d.FormerDiskRequests(): "accept-d-1"}
+	for _, path := range d.OfAgentID() {
+		place := vcap.Place(filepath.Dir(path))
+		if slices.ContainsFunc(moving, func(file func(vcap.Place) string) bool { return file(place) == path }) {
+			continue // the store writes them
+		}
+		for _, suffix := range append(suffixes, "") {
+			if file := filepath.Join(path, below[path]) + suffix; !exists(file) {
+				m.put(t, file, `"of a-1"`)
+			}
+		}
+	}
+}
+
+// ofMachine are files that stay when the agent id changes.
+func (m *machine) ofMachine() []string {
+	d := m.dirs
+	return []string{d.AgentJSON(), d.Log(), d.TimeServers(), d.BootOnce(), d.CanRestartMark(), d.MonitUser(),
+		d.MonitState(), filepath.Join(d.DataJobs(), "web"), filepath.Join(d.Jobs(), "web"),
+		filepath.Join(d.Store(), "x"), filepath.Join(d.SSHHomes(), "me")}
+}
+
+// split returns the files that mention agent id a-1, and how many of them are set aside.
+func (m *machine) split(t *testing.T) (inPlace []string, aside int) {
+	t.Helper()
+	for _, name := range m.tree(t) {
+		switch text := m.read(t, filepath.Join(m.dirs.Base(), name)); {
+		case strings.Contains(name, "foreign/a-1/"):
+			aside++
+		case strings.Contains(text, "a-1"):
+			inPlace = append(inPlace, name)
+		}
+	}
+	return inPlace, aside
+}
+
 func TestAnotherAgentsStateIsSetAside(t *testing.T) {
 	m := newMachine(t)
 	m.answer = doc("a-1")
 	c := m.open(t)
 	m.load(t, c)
-	if _, err := c.Update(t.Context(), update(t, `{"trusted_certs":"old","mbus":{"urls":["nats://old:4222"]}}`)); err != nil {
+	m.put(t, m.dirs.AgentState(), `{"of":"a-1"}`)
+	_, err := c.Update(t.Context(), update(t, `{"trusted_certs":"a-1","mbus":{"urls":["nats://old:4222"]}}`))
+	hint := settings.DiskHint{Path: "/dev/x"}
+	if err := errors.Join(err, c.PutHint("a-1", hint), c.SetMountedCID("a-1"), c.SetHostsConfigured()); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(c.PutHint("d-1", settings.DiskHint{Path: "/dev/x"}), c.SetMountedCID("d-1"), c.SetHostsConfigured()); err != nil {
-		t.Fatal(err)
+	m.leave(t, atomicfile.PreviousSuffix, corruptSuffix, ".damaged")
+	for _, path := range m.ofMachine() {
+		m.put(t, path, "of the machine")
 	}
-	m.put(t, m.dirs.Spec(), `{"old":true}`)
-	m.put(t, filepath.Join(m.dirs.Bosh(), "journal"), "old tasks")
+	before, _ := m.split(t)
 
 	// While the agent runs, an answer for another VM is refused.
 	m.answer = doc("b-2")
@@ -165,25 +209,46 @@ func TestAnotherAgentsStateIsSetAside(t *testing.T) {
 		t.Errorf("got %+v as %s; want the answer refused", l, c.Effective().Settings.AgentID)
 	}
 
-	// At a start it means that this is a clone.
-	c = m.open(t)
+	// A plan only says what would be done.
+	files := len(m.tree(t))
+	o := m.options()
+	o.ReadOnly = true
+	c, err = Open(m.dirs, o)
+	if err != nil {
+		t.Fatal(err)
+	}
 	l := m.load(t, c)
-	e := c.Effective()
-	if l.Foreign != "a-1" || l.NotCached != nil || e.Settings.AgentID != "b-2" {
-		t.Fatalf("got %+v", l)
+	if l.Foreign != "a-1" || l.NotCached != nil || l.Wrote != m.settingsFile() || len(m.tree(t)) != files {
+		t.Errorf("a plan gave %+v", l)
 	}
-	if e.TrustedCerts != "" || e.Bus.URLs[0].Reveal() != "nats://u:p@10.0.0.6:4222" || len(c.Disks()) != 0 || mountedCID(c) != "" || c.HostsConfigured() {
-		t.Errorf("the other agent's state is in force: %+v %v %q", e, c.Disks(), mountedCID(c))
-	}
-	want := []string{
-		"bosh/foreign/a-1/agent_state.json", "bosh/foreign/a-1/journal", "bosh/foreign/a-1/managed_disk_settings.json", "bosh/foreign/a-1/persistent_disk_hints.json",
-		"bosh/foreign/a-1/settings.json", "bosh/foreign/a-1/spec.json", "bosh/foreign/a-1/update_settings.json", "bosh/settings.json",
-	}
-	if got := m.tree(t); !slices.Equal(got, want) {
-		t.Errorf("files are\n%v\nwant\n%v", got, want)
-	}
-	if l := m.load(t, m.open(t)); l.Foreign != "" {
-		t.Error("the second start set something aside again")
+
+	// At a start it means that this is a clone. The second time, there is something in the place for what is set aside.
+	for range 2 {
+		m.answer = doc("b-2")
+		c = m.open(t)
+		l := m.load(t, c)
+		e := c.Effective()
+		if l.Foreign != "a-1" || l.NotCached != nil || e.Settings.AgentID != "b-2" {
+			t.Fatalf("got %+v", l)
+		}
+		if e.TrustedCerts != "" || e.Bus.URLs[0].Reveal() != "nats://u:p@10.0.0.6:4222" || len(c.Disks()) != 0 ||
+			mountedCID(c) != "" || c.HostsConfigured() {
+			t.Errorf("the other agent's state is in force: %+v %v %q", e, c.Disks(), mountedCID(c))
+		}
+		if inPlace, aside := m.split(t); len(inPlace) > 0 || aside != len(before) {
+			t.Errorf("%d of %d files are set aside; these are inherited: %q", aside, len(before), inPlace)
+		}
+		for _, path := range m.ofMachine() {
+			if m.read(t, path) != "of the machine" {
+				t.Errorf("%s changed", path)
+			}
+		}
+		if l := m.load(t, m.open(t)); l.Foreign != "" {
+			t.Error("the next start set something aside again")
+		}
+		m.answer = doc("a-1")
+		m.load(t, m.open(t))
+		m.leave(t, atomicfile.PreviousSuffix, corruptSuffix, ".damaged")
 	}
 }
 
@@ -191,8 +256,8 @@ func TestAnotherAgentsStateIsSetAside(t *testing.T) {
 func TestFilesOfUpstreamAreTakenOverAndTightened(t *testing.T) {
 	m := newMachine(t)
 	m.put(t, m.settingsFile(), `{"agent_id":"a-1","vm":{"name":""},"disks":{"system":"","ephemeral":null,"persistent":{},"raw_ephemeral":null},"mbus":"","networks":null}`)
-	m.put(t, filepath.Join(m.dirs.Bosh(), vcap.UpdateSettingsFile), `{"blobstores":null,"disk_associations":[{"name":"n","cid":"vol-9"}],"mbus":{"cert":{"ca":"","certificate":"","private_key":""},"urls":null},"trusted_certs":"PEM"}`)
-	m.put(t, filepath.Join(m.dirs.Bosh(), vcap.DiskHintsFile), `{"vol-9": {"ID": "vol-9", "DeviceID": "", "VolumeID": "/dev/sdc", "Lun": "", "HostDeviceID": "", "Path": "/dev/sdc",
+	m.put(t, vcap.Place(m.dirs.Bosh()).UpdateSettings(), `{"blobstores":null,"disk_associations":[{"name":"n","cid":"vol-9"}],"mbus":{"cert":{"ca":"","certificate":"","private_key":""},"urls":null},"trusted_certs":"PEM"}`)
+	m.put(t, vcap.Place(m.dirs.Bosh()).DiskHints(), `{"vol-9": {"ID": "vol-9", "DeviceID": "", "VolumeID": "/dev/sdc", "Lun": "", "HostDeviceID": "", "Path": "/dev/sdc",
  "ISCSISettings": {"InitiatorName": "", "Username": "", "Target": "", "Password": ""}, "FileSystemType": "xfs", "MountOptions": null, "Partitioner": ""}}`)
 	m.put(t, m.dirs.ManagedDiskSettings(), "vol-9")
 	m.put(t, m.dirs.AgentState(), `{"Linux":{"hosts_configured":true}}`)
@@ -246,7 +311,7 @@ func TestUpdateInTwoPhases(t *testing.T) {
 	if p.Changes != (settings.Changes{Mbus: true, Blobstores: true}) || p.Effective.Bus.URLs[0].Reveal() != "nats://new:4222" {
 		t.Errorf("preview shows %+v", p.Changes)
 	}
-	if c.Effective().Bus.URLs[0].Reveal() == "nats://new:4222" || exists(filepath.Join(m.dirs.Bosh(), vcap.UpdateSettingsFile)) {
+	if c.Effective().Bus.URLs[0].Reveal() == "nats://new:4222" || exists(vcap.Place(m.dirs.Bosh()).UpdateSettings()) {
 		t.Error("a preview had an effect")
 	}
 	if _, err := c.Update(t.Context(), update(t, `{"trusted_certs":"x"}`)); err != nil {

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 
@@ -48,8 +47,6 @@ type formatted struct{ DiskCid string }
 
 type migrated struct{ FromDiskCid, ToDiskCid string }
 
-func (d *Disks) file(name string) string { return filepath.Join(d.Dirs.Bosh(), name) }
-
 // read fills a list from a file, if there is one.
 func read(path string, list any) error {
 	data, err := os.ReadFile(path)
@@ -75,7 +72,7 @@ func write(path string, list any) error {
 
 func (d *Disks) mounts() ([]mounted, error) {
 	list := []mounted{}
-	err := read(d.file("mounts.json"), &list)
+	err := read(d.Dirs.DummyMounts(), &list)
 	return list, err
 }
 
@@ -124,15 +121,15 @@ func (d *Disks) mount(cid string) error {
 		}
 	}
 	disks := []formatted{}
-	if err := read(d.file("formatted_disks.json"), &disks); err != nil {
+	if err := read(d.Dirs.DummyFormatted(), &disks); err != nil {
 		return err
 	}
 	if !slices.Contains(disks, formatted{cid}) {
-		if err := write(d.file("formatted_disks.json"), append(disks, formatted{cid})); err != nil {
+		if err := write(d.Dirs.DummyFormatted(), append(disks, formatted{cid})); err != nil {
 			return err
 		}
 	}
-	if err := write(d.file("mounts.json"), append(mounts, mounted{where, disk.MountOptions, cid})); err != nil {
+	if err := write(d.Dirs.DummyMounts(), append(mounts, mounted{where, disk.MountOptions, cid})); err != nil {
 		return err
 	}
 	if where == d.Dirs.Store() {
@@ -169,7 +166,7 @@ func (d *Disks) Unmount(_ context.Context, cid string) (string, error) {
 	if len(left) == len(mounts) {
 		return fmt.Sprintf("Partition of %s is not mounted", cid), nil
 	}
-	if err := write(d.file("mounts.json"), left); err != nil {
+	if err := write(d.Dirs.DummyMounts(), left); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("Unmounted partition of %s", cid), nil
@@ -211,7 +208,7 @@ func (d *Disks) MountLast() error {
 		return nil // detached meanwhile
 	}
 	disks := []formatted{}
-	if err := read(d.file("formatted_disks.json"), &disks); err != nil {
+	if err := read(d.Dirs.DummyFormatted(), &disks); err != nil {
 		return err
 	}
 	if !slices.Contains(disks, formatted{cid}) {
@@ -241,15 +238,16 @@ func (d *Disks) Migrate(context.Context, string, string) error {
 		return nil // repeated after success
 	}
 	done := []migrated{}
-	if err := read(d.file("disk_migrations.json"), &done); err != nil {
+	if err := read(d.Dirs.DummyMigrations(), &done); err != nil {
 		return err
 	}
-	if err := write(d.file("disk_migrations.json"), append(done, migrated{mounts[from].DiskCid, mounts[to].DiskCid})); err != nil {
+	done = append(done, migrated{mounts[from].DiskCid, mounts[to].DiskCid})
+	if err := write(d.Dirs.DummyMigrations(), done); err != nil {
 		return err
 	}
 	mounts[to].MountDir = d.Dirs.Store()
 	cid := mounts[to].DiskCid
-	if err := write(d.file("mounts.json"), append(mounts[:from], mounts[from+1:]...)); err != nil {
+	if err := write(d.Dirs.DummyMounts(), append(mounts[:from], mounts[from+1:]...)); err != nil {
 		return err
 	}
 	return d.Records.SetMountedCID(cid)
@@ -277,5 +275,5 @@ func (d *Disks) Associate(_ context.Context, associations []settings.DiskAssocia
 	if len(names) == 0 {
 		return nil
 	}
-	return write(d.file("disk_associations.json"), names)
+	return write(d.Dirs.DummyAssociations(), names)
 }

@@ -58,7 +58,7 @@ func TestDiskChangeAsADirectorDoesIt(t *testing.T) {
 	if got, err := d.List(ctx); err != nil || !slices.Equal(got, []string{"new"}) || rec.mounted != "new" {
 		t.Errorf("after migration: List = %v, %v, record %q", got, err, rec.mounted)
 	}
-	if got, _ := os.ReadFile(d.file("disk_migrations.json")); string(got) != `[{"FromDiskCid":"old","ToDiskCid":"new"}]` {
+	if got, _ := os.ReadFile(d.Dirs.DummyMigrations()); string(got) != `[{"FromDiskCid":"old","ToDiskCid":"new"}]` {
 		t.Errorf("disk_migrations.json is %s", got)
 	}
 	message, err := d.Unmount(ctx, "new")

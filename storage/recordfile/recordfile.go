@@ -81,7 +81,7 @@ func (f File) write(r record.Record, change func(*record.Record)) error {
 
 // locked keeps other processes from changing the record. Only root can hold the lock, for as long as one write takes.
 func (f File) locked(do func() error) (err error) {
-	lock, err := os.OpenFile(f.dirs.DiskRecord()+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	lock, err := os.OpenFile(f.dirs.DiskRecordLock(), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return fmt.Errorf("lock the record of disks: %w", err)
 	}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"strings"
 
 	"cambium/cmd/agent/cli"
@@ -76,7 +75,7 @@ func stemcellSlug(osRelease string, dirs vcap.Dirs) (string, error) {
 			keys[key] = strings.Trim(value, `"'`)
 		}
 	}
-	versionFile := filepath.Join(dirs.BoshEtc(), "stemcell_version")
+	versionFile := dirs.StemcellFile("stemcell_version")
 	version, err := os.ReadFile(versionFile)
 	if err != nil {
 		return "", fmt.Errorf("which stemcell this is: %w", err)
@@ -94,7 +93,7 @@ func stemcellSlug(osRelease string, dirs vcap.Dirs) (string, error) {
 // MakeWorkDirs makes the directories that compilations and errands need, which a boot makes on a
 // real machine, and lets temporary files go there.
 func MakeWorkDirs(dirs vcap.Dirs) error {
-	for _, dir := range []string{dirs.Tmp(), dirs.Compile(), filepath.Join(dirs.Sys(), "log")} {
+	for _, dir := range []string{dirs.Tmp(), dirs.Compile(), dirs.JobLogs()} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
 		}

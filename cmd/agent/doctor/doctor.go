@@ -7,13 +7,11 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"path/filepath"
 	"strings"
 	"time"
 
 	"cambium/cmd/agent/cli"
 	"cambium/cmd/agent/doctor/observe"
-	"cambium/internal/status"
 	"cambium/internal/vcap"
 )
 
@@ -31,7 +29,7 @@ found, 1 a problem, 2 usage, 3 warnings only.`,
 	o := observe.Options{}
 	flags.StringVar(&o.Config, "C", "", "`AGENT_JSON` that names the sources; bosh/agent.json below BASE if not given")
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory")
-	flags.StringVar(&o.Status, "file", status.DefaultPath, "status `FILE` to read")
+	flags.StringVar(&o.Status, "file", vcap.RunDir.Status(), "status `FILE` to read")
 	flags.DurationVar(&o.Timeout, "timeout", 5*time.Second, "how long to wait for each other machine")
 	asJSON := flags.Bool("json", false, "print a JSON document")
 	verbose := flags.Bool("v", false, "show what is good as well")
@@ -40,7 +38,7 @@ found, 1 a problem, 2 usage, 3 warnings only.`,
 	}
 	o.Dirs = vcap.New(*base)
 	if o.Config == "" {
-		o.Config = filepath.Join(o.Dirs.Bosh(), "agent.json")
+		o.Config = o.Dirs.AgentJSON()
 	}
 	machine := observe.All(ctx, o)
 	findings := Diagnose(machine)

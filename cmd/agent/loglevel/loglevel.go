@@ -17,6 +17,7 @@ import (
 
 	"cambium/cmd/agent/cli"
 	"cambium/internal/status"
+	"cambium/internal/vcap"
 	"cambium/internal/watch"
 )
 
@@ -53,7 +54,7 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := cli.NewFlags("log-level", cli.Help{Arguments: "[" + strings.Join(levels, "|") + "]", Words: levels,
 		Purpose:  "Shows the log level of the running agent, or changes it until it ends: the agent gets SIGUSR1, which\ntoggles between info and debug. Secrets are logged at neither.",
 		Examples: []string{"agent log-level", "agent log-level debug", "agent log-level info"}}, stdout, stderr)
-	path := flags.String("file", status.DefaultPath, "status `FILE` of the agent")
+	path := flags.String("file", vcap.RunDir.Status(), "status `FILE` of the agent")
 	if code, ok := flags.Parse(args, 0, 1); !ok {
 		return code
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"cambium/cmd/agent/cli"
+	"cambium/internal/vcap"
 )
 
 // Command is `agent man` for a table of commands, which it is part of.
@@ -71,9 +72,10 @@ func overview(program, version string, all []cli.Description) string {
 	p.item("NO_COLOR", "if not empty, no colors; neither with TERM=dumb")
 	p.item("COLUMNS", "the width of what is written to files and pipes, 80 if not set")
 	p.section("FILES")
-	p.item("/var/vcap/bosh/agent.json", "the configuration of the stemcell")
-	p.item("/var/vcap/bosh/log/current", "the log")
-	p.item("/run/cambium/status.json", "the status")
+	dirs := vcap.New("")
+	p.item(dirs.AgentJSON(), "the configuration of the stemcell")
+	p.item(dirs.Log(), "the log")
+	p.item(vcap.RunDir.Status(), "the status")
 	return p.String()
 }
 

@@ -25,7 +25,7 @@ certificates. With --textfile it replaces FILE, for node_exporter's --collector.
 Exit codes: 0 printed, 1 not written, 2 usage.`,
 		Examples: []string{"agent metrics", "agent metrics --textfile /var/lib/prometheus/node-exporter/cambium.prom"}}, stdout, stderr)
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory")
-	path := flags.String("file", status.DefaultPath, "status `FILE` to read")
+	path := flags.String("file", vcap.RunDir.Status(), "status `FILE` to read")
 	target := flags.String("textfile", "", "replace `FILE` instead of printing")
 	if code, ok := flags.Parse(args, 0, 0); !ok {
 		return code

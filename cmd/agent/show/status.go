@@ -56,7 +56,7 @@ agent until then).`,
 	flags.Var(&wait, "wait", "wait for ready or failed, at most `DURATION` if one is given")
 	asJSON := flags.Bool("json", false, "print the status document")
 	verbose := flags.Bool("v", false, "show every boot step, with what it waited for, saw and changed")
-	path := flags.String("file", status.DefaultPath, "status `FILE` to read")
+	path := flags.String("file", vcap.RunDir.Status(), "status `FILE` to read")
 	if code, ok := flags.Parse(args, 0, 1); !ok {
 		return code
 	}
@@ -77,7 +77,7 @@ agent until then).`,
 		return cli.ExitFailed
 	}
 	// A boot mounts disks and starts the supervisor: until it has ended, that they are missing is no problem.
-	if !wait.set && *path == status.DefaultPath && doc.State != status.Starting {
+	if !wait.set && *path == vcap.RunDir.Status() && doc.State != status.Starting {
 		addFindings(ctx, &doc)
 	}
 	if *asJSON {
@@ -97,7 +97,8 @@ const glanceTimeout = 2 * time.Second
 func addFindings(ctx context.Context, d *status.Document) {
 	dirs := vcap.New(vcap.DefaultBase)
 	var problems, warnings []string
-	for _, f := range doctor.Glance(observe.Near(ctx, observe.Options{Dirs: dirs, Config: dirs.AgentJSON(), Status: status.DefaultPath, Timeout: glanceTimeout})) {
+	o := observe.Options{Dirs: dirs, Config: dirs.AgentJSON(), Status: vcap.RunDir.Status(), Timeout: glanceTimeout}
+	for _, f := range doctor.Glance(observe.Near(ctx, o)) {
 		if f.Severity == doctor.Problem {
 			problems = append(problems, f.Found)
 		} else {

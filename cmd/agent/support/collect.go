@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -67,9 +66,9 @@ func collect(ctx context.Context, o options) []file {
 		copies[name] = path
 	}
 	for _, name := range []string{"stemcell_version", "stemcell_git_sha1", "operating_system"} {
-		copies["versions/"+name+".txt"] = filepath.Join(o.dirs.BoshEtc(), name)
+		copies["versions/"+name+".txt"] = o.dirs.StemcellFile(name)
 	}
-	copies["boots.json"] = filepath.Join(o.dirs.Bosh(), status.BootsFile)
+	copies["boots.json"] = o.dirs.Boots()
 	for name, path := range copies {
 		data, err := os.ReadFile(path)
 		if err != nil {
@@ -164,9 +163,8 @@ func secretsOf(o options) scrubber {
 	public := [][]byte{redactedSettings(o.dirs), redactedConfig(o.config)}
 	var raw [][]byte
 	paths := []string{o.config}
-	for _, dir := range []string{o.dirs.Bosh(), o.dirs.SettingsTmpfs()} {
-		for _, name := range []string{vcap.SettingsFile, vcap.UpdateSettingsFile, vcap.DiskHintsFile} {
-			path := filepath.Join(dir, name)
+	for _, place := range o.dirs.Places() {
+		for _, path := range []string{place.Settings(), place.UpdateSettings(), place.DiskHints()} {
 			paths = append(paths, path, path+atomicfile.PreviousSuffix)
 		}
 	}

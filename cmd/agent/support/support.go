@@ -12,11 +12,9 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"time"
 
 	"cambium/cmd/agent/cli"
-	"cambium/internal/status"
 	"cambium/internal/vcap"
 )
 
@@ -34,14 +32,14 @@ is the standard output. Exit codes: 0 written, 1 not written, 2 usage.`,
 	o := options{version: string(v)}
 	flags.StringVar(&o.config, "C", "", "`AGENT_JSON`; bosh/agent.json below BASE if not given")
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory")
-	flags.StringVar(&o.status, "file", status.DefaultPath, "status `FILE` to read")
+	flags.StringVar(&o.status, "file", vcap.RunDir.Status(), "status `FILE` to read")
 	flags.DurationVar(&o.timeout, "timeout", 5*time.Second, "how long to wait for each other machine and program")
 	if code, ok := flags.Parse(args, 1, 1); !ok {
 		return code
 	}
 	o.dirs = vcap.New(*base)
 	if o.config == "" {
-		o.config = filepath.Join(o.dirs.Bosh(), "agent.json")
+		o.config = o.dirs.AgentJSON()
 	}
 	archive, err := pack(collect(ctx, o), time.Now())
 	if err == nil {

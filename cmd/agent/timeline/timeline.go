@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"path/filepath"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -25,7 +24,7 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 and the first heartbeat. A boot that is stuck, failed or was tried again is drawn as far as it is.
 What was before the agent is not to scale. Exit codes: 0 drawn, 1 no such boot, 2 usage.`,
 		Examples: []string{"agent timeline", "agent timeline --blame", "agent timeline --boot -1", "agent timeline --html boot.html"}}, stdout, stderr)
-	path := flags.String("file", status.DefaultPath, "status `FILE` to read")
+	path := flags.String("file", vcap.RunDir.Status(), "status `FILE` to read")
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory with the record of earlier boots")
 	width := flags.Int("width", 0, "width in characters; the terminal's if not given")
 	blame := flags.Bool("blame", false, "list what took longest")
@@ -43,7 +42,7 @@ What was before the agent is not to scale. Exit codes: 0 drawn, 1 no such boot, 
 		fmt.Fprintln(stderr, "agent timeline:", err)
 		return cli.ExitFailed
 	}
-	current, earlier, err := load(ctx, *path, filepath.Join(vcap.New(*base).Bosh(), status.BootsFile), *boot)
+	current, earlier, err := load(ctx, *path, vcap.New(*base).Boots(), *boot)
 	if err != nil {
 		return fail(err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"cambium/internal/golden"
 	"cambium/internal/status"
+	"cambium/internal/vcap"
 )
 
 const ms = int64(time.Millisecond)
@@ -227,7 +228,7 @@ func TestRun(t *testing.T) {
 		old := booted()
 		old.BootID, old.AgentID = fmt.Sprint("boot-", i), fmt.Sprint("old-", i)
 		for range 2 { // the second replaces the first
-			if err := status.KeepBoot(filepath.Join(dir, "bosh", status.BootsFile), old); err != nil {
+			if err := status.KeepBoot(vcap.New(dir).Boots(), old); err != nil {
 				t.Fatal(err)
 			}
 		}

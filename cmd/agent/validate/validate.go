@@ -138,9 +138,9 @@ func choose(args []string, system bool, dirs vcap.Dirs) (documents []document, e
 			return nil, fmt.Errorf("--system names the files; unexpected argument %q", args[0])
 		}
 		documents = append(documents, document{path: dirs.AgentJSON(), kind: agentJSON})
-		for _, dir := range []string{dirs.Bosh(), dirs.SettingsTmpfs()} {
-			documents = append(documents, document{path: filepath.Join(dir, "settings.json"), kind: settingsKind, optional: true},
-				document{path: filepath.Join(dir, "update_settings.json"), kind: updateSettings, optional: true})
+		for _, place := range dirs.Places() {
+			documents = append(documents, document{path: place.Settings(), kind: settingsKind, optional: true},
+				document{path: place.UpdateSettings(), kind: updateSettings, optional: true})
 		}
 		return documents, nil
 	}

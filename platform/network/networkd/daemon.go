@@ -16,6 +16,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"cambium/internal/atomicfile"
+	"cambium/internal/vcap"
 	"cambium/platform/unit"
 )
 
@@ -47,14 +48,10 @@ type AwaitedLink struct {
 	Same bool `json:"same,omitempty"`
 }
 
-// pendingFile exists, until the next boot, while networkd has not been reloaded after files were
-// written.
-const pendingFile = "/run/bosh-agent-networkd-reload"
-
 // MarkPending records that networkd has to be reloaded. It is called before a file is written: if
 // this run ends in between, the next one knows that networkd may have read an older file.
 func (d Daemon) MarkPending() error {
-	path := d.path(pendingFile)
+	path := d.path(vcap.RunDir.NetworkdReload())
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
@@ -63,11 +60,11 @@ func (d Daemon) MarkPending() error {
 }
 
 // ClearPending records that networkd has been reloaded.
-func (d Daemon) ClearPending() error { return atomicfile.Remove(d.path(pendingFile)) }
+func (d Daemon) ClearPending() error { return atomicfile.Remove(d.path(vcap.RunDir.NetworkdReload())) }
 
 // Pending reports whether networkd has to be reloaded because of files of an earlier run.
 func (d Daemon) Pending() bool {
-	_, err := os.Lstat(d.path(pendingFile))
+	_, err := os.Lstat(d.path(vcap.RunDir.NetworkdReload()))
 	return err == nil
 }
 

@@ -28,9 +28,6 @@ import (
 // agentUnit is the unit of every stemcell.
 const agentUnit = "bosh-agent"
 
-// TaskJournal is the file, beside the settings, that lets tasks survive a restart.
-const TaskJournal = "cambium_tasks.json"
-
 // localTimeout bounds questions to programs of this machine.
 const localTimeout = 2 * time.Second
 
@@ -179,10 +176,9 @@ func supervisor(ctx context.Context, dirs vcap.Dirs) (found Supervisor) {
 
 // tasks counts those of the journal, which is where the settings are.
 func tasks(dirs vcap.Dirs) task.Counts {
-	for _, dir := range []string{dirs.SettingsTmpfs(), dirs.Bosh()} {
-		path := filepath.Join(dir, TaskJournal)
-		if _, err := os.Stat(path); err == nil {
-			counts, _ := task.Count(path) // none if it cannot be read
+	for _, place := range dirs.Places() {
+		if _, err := os.Stat(place.TaskJournal()); err == nil {
+			counts, _ := task.Count(place.TaskJournal()) // none if it cannot be read
 			return counts
 		}
 	}
@@ -193,11 +189,10 @@ func tasks(dirs vcap.Dirs) task.Counts {
 func leftovers(dirs vcap.Dirs) (found []string) {
 	if running := agents(dirs); len(running) > 1 {
 		for _, pid := range running {
-			found = append(found, fmt.Sprintf("process %d runs %s", pid, filepath.Join(dirs.BoshBin(), "bosh-agent")))
+			found = append(found, fmt.Sprintf("process %d runs %s", pid, dirs.Agent()))
 		}
 	}
-	patterns := []string{filepath.Join(dirs.Bosh(), "foreign", "*"), filepath.Join(dirs.SettingsTmpfs(), "foreign", "*"), "/etc/netplan/*.yaml",
-		networkd.EtcDir + "/*" + networkd.AsideSuffix}
+	patterns := append(dirs.Foreign(), "/etc/netplan/*.yaml", networkd.EtcDir+"/*"+networkd.AsideSuffix)
 	if unit.Booted("/") {
 		patterns = append(patterns, "/etc/service/agent", "/etc/service/monit")
 	}
@@ -210,7 +205,7 @@ func leftovers(dirs vcap.Dirs) (found []string) {
 
 // agents are the processes that run the agent's file without a command word: agents, not commands.
 func agents(dirs vcap.Dirs) (pids []int) {
-	program := filepath.Join(dirs.BoshBin(), "bosh-agent")
+	program := dirs.Agent()
 	entries, _ := os.ReadDir("/proc") // without it there is nothing to tell
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"time"
 
 	"cambium/cmd/agent/showsettings"
@@ -105,23 +104,26 @@ func loadSettings(ctx context.Context, o Options, config agentjson.Config, confi
 
 // settingsFiles are the files of the store, each with what is wrong with it.
 func settingsFiles(dirs vcap.Dirs) (files []SettingsFile) {
-	checks := map[string]func([]byte) error{
-		vcap.SettingsFile: func(data []byte) error {
+	kinds := []struct {
+		path  func(vcap.Place) string
+		check func([]byte) error
+	}{
+		{vcap.Place.Settings, func(data []byte) error {
 			_, rep := settings.Decode("settings", secret.NewJSON(data))
 			return rep.Err()
-		},
-		vcap.UpdateSettingsFile: func(data []byte) error {
+		}},
+		{vcap.Place.UpdateSettings, func(data []byte) error {
 			_, rep := settings.DecodeUpdate(settings.UpdateName, secret.NewJSON(data))
 			return rep.Err()
-		},
-		vcap.DiskHintsFile: func(data []byte) error {
-			_, rep := settings.DecodeHints(vcap.DiskHintsFile, secret.NewJSON(data))
+		}},
+		{vcap.Place.DiskHints, func(data []byte) error {
+			_, rep := settings.DecodeHints(secret.NewJSON(data))
 			return rep.Err()
-		},
+		}},
 	}
-	for _, dir := range []string{dirs.SettingsTmpfs(), dirs.Bosh()} {
-		for _, name := range []string{vcap.SettingsFile, vcap.UpdateSettingsFile, vcap.DiskHintsFile} {
-			path := filepath.Join(dir, name)
+	for _, place := range dirs.Places() {
+		for _, kind := range kinds {
+			path := kind.path(place)
 			info, err := os.Stat(path)
 			if errors.Is(err, fs.ErrNotExist) {
 				continue
@@ -131,7 +133,7 @@ func settingsFiles(dirs vcap.Dirs) (files []SettingsFile) {
 				f.Modified = info.ModTime()
 				var data []byte
 				if data, err = os.ReadFile(path); err == nil {
-					err = checks[name](data)
+					err = kind.check(data)
 				}
 			}
 			if errors.Is(err, fs.ErrPermission) {
