@@ -161,6 +161,16 @@ func TestDiff(t *testing.T) {
 	}
 }
 
+// What is in the way of one entry keeps all of them from being made: others may be below it.
+func TestNothingIsDoneInParts(t *testing.T) {
+	have := State{Paths: map[string]Found{"/file": {Exists: true}}}
+	want := []Entry{{Path: "/first", Mode: 0o755}, {Path: "/file", Mode: 0o755}, {Path: "/file/below", Mode: 0o755}}
+	got, err := Diff(have, want)
+	if err == nil || !strings.Contains(err.Error(), "/file is a file") || len(got) != 0 {
+		t.Errorf("got %q, %v; want no change, and why", got, err)
+	}
+}
+
 func TestDiffKnowsThatAFreshMountIsEmpty(t *testing.T) {
 	have := machine()
 	have.Paths["/m"] = Found{Exists: true, Type: fs.ModeDir}
