@@ -90,9 +90,10 @@ func (m *Machine) setUpStore(ctx context.Context, r engine.Report) ([]storage.Ch
 
 // planStore also notes what mount_disk would do with the disks that a boot does not mount.
 func (m *Machine) planStore(ctx context.Context, r engine.Report) ([]storage.Change, error) {
-	changes, err := m.Persistent.PlanMountLast(ctx)
-	if err := m.judgeStore(ctx, r, mountOutcome{err: err}); err != nil {
-		return changes, err
+	var o mountOutcome
+	o.changes, o.warning, o.err = m.Persistent.PlanMountLast(ctx)
+	if err := m.judgeStore(ctx, r, o); err != nil {
+		return o.changes, err
 	}
 	if reason := m.JobsWithheld(); reason != "" {
 		r.Warn("%s: %s", status.JobsWithheld, reason)
@@ -104,7 +105,7 @@ func (m *Machine) planStore(ctx context.Context, r engine.Report) ([]storage.Cha
 	if err != nil {
 		r.Evidence("%s", err)
 	}
-	return changes, nil
+	return o.changes, nil
 }
 
 // judgeStore withholds the jobs of a machine that is without its store, and refuses disks that nothing accounts for.

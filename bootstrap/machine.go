@@ -45,7 +45,7 @@ type EphemeralDisks interface {
 
 // PersistentDisks brings back the disks that the Director attached.
 type PersistentDisks interface {
-	PlanMountLast(ctx context.Context) ([]storage.Change, error)
+	PlanMountLast(ctx context.Context) (changes []storage.Change, warning string, err error)
 	MountLast(ctx context.Context) (changes []storage.Change, warning string, err error)
 	// Working is the disk whose file system is being checked or mounted, what is done in a sentence, and since when; empty if there is none.
 	Working() (cid, what string, since time.Time)

@@ -62,6 +62,7 @@ type drives struct {
 	planned                  []storage.Change // of the ephemeral disk
 	others                   []storage.Change // of disks that the boot does not mount
 	store                    error            // why the store cannot be mounted
+	warning                  string           // why it is empty
 	working                  string           // the disk that is being checked
 }
 
@@ -92,16 +93,15 @@ func (d *drives) GrowRoot(context.Context, *settings.DiskHint) (changes []storag
 	return changes, nil
 }
 
-func (d *drives) PlanMountLast(ctx context.Context) ([]storage.Change, error) {
-	changes, _, err := d.MountLast(ctx)
-	return changes, err
+func (d *drives) PlanMountLast(ctx context.Context) ([]storage.Change, string, error) {
+	return d.MountLast(ctx)
 }
 
 func (d *drives) MountLast(context.Context) (changes []storage.Change, warning string, err error) {
 	if d.mounts {
 		changes = []storage.Change{{Device: "/dev/sdc1"}}
 	}
-	return changes, "", d.store
+	return changes, d.warning, d.store
 }
 
 func (d *drives) Working() (cid, what string, since time.Time) {

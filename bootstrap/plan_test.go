@@ -147,17 +147,18 @@ func TestWhatABootDoesNotDoIsNoChange(t *testing.T) {
 // A machine without its store serves, and no job is started: the plan says the same, and no more.
 func TestJobsAreWithheldAsPlanned(t *testing.T) {
 	for name, c := range map[string]struct {
-		store            error
+		disks            drives
 		warning, planned string
 	}{
-		"mounted": {nil, "", "supervisor"},
-		"refused": {errors.New("vol-1 is refused"), "no job is started: vol-1 is refused", ""},
+		"mounted": {drives{}, "", "supervisor"},
+		"refused": {drives{store: errors.New("vol-1 is refused")}, "no job is started: vol-1 is refused", ""},
+		"empty":   {drives{warning: "the store is empty"}, "the store is empty", "supervisor"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			daemon := &supervisor{}
 			var reason string
 			machine := func() *Machine {
-				return &Machine{Settings: fixed{}, Persistent: &drives{store: c.store}, Supervisor: daemon,
+				return &Machine{Settings: fixed{}, Persistent: &c.disks, Supervisor: daemon,
 					WithheldChanged: func(why string) { reason = why }, Log: newEngine(t).Log}
 			}
 			steps, err := engine.Plan(t.Context(), Steps(machine()))
@@ -180,9 +181,10 @@ func TestJobsAreWithheldAsPlanned(t *testing.T) {
 			v, rest := bootMachine(t, machine())
 			rest()
 			started := daemon.starts > 0
+			warned := slices.Equal(v.Warnings, []string{"persistent-disk: " + c.warning})
 			withheld := reason != "" && strings.HasSuffix(c.warning, reason)
-			if v.Cause != nil || started != (c.planned != "") || withheld == started {
-				t.Errorf("boot: %s, withheld %q, %d starts", v.Line(), reason, daemon.starts)
+			if v.Cause != nil || started != (c.planned != "") || withheld == started || warned != (c.disks.warning != "") {
+				t.Errorf("boot: %s, withheld %q, %d starts, warnings %q", v.Line(), reason, daemon.starts, v.Warnings)
 			}
 		})
 	}

@@ -132,7 +132,7 @@ func (m *Machine) RecheckStore(ctx context.Context) {
 	if m.JobsWithheld() == "" {
 		return
 	}
-	changes, err := m.Persistent.PlanMountLast(ctx)
+	changes, _, err := m.Persistent.PlanMountLast(ctx)
 	if err == nil && !slices.ContainsFunc(changes, notMounted) {
 		m.storeMounted(ctx, nil)
 	}
@@ -157,7 +157,7 @@ func (m *Machine) AwaitStore(ctx context.Context) {
 			continue
 		}
 		// Planned first: waiting for a disk would block the disk actions.
-		changes, err := m.Persistent.PlanMountLast(ctx)
+		changes, _, err := m.Persistent.PlanMountLast(ctx)
 		if err == nil && slices.ContainsFunc(changes, func(c storage.Change) bool { return c.Op == decide.Await }) {
 			continue
 		}

@@ -59,7 +59,7 @@ func TestRootHalfCopyOfAnotherAgentIsNoStore(t *testing.T) {
 			} else {
 				b.unmountAll()
 			}
-			_, err := b.PlanMountLast(ctx)
+			_, _, err := b.PlanMountLast(ctx)
 			b.fails(err, accepts...)
 			b.fails(boot(b.disks()), accepts...)
 			b.fails(b.Mount(ctx, "new"), accepts...)
@@ -122,7 +122,7 @@ func TestRootMarkedDiskIsNoStore(t *testing.T) {
 				if known && kind == "disk" {
 					b.fails(boot(b.disks()), "'agent disk accept new'") // which of the two is not known
 				} else {
-					_, err := b.PlanMountLast(ctx)
+					_, _, err := b.PlanMountLast(ctx)
 					b.fails(err, "incomplete copy of old", "'agent disk accept new'")
 					b.fails(boot(b.disks()), "incomplete copy of old", "run mount_disk old", "'agent disk accept new'")
 				}

@@ -68,7 +68,7 @@ func TestRootHalfCopiedByAnotherAgent(t *testing.T) {
 	if mountedSource(t, b.Dirs.Store()) != "" || checksum(t, old)+checksum(t, half) != before {
 		t.Fatal("a disk was mounted or changed")
 	}
-	_, err := b.PlanMountLast(ctx)
+	_, _, err := b.PlanMountLast(ctx)
 	b.fails(err, "may be an incomplete copy")
 	b.ok(errors.Join(b.Mount(ctx, "old"), b.Mount(ctx, "new"), b.Migrate(ctx, "old", "new")))
 	if got := read(t, filepath.Join(b.Dirs.Store(), "data")) + read(t, filepath.Join(b.Dirs.Store(), "half")); got != "preciousa part of it" {

@@ -40,7 +40,10 @@ func TestRootPlannedIsDone(t *testing.T) {
 		hints := []settings.DiskHint{{Path: path}}
 		return step{func(b *bench) ([]Change, error) { return b.PlanRaw(ctx, hints) }, func(b *bench) ([]Change, error) { return b.SetupRaw(ctx, hints) }}
 	}
-	last := step{func(b *bench) ([]Change, error) { return b.PlanMountLast(ctx) },
+	last := step{func(b *bench) ([]Change, error) {
+		changes, _, err := b.PlanMountLast(ctx)
+		return changes, err
+	},
 		func(b *bench) ([]Change, error) {
 			changes, warning, err := b.MountLast(ctx)
 			if warning != "" {

@@ -344,7 +344,7 @@ func TestRootMountLastFormatsNothing(t *testing.T) {
 			c.prepare(t, dev)
 			before := checksum(t, dev)
 			b.records.mounted = "vol-1"
-			_, err := b.PlanMountLast(ctx)
+			_, _, err := b.PlanMountLast(ctx)
 			for _, err := range []error{err, boot(b.disks()), boot(b.disks())} {
 				b.fails(err, "vol-1 was mounted last and would have to be formatted", "run mount_disk")
 			}

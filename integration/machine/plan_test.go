@@ -216,12 +216,17 @@ func mountNew(t *testing.T, i *lab.Instance) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, call := range [][]any{{"add_persistent_disk", "disk-1", disk.Path}, {"mount_disk", "disk-1"}} {
+	mountStore(t, i, disk.Path)
+	return disk.Path
+}
+
+func mountStore(t *testing.T, i *lab.Instance, path string) {
+	t.Helper()
+	for _, call := range [][]any{{"add_persistent_disk", "disk-1", path}, {"mount_disk", "disk-1"}} {
 		if _, err := i.Agent.Do(t.Context(), call[0].(string), call[1:]...); err != nil {
 			t.Fatal(err)
 		}
 	}
-	return disk.Path
 }
 
 // change delivers other settings and restarts the agent.
@@ -296,9 +301,15 @@ func planRefusals(t *testing.T, l *lab.Lab) {
 		}
 	}
 	run(t, i, "dd", "if=/root/head", "of="+disk, "conv=fsync")
-	if _, err := i.Agent.Do(t.Context(), "mount_disk", "disk-1"); err != nil {
-		t.Fatal(err)
+	mountStore(t, i, disk)
+
+	// Only a record that another agent left says that there was a store.
+	without("rm /var/vcap/bosh/disk_records.json /var/vcap/bosh/persistent_disk_hints.json")
+	_, d = endedAsPlanned(t, i, "empty store", status.Degraded)
+	if !slices.ContainsFunc(d.Warnings, func(w string) bool { return strings.Contains(w, "the store is empty") }) {
+		t.Errorf("empty store: warnings %q", d.Warnings)
 	}
+	mountStore(t, i, disk)
 
 	// The settings name the store as the ephemeral disk.
 	if err := i.Change(t.Context(), func(d lab.Document) { d.Set("disks.ephemeral", disk) }); err != nil {

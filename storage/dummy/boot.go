@@ -12,7 +12,7 @@ import (
 type Boot struct{ *Disks }
 
 // PlanMountLast plans nothing.
-func (Boot) PlanMountLast(context.Context) ([]decide.Change, error) { return nil, nil }
+func (Boot) PlanMountLast(context.Context) ([]decide.Change, string, error) { return nil, "", nil }
 
 // MountLast mounts the disk that was mounted last.
 func (b Boot) MountLast(context.Context) ([]decide.Change, string, error) {

@@ -14,35 +14,35 @@ import (
 )
 
 // PlanMountLast says what MountLast would change, without waiting and without writing.
-func (d *Disks) PlanMountLast(ctx context.Context) ([]decide.Change, error) {
+func (d *Disks) PlanMountLast(ctx context.Context) (changes []decide.Change, warning string, err error) {
 	d.Machine.Lock()
 	defer d.Machine.Unlock()
-	p, mounts, _, err := d.lastMounted()
+	p, mounts, warning, err := d.lastMounted()
 	if err != nil || !mounts {
-		return nil, err
+		return nil, warning, err
 	}
 	dev, err := d.Resolver.Look(d.hint(p))
 	if machine.Missing(err) {
-		return []decide.Change{await(p.CID, err, "wait for it")}, nil
+		return []decide.Change{await(p.CID, err, "wait for it")}, "", nil
 	}
 	if err != nil {
-		return nil, mountError(p.CID, err)
+		return nil, "", mountError(p.CID, err)
 	}
 	blank, err := d.blank(p, dev)
 	if err != nil {
-		return nil, mountError(p.CID, err)
+		return nil, "", mountError(p.CID, err)
 	}
 	if blank {
-		return nil, blankError(p.CID, dev.Path)
+		return nil, "", blankError(p.CID, dev.Path)
 	}
-	changes, _, err := d.plan(ctx, p, dev)
+	changes, _, err = d.plan(ctx, p, dev)
 	if err == nil {
 		err = checkUnformatted(p.CID, changes)
 	}
 	if err != nil {
-		return nil, mountError(p.CID, err)
+		return nil, "", mountError(p.CID, err)
 	}
-	return changes, nil
+	return changes, "", nil
 }
 
 func await(cid string, err error, what string) decide.Change {
