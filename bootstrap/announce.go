@@ -139,20 +139,6 @@ func CheckBootOnce(dirs vcap.Dirs) error {
 	return errBootOnce
 }
 
-// armBootOnce writes both sentinels, and returns those that were missing.
-func armBootOnce(dirs vcap.Dirs) (written []string, err error) {
-	for _, path := range bootOnceSentinels(dirs) {
-		if exists(path) {
-			continue
-		}
-		if err := atomicfile.Write(path, nil, 0o600); err != nil {
-			return written, fmt.Errorf("boot-once: %w", err)
-		}
-		written = append(written, path)
-	}
-	return written, nil
-}
-
 func exists(path string) bool {
 	_, err := os.Lstat(path)
 	return err == nil

@@ -13,6 +13,7 @@ import (
 	"cambium/bootstrap/engine"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
+	"cambium/platform/host"
 )
 
 // consoles makes a machine whose kernel uses the consoles in active; /dev/console leads to the last.
@@ -97,7 +98,8 @@ func TestBootOnce(t *testing.T) {
 		t.Errorf("first boot: %v", err)
 	}
 	for _, want := range []int{2, 0} {
-		written, err := armBootOnce(dirs)
+		goals, _ := (&Machine{Dirs: dirs, Host: &host.Host{Root: "/"}}).bootOnce(t.Context(), nil)
+		written, err := goals[0].Converge(t.Context())
 		if err := errors.Join(err, CheckBootOnce(dirs)); err != nil || len(written) != want {
 			t.Errorf("agent restart: %v, wrote %q, want %d files", err, written, want)
 		}

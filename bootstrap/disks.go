@@ -3,140 +3,123 @@ package bootstrap
 import (
 	"cmp"
 	"context"
-	"slices"
 
 	"cambium/bootstrap/engine"
-	"cambium/platform/tree"
+	"cambium/internal/status"
+	"cambium/settings"
 	"cambium/storage"
 	"cambium/storage/decide"
 )
+
+// disks is a desired state of disks, which package storage plans and brings about by two functions. The plan of a disk
+// that is not there yet is a warning: what a boot does with it depends on what it carries.
+func disks[D any](awaits string, plan, setUp func(context.Context, D) ([]storage.Change, error), want D) engine.Goal {
+	return engine.Goal{
+		Awaits: awaits,
+		Plan: func(ctx context.Context, f *engine.Forecast) ([]engine.Change, error) {
+			changes, err := plan(ctx, want)
+			var known []storage.Change
+			for _, c := range changes {
+				if c.Op == decide.Await {
+					f.Warn("%s", c)
+				} else {
+					known = append(known, c)
+				}
+			}
+			return engine.Changes(known), err
+		},
+		Converge: func(ctx context.Context) ([]engine.Change, error) {
+			made, err := setUp(ctx, want)
+			return engine.Changes(made), err
+		},
+	}
+}
 
 func (m *Machine) hasRawDisks() bool {
 	return m.Ephemeral != nil && !m.Options.SkipDiskSetup && len(m.Settings.Effective().Settings.Disks.RawEphemeral) > 0
 }
 
-// diskChanges are planned changes without the waits for disks that are not there yet: what a boot
-// does with them depends on what they carry, hence a warning.
-func diskChanges(f *engine.Forecast, changes []storage.Change) []engine.Change {
-	var known []storage.Change
-	for _, c := range changes {
-		if c.Op == decide.Await {
-			f.Warn("%s", c)
-		} else {
-			known = append(known, c)
-		}
-	}
-	return engine.Changes(known)
+func (m *Machine) rawDisks(context.Context, engine.Report) ([]engine.Goal, error) {
+	return []engine.Goal{disks("the raw ephemeral disks", m.Ephemeral.PlanRaw, m.Ephemeral.SetupRaw,
+		m.Settings.Effective().Settings.Disks.RawEphemeral)}, nil
 }
 
-func (m *Machine) planRawDisks(ctx context.Context, f *engine.Forecast) ([]engine.Change, error) {
-	changes, err := m.Ephemeral.PlanRaw(ctx, m.Settings.Effective().Settings.Disks.RawEphemeral)
-	return diskChanges(f, changes), err
+func (m *Machine) ephemeralDisk(context.Context, engine.Report) ([]engine.Goal, error) {
+	awaits := ""
+	if hint := m.Settings.Effective().Settings.Disks.Ephemeral; hint != nil {
+		awaits = "the disk " + cmp.Or(hint.Path, hint.DeviceID, hint.VolumeID, hint.LUN)
+	}
+	return []engine.Goal{disks(awaits,
+		func(ctx context.Context, s settings.Settings) ([]storage.Change, error) {
+			return m.Ephemeral.Plan(ctx, s.Disks.Ephemeral, s.Env.Bosh.SwapSizeMiB, s.AgentID)
+		},
+		func(ctx context.Context, s settings.Settings) ([]storage.Change, error) {
+			return m.Ephemeral.Setup(ctx, s.Disks.Ephemeral, s.Env.Bosh.SwapSizeMiB, s.AgentID)
+		}, m.Settings.Effective().Settings)}, nil
 }
 
-func (m *Machine) setUpRawDisks(ctx context.Context, s *engine.Span) error {
-	defer s.WaitingSoon("the raw ephemeral disks")()
-	changes, err := m.Ephemeral.SetupRaw(ctx, m.Settings.Effective().Settings.Disks.RawEphemeral)
-	return record(s, changes, err)
+func (m *Machine) rootDisk(context.Context, engine.Report) ([]engine.Goal, error) {
+	return []engine.Goal{disks("", m.Ephemeral.PlanGrowRoot, m.Ephemeral.GrowRoot,
+		m.Settings.Effective().Settings.Disks.Ephemeral)}, nil
 }
 
-// planEphemeralDisk also forecasts what later steps will find on the data directory.
-func (m *Machine) planEphemeralDisk(ctx context.Context, f *engine.Forecast) ([]engine.Change, error) {
-	s := m.Settings.Effective().Settings
-	changes, err := m.Ephemeral.Plan(ctx, s.Disks.Ephemeral, s.Env.Bosh.SwapSizeMiB, s.AgentID)
-	if err != nil {
-		return diskChanges(f, changes), err
-	}
-	f.AddDirectory(m.Dirs.Data())
-	if slices.ContainsFunc(changes, func(c storage.Change) bool { return c.Op == decide.Mount && c.Target == m.Dirs.Data() }) {
-		f.AddMount(m.Dirs.Data(), slices.ContainsFunc(changes, func(c storage.Change) bool { return c.Op == decide.MakeFileSystem }))
-	}
-	return diskChanges(f, changes), nil
+// persistentDisk also renews the names of associated disks. Without their devices jobs that use them fail by themselves
+// and say so, hence they are optional.
+func (m *Machine) persistentDisk(_ context.Context, r engine.Report) ([]engine.Goal, error) {
+	const awaits = "the persistent disk"
+	names := disks(awaits, m.Persistent.PlanAssociate, m.associate, m.Settings.Effective().Associations)
+	names.Optional = true
+	return []engine.Goal{disks(awaits, m.planStore, m.setUpStore, r), names}, nil
 }
 
-func (m *Machine) setUpEphemeralDisk(ctx context.Context, span *engine.Span) error {
-	s := m.Settings.Effective().Settings
-	if hint := s.Disks.Ephemeral; hint != nil {
-		defer span.WaitingSoon("the disk " + cmp.Or(hint.Path, hint.DeviceID, hint.VolumeID, hint.LUN))()
+// associate leaves the names of a machine whose store is still being checked or mounted to storeMounted.
+func (m *Machine) associate(ctx context.Context, associations []settings.DiskAssociation) ([]storage.Change, error) {
+	if cid, _, _ := m.Persistent.Working(); cid != "" {
+		return nil, nil
 	}
-	changes, err := m.Ephemeral.Setup(ctx, s.Disks.Ephemeral, s.Env.Bosh.SwapSizeMiB, s.AgentID)
-	return record(span, changes, err)
+	return m.Persistent.Associate(ctx, associations)
 }
 
-func (m *Machine) planRootDisk(ctx context.Context, _ *engine.Forecast) ([]engine.Change, error) {
-	changes, err := m.Ephemeral.PlanGrowRoot(ctx, m.Settings.Effective().Settings.Disks.Ephemeral)
-	return engine.Changes(changes), err
+func (m *Machine) setUpStore(ctx context.Context, r engine.Report) ([]storage.Change, error) {
+	o, working := m.mountStore(ctx)
+	if working != "" {
+		return o.changes, nil
+	}
+	return o.changes, m.judgeStore(ctx, r, o)
 }
 
-func (m *Machine) growRootDisk(ctx context.Context, s *engine.Span) error {
-	changes, err := m.Ephemeral.GrowRoot(ctx, m.Settings.Effective().Settings.Disks.Ephemeral)
-	return record(s, changes, err)
-}
-
-func (m *Machine) planPersistentDisk(ctx context.Context, f *engine.Forecast) ([]engine.Change, error) {
-	changes, warning, err := m.Persistent.PlanMountLast(ctx)
-	planned := diskChanges(f, changes)
-	if warning != "" {
-		f.Warn("%s", warning)
+// planStore also notes what mount_disk would do with the disks that a boot does not mount.
+func (m *Machine) planStore(ctx context.Context, r engine.Report) ([]storage.Change, error) {
+	var o mountOutcome
+	o.changes, o.warning, o.err = m.Persistent.PlanMountLast(ctx)
+	if err := m.judgeStore(ctx, r, o); err != nil {
+		return o.changes, err
 	}
-	if err != nil {
-		return planned, err
-	}
-	associations := m.Settings.Effective().Associations
-	if err := m.Persistent.CheckKnown(associations); err != nil {
-		return planned, err
-	}
-	links, err := m.Persistent.PlanAssociate(ctx, associations)
-	if err != nil {
-		f.Warn("%s", err)
+	if reason := m.JobsWithheld(); reason != "" {
+		r.Warn("%s: %s", status.JobsWithheld, reason)
 	}
 	others, err := m.Persistent.PlanMount(ctx)
-	if err != nil {
-		f.Note("%s", err)
-	}
 	for _, c := range others {
-		f.Note("%s", c)
+		r.Evidence("%s", c)
 	}
-	return append(planned, diskChanges(f, links)...), nil
+	if err != nil {
+		r.Evidence("%s", err)
+	}
+	return o.changes, nil
 }
 
-// mountPersistentDisk also renews the names of associated disks. Without their devices jobs that
-// use them fail by themselves and say so, hence only a warning. Without its store the machine serves, and no job is started.
-func (m *Machine) mountPersistentDisk(ctx context.Context, s *engine.Span) error {
-	defer s.WaitingSoon("the persistent disk")()
-	o, working := m.mountStore(ctx)
-	s.Changed(engine.Changes(o.changes)...)
-	switch {
-	case ctx.Err() != nil:
+// judgeStore withholds the jobs of a machine that is without its store, and refuses disks that nothing accounts for.
+func (m *Machine) judgeStore(ctx context.Context, r engine.Report, o mountOutcome) error {
+	if ctx.Err() != nil {
 		return context.Cause(ctx)
-	case working != "":
-		return nil // the names of associated disks follow when it is mounted
-	case o.err != nil:
-		m.withhold(o.err.Error())
-	default:
-		m.withhold("")
 	}
+	reason := ""
+	if o.err != nil {
+		reason = o.err.Error()
+	}
+	m.withhold(reason)
 	if o.warning != "" {
-		s.Warn("%s", o.warning)
+		r.Warn("%s", o.warning)
 	}
-	associations := m.Settings.Effective().Associations
-	if err := m.Persistent.CheckKnown(associations); err != nil {
-		return err
-	}
-	changes, err := m.Persistent.Associate(ctx, associations)
-	if err := record(s, changes, err); err != nil {
-		s.Warn("%s", err)
-	}
-	return nil
-}
-
-// directories are groups of the table of directories.
-func (m *Machine) directories(groups ...string) tree.Desired {
-	options := tree.Options{}
-	if m.Settings != nil {
-		bosh := m.Settings.Effective().Settings.Env.Bosh
-		options = tree.Options{UseDefaultTmpDir: m.Options.UseDefaultTmpDir, JobDirTmpfs: bosh.JobDirTmpfs,
-			JobDirSize: bosh.JobDirTmpfsSize, RunDirSize: bosh.RunDirTmpfsSize, SettingsTmpfs: bosh.SettingsTmpfs}
-	}
-	return tree.Select(tree.Table(m.Dirs, options), groups...)
+	return m.Persistent.CheckKnown(m.Settings.Effective().Associations)
 }

@@ -2,7 +2,6 @@ package bootstrap
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"time"
 
@@ -12,6 +11,7 @@ import (
 	"cambium/internal/status"
 	"cambium/internal/vcap"
 	"cambium/jobs/monit"
+	"cambium/platform"
 	"cambium/platform/firewall"
 	"cambium/platform/host"
 	"cambium/platform/network"
@@ -30,19 +30,6 @@ type Settings interface {
 	Effective() settings.Effective
 	HostsConfigured() bool
 	SetHostsConfigured() error
-}
-
-// Domain is one part of the platform: Plan says what Converge would change, and only reads.
-type Domain[Desired any, Change fmt.Stringer] interface {
-	Plan(ctx context.Context, want Desired) ([]Change, error)
-	Converge(ctx context.Context, want Desired) ([]Change, error)
-}
-
-// Users are the accounts of the machine.
-type Users interface {
-	Domain[user.Desired, user.Change]
-	// PlanAfter is Plan for a machine on which first has been converged.
-	PlanAfter(ctx context.Context, first, want user.Desired) ([]user.Change, error)
 }
 
 // EphemeralDisks prepares the disks that live as long as the VM. Each method that changes something
@@ -88,11 +75,11 @@ type Machine struct {
 	OnMedia    bool
 	PublicKey  func(context.Context) (string, error)
 	Network    *network.Kernel
-	Resolver   Domain[resolver.Desired, resolver.Change]
+	Resolver   platform.Kernel[resolver.State, resolver.Desired, resolver.Change]
 	Host       *host.Host
 	Tree       *tree.Kernel
-	Users      Users
-	Firewall   Domain[firewall.Desired, firewall.Change]
+	Users      platform.Kernel[user.State, user.Desired, user.Change]
+	Firewall   *firewall.Firewall
 	Ephemeral  EphemeralDisks
 	Persistent PersistentDisks
 	// JobNames are the names of the applied jobs.
@@ -126,22 +113,4 @@ func (m *Machine) Networks() map[string]settings.Network {
 		return m.Settings.Effective().Settings.Networks
 	}
 	return m.resolved
-}
-
-// planDomain asks a domain what it would change.
-func planDomain[D any, C fmt.Stringer](ctx context.Context, d Domain[D, C], want D) ([]engine.Change, error) {
-	changes, err := d.Plan(ctx, want)
-	return engine.Changes(changes), err
-}
-
-// converge lets a domain do it, and records what it changed.
-func converge[D any, C fmt.Stringer](ctx context.Context, s *engine.Span, d Domain[D, C], want D) error {
-	changes, err := d.Converge(ctx, want)
-	return record(s, changes, err)
-}
-
-// record puts what a step has changed into its span; also what was changed before it failed.
-func record[C fmt.Stringer](s *engine.Span, changes []C, err error) error {
-	s.Changed(engine.Changes(changes)...)
-	return err
 }

@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -14,8 +14,10 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"cambium/bootstrap/engine"
+	"cambium/internal/secret"
 	"cambium/internal/status"
 	"cambium/jobs/monit"
+	"cambium/platform"
 	"cambium/platform/user"
 	"cambium/settings"
 	"cambium/settings/store"
@@ -30,43 +32,27 @@ func (f fixed) Effective() settings.Effective              { return f.e }
 func (f fixed) HostsConfigured() bool                      { return true }
 func (f fixed) SetHostsConfigured() error                  { return nil }
 
-// people are accounts that return preset results.
-type people struct {
-	passwords error
-	keys      []string
-}
-
-func (p *people) Plan(_ context.Context, want user.Desired) ([]user.Change, error) {
-	if want.Passwords != nil {
-		return nil, p.passwords
-	}
-	if slices.Equal(p.wanted(want), p.keys) {
-		return nil, nil
-	}
-	return []user.Change{{Op: user.OpSetKeys, User: "vcap"}}, nil
-}
-
-func (p *people) wanted(want user.Desired) []string {
-	keys := slices.Clone(want.Keys["vcap"])
-	for _, key := range p.keys {
-		if want.KeepKeys && !slices.Contains(keys, key) {
-			keys = append(keys, key)
+// accounts are those of a machine with vcap and its authorized keys.
+func accounts(t *testing.T, keys ...string) *user.Accounts {
+	t.Helper()
+	a := &user.Accounts{Root: bareRoot(t)}
+	if keys != nil {
+		want := user.Desired{Keys: map[string][]string{"vcap": keys}}
+		if _, err := platform.Converge(t.Context(), a, user.Diff, want); err != nil {
+			t.Fatal(err)
 		}
 	}
-	return keys
+	return a
 }
 
-func (p *people) Converge(ctx context.Context, want user.Desired) ([]user.Change, error) {
-	changes, err := p.Plan(ctx, want)
-	if want.Keys != nil {
-		p.keys = p.wanted(want)
+// keysOf are the authorized keys of vcap.
+func keysOf(t *testing.T, a *user.Accounts) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(a.Root, "home/vcap/.ssh/authorized_keys"))
+	if err != nil {
+		t.Fatal(err)
 	}
-	return changes, err
-}
-
-func (p *people) PlanAfter(ctx context.Context, first, want user.Desired) ([]user.Change, error) {
-	after := people{keys: p.wanted(first)}
-	return after.Plan(ctx, want)
+	return strings.ReplaceAll(string(data), "\n", ",")
 }
 
 // drives fail or change as set.
@@ -76,6 +62,7 @@ type drives struct {
 	planned                  []storage.Change // of the ephemeral disk
 	others                   []storage.Change // of disks that the boot does not mount
 	store                    error            // why the store cannot be mounted
+	warning                  string           // why it is empty
 	working                  string           // the disk that is being checked
 }
 
@@ -114,7 +101,7 @@ func (d *drives) MountLast(context.Context) (changes []storage.Change, warning s
 	if d.mounts {
 		changes = []storage.Change{{Device: "/dev/sdc1"}}
 	}
-	return changes, "", d.store
+	return changes, d.warning, d.store
 }
 
 func (d *drives) Working() (cid, what string, since time.Time) {
@@ -183,37 +170,40 @@ func TestKeysAreAuthorizedThoughTheBootFails(t *testing.T) {
 		"ephemeral-disk": {Ephemeral: &drives{ephemeral: errors.New("refused")}},
 		"bus":            {StartBus: func(context.Context, settings.Effective) error { return errors.New("bad certificate") }},
 	} {
-		users := &people{}
+		users := accounts(t)
 		m.Users, m.Settings = users, withKeys("env key")
 		m.PublicKey = func(context.Context) (string, error) { return "iaas key", nil }
 		v, rest := bootMachine(t, m)
 		rest()
-		if v.Step != name || strings.Join(users.keys, ",") != "env key,iaas key" {
-			t.Errorf("%s: %s with keys %q, want those of env and IaaS", name, v.Line(), users.keys)
+		if keys := keysOf(t, users); v.Step != name || keys != "env key,iaas key" {
+			t.Errorf("%s: %s with keys %q, want those of env and IaaS", name, v.Line(), keys)
 		}
 	}
 }
 
 // A source that cannot be asked for the IaaS's key does not take away the one that is there.
 func TestKeyOfTheIaaSStays(t *testing.T) {
-	users := &people{keys: []string{"env key", "iaas key"}}
+	users := accounts(t, "env key", "iaas key")
 	m := &Machine{Users: users, Settings: withKeys("env key"), PublicKey: func(context.Context) (string, error) { return "", errors.New("no route") }}
 	v, rest := bootMachine(t, m)
 	rest()
-	if v.State != status.Ready || strings.Join(users.keys, ",") != "env key,iaas key" || m.Status.Snapshot().Changes() != 0 {
-		t.Errorf("%s, keys %q, %d changes, want everything as it was", v.Line(), users.keys, m.Status.Snapshot().Changes())
+	keys, changes := keysOf(t, users), m.Status.Snapshot().Changes()
+	if v.State != status.Ready || keys != "env key,iaas key" || changes != 0 {
+		t.Errorf("%s, keys %q, %d changes, want everything as it was", v.Line(), keys, changes)
 	}
 	m.PublicKey = func(context.Context) (string, error) { return "new key", nil }
 	_, rest = bootMachine(t, m)
 	rest()
-	if strings.Join(users.keys, ",") != "env key,new key" {
-		t.Errorf("keys %q, want the IaaS's new one", users.keys)
+	if keys := keysOf(t, users); keys != "env key,new key" {
+		t.Errorf("keys %q, want the IaaS's new one", keys)
 	}
 }
 
 // A machine whose passwords could not be set would have the stemcell's: it is not ready.
 func TestPasswordsAreFatal(t *testing.T) {
-	m := &Machine{Settings: fixed{}, Users: &people{passwords: errors.New("the hash is no hash")}, PublicKey: func(context.Context) (string, error) { return "", nil }}
+	var s fixed
+	s.e.Settings.Env.Bosh.Password = secret.New("two:fields")
+	m := &Machine{Settings: s, Users: accounts(t), PublicKey: func(context.Context) (string, error) { return "", nil }}
 	v, rest := bootMachine(t, m)
 	rest()
 	if v.State != status.Failed || v.Step != "passwords" || !strings.Contains(v.Line(), "env.bosh.password") {

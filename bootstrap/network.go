@@ -28,7 +28,7 @@ func (m *Machine) planNetwork(ctx context.Context, f *engine.Forecast) ([]engine
 	if err != nil {
 		return nil, err
 	}
-	if enablesIPv6(f.Planned("ipv6")) {
+	if enablesIPv6(f.Planned()) {
 		have.Links = slices.Clone(have.Links)
 		for i := range have.Links {
 			have.Links[i].IPv6Disabled = false
@@ -39,7 +39,7 @@ func (m *Machine) planNetwork(ctx context.Context, f *engine.Forecast) ([]engine
 		f.Warn("%s", w)
 	}
 	changes, diffErr := network.Diff(have, want)
-	return networkChanges(changes), errors.Join(planErr, diffErr)
+	return engine.Changes(changes), errors.Join(planErr, diffErr)
 }
 
 // enablesIPv6 reports a change after which no link has IPv6 disabled: the kernel passes the value for
@@ -49,14 +49,6 @@ func enablesIPv6(changes []engine.Change) bool {
 		detail, ok := c.Detail.(host.Change)
 		return ok && detail.Op == host.OpSetSysctl && strings.HasSuffix(detail.Path, "/all/disable_ipv6")
 	})
-}
-
-func networkChanges(changes []network.Change) []engine.Change {
-	all := engine.Changes(changes)
-	for i, c := range changes {
-		all[i].Runs = c.Op == network.OpReload
-	}
-	return all
 }
 
 func (m *Machine) setUpNetwork(ctx context.Context, s *engine.Span) error {
@@ -152,18 +144,18 @@ func (m *Machine) applyNetwork(ctx context.Context, s *engine.Span, have network
 		if len(later) > 0 {
 			defer m.Deferred.UntilVerdict(func(ctx context.Context) {
 				made, err := m.Network.Apply(ctx, later)
-				s.Changed(networkChanges(made)...)
+				s.Changed(engine.Changes(made)...)
 				if err != nil {
 					m.Log.WithError(err).Warn("networkd does not know the network yet")
 				}
 			})
 		}
 		made, err := m.Network.Apply(ctx, now)
-		s.Changed(networkChanges(made)...)
+		s.Changed(engine.Changes(made)...)
 		return false, err
 	}
 	outcome, err := confirm.Apply(ctx, m.Network, have, want, changes, confirm.Options{SameAgent: true})
-	s.Changed(networkChanges(outcome.Made)...)
+	s.Changed(engine.Changes(outcome.Made)...)
 	if outcome.RolledBack {
 		s.Warn("the new network configuration was rolled back: %s", outcome.Reason)
 	}
@@ -198,24 +190,10 @@ func (m *Machine) startBus(ctx context.Context, _ *engine.Span) error {
 	return m.StartBus(ctx, m.Settings.Effective())
 }
 
-// nameServers also returns what is wrong with the settings' servers.
-func (m *Machine) nameServers() (resolver.Desired, []string) {
+func (m *Machine) nameServers(_ context.Context, r engine.Report) ([]engine.Goal, error) {
 	servers, warnings := desired.DNS(m.Settings.Effective().Settings.Networks)
-	return resolver.Desired{Servers: servers}, warnings
-}
-
-func (m *Machine) planDNS(ctx context.Context, f *engine.Forecast) ([]engine.Change, error) {
-	want, warnings := m.nameServers()
 	for _, w := range warnings {
-		f.Warn("%s", w)
+		r.Warn("%s", w)
 	}
-	return planDomain(ctx, m.Resolver, want)
-}
-
-func (m *Machine) setDNS(ctx context.Context, s *engine.Span) error {
-	want, warnings := m.nameServers()
-	for _, w := range warnings {
-		s.Warn("%s", w)
-	}
-	return converge(ctx, s, m.Resolver, want)
+	return []engine.Goal{goal(m.Resolver, resolver.Diff, resolver.Desired{Servers: servers}, nil)}, nil
 }

@@ -3,6 +3,7 @@ package bootstrap
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,7 +25,12 @@ func bareRoot(t *testing.T) string {
 	t.Helper()
 	root := t.TempDir()
 	err := os.Mkdir(filepath.Join(root, "etc"), 0o755)
-	for name, content := range map[string]string{"passwd": "root:x:0:0::/root:/bin/sh\nvcap:x:1000:1000::/home/vcap:/bin/sh\n", "group": "root:x:0:\nvcap:x:1000:\n"} {
+	for name, content := range map[string]string{
+		"passwd": fmt.Sprintf("root:x:0:0::/root:/bin/sh\nvcap:x:%d:%d::/home/vcap:/bin/sh\n",
+			os.Geteuid(), os.Getegid()),
+		"group":  fmt.Sprintf("root:x:0:\nvcap:x:%d:\n", os.Getegid()),
+		"shadow": "root:*:19000:0:99999:7:::\nvcap:*:19000:0:99999:7:::\n",
+	} {
 		err = errors.Join(err, os.WriteFile(filepath.Join(root, "etc", name), []byte(content), 0o644))
 	}
 	if err != nil {
@@ -109,8 +115,8 @@ func TestKeysArePlannedOneStepAfterTheOther(t *testing.T) {
 		{"all there", "iaas", []string{"env", "iaas"}, 0, 0},
 		{"another key of the IaaS", "new", []string{"env", "iaas"}, 0, 1},
 	} {
-		users := &people{keys: c.have}
-		m := &Machine{Settings: withKeys("env"), Users: users, PublicKey: func(context.Context) (string, error) { return c.iaas, nil }}
+		m := &Machine{Settings: withKeys("env"), Users: accounts(t, c.have...),
+			PublicKey: func(context.Context) (string, error) { return c.iaas, nil }}
 		if env, all := planned(t, m, "env-keys"), planned(t, m, "authorized-keys"); len(env) != c.env || len(all) != c.all {
 			t.Errorf("%s: planned %q and %q, want %d and %d changes", c.name, env, all, c.env, c.all)
 		}
@@ -138,6 +144,79 @@ func TestWhatABootDoesNotDoIsNoChange(t *testing.T) {
 	}
 }
 
+// A machine without its store serves, and no job is started: the plan says the same, and no more.
+func TestJobsAreWithheldAsPlanned(t *testing.T) {
+	for name, c := range map[string]struct {
+		disks            drives
+		warning, planned string
+	}{
+		"mounted": {drives{}, "", "supervisor"},
+		"refused": {drives{store: errors.New("vol-1 is refused")}, "no job is started: vol-1 is refused", ""},
+		"empty":   {drives{warning: "the store is empty"}, "the store is empty", "supervisor"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			daemon := &supervisor{}
+			var reason string
+			machine := func() *Machine {
+				return &Machine{Settings: fixed{}, Persistent: &c.disks, Supervisor: daemon,
+					WithheldChanged: func(why string) { reason = why }, Log: newEngine(t).Log}
+			}
+			steps, err := engine.Plan(t.Context(), Steps(machine()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var warnings, planned string
+			for _, s := range steps {
+				if s.Error != "" {
+					t.Errorf("%s: planned to fail: %s", s.Step, s.Error)
+				}
+				if warnings += strings.Join(s.Warnings, ","); s.Step == "supervisor" {
+					planned = s.Step
+				}
+			}
+			if warnings != c.warning || planned != c.planned {
+				t.Errorf("planned %q with warnings %q, want %q and %q", planned, warnings, c.planned, c.warning)
+			}
+			reason = ""
+			v, rest := bootMachine(t, machine())
+			rest()
+			started := daemon.starts > 0
+			warned := slices.Equal(v.Warnings, []string{"persistent-disk: " + c.warning})
+			withheld := reason != "" && strings.HasSuffix(c.warning, reason)
+			if v.Cause != nil || started != (c.planned != "") || withheld == started || warned != (c.disks.warning != "") {
+				t.Errorf("boot: %s, withheld %q, %d starts, warnings %q", v.Line(), reason, daemon.starts, v.Warnings)
+			}
+		})
+	}
+}
+
+// What hides a path is the file system that is mounted last above it.
+func TestMountsHideWhatIsBelow(t *testing.T) {
+	plans := func(changes []engine.Change) func(context.Context, *engine.Forecast) ([]engine.Change, error) {
+		return func(context.Context, *engine.Forecast) ([]engine.Change, error) { return changes, nil }
+	}
+	never := func(context.Context, *engine.Span) error { panic("a plan runs nothing") }
+	_, err := engine.Plan(t.Context(), []engine.Step{
+		{Name: "disk", Run: never, Plan: plans(engine.Changes([]storage.Change{{Op: decide.Mount, Target: "/data"}}))},
+		{Name: "directories", Run: never, Plan: plans(engine.Changes([]tree.Change{
+			{Op: tree.OpMountTmpfs, Entry: tree.Entry{Path: "/data/run"}},
+			{Op: tree.OpMake, Entry: tree.Entry{Path: "/other"}}}))},
+		{Name: "last", Run: never, Plan: func(_ context.Context, f *engine.Forecast) ([]engine.Change, error) {
+			for path, want := range map[string]string{"/data": "", "/data/sys": "disk", "/data/run": "disk",
+				"/data/run/job": "directories", "/database": "", "/other/x": ""} {
+				step, empty, hidden := hides(f, path)
+				if step != want || hidden != (want != "") || empty != (want == "directories") {
+					t.Errorf("%s: hidden %v by %q, empty %v, want %q", path, hidden, step, empty, want)
+				}
+			}
+			return nil, nil
+		}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // documents are settings as a store loads them.
 type documents struct {
 	fixed
@@ -149,13 +228,20 @@ func (d documents) Load(context.Context) (store.Loaded, error) { return d.loaded
 func TestSettingsThatAreWrittenAreAChange(t *testing.T) {
 	m := &Machine{Settings: documents{loaded: store.Loaded{Wrote: "/var/vcap/bosh/settings.json", Foreign: "other"}}}
 	want := []string{"set aside the state of agent other", "write /var/vcap/bosh/settings.json"}
+	steps, err := engine.Plan(t.Context(), Steps(m))
+	if err != nil {
+		t.Fatal(err)
+	}
 	if got := planned(t, m, "settings"); !slices.Equal(got, want) {
 		t.Errorf("planned %q, want %q", got, want)
 	}
-	_, rest := bootMachine(t, m)
+	v, rest := bootMachine(t, m)
 	rest()
 	if got := m.Status.Snapshot().Steps[2].Changes; !slices.Equal(got, want) {
 		t.Errorf("changed %q, want %q", got, want)
+	}
+	if got := steps[0].Warnings; len(got) != 1 || !slices.Equal(v.Warnings, []string{"settings: " + got[0]}) {
+		t.Errorf("planned to warn %q, warned %q", got, v.Warnings)
 	}
 }
 

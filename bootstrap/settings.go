@@ -3,10 +3,10 @@ package bootstrap
 import (
 	"context"
 	"errors"
-	"path/filepath"
 
 	"cambium/bootstrap/engine"
 	"cambium/internal/status"
+	"cambium/platform/host"
 	"cambium/platform/tree"
 	"cambium/settings/store"
 )
@@ -36,20 +36,27 @@ func (m *Machine) MountSettingsTmpfs(ctx context.Context, _ string) error {
 	if m.Tree == nil {
 		return errors.New("a dummy machine mounts nothing")
 	}
-	changes, err := m.Tree.Converge(ctx, m.settingsTmpfs())
+	changes, err := m.settingsTmpfs().Converge(ctx)
 	if span := m.LoadingSpan(); span != nil {
-		span.Changed(engine.Changes(changes)...)
+		span.Changed(changes...)
 	}
 	return err
 }
 
-func (m *Machine) settingsTmpfs() tree.Desired {
-	return tree.Select(tree.Table(m.Dirs, tree.Options{SettingsTmpfs: true}), tree.Settings)
+func (m *Machine) settingsTmpfs() engine.Goal {
+	return m.tree(tree.Select(tree.Table(m.Dirs, tree.Options{SettingsTmpfs: true}), tree.Settings))
 }
 
-// settingsChanges are what loading the settings changes besides mounts.
-func settingsChanges(loaded store.Loaded) (changes []engine.Change) {
+// reportLoaded warns of what is wrong with the settings, and returns what loading them changes besides mounts.
+func reportLoaded(r engine.Report, loaded store.Loaded) (changes []engine.Change) {
+	if loaded.Cached && !loaded.Spent {
+		r.Warn("the sources failed and the cached copy serves: %s", loaded.Why)
+	}
+	if loaded.NotCached != nil {
+		r.Warn("settings are not cached: %s", loaded.NotCached)
+	}
 	if loaded.Foreign != "" {
+		r.Warn("found the state of another agent, %s, and set it aside", loaded.Foreign)
 		changes = append(changes, engine.Change{Text: "set aside the state of agent " + loaded.Foreign})
 	}
 	if loaded.Wrote != "" {
@@ -58,24 +65,17 @@ func settingsChanges(loaded store.Loaded) (changes []engine.Change) {
 	return changes
 }
 
-func (m *Machine) planSettings(ctx context.Context, f *engine.Forecast) ([]engine.Change, error) {
+func (m *Machine) planSettings(ctx context.Context, f *engine.Forecast) (changes []engine.Change, err error) {
 	loaded, err := m.Settings.Load(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if loaded.Cached && !loaded.Spent {
-		f.Warn("the sources failed and the cached copy serves: %s", loaded.Why)
-	}
-	var changes []engine.Change
 	if m.Tree != nil && m.Settings.Effective().Settings.Env.Bosh.SettingsTmpfs {
-		f.AddDirectory(m.Dirs.SettingsTmpfs()) // the store makes it
-		mounts, err := m.planTree(ctx, f, m.settingsTmpfs())
-		if err != nil {
+		if changes, err = m.settingsTmpfs().Plan(ctx, f); err != nil {
 			return nil, err
 		}
-		changes = mounts
 	}
-	return append(changes, settingsChanges(loaded)...), nil
+	return append(changes, reportLoaded(f, loaded)...), nil
 }
 
 func (m *Machine) loadSettings(ctx context.Context, s *engine.Span) error {
@@ -85,7 +85,7 @@ func (m *Machine) loadSettings(ctx context.Context, s *engine.Span) error {
 	if err != nil {
 		return err
 	}
-	s.Changed(settingsChanges(loaded)...)
+	s.Changed(reportLoaded(s, loaded)...)
 	e := m.Settings.Effective()
 	described := status.Settings{From: loaded.From, Cached: loaded.Cached}
 	if loaded.Why != nil {
@@ -96,17 +96,8 @@ func (m *Machine) loadSettings(ctx context.Context, s *engine.Span) error {
 		m.Log.WithError(err).Warn("status not written")
 	}
 	s.Evidence("from %s", loaded.From)
-	switch {
-	case loaded.Spent:
+	if loaded.Spent {
 		s.Evidence("the sources were cleared when the settings were cached")
-	case loaded.Cached:
-		s.Warn("the sources failed and the cached copy serves: %s", described.Why)
-	}
-	if loaded.NotCached != nil {
-		s.Warn("settings are not cached: %s", loaded.NotCached)
-	}
-	if loaded.Foreign != "" {
-		s.Warn("found the state of another agent, %s, and set it aside", loaded.Foreign)
 	}
 	for _, entry := range loaded.Report.Entries {
 		s.Evidence("%s", entry)
@@ -117,24 +108,9 @@ func (m *Machine) loadSettings(ctx context.Context, s *engine.Span) error {
 // inMemory reports a machine whose secrets do not survive a reboot.
 func (m *Machine) inMemory() bool {
 	bosh := m.Settings.Effective().Settings.Env.Bosh
-	return m.Tree != nil && (bosh.SettingsTmpfs || bosh.JobDirTmpfs)
+	return m.Host != nil && (bosh.SettingsTmpfs || bosh.JobDirTmpfs)
 }
 
-// planBootOnce presumes the tmpfs that the directories step mounts.
-func (m *Machine) planBootOnce(_ context.Context, f *engine.Forecast) (changes []engine.Change, err error) {
-	for _, path := range bootOnceSentinels(m.Dirs) {
-		mount, hidden := f.Hidden(path)
-		if hidden && mount.Empty || !exists(path) {
-			changes = append(changes, engine.Change{Text: "write " + path, After: mount.Step})
-		}
-	}
-	return changes, nil
-}
-
-func (m *Machine) armBootOnce(_ context.Context, s *engine.Span) error {
-	written, err := armBootOnce(m.Dirs)
-	for _, path := range written {
-		s.Changed(engine.Change{Text: "write " + filepath.Clean(path)})
-	}
-	return err
+func (m *Machine) bootOnce(context.Context, engine.Report) ([]engine.Goal, error) {
+	return []engine.Goal{m.host(host.Desired{Marks: bootOnceSentinels(m.Dirs)})}, nil
 }

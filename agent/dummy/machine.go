@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"cambium/internal/atomicfile"
 	"cambium/internal/vcap"
@@ -35,25 +36,26 @@ func MakeDirs(dirs vcap.Dirs) error {
 // Users keeps passwords in files, which the suite's spec of passwords reads. There are no accounts.
 type Users struct{ Dirs vcap.Dirs }
 
-// Plan implements bootstrap.Users; a dummy machine plans nothing.
-func (u Users) Plan(context.Context, user.Desired) ([]user.Change, error) { return nil, nil }
-
-// PlanAfter implements bootstrap.Users.
-func (u Users) PlanAfter(context.Context, user.Desired, user.Desired) ([]user.Change, error) {
-	return nil, nil
+// Observe finds the accounts that are wanted, without passwords and keys.
+func (u Users) Observe(_ context.Context, want user.Desired) (user.State, error) {
+	accounts := map[string]user.Account{}
+	for _, name := range slices.Concat(slices.Collect(maps.Keys(want.Passwords)), slices.Collect(maps.Keys(want.Keys))) {
+		accounts[name] = user.Account{Name: name}
+	}
+	return user.State{Accounts: accounts}, nil
 }
 
-// Converge writes the hash of each user's password into a file of its own.
-func (u Users) Converge(_ context.Context, want user.Desired) ([]user.Change, error) {
-	for name, hash := range want.Passwords {
-		if hash.Empty() {
+// Apply writes the hash of each user's password into a file of its own.
+func (u Users) Apply(_ context.Context, changes []user.Change) ([]user.Change, error) {
+	for _, c := range changes {
+		if c.Op != user.OpSetPassword || c.Hash().Reveal() == user.NoPassword {
 			continue
 		}
-		path := u.Dirs.DummyPassword(name)
+		path := u.Dirs.DummyPassword(c.User)
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 			return nil, err
 		}
-		if err := atomicfile.Write(path, []byte(hash.Reveal()), 0o600); err != nil {
+		if err := atomicfile.Write(path, []byte(c.Hash().Reveal()), 0o600); err != nil {
 			return nil, err
 		}
 	}

@@ -234,7 +234,7 @@ func (a *attempt) runRecovered(ctx context.Context, s Step) (err error) {
 			err = fmt.Errorf("defect in the agent: internal error %s, see its log", defect.Report(a.log.WithField("step", s.Name), p))
 		}
 	}()
-	return s.Run(ctx, &Span{name: s.Name, attempt: a})
+	return s.run(ctx, &Span{name: s.Name, attempt: a})
 }
 
 // longStep is the duration from which the end of a step has a log line of its own. Shorter ones share

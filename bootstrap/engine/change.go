@@ -33,7 +33,8 @@ func (c Change) String() string {
 func Changes[C fmt.Stringer](changes []C) []Change {
 	var all []Change
 	for _, c := range changes {
-		all = append(all, Change{Text: c.String(), Detail: c})
+		starts, ok := any(c).(interface{ Runs() bool })
+		all = append(all, Change{Text: c.String(), Runs: ok && starts.Runs(), Detail: c})
 	}
 	return all
 }
@@ -56,7 +57,7 @@ func Plan(ctx context.Context, steps []Step) ([]PlannedStep, error) {
 	if err := check(steps); err != nil {
 		return nil, err
 	}
-	f := &Forecast{planned: map[string][]Change{}}
+	f := &Forecast{}
 	failed := map[string]bool{} // steps that would fail, or need one that would
 	var all []PlannedStep
 	for _, s := range steps {
@@ -64,25 +65,46 @@ func Plan(ctx context.Context, steps []Step) ([]PlannedStep, error) {
 			failed[s.Name] = true
 			continue
 		}
-		if s.Plan == nil || s.If != nil && !s.If() {
+		if s.Wants == nil && s.Plan == nil || s.If != nil && !s.If() {
 			continue
 		}
-		f.step, f.warnings, f.notes = s.Name, nil, nil
-		changes, err := s.Plan(ctx, f)
-		for i := range changes {
-			changes[i].Step = s.Name
-		}
-		f.planned[s.Name] = changes
-		planned := PlannedStep{Step: s.Name, Changes: slices.Concat([]Change{}, changes), Warnings: f.warnings, Notes: f.notes}
-		switch {
+		f.step = PlannedStep{Step: s.Name, Changes: []Change{}}
+		switch err := s.plan(ctx, f); {
 		case err == nil:
 		case s.optional():
-			planned.Warnings = append(planned.Warnings, OneLine(err.Error()))
+			f.Warn("%s", err)
 		default:
-			planned.Error = OneLine(err.Error())
+			f.step.Error = OneLine(err.Error())
 			failed[s.Name] = true
 		}
-		all = append(all, planned)
+		all = append(all, f.step)
 	}
 	return all, nil
+}
+
+// Forecast is what earlier steps and goals of a plan will leave.
+type Forecast struct {
+	step    PlannedStep // that is being planned
+	planned []Change
+}
+
+// add appends changes of the step that is being planned.
+func (f *Forecast) add(changes []Change) {
+	for _, c := range changes {
+		c.Step = f.step.Step
+		f.step.Changes, f.planned = append(f.step.Changes, c), append(f.planned, c)
+	}
+}
+
+// Planned are the changes of all earlier steps and goals.
+func (f *Forecast) Planned() []Change { return f.planned }
+
+// Warn adds what the boot would warn of.
+func (f *Forecast) Warn(format string, args ...any) {
+	f.step.Warnings = append(f.step.Warnings, OneLine(fmt.Sprintf(format, args...)))
+}
+
+// Evidence adds what is worth knowing though the boot does not do it, as a note.
+func (f *Forecast) Evidence(format string, args ...any) {
+	f.step.Notes = append(f.step.Notes, OneLine(fmt.Sprintf(format, args...)))
 }

@@ -33,7 +33,7 @@ func TestPlanWalksTheTable(t *testing.T) {
 		{Name: "directories", Needs: []string{"disk"}, Plan: plans(nil, "never"), Run: never},
 		{Name: "jobs", Needs: []string{"directories"}, Plan: plans(nil, "never"), Run: never},
 		{Name: "tools", Needs: []string{"keys"}, Plan: func(_ context.Context, f *Forecast) ([]Change, error) {
-			f.Warn("%d of them", len(f.Planned("keys")))
+			f.Warn("%d of them", len(f.Planned()))
 			return []Change{{Text: "remove", After: "keys"}}, nil
 		}, Run: never},
 	})
@@ -56,17 +56,61 @@ func TestPlanWalksTheTable(t *testing.T) {
 	}
 }
 
-// What hides a path is the file system that is mounted last above it.
-func TestForecastHidesWhatIsBelowMounts(t *testing.T) {
-	f := &Forecast{step: "disk"}
-	f.AddMount("/data", false)
-	f.step = "directories"
-	f.AddMount("/data/run", true)
-	for path, want := range map[string]string{"/data": "", "/data/sys": "disk", "/data/run": "disk", "/data/run/job": "directories", "/database": "", "/other": ""} {
-		m, hidden := f.Hidden(path)
-		if m.Step != want || hidden != (want != "") || hidden && m.Empty != (want == "directories") {
-			t.Errorf("%s: hidden %v by %+v, want %q", path, hidden, m, want)
-		}
+// The states that a step wants are planned and brought about in their order; what it does besides comes last.
+func TestGoals(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		optional bool
+		err      error
+		changes  string
+		warnings string
+		failure  string
+	}{
+		{"done", false, nil, "first,second,ran", "", ""},
+		{"optional fails", true, errors.New("no\nmount"), "first,second,ran", "no; mount", ""},
+		{"fails", false, errors.New("no\nmount"), "first", "", "no; mount"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			goal := func(text string, err error, optional bool) Goal {
+				changes := []Change{{Text: text}}
+				return Goal{Optional: optional, Awaits: "a mount",
+					Plan:     func(context.Context, *Forecast) ([]Change, error) { return changes, err },
+					Converge: func(context.Context) ([]Change, error) { return changes, err }}
+			}
+			step := Step{Name: "tree",
+				Wants: func(context.Context, Report) ([]Goal, error) {
+					return []Goal{goal("first", c.err, c.optional), goal("second", nil, false)}, nil
+				},
+				Plan: plans(nil, "ran"),
+				Run: func(_ context.Context, s *Span) error {
+					s.Changed(Change{Text: "ran"})
+					return nil
+				}}
+			steps, err := Plan(t.Context(), []Step{step})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var texts []string
+			for _, change := range steps[0].Changes {
+				texts = append(texts, change.Text)
+			}
+			got, warnings, failure := strings.Join(texts, ","), strings.Join(steps[0].Warnings, ","), steps[0].Error
+			if got != c.changes || warnings != c.warnings || failure != c.failure {
+				t.Errorf("planned %s, warnings %q, error %q", got, warnings, failure)
+			}
+			e, _ := newEngine(t)
+			v, rest, err := e.Run(t.Context(), []Step{step})
+			if err != nil {
+				t.Fatal(err)
+			}
+			rest()
+			d := e.Status.Snapshot()
+			got, failure = strings.Join(d.Steps[0].Changes, ","), d.Steps[0].Error
+			warnings = strings.ReplaceAll(strings.Join(d.Warnings, ","), "tree: ", "")
+			if got != c.changes || warnings != c.warnings || failure != c.failure {
+				t.Errorf("made %s, warnings %q, error %q (%s)", got, warnings, failure, v.Line())
+			}
+		})
 	}
 }
 

@@ -38,11 +38,84 @@ type Step struct {
 	Always bool
 	// Advice is what an operator can do when the step fails.
 	Advice string
-	// Plan says what Run would change, and changes nothing; nil for a step that changes nothing
-	// on the machine. What earlier steps will leave is in the forecast.
-	Plan func(ctx context.Context, f *Forecast) ([]Change, error)
-	// Run does it, and records in the Span what it changed.
+	// Wants returns the states that the step brings about, in their order. It only reads: a plan calls it, too.
+	Wants func(ctx context.Context, r Report) ([]Goal, error)
+	// Run is what a step does besides, once these states are there: it starts or records something.
 	Run func(ctx context.Context, s *Span) error
+	// Plan says what Run would change, and changes nothing; nil if Run changes nothing on the machine.
+	Plan func(ctx context.Context, f *Forecast) ([]Change, error)
+}
+
+// Goal is a desired state of one domain.
+type Goal struct {
+	// Plan returns what Converge would change, given what is forecast, and only reads.
+	Plan func(ctx context.Context, f *Forecast) ([]Change, error)
+	// Converge brings the state about and returns the changes made.
+	Converge func(ctx context.Context) ([]Change, error)
+	// Awaits names what Converge may have to wait for.
+	Awaits string
+	// Optional goals warn where others fail the step.
+	Optional bool
+}
+
+// Report is how a step reports, in a plan as in a boot.
+type Report interface {
+	// Warn records something that is wrong but does not keep the machine from being ready.
+	Warn(format string, args ...any)
+	// Evidence records a fact that helps to understand the outcome.
+	Evidence(format string, args ...any)
+}
+
+// each calls do with the goals of a step, in their order, up to the first that fails.
+func (s Step) each(ctx context.Context, r Report, do func(Goal) error) error {
+	if s.Wants == nil {
+		return nil
+	}
+	goals, err := s.Wants(ctx, r)
+	if err != nil {
+		return err
+	}
+	for _, g := range goals {
+		err := do(g)
+		if err != nil && !g.Optional {
+			return err
+		}
+		if err != nil {
+			r.Warn("%s", err)
+		}
+	}
+	return nil
+}
+
+// plan puts what the step would change into the forecast.
+func (s Step) plan(ctx context.Context, f *Forecast) error {
+	err := s.each(ctx, f, func(g Goal) error {
+		changes, err := g.Plan(ctx, f)
+		f.add(changes)
+		return err
+	})
+	if err != nil || s.Plan == nil {
+		return err
+	}
+	changes, err := s.Plan(ctx, f)
+	f.add(changes)
+	return err
+}
+
+// run makes these changes.
+func (s Step) run(ctx context.Context, span *Span) error {
+	err := s.each(ctx, span, func(g Goal) error {
+		if g.Awaits != "" {
+			defer span.WaitingSoon(g.Awaits)()
+		}
+		made, err := g.Converge(ctx)
+		span.Changed(made...)
+		return err
+	})
+	if err != nil || s.Run == nil {
+		return err
+	}
+	return s.Run(ctx, span)
 }
 
 // optional reports a step whose failure only warns.
@@ -82,7 +155,7 @@ var errTable = errors.New("boot table")
 func check(steps []Step) error {
 	seen := map[string]bool{}
 	for _, s := range steps {
-		if s.Name == "" || s.Run == nil || seen[s.Name] {
+		if s.Name == "" || s.Wants == nil && s.Run == nil || seen[s.Name] {
 			return fmt.Errorf("%w: row %q has no name, no function, or a name used before", errTable, s.Name)
 		}
 		for _, need := range slices.Concat(s.Needs, s.Yields) {

@@ -111,8 +111,9 @@ func (n *Network) applyNamed(ctx context.Context, named json.RawMessage) error {
 	if err != nil {
 		return err
 	}
-	if _, err := n.kernel.Converge(ctx, want); err != nil {
-		return err
+	changes, failed := network.Diff(have, want)
+	if _, err := n.kernel.Apply(ctx, changes); failed != nil || err != nil {
+		return errors.Join(failed, err)
 	}
 	_, err = wait.Ready(ctx, n.kernel, want)
 	return err

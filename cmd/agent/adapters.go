@@ -8,6 +8,7 @@ import (
 
 	"cambium/blobstore"
 	"cambium/internal/vcap"
+	"cambium/platform"
 	"cambium/platform/host"
 	"cambium/platform/network/neighbor"
 	"cambium/settings"
@@ -34,7 +35,7 @@ func (c certificates) Trust(ctx context.Context, pem string) error {
 	if c.host == nil {
 		return nil
 	}
-	_, err := c.host.Converge(ctx, host.Desired{Certificates: &pem})
+	_, err := platform.Converge(ctx, c.host, host.Diff, host.Desired{Certificates: &pem})
 	return err
 }
 
@@ -48,7 +49,7 @@ func (h hostsFile) WriteHosts(ctx context.Context, records [][2]string) error {
 	if err != nil {
 		return err
 	}
-	_, err = h.host.Converge(ctx, host.Desired{Hosts: content})
+	_, err = platform.Converge(ctx, h.host, host.Diff, host.Desired{Hosts: content})
 	return err
 }
 

@@ -18,6 +18,7 @@ import (
 	"cambium/internal/vcap"
 	"cambium/jobs/dummysupervisor"
 	"cambium/mbus"
+	"cambium/platform"
 	"cambium/platform/firewall"
 	"cambium/platform/network/neighbor"
 	"cambium/platform/unit"
@@ -219,7 +220,7 @@ func (a *app) beforeConnect(ctx context.Context, servers []netip.AddrPort) {
 	limited, done := context.WithTimeout(ctx, 500*time.Millisecond)
 	defer done()
 	all := append(a.firewall.Resolve(limited, a.current.Effective().Bus.URLs), servers...)
-	if _, err := a.firewall.Converge(ctx, firewall.Desired{NATS: all}); err != nil {
+	if _, err := platform.Converge(ctx, a.firewall, firewall.Diff, firewall.Desired{NATS: all}); err != nil {
 		a.log.WithError(err).Debug("firewall does not follow the bus")
 	}
 }

@@ -91,15 +91,15 @@ type starter func(context.Context) error
 func (s starter) Plan(context.Context) ([]monit.Change, error)      { return nil, nil }
 func (s starter) Start(ctx context.Context) ([]monit.Change, error) { return nil, s(ctx) }
 
-// nameServers is a resolver with a preset result of Converge.
+// nameServers is a resolver with a preset result of Observe.
 type nameServers func(context.Context) error
 
-func (n nameServers) Plan(context.Context, resolver.Desired) ([]resolver.Change, error) {
-	return nil, nil
+func (n nameServers) Observe(ctx context.Context, _ resolver.Desired) (resolver.State, error) {
+	return resolver.State{}, n(ctx)
 }
 
-func (n nameServers) Converge(ctx context.Context, _ resolver.Desired) ([]resolver.Change, error) {
-	return nil, n(ctx)
+func (n nameServers) Apply(context.Context, []resolver.Change) ([]resolver.Change, error) {
+	return nil, nil
 }
 
 // agentWithStep returns an agent whose only fatal step is run.

@@ -14,6 +14,7 @@ import (
 	"cambium/internal/eventually"
 	"cambium/internal/secret"
 	"cambium/lab"
+	"cambium/platform"
 	"cambium/platform/user"
 )
 
@@ -49,7 +50,8 @@ func TestMachineAccounts(t *testing.T) {
 	if got := strings.Fields(run(t, i, "id", "-Gn", "bosh_one")); len(got) != 5 || got[0] != "bosh_one" {
 		t.Errorf("got groups %q, want its own and four", got)
 	}
-	if _, err := accounts.Converge(ctx, user.Desired{Passwords: map[string]secret.String{"vcap": secret.New("$6$salt$hash")}}); err != nil {
+	passwords := user.Desired{Passwords: map[string]secret.String{"vcap": secret.New("$6$salt$hash")}}
+	if _, err := platform.Converge(ctx, accounts, user.Diff, passwords); err != nil {
 		t.Error(err)
 	}
 	if got := run(t, i, "getent", "shadow", "vcap"); !strings.HasPrefix(got, "vcap:$6$salt$hash:") {

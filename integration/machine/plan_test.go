@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"cambium/internal/eventually"
 	"cambium/internal/status"
@@ -31,7 +32,8 @@ type plannedBoot struct {
 			After string `json:"after"`
 			Runs  bool   `json:"runs"`
 		} `json:"changes"`
-		Error string `json:"error"`
+		Warnings []string `json:"warnings"`
+		Error    string   `json:"error"`
 	} `json:"plan"`
 }
 
@@ -45,20 +47,53 @@ func (p plannedBoot) texts() map[string][]string {
 	return all
 }
 
-// readPlan returns what was planned before the agent's last start.
-func readPlan(t *testing.T, i *lab.Instance) plannedBoot {
-	t.Helper()
-	var p plannedBoot
-	out := run(t, i, "cat", "/run/plan.json")
-	if err := json.Unmarshal([]byte(out), &p); err != nil {
-		t.Fatalf("plan: %v: %s%s", err, out, run(t, i, "cat", "/run/plan.err"))
-	}
-	for _, s := range p.Plan {
-		if s.Error != "" {
-			t.Errorf("planned %s: %s", s.Step, s.Error)
+// bootSays is what a boot came to, in the words of a plan.
+func bootSays(d status.Document) (changes map[string][]string, failures map[string]string) {
+	changes, failures = map[string][]string{}, map[string]string{}
+	for _, s := range d.Steps {
+		if len(s.Changes) > 0 {
+			changes[s.Name] = s.Changes
+		}
+		if s.Outcome == status.Broken {
+			failures[s.Name] = s.Error
 		}
 	}
-	return p
+	return changes, failures
+}
+
+// compare returns how a boot differs from its plan. A plan may warn of more than a boot: of a disk that is awaited.
+func (p plannedBoot) compare(d status.Document) error {
+	var differ []error
+	done, failed := bootSays(d)
+	planned, failures, warnings := p.texts(), map[string]string{}, []string{}
+	for _, s := range p.Plan {
+		if s.Error != "" {
+			failures[s.Step] = s.Error
+		}
+		for _, w := range s.Warnings {
+			warnings = append(warnings, w, s.Step+": "+w)
+		}
+	}
+	for _, step := range slices.Sorted(maps.Keys(planned)) {
+		if !slices.Equal(planned[step], done[step]) {
+			differ = append(differ, fmt.Errorf("step %s:\nplanned\n  %s\ndone\n  %s", step,
+				strings.Join(planned[step], "\n  "), strings.Join(done[step], "\n  ")))
+		}
+	}
+	for step := range done {
+		if len(planned[step]) == 0 {
+			differ = append(differ, fmt.Errorf("step %s: done, and not planned: %q", step, done[step]))
+		}
+	}
+	if !maps.Equal(failures, failed) {
+		differ = append(differ, fmt.Errorf("planned to fail: %q, failed: %q", failures, failed))
+	}
+	for _, w := range d.Warnings {
+		if !slices.Contains(warnings, w) {
+			differ = append(differ, fmt.Errorf("the boot warns, and the plan did not: %s", w))
+		}
+	}
+	return errors.Join(differ...)
 }
 
 // doneAsPlanned compares the plan before the agent's last start with what that boot says it changed.
@@ -66,45 +101,37 @@ func readPlan(t *testing.T, i *lab.Instance) plannedBoot {
 func doneAsPlanned(t *testing.T, i *lab.Instance, when string, want ...string) plannedBoot {
 	t.Helper()
 	ready(t, i)
-	p := readPlan(t, i)
-	planned := p.texts()
-	d := ended(t, i)
-	done := map[string][]string{}
-	eventually.Nil(t, when+": a boot that does what was planned", func() error {
-		d = agentStatus(t, i) // what is deferred until the verdict is recorded a moment later
-		clear(done)
-		for _, s := range d.Steps {
-			if len(s.Changes) > 0 {
-				done[s.Name] = s.Changes
-			}
-		}
-		var differ []error
-		for _, step := range slices.Sorted(maps.Keys(planned)) {
-			if !slices.Equal(planned[step], done[step]) {
-				differ = append(differ, fmt.Errorf("step %s:\nplanned\n  %s\ndone\n  %s", step,
-					strings.Join(planned[step], "\n  "), strings.Join(done[step], "\n  ")))
-			}
-		}
-		for step := range done {
-			if len(planned[step]) == 0 {
-				differ = append(differ, fmt.Errorf("step %s: done, and not planned: %q", step, done[step]))
-			}
-		}
-		return errors.Join(differ...)
-	})
-	if d.State != status.Ready {
-		t.Errorf("%s: %s %q, warnings %q", when, d.State, d.Verdict, d.Warnings)
-	}
+	ended(t, i)
+	p, d := endedAsPlanned(t, i, when, status.Ready)
+	done, _ := bootSays(d)
 	for _, text := range want {
 		step, change, _ := strings.Cut(text, ": ")
 		if !slices.ContainsFunc(done[step], func(have string) bool { return strings.Contains(have, change) }) {
 			t.Errorf("%s: step %s changed %q, want %q among it", when, step, done[step], change)
 		}
 	}
-	if unchanged := len(planned) == 0; d.Unchanged != unchanged {
-		t.Errorf("%s: %d steps planned changes, and the boot says unchanged %v", when, len(planned), d.Unchanged)
+	if unchanged := len(p.texts()) == 0; d.Unchanged != unchanged {
+		t.Errorf("%s: %d steps planned changes, and the boot says unchanged %v", when, len(p.texts()), d.Unchanged)
 	}
 	return p
+}
+
+// endedAsPlanned waits for a boot that came to this state and to what was planned before it.
+func endedAsPlanned(t *testing.T, i *lab.Instance, when string, state status.State) (p plannedBoot, d status.Document) {
+	t.Helper()
+	eventually.Nil(t, when+": a boot that does what was planned", func() error {
+		d = agentStatus(t, i) // what is deferred until the verdict is recorded a moment later
+		if d.State != state {
+			return fmt.Errorf("%s %q, warnings %q", d.State, d.Verdict, d.Warnings)
+		}
+		out := run(t, i, "cat", "/run/plan.json")
+		p = plannedBoot{}
+		if err := json.Unmarshal([]byte(out), &p); err != nil {
+			return fmt.Errorf("plan: %w: %s%s", err, out, run(t, i, "cat", "/run/plan.err"))
+		}
+		return p.compare(d)
+	})
+	return p, d
 }
 
 // nothingIsPlanned is true of a machine that has been booted.
@@ -124,6 +151,7 @@ func TestMachinePlanIsWhatBootDoes(t *testing.T) {
 	t.Run("leases", func(t *testing.T) { planLeases(t, l) })
 	t.Run("no ephemeral disk", func(t *testing.T) { planWithoutDisk(t, l) })
 	t.Run("in memory", func(t *testing.T) { planInMemory(t, l) })
+	t.Run("refusals", func(t *testing.T) { planRefusals(t, l) })
 }
 
 // planOneMachine follows one machine through its life.
@@ -171,21 +199,34 @@ func planOneMachine(t *testing.T, l *lab.Lab) {
 	doneAsPlanned(t, i, "second network, IPv6", "network: add address fd88::77/64")
 	nothingIsPlanned(t, i, "second network")
 
+	mountNew(t, i)
+	if err := i.Reboot(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	doneAsPlanned(t, i, "reboot with a persistent disk",
+		"persistent-disk: mount on /var/vcap/store", "ephemeral-disk: mount on /var/vcap/data",
+		"directories: mount tmpfs at /var/vcap/data/sys/run", "supervisor: start monit")
+	nothingIsPlanned(t, i, "reboot")
+}
+
+// mountNew gives the machine a store on a new disk, disk-1, and returns the disk's path.
+func mountNew(t *testing.T, i *lab.Instance) string {
+	t.Helper()
 	disk, err := i.AttachNew(t.Context(), "disk-1", lab.GiB)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, call := range [][]any{{"add_persistent_disk", "disk-1", disk.Path}, {"mount_disk", "disk-1"}} {
+	mountStore(t, i, disk.Path)
+	return disk.Path
+}
+
+func mountStore(t *testing.T, i *lab.Instance, path string) {
+	t.Helper()
+	for _, call := range [][]any{{"add_persistent_disk", "disk-1", path}, {"mount_disk", "disk-1"}} {
 		if _, err := i.Agent.Do(t.Context(), call[0].(string), call[1:]...); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := i.Reboot(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	doneAsPlanned(t, i, "reboot with a persistent disk", "persistent-disk: mount on /var/vcap/store", "ephemeral-disk: mount on /var/vcap/data",
-		"directories: mount tmpfs at /var/vcap/data/sys/run", "supervisor: start monit")
-	nothingIsPlanned(t, i, "reboot")
 }
 
 // change delivers other settings and restarts the agent.
@@ -234,4 +275,51 @@ func planInMemory(t *testing.T, l *lab.Lab) {
 	defer remove(t, i)
 	doneAsPlanned(t, i, "settings and jobs in memory", "settings: mount tmpfs at", "directories: mount tmpfs at /var/vcap/data/jobs, size 32m", "boot-once: write")
 	nothingIsPlanned(t, i, "in memory")
+}
+
+// planRefusals has disks refused: a boot then comes to what its plan said, in the same words.
+func planRefusals(t *testing.T, l *lab.Lab) {
+	i := start(t, l, lab.VM{Ephemeral: lab.GiB, Files: []machine.File{planFirst}})
+	defer remove(t, i)
+	ready(t, i)
+	disk := mountNew(t, i)
+	without := func(script string) {
+		t.Helper()
+		run(t, i, "sh", "-ec", "systemctl stop bosh-agent monit; umount /var/vcap/store; "+script+
+			"; systemctl start --no-block bosh-agent")
+	}
+
+	// The disk has lost its head.
+	without("dd if=" + disk + " of=/root/head bs=1M count=2; dd if=/dev/zero of=" + disk + " bs=1M count=2 conv=fsync")
+	p, d := endedAsPlanned(t, i, "refused last disk", status.Degraded)
+	if !strings.Contains(d.JobsWithheld(), "is refused") {
+		t.Errorf("refused last disk: no job is started: %q", d.JobsWithheld())
+	}
+	for _, s := range p.Plan {
+		if s.Step == "supervisor" {
+			t.Errorf("refused last disk: planned %+v, and no job is started", s)
+		}
+	}
+	run(t, i, "dd", "if=/root/head", "of="+disk, "conv=fsync")
+	mountStore(t, i, disk)
+
+	// Only a record that another agent left says that there was a store.
+	without("rm /var/vcap/bosh/disk_records.json /var/vcap/bosh/persistent_disk_hints.json")
+	_, d = endedAsPlanned(t, i, "empty store", status.Degraded)
+	if !slices.ContainsFunc(d.Warnings, func(w string) bool { return strings.Contains(w, "the store is empty") }) {
+		t.Errorf("empty store: warnings %q", d.Warnings)
+	}
+	mountStore(t, i, disk)
+
+	// The settings name the store as the ephemeral disk.
+	if err := i.Change(t.Context(), func(d lab.Document) { d.Set("disks.ephemeral", disk) }); err != nil {
+		t.Fatal(err)
+	}
+	without("true")
+	settled(t, i, 3*time.Minute)
+	run(t, i, "systemctl", "restart", "--no-block", "bosh-agent") // a retry does not repeat the change of the settings
+	_, d = endedAsPlanned(t, i, "foreign ephemeral disk", status.Failed)
+	if !strings.Contains(d.Verdict, "bosh-partition-0") {
+		t.Errorf("foreign ephemeral disk: the verdict is %q", d.Verdict)
+	}
 }

@@ -58,6 +58,9 @@ func (c Change) String() string {
 	return string(c.Op) + " " + UnitName
 }
 
+// Runs reports that the change starts the daemon.
+func (c Change) Runs() bool { return c.Op == OpStart || c.Op == OpRestart }
+
 // Starter starts monit at boot.
 type Starter struct {
 	Dirs     vcap.Dirs

@@ -122,7 +122,7 @@ func priority() *nftables.ChainPriority {
 }
 
 // Observe reads our table.
-func (f *Firewall) Observe(ctx context.Context) (State, error) {
+func (f *Firewall) Observe(ctx context.Context, _ Desired) (State, error) {
 	if ctx.Err() != nil {
 		return State{}, context.Cause(ctx)
 	}
@@ -263,27 +263,9 @@ func queue(conn *nftables.Conn, t *nftables.Table, c Change) {
 	}
 }
 
-// Plan returns what Converge would change. It only reads.
-func (f *Firewall) Plan(ctx context.Context, want Desired) ([]Change, error) {
-	have, err := f.Observe(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return Diff(have, want)
-}
-
-// Converge brings the rules to the desired state and returns the changes made.
-func (f *Firewall) Converge(ctx context.Context, want Desired) ([]Change, error) {
-	changes, err := f.Plan(ctx, want)
-	if err != nil {
-		return nil, err
-	}
-	return f.Apply(ctx, changes)
-}
-
 // Resolve finds the addresses of the servers that the URLs name. URLs of other kinds, and those
 // without a port, have none. A server that cannot be resolved is left out; if that is all of
-// them the result is nil, and Converge then leaves the rules there are.
+// them the result is nil, and Diff then leaves the rules there are.
 func (f *Firewall) Resolve(ctx context.Context, urls []secret.URL) (servers []netip.AddrPort) {
 	resolver := f.Resolver
 	if resolver == nil {

@@ -22,20 +22,22 @@ import (
 	"cambium/internal/secret"
 
 	"cambium/internal/skiptest"
+	"cambium/platform"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
 func converge(t *testing.T, f *Firewall, want Desired) {
 	t.Helper()
-	planned, err := f.Plan(t.Context(), want)
+	planned, err := platform.Plan(t.Context(), f, Diff, want)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if made, err := f.Converge(t.Context(), want); err != nil || fmt.Sprint(made) != fmt.Sprint(planned) {
+	made, err := platform.Converge(t.Context(), f, Diff, want)
+	if err != nil || fmt.Sprint(made) != fmt.Sprint(planned) {
 		t.Fatalf("planned %v, made %v, %v", planned, made, err)
 	}
-	if second, err := f.Converge(t.Context(), want); err != nil || len(second) != 0 {
+	if second, err := platform.Converge(t.Context(), f, Diff, want); err != nil || len(second) != 0 {
 		t.Errorf("second run: got %v, %v, want nothing to do", second, err)
 	}
 }

@@ -57,6 +57,8 @@ type Desired struct {
 	// after the next boot of the machine: a restart of the agent changes nothing of what hooks
 	// set up.
 	Hooks []string
+	// Marks are empty files that have to exist; they are written in this order.
+	Marks []string
 	// RemoveListed are files of the stemcell that list paths to remove, one per line: compilers,
 	// static libraries. A missing list is an empty one. Diff refuses paths that no list may
 	// sensibly name (relative ones, the root, its children); the others are removed all the same.
@@ -72,6 +74,7 @@ type State struct {
 	Time         timeState
 	Certificates certificateState
 	Media        mediaState
+	Marks        map[string]bool // whether they exist
 	hooks        map[string]hookState
 	lists        map[string][]listedPath
 	base         string // the agent's base directory, which no list may remove
@@ -133,6 +136,15 @@ func (c Change) String() string {
 	return string(c.Op)
 }
 
+// Runs reports that the change starts a program or a service: what that changes in turn is not known.
+func (c Change) Runs() bool {
+	switch c.Op {
+	case OpRunHook, OpApplyUdevRules, OpRestartTimesyncd, OpReloadChrony:
+		return true
+	}
+	return false
+}
+
 // Observe reads the parts of the machine that want names.
 func (h *Host) Observe(ctx context.Context, want Desired) (s State, err error) {
 	if ctx.Err() != nil {
@@ -176,6 +188,11 @@ func (h *Host) Observe(ctx context.Context, want Desired) (s State, err error) {
 			return State{}, err
 		}
 	}
+	s.Marks = make(map[string]bool, len(want.Marks))
+	for _, path := range want.Marks {
+		_, err := os.Lstat(h.at(path))
+		s.Marks[path] = err == nil
+	}
 	s.hooks = h.observeHooks(want.Hooks)
 	s.lists, err = h.observeLists(want.RemoveListed)
 	return s, err
@@ -215,6 +232,11 @@ func Diff(have State, want Desired) (changes []Change, err error) {
 	if want.RootMedia {
 		add(diffMedia(have.Media), nil)
 	}
+	for _, path := range want.Marks {
+		if !have.Marks[path] {
+			add([]Change{{Op: OpWriteFile, Path: path, Mode: 0o600}}, nil)
+		}
+	}
 	add(diffHooks(have, want.Hooks), nil)
 	add(diffListed(have, want.RemoveListed))
 	return changes, errors.Join(failed...)
@@ -236,23 +258,6 @@ func file(path string, have, want []byte, mode fs.FileMode) []Change {
 		return nil
 	}
 	return []Change{{Op: OpWriteFile, Path: path, Content: want, Mode: mode}}
-}
-
-// Plan returns what Converge would change. It only reads.
-func (h *Host) Plan(ctx context.Context, want Desired) ([]Change, error) {
-	have, err := h.Observe(ctx, want)
-	if err != nil {
-		return nil, err
-	}
-	return Diff(have, want)
-}
-
-// Converge brings the machine to the desired state and returns the changes made. What cannot be
-// had does not keep the rest from being done.
-func (h *Host) Converge(ctx context.Context, want Desired) ([]Change, error) {
-	changes, failed := h.Plan(ctx, want)
-	made, err := h.Apply(ctx, changes)
-	return made, errors.Join(failed, err)
 }
 
 // Apply makes the changes in order, stops at the first that fails and returns those made. Each

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"cambium/internal/vcap"
+	"cambium/platform"
 )
 
 // newHost is a machine in a temporary directory whose kernel name is a variable.
@@ -58,21 +59,25 @@ func texts(changes []Change) (out []string) {
 	return out
 }
 
+func once(t *testing.T, h *Host, want Desired) ([]Change, error) {
+	return platform.Converge(t.Context(), h, Diff, want)
+}
+
 // converge applies want twice: first it changes what was planned, then nothing.
 func converge(t *testing.T, h *Host, want Desired) []string {
 	t.Helper()
-	planned, err := h.Plan(t.Context(), want)
+	planned, err := platform.Plan(t.Context(), h, Diff, want)
 	if err != nil {
 		t.Fatal(err)
 	}
-	changes, err := h.Converge(t.Context(), want)
+	changes, err := once(t, h, want)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !slices.Equal(texts(planned), texts(changes)) {
 		t.Errorf("planned %q, changed %q", texts(planned), texts(changes))
 	}
-	second, err := h.Converge(t.Context(), want)
+	second, err := once(t, h, want)
 	if err != nil || len(second) != 0 {
 		t.Errorf("second run: got %q, %v, want nothing to do", texts(second), err)
 	}
@@ -139,7 +144,7 @@ func TestName(t *testing.T) {
 	if *name != "agent-1" || get(t, h, "/etc/hostname") != "agent-1" || get(t, h, "/etc/hosts") != hostsOfAgent {
 		t.Errorf("got name %q, file %q, hosts %q", *name, get(t, h, "/etc/hostname"), get(t, h, "/etc/hosts"))
 	}
-	if _, err := h.Converge(t.Context(), Desired{Hostname: "no good"}); err == nil {
+	if _, err := once(t, h, Desired{Hostname: "no good"}); err == nil {
 		t.Error("a name with a space was accepted")
 	}
 }
@@ -176,14 +181,14 @@ func TestIPv6(t *testing.T) {
 	})
 	t.Run("off by kernel argument", func(t *testing.T) {
 		h, _ := newHost(t, map[string]string{"/proc/cmdline": "quiet ipv6.disable=1 console=ttyS0\n"})
-		_, err := h.Converge(t.Context(), Desired{IPv6: true})
+		_, err := once(t, h, Desired{IPv6: true})
 		if !errors.Is(err, errIPv6Off) || !strings.Contains(err.Error(), "remove ipv6.disable=1") {
 			t.Errorf("got %v, want ErrIPv6Off and the argument's name", err)
 		}
 	})
 	t.Run("no module", func(t *testing.T) {
 		h, _ := newHost(t, nil)
-		if _, err := h.Converge(t.Context(), Desired{IPv6: true}); !errors.Is(err, errIPv6Off) {
+		if _, err := once(t, h, Desired{IPv6: true}); !errors.Is(err, errIPv6Off) {
 			t.Errorf("got %v, want ErrIPv6Off", err)
 		}
 	})
@@ -214,7 +219,7 @@ func TestTime(t *testing.T) {
 	})
 	t.Run("not a server", func(t *testing.T) {
 		h, _ := newHost(t, nil)
-		if _, err := h.Converge(t.Context(), Desired{TimeServers: []string{"a\nserver evil"}}); err == nil {
+		if _, err := once(t, h, Desired{TimeServers: []string{"a\nserver evil"}}); err == nil {
 			t.Error("a line break was accepted")
 		}
 	})
@@ -270,7 +275,7 @@ func TestTime(t *testing.T) {
 		h, _ := newHost(t, map[string]string{"/etc/chrony/sources.d/README": "", "/run/chrony/x": ""})
 		chronyd(t, h.at(chronySocket), 2)
 		for range 2 {
-			if _, err := h.Converge(t.Context(), want); err == nil || !strings.Contains(err.Error(), "status 2") {
+			if _, err := once(t, h, want); err == nil || !strings.Contains(err.Error(), "status 2") {
 				t.Errorf("got %v, want the refusal", err)
 			}
 		}
@@ -358,7 +363,7 @@ func TestCertificates(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(bin, "broken"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := h.Converge(t.Context(), Desired{Certificates: &one}); err == nil {
+	if _, err := once(t, h, Desired{Certificates: &one}); err == nil {
 		t.Error("a failing update was taken for success")
 	}
 	if count() != 4 {
@@ -386,8 +391,8 @@ func TestRemoveListed(t *testing.T) {
 	h, _ := newHost(t, map[string]string{"/usr/bin/gcc": "", "/usr/lib/gcc/x86/cc1": "", "/usr/bin/ls": "", "/etc/passwd": "",
 		list: "/usr/bin/gcc\n\n/usr/lib/gcc\n/usr/bin/never-there\nrelative\n/\n/usr\n/usr/../etc\n/var/vcap\n/var/vcap/../vcap\n"})
 	want := Desired{RemoveListed: []string{list}}
-	planned, planErr := h.Plan(t.Context(), want)
-	made, err := h.Converge(t.Context(), want)
+	planned, planErr := platform.Plan(t.Context(), h, Diff, want)
+	made, err := once(t, h, want)
 	if got := texts(made); !slices.Equal(got, []string{"remove 2 paths that " + list + " lists"}) || err == nil || strings.Count(err.Error(), "too near the root") != 3 {
 		t.Errorf("got %q, %v", got, err)
 	}
@@ -399,10 +404,10 @@ func TestRemoveListed(t *testing.T) {
 			t.Errorf("%s: there %v, want %v", path, err == nil, kept)
 		}
 	}
-	if second, _ := h.Converge(t.Context(), want); len(second) != 0 {
+	if second, _ := once(t, h, want); len(second) != 0 {
 		t.Errorf("second run: %q", texts(second))
 	}
-	if made, err := h.Converge(t.Context(), Desired{RemoveListed: []string{"/no/list"}}); len(made) != 0 || err != nil {
+	if made, err := once(t, h, Desired{RemoveListed: []string{"/no/list"}}); len(made) != 0 || err != nil {
 		t.Errorf("missing list: got %q, %v", made, err)
 	}
 }
@@ -411,18 +416,19 @@ func TestHooksRunOncePerBoot(t *testing.T) {
 	const good, bad = "/var/vcap/bosh/bin/good", "/var/vcap/bosh/bin/bad"
 	h, _ := newHost(t, map[string]string{good: "#!/bin/sh\nexit 0\n", bad: "#!/bin/sh\necho why >&2\nexit 3\n"})
 	want := Desired{Hooks: []string{"good", "no-such-hook-anywhere"}}
-	planned, err := h.Plan(t.Context(), want)
+	planned, err := platform.Plan(t.Context(), h, Diff, want)
 	if err != nil || !slices.Equal(texts(planned), []string{"run " + good}) {
 		t.Errorf("planned %q, %v", planned, err)
 	}
-	if second, err := h.Plan(t.Context(), want); err != nil || len(second) != 1 {
+	if second, err := platform.Plan(t.Context(), h, Diff, want); err != nil || len(second) != 1 {
 		t.Errorf("a plan has run the hook: %q, %v", second, err)
 	}
 	if made := converge(t, h, want); !slices.Equal(made, texts(planned)) {
 		t.Errorf("made %q, planned %q", made, planned)
 	}
 	for range 2 { // a failure does not count as a run
-		if made, err := h.Converge(t.Context(), Desired{Hooks: []string{"bad"}}); len(made) != 0 || err == nil || !strings.Contains(err.Error(), "why") {
+		made, err := once(t, h, Desired{Hooks: []string{"bad"}})
+		if len(made) != 0 || err == nil || !strings.Contains(err.Error(), "why") {
 			t.Errorf("got %q, %v", made, err)
 		}
 	}

@@ -16,26 +16,9 @@ import (
 	"cambium/platform/network/networkd"
 )
 
-// Plan returns what Converge would change. It only reads.
-func (k *Kernel) Plan(ctx context.Context, want Desired) ([]Change, error) {
-	have, err := k.Observe(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return Diff(have, want)
-}
-
-// Converge brings the network to the desired state and returns the changes made. What cannot be
-// had does not keep the rest from being done. It does not wait for leases: see wait.Ready.
-func (k *Kernel) Converge(ctx context.Context, want Desired) ([]Change, error) {
-	changes, failed := k.Plan(ctx, want)
-	made, err := k.Apply(ctx, changes)
-	return made, errors.Join(failed, err)
-}
-
 // Apply makes the changes in order, returns those made and reports all failures at the end: one
 // network must not prevent another. If an addition to a link fails, nothing is removed from it, and
-// its file stays, so that the next run retries.
+// its file stays, so that the next run retries. It does not wait for leases: see wait.Ready.
 func (k *Kernel) Apply(ctx context.Context, changes []Change) (made []Change, err error) {
 	if len(changes) == 0 {
 		return nil, nil

@@ -22,13 +22,10 @@ func TestNSWaitsEndWhenCanceled(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		k, peer := newKernel(t), nstest.NewPeer(t)
 		peer.NIC(t, "eth0", "02:00:00:00:00:01")
-		_, want := wanted(t, k, nets{"a": settings.Network{Type: "manual", IP: "10.0.0.2", Netmask: "255.255.255.0",
+		apply(t, k, nets{"a": settings.Network{Type: "manual", IP: "10.0.0.2", Netmask: "255.255.255.0",
 			MAC: "02:00:00:00:00:01"}})
 		gateways := []neighbor.Gateway{{Link: "eth0", IP: netip.MustParseAddr("10.0.0.254")},
 			{Link: "eth0", IP: netip.MustParseAddr("fe80::254")}}
-		if _, err := k.Converge(t.Context(), want); err != nil {
-			t.Fatal(err)
-		}
 		// From here on there are addresses of both families to ask from.
 		var have network.State
 		if err := wait.Until(within(t, time.Minute), k, func(s network.State) error {

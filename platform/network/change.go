@@ -61,6 +61,9 @@ type Change struct {
 	Reload bool `json:"reload,omitempty"`
 }
 
+// Runs reports that the change has a daemon act.
+func (c Change) Runs() bool { return c.Op == OpReload }
+
 // String describes the change in one line.
 func (c Change) String() string {
 	var s string

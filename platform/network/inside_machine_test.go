@@ -15,6 +15,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"cambium/desired"
+	"cambium/platform"
 	"cambium/platform/network"
 	"cambium/platform/network/wait"
 	"cambium/platform/resolver"
@@ -126,19 +127,12 @@ func dns(ctx context.Context, log *logrus.Entry, nets map[string]settings.Networ
 	k := &resolver.Kernel{PreferResolved: true, Units: units, Log: log}
 	servers, _ := desired.DNS(nets)
 	for _, list := range []*[]string{&a.Changes, &a.Again} {
-		have, err := k.Observe(ctx)
-		if err != nil {
-			return err
-		}
-		changes, err := resolver.Diff(have, resolver.Desired{Servers: servers})
+		changes, err := platform.Converge(ctx, k, resolver.Diff, resolver.Desired{Servers: servers})
 		if err != nil {
 			return err
 		}
 		for _, c := range changes {
 			*list = append(*list, c.String())
-		}
-		if _, err := k.Apply(ctx, changes); err != nil {
-			return err
 		}
 	}
 	return nil

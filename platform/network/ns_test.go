@@ -68,12 +68,12 @@ func wanted(t *testing.T, k *network.Kernel, n nets) (network.State, network.Des
 // planned and that a second run changes nothing.
 func apply(t *testing.T, k *network.Kernel, n nets) (network.Desired, []network.Change) {
 	t.Helper()
-	_, want := wanted(t, k, n)
-	changes, err := k.Plan(t.Context(), want)
+	have, want := wanted(t, k, n)
+	changes, err := network.Diff(have, want)
 	if err != nil {
-		t.Fatalf("Plan: %v", err)
+		t.Fatalf("Diff: %v", err)
 	}
-	made, err := k.Converge(t.Context(), want)
+	made, err := k.Apply(t.Context(), changes)
 	if err != nil || fmt.Sprint(made) != fmt.Sprint(changes) {
 		t.Fatalf("planned %v, made %v, %v", changes, made, err)
 	}

@@ -112,7 +112,7 @@ func (c Change) String() string {
 func (k *Kernel) path(name string) string { return filepath.Join("/", k.Root, name) }
 
 // Observe reads the resolver's files and finds out which flavor is in use.
-func (k *Kernel) Observe(context.Context) (State, error) {
+func (k *Kernel) Observe(context.Context, Desired) (State, error) {
 	s := State{Flavor: choose(k.PreferResolved, k.hasResolved(), k.hasResolvconf())}
 	for name, content := range map[string]*string{dropIn: &s.DropIn, baseFile: &s.Base, resolvConf: &s.ResolvConf} {
 		data, err := os.ReadFile(k.path(name))
@@ -262,36 +262,21 @@ func withoutServers(content string) string {
 	return b.String()
 }
 
-// Plan returns what Converge would change. It only reads.
-func (k *Kernel) Plan(ctx context.Context, want Desired) ([]Change, error) {
-	have, err := k.Observe(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return Diff(have, want)
-}
-
-// retryPause is how long Converge waits before it applies changes again that have failed.
+// retryPause is how long Apply waits before it makes changes again that have failed.
 var retryPause = retry.Backoff{Min: 200 * time.Millisecond, Max: 2 * time.Second}
 
-// Converge brings the resolver to the desired state and returns the changes made. It retries until
-// ctx ends: while the machine boots, the resolver may itself be starting, and its reload fails
-// while directories that it needs are being bound.
-func (k *Kernel) Converge(ctx context.Context, want Desired) (made []Change, err error) {
-	changes, err := k.Plan(ctx, want)
-	if err != nil {
-		return nil, err
-	}
+// Apply makes the changes in order and returns those made. It retries until ctx ends: while the machine boots, the
+// resolver may itself be starting, and its reload fails while directories that it needs are being bound.
+func (k *Kernel) Apply(ctx context.Context, changes []Change) (made []Change, err error) {
 	err = retry.Do(ctx, retryPause, func(ctx context.Context) (err error) {
-		made, err = k.Apply(ctx, changes)
+		made, err = k.applyOnce(ctx, changes)
 		return err
 	})
 	return made, err
 }
 
-// Apply makes the changes in order, stops at the first that fails and returns those made. Each
-// may be made twice.
-func (k *Kernel) Apply(ctx context.Context, changes []Change) (made []Change, err error) {
+// applyOnce stops at the first change that fails. Each may be made twice.
+func (k *Kernel) applyOnce(ctx context.Context, changes []Change) (made []Change, err error) {
 	for _, c := range changes {
 		if err := k.apply(ctx, c); err != nil {
 			return made, fmt.Errorf("%s: %w", c, err)

@@ -25,34 +25,7 @@ type Kernel struct {
 
 func (k *Kernel) at(path string) string { return filepath.Join(k.Root, path) }
 
-// Plan returns what Converge would change. It only reads.
-func (k *Kernel) Plan(ctx context.Context, want Desired) ([]Change, error) {
-	have, err := k.Observe(ctx, want)
-	if err != nil {
-		return nil, err
-	}
-	return Diff(have, want)
-}
-
-// Converge makes the machine look like the entries and returns the changes made.
-func (k *Kernel) Converge(ctx context.Context, want Desired) ([]Change, error) {
-	have, err := k.Observe(ctx, want)
-	if err != nil {
-		return nil, err
-	}
-	changes, err := Diff(have, want)
-	if err != nil {
-		return nil, err
-	}
-	if k.Log != nil {
-		for _, text := range Warnings(have, want) {
-			k.Log.WithField("reason", text).Warn("directory tree differs from its table")
-		}
-	}
-	return k.Apply(ctx, changes)
-}
-
-// Observe looks at everything the entries name.
+// Observe looks at everything the entries name, and logs what stays although it differs.
 func (k *Kernel) Observe(ctx context.Context, want Desired) (State, error) {
 	state := State{Paths: make(map[string]Found, len(want))}
 	var err error
@@ -77,6 +50,11 @@ func (k *Kernel) Observe(ctx context.Context, want Desired) (State, error) {
 			if state.Paths[p], err = k.inspect(p, e); err != nil {
 				return State{}, fmt.Errorf("look at %s: %w", p, err)
 			}
+		}
+	}
+	if k.Log != nil {
+		for _, text := range Warnings(state, want) {
+			k.Log.WithField("reason", text).Warn("directory tree differs from its table")
 		}
 	}
 	return state, nil

@@ -170,7 +170,7 @@ func octal(m fs.FileMode) string {
 var tmpfsSize = regexp.MustCompile(`^[0-9]{1,18}[kKmMgGtT%]?$`)
 
 // Diff decides what has to be done, in order. It refuses to remove or hide foreign data: a file
-// where the table has a directory is an error.
+// where the table has a directory is an error, and then nothing is done.
 func Diff(have State, want Desired) ([]Change, error) {
 	var changes []Change
 	var failed []error
@@ -212,7 +212,10 @@ func Diff(have State, want Desired) ([]Change, error) {
 		}
 		changes = append(changes, some...)
 	}
-	return changes, errors.Join(failed...)
+	if len(failed) > 0 {
+		return nil, errors.Join(failed...)
+	}
+	return changes, nil
 }
 
 // afterMake is what a later entry of the same path finds.

@@ -12,6 +12,7 @@ import (
 
 	"cambium/internal/nstest"
 	"cambium/internal/vcap"
+	"cambium/platform"
 
 	"golang.org/x/sys/unix"
 )
@@ -66,7 +67,7 @@ func wholeTree(t *testing.T) {
 	}
 	k := &Kernel{Root: root}
 	want := Table(vcap.New(""), Options{JobDirTmpfs: true, SettingsTmpfs: true})
-	if _, err := k.Converge(t.Context(), want); err != nil {
+	if _, err := platform.Converge(t.Context(), k, Diff, want); err != nil {
 		t.Fatal(err)
 	}
 
@@ -125,7 +126,7 @@ func wholeTree(t *testing.T) {
 		t.Error(err)
 	}
 
-	second, err := k.Converge(t.Context(), want)
+	second, err := platform.Converge(t.Context(), k, Diff, want)
 	if err != nil || len(second) != 0 {
 		t.Errorf("second run: got %q, %v, want nothing to do", texts(second), err)
 	}
@@ -139,7 +140,7 @@ func wholeTree(t *testing.T) {
 			t.Errorf("%s underneath: got %v, %v, want 1777", path, info.Mode(), err)
 		}
 	}
-	got, err := k.Converge(t.Context(), want)
+	got, err := platform.Converge(t.Context(), k, Diff, want)
 	if err != nil || len(got) != 2 {
 		t.Errorf("after unmounting two: got %q, %v, want the two binds", texts(got), err)
 	}

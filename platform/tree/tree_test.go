@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"cambium/internal/vcap"
+	"cambium/platform"
 )
 
 // machine is a stemcell before anything was done to it.
@@ -161,6 +162,16 @@ func TestDiff(t *testing.T) {
 	}
 }
 
+// What is in the way of one entry keeps all of them from being made: others may be below it.
+func TestNothingIsDoneInParts(t *testing.T) {
+	have := State{Paths: map[string]Found{"/file": {Exists: true}}}
+	want := []Entry{{Path: "/first", Mode: 0o755}, {Path: "/file", Mode: 0o755}, {Path: "/file/below", Mode: 0o755}}
+	got, err := Diff(have, want)
+	if err == nil || !strings.Contains(err.Error(), "/file is a file") || len(got) != 0 {
+		t.Errorf("got %q, %v; want no change, and why", got, err)
+	}
+}
+
 func TestDiffKnowsThatAFreshMountIsEmpty(t *testing.T) {
 	have := machine()
 	have.Paths["/m"] = Found{Exists: true, Type: fs.ModeDir}
@@ -204,11 +215,11 @@ func TestConvergeWithoutPrivileges(t *testing.T) {
 		{Path: "/base/data/wtmp", Kind: File, Mode: 0o664},
 		{Path: "/base/data/tmp", Mode: 0o777 | fs.ModeSticky},
 	}
-	planned, err := k.Plan(t.Context(), want)
+	planned, err := platform.Plan(t.Context(), k, Diff, want)
 	if err != nil {
 		t.Fatal(err)
 	}
-	changes, err := k.Converge(t.Context(), want)
+	changes, err := platform.Converge(t.Context(), k, Diff, want)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -231,7 +242,7 @@ func TestConvergeWithoutPrivileges(t *testing.T) {
 			t.Errorf("%s: got %v, %v, want %v", path, info, err, mode)
 		}
 	}
-	if second, err := k.Converge(t.Context(), want); err != nil || len(second) != 0 {
+	if second, err := platform.Converge(t.Context(), k, Diff, want); err != nil || len(second) != 0 {
 		t.Errorf("second run: got %q, %v, want nothing to do", texts(second), err)
 	}
 }
@@ -251,7 +262,8 @@ func TestLinksOfOthersAreNotFollowed(t *testing.T) {
 	}
 	k := &Kernel{Root: root}
 	for _, e := range []Entry{{Path: "/file", Kind: File, Mode: 0o664, NoFollow: true}, {Path: "/dir", Mode: 0o755, NoFollow: true}} {
-		if _, err := k.Converge(t.Context(), []Entry{e}); err == nil || !strings.Contains(err.Error(), "symbolic link") {
+		_, err := platform.Converge(t.Context(), k, Diff, []Entry{e})
+		if err == nil || !strings.Contains(err.Error(), "symbolic link") {
 			t.Errorf("%s: got %v, want the link refused", e.Path, err)
 		}
 	}
@@ -296,7 +308,7 @@ func TestReplacedJobDirs(t *testing.T) {
 		t.Errorf("warned %q", texts)
 	}
 	for range 2 {
-		if _, err := k.Converge(t.Context(), want); err != nil {
+		if _, err := platform.Converge(t.Context(), k, Diff, want); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -1,27 +1,12 @@
 package user
 
 import (
-	"context"
 	"io/fs"
 	"maps"
 )
 
-// PlanAfter returns what Converge(want) would change once Converge(first) has been done. It only
-// reads.
-func (a *Accounts) PlanAfter(ctx context.Context, first, want Desired) ([]Change, error) {
-	have, err := a.Observe(ctx, want)
-	if err != nil {
-		return nil, err
-	}
-	changes, err := Diff(have, first)
-	if err != nil {
-		return nil, err
-	}
-	return Diff(have.after(changes), want)
-}
-
-// after is the state that applying changes of passwords and keys leaves.
-func (s State) after(changes []Change) State {
+// After is the state that applying changes of passwords and keys leaves.
+func (s State) After(changes []Change) State {
 	s.hashes, s.keys = maps.Clone(s.hashes), maps.Clone(s.keys)
 	for _, c := range changes {
 		switch c.Op {

@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"cambium/platform"
 )
 
 // Sessions are the ephemeral ssh users of a machine.
@@ -16,7 +18,8 @@ type Sessions struct {
 // Create makes a user that may log in with the key; one that it made before gets the key. The name of another account
 // is an error.
 func (s Sessions) Create(ctx context.Context, name, publicKey string) error {
-	_, err := s.Accounts.Converge(ctx, Desired{Sessions: []Session{{Name: name, HomeBase: s.HomeBase, Keys: []string{publicKey}}}})
+	session := Session{Name: name, HomeBase: s.HomeBase, Keys: []string{publicKey}}
+	_, err := platform.Converge(ctx, s.Accounts, Diff, Desired{Sessions: []Session{session}})
 	return err
 }
 
@@ -33,6 +36,6 @@ func (s Sessions) Remove(ctx context.Context, match func(name string) bool) erro
 			want.Remove = append(want.Remove, name)
 		}
 	}
-	_, err = s.Accounts.Converge(ctx, want)
+	_, err = platform.Converge(ctx, s.Accounts, Diff, want)
 	return err
 }

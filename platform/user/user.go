@@ -52,6 +52,9 @@ type Session struct {
 	Groups   []string // sessionGroups if empty
 }
 
+// NoPassword is a hash that no password has.
+const NoPassword = "*"
+
 // Desired is what should be. What it does not name stays as it is.
 type Desired struct {
 	// Passwords are crypt(3) hashes by user. With an empty one no password is accepted.
@@ -110,6 +113,9 @@ func (c Change) String() string {
 	return string(c.Op)
 }
 
+// Hash is the password's, of OpSetPassword.
+func (c Change) Hash() secret.String { return c.hash }
+
 // Observe reads the accounts and, of those that want names, the keys.
 func (a *Accounts) Observe(ctx context.Context, want Desired) (State, error) {
 	if ctx.Err() != nil {
@@ -155,7 +161,7 @@ func Diff(have State, want Desired) (changes []Change, err error) {
 	for _, name := range slices.Sorted(maps.Keys(want.Passwords)) {
 		hash := want.Passwords[name]
 		if hash.Empty() {
-			hash = secret.New("*")
+			hash = secret.New(NoPassword)
 		}
 		if _, there := have.Accounts[name]; !there {
 			return nil, fmt.Errorf("password of %s: %w", name, errNoUser)
@@ -228,24 +234,6 @@ func diffSession(have State, s Session) ([]Change, error) {
 		changes = append(changes, Change{Op: OpSetKeys, User: s.Name, keys: s.Keys})
 	}
 	return changes, nil
-}
-
-// Plan returns what Converge would change. It only reads.
-func (a *Accounts) Plan(ctx context.Context, want Desired) ([]Change, error) {
-	have, err := a.Observe(ctx, want)
-	if err != nil {
-		return nil, err
-	}
-	return Diff(have, want)
-}
-
-// Converge brings the accounts to the desired state and returns the changes made.
-func (a *Accounts) Converge(ctx context.Context, want Desired) ([]Change, error) {
-	changes, err := a.Plan(ctx, want)
-	if err != nil {
-		return nil, err
-	}
-	return a.Apply(ctx, changes)
 }
 
 // Lookup finds an account by name.

@@ -18,6 +18,7 @@ import (
 	"cambium/internal/secret"
 
 	"cambium/internal/skiptest"
+	"cambium/platform"
 	"golang.org/x/sys/unix"
 )
 
@@ -83,21 +84,25 @@ func texts(changes []Change) (out []string) {
 	return out
 }
 
+func once(t *testing.T, a *Accounts, want Desired) ([]Change, error) {
+	return platform.Converge(t.Context(), a, Diff, want)
+}
+
 // converge applies want twice: first it changes what was planned, then nothing.
 func converge(t *testing.T, a *Accounts, want Desired) []string {
 	t.Helper()
-	planned, err := a.Plan(t.Context(), want)
+	planned, err := platform.Plan(t.Context(), a, Diff, want)
 	if err != nil {
 		t.Fatal(err)
 	}
-	changes, err := a.Converge(t.Context(), want)
+	changes, err := once(t, a, want)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !reflect.DeepEqual(texts(planned), texts(changes)) {
 		t.Errorf("planned %q, changed %q", texts(planned), texts(changes))
 	}
-	second, err := a.Converge(t.Context(), want)
+	second, err := once(t, a, want)
 	if err != nil || len(second) != 0 {
 		t.Errorf("second run: got %q, %v, want nothing to do", texts(second), err)
 	}
@@ -132,7 +137,8 @@ func TestPasswords(t *testing.T) {
 	}
 
 	for name, hash := range map[string]string{"nobody": "x", "root": "a:b", "vcap": "a\nb"} {
-		if _, err := a.Converge(t.Context(), Desired{Passwords: map[string]secret.String{name: secret.New(hash)}}); err == nil || strings.Contains(err.Error(), hash) && name != "nobody" {
+		_, err := once(t, a, Desired{Passwords: map[string]secret.String{name: secret.New(hash)}})
+		if err == nil || strings.Contains(err.Error(), hash) && name != "nobody" {
 			t.Errorf("%s: got %v, want an error without the hash", name, err)
 		}
 	}
@@ -159,17 +165,19 @@ func TestKeys(t *testing.T) {
 	}
 	// Those that are there can stay, behind the others and once.
 	for _, want := range []string{"ssh-rsa C\nssh-rsa A one\nssh-rsa B two", "ssh-rsa C\nssh-rsa A one\nssh-rsa B two"} {
-		if _, err := a.Converge(t.Context(), Desired{Keys: map[string][]string{"vcap": {"ssh-rsa C\n"}}, KeepKeys: true}); err != nil {
+		_, err := once(t, a, Desired{Keys: map[string][]string{"vcap": {"ssh-rsa C\n"}}, KeepKeys: true})
+		if err != nil {
 			t.Fatal(err)
 		}
 		if got := get(t, a, "home/vcap/.ssh/authorized_keys"); got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
-	if made, err := a.Converge(t.Context(), Desired{Keys: map[string][]string{"vcap": {"ssh-rsa C"}}, KeepKeys: true}); len(made) != 0 || err != nil {
+	made, err := once(t, a, Desired{Keys: map[string][]string{"vcap": {"ssh-rsa C"}}, KeepKeys: true})
+	if len(made) != 0 || err != nil {
 		t.Errorf("a third time made %q, %v", made, err)
 	}
-	if _, err := a.Converge(t.Context(), Desired{Keys: map[string][]string{"nobody": nil}}); !errors.Is(err, errNoUser) {
+	if _, err := once(t, a, Desired{Keys: map[string][]string{"nobody": nil}}); !errors.Is(err, errNoUser) {
 		t.Errorf("got %v, want ErrNoUser", err)
 	}
 }
@@ -189,7 +197,7 @@ func TestKeysDoNotFollowLinksOutOfTheHome(t *testing.T) {
 			if err := prepare(a); err != nil {
 				t.Fatal(err)
 			}
-			_, err := a.Converge(t.Context(), Desired{Keys: map[string][]string{"vcap": {"ssh-rsa EVIL"}}})
+			_, err := once(t, a, Desired{Keys: map[string][]string{"vcap": {"ssh-rsa EVIL"}}})
 			if name == "directory" && err == nil {
 				t.Error("a link out of the home was followed")
 			}
@@ -222,7 +230,7 @@ func TestSSHDirectoryOfAnotherKind(t *testing.T) {
 			}
 			failed := make(chan error, 1)
 			go func() {
-				_, err := a.Converge(t.Context(), Desired{Keys: map[string][]string{"vcap": {"ssh-rsa A"}}})
+				_, err := once(t, a, Desired{Keys: map[string][]string{"vcap": {"ssh-rsa A"}}})
 				failed <- err
 			}()
 			select {
@@ -347,7 +355,7 @@ func TestSessionRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a := stemcell(t)
 			before := get(t, a, "etc/passwd")
-			if _, err := a.Converge(t.Context(), Desired{Sessions: []Session{s}}); err == nil {
+			if _, err := once(t, a, Desired{Sessions: []Session{s}}); err == nil {
 				t.Error("accepted")
 			}
 			if get(t, a, "etc/passwd") != before {
@@ -505,7 +513,7 @@ func TestLock(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
-		if _, err := a.Converge(ctx, want); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := platform.Converge(ctx, a, Diff, want); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v, want the deadline", err)
 		}
 		if got := get(t, a, "etc/shadow"); strings.Contains(got, "new") {
@@ -513,7 +521,7 @@ func TestLock(t *testing.T) {
 		}
 		done := make(chan error)
 		go func() {
-			_, err := a.Converge(t.Context(), want)
+			_, err := once(t, a, want)
 			done <- err
 		}()
 		f.Close()
@@ -548,7 +556,7 @@ func TestLock(t *testing.T) {
 				ctx, cancel = context.WithTimeout(t.Context(), 10*time.Second)
 			}
 			defer cancel()
-			if _, err := a.Converge(ctx, want); (err == nil) != tc.free {
+			if _, err := platform.Converge(ctx, a, Diff, want); (err == nil) != tc.free {
 				t.Errorf("got %v, want success %v", err, tc.free)
 			}
 		})
@@ -614,16 +622,27 @@ func TestPlanAfter(t *testing.T) {
 	first.Passwords = map[string]secret.String{"vcap": secret.New("$6$v")}
 	both := keys(false, "ssh-rsa A", "ssh-rsa B")
 	both.Passwords = first.Passwords
+	planAfter := func(want Desired) ([]Change, error) {
+		have, err := a.Observe(t.Context(), want)
+		if err != nil {
+			return nil, err
+		}
+		changes, err := Diff(have, first)
+		if err != nil {
+			return nil, err
+		}
+		return Diff(have.After(changes), want)
+	}
 	for _, want := range []struct {
 		after Desired
 		more  int
 	}{{first, 0}, {keys(false, "ssh-rsa A"), 0}, {both, 1}} {
-		planned, err := a.PlanAfter(t.Context(), first, want.after)
+		planned, err := planAfter(want.after)
 		if err != nil || len(planned) != want.more {
 			t.Errorf("planned %v, %v; want %d changes", planned, err, want.more)
 		}
 	}
-	planned, err := a.PlanAfter(t.Context(), first, both)
+	planned, err := planAfter(both)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,164 @@
+package bootstrap
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"maps"
+	"strings"
+
+	"cambium/bootstrap/engine"
+	"cambium/platform"
+	"cambium/platform/host"
+	"cambium/platform/tree"
+	"cambium/platform/user"
+	"cambium/storage"
+	"cambium/storage/decide"
+)
+
+// goal is a desired state of a domain. expect, unless nil, adds to what a plan observes what earlier steps will leave.
+func goal[S, D any, C fmt.Stringer](k platform.Kernel[S, D, C], diff platform.Diff[S, D, C], want D,
+	expect func(f *engine.Forecast, have S, want D) S) engine.Goal {
+	return engine.Goal{
+		Plan: func(ctx context.Context, f *engine.Forecast) ([]engine.Change, error) {
+			changes, err := platform.Plan(ctx, foreseen[S, D, C]{k, f, expect}, diff, want)
+			return presuming(f, engine.Changes(changes)), err
+		},
+		Converge: func(ctx context.Context) ([]engine.Change, error) {
+			made, err := platform.Converge(ctx, k, diff, want)
+			return engine.Changes(made), err
+		},
+	}
+}
+
+// foreseen is a domain as earlier steps of a plan leave it.
+type foreseen[S, D, C any] struct {
+	platform.Kernel[S, D, C]
+	forecast *engine.Forecast
+	expect   func(f *engine.Forecast, have S, want D) S
+}
+
+func (k foreseen[S, D, C]) Observe(ctx context.Context, want D) (S, error) {
+	have, err := k.Kernel.Observe(ctx, want)
+	if err == nil && k.expect != nil {
+		have = k.expect(k.forecast, have, want)
+	}
+	return have, err
+}
+
+func (m *Machine) host(want host.Desired) engine.Goal {
+	return goal(m.Host, host.Diff, want, func(f *engine.Forecast, have host.State, want host.Desired) host.State {
+		for _, path := range want.Marks {
+			if _, empty, hidden := hides(f, path); hidden && empty {
+				have.Marks[path] = false
+			}
+		}
+		return have
+	})
+}
+
+func (m *Machine) users(want user.Desired) engine.Goal {
+	return goal(m.Users, user.Diff, want, func(f *engine.Forecast, have user.State, _ user.Desired) user.State {
+		var planned []user.Change
+		for _, c := range f.Planned() {
+			if of, ok := c.Detail.(user.Change); ok {
+				planned = append(planned, of)
+			}
+		}
+		return have.After(planned)
+	})
+}
+
+func (m *Machine) tree(want tree.Desired) engine.Goal {
+	return goal(m.Tree, tree.Diff, want, m.expectTree)
+}
+
+// expectTree corrects what was observed by what will be there once the planned file systems are mounted. What an
+// existing file system carries cannot be seen before that: the agent's own directories are presumed to be as the agent
+// made them.
+func (m *Machine) expectTree(f *engine.Forecast, have tree.State, want tree.Desired) tree.State {
+	have.Paths = maps.Clone(have.Paths)
+	// These two are made along with the ephemeral disk and with the settings.
+	for _, path := range []string{m.Dirs.Data(), m.Dirs.SettingsTmpfs()} {
+		if !have.Paths[path].Exists {
+			have.Paths[path] = tree.Found{Exists: true, Type: fs.ModeDir}
+		}
+	}
+	corrected := map[string]bool{}
+	for _, e := range want {
+		for _, path := range []string{e.Path, e.Source} {
+			_, empty, hidden := hides(f, path)
+			if !hidden || corrected[path] {
+				continue
+			}
+			corrected[path] = true
+			have.Paths[path] = tree.Found{}
+			if !empty && path == e.Path {
+				have.Paths[path] = asMade(have, e)
+			}
+		}
+	}
+	for _, text := range tree.Warnings(have, want) {
+		f.Warn("%s", text)
+	}
+	return have
+}
+
+// asMade is what is found where an earlier boot has made an entry and nothing has changed it since.
+// A mount is not: it ends with the boot that made it.
+func asMade(have tree.State, e tree.Entry) tree.Found {
+	found := tree.Found{Exists: true, Type: fs.ModeDir, Mode: e.Mode,
+		UID: have.Users[e.Owner.User], GID: have.Groups[e.Owner.Group]}
+	switch e.Kind {
+	case tree.File:
+		found.Type = 0
+	case tree.Symlink:
+		found.Type, found.LinkTo = fs.ModeSymlink, e.Source
+	}
+	return found
+}
+
+// hides returns the step whose planned mount will hide what is at path now, the last one if there are several, and
+// whether its file system is new. Otherwise that carries what earlier boots left on it.
+func hides(f *engine.Forecast, path string) (step string, empty, hidden bool) {
+	formats := ""
+	for _, c := range f.Planned() {
+		target, isNew := "", true
+		switch d := c.Detail.(type) {
+		case storage.Change:
+			switch d.Op {
+			case decide.MakeFileSystem:
+				formats = c.Step
+			case decide.Mount:
+				target, isNew = d.Target, formats == c.Step
+			}
+		case tree.Change:
+			if d.Op == tree.OpMountTmpfs {
+				target = d.Entry.Path
+			}
+		}
+		if target != "" && strings.HasPrefix(path, target+"/") {
+			step, empty, hidden = c.Step, isNew, true
+		}
+	}
+	return step, empty, hidden
+}
+
+// presuming marks the changes that presume a planned mount.
+func presuming(f *engine.Forecast, changes []engine.Change) []engine.Change {
+	for i := range changes {
+		var paths []string
+		switch d := changes[i].Detail.(type) {
+		case tree.Change:
+			paths = []string{d.Entry.Source, d.Entry.Path}
+		case host.Change:
+			paths = []string{d.Path}
+		}
+		for _, path := range paths {
+			if step, _, hidden := hides(f, path); hidden {
+				changes[i].After = step
+			}
+		}
+	}
+	return changes
+}
