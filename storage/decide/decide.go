@@ -74,7 +74,7 @@ func (p *Plan) add(c Change) { p.Changes = append(p.Changes, c) }
 type Volume struct {
 	// Content is not read from what is mounted: then only its kind is known, from the kernel.
 	Content filesystem.Content
-	// Residue is what making a file system would overwrite, where it was looked for: on what shows no signature.
+	// Residue is what shows that it is not blank, where it was looked for: on what shows no signature.
 	Residue filesystem.Residue
 	// MountedOn is where the whole file system is mounted; empty if nowhere.
 	MountedOn string
