@@ -98,6 +98,8 @@ type matrixTable struct {
 	lost []int64
 	// preformatted is what the stemcell says about its disks.
 	preformatted bool
+	// older says that the disk had a file system before, whose head is left beneath the table.
+	older bool
 	// cleared tables are looked at with file systems that are intact, and with nothing on record.
 	cleared bool
 }
@@ -136,6 +138,8 @@ var matrixTables = withCleared([]*matrixTable{
 	{name: "DOS of trusty at sector 1", script: "label: dos\nstart=1, size=643072, type=83\n", start: 1},
 	{name: "DOS at sector 63", script: "label: dos\nstart=63, size=643072, type=83\n", start: 63},
 	{name: "DOS of sfdisk at 1 MiB", script: "label: dos\nstart=2048, size=643072, type=83\n", start: 2048},
+	{name: "DOS of sfdisk over an older ext4", script: "label: dos\nstart=2048, size=643072, type=83\n", start: 2048,
+		older: true},
 	{name: "GPT lost", script: "label: gpt\nstart=2048, size=643072\n", start: 2048, lost: []int64{0, 34 * 512, -33 * 512, 33 * 512}},
 	{name: "GPT without its headers", script: "label: gpt\nstart=2048, size=643072\n", start: 2048, lost: []int64{512, 512, -512, 512}},
 	{name: "DOS at sector 63 lost", script: "label: dos\nstart=63, size=643072\n", start: 63, lost: []int64{0, 512}},
@@ -211,6 +215,8 @@ func (c matrixCell) possible() bool {
 	switch {
 	case c.table().cleared && (c[2] > 0 || c[3] > 0 || !content.used):
 		return false // that is for the other tables
+	case c.table().older && c.prepared():
+		return false // this agent wipes before it makes a table
 	case content.make == nil && damage.to > 0:
 		return false // there is nothing to damage
 	case content.tail > 0 && damage.grown:

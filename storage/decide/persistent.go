@@ -261,7 +261,7 @@ func judge(o Persistent) judgment {
 	case p.Number != 1:
 		return refuse("its only partition has number %d", p.Number)
 	case content.Data():
-		proof := fmt.Sprintf("partition %d holds %s", p.Number, content)
+		proof := fmt.Sprintf("partition %d holds %s%s", p.Number, content, beneath(o.Disk))
 		return judgment{Verdict: keep, Proof: proof}
 	case !content.Blank():
 		return refuse("partition %d holds %s", p.Number, content)

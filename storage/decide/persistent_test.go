@@ -21,6 +21,8 @@ var (
 	dosDisk  = state(100*testMiB, disk.Table{Label: disk.MBR, Partitions: []disk.Partition{{Number: 1, Start: 512, Size: testMiB, Type: "83"}}})
 	oneEmpty = state(100*testMiB, disk.Table{Label: disk.GPT})
 
+	overOlder = disk.State{Path: "/dev/vdb", Bytes: 100 * testMiB, Sector: 512, Table: dosDisk.Table,
+		Beneath: []filesystem.Kind{filesystem.Ext4, filesystem.NTFS}}
 	largeSectors = disk.State{Path: "/dev/vdb", Bytes: 100 * testMiB, Sector: 4096, Content: filesystem.Content{Kind: filesystem.Blank}}
 )
 
@@ -62,6 +64,8 @@ func TestJudge(t *testing.T) {
 		{"ours, xfs", gptDisk("bosh-partition-0"), volumeOf(filesystem.XFS), zeros, false, keep, "holds xfs"},
 		{"any name", gptDisk("whatever"), volumeOf(filesystem.Ext4), zeros, false, keep, "holds ext4"},
 		{"DOS of an old agent", dosDisk, volumeOf(filesystem.Ext4), zeros, false, keep, "holds ext4"},
+		{"DOS of an old agent, over an older file system", overOlder, volumeOf(filesystem.Ext4), zeros, false, keep,
+			"partition 1 holds ext4 (older ext4 and NTFS beneath the table is ignored)"},
 		{"blank, as far as it was read", diskWithoutTable(filesystem.Blank), Volume{}, slow, false, create,
 			"blank, 100.0 MiB (7 places were not read in time and count as zeros)"},
 		{"ours, never formatted (D.5)", gptDisk("bosh-partition-0"), volumeOf(filesystem.Blank), zeros, false, format, "named bosh-partition-0 and blank"},
