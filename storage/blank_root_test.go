@@ -15,6 +15,7 @@ import (
 	"cambium/internal/looptest"
 	"cambium/platform/disk"
 	"cambium/platform/mount"
+	"cambium/storage/decide"
 )
 
 // poke writes bytes to a device, as an accident or another program would. An offset below 0 counts from the end.
@@ -201,7 +202,8 @@ func TestRootNothingIsDiscarded(t *testing.T) {
 			p := b.records.disks["vol-1"]
 			p.FileSystem = kind
 			b.records.disks["vol-1"] = p
-			part := partitioned(t, dev, "label: gpt\nstart=2048, name=\"bosh-partition-0\"\n")
+			// What was proven to be nothing has been wiped, and its preparation was interrupted.
+			part := partitioned(t, dev, "label: gpt\nstart=2048, name=\""+decide.PreparingName+"\"\n")
 			for at := int64(6 << 20); at < size-6<<20; at += every {
 				poke(t, part, at+12345, mark)
 			}

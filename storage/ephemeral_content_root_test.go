@@ -3,6 +3,7 @@
 package storage
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -49,7 +50,17 @@ func TestRootEphemeralContent(t *testing.T) {
 			part := partitioned(t, d, "label: dos\nstart=2048, type=7\n")
 			tool(t, part, "mkfs.ntfs", "-qFf", part)
 		}, false, ""},
-		{"Nova's ext4", "", func(t *testing.T, d *looptest.Device) { holdingTree(t, d.Path, "ext4", "anything") }, false, ""},
+		{"Nova's ext4", "", func(t *testing.T, d *looptest.Device) {
+			holdingTree(t, d.Path, "ext4", "anything")
+			tool(t, d.Path, "e2label", d.Path, "ephemeral0")
+		}, false, ""},
+		{"a bare ext4 without content", "", func(t *testing.T, d *looptest.Device) {
+			holdingTree(t, d.Path, "ext4")
+		}, false, ""},
+		{"a recycled volume", "", func(t *testing.T, d *looptest.Device) {
+			poke(t, d.Path, 4096, []byte("what somebody wrote"))
+			poke(t, d.Path, 100<<20, []byte("what somebody wrote"))
+		}, false, ""},
 		{"Nova's vfat", "", func(t *testing.T, d *looptest.Device) { tool(t, d.Path, "mkfs.vfat", d.Path) }, false, ""},
 		{"an earlier VM's disk without swap", "", func(t *testing.T, d *looptest.Device) {
 			holdingTree(t, partitioned(t, d, "label: gpt\nstart=2048, name=\"bosh-partition-agent-0-0\"\n"), "ext4", layout...)
@@ -79,6 +90,33 @@ func TestRootEphemeralContent(t *testing.T) {
 		{"a store in a DOS table, such being wanted", "sfdisk", func(t *testing.T, d *looptest.Device) {
 			holdingTree(t, partitioned(t, d, dos), "ext4", "redis")
 		}, true, "it may be a store"},
+		{"a preformatted store", "", func(t *testing.T, d *looptest.Device) {
+			holdingTree(t, d.Path, "ext4", "redis")
+		}, true, "it may be a store"},
+		{"a store with names of ephemeral data", "", func(t *testing.T, d *looptest.Device) {
+			holdingTree(t, partitioned(t, d, gpt), "ext4", "blobs", "tmp", "packages", "jobs")
+		}, true, "it may be a store"},
+		{"a store with such names in a DOS table, which is wanted", "sfdisk", func(t *testing.T, d *looptest.Device) {
+			holdingTree(t, partitioned(t, d, dos), "ext4", "blobs")
+		}, true, "it may be a store"},
+		{"a store that fsck has mended", "", func(t *testing.T, d *looptest.Device) {
+			holdingTree(t, partitioned(t, d, gpt), "ext4", "lost+found/#12")
+		}, true, "it may be a store"},
+		{"a store without its first superblock", "", func(t *testing.T, d *looptest.Device) {
+			part := partitioned(t, d, gpt)
+			holdingTree(t, part, "ext4", "redis")
+			poke(t, part, 0, make([]byte, 4096))
+		}, true, "holds a damaged ext4 or xfs"},
+		{"a store over an older file system", "", func(t *testing.T, d *looptest.Device) {
+			holdingTree(t, partitioned(t, d, dos), "ext4", "redis")
+			beneath(t, d, "ext4")
+		}, true, "it may be a store"},
+		{"a store without its first superblock over an older file system", "", func(t *testing.T, d *looptest.Device) {
+			part := partitioned(t, d, dos)
+			holdingTree(t, part, "ext4", "redis")
+			poke(t, part, 0, make([]byte, 4096))
+			beneath(t, d, "ext4")
+		}, true, "holds a damaged ext4 or xfs"},
 		{"a store that cannot be read", "", func(t *testing.T, d *looptest.Device) {
 			part := partitioned(t, d, gpt)
 			holdingTree(t, part, "ext4", "redis")
@@ -109,15 +147,27 @@ func TestRootEphemeralContent(t *testing.T) {
 			}
 		})
 	}
-	t.Run("a store on xfs", func(t *testing.T) {
+	for _, part := range []bool{true, false} {
+		t.Run(fmt.Sprintf("a store on xfs, in a partition: %v", part), func(t *testing.T) {
+			b := newBench(t, Options{})
+			dev := b.disk(400<<20, "")
+			node := dev.Path
+			if part {
+				node = partitioned(t, dev, gpt)
+			}
+			holdingTree(t, node, "xfs", "redis")
+			before := checksum(t, dev)
+			b.fails(b.setupEphemeral(dev.Path, nil), "it may be a store")
+			if checksum(t, dev) != before {
+				t.Error("the disk was changed")
+			}
+		})
+	}
+	t.Run("a bare xfs without content", func(t *testing.T) {
 		b := newBench(t, Options{})
 		dev := b.disk(400<<20, "")
-		holdingTree(t, partitioned(t, dev, gpt), "xfs", "redis")
-		before := checksum(t, dev)
-		b.fails(b.setupEphemeral(dev.Path, nil), "it may be a store")
-		if checksum(t, dev) != before {
-			t.Error("the disk was changed")
-		}
+		holdingTree(t, dev.Path, "xfs")
+		b.ok(b.setupEphemeral(dev.Path, nil))
 	})
 }
 
@@ -190,6 +240,15 @@ func TestRootSystemPartitionBehindRoot(t *testing.T) {
 		}
 		if got := tool(t, dev.Path, "head", "-c", "16", dev.Path+"p2"); got != "core.img of grub" {
 			t.Errorf("the BIOS boot partition holds %q", got)
+		}
+	})
+	t.Run("old data outside of the table's entries", func(t *testing.T) {
+		b := newBench(t, Options{CreatePartitionIfNoEphemeralDisk: true})
+		dev, _ := fakeRoot(t, b, 2*gib, "label: dos\nstart=2048, size=262144, type=83\n")
+		poke(t, dev.Path, 129<<20, []byte(strings.Repeat("what somebody wrote ", 10_000)))
+		b.ok(b.setupEphemeral("", new(uint64)))
+		if got := mountedSource(t, b.Dirs.Data()); got != dev.Path+"p2" {
+			t.Errorf("data is %q, want the second partition", got)
 		}
 	})
 	t.Run("data without a signature", func(t *testing.T) {

@@ -97,10 +97,33 @@ type matrixTable struct {
 	lost []int64
 	// preformatted is what the stemcell says about its disks.
 	preformatted bool
+	// older says that the disk had a file system before, whose head is left beneath the table.
+	older bool
+	// cleared tables are looked at with file systems that are intact, and with nothing on record.
+	cleared bool
+}
+
+// clearedStarts are the sectors at which a file system begins whose table was cleared, or whose entry was deleted:
+// where partitions begin by the habits of all ages, and at whole MiB.
+var clearedStarts = []int64{1, 2, 34, 40, 63, 64, 128, 256, 512, 1008, 2040, 2048, 2056, 4096, 8064, 8192, 14336, 16065,
+	5 << 11, 6 << 11, 8 << 11, 10 << 11, 16 << 11, 17 << 11, 32 << 11, 50 << 11, 64 << 11, 99 << 11, 100 << 11,
+	101 << 11, 128 << 11, 200 << 11, 256 << 11, 333 << 11, 400 << 11, 500 << 11, 512 << 11, 777 << 11, 1000 << 11,
+	1023 << 11}
+
+// withCleared appends the tables that were cleared: in turn nothing is left of them, or an empty GPT.
+func withCleared(tables []*matrixTable) []*matrixTable {
+	for i, start := range clearedStarts {
+		t := &matrixTable{name: fmt.Sprintf("table cleared, at sector %d", start), start: start, cleared: true}
+		if i%2 == 1 && start >= 34 {
+			t.name, t.script = fmt.Sprintf("entry deleted, at sector %d", start), "label: gpt\n"
+		}
+		tables = append(tables, t)
+	}
+	return tables
 }
 
 // matrixTables are the second axis.
-var matrixTables = []*matrixTable{
+var matrixTables = withCleared([]*matrixTable{
 	{name: "no table"},
 	{name: "GPT of this agent", script: "label: gpt\nstart=2048, size=643072, name=\"bosh-partition-0\"\n", start: 2048},
 	{name: "GPT emptied, at 1 MiB", script: "label: gpt\n", start: 2048},
@@ -114,17 +137,13 @@ var matrixTables = []*matrixTable{
 	{name: "DOS of trusty at sector 1", script: "label: dos\nstart=1, size=643072, type=83\n", start: 1},
 	{name: "DOS at sector 63", script: "label: dos\nstart=63, size=643072, type=83\n", start: 63},
 	{name: "DOS of sfdisk at 1 MiB", script: "label: dos\nstart=2048, size=643072, type=83\n", start: 2048},
+	{name: "DOS of sfdisk over an older ext4", script: "label: dos\nstart=2048, size=643072, type=83\n", start: 2048,
+		older: true},
 	{name: "GPT lost", script: "label: gpt\nstart=2048, size=643072\n", start: 2048, lost: []int64{0, 34 * 512, -33 * 512, 33 * 512}},
-	{name: "GPT at sector 40 lost", script: "label: gpt\nfirst-lba: 34\nstart=40, size=643072\n", start: 40, lost: []int64{0, 34 * 512, -33 * 512, 33 * 512}},
 	{name: "GPT without its headers", script: "label: gpt\nstart=2048, size=643072\n", start: 2048, lost: []int64{512, 512, -512, 512}},
-	{name: "DOS at sector 1 lost", script: "label: dos\nstart=1, size=643072\n", start: 1, lost: []int64{0, 512}},
 	{name: "DOS at sector 63 lost", script: "label: dos\nstart=63, size=643072\n", start: 63, lost: []int64{0, 512}},
-	{name: "GPT emptied, at sector 34", script: "label: gpt\n", start: 34},
-	{name: "GPT emptied, at sector 63", script: "label: gpt\n", start: 63},
-	{name: "GPT emptied, at 4 MiB", script: "label: gpt\n", start: 8192},
-	{name: "DOS emptied, at sector 63", script: "label: dos\n", start: 63},
 	{name: "DOS emptied, at sector 128", script: "label: dos\n", start: 128},
-}
+})
 
 // matrixDamage is a row of the third axis.
 type matrixDamage struct {
@@ -193,6 +212,10 @@ func (c matrixCell) prepared() bool {
 func (c matrixCell) possible() bool {
 	content, damage := c.content(), c.damage()
 	switch {
+	case c.table().cleared && (c[2] > 0 || c[3] > 0 || !content.used):
+		return false // that is for the other tables
+	case c.table().older && c.prepared():
+		return false // this agent wipes before it makes a table
 	case content.make == nil && damage.to > 0:
 		return false // there is nothing to damage
 	case content.tail > 0 && damage.grown:
@@ -477,7 +500,7 @@ func (c matrixCell) size() int64 {
 
 // size is how large a disk with such a table is, until it grows.
 func (t *matrixTable) size() int64 {
-	if t.script == "" {
+	if t.script == "" && !t.cleared {
 		return matrixVolume
 	}
 	return (t.start*sectorSize+1<<20-1)>>20<<20 + matrixVolume + 1<<20

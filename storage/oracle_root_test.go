@@ -278,6 +278,12 @@ func (o *oracle) judgeTable(table *matrixTable) (j judgedTable) {
 	if table.script == "" {
 		return j
 	}
+	if table.older {
+		made("mkfs.ext4", "-qF")(o.t, o.scratch)
+		if err := o.read().without(1<<20, table.size()).write(o.scratch, table.size()); err != nil {
+			o.t.Fatal(err)
+		}
+	}
 	cmd := exec.Command("sfdisk", "-q", "--wipe", "never", "--wipe-partitions", "never", o.scratch)
 	cmd.Stdin = strings.NewReader(table.script)
 	if out, err := cmd.CombinedOutput(); err != nil {

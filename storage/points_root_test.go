@@ -134,7 +134,7 @@ func TestRootD02ForeignContentIsRefused(t *testing.T) {
 		tool(t, dev.Path, "mkfs.btrfs", "-qf", "--mixed", dev.Path)
 		// Without its signatures it still is a file system that can be brought back.
 		tool(t, dev.Path, "wipefs", "-qa", dev.Path)
-		refused(t, b, dev, "backup superblock of btrfs", "agent disk format vol-1 --yes")
+		refused(t, b, dev, "it is not blank", "agent disk format vol-1 --yes")
 		tool(t, dev.Path, "blkdiscard", "-z", dev.Path)
 		b.ok(b.Mount(ctx, "vol-1"))
 	})

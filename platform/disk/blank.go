@@ -2,10 +2,10 @@ package disk
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"unicode/utf16"
 
 	"github.com/diskfs/go-diskfs/partition/gpt"
@@ -14,71 +14,56 @@ import (
 	"cambium/platform/filesystem"
 )
 
-// usualStarts are the sectors at which partitions of all ages begin: behind a DOS table, behind a GPT, at 4 KiB, on
-// a cylinder, at 64 KiB, at 1 MiB and at 4 MiB.
-var usualStarts = []int64{1, 34, 40, 63, 128, 2048, 8192}
-
-// Survey reads what preparing the whole disk would overwrite, without its partition table: only a disk without a table, or with one
-// that has no entries, can be blank. unfinished is the name of a partition whose entry is left over from a table that was never
-// completed, and says nothing.
-func (s State) Survey(unfinished string) (filesystem.Residue, error) {
-	return s.survey(0, s.Bytes, s.starts(), unfinished)
+// Survey looks whether the whole disk is blank, its partition table aside: only a disk without a table, or with one
+// that has no entries, can be. unfinished is the name of a partition whose entry is left over from a table that was
+// never completed, and says nothing.
+func (s State) Survey(unfinished string) (r filesystem.Residue, err error) {
+	err = s.opened(func(f *os.File) error {
+		own, err := s.ownTable(f, unfinished)
+		if err == nil {
+			r, err = filesystem.Survey(masked{f, own}, s.Bytes, nil)
+		}
+		return err
+	})
+	return r, err
 }
 
-// starts are the bytes at which partitions may begin.
-func (s State) starts() (starts []int64) {
-	for _, n := range usualStarts {
-		starts = append(starts, n*512, n*int64(s.Sector))
-	}
-	for _, p := range s.Table.Partitions {
-		starts = append(starts, p.Start)
-	}
-	slices.Sort(starts)
-	return slices.Compact(starts)
+// SurveyPartition looks whether a partition is blank.
+func (s State) SurveyPartition(p Partition) (r filesystem.Residue, err error) {
+	err = s.opened(func(f *os.File) (err error) {
+		r, err = filesystem.Survey(io.NewSectionReader(f, p.Start, p.Size), p.Size, nil)
+		return err
+	})
+	return r, err
 }
 
 // Superblocks finds what ext and xfs have left on the disk, in its partitions and outside of them.
 func (s State) Superblocks() ([]filesystem.Superblock, error) {
+	var starts []int64
+	for _, p := range s.Table.Partitions {
+		starts = append(starts, p.Start)
+	}
+	var r filesystem.Residue
+	err := s.opened(func(f *os.File) (err error) {
+		r, err = filesystem.Survey(f, s.Bytes, starts)
+		return err
+	})
+	return r.Superblocks(), err
+}
+
+func (s State) opened(look func(*os.File) error) error {
 	f, err := os.Open(s.Path)
 	if err != nil {
-		return nil, fmt.Errorf("read disk: %w", err)
+		return fmt.Errorf("read disk: %w", err)
 	}
 	defer f.Close()
+	// A disk's pages are cached apart from those of its partitions. The places are far apart: reading ahead is in vain.
 	_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
-	// The places are far apart; the kernel reads them in parallel.
 	_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM)
-	for at := int64(0); at < min(s.Bytes, filesystem.Scanned); at += MiB {
-		_ = unix.Fadvise(int(f.Fd()), at, 4096, unix.FADV_WILLNEED)
+	if err := look(f); err != nil {
+		return fmt.Errorf("read disk %s: %w", s.Path, err)
 	}
-	found, err := filesystem.Superblocks(f, s.Bytes, s.starts())
-	if err != nil {
-		return nil, fmt.Errorf("read disk %s: %w", s.Path, err)
-	}
-	return found, nil
-}
-
-// SurveyPartition is Survey for what making a file system in a partition would overwrite.
-func (s State) SurveyPartition(p Partition) (filesystem.Residue, error) {
-	return s.survey(p.Start, p.Size, nil, "")
-}
-
-func (s State) survey(start, size int64, starts []int64, unfinished string) (filesystem.Residue, error) {
-	f, err := os.Open(s.Path)
-	if err != nil {
-		return filesystem.Residue{}, fmt.Errorf("read disk: %w", err)
-	}
-	defer f.Close()
-	// A disk's pages are cached apart from those of its partitions.
-	_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
-	hidden, err := s.ownTable(f, unfinished)
-	if err != nil {
-		return filesystem.Residue{}, fmt.Errorf("read disk %s: %w", s.Path, err)
-	}
-	r, err := filesystem.Survey(io.NewSectionReader(masked{f, hidden}, start, size), size, starts)
-	if err != nil {
-		return r, fmt.Errorf("read disk %s: %w", s.Path, err)
-	}
-	return r, nil
+	return nil
 }
 
 // extent is a range of bytes.
@@ -92,6 +77,15 @@ func (s State) ownTable(r io.ReaderAt, unfinished string) ([]extent, error) {
 		hidden := []extent{{0, 512}}
 		if s.Table.Label == GPT {
 			hidden = append(hidden, extent{sector, 2 * sector}, extent{last - sector, last})
+		}
+		if s.Table.Moved { // the second copy is where the disk ended before it grew
+			place := make([]byte, 8)
+			if err := filesystem.ReadFull(r, place, sector+gptOtherOffset); err != nil {
+				return nil, err
+			}
+			if other := binary.LittleEndian.Uint64(place); other < uint64(s.Bytes/sector) {
+				hidden = append(hidden, extent{int64(other) * sector, (int64(other) + 1) * sector})
+			}
 		}
 		return hidden, nil
 	}
@@ -111,8 +105,12 @@ func (s State) ownTable(r io.ReaderAt, unfinished string) ([]extent, error) {
 	return hidden, nil
 }
 
-// gptNameOffset is where the name begins in an entry of a GPT.
-const gptNameOffset = 56
+// gptNameOffset is where the name begins in an entry of a GPT, and gptOtherOffset where a header has the place of the
+// other one.
+const (
+	gptNameOffset  = 56
+	gptOtherOffset = 32
+)
 
 func utf16Bytes(text string) (b []byte) {
 	for _, u := range utf16.Encode([]rune(text)) {

@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"math"
 	"os"
+	"slices"
 	"sort"
 	"time"
 
@@ -67,6 +68,9 @@ type State struct {
 	Table   Table
 	// Trailer is what has metadata at the end of a disk that carries a table; a partition must not be grown over it.
 	Trailer filesystem.Kind
+	// Beneath are older signatures of the whole disk, which its table outlived: sfdisk does not wipe them. They do not
+	// count. They are looked for beneath a DOS table only; a GPT leaves them no room.
+	Beneath []filesystem.Kind
 }
 
 // Inspect reads what is on a disk or image. The content is probed only where there is no partition table.
@@ -94,15 +98,18 @@ func look(path string, wanted func(Table) bool) (State, error) {
 	if n, err := blkdev.NumberOf(path); err == nil {
 		s.Number = n
 	}
-	cached := blkdev.NewCached(f, s.Bytes)
 	var damaged error
-	if s.Table, damaged = read(cached, s.Bytes, s.Sector); damaged != nil && !errors.Is(damaged, ErrDamaged) {
+	if s.Table, damaged = read(f, s.Bytes, s.Sector); damaged != nil && !errors.Is(damaged, ErrDamaged) {
 		return s, fmt.Errorf("read disk %s: %w", path, damaged)
 	}
+	cached := blkdev.NewCached(f, s.Bytes)
 	if s.Table.Label != None {
 		if s.Trailer, err = filesystem.Trailer(cached, s.Bytes); err != nil {
 			return s, fmt.Errorf("read disk %s: %w", path, err)
 		}
+	}
+	if s.Table.Label == MBR {
+		s.Beneath = beneath(cached, s.Bytes, s.Trailer)
 	}
 	if wanted(s.Table) {
 		blkdev.Prefetch(f, s.Bytes)
@@ -116,8 +123,20 @@ func look(path string, wanted func(Table) bool) (State, error) {
 	return s, nil
 }
 
-// read finds the partition table of a disk; a disk without one gives Label None. It returns
-// ErrDamaged rather than guess.
+// beneath are the signatures of a whole disk besides its table and its trailer. They only explain: what cannot be read
+// is left out.
+func beneath(r io.ReaderAt, size int64, trailer filesystem.Kind) []filesystem.Kind {
+	content, err := filesystem.Identify(r, size)
+	if err != nil || content.Blank() {
+		return nil
+	}
+	return slices.DeleteFunc(append([]filesystem.Kind{content.Kind}, content.Also...), func(k filesystem.Kind) bool {
+		return k == filesystem.DOS || k == trailer
+	})
+}
+
+// read finds the partition table of a disk; a disk without one, or with one that does not count, gives Label None. It
+// returns ErrDamaged rather than guess.
 func read(r io.ReaderAt, size int64, sector int) (Table, error) {
 	if sector < 512 || sector > 64<<10 || sector&(sector-1) != 0 {
 		return Table{}, fmt.Errorf("sector size %d is not supported", sector)
@@ -130,9 +149,18 @@ func read(r io.ReaderAt, size int64, sector int) (Table, error) {
 		return Table{}, err
 	}
 	for _, t := range tableTypes {
-		if t.detect(head, sector) {
-			return t.read(r, size, sector)
+		if !t.detect(head, sector) {
+			continue
 		}
+		table, err := t.read(r, size, sector)
+		if err != nil && !errors.Is(err, ErrDamaged) {
+			return Table{}, err
+		}
+		none, outweighedErr := outweighed(table, t.label, r, size)
+		if none || outweighedErr != nil {
+			return Table{}, outweighedErr
+		}
+		return table, err
 	}
 	// Tables are written from the end: what a crash left may be the second copy alone. It
 	// counts only where the disk carries nothing else.
@@ -146,6 +174,38 @@ func read(r io.ReaderAt, size int64, sector int) (Table, error) {
 		}
 	}
 	return Table{}, nil
+}
+
+// outweighed says whether something else on a disk counts, and not its table. A table counts whose entries hold
+// something, whatever older signature is beneath it. Otherwise a consistent file system over the whole disk counts, and
+// then the boot sector of one, which ends like a DOS table. An intact first copy of a GPT lies where these would be.
+func outweighed(t Table, label Label, r io.ReaderAt, size int64) (bool, error) {
+	if t.Label == GPT && !t.Recovered {
+		return false, nil
+	}
+	for _, p := range t.Partitions {
+		held, err := filesystem.Holds(io.NewSectionReader(r, p.Start, p.Size), p.Size)
+		if held || err != nil {
+			return false, err
+		}
+	}
+	bare, err := filesystem.Consistent(r, size)
+	if err != nil || !bare && label != MBR {
+		return false, err
+	}
+	if !bare {
+		content, err := filesystem.Identify(r, size)
+		return content.Kind.BootSector(), err
+	}
+	for _, p := range t.Partitions { // of what an entry holds, the first superblock may be lost
+		found, err := filesystem.Survey(io.NewSectionReader(r, p.Start, p.Size), p.Size, nil)
+		if err != nil || slices.ContainsFunc(found.Found, func(s filesystem.Superblock) bool {
+			return s.Start == 0 && s.Kind.Managed()
+		}) {
+			return false, err
+		}
+	}
+	return true, nil
 }
 
 func isGPT(head []byte, sector int) bool {
@@ -238,13 +298,6 @@ func protectedSize(r io.ReaderAt, sector int) (int64, error) {
 }
 
 func readMBR(r io.ReaderAt, size int64, sector int) (Table, error) {
-	content, err := filesystem.Identify(r, size)
-	if err != nil {
-		return Table{}, err
-	}
-	if content.Kind.BootSector() {
-		return Table{}, nil // which ends like a table
-	}
 	read, err := mbr.Read(file{r: r, size: size}, sector, sector)
 	if err != nil {
 		return Table{}, fmt.Errorf("%w: %w", ErrDamaged, err)

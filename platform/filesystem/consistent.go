@@ -9,6 +9,8 @@ import (
 	"hash/crc64"
 	"io"
 	"math/bits"
+
+	"cambium/internal/blkdev"
 )
 
 // checks tell metadata that its owner would accept from bytes that only look like it. at is where the signature was
@@ -20,6 +22,36 @@ var checks = map[Kind]func(r io.ReaderAt, at, size int64) (bool, error){
 	LVM:       checkLVM,
 	LUKS:      checkLUKS,
 	Bcache:    checkBcache,
+}
+
+// Consistent reports an ext or xfs whose superblock and first group agree with each other, and that fits its device.
+func Consistent(r io.ReaderAt, size int64) (bool, error) {
+	if ext, err := consistentExt(r, size); ext || err != nil {
+		return ext, err
+	}
+	return consistentXFS(r, size)
+}
+
+// Holds reports a device with content that is not an accident: metadata that pass their own check, or a long signature
+// of a kind that has none.
+func Holds(r io.ReaderAt, size int64) (bool, error) {
+	r = blkdev.NewCached(r, size)
+	matches, err := find(r, size)
+	if err != nil {
+		return false, err
+	}
+	for _, m := range matches {
+		proven := m.strong
+		if check, ok := checks[m.kind]; ok {
+			if proven, err = check(r, m.offset, size); err != nil {
+				return false, err
+			}
+		}
+		if proven {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)

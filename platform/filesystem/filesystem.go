@@ -340,8 +340,6 @@ const (
 const (
 	extMagic = "\x53\xef"
 	xfsMagic = "XFSB"
-
-	btrfsMagic = "_BHRfS_M"
 )
 
 func (c *Content) readExt(r io.ReaderAt) error {

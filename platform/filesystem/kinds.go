@@ -3,6 +3,7 @@ package filesystem
 import (
 	"context"
 	"os"
+	"slices"
 	"strings"
 
 	"cambium/internal/command"
@@ -48,6 +49,11 @@ func managed(k Kind) (managedKind, bool) {
 func (k Kind) Managed() bool {
 	_, ok := managed(k)
 	return ok
+}
+
+// ExtOrXFS reports what shows that ext or xfs is or was there, a damaged one included.
+func (k Kind) ExtOrXFS() bool {
+	return slices.Contains([]Kind{extFamily, Ext2, Ext3, Ext4, JBD, XFS, Unknown}, k)
 }
 
 // GrowsUnmounted reports a kind that can be grown while it is not mounted.

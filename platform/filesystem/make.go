@@ -5,7 +5,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"slices"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -96,19 +98,40 @@ func Sound(ctx context.Context, device string) (bool, error) {
 	return true, nil
 }
 
-// List returns the names in the root directory of an unmounted file system, and writes nothing to it.
-func List(device string, kind Kind) ([]string, error) {
-	var names []string
-	err := Look(device, kind, func(top *os.Root) error {
-		dir, err := top.Open(".")
-		if err != nil {
+// List returns the names in the root directory of an unmounted file system, and writes nothing to it. Those of
+// directories end with a slash. What fsck has put into lost+found is listed as well.
+func List(device string, kind Kind) (names []string, err error) {
+	err = Look(device, kind, func(top *os.Root) (err error) {
+		if names, err = list(top, "."); err != nil || !slices.Contains(names, "lost+found/") {
 			return err
 		}
-		defer dir.Close()
-		names, err = dir.Readdirnames(maxListed)
+		found, err := list(top, "lost+found")
+		for _, name := range found {
+			names = append(names, "lost+found/"+name)
+		}
 		return err
 	})
 	return names, err
+}
+
+func list(top *os.Root, path string) (names []string, err error) {
+	dir, err := top.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	entries, err := dir.ReadDir(maxListed)
+	if err != nil && !errors.Is(err, io.EOF) { // of an empty directory
+		return nil, err
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			names = append(names, e.Name()+"/")
+		} else {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
 }
 
 // maxListed bounds what a directory can make us read.

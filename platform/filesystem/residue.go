@@ -2,87 +2,99 @@ package filesystem
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
+	"time"
 
 	"cambium/internal/blkdev"
 )
 
-// Superblock is a trace of a file system or of something else by its signature, on a device that shows none where one is
-// looked for first.
+// Superblock is what an ext or xfs has left on a device, or another signature at its beginning.
 type Superblock struct {
+	// Kind is Unknown for a magic with numbers that make no sense.
 	Kind Kind
-	// Start is where it begins; -1 where only a backup was found that does not tell.
+	// Start is where the file system begins; -1 where that is not on the device.
 	Start int64
-	// Backup is where the copy was found, in bytes from Start; 0 for the first copy.
+	// Backup is where the copy was found, in bytes from Start, or from the beginning of the device if that is -1; 0 for
+	// the first copy.
 	Backup int64
 	// Block is the block size of an ext file system.
 	Block int64
 	// Bytes is the length of the file system and UUID its identifier, where its superblock tells.
 	Bytes int64
 	UUID  string
+	// damaged says that its magic or its numbers are lost.
+	damaged bool
 }
 
-// Residue is what lies where a new partition table and file system would be written: signatures first, and then plain bytes.
+// Residue is what was found on a device where it would show that the device is not blank.
 type Residue struct {
 	Found []Superblock
 	// NonZero is where the first byte was found that is not zero; -1 if all that was read is zeros.
 	NonZero int64
 	// Noise is set when all that was read is uniformly random or zeros: encryption below looks so, content never does.
 	Noise bool
+	// Unread is how many places were not read in time. They count as zeros.
+	Unread int
 }
 
 // Zeros reports that nothing at all was found.
 func (r Residue) Zeros() bool { return len(r.Found) == 0 && r.NonZero < 0 }
 
+// Superblocks are those of ext and xfs, damaged ones included.
+func (r Residue) Superblocks() []Superblock {
+	return slices.DeleteFunc(slices.Clone(r.Found), func(s Superblock) bool { return !s.Kind.ExtOrXFS() })
+}
+
 const (
-	// headLength and tailLength are what Wipe clears at both ends of a device or partition.
-	headLength = 1<<20 + 64<<10
-	tailLength = 1 << 20
-	// sample is the unit in which bytes are judged to be zeros, noise or neither.
-	sample = 4096
+	// surveyedHead and surveyedTail are read first, in chunks. Partitions that do not begin at a whole MiB, as those of
+	// old programs, begin in that head.
+	surveyedHead = 8 << 20
+	surveyedTail = 2 << 20
+	surveyChunk  = 1 << 20
+
+	// scanned is the part of a device of which every MiB is looked at.
+	scanned = 1 << 30
+	mib     = 1 << 20
+	// sample is the unit in which bytes are judged to be zeros, noise or neither, and samples is how many are read,
+	// spread over the device.
+	sample  = 4096
+	samples = 1000
+	// sampleLimit is when no further samples are read; depth is how many reads wait at a time.
+	sampleLimit = 2 * time.Second
+	depth       = 32
 )
 
-// Survey reads what making a table and a file system on a device would overwrite, without regard to what Identify
-// makes of it: the head of the device and of each place where a file system may begin, the tail, and the places where ext,
-// xfs and btrfs keep their first backups. starts are those places; 0 is always one of them.
+// Survey looks whether a device is blank: at its head and tail, and where signatures and the second superblock of an
+// xfs may be; then, in parallel, at every MiB of the first GiB and, while nothing but zeros or noise was found and for
+// a limited time, at samples of the whole device. In all that it reads it finds superblocks of ext and xfs. starts are
+// where partitions begin: there, as at every MiB, a damaged superblock counts as well.
 func Survey(r io.ReaderAt, size int64, starts []int64) (Residue, error) {
-	s := survey{r: r, size: size, residue: Residue{NonZero: -1, Noise: true}, buffer: make([]byte, wipeChunk)}
-	// The tail of a partition that ends a little before its disk is wiped as well.
-	if err := s.judge(size-2*tailLength, size); err != nil {
+	s := survey{r: r, size: size, starts: starts, residue: Residue{NonZero: -1, Noise: true}}
+	if err := s.signatures(); err != nil {
 		return s.residue, err
 	}
-	strong := 0
-	covered := int64(0) // up to where heads have been judged
-	for _, start := range append([]int64{0}, starts...) {
-		if start >= size {
-			continue
-		}
-		if err := s.judge(max(start, covered), start+headLength); err != nil {
+	for _, p := range s.fixed() {
+		if err := s.chunks(p); err != nil {
 			return s.residue, err
 		}
-		covered = max(covered, start+headLength)
-		found, err := s.signatures(start)
-		if err != nil {
-			return s.residue, err
-		}
-		strong += found
-		if found, err = s.extBackups(start); err != nil {
-			return s.residue, err
-		}
-		strong += found
-		if found, err = s.btrfsBackup(start); err != nil {
-			return s.residue, err
-		}
-		strong += found
 	}
-	found, err := s.xfsBackups()
-	if err != nil {
+	limit := time.After(sampleLimit)
+	if err := s.inParallel(s.grid(), nil); err != nil {
 		return s.residue, err
 	}
-	s.residue.Noise = s.residue.Noise && s.residue.NonZero >= 0 && strong+found == 0
+	if s.residue.NonZero < 0 || s.residue.Noise {
+		if err := s.inParallel(s.samples(), limit); err != nil {
+			return s.residue, err
+		}
+	}
+	s.residue.Found = firstCopies(s.residue.Found)
+	s.residue.Noise = s.residue.Noise && s.residue.NonZero >= 0 && !s.strong
 	if s.residue.Noise {
 		s.residue.Found = nil // two bytes at the right place are an accident in random data
 	}
@@ -92,46 +104,136 @@ func Survey(r io.ReaderAt, size int64, starts []int64) (Residue, error) {
 type survey struct {
 	r       io.ReaderAt
 	size    int64
+	starts  []int64
 	residue Residue
-	buffer  []byte
+	// strong says that a signature was found which is no accident in random data.
+	strong bool
 }
 
-// judge reads a range and says whether it is zeros or noise.
-func (s *survey) judge(from, to int64) error {
-	from, to = max(from, 0)/sample*sample, min((to+sample-1)/sample*sample, s.size)
+// place is a range of bytes.
+type place struct{ from, to int64 }
+
+// fixed are the places that are read first. The second superblock of an xfs is one of them: each allocation group has
+// one, and a new xfs has four groups, or groups of one TiB, so that the second begins at a quarter of the disk, shifted
+// by where the partition begins (up to 4 MiB after the disk) and ends (up to 8 MiB before it).
+func (s *survey) fixed() []place {
+	quarter := s.size / 4
+	return []place{{0, surveyedHead}, {s.size - surveyedTail, s.size}, {quarter - 2*mib, quarter + 13<<18},
+		{1<<40 - 64<<10, 1<<40 + 64<<10}, {1<<40 + mib - 64<<10, 1<<40 + mib + 64<<10}}
+}
+
+// grid is every MiB after the head: file systems that begin at one have their backups at one, too. Groups of ext have 8
+// MiB or a multiple of that, so that at those the backups of file systems are which begin within the first 64 KiB of
+// the device. For partitions that begin elsewhere, the first backups are looked for one by one.
+func (s *survey) grid() (places []place) {
+	for at := int64(surveyedHead); at < min(s.size, scanned); at += mib {
+		length := int64(sample)
+		if at%(8*mib) == 0 {
+			length += 64 << 10
+		}
+		places = append(places, place{at, at + length})
+	}
+	for _, start := range s.starts {
+		for _, backup := range []int64{0, 8 * mib, 32 * mib, 128 * mib} {
+			places = append(places, place{start + backup, start + backup + sample})
+		}
+	}
+	return slices.DeleteFunc(places, func(p place) bool { return p.to > s.size })
+}
+
+// samples are spread over what is neither head nor tail, one in each of as many equal parts, at places that are random
+// and the same each time: what is refused once is refused again.
+func (s *survey) samples() (places []place) {
+	room := s.size - surveyedHead - surveyedTail
+	n := min(samples, room/sample)
+	random := rand.New(rand.NewPCG(0, uint64(s.size)))
+	for i := range n {
+		part := room / n
+		at := surveyedHead + i*part + random.Int64N(part-sample+1)/sample*sample
+		places = append(places, place{at, at + sample})
+	}
+	return places
+}
+
+// chunks reads a range.
+func (s *survey) chunks(p place) error {
+	from, to := max(p.from, 0)/sample*sample, min(p.to, s.size)
+	buffer := make([]byte, surveyChunk)
 	for from < to {
 		// The last sample of a device that has no whole number of them begins a little earlier.
 		from = max(min(from, to-sample), 0)
-		b := s.buffer[:min(wipeChunk, (to-from)/sample*sample)]
-		if to < sample {
-			b = s.buffer[:to]
-		}
+		b := buffer[:min(surveyChunk, max((to-from)/sample*sample, min(to, sample)))]
 		if err := ReadFull(s.r, b, from); err != nil {
 			return err
 		}
-		for o := 0; o < len(b); o += sample {
-			s.judgeSample(b[o:min(o+sample, len(b))], from+int64(o))
-		}
+		s.look(b, from)
 		from += int64(len(b))
 	}
 	return nil
 }
 
-func (s *survey) judgeSample(b []byte, at int64) {
-	if bytes.Equal(b, zeroSample[:len(b)]) {
-		return
+// inParallel reads places until the time is over. A read that hangs is left alone: it ends when the kernel gives it up.
+func (s *survey) inParallel(places []place, limit <-chan time.Time) error {
+	type read struct {
+		at   int64
+		data []byte
+		err  error
 	}
-	if s.residue.NonZero < 0 || at < s.residue.NonZero {
-		s.residue.NonZero = at + int64(bytes.IndexFunc(b, func(r rune) bool { return r != 0 }))
+	results, over := make(chan read), make(chan struct{})
+	defer close(over)
+	var next atomic.Int64
+	for range min(depth, len(places)) {
+		go func() {
+			for i := next.Add(1) - 1; i < int64(len(places)); i = next.Add(1) - 1 {
+				p := places[i]
+				got := read{at: p.from, data: make([]byte, p.to-p.from)}
+				got.err = ReadFull(s.r, got.data, p.from)
+				select {
+				case results <- got:
+				case <-over:
+					return
+				}
+			}
+		}()
 	}
-	s.residue.Noise = s.residue.Noise && uniform(b)
+	for n := range places {
+		select {
+		case got := <-results:
+			if got.err != nil {
+				return got.err
+			}
+			s.look(got.data, got.at)
+		case <-limit:
+			s.residue.Unread = len(places) - n
+			return nil
+		}
+	}
+	return nil
+}
+
+// look judges bytes that were read, and finds superblocks in them.
+func (s *survey) look(b []byte, at int64) {
+	for ; len(b) > 0; b, at = b[min(sample, len(b)):], at+sample {
+		one := b[:min(sample, len(b))]
+		if bytes.Equal(one, zeroSample[:len(one)]) {
+			continue
+		}
+		if s.residue.NonZero < 0 || at < s.residue.NonZero {
+			s.residue.NonZero = at + int64(bytes.IndexFunc(one, func(r rune) bool { return r != 0 }))
+		}
+		s.residue.Noise = s.residue.Noise && uniform(one)
+		for o := 0; o+512 <= len(one); o += 512 {
+			s.ext(b[o:], at+int64(o))
+			s.xfs(b[o:], at+int64(o))
+		}
+	}
 }
 
 var zeroSample [sample]byte
 
-// uniform reports bytes that look random: each value about as often as any other. This is the chi-squared statistic of 256 values;
-// for random bytes its mean is 255 and its standard deviation 22.6. A superblock, a table or text exceeds the limit by
-// thousands, random data by chance once in 10^19 samples.
+// uniform reports bytes that look random: each value about as often as any other. This is the chi-squared statistic of
+// 256 values; for random bytes its mean is 255 and its standard deviation 22.6. A superblock, a table or text exceeds
+// the limit by thousands, random data by chance once in 10^19 samples.
 func uniform(b []byte) bool {
 	const limit = 525
 	if len(b) < sample {
@@ -148,164 +250,112 @@ func uniform(b []byte) bool {
 	return float64(sum)*256/float64(len(b))-float64(len(b)) <= limit
 }
 
-// signatures looks for first copies of anything at one place, and returns how many cannot be an accident.
-func (s *survey) signatures(start int64) (strong int, err error) {
-	length := s.size - start
-	r := blkdev.NewCached(io.NewSectionReader(s.r, start, length), length)
-	matches, err := find(r, length)
+// signatures looks for the first copy of anything at the beginning.
+func (s *survey) signatures() error {
+	r := blkdev.NewCached(s.r, s.size)
+	matches, err := find(r, s.size)
 	if err != nil || len(matches) == 0 {
-		return 0, err
+		return err
 	}
 	c, err := describe(matches, r)
 	if err != nil {
-		return 0, err
-	}
-	s.residue.Found = append(s.residue.Found, Superblock{Kind: c.Kind, Start: start, Bytes: c.Bytes, UUID: c.UUID})
-	for _, m := range matches {
-		if m.strong || m.kind == extFamily && c.Kind != Unknown {
-			strong++
-		}
-	}
-	return strong, nil
-}
-
-// extGroups are the block groups that carry the first backups of a superblock (sparse_super: 1 and powers of 3, 5 and 7).
-var extGroups = []int64{1, 3, 5, 7, 9, 25, 27}
-
-// extBackups looks where an ext file system that begins at start would have backups of its superblock: at the beginning of block
-// groups, each of which has as many blocks as a block has bits.
-func (s *survey) extBackups(start int64) (found int, err error) {
-	for _, block := range []int64{1 << 10, 2 << 10, 4 << 10} {
-		for _, group := range extGroups {
-			backup := group * 8 * block * block
-			if block == 1<<10 {
-				backup += block // the boot block is block 0, and groups begin with block 1
-			}
-			if start+backup+sample > s.size {
-				break
-			}
-			if err := s.judge(start+backup, start+backup+sample); err != nil {
-				return found, err
-			}
-			var sb [1024]byte
-			if err := ReadFull(s.r, sb[:], start+backup); err != nil {
-				return found, err
-			}
-			c, ok := parseExt(sb[:])
-			if !ok || 1<<10<<binary.LittleEndian.Uint32(sb[0x18:]) != block || int64(binary.LittleEndian.Uint16(sb[0x5a:])) != group {
-				continue
-			}
-			found++
-			s.residue.Found = append(s.residue.Found, Superblock{Kind: c.Kind, Start: start, Backup: backup, Block: block, Bytes: c.Bytes, UUID: c.UUID})
-			break
-		}
-	}
-	return found, nil
-}
-
-// btrfsBackup looks for the second superblock of a btrfs that begins at start, which is 64 MiB into it.
-func (s *survey) btrfsBackup(start int64) (found int, err error) {
-	const backup, magicOffset = 64 << 20, 0x40
-	if start+backup+sample > s.size {
-		return 0, nil
-	}
-	magic := make([]byte, len(btrfsMagic))
-	if err := ReadFull(s.r, magic, start+backup+magicOffset); err != nil || string(magic) != btrfsMagic {
-		return 0, err
-	}
-	s.residue.Found = append(s.residue.Found, Superblock{Kind: Btrfs, Start: start, Backup: backup})
-	return 1, nil
-}
-
-// xfsBackups looks for the second superblock of an xfs. Each allocation group has one, and a new xfs has four groups, or groups
-// of one TiB, so that the second begins at a quarter of the disk, shifted by where the partition begins (up to 4 MiB behind the disk)
-// and ends (up to 8 MiB before it).
-func (s *survey) xfsBackups() (found int, err error) {
-	quarter := s.size / 4
-	for _, w := range [][2]int64{{quarter - 2<<20, quarter + 13<<18}, {1<<40 - 64<<10, 1<<40 + 64<<10}, {1<<40 + 1<<20 - 64<<10, 1<<40 + 1<<20 + 64<<10}} {
-		from, to := max(w[0], headLength)/wipeChunk*wipeChunk, min(w[1], s.size)
-		for ; from < to; from += wipeChunk {
-			b := s.buffer[:min(wipeChunk, s.size-from)]
-			if err := ReadFull(s.r, b, from); err != nil {
-				return found, err
-			}
-			for o := 0; o+512 <= len(b); o += 512 {
-				c, ok := parseXFS(b[o : o+512])
-				if !ok {
-					continue
-				}
-				group := int64(binary.BigEndian.Uint32(b[o+84:])) * int64(binary.BigEndian.Uint32(b[o+4:]))
-				sb := Superblock{Kind: XFS, Start: from + int64(o) - group, Backup: group, Bytes: c.Bytes, UUID: c.UUID}
-				if sb.Start < 0 {
-					sb.Start = -1
-				}
-				s.residue.Found = append(s.residue.Found, sb)
-				return found + 1, nil
-			}
-		}
-	}
-	return found, nil
-}
-
-// Scanned is the part of a device of which every MiB is looked at for superblocks.
-const Scanned = 1 << 30
-
-// Superblocks finds what ext and xfs have left on a device: first superblocks at starts, and backups of what begins
-// there; any superblock at each MiB of the first GiB; and the second one of an xfs. One that is damaged is found by its
-// numbers or by its magic. starts are the places where a file system may begin; 0 is always one of them.
-func Superblocks(r io.ReaderAt, size int64, starts []int64) ([]Superblock, error) {
-	s := survey{r: r, size: size, buffer: make([]byte, wipeChunk)}
-	for _, start := range append([]int64{0}, starts...) {
-		if err := s.superblock(start, true); err != nil {
-			return nil, err
-		}
-		if _, err := s.extBackups(start); err != nil {
-			return nil, err
-		}
-	}
-	for at := int64(0); at < min(size, Scanned); at += 1 << 20 {
-		if err := s.superblock(at, false); err != nil {
-			return nil, err
-		}
-	}
-	_, err := s.xfsBackups()
-	return s.residue.Found, err
-}
-
-// superblock looks for a superblock of an ext or xfs that begins at a place, or for a copy there. With damaged set, a
-// magic with numbers that make no sense counts as well; such a kind is Unknown.
-func (s *survey) superblock(at int64, damaged bool) error {
-	head := make([]byte, 2048)
-	n, err := s.r.ReadAt(head, at)
-	if err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
-	clear(head[n:])
-	for _, sb := range []struct {
-		data  []byte
-		parse func([]byte) (Content, bool)
-		magic bool
-		// numbers says that the superblock agrees with itself, though its magic may be lost.
-		numbers bool
-		kind    Kind
-	}{
-		{head[:512], parseXFS, string(head[:4]) == xfsMagic, xfsGeometry(head), XFS},
-		{head[:1024], parseExt, false, extGeometry(head), Ext4}, // a backup
-		{head[1024:], parseExt, string(head[1080:1082]) == extMagic, extGeometry(head[1024:]), Ext4},
-	} {
-		c, ok := sb.parse(sb.data)
-		switch {
-		case ok:
-		case sb.numbers:
-			c = Content{Kind: sb.kind}
-		case sb.magic && damaged:
-			c = Content{Kind: Unknown}
-		default:
-			continue
-		}
-		s.residue.Found = append(s.residue.Found, Superblock{Kind: c.Kind, Start: at, Bytes: c.Bytes, UUID: c.UUID})
-	}
+	first := Superblock{Kind: c.Kind, Bytes: c.Bytes, UUID: c.UUID, damaged: c.Kind == Unknown}
+	s.residue.Found = append(s.residue.Found, first)
+	s.strong = slices.ContainsFunc(matches, func(m match) bool { return m.strong })
 	return nil
+}
+
+// begins says whether a file system usually begins at a place, or has a backup there. Near the beginning of the device,
+// and at that of a partition, its magic alone counts.
+func (s *survey) begins(at int64) (usually, surely bool) {
+	start := slices.Contains(s.starts, at)
+	return start || at%mib == 0, start || at%mib == 0 && at < surveyedHead
+}
+
+// ext looks for a superblock of ext in bytes at a place: the first one, which is 1 KiB into the file system, or a
+// backup, which tells the number of its group.
+func (s *survey) ext(b []byte, at int64) {
+	var sb [1024]byte
+	usually, surely := s.begins(at - 1024)
+	if backup, _ := s.begins(at); string(b[56:58]) != extMagic && !usually && !backup {
+		return
+	}
+	copy(sb[:], b)
+	magic, sound := string(sb[56:58]) == extMagic, extGeometry(sb[:])
+	if sound {
+		copy(sb[56:], extMagic)
+	}
+	c, ok := parseExt(sb[:])
+	u32 := func(o int) int64 { return int64(binary.LittleEndian.Uint32(sb[o:])) }
+	found := Superblock{Kind: c.Kind, Start: at - 1024, Bytes: c.Bytes, UUID: c.UUID, damaged: !magic}
+	switch group := int64(binary.LittleEndian.Uint16(sb[0x5a:])); {
+	case ok && sound && group > 0:
+		found.Block = 1024 << u32(0x18)
+		found.copyAt(at, (group*u32(0x20)+u32(0x14))*found.Block)
+	case ok:
+	case surely && magic:
+		found = Superblock{Kind: Unknown, Start: at - 1024, damaged: true}
+	default:
+		return
+	}
+	s.add(found)
+}
+
+// xfs looks for a superblock of xfs in bytes at a place: the first one, or that of another allocation group, whose
+// number is in the header of its free space, which follows.
+func (s *survey) xfs(b []byte, at int64) {
+	usually, surely := s.begins(at)
+	magic := string(b[:4]) == xfsMagic
+	if !magic && !(usually && xfsGeometry(b[:512])) {
+		return
+	}
+	sb := append([]byte(xfsMagic), b[4:512]...)
+	c, ok := parseXFS(sb)
+	u32 := func(o int) int64 { return int64(binary.BigEndian.Uint32(b[o:])) }
+	found := Superblock{Kind: XFS, Start: at, Bytes: c.Bytes, UUID: c.UUID, damaged: !magic}
+	switch sector := int(binary.BigEndian.Uint16(sb[102:])); {
+	case ok && len(b) >= sector+12 && string(b[sector:sector+4]) == "XAGF" && u32(sector+8)*u32(84) < 1<<40:
+		found.copyAt(at, u32(sector+8)*u32(84)*u32(4))
+	case ok:
+	case surely:
+		found = Superblock{Kind: Unknown, Start: at, damaged: true}
+	default:
+		return
+	}
+	s.add(found)
+}
+
+// copyAt says that the superblock was found at a place of the device which is so many bytes into the file system.
+func (s *Superblock) copyAt(at, backup int64) {
+	s.Start, s.Backup = at-backup, backup
+	if s.Start < 0 {
+		s.Start, s.Backup = -1, at
+	}
+}
+
+func (s *survey) add(found Superblock) {
+	s.residue.Found = append(s.residue.Found, found)
+	s.strong = s.strong || found.Kind != Unknown
+}
+
+// firstCopies sorts superblocks by where they are, damaged ones last, and leaves the first one of each file system.
+func firstCopies(all []Superblock) (first []Superblock) {
+	slices.SortStableFunc(all, func(a, b Superblock) int {
+		if a.damaged != b.damaged {
+			return map[bool]int{true: 1, false: -1}[a.damaged]
+		}
+		return cmp.Compare(max(a.Start, 0)+a.Backup, max(b.Start, 0)+b.Backup)
+	})
+	for _, s := range all {
+		if !slices.ContainsFunc(first, func(f Superblock) bool {
+			return f.UUID == s.UUID && (s.UUID != "" || f.Start == s.Start)
+		}) {
+			first = append(first, s)
+		}
+	}
+	return first
 }
 
 // Trailer returns what keeps its metadata at the end of a device: RAID and DRBD members do, and show what they carry from the
@@ -336,8 +386,6 @@ func (s Superblock) Repair(device string) string {
 	switch {
 	case s.Kind == XFS:
 		return "xfs_repair " + device
-	case s.Kind == Btrfs:
-		return "btrfs rescue super-recover " + device
 	case s.Block > 0:
 		return fmt.Sprintf("e2fsck -b %d -B %d %s", s.Backup/s.Block, s.Block, device)
 	}

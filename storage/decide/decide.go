@@ -5,6 +5,7 @@ package decide
 
 import (
 	"fmt"
+	"strings"
 
 	"cambium/platform/disk"
 	"cambium/platform/filesystem"
@@ -95,7 +96,7 @@ func (p *Plan) add(c Change) { p.Changes = append(p.Changes, c) }
 type Volume struct {
 	// Content is not read from what is mounted: then only its kind is known, from the kernel.
 	Content filesystem.Content
-	// Residue is what making a file system would overwrite, where it was looked for: on what shows no signature.
+	// Residue is what shows that it is not blank, where it was looked for: on what shows no signature.
 	Residue filesystem.Residue
 	// MountedOn is where the whole file system is mounted; empty if nowhere.
 	MountedOn string
@@ -140,13 +141,25 @@ func (p *Plan) repair(s disk.State) {
 func found(s disk.State, serial string) string {
 	text := s.Content.String()
 	if s.Table.Label != disk.None {
-		text = fmt.Sprintf("%s table with %d partitions", s.Table.Label, len(s.Table.Partitions))
+		text = fmt.Sprintf("%s table with %d partitions%s", s.Table.Label, len(s.Table.Partitions), beneath(s))
 	}
 	text += ", " + size(s.Bytes)
 	if serial != "" {
 		text += ", serial " + serial // tells disks of one size apart
 	}
 	return text
+}
+
+// beneath names older signatures of a whole disk, which do not count.
+func beneath(s disk.State) string {
+	if len(s.Beneath) == 0 {
+		return ""
+	}
+	var kinds []string
+	for _, k := range s.Beneath {
+		kinds = append(kinds, string(k))
+	}
+	return fmt.Sprintf(" (older %s beneath the table is ignored)", strings.Join(kinds, " and "))
 }
 
 // size writes a number of bytes for people.

@@ -45,12 +45,10 @@ func UseRootDisk(w EphemeralWish) (bool, error) {
 type Ephemeral struct {
 	Disk   disk.State
 	Serial string
-	// Claimed is why its content must not be replaced: it belongs to something else.
-	Claimed error
+	// Replaced is what its content is otherwise, looked at where the layout is not Proven.
+	Replaced Replaced
 	// Pending says that an unfinished preparation of exactly these partitions is on record.
 	Pending bool
-	// Foreign is set for a layout without names whose data is not proven to be an agent's: it is not kept.
-	Foreign bool
 	// Volumes are the partitions that Watch names, by number.
 	Volumes map[int]Volume
 
@@ -66,8 +64,7 @@ type Ephemeral struct {
 // PartitionEphemeral decides about a disk of its own.
 func PartitionEphemeral(o Ephemeral) (Plan, error) {
 	var p Plan
-	layout, kept := KeptEphemeral(o.Disk, o.AgentID, o.Label)
-	if kept && !o.Foreign {
+	if layout, kept := KeptEphemeral(o.Disk, o.AgentID, o.Label); kept && (o.Proven(layout) || o.Replaced.ephemeral()) {
 		p.repair(o.Disk)
 		p.fill(o, layout, o.Pending)
 		return p, nil
@@ -76,14 +73,20 @@ func PartitionEphemeral(o Ephemeral) (Plan, error) {
 	if err != nil {
 		return Plan{}, err
 	}
-	if o.Claimed != nil {
-		return Plan{}, fmt.Errorf("not touched: %w", o.Claimed)
+	if err := o.Replaced.refuse(o.Disk); err != nil {
+		return Plan{}, err
 	}
 	p.add(Change{Op: CreateTable, Device: o.Disk.Path, Proof: found(o.Disk, o.Serial) + ", not in use, no persistent disk",
 		What: "create " + layout.describe(layout.Partitions), Destructive: true, Label: layout.Label, Partitions: layout.Partitions})
 	o.Volumes = nil
 	p.fill(o, layout, true)
 	return p, nil
+}
+
+// Proven says that a layout needs no further proof that it is this agent's: it has its names, is on record as
+// unfinished, or is in use.
+func (o Ephemeral) Proven(l Layout) bool {
+	return l.Label.Named() || o.Pending || o.Volumes[l.Data].InUse
 }
 
 // AppendEphemeral decides about the space behind the root partition.
@@ -156,10 +159,11 @@ func PendingOnRoot(t disk.Table, recorded string) bool {
 
 // Raw is what was observed about a raw ephemeral disk.
 type Raw struct {
-	Disk    disk.State
-	Serial  string
-	Claimed error
-	Index   int
+	Disk     disk.State
+	Serial   string
+	Replaced Replaced
+	Index    int
+	AgentID  string
 }
 
 // PartitionRaw gives a raw ephemeral disk one named partition and no file system.
@@ -169,8 +173,12 @@ func PartitionRaw(o Raw) (Plan, error) {
 		p.repair(o.Disk)
 		return p, nil
 	}
-	if o.Claimed != nil {
-		return p, fmt.Errorf("not touched: %w", o.Claimed)
+	if err := o.Replaced.refuse(o.Disk); err != nil {
+		return p, err
+	}
+	if carriesEphemeral(o.Disk.Table, o.AgentID) {
+		return p, fmt.Errorf("not touched: %s carries the partitions of this agent's ephemeral disk: "+
+			"the names of the disks may have been exchanged", o.Disk.Path)
 	}
 	p.add(Change{Op: CreateTable, Device: o.Disk.Path, Proof: found(o.Disk, o.Serial) + ", not in use, no persistent disk",
 		What: "create GPT with partition " + RawName(o.Index), Destructive: true, Label: disk.GPT, Partitions: newRaw(o.Disk, o.Index)})

@@ -72,31 +72,45 @@ func TestPartitionEphemeral(t *testing.T) {
 	active.ActiveSwap = true
 	bound := volumeOf(filesystem.Ext4)
 	bound.InUse = true
+	mounted := Replaced{Busy: errors.New("vdb is mounted")}
 	for _, c := range []struct {
 		name       string
 		state      disk.State
 		swap, data Volume
 		pending    bool
-		claimed    error
+		replaced   Replaced
 		swapMiB    *uint64
 		label      disk.Label
-		foreign    bool
 		want       string
 		finish     bool
 		fails      string
 	}{
 		{name: "blank", state: blank, want: "create-table make-swap1 make-file-system2 use-swap1 mount2", finish: true},
 		{name: "blank, no swap", state: blank, swapMiB: mib(0), want: "create-table make-file-system1 mount1", finish: true},
-		{name: "DOS, an agent's", state: state(size, dos), data: volumeOf(filesystem.Ext4), label: disk.MBR, want: "mount1"},
-		{name: "DOS, not an agent's", state: state(size, dos), data: volumeOf(filesystem.Ext4), label: disk.MBR, foreign: true, want: "create-table make-swap1 make-file-system2 use-swap1 mount2", finish: true},
-		{name: "DOS, a store", state: state(size, dos), data: volumeOf(filesystem.Ext4), label: disk.MBR, foreign: true, claimed: errors.New("it may be a store"), fails: "not touched: it may be a store"},
+		{name: "DOS, an agent's", state: state(size, dos), data: volumeOf(filesystem.Ext4), label: disk.MBR,
+			replaced: holding("sys/", "jobs/", "packages/"), want: "mount1"},
+		{name: "DOS, empty", state: state(size, dos), data: volumeOf(filesystem.Ext4), label: disk.MBR,
+			replaced: holding("lost+found/"), want: "mount1"},
+		{name: "DOS, in use", state: state(size, dos), data: mountedOn("/data", filesystem.Ext4), label: disk.MBR},
+		{name: "DOS, unfinished", state: state(size, dos), data: volumeOf(filesystem.Blank), label: disk.MBR,
+			pending: true, want: "make-file-system1 mount1", finish: true},
+		{name: "DOS, not an agent's", state: state(size, dos), data: volumeOf(filesystem.NTFS), label: disk.MBR,
+			replaced: Replaced{Volume: volumeOf(filesystem.NTFS)},
+			want:     "create-table make-swap1 make-file-system2 use-swap1 mount2", finish: true},
+		{name: "DOS, a store", state: state(size, dos), data: volumeOf(filesystem.Ext4), label: disk.MBR,
+			replaced: holding("blobs/", "tmp/"), fails: "it may be a store"},
+		{name: "DOS, a persistent disk that looks like an agent's", state: state(size, dos), label: disk.MBR,
+			data:     volumeOf(filesystem.Ext4),
+			replaced: Replaced{Persistent: errors.New("it is on record"), Volume: volumeOf(filesystem.Ext4)},
+			fails:    "not touched: it is on record"},
 		{name: "ours, with a third partition", state: state(size, named("bosh-partition-a-0", "bosh-partition-a-1", "x")), swap: volumeOf(filesystem.Swap), data: volumeOf(filesystem.Ext4), want: "use-swap1 mount2"},
-		{name: "in use", state: blank, claimed: errors.New("vdb is mounted"), fails: "not touched: vdb is mounted"},
-		{name: "too much swap", state: blank, claimed: errors.New("vdb is mounted"), swapMiB: mib(1 << 40), fails: "leaves no room"},
+		{name: "in use", state: blank, replaced: mounted, fails: "not touched: vdb is mounted"},
+		{name: "too much swap", state: blank, replaced: mounted, swapMiB: mib(1 << 40), fails: "leaves no room"},
 		{name: "after a reboot", state: state(size, ours), swap: volumeOf(filesystem.Swap), data: volumeOf(filesystem.Ext4), want: "use-swap1 mount2"},
 		{name: "after a restart", state: state(size, ours), swap: active, data: mountedOn("/data", filesystem.Ext4), want: ""},
 		{name: "swap no longer wanted", state: state(size, ours), swap: volumeOf(filesystem.Swap), data: volumeOf(filesystem.Ext4), swapMiB: mib(0), want: "mount2"},
-		{name: "in use by another agent's table", state: state(size, named("x")), claimed: nil, want: "create-table make-swap1 make-file-system2 use-swap1 mount2", finish: true},
+		{name: "another agent's table", state: state(size, named("x")),
+			want: "create-table make-swap1 make-file-system2 use-swap1 mount2", finish: true},
 		{name: "interrupted", state: state(size, ours), swap: volumeOf(filesystem.Swap), data: volumeOf(filesystem.Ext4), pending: true,
 			want: "make-swap1 make-file-system2 use-swap1 mount2", finish: true},
 		{name: "interrupted, and mounted since", state: state(size, ours), swap: active, data: mountedOn("/data", filesystem.Ext4), pending: true, want: "", finish: true},
@@ -121,7 +135,7 @@ func TestPartitionEphemeral(t *testing.T) {
 				volumes = map[int]Volume{1: c.data}
 			}
 			p, err := PartitionEphemeral(Ephemeral{Disk: c.state, AgentID: "a", RAM: 64 * testMiB, SwapMiB: c.swapMiB, Label: c.label, Target: "/data",
-				Pending: c.pending, Foreign: c.foreign, Claimed: c.claimed, Volumes: volumes})
+				Pending: c.pending, Replaced: c.replaced, Volumes: volumes})
 			wantError(t, err, c.fails)
 			if got := ops(p); got != c.want || p.Finish != c.finish || p.Begin != "" {
 				t.Errorf("plan %q, finish %v, begin %q; want %q, finish %v", got, p.Finish, p.Begin, c.want, c.finish)
@@ -211,18 +225,21 @@ func TestPartitionRaw(t *testing.T) {
 	broken := kept
 	broken.Recovered = true
 	for _, c := range []struct {
-		name    string
-		table   disk.Table
-		claimed error
-		want    string
-		fails   string
+		name     string
+		table    disk.Table
+		replaced Replaced
+		want     string
+		fails    string
 	}{
-		{"blank", disk.Table{}, nil, "create-table", ""},
-		{"in use", disk.Table{}, errors.New("vdb is the root disk"), "", "not touched: vdb is the root disk"},
-		{"kept", kept, nil, "", ""},
-		{"kept, one good copy", broken, nil, "repair-table", ""},
+		{"blank", disk.Table{}, Replaced{}, "create-table", ""},
+		{"in use", disk.Table{}, Replaced{Busy: errors.New("vdb is mounted")}, "", "not touched: vdb is mounted"},
+		{"kept", kept, Replaced{}, "", ""},
+		{"kept, one good copy", broken, Replaced{}, "repair-table", ""},
+		{"a store", named("x"), holding("db/"), "", "it may be a store"},
+		{"this agent's ephemeral disk", named("bosh-partition-a-0"), Replaced{}, "", "this agent's ephemeral disk"},
+		{"another agent's ephemeral disk", named("bosh-partition-b-0"), Replaced{}, "create-table", ""},
 	} {
-		p, err := PartitionRaw(Raw{Disk: state(8*testMiB, c.table), Claimed: c.claimed})
+		p, err := PartitionRaw(Raw{Disk: state(8*testMiB, c.table), Replaced: c.replaced, AgentID: "a"})
 		wantError(t, err, c.fails)
 		if got := ops(p); got != c.want {
 			t.Errorf("%s: plan %q, want %q", c.name, got, c.want)

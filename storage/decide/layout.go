@@ -2,7 +2,6 @@ package decide
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"cambium/platform/disk"
@@ -58,7 +57,8 @@ func swapBytes(available, ram int64, swapMiB *uint64) (int64, error) {
 
 // KeptEphemeral recognizes the layout that this agent made on an ephemeral disk before. Sizes
 // do not matter: a change of RAM or swap_size is no reason to lose the data. In a table with names, partitions
-// behind swap and data do not matter either, as in cloudfoundry/bosh-agent. One without names is no proof: what it holds has to be, see OwnsData.
+// behind swap and data do not matter either, as in cloudfoundry/bosh-agent. One without names is no proof: what it
+// holds has to be, see Replaced.
 func KeptEphemeral(s disk.State, agentID string, label disk.Label) (Layout, bool) {
 	t := s.Table
 	if t.Label.Named() && len(t.Partitions) > 2 {
@@ -234,30 +234,8 @@ func (l Layout) describe(parts []disk.Partition) string {
 // RawName is the name by which jobs find a raw ephemeral disk.
 func RawName(i int) string { return fmt.Sprintf("raw-ephemeral-%d", i) }
 
-// OwnsData reports whether the root directory of a file system is that of an agent's ephemeral disk, or holds nothing but
-// what an agent, mkfs or the IaaS puts there.
-func OwnsData(names []string) bool {
-	has := map[string]bool{}
-	for _, name := range names {
-		has[name] = true
-	}
-	if has["sys"] && has["jobs"] && has["packages"] {
-		return true
-	}
-	for _, name := range names {
-		if !slices.Contains(dataNames, name) {
-			return false
-		}
-	}
-	return true
-}
-
-// dataNames are the names on a new ephemeral disk; the last one is Azure's.
-var dataNames = []string{"lost+found", "sys", "jobs", "packages", "blobs", "sensitive_blobs", "dynamic_disks", "tmp", "compile",
-	"root_tmp", "root_log", "root_opt", "root_var_opt", "DATALOSS_WARNING_README.txt"}
-
-// CarriesEphemeral reports the names of this agent's ephemeral disk in a table.
-func CarriesEphemeral(t disk.Table, agentID string) bool {
+// carriesEphemeral reports the names of this agent's ephemeral disk in a table.
+func carriesEphemeral(t disk.Table, agentID string) bool {
 	for _, p := range t.Partitions {
 		if t.Label.Named() && agentID != "" && strings.HasPrefix(p.Name, ephemeralPrefix(agentID)+"-") {
 			return true
@@ -266,8 +244,8 @@ func CarriesEphemeral(t disk.Table, agentID string) bool {
 	return false
 }
 
-// NamedEphemeral reports the names of some agent's ephemeral disk in a table.
-func NamedEphemeral(t disk.Table) bool {
+// namedEphemeral reports the names of some agent's ephemeral disk in a table.
+func namedEphemeral(t disk.Table) bool {
 	for _, p := range t.Partitions {
 		if strings.HasPrefix(p.Name, persistentPrefix+"-") && p.Name != PersistentName && p.Name != PreparingName {
 			return true
@@ -305,14 +283,10 @@ func onePartition(s disk.State, label disk.Label) int64 {
 	return down(min(s.Bytes-1, disk.Usable(label, s.Bytes, s.Sector))) - disk.MiB
 }
 
-// CarriesPersistent reports the mark of a persistent disk in a table.
-func CarriesPersistent(t disk.Table) bool {
-	for _, p := range t.Partitions {
-		if p.Name == PersistentName || p.Name == PreparingName {
-			return true
-		}
-	}
-	return false
+// carriesPersistent reports the name of a persistent disk's partition, alone in a table. Beside others it is one that
+// older agents gave the partitions of ephemeral disks.
+func carriesPersistent(t disk.Table) bool {
+	return len(t.Partitions) == 1 && (t.Partitions[0].Name == PersistentName || t.Partitions[0].Name == PreparingName)
 }
 
 func down(n int64) int64 { return n / disk.MiB * disk.MiB }

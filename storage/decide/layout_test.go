@@ -210,23 +210,6 @@ func TestOnRoot(t *testing.T) {
 	}
 }
 
-func TestOwnsData(t *testing.T) {
-	for names, want := range map[string]bool{
-		"":                                       true,
-		"lost+found":                             true,
-		"lost+found sys":                         true,
-		"sys jobs packages postgres":             true,
-		"lost+found DATALOSS_WARNING_README.txt": true,
-		"postgres":                               false,
-		"sys postgres":                           false,
-		"jobs packages":                          true,
-	} {
-		if got := OwnsData(strings.Fields(names)); got != want {
-			t.Errorf("%q: %v, want %v", names, got, want)
-		}
-	}
-}
-
 func TestCarriesEphemeral(t *testing.T) {
 	for _, c := range []struct {
 		table disk.Table
@@ -238,16 +221,16 @@ func TestCarriesEphemeral(t *testing.T) {
 		{named("raw-ephemeral-0"), false},
 		{disk.Table{}, false},
 	} {
-		if got := CarriesEphemeral(c.table, "a"); got != c.want {
+		if got := carriesEphemeral(c.table, "a"); got != c.want {
 			t.Errorf("%+v: %v, want %v", c.table, got, c.want)
 		}
 	}
 	for name, want := range map[string]bool{"bosh-partition-b-0": true, PersistentName: false, PreparingName: false, "raw-ephemeral-0": false, "": false} {
-		if got := NamedEphemeral(named(name)); got != want {
+		if got := namedEphemeral(named(name)); got != want {
 			t.Errorf("%q: %v, want %v", name, got, want)
 		}
 	}
-	if CarriesEphemeral(named("bosh-partition--0"), "") {
+	if carriesEphemeral(named("bosh-partition--0"), "") {
 		t.Error("without an agent id, a disk is taken for its own")
 	}
 }

@@ -23,10 +23,10 @@ type Persistent struct {
 	// Pending says that an unfinished preparation of exactly this table is on record, or written in the table itself, and Finished
 	// that its file system is complete all the same.
 	Pending, Finished bool
-	// Residue is what making a table and a file system would overwrite: of the disk where it has no partition, otherwise of its only
-	// partition if that shows no signature.
+	// Residue is what shows that it is not blank: the disk where it has no partition, otherwise its only partition if
+	// that shows no signature.
 	Residue filesystem.Residue
-	// Superblocks are what ext and xfs have left anywhere on the disk, looked for where it would be formatted.
+	// Superblocks are what ext and xfs have left anywhere on the disk, looked for where Formats says so.
 	Superblocks []filesystem.Superblock
 	// Hardware is an identifier of the hardware that no other disk has; empty if there is none.
 	Hardware string
@@ -138,6 +138,11 @@ func MountPersistent(o Persistent, target string) (p Plan, err error) {
 	p.nameFinished(o.Disk.Path, o.Disk.Table.Partitions[0].Name)
 	p.NotGrown = p.growPartition(o.Disk, growSlack)
 	p.use(o.Part(), volume, o.Disk.Table.Partitions[0].Size, target, o.MountOptions)
+	for i, c := range p.Changes {
+		if c.Op == Mount {
+			p.Changes[i].Proof += beneath(o.Disk)
+		}
+	}
 	if p.has(GrowPartition) && !p.has(GrowFileSystem) {
 		p.growFileSystem(o.Part(), volume.Content.Kind, target, o.MountOptions)
 	}
@@ -167,6 +172,7 @@ func (p Plan) has(op Op) bool {
 
 // judge is the verdict on a disk, with what settings allow and what cannot be done. None formats a superblock.
 func (o Persistent) judge() (judgment, error) {
+	o.Superblocks = slices.Concat(o.Superblocks, o.Residue.Superblocks())
 	found := judge(o)
 	v := found
 	if o.forced() {
@@ -179,11 +185,9 @@ func (o Persistent) judge() (judgment, error) {
 			return v, err
 		}
 	}
-	if sb := o.superblock(); Formats(o) && sb != "" {
-		if found.Verdict != refuse {
-			found.Proof += ", but not everywhere"
-		}
-		return judgment{Proof: found.Proof, Advice: found.Advice, Superblock: sb}, nil
+	if sb := o.superblock(); found.Verdict == refuse && o.AllowForeign && sb != "" {
+		found.Superblock = sb
+		return found, nil
 	}
 	switch {
 	case v.Verdict == create && onePartition(o.Disk, o.Label) < disk.MiB:
@@ -220,23 +224,23 @@ type judgment struct {
 	Superblock string
 }
 
-// Formats reports a disk that is formatted, not only to finish its own preparation, if it has no superblock.
+// Formats reports a disk with partitions that a setting has formatted, unless a superblock is on it: Superblocks has to
+// be looked for. Of a disk without partitions, Residue has them already.
 func Formats(o Persistent) bool {
-	v := judge(o).Verdict
-	return !o.Preformatted && !o.forced() && (v == refuse && o.AllowForeign || (v == create || v == format) && !o.Pending)
+	return !o.Preformatted && !o.forced() && o.AllowForeign && len(o.Disk.Table.Partitions) > 0 && judge(o).Verdict == refuse
 }
 
 // superblock describes an ext or xfs superblock on the disk; empty if there is none.
 func (o Persistent) superblock() string {
-	for _, s := range o.Superblocks {
-		switch at := max(s.Start, 0) + s.Backup; {
-		case s.Kind != filesystem.Unknown:
-			return fmt.Sprintf("a superblock of %s at byte %d", s.Kind, at)
-		case !o.Residue.Noise: // in which a magic is an accident
-			return fmt.Sprintf("a damaged superblock of ext4 or xfs at byte %d", at)
-		}
+	if len(o.Superblocks) == 0 {
+		return ""
 	}
-	return ""
+	s := o.Superblocks[0]
+	at := max(s.Start, 0) + s.Backup
+	if s.Kind == filesystem.Unknown {
+		return fmt.Sprintf("a damaged superblock of ext4 or xfs at byte %d", at)
+	}
+	return fmt.Sprintf("a superblock of %s at byte %d", s.Kind, at)
 }
 
 // judge tells what may be done with a disk by what is on it, and the proof.
@@ -245,7 +249,8 @@ func judge(o Persistent) judgment {
 	refuse := func(format string, args ...any) judgment { return judgment{Proof: fmt.Sprintf(format, args...)} }
 	switch noise := o.Residue.Noise && o.AllowNoise; {
 	case noise && len(t.Partitions) == 0:
-		return judgment{Verdict: create, Proof: fmt.Sprintf("random bytes and no trace of content, as new volumes have here, %s", size(o.Disk.Bytes))}
+		return judgment{Verdict: create, Proof: "random bytes and no trace of content, as new volumes have here, " +
+			size(o.Disk.Bytes) + o.unread()}
 	case o.Damaged != nil:
 		return refuse("%s", o.Damaged)
 	case t.Label == disk.None && !o.Disk.Content.Blank():
@@ -258,7 +263,7 @@ func judge(o Persistent) judgment {
 		if !o.Residue.Zeros() {
 			return o.notBlank(what, o.Disk.Path)
 		}
-		return judgment{Verdict: create, Proof: fmt.Sprintf("%s, %s", blank, size(o.Disk.Bytes))}
+		return judgment{Verdict: create, Proof: fmt.Sprintf("%s, %s%s", blank, size(o.Disk.Bytes), o.unread())}
 	case len(t.Partitions) > 1:
 		return refuse("the disk has %d partitions", len(t.Partitions))
 	}
@@ -267,7 +272,8 @@ func judge(o Persistent) judgment {
 	case p.Number != 1:
 		return refuse("its only partition has number %d", p.Number)
 	case content.Data():
-		return judgment{Verdict: keep, Proof: fmt.Sprintf("partition %d holds %s", p.Number, content)}
+		proof := fmt.Sprintf("partition %d holds %s%s", p.Number, content, beneath(o.Disk))
+		return judgment{Verdict: keep, Proof: proof}
 	case !content.Blank():
 		return refuse("partition %d holds %s", p.Number, content)
 	case o.Pending:
@@ -275,9 +281,18 @@ func judge(o Persistent) judgment {
 	case !o.Residue.Zeros() && !(o.Residue.Noise && o.AllowNoise):
 		return o.notBlank(fmt.Sprintf("partition %d has no file system", p.Number), o.Part())
 	case strings.HasPrefix(p.Name, persistentPrefix):
-		return judgment{Verdict: format, Proof: fmt.Sprintf("partition %d is named %s and blank", p.Number, p.Name)}
+		proof := fmt.Sprintf("partition %d is named %s and blank%s", p.Number, p.Name, o.unread())
+		return judgment{Verdict: format, Proof: proof}
 	}
 	return refuse("partition %d is blank, but nothing shows that this agent made it", p.Number)
+}
+
+// unread ends the proof that a disk is blank with what was not proven.
+func (o Persistent) unread() string {
+	if o.Residue.Unread == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (%d places were not read in time and count as zeros)", o.Residue.Unread)
 }
 
 // notBlank refuses a device without a signature of which other traces are left. what describes it without them.
@@ -300,7 +315,8 @@ func (o Persistent) notBlank(what, device string) judgment {
 	if len(o.Residue.Found) > 0 {
 		return o.backupFound(what, o.Residue.Found[0])
 	}
-	v := judgment{Proof: fmt.Sprintf("%s, but not all bytes that a new file system would replace are zeros: there is data at byte %d of %s", what, o.Residue.NonZero, device)}
+	v := judgment{Proof: fmt.Sprintf("%s, but it is not blank: there is data at byte %d of %s", what, o.Residue.NonZero,
+		device)}
 	if o.Residue.Noise {
 		v.Proof = fmt.Sprintf("%s, but it holds random bytes where a new volume has zeros", what)
 		v.Advice = "If new volumes hold noise here (encryption below, thick or recycled volumes), allow it with env.persistent_disk_blank: noise " +

@@ -20,6 +20,8 @@ var (
 	dosDisk  = state(100*testMiB, disk.Table{Label: disk.MBR, Partitions: []disk.Partition{{Number: 1, Start: 512, Size: testMiB, Type: "83"}}})
 	oneEmpty = state(100*testMiB, disk.Table{Label: disk.GPT})
 
+	overOlder = disk.State{Path: "/dev/vdb", Bytes: 100 * testMiB, Sector: 512, Table: dosDisk.Table,
+		Beneath: []filesystem.Kind{filesystem.Ext4, filesystem.NTFS}}
 	largeSectors = disk.State{Path: "/dev/vdb", Bytes: 100 * testMiB, Sector: 4096, Content: filesystem.Content{Kind: filesystem.Blank}}
 )
 
@@ -27,6 +29,7 @@ func gptDisk(names ...string) disk.State { return state(100*testMiB, named(names
 
 var (
 	zeros   = filesystem.Residue{NonZero: -1}
+	slow    = filesystem.Residue{NonZero: -1, Unread: 7}
 	noise   = filesystem.Residue{NonZero: 3, Noise: true}
 	remains = filesystem.Residue{NonZero: 3}
 	ext4At  = func(start, backup int64) filesystem.Residue {
@@ -60,6 +63,10 @@ func TestJudge(t *testing.T) {
 		{"ours, xfs", gptDisk("bosh-partition-0"), volumeOf(filesystem.XFS), zeros, false, keep, "holds xfs"},
 		{"any name", gptDisk("whatever"), volumeOf(filesystem.Ext4), zeros, false, keep, "holds ext4"},
 		{"DOS of an old agent", dosDisk, volumeOf(filesystem.Ext4), zeros, false, keep, "holds ext4"},
+		{"DOS of an old agent, over an older file system", overOlder, volumeOf(filesystem.Ext4), zeros, false, keep,
+			"partition 1 holds ext4 (older ext4 and NTFS beneath the table is ignored)"},
+		{"blank, as far as it was read", diskWithoutTable(filesystem.Blank), Volume{}, slow, false, create,
+			"blank, 100.0 MiB (7 places were not read in time and count as zeros)"},
 		{"ours, never formatted (D.5)", gptDisk("bosh-partition-0"), volumeOf(filesystem.Blank), zeros, false, format, "named bosh-partition-0 and blank"},
 		{"ours, superblock lost", gptDisk("bosh-partition-0"), volumeOf(filesystem.Blank), ext4At(0, 128*testMiB), false, refuse, "run e2fsck -b 32768 -B 4096 /dev/vdb1"},
 		{"ours, not blank", gptDisk("bosh-partition-0"), volumeOf(filesystem.Blank), remains, false, refuse, "partition 1 has no file system, but"},
@@ -125,6 +132,30 @@ func TestJudgeWhereNewVolumesHoldNoise(t *testing.T) {
 	}
 }
 
+// Where a setting would have a disk formatted, its superblocks are looked for, unless the survey has found them.
+func TestFormats(t *testing.T) {
+	lvm, ext4 := volumeOf(filesystem.LVM), volumeOf(filesystem.Ext4)
+	for _, c := range []struct {
+		name string
+		o    Persistent
+		want bool
+	}{
+		{"two partitions", Persistent{Disk: gptDisk("a", "b"), AllowForeign: true}, true},
+		{"LVM in a partition", Persistent{Disk: gptDisk("a"), Volume: lvm, AllowForeign: true}, true},
+		{"LVM, and not allowed", Persistent{Disk: gptDisk("a"), Volume: lvm}, false},
+		{"ext4 in a partition", Persistent{Disk: gptDisk("a"), Volume: ext4, AllowForeign: true}, false},
+		{"no partition", Persistent{Disk: diskWithoutTable(filesystem.LVM), AllowForeign: true}, false},
+		{"blank", Persistent{Disk: diskWithoutTable(filesystem.Blank), Residue: zeros, AllowForeign: true}, false},
+		{"our blank partition", Persistent{Disk: gptDisk("bosh-partition-0"), Volume: volumeOf(filesystem.Blank),
+			Residue: zeros, AllowForeign: true}, false},
+		{"preformatted", Persistent{Disk: gptDisk("a", "b"), AllowForeign: true, Preformatted: true}, false},
+	} {
+		if got := Formats(c.o); got != c.want {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
 func TestMountPersistent(t *testing.T) {
 	ext4, blank := volumeOf(filesystem.Ext4), volumeOf(filesystem.Blank)
 	faulty, small := ext4, ext4
@@ -172,11 +203,16 @@ func TestMountPersistent(t *testing.T) {
 		{name: "foreign with a damaged superblock, released", o: Persistent{Disk: diskWithoutTable(filesystem.Unknown),
 			AllowForeign: true, Superblocks: []filesystem.Superblock{{Kind: filesystem.Unknown}}},
 			fails: "It has a damaged superblock of ext4 or xfs at byte 0: no setting formats such a disk"},
-		{name: "blank, with a superblock", o: Persistent{Disk: diskWithoutTable(filesystem.Blank),
-			Superblocks: []filesystem.Superblock{{Kind: filesystem.XFS, Start: -1, Backup: 8192}}},
-			fails: "blank, 100.0 MiB, but not everywhere. It has a superblock of xfs at byte 8192"},
-		{name: "never formatted, with a superblock", o: Persistent{Disk: recovered, Volume: blank,
-			Superblocks: []filesystem.Superblock{{Kind: filesystem.Ext4}}}, fails: "It has a superblock of ext4"},
+		{name: "a lost table, released", o: Persistent{Disk: diskWithoutTable(filesystem.Blank), AllowForeign: true,
+			Residue: ext4At(16*testMiB, 0)},
+			fails: "ext4 begins at sector 32768. To keep its content, write a partition table with one partition " +
+				"from there (echo start=32768 | sfdisk --wipe never -X gpt /dev/vdb). " +
+				"It has a superblock of ext4 at byte 16777216: no setting formats such a disk"},
+		{name: "a lost superblock, released", o: Persistent{Disk: gptDisk("bosh-partition-0"), Volume: blank,
+			AllowForeign: true, Residue: ext4At(0, 128*testMiB)},
+			fails: "run e2fsck -b 32768 -B 4096 /dev/vdb1. It has a superblock of ext4"},
+		{name: "bytes, released", o: Persistent{Disk: diskWithoutTable(filesystem.Blank), AllowForeign: true,
+			Residue: remains}, want: "create-table make-file-system1 name-partition mount1", finish: true},
 		{name: "unfinished, with a superblock", o: Persistent{Disk: preparing, Volume: blank, Pending: true,
 			Superblocks: []filesystem.Superblock{{Kind: filesystem.Ext4}}},
 			want: "make-file-system1 name-partition mount1", begin: "G", finish: true},
@@ -205,7 +241,10 @@ func TestMountPersistent(t *testing.T) {
 			if c.o.Label == "" {
 				c.o.Label = disk.GPT
 			}
-			c.o.CID, c.o.Residue, c.o.Serial = "vol-1", zeros, "s1"
+			c.o.CID, c.o.Serial = "vol-1", "s1"
+			if c.o.Residue.NonZero == 0 { // not looked
+				c.o.Residue = zeros
+			}
 			p, err := MountPersistent(c.o, "/store")
 			notGrown := p.NotGrown
 			wantError(t, err, c.fails)

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -189,13 +188,12 @@ func (d *Disks) planOwn(ctx context.Context, path string, w wanted, announce boo
 		if err := d.observeVolumes(&o, layout.Partitions); err != nil {
 			return decide.Plan{}, err
 		}
-		if !s.Table.Label.Named() && !o.Pending {
-			data := o.Volumes[layout.Data]
-			o.Foreign = !data.InUse && (d.persistentDisk(s) != nil || d.foreignData(ctx, s, data, layout.Data) != nil)
-		}
 	}
-	if !kept || o.Foreign {
-		o.Serial, o.Claimed = machine.Serial(s.Number), d.claimed(ctx, s, announce)
+	if !kept || !o.Proven(layout) {
+		o.Serial = machine.Serial(s.Number)
+		if o.Replaced, err = d.replaced(ctx, s, layout.Data, announce); err != nil {
+			return decide.Plan{}, err
+		}
 	}
 	return decide.PartitionEphemeral(o)
 }
@@ -226,46 +224,41 @@ func (d *Disks) observeVolumes(o *decide.Ephemeral, parts []disk.Partition) erro
 	return nil
 }
 
-// foreignData returns why the file system of a partition is not an agent's ephemeral data.
-func (d *Disks) foreignData(ctx context.Context, s disk.State, v decide.Volume, n int) error {
-	if !v.Content.Data() {
-		return fmt.Errorf("partition %d holds %s", n, v.Content)
+// replaced observes what the content of a disk is that is to be replaced. data is the partition that could be an
+// ephemeral disk's, or 0. With announce set, the disk's partitions are announced to the kernel.
+func (d *Disks) replaced(ctx context.Context, s disk.State, data int, announce bool) (o decide.Replaced, err error) {
+	o.Busy, o.Persistent = d.Machine.ProveIdle(s.Path, s.Number), d.persistentDisk(s)
+	if data == 0 && (o.Busy != nil || o.Persistent != nil || !decide.MayBeStore(s.Table)) {
+		return o, nil
 	}
-	node := device.Partition(s.Path, n)
-	names, err := filesystem.List(node, v.Content.Kind)
-	if err != nil {
-		return fmt.Errorf("cannot determine whether it holds a store: %w", err)
+	node := s.Path
+	o.Volume.Content = s.Content
+	if data == 0 && len(s.Table.Partitions) == 1 {
+		data = s.Table.Partitions[0].Number
 	}
-	// The kernel lets go of a mount a little after its descriptor is closed.
-	if err := mount.AwaitIdle(ctx, node); err != nil {
-		return err
-	}
-	if !decide.OwnsData(names) {
-		return fmt.Errorf("partition %d holds %s with files that are not an agent's ephemeral data: it may be a store", n, v.Content)
-	}
-	return nil
-}
-
-// store returns an error for a disk that may be a persistent one: its only partition has a file system, and not the layout of an
-// ephemeral disk. The partitions of raw and ephemeral disks are disposable by their names. With announce set, its partition is announced to the kernel.
-func (d *Disks) store(ctx context.Context, s disk.State, announce bool) error {
-	if len(s.Table.Partitions) != 1 || decide.KeptRaw(s.Table) || decide.NamedEphemeral(s.Table) {
-		return nil
-	}
-	n := s.Table.Partitions[0].Number
-	if announce {
-		if err := d.Machine.Announce(ctx, s); err != nil {
-			return err
+	if data > 0 {
+		node = device.Partition(s.Path, data)
+		if announce {
+			if err := d.Machine.Announce(ctx, s); err != nil {
+				return o, err
+			}
+		}
+		if o.Volume, err = d.Machine.Volume(s, data); err != nil {
+			return o, err
 		}
 	}
-	if _, err := blkdev.NumberOf(device.Partition(s.Path, n)); errors.Is(err, os.ErrNotExist) {
-		return nil // only planned: the partition was not announced to the kernel
+	if part, ok := s.Table.Partition(data); ok && o.Volume.Content.Blank() {
+		o.Volume.Residue, err = s.SurveyPartition(part)
+		return o, err
 	}
-	v, err := d.Machine.Volume(s, n)
-	if err != nil || !v.Content.Data() {
-		return err
+	if !o.Volume.Content.Data() || o.Volume.InUse {
+		return o, nil
 	}
-	return d.foreignData(ctx, s, v, n)
+	if o.Names, o.Unlisted = filesystem.List(node, o.Volume.Content.Kind); o.Unlisted != nil {
+		return o, nil
+	}
+	// The kernel lets go of a mount a little after its descriptor is closed.
+	return o, mount.AwaitIdle(ctx, node)
 }
 
 // onRecord returns an error for a disk whose table or file systems are on record as a store.
@@ -286,26 +279,8 @@ func (d *Disks) onRecord(s disk.State) error {
 	return nil
 }
 
-// claimed returns why replacing the content of an ephemeral disk would lose something.
-// What is on it does not matter, whose disk it is does. With announce set, its partitions are announced to the kernel.
-func (d *Disks) claimed(ctx context.Context, s disk.State, announce bool) error {
-	if err := d.Machine.ProveIdle(s.Path, s.Number); err != nil {
-		return err
-	}
-	if err := d.persistentDisk(s); err != nil {
-		return err
-	}
-	if err := d.store(ctx, s, announce); err != nil {
-		return fmt.Errorf("%s: %w", s.Path, err)
-	}
-	return nil
-}
-
-// persistentDisk returns an error for a disk that its table, the records, settings or hints call a persistent one.
+// persistentDisk returns an error for a disk that the records, settings or hints call a persistent one.
 func (d *Disks) persistentDisk(s disk.State) error {
-	if decide.CarriesPersistent(s.Table) {
-		return fmt.Errorf("%s carries the partition of a persistent disk (%s)", s.Path, decide.PersistentName)
-	}
 	if err := d.onRecord(s); err != nil {
 		return err
 	}
@@ -465,14 +440,11 @@ func (d *Disks) planRaw(ctx context.Context, path string, i int, announce bool) 
 	if err != nil && !errors.Is(err, disk.ErrDamaged) {
 		return decide.Plan{}, s, err
 	}
-	o := decide.Raw{Disk: s, Index: i}
-	if decide.KeptRaw(s.Table) {
-		plan, err := decide.PartitionRaw(o)
-		return plan, s, err
-	}
-	o.Serial, o.Claimed = machine.Serial(s.Number), d.claimed(ctx, s, announce)
-	if o.Claimed == nil && decide.CarriesEphemeral(s.Table, d.AgentID()) {
-		o.Claimed = fmt.Errorf("%s carries the partitions of this agent's ephemeral disk: the names of the disks may have been exchanged", path)
+	o := decide.Raw{Disk: s, Index: i, AgentID: d.AgentID(), Serial: machine.Serial(s.Number)}
+	if !decide.KeptRaw(s.Table) {
+		if o.Replaced, err = d.replaced(ctx, s, 0, announce); err != nil {
+			return decide.Plan{}, s, err
+		}
 	}
 	plan, err := decide.PartitionRaw(o)
 	return plan, s, err

@@ -1,0 +1,95 @@
+package disk
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"cambium/internal/looptest"
+)
+
+// A table counts whose entries hold something, whatever older signature is beneath it; then a consistent file system
+// over the whole disk; then other signatures.
+func TestWhatCounts(t *testing.T) {
+	type steps []func(*testing.T, string)
+	const size = 400 * MiB
+	const dos, gpt = "label: dos\nstart=2048, type=83\n", "label: gpt\nstart=2048\n"
+	mkfs := func(t *testing.T, image, kind string, start int64) {
+		t.Helper()
+		length := map[string]int64{"xfs": 310}[kind]
+		volume := looptest.Image(t, max(length, 40)*MiB)
+		force := map[string]string{"ntfs": "-qFf", "xfs": "-qf", "vfat": "-v", "ext4": "-qFb1024"}[kind]
+		tool(t, "", "mkfs."+kind, force, volume)
+		tool(t, "", "dd", "if="+volume, "of="+image, "bs=64K", fmt.Sprintf("seek=%d", start>>16), "conv=notrunc,sparse")
+	}
+	bare := func(kind string) func(*testing.T, string) {
+		return func(t *testing.T, image string) { mkfs(t, image, kind, 0) }
+	}
+	table := func(script string) func(*testing.T, string) {
+		return func(t *testing.T, image string) {
+			tool(t, script, "sfdisk", "-q", "--wipe", "never", "--wipe-partitions", "never", image)
+		}
+	}
+	inside := func(kind string) func(*testing.T, string) {
+		return func(t *testing.T, image string) { mkfs(t, image, kind, MiB) }
+	}
+	zeros := func(from, n int64) func(*testing.T, string) {
+		return func(t *testing.T, image string) { poke(t, image, from, make([]byte, n)...) }
+	}
+	protective := func(t *testing.T, image string) {
+		poke(t, image, 446, 0, 0, 2, 0, 0xee, 0xff, 0xff, 0xff, 1, 0, 0, 0, 0xff, 0x7f, 0x0c, 0)
+		poke(t, image, 510, 0x55, 0xaa)
+	}
+	sealed := func(t *testing.T, image string) { // LUKS1, which has no checksum
+		header := make([]byte, 592)
+		copy(header, "LUKS\xba\xbe\x00\x01")
+		header[106], header[111] = 16, 32
+		poke(t, image, 0, header...)
+	}
+	for _, c := range []struct {
+		name    string
+		made    steps
+		label   Label
+		content string // of a disk without a table
+		beneath string
+	}{
+		{"DOS", steps{table(dos), inside("ext4")}, MBR, "", ""},
+		{"older ext4 beneath DOS", steps{bare("ext4"), table(dos), inside("ext4")}, MBR, "", "ext4"},
+		{"older xfs beneath DOS", steps{bare("xfs"), table(dos), inside("ext4")}, MBR, "", "xfs"},
+		{"older NTFS beneath DOS", steps{bare("ntfs"), table(dos), inside("xfs")}, MBR, "", "NTFS"},
+		{"older ext4 beneath Azure's NTFS", steps{bare("ext4"), table(dos), inside("ntfs")}, MBR, "", "ext4"},
+		{"older xfs beneath GPT", steps{bare("xfs"), table(gpt), inside("ext4")}, GPT, "", ""},
+		{"older ext4 beneath DOS, and a lost superblock",
+			steps{bare("ext4"), table(dos), inside("ext4"), zeros(MiB, 4096)}, MBR, "", "ext4"},
+		{"ext4, and a DOS table of nothing", steps{bare("ext4"), table(dos)}, None, "ext4", ""},
+		{"ext4, and an empty DOS table", steps{bare("ext4"), table("label: dos\n")}, None, "ext4", ""},
+		{"ext4, and the end of a GPT of nothing",
+			steps{table(gpt), zeros(512, MiB-512), bare("ext4"), protective},
+			None, "ext4 and gpt", ""},
+		{"FAT", steps{bare("vfat")}, None, "FAT and dos", ""},
+		{"ext4 below LUKS", steps{bare("ext4"), sealed}, None, "LUKS and ext", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			image := looptest.Image(t, size)
+			for _, step := range c.made {
+				step(t, image)
+			}
+			s, err := Inspect(image)
+			if err != nil {
+				t.Fatal(err)
+			}
+			content := ""
+			if s.Table.Label == None {
+				content = s.Content.String()
+			}
+			var beneath []string
+			for _, k := range s.Beneath {
+				beneath = append(beneath, string(k))
+			}
+			if s.Table.Label != c.label || content != c.content || strings.Join(beneath, " ") != c.beneath {
+				t.Errorf("table %q, content %q, beneath %q; want %q, %q, %q", s.Table.Label, content, beneath,
+					c.label, c.content, c.beneath)
+			}
+		})
+	}
+}
