@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -270,7 +271,8 @@ func (v *vm) stream(t *testing.T, address string) *vmStream {
 	return s
 }
 
-// intact checks that the stream goes on and that no packet had to be sent again.
+// intact checks that the stream goes on and that no packet was lost. On a busy host an answer may come so late that a
+// packet is sent twice; the peer says then that it has received both.
 func (s *vmStream) intact(t *testing.T, when string) {
 	t.Helper()
 	from := s.echoed.Load()
@@ -286,13 +288,17 @@ func (s *vmStream) intact(t *testing.T, when string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var info *unix.TCPInfo
-	if err := raw.Control(func(fd uintptr) { info, _ = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) }); err != nil {
-		t.Fatal(err)
-	}
-	if info == nil || info.Total_retrans != 0 {
-		t.Errorf("%s: packets of a running stream were lost: %+v", when, info)
-	}
+	eventually.Nil(t, when+": a running stream without lost packets", func() error {
+		var info *unix.TCPInfo
+		failed := raw.Control(func(fd uintptr) { info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) })
+		if failed != nil || err != nil {
+			return errors.Join(failed, err)
+		}
+		if info.Total_retrans > info.Dsack_dups {
+			return fmt.Errorf("%d packets were sent again, and %d of them came twice", info.Total_retrans, info.Dsack_dups)
+		}
+		return nil
+	})
 }
 
 func TestMachineNetworkStatic(t *testing.T) {
