@@ -11,6 +11,7 @@ import (
 	"cambium/internal/looptest"
 	"cambium/platform/mount"
 	"cambium/settings"
+	"cambium/storage/decide"
 )
 
 func texts(changes []Change) string {
@@ -73,6 +74,18 @@ func TestRootPlannedIsDone(t *testing.T) {
 			fakeRoot(t, b, 2*gib, "label: gpt\nstart=2048, size=262144\n")
 			return ephemeral("", nil)
 		}, []string{"nothing behind root partition 1: append GPT, swap", "make swap", "make ext4", "switch swap on", "mount on "}},
+		{"a named ephemeral disk that is missing, and the root disk instead", Options{CreatePartitionIfNoEphemeralDisk: true, MissingEphemeralDisk: "root"},
+			func(t *testing.T, b *bench) step {
+				fakeRoot(t, b, 2*gib, "label: gpt\nstart=2048, size=262144\n")
+				s := ephemeral("/dev/missing", nil)
+				return step{func(b *bench) ([]Change, error) {
+					planned, err := s.plan(b)
+					if len(planned) == 0 || planned[0].Op != decide.Await {
+						t.Errorf("planned\n%s\nwant a wait for the disk first", texts(planned))
+					}
+					return planned[1:], err
+				}, s.do}
+			}, []string{"nothing behind root partition 1: append GPT, swap", "make swap", "make ext4", "switch swap on", "mount on "}},
 		{"raw disk", Options{}, func(t *testing.T, b *bench) step { return raw(b.disk(8<<20, "").Path) }, []string{"create GPT with partition raw-ephemeral-0"}},
 		{"persistent disk after a reboot", Options{}, func(t *testing.T, b *bench) step {
 			b.disk(128<<20, "vol-1")

@@ -75,9 +75,14 @@ func (d *Disks) Setup(ctx context.Context, hint *settings.DiskHint, swapMiB *uin
 	if d.SkipSetup {
 		return nil, nil
 	}
-	path, onRoot, err := d.find(ctx, w)
-	if err != nil {
+	path, onRoot, missing, err := d.find(w, func(h device.Hint) (device.Device, error) { return d.Resolver.Resolve(ctx, h) })
+	switch {
+	case err != nil:
 		return nil, err
+	case onRoot && missing != nil:
+		d.Machine.Log.WithError(missing).Warn("the named ephemeral disk is missing; the root disk is used, as configured")
+	case missing != nil:
+		return nil, fmt.Errorf("%s: %w", decide.NoEphemeral, missing)
 	}
 	if onRoot {
 		return d.setupOnRoot(ctx, w)
@@ -109,22 +114,22 @@ func (d *Disks) Plan(ctx context.Context, hint *settings.DiskHint, swapMiB *uint
 	d.Machine.Lock()
 	defer d.Machine.Unlock()
 	w := wanted{hint, swapMiB, agentID}
-	onRoot, err := decide.UseRootDisk(decide.EphemeralWish{Named: w.named(), CreateOnRoot: d.CreateOnRoot})
+	path, onRoot, missing, err := d.find(w, d.Resolver.Look)
 	if err != nil {
 		return nil, err
 	}
-	if onRoot {
+	var planned []decide.Change
+	if missing != nil {
+		planned = append(planned, await("ephemeral disk", missing))
+	}
+	switch {
+	case onRoot:
 		plan, err := d.planOnRoot(ctx, w, false)
-		return plan.Changes, err
+		return append(planned, plan.Changes...), err
+	case missing != nil:
+		return planned, nil
 	}
-	dev, err := d.Resolver.Look(machine.HintOf("", *hint))
-	if machine.Missing(err) {
-		return []decide.Change{await("ephemeral disk", err)}, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", decide.NoEphemeral, err)
-	}
-	plan, err := d.planOwn(ctx, dev.Path, w, false)
+	plan, err := d.planOwn(ctx, path, w, false)
 	if err != nil {
 		return nil, fmt.Errorf("ephemeral disk: %w", err)
 	}
@@ -136,27 +141,20 @@ func await(what string, err error) decide.Change {
 	return decide.Change{Op: decide.Await, Device: what, Proof: err.Error(), What: "wait for it"}
 }
 
-// find waits for the ephemeral disk, or says that the root disk is to be used.
-func (d *Disks) find(ctx context.Context, w wanted) (path string, onRoot bool, err error) {
-	var missing error
+// find looks for the ephemeral disk, or says that the root disk is to be used. missing is why a disk that is named was not
+// found.
+func (d *Disks) find(w wanted, look func(device.Hint) (device.Device, error)) (path string, onRoot bool, missing, err error) {
 	var dev device.Device
 	if w.named() {
-		if dev, missing = d.Resolver.Resolve(ctx, machine.HintOf("", *w.hint)); missing != nil && !machine.Missing(missing) {
-			return "", false, fmt.Errorf("%s: %w", decide.NoEphemeral, missing)
+		if dev, missing = look(machine.HintOf("", *w.hint)); missing != nil && !machine.Missing(missing) {
+			return "", false, nil, fmt.Errorf("%s: %w", decide.NoEphemeral, missing)
 		}
 	}
 	onRoot, err = decide.UseRootDisk(decide.EphemeralWish{Named: w.named(), Missing: missing != nil, CreateOnRoot: d.CreateOnRoot, FallBack: d.FallBackToRoot})
-	switch {
-	case err != nil:
-		return "", false, err
-	case onRoot && missing != nil:
-		d.Machine.Log.WithError(missing).Warn("the named ephemeral disk is missing; the root disk is used, as configured")
-	case !onRoot && missing != nil:
-		return "", false, fmt.Errorf("%s: %w", decide.NoEphemeral, missing)
-	case !onRoot && dev.Directory:
-		return "", false, fmt.Errorf("%s: %s is no block device", decide.NoEphemeral, dev.Path)
+	if err == nil && !onRoot && dev.Directory {
+		err = fmt.Errorf("%s: %s is not a block device", decide.NoEphemeral, dev.Path)
 	}
-	return dev.Path, onRoot, nil
+	return dev.Path, onRoot, missing, err
 }
 
 // planOwn decides about a disk of its own. With announce set, its partitions are announced to the kernel.
