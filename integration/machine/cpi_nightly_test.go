@@ -99,7 +99,7 @@ func (c *cloud) put(cid, file, path string) {
 	}
 }
 
-// TestNightlyVMTypes has the CLI create a virtual machine with each cloud property that changes how the stemcell boots. TestVMBoshCreateEnv
+// TestNightlyVMTypes has the CLI create a virtual machine with each cloud property that changes how the stemcell boots. TestNightlyBoshCreateEnvVM
 // has the defaults.
 func TestNightlyVMTypes(t *testing.T) {
 	for property, argument := range map[string]string{"firmware: uefi": "OVMF_CODE", "disk_bus: scsi": "scsi-hd"} {
@@ -202,4 +202,14 @@ func TestNightlyDemoCreateEnv(t *testing.T) {
 	if strings.Contains(rest, "demo") {
 		t.Errorf("after the demo there is still %s", rest)
 	}
+}
+
+// The same CLI, CPI and stemcell with a virtual machine.
+func TestNightlyBoshCreateEnvVM(t *testing.T) {
+	e := newEnv(t, "q", iaas.QEMU)
+	e.run("create-env")
+	e.answers()
+	e.shares(e.vm("").CID)
+	e.run("delete-env")
+	e.gone()
 }

@@ -1,4 +1,4 @@
-//go:build machine || vm
+//go:build machine
 
 package machine
 

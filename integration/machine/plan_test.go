@@ -304,7 +304,7 @@ func planRefusals(t *testing.T, l *lab.Lab) {
 	mountStore(t, i, disk)
 
 	// Only a record that another agent left says that there was a store.
-	without("rm /var/vcap/bosh/disk_records.json /var/vcap/bosh/persistent_disk_hints.json")
+	without("rm /var/vcap/bosh/disks.json /var/vcap/bosh/persistent_disk_hints.json")
 	_, d = endedAsPlanned(t, i, "empty store", status.Degraded)
 	if !slices.ContainsFunc(d.Warnings, func(w string) bool { return strings.Contains(w, "the store is empty") }) {
 		t.Errorf("empty store: warnings %q", d.Warnings)
@@ -319,7 +319,7 @@ func planRefusals(t *testing.T, l *lab.Lab) {
 	settled(t, i, 3*time.Minute)
 	run(t, i, "systemctl", "restart", "--no-block", "bosh-agent") // a retry does not repeat the change of the settings
 	_, d = endedAsPlanned(t, i, "foreign ephemeral disk", status.Failed)
-	if !strings.Contains(d.Verdict, "bosh-partition-0") {
+	if !strings.Contains(d.Verdict, "is on record as the store of") {
 		t.Errorf("foreign ephemeral disk: the verdict is %q", d.Verdict)
 	}
 }

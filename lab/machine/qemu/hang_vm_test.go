@@ -15,12 +15,15 @@ import (
 	"cambium/lab/labtest"
 	"cambium/lab/machine"
 	"cambium/lab/machine/qemu"
+	"cambium/lab/notes"
 	"cambium/lab/tree"
 )
 
 // TestVMHungKernel: no kernel comes up in a tenth of a second. The machine is started again, once, and then left alone.
 func TestVMHungKernel(t *testing.T) {
 	looptest.Needs(t, "qemu-system-x86_64", "qemu-img")
+	told := filepath.Join(t.TempDir(), "notes")
+	t.Setenv(notes.NotesFile, told)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	engine := qemu.Engine{Images: image.Cache{Dir: tree.DefaultDir(), Progress: t.Logf}, HangTimeout: 100 * time.Millisecond}
@@ -55,5 +58,9 @@ func TestVMHungKernel(t *testing.T) {
 	}
 	if n := bytes.Count(console, []byte("the kernel did not come up within 100ms; the machine is started again")); n != 1 {
 		t.Errorf("the console says it %d times, want once:\n%s", n, console)
+	}
+	const want = "lab: hung: the kernel did not come up within 100ms; the machine is started again\n"
+	if note, err := os.ReadFile(told); err != nil || string(note) != want {
+		t.Errorf("the note is %q, %v; want %q", note, err, want)
 	}
 }

@@ -175,7 +175,7 @@ func (m *Machine) watch(b *boot) {
 	}
 	m.hung, b.hung = true, true
 	text := fmt.Sprintf("the kernel did not come up within %v; the machine is started again", m.engine.HangTimeout)
-	notes.Add("%s: %s", m.Name, text)
+	notes.Add("%s: %s", m.Name(), text)
 	m.note("lab: " + text)
 	_ = b.qemu.Process.Kill()
 }
