@@ -26,7 +26,7 @@ var hold = []machine.File{
 // the bare storage code is cut off in storage.
 func TestVMPowerCut(t *testing.T) {
 	t.Parallel()
-	cutPower(t, 1, 2)
+	cutPower(t, 1, 1)
 }
 
 func cutPower(t *testing.T, firstBoots, migrations int) {

@@ -1,4 +1,4 @@
-//go:build vm
+//go:build vm && nightly
 
 package vm
 
@@ -15,9 +15,9 @@ import (
 	"cambium/lab/labtest"
 )
 
-// TestVMCommandLine is what a person does: a lab with a virtual machine, a shell in it, the power
+// TestNightlyVMCommandLine is what a person does: a lab with a virtual machine, a shell in it, the power
 // switch.
-func TestVMCommandLine(t *testing.T) {
+func TestNightlyVMCommandLine(t *testing.T) {
 	t.Parallel()
 	virtual.Need(t)
 	bin, err := labtest.Program("lab", "cambium/cmd/lab")
