@@ -26,7 +26,7 @@ import (
 // TestVMPowerCut kills virtual machines at random moments of mount_disk on a blank disk and of a migration.
 // What the guest's kernel had not handed to the disks is lost. The next boot must bring the sequence to its
 // end, with every file as it was.
-func TestVMPowerCut(t *testing.T) { powerCut(t, 2) }
+func TestVMPowerCut(t *testing.T) { powerCut(t, 1) }
 
 func powerCut(t *testing.T, count int) {
 	testvm.Needs(t, "mkfs.ext4", "sfdisk", "sgdisk", "e2fsck", "ldd", "cp")
