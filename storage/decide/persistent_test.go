@@ -2,6 +2,7 @@ package decide
 
 import (
 	"errors"
+	"maps"
 	"strings"
 	"testing"
 
@@ -276,7 +277,7 @@ func recorded(cid string) record.Record {
 
 // asking is a record with an operator's request.
 func asking(r record.Record, a record.Action, cid string) record.Record {
-	r = r.Clone()
+	r.Asked = maps.Clone(r.Asked)
 	r.Asked[cid] = a
 	return r
 }

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 )
@@ -90,12 +89,6 @@ func Decode(data []byte) (Record, error) {
 
 // Encode writes a record.
 func (r Record) Encode() ([]byte, error) { return json.Marshal(r) }
-
-// Clone returns a record that shares nothing with this one.
-func (r Record) Clone() Record {
-	r.Disks, r.Unfinished, r.Asked = maps.Clone(r.Disks), maps.Clone(r.Unfinished), maps.Clone(r.Asked)
-	return r
-}
 
 // StoreDisk is the disk that was on the store last. told is what managed_disk_settings.json says; what this agent has not
 // published there, another agent has written.

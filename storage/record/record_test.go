@@ -93,6 +93,6 @@ func FuzzDecode(f *testing.F) {
 			}
 		}
 		r.StoreDisk("vol-1")
-		r.Clone().Accepted()
+		r.Accepted()
 	})
 }
