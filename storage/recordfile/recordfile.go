@@ -50,6 +50,9 @@ func damaged(path string, why error) error {
 
 // Update changes the record, and writes it if it is another one then. A command and the agent may both do so.
 func (f File) Update(change func(*record.Record)) (err error) {
+	if err := os.MkdirAll(filepath.Dir(f.dirs.DiskRecord()), 0o755); err != nil {
+		return err
+	}
 	return f.locked(func() error {
 		r, err := f.Read()
 		if err != nil {
