@@ -50,6 +50,8 @@ func TestMountDisk(t *testing.T) {
 		{"the same, at boot", with(observedDisk(blank, format, "vol-1"), boot), "create-table make-file-system name-partition mount", Records{Store: true}, ""},
 		{"foreign", observedDisk(lvm, none, ""), "", Records{}, "run 'agent disk format vol-1 --yes'"},
 		{"foreign with a superblock, an operator formats it", observedDisk(lvm, asking(none, record.Format, "vol-1"), ""), "create-table make-file-system name-partition mount", Records{Store: true}, ""},
+		{"the same, where a setting formats foreign disks", with(observedDisk(lvm, asking(none, record.Format, "vol-1"), ""), func(o *Observed) { o.AllowForeign = true }),
+			"create-table make-file-system name-partition mount", Records{Store: true}, ""},
 		{"a store", observedDisk(store, ours, "vol-1"), "mount", Records{Store: true}, ""},
 		{"a store, at boot", with(observedDisk(store, ours, "vol-1"), boot), "mount", Records{Store: true}, ""},
 		{"a store, an operator formats it", observedDisk(store, format, "vol-1"), "create-table make-file-system name-partition mount", Records{Store: true}, ""},

@@ -185,7 +185,7 @@ func (o Persistent) judge() (judgment, error) {
 			return v, err
 		}
 	}
-	if sb := o.superblock(); found.Verdict == refuse && o.AllowForeign && sb != "" {
+	if sb := o.superblock(); !o.forced() && found.Verdict == refuse && o.AllowForeign && sb != "" {
 		found.Superblock = sb
 		return found, nil
 	}
