@@ -6,12 +6,14 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"cambium/platform/mount"
 	"cambium/settings"
+	"cambium/storage/record"
 )
 
 // Jobs use what is visible on the store. Where that is not the disk on record, a boot says so and mounts nothing
@@ -98,4 +100,52 @@ func TestRootStoreIsTheDiskOnRecord(t *testing.T) {
 		b.ok(unix.Unmount(b.Dirs.Store(), 0))
 		b.ok(boot(b.disks()))
 	})
+}
+
+// A store that is attached never becomes an empty directory on which jobs begin anew: neither because an operator has released
+// its record, nor because the file that other agents read is lost.
+func TestRootStoreIsNotForgotten(t *testing.T) {
+	for name, lose := range map[string]func(*bench){
+		"released":                           func(b *bench) { b.ok(b.Record.Ask(record.Release, "vol-1")) },
+		"managed_disk_settings.json is lost": func(b *bench) { b.records.mounted = "" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, Options{})
+			dev := b.disk(64<<20, "vol-1")
+			b.ok(b.Mount(ctx, "vol-1"))
+			b.put("data")
+			lose(b)
+			b.ok(boot(b.disks()))
+			for range 2 {
+				b.reboot()
+				b.kept(b.Dirs.Store(), "data")
+				b.onStoreIs(dev, "vol-1")
+			}
+		})
+	}
+}
+
+// After a takeover nothing is on record, and the hint of a disk that is gone leads to the one that is there.
+func TestRootStaleHintIsEndedByAccept(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(64<<20, "vol-1")
+	b.ok(b.Mount(ctx, "vol-1"))
+	b.put("data")
+	b.unmounted("vol-1", "Unmounted partition of vol-1")
+	b.ok(os.Remove(b.Dirs.DiskRecord()))
+	b.attach("vol-0", dev.Path)
+	for _, err := range []error{boot(b.disks()), b.Mount(ctx, "vol-1")} {
+		b.fails(err, "agent disk accept vol-1")
+	}
+	b.ok(b.Record.Ask(record.Accept, "vol-1"))
+	b.ok(boot(b.disks()))
+	b.kept(b.Dirs.Store(), "data")
+	b.unmounted("vol-1", "Unmounted partition of vol-1")
+	// With its identity on record, the stale hint is noted and ignored.
+	b.log.Reset()
+	b.ok(boot(b.disks()))
+	b.onStoreIs(dev, "vol-1")
+	if !strings.Contains(b.log.String(), "hint of another disk leads to it, too") || !strings.Contains(b.log.String(), "vol-0") {
+		t.Error("the stale hint is not in the log")
+	}
 }

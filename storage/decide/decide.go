@@ -76,6 +76,8 @@ type Plan struct {
 	// MakeWritable ends the read-only phase of an interrupted migration.
 	MakeWritable bool
 	Records      Records
+	// Stale are the other disks whose hint leads to the device, which is not theirs.
+	Stale []string
 }
 
 // Records is what is put on record when a persistent disk is where it was to be mounted.

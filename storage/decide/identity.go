@@ -158,6 +158,11 @@ func (e *twinsError) Refused() (path, found string) {
 	return e.Path, "it may be disk " + e.CID + " or its clone " + e.Twin
 }
 
+// others are the other disks whose hint leads to the device.
+func (c Claims) others(cid string) []string {
+	return slices.DeleteFunc(slices.Concat(c.ByIdentifier, c.ByPath), func(other string) bool { return other == cid })
+}
+
 // IsOther reports whether the device is another disk than the one whose hint leads to it.
 func (c Claims) IsOther(cid string) bool { return c.claimedBy(cid) != "" }
 

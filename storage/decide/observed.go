@@ -149,9 +149,9 @@ func MountDisk(o Observed) (Plan, error) {
 	case o.Absent != nil:
 		return Plan{Changes: []Change{{Op: Await, Device: "persistent disk " + o.CID, Proof: o.Absent.Error(), What: "wait for it"}}}, nil
 	case o.Directory && !o.Directories:
-		return Plan{}, fmt.Errorf("%s is not a block device", o.Disk.Path)
-	case !o.Directory && o.Directories && o.Boot:
-		return Plan{}, &bootRefusal{CID: o.CID, Path: o.Disk.Path, Found: "is blank"}
+		return Plan{}, fmt.Errorf("%s is not a block device: correct the disk's hint", o.Disk.Path)
+	case !o.Directory && o.Directories:
+		return Plan{}, fmt.Errorf("%s is not a directory, as disks are here (BindMountPersistentDisk): correct the disk's hint", o.Disk.Path)
 	}
 	if err := o.Claims.check(o.CID, o.Disk.Path, o.asked() == record.Accept); err != nil {
 		return Plan{}, err
@@ -168,7 +168,7 @@ func MountDisk(o Observed) (Plan, error) {
 	if err != nil {
 		return Plan{}, err
 	}
-	p.Directory, p.Leave = at.Directory, at.Leaves
+	p.Directory, p.Leave, p.Stale = at.Directory, at.Leaves, o.Claims.others(o.CID)
 	p.Records = Records{CID: o.CID, Store: onStore, Accepted: o.asked() == record.Accept}
 	// Another agent may have recorded the disk for the migration target as the store: after a reboot it would become that.
 	if recorded, _ := o.Around.Record.StoreDisk(o.Told); !onStore && recorded == o.CID && o.OnStore != "" && o.OnStore != o.CID {
@@ -199,7 +199,7 @@ func (o Observed) prepare(at placement) (p Plan, err error) {
 		p.MakeWritable = at.Directory == o.Store && o.Around.Record.Migration != (record.Migration{})
 		return p, nil
 	}
-	if o.Boot && o.asked() != record.Format && isBlank(o.Persistent) {
+	if o.Boot && !o.Preformatted && o.asked() != record.Format && isBlank(o.Persistent) {
 		return p, &bootRefusal{CID: o.CID, Path: o.Disk.Path, Found: "is blank"}
 	}
 	if p, err = MountPersistent(o.Persistent, at.Directory); err != nil {

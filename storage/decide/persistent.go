@@ -348,9 +348,6 @@ func (o Persistent) labelFor(s filesystem.Superblock) disk.Label {
 
 // isBlank says whether a disk is blank. One that is refused is left to the error of mounting it.
 func isBlank(o Persistent) bool {
-	if o.Preformatted {
-		return o.Volume.Content.Blank()
-	}
 	return len(o.Disk.Table.Partitions) == 0 && judge(o).Verdict == create
 }
 

@@ -307,7 +307,7 @@ func TestStoreDisk(t *testing.T) {
 		{"the same, accepted itself", Around{Record: asking(recorded("a"), record.Accept, "b"), Told: "b", Known: two}, "b", "", ""},
 		{"the same, which left the store mounted", Around{Record: none, Told: "b", Known: two, OnStore: "b"}, "b", "", ""},
 		{"the same, directories", Around{Record: none, Told: "b", Known: two, Directories: true}, "b", "", ""},
-		{"removed by another agent", Around{Record: recorded("a"), Known: two}, "", "", ""},
+		{"ours, and what other agents read is lost", Around{Record: recorded("a"), Known: two}, "a", "", ""},
 		{"none is known, left by another agent", Around{Record: none, Told: "a"}, "", "no longer known", ""},
 		{"none is known, its identity is on record", Around{Record: recorded("a"), Told: "a"}, "", "", "agent disk release a"},
 		{"others are known", Around{Record: none, Told: "a", Known: two[1:]}, "", "", "not among those known"},
@@ -335,8 +335,6 @@ func TestIsBlank(t *testing.T) {
 		{"an empty table", Persistent{Disk: oneEmpty, Residue: zeros}, true},
 		{"a file system", Persistent{Disk: diskWithoutTable(filesystem.Ext4), Residue: zeros}, false},
 		{"damaged", Persistent{Disk: diskWithoutTable(filesystem.Blank), Residue: zeros, Damaged: disk.ErrDamaged}, false},
-		{"preformatted, blank", Persistent{Volume: volumeOf(filesystem.Blank), Preformatted: true}, true},
-		{"preformatted", Persistent{Volume: volumeOf(filesystem.Ext4), Preformatted: true}, false},
 	} {
 		if got := isBlank(c.o); got != c.want {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)

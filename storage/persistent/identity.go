@@ -40,12 +40,13 @@ func (d *Disks) applyReleases() error {
 		if asked != record.Release {
 			continue
 		}
-		if told, err := d.Records.MountedCID(); err == nil && told == cid {
+		_, named := d.Records.Disks()[cid]
+		if told, err := d.Records.MountedCID(); err == nil && told == cid && !named {
 			if err := d.Records.ClearMountedCID(); err != nil {
 				return err
 			}
 		}
-		if err := d.Machine.Record.Update(func(r *record.Record) { r.Forget(cid) }); err != nil {
+		if err := d.Machine.Record.Update(func(r *record.Record) { r.Release(cid, named) }); err != nil {
 			return err
 		}
 		d.Machine.Log.WithField("cid", cid).Warn("an operator has released the disk: it is no longer on record")

@@ -122,6 +122,10 @@ func (d *Disks) apply(ctx context.Context, path string, plan decide.Plan) (made 
 	if err := machine.EnsureDir(plan.Directory, 0o700); err != nil {
 		return nil, err
 	}
+	if len(plan.Stale) > 0 {
+		d.Machine.Log.WithFields(logrus.Fields{"cid": cid, "device": path, "others": plan.Stale}).
+			Warn("the hint of another disk leads to it, too, and is ignored")
+	}
 	d.warnNotGrown(path, plan.NotGrown)
 	if made, err = d.Machine.Apply(ctx, cid, plan); err != nil {
 		return made, err

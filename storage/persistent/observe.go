@@ -52,8 +52,9 @@ func (d *Disks) around() (v view, err error) {
 		if asked != record.Release {
 			continue
 		}
-		v.Record.Forget(cid)
-		if v.Told == cid {
+		_, named := v.known[cid]
+		v.Record.Release(cid, named)
+		if v.Told == cid && !named {
 			v.Told = ""
 		}
 	}

@@ -81,13 +81,7 @@ func (d *Disks) Remove(ctx context.Context, cid string) error {
 			return err
 		}
 	}
-	if err := d.Machine.Record.Update(func(r *record.Record) {
-		identity, known := r.Disks[cid]
-		r.Forget(cid)
-		if known {
-			r.Disks[cid] = identity
-		}
-	}); err != nil {
+	if err := d.Machine.Record.Update(func(r *record.Record) { r.Remove(cid) }); err != nil {
 		return err
 	}
 	return d.Records.RemoveHint(cid)

@@ -93,14 +93,11 @@ func (r Record) Encode() ([]byte, error) { return json.Marshal(r) }
 // StoreDisk is the disk that was on the store last. told is what managed_disk_settings.json says; what this agent has not
 // published there, another agent has written.
 func (r Record) StoreDisk(told string) (cid string, byOther bool) {
-	switch {
-	case r.Store != "" && (!r.Published || told == r.Store):
-		return r.Store, false
-	case r.Store == "" && told != "":
-		_, known := r.Disks[told]
-		return told, !known
+	if r.Store != "" && (!r.Published || told == r.Store || told == "") {
+		return r.Store, false // a file that is lost names no other disk
 	}
-	return told, told != ""
+	_, known := r.Disks[told]
+	return told, told != "" && (r.Store != "" || !known)
 }
 
 // Accepted is the CID of the only disk that an operator has accepted; empty if there is none, or several.
@@ -116,9 +113,8 @@ func (r Record) Accepted() (cid string) {
 	return cid
 }
 
-// Forget removes everything that is on record about a disk.
-func (r *Record) Forget(cid string) {
-	delete(r.Disks, cid)
+// Remove forgets a disk that is no longer attached. Its identity stays: it is never formatted.
+func (r *Record) Remove(cid string) {
 	delete(r.Unfinished, cid)
 	delete(r.Asked, cid)
 	if r.Store == cid {
@@ -129,6 +125,17 @@ func (r *Record) Forget(cid string) {
 	}
 	if r.Migrated == cid {
 		r.Migrated = ""
+	}
+}
+
+// Release forgets the identity of a disk, too. One that settings or hints name stays the store: otherwise jobs would begin
+// with an empty directory.
+func (r *Record) Release(cid string, named bool) {
+	store, published := r.Store, r.Published
+	r.Remove(cid)
+	delete(r.Disks, cid)
+	if named {
+		r.Store, r.Published = store, published
 	}
 }
 

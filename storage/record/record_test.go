@@ -1,6 +1,7 @@
 package record
 
 import (
+	"maps"
 	"reflect"
 	"testing"
 )
@@ -43,7 +44,7 @@ func TestStoreDisk(t *testing.T) {
 		{"not published yet", Record{Store: "a"}, "b", "a", false},
 		{"not published yet, and nothing told", Record{Store: "a"}, "", "a", false},
 		{"another agent wrote another", published, "b", "b", true},
-		{"another agent removed it", published, "", "", false},
+		{"what other agents read is lost", published, "", "a", false},
 		{"only another agent", Record{}, "b", "b", true},
 		{"an earlier version of this agent", former, "a", "a", false},
 		{"another agent after an earlier version", former, "b", "b", true},
@@ -54,17 +55,30 @@ func TestStoreDisk(t *testing.T) {
 	}
 }
 
-func TestForget(t *testing.T) {
+func TestReleaseAndRemove(t *testing.T) {
 	r := New()
 	r.Put("vol-1", one)
 	r.Put("vol-2", two)
 	r.Store, r.Published, r.Migrated, r.Unfinished["vol-1"], r.Asked["vol-1"] = "vol-1", true, "vol-1", "T", Release
 	r.Migration = Migration{From: "vol-1", To: "vol-3"}
-	r.Forget("vol-1")
+	named := r
+	named.Disks, named.Unfinished, named.Asked = maps.Clone(r.Disks), maps.Clone(r.Unfinished), maps.Clone(r.Asked)
+	named.Release("vol-1", true)
+	r.Remove("vol-1")
 	want := New()
+	want.Put("vol-1", one)
 	want.Put("vol-2", two)
 	if !reflect.DeepEqual(r, want) {
-		t.Errorf("left is %+v, want %+v", r, want)
+		t.Errorf("after a removal %+v, want %+v", r, want)
+	}
+	delete(want.Disks, "vol-1")
+	r.Release("vol-1", false)
+	if !reflect.DeepEqual(r, want) {
+		t.Errorf("released %+v, want %+v", r, want)
+	}
+	want.Store, want.Published = "vol-1", true
+	if !reflect.DeepEqual(named, want) {
+		t.Errorf("released while settings name it %+v, want %+v", named, want)
 	}
 }
 
