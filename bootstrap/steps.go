@@ -45,8 +45,9 @@ func Steps(m *Machine) []engine.Step {
 		{Name: "firewall", Always: true, Needs: []string{"settings"}, Optional: true, Deadline: time.Minute,
 			If: has(m.Firewall != nil), Wants: m.monitRules},
 		// Without IPv6 the boot has failed, but the verdict may still reach the Director over IPv4.
-		{Name: "network", Always: true, Needs: []string{"settings"}, Yields: []string{"ipv6"}, Deadline: 5 * time.Minute,
-			If: has(m.Network != nil), Plan: m.planNetwork, Run: m.setUpNetwork,
+		{Name: "network", Always: true, Needs: []string{"settings"}, Yields: []string{"ipv6"},
+			Deadline: 5 * time.Minute,
+			If:       has(m.Network != nil), Plan: m.planNetwork, Run: m.setUpNetwork,
 			Advice: "compare the settings' networks with the machine's links"},
 		{Name: "bus", Always: true, Needs: []string{"network"}, Deadline: time.Minute, Run: m.startBus,
 			Advice: "correct mbus URLs and certificates in the settings"},

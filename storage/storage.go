@@ -28,9 +28,9 @@ type Options struct {
 	// MissingEphemeralDisk is "fail" (or empty) or "root": what to do about an ephemeral disk
 	// that the CPI named and that never appears.
 	MissingEphemeralDisk string
-	// ForeignPersistentDisk says what to do with a persistent disk that carries something which is not ours: "refuse" (or
-	// empty) or "format". BlankDisks says what a blank one reads as: "zeros" (or empty), or also "noise". The deployment's env
-	// wins over both.
+	// ForeignPersistentDisk says what to do with a persistent disk that carries something which is not ours: "refuse"
+	// (or empty) or "format". BlankDisks says what a blank one reads as: "zeros" (or empty), or also "noise". The
+	// deployment's env wins over both.
 	ForeignPersistentDisk, BlankDisks string
 	// ManagedVolumes is set when raw ephemeral NVMe disks are found by exclusion.
 	ManagedVolumes bool
@@ -110,7 +110,8 @@ func New(c Config) Disks {
 		Blank:       func() string { return c.Settings.Effective().BlankDisks(c.Options.BlankDisks) },
 		BindMounted: c.Options.BindMountPersistentDisk, Preformatted: c.Options.UsePreformattedPersistentDisk}
 	return Disks{
-		Ephemeral: &Ephemeral{Machine: m, Resolver: c.Resolver, PersistentDisks: c.Records.Disks, Label: label, AfterBoot: c.AfterBoot, AgentID: func() string { return c.Settings.Effective().Settings.AgentID },
+		Ephemeral: &Ephemeral{Machine: m, Resolver: c.Resolver, PersistentDisks: c.Records.Disks, Label: label,
+			AfterBoot: c.AfterBoot, AgentID: func() string { return c.Settings.Effective().Settings.AgentID },
 			SkipSetup: c.Options.SkipDiskSetup, CreateOnRoot: c.Options.CreatePartitionIfNoEphemeralDisk,
 			FallBackToRoot: c.Options.MissingEphemeralDisk == "root", ManagedVolumes: c.Options.ManagedVolumes},
 		Persistent: disks,

@@ -39,7 +39,8 @@ type Users struct{ Dirs vcap.Dirs }
 // Observe finds the accounts that are wanted, without passwords and keys.
 func (u Users) Observe(_ context.Context, want user.Desired) (user.State, error) {
 	accounts := map[string]user.Account{}
-	for _, name := range slices.Concat(slices.Collect(maps.Keys(want.Passwords)), slices.Collect(maps.Keys(want.Keys))) {
+	for _, name := range slices.Concat(slices.Collect(maps.Keys(want.Passwords)),
+		slices.Collect(maps.Keys(want.Keys))) {
 		accounts[name] = user.Account{Name: name}
 	}
 	return user.State{Accounts: accounts}, nil

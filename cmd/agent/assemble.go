@@ -75,7 +75,8 @@ func assemble(ctx context.Context, o runOptions, log *logrus.Entry, notifier uni
 		return a, nil
 	}
 	a.sshUsers = user.Sessions{Accounts: m.accounts, HomeBase: dirs.SSHHomes()}
-	a.disks = bootstrap.ServedDisks{Persistent: m.disks.Persistent, Migration: m.disks.Migration, Machine: m.Machine, Status: a.rec}
+	a.disks = bootstrap.ServedDisks{Persistent: m.disks.Persistent, Migration: m.disks.Migration, Machine: m.Machine,
+		Status: a.rec}
 	a.machine.WithheldChanged, a.machine.StoreHold = a.showWithheld, parseStoreHold(os.Getenv(storeHoldVariable))
 	a.spawn(func() {
 		if err := m.disks.Persistent.WatchSizes(ctx); err != nil {

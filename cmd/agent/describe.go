@@ -10,8 +10,8 @@ import (
 	"cambium/settings/agentjson"
 )
 
-// describeDisk tells what is on a persistent disk, for `agent disk format`. It asks no source: the disk is one that the agent
-// knows.
+// describeDisk tells what is on a persistent disk, for `agent disk format`. It asks no source: the disk is one that the
+// agent knows.
 func describeDisk(ctx context.Context, dirs vcap.Dirs, cid string) (string, error) {
 	config, rep, err := agentjson.Load(dirs.AgentJSON())
 	if err == nil {

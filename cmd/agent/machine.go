@@ -201,7 +201,8 @@ func (m *machine) addDisks(o machineOptions, log *logrus.Entry) error {
 	if err != nil {
 		return err
 	}
-	m.disks = storage.New(storage.Config{Dirs: o.dirs, Resolver: resolve, Records: m.current, Settings: m.current, Log: log, Program: ownProgram,
+	m.disks = storage.New(storage.Config{Dirs: o.dirs, Resolver: resolve, Records: m.current, Settings: m.current,
+		Log: log, Program: ownProgram,
 		Options:   storageOptions(linux),
 		AfterBoot: func(f func()) { m.Deferred.UntilVerdict(func(context.Context) { f() }) },
 		Progress:  o.progress, WorkProgress: o.workProgress})

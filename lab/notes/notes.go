@@ -1,5 +1,6 @@
-// Package notes tells people what a lab did by itself to get on, also where a test that passes hides its output: each note
-// goes to standard error and, where NotesFile is set in the environment, to that file, which `make test-vm` prints.
+// Package notes tells people what a lab did by itself to get on, also where a test that passes hides its output: each
+// note goes to standard error and, where NotesFile is set in the environment, to that file, which `make test-vm`
+// prints.
 package notes
 
 import (

@@ -113,13 +113,15 @@ func (i Image) Boot(t *testing.T, qemu, environment []string, heard func(word, r
 	return log
 }
 
-func (i Image) boot(t *testing.T, qemu, environment []string, heard func(word, rest string, cut func())) (console string, hung bool) {
+func (i Image) boot(t *testing.T, qemu, environment []string,
+	heard func(word, rest string, cut func())) (console string, hung bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	args := append([]string{"-machine", "pc", "-accel", "tcg,thread=multi", "-cpu", "qemu64", "-smp", "2", "-m", "768",
 		"-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio", "-kernel", i.kernel, "-initrd", i.ram,
-		"-append", strings.Join(append([]string{"console=ttyS0 panic=-1 quiet no_timer_check"}, environment...), " ")}, qemu...)
+		"-append", strings.Join(append([]string{"console=ttyS0 panic=-1 quiet no_timer_check"}, environment...),
+			" ")}, qemu...)
 	vm := exec.CommandContext(ctx, "qemu-system-x86_64", args...)
 	output, err := vm.StdoutPipe()
 	if err != nil {

@@ -70,8 +70,8 @@ type Plan struct {
 	// NotGrown is why a partition stays smaller than its disk.
 	NotGrown string
 
-	// What follows is for persistent disks. Leave is the directory that the disk is unmounted from first, and Directory where
-	// it is then mounted.
+	// What follows is for persistent disks. Leave is the directory that the disk is unmounted from first, and Directory
+	// where it is then mounted.
 	Leave, Directory string
 	// MakeWritable ends the read-only phase of an interrupted migration.
 	MakeWritable bool
@@ -83,8 +83,8 @@ type Plan struct {
 // Records is what is put on record when a persistent disk is where it was to be mounted.
 type Records struct {
 	CID string
-	// Store is set when the disk is the store now. One that is only the target of a migration must never come back as the store
-	// after a reboot.
+	// Store is set when the disk is the store now. One that is only the target of a migration must never come back as
+	// the store after a reboot.
 	Store bool
 	// Accepted is set when an operator has accepted the disk: if it is an incomplete copy, it loses its mark.
 	Accepted bool

@@ -107,8 +107,8 @@ type Claims struct {
 	Absent []string
 	// Elsewhere are the disks whose hint leads to another device.
 	Elsewhere []string
-	// Twins are the disks on record with the same identifiers as this one, whose hint leads by a path to a device with these as
-	// well: clones, whose paths may have been exchanged.
+	// Twins are the disks on record with the same identifiers as this one, whose hint leads by a path to a device with
+	// these as well: clones, whose paths may have been exchanged.
 	Twins []string
 }
 
@@ -132,8 +132,8 @@ func (c Claims) Owner() string {
 	return all[0]
 }
 
-// check refuses the device at path, which is about to be mounted for cid, if it is another disk. What an operator has accepted is
-// the right one, unless it is in use as another.
+// check refuses the device at path, which is about to be mounted for cid, if it is another disk. What an operator has
+// accepted is the right one, unless it is in use as another.
 func (c Claims) check(cid, path string, accepted bool) error {
 	by := c.claimedBy(cid)
 	switch {

@@ -12,15 +12,16 @@ import (
 // Around is what was observed beside a single persistent disk: records, directories, and which disks there are.
 type Around struct {
 	Record record.Record
-	// Told is the disk that managed_disk_settings.json names, which other agents write too, and Unreadable why it names none.
+	// Told is the disk that managed_disk_settings.json names, which other agents write too, and Unreadable why it names
+	// none.
 	Told       string
 	Unreadable error
 	// Known are the disks that settings and hints name, in order.
 	Known []string
 	// Store and MigrationTarget are directories.
 	Store, MigrationTarget string
-	// StoreTaken and TargetTaken are set when something is mounted there. OnStore and OnTarget are the known disks that are
-	// visible there, and Foreign is what is visible on the store that is none.
+	// StoreTaken and TargetTaken are set when something is mounted there. OnStore and OnTarget are the known disks that
+	// are visible there, and Foreign is what is visible on the store that is none.
 	StoreTaken, TargetTaken    bool
 	OnStore, OnTarget, Foreign string
 	// StorePath is the device of OnStore, and StoreIdentity what that disk was found to be.
@@ -54,9 +55,9 @@ type Observed struct {
 // asked is what an operator has asked about the disk.
 func (o Observed) asked() record.Action { return o.Around.Record.Asked[o.CID] }
 
-// StoreDisk decides which disk is mounted at boot; none if it is empty. A record of one that is not among those known is an
-// error. Where none is known at all and its identity is not on record, cloudfoundry/bosh-agent may have left the record of a disk
-// that was removed: that is a warning.
+// StoreDisk decides which disk is mounted at boot; none if it is empty. A record of one that is not among those known
+// is an error. Where none is known at all and its identity is not on record, cloudfoundry/bosh-agent may have left the
+// record of a disk that was removed: that is a warning.
 func StoreDisk(a Around) (cid, warning string, err error) {
 	recorded, _ := a.Record.StoreDisk(a.Told)
 	accepted := a.Record.Accepted()
@@ -80,15 +81,16 @@ func StoreDisk(a Around) (cid, warning string, err error) {
 	case accepted != "":
 		return accepted, "", nil
 	case len(a.Known) == 0 && !identified:
-		return "", fmt.Sprintf("persistent disk %s was mounted last and is no longer known: the store is empty", recorded), nil
+		return "", fmt.Sprintf("persistent disk %s was mounted last and is no longer known: the store is empty",
+			recorded), nil
 	}
 	return "", "", fmt.Errorf("persistent disk %s was mounted last and is not among those known: run mount_disk, or "+
 		"'agent disk release %s' if it is gone", recorded, recorded)
 }
 
-// doubt refuses the disk that was mounted last where it may be half a copy: cloudfoundry/bosh-agent records a new disk before
-// the store is copied to it. What that agent has mounted on the store is the store, and so is a new disk whose old one is in
-// neither settings nor hints.
+// doubt refuses the disk that was mounted last where it may be half a copy: cloudfoundry/bosh-agent records a new disk
+// before the store is copied to it. What that agent has mounted on the store is the store, and so is a new disk whose
+// old one is in neither settings nor hints.
 func (a Around) doubt() error {
 	recorded, byOther := a.Record.StoreDisk(a.Told)
 	if !byOther || a.Record.Asked[recorded] == record.Accept || a.OnStore != "" || a.Directories || len(a.Known) < 2 {
@@ -142,12 +144,13 @@ func place(o Observed) (placement, error) {
 	return at, nil
 }
 
-// MountDisk decides about mounting a persistent disk, for mount_disk and for a boot: it is prepared if it is blank, completed if
-// it is ours and unfinished, grown if it became larger, mounted, and put on record, or refused.
+// MountDisk decides about mounting a persistent disk, for mount_disk and for a boot: it is prepared if it is blank,
+// completed if it is ours and unfinished, grown if it became larger, mounted, and put on record, or refused.
 func MountDisk(o Observed) (Plan, error) {
 	switch {
 	case o.Absent != nil:
-		return Plan{Changes: []Change{{Op: Await, Device: "persistent disk " + o.CID, Proof: o.Absent.Error(), What: "wait for it"}}}, nil
+		return Plan{Changes: []Change{{Op: Await, Device: "persistent disk " + o.CID, Proof: o.Absent.Error(),
+			What: "wait for it"}}}, nil
 	case o.Directory && !o.Directories:
 		return Plan{}, fmt.Errorf("%s is not a block device: correct the disk's hint", o.Disk.Path)
 	case !o.Directory && o.Directories:
@@ -161,7 +164,8 @@ func MountDisk(o Observed) (Plan, error) {
 		return Plan{}, err
 	}
 	onStore := at.Directory == o.Store
-	if err := CheckCopy(o.CID, o.Mark); err != nil && onStore && o.asked() != record.Accept && o.asked() != record.Format {
+	if err := CheckCopy(o.CID, o.Mark); err != nil && onStore && o.asked() != record.Accept &&
+		o.asked() != record.Format {
 		return Plan{}, err
 	}
 	p, err := o.prepare(at)
@@ -170,8 +174,10 @@ func MountDisk(o Observed) (Plan, error) {
 	}
 	p.Directory, p.Leave, p.Stale = at.Directory, at.Leaves, o.Claims.others(o.CID)
 	p.Records = Records{CID: o.CID, Store: onStore, Accepted: o.asked() == record.Accept}
-	// Another agent may have recorded the disk for the migration target as the store: after a reboot it would become that.
-	if recorded, _ := o.Around.Record.StoreDisk(o.Told); !onStore && recorded == o.CID && o.OnStore != "" && o.OnStore != o.CID {
+	// Another agent may have recorded the disk for the migration target as the store: after a reboot it would become
+	// that.
+	if recorded, _ := o.Around.Record.StoreDisk(o.Told); !onStore && recorded == o.CID && o.OnStore != "" &&
+		o.OnStore != o.CID {
 		if err := checkIdentity(o.OnStore, o.StorePath, o.Around.Record, o.StoreIdentity); err != nil {
 			return Plan{}, err
 		}
@@ -184,9 +190,11 @@ func MountDisk(o Observed) (Plan, error) {
 func (o Observed) prepare(at placement) (p Plan, err error) {
 	switch {
 	case at.Mounted && o.asked() == record.Format:
-		return p, fmt.Errorf("an operator asked to format it, and it is mounted on %s: run unmount_disk %s first", at.Directory, o.CID)
+		return p, fmt.Errorf("an operator asked to format it, and it is mounted on %s: run unmount_disk %s first",
+			at.Directory, o.CID)
 	case o.Directories && !at.Mounted:
-		p.add(Change{Op: BindMount, Device: o.Disk.Path, Proof: "persistent disk " + o.CID, What: "bind to " + at.Directory, Target: at.Directory})
+		p.add(Change{Op: BindMount, Device: o.Disk.Path, Proof: "persistent disk " + o.CID,
+			What: "bind to " + at.Directory, Target: at.Directory})
 		return p, nil
 	case at.Mounted:
 		if !o.Directories {

@@ -95,7 +95,8 @@ func MountPersistent(o Persistent, target string) (p Plan, err error) {
 	}
 	if o.Preformatted {
 		if o.Volume.Content.Blank() {
-			return p, fmt.Errorf("%s is blank, there is nothing to mount: attach a disk with a file system", o.Disk.Path)
+			return p, fmt.Errorf("%s is blank, there is nothing to mount: attach a disk with a file system",
+				o.Disk.Path)
 		}
 		p.use(o.Part(), o.Volume, o.Disk.Bytes, target, o.MountOptions)
 		return p, nil
@@ -108,7 +109,8 @@ func MountPersistent(o Persistent, target string) (p Plan, err error) {
 	made := Volume{Content: filesystem.Content{Kind: o.FileSystem}}
 	switch v.Verdict {
 	case refuse:
-		return p, &foreignError{CID: o.CID, Path: o.Disk.Path, Found: v.Proof, Advice: v.Advice, Superblock: v.Superblock}
+		return p, &foreignError{CID: o.CID, Path: o.Disk.Path, Found: v.Proof, Advice: v.Advice,
+			Superblock: v.Superblock}
 	case create:
 		parts := newPersistent(o.Disk, o.Label)
 		if o.Serial != "" {
@@ -227,7 +229,8 @@ type judgment struct {
 // Formats reports a disk with partitions that a setting has formatted, unless a superblock is on it: Superblocks has to
 // be looked for. Of a disk without partitions, Residue has them already.
 func Formats(o Persistent) bool {
-	return !o.Preformatted && !o.forced() && o.AllowForeign && len(o.Disk.Table.Partitions) > 0 && judge(o).Verdict == refuse
+	return !o.Preformatted && !o.forced() && o.AllowForeign && len(o.Disk.Table.Partitions) > 0 &&
+		judge(o).Verdict == refuse
 }
 
 // superblock describes an ext or xfs superblock on the disk; empty if there is none.

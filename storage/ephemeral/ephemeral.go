@@ -75,7 +75,8 @@ func (d *Disks) Setup(ctx context.Context, hint *settings.DiskHint, swapMiB *uin
 	if d.SkipSetup {
 		return nil, nil
 	}
-	path, onRoot, missing, err := d.find(w, func(h device.Hint) (device.Device, error) { return d.Resolver.Resolve(ctx, h) })
+	resolve := func(h device.Hint) (device.Device, error) { return d.Resolver.Resolve(ctx, h) }
+	path, onRoot, missing, err := d.find(w, resolve)
 	switch {
 	case err != nil:
 		return nil, err
@@ -141,9 +142,10 @@ func await(what string, err error) decide.Change {
 	return decide.Change{Op: decide.Await, Device: what, Proof: err.Error(), What: "wait for it"}
 }
 
-// find looks for the ephemeral disk, or says that the root disk is to be used. missing is why a disk that is named was not
-// found.
-func (d *Disks) find(w wanted, look func(device.Hint) (device.Device, error)) (path string, onRoot bool, missing, err error) {
+// find looks for the ephemeral disk, or says that the root disk is to be used. missing is why a disk that is named was
+// not found.
+func (d *Disks) find(w wanted, look func(device.Hint) (device.Device, error)) (path string, onRoot bool,
+	missing, err error) {
 	var dev device.Device
 	if w.named() {
 		if dev, missing = look(machine.HintOf("", *w.hint)); missing != nil && !machine.Missing(missing) {

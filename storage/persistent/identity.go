@@ -88,7 +88,8 @@ func (d *Disks) identify(path string) (found record.Disk, err error) {
 }
 
 // claims tells which disks the device at path may be. found is what it was found to be, and unread why that is not all.
-func (d *Disks) claims(v view, path string, number blkdev.Number, onStore bool, found record.Disk, unread error) (c decide.Claims) {
+func (d *Disks) claims(v view, path string, number blkdev.Number, onStore bool, found record.Disk,
+	unread error) (c decide.Claims) {
 	for _, cid := range v.Known {
 		switch l := v.leads[cid]; {
 		case l.err != nil:

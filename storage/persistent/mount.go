@@ -55,8 +55,8 @@ func mountError(cid string, err error) error {
 	return err
 }
 
-// MountLast brings the persistent disk back after a reboot. A known disk that is missing is an error, and so is one that holds
-// no store.
+// MountLast brings the persistent disk back after a reboot. A known disk that is missing is an error, and so is one
+// that holds no store.
 func (d *Disks) MountLast(ctx context.Context) (made []decide.Change, warning string, err error) {
 	d.Machine.Lock()
 	defer d.Machine.Unlock()
@@ -109,7 +109,8 @@ func (d *Disks) mount(ctx context.Context, p settings.PersistentDisk, atBoot boo
 func (d *Disks) apply(ctx context.Context, path string, plan decide.Plan) (made []decide.Change, err error) {
 	cid := plan.Records.CID
 	if of := plan.Records.Correct; of != "" {
-		d.Machine.Log.WithFields(logrus.Fields{"cid": of, "recorded": cid}).Warn("another agent has recorded the disk for the migration target as the store")
+		d.Machine.Log.WithFields(logrus.Fields{"cid": of, "recorded": cid}).
+			Warn("another agent has recorded the disk for the migration target as the store")
 		if err := d.correct(of); err != nil {
 			return nil, err
 		}
@@ -142,8 +143,10 @@ func (d *Disks) apply(ctx context.Context, path string, plan decide.Plan) (made 
 	if err := d.checkMark(plan); err != nil {
 		return nil, err
 	}
-	if slices.ContainsFunc(made, func(c decide.Change) bool { return c.Op == decide.Mount || c.Op == decide.BindMount }) {
-		d.Machine.Log.WithFields(logrus.Fields{"cid": cid, "device": path, "mount": plan.Directory}).Info("persistent disk mounted")
+	mounts := func(c decide.Change) bool { return c.Op == decide.Mount || c.Op == decide.BindMount }
+	if slices.ContainsFunc(made, mounts) {
+		d.Machine.Log.WithFields(logrus.Fields{"cid": cid, "device": path, "mount": plan.Directory}).
+			Info("persistent disk mounted")
 	}
 	return made, d.record(plan.Records, path)
 }
@@ -179,8 +182,8 @@ func (d *Disks) correct(cid string) error {
 	return d.record(decide.Records{CID: cid, Store: true}, path)
 }
 
-// record puts a disk on record that is mounted: as the store, or only as what it is. Its identity protects it from later
-// mistakes; that it cannot be written is not a reason to keep the store away that is on record already.
+// record puts a disk on record that is mounted: as the store, or only as what it is. Its identity protects it from
+// later mistakes; that it cannot be written is not a reason to keep the store away that is on record already.
 func (d *Disks) record(what decide.Records, path string) error {
 	d.Machine.CrashPoint("record disk")
 	var found record.Disk
@@ -232,5 +235,6 @@ func (d *Disks) publish(cid, told string) error {
 
 // cannotBeWritten reports a directory that is full or read-only.
 func cannotBeWritten(err error) bool {
-	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EROFS) || errors.Is(err, unix.EDQUOT) || errors.Is(err, os.ErrPermission)
+	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EROFS) || errors.Is(err, unix.EDQUOT) ||
+		errors.Is(err, os.ErrPermission)
 }

@@ -37,7 +37,8 @@ type lead struct {
 // around observes everything but a single disk. What operators have released is forgotten in what it returns, and only
 // there.
 func (d *Disks) around() (v view, err error) {
-	v = view{Around: decide.Around{Store: d.Machine.Dirs.Store(), MigrationTarget: d.Machine.Dirs.StoreMigrationTarget(), Directories: d.BindMounted},
+	v = view{Around: decide.Around{Store: d.Machine.Dirs.Store(),
+		MigrationTarget: d.Machine.Dirs.StoreMigrationTarget(), Directories: d.BindMounted},
 		known: d.Records.Disks(), leads: map[string]lead{}}
 	v.Known = slices.Sorted(maps.Keys(v.known))
 	for _, cid := range v.Known {
@@ -93,9 +94,11 @@ func (v view) storeDisk() string {
 	return cid
 }
 
-// observe looks at a disk that was found, and changes nothing on it. With acting set, its partitions are announced to the
-// kernel; otherwise it is also looked at for the mark of an incomplete copy, which is read after the mount when acting.
-func (d *Disks) observe(ctx context.Context, v view, p settings.PersistentDisk, dev device.Device, acting bool) (o decide.Observed, err error) {
+// observe looks at a disk that was found, and changes nothing on it. With acting set, its partitions are announced to
+// the kernel; otherwise it is also looked at for the mark of an incomplete copy, which is read after the mount when
+// acting.
+func (d *Disks) observe(ctx context.Context, v view, p settings.PersistentDisk, dev device.Device,
+	acting bool) (o decide.Observed, err error) {
 	o = decide.Observed{Around: v.Around, Persistent: d.wish(v, p), Directory: dev.Directory}
 	o.Disk.Path = dev.Path
 	if d.BindMounted {
@@ -125,7 +128,8 @@ func (d *Disks) observe(ctx context.Context, v view, p settings.PersistentDisk, 
 
 // wish is what settings and agent.json want on a disk.
 func (d *Disks) wish(v view, p settings.PersistentDisk) decide.Persistent {
-	o := decide.Persistent{CID: p.CID, Record: v.Record, Label: d.Label, FileSystem: filesystem.Ext4, MountOptions: p.MountOptions,
+	o := decide.Persistent{CID: p.CID, Record: v.Record, Label: d.Label, FileSystem: filesystem.Ext4,
+		MountOptions: p.MountOptions,
 		AllowForeign: d.Foreign() == "format", AllowNoise: d.Blank() == "noise", Preformatted: d.Preformatted}
 	if p.FileSystem != "" {
 		o.FileSystem = filesystem.Kind(p.FileSystem)
@@ -208,7 +212,8 @@ func (d *Disks) observePreformatted(o *decide.Persistent, path string) (err erro
 // observePartition looks at the only partition of a disk.
 func (d *Disks) observePartition(ctx context.Context, o *decide.Persistent, acting bool) (err error) {
 	if acting {
-		// The kernel may lack partitions of the table: an earlier agent may have been killed between writing and announcing it.
+		// The kernel may lack partitions of the table: an earlier agent may have been killed between writing and
+		// announcing it.
 		d.Machine.CrashPoint("announce partition")
 		if err := d.Machine.Announce(ctx, o.Disk); err != nil {
 			return err
@@ -223,7 +228,8 @@ func (d *Disks) observePartition(ctx context.Context, o *decide.Persistent, acti
 			return err
 		}
 	}
-	o.Pending = o.Disk.Table.Label != disk.None && o.Record.Pending(o.CID, o.Disk.Table.GUID) || part.Name == decide.PreparingName
+	o.Pending = o.Disk.Table.Label != disk.None && o.Record.Pending(o.CID, o.Disk.Table.GUID) ||
+		part.Name == decide.PreparingName
 	if o.Volume.Content.Blank() && !o.Pending {
 		o.Residue, err = o.Disk.SurveyPartition(part)
 	}

@@ -60,7 +60,8 @@ func (d *Disks) planKnown(ctx context.Context, v view, p settings.PersistentDisk
 		changes[i].What = "mount_disk will " + changes[i].What
 	}
 	if plan.NotGrown != "" {
-		changes = append(changes, decide.Change{Op: decide.Reject, Device: v.leads[p.CID].Path, Proof: plan.NotGrown, What: "partition of " + p.CID + " will not be grown"})
+		changes = append(changes, decide.Change{Op: decide.Reject, Device: v.leads[p.CID].Path, Proof: plan.NotGrown,
+			What: "partition of " + p.CID + " will not be grown"})
 	}
 	return changes, err
 }

@@ -87,7 +87,8 @@ func (d *Disks) EndMigration(ctx context.Context, to string) error {
 		return err
 	}
 	d.Machine.CrashPoint("end migration")
-	if err := d.Machine.Record.Update(func(r *record.Record) { r.Migrated, r.Migration = to, record.Migration{} }); err != nil {
+	ended := func(r *record.Record) { r.Migrated, r.Migration = to, record.Migration{} }
+	if err := d.Machine.Record.Update(ended); err != nil {
 		return err
 	}
 	d.Machine.Log.WithField("cid", to).Info("disk migration done")
@@ -111,6 +112,7 @@ func (d *Disks) ObserveMigration() (o decide.Migration, err error) {
 			return o, fmt.Errorf("what is mounted on %s is none of the known persistent disks: unmount it (umount %s)", dir.path, dir.path)
 		}
 	}
-	return decide.Migration{Store: v.Store, Target: v.MigrationTarget, From: v.OnStore, To: v.OnTarget, Recorded: v.storeDisk(),
-		Open: v.Record.Migration, Done: v.Record.Migrated, Source: v.Record.Disks[v.OnStore].FileSystem}, nil
+	return decide.Migration{Store: v.Store, Target: v.MigrationTarget, From: v.OnStore, To: v.OnTarget,
+		Recorded: v.storeDisk(),
+		Open:     v.Record.Migration, Done: v.Record.Migrated, Source: v.Record.Disks[v.OnStore].FileSystem}, nil
 }

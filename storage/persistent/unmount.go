@@ -96,7 +96,8 @@ func (d *Disks) release(ctx context.Context, v view, p settings.PersistentDisk, 
 	// It is not mounted here; a private namespace may still have it.
 	numbers, err := d.numbersOf(v, p)
 	for number := range numbers {
-		err = errors.Join(err, d.awaitReleased(ctx, mount.Entry{Source: d.part(v.leads[p.CID].Path), Number: number, Root: "/"}))
+		err = errors.Join(err, d.awaitReleased(ctx, mount.Entry{Source: d.part(v.leads[p.CID].Path), Number: number,
+			Root: "/"}))
 	}
 	return err
 }

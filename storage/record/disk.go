@@ -12,12 +12,13 @@ import (
 type Disk struct {
 	// FileSystem is the UUID of its file system. It identifies the disk.
 	FileSystem string `json:"file_system,omitempty"`
-	// Table is the GUID of its GPT or the signature of its DOS table, empty without a table. It confirms the disk: a table may
-	// have been written anew around the same file system.
+	// Table is the GUID of its GPT or the signature of its DOS table, empty without a table. It confirms the disk: a
+	// table may have been written anew around the same file system.
 	Table string `json:"table,omitempty"`
 	// Bytes is its length; a disk grows and never shrinks.
 	Bytes int64 `json:"bytes"`
-	// Hardware is its WWN or EUI, or a serial number that holds the CID; empty if it has neither. It tells clones apart.
+	// Hardware is its WWN or EUI, or a serial number that holds the CID; empty if it has neither. It tells clones
+	// apart.
 	Hardware string `json:"hardware,omitempty"`
 }
 
@@ -38,7 +39,8 @@ func (d Disk) Conflict(found Disk) string {
 	switch {
 	case d.FileSystem != "" && found.FileSystem != "" && !strings.EqualFold(d.FileSystem, found.FileSystem):
 		return "another file system"
-	case (d.FileSystem == "" || found.FileSystem == "") && usable(d.Table) && usable(found.Table) && !strings.EqualFold(d.Table, found.Table):
+	case (d.FileSystem == "" || found.FileSystem == "") && usable(d.Table) && usable(found.Table) &&
+		!strings.EqualFold(d.Table, found.Table):
 		return "another partition table"
 	case found.Bytes < d.Bytes:
 		return "a smaller disk"
@@ -49,8 +51,8 @@ func (d Disk) Conflict(found Disk) string {
 // usable excludes a DOS table without a signature.
 func usable(table string) bool { return strings.Trim(table, "0-") != "" }
 
-// Known finds a record that a disk matches: by its CID, its file system or its partition table, in this order. Such a disk
-// must not be formatted, whatever it looks like.
+// Known finds a record that a disk matches: by its CID, its file system or its partition table, in this order. Such a
+// disk must not be formatted, whatever it looks like.
 func (r Record) Known(cid, fileSystem, table string) (of string, d Disk, known bool) {
 	if d, known := r.Disks[cid]; known {
 		return cid, d, true
@@ -75,7 +77,9 @@ func (r Record) Owners(found Disk) (cids []string) {
 			cids = append(cids, cid)
 		}
 	}
-	exact := slices.DeleteFunc(slices.Clone(cids), func(cid string) bool { return r.Disks[cid].Hardware == "" || r.Disks[cid].Hardware != found.Hardware })
+	exact := slices.DeleteFunc(slices.Clone(cids), func(cid string) bool {
+		return r.Disks[cid].Hardware == "" || r.Disks[cid].Hardware != found.Hardware
+	})
 	if len(exact) > 0 {
 		return exact
 	}
@@ -94,11 +98,12 @@ func (r Record) Absent(found Disk) (cids []string) {
 	return cids
 }
 
-// Put records a disk as it was found, and ends an operator's request about it. Identifiers that could not be read stay on
-// record, unless there was one.
+// Put records a disk as it was found, and ends an operator's request about it. Identifiers that could not be read stay
+// on record, unless there was one.
 func (r *Record) Put(cid string, d Disk) {
 	if have, known := r.Disks[cid]; known && r.Asked[cid] == "" {
-		d.FileSystem, d.Table, d.Bytes = cmp.Or(d.FileSystem, have.FileSystem), cmp.Or(d.Table, have.Table), cmp.Or(d.Bytes, have.Bytes)
+		d.FileSystem, d.Table, d.Bytes = cmp.Or(d.FileSystem, have.FileSystem), cmp.Or(d.Table, have.Table),
+			cmp.Or(d.Bytes, have.Bytes)
 	}
 	r.Disks[cid] = d
 	delete(r.Asked, cid)

@@ -1,6 +1,6 @@
 // Package record is what the agent knows about disks beyond settings and hints, as one value: which disk is the store,
-// which disk belongs to which CID, what is unfinished, and what an operator has asked. It reads and writes no file; package
-// recordfile does.
+// which disk belongs to which CID, what is unfinished, and what an operator has asked. It reads and writes no file;
+// package recordfile does.
 package record
 
 import (
@@ -25,8 +25,8 @@ type Record struct {
 	Store string `json:"store,omitempty"`
 	// Published is set when managed_disk_settings.json, which other agents read and write, names it as well.
 	Published bool `json:"published,omitempty"`
-	// Disks are the disks that have been a store, by CID. Such a disk is never formatted, and a CID is never given another
-	// disk than its own.
+	// Disks are the disks that have been a store, by CID. Such a disk is never formatted, and a CID is never given
+	// another disk than its own.
 	Disks map[string]Disk `json:"disks,omitempty"`
 	// Unfinished is the identifier of each partition table whose disk is being prepared, by CID or Ephemeral: it never
 	// applies to another disk.
@@ -62,7 +62,8 @@ var Actions = []Action{Accept, Release, Format}
 
 // New is an empty record.
 func New() Record {
-	return Record{Version: version, Disks: map[string]Disk{}, Unfinished: map[string]string{}, Asked: map[string]Action{}}
+	return Record{Version: version, Disks: map[string]Disk{}, Unfinished: map[string]string{},
+		Asked: map[string]Action{}}
 }
 
 // Decode reads a record. It is read whole or not at all.
@@ -90,8 +91,8 @@ func Decode(data []byte) (Record, error) {
 // Encode writes a record.
 func (r Record) Encode() ([]byte, error) { return json.Marshal(r) }
 
-// StoreDisk is the disk that was on the store last. told is what managed_disk_settings.json says; what this agent has not
-// published there, another agent has written.
+// StoreDisk is the disk that was on the store last. told is what managed_disk_settings.json says; what this agent has
+// not published there, another agent has written.
 func (r Record) StoreDisk(told string) (cid string, byOther bool) {
 	if r.Store != "" && (!r.Published || told == r.Store || told == "") {
 		return r.Store, false // a file that is lost names no other disk
@@ -128,8 +129,8 @@ func (r *Record) Remove(cid string) {
 	}
 }
 
-// Release forgets the identity of a disk, too. One that settings or hints name stays the store: otherwise jobs would begin
-// with an empty directory.
+// Release forgets the identity of a disk, too. One that settings or hints name stays the store: otherwise jobs would
+// begin with an empty directory.
 func (r *Record) Release(cid string, named bool) {
 	store, published := r.Store, r.Published
 	r.Remove(cid)

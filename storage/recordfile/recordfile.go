@@ -1,5 +1,5 @@
-// Package recordfile keeps the record of disks in one file. A file that cannot be read is an error, never an empty record:
-// only an operator begins a new one.
+// Package recordfile keeps the record of disks in one file. A file that cannot be read is an error, never an empty
+// record: only an operator begins a new one.
 package recordfile
 
 import (
@@ -45,7 +45,8 @@ func (f File) Read() (record.Record, error) {
 }
 
 func damaged(path string, why error) error {
-	return fmt.Errorf("%w: %s: %w: run 'agent disk accept CID' with the CID of the disk that belongs on the store", ErrDamaged, path, why)
+	return fmt.Errorf("%w: %s: %w: run 'agent disk accept CID' with the CID of the disk that belongs on the store",
+		ErrDamaged, path, why)
 }
 
 // Update changes the record, and writes it if it is another one then. A command and the agent may both do so.
@@ -95,7 +96,8 @@ func (f File) locked(do func() error) (err error) {
 	return do()
 }
 
-// Ask leaves an operator's request for the agent. To accept a disk begins a new record where the present one is damaged.
+// Ask leaves an operator's request for the agent. To accept a disk begins a new record where the present one is
+// damaged.
 func (f File) Ask(a record.Action, cid string) error {
 	if cid == "" {
 		return errors.New("the disk's CID is empty")

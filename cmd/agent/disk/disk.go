@@ -32,7 +32,8 @@ about that disk (mount_disk, or the next attempt to mount the store).
   release  forget what is on record about this CID: the disk is gone, or may hold another store.
   format   prepare the disk that is attached under this CID anew, once. WHAT IS ON IT IS LOST.
            Shows what that is; does it with --yes only.`,
-		Examples: []string{"agent disk accept vol-0a1b2c3d", "agent disk release vol-0a1b2c3d", "agent disk format vol-0a1b2c3d --yes"}}, stdout, stderr)
+		Examples: []string{"agent disk accept vol-0a1b2c3d", "agent disk release vol-0a1b2c3d",
+			"agent disk format vol-0a1b2c3d --yes"}}, stdout, stderr)
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory")
 	yes := flags.Bool("yes", false, "format: lose what is on the disk")
 	if code, ok := flags.Parse(args, 2, 2); !ok {

@@ -78,7 +78,8 @@ func (e Engine) Probe(ctx context.Context) error {
 // probe boots a kernel whose first program only says that it runs.
 func probe(ctx context.Context, img image.Image, accelerator []string) bool {
 	args := append([]string{"-machine", "pc", "-smp", "2", "-m", "512", "-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio",
-		"-kernel", img.Kernel, "-initrd", img.Initrd, "-append", "console=ttyS0 panic=-1 quiet no_timer_check " + guest.ProbeWord}, accelerator...)
+		"-kernel", img.Kernel, "-initrd", img.Initrd, "-append",
+		"console=ttyS0 panic=-1 quiet no_timer_check " + guest.ProbeWord}, accelerator...)
 	out, _ := exec.CommandContext(ctx, "qemu-system-x86_64", args...).Output() // its words are the answer
 	return strings.Contains(string(out), guest.ProbeAnswer) && ctx.Err() == nil
 }

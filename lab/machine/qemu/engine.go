@@ -90,7 +90,8 @@ func (e Engine) Create(ctx context.Context, s machine.Spec) (machine.Machine, er
 	if e.HangTimeout == 0 && slices.Equal(accelerator, emulated) {
 		e.HangTimeout = 2 * time.Minute
 	}
-	m := &Machine{engine: e, image: img, accelerator: accelerator, files: map[string]machine.File{}, snapshots: map[string]snapshot{}}
+	m := &Machine{engine: e, image: img, accelerator: accelerator, files: map[string]machine.File{},
+		snapshots: map[string]snapshot{}}
 	m.Begin(s)
 	undo := machine.Fresh(s.Dir)
 	if err := os.MkdirAll(s.Dir, 0o755); err != nil {

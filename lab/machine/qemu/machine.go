@@ -263,9 +263,9 @@ func (m *Machine) argv(paused bool) ([]string, error) {
 
 const rootNode = "root"
 
-// kernelArguments are what machines are booted with: names of network cards as on stemcells, and
-// nothing that an emulated machine would spend seconds on for no purpose. A kernel that checks its timer panics where a busy host
-// gives the machine no time just then.
+// kernelArguments are what machines are booted with: names of network cards as on stemcells, and nothing that an
+// emulated machine would spend seconds on for no purpose. A kernel that checks its timer panics where a busy host gives
+// the machine no time just then.
 var kernelArguments = "console=ttyS0 net.ifnames=0 biosdevname=0 panic=5 quiet systemd.show_status=no systemd.getty_auto=no" +
 	" mitigations=off audit=0 nowatchdog no_timer_check rcupdate.rcu_expedited=1" +
 	" modprobe.blacklist=kvm_amd,kvm_intel,kvm,ata_piix,ata_generic,evdev,serio_raw,efi_pstore,qemu_fw_cfg,button,psmouse,i2c_piix4,floppy" +
