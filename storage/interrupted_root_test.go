@@ -77,3 +77,15 @@ func TestRootHalfCopiedByAnotherAgent(t *testing.T) {
 	b.reboot()
 	b.onStoreIs(half, "new")
 }
+
+// After a migration, the next disk is mounted on the migration target, and the agent is killed before that is on record: the
+// success of the last migration is not that of the next.
+func TestRootKilledWhileMountingTheNextTarget(t *testing.T) {
+	b, _, fresh := migrating(t, 64<<20)
+	b.ok(b.Migrate(ctx, "old", "new"))
+	b.disk(64<<20, "third")
+	b.killedAt("record disk", func() { _ = b.Mount(ctx, "third") })
+	b.reboot()
+	b.onStoreIs(fresh, "new")
+	b.fails(b.Migrate(ctx, "", ""), "run mount_disk of the new disk first")
+}

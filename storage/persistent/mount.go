@@ -128,6 +128,12 @@ func (d *Disks) apply(ctx context.Context, path string, plan decide.Plan) (made 
 			Warn("the hint of another disk leads to it, too, and is ignored")
 	}
 	d.warnNotGrown(path, plan.NotGrown)
+	if !plan.Records.Store {
+		// What is about to be migrated has not been, also where a crash comes before it is on record.
+		if err := d.Machine.Record.Update(func(r *record.Record) { r.Migrated = "" }); err != nil {
+			return nil, err
+		}
+	}
 	if made, err = d.Machine.Apply(ctx, cid, plan); err != nil {
 		return made, err
 	}
@@ -206,14 +212,12 @@ func (d *Disks) record(what decide.Records, path string) error {
 		default:
 			r.Put(what.CID, found)
 		}
-		if !what.Store {
-			r.Migrated = "" // what is about to be migrated has not been
-		} else if r.Store != what.CID || told != what.CID {
+		if what.Store && (r.Store != what.CID || told != what.CID) {
 			r.Store, r.Published = what.CID, false
 		}
 	})
 	if recorded, _ := before.StoreDisk(told); err != nil && what.Store && recorded == what.CID && cannotBeWritten(err) {
-		d.Machine.Log.WithError(err).Warn("the identity of the store is not on record; the next mount tries again")
+		d.Machine.Log.WithError(err).Warn("the record of disks cannot be written; the next mount tries again")
 		return nil
 	}
 	if err != nil || !what.Store {
