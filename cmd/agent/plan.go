@@ -57,22 +57,38 @@ type bootPlan struct {
 // makePlan walks the boot's table on the machine that the boot would work on. Half of the time is
 // for sources that do not answer while a cached copy of the settings could serve.
 func makePlan(ctx context.Context, path string, dirs vcap.Dirs, timeout time.Duration) (bootPlan, error) {
-	config, rep, err := agentjson.Load(path)
-	if err == nil {
-		err = rep.Err()
-	}
-	if err != nil {
-		return bootPlan{}, err
-	}
-	quiet := logrus.New()
-	quiet.SetOutput(io.Discard)
-	m, err := newMachine(machineOptions{dirs: dirs, config: config, log: logrus.NewEntry(quiet), monit: true, readOnly: true,
-		cacheBudget: timeout / 2})
+	m, err := observedMachine(path, dirs, timeout/2)
 	if err != nil {
 		return bootPlan{}, err
 	}
 	steps, err := engine.Plan(ctx, bootstrap.Steps(m.Machine))
 	return bootPlan{Settings: m.current.Last().From, Steps: steps}, err
+}
+
+// observedMachine is the machine for commands that only look at it. path is that of agent.json; sources are asked for
+// as long as cacheBudget if there is a cached copy of the settings.
+func observedMachine(path string, dirs vcap.Dirs, cacheBudget time.Duration) (*machine, error) {
+	config, rep, err := agentjson.Load(path)
+	if err == nil {
+		err = rep.Err()
+	}
+	if err != nil {
+		return nil, err
+	}
+	quiet := logrus.New()
+	quiet.SetOutput(io.Discard)
+	return newMachine(machineOptions{dirs: dirs, config: config, log: logrus.NewEntry(quiet), monit: true, readOnly: true,
+		cacheBudget: cacheBudget})
+}
+
+// describeDisk tells what is on a persistent disk, for `agent disk format`. It asks no source: the disk is one that the
+// agent knows.
+func describeDisk(ctx context.Context, dirs vcap.Dirs, cid string) (string, error) {
+	m, err := observedMachine(dirs.AgentJSON(), dirs, 0)
+	if err != nil {
+		return "", err
+	}
+	return m.disks.Persistent.Describe(ctx, cid)
 }
 
 func (p bootPlan) exitCode() int {
