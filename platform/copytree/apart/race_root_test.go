@@ -132,13 +132,15 @@ func TestRootRacerNeverLeadsOut(t *testing.T) {
 			exchanges, _ = strconv.Atoi(lines.Text())
 		}
 		t.Logf("%d exchanges in the %s", exchanges, tree)
-		if exchanges < raceRounds {
-			t.Errorf("%d exchanges in the %s, want at least one a round", exchanges, tree)
+		if exchanges <= 0 {
+			t.Errorf("no exchanges in the %s", tree)
 		}
 	}
 	must(t, hostile.Wait())
 	t.Logf("%d rounds: %v", raceRounds, outcomes)
-	if outcomes["not copied"] == 0 || outcomes["different"] == 0 {
+	// Whether an exchange comes between two steps or between two passes depends on the machine; with neither, nothing was
+	// raced.
+	if outcomes["not copied"]+outcomes["different"] == 0 {
 		t.Error("the racer never came between the steps of a copy, or of two passes")
 	}
 
