@@ -13,6 +13,8 @@ BUILD = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags nethttpomithtt
 COMMIT := $(shell git log -1 --format='-X main.commit=%H -X main.commitTime=%ct' 2>/dev/null)
 FUZZTIME ?= 60s
 NIGHTLY_FUZZTIME ?= 10m
+# Without the directory in what is compiled, every clone of the project has the same build cache.
+export GOFLAGS ?= -trimpath
 # Programs with the race detector sleep for a second when they end, and the crash tests start many.
 export GORACE ?= atexit_sleep_ms=0
 # The tags of all test tiers, so that vet and lint see every file.
