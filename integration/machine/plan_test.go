@@ -3,6 +3,7 @@
 package machine
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -152,6 +153,7 @@ func TestMachinePlanIsWhatBootDoes(t *testing.T) {
 	t.Run("no ephemeral disk", func(t *testing.T) { planWithoutDisk(t, l) })
 	t.Run("in memory", func(t *testing.T) { planInMemory(t, l) })
 	t.Run("refusals", func(t *testing.T) { planRefusals(t, l) })
+	t.Run("interrupted work", func(t *testing.T) { planInterrupted(t, l) })
 }
 
 // planOneMachine follows one machine through its life.
@@ -322,4 +324,64 @@ func planRefusals(t *testing.T, l *lab.Lab) {
 	if !strings.Contains(d.Verdict, "is on record as the store of") {
 		t.Errorf("foreign ephemeral disk: the verdict is %q", d.Verdict)
 	}
+}
+
+// killInMkfs has the next mkfs.ext4 kill the agent instead, once.
+const killInMkfs = `real=$(readlink -f "$(command -v mkfs.ext4)"); mv "$real" "$real.kept"
+printf '#!/bin/sh\nmv %s.kept %s\nkill -9 $PPID\n' "$real" "$real" >"$real"; chmod 755 "$real"`
+
+// killedIn has the agent killed in the middle of a task: a script ends when that has happened.
+func killedIn(t *testing.T, i *lab.Instance, killed, method string, arguments ...any) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := i.Agent.Do(ctx, method, arguments...)
+		ended <- err
+	}()
+	run(t, i, "timeout", "300", "sh", "-ec", killed)
+	cancel()
+	if err := <-ended; err == nil {
+		t.Fatalf("%s has ended, want the agent killed in it", method)
+	}
+}
+
+// planInterrupted has the agent killed in the middle of a preparation and of a migration, and a disk grown: the next
+// boot comes to what its plan said.
+func planInterrupted(t *testing.T, l *lab.Lab) {
+	i := start(t, l, lab.VM{Ephemeral: lab.GiB, Files: []machine.File{planFirst}})
+	defer remove(t, i)
+	ready(t, i)
+	first, err := i.AttachNew(t.Context(), "disk-1", lab.GiB)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, i, "sh", "-ec", killInMkfs)
+	do(t, i, "{}", "add_persistent_disk", "disk-1", first.Path)
+	killedIn(t, i, `until [ "$(systemctl show -P NRestarts bosh-agent)" -gt 0 ]; do sleep 0.05; done`, "mount_disk", "disk-1")
+	doneAsPlanned(t, i, "interrupted preparation")
+	do(t, i, "{}", "mount_disk", "disk-1")
+
+	if err := i.Resize(t.Context(), "disk-1", 2*lab.GiB); err != nil {
+		t.Fatal(err)
+	}
+	if err := i.Reboot(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	doneAsPlanned(t, i, "grown disk", "persistent-disk: grow")
+
+	second, err := i.AttachNew(t.Context(), "disk-2", 2*lab.GiB)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, i, "sh", "-ec", "mkdir /var/vcap/store/many; cd /var/vcap/store/many; seq 20000 | xargs touch")
+	do(t, i, "{}", "add_persistent_disk", "disk-2", second.Path)
+	do(t, i, "{}", "mount_disk", "disk-2")
+	killedIn(t, i, "until [ -d /var/vcap/store_migration_target/many ]; do sleep 0.01; done; "+
+		"systemctl kill -s KILL bosh-agent", "migrate_disk", "disk-1", "disk-2")
+	doneAsPlanned(t, i, "interrupted migration")
+	if got := run(t, i, "sh", "-c", "ls /var/vcap/store/many | wc -l"); got != "20000\n" {
+		t.Errorf("after an interrupted migration the store has %s files", got)
+	}
+	do(t, i, "{}", "migrate_disk", "disk-1", "disk-2")
 }
