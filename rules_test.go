@@ -26,8 +26,11 @@ var mayImport = map[string][]string{
 	"infrastructure": {"infrastructure", "settings/agentjson"},
 	"desired":        {"settings", "platform"},
 	"platform":       {},
-	"platform/disk":  {"platform/device", "platform/filesystem"},
-	"platform/mount": {"platform/device", "platform/filesystem", "platform/disk"},
+	// What is on a disk, and how it is divided, are values: packages without a machine.
+	"platform/filesystem":  {"platform/filesystem/probe"},
+	"platform/disk":        {"platform/device", "platform/filesystem", "platform/disk/layout"},
+	"platform/disk/layout": {"platform/filesystem/probe"},
+	"platform/mount":       {"platform/device", "platform/filesystem", "platform/disk"},
 	// The daemon's package is below the model, those that wait and speak with neighbors above it.
 	"platform/network":          {"platform/network/networkd"},
 	"platform/network/networkd": {"platform/unit"},
@@ -123,6 +126,33 @@ func TestOnlyCommandStartsPrograms(t *testing.T) {
 				t.Errorf("%s imports os/exec; use internal/command", from)
 			}
 		}
+	}
+}
+
+// TestDecisionsAreValues: what decides about disks, and everything of ours that it builds on, cannot touch a machine.
+func TestDecisionsAreValues(t *testing.T) {
+	all := map[string]pkg{}
+	for _, p := range packages(t) {
+		all[p.ImportPath] = p
+	}
+	seen := map[string]bool{}
+	for todo := []string{"cambium/storage/decide", "cambium/storage/record"}; len(todo) > 0; todo = todo[1:] {
+		from := todo[0]
+		if seen[from] {
+			continue
+		}
+		seen[from] = true
+		for _, imported := range all[from].Imports {
+			switch {
+			case within(imported, "os"), within(imported, "syscall"), within(imported, "golang.org/x/sys"):
+				t.Errorf("storage/decide builds on %s, which imports %s", from, imported)
+			case within(imported, "cambium"):
+				todo = append(todo, imported)
+			}
+		}
+	}
+	if !seen["cambium/storage/record"] || len(seen) < 3 {
+		t.Errorf("the packages were not found: %v", seen)
 	}
 }
 

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/looptest"
-	"cambium/platform/device"
+	"cambium/platform/disk/layout"
 	"cambium/platform/mount"
 	"cambium/settings"
 	"cambium/storage/record"
@@ -65,7 +65,7 @@ func TestRootDiskOnRecordIsNeverFormatted(t *testing.T) {
 	b.unmounted("vol-1", "Unmounted partition of vol-1")
 	b.ok(b.Remove(ctx, "vol-1"))
 	b.attach("vol-1", dev.Path)
-	for _, wipe := range []string{device.Partition(dev.Path, 1), dev.Path} {
+	for _, wipe := range []string{layout.PartitionPath(dev.Path, 1), dev.Path} {
 		tool(t, dev.Path, "wipefs", "-qaf", wipe)
 		before := checksum(t, dev)
 		b.fails(b.Mount(ctx, "vol-1"), "vol-1 is on record", "agent disk format vol-1 --yes")
@@ -112,7 +112,7 @@ func TestRootAnotherDiskUnderOneCID(t *testing.T) {
 		t.Error("the refused disk was changed or mounted")
 	}
 	// Also when another program has put it there.
-	b.ok(mount.Device(ctx, device.Partition(second.Path, 1), b.Dirs.Store(), "ext4", nil))
+	b.ok(mount.Device(ctx, layout.PartitionPath(second.Path, 1), b.Dirs.Store(), "ext4", nil))
 	b.fails(b.Mount(ctx, "vol-1"), "another file system", "agent disk accept vol-1")
 	b.ok(mount.Unmount(ctx, b.Dirs.Store()))
 	b.attach("vol-1", first.Path)
@@ -327,7 +327,7 @@ func (b *bench) identifyStore() record.Disk {
 func TestRootUnmountedMeansReleased(t *testing.T) {
 	exclusive := func(t *testing.T, dev *looptest.Device) {
 		t.Helper()
-		f, err := os.OpenFile(device.Partition(dev.Path, 1), os.O_RDONLY|unix.O_EXCL, 0)
+		f, err := os.OpenFile(layout.PartitionPath(dev.Path, 1), os.O_RDONLY|unix.O_EXCL, 0)
 		if err != nil {
 			t.Errorf("the disk is held: %v", err)
 			return

@@ -15,8 +15,8 @@ import (
 	"cambium/internal/blkdev"
 	"cambium/internal/eventually"
 	"cambium/internal/looptest"
-	"cambium/platform/device"
 	"cambium/platform/disk"
+	"cambium/platform/disk/layout"
 	"cambium/platform/filesystem"
 	"cambium/platform/mount"
 	"cambium/settings"
@@ -54,7 +54,7 @@ func partitioned(t testing.TB, dev *looptest.Device, script string) string {
 	if err := disk.Announce(ctx, dev.Path); err != nil {
 		t.Fatal(err)
 	}
-	return device.Partition(dev.Path, 1)
+	return layout.PartitionPath(dev.Path, 1)
 }
 
 func TestRootD01ReadingDestroysNothing(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	"cambium/internal/looptest"
 	"cambium/platform/device"
 	"cambium/platform/disk"
+	"cambium/platform/disk/layout"
 	"cambium/platform/filesystem"
 	"cambium/platform/mount"
 	"cambium/settings"
@@ -499,7 +500,7 @@ func TestRootLargeSectors(t *testing.T) {
 	b.ok(b.Mount(ctx, "vol-1"))
 	s, err := disk.Inspect(dev.Path)
 	b.ok(err)
-	if s.Sector != 4096 || len(s.Table.Partitions) != 1 || s.Table.Partitions[0].Start != disk.MiB {
+	if s.Sector != 4096 || len(s.Table.Partitions) != 1 || s.Table.Partitions[0].Start != layout.MiB {
 		t.Errorf("observed %+v", s)
 	}
 	if out := tool(t, dev.Path, "sgdisk", "--verify", dev.Path); !strings.Contains(out, "No problems found") {

@@ -19,6 +19,7 @@ import (
 	"cambium/internal/vcap"
 	"cambium/lab/testvm"
 	"cambium/platform/device"
+	"cambium/platform/disk/layout"
 	"cambium/platform/mount"
 	"cambium/settings"
 )
@@ -208,7 +209,7 @@ func guestFlow(ctx context.Context, flow, sum string) error {
 		return fmt.Errorf("nothing is on the store (%v)", err)
 	}
 	fresh, err := r.Resolve(ctx, device.Hint{CID: "vol-new"})
-	if err != nil || store.Source != device.Partition(fresh.Path, 1) || kept.onRecord() != "vol-new" {
+	if err != nil || store.Source != layout.PartitionPath(fresh.Path, 1) || kept.onRecord() != "vol-new" {
 		return fmt.Errorf("the store is %s with %q on record, want the new disk (%v)", store.Source, kept.onRecord(), err)
 	}
 	if flow == "migrate" {

@@ -22,7 +22,9 @@ import (
 	"cambium/lab"
 	"cambium/lab/machine"
 	"cambium/platform/disk"
+	"cambium/platform/disk/layout"
 	"cambium/platform/filesystem"
+	"cambium/platform/filesystem/probe"
 
 	"github.com/nats-io/nats.go"
 	"github.com/vishvananda/netlink"
@@ -110,7 +112,7 @@ func doKernelWork(device string) (w kernelWork, err error) {
 			if err := errors.Join(err, f.Close()); err != nil {
 				return err
 			}
-			err = disk.Create(ctx, device, disk.GPT, "", []disk.Partition{{Number: 1, Start: disk.MiB, Size: size - 2*disk.MiB, Name: "alone", Type: disk.LinuxGPT}})
+			err = disk.Create(ctx, device, layout.GPT, "", []layout.Partition{{Number: 1, Start: layout.MiB, Size: size - 2*layout.MiB, Name: "alone", Type: layout.LinuxGPT}})
 			if err == nil {
 				err = disk.Announce(ctx, device)
 			}
@@ -121,7 +123,7 @@ func doKernelWork(device string) (w kernelWork, err error) {
 			}
 			return err
 		}},
-		{&w.Mkfs, func() error { return filesystem.Make(ctx, partition, filesystem.Ext4) }},
+		{&w.Mkfs, func() error { return filesystem.Make(ctx, partition, probe.Ext4) }},
 		{&w.Mount, func() error {
 			if err := os.MkdirAll("/mnt/alone", 0o755); err != nil {
 				return err

@@ -11,6 +11,7 @@ import (
 
 	"cambium/internal/blkdev"
 	"cambium/platform/device"
+	"cambium/platform/disk/layout"
 )
 
 // Announce makes the kernel know exactly the partitions that the disk's table has, and waits
@@ -20,22 +21,26 @@ import (
 // Where the kernel refuses but a block device of the partition's name is there all the same,
 // that node counts as the partition's.
 func Announce(ctx context.Context, path string) error {
-	s, err := look(path, func(Table) bool { return false })
+	s, err := look(path, func(layout.Table) bool { return false })
 	if err != nil {
 		return err
 	}
-	return s.Announce(ctx)
+	return AnnounceTable(ctx, s)
 }
 
-// Announce is for callers that have just read the table.
-func (s State) Announce(ctx context.Context) error {
+// AnnounceTable is Announce for callers that have just read the table.
+func AnnounceTable(ctx context.Context, s layout.State) error {
 	path := s.Path
 	f, err := os.Open(path)
 	if err != nil {
 		return fmt.Errorf("announce partitions: %w", err)
 	}
 	defer f.Close()
-	known, err := blkdev.Partitions("/sys", s.Number)
+	number, err := blkdev.NumberOf(path)
+	if err != nil {
+		return fmt.Errorf("announce partitions: %w", err)
+	}
+	known, err := blkdev.Partitions("/sys", number)
 	if err != nil {
 		return fmt.Errorf("announce partitions of %s: %w", path, err)
 	}
@@ -61,7 +66,7 @@ func (s State) Announce(ctx context.Context) error {
 			err = blkdev.AddPartition(f, p.Number, p.Start, p.Size)
 		}
 		if err != nil {
-			node := device.Partition(path, p.Number)
+			node := layout.PartitionPath(path, p.Number)
 			if _, nodeErr := blkdev.NumberOf(node); len(known) == 0 && (nodeErr == nil || mapped(path)) {
 				continue
 			}
@@ -69,7 +74,7 @@ func (s State) Announce(ctx context.Context) error {
 		}
 	}
 	for _, p := range s.Table.Partitions {
-		if err := awaitNode(ctx, path, s.Number, p.Number); err != nil {
+		if err := awaitNode(ctx, path, number, p.Number); err != nil {
 			return err
 		}
 	}
@@ -87,7 +92,7 @@ const mappedLimit = 30 * time.Second
 // awaitNode waits until the partition's path is a block device; where the kernel calls the
 // partition by that very name, the numbers must agree as well, or the node is a stale one.
 func awaitNode(ctx context.Context, path string, disk blkdev.Number, n int) error {
-	node := device.Partition(path, n)
+	node := layout.PartitionPath(path, n)
 	if mapped(path) {
 		limited, cancel := context.WithTimeoutCause(ctx, mappedLimit, fmt.Errorf("partitions of device-mapper disks are made by kpartx: "+
 			"install it with multipath-tools, or run kpartx -a -p -part %s", path))

@@ -8,20 +8,20 @@ import (
 	"os"
 	"unicode/utf16"
 
-	"github.com/diskfs/go-diskfs/partition/gpt"
 	"golang.org/x/sys/unix"
 
-	"cambium/platform/filesystem"
+	"cambium/platform/disk/layout"
+	"cambium/platform/filesystem/probe"
 )
 
 // Survey looks whether the whole disk is blank, its partition table aside: only a disk without a table, or with one
 // that has no entries, can be. unfinished is the name of a partition whose entry is left over from a table that was
 // never completed, and says nothing.
-func (s State) Survey(unfinished string) (r filesystem.Residue, err error) {
-	err = s.opened(func(f *os.File) error {
-		own, err := s.ownTable(f, unfinished)
+func Survey(s layout.State, unfinished string) (r probe.Residue, err error) {
+	err = opened(s, func(f *os.File) error {
+		own, err := ownTable(s, f, unfinished)
 		if err == nil {
-			r, err = filesystem.Survey(masked{f, own}, s.Bytes, nil)
+			r, err = probe.Survey(masked{f, own}, s.Bytes, nil)
 		}
 		return err
 	})
@@ -29,29 +29,29 @@ func (s State) Survey(unfinished string) (r filesystem.Residue, err error) {
 }
 
 // SurveyPartition looks whether a partition is blank.
-func (s State) SurveyPartition(p Partition) (r filesystem.Residue, err error) {
-	err = s.opened(func(f *os.File) (err error) {
-		r, err = filesystem.Survey(io.NewSectionReader(f, p.Start, p.Size), p.Size, nil)
+func SurveyPartition(s layout.State, p layout.Partition) (r probe.Residue, err error) {
+	err = opened(s, func(f *os.File) (err error) {
+		r, err = probe.Survey(io.NewSectionReader(f, p.Start, p.Size), p.Size, nil)
 		return err
 	})
 	return r, err
 }
 
 // Superblocks finds what ext and xfs have left on the disk, in its partitions and outside of them.
-func (s State) Superblocks() ([]filesystem.Superblock, error) {
+func Superblocks(s layout.State) ([]probe.Superblock, error) {
 	var starts []int64
 	for _, p := range s.Table.Partitions {
 		starts = append(starts, p.Start)
 	}
-	var r filesystem.Residue
-	err := s.opened(func(f *os.File) (err error) {
-		r, err = filesystem.Survey(f, s.Bytes, starts)
+	var r probe.Residue
+	err := opened(s, func(f *os.File) (err error) {
+		r, err = probe.Survey(f, s.Bytes, starts)
 		return err
 	})
 	return r.Superblocks(), err
 }
 
-func (s State) opened(look func(*os.File) error) error {
+func opened(s layout.State, look func(*os.File) error) error {
 	f, err := os.Open(s.Path)
 	if err != nil {
 		return fmt.Errorf("read disk: %w", err)
@@ -70,17 +70,17 @@ func (s State) opened(look func(*os.File) error) error {
 type extent struct{ start, end int64 }
 
 // ownTable are the places of the partition table itself, which is no content of the disk.
-func (s State) ownTable(r io.ReaderAt, unfinished string) ([]extent, error) {
+func ownTable(s layout.State, r io.ReaderAt, unfinished string) ([]extent, error) {
 	sector := int64(s.Sector)
 	last := s.Bytes / sector * sector
-	if s.Table.Label != None {
+	if s.Table.Label != layout.None {
 		hidden := []extent{{0, 512}}
-		if s.Table.Label == GPT {
+		if s.Table.Label == layout.GPT {
 			hidden = append(hidden, extent{sector, 2 * sector}, extent{last - sector, last})
 		}
 		if s.Table.Moved { // the second copy is where the disk ended before it grew
 			place := make([]byte, 8)
-			if err := filesystem.ReadFull(r, place, sector+gptOtherOffset); err != nil {
+			if err := probe.ReadFull(r, place, sector+gptOtherOffset); err != nil {
 				return nil, err
 			}
 			if other := binary.LittleEndian.Uint64(place); other < uint64(s.Bytes/sector) {
@@ -92,11 +92,11 @@ func (s State) ownTable(r io.ReaderAt, unfinished string) ([]extent, error) {
 	// A disk signature names a disk and holds nothing. It is written before the DOS table that it belongs to.
 	hidden := []extent{{440, 444}}
 	// The first part of a GPT to be written are the entries of its second copy.
-	entries, entry := Usable(GPT, s.Bytes, s.Sector), make([]byte, gpt.PartitionEntrySize)
+	entries, entry := layout.Usable(layout.GPT, s.Bytes, s.Sector), make([]byte, layout.GPTEntrySize)
 	if unfinished == "" || entries < 0 {
 		return hidden, nil
 	}
-	if err := filesystem.ReadFull(r, entry, entries); err != nil {
+	if err := probe.ReadFull(r, entry, entries); err != nil {
 		return nil, err
 	}
 	if bytes.HasPrefix(entry[gptNameOffset:], utf16Bytes(unfinished)) {

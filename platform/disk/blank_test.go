@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"cambium/internal/looptest"
+	"cambium/platform/disk/layout"
 )
 
 // A partition table is no content of a disk, complete or half written. What is beside it is.
@@ -28,7 +29,7 @@ func TestSurveyLeavesTheTableOut(t *testing.T) {
 			data := make([]byte, 128)
 			copy(data, strings.Repeat("\x55", 48))
 			copy(data[gptNameOffset:], utf16Bytes(name))
-			pokeImage(t, image, Usable(GPT, size, 512), data)
+			pokeImage(t, image, layout.Usable(layout.GPT, size, 512), data)
 		}
 	}
 	for _, c := range []struct {
@@ -54,7 +55,7 @@ func TestSurveyLeavesTheTableOut(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r, err := s.Survey("ours")
+			r, err := Survey(s, "ours")
 			if err != nil || r.Zeros() != c.blank {
 				t.Errorf("%+v, %v; want blank: %v", r, err, c.blank)
 			}

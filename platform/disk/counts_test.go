@@ -6,18 +6,19 @@ import (
 	"testing"
 
 	"cambium/internal/looptest"
+	"cambium/platform/disk/layout"
 )
 
 // A table counts whose entries hold something, whatever older signature is beneath it; then a consistent file system
 // over the whole disk; then other signatures.
 func TestWhatCounts(t *testing.T) {
 	type steps []func(*testing.T, string)
-	const size = 400 * MiB
+	const size = 400 * layout.MiB
 	const dos, gpt = "label: dos\nstart=2048, type=83\n", "label: gpt\nstart=2048\n"
 	mkfs := func(t *testing.T, image, kind string, start int64) {
 		t.Helper()
 		length := map[string]int64{"xfs": 310}[kind]
-		volume := looptest.Image(t, max(length, 40)*MiB)
+		volume := looptest.Image(t, max(length, 40)*layout.MiB)
 		force := map[string]string{"ntfs": "-qFf", "xfs": "-qf", "vfat": "-v", "ext4": "-qFb1024"}[kind]
 		tool(t, "", "mkfs."+kind, force, volume)
 		tool(t, "", "dd", "if="+volume, "of="+image, "bs=64K", fmt.Sprintf("seek=%d", start>>16), "conv=notrunc,sparse")
@@ -31,7 +32,7 @@ func TestWhatCounts(t *testing.T) {
 		}
 	}
 	inside := func(kind string) func(*testing.T, string) {
-		return func(t *testing.T, image string) { mkfs(t, image, kind, MiB) }
+		return func(t *testing.T, image string) { mkfs(t, image, kind, layout.MiB) }
 	}
 	zeros := func(from, n int64) func(*testing.T, string) {
 		return func(t *testing.T, image string) { poke(t, image, from, make([]byte, n)...) }
@@ -49,25 +50,25 @@ func TestWhatCounts(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		made    steps
-		label   Label
+		label   layout.Label
 		content string // of a disk without a table
 		beneath string
 	}{
-		{"DOS", steps{table(dos), inside("ext4")}, MBR, "", ""},
-		{"older ext4 beneath DOS", steps{bare("ext4"), table(dos), inside("ext4")}, MBR, "", "ext4"},
-		{"older xfs beneath DOS", steps{bare("xfs"), table(dos), inside("ext4")}, MBR, "", "xfs"},
-		{"older NTFS beneath DOS", steps{bare("ntfs"), table(dos), inside("xfs")}, MBR, "", "NTFS"},
-		{"older ext4 beneath Azure's NTFS", steps{bare("ext4"), table(dos), inside("ntfs")}, MBR, "", "ext4"},
-		{"older xfs beneath GPT", steps{bare("xfs"), table(gpt), inside("ext4")}, GPT, "", ""},
+		{"DOS", steps{table(dos), inside("ext4")}, layout.MBR, "", ""},
+		{"older ext4 beneath DOS", steps{bare("ext4"), table(dos), inside("ext4")}, layout.MBR, "", "ext4"},
+		{"older xfs beneath DOS", steps{bare("xfs"), table(dos), inside("ext4")}, layout.MBR, "", "xfs"},
+		{"older NTFS beneath DOS", steps{bare("ntfs"), table(dos), inside("xfs")}, layout.MBR, "", "NTFS"},
+		{"older ext4 beneath Azure's NTFS", steps{bare("ext4"), table(dos), inside("ntfs")}, layout.MBR, "", "ext4"},
+		{"older xfs beneath GPT", steps{bare("xfs"), table(gpt), inside("ext4")}, layout.GPT, "", ""},
 		{"older ext4 beneath DOS, and a lost superblock",
-			steps{bare("ext4"), table(dos), inside("ext4"), zeros(MiB, 4096)}, MBR, "", "ext4"},
-		{"ext4, and a DOS table of nothing", steps{bare("ext4"), table(dos)}, None, "ext4", ""},
-		{"ext4, and an empty DOS table", steps{bare("ext4"), table("label: dos\n")}, None, "ext4", ""},
+			steps{bare("ext4"), table(dos), inside("ext4"), zeros(layout.MiB, 4096)}, layout.MBR, "", "ext4"},
+		{"ext4, and a DOS table of nothing", steps{bare("ext4"), table(dos)}, layout.None, "ext4", ""},
+		{"ext4, and an empty DOS table", steps{bare("ext4"), table("label: dos\n")}, layout.None, "ext4", ""},
 		{"ext4, and the end of a GPT of nothing",
-			steps{table(gpt), zeros(512, MiB-512), bare("ext4"), protective},
-			None, "ext4 and gpt", ""},
-		{"FAT", steps{bare("vfat")}, None, "FAT and dos", ""},
-		{"ext4 below LUKS", steps{bare("ext4"), sealed}, None, "LUKS and ext", ""},
+			steps{table(gpt), zeros(512, layout.MiB-512), bare("ext4"), protective},
+			layout.None, "ext4 and gpt", ""},
+		{"FAT", steps{bare("vfat")}, layout.None, "FAT and dos", ""},
+		{"ext4 below LUKS", steps{bare("ext4"), sealed}, layout.None, "LUKS and ext", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			image := looptest.Image(t, size)
@@ -79,7 +80,7 @@ func TestWhatCounts(t *testing.T) {
 				t.Fatal(err)
 			}
 			content := ""
-			if s.Table.Label == None {
+			if s.Table.Label == layout.None {
 				content = s.Content.String()
 			}
 			var beneath []string

@@ -15,7 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/looptest"
-	"cambium/platform/filesystem"
+	"cambium/platform/disk/layout"
+	"cambium/platform/filesystem/probe"
 )
 
 func tool(t testing.TB, stdin, name string, args ...string) string {
@@ -30,9 +31,9 @@ func tool(t testing.TB, stdin, name string, args ...string) string {
 	return string(out)
 }
 
-func observe(t testing.TB, path string) State {
+func observe(t testing.TB, path string) layout.State {
 	t.Helper()
-	s, err := look(path, func(Table) bool { return true })
+	s, err := look(path, func(layout.Table) bool { return true })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,30 +52,30 @@ func contains(t testing.TB, what, text string, wanted ...string) {
 var ctx = context.Background()
 
 func TestCreateGPT(t *testing.T) {
-	path := looptest.Image(t, 100*MiB)
+	path := looptest.Image(t, 100*layout.MiB)
 	guid := "11111111-2222-4333-8444-555555555555"
-	parts := []Partition{{Number: 1, Start: MiB, Size: 10 * MiB, Name: "bosh-partition-x-0"}, {Number: 2, Start: 11 * MiB, Size: 88 * MiB, Name: "bosh-partition-x-1"}}
-	if err := Create(ctx, path, GPT, guid, parts); err != nil {
+	parts := []layout.Partition{{Number: 1, Start: layout.MiB, Size: 10 * layout.MiB, Name: "bosh-partition-x-0"}, {Number: 2, Start: 11 * layout.MiB, Size: 88 * layout.MiB, Name: "bosh-partition-x-1"}}
+	if err := Create(ctx, path, layout.GPT, guid, parts); err != nil {
 		t.Fatal(err)
 	}
 	s := observe(t, path)
-	if s.Table.Label != GPT || !strings.EqualFold(s.Table.GUID, guid) || len(s.Table.Partitions) != 2 || s.Content.Kind != filesystem.GPT {
+	if s.Table.Label != layout.GPT || !strings.EqualFold(s.Table.GUID, guid) || len(s.Table.Partitions) != 2 || s.Content.Kind != probe.GPT {
 		t.Errorf("read back %+v", s)
 	}
 	contains(t, "sfdisk", tool(t, "", "sfdisk", "--dump", path), "label: gpt", "label-id: "+guid,
-		"start= 2048, size= 20480, type="+LinuxGPT, `name="bosh-partition-x-1"`)
+		"start= 2048, size= 20480, type="+layout.LinuxGPT, `name="bosh-partition-x-1"`)
 	contains(t, "sgdisk", tool(t, "", "sgdisk", "--verify", path), "No problems found")
 	contains(t, "parted", tool(t, "", "parted", "-ms", path, "unit", "B", "print"), "1:1048576B:11534335B:10485760B::bosh-partition-x-0:", ":gpt:")
 	contains(t, "blkid", tool(t, "", "blkid", "-p", "-o", "export", path), "PTTYPE=gpt")
 }
 
 func TestCreateMBR(t *testing.T) {
-	path := looptest.Image(t, 100*MiB)
-	parts := []Partition{{Number: 1, Start: MiB, Size: 10 * MiB, Type: SwapMBR}, {Number: 2, Start: 11 * MiB, Size: 88 * MiB}}
-	if err := Create(ctx, path, MBR, "cafe0123", parts); err != nil {
+	path := looptest.Image(t, 100*layout.MiB)
+	parts := []layout.Partition{{Number: 1, Start: layout.MiB, Size: 10 * layout.MiB, Type: layout.SwapMBR}, {Number: 2, Start: 11 * layout.MiB, Size: 88 * layout.MiB}}
+	if err := Create(ctx, path, layout.MBR, "cafe0123", parts); err != nil {
 		t.Fatal(err)
 	}
-	if s := observe(t, path); s.Table.Label != MBR || s.Table.GUID != "cafe0123" || len(s.Table.Partitions) != 2 {
+	if s := observe(t, path); s.Table.Label != layout.MBR || s.Table.GUID != "cafe0123" || len(s.Table.Partitions) != 2 {
 		t.Errorf("read back %+v", s.Table)
 	}
 	contains(t, "sfdisk", tool(t, "", "sfdisk", "--dump", path), "label: dos", "label-id: 0xcafe0123",
@@ -86,17 +87,17 @@ func TestCreateMBR(t *testing.T) {
 func TestHistoricalLayouts(t *testing.T) {
 	for _, c := range []struct {
 		name, script string
-		label        Label
+		label        layout.Label
 		start, size  int64
 	}{
-		{"trusty: DOS from sector 1, short of the end", "label: dos\nstart=1, size=190000, type=83\n", MBR, 512, 190000 * 512},
-		{"DOS from sector 63", "label: dos\nstart=63, size=190000, type=83\n", MBR, 63 * 512, 190000 * 512},
-		{"DOS aligned", "label: dos\nstart=2048, type=83\n", MBR, MiB, 99 * MiB},
-		{"GPT by sfdisk", "label: gpt\nstart=2048, size=190000\n", GPT, MiB, 190000 * 512},
-		{"GPT with a name", "label: gpt\nstart=2048, size=190000, name=\"bosh-partition-0\"\n", GPT, MiB, 190000 * 512},
+		{"trusty: DOS from sector 1, short of the end", "label: dos\nstart=1, size=190000, type=83\n", layout.MBR, 512, 190000 * 512},
+		{"DOS from sector 63", "label: dos\nstart=63, size=190000, type=83\n", layout.MBR, 63 * 512, 190000 * 512},
+		{"DOS aligned", "label: dos\nstart=2048, type=83\n", layout.MBR, layout.MiB, 99 * layout.MiB},
+		{"GPT by sfdisk", "label: gpt\nstart=2048, size=190000\n", layout.GPT, layout.MiB, 190000 * 512},
+		{"GPT with a name", "label: gpt\nstart=2048, size=190000, name=\"bosh-partition-0\"\n", layout.GPT, layout.MiB, 190000 * 512},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			path := looptest.Image(t, 100*MiB)
+			path := looptest.Image(t, 100*layout.MiB)
 			tool(t, c.script, "sfdisk", "-q", path)
 			before, err := os.ReadFile(path)
 			if err != nil {
@@ -118,17 +119,17 @@ func TestHistoricalLayouts(t *testing.T) {
 }
 
 func TestGrowMovesTheBackup(t *testing.T) {
-	path := looptest.Image(t, 100*MiB)
+	path := looptest.Image(t, 100*layout.MiB)
 	tool(t, "label: gpt\nstart=2048, size=190000, name=\"data\", attrs=\"LegacyBIOSBootable\"\n", "sfdisk", "-q", path)
 	id := observe(t, path).Table.Partitions[0].GUID
-	if err := os.Truncate(path, 200*MiB); err != nil {
+	if err := os.Truncate(path, 200*layout.MiB); err != nil {
 		t.Fatal(err)
 	}
 	s := observe(t, path)
 	if !s.Table.Moved {
 		t.Error("a grown disk was not noticed")
 	}
-	end := Usable(GPT, 200*MiB, 512) / MiB * MiB
+	end := layout.Usable(layout.GPT, 200*layout.MiB, 512) / layout.MiB * layout.MiB
 	if err := Grow(ctx, path, 1, end); err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +139,7 @@ func TestGrowMovesTheBackup(t *testing.T) {
 	}
 	contains(t, "sgdisk", tool(t, "", "sgdisk", "--verify", path), "No problems found")
 	contains(t, "sfdisk", tool(t, "", "sfdisk", "--dump", path), `attrs="LegacyBIOSBootable"`)
-	if err := Grow(ctx, path, 1, end-MiB); err == nil {
+	if err := Grow(ctx, path, 1, end-layout.MiB); err == nil {
 		t.Error("shrinking was allowed")
 	}
 	if err := Grow(ctx, path, 2, end); err == nil {
@@ -147,9 +148,9 @@ func TestGrowMovesTheBackup(t *testing.T) {
 }
 
 func TestAppendAndRename(t *testing.T) {
-	path := looptest.Image(t, 100*MiB)
+	path := looptest.Image(t, 100*layout.MiB)
 	tool(t, "label: dos\nstart=1, size=20000, type=83, bootable\n", "sfdisk", "-q", path)
-	if err := Append(ctx, path, []Partition{{Number: 2, Start: 20 * MiB, Size: 80 * MiB}}); err != nil {
+	if err := Append(ctx, path, []layout.Partition{{Number: 2, Start: 20 * layout.MiB, Size: 80 * layout.MiB}}); err != nil {
 		t.Fatal(err)
 	}
 	contains(t, "sfdisk", tool(t, "", "sfdisk", "--dump", path), "start= 1, size= 20000, type=83, bootable", "start= 40960, size= 163840, type=83")
@@ -157,8 +158,8 @@ func TestAppendAndRename(t *testing.T) {
 		t.Error("a DOS partition got a name")
 	}
 
-	path = looptest.Image(t, 100*MiB)
-	if err := Create(ctx, path, GPT, "", []Partition{{Number: 1, Start: MiB, Size: MiB, Name: "a"}}); err != nil {
+	path = looptest.Image(t, 100*layout.MiB)
+	if err := Create(ctx, path, layout.GPT, "", []layout.Partition{{Number: 1, Start: layout.MiB, Size: layout.MiB, Name: "a"}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := Rename(ctx, path, 1, "b"); err != nil {
@@ -168,21 +169,21 @@ func TestAppendAndRename(t *testing.T) {
 }
 
 func TestWritingRefuses(t *testing.T) {
-	over := []Partition{{Number: 1, Start: MiB, Size: 20 * MiB}, {Number: 2, Start: 10 * MiB, Size: 20 * MiB}}
+	over := []layout.Partition{{Number: 1, Start: layout.MiB, Size: 20 * layout.MiB}, {Number: 2, Start: 10 * layout.MiB, Size: 20 * layout.MiB}}
 	for _, c := range []struct {
 		name  string
 		size  int64
-		label Label
-		parts []Partition
+		label layout.Label
+		parts []layout.Partition
 		want  string
 	}{
-		{"overlap", 100 * MiB, GPT, over, "overlap"},
-		{"over the backup GPT", 100 * MiB, GPT, []Partition{{Number: 1, Start: MiB, Size: 99 * MiB}}, "beyond the last usable byte"},
-		{"over the end", 100 * MiB, MBR, []Partition{{Number: 1, Start: MiB, Size: 100 * MiB}}, "beyond the last usable byte"},
-		{"DOS beyond 2 TiB", 3 << 40, MBR, []Partition{{Number: 1, Start: MiB, Size: 3<<40 - 2*MiB}}, "attach a new disk, which gets a GPT"},
-		{"five DOS partitions", 100 * MiB, MBR, []Partition{{Number: 5, Start: MiB, Size: MiB}}, "a dos table has 4"},
-		{"half sectors", 100 * MiB, GPT, []Partition{{Number: 1, Start: MiB, Size: 1000}}, "no whole sectors"},
-		{"no label", 100 * MiB, "bsd", nil, "not supported"},
+		{"overlap", 100 * layout.MiB, layout.GPT, over, "overlap"},
+		{"over the backup GPT", 100 * layout.MiB, layout.GPT, []layout.Partition{{Number: 1, Start: layout.MiB, Size: 99 * layout.MiB}}, "beyond the last usable byte"},
+		{"over the end", 100 * layout.MiB, layout.MBR, []layout.Partition{{Number: 1, Start: layout.MiB, Size: 100 * layout.MiB}}, "beyond the last usable byte"},
+		{"DOS beyond 2 TiB", 3 << 40, layout.MBR, []layout.Partition{{Number: 1, Start: layout.MiB, Size: 3<<40 - 2*layout.MiB}}, "attach a new disk, which gets a GPT"},
+		{"five DOS partitions", 100 * layout.MiB, layout.MBR, []layout.Partition{{Number: 5, Start: layout.MiB, Size: layout.MiB}}, "a dos table has 4"},
+		{"half sectors", 100 * layout.MiB, layout.GPT, []layout.Partition{{Number: 1, Start: layout.MiB, Size: 1000}}, "no whole sectors"},
+		{"no label", 100 * layout.MiB, "bsd", nil, "not supported"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			path := looptest.Image(t, c.size)
@@ -193,14 +194,14 @@ func TestWritingRefuses(t *testing.T) {
 		})
 	}
 	t.Run("no table", func(t *testing.T) {
-		if err := Grow(ctx, looptest.Image(t, MiB), 1, MiB); err == nil || !strings.Contains(err.Error(), "no partition table") {
+		if err := Grow(ctx, looptest.Image(t, layout.MiB), 1, layout.MiB); err == nil || !strings.Contains(err.Error(), "no partition table") {
 			t.Errorf("Grow = %v", err)
 		}
 	})
 	t.Run("extended partition", func(t *testing.T) {
-		path := looptest.Image(t, 100*MiB)
+		path := looptest.Image(t, 100*layout.MiB)
 		tool(t, "label: dos\nsize=20000, type=83\nsize=60000, type=5\nsize=20000, type=83\n", "sfdisk", "-q", path)
-		if err := Append(ctx, path, []Partition{{Number: 4, Start: 90 * MiB, Size: MiB}}); err == nil || !strings.Contains(err.Error(), "extended") {
+		if err := Append(ctx, path, []layout.Partition{{Number: 4, Start: 90 * layout.MiB, Size: layout.MiB}}); err == nil || !strings.Contains(err.Error(), "extended") {
 			t.Errorf("Append = %v, want a refusal", err)
 		}
 	})
@@ -208,11 +209,11 @@ func TestWritingRefuses(t *testing.T) {
 
 func TestBeyondTwoTiB(t *testing.T) {
 	path := looptest.Image(t, 3<<40)
-	if err := Create(ctx, path, GPT, "", []Partition{{Number: 1, Start: MiB, Size: 3<<40 - 2*MiB, Name: "big"}}); err != nil {
+	if err := Create(ctx, path, layout.GPT, "", []layout.Partition{{Number: 1, Start: layout.MiB, Size: 3<<40 - 2*layout.MiB, Name: "big"}}); err != nil {
 		t.Fatal(err)
 	}
 	contains(t, "sgdisk", tool(t, "", "sgdisk", "--verify", path), "No problems found")
-	if s := observe(t, path); s.Table.Partitions[0].Size != 3<<40-2*MiB {
+	if s := observe(t, path); s.Table.Partitions[0].Size != 3<<40-2*layout.MiB {
 		t.Errorf("size %d", s.Table.Partitions[0].Size)
 	}
 	var sector [512]byte
@@ -245,8 +246,8 @@ func poke(t testing.TB, path string, offset int64, b ...byte) {
 
 func TestDamagedTables(t *testing.T) {
 	made := func(t *testing.T) string {
-		path := looptest.Image(t, 100*MiB)
-		if err := Create(ctx, path, GPT, "", []Partition{{Number: 1, Start: MiB, Size: 90 * MiB, Name: "data"}}); err != nil {
+		path := looptest.Image(t, 100*layout.MiB)
+		if err := Create(ctx, path, layout.GPT, "", []layout.Partition{{Number: 1, Start: layout.MiB, Size: 90 * layout.MiB, Name: "data"}}); err != nil {
 			t.Fatal(err)
 		}
 		return path
@@ -260,7 +261,7 @@ func TestDamagedTables(t *testing.T) {
 	})
 	t.Run("second copy broken: the first is used", func(t *testing.T) {
 		path := made(t)
-		poke(t, path, 100*MiB-512+8, 0xff)
+		poke(t, path, 100*layout.MiB-512+8, 0xff)
 		if s := observe(t, path); s.Table.Recovered || len(s.Table.Partitions) != 1 {
 			t.Errorf("table %+v, want the first copy", s.Table)
 		}
@@ -268,16 +269,16 @@ func TestDamagedTables(t *testing.T) {
 	t.Run("both broken", func(t *testing.T) {
 		path := made(t)
 		poke(t, path, 512+8, 0xff)
-		poke(t, path, 100*MiB-512+8, 0xff)
-		if _, err := Inspect(path); !errors.Is(err, ErrDamaged) {
+		poke(t, path, 100*layout.MiB-512+8, 0xff)
+		if _, err := Inspect(path); !errors.Is(err, layout.ErrDamaged) {
 			t.Errorf("Observe = %v, want ErrDamaged", err)
 		}
 	})
 	t.Run("both wiped, protective MBR left", func(t *testing.T) {
 		path := made(t)
 		poke(t, path, 512, make([]byte, 8)...)
-		poke(t, path, 100*MiB-512, make([]byte, 8)...)
-		if _, err := Inspect(path); !errors.Is(err, ErrDamaged) {
+		poke(t, path, 100*layout.MiB-512, make([]byte, 8)...)
+		if _, err := Inspect(path); !errors.Is(err, layout.ErrDamaged) {
 			t.Errorf("Observe = %v, want ErrDamaged", err)
 		}
 	})
@@ -299,21 +300,21 @@ func TestDamagedTables(t *testing.T) {
 		path := made(t)
 		poke(t, path, 0, make([]byte, 1<<20)...)
 		tool(t, "", "mkfs.ext4", "-qF", path, "50m")
-		if s := observe(t, path); s.Table.Label != None || s.Content.Kind != filesystem.Ext4 {
+		if s := observe(t, path); s.Table.Label != layout.None || s.Content.Kind != probe.Ext4 {
 			t.Errorf("found %+v, want a file system and no table", s)
 		}
 	})
 	t.Run("absurd number of entries", func(t *testing.T) {
 		path := made(t)
 		poke(t, path, 512+80, 0xff, 0xff, 0xff, 0xff)
-		if _, err := Inspect(path); !errors.Is(err, ErrDamaged) {
+		if _, err := Inspect(path); !errors.Is(err, layout.ErrDamaged) {
 			t.Errorf("Observe = %v, want ErrDamaged", err)
 		}
 	})
 	t.Run("a FAT boot sector is no table", func(t *testing.T) {
-		path := looptest.Image(t, 100*MiB)
+		path := looptest.Image(t, 100*layout.MiB)
 		tool(t, "", "mkfs.vfat", path)
-		if s := observe(t, path); s.Table.Label != None || s.Content.Kind != filesystem.FAT {
+		if s := observe(t, path); s.Table.Label != layout.None || s.Content.Kind != probe.FAT {
 			t.Errorf("found %+v", s)
 		}
 	})
@@ -321,23 +322,23 @@ func TestDamagedTables(t *testing.T) {
 
 // What the disk carried before must not show through the new table, wherever a partition begins.
 func TestNewPartitionsShowNothingOld(t *testing.T) {
-	parts := []Partition{{Number: 1, Start: MiB, Size: 30 * MiB}, {Number: 2, Start: 31 * MiB, Size: 60 * MiB}}
-	content := func(path string, p Partition) filesystem.Content {
+	parts := []layout.Partition{{Number: 1, Start: layout.MiB, Size: 30 * layout.MiB}, {Number: 2, Start: 31 * layout.MiB, Size: 60 * layout.MiB}}
+	content := func(path string, p layout.Partition) probe.Content {
 		f, err := os.Open(path)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer f.Close()
-		c, err := filesystem.Identify(section{f, p.Start}, p.Size)
+		c, err := probe.Identify(section{f, p.Start}, p.Size)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return c
 	}
 	filled := func() string {
-		path := looptest.Image(t, 100*MiB)
+		path := looptest.Image(t, 100*layout.MiB)
 		for _, p := range parts {
-			tool(t, "", "mkfs.ext4", "-qF", "-E", fmt.Sprintf("offset=%d", p.Start), path, fmt.Sprintf("%dm", p.Size/MiB))
+			tool(t, "", "mkfs.ext4", "-qF", "-E", fmt.Sprintf("offset=%d", p.Start), path, fmt.Sprintf("%dm", p.Size/layout.MiB))
 			if !content(path, p).Data() {
 				t.Fatal("the test's own file system is not there")
 			}
@@ -345,7 +346,7 @@ func TestNewPartitionsShowNothingOld(t *testing.T) {
 		return path
 	}
 	path := filled()
-	if err := Create(ctx, path, GPT, "", parts); err != nil {
+	if err := Create(ctx, path, layout.GPT, "", parts); err != nil {
 		t.Fatal(err)
 	}
 	for _, p := range parts {
@@ -371,9 +372,9 @@ type section struct {
 func (s section) ReadAt(b []byte, o int64) (int, error) { return s.f.ReadAt(b, s.start+o) }
 
 func FuzzRead(f *testing.F) {
-	for _, label := range []Label{GPT, MBR} {
-		path := looptest.Image(f, 2*MiB+512*40)
-		if err := Create(ctx, path, label, "", []Partition{{Number: 1, Start: MiB, Size: 512 * 100}}); err != nil {
+	for _, label := range []layout.Label{layout.GPT, layout.MBR} {
+		path := looptest.Image(f, 2*layout.MiB+512*40)
+		if err := Create(ctx, path, label, "", []layout.Partition{{Number: 1, Start: layout.MiB, Size: 512 * 100}}); err != nil {
 			f.Fatal(err)
 		}
 		data, err := os.ReadFile(path)
@@ -384,7 +385,7 @@ func FuzzRead(f *testing.F) {
 	}
 	f.Add([]byte{}, []byte{})
 	f.Fuzz(func(t *testing.T, head, tail []byte) {
-		const size = 2*MiB + 512*40
+		const size = 2*layout.MiB + 512*40
 		disk := ends{head: head, tail: tail, size: size}
 		for _, sector := range []int{512, 4096} {
 			table, err := read(disk, size, sector)
@@ -422,7 +423,7 @@ func (e ends) ReadAt(b []byte, o int64) (int, error) {
 
 // A program that keeps the lock of a disk is not waited for without end.
 func TestLockOfAnotherProgram(t *testing.T) {
-	path := looptest.Image(t, MiB)
+	path := looptest.Image(t, layout.MiB)
 	other, err := os.Open(path)
 	if err != nil {
 		t.Fatal(err)

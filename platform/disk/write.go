@@ -15,7 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/blkdev"
-	"cambium/platform/filesystem"
+	"cambium/platform/disk/layout"
+	"cambium/platform/filesystem/probe"
 )
 
 // open locks a disk for writing. udev and systemd-repart honor the same lock: they probe the
@@ -45,7 +46,7 @@ func open(ctx context.Context, path string, exclusive bool) (*os.File, error) {
 // Create replaces whatever the disk carries by a new table. Old signatures of the disk and at
 // the beginning and end of each new partition are wiped first, so that nothing old shows
 // through. guid names the new table; empty means a random one.
-func Create(ctx context.Context, path string, label Label, guid string, parts []Partition) error {
+func Create(ctx context.Context, path string, label layout.Label, guid string, parts []layout.Partition) error {
 	f, err := open(ctx, path, true)
 	if err != nil {
 		return fmt.Errorf("create partition table on %s: %w", path, err)
@@ -57,20 +58,20 @@ func Create(ctx context.Context, path string, label Label, guid string, parts []
 	return nil
 }
 
-func create(f *os.File, label Label, guid string, parts []Partition) error {
+func create(f *os.File, label layout.Label, guid string, parts []layout.Partition) error {
 	size, sector, err := geometry(f)
 	if err != nil {
 		return err
 	}
-	want := Table{Label: label, GUID: guid, Partitions: parts}
-	if err := want.fits(size, sector); err != nil {
+	want := layout.Table{Label: label, GUID: guid, Partitions: parts}
+	if err := fits(want, size, sector); err != nil {
 		return err
 	}
-	if err := filesystem.Wipe(f, 0, size); err != nil {
+	if err := probe.Wipe(f, 0, size); err != nil {
 		return err
 	}
 	for _, p := range parts {
-		if err := filesystem.Wipe(f, p.Start, p.Size); err != nil {
+		if err := probe.Wipe(f, p.Start, p.Size); err != nil {
 			return err
 		}
 	}
@@ -79,15 +80,15 @@ func create(f *os.File, label Label, guid string, parts []Partition) error {
 	if err := f.Sync(); err != nil {
 		return err
 	}
-	return want.write(f, size, sector)
+	return write(want, f, size, sector)
 }
 
 // Append adds partitions behind the existing ones, which stay as they are, also while they
 // are in use.
-func Append(ctx context.Context, path string, parts []Partition) error {
-	return change(ctx, path, "append partitions to", func(f *os.File, t *Table) error {
+func Append(ctx context.Context, path string, parts []layout.Partition) error {
+	return change(ctx, path, "append partitions to", func(f *os.File, t *layout.Table) error {
 		for _, p := range parts {
-			if err := filesystem.Wipe(f, p.Start, p.Size); err != nil {
+			if err := probe.Wipe(f, p.Start, p.Size); err != nil {
 				return err
 			}
 		}
@@ -99,7 +100,7 @@ func Append(ctx context.Context, path string, parts []Partition) error {
 // Grow extends partition n to the end given, and moves the second copy of a GPT to the end of the
 // disk. A partition that already reaches it does not change; shrinking is an error.
 func Grow(ctx context.Context, path string, n int, end int64) error {
-	return change(ctx, path, "grow a partition of", func(_ *os.File, t *Table) error {
+	return change(ctx, path, "grow a partition of", func(_ *os.File, t *layout.Table) error {
 		for i := range t.Partitions {
 			p := &t.Partitions[i]
 			if p.Number != n {
@@ -117,12 +118,12 @@ func Grow(ctx context.Context, path string, n int, end int64) error {
 
 // Repair writes both copies of a GPT anew, for a table of which only one was readable.
 func Repair(ctx context.Context, path string) error {
-	return change(ctx, path, "repair the partition table of", func(*os.File, *Table) error { return nil })
+	return change(ctx, path, "repair the partition table of", func(*os.File, *layout.Table) error { return nil })
 }
 
 // Rename gives partition n of a GPT another name.
 func Rename(ctx context.Context, path string, n int, name string) error {
-	return change(ctx, path, "rename a partition of", func(_ *os.File, t *Table) error {
+	return change(ctx, path, "rename a partition of", func(_ *os.File, t *layout.Table) error {
 		if !t.Label.Named() {
 			return fmt.Errorf("partitions of a %s table have no names", t.Label)
 		}
@@ -136,7 +137,7 @@ func Rename(ctx context.Context, path string, n int, name string) error {
 	})
 }
 
-func change(ctx context.Context, path, what string, edit func(*os.File, *Table) error) error {
+func change(ctx context.Context, path, what string, edit func(*os.File, *layout.Table) error) error {
 	f, err := open(ctx, path, false)
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", what, path, err)
@@ -150,7 +151,7 @@ func change(ctx context.Context, path, what string, edit func(*os.File, *Table) 
 		if err != nil {
 			return err
 		}
-		if t.Label == None {
+		if t.Label == layout.None {
 			return errors.New("there is no partition table")
 		}
 		if t.Fixed != "" {
@@ -159,10 +160,10 @@ func change(ctx context.Context, path, what string, edit func(*os.File, *Table) 
 		if err := edit(f, &t); err != nil {
 			return err
 		}
-		if err := t.fits(size, sector); err != nil {
+		if err := fits(t, size, sector); err != nil {
 			return err
 		}
-		return t.write(f, size, sector)
+		return write(t, f, size, sector)
 	}()
 	if err = errors.Join(err, f.Close()); err != nil {
 		return fmt.Errorf("%s %s: %w", what, path, err)
@@ -179,8 +180,8 @@ func geometry(f *os.File) (int64, int, error) {
 	return size, sector, err
 }
 
-func (t Table) fits(size int64, sector int) error {
-	if err := t.check(); err != nil {
+func fits(t layout.Table, size int64, sector int) error {
+	if err := check(&t); err != nil {
 		return err
 	}
 	for _, p := range t.Partitions {
@@ -192,34 +193,34 @@ func (t Table) fits(size int64, sector int) error {
 		case !t.Label.Addresses(p.End(), sector):
 			return fmt.Errorf("partition %d would end beyond 2 TiB, which a DOS partition table cannot address: "+
 				"attach a new disk, which gets a GPT, and migrate to it", p.Number)
-		case p.End() > Usable(t.Label, size, sector):
-			return fmt.Errorf("partition %d: ends at %d, beyond the last usable byte %d", p.Number, p.End(), Usable(t.Label, size, sector))
+		case p.End() > layout.Usable(t.Label, size, sector):
+			return fmt.Errorf("partition %d: ends at %d, beyond the last usable byte %d", p.Number, p.End(), layout.Usable(t.Label, size, sector))
 		}
 	}
 	return nil
 }
 
-func (t Table) write(f *os.File, size int64, sector int) error {
-	kind := of(t.Label)
-	if kind.write == nil {
-		return fmt.Errorf("label %q is not supported", t.Label)
+func write(t layout.Table, f *os.File, size int64, sector int) error {
+	format, err := formatOf(t.Label)
+	if err != nil {
+		return err
 	}
-	if err := kind.write(t, f, size, sector); err != nil {
+	if err := format.write(t, f, size, sector); err != nil {
 		return err
 	}
 	if err := f.Sync(); err != nil {
 		return err
 	}
-	return t.verify(f, size, sector)
+	return verify(t, f, size, sector)
 }
 
-func (t Table) writeGPT(f *os.File, size int64, sector int) error {
+func writeGPT(t layout.Table, f *os.File, size int64, sector int) error {
 	g := &gpt.Table{LogicalSectorSize: sector, PhysicalSectorSize: sector, GUID: t.GUID}
 	for _, p := range t.Partitions {
 		entry := &gpt.Partition{Index: p.Number, Start: uint64(p.Start / int64(sector)), End: uint64(p.End()/int64(sector)) - 1,
 			Type: gpt.Type(p.Type), Name: p.Name, GUID: p.GUID}
 		if p.Type == "" {
-			entry.Type = LinuxGPT
+			entry.Type = layout.LinuxGPT
 		}
 		g.Partitions = append(g.Partitions, entry)
 	}
@@ -259,7 +260,7 @@ func preserve(f *os.File, g *gpt.Table, size int64, sector int) error {
 	return nil
 }
 
-func (t Table) writeMBR(f *os.File, _ int64, sector int) error {
+func writeMBR(t layout.Table, f *os.File, _ int64, sector int) error {
 	// An existing table keeps its boot code, its disk signature and its boot flags.
 	old, err := mbr.Read(file{r: f}, sector, sector)
 	fresh := err != nil
@@ -269,7 +270,7 @@ func (t Table) writeMBR(f *os.File, _ int64, sector int) error {
 		if p, ok := t.Partition(i + 1); ok {
 			kind := p.Type
 			if kind == "" {
-				kind = LinuxMBR
+				kind = layout.LinuxMBR
 			}
 			n, err := strconv.ParseUint(kind, 16, 8)
 			if err != nil {
@@ -304,7 +305,7 @@ func (t Table) writeMBR(f *os.File, _ int64, sector int) error {
 }
 
 // verify reads the table back and compares it with the one that was to be written.
-func (t Table) verify(f *os.File, size int64, sector int) error {
+func verify(t layout.Table, f *os.File, size int64, sector int) error {
 	have, err := read(f, size, sector)
 	if err != nil {
 		return fmt.Errorf("read back: %w", err)

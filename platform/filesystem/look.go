@@ -7,16 +7,17 @@ import (
 	"strconv"
 
 	"cambium/internal/detached"
+	"cambium/platform/filesystem/probe"
 )
 
 // Look gives a function the root directory of an unmounted file system, and writes nothing to it. A journal is not
 // replayed.
-func Look(device string, kind Kind, look func(top *os.Root) error) error {
-	m, ok := managed(kind)
+func Look(device string, kind probe.Kind, look func(top *os.Root) error) error {
+	m, ok := managedKinds[kind]
 	if !ok {
-		return fmt.Errorf("look at %s: %q is not supported, only %s", device, kind, ManagedNames())
+		return fmt.Errorf("look at %s: %q is not supported, only %s", device, kind, probe.ManagedNames())
 	}
-	mounted, err := detached.Mount(device, m.mountType, m.lookFlags...)
+	mounted, err := detached.Mount(device, string(kind), m.lookFlags...)
 	if err != nil {
 		return fmt.Errorf("look at %s on %s: %w", kind, device, err)
 	}

@@ -14,14 +14,15 @@ import (
 
 	"cambium/internal/blkdev"
 	"cambium/internal/command"
+	"cambium/platform/filesystem/probe"
 )
 
 // Make creates a file system on the device. mkfs runs non-interactively: the caller has proven that
 // the device may be overwritten.
-func Make(ctx context.Context, device string, kind Kind) error {
-	m, ok := managed(kind)
+func Make(ctx context.Context, device string, kind probe.Kind) error {
+	m, ok := managedKinds[kind]
 	if !ok {
-		return fmt.Errorf("make file system on %s: %q is not supported, only %s", device, kind, ManagedNames())
+		return fmt.Errorf("make file system on %s: %q is not supported, only %s", device, kind, probe.ManagedNames())
 	}
 	c := m.mkfs()
 	c.Args = append(c.Args, device)
@@ -45,8 +46,8 @@ func mkfsXFS() command.Cmd { return command.Cmd{Name: "mkfs.xfs", Args: []string
 
 // Check lets the file system's own program repair what it can repair without a decision; more than that is an error, since
 // the next step is the operator's. percent is called with the progress, if the program reports it.
-func Check(ctx context.Context, device string, kind Kind, percent func(int)) error {
-	m, ok := managed(kind)
+func Check(ctx context.Context, device string, kind probe.Kind, percent func(int)) error {
+	m, ok := managedKinds[kind]
 	if !ok || m.check == nil {
 		return nil // xfs replays its log when it is mounted, and the mount fails if it cannot
 	}
@@ -68,22 +69,24 @@ func checkExt4(ctx context.Context, device string, percent func(int)) error {
 
 // Finished reports whether the making of an unmounted file system that this content was read from was completed. What has
 // ever been mounted counts as complete: it may hold files.
-func Finished(ctx context.Context, device string, c Content) (bool, error) {
-	m, ok := managed(c.Kind)
+func Finished(ctx context.Context, device string, c probe.Content) (bool, error) {
+	m, ok := managedKinds[c.Kind]
 	if !ok {
 		return true, nil
 	}
 	return m.finished(ctx, device, c)
 }
 
-func finishedExt4(ctx context.Context, device string, c Content) (bool, error) {
+func finishedExt4(ctx context.Context, device string, c probe.Content) (bool, error) {
 	if !c.NeverMounted {
 		return true, nil
 	}
 	return Sound(ctx, device)
 }
 
-func finishedXFS(_ context.Context, _ string, c Content) (bool, error) { return !c.Incomplete, nil }
+func finishedXFS(_ context.Context, _ string, c probe.Content) (bool, error) {
+	return !c.Incomplete, nil
+}
 
 // Sound reports whether an unmounted ext4 is consistent, without changing it.
 func Sound(ctx context.Context, device string) (bool, error) {
@@ -100,7 +103,7 @@ func Sound(ctx context.Context, device string) (bool, error) {
 
 // List returns the names in the root directory of an unmounted file system, and writes nothing to it. Those of
 // directories end with a slash. What fsck has put into lost+found is listed as well.
-func List(device string, kind Kind) (names []string, err error) {
+func List(device string, kind probe.Kind) (names []string, err error) {
 	err = Look(device, kind, func(top *os.Root) (err error) {
 		if names, err = list(top, "."); err != nil || !slices.Contains(names, "lost+found/") {
 			return err
@@ -139,8 +142,8 @@ const maxListed = 1000
 
 // GrowUnmounted extends a file system that is not mounted to the size of its device, for where the
 // kernel does not let us do it while it is mounted.
-func GrowUnmounted(ctx context.Context, device string, kind Kind) error {
-	m, ok := managed(kind)
+func GrowUnmounted(ctx context.Context, device string, kind probe.Kind) error {
+	m, ok := managedKinds[kind]
 	if !ok || m.growUnmounted == nil {
 		return fmt.Errorf("grow %s: %s can be grown only while it is mounted", device, kind)
 	}
@@ -159,26 +162,21 @@ func growUnmountedExt4(ctx context.Context, device string) error {
 }
 
 const (
-	ext4ResizeFS   = 0x40086610 // EXT4_IOC_RESIZE_FS
-	xfsGeometryV1  = 0x80705864 // XFS_IOC_FSGEOMETRY_V1
-	xfsGrowFSData  = 0x4010586e // XFS_IOC_FSGROWFSDATA
-	smallestGrowth = 1 << 20
+	ext4ResizeFS  = 0x40086610 // EXT4_IOC_RESIZE_FS
+	xfsGeometryV1 = 0x80705864 // XFS_IOC_FSGEOMETRY_V1
+	xfsGrowFSData = 0x4010586e // XFS_IOC_FSGROWFSDATA
 )
 
-// WorthGrowing says whether a file system of this length is grown to a device of that size. Sizes that are not known
-// are 0.
-func WorthGrowing(length, device int64) bool { return length > 0 && device-length >= smallestGrowth }
-
 // Growable reports whether the file system mounted on dir is smaller than its device.
-func Growable(device, dir string, kind Kind) (bool, error) {
-	m, ok := managed(kind)
+func Growable(device, dir string, kind probe.Kind) (bool, error) {
+	m, ok := managedKinds[kind]
 	if !ok {
 		return false, nil
 	}
 	growable := false
 	err := withMounted(device, dir, func(f, d *os.File, size int64) error {
 		length, err := m.length(f, d)
-		growable = WorthGrowing(length, size)
+		growable = probe.WorthGrowing(length, size)
 		return err
 	})
 	return growable, err
@@ -186,14 +184,14 @@ func Growable(device, dir string, kind Kind) (bool, error) {
 
 // Grow extends the file system mounted on dir to the size of its device, through the kernel
 // and while it is in use. It reports whether it changed anything; shrinking never happens.
-func Grow(device, dir string, kind Kind) (grown bool, err error) {
-	m, ok := managed(kind)
+func Grow(device, dir string, kind probe.Kind) (grown bool, err error) {
+	m, ok := managedKinds[kind]
 	if !ok {
 		return false, fmt.Errorf("grow %s: %q cannot be grown", device, kind)
 	}
 	err = withMounted(device, dir, func(f, d *os.File, size int64) error {
 		before, err := m.length(f, d)
-		if err != nil || !WorthGrowing(before, size) {
+		if err != nil || !probe.WorthGrowing(before, size) {
 			return err
 		}
 		if err := m.grow(d, size); err != nil {
@@ -229,8 +227,8 @@ func withMounted(device, dir string, do func(device, dir *os.File, size int64) e
 }
 
 func lengthExt4(device, _ *os.File) (int64, error) {
-	have, err := superblock(device)
-	if err == nil && (have.Kind != Ext4 || have.Bytes == 0) {
+	have, err := probe.Ext(device)
+	if err == nil && (have.Kind != probe.Ext4 || have.Bytes == 0) {
 		err = errors.New("no ext4 superblock")
 	}
 	return have.Bytes, err
@@ -243,11 +241,6 @@ func growExt4(dir *os.File, length int64) error {
 	}
 	blocks := uint64(length) / uint64(sfs.Bsize)
 	return ioctl(dir, ext4ResizeFS, unsafe.Pointer(&blocks))
-}
-
-// superblock reads that of an ext4 and nothing else: what is mounted as one is one.
-func superblock(device *os.File) (c Content, err error) {
-	return c, c.readExt(device)
 }
 
 // geometryXFS returns the length of a block, how many there are, and the share of inodes in percent.

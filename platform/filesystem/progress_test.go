@@ -5,15 +5,16 @@ import (
 	"testing"
 
 	"cambium/internal/looptest"
+	"cambium/platform/filesystem/probe"
 )
 
 // The progress of a real e2fsck rises to 100 percent.
 func TestCheckTellsItsProgress(t *testing.T) {
 	looptest.Needs(t, "e2fsck")
 	path := looptest.Image(t, 300<<20)
-	run("mkfs.ext4", "-qF", "IMAGE")(t, path)
+	run(t, "mkfs.ext4", "-qF", path)
 	var percents []int
-	if err := Check(t.Context(), path, Ext4, func(percent int) { percents = append(percents, percent) }); err != nil {
+	if err := Check(t.Context(), path, probe.Ext4, func(percent int) { percents = append(percents, percent) }); err != nil {
 		t.Fatal(err)
 	}
 	if len(percents) < 5 || !slices.IsSorted(percents) || percents[0] < 1 || percents[len(percents)-1] != 100 {

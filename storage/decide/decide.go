@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"strings"
 
-	"cambium/platform/disk"
-	"cambium/platform/filesystem"
+	"cambium/platform/disk/layout"
+	"cambium/platform/filesystem/probe"
 )
 
 // Op is the kind of a change.
@@ -45,14 +45,14 @@ type Change struct {
 	Destructive bool   `json:"destructive,omitempty"`
 
 	// What doing it takes, according to Op.
-	Label        disk.Label       `json:"-"`
-	Partitions   []disk.Partition `json:"-"`
-	Partition    int              `json:"-"`
-	Name         string           `json:"-"`
-	End          int64            `json:"-"`
-	FileSystem   filesystem.Kind  `json:"-"`
-	Target       string           `json:"-"`
-	MountOptions []string         `json:"-"`
+	Label        layout.Label       `json:"-"`
+	Partitions   []layout.Partition `json:"-"`
+	Partition    int                `json:"-"`
+	Name         string             `json:"-"`
+	End          int64              `json:"-"`
+	FileSystem   probe.Kind         `json:"-"`
+	Target       string             `json:"-"`
+	MountOptions []string           `json:"-"`
 }
 
 func (c Change) String() string { return fmt.Sprintf("%s: %s: %s", c.Device, c.Proof, c.What) }
@@ -97,9 +97,9 @@ func (p *Plan) add(c Change) { p.Changes = append(p.Changes, c) }
 // Volume is a partition, or a whole device that carries a file system, as it was found.
 type Volume struct {
 	// Content is not read from what is mounted: then only its kind is known, from the kernel.
-	Content filesystem.Content
+	Content probe.Content
 	// Residue is what shows that it is not blank, where it was looked for: on what shows no signature.
-	Residue filesystem.Residue
+	Residue probe.Residue
 	// MountedOn is where the whole file system is mounted; empty if nowhere.
 	MountedOn string
 	// InUse is set when at least a part of it is mounted.
@@ -120,29 +120,29 @@ func (p *Plan) use(device string, v Volume, size int64, target string, options [
 		p.add(Change{Op: Mount, Device: device, Proof: string(v.Content.Kind), What: "mount on " + target,
 			FileSystem: v.Content.Kind, Target: target, MountOptions: options})
 	}
-	if v.Growable || filesystem.WorthGrowing(v.Content.Bytes, size) {
+	if v.Growable || probe.WorthGrowing(v.Content.Bytes, size) {
 		p.growFileSystem(device, v.Content.Kind, target, options)
 	}
 }
 
 // growFileSystem extends a file system of the managed kinds. The mount options are for where it has to be taken off for that.
-func (p *Plan) growFileSystem(device string, kind filesystem.Kind, target string, options []string) {
+func (p *Plan) growFileSystem(device string, kind probe.Kind, target string, options []string) {
 	if kind.Managed() {
 		p.add(Change{Op: GrowFileSystem, Device: device, Proof: "smaller than its device", What: fmt.Sprintf("grow %s", kind),
 			FileSystem: kind, Target: target, MountOptions: options})
 	}
 }
 
-func (p *Plan) repair(s disk.State) {
+func (p *Plan) repair(s layout.State) {
 	if s.Table.Recovered {
 		p.add(Change{Op: RepairTable, Device: s.Path, Proof: "only one copy of the table is good", What: "write both copies again"})
 	}
 }
 
 // found describes for a proof what a disk carries.
-func found(s disk.State, serial string) string {
+func found(s layout.State, serial string) string {
 	text := s.Content.String()
-	if s.Table.Label != disk.None {
+	if s.Table.Label != layout.None {
 		text = fmt.Sprintf("%s table with %d partitions%s", s.Table.Label, len(s.Table.Partitions), beneath(s))
 	}
 	text += ", " + size(s.Bytes)
@@ -153,7 +153,7 @@ func found(s disk.State, serial string) string {
 }
 
 // beneath names older signatures of a whole disk, which do not count.
-func beneath(s disk.State) string {
+func beneath(s layout.State) string {
 	if len(s.Beneath) == 0 {
 		return ""
 	}
@@ -169,5 +169,5 @@ func size(bytes int64) string {
 	if bytes >= 1<<30 {
 		return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30))
 	}
-	return fmt.Sprintf("%.1f MiB", float64(bytes)/disk.MiB)
+	return fmt.Sprintf("%.1f MiB", float64(bytes)/layout.MiB)
 }

@@ -5,9 +5,8 @@ import (
 	"fmt"
 	"strings"
 
-	"cambium/platform/device"
-	"cambium/platform/disk"
-	"cambium/platform/filesystem"
+	"cambium/platform/disk/layout"
+	"cambium/platform/filesystem/probe"
 )
 
 // NoEphemeral begins the message that operators and test suites look for.
@@ -43,8 +42,7 @@ func UseRootDisk(w EphemeralWish) (bool, error) {
 
 // Ephemeral is what was observed about the disk for the ephemeral data, and what is wanted on it.
 type Ephemeral struct {
-	Disk   disk.State
-	Serial string
+	Disk layout.State
 	// Replaced is what its content is otherwise, looked at where the layout is not Proven.
 	Replaced Replaced
 	// Pending says that an unfinished preparation of exactly these partitions is on record.
@@ -52,7 +50,7 @@ type Ephemeral struct {
 	// Volumes are the partitions that Watch names, by number.
 	Volumes map[int]Volume
 
-	Label   disk.Label // of a new table
+	Label   layout.Label // of a new table
 	AgentID string
 	RAM     int64
 	SwapMiB *uint64
@@ -64,22 +62,22 @@ type Ephemeral struct {
 // PartitionEphemeral decides about a disk of its own.
 func PartitionEphemeral(o Ephemeral) (Plan, error) {
 	var p Plan
-	if layout, kept := KeptEphemeral(o.Disk, o.AgentID, o.Label); kept && (o.Proven(layout) || o.Replaced.ephemeral()) {
+	if l, kept := KeptEphemeral(o.Disk, o.AgentID, o.Label); kept && (o.Proven(l) || o.Replaced.ephemeral()) {
 		p.repair(o.Disk)
-		p.fill(o, layout, o.Pending)
+		p.fill(o, l, o.Pending)
 		return p, nil
 	}
-	layout, err := newEphemeral(o.Disk, o.AgentID, o.RAM, o.SwapMiB, o.Label)
+	l, err := newEphemeral(o.Disk, o.AgentID, o.RAM, o.SwapMiB, o.Label)
 	if err != nil {
 		return Plan{}, err
 	}
 	if err := o.Replaced.refuse(o.Disk); err != nil {
 		return Plan{}, err
 	}
-	p.add(Change{Op: CreateTable, Device: o.Disk.Path, Proof: found(o.Disk, o.Serial) + ", not in use, no persistent disk",
-		What: "create " + layout.describe(layout.Partitions), Destructive: true, Label: layout.Label, Partitions: layout.Partitions})
+	p.add(Change{Op: CreateTable, Device: o.Disk.Path, Proof: found(o.Disk, o.Replaced.Serial) + ", not in use, no persistent disk",
+		What: "create " + l.describe(l.Partitions), Destructive: true, Label: l.Label, Partitions: l.Partitions})
 	o.Volumes = nil
-	p.fill(o, layout, true)
+	p.fill(o, l, true)
 	return p, nil
 }
 
@@ -92,16 +90,16 @@ func (o Ephemeral) Proven(l Layout) bool {
 // AppendEphemeral decides about the space behind the root partition.
 func AppendEphemeral(o Ephemeral) (Plan, error) {
 	var p Plan
-	layout, made, err := onRoot(o)
+	l, made, err := onRoot(o)
 	if err != nil {
 		return p, err
 	}
 	if len(made) > 0 {
 		p.Begin = places(made)
 		p.add(Change{Op: AppendPartitions, Device: o.Disk.Path, Proof: fmt.Sprintf("nothing behind root partition %d", o.Root),
-			What: "append " + layout.describe(made), Label: layout.Label, Partitions: made})
+			What: "append " + l.describe(made), Label: l.Label, Partitions: made})
 	}
-	p.fill(o, layout, o.Pending || len(made) > 0)
+	p.fill(o, l, o.Pending || len(made) > 0)
 	return p, nil
 }
 
@@ -116,14 +114,14 @@ func (p *Plan) fill(o Ephemeral, l Layout, fresh bool) {
 		return "holds " + v.Content.String()
 	}
 	swap, data := o.Volumes[l.Swap], o.Volumes[l.Data]
-	swapPart, dataPart := device.Partition(o.Disk.Path, l.Swap), device.Partition(o.Disk.Path, l.Data)
-	if l.Swap > 0 && !swap.ActiveSwap && (fresh || swap.Content.Kind != filesystem.Swap) {
+	swapPart, dataPart := layout.PartitionPath(o.Disk.Path, l.Swap), layout.PartitionPath(o.Disk.Path, l.Data)
+	if l.Swap > 0 && !swap.ActiveSwap && (fresh || swap.Content.Kind != probe.Swap) {
 		p.add(Change{Op: MakeSwap, Device: swapPart, Proof: proof(swap), What: "make swap", Destructive: !fresh && !swap.Content.Blank()})
 	}
 	if used := data.MountedOn != "" || data.InUse; !used && (fresh || !data.Content.Data()) {
-		p.add(Change{Op: MakeFileSystem, Device: dataPart, Proof: proof(data), What: "make ext4", FileSystem: filesystem.Ext4,
+		p.add(Change{Op: MakeFileSystem, Device: dataPart, Proof: proof(data), What: "make ext4", FileSystem: probe.Ext4,
 			Destructive: !fresh && !data.Content.Blank()})
-		data = Volume{Content: filesystem.Content{Kind: filesystem.Ext4}}
+		data = Volume{Content: probe.Content{Kind: probe.Ext4}}
 	}
 	if l.Swap > 0 && !swap.ActiveSwap && (o.SwapMiB == nil || *o.SwapMiB > 0) {
 		p.add(Change{Op: UseSwap, Device: swapPart, Proof: "swap", What: "switch swap on"})
@@ -139,7 +137,7 @@ func (p *Plan) fill(o Ephemeral, l Layout, fresh bool) {
 
 // places names appended partitions by where they are, since the table's own identifier was there before and says
 // nothing about them.
-func places(parts []disk.Partition) string {
+func places(parts []layout.Partition) string {
 	var b strings.Builder
 	for _, p := range parts {
 		fmt.Fprintf(&b, "%d:%d+%d ", p.Number, p.Start, p.Size)
@@ -148,7 +146,7 @@ func places(parts []disk.Partition) string {
 }
 
 // PendingOnRoot says whether the last partitions of a table are those on record.
-func PendingOnRoot(t disk.Table, recorded string) bool {
+func PendingOnRoot(t layout.Table, recorded string) bool {
 	for i := range t.Partitions {
 		if recorded != "" && places(t.Partitions[i:]) == recorded {
 			return true
@@ -159,8 +157,7 @@ func PendingOnRoot(t disk.Table, recorded string) bool {
 
 // Raw is what was observed about a raw ephemeral disk.
 type Raw struct {
-	Disk     disk.State
-	Serial   string
+	Disk     layout.State
 	Replaced Replaced
 	Index    int
 	AgentID  string
@@ -180,7 +177,7 @@ func PartitionRaw(o Raw) (Plan, error) {
 		return p, fmt.Errorf("not touched: %s carries the partitions of this agent's ephemeral disk: "+
 			"the names of the disks may have been exchanged", o.Disk.Path)
 	}
-	p.add(Change{Op: CreateTable, Device: o.Disk.Path, Proof: found(o.Disk, o.Serial) + ", not in use, no persistent disk",
-		What: "create GPT with partition " + RawName(o.Index), Destructive: true, Label: disk.GPT, Partitions: newRaw(o.Disk, o.Index)})
+	p.add(Change{Op: CreateTable, Device: o.Disk.Path, Proof: found(o.Disk, o.Replaced.Serial) + ", not in use, no persistent disk",
+		What: "create GPT with partition " + RawName(o.Index), Destructive: true, Label: layout.GPT, Partitions: newRaw(o.Disk, o.Index)})
 	return p, nil
 }

@@ -3,29 +3,28 @@ package decide
 import (
 	"fmt"
 
-	"cambium/platform/device"
-	"cambium/platform/disk"
+	"cambium/platform/disk/layout"
 )
 
 // growSlack is what a partition may lack of its disk without being grown: older agents left
 // room at the end.
-const growSlack = 100 * disk.MiB
+const growSlack = 100 * layout.MiB
 
 // growTo returns where partition n of a disk could end, or 0 when it already reaches as far
 // as is worth the change. obstacle says what prevents it, if something does.
-func growTo(s disk.State, n int) (end int64, obstacle string) {
+func growTo(s layout.State, n int) (end int64, obstacle string) {
 	p, ok := s.Table.Partition(n)
 	if !ok {
 		return 0, "not in the table"
 	}
-	limit := disk.Usable(s.Table.Label, s.Bytes, s.Sector) / disk.MiB * disk.MiB
+	limit := layout.Usable(s.Table.Label, s.Bytes, s.Sector) / layout.MiB * layout.MiB
 	for _, other := range s.Table.Partitions {
 		if other.Start > p.Start {
 			limit = min(limit, other.Start)
 		}
 	}
 	switch {
-	case limit-p.End() < disk.MiB:
+	case limit-p.End() < layout.MiB:
 		return 0, ""
 	case !s.Table.Label.Addresses(limit, s.Sector):
 		return 0, "it would cross 2 TiB, which a DOS partition table cannot address: attach a new disk, which gets a GPT, and migrate to it"
@@ -39,7 +38,7 @@ func growTo(s disk.State, n int) (end int64, obstacle string) {
 
 // growPartition extends the only partition of a disk, unless it lacks less than slack. It returns what
 // prevents that.
-func (p *Plan) growPartition(s disk.State, slack int64) (obstacle string) {
+func (p *Plan) growPartition(s layout.State, slack int64) (obstacle string) {
 	part := s.Table.Partitions[0]
 	end, obstacle := growTo(s, part.Number)
 	if obstacle == "" && end-part.End() >= slack {
@@ -75,7 +74,7 @@ func RootGrowth(skipDiskSetup, createOnRoot, ephemeralNamed bool) bool {
 
 // Root is what was observed about the root disk.
 type Root struct {
-	Disk      disk.State
+	Disk      layout.State
 	Partition int
 	Volume    Volume
 }
@@ -87,7 +86,7 @@ func GrowRoot(o Root) Plan {
 		p.add(growChange(o.Disk.Path, o.Partition, end))
 	}
 	if p.has(GrowPartition) || o.Volume.Growable {
-		p.growFileSystem(device.Partition(o.Disk.Path, o.Partition), o.Volume.Content.Kind, o.Volume.MountedOn, nil)
+		p.growFileSystem(layout.PartitionPath(o.Disk.Path, o.Partition), o.Volume.Content.Kind, o.Volume.MountedOn, nil)
 	}
 	return p
 }

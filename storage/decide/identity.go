@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"slices"
 
-	"cambium/platform/filesystem"
+	"cambium/platform/filesystem/probe"
 	"cambium/storage/record"
 )
 
@@ -86,7 +86,7 @@ func checkIdentity(cid, path string, r record.Record, found record.Disk) error {
 
 // refuseFormatting refuses to format a disk that is on record, whatever it looks like and whatever else is allowed.
 func (o Persistent) refuseFormatting(found string) error {
-	content := filesystem.Superblock{UUID: o.Volume.Content.UUID}
+	content := probe.Superblock{UUID: o.Volume.Content.UUID}
 	for _, s := range append(slices.Clone(o.Superblocks), content) {
 		if of, record, known := o.Record.Known(o.CID, s.UUID, o.Disk.Table.GUID); known {
 			return &recordedError{CID: o.CID, Path: o.Disk.Path, Found: found, Of: of, Record: record}

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"cambium/platform/filesystem"
+	"cambium/platform/filesystem/probe"
 	"cambium/storage/record"
 )
 
@@ -14,22 +14,22 @@ import (
 // the deployment allows.
 func TestDisksOnRecordAreNeverFormatted(t *testing.T) {
 	records := record.Record{Disks: map[string]record.Disk{"vol-1": {FileSystem: "U", Table: "T", Bytes: 1}}}
-	blank, unnamed := diskWithoutTable(filesystem.Blank), gptDisk("x")
+	blank, unnamed := diskWithoutTable(probe.Blank), gptDisk("x")
 	unnamed.Table.GUID = "T"
 	ours := gptDisk("bosh-partition-0")
 	ours.Table.GUID = "T"
-	other := volumeOf(filesystem.Btrfs)
+	other := volumeOf(probe.Btrfs)
 	other.Content.UUID = "U"
 	for name, o := range map[string]Persistent{
 		"blank, by CID":                    {CID: "vol-1", Disk: blank},
-		"our empty partition, by table":    {CID: "vol-9", Disk: ours, Volume: volumeOf(filesystem.Blank)},
-		"unfinished on record, by table":   {CID: "vol-9", Disk: ours, Volume: volumeOf(filesystem.Blank), Pending: true},
-		"unfinished file system, by table": {CID: "vol-9", Disk: ours, Volume: volumeOf(filesystem.Ext4), Pending: true},
-		"foreign allowed, by table":        {CID: "vol-9", Disk: unnamed, Volume: volumeOf(filesystem.Blank), AllowForeign: true},
+		"our empty partition, by table":    {CID: "vol-9", Disk: ours, Volume: volumeOf(probe.Blank)},
+		"unfinished on record, by table":   {CID: "vol-9", Disk: ours, Volume: volumeOf(probe.Blank), Pending: true},
+		"unfinished file system, by table": {CID: "vol-9", Disk: ours, Volume: volumeOf(probe.Ext4), Pending: true},
+		"foreign allowed, by table":        {CID: "vol-9", Disk: unnamed, Volume: volumeOf(probe.Blank), AllowForeign: true},
 		"foreign allowed, by file system":  {CID: "vol-9", Disk: gptDisk("x"), Volume: other, AllowForeign: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o.FileSystem = filesystem.Ext4
+			o.FileSystem = probe.Ext4
 			o.Record, o.Residue = record.Record{}, zeros
 			if p, err := MountPersistent(o, "/store"); err != nil || !p.has(MakeFileSystem) {
 				t.Fatalf("without a record it is not formatted, so this shows nothing: %v %v", p, err)
@@ -47,7 +47,7 @@ func TestDisksOnRecordAreNeverFormatted(t *testing.T) {
 func TestMountingChecksIdentity(t *testing.T) {
 	records := record.Record{Disks: map[string]record.Disk{"vol-1": {FileSystem: "U", Table: "T", Bytes: 100 * testMiB}}}
 	with := func(uuid string, change func(*Persistent)) Persistent {
-		o := Persistent{CID: "vol-1", Disk: gptDisk("bosh-partition-0"), Volume: volumeOf(filesystem.XFS), Record: records, FileSystem: filesystem.Ext4}
+		o := Persistent{CID: "vol-1", Disk: gptDisk("bosh-partition-0"), Volume: volumeOf(probe.XFS), Record: records, FileSystem: probe.Ext4}
 		o.Volume.Content.UUID = uuid
 		if change != nil {
 			change(&o)
@@ -93,7 +93,7 @@ func TestMountingChecksIdentity(t *testing.T) {
 
 // XFS refuses to mount a UUID that is mounted already.
 func TestDuplicateUUID(t *testing.T) {
-	for kind, want := range map[filesystem.Kind]bool{filesystem.XFS: true, filesystem.Ext4: false} {
+	for kind, want := range map[probe.Kind]bool{probe.XFS: true, probe.Ext4: false} {
 		o := Persistent{CID: "vol-2", Disk: gptDisk("x"), Volume: volumeOf(kind), DuplicateUUID: true, MountOptions: []string{"noatime"}}
 		p, err := MountPersistent(o, "/store")
 		if err != nil {

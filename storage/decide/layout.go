@@ -4,22 +4,22 @@ import (
 	"fmt"
 	"strings"
 
-	"cambium/platform/disk"
-	"cambium/platform/filesystem"
+	"cambium/platform/disk/layout"
+	"cambium/platform/filesystem/probe"
 )
 
 // Layout is the wanted division of a disk. Swap and Data are partition numbers; Swap is 0
 // where there is none.
 type Layout struct {
-	Label      disk.Label
-	Partitions []disk.Partition
+	Label      layout.Label
+	Partitions []layout.Partition
 	Swap, Data int
 }
 
 // The smallest things worth making.
 const (
-	smallestData   = 8 * disk.MiB
-	smallestSwap   = disk.MiB
+	smallestData   = 8 * layout.MiB
+	smallestSwap   = layout.MiB
 	smallestOnRoot = 1 << 30
 )
 
@@ -49,22 +49,22 @@ func swapBytes(available, ram int64, swapMiB *uint64) (int64, error) {
 	if swapMiB == nil {
 		return min(ram, available/2), nil
 	}
-	if *swapMiB > uint64(available)/disk.MiB || available-int64(*swapMiB)*disk.MiB < smallestData {
-		return 0, fmt.Errorf("swap_size %d MiB leaves no room for data on %d MiB", *swapMiB, available/disk.MiB)
+	if *swapMiB > uint64(available)/layout.MiB || available-int64(*swapMiB)*layout.MiB < smallestData {
+		return 0, fmt.Errorf("swap_size %d MiB leaves no room for data on %d MiB", *swapMiB, available/layout.MiB)
 	}
-	return int64(*swapMiB) * disk.MiB, nil
+	return int64(*swapMiB) * layout.MiB, nil
 }
 
 // KeptEphemeral recognizes the layout that this agent made on an ephemeral disk before. Sizes
 // do not matter: a change of RAM or swap_size is no reason to lose the data. In a table with names, partitions
 // behind swap and data do not matter either, as in cloudfoundry/bosh-agent. One without names is no proof: what it
 // holds has to be, see Replaced.
-func KeptEphemeral(s disk.State, agentID string, label disk.Label) (Layout, bool) {
+func KeptEphemeral(s layout.State, agentID string, label layout.Label) (Layout, bool) {
 	t := s.Table
 	if t.Label.Named() && len(t.Partitions) > 2 {
 		t.Partitions = t.Partitions[:2]
 	}
-	if t.Label == disk.None || len(t.Partitions) == 0 || len(t.Partitions) > 2 {
+	if t.Label == layout.None || len(t.Partitions) == 0 || len(t.Partitions) > 2 {
 		return Layout{}, false
 	}
 	l := Layout{Label: t.Label, Partitions: t.Partitions, Data: len(t.Partitions)}
@@ -90,17 +90,17 @@ func KeptEphemeral(s disk.State, agentID string, label disk.Label) (Layout, bool
 }
 
 // newEphemeral lays out a disk of its own: swap, then data, in whole MiB, from 1 MiB on.
-func newEphemeral(s disk.State, agentID string, ram int64, swapMiB *uint64, label disk.Label) (Layout, error) {
+func newEphemeral(s layout.State, agentID string, ram int64, swapMiB *uint64, label layout.Label) (Layout, error) {
 	swap, err := swapBytes(s.Bytes, ram, swapMiB)
 	if err != nil {
 		return Layout{}, err
 	}
 	l := Layout{Label: label}
-	start := int64(disk.MiB)
+	start := int64(layout.MiB)
 	add := func(size int64, kind string) int {
-		end := down(min(start+size, s.Bytes-1, disk.Usable(label, s.Bytes, s.Sector)))
+		end := down(min(start+size, s.Bytes-1, layout.Usable(label, s.Bytes, s.Sector)))
 		n := len(l.Partitions)
-		p := disk.Partition{Number: n + 1, Start: start, Size: end - start, Type: kind}
+		p := layout.Partition{Number: n + 1, Start: start, Size: end - start, Type: kind}
 		if label.Named() {
 			p.Name = fmt.Sprintf("%s-%d", ephemeralPrefix(agentID), n)
 		}
@@ -113,14 +113,14 @@ func newEphemeral(s disk.State, agentID string, ram int64, swapMiB *uint64, labe
 	}
 	l.Data = add(s.Bytes-swap, label.DataType())
 	if last := l.Partitions[l.Data-1]; last.Size < smallestData {
-		return Layout{}, fmt.Errorf("a disk of %d MiB is too small for the ephemeral data", s.Bytes/disk.MiB)
+		return Layout{}, fmt.Errorf("a disk of %d MiB is too small for the ephemeral data", s.Bytes/layout.MiB)
 	}
 	return l, nil
 }
 
 // BehindRoot are the partitions behind the root partition that can be swap and data. Those of another type, such as the BIOS boot
 // partition, belong to the system.
-func BehindRoot(t disk.Table, root int) (behind []disk.Partition) {
+func BehindRoot(t layout.Table, root int) (behind []layout.Partition) {
 	rootPart, _ := t.Partition(root)
 	for _, p := range t.Partitions {
 		if p.Start > rootPart.Start && t.Label.HoldsData(p.Type) {
@@ -131,7 +131,7 @@ func BehindRoot(t disk.Table, root int) (behind []disk.Partition) {
 }
 
 // freeFrom is where the space behind the root partition, and behind the system's partitions there, begins.
-func freeFrom(t disk.Table, rootPart disk.Partition) int64 {
+func freeFrom(t layout.Table, rootPart layout.Partition) int64 {
 	end := rootPart.End()
 	for _, p := range t.Partitions {
 		if p.Start > rootPart.Start {
@@ -143,7 +143,7 @@ func freeFrom(t disk.Table, rootPart disk.Partition) int64 {
 
 // onRoot lays out swap and data behind the root partition, or recognizes what is there
 // already, and then made is nil.
-func onRoot(o Ephemeral) (l Layout, made []disk.Partition, err error) {
+func onRoot(o Ephemeral) (l Layout, made []layout.Partition, err error) {
 	s := o.Disk
 	rootPart, ok := s.Table.Partition(o.Root)
 	if !ok {
@@ -172,8 +172,8 @@ func onRoot(o Ephemeral) (l Layout, made []disk.Partition, err error) {
 		if n > l.Label.Slots() {
 			return 0, fmt.Errorf("no free entry in the partition table of %s", s.Path)
 		}
-		end := min(start+size, disk.Usable(l.Label, s.Bytes, s.Sector))
-		p := disk.Partition{Number: n, Start: start, Size: (end - start) / int64(s.Sector) * int64(s.Sector), Type: l.Label.DataType()}
+		end := min(start+size, layout.Usable(l.Label, s.Bytes, s.Sector))
+		p := layout.Partition{Number: n, Start: start, Size: (end - start) / int64(s.Sector) * int64(s.Sector), Type: l.Label.DataType()}
 		if l.Label.Named() {
 			p.Name = fmt.Sprintf("%s-%d", ephemeralPrefix(o.AgentID), len(made))
 		}
@@ -189,13 +189,13 @@ func onRoot(o Ephemeral) (l Layout, made []disk.Partition, err error) {
 	if l.Data, err = add(available - swap); err != nil {
 		return l, nil, err
 	}
-	l.Partitions = append(append([]disk.Partition(nil), s.Table.Partitions...), made...)
+	l.Partitions = append(append([]layout.Partition(nil), s.Table.Partitions...), made...)
 	return l, made, nil
 }
 
 // recognize accepts what is behind the root partition by its content, not its size: a
 // table of an older agent has no names, and the machine may have got other RAM since.
-func (l Layout) recognize(behind []disk.Partition, o Ephemeral) (Layout, error) {
+func (l Layout) recognize(behind []layout.Partition, o Ephemeral) (Layout, error) {
 	if len(behind) > 2 {
 		return l, fmt.Errorf("%d partitions behind the root partition; expected swap and data", len(behind))
 	}
@@ -207,7 +207,7 @@ func (l Layout) recognize(behind []disk.Partition, o Ephemeral) (Layout, error) 
 		v := o.Volumes[p.Number]
 		c := v.Content
 		blank := c.Blank() && (v.Residue.Zeros() || strings.HasPrefix(p.Name, ephemeralPrefix(o.AgentID)))
-		fits := o.Pending || blank || p.Number == l.Swap && (v.ActiveSwap || c.Kind == filesystem.Swap) || p.Number == l.Data && c.Data()
+		fits := o.Pending || blank || p.Number == l.Swap && (v.ActiveSwap || c.Kind == probe.Swap) || p.Number == l.Data && c.Data()
 		if !fits && c.Blank() {
 			return l, fmt.Errorf("partition %d behind the root partition is not blank, and is not touched", p.Number)
 		}
@@ -219,7 +219,7 @@ func (l Layout) recognize(behind []disk.Partition, o Ephemeral) (Layout, error) 
 }
 
 // describe lists partitions of a layout for people.
-func (l Layout) describe(parts []disk.Partition) string {
+func (l Layout) describe(parts []layout.Partition) string {
 	names := []string{strings.ToUpper(string(l.Label))}
 	for _, p := range parts {
 		what := "data"
@@ -235,7 +235,7 @@ func (l Layout) describe(parts []disk.Partition) string {
 func RawName(i int) string { return fmt.Sprintf("raw-ephemeral-%d", i) }
 
 // carriesEphemeral reports the names of this agent's ephemeral disk in a table.
-func carriesEphemeral(t disk.Table, agentID string) bool {
+func carriesEphemeral(t layout.Table, agentID string) bool {
 	for _, p := range t.Partitions {
 		if t.Label.Named() && agentID != "" && strings.HasPrefix(p.Name, ephemeralPrefix(agentID)+"-") {
 			return true
@@ -245,7 +245,7 @@ func carriesEphemeral(t disk.Table, agentID string) bool {
 }
 
 // namedEphemeral reports the names of some agent's ephemeral disk in a table.
-func namedEphemeral(t disk.Table) bool {
+func namedEphemeral(t layout.Table) bool {
 	for _, p := range t.Partitions {
 		if strings.HasPrefix(p.Name, persistentPrefix+"-") && p.Name != PersistentName && p.Name != PreparingName {
 			return true
@@ -255,7 +255,7 @@ func namedEphemeral(t disk.Table) bool {
 }
 
 // KeptRaw reports a disk that already is a raw ephemeral disk.
-func KeptRaw(t disk.Table) bool {
+func KeptRaw(t layout.Table) bool {
 	for _, p := range t.Partitions {
 		if t.Label.Named() && strings.Contains(p.Name, "raw-ephemeral-") {
 			return true
@@ -265,30 +265,30 @@ func KeptRaw(t disk.Table) bool {
 }
 
 // newRaw is one partition over the whole disk.
-func newRaw(s disk.State, i int) []disk.Partition {
-	return []disk.Partition{{Number: 1, Start: disk.MiB, Size: onePartition(s, disk.GPT), Name: RawName(i), Type: disk.GPT.DataType()}}
+func newRaw(s layout.State, i int) []layout.Partition {
+	return []layout.Partition{{Number: 1, Start: layout.MiB, Size: onePartition(s, layout.GPT), Name: RawName(i), Type: layout.GPT.DataType()}}
 }
 
 // newPersistent is one partition over the whole disk, whose file system is still to be made.
-func newPersistent(s disk.State, label disk.Label) []disk.Partition {
-	p := disk.Partition{Number: 1, Start: disk.MiB, Size: onePartition(s, label), Type: label.DataType()}
+func newPersistent(s layout.State, label layout.Label) []layout.Partition {
+	p := layout.Partition{Number: 1, Start: layout.MiB, Size: onePartition(s, label), Type: label.DataType()}
 	if label.Named() {
 		p.Name = PreparingName
 	}
-	return []disk.Partition{p}
+	return []layout.Partition{p}
 }
 
 // onePartition is the size of a partition over the whole disk.
-func onePartition(s disk.State, label disk.Label) int64 {
-	return down(min(s.Bytes-1, disk.Usable(label, s.Bytes, s.Sector))) - disk.MiB
+func onePartition(s layout.State, label layout.Label) int64 {
+	return down(min(s.Bytes-1, layout.Usable(label, s.Bytes, s.Sector))) - layout.MiB
 }
 
 // carriesPersistent reports the name of a persistent disk's partition, alone in a table. Beside others it is one that
 // older agents gave the partitions of ephemeral disks.
-func carriesPersistent(t disk.Table) bool {
+func carriesPersistent(t layout.Table) bool {
 	return len(t.Partitions) == 1 && (t.Partitions[0].Name == PersistentName || t.Partitions[0].Name == PreparingName)
 }
 
-func down(n int64) int64 { return n / disk.MiB * disk.MiB }
+func down(n int64) int64 { return n / layout.MiB * layout.MiB }
 
-func up(n int64) int64 { return down(n + disk.MiB - 1) }
+func up(n int64) int64 { return down(n + layout.MiB - 1) }

@@ -4,11 +4,11 @@ import (
 	"strings"
 	"testing"
 
-	"cambium/platform/disk"
-	"cambium/platform/filesystem"
+	"cambium/platform/disk/layout"
+	"cambium/platform/filesystem/probe"
 )
 
-const testMiB = disk.MiB
+const testMiB = layout.MiB
 
 func mib(n uint64) *uint64 { return &n }
 
@@ -47,8 +47,8 @@ func TestEphemeralPrefix(t *testing.T) {
 	}
 }
 
-func state(size int64, t disk.Table) disk.State {
-	return disk.State{Path: "/dev/vdb", Bytes: size, Sector: 512, Table: t}
+func state(size int64, t layout.Table) layout.State {
+	return layout.State{Path: "/dev/vdb", Bytes: size, Sector: 512, Table: t}
 }
 
 func TestNewEphemeral(t *testing.T) {
@@ -56,18 +56,18 @@ func TestNewEphemeral(t *testing.T) {
 		name        string
 		size        int64
 		swap        *uint64
-		label       disk.Label
+		label       layout.Label
 		want        [][2]int64 // start and end in MiB
 		swapN, data int
 	}{
-		{"swap and data", 1024 * testMiB, mib(100), disk.GPT, [][2]int64{{1, 101}, {101, 1023}}, 1, 2},
-		{"data only", 1024 * testMiB, mib(0), disk.GPT, [][2]int64{{1, 1023}}, 0, 1},
-		{"a length that is no whole MiB", 1024*testMiB + 512, mib(0), disk.GPT, [][2]int64{{1, 1023}}, 0, 1},
-		{"DOS", 1024 * testMiB, mib(100), disk.MBR, [][2]int64{{1, 101}, {101, 1023}}, 1, 2},
-		{"swap from RAM", 1024 * testMiB, nil, disk.GPT, [][2]int64{{1, 257}, {257, 1023}}, 1, 2},
+		{"swap and data", 1024 * testMiB, mib(100), layout.GPT, [][2]int64{{1, 101}, {101, 1023}}, 1, 2},
+		{"data only", 1024 * testMiB, mib(0), layout.GPT, [][2]int64{{1, 1023}}, 0, 1},
+		{"a length that is no whole MiB", 1024*testMiB + 512, mib(0), layout.GPT, [][2]int64{{1, 1023}}, 0, 1},
+		{"DOS", 1024 * testMiB, mib(100), layout.MBR, [][2]int64{{1, 101}, {101, 1023}}, 1, 2},
+		{"swap from RAM", 1024 * testMiB, nil, layout.GPT, [][2]int64{{1, 257}, {257, 1023}}, 1, 2},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			l, err := newEphemeral(state(c.size, disk.Table{}), "a", 256*testMiB, c.swap, c.label)
+			l, err := newEphemeral(state(c.size, layout.Table{}), "a", 256*testMiB, c.swap, c.label)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -81,15 +81,15 @@ func TestNewEphemeral(t *testing.T) {
 			}
 		})
 	}
-	if _, err := newEphemeral(state(4*testMiB, disk.Table{}), "a", testMiB, nil, disk.GPT); err == nil {
+	if _, err := newEphemeral(state(4*testMiB, layout.Table{}), "a", testMiB, nil, layout.GPT); err == nil {
 		t.Error("a disk of 4 MiB was laid out")
 	}
 }
 
-func named(names ...string) disk.Table {
-	t := disk.Table{Label: disk.GPT}
+func named(names ...string) layout.Table {
+	t := layout.Table{Label: layout.GPT}
 	for i, n := range names {
-		t.Partitions = append(t.Partitions, disk.Partition{Number: i + 1, Start: int64(i+1) * testMiB, Size: testMiB, Name: n})
+		t.Partitions = append(t.Partitions, layout.Partition{Number: i + 1, Start: int64(i+1) * testMiB, Size: testMiB, Name: n})
 	}
 	return t
 }
@@ -97,7 +97,7 @@ func named(names ...string) disk.Table {
 func TestKeptEphemeral(t *testing.T) {
 	for _, c := range []struct {
 		name  string
-		table disk.Table
+		table layout.Table
 		kept  bool
 	}{
 		{"ours with swap", named("bosh-partition-a-0", "bosh-partition-a-1"), true},
@@ -105,19 +105,19 @@ func TestKeptEphemeral(t *testing.T) {
 		{"another agent's", named("bosh-partition-b-0", "bosh-partition-b-1"), false},
 		{"half ours", named("bosh-partition-a-0", "x"), false},
 		{"no partitions", named(), false},
-		{"no table", disk.Table{}, false},
+		{"no table", layout.Table{}, false},
 		{"ours and a third one", named("bosh-partition-a-0", "bosh-partition-a-1", "mine"), true},
 		{"ours, then another agent's", named("bosh-partition-a-0", "bosh-partition-b-1", "bosh-partition-a-2"), false},
 		{"a persistent disk", named("bosh-partition-0"), false},
 	} {
-		if l, kept := KeptEphemeral(state(10*testMiB, c.table), "a", disk.GPT); kept != c.kept {
+		if l, kept := KeptEphemeral(state(10*testMiB, c.table), "a", layout.GPT); kept != c.kept {
 			t.Errorf("%s: kept %v (%+v), want %v", c.name, kept, l, c.kept)
 		}
 	}
-	dos := func(types ...string) disk.Table {
-		t := disk.Table{Label: disk.MBR}
+	dos := func(types ...string) layout.Table {
+		t := layout.Table{Label: layout.MBR}
 		for i, kind := range types {
-			t.Partitions = append(t.Partitions, disk.Partition{Number: i + 1, Start: int64(i+1) * testMiB, Size: testMiB, Type: kind})
+			t.Partitions = append(t.Partitions, layout.Partition{Number: i + 1, Start: int64(i+1) * testMiB, Size: testMiB, Type: kind})
 		}
 		return t
 	}
@@ -125,15 +125,15 @@ func TestKeptEphemeral(t *testing.T) {
 	gap.Partitions[0].Number = 2
 	for _, c := range []struct {
 		name   string
-		table  disk.Table
-		wanted disk.Label
+		table  layout.Table
+		wanted layout.Label
 		kept   bool
 	}{
-		{"swap and data", dos("82", "83"), disk.MBR, true},
-		{"data only", dos("83"), disk.MBR, true},
-		{"swap at the wrong place", dos("83", "82"), disk.MBR, false},
-		{"where a GPT is wanted", dos("82", "83"), disk.GPT, false},
-		{"only partition 2", gap, disk.MBR, false},
+		{"swap and data", dos("82", "83"), layout.MBR, true},
+		{"data only", dos("83"), layout.MBR, true},
+		{"swap at the wrong place", dos("83", "82"), layout.MBR, false},
+		{"where a GPT is wanted", dos("82", "83"), layout.GPT, false},
+		{"only partition 2", gap, layout.MBR, false},
 	} {
 		if _, kept := KeptEphemeral(state(10*testMiB, c.table), "a", c.wanted); kept != c.kept {
 			t.Errorf("DOS, %s: kept %v, want %v", c.name, kept, c.kept)
@@ -142,14 +142,14 @@ func TestKeptEphemeral(t *testing.T) {
 }
 
 func TestOnRoot(t *testing.T) {
-	root := disk.Partition{Number: 1, Start: 512, Size: 262144 * 512, Type: "83"}
-	table := func(label disk.Label, behind ...disk.Partition) disk.Table {
-		return disk.Table{Label: label, Partitions: append([]disk.Partition{root}, behind...)}
+	root := layout.Partition{Number: 1, Start: 512, Size: 262144 * 512, Type: "83"}
+	table := func(label layout.Label, behind ...layout.Partition) layout.Table {
+		return layout.Table{Label: label, Partitions: append([]layout.Partition{root}, behind...)}
 	}
-	swap := disk.Partition{Number: 2, Start: 200 * testMiB, Size: 100 * testMiB, Type: "83"}
-	data := disk.Partition{Number: 3, Start: 300 * testMiB, Size: 100 * testMiB, Type: "83"}
-	bios := disk.Partition{Number: 2, Start: 264192 * 512, Size: testMiB, Type: "21686148-6449-6E6F-744E-656564454649"}
-	kinds := func(kinds ...filesystem.Kind) map[int]Volume {
+	swap := layout.Partition{Number: 2, Start: 200 * testMiB, Size: 100 * testMiB, Type: "83"}
+	data := layout.Partition{Number: 3, Start: 300 * testMiB, Size: 100 * testMiB, Type: "83"}
+	bios := layout.Partition{Number: 2, Start: 264192 * 512, Size: testMiB, Type: "21686148-6449-6E6F-744E-656564454649"}
+	kinds := func(kinds ...probe.Kind) map[int]Volume {
 		volumes := map[int]Volume{}
 		for i, k := range kinds {
 			v := volumeOf(k)
@@ -162,27 +162,27 @@ func TestOnRoot(t *testing.T) {
 	for _, c := range []struct {
 		name       string
 		size       int64
-		table      disk.Table
+		table      layout.Table
 		swap       *uint64
 		content    map[int]Volume
 		made       [][2]int64 // first sector and number of sectors
 		swapN, dat int
 		fails      string
 	}{
-		{"no swap, to the very end", size, table(disk.MBR), mib(0), nil, [][2]int64{{264192, 2242560}}, 0, 2, ""},
-		{"swap and data", size, table(disk.MBR), mib(100), nil, [][2]int64{{264192, 204800}, {468992, 2037760}}, 2, 3, ""},
-		{"GPT keeps its backup", size, table(disk.GPT), mib(0), nil, [][2]int64{{264192, 2242560 - 33}}, 0, 2, ""},
-		{"there already, whatever RAM is now (D.12)", size, table(disk.MBR, swap, data), nil, kinds(filesystem.Swap, filesystem.Ext4), nil, 2, 3, ""},
-		{"there already, not formatted", size, table(disk.MBR, swap, data), nil, kinds(filesystem.Blank, filesystem.Blank), nil, 2, 3, ""},
-		{"foreign partition", size, table(disk.MBR, swap), nil, kinds(filesystem.LVM), nil, 0, 0, "holds LVM physical volume and is not touched"},
-		{"too little room", 1000 * testMiB, table(disk.MBR), nil, nil, nil, 0, 0, "insufficient remaining disk space"},
-		{"three partitions behind root", size, table(disk.MBR, swap, data, disk.Partition{Number: 4, Start: 400 * testMiB, Size: testMiB}), nil, kinds(filesystem.Blank, filesystem.Blank, filesystem.Blank), nil, 0, 0, "3 partitions behind the root partition"},
-		{"more swap than room", size, table(disk.MBR), mib(1 << 20), nil, nil, 0, 0, "leaves no room for data"},
-		{"root not in the table", size, disk.Table{Label: disk.MBR}, nil, nil, nil, 0, 0, "root partition 1 is not in the table"},
-		{"there already, not blank", size, table(disk.MBR, swap), nil, map[int]Volume{2: {Content: filesystem.Content{Kind: filesystem.Blank}, Residue: remains}}, nil, 0, 0, "partition 2 behind the root partition is not blank"},
-		{"there already, ours by its name", size, table(disk.GPT, disk.Partition{Number: 2, Start: swap.Start, Size: swap.Size, Name: "bosh-partition-a-0"}), nil, map[int]Volume{2: {Content: filesystem.Content{Kind: filesystem.Blank}, Residue: remains}}, nil, 0, 2, ""},
-		{"BIOS boot behind root", size, table(disk.GPT, bios), mib(0), nil, [][2]int64{{266240, 2240512 - 33}}, 0, 3, ""},
-		{"BIOS boot behind root, data behind it", size, table(disk.GPT, bios, disk.Partition{Number: 3, Start: data.Start, Size: data.Size}), mib(0), map[int]Volume{3: volumeOf(filesystem.Ext4)}, nil, 0, 3, ""},
+		{"no swap, to the very end", size, table(layout.MBR), mib(0), nil, [][2]int64{{264192, 2242560}}, 0, 2, ""},
+		{"swap and data", size, table(layout.MBR), mib(100), nil, [][2]int64{{264192, 204800}, {468992, 2037760}}, 2, 3, ""},
+		{"GPT keeps its backup", size, table(layout.GPT), mib(0), nil, [][2]int64{{264192, 2242560 - 33}}, 0, 2, ""},
+		{"there already, whatever RAM is now (D.12)", size, table(layout.MBR, swap, data), nil, kinds(probe.Swap, probe.Ext4), nil, 2, 3, ""},
+		{"there already, not formatted", size, table(layout.MBR, swap, data), nil, kinds(probe.Blank, probe.Blank), nil, 2, 3, ""},
+		{"foreign partition", size, table(layout.MBR, swap), nil, kinds(probe.LVM), nil, 0, 0, "holds LVM physical volume and is not touched"},
+		{"too little room", 1000 * testMiB, table(layout.MBR), nil, nil, nil, 0, 0, "insufficient remaining disk space"},
+		{"three partitions behind root", size, table(layout.MBR, swap, data, layout.Partition{Number: 4, Start: 400 * testMiB, Size: testMiB}), nil, kinds(probe.Blank, probe.Blank, probe.Blank), nil, 0, 0, "3 partitions behind the root partition"},
+		{"more swap than room", size, table(layout.MBR), mib(1 << 20), nil, nil, 0, 0, "leaves no room for data"},
+		{"root not in the table", size, layout.Table{Label: layout.MBR}, nil, nil, nil, 0, 0, "root partition 1 is not in the table"},
+		{"there already, not blank", size, table(layout.MBR, swap), nil, map[int]Volume{2: {Content: probe.Content{Kind: probe.Blank}, Residue: remains}}, nil, 0, 0, "partition 2 behind the root partition is not blank"},
+		{"there already, ours by its name", size, table(layout.GPT, layout.Partition{Number: 2, Start: swap.Start, Size: swap.Size, Name: "bosh-partition-a-0"}), nil, map[int]Volume{2: {Content: probe.Content{Kind: probe.Blank}, Residue: remains}}, nil, 0, 2, ""},
+		{"BIOS boot behind root", size, table(layout.GPT, bios), mib(0), nil, [][2]int64{{266240, 2240512 - 33}}, 0, 3, ""},
+		{"BIOS boot behind root, data behind it", size, table(layout.GPT, bios, layout.Partition{Number: 3, Start: data.Start, Size: data.Size}), mib(0), map[int]Volume{3: volumeOf(probe.Ext4)}, nil, 0, 3, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l, made, err := onRoot(Ephemeral{Disk: state(c.size, c.table), Root: 1, AgentID: "a", RAM: 100 * testMiB, SwapMiB: c.swap, Volumes: c.content})
@@ -202,7 +202,7 @@ func TestOnRoot(t *testing.T) {
 				if p.Start/512 != c.made[i][0] || p.Size/512 != c.made[i][1] {
 					t.Errorf("partition %d: start %d, size %d; want %v", p.Number, p.Start/512, p.Size/512, c.made[i])
 				}
-				if l.Label == disk.MBR && p.Type != "83" {
+				if l.Label == layout.MBR && p.Type != "83" {
 					t.Errorf("partition %d has type %s, want 83", p.Number, p.Type)
 				}
 			}
@@ -212,14 +212,14 @@ func TestOnRoot(t *testing.T) {
 
 func TestCarriesEphemeral(t *testing.T) {
 	for _, c := range []struct {
-		table disk.Table
+		table layout.Table
 		want  bool
 	}{
 		{named("bosh-partition-a-0", "bosh-partition-a-1"), true},
 		{named("bosh-partition-b-0"), false},
 		{named("bosh-partition-0"), false},
 		{named("raw-ephemeral-0"), false},
-		{disk.Table{}, false},
+		{layout.Table{}, false},
 	} {
 		if got := carriesEphemeral(c.table, "a"); got != c.want {
 			t.Errorf("%+v: %v, want %v", c.table, got, c.want)

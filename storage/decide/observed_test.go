@@ -6,21 +6,21 @@ import (
 	"strings"
 	"testing"
 
-	"cambium/platform/filesystem"
+	"cambium/platform/filesystem/probe"
 	"cambium/storage/record"
 )
 
 // observedDisk is a disk beside which nothing is mounted.
 func observedDisk(p Persistent, r record.Record, told string) Observed {
-	p.CID, p.Record, p.FileSystem, p.Label = "vol-1", r, filesystem.Ext4, "gpt"
+	p.CID, p.Record, p.FileSystem, p.Label = "vol-1", r, probe.Ext4, "gpt"
 	return Observed{Persistent: p, Around: Around{Record: r, Told: told, Known: []string{"vol-1"}, Store: "/store", MigrationTarget: "/target"}}
 }
 
 // What happens to a disk, from the first look to what is put on record.
 func TestMountDisk(t *testing.T) {
-	blank := Persistent{Disk: diskWithoutTable(filesystem.Blank), Residue: zeros}
-	lvm := Persistent{Disk: diskWithoutTable(filesystem.LVM), Superblocks: []filesystem.Superblock{{Kind: filesystem.Ext4}}}
-	store := Persistent{Disk: gptDisk("bosh-partition-0"), Volume: volumeOf(filesystem.Ext4)}
+	blank := Persistent{Disk: diskWithoutTable(probe.Blank), Residue: zeros}
+	lvm := Persistent{Disk: diskWithoutTable(probe.LVM), Superblocks: []probe.Superblock{{Kind: probe.Ext4}}}
+	store := Persistent{Disk: gptDisk("bosh-partition-0"), Volume: volumeOf(probe.Ext4)}
 	store.Volume.Content.UUID = "u-vol-1"
 	other := store
 	other.Volume.Content.UUID = "u-9"
@@ -66,7 +66,7 @@ func TestMountDisk(t *testing.T) {
 		{"absent", Observed{Persistent: Persistent{CID: "vol-1"}, Absent: errors.New("not there")}, "await", Records{CID: "-"}, ""},
 		{"a directory", with(observedDisk(Persistent{}, none, ""), func(o *Observed) { o.Directory = true }), "", Records{}, "is not a block device"},
 		{"not a directory, where disks are", with(observedDisk(Persistent{}, none, ""), func(o *Observed) { o.Directories = true }), "", Records{}, "is not a directory"},
-		{"preformatted and blank, at boot", with(observedDisk(Persistent{Volume: volumeOf(filesystem.Blank), Preformatted: true}, none, "vol-1"), boot), "", Records{},
+		{"preformatted and blank, at boot", with(observedDisk(Persistent{Volume: volumeOf(probe.Blank), Preformatted: true}, none, "vol-1"), boot), "", Records{},
 			"nothing to mount: attach a disk with a file system"},
 		{"a directory that is bound", with(observedDisk(Persistent{}, none, ""), func(o *Observed) { o.Directory, o.Directories = true, true }), "bind-mount", Records{Store: true}, ""},
 	} {
@@ -90,7 +90,7 @@ func TestMountDisk(t *testing.T) {
 
 // cloudfoundry/bosh-agent records the disk for the migration target as the store.
 func TestRecordIsCorrected(t *testing.T) {
-	store := Persistent{Disk: gptDisk("bosh-partition-0"), Volume: volumeOf(filesystem.Ext4)}
+	store := Persistent{Disk: gptDisk("bosh-partition-0"), Volume: volumeOf(probe.Ext4)}
 	o := observedDisk(store, recorded("old"), "vol-1")
 	o.Known, o.OnStore, o.StoreTaken, o.StoreIdentity = []string{"old", "vol-1"}, "old", true, record.Disk{FileSystem: "u-old"}
 	p, err := MountDisk(o)

@@ -5,16 +5,15 @@ import (
 	"slices"
 	"strings"
 
-	"cambium/platform/device"
-	"cambium/platform/disk"
-	"cambium/platform/filesystem"
+	"cambium/platform/disk/layout"
+	"cambium/platform/filesystem/probe"
 	"cambium/storage/record"
 )
 
 // Persistent is what was observed about a persistent disk, and what is wanted on it.
 type Persistent struct {
 	CID    string
-	Disk   disk.State
+	Disk   layout.State
 	Serial string
 	// Damaged is why its partition table cannot be trusted.
 	Damaged error
@@ -25,9 +24,9 @@ type Persistent struct {
 	Pending, Finished bool
 	// Residue is what shows that it is not blank: the disk where it has no partition, otherwise its only partition if
 	// that shows no signature.
-	Residue filesystem.Residue
+	Residue probe.Residue
 	// Superblocks are what ext and xfs have left anywhere on the disk, looked for where Formats says so.
-	Superblocks []filesystem.Superblock
+	Superblocks []probe.Superblock
 	// Hardware is an identifier of the hardware that no other disk has; empty if there is none.
 	Hardware string
 	// Record is what is known about disks.
@@ -35,8 +34,8 @@ type Persistent struct {
 	// DuplicateUUID is set when a file system of the same UUID is mounted: a clone.
 	DuplicateUUID bool
 
-	Label        disk.Label      // of a new table
-	FileSystem   filesystem.Kind // of a new file system
+	Label        layout.Label // of a new table
+	FileSystem   probe.Kind   // of a new file system
 	MountOptions []string
 	// AllowForeign permits formatting a disk that would be refused, and AllowNoise one that holds random bytes and nothing else.
 	AllowForeign, AllowNoise bool
@@ -52,7 +51,7 @@ func PersistentPart(path string, preformatted bool) string {
 	if preformatted {
 		return path
 	}
-	return device.Partition(path, 1)
+	return layout.PartitionPath(path, 1)
 }
 
 // foreignError refuses a persistent disk, and tells how it can be repaired or released.
@@ -90,7 +89,7 @@ func MountPersistent(o Persistent, target string) (p Plan, err error) {
 			return p, err
 		}
 	}
-	if o.DuplicateUUID && o.Volume.Content.Kind == filesystem.XFS {
+	if o.DuplicateUUID && o.Volume.Content.Kind == probe.XFS {
 		o.MountOptions = append(slices.Clone(o.MountOptions), "nouuid") // XFS refuses a UUID that is mounted
 	}
 	if o.Preformatted {
@@ -106,7 +105,7 @@ func MountPersistent(o Persistent, target string) (p Plan, err error) {
 		return p, err
 	}
 	proof := "persistent disk " + o.CID + ", " + v.Proof
-	made := Volume{Content: filesystem.Content{Kind: o.FileSystem}}
+	made := Volume{Content: probe.Content{Kind: o.FileSystem}}
 	switch v.Verdict {
 	case refuse:
 		return p, &foreignError{CID: o.CID, Path: o.Disk.Path, Found: v.Proof, Advice: v.Advice,
@@ -192,13 +191,13 @@ func (o Persistent) judge() (judgment, error) {
 		return found, nil
 	}
 	switch {
-	case v.Verdict == create && onePartition(o.Disk, o.Label) < disk.MiB:
+	case v.Verdict == create && onePartition(o.Disk, o.Label) < layout.MiB:
 		return v, fmt.Errorf("%s has %s, which is too small for a partition", o.Disk.Path, size(o.Disk.Bytes))
 	case v.Verdict == create && !o.Label.Addresses(o.Disk.Bytes, o.Disk.Sector):
 		return v, fmt.Errorf("%s is larger than 2 TiB, which a DOS partition table cannot address: "+
 			"set env.persistent_disk_partitioner to parted", o.Disk.Path)
 	case (v.Verdict == create || v.Verdict == format) && !o.FileSystem.Managed():
-		return v, fmt.Errorf("persistent_disk_fs %q is not supported, only %s", o.FileSystem, filesystem.ManagedNames())
+		return v, fmt.Errorf("persistent_disk_fs %q is not supported, only %s", o.FileSystem, probe.ManagedNames())
 	}
 	return v, nil
 }
@@ -240,7 +239,7 @@ func (o Persistent) superblock() string {
 	}
 	s := o.Superblocks[0]
 	at := max(s.Start, 0) + s.Backup
-	if s.Kind == filesystem.Unknown {
+	if s.Kind == probe.Unknown {
 		return fmt.Sprintf("a damaged superblock of ext4 or xfs at byte %d", at)
 	}
 	return fmt.Sprintf("a superblock of %s at byte %d", s.Kind, at)
@@ -256,11 +255,11 @@ func judge(o Persistent) judgment {
 			size(o.Disk.Bytes) + o.unread()}
 	case o.Damaged != nil:
 		return refuse("%s", o.Damaged)
-	case t.Label == disk.None && !o.Disk.Content.Blank():
+	case t.Label == layout.None && !o.Disk.Content.Blank():
 		return refuse("the whole disk holds %s", o.Disk.Content)
 	case len(t.Partitions) == 0:
 		blank, what := "blank", "there is no partition table"
-		if t.Label != disk.None {
+		if t.Label != layout.None {
 			blank, what = "empty partition table", "the partition table is empty"
 		}
 		if !o.Residue.Zeros() {
@@ -329,9 +328,9 @@ func (o Persistent) notBlank(what, device string) judgment {
 }
 
 // backupFound refuses a device with a file system of which the first superblock is lost.
-func (o Persistent) backupFound(what string, s filesystem.Superblock) judgment {
+func (o Persistent) backupFound(what string, s probe.Superblock) judgment {
 	v := judgment{Proof: fmt.Sprintf("%s, but a backup superblock of %s is %s into it", what, s.Kind, size(max(s.Start, 0)+s.Backup))}
-	switch part := device.Partition(o.Disk.Path, 1); {
+	switch part := layout.PartitionPath(o.Disk.Path, 1); {
 	case len(o.Disk.Table.Partitions) == 1 && s.Start == 0:
 		v.Advice = fmt.Sprintf("To get its content back, run %s", s.Repair(part))
 	case s.Start > 0 && s.Start%int64(o.Disk.Sector) == 0:
@@ -341,12 +340,12 @@ func (o Persistent) backupFound(what string, s filesystem.Superblock) judgment {
 }
 
 // labelFor is the kind of table that can hold a file system where it is.
-func (o Persistent) labelFor(s filesystem.Superblock) disk.Label {
+func (o Persistent) labelFor(s probe.Superblock) layout.Label {
 	sector := int64(o.Disk.Sector)
-	if s.Start >= 34*sector && s.Start+s.Bytes <= disk.Usable(disk.GPT, o.Disk.Bytes, o.Disk.Sector) {
-		return disk.GPT
+	if s.Start >= 34*sector && s.Start+s.Bytes <= layout.Usable(layout.GPT, o.Disk.Bytes, o.Disk.Sector) {
+		return layout.GPT
 	}
-	return disk.MBR
+	return layout.MBR
 }
 
 // isBlank says whether a disk is blank. One that is refused is left to the error of mounting it.

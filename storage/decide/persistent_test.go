@@ -6,82 +6,82 @@ import (
 	"strings"
 	"testing"
 
-	"cambium/platform/disk"
-	"cambium/platform/filesystem"
+	"cambium/platform/disk/layout"
+	"cambium/platform/filesystem/probe"
 	"cambium/storage/record"
 )
 
-func diskWithoutTable(k filesystem.Kind) disk.State {
-	s := state(100*testMiB, disk.Table{})
-	s.Content = filesystem.Content{Kind: k}
+func diskWithoutTable(k probe.Kind) layout.State {
+	s := state(100*testMiB, layout.Table{})
+	s.Content = probe.Content{Kind: k}
 	return s
 }
 
 var (
-	dosDisk  = state(100*testMiB, disk.Table{Label: disk.MBR, Partitions: []disk.Partition{{Number: 1, Start: 512, Size: testMiB, Type: "83"}}})
-	oneEmpty = state(100*testMiB, disk.Table{Label: disk.GPT})
+	dosDisk  = state(100*testMiB, layout.Table{Label: layout.MBR, Partitions: []layout.Partition{{Number: 1, Start: 512, Size: testMiB, Type: "83"}}})
+	oneEmpty = state(100*testMiB, layout.Table{Label: layout.GPT})
 
-	overOlder = disk.State{Path: "/dev/vdb", Bytes: 100 * testMiB, Sector: 512, Table: dosDisk.Table,
-		Beneath: []filesystem.Kind{filesystem.Ext4, filesystem.NTFS}}
-	largeSectors = disk.State{Path: "/dev/vdb", Bytes: 100 * testMiB, Sector: 4096, Content: filesystem.Content{Kind: filesystem.Blank}}
+	overOlder = layout.State{Path: "/dev/vdb", Bytes: 100 * testMiB, Sector: 512, Table: dosDisk.Table,
+		Beneath: []probe.Kind{probe.Ext4, probe.NTFS}}
+	largeSectors = layout.State{Path: "/dev/vdb", Bytes: 100 * testMiB, Sector: 4096, Content: probe.Content{Kind: probe.Blank}}
 )
 
-func gptDisk(names ...string) disk.State { return state(100*testMiB, named(names...)) }
+func gptDisk(names ...string) layout.State { return state(100*testMiB, named(names...)) }
 
 var (
-	zeros   = filesystem.Residue{NonZero: -1}
-	slow    = filesystem.Residue{NonZero: -1, Unread: 7}
-	noise   = filesystem.Residue{NonZero: 3, Noise: true}
-	remains = filesystem.Residue{NonZero: 3}
-	ext4At  = func(start, backup int64) filesystem.Residue {
-		return filesystem.Residue{NonZero: 3, Found: []filesystem.Superblock{{Kind: filesystem.Ext4, Start: start, Backup: backup, Block: 4096, Bytes: 50 * testMiB}}}
+	zeros   = probe.Residue{NonZero: -1}
+	slow    = probe.Residue{NonZero: -1, Unread: 7}
+	noise   = probe.Residue{NonZero: 3, Noise: true}
+	remains = probe.Residue{NonZero: 3}
+	ext4At  = func(start, backup int64) probe.Residue {
+		return probe.Residue{NonZero: 3, Found: []probe.Superblock{{Kind: probe.Ext4, Start: start, Backup: backup, Block: 4096, Bytes: 50 * testMiB}}}
 	}
 )
 
 func TestJudge(t *testing.T) {
 	for _, c := range []struct {
 		name    string
-		state   disk.State
+		state   layout.State
 		content Volume
-		residue filesystem.Residue
+		residue probe.Residue
 		pending bool
 		want    verdict
 		says    string
 	}{
-		{"blank", diskWithoutTable(filesystem.Blank), Volume{}, zeros, false, create, "blank, 100.0 MiB"},
-		{"no table, but data", diskWithoutTable(filesystem.Blank), Volume{}, remains, false, refuse, "data at byte 3 of /dev/vdb"},
-		{"no table, but noise", diskWithoutTable(filesystem.Blank), Volume{}, noise, false, refuse, "persistent_disk_blank: noise"},
-		{"the table is lost, not the file system", diskWithoutTable(filesystem.Blank), Volume{}, ext4At(testMiB, 0), false, refuse, "echo start=2048 | sfdisk --wipe never -X gpt /dev/vdb"},
-		{"DOS, the table is lost", diskWithoutTable(filesystem.Blank), Volume{}, ext4At(512, 0), false, refuse, "echo start=1 | sfdisk --wipe never -X dos /dev/vdb"},
-		{"table and superblock are lost", diskWithoutTable(filesystem.Blank), Volume{}, ext4At(testMiB, 128*testMiB), false, refuse, "one partition from sector 2048 and run e2fsck -b 32768 -B 4096 /dev/vdb1"},
-		{"file system without a table (D.1)", diskWithoutTable(filesystem.Ext4), Volume{}, zeros, false, refuse, "the whole disk holds ext4"},
-		{"LVM on the disk", diskWithoutTable(filesystem.LVM), Volume{}, zeros, false, refuse, "LVM"},
+		{"blank", diskWithoutTable(probe.Blank), Volume{}, zeros, false, create, "blank, 100.0 MiB"},
+		{"no table, but data", diskWithoutTable(probe.Blank), Volume{}, remains, false, refuse, "data at byte 3 of /dev/vdb"},
+		{"no table, but noise", diskWithoutTable(probe.Blank), Volume{}, noise, false, refuse, "persistent_disk_blank: noise"},
+		{"the table is lost, not the file system", diskWithoutTable(probe.Blank), Volume{}, ext4At(testMiB, 0), false, refuse, "echo start=2048 | sfdisk --wipe never -X gpt /dev/vdb"},
+		{"DOS, the table is lost", diskWithoutTable(probe.Blank), Volume{}, ext4At(512, 0), false, refuse, "echo start=1 | sfdisk --wipe never -X dos /dev/vdb"},
+		{"table and superblock are lost", diskWithoutTable(probe.Blank), Volume{}, ext4At(testMiB, 128*testMiB), false, refuse, "one partition from sector 2048 and run e2fsck -b 32768 -B 4096 /dev/vdb1"},
+		{"file system without a table (D.1)", diskWithoutTable(probe.Ext4), Volume{}, zeros, false, refuse, "the whole disk holds ext4"},
+		{"LVM on the disk", diskWithoutTable(probe.LVM), Volume{}, zeros, false, refuse, "LVM"},
 		{"empty table", oneEmpty, Volume{}, zeros, false, create, "empty partition table"},
 		{"empty table over lost data", oneEmpty, Volume{}, ext4At(testMiB, 0), false, refuse, "the partition table is empty, but ext4 begins at sector 2048"},
 		{"empty table over anything", oneEmpty, Volume{}, remains, false, refuse, "data at byte 3"},
-		{"not looked", oneEmpty, Volume{}, filesystem.Residue{}, false, refuse, "data at byte 0"},
-		{"ours, ext4", gptDisk("bosh-partition-0"), volumeOf(filesystem.Ext4), zeros, false, keep, "holds ext4"},
-		{"ours, xfs", gptDisk("bosh-partition-0"), volumeOf(filesystem.XFS), zeros, false, keep, "holds xfs"},
-		{"any name", gptDisk("whatever"), volumeOf(filesystem.Ext4), zeros, false, keep, "holds ext4"},
-		{"DOS of an old agent", dosDisk, volumeOf(filesystem.Ext4), zeros, false, keep, "holds ext4"},
-		{"DOS of an old agent, over an older file system", overOlder, volumeOf(filesystem.Ext4), zeros, false, keep,
+		{"not looked", oneEmpty, Volume{}, probe.Residue{}, false, refuse, "data at byte 0"},
+		{"ours, ext4", gptDisk("bosh-partition-0"), volumeOf(probe.Ext4), zeros, false, keep, "holds ext4"},
+		{"ours, xfs", gptDisk("bosh-partition-0"), volumeOf(probe.XFS), zeros, false, keep, "holds xfs"},
+		{"any name", gptDisk("whatever"), volumeOf(probe.Ext4), zeros, false, keep, "holds ext4"},
+		{"DOS of an old agent", dosDisk, volumeOf(probe.Ext4), zeros, false, keep, "holds ext4"},
+		{"DOS of an old agent, over an older file system", overOlder, volumeOf(probe.Ext4), zeros, false, keep,
 			"partition 1 holds ext4 (older ext4 and NTFS beneath the table is ignored)"},
-		{"blank, as far as it was read", diskWithoutTable(filesystem.Blank), Volume{}, slow, false, create,
+		{"blank, as far as it was read", diskWithoutTable(probe.Blank), Volume{}, slow, false, create,
 			"blank, 100.0 MiB (7 places were not read in time and count as zeros)"},
-		{"ours, never formatted (D.5)", gptDisk("bosh-partition-0"), volumeOf(filesystem.Blank), zeros, false, format, "named bosh-partition-0 and blank"},
-		{"ours, superblock lost", gptDisk("bosh-partition-0"), volumeOf(filesystem.Blank), ext4At(0, 128*testMiB), false, refuse, "run e2fsck -b 32768 -B 4096 /dev/vdb1"},
-		{"ours, not blank", gptDisk("bosh-partition-0"), volumeOf(filesystem.Blank), remains, false, refuse, "partition 1 has no file system, but"},
-		{"ours, noise", gptDisk("bosh-partition-0"), volumeOf(filesystem.Blank), noise, false, refuse, "persistent_disk_blank: noise"},
-		{"ours, unfinished", gptDisk(PreparingName), volumeOf(filesystem.Blank), remains, true, format, "unfinished"},
-		{"not named by us, blank", gptDisk("x"), volumeOf(filesystem.Blank), zeros, false, refuse, "nothing shows"},
-		{"DOS, blank, unfinished on record", dosDisk, volumeOf(filesystem.Blank), zeros, true, format, "on record as unfinished"},
-		{"DOS, blank", dosDisk, volumeOf(filesystem.Blank), zeros, false, refuse, "nothing shows"},
-		{"ours by name, LUKS inside (D.2)", gptDisk("bosh-partition-0"), volumeOf(filesystem.LUKS), zeros, false, refuse, "LUKS"},
-		{"ext3 (D.2)", gptDisk("x"), volumeOf(filesystem.Ext3), zeros, false, refuse, "ext3"},
-		{"btrfs (D.2)", gptDisk("x"), volumeOf(filesystem.Btrfs), zeros, false, refuse, "btrfs"},
-		{"btrfs, unfinished on record", gptDisk("x"), volumeOf(filesystem.Btrfs), zeros, true, refuse, "btrfs"},
-		{"ext4 and RAID", gptDisk("x"), volumeOf(filesystem.Ext4, filesystem.MD), zeros, false, refuse, "md RAID"},
-		{"only partition 2", state(100*testMiB, disk.Table{Label: disk.GPT, Partitions: []disk.Partition{{Number: 2, Start: testMiB, Size: testMiB}}}), volumeOf(filesystem.Ext4), zeros, false, refuse, "number 2"},
+		{"ours, never formatted (D.5)", gptDisk("bosh-partition-0"), volumeOf(probe.Blank), zeros, false, format, "named bosh-partition-0 and blank"},
+		{"ours, superblock lost", gptDisk("bosh-partition-0"), volumeOf(probe.Blank), ext4At(0, 128*testMiB), false, refuse, "run e2fsck -b 32768 -B 4096 /dev/vdb1"},
+		{"ours, not blank", gptDisk("bosh-partition-0"), volumeOf(probe.Blank), remains, false, refuse, "partition 1 has no file system, but"},
+		{"ours, noise", gptDisk("bosh-partition-0"), volumeOf(probe.Blank), noise, false, refuse, "persistent_disk_blank: noise"},
+		{"ours, unfinished", gptDisk(PreparingName), volumeOf(probe.Blank), remains, true, format, "unfinished"},
+		{"not named by us, blank", gptDisk("x"), volumeOf(probe.Blank), zeros, false, refuse, "nothing shows"},
+		{"DOS, blank, unfinished on record", dosDisk, volumeOf(probe.Blank), zeros, true, format, "on record as unfinished"},
+		{"DOS, blank", dosDisk, volumeOf(probe.Blank), zeros, false, refuse, "nothing shows"},
+		{"ours by name, LUKS inside (D.2)", gptDisk("bosh-partition-0"), volumeOf(probe.LUKS), zeros, false, refuse, "LUKS"},
+		{"ext3 (D.2)", gptDisk("x"), volumeOf(probe.Ext3), zeros, false, refuse, "ext3"},
+		{"btrfs (D.2)", gptDisk("x"), volumeOf(probe.Btrfs), zeros, false, refuse, "btrfs"},
+		{"btrfs, unfinished on record", gptDisk("x"), volumeOf(probe.Btrfs), zeros, true, refuse, "btrfs"},
+		{"ext4 and RAID", gptDisk("x"), volumeOf(probe.Ext4, probe.MD), zeros, false, refuse, "md RAID"},
+		{"only partition 2", state(100*testMiB, layout.Table{Label: layout.GPT, Partitions: []layout.Partition{{Number: 2, Start: testMiB, Size: testMiB}}}), volumeOf(probe.Ext4), zeros, false, refuse, "number 2"},
 		{"two partitions", gptDisk("a", "b"), Volume{}, zeros, false, refuse, "2 partitions"},
 		{"lost table, large sectors", largeSectors, Volume{}, ext4At(testMiB, 0), false, refuse, "ext4 begins at sector 256To keep its content, write a partition table with one partition from there (echo start=256 |"},
 		{"lost table, large sectors, superblock lost", largeSectors, Volume{}, ext4At(testMiB, 128*testMiB), false, refuse, "one partition from sector 256 and run e2fsck"},
@@ -91,11 +91,11 @@ func TestJudge(t *testing.T) {
 		if got := judge(o); got.Verdict != c.want || !strings.Contains(got.Proof+got.Advice, c.says) {
 			t.Errorf("%s: verdict %+v; want %d with %q", c.name, got, c.want, c.says)
 		}
-		o.CID, o.Record, o.AllowForeign, o.FileSystem, o.Label = "vol-1", onRecord, true, filesystem.Ext4, disk.GPT
+		o.CID, o.Record, o.AllowForeign, o.FileSystem, o.Label = "vol-1", onRecord, true, probe.Ext4, layout.GPT
 		if got, err := o.judge(); err == nil && got.Verdict != keep {
 			t.Errorf("%s, on record: verdict %+v, want it never formatted", c.name, got)
 		}
-		o.Record, o.Damaged = record.Record{}, disk.ErrDamaged
+		o.Record, o.Damaged = record.Record{}, layout.ErrDamaged
 		if damaged := judge(o); damaged.Verdict != refuse {
 			t.Errorf("%s, table damaged: verdict %d, want it refused", c.name, damaged.Verdict)
 		}
@@ -106,27 +106,27 @@ func TestJudge(t *testing.T) {
 func TestJudgeWhereNewVolumesHoldNoise(t *testing.T) {
 	for _, c := range []struct {
 		name    string
-		state   disk.State
-		residue filesystem.Residue
+		state   layout.State
+		residue probe.Residue
 		damaged error
 		want    verdict
 	}{
-		{"noise", diskWithoutTable(filesystem.Blank), noise, nil, create},
-		{"noise that looks like a signature", diskWithoutTable(filesystem.HFS), noise, nil, create},
-		{"noise that looks like a table", state(100*testMiB, disk.Table{}), noise, disk.ErrDamaged, create},
+		{"noise", diskWithoutTable(probe.Blank), noise, nil, create},
+		{"noise that looks like a signature", diskWithoutTable(probe.HFS), noise, nil, create},
+		{"noise that looks like a table", state(100*testMiB, layout.Table{}), noise, layout.ErrDamaged, create},
 		{"an empty table in noise", oneEmpty, noise, nil, create},
 		{"our partition, noise inside", gptDisk("bosh-partition-0"), noise, nil, format},
-		{"zeros", diskWithoutTable(filesystem.Blank), zeros, nil, create},
-		{"data", diskWithoutTable(filesystem.Blank), remains, nil, refuse},
-		{"a backup superblock", diskWithoutTable(filesystem.Blank), ext4At(0, 128*testMiB), nil, refuse},
-		{"a damaged table", diskWithoutTable(filesystem.Blank), remains, disk.ErrDamaged, refuse},
+		{"zeros", diskWithoutTable(probe.Blank), zeros, nil, create},
+		{"data", diskWithoutTable(probe.Blank), remains, nil, refuse},
+		{"a backup superblock", diskWithoutTable(probe.Blank), ext4At(0, 128*testMiB), nil, refuse},
+		{"a damaged table", diskWithoutTable(probe.Blank), remains, layout.ErrDamaged, refuse},
 		{"a foreign partition, noise inside", gptDisk("x"), noise, nil, refuse},
 	} {
-		o := Persistent{Disk: c.state, Volume: volumeOf(filesystem.Blank), Residue: c.residue, Damaged: c.damaged, AllowNoise: true}
+		o := Persistent{Disk: c.state, Volume: volumeOf(probe.Blank), Residue: c.residue, Damaged: c.damaged, AllowNoise: true}
 		if got := judge(o); got.Verdict != c.want {
 			t.Errorf("%s: %+v, want %d", c.name, got, c.want)
 		}
-		o.CID, o.Record, o.FileSystem, o.Label = "vol-1", onRecord, filesystem.Ext4, disk.GPT
+		o.CID, o.Record, o.FileSystem, o.Label = "vol-1", onRecord, probe.Ext4, layout.GPT
 		if got, err := o.judge(); err == nil && got.Verdict != refuse {
 			t.Errorf("%s, on record: %+v, want it refused", c.name, got)
 		}
@@ -135,7 +135,7 @@ func TestJudgeWhereNewVolumesHoldNoise(t *testing.T) {
 
 // Where a setting would have a disk formatted, its superblocks are looked for, unless the survey has found them.
 func TestFormats(t *testing.T) {
-	lvm, ext4 := volumeOf(filesystem.LVM), volumeOf(filesystem.Ext4)
+	lvm, ext4 := volumeOf(probe.LVM), volumeOf(probe.Ext4)
 	for _, c := range []struct {
 		name string
 		o    Persistent
@@ -145,9 +145,9 @@ func TestFormats(t *testing.T) {
 		{"LVM in a partition", Persistent{Disk: gptDisk("a"), Volume: lvm, AllowForeign: true}, true},
 		{"LVM, and not allowed", Persistent{Disk: gptDisk("a"), Volume: lvm}, false},
 		{"ext4 in a partition", Persistent{Disk: gptDisk("a"), Volume: ext4, AllowForeign: true}, false},
-		{"no partition", Persistent{Disk: diskWithoutTable(filesystem.LVM), AllowForeign: true}, false},
-		{"blank", Persistent{Disk: diskWithoutTable(filesystem.Blank), Residue: zeros, AllowForeign: true}, false},
-		{"our blank partition", Persistent{Disk: gptDisk("bosh-partition-0"), Volume: volumeOf(filesystem.Blank),
+		{"no partition", Persistent{Disk: diskWithoutTable(probe.LVM), AllowForeign: true}, false},
+		{"blank", Persistent{Disk: diskWithoutTable(probe.Blank), Residue: zeros, AllowForeign: true}, false},
+		{"our blank partition", Persistent{Disk: gptDisk("bosh-partition-0"), Volume: volumeOf(probe.Blank),
 			Residue: zeros, AllowForeign: true}, false},
 		{"preformatted", Persistent{Disk: gptDisk("a", "b"), AllowForeign: true, Preformatted: true}, false},
 	} {
@@ -158,7 +158,7 @@ func TestFormats(t *testing.T) {
 }
 
 func TestMountPersistent(t *testing.T) {
-	ext4, blank := volumeOf(filesystem.Ext4), volumeOf(filesystem.Blank)
+	ext4, blank := volumeOf(probe.Ext4), volumeOf(probe.Blank)
 	faulty, small := ext4, ext4
 	faulty.Content.Errors = true
 	small.Content.Bytes = testMiB
@@ -172,8 +172,8 @@ func TestMountPersistent(t *testing.T) {
 	grown.Bytes = 900 * testMiB
 	preparing := gptDisk(PreparingName)
 	preparing.Table.GUID, preparing.Table.Partitions[0].Size = "G", 98*testMiB
-	sized := func(bytes int64) disk.State {
-		s := diskWithoutTable(filesystem.Blank)
+	sized := func(bytes int64) layout.State {
+		s := diskWithoutTable(probe.Blank)
 		s.Bytes = bytes
 		return s
 	}
@@ -187,24 +187,24 @@ func TestMountPersistent(t *testing.T) {
 		notGrown string
 		fails    string
 	}{
-		{name: "blank", o: Persistent{Disk: diskWithoutTable(filesystem.Blank)}, want: "create-table make-file-system1 name-partition mount1", finish: true},
-		{name: "blank, DOS", o: Persistent{Disk: diskWithoutTable(filesystem.Blank), Label: disk.MBR}, want: "create-table make-file-system1 mount1", finish: true},
-		{name: "blank, unknown file system", o: Persistent{Disk: diskWithoutTable(filesystem.Blank), FileSystem: "zfs"}, fails: `persistent_disk_fs "zfs" is not supported, only ext4 and xfs`},
+		{name: "blank", o: Persistent{Disk: diskWithoutTable(probe.Blank)}, want: "create-table make-file-system1 name-partition mount1", finish: true},
+		{name: "blank, DOS", o: Persistent{Disk: diskWithoutTable(probe.Blank), Label: layout.MBR}, want: "create-table make-file-system1 mount1", finish: true},
+		{name: "blank, unknown file system", o: Persistent{Disk: diskWithoutTable(probe.Blank), FileSystem: "zfs"}, fails: `persistent_disk_fs "zfs" is not supported, only ext4 and xfs`},
 		{name: "unfinished, unknown file system", o: Persistent{Disk: gptDisk("bosh-partition-0"), Volume: blank, FileSystem: "zfs"}, fails: `"zfs" is not supported`},
 		{name: "kept, unknown file system", o: Persistent{Disk: full, Volume: ext4, FileSystem: "zfs"}, want: "mount1"},
-		{name: "too large for its table", o: Persistent{Disk: huge, Label: disk.MBR}, fails: "larger than 2 TiB"},
+		{name: "too large for its table", o: Persistent{Disk: huge, Label: layout.MBR}, fails: "larger than 2 TiB"},
 		{name: "too small", o: Persistent{Disk: sized(2 * testMiB)}, fails: "/dev/vdb has 2.0 MiB, which is too small"},
 		{name: "no size", o: Persistent{Disk: sized(0)}, fails: "/dev/vdb has 0.0 MiB, which is too small"},
 		{name: "large", o: Persistent{Disk: huge}, want: "create-table make-file-system1 name-partition mount1", finish: true},
-		{name: "foreign", o: Persistent{Disk: diskWithoutTable(filesystem.LVM)}, fails: "/dev/vdb is refused: the whole disk holds LVM"},
-		{name: "foreign, released", o: Persistent{Disk: diskWithoutTable(filesystem.LVM), AllowForeign: true}, want: "create-table make-file-system1 name-partition mount1", finish: true},
-		{name: "foreign with a superblock, released", o: Persistent{Disk: diskWithoutTable(filesystem.LVM),
-			AllowForeign: true, Superblocks: []filesystem.Superblock{{Kind: filesystem.Ext4, Start: 4096}}},
+		{name: "foreign", o: Persistent{Disk: diskWithoutTable(probe.LVM)}, fails: "/dev/vdb is refused: the whole disk holds LVM"},
+		{name: "foreign, released", o: Persistent{Disk: diskWithoutTable(probe.LVM), AllowForeign: true}, want: "create-table make-file-system1 name-partition mount1", finish: true},
+		{name: "foreign with a superblock, released", o: Persistent{Disk: diskWithoutTable(probe.LVM),
+			AllowForeign: true, Superblocks: []probe.Superblock{{Kind: probe.Ext4, Start: 4096}}},
 			fails: "LVM physical volume. It has a superblock of ext4 at byte 4096: no setting formats such a disk"},
-		{name: "foreign with a damaged superblock, released", o: Persistent{Disk: diskWithoutTable(filesystem.Unknown),
-			AllowForeign: true, Superblocks: []filesystem.Superblock{{Kind: filesystem.Unknown}}},
+		{name: "foreign with a damaged superblock, released", o: Persistent{Disk: diskWithoutTable(probe.Unknown),
+			AllowForeign: true, Superblocks: []probe.Superblock{{Kind: probe.Unknown}}},
 			fails: "It has a damaged superblock of ext4 or xfs at byte 0: no setting formats such a disk"},
-		{name: "a lost table, released", o: Persistent{Disk: diskWithoutTable(filesystem.Blank), AllowForeign: true,
+		{name: "a lost table, released", o: Persistent{Disk: diskWithoutTable(probe.Blank), AllowForeign: true,
 			Residue: ext4At(16*testMiB, 0)},
 			fails: "ext4 begins at sector 32768. To keep its content, write a partition table with one partition " +
 				"from there (echo start=32768 | sfdisk --wipe never -X gpt /dev/vdb). " +
@@ -212,12 +212,12 @@ func TestMountPersistent(t *testing.T) {
 		{name: "a lost superblock, released", o: Persistent{Disk: gptDisk("bosh-partition-0"), Volume: blank,
 			AllowForeign: true, Residue: ext4At(0, 128*testMiB)},
 			fails: "run e2fsck -b 32768 -B 4096 /dev/vdb1. It has a superblock of ext4"},
-		{name: "bytes, released", o: Persistent{Disk: diskWithoutTable(filesystem.Blank), AllowForeign: true,
+		{name: "bytes, released", o: Persistent{Disk: diskWithoutTable(probe.Blank), AllowForeign: true,
 			Residue: remains}, want: "create-table make-file-system1 name-partition mount1", finish: true},
 		{name: "unfinished, with a superblock", o: Persistent{Disk: preparing, Volume: blank, Pending: true,
-			Superblocks: []filesystem.Superblock{{Kind: filesystem.Ext4}}},
+			Superblocks: []probe.Superblock{{Kind: probe.Ext4}}},
 			want: "make-file-system1 name-partition mount1", begin: "G", finish: true},
-		{name: "damaged, released", o: Persistent{Disk: state(100*testMiB, disk.Table{}), Damaged: disk.ErrDamaged, AllowForeign: true}, want: "create-table make-file-system1 name-partition mount1", finish: true},
+		{name: "damaged, released", o: Persistent{Disk: state(100*testMiB, layout.Table{}), Damaged: layout.ErrDamaged, AllowForeign: true}, want: "create-table make-file-system1 name-partition mount1", finish: true},
 		{name: "never formatted", o: Persistent{Disk: recovered, Volume: blank}, want: "repair-table make-file-system1 mount1", begin: "G", finish: true},
 		{name: "kept", o: Persistent{Disk: full, Volume: ext4}, want: "mount1"},
 		{name: "one good copy", o: Persistent{Disk: recovered, Volume: ext4}, want: "repair-table mount1"},
@@ -230,17 +230,17 @@ func TestMountPersistent(t *testing.T) {
 		{name: "grown by the IaaS", o: Persistent{Disk: grown, Volume: ext4}, want: "grow-partition mount1 grow-file-system1"},
 		{name: "grown, the file system lags behind", o: Persistent{Disk: grown, Volume: small}, want: "grow-partition mount1 grow-file-system1"},
 		{name: "the file system lags behind", o: Persistent{Disk: full, Volume: small}, want: "mount1 grow-file-system1"},
-		{name: "cannot be grown", o: Persistent{Disk: func() disk.State { s := grown; s.Table.Fixed = "it has an extended partition"; return s }(), Volume: ext4}, want: "mount1", notGrown: "it has an extended partition"},
-		{name: "preformatted", o: Persistent{Disk: state(100*testMiB, disk.Table{}), Volume: ext4, Preformatted: true}, want: "mount"},
-		{name: "preformatted, grown", o: Persistent{Disk: state(100*testMiB, disk.Table{}), Volume: small, Preformatted: true}, want: "mount grow-file-system"},
-		{name: "preformatted, blank", o: Persistent{Disk: state(100*testMiB, disk.Table{}), Volume: blank, Preformatted: true}, fails: "there is nothing to mount"},
+		{name: "cannot be grown", o: Persistent{Disk: func() layout.State { s := grown; s.Table.Fixed = "it has an extended partition"; return s }(), Volume: ext4}, want: "mount1", notGrown: "it has an extended partition"},
+		{name: "preformatted", o: Persistent{Disk: state(100*testMiB, layout.Table{}), Volume: ext4, Preformatted: true}, want: "mount"},
+		{name: "preformatted, grown", o: Persistent{Disk: state(100*testMiB, layout.Table{}), Volume: small, Preformatted: true}, want: "mount grow-file-system"},
+		{name: "preformatted, blank", o: Persistent{Disk: state(100*testMiB, layout.Table{}), Volume: blank, Preformatted: true}, fails: "there is nothing to mount"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.o.FileSystem == "" {
-				c.o.FileSystem = filesystem.Ext4
+				c.o.FileSystem = probe.Ext4
 			}
 			if c.o.Label == "" {
-				c.o.Label = disk.GPT
+				c.o.Label = layout.GPT
 			}
 			c.o.CID, c.o.Serial = "vol-1", "s1"
 			if c.o.Residue.NonZero == 0 { // not looked
@@ -260,7 +260,7 @@ func TestMountPersistent(t *testing.T) {
 		})
 	}
 	var foreign *foreignError
-	if _, err := MountPersistent(Persistent{Disk: diskWithoutTable(filesystem.LVM)}, "/store"); !errors.As(err, &foreign) || foreign.Found == "" {
+	if _, err := MountPersistent(Persistent{Disk: diskWithoutTable(probe.LVM)}, "/store"); !errors.As(err, &foreign) || foreign.Found == "" {
 		t.Errorf("error %v, want one that can be told from others", err)
 	}
 }
@@ -329,12 +329,12 @@ func TestIsBlank(t *testing.T) {
 		o    Persistent
 		want bool
 	}{
-		{"blank", Persistent{Disk: diskWithoutTable(filesystem.Blank), Residue: zeros}, true},
-		{"not blank", Persistent{Disk: diskWithoutTable(filesystem.Blank), Residue: remains}, false},
-		{"a table", Persistent{Disk: gptDisk("bosh-partition-0"), Volume: volumeOf(filesystem.Blank), Residue: zeros}, false},
+		{"blank", Persistent{Disk: diskWithoutTable(probe.Blank), Residue: zeros}, true},
+		{"not blank", Persistent{Disk: diskWithoutTable(probe.Blank), Residue: remains}, false},
+		{"a table", Persistent{Disk: gptDisk("bosh-partition-0"), Volume: volumeOf(probe.Blank), Residue: zeros}, false},
 		{"an empty table", Persistent{Disk: oneEmpty, Residue: zeros}, true},
-		{"a file system", Persistent{Disk: diskWithoutTable(filesystem.Ext4), Residue: zeros}, false},
-		{"damaged", Persistent{Disk: diskWithoutTable(filesystem.Blank), Residue: zeros, Damaged: disk.ErrDamaged}, false},
+		{"a file system", Persistent{Disk: diskWithoutTable(probe.Ext4), Residue: zeros}, false},
+		{"damaged", Persistent{Disk: diskWithoutTable(probe.Blank), Residue: zeros, Damaged: layout.ErrDamaged}, false},
 	} {
 		if got := isBlank(c.o); got != c.want {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
@@ -372,34 +372,34 @@ func TestCheckKnown(t *testing.T) {
 }
 
 func TestGrowTo(t *testing.T) {
-	part := func(start, size int64) disk.Partition {
-		return disk.Partition{Number: 1, Start: start * testMiB, Size: size * testMiB}
+	part := func(start, size int64) layout.Partition {
+		return layout.Partition{Number: 1, Start: start * testMiB, Size: size * testMiB}
 	}
-	table := func(label disk.Label, parts ...disk.Partition) disk.Table {
-		return disk.Table{Label: label, Partitions: parts}
+	table := func(label layout.Label, parts ...layout.Partition) layout.Table {
+		return layout.Table{Label: label, Partitions: parts}
 	}
-	behind := disk.Partition{Number: 2, Start: 500 * testMiB, Size: testMiB}
+	behind := layout.Partition{Number: 2, Start: 500 * testMiB, Size: testMiB}
 	for _, c := range []struct {
 		name     string
 		size     int64
-		table    disk.Table
+		table    layout.Table
 		end      int64
 		obstacle string
 	}{
-		{"room at the end", 900 * testMiB, table(disk.GPT, part(1, 100)), 899 * testMiB, ""},
-		{"room up to the next partition", 900 * testMiB, table(disk.GPT, part(1, 100), behind), 500 * testMiB, ""},
-		{"no room", 900 * testMiB, table(disk.GPT, part(1, 898)), 0, ""},
-		{"no room, DOS", 900 * testMiB, table(disk.MBR, part(1, 899)), 0, ""},
-		{"DOS to the very end", 900 * testMiB, table(disk.MBR, part(1, 100)), 900 * testMiB, ""},
-		{"DOS across 2 TiB", 3 << 40, table(disk.MBR, part(1, 100)), 0, "2 TiB"},
-		{"GPT across 2 TiB", 3 << 40, table(disk.GPT, part(1, 100)), 3<<40 - testMiB, ""},
-		{"a table that cannot be rewritten", 900 * testMiB, disk.Table{Label: disk.MBR, Fixed: "extended", Partitions: []disk.Partition{part(1, 100)}}, 0, "extended"},
-		{"metadata at the end", 900 * testMiB, table(disk.MBR, part(1, 100)), 0, "metadata of a md RAID member"},
-		{"not there", 900 * testMiB, table(disk.GPT), 0, "not in the table"},
+		{"room at the end", 900 * testMiB, table(layout.GPT, part(1, 100)), 899 * testMiB, ""},
+		{"room up to the next partition", 900 * testMiB, table(layout.GPT, part(1, 100), behind), 500 * testMiB, ""},
+		{"no room", 900 * testMiB, table(layout.GPT, part(1, 898)), 0, ""},
+		{"no room, DOS", 900 * testMiB, table(layout.MBR, part(1, 899)), 0, ""},
+		{"DOS to the very end", 900 * testMiB, table(layout.MBR, part(1, 100)), 900 * testMiB, ""},
+		{"DOS across 2 TiB", 3 << 40, table(layout.MBR, part(1, 100)), 0, "2 TiB"},
+		{"GPT across 2 TiB", 3 << 40, table(layout.GPT, part(1, 100)), 3<<40 - testMiB, ""},
+		{"a table that cannot be rewritten", 900 * testMiB, layout.Table{Label: layout.MBR, Fixed: "extended", Partitions: []layout.Partition{part(1, 100)}}, 0, "extended"},
+		{"metadata at the end", 900 * testMiB, table(layout.MBR, part(1, 100)), 0, "metadata of a md RAID member"},
+		{"not there", 900 * testMiB, table(layout.GPT), 0, "not in the table"},
 	} {
 		s := state(c.size, c.table)
 		if c.name == "metadata at the end" {
-			s.Trailer = filesystem.MD
+			s.Trailer = probe.MD
 		}
 		end, obstacle := growTo(s, 1)
 		if end != c.end || !strings.Contains(obstacle, c.obstacle) || (obstacle == "") != (c.obstacle == "") {
@@ -409,14 +409,14 @@ func TestGrowTo(t *testing.T) {
 }
 
 func TestGrowMounted(t *testing.T) {
-	disk900 := func(size int64, parts int) disk.State {
+	disk900 := func(size int64, parts int) layout.State {
 		s := state(900*testMiB, named(make([]string, parts)...))
 		if parts > 0 {
 			s.Table.Partitions[0].Size = size * testMiB
 		}
 		return s
 	}
-	lags := mountedOn("/store", filesystem.XFS)
+	lags := mountedOn("/store", probe.XFS)
 	lags.Growable = true
 	recovered := disk900(898, 1)
 	recovered.Table.Recovered = true
@@ -426,9 +426,9 @@ func TestGrowMounted(t *testing.T) {
 		want     string
 		notGrown string
 	}{
-		{"as large as its disk", Persistent{Disk: disk900(898, 1), Volume: mountedOn("/store", filesystem.XFS)}, "", ""},
-		{"room that older agents left", Persistent{Disk: disk900(800, 1), Volume: mountedOn("/store", filesystem.XFS)}, "", ""},
-		{"grown", Persistent{Disk: disk900(400, 1), Volume: mountedOn("/store", filesystem.XFS)}, "grow-partition grow-file-system1", ""},
+		{"as large as its disk", Persistent{Disk: disk900(898, 1), Volume: mountedOn("/store", probe.XFS)}, "", ""},
+		{"room that older agents left", Persistent{Disk: disk900(800, 1), Volume: mountedOn("/store", probe.XFS)}, "", ""},
+		{"grown", Persistent{Disk: disk900(400, 1), Volume: mountedOn("/store", probe.XFS)}, "grow-partition grow-file-system1", ""},
 		{"the file system lags behind", Persistent{Disk: disk900(898, 1), Volume: lags}, "grow-file-system1", ""},
 		{"one good copy", Persistent{Disk: recovered, Volume: lags}, "repair-table grow-file-system1", ""},
 		{"two partitions", Persistent{Disk: disk900(400, 2), Volume: lags}, "", ""},
@@ -448,17 +448,17 @@ func TestGrowRoot(t *testing.T) {
 		s.Table.Partitions[0].Size = size * testMiB
 		return Root{Disk: s, Partition: 1, Volume: v}
 	}
-	lags := mountedOn("/", filesystem.Ext4)
+	lags := mountedOn("/", probe.Ext4)
 	lags.Growable = true
 	for _, c := range []struct {
 		name string
 		o    Root
 		want string
 	}{
-		{"as large as its disk", root(898, mountedOn("/", filesystem.Ext4)), ""},
-		{"grown by a little", root(890, mountedOn("/", filesystem.Ext4)), "grow-partition grow-file-system1"},
+		{"as large as its disk", root(898, mountedOn("/", probe.Ext4)), ""},
+		{"grown by a little", root(890, mountedOn("/", probe.Ext4)), "grow-partition grow-file-system1"},
 		{"the file system lags behind", root(898, lags), "grow-file-system1"},
-		{"a kind that is not grown", root(400, mountedOn("/", filesystem.Ext2)), "grow-partition"},
+		{"a kind that is not grown", root(400, mountedOn("/", probe.Ext2)), "grow-partition"},
 	} {
 		p := GrowRoot(c.o)
 		if got := ops(p); got != c.want || !p.MustGrow {

@@ -4,14 +4,15 @@ import (
 	"fmt"
 	"slices"
 
-	"cambium/platform/disk"
-	"cambium/platform/filesystem"
+	"cambium/platform/disk/layout"
+	"cambium/platform/filesystem/probe"
 )
 
 // Replaced is what was observed about a disk that is to become an ephemeral or a raw one. What it holds is replaced
 // without a proof that it is blank, since IaaSes hand out such disks with file systems and recycled ones; unless it is
 // or may be a store.
 type Replaced struct {
+	Serial string
 	// Busy is why it cannot be used at all: it is mounted or held, or is not a disk.
 	Busy error
 	// Persistent is why it is a persistent disk according to records, settings or hints.
@@ -26,12 +27,12 @@ type Replaced struct {
 
 // MayBeStore says whether the only partition of a disk, or the whole disk, has to be looked at. Names of ephemeral and
 // raw disks tell that it need not, and a store is the only partition of its disk.
-func MayBeStore(t disk.Table) bool {
+func MayBeStore(t layout.Table) bool {
 	return len(t.Partitions) < 2 && !namedEphemeral(t) && !KeptRaw(t)
 }
 
 // refuse returns why the content of a disk is not replaced.
-func (o Replaced) refuse(s disk.State) error {
+func (o Replaced) refuse(s layout.State) error {
 	switch {
 	case o.Busy != nil:
 		return fmt.Errorf("not touched: %w", o.Busy)
@@ -60,7 +61,7 @@ func (o Replaced) refuse(s disk.State) error {
 // fileSystem reports an ext4 or xfs, also a damaged one.
 func (o Replaced) fileSystem() bool {
 	c := o.Volume.Content
-	return c.Kind == filesystem.Unknown || c.Kind.Managed() || slices.ContainsFunc(c.Also, filesystem.Kind.ExtOrXFS) ||
+	return c.Kind == probe.Unknown || c.Kind.Managed() || slices.ContainsFunc(c.Also, probe.Kind.ExtOrXFS) ||
 		len(o.Volume.Residue.Superblocks()) > 0
 }
 
@@ -76,17 +77,17 @@ const novaLabel = "ephemeral0"
 // file system without any content: Azure's warning is on disks whose content is lost anyway. One of the names alone is
 // no proof: a store may have a directory "blobs", "tmp" or "packages".
 func ephemeralData(names []string) bool {
-	layout := 0
+	found := 0
 	empty := true
 	for _, name := range names {
 		switch name {
 		case "sys/", "jobs/", "packages/":
-			layout++
+			found++
 			empty = false
 		case "lost+found/", "DATALOSS_WARNING_README.txt":
 		default:
 			empty = false
 		}
 	}
-	return empty || layout == 3
+	return empty || found == 3
 }

@@ -14,7 +14,9 @@ import (
 	"cambium/internal/blkdev"
 	"cambium/platform/device"
 	"cambium/platform/disk"
+	"cambium/platform/disk/layout"
 	"cambium/platform/filesystem"
+	"cambium/platform/filesystem/probe"
 	"cambium/platform/mount"
 	"cambium/settings"
 	"cambium/storage/decide"
@@ -42,7 +44,7 @@ type Disks struct {
 	// the named disk is missing.
 	CreateOnRoot, FallBackToRoot bool
 	// Label is that of a new table.
-	Label disk.Label
+	Label layout.Label
 	// ManagedVolumes is set when raw ephemeral NVMe disks are found by exclusion.
 	ManagedVolumes bool
 	// AfterBoot defers work that no caller waits for.
@@ -162,17 +164,14 @@ func (d *Disks) find(w wanted, look func(device.Hint) (device.Device, error)) (p
 // planOwn decides about a disk of its own. With announce set, its partitions are announced to the kernel.
 func (d *Disks) planOwn(ctx context.Context, path string, w wanted, announce bool) (decide.Plan, error) {
 	s, err := disk.Inspect(path)
-	if err != nil && !errors.Is(err, disk.ErrDamaged) {
+	if err != nil && !errors.Is(err, layout.ErrDamaged) {
 		return decide.Plan{}, err
-	}
-	if s.Number == 0 {
-		return decide.Plan{}, fmt.Errorf("%s: %w", path, blkdev.ErrNotBlock)
 	}
 	o, err := d.observe(s, w)
 	if err != nil {
 		return decide.Plan{}, err
 	}
-	layout, kept := decide.KeptEphemeral(s, w.agentID, d.Label)
+	l, kept := decide.KeptEphemeral(s, w.agentID, d.Label)
 	if kept && announce {
 		d.Machine.CrashPoint("announce ephemeral")
 		if err := d.Machine.Announce(ctx, s); err != nil {
@@ -185,26 +184,25 @@ func (d *Disks) planOwn(ctx context.Context, path string, w wanted, announce boo
 			return decide.Plan{}, err
 		}
 		o.Pending = r.Pending(record.Ephemeral, s.Table.GUID)
-		if err := d.observeVolumes(&o, layout.Partitions); err != nil {
+		if err := d.observeVolumes(&o, l.Partitions); err != nil {
 			return decide.Plan{}, err
 		}
 	}
-	if !kept || !o.Proven(layout) {
-		o.Serial = machine.Serial(s.Number)
-		if o.Replaced, err = d.replaced(ctx, s, layout.Data, announce); err != nil {
+	if !kept || !o.Proven(l) {
+		if o.Replaced, err = d.replaced(ctx, s, l.Data, announce); err != nil {
 			return decide.Plan{}, err
 		}
 	}
 	return decide.PartitionEphemeral(o)
 }
 
-func (d *Disks) observe(s disk.State, w wanted) (decide.Ephemeral, error) {
+func (d *Disks) observe(s layout.State, w wanted) (decide.Ephemeral, error) {
 	ram, err := d.Machine.Memory()
 	return decide.Ephemeral{Disk: s, Label: d.Label, AgentID: w.agentID, RAM: ram, SwapMiB: w.swapMiB, Target: d.Machine.Dirs.Data(),
 		Volumes: map[int]decide.Volume{}}, err
 }
 
-func (d *Disks) observeVolumes(o *decide.Ephemeral, parts []disk.Partition) error {
+func (d *Disks) observeVolumes(o *decide.Ephemeral, parts []layout.Partition) error {
 	for _, p := range parts {
 		v, err := d.Machine.Volume(o.Disk, p.Number)
 		if err != nil {
@@ -215,7 +213,7 @@ func (d *Disks) observeVolumes(o *decide.Ephemeral, parts []disk.Partition) erro
 			v.MountedOn = o.Target
 		}
 		if o.Root > 0 && v.Content.Blank() && !o.Pending {
-			if v.Residue, err = o.Disk.SurveyPartition(p); err != nil {
+			if v.Residue, err = disk.SurveyPartition(o.Disk, p); err != nil {
 				return err
 			}
 		}
@@ -226,8 +224,12 @@ func (d *Disks) observeVolumes(o *decide.Ephemeral, parts []disk.Partition) erro
 
 // replaced observes what the content of a disk is that is to be replaced. data is the partition that could be an
 // ephemeral disk's, or 0. With announce set, the disk's partitions are announced to the kernel.
-func (d *Disks) replaced(ctx context.Context, s disk.State, data int, announce bool) (o decide.Replaced, err error) {
-	o.Busy, o.Persistent = d.Machine.ProveIdle(s.Path, s.Number), d.persistentDisk(s)
+func (d *Disks) replaced(ctx context.Context, s layout.State, data int, announce bool) (o decide.Replaced, err error) {
+	number, err := blkdev.NumberOf(s.Path)
+	if err != nil {
+		return o, err
+	}
+	o.Serial, o.Busy, o.Persistent = machine.Serial(number), d.Machine.ProveIdle(s.Path, number), d.persistentDisk(s, number)
 	if data == 0 && (o.Busy != nil || o.Persistent != nil || !decide.MayBeStore(s.Table)) {
 		return o, nil
 	}
@@ -237,7 +239,7 @@ func (d *Disks) replaced(ctx context.Context, s disk.State, data int, announce b
 		data = s.Table.Partitions[0].Number
 	}
 	if data > 0 {
-		node = device.Partition(s.Path, data)
+		node = layout.PartitionPath(s.Path, data)
 		if announce {
 			if err := d.Machine.Announce(ctx, s); err != nil {
 				return o, err
@@ -248,7 +250,7 @@ func (d *Disks) replaced(ctx context.Context, s disk.State, data int, announce b
 		}
 	}
 	if part, ok := s.Table.Partition(data); ok && o.Volume.Content.Blank() {
-		o.Volume.Residue, err = s.SurveyPartition(part)
+		o.Volume.Residue, err = disk.SurveyPartition(s, part)
 		return o, err
 	}
 	if !o.Volume.Content.Data() || o.Volume.InUse {
@@ -262,16 +264,16 @@ func (d *Disks) replaced(ctx context.Context, s disk.State, data int, announce b
 }
 
 // onRecord returns an error for a disk whose table or file systems are on record as a store.
-func (d *Disks) onRecord(s disk.State) error {
+func (d *Disks) onRecord(s layout.State) error {
 	records, err := d.Machine.Record.Read()
 	if err != nil || len(records.Disks) == 0 {
 		return err
 	}
-	found, err := s.Superblocks()
+	found, err := disk.Superblocks(s)
 	if err != nil {
 		return err
 	}
-	for _, f := range append(found, filesystem.Superblock{}) {
+	for _, f := range append(found, probe.Superblock{}) {
 		if of, _, known := records.Known("", f.UUID, s.Table.GUID); known {
 			return fmt.Errorf("%s is on record as the store of %s", s.Path, of)
 		}
@@ -280,13 +282,13 @@ func (d *Disks) onRecord(s disk.State) error {
 }
 
 // persistentDisk returns an error for a disk that the records, settings or hints call a persistent one.
-func (d *Disks) persistentDisk(s disk.State) error {
+func (d *Disks) persistentDisk(s layout.State, number blkdev.Number) error {
 	if err := d.onRecord(s); err != nil {
 		return err
 	}
 	for cid, p := range d.PersistentDisks() {
 		dev, err := d.Resolver.Look(machine.HintOf(cid, p.Hint))
-		if err == nil && dev.Number == s.Number {
+		if err == nil && dev.Number == number {
 			return fmt.Errorf("%s is the persistent disk %s", s.Path, cid)
 		}
 		if err != nil && !machine.Missing(err) {
@@ -435,12 +437,12 @@ func (d *Disks) rawDevices(ctx context.Context, hints []settings.DiskHint) ([]de
 }
 
 // planRaw decides about a raw disk. With announce set, its partitions are announced to the kernel.
-func (d *Disks) planRaw(ctx context.Context, path string, i int, announce bool) (decide.Plan, disk.State, error) {
+func (d *Disks) planRaw(ctx context.Context, path string, i int, announce bool) (decide.Plan, layout.State, error) {
 	s, err := disk.Inspect(path)
-	if err != nil && !errors.Is(err, disk.ErrDamaged) {
+	if err != nil && !errors.Is(err, layout.ErrDamaged) {
 		return decide.Plan{}, s, err
 	}
-	o := decide.Raw{Disk: s, Index: i, AgentID: d.AgentID(), Serial: machine.Serial(s.Number)}
+	o := decide.Raw{Disk: s, Index: i, AgentID: d.AgentID()}
 	if !decide.KeptRaw(s.Table) {
 		if o.Replaced, err = d.replaced(ctx, s, 0, announce); err != nil {
 			return decide.Plan{}, s, err
@@ -507,7 +509,7 @@ func (d *Disks) observeRoot(path string, n int) (o decide.Root, err error) {
 		return o, err
 	}
 	o.Volume.MountedOn = entry.Target
-	part := device.Partition(path, n)
+	part := layout.PartitionPath(path, n)
 	if o.Volume.Content, err = filesystem.Probe(part); err != nil {
 		return o, err
 	}

@@ -9,6 +9,7 @@ import (
 
 	"cambium/internal/blkdev"
 	"cambium/platform/device"
+	"cambium/platform/disk/layout"
 	"cambium/platform/mount"
 	"cambium/storage/decide"
 )
@@ -73,7 +74,7 @@ func (d *Disks) storeDevice() (string, int64) {
 	path := entry.Source
 	if info.Partition > 0 {
 		var isPart bool
-		if path, _, isPart = device.SplitPartition(entry.Source); !isPart {
+		if path, _, isPart = layout.SplitPath(entry.Source); !isPart {
 			return "", 0
 		}
 	}

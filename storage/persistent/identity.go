@@ -10,7 +10,9 @@ import (
 	"cambium/internal/blkdev"
 	"cambium/platform/device"
 	"cambium/platform/disk"
+	"cambium/platform/disk/layout"
 	"cambium/platform/filesystem"
+	"cambium/platform/filesystem/probe"
 	"cambium/platform/mount"
 	"cambium/settings"
 	"cambium/storage/decide"
@@ -129,7 +131,7 @@ func (d *Disks) twins(v view, c decide.Claims, found record.Disk) (twins []strin
 }
 
 // duplicateUUID reports whether another device with a file system of this kind and UUID is mounted.
-func duplicateUUID(part string, c filesystem.Content) (bool, error) {
+func duplicateUUID(part string, c probe.Content) (bool, error) {
 	own, err := blkdev.NumberOf(part)
 	if c.UUID == "" || errors.Is(err, os.ErrNotExist) {
 		return false, nil
@@ -143,7 +145,7 @@ func duplicateUUID(part string, c filesystem.Content) (bool, error) {
 	}
 	seen := map[blkdev.Number]bool{own: true}
 	for _, m := range all {
-		if seen[m.Number] || m.Type != c.Kind.MountType() {
+		if seen[m.Number] || m.Type != string(c.Kind) {
 			continue
 		}
 		seen[m.Number] = true
@@ -161,7 +163,7 @@ func (d *Disks) diskOf(e mount.Entry) (path string, number blkdev.Number, err er
 		return "", 0, err
 	}
 	if info.Partition == 0 {
-		if parent, _, isPart := device.SplitPartition(e.Source); isPart && !d.Preformatted {
+		if parent, _, isPart := layout.SplitPath(e.Source); isPart && !d.Preformatted {
 			if number, err := blkdev.NumberOf(parent); err == nil { // device-mapper, whose partitions are mappings
 				return parent, number, nil
 			}
@@ -169,7 +171,7 @@ func (d *Disks) diskOf(e mount.Entry) (path string, number blkdev.Number, err er
 		return e.Source, e.Number, nil
 	}
 	path = "/dev/" + info.Disk
-	if parent, _, isPart := device.SplitPartition(e.Source); isPart {
+	if parent, _, isPart := layout.SplitPath(e.Source); isPart {
 		path = parent
 	}
 	number, err = blkdev.NumberOf(path)

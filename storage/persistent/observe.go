@@ -11,7 +11,9 @@ import (
 	"cambium/internal/blkdev"
 	"cambium/platform/device"
 	"cambium/platform/disk"
+	"cambium/platform/disk/layout"
 	"cambium/platform/filesystem"
+	"cambium/platform/filesystem/probe"
 	"cambium/platform/mount"
 	"cambium/settings"
 	"cambium/storage/decide"
@@ -128,11 +130,11 @@ func (d *Disks) observe(ctx context.Context, v view, p settings.PersistentDisk, 
 
 // wish is what settings and agent.json want on a disk.
 func (d *Disks) wish(v view, p settings.PersistentDisk) decide.Persistent {
-	o := decide.Persistent{CID: p.CID, Record: v.Record, Label: d.Label, FileSystem: filesystem.Ext4,
+	o := decide.Persistent{CID: p.CID, Record: v.Record, Label: d.Label, FileSystem: probe.Ext4,
 		MountOptions: p.MountOptions,
 		AllowForeign: d.Foreign() == "format", AllowNoise: d.Blank() == "noise", Preformatted: d.Preformatted}
 	if p.FileSystem != "" {
-		o.FileSystem = filesystem.Kind(p.FileSystem)
+		o.FileSystem = probe.Kind(p.FileSystem)
 	}
 	if p.Partitioner != "" {
 		o.Label = LabelOf(p.Partitioner)
@@ -165,13 +167,13 @@ func (d *Disks) observeDisk(ctx context.Context, o *decide.Persistent, path stri
 	if d.Preformatted {
 		return d.observePreformatted(o, path)
 	}
-	if o.Disk, err = disk.Inspect(path); errors.Is(err, disk.ErrDamaged) {
+	if o.Disk, err = disk.Inspect(path); errors.Is(err, layout.ErrDamaged) {
 		o.Damaged, err = err, nil
 	}
 	switch len(o.Disk.Table.Partitions) {
 	case 0:
 		if err == nil {
-			o.Residue, err = o.Disk.Survey(decide.PreparingName)
+			o.Residue, err = disk.Survey(o.Disk, decide.PreparingName)
 		}
 	case 1:
 		if err == nil {
@@ -179,17 +181,17 @@ func (d *Disks) observeDisk(ctx context.Context, o *decide.Persistent, path stri
 		}
 	}
 	if err == nil && decide.Formats(*o) {
-		o.Superblocks, err = o.Disk.Superblocks()
+		o.Superblocks, err = disk.Superblocks(o.Disk)
 	}
 	return err
 }
 
 // LabelOf is the partition table that a partitioner of the settings or of agent.json makes.
-func LabelOf(partitioner string) disk.Label {
+func LabelOf(partitioner string) layout.Label {
 	if partitioner == "sfdisk" {
-		return disk.MBR
+		return layout.MBR
 	}
-	return disk.GPT
+	return layout.GPT
 }
 
 func (d *Disks) observePreformatted(o *decide.Persistent, path string) (err error) {
@@ -228,10 +230,10 @@ func (d *Disks) observePartition(ctx context.Context, o *decide.Persistent, acti
 			return err
 		}
 	}
-	o.Pending = o.Disk.Table.Label != disk.None && o.Record.Pending(o.CID, o.Disk.Table.GUID) ||
+	o.Pending = o.Disk.Table.Label != layout.None && o.Record.Pending(o.CID, o.Disk.Table.GUID) ||
 		part.Name == decide.PreparingName
 	if o.Volume.Content.Blank() && !o.Pending {
-		o.Residue, err = o.Disk.SurveyPartition(part)
+		o.Residue, err = disk.SurveyPartition(o.Disk, part)
 	}
 	if err != nil || !o.Pending || !o.Volume.Content.Data() {
 		return err

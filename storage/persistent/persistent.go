@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"cambium/platform/device"
-	"cambium/platform/disk"
+	"cambium/platform/disk/layout"
 	"cambium/settings"
 	"cambium/storage/decide"
 	"cambium/storage/internal/machine"
@@ -50,7 +50,7 @@ type Disks struct {
 	// Preformatted disks carry their file system without a table, and are neither partitioned nor formatted.
 	Preformatted bool
 	// Label is that of a new table, unless the disk's settings name a partitioner.
-	Label disk.Label
+	Label layout.Label
 }
 
 // Working is the disk whose file system is being checked or mounted, what is done in a sentence, and since when; empty if there is none.

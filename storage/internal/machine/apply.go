@@ -117,7 +117,7 @@ func (m *Machine) apply(ctx context.Context, key string, c decide.Change) error 
 		})
 	case decide.Mount:
 		return m.work(key, c.Device, "is being mounted, which replays its journal", func(func(int)) error {
-			return mount.Device(ctx, c.Device, c.Target, c.FileSystem.MountType(), c.MountOptions)
+			return mount.Device(ctx, c.Device, c.Target, string(c.FileSystem), c.MountOptions)
 		})
 	case decide.BindMount:
 		return mount.Bind(ctx, c.Device, c.Target, 0)
@@ -135,7 +135,9 @@ func (m *Machine) createTable(ctx context.Context, key string, c decide.Change, 
 	}
 	id := ""
 	if key != "" {
-		id = c.Label.NewID()
+		if id, err = disk.NewID(c.Label); err != nil {
+			return err
+		}
 		if err := m.begin(key, id); err != nil {
 			return err
 		}
@@ -154,14 +156,14 @@ func (m *Machine) createTable(ctx context.Context, key string, c decide.Change, 
 // no reason to keep its data away.
 func (m *Machine) growFileSystem(ctx context.Context, c decide.Change, mountedNow, must bool) (grown bool, err error) {
 	grown, err = filesystem.Grow(c.Device, c.Target, c.FileSystem)
-	if errors.Is(err, unix.EPERM) && mountedNow && c.FileSystem.GrowsUnmounted() {
+	if errors.Is(err, unix.EPERM) && mountedNow && filesystem.GrowsUnmounted(c.FileSystem) {
 		m.Log.WithError(err).Warn("file system is grown while it is not mounted")
 		if err := mount.Unmount(ctx, c.Target); err != nil {
 			return false, err
 		}
 		err = filesystem.GrowUnmounted(ctx, c.Device, c.FileSystem)
 		grown = err == nil
-		if err := mount.Device(ctx, c.Device, c.Target, c.FileSystem.MountType(), c.MountOptions); err != nil {
+		if err := mount.Device(ctx, c.Device, c.Target, string(c.FileSystem), c.MountOptions); err != nil {
 			return false, err
 		}
 	}

@@ -20,7 +20,9 @@ import (
 	"cambium/internal/vcap"
 	"cambium/platform/device"
 	"cambium/platform/disk"
+	"cambium/platform/disk/layout"
 	"cambium/platform/filesystem"
+	"cambium/platform/filesystem/probe"
 	"cambium/platform/mount"
 	"cambium/settings"
 	"cambium/storage/decide"
@@ -75,10 +77,10 @@ func Missing(err error) bool {
 }
 
 // Announce makes the kernel know the partitions of a table that has just been read.
-func (m *Machine) Announce(ctx context.Context, s disk.State) error {
+func (m *Machine) Announce(ctx context.Context, s layout.State) error {
 	ctx, cancel := context.WithTimeout(ctx, nodeLimit)
 	defer cancel()
-	return s.Announce(ctx)
+	return disk.AnnounceTable(ctx, s)
 }
 
 // announceWritten makes the kernel know the partitions of a table that has just been written.
@@ -90,8 +92,8 @@ func (m *Machine) announceWritten(ctx context.Context, path string) error {
 
 // Volume observes a partition. What is mounted is not probed: it has been made, and the kernel knows what it is.
 // Where the partition has no node, it is read through its disk.
-func (m *Machine) Volume(s disk.State, n int) (decide.Volume, error) {
-	node := device.Partition(s.Path, n)
+func (m *Machine) Volume(s layout.State, n int) (decide.Volume, error) {
+	node := layout.PartitionPath(s.Path, n)
 	if _, err := blkdev.NumberOf(node); errors.Is(err, os.ErrNotExist) {
 		p, _ := s.Table.Partition(n)
 		content, err := filesystem.ProbeAt(s.Path, p.Start, p.Size)
@@ -112,7 +114,7 @@ func (m *Machine) Device(node string) (v decide.Volume, err error) {
 	}
 	if len(mounts) > 0 {
 		at := mounts[len(mounts)-1]
-		v.MountedOn, v.InUse, v.Content.Kind = at.Target, true, filesystem.Kind(at.Type)
+		v.MountedOn, v.InUse, v.Content.Kind = at.Target, true, probe.Kind(at.Type)
 		if v.Growable, err = filesystem.Growable(node, at.Target, v.Content.Kind); err != nil {
 			m.Log.WithError(err).Warn("size of a mounted file system is not known")
 		}

@@ -9,6 +9,7 @@ import (
 
 	"cambium/internal/blkdev"
 	"cambium/platform/device"
+	"cambium/platform/disk/layout"
 )
 
 // ErrNoRootDisk means that "/" is not on a partition that could be grown or accompanied.
@@ -43,7 +44,7 @@ func (m *Machine) RootDisk() (path string, partition int, err error) {
 	if err == nil && info.Partition > 0 && info.Name == strings.TrimPrefix(source, "/dev/") {
 		return filepath.Join("/dev", info.Disk), info.Partition, nil
 	}
-	path, partition, ok = device.SplitPartition(source)
+	path, partition, ok = layout.SplitPath(source)
 	if !ok {
 		return "", 0, fmt.Errorf("%w: %s is no partition", ErrNoRootDisk, source)
 	}

@@ -1,4 +1,4 @@
-package blkdev
+package probe
 
 import (
 	"bytes"

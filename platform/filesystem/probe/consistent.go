@@ -1,4 +1,4 @@
-package filesystem
+package probe
 
 import (
 	"bytes"
@@ -9,8 +9,6 @@ import (
 	"hash/crc64"
 	"io"
 	"math/bits"
-
-	"cambium/internal/blkdev"
 )
 
 // checks tell metadata that its owner would accept from bytes that only look like it. at is where the signature was
@@ -35,7 +33,7 @@ func Consistent(r io.ReaderAt, size int64) (bool, error) {
 // Holds reports a device with content that is not an accident: metadata that pass their own check, or a long signature
 // of a kind that has none.
 func Holds(r io.ReaderAt, size int64) (bool, error) {
-	r = blkdev.NewCached(r, size)
+	r = NewCached(r, size)
 	matches, err := find(r, size)
 	if err != nil {
 		return false, err

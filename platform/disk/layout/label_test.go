@@ -1,19 +1,6 @@
-package disk
+package layout
 
 import "testing"
-
-// A row that lacks something would fail only on the disk that needs it.
-func TestTableTypesAreComplete(t *testing.T) {
-	for _, row := range tableTypes {
-		if row.label == None || row.detect == nil || row.read == nil || row.write == nil || row.newID == nil || row.tail == nil ||
-			row.dataType == "" || row.swapType == "" || row.slots == 0 || row.sectors == 0 {
-			t.Errorf("the row of %q is not complete: %+v", row.label, row)
-		}
-		if a, b := row.label.NewID(), row.label.NewID(); a == b || a == "" {
-			t.Errorf("%s: identifiers %q and %q, want two", row.label, a, b)
-		}
-	}
-}
 
 func TestWhatTablesCanAddress(t *testing.T) {
 	for _, c := range []struct {

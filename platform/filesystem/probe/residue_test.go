@@ -1,4 +1,4 @@
-package filesystem
+package probe
 
 import (
 	"math/rand/v2"
@@ -49,13 +49,13 @@ func TestSurveyFindsBackups(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			path := looptest.Image(t, c.size)
 			c.make(t, path)
-			whole, err := Probe(path)
+			whole, err := ofFile(path)
 			if err != nil {
 				t.Fatal(err)
 			}
 			c.want.UUID = whole.UUID
 			c.damage(t, path)
-			if found, err := Probe(path); err != nil || !found.Blank() {
+			if found, err := ofFile(path); err != nil || !found.Blank() {
 				t.Fatalf("Probe = %s, %v; want the damage to hide it", found, err)
 			}
 			r := surveyed(t, path)
@@ -190,7 +190,7 @@ func TestSignaturesInsideAFileSystem(t *testing.T) {
 			path := looptest.Image(t, imageSize)
 			c.mkfs(t, path)
 			c.put(t, path)
-			if got, err := Probe(path); err != nil || got.Data() != c.data {
+			if got, err := ofFile(path); err != nil || got.Data() != c.data {
 				t.Errorf("Probe = %s, %v; want a file system to use: %v", got, err, c.data)
 			}
 		})

@@ -1,11 +1,6 @@
-package blkdev
+package probe
 
-import (
-	"io"
-	"os"
-
-	"golang.org/x/sys/unix"
-)
+import "io"
 
 const (
 	cachedBlock = 64 << 10
@@ -69,15 +64,4 @@ func (c *Cached) block(start int64) []byte {
 	}
 	*slot = block{data, start}
 	return data
-}
-
-// edge is the length of the areas at a device's start and end that hold most signatures.
-const edge = 512 << 10
-
-// Prefetch starts readahead (posix_fadvise) of both ends of a device, so that a probe does not wait for
-// each read. It is only advice to the kernel.
-func Prefetch(f *os.File, size int64) {
-	_ = unix.Fadvise(int(f.Fd()), 0, edge, unix.FADV_WILLNEED)
-	_ = unix.Fadvise(int(f.Fd()), max(size-edge, 0), edge, unix.FADV_WILLNEED)
-	_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM)
 }

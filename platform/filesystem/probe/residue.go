@@ -1,4 +1,4 @@
-package filesystem
+package probe
 
 import (
 	"bytes"
@@ -10,8 +10,6 @@ import (
 	"slices"
 	"sync/atomic"
 	"time"
-
-	"cambium/internal/blkdev"
 )
 
 // Superblock is what an ext or xfs has left on a device, or another signature at its beginning.
@@ -252,7 +250,7 @@ func uniform(b []byte) bool {
 
 // signatures looks for the first copy of anything at the beginning.
 func (s *survey) signatures() error {
-	r := blkdev.NewCached(s.r, s.size)
+	r := NewCached(s.r, s.size)
 	matches, err := find(r, s.size)
 	if err != nil || len(matches) == 0 {
 		return err

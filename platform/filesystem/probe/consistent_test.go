@@ -1,4 +1,4 @@
-package filesystem
+package probe
 
 import (
 	"bytes"
@@ -117,7 +117,7 @@ func TestNoSignatureInsideAHealthyFileSystem(t *testing.T) {
 					put(offset, s.magic)(t, path)
 				}
 				put(0, string(head))(t, path)
-				got, err := Probe(path)
+				got, err := ofFile(path)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -154,7 +154,7 @@ func TestCountsThatLookLikeSomethingElse(t *testing.T) {
 		if head := headOf(t, path); string(head[c.offset:c.offset+2]) != c.magic {
 			t.Fatalf("%x does not look like %s", head[1024:1040], c.looks)
 		}
-		if got, err := Probe(path); err != nil || !alone(got, Ext4) {
+		if got, err := ofFile(path); err != nil || !alone(got, Ext4) {
 			t.Errorf("looks like %s: %s, %v; want ext4 and nothing else", c.looks, got, err)
 		}
 	}
@@ -168,7 +168,7 @@ func TestUberblocksInsideAFileSystem(t *testing.T) {
 		for slot := int64(128 << 10); slot < 256<<10; slot += 1 << 10 {
 			put(slot, "\x0c\xb1\xba\x00\x00\x00\x00\x00")(t, path)
 		}
-		if got, err := Probe(path); err != nil || !alone(got, c.kind) {
+		if got, err := ofFile(path); err != nil || !alone(got, c.kind) {
 			t.Errorf("%s: %s, %v; want %s and nothing else", c.name, got, err, c.kind)
 		}
 	}
@@ -257,18 +257,18 @@ func TestLayersThatProveThemselves(t *testing.T) {
 				t.Errorf("blkid says %q, want %s", judge, c.judge)
 			}
 			run("mkfs.ext4", "-qF", "-b", c.block, "IMAGE")(t, path)
-			if got, err := Probe(path); err != nil || !alone(got, Ext4) {
+			if got, err := ofFile(path); err != nil || !alone(got, Ext4) {
 				t.Errorf("before: %s, %v; want ext4", got, err)
 			}
 			c.seal(t, path)
-			if got, err := Probe(path); err != nil || got.Kind != c.kind || got.Data() {
+			if got, err := ofFile(path); err != nil || got.Kind != c.kind || got.Data() {
 				t.Errorf("%s, %v; want %s, which must not be used", got, err, c.kind)
 			}
 			if check, err := exec.Command("dumpe2fs", "-h", path).CombinedOutput(); err != nil {
 				t.Fatalf("the ext4 does not survive, so that this shows nothing: %v: %s", err, check)
 			}
 			put(c.broken, "\xff")(t, path)
-			if got, err := Probe(path); err != nil || !alone(got, Ext4) {
+			if got, err := ofFile(path); err != nil || !alone(got, Ext4) {
 				t.Errorf("broken: %s, %v; want ext4", got, err)
 			}
 		})
@@ -294,7 +294,7 @@ func TestInconsistentFileSystemsOwnLess(t *testing.T) {
 				fixExt(head)
 				put(0, string(head))(t, path)
 			}
-			if got, err := Probe(path); err != nil || !strings.Contains(got.String(), "minix") || got.Data() {
+			if got, err := ofFile(path); err != nil || !strings.Contains(got.String(), "minix") || got.Data() {
 				t.Errorf("%s, %v; want ext4 and minix", got, err)
 			}
 		})

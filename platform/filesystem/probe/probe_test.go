@@ -1,4 +1,4 @@
-package filesystem
+package probe
 
 import (
 	"bytes"
@@ -35,6 +35,20 @@ func blkid(t testing.TB, path string) string {
 	}
 	t.Fatalf("blkid: %v: %s", err, stderr.String())
 	return ""
+}
+
+// ofFile identifies what is on an image.
+func ofFile(path string) (Content, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return Content{}, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return Content{}, err
+	}
+	return Identify(f, info.Size())
 }
 
 func put(offset int64, text string) func(testing.TB, string) {
@@ -114,7 +128,7 @@ func TestIdentify(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			path := looptest.Image(t, imageSize)
 			c.make(t, path)
-			got, err := Probe(path)
+			got, err := ofFile(path)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -139,7 +153,7 @@ func TestIdentifyReadsSuperblocks(t *testing.T) {
 	for _, kind := range []Kind{Ext4, XFS} {
 		path := looptest.Image(t, 300<<20)
 		run("mkfs."+string(kind), map[Kind][]string{Ext4: {"-qF", "-L", "data", "IMAGE"}, XFS: {"-q", "-L", "data", "IMAGE"}}[kind]...)(t, path)
-		c, err := Probe(path)
+		c, err := ofFile(path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -155,7 +169,7 @@ func TestIdentifyReadsSuperblocks(t *testing.T) {
 		path := looptest.Image(t, 64<<20)
 		run("mkfs.ext4", "-qF", "IMAGE")(t, path)
 		run("debugfs", "-w", "-R", "ssv state 2", "IMAGE")(t, path)
-		if c, err := Probe(path); err != nil || !c.Errors || !c.NeverMounted {
+		if c, err := ofFile(path); err != nil || !c.Errors || !c.NeverMounted {
 			t.Errorf("Probe = %+v, %v; want recorded errors, never mounted", c, err)
 		}
 	})
@@ -166,7 +180,7 @@ func TestRAIDWinsOverItsContent(t *testing.T) {
 	path := looptest.Image(t, imageSize)
 	run("mkfs.ext4", "-qF", "IMAGE", "63M")(t, path)
 	put(-8192, "\xfc\x4e\x2b\xa9\x01\x00\x00\x00")(t, path)
-	c, err := Probe(path)
+	c, err := ofFile(path)
 	if err != nil || c.Kind != MD || c.Data() {
 		t.Errorf("Probe = %s, %v, Data %v; want a RAID member", c, err, c.Data())
 	}
@@ -189,7 +203,7 @@ func TestWipeLeavesNothing(t *testing.T) {
 			if err := Wipe(f, 0, info.Size()); err != nil {
 				t.Fatal(err)
 			}
-			if got, err := Probe(path); err != nil || !got.Blank() {
+			if got, err := ofFile(path); err != nil || !got.Blank() {
 				t.Errorf("Probe = %s, %v; want blank", got, err)
 			}
 			if judge := blkid(t, path); judge != "" {
@@ -216,7 +230,6 @@ func (m *memory) ReadAt(b []byte, o int64) (int, error) {
 	return bytes.NewReader(m.data).ReadAt(b, o)
 }
 func (m *memory) WriteAt(b []byte, o int64) (int, error) { return copy(m.data[o:], b), nil }
-func (m *memory) Sync() error                            { return nil }
 
 func TestReadErrorIsNeverBlank(t *testing.T) {
 	broken := errors.New("medium error")
@@ -242,28 +255,6 @@ func (f failing) ReadAt(b []byte, o int64) (int, error) {
 	}
 	clear(b)
 	return len(b), nil
-}
-
-func TestSwapHeader(t *testing.T) {
-	path := looptest.Image(t, 16<<20)
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if err := writeSwap(f, 16<<20, 4096); err != nil {
-		t.Fatal(err)
-	}
-	c, err := Probe(path)
-	if err != nil || c.Kind != Swap {
-		t.Fatalf("Probe = %s, %v; want swap", c, err)
-	}
-	if judge := blkid(t, path); !strings.Contains(judge, "TYPE=swap") || !strings.Contains(judge, c.UUID) {
-		t.Errorf("blkid says %q, want swap with UUID %s", judge, c.UUID)
-	}
-	if err := writeSwap(f, 4096, 4096); err == nil {
-		t.Error("a single page became swap")
-	}
 }
 
 // Where we see nothing, libblkid must see nothing: the other way round costs only a refusal.
@@ -298,7 +289,7 @@ func TestBlankIsBlankForBlkid(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		c, err := Probe(path)
+		c, err := ofFile(path)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,0 +1,396 @@
+// Package probe tells what is on a device from its bytes: signatures, superblocks and whether they are consistent, or
+// that it is blank. It opens no device and no file: others give it what it reads, or the one thing it writes, Wipe.
+//
+// Size: what a superblock looks like, whether it is consistent and where its copies are is one subject.
+package probe
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/bits"
+	"slices"
+	"strings"
+)
+
+// Kind is what a device holds.
+type Kind string
+
+// The kinds that matter to the agent.
+const (
+	Blank   Kind = "blank"   // no known signature at any of its offsets
+	Unknown Kind = "unknown" // a signature with an invalid superblock
+	Ext2    Kind = "ext2"
+	Ext3    Kind = "ext3"
+	Ext4    Kind = "ext4"
+	XFS     Kind = "xfs"
+	Swap    Kind = "swap"
+	GPT     Kind = "gpt"
+	DOS     Kind = "dos"
+)
+
+// The kinds that are recognized only so that they are never overwritten.
+const (
+	Btrfs     Kind = "btrfs"
+	LVM       Kind = "LVM physical volume"
+	LUKS      Kind = "LUKS"
+	MD        Kind = "md RAID member"
+	RAID      Kind = "firmware RAID member"
+	DRBD      Kind = "DRBD"
+	Snapshot  Kind = "DM snapshot"
+	ZFS       Kind = "ZFS"
+	NTFS      Kind = "NTFS"
+	ExFAT     Kind = "exFAT"
+	FAT       Kind = "FAT"
+	BitLocker Kind = "BitLocker"
+	ISO9660   Kind = "ISO 9660"
+	UDF       Kind = "UDF"
+	Squashfs  Kind = "squashfs"
+	Cramfs    Kind = "cramfs"
+	Romfs     Kind = "romfs"
+	EROFS     Kind = "erofs"
+	Bcache    Kind = "bcache"
+	Bcachefs  Kind = "bcachefs"
+	Stratis   Kind = "stratis"
+	VDO       Kind = "VDO"
+	Integrity Kind = "dm-integrity"
+	Verity    Kind = "dm-verity"
+	Bluestore Kind = "Ceph BlueStore"
+	ASM       Kind = "Oracle ASM"
+	VMFS      Kind = "VMFS"
+	F2FS      Kind = "f2fs"
+	Nilfs2    Kind = "nilfs2"
+	ReiserFS  Kind = "reiserfs"
+	JFS       Kind = "jfs"
+	HFS       Kind = "hfs"
+	APFS      Kind = "apfs"
+	OCFS2     Kind = "ocfs2"
+	GFS2      Kind = "gfs2"
+	Zonefs    Kind = "zonefs"
+	Minix     Kind = "minix"
+	UFS       Kind = "ufs"
+	ReFS      Kind = "ReFS"
+	VxFS      Kind = "vxfs"
+	UBI       Kind = "UBI"
+	UBIFS     Kind = "ubifs"
+	HPFS      Kind = "hpfs"
+	BeFS      Kind = "befs"
+	NSS       Kind = "nss"
+	EXFS      Kind = "exfs"
+	XFSLog    Kind = "external xfs log"
+	JBD       Kind = "ext journal device"
+	SGI       Kind = "SGI disk label"
+	BSD       Kind = "BSD disk label"
+	Sun       Kind = "Sun disk label"
+	Mac       Kind = "Apple partition map"
+
+	extFamily Kind = "ext"
+)
+
+// Content is what was found on a device.
+type Content struct {
+	Kind  Kind
+	Also  []Kind // further signatures, of lower precedence than Kind
+	Label string
+	UUID  string
+	// Bytes is the length of the file system as its superblock says, where that is known.
+	Bytes int64
+	// Errors is set when the file system has recorded errors of its own.
+	Errors bool
+	// NeverMounted is set when the superblock shows that it was never mounted.
+	NeverMounted bool
+	// LastMount is when it was mounted last, in seconds, and Mounts how often it was; 0 where the superblock does not tell.
+	LastMount int64
+	Mounts    int
+	// Incomplete is set when the superblock says that its making was not finished.
+	Incomplete bool
+}
+
+// Blank reports that no known signature was found.
+func (c Content) Blank() bool { return c.Kind == Blank }
+
+// Data reports a file system that the agent uses, and nothing else beside it that could be
+// the real owner of the device.
+func (c Content) Data() bool {
+	if !c.Kind.Managed() {
+		return false
+	}
+	for _, k := range c.Also {
+		// A boot sector may end like a partition table; any other signature makes the result
+		// ambiguous.
+		if k != DOS {
+			return false
+		}
+	}
+	return true
+}
+
+func (c Content) String() string {
+	var b strings.Builder
+	b.WriteString(string(c.Kind))
+	if c.Label != "" {
+		fmt.Fprintf(&b, " %q", c.Label)
+	}
+	for _, k := range c.Also {
+		fmt.Fprintf(&b, " and %s", k)
+	}
+	return b.String()
+}
+
+// Identify looks at every offset where a known signature may be. What cannot be read is an
+// error, never blank.
+func Identify(r io.ReaderAt, size int64) (Content, error) {
+	if _, cached := r.(*Cached); !cached {
+		r = NewCached(r, size)
+	}
+	matches, err := find(r, size)
+	if err != nil {
+		return Content{}, err
+	}
+	return describe(matches, r)
+}
+
+// match is a signature that was found.
+type match struct {
+	kind   Kind
+	offset int64
+	// strong says that the signature is too long to be an accident in random data.
+	strong bool
+}
+
+// describe says what a device holds, from the signatures on it.
+func describe(matches []match, r io.ReaderAt) (Content, error) {
+	if len(matches) == 0 {
+		return Content{Kind: Blank}, nil
+	}
+	c := Content{Kind: matches[0].kind}
+	for _, m := range matches[1:] {
+		if m.kind != c.Kind && !slices.Contains(c.Also, m.kind) {
+			c.Also = append(c.Also, m.kind)
+		}
+	}
+	if read, ok := readers[c.Kind]; ok {
+		return c, read(&c, r)
+	}
+	return c, nil
+}
+
+// readers parse the superblock of the kinds of which the agent needs more than the signature.
+var readers = map[Kind]func(*Content, io.ReaderAt) error{
+	extFamily: (*Content).readExt,
+	XFS:       (*Content).readXFS,
+	Swap:      (*Content).readSwap,
+}
+
+// find returns the signatures on a device, in the order of precedence.
+func find(r io.ReaderAt, size int64) (matches []match, err error) {
+	if matches, err = findZFS(r, size); err != nil {
+		return nil, err
+	}
+	var buffer [32]byte
+	for _, s := range signatures {
+		offset := s.offset
+		if offset < 0 {
+			offset += size / s.align * s.align
+		}
+		if offset < 0 || offset+int64(len(s.magic)) > size {
+			continue
+		}
+		b := buffer[:len(s.magic)]
+		if err := ReadFull(r, b, offset); err != nil {
+			return nil, err
+		}
+		if string(b) == s.magic {
+			matches = append(matches, match{s.kind, offset, len(s.magic) >= strongMagic})
+		}
+	}
+	return ownContent(matches, r, size)
+}
+
+// strongMagic is the length from which on a signature is no accident.
+const strongMagic = 4
+
+// ownHead is where ext4 and xfs have metadata of their own, and where a RAID, LVM or encryption header that was written
+// over them shows. After it, a file may hold any bytes.
+const ownHead = 64 << 10
+
+// ownContent leaves out what lies inside the extent of a file system: those bytes are its own, whatever they look like.
+// Of a consistent one that is all of them, except for metadata in its head that passes its own check. Of one that is
+// only valid, it is what lies after its head. RAID metadata at the end of a device lies after the file system that it
+// carries.
+func ownContent(matches []match, r io.ReaderAt, size int64) ([]match, error) {
+	var valid, consistent int64 // lengths
+	proven := map[match]bool{}
+	for _, m := range matches {
+		var err error
+		if check, ok := checks[m.kind]; ok && m.offset < ownHead {
+			if proven[m], err = check(r, m.offset, size); err != nil {
+				return nil, err
+			}
+		}
+		if m.kind != extFamily && m.kind != XFS {
+			continue
+		}
+		var c Content
+		if err := readers[m.kind](&c, r); err != nil {
+			return nil, err
+		}
+		if c.Kind != Unknown && c.Bytes <= size {
+			valid = max(valid, c.Bytes)
+		}
+		if proven[m] {
+			consistent = max(consistent, c.Bytes)
+		}
+	}
+	return slices.DeleteFunc(matches, func(m match) bool {
+		return m.offset >= ownHead && m.offset < valid || m.offset < consistent && !proven[m]
+	}), nil
+}
+
+// findZFS looks for an uberblock in each of the labels.
+func findZFS(r io.ReaderAt, size int64) (matches []match, err error) {
+	slot := make([]byte, 8)
+	for _, label := range zfsLabels {
+		start := label
+		if start < 0 {
+			start += size / (256 << 10) * (256 << 10)
+		}
+		ring := start + zfsRing
+		if ring < 0 || ring+zfsRing > size {
+			continue
+		}
+		for o := ring; o < ring+zfsRing; o += zfsSlot {
+			if err := ReadFull(r, slot, o); err != nil {
+				return nil, err
+			}
+			if binary.LittleEndian.Uint64(slot) == 0x00bab10c || binary.BigEndian.Uint64(slot) == 0x00bab10c {
+				matches = append(matches, match{ZFS, start, true})
+				break
+			}
+		}
+	}
+	return matches, nil
+}
+
+// ReadFull reads all of b at an offset, or fails: a device that ends early is not one that has nothing there.
+func ReadFull(r io.ReaderAt, b []byte, offset int64) error {
+	n, err := r.ReadAt(b, offset)
+	if n == len(b) {
+		return nil
+	}
+	if err == nil || errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+	}
+	return fmt.Errorf("read %d bytes at %d: %w", len(b), offset, err)
+}
+
+// Feature sets by which libblkid, too, tells the three ext generations apart.
+const (
+	extHasJournal    = 0x0004
+	extJournalDevice = 0x0008
+	ext2Incompatible = 0x0002 | 0x0010          // filetype, meta_bg
+	ext3Incompatible = ext2Incompatible | 0x004 // recover
+	ext3ReadOnly     = 0x0001 | 0x0002 | 0x0004 // sparse_super, large_file, btree_dir
+	extState64Bit    = 0x0080
+	extStateErrors   = 0x0002
+)
+
+const (
+	extMagic = "\x53\xef"
+	xfsMagic = "XFSB"
+)
+
+// Ext reads the superblock of an ext and nothing else: what is mounted as one is one.
+func Ext(r io.ReaderAt) (c Content, err error) { return c, c.readExt(r) }
+
+func (c *Content) readExt(r io.ReaderAt) error {
+	var sb [1024]byte
+	return c.readSuperblock(r, sb[:], 1024, parseExt)
+}
+
+func (c *Content) readXFS(r io.ReaderAt) error {
+	var sb [512]byte
+	return c.readSuperblock(r, sb[:], 0, parseXFS)
+}
+
+// readSuperblock parses a superblock. If it is invalid, or the device ends within it, the kind is Unknown.
+func (c *Content) readSuperblock(r io.ReaderAt, sb []byte, offset int64, parse func([]byte) (Content, bool)) error {
+	err := ReadFull(r, sb, offset)
+	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return err
+	}
+	also := c.Also
+	ok := false
+	if err == nil {
+		*c, ok = parse(sb)
+	}
+	if !ok {
+		*c = Content{Kind: Unknown}
+	}
+	c.Also = also
+	return nil
+}
+
+// parseExt reads a superblock of ext2, ext3 or ext4, the first one or a backup.
+func parseExt(sb []byte) (c Content, ok bool) {
+	u16 := func(o int) uint16 { return binary.LittleEndian.Uint16(sb[o:]) }
+	u32 := func(o int) uint32 { return binary.LittleEndian.Uint32(sb[o:]) }
+	shift := u32(0x18)
+	if string(sb[56:58]) != extMagic || shift > 6 || u32(0x4) == 0 {
+		return c, false
+	}
+	compatible, incompatible, readOnly := u32(0x5c), u32(0x60), u32(0x64)
+	switch {
+	case incompatible&extJournalDevice != 0:
+		c.Kind = JBD
+	case incompatible&^uint32(ext3Incompatible) != 0 || readOnly&^uint32(ext3ReadOnly) != 0:
+		c.Kind = Ext4
+	case compatible&extHasJournal != 0:
+		c.Kind = Ext3
+	default:
+		c.Kind = Ext2
+	}
+	blocks := uint64(u32(0x4))
+	if incompatible&extState64Bit != 0 {
+		blocks |= uint64(u32(0x150)) << 32
+	}
+	if blocks < 1<<46 {
+		c.Bytes = int64(blocks << (10 + shift))
+	}
+	c.Label = cString(sb[0x78:0x88])
+	c.UUID = formatUUID(sb[0x68:0x78])
+	c.Errors = u16(0x3a)&extStateErrors != 0 || u32(0x194) != 0
+	c.LastMount = int64(sb[0x274])<<32 | int64(u32(0x2c))
+	c.Mounts = int(u16(0x34))
+	c.NeverMounted = c.LastMount == 0 && c.Mounts == 0
+	return c, true
+}
+
+// parseXFS reads a superblock of xfs, the first one or that of another allocation group.
+func parseXFS(sb []byte) (c Content, ok bool) {
+	block, blocks := binary.BigEndian.Uint32(sb[4:]), binary.BigEndian.Uint64(sb[8:])
+	if string(sb[:4]) != xfsMagic || block < 512 || block > 64<<10 || bits.OnesCount32(block) != 1 || blocks == 0 || blocks > 1<<46 {
+		return c, false
+	}
+	return Content{Kind: XFS, Bytes: int64(blocks) * int64(block), Label: cString(sb[108:120]), UUID: formatUUID(sb[32:48]), Incomplete: sb[126] != 0}, true
+}
+
+func (c *Content) readSwap(r io.ReaderAt) error {
+	var h [512]byte
+	if err := ReadFull(r, h[:], 1024); err != nil {
+		return err
+	}
+	c.UUID = formatUUID(h[12:28])
+	c.Label = cString(h[28:44])
+	return nil
+}
+
+func cString(b []byte) string {
+	s, _, _ := strings.Cut(string(b), "\x00")
+	return strings.ToValidUTF8(s, "?")
+}
+
+func formatUUID(b []byte) string {
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[0:4], b[4:6], b[6:8], b[8:10], b[10:16])
+}

@@ -1,0 +1,50 @@
+package probe
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// Wipe clears every place where a signature may be within [start, start+length) of the device,
+// so that nothing there is recognized any more. What reads as zeros is not written: a fresh volume
+// stays as sparse as it is, and the next flush has little to do. It is for disks whose content
+// is disposable by contract or was released by the operator.
+func Wipe(f interface {
+	io.ReaderAt
+	io.WriterAt
+}, start, length int64) error {
+	if length <= 0 {
+		return nil
+	}
+	zero, have := make([]byte, wipeChunk), make([]byte, wipeChunk)
+	clear := func(from, to int64) error {
+		from, to = max(from, 0), min(to, length)
+		for from < to {
+			n := min(wipeChunk, to-from)
+			// An unreadable range is written all the same: the disk may then remap its sectors.
+			if _, err := f.ReadAt(have[:n], start+from); err != nil || !bytes.Equal(have[:n], zero[:n]) {
+				if _, err := f.WriteAt(zero[:n], start+from); err != nil {
+					return fmt.Errorf("wipe %d bytes at %d: %w", n, start+from, err)
+				}
+			}
+			from += n
+		}
+		return nil
+	}
+	// Head and tail hold all but three kinds; those are cleared by themselves.
+	if err := errors.Join(clear(0, 1<<20+64<<10), clear(length-1<<20, length)); err != nil {
+		return err
+	}
+	for _, s := range signatures {
+		if s.offset >= 1<<20 {
+			if err := clear(s.offset, s.offset+int64(len(s.magic))); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+const wipeChunk = 64 << 10
