@@ -44,7 +44,8 @@ type format struct {
 var formats = []format{
 	{label: layout.GPT, detect: isGPT, remains: probe.GPT, read: readGPT, write: writeGPT,
 		newID: func() string { return strings.ToUpper(uuid.NewString()) }},
-	{label: layout.MBR, detect: isMBR, read: readMBR, write: writeMBR, newID: func() string { return uuid.NewString()[:8] }},
+	{label: layout.MBR, detect: isMBR, read: readMBR, write: writeMBR,
+		newID: func() string { return uuid.NewString()[:8] }},
 }
 
 func formatOf(l layout.Label) (format, error) {
@@ -231,7 +232,8 @@ func readGPT(r io.ReaderAt, size int64, sector int) (layout.Table, error) {
 		entries := binary.LittleEndian.Uint64(h[72:])
 		count, length := binary.LittleEndian.Uint32(h[80:]), binary.LittleEndian.Uint32(h[84:])
 		if count == 0 || count > maxEntries || length != gpt.PartitionEntrySize || entries > uint64(size)/uint64(sector) {
-			return layout.Table{}, fmt.Errorf("%w: GPT with %d entries of %d bytes at sector %d", layout.ErrDamaged, count, length, entries)
+			return layout.Table{}, fmt.Errorf("%w: GPT with %d entries of %d bytes at sector %d",
+				layout.ErrDamaged, count, length, entries)
 		}
 		if count*length%uint32(sector) != 0 {
 			t.Fixed = "its entries do not fill whole sectors"
@@ -296,7 +298,8 @@ func readMBR(r io.ReaderAt, size int64, sector int) (layout.Table, error) {
 		if p.Type == mbr.Empty || p.Size == 0 {
 			continue
 		}
-		part := layout.Partition{Number: p.Index, Start: int64(p.Start) * int64(sector), Size: int64(p.Size) * int64(sector), Type: fmt.Sprintf("%02x", byte(p.Type))}
+		part := layout.Partition{Number: p.Index, Start: int64(p.Start) * int64(sector),
+			Size: int64(p.Size) * int64(sector), Type: fmt.Sprintf("%02x", byte(p.Type))}
 		if p.Start == 0 || part.End() > size {
 			return layout.Table{}, fmt.Errorf("%w: partition %d lies outside the disk", layout.ErrDamaged, p.Index)
 		}
@@ -314,7 +317,8 @@ func check(t *layout.Table) error {
 	sort.Slice(ordered, func(i, j int) bool { return ordered[i].Start < ordered[j].Start })
 	for i := 1; i < len(ordered); i++ {
 		if ordered[i].Start < ordered[i-1].End() {
-			return fmt.Errorf("%w: partitions %d and %d overlap", layout.ErrDamaged, ordered[i-1].Number, ordered[i].Number)
+			return fmt.Errorf("%w: partitions %d and %d overlap", layout.ErrDamaged,
+				ordered[i-1].Number, ordered[i].Number)
 		}
 	}
 	return nil

@@ -194,7 +194,8 @@ func fits(t layout.Table, size int64, sector int) error {
 			return fmt.Errorf("partition %d would end beyond 2 TiB, which a DOS partition table cannot address: "+
 				"attach a new disk, which gets a GPT, and migrate to it", p.Number)
 		case p.End() > layout.Usable(t.Label, size, sector):
-			return fmt.Errorf("partition %d: ends at %d, beyond the last usable byte %d", p.Number, p.End(), layout.Usable(t.Label, size, sector))
+			return fmt.Errorf("partition %d: ends at %d, beyond the last usable byte %d", p.Number, p.End(),
+				layout.Usable(t.Label, size, sector))
 		}
 	}
 	return nil

@@ -28,9 +28,10 @@ type managedKind struct {
 
 // managedKinds has a row for each kind that is probe.Kind.Managed.
 var managedKinds = map[probe.Kind]managedKind{
-	probe.Ext4: {lookFlags: []string{"noload"}, mkfs: mkfsExt4, check: checkExt4, finished: finishedExt4, length: lengthExt4,
-		grow: growExt4, growUnmounted: growUnmountedExt4},
-	probe.XFS: {lookFlags: []string{"norecovery", "nouuid"}, mkfs: mkfsXFS, finished: finishedXFS, length: lengthXFS, grow: growXFS},
+	probe.Ext4: {lookFlags: []string{"noload"}, mkfs: mkfsExt4, check: checkExt4, finished: finishedExt4,
+		length: lengthExt4, grow: growExt4, growUnmounted: growUnmountedExt4},
+	probe.XFS: {lookFlags: []string{"norecovery", "nouuid"}, mkfs: mkfsXFS, finished: finishedXFS,
+		length: lengthXFS, grow: growXFS},
 }
 
 // GrowsUnmounted reports a kind that can be grown while it is not mounted.

@@ -74,7 +74,7 @@ func PartitionEphemeral(o Ephemeral) (Plan, error) {
 	if err := o.Replaced.refuse(o.Disk); err != nil {
 		return Plan{}, err
 	}
-	p.add(Change{Op: CreateTable, Device: o.Disk.Path, Proof: found(o.Disk, o.Replaced.Serial) + ", not in use, no persistent disk",
+	p.add(Change{Op: CreateTable, Device: o.Disk.Path, Proof: o.Replaced.proof(o.Disk),
 		What: "create " + l.describe(l.Partitions), Destructive: true, Label: l.Label, Partitions: l.Partitions})
 	o.Volumes = nil
 	p.fill(o, l, true)
@@ -177,7 +177,7 @@ func PartitionRaw(o Raw) (Plan, error) {
 		return p, fmt.Errorf("not touched: %s carries the partitions of this agent's ephemeral disk: "+
 			"the names of the disks may have been exchanged", o.Disk.Path)
 	}
-	p.add(Change{Op: CreateTable, Device: o.Disk.Path, Proof: found(o.Disk, o.Replaced.Serial) + ", not in use, no persistent disk",
-		What: "create GPT with partition " + RawName(o.Index), Destructive: true, Label: layout.GPT, Partitions: newRaw(o.Disk, o.Index)})
+	p.add(Change{Op: CreateTable, Device: o.Disk.Path, Proof: o.Replaced.proof(o.Disk), Destructive: true,
+		What: "create GPT with partition " + RawName(o.Index), Label: layout.GPT, Partitions: newRaw(o.Disk, o.Index)})
 	return p, nil
 }

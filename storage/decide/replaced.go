@@ -58,6 +58,11 @@ func (o Replaced) refuse(s layout.State) error {
 		"is not needed (blkdiscard -z %s)", s.Path, found, s.Path)
 }
 
+// proof is why the content of a disk is replaced that is not refused.
+func (o Replaced) proof(s layout.State) string {
+	return found(s, o.Serial) + ", not in use, no persistent disk"
+}
+
 // fileSystem reports an ext4 or xfs, also a damaged one.
 func (o Replaced) fileSystem() bool {
 	c := o.Volume.Content

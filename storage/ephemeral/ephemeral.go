@@ -229,7 +229,8 @@ func (d *Disks) replaced(ctx context.Context, s layout.State, data int, announce
 	if err != nil {
 		return o, err
 	}
-	o.Serial, o.Busy, o.Persistent = machine.Serial(number), d.Machine.ProveIdle(s.Path, number), d.persistentDisk(s, number)
+	o.Serial, o.Busy = machine.Serial(number), d.Machine.ProveIdle(s.Path, number)
+	o.Persistent = d.persistentDisk(s, number)
 	if data == 0 && (o.Busy != nil || o.Persistent != nil || !decide.MayBeStore(s.Table)) {
 		return o, nil
 	}

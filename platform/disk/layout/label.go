@@ -59,7 +59,8 @@ func (l Label) SwapType() string { return tableTypes[l].swapType }
 
 // HoldsData says whether partitions of this type are for swap or data.
 func (l Label) HoldsData(kind string) bool {
-	return kind == "" || strings.EqualFold(kind, l.DataType()) || strings.EqualFold(kind, l.SwapType()) || l == GPT && strings.EqualFold(kind, swapGPT)
+	return kind == "" || strings.EqualFold(kind, l.DataType()) || strings.EqualFold(kind, l.SwapType()) ||
+		l == GPT && strings.EqualFold(kind, swapGPT)
 }
 
 // Slots is how many partitions a table can have.

@@ -11,7 +11,8 @@ func TestManagedKindsAreRecognized(t *testing.T) {
 		if kind == Ext4 {
 			magic = extFamily
 		}
-		if readers[magic] == nil || !slices.ContainsFunc(signatures, func(s signature) bool { return s.kind == magic }) {
+		if readers[magic] == nil ||
+			!slices.ContainsFunc(signatures, func(s signature) bool { return s.kind == magic }) {
 			t.Errorf("%s is never recognized", kind)
 		}
 		if !(Content{Kind: kind}).Data() {
