@@ -94,7 +94,7 @@ func makeBusy(w *world) (stop func()) {
 	}
 }
 
-// BenchmarkTask is a task from its request to its value, journal included.
+// BenchmarkTask is a task from its request to its value, its record included.
 func BenchmarkTask(b *testing.B) {
 	var runs atomic.Int64
 	w := newWorld(b, action.Table{"apply": counting(action.Instance, action.Async, &runs)}).ready()

@@ -195,13 +195,13 @@ func (d *Dispatcher) startTask(q *request) {
 			close(begun)
 			// In another goroutine: this one is the transport's, and an fsync blocks.
 			d.group.Go(func() {
-				<-q.task.Durable()
+				q.task.Persist()
 				d.answer(q, mbus.Value(action.Running(q.task.ID)))
 			})
 		},
 		run: func() {
 			<-begun
-			<-q.task.Durable()
+			q.task.Persist()
 			d.runTask(q)
 		},
 		refused: func() { d.answer(q, failure(q.Method, errBusy)) },

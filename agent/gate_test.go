@@ -224,7 +224,7 @@ func TestHeldRequestsAreBounded(t *testing.T) {
 }
 
 func TestInterruptedTasks(t *testing.T) {
-	path := t.TempDir() + "/journal"
+	path := t.TempDir() + "/tasks"
 	tasks, err := task.Open(t.Context(), task.Options{Path: path, Log: quiet()})
 	if err != nil {
 		t.Fatal(err)
@@ -233,14 +233,12 @@ func TestInterruptedTasks(t *testing.T) {
 	if err := resumed.Note([]byte(`{"n":1}`)); err != nil {
 		t.Fatal(err)
 	}
-	<-lost.Durable()
-	tasks.Close()
+	lost.Persist()
 
 	tasks, err = task.Open(t.Context(), task.Options{Path: path, Log: quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tasks.Close()
 	table := action.Actions(action.Deps{Tasks: tasks})
 	row := table["update_settings"]
 	row.Resume = func(_ context.Context, note json.RawMessage) (any, error) { return "ok" + string(note), nil }

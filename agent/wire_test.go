@@ -327,18 +327,18 @@ func TestTenThousandInFlight(t *testing.T) {
 	}
 }
 
-func TestSecretsStayOutOfTheJournal(t *testing.T) {
+func TestSecretsStayOutOfTheRecord(t *testing.T) {
 	w := newWorld(t, nil).ready()
 	w.director.Task(agentID, "update_settings", map[string]any{"trusted_certs": "canary-1", "blobstores": []any{map[string]any{"provider": "dav", "options": map[string]any{"password": "canary-2"}}}})
 	w.director.Task(agentID, "upload_blob", map[string]any{"blob_id": "b", "checksum": "2aae6c35c94fcfb415dbe95f408b9ce91ee846ed", "payload": "aGVsbG8gd29ybGQ="})
 	w.director.Task(agentID, "add_persistent_disk", "disk-1", map[string]any{"path": "/dev/sdc", "iscsi_settings": map[string]any{"password": "canary-3"}})
-	journal := read(t, w.dirs.Bosh()+"/journal")
+	record := read(t, w.dirs.Bosh()+"/tasks")
 	for _, canary := range []string{"canary", "aGVsbG8", "/dev/sdc"} {
-		if strings.Contains(journal, canary) {
-			t.Errorf("the journal holds %q", canary)
+		if strings.Contains(record, canary) {
+			t.Errorf("the record of tasks holds %q", canary)
 		}
 	}
-	if !strings.Contains(journal, "update_settings") {
-		t.Error("the journal does not know the task")
+	if !strings.Contains(record, "update_settings") {
+		t.Error("the record does not know the task")
 	}
 }

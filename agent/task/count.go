@@ -1,15 +1,15 @@
 package task
 
-// Counts is how many tasks of a journal are in which state.
+// Counts is how many tasks of a document are in which state.
 type Counts struct {
 	Running   int `json:"running"` // or interrupted, if the agent does not run
 	Succeeded int `json:"succeeded"`
 	Failed    int `json:"failed"`
 }
 
-// Count reads the journal at path, of an agent that may be running: a line that is being written does not count.
+// Count reads the document at path, of an agent that may be running.
 func Count(path string) (c Counts, err error) {
-	all, _, err := readJournal(path)
+	all, err := read(path)
 	for _, e := range all {
 		switch {
 		case e.Ended.IsZero():

@@ -1,4 +1,4 @@
-// Package task keeps asynchronous work: its id, its outcome, how to cancel it, and a journal by
+// Package task keeps asynchronous work: its id, its outcome, how to cancel it, and the document by
 // which all of that survives a restart of the agent.
 package task
 
@@ -20,11 +20,10 @@ const (
 	keepAtLeast = 10 * time.Minute
 	// keepNormally is how long it is kept while there is room.
 	keepNormally = time.Hour
-	// maxFinished and maxBytes are the room for results.
-	maxFinished = 10000
+	// maxFinished and maxBytes are the room for results. All of them are written when a task begins and when it ends.
+	maxFinished = 100
+	maxBytes    = 1 << 20
 )
-
-var maxBytes = 64 << 20 // a variable for the sake of tests
 
 // ErrCanceled is the cause of a canceled task's context.
 var ErrCanceled = errors.New("task was canceled")
@@ -38,15 +37,13 @@ type Task struct {
 	Method     string
 	Cancelable bool
 
-	owner   *Tasks
-	ctx     context.Context
-	cancel  context.CancelCauseFunc
-	durable chan struct{} // closed when the journal knows the task
-	ended   chan struct{} // closed when the outcome may be seen
+	owner  *Tasks
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	ended  chan struct{} // closed when the outcome may be seen
 
 	// Guarded by owner.mu.
-	note    json.RawMessage
-	final   entry // the outcome as it is in the journal
+	entry   entry // as it is in the document
 	visible bool  // the end is durable and may be seen
 }
 
@@ -54,14 +51,19 @@ type Task struct {
 func (t *Task) Checkpoint() json.RawMessage {
 	t.owner.mu.Lock()
 	defer t.owner.mu.Unlock()
-	return t.note
+	return t.entry.Note
 }
 
 // Context ends when the task is canceled or the agent stops.
 func (t *Task) Context() context.Context { return t.ctx }
 
-// Durable is closed when the task would survive a restart of the agent.
-func (t *Task) Durable() <-chan struct{} { return t.durable }
+// Persist returns when the task survives a restart of the agent, or cannot: a full disk must not stop the agent from
+// working.
+func (t *Task) Persist() {
+	if err := t.owner.save(); err != nil {
+		t.owner.log.WithError(err).WithField("task", t.ID).Error("task not recorded; it does not survive a restart")
+	}
+}
 
 // Canceled reports whether cancel_task was called for it.
 func (t *Task) Canceled() bool { return errors.Is(context.Cause(t.ctx), ErrCanceled) }
@@ -76,7 +78,7 @@ type Outcome struct {
 
 // Options configure Tasks.
 type Options struct {
-	// Path is the journal. Its directory exists; a tmpfs makes tasks survive the agent but not
+	// Path is the document. Its directory exists; a tmpfs makes tasks survive the agent but not
 	// the machine. Without a path nothing survives.
 	Path string
 	Log  *logrus.Entry
@@ -84,11 +86,15 @@ type Options struct {
 
 // Tasks is the set of tasks, running and ended.
 type Tasks struct {
-	log     *logrus.Entry
-	journal *journal
-	now     func() time.Time
+	log  *logrus.Entry
+	path string
+	now  func() time.Time
+
+	writing sync.Mutex // guards the document and what follows; taken before mu
+	written int        // the last change that is in the document
 
 	mu          sync.Mutex // guards what follows
+	changes     int        // made so far
 	ctx         context.Context
 	byID        map[string]*Task
 	finished    []*Task // in order of their end
@@ -96,72 +102,64 @@ type Tasks struct {
 	interrupted []*Task
 }
 
-// Open reads the journal and makes ready for new tasks, whose contexts end with ctx. If the journal
-// cannot be read or written, Open returns the error together with Tasks that work in memory.
+// Open reads the document and makes ready for new tasks, whose contexts end with ctx. A damaged document is set aside,
+// and its tasks are unknown. If it cannot be read, Open returns the error together with Tasks that work in memory.
 func Open(ctx context.Context, o Options) (*Tasks, error) {
 	s := &Tasks{log: o.Log, ctx: ctx, byID: map[string]*Task{}, now: time.Now}
 	if o.Path == "" {
 		return s, nil
 	}
-	entries, torn, err := readJournal(o.Path)
+	entries, err := read(o.Path)
+	if errors.Is(err, errDamaged) {
+		s.log.WithError(err).WithField("path", o.Path).
+			Error("the record of tasks is damaged and set aside; tasks of an earlier process are unknown")
+		err = setAside(o.Path)
+	}
 	if err != nil {
 		return s, err
 	}
-	var ended []*Task
+	s.path = o.Path
 	for _, e := range entries {
-		t := s.newTask(e.ID, e.Method, false)
-		t.note = e.Note
-		close(t.durable)
+		t := s.newTask(e, false)
 		s.byID[t.ID] = t
 		if e.Ended.IsZero() {
 			s.interrupted = append(s.interrupted, t)
 			continue
 		}
-		t.final, t.visible = e, true
+		t.visible = true
 		close(t.ended)
-		ended = append(ended, t)
-	}
-	for _, t := range ended {
 		s.keep(t)
 	}
-	s.journal, err = openJournal(o.Path, torn, s.snapshot, o.Log)
-	return s, err
+	return s, nil
 }
 
-// Close writes what is pending and releases the journal.
-func (s *Tasks) Close() {
-	if s.journal != nil {
-		s.journal.close()
-	}
-}
-
-func (s *Tasks) newTask(id, method string, cancelable bool) *Task {
-	t := &Task{ID: id, Method: method, Cancelable: cancelable, owner: s, durable: make(chan struct{}), ended: make(chan struct{})}
+func (s *Tasks) newTask(e entry, cancelable bool) *Task {
+	t := &Task{ID: e.ID, Method: e.Method, Cancelable: cancelable, owner: s, entry: e, ended: make(chan struct{})}
 	t.ctx, t.cancel = context.WithCancelCause(s.ctx)
 	return t
 }
 
-// Begin makes a task. It is found at once and durable a moment later.
+// Begin makes a task. It is found at once; Persist makes it durable.
 func (s *Tasks) Begin(method string, cancelable bool) *Task {
-	t := s.newTask(newID(), method, cancelable)
+	t := s.newTask(entry{ID: newID(), Method: method, Started: s.now()}, cancelable)
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.byID[t.ID] = t
-	s.mu.Unlock()
-	s.append(entry{ID: t.ID, Method: method, Started: s.now()}, func() { close(t.durable) })
+	s.changes++
 	return t
 }
 
 // Note records how far the task has come, for Interrupted after a restart.
 func (t *Task) Note(note json.RawMessage) error {
-	done := make(chan error, 1)
+	t.change(func(e *entry) { e.Note = note })
+	return t.owner.save()
+}
+
+func (t *Task) change(change func(*entry)) {
 	t.owner.mu.Lock()
-	t.note = note
-	t.owner.mu.Unlock()
-	if t.owner.journal == nil {
-		return nil
-	}
-	t.owner.journal.append(entry{ID: t.ID, Note: note}, func(err error) { done <- err })
-	return <-done
+	defer t.owner.mu.Unlock()
+	change(&t.entry)
+	t.owner.changes++
 }
 
 // Finish records the outcome, durably before a caller can see it. When the agent itself is
@@ -172,19 +170,17 @@ func (t *Task) Finish(value any, err error) {
 	if err != nil && s.ctx.Err() != nil && !t.Canceled() {
 		return
 	}
-	e := entry{ID: t.ID, Method: t.Method, Ended: s.now()}
+	var data json.RawMessage
 	if err == nil {
-		e.Value, err = json.Marshal(value)
+		data, err = json.Marshal(value)
 	}
-	if err != nil {
-		e.Failed, e.Error, e.Value = true, err.Error(), nil
-	}
-	s.mu.Lock()
-	t.final = e
-	s.mu.Unlock()
-	written := make(chan struct{})
-	s.append(e, func() { close(written) })
-	<-written
+	t.change(func(e *entry) {
+		e.Ended, e.Value = s.now(), data
+		if err != nil {
+			e.Failed, e.Error, e.Value = true, err.Error(), nil
+		}
+	})
+	t.Persist()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t.visible = true
@@ -192,34 +188,19 @@ func (t *Task) Finish(value any, err error) {
 	s.keep(t)
 }
 
-// append writes to the journal and calls done afterwards, whether or not that worked: a full
-// disk must not stop the agent from working.
-func (s *Tasks) append(e entry, done func()) {
-	if s.journal == nil {
-		done()
-		return
-	}
-	s.journal.append(e, func(err error) {
-		if err != nil {
-			s.log.WithError(err).WithField("task", e.ID).Error("task journal not written")
-		}
-		done()
-	})
-}
-
 // keep adds an ended task and forgets old ones; the caller holds mu.
 func (s *Tasks) keep(t *Task) {
 	s.finished = append(s.finished, t)
-	s.bytes += t.final.weight()
+	s.bytes += t.entry.weight()
 	now := s.now()
 	for len(s.finished) > 0 {
 		oldest := s.finished[0]
-		age := now.Sub(oldest.final.Ended)
+		age := now.Sub(oldest.entry.Ended)
 		crowded := len(s.finished) > maxFinished || s.bytes > maxBytes
 		if age < keepAtLeast || age < keepNormally && !crowded {
 			return
 		}
-		s.bytes -= oldest.final.weight()
+		s.bytes -= oldest.entry.weight()
 		delete(s.byID, oldest.ID)
 		s.finished[0] = nil
 		s.finished = s.finished[1:]
@@ -242,7 +223,7 @@ func (s *Tasks) Outcome(id string) (Outcome, error) {
 	if !t.visible {
 		return Outcome{Running: true}, nil
 	}
-	return Outcome{Value: t.final.Value, Failed: t.final.Failed, Error: t.final.Error}, nil
+	return Outcome{Value: t.entry.Value, Failed: t.entry.Failed, Error: t.entry.Error}, nil
 }
 
 // Wait blocks until the outcome of a task can be asked for, the task is canceled, the agent stops or
@@ -300,19 +281,6 @@ func (s *Tasks) Interrupted() []*Task {
 	list := s.interrupted
 	s.interrupted = nil
 	return list
-}
-
-// snapshot is what a compacted journal holds.
-func (s *Tasks) snapshot() []entry {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var all []entry
-	for _, t := range s.byID {
-		e := t.final
-		e.ID, e.Method, e.Note = t.ID, t.Method, t.note
-		all = append(all, e)
-	}
-	return all
 }
 
 func newID() string {

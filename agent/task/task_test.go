@@ -9,12 +9,14 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"github.com/sirupsen/logrus/hooks/test"
 )
 
 func quiet() *logrus.Entry {
@@ -29,7 +31,6 @@ func open(t *testing.T, path string) *Tasks {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(s.Close)
 	return s
 }
 
@@ -43,7 +44,7 @@ func mustOutcome(t *testing.T, s *Tasks, id string) Outcome {
 }
 
 func TestOutcomesSurviveARestart(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "journal")
+	path := filepath.Join(t.TempDir(), "tasks.json")
 	s := open(t, path)
 	done, failed, running := s.Begin("apply", false), s.Begin("stop", false), s.Begin("update_settings", false)
 	if !regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`).MatchString(done.ID) {
@@ -60,8 +61,6 @@ func TestOutcomesSurviveARestart(t *testing.T) {
 	if err := running.Note(json.RawMessage(`{"step":2}`)); err != nil {
 		t.Fatal(err)
 	}
-	<-running.Durable()
-	s.Close()
 
 	for range 2 { // a second restart finds the same
 		reopened := open(t, path)
@@ -78,63 +77,88 @@ func TestOutcomesSurviveARestart(t *testing.T) {
 		if len(reopened.Interrupted()) != 0 {
 			t.Error("interrupted tasks were handed out twice")
 		}
-		reopened.Close()
 	}
 	info, err := os.Stat(path)
 	if err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("journal: %v, %v; want mode 0600", info.Mode(), err)
+		t.Errorf("record: %v, %v; want mode 0600", info.Mode(), err)
 	}
 }
 
 func TestReopeningWritesNothing(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "journal")
+	path := filepath.Join(t.TempDir(), "tasks.json")
 	s := open(t, path)
 	s.Begin("apply", false).Finish("applied", nil)
-	s.Close()
-	before, _ := os.ReadFile(path)
-	open(t, path).Close()
-	after, _ := os.ReadFile(path)
-	if string(before) != string(after) {
-		t.Errorf("reopening changed the journal from %q to %q", before, after)
+	before, _ := os.Stat(path)
+	open(t, path)
+	after, _ := os.Stat(path)
+	if !os.SameFile(before, after) || before.ModTime() != after.ModTime() {
+		t.Error("reopening wrote the record")
 	}
 }
 
-func TestTornAndDamagedJournal(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "journal")
-	s := open(t, path)
-	one, two := s.Begin("apply", false), s.Begin("stop", false)
-	one.Finish("applied", nil)
-	two.Finish("stopped", nil)
-	s.Close()
-	journalBytes, _ := os.ReadFile(path)
-	for cut := 0; cut < len(journalBytes); cut += 61 {
-		if err := os.WriteFile(path, journalBytes[:cut], 0o600); err != nil {
-			t.Fatal(err)
-		}
-		s := open(t, path)
-		for _, task := range s.Interrupted() {
-			task.Finish(nil, ErrRestarted)
-		}
-		three := s.Begin("drain", false)
-		three.Finish(0, nil)
-		s.Close()
-		reopened := open(t, path)
-		if got := mustOutcome(t, reopened, three.ID); string(got.Value) != "0" {
-			t.Fatalf("cut at %d: task after the tear is lost: %+v", cut, got)
-		}
-		reopened.Close()
-	}
-	// Garbage between whole lines costs only itself.
-	lines := strings.SplitAfter(string(journalBytes), "\n")
-	if err := os.WriteFile(path, []byte(lines[0]+"\x00\xff garbage\n"+strings.Join(lines[1:], "")), 0o644); err != nil {
+// Whatever is wrong with the document, it is kept, the log says so, and the agent goes on. Its tasks are unknown.
+func TestDamagedDocumentIsSetAside(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tasks.json")
+	known := open(t, path).Begin("apply", false)
+	known.Finish("applied", nil)
+	whole, err := os.ReadFile(path)
+	if err != nil {
 		t.Fatal(err)
 	}
-	s = open(t, path)
-	if got := mustOutcome(t, s, one.ID); string(got.Value) != `"applied"` {
-		t.Errorf("after garbage: %+v", got)
+	for name, damaged := range map[string]string{
+		"empty": "", "truncated": string(whole[:len(whole)-1]), "garbage": "\x00\xff", "longer": string(whole) + "{",
+		"no id":                          `{"tasks":[{"method":"apply"}]}`,
+		"no method":                      `{"tasks":[{"id":"a"}]}`,
+		"lines of an unreleased version": `f0c1a2b3 {"id":"a","method":"apply"}` + "\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := os.WriteFile(path, []byte(damaged), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			log, logged := test.NewNullLogger()
+			s, err := Open(t.Context(), Options{Path: path, Log: logrus.NewEntry(log)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if line := logged.LastEntry(); line == nil || line.Level != logrus.ErrorLevel || line.Data["path"] != path {
+				t.Errorf("logged %+v, want an error with the path", line)
+			}
+			if kept, err := os.ReadFile(path + ".corrupt"); err != nil || string(kept) != damaged {
+				t.Errorf("kept %q, %v; want %q", kept, err, damaged)
+			}
+			var missing notFound
+			if _, err := s.Outcome(known.ID); !errors.As(err, &missing) || len(s.Interrupted()) != 0 {
+				t.Errorf("outcome of a lost task: %v", err)
+			}
+			next := s.Begin("drain", false)
+			next.Finish(0, nil)
+			if got := mustOutcome(t, open(t, path), next.ID); string(got.Value) != "0" {
+				t.Errorf("the next task is lost: %+v", got)
+			}
+			if info, _ := os.Stat(path); info.Mode().Perm() != 0o600 {
+				t.Errorf("mode %v was not corrected", info.Mode())
+			}
+		})
 	}
-	if info, _ := os.Stat(path); info.Mode().Perm() != 0o600 {
-		t.Errorf("mode %v was not corrected", info.Mode())
+}
+
+// A process that is killed at any moment leaves each task of which a caller may know: begun ones as interrupted, ended
+// ones with their outcome. What it had not begun to rename does not count.
+func TestEachWriteIsWhole(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tasks.json")
+	s := open(t, path)
+	ended, begun := s.Begin("apply", false), s.Begin("stop", false)
+	ended.Finish("applied", nil)
+	begun.Persist()
+	if err := os.WriteFile(filepath.Join(filepath.Dir(path), ".tasks.json.cambium-tmp-x"), []byte(`{"ta`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	killed := open(t, path) // while s has neither ended nor been told to
+	if got := mustOutcome(t, killed, ended.ID); string(got.Value) != `"applied"` {
+		t.Errorf("ended task: %+v", got)
+	}
+	if left := killed.Interrupted(); len(left) != 1 || left[0].ID != begun.ID {
+		t.Errorf("interrupted: %v", left)
 	}
 }
 
@@ -162,27 +186,24 @@ func TestCancel(t *testing.T) {
 }
 
 func TestStoppingAgentLeavesTasksInterrupted(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "journal")
+	path := filepath.Join(t.TempDir(), "tasks.json")
 	ctx, cancel := context.WithCancel(t.Context())
 	s, err := Open(ctx, Options{Path: path, Log: quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	task := s.Begin("apply", true)
-	<-task.Durable()
+	task.Persist()
 	cancel()
 	task.Finish(nil, task.Context().Err())
-	s.Close()
 	if left := open(t, path).Interrupted(); len(left) != 1 {
 		t.Errorf("got %d interrupted tasks, want 1", len(left))
 	}
 }
 
 func TestOldResultsAreForgotten(t *testing.T) {
-	usual := maxBytes
-	maxBytes = 1 << 10
-	t.Cleanup(func() { maxBytes = usual })
-	s := open(t, "")
+	path := filepath.Join(t.TempDir(), "tasks.json")
+	s := open(t, path)
 	now := time.Now()
 	s.now = func() time.Time { return now }
 	first := s.Begin("apply", false)
@@ -203,21 +224,35 @@ func TestOldResultsAreForgotten(t *testing.T) {
 	if _, err := s.Outcome(second.ID); err == nil {
 		t.Error("result was kept for ever")
 	}
+	third := s.Begin("d", false)
+	third.Finish(1, nil)
+	now = now.Add(keepAtLeast)
+	for range maxFinished {
+		s.Begin("e", false).Finish(1, nil)
+	}
+	if _, err := s.Outcome(third.ID); err == nil {
+		t.Errorf("more than %d results were kept", maxFinished)
+	}
+	s.Begin("f", false).Finish(1, nil)
+	if all, err := read(path); err != nil || len(all) > maxFinished+2 {
+		t.Errorf("the document has %d tasks, %v; want those that are kept", len(all), err)
+	}
 }
 
-func TestCompactionLosesNothing(t *testing.T) {
-	usual := compactAbove
-	compactAbove = 64 << 10
-	t.Cleanup(func() { compactAbove = usual })
-	path := filepath.Join(t.TempDir(), "journal")
+func TestConcurrentTasksLoseNothing(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tasks.json")
 	s := open(t, path)
-	big := strings.Repeat("x", int(compactAbove)/4)
+	big := strings.Repeat("x", 16<<10)
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	ids := map[string]string{}
 	for i := range 20 {
 		wg.Go(func() {
 			task := s.Begin("run_errand", false)
+			task.Persist()
+			if all, err := read(path); err != nil || !slices.ContainsFunc(all, func(e entry) bool { return e.ID == task.ID }) {
+				t.Errorf("begun task is not in the document: %v", err)
+			}
 			value := fmt.Sprint(i, big)
 			task.Finish(value, nil)
 			mu.Lock()
@@ -226,43 +261,52 @@ func TestCompactionLosesNothing(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	open := s.Begin("drain", false)
-	<-open.Durable()
-	s.Close()
-	reopened, err := Open(t.Context(), Options{Path: path, Log: quiet()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer reopened.Close()
+	running := s.Begin("drain", false)
+	running.Persist()
+	reopened := open(t, path)
 	for id, want := range ids {
 		if got := mustOutcome(t, reopened, id); len(got.Value) != len(want)+2 {
 			t.Fatalf("task %s: got %d bytes, want %d", id, len(got.Value), len(want)+2)
 		}
 	}
-	if left := reopened.Interrupted(); len(left) != 1 || left[0].ID != open.ID {
+	if left := reopened.Interrupted(); len(left) != 1 || left[0].ID != running.ID {
 		t.Errorf("interrupted: %v", left)
 	}
 }
 
-func TestUnwritableJournalDoesNotStopWork(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "missing", "journal")
-	s, err := Open(t.Context(), Options{Path: path, Log: quiet()})
-	if err == nil {
-		t.Fatal("a journal in a missing directory was opened")
-	}
-	task := s.Begin("apply", false)
-	task.Finish("applied", nil)
-	if got := mustOutcome(t, s, task.ID); string(got.Value) != `"applied"` {
-		t.Errorf("got %+v", got)
+func TestUnusableDocumentDoesNotStopWork(t *testing.T) {
+	for name, c := range map[string]struct {
+		path   string
+		unread bool // Open says so; otherwise each write does
+	}{
+		"missing directory": {path: filepath.Join(t.TempDir(), "missing", "tasks.json")},
+		"not a file":        {path: t.TempDir(), unread: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			log, logged := test.NewNullLogger()
+			s, err := Open(t.Context(), Options{Path: c.path, Log: logrus.NewEntry(log)})
+			if c.unread != (err != nil) {
+				t.Fatalf("got %v", err)
+			}
+			task := s.Begin("apply", false)
+			task.Persist()
+			if line := logged.LastEntry(); !c.unread && (line == nil || line.Level != logrus.ErrorLevel) {
+				t.Errorf("logged %+v, want an error", line)
+			}
+			task.Finish("applied", nil)
+			if got := mustOutcome(t, s, task.ID); string(got.Value) != `"applied"` {
+				t.Errorf("got %+v", got)
+			}
+		})
 	}
 }
 
 // A disk that is full for a while costs nothing once it is not.
-func TestJournalRecoversFromFailedWrites(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "journal")
+func TestRecoversFromFailedWrites(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tasks.json")
 	s := open(t, path)
 	lost := s.Begin("apply", false)
-	<-lost.Durable()
+	lost.Persist()
 	if err := errors.Join(os.Remove(path), os.Mkdir(path, 0o700)); err != nil { // which cannot be written
 		t.Fatal(err)
 	}
@@ -275,7 +319,6 @@ func TestJournalRecoversFromFailedWrites(t *testing.T) {
 	}
 	next := s.Begin("stop", false)
 	next.Finish("stopped", nil)
-	s.Close()
 	reopened := open(t, path)
 	for _, task := range []*Task{lost, next} {
 		if got := mustOutcome(t, reopened, task.ID); got.Running || got.Failed {
@@ -284,13 +327,12 @@ func TestJournalRecoversFromFailedWrites(t *testing.T) {
 	}
 }
 
-// With settings on a tmpfs the journal is there too, and the tmpfs can be unmounted under the agent.
-func TestTheJournalIsNotHeldOpen(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "journal")
+// With settings on a tmpfs the document is there too, and the tmpfs can be unmounted under the agent.
+func TestTheDocumentIsNotHeldOpen(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tasks.json")
 	s := open(t, path)
-	defer s.Close()
 	task := s.Begin("apply", false)
-	<-task.Durable()
+	task.Persist()
 	task.Finish("applied", nil)
 	mustOutcome(t, s, task.ID)
 	descriptors, err := filepath.Glob("/proc/self/fd/*")
@@ -298,52 +340,27 @@ func TestTheJournalIsNotHeldOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, d := range descriptors {
-		if target, err := os.Readlink(d); err == nil && target == path {
-			t.Errorf("%s is open", path)
+		if target, err := os.Readlink(d); err == nil && filepath.Dir(target) == filepath.Dir(path) {
+			t.Errorf("%s is open", target)
 		}
 	}
 }
 
-// A file system that is mounted under the agent has no journal, or an older one. The next write completes it.
-func TestAnotherJournalIsCompleted(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "journal")
+// A file system that is mounted under the agent has no document, or an older one. The next write replaces it.
+func TestAnotherDocumentIsReplaced(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tasks.json")
 	s := open(t, path)
 	ended, begun := s.Begin("prepare", false), s.Begin("apply", false)
 	ended.Finish("prepared", nil)
-	<-begun.Durable()
+	begun.Persist()
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
 	begun.Finish("applied", nil)
-	s.Close()
 	reopened := open(t, path)
-	defer reopened.Close()
 	for task, want := range map[*Task]string{ended: `"prepared"`, begun: `"applied"`} {
 		if got, err := reopened.Outcome(task.ID); err != nil || string(got.Value) != want {
 			t.Errorf("%s after a restart: %+v, %v; want %s", task.Method, got, err, want)
 		}
 	}
-}
-
-func FuzzJournalLine(f *testing.F) {
-	line, err := entry{ID: "a", Method: "apply", Value: json.RawMessage(`{"a":[1]}`)}.line()
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Add(line)
-	f.Add([]byte("00000000 {}"))
-	f.Add([]byte(""))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		e, ok := parseLine(data)
-		if !ok {
-			return
-		}
-		written, err := e.line()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, ok := parseLine(written[:len(written)-1]); !ok {
-			t.Errorf("cannot read back %q", written)
-		}
-	})
 }

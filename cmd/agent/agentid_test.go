@@ -51,10 +51,9 @@ func TestAnotherAgentIDInheritsNothing(t *testing.T) {
 	disks, marker, starts := recordfile.In(dirs), bootstrap.ReadyMarker{Dirs: dirs}, jobs.StartRequest{Dirs: dirs}
 
 	place := start("a-1").Place()
-	tasks, err := task.Open(t.Context(), task.Options{Path: place.TaskJournal(), Log: log})
+	tasks, err := task.Open(t.Context(), task.Options{Path: place.TaskRecord(), Log: log})
 	must(err)
-	<-tasks.Begin("apply", false).Durable()
-	tasks.Close()
+	tasks.Begin("apply", false).Persist()
 	must(disks.Update(func(r *diskrecord.Record) { r.Put("vol-1", diskrecord.Disk{FileSystem: "uuid", Bytes: 1}) }))
 	must(disks.Ask(diskrecord.Accept, "vol-2"))
 	must(marker.Set("a-1"))
@@ -67,7 +66,7 @@ func TestAnotherAgentIDInheritsNothing(t *testing.T) {
 
 	check := func(inherits bool) {
 		t.Helper()
-		counts, err := task.Count(place.TaskJournal())
+		counts, err := task.Count(place.TaskRecord())
 		must(err)
 		disk, err := disks.Read()
 		must(err)

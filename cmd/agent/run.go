@@ -371,10 +371,10 @@ func (a *app) failing(ctx context.Context, v engine.Verdict) {
 
 // ready opens the gate: everything the Director relies on is set up.
 func (a *app) ready(ctx context.Context, v engine.Verdict) error {
-	tasks, err := task.Open(ctx, task.Options{Path: a.settingsDir().TaskJournal(),
+	tasks, err := task.Open(ctx, task.Options{Path: a.settingsDir().TaskRecord(),
 		Log: a.log.WithField("component", "task")})
 	if err != nil {
-		a.log.WithError(err).Warn("task journal is not usable; tasks do not survive a restart")
+		a.log.WithError(err).Warn("the record of tasks is not usable; tasks do not survive a restart")
 	}
 	table, err := a.serve(ctx, tasks)
 	if err != nil {

@@ -22,7 +22,7 @@ func (d Dirs) OfAgentID() []string {
 		d.FormerDiskRequests(), d.FormerDiskIntents(), d.ManagedDiskSettings(), d.DiskRecordLock(),
 		d.DiskRecord(), d.FormerDiskRecords()}
 	for _, p := range d.Places() {
-		paths = append(paths, p.TaskJournal(), p.CertificateWarnings(), p.UpdateSettings(), p.DiskHints())
+		paths = append(paths, p.TaskRecord(), p.CertificateWarnings(), p.UpdateSettings(), p.DiskHints())
 	}
 	for _, p := range d.Places() {
 		paths = append(paths, p.Settings())

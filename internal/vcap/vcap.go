@@ -88,7 +88,7 @@ type Place string
 func (p Place) Settings() string            { return filepath.Join(string(p), "settings.json") }
 func (p Place) UpdateSettings() string      { return filepath.Join(string(p), "update_settings.json") }
 func (p Place) DiskHints() string           { return filepath.Join(string(p), "persistent_disk_hints.json") }
-func (p Place) TaskJournal() string         { return filepath.Join(string(p), "cambium_tasks.json") }
+func (p Place) TaskRecord() string          { return filepath.Join(string(p), "cambium_tasks.json") }
 func (p Place) CertificateWarnings() string { return filepath.Join(string(p), "cambium_expiry.json") }
 
 // The ephemeral disk and what lives on it.

@@ -174,11 +174,11 @@ func supervisor(ctx context.Context, dirs vcap.Dirs) (found Supervisor) {
 	return found
 }
 
-// tasks counts those of the journal, which is where the settings are.
+// tasks counts those on record, which is where the settings are.
 func tasks(dirs vcap.Dirs) task.Counts {
 	for _, place := range dirs.Places() {
-		if _, err := os.Stat(place.TaskJournal()); err == nil {
-			counts, _ := task.Count(place.TaskJournal()) // none if it cannot be read
+		if _, err := os.Stat(place.TaskRecord()); err == nil {
+			counts, _ := task.Count(place.TaskRecord()) // none if it cannot be read
 			return counts
 		}
 	}
