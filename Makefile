@@ -18,7 +18,7 @@ export GOFLAGS ?= -trimpath
 # Programs with the race detector sleep for a second when they end, and the crash tests start many.
 export GORACE ?= atexit_sleep_ms=0
 # The tags of all test tiers, so that vet and lint see every file.
-TIERS := ns,root,machine,vm,bench,soak,nightly,browser
+TIERS := ns,root,machine,vm,bench,soak,nightly
 
 .PHONY: help
 help: ## List the targets
@@ -101,11 +101,6 @@ test-machine: build ## Tests of the real binary under a real systemd (needs root
 test-vm: build ## Tests in QEMU virtual machines
 	@export CAMBIUM_LAB_NOTES=$$(mktemp); trap 'cat "$$CAMBIUM_LAB_NOTES"; rm "$$CAMBIUM_LAB_NOTES"' EXIT; \
 		$(GO) test -tags vm -run '^TestVM' -count=1 -p 2 -parallel 2 -timeout 60m $$(scripts/tier vm)
-
-.PHONY: test-browser
-test-browser: ## The pictures of `agent timeline` in Debian's chromium, which it installs; not part of test
-	@scripts/setup browser
-	$(GO) test -tags browser -run '^TestBrowser' -count=1 $$(scripts/tier browser)
 
 .PHONY: lint
 lint: ## Format, vet, the lab's command line for macOS, staticcheck, errcheck, misspell, tidy go.mod

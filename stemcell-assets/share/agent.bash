@@ -9,7 +9,7 @@ _agent() {
 		help) words="help run status timeline doctor support metrics validate settings plan disk compile log-level completion man version" ;;
 		run) flags="-C -M -P -b --no-alerts -r -v --help" words="" ;;
 		status) flags="--file --json -v --wait --help" words="" ;;
-		timeline) flags="-b --blame --boot --file --html --json --svg --width --help" words="" ;;
+		timeline) flags="-b --blame --boot --file --json --svg --width --help" words="" ;;
 		doctor) flags="-C -b --file --json --timeout -v --help" words="" ;;
 		support) flags="-C -b --file --timeout --help" words="" ;;
 		metrics) flags="-b --file --textfile --help" words="" ;;

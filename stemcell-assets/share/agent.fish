@@ -31,7 +31,6 @@ complete -c agent -n '__fish_seen_subcommand_from timeline' -s b -r -d 'BASE dir
 complete -c agent -n '__fish_seen_subcommand_from timeline' -l blame -d 'list what took longest'
 complete -c agent -n '__fish_seen_subcommand_from timeline' -l boot -r -d 'compare with an earlier boot: -1 is the last one'
 complete -c agent -n '__fish_seen_subcommand_from timeline' -l file -r -d 'status FILE to read'
-complete -c agent -n '__fish_seen_subcommand_from timeline' -l html -r -d 'write a page to FILE'
 complete -c agent -n '__fish_seen_subcommand_from timeline' -l json -d 'print a JSON document'
 complete -c agent -n '__fish_seen_subcommand_from timeline' -l svg -r -d 'write a picture to FILE'
 complete -c agent -n '__fish_seen_subcommand_from timeline' -l width -r -d 'width in characters; the terminal'\''s if not given'

@@ -52,7 +52,6 @@ timeline)
 		'--blame[list what took longest]' \
 		'--boot[compare with an earlier boot; -1 is the last one]:int:_default' \
 		'--file[status FILE to read]:FILE:_default' \
-		'--html[write a page to FILE]:FILE:_default' \
 		'--json[print a JSON document]' \
 		'--svg[write a picture to FILE]:FILE:_default' \
 		'--width[width in characters; the terminal'\''s if not given]:int:_default' \

@@ -88,7 +88,7 @@ func collect(ctx context.Context, o options) []file {
 func own(ctx context.Context, o options) []file {
 	machine := observe.All(ctx, observe.Options{Dirs: o.dirs, Config: o.config, Status: o.status, Timeout: o.timeout})
 	findings := doctor.Diagnose(machine)
-	var doctorText, doctorJSON, timelineText, page, statusJSON bytes.Buffer
+	var doctorText, doctorJSON, timelineText, picture, statusJSON bytes.Buffer
 	doctor.Print(&doctorText, findings, true)
 	say := func(w *bytes.Buffer, err error) {
 		if err != nil {
@@ -103,9 +103,10 @@ func own(ctx context.Context, o options) []file {
 		chart := timeline.From(d, d.Age())
 		timeline.Text(&timelineText, chart, 120)
 		timeline.Blame(&timelineText, chart, 120)
-		say(&page, timeline.HTML(&page, chart))
+		say(&picture, timeline.SVG(&picture, chart))
 	}
-	return []file{{"doctor.txt", doctorText.Bytes()}, {"doctor.json", doctorJSON.Bytes()}, {"status.json", statusJSON.Bytes()}, {"timeline.txt", timelineText.Bytes()}, {"timeline.html", page.Bytes()},
+	return []file{{"doctor.txt", doctorText.Bytes()}, {"doctor.json", doctorJSON.Bytes()}, {"status.json", statusJSON.Bytes()},
+		{"timeline.txt", timelineText.Bytes()}, {"timeline.svg", picture.Bytes()},
 		{"settings.json", redactedSettings(o.dirs)}, {"agent.json", redactedConfig(o.config)}, {"versions/agent.txt", []byte(o.version + "\n")}}
 }
 

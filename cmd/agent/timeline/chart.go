@@ -1,5 +1,5 @@
 // Package timeline is `agent timeline`: the boot as a waterfall, from the start of the kernel to the
-// first heartbeat, on a terminal, as JSON, HTML or SVG. Chart turns the status document into rows;
+// first heartbeat, on a terminal, as JSON or SVG. Chart turns the status document into rows;
 // the renderers draw rows and know nothing of boots.
 package timeline
 

@@ -29,11 +29,8 @@ func FuzzChart(f *testing.F) {
 		Text(io.Discard, c, int(width))
 		Blame(io.Discard, c, int(width))
 		compare(io.Discard, c, c, int(width))
-		if err := HTML(io.Discard, c); err != nil {
-			t.Fatal(err)
-		}
 		var picture strings.Builder
-		if err := svg(&picture, c); err != nil {
+		if err := SVG(&picture, c); err != nil {
 			t.Fatal(err)
 		}
 		for decoder := xml.NewDecoder(strings.NewReader(picture.String())); ; {

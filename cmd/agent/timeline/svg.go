@@ -19,60 +19,124 @@ const (
 	rowHeight    = 20
 	fontSize     = 12
 	glyph        = 7.6
-	lengthColumn = 80
-	maxLabel     = 36 // characters
-	tickWidth    = 76 // pixels for a label of the axis
+	lengthColumn = 136 // "canceled 1m40.1s"
+	maxLabel     = 36  // characters
+	tickWidth    = 76  // pixels for a label of the axis
+	square       = rowHeight - 8
 )
 
-// style is shared by SVG and HTML: both follow the reader's preference for light or dark.
-const style = `:root{--ink:#1b1f24;--paper:#ffffff;--dim:#57606a;--grid:#d0d7de;--machine:#8c959f;--done:#2da44e;--wait:#9be0ae;--warned:#bf8700;--failed:#cf222e;--running:#0969da;--skipped:#afb8c1;--mark:#8250df}
-@media(prefers-color-scheme:dark){:root{--ink:#e6edf3;--paper:#0d1117;--dim:#9198a1;--grid:#30363d;--machine:#6e7681;--done:#3fb950;--wait:#1f5a30;--warned:#d29922;--failed:#f85149;--running:#58a6ff;--skipped:#484f58;--mark:#bc8cff}}
-`
+// The colors are literal: not every viewer knows style sheets.
+const (
+	ink   = "#1b1f24"
+	dim   = "#57606a"
+	paper = "#ffffff"
+	grid  = "#d0d7de"
+	mark  = "#8250df"
 
-// svg draws the chart as a picture that needs nothing else.
-func svg(w io.Writer, c Chart) error {
+	machineColor = "#8c959f"
+	doneColor    = "#2da44e"
+	waitColor    = "#9be0ae"
+	warnedColor  = "#bf8700"
+	failedColor  = "#cf222e"
+	runningColor = "#0969da"
+	skippedColor = "#afb8c1"
+)
+
+// picture is what is drawn so far.
+type picture struct{ strings.Builder }
+
+func (p *picture) text(x, y float64, color, attributes, content string) {
+	fmt.Fprintf(p, `<text x="%.1f" y="%.1f" fill="%s"%s>%s</text>`+"\n",
+		x, y, color, attributes, html.EscapeString(content))
+}
+
+func (p *picture) line(x, top, bottom float64, color, attributes string) {
+	fmt.Fprintf(p, `<line x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f" stroke="%s"%s/>`+"\n",
+		x, x, top, bottom, color, attributes)
+}
+
+// rect draws a bar in the row at y; title is for a pointer that rests on it.
+func (p *picture) rect(x, y, width float64, color, title string) {
+	fmt.Fprintf(p, `<rect x="%.1f" y="%.1f" width="%.1f" height="%d" rx="2" fill="%s"><title>%s</title></rect>`+"\n",
+		x, y+4, width, square, color, html.EscapeString(title))
+}
+
+const (
+	bold  = ` font-weight="bold"`
+	atEnd = ` text-anchor="end"`
+)
+
+// SVG draws the chart as a picture that needs nothing else.
+func SVG(w io.Writer, c Chart) error {
 	labels := min(c.longestLabel(), maxLabel)
 	left := margin + float64(labels)*glyph + 8
 	right := float64(pictureWidth - margin - lengthColumn)
 	x := func(t int64) float64 { return left + c.at(t)*(right-left) }
 	top := float64(margin + 3*rowHeight)
 	bottom := top + float64(len(c.Rows)*rowHeight)
-	var b strings.Builder
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %.0f" width="%d" height="%.0f" role="img" aria-label="%s">`+"\n",
-		pictureWidth, bottom+margin, pictureWidth, bottom+margin, html.EscapeString("timeline of "+c.Title))
-	fmt.Fprintf(&b, "<style>%stext{font:%dpx ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace;fill:var(--ink)}.dim{fill:var(--dim)}.head{font-weight:bold}</style>\n", style, fontSize)
-	fmt.Fprintf(&b, `<rect width="%d" height="%.0f" fill="var(--paper)"/>`+"\n", pictureWidth, bottom+margin)
-	text := func(class string, at, y float64, anchor, content string) {
-		fmt.Fprintf(&b, `<text class="%s" x="%.1f" y="%.1f" text-anchor="%s">%s</text>`+"\n", class, at, y, anchor, html.EscapeString(content))
-	}
+	height := bottom + 2*rowHeight + margin
+	ended := c.Title + ": " + string(c.State)
+	p := &picture{}
+	fmt.Fprintf(p, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %.0f" width="%d" height="%.0f" role="img"`,
+		pictureWidth, height, pictureWidth, height)
+	fmt.Fprintf(p, ` font-family="DejaVu Sans Mono, Menlo, Consolas, monospace" font-size="%d">`+"\n", fontSize)
+	fmt.Fprintf(p, "<title>%s</title>\n", html.EscapeString(strings.TrimSuffix("timeline of "+ended+", "+c.Text, ", ")))
+	fmt.Fprintf(p, `<rect width="%d" height="%.0f" fill="%s"/>`+"\n", pictureWidth, height, paper)
 	wide := int(math.Floor((pictureWidth - 2*margin) / glyph))
-	text("head", margin, margin+fontSize, "start", clip(c.Title+"  "+string(c.State), wide))
-	text("dim", margin, margin+fontSize+rowHeight, "start", clip(c.Text, wide))
+	p.text(margin, margin+fontSize, ink, bold, clip(ended, wide))
+	p.text(margin, margin+fontSize+rowHeight, dim, "", clip(c.Text, wide))
 	for _, t := range c.ticks(int((right-left)/tickWidth), tickWidth/(right-left)) {
-		fmt.Fprintf(&b, `<line x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f" stroke="var(--grid)"/>`+"\n", x(t.At), x(t.At), top-4, bottom)
-		text("dim", x(t.At), top-8, "start", t.Label)
+		p.line(x(t.At), top-4, bottom, grid, "")
+		p.text(x(t.At), top-8, dim, "", t.Label)
 	}
 	if c.Ready > 0 {
-		fmt.Fprintf(&b, `<line x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f" stroke="var(--mark)" stroke-dasharray="4 3"><title>ready after %s</title></line>`+"\n",
-			x(c.Ready), x(c.Ready), top-4, bottom, rounded(time.Duration(c.Ready)))
+		p.line(x(c.Ready), top-4, bottom, mark, ` stroke-dasharray="4 3"`)
 	}
 	for i, r := range c.Rows {
 		y := top + float64(i*rowHeight)
-		svgRow(&b, r, x, y)
 		if r.Kind == KindTry {
-			text("head", margin, y+14, "start", clip(headline(r), wide))
+			p.text(margin, y+14, ink, bold, clip(headline(r), wide))
 			continue
 		}
-		indent := 0
-		if r.Kind == KindSource {
-			indent = 2
-		}
-		text("", margin+float64(indent)*glyph, y+14, "start", clip(r.Label, labels-indent))
-		text("dim", pictureWidth-margin, y+14, "end", lengthOf(r))
+		p.row(r, x, y, labels)
 	}
-	b.WriteString("</svg>\n")
-	_, err := io.WriteString(w, b.String())
+	p.legend(bottom + rowHeight)
+	p.WriteString("</svg>\n")
+	_, err := io.WriteString(w, p.String())
 	return err
+}
+
+// row draws label, bar and length of a row, and its waits over the bar.
+func (p *picture) row(r Row, x func(int64) float64, y float64, labels int) {
+	indent := 0
+	if r.Kind == KindSource {
+		indent = 2
+	}
+	p.text(margin+float64(indent)*glyph, y+14, ink, "", clip(r.Label, labels-indent))
+	bar := func(from, to int64, color, title string) { p.rect(x(from), y, max(x(to)-x(from), 2), color, title) }
+	bar(r.Start, r.End, colorOf(r), title(r))
+	for _, wait := range r.Waits {
+		bar(wait.Start, wait.End, waitColor, "waited "+rounded(time.Duration(wait.End-wait.Start))+" for "+wait.For)
+	}
+	switch r.Outcome {
+	case status.Done:
+		p.text(pictureWidth-margin, y+14, dim, atEnd, lengthOf(r))
+	case status.Broken:
+		p.text(pictureWidth-margin, y+14, failedColor, atEnd+bold, string(r.Outcome)+" "+lengthOf(r))
+	default:
+		p.text(pictureWidth-margin, y+14, dim, atEnd, string(r.Outcome)+" "+lengthOf(r))
+	}
+}
+
+func (p *picture) legend(y float64) {
+	x := float64(margin)
+	for _, entry := range [][2]string{{machineColor, "before the agent, not to scale"}, {doneColor, "done"},
+		{waitColor, "waiting"}, {warnedColor, "warned"}, {failedColor, "failed"}, {runningColor, "running"}, {skippedColor, "unused"},
+		{mark, "moment, line: ready"}} {
+		p.rect(x, y, square, entry[0], entry[1])
+		p.text(x+square+4, y+14, dim, "", entry[1])
+		x += square + 4 + float64(len(entry[1]))*glyph + margin
+	}
 }
 
 // headline is the text of a try.
@@ -80,7 +144,7 @@ func headline(r Row) string {
 	return strings.TrimSuffix(fmt.Sprintf("%s after %s: %s", r.Label, rounded(time.Duration(r.Start)), r.Note), ": ")
 }
 
-// lengthOf is what stands behind a bar.
+// lengthOf is how long a row took, or when a moment was.
 func lengthOf(r Row) string {
 	if r.Kind == KindMark {
 		return rounded(time.Duration(r.Start))
@@ -88,40 +152,24 @@ func lengthOf(r Row) string {
 	return rounded(r.took())
 }
 
-// color is the name of a row's color in style.
-func color(r Row) string {
+func colorOf(r Row) string {
 	switch {
 	case r.Kind == KindMachine:
-		return "machine"
+		return machineColor
 	case r.Kind == KindMark:
-		return "mark"
+		return mark
 	}
 	switch r.Outcome {
 	case status.Warned:
-		return "warned"
+		return warnedColor
 	case status.Broken:
-		return "failed"
+		return failedColor
 	case status.Running:
-		return "running"
+		return runningColor
 	case status.Skipped, status.Canceled:
-		return "skipped"
+		return skippedColor
 	}
-	return "done"
-}
-
-// svgRow draws the bar of a row, its waits over it, and what it says to a pointer that rests on it.
-func svgRow(b *strings.Builder, r Row, x func(int64) float64, y float64) {
-	if r.Kind == KindTry {
-		return
-	}
-	rect := func(from, to int64, color, title string) {
-		fmt.Fprintf(b, `<rect x="%.1f" y="%.1f" width="%.1f" height="%d" rx="2" fill="var(--%s)"><title>%s</title></rect>`+"\n",
-			x(from), y+4, max(x(to)-x(from), 2), rowHeight-8, color, html.EscapeString(title))
-	}
-	rect(r.Start, r.End, color(r), title(r))
-	for _, wait := range r.Waits {
-		rect(wait.Start, wait.End, "wait", "waited "+rounded(time.Duration(wait.End-wait.Start))+" for "+wait.For)
-	}
+	return doneColor
 }
 
 func title(r Row) string {

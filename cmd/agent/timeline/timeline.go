@@ -19,18 +19,17 @@ import (
 
 // Run is `agent timeline`.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	flags := cli.NewFlags("timeline", cli.Help{Arguments: "[--blame] [--boot N] [--json | --html FILE | --svg FILE]",
+	flags := cli.NewFlags("timeline", cli.Help{Arguments: "[--blame] [--boot N] [--json | --svg FILE]",
 		Purpose: `Draws the boot as a waterfall: kernel, init, each source, step and wait, the connection to the bus
 and the first heartbeat. A boot that is stuck, failed or was tried again is drawn as far as it is.
 What was before the agent is not to scale. Exit codes: 0 drawn, 1 no such boot, 2 usage.`,
-		Examples: []string{"agent timeline", "agent timeline --blame", "agent timeline --boot -1", "agent timeline --html boot.html"}}, stdout, stderr)
+		Examples: []string{"agent timeline", "agent timeline --blame", "agent timeline --boot -1", "agent timeline --svg boot.svg"}}, stdout, stderr)
 	path := flags.String("file", vcap.RunDir.Status(), "status `FILE` to read")
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory with the record of earlier boots")
 	width := flags.Int("width", 0, "width in characters; the terminal's if not given")
 	blame := flags.Bool("blame", false, "list what took longest")
 	boot := flags.Int("boot", 0, "compare with an earlier boot: -1 is the last one")
 	asJSON := flags.Bool("json", false, "print a JSON document")
-	htmlFile := flags.String("html", "", "write a page to `FILE`")
 	svgFile := flags.String("svg", "", "write a picture to `FILE`")
 	if code, ok := flags.Parse(args, 0, 0); !ok {
 		return code
@@ -56,10 +55,8 @@ What was before the agent is not to scale. Exit codes: 0 drawn, 1 no such boot, 
 	switch {
 	case *asJSON:
 		err = cli.WriteJSON(stdout, shown)
-	case *htmlFile != "":
-		err = write(*htmlFile, shown, HTML)
 	case *svgFile != "":
-		err = write(*svgFile, shown, svg)
+		err = write(*svgFile, shown)
 	case *blame:
 		Blame(stdout, shown, *width)
 	default:
@@ -124,9 +121,9 @@ func addUnit(ctx context.Context, d status.Document) {
 	}
 }
 
-func write(path string, c Chart, render func(io.Writer, Chart) error) error {
+func write(path string, c Chart) error {
 	var b bytes.Buffer
-	if err := render(&b, c); err != nil {
+	if err := SVG(&b, c); err != nil {
 		return err
 	}
 	return atomicfile.Write(path, b.Bytes(), 0o644)
