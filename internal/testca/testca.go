@@ -89,6 +89,8 @@ type Request struct {
 	CommonName          string
 	Hosts               []string // names and addresses of a server; none makes a client certificate
 	NotBefore, NotAfter time.Time
+	// Peer is a server that is also a client of the other servers of its cluster.
+	Peer bool
 }
 
 // Server signs a server certificate named ServerName for the given names and addresses.
@@ -123,6 +125,9 @@ func (c *CA) Issue(r Request) (Pair, error) {
 	}
 	if len(r.Hosts) > 0 {
 		template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+	}
+	if r.Peer {
+		template.ExtKeyUsage = append(template.ExtKeyUsage, x509.ExtKeyUsageClientAuth)
 	}
 	for _, host := range r.Hosts {
 		if ip := net.ParseIP(host); ip != nil {

@@ -28,6 +28,7 @@ type Deployment struct {
 
 	t       testing.TB
 	options *server.Options
+	peers   []*Deployment // of a cluster, this one included
 }
 
 // User is an account that may publish and subscribe to the given subjects only.
@@ -67,7 +68,16 @@ func must[T any](t testing.TB) func(T, error) T {
 // Health Monitor. change may adjust its options.
 func Start(t testing.TB, change func(*server.Options), agents ...string) *Deployment {
 	t.Helper()
-	d := &Deployment{t: t, CA: must[*testca.CA](t)(testca.New("default.nats-ca.bosh-internal"))}
+	d := configured(t, must[*testca.CA](t)(testca.New("default.nats-ca.bosh-internal")), change, agents)
+	d.Up()
+	t.Cleanup(d.Down)
+	return d
+}
+
+// configured is a server that does not run yet.
+func configured(t testing.TB, ca *testca.CA, change func(*server.Options), agents []string) *Deployment {
+	t.Helper()
+	d := &Deployment{t: t, CA: ca}
 	d.options = &server.Options{
 		Host: "127.0.0.1", Port: -1, NoLog: true, NoSigs: true,
 		PingInterval: 5 * time.Second, MaxPingsOut: 2,
@@ -81,8 +91,6 @@ func Start(t testing.TB, change func(*server.Options), agents ...string) *Deploy
 	if change != nil {
 		change(d.options)
 	}
-	d.Up()
-	t.Cleanup(d.Down)
 	return d
 }
 
@@ -129,10 +137,11 @@ func (d *Deployment) SetUsers(agents ...*server.User) {
 // Port is where the server listens.
 func (d *Deployment) Port() int { return d.options.Port }
 
-// URL is the server's address.
-func (d *Deployment) URL() secret.URL {
-	return secret.NewURL(fmt.Sprintf("nats://127.0.0.1:%d", d.options.Port))
-}
+// Address is host:port of the server.
+func (d *Deployment) Address() string { return fmt.Sprintf("127.0.0.1:%d", d.options.Port) }
+
+// URL is the server's address as settings have it.
+func (d *Deployment) URL() secret.URL { return secret.NewURL("nats://" + d.Address()) }
 
 // Client makes a client certificate.
 func (d *Deployment) Client(commonName string) testca.Pair {
@@ -140,11 +149,16 @@ func (d *Deployment) Client(commonName string) testca.Pair {
 	return must[testca.Pair](d.t)(d.CA.Client(commonName))
 }
 
-// Connect logs in under a common name.
+// Connect logs in under a common name, at any server of a cluster.
 func (d *Deployment) Connect(commonName string) *nats.Conn {
 	d.t.Helper()
+	urls := d.URL().Reveal()
+	for _, peer := range d.peers {
+		urls += "," + peer.URL().Reveal()
+	}
 	pair := must[tls.Certificate](d.t)(d.Client(commonName).TLS())
-	nc := must[*nats.Conn](d.t)(nats.Connect(d.URL().Reveal(), nats.Timeout(20*time.Second), nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond), nats.ReconnectJitter(0, 0),
+	nc := must[*nats.Conn](d.t)(nats.Connect(urls, nats.Timeout(20*time.Second), nats.MaxReconnects(-1),
+		nats.ReconnectWait(20*time.Millisecond), nats.ReconnectJitter(0, 0), nats.IgnoreDiscoveredServers(),
 		nats.Secure(&tls.Config{RootCAs: d.CA.Pool(), Certificates: []tls.Certificate{pair}})))
 	d.t.Cleanup(nc.Close)
 	return nc

@@ -16,45 +16,46 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"cambium/internal/eventually"
+	"cambium/internal/retry"
 	"cambium/internal/secret"
 	"cambium/internal/testca"
 	"cambium/internal/testnats"
 	"cambium/mbus"
 )
 
-// quick makes the pauses of the real agent short, so that outages in tests are.
-func quick(t testing.TB) {
-	loss, first, auth, ping := afterLoss, atFirst, afterAuth, pingInterval
-	pingInterval = 200 * time.Millisecond
-	for _, b := range []*time.Duration{&afterLoss.Min, &afterLoss.Max, &atFirst.Min, &atFirst.Max, &afterAuth.Min, &afterAuth.Max} {
-		*b = 50 * time.Millisecond
+// quick has short pauses, so that outages in tests are short.
+func quick() *pace {
+	p := usual
+	p.ping = 200 * time.Millisecond
+	for _, b := range []*retry.Backoff{&p.afterLoss, &p.atFirst, &p.afterAuth} {
+		b.Min, b.Max = 50*time.Millisecond, 50*time.Millisecond
 	}
-	t.Cleanup(func() { afterLoss, atFirst, afterAuth, pingInterval = loss, first, auth, ping })
+	return &p
 }
 
 // slowCallers gives callers more time to come back to the server: the test is the caller, and may be slow.
-func slowCallers(t testing.TB) {
-	usual := callersReturn
-	callersReturn = 5 * time.Second
-	t.Cleanup(func() { callersReturn = usual })
+func slowCallers() *pace {
+	p := quick()
+	p.callersReturn = 5 * time.Second
+	return p
 }
 
 func TestServerKilledAndBack(t *testing.T) {
-	quick(t)
 	d := testnats.Start(t, nil, agentID)
 	hold := make(chan struct{})
 	var early atomic.Int64
-	b := start(t, d, Options{Handler: handler(func(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) {
-		if r.Method != "slow" {
-			pong(ctx, r, reply)
-			return
-		}
-		early.Add(1)
-		go func() {
-			<-hold
-			reply(mbus.Value("kept"))
-		}()
-	})})
+	b := start(t, d, Options{pace: quick(),
+		Handler: handler(func(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) {
+			if r.Method != "slow" {
+				pong(ctx, r, reply)
+				return
+			}
+			early.Add(1)
+			go func() {
+				<-hold
+				reply(mbus.Value("kept"))
+			}()
+		})})
 	eventually.True(t, "connected", b.Connected)
 	r := d.Director()
 	_, slow := r.Send(agentID, "slow")
@@ -82,11 +83,10 @@ func TestServerKilledAndBack(t *testing.T) {
 // TestAReplyWaitsForItsCaller: the agent comes back to a restarted server before the Director does, and the server drops the
 // reply. It is sent once more when the Director is back.
 func TestAReplyWaitsForItsCaller(t *testing.T) {
-	quick(t)
-	slowCallers(t)
 	d := testnats.Start(t, nil, agentID)
 	replies := make(chan func(mbus.Reply), 1)
-	b := start(t, d, Options{Handler: handler(func(_ context.Context, _ mbus.Request, reply func(mbus.Reply)) { replies <- reply })})
+	b := start(t, d, Options{pace: slowCallers(),
+		Handler: handler(func(_ context.Context, _ mbus.Request, reply func(mbus.Reply)) { replies <- reply })})
 	eventually.True(t, "connected", b.Connected)
 	asking := d.Connect(testca.DirectorName)
 	const inbox = "director.7c1e." + agentID + ".held"
@@ -115,10 +115,8 @@ func TestAReplyWaitsForItsCaller(t *testing.T) {
 // What was handed to a connection that died with it is sent again: no client asks for it a second
 // time.
 func TestReplyDuringAnOutageArrives(t *testing.T) {
-	quick(t)
-	slowCallers(t)
 	d := testnats.Start(t, nil, agentID)
-	b := start(t, d, Options{})
+	b := start(t, d, Options{pace: slowCallers()})
 	eventually.True(t, "connected", b.Connected)
 	r := d.Director()
 	subject, replies := r.Inbox(agentID)
@@ -147,9 +145,8 @@ func TestReplyDuringAnOutageArrives(t *testing.T) {
 }
 
 func TestUnconfirmedIsSentAgain(t *testing.T) {
-	quick(t)
 	d := testnats.Start(t, nil, agentID)
-	b := start(t, d, Options{})
+	b := start(t, d, Options{pace: quick()})
 	eventually.True(t, "connected", b.Connected)
 	o := &b.active().outbox
 	o.mu.Lock()
@@ -199,9 +196,8 @@ func TestOutboxIsBounded(t *testing.T) {
 // The server learns of a new agent only at its next synchronization; until then it refuses, for
 // as long as it takes.
 func TestAuthRefusedThenGranted(t *testing.T) {
-	quick(t)
 	d := testnats.Start(t, nil)
-	b := start(t, d, Options{})
+	b := start(t, d, Options{pace: quick()})
 	eventually.True(t, "a refusal", func() bool { return refused(b.LastError()) })
 	refusedAgain := func() {
 		t.Helper()
@@ -229,10 +225,9 @@ func TestAuthRefusedThenGranted(t *testing.T) {
 
 // An agent that may log in but not subscribe does not count as connected.
 func TestSubscriptionRefusedThenGranted(t *testing.T) {
-	quick(t)
 	d := testnats.Start(t, nil)
 	d.SetUsers(testnats.User(testca.AgentName(agentID), []string{"hm.>"}, []string{"nothing"}))
-	b := start(t, d, Options{})
+	b := start(t, d, Options{pace: quick()})
 	eventually.True(t, "a refusal", func() bool { return refused(b.LastError()) })
 	if b.Connected() {
 		t.Error("the agent takes itself for connected")
@@ -242,9 +237,8 @@ func TestSubscriptionRefusedThenGranted(t *testing.T) {
 }
 
 func TestServerCertificateSwapped(t *testing.T) {
-	quick(t)
 	d := testnats.Start(t, nil, agentID)
-	b := start(t, d, Options{})
+	b := start(t, d, Options{pace: quick()})
 	eventually.True(t, "connected", b.Connected)
 	foreign, err := testca.New("foreign")
 	if err != nil {
@@ -271,27 +265,27 @@ func TestServerCertificateSwapped(t *testing.T) {
 }
 
 func TestRotation(t *testing.T) {
-	quick(t)
 	d := testnats.Start(t, nil)
 	bootstrap, permanent := testca.BootstrapName(agentID), testca.AgentName(agentID)
 	d.SetUsers(testnats.Agent(bootstrap, agentID))
 	var handled sync.Map
 	var total atomic.Int64
 	hold := make(chan struct{})
-	b := start(t, d, Options{Identity: identity(d, bootstrap), Handler: handler(func(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) {
-		total.Add(1)
-		if _, twice := handled.LoadOrStore(r.ReplyTo, true); twice && r.Method != "repeated" {
-			t.Errorf("%s was delivered twice", r.Method)
-		}
-		if r.Method == "slow" {
-			go func() {
-				<-hold
-				reply(mbus.Value("slow"))
-			}()
-			return
-		}
-		pong(ctx, r, reply)
-	})})
+	b := start(t, d, Options{pace: quick(), Identity: identity(d, bootstrap),
+		Handler: handler(func(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) {
+			total.Add(1)
+			if _, twice := handled.LoadOrStore(r.ReplyTo, true); twice && r.Method != "repeated" {
+				t.Errorf("%s was delivered twice", r.Method)
+			}
+			if r.Method == "slow" {
+				go func() {
+					<-hold
+					reply(mbus.Value("slow"))
+				}()
+				return
+			}
+			pong(ctx, r, reply)
+		})})
 	eventually.True(t, "connected", b.Connected)
 	r := d.Director()
 	_, slow := r.Send(agentID, "slow")
@@ -380,11 +374,10 @@ func TestRotation(t *testing.T) {
 // with the servers' addresses during a rotation: old and new ones before the new are used, and then
 // only those that stay.
 func TestRotationTellsAddresses(t *testing.T) {
-	quick(t)
 	old, next := testnats.Start(t, nil, agentID), testnats.Start(t, nil)
 	var mu sync.Mutex
 	var addresses []netip.AddrPort
-	b := start(t, old, Options{BeforeConnect: func(_ context.Context, servers []netip.AddrPort) {
+	b := start(t, old, Options{pace: quick(), BeforeConnect: func(_ context.Context, servers []netip.AddrPort) {
 		mu.Lock()
 		defer mu.Unlock()
 		addresses = servers
@@ -441,15 +434,15 @@ func TestHandOver(t *testing.T) {
 
 // Not one of the requests that arrive during a rotation is lost or answered twice.
 func TestRotationUnderLoad(t *testing.T) {
-	quick(t)
 	d := testnats.Start(t, nil, agentID)
 	var handled sync.Map
-	b := start(t, d, Options{Handler: handler(func(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) {
-		if _, twice := handled.LoadOrStore(r.ReplyTo, true); twice {
-			t.Errorf("%s was delivered twice", r.Method)
-		}
-		pong(ctx, r, reply)
-	})})
+	b := start(t, d, Options{pace: quick(),
+		Handler: handler(func(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) {
+			if _, twice := handled.LoadOrStore(r.ReplyTo, true); twice {
+				t.Errorf("%s was delivered twice", r.Method)
+			}
+			pong(ctx, r, reply)
+		})})
 	eventually.True(t, "connected", b.Connected)
 	r := d.Director()
 	stop := make(chan struct{})
@@ -481,18 +474,12 @@ func TestRotationUnderLoad(t *testing.T) {
 
 // A name that moves to another address is followed, and BeforeConnect is called with it.
 func TestNamesAreResolvedAtEachAttempt(t *testing.T) {
-	quick(t)
 	d := testnats.Start(t, nil, agentID)
 	id := identity(d, testca.AgentName(agentID))
 	id.URLs = []secret.URL{secret.NewURL(strings.Replace(d.URL().Reveal(), "127.0.0.1", "localhost", 1))}
 	var asked atomic.Int64
 	var addresses sync.Map
-	b, err := New(Options{AgentID: agentID, Identity: id, Handler: pong, Log: quiet(),
-		BeforeConnect: func(_ context.Context, servers []netip.AddrPort) { addresses.Store(servers[0].Addr().String(), true) }})
-	if err != nil {
-		t.Fatal(err)
-	}
-	b.lookup = func(context.Context, string) ([]netip.Addr, error) {
+	lookup := func(context.Context, string) ([]netip.Addr, error) {
 		switch asked.Add(1) {
 		case 1:
 			return nil, errors.New("no such host")
@@ -500,6 +487,13 @@ func TestNamesAreResolvedAtEachAttempt(t *testing.T) {
 			return []netip.Addr{netip.MustParseAddr("127.0.0.2")}, nil // no server listens there
 		}
 		return []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil
+	}
+	b, err := New(Options{pace: quick(), lookup: lookup, AgentID: agentID, Identity: id, Handler: pong, Log: quiet(),
+		BeforeConnect: func(_ context.Context, servers []netip.AddrPort) {
+			addresses.Store(servers[0].Addr().String(), true)
+		}})
+	if err != nil {
+		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
@@ -516,7 +510,7 @@ func TestNamesAreResolvedAtEachAttempt(t *testing.T) {
 
 // About once a second for the first minute of refusals, then with growing pauses, but without end.
 func TestPauses(t *testing.T) {
-	var p pauses
+	p := pauses{pace: usual}
 	now := time.Now()
 	begin := now
 	for tries := 0; now.Sub(begin) < authRetryTime; tries++ {

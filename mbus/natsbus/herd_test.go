@@ -88,7 +88,7 @@ func BenchmarkHerd(b *testing.B) {
 		// After three seconds most agents are in their second pause, drawn evenly from w seconds.
 		// The share of them whose pause ends within any one second is at most 2/w - 1/w²; three
 		// deviations more are chance.
-		w := 2 * afterLoss.Min.Seconds()
+		w := 2 * usual.afterLoss.Min.Seconds()
 		share := 2/w - 1/(w*w)
 		b.ReportMetric(agents*share+3*math.Sqrt(agents*share*(1-share)), "allowed-connects/s")
 	}

@@ -32,16 +32,32 @@ const (
 	authRetryTime = time.Minute
 )
 
-var (
-	// A server that vanished without closing the connection is noticed after two unanswered PINGs.
-	pingInterval = 10 * time.Second
+// pace is how soon a bus notices a loss, and how long it pauses.
+type pace struct {
+	// ping is the pause between two PINGs.
+	ping time.Duration
 	// Full jitter: all agents of a deployment lose their server at the same moment. The last
 	// pause spreads a thousand of them over 200 log-ins a second, which a server can serve.
-	afterLoss = retry.Backoff{Min: 2 * time.Second, Max: 5 * time.Second, Jitter: 1}
+	afterLoss retry.Backoff
 	// A booting agent may try to connect before its network is up.
-	atFirst   = retry.Backoff{Min: 200 * time.Millisecond, Max: 8 * time.Second, Jitter: 1}
-	afterAuth = retry.Backoff{Min: 1500 * time.Millisecond, Max: 1500 * time.Millisecond, Jitter: 2.0 / 3}
-)
+	atFirst   retry.Backoff
+	afterAuth retry.Backoff
+	// callersReturn is how long after the agent a caller may come back to a server that was restarted. The Director
+	// pauses for half a second between two attempts, and a server drops what comes for those who are not there.
+	callersReturn time.Duration
+}
+
+var usual = pace{
+	ping:          10 * time.Second,
+	afterLoss:     retry.Backoff{Min: 2 * time.Second, Max: 5 * time.Second, Jitter: 1},
+	atFirst:       retry.Backoff{Min: 200 * time.Millisecond, Max: 8 * time.Second, Jitter: 1},
+	afterAuth:     retry.Backoff{Min: 1500 * time.Millisecond, Max: 1500 * time.Millisecond, Jitter: 2.0 / 3},
+	callersReturn: 2 * time.Second,
+}
+
+// allowedMisses is how many PINGs may be unanswered when the next is due: a server that vanished without closing the
+// connection is noticed within allowedMisses+1 pauses.
+const allowedMisses = 2
 
 // link is one identity and its connection, which is reestablished whenever it is lost.
 type link struct {
@@ -80,7 +96,8 @@ func (b *Bus) newLink(id Identity) (*link, error) {
 		return nil, err
 	}
 	return &link{bus: b, log: b.options.Log, servers: servers, tls: config,
-		ready: make(chan struct{}), addresses: map[string][]netip.AddrPort{}}, nil
+		outbox: outbox{callersReturn: b.pace.callersReturn}, ready: make(chan struct{}),
+		addresses: map[string][]netip.AddrPort{}}, nil
 }
 
 func (l *link) server() string {
@@ -106,13 +123,14 @@ func (l *link) resolved() (all []netip.AddrPort) {
 
 // pauses decides how long to wait before the next pass over the servers.
 type pauses struct {
+	pace            pace
 	attempt         int
 	connectedBefore bool      // there was a connection once
 	refusedSince    time.Time // the first of consecutive refusals
 }
 
 // connected resets the backoff.
-func (p *pauses) connected() { *p = pauses{connectedBefore: true} }
+func (p *pauses) connected() { *p = pauses{pace: p.pace, connectedBefore: true} }
 
 // next is called after a pass that failed with err.
 func (p *pauses) next(err error, now time.Time) time.Duration {
@@ -124,19 +142,19 @@ func (p *pauses) next(err error, now time.Time) time.Duration {
 		}
 		if now.Sub(p.refusedSince) < authRetryTime {
 			p.attempt = 0 // the backoff begins after authRetryTime
-			return afterAuth.Pause(0)
+			return p.pace.afterAuth.Pause(0)
 		}
 	}
 	p.attempt++
 	if p.connectedBefore {
-		return afterLoss.Pause(p.attempt - 1)
+		return p.pace.afterLoss.Pause(p.attempt - 1)
 	}
-	return atFirst.Pause(p.attempt - 1)
+	return p.pace.atFirst.Pause(p.attempt - 1)
 }
 
 // run keeps the link connected until ctx ends.
 func (l *link) run(ctx context.Context) {
-	var wait pauses
+	wait := pauses{pace: l.bus.pace}
 	for {
 		var err error
 		for _, i := range rand.Perm(len(l.servers)) {
@@ -190,8 +208,8 @@ func (l *link) session(ctx context.Context, server *url.URL) (wasConnected bool,
 		nats.SkipHostLookup(),
 		nats.SetCustomDialer(dial),
 		nats.Timeout(connectTime),
-		nats.PingInterval(pingInterval),
-		nats.MaxPingsOutstanding(2),
+		nats.PingInterval(l.bus.pace.ping),
+		nats.MaxPingsOutstanding(allowedMisses),
 		nats.ErrorHandler(l.libraryError),
 		nats.ClosedHandler(func(*nats.Conn) { close(closed) }),
 	)
@@ -351,7 +369,7 @@ func (d *dialer) dial(network, address string) (net.Conn, error) {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(d.ctx, resolveTime)
-	found, err := d.link.bus.lookup(ctx, host)
+	found, err := d.link.bus.options.lookup(ctx, host)
 	cancel()
 	if err != nil {
 		return nil, err

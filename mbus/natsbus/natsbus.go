@@ -59,13 +59,16 @@ type Options struct {
 	OnFailure func(Failure)
 	Audit     mbus.Auditor
 	Log       *logrus.Entry
+
+	pace   *pace // usual if nil
+	lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 }
 
 // Bus is an agent's connection to a NATS server. It reconnects while Run runs.
 type Bus struct {
 	options  Options
 	hostname string
-	lookup   func(ctx context.Context, host string) ([]netip.Addr, error)
+	pace     pace
 
 	// mu guards what follows.
 	mu      sync.Mutex
@@ -89,9 +92,15 @@ func New(o Options) (*Bus, error) {
 	if strings.ContainsAny(o.AgentID, "*> ") || !validSubject("agent."+o.AgentID) {
 		return nil, fmt.Errorf("nats: agent id %q cannot be part of a subject: correct agent_id in the settings", o.AgentID)
 	}
-	b := &Bus{options: o, lookup: func(ctx context.Context, host string) ([]netip.Addr, error) {
-		return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
-	}}
+	b := &Bus{options: o, pace: usual}
+	if o.pace != nil {
+		b.pace = *o.pace
+	}
+	if o.lookup == nil {
+		b.options.lookup = func(ctx context.Context, host string) ([]netip.Addr, error) {
+			return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+		}
+	}
 	if name, err := os.Hostname(); err == nil {
 		b.hostname = name
 	}

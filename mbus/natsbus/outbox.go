@@ -19,10 +19,6 @@ const (
 	confirmEvery = 20 * time.Millisecond
 )
 
-// callersReturn is how long after the agent a caller may come back to a server that was restarted. The Director pauses
-// for half a second between two attempts, and a server drops what comes for those who are not there. Tests change it.
-var callersReturn = 2 * time.Second
-
 // limit is the largest message that the server takes.
 type limit struct{ n atomic.Int64 }
 
@@ -49,6 +45,8 @@ type message struct {
 // sends for callersReturn, and then sends the replies among it once more. A Director does not ask again for a reply
 // that was lost on the way; a reply that comes twice does no harm, since the caller drops the second.
 type outbox struct {
+	callersReturn time.Duration
+
 	mu          sync.Mutex
 	nc          *nats.Conn // nil while not connected
 	waiting     []message  // not sent on the current connection
@@ -139,7 +137,7 @@ func (o *outbox) attach(nc *nats.Conn) {
 	waiting := o.waiting
 	o.waiting, o.bytes, o.nc, o.confirming, o.callersAway = nil, 0, nc, false, o.lost
 	if o.callersAway {
-		time.AfterFunc(callersReturn, func() { o.resendReplies(nc) })
+		time.AfterFunc(o.callersReturn, func() { o.resendReplies(nc) })
 	}
 	o.mu.Unlock()
 	for _, m := range waiting {

@@ -3,7 +3,6 @@
 package natsbus
 
 import (
-	"fmt"
 	"net"
 	"testing"
 
@@ -20,7 +19,6 @@ import (
 // a switch fails.
 func TestNSPartition(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
-		quick(t)
 		d := testnats.Start(t, nil, agentID)
 		d.Down()
 		pair, err := d.CA.Server("127.0.0.1", "10.9.0.1")
@@ -52,11 +50,11 @@ func TestNSPartition(t *testing.T) {
 			listener, err = net.Listen("tcp", "10.9.0.1:4222")
 			return err
 		})
-		newProxy(t, listener, fmt.Sprintf("127.0.0.1:%d", d.Port()))
+		testnats.NewLink(t, listener, d.Address())
 
 		id := identity(d, testca.AgentName(agentID))
 		id.URLs = []secret.URL{secret.NewURL("nats://10.9.0.1:4222")}
-		b := start(t, d, Options{Identity: id})
+		b := start(t, d, Options{Identity: id, pace: quick()})
 		eventually.True(t, "connected", b.Connected)
 		far, err := peer.Handle.LinkByName("bus0")
 		if err != nil {
