@@ -49,6 +49,11 @@ func TestFailuresAreReported(t *testing.T) {
 			d.Down()
 			return identity(d, testca.AgentName(agentID))
 		}, "connect: connection refused", false},
+		{"a server that accepts and says nothing", func(t *testing.T, d *testnats.Deployment) Identity {
+			l, id := overLink(t, d)
+			l.Freeze(true)
+			return id
+		}, "the server accepts connections but does not greet: ", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d := testnats.Start(t, nil, agentID)

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,8 +22,6 @@ import (
 )
 
 const (
-	dialTime    = 2 * time.Second
-	resolveTime = 5 * time.Second
 	// connectTime covers TLS and log-in; a server that a thousand agents come back to at once
 	// needs longer for a handshake than for a dial.
 	connectTime  = 10 * time.Second
@@ -155,9 +154,14 @@ func (p *pauses) next(err error, now time.Time) time.Duration {
 // run keeps the link connected until ctx ends.
 func (l *link) run(ctx context.Context) {
 	wait := pauses{pace: l.bus.pace}
+	lost := -1
 	for {
 		var err error
-		for _, i := range rand.Perm(len(l.servers)) {
+		order := rand.Perm(len(l.servers))
+		if i := slices.Index(order, lost); i >= 0 {
+			order = append(slices.Delete(order, i, i+1), lost) // the others are more likely to answer
+		}
+		for _, i := range order {
 			var wasConnected bool
 			wasConnected, err = l.session(ctx, l.servers[i])
 			if ctx.Err() != nil {
@@ -166,6 +170,7 @@ func (l *link) run(ctx context.Context) {
 			l.bus.failed(l, l.servers[i].Host, err)
 			if wasConnected {
 				wait.connected()
+				lost = i
 				break
 			}
 		}
@@ -199,24 +204,18 @@ func (l *link) session(ctx context.Context, server *url.URL) (wasConnected bool,
 		l.mu.Unlock()
 	}()
 	closed := make(chan struct{})
-	dial := &dialer{ctx: ctx, link: l, release: func() bool { return true }}
-	nc, err := nats.Connect(server.String(),
-		nats.Name(l.bus.options.AgentID),
-		nats.Secure(l.tls),
-		nats.NoReconnect(),
-		nats.IgnoreDiscoveredServers(),
-		nats.SkipHostLookup(),
-		nats.SetCustomDialer(dial),
-		nats.Timeout(connectTime),
+	dial := &dialer{ctx: ctx, lookup: l.bus.options.lookup, resolved: func(server string, addresses []netip.AddrPort) {
+		l.mu.Lock()
+		l.addresses[server] = addresses
+		l.mu.Unlock()
+		l.bus.beforeConnect(ctx)
+	}}
+	nc, err := dial.connect(server, l.bus.options.AgentID, l.tls, connectTime,
 		nats.PingInterval(l.bus.pace.ping),
 		nats.MaxPingsOutstanding(allowedMisses),
 		nats.ErrorHandler(l.libraryError),
 		nats.ClosedHandler(func(*nats.Conn) { close(closed) }),
 	)
-	dial.release()
-	if errors.Is(err, nats.ErrNoServers) && dial.failure != nil {
-		err = dial.failure // the library drops the cause of a refused TCP connection
-	}
 	if err != nil {
 		return false, explain(err)
 	}
@@ -341,55 +340,4 @@ func tlsAlert(err error) bool {
 	var op *net.OpError
 	return errors.As(err, &op) && op.Op == "remote error" ||
 		errors.Is(err, nats.ErrTLS) && strings.Contains(err.Error(), "closed by remote after TLS handshake")
-}
-
-// dialer resolves the server's name at every attempt. Until release is called, the end of ctx
-// closes the connection, since the library's handshake takes no context.
-type dialer struct {
-	ctx     context.Context
-	link    *link
-	release func() bool
-	failure error // of the last dial
-}
-
-// Dial connects to the first address that answers.
-func (d *dialer) Dial(network, address string) (net.Conn, error) {
-	conn, err := d.dial(network, address)
-	d.failure = err
-	return conn, err
-}
-
-func (d *dialer) dial(network, address string) (net.Conn, error) {
-	host, portText, err := net.SplitHostPort(address)
-	if err != nil {
-		return nil, err
-	}
-	port, err := net.LookupPort(network, portText)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(d.ctx, resolveTime)
-	found, err := d.link.bus.options.lookup(ctx, host)
-	cancel()
-	if err != nil {
-		return nil, err
-	}
-	var addresses []netip.AddrPort
-	for _, ip := range found {
-		addresses = append(addresses, netip.AddrPortFrom(ip.Unmap(), uint16(port)))
-	}
-	d.link.mu.Lock()
-	d.link.addresses[address] = addresses
-	d.link.mu.Unlock()
-	d.link.bus.beforeConnect(d.ctx)
-	var failed []error
-	for _, a := range addresses {
-		conn, err := (&net.Dialer{Timeout: dialTime}).DialContext(d.ctx, "tcp", a.String())
-		if err == nil {
-			d.release = context.AfterFunc(d.ctx, func() { _ = conn.Close() })
-			return conn, nil
-		}
-		failed = append(failed, err)
-	}
-	return nil, errors.Join(failed...)
 }

@@ -11,7 +11,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -97,9 +96,7 @@ func New(o Options) (*Bus, error) {
 		b.pace = *o.pace
 	}
 	if o.lookup == nil {
-		b.options.lookup = func(ctx context.Context, host string) ([]netip.Addr, error) {
-			return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
-		}
+		b.options.lookup = resolve
 	}
 	if name, err := os.Hostname(); err == nil {
 		b.hostname = name

@@ -64,8 +64,12 @@ func Probe(ctx context.Context, agentID string, id Identity, timeout time.Durati
 func probe(ctx context.Context, agentID string, server *url.URL, config *tls.Config, timeout time.Duration) Probed {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	dial := &probeDialer{ctx: ctx, failed: ProbeDNS}
 	p := Probed{Server: server.Host}
+	dial := &dialer{ctx: ctx, lookup: resolve, resolved: func(_ string, addresses []netip.AddrPort) {
+		for _, a := range addresses {
+			p.Addresses = append(p.Addresses, a.Addr())
+		}
+	}}
 	var encrypted atomic.Bool
 	config = config.Clone()
 	named := config.VerifyConnection
@@ -77,12 +81,10 @@ func probe(ctx context.Context, agentID string, server *url.URL, config *tls.Con
 		encrypted.Store(true)
 		return nil
 	}
-	nc, err := nats.Connect(server.String(), nats.Name(agentID), nats.Secure(config), nats.NoReconnect(), nats.IgnoreDiscoveredServers(),
-		nats.SkipHostLookup(), nats.SetCustomDialer(dial), nats.Timeout(timeout),
+	nc, err := dial.connect(server, agentID, config, timeout,
 		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {})) // else the library prints them
-	p.Addresses = dial.addresses
 	if err != nil {
-		p.Failed, p.Err = dial.step(err, encrypted.Load())
+		p.Failed, p.Err = failedStep(dial.step, err, encrypted.Load())
 		var unverified *tls.CertificateVerificationError
 		if errors.As(p.Err, &unverified) && len(unverified.UnverifiedCertificates) > 0 {
 			p.Certificate = unverified.UnverifiedCertificates[0]
@@ -102,72 +104,20 @@ func probe(ctx context.Context, agentID string, server *url.URL, config *tls.Con
 	return p
 }
 
-// probeDialer connects to the first address that answers, and remembers how far that came.
-type probeDialer struct {
-	ctx       context.Context
-	addresses []netip.Addr
-	failed    ProbeStep // in which Dial failed; empty once connected
-	err       error     // of Dial; the library does not return it for a refused connection
-	conn      *greetedConn
-}
-
-// Dial is called by the library.
-func (d *probeDialer) Dial(network, address string) (net.Conn, error) {
-	conn, err := d.dial(network, address)
-	d.err = err
-	return conn, err
-}
-
-func (d *probeDialer) dial(network, address string) (net.Conn, error) {
-	host, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return nil, err
-	}
-	if d.addresses, err = net.DefaultResolver.LookupNetIP(d.ctx, "ip", host); err != nil {
-		return nil, err
-	}
-	d.failed = ProbeTCP
-	var failed []error
-	for _, a := range d.addresses {
-		conn, err := (&net.Dialer{Timeout: dialTime}).DialContext(d.ctx, network, net.JoinHostPort(a.Unmap().String(), port))
-		if err == nil {
-			d.failed, d.conn = "", &greetedConn{Conn: conn}
-			return d.conn, nil
-		}
-		failed = append(failed, err)
-	}
-	return nil, errors.Join(failed...)
-}
-
-// step tells which step an error of the library belongs to.
-func (d *probeDialer) step(err error, encrypted bool) (ProbeStep, error) {
+// failedStep says which step an error of connect belongs to; dialed is the one in which the dialer failed.
+func failedStep(dialed ProbeStep, err error, encrypted bool) (ProbeStep, error) {
 	var peer *net.OpError
 	switch {
-	case d.failed != "":
-		return d.failed, d.err
+	case dialed != "":
+		return dialed, err
 	case refused(err):
 		return ProbeAuthorization, err
 	case errors.As(err, &peer) && peer.Op == "remote error", errors.Is(err, nats.ErrTLS):
-		// An alert of TLS, or a connection that is closed before it arrives. With TLS 1.3 the server looks at the client's certificate after the client's handshake is over.
+		// An alert of TLS, or a connection that is closed before it arrives. With TLS 1.3 the server looks at the
+		// client's certificate after the client's handshake is over.
 		return ProbeTLS, fmt.Errorf("the server refuses the agent's certificate: %w", err)
-	case !d.conn.greeted.Load():
-		return ProbeGreeting, err
 	case !encrypted:
 		return ProbeTLS, err
 	}
 	return ProbeAuthorization, err
-}
-
-// greetedConn remembers whether the peer has sent anything.
-type greetedConn struct {
-	net.Conn
-	greeted atomic.Bool
-}
-
-func (c *greetedConn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	if n > 0 {
-		c.greeted.Store(true)
-	}
-	return n, err
 }

@@ -56,3 +56,27 @@ func TestSlowNetwork(t *testing.T) {
 		t.Errorf("connected %d times, want once", len(connects))
 	}
 }
+
+// TestALostServerIsTriedLast: with several servers, the next attempt goes to another one.
+func TestALostServerIsTriedLast(t *testing.T) {
+	d := testnats.Start(t, nil, agentID)
+	links := map[string]*testnats.Link{}
+	var id Identity
+	for range 3 {
+		l, one := overLink(t, d)
+		links[l.Address()] = l
+		one.URLs = append(id.URLs, one.URLs...)
+		id = one
+	}
+	connects := make(chan string, 10)
+	start(t, d, Options{Identity: id, pace: quick(), OnConnect: func(server string) { connects <- server }})
+	at := <-connects
+	for range 10 {
+		links[at].Reset()
+		next := <-connects
+		if next == at {
+			t.Fatalf("the agent went back to %s", at)
+		}
+		at = next
+	}
+}
