@@ -170,7 +170,6 @@ type Director struct {
 	Conn *nats.Conn
 
 	t       testing.TB
-	next    atomic.Int64
 	mu      sync.Mutex
 	waiting map[string]chan []byte
 }
@@ -196,9 +195,12 @@ func (d *Deployment) Director() *Director {
 	return r
 }
 
+// inboxes is how many there were, of all Directors: the subjects of a second one differ, as UUIDs do.
+var inboxes atomic.Int64
+
 // Inbox returns a reply subject for an agent and the channel on which its replies arrive.
 func (r *Director) Inbox(agentID string) (subject string, replies <-chan []byte) {
-	subject = fmt.Sprintf("director.7c1e.%s.req-%d", agentID, r.next.Add(1))
+	subject = fmt.Sprintf("director.7c1e.%s.req-%d", agentID, inboxes.Add(1))
 	ch := make(chan []byte, 4)
 	r.mu.Lock()
 	r.waiting[subject] = ch
