@@ -63,7 +63,6 @@ const maxAlerts = 100
 
 // Alerts sends alerts, once there is a bus to send them over.
 type Alerts struct {
-	bus  Publisher
 	log  *logrus.Entry
 	wake chan struct{}
 
@@ -71,9 +70,9 @@ type Alerts struct {
 	waiting []Alert
 }
 
-// NewAlerts returns an empty queue of alerts for bus.
-func NewAlerts(bus Publisher, log *logrus.Entry) *Alerts {
-	return &Alerts{bus: bus, log: log, wake: make(chan struct{}, 1)}
+// NewAlerts returns an empty queue of alerts.
+func NewAlerts(log *logrus.Entry) *Alerts {
+	return &Alerts{log: log, wake: make(chan struct{}, 1)}
 }
 
 // Send queues an alert; it never blocks.
@@ -96,20 +95,20 @@ func (a *Alerts) Wake() {
 	}
 }
 
-// Run sends what is queued until ctx ends.
-func (a *Alerts) Run(ctx context.Context) error {
+// Run sends what is queued over bus until ctx ends.
+func (a *Alerts) Run(ctx context.Context, bus Publisher) error {
 	for {
 		select {
 		case <-a.wake:
-			a.flush(ctx)
+			a.flush(ctx, bus)
 		case <-ctx.Done():
 			return nil
 		}
 	}
 }
 
-func (a *Alerts) flush(ctx context.Context) {
-	if !a.bus.Connected() {
+func (a *Alerts) flush(ctx context.Context, bus Publisher) {
+	if !bus.Connected() {
 		return
 	}
 	a.mu.Lock()
@@ -117,7 +116,7 @@ func (a *Alerts) flush(ctx context.Context) {
 	a.waiting = nil
 	a.mu.Unlock()
 	for _, alert := range waiting {
-		if err := a.bus.Publish(ctx, "hm", "alert", alert); err != nil {
+		if err := bus.Publish(ctx, "hm", "alert", alert); err != nil {
 			a.log.WithError(err).WithField("alert", alert.Title).Warn("alert not sent")
 		}
 	}

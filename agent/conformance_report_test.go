@@ -70,12 +70,12 @@ func conformsReport(t *testing.T, c conformanceCase) {
 		}
 	case c.Mail != "":
 		p := &publisher{connected: true}
-		alerts := NewAlerts(p, quiet())
+		alerts := NewAlerts(quiet())
 		mail, is := monit.ParseAlert(c.Mail)
 		if alert, worth := MonitAlert(mail, c.IPs); is && worth {
 			alerts.Send(alert)
 		}
-		alerts.flush(t.Context())
+		alerts.flush(t.Context(), p)
 		sameBody(t, c, body(t, p, "hm alert "))
 	case c.Heartbeat != nil:
 		// A supervisor that does not answer is waited for.

@@ -12,9 +12,9 @@ import (
 	"syscall"
 	"testing"
 
-	"cambium/agent/action"
 	"cambium/internal/eventually"
 	"cambium/jobs"
+	"cambium/settings"
 )
 
 // What the job, package, script and log actions answer is in the conformance table; here is what
@@ -24,7 +24,9 @@ import (
 // arguments, and the addresses that are recorded.
 func TestInstanceUpdate(t *testing.T) {
 	w := newWorkshop(t)
-	w.inForce = map[string]action.NetworkInForce{"default": {Dynamic: true, IP: "10.1.2.3", Netmask: "255.0.0.0", Gateway: "10.0.0.1"}, "static": {IP: "wrong"}}
+	w.inForce = map[string]settings.Network{
+		"default": {Type: "dynamic", IP: "10.1.2.3", Netmask: "255.0.0.0", Gateway: "10.0.0.1"},
+		"static":  {IP: "wrong", Netmask: "255.0.0.0"}}
 	w.ready()
 	trace := filepath.Join(t.TempDir(), "trace")
 	pkg, digest := w.blob(t, map[string]string{"./f": "x"})

@@ -31,6 +31,7 @@ import (
 	"cambium/jobs/dummysupervisor"
 	"cambium/jobs/logs"
 	"cambium/jobs/script"
+	"cambium/settings"
 )
 
 // supervisor records its calls, and can have services that do not stop.
@@ -64,7 +65,7 @@ type workshop struct {
 	web        *httptest.Server
 	monitor    *nats.Conn
 	hanging    chan struct{} // closed when the test ends
-	inForce    map[string]action.NetworkInForce
+	inForce    map[string]settings.Network
 
 	mu   sync.Mutex // guards what follows
 	sent []byte     // last upload
@@ -82,16 +83,16 @@ func newWorkshop(t *testing.T) *workshop {
 		Options: secret.NewJSON([]byte(`{"blobstore_path":"/var/vcap/micro_bosh/data/cache"}`))}))
 	w.supervisor = &supervisor{machine: w.machine}
 	owner := bundle.Owner{UID: os.Geteuid(), GID: os.Getegid()}
-	rows := action.JobRows(action.JobDeps{
-		Instance:    &jobs.Instance{Dirs: w.dirs, Blobs: w.store, Supervisor: w.supervisor, Owner: owner, Parallel: 5, Root: w.root, Log: quiet()},
-		Scripts:     script.Runner{Dirs: w.dirs, Log: quiet()},
-		Compiler:    compile.Compiler{Dirs: w.dirs, Blobs: w.store, Owner: owner, Parallel: 1, Log: quiet()},
-		Logs:        logs.Collector{Dirs: w.dirs, Root: w.root, Log: quiet()},
-		Uploads:     w.store,
-		Networks:    func(context.Context) (map[string]action.NetworkInForce, error) { return w.inForce, nil },
-		SayShutdown: func(ctx context.Context) { _ = w.nats.Publish(ctx, "hm", "shutdown", nil) },
-	})
-	w.table = must[action.Table](t)(action.Merge(w.table, rows))
+	deps := w.deps()
+	deps.Instance = &jobs.Instance{Dirs: w.dirs, Blobs: w.store, Supervisor: w.supervisor, Owner: owner,
+		Parallel: 5, Root: w.root, Log: quiet()}
+	deps.Scripts = script.Runner{Dirs: w.dirs, Log: quiet()}
+	deps.Compiler = compile.Compiler{Dirs: w.dirs, Blobs: w.store, Owner: owner, Parallel: 1, Log: quiet()}
+	deps.Logs = logs.Collector{Dirs: w.dirs, Root: w.root, Log: quiet()}
+	deps.Uploads = w.store
+	deps.Networks = func() map[string]settings.Network { return w.inForce }
+	deps.SayShutdown = func(ctx context.Context) { _ = w.nats.Publish(ctx, "hm", "shutdown", nil) }
+	w.table = action.Actions(deps)
 	w.web = httptest.NewServer(http.HandlerFunc(w.serve))
 	t.Cleanup(func() {
 		close(w.hanging)

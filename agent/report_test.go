@@ -150,10 +150,10 @@ func TestAlertsHaveIDs(t *testing.T) {
 func TestAlertsWaitForTheBus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &publisher{}
-		a := NewAlerts(p, quiet())
+		a := NewAlerts(quiet())
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
-		go func() { ended <- a.Run(ctx) }()
+		go func() { ended <- a.Run(ctx, p) }()
 		for range maxAlerts + 5 {
 			a.Send(newAlert(severityAlert, "t", "s"))
 		}

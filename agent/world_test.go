@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/netip"
 	"os"
@@ -216,7 +217,7 @@ func (m *machine) Flush(_ context.Context, a netip.Addr) error {
 	return errors.New("not supported")
 }
 
-func (m *machine) Off(context.Context) error {
+func (m *machine) PowerOff(context.Context) error {
 	m.record("off")
 	return nil
 }
@@ -292,7 +293,8 @@ func newWorld(t testing.TB, extra action.Table) *world {
 	t.Cleanup(w.client.CloseIdleConnections)
 	eventually.True(t, "connected", w.nats.Connected)
 	w.director = w.deployment.Director()
-	w.table = must[action.Table](t)(action.Merge(w.actions(), extra))
+	w.table = action.Actions(w.deps())
+	maps.Copy(w.table, extra)
 	return w
 }
 
@@ -303,8 +305,8 @@ func (w *world) identity() natsbus.Identity {
 		Certificate: string(pair.Certificate), PrivateKey: secret.New(string(pair.PrivateKey))}
 }
 
-func (w *world) actions() action.Table {
-	return action.Actions(action.Deps{
+func (w *world) deps() action.Deps {
+	return action.Deps{
 		Tasks: w.tasks,
 		State: action.StateSource{AgentID: agentID, VMName: func() string { return "vm-1" }, Jobs: w.machine, Vitals: w.machine.vitals},
 		Disks: w.machine,
@@ -316,7 +318,7 @@ func (w *world) actions() action.Table {
 		DNS:            &action.DNS{Blobs: w.machine, Hosts: w.machine, Records: w.dirs.DNSRecords(), GID: os.Getgid()},
 		Neighbors:      w.machine,
 		Power:          w.machine,
-	})
+	}
 }
 
 func (w *world) ready() *world {

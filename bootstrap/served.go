@@ -14,7 +14,6 @@ type ServedDisks struct {
 	*storage.Persistent
 	*storage.Migration
 	Machine *Machine
-	Status  *status.Recorder
 }
 
 // Mount rechecks afterwards whether jobs may be started.
@@ -56,7 +55,7 @@ func (d ServedDisks) changed(ctx context.Context) {
 }
 
 func (d ServedDisks) showUnmounted(cid string) {
-	if err := d.Status.Update(func(doc *status.Document) { doc.Unmounted = cid }); err != nil {
+	if err := d.Machine.Status.Update(func(doc *status.Document) { doc.Unmounted = cid }); err != nil {
 		d.Machine.Log.WithError(err).Debug("status not written")
 	}
 }

@@ -1,9 +1,15 @@
 package action
 
-import "maps"
+import (
+	"context"
+	"maps"
+	"time"
 
-// Deps is what the actions of this file's table work with. cmd/agent fills it with concrete
-// types; each interface is declared beside the action that needs it.
+	"cambium/jobs/script"
+)
+
+// Deps is what the actions work with. cmd/agent fills it with concrete types, and a test there fails if one is missing;
+// each interface is declared beside the action that needs it.
 type Deps struct {
 	Tasks          Tasks
 	State          StateSource
@@ -16,10 +22,20 @@ type Deps struct {
 	DNS       *DNS
 	Neighbors Neighbors
 	Power     Power
+	Instance  JobInstance
+	Scripts   Scripts
+	Compiler  Compiler
+	Logs      Logs
+	Uploads   Uploads
+	Networks  Networks
+	// SayShutdown tells the Health Monitor that the instance goes down on purpose.
+	SayShutdown func(ctx context.Context)
 }
 
-// Actions returns the rows that this package implements itself. The job, package, script and
-// log actions are rows of their own table, joined with Merge.
+// startReplyTimeout is how long `bosh start` waits.
+const startReplyTimeout = 90 * time.Second
+
+// Actions returns the table of all methods.
 func Actions(d Deps) Table {
 	t := Table{
 		"ping":        {Bind: None(ping), Lane: Immediate},
@@ -38,6 +54,24 @@ func Actions(d Deps) Table {
 		"sync_dns_with_signed_url": {Bind: One(d.DNS.syncSigned), Lane: Overlap, ReplyTimeout: DNSReplyTimeout, Sensitive: true},
 		"delete_arp_entries":       {Bind: One(deleteARPEntries(d.Neighbors)), Lane: Overlap},
 		"shutdown":                 {Bind: None(shutdown(d.Power)), Lane: Overlap},
+
+		"prepare": {Bind: One(prepare(d.Instance)), Mode: Async, Lane: Instance, Cancelable: true},
+		"apply":   {Bind: One(apply(d.Instance, d.Networks)), Mode: Async, Lane: Instance, Cancelable: true},
+		"start":   {Bind: None(start(d.Instance)), Lane: Instance, ReplyTimeout: startReplyTimeout},
+		"stop":    {Bind: None(stop(d.Instance)), Mode: Async, Lane: Instance, Cancelable: true},
+		"drain": {Bind: OneMaybeTwo(drain(d)), Mode: Async, Lane: Instance, Cancelable: true,
+			Canceled: func(context.Context) (any, error) { return 0, nil }},
+		"run_script": {Bind: Two(runScript(d)), Mode: Async, Lane: Instance, Cancelable: true},
+		"run_errand": {Bind: MaybeOne(runErrand(d)), Mode: Async, Lane: Instance, Cancelable: true,
+			Canceled: func(context.Context) (any, error) { return script.Outcome{ExitCode: canceledErrand}, nil }},
+
+		"compile_package": {Bind: Five(compilePackage(d)), Mode: Async, Lane: Instance, Cancelable: true},
+		"compile_package_with_signed_url": {Bind: One(compileSigned(d)), Mode: Async, Lane: Instance,
+			Cancelable: true},
+
+		"fetch_logs":                 {Bind: Two(fetchLogs(d)), Mode: Async, Lane: Overlap, Cancelable: true},
+		"fetch_logs_with_signed_url": {Bind: One(fetchLogsSigned(d)), Mode: Async, Lane: Overlap, Cancelable: true},
+		"bundle_logs":                {Bind: One(bundleLogs(d.Logs)), Lane: Overlap, EndsWithCaller: true},
 	}
 	maps.Copy(t, diskRows(d.Disks))
 	return t

@@ -11,75 +11,38 @@ import (
 	"cambium/settings"
 )
 
-// Every action is documented, and nothing else is.
+// Every action is documented, with how it is served, and nothing else is.
 func TestActionsAreDocumented(t *testing.T) {
 	data, err := os.ReadFile("../../docs/actions.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	documented := map[string]bool{}
-	for line := range strings.SplitSeq(string(data), "\n") {
-		if name, found := strings.CutPrefix(line, "### `"); found {
-			documented[strings.TrimSuffix(name, "`")] = true
-		}
+	documented := map[string]string{}
+	for _, section := range strings.Split(string(data), "\n### `")[1:] {
+		name, text, _ := strings.Cut(section, "`\n")
+		text, _, _ = strings.Cut(text, "\n## ")
+		documented[name] = strings.Join(strings.Fields(text), " ")
 	}
-	for _, name := range all(t).Names() {
-		if !documented[name] {
-			t.Errorf("docs/actions.md has no section ### `%s`", name)
-		}
+	for name, row := range Actions(Deps{}) {
+		text, found := documented[name]
 		delete(documented, name)
+		mode := []string{"Sync", "Task", "Task (sync for callers before protocol 3)"}[row.Mode]
+		want := mode + ", " + row.Lane.String()
+		if row.Cancelable {
+			want += ", cancelable"
+		}
+		if !found || !strings.Contains(text, want) || strings.Contains(text, "never logged") != row.Sensitive ||
+			strings.Contains(text, ", cancelable") != row.Cancelable {
+			t.Errorf("docs/actions.md has no section ### `%s` with %q, and \"never logged\" if that is so (%v):\n%s",
+				name, want, row.Sensitive, text)
+		}
 	}
 	for name := range documented {
-		t.Errorf("docs/actions.md documents %s, which is no action", name)
+		t.Errorf("docs/actions.md documents %s, which is not an action", name)
 	}
 }
 
-// all is every row that the agent serves.
-func all(t testing.TB) Table {
-	t.Helper()
-	table, err := Merge(Actions(Deps{}), JobRows(JobDeps{}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return table
-}
-
-// The lanes and modes that callers count on.
-func TestRows(t *testing.T) {
-	want := map[string]struct {
-		lane       Lane
-		mode       Mode
-		sensitive  bool
-		cancelable bool
-	}{
-		"ping": {Immediate, Sync, false, false}, "info": {Immediate, Sync, false, false},
-		"get_task": {Immediate, Sync, false, false}, "cancel_task": {Immediate, Sync, false, false},
-		"get_state": {Fast, Sync, false, false},
-		"list_disk": {Instance, AsyncSince3, false, true}, "mount_disk": {Instance, Async, false, true},
-		"unmount_disk": {Instance, Async, false, true}, "migrate_disk": {Instance, Async, false, true},
-		"add_persistent_disk": {Instance, Async, true, true}, "remove_persistent_disk": {Instance, Async, false, true},
-		"add_dynamic_disk": {Instance, Async, true, true}, "remove_dynamic_disk": {Instance, Sync, false, false},
-		"update_settings": {Instance, Async, true, true},
-		"upload_blob":     {Overlap, Async, true, false}, "remove_file": {Overlap, Sync, false, false},
-		"ssh": {Overlap, Sync, false, false}, "sync_dns": {Overlap, Sync, false, false},
-		"sync_dns_with_signed_url": {Overlap, Sync, true, false},
-		"delete_arp_entries":       {Overlap, Sync, false, false}, "shutdown": {Overlap, Sync, false, false},
-	}
-	table := Actions(Deps{})
-	for name, w := range want {
-		row, ok := table[name]
-		if !ok {
-			t.Errorf("%s is missing", name)
-			continue
-		}
-		if row.Lane != w.lane || row.Mode != w.mode || row.Sensitive != w.sensitive || row.Cancelable != w.cancelable {
-			t.Errorf("%s: got %v %v sensitive %v cancelable %v, want %+v", name, row.Lane, row.Mode, row.Sensitive, row.Cancelable, w)
-		}
-		delete(table, name)
-	}
-	for name := range table {
-		t.Errorf("%s is not in this list", name)
-	}
+func TestAsyncSinceProtocol3(t *testing.T) {
 	for protocol, async := range map[int]bool{0: false, 2: false, 3: true, 4: true} {
 		if AsyncSince3.Async(protocol) != async {
 			t.Errorf("protocol %d: got %v", protocol, !async)
@@ -109,7 +72,7 @@ func FuzzArguments(f *testing.F) {
 	for _, c := range cases {
 		f.Add([]byte(c.Arguments))
 	}
-	table := all(f)
+	table := Actions(Deps{})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var arguments []json.RawMessage
 		if json.Unmarshal(data, &arguments) != nil {

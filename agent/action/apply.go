@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"cambium/jobs"
+	"cambium/settings"
 )
 
 // JobInstance is the machine's jobs and packages.
@@ -20,15 +21,8 @@ type JobInstance interface {
 	CheckStart() error
 }
 
-// NetworkInForce is a network of the settings as the machine has it.
-type NetworkInForce struct {
-	// Dynamic networks have their address from DHCP, so that only the machine knows it.
-	Dynamic              bool
-	IP, Netmask, Gateway string
-}
-
-// Networks returns the networks in force by name.
-type Networks func(ctx context.Context) (map[string]NetworkInForce, error)
+// Networks returns the networks of the settings by name, with the addresses that DHCP gave.
+type Networks func() map[string]settings.Network
 
 func prepare(i JobInstance) func(context.Context, jobs.Spec) (string, error) {
 	return func(ctx context.Context, spec jobs.Spec) (string, error) { return "prepared", i.Prepare(ctx, spec) }
@@ -36,7 +30,7 @@ func prepare(i JobInstance) func(context.Context, jobs.Spec) (string, error) {
 
 func apply(i JobInstance, networks Networks) func(context.Context, jobs.Spec) (string, error) {
 	return func(ctx context.Context, spec jobs.Spec) (string, error) {
-		if err := resolve(ctx, &spec, networks); err != nil {
+		if err := resolve(&spec, networks); err != nil {
 			return "", err
 		}
 		return "applied", i.Apply(ctx, spec)
@@ -45,14 +39,11 @@ func apply(i JobInstance, networks Networks) func(context.Context, jobs.Spec) (s
 
 // resolve gives the networks of a spec the addresses that DHCP gave the machine: the Director
 // reads them from get_state.
-func resolve(ctx context.Context, spec *jobs.Spec, networks Networks) error {
+func resolve(spec *jobs.Spec, networks Networks) error {
 	if len(spec.Networks) == 0 {
 		return nil
 	}
-	inForce, err := networks(ctx)
-	if err != nil {
-		return fmt.Errorf("networks of the spec: %w", err)
-	}
+	inForce := networks()
 	var faults []error
 	for name := range spec.Networks {
 		network, known := inForce[name]
@@ -60,7 +51,7 @@ func resolve(ctx context.Context, spec *jobs.Spec, networks Networks) error {
 		case !known && name == "local" && spec.NetworkString(name, "ip") == "127.0.0.1":
 		case !known:
 			faults = append(faults, fmt.Errorf("network %q of the spec is not in the settings", name))
-		case network.Dynamic:
+		case network.DHCP():
 			spec.SetNetwork(name, network.IP, network.Netmask, network.Gateway)
 		}
 	}

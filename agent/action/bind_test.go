@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"strings"
 	"testing"
 )
 
@@ -81,12 +80,5 @@ func TestBind(t *testing.T) {
 				t.Errorf("got %v, %v; want %v", got, err, c.want)
 			}
 		})
-	}
-}
-
-func TestMergeRefusesDuplicates(t *testing.T) {
-	_, err := Merge(Table{"a": {}}, Table{"b": {}, "a": {}})
-	if err == nil || !strings.Contains(err.Error(), "a is defined twice") {
-		t.Errorf("got %v", err)
 	}
 }

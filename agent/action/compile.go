@@ -33,7 +33,7 @@ type dependency struct {
 	Headers     map[string]string `json:"blobstore_headers"`
 }
 
-func packages(deps map[string]dependency) []jobs.Package {
+func packages(deps dependencies) []jobs.Package {
 	var list []jobs.Package
 	for _, name := range slices.Sorted(maps.Keys(deps)) {
 		d := deps[name]
@@ -53,8 +53,10 @@ type compiledPackage struct {
 	BlobstoreID string `json:"blobstore_id,omitempty"`
 }
 
-func compilePackage(d JobDeps) func(context.Context, string, string, string, string, map[string]dependency) (compiled, error) {
-	return func(ctx context.Context, id, digest, name, version string, deps map[string]dependency) (compiled, error) {
+type dependencies = map[string]dependency
+
+func compilePackage(d Deps) func(context.Context, string, string, string, string, dependencies) (compiled, error) {
+	return func(ctx context.Context, id, digest, name, version string, deps dependencies) (compiled, error) {
 		request, err := compileRequest(blob.Ref{ID: id}, digest, name, version, deps)
 		if err != nil {
 			return compiled{}, err
@@ -76,10 +78,10 @@ type signedCompilation struct {
 	Digest    string                   `json:"digest"`
 	Name      string                   `json:"name"`
 	Version   string                   `json:"version"`
-	Deps      map[string]dependency    `json:"deps"`
+	Deps      dependencies             `json:"deps"`
 }
 
-func compileSigned(d JobDeps) func(context.Context, signedCompilation) (compiled, error) {
+func compileSigned(d Deps) func(context.Context, signedCompilation) (compiled, error) {
 	return func(ctx context.Context, s signedCompilation) (compiled, error) {
 		request, err := compileRequest(blob.Ref{SignedURL: s.SourceURL, Headers: s.Headers}, s.Digest, s.Name, s.Version, s.Deps)
 		if err != nil {
@@ -94,7 +96,7 @@ func compileSigned(d JobDeps) func(context.Context, signedCompilation) (compiled
 	}
 }
 
-func compileRequest(source blob.Ref, digest, name, version string, deps map[string]dependency) (compile.Request, error) {
+func compileRequest(source blob.Ref, digest, name, version string, deps dependencies) (compile.Request, error) {
 	var err error
 	if source.Digest, err = blob.ParseDigest(digest); err != nil {
 		return compile.Request{}, err

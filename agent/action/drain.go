@@ -18,7 +18,7 @@ type Scripts interface {
 }
 
 // drain answers 0 always: a dynamic drain is waited for here, not by the caller.
-func drain(d JobDeps) func(context.Context, string, *jobs.Spec) (int, error) {
+func drain(d Deps) func(context.Context, string, *jobs.Spec) (int, error) {
 	return func(ctx context.Context, kind string, next *jobs.Spec) (int, error) {
 		current, err := d.Instance.Spec()
 		if err != nil {
@@ -28,7 +28,7 @@ func drain(d JobDeps) func(context.Context, string, *jobs.Spec) (int, error) {
 		if err != nil {
 			return 0, err
 		}
-		if kind == "shutdown" && d.SayShutdown != nil {
+		if kind == "shutdown" {
 			d.SayShutdown(ctx)
 		}
 		err = d.Instance.Unmonitor(ctx)

@@ -30,9 +30,9 @@ func deleteARPEntries(n Neighbors) func(context.Context, addresses) (empty, erro
 
 // Power switches the machine off.
 type Power interface {
-	Off(ctx context.Context) error
+	PowerOff(ctx context.Context) error
 }
 
 func shutdown(p Power) func(context.Context) (string, error) {
-	return func(ctx context.Context) (string, error) { return "", p.Off(ctx) }
+	return func(ctx context.Context) (string, error) { return "", p.PowerOff(ctx) }
 }

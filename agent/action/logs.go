@@ -22,7 +22,7 @@ type fetched struct {
 	Digest      string `json:"sha1"`
 }
 
-func fetchLogs(d JobDeps) func(context.Context, string, []string) (fetched, error) {
+func fetchLogs(d Deps) func(context.Context, string, []string) (fetched, error) {
 	return func(ctx context.Context, types string, filters []string) (f fetched, err error) {
 		selection := logs.Selection{Types: types, Filters: filters}
 		if err := d.Logs.Check(selection); err != nil {
@@ -49,7 +49,7 @@ func (s *signedLogs) Check() error {
 	return nil
 }
 
-func fetchLogsSigned(d JobDeps) func(context.Context, signedLogs) (fetched, error) {
+func fetchLogsSigned(d Deps) func(context.Context, signedLogs) (fetched, error) {
 	return func(ctx context.Context, s signedLogs) (f fetched, err error) {
 		selection := logs.Selection{Types: s.Types, Filters: s.Filters}
 		if err := d.Logs.Check(selection); err != nil {

@@ -13,7 +13,7 @@ import (
 // ended by SIGTERM.
 const canceledErrand = 143
 
-func runErrand(d JobDeps) func(context.Context, *string) (script.Outcome, error) {
+func runErrand(d Deps) func(context.Context, *string) (script.Outcome, error) {
 	return func(ctx context.Context, name *string) (script.Outcome, error) {
 		if err := d.Instance.CheckStart(); err != nil {
 			return script.Outcome{}, err

@@ -7,7 +7,7 @@ type scriptOptions struct {
 	Env map[string]string `json:"env"`
 }
 
-func runScript(d JobDeps) func(context.Context, string, scriptOptions) (struct{}, error) {
+func runScript(d Deps) func(context.Context, string, scriptOptions) (struct{}, error) {
 	return func(ctx context.Context, name string, options scriptOptions) (struct{}, error) {
 		// A pre-start script prepares what its job keeps on the store.
 		if name == "pre-start" {

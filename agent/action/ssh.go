@@ -29,9 +29,8 @@ type SSHUsers interface {
 type SSH struct {
 	Users SSHUsers
 	// HostKey is what the caller puts into its known hosts; see HostKeyBelow.
-	HostKey func() (string, error)
-	// Networks are those of the machine, with the addresses that DHCP gave.
-	Networks func() map[string]settings.Network
+	HostKey  func() (string, error)
+	Networks Networks
 
 	mu sync.Mutex // one change of the user database at a time
 }

@@ -108,19 +108,5 @@ func (r Row) Wait() time.Duration {
 // Table maps method names to rows.
 type Table map[string]Row
 
-// Merge joins tables. A method that two of them name is a mistake in the program.
-func Merge(tables ...Table) (Table, error) {
-	all := Table{}
-	for _, t := range tables {
-		for name, row := range t {
-			if _, twice := all[name]; twice {
-				return nil, fmt.Errorf("action table: %s is defined twice", name)
-			}
-			all[name] = row
-		}
-	}
-	return all, nil
-}
-
 // Names lists the methods in order.
 func (t Table) Names() []string { return slices.Sorted(maps.Keys(t)) }

@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 
 	"cambium/internal/atomicfile"
 	"cambium/internal/vcap"
@@ -103,3 +105,15 @@ func Networks(dirs vcap.Dirs, of map[string]settings.Network) (map[string]settin
 	}
 	return found, nil
 }
+
+// NoEffect takes the place of what a dummy machine lacks: services, accounts of ssh, certificates, neighbors.
+type NoEffect struct{}
+
+func (NoEffect) Start(context.Context, string) error                { return nil }
+func (NoEffect) Kill(context.Context, string, syscall.Signal) error { return nil }
+func (NoEffect) Running(context.Context, string) bool               { return false }
+func (NoEffect) PowerOff(context.Context) error                     { return nil }
+func (NoEffect) Create(context.Context, string, string) error       { return nil }
+func (NoEffect) Remove(context.Context, func(string) bool) error    { return nil }
+func (NoEffect) Trust(context.Context, string) error                { return nil }
+func (NoEffect) Flush(context.Context, netip.Addr) error            { return nil }

@@ -3,19 +3,22 @@ package main
 import (
 	"context"
 	"net/netip"
+	"time"
 
 	"github.com/sirupsen/logrus"
 
 	"cambium/blobstore"
 	"cambium/internal/vcap"
 	"cambium/platform"
+	"cambium/platform/firewall"
 	"cambium/platform/host"
 	"cambium/platform/network/neighbor"
 	"cambium/settings"
+	"cambium/settings/agentjson"
+	"cambium/settings/store"
 )
 
-// The types below let actions use parts of the machine through the interfaces that they declare.
-// A dummy machine lacks these parts; what is asked of them there succeeds without an effect.
+// The types below let actions and the bus use parts of a real machine through the interfaces that they declare.
 
 // blobs is the blobstore in use.
 type blobs struct {
@@ -32,20 +35,17 @@ func (b *blobs) Prepare(s settings.Blobstore) (use func(), err error) {
 type certificates struct{ host *host.Host }
 
 func (c certificates) Trust(ctx context.Context, pem string) error {
-	if c.host == nil {
-		return nil
-	}
 	_, err := platform.Converge(ctx, c.host, host.Diff, host.Desired{Certificates: &pem})
 	return err
 }
 
 type hostsFile struct {
 	host    *host.Host
-	agentID func() string
+	current *store.Current
 }
 
 func (h hostsFile) WriteHosts(ctx context.Context, records [][2]string) error {
-	content, _, err := host.HostsFile(h.agentID(), records)
+	content, _, err := host.HostsFile(h.current.Effective().Settings.AgentID, records)
 	if err != nil {
 		return err
 	}
@@ -53,27 +53,41 @@ func (h hostsFile) WriteHosts(ctx context.Context, records [][2]string) error {
 	return err
 }
 
-// neighbors flushes entries where the machine's network is ours.
-type neighbors struct{ ours bool }
+type neighbors struct{}
 
-func (n neighbors) Flush(ctx context.Context, address netip.Addr) error {
-	if !n.ours {
-		return nil
-	}
+func (neighbors) Flush(ctx context.Context, address netip.Addr) error {
 	return neighbor.Flush(ctx, []netip.Addr{address})
 }
 
-type power struct{ manager services }
-
-func (p power) Off(ctx context.Context) error {
-	if p.manager == nil {
-		return nil
-	}
-	return p.manager.PowerOff(ctx)
+// follower lets neighbor table and firewall follow the addresses of the bus servers.
+type follower struct {
+	firewall *firewall.Firewall
+	linux    agentjson.Linux
+	current  *store.Current
+	log      *logrus.Entry
 }
 
-// noUsers is a machine without accounts.
-type noUsers struct{}
-
-func (noUsers) Create(context.Context, string, string) error    { return nil }
-func (noUsers) Remove(context.Context, func(string) bool) error { return nil }
+// follow flushes the neighbor entries of the bus servers, since a stale one costs minutes
+// after a Director has moved, and updates the firewall rules for their addresses.
+func (f follower) follow(ctx context.Context, servers []netip.AddrPort) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	var ips []netip.Addr
+	for _, s := range servers {
+		ips = append(ips, s.Addr())
+	}
+	if err := neighbor.Flush(ctx, ips); err != nil {
+		f.log.WithError(err).Debug("neighbors not flushed")
+	}
+	if !f.current.Effective().Firewall(f.linux.Firewall) {
+		return
+	}
+	// Servers that have not been tried yet get their rules too; slow name resolution must not delay
+	// the connection.
+	limited, done := context.WithTimeout(ctx, 500*time.Millisecond)
+	defer done()
+	all := append(f.firewall.Resolve(limited, f.current.Effective().Bus.URLs), servers...)
+	if _, err := platform.Converge(ctx, f.firewall, firewall.Diff, firewall.Desired{NATS: all}); err != nil {
+		f.log.WithError(err).Debug("firewall does not follow the bus")
+	}
+}

@@ -103,7 +103,7 @@ func (n nameServers) Apply(context.Context, []resolver.Change) ([]resolver.Chang
 }
 
 // agentWithStep returns an agent whose only fatal step is run.
-func agentWithStep(t *testing.T, ctx context.Context, first bool, run func(context.Context) error) (*app, *wire) {
+func agentWithStep(t *testing.T, ctx context.Context, first bool, run func(context.Context) error) (*booting, *wire) {
 	t.Helper()
 	logger := logrus.New()
 	logger.SetOutput(io.Discard)
@@ -113,16 +113,18 @@ func agentWithStep(t *testing.T, ctx context.Context, first bool, run func(conte
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &app{log: log, dirs: dirs, rec: rec, background: &sync.WaitGroup{}, serviceLine: &status.ServiceLine{Send: unit.Notifier{}.Status, Log: log}, announcer: bootstrap.Announcer{Root: t.TempDir(), Log: log}, marker: bootstrap.ReadyMarker{Dirs: dirs}}
+	a := &booting{log: log, dirs: dirs, background: &sync.WaitGroup{},
+		display: newDisplay(runOptions{platform: "dummy"}, rec, unit.Notifier{}, log)}
+	a.display.announcer.Root = t.TempDir()
 	t.Cleanup(func() { // before the directories go
 		a.background.Wait()
 		if err := rec.Flush(); err != nil {
 			t.Error(err)
 		}
 	})
-	a.agentID = func() string { return "a-1" }
+	marker := bootstrap.ReadyMarker{Dirs: dirs}
 	if !first {
-		if err := a.marker.Set("a-1"); err != nil {
+		if err := marker.Set("a-1"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -136,12 +138,14 @@ func agentWithStep(t *testing.T, ctx context.Context, first bool, run func(conte
 			return w, nil
 		}}}})
 	a.spawn(func() { _ = a.bus.Run(ctx) })
-	a.machine = &bootstrap.Machine{Dirs: dirs, Log: log, Status: rec, Settings: given{}, Supervisor: starter(run), Deferred: &bootstrap.Deferred{}, StartBus: a.bus.Start}
+	a.machine = &machine{besideBoot: func(context.Context) {}, Machine: &bootstrap.Machine{Dirs: dirs, Log: log,
+		Status: rec, Settings: given{}, Supervisor: starter(run), Deferred: &bootstrap.Deferred{},
+		StartBus: a.bus.Start, First: func() bool { return marker.First("a-1") }}}
 	return a, w
 }
 
 // ping returns what a Director hears within its second.
-func ping(a *app) string {
+func ping(a *booting) string {
 	answer := make(chan string, 1)
 	a.dispatcher.Handle(context.Background(), mbus.Request{Method: "ping"}, func(r mbus.Reply) {
 		if r.Silent() {
@@ -195,7 +199,8 @@ func TestWhatADirectorHearsOfAFailedBoot(t *testing.T) {
 					}
 					if at == 31*time.Second {
 						// An operator at the console sees the verdict at once.
-						if d := a.rec.Snapshot(); d.State != status.Failed || !strings.Contains(d.Verdict, c.cause.Error()) {
+						d := a.display.rec.Snapshot()
+						if d.State != status.Failed || !strings.Contains(d.Verdict, c.cause.Error()) {
 							t.Errorf("status %s %q, want the verdict", d.State, d.Verdict)
 						}
 					}

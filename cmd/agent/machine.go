@@ -2,20 +2,29 @@ package main
 
 import (
 	"context"
+	"errors"
+	"net/netip"
+	"os"
+	osuser "os/user"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/sirupsen/logrus"
 
+	"cambium/agent"
+	"cambium/agent/action"
 	"cambium/agent/dummy"
 	"cambium/bootstrap"
 	"cambium/bootstrap/fetch"
+	"cambium/cmd/agent/compile"
 	"cambium/infrastructure"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
 	"cambium/jobs"
+	"cambium/jobs/bundle"
 	"cambium/jobs/monit"
 	"cambium/platform/device"
 	"cambium/platform/firewall"
@@ -25,22 +34,35 @@ import (
 	"cambium/platform/tree"
 	"cambium/platform/unit"
 	"cambium/platform/user"
+	"cambium/settings"
 	"cambium/settings/agentjson"
 	"cambium/settings/store"
 	"cambium/storage"
 	dummydisks "cambium/storage/dummy"
 )
 
-// services is what the agent asks of systemd or runit.
-type services interface {
+// monitServices is what the agent asks of the service manager that runs monit.
+type monitServices interface {
 	Start(ctx context.Context, name string) error
 	Kill(ctx context.Context, name string, signal syscall.Signal) error
-	Setup(ctx context.Context, name string) error
 	Running(ctx context.Context, name string) bool
+}
+
+// services is what the agent asks of systemd or runit.
+type services interface {
+	monitServices
+	Setup(ctx context.Context, name string) error
 	Started(name string)
 	Restart(ctx context.Context, name string) error
 	Reload(ctx context.Context, name string) error
 	PowerOff(ctx context.Context) error
+	Warm(ctx context.Context, names ...string)
+}
+
+// disks is what actions do with disks, on a real machine or a dummy one.
+type disks interface {
+	action.Disks
+	action.Associations
 }
 
 // machineOptions say for whom a machine is put together.
@@ -48,15 +70,18 @@ type machineOptions struct {
 	dirs   vcap.Dirs
 	config agentjson.Config
 	log    *logrus.Entry
-	// dummy is a machine without parts: settings and jobs only.
-	dummy bool
-	monit bool
+	status *status.Recorder
+	monit  bool
 	// readOnly is for agent plan: nothing is written, ejected, brought up or waited for without end.
 	readOnly bool
 	// cacheBudget is how long sources are asked if there is a cached copy; the default if zero.
 	cacheBudget time.Duration
+	// storeHold is how long the boot waits for a check or a mount of the store; the default if zero.
+	storeHold time.Duration
 	// announceWait announces what the sources of a boot wait for.
 	announceWait func(string)
+	// withheld is called with the reason why no job may be started, and with "" when jobs may start again.
+	withheld func(reason string)
 	// background runs f in a goroutine until it returns or the agent ends.
 	background func(f func(context.Context))
 	// progress is called with the progress of a migration.
@@ -65,73 +90,186 @@ type machineOptions struct {
 	workProgress func(text string)
 }
 
-// machine is the boot's machine, with the parts that the running agent uses as well. Parts that a
-// dummy machine does not have are nil.
+// at is the log of a part.
+func (o machineOptions) at(component string) *logrus.Entry {
+	return o.log.WithField("component", component)
+}
+
+// machine is what an agent runs on, real or a dummy: the boot's machine, and how the serving agent uses it. Its
+// constructors fill it without names of fields, so that the compiler refuses a part that is left out.
 type machine struct {
 	*bootstrap.Machine
-	current  *store.Current
-	disks    storage.Disks
-	manager  services
-	firewall *firewall.Firewall
-	accounts *user.Accounts
-	// dummyDisks are those of a dummy machine, and nil on any other.
-	dummyDisks *dummydisks.Disks
-	// monitManager runs monit: runit on jammy, else the manager.
-	monitManager services
+	current      *store.Current
+	disks        disks
+	users        action.SSHUsers
+	hosts        action.HostsFile
+	certificates action.TrustedCertificates
+	neighbors    action.Neighbors
+	power        action.Power
+	hostKey      func() (string, error)
+	networks     func() map[string]settings.Network
+	monit        jobs.Supervisor
 	// pendingStart is the Director's last start, while it is put to monit again.
 	pendingStart *jobs.PendingStart
+	// beforeConnect lets firewall and neighbor table follow the addresses of the bus servers.
+	beforeConnect func(ctx context.Context, servers []netip.AddrPort)
+	// besideBoot runs until ctx ends.
+	besideBoot func(ctx context.Context)
 }
 
 // newMachine puts the machine together that agent run boots and agent plan looks at. It reads the
 // state files and changes nothing but, unless it is read-only, what a crash left of them.
 func newMachine(o machineOptions) (*machine, error) {
-	at := func(component string) *logrus.Entry { return o.log.WithField("component", component) }
-	b := &bootstrap.Machine{Dirs: o.dirs, Options: o.config.Platform.Linux, Log: at("boot"), Deferred: &bootstrap.Deferred{Go: o.background}}
-	m := &machine{Machine: b}
-	if !o.dummy {
-		m.addPlatform(at)
+	b, linux := newBoot(o), o.config.Platform.Linux
+	manager := serviceManager(linux, o.at("unit"))
+	monitManager := manager
+	if monitUnderRunit("/", linux) {
+		monitManager = &unit.Runit{Root: "/", Log: o.at("unit")}
 	}
-	var err error
-	m.current, err = store.Open(o.dirs, store.Options{MountTmpfs: b.MountSettingsTmpfs, ReadOnly: o.readOnly,
-		Log: at("settings")})
+	accounts := &user.Accounts{Root: "/", Log: o.at("user")}
+	b.Network = &network.Kernel{Root: "/", Log: o.at("network")}
+	b.Resolver = &resolver.Kernel{Root: "/", PreferResolved: linux.ServiceManager == "systemd", Units: manager,
+		Log: o.at("dns")}
+	b.Tree = &tree.Kernel{Root: "/", Log: o.at("tree")}
+	b.Host = &host.Host{Root: "/", Dirs: o.dirs, Units: manager, Log: o.at("host")}
+	b.Firewall, b.Users = &firewall.Firewall{Log: o.at("firewall")}, accounts
+	current, err := openSettings(b, o)
 	if err != nil {
 		return nil, err
 	}
-	b.Settings = m.current
-	if err := m.addSources(o, at("sources")); err != nil {
+	disks, err := openDisks(b, current, o)
+	if err != nil {
 		return nil, err
 	}
-	marker := bootstrap.ReadyMarker{Dirs: o.dirs}
-	b.First = func() bool { return marker.First(m.agentID()) }
-	if o.dummy {
-		m.dummyDisks = &dummydisks.Disks{Dirs: o.dirs, Records: m.current, Reload: m.current.Refresh}
-		b.Persistent, b.Users = dummydisks.Boot{Disks: m.dummyDisks}, dummy.Users{Dirs: o.dirs}
-		return m, nil
-	}
-	if err := m.addDisks(o, at("disk")); err != nil {
-		return nil, err
-	}
-	m.addJobs(o)
-	return m, nil
+	b.Ephemeral, b.Persistent = disks.Ephemeral, disks.Persistent
+	pendingStart := addJobs(b, o, monitManager)
+	return &machine{b, current,
+		bootstrap.ServedDisks{Persistent: disks.Persistent, Migration: disks.Migration, Machine: b},
+		user.Sessions{Accounts: accounts, HomeBase: o.dirs.SSHHomes()},
+		hostsFile{b.Host, current},
+		certificates{b.Host},
+		neighbors{},
+		manager,
+		func() (string, error) { return action.HostKeyBelow("/") },
+		b.Networks,
+		monitSupervisor(b, monitManager),
+		pendingStart,
+		follower{b.Firewall, linux, current, o.at("bus")}.follow,
+		func(ctx context.Context) {
+			monitManager.Warm(ctx, monit.UnitName)
+			if err := disks.Persistent.WatchSizes(ctx); err != nil {
+				o.at("disk").WithError(err).
+					Warn("kernel events of disks are not available; a grown disk is noticed at the next start")
+			}
+		}}, nil
 }
 
-func (m *machine) agentID() string { return m.current.Effective().Settings.AgentID }
-
-// addPlatform adds the parts of a real machine that need no settings.
-func (m *machine) addPlatform(at func(component string) *logrus.Entry) {
-	linux := m.Options
-	m.manager = serviceManager(linux, at("unit"))
-	m.monitManager = m.manager
-	if monitUnderRunit("/", linux) {
-		m.monitManager = &unit.Runit{Root: "/", Log: at("unit")}
+// newDummyMachine is a machine without parts: settings and jobs only. What is asked of the parts that it lacks
+// succeeds without an effect.
+func newDummyMachine(o machineOptions) (*machine, error) {
+	b := newBoot(o)
+	current, err := openSettings(b, o)
+	if err != nil {
+		return nil, err
 	}
-	m.firewall = &firewall.Firewall{Log: at("firewall")}
-	m.accounts = &user.Accounts{Root: "/", Log: at("user")}
-	m.Network = &network.Kernel{Root: "/", Log: at("network")}
-	m.Resolver = &resolver.Kernel{Root: "/", PreferResolved: linux.ServiceManager == "systemd", Units: m.manager, Log: at("dns")}
-	m.Tree = &tree.Kernel{Root: "/", Log: at("tree")}
-	m.Host = &host.Host{Root: "/", Dirs: m.Dirs, Units: m.manager, Log: at("host")}
-	m.Firewall, m.Users = m.firewall, m.accounts
+	// No boot step makes them where there is no machine, and errands and compilations need them.
+	if err := errors.Join(dummy.MakeDirs(o.dirs), compile.MakeWorkDirs(o.dirs)); err != nil {
+		return nil, err
+	}
+	disks := &dummydisks.Disks{Dirs: o.dirs, Records: current, Reload: current.Refresh}
+	b.Persistent, b.Users = dummydisks.Boot{Disks: disks}, dummy.Users{Dirs: o.dirs}
+	none := dummy.NoEffect{}
+	return &machine{b, current, disks,
+		none,
+		dummy.Hosts{Dirs: o.dirs},
+		none,
+		none,
+		none,
+		func() (string, error) { return dummy.HostKey, nil },
+		func() map[string]settings.Network {
+			found, err := dummy.Networks(o.dirs, b.Networks())
+			if err != nil {
+				o.log.WithError(err).Warn("networks without the address of the dummy's lease")
+			}
+			return found
+		},
+		monitSupervisor(b, none),
+		&jobs.PendingStart{},
+		func(context.Context, []netip.AddrPort) {},
+		func(context.Context) {}}, nil
+}
+
+// sendAlert passes an alert of monit on to the Health Monitor.
+func (m *machine) sendAlert(alerts *agent.Alerts, a monit.Alert) {
+	if alert, worth := agent.MonitAlert(a, m.addresses()); worth {
+		alerts.Send(alert)
+	}
+}
+
+// busCertificates are those whose expiry operators are warned of.
+func (m *machine) busCertificates() []agent.Certificate {
+	cert := m.current.Effective().Bus.Cert
+	return []agent.Certificate{{Name: "bus client", PEM: cert.Certificate}, {Name: "bus authority", PEM: cert.CA}}
+}
+
+// addresses are all addresses of the machine's networks, sorted.
+func (m *machine) addresses() []string {
+	var ips []string
+	for _, n := range m.networks() {
+		if n.IP != "" {
+			ips = append(ips, n.IP)
+		}
+	}
+	slices.Sort(ips)
+	return ips
+}
+
+// applied reports whether a spec has been applied to the machine.
+func (m *machine) applied() bool {
+	_, err := os.Stat(m.Dirs.Spec())
+	return err == nil
+}
+
+// newBoot is the boot's machine without its parts.
+func newBoot(o machineOptions) *bootstrap.Machine {
+	return &bootstrap.Machine{Dirs: o.dirs, Options: o.config.Platform.Linux, Log: o.at("boot"), Status: o.status,
+		StoreHold: o.storeHold, WithheldChanged: o.withheld, Deferred: &bootstrap.Deferred{Go: o.background}}
+}
+
+// openSettings lets the settings of a machine come from the sources that agent.json names.
+func openSettings(b *bootstrap.Machine, o machineOptions) (*store.Current, error) {
+	current, err := store.Open(o.dirs, store.Options{MountTmpfs: b.MountSettingsTmpfs, ReadOnly: o.readOnly,
+		Log: o.at("settings")})
+	if err != nil {
+		return nil, err
+	}
+	b.Settings = current
+	marker := bootstrap.ReadyMarker{Dirs: o.dirs}
+	b.First = func() bool { return marker.First(current.Effective().Settings.AgentID) }
+	return current, addSources(b, current, o)
+}
+
+// openDisks are the disks of a real machine.
+func openDisks(b *bootstrap.Machine, current *store.Current, o machineOptions) (storage.Disks, error) {
+	resolve, err := device.New(deviceOptions(b.Options), o.at("disk"))
+	if err != nil {
+		return storage.Disks{}, err
+	}
+	return storage.New(storage.Config{Dirs: o.dirs, Resolver: resolve, Records: current, Settings: current,
+		Log: o.at("disk"), Program: ownProgram, Options: storageOptions(b.Options),
+		AfterBoot: func(f func()) { b.Deferred.UntilVerdict(func(context.Context) { f() }) },
+		Progress:  o.progress, WorkProgress: o.workProgress}), nil
+}
+
+// monitSupervisor runs the processes of the jobs by monit.
+func monitSupervisor(b *bootstrap.Machine, manager monitServices) jobs.Supervisor {
+	return jobs.Withheld{Supervisor: monit.Supervisor{Client: monitClient(b.Dirs, manager)}, Reason: b.JobsWithheld,
+		Running: func(ctx context.Context) bool { return manager.Running(ctx, monit.UnitName) }}
+}
+
+func monitClient(dirs vcap.Dirs, manager monitServices) *monit.Client {
+	return &monit.Client{URL: monit.DefaultURL, UserFile: dirs.MonitUser(), JobFiles: dirs.MonitFiles(),
+		Daemon: monit.Unit{Services: manager, Name: monit.UnitName}}
 }
 
 func serviceManager(linux agentjson.Linux, log *logrus.Entry) services {
@@ -149,7 +287,8 @@ func monitUnderRunit(root string, linux agentjson.Linux) bool {
 }
 
 // addSources lets the settings come from the sources that agent.json names.
-func (m *machine) addSources(o machineOptions, log *logrus.Entry) error {
+func addSources(m *bootstrap.Machine, current *store.Current, o machineOptions) error {
+	log := o.at("sources")
 	waiting := func(text string) {
 		if m.SettingsWait(text) {
 			o.announceWait(text)
@@ -157,11 +296,13 @@ func (m *machine) addSources(o machineOptions, log *logrus.Entry) error {
 	}
 	up := fetch.NewNetwork(m.Network, o.readOnly, waiting, log)
 	sources, err := infrastructure.New(o.config, infrastructure.Options{
-		NetworkUp:   up.Up,
-		Accept:      m.current.Check,
-		Status:      waiting,
-		Asked:       m.showSources,
-		HasCache:    m.current.Present,
+		NetworkUp: up.Up,
+		Accept:    current.Check,
+		Status:    waiting,
+		Asked: func(began time.Time, verdicts infrastructure.Verdicts, over bool) {
+			showSources(m, began, verdicts, over)
+		},
+		HasCache:    current.Present,
 		CacheBudget: o.cacheBudget,
 		Once:        o.readOnly,
 		SideEffects: !o.readOnly,
@@ -170,8 +311,8 @@ func (m *machine) addSources(o machineOptions, log *logrus.Entry) error {
 	if err != nil {
 		return err
 	}
-	fetcher := &fetch.Fetcher{Sources: sources, Network: up, HasCache: m.current.Present}
-	m.current.FetchFrom(fetcher.Fetch)
+	fetcher := &fetch.Fetcher{Sources: sources, Network: up, HasCache: current.Present}
+	current.FetchFrom(fetcher.Fetch)
 	m.OnMedia = slices.ContainsFunc(o.config.Infrastructure.Settings.Sources, func(s agentjson.Source) bool {
 		return s.Type == agentjson.CDROM || s.Type == agentjson.ConfigDrive
 	})
@@ -180,7 +321,7 @@ func (m *machine) addSources(o machineOptions, log *logrus.Entry) error {
 }
 
 // showSources records the verdict on each source in the step that asks them.
-func (m *machine) showSources(began time.Time, verdicts infrastructure.Verdicts, over bool) {
+func showSources(m *bootstrap.Machine, began time.Time, verdicts infrastructure.Verdicts, over bool) {
 	span := m.LoadingSpan()
 	if span == nil {
 		return
@@ -193,21 +334,6 @@ func (m *machine) showSources(began time.Time, verdicts infrastructure.Verdicts,
 		}
 	}
 	span.Parts(began, parts)
-}
-
-func (m *machine) addDisks(o machineOptions, log *logrus.Entry) error {
-	linux := m.Options
-	resolve, err := device.New(deviceOptions(linux), log)
-	if err != nil {
-		return err
-	}
-	m.disks = storage.New(storage.Config{Dirs: o.dirs, Resolver: resolve, Records: m.current, Settings: m.current,
-		Log: log, Program: ownProgram,
-		Options:   storageOptions(linux),
-		AfterBoot: func(f func()) { m.Deferred.UntilVerdict(func(context.Context) { f() }) },
-		Progress:  o.progress, WorkProgress: o.workProgress})
-	m.Ephemeral, m.Persistent = m.disks.Ephemeral, m.disks.Persistent
-	return nil
 }
 
 func deviceOptions(l agentjson.Linux) device.Options {
@@ -234,25 +360,38 @@ func repeatStart(ctx context.Context, supervisor monit.Supervisor, log *logrus.E
 	}
 }
 
-// addJobs adds what concerns jobs and their supervisor.
-func (m *machine) addJobs(o machineOptions) {
+// addJobs adds what concerns jobs and their supervisor. It returns the start that is pending until monit answers.
+func addJobs(m *bootstrap.Machine, o machineOptions, manager services) *jobs.PendingStart {
 	state := &jobs.State{Dirs: o.dirs}
-	m.pendingStart = &jobs.PendingStart{}
+	pending := &jobs.PendingStart{}
 	m.JobNames = func() ([]string, error) {
 		spec, err := state.Spec()
 		return spec.JobNames(), err
 	}
 	if o.monit {
-		client := monitClient(o.dirs, m.monitManager)
-		m.Supervisor = monit.Starter{Dirs: o.dirs, Client: client, Services: m.monitManager,
+		client := monitClient(o.dirs, manager)
+		m.Supervisor = monit.Starter{Dirs: o.dirs, Client: client, Services: manager,
 			FilesOfStopped: func() ([]string, error) { return jobs.FilesOfStopped(o.dirs) },
 			KeepStopped:    func() ([]string, error) { return jobs.KeepStopped(o.dirs) },
 			AfterStart: func(stateWritten time.Time) {
 				if (jobs.StartRequest{Dirs: o.dirs}).Due(stateWritten) {
 					o.background(func(ctx context.Context) {
-						m.pendingStart.Run(ctx, func(ctx context.Context) { repeatStart(ctx, monit.Supervisor{Client: client}, o.log) })
+						pending.Run(ctx, func(ctx context.Context) {
+							repeatStart(ctx, monit.Supervisor{Client: client}, o.log)
+						})
 					})
 				}
 			}}
 	}
+	return pending
+}
+
+// jobOwner is root and the group vcap, or root alone where that group does not exist.
+func jobOwner() bundle.Owner {
+	if g, err := osuser.LookupGroup("vcap"); err == nil {
+		if gid, err := strconv.Atoi(g.Gid); err == nil {
+			return bundle.Owner{GID: gid}
+		}
+	}
+	return bundle.Owner{}
 }

@@ -12,7 +12,6 @@ import (
 	"cambium/bootstrap/engine"
 	"cambium/cmd/agent/cli"
 	"cambium/internal/vcap"
-	"cambium/settings/agentjson"
 )
 
 func runPlan(ctx context.Context, args []string, stdout, stderr io.Writer) int {
@@ -57,7 +56,11 @@ type bootPlan struct {
 // makePlan walks the boot's table on the machine that the boot would work on. Half of the time is
 // for sources that do not answer while a cached copy of the settings could serve.
 func makePlan(ctx context.Context, path string, dirs vcap.Dirs, timeout time.Duration) (bootPlan, error) {
-	m, err := observedMachine(path, dirs, timeout/2)
+	o, err := lookOnly(path, dirs, timeout/2)
+	if err != nil {
+		return bootPlan{}, err
+	}
+	m, err := newMachine(o)
 	if err != nil {
 		return bootPlan{}, err
 	}
@@ -65,30 +68,34 @@ func makePlan(ctx context.Context, path string, dirs vcap.Dirs, timeout time.Dur
 	return bootPlan{Settings: m.current.Last().From, Steps: steps}, err
 }
 
-// observedMachine is the machine for commands that only look at it. path is that of agent.json; sources are asked for
+// lookOnly are the options of commands that only look at a machine. path is that of agent.json; sources are asked for
 // as long as cacheBudget if there is a cached copy of the settings.
-func observedMachine(path string, dirs vcap.Dirs, cacheBudget time.Duration) (*machine, error) {
-	config, rep, err := agentjson.Load(path)
-	if err == nil {
-		err = rep.Err()
-	}
-	if err != nil {
-		return nil, err
-	}
+func lookOnly(path string, dirs vcap.Dirs, cacheBudget time.Duration) (machineOptions, error) {
 	quiet := logrus.New()
 	quiet.SetOutput(io.Discard)
-	return newMachine(machineOptions{dirs: dirs, config: config, log: logrus.NewEntry(quiet), monit: true, readOnly: true,
-		cacheBudget: cacheBudget})
+	log := logrus.NewEntry(quiet)
+	config, err := loadConfig(path, log)
+	return machineOptions{dirs: dirs, config: config, log: log, monit: true, readOnly: true,
+		cacheBudget: cacheBudget}, err
 }
 
 // describeDisk tells what is on a persistent disk, for `agent disk format`. It asks no source: the disk is one that the
 // agent knows.
 func describeDisk(ctx context.Context, dirs vcap.Dirs, cid string) (string, error) {
-	m, err := observedMachine(dirs.AgentJSON(), dirs, 0)
+	o, err := lookOnly(dirs.AgentJSON(), dirs, 0)
 	if err != nil {
 		return "", err
 	}
-	return m.disks.Persistent.Describe(ctx, cid)
+	b := newBoot(o)
+	current, err := openSettings(b, o)
+	if err != nil {
+		return "", err
+	}
+	disks, err := openDisks(b, current, o)
+	if err != nil {
+		return "", err
+	}
+	return disks.Persistent.Describe(ctx, cid)
 }
 
 func (p bootPlan) exitCode() int {

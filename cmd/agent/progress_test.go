@@ -13,6 +13,7 @@ import (
 	"cambium/cmd/agent/show"
 	"cambium/internal/status"
 	"cambium/jobs/logs"
+	"cambium/platform/unit"
 
 	"github.com/sirupsen/logrus"
 )
@@ -25,7 +26,7 @@ func TestCollectionsShowInTheStatus(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &app{rec: rec, log: logrus.NewEntry(logrus.New())}
+	a := newDisplay(runOptions{platform: "dummy"}, rec, unit.Notifier{}, logrus.NewEntry(logrus.New()))
 	first, second := a.collection(), a.collection()
 	first(logs.Progress{Files: 3, Bytes: 300 << 20, Elapsed: 10 * time.Second})
 	second(logs.Progress{Files: 1, Bytes: 20 << 20, Elapsed: 4 * time.Second})
@@ -56,7 +57,7 @@ func TestCollectionsShowInTheStatus(t *testing.T) {
 	}
 }
 
-// TestAFailedStartIsInTheStatus: an agent that cannot even be assembled leaves its verdict like any other.
+// TestAFailedStartIsInTheStatus: an agent that cannot even be put together leaves its verdict like any other.
 func TestAFailedStartIsInTheStatus(t *testing.T) {
 	base := t.TempDir()
 	if err := os.Mkdir(filepath.Join(base, "bosh"), 0o700); err != nil {

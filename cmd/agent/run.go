@@ -5,14 +5,12 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"os"
 	"os/signal"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -20,6 +18,7 @@ import (
 
 	"cambium/agent"
 	"cambium/agent/action"
+	"cambium/agent/dummy"
 	"cambium/agent/task"
 	"cambium/bootstrap"
 	"cambium/bootstrap/engine"
@@ -27,67 +26,25 @@ import (
 	"cambium/cmd/agent/logging"
 	"cambium/cmd/agent/loglevel"
 	"cambium/cmd/agent/watchdog"
-	"cambium/internal/atomicfile"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
 	"cambium/internal/watch"
 	"cambium/jobs"
+	"cambium/jobs/compile"
+	"cambium/jobs/dummysupervisor"
+	"cambium/jobs/logs"
 	"cambium/jobs/monit"
+	"cambium/jobs/script"
+	"cambium/mbus"
 	"cambium/platform/device"
-	"cambium/platform/firewall"
 	"cambium/platform/unit"
 	"cambium/platform/vitals"
-	"cambium/settings/store"
+	"cambium/settings/agentjson"
 )
 
-// runOptions are the flags that stemcells pass.
-type runOptions struct {
-	platform   string
-	config     string
-	supervisor string
-	base       string
-}
-
-func parseRun(args []string, stdout, stderr io.Writer) (o runOptions, code int, ok bool) {
-	flags := cli.NewFlags("run", cli.Help{Arguments: "-P PLATFORM [-C AGENT_JSON] [-M SUPERVISOR] [-b BASE]",
-		Purpose:  "Runs the agent in the foreground until it gets SIGTERM. 'agent -P … -C …' without the\nword run does the same: it is how stemcells start it.",
-		Examples: []string{"agent -P ubuntu -C /var/vcap/bosh/agent.json", "agent -P dummy -M dummy-nats -b /tmp/vm -C /tmp/vm/agent.json"}}, stdout, stderr)
-	flags.StringVar(&o.platform, "P", "", "`PLATFORM`: ubuntu or centos, which are the same, or dummy for everything that touches no machine")
-	flags.StringVar(&o.config, "C", "", "path of `AGENT_JSON`; bosh/agent.json below BASE if not given")
-	flags.StringVar(&o.supervisor, "M", "monit", "`SUPERVISOR`: monit, dummy or dummy-nats")
-	flags.StringVar(&o.base, "b", vcap.DefaultBase, "`BASE` directory")
-	showVersion := flags.Bool("v", false, "print the version and exit")
-	flags.String("r", "/", "accepted and ignored")
-	flags.Bool("no-alerts", false, "accepted and ignored")
-	if code, ok := flags.ParseLeading(args); !ok {
-		return o, code, false
-	}
-	if *showVersion {
-		// The first line is all that cloudfoundry/bosh-agent prints.
-		fmt.Fprintf(stdout, "%s\nsupervisor %s\n", version, o.supervisor)
-		return o, cli.ExitOK, false
-	}
-	o.config = cmp.Or(o.config, vcap.New(o.base).AgentJSON())
-	for _, c := range []struct {
-		flag, value string
-		allowed     []string
-	}{{"-P", o.platform, []string{"ubuntu", "centos", "dummy"}}, {"-M", o.supervisor, []string{"monit", "dummy", "dummy-nats"}}} {
-		if !contains(c.allowed, c.value) {
-			fmt.Fprintf(stderr, "agent: %s is %q, want one of %q\n", c.flag, c.value, c.allowed)
-			return o, cli.ExitFailed, false
-		}
-	}
-	return o, cli.ExitOK, true
-}
-
-func contains(list []string, word string) bool {
-	for _, w := range list {
-		if w == word {
-			return true
-		}
-	}
-	return false
-}
+// This file is the agent from top to bottom: runAgent makes a booting agent of agent.json, which knows the sources of
+// the settings and the machine; that runs the boot table, which starts the bus; and when the machine is ready it makes
+// the serving agent, whose actions the Director calls over the bus.
 
 func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	o, code, ok := parseRun(args, stdout, stderr)
@@ -110,22 +67,168 @@ func runAgent(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	a, err := assemble(ctx, o, log, notifier)
+	b, err := newBooting(ctx, o, log, notifier, kept)
 	if err != nil {
-		// Only a broken start configuration leads here; the service manager starts the agent again.
-		v := engine.Verdict{State: status.Failed, Step: "start", Cause: err, Advice: "correct it; 'agent validate " + o.config + "' tells whether it is good"}
-		bootstrap.Announcer{Root: "/", Log: log, Notify: (&status.ServiceLine{Send: notifier.Status, Log: log}).Show}.Failed(ctx, v)
-		if err := record(o, v); err != nil {
-			log.WithError(err).Warn("status not written")
-		}
-		if o.platform != "dummy" {
-			untilChanged(ctx, o.config, startPause)
-		}
+		cannotStart(ctx, o, log, notifier, err)
 		return cli.ExitFailed
 	}
-	a.openMails(ctx, kept)
-	a.spawn(func() { loglevel.Toggle(ctx, toggles, a.log, a.rec) })
-	return a.run(ctx, cancel, a.boot)
+	b.spawn(func() { loglevel.Toggle(ctx, toggles, log, b.display.rec) })
+	return b.run(ctx, cancel, b.boot)
+}
+
+// booting is the agent from its start on. Its constructor fills it without names of fields, so that the compiler
+// refuses a part that is left out.
+type booting struct {
+	o          runOptions
+	dirs       vcap.Dirs
+	log        *logrus.Entry
+	background *sync.WaitGroup
+	display    *display
+	program    program
+	machine    *machine
+	supervisor jobs.Supervisor
+	dispatcher *agent.Dispatcher
+	bus        *agent.BusClient
+	alerts     *agent.Alerts
+	gauge      *vitals.Gauge
+	mails      *net.TCPListener // for monit's alerts; nil while another process has the port
+}
+
+// newBooting makes the agent out of its parts. It reads agent.json and the state files; it changes nothing on the
+// machine.
+func newBooting(ctx context.Context, o runOptions, log *logrus.Entry, notifier unit.Notifier,
+	kept net.Listener) (*booting, error) {
+	config, err := loadConfig(o.config, log)
+	if err != nil {
+		return nil, err
+	}
+	dirs, background := vcap.New(o.base), &sync.WaitGroup{}
+	rec, err := openStatus(o, dirs)
+	if err != nil {
+		return nil, err
+	}
+	show := newDisplay(o, rec, notifier, log)
+	open := newMachine
+	if o.dummy() {
+		open = newDummyMachine
+	}
+	m, err := open(machineOptions{dirs: dirs, config: config, log: log, status: rec, monit: o.supervisor == "monit",
+		storeHold:    parseStoreHold(os.Getenv(storeHoldVariable)),
+		announceWait: show.announcer.Waiting, withheld: show.showWithheld,
+		background: func(f func(context.Context)) { background.Go(func() { f(ctx) }) },
+		progress:   show.showMigration, workProgress: show.showWork})
+	if err != nil {
+		return nil, errors.Join(err, rec.Close())
+	}
+	dispatcher := newDispatcher(ctx, o, m, log)
+	alerts := agent.NewAlerts(log.WithField("component", "report"))
+	supervisor, handler := m.monit, mbus.Handler(dispatcher)
+	switch o.supervisor {
+	case "dummy":
+		supervisor = &dummysupervisor.Dummy{}
+	case "dummy-nats": // the suite's own messages come before the dispatcher
+		jobs := &dummysupervisor.Dummy{Applied: m.applied}
+		supervisor = jobs
+		handler = dummy.Handler{Next: dispatcher, Jobs: jobs, Alert: func(a monit.Alert) { m.sendAlert(alerts, a) }}
+	}
+	busLog := log.WithField("component", "bus")
+	bus := agent.NewBusClient(agent.BusOptions{Status: rec, Log: busLog, Changed: show.showState,
+		Grace: status.ParseBusGrace(os.Getenv(busGraceVariable)),
+		Transports: transports{handler: handler, audit: newAudit(ctx, o, background, log), dirs: dirs, log: busLog,
+			beforeConnect: m.beforeConnect}.kinds()})
+	bus.OnConnect(func() { _ = rec.Mark(status.MarkBus) }) // only for the timeline
+	m.StartBus = bus.Start
+	self := program{dirs, o.supervisor, notifier, log}
+	var mails *net.TCPListener
+	if o.mails() {
+		mails = self.openPort(ctx, kept)
+	}
+	return &booting{o, dirs, log, background, show, self, m, supervisor, dispatcher, bus, alerts,
+		vitals.New("/", dirs.Data(), dirs.Store()), mails}, nil
+}
+
+func newDispatcher(ctx context.Context, o runOptions, m *machine, log *logrus.Entry) *agent.Dispatcher {
+	d := agent.NewDispatcher(ctx, log.WithField("component", "dispatcher"))
+	d.AnswerHold = func() time.Duration {
+		return m.current.Effective().TaskAnswerHold(m.Options.TaskAnswerHold, agentjson.DefaultTaskAnswerHold)
+	}
+	d.EarlyPings = func() bool { return m.current.Effective().EarlyPings(m.Options.EarlyPings) }
+	if o.dummy() {
+		d.Narrate = dummy.Narrate(log)
+	}
+	return d
+}
+
+// busGraceVariable shortens, for tests, how long an agent may be without its bus before it counts as degraded.
+const busGraceVariable = "CAMBIUM_BUS_PATIENCE"
+
+// storeHoldVariable shortens, for tests, how long a boot waits for a check or a mount of the store.
+const storeHoldVariable = "CAMBIUM_STORE_HOLD"
+
+// parseStoreHold reads a duration; what is no positive one means the default.
+func parseStoreHold(text string) time.Duration {
+	if hold, err := time.ParseDuration(text); err == nil && hold > 0 {
+		return hold
+	}
+	return bootstrap.DefaultStoreHold
+}
+
+// newAudit records requests in the system's log; a dummy machine keeps them out of its host's.
+func newAudit(ctx context.Context, o runOptions, background *sync.WaitGroup, log *logrus.Entry) mbus.Auditor {
+	if o.dummy() {
+		return nil
+	}
+	syslog := mbus.NewSyslog(mbus.Program{Version: version, Supervisor: o.supervisor})
+	background.Go(func() {
+		if err := syslog.Run(ctx); err != nil && ctx.Err() == nil {
+			log.WithError(err).Warn("audit ended")
+		}
+	})
+	return syslog
+}
+
+// loadConfig reads agent.json and says everything that is wrong with it at once.
+func loadConfig(path string, log *logrus.Entry) (agentjson.Config, error) {
+	cfg, rep, err := agentjson.Load(path)
+	if err == nil {
+		err = rep.Err()
+	}
+	if err != nil {
+		return cfg, err
+	}
+	for _, e := range rep.Entries {
+		log.WithField("warning", e.String()).Warn("agent.json: warning")
+	}
+	return cfg, nil
+}
+
+// openStatus keeps the status below /run; a dummy agent, of which there are many on one machine,
+// keeps it with its other files.
+func openStatus(o runOptions, dirs vcap.Dirs) (*status.Recorder, error) {
+	dir := vcap.RunDir
+	if o.dummy() {
+		dir = vcap.Run(dirs.Bosh())
+	}
+	rec, err := status.Open(dir.Status(), version)
+	if err != nil {
+		return nil, err
+	}
+	return rec, rec.Update(func(d *status.Document) { d.Supervisor = o.supervisor })
+}
+
+// cannotStart announces why there is no booting agent. Only a broken start configuration leads here; the service
+// manager starts the agent again.
+func cannotStart(ctx context.Context, o runOptions, log *logrus.Entry, notifier unit.Notifier, cause error) {
+	v := engine.Verdict{State: status.Failed, Step: "start", Cause: cause,
+		Advice: "correct it; 'agent validate " + o.config + "' tells whether it is good"}
+	line := &status.ServiceLine{Send: notifier.Status, Log: log}
+	bootstrap.Announcer{Root: "/", Log: log, Notify: line.Show}.Failed(ctx, v)
+	if err := record(o, v); err != nil {
+		log.WithError(err).Warn("status not written")
+	}
+	if !o.dummy() {
+		untilChanged(ctx, o.config, startPause)
+	}
 }
 
 // startPause is how long an agent that cannot start waits before it exits: systemd would restart one that exits
@@ -146,86 +249,57 @@ func untilChanged(ctx context.Context, path string, while time.Duration) {
 	}
 }
 
-// record puts the verdict of an agent that could not even be assembled into the status.
+// record puts the verdict of an agent that could not even be put together into the status.
 func record(o runOptions, v engine.Verdict) error {
 	rec, err := openStatus(o, vcap.New(o.base))
 	if err != nil {
 		return err
 	}
 	// Without settings it is not known whether this agent has been ready before.
-	return errors.Join(rec.Update(func(d *status.Document) { d.State, d.Verdict, d.First = status.Failed, v.Line(), true }), rec.Flush())
-}
-
-// app is the running agent.
-type app struct {
-	o           runOptions
-	dirs        vcap.Dirs
-	log         *logrus.Entry
-	rec         *status.Recorder
-	history     status.History
-	notifier    unit.Notifier
-	mails       *net.TCPListener // for monit's alerts; nil while another process has the port
-	serviceLine *status.ServiceLine
-	announcer   bootstrap.Announcer
-	marker      bootstrap.ReadyMarker
-	machine     *bootstrap.Machine
-	dispatcher  *agent.Dispatcher
-	bus         *agent.BusClient
-	current     *store.Current
-	disks       disks
-	manager     services // nil on a dummy machine
-	sshUsers    action.SSHUsers
-	gauge       *vitals.Gauge
-	supervisor  jobs.Supervisor
-	alerts      *agent.Alerts
-	firewall    *firewall.Firewall // nil on a dummy machine
-	firewallOn  func() bool
-	background  *sync.WaitGroup
-	settingsDir func() vcap.Place
-	agentID     func() string
-	missing     string // features of the platform; see checkPlatform
-	// monitManager runs monit: runit on jammy, else the manager. It is nil on a dummy machine.
-	monitManager services
-	// pendingStart is the Director's last start, while it is put to monit again.
-	pendingStart *jobs.PendingStart
-	// collections counts the long collections of logs, to name them.
-	collections atomic.Int64
+	return errors.Join(rec.Update(func(d *status.Document) {
+		d.State, d.Verdict, d.First = status.Failed, v.Line(), true
+	}), rec.Flush())
 }
 
 // run runs the agent until ctx ends or boot returns an error; cancel ends ctx, and with it everything that
-// was begun when the agent was assembled.
-func (a *app) run(ctx context.Context, cancel func(), boot func(context.Context) error) int {
+// was begun beside it.
+func (b *booting) run(ctx context.Context, cancel func(), boot func(context.Context) error) int {
 	defer func() {
 		cancel()
-		a.background.Wait()
-		if err := a.rec.Stop(); err != nil {
-			a.log.WithError(err).Debug("status not written")
+		b.background.Wait()
+		if err := b.display.rec.Stop(); err != nil {
+			b.log.WithError(err).Debug("status not written")
 		}
 	}()
-	a.log.WithFields(logrus.Fields{"version": version, "supervisor": a.o.supervisor, "stemcell": a.etc("stemcell_version"), "stemcell_git_sha": a.etc("stemcell_git_sha1"), "base": a.dirs.Base()}).Info("agent starts")
-	a.checkPlatform()
-	if err := bootstrap.CheckBootOnce(a.dirs); err != nil {
-		a.failed(ctx, engine.Verdict{State: status.Failed, Step: "boot-once", Cause: err}, false)
+	b.log.WithFields(logrus.Fields{"version": version, "supervisor": b.o.supervisor, "base": b.dirs.Base(),
+		"stemcell": b.etc("stemcell_version"), "stemcell_git_sha": b.etc("stemcell_git_sha1")}).Info("agent starts")
+	if missing := b.display.missing; missing != "" {
+		b.log.WithField("missing", missing).Warn("kernel or container engine lacks features")
+	}
+	if err := bootstrap.CheckBootOnce(b.dirs); err != nil {
+		b.failed(ctx, engine.Verdict{State: status.Failed, Step: "boot-once", Cause: err}, false)
 		<-ctx.Done()
 		return cli.ExitFailed
 	}
-	a.spawn(func() {
-		watchdog.Feed(ctx, cmp.Or(a.notifier.Watchdog()/3, alivePeriod), a.dispatcher, func() error { return errors.Join(a.notifier.Alive(), a.rec.Alive()) }, a.log)
+	b.spawn(func() {
+		alive := func() error { return errors.Join(b.program.notifier.Alive(), b.display.rec.Alive()) }
+		watchdog.Feed(ctx, cmp.Or(b.program.notifier.Watchdog()/3, alivePeriod), b.dispatcher, alive, b.log)
 	})
-	if systemd, ok := a.monitManager.(interface {
-		Warm(context.Context, ...string)
-	}); ok {
-		a.spawn(func() { systemd.Warm(ctx, monit.UnitName) })
-	}
-	a.spawn(func() { a.releasePortWhenReplaced(ctx) })
+	b.spawn(func() { b.machine.besideBoot(ctx) })
+	b.spawn(func() { b.program.releasePortWhenReplaced(ctx) })
+	b.spawn(func() {
+		if err := b.bus.Run(ctx); err != nil {
+			b.at("bus").WithError(err).Error("bus ended")
+		}
+	})
 	if err := boot(ctx); err != nil && ctx.Err() == nil {
-		a.log.WithError(err).Error("agent stops")
+		b.log.WithError(err).Error("agent stops")
 		return cli.ExitFailed
 	}
 	<-ctx.Done()
-	a.log.Info("agent stops on a signal")
-	if err := a.notifier.Stopping(); err != nil {
-		a.log.WithError(err).Debug("service manager not notified")
+	b.log.Info("agent stops on a signal")
+	if err := b.program.notifier.Stopping(); err != nil {
+		b.log.WithError(err).Debug("service manager not notified")
 	}
 	// Upstream's exit code after a signal; the service manager starts it again either way.
 	return cli.ExitFailed
@@ -234,80 +308,15 @@ func (a *app) run(ctx context.Context, cancel func(), boot func(context.Context)
 // alivePeriod is how often an agent without a watchdog records that it runs.
 const alivePeriod = 20 * time.Second
 
-// programReplaced reports whether another file has the name of the program that runs.
-func programReplaced() bool {
-	path, err := os.Readlink(ownProgram)
-	return err == nil && strings.HasSuffix(path, replacedMark)
-}
-
-// replacedMark is what the kernel appends to the name of a program whose file is not there any more.
-const replacedMark = " (deleted)"
-
-// releasePortWhenReplaced releases the alert port as soon as the agent's program file is replaced, since an agent that
-// is killed later cannot, and at the latest when ctx ends. systemd keeps the socket of monit's alerts for the next
-// process of the unit, whatever its program; cloudfoundry/bosh-agent opens the port itself, and exits if it cannot.
-func (a *app) releasePortWhenReplaced(ctx context.Context) {
-	path, err := os.Readlink(ownProgram)
-	if err == nil {
-		err = watch.Until(ctx, strings.TrimSuffix(path, replacedMark), a.releasePortIfReplaced)
-	}
-	switch {
-	case err == nil:
-		return
-	case ctx.Err() == nil:
-		a.log.WithError(err).Warn("that the agent's program is replaced is noticed only when the agent stops")
-		<-ctx.Done()
-	}
-	_, _ = a.releasePortIfReplaced()
-}
-
-// releasePortIfReplaced releases the port if the agent's program was replaced, and reports whether it was. The port comes before the
-// identity files: once these are gone, the port is free.
-func (a *app) releasePortIfReplaced() (replaced bool, _ error) {
-	if !programReplaced() {
-		return false, nil
-	}
-	if err := a.notifier.Release(monit.AlertsSocket); err != nil {
-		a.log.WithError(err).Warn("service manager keeps the port of monit's alerts")
-	}
-	a.withdrawIdentity()
-	a.log.Info("the agent's program was replaced")
-	return true, nil
-}
-
-// identity is the content of the files below instance that identify the agent to jobs and operators.
-func (a *app) identity() map[string]string {
-	return map[string]string{a.dirs.AgentVersion(): version, a.dirs.AgentSupervisor(): a.o.supervisor}
-}
-
-// showIdentity writes these files.
-func (a *app) showIdentity() error {
-	if err := os.MkdirAll(a.dirs.Instance(), 0o755); err != nil {
-		return err
-	}
-	for path, content := range a.identity() {
-		if _, err := atomicfile.WriteIfChanged(path, []byte(content), 0o644); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// withdrawIdentity removes them for a program that does not write them itself.
-func (a *app) withdrawIdentity() {
-	for path := range a.identity() {
-		if err := atomicfile.Remove(path); err != nil {
-			a.log.WithError(err).Debug("the instance still shows this version")
-		}
-	}
-}
-
 // spawn runs f in a goroutine; run waits for it.
-func (a *app) spawn(f func()) { a.background.Go(f) }
+func (b *booting) spawn(f func()) { b.background.Go(f) }
+
+// at is the log of a part.
+func (b *booting) at(component string) *logrus.Entry { return b.log.WithField("component", component) }
 
 // etc reads a file of the stemcell's identity, for the log only.
-func (a *app) etc(name string) string {
-	data, err := os.ReadFile(a.dirs.StemcellFile(name))
+func (b *booting) etc(name string) string {
+	data, err := os.ReadFile(b.dirs.StemcellFile(name))
 	if err != nil || len(data) == 0 {
 		return "?"
 	}
@@ -315,26 +324,19 @@ func (a *app) etc(name string) string {
 }
 
 // boot runs the boot table until the machine is ready.
-func (a *app) boot(ctx context.Context) error {
-	log := a.log.WithField("component", "boot")
+func (b *booting) boot(ctx context.Context) error {
+	log := b.at("boot")
 	loop := bootstrap.Loop{
-		Engine: &engine.Engine{Log: log, Status: a.rec, Notify: a.showStep, Boundary: boundary(a.dirs),
-			Failing: func(v engine.Verdict) { a.failing(ctx, v) }},
-		Machine: a.machine, Log: log, Go: a.spawn, Ready: a.ready, Retrying: a.dispatcher.Retrying}
+		Engine: &engine.Engine{Log: log, Status: b.display.rec, Notify: b.showStep, Boundary: boundary(b.dirs),
+			Failing: func(v engine.Verdict) { b.failing(ctx, v) }},
+		Machine: b.machine.Machine, Log: log, Go: b.spawn, Ready: b.ready, Retrying: b.dispatcher.Retrying}
 	return loop.Run(ctx)
 }
 
 // showStep passes the current step on to the service manager, and to Directors that ping.
-func (a *app) showStep(text string) {
-	a.dispatcher.Waiting(strings.TrimPrefix(text, "STATUS="))
-	a.serviceLine.ShowDelayed(text)
-}
-
-// showState passes on to the service manager what an agent that serves requests is, and how its bus is.
-func (a *app) showState() {
-	if d := a.rec.Snapshot(); d.Served() {
-		a.serviceLine.Show(fmt.Sprintf("STATUS=%s; bus: %s", d.State, d.Bus))
-	}
+func (b *booting) showStep(text string) {
+	b.dispatcher.Waiting(strings.TrimPrefix(text, "STATUS="))
+	b.display.serviceLine.ShowDelayed(text)
 }
 
 // lateDiskGrace is how long the Director of a new VM gets "restarting agent" instead of a verdict while a disk
@@ -343,77 +345,161 @@ func (a *app) showState() {
 const lateDiskGrace = 2 * time.Minute
 
 // failed announces a verdict. The Director of a new VM gets it when no retry can succeed.
-func (a *app) failed(ctx context.Context, v engine.Verdict, first bool) {
+func (b *booting) failed(ctx context.Context, v engine.Verdict, first bool) {
 	line := v.Line()
-	a.warnOfPlatform()
-	if err := errors.Join(a.rec.Update(func(d *status.Document) { d.State, d.Verdict, d.First = status.Failed, line, first }), a.rec.Flush()); err != nil {
-		a.log.WithError(err).Warn("status not written")
-	}
-	if first && errors.Is(v.Cause, device.ErrTimedOut) && time.Duration(a.rec.Now()) < lateDiskGrace {
-		a.dispatcher.Waiting(line)
+	b.display.warnOfPlatform()
+	b.display.write(func(d *status.Document) { d.State, d.Verdict, d.First = status.Failed, line, first })
+	if first && errors.Is(v.Cause, device.ErrTimedOut) && time.Duration(b.display.rec.Now()) < lateDiskGrace {
+		b.dispatcher.Waiting(line)
 	} else {
-		a.dispatcher.Failed(line, first)
-		a.bus.AlertOnce(line)
+		b.dispatcher.Failed(line, first)
+		b.bus.AlertOnce(line)
 	}
-	a.announcer.Failed(ctx, v)
-	a.spawn(func() { a.history.Keep(ctx, 0) })
+	b.display.announcer.Failed(ctx, v)
+	b.spawn(func() { b.display.history.Keep(ctx, 0) })
 }
 
 // failing announces a failed step or an expired wait, and withdraws that when the step succeeds after all.
-func (a *app) failing(ctx context.Context, v engine.Verdict) {
+func (b *booting) failing(ctx context.Context, v engine.Verdict) {
 	if v.Cause == nil {
-		a.dispatcher.Retrying()
-		a.bus.ForgetAlert()
+		b.dispatcher.Retrying()
+		b.bus.ForgetAlert()
 		return
 	}
-	a.failed(ctx, v, a.marker.First(a.agentID()))
+	b.failed(ctx, v, b.machine.First())
 }
 
-// ready opens the gate: everything the Director relies on is set up.
-func (a *app) ready(ctx context.Context, v engine.Verdict) error {
-	tasks, err := task.Open(ctx, task.Options{Path: a.settingsDir().TaskRecord(),
-		Log: a.log.WithField("component", "task")})
+// ready makes the serving agent and opens the gate: everything the Director relies on is set up.
+func (b *booting) ready(ctx context.Context, v engine.Verdict) error {
+	tasks, err := task.Open(ctx, task.Options{Path: b.machine.current.Place().TaskRecord(),
+		Log: b.at("task")})
 	if err != nil {
-		a.log.WithError(err).Warn("the record of tasks is not usable; tasks do not survive a restart")
+		b.log.WithError(err).Warn("the record of tasks is not usable; tasks do not survive a restart")
 	}
-	table, err := a.serve(ctx, tasks)
-	if err != nil {
-		return err
-	}
-	a.warnOfPlatform()
+	s := newServing(b, tasks)
+	s.report(ctx)
+	b.display.warnOfPlatform()
 	// Before the first pong, so that its caller finds the status complete.
-	after, changes := time.Duration(a.rec.Now()), 0
-	if err := errors.Join(a.rec.Update(func(d *status.Document) {
+	after, changes := time.Duration(b.display.rec.Now()), 0
+	b.display.write(func(d *status.Document) {
 		changes = d.Changes()
 		d.Unchanged, d.ReadyNS = changes == 0, int64(after)
-	}), a.rec.Flush()); err != nil {
-		a.log.WithError(err).Warn("status not written")
+	})
+	b.dispatcher.Ready(action.Actions(s.deps), tasks)
+	b.bus.ForgetAlert()
+	if err := b.program.showIdentity(); err != nil {
+		b.log.WithError(err).Warn("the instance does not show the agent's version")
 	}
-	a.dispatcher.Ready(table, tasks)
-	a.bus.ForgetAlert()
-	if err := a.showIdentity(); err != nil {
-		a.log.WithError(err).Warn("the instance does not show the agent's version")
-	}
-	_, _ = a.releasePortIfReplaced() // it may have been replaced before these files were written
-	if reason := a.machine.JobsWithheld(); reason != "" {
-		a.showWithheld(reason)
-		a.bus.AlertOnce(status.JobsWithheld + ": " + reason)
-		a.spawn(func() { a.machine.AwaitStore(ctx) })
+	_, _ = b.program.releasePortIfReplaced() // it may have been replaced before these files were written
+	if reason := b.machine.JobsWithheld(); reason != "" {
+		b.display.showWithheld(reason)
+		b.bus.AlertOnce(status.JobsWithheld + ": " + reason)
+		b.spawn(func() { b.machine.AwaitStore(ctx) })
 	}
 	// After the first pong: a power cut in between only makes the next boot count as the first one
 	// again.
-	if err := a.marker.Set(a.agentID()); err != nil {
-		a.log.WithError(err).Warn("ready marker not written")
+	if err := (bootstrap.ReadyMarker{Dirs: b.dirs}).Set(b.machine.Settings.Effective().Settings.AgentID); err != nil {
+		b.log.WithError(err).Warn("ready marker not written")
 	}
-	a.log.WithFields(logrus.Fields{"state": string(v.State), "took": after.Round(100 * time.Microsecond).String(), "changes": changes}).Info("agent is ready")
-	a.showState()
-	a.announcer.Ready(v, after)
-	a.spawn(func() {
-		a.history.Keep(ctx, 0) // a power cut may come before the boot is over
-		a.history.Keep(ctx, status.BootOver)
+	b.log.WithFields(logrus.Fields{"state": string(v.State), "took": after.Round(100 * time.Microsecond).String(),
+		"changes": changes}).Info("agent is ready")
+	b.display.showState()
+	b.display.announcer.Ready(v, after)
+	b.spawn(func() {
+		b.display.history.Keep(ctx, 0) // a power cut may come before the boot is over
+		b.display.history.Keep(ctx, status.BootOver)
 	})
-	if err := a.notifier.Ready(); err != nil {
-		a.log.WithError(err).Warn("service manager not notified")
+	if err := b.program.notifier.Ready(); err != nil {
+		b.log.WithError(err).Warn("service manager not notified")
 	}
 	return nil
+}
+
+// serving is the agent that a Director can use. Its constructor fills it without names of fields, as that of booting.
+type serving struct {
+	*booting
+	instance *jobs.Instance
+	deps     action.Deps
+}
+
+// newServing makes the parts that the actions work with.
+func newServing(b *booting, tasks *task.Tasks) *serving {
+	m, log := b.machine, b.at("jobs")
+	e := m.current.Effective()
+	blobs := &blobs{dirs: b.dirs, log: b.at("blobstore")}
+	if use, err := blobs.Prepare(e.Blobstore); err != nil {
+		// The agent serves without a blobstore, so that the machine can be inspected and repaired;
+		// each use of the store fails with the reason.
+		b.log.WithError(err).Warn("blobstore is not usable")
+	} else {
+		use()
+	}
+	owner := jobOwner()
+	instance := &jobs.Instance{Dirs: b.dirs, Blobs: blobs, Supervisor: b.supervisor, Pending: m.pendingStart,
+		Owner: owner, Parallel: e.Settings.Env.Bosh.Parallel, Root: "/", Log: log}
+	collector := logs.Collector{Dirs: b.dirs, Root: "/", Log: log, Journal: logs.Journal,
+		Progress: b.display.collection}
+	if err := errors.Join(instance.Sweep(), blobs.Sweep(), collector.Sweep()); err != nil {
+		b.log.WithError(err).Warn("leftovers were not removed")
+	}
+	return &serving{b, instance, action.Deps{
+		Tasks: tasks,
+		State: action.StateSource{AgentID: e.Settings.AgentID, Jobs: instance,
+			Vitals: func(ctx context.Context) (any, error) { return b.gauge.Measure(ctx) },
+			VMName: func() string { return m.current.Effective().Settings.VM.Name }},
+		Disks: m.disks,
+		UpdateSettings: action.UpdateSettings{Store: m.current, Bus: b.bus, Blobstore: blobs,
+			Certificates: m.certificates, Disks: m.disks},
+		SensitiveBlobs: blobs,
+		Removable:      []string{b.dirs.Tmp(), "/tmp", "/var/tmp"},
+		SSH:            &action.SSH{Users: m.users, HostKey: m.hostKey, Networks: m.networks},
+		DNS:            &action.DNS{Blobs: blobs, Hosts: m.hosts, Records: b.dirs.DNSRecords(), GID: owner.GID},
+		Neighbors:      m.neighbors,
+		Power:          m.power,
+		Instance:       instance,
+		Scripts:        script.Runner{Dirs: b.dirs, Log: log},
+		Compiler: compile.Compiler{Dirs: b.dirs, Blobs: blobs, Owner: owner, Parallel: instance.Parallel,
+			Log: log},
+		Logs:     collector,
+		Uploads:  blobs,
+		Networks: m.networks,
+		SayShutdown: func(ctx context.Context) {
+			if err := b.bus.Publish(ctx, "hm", "shutdown", nil); err != nil {
+				log.WithError(err).Warn("Health Monitor not told of the shutdown")
+			}
+		},
+	}}
+}
+
+// report starts heartbeats and alerts.
+func (s *serving) report(ctx context.Context) {
+	log := s.at("report")
+	run := func(name string, f func(context.Context) error) {
+		s.spawn(func() {
+			if err := f(ctx); err != nil && ctx.Err() == nil {
+				log.WithError(err).WithField("report", name).Error("report ended")
+			}
+		})
+	}
+	s.bus.OnConnect(s.alerts.Wake)
+	run("alerts", func(ctx context.Context) error { return s.alerts.Run(ctx, s.bus) })
+	run("heartbeats", agent.Heartbeats{Bus: s.bus, Jobs: s.instance, Vitals: s.deps.State.Vitals,
+		Ready: s.dispatcher.Opened(), Connected: s.bus.Connections(), Log: log,
+		Sent: func() { _ = s.display.rec.Mark(status.MarkHeartbeat) }}.Run)
+	run("expiry", agent.Expiry{Bus: s.bus, Certificates: s.machine.busCertificates, Connected: s.bus.Connections(),
+		Path: s.machine.current.Place().CertificateWarnings(), Log: log}.Run)
+	if !s.o.mails() {
+		return
+	}
+	mails := monit.Alerts{Log: log, Listener: s.mails, Keep: s.program.keepPort, Unserved: s.display.mailsUnserved}
+	run("monit alerts", func(ctx context.Context) error {
+		return mails.Run(ctx, monit.AlertsAddress, func(m monit.Alert) {
+			if s.instance.Expected(m) {
+				log.WithFields(logrus.Fields{"service": m.Service, "event": m.Event}).
+					Debug("alert dropped: the agent itself starts or stops the service")
+				return
+			}
+			s.machine.sendAlert(s.alerts, m)
+		})
+	})
 }

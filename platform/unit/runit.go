@@ -128,6 +128,9 @@ func (r *Runit) PowerOff(ctx context.Context) error { return r.run(ctx, "shutdow
 // Reboot starts the machine again, in order.
 func (r *Runit) Reboot(ctx context.Context) error { return r.run(ctx, "shutdown", "-r", "now") }
 
+// Warm does nothing: there is no connection to keep. Systemd has one.
+func (r *Runit) Warm(context.Context, ...string) {}
+
 // Started logs a service that needs no start as if it had been started.
 func (r *Runit) Started(name string) { r.logCommand("start", name) }
 

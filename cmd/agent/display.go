@@ -1,0 +1,117 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/bootstrap"
+	"cambium/internal/status"
+	"cambium/internal/vcap"
+	"cambium/jobs/logs"
+	"cambium/platform/floor"
+	"cambium/platform/unit"
+	"cambium/storage"
+)
+
+// display shows how the agent is: in the status, to the service manager, on the consoles.
+type display struct {
+	log         *logrus.Entry
+	rec         *status.Recorder
+	history     status.History
+	serviceLine *status.ServiceLine
+	announcer   bootstrap.Announcer
+	// missing are the features that kernel and container engine lack. The agent starts without them: a boot step that
+	// needs one fails by itself.
+	missing string
+	// collections counts the long collections of logs, to name them.
+	collections atomic.Int64
+}
+
+func newDisplay(o runOptions, rec *status.Recorder, notifier unit.Notifier, log *logrus.Entry) *display {
+	line := &status.ServiceLine{Send: notifier.Status, Log: log}
+	d := &display{log: log, rec: rec, history: status.History{Path: vcap.New(o.base).Boots(), Of: rec, Log: log},
+		serviceLine: line, announcer: bootstrap.Announcer{Root: "/", Log: log, Notify: line.Show}}
+	if !o.dummy() {
+		d.missing = floor.Describe(floor.Missing("/"))
+	}
+	return d
+}
+
+// write changes the status, and has it on disk.
+func (d *display) write(change func(*status.Document)) {
+	if err := errors.Join(d.rec.Update(change), d.rec.Flush()); err != nil {
+		d.log.WithError(err).Warn("status not written")
+	}
+}
+
+// progress shows how far a long operation is.
+func (d *display) progress(name string, p status.Progress) {
+	if err := d.rec.SetProgress(name, p); err != nil {
+		d.log.WithError(err).Debug("status not written")
+	}
+}
+
+// showState passes on to the service manager what an agent that serves requests is, and how its bus is.
+func (d *display) showState() {
+	if doc := d.rec.Snapshot(); doc.Served() {
+		d.serviceLine.Show(fmt.Sprintf("STATUS=%s; bus: %s", doc.State, doc.Bus))
+	}
+}
+
+// showWithheld puts into the status why no job may be started.
+func (d *display) showWithheld(reason string) {
+	if _, err := d.rec.SetWarning(status.JobsWithheld, reason); err != nil {
+		d.log.WithError(err).Warn("status not written")
+	}
+	d.write(func(doc *status.Document) {
+		switch {
+		case reason != "" && doc.State == status.Ready:
+			doc.State = status.Degraded
+		case reason == "" && doc.State == status.Degraded && len(doc.Warnings) == 0:
+			doc.State = status.Ready
+		}
+	})
+}
+
+// showWork puts the check or the mount of a file system that takes long into the status.
+func (d *display) showWork(text string) { d.progress("disk", status.Progress{Text: text}) }
+
+// showMigration puts the progress of a migration into the status.
+func (d *display) showMigration(p storage.MigrationProgress) {
+	d.progress("migrate_disk", status.Progress{Text: p.String(), Done: p.Bytes, Total: p.TotalBytes, Files: p.Files,
+		Rate: p.Rate(), Remaining: int64(p.Remaining().Seconds())})
+}
+
+// collection puts the progress of one long collection of logs into the status. Several can be under
+// way.
+func (d *display) collection() func(logs.Progress) {
+	name := fmt.Sprintf("collect_logs %d", d.collections.Add(1))
+	return func(p logs.Progress) {
+		d.progress(name, status.Progress{Text: p.String(), Done: p.Bytes, Files: p.Files, Rate: p.Rate()})
+	}
+}
+
+// mailsUnserved puts into the status, and once into the log, why monit's mails do not arrive.
+func (d *display) mailsUnserved(why error) {
+	text := ""
+	if why != nil {
+		text = why.Error()
+	}
+	changed, err := d.rec.SetWarning("alerts of monit do not arrive", text)
+	if err != nil {
+		d.log.WithError(err).Warn("status not written")
+	}
+	if changed && why != nil {
+		d.log.WithError(why).Warn("alerts of monit do not arrive; trying again each second")
+	}
+}
+
+// warnOfPlatform puts the missing features into the status, whose warnings begin anew with each attempt to boot.
+func (d *display) warnOfPlatform() {
+	if _, err := d.rec.SetWarning("platform", d.missing); err != nil {
+		d.log.WithError(err).Debug("status not written")
+	}
+}

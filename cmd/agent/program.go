@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"net"
+	"os"
+	"strings"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/internal/atomicfile"
+	"cambium/internal/vcap"
+	"cambium/internal/watch"
+	"cambium/jobs/monit"
+	"cambium/platform/unit"
+)
+
+// program is the running program as service manager, jobs and operators see it. Its file can be replaced while it runs.
+type program struct {
+	dirs       vcap.Dirs
+	supervisor string
+	notifier   unit.Notifier
+	log        *logrus.Entry
+}
+
+// openPort opens the port of monit's alerts before a job can take it, or takes over the socket that systemd has kept
+// since an earlier process of the agent. It returns nil while another process has the port.
+func (p program) openPort(ctx context.Context, kept net.Listener) *net.TCPListener {
+	if listener, ok := kept.(*net.TCPListener); ok {
+		return listener
+	}
+	listener, err := monit.ListenAlerts(ctx, monit.AlertsAddress)
+	if err != nil {
+		return nil // Alerts.Run retries, and reports the failure
+	}
+	p.keepPort(listener)
+	return listener
+}
+
+// keepPort lets systemd keep the port while the agent is started again.
+func (p program) keepPort(listener *net.TCPListener) {
+	if err := p.notifier.Keep(monit.AlertsSocket, listener); err != nil {
+		p.log.WithError(err).Warn("port of monit's alerts is not kept open during a restart of the agent")
+	}
+	_, _ = p.releasePortIfReplaced() // it may have been replaced before systemd kept the port
+}
+
+// programReplaced reports whether another file has the name of the program that runs.
+func programReplaced() bool {
+	path, err := os.Readlink(ownProgram)
+	return err == nil && strings.HasSuffix(path, replacedMark)
+}
+
+// replacedMark is what the kernel appends to the name of a program whose file is not there any more.
+const replacedMark = " (deleted)"
+
+// releasePortWhenReplaced releases the alert port as soon as the agent's program file is replaced, since an agent that
+// is killed later cannot, and at the latest when ctx ends. systemd keeps the socket of monit's alerts for the next
+// process of the unit, whatever its program; cloudfoundry/bosh-agent opens the port itself, and exits if it cannot.
+func (p program) releasePortWhenReplaced(ctx context.Context) {
+	path, err := os.Readlink(ownProgram)
+	if err == nil {
+		err = watch.Until(ctx, strings.TrimSuffix(path, replacedMark), p.releasePortIfReplaced)
+	}
+	switch {
+	case err == nil:
+		return
+	case ctx.Err() == nil:
+		p.log.WithError(err).Warn("that the agent's program is replaced is noticed only when the agent stops")
+		<-ctx.Done()
+	}
+	_, _ = p.releasePortIfReplaced()
+}
+
+// releasePortIfReplaced releases the port if the agent's program was replaced, and reports whether it was. The port
+// comes before the identity files: once these are gone, the port is free.
+func (p program) releasePortIfReplaced() (replaced bool, _ error) {
+	if !programReplaced() {
+		return false, nil
+	}
+	if err := p.notifier.Release(monit.AlertsSocket); err != nil {
+		p.log.WithError(err).Warn("service manager keeps the port of monit's alerts")
+	}
+	p.withdrawIdentity()
+	p.log.Info("the agent's program was replaced")
+	return true, nil
+}
+
+// identity is the content of the files below instance that identify the agent to jobs and operators.
+func (p program) identity() map[string]string {
+	return map[string]string{p.dirs.AgentVersion(): version, p.dirs.AgentSupervisor(): p.supervisor}
+}
+
+// showIdentity writes these files.
+func (p program) showIdentity() error {
+	if err := os.MkdirAll(p.dirs.Instance(), 0o755); err != nil {
+		return err
+	}
+	for path, content := range p.identity() {
+		if _, err := atomicfile.WriteIfChanged(path, []byte(content), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// withdrawIdentity removes them for a program that does not write them itself.
+func (p program) withdrawIdentity() {
+	for path := range p.identity() {
+		if err := atomicfile.Remove(path); err != nil {
+			p.log.WithError(err).Debug("the instance still shows this version")
+		}
+	}
+}

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/agent/action"
+	"cambium/agent/task"
+	"cambium/platform/unit"
+)
+
+// TestEveryActionIsWired: an action whose part is nil would panic when a Director calls it.
+func TestEveryActionIsWired(t *testing.T) {
+	base := t.TempDir()
+	config := filepath.Join(base, "agent.json")
+	if err := os.MkdirAll(filepath.Join(base, "bosh"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	document := `{"Infrastructure":{"Settings":{"Sources":[{"Type":"File","SettingsPath":"/none"}]}}}`
+	if err := os.WriteFile(config, []byte(document), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	logger := logrus.New()
+	logger.SetOutput(io.Discard)
+	o := runOptions{platform: "dummy", supervisor: "dummy", base: base, config: config}
+	b, err := newBooting(t.Context(), o, logrus.NewEntry(logger), unit.Notifier{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, missing := range unwired(reflect.ValueOf(newServing(b, &task.Tasks{}).deps), "Deps") {
+		t.Errorf("%s is nil: fill it in newServing", missing)
+	}
+	if err := b.display.rec.Close(); err != nil {
+		t.Error(err)
+	}
+	// The check itself, on a table without parts.
+	if missing := unwired(reflect.ValueOf(action.Deps{SSH: &action.SSH{}}), "Deps"); len(missing) < 20 {
+		t.Errorf("found only %q", missing)
+	}
+}
+
+// unwired names the exported parts below v that are nil.
+func unwired(v reflect.Value, name string) (missing []string) {
+	switch v.Kind() {
+	case reflect.Interface, reflect.Func, reflect.Pointer, reflect.Slice:
+		if v.IsNil() {
+			return []string{name}
+		}
+	}
+	if v.Kind() == reflect.Pointer {
+		v = v.Elem()
+	}
+	if v.Kind() != reflect.Struct || v.Type().PkgPath() != reflect.TypeFor[action.Deps]().PkgPath() {
+		return nil
+	}
+	for i := range v.NumField() {
+		if field := v.Type().Field(i); field.IsExported() {
+			missing = append(missing, unwired(v.Field(i), name+"."+field.Name)...)
+		}
+	}
+	return missing
+}
