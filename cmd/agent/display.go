@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 
 	"github.com/sirupsen/logrus"
@@ -24,8 +25,8 @@ type display struct {
 	serviceLine *status.ServiceLine
 	announcer   bootstrap.Announcer
 	// missing are the features that kernel and container engine lack. The agent starts without them: a boot step that
-	// needs one fails by itself.
-	missing string
+	// needs one fails by itself. They are asked for beside the boot: a question may have the kernel load a module.
+	missing func() string
 	// collections counts the long collections of logs, to name them.
 	collections atomic.Int64
 }
@@ -34,9 +35,12 @@ func newDisplay(o runOptions, rec *status.Recorder, notifier unit.Notifier, log 
 	line := &status.ServiceLine{Send: notifier.Status, Log: log}
 	d := &display{log: log, rec: rec, history: status.History{Path: vcap.New(o.base).Boots(), Of: rec, Log: log},
 		serviceLine: line, announcer: bootstrap.Announcer{Root: "/", Log: log, Notify: line.Show}}
-	if !o.dummy() {
-		d.missing = floor.Describe(floor.Missing("/"))
-	}
+	d.missing = sync.OnceValue(func() string {
+		if o.dummy() {
+			return ""
+		}
+		return floor.Describe(floor.Missing("/"))
+	})
 	return d
 }
 
@@ -111,7 +115,7 @@ func (d *display) mailsUnserved(why error) {
 
 // warnOfPlatform puts the missing features into the status, whose warnings begin anew with each attempt to boot.
 func (d *display) warnOfPlatform() {
-	if _, err := d.rec.SetWarning("platform", d.missing); err != nil {
+	if _, err := d.rec.SetWarning("platform", d.missing()); err != nil {
 		d.log.WithError(err).Debug("status not written")
 	}
 }

@@ -273,9 +273,11 @@ func (b *booting) run(ctx context.Context, cancel func(), boot func(context.Cont
 	}()
 	b.log.WithFields(logrus.Fields{"version": version, "supervisor": b.o.supervisor, "base": b.dirs.Base(),
 		"stemcell": b.etc("stemcell_version"), "stemcell_git_sha": b.etc("stemcell_git_sha1")}).Info("agent starts")
-	if missing := b.display.missing; missing != "" {
-		b.log.WithField("missing", missing).Warn("kernel or container engine lacks features")
-	}
+	b.spawn(func() {
+		if missing := b.display.missing(); missing != "" {
+			b.log.WithField("missing", missing).Warn("kernel or container engine lacks features")
+		}
+	})
 	if err := bootstrap.CheckBootOnce(b.dirs); err != nil {
 		b.failed(ctx, engine.Verdict{State: status.Failed, Step: "boot-once", Cause: err}, false)
 		<-ctx.Done()

@@ -59,7 +59,7 @@ func TestPictureInAViewer(t *testing.T) {
 			texts: []string{"agent a-1: ready", "ready after 120ms", "warned 39ms"}},
 		"failed": {document: stuck(), red: true,
 			texts: []string{"agent a-1: starting", "ephemeral-disk: no disk", "failed 30s"}},
-		"sixty":  {document: longDocument(), green: true},
+		"sixty": {document: longDocument(), green: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var picture bytes.Buffer
