@@ -237,6 +237,28 @@ func TestLabIsNotInTheAgent(t *testing.T) {
 	}
 }
 
+// TestOnlyUsualVariablesAreRead: what a test sets, such as a shorter time, is an option of a constructor.
+func TestOnlyUsualVariablesAreRead(t *testing.T) {
+	usual := []string{"COLUMNS", "GOGC", "NOTIFY_SOCKET", "NO_COLOR", "TERM"}
+	out, err := exec.Command("go", "list", "-deps", "-f", `{{$d := .Dir}}{{if .Module}}{{if .Module.Main}}{{range .GoFiles}}{{$d}}/{{.}}
+{{end}}{{end}}{{end}}`, "./cmd/agent").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := regexp.MustCompile(`\b(?:Getenv|LookupEnv)\(([^)]*)\)`)
+	for name := range strings.FieldsSeq(string(out)) {
+		source, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range read.FindAllStringSubmatch(string(source), -1) {
+			if !slices.Contains(usual, strings.Trim(m[1], `"`)) {
+				t.Errorf("%s reads the environment variable %s; these are usual: %v", name, m[1], usual)
+			}
+		}
+	}
+}
+
 func TestEveryPackageHasAComment(t *testing.T) {
 	for _, p := range packages(t) {
 		if len(p.GoFiles) == 0 {

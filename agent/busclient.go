@@ -52,7 +52,6 @@ type BusEvents struct {
 type BusOptions struct {
 	// Transports are the kinds of transport by the scheme of their URLs.
 	Transports map[string]TransportKind
-	Grace      status.BusGrace
 	Status     *status.Recorder
 	// Changed, if set, is called after the status of the bus has changed.
 	Changed func()
@@ -108,7 +107,7 @@ func (c *BusClient) Start(_ context.Context, e settings.Effective) error {
 	}
 	c.transport, c.reachable = transport, kind.Reachable
 	c.bus = status.Bus{State: status.BusConnecting, Server: parsed.Host, Since: time.Now().UTC()}
-	c.expect(c.options.Grace.First)
+	c.expect(firstGrace)
 	c.record()
 	c.start <- transport
 	return nil
@@ -159,7 +158,7 @@ func (c *BusClient) failed(server string, err error, refused bool) {
 	c.mu.Lock()
 	if c.bus.Reachable() {
 		c.bus = status.Bus{Since: time.Now().UTC()}
-		c.expect(c.options.Grace.Lost)
+		c.expect(lostGrace)
 	} else {
 		c.bus.Tries++
 	}
@@ -176,6 +175,13 @@ func (c *BusClient) failed(server string, err error, refused bool) {
 	c.mu.Unlock()
 	c.changed()
 }
+
+// How long the agent may be without a bus before it counts as degraded: one that was reachable before, and one that
+// never was. The server of a new VM admits it only at its next synchronization.
+const (
+	lostGrace  = 30 * time.Second
+	firstGrace = time.Minute
+)
 
 // expect marks the bus as overdue if it does not become reachable in time. The caller holds mu.
 func (c *BusClient) expect(grace time.Duration) {

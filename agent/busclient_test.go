@@ -94,7 +94,7 @@ func newClientUnderTest(t *testing.T, ctx context.Context) *clientUnderTest {
 	logger := logrus.New()
 	logger.SetOutput(io.Discard)
 	c := &clientUnderTest{status: rec, ended: make(chan error, 1)}
-	c.BusClient = NewBusClient(BusOptions{Status: rec, Grace: status.DefaultBusGrace, Log: logrus.NewEntry(logger), Transports: map[string]TransportKind{
+	c.BusClient = NewBusClient(BusOptions{Status: rec, Log: logrus.NewEntry(logger), Transports: map[string]TransportKind{
 		"nats": {Reachable: status.BusConnected, New: func(_ settings.Effective, events BusEvents) (Transport, error) {
 			f := &fakeTransport{events: events, fail: make(chan error, 1)}
 			c.made = append(c.made, f)

@@ -85,8 +85,6 @@ type Machine struct {
 	// JobNames are the names of the applied jobs.
 	JobNames   func() ([]string, error)
 	Supervisor Supervisor
-	// StoreHold is how long the boot waits for a check or a mount of the store; DefaultStoreHold if zero.
-	StoreHold time.Duration
 	// WithheldChanged, if set, is called with the reason why no job may be started, and with "" when
 	// jobs may start again.
 	WithheldChanged func(reason string)

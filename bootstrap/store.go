@@ -1,7 +1,6 @@
 package bootstrap
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -14,9 +13,9 @@ import (
 // A machine whose store cannot be mounted serves the Director, but its jobs are withheld: they would initialize themselves on
 // the empty directory. They are released when the disk is mounted, or is no longer attached.
 
-// DefaultStoreHold is how long the boot waits for a check of the store's file system, or for a mount that replays its journal. Both
+// storeHold is how long the boot waits for a check of the store's file system, or for a mount that replays its journal. Both
 // then go on in the background: the Health Monitor declares an agent lost after a minute without heartbeats.
-const DefaultStoreHold = 30 * time.Second
+const storeHold = 30 * time.Second
 
 // JobsWithheld is why no job may be started; empty if they may.
 func (m *Machine) JobsWithheld() string {
@@ -74,15 +73,14 @@ func (m *Machine) mountStore(ctx context.Context) (o mountOutcome, working strin
 		o.changes, o.warning, o.err = m.Persistent.MountLast(within)
 		outcome <- o
 	})
-	hold := cmp.Or(m.StoreHold, DefaultStoreHold)
-	tick := time.NewTicker(max(hold/60, time.Millisecond)) // 0 would panic
+	tick := time.NewTicker(storeHold / 60)
 	defer tick.Stop()
 	for {
 		select {
 		case o = <-outcome:
 			return o, ""
 		case <-tick.C:
-			if cid, what, since := m.Persistent.Working(); cid != "" && time.Since(since) > hold {
+			if cid, what, since := m.Persistent.Working(); cid != "" && time.Since(since) > storeHold {
 				close(left)
 				m.withhold(what) // before its end can release them
 				m.Deferred.Go(func(agent context.Context) {

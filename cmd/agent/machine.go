@@ -76,8 +76,6 @@ type machineOptions struct {
 	readOnly bool
 	// cacheBudget is how long sources are asked if there is a cached copy; the default if zero.
 	cacheBudget time.Duration
-	// storeHold is how long the boot waits for a check or a mount of the store; the default if zero.
-	storeHold time.Duration
 	// announceWait announces what the sources of a boot wait for.
 	announceWait func(string)
 	// withheld is called with the reason why no job may be started, and with "" when jobs may start again.
@@ -233,7 +231,7 @@ func (m *machine) applied() bool {
 // newBoot is the boot's machine without its parts.
 func newBoot(o machineOptions) *bootstrap.Machine {
 	return &bootstrap.Machine{Dirs: o.dirs, Options: o.config.Platform.Linux, Log: o.at("boot"), Status: o.status,
-		StoreHold: o.storeHold, WithheldChanged: o.withheld, Deferred: &bootstrap.Deferred{Go: o.background}}
+		WithheldChanged: o.withheld, Deferred: &bootstrap.Deferred{Go: o.background}}
 }
 
 // openSettings lets the settings of a machine come from the sources that agent.json names.

@@ -113,7 +113,6 @@ func newBooting(ctx context.Context, o runOptions, log *logrus.Entry, notifier u
 		open = newDummyMachine
 	}
 	m, err := open(machineOptions{dirs: dirs, config: config, log: log, status: rec, monit: o.supervisor == "monit",
-		storeHold:    parseStoreHold(os.Getenv(storeHoldVariable)),
 		announceWait: show.announcer.Waiting, withheld: show.showWithheld,
 		background: func(f func(context.Context)) { background.Go(func() { f(ctx) }) },
 		progress:   show.showMigration, workProgress: show.showWork})
@@ -133,7 +132,6 @@ func newBooting(ctx context.Context, o runOptions, log *logrus.Entry, notifier u
 	}
 	busLog := log.WithField("component", "bus")
 	bus := agent.NewBusClient(agent.BusOptions{Status: rec, Log: busLog, Changed: show.showState,
-		Grace: status.ParseBusGrace(os.Getenv(busGraceVariable)),
 		Transports: transports{handler: handler, audit: newAudit(ctx, o, background, log), dirs: dirs, log: busLog,
 			beforeConnect: m.beforeConnect}.kinds()})
 	bus.OnConnect(func() { _ = rec.Mark(status.MarkBus) }) // only for the timeline
@@ -157,20 +155,6 @@ func newDispatcher(ctx context.Context, o runOptions, m *machine, log *logrus.En
 		d.Narrate = dummy.Narrate(log)
 	}
 	return d
-}
-
-// busGraceVariable shortens, for tests, how long an agent may be without its bus before it counts as degraded.
-const busGraceVariable = "CAMBIUM_BUS_PATIENCE"
-
-// storeHoldVariable shortens, for tests, how long a boot waits for a check or a mount of the store.
-const storeHoldVariable = "CAMBIUM_STORE_HOLD"
-
-// parseStoreHold reads a duration; what is no positive one means the default.
-func parseStoreHold(text string) time.Duration {
-	if hold, err := time.ParseDuration(text); err == nil && hold > 0 {
-		return hold
-	}
-	return bootstrap.DefaultStoreHold
 }
 
 // newAudit records requests in the system's log; a dummy machine keeps them out of its host's.

@@ -61,7 +61,7 @@ func wantStatus(t *testing.T, i *lab.Instance, code int, text string) {
 func TestMachineDoctor(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
-	i := start(t, l, lab.VM{Ephemeral: lab.GiB, Files: []machine.File{dropIn("bosh-agent", "Environment=CAMBIUM_BUS_PATIENCE=500ms")}})
+	i := start(t, l, lab.VM{Ephemeral: lab.GiB})
 	ready(t, i)
 	// monit begins to listen a moment after the agent is ready.
 	eventually.True(t, "a doctor who finds nothing", func() bool {

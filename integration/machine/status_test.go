@@ -12,13 +12,7 @@ import (
 	"cambium/internal/status"
 	"cambium/internal/testca"
 	"cambium/lab"
-	"cambium/lab/machine"
 )
-
-// shortBusGrace makes an agent degraded after two seconds without its bus.
-func shortBusGrace() []machine.File {
-	return []machine.File{dropIn("bosh-agent", "Environment=CAMBIUM_BUS_PATIENCE=2s")}
-}
 
 // TestMachineStatus breaks machines and looks at what `agent status` makes of it, as vcap and as root.
 func TestMachineStatus(t *testing.T) {
@@ -28,8 +22,8 @@ func TestMachineStatus(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	distrusting := start(t, l, lab.VM{Ephemeral: lab.GiB, Files: shortBusGrace(), Edit: func(d lab.Document) { d.Set("env.bosh.mbus.cert.ca", string(stranger.PEM)) }})
-	good := start(t, l, lab.VM{Ephemeral: lab.GiB, Files: shortBusGrace()})
+	distrusting := start(t, l, lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.mbus.cert.ca", string(stranger.PEM)) }})
+	good := start(t, l, lab.VM{Ephemeral: lab.GiB})
 	ready(t, good)
 
 	t.Run("good", func(t *testing.T) {

@@ -32,11 +32,7 @@ exit $code
 // blank, under a long check, and missing. They serve, no job is started, and they say why, until the disk is mounted.
 func TestMachineEmptyStore(t *testing.T) {
 	t.Parallel() // it mostly waits
-	l := newLab(t, func(o *lab.Options) {
-		o.VM = func(vm *lab.VM) {
-			vm.Files = append(vm.Files, dropIn("bosh-agent", "Environment=CAMBIUM_STORE_HOLD=2s"))
-		}
-	})
+	l := newLab(t)
 	// A missing disk is looked for during half a minute, hence first and last.
 	without := &emptyStore{t: t, l: l, i: start(t, l, lab.VM{Ephemeral: lab.GiB})}
 	m := manifest([]release.Job{forker()}, tool("one"))

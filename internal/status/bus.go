@@ -74,22 +74,3 @@ func (b *Bus) describe(since string) string {
 	}
 	return text
 }
-
-// BusGrace is how long the agent may be without a bus before it counts as degraded.
-type BusGrace struct {
-	// Lost is for a bus that was reachable before.
-	Lost time.Duration
-	// First is for one that never was: the server of a new VM admits it only at its next synchronization.
-	First time.Duration
-}
-
-// DefaultBusGrace is what operators can rely on.
-var DefaultBusGrace = BusGrace{Lost: 30 * time.Second, First: time.Minute}
-
-// ParseBusGrace reads one duration for both cases; what is no positive duration means the default.
-func ParseBusGrace(text string) BusGrace {
-	if d, err := time.ParseDuration(text); err == nil && d > 0 {
-		return BusGrace{Lost: d, First: d}
-	}
-	return DefaultBusGrace
-}
