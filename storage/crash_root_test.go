@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -239,6 +240,9 @@ func (w *world) unmount() {
 	}
 }
 
+// from are the first steps of flows before which a child is killed: what comes before is a part of another flow.
+var from = map[string]string{"migrate": "mark_migration_target"}
+
 // crashes runs a flow once to count its steps, then kills it before each of them and at random
 // moments, and lets check look at what a second start makes of it.
 func crashes(t *testing.T, flow string, random int, setup func(*world), check func(*world)) {
@@ -253,7 +257,11 @@ func crashes(t *testing.T, flow string, random int, setup func(*world), check fu
 		t.Fatalf("only the steps %v", steps)
 	}
 	for i, name := range steps {
+		if i < slices.Index(steps, from[flow]) {
+			continue
+		}
 		t.Run(fmt.Sprintf("before %d %s", i, name), func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t, flow)
 			setup(w)
 			out, err := w.start(i).CombinedOutput()
@@ -268,6 +276,7 @@ func crashes(t *testing.T, flow string, random int, setup func(*world), check fu
 	for i := range random {
 		after := time.Duration(source.Int64N(int64(took)))
 		t.Run(fmt.Sprintf("random %d after %v", i, after), func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t, flow)
 			setup(w)
 			for range 1 + i%2 { // every other time the second start is killed as well

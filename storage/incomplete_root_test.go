@@ -181,6 +181,7 @@ func TestRootBusyDisksAreNamedBeforeTheCopy(t *testing.T) {
 		}, "flock (pid"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			b, _, fresh := migrating(t, 128<<20)
 			release := c.keep(t, b)
 			copied := false

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,14 +24,17 @@ import (
 	"cambium/storage/record"
 )
 
-// The matrix has mount_disk decide about disks that are generated from four axes: what the volume holds, the partition table around
-// it, what happened to the disk since, and what is on record. What happens to each disk is judged without the agent's own
-// classifier: by blkid, wipefs, sfdisk, e2fsck and xfs_repair, a test for zeros, and a comparison of bytes. Three figures count, and
-// each must be 0: disks that were formatted although they held anything or are on record, disks that were refused although they are
-// blank or ours, and disks that were mounted although they are neither.
+// The matrix has mount_disk decide about disks that are generated from four axes: what the volume holds, the partition
+// table around it, what happened to the disk since, and whether its preparation is on record. What happens to each disk
+// is judged without the agent's own classifier: by blkid, wipefs, sfdisk, e2fsck and xfs_repair, a test for zeros, and a
+// comparison of bytes. Three figures count, and each must be 0: disks that were formatted although they held anything,
+// disks that were refused although they are blank or ours, and disks that were mounted although they are neither.
 //
-// TestRootMatrix covers all pairs of the axes' values, and the combinations in which data can be lost. TestNightlyMatrix is the
-// whole product.
+// This shows that what is on a disk is observed, and that what was decided is done. What else is on record, what settings
+// and operators allow, and whether it is a boot are axes of TestMatrix in package decide, which has the whole product.
+//
+// TestRootMatrix covers all pairs of the axes' values, and the combinations in which data can be lost. TestNightlyMatrix
+// is the whole product.
 
 // matrixVolume is what each volume has; the smallest xfs has 300 MiB. A partition begins within the first MiB, or at 4 MiB, and
 // ends one MiB before its disk.
@@ -163,48 +167,20 @@ var matrixDamages = []matrixDamage{
 	{name: "grown by the IaaS", grown: true},
 }
 
-// matrixRecord is a row of the fourth axis. Names are of the CIDs under which something is on record.
-type matrixRecord struct {
-	name string
-	// cid is the record that exists; empty if none does. The disk is always attached as vol-1.
-	cid string
-	// fileSystem and table say that the record has the identifier of this disk; otherwise it has another one.
-	fileSystem, table bool
-	pending           bool
-	noise, foreign    bool // what the settings allow
-}
-
-const cloned = "cloned under a new CID"
-
-// matrixRecords are the fourth axis.
-var matrixRecords = []matrixRecord{
-	{name: "nothing known"},
-	{name: "its CID on record", cid: "vol-1", fileSystem: true, table: true},
-	{name: "its CID on record, formatting allowed", cid: "vol-1", fileSystem: true, table: true, foreign: true},
-	{name: "its CID on record with another disk", cid: "vol-1"},
-	{name: cloned, cid: "vol-0", fileSystem: true, table: true},
-	{name: "its file system on record", cid: "vol-0", fileSystem: true},
-	{name: "its table on record, formatting allowed", cid: "vol-0", table: true, foreign: true},
-	{name: "its file system on record, formatting allowed", cid: "vol-0", fileSystem: true, foreign: true},
-	{name: "its preparation on record", pending: true},
-	{name: "noise allowed", noise: true},
-}
-
-// matrixCell is one disk of the matrix: an index into each axis.
+// matrixCell is one disk of the matrix: an index into each axis. The fourth is 1 if its preparation is on record.
 type matrixCell [4]int
 
 func (c matrixCell) content() *matrixContent { return matrixContents[c[0]] }
 func (c matrixCell) table() *matrixTable     { return matrixTables[c[1]] }
 func (c matrixCell) damage() matrixDamage    { return matrixDamages[c[2]] }
-func (c matrixCell) record() matrixRecord    { return matrixRecords[c[3]] }
 
 func (c matrixCell) String() string {
-	return strings.Join([]string{c.content().name, c.table().name, c.damage().name, c.record().name}, "; ")
+	return fmt.Sprintf("%s; %s; %s; unfinished %d", c.content().name, c.table().name, c.damage().name, c[3])
 }
 
 // prepared says that the table or the record tells of a preparation that is not finished.
 func (c matrixCell) prepared() bool {
-	return c.record().pending || strings.Contains(c.table().script, decide.PreparingName)
+	return c[3] == 1 || strings.Contains(c.table().script, decide.PreparingName)
 }
 
 // possible leaves out what cannot be. What a disk held is wiped before its preparation is told of, which ends before the disk is mounted:
@@ -220,8 +196,6 @@ func (c matrixCell) possible() bool {
 		return false // there is nothing to damage
 	case content.tail > 0 && damage.grown:
 		return false // what lies at the former end of a disk is not found by anything, its own tools included
-	case content.name == "LUKS" && damage.to > 2 && c.record().noise:
-		return false // without both headers it is random bytes, which are allowed
 	}
 	return !c.prepared() || damage.to == 0 && !content.plain || strings.HasPrefix(content.name, "new ")
 }
@@ -232,10 +206,10 @@ func (c matrixCell) needsDevice() bool {
 	return c.table().preformatted || c.prepared() && c.content().name == "new ext4" && c.damage().to == 0
 }
 
-// dangerous are cells that a choice of pairs must not leave out: what was used, damaged or not, in every table, while nothing is on
-// record; clones of it; and what is on record for another CID, where formatting is allowed.
+// dangerous are cells that a choice of pairs must not leave out: what was used, in every table, and damaged in the first
+// three.
 func (c matrixCell) dangerous() bool {
-	return c.content().used && !c.content().rare && (c[3] == 0 || c[2] == 0 && (c.record().name == cloned || c.record().foreign && c.record().cid == "vol-0"))
+	return c.content().used && !c.content().rare && c[3] == 0 && (c[2] == 0 || c[1] < 3)
 }
 
 // matrixCells are the disks to look at: all, or those that are dangerous and as many more as it takes to have every pair of
@@ -258,7 +232,7 @@ func matrixCells(all bool) (cells []matrixCell) {
 	for content := range matrixContents {
 		for table := range matrixTables {
 			for damage := range matrixDamages {
-				for record := range matrixRecords {
+				for record := range 2 {
 					c := matrixCell{content, table, damage, record}
 					switch {
 					case !c.possible():
@@ -286,8 +260,8 @@ func TestNightlyMatrix(t *testing.T) { runMatrix(t, matrixCells(true)) }
 // matrixWorkers is how many disks are looked at at a time.
 const matrixWorkers = 4
 
-// runMatrix has every disk decided about, as an image. Those that are prepared or mounted are then prepared and mounted, on loop devices,
-// one for each content and table and whether it has grown: what is on record decides whether that is done, not how.
+// runMatrix has every disk decided about, as an image. Those that are prepared or mounted are then prepared and mounted, on
+// loop devices, one for each table, outcome, and whether it has grown: in turn with the first and the last content.
 func runMatrix(t *testing.T, cells []matrixCell) {
 	looptest.Require(t)
 	looptest.Needs(t, "sfdisk", "blkid", "wipefs", "e2fsck", "tune2fs", "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "mkfs.ntfs", "mkfs.vfat", "cryptsetup", "xfs_repair")
@@ -297,10 +271,8 @@ func runMatrix(t *testing.T, cells []matrixCell) {
 	}
 	begin := time.Now()
 	o := newOracle(t)
-	// What the settings allow to be formatted, and is not on record, says nothing.
-	cells = slices.DeleteFunc(cells, func(c matrixCell) bool { return c.record().foreign && o.onRecord(c) == "" })
 	var counts [outcomes]atomic.Int64
-	var used sync.Map // by content, table and whether the disk has grown
+	var found sync.Map // outcomes by cell
 	t.Logf("the oracle takes %v", time.Since(begin).Round(time.Second/10))
 	each := func(t *testing.T, cells []matrixCell, look func(*matrixWorker, matrixCell) (outcome, error)) {
 		begin := time.Now()
@@ -315,9 +287,7 @@ func runMatrix(t *testing.T, cells []matrixCell) {
 						t.Errorf("%s: %v", c, err)
 					}
 					counts[got].Add(1)
-					if got == prepares || got == mounts {
-						used.LoadOrStore([3]any{c[0], c[1], c.damage().grown}, c)
-					}
+					found.Store(c, got)
 				}
 			})
 		}
@@ -338,10 +308,15 @@ func runMatrix(t *testing.T, cells []matrixCell) {
 	}
 	t.Run("decided", func(t *testing.T) { each(t, onImages, (*matrixWorker).decide) })
 	t.Run("done", func(t *testing.T) {
-		used.Range(func(_, c any) bool {
-			onDevices = append(onDevices, c.(matrixCell))
-			return true
-		})
+		kinds := map[[3]any]matrixCell{}
+		for _, c := range onImages {
+			got, _ := found.Load(c)
+			kind := [3]any{c[1], got, c.damage().grown}
+			if _, known := kinds[kind]; (got == prepares || got == mounts) && (!known || c[1]%2 == 1) {
+				kinds[kind] = c
+			}
+		}
+		onDevices = slices.AppendSeq(onDevices, maps.Values(kinds))
 		each(t, onDevices, (*matrixWorker).do)
 	})
 	t.Logf("%d prepared, %d mounted, %d refused; %d formatted that held anything, %d refused that are blank or ours, %d mounted that are neither",
@@ -416,8 +391,10 @@ func (w *matrixWorker) decide(c matrixCell) (outcome, error) {
 
 // do has a disk mounted.
 func (w *matrixWorker) do(c matrixCell) (outcome, error) {
-	c.content().Lock()
-	defer c.content().Unlock()
+	if c.content().make != nil {
+		c.content().Lock()
+		defer c.content().Unlock()
+	}
 	b := w.benches[c.table().preformatted]
 	if err := w.oracle.disk(c).write(w.image, c.size()); err != nil {
 		return broken, err
@@ -463,31 +440,17 @@ func (w *matrixWorker) do(c matrixCell) (outcome, error) {
 	return got, nil
 }
 
-// know puts on record what the cell says.
+// know makes the disk known, and its preparation if the cell says so.
 func (w *matrixWorker) know(b *bench, c matrixCell, path string) error {
-	known := c.record()
 	if err := os.Remove(b.Dirs.DiskRecord()); err != nil && !os.IsNotExist(err) {
 		return err
 	}
 	b.records.disks = map[string]settings.PersistentDisk{"vol-1": {CID: "vol-1", Hint: settings.DiskHint{Path: path}}}
 	b.records.mounted = ""
-	b.Persistent.Blank = func() string { return map[bool]string{true: "noise"}[known.noise] }
-	b.Persistent.Foreign = func() string { return map[bool]string{true: "format"}[known.foreign] }
-	table := w.oracle.tables[c.table()].id
-	if known.pending {
-		return b.Record.Update(func(r *record.Record) { r.Unfinished["vol-1"] = table })
-	}
-	if known.cid == "" {
+	if c[3] == 0 {
 		return nil
 	}
-	d := record.Disk{FileSystem: "11111111-2222-4333-8444-555555555555", Table: "99999999-2222-4333-8444-555555555555", Bytes: c.table().size()}
-	if known.fileSystem {
-		d.FileSystem = w.oracle.volumes[[2]int{c[0], 0}].uuid
-	}
-	if known.table && !c.table().preformatted {
-		d.Table = table
-	}
-	return b.Record.Update(func(r *record.Record) { r.Put(known.cid, d) })
+	return b.Record.Update(func(r *record.Record) { r.Unfinished["vol-1"] = w.oracle.tables[c.table()].id })
 }
 
 // size is how large the disk is.

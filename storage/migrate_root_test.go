@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -354,23 +355,10 @@ func TestRootMigrateChangingSource(t *testing.T) {
 		name   string
 		change func(dir string) error
 	}{
-		{"grown", func(dir string) error {
-			return os.WriteFile(filepath.Join(dir, "one"), []byte(strings.Repeat("longer ", 2000)), 0o640)
-		}},
-		{"shorter", func(dir string) error { return os.Truncate(filepath.Join(dir, "large"), 5<<20) }},
-		{"another content of the same size and time", func(dir string) error {
-			return rewrite(filepath.Join(dir,
-				"one"), 0, 'A')
-		}},
 		{"another content of the same size and time in a large file", func(dir string) error {
 			return rewrite(filepath.Join(dir, "large"), 5<<20, 'A')
 		}},
-		{"added", func(dir string) error { return os.WriteFile(filepath.Join(dir, "sub", "added"), nil, 0o640) }},
 		{"deleted", func(dir string) error { return os.Remove(filepath.Join(dir, "sub", "file")) }},
-		{"a directory instead of a file", func(dir string) error {
-			path := filepath.Join(dir, "sub", "file")
-			return errors.Join(os.Remove(path), os.Mkdir(path, 0o750))
-		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b, old := binding(t)
@@ -460,7 +448,11 @@ func TestRootD04RebootDuringMigration(t *testing.T) {
 	w := newWorld(t, "migrate")
 	steps := w.run()
 	for i, name := range steps {
+		if i < slices.Index(steps, from["migrate"]) {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t, "migrate")
 			if err := w.start(i).Run(); err == nil {
 				t.Fatal("the child was not killed")

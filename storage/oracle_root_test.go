@@ -149,8 +149,8 @@ type oracle struct {
 // judgedVolume is a volume in the eyes of blkid, wipefs, e2fsck and xfs_repair.
 type judgedVolume struct {
 	layer layer
-	// found is what it holds, empty for zeros; uuid is that of its file system.
-	found, uuid string
+	// found is what it holds, empty for zeros.
+	found string
 	// sound says that it is an ext4 or xfs without errors, and nothing else.
 	sound bool
 }
@@ -240,11 +240,6 @@ func (o *oracle) judgeVolume(l layer) (v judgedVolume) {
 		return v
 	}
 	v.sound = exec.Command(check[0], check[1:]...).Run() == nil
-	out, err := exec.Command("blkid", "-p", "-o", "value", "-s", "UUID", o.scratch).Output()
-	if err != nil {
-		o.t.Fatal(err)
-	}
-	v.uuid = strings.TrimSpace(string(out))
 	return v
 }
 
@@ -347,39 +342,18 @@ func (o *oracle) disk(c matrixCell) layer {
 	return slices.Concat(judged.layer, volume)
 }
 
-// onRecord says why the disk must not be formatted: its CID is on record, or an identifier that can be read from it. It is empty
-// if nothing is.
-func (o *oracle) onRecord(c matrixCell) string {
-	record, table := c.record(), o.tables[c.table()]
-	switch {
-	case record.cid == "vol-1":
-		return "its CID is on record"
-	case record.cid == "":
-	case record.table && table.id != "":
-		return "its table is on record"
-	case record.fileSystem && o.volumes[[2]int{c[0], c[2]}].uuid != "":
-		return "its file system is on record"
-	}
-	return ""
-}
-
 // judge says what forbids to format a disk, why it has to be mounted or finished, and whether it has to be formatted.
 func (o *oracle) judge(c matrixCell) (held, ours string, blank bool) {
-	content, table, record := c.content(), o.tables[c.table()], c.record()
-	volume, known := o.volumes[[2]int{c[0], c[2]}], o.onRecord(c)
+	content, table, volume := c.content(), o.tables[c.table()], o.volumes[[2]int{c[0], c[2]}]
 	nothing := content.name == "zeros"
 	neverUsed := nothing || strings.HasPrefix(content.name, "new ")
-	switch unfinished := table.one && neverUsed && (record.pending || table.name == decide.PreparingName); {
-	case known != "":
-		held = known
-	case unfinished:
+	if table.one && neverUsed && (c[3] == 1 || table.name == decide.PreparingName) {
 		ours = "its preparation is unfinished"
-	default:
+	} else {
 		held = volume.found
 		blank = nothing && !c.table().preformatted && (table.partitions == 0 || table.one && strings.HasPrefix(table.name, "bosh-partition"))
 	}
-	otherDisk := record.cid == "vol-1" && !record.fileSystem
-	if volume.sound && (table.one || c.table().preformatted) && !otherDisk {
+	if volume.sound && (table.one || c.table().preformatted) {
 		ours = volume.found
 	}
 	return held, ours, blank
