@@ -25,7 +25,7 @@ func manualNetwork(ip string) fabric.Network {
 
 func only(n fabric.Network) fabric.Networks { return fabric.Networks{value.MustName("a"): n} }
 
-func TestAddressesConflictOnOneSegmentOnly(t *testing.T) {
+func TestConflictsOfNetworks(t *testing.T) {
 	first, second := newCID(VMs), newCID(VMs)
 	i := &IaaS{vms: map[CID]*VM{first: {Networks: only(manualNetwork("10.9.0.5"))}}}
 	err := i.conflict(only(manualNetwork("10.9.0.5")))
@@ -42,12 +42,27 @@ func TestAddressesConflictOnOneSegmentOnly(t *testing.T) {
 	if err := i.conflict(only(sameCard)); err == nil || !strings.Contains(err.Error(), second.String()) {
 		t.Errorf("the same card: got %v, want an error that names %s", err, second)
 	}
-	elsewhere := manualNetwork("10.9.0.5")
+	sameRange := manualNetwork("10.9.0.6")
+	sameRange.Properties.Name = value.MustName("other")
+	elsewhere := manualNetwork("10.8.0.5")
+	elsewhere.Gateway = value.Addr{}
 	elsewhere.Properties.Name = value.MustName("other")
 	for name, n := range map[string]fabric.Network{"another address": manualNetwork("10.9.0.6"), "another segment": elsewhere} {
 		if err := i.conflict(only(n)); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+	if err := i.conflict(only(sameRange)); err == nil || !strings.Contains(err.Error(), "segment default") {
+		t.Errorf("the same range on another segment: got %v, want an error that names the segment", err)
+	}
+	i.vms = nil
+	both := fabric.Networks{value.MustName("a"): manualNetwork("10.9.0.5"), value.MustName("b"): sameRange}
+	if filled, _, err := fabric.Plan("vm", both); err != nil || i.conflict(filled) == nil {
+		t.Errorf("the same range on two cards of a VM is accepted, %v", err)
+	}
+	grouped := fabric.Networks{value.MustName("a"): card, value.MustName("b"): sameCard}
+	if err := i.conflict(grouped); err != nil {
+		t.Errorf("two networks on one card: %v", err)
 	}
 }
 

@@ -35,20 +35,21 @@ func (i *IaaS) allocate(wanted fabric.Networks) error {
 	return nil
 }
 
-// conflict names the VM that has one of the addresses already, on the same segment. The caller holds mu.
+// conflict names the VM that has one of the addresses already, or one of the ranges on another segment: the host, which
+// has a gateway on each, would send packets for the range to one of the two. The caller holds mu.
 func (i *IaaS) conflict(wanted fabric.Networks) error {
 	for name, n := range wanted {
 		for cid, vm := range i.vms {
 			for _, taken := range vm.Networks {
-				if taken.Segment() != n.Segment() {
-					continue
+				if err := n.Conflict(taken); err != nil {
+					return Failf(CloudError, "network %s: %w of %s; delete that VM first, or, if no Director and no "+
+						"state file names it, free it with: lab cpi-clean --iaas %s %s", name, err, cid, i.name, cid)
 				}
-				if n.IP != (value.Addr{}) && taken.IP == n.IP {
-					return Failf(CloudError, "address %s of network %s belongs to %s", n.IP, name, cid)
-				}
-				if !n.MAC.IsZero() && taken.MAC == n.MAC {
-					return Failf(CloudError, "card %s of network %s belongs to %s", n.MAC, name, cid)
-				}
+			}
+		}
+		for otherName, other := range wanted {
+			if err := n.Conflict(other); err != nil && n.MAC != other.MAC { // a card may have several networks
+				return Failf(CloudError, "network %s: %w of network %s", name, err, otherName)
 			}
 		}
 	}

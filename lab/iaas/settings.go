@@ -163,17 +163,14 @@ func (i *IaaS) publish(vm VM) error {
 	return nil
 }
 
-// withdraw takes a VM from the services.
+// withdraw takes a VM from the services and from the network.
 func (i *IaaS) withdraw(vm VM) error {
 	i.registry.Delete(vm.CID.String())
 	for _, n := range vm.Networks {
 		i.metadata.Delete(n.IP.String())
-		if i.net == nil {
-			continue // before there is a network
-		}
-		if err := i.net.Forget(n); err != nil {
-			return err
-		}
 	}
-	return nil
+	if i.net == nil {
+		return nil // before there is a network
+	}
+	return i.net.Unplug(vm.CID.String())
 }

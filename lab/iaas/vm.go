@@ -255,7 +255,7 @@ func (i *IaaS) assemble(ctx context.Context, vm VM) (machine.Machine, error) {
 	}
 	spec := machine.Spec{Name: i.machineName(vm.CID), Dir: i.store.path(vm.CID, machineDir)}
 	for n, c := range cards {
-		name, err := i.net.Plug(c, vm.Networks, needsDHCP(vm, c))
+		name, err := i.net.Plug(vm.CID.String(), c, vm.Networks, needsDHCP(vm, c))
 		if err != nil {
 			return nil, err
 		}
@@ -359,10 +359,13 @@ func (i *IaaS) follow(cid CID, m machine.Machine, ended <-chan struct{}) {
 // DeleteVM removes a VM; its persistent disks stay. One that is not there is no error.
 func (i *IaaS) DeleteVM(_ context.Context, cid CID) error {
 	defer i.locks.lock(cid.String())()
-	vm, err := i.findVM(cid)
-	if err != nil {
+	i.mu.Lock()
+	known := i.vms[cid] // also one whose deletion has failed
+	i.mu.Unlock()
+	if known == nil {
 		return nil
 	}
+	vm := *known
 	vm.Phase = Deleting
 	if err := i.saveVM(vm); err != nil {
 		return err

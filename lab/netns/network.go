@@ -47,6 +47,38 @@ func (n Namespace) AddAddress(link, address string) error {
 	})
 }
 
+// RemoveAddress takes an address from a link of the namespace.
+func (n Namespace) RemoveAddress(link, address string) error {
+	return n.Do(func() error {
+		l, err := netlink.LinkByName(link)
+		if err != nil {
+			return fmt.Errorf("link %s: %w", link, err)
+		}
+		addr, err := netlink.ParseAddr(address)
+		if err == nil {
+			err = netlink.AddrDel(l, addr)
+		}
+		if err != nil {
+			return fmt.Errorf("remove address %s from %s: %w", address, link, err)
+		}
+		return nil
+	})
+}
+
+// RemoveLink removes a link of the namespace.
+func (n Namespace) RemoveLink(name string) error {
+	return n.Do(func() error {
+		l, err := netlink.LinkByName(name)
+		if err == nil {
+			err = netlink.LinkDel(l)
+		}
+		if err != nil {
+			return fmt.Errorf("remove link %s: %w", name, err)
+		}
+		return nil
+	})
+}
+
 // Neighbor is the hardware address of a host on one of the namespace's links, nil if the kernel
 // knows none at that address.
 func (n Namespace) Neighbor(address string) (mac net.HardwareAddr) {

@@ -1,7 +1,6 @@
 package fabric
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -62,92 +61,54 @@ func freeAddress(prefix netip.Prefix, taken map[netip.Addr]bool) netip.Addr {
 	return netip.Addr{}
 }
 
-// dhcp is the DHCP server of a segment.
-type dhcp struct {
-	bridge string
-	ranges []string // its subnets, as arguments
-	server *exec.Cmd
-}
+// lease is what a DHCP server tells a card.
+type lease struct{ mac, ip, gateway, netmask string }
 
-// serveDHCP makes the segment's server know a card; the caller holds mu.
-func (f *Fabric) serveDHCP(c Card, b *bridge, nets Networks) error {
-	d := f.servers[c.Segment]
-	if d == nil {
-		d = &dhcp{bridge: b.name}
-		f.servers[c.Segment] = d
+// logOption names the log of a DHCP server, in the directory of its fabric.
+const logOption = "--log-facility="
+
+// serveDHCP starts a server of the segment that knows these leases, if there are any; the caller holds mu. One that
+// runs would keep the leases of deleted VMs, and refuse their addresses to others.
+func (f *Fabric) serveDHCP(b *bridge, leases []lease) error {
+	b.stopDHCP()
+	if len(leases) == 0 {
+		return nil
 	}
-	hosts := f.hosts(d)
-	if err := os.MkdirAll(hosts, 0o755); err != nil {
+	if err := os.MkdirAll(f.dir, 0o755); err != nil {
 		return err
 	}
-	for _, name := range c.Networks {
-		n := nets[name]
-		ip, gateway := n.IP.String(), n.Gateway.String()
-		if !n.IP.IP().Is4() || !n.Gateway.IP().Is4() {
-			continue
-		}
-		if err := os.WriteFile(filepath.Join(hosts, ip), []byte(c.MAC.String()+","+ip+"\n"), 0o644); err != nil {
-			return err
-		}
-		tag := strings.ReplaceAll(gateway, ".", "-")
+	argv := []string{"--net=" + f.Net.Path(), "dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--port=0",
+		"--user=root", "--group=root", "--pid-file=", "--interface=" + b.name, "--bind-interfaces",
+		"--dhcp-authoritative", "--leasefile-ro", logOption + filepath.Join(f.dir, b.name+".log")}
+	for _, l := range leases {
+		tag := strings.ReplaceAll(l.gateway, ".", "-")
 		for _, argument := range []string{
-			"--dhcp-range=set:" + tag + "," + gateway + ",static," + n.Netmask.String(),
-			"--dhcp-option=tag:" + tag + ",option:router," + gateway,
+			"--dhcp-host=" + l.mac + "," + l.ip,
+			"--dhcp-range=set:" + tag + "," + l.gateway + ",static," + l.netmask,
+			"--dhcp-option=tag:" + tag + ",option:router," + l.gateway,
 		} {
-			if !slices.Contains(d.ranges, argument) {
-				d.ranges = append(d.ranges, argument)
+			if !slices.Contains(argv, argument) {
+				argv = append(argv, argument)
 			}
 		}
 	}
-	return f.restartDHCP(d)
-}
-
-// hosts is the directory that a server reads: a file for each address.
-func (f *Fabric) hosts(d *dhcp) string { return filepath.Join(f.dir, d.bridge) }
-
-// restartDHCP starts a server that knows the present hosts and subnets. One that runs would keep
-// the leases of deleted VMs, and refuse their addresses to others.
-func (f *Fabric) restartDHCP(d *dhcp) error {
-	d.stop()
-	hosts := f.hosts(d)
-	argv := append([]string{"--net=" + f.Net.Path(), "dnsmasq", "--dhcp-hostsdir=" + hosts, "--keep-in-foreground", "--conf-file=/dev/null", "--port=0", "--user=root",
-		"--group=root", "--pid-file=", "--interface=" + d.bridge, "--bind-interfaces", "--dhcp-authoritative", "--leasefile-ro", "--log-facility=" + hosts + ".log"}, d.ranges...)
-	d.server = exec.Command("nsenter", argv...)
-	d.server.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := d.server.Start(); err != nil {
-		d.server = nil
+	server := exec.Command("nsenter", argv...)
+	server.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := server.Start(); err != nil {
 		return fmt.Errorf("DHCP server: %w", err)
 	}
+	b.server, b.leases = server, leases
 	return nil
 }
 
-func (d *dhcp) stop() {
-	if d.server != nil {
-		_ = d.server.Process.Kill()
-		_ = d.server.Wait()
-		d.server = nil
+func (b *bridge) stopDHCP() {
+	if b.server != nil {
+		_ = b.server.Process.Kill()
+		_ = b.server.Wait()
+		b.server, b.leases = nil, nil
 	}
-}
-
-// Forget takes the address of a VM that is gone from the DHCP server of its segment.
-func (f *Fabric) Forget(n Network) error {
-	if n.IP == (value.Addr{}) || n.Type == VIP {
-		return nil
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	err := os.Remove(filepath.Join(f.dir, bridgeName(n.Segment()), n.IP.String()))
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if d := f.servers[n.Segment()]; d != nil && err == nil {
-		err = f.restartDHCP(d)
-	}
-	return err
 }
 
 // Serves recognizes the servers of a fabric in that directory by an argument of their command
 // line.
-func Serves(dir, argument string) bool {
-	return strings.HasPrefix(argument, "--dhcp-hostsdir="+dir+"/")
-}
+func Serves(dir, argument string) bool { return strings.HasPrefix(argument, logOption+dir+"/") }

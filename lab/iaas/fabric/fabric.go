@@ -4,8 +4,9 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"net/netip"
+	"os"
+	"os/exec"
 	"slices"
 	"sync"
 
@@ -17,41 +18,49 @@ import (
 type Fabric struct {
 	Net  netns.Namespace
 	name string
-	dir  string // what DHCP servers read
+	dir  string // the logs of DHCP servers
 
 	mu      sync.Mutex // guards what follows
 	bridges map[value.Name]*bridge
-	servers map[value.Name]*dhcp
 	access  Access         // of the link to the host
 	routed  []netip.Prefix // networks to which the host has a route
 }
 
-// bridge is a segment in the kernel.
+// bridge is a segment in the kernel. It exists while a VM is plugged into it.
 type bridge struct {
 	name      string
-	addresses []string
+	plugs     []plug
+	addresses []netip.Prefix // gateways that it has
+	leases    []lease        // what its DHCP server knows
+	server    *exec.Cmd      // of DHCP, nil if no card needs it
+}
+
+// plug is a card of a VM on a bridge.
+type plug struct {
+	vm       string
+	gateways []netip.Prefix
+	leases   []lease // if the card needs DHCP
 }
 
 // Make makes the namespace of an empty fabric. What a former one of that name has left on the host
 // is removed.
 func Make(name, dir string) (*Fabric, error) {
-	if err := hostLinkOf(name).remove(); err != nil {
+	if err := errors.Join(hostLinkOf(name).remove(), os.RemoveAll(dir)); err != nil {
 		return nil, err
 	}
 	space, err := netns.Create(name)
 	if err != nil {
 		return nil, err
 	}
-	return &Fabric{Net: space, name: name, dir: dir,
-		bridges: map[value.Name]*bridge{}, servers: map[value.Name]*dhcp{}}, nil
+	return &Fabric{Net: space, name: name, dir: dir, bridges: map[value.Name]*bridge{}}, nil
 }
 
 // Close ends the servers and removes the host's link; the namespace goes with what is in it.
 func (f *Fabric) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, d := range f.servers {
-		d.stop()
+	for _, b := range f.bridges {
+		b.stopDHCP()
 	}
 	return errors.Join(f.unlink(), f.Net.Delete())
 }
@@ -62,9 +71,25 @@ func bridgeName(segment value.Name) string {
 	return "br-" + hex.EncodeToString(h[:])[:10]
 }
 
-// Plug makes the segment of a card, gives the host the gateways' addresses there, and the card its own by DHCP if it
-// needs that. It returns the segment's bridge.
-func (f *Fabric) Plug(c Card, nets Networks, needsDHCP bool) (string, error) {
+// Plug makes the segment of a card of a VM, gives the host the gateways' addresses there, and the card its own by DHCP
+// if it needs that. It returns the segment's bridge. Unplug undoes it, also when it has failed.
+func (f *Fabric) Plug(vm string, c Card, nets Networks, needsDHCP bool) (string, error) {
+	p := plug{vm: vm}
+	for _, name := range c.Networks {
+		n := nets[name]
+		if n.Gateway == (value.Addr{}) {
+			continue
+		}
+		bits, err := n.bits()
+		if err != nil {
+			return "", err
+		}
+		p.gateways = append(p.gateways, netip.PrefixFrom(n.Gateway.IP(), bits))
+		if needsDHCP && n.IP.IP().Is4() && n.Gateway.IP().Is4() {
+			p.leases = append(p.leases, lease{mac: c.MAC.String(), ip: n.IP.String(),
+				gateway: n.Gateway.String(), netmask: n.Netmask.String()})
+		}
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	b := f.bridges[c.Segment]
@@ -75,30 +100,61 @@ func (f *Fabric) Plug(c Card, nets Networks, needsDHCP bool) (string, error) {
 		}
 		f.bridges[c.Segment] = b
 	}
-	for _, name := range c.Networks {
-		n := nets[name]
-		if n.Gateway == (value.Addr{}) {
+	b.plugs = append(b.plugs, p)
+	return b.name, f.adjust(b)
+}
+
+// Unplug takes the cards of a VM from their segments, and with the last card a segment, its gateways and routes. The VM
+// is off. One that has no card is no error.
+func (f *Fabric) Unplug(vm string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var failed error
+	for segment, b := range f.bridges {
+		if !slices.ContainsFunc(b.plugs, func(p plug) bool { return p.vm == vm }) {
 			continue
 		}
-		bits, err := n.bits()
-		if err != nil {
-			return "", err
+		b.plugs = slices.DeleteFunc(b.plugs, func(p plug) bool { return p.vm == vm })
+		err := f.adjust(b)
+		if err == nil && len(b.plugs) == 0 {
+			if err = f.Net.RemoveLink(b.name); err == nil {
+				delete(f.bridges, segment)
+			}
 		}
-		address := fmt.Sprintf("%s/%d", n.Gateway, bits)
+		failed = errors.Join(failed, err)
+	}
+	return failed
+}
+
+// adjust gives a bridge the addresses, routes and DHCP server that its cards need, and no others; the caller holds mu.
+func (f *Fabric) adjust(b *bridge) error {
+	var gateways []netip.Prefix
+	var leases []lease
+	for _, p := range b.plugs {
+		gateways, leases = append(gateways, p.gateways...), append(leases, p.leases...)
+	}
+	for _, address := range slices.Clone(b.addresses) {
+		if slices.Contains(gateways, address) {
+			continue
+		}
+		if err := errors.Join(f.unroute(address.Masked()), f.Net.RemoveAddress(b.name, address.String())); err != nil {
+			return err
+		}
+		b.addresses = slices.DeleteFunc(b.addresses, func(a netip.Prefix) bool { return a == address })
+	}
+	for _, address := range gateways {
 		if !slices.Contains(b.addresses, address) {
-			if err := f.Net.AddAddress(b.name, address); err != nil {
-				return "", err
+			if err := f.Net.AddAddress(b.name, address.String()); err != nil {
+				return err
 			}
 			b.addresses = append(b.addresses, address)
 		}
-		if err := f.route(address); err != nil {
-			return "", err
+		if err := f.route(address.Masked()); err != nil {
+			return err
 		}
 	}
-	if needsDHCP {
-		if err := f.serveDHCP(c, b, nets); err != nil {
-			return "", err
-		}
+	if slices.Equal(leases, b.leases) {
+		return nil
 	}
-	return b.name, nil
+	return f.serveDHCP(b, leases)
 }

@@ -85,7 +85,7 @@ func (f *Fabric) makeLink(link hostLink, access Access) error {
 	f.access = access
 	for _, b := range f.bridges {
 		for _, address := range b.addresses {
-			if err := f.route(address); err != nil {
+			if err := f.route(address.Masked()); err != nil {
 				return err
 			}
 		}
@@ -112,16 +112,37 @@ func forwards() error {
 }
 
 // route gives the host a route to a segment's network, if it is linked; the caller holds mu.
-func (f *Fabric) route(address string) error {
-	prefix, err := netip.ParsePrefix(address)
-	if err != nil || !prefix.Addr().Is4() || f.access == NoAccess || slices.Contains(f.routed, prefix.Masked()) {
+func (f *Fabric) route(to netip.Prefix) error {
+	if !to.Addr().Is4() || f.access == NoAccess || slices.Contains(f.routed, to) {
 		return nil // the cable has no IPv6
 	}
-	if err := hostLinkOf(f.name).route(prefix.Masked()); err != nil {
+	if err := hostLinkOf(f.name).route(to); err != nil {
 		return err
 	}
-	f.routed = append(f.routed, prefix.Masked())
+	f.routed = append(f.routed, to)
 	return f.masquerade()
+}
+
+// unroute takes the route to a network from the host, as far as it is there; the caller holds mu.
+func (f *Fabric) unroute(to netip.Prefix) error {
+	if !slices.Contains(f.routed, to) {
+		return nil
+	}
+	link, err := netlink.LinkByName(hostLinkOf(f.name).name)
+	if err == nil {
+		err = netlink.RouteDel(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(to)})
+	}
+	var missing netlink.LinkNotFoundError
+	if err != nil && !errors.Is(err, unix.ESRCH) && !errors.As(err, &missing) {
+		return fmt.Errorf("route to %s: %w", to, err)
+	}
+	f.routed = slices.DeleteFunc(f.routed, func(p netip.Prefix) bool { return p == to })
+	return f.masquerade()
+}
+
+// ipNet is a network as package net has it.
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
 // make lays the cable from the namespace of this process, the host's, to that of the IaaS.
@@ -161,8 +182,7 @@ func addressUp(name string, address netip.Addr, bits int) error {
 	if err != nil {
 		return err
 	}
-	ipNet := &net.IPNet{IP: address.AsSlice(), Mask: net.CIDRMask(bits, address.BitLen())}
-	if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet}); err != nil {
+	if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(address, bits))}); err != nil {
 		return fmt.Errorf("address %s on %s: %w", address, name, err)
 	}
 	return netlink.LinkSetUp(link)
@@ -174,8 +194,7 @@ func (l hostLink) route(to netip.Prefix) error {
 	if err != nil {
 		return err
 	}
-	network := &net.IPNet{IP: to.Addr().AsSlice(), Mask: net.CIDRMask(to.Bits(), to.Addr().BitLen())}
-	err = netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: network, Gw: l.far.AsSlice()})
+	err = netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(to), Gw: l.far.AsSlice()})
 	if errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("the host has a route to %s already: choose another range, or end the link with: lab host-route off", to)
 	}

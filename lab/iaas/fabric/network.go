@@ -148,3 +148,38 @@ func (n Network) Segment() value.Name {
 	}
 	return n.Properties.Name
 }
+
+// Conflict says what of a network of another card, or of another VM, this one cannot have, too.
+func (n Network) Conflict(other Network) error {
+	if n.Segment() == other.Segment() {
+		switch {
+		case n.IP != (value.Addr{}) && n.IP == other.IP:
+			return fmt.Errorf("address %s is that", n.IP)
+		case !n.MAC.IsZero() && n.MAC == other.MAC:
+			return fmt.Errorf("card %s is that", n.MAC)
+		}
+		return nil
+	}
+	for _, a := range n.ranges() {
+		for _, b := range other.ranges() {
+			if a.Overlaps(b) {
+				return fmt.Errorf("range %s overlaps %s on segment %s", a, b, other.Segment())
+			}
+		}
+	}
+	return nil
+}
+
+// ranges are the networks that the addresses of the card and of the gateway are in.
+func (n Network) ranges() (all []netip.Prefix) {
+	bits, err := n.bits()
+	if err != nil || n.Type == VIP {
+		return nil // it is not in the kernel, or has no address yet
+	}
+	for _, a := range []value.Addr{n.IP, n.Gateway} {
+		if prefix := netip.PrefixFrom(a.IP(), bits).Masked(); prefix.IsValid() && !slices.Contains(all, prefix) {
+			all = append(all, prefix)
+		}
+	}
+	return all
+}
