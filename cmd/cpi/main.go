@@ -17,6 +17,8 @@ import (
 
 	"cambium/lab/cpi"
 	"cambium/lab/iaas"
+
+	"golang.org/x/sys/unix"
 )
 
 // config is what the CPI's job renders.
@@ -77,34 +79,72 @@ func (c config) complete(context cpi.Context) (config, error) {
 	return c, iaas.ValidName(c.Name)
 }
 
-// answer is the CPI without the process around it.
-func answer(ctx context.Context, stdin io.Reader, configPath string) cpi.Reply {
+// answer is the CPI without the process around it. It passes one reply on.
+func answer(ctx context.Context, stdin io.Reader, configPath string, pass func(cpi.Reply) error) {
 	data, err := io.ReadAll(stdin)
-	if err != nil {
-		return cpi.Failure(err)
+	var r cpi.Request
+	if err == nil {
+		r, err = cpi.ReadRequest(data)
 	}
-	r, err := cpi.ReadRequest(data)
 	if err != nil {
-		return cpi.Failure(err)
+		_ = pass(cpi.Failure(err))
+		return
 	}
 	if reply, ok := cpi.Local(r); ok {
-		return reply
+		_ = pass(reply)
+		return
 	}
+	client, agent, err := clientFor(r, configPath)
+	if err != nil {
+		_ = pass(cpi.Failure(err))
+		return
+	}
+	r.Context.Lab, r.Context.Agent = nil, nil
+	client.Deliver(ctx, cpi.Envelope{Request: r, Agent: agent}, pass)
+}
+
+// clientFor reaches the holder that a request is for, and has the defaults of its agents.
+func clientFor(r cpi.Request, configPath string) (cpi.Client, iaas.AgentDefaults, error) {
 	c, err := readConfig(configPath)
 	if err == nil {
 		c, err = c.complete(r.Context)
 	}
 	if err != nil {
-		return cpi.Failure(err)
+		return cpi.Client{}, c.Agent, err
 	}
-	r.Context.Lab, r.Context.Agent = nil, nil
-	client := cpi.NewClient(c.Dir, c.Name)
 	if c.Host != "" {
-		if client, err = cpi.NewRemoteClient(c.Host, c.TLS); err != nil {
-			return cpi.Failure(err)
+		client, err := cpi.NewRemoteClient(c.Host, c.TLS)
+		return client, c.Agent, err
+	}
+	return cpi.NewClient(c.Dir, c.Name), c.Agent, nil
+}
+
+// printReply writes a reply in one go, and nothing else: callers read all of standard output as one document.
+func printReply(reply cpi.Reply) error {
+	data, err := json.Marshal(reply)
+	if err != nil {
+		data = []byte(`{"result":null,"error":{"type":"Bosh::Clouds::CloudError",` +
+			`"message":"the reply cannot be written as JSON","ok_to_retry":false},"log":""}`)
+	}
+	_, failed := os.Stdout.Write(append(data, '\n'))
+	return errors.Join(err, failed)
+}
+
+// endWithReader calls end when nobody can read standard output any more. The bosh CLI starts the CPI in a process group
+// of its own: an interrupt ends the CLI alone.
+func endWithReader(end func()) {
+	// Without events poll waits for the other end of a pipe or socket to be closed. It never returns for a file.
+	fds := []unix.PollFd{{Fd: int32(os.Stdout.Fd())}}
+	for {
+		n, err := unix.Poll(fds, -1)
+		if n > 0 && err == nil {
+			end()
+			return
+		}
+		if !errors.Is(err, unix.EINTR) {
+			return
 		}
 	}
-	return client.Do(ctx, cpi.Envelope{Request: r, Agent: c.Agent})
 }
 
 func main() {
@@ -117,10 +157,8 @@ func main() {
 	}
 	path := flag.String("config", "", "a JSON `file` with dir, name and agent, as the job of the CPI release renders it")
 	flag.Parse()
-	// In one go, and nothing else: callers read all of standard output as one document.
-	reply, err := json.Marshal(answer(ctx, os.Stdin, *path))
-	if err != nil {
-		reply = []byte(`{"result":null,"error":{"type":"Bosh::Clouds::CloudError","message":"the reply cannot be written as JSON","ok_to_retry":false},"log":""}`)
-	}
-	_, _ = os.Stdout.Write(append(reply, '\n'))
+	within, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go endWithReader(cancel)
+	answer(within, os.Stdin, *path, printReply)
 }

@@ -43,7 +43,11 @@ func TestAnswerWithoutAHolder(t *testing.T) {
 		"unknown method, configuration": {`{"method":"x","arguments":[]}`, "/nothing", "no method"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := answer(t.Context(), strings.NewReader(c.request), c.config)
+			var r cpi.Reply
+			answer(t.Context(), strings.NewReader(c.request), c.config, func(reply cpi.Reply) error {
+				r = reply
+				return nil
+			})
 			if c.err == "" && r.Error != nil || c.err != "" && (r.Error == nil || !strings.Contains(r.Error.Message, c.err)) {
 				t.Errorf("got %+v, want an error with %q", r.Error, c.err)
 			}

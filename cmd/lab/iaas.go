@@ -228,9 +228,10 @@ func cpiTLS(ctx context.Context, c *call) error {
 // cpiClean lists what the CPI has made, or removes what is named.
 func cpiClean(ctx context.Context, c *call) error {
 	name, director := "", ""
-	disks := false
+	disks, stemcells := false, false
 	c.iaasFlag(&name)
-	c.flags.StringVar(&director, "director", "", "remove everything of the Director, or create-env state, with this `uuid`")
+	c.flags.StringVar(&director, "director", "", "remove VMs and networks of the Director or state file with this `uuid`")
+	c.flags.BoolVar(&stemcells, "stemcells", false, "with --director remove stemcells, too: a state file may name them")
 	c.flags.BoolVar(&disks, "disks", false, "remove persistent disks and snapshots, too: their data is lost")
 	if err := c.parse(0, -1); err != nil {
 		return err
@@ -251,7 +252,7 @@ func cpiClean(ctx context.Context, c *call) error {
 	if len(c.args) == 0 && director == "" {
 		return c.result(l, func(w io.Writer) { writeIaaS(w, iaasListing{l, true}) })
 	}
-	chosen, err := choose(l, c.args, director, disks)
+	chosen, err := choose(l, c.args, director, disks, stemcells)
 	if err != nil {
 		return err
 	}
@@ -278,8 +279,9 @@ func cpiClean(ctx context.Context, c *call) error {
 type removal struct{ method, cid string }
 
 // choose finds the objects that are meant, in the order in which they can be removed. A disk that
-// is named without permission to lose its data is an error.
-func choose(l iaas.Listing, cids []string, director string, disks bool) ([]removal, error) {
+// is named without permission to lose its data is an error. A stemcell must be asked for: create-env takes one that its
+// state file names for uploaded.
+func choose(l iaas.Listing, cids []string, director string, disks, stemcells bool) ([]removal, error) {
 	wanted := map[string]bool{}
 	for _, cid := range cids {
 		wanted[cid] = true
@@ -288,7 +290,7 @@ func choose(l iaas.Listing, cids []string, director string, disks bool) ([]remov
 	add := func(method string, c iaas.Common, data bool) error {
 		named := wanted[c.CID]
 		delete(wanted, c.CID)
-		if !named && (director == "" || c.Director != director) {
+		if !named && (director == "" || c.Director != director || method == "delete_stemcell" && !stemcells) {
 			return nil
 		}
 		if data && !disks {

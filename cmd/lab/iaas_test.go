@@ -21,19 +21,23 @@ func TestChooseWhatIsRemoved(t *testing.T) {
 		cids     []string
 		director string
 		disks    bool
+		all      bool // stemcells, too
 		want     string
 		err      string
 	}{
-		"one VM":                     {[]string{"vm-2"}, "", false, "delete_vm vm-2", ""},
-		"a Director without disks":   {nil, "a", false, "delete_vm vm-1, delete_stemcell sc-1", ""},
-		"a Director with disks":      {nil, "a", true, "delete_vm vm-1, delete_snapshot snap-1, delete_disk d-1, delete_stemcell sc-1", ""},
-		"a disk without permission":  {[]string{"d-1"}, "", false, "", "--disks"},
-		"a disk with permission":     {[]string{"d-1"}, "", true, "delete_disk d-1", ""},
-		"what is not there":          {[]string{"vm-9"}, "", false, "", "there is no vm-9"},
-		"a Director that is unknown": {nil, "c", true, "", ""},
+		"one VM":                 {[]string{"vm-2"}, "", false, false, "delete_vm vm-2", ""},
+		"one stemcell":           {[]string{"sc-1"}, "", false, false, "delete_stemcell sc-1", ""},
+		"a Director":             {nil, "a", false, false, "delete_vm vm-1", ""},
+		"a Director's stemcells": {nil, "a", false, true, "delete_vm vm-1, delete_stemcell sc-1", ""},
+		"a Director with disks": {nil, "a", true, false,
+			"delete_vm vm-1, delete_snapshot snap-1, delete_disk d-1", ""},
+		"a disk without permission":  {[]string{"d-1"}, "", false, false, "", "--disks"},
+		"a disk with permission":     {[]string{"d-1"}, "", true, false, "delete_disk d-1", ""},
+		"what is not there":          {[]string{"vm-9"}, "", false, false, "", "there is no vm-9"},
+		"a Director that is unknown": {nil, "c", true, true, "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			chosen, err := choose(l, c.cids, c.director, c.disks)
+			chosen, err := choose(l, c.cids, c.director, c.disks, c.all)
 			if c.err != "" {
 				if err == nil || !strings.Contains(err.Error(), c.err) {
 					t.Fatalf("got %v, want an error with %q", err, c.err)

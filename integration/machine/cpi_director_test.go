@@ -3,13 +3,18 @@
 package machine
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"cambium/internal/eventually"
+	"cambium/lab/iaas"
 	"cambium/lab/netns"
 )
 
@@ -68,6 +73,50 @@ func TestMachineCPIRangeMovesToAnotherNetwork(t *testing.T) {
 	c.pong("10.88.55.5", time.Minute)
 	c.must("delete_vm", vm)
 	c.must("delete_network", second)
+	c.must("delete_stemcell", sc)
+	c.gone()
+}
+
+// create-env was interrupted at "Creating VM": the CLI starts the CPI in a process group of its own, so that the CPI
+// goes on, and nobody reads its reply.
+// Contract C.9.
+func TestMachineCPICallerIsGone(t *testing.T) {
+	t.Parallel()
+	c := newCloud(t, fmt.Sprintf("g%d", os.Getpid()))
+	sc := c.cid("create_stemcell", stemcellImage(t), map[string]any{})
+	request := map[string]any{"method": "create_vm", "arguments": order(sc, "10.245.0.6"), "api_version": 2}
+	input, err := json.Marshal(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = reader.Close() }()
+	cmd := exec.CommandContext(t.Context(), c.cpi, "--config", c.config)
+	cmd.Stdin, cmd.Stdout = bytes.NewReader(input), writer
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	_ = writer.Close()
+	begun := filepath.Join(iaas.Directory(c.dir, c.name), "vms", "*", "record.json")
+	eventually.True(t, "the VM is being made", func() bool {
+		found, _ := filepath.Glob(begun)
+		return len(found) > 0
+	})
+	_ = reader.Close()
+	_ = cmd.Wait() // whatever its status is
+	eventually.True(t, "the VM is gone", func() bool {
+		found, _ := filepath.Glob(begun)
+		return len(found) == 0
+	})
+	vm := c.cid("create_vm", order(sc, "10.245.0.6")...)
+	r := c.call("create_vm", order(sc, "10.245.0.6")...)
+	if free := "lab cpi-clean --iaas " + c.name + " " + vm; r.Error == nil || !strings.Contains(r.Error.Message, free) {
+		t.Errorf("an address that is taken: got %+v, want an error with %q", r, free)
+	}
+	c.must("delete_vm", vm)
 	c.must("delete_stemcell", sc)
 	c.gone()
 }

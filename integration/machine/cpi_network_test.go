@@ -149,7 +149,8 @@ func TestMachineCPISources(t *testing.T) {
 		t.Errorf("a dynamic network after the others have gone: got %v, want the first address", second)
 	}
 	c.pong("10.246.0.10", time.Minute)
-	out, err := exec.Command(c.lab, "cpi-clean", "--dir", c.dir, "--iaas", c.name, "--director", "director-1").CombinedOutput()
+	clean := []string{"cpi-clean", "--dir", c.dir, "--iaas", c.name, "--director", "director-1", "--stemcells"}
+	out, err := exec.Command(c.lab, clean...).CombinedOutput()
 	if err != nil || c.must("has_disk", disk) != true {
 		t.Errorf("cpi-clean of a Director: %v: %s; the disk is to stay", err, out)
 	}

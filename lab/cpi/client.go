@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -66,70 +67,103 @@ func (c Client) http() *http.Client {
 	return &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}
 }
 
-// Do has the holder answer a request. The image of a create_stemcell is opened here: its path is
-// one of this machine.
-func (c Client) Do(ctx context.Context, e Envelope) Reply {
+// Do has the holder answer a request.
+func (c Client) Do(ctx context.Context, e Envelope) (reply Reply) {
+	c.Deliver(ctx, e, func(r Reply) error {
+		reply = r
+		return nil
+	})
+	return reply
+}
+
+// Deliver has the holder answer a request and passes the reply on. If that fails, or this process ends before it is
+// done, the holder removes what it has made. The image of a create_stemcell is opened here: its path is one of this
+// machine.
+func (c Client) Deliver(ctx context.Context, e Envelope, pass func(Reply) error) {
 	if !c.Exists() {
 		if reply, ok := absent(e.Request); ok {
-			return reply
+			_ = pass(reply)
+			return
 		}
 	}
-	reply, err := c.try(ctx, e)
+	if methods[e.Request.Method].undo != nil {
+		e.Delivery = rand.Text()
+	}
+	err := c.try(ctx, e, pass)
 	for attempt := 0; errors.Is(err, errNoHolder) && c.Start != nil && attempt < startAttempts; attempt++ {
 		if err = c.Start(ctx); err == nil {
-			reply, err = c.try(ctx, e)
+			err = c.try(ctx, e, pass)
 		}
 	}
 	if err != nil {
-		return Failure(err)
+		_ = pass(Failure(err))
 	}
-	return reply
 }
 
 // startAttempts is how often a holder is started that ends just before it is asked.
 const startAttempts = 5
 
-func (c Client) try(ctx context.Context, e Envelope) (Reply, error) {
+// confirmTimeout is how long the holder may take to hear that a reply has been passed on.
+const confirmTimeout = 10 * time.Second
+
+// try asks a holder and passes its reply on. The error is why there is none.
+func (c Client) try(ctx context.Context, e Envelope, pass func(Reply) error) error {
+	response, err := c.ask(ctx, e)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = response.Body.Close() }()
+	if response.StatusCode == http.StatusServiceUnavailable {
+		return errNoHolder // it is just ending
+	}
+	var reply Reply
+	if err := json.NewDecoder(response.Body).Decode(&reply); err != nil {
+		return fmt.Errorf("the holder of the IaaS ended while it was asked: %w", err)
+	}
+	if pass(reply) == nil && e.Delivery != "" {
+		// Also if this process is told to end now: the caller has the reply.
+		within, cancel := context.WithTimeout(context.WithoutCancel(ctx), confirmTimeout)
+		defer cancel()
+		_ = c.notify(within, deliveredPath+e.Delivery) // there is no one to tell
+	}
+	return nil
+}
+
+// ask sends a request to a holder.
+func (c Client) ask(ctx context.Context, e Envelope) (*http.Response, error) {
 	head, err := json.Marshal(e)
 	if err != nil {
-		return Reply{}, err
+		return nil, err
 	}
 	var body io.Reader = bytes.NewReader(append(head, '\n'))
 	if e.Request.Method == "create_stemcell" {
 		path := ""
 		if err := e.Request.argument(0, "image", &path); err != nil {
-			return Reply{}, err
+			return nil, err
 		}
 		f, err := os.Open(path)
 		if err != nil {
-			return Reply{}, fmt.Errorf("stemcell image: %w", err)
+			return nil, fmt.Errorf("stemcell image: %w", err)
 		}
 		defer func() { _ = f.Close() }()
 		body = io.MultiReader(body, f)
 	}
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://holder/cpi", body)
 	if err != nil {
-		return Reply{}, err
+		return nil, err
 	}
 	response, err := c.http().Do(r)
 	if c.remote != nil && err != nil {
-		return Reply{}, fmt.Errorf("the holder of the IaaS does not answer at %s: %w; start it on its machine with: lab enter -- true", c.at, errors.Unwrap(err))
+		return nil, fmt.Errorf("the holder of the IaaS does not answer at %s: %w; "+
+			"start it on its machine with: lab enter -- true", c.at, errors.Unwrap(err))
 	}
 	if noHolder(err) {
-		return Reply{}, errNoHolder
+		return nil, errNoHolder
 	}
 	if err != nil {
-		return Reply{}, fmt.Errorf("the holder of the IaaS in %s: %w", iaas.Directory(c.Dir, c.Name), err)
+		return nil, fmt.Errorf("the holder of the IaaS in %s: %w", iaas.Directory(c.Dir, c.Name), err)
 	}
-	defer func() { _ = response.Body.Close() }()
-	if response.StatusCode == http.StatusServiceUnavailable {
-		return Reply{}, errNoHolder // it is just ending
-	}
-	var reply Reply
-	if err := json.NewDecoder(response.Body).Decode(&reply); err != nil {
-		return Reply{}, fmt.Errorf("the holder of the IaaS ended while it was asked: %w", err)
-	}
-	return reply, nil
+	return response, nil
 }
 
 // noHolder tells from the error of a connection that there is nothing that listens.

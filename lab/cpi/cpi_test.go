@@ -3,6 +3,9 @@ package cpi
 import (
 	"encoding/json"
 	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -101,10 +104,57 @@ func TestNumberOfArguments(t *testing.T) {
 				continue
 			}
 			r := Request{Method: name, Arguments: make([]json.RawMessage, n)}
-			if got := (backend{}).do(t.Context(), r, iaas.AgentDefaults{}, nil, func() bool { return false }); got.Error == nil || !strings.Contains(got.Error.Message, "arguments") {
+			got, _ := (backend{}).do(t.Context(), r, iaas.AgentDefaults{}, nil)
+			if got.Error == nil || !strings.Contains(got.Error.Message, "arguments") {
 				t.Errorf("%s with %d arguments: got %+v", name, n, got)
 			}
 		}
+	}
+}
+
+// A reply counts as delivered when the caller has confirmed that it passed it on, and not if it disconnects before.
+func TestDeliveriesAreConfirmed(t *testing.T) {
+	for name, c := range map[string]struct {
+		delivery string
+		then     func(h *holder, confirm, hangUp func())
+		want     bool
+	}{
+		"confirmed":          {"a", func(_ *holder, confirm, _ func()) { confirm() }, true},
+		"another call's":     {"b", func(_ *holder, confirm, hangUp func()) { confirm(); hangUp() }, false},
+		"hung up":            {"a", func(_ *holder, _, hangUp func()) { hangUp() }, false},
+		"the holder ends":    {"a", func(h *holder, _, _ func()) { close(h.closing) }, true},
+		"without a delivery": {"", func(*holder, func(), func()) {}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := &holder{closing: make(chan struct{}), deliveries: map[string]chan struct{}{}}
+			got := make(chan bool, 1)
+			mux := h.calling()
+			mux.HandleFunc("POST /make", func(w http.ResponseWriter, r *http.Request) {
+				_, _ = io.Copy(io.Discard, r.Body) // only then does net/http notice that the caller has disconnected
+				got <- h.deliver(w, r, c.delivery, Reply{Result: "x"})
+			})
+			server := httptest.NewServer(mux)
+			defer server.Close()
+			response, err := server.Client().Post(server.URL+"/make", "", nil)
+			var reply Reply
+			if err == nil {
+				err = json.NewDecoder(response.Body).Decode(&reply)
+			}
+			if err != nil || reply.Result != "x" {
+				t.Fatalf("got %+v, %v", reply, err)
+			}
+			c.then(h, func() {
+				confirmed, err := http.Post(server.URL+deliveredPath+"a", "", nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				_ = confirmed.Body.Close()
+			}, func() { _ = response.Body.Close() })
+			if delivered := <-got; delivered != c.want || len(h.deliveries) > 0 {
+				t.Errorf("delivered: %v, want %v; still waited for: %v", delivered, c.want, h.deliveries)
+			}
+			_ = response.Body.Close()
+		})
 	}
 }
 

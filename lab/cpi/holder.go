@@ -28,6 +28,9 @@ func socket(dir, name string) string { return filepath.Join(iaas.Directory(dir, 
 type Envelope struct {
 	Request Request            `json:"request"`
 	Agent   iaas.AgentDefaults `json:"agent"`
+	// Delivery names this call if the caller confirms that it has passed the reply on. What was made for a caller that
+	// disconnects before is removed.
+	Delivery string `json:"delivery,omitempty"`
 }
 
 // maxEnvelope bounds a request without an image.
@@ -45,6 +48,8 @@ type holder struct {
 	done    chan struct{}
 	closing chan struct{} // closed when callers of Enter have to end
 	remote  *http.Server  // for callers inside VMs; nil if there are none
+	// deliveries are the calls whose confirmation is waited for: a channel each, which it closes.
+	deliveries map[string]chan struct{}
 }
 
 // How long a holder with nothing to hold stays: at first for the call that it was started for,
@@ -62,7 +67,8 @@ func hold(ctx context.Context, dir, name string, log *logrus.Entry, ready func()
 		return err
 	}
 	defer func() { failed = errors.Join(failed, i.Close()) }()
-	h := &holder{iaas: i, log: log, done: make(chan struct{}), closing: make(chan struct{})}
+	h := &holder{iaas: i, log: log, done: make(chan struct{}), closing: make(chan struct{}),
+		deliveries: map[string]chan struct{}{}}
 	h.idle = time.AfterFunc(firstIdle, h.endIfEmpty)
 	defer h.idle.Stop()
 	if err := h.listenTLS(dir, name); err != nil {
@@ -126,8 +132,7 @@ func HoldMain(ctx context.Context, dir, name string) int {
 const lastAnswers = 30 * time.Second
 
 func (h *holder) handler(dir, name string) http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("POST /cpi", h.serve)
+	mux := h.calling()
 	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) { write(w, h.iaas.List()) })
 	mux.HandleFunc("POST /stay", h.stay)
 	do := func(path string, f func() error) {
@@ -140,6 +145,57 @@ func (h *holder) handler(dir, name string) http.Handler {
 	do("/tls", func() error { return h.listenTLS(dir, name) })
 	do("/host-route", h.iaas.ConnectHost)
 	return mux
+}
+
+// calling is what every caller may do.
+func (h *holder) calling() *http.ServeMux {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /cpi", h.serve)
+	mux.HandleFunc("POST "+deliveredPath+"{delivery}", func(_ http.ResponseWriter, r *http.Request) {
+		h.delivered(r.PathValue("delivery"))
+	})
+	return mux
+}
+
+// deliveredPath begins the path of the confirmation of a call.
+const deliveredPath = "/delivered/"
+
+// delivered notes that a caller has passed its reply on.
+func (h *holder) delivered(delivery string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if c, waiting := h.deliveries[delivery]; waiting {
+		close(c)
+		delete(h.deliveries, delivery)
+	}
+}
+
+// deliver writes a reply and reports whether the caller has got it and, if it confirms that, has passed it on.
+func (h *holder) deliver(w http.ResponseWriter, r *http.Request, delivery string, reply Reply) bool {
+	confirmed := make(chan struct{})
+	if delivery == "" {
+		close(confirmed)
+	} else {
+		h.mu.Lock()
+		h.deliveries[delivery] = confirmed
+		h.mu.Unlock()
+		defer h.delivered(delivery)
+	}
+	if r.Context().Err() != nil {
+		return false
+	}
+	write(w, reply)
+	if http.NewResponseController(w).Flush() != nil {
+		return false
+	}
+	select {
+	case <-confirmed:
+		return true
+	case <-h.closing: // a confirmation would not be heard any more
+		return true
+	case <-r.Context().Done():
+		return false
+	}
 }
 
 func write(w http.ResponseWriter, value any) {
@@ -198,14 +254,24 @@ func (h *holder) serve(w http.ResponseWriter, r *http.Request) {
 	log := h.log.WithFields(logrus.Fields{"method": e.Request.Method, "request_id": e.Request.Context.RequestID})
 	begin := time.Now()
 	// A call is completed or undone even if its caller is killed.
-	reply := backend{h.iaas}.do(context.WithoutCancel(r.Context()), e.Request, e.Agent, body, func() bool { return r.Context().Err() != nil })
+	reply, undo := backend{h.iaas}.do(context.WithoutCancel(r.Context()), e.Request, e.Agent, body)
 	log = log.WithField("took", time.Since(begin).Round(time.Millisecond))
 	if reply.Error != nil {
 		log.WithField("error", reply.Error.Message).Warn("call failed")
 	} else {
 		log.Info("call answered")
 	}
-	write(w, reply)
+	if undo == nil {
+		write(w, reply)
+		return
+	}
+	if h.deliver(w, r, e.Delivery, reply) {
+		return
+	}
+	log.Warn("the caller is gone and has no reply; what was made for it is removed")
+	if err := undo(); err != nil {
+		log.WithError(err).Error("what was made for a caller that is gone was not removed")
+	}
 }
 
 // stay keeps the holder as long as the caller is there, which runs a command in the network.

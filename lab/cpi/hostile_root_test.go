@@ -50,7 +50,8 @@ func TestRootHostileArguments(t *testing.T) {
 		if err != nil {
 			return Failure(err)
 		}
-		return b.do(t.Context(), r, iaas.AgentDefaults{}, bytes.NewReader(image), func() bool { return false })
+		reply, _ := b.do(t.Context(), r, iaas.AgentDefaults{}, bytes.NewReader(image))
+		return reply
 	}
 	made := func(request string) string {
 		t.Helper()

@@ -124,7 +124,7 @@ func TestTextIsParsedBeforeItIsUsed(t *testing.T) {
 			}
 		}()
 		if r, err := ReadRequest(request); err == nil {
-			backend{}.do(t.Context(), r, iaas.AgentDefaults{}, nil, func() bool { return false })
+			backend{}.do(t.Context(), r, iaas.AgentDefaults{}, nil)
 		}
 	}
 	for _, request := range validRequests(`"sc-000000000000000000"`, `"d-000000000000000000"`) {

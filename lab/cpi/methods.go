@@ -26,7 +26,7 @@ type call struct {
 type method struct {
 	least, most int // number of arguments
 	run         run
-	// undo removes what a creation has made for a caller that has disconnected.
+	// undo removes what a creation has made for a caller that did not get the reply.
 	undo func(ctx context.Context, c *call, cid iaas.CID) error
 }
 
@@ -162,31 +162,29 @@ func reply(result any, err error) Reply {
 	return Reply{Result: result}
 }
 
-// do answers a request. gone reports whether the caller has disconnected, in which case what was
-// made for it is removed: its CID was never answered.
-func (b backend) do(ctx context.Context, r Request, agent iaas.AgentDefaults, image io.Reader, gone func() bool) Reply {
+// do answers a request. undo, if it is not nil, removes what was made for a caller that does not get the reply: it does
+// not know the CID.
+func (b backend) do(ctx context.Context, r Request, agent iaas.AgentDefaults, image io.Reader) (
+	_ Reply, undo func() error) {
 	m, known := methods[r.Method]
 	if !known {
 		local, _ := Local(r)
-		return local
+		return local, nil
 	}
 	if n := len(r.Arguments); n < m.least || n > m.most {
-		return Failure(fmt.Errorf("%s wants %d to %d arguments, got %d", r.Method, m.least, m.most, n))
+		return Failure(fmt.Errorf("%s wants %d to %d arguments, got %d", r.Method, m.least, m.most, n)), nil
 	}
 	c := &call{Request: r, iaas: b.IaaS, agent: agent, image: image}
 	result, err := m.run(ctx, c)
 	if errors.Is(err, errNoSuchObject) {
 		if reply, ok := absent(r); ok {
-			return reply
+			return reply, nil
 		}
 	}
-	if err == nil && m.undo != nil && gone() {
-		err = fmt.Errorf("the caller has gone; what was made for it is removed again")
-		if failed := m.undo(ctx, c, first(result)); failed != nil {
-			err = fmt.Errorf("the caller has gone, and what was made for it could not be removed: %w", failed)
-		}
+	if err == nil && m.undo != nil {
+		undo = func() error { return m.undo(ctx, c, first(result)) }
 	}
-	return reply(result, err)
+	return reply(result, err), undo
 }
 
 // argument decodes the n-th one. null leaves the value as it is.

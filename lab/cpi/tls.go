@@ -122,9 +122,7 @@ func (h *holder) listenTLS(dir, name string) error {
 		return err
 	}
 	// Only calls: a client inside a VM can neither list objects nor change the holder.
-	mux := http.NewServeMux()
-	mux.HandleFunc("POST /cpi", h.serve)
-	h.remote = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	h.remote = &http.Server{Handler: h.calling(), ReadHeaderTimeout: 10 * time.Second}
 	go func() { _ = h.remote.Serve(tls.NewListener(listener, config)) }()
 	return nil
 }
