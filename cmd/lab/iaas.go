@@ -230,7 +230,7 @@ func cpiClean(ctx context.Context, c *call) error {
 	name, director := "", ""
 	disks, stemcells := false, false
 	c.iaasFlag(&name)
-	c.flags.StringVar(&director, "director", "", "remove VMs and networks of the Director or state file with this `uuid`")
+	c.flags.StringVar(&director, "director", "", "remove VMs and networks of the Director or state file `uuid`")
 	c.flags.BoolVar(&stemcells, "stemcells", false, "with --director remove stemcells, too: a state file may name them")
 	c.flags.BoolVar(&disks, "disks", false, "remove persistent disks and snapshots, too: their data is lost")
 	if err := c.parse(0, -1); err != nil {

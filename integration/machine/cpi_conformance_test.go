@@ -286,7 +286,7 @@ func (c *cloud) snapshotInUse(disk string) {
 	shares := exec.Command("cp", "--reflink=always", c.config, filepath.Join(c.dir, "shared")).Run() == nil
 	if r.Error == nil && shares {
 		c.must("delete_snapshot", r.Result)
-	} else if r.Error == nil || shares || r.Error.Type != "Bosh::Clouds::"+string(iaas.NotSupported) {
+	} else if r.Error == nil || shares || r.Error.Type != "Bosh::Clouds::"+string(iaas.NotImplemented) {
 		c.t.Errorf("snapshot of a disk in use, on a file system that shares blocks (%v): got %+v", shares, r)
 	}
 }

@@ -310,13 +310,15 @@ func (i *IaaS) SnapshotDisk(ctx context.Context, cid CID, metadata value.Metadat
 }
 
 // canSnapshot refuses a copy that would mix several moments: of a disk in use only a copy that
-// shares blocks is of one.
+// shares blocks is of one. A Director that takes snapshots at each stop goes on without one only if it is told that
+// they are not implemented.
 func (i *IaaS) canSnapshot(d Disk) error {
 	probe := i.store.path(d.CID, "probe")
 	defer func() { _ = os.Remove(probe) }()
 	out, err := exec.Command("cp", "--reflink=always", i.store.path(d.CID, recordName), probe).CombinedOutput()
 	if err != nil {
-		return Failf(NotSupported, "disk %s is in use and its file system cannot share blocks (%s); detach the disk or stop its VM first", d.CID, strings.TrimSpace(string(out)))
+		return Failf(NotImplemented, "disk %s is in use and its file system cannot share blocks (%s): no snapshot; "+
+			"detach the disk or stop its VM first", d.CID, strings.TrimSpace(string(out)))
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package iaas
 import (
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -349,6 +350,34 @@ type machineState struct {
 func (m machineState) Running() bool    { return m.running }
 func (m machineState) PoweredOff() bool { return m.poweredOff }
 func (m machineState) Console() string  { return "" }
+
+// TestSnapshotOfADiskInUse: a Director that takes snapshots at each stop, start and deploy goes on after NotImplemented
+// alone.
+func TestSnapshotOfADiskInUse(t *testing.T) {
+	s := store{t.TempDir()}
+	vm := newCID(VMs)
+	d := Disk{Base: Base{CID: newCID(Disks), Phase: Ready}, Size: 1, VM: vm}
+	for _, class := range []Class{Disks, Snapshots} {
+		if err := os.Mkdir(filepath.Join(s.dir, string(class)), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := errors.Join(s.put(d.CID, d), os.WriteFile(s.path(d.CID, imageName), []byte("content"), 0o600))
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := &IaaS{store: s, disks: map[CID]*Disk{d.CID: &d}, snapshots: map[CID]*Snapshot{},
+		machines: map[CID]machine.Machine{vm: machineState{running: true}}}
+	cid, err := i.SnapshotDisk(t.Context(), d.CID, nil, value.Name{})
+	if err == nil { // on a file system that shares blocks
+		data, err := os.ReadFile(s.path(cid, imageName))
+		if string(data) != "content" {
+			t.Errorf("the snapshot has %q, %v", data, err)
+		}
+	} else if KindOf(err) != NotImplemented || len(i.snapshots) > 0 {
+		t.Errorf("got %s: %v, and %d snapshots; want NotImplemented", KindOf(err), err, len(i.snapshots))
+	}
+}
 
 // TestListedAsOffWhenOnRecord: a VM that powered itself off is listed as running until a next holder would leave it off.
 func TestListedAsOffWhenOnRecord(t *testing.T) {
