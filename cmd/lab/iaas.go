@@ -158,6 +158,9 @@ func writeIaaS(w io.Writer, l iaasListing) {
 	for _, s := range l.Snapshots {
 		_, _ = fmt.Fprintf(table, "  %s\t%d MiB\tof %s\t\t%s\n", s.CID, s.Size, s.Disk, owner(s.Common))
 	}
+	for _, n := range l.Networks {
+		_, _ = fmt.Fprintf(table, "  %s\t%s\tgateway %s\t\t%s\n", n.CID, n.Range, n.Gateway, owner(n.Common))
+	}
 	_ = table.Flush()
 }
 
@@ -316,8 +319,7 @@ func choose(l iaas.Listing, cids []string, director string, disks, stemcells boo
 		failed = errors.Join(failed, add("delete_stemcell", s.Common, false))
 	}
 	for _, n := range l.Networks {
-		common := iaas.Common{CID: n.CID.String(), Director: n.Director.String()}
-		failed = errors.Join(failed, add("delete_network", common, false))
+		failed = errors.Join(failed, add("delete_network", n.Common, false))
 	}
 	for cid := range wanted {
 		failed = errors.Join(failed, fmt.Errorf("there is no %s", cid))

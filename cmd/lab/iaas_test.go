@@ -55,6 +55,18 @@ func TestChooseWhatIsRemoved(t *testing.T) {
 	}
 }
 
+func TestListingShowsNetworks(t *testing.T) {
+	common := iaas.Common{CID: "net-1", Director: "a"}
+	n := iaas.NetworkListing{Common: common, Range: "10.0.0.0/24", Gateway: "10.0.0.1"}
+	var b strings.Builder
+	writeIaaS(&b, iaasListing{iaas.Listing{Name: "x", Networks: []iaas.NetworkListing{n}}, true})
+	for _, want := range []string{"net-1", "10.0.0.0/24", "gateway 10.0.0.1", "director a"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("got %q, want %q in it", b.String(), want)
+		}
+	}
+}
+
 func TestReleaseVersion(t *testing.T) {
 	for given, want := range map[string]string{"1.2.3": "1.2.3", "[DEV BUILD] 2fa6101": "DEV.BUILD.2fa6101", "unknown": "unknown"} {
 		if got := releaseVersion(given); got != want {

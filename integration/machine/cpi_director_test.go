@@ -60,6 +60,10 @@ func TestMachineCPIRangeMovesToAnotherNetwork(t *testing.T) {
 	}
 	first, second := network(), network()
 	old := c.cid("create_vm", onSegment(sc, "10.88.55.5", "10.88.55.1", first)...)
+	listed, err := exec.Command(c.lab, "ls", "--dir", c.dir).CombinedOutput()
+	if err != nil || !strings.Contains(string(listed), first) || !strings.Contains(string(listed), "10.88.55.0/24") {
+		t.Errorf("lab ls: %v: %s; want %s and its range", err, listed, first)
+	}
 	r := c.call("create_vm", onSegment(sc, "10.88.55.6", "10.88.55.1", second)...)
 	if r.Error == nil || !strings.Contains(r.Error.Message, first) || !strings.Contains(r.Error.Message, old) {
 		t.Errorf("the range on two segments: got %+v, want an error that names %s and %s", r, first, old)
@@ -68,7 +72,10 @@ func TestMachineCPIRangeMovesToAnotherNetwork(t *testing.T) {
 	if left := c.bridges(); len(left) > 0 {
 		t.Errorf("without a VM there are the bridges %v", left)
 	}
-	c.must("delete_network", first)
+	r = c.call("delete_network", first)
+	if r.Error != nil || !strings.Contains(r.Log, "delete_network "+first+": done in ") {
+		t.Errorf("delete_network: got %+v, want a log that says what was done", r)
+	}
 	vm := c.cid("create_vm", onSegment(sc, "10.88.55.5", "10.88.55.1", second)...)
 	c.pong("10.88.55.5", time.Minute)
 	c.must("delete_vm", vm)

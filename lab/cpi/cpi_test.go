@@ -10,9 +10,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"cambium/lab/iaas"
 	"cambium/lab/image"
+	"cambium/lab/metadata"
+	assets "cambium/stemcell-assets"
 )
 
 // Contract C.1.
@@ -72,13 +75,59 @@ func TestLocal(t *testing.T) {
 	}
 }
 
-// The Director uploads a stemcell only if the CPI names one of its formats. That of cloudstack is compressed with bzip2, which is not
-// unpacked.
+// A Director uploads a stemcell only if the CPI names one of its formats: those of our stemcells whose agents look for
+// settings where the IaaS puts them.
 func TestFormatsOfOurStemcells(t *testing.T) {
 	for _, i := range image.Infrastructures {
+		data, err := assets.AgentJSON(i.Name)
+		var agent struct {
+			Infrastructure struct {
+				Settings struct{ Sources []struct{ Type, URI string } }
+			}
+		}
+		if err == nil {
+			err = json.Unmarshal(data, &agent)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := false
+		for _, s := range agent.Infrastructure.Settings.Sources {
+			want = want || s.Type == "ConfigDrive" || s.Type == "CDROM" || s.URI == "http://"+metadata.Address
+		}
 		known := slices.ContainsFunc(i.Formats, func(format string) bool { return slices.Contains(formats, format) })
-		if want := i.Name != "cloudstack"; known != want {
+		if known != want {
 			t.Errorf("stemcell for %s: formats %v known %v, want %v", i.Name, i.Formats, known, want)
+		}
+	}
+}
+
+// The log of a reply, which a Director keeps with its task, names what was done and nothing else of the arguments.
+func TestLogOfACall(t *testing.T) {
+	const vm, disk = "vm-000000000000000000", "d-000000000000000000"
+	var cid iaas.CID
+	if err := cid.UnmarshalText([]byte(vm)); err != nil {
+		t.Fatal(err)
+	}
+	took := 1234567 * time.Microsecond
+	for _, c := range []struct {
+		method, arguments string
+		reply             Reply
+		want              string
+	}{
+		{"create_vm", `["agent","sc-000000000000000000",{},{},[],{"password":"secret"}]`,
+			Reply{Result: []any{cid, nil}}, "create_vm sc-000000000000000000: " + vm + " in 1.235s\n"},
+		{"create_disk", `[1,{}]`, Reply{Result: cid}, "create_disk: " + vm + " in 1.235s\n"},
+		{"attach_disk", `["` + vm + `","` + disk + `"]`, Reply{Result: "/dev/x"},
+			"attach_disk " + vm + " " + disk + ": done in 1.235s\n"},
+		{"delete_vm", `["a\u001b[2J"]`, Failure(errors.New("no")), "delete_vm: failed in 1.235s\n"},
+	} {
+		r := Request{Method: c.method}
+		if err := json.Unmarshal([]byte(c.arguments), &r.Arguments); err != nil {
+			t.Fatal(err)
+		}
+		if got := summary(r, c.reply, took); got != c.want {
+			t.Errorf("%s: got %q, want %q", c.method, got, c.want)
 		}
 	}
 }

@@ -255,7 +255,9 @@ func (h *holder) serve(w http.ResponseWriter, r *http.Request) {
 	begin := time.Now()
 	// A call is completed or undone even if its caller is killed.
 	reply, undo := backend{h.iaas}.do(context.WithoutCancel(r.Context()), e.Request, e.Agent, body)
-	log = log.WithField("took", time.Since(begin).Round(time.Millisecond))
+	took := time.Since(begin).Round(time.Millisecond)
+	reply.Log = summary(e.Request, reply, took)
+	log = log.WithField("took", took)
 	if reply.Error != nil {
 		log.WithField("error", reply.Error.Message).Warn("call failed")
 	} else {
@@ -272,6 +274,25 @@ func (h *holder) serve(w http.ResponseWriter, r *http.Request) {
 	if err := undo(); err != nil {
 		log.WithError(err).Error("what was made for a caller that is gone was not removed")
 	}
+}
+
+// summary is a line for the log that a Director keeps with its task: the method, the objects that it was about, the one
+// that it has made, and the time that it took. Other arguments may be secret.
+func summary(r Request, reply Reply, took time.Duration) string {
+	line := r.Method
+	for _, argument := range r.Arguments {
+		var cid iaas.CID
+		if json.Unmarshal(argument, &cid) == nil && cid != (iaas.CID{}) {
+			line += " " + cid.String()
+		}
+	}
+	outcome := "done"
+	if reply.Error != nil {
+		outcome = "failed"
+	} else if methods[r.Method].undo != nil {
+		outcome = first(reply.Result).String()
+	}
+	return fmt.Sprintf("%s: %s in %s\n", line, outcome, took.Round(time.Millisecond))
 }
 
 // stay keeps the holder as long as the caller is there, which runs a command in the network.

@@ -91,8 +91,10 @@ func Failure(err error) Reply {
 // Version is the newest version of the contract that is supported.
 const Version = 3
 
-// formats are the stemcells that can be read.
-var formats = []string{"openstack-raw", "openstack-qcow2", "aws-raw", "google-rawdisk", "alicloud-raw", "azure-vhd", "vsphere-ovf", "qemu-raw", "warden-tar", "general-tar", "cambium-light"}
+// formats are those of stemcells whose agents find their settings here: on a config drive, on a CD or at the address of
+// the metadata service.
+var formats = []string{"openstack-raw", "openstack-qcow2", "aws-raw", "google-rawdisk", "vsphere-ovf", "qemu-raw",
+	"cambium-light"}
 
 // info answers info, for which nothing else is needed.
 func info() Reply {

@@ -1,7 +1,6 @@
 package iaas
 
 import (
-	"cmp"
 	"slices"
 	"time"
 
@@ -16,7 +15,7 @@ type Listing struct {
 	VMs       []VMListing       `json:"vms"`
 	Disks     []DiskListing     `json:"disks"`
 	Snapshots []SnapshotListing `json:"snapshots"`
-	Networks  []*ManagedNetwork `json:"networks"`
+	Networks  []NetworkListing  `json:"networks"`
 }
 
 // Common is what the listings of all objects show.
@@ -59,13 +58,21 @@ type SnapshotListing struct {
 	Size int    `json:"size"` // MiB
 }
 
+// NetworkListing is a managed network in a listing.
+type NetworkListing struct {
+	Common
+	Range   string `json:"range"`
+	Gateway string `json:"gateway"`
+}
+
 func (b Base) common() Common {
 	return Common{b.CID.String(), b.Created, b.Director.String(), b.Metadata}
 }
 
 // List tells what there is, in the order of creation.
 func (i *IaaS) List() Listing {
-	l := Listing{Name: i.name, Namespace: i.Net.Path(), Stemcells: []StemcellListing{}, VMs: []VMListing{}, Disks: []DiskListing{}, Snapshots: []SnapshotListing{}, Networks: []*ManagedNetwork{}}
+	l := Listing{Name: i.name, Namespace: i.Net.Path(), Stemcells: []StemcellListing{}, VMs: []VMListing{},
+		Disks: []DiskListing{}, Snapshots: []SnapshotListing{}, Networks: []NetworkListing{}}
 	i.mu.Lock()
 	for _, s := range i.stemcells {
 		l.Stemcells = append(l.Stemcells, StemcellListing{s.common(), s.Image.String()})
@@ -77,7 +84,7 @@ func (i *IaaS) List() Listing {
 		l.Snapshots = append(l.Snapshots, SnapshotListing{s.common(), s.Disk.String(), int(s.Size)})
 	}
 	for _, n := range i.networks {
-		l.Networks = append(l.Networks, n)
+		l.Networks = append(l.Networks, NetworkListing{n.common(), n.Range.String(), n.Gateway.String()})
 	}
 	for _, vm := range i.vms {
 		l.VMs = append(l.VMs, i.listVM(vm))
@@ -87,7 +94,7 @@ func (i *IaaS) List() Listing {
 	slices.SortFunc(l.VMs, func(a, b VMListing) int { return a.Created.Compare(b.Created) })
 	slices.SortFunc(l.Disks, func(a, b DiskListing) int { return a.Created.Compare(b.Created) })
 	slices.SortFunc(l.Snapshots, func(a, b SnapshotListing) int { return a.Created.Compare(b.Created) })
-	slices.SortFunc(l.Networks, func(a, b *ManagedNetwork) int { return cmp.Compare(a.CID.String(), b.CID.String()) })
+	slices.SortFunc(l.Networks, func(a, b NetworkListing) int { return a.Created.Compare(b.Created) })
 	return l
 }
 
