@@ -209,15 +209,16 @@ func hostRoute(ctx context.Context, c *call) error {
 
 // cpiTLS prints the identity of a CPI that runs inside a VM.
 func cpiTLS(ctx context.Context, c *call) error {
-	name := ""
+	name, containers := "", false
 	c.iaasFlag(&name)
+	c.flags.BoolVar(&containers, "containers", false, "let it make containers, which do not hold root inside")
 	if err := c.parse(0, 0); err != nil {
 		return err
 	}
 	if err := iaas.ValidName(name); err != nil {
 		return usageError{err}
 	}
-	id, err := cpi.EnsureIdentity(c.dir, name)
+	id, err := cpi.EnsureIdentity(c.dir, name, containers)
 	if err != nil {
 		return err
 	}

@@ -78,10 +78,41 @@ func TestMachineCPIRangeMovesToAnotherNetwork(t *testing.T) {
 	}
 	vm := c.cid("create_vm", onSegment(sc, "10.88.55.5", "10.88.55.1", second)...)
 	c.pong("10.88.55.5", time.Minute)
+	c.sharesNothing(vm)
 	c.must("delete_vm", vm)
 	c.must("delete_network", second)
 	c.must("delete_stemcell", sc)
 	c.gone()
+}
+
+// sharesNothing checks that root in a container, as a unit of it, changes nothing that it shares with the host, and
+// still can do what jobs need.
+func (c *cloud) sharesNothing(vm string) {
+	c.t.Helper()
+	unit := func(argv ...string) string {
+		c.t.Helper()
+		return c.run(vm, append([]string{"systemd-run", "--quiet", "--wait", "--pipe"}, argv...)...)
+	}
+	// Each call would change nothing if it were allowed.
+	const eperm = "1"
+	for name, call := range map[string]string{
+		"MKNOD":      `syscall(133, $name, 060600, 7 << 8 | 99)`,
+		"SYS_MODULE": `syscall(176, $name, 0)`,
+		"SYS_RAWIO":  `syscall(173, 128, 1, 1)`,
+		"SYS_TIME":   `syscall(164, 0, $zone)`,
+		"SYSLOG":     `syscall(103, 9, 0, 0)`,
+	} {
+		const variables = `my $name = "/root/there_is_no_such"; my $zone = pack("ll", 0, 0); `
+		if got := unit("perl", "-e", variables+"print "+call+" == -1 ? $!+0 : 0"); got != eperm {
+			c.t.Errorf("CAP_%s: the call gives error %s, want EPERM", name, got)
+		}
+	}
+	unit("sh", "-ec", "echo 1 >/proc/sys/net/ipv4/ip_forward")
+	unit("sh", "-ec", "mkdir /sys/fs/cgroup/systemd/own 2>/dev/null || mkdir /sys/fs/cgroup/own")
+	// As bpm does: a file system and processes of its own, with device nodes of the container.
+	unit("unshare", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-ec",
+		"mount -t tmpfs none /mnt; touch /mnt/null; mount --bind /dev/null /mnt/null; echo x >/mnt/null")
+	unit("--property=PrivateDevices=yes", "sh", "-ec", "echo x >/dev/null; head -c 1 /dev/urandom >/dev/null")
 }
 
 // create-env was interrupted at "Creating VM": the CLI starts the CPI in a process group of its own, so that the CPI

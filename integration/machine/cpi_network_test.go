@@ -308,7 +308,7 @@ func TestMachineCPIInsideAVM(t *testing.T) {
 	if err := os.MkdirAll(c.dir+"/other", 0o700); err != nil {
 		t.Fatal(err)
 	}
-	other, err := cpi.EnsureIdentity(c.dir+"/other", c.name)
+	other, err := cpi.EnsureIdentity(c.dir+"/other", c.name, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -329,6 +329,24 @@ func TestMachineCPIInsideAVM(t *testing.T) {
 	}
 	if r := inside("/etc/cpi.json", `{"method":"has_vm","arguments":["`+vm+`"],"api_version":3}`); r.Result != true {
 		t.Errorf("has_vm inside the VM: got %+v, want true", r)
+	}
+	request := map[string]any{"method": "create_vm", "arguments": order(second, "10.245.0.7"), "api_version": 3}
+	create, err := json.Marshal(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := inside("/etc/cpi.json", string(create))
+	if r.Error == nil || !strings.Contains(r.Error.Message, "lab cpi-tls --containers") {
+		t.Errorf("a container over TLS without permission: got %+v", r)
+	}
+	allow := []string{"cpi-tls", "--dir", c.dir, "--iaas", c.name, "--containers"}
+	if out, err := exec.Command(c.lab, allow...).CombinedOutput(); err != nil {
+		t.Fatalf("cpi-tls: %v: %s", err, out)
+	}
+	if r := inside("/etc/cpi.json", string(create)); r.Error != nil {
+		t.Errorf("a container over TLS with permission: got %+v", r)
+	} else {
+		c.must("delete_vm", r.Result.([]any)[0])
 	}
 	if r := inside("/etc/other.json", `{"method":"has_vm","arguments":["`+vm+`"],"api_version":3}`); r.Error == nil || r.Error.Type != "Bosh::Clouds::"+string(iaas.CloudError) {
 		t.Errorf("with a certificate of another authority: got %+v, want a CloudError", r)

@@ -177,7 +177,7 @@ func TestDeliveriesAreConfirmed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h := &holder{closing: make(chan struct{}), deliveries: map[string]chan struct{}{}}
 			got := make(chan bool, 1)
-			mux := h.calling()
+			mux := h.calling(func() []string { return nil })
 			mux.HandleFunc("POST /make", func(w http.ResponseWriter, r *http.Request) {
 				_, _ = io.Copy(io.Discard, r.Body) // only then does net/http notice that the caller has disconnected
 				got <- h.deliver(w, r, c.delivery, Reply{Result: "x"})

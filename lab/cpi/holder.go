@@ -132,7 +132,7 @@ func HoldMain(ctx context.Context, dir, name string) int {
 const lastAnswers = 30 * time.Second
 
 func (h *holder) handler(dir, name string) http.Handler {
-	mux := h.calling()
+	mux := h.calling(func() []string { return nil })
 	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) { write(w, h.iaas.List()) })
 	mux.HandleFunc("POST /stay", h.stay)
 	do := func(path string, f func() error) {
@@ -147,10 +147,10 @@ func (h *holder) handler(dir, name string) http.Handler {
 	return mux
 }
 
-// calling is what every caller may do.
-func (h *holder) calling() *http.ServeMux {
+// calling is what every caller may do, apart from VMs of the engines that it is refused.
+func (h *holder) calling(refused func() []string) *http.ServeMux {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /cpi", h.serve)
+	mux.HandleFunc("POST /cpi", func(w http.ResponseWriter, r *http.Request) { h.serve(w, r, refused()) })
 	mux.HandleFunc("POST "+deliveredPath+"{delivery}", func(_ http.ResponseWriter, r *http.Request) {
 		h.delivered(r.PathValue("delivery"))
 	})
@@ -231,7 +231,7 @@ func (h *holder) endIfEmpty() {
 	}
 }
 
-func (h *holder) serve(w http.ResponseWriter, r *http.Request) {
+func (h *holder) serve(w http.ResponseWriter, r *http.Request, refused []string) {
 	if !h.begin() {
 		http.Error(w, "ending", http.StatusServiceUnavailable)
 		return
@@ -254,7 +254,7 @@ func (h *holder) serve(w http.ResponseWriter, r *http.Request) {
 	log := h.log.WithFields(logrus.Fields{"method": e.Request.Method, "request_id": e.Request.Context.RequestID})
 	begin := time.Now()
 	// A call is completed or undone even if its caller is killed.
-	reply, undo := backend{h.iaas}.do(context.WithoutCancel(r.Context()), e.Request, e.Agent, body)
+	reply, undo := backend{h.iaas, refused}.do(context.WithoutCancel(r.Context()), e.Request, e.Agent, body)
 	took := time.Since(begin).Round(time.Millisecond)
 	reply.Log = summary(e.Request, reply, took)
 	log = log.WithField("took", took)

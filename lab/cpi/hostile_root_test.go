@@ -44,7 +44,7 @@ func TestRootHostileArguments(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	b := backend{i}
+	b := backend{IaaS: i}
 	do := func(request []byte, image []byte) Reply {
 		r, err := ReadRequest(request)
 		if err != nil {

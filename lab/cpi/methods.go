@@ -6,13 +6,18 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"cambium/lab/iaas"
 	"cambium/lab/iaas/value"
 )
 
 // backend answers requests with an IaaS.
-type backend struct{ IaaS *iaas.IaaS }
+type backend struct {
+	IaaS *iaas.IaaS
+	// refused are engines that the caller may not use.
+	refused []string
+}
 
 // call is a request that is being answered.
 type call struct {
@@ -20,6 +25,8 @@ type call struct {
 	iaas  *iaas.IaaS
 	agent iaas.AgentDefaults
 	image io.Reader // the bytes that follow a create_stemcell
+	// refused are engines that the caller may not use.
+	refused []string
 }
 
 // method is one row of the contract.
@@ -174,7 +181,7 @@ func (b backend) do(ctx context.Context, r Request, agent iaas.AgentDefaults, im
 	if n := len(r.Arguments); n < m.least || n > m.most {
 		return Failure(fmt.Errorf("%s wants %d to %d arguments, got %d", r.Method, m.least, m.most, n)), nil
 	}
-	c := &call{Request: r, iaas: b.IaaS, agent: agent, image: image}
+	c := &call{Request: r, iaas: b.IaaS, agent: agent, image: image, refused: b.refused}
 	result, err := m.run(ctx, c)
 	if errors.Is(err, errNoSuchObject) {
 		if reply, ok := absent(r); ok {
@@ -258,6 +265,10 @@ func createVM(ctx context.Context, c *call) (any, error) {
 	}
 	if err := c.argument(2, "cloud_properties", &o.Shape); err != nil {
 		return nil, err
+	}
+	if slices.Contains(c.refused, o.Shape.Engine) {
+		return nil, iaas.Failf(iaas.CloudError, "engine %q is not for callers in VMs, since it does not hold root inside; "+
+			"allow it on the host with: lab cpi-tls --containers", o.Shape.Engine)
 	}
 	if err := c.argument(3, "networks", &o.Networks); err != nil {
 		return nil, err

@@ -40,31 +40,33 @@ type Identity struct {
 type identities struct {
 	Holder Identity `json:"holder"`
 	Client Identity `json:"client"`
+	// Containers is whether callers over TLS may make containers, which are no boundary around root inside.
+	Containers bool `json:"containers,omitempty"`
+}
+
+// refused are the engines that callers over TLS may not use, as it is written down now.
+func refused(dir, name string) []string {
+	if ids, err := readIdentities(dir, name); err == nil && ids.Containers {
+		return nil
+	}
+	return []string{iaas.Container}
 }
 
 func identitiesPath(dir, name string) string { return filepath.Join(dir, name+".iaas-tls.json") }
 
-// EnsureIdentity makes the two identities, unless they are there, and returns the client's.
-func EnsureIdentity(dir, name string) (Identity, error) {
-	if ids, err := readIdentities(dir, name); err == nil || !errors.Is(err, os.ErrNotExist) {
-		return ids.Client, err
+// EnsureIdentity makes the two identities, unless they are there, and returns the client's. containers is whether such
+// clients may make containers.
+func EnsureIdentity(dir, name string, containers bool) (Identity, error) {
+	ids, err := readIdentities(dir, name)
+	if errors.Is(err, os.ErrNotExist) {
+		ids, err = newIdentities(name)
+	} else if err == nil && ids.Containers == containers {
+		return ids.Client, nil
 	}
-	ca, err := testca.New("iaas." + name + ".ca")
 	if err != nil {
 		return Identity{}, err
 	}
-	holder, err := ca.Issue(testca.Request{CommonName: serverName, Hosts: []string{serverName}})
-	if err != nil {
-		return Identity{}, err
-	}
-	client, err := ca.Issue(testca.Request{CommonName: "cpi"})
-	if err != nil {
-		return Identity{}, err
-	}
-	ids := identities{
-		Holder: Identity{string(ca.PEM), string(holder.Certificate), string(holder.PrivateKey)},
-		Client: Identity{string(ca.PEM), string(client.Certificate), string(client.PrivateKey)},
-	}
+	ids.Containers = containers
 	data, err := json.MarshalIndent(ids, "", "  ")
 	if err != nil {
 		return Identity{}, err
@@ -73,6 +75,22 @@ func EnsureIdentity(dir, name string) (Identity, error) {
 		return Identity{}, err
 	}
 	return ids.Client, atomicfile.Write(identitiesPath(dir, name), data, 0o600)
+}
+
+func newIdentities(name string) (identities, error) {
+	ca, err := testca.New("iaas." + name + ".ca")
+	if err != nil {
+		return identities{}, err
+	}
+	holder, err := ca.Issue(testca.Request{CommonName: serverName, Hosts: []string{serverName}})
+	if err != nil {
+		return identities{}, err
+	}
+	client, err := ca.Issue(testca.Request{CommonName: "cpi"})
+	return identities{
+		Holder: Identity{string(ca.PEM), string(holder.Certificate), string(holder.PrivateKey)},
+		Client: Identity{string(ca.PEM), string(client.Certificate), string(client.PrivateKey)},
+	}, err
 }
 
 func readIdentities(dir, name string) (ids identities, err error) {
@@ -122,7 +140,8 @@ func (h *holder) listenTLS(dir, name string) error {
 		return err
 	}
 	// Only calls: a client inside a VM can neither list objects nor change the holder.
-	h.remote = &http.Server{Handler: h.calling(), ReadHeaderTimeout: 10 * time.Second}
+	mux := h.calling(func() []string { return refused(dir, name) })
+	h.remote = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	go func() { _ = h.remote.Serve(tls.NewListener(listener, config)) }()
 	return nil
 }

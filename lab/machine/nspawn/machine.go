@@ -137,12 +137,17 @@ func (m *Machine) plug() error {
 	return nil
 }
 
+// dropped are the capabilities over what a container shares with its host and needs for nothing: other devices, kernel
+// modules, ports and memory, the clock, the kernel's log. systemd and runc bind-mount the device nodes that they cannot
+// make.
+const dropped = "CAP_MKNOD,CAP_SYS_MODULE,CAP_SYS_RAWIO,CAP_SYS_TIME,CAP_SYSLOG"
+
 // argv is the command line of systemd-nspawn. It runs in control groups of its own, made by the
 // host's systemd where there is one.
 func (m *Machine) argv() ([]string, error) {
 	nspawn := []string{"systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--machine=" + m.Spec.Name,
 		"--directory=" + m.layer().Root(), "--boot", "--network-namespace-path=" + m.netns().Path(),
-		"--capability=all", "--system-call-filter=@swap", "--console=read-only",
+		"--capability=all", "--drop-capability=" + dropped, "--system-call-filter=@swap", "--console=read-only",
 		"--resolv-conf=off", "--timezone=off", "--link-journal=no"}
 	if _, err := os.Stat("/run/systemd/system"); err == nil {
 		argv := []string{"systemd-run", "--quiet", "--scope", "--collect", "--unit=" + m.Spec.Name, "--property=Delegate=yes"}
