@@ -237,9 +237,10 @@ func (i *Instance) userData(settings []byte) ([]byte, error) {
 	if !i.versions().registry() {
 		return full.merge(extra).JSON(), nil
 	}
-	i.lab.Registry.Set(i.name(), i.IP, settings)
+	i.lab.Registry.Set(i.name(), settings)
 	// The lab has no name server: an address in the endpoint needs none.
+	endpoint := i.lab.Registry.Endpoint(net.JoinHostPort(Gateway, strconv.Itoa(registry.Port)), i.name())
 	pointer := Document{"networks": full["networks"], "dns": map[string]any{},
-		"registry": map[string]any{"endpoint": i.lab.Registry.Endpoint(net.JoinHostPort(Gateway, strconv.Itoa(registry.Port)))}}
+		"registry": map[string]any{"endpoint": endpoint}}
 	return Document{"server": extra["server"]}.merge(pointer).JSON(), nil
 }

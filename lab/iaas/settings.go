@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"time"
 
-	"cambium/lab/iaas/fabric"
 	"cambium/lab/iaas/value"
 	"cambium/lab/machine"
 	"cambium/lab/media"
@@ -85,9 +84,10 @@ func (i *IaaS) userData(vm VM) ([]byte, error) {
 	for _, n := range vm.Networks {
 		servers = append(servers, n.DNS...)
 	}
+	endpoint := i.registry.Endpoint(fmt.Sprintf("%s:%d", metadata.Address, registry.Port), vm.CID.String())
 	return json.Marshal(map[string]any{
 		"server": map[string]CID{"name": vm.CID}, "networks": vm.Networks, "dns": map[string]any{"nameserver": servers},
-		"registry": map[string]string{"endpoint": i.registry.Endpoint(fmt.Sprintf("%s:%d", metadata.Address, registry.Port))}})
+		"registry": map[string]string{"endpoint": endpoint}})
 }
 
 // The config drive as OpenStack makes it, which the stemcell's agent.json names.
@@ -153,13 +153,7 @@ func (i *IaaS) publish(vm VM) error {
 	if err != nil {
 		return err
 	}
-	address := ""
-	for _, n := range vm.Networks {
-		if n.Type != fabric.VIP {
-			address = n.IP.String()
-		}
-	}
-	i.registry.Set(vm.CID.String(), address, data)
+	i.registry.Set(vm.CID.String(), data)
 	return nil
 }
 

@@ -1,13 +1,13 @@
 // Package registry is the settings registry of CPI API version 1: the CPI puts an instance's
-// settings there, the agent fetches them with the address it found in its user data.
+// settings there, the agent fetches them with the address and the password it found in its user data.
 package registry
 
 import (
+	"crypto/hmac"
 	"crypto/rand"
-	"crypto/subtle"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
-	"io"
-	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -18,33 +18,37 @@ const Port = 25777
 
 // Server is a registry.
 type Server struct {
-	user, password string
+	secret []byte // passwords are derived from it
 
 	mu        sync.Mutex
-	instances map[string]entry
+	instances map[string][]byte
 	requests  map[string]int
 }
 
-type entry struct {
-	settings []byte
-	address  string // of the instance, which may read without credentials
-}
-
-// New makes an empty registry with credentials of its own.
+// New makes an empty registry.
 func New() *Server {
-	return &Server{user: "registry", password: rand.Text(), instances: map[string]entry{}, requests: map[string]int{}}
+	return &Server{secret: []byte(rand.Text()), instances: map[string][]byte{}, requests: map[string]int{}}
 }
 
-// Endpoint is what goes into user data, credentials included.
-func (s *Server) Endpoint(hostPort string) string {
-	return "http://" + s.user + ":" + s.password + "@" + hostPort
+const user = "registry"
+
+// password is an instance's own: with it the instance reads its settings and nothing else.
+func (s *Server) password(id string) string {
+	h := hmac.New(sha256.New, s.secret)
+	_, _ = h.Write([]byte(id)) // never fails
+	return hex.EncodeToString(h.Sum(nil))
 }
 
-// Set stores the settings of an instance that has the given address.
-func (s *Server) Set(id, address string, settings []byte) {
+// Endpoint is what goes into the user data of an instance, its password included.
+func (s *Server) Endpoint(hostPort, id string) string {
+	return "http://" + user + ":" + s.password(id) + "@" + hostPort
+}
+
+// Set stores the settings of an instance.
+func (s *Server) Set(id string, settings []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.instances[id] = entry{settings: append([]byte(nil), settings...), address: address}
+	s.instances[id] = append([]byte{}, settings...)
 }
 
 // Delete forgets an instance.
@@ -71,42 +75,27 @@ func answer(w http.ResponseWriter, code int, status string, settings []byte) {
 	_ = json.NewEncoder(w).Encode(body)
 }
 
-// ServeHTTP answers /instances/<id>/settings.
+// ServeHTTP answers GET /instances/<id>/settings to that instance.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	id, ok := strings.CutPrefix(r.URL.Path, "/instances/")
 	id, tail, _ := strings.Cut(id, "/")
-	if !ok || id == "" || tail != "settings" {
+	if !ok || id == "" || tail != "settings" || r.Method != http.MethodGet {
 		answer(w, http.StatusNotFound, "not_found", nil)
 		return
 	}
-	user, password, _ := r.BasicAuth()
-	trusted := user == s.user && subtle.ConstantTimeCompare([]byte(password), []byte(s.password)) == 1
-	s.mu.Lock()
-	s.requests[id]++
-	e, known := s.instances[id]
-	s.mu.Unlock()
-	address, _, _ := net.SplitHostPort(r.RemoteAddr)
-	own := r.Method == http.MethodGet && known && e.address == address
-	if !trusted && !own {
+	name, password, _ := r.BasicAuth()
+	if name != user || !hmac.Equal([]byte(password), []byte(s.password(id))) {
 		w.Header().Set("WWW-Authenticate", `Basic realm="registry"`)
 		answer(w, http.StatusUnauthorized, "access_denied", nil)
 		return
 	}
-	switch {
-	case r.Method == http.MethodPut:
-		data, err := io.ReadAll(r.Body)
-		if err != nil || !json.Valid(data) {
-			answer(w, http.StatusInternalServerError, "error", nil)
-			return
-		}
-		s.Set(id, e.address, data)
-		answer(w, http.StatusOK, "ok", nil)
-	case r.Method == http.MethodDelete && known:
-		s.Delete(id)
-		answer(w, http.StatusOK, "ok", nil)
-	case r.Method == http.MethodGet && known:
-		answer(w, http.StatusOK, "ok", e.settings)
-	default:
+	s.mu.Lock()
+	s.requests[id]++
+	settings, known := s.instances[id]
+	s.mu.Unlock()
+	if !known {
 		answer(w, http.StatusNotFound, "not_found", nil)
+		return
 	}
+	answer(w, http.StatusOK, "ok", settings)
 }
