@@ -101,7 +101,8 @@ happens. All connections use mutual TLS. The agent sends a PING every %v here (%
 lost if %d are unanswered when the next is due. Hence it may take %v + %v = %v. Later than that: %d times.
 
 - **answers after**: from the fault to the first answer; from its end, if no server could be reached meanwhile.
-- **dropped**: no agent was subscribed when the request arrived. NATS delivers at most once.
+- **dropped**: no agent was subscribed when the request arrived. NATS delivers at most once. The Director asks only from
+  the fault to the answer, so that most requests are dropped if the agent is cut off.
 - **no reply**: executed, but the reply was lost with the Director's own server, after the agent's server had confirmed
   it.
 - **executed twice** and **tasks lost** (answered with an id that is unknown later) must be 0.
