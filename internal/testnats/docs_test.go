@@ -24,7 +24,8 @@ func TestClusterOfTheDocs(t *testing.T) {
 		return []byte(text)
 	}
 	ca := must[*testca.CA](t)(testca.New("ca"))
-	pair := must[testca.Pair](t)(ca.Issue(testca.Request{CommonName: testca.ServerName, Hosts: []string{"127.0.0.1"}, Peer: true}))
+	pair := must[testca.Pair](t)(ca.Issue(testca.Request{CommonName: testca.ServerName,
+		Hosts: []string{"127.0.0.1"}, Peer: true}))
 	dir := t.TempDir()
 	t.Chdir(dir) // the files are named without one
 	for name, data := range map[string][]byte{"nats.conf": block("text"), "auth.json": block("json"),

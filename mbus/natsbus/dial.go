@@ -52,6 +52,24 @@ func (d *dialer) connect(server *url.URL, agentID string, config *tls.Config, ti
 	return nc, err
 }
 
+// subscribe returns when the server has taken the subscription: it reports a refusal before it answers the flush.
+func subscribe(ctx context.Context, nc *nats.Conn, agentID string,
+	receive nats.MsgHandler) (*nats.Subscription, error) {
+	sub, err := nc.Subscribe("agent."+agentID, receive)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, connectTime)
+	defer cancel()
+	if err := nc.FlushWithContext(ctx); err != nil {
+		return nil, err
+	}
+	if err := nc.LastError(); errors.Is(err, nats.ErrPermissionViolation) {
+		return nil, err
+	}
+	return sub, nil
+}
+
 // Dial is called by the library.
 func (d *dialer) Dial(network, address string) (conn net.Conn, err error) {
 	conn, d.err = d.dial(network, address)
@@ -109,7 +127,7 @@ func (d *dialer) dialAddress(a netip.AddrPort) (net.Conn, error) {
 		if d.ctx.Err() != nil {
 			err = context.Cause(d.ctx)
 		}
-		return nil, fmt.Errorf("the server accepts connections but does not greet: %w", err)
+		return nil, fmt.Errorf("the server sends no greeting: %w", err)
 	}
 	_ = conn.SetReadDeadline(time.Time{})
 	return c, nil

@@ -53,7 +53,7 @@ func TestFailuresAreReported(t *testing.T) {
 			l, id := overLink(t, d)
 			l.Freeze(true)
 			return id
-		}, "the server accepts connections but does not greet: ", false},
+		}, "the server sends no greeting: ", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d := testnats.Start(t, nil, agentID)

@@ -22,7 +22,7 @@ func FuzzReceive(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte, limit uint8) {
 		l := &link{}
-		l.limit.set(100 + int64(limit))
+		l.limit.Store(100 + int64(limit))
 		b := &Bus{current: l, options: Options{AgentID: agentID, Log: quiet(), Handler: handler(func(_ context.Context, r mbus.Request, reply func(mbus.Reply)) {
 			reply(mbus.Exception("unknown message " + r.Method))
 		})}}

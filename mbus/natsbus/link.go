@@ -26,6 +26,8 @@ const (
 	// needs longer for a handshake than for a dial.
 	connectTime  = 10 * time.Second
 	closeTimeout = time.Second
+	// defaultLimit is the default max_payload of a server, for the time before the first connection.
+	defaultLimit = 1 << 20
 	// authRetryTime is how long a refused log-in is retried about once a second: the server learns
 	// of a new agent only at its next synchronization.
 	authRetryTime = time.Minute
@@ -69,7 +71,7 @@ type link struct {
 	ready     chan struct{}   // closed once connected and subscribed
 	readyOnce sync.Once
 	connected atomic.Bool
-	limit     limit
+	limit     atomic.Int64 // the largest message that the server takes
 	outbox
 
 	// Owned by run.
@@ -94,9 +96,11 @@ func (b *Bus) newLink(id Identity) (*link, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &link{bus: b, log: b.options.Log, servers: servers, tls: config,
+	l := &link{bus: b, log: b.options.Log, servers: servers, tls: config,
 		outbox: outbox{callersReturn: b.pace.callersReturn}, ready: make(chan struct{}),
-		addresses: map[string][]netip.AddrPort{}}, nil
+		addresses: map[string][]netip.AddrPort{}}
+	l.limit.Store(defaultLimit)
+	return l, nil
 }
 
 func (l *link) server() string {
@@ -233,17 +237,7 @@ func (l *link) session(ctx context.Context, server *url.URL) (wasConnected bool,
 		// The handler counts as part of this session, so that none outlives Run.
 		<-closed
 	}()
-	sub, err := nc.Subscribe("agent."+l.bus.options.AgentID, func(m *nats.Msg) { l.bus.receive(ctx, l, m.Data) })
-	if err != nil {
-		return false, fmt.Errorf("subscribe: %w", err)
-	}
-	// A refused subscription is reported before the PONG to the flush.
-	flushed, cancel := context.WithTimeout(ctx, connectTime)
-	err = nc.FlushWithContext(flushed)
-	cancel()
-	if err == nil && errors.Is(nc.LastError(), nats.ErrPermissionViolation) {
-		err = nc.LastError()
-	}
+	sub, err := subscribe(ctx, nc, l.bus.options.AgentID, func(m *nats.Msg) { l.bus.receive(ctx, l, m.Data) })
 	if err != nil {
 		return false, fmt.Errorf("subscribe: %w", explain(err))
 	}
@@ -260,7 +254,7 @@ func (l *link) session(ctx context.Context, server *url.URL) (wasConnected bool,
 }
 
 func (l *link) established(nc *nats.Conn, sub *nats.Subscription, server *url.URL) {
-	l.limit.set(nc.MaxPayload())
+	l.limit.Store(nc.MaxPayload())
 	l.mu.Lock()
 	l.failure, l.at, l.conn, l.sub = nil, server.Host, nc, sub
 	l.mu.Unlock()

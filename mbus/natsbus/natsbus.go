@@ -174,7 +174,7 @@ func (b *Bus) Publish(_ context.Context, target, topic string, payload any) erro
 		return fmt.Errorf("publish %s: %w", subject, err)
 	}
 	l := b.active()
-	if len(data) > l.limit.bytes() {
+	if len(data) > int(l.limit.Load()) {
 		return fmt.Errorf("publish %s: %w", subject, errTooLong)
 	}
 	l.send(message{subject: subject, data: data})
@@ -212,7 +212,7 @@ func (b *Bus) answer(l *link, method, replyTo string) func(mbus.Reply) {
 		defer b.unanswered.add(-1)
 		if !reply.Silent() && replyTo != "" {
 			via := b.route(l)
-			via.send(message{subject: replyTo, data: reply.Encode(via.limit.bytes()), reply: true})
+			via.send(message{subject: replyTo, data: reply.Encode(int(via.limit.Load())), reply: true})
 		}
 		if b.options.Audit != nil {
 			b.options.Audit.Record(mbus.NATSEvent(method, replyTo, reply, server, b.hostname))

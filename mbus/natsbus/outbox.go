@@ -3,7 +3,6 @@ package natsbus
 import (
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -18,21 +17,6 @@ const (
 	// confirmEvery is the pause between two flushes (PING) that confirm delivery to the server.
 	confirmEvery = 20 * time.Millisecond
 )
-
-// limit is the largest message that the server takes.
-type limit struct{ n atomic.Int64 }
-
-// defaultLimit is the default max_payload of a server, for the time before the first connection.
-const defaultLimit = 1 << 20
-
-func (l *limit) set(n int64) { l.n.Store(n) }
-
-func (l *limit) bytes() int {
-	if n := l.n.Load(); n > 0 {
-		return int(n)
-	}
-	return defaultLimit
-}
 
 type message struct {
 	subject string

@@ -92,13 +92,7 @@ func probe(ctx context.Context, agentID string, server *url.URL, config *tls.Con
 		return p
 	}
 	defer nc.Close()
-	if _, err = nc.SubscribeSync("agent." + agentID); err == nil {
-		err = nc.FlushWithContext(ctx) // answered after a refusal of the subscription
-	}
-	if last := nc.LastError(); err == nil && errors.Is(last, nats.ErrPermissionViolation) {
-		err = last
-	}
-	if err != nil {
+	if _, err = subscribe(ctx, nc, agentID, func(*nats.Msg) {}); err != nil {
 		p.Failed, p.Err = ProbeSubscription, err
 	}
 	return p

@@ -47,7 +47,7 @@ func TestProbe(t *testing.T) {
 		{"name that does not exist", at("director.invalid:4222"), ProbeDNS, "director.invalid"},
 		{"port that is closed", at("127.0.0.1:1"), ProbeTCP, "refused"},
 		{"server that does not speak", at(silentServer.Addr().String()), ProbeGreeting,
-			"does not greet: context deadline exceeded"},
+			"no greeting: context deadline exceeded"},
 		{"server of another authority", with(func(id *Identity) { id.CA = string(foreign.PEM) }), ProbeTLS, "unknown authority"},
 		{"expired certificate", identityWith(d, expired), ProbeTLS, "refuses the agent's certificate"},
 		{"agent that the server does not know", identity(d, testca.AgentName("new")), ProbeAuthorization, "Authorization"},
