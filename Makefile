@@ -118,11 +118,12 @@ fuzz: ## Run every fuzz target for FUZZTIME (default 60s) each
 	@scripts/fuzz $(FUZZTIME)
 
 .PHONY: bench
-bench: setup build ## Benchmarks, as ratios in one run; BASELINE=path and PREVIOUS=path name agents to compare with
-	$(GO) test -tags bench -run '^$$' -bench . -benchmem ./...
-	$(GO) test -tags bench,root -run '^$$' -bench . -benchtime 1x -timeout 30m ./storage/...
-	@CAMBIUM_AGENT=$(CURDIR)/bin/agent $(GO) test -tags bench,machine -run '^$$' -bench 'Boot|CPI' -benchtime 1x -timeout 60m ./integration/machine
-	@CAMBIUM_AGENT=$(CURDIR)/bin/agent $(GO) test -tags bench,vm -run '^$$' -bench 'Boot|Memory' -benchtime 1x -timeout 120m ./integration/vm
+bench: setup build ## Benchmarks, into docs/results; BENCH=pattern for some, BASELINE and PREVIOUS=path name other agents
+	@scripts/bench run
+
+.PHONY: bench-compare
+bench-compare: ## The last result of bench against the one before, with noise bounds; OLD and NEW name others
+	@scripts/bench compare
 
 .PHONY: soak
 soak: build ## The long versions of the crash tests

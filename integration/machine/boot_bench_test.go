@@ -135,8 +135,8 @@ func collect(b testing.TB, watch *execs.Watch, namespace string, end time.Time, 
 	return m
 }
 
-// rounds is how often each agent is measured; the medians are compared.
-const rounds = 5
+// rounds is how often each agent is measured; the medians are compared. benchstat gives bounds from six on.
+const rounds = 6
 
 // BenchmarkBoot compares this agent with the others in the same machines under the same files.
 func BenchmarkBoot(b *testing.B) {
@@ -146,9 +146,11 @@ func BenchmarkBoot(b *testing.B) {
 	for range rounds {
 		for _, a := range subjects {
 			// A benchmark of its own, so that its lab is gone before the next one starts.
-			b.Run(a.Name, func(b *testing.B) {
+			b.Run("agent="+a.Name, func(b *testing.B) {
 				s, i := observe(b, a.Binary)
 				all[a.Name] = append(all[a.Name], s)
+				labtest.Report(b, time.Duration(s.first.pong), time.Duration(s.restart.pong))
+				s.disks.Report(b)
 				if a.Name == labtest.Ours {
 					kernelOnly = append(kernelOnly, measureKernelWork(b, i))
 				}

@@ -159,8 +159,9 @@ func memoryOf(b testing.TB, i *lab.Instance, pid string) (m memory) {
 	return m
 }
 
-// rounds is how often each agent is booted, and restarts how often it is restarted then; medians are compared.
-const rounds, restarts = 3, 3
+// rounds is how often each agent is booted, and restarts how often it is restarted then; medians are compared. benchstat
+// sees differences from four rounds on.
+const rounds, restarts = 4, 3
 
 // bootVM boots a machine, and looks at what that took in between if m is set.
 func bootVM(b testing.TB, agent string, m *booted) (first time.Duration, restartTimes []time.Duration, i *lab.Instance, pid string) {
@@ -198,7 +199,6 @@ func bootVM(b testing.TB, agent string, m *booted) (first time.Duration, restart
 	if m != nil {
 		m.again = accountOf(b, i, pid)
 	}
-	fmt.Printf("  %s: first boot %s, agent restart %s\n", b.Name(), first.Round(time.Millisecond), restartTimes)
 	return first, restartTimes, i, pid
 }
 
@@ -206,7 +206,6 @@ func bootVM(b testing.TB, agent string, m *booted) (first time.Duration, restart
 func live(b testing.TB, i *lab.Instance, pid string, m *booted) {
 	b.Helper()
 	m.disks = labtest.DiskLife(b, i, 50*time.Millisecond)
-	fmt.Printf("  %s: disks %v\n", b.Name(), m.disks)
 	labtest.Requests(b, i, 1000)
 	m.busy = memoryOf(b, i, pid)
 }
@@ -226,7 +225,7 @@ func BenchmarkBoot(b *testing.B) {
 	for round := range rounds {
 		for _, a := range subjects {
 			// A benchmark of its own, so that its lab is gone before the next one starts.
-			b.Run(a.Name, func(b *testing.B) {
+			b.Run("agent="+a.Name, func(b *testing.B) {
 				var m *booted
 				if round == 0 {
 					m = &booted{}
@@ -234,8 +233,10 @@ func BenchmarkBoot(b *testing.B) {
 				}
 				boot, restart, i, pid := bootVM(b, a.Binary, m)
 				first[a.Name], restartTimes[a.Name] = append(first[a.Name], boot), append(restartTimes[a.Name], restart...)
+				labtest.Report(b, boot, middle(slices.Clone(restart)))
 				if m != nil {
 					live(b, i, pid, m)
+					m.disks.Report(b)
 				}
 			})
 		}

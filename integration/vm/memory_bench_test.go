@@ -96,7 +96,6 @@ func measureMemory(b testing.TB, agent string) (f footprint) {
 	f.boot, taken = chargedSince(b, i, 0)
 	labtest.Requests(b, i, requests)
 	f.busy, _ = chargedSince(b, i, taken)
-	fmt.Printf("  %s: %+v\n", b.Name(), f)
 	return f
 }
 
@@ -108,7 +107,16 @@ func BenchmarkMemory(b *testing.B) {
 	all := map[string][]footprint{}
 	for range rounds {
 		for _, a := range subjects {
-			b.Run(a.Name, func(b *testing.B) { all[a.Name] = append(all[a.Name], measureMemory(b, a.Binary)) })
+			b.Run("agent="+a.Name, func(b *testing.B) {
+				f := measureMemory(b, a.Binary)
+				all[a.Name] = append(all[a.Name], f)
+				b.ReportMetric(0, "ns/op") // of the whole machine
+				for unit, kB := range map[string]int{"boot-highest-kB": f.boot.highest, "boot-after-kB": f.boot.last,
+					"boot-peak-kB": f.boot.peak, "requests-highest-kB": f.busy.highest, "requests-after-kB": f.busy.last,
+					"requests-peak-kB": f.busy.peak} {
+					b.ReportMetric(float64(kB), unit)
+				}
+			})
 		}
 	}
 	for _, a := range subjects {

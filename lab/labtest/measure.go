@@ -68,6 +68,22 @@ func DiskLife(t testing.TB, i *lab.Instance, every time.Duration) (d DiskTimes) 
 	return d
 }
 
+// Report makes a round of boots a result that benchstat reads.
+func Report(b *testing.B, first, restart time.Duration) {
+	b.ReportMetric(0, "ns/op") // of the whole machine
+	b.ReportMetric(first.Seconds(), "first-boot-s")
+	b.ReportMetric(restart.Seconds(), "agent-restart-s")
+}
+
+// Report adds the times to a result.
+func (d DiskTimes) Report(b *testing.B) {
+	b.ReportMetric(d.Blank.Seconds(), "mount_disk-blank-s")
+	b.ReportMetric(d.Formatted.Seconds(), "mount_disk-formatted-s")
+	b.ReportMetric(d.Unmount.Seconds(), "unmount_disk-s")
+	b.ReportMetric(d.Migrate.Seconds(), "migrate_disk-s")
+	b.ReportMetric(d.Ping.Seconds(), "ping-beside-it-p99-s")
+}
+
 // fill writes 200 MiB: 3,840 files of 16 KiB, 20 of 1 MiB, and two large ones.
 const fill = `cd /var/vcap/store && mkdir small middle && head -c 60M /dev/urandom | split -a 4 -b 16k - small/f &&
 head -c 20M /dev/urandom | split -b 1M - middle/f && head -c 100M /dev/urandom >large && head -c 20M large >copy`
