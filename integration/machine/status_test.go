@@ -65,7 +65,10 @@ func oneLine(text string) string { return strings.Join(strings.Fields(text), " "
 
 // missing returns the first text that a screen does not have.
 func missing(screen string, code int, texts []string) string {
-	for _, text := range append(texts, fmt.Sprintf("exit %d", code)) {
+	if code != soon {
+		texts = append(texts, fmt.Sprintf("exit %d", code))
+	}
+	for _, text := range texts {
 		if !strings.Contains(oneLine(screen), text) {
 			return text
 		}
