@@ -45,7 +45,8 @@ type Dispatcher struct {
 	// Narrate, where set, is called for each request of a known method before it is served.
 	Narrate func(r mbus.Request, async bool)
 
-	opened chan struct{}
+	opened  chan struct{}
+	methods action.Table // without parts: what is known of a request before the agent is ready
 
 	// mu guards what follows.
 	mu      sync.Mutex
@@ -62,7 +63,8 @@ type Dispatcher struct {
 // NewDispatcher returns a dispatcher whose gate is closed; see Ready. Actions run until ctx
 // ends.
 func NewDispatcher(ctx context.Context, log *logrus.Entry) *Dispatcher {
-	d := &Dispatcher{ctx: ctx, log: log, step: "starting", opened: make(chan struct{}), judged: make(chan struct{})}
+	d := &Dispatcher{ctx: ctx, log: log, step: "starting", methods: action.Actions(action.Deps{}),
+		opened: make(chan struct{}), judged: make(chan struct{})}
 	d.lanes = map[action.Lane]*lane{
 		action.Fast:     {width: fastWidth, group: &d.group},
 		action.Instance: {width: 1, group: &d.group},
@@ -76,13 +78,9 @@ func (d *Dispatcher) Wait() { d.group.Wait() }
 
 // Handle takes a request; it never blocks.
 func (d *Dispatcher) Handle(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) {
-	d.mu.Lock()
-	if d.phase != ready {
-		d.hold(ctx, r, reply) // unlocks
-		return
+	if d.isReady() || !d.hold(ctx, r, reply) {
+		d.serve(ctx, r, reply)
 	}
-	d.mu.Unlock()
-	d.serve(ctx, r, reply)
 }
 
 // request is one request being served.

@@ -128,25 +128,23 @@ func (d *Dispatcher) isReady() bool {
 // Opened is closed when the agent has become ready.
 func (d *Dispatcher) Opened() <-chan struct{} { return d.opened }
 
-// hold keeps a request that came before the agent is ready. The caller holds mu; hold unlocks it.
-func (d *Dispatcher) hold(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) {
+// hold takes a request that came before the agent is ready, and reports whether it did.
+func (d *Dispatcher) hold(ctx context.Context, r mbus.Request, reply func(mbus.Reply)) bool {
 	if r.Method == "ping" {
-		d.holdPing(ctx, reply)
-		return
+		return d.holdPing(ctx, reply)
 	}
-	if d.phase != starting || len(d.held) >= maxHeld {
-		d.mu.Unlock()
-		reply(mbus.Silence())
-		return
+	d.mu.Lock()
+	current, room := d.phase, len(d.held) < maxHeld
+	if current == starting && room {
+		h := &held{ctx: ctx, request: r, reply: reply}
+		h.timer = time.AfterFunc(d.methods[r.Method].Wait(), func() { d.drop(h) })
+		d.held = append(d.held, h)
 	}
-	h := &held{ctx: ctx, request: r, reply: reply}
-	timeout := action.DefaultReplyTimeout
-	if strings.HasPrefix(r.Method, "sync_dns") {
-		timeout = action.DNSReplyTimeout
-	}
-	h.timer = time.AfterFunc(timeout, func() { d.drop(h) })
-	d.held = append(d.held, h)
 	d.mu.Unlock()
+	if current != ready && (current != starting || !room) {
+		reply(mbus.Silence())
+	}
+	return current != ready
 }
 
 func (d *Dispatcher) drop(h *held) {
@@ -161,25 +159,26 @@ func (d *Dispatcher) drop(h *held) {
 	h.reply(mbus.Silence())
 }
 
-// holdPing answers a ping when the agent becomes ready or judged, or after pingHold. The caller
-// holds mu; holdPing unlocks it.
-func (d *Dispatcher) holdPing(ctx context.Context, reply func(mbus.Reply)) {
+// holdPing answers a ping when the agent becomes ready or judged, or after pingHold. It reports false if the agent is
+// ready.
+func (d *Dispatcher) holdPing(ctx context.Context, reply func(mbus.Reply)) bool {
+	early := d.EarlyPings == nil || d.EarlyPings()
+	d.mu.Lock()
 	current, verdict, judged := d.phase, d.verdict, d.judged
-	if d.EarlyPings != nil && !d.EarlyPings() {
-		current = silent
-	}
-	crowded := d.pings >= maxHeld
-	if current == starting && !crowded {
+	held := early && current == starting && d.pings < maxHeld
+	if held {
 		d.pings++
 	}
 	d.mu.Unlock()
 	switch {
-	case current == failedFirstBoot:
+	case current == ready:
+		return false
+	case early && current == failedFirstBoot:
 		reply(mbus.Exception(verdict))
-		return
-	case current == silent, crowded:
+		return true
+	case !held:
 		reply(mbus.Silence())
-		return
+		return true
 	}
 	d.group.Go(func() {
 		timer := time.NewTimer(pingHold)
@@ -207,4 +206,5 @@ func (d *Dispatcher) holdPing(ctx context.Context, reply func(mbus.Reply)) {
 		d.mu.Unlock()
 		reply(answer)
 	})
+	return true
 }

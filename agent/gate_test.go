@@ -187,7 +187,7 @@ func TestRequestsBeforeReady(t *testing.T) {
 		for _, name := range []string{"start", "stop"} {
 			table[name] = action.Row{Lane: action.Instance, Bind: action.None(func(context.Context) (string, error) { return name + "ed", nil })}
 		}
-		ask(d, &a, "start") // will be dropped: its caller gives up after 45 s
+		ask(d, &a, "get_state") // will be dropped: its caller gives up after 45 s
 		ask(d, &a, "sync_dns")
 		time.Sleep(10 * time.Second)
 		expect(t, &a, "sync_dns silence")
@@ -199,7 +199,7 @@ func TestRequestsBeforeReady(t *testing.T) {
 		var unknown answered // by itself: only what changes the instance is answered in order
 		ask(d, &unknown, "hop")
 		time.Sleep(time.Second)
-		expect(t, &a, "start silence")
+		expect(t, &a, "get_state silence")
 		disconnect()
 		d.Ready(table, memory(t))
 		expect(t, &a, "gone silence", `stop {"value":"stoped"}`, `start {"value":"started"}`)

@@ -89,7 +89,8 @@ const missingBlob = 3
 
 func (e *external) run(ctx context.Context, args ...string) error {
 	err := attempts(ctx, e.backoff, func(ctx context.Context) error {
-		_, err := command.Run(ctx, command.Cmd{Name: e.program, Args: append([]string{"-c", e.config}, args...)})
+		_, err := command.Run(ctx, command.Cmd{Name: e.program, Args: append([]string{"-c", e.config}, args...),
+			Env: append(os.Environ(), "TMPDIR="+e.tmp)})
 		var exit *command.ExitError
 		if errors.As(err, &exit) && exit.ExitCode == missingBlob {
 			return retry.Final(ErrNotFound)

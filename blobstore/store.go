@@ -61,7 +61,7 @@ type Store struct {
 	local     []*Dir
 	web       *web
 	tmp       string
-	isLocal   bool
+	localDir  *Dir // of the backend; nil if that is a remote one
 	sensitive *Dir // the Director's own uploads: rendered templates, with their secrets
 	blobs     *Dir // uploads to the agent's HTTPS endpoint
 }
@@ -98,7 +98,7 @@ func New(o Options) (*Store, error) {
 		if err != nil {
 			return nil, err
 		}
-		s.backend, s.isLocal = local{dir}, true
+		s.backend, s.localDir = local{dir}, dir
 	case "dav":
 		s.backend, err = newDAV(o.Options, web)
 		if err != nil {
@@ -194,10 +194,9 @@ func (s *Store) openID(ctx context.Context, ref blob.Ref) (io.ReadCloser, error)
 // sha1.
 func (s *Store) Put(ctx context.Context, produce func(io.Writer) error) (id, digest string, err error) {
 	id = uuid.NewString()
-	if s.isLocal {
+	if s.localDir != nil {
 		sums := blob.NewSums()
-		dir := s.backend.(local).dir
-		err := dir.write(id, func(w io.Writer) error { return produce(io.MultiWriter(w, sums)) })
+		err := s.localDir.write(id, func(w io.Writer) error { return produce(io.MultiWriter(w, sums)) })
 		return id, sums.SHA1(), err
 	}
 	content, err := newSpool(s.tmp, produce)

@@ -2,7 +2,6 @@ package bootstrap
 
 import (
 	"context"
-	"os"
 
 	"cambium/bootstrap/engine"
 	"cambium/platform/tree"
@@ -33,12 +32,6 @@ func (m *Machine) directories(context.Context, engine.Report) (goals []engine.Go
 		goals = append(goals, g)
 	}
 	return append(goals, m.groups(needed...)), nil
-}
-
-// setTmpDir gives the agent and what it starts a place for temporary files in which programs can be executed,
-// unlike /tmp.
-func (m *Machine) setTmpDir(context.Context, *engine.Span) error {
-	return os.Setenv("TMPDIR", m.Dirs.Tmp())
 }
 
 func (m *Machine) jobDirectories(context.Context, engine.Report) ([]engine.Goal, error) {

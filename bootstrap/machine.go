@@ -7,7 +7,6 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"cambium/bootstrap/engine"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
 	"cambium/jobs/monit"
@@ -97,9 +96,8 @@ type Machine struct {
 
 	supervising sync.Mutex // held while the supervisor is started
 
-	mu       sync.Mutex   // guards what follows
-	withheld string       // why no job may be started
-	loading  *engine.Span // of the step that asks the sources, while it does
+	mu       sync.Mutex // guards what follows
+	withheld string     // why no job may be started
 	resolved map[string]settings.Network
 }
 

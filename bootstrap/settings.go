@@ -11,33 +11,13 @@ import (
 	"cambium/settings/store"
 )
 
-// SettingsWait records what the sources wait for in the boot step that asks them. It reports whether the step had
-// not logged that reason before.
-func (m *Machine) SettingsWait(text string) (news bool) {
-	span := m.LoadingSpan()
-	return span != nil && span.Waiting(text)
-}
-
-// LoadingSpan is that of the step that asks the sources, while it does; nil else.
-func (m *Machine) LoadingSpan() *engine.Span {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.loading
-}
-
-func (m *Machine) setLoading(s *engine.Span) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.loading = s
-}
-
 // MountSettingsTmpfs gives the store the tmpfs for settings that must not reach a disk.
 func (m *Machine) MountSettingsTmpfs(ctx context.Context, _ string) error {
 	if m.Tree == nil {
 		return errors.New("a dummy machine mounts nothing")
 	}
 	changes, err := m.settingsTmpfs().Converge(ctx)
-	if span := m.LoadingSpan(); span != nil {
+	if span := engine.SpanOf(ctx); span != nil {
 		span.Changed(changes...)
 	}
 	return err
@@ -79,9 +59,7 @@ func (m *Machine) planSettings(ctx context.Context, f *engine.Forecast) (changes
 }
 
 func (m *Machine) loadSettings(ctx context.Context, s *engine.Span) error {
-	m.setLoading(s)
-	loaded, err := m.Settings.Load(ctx)
-	m.setLoading(nil)
+	loaded, err := m.Settings.Load(engine.WithSpan(ctx, s))
 	if err != nil {
 		return err
 	}

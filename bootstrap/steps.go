@@ -63,7 +63,7 @@ func Steps(m *Machine) []engine.Step {
 			If: has(m.Persistent != nil), Wants: m.persistentDisk,
 			Advice: "attach the persistent disk again, or let the Director detach it"},
 		{Name: "directories", Needs: []string{"ephemeral-disk"}, Deadline: 2 * time.Minute,
-			If: has(m.Tree != nil), Wants: m.directories, Run: m.setTmpDir},
+			If: has(m.Tree != nil), Wants: m.directories},
 		{Name: "boot-once", Needs: []string{"directories"}, Deadline: time.Minute, If: m.inMemory, Wants: m.bootOnce},
 		{Name: "job-directories", Needs: []string{"directories"}, Deadline: time.Minute,
 			If: has(m.JobNames != nil && m.Tree != nil), Wants: m.jobDirectories,

@@ -35,7 +35,7 @@ type policy struct {
 	passOver bool           // after hold a later answer wins; otherwise the earlier source is waited for
 	budget   time.Duration  // for everything; 0 is no limit
 	netTried func() bool
-	status   func(string)
+	status   func(context.Context, string)
 	log      *logrus.Entry
 	// logged holds the last logged reason of each source, so that a source that fails for hours
 	// does not fill the log.
@@ -153,7 +153,7 @@ func ask[T any](ctx context.Context, p policy, names []string, get func(context.
 		}
 		if text := waitingFor(names, states); text != said {
 			said = text
-			p.status(p.what + ": " + text)
+			p.status(ctx, p.what+": "+text)
 			p.asked(verdicts(names, states, start, -1))
 		}
 		select {

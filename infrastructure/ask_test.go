@@ -259,7 +259,7 @@ func TestStatusSaysWhatIsWaitedFor(t *testing.T) {
 		s := newSources([]Source{
 			&scripted{name: "drive", fails: never, err: source.Final(errors.New("absent"))},
 			&scripted{name: "HTTP http://m/u", fails: 5, err: source.NotYet(errors.New("http://m/u: 404 Not Found")), answer: good("a")},
-		}, false, Options{Log: quiet(), Status: func(text string) { mu.Lock(); said = append(said, text); mu.Unlock() }})
+		}, false, Options{Log: quiet(), Status: func(_ context.Context, text string) { mu.Lock(); said = append(said, text); mu.Unlock() }})
 		if _, _, err := s.Settings(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -281,7 +281,7 @@ func TestAskedReportsVerdictsMeanwhile(t *testing.T) {
 		s := newSources([]Source{
 			&scripted{name: "drive", takes: time.Second, fails: never, err: source.Final(errors.New("absent"))},
 			&scripted{name: "HTTP", fails: 2, err: source.NotYet(errors.New("404 Not Found")), answer: good("a")},
-		}, false, Options{Log: quiet(), Asked: func(began time.Time, v Verdicts, over bool) {
+		}, false, Options{Log: quiet(), Asked: func(_ context.Context, began time.Time, v Verdicts, over bool) {
 			if start.IsZero() {
 				start = began
 			}

@@ -210,7 +210,7 @@ func conforms(t *testing.T, make func(*testing.T) rig) {
 		var later sync.WaitGroup
 		defer later.Wait()
 		asked := sync.OnceFunc(func() { later.Go(func() { r.put(good("late")) }) })
-		s := r.sources(t, Options{Status: func(text string) {
+		s := r.sources(t, Options{Status: func(_ context.Context, text string) {
 			if strings.Contains(text, ": ") {
 				asked()
 			}

@@ -67,10 +67,10 @@ type Options struct {
 	Accept func(raw []byte) error
 	// Status is called with what is being waited for, and with "" when the wait is over, from any
 	// goroutine.
-	Status func(string)
+	Status func(ctx context.Context, text string)
 	// Asked is called with the verdict on each source: when the asking for settings begins, whenever a verdict
 	// changes, and at the end.
-	Asked func(began time.Time, v Verdicts, over bool)
+	Asked func(ctx context.Context, began time.Time, v Verdicts, over bool)
 	// HasCache tells whether a good cached copy can serve; nil means that there is none. With
 	// one, CacheBudget bounds the asking; without, Settings waits on.
 	HasCache    func() bool
@@ -128,10 +128,10 @@ func (o Options) withDefaults() Options {
 		o.Accept = hasAgentID
 	}
 	if o.Status == nil {
-		o.Status = func(string) {}
+		o.Status = func(context.Context, string) {}
 	}
 	if o.Asked == nil {
-		o.Asked = func(time.Time, Verdicts, bool) {}
+		o.Asked = func(context.Context, time.Time, Verdicts, bool) {}
 	}
 	if o.HasCache == nil {
 		o.HasCache = func() bool { return false }
@@ -164,14 +164,15 @@ func hasAgentID(raw []byte) error {
 func (s *Sources) Settings(ctx context.Context) (Answer, Verdicts, error) {
 	began := time.Now()
 	answer, verdicts, err := s.askForSettings(ctx, began)
-	s.o.Asked(began, verdicts, true)
+	s.o.Asked(ctx, began, verdicts, true)
 	return answer, verdicts, err
 }
 
 func (s *Sources) askForSettings(ctx context.Context, began time.Time) (Answer, Verdicts, error) {
-	p := policy{what: "settings", began: began, asked: func(v Verdicts) { s.o.Asked(began, v, false) }, hold: holdFor, status: s.o.Status, log: s.o.Log, logged: map[string]string{}, netTried: s.asked.settings.Load}
+	p := policy{what: "settings", began: began, asked: func(v Verdicts) { s.o.Asked(ctx, began, v, false) }, hold: holdFor,
+		status: s.o.Status, log: s.o.Log, logged: map[string]string{}, netTried: s.asked.settings.Load}
 	backoff := retry.Backoff{Min: time.Second, Max: 5 * time.Second, Jitter: 0.2}
-	defer s.o.Status("")
+	defer s.o.Status(ctx, "")
 	for round := 0; ; round++ {
 		cached := s.o.HasCache()
 		p.passOver, p.budget = !cached, 0
@@ -190,7 +191,7 @@ func (s *Sources) askForSettings(ctx context.Context, began time.Time) (Answer, 
 		if round == 0 {
 			s.o.Log.WithError(err).Warn("no source has settings, retrying")
 		}
-		s.o.Status("settings: " + failure.Verdicts.String())
+		s.o.Status(ctx, "settings: "+failure.Verdicts.String())
 		if ended := retry.Sleep(ctx, backoff.Pause(round)); ended != nil {
 			return Answer{}, verdicts, err
 		}
@@ -201,7 +202,7 @@ func (s *Sources) askForSettings(ctx context.Context, began time.Time) (Answer, 
 // its failure is no reason to stop a boot that has settings.
 func (s *Sources) PublicKey(ctx context.Context) (string, Verdicts, error) {
 	p := policy{what: "ssh key", began: time.Now(), asked: func(Verdicts) {}, hold: holdFor, passOver: true, budget: keyBudget, status: s.o.Status, log: s.o.Log, logged: map[string]string{}, netTried: s.asked.key.Load}
-	defer s.o.Status("")
+	defer s.o.Status(ctx, "")
 	key, verdicts, err := ask(ctx, p, s.names(), func(ctx context.Context, i int) (string, error) { return s.sources[i].PublicKey(ctx) })
 	if errors.Is(err, neednet.Err) {
 		s.asked.key.Store(true)

@@ -52,6 +52,8 @@ type Instance struct {
 	Dirs       vcap.Dirs
 	Blobs      Blobs
 	Supervisor Supervisor
+	// Withheld is why no job may be started, "" if they may; nil where jobs always may.
+	Withheld func() string
 	// Owner is root and the group vcap.
 	Owner bundle.Owner
 	// Parallel is how many archives are fetched at a time; less than 1 means 1.

@@ -71,8 +71,8 @@ func withheldError(reason string) error { return fmt.Errorf("no job is started: 
 
 // CheckStart fails with the reason why no job may be started, if there is one.
 func (i *Instance) CheckStart() error {
-	if w, ok := i.Supervisor.(Withheld); ok && w.Reason() != "" {
-		return withheldError(w.Reason())
+	if i.Withheld == nil || i.Withheld() == "" {
+		return nil
 	}
-	return nil
+	return withheldError(i.Withheld())
 }

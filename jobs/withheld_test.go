@@ -27,7 +27,7 @@ func TestWithheldJobs(t *testing.T) {
 			t.Errorf("%s = %v", name, err)
 		}
 	}
-	i := &Instance{Supervisor: w}
+	i := &Instance{Supervisor: w, Withheld: w.Reason}
 	if err := i.Start(ctx); err == nil || !strings.Contains(err.Error(), reason) {
 		t.Errorf("Start = %v", err)
 	}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"time"
@@ -14,6 +15,19 @@ import (
 type Span struct {
 	name    string
 	attempt *attempt
+}
+
+type spanKey struct{}
+
+// WithSpan lets what a step calls report to its span, through packages that do not know of steps.
+func WithSpan(ctx context.Context, s *Span) context.Context {
+	return context.WithValue(ctx, spanKey{}, s)
+}
+
+// SpanOf is the span that WithSpan gave ctx; nil outside of such a step.
+func SpanOf(ctx context.Context) *Span {
+	s, _ := ctx.Value(spanKey{}).(*Span)
+	return s
 }
 
 // Waiting says what the step waits for at this moment; an empty text ends the wait. It reports whether that is

@@ -25,7 +25,7 @@ import (
 type Network struct {
 	kernel   *network.Kernel // nil where the machine's network is not ours
 	readOnly bool
-	waiting  func(string) // called with what is waited for
+	waiting  func(ctx context.Context, text string) // called with what is waited for
 	log      *logrus.Entry
 
 	turn chan struct{} // holds a token while a network is being made
@@ -36,7 +36,7 @@ type Network struct {
 
 // NewNetwork returns the network of a machine; kernel is nil if it is not the agent's to
 // configure. With readOnly it is only looked at: for commands that change nothing.
-func NewNetwork(kernel *network.Kernel, readOnly bool, waiting func(string), log *logrus.Entry) *Network {
+func NewNetwork(kernel *network.Kernel, readOnly bool, waiting func(ctx context.Context, text string), log *logrus.Entry) *Network {
 	return &Network{kernel: kernel, readOnly: readOnly, waiting: waiting, log: log, turn: make(chan struct{}, 1)}
 }
 
@@ -69,10 +69,10 @@ func (n *Network) bringUp(ctx context.Context, named json.RawMessage) (made bool
 	if n.kernel == nil || n.made.Load() {
 		return false, nil
 	}
-	announcement := time.AfterFunc(time.Second, func() { n.waiting("a network to ask the sources over") })
+	announcement := time.AfterFunc(time.Second, func() { n.waiting(ctx, "a network to ask the sources over") })
 	defer func() {
 		if !announcement.Stop() {
-			n.waiting("")
+			n.waiting(ctx, "")
 		}
 	}()
 	select {

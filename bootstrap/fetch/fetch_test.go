@@ -71,7 +71,7 @@ func TestAReadOnlyNetworkIsNotMade(t *testing.T) {
 func TestTheTurnToMakeANetworkEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		waits := make(chan string, 2)
-		f := NewNetwork(&network.Kernel{}, false, func(text string) { waits <- text }, nil)
+		f := NewNetwork(&network.Kernel{}, false, func(_ context.Context, text string) { waits <- text }, nil)
 		f.turn <- struct{}{}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()

@@ -18,6 +18,7 @@ import (
 	"cambium/agent/action"
 	"cambium/agent/dummy"
 	"cambium/bootstrap"
+	"cambium/bootstrap/engine"
 	"cambium/bootstrap/fetch"
 	"cambium/cmd/agent/compile"
 	"cambium/infrastructure"
@@ -287,19 +288,17 @@ func monitUnderRunit(root string, linux agentjson.Linux) bool {
 // addSources lets the settings come from the sources that agent.json names.
 func addSources(m *bootstrap.Machine, current *store.Current, o machineOptions) error {
 	log := o.at("sources")
-	waiting := func(text string) {
-		if m.SettingsWait(text) {
+	waiting := func(ctx context.Context, text string) {
+		if span := engine.SpanOf(ctx); span != nil && span.Waiting(text) {
 			o.announceWait(text)
 		}
 	}
 	up := fetch.NewNetwork(m.Network, o.readOnly, waiting, log)
 	sources, err := infrastructure.New(o.config, infrastructure.Options{
-		NetworkUp: up.Up,
-		Accept:    current.Check,
-		Status:    waiting,
-		Asked: func(began time.Time, verdicts infrastructure.Verdicts, over bool) {
-			showSources(m, began, verdicts, over)
-		},
+		NetworkUp:   up.Up,
+		Accept:      current.Check,
+		Status:      waiting,
+		Asked:       showSources,
 		HasCache:    current.Present,
 		CacheBudget: o.cacheBudget,
 		Once:        o.readOnly,
@@ -319,8 +318,8 @@ func addSources(m *bootstrap.Machine, current *store.Current, o machineOptions) 
 }
 
 // showSources records the verdict on each source in the step that asks them.
-func showSources(m *bootstrap.Machine, began time.Time, verdicts infrastructure.Verdicts, over bool) {
-	span := m.LoadingSpan()
+func showSources(ctx context.Context, began time.Time, verdicts infrastructure.Verdicts, over bool) {
+	span := engine.SpanOf(ctx)
 	if span == nil {
 		return
 	}

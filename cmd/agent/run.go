@@ -421,8 +421,8 @@ func newServing(b *booting, tasks *task.Tasks) *serving {
 		use()
 	}
 	owner := jobOwner()
-	instance := &jobs.Instance{Dirs: b.dirs, Blobs: blobs, Supervisor: b.supervisor, Pending: m.pendingStart,
-		Owner: owner, Parallel: e.Settings.Env.Bosh.Parallel, Root: "/", Log: log}
+	instance := &jobs.Instance{Dirs: b.dirs, Blobs: blobs, Supervisor: b.supervisor, Withheld: m.JobsWithheld,
+		Pending: m.pendingStart, Owner: owner, Parallel: e.Settings.Env.Bosh.Parallel, Root: "/", Log: log}
 	collector := logs.Collector{Dirs: b.dirs, Root: "/", Log: log, Journal: logs.Journal,
 		Progress: b.display.collection}
 	if err := errors.Join(instance.Sweep(), blobs.Sweep(), collector.Sweep()); err != nil {

@@ -201,7 +201,7 @@ func (c Compiler) packaging(ctx context.Context, r Request, work string) error {
 	}
 	defer stderr.Close()
 	env := append(os.Environ(), "BOSH_COMPILE_TARGET="+work, "BOSH_INSTALL_TARGET="+c.packages().Link(r.Name),
-		"BOSH_PACKAGE_NAME="+r.Name, "BOSH_PACKAGE_VERSION="+r.Version)
+		"BOSH_PACKAGE_NAME="+r.Name, "BOSH_PACKAGE_VERSION="+r.Version, "TMPDIR="+c.Dirs.Tmp())
 	_, err = command.Run(ctx, command.Cmd{Name: "bash", Args: []string{"-x", "packaging"}, Dir: work, Env: env, Stdout: stdout, Stderr: stderr, Nice: nice})
 	var exit *command.ExitError
 	if errors.As(err, &exit) {

@@ -123,7 +123,7 @@ func TestCompileWithDependencies(t *testing.T) {
 		c, blobs := compiler(t)
 		dep, _ := blobs.add(t, true, map[string]string{"./lib/words": "from the dependency"})
 		_, source := blobs.add(t, compressed, map[string]string{"packaging": `set -e
-echo "$BOSH_PACKAGE_NAME $BOSH_PACKAGE_VERSION"
+echo "$BOSH_PACKAGE_NAME $BOSH_PACKAGE_VERSION $TMPDIR"
 test "$PWD" = "$BOSH_COMPILE_TARGET"
 mkdir $BOSH_INSTALL_TARGET/bin
 cat src/prefix $(dirname $BOSH_INSTALL_TARGET)/dep/lib/words > $BOSH_INSTALL_TARGET/bin/tool
@@ -149,7 +149,7 @@ ln -s bin/tool $BOSH_INSTALL_TARGET/link
 			t.Errorf("got %s, want %s as the source", compression, want)
 		}
 		log, err := os.ReadFile(filepath.Join(c.Dirs.SysLog(), "compilation/packaging.stdout.log"))
-		if err != nil || string(log) != "tool 1.2\n" {
+		if err != nil || string(log) != "tool 1.2 "+c.Dirs.Tmp()+"\n" {
 			t.Errorf("log: got %q, %v", log, err)
 		}
 		trace, err := os.ReadFile(filepath.Join(c.Dirs.SysLog(), "compilation/packaging.stderr.log"))

@@ -110,7 +110,7 @@ func (r Runner) drainOnce(ctx context.Context, job string, args DrainArgs) (int,
 	defer stderr.Close()
 	_, err = command.Run(ctx, command.Cmd{
 		Name: r.path(job, "drain"), Args: append([]string{args.JobChange, args.HashChange}, args.UpdatedPackages...),
-		Env: environ(args.env()), Stdout: stdout, Stderr: stderr, Nice: nice,
+		Env: r.environ(args.env()), Stdout: stdout, Stderr: stderr, Nice: nice,
 	})
 	var exit *command.ExitError
 	if err != nil && (ctx.Err() != nil || !errors.As(err, &exit)) {

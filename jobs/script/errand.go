@@ -44,7 +44,7 @@ func (r Runner) Errand(ctx context.Context, job string) (Outcome, error) {
 		return Outcome{}, err
 	}
 	defer stderr.Close()
-	result, err := command.Run(ctx, command.Cmd{Name: path, Env: environ(nil), Stdout: stdout, Stderr: stderr, Nice: nice})
+	result, err := command.Run(ctx, command.Cmd{Name: path, Env: r.environ(nil), Stdout: stdout, Stderr: stderr, Nice: nice})
 	var exit *command.ExitError
 	if err != nil && !errors.As(err, &exit) {
 		return Outcome{}, fmt.Errorf("errand %s: %w", job, err)
@@ -60,11 +60,12 @@ func (r Runner) Errand(ctx context.Context, job string) (Outcome, error) {
 }
 
 // excerpt returns the content of file as text whose JSON encoding has at most max bytes.
-func excerpt(file io.ReaderAt, max int) (string, error) {
-	size, err := sizeOf(file)
+func excerpt(file *os.File, max int) (string, error) {
+	info, err := file.Stat()
 	if err != nil {
 		return "", err
 	}
+	size := info.Size()
 	if size <= int64(max) {
 		all, err := section(file, 0, size)
 		if err != nil || encodedLen(all) <= max {
@@ -85,18 +86,6 @@ func excerpt(file io.ReaderAt, max int) (string, error) {
 	}
 	tail = cutEncoded(tail, max-mark-encodedLen(head), false)
 	return fmt.Sprintf("%s\n...[%d bytes left out]...\n%s", head, size-int64(len(head))-int64(len(tail)), tail), nil
-}
-
-func sizeOf(file io.ReaderAt) (int64, error) {
-	f, ok := file.(*os.File)
-	if !ok {
-		return 0, errors.New("not a file")
-	}
-	info, err := f.Stat()
-	if err != nil {
-		return 0, err
-	}
-	return info.Size(), nil
 }
 
 func section(file io.ReaderAt, from, size int64) (string, error) {

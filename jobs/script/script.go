@@ -45,24 +45,25 @@ func exists(path string) (bool, error) {
 }
 
 // environ is the agent's environment with additions, without systemd's variables such as
-// NOTIFY_SOCKET: systemd would take a script that writes to that socket for the agent.
-func environ(extra map[string]string) []string {
-	env := []string{}
+// NOTIFY_SOCKET: systemd would take a script that writes to that socket for the agent. Programs can be executed in
+// TMPDIR, unlike in /tmp.
+func (r Runner) environ(extra map[string]string) []string {
+	env := []string{"PATH=" + path, "TMPDIR=" + r.Dirs.Tmp()}
 	for _, entry := range os.Environ() {
 		name, _, _ := strings.Cut(entry, "=")
-		_, replaced := extra[name]
-		if !replaced && !slices.Contains([]string{"PATH", "NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"}, name) {
+		if !slices.Contains(ownVariables, name) {
 			env = append(env, entry)
 		}
 	}
-	if _, replaced := extra["PATH"]; !replaced {
-		env = append(env, "PATH="+path)
-	}
 	for name, value := range extra {
-		env = append(env, name+"="+value)
+		env = append(env, name+"="+value) // of two entries the last one counts
 	}
 	return env
 }
+
+// ownVariables of the agent's environment are not for scripts.
+var ownVariables = []string{"PATH", "TMPDIR", "NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_FDS",
+	"LISTEN_PID", "LISTEN_FDNAMES"}
 
 // checkName refuses names that are no file names: they come from outside and are joined to paths.
 func checkName(name string) error {
@@ -138,7 +139,7 @@ func (r Runner) run(ctx context.Context, job, name string, env map[string]string
 		return err
 	}
 	defer stderr.Close()
-	_, err = command.Run(ctx, command.Cmd{Name: r.path(job, name), Env: environ(env), Stdout: stdout, Stderr: stderr, Nice: nice})
+	_, err = command.Run(ctx, command.Cmd{Name: r.path(job, name), Env: r.environ(env), Stdout: stdout, Stderr: stderr, Nice: nice})
 	return err
 }
 

@@ -218,9 +218,9 @@ func gone(pid int) bool {
 
 func TestErrand(t *testing.T) {
 	r := runner(t)
-	r.install(t, "ok", "run", `echo out; echo err >&2; exit 7`)
+	r.install(t, "ok", "run", `echo out $TMPDIR; echo err >&2; exit 7`)
 	got, err := r.Errand(t.Context(), "ok")
-	if want := (Outcome{"out\n", "err\n", 7}); err != nil || got != want {
+	if want := (Outcome{"out " + r.Dirs.Tmp() + "\n", "err\n", 7}); err != nil || got != want {
 		t.Errorf("got %+v, %v; want %+v", got, err, want)
 	}
 	if _, err := r.Errand(t.Context(), "missing"); err == nil {

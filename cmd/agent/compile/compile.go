@@ -91,12 +91,12 @@ func stemcellSlug(osRelease string, dirs vcap.Dirs) (string, error) {
 }
 
 // MakeWorkDirs makes the directories that compilations and errands need, which a boot makes on a
-// real machine, and lets temporary files go there.
+// real machine.
 func MakeWorkDirs(dirs vcap.Dirs) error {
 	for _, dir := range []string{dirs.Tmp(), dirs.Compile(), dirs.JobLogs()} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
 		}
 	}
-	return os.Setenv("TMPDIR", dirs.Tmp())
+	return nil
 }

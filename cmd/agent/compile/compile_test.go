@@ -95,7 +95,6 @@ packages:
   dependencies: []
 `, sha1.Sum([]byte(app)), dep, sha1.Sum([]byte(lib)), sha1.Sum([]byte(word)))
 	}
-	t.Setenv("TMPDIR", os.TempDir()) // compiling sets another one
 	release := filepath.Join(t.TempDir(), "rel.tgz")
 	write := func(files map[string]string) {
 		t.Helper()
