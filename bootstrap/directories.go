@@ -19,8 +19,8 @@ func (m *Machine) groups(names ...string) engine.Goal {
 	options := tree.Options{}
 	if m.Settings != nil {
 		bosh := m.Settings.Effective().Settings.Env.Bosh
-		options = tree.Options{UseDefaultTmpDir: m.Options.UseDefaultTmpDir, JobDirTmpfs: bosh.JobDirTmpfs,
-			JobDirSize: bosh.JobDirTmpfsSize, RunDirSize: bosh.RunDirTmpfsSize, SettingsTmpfs: bosh.SettingsTmpfs}
+		options = tree.Options{UseDefaultTmpDir: m.Options.UseDefaultTmpDir, JobDirTmpfs: bosh.JobDir.Tmpfs,
+			JobDirSize: bosh.JobDir.TmpfsSize, RunDirSize: bosh.RunDir.TmpfsSize, SettingsTmpfs: bosh.Agent.Settings.Tmpfs}
 	}
 	return m.tree(tree.Select(tree.Table(m.Dirs, options), names...))
 }

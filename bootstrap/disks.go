@@ -41,7 +41,7 @@ func (m *Machine) hasRawDisks() bool {
 
 func (m *Machine) rawDisks(context.Context, engine.Report) ([]engine.Goal, error) {
 	return []engine.Goal{disks("the raw ephemeral disks", m.Ephemeral.PlanRaw, m.Ephemeral.SetupRaw,
-		m.Settings.Effective().Settings.Disks.RawEphemeral)}, nil
+		m.Settings.Effective().Settings.Disks.RawHints())}, nil
 }
 
 func (m *Machine) ephemeralDisk(context.Context, engine.Report) ([]engine.Goal, error) {

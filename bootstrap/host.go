@@ -81,7 +81,7 @@ func (m *Machine) wantsIPv6() bool {
 		return false
 	}
 	s := m.Settings.Effective().Settings
-	if s.Env.Bosh.IPv6Enable {
+	if s.Env.Bosh.IPv6.Enable {
 		return true
 	}
 	for _, n := range s.Networks {

@@ -50,7 +50,7 @@ func (m *Machine) planSettings(ctx context.Context, f *engine.Forecast) (changes
 	if err != nil {
 		return nil, err
 	}
-	if m.Tree != nil && m.Settings.Effective().Settings.Env.Bosh.SettingsTmpfs {
+	if m.Tree != nil && m.Settings.Effective().Settings.Env.Bosh.Agent.Settings.Tmpfs {
 		if changes, err = m.settingsTmpfs().Plan(ctx, f); err != nil {
 			return nil, err
 		}
@@ -86,7 +86,7 @@ func (m *Machine) loadSettings(ctx context.Context, s *engine.Span) error {
 // inMemory reports a machine whose secrets do not survive a reboot.
 func (m *Machine) inMemory() bool {
 	bosh := m.Settings.Effective().Settings.Env.Bosh
-	return m.Host != nil && (bosh.SettingsTmpfs || bosh.JobDirTmpfs)
+	return m.Host != nil && (bosh.Agent.Settings.Tmpfs || bosh.JobDir.Tmpfs)
 }
 
 func (m *Machine) bootOnce(context.Context, engine.Report) ([]engine.Goal, error) {

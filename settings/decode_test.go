@@ -14,11 +14,11 @@ import (
 func TestTaskAnswerHold(t *testing.T) {
 	for document, want := range map[string]any{`0`: uint64(0), `1`: uint64(1), `"2"`: uint64(2)} {
 		s := decode(t, `{"agent_id":"a","env":{"bosh":{"agent":{"task_answer_hold":`+document+`}}}}`)
-		if got := s.Env.Bosh.TaskAnswerHoldSeconds; got == nil || *got != want {
+		if got := s.Env.Bosh.Agent.TaskAnswerHoldSeconds; got == nil || *got != want {
 			t.Errorf("task_answer_hold %s is %v, want %v", document, got, want)
 		}
 	}
-	if s := decode(t, `{"agent_id":"a"}`); s.Env.Bosh.TaskAnswerHoldSeconds != nil {
+	if s := decode(t, `{"agent_id":"a"}`); s.Env.Bosh.Agent.TaskAnswerHoldSeconds != nil {
 		t.Error("absent, yet set")
 	}
 }
@@ -89,11 +89,14 @@ func TestShapesOfEphemeralSystemAndRawDisks(t *testing.T) {
 		}
 	}
 	raw := decode(t, `{"agent_id":"a","disks":{"raw_ephemeral":[{"path":"/dev/x"},{"volume_id":"v","host_device_id":"h","device_id":"d","id":"cid"},
-		{"VolumeID":"v","HostDeviceID":"h","DeviceID":"d","ID":"cid","volume_id":"other"},"/dev/y",null]}}`).Disks.RawEphemeral
-	want := []DiskHint{{Path: "/dev/x"}, {VolumeID: "v", HostDeviceID: "h", DeviceID: "d", CID: "cid"}, {VolumeID: "v", HostDeviceID: "h", DeviceID: "d", CID: "cid"},
-		{Path: "/dev/y", VolumeID: "/dev/y", Bare: true}, {}}
-	if !reflect.DeepEqual(raw, want) {
-		t.Errorf("raw ephemeral disks are\n%+v\nwant\n%+v", raw, want)
+		{"VolumeID":"other","HostDeviceID":"h","DeviceID":"d","ID":"cid","volume_id":"v"},"/dev/y",null]}}`).Disks
+	if raw.RawEphemeral[1].ID != "cid" || raw.RawEphemeral[2].ID != "cid" {
+		t.Errorf("raw ephemeral disks are %+v, want their CIDs", raw.RawEphemeral)
+	}
+	want := []DiskHint{{Path: "/dev/x"}, {VolumeID: "v", HostDeviceID: "h", DeviceID: "d"}, {VolumeID: "v", HostDeviceID: "h", DeviceID: "d"},
+		{Path: "/dev/y", VolumeID: "/dev/y"}, {}}
+	if got := raw.RawHints(); !reflect.DeepEqual(got, want) {
+		t.Errorf("raw ephemeral disks are\n%+v\nwant\n%+v", got, want)
 	}
 }
 
@@ -274,14 +277,10 @@ func onlyStrings(t *testing.T, name string, disk any) {
 	}
 }
 
-// withoutForm drops what rightly differs: where a document came from, and the form in which a
-// raw disk was written.
+// withoutForm drops what rightly differs: where a document came from.
 func withoutForm(s Settings) Settings {
 	s = s.Clone()
-	s.document = nil
-	for i := range s.Disks.RawEphemeral {
-		s.Disks.RawEphemeral[i].Bare = false
-	}
+	s.name = ""
 	return s
 }
 

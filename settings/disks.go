@@ -2,164 +2,107 @@ package settings
 
 import (
 	"encoding/json"
-	"maps"
 	"slices"
 
-	"cambium/internal/jsontree"
+	"cambium/internal/jsondoc"
 	"cambium/internal/report"
 	"cambium/internal/secret"
 )
 
-func decodeDisks(v jsontree.Value, d *Disks) {
-	f := v.Fields()
-	system := f.Get("system")
-	if system.Kind() == jsontree.Object {
-		// The documentation of CPI API v2 shows an object here, upstream wants a string.
-		path := system.Fields()
-		scalar(path.Get("path"), &d.System)
-	} else {
-		scalar(system, &d.System)
+// UnmarshalJSON reads a string or an object. It does not fail: rules see to that.
+func (h *DiskHint) UnmarshalJSON(data []byte) error {
+	*h = DiskHint{}
+	if jsondoc.KindOf(string(data)) == jsondoc.String {
+		err := json.Unmarshal(data, &h.Path)
+		h.VolumeID, h.Bare = h.Path, true
+		return err
 	}
-	if ephemeral := decodeHint(f.Get("ephemeral")); !ephemeral.Empty() {
-		d.Ephemeral = &ephemeral
+	type object DiskHint
+	return json.Unmarshal(data, (*object)(h))
+}
+
+// MarshalJSON writes the form that the CPI used, without secrets.
+func (h DiskHint) MarshalJSON() ([]byte, error) {
+	if h.Bare {
+		return json.Marshal(h.Path)
 	}
-	if persistent := f.Get("persistent"); persistent.Present() {
-		d.Persistent = map[string]DiskHint{}
-		for cid, value := range persistent.Fields().All() {
-			d.Persistent[cid] = decodeHint(value)
-			if cid == "" {
-				value.Warnf("a disk without CID cannot be mounted")
-			}
-		}
+	type object DiskHint
+	return json.Marshal(object(h))
+}
+
+// record is a disk in the form of persistent_disk_hints.json, whose keys are the names of upstream's fields. In clear S
+// is string, else secret.String.
+type record[S any] struct {
+	ID, DeviceID, VolumeID, Lun, HostDeviceID, Path string
+	ISCSISettings                                   struct {
+		InitiatorName, Username, Target string
+		Password                        S
 	}
-	raw := f.Get("raw_ephemeral")
-	for _, item := range raw.Items() {
-		d.RawEphemeral = append(d.RawEphemeral, decodeRawEphemeral(item))
+	FileSystemType string
+	MountOptions   []string
+	Partitioner    string
+}
+
+// RawDisk is a member of raw_ephemeral. Its ID is the disk's CID.
+type RawDisk record[secret.String]
+
+// Hint is how the CPI named the disk.
+func (r RawDisk) Hint() DiskHint {
+	h := DiskHint{Path: r.Path, VolumeID: r.VolumeID, DeviceID: r.DeviceID, LUN: r.Lun, HostDeviceID: r.HostDeviceID}
+	if iscsi := ISCSI(r.ISCSISettings); iscsi != (ISCSI{}) {
+		h.ISCSI = &iscsi
 	}
-	f.Done(jsontree.Tolerate)
+	return h
+}
+
+// RawHints are the disks of raw_ephemeral.
+func (d Disks) RawHints() (hints []DiskHint) {
+	for _, r := range d.RawEphemeral {
+		hints = append(hints, r.Hint())
+	}
+	return hints
 }
 
 // DecodeHint reads what a CPI returned from attach_disk and the Director passes on: a string,
 // an object or null.
-func DecodeHint(raw secret.JSON) (DiskHint, error) {
-	var rep report.Report
+func DecodeHint(raw secret.JSON) (h DiskHint, err error) {
 	if raw.Empty() {
-		return DiskHint{}, nil
+		return h, nil
 	}
-	v := jsontree.Parse("disk hint", raw.Reveal(), &rep)
-	if v.Kind() == jsontree.List || v.Kind() == jsontree.Bool {
-		v.Expected("a string or an object")
-	}
-	h := decodeHint(v)
-	return h, rep.Err()
-}
-
-func decodeHint(v jsontree.Value) (h DiskHint) {
-	switch v.Kind() {
-	case jsontree.Absent, jsontree.Null:
-	case jsontree.String, jsontree.Number:
-		scalar(v, &h.Path)
-		h.VolumeID, h.Bare = h.Path, true
-	case jsontree.Object:
-		f := v.Fields()
-		scalar(f.Get("path"), &h.Path)
-		scalar(f.Get("volume_id"), &h.VolumeID)
-		scalar(f.Get("id"), &h.DeviceID)
-		scalar(f.Get("lun"), &h.LUN)
-		scalar(f.Get("host_device_id"), &h.HostDeviceID)
-		iscsi := f.Get("iscsi_settings")
-		switch iscsi.Kind() {
-		case jsontree.Object:
-			h.ISCSI = decodeISCSI(iscsi, "initiator_name", "username", "target", "password")
-		case jsontree.Absent, jsontree.Null:
-		default:
-			iscsi.Warnf("expected an object, got %s; ignored", iscsi.Kind())
-		}
-		f.Done(jsontree.Tolerate)
-		// Upstream reads all members of a hint, known or not, and could not read a cached copy with such a number.
-		if json.Unmarshal(v.Raw(), new(any)) != nil {
-			v.Errorf("holds a number that is out of range")
-		}
-	default:
-		v.Warnf("expected a string or an object, got %s; taken as an empty hint", v.Kind())
-	}
-	return h
-}
-
-func decodeISCSI(v jsontree.Value, initiator, username, target, password string) *ISCSI {
-	var i ISCSI
-	f := v.Fields()
-	scalar(f.Get(initiator), &i.InitiatorName)
-	scalar(f.Get(username), &i.Username)
-	scalar(f.Get(target), &i.Target)
-	var clear string
-	scalar(f.Get(password), &clear)
-	i.Password = secret.New(clear)
-	f.Done(jsontree.Tolerate)
-	return &i
-}
-
-// decodeRawEphemeral reads upstream's spelling without underscores, which its cached copy has,
-// and the one with, which it silently drops.
-func decodeRawEphemeral(v jsontree.Value) (h DiskHint) {
-	if v.Kind() != jsontree.Object {
-		return decodeHint(v)
-	}
-	h, _ = decodeAttributes(v)
-	return h
-}
-
-// decodeAttributes reads a disk record in the form of persistent_disk_hints.json.
-func decodeAttributes(v jsontree.Value) (h DiskHint, d PersistentDisk) {
-	f := v.Fields()
-	scalar(f.Get("ID"), &h.CID)
-	scalar(f.Get("Path"), &h.Path)
-	scalar(f.Get("Lun"), &h.LUN)
-	either(f, "DeviceID", "device_id", &h.DeviceID)
-	either(f, "VolumeID", "volume_id", &h.VolumeID)
-	either(f, "HostDeviceID", "host_device_id", &h.HostDeviceID)
-	if iscsi := f.Get("ISCSISettings"); iscsi.Present() {
-		if got := decodeISCSI(iscsi, "InitiatorName", "Username", "Target", "Password"); *got != (ISCSI{}) {
-			h.ISCSI = got
-		}
-	}
-	scalar(f.Get("FileSystemType"), &d.FileSystem)
-	f.Get("MountOptions").Strings(&d.MountOptions)
-	scalar(f.Get("Partitioner"), &d.Partitioner)
-	f.Done(jsontree.Tolerate)
-	d.CID, d.Hint = h.CID, h
-	d.Hint.CID = ""
-	return h, d
-}
-
-// either reads a member under two spellings. Upstream's files hold the first one even when it
-// is empty, which must not hide the second.
-func either(f *jsontree.Fields, first, second string, into *string) {
-	scalar(f.Get(second), into)
-	var got string
-	if scalar(f.Get(first), &got); got != "" {
-		*into = got
-	}
+	d, _ := jsondoc.Decode("disk hint", raw.Reveal(), &h, jsondoc.Tolerate,
+		append(hintRules(""), jsondoc.Rule{Rewrite: func(raw string, say func(report.Severity, string)) string {
+			return hint(raw, func(_ report.Severity, message string) { say(report.Error, message) })
+		}})...)
+	return h, d.Done().Err()
 }
 
 // DecodeHints reads persistent_disk_hints.json.
 func DecodeHints(raw secret.JSON) (map[string]PersistentDisk, report.Report) {
-	var rep report.Report
+	var records map[string]RawDisk
+	d, _ := jsondoc.Decode("persistent_disk_hints.json", raw.Reveal(), &records, jsondoc.Tolerate, recordRules("*.")...)
 	all := map[string]PersistentDisk{}
-	root := jsontree.Parse("persistent_disk_hints.json", raw.Reveal(), &rep)
-	if root.Kind() == jsontree.Absent {
-		return all, rep
+	for cid, r := range records {
+		all[cid] = PersistentDisk{CID: cid, Hint: r.Hint(), FileSystem: r.FileSystemType, MountOptions: r.MountOptions,
+			Partitioner: r.Partitioner}
 	}
-	if root.Kind() != jsontree.Object && root.Kind() != jsontree.Null {
-		root.Expected("an object")
+	return all, d.Done()
+}
+
+// EncodeHints writes persistent_disk_hints.json, in clear.
+func EncodeHints(disks map[string]PersistentDisk) secret.JSON {
+	all := map[string]record[string]{}
+	for cid, d := range disks {
+		h := d.Hint
+		r := record[string]{ID: d.CID, DeviceID: h.DeviceID, VolumeID: h.VolumeID, Lun: h.LUN, HostDeviceID: h.HostDeviceID,
+			Path: h.Path, FileSystemType: d.FileSystem, MountOptions: d.MountOptions, Partitioner: d.Partitioner}
+		if i := h.ISCSI; i != nil {
+			to := &r.ISCSISettings
+			to.InitiatorName, to.Username, to.Target, to.Password = i.InitiatorName, i.Username, i.Target, i.Password.Reveal()
+		}
+		all[cid] = r
 	}
-	for cid, value := range root.Fields().All() {
-		_, d := decodeAttributes(value)
-		d.CID = cid
-		all[cid] = d
-	}
-	rep.Sort()
-	return all, rep
+	raw, _ := json.Marshal(all) // strings only
+	return secret.NewJSON(raw)
 }
 
 // Disk completes a hint with the env values that apply to every persistent disk.
@@ -187,10 +130,7 @@ func (s Settings) PersistentDisks(records map[string]PersistentDisk) map[string]
 }
 
 func (h DiskHint) clone() DiskHint {
-	if h.ISCSI != nil {
-		copied := *h.ISCSI
-		h.ISCSI = &copied
-	}
+	h.ISCSI = copied(h.ISCSI)
 	return h
 }
 
@@ -199,6 +139,3 @@ func (d PersistentDisk) clone() PersistentDisk {
 	d.MountOptions = slices.Clone(d.MountOptions)
 	return d
 }
-
-// sortedKeys makes output that does not depend on map order.
-func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

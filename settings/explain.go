@@ -7,8 +7,7 @@ import (
 	"fmt"
 	"strings"
 
-	"cambium/internal/jsontree"
-	"cambium/internal/report"
+	"cambium/internal/jsondoc"
 	"cambium/internal/secret"
 )
 
@@ -57,14 +56,12 @@ func (e Effective) Explain() (lines []Line) {
 	for i, a := range e.Associations {
 		add(o.associations, fmt.Sprintf("disk_associations[%d]", i), a.Name+" → "+a.CID)
 	}
-	var rep report.Report
-	flatten(jsontree.Parse("", s.Redacted(), &rep), func(v jsontree.Value, value string) {
-		path := v.Path()
-		if merged(path) {
-			return
+	document := jsondoc.Read(s.name, s.document.Reveal())
+	for _, v := range jsondoc.Read("", s.Redacted()).Values() {
+		if value := scalar(v.Raw); value != "" && !merged(v.Path) {
+			add(s.provenance(document, v.Path), v.Path, value)
 		}
-		add(s.provenance(v), path, value)
-	})
+	}
 	return lines
 }
 
@@ -78,42 +75,32 @@ func merged(path string) bool {
 	return false
 }
 
-// flatten visits every scalar that differs from an absent member: no empty strings, null or false.
-func flatten(v jsontree.Value, visit func(jsontree.Value, string)) {
-	switch v.Kind() {
-	case jsontree.Object:
-		for _, member := range v.Fields().All() {
-			flatten(member, visit)
+// scalar shows a value that differs from an absent member: no empty string, null or false.
+func scalar(raw string) string {
+	switch jsondoc.KindOf(raw) {
+	case jsondoc.String:
+		var text string
+		if json.Unmarshal([]byte(raw), &text) != nil || text == "" {
+			return ""
 		}
-	case jsontree.List:
-		for _, item := range v.Items() {
-			flatten(item, visit)
-		}
-	case jsontree.String, jsontree.Number:
-		if text := v.Node().Text; text != "" {
-			visit(v, shown(text))
-		}
-	case jsontree.Bool:
-		if v.Node().True {
-			visit(v, "true")
+		return shown(text)
+	case jsondoc.Number:
+		return raw
+	case jsondoc.Bool:
+		if raw[0] == 't' {
+			return "true"
 		}
 	}
+	return ""
 }
 
 // provenance is the document's member, or the default where the document has none.
-func (s Settings) provenance(v jsontree.Value) Origin {
-	path := v.Path()
+func (s Settings) provenance(document *jsondoc.Document, path string) Origin {
 	if strings.HasPrefix(path, "disks.raw_ephemeral") {
 		return s.origin("disks.raw_ephemeral") // its members have other names in the document
 	}
-	at := s.root()
-	for _, step := range v.Steps() {
-		if at = at.Step(step); !at.Present() {
-			return Origin{}
-		}
-		if at.Kind() != jsontree.Object && at.Kind() != jsontree.List {
-			break // a bare string or number that the encoded form spells out
-		}
+	if v, ok := document.At(path); !ok || jsondoc.KindOf(v.Raw) == jsondoc.Null {
+		return Origin{}
 	}
 	return s.origin(path)
 }

@@ -86,11 +86,7 @@ func updateOrigin(path string) Origin {
 }
 
 func (s Settings) origin(path string) Origin {
-	o := Origin{Path: path}
-	if s.document != nil {
-		o.Document = s.document.name
-	}
-	return o
+	return Origin{Path: path, Document: s.name}
 }
 
 // Clone returns a copy that shares nothing changeable with s.
@@ -102,31 +98,30 @@ func (s Settings) Clone() Settings {
 		s.Networks[name] = n
 	}
 	if s.Disks.Ephemeral != nil {
-		copied := s.Disks.Ephemeral.clone()
-		s.Disks.Ephemeral = &copied
+		ephemeral := s.Disks.Ephemeral.clone()
+		s.Disks.Ephemeral = &ephemeral
 	}
 	s.Disks.Persistent = maps.Clone(s.Disks.Persistent)
 	for cid, h := range s.Disks.Persistent {
 		s.Disks.Persistent[cid] = h.clone()
 	}
 	s.Disks.RawEphemeral = slices.Clone(s.Disks.RawEphemeral)
-	for i, h := range s.Disks.RawEphemeral {
-		s.Disks.RawEphemeral[i] = h.clone()
-	}
 	s.Env.PersistentDiskMountOptions = slices.Clone(s.Env.PersistentDiskMountOptions)
 	b := &s.Env.Bosh
 	b.AuthorizedKeys, b.NTP, b.Blobstores = slices.Clone(b.AuthorizedKeys), slices.Clone(b.NTP), slices.Clone(b.Blobstores)
 	b.Mbus = b.Mbus.clone()
-	if b.SwapSizeMiB != nil {
-		size := *b.SwapSizeMiB
-		b.SwapSizeMiB = &size
-	}
-	if b.TaskAnswerHoldSeconds != nil {
-		seconds := *b.TaskAnswerHoldSeconds
-		b.TaskAnswerHoldSeconds = &seconds
-	}
-	b.EarlyPings, b.Firewall = cloneBool(b.EarlyPings), cloneBool(b.Firewall)
+	a := &b.Agent
+	b.SwapSizeMiB, a.TaskAnswerHoldSeconds = copied(b.SwapSizeMiB), copied(a.TaskAnswerHoldSeconds)
+	a.EarlyPings, a.Firewall = copied(a.EarlyPings), copied(a.Firewall)
 	return s
+}
+
+func copied[T any](from *T) *T {
+	if from == nil {
+		return nil
+	}
+	value := *from
+	return &value
 }
 
 // Clone returns a copy that shares nothing changeable with e.

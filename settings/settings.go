@@ -3,47 +3,52 @@
 // reads no file, asks no source and touches no machine, so any package may import it.
 package settings
 
-import "cambium/internal/secret"
+import (
+	"slices"
 
-// Settings is one decoded settings document, before updates are merged in (see Effective).
+	"cambium/internal/secret"
+)
+
+// Settings is one decoded settings document, before updates are merged in (see Effective). The tags are the keys of
+// cloudfoundry/bosh-agent; the order is that of its cached copy.
 type Settings struct {
-	AgentID   string
-	VM        VM
-	Mbus      secret.URL
-	Blobstore Blobstore
-	NTP       []string
-	Networks  map[string]Network
-	Disks     Disks
-	Env       Env
+	AgentID   string             `json:"agent_id"`
+	Blobstore Blobstore          `json:"blobstore"`
+	Disks     Disks              `json:"disks"`
+	Env       Env                `json:"env"`
+	Networks  map[string]Network `json:"networks"`
+	NTP       []string           `json:"ntp"`
+	Mbus      secret.URL         `json:"mbus"`
+	VM        VM                 `json:"vm"`
 
-	// document is what was decoded, kept for the members that have no field here.
-	document *document
+	// name and document are what was decoded, after the rules.
+	name     string
+	document secret.JSON
 }
 
 // VM is what the IaaS calls this machine.
-type VM struct{ Name string }
+type VM struct {
+	Name string `json:"name"`
+}
 
 // Disks is what the CPI attached. A nil Ephemeral means that the CPI named none.
 type Disks struct {
-	System       string
-	Ephemeral    *DiskHint
-	Persistent   map[string]DiskHint // by disk CID
-	RawEphemeral []DiskHint
+	System       string              `json:"system"`
+	Ephemeral    *DiskHint           `json:"ephemeral"`
+	Persistent   map[string]DiskHint `json:"persistent"` // by disk CID
+	RawEphemeral []RawDisk           `json:"raw_ephemeral"`
 }
 
-// DiskHint is how a CPI names a disk: a bare string, which stands for both path and volume id,
-// or an object. Numbers are accepted wherever upstream wants strings.
+// DiskHint is how a CPI names a disk: a bare string, which stands for both path and volume id, or an object.
 type DiskHint struct {
-	Path         string
-	VolumeID     string
-	DeviceID     string // "id" on the wire
-	LUN          string
-	HostDeviceID string
-	ISCSI        *ISCSI
-	// CID is only set in raw_ephemeral, where "id" is the disk's CID and not its device id.
-	CID string
-	// Bare is true when the CPI sent a string; the cached copy keeps that form.
-	Bare bool
+	Path         string `json:"path,omitempty"`
+	VolumeID     string `json:"volume_id,omitempty"`
+	DeviceID     string `json:"id,omitempty"`
+	LUN          string `json:"lun,omitempty"`
+	HostDeviceID string `json:"host_device_id,omitempty"`
+	ISCSI        *ISCSI `json:"iscsi_settings,omitempty"`
+	// Bare is true when the CPI sent a string.
+	Bare bool `json:"-"`
 }
 
 // Empty reports whether the hint names nothing.
@@ -53,10 +58,10 @@ func (h DiskHint) Empty() bool {
 
 // ISCSI names a target and the CHAP account for it.
 type ISCSI struct {
-	InitiatorName string
-	Username      string
-	Target        string
-	Password      secret.String
+	InitiatorName string        `json:"initiator_name"`
+	Username      string        `json:"username"`
+	Target        string        `json:"target"`
+	Password      secret.String `json:"password"`
 }
 
 // PersistentDisk is a disk with everything needed to mount it: the hint of the settings or of
@@ -71,19 +76,19 @@ type PersistentDisk struct {
 
 // Network is one member of "networks".
 type Network struct {
-	Type          string // "manual", "dynamic", "vip" or ""
-	IP            string
-	Netmask       string
-	Gateway       string
-	Prefix        string
-	DNS           []string
-	Default       []string // any of "dns", "gateway"
-	MAC           string
-	UseDHCP       bool
-	Resolved      bool
-	Preconfigured bool
-	Alias         string
-	Routes        []Route
+	Type          string   `json:"type"` // "manual", "dynamic", "vip" or ""
+	IP            string   `json:"ip"`
+	Netmask       string   `json:"netmask"`
+	Gateway       string   `json:"gateway"`
+	Prefix        string   `json:"prefix"`
+	Resolved      bool     `json:"resolved"`
+	UseDHCP       bool     `json:"use_dhcp"`
+	Default       []string `json:"default"` // any of "dns", "gateway"
+	DNS           []string `json:"dns"`
+	MAC           string   `json:"mac"`
+	Preconfigured bool     `json:"preconfigured"`
+	Alias         string   `json:"alias,omitempty"`
+	Routes        []Route  `json:"routes,omitempty"`
 }
 
 // VIP reports a network that the IaaS implements and the machine does not see.
@@ -95,34 +100,27 @@ func (n Network) DHCP() bool {
 }
 
 // DefaultFor reports whether the network is the default for "dns" or "gateway".
-func (n Network) DefaultFor(category string) bool {
-	for _, d := range n.Default {
-		if d == category {
-			return true
-		}
-	}
-	return false
-}
+func (n Network) DefaultFor(category string) bool { return slices.Contains(n.Default, category) }
 
 // Route is an extra route of a network.
 type Route struct {
-	Destination string
-	Gateway     string
-	Netmask     string
+	Destination string `json:"destination"`
+	Gateway     string `json:"gateway"`
+	Netmask     string `json:"netmask"`
 }
 
 // Blobstore is where blobs come from. Options hold credentials and are handed to the blobstore
 // client as they came.
 type Blobstore struct {
-	Provider string
-	Options  secret.JSON
+	Provider string      `json:"provider"`
+	Options  secret.JSON `json:"options"`
 }
 
 // Cert is a TLS identity and the authority to trust, all PEM.
 type Cert struct {
-	CA          string
-	Certificate string
-	PrivateKey  secret.String
+	CA          string        `json:"ca"`
+	PrivateKey  secret.String `json:"private_key"`
+	Certificate string        `json:"certificate"`
 }
 
 // Empty reports whether no member is set.
@@ -135,69 +133,76 @@ func (c Cert) Equal(o Cert) bool {
 
 // Bus is the Director's address and the TLS identity to use for it.
 type Bus struct {
-	URLs []secret.URL
-	Cert Cert
+	Cert Cert         `json:"cert"`
+	URLs []secret.URL `json:"urls"`
 }
 
 // Env is the deployment manifest's part of the document.
 type Env struct {
-	Bosh                       BoshEnv
-	PersistentDiskFS           string
-	PersistentDiskMountOptions []string
-	PersistentDiskPartitioner  string
+	Bosh                       BoshEnv  `json:"bosh"`
+	PersistentDiskFS           string   `json:"persistent_disk_fs"`
+	PersistentDiskMountOptions []string `json:"persistent_disk_mount_options"`
+	PersistentDiskPartitioner  string   `json:"persistent_disk_partitioner"`
 	// PersistentDiskForeign is an addition of this agent: "refuse" (the default) or "format"
 	// for a persistent disk that carries something that is not ours.
-	PersistentDiskForeign string
+	PersistentDiskForeign string `json:"persistent_disk_foreign,omitempty"`
 	// PersistentDiskBlank is an addition of this agent: what a new persistent disk reads as, "zeros" (the default) or "noise".
-	PersistentDiskBlank string
+	PersistentDiskBlank string `json:"persistent_disk_blank,omitempty"`
 }
 
 // BoshEnv is "env.bosh".
 type BoshEnv struct {
-	Password              secret.String
-	KeepRootPassword      bool
-	RemoveDevTools        bool
-	RemoveStaticLibraries bool
-	AuthorizedKeys        []string
-	SwapSizeMiB           *uint64 // nil: chosen from RAM and disk; 0: no swap
-	Mbus                  Bus
-	Blobstores            []Blobstore
-	NTP                   []string // nil: absent; empty: explicitly none
-	IPv6Enable            bool
-	JobDirTmpfs           bool
-	JobDirTmpfsSize       string
-	RunDirTmpfsSize       string
-	SettingsTmpfs         bool // "agent.settings.tmpfs"
-	// TaskAnswerHoldSeconds is "agent.task_answer_hold", an addition of this agent; nil: agent.json decides.
-	TaskAnswerHoldSeconds *uint64
-	// EarlyPings and Firewall are "agent.early_pings" and "agent.firewall", additions of this agent; nil:
-	// agent.json decides.
-	EarlyPings, Firewall *bool
-	// PersistentDiskForeign is "agent.persistent_disk_foreign"; it goes before that of the env.
-	PersistentDiskForeign string
-	Parallel              int // at least 1; 5 when absent
+	Agent                 AgentEnv      `json:"agent"`
+	Password              secret.String `json:"password"`
+	KeepRootPassword      bool          `json:"keep_root_password"`
+	RemoveDevTools        bool          `json:"remove_dev_tools"`
+	RemoveStaticLibraries bool          `json:"remove_static_libraries"`
+	AuthorizedKeys        []string      `json:"authorized_keys"`
+	SwapSizeMiB           *uint64       `json:"swap_size"` // nil: chosen from RAM and disk; 0: no swap
+	Mbus                  Bus           `json:"mbus"`
+	IPv6                  struct {
+		Enable bool `json:"enable"`
+	} `json:"ipv6"`
+	JobDir struct {
+		Tmpfs     bool   `json:"tmpfs"`
+		TmpfsSize string `json:"tmpfs_size"`
+	} `json:"job_dir"`
+	RunDir struct {
+		TmpfsSize string `json:"tmpfs_size"`
+	} `json:"run_dir"`
+	Blobstores []Blobstore `json:"blobstores"`
+	NTP        []string    `json:"ntp,omitzero"` // nil: absent; empty: explicitly none
+	Parallel   int         `json:"parallel"`     // at least 1; 5 when absent
 }
 
-// Update is the argument of update_settings and the content of update_settings.json. The Has
-// flags tell an absent key, which keeps what was, from an empty value, which clears it.
-type Update struct {
-	Mbus            Bus
-	HasMbus         bool
-	Blobstores      []Blobstore
-	HasBlobstores   bool
-	TrustedCerts    string
-	HasTrustedCerts bool
-	Associations    []DiskAssociation
-	HasAssociations bool
+// AgentEnv is "env.bosh.agent". All but Settings are additions of this agent, for which agent.json decides if they are
+// nil or empty.
+type AgentEnv struct {
+	Settings struct {
+		Tmpfs bool `json:"tmpfs"`
+	} `json:"settings"`
+	TaskAnswerHoldSeconds *uint64 `json:"task_answer_hold,omitempty"`
+	EarlyPings            *bool   `json:"early_pings,omitempty"`
+	Firewall              *bool   `json:"firewall,omitempty"`
+	// PersistentDiskForeign goes before that of the env.
+	PersistentDiskForeign string `json:"persistent_disk_foreign,omitempty"`
+}
 
-	document *document
-	unknown  []unknownMember // instead of document in an update that Apply made
+// Update is the argument of update_settings and the content of update_settings.json.
+type Update struct {
+	Mbus         Bus               `json:"mbus"`
+	Blobstores   []Blobstore       `json:"blobstores"`
+	TrustedCerts string            `json:"trusted_certs"`
+	Associations []DiskAssociation `json:"disk_associations"`
+
+	// members are those of the document, unknown ones, too: an absent one keeps what was, an empty one clears it.
+	members map[string]secret.JSON
 }
 
 // DiskAssociation gives a persistent disk a name below instance/disks.
 type DiskAssociation struct {
-	Name string
-	CID  string
+	Name string `json:"name"`
+	CID  string `json:"cid"`
 }
 
 // Effective is what the agent acts on: the settings document with updates merged over it. Merge

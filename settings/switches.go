@@ -3,8 +3,6 @@ package settings
 import (
 	"cmp"
 	"time"
-
-	"cambium/internal/jsontree"
 )
 
 // The switches of what this agent does beyond cloudfoundry/bosh-agent. Each can be set by the stemcell, in
@@ -12,17 +10,17 @@ import (
 
 // EarlyPings reports whether pings are answered before the agent is ready.
 func (e Effective) EarlyPings(stemcell bool) bool {
-	return decide(e.Settings.Env.Bosh.EarlyPings, stemcell)
+	return decide(e.Settings.Env.Bosh.Agent.EarlyPings, stemcell)
 }
 
 // Firewall reports whether rules keep jobs away from monit and the bus.
 func (e Effective) Firewall(stemcell bool) bool {
-	return decide(e.Settings.Env.Bosh.Firewall, stemcell)
+	return decide(e.Settings.Env.Bosh.Agent.Firewall, stemcell)
 }
 
 // TaskAnswerHold is how long the answer about a running task is held, at most limit.
 func (e Effective) TaskAnswerHold(stemcell, limit time.Duration) time.Duration {
-	if seconds := e.Settings.Env.Bosh.TaskAnswerHoldSeconds; seconds != nil {
+	if seconds := e.Settings.Env.Bosh.Agent.TaskAnswerHoldSeconds; seconds != nil {
 		return min(time.Duration(min(*seconds, 60))*time.Second, limit)
 	}
 	return stemcell
@@ -31,7 +29,7 @@ func (e Effective) TaskAnswerHold(stemcell, limit time.Duration) time.Duration {
 // ForeignPersistentDisk is what to do with a persistent disk whose content is not ours.
 func (e Effective) ForeignPersistentDisk(stemcell string) string {
 	env := e.Settings.Env
-	return cmp.Or(env.Bosh.PersistentDiskForeign, env.PersistentDiskForeign, stemcell)
+	return cmp.Or(env.Bosh.Agent.PersistentDiskForeign, env.PersistentDiskForeign, stemcell)
 }
 
 func decide(deployment *bool, stemcell bool) bool {
@@ -39,26 +37,6 @@ func decide(deployment *bool, stemcell bool) bool {
 		return *deployment
 	}
 	return stemcell
-}
-
-// decodeSwitch reads a switch that may be absent.
-func decodeSwitch(v jsontree.Value) *bool {
-	if v.Kind() != jsontree.Bool {
-		var wrong bool
-		v.Bool(&wrong) // reports what is neither absent nor a switch
-		return nil
-	}
-	var on bool
-	v.Bool(&on)
-	return &on
-}
-
-func cloneBool(b *bool) *bool {
-	if b == nil {
-		return nil
-	}
-	on := *b
-	return &on
 }
 
 // BlankDisks is what a new persistent disk reads as.

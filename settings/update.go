@@ -3,9 +3,11 @@ package settings
 import (
 	"bytes"
 	"encoding/json"
+	"maps"
 	"slices"
+	"strings"
 
-	"cambium/internal/jsontree"
+	"cambium/internal/jsondoc"
 	"cambium/internal/report"
 	"cambium/internal/secret"
 )
@@ -16,55 +18,32 @@ const UpdateName = "update_settings"
 // DecodeUpdate reads the argument of update_settings or the content of update_settings.json.
 // A null member counts as absent.
 func DecodeUpdate(name string, raw secret.JSON) (Update, report.Report) {
-	var (
-		u   Update
-		rep report.Report
-	)
-	root := jsontree.Parse(name, raw.Reveal(), &rep)
-	if root.Kind() == jsontree.Absent {
-		return u, rep
-	}
-	if root.Kind() != jsontree.Object {
-		root.Expected("an object")
-		return u, rep
-	}
-	u.document = &document{name: name, root: root}
-	f := root.Fields()
-	mbus := f.Get("mbus")
-	u.Mbus, u.HasMbus = decodeBus(mbus), mbus.Present()
+	var u Update
+	d, text := jsondoc.Decode(name, raw.Reveal(), &u, jsondoc.Tolerate,
+		jsondoc.Rule{Path: "blobstores.*.options", Rewrite: object})
+	_ = json.Unmarshal(text, &u.members) // reported if it is not an object
+	maps.DeleteFunc(u.members, func(_ string, value secret.JSON) bool { return value.Empty() })
+	u = Update{members: u.members}
+	_ = json.Unmarshal(u.Encode().Reveal(), &u) // of duplicates only the last one
+	checkURLs(d, "mbus.urls", u.Mbus.URLs)
 	if u.Mbus.Cert.CA == "" && !u.Mbus.Cert.Empty() {
-		mbus.Warnf("the certificate has no effect without cert.ca")
+		d.Warnf("mbus", "the certificate has no effect without cert.ca")
 	}
-	blobstores := f.Get("blobstores")
-	u.Blobstores, u.HasBlobstores = decodeBlobstores(blobstores), blobstores.Present()
-	trusted := f.Get("trusted_certs")
-	trusted.Text(&u.TrustedCerts)
-	u.HasTrustedCerts = trusted.Present()
-	associations := f.Get("disk_associations")
-	u.HasAssociations = associations.Present()
-	for _, item := range associations.Items() {
-		u.Associations = append(u.Associations, decodeAssociation(item))
+	for i, a := range u.Associations {
+		at := "disk_associations" + jsondoc.Item(i)
+		// The name becomes a file name below instance/disks.
+		if a.Name == "" || a.Name == "." || a.Name == ".." || strings.ContainsAny(a.Name, "/\x00") {
+			d.Errorf(at+".name", "expected a name that can be a file name")
+		}
+		if a.CID == "" {
+			d.Errorf(at+".cid", "missing; it says which disk is meant")
+		}
 	}
-	f.Done(jsontree.Tolerate)
-	rep.Sort()
-	return u, rep
+	return u, d.Done()
 }
 
-func decodeAssociation(v jsontree.Value) (a DiskAssociation) {
-	f := v.Fields()
-	name, cid := f.Get("name"), f.Get("cid")
-	name.Text(&a.Name)
-	cid.Text(&a.CID)
-	f.Done(jsontree.Tolerate)
-	// The name becomes a file name below instance/disks.
-	if a.Name == "" || a.Name == "." || a.Name == ".." || bytes.ContainsAny([]byte(a.Name), "/\x00") {
-		name.Errorf("expected a name that can be a file name")
-	}
-	if a.CID == "" {
-		cid.Errorf("missing; it says which disk is meant")
-	}
-	return a
-}
+// Has reports whether an update has a member, even an empty one.
+func (u Update) Has(key string) bool { _, there := u.members[key]; return there }
 
 // Changes tells which parts an update changed.
 type Changes struct {
@@ -87,26 +66,33 @@ func (c Changes) Any() bool { return c != Changes{} }
 //  4. blobstores replaces the earlier list, also by an empty one, which puts the settings'
 //     blobstore in force again.
 //  5. Unknown members replace those of the same name.
-func (u Update) Apply(newer Update) (Update, Changes) {
-	next, c := u.clone(), Changes{}
-	if newer.HasTrustedCerts {
-		c.TrustedCerts = newer.TrustedCerts != u.TrustedCerts
-		next.TrustedCerts, next.HasTrustedCerts = newer.TrustedCerts, true
+func (u Update) Apply(newer Update) (next Update, c Changes) {
+	next = u
+	next.members = maps.Clone(u.members)
+	if next.members == nil {
+		next.members = map[string]secret.JSON{}
 	}
-	if newer.HasAssociations {
-		c.Associations = !slices.Equal(newer.Associations, u.Associations)
-		next.Associations, next.HasAssociations = slices.Clone(newer.Associations), true
+	for key, value := range newer.members {
+		switch key {
+		case "trusted_certs":
+			c.TrustedCerts = newer.TrustedCerts != u.TrustedCerts
+			next.TrustedCerts = newer.TrustedCerts
+		case "disk_associations":
+			c.Associations = !slices.Equal(newer.Associations, u.Associations)
+			next.Associations = newer.Associations
+		case "mbus":
+			if newer.Mbus.empty() || newer.Mbus.Equal(u.Mbus) {
+				continue
+			}
+			c.Mbus, next.Mbus = true, newer.Mbus
+		case "blobstores":
+			if u.Has("blobstores") && slices.EqualFunc(newer.Blobstores, u.Blobstores, Blobstore.Equal) {
+				continue
+			}
+			c.Blobstores, next.Blobstores = true, newer.Blobstores
+		}
+		next.members[key] = value
 	}
-	if newer.HasMbus && !newer.Mbus.empty() && !newer.Mbus.Equal(u.Mbus) {
-		c.Mbus = true
-		next.Mbus, next.HasMbus = newer.Mbus.clone(), true
-	}
-	if newer.HasBlobstores && (!u.HasBlobstores || !slices.EqualFunc(newer.Blobstores, u.Blobstores, Blobstore.Equal)) {
-		c.Blobstores = true
-		next.Blobstores, next.HasBlobstores = slices.Clone(newer.Blobstores), true
-	}
-	next.unknown = mergeUnknown(u.unknownMembers(), newer.unknownMembers())
-	next.document = nil
 	return next, c
 }
 
@@ -145,67 +131,24 @@ func (b Bus) clone() Bus {
 	return b
 }
 
-func (u Update) clone() Update {
-	u.Mbus = u.Mbus.clone()
-	u.Blobstores = slices.Clone(u.Blobstores)
-	u.Associations = slices.Clone(u.Associations)
-	return u
-}
-
 // Blank reports an update that never happened: nothing in it differs from no update at all.
 func (u Update) Blank() bool {
-	return u.Mbus.empty() && len(u.Blobstores) == 0 && u.TrustedCerts == "" && len(u.Associations) == 0 && len(u.unknownMembers()) == 0
+	known := 0
+	for _, key := range []string{"mbus", "blobstores", "trusted_certs", "disk_associations"} {
+		if u.Has(key) {
+			known++
+		}
+	}
+	return known == len(u.members) &&
+		u.Mbus.empty() && len(u.Blobstores) == 0 && u.TrustedCerts == "" && len(u.Associations) == 0
 }
 
 // Encode writes update_settings.json, in clear.
 func (u Update) Encode() secret.JSON {
-	w := &writer{}
-	fields := []field{
-		always("blobstores", func() { w.blobstores(u.at("blobstores"), u.Blobstores) }),
-		always("disk_associations", func() {
-			list(w, u.Associations, func(a DiskAssociation) {
-				w.object(jsontree.Value{},
-					always("name", func() { w.text(a.Name) }),
-					always("cid", func() { w.text(a.CID) }))
-			})
-		}),
-		always("mbus", func() { w.bus(u.at("mbus"), u.Mbus) }),
-		always("trusted_certs", func() { w.text(u.TrustedCerts) }),
+	clear := map[string]json.RawMessage{}
+	for key, value := range u.members {
+		clear[key] = value.Reveal()
 	}
-	for _, m := range u.unknownMembers() {
-		fields = append(fields, always(m.key, func() { w.out.Write(m.raw.Reveal()) }))
-	}
-	w.object(jsontree.Value{}, fields...)
-	return secret.NewJSON(w.out.Bytes())
-}
-
-func (u Update) at(key string) jsontree.Value {
-	if u.document == nil {
-		return jsontree.Value{}
-	}
-	return u.document.root.At(key)
-}
-
-// unknownMembers are those of the decoded document, or those that Apply collected.
-func (u Update) unknownMembers() []unknownMember {
-	if u.document == nil {
-		return u.unknown
-	}
-	known := []field{{key: "blobstores"}, {key: "disk_associations"}, {key: "mbus"}, {key: "trusted_certs"}}
-	return unknownMembers(u.document.root, known)
-}
-
-func mergeUnknown(older, newer []unknownMember) (all []unknownMember) {
-	for _, m := range append(older[:len(older):len(older)], newer...) {
-		replaced := false
-		for i := range all {
-			if all[i].key == m.key {
-				all[i], replaced = m, true
-			}
-		}
-		if !replaced {
-			all = append(all, m)
-		}
-	}
-	return all
+	raw, _ := json.Marshal(clear) // JSON that was decoded
+	return secret.NewJSON(raw)
 }

@@ -128,12 +128,12 @@ func (s UpdateSettings) rotate(ctx context.Context, before, after settings.Bus) 
 
 // apply changes the machine and persists the update, which is the last thing that can fail.
 func (s UpdateSettings) apply(ctx context.Context, u settings.Update, before settings.Effective, pending *store.Pending) (err error) {
-	if u.HasAssociations {
+	if u.Has("disk_associations") {
 		if err := s.Disks.Associate(ctx, pending.Effective.Associations); err != nil {
 			return fmt.Errorf("disk associations: %w", err)
 		}
 	}
-	if u.HasTrustedCerts {
+	if u.Has("trusted_certs") {
 		defer func() {
 			if err != nil && pending.Changes.TrustedCerts {
 				err = errors.Join(err, s.Certificates.Trust(context.WithoutCancel(ctx), before.TrustedCerts))

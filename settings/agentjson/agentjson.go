@@ -53,6 +53,8 @@ type Linux struct {
 	EarlyPings bool
 	// Firewall is an addition of this agent, true by default: nftables keep jobs away from monit and the bus.
 	Firewall bool
+	// Shipped stemcells still carry these although nothing has read them for years.
+	VirtioDevicePrefix, ScrubEphemeralDisk, StripVolumeRegex, DNSResolverType any
 }
 
 // DefaultTaskAnswerHold is also the longest hold there is.
@@ -74,7 +76,11 @@ type Windows struct {
 }
 
 // Infrastructure says where settings come from.
-type Infrastructure struct{ Settings Settings }
+type Infrastructure struct {
+	Settings Settings
+	// Two options of early 2015 that some old files still carry; they have had no effect since.
+	NetworkingType, StaticEphemeralDiskPath string
+}
 
 // Settings is "Infrastructure.Settings".
 type Settings struct {
@@ -99,7 +105,7 @@ const (
 // Source is one member of Sources: its type, and the options of all types. Those that do not
 // belong to the type are empty.
 type Source struct {
-	Type string
+	Type string `spelling:"exact"` // as upstream does, which matches all other keys without regard to case
 	// URI and Headers can carry credentials.
 	URI            secret.URL
 	Headers        map[string]secret.String

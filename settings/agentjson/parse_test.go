@@ -90,7 +90,7 @@ func TestWhatCannotWorkIsAnError(t *testing.T) {
 		`{}`:                               "Infrastructure.Settings.Sources: at least one source is needed",
 		`{"Infrastructure":[]}`:            "Infrastructure: expected an object, got a list",
 		source(``):                         "Sources: at least one source is needed",
-		source(`null`):                     "Sources[0]: expected an object, got null",
+		source(`null`):                     "Sources[0].Type: missing",
 		source(`{}`):                       "Sources[0].Type: missing",
 		source(`{"Type":5}`):               "Sources[0].Type: expected a string, got a number",
 		source(`{"Type":"HTTP"}`):          "Sources[0].URI: needed by a source of type HTTP",

@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 
 	"cambium/internal/atomicfile"
-	"cambium/internal/jsontree"
+	"cambium/internal/jsondoc"
 )
 
 // corruptSuffix marks a file that could not be read and was set aside.
@@ -154,7 +154,7 @@ func readLimited(path string) ([]byte, error) {
 	if !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("read %s: not a regular file", path)
 	}
-	return io.ReadAll(io.LimitReader(file, jsontree.MaxSize+1))
+	return io.ReadAll(io.LimitReader(file, jsondoc.MaxSize+1))
 }
 
 // repair sets a damaged file aside and restores the previous generation, so that the next write

@@ -95,7 +95,8 @@ func changeUntilKilled(t *testing.T, base string) {
 		if l, err := c.Load(t.Context()); err != nil || l.NotCached != nil {
 			t.Fatal(err, l.NotCached)
 		}
-		if _, err := c.Update(t.Context(), settings.Update{TrustedCerts: round, HasTrustedCerts: true}); err != nil {
+		update, _ := settings.DecodeUpdate(round, secret.NewJSON([]byte(`{"trusted_certs":"`+round+`"}`)))
+		if _, err := c.Update(t.Context(), update); err != nil {
 			t.Fatal(err)
 		}
 		if err := c.PutHint("d", settings.DiskHint{Path: filepath.Join("/dev", round)}); err != nil {

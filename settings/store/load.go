@@ -114,7 +114,7 @@ func (c *Current) accept(ctx context.Context, next settings.Settings, loaded Loa
 	trial := *now
 	change(&trial)
 	place := vcap.Place(c.dirs.Bosh())
-	if next.Env.Bosh.SettingsTmpfs {
+	if next.Env.Bosh.Agent.Settings.Tmpfs {
 		place = vcap.Place(c.dirs.SettingsTmpfs())
 	}
 	loaded.Wrote = c.outdated(place.Settings(), next)
@@ -153,7 +153,7 @@ func (c *Current) outdated(path string, s settings.Settings) string {
 // keepOff returns why records with secrets may not be written to the state's place: the settings
 // ask for a tmpfs, and there is none.
 func (c *Current) keepOff(s *state) error {
-	if !c.disk.readOnly && s.settings.Env.Bosh.SettingsTmpfs && s.place != vcap.Place(c.dirs.SettingsTmpfs()) {
+	if !c.disk.readOnly && s.settings.Env.Bosh.Agent.Settings.Tmpfs && s.place != vcap.Place(c.dirs.SettingsTmpfs()) {
 		return errors.New("settings ask for a tmpfs, which could not be mounted")
 	}
 	return nil

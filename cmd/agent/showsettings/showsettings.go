@@ -18,7 +18,7 @@ import (
 
 	"cambium/cmd/agent/cli"
 	"cambium/infrastructure"
-	"cambium/internal/jsontree"
+	"cambium/internal/jsondoc"
 	"cambium/internal/neednet"
 	"cambium/internal/report"
 	"cambium/internal/vcap"
@@ -192,37 +192,16 @@ func (a Answer) values(path string) (values []string) {
 	if len(values) > 0 {
 		return values
 	}
-	var rep report.Report
-	if part := find(jsontree.Parse("", a.Effective.Settings.Redacted(), &rep), path); part.Present() {
-		return []string{string(part.Raw())}
+	for _, v := range jsondoc.Read("", a.Effective.Settings.Redacted()).Values() {
+		if v.Path == path && jsondoc.KindOf(v.Raw) != jsondoc.Null {
+			return []string{v.Raw}
+		}
 	}
 	return nil
 }
 
 // element is what stands behind the path of a list in that of its elements.
 var element = regexp.MustCompile(`^\[[0-9]+\]$`)
-
-// find returns the part of a document whose path is the given one.
-func find(v jsontree.Value, path string) jsontree.Value {
-	if v.Path() == path {
-		return v
-	}
-	switch v.Kind() {
-	case jsontree.Object:
-		for _, member := range v.Fields().All() {
-			if found := find(member, path); found.Present() {
-				return found
-			}
-		}
-	case jsontree.List:
-		for _, item := range v.Items() {
-			if found := find(item, path); found.Present() {
-				return found
-			}
-		}
-	}
-	return jsontree.Value{}
-}
 
 // printVerdicts tells the outcome of each source, how long it took and why it was not used.
 func printVerdicts(w io.Writer, verdicts infrastructure.Verdicts) {

@@ -15,7 +15,7 @@ import (
 
 	"cambium/agent"
 	"cambium/cmd/agent/cli"
-	"cambium/internal/jsontree"
+	"cambium/internal/jsondoc"
 	"cambium/internal/report"
 	"cambium/internal/secret"
 	"cambium/internal/vcap"
@@ -216,11 +216,10 @@ var typical = []struct {
 
 // guess recognizes the kind of a document by its keys, or by its file name if it cannot be parsed.
 func guess(path string, data []byte) string {
-	var rep report.Report
-	root := jsontree.Parse(path, data, &rep)
+	values := jsondoc.Read(path, data).Values()
 	for _, t := range typical {
 		for _, key := range t.keys {
-			if root.At(key).Kind() != jsontree.Absent {
+			if slices.ContainsFunc(values, func(v jsondoc.Value) bool { return strings.EqualFold(v.Path, key) }) {
 				return t.kind
 			}
 		}
@@ -244,5 +243,5 @@ func readInput(name string) ([]byte, error) {
 		defer func() { _ = file.Close() }() // only read from
 		in = file
 	}
-	return io.ReadAll(io.LimitReader(in, jsontree.MaxSize+1))
+	return io.ReadAll(io.LimitReader(in, jsondoc.MaxSize+1))
 }

@@ -1,0 +1,195 @@
+package settings
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"cambium/internal/jsondoc"
+	"cambium/internal/report"
+)
+
+// The rules of this file turn what CPIs and manifests write into what the types, and those of cloudfoundry/bosh-agent,
+// can decode: numbers where strings are wanted and strings where numbers are, disks in other forms. The cached copy is
+// the document after them, so that either agent can read it.
+
+// rewrite is the function of a jsondoc.Rule.
+type rewrite = func(raw string, say func(report.Severity, string)) string
+
+const null = "null"
+
+func documentRules() []jsondoc.Rule {
+	rules := []jsondoc.Rule{
+		{Path: "disks.system", Rewrite: systemDisk},
+		{Path: "disks.ephemeral", Rewrite: hint},
+		{Path: "disks.persistent.*", Rewrite: hint},
+		{Path: "disks.raw_ephemeral.*", Rewrite: rawDisk},
+		{Path: "env.bosh.swap_size", Rewrite: wholeNumber(0, 0, math.MaxInt64)},
+		{Path: "env.bosh.agent.task_answer_hold", Rewrite: wholeNumber(0, 0, math.MaxInt64)},
+		{Path: "env.bosh.parallel", Rewrite: wholeNumber(math.MinInt32, 1, math.MaxInt32)},
+		{Path: "env.bosh.job_dir.tmpfs_size", Rewrite: text},
+		{Path: "env.bosh.run_dir.tmpfs_size", Rewrite: text},
+		{Path: "blobstore.options", Rewrite: object},
+		{Path: "env.bosh.blobstores.*.options", Rewrite: object},
+	}
+	return slices.Concat(rules, hintRules("disks.ephemeral."), hintRules("disks.persistent.*."),
+		recordRules("disks.raw_ephemeral.*."), networkRules("networks.*."))
+}
+
+func hintRules(at string) []jsondoc.Rule {
+	return slices.Concat([]jsondoc.Rule{{Path: at + "iscsi_settings", Rewrite: iscsi}},
+		texts(at, "path", "volume_id", "id", "lun", "host_device_id"),
+		texts(at+"iscsi_settings.", "initiator_name", "username", "target", "password"))
+}
+
+// recordRules are those of a disk in the form of persistent_disk_hints.json, which has other keys.
+func recordRules(at string) []jsondoc.Rule {
+	return slices.Concat([]jsondoc.Rule{
+		{Path: at + "device_id", Key: "DeviceID", Rewrite: text},
+		{Path: at + "volume_id", Key: "VolumeID", Rewrite: text},
+		{Path: at + "host_device_id", Key: "HostDeviceID", Rewrite: text},
+	}, texts(at, "ID", "DeviceID", "VolumeID", "Lun", "HostDeviceID", "Path", "FileSystemType", "Partitioner"),
+		texts(at+"ISCSISettings.", "InitiatorName", "Username", "Target", "Password"))
+}
+
+func networkRules(at string) []jsondoc.Rule {
+	return []jsondoc.Rule{{Path: at + "prefix", Rewrite: text}, {Path: at + "mac", Rewrite: lowerCase}}
+}
+
+func texts(at string, keys ...string) (rules []jsondoc.Rule) {
+	for _, key := range keys {
+		rules = append(rules, jsondoc.Rule{Path: at + key, Rewrite: text})
+	}
+	return rules
+}
+
+// text makes a number a string. Null becomes an empty one: cloudfoundry/bosh-agent ends when a disk has null members.
+func text(raw string, say func(report.Severity, string)) string {
+	switch kind := jsondoc.KindOf(raw); kind {
+	case jsondoc.String:
+		return raw
+	case jsondoc.Number:
+		return quoted(integral(raw))
+	case jsondoc.Null:
+		return quoted("")
+	default:
+		say(report.Error, "expected a string, got "+kind.String())
+		return null
+	}
+}
+
+func quoted(s string) string {
+	raw, _ := json.Marshal(s) // cannot fail for a string
+	return string(raw)
+}
+
+// lowerCase is for MAC addresses: the kernel reports lower case, and upstream compares byte for byte.
+func lowerCase(raw string, _ func(report.Severity, string)) string {
+	var s string
+	if json.Unmarshal([]byte(raw), &s) != nil || s == strings.ToLower(s) {
+		return raw
+	}
+	return quoted(strings.ToLower(s))
+}
+
+// wholeNumber accepts 2048, 2048.0 and "2048". A value below lowest is an error, one below least only a warning.
+func wholeNumber(lowest, least, most int64) rewrite {
+	return func(raw string, say func(report.Severity, string)) string {
+		digits := raw
+		switch kind := jsondoc.KindOf(raw); kind {
+		case jsondoc.Null:
+			return raw
+		case jsondoc.String:
+			_ = json.Unmarshal([]byte(raw), &digits) // a string
+		case jsondoc.Number:
+		default:
+			say(report.Error, "expected a whole number, got "+kind.String())
+			return null
+		}
+		n, err := strconv.ParseInt(integral(digits), 10, 64)
+		switch {
+		case err != nil:
+			say(report.Error, "expected a whole number")
+			return null
+		case n < lowest:
+			say(report.Error, fmt.Sprintf("expected a whole number of at least %d", lowest))
+			return null
+		case n < least:
+			say(report.Warning, fmt.Sprintf("expected at least %d, which is used", least))
+		}
+		return strconv.FormatInt(min(max(n, least), most), 10)
+	}
+}
+
+// integral writes a number without fraction or exponent where it has none in value, so that
+// 2048.0 and 2.048e3 read as 2048; anything else is returned as it is.
+func integral(number string) string {
+	if !strings.ContainsAny(number, ".eE") {
+		return strings.TrimSpace(number)
+	}
+	f, err := strconv.ParseFloat(number, 64)
+	if err != nil || f != math.Trunc(f) || math.Abs(f) >= 1<<53 {
+		return number
+	}
+	return strconv.FormatInt(int64(f), 10)
+}
+
+// object refuses what is not one, and numbers that upstream, which decodes all of it, cannot read.
+func object(raw string, say func(report.Severity, string)) string {
+	switch kind := jsondoc.KindOf(raw); {
+	case kind == jsondoc.Null:
+	case kind != jsondoc.Object:
+		say(report.Error, "expected an object, got "+kind.String())
+		return null
+	case json.Unmarshal([]byte(raw), new(any)) != nil:
+		say(report.Error, "holds a number that is out of range")
+		return null
+	}
+	return raw
+}
+
+// systemDisk accepts the object that the documentation of CPI API v2 shows where upstream wants a string.
+func systemDisk(raw string, say func(report.Severity, string)) string {
+	if jsondoc.KindOf(raw) != jsondoc.Object {
+		return text(raw, say)
+	}
+	path := struct{ Path json.RawMessage }{json.RawMessage(null)}
+	_ = json.Unmarshal([]byte(raw), &path) // an object
+	return text(string(path.Path), say)
+}
+
+// hint accepts numbers for strings, and takes lists and booleans, as upstream does, for no hint.
+func hint(raw string, say func(report.Severity, string)) string {
+	switch kind := jsondoc.KindOf(raw); kind {
+	case jsondoc.Object:
+		return object(raw, say)
+	case jsondoc.Number:
+		return text(raw, say)
+	case jsondoc.List, jsondoc.Bool:
+		say(report.Warning, "expected a string or an object, got "+kind.String()+"; taken as an empty hint")
+		return null
+	}
+	return raw
+}
+
+func iscsi(raw string, say func(report.Severity, string)) string {
+	if kind := jsondoc.KindOf(raw); kind != jsondoc.Object && kind != jsondoc.Null {
+		say(report.Warning, "expected an object, got "+kind.String()+"; ignored")
+		return null
+	}
+	return raw
+}
+
+// rawDisk accepts a path where upstream wants a record.
+func rawDisk(raw string, say func(report.Severity, string)) string {
+	if jsondoc.KindOf(raw) == jsondoc.Object {
+		return raw
+	}
+	if raw = hint(raw, say); raw == null {
+		return raw
+	}
+	return fmt.Sprintf(`{"VolumeID":%[1]s,"Path":%[1]s}`, raw)
+}
