@@ -169,6 +169,7 @@ func TestDeliveriesAreConfirmed(t *testing.T) {
 		want     bool
 	}{
 		"confirmed":          {"a", func(_ *holder, confirm, _ func()) { confirm() }, true},
+		"confirmed, hung up": {"a", func(_ *holder, confirm, hangUp func()) { confirm(); hangUp() }, true},
 		"another call's":     {"b", func(_ *holder, confirm, hangUp func()) { confirm(); hangUp() }, false},
 		"hung up":            {"a", func(_ *holder, _, hangUp func()) { hangUp() }, false},
 		"the holder ends":    {"a", func(h *holder, _, _ func()) { close(h.closing) }, true},

@@ -190,10 +190,14 @@ func (h *holder) deliver(w http.ResponseWriter, r *http.Request, delivery string
 	}
 	select {
 	case <-confirmed:
-		return true
 	case <-h.closing: // a confirmation would not be heard any more
 		return true
 	case <-r.Context().Done():
+	}
+	select { // who has confirmed disconnects, too
+	case <-confirmed:
+		return true
+	default:
 		return false
 	}
 }
