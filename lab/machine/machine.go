@@ -138,6 +138,9 @@ type Engine interface {
 	Missing() error
 }
 
+// Port is the name of the link that connects a network card to its bridge.
+func Port(mac net.HardwareAddr) string { return fmt.Sprintf("v-%x", []byte(mac)) }
+
 // MAC derives a locally administered address from a machine's name, so that several machines
 // on one bridge differ and a machine keeps its own.
 func MAC(name string, nic int) net.HardwareAddr {

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -37,9 +38,11 @@ type bridge struct {
 
 // plug is a card of a VM on a bridge.
 type plug struct {
-	vm       string
-	gateways []netip.Prefix
-	leases   []lease // if the card needs DHCP
+	vm        string
+	mac       net.HardwareAddr
+	addresses []netip.Addr // that it may use
+	gateways  []netip.Prefix
+	leases    []lease // if the card needs DHCP
 }
 
 // Make makes the namespace of an empty fabric. What a former one of that name has left on the host
@@ -74,9 +77,14 @@ func bridgeName(segment value.Name) string {
 // Plug makes the segment of a card of a VM, gives the host the gateways' addresses there, and the card its own by DHCP
 // if it needs that. It returns the segment's bridge. Unplug undoes it, also when it has failed.
 func (f *Fabric) Plug(vm string, c Card, nets Networks, needsDHCP bool) (string, error) {
-	p := plug{vm: vm}
+	p := plug{vm: vm, mac: c.MAC}
 	for _, name := range c.Networks {
 		n := nets[name]
+		for _, a := range append([]value.Addr{n.IP}, n.Properties.Allowed...) {
+			if a != (value.Addr{}) {
+				p.addresses = append(p.addresses, a.IP())
+			}
+		}
 		if n.Gateway == (value.Addr{}) {
 			continue
 		}
@@ -126,7 +134,8 @@ func (f *Fabric) Unplug(vm string) error {
 	return failed
 }
 
-// adjust gives a bridge the addresses, routes and DHCP server that its cards need, and no others; the caller holds mu.
+// adjust gives a bridge the addresses, routes, DHCP server and filter that its cards need, and no others; the caller
+// holds mu.
 func (f *Fabric) adjust(b *bridge) error {
 	var gateways []netip.Prefix
 	var leases []lease
@@ -153,8 +162,10 @@ func (f *Fabric) adjust(b *bridge) error {
 			return err
 		}
 	}
-	if slices.Equal(leases, b.leases) {
-		return nil
+	if !slices.Equal(leases, b.leases) {
+		if err := f.serveDHCP(b, leases); err != nil {
+			return err
+		}
 	}
-	return f.serveDHCP(b, leases)
+	return f.guard()
 }

@@ -4,6 +4,7 @@ package fabric
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"testing"
 
 	"cambium/internal/skiptest"
+	"cambium/lab/machine"
 	"cambium/lab/netns"
 
 	"github.com/vishvananda/netlink"
@@ -48,10 +50,16 @@ func newSegments(t *testing.T, name string) segments {
 // plug makes a VM with one card on a segment and returns its namespace.
 func (s segments) plug(vm, segment, ip, gateway string, dhcp bool) netns.Namespace {
 	s.t.Helper()
+	space, _ := s.connect(vm, fmt.Sprintf(`{"a":{"type":"manual","ip":%q,"netmask":"255.255.255.0","gateway":%q,`+
+		`"cloud_properties":{"name":%q}}}`, ip, gateway, segment), dhcp)
+	return space
+}
+
+// connect makes a VM whose networks share a card and returns its namespace and the card.
+func (s segments) connect(vm, networks string, dhcp bool) (netns.Namespace, Card) {
+	s.t.Helper()
 	var nets Networks
-	text := fmt.Sprintf(`{"a":{"type":"manual","ip":%q,"netmask":"255.255.255.0","gateway":%q,`+
-		`"cloud_properties":{"name":%q}}}`, ip, gateway, segment)
-	if err := json.Unmarshal([]byte(text), &nets); err != nil {
+	if err := json.Unmarshal([]byte(networks), &nets); err != nil {
 		s.t.Fatal(err)
 	}
 	filled, cards, err := Plan(vm, nets)
@@ -67,7 +75,8 @@ func (s segments) plug(vm, segment, ip, gateway string, dhcp bool) netns.Namespa
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(func() { _ = far.Delete() })
-	err = s.Net.Connect(far, netns.Wire{Bridge: bridge, Near: "v-" + vm, Far: "eth0", MAC: cards[0].MAC})
+	wire := netns.Wire{Bridge: bridge, Near: machine.Port(cards[0].MAC), Far: "eth0", MAC: cards[0].MAC}
+	err = s.Net.Connect(far, wire)
 	if err == nil {
 		err = far.Do(func() error {
 			link, err := netlink.LinkByName("eth0")
@@ -77,13 +86,15 @@ func (s segments) plug(vm, segment, ip, gateway string, dhcp bool) netns.Namespa
 			return err
 		})
 	}
-	if err == nil {
-		err = far.AddAddress("eth0", ip+"/24")
+	for _, n := range filled {
+		if bits, bitsErr := n.bits(); err == nil {
+			err = errors.Join(bitsErr, far.AddAddress("eth0", fmt.Sprintf("%s/%d", n.IP, bits)))
+		}
 	}
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return far
+	return far, cards[0]
 }
 
 // kernel is what the namespace of the fabric has: links and IPv4 addresses.

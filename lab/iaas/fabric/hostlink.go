@@ -224,12 +224,13 @@ table ip %[1]s {
 	return nil
 }
 
-// nft changes the host's packet filter.
-func nft(rules string) error {
-	cmd := exec.Command("nft", "-f", "-")
+// nft changes the host's packet filter, or that of where enter leads to.
+func nft(rules string, enter ...string) error {
+	argv := append(enter, "nft", "-f", "-")
+	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Stdin = strings.NewReader(rules)
 	out, err := cmd.CombinedOutput()
-	if errors.Is(err, exec.ErrNotFound) {
+	if _, missing := exec.LookPath("nft"); missing != nil {
 		return errors.New("this host has no nft; install the package nftables")
 	}
 	if err != nil {

@@ -57,7 +57,12 @@ type Properties struct {
 	Name  value.Name   `json:"name,omitzero"` // networks of the same name are one segment
 	MAC   value.MAC    `json:"mac,omitzero"`
 	Range netip.Prefix `json:"range,omitzero"` // of a dynamic network
+	// Allowed are further addresses that the card may use, such as one that moves between VMs.
+	Allowed []value.Addr `json:"allowed_addresses,omitempty"`
 }
+
+// maxAllowed bounds the further addresses of a card.
+const maxAllowed = 100
 
 var defaultSegment = value.MustName("default")
 
@@ -93,6 +98,10 @@ func Plan(vm string, given Networks) (Networks, []Card, error) {
 			if !n.Properties.MAC.IsZero() {
 				c.MAC = n.Properties.MAC.Hardware()
 			}
+			same := func(other Card) bool { return slices.Equal(other.MAC, c.MAC) }
+			if slices.ContainsFunc(cards, same) {
+				return nil, nil, fmt.Errorf("network %s: another card has the address %s, too", name, c.MAC)
+			}
 			cards = append(cards, c)
 			if n.NICGroup != (value.Group{}) {
 				groups[n.NICGroup] = at
@@ -113,6 +122,9 @@ func Plan(vm string, given Networks) (Networks, []Card, error) {
 }
 
 func (n Network) check() error {
+	if len(n.Properties.Allowed) > maxAllowed {
+		return fmt.Errorf("%d allowed_addresses: want at most %d", len(n.Properties.Allowed), maxAllowed)
+	}
 	if n.Type == Dynamic || n.Type == VIP {
 		return nil
 	}
@@ -151,12 +163,12 @@ func (n Network) Segment() value.Name {
 
 // Conflict says what of a network of another card, or of another VM, this one cannot have, too.
 func (n Network) Conflict(other Network) error {
+	if !n.MAC.IsZero() && n.MAC == other.MAC {
+		return fmt.Errorf("card %s is that", n.MAC)
+	}
 	if n.Segment() == other.Segment() {
-		switch {
-		case n.IP != (value.Addr{}) && n.IP == other.IP:
+		if n.IP != (value.Addr{}) && n.IP == other.IP {
 			return fmt.Errorf("address %s is that", n.IP)
-		case !n.MAC.IsZero() && n.MAC == other.MAC:
-			return fmt.Errorf("card %s is that", n.MAC)
 		}
 		return nil
 	}

@@ -128,9 +128,9 @@ func (m *Machine) plug() error {
 	if err != nil {
 		return err
 	}
-	for i, nic := range m.Spec.NICs {
-		near := fmt.Sprintf("v%d-%x", i, []byte(nic.MAC[2:]))
-		if err := nic.Net.Connect(own, netns.Wire{Bridge: nic.Bridge, Near: near, Far: nic.Name, MAC: nic.MAC}); err != nil {
+	for _, nic := range m.Spec.NICs {
+		wire := netns.Wire{Bridge: nic.Bridge, Near: machine.Port(nic.MAC), Far: nic.Name, MAC: nic.MAC}
+		if err := nic.Net.Connect(own, wire); err != nil {
 			return err
 		}
 	}

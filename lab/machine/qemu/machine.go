@@ -105,8 +105,8 @@ func (m *Machine) start(ctx context.Context, paused bool) error {
 		}
 		ends[n], inherited = near, append(inherited, far)
 	}
-	for n, nic := range m.Spec.NICs {
-		tap, err := nic.Net.Tap(nic.Bridge, fmt.Sprintf("t%d-%x", n, []byte(nic.MAC[2:])))
+	for _, nic := range m.Spec.NICs {
+		tap, err := nic.Net.Tap(nic.Bridge, machine.Port(nic.MAC))
 		if err != nil {
 			return err
 		}
