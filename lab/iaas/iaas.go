@@ -189,8 +189,8 @@ func WishHostAccess(dir, name string, access fabric.Access) error {
 	if err := ValidName(name); err != nil {
 		return err
 	}
-	if old, err := os.ReadFile(hostRouteWish(dir, name)); err == nil && fabric.Access(old) == fabric.ToOutside && access != fabric.ToOutside {
-		if err := fabric.EndOutside(RuntimeName(dir, name)); err != nil {
+	if old, err := os.ReadFile(hostRouteWish(dir, name)); err == nil && fabric.Access(old) != access {
+		if err := fabric.Disconnect(RuntimeName(dir, name)); err != nil {
 			return err
 		}
 	}

@@ -48,7 +48,7 @@ type plug struct {
 // Make makes the namespace of an empty fabric. What a former one of that name has left on the host
 // is removed.
 func Make(name, dir string) (*Fabric, error) {
-	if err := errors.Join(hostLinkOf(name).remove(), os.RemoveAll(dir)); err != nil {
+	if err := errors.Join(Disconnect(name), os.RemoveAll(dir)); err != nil {
 		return nil, err
 	}
 	space, err := netns.Create(name)

@@ -58,11 +58,7 @@ func (s segments) plug(vm, segment, ip, gateway string, dhcp bool) netns.Namespa
 // connect makes a VM whose networks share a card and returns its namespace and the card.
 func (s segments) connect(vm, networks string, dhcp bool) (netns.Namespace, Card) {
 	s.t.Helper()
-	var nets Networks
-	if err := json.Unmarshal([]byte(networks), &nets); err != nil {
-		s.t.Fatal(err)
-	}
-	filled, cards, err := Plan(vm, nets)
+	filled, cards, err := Plan(vm, s.networks(networks))
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -95,6 +91,14 @@ func (s segments) connect(vm, networks string, dhcp bool) (netns.Namespace, Card
 		s.t.Fatal(err)
 	}
 	return far, cards[0]
+}
+
+func (s segments) networks(text string) (nets Networks) {
+	s.t.Helper()
+	if err := json.Unmarshal([]byte(text), &nets); err != nil {
+		s.t.Fatal(err)
+	}
+	return nets
 }
 
 // kernel is what the namespace of the fabric has: links and IPv4 addresses.

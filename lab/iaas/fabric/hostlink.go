@@ -18,9 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The host reaches VMs, and they the host, only through the fabric's namespace, unless the operator
-// wants a link to the host: a virtual cable with one end there, and a route to each segment. VMs reach what the
-// host reaches if the operator wants that, too: the host then sends their packets on under its own address.
+// The host reaches VMs only through the fabric's namespace, unless the operator wants a link to the host: a virtual
+// cable with one end there, and a route to each segment. VMs cannot open connections to the host over it. They reach
+// what the host reaches if the operator wants that, too: the host then sends their packets on under its own address.
 
 // Access is what a link to the host is for.
 type Access string
@@ -65,12 +65,11 @@ func (f *Fabric) LinkHost(access Access) error {
 
 // unlink removes the link and what belongs to it; the caller holds mu.
 func (f *Fabric) unlink() error {
-	failed := hostLinkOf(f.name).remove()
-	if f.access == ToOutside {
-		failed = errors.Join(failed, EndOutside(f.name))
+	if f.access == NoAccess {
+		return nil
 	}
 	f.access, f.routed = NoAccess, nil
-	return failed
+	return Disconnect(f.name)
 }
 
 func (f *Fabric) makeLink(link hostLink, access Access) error {
@@ -79,10 +78,13 @@ func (f *Fabric) makeLink(link hostLink, access Access) error {
 			return err
 		}
 	}
+	f.access = access
+	if err := f.filter(); err != nil { // before there is something to filter
+		return err
+	}
 	if err := link.make(f.Net, access); err != nil {
 		return err
 	}
-	f.access = access
 	for _, b := range f.bridges {
 		for _, address := range b.addresses {
 			if err := f.route(address.Masked()); err != nil {
@@ -90,15 +92,7 @@ func (f *Fabric) makeLink(link hostLink, access Access) error {
 			}
 		}
 	}
-	return f.masquerade()
-}
-
-// masquerade lets the packets of the routed networks out, if that is wanted; the caller holds mu.
-func (f *Fabric) masquerade() error {
-	if f.access != ToOutside {
-		return nil
-	}
-	return hostLinkOf(f.name).masquerade(f.routed)
+	return nil
 }
 
 // forwards says why packets of VMs do not get further than this host, nil if they do. The setting is the
@@ -120,7 +114,7 @@ func (f *Fabric) route(to netip.Prefix) error {
 		return err
 	}
 	f.routed = append(f.routed, to)
-	return f.masquerade()
+	return f.filter()
 }
 
 // unroute takes the route to a network from the host, as far as it is there; the caller holds mu.
@@ -137,7 +131,7 @@ func (f *Fabric) unroute(to netip.Prefix) error {
 		return fmt.Errorf("route to %s: %w", to, err)
 	}
 	f.routed = slices.DeleteFunc(f.routed, func(p netip.Prefix) bool { return p == to })
-	return f.masquerade()
+	return f.filter()
 }
 
 // ipNet is a network as package net has it.
@@ -188,38 +182,72 @@ func addressUp(name string, address netip.Addr, bits int) error {
 	return netlink.LinkSetUp(link)
 }
 
-// route makes a route to a network; one that the host reaches in another way is refused.
+// shortestPrefix bounds the networks that the host gets a route to: two halves would be the whole Internet.
+const shortestPrefix = 8
+
+// route makes a route to a network; one of which the host reaches a part in another way is refused.
 func (l hostLink) route(to netip.Prefix) error {
+	if to.Bits() < shortestPrefix {
+		return fmt.Errorf("range %s is too large for a route of the host: want a prefix of %d bits at least, "+
+			"or end the link with: lab host-route off", to, shortestPrefix)
+	}
 	link, err := netlink.LinkByName(l.name)
 	if err != nil {
 		return err
 	}
-	err = netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(to), Gw: l.far.AsSlice()})
-	if errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("the host has a route to %s already: choose another range, or end the link with: lab host-route off", to)
+	all := netlink.Route{Table: unix.RT_TABLE_UNSPEC}
+	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &all, netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return fmt.Errorf("routes of the host: %w", err)
 	}
-	return err
+	for _, r := range routes {
+		if r.Dst == nil || r.LinkIndex == link.Attrs().Index {
+			continue
+		}
+		address, _ := netip.AddrFromSlice(r.Dst.IP.To4())
+		bits, _ := r.Dst.Mask.Size()
+		if other := netip.PrefixFrom(address, bits); bits > 0 && other.Overlaps(to) {
+			return fmt.Errorf("range %s overlaps %s, to which the host has a route: choose another range, "+
+				"or end the link with: lab host-route off", to, other)
+		}
+	}
+	return netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(to), Gw: l.far.AsSlice()})
 }
 
-// masquerade has the host send packets from the networks on under its own address. The table replaces the one of
-// before, in one step.
-func (l hostLink) masquerade(from []netip.Prefix) error {
-	near := netip.PrefixFrom(l.near, l.prefixBits).Masked()
-	sources := []string{near.String()}
-	for _, prefix := range from {
-		sources = append(sources, prefix.String())
-	}
-	rules := fmt.Sprintf(`table ip %[1]s
-delete table ip %[1]s
-table ip %[1]s {
-	chain outside {
+// filter has the host take nothing from the link but answers, and send packets from the routed networks on under its
+// own address if that is wanted. The table replaces the one of before, in one step; the caller holds mu.
+func (f *Fabric) filter() error {
+	l := hostLinkOf(f.name)
+	onward, masquerade := "drop", ""
+	if f.access == ToOutside {
+		sources := []string{netip.PrefixFrom(l.near, l.prefixBits).Masked().String()}
+		for _, prefix := range f.routed {
+			sources = append(sources, prefix.String())
+		}
+		onward = "accept"
+		masquerade = fmt.Sprintf(`	chain outside {
 		type nat hook postrouting priority srcnat
-		ip saddr { %[2]s } oifname != "%[1]s" masquerade
+		ip saddr { %s } oifname != %q masquerade
 	}
-}
-`, l.name, strings.Join(sources, ", "))
+`, strings.Join(sources, ", "), l.name)
+	}
+	rules := fmt.Sprintf(`table inet %[1]s
+delete table inet %[1]s
+table inet %[1]s {
+	chain input {
+		type filter hook input priority filter
+		iifname %[1]q ct state established,related accept
+		iifname %[1]q drop
+	}
+	chain forward {
+		type filter hook forward priority filter
+		iifname %[1]q ct state established,related accept
+		iifname %[1]q %[2]s
+	}
+%[3]s}
+`, l.name, onward, masquerade)
 	if err := nft(rules); err != nil {
-		return fmt.Errorf("masquerade: %w", err)
+		return fmt.Errorf("filter of the link to the host: %w", err)
 	}
 	return nil
 }
@@ -239,10 +267,14 @@ func nft(rules string, enter ...string) error {
 	return nil
 }
 
-// EndOutside removes what masquerade has made for the fabric of that name, which a holder that was killed
-// leaves. What is not there is no error.
-func EndOutside(name string) error {
-	return nft(fmt.Sprintf("table ip %[1]s\ndelete table ip %[1]s\n", hostLinkOf(name).name))
+// Disconnect takes the cable, its routes and its filter from the host, which a holder that was killed leaves. What is
+// not there is no error.
+func Disconnect(name string) error {
+	l := hostLinkOf(name)
+	if err := l.remove(); err != nil {
+		return err
+	}
+	return nft(fmt.Sprintf("table inet %[1]s\ndelete table inet %[1]s\n", l.name))
 }
 
 // remove takes the cable, and the routes with it, from the host. What is not there is no error.
