@@ -15,6 +15,8 @@ import (
 	"cambium/internal/atomicfile"
 	"cambium/lab/iaas/upload"
 	"cambium/lab/iaas/value"
+
+	"golang.org/x/sys/unix"
 )
 
 const images = "images"
@@ -144,10 +146,24 @@ func (i *IaaS) importImage(ctx context.Context, digest Digest, work string) erro
 	if err := upload.Unpack(ctx, filepath.Join(work, "upload"), converted); err != nil {
 		return err
 	}
-	if err := os.Rename(converted, i.imagePath(digest)); err != nil {
+	return settle(converted, i.imagePath(digest))
+}
+
+// settle flushes everything below a directory and then gives it its name, under which it counts as complete also after
+// a power cut.
+func settle(work, path string) error {
+	dir, err := os.Open(work)
+	if err != nil {
 		return err
 	}
-	return atomicfile.SyncDir(filepath.Join(i.store.dir, images))
+	err = unix.Syncfs(int(dir.Fd())) // a tree has thousands of files
+	if err = errors.Join(err, dir.Close()); err != nil {
+		return fmt.Errorf("flush %s: %w", work, err)
+	}
+	if err := os.Rename(work, path); err != nil {
+		return err
+	}
+	return atomicfile.SyncDir(filepath.Dir(path))
 }
 
 // DeleteStemcell removes a stemcell. Its image stays as long as a VM is a layer over it. One that
@@ -229,5 +245,5 @@ func (i *IaaS) tree(ctx context.Context, digest Digest) (string, error) {
 	if err := upload.CopyTree(ctx, i.imagePath(digest, upload.Disk), work); err != nil {
 		return "", fmt.Errorf("root file system of the stemcell: %w", errors.Join(err, os.RemoveAll(work)))
 	}
-	return path, os.Rename(work, path)
+	return path, settle(work, path)
 }

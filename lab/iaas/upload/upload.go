@@ -37,10 +37,6 @@ const maxImage = 64 << 30
 // diskSuffixes end the names of disks inside the tarballs that stemcells hold.
 var diskSuffixes = []string{".img", ".raw", ".vhd", ".vmdk", ".qcow2"}
 
-// diskFormats are what disks may be in. Others, or files that refer to further files, are refused:
-// QEMU would open whatever they name.
-var diskFormats = []string{"raw", "qcow2", "vpc", "vmdk"}
-
 // Unpack makes an image of an upload, in dir: a gzip tarball with a disk or a root file system in it, or a
 // disk as it is.
 func Unpack(ctx context.Context, upload, dir string) error {
@@ -61,7 +57,7 @@ func Unpack(ctx context.Context, upload, dir string) error {
 		return err
 	}
 	if name == "" {
-		return unpackTree(ctx, upload, filepath.Join(dir, Tree))
+		return unpackTree(ctx, f, filepath.Join(dir, Tree), treeBound)
 	}
 	inner := filepath.Join(dir, "inner")
 	defer func() { _ = os.Remove(inner) }()
@@ -145,41 +141,27 @@ func writeSparse(r io.Reader, to string, size int64) error {
 
 // convert makes a raw disk of one in a known format.
 func convert(ctx context.Context, from, to string) error {
-	format, err := diskFormat(ctx, from)
+	format, err := format(from)
 	if err != nil {
 		return err
 	}
 	if format == "raw" {
+		if err := isDisk(from); err != nil {
+			return err
+		}
 		return os.Rename(from, to)
 	}
-	out, err := exec.CommandContext(ctx, "qemu-img", "convert", "-f", format, "-O", "raw", from, to).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("convert from %s: %w: %s", format, err, strings.TrimSpace(string(out)))
+	if err := inspect(ctx, from, format); err != nil {
+		return err
+	}
+	if _, err := qemuImg(ctx, "convert", "-f", format, "-O", "raw", from, to); err != nil {
+		return err
 	}
 	return isDisk(to)
 }
 
-func diskFormat(ctx context.Context, path string) (string, error) {
-	out, err := exec.CommandContext(ctx, "qemu-img", "info", "--output=json", path).Output()
-	if err != nil {
-		return "", fmt.Errorf("qemu-img info: %w", err)
-	}
-	var info imageInfo
-	if err := json.Unmarshal(out, &info); err != nil {
-		return "", err
-	}
-	if err := info.check(path); err != nil {
-		return "", err
-	}
-	if info.Format == "raw" {
-		return "raw", isDisk(path)
-	}
-	return info.Format, nil
-}
-
 // imageInfo is what qemu-img says of a disk.
 type imageInfo struct {
-	Format   string `json:"format"`
 	Size     int64  `json:"virtual-size"`
 	Backing  string `json:"backing-filename"`
 	Specific struct {
@@ -200,10 +182,8 @@ func (i imageInfo) check(path string) error {
 		elsewhere = elsewhere || e.Filename != path
 	}
 	switch {
-	case !slices.Contains(diskFormats, i.Format):
-		return fmt.Errorf("disk format %q is not one of %s", i.Format, strings.Join(diskFormats, ", "))
 	case elsewhere:
-		return errors.New("it refers to another file")
+		return errElsewhere
 	case i.Size > maxImage:
 		return fmt.Errorf("the disk would have %d bytes, more than the limit of %d", i.Size, int64(maxImage))
 	}
@@ -224,14 +204,68 @@ func isDisk(path string) error {
 	return nil
 }
 
+// bound is what a root file system may have at most.
+type bound struct{ bytes, members int64 }
+
+// treeBound is several times what stemcells have.
+var treeBound = bound{bytes: 16 << 30, members: 2_000_000}
+
+// pass writes a gzip tarball to w, uncompressed, as far as it is within the bound. A file with holes may be longer than
+// what is written of it; holes occupy nothing.
+func (b bound) pass(tarball *os.File, w io.Writer) error {
+	if _, err := tarball.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	zip, err := gzip.NewReader(tarball)
+	if err != nil {
+		return err
+	}
+	limited := &io.LimitedReader{R: zip, N: b.bytes}
+	through := io.TeeReader(limited, w)
+	r := tar.NewReader(through)
+	for members := int64(0); err == nil; members++ {
+		if members > b.members {
+			return fmt.Errorf("the root file system has more than %d files", b.members)
+		}
+		_, err = r.Next()
+	}
+	if errors.Is(err, io.EOF) { // what follows the last member
+		_, err = io.Copy(io.Discard, through)
+	}
+	if limited.N == 0 {
+		return fmt.Errorf("the root file system has more than %d bytes", b.bytes)
+	}
+	return err
+}
+
 // unpackTree unpacks a root file system.
-func unpackTree(ctx context.Context, tarball, dir string) error {
+func unpackTree(ctx context.Context, tarball *os.File, dir string, most bound) error {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return err
 	}
-	out, err := exec.CommandContext(ctx, "tar", "--numeric-owner", "--xattrs", "-xzpf", tarball, "-C", dir).CombinedOutput()
+	within, cancel := context.WithCancel(ctx)
+	defer cancel()
+	unpack := exec.CommandContext(within, "tar", "--numeric-owner", "--xattrs", "-xpf", "-", "-C", dir)
+	var said bytes.Buffer
+	unpack.Stderr = &said
+	into, err := unpack.StdinPipe()
+	if err == nil {
+		err = unpack.Start()
+	}
 	if err != nil {
-		return fmt.Errorf("unpack the root file system: %w: %s", err, lastLine(out))
+		return err
+	}
+	passed := most.pass(tarball, into)
+	if passed != nil && !errors.Is(passed, unix.EPIPE) {
+		cancel() // what tar has got is not the whole
+	}
+	_ = into.Close()
+	err = unpack.Wait()
+	if passed != nil && !errors.Is(passed, unix.EPIPE) {
+		err = passed
+	}
+	if err != nil {
+		return fmt.Errorf("unpack the root file system: %w: %s", err, lastLine(said.Bytes()))
 	}
 	root, err := os.OpenRoot(dir)
 	if err != nil {

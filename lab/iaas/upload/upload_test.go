@@ -4,13 +4,17 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"cambium/internal/looptest"
 )
@@ -68,11 +72,22 @@ func TestUnpack(t *testing.T) {
 	outside := qemuImg("convert", "-O", "qcow2", "-o", "data_file="+filepath.Join(t.TempDir(), "data"), rawDisk)
 	// A description that has QEMU copy a file of the host, which has a partition table.
 	description := []byte("# Disk DescriptorFile\nversion=1\nCID=fffffffe\nparentCID=ffffffff\ncreateType=\"monolithicFlat\"\nRW 2048 FLAT \"" + rawDisk + "\" 0\n")
+	// QEMU would wait for the other end of this one.
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	waiting := bytes.ReplaceAll(description, []byte(rawDisk), []byte(fifo))
+	inside := bytes.Clone(vmdk)
+	copy(inside[12:20], make([]byte, 8)) // without a capacity QEMU follows the description inside
+	copy(inside[512*binary.LittleEndian.Uint64(inside[28:]):], append(waiting, 0))
 	for name, c := range map[string]struct {
 		upload string
 		want   string // the file that is there afterwards
 		err    string
 	}{
+		"VMDK of a FIFO":       {tarball(t, map[string][]byte{"a.vmdk": waiting}, "a.vmdk"), "", "another file"},
+		"VMDK, FIFO inside":    {tarball(t, map[string][]byte{"a.vmdk": inside}, "a.vmdk"), "", "another file"},
 		"raw disk":             {rawDisk, Disk, ""},
 		"root.img, raw":        {tarball(t, map[string][]byte{"root.img": raw}, "root.img"), Disk, ""},
 		"root.img, qcow2":      {tarball(t, map[string][]byte{"root.img": converted}, "root.img"), Disk, ""},
@@ -96,7 +111,9 @@ func TestUnpack(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = Unpack(t.Context(), upload, dir)
+			within, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			err = Unpack(within, upload, dir)
 			if c.err != "" {
 				if err == nil || !strings.Contains(err.Error(), c.err) {
 					t.Fatalf("got %v, want an error with %q", err, c.err)
@@ -109,6 +126,39 @@ func TestUnpack(t *testing.T) {
 			got, err := os.Stat(filepath.Join(dir, c.want))
 			if err != nil || c.want == Disk && got.Size() != int64(len(raw)) {
 				t.Errorf("%s: %v, %v", c.want, got, err)
+			}
+		})
+	}
+}
+
+// TestTreesHaveABound: an upload of a few bytes unpacks to no more than its bound, and nothing passes for complete.
+func TestTreesHaveABound(t *testing.T) {
+	files := map[string][]byte{"etc/zeros": make([]byte, 1<<20), "sbin/init": nil}
+	for name, c := range map[string]struct {
+		most bound
+		err  string
+	}{
+		"within":           {bound{2 << 20, 10}, ""},
+		"too many bytes":   {bound{1 << 20, 10}, "bytes"},
+		"too many members": {bound{2 << 20, 1}, "files"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f, err := os.Open(tarball(t, files, "etc/zeros", "sbin/init"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = f.Close() }()
+			dir := filepath.Join(t.TempDir(), "tree")
+			err = unpackTree(t.Context(), f, dir, c.most)
+			if c.err != "" {
+				if err == nil || !strings.Contains(err.Error(), c.err) {
+					t.Errorf("got %v, want an error with %q", err, c.err)
+				}
+				return
+			}
+			data, readErr := os.ReadFile(filepath.Join(dir, "etc/zeros"))
+			if err := errors.Join(err, readErr); err != nil || len(data) != 1<<20 {
+				t.Errorf("%d bytes, %v", len(data), err)
 			}
 		})
 	}
