@@ -78,7 +78,7 @@ func (f *Fabric) serveDHCP(b *bridge, leases []lease) error {
 		return err
 	}
 	argv := []string{"--net=" + f.Net.Path(), "dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--port=0",
-		"--user=root", "--group=root", "--pid-file=", "--interface=" + b.name, "--bind-interfaces",
+		"--user=nobody", "--pid-file=", "--interface=" + b.name, "--bind-interfaces",
 		"--dhcp-authoritative", "--leasefile-ro", logOption + filepath.Join(f.dir, b.name+".log")}
 	for _, l := range leases {
 		tag := strings.ReplaceAll(l.gateway, ".", "-")

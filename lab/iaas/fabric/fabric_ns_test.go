@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"cambium/internal/eventually"
 	"cambium/internal/skiptest"
 	"cambium/lab/machine"
 	"cambium/lab/netns"
@@ -125,6 +126,28 @@ func (s segments) kernel() string {
 	return strings.TrimSpace(text)
 }
 
+// servedWithoutRoot waits until the DHCP servers have given up root, which VMs can send packets to.
+func (s segments) servedWithoutRoot() {
+	s.t.Helper()
+	servers := 0
+	for _, b := range s.bridges {
+		if b.server == nil {
+			continue
+		}
+		servers++
+		eventually.True(s.t, "the DHCP server is not root", func() bool {
+			status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", b.server.Process.Pid))
+			if err != nil || strings.Contains(string(status), "State:\tZ") {
+				s.t.Fatalf("the DHCP server has ended: %v", err)
+			}
+			return !strings.Contains(string(status), "\nUid:\t0\t")
+		})
+	}
+	if servers != 1 {
+		s.t.Errorf("there are %d DHCP servers, want one", servers)
+	}
+}
+
 // TestNSSegmentsGoWithTheirLastVM: a gateway exists while a VM needs it, and a range on a second segment is reached
 // when the first has gone.
 func TestNSSegmentsGoWithTheirLastVM(t *testing.T) {
@@ -145,6 +168,7 @@ func TestNSSegmentsGoWithTheirLastVM(t *testing.T) {
 	two := s.plug("two", "old", "10.88.55.6", "10.88.55.1", true)
 	three := s.plug("three", "old", "10.88.56.6", "10.88.56.1", false)
 	unplug("one", one, "10.88.55.1/24 10.88.56.1/24")
+	s.servedWithoutRoot()
 	unplug("two", two, "10.88.56.1/24")
 	unplug("three", three, "")
 	unplug("three", three, "")
