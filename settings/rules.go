@@ -27,9 +27,9 @@ func documentRules() []jsondoc.Rule {
 		{Path: "disks.ephemeral", Rewrite: hint},
 		{Path: "disks.persistent.*", Rewrite: hint},
 		{Path: "disks.raw_ephemeral.*", Rewrite: rawDisk},
-		{Path: "env.bosh.swap_size", Rewrite: wholeNumber(0, 0, math.MaxInt64)},
-		{Path: "env.bosh.agent.task_answer_hold", Rewrite: wholeNumber(0, 0, math.MaxInt64)},
-		{Path: "env.bosh.parallel", Rewrite: wholeNumber(math.MinInt32, 1, math.MaxInt32)},
+		{Path: "env.bosh.swap_size", Rewrite: wholeNumber(0)},
+		{Path: "env.bosh.agent.task_answer_hold", Rewrite: wholeNumber(0)},
+		{Path: "env.bosh.parallel", Rewrite: workers},
 		{Path: "env.bosh.job_dir.tmpfs_size", Rewrite: text},
 		{Path: "env.bosh.run_dir.tmpfs_size", Rewrite: text},
 		{Path: "blobstore.options", Rewrite: object},
@@ -95,8 +95,8 @@ func lowerCase(raw string, _ func(report.Severity, string)) string {
 	return quoted(strings.ToLower(s))
 }
 
-// wholeNumber accepts 2048, 2048.0 and "2048". A value below lowest is an error, one below least only a warning.
-func wholeNumber(lowest, least, most int64) rewrite {
+// wholeNumber accepts 2048, 2048.0 and "2048", and nothing below least.
+func wholeNumber(least int64) rewrite {
 	return func(raw string, say func(report.Severity, string)) string {
 		digits := raw
 		switch kind := jsondoc.KindOf(raw); kind {
@@ -114,14 +114,25 @@ func wholeNumber(lowest, least, most int64) rewrite {
 		case err != nil:
 			say(report.Error, "expected a whole number")
 			return null
-		case n < lowest:
-			say(report.Error, fmt.Sprintf("expected a whole number of at least %d", lowest))
-			return null
 		case n < least:
-			say(report.Warning, fmt.Sprintf("expected at least %d, which is used", least))
+			say(report.Error, fmt.Sprintf("expected a whole number of at least %d", least))
+			return null
 		}
-		return strconv.FormatInt(min(max(n, least), most), 10)
+		return strconv.FormatInt(n, 10)
 	}
+}
+
+// workers keeps upstream from reading 0 as none and from ending at a negative number.
+func workers(raw string, say func(report.Severity, string)) string {
+	raw = wholeNumber(math.MinInt32)(raw, say)
+	n, err := strconv.ParseInt(raw, 10, 64)
+	if err != nil {
+		return raw // null
+	}
+	if n < 1 {
+		say(report.Warning, "at least one worker is needed; 1 is used")
+	}
+	return strconv.FormatInt(min(max(n, 1), math.MaxInt32), 10)
 }
 
 // integral writes a number without fraction or exponent where it has none in value, so that
