@@ -25,12 +25,6 @@ func Announce(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	return AnnounceTable(ctx, s)
-}
-
-// AnnounceTable is Announce for callers that have just read the table.
-func AnnounceTable(ctx context.Context, s layout.State) error {
-	path := s.Path
 	f, err := os.Open(path)
 	if err != nil {
 		return fmt.Errorf("announce partitions: %w", err)

@@ -7,6 +7,7 @@ import (
 
 	"cambium/platform/disk/layout"
 	"cambium/platform/filesystem/probe"
+	"cambium/storage/record"
 )
 
 // NoEphemeral begins the message that operators and test suites look for.
@@ -47,7 +48,7 @@ type Ephemeral struct {
 	Replaced Replaced
 	// Pending says that an unfinished preparation of exactly these partitions is on record.
 	Pending bool
-	// Volumes are the partitions that Watch names, by number.
+	// Volumes are the partitions of the layout that is Kept, by number.
 	Volumes map[int]Volume
 
 	Label   layout.Label // of a new table
@@ -59,10 +60,34 @@ type Ephemeral struct {
 	Root int
 }
 
-// PartitionEphemeral decides about a disk of its own.
-func PartitionEphemeral(o Ephemeral) (Plan, error) {
+// SetupEphemeral decides what is done for the ephemeral data: on a disk of its own, or behind the root partition.
+func SetupEphemeral(o Ephemeral) (Plan, error) {
+	if o.Root > 0 {
+		return appendEphemeral(o)
+	}
+	return partitionEphemeral(o)
+}
+
+// Kept is the layout for the ephemeral data that the disk may have already: its Partitions have to be observed.
+func (o Ephemeral) Kept() (Layout, bool) {
+	if o.Root > 0 {
+		return Layout{Partitions: behindRoot(o.Disk.Table, o.Root)}, true
+	}
+	return keptEphemeral(o.Disk, o.AgentID, o.Label)
+}
+
+// Unfinished says whether a preparation of exactly the partitions that are there is on record.
+func (o Ephemeral) Unfinished(r record.Record) bool {
+	if o.Root > 0 {
+		return pendingOnRoot(o.Disk.Table, r.Unfinished[record.Ephemeral])
+	}
+	return r.Pending(record.Ephemeral, o.Disk.Table.GUID)
+}
+
+// partitionEphemeral decides about a disk of its own.
+func partitionEphemeral(o Ephemeral) (Plan, error) {
 	var p Plan
-	if l, kept := KeptEphemeral(o.Disk, o.AgentID, o.Label); kept && (o.Proven(l) || o.Replaced.ephemeral()) {
+	if l, kept := keptEphemeral(o.Disk, o.AgentID, o.Label); kept && (o.Proven(l) || o.Replaced.ephemeral()) {
 		p.repair(o.Disk)
 		p.fill(o, l, o.Pending)
 		return p, nil
@@ -82,13 +107,13 @@ func PartitionEphemeral(o Ephemeral) (Plan, error) {
 }
 
 // Proven says that a layout needs no further proof that it is this agent's: it has its names, is on record as
-// unfinished, or is in use.
+// unfinished, or is in use. What is behind the root partition is judged by itself.
 func (o Ephemeral) Proven(l Layout) bool {
-	return l.Label.Named() || o.Pending || o.Volumes[l.Data].InUse
+	return o.Root > 0 || l.Label.Named() || o.Pending || o.Volumes[l.Data].InUse
 }
 
-// AppendEphemeral decides about the space behind the root partition.
-func AppendEphemeral(o Ephemeral) (Plan, error) {
+// appendEphemeral decides about the space behind the root partition.
+func appendEphemeral(o Ephemeral) (Plan, error) {
 	var p Plan
 	l, made, err := onRoot(o)
 	if err != nil {
@@ -145,8 +170,8 @@ func places(parts []layout.Partition) string {
 	return strings.TrimSpace(b.String())
 }
 
-// PendingOnRoot says whether the last partitions of a table are those on record.
-func PendingOnRoot(t layout.Table, recorded string) bool {
+// pendingOnRoot says whether the last partitions of a table are those on record.
+func pendingOnRoot(t layout.Table, recorded string) bool {
 	for i := range t.Partitions {
 		if recorded != "" && places(t.Partitions[i:]) == recorded {
 			return true

@@ -134,7 +134,8 @@ func TestPartitionEphemeral(t *testing.T) {
 			if c.label == layout.MBR {
 				volumes = map[int]Volume{1: c.data}
 			}
-			p, err := PartitionEphemeral(Ephemeral{Disk: c.state, AgentID: "a", RAM: 64 * testMiB, SwapMiB: c.swapMiB, Label: c.label, Target: "/data",
+			p, err := SetupEphemeral(Ephemeral{Disk: c.state, AgentID: "a", RAM: 64 * testMiB, SwapMiB: c.swapMiB, Label: c.label,
+				Target:  "/data",
 				Pending: c.pending, Replaced: c.replaced, Volumes: volumes})
 			wantError(t, err, c.fails)
 			if got := ops(p); got != c.want || p.Finish != c.finish || p.Begin != "" {
@@ -147,7 +148,7 @@ func TestPartitionEphemeral(t *testing.T) {
 // Only what replaces content is called destructive, and its proof tells what was found.
 func TestEphemeralProof(t *testing.T) {
 	ours := state(512*testMiB, named("bosh-partition-a-0", "bosh-partition-a-1"))
-	p, err := PartitionEphemeral(Ephemeral{Disk: ours, AgentID: "a", Label: layout.GPT, Target: "/data",
+	p, err := SetupEphemeral(Ephemeral{Disk: ours, AgentID: "a", Label: layout.GPT, Target: "/data",
 		Volumes: map[int]Volume{1: volumeOf(probe.Blank), 2: volumeOf(probe.Ext2)}})
 	if err != nil {
 		t.Fatal(err)
@@ -158,7 +159,8 @@ func TestEphemeralProof(t *testing.T) {
 		}
 	}
 	foreign := state(8<<30, named("x"))
-	p, err = PartitionEphemeral(Ephemeral{Disk: foreign, Replaced: Replaced{Serial: "4d3f"}, AgentID: "a", RAM: 2 << 30, Label: layout.GPT, Target: "/data"})
+	p, err = SetupEphemeral(Ephemeral{Disk: foreign, Replaced: Replaced{Serial: "4d3f"}, AgentID: "a",
+		RAM: 2 << 30, Label: layout.GPT, Target: "/data"})
 	const want = "/dev/vdb: gpt table with 1 partitions, 8.0 GiB, serial 4d3f, not in use, no persistent disk: create GPT, swap 2.0 GiB, data 6.0 GiB"
 	if err != nil || p.Changes[0].String() != want || !p.Changes[0].Destructive {
 		t.Errorf("%v, %v; want %s", p.Changes, err, want)
@@ -194,7 +196,8 @@ func TestAppendEphemeral(t *testing.T) {
 		{name: "foreign", state: table(swap, data), volumes: volumes(volumeOf(probe.LVM), volumeOf(probe.Ext4)), fails: "holds LVM"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p, err := AppendEphemeral(Ephemeral{Disk: c.state, Root: 1, AgentID: "a", RAM: 64 * testMiB, Target: "/data", Pending: c.pending, Volumes: c.volumes})
+			p, err := SetupEphemeral(Ephemeral{Disk: c.state, Root: 1, AgentID: "a", RAM: 64 * testMiB, Target: "/data",
+				Pending: c.pending, Volumes: c.volumes})
 			wantError(t, err, c.fails)
 			if got := ops(p); got != c.want || p.Begin != c.begin || p.Finish != c.finish {
 				t.Errorf("plan %q, begin %q, finish %v; want %q, %q, %v", got, p.Begin, p.Finish, c.want, c.begin, c.finish)
@@ -206,7 +209,7 @@ func TestAppendEphemeral(t *testing.T) {
 		full.Partitions = append(full.Partitions, layout.Partition{Number: n + 1, Start: int64(4-n) * testMiB, Size: testMiB})
 	}
 	for _, swap := range []*uint64{nil, mib(0)} {
-		_, err := AppendEphemeral(Ephemeral{Disk: state(4<<30, full), Root: 1, RAM: testMiB, SwapMiB: swap})
+		_, err := SetupEphemeral(Ephemeral{Disk: state(4<<30, full), Root: 1, RAM: testMiB, SwapMiB: swap})
 		wantError(t, err, "no free entry")
 	}
 }
@@ -214,7 +217,7 @@ func TestAppendEphemeral(t *testing.T) {
 func TestPendingOnRoot(t *testing.T) {
 	parts := []layout.Partition{{Number: 1, Start: 1, Size: 2}, {Number: 2, Start: 3, Size: 4}, {Number: 3, Start: 7, Size: 5}}
 	for recorded, want := range map[string]bool{"": false, "2:3+4 3:7+5": true, "3:7+5": true, "2:3+4": false, "2:3+4 3:7+6": false} {
-		if got := PendingOnRoot(layout.Table{Partitions: parts}, recorded); got != want {
+		if got := pendingOnRoot(layout.Table{Partitions: parts}, recorded); got != want {
 			t.Errorf("%q: pending %v, want %v", recorded, got, want)
 		}
 	}

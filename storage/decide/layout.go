@@ -55,11 +55,11 @@ func swapBytes(available, ram int64, swapMiB *uint64) (int64, error) {
 	return int64(*swapMiB) * layout.MiB, nil
 }
 
-// KeptEphemeral recognizes the layout that this agent made on an ephemeral disk before. Sizes
+// keptEphemeral recognizes the layout that this agent made on an ephemeral disk before. Sizes
 // do not matter: a change of RAM or swap_size is no reason to lose the data. In a table with names, partitions
 // behind swap and data do not matter either, as in cloudfoundry/bosh-agent. One without names is no proof: what it
 // holds has to be, see Replaced.
-func KeptEphemeral(s layout.State, agentID string, label layout.Label) (Layout, bool) {
+func keptEphemeral(s layout.State, agentID string, label layout.Label) (Layout, bool) {
 	t := s.Table
 	if t.Label.Named() && len(t.Partitions) > 2 {
 		t.Partitions = t.Partitions[:2]
@@ -118,9 +118,9 @@ func newEphemeral(s layout.State, agentID string, ram int64, swapMiB *uint64, la
 	return l, nil
 }
 
-// BehindRoot are the partitions behind the root partition that can be swap and data. Those of another type, such as the BIOS boot
-// partition, belong to the system.
-func BehindRoot(t layout.Table, root int) (behind []layout.Partition) {
+// behindRoot are the partitions behind the root partition that can be swap and data. Those of another type, such as the
+// BIOS boot partition, belong to the system.
+func behindRoot(t layout.Table, root int) (behind []layout.Partition) {
 	rootPart, _ := t.Partition(root)
 	for _, p := range t.Partitions {
 		if p.Start > rootPart.Start && t.Label.HoldsData(p.Type) {
@@ -150,7 +150,7 @@ func onRoot(o Ephemeral) (l Layout, made []layout.Partition, err error) {
 		return l, nil, fmt.Errorf("root partition %d is not in the table of %s", o.Root, s.Path)
 	}
 	l.Label, l.Partitions = s.Table.Label, s.Table.Partitions
-	if behind := BehindRoot(s.Table, o.Root); len(behind) > 0 {
+	if behind := behindRoot(s.Table, o.Root); len(behind) > 0 {
 		l, err = l.recognize(behind, o)
 		return l, nil, err
 	}

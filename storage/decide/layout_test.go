@@ -110,7 +110,7 @@ func TestKeptEphemeral(t *testing.T) {
 		{"ours, then another agent's", named("bosh-partition-a-0", "bosh-partition-b-1", "bosh-partition-a-2"), false},
 		{"a persistent disk", named("bosh-partition-0"), false},
 	} {
-		if l, kept := KeptEphemeral(state(10*testMiB, c.table), "a", layout.GPT); kept != c.kept {
+		if l, kept := keptEphemeral(state(10*testMiB, c.table), "a", layout.GPT); kept != c.kept {
 			t.Errorf("%s: kept %v (%+v), want %v", c.name, kept, l, c.kept)
 		}
 	}
@@ -135,7 +135,7 @@ func TestKeptEphemeral(t *testing.T) {
 		{"where a GPT is wanted", dos("82", "83"), layout.GPT, false},
 		{"only partition 2", gap, layout.MBR, false},
 	} {
-		if _, kept := KeptEphemeral(state(10*testMiB, c.table), "a", c.wanted); kept != c.kept {
+		if _, kept := keptEphemeral(state(10*testMiB, c.table), "a", c.wanted); kept != c.kept {
 			t.Errorf("DOS, %s: kept %v, want %v", c.name, kept, c.kept)
 		}
 	}

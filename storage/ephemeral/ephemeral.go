@@ -70,36 +70,14 @@ func (w wanted) named() bool { return w.hint != nil && !w.hint.Empty() }
 func (d *Disks) Setup(ctx context.Context, hint *settings.DiskHint, swapMiB *uint64, agentID string) ([]decide.Change, error) {
 	d.Machine.Lock()
 	defer d.Machine.Unlock()
-	w := wanted{hint, swapMiB, agentID}
 	if err := machine.EnsureDir(d.Machine.Dirs.Data(), 0o750); err != nil {
 		return nil, fmt.Errorf("ephemeral disk: %w", err)
 	}
-	if d.SkipSetup {
-		return nil, nil
-	}
-	resolve := func(h device.Hint) (device.Device, error) { return d.Resolver.Resolve(ctx, h) }
-	path, onRoot, missing, err := d.find(w, resolve)
-	switch {
-	case err != nil:
-		return nil, err
-	case onRoot && missing != nil:
-		d.Machine.Log.WithError(missing).Warn("the named ephemeral disk is missing; the root disk is used, as configured")
-	case missing != nil:
-		return nil, fmt.Errorf("%s: %w", decide.NoEphemeral, missing)
-	}
-	if onRoot {
-		return d.setupOnRoot(ctx, w)
-	}
-	// Locked until the data is mounted: udev would have the partitions taken away for a moment.
-	release, err := disk.Hold(ctx, path)
+	plan, release, err := d.plan(ctx, wanted{hint, swapMiB, agentID}, true)
 	if err != nil {
-		return nil, fmt.Errorf("ephemeral disk: %w", err)
+		return nil, err
 	}
-	plan, err := d.planOwn(ctx, path, w, true)
-	var made []decide.Change
-	if err == nil {
-		made, err = d.Machine.Apply(ctx, record.Ephemeral, plan)
-	}
+	made, err := d.Machine.Apply(ctx, record.Ephemeral, plan)
 	if err != nil {
 		release()
 		return made, fmt.Errorf("ephemeral disk: %w", err)
@@ -111,32 +89,56 @@ func (d *Disks) Setup(ctx context.Context, hint *settings.DiskHint, swapMiB *uin
 
 // Plan says what Setup would change, without waiting and without writing.
 func (d *Disks) Plan(ctx context.Context, hint *settings.DiskHint, swapMiB *uint64, agentID string) ([]decide.Change, error) {
-	if d.SkipSetup {
-		return nil, nil
-	}
 	d.Machine.Lock()
 	defer d.Machine.Unlock()
-	w := wanted{hint, swapMiB, agentID}
-	path, onRoot, missing, err := d.find(w, d.Resolver.Look)
-	if err != nil {
-		return nil, err
+	plan, _, err := d.plan(ctx, wanted{hint, swapMiB, agentID}, false)
+	return plan.Changes, err
+}
+
+// plan observes the disk for the ephemeral data and decides about it. When acting, it waits for the disk, has its
+// partitions announced to the kernel, and locks it until release is called: udev would have the partitions taken away
+// for a moment.
+func (d *Disks) plan(ctx context.Context, w wanted, acting bool) (p decide.Plan, release func(), err error) {
+	release = func() {}
+	if d.SkipSetup {
+		return p, release, nil
 	}
-	var planned []decide.Change
-	if missing != nil {
-		planned = append(planned, await("ephemeral disk", missing))
-	}
+	path, onRoot, missing, err := d.find(ctx, w, acting)
 	switch {
-	case onRoot:
-		plan, err := d.planOnRoot(ctx, w, false)
-		return append(planned, plan.Changes...), err
-	case missing != nil:
-		return planned, nil
+	case err == nil && missing != nil && !acting:
+		p.Changes = []decide.Change{await("ephemeral disk", missing)}
+	case err == nil && missing != nil && onRoot:
+		d.Machine.Log.WithError(missing).
+			Warn("the named ephemeral disk is missing; the root disk is used, as configured")
+	case err == nil && missing != nil:
+		err = fmt.Errorf("%s: %w", decide.NoEphemeral, missing)
 	}
-	plan, err := d.planOwn(ctx, path, w, false)
+	if err != nil || missing != nil && !onRoot {
+		return p, release, err
+	}
+	root, what := 0, "ephemeral disk"
+	if onRoot {
+		what = "ephemeral data on the root disk"
+		if path, root, err = d.Machine.RootDisk(); err != nil {
+			return p, release, fmt.Errorf("%s: none named, and the root disk cannot be used: %w", decide.NoEphemeral,
+				err)
+		}
+	} else if acting {
+		if release, err = disk.Hold(ctx, path); err != nil {
+			return p, nil, fmt.Errorf("%s: %w", what, err)
+		}
+	}
+	o, err := d.observe(ctx, path, root, w, acting)
+	var setup decide.Plan
+	if err == nil {
+		setup, err = decide.SetupEphemeral(o)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("ephemeral disk: %w", err)
+		release()
+		return p, nil, fmt.Errorf("%s: %w", what, err)
 	}
-	return plan.Changes, nil
+	setup.Changes = append(p.Changes, setup.Changes...)
+	return setup, release, nil
 }
 
 // await is planned for a disk that is not there yet.
@@ -144,62 +146,64 @@ func await(what string, err error) decide.Change {
 	return decide.Change{Op: decide.Await, Device: what, Proof: err.Error(), What: "wait for it"}
 }
 
+// look is how a disk is found: when acting, it is waited for.
+func (d *Disks) look(ctx context.Context, h settings.DiskHint, acting bool) (device.Device, error) {
+	if acting {
+		return d.Resolver.Resolve(ctx, machine.HintOf("", h))
+	}
+	return d.Resolver.Look(machine.HintOf("", h))
+}
+
 // find looks for the ephemeral disk, or says that the root disk is to be used. missing is why a disk that is named was
 // not found.
-func (d *Disks) find(w wanted, look func(device.Hint) (device.Device, error)) (path string, onRoot bool,
-	missing, err error) {
+func (d *Disks) find(ctx context.Context, w wanted, acting bool) (path string, onRoot bool, missing, err error) {
 	var dev device.Device
 	if w.named() {
-		if dev, missing = look(machine.HintOf("", *w.hint)); missing != nil && !machine.Missing(missing) {
+		if dev, missing = d.look(ctx, *w.hint, acting); missing != nil && !machine.Missing(missing) {
 			return "", false, nil, fmt.Errorf("%s: %w", decide.NoEphemeral, missing)
 		}
 	}
-	onRoot, err = decide.UseRootDisk(decide.EphemeralWish{Named: w.named(), Missing: missing != nil, CreateOnRoot: d.CreateOnRoot, FallBack: d.FallBackToRoot})
+	onRoot, err = decide.UseRootDisk(decide.EphemeralWish{Named: w.named(), Missing: missing != nil,
+		CreateOnRoot: d.CreateOnRoot, FallBack: d.FallBackToRoot})
 	if err == nil && !onRoot && dev.Directory {
 		err = fmt.Errorf("%s: %s is not a block device", decide.NoEphemeral, dev.Path)
 	}
 	return dev.Path, onRoot, missing, err
 }
 
-// planOwn decides about a disk of its own. With announce set, its partitions are announced to the kernel.
-func (d *Disks) planOwn(ctx context.Context, path string, w wanted, announce bool) (decide.Plan, error) {
-	s, err := disk.Inspect(path)
-	if err != nil && !errors.Is(err, layout.ErrDamaged) {
-		return decide.Plan{}, err
+// observe looks at the disk for the ephemeral data: one of its own, or the one with this root partition.
+func (d *Disks) observe(ctx context.Context, path string, root int, w wanted, acting bool) (o decide.Ephemeral,
+	err error) {
+	o = decide.Ephemeral{Label: d.Label, AgentID: w.agentID, SwapMiB: w.swapMiB, Target: d.Machine.Dirs.Data(),
+		Root: root, Volumes: map[int]decide.Volume{}}
+	if o.RAM, err = d.Machine.Memory(); err != nil {
+		return o, err
 	}
-	o, err := d.observe(s, w)
-	if err != nil {
-		return decide.Plan{}, err
+	if o.Disk, err = disk.Inspect(path); err != nil && (root > 0 || !errors.Is(err, layout.ErrDamaged)) {
+		return o, err
 	}
-	l, kept := decide.KeptEphemeral(s, w.agentID, d.Label)
-	if kept && announce {
-		d.Machine.CrashPoint("announce ephemeral")
-		if err := d.Machine.Announce(ctx, s); err != nil {
-			return decide.Plan{}, err
-		}
-	}
+	l, kept := o.Kept()
 	if kept {
+		if acting {
+			d.Machine.CrashPoint("announce ephemeral")
+			if err := d.Machine.Announce(ctx, path); err != nil {
+				return o, err
+			}
+		}
 		r, err := d.Machine.Record.Read()
 		if err != nil {
-			return decide.Plan{}, err
+			return o, err
 		}
-		o.Pending = r.Pending(record.Ephemeral, s.Table.GUID)
+		o.Pending = o.Unfinished(r)
 		if err := d.observeVolumes(&o, l.Partitions); err != nil {
-			return decide.Plan{}, err
+			return o, err
 		}
 	}
-	if !kept || !o.Proven(l) {
-		if o.Replaced, err = d.replaced(ctx, s, l.Data, announce); err != nil {
-			return decide.Plan{}, err
-		}
+	if kept && o.Proven(l) {
+		return o, nil
 	}
-	return decide.PartitionEphemeral(o)
-}
-
-func (d *Disks) observe(s layout.State, w wanted) (decide.Ephemeral, error) {
-	ram, err := d.Machine.Memory()
-	return decide.Ephemeral{Disk: s, Label: d.Label, AgentID: w.agentID, RAM: ram, SwapMiB: w.swapMiB, Target: d.Machine.Dirs.Data(),
-		Volumes: map[int]decide.Volume{}}, err
+	o.Replaced, err = d.replaced(ctx, o.Disk, l.Data, acting)
+	return o, err
 }
 
 func (d *Disks) observeVolumes(o *decide.Ephemeral, parts []layout.Partition) error {
@@ -242,7 +246,7 @@ func (d *Disks) replaced(ctx context.Context, s layout.State, data int, announce
 	if data > 0 {
 		node = layout.PartitionPath(s.Path, data)
 		if announce {
-			if err := d.Machine.Announce(ctx, s); err != nil {
+			if err := d.Machine.Announce(ctx, s.Path); err != nil {
 				return o, err
 			}
 		}
@@ -299,118 +303,66 @@ func (d *Disks) persistentDisk(s layout.State, number blkdev.Number) error {
 	return nil
 }
 
-func (d *Disks) setupOnRoot(ctx context.Context, w wanted) ([]decide.Change, error) {
-	plan, err := d.planOnRoot(ctx, w, true)
-	if err != nil {
-		return nil, err
-	}
-	made, err := d.Machine.Apply(ctx, record.Ephemeral, plan)
-	if err != nil {
-		err = fmt.Errorf("ephemeral data on the root disk: %w", err)
-	}
-	return made, err
-}
-
-// planOnRoot decides about the space behind the root partition. With announce set, the disk's partitions are announced to the kernel.
-func (d *Disks) planOnRoot(ctx context.Context, w wanted, announce bool) (plan decide.Plan, err error) {
-	path, root, err := d.Machine.RootDisk()
-	if err != nil {
-		return plan, fmt.Errorf("%s: none named, and the root disk cannot be used: %w", decide.NoEphemeral, err)
-	}
-	if plan, err = d.decideOnRoot(ctx, path, root, w, announce); err != nil {
-		err = fmt.Errorf("ephemeral data on the root disk: %w", err)
-	}
-	return plan, err
-}
-
-func (d *Disks) decideOnRoot(ctx context.Context, path string, root int, w wanted, announce bool) (decide.Plan, error) {
-	s, err := disk.Inspect(path)
-	if err != nil {
-		return decide.Plan{}, err
-	}
-	o, err := d.observe(s, w)
-	if err != nil {
-		return decide.Plan{}, err
-	}
-	o.Root = root
-	if announce {
-		if err := d.Machine.Announce(ctx, s); err != nil {
-			return decide.Plan{}, err
-		}
-	}
-	r, err := d.Machine.Record.Read()
-	if err != nil {
-		return decide.Plan{}, err
-	}
-	o.Pending = decide.PendingOnRoot(s.Table, r.Unfinished[record.Ephemeral])
-	if err := d.observeVolumes(&o, decide.BehindRoot(s.Table, root)); err != nil {
-		return decide.Plan{}, err
-	}
-	return decide.AppendEphemeral(o)
-}
-
 // SetupRaw gives each raw disk one named partition and no file system.
-func (d *Disks) SetupRaw(ctx context.Context, hints []settings.DiskHint) (made []decide.Change, err error) {
-	if d.SkipSetup || len(hints) == 0 {
-		return nil, nil
-	}
-	d.Machine.Lock()
-	defer d.Machine.Unlock()
-	devices, err := d.rawDevices(ctx, hints)
-	if err != nil {
-		return nil, fmt.Errorf("raw ephemeral disks: %w", err)
-	}
-	for i, dev := range devices {
-		plan, s, err := d.planRaw(ctx, dev.Path, i, true)
-		var changes []decide.Change
-		if err == nil {
-			changes, err = d.Machine.Apply(ctx, "", plan)
-		}
-		if err == nil && decide.KeptRaw(s.Table) {
-			d.Machine.CrashPoint("announce raw")
-			err = d.Machine.Announce(ctx, s)
-		}
-		made = append(made, changes...)
-		if err != nil {
-			return made, fmt.Errorf("raw ephemeral disk %d: %w", i, err)
-		}
-	}
-	return made, nil
+func (d *Disks) SetupRaw(ctx context.Context, hints []settings.DiskHint) ([]decide.Change, error) {
+	return d.raw(ctx, hints, true)
 }
 
 // PlanRaw says what SetupRaw would change, without waiting and without writing.
-func (d *Disks) PlanRaw(ctx context.Context, hints []settings.DiskHint) (planned []decide.Change, err error) {
+func (d *Disks) PlanRaw(ctx context.Context, hints []settings.DiskHint) ([]decide.Change, error) {
+	return d.raw(ctx, hints, false)
+}
+
+func (d *Disks) raw(ctx context.Context, hints []settings.DiskHint, acting bool) (all []decide.Change, err error) {
 	if d.SkipSetup || len(hints) == 0 {
 		return nil, nil
 	}
 	d.Machine.Lock()
 	defer d.Machine.Unlock()
-	var devices []device.Device
-	if d.byExclusion(hints) {
-		// There is no way to look without waiting; a disk that is there is found at once.
-		limited, cancel := context.WithTimeoutCause(ctx, planLimit, device.ErrTimedOut)
-		defer cancel()
-		if devices, err = d.Resolver.InstanceStorage(limited, len(hints)); err != nil {
-			return []decide.Change{await("raw ephemeral disks", err)}, nil
-		}
+	devices, missing, err := d.rawDevices(ctx, hints, acting)
+	if err != nil {
+		return nil, fmt.Errorf("raw ephemeral disks: %w", err)
 	}
-	for i, h := range hints {
-		var dev device.Device
-		if devices != nil {
-			dev = devices[i]
-		} else if dev, err = d.Resolver.Look(machine.HintOf("", h)); machine.Missing(err) {
-			planned = append(planned, await(decide.RawName(i), err))
+	for i := range hints {
+		if missing[i] != nil {
+			all = append(all, await(decide.RawName(i), missing[i]))
 			continue
-		} else if err != nil {
-			return planned, fmt.Errorf("raw ephemeral disk %d: %w", i, err)
 		}
-		plan, _, err := d.planRaw(ctx, dev.Path, i, false)
+		changes, err := d.rawDisk(ctx, devices[i].Path, i, acting)
+		all = append(all, changes...)
 		if err != nil {
-			return planned, fmt.Errorf("raw ephemeral disk %d: %w", i, err)
+			return all, fmt.Errorf("raw ephemeral disk %d: %w", i, err)
 		}
-		planned = append(planned, plan.Changes...)
 	}
-	return planned, nil
+	return all, nil
+}
+
+// rawDevices are the raw disks. A plan does not wait for them, and missing is why one was not found.
+func (d *Disks) rawDevices(ctx context.Context, hints []settings.DiskHint, acting bool) (devices []device.Device,
+	missing map[int]error, err error) {
+	missing = map[int]error{}
+	if !d.byExclusion(hints) {
+		for i, h := range hints {
+			dev, err := d.look(ctx, h, acting)
+			if err != nil && (acting || !machine.Missing(err)) {
+				return nil, nil, err
+			}
+			devices, missing[i] = append(devices, dev), err
+		}
+		return devices, missing, nil
+	}
+	if acting {
+		devices, err = d.Resolver.InstanceStorage(ctx, len(hints))
+		return devices, missing, err
+	}
+	// There is no way to look without waiting; a disk that is there is found at once.
+	limited, cancel := context.WithTimeoutCause(ctx, planLimit, device.ErrTimedOut)
+	defer cancel()
+	devices, err = d.Resolver.InstanceStorage(limited, len(hints))
+	for i := range hints {
+		missing[i] = err
+	}
+	return devices, missing, nil
 }
 
 func (d *Disks) byExclusion(hints []settings.DiskHint) bool {
@@ -422,35 +374,28 @@ func (d *Disks) byExclusion(hints []settings.DiskHint) bool {
 	return false
 }
 
-func (d *Disks) rawDevices(ctx context.Context, hints []settings.DiskHint) ([]device.Device, error) {
-	if d.byExclusion(hints) {
-		return d.Resolver.InstanceStorage(ctx, len(hints))
-	}
-	var devices []device.Device
-	for _, h := range hints {
-		dev, err := d.Resolver.Resolve(ctx, machine.HintOf("", h))
-		if err != nil {
-			return nil, err
-		}
-		devices = append(devices, dev)
-	}
-	return devices, nil
-}
-
-// planRaw decides about a raw disk. With announce set, its partitions are announced to the kernel.
-func (d *Disks) planRaw(ctx context.Context, path string, i int, announce bool) (decide.Plan, layout.State, error) {
+// rawDisk observes a raw disk, decides about it, and does that when acting.
+func (d *Disks) rawDisk(ctx context.Context, path string, i int, acting bool) ([]decide.Change, error) {
 	s, err := disk.Inspect(path)
 	if err != nil && !errors.Is(err, layout.ErrDamaged) {
-		return decide.Plan{}, s, err
+		return nil, err
 	}
-	o := decide.Raw{Disk: s, Index: i, AgentID: d.AgentID()}
-	if !decide.KeptRaw(s.Table) {
-		if o.Replaced, err = d.replaced(ctx, s, 0, announce); err != nil {
-			return decide.Plan{}, s, err
+	o, kept := decide.Raw{Disk: s, Index: i, AgentID: d.AgentID()}, decide.KeptRaw(s.Table)
+	if !kept {
+		if o.Replaced, err = d.replaced(ctx, s, 0, acting); err != nil {
+			return nil, err
 		}
 	}
 	plan, err := decide.PartitionRaw(o)
-	return plan, s, err
+	if err != nil || !acting {
+		return plan.Changes, err
+	}
+	made, err := d.Machine.Apply(ctx, "", plan)
+	if err == nil && kept {
+		d.Machine.CrashPoint("announce raw")
+		err = d.Machine.Announce(ctx, s.Path)
+	}
+	return made, err
 }
 
 // GrowRoot extends the root partition and its file system over the rest of the disk. It does

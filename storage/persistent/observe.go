@@ -5,10 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 
-	"cambium/internal/blkdev"
 	"cambium/platform/device"
 	"cambium/platform/disk"
 	"cambium/platform/disk/layout"
@@ -114,6 +112,7 @@ func (d *Disks) observe(ctx context.Context, v view, p settings.PersistentDisk, 
 	}
 	var unread error
 	o.Found, unread = d.identify(dev.Path)
+	o.Disk.Bytes = o.Found.Bytes
 	o.Claims = d.claims(v, dev.Path, dev.Number, o.MountedOn == v.Store, o.Found, unread)
 	o.Serial, o.Hardware = machine.Serial(dev.Number), machine.HardwareOf(dev.Number, p.CID)
 	if err := d.observeDisk(ctx, &o.Persistent, dev.Path, acting); err != nil {
@@ -195,15 +194,6 @@ func LabelOf(partitioner string) layout.Label {
 }
 
 func (d *Disks) observePreformatted(o *decide.Persistent, path string) (err error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	o.Disk.Path = path
-	if o.Disk.Bytes, err = blkdev.Size(f); err != nil {
-		return err
-	}
 	if o.Volume, err = d.Machine.Device(path); err != nil {
 		return err
 	}
@@ -217,7 +207,7 @@ func (d *Disks) observePartition(ctx context.Context, o *decide.Persistent, acti
 		// The kernel may lack partitions of the table: an earlier agent may have been killed between writing and
 		// announcing it.
 		d.Machine.CrashPoint("announce partition")
-		if err := d.Machine.Announce(ctx, o.Disk); err != nil {
+		if err := d.Machine.Announce(ctx, o.Disk.Path); err != nil {
 			return err
 		}
 	}

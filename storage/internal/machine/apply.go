@@ -84,7 +84,7 @@ func (m *Machine) apply(ctx context.Context, key string, c decide.Change) error 
 			return err
 		}
 		m.CrashPoint("announce appended partitions")
-		return m.announceWritten(ctx, c.Device)
+		return m.Announce(ctx, c.Device)
 	case decide.RepairTable:
 		log.Warn("partition table has only one good copy and is repaired")
 		return disk.Repair(ctx, c.Device)
@@ -93,7 +93,7 @@ func (m *Machine) apply(ctx context.Context, key string, c decide.Change) error 
 			return err
 		}
 		m.CrashPoint("announce grown partition")
-		if err := m.announceWritten(ctx, c.Device); err != nil {
+		if err := m.Announce(ctx, c.Device); err != nil {
 			return err
 		}
 		log.Info("partition grown")
@@ -148,7 +148,7 @@ func (m *Machine) createTable(ctx context.Context, key string, c decide.Change, 
 	}
 	log.Info("disk partitioned")
 	m.CrashPoint("announce created table")
-	return m.announceWritten(ctx, c.Device)
+	return m.Announce(ctx, c.Device)
 }
 
 // growFileSystem extends a mounted file system. Some sandboxes withhold the capability that ext4 wants for that; then it is

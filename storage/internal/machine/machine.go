@@ -76,15 +76,8 @@ func Missing(err error) bool {
 	return errors.Is(err, device.ErrAbsent) || errors.Is(err, device.ErrTimedOut)
 }
 
-// Announce makes the kernel know the partitions of a table that has just been read.
-func (m *Machine) Announce(ctx context.Context, s layout.State) error {
-	ctx, cancel := context.WithTimeout(ctx, nodeLimit)
-	defer cancel()
-	return disk.AnnounceTable(ctx, s)
-}
-
-// announceWritten makes the kernel know the partitions of a table that has just been written.
-func (m *Machine) announceWritten(ctx context.Context, path string) error {
+// Announce makes the kernel know the partitions of a disk.
+func (m *Machine) Announce(ctx context.Context, path string) error {
 	ctx, cancel := context.WithTimeout(ctx, nodeLimit)
 	defer cancel()
 	return disk.Announce(ctx, path)
