@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"net/url"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
 
 	"cambium/agent/action"
+	"cambium/internal/oneline"
 	"cambium/internal/status"
 	"cambium/settings"
 )
@@ -170,7 +170,7 @@ func (c *BusClient) failed(server string, err error, refused bool) {
 	default:
 		c.bus.State = status.BusConnecting
 	}
-	c.bus.Server, c.bus.Reason = server, oneLine(err)
+	c.bus.Server, c.bus.Reason = server, oneline.Of(err.Error())
 	c.record()
 	c.mu.Unlock()
 	c.changed()
@@ -216,9 +216,6 @@ func (c *BusClient) changed() {
 		c.options.Changed()
 	}
 }
-
-// oneLine is the text of an error that may have been joined from several.
-func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
 // OnConnect registers f, which must not block, to be called whenever the bus has become
 // reachable. It is called at once if the bus is reachable already.

@@ -15,6 +15,7 @@ import (
 	"cambium/bootstrap/engine"
 	"cambium/internal/atomicfile"
 	"cambium/internal/command"
+	"cambium/internal/oneline"
 	"cambium/internal/vcap"
 )
 
@@ -47,7 +48,7 @@ func (a Announcer) Ready(v engine.Verdict, after time.Duration) {
 }
 
 // Waiting tells the console what the boot waits for.
-func (a Announcer) Waiting(text string) { a.console("bosh-agent: waiting: " + engine.OneLine(text)) }
+func (a Announcer) Waiting(text string) { a.console("bosh-agent: waiting: " + oneline.Of(text)) }
 
 // console writes to the system console and to every other console the kernel uses, which is
 // where a cloud's "serial console" page looks.
@@ -133,13 +134,8 @@ func bootOnceSentinels(dirs vcap.Dirs) []string {
 // only as long as the boot lasts.
 func CheckBootOnce(dirs vcap.Dirs) error {
 	onTmpfs, onDisk := bootOnceSentinels(dirs)[0], bootOnceSentinels(dirs)[1]
-	if !exists(onDisk) || exists(onTmpfs) {
+	if !atomicfile.Exists(onDisk) || atomicfile.Exists(onTmpfs) {
 		return nil
 	}
 	return errBootOnce
-}
-
-func exists(path string) bool {
-	_, err := os.Lstat(path)
-	return err == nil
 }

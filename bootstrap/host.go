@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"cambium/bootstrap/engine"
+	"cambium/internal/oneline"
 	"cambium/internal/secret"
 	"cambium/platform/firewall"
 	"cambium/platform/host"
@@ -63,7 +64,7 @@ func (m *Machine) allKeys(ctx context.Context, r engine.Report) ([]engine.Goal, 
 	defer cancel()
 	fromIaaS, err := m.PublicKey(asking)
 	if err != nil {
-		r.Evidence("no SSH key from the sources, authorized keys stay as they are: %s", engine.OneLine(err.Error()))
+		r.Evidence("no SSH key from the sources, authorized keys stay as they are: %s", oneline.Of(err.Error()))
 		return nil, nil
 	}
 	keys := append([]string(nil), m.envKeys()...)

@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"cambium/bootstrap/engine"
+	"cambium/internal/oneline"
 	"cambium/internal/status"
 	"cambium/platform/host"
 	"cambium/platform/tree"
@@ -67,7 +68,7 @@ func (m *Machine) loadSettings(ctx context.Context, s *engine.Span) error {
 	e := m.Settings.Effective()
 	described := status.Settings{From: loaded.From, Cached: loaded.Cached}
 	if loaded.Why != nil {
-		described.Why = engine.OneLine(loaded.Why.Error())
+		described.Why = oneline.Of(loaded.Why.Error())
 	}
 	first := m.First != nil && m.First()
 	if err := m.Status.Update(func(d *status.Document) { d.AgentID, d.Settings, d.First = e.Settings.AgentID, &described, first }); err != nil {

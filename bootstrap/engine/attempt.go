@@ -12,6 +12,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"cambium/internal/defect"
+	"cambium/internal/oneline"
 	"cambium/internal/status"
 )
 
@@ -144,11 +145,11 @@ func (a *attempt) change(name string, change func(*status.Step)) {
 }
 
 func (a *attempt) warn(step, text string) {
-	line := step + ": " + OneLine(text)
+	line := step + ": " + oneline.Of(text)
 	a.mu.Lock()
 	a.warnings = append(a.warnings, line)
 	a.mu.Unlock()
-	a.log.WithFields(logrus.Fields{"step": step, "warning": OneLine(text)}).Warn("boot step warns")
+	a.log.WithFields(logrus.Fields{"step": step, "warning": oneline.Of(text)}).Warn("boot step warns")
 	if a.superseded() {
 		return
 	}
@@ -252,7 +253,7 @@ func (a *attempt) recordEnd(s Step, start int64, outcome status.Outcome, err err
 			row.Waits[n-1].End = end
 		}
 		if err != nil {
-			row.Error = OneLine(err.Error())
+			row.Error = oneline.Of(err.Error())
 		}
 	})
 	rounded := func(ns int64) string { return time.Duration(ns).Round(10 * time.Microsecond).String() }

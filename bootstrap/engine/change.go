@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"slices"
+
+	"cambium/internal/oneline"
 )
 
 // Change is one thing that a boot changes on the machine, planned or done. A change that is
@@ -74,7 +76,7 @@ func Plan(ctx context.Context, steps []Step) ([]PlannedStep, error) {
 		case s.optional():
 			f.Warn("%s", err)
 		default:
-			f.step.Error = OneLine(err.Error())
+			f.step.Error = oneline.Of(err.Error())
 			failed[s.Name] = true
 		}
 		all = append(all, f.step)
@@ -101,10 +103,10 @@ func (f *Forecast) Planned() []Change { return f.planned }
 
 // Warn adds what the boot would warn of.
 func (f *Forecast) Warn(format string, args ...any) {
-	f.step.Warnings = append(f.step.Warnings, OneLine(fmt.Sprintf(format, args...)))
+	f.step.Warnings = append(f.step.Warnings, oneline.Of(fmt.Sprintf(format, args...)))
 }
 
 // Evidence adds what is worth knowing though the boot does not do it, as a note.
 func (f *Forecast) Evidence(format string, args ...any) {
-	f.step.Notes = append(f.step.Notes, OneLine(fmt.Sprintf(format, args...)))
+	f.step.Notes = append(f.step.Notes, oneline.Of(fmt.Sprintf(format, args...)))
 }

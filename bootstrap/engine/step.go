@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"cambium/internal/oneline"
 	"cambium/internal/status"
 )
 
@@ -135,17 +135,11 @@ func (v Verdict) Line() string {
 	if v.Cause == nil {
 		return string(v.State)
 	}
-	line := v.Step + ": " + OneLine(v.Cause.Error())
+	line := v.Step + ": " + oneline.Of(v.Cause.Error())
 	if v.Advice != "" {
 		line += ": " + v.Advice
 	}
 	return line
-}
-
-// OneLine folds a text so that it fits a console line and an exception: a joined error spans
-// several lines.
-func OneLine(text string) string {
-	return strings.Join(strings.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
 }
 
 // errTable means that the table itself is wrong: a need that no step provides, or a cycle.

@@ -36,7 +36,8 @@ type Network struct {
 
 // NewNetwork returns the network of a machine; kernel is nil if it is not the agent's to
 // configure. With readOnly it is only looked at: for commands that change nothing.
-func NewNetwork(kernel *network.Kernel, readOnly bool, waiting func(ctx context.Context, text string), log *logrus.Entry) *Network {
+func NewNetwork(kernel *network.Kernel, readOnly bool, waiting func(ctx context.Context, text string),
+	log *logrus.Entry) *Network {
 	return &Network{kernel: kernel, readOnly: readOnly, waiting: waiting, log: log, turn: make(chan struct{}, 1)}
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"os"
 	osuser "os/user"
 	"slices"
 	"strconv"
@@ -221,12 +220,6 @@ func (m *machine) addresses() []string {
 	}
 	slices.Sort(ips)
 	return ips
-}
-
-// applied reports whether a spec has been applied to the machine.
-func (m *machine) applied() bool {
-	_, err := os.Stat(m.Dirs.Spec())
-	return err == nil
 }
 
 // newBoot is the boot's machine without its parts.

@@ -11,6 +11,7 @@ import (
 	"cambium/bootstrap"
 	"cambium/bootstrap/engine"
 	"cambium/cmd/agent/cli"
+	"cambium/internal/oneline"
 	"cambium/internal/vcap"
 )
 
@@ -34,7 +35,7 @@ made, 1 the boot would fail or a step cannot be planned, 2 usage.`, Examples: []
 	defer cancel()
 	planned, err := makePlan(ctx, *path, vcap.New(*base), *timeout)
 	if err != nil {
-		fmt.Fprintln(stderr, "agent plan:", engine.OneLine(err.Error()))
+		fmt.Fprintln(stderr, "agent plan:", oneline.Of(err.Error()))
 		return cli.ExitFailed
 	}
 	if *asJSON {

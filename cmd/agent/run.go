@@ -26,6 +26,7 @@ import (
 	"cambium/cmd/agent/logging"
 	"cambium/cmd/agent/loglevel"
 	"cambium/cmd/agent/watchdog"
+	"cambium/internal/atomicfile"
 	"cambium/internal/status"
 	"cambium/internal/vcap"
 	"cambium/internal/watch"
@@ -126,7 +127,7 @@ func newBooting(ctx context.Context, o runOptions, log *logrus.Entry, notifier u
 	case "dummy":
 		supervisor = &dummysupervisor.Dummy{}
 	case "dummy-nats": // the suite's own messages come before the dispatcher
-		jobs := &dummysupervisor.Dummy{Applied: m.applied}
+		jobs := &dummysupervisor.Dummy{Applied: func() bool { return atomicfile.Exists(dirs.Spec()) }}
 		supervisor = jobs
 		handler = dummy.Handler{Next: dispatcher, Jobs: jobs, Alert: func(a monit.Alert) { m.sendAlert(alerts, a) }}
 	}

@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
+	eventwatch "cambium/internal/watch"
 )
 
 // How long devices may take to appear.
@@ -108,66 +108,14 @@ func (e *enumeration) longUp() bool {
 }
 
 // listen reports block devices that the kernel found or udev has finished with, and that udev's
-// queue has become empty. Where these events are not available, settleQuiet replaces them.
+// queue may have become empty. Where these events are not available, settleQuiet replaces them.
 func (e *enumeration) listen() (<-chan struct{}, func()) {
-	events := make(chan struct{}, 1)
-	notify := func() {
-		select {
-		case events <- struct{}{}:
-		default: // an event is pending already
-		}
-	}
-	var open []*os.File
-	follow := func(f *os.File, relevant func([]byte) bool) {
-		open = append(open, f)
-		go func() {
-			buffer := make([]byte, 16<<10)
-			for {
-				n, err := f.Read(buffer)
-				if err != nil {
-					return // closed, or broken
-				}
-				if relevant(buffer[:n]) {
-					notify()
-				}
-			}
-		}()
-	}
-	if f := uevents(); f != nil {
-		follow(f, func(message []byte) bool { return bytes.Contains(message, []byte("SUBSYSTEM=block\x00")) })
-	}
-	if f := queueEvents(filepath.Join(e.root, "run/udev")); f != nil {
-		follow(f, func(message []byte) bool { return bytes.Contains(message, []byte("queue\x00")) })
-	}
-	return events, func() {
-		for _, f := range open {
-			f.Close()
-		}
-	}
-}
-
-// uevents listens to the kernel (group 1) and to udev (group 2).
-func uevents() *os.File {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_KOBJECT_UEVENT)
+	l, err := eventwatch.Listen(eventwatch.Kernel|eventwatch.Udev, func(message []byte) bool {
+		return bytes.Contains(message, []byte("SUBSYSTEM=block\x00")) || bytes.Contains(message, []byte("queue\x00"))
+	})
 	if err != nil {
-		return nil
+		return nil, func() {}
 	}
-	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: 3}); err != nil {
-		unix.Close(fd)
-		return nil
-	}
-	return os.NewFile(uintptr(fd), "uevents")
-}
-
-// queueEvents reports that udev has removed its queue file.
-func queueEvents(dir string) *os.File {
-	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
-	if err != nil {
-		return nil
-	}
-	if _, err := unix.InotifyAddWatch(fd, dir, unix.IN_DELETE); err != nil {
-		unix.Close(fd)
-		return nil
-	}
-	return os.NewFile(uintptr(fd), dir)
+	_ = l.Add(filepath.Join(e.root, "run/udev"))
+	return l.Events, l.Close
 }

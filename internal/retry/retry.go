@@ -68,6 +68,12 @@ func Final(err error) error {
 	return final{err: err}
 }
 
+// IsFinal reports whether err holds one that Final has marked, and returns that.
+func IsFinal(err error) (cause error, is bool) {
+	f, is := errors.AsType[final](err)
+	return f.err, is
+}
+
 // Do calls op until it succeeds, fails for good or ctx ends. When ctx ends, the error names
 // both why and the last failure, since the failure is what the operator needs to know.
 func Do(ctx context.Context, b Backoff, op func(context.Context) error) error {
@@ -76,9 +82,8 @@ func Do(ctx context.Context, b Backoff, op func(context.Context) error) error {
 		if err == nil {
 			return nil
 		}
-		var f final
-		if errors.As(err, &f) {
-			return f.err
+		if cause, final := IsFinal(err); final {
+			return cause
 		}
 		if ended := Sleep(ctx, b.Pause(attempt)); ended != nil {
 			return fmt.Errorf("%w (gave up after %d tries: %w)", err, attempt+1, ended)

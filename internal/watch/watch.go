@@ -1,6 +1,6 @@
 // Package watch waits for changes of files by inotify, for files that may not exist yet and
-// whose directories may not either. It replaces polling; it does not say what changed: callers
-// look again whenever it wakes them.
+// whose directories may not either, and for the kernel's events about devices. It replaces polling; it does not say
+// what changed: callers look again whenever it wakes them.
 package watch
 
 import (
@@ -9,63 +9,144 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"time"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
 
-// interesting are the events after which a path may have appeared, vanished or changed. Files
-// written by atomicfile arrive by rename.
-const interesting = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE | unix.IN_CLOSE_WRITE |
-	unix.IN_ATTRIB | unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
+// names are the events after which a path may have appeared or vanished. Files written by atomicfile arrive by rename.
+const names = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE | unix.IN_ATTRIB |
+	unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
 
 // Until calls look until it returns true or an error, first at once and then after every change
 // in the directory of path, or in the nearest parent that exists.
-func Until(ctx context.Context, path string, look func() (bool, error)) (err error) {
-	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
-	if err != nil {
-		return fmt.Errorf("watch %s: %w", path, err)
+func Until(ctx context.Context, path string, look func() (bool, error)) error {
+	return until(ctx, 0, []string{filepath.Dir(path)}, look)
+}
+
+// UntilDevice calls look as Until does, after every change in the directories and every event of the kernel about a
+// device.
+func UntilDevice(ctx context.Context, dirs []string, look func() (bool, error)) error {
+	if done, err := look(); done || err != nil {
+		return err
 	}
-	events := os.NewFile(uintptr(fd), "inotify")
-	// One descriptor for all rounds: closing it waits for an SRCU grace period, which takes tens of milliseconds.
-	defer func() { err = errors.Join(err, events.Close()) }()
+	return until(ctx, Kernel, dirs, look)
+}
+
+func until(ctx context.Context, groups uint32, dirs []string, look func() (bool, error)) error {
+	l, err := Listen(groups, func([]byte) bool { return true })
+	if err != nil {
+		return err
+	}
+	defer l.Close()
 	for {
 		// The watch comes before the look, so that no change can fall between them. Adding it again changes nothing,
 		// or adds a directory that was made meanwhile.
-		if err := addNearest(fd, filepath.Dir(path)); err != nil {
-			return fmt.Errorf("watch %s: %w", path, err)
+		for _, dir := range dirs {
+			if err := l.Add(dir); err != nil && groups == 0 {
+				return err
+			}
 		}
 		if done, err := look(); done || err != nil {
 			return err
 		}
-		if err := next(ctx, events); err != nil {
-			return fmt.Errorf("watch %s: %w", path, err)
+		select {
+		case <-l.Events:
+		case <-ctx.Done():
+			return context.Cause(ctx)
 		}
 	}
 }
 
-func addNearest(fd int, dir string) error {
-	for {
-		_, err := unix.InotifyAddWatch(fd, dir, interesting)
-		if err == nil {
+// Groups of uevents: those of the kernel, and those that udev has processed.
+const (
+	Kernel uint32 = 1 << iota
+	Udev
+)
+
+// Listener listens to directories and devices.
+type Listener struct {
+	// Events holds a token after a relevant event.
+	Events chan struct{}
+
+	inotify int
+	mask    uint32
+	files   []*os.File
+	reading sync.WaitGroup
+}
+
+// Listen begins to listen to groups of uevents; 0 are none. relevant gets each message.
+func Listen(groups uint32, relevant func(message []byte) bool) (*Listener, error) {
+	// One descriptor as long as it is needed: closing it waits for an SRCU grace period, which takes tens of
+	// milliseconds.
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("inotify: %w", err)
+	}
+	l := &Listener{Events: make(chan struct{}, 1), inotify: fd, mask: names}
+	l.follow(fd, relevant)
+	if groups == 0 {
+		l.mask |= unix.IN_CLOSE_WRITE // not in /dev: programs close /dev/null all the time
+		return l, nil
+	}
+	// Without netlink (some containers) inotify alone has to do.
+	const flags = unix.SOCK_RAW | unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK
+	if fd, err := unix.Socket(unix.AF_NETLINK, flags, unix.NETLINK_KOBJECT_UEVENT); err == nil {
+		l.follow(fd, relevant)
+		_ = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups})
+	}
+	return l, nil
+}
+
+// follow reads the messages of a descriptor until it is closed.
+func (l *Listener) follow(fd int, relevant func([]byte) bool) {
+	file := os.NewFile(uintptr(fd), "events")
+	l.files = append(l.files, file)
+	l.reading.Go(func() {
+		buffer := make([]byte, 16<<10)
+		for {
+			n, err := file.Read(buffer)
+			lost := errors.Is(err, unix.ENOBUFS) // there were too many
+			if err != nil && !lost {
+				return
+			}
+			if lost || relevant(buffer[:n]) {
+				select {
+				case l.Events <- struct{}{}:
+				default: // a token is there already
+				}
+			}
+		}
+	})
+}
+
+// Add listens to a directory, or while it is missing to its nearest parent.
+func (l *Listener) Add(dir string) error {
+	for at, child := dir, ""; ; {
+		_, err := unix.InotifyAddWatch(l.inotify, at, l.mask)
+		parent := filepath.Dir(at)
+		switch {
+		case err == nil && !isDir(child):
 			return nil
+		case err == nil: // child was made before its parent was listened to
+			at, child = dir, ""
+		case !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR) || parent == at:
+			return fmt.Errorf("inotify: %s: %w", at, err)
+		default:
+			at, child = parent, at
 		}
-		parent := filepath.Dir(dir)
-		if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR) || parent == dir {
-			return err
-		}
-		dir = parent
 	}
 }
 
-// next waits for one batch of events.
-func next(ctx context.Context, events *os.File) error {
-	stop := context.AfterFunc(ctx, func() { _ = events.SetReadDeadline(time.Unix(1, 0)) })
-	defer stop()
-	buffer := make([]byte, 4096)
-	_, err := events.Read(buffer)
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
+func isDir(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
+}
+
+// Close ends it.
+func (l *Listener) Close() {
+	for _, file := range l.files {
+		_ = file.Close() // it was read only
 	}
-	return err
+	l.reading.Wait()
 }

@@ -42,3 +42,23 @@ func TestUntilEndsWithItsContextAndWithErrors(t *testing.T) {
 		t.Errorf("got %v, want the error of look", err)
 	}
 }
+
+func TestUntilDeviceSeesALinkThatIsMadeLater(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "by-id")
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	looks := 0
+	err := UntilDevice(ctx, []string{dir}, func() (bool, error) {
+		if looks++; looks == 2 { // the watch is there
+			if err := errors.Join(os.Mkdir(dir, 0o755), os.Symlink("../sda", filepath.Join(dir, "disk"))); err != nil {
+				return false, err
+			}
+			return false, nil
+		}
+		_, err := os.Lstat(filepath.Join(dir, "disk"))
+		return err == nil, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -43,7 +43,7 @@ func parseManifest(text string) (manifest, error) {
 		return m, err
 	}
 	if err := root.Decode(&m); err != nil {
-		return m, oneLine(err)
+		return m, mistakes(err)
 	}
 	if err := m.split(text, root); err != nil {
 		return m, err
@@ -61,7 +61,7 @@ func parseMapping(text string) (*yaml.Node, error) {
 	if err := decoder.Decode(&document); err == io.EOF {
 		return nil, errors.New("the document is empty")
 	} else if err != nil {
-		return nil, oneLine(err)
+		return nil, mistakes(err)
 	}
 	root := document.Content[0]
 	if root.Kind != yaml.MappingNode {
@@ -70,13 +70,13 @@ func parseMapping(text string) (*yaml.Node, error) {
 	if err := decoder.Decode(&second); err == nil {
 		return nil, fmt.Errorf("line %d: a second document", second.Line)
 	} else if err != io.EOF {
-		return nil, oneLine(err)
+		return nil, mistakes(err)
 	}
 	return root, nil
 }
 
-// oneLine joins the mistakes of a document, which the library puts on a line each.
-func oneLine(err error) error {
+// mistakes joins those of a document, which the library puts on a line each.
+func mistakes(err error) error {
 	if typed, ok := errors.AsType[*yaml.TypeError](err); ok {
 		return errors.New(strings.Join(typed.Errors, "; "))
 	}

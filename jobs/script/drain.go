@@ -64,7 +64,7 @@ func (r Runner) Drain(ctx context.Context, jobs []string, args DrainArgs) error 
 	faults := make([]error, len(jobs))
 	var running sync.WaitGroup
 	for n, job := range jobs {
-		found, err := exists(r.path(job, "drain"))
+		found, err := installed(r.path(job, "drain"))
 		if err != nil {
 			faults[n] = fmt.Errorf("job %s: %w", job, err)
 		} else if found {

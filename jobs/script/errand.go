@@ -44,7 +44,8 @@ func (r Runner) Errand(ctx context.Context, job string) (Outcome, error) {
 		return Outcome{}, err
 	}
 	defer stderr.Close()
-	result, err := command.Run(ctx, command.Cmd{Name: path, Env: r.environ(nil), Stdout: stdout, Stderr: stderr, Nice: nice})
+	result, err := command.Run(ctx, command.Cmd{Name: path, Env: r.environ(nil), Stdout: stdout,
+		Stderr: stderr, Nice: nice})
 	var exit *command.ExitError
 	if err != nil && !errors.As(err, &exit) {
 		return Outcome{}, fmt.Errorf("errand %s: %w", job, err)

@@ -36,7 +36,7 @@ type Runner struct {
 // path is where a job's script is.
 func (r Runner) path(job, name string) string { return r.Dirs.JobScript(job, name) }
 
-func exists(path string) (bool, error) {
+func installed(path string) (bool, error) {
 	_, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -91,7 +91,7 @@ func (r Runner) RunAll(ctx context.Context, jobs []string, name string, env map[
 	}
 	var with []string
 	for _, job := range jobs {
-		found, err := exists(r.path(job, name))
+		found, err := installed(r.path(job, name))
 		if err != nil {
 			return fmt.Errorf("job %s: %w", job, err)
 		}
@@ -139,7 +139,8 @@ func (r Runner) run(ctx context.Context, job, name string, env map[string]string
 		return err
 	}
 	defer stderr.Close()
-	_, err = command.Run(ctx, command.Cmd{Name: r.path(job, name), Env: r.environ(env), Stdout: stdout, Stderr: stderr, Nice: nice})
+	_, err = command.Run(ctx, command.Cmd{Name: r.path(job, name), Env: r.environ(env), Stdout: stdout,
+		Stderr: stderr, Nice: nice})
 	return err
 }
 

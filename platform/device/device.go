@@ -18,6 +18,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"cambium/internal/atomicfile"
 	"cambium/internal/blkdev"
 )
 
@@ -442,7 +443,7 @@ func (r *Resolver) unmanaged() (nodes []node, unsettled, why string, err error) 
 		}
 	}
 	var s snapshot
-	udev := exists(filepath.Join(root, "run/udev"))
+	udev := atomicfile.Exists(filepath.Join(root, "run/udev"))
 	var names []string
 	for _, p := range paths {
 		n, ok := s.look(root, strings.TrimPrefix(p, strings.TrimSuffix(root, "/")))

@@ -8,6 +8,7 @@ import (
 	"sort"
 	"strings"
 
+	"cambium/internal/atomicfile"
 	"cambium/internal/blkdev"
 )
 
@@ -50,7 +51,7 @@ var scsiAddress = regexp.MustCompile(`/(\d+:\d+:\d+:\d+)/block/[^/]+$`)
 // observe reads of the machine below root what the search looks at.
 func observe(root string, of search) (snapshot, error) {
 	s := snapshot{Nodes: map[string]node{}, VMBus: map[string]string{}}
-	s.Udev = exists(filepath.Join(root, "run/udev"))
+	s.Udev = atomicfile.Exists(filepath.Join(root, "run/udev"))
 	paths := slices.Clone(of.paths)
 	for _, dir := range of.links {
 		entries, err := os.ReadDir(filepath.Join(root, dir))
@@ -112,7 +113,7 @@ func (s *snapshot) look(root, path string) (node, bool) {
 	n := node{Target: target}
 	if number, err := blkdev.NumberOf(target); err == nil {
 		n.Block, n.Number = true, number
-		n.Settled = exists(filepath.Join(root, "run/udev/data", "b"+number.String()))
+		n.Settled = atomicfile.Exists(filepath.Join(root, "run/udev/data", "b"+number.String()))
 	}
 	return n, true
 }

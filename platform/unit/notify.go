@@ -5,12 +5,13 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"strings"
 	"syscall"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sys/unix"
+
+	"cambium/internal/oneline"
 )
 
 // Notifier tells systemd about this process. The zero value sends nothing, which is right for a
@@ -38,7 +39,7 @@ func (n Notifier) Ready() error { return n.send(daemon.SdNotifyReady) }
 
 // Status is the line that `systemctl status` shows.
 func (n Notifier) Status(text string) error {
-	return n.send("STATUS=" + strings.Map(oneLine, text))
+	return n.send("STATUS=" + oneline.Of(text))
 }
 
 // Alive feeds the watchdog. Call it from the loop that must not hang, not from a timer of its own.
@@ -98,12 +99,4 @@ func (n Notifier) send(message string, rights ...byte) (err error) {
 		return !errors.Is(sent, unix.EAGAIN)
 	})
 	return errors.Join(err, sent, conn.Close())
-}
-
-// oneLine keeps a status from starting a second assignment.
-func oneLine(r rune) rune {
-	if r < ' ' || r == 0x7f {
-		return ' '
-	}
-	return r
 }

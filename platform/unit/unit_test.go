@@ -499,7 +499,7 @@ func TestNotifier(t *testing.T) {
 		want string
 	}{
 		{n.Ready, "READY=1"}, {n.Alive, "WATCHDOG=1"}, {n.Stopping, "STOPPING=1"},
-		{func() error { return n.Status("disks: waiting\nREADY=1") }, "STATUS=disks: waiting READY=1"},
+		{func() error { return n.Status("disks: waiting\nREADY=1") }, "STATUS=disks: waiting; READY=1"},
 	} {
 		if err := tc.send(); err != nil {
 			t.Fatal(err)

@@ -212,7 +212,7 @@ func (m *machine) stale(t *testing.T, c *Current) string {
 	for _, place := range m.dirs.Places() {
 		for _, file := range moving {
 			for _, path := range []string{file(place), file(place) + atomicfile.PreviousSuffix} {
-				if place != c.Place() && exists(path) {
+				if place != c.Place() && atomicfile.Exists(path) {
 					return path
 				}
 			}
@@ -278,7 +278,8 @@ func TestAFullDiskLeavesTheSettingsInForceAndTheSourceAlone(t *testing.T) {
 	if err := os.RemoveAll(m.settingsFile()); err != nil {
 		t.Fatal(err)
 	}
-	if l := m.load(t, c); l.NotCached != nil || m.cleared != 1 || !exists(vcap.Place(m.dirs.Bosh()).Settings()) {
+	if l := m.load(t, c); l.NotCached != nil || m.cleared != 1 ||
+		!atomicfile.Exists(vcap.Place(m.dirs.Bosh()).Settings()) {
 		t.Errorf("the next load gave %+v, cleared %d times; want it cached and cleared", l, m.cleared)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"cambium/internal/atomicfile"
 	"cambium/internal/vcap"
 	"cambium/settings"
 )
@@ -173,7 +174,7 @@ func (c *Current) cache(ctx context.Context, s state, place vcap.Place) error {
 			return fmt.Errorf("mount settings tmpfs: %w", err)
 		}
 	}
-	if place != s.place || !exists(place.Settings()) {
+	if place != s.place || !atomicfile.Exists(place.Settings()) {
 		if err := c.writeUpdate(place, s.update); err != nil {
 			return err
 		}

@@ -13,6 +13,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"cambium/internal/atomicfile"
 	"cambium/internal/vcap"
 	"cambium/settings"
 )
@@ -79,7 +80,7 @@ func (c *Current) Update(ctx context.Context, u settings.Update) (settings.Chang
 // writeUpdate leaves no file where there never was an update.
 func (c *Current) writeUpdate(place vcap.Place, u settings.Update) error {
 	path := place.UpdateSettings()
-	if u.Blank() && !exists(path) {
+	if u.Blank() && !atomicfile.Exists(path) {
 		return nil
 	}
 	return c.disk.write(path, u.Encode().Reveal())
@@ -127,7 +128,7 @@ func (c *Current) changeHints(change func(*state, map[string]settings.Persistent
 
 func (c *Current) writeHints(place vcap.Place, hints map[string]settings.PersistentDisk) error {
 	path := place.DiskHints()
-	if len(hints) == 0 && !exists(path) {
+	if len(hints) == 0 && !atomicfile.Exists(path) {
 		return nil
 	}
 	return c.disk.write(path, settings.EncodeHints(hints).Reveal())

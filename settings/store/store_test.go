@@ -254,7 +254,7 @@ func TestSecondLoadWritesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !os.SameFile(before, after) || exists(m.settingsFile()+atomicfile.PreviousSuffix) {
+	if !os.SameFile(before, after) || atomicfile.Exists(m.settingsFile()+atomicfile.PreviousSuffix) {
 		t.Errorf("an unchanged document was written again; tree is %v", m.tree(t))
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cambium/internal/atomicfile"
 	"cambium/internal/nstest"
 	"cambium/platform/mount"
 	"cambium/settings"
@@ -77,7 +78,8 @@ func TestNSSettingsOnARealTmpfs(t *testing.T) {
 		}
 		// The machine rebooted: everything comes from the source again.
 		c = start()
-		if c.Effective().TrustedCerts != "" || string(c.Place()) != m.dirs.SettingsTmpfs() || exists(m.settingsFile()) {
+		if c.Effective().TrustedCerts != "" || string(c.Place()) != m.dirs.SettingsTmpfs() ||
+			atomicfile.Exists(m.settingsFile()) {
 			t.Errorf("after a reboot: %q in %s", c.Effective().TrustedCerts, c.Place())
 		}
 		if err := mount.Unmount(t.Context(), m.dirs.SettingsTmpfs()); err != nil {

@@ -71,7 +71,7 @@ func TestTmpfsHoldsAllGenerationsAndThePlainCopiesGo(t *testing.T) {
 	// And back to the disk.
 	m.failure, m.answer = nil, doc("a-1", `,"ntp":["z"]`)
 	m.load(t, c)
-	if exists(m.tmpfsFile("settings.json")) || exists(m.tmpfsFile("persistent_disk_hints.json")) {
+	if atomicfile.Exists(m.tmpfsFile("settings.json")) || atomicfile.Exists(m.tmpfsFile("persistent_disk_hints.json")) {
 		t.Errorf("the tmpfs still holds %v", m.tree(t))
 	}
 	m.failure = errors.New("away")
@@ -157,7 +157,7 @@ func (m *machine) leave(t *testing.T, suffixes ...string) {
 			continue // the store writes them
 		}
 		for _, suffix := range append(suffixes, "") {
-			if file := filepath.Join(path, below[path]) + suffix; !exists(file) {
+			if file := filepath.Join(path, below[path]) + suffix; !atomicfile.Exists(file) {
 				m.put(t, file, `"of a-1"`)
 			}
 		}
@@ -311,7 +311,8 @@ func TestUpdateInTwoPhases(t *testing.T) {
 	if p.Changes != (settings.Changes{Mbus: true, Blobstores: true}) || p.Effective.Bus.URLs[0].Reveal() != "nats://new:4222" {
 		t.Errorf("preview shows %+v", p.Changes)
 	}
-	if c.Effective().Bus.URLs[0].Reveal() == "nats://new:4222" || exists(vcap.Place(m.dirs.Bosh()).UpdateSettings()) {
+	if c.Effective().Bus.URLs[0].Reveal() == "nats://new:4222" ||
+		atomicfile.Exists(vcap.Place(m.dirs.Bosh()).UpdateSettings()) {
 		t.Error("a preview had an effect")
 	}
 	if _, err := c.Update(t.Context(), update(t, `{"trusted_certs":"x"}`)); err != nil {

@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"github.com/sirupsen/logrus"
+
+	"cambium/internal/oneline"
 )
 
 // lineFormatter writes one line for each entry:
@@ -31,7 +33,8 @@ func (lineFormatter) Format(e *logrus.Entry) ([]byte, error) {
 	if component == "" {
 		component = "agent"
 	}
-	fmt.Fprintf(&b, "[%s] %s %s - %s", component, e.Time.UTC().Format("2006-01-02T15:04:05.000000Z"), levelNames[e.Level], oneLine(e.Message))
+	at := e.Time.UTC().Format("2006-01-02T15:04:05.000000Z")
+	fmt.Fprintf(&b, "[%s] %s %s - %s", component, at, levelNames[e.Level], oneline.Of(e.Message))
 	keys := make([]string, 0, len(e.Data))
 	for k := range e.Data {
 		if k != "component" {
@@ -44,11 +47,6 @@ func (lineFormatter) Format(e *logrus.Entry) ([]byte, error) {
 	}
 	b.WriteByte('\n')
 	return b.Bytes(), nil
-}
-
-// oneLine replaces line breaks, so that a text cannot forge another entry.
-func oneLine(text string) string {
-	return strings.NewReplacer("\n", "; ", "\r", "").Replace(text)
 }
 
 func quoted(value string) string {

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"cambium/internal/retry"
 	"cambium/platform/network"
 )
 
@@ -47,7 +48,8 @@ func missingAddresses(have network.Link, want network.WantLink, awaitIPv6 bool) 
 		case i < 0:
 			missing = append(missing, fmt.Errorf("network %q: address %s is not on %s", a.Network, a.Prefix, have.Name))
 		case have.Addresses[i].DADFailed && awaitIPv6:
-			missing = append(missing, finalError{Err: fmt.Errorf("network %q: address %s on %s is used by another machine", a.Network, a.Prefix, have.Name)})
+			missing = append(missing, retry.Final(
+				fmt.Errorf("network %q: address %s on %s is used by another machine", a.Network, a.Prefix, have.Name)))
 		case have.Addresses[i].Tentative && awaitIPv6:
 			missing = append(missing, fmt.Errorf("network %q: address %s on %s is still being checked for duplicates", a.Network, a.Prefix, have.Name))
 		}

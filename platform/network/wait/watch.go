@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/rawsocket"
+	"cambium/internal/retry"
 	"cambium/platform/network"
 )
 
@@ -41,7 +42,7 @@ func (w *watcher) next(ctx context.Context) error {
 }
 
 // Until observes the links now and after each event, until missing returns nil or an error that
-// holds a finalError. When ctx ends first, the last answer is the error.
+// holds a retry.Final. When ctx ends first, the last answer is the error.
 func Until(ctx context.Context, k *network.Kernel, missing func(network.State) error) error {
 	w, err := watch()
 	if err != nil {
@@ -56,20 +57,14 @@ func Until(ctx context.Context, k *network.Kernel, missing func(network.State) e
 		if err = missing(have); err == nil {
 			return nil
 		}
-		var final finalError
-		if errors.As(err, &final) {
-			return final.Err
+		if cause, final := retry.IsFinal(err); final {
+			return cause
 		}
 		if ended := w.next(ctx); ended != nil {
 			return fmt.Errorf("%w (%w)", err, ended)
 		}
 	}
 }
-
-// finalError holds an error that no event can remedy.
-type finalError struct{ Err error }
-
-func (e finalError) Error() string { return e.Err.Error() }
 
 // Watch calls changed once it listens, and again whenever links, addresses or routes have changed,
 // until ctx ends.
