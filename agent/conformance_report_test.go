@@ -108,7 +108,7 @@ func (h heart) beat(t *testing.T) string {
 	t.Helper()
 	p, m := &publisher{connected: true}, &machine{supposed: make([]jobs.Process, h.Processes)}
 	beats := Heartbeats{Bus: p, Jobs: m, Vitals: m.vitals, Log: quiet()}
-	m.spec = must[jobs.Spec](t)((&jobs.State{Dirs: vcap.New(t.TempDir())}).Spec())
+	m.spec = must[jobs.Spec](t)((&jobs.SpecFile{Dirs: vcap.New(t.TempDir())}).Spec())
 	if h.Applied != nil {
 		check(t, json.Unmarshal(h.Applied, &m.spec))
 	}

@@ -67,7 +67,7 @@ func TestInstanceUpdate(t *testing.T) {
 	if got := read(t, trace); got != want {
 		t.Errorf("got trace\n%s\nwant\n%s", got, want)
 	}
-	applied := must[jobs.Spec](t)((&jobs.State{Dirs: w.dirs}).Spec())
+	applied := must[jobs.Spec](t)((&jobs.SpecFile{Dirs: w.dirs}).Spec())
 	if applied.NetworkString("default", "ip") != "10.1.2.3" || applied.NetworkString("default", "gateway") != "10.0.0.1" || applied.NetworkString("static", "ip") != "10.9.9.9" {
 		t.Errorf("got networks %v, want the lease's and the spec's own", applied.Networks)
 	}

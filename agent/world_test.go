@@ -262,7 +262,7 @@ func newWorld(t testing.TB, extra action.Table) *world {
 		}
 	}
 	write(t, filepath.Join(w.dirs.Base(), "etc/ssh/ssh_host_rsa_key.pub"), "ssh-rsa HOST root@vm\n")
-	w.machine.spec = must[jobs.Spec](t)((&jobs.State{Dirs: w.dirs}).Spec())
+	w.machine.spec = must[jobs.Spec](t)((&jobs.SpecFile{Dirs: w.dirs}).Spec())
 	document := fmt.Sprintf(`{"agent_id":%q,"vm":{"name":"vm-1"},"mbus":%q,"blobstore":{"provider":"local","options":{}},
 		"networks":{"b":{"type":"manual","ip":"10.0.0.5","netmask":"255.255.255.0","default":["gateway"]},"a":{"type":"manual","ip":"10.1.0.5","netmask":"255.255.255.0"}}}`,
 		agentID, w.deployment.URL().Reveal())

@@ -19,7 +19,7 @@ func (m *Machine) groups(names ...string) engine.Goal {
 	options := tree.Options{}
 	if m.Settings != nil {
 		bosh := m.Settings.Effective().Settings.Env.Bosh
-		options = tree.Options{UseDefaultTmpDir: m.Options.UseDefaultTmpDir, JobDirTmpfs: bosh.JobDir.Tmpfs,
+		options = tree.Options{UseDefaultTmpDir: m.Linux.UseDefaultTmpDir, JobDirTmpfs: bosh.JobDir.Tmpfs,
 			JobDirSize: bosh.JobDir.TmpfsSize, RunDirSize: bosh.RunDir.TmpfsSize, SettingsTmpfs: bosh.Agent.Settings.Tmpfs}
 	}
 	return m.tree(tree.Select(tree.Table(m.Dirs, options), names...))

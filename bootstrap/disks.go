@@ -36,7 +36,7 @@ func disks[D any](awaits string, plan, setUp func(context.Context, D) ([]storage
 }
 
 func (m *Machine) hasRawDisks() bool {
-	return m.Ephemeral != nil && !m.Options.SkipDiskSetup && len(m.Settings.Effective().Settings.Disks.RawEphemeral) > 0
+	return m.Ephemeral != nil && !m.Linux.SkipDiskSetup && len(m.Settings.Effective().Settings.Disks.RawEphemeral) > 0
 }
 
 func (m *Machine) rawDisks(context.Context, engine.Report) ([]engine.Goal, error) {

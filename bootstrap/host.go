@@ -111,8 +111,8 @@ func (m *Machine) recordHosts(context.Context, *engine.Span) error {
 
 // monitRules keep jobs away from monit; the rules for the bus follow its addresses.
 func (m *Machine) monitRules(context.Context, engine.Report) ([]engine.Goal, error) {
-	want := firewall.Desired{Off: !m.Settings.Effective().Firewall(m.Options.Firewall),
-		Monit: !m.Options.UseMonitIptablesFirewall}
+	want := firewall.Desired{Off: !m.Settings.Effective().Firewall(m.Linux.Firewall),
+		Monit: !m.Linux.UseMonitIptablesFirewall}
 	return []engine.Goal{goal(m.Firewall, firewall.Diff, want, nil)}, nil
 }
 

@@ -64,10 +64,10 @@ type Supervisor interface {
 
 // Machine is what the boot's steps work on. A part that is nil is one the machine does not have.
 type Machine struct {
-	Dirs    vcap.Dirs
-	Options agentjson.Linux
-	Log     *logrus.Entry
-	Status  *status.Recorder // nil for a plan
+	Dirs   vcap.Dirs
+	Linux  agentjson.Linux
+	Log    *logrus.Entry
+	Status *status.Recorder // nil for a plan
 
 	Settings Settings
 	// OnMedia means that a settings source is a CD or a config drive, which may be plugged in later.

@@ -30,10 +30,10 @@ type netAsked struct{ settings, key atomic.Bool }
 type policy struct {
 	what     string
 	began    time.Time
-	asked    func(Verdicts) // called when a verdict changes
-	hold     time.Duration  // how long an earlier source without an answer delays the answers of later ones
-	passOver bool           // after hold a later answer wins; otherwise the earlier source is waited for
-	budget   time.Duration  // for everything; 0 is no limit
+	asked    func(Results) // called when a result changes
+	hold     time.Duration // how long an earlier source without an answer delays the answers of later ones
+	passOver bool          // after hold a later answer wins; otherwise the earlier source is waited for
+	budget   time.Duration // for everything; 0 is no limit
 	netTried func() bool
 	status   func(context.Context, string)
 	log      *logrus.Entry
@@ -121,7 +121,8 @@ type event[T any] struct {
 
 // ask asks all sources concurrently and returns the answer of the one that wins. All goroutines it
 // starts have ended when it returns.
-func ask[T any](ctx context.Context, p policy, names []string, get func(context.Context, int) (T, error)) (T, Verdicts, error) {
+func ask[T any](ctx context.Context, p policy, names []string,
+	get func(context.Context, int) (T, error)) (T, Results, error) {
 	var none T
 	start := p.began
 	budget := p.budget
@@ -145,16 +146,16 @@ func ask[T any](ctx context.Context, p policy, names []string, get func(context.
 		next, i := decide(states, expired, p.passOver, p.netTried())
 		switch next {
 		case use:
-			return answers[i], verdicts(names, states, start, i), nil
+			return answers[i], results(names, states, start, i), nil
 		case bringUpNetwork:
-			return none, verdicts(names, states, start, -1), fmt.Errorf("%s: %w", names[i], states[i].err)
+			return none, results(names, states, start, -1), fmt.Errorf("%s: %w", names[i], states[i].err)
 		case giveUp:
-			return none, verdicts(names, states, start, -1), failure(p.what, names, states, start)
+			return none, results(names, states, start, -1), failure(p.what, names, states, start)
 		}
 		if text := waitingFor(names, states); text != said {
 			said = text
 			p.status(ctx, p.what+": "+text)
-			p.asked(verdicts(names, states, start, -1))
+			p.asked(results(names, states, start, -1))
 		}
 		select {
 		case e := <-events:
@@ -175,7 +176,7 @@ func ask[T any](ctx context.Context, p policy, names []string, get func(context.
 			} else {
 				err.causes = append(err.causes, context.DeadlineExceeded)
 			}
-			return none, err.Verdicts, err
+			return none, err.Results, err
 		}
 	}
 }
@@ -234,10 +235,10 @@ func why(name string, err error) string {
 	return strings.TrimPrefix(err.Error(), place+": ")
 }
 
-func verdicts(names []string, states []state, start time.Time, winner int) Verdicts {
-	list := make(Verdicts, len(names))
+func results(names []string, states []state, start time.Time, winner int) Results {
+	list := make(Results, len(names))
 	for i, s := range states {
-		v := Verdict{Source: names[i], Attempts: s.attempts, Took: time.Since(start)}
+		v := Result{Source: names[i], Attempts: s.attempts, Took: time.Since(start)}
 		if s.answered || s.failed() {
 			v.Took = s.at.Sub(start)
 		}
@@ -264,7 +265,7 @@ func verdicts(names []string, states []state, start time.Time, winner int) Verdi
 }
 
 func failure(what string, names []string, states []state, start time.Time) *Failure {
-	f := &Failure{What: what, Verdicts: verdicts(names, states, start, -1)}
+	f := &Failure{What: what, Results: results(names, states, start, -1)}
 	for _, s := range states {
 		if s.err != nil {
 			f.causes = append(f.causes, s.err)

@@ -140,7 +140,7 @@ func TestOrderDecidesAndSlowFailuresDoNotAddUp(t *testing.T) {
 				}
 				s := newSources(list, false, Options{HasCache: func() bool { return c.cached }, CacheBudget: c.budget, SideEffects: true, Log: quiet()})
 				start := time.Now()
-				answer, verdicts, err := s.Settings(t.Context())
+				answer, results, err := s.Settings(t.Context())
 				took := time.Since(start)
 				if got := idOf(t, answer); got != c.want || (err == nil) != (c.want != "") {
 					t.Errorf("answer of %q, error %v; want answer of %q", got, err, c.want)
@@ -149,11 +149,11 @@ func TestOrderDecidesAndSlowFailuresDoNotAddUp(t *testing.T) {
 					t.Errorf("took %v, want %v to %v", took, c.atLeast, c.atMost)
 				}
 				var outcomes []string
-				for _, v := range verdicts {
+				for _, v := range results {
 					outcomes = append(outcomes, v.Outcome)
 				}
 				if fmt.Sprint(outcomes) != fmt.Sprint(c.outcome) {
-					t.Errorf("outcomes %v, want %v\n%v", outcomes, c.outcome, verdicts)
+					t.Errorf("outcomes %v, want %v\n%v", outcomes, c.outcome, results)
 				}
 			})
 		})
@@ -175,15 +175,15 @@ func TestPauses(t *testing.T) {
 				s := &scripted{name: "S", fails: never, err: c.err}
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
-				_, verdicts, err := newSources([]Source{s}, false, Options{Log: quiet()}).Settings(ctx)
+				_, results, err := newSources([]Source{s}, false, Options{Log: quiet()}).Settings(ctx)
 				if !errors.Is(err, context.DeadlineExceeded) {
 					t.Errorf("error %v, want the end of the context", err)
 				}
 				if got := time.Minute / time.Duration(len(s.calls)); got < c.low || got > c.high {
 					t.Errorf("asked %d times in a minute, every %v; want %v to %v", len(s.calls), got, c.low, c.high)
 				}
-				if verdicts[0].Attempts < len(s.calls)-1 {
-					t.Errorf("verdict counts %d attempts, there were %d", verdicts[0].Attempts, len(s.calls))
+				if results[0].Attempts < len(s.calls)-1 {
+					t.Errorf("result counts %d attempts, there were %d", results[0].Attempts, len(s.calls))
 				}
 			})
 		})
@@ -202,7 +202,7 @@ func TestNetworkIsAskedForWhenItIsTheSourcesTurn(t *testing.T) {
 				&scripted{name: "file", answer: good("late")},
 			}, false, Options{Log: quiet()})
 			start := time.Now()
-			_, verdicts, err := s.Settings(t.Context())
+			_, results, err := s.Settings(t.Context())
 			var need *NeedNetwork
 			if !errors.Is(err, neednet.Err) || !errors.As(err, &need) || string(need.Networks) != `{"a":{}}` {
 				t.Fatalf("error %v, want the need of a network with its networks", err)
@@ -210,8 +210,8 @@ func TestNetworkIsAskedForWhenItIsTheSourcesTurn(t *testing.T) {
 			if took := time.Since(start); took != 4*time.Second {
 				t.Errorf("network asked for after %v, want 4s: when the drive is known to be absent", took)
 			}
-			if verdicts[1].Outcome != NeedsNetwork {
-				t.Errorf("verdict %v, want needs network", verdicts[1])
+			if results[1].Outcome != NeedsNetwork {
+				t.Errorf("result %v, want needs network", results[1])
 			}
 		})
 	})
@@ -259,7 +259,11 @@ func TestStatusSaysWhatIsWaitedFor(t *testing.T) {
 		s := newSources([]Source{
 			&scripted{name: "drive", fails: never, err: source.Final(errors.New("absent"))},
 			&scripted{name: "HTTP http://m/u", fails: 5, err: source.NotYet(errors.New("http://m/u: 404 Not Found")), answer: good("a")},
-		}, false, Options{Log: quiet(), Status: func(_ context.Context, text string) { mu.Lock(); said = append(said, text); mu.Unlock() }})
+		}, false, Options{Log: quiet(), Status: func(_ context.Context, text string) {
+			mu.Lock()
+			said = append(said, text)
+			mu.Unlock()
+		}})
 		if _, _, err := s.Settings(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -273,15 +277,16 @@ func TestStatusSaysWhatIsWaitedFor(t *testing.T) {
 	})
 }
 
-// TestAskedReportsVerdictsMeanwhile: Asked is called not only at the end, and with the time at which the sources were first asked.
-func TestAskedReportsVerdictsMeanwhile(t *testing.T) {
+// TestAskedReportsResultsMeanwhile: Asked is called not only at the end, and with the time at which the sources
+// were first asked.
+func TestAskedReportsResultsMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var statuses []string
 		var start time.Time
 		s := newSources([]Source{
 			&scripted{name: "drive", takes: time.Second, fails: never, err: source.Final(errors.New("absent"))},
 			&scripted{name: "HTTP", fails: 2, err: source.NotYet(errors.New("404 Not Found")), answer: good("a")},
-		}, false, Options{Log: quiet(), Asked: func(_ context.Context, began time.Time, v Verdicts, over bool) {
+		}, false, Options{Log: quiet(), Asked: func(_ context.Context, began time.Time, v Results, over bool) {
 			if start.IsZero() {
 				start = began
 			}
@@ -306,13 +311,13 @@ func TestFailureNamesEverySource(t *testing.T) {
 		&scripted{name: "File /a", fails: never, err: source.Final(errors.New("/a: no such file or directory"))},
 		&scripted{name: "CDROM /dev/sr0 env", fails: never, err: source.Final(errors.New("no medium"))},
 	}, false, Options{Log: quiet(), Once: true})
-	_, verdicts, err := s.Settings(t.Context())
+	_, results, err := s.Settings(t.Context())
 	want := "no source has settings: File /a: failed: no such file or directory; CDROM /dev/sr0 env: failed: no medium"
 	if err == nil || err.Error() != want {
 		t.Errorf("error %q\nwant  %q", err, want)
 	}
-	if len(verdicts) != 2 {
-		t.Errorf("%d verdicts, want 2", len(verdicts))
+	if len(results) != 2 {
+		t.Errorf("%d results, want 2", len(results))
 	}
 }
 
@@ -329,7 +334,7 @@ func TestSpentSources(t *testing.T) {
 		"never there":             {[]error{absent}, false},
 		"one may still answer":    {[]error{away, ejected}, false},
 	} {
-		f := &Failure{What: "settings", Verdicts: make(Verdicts, len(c.failures)), causes: c.failures}
+		f := &Failure{What: "settings", Results: make(Results, len(c.failures)), causes: c.failures}
 		if f.Spent() != c.want {
 			t.Errorf("%s: spent %v, want %v", name, f.Spent(), c.want)
 		}
@@ -356,9 +361,9 @@ func TestKeySearchEndsAtTheFirstSourceWithoutAnError(t *testing.T) {
 			&scripted{name: "CDROM", takes: time.Second, answer: ""},
 			&scripted{name: "HTTP", answer: "ssh-rsa later"},
 		}, false, Options{Log: quiet()})
-		key, verdicts, err := s.PublicKey(t.Context())
-		if err != nil || key != "" || verdicts[1].Outcome != Used {
-			t.Errorf("key %q, error %v, verdicts %v; want no key, from the second source", key, err, verdicts)
+		key, results, err := s.PublicKey(t.Context())
+		if err != nil || key != "" || results[1].Outcome != Used {
+			t.Errorf("key %q, error %v, results %v; want no key, from the second source", key, err, results)
 		}
 	})
 }

@@ -177,15 +177,15 @@ func conforms(t *testing.T, make func(*testing.T) rig) {
 	t.Run("answers", func(t *testing.T) {
 		r := make(t)
 		r.put(`{"agent_id":"a","x":[1,2]}`)
-		answer, verdicts, err := r.sources(t, Options{}).Settings(t.Context())
+		answer, results, err := r.sources(t, Options{}).Settings(t.Context())
 		if err != nil || string(answer.Raw.Reveal()) != `{"agent_id":"a","x":[1,2]}` {
 			t.Fatalf("%s, %v", answer.Raw.Reveal(), err)
 		}
 		if !strings.HasPrefix(answer.From, r.config.Type+" ") {
 			t.Errorf("from %q, want one that begins with the type", answer.From)
 		}
-		if len(verdicts) != 1 || verdicts[0].Outcome != Used || !strings.HasPrefix(verdicts[0].Source, r.config.Type+" ") {
-			t.Errorf("verdicts %v", verdicts)
+		if len(results) != 1 || results[0].Outcome != Used || !strings.HasPrefix(results[0].Source, r.config.Type+" ") {
+			t.Errorf("results %v", results)
 		}
 	})
 	t.Run("sees what changed", func(t *testing.T) {
@@ -245,8 +245,8 @@ func conforms(t *testing.T, make func(*testing.T) rig) {
 		r.put("{\"agent_id\":\"canary\",\n")
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
-		_, verdicts, err := r.sources(t, Options{Log: logrus.NewEntry(l)}).Settings(ctx)
-		if text := out.String() + fmt.Sprintf("%v %+v", err, verdicts); strings.Contains(text, "canary") {
+		_, results, err := r.sources(t, Options{Log: logrus.NewEntry(l)}).Settings(ctx)
+		if text := out.String() + fmt.Sprintf("%v %+v", err, results); strings.Contains(text, "canary") {
 			t.Errorf("content in %s", text)
 		}
 	})
@@ -424,8 +424,8 @@ func TestServiceInTroubleIsAskedAgain(t *testing.T) {
 	}))
 	defer s.Close()
 	r := rig{config: agentjson.Source{Type: agentjson.HTTP, URI: secret.NewURL(s.URL), UserDataPath: "/u"}}
-	answer, verdicts, err := r.sources(t, Options{}).Settings(t.Context())
-	if err != nil || idOf(t, answer) != "at last" || verdicts[0].Attempts != 4 {
-		t.Errorf("%v after %d attempts, want the answer after 4", err, verdicts[0].Attempts)
+	answer, results, err := r.sources(t, Options{}).Settings(t.Context())
+	if err != nil || idOf(t, answer) != "at last" || results[0].Attempts != 4 {
+		t.Errorf("%v after %d attempts, want the answer after 4", err, results[0].Attempts)
 	}
 }

@@ -1,5 +1,5 @@
 // Package infrastructure asks the settings sources of agent.json: side by side, with the first
-// in order winning, and with a verdict for each. It yields a raw settings document and an SSH
+// in order winning, and with a result for each. It yields a raw settings document and an SSH
 // key; it changes nothing on the machine, configures no network and keeps nothing.
 //
 // Sources live in packages of their own and have one shape; the table in table.go is the only
@@ -68,9 +68,9 @@ type Options struct {
 	// Status is called with what is being waited for, and with "" when the wait is over, from any
 	// goroutine.
 	Status func(ctx context.Context, text string)
-	// Asked is called with the verdict on each source: when the asking for settings begins, whenever a verdict
+	// Asked is called with the result of each source: when the asking for settings begins, whenever a result
 	// changes, and at the end.
-	Asked func(ctx context.Context, began time.Time, v Verdicts, over bool)
+	Asked func(ctx context.Context, began time.Time, v Results, over bool)
 	// HasCache tells whether a good cached copy can serve; nil means that there is none. With
 	// one, CacheBudget bounds the asking; without, Settings waits on.
 	HasCache    func() bool
@@ -131,7 +131,7 @@ func (o Options) withDefaults() Options {
 		o.Status = func(context.Context, string) {}
 	}
 	if o.Asked == nil {
-		o.Asked = func(context.Context, time.Time, Verdicts, bool) {}
+		o.Asked = func(context.Context, time.Time, Results, bool) {}
 	}
 	if o.HasCache == nil {
 		o.HasCache = func() bool { return false }
@@ -160,17 +160,18 @@ func hasAgentID(raw []byte) error {
 }
 
 // Settings asks all sources for the settings document. The error is a *Failure when no source
-// had one, or the NeedNetwork of the source whose turn it is; both come with the verdicts.
-func (s *Sources) Settings(ctx context.Context) (Answer, Verdicts, error) {
+// had one, or the NeedNetwork of the source whose turn it is; both come with the results.
+func (s *Sources) Settings(ctx context.Context) (Answer, Results, error) {
 	began := time.Now()
-	answer, verdicts, err := s.askForSettings(ctx, began)
-	s.o.Asked(ctx, began, verdicts, true)
-	return answer, verdicts, err
+	answer, results, err := s.askForSettings(ctx, began)
+	s.o.Asked(ctx, began, results, true)
+	return answer, results, err
 }
 
-func (s *Sources) askForSettings(ctx context.Context, began time.Time) (Answer, Verdicts, error) {
-	p := policy{what: "settings", began: began, asked: func(v Verdicts) { s.o.Asked(ctx, began, v, false) }, hold: holdFor,
-		status: s.o.Status, log: s.o.Log, logged: map[string]string{}, netTried: s.asked.settings.Load}
+func (s *Sources) askForSettings(ctx context.Context, began time.Time) (Answer, Results, error) {
+	p := policy{what: "settings", began: began, hold: holdFor,
+		asked: func(v Results) { s.o.Asked(ctx, began, v, false) }, status: s.o.Status,
+		log: s.o.Log, logged: map[string]string{}, netTried: s.asked.settings.Load}
 	backoff := retry.Backoff{Min: time.Second, Max: 5 * time.Second, Jitter: 0.2}
 	defer s.o.Status(ctx, "")
 	for round := 0; ; round++ {
@@ -179,35 +180,38 @@ func (s *Sources) askForSettings(ctx context.Context, began time.Time) (Answer, 
 		if cached {
 			p.budget = s.o.CacheBudget
 		}
-		answer, verdicts, err := ask(ctx, p, s.names(), s.settings)
+		answer, results, err := ask(ctx, p, s.names(), s.settings)
 		var failure *Failure
 		switch {
 		case errors.Is(err, neednet.Err):
 			s.asked.settings.Store(true)
-			return Answer{}, verdicts, err
+			return Answer{}, results, err
 		case err == nil, cached, s.o.Once, ctx.Err() != nil, !errors.As(err, &failure):
-			return answer, verdicts, err
+			return answer, results, err
 		}
 		if round == 0 {
 			s.o.Log.WithError(err).Warn("no source has settings, retrying")
 		}
-		s.o.Status(ctx, "settings: "+failure.Verdicts.String())
+		s.o.Status(ctx, "settings: "+failure.Results.String())
 		if ended := retry.Sleep(ctx, backoff.Pause(round)); ended != nil {
-			return Answer{}, verdicts, err
+			return Answer{}, results, err
 		}
 	}
 }
 
 // PublicKey asks all sources for the SSH key of the vcap user. It takes keyBudget at most;
 // its failure is no reason to stop a boot that has settings.
-func (s *Sources) PublicKey(ctx context.Context) (string, Verdicts, error) {
-	p := policy{what: "ssh key", began: time.Now(), asked: func(Verdicts) {}, hold: holdFor, passOver: true, budget: keyBudget, status: s.o.Status, log: s.o.Log, logged: map[string]string{}, netTried: s.asked.key.Load}
+func (s *Sources) PublicKey(ctx context.Context) (string, Results, error) {
+	p := policy{what: "ssh key", began: time.Now(), asked: func(Results) {}, hold: holdFor, passOver: true,
+		budget: keyBudget, status: s.o.Status, log: s.o.Log, logged: map[string]string{}, netTried: s.asked.key.Load}
 	defer s.o.Status(ctx, "")
-	key, verdicts, err := ask(ctx, p, s.names(), func(ctx context.Context, i int) (string, error) { return s.sources[i].PublicKey(ctx) })
+	key, results, err := ask(ctx, p, s.names(), func(ctx context.Context, i int) (string, error) {
+		return s.sources[i].PublicKey(ctx)
+	})
 	if errors.Is(err, neednet.Err) {
 		s.asked.key.Store(true)
 	}
-	return key, verdicts, err
+	return key, results, err
 }
 
 func (s *Sources) names() []string {
@@ -256,7 +260,7 @@ func (s *Sources) settings(ctx context.Context, i int) (Answer, error) {
 	return answer, nil
 }
 
-// Outcomes of a verdict.
+// Outcomes of a result.
 const (
 	Used         = "used"
 	NotNeeded    = "not needed"    // an earlier source was used, or waited for
@@ -265,8 +269,8 @@ const (
 	NeedsNetwork = "needs network" // not asked
 )
 
-// Verdict is the outcome of asking one source.
-type Verdict struct {
+// Result is the outcome of asking one source.
+type Result struct {
 	Source   string        `json:"source"`
 	Outcome  string        `json:"outcome"`
 	Took     time.Duration `json:"took"`
@@ -274,7 +278,7 @@ type Verdict struct {
 	Attempts int           `json:"attempts"`
 }
 
-func (v Verdict) String() string {
+func (v Result) String() string {
 	text := v.Source + ": " + v.Outcome
 	if v.Why != "" {
 		text += ": " + v.Why
@@ -285,10 +289,10 @@ func (v Verdict) String() string {
 	return text
 }
 
-// Verdicts has one verdict per source, in order.
-type Verdicts []Verdict
+// Results has one result per source, in order.
+type Results []Result
 
-func (v Verdicts) String() string {
+func (v Results) String() string {
 	lines := make([]string, len(v))
 	for i := range v {
 		lines[i] = v[i].String()
@@ -298,12 +302,12 @@ func (v Verdicts) String() string {
 
 // Failure means that no source answered.
 type Failure struct {
-	What     string // "settings" or "ssh key"
-	Verdicts Verdicts
-	causes   []error
+	What    string // "settings" or "ssh key"
+	Results Results
+	causes  []error
 }
 
-func (f *Failure) Error() string { return "no source has " + f.What + ": " + f.Verdicts.String() }
+func (f *Failure) Error() string { return "no source has " + f.What + ": " + f.Results.String() }
 
 // Spent reports whether no source is to be expected to answer again: one of them was cleared
 // once its settings had been cached, and all others definitely have nothing.
@@ -315,7 +319,7 @@ func (f *Failure) Spent() bool {
 		}
 		spent = spent || source.IsSpent(cause)
 	}
-	return spent && len(f.causes) == len(f.Verdicts)
+	return spent && len(f.causes) == len(f.Results)
 }
 
 // Unwrap gives the last failure of each source.

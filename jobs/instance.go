@@ -70,7 +70,7 @@ type Instance struct {
 	shown atomic.Bool
 }
 
-func (i *Instance) state() *State { return &State{Dirs: i.Dirs} }
+func (i *Instance) state() *SpecFile { return &SpecFile{Dirs: i.Dirs} }
 
 // Spec is the spec that was applied last.
 func (i *Instance) Spec() (Spec, error) { return i.state().Spec() }

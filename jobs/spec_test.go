@@ -25,7 +25,7 @@ const emptyShape = `{"properties":{"logging":{"max_log_file_size":""}},"job":{"n
 	`"packages":{},"configuration_hash":"","networks":{},"resource_pool":{},"deployment":"","name":"","index":null,"id":"","az":"","persistent_disk":0,"rendered_templates_archive":null}`
 
 func TestSpecShapes(t *testing.T) {
-	state := &State{Dirs: vcap.New(t.TempDir())}
+	state := &SpecFile{Dirs: vcap.New(t.TempDir())}
 	nothing, err := state.Spec()
 	if err != nil {
 		t.Fatal(err)
@@ -104,7 +104,7 @@ func TestStateSurvivesCorruption(t *testing.T) {
 	if err := os.MkdirAll(dirs.Bosh(), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	state := &State{Dirs: dirs}
+	state := &SpecFile{Dirs: dirs}
 	for _, text := range []string{"", "{", "null x", `{"index":"a"}`, `[]`} {
 		if err := os.WriteFile(dirs.Spec(), []byte(text), 0o600); err != nil {
 			t.Fatal(err)

@@ -11,12 +11,12 @@ import (
 	"cambium/internal/vcap"
 )
 
-// State is spec.json, the spec that was applied last.
-type State struct{ Dirs vcap.Dirs }
+// SpecFile is spec.json, the spec that was applied last.
+type SpecFile struct{ Dirs vcap.Dirs }
 
 // Spec reads the file. A machine to which nothing was applied has the zero spec. A file that
 // does not decode is an error that says so and is left as it is: the next apply replaces it.
-func (s *State) Spec() (Spec, error) {
+func (s *SpecFile) Spec() (Spec, error) {
 	var spec Spec
 	data, err := os.ReadFile(s.Dirs.Spec())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -33,7 +33,7 @@ func (s *State) Spec() (Spec, error) {
 }
 
 // Write replaces the file. It holds signed URLs and their headers, hence its mode.
-func (s *State) Write(spec Spec) error {
+func (s *SpecFile) Write(spec Spec) error {
 	spec.fill()
 	data, err := json.Marshal(spec)
 	if err != nil {

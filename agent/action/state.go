@@ -25,8 +25,8 @@ type StateSource struct {
 	Vitals func(ctx context.Context) (any, error)
 }
 
-// State is the value of get_state: the applied spec and what the machine is doing.
-type State struct {
+// InstanceState is the value of get_state: the applied spec and what the machine is doing.
+type InstanceState struct {
 	jobs.Spec
 	AgentID   string         `json:"agent_id"`
 	JobState  string         `json:"job_state"`
@@ -47,7 +47,7 @@ const supervisorTimeout = 3 * time.Second
 // unknown is the state of a job whose supervisor does not answer.
 const unknown = "unknown"
 
-func (s StateSource) state(ctx context.Context, format *string) (State, error) {
+func (s StateSource) state(ctx context.Context, format *string) (InstanceState, error) {
 	full := format != nil && *format == "full"
 	var vitals <-chan Outcome[any]
 	if full {
@@ -56,18 +56,18 @@ func (s StateSource) state(ctx context.Context, format *string) (State, error) {
 	job, processes, _ := Observe(ctx, s.Jobs)
 	spec, err := s.Jobs.Spec()
 	if err != nil {
-		return State{}, fmt.Errorf("applied spec: %w", err)
+		return InstanceState{}, fmt.Errorf("applied spec: %w", err)
 	}
-	state := State{Spec: spec, AgentID: s.AgentID, JobState: job, VM: VM{s.VMName()}, Processes: processes}
+	state := InstanceState{Spec: spec, AgentID: s.AgentID, JobState: job, VM: VM{s.VMName()}, Processes: processes}
 	if full {
 		select {
 		case m := <-vitals:
 			if m.Err != nil {
-				return State{}, fmt.Errorf("vitals: %w", m.Err)
+				return InstanceState{}, fmt.Errorf("vitals: %w", m.Err)
 			}
 			state.Vitals = m.Value
 		case <-ctx.Done():
-			return State{}, fmt.Errorf("vitals: %w", context.Cause(ctx))
+			return InstanceState{}, fmt.Errorf("vitals: %w", context.Cause(ctx))
 		}
 	}
 	return state, nil

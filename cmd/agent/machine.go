@@ -224,7 +224,7 @@ func (m *machine) addresses() []string {
 
 // newBoot is the boot's machine without its parts.
 func newBoot(o machineOptions) *bootstrap.Machine {
-	return &bootstrap.Machine{Dirs: o.dirs, Options: o.config.Platform.Linux, Log: o.at("boot"), Status: o.status,
+	return &bootstrap.Machine{Dirs: o.dirs, Linux: o.config.Platform.Linux, Log: o.at("boot"), Status: o.status,
 		WithheldChanged: o.withheld, Deferred: &bootstrap.Deferred{Go: o.background}}
 }
 
@@ -243,12 +243,12 @@ func openSettings(b *bootstrap.Machine, o machineOptions) (*store.Current, error
 
 // openDisks are the disks of a real machine.
 func openDisks(b *bootstrap.Machine, current *store.Current, o machineOptions) (storage.Disks, error) {
-	resolve, err := device.New(deviceOptions(b.Options), o.at("disk"))
+	resolve, err := device.New(deviceOptions(b.Linux), o.at("disk"))
 	if err != nil {
 		return storage.Disks{}, err
 	}
 	return storage.New(storage.Config{Dirs: o.dirs, Resolver: resolve, Records: current, Settings: current,
-		Log: o.at("disk"), Program: ownProgram, Options: storageOptions(b.Options),
+		Log: o.at("disk"), Program: ownProgram, Options: storageOptions(b.Linux),
 		AfterBoot: func(f func()) { b.Deferred.UntilVerdict(func(context.Context) { f() }) },
 		Progress:  o.progress, WorkProgress: o.workProgress}), nil
 }
@@ -310,14 +310,14 @@ func addSources(m *bootstrap.Machine, current *store.Current, o machineOptions) 
 	return nil
 }
 
-// showSources records the verdict on each source in the step that asks them.
-func showSources(ctx context.Context, began time.Time, verdicts infrastructure.Verdicts, over bool) {
+// showSources records the result of each source in the step that asks them.
+func showSources(ctx context.Context, began time.Time, results infrastructure.Results, over bool) {
 	span := engine.SpanOf(ctx)
 	if span == nil {
 		return
 	}
-	parts := make([]status.Part, len(verdicts))
-	for i, v := range verdicts {
+	parts := make([]status.Part, len(results))
+	for i, v := range results {
 		parts[i] = status.Part{Name: v.Source, Outcome: v.Outcome, Why: v.Why}
 		if over || v.Outcome == infrastructure.Failed || v.Outcome == infrastructure.NotNeeded {
 			parts[i].End = int64(v.Took)
@@ -352,7 +352,7 @@ func repeatStart(ctx context.Context, supervisor monit.Supervisor, log *logrus.E
 
 // addJobs adds what concerns jobs and their supervisor. It returns the start that is pending until monit answers.
 func addJobs(m *bootstrap.Machine, o machineOptions, manager services) *jobs.PendingStart {
-	state := &jobs.State{Dirs: o.dirs}
+	state := &jobs.SpecFile{Dirs: o.dirs}
 	pending := &jobs.PendingStart{}
 	m.JobNames = func() ([]string, error) {
 		spec, err := state.Spec()

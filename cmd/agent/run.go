@@ -149,9 +149,9 @@ func newBooting(ctx context.Context, o runOptions, log *logrus.Entry, notifier u
 func newDispatcher(ctx context.Context, o runOptions, m *machine, log *logrus.Entry) *agent.Dispatcher {
 	d := agent.NewDispatcher(ctx, log.WithField("component", "dispatcher"))
 	d.AnswerHold = func() time.Duration {
-		return m.current.Effective().TaskAnswerHold(m.Options.TaskAnswerHold, agentjson.DefaultTaskAnswerHold)
+		return m.current.Effective().TaskAnswerHold(m.Linux.TaskAnswerHold, agentjson.DefaultTaskAnswerHold)
 	}
-	d.EarlyPings = func() bool { return m.current.Effective().EarlyPings(m.Options.EarlyPings) }
+	d.EarlyPings = func() bool { return m.current.Effective().EarlyPings(m.Linux.EarlyPings) }
 	if o.dummy() {
 		d.Narrate = dummy.Narrate(log)
 	}

@@ -54,8 +54,8 @@ found, 1 a problem, 2 usage, 3 warnings only.`,
 
 // Report is the form for programs.
 type Report struct {
-	Findings []Finding       `json:"findings"`
-	Observed observe.Machine `json:"observed"`
+	Findings []Finding     `json:"findings"`
+	Observed observe.Facts `json:"observed"`
 }
 
 func exitCode(findings []Finding) int {

@@ -17,9 +17,9 @@ import (
 var now = time.Date(2026, 11, 16, 12, 0, 0, 0, time.UTC)
 
 // healthy is a machine of which there is nothing to say.
-func healthy() observe.Machine {
+func healthy() observe.Facts {
 	year := func(years int) time.Time { return now.AddDate(years, 0, 0) }
-	return observe.Machine{
+	return observe.Facts{
 		Time: now, Superuser: true,
 		Config: observe.Config{Path: "/var/vcap/bosh/agent.json"},
 		Agent: observe.Agent{Running: true, Unit: "active (running)", Status: &status.Document{PID: 17, State: status.Ready, Started: now.Add(-time.Hour),
@@ -40,7 +40,7 @@ func healthy() observe.Machine {
 	}
 }
 
-func readOnlyStore(m *observe.Machine) {
+func readOnlyStore(m *observe.Facts) {
 	m.FileSystems[0].Path, m.FileSystems[0].ReadOnly = "/var/vcap/store", true
 }
 
@@ -59,8 +59,8 @@ func TestHealthyMachine(t *testing.T) {
 // TestFirstFinding breaks the machine in every way, with the consequences that the cause has, and expects the
 // cause first.
 func TestFirstFinding(t *testing.T) {
-	server := func(step natsbus.ProbeStep, err string, timeout bool) func(*observe.Machine) {
-		return func(m *observe.Machine) {
+	server := func(step natsbus.ProbeStep, err string, timeout bool) func(*observe.Facts) {
+		return func(m *observe.Facts) {
 			s := &m.Bus.Servers[0]
 			s.Failed, s.Err, s.Timeout = step, err, timeout
 		}
@@ -68,98 +68,98 @@ func TestFirstFinding(t *testing.T) {
 	filtered := server(natsbus.ProbeTCP, "i/o timeout", true)
 	for _, c := range []struct {
 		name   string
-		breaks func(*observe.Machine)
+		breaks func(*observe.Facts)
 		check  string
 		want   string // in what was found
 		code   int
 	}{
-		{"wrong CA", func(m *observe.Machine) {
+		{"wrong CA", func(m *observe.Facts) {
 			server(natsbus.ProbeTLS, "x509: certificate signed by unknown authority", false)(m)
 			m.Identity.ChainErr = "x509: certificate signed by unknown authority"
 		}, "bus", "CA in the settings", 1},
-		{"expired certificate", func(m *observe.Machine) {
+		{"expired certificate", func(m *observe.Facts) {
 			server(natsbus.ProbeTLS, "the server refuses the agent's certificate: remote error", false)(m)
 			m.Identity.Certificates[0].NotAfter = now.Add(-time.Hour)
 		}, "certificate", "expired on 2026-11-16 11:00 UTC", 1},
-		{"certificate for another agent", func(m *observe.Machine) {
+		{"certificate for another agent", func(m *observe.Facts) {
 			server(natsbus.ProbeSubscription, "permissions violation", false)(m)
 			m.Identity.Certificates[0].Name = "a-2.bootstrap.agent.bosh-internal"
 		}, "certificate", "belongs to the agent a-2, this one is a-1", 1},
-		{"certificate that ends soon", func(m *observe.Machine) { m.Identity.Certificates[0].NotAfter = now.Add(73 * time.Hour) }, "certificate", "in 3 days", 3},
+		{"certificate that ends soon", func(m *observe.Facts) { m.Identity.Certificates[0].NotAfter = now.Add(73 * time.Hour) }, "certificate", "in 3 days", 3},
 		{"agent that the Director does not know", server(natsbus.ProbeAuthorization, "authorization violation", false), "bus", "refuses", 1},
 		{"DNS gone", server(natsbus.ProbeDNS, "lookup director.internal: no such host", false), "bus", "cannot be resolved by DNS", 1},
 		{"port filtered", filtered, "bus", "the port is filtered", 1},
-		{"port filtered here", func(m *observe.Machine) { filtered(m); m.Drops = []string{"inet filter output (policy drop)"} }, "bus", "inet filter output", 1},
+		{"port filtered here", func(m *observe.Facts) { filtered(m); m.Drops = []string{"inet filter output (policy drop)"} }, "bus", "inet filter output", 1},
 		{"server down", server(natsbus.ProbeTCP, "connection refused", false), "bus", "connection refused", 1},
-		{"one server of two down", func(m *observe.Machine) {
+		{"one server of two down", func(m *observe.Facts) {
 			m.Bus.Servers = append(m.Bus.Servers, observe.Server{Address: "10.0.0.8:4222", Failed: natsbus.ProbeTCP, Err: "connection refused"})
 		}, "bus", "10.0.0.8", 3},
-		{"clock off by a day", func(m *observe.Machine) {
+		{"clock off by a day", func(m *observe.Facts) {
 			server(natsbus.ProbeTLS, "x509: certificate has expired or is not yet valid", false)(m)
 			m.Identity.Certificates[0].NotAfter = now.Add(-time.Hour)
 			m.Clock.Samples[0].Offset = 24 * time.Hour
 		}, "clock", "24 hours ahead", 1},
-		{"clock set, and no other machine to ask", func(m *observe.Machine) {
+		{"clock set, and no other machine to ask", func(m *observe.Facts) {
 			m.Clock.Samples, m.Clock.Synchronized, m.Clock.Moved = nil, false, -24*time.Hour
 		}, "clock", "set 24 hours behind since the agent started", 3},
-		{"clock behind, and no other machine to ask", func(m *observe.Machine) {
+		{"clock behind, and no other machine to ask", func(m *observe.Facts) {
 			m.Clock.Samples = nil
 			m.Bus.Servers[0].NotBefore = now.Add(time.Hour)
 		}, "clock", "the clock is behind", 1},
-		{"disk full", func(m *observe.Machine) {
+		{"disk full", func(m *observe.Facts) {
 			m.FileSystems[0].Free = 0
 			m.Settings.Files[0].Damage = "file is empty"
 			m.Agent.Running = false
 		}, "disk space", "no space left on /:", 1},
-		{"inodes full", func(m *observe.Machine) { m.FileSystems[1].FreeInodes = 0 }, "disk space", "no inodes left on /run", 1},
-		{"read-only root", func(m *observe.Machine) { m.FileSystems[0].ReadOnly = true }, "disk space", "read-only", 1},
+		{"inodes full", func(m *observe.Facts) { m.FileSystems[1].FreeInodes = 0 }, "disk space", "no inodes left on /run", 1},
+		{"read-only root", func(m *observe.Facts) { m.FileSystems[0].ReadOnly = true }, "disk space", "read-only", 1},
 		{"read-only store", readOnlyStore, "disk space", "read-only", 1},
-		{"gateway dead", func(m *observe.Machine) { filtered(m); m.Network.Gateways[0].Answers = false }, "gateway", "10.0.0.1 does not answer", 1},
-		{"gateway dead that the bus does not need", func(m *observe.Machine) { m.Network.Gateways[0].Answers = false }, "gateway", "10.0.0.1 does not answer", 3},
-		{"no default route", func(m *observe.Machine) { filtered(m); m.Network.Gateways = nil }, "gateway", "no default route", 1},
-		{"agent killed", func(m *observe.Machine) { m.Agent.Running, m.Agent.Unit = false, "failed (failed)" }, "agent", "the agent is not running", 1},
-		{"agent that never ran", func(m *observe.Machine) { m.Agent = observe.Agent{StatusErr: "no status"} }, "agent", "does not run", 1},
-		{"settings corrupt", func(m *observe.Machine) {
+		{"gateway dead", func(m *observe.Facts) { filtered(m); m.Network.Gateways[0].Answers = false }, "gateway", "10.0.0.1 does not answer", 1},
+		{"gateway dead that the bus does not need", func(m *observe.Facts) { m.Network.Gateways[0].Answers = false }, "gateway", "10.0.0.1 does not answer", 3},
+		{"no default route", func(m *observe.Facts) { filtered(m); m.Network.Gateways = nil }, "gateway", "no default route", 1},
+		{"agent killed", func(m *observe.Facts) { m.Agent.Running, m.Agent.Unit = false, "failed (failed)" }, "agent", "the agent is not running", 1},
+		{"agent that never ran", func(m *observe.Facts) { m.Agent = observe.Agent{StatusErr: "no status"} }, "agent", "does not run", 1},
+		{"settings corrupt", func(m *observe.Facts) {
 			m.Settings = observe.Settings{Err: "no source has settings", Files: []observe.SettingsFile{{Path: "/var/vcap/bosh/settings.json", Damage: "not valid JSON"}}}
 			m.Bus, m.Identity = observe.Bus{}, observe.Identity{}
 		}, "settings files", "settings.json is damaged", 1},
-		{"cached copy corrupt", func(m *observe.Machine) { m.Settings.Files[0].Damage = "not valid JSON" }, "settings files", "settings.json is damaged", 3},
-		{"sources gone", func(m *observe.Machine) { m.Settings.SourcesErr = "no route to host" }, "settings", "the sources do not serve", 3},
-		{"no settings", func(m *observe.Machine) {
+		{"cached copy corrupt", func(m *observe.Facts) { m.Settings.Files[0].Damage = "not valid JSON" }, "settings files", "settings.json is damaged", 3},
+		{"sources gone", func(m *observe.Facts) { m.Settings.SourcesErr = "no route to host" }, "settings", "the sources do not serve", 3},
+		{"no settings", func(m *observe.Facts) {
 			m.Settings, m.Bus, m.Identity = observe.Settings{Err: "nothing"}, observe.Bus{}, observe.Identity{}
 		}, "settings", "there are no settings", 1},
-		{"agent.json broken", func(m *observe.Machine) { m.Config.Err = "agent.json: not valid JSON" }, "agent.json", "not valid JSON", 1},
-		{"address missing", func(m *observe.Machine) { filtered(m); m.Network.State.Links[0].Addresses = nil }, "addresses", "10.0.0.7", 1},
-		{"persistent disk gone", func(m *observe.Machine) {
+		{"agent.json broken", func(m *observe.Facts) { m.Config.Err = "agent.json: not valid JSON" }, "agent.json", "not valid JSON", 1},
+		{"address missing", func(m *observe.Facts) { filtered(m); m.Network.State.Links[0].Addresses = nil }, "addresses", "10.0.0.7", 1},
+		{"persistent disk gone", func(m *observe.Facts) {
 			m.Disk.Mounted = ""
 			m.Agent.Status.State, m.Agent.Status.Verdict = status.Failed, "persistent-disk: disk-1 not found"
 			m.Agent.Status.Steps[0] = status.Step{Name: "persistent-disk", Outcome: status.Broken, Error: "disk-1 not found"}
 		}, "persistent disk", "disk-1", 1},
-		{"persistent disk unplugged", func(m *observe.Machine) { m.Disk.Gone = true }, "persistent disk", "lost its device", 1},
-		{"boot step failed", func(m *observe.Machine) {
+		{"persistent disk unplugged", func(m *observe.Facts) { m.Disk.Gone = true }, "persistent disk", "lost its device", 1},
+		{"boot step failed", func(m *observe.Facts) {
 			m.Agent.Status.State = status.Failed
 			m.Agent.Status.Steps[0] = status.Step{Name: "ephemeral-disk", Outcome: status.Broken, Error: "no disk"}
 		}, "boot", "boot step ephemeral-disk failed: no disk", 1},
-		{"boot step waits", func(m *observe.Machine) {
+		{"boot step waits", func(m *observe.Facts) {
 			m.Agent.Status.Steps[0] = status.Step{Name: "settings", Outcome: status.Running, Waiting: "http://169.254.169.254"}
 		}, "boot", "waits for http", 3},
-		{"jobs withheld", func(m *observe.Machine) {
+		{"jobs withheld", func(m *observe.Facts) {
 			m.Agent.Status.State, m.Agent.Status.Warnings = status.Degraded, []string{status.JobsWithheld + ": persistent disk disk-1 is being checked"}
 			m.Disk.Mounted, m.Supervisor.Err = "", "connection refused"
 		}, "persistent disk", "no job is started: persistent disk disk-1 is being checked", 1},
-		{"jobs withheld, something else on the store", func(m *observe.Machine) {
+		{"jobs withheld, something else on the store", func(m *observe.Facts) {
 			m.Agent.Status.State = status.Degraded
 			m.Agent.Status.Warnings = []string{status.JobsWithheld + ": tmpfs is there"}
 			m.Disk.Mounted, m.Supervisor.Err = "tmpfs", "connection refused"
 		}, "persistent disk", "no job is started: tmpfs is there", 1},
-		{"supervisor down", func(m *observe.Machine) { m.Supervisor.Err = "connection refused" }, "supervisor", "monit does not answer", 1},
-		{"job failing", func(m *observe.Machine) { m.Supervisor.Services[0].State = "failing" }, "supervisor", "web failing", 3},
-		{"MTU too small", func(m *observe.Machine) { m.Network.State.Links[0].MTU = 576 }, "MTU", "576", 3},
+		{"supervisor down", func(m *observe.Facts) { m.Supervisor.Err = "connection refused" }, "supervisor", "monit does not answer", 1},
+		{"job failing", func(m *observe.Facts) { m.Supervisor.Services[0].State = "failing" }, "supervisor", "web failing", 3},
+		{"MTU too small", func(m *observe.Facts) { m.Network.State.Links[0].MTU = 576 }, "MTU", "576", 3},
 		{"large packets lost", server(natsbus.ProbeTLS, "i/o timeout", true), "MTU", "large packets are lost", 1},
-		{"unit failed", func(m *observe.Machine) { m.Units.Failed = []string{"systemd-networkd.service"} }, "units", "systemd-networkd", 3},
-		{"not root", func(m *observe.Machine) { m.Superuser = false }, "privileges", "it does not", 3},
-		{"two agents", func(m *observe.Machine) { m.Leftovers = []string{"process 9 runs /var/vcap/bosh/bin/bosh-agent"} }, "leftovers", "process 9", 3},
-		{"another tool", func(m *observe.Machine) { m.Leftovers = []string{"/etc/netplan/50-cloud-init.yaml"} }, "leftovers", "netplan", 0},
+		{"unit failed", func(m *observe.Facts) { m.Units.Failed = []string{"systemd-networkd.service"} }, "units", "systemd-networkd", 3},
+		{"not root", func(m *observe.Facts) { m.Superuser = false }, "privileges", "it does not", 3},
+		{"two agents", func(m *observe.Facts) { m.Leftovers = []string{"process 9 runs /var/vcap/bosh/bin/bosh-agent"} }, "leftovers", "process 9", 3},
+		{"another tool", func(m *observe.Facts) { m.Leftovers = []string{"/etc/netplan/50-cloud-init.yaml"} }, "leftovers", "netplan", 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := healthy()
@@ -185,7 +185,7 @@ func TestFirstFinding(t *testing.T) {
 
 // TestGlance: what status shows needs no other machine, and without root less is said rather than something wrong.
 func TestGlance(t *testing.T) {
-	near := func(superuser bool, breaks func(*observe.Machine)) observe.Machine {
+	near := func(superuser bool, breaks func(*observe.Facts)) observe.Facts {
 		m := healthy()
 		m.Superuser = superuser
 		m.Config, m.Bus, m.Units, m.Clock.Samples = observe.Config{}, observe.Bus{}, observe.Units{}, nil
@@ -193,26 +193,26 @@ func TestGlance(t *testing.T) {
 		return m
 	}
 	for name, c := range map[string]struct {
-		breaks     func(*observe.Machine)
+		breaks     func(*observe.Facts)
 		root, user string // the severity, if there is a finding
 	}{
-		"healthy":         {func(*observe.Machine) {}, "", ""},
-		"disk full":       {func(m *observe.Machine) { m.FileSystems[0].Free = 0 }, "problem", "problem"},
+		"healthy":         {func(*observe.Facts) {}, "", ""},
+		"disk full":       {func(m *observe.Facts) { m.FileSystems[0].Free = 0 }, "problem", "problem"},
 		"store read-only": {readOnlyStore, "problem", "problem"},
-		"store migrated": {func(m *observe.Machine) {
+		"store migrated": {func(m *observe.Facts) {
 			readOnlyStore(m)
 			m.Agent.Status.Progress = map[string]status.Progress{"migrate_disk": {Text: "copy: 1 files"}}
 		}, "", ""},
-		"MTU too small":       {func(m *observe.Machine) { m.Network.State.Links[0].MTU = 576 }, "warning", "warning"},
-		"clock set":           {func(m *observe.Machine) { m.Clock = observe.Clock{Moved: 24 * time.Hour} }, "warning", "warning"},
-		"clock set by daemon": {func(m *observe.Machine) { m.Clock = observe.Clock{Moved: 24 * time.Hour, Synchronized: true} }, "", ""},
-		"gateway dead":        {func(m *observe.Machine) { m.Network.Gateways[0].Answers = false }, "warning", ""},
-		"supervisor down": {func(m *observe.Machine) {
+		"MTU too small":       {func(m *observe.Facts) { m.Network.State.Links[0].MTU = 576 }, "warning", "warning"},
+		"clock set":           {func(m *observe.Facts) { m.Clock = observe.Clock{Moved: 24 * time.Hour} }, "warning", "warning"},
+		"clock set by daemon": {func(m *observe.Facts) { m.Clock = observe.Clock{Moved: 24 * time.Hour, Synchronized: true} }, "", ""},
+		"gateway dead":        {func(m *observe.Facts) { m.Network.Gateways[0].Answers = false }, "warning", ""},
+		"supervisor down": {func(m *observe.Facts) {
 			m.Supervisor = observe.Supervisor{Expected: true, Err: "refused", Unit: "inactive"}
 		}, "problem", ""},
-		"persistent disk gone": {func(m *observe.Machine) { m.Disk.Mounted = "" }, "problem", ""},
-		"settings damaged":     {func(m *observe.Machine) { m.Settings.Files[0].Damage = "not valid JSON" }, "warning", ""},
-		"bus unknown":          {func(m *observe.Machine) { m.Agent = observe.Agent{StatusErr: "none"} }, "", ""},
+		"persistent disk gone": {func(m *observe.Facts) { m.Disk.Mounted = "" }, "problem", ""},
+		"settings damaged":     {func(m *observe.Facts) { m.Settings.Files[0].Damage = "not valid JSON" }, "warning", ""},
+		"bus unknown":          {func(m *observe.Facts) { m.Agent = observe.Agent{StatusErr: "none"} }, "", ""},
 	} {
 		for superuser, want := range map[bool]string{true: c.root, false: c.user} {
 			found := Glance(near(superuser, c.breaks))
@@ -299,7 +299,7 @@ func TestScreens(t *testing.T) {
 	broken.Bus.Servers[0].Failed, broken.Bus.Servers[0].Err, broken.Bus.Servers[0].Timeout = natsbus.ProbeTCP, "i/o timeout", true
 	broken.Leftovers = []string{"/etc/netplan/50-cloud-init.yaml"}
 	for name, c := range map[string]struct {
-		machine observe.Machine
+		machine observe.Facts
 		verbose bool
 	}{"healthy": {healthy(), false}, "healthy-verbose": {healthy(), true}, "broken": {broken, false}} {
 		var out bytes.Buffer

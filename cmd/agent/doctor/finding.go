@@ -50,7 +50,7 @@ func good(format string, args ...any) Finding {
 type check struct {
 	name    string
 	checked string
-	decide  func(observe.Machine) []Finding
+	decide  func(observe.Facts) []Finding
 	// near is how far observe.Near suffices for the decision.
 	near nearness
 }
@@ -89,7 +89,7 @@ var checks = []check{
 
 // Glance decides from what observe.Near found, without asking other machines: only problems and warnings, the worst
 // first. Without root some checks are omitted.
-func Glance(m observe.Machine) (findings []Finding) {
+func Glance(m observe.Facts) (findings []Finding) {
 	least := nearForAll
 	if m.Superuser {
 		least = nearForRoot
@@ -104,9 +104,9 @@ func Glance(m observe.Machine) (findings []Finding) {
 
 // Diagnose decides what the observations mean: the worst first, and among those of one severity the
 // likely cause before its consequences.
-func Diagnose(m observe.Machine) []Finding { return diagnose(m, needsOthers) }
+func Diagnose(m observe.Facts) []Finding { return diagnose(m, needsOthers) }
 
-func diagnose(m observe.Machine, least nearness) (findings []Finding) {
+func diagnose(m observe.Facts, least nearness) (findings []Finding) {
 	for _, c := range checks {
 		if c.near < least {
 			continue

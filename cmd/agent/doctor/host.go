@@ -16,7 +16,7 @@ import (
 
 // What the machine itself is like: disks, clock, settings, processes.
 
-func privileges(m observe.Machine) []Finding {
+func privileges(m observe.Facts) []Finding {
 	if m.Superuser {
 		return []Finding{good("it does")}
 	}
@@ -35,7 +35,7 @@ const (
 var store = vcap.New(vcap.DefaultBase).Store()
 
 // migrating reports whether the agent copies the store to another disk.
-func migrating(m observe.Machine) bool {
+func migrating(m observe.Facts) bool {
 	if m.Agent.Status == nil || !m.Agent.Running {
 		return false
 	}
@@ -43,7 +43,7 @@ func migrating(m observe.Machine) bool {
 	return copying
 }
 
-func space(m observe.Machine) (found []Finding) {
+func space(m observe.Facts) (found []Finding) {
 	const do = "remove what is not needed: 'du -xhd1 %s' shows where it is, journals go with 'journalctl --vacuum-size=100M'"
 	for _, f := range m.FileSystems {
 		how := fmt.Sprintf(do, f.Path)
@@ -76,7 +76,7 @@ const (
 	clockOff   = 15 * time.Second
 )
 
-func clock(m observe.Machine) (found []Finding) {
+func clock(m observe.Facts) (found []Finding) {
 	const do = "set the clock: see 'timedatectl', the settings' ntp servers, and the clock of the hypervisor; then restart the agent"
 	samples := 0
 	for _, s := range m.Clock.Samples {
@@ -134,7 +134,7 @@ func about(d time.Duration) string {
 	return fmt.Sprintf("%d seconds", int(d.Seconds()))
 }
 
-func config(m observe.Machine) (found []Finding) {
+func config(m observe.Facts) (found []Finding) {
 	if m.Config.Err != "" && !m.Superuser {
 		return []Finding{note("", "it cannot be judged: %s", m.Config.Err)}
 	}
@@ -147,7 +147,7 @@ func config(m observe.Machine) (found []Finding) {
 	return append(found, good("%s can be used", m.Config.Path))
 }
 
-func settingsFiles(m observe.Machine) (found []Finding) {
+func settingsFiles(m observe.Facts) (found []Finding) {
 	for _, f := range m.Settings.Files {
 		if f.Damage == "" {
 			continue
@@ -165,7 +165,7 @@ func settingsFiles(m observe.Machine) (found []Finding) {
 	return found
 }
 
-func settingsFound(m observe.Machine) (found []Finding) {
+func settingsFound(m observe.Facts) (found []Finding) {
 	s := m.Settings
 	switch {
 	case !m.Superuser && (s.Err != "" || s.SourcesErr != ""): // files, devices and the cached copy are root's
@@ -182,7 +182,7 @@ func settingsFound(m observe.Machine) (found []Finding) {
 
 // cleared reports that the sources are empty as they should be: the agent erased or ejected them when it
 // had cached the settings.
-func cleared(m observe.Machine) bool {
+func cleared(m observe.Facts) bool {
 	d := m.Agent.Status
 	return d != nil && slices.ContainsFunc(d.Steps, func(s status.Step) bool {
 		return s.Name == "settings" && slices.ContainsFunc(s.Evidence, func(e string) bool { return strings.Contains(e, "were cleared") })
@@ -190,7 +190,7 @@ func cleared(m observe.Machine) bool {
 }
 
 // age tells how old the cached copy is.
-func age(m observe.Machine) string {
+func age(m observe.Facts) string {
 	for _, f := range m.Settings.Files {
 		if strings.HasSuffix(f.Path, "/settings.json") && !f.Modified.IsZero() {
 			return fmt.Sprintf(" (%s written %s ago)", f.Path, about(m.Time.Sub(f.Modified)))
@@ -199,7 +199,7 @@ func age(m observe.Machine) string {
 	return ""
 }
 
-func persistentDisk(m observe.Machine) []Finding {
+func persistentDisk(m observe.Facts) []Finding {
 	d := m.Disk
 	switch {
 	case d.CID == "" && d.Mounted == "":
@@ -216,7 +216,7 @@ func persistentDisk(m observe.Machine) []Finding {
 	return []Finding{good("%s is mounted from %s", d.CID, d.Mounted)}
 }
 
-func process(m observe.Machine) []Finding {
+func process(m observe.Facts) []Finding {
 	d := m.Agent.Status
 	const start = "start it: 'systemctl start bosh-agent'; 'journalctl -u bosh-agent -n 50' tells why it ended"
 	unit := ""
@@ -232,7 +232,7 @@ func process(m observe.Machine) []Finding {
 	return []Finding{good("process %d runs since %s%s", d.PID, day(d.Started), unit)}
 }
 
-func boot(m observe.Machine) (found []Finding) {
+func boot(m observe.Facts) (found []Finding) {
 	d := m.Agent.Status
 	if d == nil {
 		return nil
@@ -261,12 +261,12 @@ func boot(m observe.Machine) (found []Finding) {
 const supervisorStart = 30 * time.Second
 
 // justReady reports that the agent became ready less than supervisorStart ago.
-func justReady(m observe.Machine) bool {
+func justReady(m observe.Facts) bool {
 	d := m.Agent.Status
 	return d != nil && m.Agent.Running && d.ReadyNS > 0 && time.Duration(d.Age()-d.ReadyNS) < supervisorStart
 }
 
-func supervisor(m observe.Machine) (found []Finding) {
+func supervisor(m observe.Facts) (found []Finding) {
 	s := m.Supervisor
 	switch {
 	case !s.Expected:
@@ -295,7 +295,7 @@ func supervisor(m observe.Machine) (found []Finding) {
 // essential are units without which the Director does not see the machine.
 var essential = []string{"bosh-agent.service", "monit.service", "systemd-networkd.service", "systemd-resolved.service"}
 
-func units(m observe.Machine) (found []Finding) {
+func units(m observe.Facts) (found []Finding) {
 	if m.Units.Err != "" {
 		return []Finding{warning("see 'systemctl --failed'", "systemd does not answer: %s", m.Units.Err)}
 	}
@@ -312,7 +312,7 @@ func units(m observe.Machine) (found []Finding) {
 	return found
 }
 
-func foreignFiles(m observe.Machine) (found []Finding) {
+func foreignFiles(m observe.Facts) (found []Finding) {
 	for _, l := range m.Network.State.NICs() {
 		for _, f := range m.Network.State.Files {
 			if f.Path == l.NetworkFile && !f.Ours() && m.Network.State.Configured() {
@@ -326,7 +326,7 @@ func foreignFiles(m observe.Machine) (found []Finding) {
 	return found
 }
 
-func leftovers(m observe.Machine) (found []Finding) {
+func leftovers(m observe.Facts) (found []Finding) {
 	for _, text := range m.Leftovers {
 		switch {
 		case strings.HasPrefix(text, "process "):

@@ -13,7 +13,7 @@ import (
 
 // What the way to the Director consists of: addresses, gateway, MTU, certificate and bus.
 
-func addresses(m observe.Machine) (found []Finding) {
+func addresses(m observe.Facts) (found []Finding) {
 	if m.Network.Err != "" {
 		return []Finding{problem("run it as root, and see the kernel's log", "the links cannot be listed: %s", m.Network.Err)}
 	}
@@ -50,7 +50,7 @@ func addresses(m observe.Machine) (found []Finding) {
 }
 
 // reachable reports that every server of the bus could be talked to.
-func reachable(m observe.Machine) bool {
+func reachable(m observe.Facts) bool {
 	return !slices.ContainsFunc(m.Bus.Servers, func(s observe.Server) bool { return unreached(s.Failed) })
 }
 
@@ -58,7 +58,7 @@ func unreached(step natsbus.ProbeStep) bool {
 	return step == natsbus.ProbeDNS || step == natsbus.ProbeTCP || step == natsbus.ProbeGreeting
 }
 
-func gateway(m observe.Machine) (found []Finding) {
+func gateway(m observe.Facts) (found []Finding) {
 	severity := warning
 	if !m.Superuser { // asking a gateway needs a raw socket
 		return []Finding{note("", "only root can ask the gateways")}
@@ -89,7 +89,7 @@ func gateway(m observe.Machine) (found []Finding) {
 // minMTU is what IPv6 requires of every link. No IaaS gives less.
 const minMTU = 1280
 
-func mtu(m observe.Machine) (found []Finding) {
+func mtu(m observe.Facts) (found []Finding) {
 	var sizes []string
 	for _, l := range m.Network.State.NICs() {
 		if !l.Up {
@@ -117,7 +117,7 @@ func mtu(m observe.Machine) (found []Finding) {
 // soon is when the end of a certificate is worth a warning.
 const soon = 30 * 24 * time.Hour
 
-func certificate(m observe.Machine) (found []Finding) {
+func certificate(m observe.Facts) (found []Finding) {
 	id := m.Identity
 	switch {
 	case !id.Needed:
@@ -160,7 +160,7 @@ func agentOf(name string) (id string, of bool) {
 
 func day(t time.Time) string { return t.UTC().Format("2006-01-02 15:04 MST") }
 
-func bus(m observe.Machine) (found []Finding) {
+func bus(m observe.Facts) (found []Finding) {
 	b := m.Bus
 	switch {
 	case len(b.URLs) == 0 && m.Settings.Err != "":
@@ -196,7 +196,7 @@ func bus(m observe.Machine) (found []Finding) {
 }
 
 // explain says what a failed step means, and what to do.
-func explain(m observe.Machine, s observe.Server) (what, do string) {
+func explain(m observe.Facts, s observe.Server) (what, do string) {
 	host, _, _ := strings.Cut(s.Address, ":")
 	switch s.Failed {
 	case natsbus.ProbeDNS:
@@ -234,7 +234,7 @@ func explainTLS(s observe.Server) (what, do string) {
 	return fmt.Sprintf("TLS with %s fails: %s", s.Address, s.Err), "see that URL, CA and the server's certificate belong to one Director"
 }
 
-func firewallRules(m observe.Machine) []Finding {
+func firewallRules(m observe.Facts) []Finding {
 	if len(m.Drops) == 0 {
 		return []Finding{good("no chain of others drops outgoing packets")}
 	}

@@ -49,7 +49,7 @@ Exit codes: 0 printed, 1 not written, 2 usage.`,
 var states = []status.State{status.Starting, status.Ready, status.Degraded, status.Failed}
 
 // write prints the metrics of a machine.
-func write(w io.Writer, m observe.Machine) {
+func write(w io.Writer, m observe.Facts) {
 	p := printer{w}
 	d := m.Agent.Status
 	if d == nil {

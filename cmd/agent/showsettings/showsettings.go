@@ -83,7 +83,7 @@ func printFindings(w io.Writer, rep report.Report) {
 type Answer struct {
 	Loaded    store.Loaded
 	Effective settings.Effective
-	verdicts  infrastructure.Verdicts
+	results   infrastructure.Results
 }
 
 // Ask finds the settings as a boot does, with everything that leaves a trace switched off. The
@@ -102,12 +102,12 @@ func Ask(ctx context.Context, config agentjson.Config, dirs vcap.Dirs, budget ti
 	if err != nil {
 		return a, err
 	}
-	answer, verdicts, fetchErr := sources.Settings(ctx)
+	answer, results, fetchErr := sources.Settings(ctx)
 	if errors.Is(fetchErr, neednet.Err) {
 		// A boot would bring up a network here. The second attempt uses the sources that need none.
-		answer, verdicts, fetchErr = sources.Settings(ctx)
+		answer, results, fetchErr = sources.Settings(ctx)
 	}
-	a.verdicts = verdicts
+	a.results = results
 	// A second, read-only view of the store puts the answer in force over what is cached.
 	current, err := store.Open(dirs, store.Options{ReadOnly: true, Log: log, Fetch: func(context.Context) (store.Fetched, error) {
 		return store.Fetched{Raw: answer.Raw, From: answer.From}, fetchErr
@@ -138,8 +138,8 @@ func networkUp(context.Context) bool {
 // Print shows the settings, or why there are none.
 func (a Answer) Print(stdout, stderr io.Writer, explain bool, err error) {
 	if err != nil {
-		printVerdicts(stderr, a.verdicts)
-		if len(a.verdicts) > 0 && errors.Is(err, store.ErrNoSettings) {
+		printResults(stderr, a.results)
+		if len(a.results) > 0 && errors.Is(err, store.ErrNoSettings) {
 			err = errors.New("no source has settings, and there is no cached copy")
 		}
 		fmt.Fprintln(stderr, "agent settings:", err)
@@ -153,7 +153,7 @@ func (a Answer) Print(stdout, stderr io.Writer, explain bool, err error) {
 	}
 	printFindings(stderr, a.Loaded.Report)
 	if explain {
-		printVerdicts(stdout, a.verdicts)
+		printResults(stdout, a.results)
 	}
 	for _, line := range a.Effective.Explain() {
 		if explain {
@@ -203,9 +203,9 @@ func (a Answer) values(path string) (values []string) {
 // element is what stands behind the path of a list in that of its elements.
 var element = regexp.MustCompile(`^\[[0-9]+\]$`)
 
-// printVerdicts tells the outcome of each source, how long it took and why it was not used.
-func printVerdicts(w io.Writer, verdicts infrastructure.Verdicts) {
-	for _, v := range verdicts {
+// printResults tells the outcome of each source, how long it took and why it was not used.
+func printResults(w io.Writer, results infrastructure.Results) {
+	for _, v := range results {
 		fmt.Fprintf(w, "source %s: %s after %s", v.Source, v.Outcome, v.Took.Round(time.Millisecond))
 		if v.Attempts > 1 {
 			fmt.Fprintf(w, " and %d attempts", v.Attempts)
@@ -220,20 +220,21 @@ func printVerdicts(w io.Writer, verdicts infrastructure.Verdicts) {
 // document is the form for machines.
 func (a Answer) document(err error) any {
 	d := struct {
-		From     string                  `json:"from,omitempty"`
-		Cached   bool                    `json:"cached"`
-		Why      string                  `json:"why,omitempty"`
-		Error    string                  `json:"error,omitempty"`
-		Sources  infrastructure.Verdicts `json:"sources"`
-		Findings []report.Entry          `json:"findings"`
-		Values   []settings.Line         `json:"effective"`
-		Document json.RawMessage         `json:"document,omitempty"`
-	}{From: a.Loaded.From, Cached: a.Loaded.Cached && err == nil, Sources: a.verdicts, Findings: a.Loaded.Report.Entries, Values: []settings.Line{}}
+		From     string                 `json:"from,omitempty"`
+		Cached   bool                   `json:"cached"`
+		Why      string                 `json:"why,omitempty"`
+		Error    string                 `json:"error,omitempty"`
+		Sources  infrastructure.Results `json:"sources"`
+		Findings []report.Entry         `json:"findings"`
+		Values   []settings.Line        `json:"effective"`
+		Document json.RawMessage        `json:"document,omitempty"`
+	}{From: a.Loaded.From, Cached: a.Loaded.Cached && err == nil, Sources: a.results,
+		Findings: a.Loaded.Report.Entries, Values: []settings.Line{}}
 	if d.Findings == nil {
 		d.Findings = []report.Entry{}
 	}
 	if d.Sources == nil {
-		d.Sources = infrastructure.Verdicts{}
+		d.Sources = infrastructure.Results{}
 	}
 	if err != nil {
 		d.Error = err.Error()

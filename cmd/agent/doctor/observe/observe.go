@@ -27,8 +27,8 @@ type Options struct {
 	Timeout time.Duration
 }
 
-// Machine is what was observed. Fields named Err hold why something could not be observed.
-type Machine struct {
+// Facts is what was observed. Fields named Err hold why something could not be observed.
+type Facts struct {
 	Time        time.Time    `json:"time"`
 	Superuser   bool         `json:"superuser"`
 	Config      Config       `json:"config"`
@@ -122,8 +122,9 @@ type Gateway struct {
 
 // Local observes what this machine itself can tell, in milliseconds: no other machine is asked, and the
 // settings are those of the cached copy.
-func Local(ctx context.Context, o Options) Machine {
-	m := Machine{Time: time.Now(), Superuser: os.Geteuid() == 0, Supervisor: supervisor(ctx, o.Dirs), Tasks: tasks(o.Dirs)}
+func Local(ctx context.Context, o Options) Facts {
+	m := Facts{Time: time.Now(), Superuser: os.Geteuid() == 0, Supervisor: supervisor(ctx, o.Dirs),
+		Tasks: tasks(o.Dirs)}
 	m.observeAgent(ctx, o)
 	effective := loadSettings(ctx, o, agentjson.Config{}, false, &m.Settings)
 	m.Identity = identity(effective)
@@ -132,13 +133,13 @@ func Local(ctx context.Context, o Options) Machine {
 }
 
 // observeAgent looks at the file systems before the status: the agent tells of a migration in its status before it makes the store read-only.
-func (m *Machine) observeAgent(ctx context.Context, o Options) {
+func (m *Facts) observeAgent(ctx context.Context, o Options) {
 	m.FileSystems = fileSystems(o.Dirs)
 	m.Agent = agentState(ctx, o)
 }
 
 // Near observes what Local does, and links and gateways, which have o.Timeout to answer.
-func Near(ctx context.Context, o Options) (m Machine) {
+func Near(ctx context.Context, o Options) (m Facts) {
 	var network Network
 	var asked sync.WaitGroup
 	asked.Go(func() { network = links(ctx, o.Timeout) })
@@ -152,7 +153,7 @@ func Near(ctx context.Context, o Options) (m Machine) {
 
 // moved is how far the wall clock was set since the agent started, compared with CLOCK_BOOTTIME, which
 // cannot be set.
-func moved(m Machine) time.Duration {
+func moved(m Facts) time.Duration {
 	d := m.Agent.Status
 	if d == nil || d.Origin == nil || !m.Agent.Running {
 		return 0
@@ -161,8 +162,8 @@ func moved(m Machine) time.Duration {
 }
 
 // All observes everything, side by side.
-func All(ctx context.Context, o Options) Machine {
-	m := Machine{Time: time.Now(), Superuser: os.Geteuid() == 0}
+func All(ctx context.Context, o Options) Facts {
+	m := Facts{Time: time.Now(), Superuser: os.Geteuid() == 0}
 	// The settings say whom to ask; the rest does not wait for them.
 	var all sync.WaitGroup
 	all.Go(func() { m.observeAgent(ctx, o) })
