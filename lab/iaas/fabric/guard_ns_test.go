@@ -50,8 +50,8 @@ func TestNSPortsPassTheirOwnAddressesOnly(t *testing.T) {
 	say(t, attacker, "10.88.57.5", "attacker")
 	say(t, attacker, "fd88:57::5", "attacker")
 	for _, frame := range [][]byte{
+		arpReply(own.MAC, foreign.MAC, "10.88.57.5"),
 		arpReply(foreign.MAC, foreign.MAC, "10.88.57.5"),
-		arpReply(own.MAC, own.MAC, "10.88.57.5"),
 		neighborAdvert(foreign.MAC, "fd88:57::5", "fd88:57::5"),
 		neighborAdvert(foreign.MAC, linkLocal(foreign.MAC).String(), "fd88:57::5"),
 	} {
