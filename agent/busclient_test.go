@@ -94,14 +94,15 @@ func newClientUnderTest(t *testing.T, ctx context.Context) *clientUnderTest {
 	logger := logrus.New()
 	logger.SetOutput(io.Discard)
 	c := &clientUnderTest{status: rec, ended: make(chan error, 1)}
-	c.BusClient = NewBusClient(BusOptions{Status: rec, Log: logrus.NewEntry(logger), Transports: map[string]TransportKind{
-		"nats": {Reachable: status.BusConnected, New: func(_ settings.Effective, events BusEvents) (Transport, error) {
-			f := &fakeTransport{events: events, fail: make(chan error, 1)}
-			c.made = append(c.made, f)
-			return f, nil
-		}},
-		"https": {Reachable: status.BusListening, New: func(settings.Effective, BusEvents) (Transport, error) { return nil, errors.New("no certificate") }},
-	}})
+	c.BusClient = NewBusClient(BusOptions{Status: rec, Log: logrus.NewEntry(logger),
+		Transports: map[string]TransportKind{
+			"nats": {Reachable: status.BusConnected, New: func(_ settings.Effective, events BusEvents) (Transport, error) {
+				f := &fakeTransport{events: events, fail: make(chan error, 1)}
+				c.made = append(c.made, f)
+				return f, nil
+			}},
+			"https": {Reachable: status.BusListening, New: func(settings.Effective, BusEvents) (Transport, error) { return nil, errors.New("no certificate") }},
+		}})
 	go func() { c.ended <- c.Run(ctx) }()
 	t.Cleanup(func() {
 		if err := rec.Flush(); err != nil {

@@ -274,7 +274,8 @@ func newWorld(t testing.TB, extra action.Table) *world {
 	ctx, cancel := context.WithCancel(context.Background())
 	w.stop = cancel
 	w.dispatcher = NewDispatcher(ctx, quiet())
-	w.tasks = must[*task.Tasks](t)(task.Open(ctx, task.Options{Path: filepath.Join(w.dirs.Bosh(), "tasks"), Log: quiet()}))
+	w.tasks = must[*task.Tasks](t)(task.Open(ctx, task.Options{Path: filepath.Join(w.dirs.Bosh(), "tasks"),
+		Log: quiet()}))
 	w.nats = must[*natsbus.Bus](t)(natsbus.New(natsbus.Options{AgentID: agentID, Handler: w.dispatcher, Audit: w.audit, Log: quiet(), Identity: w.identity()}))
 	listening := make(chan struct{})
 	https := must[*httpsbus.Bus](t)(httpsbus.New(httpsbus.Options{URL: secret.NewURL("https://mbus:s3cret@127.0.0.1:0"), KeyFile: filepath.Join(w.dirs.Bosh(), "https.pem"),

@@ -20,7 +20,8 @@ func (m *Machine) groups(names ...string) engine.Goal {
 	if m.Settings != nil {
 		bosh := m.Settings.Effective().Settings.Env.Bosh
 		options = tree.Options{UseDefaultTmpDir: m.Linux.UseDefaultTmpDir, JobDirTmpfs: bosh.JobDir.Tmpfs,
-			JobDirSize: bosh.JobDir.TmpfsSize, RunDirSize: bosh.RunDir.TmpfsSize, SettingsTmpfs: bosh.Agent.Settings.Tmpfs}
+			JobDirSize: bosh.JobDir.TmpfsSize, RunDirSize: bosh.RunDir.TmpfsSize,
+			SettingsTmpfs: bosh.Agent.Settings.Tmpfs}
 	}
 	return m.tree(tree.Select(tree.Table(m.Dirs, options), names...))
 }

@@ -93,7 +93,8 @@ func TestShapesOfEphemeralSystemAndRawDisks(t *testing.T) {
 	if raw.RawEphemeral[1].ID != "cid" || raw.RawEphemeral[2].ID != "cid" {
 		t.Errorf("raw ephemeral disks are %+v, want their CIDs", raw.RawEphemeral)
 	}
-	want := []DiskHint{{Path: "/dev/x"}, {VolumeID: "v", HostDeviceID: "h", DeviceID: "d"}, {VolumeID: "v", HostDeviceID: "h", DeviceID: "d"},
+	want := []DiskHint{{Path: "/dev/x"}, {VolumeID: "v", HostDeviceID: "h", DeviceID: "d"}, {VolumeID: "v",
+		HostDeviceID: "h", DeviceID: "d"},
 		{Path: "/dev/y", VolumeID: "/dev/y"}, {}}
 	if got := raw.RawHints(); !reflect.DeepEqual(got, want) {
 		t.Errorf("raw ephemeral disks are\n%+v\nwant\n%+v", got, want)

@@ -93,11 +93,13 @@ func EncodeHints(disks map[string]PersistentDisk) secret.JSON {
 	all := map[string]record[string]{}
 	for cid, d := range disks {
 		h := d.Hint
-		r := record[string]{ID: d.CID, DeviceID: h.DeviceID, VolumeID: h.VolumeID, Lun: h.LUN, HostDeviceID: h.HostDeviceID,
-			Path: h.Path, FileSystemType: d.FileSystem, MountOptions: d.MountOptions, Partitioner: d.Partitioner}
+		r := record[string]{ID: d.CID, DeviceID: h.DeviceID, VolumeID: h.VolumeID, Lun: h.LUN,
+			HostDeviceID: h.HostDeviceID,
+			Path:         h.Path, FileSystemType: d.FileSystem, MountOptions: d.MountOptions, Partitioner: d.Partitioner}
 		if i := h.ISCSI; i != nil {
 			to := &r.ISCSISettings
-			to.InitiatorName, to.Username, to.Target, to.Password = i.InitiatorName, i.Username, i.Target, i.Password.Reveal()
+			to.InitiatorName, to.Username, to.Target, to.Password = i.InitiatorName, i.Username, i.Target,
+				i.Password.Reveal()
 		}
 		all[cid] = r
 	}

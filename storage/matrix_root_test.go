@@ -26,15 +26,17 @@ import (
 
 // The matrix has mount_disk decide about disks that are generated from four axes: what the volume holds, the partition
 // table around it, what happened to the disk since, and whether its preparation is on record. What happens to each disk
-// is judged without the agent's own classifier: by blkid, wipefs, sfdisk, e2fsck and xfs_repair, a test for zeros, and a
-// comparison of bytes. Three figures count, and each must be 0: disks that were formatted although they held anything,
-// disks that were refused although they are blank or ours, and disks that were mounted although they are neither.
+// is judged without the agent's own classifier: by blkid, wipefs, sfdisk, e2fsck and xfs_repair, a test for zeros, and
+// a comparison of bytes. Three figures count, and each must be 0: disks that were formatted although they held
+// anything, disks that were refused although they are blank or ours, and disks that were mounted although they are
+// neither.
 //
-// This shows that what is on a disk is observed, and that what was decided is done. What else is on record, what settings
-// and operators allow, and whether it is a boot are axes of TestMatrix in package decide, which has the whole product.
+// This shows that what is on a disk is observed, and that what was decided is done. What else is on record, what
+// settings and operators allow, and whether it is a boot are axes of TestMatrix in package decide, which has the whole
+// product.
 //
-// TestRootMatrix covers all pairs of the axes' values, and the combinations in which data can be lost. TestNightlyMatrix
-// is the whole product.
+// TestRootMatrix covers all pairs of the axes' values, and the combinations in which data can be lost.
+// TestNightlyMatrix is the whole product.
 
 // matrixVolume is what each volume has; the smallest xfs has 300 MiB. A partition begins within the first MiB, or at 4 MiB, and
 // ends one MiB before its disk.
@@ -206,8 +208,8 @@ func (c matrixCell) needsDevice() bool {
 	return c.table().preformatted || c.prepared() && c.content().name == "new ext4" && c.damage().to == 0
 }
 
-// dangerous are cells that a choice of pairs must not leave out: what was used, in every table, and damaged in the first
-// three.
+// dangerous are cells that a choice of pairs must not leave out: what was used, in every table, and damaged in the
+// first three.
 func (c matrixCell) dangerous() bool {
 	return c.content().used && !c.content().rare && c[3] == 0 && (c[2] == 0 || c[1] < 3)
 }
@@ -260,8 +262,9 @@ func TestNightlyMatrix(t *testing.T) { runMatrix(t, matrixCells(true)) }
 // matrixWorkers is how many disks are looked at at a time.
 const matrixWorkers = 4
 
-// runMatrix has every disk decided about, as an image. Those that are prepared or mounted are then prepared and mounted, on
-// loop devices, one for each table, outcome, and whether it has grown: in turn with the first and the last content.
+// runMatrix has every disk decided about, as an image. Those that are prepared or mounted are then prepared and
+// mounted, on loop devices, one for each table, outcome, and whether it has grown: in turn with the first and the last
+// content.
 func runMatrix(t *testing.T, cells []matrixCell) {
 	looptest.Require(t)
 	looptest.Needs(t, "sfdisk", "blkid", "wipefs", "e2fsck", "tune2fs", "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "mkfs.ntfs", "mkfs.vfat", "cryptsetup", "xfs_repair")

@@ -79,7 +79,8 @@ func (s *Tasks) document() (document, int) {
 	return d, s.changes
 }
 
-// save returns when every change made before it is durable. One that a concurrent call has written is not written again.
+// save returns when every change made before it is durable. One that a concurrent call has written is not written
+// again.
 func (s *Tasks) save() error {
 	if s.path == "" {
 		return nil

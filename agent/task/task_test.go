@@ -150,7 +150,8 @@ func TestEachWriteIsWhole(t *testing.T) {
 	ended, begun := s.Begin("apply", false), s.Begin("stop", false)
 	ended.Finish("applied", nil)
 	begun.Persist()
-	if err := os.WriteFile(filepath.Join(filepath.Dir(path), ".tasks.json.cambium-tmp-x"), []byte(`{"ta`), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(filepath.Dir(path), ".tasks.json.cambium-tmp-x"), []byte(`{"ta`),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	killed := open(t, path) // while s has neither ended nor been told to
@@ -250,7 +251,8 @@ func TestConcurrentTasksLoseNothing(t *testing.T) {
 		wg.Go(func() {
 			task := s.Begin("run_errand", false)
 			task.Persist()
-			if all, err := read(path); err != nil || !slices.ContainsFunc(all, func(e entry) bool { return e.ID == task.ID }) {
+			if all, err := read(path); err != nil || !slices.ContainsFunc(all,
+				func(e entry) bool { return e.ID == task.ID }) {
 				t.Errorf("begun task is not in the document: %v", err)
 			}
 			value := fmt.Sprint(i, big)

@@ -133,11 +133,15 @@ func TestMachineDoctor(t *testing.T) {
 		code         int    // of the status, or soon
 		text         string // in the status
 	}{
-		{"wrong CA", restarted(change(cert, with("ca", foreign.PEM))), change(cert, identity), "bus", "CA in the settings", soon, "the agent does not trust the server's certificate"},
+		{"wrong CA", restarted(change(cert, with("ca", foreign.PEM))), change(cert, identity), "bus",
+			"CA in the settings", soon, "the agent does not trust the server's certificate"},
 		{"expired certificate", restarted(change(cert, issued(testca.Request{CommonName: testca.BootstrapName(i.AgentID), NotBefore: time.Now().AddDate(0, 0, -9), NotAfter: time.Now().AddDate(0, 0, -2)}))),
 			change(cert, identity), "certificate", "expired", soon, "expired"},
-		{"certificate for another agent", restarted(change(cert, issued(testca.Request{CommonName: testca.AgentName("another")}))), change(cert, identity), "certificate", "belongs to the agent another", soon, "the server does not admit this agent"},
-		{"DNS gone", restarted(change(urls, []string{"nats://director.invalid:4222"})), change(urls, []string{i.MbusURL}), "bus", "director.invalid cannot be resolved by DNS", soon, "lookup director.invalid"},
+		{"certificate for another agent", restarted(change(cert,
+			issued(testca.Request{CommonName: testca.AgentName("another")}))), change(cert, identity), "certificate",
+			"belongs to the agent another", soon, "the server does not admit this agent"},
+		{"DNS gone", restarted(change(urls, []string{"nats://director.invalid:4222"})), change(urls,
+			[]string{i.MbusURL}), "bus", "director.invalid cannot be resolved by DNS", soon, "lookup director.invalid"},
 		{"port filtered", sh("nft add table inet test; nft 'add chain inet test out { type filter hook output priority 0; }'; nft add rule inet test out tcp dport 4222 drop; " + restart),
 			sh("nft delete table inet test; " + restart), "bus", "filtered", soon, "i/o timeout"},
 		{"disk full", sh("fallocate -l 2G /var/vcap/data/full 2>/dev/null || dd if=/dev/zero of=/var/vcap/data/full bs=1M 2>/dev/null || true"), sh("rm /var/vcap/data/full"), "disk space", "no space left on /var/vcap/data", 3, "problem: no space left on /var/vcap/data"},

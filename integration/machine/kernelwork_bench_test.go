@@ -112,7 +112,8 @@ func doKernelWork(device string) (w kernelWork, err error) {
 			if err := errors.Join(err, f.Close()); err != nil {
 				return err
 			}
-			err = disk.Create(ctx, device, layout.GPT, "", []layout.Partition{{Number: 1, Start: layout.MiB, Size: size - 2*layout.MiB, Name: "alone", Type: layout.LinuxGPT}})
+			err = disk.Create(ctx, device, layout.GPT, "", []layout.Partition{{Number: 1, Start: layout.MiB,
+				Size: size - 2*layout.MiB, Name: "alone", Type: layout.LinuxGPT}})
 			if err == nil {
 				err = disk.Announce(ctx, device)
 			}

@@ -358,7 +358,8 @@ func planInterrupted(t *testing.T, l *lab.Lab) {
 	}
 	run(t, i, "sh", "-ec", killInMkfs)
 	do(t, i, "{}", "add_persistent_disk", "disk-1", first.Path)
-	killedIn(t, i, `until [ "$(systemctl show -P NRestarts bosh-agent)" -gt 0 ]; do sleep 0.05; done`, "mount_disk", "disk-1")
+	killedIn(t, i, `until [ "$(systemctl show -P NRestarts bosh-agent)" -gt 0 ]; do sleep 0.05; done`, "mount_disk",
+		"disk-1")
 	doneAsPlanned(t, i, "interrupted preparation")
 	do(t, i, "{}", "mount_disk", "disk-1")
 

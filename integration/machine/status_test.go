@@ -22,7 +22,10 @@ func TestMachineStatus(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	distrusting := start(t, l, lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.mbus.cert.ca", string(stranger.PEM)) }})
+	distrusting := start(t, l, lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) {
+		d.Set("env.bosh.mbus.cert.ca",
+			string(stranger.PEM))
+	}})
 	good := start(t, l, lab.VM{Ephemeral: lab.GiB})
 	ready(t, good)
 

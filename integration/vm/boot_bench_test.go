@@ -159,8 +159,8 @@ func memoryOf(b testing.TB, i *lab.Instance, pid string) (m memory) {
 	return m
 }
 
-// rounds is how often each agent is booted, and restarts how often it is restarted then; medians are compared. benchstat
-// sees differences from four rounds on.
+// rounds is how often each agent is booted, and restarts how often it is restarted then; medians are compared.
+// benchstat sees differences from four rounds on.
 const rounds, restarts = 4, 3
 
 // bootVM boots a machine, and looks at what that took in between if m is set.

@@ -112,8 +112,9 @@ func BenchmarkMemory(b *testing.B) {
 				all[a.Name] = append(all[a.Name], f)
 				b.ReportMetric(0, "ns/op") // of the whole machine
 				for unit, kB := range map[string]int{"boot-highest-kB": f.boot.highest, "boot-after-kB": f.boot.last,
-					"boot-peak-kB": f.boot.peak, "requests-highest-kB": f.busy.highest, "requests-after-kB": f.busy.last,
-					"requests-peak-kB": f.busy.peak} {
+					"boot-peak-kB": f.boot.peak, "requests-highest-kB": f.busy.highest,
+					"requests-after-kB": f.busy.last,
+					"requests-peak-kB":  f.busy.peak} {
 					b.ReportMetric(float64(kB), unit)
 				}
 			})

@@ -109,7 +109,8 @@ func TestRules(t *testing.T) {
 			say(report.Warning, "odd")
 			return `"x"`
 		}})
-	if s.Text != "7" || s.Object["a"].X != "x" || string(text) != `{"text":"7","object":{"a":{"X":"x","other":2}},"x":1}` {
+	if s.Text != "7" || s.Object["a"].X != "x" ||
+		string(text) != `{"text":"7","object":{"a":{"X":"x","other":2}},"x":1}` {
 		t.Errorf("got %+v from %s", s, text)
 	}
 	if got := d.Done().String(); got != "f:1:31: warning: object.a.X: odd" {
@@ -153,7 +154,8 @@ f:1:60: warning: type: unknown key; did you mean Type?`
 	if got := parse(Tolerate); got != want {
 		t.Errorf("tolerating: got\n%s\nwant\n%s", got, want)
 	}
-	if got := parse(Warn); !strings.Contains(got, "f:1:34: warning: Color: unknown key, ignored; the nearest known key is") {
+	if got := parse(Warn); !strings.Contains(got,
+		"f:1:34: warning: Color: unknown key, ignored; the nearest known key is") {
 		t.Errorf("warning: got\n%s", got)
 	}
 }

@@ -57,7 +57,8 @@ func (d *Deployment) Certify(i int, authorities ...*testca.CA) {
 	}
 	d.CA = authorities[0]
 	d.options.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, ClientCAs: pool,
-		ClientAuth: tls.RequireAndVerifyClientCert, Certificates: []tls.Certificate{must[tls.Certificate](d.t)(pair.TLS())}}
+		ClientAuth:   tls.RequireAndVerifyClientCert,
+		Certificates: []tls.Certificate{must[tls.Certificate](d.t)(pair.TLS())}}
 	between := d.options.TLSConfig.Clone()
 	between.RootCAs = pool
 	d.options.Cluster.TLSConfig = between

@@ -267,8 +267,9 @@ func createVM(ctx context.Context, c *call) (any, error) {
 		return nil, err
 	}
 	if slices.Contains(c.refused, o.Shape.Engine) {
-		return nil, iaas.Failf(iaas.CloudError, "engine %q is not for callers in VMs, since it does not hold root inside; "+
-			"allow it on the host with: lab cpi-tls --containers", o.Shape.Engine)
+		return nil, iaas.Failf(iaas.CloudError,
+			"engine %q is not for callers in VMs, since it does not hold root inside; "+
+				"allow it on the host with: lab cpi-tls --containers", o.Shape.Engine)
 	}
 	if err := c.argument(3, "networks", &o.Networks); err != nil {
 		return nil, err

@@ -162,7 +162,8 @@ func (c *cluster) answers(begin time.Time) time.Duration {
 func (c *cluster) current() (at int) {
 	c.t.Helper()
 	eventually.True(c.t, "a connection", func() bool {
-		at = slices.IndexFunc(c.bus.active().servers, func(s *url.URL) bool { return s.Host == c.bus.active().server() })
+		at = slices.IndexFunc(c.bus.active().servers,
+			func(s *url.URL) bool { return s.Host == c.bus.active().server() })
 		return at >= 0 && c.bus.Connected()
 	})
 	return at
@@ -276,7 +277,10 @@ var faults = []fault{
 	{name: "partition from all servers", happen: func(c *cluster) time.Duration { return c.stall(3, false) }},
 	{name: "one server accepts and says nothing", happen: func(c *cluster) time.Duration { return c.stall(1, true) }},
 	{name: "two servers accept and say nothing", happen: func(c *cluster) time.Duration { return c.stall(2, true) }},
-	{name: "slow links", harmless: true, happen: func(c *cluster) time.Duration { return c.shape(20*time.Millisecond, 0) }},
+	{name: "slow links", harmless: true, happen: func(c *cluster) time.Duration {
+		return c.shape(20*time.Millisecond,
+			0)
+	}},
 	{name: "lossy links", happen: func(c *cluster) time.Duration { return c.shape(time.Millisecond, 0.1) }},
 	{name: "lame-duck mode", happen: func(c *cluster) time.Duration {
 		d := c.servers[c.current()]

@@ -54,12 +54,14 @@ var ctx = context.Background()
 func TestCreateGPT(t *testing.T) {
 	path := looptest.Image(t, 100*layout.MiB)
 	guid := "11111111-2222-4333-8444-555555555555"
-	parts := []layout.Partition{{Number: 1, Start: layout.MiB, Size: 10 * layout.MiB, Name: "bosh-partition-x-0"}, {Number: 2, Start: 11 * layout.MiB, Size: 88 * layout.MiB, Name: "bosh-partition-x-1"}}
+	parts := []layout.Partition{{Number: 1, Start: layout.MiB, Size: 10 * layout.MiB, Name: "bosh-partition-x-0"},
+		{Number: 2, Start: 11 * layout.MiB, Size: 88 * layout.MiB, Name: "bosh-partition-x-1"}}
 	if err := Create(ctx, path, layout.GPT, guid, parts); err != nil {
 		t.Fatal(err)
 	}
 	s := observe(t, path)
-	if s.Table.Label != layout.GPT || !strings.EqualFold(s.Table.GUID, guid) || len(s.Table.Partitions) != 2 || s.Content.Kind != probe.GPT {
+	if s.Table.Label != layout.GPT || !strings.EqualFold(s.Table.GUID, guid) || len(s.Table.Partitions) != 2 ||
+		s.Content.Kind != probe.GPT {
 		t.Errorf("read back %+v", s)
 	}
 	contains(t, "sfdisk", tool(t, "", "sfdisk", "--dump", path), "label: gpt", "label-id: "+guid,
@@ -71,11 +73,13 @@ func TestCreateGPT(t *testing.T) {
 
 func TestCreateMBR(t *testing.T) {
 	path := looptest.Image(t, 100*layout.MiB)
-	parts := []layout.Partition{{Number: 1, Start: layout.MiB, Size: 10 * layout.MiB, Type: layout.SwapMBR}, {Number: 2, Start: 11 * layout.MiB, Size: 88 * layout.MiB}}
+	parts := []layout.Partition{{Number: 1, Start: layout.MiB, Size: 10 * layout.MiB, Type: layout.SwapMBR},
+		{Number: 2, Start: 11 * layout.MiB, Size: 88 * layout.MiB}}
 	if err := Create(ctx, path, layout.MBR, "cafe0123", parts); err != nil {
 		t.Fatal(err)
 	}
-	if s := observe(t, path); s.Table.Label != layout.MBR || s.Table.GUID != "cafe0123" || len(s.Table.Partitions) != 2 {
+	if s := observe(t, path); s.Table.Label != layout.MBR || s.Table.GUID != "cafe0123" ||
+		len(s.Table.Partitions) != 2 {
 		t.Errorf("read back %+v", s.Table)
 	}
 	contains(t, "sfdisk", tool(t, "", "sfdisk", "--dump", path), "label: dos", "label-id: 0xcafe0123",
@@ -90,11 +94,13 @@ func TestHistoricalLayouts(t *testing.T) {
 		label        layout.Label
 		start, size  int64
 	}{
-		{"trusty: DOS from sector 1, short of the end", "label: dos\nstart=1, size=190000, type=83\n", layout.MBR, 512, 190000 * 512},
+		{"trusty: DOS from sector 1, short of the end", "label: dos\nstart=1, size=190000, type=83\n", layout.MBR,
+			512, 190000 * 512},
 		{"DOS from sector 63", "label: dos\nstart=63, size=190000, type=83\n", layout.MBR, 63 * 512, 190000 * 512},
 		{"DOS aligned", "label: dos\nstart=2048, type=83\n", layout.MBR, layout.MiB, 99 * layout.MiB},
 		{"GPT by sfdisk", "label: gpt\nstart=2048, size=190000\n", layout.GPT, layout.MiB, 190000 * 512},
-		{"GPT with a name", "label: gpt\nstart=2048, size=190000, name=\"bosh-partition-0\"\n", layout.GPT, layout.MiB, 190000 * 512},
+		{"GPT with a name", "label: gpt\nstart=2048, size=190000, name=\"bosh-partition-0\"\n", layout.GPT,
+			layout.MiB, 190000 * 512},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			path := looptest.Image(t, 100*layout.MiB)
@@ -150,7 +156,8 @@ func TestGrowMovesTheBackup(t *testing.T) {
 func TestAppendAndRename(t *testing.T) {
 	path := looptest.Image(t, 100*layout.MiB)
 	tool(t, "label: dos\nstart=1, size=20000, type=83, bootable\n", "sfdisk", "-q", path)
-	if err := Append(ctx, path, []layout.Partition{{Number: 2, Start: 20 * layout.MiB, Size: 80 * layout.MiB}}); err != nil {
+	if err := Append(ctx, path, []layout.Partition{{Number: 2, Start: 20 * layout.MiB,
+		Size: 80 * layout.MiB}}); err != nil {
 		t.Fatal(err)
 	}
 	contains(t, "sfdisk", tool(t, "", "sfdisk", "--dump", path), "start= 1, size= 20000, type=83, bootable", "start= 40960, size= 163840, type=83")
@@ -159,7 +166,8 @@ func TestAppendAndRename(t *testing.T) {
 	}
 
 	path = looptest.Image(t, 100*layout.MiB)
-	if err := Create(ctx, path, layout.GPT, "", []layout.Partition{{Number: 1, Start: layout.MiB, Size: layout.MiB, Name: "a"}}); err != nil {
+	if err := Create(ctx, path, layout.GPT, "", []layout.Partition{{Number: 1, Start: layout.MiB, Size: layout.MiB,
+		Name: "a"}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := Rename(ctx, path, 1, "b"); err != nil {
@@ -169,7 +177,8 @@ func TestAppendAndRename(t *testing.T) {
 }
 
 func TestWritingRefuses(t *testing.T) {
-	over := []layout.Partition{{Number: 1, Start: layout.MiB, Size: 20 * layout.MiB}, {Number: 2, Start: 10 * layout.MiB, Size: 20 * layout.MiB}}
+	over := []layout.Partition{{Number: 1, Start: layout.MiB, Size: 20 * layout.MiB}, {Number: 2,
+		Start: 10 * layout.MiB, Size: 20 * layout.MiB}}
 	for _, c := range []struct {
 		name  string
 		size  int64
@@ -178,11 +187,16 @@ func TestWritingRefuses(t *testing.T) {
 		want  string
 	}{
 		{"overlap", 100 * layout.MiB, layout.GPT, over, "overlap"},
-		{"over the backup GPT", 100 * layout.MiB, layout.GPT, []layout.Partition{{Number: 1, Start: layout.MiB, Size: 99 * layout.MiB}}, "beyond the last usable byte"},
-		{"over the end", 100 * layout.MiB, layout.MBR, []layout.Partition{{Number: 1, Start: layout.MiB, Size: 100 * layout.MiB}}, "beyond the last usable byte"},
-		{"DOS beyond 2 TiB", 3 << 40, layout.MBR, []layout.Partition{{Number: 1, Start: layout.MiB, Size: 3<<40 - 2*layout.MiB}}, "attach a new disk, which gets a GPT"},
-		{"five DOS partitions", 100 * layout.MiB, layout.MBR, []layout.Partition{{Number: 5, Start: layout.MiB, Size: layout.MiB}}, "a dos table has 4"},
-		{"half sectors", 100 * layout.MiB, layout.GPT, []layout.Partition{{Number: 1, Start: layout.MiB, Size: 1000}}, "no whole sectors"},
+		{"over the backup GPT", 100 * layout.MiB, layout.GPT, []layout.Partition{{Number: 1, Start: layout.MiB,
+			Size: 99 * layout.MiB}}, "beyond the last usable byte"},
+		{"over the end", 100 * layout.MiB, layout.MBR, []layout.Partition{{Number: 1, Start: layout.MiB,
+			Size: 100 * layout.MiB}}, "beyond the last usable byte"},
+		{"DOS beyond 2 TiB", 3 << 40, layout.MBR, []layout.Partition{{Number: 1, Start: layout.MiB,
+			Size: 3<<40 - 2*layout.MiB}}, "attach a new disk, which gets a GPT"},
+		{"five DOS partitions", 100 * layout.MiB, layout.MBR, []layout.Partition{{Number: 5, Start: layout.MiB,
+			Size: layout.MiB}}, "a dos table has 4"},
+		{"half sectors", 100 * layout.MiB, layout.GPT, []layout.Partition{{Number: 1, Start: layout.MiB,
+			Size: 1000}}, "no whole sectors"},
 		{"no label", 100 * layout.MiB, "bsd", nil, "not supported"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -194,14 +208,16 @@ func TestWritingRefuses(t *testing.T) {
 		})
 	}
 	t.Run("no table", func(t *testing.T) {
-		if err := Grow(ctx, looptest.Image(t, layout.MiB), 1, layout.MiB); err == nil || !strings.Contains(err.Error(), "no partition table") {
+		if err := Grow(ctx, looptest.Image(t, layout.MiB), 1, layout.MiB); err == nil ||
+			!strings.Contains(err.Error(), "no partition table") {
 			t.Errorf("Grow = %v", err)
 		}
 	})
 	t.Run("extended partition", func(t *testing.T) {
 		path := looptest.Image(t, 100*layout.MiB)
 		tool(t, "label: dos\nsize=20000, type=83\nsize=60000, type=5\nsize=20000, type=83\n", "sfdisk", "-q", path)
-		if err := Append(ctx, path, []layout.Partition{{Number: 4, Start: 90 * layout.MiB, Size: layout.MiB}}); err == nil || !strings.Contains(err.Error(), "extended") {
+		if err := Append(ctx, path, []layout.Partition{{Number: 4, Start: 90 * layout.MiB,
+			Size: layout.MiB}}); err == nil || !strings.Contains(err.Error(), "extended") {
 			t.Errorf("Append = %v, want a refusal", err)
 		}
 	})
@@ -209,7 +225,8 @@ func TestWritingRefuses(t *testing.T) {
 
 func TestBeyondTwoTiB(t *testing.T) {
 	path := looptest.Image(t, 3<<40)
-	if err := Create(ctx, path, layout.GPT, "", []layout.Partition{{Number: 1, Start: layout.MiB, Size: 3<<40 - 2*layout.MiB, Name: "big"}}); err != nil {
+	if err := Create(ctx, path, layout.GPT, "", []layout.Partition{{Number: 1, Start: layout.MiB,
+		Size: 3<<40 - 2*layout.MiB, Name: "big"}}); err != nil {
 		t.Fatal(err)
 	}
 	contains(t, "sgdisk", tool(t, "", "sgdisk", "--verify", path), "No problems found")
@@ -247,7 +264,8 @@ func poke(t testing.TB, path string, offset int64, b ...byte) {
 func TestDamagedTables(t *testing.T) {
 	made := func(t *testing.T) string {
 		path := looptest.Image(t, 100*layout.MiB)
-		if err := Create(ctx, path, layout.GPT, "", []layout.Partition{{Number: 1, Start: layout.MiB, Size: 90 * layout.MiB, Name: "data"}}); err != nil {
+		if err := Create(ctx, path, layout.GPT, "", []layout.Partition{{Number: 1, Start: layout.MiB,
+			Size: 90 * layout.MiB, Name: "data"}}); err != nil {
 			t.Fatal(err)
 		}
 		return path
@@ -322,7 +340,8 @@ func TestDamagedTables(t *testing.T) {
 
 // What the disk carried before must not show through the new table, wherever a partition begins.
 func TestNewPartitionsShowNothingOld(t *testing.T) {
-	parts := []layout.Partition{{Number: 1, Start: layout.MiB, Size: 30 * layout.MiB}, {Number: 2, Start: 31 * layout.MiB, Size: 60 * layout.MiB}}
+	parts := []layout.Partition{{Number: 1, Start: layout.MiB, Size: 30 * layout.MiB}, {Number: 2,
+		Start: 31 * layout.MiB, Size: 60 * layout.MiB}}
 	content := func(path string, p layout.Partition) probe.Content {
 		f, err := os.Open(path)
 		if err != nil {
@@ -338,7 +357,8 @@ func TestNewPartitionsShowNothingOld(t *testing.T) {
 	filled := func() string {
 		path := looptest.Image(t, 100*layout.MiB)
 		for _, p := range parts {
-			tool(t, "", "mkfs.ext4", "-qF", "-E", fmt.Sprintf("offset=%d", p.Start), path, fmt.Sprintf("%dm", p.Size/layout.MiB))
+			tool(t, "", "mkfs.ext4", "-qF", "-E", fmt.Sprintf("offset=%d", p.Start), path, fmt.Sprintf("%dm",
+				p.Size/layout.MiB))
 			if !content(path, p).Data() {
 				t.Fatal("the test's own file system is not there")
 			}
@@ -374,7 +394,8 @@ func (s section) ReadAt(b []byte, o int64) (int, error) { return s.f.ReadAt(b, s
 func FuzzRead(f *testing.F) {
 	for _, label := range []layout.Label{layout.GPT, layout.MBR} {
 		path := looptest.Image(f, 2*layout.MiB+512*40)
-		if err := Create(ctx, path, label, "", []layout.Partition{{Number: 1, Start: layout.MiB, Size: 512 * 100}}); err != nil {
+		if err := Create(ctx, path, label, "", []layout.Partition{{Number: 1, Start: layout.MiB,
+			Size: 512 * 100}}); err != nil {
 			f.Fatal(err)
 		}
 		data, err := os.ReadFile(path)

@@ -14,7 +14,10 @@ func TestCheckTellsItsProgress(t *testing.T) {
 	path := looptest.Image(t, 300<<20)
 	run(t, "mkfs.ext4", "-qF", path)
 	var percents []int
-	if err := Check(t.Context(), path, probe.Ext4, func(percent int) { percents = append(percents, percent) }); err != nil {
+	if err := Check(t.Context(), path, probe.Ext4, func(percent int) {
+		percents = append(percents,
+			percent)
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if len(percents) < 5 || !slices.IsSorted(percents) || percents[0] < 1 || percents[len(percents)-1] != 100 {

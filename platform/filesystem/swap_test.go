@@ -35,7 +35,8 @@ func TestSwapHeader(t *testing.T) {
 	if err != nil || c.Kind != probe.Swap {
 		t.Fatalf("Probe = %s, %v; want swap", c, err)
 	}
-	if judge := run(t, "blkid", "-p", "-o", "export", path); !strings.Contains(judge, "TYPE=swap") || !strings.Contains(judge, c.UUID) {
+	if judge := run(t, "blkid", "-p", "-o", "export", path); !strings.Contains(judge, "TYPE=swap") ||
+		!strings.Contains(judge, c.UUID) {
 		t.Errorf("blkid says %q, want swap with UUID %s", judge, c.UUID)
 	}
 	if err := writeSwap(f, 4096, 4096); err == nil {

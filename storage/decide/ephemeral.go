@@ -144,7 +144,8 @@ func (p *Plan) fill(o Ephemeral, l Layout, fresh bool) {
 		p.add(Change{Op: MakeSwap, Device: swapPart, Proof: proof(swap), What: "make swap", Destructive: !fresh && !swap.Content.Blank()})
 	}
 	if used := data.MountedOn != "" || data.InUse; !used && (fresh || !data.Content.Data()) {
-		p.add(Change{Op: MakeFileSystem, Device: dataPart, Proof: proof(data), What: "make ext4", FileSystem: probe.Ext4,
+		p.add(Change{Op: MakeFileSystem, Device: dataPart, Proof: proof(data), What: "make ext4",
+			FileSystem:  probe.Ext4,
 			Destructive: !fresh && !data.Content.Blank()})
 		data = Volume{Content: probe.Content{Kind: probe.Ext4}}
 	}

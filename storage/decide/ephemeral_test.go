@@ -61,7 +61,8 @@ func TestPartitionEphemeral(t *testing.T) {
 	recovered := ours
 	recovered.Recovered = true
 	blank := layout.State{Path: "/dev/vdb", Bytes: size, Sector: 512, Content: probe.Content{Kind: probe.Blank}}
-	dos := layout.Table{Label: layout.MBR, Partitions: []layout.Partition{{Number: 1, Start: testMiB, Size: testMiB, Type: "83"}}}
+	dos := layout.Table{Label: layout.MBR, Partitions: []layout.Partition{{Number: 1, Start: testMiB, Size: testMiB,
+		Type: "83"}}}
 	small := volumeOf(probe.Ext4)
 	small.Content.Bytes = 1
 	large := state(size, named("bosh-partition-a-0", "bosh-partition-a-1"))
@@ -103,28 +104,39 @@ func TestPartitionEphemeral(t *testing.T) {
 			data:     volumeOf(probe.Ext4),
 			replaced: Replaced{Persistent: errors.New("it is on record"), Volume: volumeOf(probe.Ext4)},
 			fails:    "not touched: it is on record"},
-		{name: "ours, with a third partition", state: state(size, named("bosh-partition-a-0", "bosh-partition-a-1", "x")), swap: volumeOf(probe.Swap), data: volumeOf(probe.Ext4), want: "use-swap1 mount2"},
+		{name: "ours, with a third partition", state: state(size, named("bosh-partition-a-0", "bosh-partition-a-1",
+			"x")), swap: volumeOf(probe.Swap), data: volumeOf(probe.Ext4), want: "use-swap1 mount2"},
 		{name: "in use", state: blank, replaced: mounted, fails: "not touched: vdb is mounted"},
 		{name: "too much swap", state: blank, replaced: mounted, swapMiB: mib(1 << 40), fails: "leaves no room"},
-		{name: "after a reboot", state: state(size, ours), swap: volumeOf(probe.Swap), data: volumeOf(probe.Ext4), want: "use-swap1 mount2"},
-		{name: "after a restart", state: state(size, ours), swap: active, data: mountedOn("/data", probe.Ext4), want: ""},
-		{name: "swap no longer wanted", state: state(size, ours), swap: volumeOf(probe.Swap), data: volumeOf(probe.Ext4), swapMiB: mib(0), want: "mount2"},
+		{name: "after a reboot", state: state(size, ours), swap: volumeOf(probe.Swap), data: volumeOf(probe.Ext4),
+			want: "use-swap1 mount2"},
+		{name: "after a restart", state: state(size, ours), swap: active, data: mountedOn("/data", probe.Ext4),
+			want: ""},
+		{name: "swap no longer wanted", state: state(size, ours), swap: volumeOf(probe.Swap),
+			data: volumeOf(probe.Ext4), swapMiB: mib(0), want: "mount2"},
 		{name: "another agent's table", state: state(size, named("x")),
 			want: "create-table make-swap1 make-file-system2 use-swap1 mount2", finish: true},
-		{name: "interrupted", state: state(size, ours), swap: volumeOf(probe.Swap), data: volumeOf(probe.Ext4), pending: true,
-			want: "make-swap1 make-file-system2 use-swap1 mount2", finish: true},
-		{name: "interrupted, and mounted since", state: state(size, ours), swap: active, data: mountedOn("/data", probe.Ext4), pending: true, want: "", finish: true},
-		{name: "a table with one good copy", state: state(size, recovered), swap: active, data: mountedOn("/data", probe.Ext4), want: "repair-table"},
+		{name: "interrupted", state: state(size, ours), swap: volumeOf(probe.Swap), data: volumeOf(probe.Ext4),
+			pending: true,
+			want:    "make-swap1 make-file-system2 use-swap1 mount2", finish: true},
+		{name: "interrupted, and mounted since", state: state(size, ours), swap: active, data: mountedOn("/data",
+			probe.Ext4), pending: true, want: "", finish: true},
+		{name: "a table with one good copy", state: state(size, recovered), swap: active, data: mountedOn("/data",
+			probe.Ext4), want: "repair-table"},
 		{name: "xfs is kept", state: state(size, ours), swap: active, data: volumeOf(probe.XFS), want: "mount2"},
-		{name: "other content is replaced", state: state(size, ours), swap: volumeOf(probe.Ext4), data: volumeOf(probe.Ext2), want: "make-swap1 make-file-system2 use-swap1 mount2"},
-		{name: "mounted elsewhere", state: state(size, ours), swap: active, data: mountedOn("/mnt", probe.Ext4), want: "mount2"},
+		{name: "other content is replaced", state: state(size, ours), swap: volumeOf(probe.Ext4),
+			data: volumeOf(probe.Ext2), want: "make-swap1 make-file-system2 use-swap1 mount2"},
+		{name: "mounted elsewhere", state: state(size, ours), swap: active, data: mountedOn("/mnt", probe.Ext4),
+			want: "mount2"},
 		{name: "a part is bound somewhere", state: state(size, ours), swap: active, data: bound, want: "mount2"},
 		{name: "errors on record", state: state(size, ours), swap: active, data: faulty, want: "check-file-system2 mount2"},
 		{name: "smaller than its partition", state: large, swap: active, data: small, want: "mount2 grow-file-system2"},
 		{name: "smaller than its partition, mounted", state: state(size, ours), swap: active,
-			data: Volume{Content: probe.Content{Kind: probe.XFS}, MountedOn: "/data", InUse: true, Growable: true}, want: "grow-file-system2"},
+			data: Volume{Content: probe.Content{Kind: probe.XFS}, MountedOn: "/data", InUse: true, Growable: true},
+			want: "grow-file-system2"},
 		{name: "not ours to grow", state: state(size, ours), swap: active,
-			data: Volume{Content: probe.Content{Kind: probe.Btrfs}, MountedOn: "/data", InUse: true, Growable: true}, want: ""},
+			data: Volume{Content: probe.Content{Kind: probe.Btrfs}, MountedOn: "/data", InUse: true, Growable: true},
+			want: ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.label == "" {
@@ -134,7 +146,8 @@ func TestPartitionEphemeral(t *testing.T) {
 			if c.label == layout.MBR {
 				volumes = map[int]Volume{1: c.data}
 			}
-			p, err := SetupEphemeral(Ephemeral{Disk: c.state, AgentID: "a", RAM: 64 * testMiB, SwapMiB: c.swapMiB, Label: c.label,
+			p, err := SetupEphemeral(Ephemeral{Disk: c.state, AgentID: "a", RAM: 64 * testMiB, SwapMiB: c.swapMiB,
+				Label:   c.label,
 				Target:  "/data",
 				Pending: c.pending, Replaced: c.replaced, Volumes: volumes})
 			wantError(t, err, c.fails)
@@ -189,11 +202,15 @@ func TestAppendEphemeral(t *testing.T) {
 	}{
 		{name: "nothing behind root", state: table(), want: "append-partitions make-swap2 make-file-system3 use-swap2 mount3",
 			begin: "2:135266304+67108864 3:202375168+4092575232", finish: true},
-		{name: "after a reboot", state: table(swap, data), volumes: volumes(volumeOf(probe.Swap), volumeOf(probe.Ext4)), want: "use-swap2 mount3"},
-		{name: "after a restart", state: table(swap, data), volumes: volumes(active, mountedOn("/data", probe.Ext4)), want: ""},
-		{name: "interrupted", state: table(swap, data), volumes: volumes(volumeOf(probe.LVM), volumeOf(probe.Ext4)), pending: true,
-			want: "make-swap2 make-file-system3 use-swap2 mount3", finish: true},
-		{name: "foreign", state: table(swap, data), volumes: volumes(volumeOf(probe.LVM), volumeOf(probe.Ext4)), fails: "holds LVM"},
+		{name: "after a reboot", state: table(swap, data), volumes: volumes(volumeOf(probe.Swap),
+			volumeOf(probe.Ext4)), want: "use-swap2 mount3"},
+		{name: "after a restart", state: table(swap, data), volumes: volumes(active, mountedOn("/data", probe.Ext4)),
+			want: ""},
+		{name: "interrupted", state: table(swap, data), volumes: volumes(volumeOf(probe.LVM), volumeOf(probe.Ext4)),
+			pending: true,
+			want:    "make-swap2 make-file-system3 use-swap2 mount3", finish: true},
+		{name: "foreign", state: table(swap, data), volumes: volumes(volumeOf(probe.LVM), volumeOf(probe.Ext4)),
+			fails: "holds LVM"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p, err := SetupEphemeral(Ephemeral{Disk: c.state, Root: 1, AgentID: "a", RAM: 64 * testMiB, Target: "/data",
@@ -206,7 +223,8 @@ func TestAppendEphemeral(t *testing.T) {
 	}
 	full := layout.Table{Label: layout.MBR}
 	for n := range 4 {
-		full.Partitions = append(full.Partitions, layout.Partition{Number: n + 1, Start: int64(4-n) * testMiB, Size: testMiB})
+		full.Partitions = append(full.Partitions, layout.Partition{Number: n + 1, Start: int64(4-n) * testMiB,
+			Size: testMiB})
 	}
 	for _, swap := range []*uint64{nil, mib(0)} {
 		_, err := SetupEphemeral(Ephemeral{Disk: state(4<<30, full), Root: 1, RAM: testMiB, SwapMiB: swap})
@@ -215,7 +233,8 @@ func TestAppendEphemeral(t *testing.T) {
 }
 
 func TestPendingOnRoot(t *testing.T) {
-	parts := []layout.Partition{{Number: 1, Start: 1, Size: 2}, {Number: 2, Start: 3, Size: 4}, {Number: 3, Start: 7, Size: 5}}
+	parts := []layout.Partition{{Number: 1, Start: 1, Size: 2}, {Number: 2, Start: 3, Size: 4}, {Number: 3, Start: 7,
+		Size: 5}}
 	for recorded, want := range map[string]bool{"": false, "2:3+4 3:7+5": true, "3:7+5": true, "2:3+4": false, "2:3+4 3:7+6": false} {
 		if got := pendingOnRoot(layout.Table{Partitions: parts}, recorded); got != want {
 			t.Errorf("%q: pending %v, want %v", recorded, got, want)

@@ -25,8 +25,9 @@ func TestDisksOnRecordAreNeverFormatted(t *testing.T) {
 		"our empty partition, by table":    {CID: "vol-9", Disk: ours, Volume: volumeOf(probe.Blank)},
 		"unfinished on record, by table":   {CID: "vol-9", Disk: ours, Volume: volumeOf(probe.Blank), Pending: true},
 		"unfinished file system, by table": {CID: "vol-9", Disk: ours, Volume: volumeOf(probe.Ext4), Pending: true},
-		"foreign allowed, by table":        {CID: "vol-9", Disk: unnamed, Volume: volumeOf(probe.Blank), AllowForeign: true},
-		"foreign allowed, by file system":  {CID: "vol-9", Disk: gptDisk("x"), Volume: other, AllowForeign: true},
+		"foreign allowed, by table": {CID: "vol-9", Disk: unnamed, Volume: volumeOf(probe.Blank),
+			AllowForeign: true},
+		"foreign allowed, by file system": {CID: "vol-9", Disk: gptDisk("x"), Volume: other, AllowForeign: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o.FileSystem = probe.Ext4
@@ -47,7 +48,8 @@ func TestDisksOnRecordAreNeverFormatted(t *testing.T) {
 func TestMountingChecksIdentity(t *testing.T) {
 	records := record.Record{Disks: map[string]record.Disk{"vol-1": {FileSystem: "U", Table: "T", Bytes: 100 * testMiB}}}
 	with := func(uuid string, change func(*Persistent)) Persistent {
-		o := Persistent{CID: "vol-1", Disk: gptDisk("bosh-partition-0"), Volume: volumeOf(probe.XFS), Record: records, FileSystem: probe.Ext4}
+		o := Persistent{CID: "vol-1", Disk: gptDisk("bosh-partition-0"), Volume: volumeOf(probe.XFS),
+			Record: records, FileSystem: probe.Ext4}
 		o.Volume.Content.UUID = uuid
 		if change != nil {
 			change(&o)

@@ -173,7 +173,8 @@ func onRoot(o Ephemeral) (l Layout, made []layout.Partition, err error) {
 			return 0, fmt.Errorf("no free entry in the partition table of %s", s.Path)
 		}
 		end := min(start+size, layout.Usable(l.Label, s.Bytes, s.Sector))
-		p := layout.Partition{Number: n, Start: start, Size: (end - start) / int64(s.Sector) * int64(s.Sector), Type: l.Label.DataType()}
+		p := layout.Partition{Number: n, Start: start, Size: (end - start) / int64(s.Sector) * int64(s.Sector),
+			Type: l.Label.DataType()}
 		if l.Label.Named() {
 			p.Name = fmt.Sprintf("%s-%d", ephemeralPrefix(o.AgentID), len(made))
 		}
@@ -207,7 +208,8 @@ func (l Layout) recognize(behind []layout.Partition, o Ephemeral) (Layout, error
 		v := o.Volumes[p.Number]
 		c := v.Content
 		blank := c.Blank() && (v.Residue.Zeros() || strings.HasPrefix(p.Name, ephemeralPrefix(o.AgentID)))
-		fits := o.Pending || blank || p.Number == l.Swap && (v.ActiveSwap || c.Kind == probe.Swap) || p.Number == l.Data && c.Data()
+		fits := o.Pending || blank || p.Number == l.Swap && (v.ActiveSwap || c.Kind == probe.Swap) ||
+			p.Number == l.Data && c.Data()
 		if !fits && c.Blank() {
 			return l, fmt.Errorf("partition %d behind the root partition is not blank, and is not touched", p.Number)
 		}
@@ -266,7 +268,8 @@ func KeptRaw(t layout.Table) bool {
 
 // newRaw is one partition over the whole disk.
 func newRaw(s layout.State, i int) []layout.Partition {
-	return []layout.Partition{{Number: 1, Start: layout.MiB, Size: onePartition(s, layout.GPT), Name: RawName(i), Type: layout.GPT.DataType()}}
+	return []layout.Partition{{Number: 1, Start: layout.MiB, Size: onePartition(s, layout.GPT), Name: RawName(i),
+		Type: layout.GPT.DataType()}}
 }
 
 // newPersistent is one partition over the whole disk, whose file system is still to be made.

@@ -89,7 +89,8 @@ func TestNewEphemeral(t *testing.T) {
 func named(names ...string) layout.Table {
 	t := layout.Table{Label: layout.GPT}
 	for i, n := range names {
-		t.Partitions = append(t.Partitions, layout.Partition{Number: i + 1, Start: int64(i+1) * testMiB, Size: testMiB, Name: n})
+		t.Partitions = append(t.Partitions, layout.Partition{Number: i + 1, Start: int64(i+1) * testMiB,
+			Size: testMiB, Name: n})
 	}
 	return t
 }
@@ -117,7 +118,8 @@ func TestKeptEphemeral(t *testing.T) {
 	dos := func(types ...string) layout.Table {
 		t := layout.Table{Label: layout.MBR}
 		for i, kind := range types {
-			t.Partitions = append(t.Partitions, layout.Partition{Number: i + 1, Start: int64(i+1) * testMiB, Size: testMiB, Type: kind})
+			t.Partitions = append(t.Partitions, layout.Partition{Number: i + 1, Start: int64(i+1) * testMiB,
+				Size: testMiB, Type: kind})
 		}
 		return t
 	}
@@ -148,7 +150,8 @@ func TestOnRoot(t *testing.T) {
 	}
 	swap := layout.Partition{Number: 2, Start: 200 * testMiB, Size: 100 * testMiB, Type: "83"}
 	data := layout.Partition{Number: 3, Start: 300 * testMiB, Size: 100 * testMiB, Type: "83"}
-	bios := layout.Partition{Number: 2, Start: 264192 * 512, Size: testMiB, Type: "21686148-6449-6E6F-744E-656564454649"}
+	bios := layout.Partition{Number: 2, Start: 264192 * 512, Size: testMiB,
+		Type: "21686148-6449-6E6F-744E-656564454649"}
 	kinds := func(kinds ...probe.Kind) map[int]Volume {
 		volumes := map[int]Volume{}
 		for i, k := range kinds {
@@ -170,19 +173,33 @@ func TestOnRoot(t *testing.T) {
 		fails      string
 	}{
 		{"no swap, to the very end", size, table(layout.MBR), mib(0), nil, [][2]int64{{264192, 2242560}}, 0, 2, ""},
-		{"swap and data", size, table(layout.MBR), mib(100), nil, [][2]int64{{264192, 204800}, {468992, 2037760}}, 2, 3, ""},
+		{"swap and data", size, table(layout.MBR), mib(100), nil, [][2]int64{{264192, 204800}, {468992, 2037760}}, 2,
+			3, ""},
 		{"GPT keeps its backup", size, table(layout.GPT), mib(0), nil, [][2]int64{{264192, 2242560 - 33}}, 0, 2, ""},
-		{"there already, whatever RAM is now (D.12)", size, table(layout.MBR, swap, data), nil, kinds(probe.Swap, probe.Ext4), nil, 2, 3, ""},
-		{"there already, not formatted", size, table(layout.MBR, swap, data), nil, kinds(probe.Blank, probe.Blank), nil, 2, 3, ""},
-		{"foreign partition", size, table(layout.MBR, swap), nil, kinds(probe.LVM), nil, 0, 0, "holds LVM physical volume and is not touched"},
-		{"too little room", 1000 * testMiB, table(layout.MBR), nil, nil, nil, 0, 0, "insufficient remaining disk space"},
-		{"three partitions behind root", size, table(layout.MBR, swap, data, layout.Partition{Number: 4, Start: 400 * testMiB, Size: testMiB}), nil, kinds(probe.Blank, probe.Blank, probe.Blank), nil, 0, 0, "3 partitions behind the root partition"},
+		{"there already, whatever RAM is now (D.12)", size, table(layout.MBR, swap, data), nil, kinds(probe.Swap,
+			probe.Ext4), nil, 2, 3, ""},
+		{"there already, not formatted", size, table(layout.MBR, swap, data), nil, kinds(probe.Blank, probe.Blank),
+			nil, 2, 3, ""},
+		{"foreign partition", size, table(layout.MBR, swap), nil, kinds(probe.LVM), nil, 0, 0,
+			"holds LVM physical volume and is not touched"},
+		{"too little room", 1000 * testMiB, table(layout.MBR), nil, nil, nil, 0, 0,
+			"insufficient remaining disk space"},
+		{"three partitions behind root", size, table(layout.MBR, swap, data, layout.Partition{Number: 4,
+			Start: 400 * testMiB, Size: testMiB}), nil, kinds(probe.Blank, probe.Blank, probe.Blank), nil, 0, 0,
+			"3 partitions behind the root partition"},
 		{"more swap than room", size, table(layout.MBR), mib(1 << 20), nil, nil, 0, 0, "leaves no room for data"},
-		{"root not in the table", size, layout.Table{Label: layout.MBR}, nil, nil, nil, 0, 0, "root partition 1 is not in the table"},
-		{"there already, not blank", size, table(layout.MBR, swap), nil, map[int]Volume{2: {Content: probe.Content{Kind: probe.Blank}, Residue: remains}}, nil, 0, 0, "partition 2 behind the root partition is not blank"},
-		{"there already, ours by its name", size, table(layout.GPT, layout.Partition{Number: 2, Start: swap.Start, Size: swap.Size, Name: "bosh-partition-a-0"}), nil, map[int]Volume{2: {Content: probe.Content{Kind: probe.Blank}, Residue: remains}}, nil, 0, 2, ""},
-		{"BIOS boot behind root", size, table(layout.GPT, bios), mib(0), nil, [][2]int64{{266240, 2240512 - 33}}, 0, 3, ""},
-		{"BIOS boot behind root, data behind it", size, table(layout.GPT, bios, layout.Partition{Number: 3, Start: data.Start, Size: data.Size}), mib(0), map[int]Volume{3: volumeOf(probe.Ext4)}, nil, 0, 3, ""},
+		{"root not in the table", size, layout.Table{Label: layout.MBR}, nil, nil, nil, 0, 0,
+			"root partition 1 is not in the table"},
+		{"there already, not blank", size, table(layout.MBR, swap), nil,
+			map[int]Volume{2: {Content: probe.Content{Kind: probe.Blank}, Residue: remains}}, nil, 0, 0,
+			"partition 2 behind the root partition is not blank"},
+		{"there already, ours by its name", size, table(layout.GPT, layout.Partition{Number: 2, Start: swap.Start,
+			Size: swap.Size, Name: "bosh-partition-a-0"}), nil,
+			map[int]Volume{2: {Content: probe.Content{Kind: probe.Blank}, Residue: remains}}, nil, 0, 2, ""},
+		{"BIOS boot behind root", size, table(layout.GPT, bios), mib(0), nil, [][2]int64{{266240, 2240512 - 33}}, 0,
+			3, ""},
+		{"BIOS boot behind root, data behind it", size, table(layout.GPT, bios, layout.Partition{Number: 3,
+			Start: data.Start, Size: data.Size}), mib(0), map[int]Volume{3: volumeOf(probe.Ext4)}, nil, 0, 3, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l, made, err := onRoot(Ephemeral{Disk: state(c.size, c.table), Root: 1, AgentID: "a", RAM: 100 * testMiB, SwapMiB: c.swap, Volumes: c.content})

@@ -62,7 +62,8 @@ func matrixVolumes() []matrixVolume {
 		{name: "ext4 below RAID", content: held(probe.MD, probe.Ext4), trace: true},
 		{name: "ext4 and RAID", content: held(probe.Ext4, probe.MD), trace: true},
 		{name: "damaged superblock", content: probe.Content{Kind: probe.Unknown}, trace: true},
-		{name: "superblock lost", content: probe.Content{Kind: probe.Blank}, residue: ext4At(0, 128*testMiB), trace: true},
+		{name: "superblock lost", content: probe.Content{Kind: probe.Blank}, residue: ext4At(0, 128*testMiB),
+			trace: true},
 		{name: "bytes", content: probe.Content{Kind: probe.Blank}, residue: remains},
 		{name: "noise", content: probe.Content{Kind: probe.Blank}, residue: noise},
 	}
@@ -176,7 +177,8 @@ func (c matrixCell) possible() bool {
 // observed is what observation makes of the disk.
 func (c matrixCell) observed() Observed {
 	v, t := c.volume, c.table
-	p := Persistent{Disk: state(100*testMiB, t.table), Preformatted: t.preformatted, AllowForeign: c.wish.foreign, AllowNoise: c.wish.noise}
+	p := Persistent{Disk: state(100*testMiB, t.table), Preformatted: t.preformatted, AllowForeign: c.wish.foreign,
+		AllowNoise: c.wish.noise}
 	if t.grown {
 		p.Disk.Bytes = 900 * testMiB
 	}
@@ -199,7 +201,8 @@ func (c matrixCell) observed() Observed {
 			p.Damaged, p.Disk.Content = layout.ErrDamaged, probe.Content{Kind: probe.GPT}
 		}
 		if !v.content.Blank() { // its signature is found again
-			p.Residue = probe.Residue{NonZero: 3, Found: append(v.superblocks(0), probe.Superblock{Kind: v.content.Kind})}
+			p.Residue = probe.Residue{NonZero: 3, Found: append(v.superblocks(0),
+				probe.Superblock{Kind: v.content.Kind})}
 		}
 	case len(t.table.Partitions) == 1:
 		p.Volume.Content, p.Pending = v.content, c.pending()
@@ -227,7 +230,8 @@ func (c matrixCell) identified() string {
 	case c.record.cid == "":
 	case c.record.table == c.table.table.GUID && c.table.table.GUID != "":
 		return "its table"
-	case c.record.system == "u-1" && c.volume.content.UUID != "" && (c.volume.trace || len(c.table.table.Partitions) == 1):
+	case c.record.system == "u-1" && c.volume.content.UUID != "" && (c.volume.trace ||
+		len(c.table.table.Partitions) == 1):
 		return "its file system"
 	}
 	return ""
@@ -243,7 +247,8 @@ func (c matrixCell) outcome(formatted bool, refusal error) error {
 	known := c.identified()
 	otherDisk := c.record.cid == "vol-1" && c.record.system != "u-1" && c.wish.asked == ""
 	ours := v.sound && !unfinished && (t.one() || t.preformatted) && !otherDisk && !forced
-	blank := nothing && !unfinished && !t.preformatted && !(t.damaged && v.zeros()) && (len(t.table.Partitions) == 0 || t.ours()) &&
+	blank := nothing && !unfinished && !t.preformatted && !(t.damaged && v.zeros()) &&
+		(len(t.table.Partitions) == 0 || t.ours()) &&
 		known == ""
 	switch {
 	case formatted && refusal != nil:
@@ -294,7 +299,8 @@ func TestMatrix(t *testing.T) {
 						}
 						if bad := c.outcome(formats, err); bad != nil && wrong < 20 {
 							wrong++
-							t.Errorf("%s; %s; on record: %s; %+v; boot %v: %v: %v %v", volume.name, table.name, r.name, wish, boot,
+							t.Errorf("%s; %s; on record: %s; %+v; boot %v: %v: %v %v", volume.name, table.name,
+								r.name, wish, boot,
 								bad, p.Changes, err)
 						}
 					}

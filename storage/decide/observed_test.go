@@ -66,7 +66,8 @@ func TestMountDisk(t *testing.T) {
 		{"absent", Observed{Persistent: Persistent{CID: "vol-1"}, Absent: errors.New("not there")}, "await", Records{CID: "-"}, ""},
 		{"a directory", with(observedDisk(Persistent{}, none, ""), func(o *Observed) { o.Directory = true }), "", Records{}, "is not a block device"},
 		{"not a directory, where disks are", with(observedDisk(Persistent{}, none, ""), func(o *Observed) { o.Directories = true }), "", Records{}, "is not a directory"},
-		{"preformatted and blank, at boot", with(observedDisk(Persistent{Volume: volumeOf(probe.Blank), Preformatted: true}, none, "vol-1"), boot), "", Records{},
+		{"preformatted and blank, at boot", with(observedDisk(Persistent{Volume: volumeOf(probe.Blank),
+			Preformatted: true}, none, "vol-1"), boot), "", Records{},
 			"nothing to mount: attach a disk with a file system"},
 		{"a directory that is bound", with(observedDisk(Persistent{}, none, ""), func(o *Observed) { o.Directory, o.Directories = true, true }), "bind-mount", Records{Store: true}, ""},
 	} {

@@ -18,12 +18,14 @@ func diskWithoutTable(k probe.Kind) layout.State {
 }
 
 var (
-	dosDisk  = state(100*testMiB, layout.Table{Label: layout.MBR, Partitions: []layout.Partition{{Number: 1, Start: 512, Size: testMiB, Type: "83"}}})
+	dosDisk = state(100*testMiB, layout.Table{Label: layout.MBR, Partitions: []layout.Partition{{Number: 1,
+		Start: 512, Size: testMiB, Type: "83"}}})
 	oneEmpty = state(100*testMiB, layout.Table{Label: layout.GPT})
 
 	overOlder = layout.State{Path: "/dev/vdb", Bytes: 100 * testMiB, Sector: 512, Table: dosDisk.Table,
 		Beneath: []probe.Kind{probe.Ext4, probe.NTFS}}
-	largeSectors = layout.State{Path: "/dev/vdb", Bytes: 100 * testMiB, Sector: 4096, Content: probe.Content{Kind: probe.Blank}}
+	largeSectors = layout.State{Path: "/dev/vdb", Bytes: 100 * testMiB, Sector: 4096,
+		Content: probe.Content{Kind: probe.Blank}}
 )
 
 func gptDisk(names ...string) layout.State { return state(100*testMiB, named(names...)) }
@@ -34,7 +36,8 @@ var (
 	noise   = probe.Residue{NonZero: 3, Noise: true}
 	remains = probe.Residue{NonZero: 3}
 	ext4At  = func(start, backup int64) probe.Residue {
-		return probe.Residue{NonZero: 3, Found: []probe.Superblock{{Kind: probe.Ext4, Start: start, Backup: backup, Block: 4096, Bytes: 50 * testMiB}}}
+		return probe.Residue{NonZero: 3, Found: []probe.Superblock{{Kind: probe.Ext4, Start: start, Backup: backup,
+			Block: 4096, Bytes: 50 * testMiB}}}
 	}
 )
 
@@ -49,12 +52,18 @@ func TestJudge(t *testing.T) {
 		says    string
 	}{
 		{"blank", diskWithoutTable(probe.Blank), Volume{}, zeros, false, create, "blank, 100.0 MiB"},
-		{"no table, but data", diskWithoutTable(probe.Blank), Volume{}, remains, false, refuse, "data at byte 3 of /dev/vdb"},
-		{"no table, but noise", diskWithoutTable(probe.Blank), Volume{}, noise, false, refuse, "persistent_disk_blank: noise"},
-		{"the table is lost, not the file system", diskWithoutTable(probe.Blank), Volume{}, ext4At(testMiB, 0), false, refuse, "echo start=2048 | sfdisk --wipe never -X gpt /dev/vdb"},
-		{"DOS, the table is lost", diskWithoutTable(probe.Blank), Volume{}, ext4At(512, 0), false, refuse, "echo start=1 | sfdisk --wipe never -X dos /dev/vdb"},
-		{"table and superblock are lost", diskWithoutTable(probe.Blank), Volume{}, ext4At(testMiB, 128*testMiB), false, refuse, "one partition from sector 2048 and run e2fsck -b 32768 -B 4096 /dev/vdb1"},
-		{"file system without a table (D.1)", diskWithoutTable(probe.Ext4), Volume{}, zeros, false, refuse, "the whole disk holds ext4"},
+		{"no table, but data", diskWithoutTable(probe.Blank), Volume{}, remains, false, refuse,
+			"data at byte 3 of /dev/vdb"},
+		{"no table, but noise", diskWithoutTable(probe.Blank), Volume{}, noise, false, refuse,
+			"persistent_disk_blank: noise"},
+		{"the table is lost, not the file system", diskWithoutTable(probe.Blank), Volume{}, ext4At(testMiB, 0),
+			false, refuse, "echo start=2048 | sfdisk --wipe never -X gpt /dev/vdb"},
+		{"DOS, the table is lost", diskWithoutTable(probe.Blank), Volume{}, ext4At(512, 0), false, refuse,
+			"echo start=1 | sfdisk --wipe never -X dos /dev/vdb"},
+		{"table and superblock are lost", diskWithoutTable(probe.Blank), Volume{}, ext4At(testMiB, 128*testMiB),
+			false, refuse, "one partition from sector 2048 and run e2fsck -b 32768 -B 4096 /dev/vdb1"},
+		{"file system without a table (D.1)", diskWithoutTable(probe.Ext4), Volume{}, zeros, false, refuse,
+			"the whole disk holds ext4"},
 		{"LVM on the disk", diskWithoutTable(probe.LVM), Volume{}, zeros, false, refuse, "LVM"},
 		{"empty table", oneEmpty, Volume{}, zeros, false, create, "empty partition table"},
 		{"empty table over lost data", oneEmpty, Volume{}, ext4At(testMiB, 0), false, refuse, "the partition table is empty, but ext4 begins at sector 2048"},
@@ -68,20 +77,28 @@ func TestJudge(t *testing.T) {
 			"partition 1 holds ext4 (older ext4 and NTFS beneath the table is ignored)"},
 		{"blank, as far as it was read", diskWithoutTable(probe.Blank), Volume{}, slow, false, create,
 			"blank, 100.0 MiB (7 places were not read in time and count as zeros)"},
-		{"ours, never formatted (D.5)", gptDisk("bosh-partition-0"), volumeOf(probe.Blank), zeros, false, format, "named bosh-partition-0 and blank"},
-		{"ours, superblock lost", gptDisk("bosh-partition-0"), volumeOf(probe.Blank), ext4At(0, 128*testMiB), false, refuse, "run e2fsck -b 32768 -B 4096 /dev/vdb1"},
-		{"ours, not blank", gptDisk("bosh-partition-0"), volumeOf(probe.Blank), remains, false, refuse, "partition 1 has no file system, but"},
-		{"ours, noise", gptDisk("bosh-partition-0"), volumeOf(probe.Blank), noise, false, refuse, "persistent_disk_blank: noise"},
+		{"ours, never formatted (D.5)", gptDisk("bosh-partition-0"), volumeOf(probe.Blank), zeros, false, format,
+			"named bosh-partition-0 and blank"},
+		{"ours, superblock lost", gptDisk("bosh-partition-0"), volumeOf(probe.Blank), ext4At(0, 128*testMiB), false,
+			refuse, "run e2fsck -b 32768 -B 4096 /dev/vdb1"},
+		{"ours, not blank", gptDisk("bosh-partition-0"), volumeOf(probe.Blank), remains, false, refuse,
+			"partition 1 has no file system, but"},
+		{"ours, noise", gptDisk("bosh-partition-0"), volumeOf(probe.Blank), noise, false, refuse,
+			"persistent_disk_blank: noise"},
 		{"ours, unfinished", gptDisk(PreparingName), volumeOf(probe.Blank), remains, true, format, "unfinished"},
 		{"not named by us, blank", gptDisk("x"), volumeOf(probe.Blank), zeros, false, refuse, "nothing shows"},
-		{"DOS, blank, unfinished on record", dosDisk, volumeOf(probe.Blank), zeros, true, format, "on record as unfinished"},
+		{"DOS, blank, unfinished on record", dosDisk, volumeOf(probe.Blank), zeros, true, format,
+			"on record as unfinished"},
 		{"DOS, blank", dosDisk, volumeOf(probe.Blank), zeros, false, refuse, "nothing shows"},
-		{"ours by name, LUKS inside (D.2)", gptDisk("bosh-partition-0"), volumeOf(probe.LUKS), zeros, false, refuse, "LUKS"},
+		{"ours by name, LUKS inside (D.2)", gptDisk("bosh-partition-0"), volumeOf(probe.LUKS), zeros, false, refuse,
+			"LUKS"},
 		{"ext3 (D.2)", gptDisk("x"), volumeOf(probe.Ext3), zeros, false, refuse, "ext3"},
 		{"btrfs (D.2)", gptDisk("x"), volumeOf(probe.Btrfs), zeros, false, refuse, "btrfs"},
 		{"btrfs, unfinished on record", gptDisk("x"), volumeOf(probe.Btrfs), zeros, true, refuse, "btrfs"},
 		{"ext4 and RAID", gptDisk("x"), volumeOf(probe.Ext4, probe.MD), zeros, false, refuse, "md RAID"},
-		{"only partition 2", state(100*testMiB, layout.Table{Label: layout.GPT, Partitions: []layout.Partition{{Number: 2, Start: testMiB, Size: testMiB}}}), volumeOf(probe.Ext4), zeros, false, refuse, "number 2"},
+		{"only partition 2", state(100*testMiB, layout.Table{Label: layout.GPT,
+			Partitions: []layout.Partition{{Number: 2, Start: testMiB, Size: testMiB}}}), volumeOf(probe.Ext4),
+			zeros, false, refuse, "number 2"},
 		{"two partitions", gptDisk("a", "b"), Volume{}, zeros, false, refuse, "2 partitions"},
 		{"lost table, large sectors", largeSectors, Volume{}, ext4At(testMiB, 0), false, refuse, "ext4 begins at sector 256To keep its content, write a partition table with one partition from there (echo start=256 |"},
 		{"lost table, large sectors, superblock lost", largeSectors, Volume{}, ext4At(testMiB, 128*testMiB), false, refuse, "one partition from sector 256 and run e2fsck"},
@@ -122,7 +139,8 @@ func TestJudgeWhereNewVolumesHoldNoise(t *testing.T) {
 		{"a damaged table", diskWithoutTable(probe.Blank), remains, layout.ErrDamaged, refuse},
 		{"a foreign partition, noise inside", gptDisk("x"), noise, nil, refuse},
 	} {
-		o := Persistent{Disk: c.state, Volume: volumeOf(probe.Blank), Residue: c.residue, Damaged: c.damaged, AllowNoise: true}
+		o := Persistent{Disk: c.state, Volume: volumeOf(probe.Blank), Residue: c.residue, Damaged: c.damaged,
+			AllowNoise: true}
 		if got := judge(o); got.Verdict != c.want {
 			t.Errorf("%s: %+v, want %d", c.name, got, c.want)
 		}
@@ -187,17 +205,22 @@ func TestMountPersistent(t *testing.T) {
 		notGrown string
 		fails    string
 	}{
-		{name: "blank", o: Persistent{Disk: diskWithoutTable(probe.Blank)}, want: "create-table make-file-system1 name-partition mount1", finish: true},
-		{name: "blank, DOS", o: Persistent{Disk: diskWithoutTable(probe.Blank), Label: layout.MBR}, want: "create-table make-file-system1 mount1", finish: true},
-		{name: "blank, unknown file system", o: Persistent{Disk: diskWithoutTable(probe.Blank), FileSystem: "zfs"}, fails: `persistent_disk_fs "zfs" is not supported, only ext4 and xfs`},
+		{name: "blank", o: Persistent{Disk: diskWithoutTable(probe.Blank)},
+			want: "create-table make-file-system1 name-partition mount1", finish: true},
+		{name: "blank, DOS", o: Persistent{Disk: diskWithoutTable(probe.Blank), Label: layout.MBR},
+			want: "create-table make-file-system1 mount1", finish: true},
+		{name: "blank, unknown file system", o: Persistent{Disk: diskWithoutTable(probe.Blank), FileSystem: "zfs"},
+			fails: `persistent_disk_fs "zfs" is not supported, only ext4 and xfs`},
 		{name: "unfinished, unknown file system", o: Persistent{Disk: gptDisk("bosh-partition-0"), Volume: blank, FileSystem: "zfs"}, fails: `"zfs" is not supported`},
 		{name: "kept, unknown file system", o: Persistent{Disk: full, Volume: ext4, FileSystem: "zfs"}, want: "mount1"},
 		{name: "too large for its table", o: Persistent{Disk: huge, Label: layout.MBR}, fails: "larger than 2 TiB"},
 		{name: "too small", o: Persistent{Disk: sized(2 * testMiB)}, fails: "/dev/vdb has 2.0 MiB, which is too small"},
 		{name: "no size", o: Persistent{Disk: sized(0)}, fails: "/dev/vdb has 0.0 MiB, which is too small"},
 		{name: "large", o: Persistent{Disk: huge}, want: "create-table make-file-system1 name-partition mount1", finish: true},
-		{name: "foreign", o: Persistent{Disk: diskWithoutTable(probe.LVM)}, fails: "/dev/vdb is refused: the whole disk holds LVM"},
-		{name: "foreign, released", o: Persistent{Disk: diskWithoutTable(probe.LVM), AllowForeign: true}, want: "create-table make-file-system1 name-partition mount1", finish: true},
+		{name: "foreign", o: Persistent{Disk: diskWithoutTable(probe.LVM)},
+			fails: "/dev/vdb is refused: the whole disk holds LVM"},
+		{name: "foreign, released", o: Persistent{Disk: diskWithoutTable(probe.LVM), AllowForeign: true},
+			want: "create-table make-file-system1 name-partition mount1", finish: true},
 		{name: "foreign with a superblock, released", o: Persistent{Disk: diskWithoutTable(probe.LVM),
 			AllowForeign: true, Superblocks: []probe.Superblock{{Kind: probe.Ext4, Start: 4096}}},
 			fails: "LVM physical volume. It has a superblock of ext4 at byte 4096: no setting formats such a disk"},
@@ -217,7 +240,9 @@ func TestMountPersistent(t *testing.T) {
 		{name: "unfinished, with a superblock", o: Persistent{Disk: preparing, Volume: blank, Pending: true,
 			Superblocks: []probe.Superblock{{Kind: probe.Ext4}}},
 			want: "make-file-system1 name-partition mount1", begin: "G", finish: true},
-		{name: "damaged, released", o: Persistent{Disk: state(100*testMiB, layout.Table{}), Damaged: layout.ErrDamaged, AllowForeign: true}, want: "create-table make-file-system1 name-partition mount1", finish: true},
+		{name: "damaged, released", o: Persistent{Disk: state(100*testMiB, layout.Table{}),
+			Damaged: layout.ErrDamaged, AllowForeign: true},
+			want: "create-table make-file-system1 name-partition mount1", finish: true},
 		{name: "never formatted", o: Persistent{Disk: recovered, Volume: blank}, want: "repair-table make-file-system1 mount1", begin: "G", finish: true},
 		{name: "kept", o: Persistent{Disk: full, Volume: ext4}, want: "mount1"},
 		{name: "one good copy", o: Persistent{Disk: recovered, Volume: ext4}, want: "repair-table mount1"},
@@ -230,10 +255,14 @@ func TestMountPersistent(t *testing.T) {
 		{name: "grown by the IaaS", o: Persistent{Disk: grown, Volume: ext4}, want: "grow-partition mount1 grow-file-system1"},
 		{name: "grown, the file system lags behind", o: Persistent{Disk: grown, Volume: small}, want: "grow-partition mount1 grow-file-system1"},
 		{name: "the file system lags behind", o: Persistent{Disk: full, Volume: small}, want: "mount1 grow-file-system1"},
-		{name: "cannot be grown", o: Persistent{Disk: func() layout.State { s := grown; s.Table.Fixed = "it has an extended partition"; return s }(), Volume: ext4}, want: "mount1", notGrown: "it has an extended partition"},
-		{name: "preformatted", o: Persistent{Disk: state(100*testMiB, layout.Table{}), Volume: ext4, Preformatted: true}, want: "mount"},
-		{name: "preformatted, grown", o: Persistent{Disk: state(100*testMiB, layout.Table{}), Volume: small, Preformatted: true}, want: "mount grow-file-system"},
-		{name: "preformatted, blank", o: Persistent{Disk: state(100*testMiB, layout.Table{}), Volume: blank, Preformatted: true}, fails: "there is nothing to mount"},
+		{name: "cannot be grown",
+			o: Persistent{Disk: func() layout.State { s := grown; s.Table.Fixed = "it has an extended partition"; return s }(), Volume: ext4}, want: "mount1", notGrown: "it has an extended partition"},
+		{name: "preformatted", o: Persistent{Disk: state(100*testMiB, layout.Table{}), Volume: ext4,
+			Preformatted: true}, want: "mount"},
+		{name: "preformatted, grown", o: Persistent{Disk: state(100*testMiB, layout.Table{}), Volume: small,
+			Preformatted: true}, want: "mount grow-file-system"},
+		{name: "preformatted, blank", o: Persistent{Disk: state(100*testMiB, layout.Table{}), Volume: blank,
+			Preformatted: true}, fails: "there is nothing to mount"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.o.FileSystem == "" {
@@ -260,7 +289,8 @@ func TestMountPersistent(t *testing.T) {
 		})
 	}
 	var foreign *foreignError
-	if _, err := MountPersistent(Persistent{Disk: diskWithoutTable(probe.LVM)}, "/store"); !errors.As(err, &foreign) || foreign.Found == "" {
+	if _, err := MountPersistent(Persistent{Disk: diskWithoutTable(probe.LVM)}, "/store"); !errors.As(err,
+		&foreign) || foreign.Found == "" {
 		t.Errorf("error %v, want one that can be told from others", err)
 	}
 }
@@ -331,7 +361,8 @@ func TestIsBlank(t *testing.T) {
 	}{
 		{"blank", Persistent{Disk: diskWithoutTable(probe.Blank), Residue: zeros}, true},
 		{"not blank", Persistent{Disk: diskWithoutTable(probe.Blank), Residue: remains}, false},
-		{"a table", Persistent{Disk: gptDisk("bosh-partition-0"), Volume: volumeOf(probe.Blank), Residue: zeros}, false},
+		{"a table", Persistent{Disk: gptDisk("bosh-partition-0"), Volume: volumeOf(probe.Blank), Residue: zeros},
+			false},
 		{"an empty table", Persistent{Disk: oneEmpty, Residue: zeros}, true},
 		{"a file system", Persistent{Disk: diskWithoutTable(probe.Ext4), Residue: zeros}, false},
 		{"damaged", Persistent{Disk: diskWithoutTable(probe.Blank), Residue: zeros, Damaged: layout.ErrDamaged}, false},
@@ -393,7 +424,8 @@ func TestGrowTo(t *testing.T) {
 		{"DOS to the very end", 900 * testMiB, table(layout.MBR, part(1, 100)), 900 * testMiB, ""},
 		{"DOS across 2 TiB", 3 << 40, table(layout.MBR, part(1, 100)), 0, "2 TiB"},
 		{"GPT across 2 TiB", 3 << 40, table(layout.GPT, part(1, 100)), 3<<40 - testMiB, ""},
-		{"a table that cannot be rewritten", 900 * testMiB, layout.Table{Label: layout.MBR, Fixed: "extended", Partitions: []layout.Partition{part(1, 100)}}, 0, "extended"},
+		{"a table that cannot be rewritten", 900 * testMiB, layout.Table{Label: layout.MBR, Fixed: "extended",
+			Partitions: []layout.Partition{part(1, 100)}}, 0, "extended"},
 		{"metadata at the end", 900 * testMiB, table(layout.MBR, part(1, 100)), 0, "metadata of a md RAID member"},
 		{"not there", 900 * testMiB, table(layout.GPT), 0, "not in the table"},
 	} {
@@ -427,8 +459,10 @@ func TestGrowMounted(t *testing.T) {
 		notGrown string
 	}{
 		{"as large as its disk", Persistent{Disk: disk900(898, 1), Volume: mountedOn("/store", probe.XFS)}, "", ""},
-		{"room that older agents left", Persistent{Disk: disk900(800, 1), Volume: mountedOn("/store", probe.XFS)}, "", ""},
-		{"grown", Persistent{Disk: disk900(400, 1), Volume: mountedOn("/store", probe.XFS)}, "grow-partition grow-file-system1", ""},
+		{"room that older agents left", Persistent{Disk: disk900(800, 1), Volume: mountedOn("/store", probe.XFS)},
+			"", ""},
+		{"grown", Persistent{Disk: disk900(400, 1), Volume: mountedOn("/store", probe.XFS)},
+			"grow-partition grow-file-system1", ""},
 		{"the file system lags behind", Persistent{Disk: disk900(898, 1), Volume: lags}, "grow-file-system1", ""},
 		{"one good copy", Persistent{Disk: recovered, Volume: lags}, "repair-table grow-file-system1", ""},
 		{"two partitions", Persistent{Disk: disk900(400, 2), Volume: lags}, "", ""},

@@ -85,11 +85,15 @@ func TestFirstFinding(t *testing.T) {
 			server(natsbus.ProbeSubscription, "permissions violation", false)(m)
 			m.Identity.Certificates[0].Name = "a-2.bootstrap.agent.bosh-internal"
 		}, "certificate", "belongs to the agent a-2, this one is a-1", 1},
-		{"certificate that ends soon", func(m *observe.Facts) { m.Identity.Certificates[0].NotAfter = now.Add(73 * time.Hour) }, "certificate", "in 3 days", 3},
+		{"certificate that ends soon",
+			func(m *observe.Facts) { m.Identity.Certificates[0].NotAfter = now.Add(73 * time.Hour) }, "certificate",
+			"in 3 days", 3},
 		{"agent that the Director does not know", server(natsbus.ProbeAuthorization, "authorization violation", false), "bus", "refuses", 1},
 		{"DNS gone", server(natsbus.ProbeDNS, "lookup director.internal: no such host", false), "bus", "cannot be resolved by DNS", 1},
 		{"port filtered", filtered, "bus", "the port is filtered", 1},
-		{"port filtered here", func(m *observe.Facts) { filtered(m); m.Drops = []string{"inet filter output (policy drop)"} }, "bus", "inet filter output", 1},
+		{"port filtered here",
+			func(m *observe.Facts) { filtered(m); m.Drops = []string{"inet filter output (policy drop)"} }, "bus",
+			"inet filter output", 1},
 		{"server down", server(natsbus.ProbeTCP, "connection refused", false), "bus", "connection refused", 1},
 		{"one server of two down", func(m *observe.Facts) {
 			m.Bus.Servers = append(m.Bus.Servers, observe.Server{Address: "10.0.0.8:4222", Failed: natsbus.ProbeTCP, Err: "connection refused"})
@@ -111,31 +115,42 @@ func TestFirstFinding(t *testing.T) {
 			m.Settings.Files[0].Damage = "file is empty"
 			m.Agent.Running = false
 		}, "disk space", "no space left on /:", 1},
-		{"inodes full", func(m *observe.Facts) { m.FileSystems[1].FreeInodes = 0 }, "disk space", "no inodes left on /run", 1},
+		{"inodes full", func(m *observe.Facts) { m.FileSystems[1].FreeInodes = 0 }, "disk space",
+			"no inodes left on /run", 1},
 		{"read-only root", func(m *observe.Facts) { m.FileSystems[0].ReadOnly = true }, "disk space", "read-only", 1},
 		{"read-only store", readOnlyStore, "disk space", "read-only", 1},
-		{"gateway dead", func(m *observe.Facts) { filtered(m); m.Network.Gateways[0].Answers = false }, "gateway", "10.0.0.1 does not answer", 1},
-		{"gateway dead that the bus does not need", func(m *observe.Facts) { m.Network.Gateways[0].Answers = false }, "gateway", "10.0.0.1 does not answer", 3},
-		{"no default route", func(m *observe.Facts) { filtered(m); m.Network.Gateways = nil }, "gateway", "no default route", 1},
-		{"agent killed", func(m *observe.Facts) { m.Agent.Running, m.Agent.Unit = false, "failed (failed)" }, "agent", "the agent is not running", 1},
-		{"agent that never ran", func(m *observe.Facts) { m.Agent = observe.Agent{StatusErr: "no status"} }, "agent", "does not run", 1},
+		{"gateway dead", func(m *observe.Facts) { filtered(m); m.Network.Gateways[0].Answers = false }, "gateway",
+			"10.0.0.1 does not answer", 1},
+		{"gateway dead that the bus does not need", func(m *observe.Facts) { m.Network.Gateways[0].Answers = false },
+			"gateway", "10.0.0.1 does not answer", 3},
+		{"no default route", func(m *observe.Facts) { filtered(m); m.Network.Gateways = nil }, "gateway",
+			"no default route", 1},
+		{"agent killed", func(m *observe.Facts) { m.Agent.Running, m.Agent.Unit = false, "failed (failed)" },
+			"agent", "the agent is not running", 1},
+		{"agent that never ran", func(m *observe.Facts) { m.Agent = observe.Agent{StatusErr: "no status"} }, "agent",
+			"does not run", 1},
 		{"settings corrupt", func(m *observe.Facts) {
 			m.Settings = observe.Settings{Err: "no source has settings", Files: []observe.SettingsFile{{Path: "/var/vcap/bosh/settings.json", Damage: "not valid JSON"}}}
 			m.Bus, m.Identity = observe.Bus{}, observe.Identity{}
 		}, "settings files", "settings.json is damaged", 1},
-		{"cached copy corrupt", func(m *observe.Facts) { m.Settings.Files[0].Damage = "not valid JSON" }, "settings files", "settings.json is damaged", 3},
-		{"sources gone", func(m *observe.Facts) { m.Settings.SourcesErr = "no route to host" }, "settings", "the sources do not serve", 3},
+		{"cached copy corrupt", func(m *observe.Facts) { m.Settings.Files[0].Damage = "not valid JSON" },
+			"settings files", "settings.json is damaged", 3},
+		{"sources gone", func(m *observe.Facts) { m.Settings.SourcesErr = "no route to host" }, "settings",
+			"the sources do not serve", 3},
 		{"no settings", func(m *observe.Facts) {
 			m.Settings, m.Bus, m.Identity = observe.Settings{Err: "nothing"}, observe.Bus{}, observe.Identity{}
 		}, "settings", "there are no settings", 1},
-		{"agent.json broken", func(m *observe.Facts) { m.Config.Err = "agent.json: not valid JSON" }, "agent.json", "not valid JSON", 1},
-		{"address missing", func(m *observe.Facts) { filtered(m); m.Network.State.Links[0].Addresses = nil }, "addresses", "10.0.0.7", 1},
+		{"agent.json broken", func(m *observe.Facts) { m.Config.Err = "agent.json: not valid JSON" }, "agent.json",
+			"not valid JSON", 1},
+		{"address missing", func(m *observe.Facts) { filtered(m); m.Network.State.Links[0].Addresses = nil },
+			"addresses", "10.0.0.7", 1},
 		{"persistent disk gone", func(m *observe.Facts) {
 			m.Disk.Mounted = ""
 			m.Agent.Status.State, m.Agent.Status.Verdict = status.Failed, "persistent-disk: disk-1 not found"
 			m.Agent.Status.Steps[0] = status.Step{Name: "persistent-disk", Outcome: status.Broken, Error: "disk-1 not found"}
 		}, "persistent disk", "disk-1", 1},
-		{"persistent disk unplugged", func(m *observe.Facts) { m.Disk.Gone = true }, "persistent disk", "lost its device", 1},
+		{"persistent disk unplugged", func(m *observe.Facts) { m.Disk.Gone = true }, "persistent disk",
+			"lost its device", 1},
 		{"boot step failed", func(m *observe.Facts) {
 			m.Agent.Status.State = status.Failed
 			m.Agent.Status.Steps[0] = status.Step{Name: "ephemeral-disk", Outcome: status.Broken, Error: "no disk"}
@@ -152,14 +167,18 @@ func TestFirstFinding(t *testing.T) {
 			m.Agent.Status.Warnings = []string{status.JobsWithheld + ": tmpfs is there"}
 			m.Disk.Mounted, m.Supervisor.Err = "tmpfs", "connection refused"
 		}, "persistent disk", "no job is started: tmpfs is there", 1},
-		{"supervisor down", func(m *observe.Facts) { m.Supervisor.Err = "connection refused" }, "supervisor", "monit does not answer", 1},
-		{"job failing", func(m *observe.Facts) { m.Supervisor.Services[0].State = "failing" }, "supervisor", "web failing", 3},
+		{"supervisor down", func(m *observe.Facts) { m.Supervisor.Err = "connection refused" }, "supervisor",
+			"monit does not answer", 1},
+		{"job failing", func(m *observe.Facts) { m.Supervisor.Services[0].State = "failing" }, "supervisor",
+			"web failing", 3},
 		{"MTU too small", func(m *observe.Facts) { m.Network.State.Links[0].MTU = 576 }, "MTU", "576", 3},
 		{"large packets lost", server(natsbus.ProbeTLS, "i/o timeout", true), "MTU", "large packets are lost", 1},
-		{"unit failed", func(m *observe.Facts) { m.Units.Failed = []string{"systemd-networkd.service"} }, "units", "systemd-networkd", 3},
+		{"unit failed", func(m *observe.Facts) { m.Units.Failed = []string{"systemd-networkd.service"} }, "units",
+			"systemd-networkd", 3},
 		{"not root", func(m *observe.Facts) { m.Superuser = false }, "privileges", "it does not", 3},
 		{"two agents", func(m *observe.Facts) { m.Leftovers = []string{"process 9 runs /var/vcap/bosh/bin/bosh-agent"} }, "leftovers", "process 9", 3},
-		{"another tool", func(m *observe.Facts) { m.Leftovers = []string{"/etc/netplan/50-cloud-init.yaml"} }, "leftovers", "netplan", 0},
+		{"another tool", func(m *observe.Facts) { m.Leftovers = []string{"/etc/netplan/50-cloud-init.yaml"} },
+			"leftovers", "netplan", 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := healthy()
@@ -203,16 +222,21 @@ func TestGlance(t *testing.T) {
 			readOnlyStore(m)
 			m.Agent.Status.Progress = map[string]status.Progress{"migrate_disk": {Text: "copy: 1 files"}}
 		}, "", ""},
-		"MTU too small":       {func(m *observe.Facts) { m.Network.State.Links[0].MTU = 576 }, "warning", "warning"},
-		"clock set":           {func(m *observe.Facts) { m.Clock = observe.Clock{Moved: 24 * time.Hour} }, "warning", "warning"},
-		"clock set by daemon": {func(m *observe.Facts) { m.Clock = observe.Clock{Moved: 24 * time.Hour, Synchronized: true} }, "", ""},
-		"gateway dead":        {func(m *observe.Facts) { m.Network.Gateways[0].Answers = false }, "warning", ""},
+		"MTU too small": {func(m *observe.Facts) { m.Network.State.Links[0].MTU = 576 }, "warning", "warning"},
+		"clock set": {func(m *observe.Facts) { m.Clock = observe.Clock{Moved: 24 * time.Hour} }, "warning",
+			"warning"},
+		"clock set by daemon": {func(m *observe.Facts) {
+			m.Clock = observe.Clock{Moved: 24 * time.Hour,
+				Synchronized: true}
+		}, "", ""},
+		"gateway dead": {func(m *observe.Facts) { m.Network.Gateways[0].Answers = false }, "warning", ""},
 		"supervisor down": {func(m *observe.Facts) {
 			m.Supervisor = observe.Supervisor{Expected: true, Err: "refused", Unit: "inactive"}
 		}, "problem", ""},
 		"persistent disk gone": {func(m *observe.Facts) { m.Disk.Mounted = "" }, "problem", ""},
-		"settings damaged":     {func(m *observe.Facts) { m.Settings.Files[0].Damage = "not valid JSON" }, "warning", ""},
-		"bus unknown":          {func(m *observe.Facts) { m.Agent = observe.Agent{StatusErr: "none"} }, "", ""},
+		"settings damaged": {func(m *observe.Facts) { m.Settings.Files[0].Damage = "not valid JSON" }, "warning",
+			""},
+		"bus unknown": {func(m *observe.Facts) { m.Agent = observe.Agent{StatusErr: "none"} }, "", ""},
 	} {
 		for superuser, want := range map[bool]string{true: c.root, false: c.user} {
 			found := Glance(near(superuser, c.breaks))

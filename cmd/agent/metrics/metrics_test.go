@@ -16,7 +16,8 @@ import (
 var line = regexp.MustCompile(`^([a-z_]+)(\{([a-z_]+="([^"\\]|\\.)*",?)+\})? [-+0-9.e]+$`)
 
 func TestWrite(t *testing.T) {
-	m := observe.Facts{Agent: observe.Agent{Running: true, Status: &status.Document{Agent: `1.2 "x"`, State: status.Ready, ReadyNS: int64(1500 * time.Millisecond),
+	m := observe.Facts{Agent: observe.Agent{Running: true, Status: &status.Document{Agent: `1.2 "x"`,
+		State: status.Ready, ReadyNS: int64(1500 * time.Millisecond),
 		Steps: []status.Step{{Name: "network", Outcome: status.Done, Start: 1, End: 1 + int64(time.Second)}, {Name: "dns", Outcome: status.Running, Start: 1}},
 		Marks: []status.Mark{{Name: status.MarkBus, At: int64(time.Second)}}}},
 		FileSystems: []observe.FileSystem{{Path: "/", Size: 3 << 30, Free: 1 << 30}},

@@ -105,7 +105,8 @@ func own(ctx context.Context, o options) []file {
 		timeline.Blame(&timelineText, chart, 120)
 		say(&picture, timeline.SVG(&picture, chart))
 	}
-	return []file{{"doctor.txt", doctorText.Bytes()}, {"doctor.json", doctorJSON.Bytes()}, {"status.json", statusJSON.Bytes()},
+	return []file{{"doctor.txt", doctorText.Bytes()}, {"doctor.json", doctorJSON.Bytes()}, {"status.json",
+		statusJSON.Bytes()},
 		{"timeline.txt", timelineText.Bytes()}, {"timeline.svg", picture.Bytes()},
 		{"settings.json", redactedSettings(o.dirs)}, {"agent.json", redactedConfig(o.config)}, {"versions/agent.txt", []byte(o.version + "\n")}}
 }

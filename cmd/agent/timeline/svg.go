@@ -131,7 +131,8 @@ func (p *picture) row(r Row, x func(int64) float64, y float64, labels int) {
 func (p *picture) legend(y float64) {
 	x := float64(margin)
 	for _, entry := range [][2]string{{machineColor, "before the agent, not to scale"}, {doneColor, "done"},
-		{waitColor, "waiting"}, {warnedColor, "warned"}, {failedColor, "failed"}, {runningColor, "running"}, {skippedColor, "unused"},
+		{waitColor, "waiting"}, {warnedColor, "warned"}, {failedColor, "failed"}, {runningColor, "running"},
+		{skippedColor, "unused"},
 		{mark, "moment, line: ready"}} {
 		p.rect(x, y, square, entry[0], entry[1])
 		p.text(x+square+4, y+14, dim, "", entry[1])

@@ -23,7 +23,8 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		Purpose: `Draws the boot as a waterfall: kernel, init, each source, step and wait, the connection to the bus
 and the first heartbeat. A boot that is stuck, failed or was tried again is drawn as far as it is.
 What was before the agent is not to scale. Exit codes: 0 drawn, 1 no such boot, 2 usage.`,
-		Examples: []string{"agent timeline", "agent timeline --blame", "agent timeline --boot -1", "agent timeline --svg boot.svg"}}, stdout, stderr)
+		Examples: []string{"agent timeline", "agent timeline --blame", "agent timeline --boot -1",
+			"agent timeline --svg boot.svg"}}, stdout, stderr)
 	path := flags.String("file", vcap.RunDir.Status(), "status `FILE` to read")
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory with the record of earlier boots")
 	width := flags.Int("width", 0, "width in characters; the terminal's if not given")

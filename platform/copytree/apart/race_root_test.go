@@ -138,8 +138,8 @@ func TestRootRacerNeverLeadsOut(t *testing.T) {
 	}
 	must(t, hostile.Wait())
 	t.Logf("%d rounds: %v", raceRounds, outcomes)
-	// Whether an exchange comes between two steps or between two passes depends on the machine; with neither, nothing was
-	// raced.
+	// Whether an exchange comes between two steps or between two passes depends on the machine; with neither, nothing
+	// was raced.
 	if outcomes["not copied"]+outcomes["different"] == 0 {
 		t.Error("the racer never came between the steps of a copy, or of two passes")
 	}

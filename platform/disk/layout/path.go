@@ -44,7 +44,8 @@ func SplitPath(part string) (disk string, n int, ok bool) {
 	}
 	// A whole disk whose own name ends in a number is no partition of anything.
 	switch base := strings.TrimRight(path.Base(disk), "/"); {
-	case base == "loop", base == "mmcblk", base == "md", base == "nbd", base == "dm-", base == "sr", base == "ram", base == "zram":
+	case base == "loop", base == "mmcblk", base == "md", base == "nbd", base == "dm-", base == "sr", base == "ram",
+		base == "zram":
 		return "", 0, false
 	case strings.HasPrefix(base, "nvme") && strings.HasSuffix(base, "n"):
 		return "", 0, false

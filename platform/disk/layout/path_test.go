@@ -8,7 +8,8 @@ func TestPartitionNames(t *testing.T) {
 		{"/dev/nvme0n1", "/dev/nvme0n1p1"}, {"/dev/loop7", "/dev/loop7p1"}, {"/dev/mmcblk0", "/dev/mmcblk0p1"},
 		{"/dev/md0", "/dev/md0p1"}, {"/dev/nbd3", "/dev/nbd3p1"},
 		{"/dev/mapper/mpatha", "/dev/mapper/mpatha-part1"}, {"/dev/mapper/3600a09", "/dev/mapper/3600a09-part1"},
-		{"/dev/disk/by-id/virtio-abc", "/dev/disk/by-id/virtio-abc-part1"}, {"/dev/disk/by-id/nvme-x_1", "/dev/disk/by-id/nvme-x_1-part1"},
+		{"/dev/disk/by-id/virtio-abc", "/dev/disk/by-id/virtio-abc-part1"}, {"/dev/disk/by-id/nvme-x_1",
+			"/dev/disk/by-id/nvme-x_1-part1"},
 	} {
 		if got := PartitionPath(c.disk, 1); got != c.part {
 			t.Errorf("PartitionPath(%s, 1) = %s, want %s", c.disk, got, c.part)
@@ -22,7 +23,8 @@ func TestPartitionNames(t *testing.T) {
 			t.Errorf("SplitPath(%s) = %s, %d, %v", path, disk, n, ok)
 		}
 	}
-	for _, path := range []string{"/dev/sda", "/dev/loop7", "/dev/nvme0n1", "/dev/mmcblk0", "/dev/md0", "/dev/dm-3", "/dev/mapper/mpath1", "/dev/disk/by-id/x1", "", "/dev/sr0"} {
+	for _, path := range []string{"/dev/sda", "/dev/loop7", "/dev/nvme0n1", "/dev/mmcblk0", "/dev/md0", "/dev/dm-3",
+		"/dev/mapper/mpath1", "/dev/disk/by-id/x1", "", "/dev/sr0"} {
 		if disk, n, ok := SplitPath(path); ok {
 			t.Errorf("SplitPath(%s) = %s, %d; want none", path, disk, n)
 		}

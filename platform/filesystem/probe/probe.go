@@ -100,7 +100,8 @@ type Content struct {
 	Errors bool
 	// NeverMounted is set when the superblock shows that it was never mounted.
 	NeverMounted bool
-	// LastMount is when it was mounted last, in seconds, and Mounts how often it was; 0 where the superblock does not tell.
+	// LastMount is when it was mounted last, in seconds, and Mounts how often it was; 0 where the superblock does not
+	// tell.
 	LastMount int64
 	Mounts    int
 	// Incomplete is set when the superblock says that its making was not finished.
@@ -370,10 +371,12 @@ func parseExt(sb []byte) (c Content, ok bool) {
 // parseXFS reads a superblock of xfs, the first one or that of another allocation group.
 func parseXFS(sb []byte) (c Content, ok bool) {
 	block, blocks := binary.BigEndian.Uint32(sb[4:]), binary.BigEndian.Uint64(sb[8:])
-	if string(sb[:4]) != xfsMagic || block < 512 || block > 64<<10 || bits.OnesCount32(block) != 1 || blocks == 0 || blocks > 1<<46 {
+	if string(sb[:4]) != xfsMagic || block < 512 || block > 64<<10 || bits.OnesCount32(block) != 1 || blocks == 0 ||
+		blocks > 1<<46 {
 		return c, false
 	}
-	return Content{Kind: XFS, Bytes: int64(blocks) * int64(block), Label: cString(sb[108:120]), UUID: formatUUID(sb[32:48]), Incomplete: sb[126] != 0}, true
+	return Content{Kind: XFS, Bytes: int64(blocks) * int64(block), Label: cString(sb[108:120]),
+		UUID: formatUUID(sb[32:48]), Incomplete: sb[126] != 0}, true
 }
 
 func (c *Content) readSwap(r io.ReaderAt) error {

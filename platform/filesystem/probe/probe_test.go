@@ -102,13 +102,17 @@ var cases = []struct {
 	{"xfs", run("mkfs.xfs", "-q", "--unsupported", "-L", "data", "IMAGE"), XFS, "TYPE=xfs"},
 	{"btrfs", run("mkfs.btrfs", "-q", "--mixed", "IMAGE"), Btrfs, "TYPE=btrfs"},
 	{"swap", run("mkswap", "IMAGE"), Swap, "TYPE=swap"},
-	{"luks1", run("cryptsetup", "luksFormat", "--type", "luks1", "-q", "--pbkdf-force-iterations", "1000", "IMAGE"), LUKS, "TYPE=crypto_LUKS"},
-	{"luks2", run("cryptsetup", "luksFormat", "--type", "luks2", "-q", "--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000", "IMAGE"), LUKS, "TYPE=crypto_LUKS"},
+	{"luks1", run("cryptsetup", "luksFormat", "--type", "luks1", "-q", "--pbkdf-force-iterations", "1000", "IMAGE"),
+		LUKS, "TYPE=crypto_LUKS"},
+	{"luks2", run("cryptsetup", "luksFormat", "--type", "luks2", "-q", "--pbkdf", "pbkdf2",
+		"--pbkdf-force-iterations", "1000", "IMAGE"), LUKS, "TYPE=crypto_LUKS"},
 	{"fat16", run("mkfs.vfat", "-F", "16", "IMAGE"), FAT, "TYPE=vfat"},
 	{"fat32", run("mkfs.vfat", "-F", "32", "IMAGE"), FAT, "TYPE=vfat"},
 	{"ntfs", run("mkfs.ntfs", "-q", "-F", "-f", "IMAGE"), NTFS, "TYPE=ntfs"},
-	{"squashfs", run("mksquashfs", "/usr/share/doc/libc6", "IMAGE", "-noappend", "-quiet", "-no-progress", "-no-strip"), Squashfs, "TYPE=squashfs"},
-	{"iso9660", run("genisoimage", "-quiet", "-o", "IMAGE", "-V", "cidata", "/usr/share/doc/libc6"), ISO9660, "TYPE=iso9660"},
+	{"squashfs", run("mksquashfs", "/usr/share/doc/libc6", "IMAGE", "-noappend", "-quiet", "-no-progress",
+		"-no-strip"), Squashfs, "TYPE=squashfs"},
+	{"iso9660", run("genisoimage", "-quiet", "-o", "IMAGE", "-V", "cidata", "/usr/share/doc/libc6"), ISO9660,
+		"TYPE=iso9660"},
 	{"gpt", run("sfdisk", "-q", "IMAGE"), GPT, "PTTYPE=gpt"},
 	{"lvm", put(512, "LABELONE\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x20\x00\x00\x00LVM2 001"), LVM, ""},
 	{"md 1.2", put(4096, "\xfc\x4e\x2b\xa9\x01\x00\x00\x00"), MD, ""},
@@ -152,7 +156,8 @@ func TestIdentify(t *testing.T) {
 func TestIdentifyReadsSuperblocks(t *testing.T) {
 	for _, kind := range []Kind{Ext4, XFS} {
 		path := looptest.Image(t, 300<<20)
-		run("mkfs."+string(kind), map[Kind][]string{Ext4: {"-qF", "-L", "data", "IMAGE"}, XFS: {"-q", "-L", "data", "IMAGE"}}[kind]...)(t, path)
+		run("mkfs."+string(kind), map[Kind][]string{Ext4: {"-qF", "-L", "data", "IMAGE"}, XFS: {"-q", "-L", "data",
+			"IMAGE"}}[kind]...)(t, path)
 		c, err := ofFile(path)
 		if err != nil {
 			t.Fatal(err)

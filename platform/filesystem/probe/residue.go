@@ -356,8 +356,8 @@ func firstCopies(all []Superblock) (first []Superblock) {
 	return first
 }
 
-// Trailer returns what keeps its metadata at the end of a device: RAID and DRBD members do, and show what they carry from the
-// beginning on. It is empty where there is none.
+// Trailer returns what keeps its metadata at the end of a device: RAID and DRBD members do, and show what they carry
+// from the beginning on. It is empty where there is none.
 func Trailer(r io.ReaderAt, size int64) (Kind, error) {
 	var buffer [32]byte
 	for _, s := range layerSignatures() {
@@ -378,8 +378,8 @@ func Trailer(r io.ReaderAt, size int64) (Kind, error) {
 	return "", nil
 }
 
-// Repair is the command that brings back a file system of which only a backup of the superblock is good. device is the one that it
-// begins on.
+// Repair is the command that brings back a file system of which only a backup of the superblock is good. device is the
+// one that it begins on.
 func (s Superblock) Repair(device string) string {
 	switch {
 	case s.Kind == XFS:

@@ -41,10 +41,16 @@ func TestSurveyFindsBackups(t *testing.T) {
 		want   Superblock
 		repair string
 	}{
-		{"ext4, its magic lost", 64 << 20, run("mkfs.ext4", "-qF", "-b", "1024", "IMAGE"), put(1080, "\x00\x00"), Superblock{Kind: Ext4, Backup: 8193 << 10, Block: 1024, Bytes: 64 << 20}, "e2fsck -b 8193 -B 1024 DEV"},
-		{"ext4 of 4 KiB blocks, 4 MiB lost", 300 << 20, run("mkfs.ext4", "-qF", "-b", "4096", "IMAGE"), cleared(4 << 20), Superblock{Kind: Ext4, Backup: 128 << 20, Block: 4096, Bytes: 300 << 20}, "e2fsck -b 32768 -B 4096 DEV"},
-		{"ext4 of 2 KiB blocks, 4 MiB lost", 64 << 20, run("mkfs.ext4", "-qF", "-b", "2048", "IMAGE"), cleared(4 << 20), Superblock{Kind: Ext4, Backup: 32 << 20, Block: 2048, Bytes: 64 << 20}, "e2fsck -b 16384 -B 2048 DEV"},
-		{"xfs, 4 MiB lost", 300 << 20, run("mkfs.xfs", "-q", "IMAGE"), cleared(4 << 20), Superblock{Kind: XFS, Backup: 75 << 20, Bytes: 300 << 20}, "xfs_repair DEV"},
+		{"ext4, its magic lost", 64 << 20, run("mkfs.ext4", "-qF", "-b", "1024", "IMAGE"), put(1080, "\x00\x00"),
+			Superblock{Kind: Ext4, Backup: 8193 << 10, Block: 1024, Bytes: 64 << 20}, "e2fsck -b 8193 -B 1024 DEV"},
+		{"ext4 of 4 KiB blocks, 4 MiB lost", 300 << 20, run("mkfs.ext4", "-qF", "-b", "4096", "IMAGE"),
+			cleared(4 << 20), Superblock{Kind: Ext4, Backup: 128 << 20, Block: 4096, Bytes: 300 << 20},
+			"e2fsck -b 32768 -B 4096 DEV"},
+		{"ext4 of 2 KiB blocks, 4 MiB lost", 64 << 20, run("mkfs.ext4", "-qF", "-b", "2048", "IMAGE"),
+			cleared(4 << 20), Superblock{Kind: Ext4, Backup: 32 << 20, Block: 2048, Bytes: 64 << 20},
+			"e2fsck -b 16384 -B 2048 DEV"},
+		{"xfs, 4 MiB lost", 300 << 20, run("mkfs.xfs", "-q", "IMAGE"), cleared(4 << 20), Superblock{Kind: XFS,
+			Backup: 75 << 20, Bytes: 300 << 20}, "xfs_repair DEV"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			path := looptest.Image(t, c.size)
@@ -171,7 +177,8 @@ func TestSurveySamples(t *testing.T) {
 	}
 }
 
-// A file may hold any bytes. RAID metadata behind the file system, and headers where file systems keep no files, still count.
+// A file may hold any bytes. RAID metadata behind the file system, and headers where file systems keep no files, still
+// count.
 func TestSignaturesInsideAFileSystem(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -181,8 +188,10 @@ func TestSignaturesInsideAFileSystem(t *testing.T) {
 	}{
 		{"the end of a GPT in a file", run("mkfs.ext4", "-qF", "IMAGE"), put(-512, "EFI PART"), true},
 		{"md 1.0 in a file", run("mkfs.ext4", "-qF", "IMAGE"), put(-8192, "\xfc\x4e\x2b\xa9\x01\x00\x00\x00"), true},
-		{"ZFS in a file", run("mkfs.ext4", "-qF", "IMAGE"), put(-128<<10+4096, "\x00\x00\x00\x00\x00\xba\xb1\x0c"), true},
-		{"md 1.0 behind it", run("mkfs.ext4", "-qF", "IMAGE", "63M"), put(-8192, "\xfc\x4e\x2b\xa9\x01\x00\x00\x00"), false},
+		{"ZFS in a file", run("mkfs.ext4", "-qF", "IMAGE"), put(-128<<10+4096, "\x00\x00\x00\x00\x00\xba\xb1\x0c"),
+			true},
+		{"md 1.0 behind it", run("mkfs.ext4", "-qF", "IMAGE", "63M"), put(-8192, "\xfc\x4e\x2b\xa9\x01\x00\x00\x00"),
+			false},
 		{"md 1.2 written over it", run("mkfs.ext4", "-qF", "IMAGE"), put(4096, sealedMD(4096)), false},
 		{"LVM written over it", run("mkfs.ext4", "-qF", "IMAGE"), put(512, sealedLVM(512)), false},
 	} {
@@ -199,7 +208,8 @@ func TestSignaturesInsideAFileSystem(t *testing.T) {
 
 func TestTrailer(t *testing.T) {
 	for want, magic := range map[Kind]func(testing.TB, string){
-		MD: put(-8192, "\xfc\x4e\x2b\xa9"), DRBD: put(-4096+60, "\x83\x74\x02\x6d"), RAID: put(-1024, "Intel Raid ISM Cfg Sig. "), "": put(4096, "\xfc\x4e\x2b\xa9"),
+		MD: put(-8192, "\xfc\x4e\x2b\xa9"), DRBD: put(-4096+60, "\x83\x74\x02\x6d"), RAID: put(-1024,
+			"Intel Raid ISM Cfg Sig. "), "": put(4096, "\xfc\x4e\x2b\xa9"),
 	} {
 		path := looptest.Image(t, imageSize)
 		magic(t, path)

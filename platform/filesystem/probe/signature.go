@@ -84,7 +84,8 @@ func fileSystemSignatures() (s places) {
 	s.at(XFS, xfsMagic, 0)
 	s.at(Btrfs, "_BHRfS_M", 0x10040)
 	for _, page := range []int64{4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10} {
-		for _, magic := range []string{"SWAPSPACE2", "SWAP-SPACE", "S1SUSPEND", "S2SUSPEND", "ULSUSPEND", "LINHIB0001"} {
+		for _, magic := range []string{"SWAPSPACE2", "SWAP-SPACE", "S1SUSPEND", "S2SUSPEND", "ULSUSPEND",
+			"LINHIB0001"} {
 			s.at(Swap, magic, page-10)
 		}
 	}
