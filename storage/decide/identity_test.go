@@ -71,6 +71,9 @@ func TestMountingChecksIdentity(t *testing.T) {
 		{"a clone under a new CID", with("U", func(o *Persistent) { o.CID = "vol-2" }), ""},
 		{"a stranger under a new CID", with("V", func(o *Persistent) { o.CID = "vol-2" }), ""},
 		{"preformatted, another", with("V", func(o *Persistent) { o.Preformatted = true }), "another file system"},
+		{"preformatted, of a kind without an identifier", with("", func(o *Persistent) {
+			o.Preformatted, o.Volume.Content.Kind = true, "btrfs"
+		}), "another file system"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p, err := MountPersistent(c.o, "/store")

@@ -237,6 +237,12 @@ func (c matrixCell) identified() string {
 	return ""
 }
 
+// knownAsAnother: the record has another file system for the disk.
+func (c matrixCell) knownAsAnother() bool {
+	return c.record.cid == "vol-1" && c.wish.asked == "" &&
+		(c.record.system != "" && !c.volume.content.Kind.Managed() || c.record.system != "u-1" && c.volume.sound)
+}
+
 // outcome says what must not happen to a disk that is formatted, mounted or refused; nil if that is right.
 func (c matrixCell) outcome(formatted bool, refusal error) error {
 	v, t := c.volume, c.table
@@ -263,7 +269,7 @@ func (c matrixCell) outcome(formatted bool, refusal error) error {
 		return errors.New("formatted, and it held anything")
 	case formatted:
 		return nil
-	case refusal == nil && !ours && !(t.preformatted && !v.content.Blank() && !(otherDisk && v.sound)):
+	case refusal == nil && !ours && !(t.preformatted && !v.content.Blank() && !c.knownAsAnother()):
 		return errors.New("mounted, and neither blank nor ours")
 	case refusal == nil:
 		return nil

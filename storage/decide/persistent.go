@@ -97,6 +97,12 @@ func MountPersistent(o Persistent, target string) (p Plan, err error) {
 			return p, fmt.Errorf("%s is blank, there is nothing to mount: attach a disk with a file system",
 				o.Disk.Path)
 		}
+		if recorded := o.Record.Disks[o.CID]; recorded.FileSystem != "" && !o.Volume.Content.Kind.Managed() &&
+			o.Record.Asked[o.CID] == "" && o.Damaged == nil {
+			// It has no identifier to compare.
+			return p, &otherDiskError{CID: o.CID, Path: o.Disk.Path, Conflict: "another file system",
+				Recorded: recorded, Found: o.identity()}
+		}
 		p.use(o.Part(), o.Volume, o.Disk.Bytes, target, o.MountOptions)
 		return p, nil
 	}
