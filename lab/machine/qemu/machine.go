@@ -218,7 +218,9 @@ func (m *Machine) argv(paused bool) ([]string, error) {
 		"-chardev", fmt.Sprintf("socket,id=qmp,fd=%d", firstFile), "-mon", "chardev=qmp,mode=control",
 		"-chardev", "file,id=console,append=on,path=" + strings.ReplaceAll(m.Console(), ",", ",,"), "-serial", "chardev:console",
 		"-device", "virtio-serial-pci", "-chardev", fmt.Sprintf("socket,id=hand,fd=%d", firstFile+1), "-device", "virtserialport,chardev=hand,name=" + guest.Port,
-		"-device", "virtio-rng-pci", "-device", "virtio-scsi-pci,id=scsi"}
+		"-device", "virtio-rng-pci", "-device", "virtio-scsi-pci,id=scsi",
+		// What a guest that has broken into QEMU may not call.
+		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny"}
 	argv = append(append(argv, m.accelerator...), m.firmware()...)
 	if len(m.Spec.NICs) > 0 {
 		// Among the processes of the lab's network, by which a crashed lab is cleaned up.
