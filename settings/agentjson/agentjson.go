@@ -125,3 +125,30 @@ type Source struct {
 func Types() []string {
 	return []string{HTTP, InstanceMetadata, ConfigDrive, File, CDROM, VsphereGuestInfo}
 }
+
+// option is one option of a source: whether it is set, and which types read it.
+type option struct {
+	key      string
+	set      bool
+	types    []string // that use it
+	required []string // that cannot work without it
+}
+
+func (s *Source) options() []option {
+	web := []string{HTTP, InstanceMetadata}
+	return []option{
+		{"URI", !s.URI.Empty(), web, web},
+		{"Headers", len(s.Headers) > 0, web, nil},
+		{"UserDataPath", s.UserDataPath != "", []string{HTTP, ConfigDrive, File}, nil},
+		{"InstanceIDPath", s.InstanceIDPath != "", []string{HTTP}, nil},
+		{"SSHKeysPath", s.SSHKeysPath != "", []string{HTTP}, nil},
+		{"TokenPath", s.TokenPath != "", []string{HTTP}, nil},
+		{"SettingsPath", s.SettingsPath != "", []string{InstanceMetadata, ConfigDrive, File},
+			[]string{InstanceMetadata, File}},
+		{"DiskPaths", len(s.DiskPaths) > 0, []string{ConfigDrive}, []string{ConfigDrive}},
+		{"MetaDataPath", s.MetaDataPath != "", []string{ConfigDrive, File}, nil},
+		{"FileName", s.FileName != "", []string{CDROM}, []string{CDROM}},
+		{"RpcToolPath", s.RpcToolPath != "", []string{VsphereGuestInfo}, nil},
+		{"VmToolsdPath", s.VmToolsdPath != "", []string{VsphereGuestInfo}, nil},
+	}
+}
