@@ -2,7 +2,6 @@ package bootstrap
 
 import (
 	"context"
-	"fmt"
 	"io/fs"
 	"maps"
 	"strings"
@@ -17,7 +16,7 @@ import (
 )
 
 // goal is a desired state of a domain. expect, unless nil, adds to what a plan observes what earlier steps will leave.
-func goal[S, D any, C fmt.Stringer](k platform.Kernel[S, D, C], diff platform.Diff[S, D, C], want D,
+func goal[S, D any, C engine.DomainChange](k platform.Kernel[S, D, C], diff platform.Diff[S, D, C], want D,
 	expect func(f *engine.Forecast, have S, want D) S) engine.Goal {
 	return engine.Goal{
 		Plan: func(ctx context.Context, f *engine.Forecast) ([]engine.Change, error) {

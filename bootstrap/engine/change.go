@@ -31,12 +31,18 @@ func (c Change) String() string {
 	return c.Text
 }
 
+// DomainChange is a change as a domain knows it.
+type DomainChange interface {
+	fmt.Stringer
+	// Runs reports whether it starts a program or service.
+	Runs() bool
+}
+
 // Changes turns a domain's changes into the boot's.
-func Changes[C fmt.Stringer](changes []C) []Change {
+func Changes[C DomainChange](changes []C) []Change {
 	var all []Change
 	for _, c := range changes {
-		starts, ok := any(c).(interface{ Runs() bool })
-		all = append(all, Change{Text: c.String(), Runs: ok && starts.Runs(), Detail: c})
+		all = append(all, Change{Text: c.String(), Runs: c.Runs(), Detail: c})
 	}
 	return all
 }

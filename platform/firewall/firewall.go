@@ -90,6 +90,9 @@ type Change struct {
 	rules []rule
 }
 
+// Runs is false: no program or service is started.
+func (Change) Runs() bool { return false }
+
 // String describes the change in one line.
 func (c Change) String() string {
 	switch c.Op {

@@ -95,6 +95,9 @@ type Change struct {
 	Flavor  Flavor `json:"flavor,omitempty"`
 }
 
+// Runs is false: no program or service is started.
+func (Change) Runs() bool { return false }
+
 // String describes the change in one line.
 func (c Change) String() string {
 	switch c.Op {

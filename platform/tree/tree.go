@@ -130,6 +130,9 @@ type Change struct {
 	UID, GID int // -1 leaves it
 }
 
+// Runs is false: no program or service is started.
+func (Change) Runs() bool { return false }
+
 // String describes the change in one line.
 func (c Change) String() string {
 	e := c.Entry

@@ -96,6 +96,9 @@ type Change struct {
 	session Session
 }
 
+// Runs is false: no program or service is started.
+func (Change) Runs() bool { return false }
+
 // String describes the change in one line, without hashes and keys.
 func (c Change) String() string {
 	switch c.Op {

@@ -55,6 +55,9 @@ type Change struct {
 	MountOptions []string           `json:"-"`
 }
 
+// Runs is false: no program or service is started.
+func (Change) Runs() bool { return false }
+
 func (c Change) String() string { return fmt.Sprintf("%s: %s: %s", c.Device, c.Proof, c.What) }
 
 // Plan is what to do with one disk.
