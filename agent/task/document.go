@@ -1,6 +1,7 @@
 package task
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -14,12 +15,7 @@ import (
 	"cambium/internal/atomicfile"
 )
 
-// document is what survives a restart: the ended tasks in order of their end, then the running ones in order of their
-// start. It never holds a task's arguments.
-type document struct {
-	Tasks []entry `json:"tasks"`
-}
-
+// entry is what survives a restart of one task. It never holds a task's arguments.
 type entry struct {
 	ID      string          `json:"id"`
 	Method  string          `json:"method"`
@@ -35,7 +31,8 @@ func (e entry) weight() int { return len(e.Value) + len(e.Error) }
 
 var errDamaged = errors.New("the record of tasks is damaged")
 
-// read returns the entries of the document at path; there are none without a file.
+// read returns the entries of the document at path, in order of their end, the running ones in order of their start at
+// the end. There are none without a file.
 func read(path string) ([]entry, error) {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -44,13 +41,21 @@ func read(path string) ([]entry, error) {
 	if err != nil {
 		return nil, fmt.Errorf("record of tasks: %w", err)
 	}
-	var d document
+	var d struct {
+		Tasks []entry `json:"tasks"`
+	}
 	if err := json.Unmarshal(data, &d); err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", errDamaged, path, err)
 	}
 	if slices.ContainsFunc(d.Tasks, func(e entry) bool { return e.ID == "" || e.Method == "" }) {
 		return nil, fmt.Errorf("%w: %s: a task without id or method", errDamaged, path)
 	}
+	slices.SortFunc(d.Tasks, func(a, b entry) int {
+		if a.Ended.IsZero() != b.Ended.IsZero() {
+			return b.Ended.Compare(a.Ended) // running ones last
+		}
+		return cmp.Or(a.Ended.Compare(b.Ended), a.Started.Compare(b.Started))
+	})
 	return d.Tasks, nil
 }
 
@@ -62,21 +67,20 @@ func setAside(path string) error {
 	return atomicfile.SyncDir(filepath.Dir(path))
 }
 
-// document returns what to write, and the number of the last change in it.
-func (s *Tasks) document() (document, int) {
+// document returns what to write, a line for each task, and the number of the last change in it.
+func (s *Tasks) document() (data []byte, changes int, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	d := document{Tasks: make([]entry, 0, len(s.byID))}
+	lines := make([][]byte, 0, len(s.byID))
 	for _, t := range s.byID {
-		d.Tasks = append(d.Tasks, t.entry)
-	}
-	slices.SortFunc(d.Tasks, func(a, b entry) int {
-		if a.Ended.IsZero() != b.Ended.IsZero() {
-			return b.Ended.Compare(a.Ended) // running ones last
+		if t.encoded == nil {
+			if t.encoded, err = json.Marshal(t.entry); err != nil {
+				return nil, 0, err
+			}
 		}
-		return cmp.Or(a.Ended.Compare(b.Ended), a.Started.Compare(b.Started))
-	})
-	return d, s.changes
+		lines = append(lines, t.encoded)
+	}
+	return fmt.Appendf(nil, "{\"tasks\":[\n%s\n]}\n", bytes.Join(lines, []byte(",\n"))), s.changes, nil
 }
 
 // save returns when every change made before it is durable. One that a concurrent call has written is not written
@@ -93,8 +97,7 @@ func (s *Tasks) save() error {
 	if s.written >= last {
 		return nil
 	}
-	d, changes := s.document()
-	data, err := json.Marshal(d)
+	data, changes, err := s.document()
 	if err == nil {
 		err = atomicfile.Write(s.path, data, 0o600)
 	}

@@ -43,8 +43,9 @@ type Task struct {
 	ended  chan struct{} // closed when the outcome may be seen
 
 	// Guarded by owner.mu.
-	entry   entry // as it is in the document
-	visible bool  // the end is durable and may be seen
+	entry   entry
+	encoded []byte // the entry as it is written; nil after a change
+	visible bool   // the end is durable and may be seen
 }
 
 // Checkpoint is the last note that was made.
@@ -159,6 +160,7 @@ func (t *Task) change(change func(*entry)) {
 	t.owner.mu.Lock()
 	defer t.owner.mu.Unlock()
 	change(&t.entry)
+	t.encoded = nil
 	t.owner.changes++
 }
 

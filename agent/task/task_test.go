@@ -106,7 +106,7 @@ func TestDamagedDocumentIsSetAside(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, damaged := range map[string]string{
-		"empty": "", "truncated": string(whole[:len(whole)-1]), "garbage": "\x00\xff", "longer": string(whole) + "{",
+		"empty": "", "truncated": string(whole[:len(whole)/2]), "garbage": "\x00\xff", "longer": string(whole) + "{",
 		"no id":                          `{"tasks":[{"method":"apply"}]}`,
 		"no method":                      `{"tasks":[{"id":"a"}]}`,
 		"lines of an unreleased version": `f0c1a2b3 {"id":"a","method":"apply"}` + "\n",
