@@ -3,20 +3,17 @@
 package machine
 
 import (
-	"context"
 	"crypto/sha256"
 	"crypto/tls"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -357,71 +354,6 @@ func (c *cloud) light(image string) {
 	}
 	made := c.cid("create_stemcell", empty, map[string]any{"sha256": digest})
 	c.must("delete_stemcell", made)
-}
-
-// Many at once, some of them killed: what was answered is there, what was not is not.
-// Contract C.7.
-func TestMachineCPIParallelAndKilled(t *testing.T) {
-	c := newCloud(t, fmt.Sprintf("k%d", os.Getpid()))
-	sc := c.cid("create_stemcell", stemcellImage(t), map[string]any{})
-	var mu sync.Mutex
-	answered := map[string]bool{}
-	const callers = 8 // with the containers of another package fewer than the host has inotify instances for
-	var all sync.WaitGroup
-	for n := range callers {
-		all.Go(func() {
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			if n%3 == 0 { // killed, which exec.CommandContext does with SIGKILL
-				time.AfterFunc(rand.N(1500*time.Millisecond), cancel)
-			}
-			r := c.request(ctx, 2, "create_vm", order(sc, fmt.Sprintf("10.245.0.%d", 10+n))...)
-			if list, ok := r.Result.([]any); ok {
-				vm, _ := list[0].(string)
-				mu.Lock()
-				answered[vm] = true
-				mu.Unlock()
-			} else if ctx.Err() == nil && (r.Error == nil || !strings.Contains(r.Error.Message, "inotify")) { // or the host's limit was the reason
-				t.Errorf("caller %d: %+v", n, r.Error)
-			}
-			if d := c.call("create_disk", 16, nil, nil); d.Error != nil {
-				t.Errorf("caller %d: %+v", n, d.Error)
-			}
-		})
-	}
-	all.Wait()
-	var listed iaas.Listing
-	eventually.True(t, "exactly the VMs exist whose creation was answered", func() bool {
-		var err error
-		listed, _, err = c.client().List(t.Context())
-		if err != nil || len(listed.VMs) != len(answered) {
-			return false
-		}
-		for _, vm := range listed.VMs {
-			if !answered[vm.CID] {
-				return false
-			}
-		}
-		return true
-	})
-	if len(answered) == 0 {
-		t.Error("no VM was made")
-	}
-	t.Logf("%d of %d VMs were answered", len(answered), callers)
-	for _, d := range listed.Disks {
-		c.must("delete_disk", d.CID)
-	}
-	var removed sync.WaitGroup
-	for cid := range answered {
-		removed.Go(func() {
-			if r := c.call("delete_vm", cid); r.Error != nil {
-				t.Errorf("%s: %+v", cid, r.Error)
-			}
-		})
-	}
-	removed.Wait()
-	c.must("delete_stemcell", sc)
-	c.gone()
 }
 
 // The holder is killed, and everything that it has started, as a power cut of the host does it: VMs, disks and
