@@ -310,8 +310,8 @@ func (i *IaaS) SnapshotDisk(ctx context.Context, cid CID, metadata value.Metadat
 }
 
 // canSnapshot refuses a copy that would mix several moments: of a disk in use only a copy that
-// shares blocks is of one. A Director that takes snapshots at each stop goes on without one only if it is told that
-// they are not implemented.
+// shares blocks is of one. Where a Director takes snapshots, its stop, start and deploy fail after any other refusal than
+// NotImplemented.
 func (i *IaaS) canSnapshot(d Disk) error {
 	probe := i.store.path(d.CID, "probe")
 	defer func() { _ = os.Remove(probe) }()
