@@ -125,9 +125,6 @@ func (r *Runit) Running(ctx context.Context, name string) bool {
 // PowerOff turns the machine off, in order.
 func (r *Runit) PowerOff(ctx context.Context) error { return r.run(ctx, "shutdown", "-P", "now") }
 
-// Reboot starts the machine again, in order.
-func (r *Runit) Reboot(ctx context.Context) error { return r.run(ctx, "shutdown", "-r", "now") }
-
 // Warm does nothing: there is no connection to keep. Systemd has one.
 func (r *Runit) Warm(context.Context, ...string) {}
 

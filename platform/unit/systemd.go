@@ -225,31 +225,21 @@ func (s *Systemd) job(ctx context.Context, verb string, queue queueFunc, name, m
 }
 
 // PowerOff turns the machine off, in order: services are stopped first. It returns when the
-// request was taken, not when the machine is off.
+// request was taken, not when the machine is off. It asks logind, which lets inhibitors finish; then systemd itself; and
+// when neither is there, the kernel.
 func (s *Systemd) PowerOff(ctx context.Context) error {
-	return s.shutdown(ctx, "PowerOff", "poweroff.target", unix.LINUX_REBOOT_CMD_POWER_OFF)
-}
-
-// Reboot starts the machine again, in order.
-func (s *Systemd) Reboot(ctx context.Context) error {
-	return s.shutdown(ctx, "Reboot", "reboot.target", unix.LINUX_REBOOT_CMD_RESTART)
-}
-
-// shutdown asks logind, which lets inhibitors finish; then systemd itself; and when neither is
-// there, the kernel.
-func (s *Systemd) shutdown(ctx context.Context, method, target string, command int) error {
-	logindErr := s.askLogind(ctx, method)
+	logindErr := s.askLogind(ctx)
 	if logindErr == nil {
 		return nil
 	}
 	conn, err := s.connect(ctx)
 	if err == nil {
-		_, err = conn.StartUnitContext(ctx, target, "replace-irreversibly", nil)
+		_, err = conn.StartUnitContext(ctx, "poweroff.target", "replace-irreversibly", nil)
 	}
 	if err == nil {
 		return nil
 	}
-	err = fmt.Errorf("%s: %w", method, errors.Join(fmt.Errorf("logind: %w", logindErr), fmt.Errorf("systemd: %w", typed(err))))
+	err = fmt.Errorf("power off: %w", errors.Join(fmt.Errorf("logind: %w", logindErr), fmt.Errorf("systemd: %w", typed(err))))
 	if ctx.Err() != nil {
 		return err
 	}
@@ -266,21 +256,21 @@ func (s *Systemd) shutdown(ctx context.Context, method, target string, command i
 		s.Log.WithError(err).Warn("no service manager took the request, asking the kernel")
 	}
 	unix.Sync()
-	if kernelErr := reboot(command); kernelErr != nil {
+	if kernelErr := reboot(unix.LINUX_REBOOT_CMD_POWER_OFF); kernelErr != nil {
 		return errors.Join(err, fmt.Errorf("kernel: %w", kernelErr))
 	}
 	return nil
 }
 
-// askLogind calls PowerOff or Reboot of logind. go-systemd's login1 returns no error from these.
-func (s *Systemd) askLogind(ctx context.Context, method string) error {
+// askLogind calls PowerOff of logind. go-systemd's login1 returns no error from it.
+func (s *Systemd) askLogind(ctx context.Context) error {
 	bus, err := SystemBus(ctx, s.Root)
 	if err != nil {
 		return err
 	}
 	const interactive = false // polkit must not ask a user
 	err = bus.Object("org.freedesktop.login1", "/org/freedesktop/login1").
-		CallWithContext(ctx, "org.freedesktop.login1.Manager."+method, 0, interactive).Err
+		CallWithContext(ctx, "org.freedesktop.login1.Manager.PowerOff", 0, interactive).Err
 	_ = bus.Close() // the answer has arrived
 	return typed(err)
 }
