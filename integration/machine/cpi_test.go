@@ -195,6 +195,9 @@ func (c *cloud) must(method string, arguments ...any) any {
 	if r.Error != nil {
 		c.t.Fatalf("%s: %s: %s", method, r.Error.Type, r.Error.Message)
 	}
+	if method != "info" && !strings.HasPrefix(r.Log, method) { // the CPI itself answers info
+		c.t.Errorf("%s: the log of the reply is %q", method, r.Log)
+	}
 	return r.Result
 }
 
