@@ -98,7 +98,7 @@ func repairableComma(text []byte, offset int, err error) (at int, replacement by
 	case last >= 0 && before[last] == ',' && (next == '}' || next == ']'):
 		return last, ' ', fmt.Sprintf("trailing comma before %q", string(next))
 	case strings.Contains(err.Error(), "after object key:value pair") && next == '"' && last+1 < offset:
-		return last + 1, ',', "missing comma behind this value"
+		return last + 1, ',', "missing comma after this value"
 	}
 	return 0, 0, ""
 }
@@ -110,7 +110,7 @@ var explanations = []struct{ library, ours string }{
 	{"looking for beginning of object key string", "expected a key in double quotes"},
 	{"looking for beginning of value", "expected a value"},
 	{"after object key:value pair", `expected a comma or "}"`},
-	{"after object key", "expected a colon behind the key"},
+	{"after object key", "expected a colon after the key"},
 	{"after array element", `expected a comma or "]"`},
 	{"after top-level value", "expected the end of the document"},
 	{"in string literal", "line break or control character inside a string"},

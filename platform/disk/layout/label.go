@@ -72,7 +72,7 @@ func (l Label) Addresses(end int64, sector int) bool {
 	return most == 0 || end/int64(sector) <= most
 }
 
-// Usable is the first byte behind the last one that a partition may have.
+// Usable is the first byte after the last one that a partition may have.
 func Usable(label Label, size int64, sector int) int64 {
 	end, unit := size/int64(sector), int64(sector)
 	if entries := tableTypes[label].entries; entries > 0 {

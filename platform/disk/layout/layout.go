@@ -38,7 +38,7 @@ type Partition struct {
 	GUID   string // GPT only
 }
 
-// End is the first byte behind the partition.
+// End is the first byte after the partition.
 func (p Partition) End() int64 { return p.Start + p.Size }
 
 // State is a disk as it was found.
