@@ -11,7 +11,7 @@ import (
 	"cambium/lab/machine"
 )
 
-// newCalls are the system calls that docs/platform-floor.md calls dispensable for a boot: kernels and the filters of
+// newCalls are the system calls that docs/stemcells.md calls dispensable for a boot: kernels and the filters of
 // container engines that are older than they are deny them.
 const newCalls = "open_tree move_mount mount_setattr fsopen fsconfig fsmount fspick openat2 pidfd_open pidfd_send_signal faccessat2 close_range copy_file_range io_setup io_uring_setup clone3"
 

@@ -96,23 +96,23 @@ func build(t *testing.T, source, out string) {
 	run(t, source, []string{"COMMIT=" + commit, "COMMIT_TIME=" + when, "SIGNING_KEY=" + signingKey}, "scripts/release", version, out)
 }
 
-// commands are those of a section of docs/verify.md, with the words of words replaced.
+// commands are those of a section of docs/stemcells.md, with the words of words replaced.
 func commands(t *testing.T, section string, words ...string) string {
 	t.Helper()
-	page, err := os.ReadFile("../../docs/verify.md")
+	page, err := os.ReadFile("../../docs/stemcells.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, text, found := strings.Cut(string(page), "\n## "+section+"\n")
+	_, text, found := strings.Cut(string(page), "\n### "+section+"\n")
 	_, text, block := strings.Cut(text, "\n```sh example\n")
 	text, _, end := strings.Cut(text, "\n```\n")
 	if !found || !block || !end {
-		t.Fatalf("docs/verify.md has no commands for %q", section)
+		t.Fatalf("docs/stemcells.md has no commands for %q", section)
 	}
 	return strings.NewReplacer(words...).Replace(text)
 }
 
-// TestNightlyTwoBuilds follows docs/verify.md in a clone of its own: the same commit gives the same bytes as in another place.
+// TestNightlyTwoBuilds follows docs/stemcells.md in a clone of its own: the same commit gives the same bytes as in another place.
 func TestNightlyTwoBuilds(t *testing.T) {
 	one, clone := dist(t), filepath.Join(t.TempDir(), "another/and/deeper")
 	commit := strings.TrimSpace(run(t, "../..", nil, "git", "rev-parse", "HEAD"))
@@ -120,7 +120,7 @@ func TestNightlyTwoBuilds(t *testing.T) {
 	run(t, clone, nil, "sh", "-ec", commands(t, "Building it again", "COMMIT", commit, "=V", "="+version, "THE_DOWNLOAD", one))
 }
 
-// TestNightlyVerify follows docs/verify.md.
+// TestNightlyVerify follows docs/stemcells.md.
 func TestNightlyVerify(t *testing.T) {
 	dir := dist(t)
 	run(t, dir, nil, "sha256sum", "--check", "--quiet", "SHA256SUMS")
@@ -170,7 +170,7 @@ func TestNightlyVerify(t *testing.T) {
 	}
 	check := commands(t, "Signature and digests")
 	if out := run(t, download, nil, "sh", "-ec", check); !strings.Contains(out, `Good "cambium-release" signature`) || !strings.Contains(out, "CHANGELOG-1.2.3.md: OK") {
-		t.Errorf("docs/verify.md promises other words: %s", out)
+		t.Errorf("docs/stemcells.md promises other words: %s", out)
 	}
 	provenance := strings.ReplaceAll(check, "SHA256SUMS.sig <SHA256SUMS", "cambium-1.2.3-provenance.json.sig <cambium-1.2.3-provenance.json")
 	run(t, download, nil, "sh", "-ec", provenance)
@@ -210,7 +210,7 @@ func TestNightlyBills(t *testing.T) {
 			t.Errorf("%s: %v: %.200s", name, err, data)
 		}
 	}
-	// `go version -m`, which docs/verify.md names, is another reader of the list in the binary.
+	// `go version -m`, which docs/stemcells.md names, is another reader of the list in the binary.
 	for _, program := range []string{"agent", "agent-fips", "lab", "cpi"} {
 		binary := filepath.Join(dir, "cambium-"+program+"-1.2.3-linux-amd64")
 		bill, err := os.ReadFile(binary + ".cdx.json")

@@ -49,9 +49,9 @@ func TestDescribe(t *testing.T) {
 	}
 }
 
-// TestPageHasEveryFeature keeps docs/platform-floor.md complete.
+// TestPageHasEveryFeature keeps docs/stemcells.md complete.
 func TestPageHasEveryFeature(t *testing.T) {
-	page, err := os.ReadFile("../../docs/platform-floor.md")
+	page, err := os.ReadFile("../../docs/stemcells.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +62,7 @@ func TestPageHasEveryFeature(t *testing.T) {
 			found = found || strings.HasPrefix(line, "|") && strings.Contains(first, f.Name)
 		}
 		if !found {
-			t.Errorf("docs/platform-floor.md has no row for %s", f.Name)
+			t.Errorf("docs/stemcells.md has no row for %s", f.Name)
 		}
 	}
 }
