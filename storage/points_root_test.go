@@ -24,7 +24,7 @@ import (
 )
 
 // The known ways in which agents have lost data or got stuck, each as a disk before, what is
-// asked, and the disk after. The numbers are those of the list in docs/disks.md.
+// asked, and the disk after. The numbers are those of the rules D.1 to D.23 in docs/protocol.md.
 
 var ctx = context.Background()
 
