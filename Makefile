@@ -73,7 +73,7 @@ deb: build ## Make the Debian package of bin/agent, in bin/: VERSION=x.y.z
 	@scripts/deb "$(VERSION)" "$$($(GO) env GOARCH)" bin/agent bin/licenses.txt bin/CHANGELOG.md bin
 
 .PHONY: nightly
-nightly: build ## What takes too long for every change: releases built twice, other architectures, every IaaS, ten minutes of each fuzz target; docs/nightly.md has the tests' results
+nightly: build ## What takes too long for every change: releases built twice, other architectures, every IaaS, ten minutes of each fuzz target; docs/results/nightly.md has the tests' results
 	@scripts/setup nightly
 	@GO=$(GO) scripts/nightly $(CURDIR)/bin/agent
 	@scripts/fuzz $(NIGHTLY_FUZZTIME)
