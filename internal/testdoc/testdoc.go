@@ -65,3 +65,24 @@ func parse(name, page string) (blocks []Block) {
 	}
 	return blocks
 }
+
+// Generated compares the part of a page between "<!-- name -->" and "<!-- end of name -->" with the text that a test
+// makes; with update it replaces that part instead.
+func Generated(page, name, text string, update bool) error {
+	data, err := os.ReadFile(page)
+	if err != nil {
+		return err
+	}
+	begin, end := "<!-- "+name+" -->\n", "<!-- end of "+name+" -->"
+	before, rest, found := strings.Cut(string(data), begin)
+	have, after, closed := strings.Cut(rest, end)
+	switch {
+	case !found || !closed:
+		return fmt.Errorf("%s has no part between %q and %q", page, begin, end)
+	case have == text:
+		return nil
+	case update:
+		return os.WriteFile(page, []byte(before+begin+text+end+after), 0o644)
+	}
+	return fmt.Errorf("%s: the part %q differs from what the test makes; run the test with -update", page, name)
+}

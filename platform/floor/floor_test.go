@@ -1,13 +1,14 @@
 package floor
 
 import (
-	"os"
+	"flag"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/skiptest"
+	"cambium/internal/testdoc"
 )
 
 // TestNothingIsMissingByMistake: a probe must tell a refusal of its arguments from the absence of the call.
@@ -49,20 +50,15 @@ func TestDescribe(t *testing.T) {
 	}
 }
 
-// TestPageHasEveryFeature keeps docs/stemcells.md complete.
-func TestPageHasEveryFeature(t *testing.T) {
-	page, err := os.ReadFile("../../docs/stemcells.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+var update = flag.Bool("update", false, "write the table into docs/stemcells.md")
+
+// TestFeaturesAreOnThePage: docs/stemcells.md has every feature, and what happens without it.
+func TestFeaturesAreOnThePage(t *testing.T) {
+	page := "\n| feature | without it |\n|---|---|\n"
 	for _, f := range features() {
-		found := false
-		for line := range strings.Lines(string(page)) {
-			first, _, _ := strings.Cut(strings.TrimPrefix(line, "|"), "|")
-			found = found || strings.HasPrefix(line, "|") && strings.Contains(first, f.Name)
-		}
-		if !found {
-			t.Errorf("docs/stemcells.md has no row for %s", f.Name)
-		}
+		page += "| " + f.Name + " | " + f.Without + " |\n"
+	}
+	if err := testdoc.Generated("../../docs/stemcells.md", "features", page+"\n", *update); err != nil {
+		t.Error(err)
 	}
 }
