@@ -104,17 +104,19 @@ exec /bin/mknod "$@"`,
 }
 
 // upstreamSuite builds the integration suite of cloudfoundry/bosh-agent from its module, in the release that the
-// benchmarks compare with and in a module of its own. It returns the directory to run the program "specs" in.
-func upstreamSuite(t *testing.T) (dir string) {
+// benchmarks compare with and in a module of its own. It returns the directory to run the program "specs" in,
+// and the release.
+func upstreamSuite(t *testing.T) (dir, release string) {
 	t.Helper()
 	script, err := os.ReadFile("../../scripts/baseline")
 	if err != nil {
 		t.Fatal(err)
 	}
-	release := regexp.MustCompile(`(?m)^release=(\S+)$`).FindSubmatch(script)
-	if release == nil {
+	found := regexp.MustCompile(`(?m)^release=(\S+)$`).FindSubmatch(script)
+	if found == nil {
 		t.Fatal("scripts/baseline names no release")
 	}
+	release = string(found[1])
 	module := t.TempDir()
 	dir = filepath.Join(t.TempDir(), "integration") // the specs look for ../integration/assets
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -136,14 +138,14 @@ func upstreamSuite(t *testing.T) (dir string) {
 		return strings.TrimSpace(string(out))
 	}
 	suite := upstreamModule + "/integration"
-	tool("get", "-t", suite+"@"+string(release[1]))
+	tool("get", "-t", suite+"@"+release)
 	tool("test", "-c", "-o", filepath.Join(dir, "specs"), suite)
 	tool("build", "-o", filepath.Join(dir, "fake-blobstore"), suite+"/fake-blobstore")
 	// A copy, since the specs write a file beside these.
 	if err := os.CopyFS(filepath.Join(dir, "assets"), os.DirFS(filepath.Join(tool("list", "-m", "-f", "{{.Dir}}", upstreamModule), "integration/assets"))); err != nil {
 		t.Fatal(err)
 	}
-	return dir
+	return dir, release
 }
 
 // specFiles are what the specs expect on their machine: programs, SSH for an account with sudo, the agent's log in a
@@ -237,6 +239,18 @@ func (s specReport) name() string {
 	return strings.Join(append(slices.Clone(s.ContainerHierarchyTexts), s.LeafNodeText), " ")
 }
 
+const upstreamPage = `# The integration suite of cloudfoundry/bosh-agent
+
+Written by ` + "`make nightly` (`TestNightlyUpstreamSpecs`)" + `: cloudfoundry/bosh-agent %s's own integration suite, run
+against this agent in a container of the lab. Programs of a stemcell that a container lacks, and those that would change
+the host, are replaced by stubs that only the specs use.
+
+| spec | result |
+|---|---|
+%s
+| windows/ | not applicable: there is no Windows build |
+`
+
 // TestNightlyUpstreamSpecs runs the integration specs of cloudfoundry/bosh-agent against this agent. CAMBIUM_SPECS is a
 // regular expression of those to run, all if it is empty; CAMBIUM_SPECS_LOG a file for the suite's output.
 func TestNightlyUpstreamSpecs(t *testing.T) {
@@ -244,7 +258,7 @@ func TestNightlyUpstreamSpecs(t *testing.T) {
 	if out, err := exec.CommandContext(t.Context(), labtest.Agent(t), "-v").CombinedOutput(); err != nil || !strings.Contains(string(out), "[DEV BUILD]") {
 		t.Fatalf("the specs want a development build, and the agent is %s (%v)", out, err)
 	}
-	dir := upstreamSuite(t)
+	dir, release := upstreamSuite(t)
 	l := newLab(t)
 	specMachine(t, l, dir)
 	report, focus := filepath.Join(dir, "report.json"), os.Getenv("CAMBIUM_SPECS")
@@ -292,7 +306,14 @@ func TestNightlyUpstreamSpecs(t *testing.T) {
 	if excused != len(notApplicable) {
 		t.Errorf("the suite has %d of the %d specs that are not applicable", excused, len(notApplicable))
 	}
-	t.Logf("\n| spec | result |\n|---|---|\n%s", strings.Join(table, "\n"))
+	if focus != "" || t.Failed() {
+		t.Logf("\n%s", strings.Join(table, "\n"))
+		return
+	}
+	page := fmt.Sprintf(upstreamPage, release, strings.Join(table, "\n"))
+	if err := os.WriteFile("../../docs/results/upstream-specs.md", []byte(page), 0o644); err != nil {
+		t.Error(err)
+	}
 }
 
 // judgeSpec compares the result of a spec with what is expected of this agent, and returns a row of the table.
@@ -313,7 +334,7 @@ func judgeSpec(t *testing.T, spec specReport, focused bool) string {
 	case spec.State == "failed" && laterWording[name] != "" && strings.Contains(spec.Failure.Message, laterWording[name]):
 		return fmt.Sprintf("| %s | passed with the words of later releases: `%s` |", name, laterWording[name])
 	case spec.State == "passed":
-		return fmt.Sprintf("| %s | passed after %.0f s |", name, spec.RunTime.Seconds())
+		return fmt.Sprintf("| %s | passed |", name)
 	}
 	t.Errorf("%s: %s: %.2000s", name, spec.State, spec.Failure.Message)
 	return fmt.Sprintf("| %s | %s |", name, spec.State)

@@ -1,6 +1,8 @@
 package testdoc
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 )
@@ -31,5 +33,25 @@ func TestEveryBlockIsMarked(t *testing.T) {
 	}
 	if kinds[Run] == 0 || kinds[Machine] == 0 {
 		t.Errorf("blocks of commands: %v", kinds)
+	}
+}
+
+func TestGenerated(t *testing.T) {
+	page := filepath.Join(t.TempDir(), "x.md")
+	const before, after = "a\n<!-- part -->\nold\n<!-- end of part -->\nb\n", "a\n<!-- part -->\nnew\n<!-- end of part -->\nb\n"
+	if err := os.WriteFile(page, []byte(before), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if Generated(page, "part", "new\n", false) == nil || Generated(page, "other", "new\n", true) == nil {
+		t.Error("another text, or a missing part, is no error")
+	}
+	if err := Generated(page, "part", "new\n", true); err != nil {
+		t.Error(err)
+	}
+	if got, err := os.ReadFile(page); string(got) != after || err != nil {
+		t.Errorf("got %q, %v", got, err)
+	}
+	if err := Generated(page, "part", "new\n", false); err != nil {
+		t.Error(err)
 	}
 }

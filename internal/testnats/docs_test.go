@@ -11,15 +11,15 @@ import (
 	"cambium/internal/testca"
 )
 
-// TestClusterOfTheDocs has nats-server read the configuration and the file of users that docs/bus.md shows.
+// TestClusterOfTheDocs has nats-server read the configuration and the file of users that docs/protocol.md shows.
 func TestClusterOfTheDocs(t *testing.T) {
-	page := string(must[[]byte](t)(os.ReadFile("../../docs/bus.md")))
-	_, section, _ := strings.Cut(page, "## A cluster of NATS servers")
+	page := string(must[[]byte](t)(os.ReadFile("../../docs/protocol.md")))
+	_, section, _ := strings.Cut(page, "### A cluster of NATS servers")
 	block := func(language string) []byte {
 		_, after, ok := strings.Cut(section, "```"+language+"\n")
 		text, _, closed := strings.Cut(after, "```")
 		if !ok || !closed {
-			t.Fatalf("docs/bus.md has no block of %s in its section about clusters", language)
+			t.Fatalf("docs/protocol.md has no block of %s in its section about clusters", language)
 		}
 		return []byte(text)
 	}

@@ -94,7 +94,7 @@ func clusterReport(all []suffered, begin time.Time, limit time.Duration, late in
 	fmt.Fprintf(&page, `# A cluster of three NATS servers, and what happens to it
 
 Written by `+"`go test -tags soak -run SoakCluster ./mbus/natsbus`"+` on %s: %d faults in %v, on %d processors
-(%s/%s, %s), nats-server %s, nats.go %s. [The message bus](../bus.md) says how to run such a cluster.
+(%s/%s, %s), nats-server %s, nats.go %s. [Protocol](../protocol.md#a-cluster-of-nats-servers) says how to run such a cluster.
 
 One agent, whose settings name all three servers, and a Director that asks it for a task every %v while each fault
 happens. All connections use mutual TLS. The agent sends a PING every %v here (%v in production) and takes a server for

@@ -1,0 +1,53 @@
+package cambium_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+var (
+	pageLink    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	pageHeading = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	fencedBlock = regexp.MustCompile("(?ms)^```.*?^```$")
+	notInAnchor = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
+)
+
+// TestLinksLead: every relative link of a page leads to a file, and its fragment to a heading there.
+func TestLinksLead(t *testing.T) {
+	out, err := exec.Command("git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pages := map[string]string{}
+	for name := range strings.FieldsSeq(string(out)) {
+		if data, err := os.ReadFile(name); err == nil { // else it was deleted in the work tree
+			pages[name] = fencedBlock.ReplaceAllString(string(data), "")
+		}
+	}
+	anchors := func(page string) map[string]bool {
+		all := map[string]bool{"": true}
+		for _, h := range pageHeading.FindAllStringSubmatch(page, -1) {
+			all[strings.ReplaceAll(notInAnchor.ReplaceAllString(strings.ToLower(h[1]), ""), " ", "-")] = true
+		}
+		return all
+	}
+	for name, page := range pages {
+		for _, link := range pageLink.FindAllStringSubmatch(page, -1) {
+			if strings.Contains(link[1], ":") {
+				continue // another site
+			}
+			path, fragment, _ := strings.Cut(link[1], "#")
+			to := name
+			if path != "" {
+				to = filepath.Join(filepath.Dir(name), path)
+			}
+			if _, err := os.Stat(to); err != nil || pages[to] != "" && !anchors(pages[to])[fragment] {
+				t.Errorf("%s: the link to %s leads nowhere", name, link[1])
+			}
+		}
+	}
+}
