@@ -38,7 +38,7 @@ func statePaths() map[string]string {
 // of other programs.
 var ownPath = regexp.MustCompile(`^(/var/vcap|/(run|var/lib)/[^/]*(cambium|bosh))`)
 
-// TestOnlyVcapNamesStateFiles: a file that package vcap does not name is not in the list of docs/settings.md, and
+// TestOnlyVcapNamesStateFiles: a file that package vcap does not name is not in the list of docs/architecture.md, and
 // another agent id inherits it. A directory in which vcap names something is vcap's alone: what is joined to it elsewhere are
 // names from outside, such as those of jobs. Below the others, names are the affair of the package that uses them.
 func TestOnlyVcapNamesStateFiles(t *testing.T) {
@@ -212,10 +212,10 @@ func assigned(d ast.Decl, methods map[string]bool) map[string]bool {
 	return found
 }
 
-// TestStateFilesAreListed compares the table of docs/settings.md with package vcap: each path has one row, and "set
+// TestStateFilesAreListed compares the table of docs/architecture.md with package vcap: each path has one row, and "set
 // aside" for another agent id is what the settings store does.
 func TestStateFilesAreListed(t *testing.T) {
-	page, err := os.ReadFile("docs/settings.md")
+	page, err := os.ReadFile("docs/architecture.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -243,16 +243,16 @@ func TestStateFilesAreListed(t *testing.T) {
 	}
 	for _, path := range known {
 		if listed[path] == "" {
-			t.Errorf("docs/settings.md does not list %s", path)
+			t.Errorf("docs/architecture.md does not list %s", path)
 		}
 	}
 	for path, becomes := range listed {
 		if !slices.Contains(known, path) {
-			t.Errorf("docs/settings.md lists %s, which package vcap does not name", path)
+			t.Errorf("docs/architecture.md lists %s, which package vcap does not name", path)
 		}
 		moved := slices.ContainsFunc(dirs.OfAgentID(), func(of string) bool { return within(path, of) })
 		if moved != strings.HasPrefix(becomes, "set aside") {
-			t.Errorf("docs/settings.md: %s is %q with a new agent id; that it is set aside is %v", path, becomes, moved)
+			t.Errorf("docs/architecture.md: %s is %q with a new agent id; that it is set aside is %v", path, becomes, moved)
 		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 )
 
 func TestDocumentationNamesEverySourceAndLimit(t *testing.T) {
-	page, err := os.ReadFile("../docs/sources.md")
+	page, err := os.ReadFile("../docs/configuration.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,14 +26,14 @@ func TestDocumentationNamesEverySourceAndLimit(t *testing.T) {
 		fmt.Sprintf("The question takes %d s at most", int(keyBudget.Seconds())),
 	}
 	for _, kind := range agentjson.Types() {
-		want = append(want, "\n## "+kind+"\n", `{"Type": "`+kind+`"`)
+		want = append(want, "\n### "+kind+"\n", `{"Type": "`+kind+`"`)
 	}
 	for _, outcome := range []string{Used, NotNeeded, Failed, NoAnswer, NeedsNetwork} {
 		want = append(want, "| `"+outcome+"` |")
 	}
 	for _, text := range want {
 		if !strings.Contains(string(page), text) {
-			t.Errorf("docs/sources.md does not say %q", text)
+			t.Errorf("docs/configuration.md does not say %q", text)
 		}
 	}
 }

@@ -1,5 +1,5 @@
 // Package vcap names every file and directory in which the agent, its commands and its units keep state: below the base
-// directory, which -b moves, and below /run. No other package joins such a path; a rule test says so. docs/settings.md
+// directory, which -b moves, and below /run. No other package joins such a path; a rule test says so. docs/architecture.md
 // lists them.
 package vcap
 

@@ -22,7 +22,7 @@ type Platform struct {
 	Windows Windows
 }
 
-// Linux is "Platform.Linux". Values and effects are listed in docs/agent-json.md.
+// Linux is "Platform.Linux". Values and effects are listed in docs/configuration.md.
 type Linux struct {
 	UseDefaultTmpDir                    bool
 	UsePreformattedPersistentDisk       bool
