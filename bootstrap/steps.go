@@ -11,7 +11,7 @@ import (
 // come at any time, so the step has no deadline; by then each source has been asked more than ten times.
 const settingsAnnounceAfter = 20 * time.Second
 
-// Steps is the boot table. docs/boot.md lists it for people; a test compares the two. A row
+// Steps is the boot table. docs/operating.md lists it for people; a test compares the two. A row
 // whose part of the machine is missing (a dummy machine has no disks) is skipped.
 //
 // Deadlines are at least as long as the waits of cloudfoundry/bosh-agent add up to, because a

@@ -41,10 +41,10 @@ func runEach(t *testing.T, i *lab.Instance, commands []string) (codes []int, out
 	return codes, outputs
 }
 
-// documentedCommands runs the list of docs/commands.md, with each flag that it names.
+// documentedCommands runs the list of docs/operating.md, with each flag that it names.
 func documentedCommands(t *testing.T, i *lab.Instance) {
 	t.Helper()
-	text, err := os.ReadFile("../../docs/commands.md")
+	text, err := os.ReadFile("../../docs/operating.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,7 @@ var (
 	listedFlag    = regexp.MustCompile("`(-[^`]+)`")
 )
 
-// listed are the commands of the table in docs/commands.md: each without and with what is in brackets, with each of
+// listed are the commands of the table in docs/operating.md: each without and with what is in brackets, with each of
 // alternatives, and with each flag behind it.
 func listed(text string) (all []string) {
 	text = strings.ReplaceAll(text, `\|`, "\x00")
