@@ -58,14 +58,6 @@ cpi-release: build ## Make the release of the CPI for `bosh create-env`, in bin/
 release: ## Build the files of a release into dist/: VERSION=x.y.z, SIGNING_KEY=path of an SSH key
 	@GO=$(GO) scripts/release "$(VERSION)" dist
 
-.PHONY: changelog
-changelog: ## Move changelog/unreleased into CHANGELOG.md for VERSION=x.y.z, to be committed and tagged; without VERSION, print it
-ifeq ($(origin VERSION),command line)
-	@scripts/changelog --cut "$(VERSION)" >/dev/null
-else
-	@scripts/changelog Unreleased
-endif
-
 .PHONY: deb
 deb: build ## Make the Debian package of bin/agent, in bin/: VERSION=x.y.z
 	@GO=$(GO) scripts/licenses ./cmd/agent >bin/licenses.txt
