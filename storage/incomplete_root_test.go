@@ -120,7 +120,7 @@ func TestRootMarkedDiskIsNoStore(t *testing.T) {
 				} else {
 					_, _, err := b.PlanMountLast(ctx)
 					b.fails(err, "incomplete copy of old", "'agent disk accept new'")
-					b.fails(boot(b.disks()), "incomplete copy of old", "run mount_disk old", "'agent disk accept new'")
+					b.fails(boot(b.disks()), "incomplete copy of old", "Run mount_disk old", "'agent disk accept new'")
 				}
 				b.nothingOnStore()
 			}

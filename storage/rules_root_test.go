@@ -19,7 +19,6 @@ import (
 	"cambium/platform/filesystem"
 	"cambium/platform/mount"
 	"cambium/settings"
-	"cambium/storage/decide"
 )
 
 // In fake machines the nodes of disk and partitions are unrelated devices: names count.
@@ -99,31 +98,6 @@ func TestRootEphemeralIdentity(t *testing.T) {
 	})
 }
 
-// OpenStack and Azure hand out ephemeral disks with a file system on them.
-func TestRootEphemeralContentIsDisposable(t *testing.T) {
-	for name, prepare := range map[string]func(*testing.T, *looptest.Device){
-		"file system without a table": func(t *testing.T, d *looptest.Device) { tool(t, d.Path, "mkfs.ext4", "-qF", d.Path) },
-		"NTFS in a DOS partition": func(t *testing.T, d *looptest.Device) {
-			part := partitioned(t, d, "label: dos\nstart=2048, type=7\n")
-			tool(t, part, "mkfs.ntfs", "-qFf", part)
-		},
-		"broken table": func(t *testing.T, d *looptest.Device) {
-			partitioned(t, d, "label: gpt\nstart=2048\n")
-			tool(t, d.Path, "sh", "-c", "printf x | dd of="+d.Path+" bs=1 seek=572 conv=notrunc 2>&1; printf x | dd of="+d.Path+" bs=1 seek=$((256*1048576-452)) conv=notrunc 2>&1")
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newBench(t, Options{})
-			dev := b.disk(256<<20, "")
-			prepare(t, dev)
-			b.ok(b.setupEphemeral(dev.Path, nil))
-			if got := mountedSource(t, b.Dirs.Data()); got != dev.Path+"p2" {
-				t.Errorf("data is %q", got)
-			}
-		})
-	}
-}
-
 func TestRootSkipDiskSetup(t *testing.T) {
 	b := newBench(t, Options{SkipDiskSetup: true})
 	dev := b.disk(64<<20, "")
@@ -137,26 +111,6 @@ func TestRootSkipDiskSetup(t *testing.T) {
 	info, err := os.Stat(b.Dirs.Data())
 	if err != nil || info.Mode().Perm() != 0o750 {
 		t.Errorf("data directory: %v, %v; want 0750", info, err)
-	}
-}
-
-func TestRootRawEphemeral(t *testing.T) {
-	b := newBench(t, Options{})
-	one, two := b.disk(8<<20, ""), b.disk(8<<20, "")
-	hints := []settings.DiskHint{{Path: one.Path}, {Path: two.Path}}
-	for range 2 {
-		b.did(b.SetupRaw(ctx, hints))
-	}
-	first := tool(t, one.Path, "sfdisk", "--dump", one.Path)
-	if !strings.Contains(first, `name="raw-ephemeral-0"`) || !strings.Contains(tool(t, two.Path, "sfdisk", "--dump", two.Path), `name="raw-ephemeral-1"`) {
-		t.Errorf("names are missing:\n%s", first)
-	}
-	if !strings.Contains(strings.ReplaceAll(first, " ", ""), "start=2048,size=12288") {
-		t.Errorf("not aligned at both ends:\n%s", first)
-	}
-	b.did(b.SetupRaw(ctx, hints))
-	if after := tool(t, one.Path, "sfdisk", "--dump", one.Path); after != first {
-		t.Error("a second run changed the table")
 	}
 }
 
@@ -288,87 +242,29 @@ func TestRootPersistentFileSystems(t *testing.T) {
 	_ = dev
 }
 
-func TestRootSecondDiskGoesToTheMigrationTarget(t *testing.T) {
+// What would be formatted is formatted by mount_disk alone: at boot, jobs would begin with an empty store.
+// cloudfoundry/bosh-agent leaves no identity on record that would forbid it.
+func TestRootMountLastFormatsNothing(t *testing.T) {
 	b := newBench(t, Options{})
-	b.disk(64<<20, "old")
-	fresh := b.disk(64<<20, "new")
-	b.ok(b.Mount(ctx, "old"))
-	for range 2 {
-		b.ok(b.Mount(ctx, "new"))
-	}
-	if got := mountedSource(t, b.Dirs.StoreMigrationTarget()); got != fresh.Path+"p1" {
-		t.Errorf("migration target is %q", got)
-	}
-	if b.records.mounted != "old" {
-		t.Errorf("recorded %q, want the disk that is on the store", b.records.mounted)
-	}
-	list, err := b.List(ctx)
-	b.ok(err)
-	if strings.Join(list, " ") != "old new" {
-		t.Errorf("List = %v, want the disk on the store first", list)
-	}
-}
-
-func TestRootMountLastLeavesABlankDisk(t *testing.T) {
-	b := newBench(t, Options{})
+	b.Persistent.Foreign = func() string { return "format" }
 	dev := b.disk(64<<20, "vol-1")
+	tool(t, dev.Path, "mkfs.btrfs", "-qf", "--mixed", dev.Path)
 	before := checksum(t, dev)
 	b.records.mounted = "vol-1"
-	b.fails(boot(b.disks()), "vol-1", dev.Path+" is blank")
+	_, _, err := b.PlanMountLast(ctx)
+	for _, err := range []error{err, boot(b.disks()), boot(b.disks())} {
+		b.fails(err, "mount disk vol-1: "+dev.Path, "it was mounted last", "would have to be formatted",
+			"run 'agent disk format vol-1 --yes'")
+	}
 	if checksum(t, dev) != before || mountedSource(t, b.Dirs.Store()) != "" {
-		t.Error("a blank disk was touched at boot")
+		t.Error("the disk was touched at boot")
 	}
-	b.records.disks["vol-1"] = settings.PersistentDisk{CID: "vol-1", Hint: settings.DiskHint{Path: "/dev/nowhere"}}
-	b.fails(boot(b.disks()), "vol-1", "timed out")
+	b.ok(b.Mount(ctx, "vol-1"))
+	b.ok(boot(b.disks()))
 }
 
-// What would be formatted is formatted by mount_disk alone: at boot, jobs would begin with an empty store. cloudfoundry/bosh-agent
-// leaves no identity on record that would forbid it.
-func TestRootMountLastFormatsNothing(t *testing.T) {
-	const ours = "label: gpt\nstart=2048, name=\"bosh-partition-0\"\n"
-	for name, c := range map[string]struct {
-		prepare func(t *testing.T, dev *looptest.Device)
-		foreign string
-	}{
-		"a partition of ours, blank": {func(t *testing.T, dev *looptest.Device) { partitioned(t, dev, ours) }, ""},
-		"a preparation that was not finished": {func(t *testing.T, dev *looptest.Device) {
-			partitioned(t, dev, strings.ReplaceAll(ours, decide.PersistentName, decide.PreparingName))
-		}, ""},
-		"foreign content, allowed to be formatted": {func(t *testing.T, dev *looptest.Device) {
-			tool(t, dev.Path, "mkfs.btrfs", "-qf", "--mixed", dev.Path)
-		}, "format"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newBench(t, Options{})
-			b.Persistent.Foreign = func() string { return c.foreign }
-			dev := b.disk(64<<20, "vol-1")
-			c.prepare(t, dev)
-			before := checksum(t, dev)
-			b.records.mounted = "vol-1"
-			_, _, err := b.PlanMountLast(ctx)
-			for _, err := range []error{err, boot(b.disks()), boot(b.disks())} {
-				b.fails(err, "disk vol-1: it was mounted last", "would have to be formatted", "run 'agent disk format vol-1 --yes'")
-			}
-			if checksum(t, dev) != before || mountedSource(t, b.Dirs.Store()) != "" {
-				t.Error("the disk was touched at boot")
-			}
-			b.ok(b.Mount(ctx, "vol-1"))
-			b.ok(boot(b.disks()))
-		})
-	}
-}
-
-// Disks that nothing can be made on are told as such, and left alone.
-func TestRootUnusableDisks(t *testing.T) {
-	for _, size := range []int64{0, 512, 1 << 20} {
-		b := newBench(t, Options{})
-		dev := b.disk(size, "vol-1")
-		before := checksum(t, dev)
-		b.fails(b.Mount(ctx, "vol-1"), dev.Path, "too small")
-		if checksum(t, dev) != before {
-			t.Errorf("a disk of %d bytes was changed", size)
-		}
-	}
+// A disk that cannot be written is told as such, and left alone.
+func TestRootReadOnlyDisks(t *testing.T) {
 	readOnly := func(t *testing.T, path string, on int) {
 		t.Helper()
 		f, err := os.Open(path)
@@ -387,7 +283,7 @@ func TestRootUnusableDisks(t *testing.T) {
 			return part
 		},
 	} {
-		t.Run("read-only, "+name, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			b := newBench(t, Options{})
 			dev := b.disk(64<<20, "vol-1")
 			path := prepare(t, dev)
@@ -401,26 +297,6 @@ func TestRootUnusableDisks(t *testing.T) {
 			b.ok(b.Mount(ctx, "vol-1"))
 		})
 	}
-}
-
-func TestRootBindMountedDisk(t *testing.T) {
-	b := newBench(t, Options{BindMountPersistentDisk: true, UsePreformattedPersistentDisk: true, SkipDiskSetup: true})
-	source := t.TempDir()
-	b.records.disks["vol-1"] = settings.PersistentDisk{CID: "vol-1", Hint: settings.DiskHint{Path: source}}
-	t.Cleanup(func() { _ = unix.Unmount(b.Dirs.Store(), unix.MNT_DETACH) })
-	for range 2 {
-		b.ok(b.Mount(ctx, "vol-1"))
-	}
-	write(t, filepath.Join(b.Dirs.Store(), "data"), "x")
-	if read(t, filepath.Join(source, "data")) != "x" {
-		t.Error("the store is not the directory")
-	}
-	list, err := b.List(ctx)
-	b.ok(err)
-	if len(list) != 1 {
-		t.Errorf("List = %v", list)
-	}
-	b.unmounted("vol-1", "Unmounted partition of vol-1")
 }
 
 func TestRootLinks(t *testing.T) {
@@ -447,46 +323,6 @@ func TestRootLinks(t *testing.T) {
 	}
 	if checksum(t, dev) != before {
 		t.Error("the disk was changed")
-	}
-}
-
-func TestRootPlanShowsTheProof(t *testing.T) {
-	b := newBench(t, Options{})
-	eph, fresh, foreign := b.disk(512<<20, ""), b.disk(256<<20, "fresh"), b.disk(64<<20, "foreign")
-	tool(t, foreign.Path, "mkfs.ext4", "-qF", foreign.Path)
-	before := checksum(t, eph) + checksum(t, fresh) + checksum(t, foreign)
-	planned := func() []Change {
-		t.Helper()
-		changes, err := b.Plan(ctx, &settings.DiskHint{Path: eph.Path}, nil, "agent-1")
-		b.ok(err)
-		persistent, err := b.PlanMount(ctx)
-		b.ok(err)
-		return append(changes, persistent...)
-	}
-	changes := planned()
-	var text []string
-	for _, c := range changes {
-		text = append(text, c.String())
-	}
-	all := strings.Join(text, "\n")
-	for _, w := range []string{
-		eph.Path + ": blank, 512.0 MiB, not in use, no persistent disk: create GPT, swap 64.0 MiB, data 446.0 MiB",
-		fresh.Path + ": persistent disk fresh, blank, 256.0 MiB: mount_disk will create GPT, data 254.0 MiB",
-		fresh.Path + "p1: new partition: mount_disk will make ext4",
-		foreign.Path + ": the whole disk holds ext4: persistent disk foreign will be refused",
-	} {
-		if !strings.Contains(all, w) {
-			t.Errorf("plan lacks %q:\n%s", w, all)
-		}
-	}
-	if checksum(t, eph)+checksum(t, fresh)+checksum(t, foreign) != before {
-		t.Error("planning changed a disk")
-	}
-	delete(b.records.disks, "foreign")
-	b.ok(b.setupEphemeral(eph.Path, nil))
-	b.ok(b.Mount(ctx, "fresh"))
-	if changes = planned(); len(changes) != 0 {
-		t.Errorf("plan after the work is done: %v; want nothing", changes)
 	}
 }
 

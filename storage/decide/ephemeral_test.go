@@ -69,6 +69,8 @@ func TestPartitionEphemeral(t *testing.T) {
 	large.Table.Partitions[1].Size = 100 * testMiB
 	faulty := volumeOf(probe.Ext4)
 	faulty.Content.Errors = true
+	inUse := mountedOn("/data", probe.Ext4)
+	inUse.Content.Errors = true
 	active := volumeOf(probe.Swap)
 	active.ActiveSwap = true
 	bound := volumeOf(probe.Ext4)
@@ -108,8 +110,8 @@ func TestPartitionEphemeral(t *testing.T) {
 			"x")), swap: volumeOf(probe.Swap), data: volumeOf(probe.Ext4), want: "use-swap1 mount2"},
 		{name: "in use", state: blank, replaced: mounted, fails: "not touched: vdb is mounted"},
 		{name: "too much swap", state: blank, replaced: mounted, swapMiB: mib(1 << 40), fails: "leaves no room"},
-		{name: "after a reboot", state: state(size, ours), swap: volumeOf(probe.Swap), data: volumeOf(probe.Ext4),
-			want: "use-swap1 mount2"},
+		{name: "after a reboot, whatever RAM is now (D.12)", state: state(size, ours), swap: volumeOf(probe.Swap),
+			data: volumeOf(probe.Ext4), want: "use-swap1 mount2"},
 		{name: "after a restart", state: state(size, ours), swap: active, data: mountedOn("/data", probe.Ext4),
 			want: ""},
 		{name: "swap no longer wanted", state: state(size, ours), swap: volumeOf(probe.Swap),
@@ -129,7 +131,9 @@ func TestPartitionEphemeral(t *testing.T) {
 		{name: "mounted elsewhere", state: state(size, ours), swap: active, data: mountedOn("/mnt", probe.Ext4),
 			want: "mount2"},
 		{name: "a part is bound somewhere", state: state(size, ours), swap: active, data: bound, want: "mount2"},
-		{name: "errors on record", state: state(size, ours), swap: active, data: faulty, want: "check-file-system2 mount2"},
+		{name: "errors on record (D.22)", state: state(size, ours), swap: active, data: faulty,
+			want: "check-file-system2 mount2"},
+		{name: "errors on record, and in use", state: state(size, ours), swap: active, data: inUse},
 		{name: "smaller than its partition", state: large, swap: active, data: small, want: "mount2 grow-file-system2"},
 		{name: "smaller than its partition, mounted", state: state(size, ours), swap: active,
 			data: Volume{Content: probe.Content{Kind: probe.XFS}, MountedOn: "/data", InUse: true, Growable: true},

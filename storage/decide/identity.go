@@ -17,60 +17,23 @@ func (o Persistent) identity() record.Disk {
 	return d
 }
 
-// Refusal is an error that leaves a disk as it is.
-type Refusal interface {
-	error
-	// Refused is the device, and what was found there.
-	Refused() (path, found string)
+// Refusal leaves a disk as it is.
+type Refusal struct {
+	// Path is the device, and Found why it is not used.
+	Path, Found string
+	// Remedy is one or more sentences with the command that ends it.
+	Remedy string
 }
 
-// claimedError refuses a device that is another persistent disk.
-type claimedError struct {
-	CID, Path string
-	// By is the CID of that disk.
-	By string
+func (r *Refusal) Error() string {
+	return fmt.Sprintf("%s is refused: %s. %s", r.Path, r.Found, r.Remedy)
 }
 
-func (e *claimedError) Error() string {
-	return fmt.Sprintf("%s is persistent disk %s: attach the right disk, or run 'agent disk accept %s' if it is that one", e.Path, e.By, e.CID)
-}
+// accept ends the remedy of a disk that may be the right one.
+func accept(cid string) string { return fmt.Sprintf("run 'agent disk accept %s'", cid) }
 
-// Refused makes it a Refusal.
-func (e *claimedError) Refused() (path, found string) { return e.Path, "it is persistent disk " + e.By }
-
-// otherDiskError refuses a device that is not the recorded disk of its CID.
-type otherDiskError struct {
-	CID, Path, Conflict string
-	Recorded, Found     record.Disk
-}
-
-func (e *otherDiskError) Error() string {
-	return fmt.Sprintf("%s is %s than the one on record for %s: recorded is %s; found is %s. If it is the right one, run 'agent disk accept %s' and try again",
-		e.Path, e.Conflict, e.CID, e.Recorded, e.Found, e.CID)
-}
-
-// Refused makes it a Refusal.
-func (e *otherDiskError) Refused() (path, found string) {
-	return e.Path, e.Conflict + " than the one on record"
-}
-
-// recordedError refuses to format a disk that is on record.
-type recordedError struct {
-	CID, Path, Found string
-	// Of is the CID of the record.
-	Of     string
-	Record record.Disk
-}
-
-func (e *recordedError) Error() string {
-	return fmt.Sprintf("%s is refused: %s, and disk %s is on record with %s: what is on record is never formatted. Repair it or attach the right disk; "+
-		"run 'agent disk format %s --yes' only to give up its content", e.Path, e.Found, e.Of, e.Record, e.CID)
-}
-
-// Refused makes it a Refusal.
-func (e *recordedError) Refused() (path, found string) {
-	return e.Path, e.Found + ", and disk " + e.Of + " is on record"
-}
+// giveUp ends the remedy of a disk whose content may not be needed.
+func giveUp(cid string) string { return fmt.Sprintf("run 'agent disk format %s --yes'", cid) }
 
 // checkIdentity refuses a disk that is not the one on record for its CID, unless an operator has decided about it.
 func checkIdentity(cid, path string, r record.Record, found record.Disk) error {
@@ -79,9 +42,15 @@ func checkIdentity(cid, path string, r record.Record, found record.Disk) error {
 		return nil
 	}
 	if conflict := recorded.Conflict(found); conflict != "" {
-		return &otherDiskError{CID: cid, Path: path, Conflict: conflict, Recorded: recorded, Found: found}
+		return otherDisk(cid, path, conflict, recorded, found)
 	}
 	return nil
+}
+
+// otherDisk refuses a device that is not the recorded disk of its CID.
+func otherDisk(cid, path, conflict string, recorded, found record.Disk) *Refusal {
+	return &Refusal{path, fmt.Sprintf("it is %s than the one on record for %s: recorded is %s; found is %s",
+		conflict, cid, recorded, found), "Attach the right disk, or, if it is the right one, " + accept(cid)}
 }
 
 // refuseFormatting refuses to format a disk that is on record, whatever it looks like and whatever else is allowed.
@@ -89,7 +58,9 @@ func (o Persistent) refuseFormatting(found string) error {
 	content := probe.Superblock{UUID: o.Volume.Content.UUID}
 	for _, s := range append(slices.Clone(o.Superblocks), content) {
 		if of, record, known := o.Record.Known(o.CID, s.UUID, o.Disk.Table.GUID); known {
-			return &recordedError{CID: o.CID, Path: o.Disk.Path, Found: found, Of: of, Record: record}
+			return &Refusal{o.Disk.Path, fmt.Sprintf("%s, and disk %s is on record with %s: what is on record is "+
+				"never formatted", found, of, record), "Repair it or attach the right disk; only to give up its content, " +
+				giveUp(o.CID)}
 		}
 	}
 	return nil
@@ -138,24 +109,14 @@ func (c Claims) check(cid, path string, accepted bool) error {
 	by := c.claimedBy(cid)
 	switch {
 	case by != "" && (!accepted || c.Recorded != ""):
-		return &claimedError{CID: cid, Path: path, By: by}
+		return &Refusal{path, "it is persistent disk " + by,
+			"Attach the right disk, or, if it is that one, " + accept(cid)}
 	case len(c.Twins) > 0 && c.Recorded == "" && !accepted && !slices.Contains(c.ByIdentifier, cid):
-		return &twinsError{CID: cid, Path: path, Twin: c.Twins[0]}
+		return &Refusal{path, fmt.Sprintf("it may be disk %s or its clone %s: both are attached with the same "+
+			"identifiers, and their hints are only paths, which may have been exchanged", cid, c.Twins[0]),
+			fmt.Sprintf("If it is %s, %s", cid, accept(cid))}
 	}
 	return nil
-}
-
-// twinsError refuses one of two clones that only their paths tell apart.
-type twinsError struct{ CID, Path, Twin string }
-
-func (e *twinsError) Error() string {
-	return fmt.Sprintf("%s may be disk %s or its clone %s: both are attached with the same identifiers, and their hints are only paths, "+
-		"which may have been exchanged. If it is %s, run 'agent disk accept %s'", e.Path, e.CID, e.Twin, e.CID, e.CID)
-}
-
-// Refused makes it a Refusal.
-func (e *twinsError) Refused() (path, found string) {
-	return e.Path, "it may be disk " + e.CID + " or its clone " + e.Twin
 }
 
 // others are the other disks whose hint leads to the device.

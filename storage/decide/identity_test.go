@@ -37,8 +37,9 @@ func TestDisksOnRecordAreNeverFormatted(t *testing.T) {
 			}
 			o.Record = records
 			p, err := MountPersistent(o, "/store")
-			var refused *recordedError
-			if !errors.As(err, &refused) || len(p.Changes) > 0 || !strings.Contains(err.Error(), "agent disk format "+o.CID+" --yes") {
+			r, refused := errors.AsType[*Refusal](err)
+			if !refused || !strings.Contains(r.Found, "is on record") || len(p.Changes) > 0 ||
+				!strings.Contains(err.Error(), "agent disk format "+o.CID+" --yes") {
 				t.Errorf("plan %v, error %v; want it refused", p.Changes, err)
 			}
 		})
@@ -83,8 +84,7 @@ func TestMountingChecksIdentity(t *testing.T) {
 				}
 				return
 			}
-			var other *otherDiskError
-			if !errors.As(err, &other) || len(p.Changes) > 0 {
+			if _, refused := errors.AsType[*Refusal](err); !refused || len(p.Changes) > 0 {
 				t.Fatalf("plan %v, error %v; want it refused", p.Changes, err)
 			}
 			for _, text := range []string{c.wrong, "file system U", "file system " + c.o.Volume.Content.UUID, "agent disk accept vol-1"} {
@@ -143,10 +143,11 @@ func TestClaims(t *testing.T) {
 				t.Errorf("Owner = %q, want %q", got, c.owner)
 			}
 			err := c.claims.check("B", "/dev/vdb", false)
-			var claimed *claimedError
-			if c.refused == "" && err != nil || c.refused != "" && (!errors.As(err, &claimed) || claimed.By != c.refused) {
-				t.Errorf("check = %v, want %q", err, c.refused)
+			want := ""
+			if c.refused != "" {
+				want = "it is persistent disk " + c.refused
 			}
+			wantError(t, err, want)
 			if err := c.claims.check("B", "/dev/vdb", true); (err != nil) != (c.refused != "" && c.claims.Recorded != "") {
 				t.Errorf("accepted: %v; want it refused only where it is in use as another", err)
 			}
@@ -167,8 +168,7 @@ func TestTwins(t *testing.T) {
 	}{
 		"by path": {clones, false, true}, "by path, accepted": {clones, true, false}, "by an identifier": {identified, false, false}, "mounted": {mounted, false, false},
 	} {
-		err := c.claims.check("A", "/dev/vdb", c.accepted)
-		if twins, is := errors.AsType[*twinsError](err); is != c.refused || is && twins.Twin != "B" {
+		if err := c.claims.check("A", "/dev/vdb", c.accepted); (err != nil) != c.refused {
 			t.Errorf("%s: %v, want it refused: %v", name, err, c.refused)
 		}
 	}

@@ -294,6 +294,7 @@ func TestMatrix(t *testing.T) {
 						}
 						p, err := MountDisk(c.observed())
 						formats := slices.ContainsFunc(p.Changes, Change.formats)
+						namesACommand(t, err)
 						cells++
 						switch {
 						case err != nil:

@@ -108,14 +108,14 @@ func Begin(want Mark, found *Mark, empty bool) (Mark, error) {
 	return want, nil
 }
 
-// CheckCopy refuses a disk with a mark as the store.
-func CheckCopy(cid string, m *Mark) error {
+// CheckCopy refuses the disk at path with a mark as the store.
+func CheckCopy(cid, path string, m *Mark) error {
 	if m == nil {
 		return nil
 	}
 	from := cmp.Or(m.From, "another disk")
-	return fmt.Errorf("it holds an incomplete copy of %s: run mount_disk %s, mount_disk %s and migrate_disk, "+
-		"or 'agent disk accept %s' to use it as it is if that disk is gone", from, from, cid, cid)
+	return &Refusal{path, "it holds an incomplete copy of " + from, fmt.Sprintf("Run mount_disk %s, mount_disk %s and "+
+		"migrate_disk, or, to use it as it is if that disk is gone, %s", from, cid, accept(cid))}
 }
 
 // Usage is what a store holds, or a disk has room for.

@@ -128,9 +128,9 @@ func TestBegin(t *testing.T) {
 			t.Errorf("%s: %+v, want exact %v", c.name, got, c.exact)
 		}
 	}
-	wantError(t, CheckCopy("new", nil), "")
-	wantError(t, CheckCopy("new", &want), "incomplete copy of old: run mount_disk old, mount_disk new and "+
-		"migrate_disk, or 'agent disk accept new'")
+	wantError(t, CheckCopy("new", "/dev/vdb", nil), "")
+	wantError(t, CheckCopy("new", "/dev/vdb", &want), "incomplete copy of old. Run mount_disk old, mount_disk new and "+
+		"migrate_disk, or, to use it as it is if that disk is gone, run 'agent disk accept new'")
 }
 
 func TestCheckRoom(t *testing.T) {

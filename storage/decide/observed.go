@@ -164,7 +164,7 @@ func MountDisk(o Observed) (Plan, error) {
 		return Plan{}, err
 	}
 	onStore := at.Directory == o.Store
-	if err := CheckCopy(o.CID, o.Mark); err != nil && onStore && o.asked() != record.Accept &&
+	if err := CheckCopy(o.CID, o.Disk.Path, o.Mark); err != nil && onStore && o.asked() != record.Accept &&
 		o.asked() != record.Format {
 		return Plan{}, err
 	}
@@ -208,14 +208,14 @@ func (o Observed) prepare(at placement) (p Plan, err error) {
 		return p, nil
 	}
 	if o.Boot && !o.Preformatted && o.asked() != record.Format && isBlank(o.Persistent) {
-		return p, &bootRefusal{CID: o.CID, Path: o.Disk.Path, Found: "is blank"}
+		return p, o.refuseAtBoot("is blank")
 	}
 	if p, err = MountPersistent(o.Persistent, at.Directory); err != nil {
 		return p, err
 	}
 	if i := slices.IndexFunc(p.Changes, Change.formats); o.Boot && o.asked() != record.Format && i >= 0 {
-		return Plan{}, &bootRefusal{CID: o.CID, Path: p.Changes[i].Device,
-			Found: "would have to be formatted, which a boot does not do (" + p.Changes[i].Proof + ")"}
+		return Plan{}, o.refuseAtBoot("would have to be formatted, which a boot does not do (" +
+			p.Changes[i].Proof + ")")
 	}
 	return p, nil
 }
@@ -223,16 +223,11 @@ func (o Observed) prepare(at placement) (p Plan, err error) {
 // formats reports a change that makes an empty disk.
 func (c Change) formats() bool { return c.Op == CreateTable || c.Op == MakeFileSystem }
 
-// bootRefusal refuses a disk that was mounted last and holds no store: jobs would begin with an empty one.
-type bootRefusal struct{ CID, Path, Found string }
-
-func (e *bootRefusal) Error() string {
-	return fmt.Sprintf("it was mounted last, and %s %s: attach the right disk, or, to begin with an empty one, "+
-		"run 'agent disk format %s --yes'", e.Path, e.Found, e.CID)
+// refuseAtBoot refuses a disk that was mounted last and holds no store: jobs would begin with an empty one.
+func (o Observed) refuseAtBoot(found string) *Refusal {
+	return &Refusal{o.Disk.Path, "it was mounted last, and " + found,
+		"Attach the right disk, or, to begin with an empty one, " + giveUp(o.CID)}
 }
-
-// Refused makes it a Refusal.
-func (e *bootRefusal) Refused() (path, found string) { return e.Path, e.Found }
 
 // Describe tells an operator what would be lost by formatting a disk.
 func Describe(o Observed) string {

@@ -54,32 +54,22 @@ func PersistentPart(path string, preformatted bool) string {
 	return layout.PartitionPath(path, 1)
 }
 
-// foreignError refuses a persistent disk, and tells how it can be repaired or released.
-type foreignError struct {
-	CID   string
-	Path  string
-	Found string
-	// Advice is what keeps the content, or what allows the disk, as a sentence; it may be empty.
-	Advice string
-	// Superblock describes the one for which no setting formats the disk; it may be empty.
-	Superblock string
-}
-
-func (e *foreignError) Error() string {
-	text := fmt.Sprintf("%s is refused: %s. ", e.Path, e.Found)
-	if e.Advice != "" {
-		text += e.Advice + ". "
+// foreign refuses a persistent disk for what is on it, and tells how it can be repaired or released.
+func (o Persistent) foreign(v judgment) *Refusal {
+	var remedy string
+	if v.Advice != "" {
+		remedy = v.Advice + ". "
 	}
-	if e.Superblock != "" {
-		return text + fmt.Sprintf("It has %s: no setting formats such a disk. To use it without its content, "+
-			"run 'agent disk format %s --yes'", e.Superblock, e.CID)
+	if v.Superblock != "" {
+		remedy += fmt.Sprintf("It has %s: no setting formats such a disk. ", v.Superblock)
 	}
-	return text + fmt.Sprintf("To use it without its content, run 'agent disk format %s --yes', or allow it for all disks without a "+
-		"superblock of ext4 or xfs with env.persistent_disk_foreign: format in the deployment manifest", e.CID)
+	remedy += "To use it without its content, " + giveUp(o.CID)
+	if v.Superblock == "" {
+		remedy += ", or allow it for all disks without a superblock of ext4 or xfs with env.persistent_disk_foreign: " +
+			"format in the deployment manifest"
+	}
+	return &Refusal{o.Disk.Path, v.Proof, remedy}
 }
-
-// Refused makes it a Refusal.
-func (e *foreignError) Refused() (path, found string) { return e.Path, e.Found }
 
 // MountPersistent partitions and formats what is blank, completes what is ours and unfinished, grows what became
 // larger, refuses the rest, and mounts it on a directory.
@@ -100,8 +90,7 @@ func MountPersistent(o Persistent, target string) (p Plan, err error) {
 		if recorded := o.Record.Disks[o.CID]; recorded.FileSystem != "" && !o.Volume.Content.Kind.Managed() &&
 			o.Record.Asked[o.CID] == "" && o.Damaged == nil {
 			// It has no identifier to compare.
-			return p, &otherDiskError{CID: o.CID, Path: o.Disk.Path, Conflict: "another file system",
-				Recorded: recorded, Found: o.identity()}
+			return p, otherDisk(o.CID, o.Disk.Path, "another file system", recorded, o.identity())
 		}
 		p.use(o.Part(), o.Volume, o.Disk.Bytes, target, o.MountOptions)
 		return p, nil
@@ -114,8 +103,7 @@ func MountPersistent(o Persistent, target string) (p Plan, err error) {
 	made := Volume{Content: probe.Content{Kind: o.FileSystem}}
 	switch v.Verdict {
 	case refuse:
-		return p, &foreignError{CID: o.CID, Path: o.Disk.Path, Found: v.Proof, Advice: v.Advice,
-			Superblock: v.Superblock}
+		return p, o.foreign(v)
 	case create:
 		parts := newPersistent(o.Disk, o.Label)
 		if o.Serial != "" {

@@ -49,7 +49,7 @@ func mountError(cid string, err error) error {
 		return nil
 	}
 	err = fmt.Errorf("mount disk %s: %w", cid, err)
-	if refused := decide.Refusal(nil); errors.As(err, &refused) {
+	if _, refused := errors.AsType[*decide.Refusal](err); refused {
 		err = fmt.Errorf("%w; %s", err, device.There("/"))
 	}
 	return err
@@ -146,7 +146,7 @@ func (d *Disks) apply(ctx context.Context, path string, plan decide.Plan) (made 
 			return made, err
 		}
 	}
-	if err := d.checkMark(plan); err != nil {
+	if err := d.checkMark(plan, path); err != nil {
 		return nil, err
 	}
 	mounts := func(c decide.Change) bool { return c.Op == decide.Mount || c.Op == decide.BindMount }
@@ -159,7 +159,7 @@ func (d *Disks) apply(ctx context.Context, path string, plan decide.Plan) (made 
 
 // checkMark refuses the store to a disk with a mark, which is mounted now, unless an operator has accepted it: then it
 // loses the mark.
-func (d *Disks) checkMark(plan decide.Plan) error {
+func (d *Disks) checkMark(plan decide.Plan, path string) error {
 	m, err := d.Mark(plan.Directory)
 	if err != nil || m == nil {
 		return err
@@ -167,7 +167,7 @@ func (d *Disks) checkMark(plan decide.Plan) error {
 	if plan.Records.Accepted {
 		return d.removeMark(plan.Records.CID, plan.Directory)
 	}
-	if err := decide.CheckCopy(plan.Records.CID, m); err != nil && plan.Records.Store {
+	if err := decide.CheckCopy(plan.Records.CID, path, m); err != nil && plan.Records.Store {
 		return errors.Join(err, mount.Detach(plan.Directory, d.Busy(plan.Directory)))
 	}
 	return nil

@@ -50,10 +50,9 @@ func (d *Disks) PlanMount(ctx context.Context) (all []decide.Change, err error) 
 
 func (d *Disks) planKnown(ctx context.Context, v view, p settings.PersistentDisk) ([]decide.Change, error) {
 	plan, err := d.plan(ctx, v, p, false)
-	var refused decide.Refusal
-	if errors.As(err, &refused) {
-		path, found := refused.Refused()
-		return []decide.Change{{Op: decide.Reject, Device: path, Proof: found, What: "persistent disk " + p.CID + " will be refused"}}, nil
+	if r, refused := errors.AsType[*decide.Refusal](err); refused {
+		return []decide.Change{{Op: decide.Reject, Device: r.Path, Proof: r.Found,
+			What: "persistent disk " + p.CID + " will be refused"}}, nil
 	}
 	changes := plan.Changes
 	for i := range changes {
