@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"cambium/internal/looptest"
-	"cambium/platform/disk"
 	"cambium/platform/mount"
 )
 
@@ -50,24 +49,6 @@ func (w *world) checkGrown() {
 
 // Growing a mounted disk can be interrupted anywhere: the next mount_disk completes it, without a reboot.
 func TestRootCrashGrowInUse(t *testing.T) { crashes(t, "grow", 3, grown, (*world).checkGrown) }
-
-// A table with one good copy is repaired also while its disk is mounted.
-func TestRootTableIsRepairedWhileMounted(t *testing.T) {
-	b := newBench(t, Options{})
-	dev := b.disk(64<<20, "vol-1")
-	b.ok(b.Mount(ctx, "vol-1"))
-	tool(t, dev.Path, "sh", "-c", "printf x | dd of="+dev.Path+" bs=1 seek=572 conv=notrunc 2>&1")
-	if s, err := disk.Inspect(dev.Path); err != nil || !s.Table.Recovered {
-		t.Fatalf("the table is not damaged: %+v, %v", s.Table, err)
-	}
-	b.ok(b.Mount(ctx, "vol-1"))
-	if s, err := disk.Inspect(dev.Path); err != nil || s.Table.Recovered || len(s.Table.Partitions) != 1 {
-		t.Errorf("the table is %+v, %v; want both copies good", s.Table, err)
-	}
-	if got := mountedSource(t, b.Dirs.Store()); got != dev.Path+"p1" {
-		t.Errorf("store is %q", got)
-	}
-}
 
 // That a file system cannot be grown is no reason to keep its data away.
 func TestRootMountOfWhatCannotBeGrown(t *testing.T) {

@@ -44,40 +44,6 @@ func TestRootResumedMigrationRemovesLeftovers(t *testing.T) {
 	}
 }
 
-// cloudfoundry/bosh-agent records the new disk before the store is copied to it. Neither disk is mounted at boot;
-// mount_disk of the old one goes on.
-func TestRootHalfCopiedByAnotherAgent(t *testing.T) {
-	other := newBench(t, Options{})
-	old, half := other.disk(64<<20, "old"), other.disk(64<<20, "new")
-	other.ok(other.Mount(ctx, "old"))
-	write(t, filepath.Join(other.Dirs.Store(), "data"), "precious")
-	other.ok(other.Mount(ctx, "new"))
-	write(t, filepath.Join(other.Dirs.StoreMigrationTarget(), "half"), "a part of it")
-	for _, dir := range []string{other.Dirs.StoreMigrationTarget(), other.Dirs.Store()} {
-		other.ok(mount.Unmount(ctx, dir))
-	}
-
-	b := newBench(t, Options{}) // with none of the records
-	b.attach("old", old.Path)
-	b.attach("new", half.Path)
-	b.records.mounted = "new"
-	before := checksum(t, old) + checksum(t, half)
-	for range 2 {
-		b.fails(boot(b.disks()), "name the persistent disks new and old", "may be an incomplete copy", "agent disk accept old")
-	}
-	if mountedSource(t, b.Dirs.Store()) != "" || checksum(t, old)+checksum(t, half) != before {
-		t.Fatal("a disk was mounted or changed")
-	}
-	_, _, err := b.PlanMountLast(ctx)
-	b.fails(err, "may be an incomplete copy")
-	b.ok(errors.Join(b.Mount(ctx, "old"), b.Mount(ctx, "new"), b.Migrate(ctx, "old", "new")))
-	if got := read(t, filepath.Join(b.Dirs.Store(), "data")) + read(t, filepath.Join(b.Dirs.Store(), "half")); got != "preciousa part of it" {
-		t.Errorf("the store holds %q", got)
-	}
-	b.reboot()
-	b.onStoreIs(half, "new")
-}
-
 // After a migration, the next disk is mounted on the migration target, and the agent is killed before that is on record: the
 // success of the last migration is not that of the next.
 func TestRootKilledWhileMountingTheNextTarget(t *testing.T) {

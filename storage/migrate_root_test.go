@@ -20,7 +20,6 @@ import (
 	"cambium/internal/looptest"
 	"cambium/platform/mount"
 	"cambium/settings"
-	"cambium/storage/record"
 )
 
 func init() {
@@ -111,17 +110,6 @@ func TestRootMigrateRefuses(t *testing.T) {
 			t.Errorf("recorded %q, want old (D.4)", b.records.mounted)
 		}
 	}
-	t.Run("nothing mounted", func(t *testing.T) {
-		b := newBench(t, Options{})
-		b.fails(b.Migrate(ctx, "", ""), "nothing is mounted")
-	})
-	t.Run("no target", func(t *testing.T) {
-		b := newBench(t, Options{})
-		old := b.disk(64<<20, "old")
-		b.ok(b.Mount(ctx, "old"))
-		b.fails(b.Migrate(ctx, "", ""), "run mount_disk of the new disk first")
-		stays(t, b, old)
-	})
 	t.Run("target too small", func(t *testing.T) {
 		b, old, _ := migrating(t, 16<<20)
 		if err := os.WriteFile(filepath.Join(b.Dirs.Store(), "big"), make([]byte, 30<<20), 0o600); err != nil {
@@ -189,30 +177,6 @@ func TestRootD03UnreadableFilesEndAMigration(t *testing.T) {
 		t.Errorf("error %v, want that of the disk", err)
 	}
 	b.onStoreIs(old, "old")
-}
-
-// What an interrupted migration has left on the new disk is known to be its own until one of its disks is removed.
-func TestRootMigrationIsRememberedUntilADiskIsRemoved(t *testing.T) {
-	b, _, _ := migrating(t, 128<<20)
-	stop, cancel := context.WithCancel(ctx)
-	defer cancel()
-	b.CrashPoint = func(name string) {
-		if name == "verify" {
-			cancel()
-		}
-	}
-	b.fails(b.Migrate(stop, "", ""), "canceled")
-	for _, c := range []struct {
-		remove string
-		known  bool
-	}{{"unrelated", true}, {"new", false}} {
-		b.ok(b.Remove(ctx, c.remove))
-		r, err := b.Record.Read()
-		b.ok(err)
-		if known := r.Migration != (record.Migration{}); known != c.known {
-			t.Errorf("after removing %s the migration is known: %v, want %v", c.remove, known, c.known)
-		}
-	}
 }
 
 // Mount options hold in every phase: the old disk's while it is read-only and after a failure, the new
@@ -287,18 +251,6 @@ func binding(t *testing.T) (*bench, string) {
 	b.ok(b.Mount(ctx, "old"))
 	b.ok(b.Mount(ctx, "new"))
 	return b, old
-}
-
-func TestRootMigrateBindMounted(t *testing.T) {
-	b, old := binding(t)
-	fresh := b.records.disks["new"].Hint.Path
-	b.ok(b.Migrate(ctx, "", ""))
-	if read(t, filepath.Join(fresh, "one")) != read(t, filepath.Join(old, "one")) || b.records.mounted != "new" {
-		t.Errorf("not migrated, recorded %q", b.records.mounted)
-	}
-	if same, err := sameDir(fresh, b.Dirs.Store()); err != nil || !same {
-		t.Errorf("store is not the new directory (%v)", err)
-	}
 }
 
 // TestRootMigrateChangingSource: while it is copied the store cannot be changed. A bind-mounted one can

@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/blkdev"
-	"cambium/internal/eventually"
 	"cambium/internal/looptest"
 	"cambium/platform/disk"
 	"cambium/platform/disk/layout"
@@ -57,99 +56,6 @@ func partitioned(t testing.TB, dev *looptest.Device, script string) string {
 	return layout.PartitionPath(dev.Path, 1)
 }
 
-func TestRootD01ReadingDestroysNothing(t *testing.T) {
-	b := newBench(t, Options{})
-	dev := b.disk(64<<20, "vol-1")
-	tool(t, dev.Path, "mkfs.ext4", "-qF", dev.Path)
-	refused(t, b, dev, "the whole disk holds ext4")
-}
-
-func TestRootD01DamagedTableIsNotBlank(t *testing.T) {
-	b := newBench(t, Options{})
-	dev := b.disk(64<<20, "vol-1")
-	partitioned(t, dev, "label: gpt\nstart=2048\n")
-	f, err := os.OpenFile(dev.Path, os.O_RDWR, 0)
-	b.ok(err)
-	for _, at := range []int64{512 + 8, 64<<20 - 512 + 8} {
-		_, err = f.WriteAt([]byte{0xff}, at)
-		b.ok(err)
-	}
-	b.ok(f.Close())
-	refused(t, b, dev, "damaged partition table")
-}
-
-func TestRootD02ForeignContentIsRefused(t *testing.T) {
-	for name, make := range map[string][]string{
-		"ext3":  {"mkfs.ext3", "-qF"},
-		"btrfs": {"mkfs.btrfs", "-qf", "--mixed"},
-		"NTFS":  {"mkfs.ntfs", "-qFf"},
-		"LUKS":  {"sh", "-c", "echo secret | cryptsetup luksFormat -q --type luks1 --pbkdf-force-iterations 1000 $0 -"},
-		"FAT":   {"mkfs.vfat"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newBench(t, Options{})
-			dev := b.disk(128<<20, "vol-1")
-			part := partitioned(t, dev, "label: gpt\nstart=2048, name=\"bosh-partition-0\"\n")
-			tool(t, part, make[0], append(make[1:], part)...)
-			refused(t, b, dev, "holds "+name)
-		})
-	}
-	for name, c := range map[string]struct {
-		mark string
-		at   int64
-	}{
-		"md RAID member":      {"\xfc\x4e\x2b\xa9\x01\x00\x00\x00", 4096},
-		"LVM physical volume": {"LABELONE\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x20\x00\x00\x00LVM2 001", 512},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newBench(t, Options{})
-			dev := b.disk(128<<20, "vol-1")
-			f, err := os.OpenFile(dev.Path, os.O_RDWR, 0)
-			b.ok(err)
-			_, err = f.WriteAt([]byte(c.mark), c.at)
-			b.ok(err)
-			b.ok(f.Close())
-			refused(t, b, dev, name)
-		})
-	}
-	t.Run("several partitions", func(t *testing.T) {
-		b := newBench(t, Options{})
-		dev := b.disk(128<<20, "vol-1")
-		partitioned(t, dev, "label: gpt\nsize=10M\nsize=10M\n")
-		refused(t, b, dev, "2 partitions")
-	})
-	t.Run("released by the manifest", func(t *testing.T) {
-		b := newBench(t, Options{})
-		b.Persistent.Foreign = func() string { return "format" }
-		dev := b.disk(128<<20, "vol-1")
-		tool(t, dev.Path, "mkfs.btrfs", "-qf", "--mixed", dev.Path)
-		b.ok(b.Mount(ctx, "vol-1"))
-		if got, want := mountedSource(t, b.Dirs.Store()), dev.Path+"p1"; got != want {
-			t.Errorf("store is %q, want %q", got, want)
-		}
-	})
-	t.Run("released by clearing", func(t *testing.T) {
-		b := newBench(t, Options{})
-		dev := b.disk(128<<20, "vol-1")
-		tool(t, dev.Path, "mkfs.btrfs", "-qf", "--mixed", dev.Path)
-		// Without its signatures it still is a file system that can be brought back.
-		tool(t, dev.Path, "wipefs", "-qa", dev.Path)
-		refused(t, b, dev, "it is not blank", "agent disk format vol-1 --yes")
-		tool(t, dev.Path, "blkdiscard", "-z", dev.Path)
-		b.ok(b.Mount(ctx, "vol-1"))
-	})
-}
-
-func TestRootD05UnfinishedDiskIsCompleted(t *testing.T) {
-	b := newBench(t, Options{})
-	dev := b.disk(128<<20, "vol-1")
-	partitioned(t, dev, "label: gpt\nstart=2048, name=\"bosh-partition-0\"\n")
-	b.ok(b.Mount(ctx, "vol-1"))
-	if got := mountedSource(t, b.Dirs.Store()); got != dev.Path+"p1" {
-		t.Errorf("store is %q", got)
-	}
-}
-
 // A record of unfinished work must never destroy a disk that was used in between, not even when its file system
 // is damaged: it was mounted, so it may hold files.
 func TestRootD05StaleRecordCostsNothing(t *testing.T) {
@@ -184,36 +90,13 @@ func TestRootD05StaleRecordCostsNothing(t *testing.T) {
 }
 
 func TestRootD10MissingEphemeralIsAnError(t *testing.T) {
-	for _, c := range []struct {
-		name    string
-		options Options
-		want    []string
-	}{
-		{"root disk not allowed", Options{}, []string{"No ephemeral disk found", "/dev/nowhere is not there"}},
-		{"root disk allowed, but a disk was named", Options{CreatePartitionIfNoEphemeralDisk: true}, []string{"No ephemeral disk found", "timed out", "/dev/nowhere"}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			b := newBench(t, c.options)
-			root, _ := fakeRoot(t, b, 2*gib, "label: dos\nstart=1, size=262144, type=83\n")
-			before := tool(t, root.Path, "sfdisk", "--dump", root.Path)
-			b.fails(b.setupEphemeral("/dev/nowhere", nil), c.want...)
-			if tool(t, root.Path, "sfdisk", "--dump", root.Path) != before {
-				t.Error("the root disk was touched")
-			}
-		})
+	b := newBench(t, Options{CreatePartitionIfNoEphemeralDisk: true})
+	root, _ := fakeRoot(t, b, 2*gib, "label: dos\nstart=1, size=262144, type=83\n")
+	before := tool(t, root.Path, "sfdisk", "--dump", root.Path)
+	b.fails(b.setupEphemeral("/dev/nowhere", nil), "No ephemeral disk found", "timed out", "/dev/nowhere")
+	if tool(t, root.Path, "sfdisk", "--dump", root.Path) != before {
+		t.Error("the root disk was touched")
 	}
-	t.Run("none named, root not allowed", func(t *testing.T) {
-		b := newBench(t, Options{})
-		b.fails(b.setupEphemeral("", nil), "No ephemeral disk found")
-	})
-	t.Run("configured to fall back", func(t *testing.T) {
-		b := newBench(t, Options{CreatePartitionIfNoEphemeralDisk: true, MissingEphemeralDisk: "root"})
-		root, _ := fakeRoot(t, b, 2*gib, "label: dos\nstart=1, size=262144, type=83\n")
-		b.ok(b.setupEphemeral("/dev/nowhere", nil))
-		if got := mountedSource(t, b.Dirs.Data()); got != root.Path+"p3" {
-			t.Errorf("data is %q", got)
-		}
-	})
 }
 
 func TestRootD11NoOldDataOnARemadeDisk(t *testing.T) {
@@ -228,44 +111,6 @@ func TestRootD11NoOldDataOnARemadeDisk(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(b.Dirs.Data(), "secret")); err == nil {
 		t.Error("data of the previous VM reappeared")
 	}
-}
-
-func TestRootD12RAMChangesNothing(t *testing.T) {
-	t.Run("own disk", func(t *testing.T) {
-		b := newBench(t, Options{})
-		dev := b.disk(512<<20, "")
-		b.ok(b.setupEphemeral(dev.Path, nil))
-		write(t, filepath.Join(b.Dirs.Data(), "kept"), "x")
-		for _, change := range []func() (ram int64, swap *uint64){
-			func() (int64, *uint64) { return 128 << 20, nil },
-			func() (int64, *uint64) { n := uint64(16); return 64 << 20, &n },
-			func() (int64, *uint64) { n := uint64(0); return 64 << 20, &n },
-		} {
-			ram, swap := change()
-			b.Memory = func() (int64, error) { return ram, nil }
-			b.ok(mount.Unmount(ctx, b.Dirs.Data()))
-			b.ok(b.setupEphemeral(dev.Path, swap))
-			if read(t, filepath.Join(b.Dirs.Data(), "kept")) != "x" {
-				t.Error("data lost")
-			}
-		}
-	})
-	t.Run("root disk", func(t *testing.T) {
-		b := newBench(t, Options{CreatePartitionIfNoEphemeralDisk: true})
-		root, _ := fakeRoot(t, b, 2*gib, "label: dos\nstart=1, size=262144, type=83\n")
-		b.ok(b.setupEphemeral("", nil))
-		write(t, filepath.Join(b.Dirs.Data(), "kept"), "x")
-		before := tool(t, root.Path, "sfdisk", "--dump", root.Path)
-		b.Memory = func() (int64, error) { return 512 << 20, nil }
-		b.ok(mount.Unmount(ctx, b.Dirs.Data()))
-		b.ok(b.setupEphemeral("", nil))
-		if after := tool(t, root.Path, "sfdisk", "--dump", root.Path); after != before {
-			t.Errorf("table changed:\n%s\n%s", before, after)
-		}
-		if read(t, filepath.Join(b.Dirs.Data(), "kept")) != "x" {
-			t.Error("data lost")
-		}
-	})
 }
 
 func TestRootD13DevicesAreComparedByNumber(t *testing.T) {
@@ -286,57 +131,6 @@ func TestRootD13DevicesAreComparedByNumber(t *testing.T) {
 	b.unmounted("vol-1", "Unmounted partition of vol-1")
 	if got := mountedSource(t, b.Dirs.Store()); got != "" {
 		t.Errorf("store is %q", got)
-	}
-}
-
-func TestRootD14NothingNamedIsAnError(t *testing.T) {
-	b := newBench(t, Options{})
-	b.records.disks["vol-1"] = settings.PersistentDisk{CID: "vol-1"}
-	b.fails(b.Mount(ctx, "vol-1"), "vol-1", "not there")
-	b.fails(b.Mount(ctx, "vol-2"), `"vol-2" is not known`)
-}
-
-func TestRootD15StaleRecordDoesNotStopTheAgent(t *testing.T) {
-	b := newBench(t, Options{})
-	b.records.mounted = "gone"
-	_, warning, err := b.MountLast(ctx)
-	b.ok(err)
-	if !strings.Contains(warning, "gone") || !strings.Contains(warning, "the store is empty") {
-		t.Errorf("warning %q, want the disk named", warning)
-	}
-	// With other disks known, one that is not was forgotten by mistake.
-	b.disk(64<<20, "other")
-	b.fails(boot(b.disks()), "gone", "not among those known")
-}
-
-func TestRootD16RecordsAreAtomic(t *testing.T) {
-	b := newBench(t, Options{})
-	dev := b.disk(64<<20, "vol-1")
-	write(t, b.Dirs.DiskRecord(), "")
-	// It may have said that the disk holds an incomplete copy.
-	b.fails(b.Mount(ctx, "vol-1"), "disks.json", "agent disk accept")
-	b.fails(b.Record.Ask(record.Release, "vol-1"), "agent disk accept")
-	b.ok(b.Record.Ask(record.Accept, "vol-1"))
-	b.ok(b.Mount(ctx, "vol-1"))
-	if got := mountedSource(t, b.Dirs.Store()); got != dev.Path+"p1" {
-		t.Errorf("store is %q", got)
-	}
-}
-
-func TestRootD17ISCSIIsNeverGuessed(t *testing.T) {
-	b := newBench(t, Options{})
-	b.records.disks["vol-1"] = settings.PersistentDisk{CID: "vol-1", Hint: settings.DiskHint{ISCSI: &settings.ISCSI{Target: "10.0.0.1"}}}
-	b.fails(b.Mount(ctx, "vol-1"), "iSCSI disks are not supported")
-}
-
-func TestRootD18SwapLargerThanTheDisk(t *testing.T) {
-	b := newBench(t, Options{})
-	dev := b.disk(64<<20, "")
-	before := checksum(t, dev)
-	huge := uint64(1 << 40)
-	b.fails(b.setupEphemeral(dev.Path, &huge), "leaves no room for data")
-	if checksum(t, dev) != before {
-		t.Error("the disk was changed")
 	}
 }
 
@@ -380,44 +174,6 @@ func TestRootD21SfdiskPartitionerWorks(t *testing.T) {
 	}
 	b.unmounted("vol-1", "Unmounted partition of vol-1")
 	b.ok(b.Mount(ctx, "vol-1"))
-}
-
-func TestRootD22RecordedErrorsAreChecked(t *testing.T) {
-	b := newBench(t, Options{})
-	dev := b.disk(128<<20, "vol-1")
-	part := partitioned(t, dev, "label: gpt\nstart=2048\n")
-	tool(t, part, "mkfs.ext4", "-qF", part)
-	tool(t, part, "debugfs", "-w", "-R", "ssv state 2", part)
-	b.ok(b.Mount(ctx, "vol-1"))
-	b.unmounted("vol-1", "Unmounted partition of vol-1")
-	c, err := filesystem.Probe(part)
-	b.ok(err)
-	if c.Errors {
-		t.Error("the errors are still on record")
-	}
-}
-
-// An agent that starts again finds its disks mounted; what is in use is not checked.
-func TestRootD22ErrorsOfAMountedFileSystem(t *testing.T) {
-	b := newBench(t, Options{})
-	dev := b.disk(128<<20, "")
-	b.ok(b.setupEphemeral(dev.Path, nil))
-	trigger := "/sys/fs/ext4/" + filepath.Base(dev.Path) + "p2/trigger_fs_error"
-	if err := os.WriteFile(trigger, []byte("test"), 0); err != nil {
-		t.Fatal(err)
-	}
-	eventually.True(t, "the kernel's record of the error", func() bool {
-		c, err := filesystem.Probe(dev.Path + "p2")
-		b.ok(err)
-		return c.Errors
-	})
-	b.ok(b.setupEphemeral(dev.Path, nil))
-	b.ok(mount.Unmount(ctx, b.Dirs.Data()))
-	b.ok(b.setupEphemeral(dev.Path, nil))
-	b.ok(mount.Unmount(ctx, b.Dirs.Data()))
-	if c, err := filesystem.Probe(dev.Path + "p2"); err != nil || c.Errors {
-		t.Errorf("not checked: %+v, %v", c, err)
-	}
 }
 
 // A partition that the kernel does not know, and a node that is not there yet, are both waited

@@ -62,6 +62,8 @@ func TestRootResize(t *testing.T) {
 	}
 }
 
+// A mounted disk is grown by mount_disk, and without being asked when the kernel reports it. The disk is mounted
+// while the watch is on already, and mounting is not an event of a device.
 func TestRootResizeWhileMounted(t *testing.T) {
 	b := newBench(t, Options{})
 	dev := b.disk(400<<20, "vol-1")
@@ -70,15 +72,15 @@ func TestRootResizeWhileMounted(t *testing.T) {
 	write(t, filepath.Join(b.Dirs.Store(), "data"), "precious")
 	dev.Grow(t, 900<<20)
 	b.ok(b.Mount(ctx, "vol-1"))
-	if got := bytesOf(t, b.Dirs.Store()); got < 780<<20 {
-		t.Errorf("file system has %d MiB", got>>20)
+	before := bytesOf(t, b.Dirs.Store())
+	if before < 780<<20 {
+		t.Errorf("file system has %d MiB", before>>20)
 	}
-
-	// And without being asked, when the kernel reports it.
+	b.unmounted("vol-1", "Unmounted partition of vol-1")
 	watching, stop := context.WithCancel(ctx)
 	done := make(chan error, 1)
 	go func() { done <- b.WatchSizes(watching) }()
-	before := bytesOf(t, b.Dirs.Store())
+	b.ok(b.Mount(ctx, "vol-1"))
 	dev.Grow(t, 1500<<20)
 	eventually.Nil(t, "a file system as large as its disk of 1500 MiB", func() error {
 		if now := bytesOf(t, b.Dirs.Store()); now <= before+500<<20 {
@@ -91,47 +93,6 @@ func TestRootResizeWhileMounted(t *testing.T) {
 	if read(t, filepath.Join(b.Dirs.Store(), "data")) != "precious" {
 		t.Error("data lost")
 	}
-}
-
-// The partition was grown and the agent died before the file system was.
-func TestRootD06FileSystemCatchesUp(t *testing.T) {
-	for _, kind := range []string{"ext4", "xfs"} {
-		t.Run(kind, func(t *testing.T) {
-			b := newBench(t, Options{})
-			dev := b.disk(900<<20, "vol-1")
-			part := partitioned(t, dev, "label: gpt\nstart=2048\n")
-			if kind == "ext4" {
-				tool(t, part, "mkfs.ext4", "-qF", part, "400m")
-			} else {
-				tool(t, part, "mkfs.xfs", "-qf", "-d", "size=400m", part)
-			}
-			b.ok(b.Mount(ctx, "vol-1"))
-			if got := bytesOf(t, b.Dirs.Store()); got < 780<<20 {
-				t.Errorf("file system has %d MiB", got>>20)
-			}
-		})
-	}
-}
-
-func TestRootD07DOSTableAcrossTwoTiB(t *testing.T) {
-	b := newBench(t, Options{})
-	dev := b.disk(128<<20, "vol-1")
-	part := partitioned(t, dev, "label: dos\nstart=2048, type=83\n")
-	tool(t, part, "mkfs.ext4", "-qF", part)
-	dev.Grow(t, 3<<40)
-	before := tool(t, dev.Path, "sfdisk", "--dump", dev.Path)
-	b.ok(b.Mount(ctx, "vol-1"))
-	if after := tool(t, dev.Path, "sfdisk", "--dump", dev.Path); after != before {
-		t.Errorf("table changed:\n%s\n%s", before, after)
-	}
-	if !strings.Contains(b.log.String(), "attach a new disk, which gets a GPT") {
-		t.Error("no advice in the log")
-	}
-	t.Run("a new one is refused", func(t *testing.T) {
-		b := newBench(t, Options{PartitionerType: "sfdisk"})
-		b.disk(3<<40, "vol-1")
-		b.fails(b.Mount(ctx, "vol-1"), "larger than 2 TiB", "persistent_disk_partitioner to parted")
-	})
 }
 
 // Growing needs no place of its own: another disk may be on the store.
@@ -151,31 +112,4 @@ func TestRootD19GrowBesideAnotherDisk(t *testing.T) {
 	}
 	b.ok(mount.Unmount(ctx, b.Dirs.StoreMigrationTarget()))
 	tool(t, part, "e2fsck", "-nf", part)
-}
-
-// The kernel tells of the new size, and of nothing before: the disk was mounted while the
-// watch was on already.
-func TestRootGrownDiskIsNoticed(t *testing.T) {
-	b := newBench(t, Options{})
-	dev := b.disk(400<<20, "vol-1")
-	withXFS(b, "vol-1")
-	watching, stop := context.WithCancel(ctx)
-	ended := make(chan error, 1)
-	go func() { ended <- b.WatchSizes(watching) }()
-	t.Cleanup(func() {
-		stop()
-		b.ok(<-ended)
-	})
-	b.ok(b.Mount(ctx, "vol-1"))
-	write(t, filepath.Join(b.Dirs.Store(), "file"), "precious")
-	dev.Grow(t, 900<<20)
-	eventually.Nil(t, "a file system as large as its disk of 900 MiB", func() error {
-		if now := bytesOf(t, b.Dirs.Store()); now < 780<<20 {
-			return fmt.Errorf("it has %d MiB", now>>20)
-		}
-		return nil
-	})
-	if got := read(t, filepath.Join(b.Dirs.Store(), "file")); got != "precious" {
-		t.Errorf("the file holds %q", got)
-	}
 }

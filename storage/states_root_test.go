@@ -13,7 +13,6 @@ import (
 
 	"cambium/internal/looptest"
 	"cambium/platform/mount"
-	"cambium/storage/record"
 )
 
 // reboot takes away all mounts, and brings back what the start of an agent does.
@@ -72,61 +71,6 @@ func TestRootMigrateAgainAfterAReboot(t *testing.T) {
 			b.ok(b.Migrate(ctx, c.from, c.to))
 		})
 	}
-}
-
-// Names that do not fit what is mounted are refused before anything is done.
-func TestRootMigrateOtherDisksThanNamed(t *testing.T) {
-	b, old, _ := migrating(t, 128<<20)
-	b.fails(b.Migrate(ctx, "old", "third"), "new is on", "not third")
-	b.fails(b.Migrate(ctx, "other", "new"), "old is on", "not other")
-	b.onStoreIs(old, "old")
-	b.ok(b.Migrate(ctx, "old", "new"))
-	b.fails(b.Migrate(ctx, "new", "third"), "run mount_disk third first")
-}
-
-// A disk that is only half copied never becomes the store.
-func TestRootHalfCopiedDiskIsNoStore(t *testing.T) {
-	interrupted := func(b *bench) {
-		b.killedAt("verify", func() { _ = b.Migrate(ctx, "", "") })
-		for _, dir := range []string{b.Dirs.StoreMigrationTarget(), b.Dirs.Store()} {
-			b.ok(mount.Unmount(ctx, dir))
-		}
-		for range 2 {
-			b.fails(b.Mount(ctx, "new"), "incomplete copy of old", "run mount_disk old")
-		}
-		if got := mountedSource(b.t, b.Dirs.Store()); got != "" || b.records.mounted != "old" {
-			b.t.Errorf("store is %q, recorded %q; want nothing and old", got, b.records.mounted)
-		}
-	}
-	t.Run("disk", func(t *testing.T) {
-		b, _, fresh := migrating(t, 128<<20)
-		interrupted(b)
-		// Also when another program has put it there.
-		b.ok(mount.Device(ctx, fresh.Path+"p1", b.Dirs.Store(), "ext4", nil))
-		b.fails(b.Mount(ctx, "new"), "incomplete copy of old")
-		b.ok(mount.Unmount(ctx, b.Dirs.Store()))
-		b.ok(b.Mount(ctx, "old"))
-		b.ok(b.Mount(ctx, "new"))
-		b.ok(b.Migrate(ctx, "old", "new"))
-		b.onStoreIs(fresh, "new")
-	})
-	t.Run("directory", func(t *testing.T) {
-		b, _ := binding(t)
-		interrupted(b)
-		b.ok(errors.Join(b.Mount(ctx, "old"), b.Mount(ctx, "new"), b.Migrate(ctx, "old", "new")))
-		if b.records.mounted != "new" {
-			t.Errorf("recorded %q, want new", b.records.mounted)
-		}
-	})
-	t.Run("released", func(t *testing.T) {
-		b, _, fresh := migrating(t, 128<<20)
-		interrupted(b)
-		b.ok(b.Remove(ctx, "old"))
-		b.fails(b.Mount(ctx, "new"), "incomplete copy of old", "'agent disk accept new'")
-		b.ok(b.Record.Ask(record.Accept, "new"))
-		b.ok(b.Mount(ctx, "new"))
-		b.onStoreIs(fresh, "new")
-	})
 }
 
 // A process that comes to the migration target during the copy is named and does not hold up the end.
@@ -190,24 +134,5 @@ func TestRootMigrateWithoutRoomForTheRecord(t *testing.T) {
 				t.Errorf("recorded %q, want new with what was written last", b.records.mounted)
 			}
 		})
-	}
-}
-
-// A disk on the migration target grows like any other, and so does one that became larger on its way to the store.
-func TestRootMigrationTargetGrows(t *testing.T) {
-	b := newBench(t, Options{})
-	b.disk(64<<20, "old")
-	fresh := b.disk(400<<20, "new")
-	withXFS(b, "new") // which needs no capability to be grown that is withheld here
-	b.ok(errors.Join(b.Mount(ctx, "old"), b.Mount(ctx, "new")))
-	fresh.Grow(t, 700<<20)
-	b.ok(b.Mount(ctx, "new"))
-	if got := bytesOf(t, b.Dirs.StoreMigrationTarget()); got < 600<<20 {
-		t.Errorf("on the migration target it has %d MiB, want those of its disk of 700", got>>20)
-	}
-	fresh.Grow(t, 1000<<20)
-	b.ok(b.Migrate(ctx, "old", "new"))
-	if got := bytesOf(t, b.Dirs.Store()); got < 900<<20 {
-		t.Errorf("on the store it has %d MiB, want those of its disk of 1000", got>>20)
 	}
 }

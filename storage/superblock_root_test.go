@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -126,33 +125,4 @@ func beneath(t testing.TB, dev *looptest.Device, kind string) {
 	head := tool(t, dev.Path, "head", "-c", "1048576", image)
 	poke(t, dev.Path, 0, []byte(head[:440]))
 	poke(t, dev.Path, 512, []byte(head[512:]))
-}
-
-// A store of an old agent is mounted, whatever its disk was before: sfdisk leaves the signature of an older file system
-// beneath the table.
-func TestRootOlderSignatureBeneathATable(t *testing.T) {
-	for _, older := range []string{"ext4", "xfs", "ntfs"} {
-		for _, foreign := range []string{"refuse", "format"} {
-			t.Run(older+", "+foreign, func(t *testing.T) {
-				b := newBench(t, Options{})
-				b.Persistent.Foreign = func() string { return foreign }
-				dev := b.disk(480<<20, "vol-1")
-				filled(t, partitioned(t, dev, "label: dos\nstart=2048, type=83\n"), "ext4")
-				beneath(t, dev, older)
-				head := tool(t, dev.Path, "sh", "-c", "head -c 1048576 "+dev.Path+" | sha256sum")
-				for range 2 {
-					b.ok(b.Mount(ctx, "vol-1"))
-					if got := read(t, filepath.Join(b.Dirs.Store(), "data")); got != "precious" {
-						t.Errorf("data is %q", got)
-					}
-					b.unmounted("vol-1", "Unmounted partition of vol-1")
-					b.ok(boot(b.disks()))
-					b.unmounted("vol-1", "Unmounted partition of vol-1")
-				}
-				if after := tool(t, dev.Path, "sh", "-c", "head -c 1048576 "+dev.Path+" | sha256sum"); after != head {
-					t.Error("what is beneath the table was changed")
-				}
-			})
-		}
-	}
 }

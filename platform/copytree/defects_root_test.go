@@ -55,32 +55,6 @@ func TestRootSecondNameKeepsADirectory(t *testing.T) {
 	must(t, complete(t, from, to, false))
 }
 
-// A directory that hands its group down was complete before the copy was interrupted.
-func TestRootResumesInASetGroupIDDirectory(t *testing.T) {
-	from, to := disks(t)
-	inner := filepath.Join(from, "shared", "inner")
-	must(t, os.MkdirAll(inner, 0o755))
-	for _, name := range []string{"shared", "shared/file", "shared/inner", "shared/inner/file", "."} {
-		path := filepath.Join(from, name)
-		if strings.HasSuffix(name, "file") {
-			must(t, os.WriteFile(path, []byte("x"), 0o640))
-			must(t, os.Chown(path, 0, 0))
-		} else {
-			must(t, errors.Join(os.Chown(path, 1234, 4321), unix.Chmod(path, 0o2775)))
-		}
-	}
-	must(t, os.Chown(inner, 0, 0))
-	must(t, unix.Chmod(inner, 0o755))
-	must(t, complete(t, from, to, true))
-	for _, lost := range []string{"shared/file", "shared/inner", "shared"} {
-		must(t, os.RemoveAll(filepath.Join(to, lost)))
-		must(t, complete(t, from, to, true))
-		if diff := treetest.Judge(t, from, to); diff != "" {
-			t.Errorf("rsync sees differences:\n%s", diff)
-		}
-	}
-}
-
 // deep makes nested directories with a file in the last one, below dir.
 func deep(t *testing.T, dir, name string, levels int) {
 	t.Helper()
