@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"cambium/internal/jsondoc"
+	"cambium/internal/managedfs"
 	"cambium/internal/report"
 	"cambium/internal/secret"
 )
@@ -60,7 +61,7 @@ func (s Settings) check(d *jsondoc.Document) {
 	if _, there := s.Disks.Persistent[""]; there {
 		d.Warnf("disks.persistent"+jsondoc.Key(""), "a disk without CID cannot be mounted")
 	}
-	oneOf(d, "env.persistent_disk_fs", s.Env.PersistentDiskFS, "ext4", "xfs")
+	oneOf(d, "env.persistent_disk_fs", s.Env.PersistentDiskFS, managedfs.Names()...)
 	oneOf(d, "env.persistent_disk_partitioner", s.Env.PersistentDiskPartitioner, "parted", "sfdisk")
 	oneOf(d, "env.persistent_disk_foreign", s.Env.PersistentDiskForeign, "refuse", "format")
 	oneOf(d, "env.persistent_disk_blank", s.Env.PersistentDiskBlank, "zeros", "noise")
@@ -88,7 +89,7 @@ func oneOf(d *jsondoc.Document, path, got string, known ...string) {
 	if got == "" || slices.Contains(known, got) {
 		return
 	}
-	d.Warnf(path, "expected %q or %q", known[0], known[1])
+	d.Warnf(path, "expected \"%s\"", strings.Join(known, `" or "`))
 }
 
 func checkSize(d *jsondoc.Document, path, size string) {

@@ -69,7 +69,7 @@ type ISCSI struct {
 type PersistentDisk struct {
 	CID          string
 	Hint         DiskHint
-	FileSystem   string // "", "ext4" or "xfs"; "" means ext4
+	FileSystem   string // a name in package managedfs; "" means ext4
 	MountOptions []string
 	Partitioner  string
 }

@@ -13,8 +13,8 @@ import (
 	"testing"
 
 	"cambium/internal/looptest"
+	"cambium/internal/managedfs"
 	"cambium/platform/disk"
-	"cambium/platform/mount"
 	"cambium/storage/decide"
 )
 
@@ -47,18 +47,8 @@ func poke(t testing.TB, path string, offset int64, data []byte) {
 // filled makes a file system on a partition, with a file in it.
 func filled(t testing.TB, part, kind string) {
 	t.Helper()
-	tool(t, part, "mkfs."+kind, map[string]string{"ext4": "-qF", "xfs": "-qf"}[kind], part)
-	dir := filepath.Join(t.TempDir(), "fill")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := mount.Device(ctx, part, dir, kind, nil); err != nil {
-		t.Fatal(err)
-	}
-	write(t, filepath.Join(dir, "data"), "precious")
-	if err := mount.Unmount(ctx, dir); err != nil {
-		t.Fatal(err)
-	}
+	mkfs(t, part, kind)
+	filledBy(t, part, kind, func(dir string) { write(t, filepath.Join(dir, "data"), "precious") })
 }
 
 // advised runs the command that an error advises, and looks whether the content is back.
@@ -161,7 +151,7 @@ func TestRootNoise(t *testing.T) {
 func TestRootNothingIsDiscarded(t *testing.T) {
 	const size, every = 400 << 20, 4 << 20
 	mark := []byte("not needed by a new file system")
-	for _, kind := range []string{"ext4", "xfs"} {
+	for _, kind := range managedfs.Names() {
 		t.Run(kind, func(t *testing.T) {
 			b := newBench(t, Options{})
 			dev := b.disk(size, "vol-1")

@@ -142,24 +142,16 @@ func newWorld(t testing.TB, flow string) *world {
 	// The user's disk, made and filled before anything goes wrong.
 	part := partitioned(t, w.old, "label: gpt\nstart=2048, name=\"bosh-partition-0\"\n")
 	tool(t, part, "mkfs.ext4", "-qF", part)
-	dir := filepath.Join(t.TempDir(), "fill")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := mount.Device(ctx, part, dir, "ext4", nil); err != nil {
-		t.Fatal(err)
-	}
-	for i := range 40 {
-		sub := filepath.Join(dir, "d"+strconv.Itoa(i%5))
-		if err := os.MkdirAll(sub, 0o755); err != nil {
-			t.Fatal(err)
+	filledBy(t, part, "ext4", func(dir string) {
+		for i := range 40 {
+			sub := filepath.Join(dir, "d"+strconv.Itoa(i%5))
+			if err := os.MkdirAll(sub, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			write(t, filepath.Join(sub, "f"+strconv.Itoa(i)), strings.Repeat(strconv.Itoa(i), 1000*i))
 		}
-		write(t, filepath.Join(sub, "f"+strconv.Itoa(i)), strings.Repeat(strconv.Itoa(i), 1000*i))
-	}
-	w.sum = treeSum(t, dir)
-	if err := mount.Unmount(ctx, dir); err != nil {
-		t.Fatal(err)
-	}
+		w.sum = treeSum(t, dir)
+	})
 	return w
 }
 

@@ -9,29 +9,20 @@ import (
 	"testing"
 
 	"cambium/internal/looptest"
-	"cambium/platform/mount"
 	"cambium/settings"
 )
 
 // holdingTree makes a file system with directories in it.
 func holdingTree(t testing.TB, part, kind string, names ...string) {
 	t.Helper()
-	tool(t, part, "mkfs."+kind, map[string]string{"ext4": "-qF", "xfs": "-qf"}[kind], part)
-	dir := filepath.Join(t.TempDir(), "fill")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := mount.Device(ctx, part, dir, kind, nil); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range names {
-		if err := os.MkdirAll(filepath.Join(dir, name), 0o755); err != nil {
-			t.Fatal(err)
+	mkfs(t, part, kind)
+	filledBy(t, part, kind, func(dir string) {
+		for _, name := range names {
+			if err := os.MkdirAll(filepath.Join(dir, name), 0o755); err != nil {
+				t.Fatal(err)
+			}
 		}
-	}
-	if err := mount.Unmount(ctx, dir); err != nil {
-		t.Fatal(err)
-	}
+	})
 }
 
 // What an ephemeral hint leads to is looked at: each row is another thing that decide.Replaced has to see. What comes

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -21,6 +22,7 @@ import (
 
 	"cambium/internal/blkdev"
 	"cambium/internal/looptest"
+	"cambium/internal/managedfs"
 	"cambium/internal/vcap"
 	"cambium/platform/device"
 	"cambium/platform/mount"
@@ -148,6 +150,32 @@ func tool(t testing.TB, dev, name string, args ...string) string {
 		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
 	}
 	return string(out)
+}
+
+// mkfs makes a file system on a device that the guard has let through.
+func mkfs(t testing.TB, dev, kind string, args ...string) {
+	t.Helper()
+	f, ok := managedfs.Find(kind)
+	if !ok {
+		t.Fatalf("%s is not a file system that the agent makes", kind)
+	}
+	tool(t, dev, f.Make[0], slices.Concat(f.Make[1:], args, []string{dev})...)
+}
+
+// filledBy puts something into the file system on a device.
+func filledBy(t testing.TB, dev, kind string, fill func(dir string)) {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "fill")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := mount.Device(context.Background(), dev, dir, kind, nil); err != nil {
+		t.Fatal(err)
+	}
+	fill(dir)
+	if err := mount.Unmount(context.Background(), dir); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // checksum is of the data behind a device: whatever is not mounted must not change. Holes are

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"cambium/internal/looptest"
+	"cambium/internal/managedfs"
 	"cambium/platform/device"
 	"cambium/platform/mount"
 	"cambium/settings"
@@ -63,14 +64,10 @@ type matrixContent struct {
 }
 
 // matrixContents are the first axis. Kinds that only tools of their own make are their signatures alone.
-var matrixContents = []*matrixContent{
+var matrixContents = withManaged([]*matrixContent{
 	{name: "zeros"},
-	{name: "ext4 with files", make: ext4WithFile("4096"), used: true, magic: 1024 + 56},
-	{name: "ext4 of 1 KiB blocks with files", make: ext4WithFile("1024"), used: true, magic: 1024 + 56, rare: true},
-	{name: "xfs with files", make: xfsWithFile, used: true},
-	{name: "new ext4", make: made("mkfs.ext4", "-qF"), magic: 1024 + 56},
-	{name: "new xfs", make: made("mkfs.xfs", "-qf")},
-	{name: "ext3", make: made("mkfs.ext3", "-qF"), magic: 1024 + 56, rare: true},
+	{name: "ext4 of 4 KiB blocks with files", make: withFile("ext4", "-b", "4096"), used: true, magic: extMagic},
+	{name: "ext3", make: made("mkfs.ext3", "-qF"), magic: extMagic, rare: true},
 	{name: "btrfs", make: made("mkfs.btrfs", "-qf"), magic: 0x10040},
 	{name: "swap", make: made("mkswap", "-q"), magic: 4086, rare: true},
 	{name: "NTFS", make: made("mkfs.ntfs", "-qFf"), magic: 3, rare: true},
@@ -92,6 +89,20 @@ var matrixContents = []*matrixContent{
 	{name: "JMicron RAID", tail: 512, signed: "JM", rare: true, plain: true},
 	{name: "a byte of text", make: signature(5*512, "x"), magic: 5 * 512, rare: true, plain: true},
 	{name: "records of a database", make: signature(40<<10, "records of a database"), magic: 40 << 10, rare: true, plain: true},
+})
+
+// extMagic is where ext has its magic; others have it in the beginning.
+const extMagic = 1024 + 56
+
+// withManaged appends each file system of the agent, with the file and new.
+func withManaged(contents []*matrixContent) []*matrixContent {
+	for _, f := range managedfs.All {
+		magic := map[string]int64{"ext4": extMagic}[f.Name]
+		contents = append(contents,
+			&matrixContent{name: f.Name + " with files", make: withFile(f.Name), used: true, magic: magic},
+			&matrixContent{name: "new " + f.Name, make: made(f.Make[0], f.Make[1:]...), magic: magic})
+	}
+	return contents
 }
 
 // matrixTable is a row of the second axis. The volume begins at sector start, whether or not the table says so.

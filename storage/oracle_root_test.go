@@ -20,6 +20,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"cambium/internal/looptest"
+	"cambium/internal/managedfs"
 	"cambium/storage/decide"
 )
 
@@ -235,11 +237,9 @@ func (o *oracle) judgeVolume(l layer) (v judgedVolume) {
 		return v
 	}
 	v.found = "it holds " + found
-	check := map[string][]string{"ext4": {"e2fsck", "-nf", o.scratch}, "xfs": {"xfs_repair", "-nf", o.scratch}}[found]
-	if check == nil {
-		return v
+	if f, managed := managedfs.Find(found); managed {
+		v.sound = exec.Command(f.Check[0], append(slices.Clone(f.Check[1:]), o.scratch)...).Run() == nil
 	}
-	v.sound = exec.Command(check[0], check[1:]...).Run() == nil
 	return v
 }
 
@@ -429,22 +429,13 @@ func made(name string, args ...string) func(testing.TB, string) {
 	}
 }
 
-// ext4WithFile makes an ext4 of these blocks with the file in it, which counts as mounted.
-func ext4WithFile(block string) func(testing.TB, string) {
+// withFile makes a file system with the file in it.
+func withFile(kind string, args ...string) func(testing.TB, string) {
 	return func(t testing.TB, path string) {
 		t.Helper()
-		dir := t.TempDir()
-		write(t, filepath.Join(dir, "data"), matrixFile)
-		made("mkfs.ext4", "-qF", "-b", block, "-d", dir)(t, path)
-		made("tune2fs", "-C", "1")(t, path)
+		dev := looptest.Attach(t, path)
+		mkfs(t, dev.Path, kind, args...)
+		filledBy(t, dev.Path, kind, func(dir string) { write(t, filepath.Join(dir, "data"), matrixFile) })
+		dev.Release(t)
 	}
-}
-
-// xfsWithFile makes an xfs with the file in it.
-func xfsWithFile(t testing.TB, path string) {
-	t.Helper()
-	dir := t.TempDir()
-	write(t, filepath.Join(dir, "data"), matrixFile)
-	write(t, filepath.Join(dir, "proto"), "/\n0 0\nd--755 0 0\ndata ---600 0 0 "+filepath.Join(dir, "data")+"\n$\n")
-	made("mkfs.xfs", "-qf", "-p", filepath.Join(dir, "proto"))(t, path)
 }

@@ -17,6 +17,7 @@ import (
 	"cambium/platform/disk"
 	"cambium/platform/disk/layout"
 	"cambium/platform/filesystem"
+	"cambium/platform/filesystem/probe"
 	"cambium/platform/mount"
 	"cambium/settings"
 	"cambium/storage/record"
@@ -63,7 +64,7 @@ func TestRootD05StaleRecordCostsNothing(t *testing.T) {
 		"sound": func(*testing.T, *bench, string) {},
 		"damaged": func(t *testing.T, b *bench, part string) {
 			tool(t, part, "debugfs", "-w", "-R", "sif /data links_count 5", part)
-			if sound, err := filesystem.Sound(ctx, part); err != nil || sound {
+			if sound, err := filesystem.Sound(ctx, part, probe.Ext4); err != nil || sound {
 				t.Fatalf("the damage does not show: %v, %v", sound, err)
 			}
 		},

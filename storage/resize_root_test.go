@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/eventually"
+	"cambium/internal/managedfs"
 	"cambium/platform/disk"
 	"cambium/platform/mount"
 )
@@ -32,13 +33,13 @@ func withXFS(b *bench, cid string) {
 }
 
 func TestRootResize(t *testing.T) {
-	for _, kind := range []string{"ext4", "xfs"} {
+	for _, kind := range managedfs.Names() {
 		t.Run(kind, func(t *testing.T) {
 			b := newBench(t, Options{})
 			dev := b.disk(400<<20, "vol-1")
-			if kind == "xfs" {
-				withXFS(b, "vol-1")
-			}
+			p := b.records.disks["vol-1"]
+			p.FileSystem = kind
+			b.records.disks["vol-1"] = p
 			b.ok(b.Mount(ctx, "vol-1"))
 			write(t, filepath.Join(b.Dirs.Store(), "data"), "precious")
 			b.unmounted("vol-1", "Unmounted partition of vol-1")

@@ -19,18 +19,21 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"cambium/internal/managedfs"
 )
 
 // Suite is the Debian release the machines run.
 const Suite = "bookworm"
 
 // packages are in every tree: what a stemcell has and the agent or a judge of the tests uses.
-var packages = []string{
+var packages = slices.Concat([]string{
 	"systemd", "systemd-sysv", "systemd-resolved", "systemd-timesyncd", "dbus", "udev", "kmod",
 	"iproute2", "nftables", "netbase", "ca-certificates", "openssh-server",
-	"e2fsprogs", "xfsprogs", "parted", "fdisk", "cloud-guest-utils", "util-linux",
+}, managedfs.Packages(), []string{
+	"parted", "fdisk", "cloud-guest-utils", "util-linux",
 	"monit", "sudo", "passwd", "procps", "logrotate", "less", "strace",
-}
+})
 
 // excluded from the packages: a test machine needs no documentation.
 var excluded = []string{"/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/info/*"}

@@ -7,17 +7,18 @@ import (
 	"strconv"
 
 	"cambium/internal/detached"
+	"cambium/internal/managedfs"
 	"cambium/platform/filesystem/probe"
 )
 
 // Look gives a function the root directory of an unmounted file system, and writes nothing to it. A journal is not
 // replayed.
 func Look(device string, kind probe.Kind, look func(top *os.Root) error) error {
-	m, ok := managedKinds[kind]
+	f, ok := managedfs.Find(string(kind))
 	if !ok {
-		return fmt.Errorf("look at %s: %q is not supported, only %s", device, kind, probe.ManagedNames())
+		return fmt.Errorf("look at %s: %q is not supported", device, kind)
 	}
-	mounted, err := detached.Mount(device, string(kind), m.lookFlags...)
+	mounted, err := detached.Mount(device, string(kind), f.Look...)
 	if err != nil {
 		return fmt.Errorf("look at %s on %s: %w", kind, device, err)
 	}

@@ -14,47 +14,41 @@ import (
 
 	"cambium/internal/blkdev"
 	"cambium/internal/command"
+	"cambium/internal/managedfs"
 	"cambium/platform/filesystem/probe"
 )
 
 // Make creates a file system on the device. mkfs runs non-interactively: the caller has proven that
 // the device may be overwritten.
 func Make(ctx context.Context, device string, kind probe.Kind) error {
-	m, ok := managedKinds[kind]
+	f, ok := managedfs.Find(string(kind))
 	if !ok {
-		return fmt.Errorf("make file system on %s: %q is not supported, only %s", device, kind, probe.ManagedNames())
+		return fmt.Errorf("make file system on %s: %q is not supported", device, kind)
 	}
-	c := m.mkfs()
-	c.Args = append(c.Args, device)
-	if _, err := command.Run(ctx, c); err != nil {
+	if err := runOn(ctx, f.Make, device); err != nil {
 		return fmt.Errorf("make %s on %s: %w", kind, device, err)
 	}
 	return nil
 }
 
-// Neither program discards what it does not write: a device that was formatted by mistake keeps the rest of its
-// content.
-func mkfsExt4() command.Cmd {
-	extended := "nodiscard"
-	if _, err := os.Stat("/sys/fs/ext4/features/lazy_itable_init"); err == nil {
-		extended += ",lazy_itable_init=1"
-	}
-	return command.Cmd{Name: "mkfs.ext4", Args: []string{"-q", "-F", "-t", "ext4", "-j", "-E", extended}}
+// runOn runs a program of a file system on a device.
+func runOn(ctx context.Context, program []string, device string) error {
+	args := append(slices.Clone(program[1:]), device)
+	_, err := command.Run(ctx, command.Cmd{Name: program[0], Args: args})
+	return err
 }
-
-func mkfsXFS() command.Cmd { return command.Cmd{Name: "mkfs.xfs", Args: []string{"-q", "-f", "-K"}} }
 
 // Check lets the file system's own program repair what it can repair without a decision; more than that is an error, since
 // the next step is the operator's. percent is called with the progress, if the program reports it.
 func Check(ctx context.Context, device string, kind probe.Kind, percent func(int)) error {
-	m, ok := managedKinds[kind]
-	if !ok || m.check == nil {
+	m := managedKinds[kind]
+	if m.repair == nil {
 		return nil // xfs replays its log when it is mounted, and the mount fails if it cannot
 	}
-	return m.check(ctx, device, percent)
+	return m.repair(ctx, device, percent)
 }
 
-func checkExt4(ctx context.Context, device string, percent func(int)) error {
+func repairExt4(ctx context.Context, device string, percent func(int)) error {
 	// Progress goes to descriptor 1. Messages, which errors quote, go to stderr.
 	_, err := command.Run(ctx, command.Cmd{Name: "e2fsck", Args: []string{"-p", "-f", "-C", "1", device}, Stdout: &passes{percent: percent}})
 	var exit *command.ExitError
@@ -81,16 +75,20 @@ func finishedExt4(ctx context.Context, device string, c probe.Content) (bool, er
 	if !c.NeverMounted {
 		return true, nil
 	}
-	return Sound(ctx, device)
+	return Sound(ctx, device, probe.Ext4)
 }
 
 func finishedXFS(_ context.Context, _ string, c probe.Content) (bool, error) {
 	return !c.Incomplete, nil
 }
 
-// Sound reports whether an unmounted ext4 is consistent, without changing it.
-func Sound(ctx context.Context, device string) (bool, error) {
-	_, err := command.Run(ctx, command.Cmd{Name: "e2fsck", Args: []string{"-n", "-f", device}})
+// Sound reports whether an unmounted file system is consistent, without changing it.
+func Sound(ctx context.Context, device string, kind probe.Kind) (bool, error) {
+	f, ok := managedfs.Find(string(kind))
+	if !ok {
+		return false, fmt.Errorf("check %s: %q is not supported", device, kind)
+	}
+	err := runOn(ctx, f.Check, device)
 	var exit *command.ExitError
 	if errors.As(err, &exit) && exit.Signal == 0 && ctx.Err() == nil {
 		return false, nil
@@ -152,10 +150,10 @@ func GrowUnmounted(ctx context.Context, device string, kind probe.Kind) error {
 
 // resize2fs wants the file system checked first.
 func growUnmountedExt4(ctx context.Context, device string) error {
-	if err := checkExt4(ctx, device, func(int) {}); err != nil {
+	if err := repairExt4(ctx, device, func(int) {}); err != nil {
 		return err
 	}
-	if _, err := command.Run(ctx, command.Cmd{Name: "resize2fs", Args: []string{device}}); err != nil {
+	if err := runOn(ctx, []string{"resize2fs"}, device); err != nil {
 		return fmt.Errorf("grow ext4 on %s: %w", device, err)
 	}
 	return nil

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"cambium/internal/managedfs"
 	"cambium/platform/disk/layout"
 	"cambium/platform/filesystem/probe"
 	"cambium/storage/record"
@@ -191,7 +192,8 @@ func (o Persistent) judge() (judgment, error) {
 		return v, fmt.Errorf("%s is larger than 2 TiB, which a DOS partition table cannot address: "+
 			"set env.persistent_disk_partitioner to parted", o.Disk.Path)
 	case (v.Verdict == create || v.Verdict == format) && !o.FileSystem.Managed():
-		return v, fmt.Errorf("persistent_disk_fs %q is not supported, only %s", o.FileSystem, probe.ManagedNames())
+		return v, fmt.Errorf("persistent_disk_fs %q is not supported, only %s", o.FileSystem,
+			strings.Join(managedfs.Names(), " and "))
 	}
 	return v, nil
 }

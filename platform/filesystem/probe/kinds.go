@@ -2,23 +2,14 @@ package probe
 
 import (
 	"slices"
-	"strings"
+
+	"cambium/internal/managedfs"
 )
 
-// managed are the file systems that the agent makes, mounts and grows. A new one is an entry here, a row of
-// managedKinds in package filesystem, which has its functions, a signature, and a reader of its superblock in readers.
-var managed = []Kind{Ext4, XFS}
-
 // Managed reports a file system that the agent can make, mount and grow.
-func (k Kind) Managed() bool { return slices.Contains(managed, k) }
-
-// ManagedNames lists the managed kinds for messages.
-func ManagedNames() string {
-	var names []string
-	for _, k := range managed {
-		names = append(names, string(k))
-	}
-	return strings.Join(names, " and ")
+func (k Kind) Managed() bool {
+	_, managed := managedfs.Find(string(k))
+	return managed
 }
 
 // ExtOrXFS reports what shows that ext or xfs is or was there, a damaged one included.

@@ -1,0 +1,51 @@
+// Package managedfs is the table of the file systems that the agent makes, mounts, checks and grows, with what can be
+// said of each without a disk. Whatever deals with all of them ranges over it, tests included. How one is recognized is
+// in platform/filesystem/probe, what the kernel does with one in platform/filesystem.
+package managedfs
+
+import "slices"
+
+// FileSystem is one of them.
+type FileSystem struct {
+	// Name is the kernel's, and a value of env.persistent_disk_fs.
+	Name string
+	// Package is the Debian package of its programs.
+	Package string
+	// Make makes one, with the device as a further argument. It does not ask, and does not discard what it does not
+	// write: a device that was formatted by mistake keeps the rest of its content.
+	Make []string
+	// Check looks for errors of one that is not mounted, and changes nothing.
+	Check []string
+	// Look are the mount options, besides ro, with which nothing is written, not even a journal replayed.
+	Look []string
+}
+
+// All are the file systems; the first one is the default.
+var All = []FileSystem{
+	{Name: "ext4", Package: "e2fsprogs", Make: []string{"mkfs.ext4", "-q", "-F", "-E", "nodiscard"},
+		Check: []string{"e2fsck", "-n", "-f"}, Look: []string{"noload"}},
+	{Name: "xfs", Package: "xfsprogs", Make: []string{"mkfs.xfs", "-q", "-f", "-K"},
+		Check: []string{"xfs_repair", "-n"}, Look: []string{"norecovery", "nouuid"}},
+}
+
+// Find returns the file system of a name.
+func Find(name string) (FileSystem, bool) {
+	i := slices.IndexFunc(All, func(f FileSystem) bool { return f.Name == name })
+	if i < 0 {
+		return FileSystem{}, false
+	}
+	return All[i], true
+}
+
+// Names are those of all.
+func Names() []string { return each(func(f FileSystem) string { return f.Name }) }
+
+// Packages are those with the programs of all.
+func Packages() []string { return each(func(f FileSystem) string { return f.Package }) }
+
+func each(of func(FileSystem) string) (texts []string) {
+	for _, f := range All {
+		texts = append(texts, of(f))
+	}
+	return texts
+}
