@@ -27,6 +27,8 @@ type view struct {
 	leads map[string]lead
 	// unread is why the record of disks cannot be used.
 	unread error
+	// unnamed says that something is on the store or the migration target that no disk is known to be.
+	unnamed bool
 }
 
 type lead struct {
@@ -59,27 +61,31 @@ func (d *Disks) around() (v view, err error) {
 			v.Told = ""
 		}
 	}
-	store, there, err := mount.At(v.Store)
+	store, err := d.ownerAt(&v, v.Store, &v.StoreTaken, &v.OnStore)
 	if err != nil {
 		return v, err
 	}
-	if v.StoreTaken = there; there {
-		if v.OnStore = d.owner(v, v.Store, store); v.OnStore == "" {
-			v.Foreign = fmt.Sprintf("%s (%s)", store.Source, store.Type)
-		}
-		if path, _, err := d.diskOf(store); v.OnStore != "" && !d.BindMounted && err == nil {
+	if v.StoreTaken && v.OnStore == "" {
+		v.Foreign = fmt.Sprintf("%s (%s)", store.Source, store.Type)
+	}
+	if v.OnStore != "" && !d.BindMounted {
+		if path, _, err := d.diskOf(store); err == nil {
 			v.StorePath = path
 			v.StoreIdentity, _ = d.identify(path) // what cannot be read does not differ
 		}
 	}
-	target, there, err := mount.At(v.MigrationTarget)
-	if err != nil {
-		return v, err
+	_, err = d.ownerAt(&v, v.MigrationTarget, &v.TargetTaken, &v.OnTarget)
+	return v, err
+}
+
+// ownerAt observes what is visible on a directory.
+func (d *Disks) ownerAt(v *view, dir string, taken *bool, owner *string) (e mount.Entry, err error) {
+	if e, *taken, err = mount.At(dir); err != nil || !*taken {
+		return e, err
 	}
-	if v.TargetTaken = there; there {
-		v.OnTarget = d.owner(v, v.MigrationTarget, target)
-	}
-	return v, nil
+	*owner = d.owner(*v, dir, e)
+	v.unnamed = v.unnamed || *owner == "" && (d.BindMounted || onDevice(e))
+	return e, nil
 }
 
 // usable is around for a decision, which needs the record.

@@ -214,31 +214,19 @@ func (d *Disks) List(ctx context.Context) ([]string, error) {
 	if err != nil {
 		d.Machine.Log.WithError(err).Warn("what is mounted is not known")
 	}
+	working, _, _ := d.Working() // is about to be mounted
+	found := []string{v.OnStore, v.OnTarget, working}
+	for _, cid := range v.Known {
+		// What cannot be looked at is not mounted, unless nothing else explains what is.
+		only := v.leads[cid].err != nil && v.unnamed && len(v.Known) == 1
+		if mounts, err := d.mountsOf(v, v.known[cid]); only || err == nil && len(mounts) > 0 {
+			found = append(found, cid)
+		}
+	}
 	mounted := []string{}
-	add := func(cid string) {
+	for _, cid := range found {
 		if cid != "" && !slices.Contains(mounted, cid) {
 			mounted = append(mounted, cid)
-		}
-	}
-	unnamed := false
-	for _, dir := range []string{d.Machine.Dirs.Store(), d.Machine.Dirs.StoreMigrationTarget()} {
-		e, there, err := mount.At(dir)
-		if err != nil || !there {
-			continue
-		}
-		cid := d.owner(v, dir, e)
-		add(cid)
-		unnamed = unnamed || cid == "" && (onDevice(e) || d.BindMounted)
-	}
-	working, _, _ := d.Working()
-	add(working) // it is about to be mounted
-	for _, cid := range v.Known {
-		if mounts, err := d.mountsOf(v, v.known[cid]); err == nil && len(mounts) > 0 {
-			add(cid)
-		}
-		// What cannot be looked at is not mounted, unless nothing else explains what is.
-		if v.leads[cid].err != nil && unnamed && len(v.Known) == 1 {
-			add(cid)
 		}
 	}
 	return mounted, nil

@@ -23,6 +23,7 @@ import (
 	"cambium/platform/network/neighbor"
 	"cambium/platform/network/networkd"
 	"cambium/platform/unit"
+	"cambium/storage/recordfile"
 )
 
 // agentUnit is the unit of every stemcell.
@@ -138,9 +139,13 @@ func fileSystems(dirs vcap.Dirs) (found []FileSystem) {
 	return found
 }
 
-// persistentDisk compares the record of the mounted disk with the mounts.
-func persistentDisk(dirs vcap.Dirs, cid string) Disk {
-	found := Disk{CID: cid}
+// persistentDisk compares the record of the mounted disk with the mounts. told is the disk that
+// managed_disk_settings.json names.
+func persistentDisk(dirs vcap.Dirs, told string) Disk {
+	found := Disk{CID: told}
+	if r, err := recordfile.In(dirs).Read(); err == nil {
+		found.CID, _ = r.StoreDisk(told)
+	}
 	entry, mounted, err := mount.At(dirs.Store())
 	if err != nil || !mounted {
 		return found
