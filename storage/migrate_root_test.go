@@ -110,24 +110,6 @@ func TestRootMigrateRefuses(t *testing.T) {
 			t.Errorf("recorded %q, want old (D.4)", b.records.mounted)
 		}
 	}
-	t.Run("target too small", func(t *testing.T) {
-		b, old, _ := migrating(t, 16<<20)
-		if err := os.WriteFile(filepath.Join(b.Dirs.Store(), "big"), make([]byte, 30<<20), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		b.ok(exec.Command("sync").Run())
-		b.fails(b.Migrate(ctx, "", ""), "too small")
-		stays(t, b, old)
-	})
-	t.Run("something in the way", func(t *testing.T) {
-		b, old, _ := migrating(t, 128<<20)
-		b.ok(os.MkdirAll(filepath.Join(b.Dirs.StoreMigrationTarget(), "one", "mine"), 0o755))
-		b.fails(b.Migrate(ctx, "", ""), `"one"`, "a directory of that name")
-		stays(t, b, old)
-		if _, err := os.Stat(filepath.Join(b.Dirs.StoreMigrationTarget(), "one", "mine")); err != nil {
-			t.Errorf("what the new disk held is gone: %v", err)
-		}
-	})
 	t.Run("a writer", func(t *testing.T) {
 		b, old, _ := migrating(t, 128<<20)
 		f, err := os.OpenFile(filepath.Join(b.Dirs.Store(), "one"), os.O_RDWR, 0)

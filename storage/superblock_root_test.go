@@ -15,7 +15,8 @@ import (
 )
 
 // No setting formats a disk with a superblock of ext4 or xfs: neither where foreign content may be formatted, nor where
-// random bytes count as blank. The refusal says what is there, and its advice ends it.
+// random bytes count as blank. The refusal says what is there, and its advice ends it. There is a row for each way in
+// which a disk is looked at; what a superblock looks like is in the tables of package probe.
 func TestRootNoSettingFormatsASuperblock(t *testing.T) {
 	const size = 480 << 20
 	const ours = "label: gpt\nstart=2048, name=\"bosh-partition-0\"\n"
@@ -31,7 +32,6 @@ func TestRootNoSettingFormatsASuperblock(t *testing.T) {
 		make func(t *testing.T, dev *looptest.Device)
 		what string
 	}{
-		{"bare ext4", func(t *testing.T, dev *looptest.Device) { filled(t, dev.Path, "ext4") }, "ext4 at byte 0"},
 		{"bare xfs", func(t *testing.T, dev *looptest.Device) { filled(t, dev.Path, "xfs") }, "xfs at byte 0"},
 		{"bare ext4 below a DOS table", func(t *testing.T, dev *looptest.Device) {
 			tool(t, dev.Path, "mkfs.ext4", "-qF", dev.Path)
@@ -42,43 +42,11 @@ func TestRootNoSettingFormatsASuperblock(t *testing.T) {
 			partitioned(t, dev, "label: gpt\nsize=20M\nsize=400M\n")
 			filled(t, dev.Path+"p2", "xfs")
 		}, "xfs"},
-		{"the second partition alone", func(t *testing.T, dev *looptest.Device) {
-			partitioned(t, dev, "label: gpt\n2: start=2048\n")
-			filled(t, dev.Path+"p2", "ext4")
-		}, "ext4"},
 		{"ext4 without its magic", func(t *testing.T, dev *looptest.Device) {
 			part := partitioned(t, dev, ours)
 			filled(t, part, "ext4")
 			poke(t, part, 1080, []byte("xx"))
 		}, "ext4"},
-		{"ext4 without its numbers", func(t *testing.T, dev *looptest.Device) {
-			part := partitioned(t, dev, ours)
-			filled(t, part, "ext4")
-			poke(t, part, 1024, []byte(strings.Repeat("\xff", 56)))
-		}, "ext4"},
-		{"ext4 without its head", func(t *testing.T, dev *looptest.Device) {
-			part := partitioned(t, dev, ours)
-			filled(t, part, "ext4")
-			poke(t, part, 0, []byte(strings.Repeat("overwritten ", 100_000)))
-		}, "ext4"},
-		{"xfs without its magic", func(t *testing.T, dev *looptest.Device) {
-			part := partitioned(t, dev, ours)
-			filled(t, part, "xfs")
-			poke(t, part, 0, []byte("xx"))
-		}, "xfs"},
-		{"xfs without its head", func(t *testing.T, dev *looptest.Device) {
-			part := partitioned(t, dev, ours)
-			filled(t, part, "xfs")
-			poke(t, part, 0, []byte(strings.Repeat("overwritten ", 100_000)))
-		}, "xfs"},
-		{"a lost table", func(t *testing.T, dev *looptest.Device) {
-			filled(t, partitioned(t, dev, ours), "ext4")
-			noTable(t, dev)
-		}, "ext4 at byte 1048576"},
-		{"a lost table, ext4 at 16 MiB", func(t *testing.T, dev *looptest.Device) {
-			filled(t, partitioned(t, dev, "label: gpt\nstart=16M\n"), "ext4")
-			noTable(t, dev)
-		}, "ext4 at byte 16777216"},
 		{"a lost table, xfs at 101 MiB", func(t *testing.T, dev *looptest.Device) {
 			filled(t, partitioned(t, dev, "label: gpt\nstart=101M\n"), "xfs")
 			noTable(t, dev)

@@ -59,8 +59,8 @@ func (o Persistent) refuseFormatting(found string) error {
 	for _, s := range append(slices.Clone(o.Superblocks), content) {
 		if of, record, known := o.Record.Known(o.CID, s.UUID, o.Disk.Table.GUID); known {
 			return &Refusal{o.Disk.Path, fmt.Sprintf("%s, and disk %s is on record with %s: what is on record is "+
-				"never formatted", found, of, record), "Repair it or attach the right disk; only to give up its content, " +
-				giveUp(o.CID)}
+				"never formatted", found, of, record),
+				"Repair it or attach the right disk; only to give up its content, " + giveUp(o.CID)}
 		}
 	}
 	return nil
