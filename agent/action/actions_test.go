@@ -3,6 +3,7 @@ package action
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -161,5 +162,29 @@ func TestRemoveFileFollowsNoLinks(t *testing.T) {
 	}
 	if _, err := os.Stat(victim); err != nil {
 		t.Errorf("the file behind the link: %v", err)
+	}
+}
+
+// TestRemoveFileWithDots: the kernel resolves ".." after links, and not at all below what is missing. Neither is what
+// the text says, so that success would mean that another file is gone, or none.
+func TestRemoveFileWithDots(t *testing.T) {
+	dir, outside := t.TempDir(), t.TempDir()
+	kept := filepath.Join(dir, "kept")
+	if err := errors.Join(os.WriteFile(kept, nil, 0o600), os.Symlink(outside, filepath.Join(dir, "link"))); err != nil {
+		t.Fatal(err)
+	}
+	remove := removeFile([]string{dir})
+	for _, path := range []string{
+		dir + "/missing/../../etc/hostname", dir + "/missing/../kept", dir + "/link/../kept", "/etc/../missing",
+	} {
+		if _, err := remove(t.Context(), path); err == nil || !strings.Contains(err.Error(), `".."`) {
+			t.Errorf("%s: got %v", path, err)
+		}
+	}
+	if _, err := os.Stat(kept); err != nil {
+		t.Error(err)
+	}
+	if _, err := remove(t.Context(), dir+"//missing..log"); err != nil {
+		t.Error(err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"cambium/internal/blob"
@@ -55,6 +56,10 @@ func removeFile(directories []string) func(context.Context, string) (string, err
 	return func(_ context.Context, path string) (string, error) {
 		if !filepath.IsAbs(path) {
 			return "", errors.New("remove file: the path is not absolute")
+		}
+		// The kernel looks at what is before "..", which may be a link or missing; the text does not tell.
+		if slices.Contains(strings.Split(path, "/"), "..") {
+			return "", errors.New(`remove file: the path has ".." in it: name the file directly`)
 		}
 		for _, dir := range directories {
 			rel, err := filepath.Rel(dir, filepath.Clean(path))

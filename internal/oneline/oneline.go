@@ -2,15 +2,19 @@
 // a console and a status, and cannot forge a second one.
 package oneline
 
-import "strings"
+import (
+	"strings"
+	"unicode"
+)
 
-// Of joins the lines by semicolons, and replaces other control characters by spaces.
+// Of joins the lines by semicolons, and replaces other characters that are not printed by spaces: they could begin an
+// escape sequence of a terminal, or reverse the line.
 func Of(text string) string {
 	lines := strings.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == '\r' })
 	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f {
-			return ' '
+		if unicode.IsPrint(r) {
+			return r
 		}
-		return r
+		return ' '
 	}, strings.Join(lines, "; "))
 }

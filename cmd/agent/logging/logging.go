@@ -9,6 +9,8 @@ import (
 	"sort"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/sirupsen/logrus"
 
@@ -49,8 +51,10 @@ func (lineFormatter) Format(e *logrus.Entry) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
+// quoted escapes what a value must not do to a log or a terminal: it may be a file name, which a job chose.
 func quoted(value string) string {
-	if value == "" || strings.ContainsAny(value, " \"=\n\r\t") {
+	unsafe := func(r rune) bool { return !unicode.IsPrint(r) || strings.ContainsRune(" \"=", r) }
+	if value == "" || !utf8.ValidString(value) || strings.ContainsFunc(value, unsafe) {
 		return strconv.Quote(value)
 	}
 	return value

@@ -23,6 +23,13 @@ func TestOneLinePerEntry(t *testing.T) {
 		}, `\[boot\] TIME WARN - late a="x y" b=2`},
 		{func(e *logrus.Entry) { e.WithError(errors.New("two\nlines")).Error("bad\r\nluck") }, `\[agent\] TIME ERROR - bad; luck error="two\\nlines"`},
 		{func(e *logrus.Entry) { e.Debug("detail") }, ``},
+		// A file may be called anything. 0x9b alone and U+009B begin an escape sequence, too; U+202E reverses a line.
+		{func(e *logrus.Entry) { e.WithField("path", "\x1b]0;x\a.log").Warn("a\x1b[2Jb") },
+			`\[agent\] TIME WARN - a \[2Jb path="\\x1b\]0;x\\a.log"`},
+		{func(e *logrus.Entry) { e.WithError(errors.New("\x9b2J")).Warn("a\x9b2J\u009b2J\u202eb") },
+			`\[agent\] TIME WARN - a�2J 2J b error="\\x9b2J"`},
+		{func(e *logrus.Entry) { e.WithField("path", "\u202eü").Warn("ü") },
+			`\[agent\] TIME WARN - ü path="\\u202eü"`},
 	} {
 		var b bytes.Buffer
 		c.log(SetUp(&b))
