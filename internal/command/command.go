@@ -135,13 +135,7 @@ const timerSlack = 50_000
 // it inherits both from the thread that forks it, which ends afterwards.
 func start(cmd *exec.Cmd, nice int) error {
 	return thread.Run(func() error {
-		// Best effort: a program at the agent's own level is better than none. The system call returns 20 minus
-		// the nice level.
-		if own, err := unix.Getpriority(unix.PRIO_PROCESS, 0); err == nil {
-			if level := min(max(20-own+nice, 0), 19); level != 20-own {
-				_ = unix.Setpriority(unix.PRIO_PROCESS, 0, level)
-			}
-		}
+		thread.Lower(nice)
 		_ = unix.Prctl(unix.PR_SET_TIMERSLACK, timerSlack, 0, 0, 0)
 		return cmd.Start()
 	})

@@ -17,11 +17,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxPath is how long a path below the root may be. It is the kernel's limit of a path, so that other programs could not
-// name what is deeper either.
-const maxPath = unix.PathMax
+// maxDepth is how many directories may be below each other, and maxPath how long a path below the root may be: the
+// kernel's limit, so that other programs could not name what is deeper either. A walk has two files open per level.
+const (
+	maxDepth = 256
+	maxPath  = unix.PathMax
+)
 
-// ErrTooDeep means that a path is longer than maxPath.
+// ErrTooDeep means that a path is longer than maxPath, or below more than maxDepth directories.
 var ErrTooDeep = errors.New("the path is too long")
 
 // batch is how many entries of a directory are in memory at a time.
@@ -38,52 +41,73 @@ func Open(root *os.Root, name string) (*os.Root, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Through /proc, so that it is the same directory even if the name was replaced.
-	opened, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()))
+	opened, err := sameDirectory(dir)
 	return opened, errors.Join(err, dir.Close())
 }
 
-// Walk calls visit for everything below root, directories before what is in them, in the order of names among up to 1024
-// entries of a directory. It does not descend into links. What cannot be read is visited with the error. Walk ends
-// with the first error that visit returns, or when ctx ends.
-func Walk(ctx context.Context, root *os.Root, visit func(name string, entry fs.DirEntry, err error) error) error {
-	return walk(ctx, root, ".", nil, visit)
+// sameDirectory opens a directory again through /proc, so that it is the same one even if the name was replaced.
+func sameDirectory(dir *os.File) (*os.Root, error) {
+	return os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()))
 }
 
-func walk(ctx context.Context, root *os.Root, name string, entry fs.DirEntry, visit func(string, fs.DirEntry, error) error) error {
-	dir, err := File(root, name)
+// Visit is called for each entry. Name is its path below the root; dir is the directory that it is in, where
+// entry.Name() names it: what is done there does not cost the whole path again.
+type Visit func(dir *os.Root, name string, entry fs.DirEntry, err error) error
+
+// Walk calls visit for everything below root, directories before what is in them, in the order of names among up to 1024
+// entries of a directory. It does not descend into links. What cannot be read is visited with the error. Walk ends
+// with the first error that visit returns, or when ctx ends. It takes as long as there are entries, however deep.
+func Walk(ctx context.Context, root *os.Root, visit Visit) error {
+	dir, err := File(root, ".")
 	if err != nil {
-		return visit(name, entry, err)
+		return visit(root, ".", nil, err)
 	}
+	return walker{ctx, visit}.read(dir, root, ".", nil, 0)
+}
+
+type walker struct {
+	ctx   context.Context
+	visit Visit
+}
+
+// read visits what is in dir, which it closes; root is the same directory.
+func (w walker) read(dir *os.File, root *os.Root, name string, entry fs.DirEntry, depth int) error {
 	defer func() { _ = dir.Close() }() // only read from
 	for {
 		entries, err := dir.ReadDir(batch)
 		slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
 		for _, e := range entries {
-			if ctx.Err() != nil {
-				return context.Cause(ctx)
+			if w.ctx.Err() != nil {
+				return context.Cause(w.ctx)
 			}
-			below := path.Join(name, e.Name())
-			if len(below) >= maxPath {
-				if err := visit(below[:64]+"…", e, ErrTooDeep); err != nil {
-					return err
-				}
-				continue
-			}
-			if err := visit(below, e, nil); err != nil {
+			if err := w.entry(root, path.Join(name, e.Name()), e, depth); err != nil {
 				return err
-			}
-			if e.IsDir() {
-				if err := walk(ctx, root, below, e, visit); err != nil {
-					return err
-				}
 			}
 		}
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {
-			return visit(name, entry, err)
+			return w.visit(root, name, entry, err)
 		}
 	}
+}
+
+func (w walker) entry(parent *os.Root, name string, entry fs.DirEntry, depth int) error {
+	if len(name) >= maxPath || depth == maxDepth && entry.IsDir() {
+		return w.visit(parent, name[:min(len(name), 64)]+"…", entry, ErrTooDeep)
+	}
+	if err := w.visit(parent, name, entry, nil); err != nil || !entry.IsDir() {
+		return err
+	}
+	dir, err := File(parent, entry.Name())
+	if err != nil {
+		return w.visit(parent, name, entry, err)
+	}
+	root, err := sameDirectory(dir)
+	if err != nil {
+		return errors.Join(w.visit(parent, name, entry, err), dir.Close())
+	}
+	defer func() { _ = root.Close() }() // nothing was written
+	return w.read(dir, root, name, entry, depth+1)
 }

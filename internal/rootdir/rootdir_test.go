@@ -74,7 +74,7 @@ func TestWalk(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got []string
-	collect := func(name string, _ fs.DirEntry, err error) error {
+	collect := func(_ *os.Root, name string, _ fs.DirEntry, err error) error {
 		got = append(got, name)
 		return err
 	}
@@ -85,7 +85,7 @@ func TestWalk(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	stop := errors.New("stop")
-	if err := Walk(t.Context(), root, func(string, fs.DirEntry, error) error { return stop }); !errors.Is(err, stop) {
+	if err := Walk(t.Context(), root, func(*os.Root, string, fs.DirEntry, error) error { return stop }); !errors.Is(err, stop) {
 		t.Errorf("got %v", err)
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -104,7 +104,7 @@ func TestReplacedWhileWalking(t *testing.T) {
 	}
 	var failed error
 	soon(t, func() {
-		err := Walk(t.Context(), root, func(name string, _ fs.DirEntry, err error) error {
+		err := Walk(t.Context(), root, func(_ *os.Root, name string, _ fs.DirEntry, err error) error {
 			if err == nil {
 				return errors.Join(os.Remove(dir), unix.Mkfifo(dir, 0o600))
 			}
@@ -144,7 +144,7 @@ func TestDeepAndWideTreesTakeLittleMemory(t *testing.T) {
 	var before, now runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
-	if err := Walk(t.Context(), root, func(_ string, _ fs.DirEntry, err error) error {
+	if err := Walk(t.Context(), root, func(_ *os.Root, _ string, _ fs.DirEntry, err error) error {
 		if visited++; errors.Is(err, ErrTooDeep) {
 			tooDeep++
 		} else if err != nil {

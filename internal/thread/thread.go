@@ -1,5 +1,5 @@
 // Package thread runs a function on an operating system thread of its own, for calls that change a thread
-// permanently: setns(2), unshare(2).
+// permanently: setns(2), unshare(2), its priority.
 package thread
 
 import (
@@ -23,4 +23,15 @@ func Run(work func() error) error {
 		result <- work() // never unlocked: the thread ends with the goroutine
 	}()
 	return <-result
+}
+
+// Lower adds nice to the level of the calling thread, down to the default at least: only the agent itself runs above it.
+// It is best effort. Threads and programs that this one starts inherit the level.
+func Lower(nice int) {
+	// The system call returns 20 minus the nice level.
+	if own, err := unix.Getpriority(unix.PRIO_PROCESS, 0); err == nil {
+		if level := min(max(20-own+nice, 0), 19); level != 20-own {
+			_ = unix.Setpriority(unix.PRIO_PROCESS, 0, level)
+		}
+	}
 }

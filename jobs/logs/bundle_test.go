@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -85,5 +86,98 @@ func TestHostileLogTree(t *testing.T) {
 	}
 	if got := names(files(t, archive.Bytes())); got != "a/a.log z/z.log" {
 		t.Errorf("got %.200s", got)
+	}
+}
+
+// chain makes directories below each other by handles, and returns the last one.
+func chain(t *testing.T, path string, levels int) *os.Root {
+	t.Helper()
+	root, err := os.OpenRoot(path)
+	for range levels {
+		if err == nil {
+			err = root.Mkdir("d", 0o700)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		var next *os.Root
+		next, err = root.OpenRoot("d")
+		_ = root.Close()
+		root = next
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = root.Close() })
+	return root
+}
+
+// TestDeepLogs: collecting takes about as long for logs below many directories as for as many at the top, and does not
+// go deeper than it can with few open files.
+func TestDeepLogs(t *testing.T) {
+	const count = 2000
+	collect := func(levels int) (names int, took time.Duration) {
+		t.Helper()
+		c := collector(t)
+		if err := os.MkdirAll(c.Dirs.SysLog(), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		dir := chain(t, c.Dirs.SysLog(), levels)
+		for n := range count {
+			file, err := dir.Create(fmt.Sprint(n))
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = file.Close()
+		}
+		var archive bytes.Buffer
+		began := time.Now()
+		if err := c.Collect(t.Context(), Selection{Types: "job"}, &archive); err != nil {
+			t.Fatal(err)
+		}
+		took = time.Since(began)
+		for name := range files(t, archive.Bytes()) {
+			if !strings.HasSuffix(name, "/") {
+				names++
+			}
+		}
+		return names, took
+	}
+	flat, short := collect(1)
+	deep, long := collect(200)
+	t.Logf("%d logs: %v at the top, %v below 200 directories", count, short, long)
+	if flat != count || deep != count {
+		t.Errorf("%d and %d logs are packed, want %d", flat, deep, count)
+	}
+	if long > 20*short {
+		t.Errorf("logs below 200 directories took %v, those at the top %v", long, short)
+	}
+	if n, _ := collect(1950); n != 0 {
+		t.Errorf("%d logs below 1950 directories are packed", n)
+	}
+}
+
+// level records the priority at which it is written to.
+type level struct{ nice int }
+
+func (l *level) Write(b []byte) (int, error) {
+	inverse, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
+	l.nice = 20 - inverse
+	return len(b), err
+}
+
+func TestCollectingIsNice(t *testing.T) {
+	c := collector(t)
+	write(t, filepath.Join(c.Dirs.SysLog(), "a/a.log"), "text")
+	own, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var l level
+	if err := c.Collect(t.Context(), Selection{Types: "job"}, &l); err != nil {
+		t.Fatal(err)
+	}
+	if want := min(max(20-own+nice, 0), 19); l.nice != want {
+		t.Errorf("collected at nice level %d, want %d as for scripts", l.nice, want)
 	}
 }

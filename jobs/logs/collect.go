@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"cambium/internal/rootdir"
+	"cambium/internal/thread"
 	"cambium/internal/vcap"
 
 	"github.com/bmatcuk/doublestar/v4"
@@ -38,6 +39,9 @@ type Collector struct {
 	// with the progress, and with the zero value at the end.
 	Progress func() func(Progress)
 }
+
+// nice is added to the agent's own level, as for scripts: how much there is to collect is up to the jobs.
+const nice = 5
 
 // source is one kind of logs.
 type source struct {
@@ -122,6 +126,13 @@ func (c Collector) Collect(ctx context.Context, s Selection, w io.Writer) error 
 	if err != nil {
 		return err
 	}
+	return thread.Run(func() error {
+		thread.Lower(nice)
+		return c.pack(ctx, sources, globs, w)
+	})
+}
+
+func (c Collector) pack(ctx context.Context, sources []source, globs []string, w io.Writer) error {
 	compressed := gzip.NewWriter(w)
 	p := &packing{c: c, ctx: ctx, compressed: compressed, tar: tar.NewWriter(compressed), globs: globs, buffer: make([]byte, 256<<10), progress: newReporter(c)}
 	defer p.progress.end()
@@ -171,14 +182,14 @@ func (p *packing) directories(s source) error {
 		return err
 	}
 	defer closeRoots(root, linkRoot)
-	return rootdir.Walk(p.ctx, root, func(rel string, entry fs.DirEntry, err error) error {
+	return rootdir.Walk(p.ctx, root, func(dir *os.Root, rel string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return p.skip(rel, err)
 		}
 		if entry.IsDir() || !matches(p.globs, rel) {
 			return nil
 		}
-		file, err := s.openFile(root, linkRoot, rel, entry)
+		file, err := s.openFile(root, linkRoot, dir, rel, entry)
 		if err != nil {
 			return p.skip(rel, err)
 		}
@@ -198,10 +209,14 @@ func (s source) open() (root, linkRoot *os.Root, err error) {
 	return root, linkRoot, nil
 }
 
-// openFile opens a regular file of the directory. A link may lead to the second directory.
-func (s source) openFile(root, linkRoot *os.Root, rel string, entry fs.DirEntry) (*os.File, error) {
+// openFile opens a regular file of the source, an entry of dir. A link may lead anywhere below root, or to the second
+// directory.
+func (s source) openFile(root, linkRoot, dir *os.Root, rel string, entry fs.DirEntry) (*os.File, error) {
+	if entry.Type()&fs.ModeSymlink == 0 {
+		return open(dir, entry.Name())
+	}
 	file, err := open(root, rel)
-	if err != nil && linkRoot != nil && entry.Type()&fs.ModeSymlink != 0 {
+	if err != nil && linkRoot != nil {
 		return openLinkTarget(root, s, rel, linkRoot)
 	}
 	return file, err

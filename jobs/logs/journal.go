@@ -55,11 +55,11 @@ func (s source) writtenSince(ctx context.Context, since time.Time) (bool, error)
 		return false, err
 	}
 	defer closeRoots(root, linkRoot)
-	err = rootdir.Walk(ctx, root, func(rel string, entry fs.DirEntry, err error) error {
+	err = rootdir.Walk(ctx, root, func(dir *os.Root, rel string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return nil // unreadable
 		}
-		file, err := s.openFile(root, linkRoot, rel, entry)
+		file, err := s.openFile(root, linkRoot, dir, rel, entry)
 		if err != nil {
 			return nil
 		}

@@ -179,10 +179,10 @@ func (m *Migration) usage(ctx context.Context, dir string) (u decide.Usage, err 
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
 	var bytes, files float64 // a file with several names is a part at each
-	err = rootdir.Walk(ctx, root, func(name string, _ fs.DirEntry, err error) error {
+	err = rootdir.Walk(ctx, root, func(dir *os.Root, _ string, entry fs.DirEntry, err error) error {
 		var info fs.FileInfo
 		if err == nil {
-			info, err = root.Lstat(name)
+			info, err = dir.Lstat(entry.Name())
 		}
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, rootdir.ErrTooDeep) {
 			return nil // gone meanwhile, or so deep that only the copy finds it
