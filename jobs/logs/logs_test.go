@@ -320,10 +320,25 @@ func TestRotation(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := os.ReadFile(filepath.Join(c.Root, "etc/logrotate.d/vcap"))
-	want := "/var/vcap/data/sys/log/*.log /var/vcap/data/sys/log/.*.log /var/vcap/data/sys/log/*/*.log /var/vcap/data/sys/log/*/.*.log " +
-		"/var/vcap/data/sys/log/*/*/*.log /var/vcap/data/sys/log/*/*/.*.log {\n  missingok\n  rotate 7\n  compress\n  copytruncate\n  size=10M\n}\n"
+	const upper = "/var/vcap/data/sys/log/*.log /var/vcap/data/sys/log/.*.log " +
+		"/var/vcap/data/sys/log/*/*.log /var/vcap/data/sys/log/*/.*.log "
+	const lower = "/var/vcap/data/sys/log/*/*/*.log /var/vcap/data/sys/log/*/*/.*.log "
+	const options = "  missingok\n  rotate 7\n  compress\n  copytruncate\n  size=10M\n}\n"
+	want := upper + "{\n  su root root\n" + options + lower + "{\n  su vcap vcap\n" + options
 	if err != nil || string(got) != want {
-		t.Errorf("got %q, %v", got, err)
+		t.Errorf("got %q, %v; want %q", got, err, want)
+	}
+	// A stock stemcell's logrotate.conf has a user for all logs.
+	conf := "weekly\n# use the syslog group\nsu root syslog\ninclude /etc/logrotate.d\n"
+	if err := os.WriteFile(filepath.Join(c.Root, "etc/logrotate.conf"), []byte(conf), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := ConfigureRotation(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	got, err = os.ReadFile(filepath.Join(c.Root, "etc/logrotate.d/vcap"))
+	if want := upper + lower + "{\n" + options; err != nil || string(got) != want {
+		t.Errorf("stock stemcell: got %q, %v; want %q", got, err, want)
 	}
 	if _, err := os.Stat(ran); err != nil {
 		t.Error("the hook did not run")

@@ -30,6 +30,28 @@ type Rotation struct {
 	Log  *logrus.Entry
 }
 
+// userForAll is a directive of logrotate.conf that says as whom logs are rotated: stock stemcells have it.
+var userForAll = regexp.MustCompile(`(?m)^[ \t]*su[ \t]`)
+
+// stanzas is the configuration. Without a user, logrotate skips every log in a directory that others can write to, as
+// those of jobs are. Root alone names the directories of jobs, and logrotate opens the files in them without
+// following links; the directories below are the jobs' to replace, so that what is in them is rotated as their user.
+func (r Rotation) stanzas(size string) (string, error) {
+	global, err := os.ReadFile(filepath.Join(r.Root, "/etc/logrotate.conf"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	options := "  missingok\n  rotate 7\n  compress\n  copytruncate\n  size=" + size + "\n}\n"
+	below := func(depth int) string {
+		dir := r.LogDir + strings.Repeat("/*", depth)
+		return dir + "/*.log " + dir + "/.*.log "
+	}
+	if userForAll.Match(global) {
+		return below(0) + below(1) + below(2) + "{\n" + options, nil
+	}
+	return below(0) + below(1) + "{\n  su root root\n" + options + below(2) + "{\n  su vcap vcap\n" + options, nil
+}
+
 var validSize = regexp.MustCompile(`^[0-9]+[kMG]?$`)
 
 // ConfigureRotation writes logrotate's file and runs the stemcell's hook. A missing or failing hook
@@ -43,12 +65,10 @@ func ConfigureRotation(ctx context.Context, r Rotation) error {
 	if !validSize.MatchString(size) {
 		return fmt.Errorf("log rotation: %q is not a size", size)
 	}
-	var patterns []string
-	for depth := range 3 {
-		dir := r.LogDir + strings.Repeat("/*", depth)
-		patterns = append(patterns, dir+"/*.log", dir+"/.*.log")
+	text, err := r.stanzas(size)
+	if err != nil {
+		return fmt.Errorf("log rotation: %w", err)
 	}
-	text := strings.Join(patterns, " ") + " {\n  missingok\n  rotate 7\n  compress\n  copytruncate\n  size=" + size + "\n}\n"
 	dir := filepath.Join(r.Root, "/etc/logrotate.d")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("log rotation: %w", err)
