@@ -52,6 +52,11 @@ func MonitAlert(a monit.Alert, ips []string) (Alert, bool) {
 	return alert, true
 }
 
+// PortAlert says who has monit's port in its place: operators decide what becomes of that process.
+func PortAlert(held error) Alert {
+	return newAlert(severityCritical, "jobs cannot be started or stopped: monit's port is taken", held.Error())
+}
+
 func newAlertID() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails on supported systems

@@ -100,16 +100,26 @@ func (d *display) collection() func(logs.Progress) {
 
 // mailsUnserved puts into the status, and once into the log, why monit's mails do not arrive.
 func (d *display) mailsUnserved(why error) {
+	d.warn("alerts of monit do not arrive", "alerts of monit do not arrive; trying again each second", why)
+}
+
+// portHeld puts into the status, and once into the log, who has monit's port.
+func (d *display) portHeld(by error) {
+	d.warn("monit's port is taken", "monit's port is taken; monit is restarted when it is free", by)
+}
+
+// warn keeps a warning in the status for as long as there is a reason, and logs each reason once.
+func (d *display) warn(topic, message string, why error) {
 	text := ""
 	if why != nil {
 		text = why.Error()
 	}
-	changed, err := d.rec.SetWarning("alerts of monit do not arrive", text)
+	changed, err := d.rec.SetWarning(topic, text)
 	if err != nil {
 		d.log.WithError(err).Warn("status not written")
 	}
 	if changed && why != nil {
-		d.log.WithError(why).Warn("alerts of monit do not arrive; trying again each second")
+		d.log.WithError(why).Warn(message)
 	}
 }
 

@@ -107,6 +107,7 @@ type machine struct {
 	hostKey      func() (string, error)
 	networks     func() map[string]settings.Network
 	monit        jobs.Supervisor
+	monitClient  *monit.Client
 	// pendingStart is the Director's last start, while it is put to monit again.
 	pendingStart *jobs.PendingStart
 	// beforeConnect lets firewall and neighbor table follow the addresses of the bus servers.
@@ -140,7 +141,8 @@ func newMachine(o machineOptions) (*machine, error) {
 		return nil, err
 	}
 	b.Ephemeral, b.Persistent = disks.Ephemeral, disks.Persistent
-	pendingStart := addJobs(b, o, monitManager)
+	client := monitClient(o.dirs, monitManager)
+	pendingStart := addJobs(b, o, client, monitManager)
 	return &machine{b, current,
 		bootstrap.ServedDisks{Persistent: disks.Persistent, Migration: disks.Migration, Machine: b},
 		user.Sessions{Accounts: accounts, HomeBase: o.dirs.SSHHomes()},
@@ -150,7 +152,8 @@ func newMachine(o machineOptions) (*machine, error) {
 		manager,
 		func() (string, error) { return action.HostKeyBelow("/") },
 		b.Networks,
-		monitSupervisor(b, monitManager),
+		monitSupervisor(b, client, monitManager),
+		client,
 		pendingStart,
 		follower{b.Firewall, linux, current, o.at("bus")}.follow,
 		func(ctx context.Context) {
@@ -174,6 +177,7 @@ func newDummyMachine(o machineOptions) (*machine, error) {
 	if err := errors.Join(dummy.MakeDirs(o.dirs), compile.MakeWorkDirs(o.dirs)); err != nil {
 		return nil, err
 	}
+	client := monitClient(o.dirs, dummy.NoEffect{})
 	disks := &dummydisks.Disks{Dirs: o.dirs, Records: current, Reload: current.Refresh}
 	b.Persistent, b.Users = dummydisks.Boot{Disks: disks}, dummy.Users{Dirs: o.dirs}
 	none := dummy.NoEffect{}
@@ -191,7 +195,8 @@ func newDummyMachine(o machineOptions) (*machine, error) {
 			}
 			return found
 		},
-		monitSupervisor(b, none),
+		monitSupervisor(b, client, none),
+		client,
 		&jobs.PendingStart{},
 		func(context.Context, []netip.AddrPort) {},
 		func(context.Context) {}}, nil
@@ -254,14 +259,14 @@ func openDisks(b *bootstrap.Machine, current *store.Current, o machineOptions) (
 }
 
 // monitSupervisor runs the processes of the jobs by monit.
-func monitSupervisor(b *bootstrap.Machine, manager monitServices) jobs.Supervisor {
-	return jobs.Withheld{Supervisor: monit.Supervisor{Client: monitClient(b.Dirs, manager)}, Reason: b.JobsWithheld,
+func monitSupervisor(b *bootstrap.Machine, client *monit.Client, manager monitServices) jobs.Supervisor {
+	return jobs.Withheld{Supervisor: monit.Supervisor{Client: client}, Reason: b.JobsWithheld,
 		Running: func(ctx context.Context) bool { return manager.Running(ctx, monit.UnitName) }}
 }
 
 func monitClient(dirs vcap.Dirs, manager monitServices) *monit.Client {
 	return &monit.Client{URL: monit.DefaultURL, UserFile: dirs.MonitUser(), JobFiles: dirs.MonitFiles(),
-		Daemon: monit.Unit{Services: manager, Name: monit.UnitName}}
+		Daemon: monit.Unit{Services: manager, Name: monit.UnitName}, Taken: make(chan struct{}, 1)}
 }
 
 func serviceManager(linux agentjson.Linux, log *logrus.Entry) services {
@@ -351,7 +356,7 @@ func repeatStart(ctx context.Context, supervisor monit.Supervisor, log *logrus.E
 }
 
 // addJobs adds what concerns jobs and their supervisor. It returns the start that is pending until monit answers.
-func addJobs(m *bootstrap.Machine, o machineOptions, manager services) *jobs.PendingStart {
+func addJobs(m *bootstrap.Machine, o machineOptions, client *monit.Client, manager services) *jobs.PendingStart {
 	state := &jobs.SpecFile{Dirs: o.dirs}
 	pending := &jobs.PendingStart{}
 	m.JobNames = func() ([]string, error) {
@@ -359,7 +364,6 @@ func addJobs(m *bootstrap.Machine, o machineOptions, manager services) *jobs.Pen
 		return spec.JobNames(), err
 	}
 	if o.monit {
-		client := monitClient(o.dirs, manager)
 		m.Supervisor = monit.Starter{Dirs: o.dirs, Client: client, Services: manager,
 			FilesOfStopped: func() ([]string, error) { return jobs.FilesOfStopped(o.dirs) },
 			KeepStopped:    func() ([]string, error) { return jobs.KeepStopped(o.dirs) },

@@ -478,6 +478,9 @@ func (s *serving) report(ctx context.Context) {
 	if !s.o.mails() {
 		return
 	}
+	port := monit.Port{Client: s.machine.monitClient, Log: log, Held: s.display.portHeld,
+		Alert: func(by error) { s.alerts.Send(agent.PortAlert(by)) }}
+	run("monit's port", port.Run)
 	mails := monit.Alerts{Log: log, Listener: s.mails, Keep: s.program.keepPort, Unserved: s.display.mailsUnserved}
 	run("monit alerts", func(ctx context.Context) error {
 		return mails.Run(ctx, monit.AlertsAddress, func(m monit.Alert) {

@@ -4,6 +4,7 @@ package machine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -66,6 +67,7 @@ func TestMachineAttacks(t *testing.T) {
 	t.Run("alert port", func(t *testing.T) { alertPort(t, i) })
 	t.Run("monit's port", func(t *testing.T) { monitPort(t, i) })
 	t.Run("monit's pid file", func(t *testing.T) { monitPidFile(t, i) })
+	t.Run("log rotation", func(t *testing.T) { logRotation(t, i) })
 	t.Run("secrets", func(t *testing.T) { secrets(t, i) })
 
 	if after := foreign(t, i); after != before {
@@ -158,7 +160,8 @@ func alertPort(t *testing.T, i *lab.Instance) {
 	ready(t, i)
 }
 
-// monitPort listens where monit should, while monit is down.
+// monitPort listens where monit should, while monit is down. The agent names the process, and gives monit its port back
+// as soon as the process has ended.
 func monitPort(t *testing.T, i *lab.Instance) {
 	run(t, i, "systemctl", "stop", "monit")
 	stop := background(t, i, "listener", fmt.Sprintf(listen, 2822, "monit"))
@@ -171,8 +174,23 @@ func monitPort(t *testing.T, i *lab.Instance) {
 	if got := run(t, i, "cat", "/var/vcap/data/victim/monit"); got != "listening\n" {
 		t.Errorf("vcap got %q of the agent", got)
 	}
-	stop()
 	run(t, i, "systemctl", "start", "monit")
+	pid := strings.TrimSpace(run(t, i, "systemctl", "show", "-P", "MainPID", "monit"))
+	eventually.Nil(t, "the status to name the process", func() error {
+		got := run(t, i, "sh", "-c", "/var/vcap/bosh/bin/bosh-agent status || true")
+		if stateOf(t, i); !strings.Contains(got, `("perl") of user `) {
+			return errors.New(got)
+		}
+		return nil
+	})
+	if got := run(t, i, "systemctl", "is-active", "listener"); got != "active\n" {
+		t.Errorf("the listener is %q", got)
+	}
+	stop()
+	eventually.True(t, "monit to answer", func() bool { return stateOf(t, i).JobState == "running" })
+	if got := run(t, i, "systemctl", "show", "-P", "MainPID", "monit"); got == pid+"\n" {
+		t.Error("monit was not restarted")
+	}
 }
 
 // monitPidFile puts the number of a process of root, and then a link, where the jobs have their pid files, each time
@@ -206,6 +224,35 @@ func monitPidFile(t *testing.T, i *lab.Instance) {
 		t.Errorf("/run/monit.pid: %q, want one of root with the number of monit's process", got)
 	}
 	eventually.True(t, "monit to answer", func() bool { return stateOf(t, i).JobState == "running" })
+}
+
+// logRotation has logrotate rotate the logs twice, as at night, with links, pipes and directories of vcap among them.
+func logRotation(t *testing.T, i *lab.Instance) {
+	// hostile makes a log whose rotated names lead elsewhere, and what is not a log.
+	const hostile = `seq 1000 >own.log; ln -s /etc/written own.log.1; ln -s /etc/written own.log.1.gz
+ln -s /etc/outside/x.log link.log; mkfifo pipe.log; mkdir dir.log; ln -s /etc/outside swapped
+`
+	run(t, i, "sh", "-c", "mkdir -m 755 /etc/outside; seq 1000 >/etc/outside/x.log; chmod 644 /etc/outside/x.log")
+	defer run(t, i, "rm", "-r", "/etc/outside")
+	asVcap(t, i, "cd /var/vcap/sys/log/victim; "+hostile+"mkdir deep; cd deep; "+hostile)
+	before := foreign(t, i)
+	const logs = "top.log victim/root.log victim/own.log victim/deep/own.log"
+	for range 2 {
+		run(t, i, "bash", "-c", `cd /var/vcap/sys/log; seq 1000 >top.log; (umask 077; seq 1000 >victim/root.log)
+runuser -u vcap -- bash -c 'seq 1000 | tee victim/own.log >victim/deep/own.log'`)
+		// The size is the only thing that differs from the agent's file. Errors are those of the hostile files.
+		run(t, i, "sh", "-c", `sed s/size=50M/size=1k/ /etc/logrotate.d/vcap >/run/rotate.conf
+timeout 60 logrotate -s /run/rotate.state /run/rotate.conf >/run/rotate.log 2>&1; test $? -ne 124`)
+	}
+	got := run(t, i, "sh", "-c", "cd /var/vcap/sys/log; for l in "+logs+"; do stat -c '%n %s' $l; zcat $l.2.gz | wc -l; done")
+	const want = "top.log 0\n1000\nvictim/root.log 0\n1000\nvictim/own.log 0\n1000\nvictim/deep/own.log 0\n1000\n"
+	if got != want {
+		t.Errorf("got %q, want %q: %s", got, want, run(t, i, "cat", "/run/rotate.log"))
+	}
+	if after := foreign(t, i); after != before {
+		t.Errorf("files of the system have changed:\n%s", run(t, i, "ls", "-l", "/etc", "/etc/outside"))
+	}
+	run(t, i, "sh", "-c", "cd /var/vcap/sys/log && rm -rf top.log* victim/* && rm /run/rotate.*")
 }
 
 // secrets looks for those of the settings wherever the agent, or the machine because of it, could have put them: the

@@ -54,6 +54,10 @@ func diagListener(address netip.AddrPort) (uint32, error) {
 	return uid, err
 }
 
+// Offsets in a struct inet_diag_msg: family, state and timers, then ports and addresses (48 bytes), three counters, the
+// user, the inode.
+const stateAt, portAt, uidAt, inodeAt = 1, 4, 4 + 48 + 12, 4 + 48 + 16
+
 // diag is state and owner of the socket that is bound to local and connected to remote.
 func diag(local, remote netip.AddrPort) (state uint8, uid uint32, err error) {
 	request := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, 0)
@@ -62,12 +66,19 @@ func diag(local, remote netip.AddrPort) (state uint8, uid uint32, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	// struct inet_diag_msg: family, state and timers, then the addresses (48 bytes), three counters, the user.
-	const stateAt, uidAt = 1, 4 + 48 + 12
 	if len(answers) != 1 || len(answers[0]) < uidAt+4 {
 		return 0, 0, errNoDiag
 	}
 	return answers[0][stateAt], binary.NativeEndian.Uint32(answers[0][uidAt:]), nil
+}
+
+// dumpRequest asks for all sockets with a local port.
+func dumpRequest(family byte, port uint16) []byte {
+	request := make([]byte, 56)
+	request[0], request[1] = family, unix.IPPROTO_TCP
+	binary.NativeEndian.PutUint32(request[4:], 0xffffffff)
+	binary.BigEndian.PutUint16(request[8:], port)
+	return request
 }
 
 // diagRequest is a struct inet_diag_req_v2: family and protocol, the wanted states, then ports and addresses in network

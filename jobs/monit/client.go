@@ -54,6 +54,8 @@ type Client struct {
 	Owner uint32
 	// Sockets is the kernel's table of connections.
 	Sockets sockowner.Table
+	// Taken gets a value, if it has room for one, when a request finds that another process has monit's port.
+	Taken chan struct{}
 }
 
 // Daemon controls the monit process itself: through the service manager that runs it.
@@ -81,13 +83,16 @@ func (c *Client) dial(ctx context.Context, network, address string) (net.Conn, e
 		return nil, fmt.Errorf("address of monit: %w", err)
 	}
 	if err := c.checkOwner(listener); err != nil && !errors.Is(err, sockowner.ErrUnknown) {
+		c.notice(listener)
 		return nil, err
 	}
 	conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
 	if err != nil {
+		c.notice(listener)
 		return nil, err
 	}
 	if err := errors.Join(c.checkOwner(listener), c.checkAccepted(conn)); err != nil {
+		c.notice(listener)
 		return nil, errors.Join(err, conn.Close())
 	}
 	return conn, nil
@@ -283,7 +288,11 @@ func (c *Client) restart(ctx context.Context, before int64) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, reloadWait, fmt.Errorf("no new incarnation within %v", reloadWait))
 	defer cancel()
 	// Killing what does not run fails; only the start must succeed.
-	killed := c.Daemon.Kill(ctx)
+	return c.start(ctx, before, c.Daemon.Kill(ctx))
+}
+
+// start starts a monit that was killed, and returns when one of another incarnation answers.
+func (c *Client) start(ctx context.Context, before int64, killed error) error {
 	if err := c.Daemon.Start(ctx); err != nil {
 		return errors.Join(err, killed)
 	}

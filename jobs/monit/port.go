@@ -1,0 +1,120 @@
+package monit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"net/url"
+
+	"github.com/sirupsen/logrus"
+
+	"cambium/internal/retry"
+	"cambium/internal/sockowner"
+)
+
+// Port gives monit its port back. Any user can take it while monit is down; monit then runs without its interface, and
+// does not try again.
+type Port struct {
+	*Client
+	Log *logrus.Entry
+	// Held is called with who has the port, and with nil once nobody has it in monit's place. Alert is called with the
+	// first of them only.
+	Held, Alert func(error)
+}
+
+// Run waits until a request finds the port taken, then for the end of that, and restarts monit. It ends with ctx.
+// No process but monit's is signaled.
+func (p Port) Run(ctx context.Context) error {
+	at, err := url.Parse(p.URL)
+	if err != nil {
+		return fmt.Errorf("address of monit: %w", err)
+	}
+	address, err := netip.ParseAddrPort(at.Host)
+	if err != nil {
+		return fmt.Errorf("address of monit: %w", err)
+	}
+	for {
+		select {
+		case <-p.Taken:
+			if err := p.regain(ctx, address); err != nil && ctx.Err() == nil {
+				p.Log.WithError(err).Warn("monit does not answer after its port was taken")
+			}
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// regain returns when monit answers, or nobody has its port.
+func (p Port) regain(ctx context.Context, address netip.AddrPort) error {
+	closed, err := sockowner.WatchClosed(address.Port())
+	wait := func() error { return retry.Sleep(ctx, portPause) } // a kernel without such events
+	if err == nil {
+		defer closed.Close()
+		wait = func() error { return closed.Wait(ctx) }
+	}
+	for first := true; ; first = false {
+		held := p.holder(address)
+		if held == nil {
+			// Who takes the port again while monit starts is waited for again; the time that a start has bounds how
+			// often monit is restarted.
+			err := p.takeBack(ctx)
+			if held = p.holder(address); held == nil || err == nil {
+				p.Held(nil)
+				return err
+			}
+		}
+		p.Held(held)
+		if first {
+			p.Alert(held)
+		}
+		if err := wait(); err != nil {
+			return err
+		}
+	}
+}
+
+// takeBack restarts a monit that has started without its port.
+func (p Port) takeBack(ctx context.Context) error {
+	if _, err := p.Status(ctx); err == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, reloadWait, fmt.Errorf("no answer within %v", reloadWait))
+	defer cancel()
+	if err := p.Daemon.Kill(ctx); err != nil {
+		return nil // it does not run, and takes the port when it is started
+	}
+	p.Log.Info("monit's port is free again; monit is restarted")
+	return p.start(ctx, 0, nil)
+}
+
+// holder is an error that names who has monit's port in its place; nil if nobody has.
+func (c *Client) holder(address netip.AddrPort) error {
+	uid, err := c.Sockets.Listener(address)
+	if err == nil && uid == c.Owner {
+		return nil
+	}
+	if errors.Is(err, sockowner.ErrUnknown) {
+		// No listener: a socket that is only bound, or was accepted, may keep monit away.
+		if free, err := sockowner.Free(address); free || err != nil {
+			return nil
+		}
+	}
+	text := "a process that the kernel does not list"
+	if h, err := c.Sockets.Holder(address, c.Owner); err == nil {
+		text = h.String()
+	}
+	return fmt.Errorf("%s has monit's port %s: end it, and monit is restarted", text, address)
+}
+
+// notice wakes Port if another process has monit's port.
+func (c *Client) notice(address netip.AddrPort) {
+	if c.Taken == nil || c.holder(address) == nil {
+		return
+	}
+	select {
+	case c.Taken <- struct{}{}:
+	default:
+	}
+}
