@@ -41,6 +41,7 @@ func TestMachineStatus(t *testing.T) {
 			}
 		}
 	})
+	t.Run("as vcap", func(t *testing.T) { seesLess(t, good) })
 	t.Run("wrong authority", func(t *testing.T) {
 		awaitScreen(t, distrusting, 3, "state: degraded", "bus: refused, 10.88.0.1:", "tries: the agent does not trust the server's certificate: x509: ")
 		if got := run(t, distrusting, "systemctl", "show", "-P", "StatusText", "-P", "ActiveState", "bosh-agent"); !strings.Contains(got, "degraded; bus: refused, 10.88.0.1:") || !strings.Contains(got, "active\n") {
@@ -113,6 +114,34 @@ func pasteHints(t *testing.T, i *lab.Instance, screen string) {
 		if strings.Contains(out, "exit 2\n") || strings.Contains(out, "exit 127\n") {
 			t.Errorf("the hint %q fails: %s", found[1], out)
 		}
+	}
+}
+
+// seesLess: what vcap, which is where `bosh ssh` ends, may not read is not checked; nothing is made up of it.
+func seesLess(t *testing.T, i *lab.Instance) {
+	t.Helper()
+	for _, c := range []struct {
+		command   string
+		code      int
+		has, lack []string
+	}{
+		{"doctor", 3, []string{"not checked (run as root): ", "certificate, bus", "supervisor", "ok: disk space"},
+			[]string{"problem:", "warning:", "needs none", "monit"}},
+		{"metrics", 0, []string{"cambium_agent_running 1", `agent_id="` + i.AgentID}, []string{"cambium_supervisor_up 0", "cambium_tasks{"}},
+		{"support /tmp/vcap.tgz", 0, []string{"not run as root, so that this is left out: ", "settings.json", "network/rules.txt"}, nil},
+	} {
+		screen := oneLine(screenOf(t, i, "vcap", c.command))
+		if lacks := missing(screen, c.code, c.has); lacks != "" {
+			t.Errorf("agent %s lacks %q: %s", c.command, lacks, screen)
+		}
+		for _, text := range c.lack {
+			if strings.Contains(screen, text) {
+				t.Errorf("agent %s says %q: %s", c.command, text, screen)
+			}
+		}
+	}
+	if left := run(t, i, "sh", "-ec", "tar -xzOf /tmp/vcap.tgz support/left-out.txt; rm /tmp/vcap.tgz"); !strings.Contains(left, "settings.json: not checked (run as root)") {
+		t.Errorf("the archive's list of what was left out is %q", left)
 	}
 }
 

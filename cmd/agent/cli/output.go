@@ -19,6 +19,9 @@ func WriteJSON(w io.Writer, v any) error {
 	return out.Encode(v)
 }
 
+// NotChecked stands in the place of what only root may look at.
+const NotChecked = "not checked (run as root)"
+
 // Advise adds to an error that comes of missing privileges what to do about it.
 func Advise(err error) error {
 	if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 {

@@ -24,7 +24,7 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		Purpose: `Looks for the reason why a Director may not see this machine, the most likely first: settings,
 certificates, the way to each bus server step by step, clock, gateway, MTU, firewall, disks, units,
 jobs. Changes nothing; works without a running agent and without a network. Exit codes: 0 nothing
-found, 1 a problem, 2 usage, 3 warnings only.`,
+found, 1 a problem, 2 usage, 3 warnings only, or only root may check some of it.`,
 		Examples: []string{"agent doctor", "agent doctor --json", "agent doctor -v --timeout 10s"}}, stdout, stderr)
 	o := observe.Options{}
 	flags.StringVar(&o.Config, "C", "", "`AGENT_JSON` that names the sources; bosh/agent.json below BASE if not given")
@@ -68,7 +68,7 @@ func exitCode(findings []Finding) int {
 	switch worst {
 	case Problem:
 		return cli.ExitFailed
-	case Warning:
+	case Warning, Unchecked:
 		return exitWarnings
 	}
 	return cli.ExitOK
@@ -83,9 +83,13 @@ const indent = 11
 // paragraph each.
 func Print(w io.Writer, findings []Finding, verbose bool) {
 	p, width := cli.PaletteFor(w), cli.Width(w)
-	var good []string
+	var good, unchecked []string
 	for _, f := range findings {
-		if f.Severity == OK && !verbose {
+		switch {
+		case f.Severity == Unchecked:
+			unchecked = append(unchecked, f.Check)
+			continue
+		case f.Severity == OK && !verbose:
 			good = append(good, f.Check)
 			continue
 		}
@@ -96,7 +100,13 @@ func Print(w io.Writer, findings []Finding, verbose bool) {
 			}
 		}
 	}
-	if len(good) > 0 {
-		cli.PrintFolded(w, width, p.Paint(cli.Green, "ok:")+" ", len("ok: "), strings.Join(good, ", "))
+	for _, line := range []struct {
+		lead   string
+		color  cli.Color
+		checks []string
+	}{{cli.NotChecked, cli.Yellow, unchecked}, {"ok", cli.Green, good}} {
+		if len(line.checks) > 0 {
+			cli.PrintFolded(w, width, p.Paint(line.color, line.lead+":")+" ", len(line.lead)+2, strings.Join(line.checks, ", "))
+		}
 	}
 }

@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -15,13 +14,6 @@ import (
 )
 
 // What the machine itself is like: disks, clock, settings, processes.
-
-func privileges(m observe.Facts) []Finding {
-	if m.Superuser {
-		return []Finding{good("it does")}
-	}
-	return []Finding{warning("run it as root: 'sudo agent doctor'", "it does not: settings, supervisor and gateways cannot be looked at")}
-}
 
 // A file system is full when root cannot write the records of the agent any more, and nearly full at the
 // share at which operators are usually warned.
@@ -135,8 +127,8 @@ func about(d time.Duration) string {
 }
 
 func config(m observe.Facts) (found []Finding) {
-	if m.Config.Err != "" && !m.Superuser {
-		return []Finding{note("", "it cannot be judged: %s", m.Config.Err)}
+	if m.Config.Denied {
+		return []Finding{unchecked()}
 	}
 	if m.Config.Err != "" {
 		return []Finding{problem("correct it, then 'agent validate "+m.Config.Path+"' tells whether it is good", "%s", m.Config.Err)}
@@ -168,8 +160,6 @@ func settingsFiles(m observe.Facts) (found []Finding) {
 func settingsFound(m observe.Facts) (found []Finding) {
 	s := m.Settings
 	switch {
-	case !m.Superuser && (s.Err != "" || s.SourcesErr != ""): // files, devices and the cached copy are root's
-		found = append(found, note("", "they cannot be judged: %s", cmp.Or(s.Err, s.SourcesErr)))
 	case s.Err != "":
 		found = append(found, problem("'agent settings --explain' tells what each source said", "there are no settings: %s", s.Err))
 	case s.SourcesErr != "" && !cleared(m):

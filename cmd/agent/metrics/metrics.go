@@ -58,16 +58,12 @@ func write(w io.Writer, m observe.Facts) {
 	p.family("cambium_agent_running", "gauge", "1 if the agent's process runs.")
 	p.sample("cambium_agent_running", truth(m.Agent.Running))
 	p.family("cambium_agent", "info", "The agent's version and id.")
-	p.sample("cambium_agent_info", 1, "version", d.Agent, "agent_id", m.Settings.AgentID)
+	p.sample("cambium_agent_info", 1, "version", d.Agent, "agent_id", d.AgentID)
 	p.family("cambium_agent_state", "stateset", "How far the agent is.")
 	for _, s := range states {
 		p.sample("cambium_agent_state", truth(m.Agent.Running && d.State == s), "cambium_agent_state", string(s))
 	}
 	boot(p, *d)
-	p.family("cambium_tasks", "gauge", "Tasks that the agent remembers.")
-	p.sample("cambium_tasks", float64(m.Tasks.Running), "state", "running")
-	p.sample("cambium_tasks", float64(m.Tasks.Succeeded), "state", "succeeded")
-	p.sample("cambium_tasks", float64(m.Tasks.Failed), "state", "failed")
 	p.family("cambium_filesystem_free_bytes", "gauge", "Bytes that are free for root.")
 	for _, f := range m.FileSystems {
 		p.sample("cambium_filesystem_free_bytes", float64(f.Free), "path", f.Path)
@@ -80,6 +76,18 @@ func write(w io.Writer, m observe.Facts) {
 	for _, f := range m.FileSystems {
 		p.sample("cambium_filesystem_free_inodes", float64(f.FreeInodes), "path", f.Path)
 	}
+	if m.Superuser {
+		restricted(p, m)
+	}
+	fmt.Fprintln(w, "# EOF")
+}
+
+// restricted prints what only root may look at.
+func restricted(p printer, m observe.Facts) {
+	p.family("cambium_tasks", "gauge", "Tasks that the agent remembers.")
+	p.sample("cambium_tasks", float64(m.Tasks.Running), "state", "running")
+	p.sample("cambium_tasks", float64(m.Tasks.Succeeded), "state", "succeeded")
+	p.sample("cambium_tasks", float64(m.Tasks.Failed), "state", "failed")
 	p.family("cambium_persistent_disk_mounted", "gauge", "1 if the recorded persistent disk is mounted.")
 	if m.Disk.CID != "" {
 		p.sample("cambium_persistent_disk_mounted", truth(m.Disk.Mounted != "" && !m.Disk.Gone), "cid", m.Disk.CID)
@@ -96,7 +104,6 @@ func write(w io.Writer, m observe.Facts) {
 	for _, c := range m.Identity.Certificates {
 		p.sample("cambium_certificate_expiry_timestamp_seconds", float64(c.NotAfter.Unix()), "role", c.Role, "name", c.Name)
 	}
-	fmt.Fprintln(w, "# EOF")
 }
 
 // boot prints what the status document tells of boot, bus and long work.

@@ -16,7 +16,7 @@ import (
 var line = regexp.MustCompile(`^([a-z_]+)(\{([a-z_]+="([^"\\]|\\.)*",?)+\})? [-+0-9.e]+$`)
 
 func TestWrite(t *testing.T) {
-	m := observe.Facts{Agent: observe.Agent{Running: true, Status: &status.Document{Agent: `1.2 "x"`,
+	m := observe.Facts{Superuser: true, Agent: observe.Agent{Running: true, Status: &status.Document{Agent: `1.2 "x"`,
 		State: status.Ready, ReadyNS: int64(1500 * time.Millisecond),
 		Steps: []status.Step{{Name: "network", Outcome: status.Done, Start: 1, End: 1 + int64(time.Second)}, {Name: "dns", Outcome: status.Running, Start: 1}},
 		Marks: []status.Mark{{Name: status.MarkBus, At: int64(time.Second)}}}},
@@ -58,5 +58,21 @@ func TestTextfile(t *testing.T) {
 	}
 	if data, err := os.ReadFile(target); err != nil || !strings.Contains(string(data), "cambium_agent_running 0\n") {
 		t.Errorf("got %s, %v", data, err)
+	}
+}
+
+// TestNothingIsMadeUpWithoutRoot: what only root may read has no sample.
+func TestNothingIsMadeUpWithoutRoot(t *testing.T) {
+	m := observe.Facts{Agent: observe.Agent{Running: true, Status: &status.Document{State: status.Ready, AgentID: "a-1"}},
+		Supervisor: observe.Supervisor{Expected: true, Err: "open monit.user: permission denied"}}
+	var out bytes.Buffer
+	write(&out, m)
+	for _, none := range []string{"cambium_supervisor_up ", "cambium_tasks{", "cambium_persistent_disk_mounted{", "cambium_certificate_"} {
+		if strings.Contains(out.String(), "\n"+none) {
+			t.Errorf("there is a sample %s in\n%s", none, out.String())
+		}
+	}
+	if !strings.Contains(out.String(), `agent_id="a-1"`) {
+		t.Error("the agent id is in the status, which everyone may read")
 	}
 }

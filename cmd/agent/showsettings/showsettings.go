@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"regexp"
 	"strings"
 	"time"
@@ -141,6 +142,9 @@ func (a Answer) Print(stdout, stderr io.Writer, explain bool, err error) {
 		printResults(stderr, a.results)
 		if len(a.results) > 0 && errors.Is(err, store.ErrNoSettings) {
 			err = errors.New("no source has settings, and there is no cached copy")
+			if os.Geteuid() != 0 {
+				err = errors.New("no source has settings that this user may read, and the cached copy is " + cli.NotChecked)
+			}
 		}
 		fmt.Fprintln(stderr, "agent settings:", err)
 		return

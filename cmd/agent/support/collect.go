@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -70,11 +71,7 @@ func collect(ctx context.Context, o options) []file {
 	}
 	copies["boots.json"] = o.dirs.Boots()
 	for name, path := range copies {
-		data, err := os.ReadFile(path)
-		if err != nil {
-			data = []byte(err.Error() + "\n")
-		}
-		files = append(files, file{name, data})
+		files = append(files, content(name, func() ([]byte, error) { return os.ReadFile(path) }))
 	}
 	slices.SortFunc(files, func(a, b file) int { return strings.Compare(a.name, b.name) })
 	scrub := secretsOf(o)
@@ -105,40 +102,49 @@ func own(ctx context.Context, o options) []file {
 		timeline.Blame(&timelineText, chart, 120)
 		say(&picture, timeline.SVG(&picture, chart))
 	}
-	return []file{{"doctor.txt", doctorText.Bytes()}, {"doctor.json", doctorJSON.Bytes()}, {"status.json",
-		statusJSON.Bytes()},
-		{"timeline.txt", timelineText.Bytes()}, {"timeline.svg", picture.Bytes()},
-		{"settings.json", redactedSettings(o.dirs)}, {"agent.json", redactedConfig(o.config)}, {"versions/agent.txt", []byte(o.version + "\n")}}
+	return []file{{name: "doctor.txt", data: doctorText.Bytes()}, {name: "doctor.json", data: doctorJSON.Bytes()},
+		{name: "status.json", data: statusJSON.Bytes()}, {name: "timeline.txt", data: timelineText.Bytes()},
+		{name: "timeline.svg", data: picture.Bytes()}, {name: "versions/agent.txt", data: []byte(o.version + "\n")},
+		content("settings.json", func() ([]byte, error) { return redactedSettings(o.dirs) }),
+		content("agent.json", func() ([]byte, error) { return redactedConfig(o.config) })}
+}
+
+// content is an entry of the archive that may not be there to be read.
+func content(name string, read func() ([]byte, error)) file {
+	data, err := read()
+	if err != nil {
+		return absent(name, err)
+	}
+	return file{name: name, data: data}
 }
 
 // redactedSettings is the cached copy without secrets.
-func redactedSettings(dirs vcap.Dirs) []byte {
+func redactedSettings(dirs vcap.Dirs) ([]byte, error) {
 	cache, err := store.Open(dirs, store.Options{ReadOnly: true})
-	if err != nil {
-		return []byte(err.Error() + "\n")
+	switch {
+	case err != nil:
+		return nil, err
+	case cache.Present():
+		return cache.Effective().Settings.Redacted(), nil
+	case os.Geteuid() != 0: // the store cannot tell a file that is not there from one that others may not read
+		return nil, errors.New(cli.NotChecked)
 	}
-	if !cache.Present() {
-		return []byte("there is no usable cached copy\n")
-	}
-	return cache.Effective().Settings.Redacted()
+	return nil, errors.New("there is no usable cached copy")
 }
 
 // redactedConfig is agent.json without the values of headers and passwords of URLs. One that is no JSON is
 // left out: its secrets cannot be recognized.
-func redactedConfig(path string) []byte {
+func redactedConfig(path string) ([]byte, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return []byte(err.Error() + "\n")
+		return nil, err
 	}
 	var document any
 	if err := json.Unmarshal(data, &document); err != nil {
-		return []byte("left out, since it is not JSON: " + err.Error() + "\n")
+		return nil, fmt.Errorf("left out, since it is not JSON: %w", err)
 	}
 	clean, err := json.MarshalIndent(redact(document, false), "", "  ")
-	if err != nil {
-		return []byte(err.Error() + "\n")
-	}
-	return append(clean, '\n')
+	return append(clean, '\n'), err
 }
 
 func redact(node any, hidden bool) any {
@@ -162,7 +168,9 @@ func redact(node any, hidden bool) any {
 
 // secretsOf knows the secrets of all documents that are kept on the machine.
 func secretsOf(o options) scrubber {
-	public := [][]byte{redactedSettings(o.dirs), redactedConfig(o.config)}
+	effective, _ := redactedSettings(o.dirs) // without them nothing of the documents is public
+	config, _ := redactedConfig(o.config)
+	public := [][]byte{effective, config}
 	var raw [][]byte
 	paths := []string{o.config}
 	for _, place := range o.dirs.Places() {
@@ -196,18 +204,18 @@ func outputs(ctx context.Context, o options) []file {
 		all.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			data := output(ctx, o, argv)
+			data, err := output(ctx, o, argv)
 			mu.Lock()
 			defer mu.Unlock()
-			files = append(files, file{name, data})
+			files = append(files, file{name: name, data: data, missing: err})
 		})
 	}
 	all.Wait()
 	return files
 }
 
-// output is what a program prints; its end, if that is much.
-func output(ctx context.Context, o options, argv []string) []byte {
+// output is what a program prints; its end, if that is much. With an error it may be a part.
+func output(ctx context.Context, o options, argv []string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*o.timeout)
 	defer cancel()
 	var out limited
@@ -215,7 +223,7 @@ func output(ctx context.Context, o options, argv []string) []byte {
 	if err != nil {
 		fmt.Fprintf(&out, "\n%s: %v\n", argv[0], err)
 	}
-	return out.bytes()
+	return out.bytes(), err
 }
 
 // limited keeps the last maxFile bytes that are written to it.

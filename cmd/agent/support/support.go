@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"cambium/cmd/agent/cli"
@@ -41,7 +42,12 @@ is the standard output. Exit codes: 0 written, 1 not written, 2 usage.`,
 	if o.config == "" {
 		o.config = o.dirs.AgentJSON()
 	}
-	archive, err := pack(collect(ctx, o), time.Now())
+	files := collect(ctx, o)
+	if left := leftOut(files); len(left) > 0 && os.Geteuid() != 0 {
+		cli.PrintFolded(stderr, cli.Width(stderr), "agent support: ", len("agent support: "),
+			"not run as root, so that this is left out: "+strings.Join(left, ", "))
+	}
+	archive, err := pack(files, time.Now())
 	if err == nil {
 		err = put(flags.Arg(0), archive, stdout)
 	}
@@ -88,6 +94,23 @@ const (
 type file struct {
 	name string
 	data []byte
+	// why it could not be had; data says it, too
+	missing error
+}
+
+// absent is an entry that could not be had.
+func absent(name string, err error) file {
+	return file{name: name, data: []byte(err.Error() + "\n"), missing: err}
+}
+
+// leftOut are the names of what could not be had.
+func leftOut(files []file) (names []string) {
+	for _, f := range files {
+		if f.missing != nil {
+			names = append(names, f.name)
+		}
+	}
+	return names
 }
 
 // bounded keeps the end of what is too long: the last lines of a log are the most useful.
@@ -99,13 +122,13 @@ func bounded(data []byte) []byte {
 	return append([]byte(notice), data[len(data)-maxFile+len(notice):]...)
 }
 
-// pack makes the archive; files beyond maxTotal are left out and named.
+// pack makes the archive; left-out.txt names what could not be had, and what is beyond maxTotal.
 func pack(files []file, now time.Time) ([]byte, error) {
 	var out bytes.Buffer
 	zip := gzip.NewWriter(&out)
 	w := tar.NewWriter(zip)
 	total := 0
-	var left []byte
+	var left bytes.Buffer
 	write := func(f file) error {
 		if err := w.WriteHeader(&tar.Header{Name: "support/" + f.name, Mode: 0o600, Size: int64(len(f.data)), ModTime: now}); err != nil {
 			return err
@@ -115,16 +138,19 @@ func pack(files []file, now time.Time) ([]byte, error) {
 	}
 	for _, f := range files {
 		f.data = bounded(f.data)
+		if f.missing != nil {
+			fmt.Fprintf(&left, "%s: %v\n", f.name, f.missing)
+		}
 		if total += len(f.data); total > maxTotal {
-			left = append(left, f.name+"\n"...)
+			fmt.Fprintf(&left, "%s: the archive is full\n", f.name)
 			continue
 		}
 		if err := write(f); err != nil {
 			return nil, err
 		}
 	}
-	if len(left) > 0 {
-		if err := write(file{"left-out.txt", left}); err != nil {
+	if left.Len() > 0 {
+		if err := write(file{name: "left-out.txt", data: left.Bytes()}); err != nil {
 			return nil, err
 		}
 	}

@@ -16,7 +16,7 @@ import (
 func TestPackIsBounded(t *testing.T) {
 	var files []file
 	for _, name := range strings.Fields("a b c d e f g h i j k l m n o p q r s t") {
-		files = append(files, file{name, bytes.Repeat([]byte("line\n"), maxFile/5+1)})
+		files = append(files, file{name: name, data: bytes.Repeat([]byte("line\n"), maxFile/5+1)})
 	}
 	archive, err := pack(files, time.Now())
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 	"cambium/internal/status"
 	"cambium/internal/vcap"
 	"cambium/platform/network"
+	"cambium/settings"
 	"cambium/settings/agentjson"
 )
 
@@ -27,7 +28,8 @@ type Options struct {
 	Timeout time.Duration
 }
 
-// Facts is what was observed. Fields named Err hold why something could not be observed.
+// Facts is what was observed. Fields named Err hold why something could not be observed. Without Superuser there is
+// nothing in Settings, Identity, Bus, Drops, Disk, Supervisor, Tasks and Leftovers: only root may look at them.
 type Facts struct {
 	Time        time.Time    `json:"time"`
 	Superuser   bool         `json:"superuser"`
@@ -51,6 +53,7 @@ type Facts struct {
 type Config struct {
 	Path     string   `json:"path"`
 	Err      string   `json:"error,omitempty"`
+	Denied   bool     `json:"denied,omitempty"` // this user may not read it
 	Warnings []string `json:"warnings,omitempty"`
 }
 
@@ -123,9 +126,12 @@ type Gateway struct {
 // Local observes what this machine itself can tell, in milliseconds: no other machine is asked, and the
 // settings are those of the cached copy.
 func Local(ctx context.Context, o Options) Facts {
-	m := Facts{Time: time.Now(), Superuser: os.Geteuid() == 0, Supervisor: supervisor(ctx, o.Dirs),
-		Tasks: tasks(o.Dirs)}
+	m := Facts{Time: time.Now(), Superuser: os.Geteuid() == 0}
 	m.observeAgent(ctx, o)
+	if !m.Superuser {
+		return m
+	}
+	m.Supervisor, m.Tasks = supervisor(ctx, o.Dirs), tasks(o.Dirs)
 	effective := loadSettings(ctx, o, agentjson.Config{}, false, &m.Settings)
 	m.Identity = identity(effective)
 	m.Disk = persistentDisk(o.Dirs, m.Settings.MountedCID)
@@ -168,16 +174,21 @@ func All(ctx context.Context, o Options) Facts {
 	var all sync.WaitGroup
 	all.Go(func() { m.observeAgent(ctx, o) })
 	all.Go(func() { m.Network = links(ctx, o.Timeout) })
-	all.Go(func() { m.Drops = drops(ctx) })
 	all.Go(func() { m.Units = units(ctx) })
-	all.Go(func() { m.Supervisor = supervisor(ctx, o.Dirs) })
-	all.Go(func() { m.Tasks = tasks(o.Dirs) })
-	all.Go(func() { m.Leftovers = leftovers(o.Dirs) })
+	if m.Superuser {
+		all.Go(func() { m.Drops = drops(ctx) })
+		all.Go(func() { m.Supervisor = supervisor(ctx, o.Dirs) })
+		all.Go(func() { m.Tasks = tasks(o.Dirs) })
+		all.Go(func() { m.Leftovers = leftovers(o.Dirs) })
+	}
 	all.Go(func() {
 		config, found := agentConfig(o.Config)
 		m.Config = found
-		effective := loadSettings(ctx, o, config, found.Err == "", &m.Settings)
-		m.Disk = persistentDisk(o.Dirs, m.Settings.MountedCID)
+		var effective settings.Effective
+		if m.Superuser {
+			effective = loadSettings(ctx, o, config, found.Err == "", &m.Settings)
+			m.Disk = persistentDisk(o.Dirs, m.Settings.MountedCID)
+		}
 		m.Identity = identity(effective)
 		var asked sync.WaitGroup
 		asked.Go(func() { m.Bus = bus(ctx, effective, o.Timeout) })

@@ -49,7 +49,7 @@ func agentConfig(path string) (agentjson.Config, Config) {
 		err = rep.Err()
 	}
 	if err != nil {
-		found.Err = err.Error()
+		found.Err, found.Denied = err.Error(), errors.Is(err, fs.ErrPermission)
 		return agentjson.Config{}, found
 	}
 	for _, e := range rep.Entries {
@@ -135,9 +135,6 @@ func settingsFiles(dirs vcap.Dirs) (files []SettingsFile) {
 				if data, err = os.ReadFile(path); err == nil {
 					err = kind.check(data)
 				}
-			}
-			if errors.Is(err, fs.ErrPermission) {
-				continue // that only root may read them is as it should be
 			}
 			if err != nil {
 				f.Damage = err.Error()
