@@ -5,8 +5,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"fmt"
-	"net"
 	"net/netip"
 	"net/url"
 	"sync"
@@ -32,6 +30,7 @@ const (
 // Probed is how far a probe of one server came.
 type Probed struct {
 	Server    string // host:port
+	Password  bool   // the URL has one
 	Addresses []netip.Addr
 	// Failed is the step that failed with Err; empty if all steps passed.
 	Failed ProbeStep
@@ -64,7 +63,8 @@ func Probe(ctx context.Context, agentID string, id Identity, timeout time.Durati
 func probe(ctx context.Context, agentID string, server *url.URL, config *tls.Config, timeout time.Duration) Probed {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	p := Probed{Server: server.Host}
+	_, password := server.User.Password()
+	p := Probed{Server: server.Host, Password: password}
 	dial := &dialer{ctx: ctx, lookup: resolve, resolved: func(_ string, addresses []netip.AddrPort) {
 		for _, a := range addresses {
 			p.Addresses = append(p.Addresses, a.Addr())
@@ -84,9 +84,9 @@ func probe(ctx context.Context, agentID string, server *url.URL, config *tls.Con
 	nc, err := dial.connect(server, agentID, config, timeout,
 		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {})) // else the library prints them
 	if err != nil {
-		p.Failed, p.Err = failedStep(dial.step, err, encrypted.Load())
+		p.Failed, p.Err = failedStep(dial.step, err, encrypted.Load()), explain(err)
 		var unverified *tls.CertificateVerificationError
-		if errors.As(p.Err, &unverified) && len(unverified.UnverifiedCertificates) > 0 {
+		if errors.As(err, &unverified) && len(unverified.UnverifiedCertificates) > 0 {
 			p.Certificate = unverified.UnverifiedCertificates[0]
 		}
 		return p
@@ -99,19 +99,12 @@ func probe(ctx context.Context, agentID string, server *url.URL, config *tls.Con
 }
 
 // failedStep says which step an error of connect belongs to; dialed is the one in which the dialer failed.
-func failedStep(dialed ProbeStep, err error, encrypted bool) (ProbeStep, error) {
-	var peer *net.OpError
+func failedStep(dialed ProbeStep, err error, encrypted bool) ProbeStep {
 	switch {
 	case dialed != "":
-		return dialed, err
-	case refused(err):
-		return ProbeAuthorization, err
-	case errors.As(err, &peer) && peer.Op == "remote error", errors.Is(err, nats.ErrTLS):
-		// An alert of TLS, or a connection that is closed before it arrives. With TLS 1.3 the server looks at the
-		// client's certificate after the client's handshake is over.
-		return ProbeTLS, fmt.Errorf("the server refuses the agent's certificate: %w", err)
-	case !encrypted:
-		return ProbeTLS, err
+		return dialed
+	case !refused(err) && (!encrypted || tlsAlert(err) || errors.Is(err, nats.ErrTLS)):
+		return ProbeTLS
 	}
-	return ProbeAuthorization, err
+	return ProbeAuthorization
 }

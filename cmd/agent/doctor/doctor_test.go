@@ -44,6 +44,19 @@ func readOnlyStore(m *observe.Facts) {
 	m.FileSystems[0].Path, m.FileSystems[0].ReadOnly = "/var/vcap/store", true
 }
 
+// wrongMAC is a machine whose settings name a network card that it does not have: nothing that comes after the network
+// step can work.
+func wrongMAC(m *observe.Facts) {
+	const text = "no link has the MAC 02:00:00:00:be:ef"
+	m.Agent.Status.State, m.Agent.Status.Verdict = status.Failed, "network: "+text
+	m.Agent.Status.Steps = append(m.Agent.Status.Steps, status.Step{Name: "network", Outcome: status.Broken, Error: text},
+		status.Step{Name: "supervisor", Outcome: status.Canceled})
+	m.Network.State.Links[0].Addresses, m.Network.Gateways = nil, nil
+	m.Settings.Gateways = []string{"10.0.0.1"}
+	m.Bus.Servers[0].Failed, m.Bus.Servers[0].Err = natsbus.ProbeTCP, "network is unreachable"
+	m.Supervisor.Err = "connection refused"
+}
+
 func TestHealthyMachine(t *testing.T) {
 	findings := Diagnose(healthy())
 	for _, f := range findings {
@@ -74,11 +87,34 @@ func TestFirstFinding(t *testing.T) {
 		code   int
 	}{
 		{"wrong CA", func(m *observe.Facts) {
-			server(natsbus.ProbeTLS, "x509: certificate signed by unknown authority", false)(m)
+			server(natsbus.ProbeTLS, "the agent does not trust the server's certificate: x509: certificate signed by unknown authority", false)(m)
 			m.Identity.ChainErr = "x509: certificate signed by unknown authority"
 		}, "bus", "CA in the settings", 1},
+		{"wrong password", func(m *observe.Facts) {
+			server(natsbus.ProbeAuthorization, "the server does not admit this agent: authorization violation", false)(m)
+			m.Bus.Servers[0].Password = true
+		}, "bus", "does not accept the user and password of the bus URL", 1},
+		{"wrong MAC", wrongMAC, "boot", "boot step network failed: no link has the MAC", 1},
+		{"wrong MAC, next try", func(m *observe.Facts) {
+			wrongMAC(m)
+			d := m.Agent.Status
+			d.State, d.Try, d.Tries = status.Starting, 2, []status.Try{{Verdict: d.Verdict, Steps: d.Steps}}
+			d.Steps = []status.Step{{Name: "network", Outcome: status.Running, Waiting: "MAC 02:00:00:00:be:ef"},
+				{Name: "supervisor", Outcome: status.Pending}}
+		}, "boot", "no link has the MAC 02:00:00:00:be:ef", 1},
+		{"wrong MAC, first try", func(m *observe.Facts) {
+			wrongMAC(m)
+			d := m.Agent.Status
+			d.State, d.Verdict = status.Starting, ""
+			d.Steps = []status.Step{{Name: "network", Outcome: status.Running, Waiting: "MAC 02:00:00:00:be:ef"},
+				{Name: "supervisor", Outcome: status.Pending}}
+		}, "boot", "waits for MAC 02:00:00:00:be:ef", 3},
+		{"route removed", func(m *observe.Facts) {
+			filtered(m)
+			m.Network.Gateways, m.Settings.Gateways = nil, []string{"10.0.0.1"}
+		}, "gateway", "there is no default route, and the settings name the gateway 10.0.0.1", 1},
 		{"expired certificate", func(m *observe.Facts) {
-			server(natsbus.ProbeTLS, "the server refuses the agent's certificate: remote error", false)(m)
+			server(natsbus.ProbeTLS, "the server does not accept the agent's certificate: remote error", false)(m)
 			m.Identity.Certificates[0].NotAfter = now.Add(-time.Hour)
 		}, "certificate", "expired on 2026-11-16 11:00 UTC", 1},
 		{"certificate for another agent", func(m *observe.Facts) {
@@ -88,7 +124,8 @@ func TestFirstFinding(t *testing.T) {
 		{"certificate that ends soon",
 			func(m *observe.Facts) { m.Identity.Certificates[0].NotAfter = now.Add(73 * time.Hour) }, "certificate",
 			"in 3 days", 3},
-		{"agent that the Director does not know", server(natsbus.ProbeAuthorization, "authorization violation", false), "bus", "refuses", 1},
+		{"agent that the Director does not know", server(natsbus.ProbeAuthorization, "authorization violation", false),
+			"bus", "does not admit the agent", 1},
 		{"DNS gone", server(natsbus.ProbeDNS, "lookup director.internal: no such host", false), "bus", "cannot be resolved by DNS", 1},
 		{"port filtered", filtered, "bus", "the port is filtered", 1},
 		{"port filtered here",
@@ -148,7 +185,7 @@ func TestFirstFinding(t *testing.T) {
 			m.Disk.Mounted = ""
 			m.Agent.Status.State, m.Agent.Status.Verdict = status.Failed, "persistent-disk: disk-1 not found"
 			m.Agent.Status.Steps[0] = status.Step{Name: "persistent-disk", Outcome: status.Broken, Error: "disk-1 not found"}
-		}, "persistent disk", "disk-1", 1},
+		}, "boot", "boot step persistent-disk failed: disk-1 not found", 1},
 		{"persistent disk unplugged", func(m *observe.Facts) { m.Disk.Gone = true }, "persistent disk",
 			"lost its device", 1},
 		{"boot step failed", func(m *observe.Facts) {
@@ -192,6 +229,13 @@ func TestFirstFinding(t *testing.T) {
 			}
 			if first.Checked == "" || first.Do == "" {
 				t.Errorf("the finding does not say what was checked and what to do: %+v", first)
+			}
+			for _, f := range findings { // of a boot that fails, systemctl would wait for as long as it does
+				if strings.Contains(f.Do, "start the agent") || strings.Contains(f.Do, "start bosh-agent") {
+					if !strings.Contains(f.Do, "--no-block bosh-agent") || !strings.Contains(f.Do, "'agent status --wait 5m'") {
+						t.Errorf("the hint waits without a word: %s", f.Do)
+					}
+				}
 			}
 			var out bytes.Buffer
 			Print(&out, findings, true)

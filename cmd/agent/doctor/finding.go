@@ -58,6 +58,8 @@ type check struct {
 	decide  func(observe.Facts) []Finding
 	// near means that what observe.Near found suffices; root that only root can look.
 	near, root bool
+	// step is the boot step that makes what is looked at: until it has ended well, the step is to blame.
+	step string
 }
 
 // Whether observe.Near suffices, and who may look.
@@ -67,26 +69,27 @@ const (
 )
 
 // checks is the table. Causes stand before what they cause: a full disk before damaged settings, a wrong
-// clock before an expired certificate, a dead gateway before a server that does not answer.
+// clock before an expired certificate, a failed boot step before what it should have made, a dead gateway before a
+// server that does not answer.
 var checks = []check{
-	{"disk space", "free bytes and inodes of every file system that the agent writes to", space, near, all},
-	{"clock", "this machine's clock against the Date of blobstore and metadata service, the validity of certificates, and time synchronization", clock, near, all},
-	{"agent.json", "the stemcell's configuration", config, far, all},
-	{"settings files", "the files that keep the settings", settingsFiles, near, root},
-	{"settings", "the settings' source, age and cached copy", settingsFound, far, root},
-	{"addresses", "links, and the addresses that the settings name", addresses, far, all},
-	{"gateway", "default routes, and whether their gateways answer ARP or neighbor discovery", gateway, near, root},
-	{"MTU", "the MTU of links, and whether large packets reach the bus", mtu, near, all},
-	{"certificate", "the agent's certificate: key, chain, name and validity", certificate, far, root},
-	{"bus", "for each bus URL DNS, TCP, greeting, TLS, authorization and subscription", bus, far, root},
-	{"firewall", "chains of others in nftables that drop outgoing packets", firewallRules, far, root},
-	{"persistent disk", "the recorded persistent disk against the mount on the store", persistentDisk, near, root},
-	{"agent", "the agent's process and unit", process, far, all},
-	{"boot", "boot steps that failed, wait or warned", boot, far, all},
-	{"supervisor", "monit and the processes of jobs", supervisor, near, root},
-	{"units", "units of systemd that have failed", units, far, all},
-	{"networkd files", ".network files of others that match the machine's links", foreignFiles, far, all},
-	{"leftovers", "what another agent or tool has left behind", leftovers, far, root},
+	{"disk space", "free bytes and inodes of every file system that the agent writes to", space, near, all, ""},
+	{"clock", "this machine's clock against the Date of blobstore and metadata service, the validity of certificates, and time synchronization", clock, near, all, ""},
+	{"agent.json", "the stemcell's configuration", config, far, all, ""},
+	{"settings files", "the files that keep the settings", settingsFiles, near, root, ""},
+	{"settings", "the settings' source, age and cached copy", settingsFound, far, root, ""},
+	{"agent", "the agent's process and unit", process, far, all, ""},
+	{"boot", "boot steps that failed, wait or warned", boot, far, all, ""},
+	{"addresses", "links, and the addresses that the settings name", addresses, far, all, "network"},
+	{"gateway", "default routes, and whether their gateways answer ARP or neighbor discovery", gateway, near, root, ""},
+	{"MTU", "the MTU of links, and whether large packets reach the bus", mtu, near, all, ""},
+	{"certificate", "the agent's certificate: key, chain, name and validity", certificate, far, root, ""},
+	{"bus", "for each bus URL DNS, TCP, greeting, TLS, authorization and subscription", bus, far, root, "network"},
+	{"firewall", "chains of others in nftables that drop outgoing packets", firewallRules, far, root, ""},
+	{"persistent disk", "the recorded persistent disk against the mount on the store", persistentDisk, near, root, "persistent-disk"},
+	{"supervisor", "monit and the processes of jobs", supervisor, near, root, "supervisor"},
+	{"units", "units of systemd that have failed", units, far, all, ""},
+	{"networkd files", ".network files of others that match the machine's links", foreignFiles, far, all, ""},
+	{"leftovers", "what another agent or tool has left behind", leftovers, far, root, ""},
 }
 
 // Glance decides from what observe.Near found, without asking other machines: only problems and warnings, the worst
@@ -115,6 +118,9 @@ func diagnose(m observe.Facts, onlyNear bool) (findings []Finding) {
 		}
 		for _, f := range found {
 			f.Check, f.Checked = c.name, c.checked
+			if ranks[f.Severity] < ranks[Note] && unmade(m, c.step) {
+				f.Severity = Note
+			}
 			findings = append(findings, f)
 		}
 	}

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -14,6 +15,10 @@ import (
 )
 
 // What the machine itself is like: disks, clock, settings, processes.
+
+// restartAgent does not wait for systemctl: the unit is active only when the agent is ready, which a boot that fails
+// never is.
+const restartAgent = "restart the agent: 'systemctl restart --no-block bosh-agent', then 'agent status --wait 5m'"
 
 // A file system is full when root cannot write the records of the agent any more, and nearly full at the
 // share at which operators are usually warned.
@@ -69,7 +74,7 @@ const (
 )
 
 func clock(m observe.Facts) (found []Finding) {
-	const do = "set the clock: see 'timedatectl', the settings' ntp servers, and the clock of the hypervisor; then restart the agent"
+	const do = "set the clock: see 'timedatectl', the settings' ntp servers, and the clock of the hypervisor; then " + restartAgent
 	samples := 0
 	for _, s := range m.Clock.Samples {
 		if s.Err != "" {
@@ -148,7 +153,7 @@ func settingsFiles(m observe.Facts) (found []Finding) {
 		if m.Settings.Err != "" {
 			severity = problem
 		}
-		found = append(found, severity("restart the agent with 'systemctl restart bosh-agent': it takes the previous generation, or asks its sources; if that does not help, recreate the VM",
+		found = append(found, severity(restartAgent+": it takes the previous generation, or asks its sources; if that does not help, recreate the VM",
 			"%s is damaged: %s", f.Path, f.Damage))
 	}
 	if len(found) == 0 {
@@ -195,7 +200,7 @@ func persistentDisk(m observe.Facts) []Finding {
 	case d.CID == "" && d.Mounted == "":
 		return []Finding{good("none is recorded")}
 	case d.Gone:
-		return []Finding{problem("attach it again ('bosh cck'), then restart the agent", "the persistent disk %s is mounted, but the kernel has lost its device %s", d.CID, d.Mounted)}
+		return []Finding{problem("attach it again ('bosh cck'), then "+restartAgent, "the persistent disk %s is mounted, but the kernel has lost its device %s", d.CID, d.Mounted)}
 	case m.Agent.Status.JobsWithheld() != "": // something else may be mounted there
 		return []Finding{problem("mount the disk ('bosh cck', or mount_disk by the Director); the jobs are started when it is mounted", "%s: %s", status.JobsWithheld, m.Agent.Status.JobsWithheld())}
 	case d.Mounted == "" && m.Agent.Running && m.Agent.Status != nil && m.Agent.Status.Unmounted == d.CID:
@@ -208,7 +213,7 @@ func persistentDisk(m observe.Facts) []Finding {
 
 func process(m observe.Facts) []Finding {
 	d := m.Agent.Status
-	const start = "start it: 'systemctl start bosh-agent'; 'journalctl -u bosh-agent -n 50' tells why it ended"
+	const start = "start it: 'systemctl start --no-block bosh-agent', then 'agent status --wait 5m'; 'journalctl -u bosh-agent -n 50' tells why it ended"
 	unit := ""
 	if m.Agent.Unit != "" {
 		unit = "; its unit is " + m.Agent.Unit
@@ -222,6 +227,29 @@ func process(m observe.Facts) []Finding {
 	return []Finding{good("process %d runs since %s%s", d.PID, day(d.Started), unit)}
 }
 
+// stepAdvice is what to do about a boot step that fails or waits.
+var stepAdvice = map[string]string{
+	"settings": "'agent settings --explain' tells what each source answers; see that one of them serves this VM",
+	"network": "compare the networks and MAC addresses in 'agent settings' with 'ip link'; attach the network card, or correct the " +
+		"VM's networks and recreate it",
+	"raw-disks":       "attach the raw disks that 'agent settings' names under disks",
+	"ephemeral-disk":  "attach the ephemeral disk that 'agent settings' names under disks, or correct it there and recreate the VM",
+	"persistent-disk": "attach the persistent disk ('bosh cck'), or let the Director detach it",
+	"supervisor":      "'systemctl status monit' and 'journalctl -u monit' tell why it does not start",
+}
+
+func adviceFor(s status.Step) string {
+	return cmp.Or(stepAdvice[s.Name], "see 'agent status -v' for its evidence") + "; the boot is tried again by itself"
+}
+
+// unmade reports that an agent which is still to become ready has not come past a step.
+func unmade(m observe.Facts, step string) bool {
+	d := m.Agent.Status
+	return d != nil && m.Agent.Running && !d.Served() && slices.ContainsFunc(d.Steps, func(s status.Step) bool {
+		return s.Name == step && !slices.Contains([]status.Outcome{status.Done, status.Warned, status.Skipped}, s.Outcome)
+	})
+}
+
 func boot(m observe.Facts) (found []Finding) {
 	d := m.Agent.Status
 	if d == nil {
@@ -230,12 +258,14 @@ func boot(m observe.Facts) (found []Finding) {
 	for _, s := range d.Steps {
 		switch {
 		case s.Outcome == status.Broken:
-			found = append(found, problem("see 'agent status -v' for its evidence; the boot is tried again by itself", "boot step %s failed: %s", s.Name, s.Error))
+			found = append(found, problem(adviceFor(s), "boot step %s failed: %s", s.Name, s.Error))
+		case s.Outcome == status.Running && s.Waiting != "" && d.Verdict != "": // the last try failed
+			found = append(found, problem(adviceFor(s), "%s", d.Verdict))
 		case s.Outcome == status.Running && s.Waiting != "":
-			found = append(found, warning("give it what it waits for", "boot step %s waits for %s", s.Name, s.Waiting))
+			found = append(found, warning(adviceFor(s), "boot step %s waits for %s", s.Name, s.Waiting))
 		}
 	}
-	if d.State == status.Failed && len(found) == 0 {
+	if d.Verdict != "" && len(found) == 0 {
 		found = append(found, problem("see 'agent status -v'", "the boot failed: %s", d.Verdict))
 	}
 	for _, text := range d.Warnings {
@@ -306,7 +336,7 @@ func foreignFiles(m observe.Facts) (found []Finding) {
 	for _, l := range m.Network.State.NICs() {
 		for _, f := range m.Network.State.Files {
 			if f.Path == l.NetworkFile && !f.Ours() && m.Network.State.Configured() {
-				found = append(found, warning("remove it, or restart the agent, which puts it aside", "networkd configures %s by %s, which the agent did not write", l.Name, f.Path))
+				found = append(found, warning("remove it, or "+restartAgent+", which puts it aside", "networkd configures %s by %s, which the agent did not write", l.Name, f.Path))
 			}
 		}
 	}

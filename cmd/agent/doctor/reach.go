@@ -75,6 +75,11 @@ func gateway(m observe.Facts) (found []Finding) {
 	switch {
 	case len(found) > 0:
 		return found
+	case len(m.Network.Gateways) == 0 && unmade(m, "network"):
+		return []Finding{note("", "there is no default route yet")}
+	case len(m.Network.Gateways) == 0 && !reachable(m) && len(m.Settings.Gateways) > 0:
+		return []Finding{problem("'agent plan' shows what a boot would change; "+restartAgent,
+			"there is no default route, and the settings name the gateway %s", strings.Join(m.Settings.Gateways, ", "))}
 	case len(m.Network.Gateways) == 0 && !reachable(m):
 		return []Finding{problem("give one network of the settings a gateway and the default \"gateway\"", "there is no default route")}
 	case len(m.Network.Gateways) == 0:
@@ -215,7 +220,11 @@ func explain(m observe.Facts, s observe.Server) (what, do string) {
 	case natsbus.ProbeTLS:
 		return explainTLS(s)
 	case natsbus.ProbeAuthorization:
-		return fmt.Sprintf("%s refuses the agent's certificate: %s", s.Address, s.Err),
+		if s.Password {
+			return fmt.Sprintf("%s does not accept the user and password of the bus URL in the settings: %s", s.Address, s.Err),
+				"the Director's NATS password was changed, or the settings hold another one's: recreate the VM, so that it gets the current one"
+		}
+		return fmt.Sprintf("%s does not admit the agent by its certificate: %s", s.Address, s.Err),
 			"a new VM is refused until nats-sync has admitted it, about a minute; if it lasts, the Director does not know this VM: 'bosh vms', then recreate it"
 	}
 	return fmt.Sprintf("%s lets the agent log in, but not subscribe to agent.%s: %s", s.Address, m.Settings.AgentID, s.Err),
@@ -227,7 +236,7 @@ func explainTLS(s observe.Server) (what, do string) {
 	case strings.Contains(s.Err, "unknown authority"):
 		return fmt.Sprintf("the certificate %q of %s is not signed by the CA in the settings: %s", s.Name, s.Address, s.Err),
 			"the Director's CA was changed, or the settings hold another one's: recreate the VM, so that it gets the current CA"
-	case strings.Contains(s.Err, "refuses the agent's certificate"):
+	case strings.Contains(s.Err, "does not accept the agent's certificate"):
 		return fmt.Sprintf("%s: %s", s.Address, s.Err), "see the check certificate for its validity and name; if it is good, the server trusts another CA: recreate the VM"
 	}
 	return fmt.Sprintf("TLS with %s fails: %s", s.Address, s.Err), "see that URL, CA and the server's certificate belong to one Director"

@@ -37,6 +37,8 @@ type Server struct {
 	Failed  natsbus.ProbeStep `json:"failed,omitempty"`
 	Err     string            `json:"error,omitempty"`
 	Timeout bool              `json:"timeout,omitempty"`
+	// Password means that the URL of the settings has one.
+	Password bool `json:"password,omitempty"`
 	// The validity of the server's certificate tells something of this machine's clock.
 	Name      string    `json:"name,omitempty"`
 	NotBefore time.Time `json:"not_before,omitzero"`
@@ -71,7 +73,7 @@ func bus(ctx context.Context, e settings.Effective, timeout time.Duration) (foun
 		return found
 	}
 	for _, p := range probed {
-		s := Server{Address: p.Server, Failed: p.Failed}
+		s := Server{Address: p.Server, Failed: p.Failed, Password: p.Password}
 		for _, a := range p.Addresses {
 			s.Addresses = append(s.Addresses, a.Unmap().String())
 		}

@@ -31,6 +31,7 @@ type Settings struct {
 	// Addresses are those of the networks that are not dynamic; DNS the servers for names.
 	Addresses []string `json:"addresses"`
 	DNS       []string `json:"dns"`
+	Gateways  []string `json:"gateways"`
 	Blobstore string   `json:"blobstore,omitempty"` // its provider
 }
 
@@ -96,6 +97,9 @@ func loadSettings(ctx context.Context, o Options, config agentjson.Config, confi
 	for _, n := range effective.Settings.Networks {
 		if !n.DHCP() && !n.VIP() && n.IP != "" {
 			found.Addresses = append(found.Addresses, n.IP)
+		}
+		if n.Gateway != "" {
+			found.Gateways = append(found.Gateways, n.Gateway)
 		}
 		found.DNS = append(found.DNS, n.DNS...)
 	}
