@@ -30,7 +30,7 @@ func TestMachineStatus(t *testing.T) {
 	ready(t, good)
 
 	t.Run("good", func(t *testing.T) {
-		wantScreen(t, good, "vcap", 0, "state: ready after ", "not checked: run it as root", "bus: connected to 10.88.0.1:", "settings: File ")
+		wantScreen(t, good, "vcap", 0, "state: ready after ", "bus: connected to 10.88.0.1:", "settings: File ")
 		// Told after the first pong.
 		eventually.True(t, "systemd to show the state", func() bool {
 			return strings.HasPrefix(run(t, good, "systemctl", "show", "-P", "StatusText", "bosh-agent"), "ready; bus: connected to 10.88.0.1:")
@@ -191,7 +191,7 @@ open(T, ">", "/tmp/tried") or die; close T; sleep 10000'`)
 	awaitScreen(t, i, 0, "state: ready after ")
 }
 
-// stoppedAndKilled: an agent that does not run is never ready, also if it had no time to say so. Then only root can know.
+// stoppedAndKilled: an agent that does not run is never ready, also if it had no time to say so.
 func stoppedAndKilled(t *testing.T, i *lab.Instance) {
 	t.Helper()
 	run(t, i, "systemctl", "stop", "bosh-agent")
@@ -202,10 +202,16 @@ func stoppedAndKilled(t *testing.T, i *lab.Instance) {
 	run(t, i, "systemctl", "start", "bosh-agent")
 	ready(t, i)
 	wantScreen(t, i, "root", 0, "state: ready")
+	run(t, i, "systemctl", "kill", "--kill-whom=main", "-s", "STOP", "bosh-agent")
+	awaitScreen(t, i, 1, "state: not running: its process is stopped by a signal (it was ready)")
+	run(t, i, "systemctl", "kill", "--kill-whom=main", "-s", "CONT", "bosh-agent")
+	awaitScreen(t, i, 0, "state: ready after ")
+	run(t, i, "systemctl", "kill", "--kill-whom=main", "-s", "KILL", "bosh-agent")
+	awaitScreen(t, i, 0, "state: ready after ", "restarts: 1 by systemd; a process ended at 2", ": signal, killed by KILL")
 	run(t, i, "sh", "-c", "mkdir -p /run/systemd/system/bosh-agent.service.d && printf '[Service]\\nRestart=no\\n' > /run/systemd/system/bosh-agent.service.d/once.conf && systemctl daemon-reload")
 	run(t, i, "systemctl", "kill", "--kill-whom=main", "-s", "KILL", "bosh-agent")
 	awaitRoot(t, i, 1, "state: not running since 2", "(it was ready)")
-	wantScreen(t, i, "vcap", 0, "state: ready after ", "not checked: run it as root")
+	wantScreen(t, i, "vcap", 1, "state: not running since 2", "(it was ready)")
 }
 
 // settingsCorrupt: the verdict names each source with its answer, also while the boot goes on, and the journal is not

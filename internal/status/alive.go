@@ -6,6 +6,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -55,42 +57,99 @@ func (a *alive) touch(now time.Time) error {
 // running reports whether the agent that writes the status file at path exists, and when it was last seen.
 // Without the lock's file it is presumed to.
 func running(path string) (is bool, seen time.Time, err error) {
-	file, err := os.Open(alivePath(path))
+	name := alivePath(path)
+	info, err := os.Stat(name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return true, time.Time{}, nil
+		return true, seen, nil
 	}
+	if err != nil {
+		return false, seen, fmt.Errorf("status: %w", err)
+	}
+	seen = info.ModTime().UTC()
+	file, err := os.Open(name)
 	if err != nil {
 		return false, seen, fmt.Errorf("status: %w", err)
 	}
 	defer func() { _ = file.Close() }() // only read from
 	// Tests the lock without taking it: a reader must not block an agent that starts.
 	lock := unix.Flock_t{Type: unix.F_RDLCK}
-	err = unix.FcntlFlock(file.Fd(), unix.F_OFD_GETLK, &lock)
-	info, statErr := file.Stat()
-	if err := errors.Join(err, statErr); err != nil {
+	if err := unix.FcntlFlock(file.Fd(), unix.F_OFD_GETLK, &lock); err != nil {
 		return false, seen, fmt.Errorf("status: %w", err)
 	}
-	return lock.Type != unix.F_UNLCK, info.ModTime().UTC(), nil
+	return lock.Type != unix.F_UNLCK, seen, nil
 }
 
-// Observe returns the document at path and whether its agent still runs: one that does not is NotRunning, with
-// what it was as LastState. To a user other than root, only one that recorded its end is; others are Unchecked.
+// The states of a process in /proc that concern its agent.
+const (
+	processGone    = "" // there is none
+	processUnknown = "?"
+	processStopped = "T" // by a signal
+	processTraced  = "t" // by a debugger
+)
+
+// process is the state of the process that wrote the document. Its id may belong to another one by now, and in another
+// PID namespace it always does.
+func (d Document) process() string {
+	if d.Origin == nil || d.BootID != bootID() {
+		return processUnknown
+	}
+	state, ticks, ok := processStat(strconv.Itoa(d.PID))
+	switch {
+	case ok && ticks*int64(tick) == d.Origin.BootTime+d.Origin.Process:
+		return state
+	case ok || unix.Kill(d.PID, 0) == unix.ESRCH: // /proc may hide the processes of other users
+		return processGone
+	}
+	return processUnknown
+}
+
+// Observe returns the document at path and whether its agent still runs: one that does not, or that was stopped by a
+// signal, is NotRunning, with what it was as LastState.
 func Observe(path string) (Document, error) {
 	d, err := Read(path)
 	if err != nil {
 		return d, err
 	}
+	d.Ended = ended(path)
 	is, seen, err := running(path)
-	if errors.Is(err, fs.ErrPermission) {
-		d.Unchecked = d.Stopped == nil
-		is, err = d.Unchecked, nil
+	process := d.process()
+	if errors.Is(err, fs.ErrPermission) { // the lock is for root
+		is, err = d.Stopped == nil && process != processGone, nil
 	}
-	if err != nil || is {
+	if err != nil {
 		return d, err
 	}
-	if d.Stopped != nil {
-		seen = *d.Stopped
+	d.Halted = is && (process == processStopped || process == processTraced)
+	if is && !d.Halted {
+		return d, nil
 	}
-	d.LastState, d.State, d.Stopped = d.State, NotRunning, &seen
+	if d.Stopped == nil {
+		d.Stopped = &seen
+	}
+	d.LastState, d.State = d.State, NotRunning
 	return d, nil
+}
+
+// ended reads what the unit has written of the last process that ended: systemd's SERVICE_RESULT, EXIT_CODE and
+// EXIT_STATUS. It is nil if that is not known, and for one that ended on purpose: with status 0, or with 1 after a signal.
+func ended(path string) *End {
+	name := vcap.Run(filepath.Dir(path)).Ended()
+	data, err := os.ReadFile(name)
+	words := strings.Fields(string(data))
+	if err != nil || len(words) != 3 {
+		return nil
+	}
+	info, err := os.Stat(name)
+	if err != nil {
+		return nil
+	}
+	result, code, exit := words[0], words[1], words[2]
+	e := &End{How: fmt.Sprintf("%s, %s by %s", result, code, exit), At: info.ModTime().UTC()}
+	if code == "exited" {
+		if exit == "0" || exit == "1" {
+			return nil
+		}
+		e.How = fmt.Sprintf("%s, exited with %s", result, exit)
+	}
+	return e
 }

@@ -3,13 +3,10 @@ package status
 import (
 	"os"
 	"path/filepath"
-	"runtime"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"cambium/internal/skiptest"
 )
 
 func TestBusInOneLine(t *testing.T) {
@@ -150,51 +147,5 @@ func TestALockOfAnotherUserHidesNoAgent(t *testing.T) {
 	}
 	if info, err := os.Stat(alivePath(path)); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the lock's file is %v, %v; want mode 0600", info.Mode(), err)
-	}
-}
-
-// A user who cannot look at the lock learns that, and what the agent recorded.
-func TestObserveAsAnotherUser(t *testing.T) {
-	skiptest.WithoutRoot(t, "to look as another user")
-	const other = 4711
-	dir := t.TempDir()
-	path := filepath.Join(dir, "status.json")
-	for at := dir; at != os.TempDir(); at = filepath.Dir(at) {
-		if err := os.Chmod(at, 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	r, err := Open(path, "v")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := r.Update(func(d *Document) { d.State = Ready }); err != nil {
-		t.Fatal(err)
-	}
-	asOther := func() (Document, error) {
-		t.Helper()
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		if _, err := unix.SetfsuidRetUid(other); err != nil {
-			t.Fatal(err)
-		}
-		d, err := Observe(path)
-		if _, back := unix.SetfsuidRetUid(0); back != nil {
-			t.Fatal(back)
-		}
-		return d, err
-	}
-	if d, err := asOther(); err != nil || d.State != Ready || !d.Unchecked {
-		t.Errorf("another user sees %s, unchecked %v, %v; want ready, not checked", d.State, d.Unchecked, err)
-	}
-	if d, err := Observe(path); err != nil || d.State != Ready || d.Unchecked {
-		t.Errorf("root sees %s, unchecked %v, %v; want ready", d.State, d.Unchecked, err)
-	}
-	// That it was stopped is on record, without the lock.
-	if err := r.Stop(); err != nil {
-		t.Fatal(err)
-	}
-	if d, err := asOther(); err != nil || d.State != NotRunning || d.Unchecked {
-		t.Errorf("another user sees a stopped agent as %s, unchecked %v, %v; want not running", d.State, d.Unchecked, err)
 	}
 }

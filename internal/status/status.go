@@ -107,6 +107,12 @@ type Run struct {
 	Steps []Step `json:"steps,omitempty"`
 }
 
+// End is how a process ended.
+type End struct {
+	How string    `json:"how"` // such as "watchdog, killed by ABRT"
+	At  time.Time `json:"at"`
+}
+
 // Document is the content of the file.
 type Document struct {
 	Version int    `json:"version"`
@@ -127,9 +133,12 @@ type Document struct {
 	// Stopped is when a process that does not run any more ended, or was last seen; LastState is what it was.
 	Stopped   *time.Time `json:"stopped,omitempty"`
 	LastState State      `json:"last_state,omitempty"`
-	// Unchecked means that the reader may not look whether the process runs: State is what it recorded last. No agent
-	// writes it.
-	Unchecked bool `json:"unchecked,omitempty"`
+	// Halted means that the process exists and was stopped by a signal, so that it does not run. Ended is how the process
+	// before this one, or one that does not run any more, ended if that was not on purpose. Restarts is how often systemd
+	// has started the agent again. No agent writes these.
+	Halted   bool `json:"halted,omitempty"`
+	Ended    *End `json:"ended,omitempty"`
+	Restarts int  `json:"restarts,omitempty"`
 	// LogLevel is info or debug.
 	LogLevel  string    `json:"log_level,omitempty"`
 	ReadyNS   int64     `json:"ready_ns,omitempty"`
@@ -381,7 +390,7 @@ func bootID() string {
 		return ""
 	}
 	started := ""
-	if ticks, ok := startTicks("1"); ok {
+	if _, ticks, ok := processStat("1"); ok {
 		started = fmt.Sprintf("-%d", ticks)
 	}
 	return strings.TrimSpace(string(id)) + started

@@ -99,8 +99,8 @@ const initDelay = 2 * time.Minute
 // origin returns when kernel, init and this process began; nil if /proc cannot be read.
 func origin() *Origin {
 	now := bootTime()
-	first, okFirst := startTicks("1")
-	own, okOwn := startTicks("self")
+	_, first, okFirst := processStat("1")
+	_, own, okOwn := processStat("self")
 	if !okFirst || !okOwn {
 		return nil
 	}
@@ -155,19 +155,19 @@ func LastEvent(steps []Step) (last int64) {
 	return last
 }
 
-// startTicks is when a process began, in clock ticks since the kernel did.
-func startTicks(pid string) (int64, bool) {
+// processStat is the state of a process, a letter, and when it began, in clock ticks since the kernel did.
+func processStat(pid string) (state string, began int64, ok bool) {
 	stat, err := os.ReadFile(filepath.Join("/proc", pid, "stat"))
 	if err != nil {
-		return 0, false
+		return "", 0, false
 	}
 	// The name in parentheses may hold blanks, so fields are counted behind the last of them.
 	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
 	if len(fields) < 20 {
-		return 0, false
+		return "", 0, false
 	}
-	n, err := strconv.ParseInt(fields[19], 10, 64)
-	return n, err == nil
+	began, err = strconv.ParseInt(fields[19], 10, 64)
+	return fields[0], began, err == nil
 }
 
 // boots is the file that outlives a boot.

@@ -168,6 +168,9 @@ type Run string
 func (r Run) Status() string { return filepath.Join(string(r), "status.json") }
 func (r Run) Alive() string  { return filepath.Join(string(r), "alive") }
 
+// Ended is how the agent's last process ended. Its unit writes it.
+func (r Run) Ended() string { return filepath.Join(string(r), "ended") }
+
 // HookSucceeded exists from a hook's success until the next boot.
 func (r Run) HookSucceeded(name string) string { return filepath.Join(string(r), "hooks", name) }
 

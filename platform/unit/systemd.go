@@ -175,9 +175,10 @@ func (s *Systemd) State(ctx context.Context, name string) (State, error) {
 	}
 	text := func(property string) string { t, _ := of[property].(string); return t }
 	pid, _ := of["MainPID"].(uint32) // only services have one
+	restarts, _ := of["NRestarts"].(uint32)
 	began, _ := of["InactiveExitTimestampMonotonic"].(uint64)
 	return State{Load: text("LoadState"), Active: text("ActiveState"), Sub: text("SubState"), MainPID: int(pid), Result: text("Result"),
-		Began: time.Duration(began) * time.Microsecond}, nil
+		Restarts: int(restarts), Began: time.Duration(began) * time.Microsecond}, nil
 }
 
 // Failed returns the names of the units that have failed.

@@ -50,7 +50,8 @@ type State struct {
 	Sub     string // running, dead, exited …
 	MainPID int    // 0 when there is none
 	// Result is how the last run ended: success, exit-code, signal, oom-kill …
-	Result string
+	Result   string
+	Restarts int // how often systemd has started it again by itself
 	// Began is when the unit last began to start, since the kernel did (CLOCK_MONOTONIC); 0 if that is not known.
 	Began time.Duration
 }

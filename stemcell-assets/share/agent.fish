@@ -26,7 +26,7 @@ complete -c agent -n '__fish_seen_subcommand_from run' -s v -d 'print the versio
 complete -c agent -n '__fish_seen_subcommand_from status' -l file -r -d 'status FILE to read'
 complete -c agent -n '__fish_seen_subcommand_from status' -l json -d 'print the status document'
 complete -c agent -n '__fish_seen_subcommand_from status' -s v -d 'show every boot step, with what it waited for, saw and changed'
-complete -c agent -n '__fish_seen_subcommand_from status' -l wait -r -d 'wait for ready or failed, at most DURATION if one is given'
+complete -c agent -n '__fish_seen_subcommand_from status' -l wait -r -d 'wait for failed, or ready with its bus, at most DURATION if one is given'
 complete -c agent -n '__fish_seen_subcommand_from timeline' -s b -r -d 'BASE directory with the record of earlier boots'
 complete -c agent -n '__fish_seen_subcommand_from timeline' -l blame -d 'list what took longest'
 complete -c agent -n '__fish_seen_subcommand_from timeline' -l boot -r -d 'compare with an earlier boot: -1 is the last one'

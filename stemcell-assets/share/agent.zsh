@@ -43,7 +43,7 @@ status)
 		'--file[status FILE to read]:FILE:_default' \
 		'--json[print the status document]' \
 		'-v[show every boot step, with what it waited for, saw and changed]' \
-		'--wait[wait for ready or failed, at most DURATION if one is given]:DURATION:_default' \
+		'--wait[wait for failed, or ready with its bus, at most DURATION if one is given]:DURATION:_default' \
 		'--help[show the help of the command]' '*:file:_files'
 	;;
 timeline)

@@ -164,6 +164,12 @@ func TestFirstFinding(t *testing.T) {
 			"no default route", 1},
 		{"agent killed", func(m *observe.Facts) { m.Agent.Running, m.Agent.Unit = false, "failed (failed)" },
 			"agent", "the agent is not running", 1},
+		{"agent stopped by a signal", func(m *observe.Facts) {
+			m.Agent.Running, m.Agent.Status.State, m.Agent.Status.Halted = false, status.NotRunning, true
+		}, "agent", "process 17 is stopped by a signal", 1},
+		{"agent killed by the watchdog", func(m *observe.Facts) {
+			m.Agent.Status.Ended, m.Agent.Restarts = &status.End{How: "watchdog, killed by ABRT", At: now}, 1
+		}, "agent", "watchdog, killed by ABRT; systemd has restarted the agent once", 0},
 		{"agent that never ran", func(m *observe.Facts) { m.Agent = observe.Agent{StatusErr: "no status"} }, "agent",
 			"does not run", 1},
 		{"settings corrupt", func(m *observe.Facts) {

@@ -221,8 +221,15 @@ func process(m observe.Facts) []Finding {
 	switch {
 	case d == nil:
 		return []Finding{problem(start, "the agent does not run: %s%s", m.Agent.StatusErr, unit)}
+	case d.Halted:
+		return []Finding{problem("let it go on: 'systemctl kill -s CONT bosh-agent'; systemd's watchdog kills and restarts one that stays stopped",
+			"the agent's process %d is stopped by a signal%s", d.PID, unit)}
 	case !m.Agent.Running:
 		return []Finding{problem(start, "the agent is not running: its process %d is gone%s", d.PID, unit)}
+	}
+	if d.Ended != nil {
+		return []Finding{note("'journalctl -u bosh-agent' tells more", "the process before this one ended at %s: %s; systemd has restarted the agent %s",
+			day(d.Ended.At), d.Ended.How, times(m.Agent.Restarts))}
 	}
 	return []Finding{good("process %d runs since %s%s", d.PID, day(d.Started), unit)}
 }
@@ -248,6 +255,13 @@ func unmade(m observe.Facts, step string) bool {
 	return d != nil && m.Agent.Running && !d.Served() && slices.ContainsFunc(d.Steps, func(s status.Step) bool {
 		return s.Name == step && !slices.Contains([]status.Outcome{status.Done, status.Warned, status.Skipped}, s.Outcome)
 	})
+}
+
+func times(n int) string {
+	if n == 1 {
+		return "once"
+	}
+	return fmt.Sprintf("%d times", n)
 }
 
 func boot(m observe.Facts) (found []Finding) {

@@ -44,16 +44,19 @@ func (s screen) folded(lead string, indent int, text string) {
 }
 
 func (s screen) print(d status.Document, verbose bool) {
-	state := s.state(d)
-	if d.Unchecked {
-		state += "; whether it still runs is not checked: run it as root"
-	}
-	s.field("state", stateColors[d.State], "%s", state)
+	s.field("state", stateColors[d.State], "%s", s.state(d))
 	agent := fmt.Sprintf("%s, version %s, pid %d", cmp.Or(d.AgentID, "(no id yet)"), d.Agent, d.PID)
 	if d.Supervisor != "" {
 		agent += ", supervisor " + d.Supervisor
 	}
 	s.field("agent", "", "%s", agent)
+	if d.Restarts > 0 || d.Ended != nil {
+		text := fmt.Sprintf("%d by systemd", d.Restarts)
+		if d.Ended != nil {
+			text += fmt.Sprintf("; a process ended at %s: %s", d.Ended.At.Format(time.RFC3339), d.Ended.How)
+		}
+		s.field("restarts", cli.Yellow, "%s", text)
+	}
 	if d.Verdict != "" {
 		s.field("verdict", cli.Red, "%s", d.Verdict)
 	}
@@ -91,6 +94,8 @@ func (s screen) print(d status.Document, verbose bool) {
 // state says how far the agent is, and what comes next.
 func (s screen) state(d status.Document) string {
 	switch {
+	case d.Halted:
+		return fmt.Sprintf("not running: its process is stopped by a signal (it was %s); 'systemctl kill -s CONT bosh-agent' lets it go on", d.LastState)
 	case d.State == status.NotRunning:
 		since := "an unknown time"
 		if d.Stopped != nil {

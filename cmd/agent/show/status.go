@@ -48,12 +48,13 @@ func (w *waitFlag) Set(text string) (err error) {
 func Status(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := cli.NewFlags("status", cli.Help{Arguments: "[-v] [--wait [DURATION]] [--json]", Purpose: `Shows the state of the agent, its verdict, its bus, where its settings came from, and what has
 failed or is still to be done; without --wait also what is wrong with the machine itself, such as a
-full disk. Exit codes: 0 ready, 1 failed or not running, 2 usage, 3 degraded (ready, but a step
-warned, the machine has a problem, or the bus is away for too long), 4 still starting (with --wait: at the deadline, or no
+full disk. With --wait an agent is ready when the Director can reach it, too. Exit codes: 0 ready, 1
+failed or not running, 2 usage, 3 degraded (ready, but a step warned, the machine has a problem, or the
+bus is away for too long, a minute at the start), 4 still starting (with --wait: at the deadline, or no
 agent until then).`,
 		Examples: []string{"agent status", "agent status -v", "agent status --wait 10m", "agent status --json"}}, stdout, stderr)
 	var wait waitFlag
-	flags.Var(&wait, "wait", "wait for ready or failed, at most `DURATION` if one is given")
+	flags.Var(&wait, "wait", "wait for failed, or ready with its bus, at most `DURATION` if one is given")
 	asJSON := flags.Bool("json", false, "print the status document")
 	verbose := flags.Bool("v", false, "show every boot step, with what it waited for, saw and changed")
 	path := flags.String("file", vcap.RunDir.Status(), "status `FILE` to read")
@@ -76,6 +77,9 @@ agent until then).`,
 		}
 		return cli.ExitFailed
 	}
+	if *path == vcap.RunDir.Status() {
+		doc.Restarts = observe.Restarts(ctx)
+	}
 	// A boot mounts disks and starts the supervisor: until it has ended, that they are missing is no problem.
 	if !wait.set && *path == vcap.RunDir.Status() && doc.State != status.Starting {
 		addFindings(ctx, &doc)
@@ -87,7 +91,19 @@ agent until then).`,
 	} else {
 		newScreen(stdout, time.Now()).print(doc, *verbose)
 	}
+	if wait.set && !settled(doc) && doc.Served() {
+		return exitStarting // the bus is still missing at the deadline
+	}
 	return exitCode(doc.State)
+}
+
+// settled reports that nothing is to be waited for any more: there is a verdict, and an agent that is ready has its bus,
+// or has been without it for too long. systemd starts an agent again that has ended.
+func settled(d status.Document) bool {
+	if d.Served() {
+		return d.Bus == nil || d.Bus.Reachable() || d.Bus.Overdue
+	}
+	return d.State != status.Starting && d.State != status.NotRunning
 }
 
 // glanceTimeout is how long the gateways have to answer.
@@ -138,8 +154,7 @@ func read(ctx context.Context, path string, wait waitFlag) (status.Document, err
 		if errors.Is(err, status.ErrNone) {
 			return false, nil
 		}
-		// systemd starts an agent again that has ended.
-		return err == nil && doc.State != status.Starting && doc.State != status.NotRunning, err
+		return err == nil && settled(doc), err
 	})
 	if errors.Is(err, context.DeadlineExceeded) {
 		// At the deadline, return the document instead of an error.

@@ -64,6 +64,8 @@ func dead(t *testing.T) string {
 
 func TestStatusExitCodes(t *testing.T) {
 	with := func(s status.State) string { return account(t, status.Document{State: s}) }
+	withBus := func(s status.State, b status.Bus) string { return account(t, status.Document{State: s, Bus: &b}) }
+	connecting := status.Bus{State: status.BusConnecting}
 	missing := filepath.Join(t.TempDir(), "run", "status.json")
 	for _, c := range []struct {
 		name string
@@ -72,6 +74,13 @@ func TestStatusExitCodes(t *testing.T) {
 	}{
 		{"ready", []string{"--file", with(status.Ready)}, 0},
 		{"ready, waited for", []string{"--wait", "--file", with(status.Ready)}, 0},
+		{"ready without a bus", []string{"--file", withBus(status.Ready, connecting)}, 0},
+		{"ready without a bus at the deadline", []string{"--wait=20ms", "--file", withBus(status.Ready, connecting)}, 4},
+		{"without a bus for too long", []string{"--wait=1h", "--file",
+			withBus(status.Degraded, status.Bus{State: status.BusConnecting, Overdue: true})}, 3},
+		{"ready with a bus", []string{"--wait=1h", "--file", withBus(status.Ready, status.Bus{State: status.BusConnected})}, 0},
+		{"ready and listening", []string{"--wait=1h", "--file", withBus(status.Ready, status.Bus{State: status.BusListening})}, 0},
+		{"degraded without a bus yet", []string{"--wait=20ms", "--file", withBus(status.Degraded, connecting)}, 4},
 		{"failed", []string{"--file", with(status.Failed)}, 1},
 		{"failed, waited for", []string{"--wait=1h", "--file", with(status.Failed)}, 1},
 		{"no agent", []string{"--file", missing}, 1},
@@ -132,8 +141,10 @@ func TestStatusText(t *testing.T) {
 	listening.Bus = &status.Bus{State: status.BusListening, Server: "0.0.0.0:6868", Since: ago(time.Hour)}
 	dead := ready
 	dead.State, dead.LastState, dead.Stopped = status.NotRunning, status.Ready, pointer(ago(time.Minute))
-	unchecked := ready
-	unchecked.Unchecked = true
+	halted := dead
+	halted.Halted = true
+	restarted := ready
+	restarted.Restarts, restarted.Ended = 2, &status.End{How: "watchdog, killed by ABRT", At: ago(time.Minute)}
 	withProblem := ready
 	const withheld = status.JobsWithheld + ": persistent disk vol-1 is blank"
 	withProblem.Warnings = []string{withheld} // which is printed once
@@ -148,7 +159,7 @@ func TestStatusText(t *testing.T) {
 	}{
 		"failed": {document: booted()}, "failed-verbose": {document: booted(), verbose: true}, "ready": {document: ready}, "refused": {document: refused}, "lost": {document: lost},
 		"listening": {document: listening}, "not-running": {document: dead}, "retried": {document: retried}, "pausing": {document: pausing}, "problem": {document: withProblem},
-		"unchecked": {document: unchecked},
+		"halted": {document: halted}, "restarted": {document: restarted},
 	} {
 		for _, width := range []int{80, 120, 200} {
 			var out bytes.Buffer

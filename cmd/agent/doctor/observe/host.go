@@ -41,16 +41,24 @@ func quiet() *logrus.Entry {
 func agentState(ctx context.Context, o Options) (found Agent) {
 	ctx, cancel := context.WithTimeout(ctx, localTimeout)
 	defer cancel()
-	doc, err := status.Read(o.Status)
+	doc, err := status.Observe(o.Status)
 	if err != nil {
 		found.StatusErr = err.Error()
 	} else {
-		found.Status, found.Running = &doc, unix.Kill(doc.PID, 0) != unix.ESRCH
+		found.Status, found.Running = &doc, doc.State != status.NotRunning
 	}
 	if s, known := unitState(ctx, agentUnit); known {
-		found.Unit = s.Active + " (" + s.Sub + ")"
+		found.Unit, found.Restarts = s.Active+" ("+s.Sub+")", s.Restarts
 	}
 	return found
+}
+
+// Restarts is how often systemd has started the agent again by itself.
+func Restarts(ctx context.Context) int {
+	ctx, cancel := context.WithTimeout(ctx, localTimeout)
+	defer cancel()
+	s, _ := unitState(ctx, agentUnit)
+	return s.Restarts
 }
 
 // unitState is what systemd says of a unit, if it knows it.

@@ -64,6 +64,8 @@ type Agent struct {
 	Running   bool             `json:"running"`
 	// Unit is the state of its unit, such as "active (running)"; empty without systemd.
 	Unit string `json:"unit,omitempty"`
+	// Restarts is how often systemd has started it again by itself.
+	Restarts int `json:"restarts"`
 }
 
 // FileSystem is how full one is.
