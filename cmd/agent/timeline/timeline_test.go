@@ -174,20 +174,22 @@ func TestPictureIsSelfContainedAndEscaped(t *testing.T) {
 	}
 }
 
-// TestPictureInTheDocumentation compares it with what would be drawn; UPDATE=1 draws it.
-func TestPictureInTheDocumentation(t *testing.T) {
-	const path = "../../../docs/timeline.svg"
-	var drawn bytes.Buffer
-	if err := SVG(&drawn, From(booted(), 0)); err != nil {
-		t.Fatal(err)
-	}
-	if os.Getenv("UPDATE") != "" {
-		if err := os.WriteFile(path, drawn.Bytes(), 0o644); err != nil {
+// TestPicturesInTheDocumentation compares them with what would be drawn; UPDATE=1 draws them.
+func TestPicturesInTheDocumentation(t *testing.T) {
+	for name, chart := range map[string]Chart{"timeline": From(booted(), 0), "timeline-failed": From(stuck(), 100_000*ms)} {
+		path := "../../../docs/" + name + ".svg"
+		var drawn bytes.Buffer
+		if err := SVG(&drawn, chart); err != nil {
 			t.Fatal(err)
 		}
-	}
-	if kept, err := os.ReadFile(path); err != nil || !bytes.Equal(kept, drawn.Bytes()) {
-		t.Errorf("docs/timeline.svg is not what is drawn now (%v): UPDATE=1 go test ./cmd/agent/timeline", err)
+		if os.Getenv("UPDATE") != "" {
+			if err := os.WriteFile(path, drawn.Bytes(), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if kept, err := os.ReadFile(path); err != nil || !bytes.Equal(kept, drawn.Bytes()) {
+			t.Errorf("docs/%s.svg is not what is drawn now (%v): UPDATE=1 go test ./cmd/agent/timeline", name, err)
+		}
 	}
 }
 
