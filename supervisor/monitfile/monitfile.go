@@ -1,0 +1,162 @@
+// Package monitfile reads the control files that releases ship for monit: the grammar of monit 5.2.5, as far as releases
+// and operators use it. It only reads text; whether a user, a program or a host exists is not asked here.
+package monitfile
+
+import (
+	"fmt"
+	"regexp"
+	"time"
+)
+
+// Type is the kind of a service. The numbers are those of monit's status documents.
+type Type int
+
+// The kinds of services.
+const (
+	Filesystem Type = iota
+	Directory
+	File
+	Process
+	Host
+	System
+	Fifo
+)
+
+// Mode says what a service's failed tests may do.
+type Mode int
+
+// The modes. A passive service gets alerts, and no other action.
+const (
+	Active Mode = iota
+	Passive
+	Manual
+)
+
+// Check is one service.
+type Check struct {
+	Type Type
+	Name string
+	// Source and Line are where the check begins.
+	Source string
+	Line   int
+
+	// Exactly one of these names what is checked; none does for System.
+	Pidfile  string         // of a process
+	Matching *regexp.Regexp // of a process's command line
+	Path     string         // of a file, directory, FIFO or file system
+	Address  string         // of a host
+
+	Start, Stop *Command // nil if the file has none
+	Groups      []string
+	DependsOn   []string
+	Every       int // check each nth cycle only; 0 and 1 are each
+	Mode        Mode
+	Tests       []Test
+}
+
+// Command is a program with its arguments. It is executed without a shell and without a search of PATH.
+type Command struct {
+	Args []string
+	// User and Group are names or numbers; empty: root's.
+	User, Group string
+	// Timeout is how long a start or stop may take; 30 s by default.
+	Timeout time.Duration
+}
+
+// TestKind is what a test looks at.
+type TestKind int
+
+// The kinds of tests.
+const (
+	Connection TestKind = iota // if failed port, unixsocket
+	Resource                   // totalmem, mem, cpu, totalcpu, children, loadavg
+	Restarts                   // if 3 restarts within 5 cycles
+	NotExist                   // if not exist
+	Changed                    // if changed pid, ppid, timestamp, size
+	Value                      // timestamp, size, space, inode against a value
+)
+
+// Operator compares what was measured with the limit of a test.
+type Operator int
+
+// The operators.
+const (
+	Greater Operator = iota
+	Less
+	Equal
+	NotEqual
+)
+
+// Test is one "if … then …" of a check.
+type Test struct {
+	Kind TestKind
+	Line int
+	// Connection is set for that kind only.
+	Connection *Endpoint
+	// Subject is what is measured, in lower case: totalmem, mem, cpu, totalcpu, children, loadavg(1), loadavg(5),
+	// loadavg(15), pid, ppid, timestamp, size, space, inode.
+	Subject  string
+	Operator Operator
+	// Limit is in bytes for sizes, in seconds for a timestamp's age, or in percent if Percent is set.
+	Limit   float64
+	Percent bool
+	// Restarts and Cycles are the numbers of "if Restarts restarts within Cycles cycles".
+	Restarts, Cycles int
+
+	Rate Rate
+	Then Action
+	// Recovery is what to do when the test passes again; alert by default, as monit does.
+	Recovery     Action
+	RecoveryRate Rate
+}
+
+// Rate is how often a test must fail: in Count of the last Cycles cycles. Both are at least 1.
+type Rate struct{ Count, Cycles int }
+
+// Endpoint is what a connection test connects to.
+type Endpoint struct {
+	Host       string // of a port; localhost by default
+	Port       int
+	Unix       string // the path of a socket, instead of Host and Port
+	UDP, TLS   bool
+	HTTP       bool   // send a request and read a status
+	Request    string // the path of the request; / by default
+	HostHeader string
+	Timeout    time.Duration // 5 s by default
+}
+
+// Verb is what an action does. The numbers are those of monit's status documents.
+type Verb int
+
+// The verbs.
+const (
+	Ignore Verb = iota
+	Alert
+	Restart
+	Stop
+	Exec
+	Unmonitor
+	Start
+	Monitor
+)
+
+var verbs = [...]string{"ignore", "alert", "restart", "stop", "exec", "unmonitor", "start", "monitor"}
+
+func (v Verb) String() string { return verbs[v] }
+
+// Action is what follows from a test.
+type Action struct {
+	Verb Verb
+	Exec *Command // of Exec
+}
+
+// Error is a mistake in a file.
+type Error struct {
+	Source       string
+	Line, Column int
+	Message      string
+}
+
+func (e *Error) Error() string {
+	return fmt.Sprintf("%s:%d:%d: %s", e.Source, e.Line, e.Column, e.Message)
+}
