@@ -45,6 +45,8 @@ var mayImport = map[string][]string{
 	"bootstrap/fetch":           {"infrastructure", "desired", "settings", "platform"},
 	"blobstore":                 {},
 	"jobs":                      {"jobs", "platform/unit"},
+	"supervisor":                {"supervisor"},
+	"supervisor/monitfile":      {},
 	"mbus":                      {"mbus"},
 	"agent":                     {"desired", "settings", "mbus", "jobs", "platform", "agent"},
 	"agent/task":                {},
@@ -52,7 +54,7 @@ var mayImport = map[string][]string{
 	"stemcell-assets":           {},
 	"lab":                       {"lab", "mbus", "settings", "stemcell-assets"},
 	"integration":               {"integration", "lab", "mbus", "settings", "stemcell-assets"},
-	"cmd/agent":                 {"agent", "blobstore", "bootstrap", "infrastructure", "jobs", "desired", "mbus", "platform", "settings", "storage", "cmd/agent"},
+	"cmd/agent":                 {"agent", "blobstore", "bootstrap", "infrastructure", "jobs", "desired", "mbus", "platform", "settings", "storage", "supervisor", "cmd/agent"},
 	"cmd/cpi":                   {"lab/cpi", "lab/iaas"},
 	"cmd/lab":                   {"lab", "mbus", "settings", "stemcell-assets", "cmd/lab"},
 }

@@ -150,7 +150,7 @@ type Action struct {
 	Exec *Command // of Exec
 }
 
-// Error is a mistake in a file.
+// Error is a mistake in a file. Column is 0 where the mistake is that of a check as a whole, in relation to others.
 type Error struct {
 	Source       string
 	Line, Column int
@@ -158,5 +158,8 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
+	if e.Column == 0 {
+		return fmt.Sprintf("%s:%d: %s", e.Source, e.Line, e.Message)
+	}
 	return fmt.Sprintf("%s:%d:%d: %s", e.Source, e.Line, e.Column, e.Message)
 }
