@@ -22,7 +22,13 @@ type runOptions struct {
 func (o runOptions) dummy() bool { return o.platform == "dummy" }
 
 // mails is an agent that gets monit's alerts.
-func (o runOptions) mails() bool { return o.supervisor == "monit" && !o.dummy() }
+func (o runOptions) mails() bool { return o.monit() && !o.dummy() }
+
+// monit is an agent whose jobs are run by monit or by what takes its place.
+func (o runOptions) monit() bool { return o.supervisor == "monit" || o.ownSupervisor() }
+
+// ownSupervisor is an agent that puts its own supervisor in the place of monit.
+func (o runOptions) ownSupervisor() bool { return o.supervisor == "systemd" }
 
 func parseRun(args []string, stdout, stderr io.Writer) (o runOptions, code int, ok bool) {
 	flags := cli.NewFlags("run", cli.Help{Arguments: "-P PLATFORM [-C AGENT_JSON] [-M SUPERVISOR] [-b BASE]",
@@ -33,7 +39,7 @@ word run does the same: it is how stemcells start it.`,
 	flags.StringVar(&o.platform, "P", "",
 		"`PLATFORM`: ubuntu or centos, which are the same, or dummy for everything that touches no machine")
 	flags.StringVar(&o.config, "C", "", "path of `AGENT_JSON`; bosh/agent.json below BASE if not given")
-	flags.StringVar(&o.supervisor, "M", "monit", "`SUPERVISOR`: monit, dummy or dummy-nats")
+	flags.StringVar(&o.supervisor, "M", "monit", "`SUPERVISOR`: monit, systemd (the agent's own, inside of monit.service), dummy or dummy-nats")
 	flags.StringVar(&o.base, "b", vcap.DefaultBase, "`BASE` directory")
 	showVersion := flags.Bool("v", false, "print the version and exit")
 	flags.String("r", "/", "accepted and ignored")
@@ -52,7 +58,7 @@ word run does the same: it is how stemcells start it.`,
 		allowed     []string
 	}{
 		{"-P", o.platform, []string{"ubuntu", "centos", "dummy"}},
-		{"-M", o.supervisor, []string{"monit", "dummy", "dummy-nats"}},
+		{"-M", o.supervisor, []string{"monit", "systemd", "dummy", "dummy-nats"}},
 	} {
 		if !slices.Contains(c.allowed, c.value) {
 			fmt.Fprintf(stderr, "agent: %s is %q, want one of %q\n", c.flag, c.value, c.allowed)

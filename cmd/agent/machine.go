@@ -39,6 +39,7 @@ import (
 	"cambium/settings/store"
 	"cambium/storage"
 	dummydisks "cambium/storage/dummy"
+	"cambium/supervisor"
 )
 
 // monitServices is what the agent asks of the service manager that runs monit.
@@ -72,6 +73,8 @@ type machineOptions struct {
 	log    *logrus.Entry
 	status *status.Recorder
 	monit  bool
+	// ownSupervisor puts the agent's own supervisor in the place of monit.
+	ownSupervisor bool
 	// readOnly is for agent plan: nothing is written, ejected, brought up or waited for without end.
 	readOnly bool
 	// cacheBudget is how long sources are asked if there is a cached copy; the default if zero.
@@ -143,6 +146,9 @@ func newMachine(o machineOptions) (*machine, error) {
 	b.Ephemeral, b.Persistent = disks.Ephemeral, disks.Persistent
 	client := monitClient(o.dirs, monitManager)
 	pendingStart := addJobs(b, o, client, monitManager)
+	if err := chooseSupervisor(b, o, monitManager); err != nil {
+		return nil, err
+	}
 	return &machine{b, current,
 		bootstrap.ServedDisks{Persistent: disks.Persistent, Migration: disks.Migration, Machine: b},
 		user.Sessions{Accounts: accounts, HomeBase: o.dirs.SSHHomes()},
@@ -378,6 +384,30 @@ func addJobs(m *bootstrap.Machine, o machineOptions, client *monit.Client, manag
 			}}
 	}
 	return pending
+}
+
+// chooseSupervisor decides what runs inside of monit's unit.
+func chooseSupervisor(m *bootstrap.Machine, o machineOptions, manager services) error {
+	starter, known := m.Supervisor.(monit.Starter)
+	if !known {
+		return nil
+	}
+	systemd, runs := manager.(*unit.Systemd)
+	if !runs {
+		if o.ownSupervisor {
+			return errors.New("-M systemd puts the agent's supervisor into systemd's monit.service, and runit runs monit here: use -M monit")
+		}
+		return nil
+	}
+	starter.Program = monit.DropIn{Path: vcap.RunDir.MonitDropIn(), Reload: systemd.ReloadUnits}
+	if o.ownSupervisor {
+		starter.Program.Content = monit.SupervisorUnit(o.dirs.Agent())
+		starter.Program.Before = func(monitored map[string]bool) error {
+			return supervisor.WriteState(o.dirs.SupervisorState(), monitored)
+		}
+	}
+	m.Supervisor = starter
+	return nil
 }
 
 // jobOwner is root and the group vcap, or root alone where that group does not exist.

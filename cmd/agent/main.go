@@ -23,9 +23,11 @@ import (
 	"cambium/cmd/agent/monitaccess"
 	"cambium/cmd/agent/show"
 	"cambium/cmd/agent/showsettings"
+	"cambium/cmd/agent/supervise"
 	"cambium/cmd/agent/support"
 	"cambium/cmd/agent/timeline"
 	"cambium/cmd/agent/validate"
+	"cambium/internal/command"
 	"cambium/platform/copytree/apart"
 )
 
@@ -49,6 +51,7 @@ func commands() cli.Table {
 		{Name: "settings", Summary: "ask the sources as a boot does, show the effective settings", Run: showsettings.Run},
 		{Name: "plan", Summary: "show what a boot would change on this machine", Run: runPlan},
 		{Name: "disk", Summary: "accept, release or format a persistent disk", Run: disk.Command(describeDisk)},
+		{Name: "supervise", Summary: "run the jobs in the place of monit", Run: supervise.Run},
 		{Name: "compile", Summary: "compile release tarballs on this machine, without a Director", Run: compile.Run},
 		{Name: "log-level", Summary: "show or change the log level of the running agent", Run: loglevel.Run},
 		{Name: "completion", Summary: "print the completion of commands and flags for a shell", Run: completion.Command(commands)},
@@ -63,6 +66,7 @@ var programs = map[string]cli.RunFunc{
 }
 
 func main() {
+	command.DetachIfCalled()
 	apart.ServeIfCalled(context.Background())
 	// SIGTERM and SIGINT become a context once, here.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)

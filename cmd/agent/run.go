@@ -113,7 +113,7 @@ func newBooting(ctx context.Context, o runOptions, log *logrus.Entry, notifier u
 	if o.dummy() {
 		open = newDummyMachine
 	}
-	m, err := open(machineOptions{dirs: dirs, config: config, log: log, status: rec, monit: o.supervisor == "monit",
+	m, err := open(machineOptions{dirs: dirs, config: config, log: log, status: rec, monit: o.monit(), ownSupervisor: o.ownSupervisor(),
 		announceWait: show.announcer.Waiting, withheld: show.showWithheld,
 		background: func(f func(context.Context)) { background.Go(func() { f(ctx) }) },
 		progress:   show.showMigration, workProgress: show.showWork})

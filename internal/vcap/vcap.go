@@ -143,6 +143,7 @@ func (d Dirs) MonitFiles() string         { return d.join("monit", "job", "*.mon
 func (d Dirs) MonitJobsWithdrawn() string { return d.join("monit", ".job-withdrawn") }
 func (d Dirs) MonitUser() string          { return d.join("monit", "monit.user") }
 func (d Dirs) MonitState() string         { return d.join("monit", "monit.state") }
+func (d Dirs) SupervisorState() string    { return d.join("monit", "supervisor.json") }
 func (d Dirs) MonitStopped() string       { return d.join("monit", "stopped") }
 func (d Dirs) StartRequested() string     { return d.join("monit", "start_requested.json") }
 
@@ -173,6 +174,12 @@ func (r Run) Ended() string { return filepath.Join(string(r), "ended") }
 
 // HookSucceeded exists from a hook's success until the next boot.
 func (r Run) HookSucceeded(name string) string { return filepath.Join(string(r), "hooks", name) }
+
+// MonitPid is where monit's own program looks for a running monit.
+func (Run) MonitPid() string { return "/run/monit.pid" }
+
+// MonitDropIn replaces the program inside of monit's unit until the next boot.
+func (Run) MonitDropIn() string { return "/run/systemd/system/monit.service.d/cambium.conf" }
 
 // NetworkdReload exists while networkd has not been reloaded after its files were written.
 func (Run) NetworkdReload() string { return "/run/bosh-agent-networkd-reload" }

@@ -36,6 +36,7 @@ type Op string
 // The kinds of change.
 const (
 	OpWriteAccount Op = "write-account"
+	OpWriteUnit    Op = "write-unit"
 	OpRemoveFile   Op = "remove-file"
 	OpStart        Op = "start"
 	OpRestart      Op = "restart"
@@ -50,7 +51,7 @@ type Change struct {
 // String describes the change in one line.
 func (c Change) String() string {
 	switch c.Op {
-	case OpWriteAccount:
+	case OpWriteAccount, OpWriteUnit:
 		return "write " + c.Path
 	case OpRemoveFile:
 		return "remove " + c.Path
@@ -66,6 +67,8 @@ type Starter struct {
 	Dirs     vcap.Dirs
 	Client   *Client
 	Services Services
+	// Program decides which supervisor runs inside of the unit.
+	Program DropIn
 	// FilesOfStopped are the monit files of jobs that stay stopped; KeepStopped removes them before
 	// monit reads them, and returns those removed.
 	FilesOfStopped, KeepStopped func() ([]string, error)
@@ -90,10 +93,17 @@ func (s Starter) Plan(ctx context.Context) (changes []Change, err error) {
 	for _, path := range files {
 		changes = append(changes, Change{Op: OpRemoveFile, Path: path})
 	}
+	other, err := s.Program.differs()
+	if err != nil {
+		return changes, err
+	}
+	if other {
+		changes = append(changes, s.Program.change())
+	}
 	switch running := s.Services.Running(ctx, UnitName); {
 	case !running:
 		changes = append(changes, Change{Op: OpStart})
-	case !known:
+	case !known || other:
 		changes = append(changes, Change{Op: OpRestart})
 	}
 	return changes, nil
@@ -119,12 +129,28 @@ func (s Starter) Start(ctx context.Context) (made []Change, err error) {
 	if err != nil {
 		return made, err
 	}
-	if <-running {
-		if !written {
+	other, err := s.Program.differs()
+	if err != nil {
+		return made, err
+	}
+	runs := <-running
+	if other && runs {
+		if err := s.Program.before(ctx, s.Client); err != nil {
+			return made, err
+		}
+	}
+	if other {
+		if err := s.Program.apply(ctx); err != nil {
+			return made, err
+		}
+		made = append(made, s.Program.change())
+	}
+	if runs {
+		if !written && !other {
 			s.Services.Started(UnitName)
 			return made, nil
 		}
-		// It has read another account when it started. Reload replaces the daemon alone, and waits
+		// It has read another account when it started, or is another program. Reload replaces the daemon alone, and waits
 		// until one answers that knows the new account.
 		return append(made, Change{Op: OpRestart}), s.Client.Reload(ctx)
 	}

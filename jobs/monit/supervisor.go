@@ -68,7 +68,7 @@ func (s Supervisor) StartUnmonitored(ctx context.Context) (started []string, err
 func stateWritten(root string, dirs vcap.Dirs) (last time.Time) {
 	// The stemcell's monitrc names one, monit's own default is in root's home.
 	own := []string{filepath.Join(root, "root/.monit.state"), filepath.Join(root, ".monit.state")}
-	for _, path := range append(own, dirs.MonitState()) {
+	for _, path := range append(own, dirs.MonitState(), dirs.SupervisorState()) {
 		if info, err := os.Stat(path); err == nil && info.ModTime().After(last) {
 			last = info.ModTime()
 		}

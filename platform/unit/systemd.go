@@ -149,6 +149,19 @@ func (s *Systemd) Reload(ctx context.Context, name string) error {
 	return s.job(ctx, "reload-or-restart", (*systemd.Conn).ReloadOrRestartUnitContext, name, "replace")
 }
 
+// ReloadUnits has systemd read its units again.
+func (s *Systemd) ReloadUnits(ctx context.Context) error {
+	s.logCommand("systemctl daemon-reload")
+	conn, err := s.connect(ctx)
+	if err == nil {
+		err = conn.ReloadContext(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("daemon-reload: %w", typed(err))
+	}
+	return nil
+}
+
 // Kill sends a signal to a unit's main process. What the main process has started stays: jobs
 // must outlive a restart of their supervisor.
 func (s *Systemd) Kill(ctx context.Context, name string, signal syscall.Signal) error {

@@ -1,0 +1,97 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// detachWord is the first argument of the process between.
+const detachWord = "detach-program"
+
+// Detached is a program that outlives this process and is not waited for.
+type Detached struct {
+	Args []string // the first one is the path of the program; PATH is not searched
+	Env  []string
+	// UID and GID are the user to run it as. The supplementary groups stay those of this process.
+	UID, GID int
+}
+
+// Detach starts a program as daemons do: in a session that it does not lead, as a child of init, with /dev/null as
+// input and output. In between is this program once more, which leads the session, starts the program and exits: a
+// process of Go cannot fork without executing something. It returns the pid of the program.
+func Detach(d Detached) (pid int, err error) {
+	name := d.Args[0]
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("%s: %w", name, err)
+		}
+	}()
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer null.Close()
+	answer, answerEnd, err := os.Pipe()
+	if err != nil {
+		return 0, err
+	}
+	defer answer.Close()
+	args := append([]string{"agent", detachWord, strconv.Itoa(d.UID), strconv.Itoa(d.GID)}, d.Args...)
+	between, err := os.StartProcess("/proc/self/exe", args, &os.ProcAttr{Env: d.Env,
+		Files: []*os.File{null, null, null, answerEnd}, Sys: &syscall.SysProcAttr{Setsid: true}})
+	if closeErr := answerEnd.Close(); err != nil || closeErr != nil {
+		return 0, errors.Join(err, closeErr)
+	}
+	text, readErr := io.ReadAll(answer)
+	if _, err := between.Wait(); err != nil || readErr != nil {
+		return 0, errors.Join(err, readErr)
+	}
+	if pid, err = strconv.Atoi(string(text)); err != nil {
+		return 0, fmt.Errorf("not started: %s", strings.TrimSpace(string(text)))
+	}
+	return pid, nil
+}
+
+// DetachIfCalled is the process between: it starts the program, answers with its pid or an error, and exits. In any
+// other process it returns at once. It stands in the main function of every program that calls Detach.
+func DetachIfCalled() {
+	if len(os.Args) < 5 || os.Args[1] != detachWord {
+		return
+	}
+	// The program does not inherit the pipe: Go marks it, as everything that is not in Files, to be closed.
+	answer := os.NewFile(3, "answer")
+	syscall.CloseOnExec(3)
+	pid, err := startDetached(os.Args[2], os.Args[3], os.Args[4:])
+	if err != nil {
+		fmt.Fprint(answer, err)
+		os.Exit(1)
+	}
+	fmt.Fprint(answer, pid)
+	os.Exit(0)
+}
+
+func startDetached(uid, gid string, args []string) (int, error) {
+	user, err := strconv.ParseUint(uid, 10, 32)
+	if err != nil {
+		return 0, err
+	}
+	group, err := strconv.ParseUint(gid, 10, 32)
+	if err != nil {
+		return 0, err
+	}
+	attr := &os.ProcAttr{Env: os.Environ(), Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}}
+	if user != 0 || group != 0 {
+		credential := &syscall.Credential{Uid: uint32(user), Gid: uint32(group), NoSetGroups: true}
+		attr.Sys = &syscall.SysProcAttr{Credential: credential}
+	}
+	program, err := os.StartProcess(args[0], args, attr)
+	if err != nil {
+		return 0, err
+	}
+	return program.Pid, nil
+}

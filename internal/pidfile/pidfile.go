@@ -1,0 +1,117 @@
+// Package pidfile reads the pid files of jobs and watches the processes they name. Nothing here sends a signal: a pid
+// file may name any process, also init.
+package pidfile
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxSize is more than any number takes.
+const maxSize = 64
+
+// Read returns the pid in a file that a job wrote: its first word, or 0 if that is not a number above 0. A file that
+// does not exist is an error that matches os.ErrNotExist.
+func Read(path string) (int, error) {
+	text, err := content(path)
+	if err != nil {
+		return 0, err
+	}
+	words := strings.Fields(text)
+	if len(words) == 0 {
+		return 0, nil
+	}
+	pid, err := strconv.ParseInt(words[0], 10, 32)
+	if err != nil || pid < 0 {
+		return 0, nil
+	}
+	return int(pid), nil
+}
+
+// content reads a file in a directory that the job can write to. Opening it can block (a FIFO) or have an effect (a
+// link to a watchdog's device), so an O_PATH descriptor tells the file type first.
+func content(path string) (string, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer func() { _ = unix.Close(fd) }() // O_PATH, never written
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return "", &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return "", fmt.Errorf("%s is not a regular file", path)
+	}
+	// Through /proc, so that it is the same file even if the name was replaced.
+	opened, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	file := os.NewFile(uintptr(opened), path)
+	defer func() { _ = file.Close() }() // read only
+	text, err := io.ReadAll(io.LimitReader(file, maxSize))
+	return string(text), err
+}
+
+// Alive reports whether a process exists, also as another user's. One that has ended and was not waited for does not.
+func Alive(pid int) bool {
+	if pid <= 0 || errors.Is(unix.Kill(pid, 0), unix.ESRCH) {
+		return false
+	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ESRCH)
+	}
+	// The name of the program is in parentheses and may hold anything.
+	_, rest, _ := strings.Cut(string(stat[max(strings.LastIndexByte(string(stat), ')'), 0):]), " ")
+	return !strings.HasPrefix(rest, "Z") && !strings.HasPrefix(rest, "X")
+}
+
+// Watch is a process that is waited for.
+type Watch struct {
+	Pid  int
+	file *os.File
+}
+
+// Follow calls ended once the process has ended, unless the watch was closed before. The error matches os.ErrProcessDone
+// if there is no such process.
+func Follow(pid int, ended func()) (*Watch, error) {
+	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	if errors.Is(err, unix.ESRCH) {
+		return nil, fmt.Errorf("process %d: %w", pid, os.ErrProcessDone)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("watch process %d: %w", pid, err)
+	}
+	// A file in non-blocking mode is waited for by the runtime, without a thread.
+	w := &Watch{Pid: pid, file: os.NewFile(uintptr(fd), "pidfd")}
+	raw, err := w.file.SyscallConn()
+	if err != nil {
+		return nil, errors.Join(err, w.file.Close())
+	}
+	go func() {
+		err := raw.Read(func(fd uintptr) bool {
+			fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+			n, err := unix.Poll(fds, 0)
+			return n > 0 || err != nil && !errors.Is(err, unix.EINTR)
+		})
+		if err == nil {
+			ended()
+		}
+	}()
+	return w, nil
+}
+
+// Close ends the watch.
+func (w *Watch) Close() {
+	if w != nil {
+		_ = w.file.Close() // nothing was written
+	}
+}

@@ -1,0 +1,525 @@
+package supervisor
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/user"
+	"slices"
+	"strconv"
+	"time"
+
+	"cambium/internal/command"
+	"cambium/internal/pidfile"
+	"cambium/internal/retry"
+	"cambium/internal/watch"
+	"cambium/supervisor/monitfile"
+
+	"golang.org/x/sys/unix"
+)
+
+// chain is a set of services that depend on each other, with the one goroutine that looks at them and acts: within a
+// chain one thing happens after the other, and a program that takes its time delays nothing outside of it.
+type chain struct {
+	*Supervisor
+	services []*service // in the order of the files
+	done     <-chan struct{}
+	kick     chan struct{}
+	ticks    chan tick
+	calls    chan func(context.Context)
+	cycle    uint64
+}
+
+// tick begins a cycle.
+type tick struct {
+	number    uint64
+	processes processes
+}
+
+// run serves the chain until ctx ends.
+func (c *chain) run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.kick:
+			c.requested(ctx)
+		case call := <-c.calls:
+			call(ctx)
+		case t := <-c.ticks:
+			c.cycle = t.number
+			c.requested(ctx)
+			for _, s := range c.services {
+				if ctx.Err() == nil {
+					c.look(ctx, s, t.processes)
+				}
+			}
+		}
+		c.keep()
+	}
+}
+
+// requested carries out what was asked for.
+func (c *chain) requested(ctx context.Context) {
+	for _, s := range c.services {
+		if verb := s.known().pending; verb != monitfile.Ignore && ctx.Err() == nil {
+			c.control(ctx, s, verb)
+			if ctx.Err() == nil {
+				s.update(func(v *status) { v.pending = monitfile.Ignore })
+			}
+		}
+	}
+}
+
+// control carries out an action on a service, and what follows from it for services that depend on it.
+func (c *chain) control(ctx context.Context, s *service, verb monitfile.Verb) {
+	switch verb {
+	case monitfile.Start:
+		if s.runs() {
+			c.superviseWithPrerequisites(s)
+			c.settle(s)
+			return
+		}
+		stopped := c.stopDependants(ctx, s)
+		c.startAgain(ctx, append(stopped, s))
+	case monitfile.Stop:
+		for _, d := range c.stopDependants(ctx, s) {
+			d.reset()
+		}
+		c.stop(ctx, s)
+		s.reset()
+	case monitfile.Restart:
+		if s.Start == nil {
+			s.supervise()
+			c.log(s).Warn("cannot be restarted: its file has no start program")
+			return
+		}
+		stopped := c.stopDependants(ctx, s)
+		s.supervise()
+		if c.stop(ctx, s) {
+			c.startAgain(ctx, append(stopped, s))
+		}
+	case monitfile.Monitor:
+		c.superviseWithPrerequisites(s)
+		c.settle(s)
+	case monitfile.Unmonitor:
+		for _, d := range c.dependants(s) {
+			d.reset()
+		}
+		s.reset()
+	}
+}
+
+// dependants are the services that depend on s, directly or not: each before those it depends on.
+func (c *chain) dependants(s *service) (all []*service) {
+	seen := map[*service]bool{s: true}
+	var visit func(*service)
+	visit = func(of *service) {
+		for _, d := range c.services {
+			if !seen[d] && slices.Contains(d.DependsOn, of.Name) {
+				seen[d] = true
+				visit(d)
+				all = append(all, d)
+			}
+		}
+	}
+	visit(s)
+	return all
+}
+
+// prerequisites are the services that s depends on directly.
+func (c *chain) prerequisites(s *service) (all []*service) {
+	for _, p := range c.services {
+		if slices.Contains(s.DependsOn, p.Name) {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+func (c *chain) superviseWithPrerequisites(s *service) {
+	for _, p := range c.prerequisites(s) {
+		c.superviseWithPrerequisites(p)
+	}
+	s.supervise()
+}
+
+// stopDependants stops what depends on s and is supervised, and returns those services. What is not supervised is left
+// alone.
+func (c *chain) stopDependants(ctx context.Context, s *service) (stopped []*service) {
+	for _, d := range c.dependants(s) {
+		if d.known().monitor != Off {
+			c.stop(ctx, d)
+			stopped = append(stopped, d)
+		}
+	}
+	return stopped
+}
+
+// startAgain starts services, the last one first: the order in which stopDependants stopped them is the reverse.
+func (c *chain) startAgain(ctx context.Context, stopped []*service) {
+	visited := map[*service]bool{}
+	for _, s := range slices.Backward(stopped) {
+		c.start(ctx, s, visited)
+	}
+}
+
+// start starts a service after those that it depends on, each once, and waits until its process is there.
+func (c *chain) start(ctx context.Context, s *service, visited map[*service]bool) {
+	if visited[s] {
+		return
+	}
+	visited[s] = true
+	for _, p := range c.prerequisites(s) {
+		c.start(ctx, p, visited)
+	}
+	s.supervise()
+	if s.Start == nil || s.runs() || ctx.Err() != nil {
+		c.settle(s)
+		return
+	}
+	c.log(s).WithField("program", s.Start.Args[0]).Info("start")
+	if _, err := c.launch(s, s.Start, "Started", ""); err != nil {
+		c.executed(ctx, s, failed, "failed to start: "+err.Error())
+		return
+	}
+	if s.Type != monitfile.Process {
+		return
+	}
+	if !c.until(ctx, s, s.Start.Timeout, func() bool { return s.pid(nil) != 0 }) {
+		if ctx.Err() == nil {
+			c.executed(ctx, s, failed, fmt.Sprintf(
+				"failed to start: %s names no running process after %v", cmp.Or(s.Pidfile, "its pattern"), s.Start.Timeout))
+		}
+		return
+	}
+	c.executed(ctx, s, passed, "started")
+	c.settle(s)
+}
+
+// stop runs the stop program, if there is a process to stop, and waits for its end. It reports whether nothing runs now.
+func (c *chain) stop(ctx context.Context, s *service) bool {
+	// Its end is wanted, and not an event.
+	s.watch.Close()
+	s.watch, s.waiting = nil, false
+	if s.Stop == nil || s.Type == monitfile.Process && !s.runs() || ctx.Err() != nil {
+		return ctx.Err() == nil
+	}
+	c.log(s).WithField("program", s.Stop.Args[0]).Info("stop")
+	if _, err := c.launch(s, s.Stop, "Stopped", ""); err != nil {
+		c.executed(ctx, s, failed, "failed to stop: "+err.Error())
+		return false
+	}
+	if s.Type != monitfile.Process {
+		return true
+	}
+	if !c.until(ctx, s, s.Stop.Timeout, func() bool { return s.pid(nil) == 0 }) {
+		if ctx.Err() == nil {
+			c.executed(ctx, s, failed,
+				fmt.Sprintf("failed to stop: it still runs after %v", s.Stop.Timeout))
+		}
+		return false
+	}
+	c.executed(ctx, s, passed, "stopped")
+	return true
+}
+
+// executed is the event of a start or stop program that did or did not do its work.
+func (c *chain) executed(ctx context.Context, s *service, found outcome, text string) {
+	c.post(ctx, s, "execution", defaultRule(eventExec, monitfile.Alert), found, text)
+}
+
+// settle looks for the process of a service that has just been started or taken under supervision, and watches it. If
+// its file has no further tests, nothing more is needed to know that it is well.
+func (c *chain) settle(s *service) {
+	if s.Type != monitfile.Process || s.known().monitor == Off {
+		return
+	}
+	all := readProcesses()
+	pid := s.pid(all)
+	if pid == 0 {
+		return
+	}
+	c.follow(s, pid)
+	s.update(func(v *status) {
+		v.process, v.looked = all[pid], time.Now()
+		v.process.pid = pid
+		if v.monitor == Initializing && !s.needsCycle() {
+			v.monitor = On
+		}
+		v.errors &^= eventNonexist
+	})
+}
+
+// until waits for a process or its end: by the pid file, and by the end of the process that it names.
+func (c *chain) until(ctx context.Context, s *service, timeout time.Duration, done func() bool) bool {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	if s.Pidfile == "" {
+		// Nothing tells that a process with a certain command line exists.
+		for !done() {
+			if retry.Sleep(ctx, time.Second) != nil {
+				return done()
+			}
+		}
+		return true
+	}
+	for {
+		turn, next := context.WithCancel(ctx)
+		var w *pidfile.Watch
+		if pid, err := pidfile.Read(s.Pidfile); err == nil && pid > 0 {
+			w, _ = pidfile.Follow(pid, next) // none: it has ended
+		}
+		err := watch.Until(turn, s.Pidfile, func() (bool, error) { return done(), nil })
+		ended := turn.Err() != nil // the process did, or the time
+		next()
+		w.Close()
+		if err == nil || ctx.Err() != nil || !ended || done() {
+			return done()
+		}
+	}
+}
+
+// follow watches the process of a service.
+func (c *chain) follow(s *service, pid int) {
+	if s.watch != nil && s.watch.Pid == pid {
+		return
+	}
+	s.watch.Close()
+	s.watch, s.waiting = nil, false
+	var w *pidfile.Watch
+	w, err := pidfile.Follow(pid, func() { c.call(func(ctx context.Context) { c.ended(ctx, s, w) }) })
+	if err != nil {
+		return // it has ended, or the kernel cannot tell: the next cycle sees it
+	}
+	s.watch = w
+}
+
+// call has the chain's goroutine do something.
+func (c *chain) call(do func(context.Context)) {
+	select {
+	case c.calls <- do:
+	case <-c.done:
+	}
+}
+
+// ended follows on the end of a process: a release may replace it by itself, so its pid file is watched for a while.
+func (c *chain) ended(ctx context.Context, s *service, w *pidfile.Watch) {
+	if w == nil || s.watch != w {
+		return // it was stopped, or has been replaced
+	}
+	s.watch.Close()
+	s.watch, s.waiting = nil, true
+	old := w.Pid
+	s.update(func(v *status) { v.lastEnd = time.Now() })
+	go func() {
+		turn, cancel := context.WithTimeout(ctx, c.Grace)
+		defer cancel()
+		now, readErr := old, error(nil)
+		_ = watch.Until(turn, s.Pidfile, func() (bool, error) {
+			now, readErr = pidfile.Read(s.Pidfile)
+			return readErr != nil || now != old && pidfile.Alive(now), nil
+		})
+		if ctx.Err() == nil {
+			c.call(func(ctx context.Context) { c.replaced(ctx, s, readErr) })
+		}
+	}()
+}
+
+// replaced decides when the grace period after the end of a process is over.
+func (c *chain) replaced(ctx context.Context, s *service, readErr error) {
+	if !s.waiting || s.known().monitor == Off {
+		return
+	}
+	s.waiting = false
+	switch pid := s.pid(nil); {
+	case pid != 0:
+		c.newPid(ctx, s, pid)
+		c.settle(s)
+	case errors.Is(readErr, os.ErrNotExist), time.Since(s.restarted) < c.Cycle:
+		// Its file was removed, which a script does that is about to start another one; or it was restarted a
+		// moment ago. The next cycle decides.
+		s.update(func(v *status) { v.process = process{} })
+	default:
+		c.missing(ctx, s)
+	}
+}
+
+// newPid is the event of a process that was replaced.
+func (c *chain) newPid(ctx context.Context, s *service, pid int) {
+	if old := s.known().process.pid; old != 0 && old != pid {
+		c.post(ctx, s, "pid", defaultRule(eventPid, monitfile.Alert), changed,
+			fmt.Sprintf("process PID changed from %d to %d", old, pid))
+	}
+}
+
+// missing is the event of a service without its process, or without its file.
+func (c *chain) missing(ctx context.Context, s *service) {
+	s.update(func(v *status) { v.process = process{} })
+	text := "process is not running"
+	if s.Type != monitfile.Process {
+		text = s.Path + " doesn't exist"
+	}
+	c.post(ctx, s, "existence", c.existence(s), failed, text)
+}
+
+// existence is the rule about a service that is not there: restart it, unless its file says something else.
+func (c *chain) existence(s *service) rule {
+	for _, t := range s.Tests {
+		if t.Kind == monitfile.NotExist {
+			return ruleOf(eventNonexist, t)
+		}
+	}
+	return defaultRule(eventNonexist, monitfile.Restart)
+}
+
+// post takes in what a look found, sends an alert if the state of the test changed, and acts. key names the test.
+func (c *chain) post(ctx context.Context, s *service, key any, r rule, found outcome, text string) {
+	h := s.histories[key]
+	if h == nil {
+		h = &history{}
+		s.histories[key] = h
+	}
+	change, act := h.add(found, r)
+	if found == passed {
+		if change {
+			s.update(func(v *status) { v.errors &^= r.event })
+			c.alert(s, r.event, found, r.after.Verb, text)
+			c.act(ctx, s, r.after, text)
+		}
+		return
+	}
+	if !act {
+		return
+	}
+	s.update(func(v *status) {
+		if found == failed {
+			v.errors |= r.event
+			v.message = text
+		}
+	})
+	if change {
+		c.alert(s, r.event, found, r.then.Verb, text)
+	}
+	c.act(ctx, s, r.then, text)
+}
+
+// act does what follows from a test.
+func (c *chain) act(ctx context.Context, s *service, a monitfile.Action, reason string) {
+	switch a.Verb {
+	case monitfile.Ignore, monitfile.Alert:
+		return
+	case monitfile.Exec:
+		c.exec(s, a.Exec, reason)
+		return
+	case monitfile.Start, monitfile.Restart:
+		s.restarted = time.Now()
+		s.update(func(v *status) {
+			v.restarts++
+			if len(s.restartTests()) > 0 {
+				v.starts++
+			}
+		})
+	}
+	if s.Mode == monitfile.Passive && a.Verb != monitfile.Unmonitor {
+		return
+	}
+	c.control(ctx, s, a.Verb)
+}
+
+// exec runs the program of an action, unless it still runs from the last time.
+func (c *chain) exec(s *service, program *monitfile.Command, reason string) {
+	if _, runs := s.programs[program]; runs {
+		return
+	}
+	pid, err := c.launch(s, program, "Exec", reason)
+	if err != nil {
+		c.log(s).WithError(err).Error("cannot execute the program of a test")
+		return
+	}
+	c.followProgram(s, program, pid)
+}
+
+// followProgram waits for the end of a program of a test.
+func (c *chain) followProgram(s *service, program *monitfile.Command, pid int) {
+	var w *pidfile.Watch
+	w, err := pidfile.Follow(pid, func() {
+		c.call(func(context.Context) {
+			w.Close()
+			delete(s.programs, program)
+		})
+	})
+	if err != nil {
+		delete(s.programs, program) // it has ended already
+		return
+	}
+	s.programs[program] = w
+}
+
+// adopt takes over a service from the chain that it belonged to before the files were read again. Its process is watched
+// again from the first tick on.
+func (c *chain) adopt(s *service) {
+	s.watch.Close()
+	s.watch, s.waiting = nil, false
+	for program, w := range s.programs {
+		w.Close()
+		c.followProgram(s, program, w.Pid)
+	}
+}
+
+// launch starts a program of a service in monit's environment.
+func (c *chain) launch(s *service, program *monitfile.Command, what, reason string) (pid int, err error) {
+	uid, gid, err := account(program)
+	if err != nil {
+		return 0, err
+	}
+	if err := unix.Access(program.Args[0], unix.X_OK); err != nil {
+		return 0, &os.PathError{Op: "execute", Path: program.Args[0], Err: err}
+	}
+	return command.Detach(command.Detached{Args: program.Args, Env: c.environment(s, what, reason), UID: uid, GID: gid})
+}
+
+// environment is all that programs find: monit purges the rest.
+func (c *chain) environment(s *service, what, reason string) []string {
+	env := []string{"PATH=/bin:/usr/bin:/sbin:/usr/sbin", "MONIT_DATE=" + time.Now().Format(time.RFC1123Z),
+		"MONIT_SERVICE=" + s.Name, "MONIT_HOST=" + c.host, "MONIT_EVENT=" + what,
+		"MONIT_DESCRIPTION=" + cmp.Or(reason, what)}
+	if zone, set := os.LookupEnv("TZ"); set {
+		env = append(env, "TZ="+zone)
+	}
+	if s.Type == monitfile.Process {
+		p := s.known().process
+		env = append(env, fmt.Sprintf("MONIT_PROCESS_PID=%d", p.pid), fmt.Sprintf("MONIT_PROCESS_MEMORY=%d", p.kilobytes),
+			fmt.Sprintf("MONIT_PROCESS_CHILDREN=%d", p.children), fmt.Sprintf("MONIT_PROCESS_CPU_PERCENT=%.1f", p.cpu))
+	}
+	return env
+}
+
+// account finds the user and the group of a program, by name or number.
+func account(program *monitfile.Command) (uid, gid int, err error) {
+	if program.User != "" {
+		if uid, err = strconv.Atoi(program.User); err != nil {
+			found, err := user.Lookup(program.User)
+			if err != nil {
+				return 0, 0, err
+			}
+			if uid, err = strconv.Atoi(found.Uid); err != nil {
+				return 0, 0, err
+			}
+		}
+	}
+	if program.Group != "" {
+		if gid, err = strconv.Atoi(program.Group); err != nil {
+			found, err := user.LookupGroup(program.Group)
+			if err != nil {
+				return 0, 0, err
+			}
+			if gid, err = strconv.Atoi(found.Gid); err != nil {
+				return 0, 0, err
+			}
+		}
+	}
+	return uid, gid, nil
+}

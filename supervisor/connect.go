@@ -1,0 +1,92 @@
+package supervisor
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	"cambium/supervisor/monitfile"
+)
+
+// connect applies the connection tests of a service.
+func (c *chain) connect(ctx context.Context, s *service) {
+	var results []connected
+	for i := range s.Tests {
+		t := &s.Tests[i]
+		if t.Kind != monitfile.Connection || ctx.Err() != nil || s.known().monitor == Off {
+			continue
+		}
+		began := time.Now()
+		err := probe(ctx, *t.Connection)
+		results = append(results, connected{*t.Connection, err == nil, time.Since(began)})
+		found, text := passed, "connection succeeded to "+where(*t.Connection)
+		if err != nil {
+			found, text = failed, fmt.Sprintf("failed, cannot connect to %s: %v", where(*t.Connection), err)
+		}
+		s.update(func(v *status) { v.connected = results })
+		c.post(ctx, s, t, ruleOf(eventConnection, *t), found, text)
+	}
+}
+
+func where(e monitfile.Endpoint) string {
+	if e.Unix != "" {
+		return "UNIX[" + e.Unix + "]"
+	}
+	return "INET[" + net.JoinHostPort(e.Host, strconv.Itoa(e.Port)) + "]"
+}
+
+// probe connects, and with HTTP sends a request and reads the status of its answer.
+func probe(ctx context.Context, e monitfile.Endpoint) error {
+	ctx, cancel := context.WithTimeout(ctx, e.Timeout)
+	defer cancel()
+	network, address := "tcp", net.JoinHostPort(e.Host, strconv.Itoa(e.Port))
+	if e.UDP {
+		network = "udp"
+	}
+	if e.Unix != "" {
+		network, address = "unix", e.Unix
+	}
+	conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }() // the answer is read, or does not matter
+	if deadline, has := ctx.Deadline(); has {
+		if err := conn.SetDeadline(deadline); err != nil {
+			return err
+		}
+	}
+	if e.TLS {
+		// As monit does, the test asks for an answer, not for a certificate of a certain authority.
+		secure := tls.Client(conn, &tls.Config{InsecureSkipVerify: true}) // #nosec G402
+		if err := secure.HandshakeContext(ctx); err != nil {
+			return err
+		}
+		conn = secure
+	}
+	if !e.HTTP {
+		return nil
+	}
+	host := e.HostHeader
+	if host == "" {
+		host = address
+	}
+	if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: %s\r\nAccept: */*\r\nUser-Agent: monit/%s\r\nConnection: close\r\n\r\n",
+		e.Request, host, Version); err != nil {
+		return err
+	}
+	response, err := http.ReadResponse(bufio.NewReaderSize(conn, 4096), nil)
+	if err != nil {
+		return fmt.Errorf("HTTP: %w", err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	if response.StatusCode >= http.StatusBadRequest {
+		return fmt.Errorf("HTTP status %d", response.StatusCode)
+	}
+	return nil
+}

@@ -1,0 +1,312 @@
+package supervisor
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/xml"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"cambium/supervisor/monitfile"
+)
+
+// maxForm is more than any request of the agent, a script or monit's own program takes.
+const maxForm = 4096
+
+// Handler is monit's HTTP interface.
+func (s *Supervisor) Handler() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !s.allowed(r) {
+			w.Header().Set("WWW-Authenticate", `Basic realm="monit"`)
+			http.Error(w, "You are not authorized to access monit", http.StatusUnauthorized)
+			return
+		}
+		r.Body = http.MaxBytesReader(w, r.Body, maxForm)
+		name := strings.TrimPrefix(r.URL.Path, "/")
+		switch {
+		case r.Method == http.MethodPost && name == "_doaction": // the form of current versions of monit's program
+			s.request(w, r.PostFormValue("service"), r.PostFormValue("action"))
+		case r.Method == http.MethodPost:
+			s.request(w, name, r.PostFormValue("action"))
+		case r.Method != http.MethodGet && r.Method != http.MethodHead:
+			http.Error(w, "method not allowed", http.StatusMethodNotAllowed)
+		case name == "_ping":
+			fmt.Fprintln(w, "pong")
+		case (name == "_status" || name == "_status2") && r.FormValue("format") == "xml":
+			w.Header().Set("Content-Type", "text/xml")
+			fmt.Fprint(w, s.document(name == "_status2", r.FormValue("level") != "summary"))
+		case name == "_status" || name == "_status2":
+			w.Header().Set("Content-Type", "text/plain")
+			fmt.Fprint(w, s.text(r.FormValue("level") == "summary", r.FormValue("service")))
+		default:
+			http.Error(w, "There is no service or page named \""+name+"\"", http.StatusNotFound)
+		}
+	})
+}
+
+// allowed reports whether the request carries the account. The file is read each time, because the agent may replace it.
+func (s *Supervisor) allowed(r *http.Request) bool {
+	want, err := os.ReadFile(s.UserFile)
+	user, password, given := r.BasicAuth()
+	if err != nil || !given {
+		return false
+	}
+	a, b := sha256.Sum256([]byte(strings.TrimSpace(string(want)))), sha256.Sum256([]byte(user+":"+password))
+	return subtle.ConstantTimeCompare(a[:], b[:]) == 1
+}
+
+var verbs = map[string]monitfile.Verb{"start": monitfile.Start, "stop": monitfile.Stop, "restart": monitfile.Restart,
+	"monitor": monitfile.Monitor, "unmonitor": monitfile.Unmonitor}
+
+// request makes an action pending. It is carried out as soon as the chain is free; the answer does not wait for it.
+func (s *Supervisor) request(w http.ResponseWriter, name, action string) {
+	verb, known := verbs[action]
+	if !known {
+		http.Error(w, fmt.Sprintf("Invalid action %q", action), http.StatusBadRequest)
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for path := range s.rejected {
+		if jobOf(path) == name {
+			return // there is nothing that could be started or stopped; its status says why
+		}
+	}
+	at := slices.IndexFunc(s.services, func(v *service) bool { return v.Name == name })
+	if at < 0 {
+		http.Error(w, fmt.Sprintf("There is no service named %q", name), http.StatusNotFound)
+		return
+	}
+	if s.services[at].pending != monitfile.Ignore {
+		http.Error(w, "Other action already in progress -- please try again later", http.StatusServiceUnavailable)
+		return
+	}
+	s.services[at].pending = verb
+	token(s.services[at].kick)
+}
+
+// latin1 writes text for a document in ISO-8859-1: markup and what is not ASCII become character references.
+func latin1(text string) string {
+	var b strings.Builder
+	for _, r := range text {
+		if r < 0x80 {
+			_ = xml.EscapeText(&b, []byte(string(r))) // a Builder does not fail
+		} else {
+			fmt.Fprintf(&b, "&#%d;", r)
+		}
+	}
+	return b.String()
+}
+
+// document is the status in XML, in one of the two forms that monit has.
+func (s *Supervisor) document(second, full bool) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var b strings.Builder
+	b.WriteString(`<?xml version="1.0" encoding="ISO-8859-1"?>`)
+	id := fmt.Sprintf("%x", sha256.Sum256([]byte(s.host)))[:32]
+	uptime := int(time.Since(s.began).Seconds())
+	if second {
+		fmt.Fprintf(&b, `<monit id="%s" incarnation="%d" version="%s"><server>`, id, s.incarnation.Unix(), Version)
+	} else {
+		fmt.Fprintf(&b, `<monit><server><id>%s</id><incarnation>%d</incarnation><version>%s</version>`, id, s.incarnation.Unix(), Version)
+	}
+	fmt.Fprintf(&b, "<uptime>%d</uptime><poll>%d</poll><startdelay>0</startdelay><localhostname>%s</localhostname>"+
+		"<controlfile>%s</controlfile></server>", uptime, int(s.Cycle.Seconds()), latin1(s.host), latin1(strings.Join(s.Patterns, " ")))
+	if second {
+		b.WriteString("<services>")
+	}
+	groups := map[string][]string{}
+	for _, v := range s.services {
+		v.document(&b, second, full)
+		for _, g := range v.Groups {
+			groups[g] = append(groups[g], v.Name)
+		}
+	}
+	for _, path := range slices.Sorted(maps.Keys(s.rejected)) {
+		s.rejectedService(path).document(&b, second, full)
+		groups[group] = append(groups[group], jobOf(path))
+	}
+	if second {
+		b.WriteString("</services><servicegroups>")
+		for _, g := range slices.Sorted(maps.Keys(groups)) {
+			fmt.Fprintf(&b, `<servicegroup name="%s">`, latin1(g))
+			for _, name := range groups[g] {
+				fmt.Fprintf(&b, "<service>%s</service>", latin1(name))
+			}
+			b.WriteString("</servicegroup>")
+		}
+		b.WriteString("</servicegroups>")
+	}
+	b.WriteString("</monit>")
+	return b.String()
+}
+
+// rejectedService stands for the services of a file that cannot be used, so that whoever asks sees the job fail.
+func (s *Supervisor) rejectedService(path string) *service {
+	v := &service{Check: monitfile.Check{Type: monitfile.Process, Name: jobOf(path), Groups: []string{group}}}
+	v.monitor, v.errors, v.message = On, eventInvalid, s.rejected[path].Error()
+	return v
+}
+
+// document writes one service. The caller holds the mutex.
+func (v *service) document(b *strings.Builder, second, full bool) {
+	if second {
+		fmt.Fprintf(b, `<service name="%s"><type>%d</type>`, latin1(v.Name), v.Type)
+	} else {
+		fmt.Fprintf(b, `<service type="%d"><name>%s</name>`, v.Type, latin1(v.Name))
+	}
+	fmt.Fprintf(b, "<collected_sec>%d</collected_sec><collected_usec>%d</collected_usec><status>%d</status>"+
+		"<status_hint>0</status_hint><monitor>%d</monitor><monitormode>%d</monitormode><pendingaction>%d</pendingaction>",
+		v.looked.Unix(), v.looked.Nanosecond()/1000, v.errors, v.monitor, v.Mode, v.pending)
+	if v.errors != 0 {
+		fmt.Fprintf(b, "<status_message>%s</status_message>", latin1(v.message))
+	}
+	if p := v.process; full && p.pid != 0 {
+		memory := machineMemory() / 1024
+		fmt.Fprintf(b, "<pid>%d</pid><ppid>%d</ppid><uptime>%d</uptime><children>%d</children>"+
+			"<memory><percent>%.1f</percent><percenttotal>%.1f</percenttotal><kilobyte>%d</kilobyte><kilobytetotal>%d</kilobytetotal></memory>"+
+			"<cpu><percent>%.1f</percent><percenttotal>%.1f</percenttotal></cpu>", p.pid, p.parent, uptime(p), p.children,
+			float64(p.kilobytes)/memory*100, float64(p.totalKB)/memory*100, p.kilobytes, p.totalKB, p.cpu, p.totalCPU)
+	}
+	if full {
+		for _, c := range v.connected {
+			v.connection(b, c)
+		}
+	}
+	b.WriteString("</service>")
+}
+
+func (v *service) connection(b *strings.Builder, c connected) {
+	response := -1.0
+	if c.ok {
+		response = c.took.Seconds()
+	}
+	protocol := "DEFAULT"
+	if c.endpoint.HTTP {
+		protocol = "HTTP"
+	}
+	if c.endpoint.Unix != "" {
+		fmt.Fprintf(b, "<unix><path>%s</path><protocol>%s</protocol><responsetime>%.3f</responsetime></unix>",
+			latin1(c.endpoint.Unix), protocol, response)
+		return
+	}
+	network := "TCP"
+	if c.endpoint.UDP {
+		network = "UDP"
+	}
+	fmt.Fprintf(b, "<port><hostname>%s</hostname><portnumber>%d</portnumber><request>%s</request><protocol>%s</protocol>"+
+		"<type>%s</type><responsetime>%.3f</responsetime></port>", latin1(c.endpoint.Host), c.endpoint.Port,
+		latin1(c.endpoint.Request), protocol, network, response)
+}
+
+func uptime(p process) int {
+	if p.started.IsZero() {
+		return 0
+	}
+	return max(0, int(time.Since(p.started).Seconds()))
+}
+
+var typeNames = [...]string{"Filesystem", "Directory", "File", "Process", "Remote Host", "System", "Fifo"}
+
+// fine is what the summary says of a service without errors.
+var fine = [...]string{"accessible", "accessible", "accessible", "running", "online with all services", "running", "accessible"}
+
+// condition is the state of a service in the words of monit's summary.
+func (v *service) condition() string {
+	text := fine[v.Type]
+	switch {
+	case v.monitor == Off:
+		text = "not monitored"
+	case v.monitor == Initializing && v.errors == 0:
+		text = "initializing"
+	case v.errors != 0:
+		for bit := event(1); bit != 0; bit <<= 1 {
+			if names, known := eventNames[bit]; known && v.errors&bit != 0 {
+				text = names[0]
+				break
+			}
+		}
+	}
+	if v.pending != monitfile.Ignore {
+		text += " - " + v.pending.String() + " pending"
+	}
+	return text
+}
+
+// text is the status for people and scripts: the summary, or with details of all services or of one.
+func (s *Supervisor) text(summary bool, only string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var b strings.Builder
+	fmt.Fprintf(&b, "The Monit daemon %s uptime: %s\n\n", Version, span(time.Since(s.began)))
+	all := slices.Clone(s.services)
+	for _, path := range slices.Sorted(maps.Keys(s.rejected)) {
+		all = append(all, s.rejectedService(path))
+	}
+	for _, v := range all {
+		if only != "" && v.Name != only {
+			continue
+		}
+		title := fmt.Sprintf("%s '%s'", typeNames[v.Type], v.Name)
+		if summary {
+			fmt.Fprintf(&b, "%-35s %s\n", title, v.condition())
+			continue
+		}
+		b.WriteString(title + "\n")
+		v.details(func(name, value string) { fmt.Fprintf(&b, "  %-33s %s\n", name, value) })
+		b.WriteString("\n")
+	}
+	return b.String()
+}
+
+func (v *service) details(line func(name, value string)) {
+	line("status", v.condition())
+	line("monitoring status", [...]string{"not monitored", "monitored", "initializing"}[v.monitor])
+	if v.errors != 0 {
+		line("error", v.message)
+	}
+	if p := v.process; p.pid != 0 {
+		memory := machineMemory() / 1024
+		line("pid", fmt.Sprint(p.pid))
+		line("parent pid", fmt.Sprint(p.parent))
+		line("uptime", span(time.Duration(uptime(p))*time.Second))
+		line("children", fmt.Sprint(p.children))
+		line("memory kilobytes", fmt.Sprint(p.kilobytes))
+		line("memory kilobytes total", fmt.Sprint(p.totalKB))
+		line("memory percent", fmt.Sprintf("%.1f%%", float64(p.kilobytes)/memory*100))
+		line("memory percent total", fmt.Sprintf("%.1f%%", float64(p.totalKB)/memory*100))
+		line("cpu percent", fmt.Sprintf("%.1f%%", p.cpu))
+		line("cpu percent total", fmt.Sprintf("%.1f%%", p.totalCPU))
+	}
+	for _, c := range v.connected {
+		result := "failed"
+		if c.ok {
+			result = fmt.Sprintf("%.3fs", c.took.Seconds())
+		}
+		line("port response time", result+" to "+where(c.endpoint))
+	}
+	if v.Type == monitfile.System {
+		line("cpus", fmt.Sprint(runtime.NumCPU()))
+	}
+	line("data collected", v.looked.Format(time.ANSIC))
+}
+
+// span is a time as monit writes it: days, hours and minutes.
+func span(d time.Duration) string {
+	minutes := int(d.Minutes())
+	var parts []string
+	if days := minutes / (24 * 60); days > 0 {
+		parts = append(parts, fmt.Sprintf("%dd", days))
+	}
+	if hours := minutes / 60 % 24; hours > 0 || len(parts) > 0 {
+		parts = append(parts, fmt.Sprintf("%dh", hours))
+	}
+	return strings.Join(append(parts, fmt.Sprintf("%dm", minutes%60)), " ")
+}

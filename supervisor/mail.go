@@ -1,0 +1,145 @@
+package supervisor
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/smtp"
+	"strings"
+	"sync"
+	"time"
+
+	"cambium/supervisor/monitfile"
+
+	"github.com/sirupsen/logrus"
+)
+
+// maxMails is how many alerts wait for the agent; the oldest are dropped first.
+const maxMails = 5000
+
+// mailTimeout bounds the delivery of one alert.
+const mailTimeout = 15 * time.Second
+
+// mail is an alert on its way to the agent.
+type mail struct {
+	ID          string    `json:"id"`
+	Service     string    `json:"service"`
+	Event       string    `json:"event"`
+	Action      string    `json:"action"`
+	Description string    `json:"description"`
+	Date        time.Time `json:"date"`
+}
+
+// mails are the alerts that have not been delivered.
+type mails struct {
+	address string
+	log     *logrus.Entry
+	more    chan struct{}
+
+	mu    sync.Mutex
+	queue []mail
+}
+
+// alert sends an alert, at most one for each event of a service in a cycle.
+func (c *chain) alert(s *service, e event, found outcome, action monitfile.Verb, text string) {
+	entry := c.log(s).WithField("event", eventNames[e][index(found)]).WithField("action", action)
+	if found == passed {
+		entry.Info(text)
+	} else {
+		entry.Warn(text)
+	}
+	if found != passed {
+		if last, sent := s.alerted[e]; sent && last == c.cycle {
+			return
+		}
+		s.alerted[e] = c.cycle
+	}
+	c.mails.add(mail{Service: s.Name, Event: eventNames[e][index(found)], Action: action.String(), Description: text,
+		Date: time.Now()}, c.host)
+}
+
+// index is the place of an outcome in eventNames.
+func index(found outcome) int { return [...]int{passed: 1, failed: 0, changed: 2}[found] }
+
+func (m *mails) add(one mail, host string) {
+	one.ID = fmt.Sprintf("%d.%09d@%s", one.Date.Unix(), one.Date.Nanosecond(), host)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.queue = append(m.queue[max(0, len(m.queue)-maxMails+1):], one)
+	token(m.more)
+}
+
+// pending returns what has not been delivered.
+func (m *mails) pending() []mail {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return append([]mail(nil), m.queue...)
+}
+
+// send delivers alerts until ctx ends, in their order. While the agent does not take them, it is tried again at each
+// interval.
+func (m *mails) send(ctx context.Context, interval time.Duration) {
+	for {
+		for _, one := range m.pending() {
+			if err := m.deliver(ctx, one); err != nil {
+				m.log.WithError(err).Debug("alert not delivered yet")
+				break
+			}
+			m.mu.Lock()
+			if len(m.queue) > 0 && m.queue[0].ID == one.ID {
+				m.queue = m.queue[1:]
+			}
+			m.mu.Unlock()
+		}
+		retry := time.NewTimer(interval)
+		if len(m.pending()) == 0 {
+			retry.Stop()
+		}
+		select {
+		case <-ctx.Done():
+			retry.Stop()
+			return
+		case <-m.more:
+		case <-retry.C:
+		}
+		retry.Stop()
+	}
+}
+
+// deliver sends one alert, in the form that a stemcell's monit is told to use.
+func (m *mails) deliver(ctx context.Context, one mail) error {
+	ctx, cancel := context.WithTimeout(ctx, mailTimeout)
+	defer cancel()
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", m.address)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }() // after Quit it is closed already
+	if err := conn.SetDeadline(time.Now().Add(mailTimeout)); err != nil {
+		return err
+	}
+	client, err := smtp.NewClient(conn, "localhost")
+	if err != nil {
+		return err
+	}
+	if err := client.Mail("monit@localhost"); err != nil {
+		return err
+	}
+	if err := client.Rcpt("agent@local"); err != nil {
+		return err
+	}
+	body, err := client.Data()
+	if err != nil {
+		return err
+	}
+	line := strings.NewReplacer("\r", " ", "\n", " ")
+	if _, err := fmt.Fprintf(body, "From: monit@localhost\r\nTo: agent@local\r\nSubject: Monit Alert\r\nMessage-id: <%s>\r\n\r\n"+
+		"Service: %s\r\nEvent: %s\r\nAction: %s\r\nDate: %s\r\nDescription: %s\r\n", one.ID, one.Service, one.Event, one.Action,
+		one.Date.Format(time.RFC1123Z), line.Replace(one.Description)); err != nil {
+		return err
+	}
+	if err := body.Close(); err != nil {
+		return err
+	}
+	return client.Quit()
+}

@@ -1,0 +1,146 @@
+package supervisor
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// process is a process as the kernel lists it, and the sums over it and its descendants.
+type process struct {
+	pid, parent int
+	started     time.Time
+	ticks       uint64 // of CPU time
+	kilobytes   uint64 // resident
+	children    int
+	totalTicks  uint64
+	totalKB     uint64
+	// CPU percentages of the machine since the last look.
+	cpu, totalCPU float64
+}
+
+// processes are all processes at one time, by pid.
+type processes map[int]process
+
+// hertz is the unit of times below /proc; it is the same on all of Linux.
+const hertz = 100
+
+// readProcesses lists all processes. One that ends meanwhile is left out.
+func readProcesses() processes {
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return nil
+	}
+	var uptime unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &uptime); err != nil {
+		return nil
+	}
+	booted := time.Now().Add(-time.Duration(uptime.Nano()))
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil
+	}
+	all := processes{}
+	for _, e := range entries {
+		if pid, err := strconv.Atoi(e.Name()); err == nil {
+			if text, err := os.ReadFile(filepath.Join("/proc", e.Name(), "stat")); err == nil {
+				if p, ok := parseStat(pid, text, booted); ok {
+					all[pid] = p
+				}
+			}
+		}
+	}
+	return all.withSums()
+}
+
+// parseStat reads the line of /proc/PID/stat.
+func parseStat(pid int, text []byte, booted time.Time) (process, bool) {
+	// The name is in parentheses and may hold anything.
+	end := bytes.LastIndexByte(text, ')')
+	if end < 0 {
+		return process{}, false
+	}
+	// The third field is the first one here.
+	fields := strings.Fields(string(text[end+1:]))
+	if len(fields) < 22 || fields[0] == "Z" {
+		return process{}, false
+	}
+	number := func(field int) uint64 {
+		n, _ := strconv.ParseUint(fields[field-3], 10, 64) // negative or none: 0
+		return n
+	}
+	return process{pid: pid, parent: int(number(4)), ticks: number(14) + number(15),
+		started:   booted.Add(time.Duration(number(22)) * time.Second / hertz),
+		kilobytes: number(24) * uint64(os.Getpagesize()) / 1024}, true
+}
+
+// withSums adds each process to all its ancestors.
+func (all processes) withSums() processes {
+	sums := make(processes, len(all))
+	for pid, p := range all {
+		p.children, p.totalTicks, p.totalKB = sums[pid].children, sums[pid].totalTicks, sums[pid].totalKB
+		p.totalTicks += p.ticks
+		p.totalKB += p.kilobytes
+		sums[pid] = p
+		// A list that was not read at one instant may have a loop.
+		for up, depth := p.parent, 0; up > 0 && depth < len(all); depth++ {
+			ancestor, known := all[up]
+			if !known {
+				break
+			}
+			sum := sums[up]
+			sum.children++
+			sum.totalTicks += p.ticks
+			sum.totalKB += p.kilobytes
+			sums[up] = sum
+			up = ancestor.parent
+		}
+	}
+	return sums
+}
+
+// matching finds the process with the lowest pid whose command line fits.
+func (all processes) matching(pattern *regexp.Regexp) (found int) {
+	if all == nil {
+		all = readProcesses()
+	}
+	for pid := range all {
+		if pid == os.Getpid() || found != 0 && pid > found {
+			continue
+		}
+		line, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
+		if err == nil && pattern.Match(bytes.ReplaceAll(bytes.TrimRight(line, "\x00"), []byte{0}, []byte{' '})) {
+			found = pid
+		}
+	}
+	return found
+}
+
+// usage is what a process had used at the last look.
+type usage struct {
+	pid          int
+	at           time.Time
+	ticks, total uint64
+}
+
+// share returns the percentages of the machine's CPU time that a process and its tree used since the last look; 0 at the
+// first one.
+func (u *usage) share(p process, now time.Time, cpus int) (own, total float64) {
+	if elapsed := now.Sub(u.at).Seconds(); u.pid == p.pid && elapsed > 0 {
+		percent := func(now, before uint64) float64 {
+			if now < before {
+				return 0 // a child has ended
+			}
+			return min(100, float64(now-before)/hertz/elapsed/float64(cpus)*100)
+		}
+		own, total = percent(p.ticks, u.ticks), percent(p.totalTicks, u.total)
+	}
+	*u = usage{p.pid, now, p.ticks, p.totalTicks}
+	return own, total
+}

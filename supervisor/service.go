@@ -1,0 +1,126 @@
+package supervisor
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"cambium/internal/pidfile"
+	"cambium/supervisor/monitfile"
+)
+
+// Monitor says whether a service is supervised. The numbers are those of monit's status documents.
+type Monitor int
+
+// A service is Initializing until it has been looked at once.
+const (
+	Off Monitor = iota
+	On
+	Initializing
+)
+
+// status is what others see of a service. Its chain alone changes it, but for the pending action; both under the mutex.
+type status struct {
+	monitor Monitor
+	pending monitfile.Verb // an action that was asked for and has not ended
+	errors  event
+	message string // of the error that came last
+	// starts and cycles count for tests of the form "3 restarts within 5 cycles".
+	starts, cycles int
+	restarts       int // by itself, since the service is known
+	lastEnd        time.Time
+	looked         time.Time
+	process        process // of a service that is a process; zero while it does not run
+	connected      []connected
+}
+
+// connected is the result of a connection test.
+type connected struct {
+	endpoint monitfile.Endpoint
+	ok       bool
+	took     time.Duration
+}
+
+type service struct {
+	monitfile.Check
+	mu *sync.Mutex // the supervisor's
+	status
+	kick chan struct{} // of its chain
+
+	// What only the chain's goroutine uses.
+	histories map[any]*history
+	watch     *pidfile.Watch
+	waiting   bool      // a process has ended, and its pid file is watched
+	restarted time.Time // by itself
+	skipped   int       // cycles, of a service that is looked at every nth
+	stamps    map[string]int64
+	programs  map[*monitfile.Command]*pidfile.Watch // running programs of exec
+	usage     usage
+	alerted   map[event]uint64 // the cycle of the last alert
+}
+
+// update changes the status.
+func (s *service) update(change func(*status)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change(&s.status)
+}
+
+// known returns a copy of the status.
+func (s *service) known() status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.status
+}
+
+// reset forgets what is known about the health of a service: it is not supervised anymore.
+func (s *service) reset() {
+	s.histories = map[any]*history{}
+	s.watch.Close()
+	s.watch, s.waiting, s.stamps, s.restarted = nil, false, map[string]int64{}, time.Time{}
+	s.update(func(v *status) {
+		v.monitor, v.errors, v.message, v.starts, v.cycles = Off, 0, "", 0, 0
+		v.process, v.connected = process{}, nil
+	})
+}
+
+// supervise begins to supervise a service that was not.
+func (s *service) supervise() {
+	s.update(func(v *status) {
+		if v.monitor == Off {
+			v.monitor = Initializing
+		}
+	})
+}
+
+// pid is the process of the service, or 0 if none runs.
+func (s *service) pid(processes processes) int {
+	if s.Matching != nil {
+		return processes.matching(s.Matching)
+	}
+	pid, err := pidfile.Read(s.Pidfile)
+	if err != nil || !pidfile.Alive(pid) {
+		return 0
+	}
+	return pid
+}
+
+// runs is whether a process service runs; other services have no process.
+func (s *service) runs() bool {
+	return s.Type == monitfile.Process && s.pid(nil) != 0
+}
+
+// restartTests are the tests of the form "3 restarts within 5 cycles".
+func (s *service) restartTests() (tests []*monitfile.Test) {
+	for i := range s.Tests {
+		if s.Tests[i].Kind == monitfile.Restarts {
+			tests = append(tests, &s.Tests[i])
+		}
+	}
+	return tests
+}
+
+// needsCycle reports whether tests decide if a service is well, beyond the existence of its process.
+func (s *service) needsCycle() bool {
+	return slices.ContainsFunc(s.Tests, func(t monitfile.Test) bool { return t.Kind != monitfile.Restarts })
+}

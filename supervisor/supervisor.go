@@ -1,0 +1,301 @@
+// Package supervisor runs jobs as monit does, and answers as monit does, but reacts to the end of a process at once
+// instead of at the next cycle. It reads the control files that releases ship (package monitfile), and runs as a process
+// of its own in the place of monit.
+//
+// Services that depend on each other form a chain, with one goroutine that looks at them and acts. A tick begins a cycle
+// in all chains; the end of a process and a request come in between. What is decided about a service is in event.go
+// (when a test fires) and chain.go (what follows).
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"cambium/internal/pidfile"
+	"cambium/supervisor/monitfile"
+
+	"github.com/sirupsen/logrus"
+)
+
+// Version is the monit whose behavior and documents these are.
+const Version = "5.2.5"
+
+// Group is the group of services that belong to the jobs of a deployment.
+const group = "vcap"
+
+// Options are what a supervisor works with.
+type Options struct {
+	// Patterns name the control files.
+	Patterns []string
+	// Cycle is the time between two looks at a service, Grace the time that a job has to replace a process that has
+	// ended. 10 s and 2 s are monit's and ours.
+	Cycle, Grace time.Duration
+	// StateFile keeps what survives a restart of the supervisor and of the machine.
+	StateFile string
+	// UserFile holds the account of the HTTP interface as "user:password".
+	UserFile string
+	// MailAddress is where alerts are sent to.
+	MailAddress string
+	Log         *logrus.Entry
+}
+
+// Supervisor supervises all services of a machine.
+type Supervisor struct {
+	Options
+	host   string
+	reload chan struct{}
+	wake   chan struct{} // a look at all services is due
+
+	mu          sync.Mutex
+	services    []*service
+	rejected    map[string]error // by file
+	incarnation time.Time
+	began       time.Time
+
+	saving sync.Mutex
+	saved  []byte
+	mails  mails
+}
+
+// New reads the control files.
+func New(o Options) (*Supervisor, error) {
+	host, err := os.Hostname()
+	if err != nil {
+		return nil, fmt.Errorf("supervisor: %w", err)
+	}
+	s := &Supervisor{Options: o, host: host, reload: make(chan struct{}, 1), wake: make(chan struct{}, 1), began: time.Now()}
+	s.mails = mails{address: o.MailAddress, log: o.Log, more: make(chan struct{}, 1)}
+	known, err := s.readState()
+	if err != nil {
+		return nil, err
+	}
+	s.mails.queue = known.Mails
+	s.load(known)
+	return s, nil
+}
+
+// Reload has the control files read again. Running processes are not touched.
+func (s *Supervisor) Reload() { token(s.reload) }
+
+// Validate begins a cycle at once.
+func (s *Supervisor) Validate() { token(s.wake) }
+
+func token(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default: // one is there already
+	}
+}
+
+// Run supervises until ctx ends. Processes run on afterwards.
+func (s *Supervisor) Run(ctx context.Context) {
+	var sending sync.WaitGroup
+	sending.Go(func() { s.mails.send(ctx, s.Cycle) })
+	defer sending.Wait()
+	for number := uint64(0); ctx.Err() == nil; {
+		number = s.generation(ctx, number)
+		if ctx.Err() == nil {
+			s.Log.Info("reading the control files again")
+			s.load(s.state())
+		}
+	}
+	s.keep()
+}
+
+// generation supervises the services as they were read, until they are read again.
+func (s *Supervisor) generation(ctx context.Context, number uint64) uint64 {
+	ctx, cancel := context.WithCancel(ctx)
+	chains := s.chains(ctx)
+	var running sync.WaitGroup
+	for _, c := range chains {
+		running.Go(func() { c.run(ctx) })
+	}
+	defer running.Wait()
+	defer cancel()
+	ticker := time.NewTicker(s.Cycle)
+	defer ticker.Stop()
+	for {
+		number++
+		t := tick{number, readProcesses()}
+		for _, c := range chains {
+			select {
+			case <-c.ticks: // the chain was busy for a whole cycle
+			default:
+			}
+			c.ticks <- t
+		}
+		select {
+		case <-ctx.Done():
+			return number
+		case <-s.reload:
+			return number
+		case <-ticker.C:
+		case <-s.wake:
+		}
+	}
+}
+
+// chains divides the services by their dependencies.
+func (s *Supervisor) chains(ctx context.Context) (all []*chain) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	of := map[string]*chain{}
+	for _, v := range s.services {
+		of[v.Name] = &chain{}
+	}
+	for _, v := range s.services {
+		for _, name := range v.DependsOn {
+			from, to := of[name], of[v.Name]
+			for other, c := range of {
+				if c == from {
+					of[other] = to
+				}
+			}
+		}
+	}
+	for _, v := range s.services {
+		c := of[v.Name]
+		if c.Supervisor == nil {
+			*c = chain{Supervisor: s, done: ctx.Done(), kick: make(chan struct{}, 1), ticks: make(chan tick, 1),
+				calls: make(chan func(context.Context))}
+			all = append(all, c)
+		}
+		c.services = append(c.services, v)
+		v.kick = c.kick
+		c.adopt(v)
+		if v.pending != monitfile.Ignore {
+			token(c.kick)
+		}
+	}
+	return all
+}
+
+// load reads the control files. Services that are known already keep their state and their history.
+func (s *Supervisor) load(state state) {
+	checks, rejected := readFiles(s.Patterns)
+	for path, err := range rejected {
+		s.Log.WithError(err).WithField("file", path).Error("a control file is not usable; its services are not supervised")
+	}
+	if !slices.ContainsFunc(checks, func(c monitfile.Check) bool { return c.Type == monitfile.System }) {
+		checks = append(checks, monitfile.Check{Type: monitfile.System, Name: "system_" + s.host})
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	known := map[string]*service{}
+	for _, v := range s.services {
+		known[v.Name] = v
+	}
+	s.services = nil
+	for _, check := range checks {
+		v := known[check.Name]
+		delete(known, check.Name)
+		if v == nil || !reflect.DeepEqual(v.Check, check) {
+			v.release()
+			v = newService(check, &s.mu, state.Services[check.Name])
+		}
+		s.services = append(s.services, v)
+	}
+	for _, gone := range known {
+		gone.release()
+	}
+	for path, err := range rejected {
+		if before, was := s.rejected[path]; !was || before.Error() != err.Error() {
+			s.mails.add(mail{Service: jobOf(path), Event: eventNames[eventInvalid][0], Action: monitfile.Alert.String(),
+				Description: err.Error(), Date: time.Now()}, s.host)
+		}
+	}
+	s.rejected = rejected
+	// Two documents of one second look the same to the agent, which waits for another incarnation.
+	s.incarnation = time.Now()
+}
+
+// newService makes a service with what was known about it.
+func newService(check monitfile.Check, mu *sync.Mutex, before *serviceState) *service {
+	v := &service{Check: check, mu: mu, histories: map[any]*history{}, stamps: map[string]int64{},
+		programs: map[*monitfile.Command]*pidfile.Watch{}, alerted: map[event]uint64{}}
+	v.monitor = Initializing
+	if before != nil {
+		v.starts, v.cycles, v.restarts = before.Starts, before.Cycles, before.Restarts
+		if !before.Monitored {
+			v.monitor = Off
+		}
+	} else if check.Mode == monitfile.Manual {
+		v.monitor = Off
+	}
+	return v
+}
+
+// release closes what a service that is gone has open.
+func (s *service) release() {
+	if s == nil {
+		return
+	}
+	s.watch.Close()
+	for _, w := range s.programs {
+		w.Close()
+	}
+}
+
+// readFiles reads all control files; those that cannot be used are returned with the reason.
+func readFiles(patterns []string) ([]monitfile.Check, map[string]error) {
+	files, rejected := map[string][]monitfile.Check{}, map[string]error{}
+	for _, pattern := range patterns {
+		paths, err := filepath.Glob(pattern)
+		if err != nil {
+			rejected[pattern] = err
+		}
+		for _, path := range paths {
+			text, err := os.ReadFile(path)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue // removed meanwhile
+			}
+			var checks []monitfile.Check
+			if err == nil {
+				checks, err = monitfile.Parse(path, text)
+			}
+			if err != nil {
+				rejected[path] = err
+				continue
+			}
+			files[path] = checks
+		}
+	}
+	checks, more := monitfile.Resolve(files)
+	for path, err := range more {
+		rejected[path] = err
+	}
+	return checks, rejected
+}
+
+// CheckFiles reports what is wrong with control files, in the order of their names.
+func CheckFiles(patterns ...string) error {
+	_, rejected := readFiles(patterns)
+	var all []error
+	for _, path := range slices.Sorted(maps.Keys(rejected)) {
+		all = append(all, rejected[path])
+	}
+	return errors.Join(all...)
+}
+
+var fileName = regexp.MustCompile(`^\d+_(.*)\.monitrc$`)
+
+// jobOf is the job that a control file belongs to.
+func jobOf(path string) string {
+	if match := fileName.FindStringSubmatch(filepath.Base(path)); match != nil {
+		return match[1]
+	}
+	return strings.TrimSuffix(filepath.Base(path), ".monitrc")
+}
+
+func (s *Supervisor) log(v *service) *logrus.Entry { return s.Log.WithField("service", v.Name) }
