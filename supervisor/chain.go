@@ -415,9 +415,13 @@ func (c *chain) act(ctx context.Context, s *service, a monitfile.Action, reason 
 		c.exec(s, a.Exec, reason)
 		return
 	case monitfile.Start, monitfile.Restart:
-		s.restarted = time.Now()
+		if s.known().monitor == On {
+			s.restarted = time.Now()
+		}
 		s.update(func(v *status) {
-			v.restarts++
+			if v.monitor == On {
+				v.restarts++
+			}
 			if len(s.restartTests()) > 0 {
 				v.starts++
 			}

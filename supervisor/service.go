@@ -27,7 +27,7 @@ type status struct {
 	message string // of the error that came last
 	// starts and cycles count for tests of the form "3 restarts within 5 cycles".
 	starts, cycles int
-	restarts       int // by itself, since the service is known
+	restarts       int // by itself, after it had run
 	lastEnd        time.Time
 	looked         time.Time
 	process        process // of a service that is a process; zero while it does not run
@@ -51,7 +51,7 @@ type service struct {
 	histories map[any]*history
 	watch     *pidfile.Watch
 	waiting   bool      // a process has ended, and its pid file is watched
-	restarted time.Time // by itself
+	restarted time.Time // by itself, after it had run
 	skipped   int       // cycles, of a service that is looked at every nth
 	stamps    map[string]int64
 	programs  map[*monitfile.Command]*pidfile.Watch // running programs of exec

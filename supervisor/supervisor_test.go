@@ -1,0 +1,574 @@
+package supervisor
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"cambium/internal/command"
+	"cambium/internal/eventually"
+	"cambium/internal/pidfile"
+
+	"github.com/sirupsen/logrus"
+)
+
+func TestMain(m *testing.M) {
+	command.DetachIfCalled()
+	os.Exit(m.Run())
+}
+
+// world is a supervisor with jobs in a directory, whose mails and requests are real.
+type world struct {
+	t      *testing.T
+	dir    string
+	s      *Supervisor
+	server *httptest.Server
+	stop   func()
+
+	mu    sync.Mutex
+	mails []string
+}
+
+// controlScript starts and stops a process that writes its pid, and leaves a line for each call.
+const controlScript = `#!/bin/sh
+dir=$(dirname "$0")
+echo "$1 $2" >>$dir/calls
+case $1 in
+start) sleep 1000 & echo $! >$dir/$2.pid ;;
+stop) [ ! -e $dir/$2.pid ] || kill $(cat $dir/$2.pid); rm -f $dir/$2.pid ;;
+esac
+`
+
+// check is a process under the control script.
+func check(dir, name, more string) string {
+	return fmt.Sprintf("check process %[1]s with pidfile %[2]s/%[1]s.pid\n  start program \"%[2]s/ctl start %[1]s\"\n"+
+		"  stop program \"%[2]s/ctl stop %[1]s\"\n  group vcap\n%[3]s\n", name, dir, more)
+}
+
+func newWorld(t *testing.T, cycle time.Duration, files map[string]string) *world {
+	t.Helper()
+	w := &world{t: t, dir: t.TempDir()}
+	w.write("ctl", controlScript, 0o755)
+	w.write("user", "vcap:secret", 0o600)
+	for name, text := range files {
+		w.write(name, strings.ReplaceAll(text, "DIR", w.dir), 0o600)
+	}
+	t.Cleanup(func() {
+		w.halt()
+		// What the jobs started is the test's to end.
+		paths, _ := filepath.Glob(filepath.Join(w.dir, "*.pid"))
+		for _, path := range paths {
+			if pid, err := pidfile.Read(path); err == nil && pid > 1 && w.ours(pid) {
+				_ = syscall.Kill(pid, syscall.SIGKILL)
+			}
+		}
+	})
+	w.run(cycle)
+	return w
+}
+
+// ours reports whether a process is one that the control script started.
+func (w *world) ours(pid int) bool {
+	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	return err == nil && strings.HasPrefix(string(line), "sleep\x001000")
+}
+
+func (w *world) write(name, text string, mode os.FileMode) {
+	w.t.Helper()
+	if err := os.WriteFile(filepath.Join(w.dir, name), []byte(text), mode); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// run starts the supervisor, which finds what it left before.
+func (w *world) run(cycle time.Duration) {
+	w.t.Helper()
+	log := logrus.New()
+	log.SetOutput(w.t.Output())
+	log.SetLevel(logrus.DebugLevel)
+	s, err := New(Options{Patterns: []string{filepath.Join(w.dir, "*.monitrc")}, Cycle: cycle, Grace: 200 * time.Millisecond,
+		StateFile: filepath.Join(w.dir, "state"), UserFile: filepath.Join(w.dir, "user"), MailAddress: w.listen(),
+		Log: logrus.NewEntry(log)})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.s, w.server = s, httptest.NewServer(s.Handler())
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.Run(ctx)
+	}()
+	var once sync.Once
+	w.stop = func() { once.Do(func() { cancel(); <-done; w.server.Close() }) }
+}
+
+func (w *world) halt() { w.stop() }
+
+// listen takes mails in.
+func (w *world) listen() string {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go w.receive(conn)
+		}
+	}()
+	return listener.Addr().String()
+}
+
+func (w *world) receive(conn net.Conn) {
+	defer conn.Close()
+	fmt.Fprint(conn, "220 test\r\n")
+	in, data, text := bufio.NewScanner(conn), false, ""
+	for in.Scan() {
+		line := in.Text()
+		switch {
+		case data && line == ".":
+			data = false
+			w.mu.Lock()
+			w.mails = append(w.mails, text)
+			w.mu.Unlock()
+			fmt.Fprint(conn, "250 OK\r\n")
+		case data:
+			text += line + "\n"
+		case line == "DATA":
+			data = true
+			fmt.Fprint(conn, "354 go on\r\n")
+		case line == "QUIT":
+			fmt.Fprint(conn, "221 bye\r\n")
+			return
+		default:
+			fmt.Fprint(conn, "250 OK\r\n")
+		}
+	}
+}
+
+// alerts are the mails so far, as "service: event: action".
+func (w *world) alerts() (all []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, m := range w.mails {
+		match := regexp.MustCompile(`(?s)Service: (.*?)\nEvent: (.*?)\nAction: (.*?)\n`).FindStringSubmatch(m)
+		if match == nil {
+			w.t.Errorf("unexpected mail %q", m)
+			continue
+		}
+		all = append(all, strings.Join(match[1:], ": "))
+	}
+	return all
+}
+
+func (w *world) count(alert string) (n int) {
+	for _, a := range w.alerts() {
+		if a == alert {
+			n++
+		}
+	}
+	return n
+}
+
+func (w *world) get(path string) string {
+	w.t.Helper()
+	request, err := http.NewRequest(http.MethodGet, w.server.URL+path, nil)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	request.SetBasicAuth("vcap", "secret")
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return string(text)
+}
+
+// post asks for an action and returns the status of the answer.
+func (w *world) post(service, action string) int {
+	w.t.Helper()
+	form := url.Values{"action": {action}}
+	request, err := http.NewRequest(http.MethodPost, w.server.URL+"/"+service, strings.NewReader(form.Encode()))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	request.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	request.SetBasicAuth("vcap", "secret")
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	response.Body.Close()
+	return response.StatusCode
+}
+
+// state is what the summary says of a service.
+func (w *world) state(service string) string {
+	w.t.Helper()
+	for line := range strings.Lines(w.get("/_status?format=text&level=summary")) {
+		if _, rest, found := strings.Cut(line, " '"+service+"'"); found {
+			return strings.TrimSpace(rest)
+		}
+	}
+	return "unknown"
+}
+
+func (w *world) await(service, state string) {
+	w.t.Helper()
+	eventually.True(w.t, service+" "+state, func() bool { return w.state(service) == state })
+}
+
+func (w *world) pid(service string) int {
+	pid, _ := pidfile.Read(filepath.Join(w.dir, service+".pid"))
+	return pid
+}
+
+// calls are the calls of the control script so far.
+func (w *world) calls() string {
+	text, _ := os.ReadFile(filepath.Join(w.dir, "calls"))
+	return strings.ReplaceAll(strings.TrimSpace(string(text)), "\n", ", ")
+}
+
+func (w *world) kill(service string) (pid int) {
+	w.t.Helper()
+	pid = w.pid(service)
+	if pid < 2 || !w.ours(pid) {
+		w.t.Fatalf("%s: process %d is not the test's", service, pid)
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		w.t.Fatal(err)
+	}
+	return pid
+}
+
+// long is a cycle that never comes: what happens in it happens by event.
+const long = time.Hour
+
+// TestDeathIsAnEvent: a process that ends is started again without a cycle, and one alert tells of it.
+func TestDeathIsAnEvent(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, long, map[string]string{"0000_a.monitrc": check("DIR", "a", "")})
+	w.await("a", "running")
+	old := w.kill("a")
+	eventually.True(t, "another process", func() bool { return w.pid("a") != old && pidfile.Alive(w.pid("a")) })
+	w.await("a", "running")
+	if got := w.calls(); got != "start a, start a" {
+		t.Errorf("calls: got %q", got)
+	}
+	eventually.True(t, "alerts", func() bool { return w.count("a: Does not exist: restart") >= 1 })
+}
+
+// TestReplacedProcess: a job that puts another process in the place of the one that ended is left alone.
+func TestReplacedProcess(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, long, map[string]string{"0000_a.monitrc": check("DIR", "a", "")})
+	w.await("a", "running")
+	before := w.pid("a")
+	if _, err := command.Detach(command.Detached{Args: []string{"/bin/sh", "-c", "sleep 1000 & echo $! >" + w.dir +
+		"/a.new; mv " + w.dir + "/a.new " + w.dir + "/a.pid; kill -9 " + strconv.Itoa(before)},
+		Env: []string{"PATH=/bin:/usr/bin"}, UID: os.Getuid(), GID: os.Getgid()}); err != nil {
+		t.Fatal(err)
+	}
+	eventually.True(t, "the alert", func() bool { return w.count("a: PID changed: alert") == 1 })
+	if got := w.calls(); got != "start a" {
+		t.Errorf("calls: got %q", got)
+	}
+	w.await("a", "running")
+}
+
+// TestRemovedPidFileWaitsForACycle: a script that removes the pid file may be about to start another process.
+func TestRemovedPidFileWaitsForACycle(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, long, map[string]string{"0000_a.monitrc": check("DIR", "a", "")})
+	w.await("a", "running")
+	pid := w.pid("a")
+	if err := os.Remove(filepath.Join(w.dir, "a.pid")); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	eventually.True(t, "the end to be seen", func() bool { return !strings.Contains(w.get("/_status2?format=xml"), "<pid>") })
+	if got := w.calls(); got != "start a" {
+		t.Errorf("calls before the cycle: got %q", got)
+	}
+	w.s.Validate()
+	eventually.True(t, "a start in the cycle", func() bool { return w.calls() == "start a, start a" })
+}
+
+// TestForeignPids: what a pid file names is never signaled, whatever it is.
+func TestForeignPids(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, long, map[string]string{
+		"one.pid": "1\n", "empty.pid": "\n", "garbage.pid": "x1",
+		"0000_one.monitrc":     check("DIR", "one", ""),
+		"0001_empty.monitrc":   check("DIR", "empty", ""),
+		"0002_garbage.monitrc": check("DIR", "garbage", ""),
+	})
+	w.await("one", "running")
+	w.await("empty", "running")
+	w.await("garbage", "running")
+	if got := w.calls(); strings.Contains(got, "start one") {
+		t.Errorf("calls: got %q", got)
+	}
+	// The stop program of a CPI removes the file of pid 1.
+	w.write("ctl", "#!/bin/sh\nrm -f $(dirname $0)/$2.pid\n", 0o755)
+	if code := w.post("one", "stop"); code != http.StatusOK {
+		t.Fatalf("stop: got %d", code)
+	}
+	w.await("one", "not monitored")
+}
+
+// TestDependencies: prerequisites start first, dependants stop first, and a death restarts what depends on it.
+func TestDependencies(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, long, map[string]string{
+		"0000_a.monitrc": check("DIR", "a", "depends on b"),
+		"0001_b.monitrc": check("DIR", "b", "depends on c"),
+		"0002_c.monitrc": check("DIR", "c", ""),
+	})
+	w.await("a", "running")
+	w.await("b", "running")
+	if got, want := w.calls(), "start c, start b, start a"; got != want {
+		t.Errorf("start: got %q, want %q", got, want)
+	}
+	w.kill("c")
+	const again = "start c, start b, start a, stop a, stop b, start c, start b, start a"
+	eventually.True(t, "restart of all", func() bool { return w.calls() == again })
+	w.await("a", "running")
+	w.post("c", "stop")
+	w.await("c", "not monitored")
+	if got, want := w.calls(), again+", stop a, stop b, stop c"; got != want {
+		t.Errorf("stop: got %q, want %q", got, want)
+	}
+	for _, name := range []string{"a", "b"} {
+		if got := w.state(name); got != "not monitored" {
+			t.Errorf("%s: got %q", name, got)
+		}
+	}
+	w.post("a", "monitor")
+	w.await("c", "initializing")
+	if got := w.calls(); !strings.HasSuffix(got, "stop c") {
+		t.Errorf("monitor: got %q", got)
+	}
+	w.post("c", "unmonitor")
+	w.await("a", "not monitored")
+}
+
+// TestUnmonitoredIsLeftAlone: neither its death nor a cycle has an effect, and a stop runs nothing if nothing runs.
+func TestUnmonitoredIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 50*time.Millisecond, map[string]string{"0000_a.monitrc": check("DIR", "a", ""), "0001_b.monitrc": check("DIR", "b", "")})
+	w.await("a", "running")
+	w.await("b", "running")
+	w.post("a", "unmonitor")
+	w.await("a", "not monitored")
+	w.kill("a")
+	old := w.kill("b")
+	eventually.True(t, "b again", func() bool { return w.pid("b") != old && w.state("b") == "running" })
+	w.post("a", "stop")
+	w.await("a", "not monitored")
+	if got := w.calls(); strings.Count(got, " a") != 1 {
+		t.Errorf("calls: got %q, want one of a", got)
+	}
+	// It stays so when the supervisor starts again.
+	w.halt()
+	w.run(50 * time.Millisecond)
+	w.await("b", "running")
+	if got := w.state("a"); got != "not monitored" {
+		t.Errorf("after a restart of the supervisor: got %q", got)
+	}
+	if got := w.calls(); strings.Count(got, " a") != 1 {
+		t.Errorf("calls after a restart of the supervisor: got %q", got)
+	}
+}
+
+// TestTooManyRestarts: a process that always ends is given up, when monit would.
+func TestTooManyRestarts(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 100*time.Millisecond, map[string]string{
+		"crash":          "#!/bin/sh\necho start >>DIR/calls\nsh -c 'exit 0' & echo $! >DIR/a.pid\n",
+		"0000_a.monitrc": "check process a with pidfile DIR/a.pid start program \"/bin/sh DIR/crash\" with timeout 1 seconds\n stop program \"/bin/true\" group vcap if 3 restarts within 5 cycles then timeout\n",
+	})
+	w.await("a", "not monitored")
+	if got := strings.Count(w.calls(), "start"); got != 3 {
+		t.Errorf("got %d starts, want 3", got)
+	}
+	eventually.True(t, "the alert", func() bool { return w.count("a: Timeout: unmonitor") == 1 })
+}
+
+// TestBadFile: one file that cannot be read takes no other down, and its job is seen to fail.
+func TestBadFile(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, long, map[string]string{"0000_a.monitrc": check("DIR", "a", ""), "0001_bad.monitrc": "check process bad\n  with nonsense\n"})
+	w.await("a", "running")
+	if got := w.state("bad"); got != "Invalid type" {
+		t.Errorf("got %q", got)
+	}
+	if got := w.get("/_status2?format=xml"); !strings.Contains(got, "0001_bad.monitrc:2:") {
+		t.Errorf("the status does not say where: %s", got)
+	}
+	pid := w.pid("a")
+	w.write("0001_bad.monitrc", check(w.dir, "bad", ""), 0o600)
+	w.s.Reload()
+	w.await("bad", "running")
+	if now := w.pid("a"); now != pid {
+		t.Errorf("a reload replaced process %d by %d", pid, now)
+	}
+	// It is watched again after the reload.
+	old := w.kill("a")
+	eventually.True(t, "a again", func() bool { return w.pid("a") != old && pidfile.Alive(w.pid("a")) })
+}
+
+// TestPendingAction: a second request is refused while the first one is carried out.
+func TestPendingAction(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, long, map[string]string{"0000_a.monitrc": check("DIR", "a", "")})
+	w.await("a", "running")
+	w.write("ctl", "#!/bin/sh\nread x <$(dirname $0)/hold\nkill $(cat $(dirname $0)/$2.pid)\n", 0o755)
+	hold := filepath.Join(w.dir, "hold")
+	if err := syscall.Mkfifo(hold, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.post("a", "stop"); got != http.StatusOK {
+		t.Errorf("stop: got %d", got)
+	}
+	if got := w.post("a", "start"); got != http.StatusServiceUnavailable {
+		t.Errorf("start in between: got %d", got)
+	}
+	if got := w.state("a"); got != "running - stop pending" {
+		t.Errorf("state in between: got %q", got)
+	}
+	if got := w.post("none", "start"); got != http.StatusNotFound {
+		t.Errorf("an unknown service: got %d", got)
+	}
+	if err := os.WriteFile(hold, []byte("\n"), 0); err != nil {
+		t.Fatal(err)
+	}
+	w.await("a", "not monitored")
+}
+
+// TestEnvironment: programs find what monit gives them, and nothing else.
+func TestEnvironment(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, long, map[string]string{
+		"dump": "#!/bin/sh\nd=DIR\ntr '\\0' '\\n' </proc/$$/environ | grep -v ^MONIT_DATE | sort >$d/env\nreadlink /proc/self/fd/0 /proc/self/fd/1 /proc/self/fd/2 >$d/fds\n" +
+			"ls /proc/$$/fd | tr '\\n' ' ' >$d/open\necho $(awk '{print $4, $6, $1, $5}' /proc/$$/stat) >$d/stat\ngrep Sig /proc/self/status >$d/signals\nsleep 1000 & echo $! >$d/a.pid\n",
+		"0000_a.monitrc": strings.Replace(check("DIR", "a", ""), "DIR/ctl start a", "/bin/sh DIR/dump", 1),
+	})
+	w.await("a", "running")
+	read := func(name string) string {
+		text, err := os.ReadFile(filepath.Join(w.dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	host, _ := os.Hostname()
+	want := "MONIT_DESCRIPTION=Started\nMONIT_EVENT=Started\nMONIT_HOST=" + host + "\nMONIT_PROCESS_CHILDREN=0\nMONIT_PROCESS_CPU_PERCENT=0.0\n" +
+		"MONIT_PROCESS_MEMORY=0\nMONIT_PROCESS_PID=0\nMONIT_SERVICE=a\nPATH=/bin:/usr/bin:/sbin:/usr/sbin\n"
+	if got := read("env"); got != want {
+		t.Errorf("environment: got\n%s\nwant\n%s", got, want)
+	}
+	var parent, session, pid, pgrp int
+	fmt.Sscan(read("stat"), &parent, &session, &pid, &pgrp)
+	if session == pid || pgrp != session || parent == os.Getpid() {
+		t.Errorf("process %d has parent %d (the supervisor is %d), session %d, group %d", pid, parent, os.Getpid(), session, pgrp)
+	}
+	if got := read("signals"); strings.Contains(got, "SigBlk:\t0000000000000000") == false || !strings.Contains(got, "SigIgn:\t0000000000000000") {
+		t.Errorf("signals: got %s", got)
+	}
+}
+
+// TestTotalMemory: the memory of a tree over several cycles.
+func TestTotalMemory(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 50*time.Millisecond, map[string]string{
+		"0000_a.monitrc": check("DIR", "a", "  if totalmem > 1 kB for 3 cycles then exec \"/bin/sh -c 'echo over >>DIR/over; sleep 0.3'\""),
+		"0001_b.monitrc": check("DIR", "b", "  if totalmem > 90 % for 2 cycles then restart"),
+	})
+	w.await("b", "running")
+	w.await("a", "Resource limit matched")
+	eventually.True(t, "the program", func() bool {
+		text, _ := os.ReadFile(filepath.Join(w.dir, "over"))
+		return strings.Count(string(text), "over") >= 2
+	})
+	if got := w.count("a: Resource limit matched: exec"); got != 1 {
+		t.Errorf("got %d alerts, want 1", got)
+	}
+}
+
+// TestConnections: port, HTTP and socket tests restart what does not answer.
+func TestConnections(t *testing.T) {
+	t.Parallel()
+	healthy := sync.Mutex{}
+	code := http.StatusOK
+	server := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
+		healthy.Lock()
+		defer healthy.Unlock()
+		rw.WriteHeader(code)
+	}))
+	defer server.Close()
+	_, port, _ := net.SplitHostPort(server.Listener.Addr().String())
+	w := newWorld(t, 50*time.Millisecond, map[string]string{"0000_a.monitrc": check("DIR", "a", "  if failed host 127.0.0.1 port "+port+
+		" protocol http request \"/health\" with timeout 5 seconds for 2 cycles then restart")})
+	w.await("a", "running")
+	if got := w.calls(); got != "start a" {
+		t.Errorf("calls: got %q", got)
+	}
+	healthy.Lock()
+	code = http.StatusServiceUnavailable
+	healthy.Unlock()
+	eventually.True(t, "a restart", func() bool { return strings.Contains(w.calls(), "stop a, start a") })
+	healthy.Lock()
+	code = http.StatusOK
+	healthy.Unlock()
+	w.await("a", "running")
+	if w.count("a: Connection failed: restart") == 0 {
+		t.Errorf("alerts: got %q", w.alerts())
+	}
+}
+
+// TestFileService: a file that is missing has its programs run; its change runs a program.
+func TestFileService(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 50*time.Millisecond, map[string]string{
+		"make": "#!/bin/sh\necho x >DIR/thing\n", "watched": "x",
+		"0000_a.monitrc": "check file thing path DIR/thing\n start program \"/bin/sh DIR/make\"\n stop program \"/bin/true\"\n group vcap\n" +
+			"check file watched with path DIR/watched\n if changed timestamp then exec \"/bin/sh -c 'echo changed >>DIR/log'\"\n",
+	})
+	w.await("thing", "accessible")
+	w.await("watched", "accessible")
+	later := time.Now().Add(time.Hour)
+	if err := os.Chtimes(filepath.Join(w.dir, "watched"), later, later); err != nil {
+		t.Fatal(err)
+	}
+	eventually.True(t, "the program", func() bool {
+		text, _ := os.ReadFile(filepath.Join(w.dir, "log"))
+		return string(text) == "changed\n"
+	})
+}
