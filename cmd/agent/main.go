@@ -21,6 +21,7 @@ import (
 	"cambium/cmd/agent/manpage"
 	"cambium/cmd/agent/metrics"
 	"cambium/cmd/agent/monitaccess"
+	"cambium/cmd/agent/monitcli"
 	"cambium/cmd/agent/show"
 	"cambium/cmd/agent/showsettings"
 	"cambium/cmd/agent/supervise"
@@ -63,6 +64,7 @@ func commands() cli.Table {
 // programs are the names under which the same binary is another program.
 var programs = map[string]cli.RunFunc{
 	monitaccess.Name: monitaccess.Run,
+	monitcli.Name:    monitcli.Run,
 }
 
 func main() {

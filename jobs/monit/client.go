@@ -119,26 +119,51 @@ func (c *Client) checkOwner(listener netip.AddrPort) error {
 	return nil
 }
 
-// statusError is an answer other than success.
-type statusError struct{ code int }
-
-func (e statusError) Error() string {
-	return fmt.Sprintf("monit answered %d %s", e.code, http.StatusText(e.code))
+// statusError is an answer other than success, with the reason of a monit that gives one as plain text.
+type statusError struct {
+	code   int
+	reason string
 }
 
-// Status reads the state of all services, in one attempt.
-func (c *Client) Status(ctx context.Context) (Status, error) {
+func (e statusError) Error() string {
+	text := fmt.Sprintf("monit answered %d %s", e.code, http.StatusText(e.code))
+	if e.reason != "" {
+		text += ": " + e.reason
+	}
+	return text
+}
+
+// Status reads the state of the services of the deployment's jobs, in one attempt.
+func (c *Client) Status(ctx context.Context) (Status, error) { return c.StatusOf(ctx, group) }
+
+// StatusOf reads the state of the services of a group, or of all if it is empty.
+func (c *Client) StatusOf(ctx context.Context, group string) (Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
 	body, err := c.do(ctx, http.MethodGet, "/_status2?format=xml", nil)
 	if err != nil {
 		return Status{}, fmt.Errorf("monit status: %w", err)
 	}
-	status, err := parseStatus(bytes.NewReader(body))
+	status, err := parseStatus(bytes.NewReader(body), group)
 	if err != nil {
 		return Status{}, fmt.Errorf("monit status: %w", err)
 	}
 	return status, nil
+}
+
+// Text is the status for people: of all details, or the summary.
+func (c *Client) Text(ctx context.Context, summary bool) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, actionTimeout)
+	defer cancel()
+	path := "/_status?format=text"
+	if summary {
+		path += "&level=summary"
+	}
+	body, err := c.do(ctx, http.MethodGet, path, nil)
+	if err != nil {
+		return "", fmt.Errorf("monit status: %w", err)
+	}
+	return string(body), nil
 }
 
 // Start asks monit to start a service, and what it depends on. It does not wait for it.
@@ -157,14 +182,8 @@ func (c *Client) Unmonitor(ctx context.Context, service string) error {
 func (c *Client) act(ctx context.Context, action, service string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, actionBudget, fmt.Errorf("no success within %v", actionBudget))
 	defer cancel()
-	// A current monit requires the same token in the body and as a cookie (CSRF protection), with
-	// any value. An old one ignores both.
-	token := newToken()
-	form := url.Values{"action": {action}, "securitytoken": {token}}
 	err := retry.Do(ctx, retry.Backoff{Min: c.pause()}, func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeout(ctx, actionTimeout)
-		defer cancel()
-		_, err := c.do(ctx, http.MethodPost, "/"+url.PathEscape(service), form)
+		err := c.Act(ctx, action, service)
 		// Unknown service, wrong password: a retry does not help. 503 is an action that is still
 		// pending.
 		var status statusError
@@ -177,6 +196,17 @@ func (c *Client) act(ctx context.Context, action, service string) error {
 		return fmt.Errorf("monit %s %s: %w", action, service, err)
 	}
 	return nil
+}
+
+// Act asks monit once for an action on a service. It does not wait for it.
+func (c *Client) Act(ctx context.Context, action, service string) error {
+	ctx, cancel := context.WithTimeout(ctx, actionTimeout)
+	defer cancel()
+	// A current monit requires the same token in the body and as a cookie (CSRF protection), with
+	// any value. An old one ignores both.
+	form := url.Values{"action": {action}, "securitytoken": {newToken()}}
+	_, err := c.do(ctx, http.MethodPost, "/"+url.PathEscape(service), form)
+	return err
 }
 
 func (c *Client) pause() time.Duration {
@@ -212,13 +242,22 @@ func (c *Client) do(ctx context.Context, method, path string, form url.Values) (
 	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxStatus+1))
 	switch {
 	case resp.StatusCode != http.StatusOK && (form == nil || resp.StatusCode != http.StatusFound):
-		return nil, statusError{resp.StatusCode}
+		return nil, statusError{resp.StatusCode, reason(resp, answer)}
 	case err != nil:
 		return nil, err
 	case len(answer) > maxStatus:
 		return nil, fmt.Errorf("the answer is larger than %d bytes", maxStatus)
 	}
 	return answer, nil
+}
+
+// reason is the first line of an answer in plain text. Old versions of monit send pages.
+func reason(resp *http.Response, answer []byte) string {
+	if !strings.HasPrefix(resp.Header.Get("Content-Type"), "text/plain") {
+		return ""
+	}
+	line, _, _ := strings.Cut(strings.TrimSpace(string(answer)), "\n")
+	return line
 }
 
 // withoutURL drops method and address from an error of net/http; the caller names the action.

@@ -16,7 +16,7 @@ const group = "vcap"
 type Status struct {
 	Incarnation int64
 	Version     string
-	// Services are those of the group vcap, in monit's order.
+	// Services are those that were asked for, in monit's order.
 	Services []Service
 }
 
@@ -71,7 +71,7 @@ type serviceXML struct {
 	} `xml:"cpu"`
 }
 
-func parseStatus(r io.Reader) (Status, error) {
+func parseStatus(r io.Reader, group string) (Status, error) {
 	var doc statusXML
 	decoder := xml.NewDecoder(r)
 	decoder.CharsetReader = latin1
@@ -88,7 +88,7 @@ func parseStatus(r io.Reader) (Status, error) {
 	}
 	status := Status{Incarnation: doc.Incarnation, Version: doc.Version}
 	for _, s := range doc.Services {
-		if member[s.Name] {
+		if group == "" || member[s.Name] {
 			status.Services = append(status.Services, s.service())
 		}
 	}

@@ -32,7 +32,7 @@ func TestStatusDocuments(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := parseStatus(file)
+		got, err := parseStatus(file, group)
 		file.Close()
 		if err != nil {
 			t.Fatalf("%s: %v", c.file, err)
@@ -62,7 +62,7 @@ func FuzzStatus(f *testing.F) {
 		f.Add(string(text))
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		status, err := parseStatus(strings.NewReader(text))
+		status, err := parseStatus(strings.NewReader(text), group)
 		if err != nil && len(status.Services) > 0 {
 			t.Error("an error came with services")
 		}
