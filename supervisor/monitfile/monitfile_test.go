@@ -183,6 +183,7 @@ var shapes = []struct {
 	{"check system s if loadavg(1) > 4 then alert if loadavg (15min) > 2 then alert if mem > 90% then alert",
 		[]Check{{Type: System, Name: "s", Tests: []Test{resource("loadavg(1)", Greater, 4),
 			resource("loadavg(15)", Greater, 2), resource("mem", Greater, 90).percent()}}}},
+	{process + "if cpu > 80% and children > 5 then alert", only(resource("children", Greater, 5))},
 	{process + "if cpu > 80% and totalmem > 50 MB for 5 cycles then alert",
 		only(resource("totalmem", Greater, 50*mb).rate(5, 5))},
 

@@ -52,8 +52,9 @@ type program struct {
 	pidFile string
 	// stemcell are the places of the stemcell's monit. Some of them may be links to this program.
 	stemcell []string
-	// execute replaces this process.
+	// execute replaces this process, and kill sends a signal.
 	execute        func(path string, args, environment []string) error
+	kill           func(pid int, signal unix.Signal) error
 	stdout, stderr io.Writer
 }
 
@@ -62,7 +63,7 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	dirs := vcap.New("")
 	p := program{client: &monit.Client{URL: monit.DefaultURL, UserFile: dirs.MonitUser()}, dirs: dirs,
 		pidFile: vcap.RunDir.MonitPid(), stemcell: []string{dirs.Program(Name), "/usr/bin/monit", "/usr/sbin/monit"},
-		execute: unix.Exec, stdout: stdout, stderr: stderr}
+		execute: unix.Exec, kill: unix.Kill, stdout: stdout, stderr: stderr}
 	return p.run(ctx, args)
 }
 
@@ -157,7 +158,7 @@ func (p program) signal(signal unix.Signal, text string) error {
 		err = fmt.Errorf("%s does not hold the pid of a daemon", p.pidFile)
 	}
 	if err == nil {
-		err = unix.Kill(pid, signal)
+		err = p.kill(pid, signal)
 	}
 	if err != nil {
 		return fmt.Errorf("the daemon does not run: %w", err)
@@ -183,7 +184,6 @@ func (p program) test(file string) error {
 		}
 		if files[name], err = monitfile.Parse(name, text); err != nil {
 			wrong[name] = err
-			delete(files, name)
 		}
 	}
 	_, rejected := monitfile.Resolve(files)

@@ -61,7 +61,7 @@ func newProgram(t *testing.T) (p program, d *daemon, call func(args ...string) (
 	dirs := vcap.New(t.TempDir())
 	write(t, dirs.MonitUser(), "vcap:secret")
 	client := &monit.Client{URL: server.URL, UserFile: dirs.MonitUser(), Owner: uint32(os.Getuid())}
-	p = program{client: client, dirs: dirs, pidFile: filepath.Join(dirs.Base(), "monit.pid")}
+	p = program{client: client, dirs: dirs, kill: unix.Kill, pidFile: filepath.Join(dirs.Base(), "monit.pid")}
 	return p, d, p.caller(t)
 }
 
@@ -201,6 +201,11 @@ func TestSignals(t *testing.T) {
 			t.Errorf("%s: got %v, %q", args, got, stdout)
 		}
 	}
+	p.kill = func(pid int, _ unix.Signal) error { // those would be signals to init, to the group, or to all processes
+		t.Errorf("process %d got a signal", pid)
+		return nil
+	}
+	call = p.caller(t)
 	for _, wrong := range []string{"", "1", "0", "-1", "x"} {
 		write(t, p.pidFile, wrong)
 		if code, stdout, stderr := call("quit"); code != 1 || stdout != "" ||
