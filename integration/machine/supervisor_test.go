@@ -1,0 +1,93 @@
+//go:build machine
+
+package machine
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"cambium/internal/eventually"
+	"cambium/lab"
+	"cambium/lab/release"
+)
+
+// choose has the agent run the jobs with a supervisor, from its next start on. What it writes is gone after a boot.
+func choose(t *testing.T, i *lab.Instance, supervisor string) {
+	t.Helper()
+	run(t, i, "sh", "-c", `d=/run/systemd/system/bosh-agent.service.d; mkdir -p $d && printf '[Service]\nExecStart=\nExecStart=/var/vcap/bosh/bin/bosh-agent -P ubuntu -C /var/vcap/bosh/agent.json -M `+
+		supervisor+`\n' >$d/choice.conf && systemctl daemon-reload && systemctl restart bosh-agent.service`)
+	ready(t, i)
+	eventually.True(t, "the jobs under "+supervisor, func() bool { return stateOf(t, i).JobState == "running" })
+}
+
+// inUnit is the program that runs inside of monit's unit.
+func inUnit(t *testing.T, i *lab.Instance) string {
+	t.Helper()
+	return run(t, i, "sh", "-c", `tr '\0' ' ' </proc/$(systemctl show --property=MainPID --value monit.service)/cmdline`)
+}
+
+// TestMachineSupervisor puts the agent's own supervisor in the place of monit under running jobs, takes an instance
+// through its life with it, and goes back.
+func TestMachineSupervisor(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	i := mustDeploy(t, l, manifest([]release.Job{forker(), execer(), cycle("")}, tool("one")))
+	pids := func() string {
+		return run(t, i, "sh", "-c", "cat /var/vcap/data/sys/run/*/*.pid")
+	}
+	before := pids()
+	choose(t, i, "systemd")
+	if got := inUnit(t, i); !strings.Contains(got, "bosh-agent supervise") {
+		t.Fatalf("in monit.service runs %q", got)
+	}
+	if got := pids(); got != before {
+		t.Errorf("the switch replaced processes %q by %q", before, got)
+	}
+	death(t, l, i)
+
+	// The stemcell's own monit program talks to it.
+	if got := run(t, i, "/var/vcap/bosh/bin/monit", "-c", "/var/vcap/bosh/etc/monitrc", "summary"); !strings.Contains(got, "forker") {
+		t.Errorf("monit summary: got %q", got)
+	}
+	// A job that dies while the agent is down is back before the agent is.
+	run(t, i, "systemctl", "stop", "bosh-agent.service")
+	pid := strings.TrimSpace(content(t, i, "/var/vcap/data/sys/run/execer/execer.pid"))
+	begun := time.Now()
+	run(t, i, "kill", "-9", pid)
+	eventually.True(t, "a new process without an agent", func() bool {
+		now := strings.TrimSpace(content(t, i, "/var/vcap/data/sys/run/execer/execer.pid"))
+		_, err := i.Output(t.Context(), "kill", "-0", now)
+		return now != pid && err == nil
+	})
+	t.Logf("a process that died was back after %v", time.Since(begun).Round(time.Millisecond))
+	run(t, i, "systemctl", "start", "bosh-agent.service")
+	ready(t, i)
+
+	mustDeploy(t, l, manifest([]release.Job{forker(), cycle("true")}, tool("two")))
+	if s := stateOf(t, i); s.JobState != "running" || s.processes() != "forker:running" {
+		t.Errorf("after the update: got %s with %s", s.JobState, s.processes())
+	}
+	if out, err := i.Output(t.Context(), "pgrep", "-f", "sleeper execer"); err == nil {
+		t.Errorf("the removed job still runs: %s", out)
+	}
+
+	before = pids()
+	choose(t, i, "monit")
+	if got := inUnit(t, i); strings.Contains(got, "supervise") {
+		t.Errorf("in monit.service runs %q", got)
+	}
+	if got := pids(); got != before {
+		t.Errorf("the switch back replaced processes %q by %q", before, got)
+	}
+	// A boot leaves nothing of it.
+	choose(t, i, "systemd")
+	if err := i.Reboot(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ready(t, i)
+	eventually.True(t, "the jobs after a boot", func() bool { return stateOf(t, i).JobState == "running" })
+	if got := inUnit(t, i); strings.Contains(got, "supervise") {
+		t.Errorf("after a boot, in monit.service runs %q", got)
+	}
+}
