@@ -241,7 +241,7 @@ func TestLabIsNotInTheAgent(t *testing.T) {
 
 // TestOnlyUsualVariablesAreRead: what a test sets, such as a shorter time, is an option of a constructor.
 func TestOnlyUsualVariablesAreRead(t *testing.T) {
-	usual := []string{"COLUMNS", "GOGC", "NOTIFY_SOCKET", "NO_COLOR", "TERM"}
+	usual := []string{"COLUMNS", "GOGC", "NOTIFY_SOCKET", "NO_COLOR", "TERM", "TZ"}
 	out, err := exec.Command("go", "list", "-deps", "-f", `{{$d := .Dir}}{{if .Module}}{{if .Module.Main}}{{range .GoFiles}}{{$d}}/{{.}}
 {{end}}{{end}}{{end}}`, "./cmd/agent").Output()
 	if err != nil {
@@ -335,11 +335,11 @@ func TestLinkedModulesAreJustified(t *testing.T) {
 // data/blobs, /etc. platform/tree makes the directories of jobs, by single calls that fail where something is there.
 var byHandle = map[string][]string{
 	"jobs/script":             nil,
-	"jobs/logs":               {"rotation.go"},                             // writes to /etc/logrotate.d
-	"jobs/bundle":             {"collection.go", "links.go"},               // in directories that root alone can write to
-	"jobs/monit":              {"client.go", "start.go", "unmonitored.go"}, // monit's own files; pid files are read in pidfile.go
-	"agent/action":            {"dns.go", "ssh.go"},                        // the records of sync_dns, the host's keys
-	"platform/user":           {"database.go", "lock.go", "table.go"},      // the account files in /etc
+	"jobs/logs":               {"rotation.go"},                                          // writes to /etc/logrotate.d
+	"jobs/bundle":             {"collection.go", "links.go"},                            // in directories that root alone can write to
+	"jobs/monit":              {"client.go", "start.go", "unmonitored.go", "dropin.go"}, // monit's own files
+	"agent/action":            {"dns.go", "ssh.go"},                                     // the records of sync_dns, the host's keys
+	"platform/user":           {"database.go", "lock.go", "table.go"},                   // the account files in /etc
 	"platform/copytree":       nil,
 	"platform/copytree/apart": nil,
 	"storage/migration":       nil,

@@ -32,6 +32,9 @@ func (s *Supervisor) Handler() http.Handler {
 		switch {
 		case r.Method == http.MethodPost && name == "_doaction": // the form of current versions of monit's program
 			s.request(w, r.PostFormValue("service"), r.PostFormValue("action"))
+		case r.Method == http.MethodPost && (name == "_summary" || name == "_status"):
+			w.Header().Set("Content-Type", "text/plain")
+			fmt.Fprint(w, s.text(name == "_summary", r.PostFormValue("service")))
 		case r.Method == http.MethodPost:
 			s.request(w, name, r.PostFormValue("action"))
 		case r.Method != http.MethodGet && r.Method != http.MethodHead:

@@ -140,6 +140,7 @@ func (d Dirs) JobScript(job, script string) string {
 func (d Dirs) Monit() string              { return d.join("monit") }
 func (d Dirs) MonitJobs() string          { return d.join("monit", "job") }
 func (d Dirs) MonitFiles() string         { return d.join("monit", "job", "*.monitrc") } // a pattern
+func (d Dirs) MonitPatterns() []string    { return []string{d.join("monit", "*.monitrc"), d.MonitFiles()} }
 func (d Dirs) MonitJobsWithdrawn() string { return d.join("monit", ".job-withdrawn") }
 func (d Dirs) MonitUser() string          { return d.join("monit", "monit.user") }
 func (d Dirs) MonitState() string         { return d.join("monit", "monit.state") }

@@ -8,9 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,7 +18,6 @@ import (
 	"cambium/internal/vcap"
 	"cambium/jobs/monit"
 	"cambium/supervisor"
-	"cambium/supervisor/monitfile"
 
 	"golang.org/x/sys/unix"
 )
@@ -169,34 +166,18 @@ func (p program) signal(signal unix.Signal, text string) error {
 
 // test parses a file, or those of all jobs: the stemcell's own file includes them and has nothing else for jobs.
 func (p program) test(file string) error {
-	names := []string{file}
-	if file == "" || file == p.dirs.StemcellFile("monitrc") {
-		var err error
-		if names, err = filepath.Glob(p.dirs.MonitFiles()); err != nil {
+	patterns := p.dirs.MonitPatterns()
+	if file != "" && file != p.dirs.StemcellFile("monitrc") {
+		if _, err := os.Stat(file); err != nil {
 			return err
 		}
+		patterns = []string{file}
 	}
-	files, wrong := map[string][]monitfile.Check{}, map[string]error{}
-	for _, name := range names {
-		text, err := os.ReadFile(name)
-		if err != nil {
-			return err
-		}
-		if files[name], err = monitfile.Parse(name, text); err != nil {
-			wrong[name] = err
-		}
+	if err := supervisor.CheckFiles(patterns...); err != nil {
+		return err
 	}
-	_, rejected := monitfile.Resolve(files)
-	maps.Copy(wrong, rejected)
-	if len(wrong) == 0 {
-		fmt.Fprintln(p.stdout, "Control file syntax OK")
-		return nil
-	}
-	var all []error
-	for _, name := range slices.Sorted(maps.Keys(wrong)) {
-		all = append(all, wrong[name])
-	}
-	return errors.Join(all...)
+	fmt.Fprintln(p.stdout, "Control file syntax OK")
+	return nil
 }
 
 // executeStemcells replaces this process by the stemcell's monit.

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -57,8 +56,7 @@ The agent starts it inside of monit.service with -M systemd; nobody needs to cal
 
 func run(ctx context.Context, dirs vcap.Dirs, log *logrus.Entry) error {
 	s, err := supervisor.New(supervisor.Options{
-		Patterns: []string{filepath.Join(dirs.Monit(), "*.monitrc"), dirs.MonitFiles()},
-		Cycle:    cycle, Grace: grace, StateFile: dirs.SupervisorState(), UserFile: dirs.MonitUser(),
+		Patterns: dirs.MonitPatterns(), Cycle: cycle, Grace: grace, StateFile: dirs.SupervisorState(), UserFile: dirs.MonitUser(),
 		MailAddress: monit.AlertsAddress, Log: log})
 	if err != nil {
 		return err
