@@ -31,10 +31,14 @@ const updateCertificatesLimit = 60 * time.Second
 type certificateState struct {
 	files   map[string][]byte // path → content
 	pending bool
+	bundle  []byte // nil if there is none
 }
 
 func (h *Host) observeCertificates() (s certificateState, err error) {
 	s.files = make(map[string][]byte)
+	if s.bundle, err = h.read(storeBundle); err != nil {
+		return s, err
+	}
 	entries, err := os.ReadDir(h.at(certificateDir))
 	if errors.Is(err, fs.ErrNotExist) {
 		return s, nil
@@ -94,17 +98,25 @@ func diffCertificates(have certificateState, text string) (changes []Change) {
 			changes = append(changes, Change{Op: OpWriteFile, Path: path, Content: want[path], Mode: 0o644})
 		}
 	}
-	if len(changes) == 0 && !have.pending {
+	complete := true // another program may have made the bundle anew
+	for _, block := range want {
+		complete = complete && (have.bundle == nil || bytes.Contains(have.bundle, block))
+	}
+	if len(changes) == 0 && !have.pending && complete {
 		return nil
 	}
 	changes = slices.Insert(changes, 0, Change{Op: OpWriteFile, Path: certificatesPending, Mode: 0o600})
 	return append(changes, Change{Op: OpUpdateCertificates}, Change{Op: OpRemoveFile, Path: certificatesPending})
 }
 
-// updateCertificates runs the program that other packages hook into (Java's store, for one).
-// It is known to hang and to fail now and then, hence the limit and the retries.
+// updateCertificates makes the store, or has the program do it that other packages hook into (Java's store, for one).
+// That is known to hang and to fail now and then, hence the limit and the retries.
 func (h *Host) updateCertificates(ctx context.Context) error {
-	var failed []error
+	updated, err := h.updateStore(ctx)
+	if updated && err == nil {
+		return nil
+	}
+	failed := []error{err}
 	for range 3 {
 		limited, cancel := context.WithTimeout(ctx, updateCertificatesLimit)
 		_, err := command.Run(limited, command.Cmd{Name: "update-ca-certificates", Args: []string{"-f"}, Grace: 5 * time.Second})
