@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -61,6 +62,7 @@ func TestMachineAttacks(t *testing.T) {
 	i := mustDeploy(t, l, m)
 	before := foreign(t, i)
 
+	t.Run("writable directories", func(t *testing.T) { writableDirectories(t, i) })
 	t.Run("script logs", func(t *testing.T) { scriptLogs(t, i) })
 	t.Run("sparse log", func(t *testing.T) { sparseLog(t, i) })
 	t.Run("run directory", func(t *testing.T) { runDirectory(t, i) })
@@ -74,6 +76,24 @@ func TestMachineAttacks(t *testing.T) {
 		t.Errorf("files of the system have changed:\n%s%s", before, after)
 	}
 	labtest.Explain(t, i)
+}
+
+// writable are the directories and files that vcap can write to. docs/security.md has what root does in each of them; one that is
+// new belongs there first.
+var writable = []string{
+	"/dev/mqueue", "/dev/shm", "/home/vcap", "/run/lock", "/tmp", "/var/tmp", "/var/vcap/data/root_tmp",
+	"/var/vcap/data/sys/log/victim", "/var/vcap/data/sys/run", "/var/vcap/data/victim",
+}
+
+// writableDirectories compares the machine with that list. What is in such a directory is as hostile as it.
+func writableDirectories(t *testing.T, i *lab.Instance) {
+	const find = `find / \( -path /proc -o -path /sys \) -prune -o -type d -writable -print -prune -o \
+-type f -writable -print 2>/dev/null; true`
+	got := strings.Fields(asVcap(t, i, find))
+	slices.Sort(got)
+	if !slices.Equal(got, writable) {
+		t.Errorf("vcap can write to %q, want %q", got, writable)
+	}
 }
 
 // scriptLogs exchanges the log of a script, as fast as it can, for pipes, links and directories while root runs the
@@ -244,7 +264,8 @@ runuser -u vcap -- bash -c 'seq 1000 | tee victim/own.log >victim/deep/own.log'`
 		run(t, i, "sh", "-c", `sed s/size=50M/size=1k/ /etc/logrotate.d/vcap >/run/rotate.conf
 timeout 60 logrotate -s /run/rotate.state /run/rotate.conf >/run/rotate.log 2>&1; test $? -ne 124`)
 	}
-	got := run(t, i, "sh", "-c", "cd /var/vcap/sys/log; for l in "+logs+"; do stat -c '%n %s' $l; zcat $l.2.gz | wc -l; done")
+	got := run(t, i, "sh", "-c",
+		"cd /var/vcap/sys/log; for l in "+logs+"; do stat -c '%n %s' $l; zcat $l.2.gz | wc -l; done")
 	const want = "top.log 0\n1000\nvictim/root.log 0\n1000\nvictim/own.log 0\n1000\nvictim/deep/own.log 0\n1000\n"
 	if got != want {
 		t.Errorf("got %q, want %q: %s", got, want, run(t, i, "cat", "/run/rotate.log"))

@@ -54,8 +54,8 @@ func sameDirectory(dir *os.File) (*os.Root, error) {
 // entry.Name() names it: what is done there does not cost the whole path again.
 type Visit func(dir *os.Root, name string, entry fs.DirEntry, err error) error
 
-// Walk calls visit for everything below root, directories before what is in them, in the order of names among up to 1024
-// entries of a directory. It does not descend into links. What cannot be read is visited with the error. Walk ends
+// Walk calls visit for everything below root, directories before what is in them, in the order of names among up to
+// 1024 entries of a directory. It does not descend into links. What cannot be read is visited with the error. Walk ends
 // with the first error that visit returns, or when ctx ends. It takes as long as there are entries, however deep.
 func Walk(ctx context.Context, root *os.Root, visit Visit) error {
 	dir, err := File(root, ".")

@@ -25,8 +25,8 @@ func Run(work func() error) error {
 	return <-result
 }
 
-// Lower adds nice to the level of the calling thread, down to the default at least: only the agent itself runs above it.
-// It is best effort. Threads and programs that this one starts inherit the level.
+// Lower adds nice to the level of the calling thread, down to the default at least: only the agent itself runs above
+// it. It is best effort. Threads and programs that this one starts inherit the level.
 func Lower(nice int) {
 	// The system call returns 20 minus the nice level.
 	if own, err := unix.Getpriority(unix.PRIO_PROCESS, 0); err == nil {

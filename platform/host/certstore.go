@@ -40,10 +40,10 @@ func (s *certificateStore) add(path string, content []byte) {
 	}
 }
 
-// updateStore leaves the files that 'update-ca-certificates -f' leaves. That starts over a thousand programs, which takes
-// seconds of a VM's creation; here it is one, which names the links by the hash of the subject. It reports false where
-// the program itself has to run: other packages have hooks, or the bundle is not made from the same files in the same
-// order.
+// updateStore leaves the files that 'update-ca-certificates -f' leaves. That starts over a thousand programs, which
+// takes seconds of a VM's creation; here it is one, which names the links by the hash of the subject. It reports false
+// where the program itself has to run: other packages have hooks, or the bundle is not made from the same files in the
+// same order.
 func (h *Host) updateStore(ctx context.Context) (updated bool, err error) {
 	if hooks, err := os.ReadDir(h.at(storeHooks)); err == nil && len(hooks) > 0 || command.Find("restorecon") != "" {
 		return false, nil
