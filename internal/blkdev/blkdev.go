@@ -121,7 +121,7 @@ type Info struct {
 
 // Lookup reads sysfs for a device number. sysRoot is normally "/sys".
 func Lookup(sysRoot string, n Number) (Info, error) {
-	return infoFrom(filepath.Join(sysRoot, "dev", "block", n.String()))
+	return Read(filepath.Join(sysRoot, "dev", "block", n.String()))
 }
 
 // Partitions lists the partitions of a disk that the kernel knows.
@@ -143,7 +143,7 @@ func Partitions(sysRoot string, disk Number) ([]Info, error) {
 		if _, err := os.Stat(filepath.Join(info.Dir, e.Name(), "partition")); err != nil {
 			continue
 		}
-		part, err := infoFrom(filepath.Join(info.Dir, e.Name()))
+		part, err := Read(filepath.Join(info.Dir, e.Name()))
 		if err != nil {
 			return nil, err
 		}
@@ -152,7 +152,8 @@ func Partitions(sysRoot string, disk Number) ([]Info, error) {
 	return all, nil
 }
 
-func infoFrom(link string) (Info, error) {
+// Read reads a directory of sysfs that is, or leads to, one of a device.
+func Read(link string) (Info, error) {
 	dir, err := filepath.EvalSymlinks(link)
 	if err != nil {
 		return Info{}, err

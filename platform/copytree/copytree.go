@@ -82,14 +82,14 @@ func (t *Trees) Copy(ctx context.Context, from, to *os.File, progress *Counter) 
 }
 
 // Verify compares the two trees and returns a *DifferenceError if there is any difference. Times that the target cannot
-// hold are none.
+// hold are none. What was compared gets its flags.
 func (t *Trees) Verify(ctx context.Context, from, to *os.File, progress *Counter) (Clamped, error) {
 	t.from, t.to, t.clamped = from, to, Clamped{}
 	w := t.walk(ctx, &verifier{Trees: t, progress: progress, links: newLinks()}, progress)
 	w.compareNames = t.exact
 	err := w.run()
 	if err == nil {
-		err = t.finish(ctx)
+		t.top, err = attributesOf(int(from.Fd()))
 	}
 	if err != nil {
 		return t.clamped, fmt.Errorf("verify %s against %s: %w", to.Name(), from.Name(), err)

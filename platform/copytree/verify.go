@@ -33,7 +33,25 @@ func (v *verifier) enter(d *dir) (err error) {
 	return compareXattrs(d.from, d.to, &d.st)
 }
 
-func (v *verifier) finishDir(*dir) error { return nil }
+// finishDir comes after what is in a directory: one with flags cannot be changed any more.
+func (v *verifier) finishDir(d *dir) error {
+	if d.parent == nil {
+		return nil // Complete does it
+	}
+	return v.setFlags(d.from, d.to)
+}
+
+// setFlags gives a file or directory that was compared the flags of chattr(1), which would have stood in the way before.
+func (v *verifier) setFlags(source, target int) error {
+	if !v.flagged.Load() {
+		return nil
+	}
+	want, err := getFlags(source)
+	if err != nil {
+		return err
+	}
+	return copyFlags(target, want)
+}
 
 // compareStat compares what stat tells.
 func (v *verifier) compareStat(st, have *unix.Stat_t, path func() string) error {
@@ -120,8 +138,10 @@ func (v *verifier) entry(d *dir, e entry, target int, me *worker) error {
 			return nil
 		}
 	}
+	same := false
 	if kindOf(st) == unix.DT_REG {
-		if same, err := v.sameDigest(target, st, me); err != nil || same {
+		var err error
+		if same, err = v.sameDigest(target, st, me); err != nil || same && !v.flagged.Load() {
 			return err
 		}
 	}
@@ -130,12 +150,18 @@ func (v *verifier) entry(d *dir, e entry, target int, me *worker) error {
 		return changed("open", err)
 	}
 	defer unix.Close(source)
+	if same {
+		return v.setFlags(source, target)
+	}
 	if err := compareXattrs(source, target, st); err != nil {
 		return err
 	}
 	switch kindOf(st) {
 	case unix.DT_REG:
-		return v.compareContent(source, target, st.Size, me)
+		if err := v.compareContent(source, target, st.Size, me); err != nil {
+			return err
+		}
+		return v.setFlags(source, target)
 	case unix.DT_LNK:
 		return compareLinks(source, target)
 	}

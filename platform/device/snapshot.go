@@ -119,25 +119,15 @@ func (s *snapshot) look(root, path string) (node, bool) {
 }
 
 func readDisk(root, link string) (disk, bool) {
-	dir, err := filepath.EvalSymlinks(link)
+	info, err := blkdev.Read(link)
 	if err != nil {
 		return disk{}, false
 	}
-	name := strings.ReplaceAll(filepath.Base(link), "!", "/")
-	d := disk{Name: name, Path: filepath.Join(root, "dev", name), Dir: dir}
+	d := disk{Name: info.Name, Path: filepath.Join(root, "dev", info.Name), Dir: info.Dir, Serial: info.Serial,
+		Holders: info.Holders}
 	d.Number, _ = blkdev.NumberOf(d.Path) // without a node the disk cannot be the answer yet
-	for _, file := range []string{"serial", "device/serial"} {
-		if d.Serial == "" {
-			d.Serial = readText(filepath.Join(dir, file))
-		}
-	}
-	if m := scsiAddress.FindStringSubmatch(dir); m != nil {
+	if m := scsiAddress.FindStringSubmatch(info.Dir); m != nil {
 		d.SCSI = m[1]
-	}
-	if holders, err := os.ReadDir(filepath.Join(dir, "holders")); err == nil {
-		for _, h := range holders {
-			d.Holders = append(d.Holders, h.Name())
-		}
 	}
 	return d, true
 }

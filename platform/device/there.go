@@ -4,8 +4,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
+
+	"cambium/internal/blkdev"
 )
 
 // There names the disks of the machine with their sizes, for an operator who looks for one that is missing, or has attached the wrong one.
@@ -20,13 +21,11 @@ func There(root string) string {
 		if anonymous.MatchString(e.Name()) {
 			continue
 		}
-		// sysfs counts in units of 512 bytes whatever the sectors of the disk are.
-		text, _ := os.ReadFile(filepath.Join(dir, e.Name(), "size"))
-		sectors, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
-		if err != nil || sectors == 0 {
+		info, err := blkdev.Read(filepath.Join(dir, e.Name()))
+		if err != nil || info.Size == 0 {
 			continue // an empty drive
 		}
-		disks = append(disks, fmt.Sprintf("/dev/%s (%.1f GiB)", strings.ReplaceAll(e.Name(), "!", "/"), float64(sectors)*512/(1<<30)))
+		disks = append(disks, fmt.Sprintf("/dev/%s (%.1f GiB)", info.Name, float64(info.Size)/(1<<30)))
 	}
 	if len(disks) == 0 {
 		return "the machine has no disks"

@@ -9,12 +9,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"cambium/internal/blkdev"
 	"cambium/internal/vcap"
@@ -183,17 +183,9 @@ func HardwareOf(number blkdev.Number, cid string) string {
 }
 
 func memTotal() (int64, error) {
-	data, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		return 0, err
-	}
-	for _, line := range strings.Split(string(data), "\n") {
-		if fields := strings.Fields(line); len(fields) >= 2 && fields[0] == "MemTotal:" {
-			kib, err := strconv.ParseInt(fields[1], 10, 64)
-			return kib << 10, err
-		}
-	}
-	return 0, errors.New("/proc/meminfo has no MemTotal")
+	var info unix.Sysinfo_t
+	err := unix.Sysinfo(&info)
+	return int64(info.Totalram) * int64(info.Unit), err
 }
 
 // EnsureDir makes a directory with exactly this mode; one that is there is left as it is.

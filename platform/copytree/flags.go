@@ -1,7 +1,6 @@
 package copytree
 
 import (
-	"context"
 	"errors"
 	"fmt"
 
@@ -77,68 +76,14 @@ type attributes struct {
 	flags  uint32
 }
 
-// finish sets the flags below the top directory and reads the top's attributes.
-func (t *Trees) finish(ctx context.Context) (err error) {
-	if t.flagged.Load() {
-		if err := t.walk(ctx, &finisher{t}, &Counter{}).run(); err != nil {
-			return err
-		}
+// attributesOf reads those of an open directory.
+func attributesOf(fd int) (a attributes, err error) {
+	if err := unix.Fstat(fd, &a.st); err != nil {
+		return a, err
 	}
-	fd := int(t.from.Fd())
-	if err := unix.Fstat(fd, &t.top.st); err != nil {
-		return err
+	if a.xattrs, err = xattrs(fd, &a.st); err != nil {
+		return a, err
 	}
-	if t.top.xattrs, err = xattrs(fd, &t.top.st); err != nil {
-		return err
-	}
-	t.top.flags, err = getFlags(fd)
-	return err
-}
-
-// finisher sets flags from below: a directory that cannot be changed comes after what is in it.
-type finisher struct{ *Trees }
-
-func (f *finisher) enter(d *dir) (err error) {
-	if d.parent != nil {
-		d.to, err = openDir(d.parent.to, d.name)
-	}
-	return err
-}
-
-func (f *finisher) open(d *dir, e entry) (int, error) {
-	if e.kind != unix.DT_REG {
-		return -1, nil // others have no flags
-	}
-	fd, err := openFile(d.from, e.name, unix.O_RDONLY)
-	if err != nil {
-		return -1, changed("open", err)
-	}
-	return fd, nil
-}
-
-func (f *finisher) entry(d *dir, e entry, source int, _ *worker) error {
-	if source < 0 {
-		return nil
-	}
-	want, err := getFlags(source)
-	if err != nil || want == 0 {
-		return err
-	}
-	target, err := openFile(d.to, e.name, unix.O_RDONLY)
-	if err != nil {
-		return changed("open the copy", err)
-	}
-	defer unix.Close(target)
-	return copyFlags(target, want)
-}
-
-func (f *finisher) finishDir(d *dir) error {
-	if d.parent == nil {
-		return nil // Complete does it
-	}
-	want, err := getFlags(d.from)
-	if err != nil {
-		return err
-	}
-	return copyFlags(d.to, want)
+	a.flags, err = getFlags(fd)
+	return a, err
 }
