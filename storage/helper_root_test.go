@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -29,22 +28,6 @@ import (
 	"cambium/settings"
 	"cambium/storage/internal/machine"
 )
-
-// records keeps in memory what the store keeps in files.
-type records struct {
-	disks   map[string]settings.PersistentDisk
-	mounted string
-}
-
-func (r *records) Disks() map[string]settings.PersistentDisk { return maps.Clone(r.disks) }
-func (r *records) PutHint(cid string, h settings.DiskHint) error {
-	r.disks[cid] = settings.PersistentDisk{CID: cid, Hint: h}
-	return nil
-}
-func (r *records) RemoveHint(cid string) error    { delete(r.disks, cid); return nil }
-func (r *records) MountedCID() (string, error)    { return r.mounted, nil }
-func (r *records) SetMountedCID(cid string) error { r.mounted = cid; return nil }
-func (r *records) ClearMountedCID() error         { r.mounted = ""; return nil }
 
 // bench is an agent's disks in a directory of their own, with loop devices.
 type bench struct {

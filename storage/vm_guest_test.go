@@ -69,25 +69,13 @@ func sized(path string, size int64) error {
 	return err
 }
 
-type guestRecords struct {
-	disks   map[string]settings.PersistentDisk
-	mounted string
-}
-
-func (r *guestRecords) Disks() map[string]settings.PersistentDisk { return r.disks }
-func (r *guestRecords) PutHint(string, settings.DiskHint) error   { return nil }
-func (r *guestRecords) RemoveHint(string) error                   { return nil }
-func (r *guestRecords) MountedCID() (string, error)               { return r.mounted, nil }
-func (r *guestRecords) SetMountedCID(cid string) error            { r.mounted = cid; return nil }
-func (r *guestRecords) ClearMountedCID() error                    { r.mounted = ""; return nil }
-
 var guestDisks = func() Disks {
 	r, err := device.New(device.Options{Type: "virtio"}, guestLog())
 	if err != nil {
 		panic(err) // no pattern, so there is nothing to reject
 	}
-	records := &guestRecords{disks: map[string]settings.PersistentDisk{"vol-data": {CID: "vol-data", Hint: settings.DiskHint{Path: "/dev/sdz"}}}}
-	return New(Config{Dirs: vcap.New(""), Resolver: r, Records: records, Program: "/proc/self/exe", Log: guestLog()})
+	known := &records{disks: map[string]settings.PersistentDisk{"vol-data": {CID: "vol-data", Hint: settings.DiskHint{Path: "/dev/sdz"}}}}
+	return New(Config{Dirs: vcap.New(""), Resolver: r, Records: known, Program: "/proc/self/exe", Log: guestLog()})
 }
 
 var guestChecks = []testvm.Check{

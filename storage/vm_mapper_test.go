@@ -136,12 +136,12 @@ func unreadable(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	records := &guestRecords{disks: map[string]settings.PersistentDisk{}}
+	known := &records{disks: map[string]settings.PersistentDisk{}}
 	for cid, path := range map[string]string{"failing": "/dev/mapper/failing", "healthy": fresh.Path} {
-		records.disks[cid] = settings.PersistentDisk{CID: cid, Hint: settings.DiskHint{Path: path}}
+		known.disks[cid] = settings.PersistentDisk{CID: cid, Hint: settings.DiskHint{Path: path}}
 	}
 	dirs := vcap.New("")
-	d := New(Config{Dirs: dirs, Resolver: resolver, Records: records, Program: "/proc/self/exe", Log: guestLog()})
+	d := New(Config{Dirs: dirs, Resolver: resolver, Records: known, Program: "/proc/self/exe", Log: guestLog()})
 	if err := errors.Join(d.Persistent.Mount(ctx, "failing"), d.Persistent.Mount(ctx, "healthy")); err != nil {
 		return err
 	}
@@ -158,8 +158,8 @@ func unreadable(ctx context.Context) error {
 		if !errors.Is(err, unix.EIO) || !strings.Contains(err.Error(), fmt.Sprintf("%q", name)) {
 			return fmt.Errorf("with an unreadable %s: %v, want an error that names it", name, err)
 		}
-		if e, there, err := mount.At(dirs.Store()); err != nil || !there || e.Source != "/dev/mapper/failing-part1" || records.mounted != "failing" {
-			return fmt.Errorf("with an unreadable %s the store is %q, %q on record (%v), want the old disk", name, e.Source, records.mounted, err)
+		if e, there, err := mount.At(dirs.Store()); err != nil || !there || e.Source != "/dev/mapper/failing-part1" || known.mounted != "failing" {
+			return fmt.Errorf("with an unreadable %s the store is %q, %q on record (%v), want the old disk", name, e.Source, known.mounted, err)
 		}
 		if err := errors.Join(os.WriteFile(filepath.Join(dirs.Store(), "while-"+filepath.Base(name)), []byte("written"), 0o600), part.damage(0, 0)); err != nil {
 			return fmt.Errorf("after an unreadable %s: %w", name, err)
@@ -172,8 +172,8 @@ func unreadable(ctx context.Context) error {
 	if err := d.Migration.Migrate(ctx, "", ""); err != nil {
 		return fmt.Errorf("when all can be read: %w", err)
 	}
-	if got, err := sumOf(dirs.Store()); err != nil || got != sum || records.mounted != "healthy" {
-		return fmt.Errorf("%q is on record, the files are the same: %v (%v)", records.mounted, got == sum, err)
+	if got, err := sumOf(dirs.Store()); err != nil || got != sum || known.mounted != "healthy" {
+		return fmt.Errorf("%q is on record, the files are the same: %v (%v)", known.mounted, got == sum, err)
 	}
 	if _, err := os.Stat(filepath.Join(dirs.Store(), "while-17")); err != nil {
 		return err

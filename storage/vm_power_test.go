@@ -222,7 +222,7 @@ func guestFlow(ctx context.Context, flow, sum string) error {
 
 // durableRecords keep the disk on record as the agent's store does.
 type durableRecords struct {
-	guestRecords
+	records
 	path string
 }
 

@@ -41,7 +41,7 @@ func (v *verifier) finishDir(d *dir) error {
 	return v.setFlags(d.from, d.to)
 }
 
-// setFlags gives a file or directory that was compared the flags of chattr(1), which would have stood in the way before.
+// setFlags gives what was compared the flags of chattr(1), which would have stood in the way before.
 func (v *verifier) setFlags(source, target int) error {
 	if !v.flagged.Load() {
 		return nil

@@ -86,53 +86,6 @@ func TestRootVirtioPrefersIdentity(t *testing.T) {
 	}
 }
 
-func TestRootVirtioFallsBackToPath(t *testing.T) {
-	n := numbers(t, 1)
-	for _, settled := range []bool{false, true} {
-		r := tree{t, t.TempDir()}
-		if err := os.MkdirAll(filepath.Join(r.root, "run/udev/data"), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		r.node("dev/vdb", n[0])
-		if settled {
-			r.settle(n[0])
-		}
-		// The quickest of a few tells whether it waits; one alone may be held up by other load.
-		quickest := time.Hour
-		for range 3 {
-			begin := time.Now()
-			d, err := resolver(t, Options{Type: "virtio", Root: r.root}).Resolve(context.Background(), Hint{CID: cid, Path: "/dev/sdb"})
-			if err != nil || d.Number != n[0] {
-				t.Fatalf("Resolve = %+v, %v; want vdb", d, err)
-			}
-			quickest = min(quickest, time.Since(begin))
-		}
-		if waited := quickest >= byIDGrace; waited == settled {
-			t.Errorf("udev done %v: waited the whole grace %v", settled, waited)
-		}
-	}
-}
-
-func TestRootAmbiguous(t *testing.T) {
-	n := numbers(t, 2)
-	r := tree{t, t.TempDir()}
-	r.node("dev/sdb", n[0])
-	r.node("dev/sdc", n[1])
-	r.link("../../sdb", "dev/disk/by-id/scsi-1"+cid)
-	r.link("../../sdc", "dev/disk/by-id/scsi-2"+cid)
-	res := resolver(t, Options{Type: "virtio", Root: r.root})
-	for _, ask := range []func() (Device, error){
-		func() (Device, error) { return res.Look(Hint{CID: cid, Path: "/dev/sdb"}) },
-		func() (Device, error) {
-			return res.Resolve(context.Background(), Hint{CID: cid, Path: "/dev/sdb"})
-		},
-	} {
-		if d, err := ask(); !errors.Is(err, ErrAmbiguous) || d.Path != "" {
-			t.Errorf("got %+v, %v; want ErrAmbiguous", d, err)
-		}
-	}
-}
-
 // A Hyper-V controller may come after the question, with its disk.
 func TestRootLateController(t *testing.T) {
 	n := numbers(t, 1)
@@ -170,54 +123,6 @@ func TestRootHotPlug(t *testing.T) {
 	}
 	if took := time.Since(begin); took > 5*time.Second {
 		t.Errorf("took %v after the node appeared", took)
-	}
-}
-
-// A link by LUN says which disk is meant; a path only where a disk was once.
-func TestRootLinkByLUN(t *testing.T) {
-	n := numbers(t, 2)
-	hint := Hint{LUN: "3", Path: "/dev/sdb"}
-	for _, c := range []struct {
-		name    string
-		udev    bool
-		link    time.Duration // when it comes; negative: never
-		want    int
-		patient bool // the path must not be taken before the link has had its time
-	}{
-		{"the link wins", true, 0, 1, false},
-		{"also when it comes late", true, 20 * time.Millisecond, 1, false},
-		{"without it, the path after a while", true, -1, 0, true},
-		{"without udev no link will come", false, -1, 0, false},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			r := tree{t, t.TempDir()}
-			r.node("dev/sdb", n[0])
-			r.node("dev/sdc", n[1])
-			if c.udev { // and it has finished with both
-				r.settle(n[0])
-				r.settle(n[1])
-			}
-			if c.link >= 0 {
-				made := make(chan struct{})
-				time.AfterFunc(c.link, func() { r.link("../sdc", "dev/by-lun/3"); close(made) })
-				if c.link == 0 {
-					<-made
-				}
-				defer func() { <-made }()
-			}
-			scale := 0.01
-			if c.link > 0 { // it must come before the path's time, however slow the machine is
-				scale = 1
-			}
-			begin := time.Now()
-			d, err := resolver(t, Options{Root: r.root, LUNLinks: "/dev/by-lun", TimeoutScale: scale}).Resolve(context.Background(), hint)
-			if err != nil || d.Number != n[c.want] {
-				t.Errorf("Resolve = %+v, %v; want disk %d", d, err, c.want)
-			}
-			if took := time.Since(begin); c.patient && took < scsiLimit/100 {
-				t.Errorf("the path was taken after %v", took)
-			}
-		})
 	}
 }
 

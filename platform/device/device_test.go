@@ -293,37 +293,61 @@ func TestGraceForIdentity(t *testing.T) {
 	}
 }
 
-// A path that leads to another disk is never believed; while others have identifiers, no path is before the deadline.
-func TestOthersAreNotTheDisk(t *testing.T) {
+// What a hint leads to at once, and at its deadline. A path that leads to another disk is never believed, and one
+// without an identity not while that may still come.
+func TestPick(t *testing.T) {
+	other, luns := []string{cid}, Options{LUNLinks: "/dev/disk/azure/data/by-lun"}
+	virtio, scsi := Options{Type: "virtio"}, Options{Type: "scsi"}
+	const waits = "waiting for udev before /dev/vdh is believed"
+	unsettled := func(s *snapshot) { s.Nodes["/dev/vdh"] = node{Target: "/dev/vdh", Number: 9, Block: true} }
+	noUdev := func(s *snapshot) { s.Udev = false }
 	for _, c := range []struct {
-		name, kind string
-		hint       Hint
-		noUdev     bool
-		now, late  string // at once, and at the deadline
-		evidence   string
+		name      string
+		options   Options
+		hint      Hint
+		change    func(*snapshot)
+		now, late string
+		evidence  string
+		fails     error
 	}{
-		{"no others are known", "virtio", Hint{CID: "vol-b", Path: "/dev/sdb"}, false, "/dev/vdb", "/dev/vdb", ""},
-		{"the path is another disk", "virtio", Hint{CID: "vol-b", Path: "/dev/sdb", Others: []string{cid}}, false, "", "", "/dev/vdb is disk " + cid},
-		{"the path is another disk, without udev", "virtio", Hint{CID: "vol-b", Path: "/dev/sdb", Others: []string{cid}}, true, "", "", "/dev/vdb is disk " + cid},
-		{"others have identifiers", "virtio", Hint{CID: "vol-b", Path: "/dev/sdh", Others: []string{cid}}, false, "", "/dev/vdh", "waiting for udev before /dev/vdh is believed"},
-		{"others have identifiers, without udev", "virtio", Hint{CID: "vol-b", Path: "/dev/sdh", Others: []string{cid}}, true, "/dev/vdh", "/dev/vdh", ""},
-		{"others have none", "virtio", Hint{CID: "vol-b", Path: "/dev/sdh", Others: []string{"vol-c"}}, false, "/dev/vdh", "/dev/vdh", ""},
-		{"its identifier is there", "virtio", Hint{CID: "vol-7447851", Path: "/dev/sdb", Others: []string{cid}}, false, "/dev/vdc", "/dev/vdc", ""},
-		{"paths are all there is", "", Hint{CID: "vol-b", Path: "/dev/vdb", Others: []string{cid}}, false, "/dev/vdb", "/dev/vdb", ""},
+		{"no others are known", virtio, Hint{CID: "vol-b", Path: "/dev/sdb"}, nil, "/dev/vdb", "/dev/vdb", "", nil},
+		{"the path is another disk", virtio, Hint{CID: "vol-b", Path: "/dev/sdb", Others: other}, nil, "", "",
+			"/dev/vdb is disk " + cid, nil},
+		{"the path is another disk, without udev", virtio, Hint{CID: "vol-b", Path: "/dev/sdb", Others: other}, noUdev,
+			"", "", "/dev/vdb is disk " + cid, nil},
+		{"others have identifiers", virtio, Hint{CID: "vol-b", Path: "/dev/sdh", Others: other}, nil, "", "/dev/vdh",
+			waits, nil},
+		{"others have identifiers, without udev", virtio, Hint{CID: "vol-b", Path: "/dev/sdh", Others: other}, noUdev,
+			"/dev/vdh", "/dev/vdh", "", nil},
+		{"others have none", virtio, Hint{CID: "vol-b", Path: "/dev/sdh", Others: []string{"vol-c"}}, nil,
+			"/dev/vdh", "/dev/vdh", "", nil},
+		{"udev is at work on it", virtio, Hint{CID: "vol-b", Path: "/dev/sdh"}, unsettled, "", "/dev/vdh", waits, nil},
+		{"its identifier is there", virtio, Hint{CID: "vol-7447851", Path: "/dev/sdb", Others: other}, nil,
+			"/dev/vdc", "/dev/vdc", "", nil},
+		{"paths are all there is", Options{}, Hint{CID: "vol-b", Path: "/dev/vdb", Others: other}, nil,
+			"/dev/vdb", "/dev/vdb", "", nil},
+		{"two disks have the identifier", scsi, Hint{DeviceID: "twice"}, nil, "", "", "found /dev/sde and /dev/sdd",
+			ErrAmbiguous},
+		{"a link by LUN", luns, Hint{LUN: "3", Path: "/dev/sdh"}, nil, "/dev/sdf", "/dev/sdf", "", nil},
+		{"no link by LUN yet", luns, Hint{LUN: "4", Path: "/dev/vdh"}, nil, "", "/dev/vdh", waits, nil},
+		{"no link by LUN will come", luns, Hint{LUN: "4", Path: "/dev/vdh"}, noUdev, "/dev/vdh", "/dev/vdh", "", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := resolver(t, Options{Type: c.kind})
+			r := resolver(t, c.options)
 			s, err := r.search(c.hint)
 			if err != nil {
 				t.Fatal(err)
 			}
 			snapshot := machine()
-			snapshot.Udev = !c.noUdev
+			if c.change != nil {
+				c.change(&snapshot)
+			}
 			now, trace, err := r.pick(snapshot, s, c.hint, 0)
-			if err != nil || now.Path != c.now || !strings.Contains(strings.Join(trace, "; "), c.evidence) {
+			evidence := strings.Join(trace, "; ")
+			if !errors.Is(err, c.fails) || now.Path != c.now || !strings.Contains(evidence, c.evidence) {
 				t.Errorf("at once %q (%v, %v), want %q", now.Path, trace, err, c.now)
 			}
-			if late, _, err := r.pick(snapshot, s, c.hint, time.Hour); err != nil || late.Path != c.late {
+			if late, _, err := r.pick(snapshot, s, c.hint, time.Hour); !errors.Is(err, c.fails) || late.Path != c.late {
 				t.Errorf("at the deadline %q (%v), want %q", late.Path, err, c.late)
 			}
 		})
