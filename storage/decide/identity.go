@@ -108,7 +108,10 @@ func (c Claims) Owner() string {
 func (c Claims) check(cid, path string, accepted bool) error {
 	by := c.claimedBy(cid)
 	switch {
-	case by != "" && (!accepted || c.Recorded != ""):
+	case by != "" && c.Recorded != "":
+		return &Refusal{path, "it is persistent disk " + by + ", which is mounted",
+			"Attach the right disk, or run unmount_disk " + by}
+	case by != "" && !accepted:
 		return &Refusal{path, "it is persistent disk " + by,
 			"Attach the right disk, or, if it is that one, " + accept(cid)}
 	case len(c.Twins) > 0 && c.Recorded == "" && !accepted && !slices.Contains(c.ByIdentifier, cid):

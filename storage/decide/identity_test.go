@@ -147,6 +147,9 @@ func TestClaims(t *testing.T) {
 			if c.refused != "" {
 				want = "it is persistent disk " + c.refused
 			}
+			if c.refused != "" && c.claims.Recorded != "" { // then it is no use to accept it
+				want += ", which is mounted. Attach the right disk, or run unmount_disk " + c.refused
+			}
 			wantError(t, err, want)
 			if err := c.claims.check("B", "/dev/vdb", true); (err != nil) != (c.refused != "" && c.claims.Recorded != "") {
 				t.Errorf("accepted: %v; want it refused only where it is in use as another", err)
