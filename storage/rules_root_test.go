@@ -242,7 +242,7 @@ func TestRootMountLastFormatsNothing(t *testing.T) {
 	b.records.mounted = "vol-1"
 	_, _, err := b.PlanMountLast(ctx)
 	for _, err := range []error{err, boot(b.disks()), boot(b.disks())} {
-		b.fails(err, "mount disk vol-1: "+dev.Path, "it was mounted last", "would have to be formatted",
+		b.fails(err, "mount disk vol-1: "+dev.Path, "it was mounted last and would have to be formatted",
 			"run 'agent disk format vol-1 --yes'")
 	}
 	if checksum(t, dev) != before || mountedSource(t, b.Dirs.Store()) != "" {

@@ -290,7 +290,7 @@ func (s *emptyStore) checkedByMount(t *testing.T) {
 func (s *emptyStore) blank(t *testing.T) {
 	s.t = t
 	s.reboot("blkdiscard -z $disk")
-	s.wantPhase("is blank")
+	s.wantPhase("is refused: blank, ")
 	s.wantDisksListed()
 	if got, err := s.i.Agent.Do(t.Context(), "mount_disk", s.cid); err == nil || !strings.Contains(err.Error(), "agent disk format "+s.cid+" --yes") {
 		t.Errorf("mount_disk of the blank disk = %s, %v; want an error that names the command", got, err)

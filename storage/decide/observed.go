@@ -207,27 +207,20 @@ func (o Observed) prepare(at placement) (p Plan, err error) {
 		p.MakeWritable = at.Directory == o.Store && o.Around.Record.Migration != (record.Migration{})
 		return p, nil
 	}
-	if o.Boot && !o.Preformatted && o.asked() != record.Format && isBlank(o.Persistent) {
-		return p, o.refuseAtBoot("is blank")
-	}
 	if p, err = MountPersistent(o.Persistent, at.Directory); err != nil {
 		return p, err
 	}
 	if i := slices.IndexFunc(p.Changes, Change.formats); o.Boot && o.asked() != record.Format && i >= 0 {
-		return Plan{}, o.refuseAtBoot("would have to be formatted, which a boot does not do (" +
-			p.Changes[i].Proof + ")")
+		// It holds no store: jobs would begin with an empty one.
+		return Plan{}, &Refusal{o.Disk.Path,
+			"it was mounted last and would have to be formatted, which a boot does not do (" + p.Changes[i].Proof + ")",
+			"Attach the right disk, or, to begin with an empty one, " + giveUp(o.CID)}
 	}
 	return p, nil
 }
 
 // formats reports a change that makes an empty disk.
 func (c Change) formats() bool { return c.Op == CreateTable || c.Op == MakeFileSystem }
-
-// refuseAtBoot refuses a disk that was mounted last and holds no store: jobs would begin with an empty one.
-func (o Observed) refuseAtBoot(found string) *Refusal {
-	return &Refusal{o.Disk.Path, "it was mounted last, and " + found,
-		"Attach the right disk, or, to begin with an empty one, " + giveUp(o.CID)}
-}
 
 // Describe tells an operator what would be lost by formatting a disk.
 func Describe(o Observed) string {

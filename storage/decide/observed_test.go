@@ -46,7 +46,8 @@ func TestMountDisk(t *testing.T) {
 		{"blank, beside the store", with(observedDisk(blank, none, ""), func(o *Observed) { o.OnStore, o.StoreTaken = "old", true }),
 			"create-table make-file-system name-partition mount", Records{}, ""},
 		{"blank, at boot", with(observedDisk(blank, none, "vol-1"), boot), "", Records{},
-			"is blank. Attach the right disk, or, to begin with an empty one, run 'agent disk format vol-1 --yes'"},
+			"would have to be formatted, which a boot does not do (persistent disk vol-1, blank, 100.0 MiB). " +
+				"Attach the right disk, or, to begin with an empty one, run 'agent disk format vol-1 --yes'"},
 		{"blank, on record", observedDisk(blank, ours, "vol-1"), "", Records{}, "on record"},
 		{"blank, accepted", observedDisk(blank, asking(none, record.Accept, "vol-1"), ""), "create-table make-file-system name-partition mount", Records{Store: true, Accepted: true}, ""},
 		{"blank, on record, an operator formats it", observedDisk(blank, format, "vol-1"), "create-table make-file-system name-partition mount", Records{Store: true}, ""},

@@ -344,11 +344,6 @@ func (o Persistent) labelFor(s probe.Superblock) layout.Label {
 	return layout.MBR
 }
 
-// isBlank says whether a disk is blank. One that is refused is left to the error of mounting it.
-func isBlank(o Persistent) bool {
-	return len(o.Disk.Table.Partitions) == 0 && judge(o).Verdict == create
-}
-
 // Association is a name under which jobs find a persistent disk.
 type Association struct{ Name, CID string }
 

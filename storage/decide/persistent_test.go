@@ -349,26 +349,6 @@ func TestStoreDisk(t *testing.T) {
 	}
 }
 
-func TestIsBlank(t *testing.T) {
-	for _, c := range []struct {
-		name string
-		o    Persistent
-		want bool
-	}{
-		{"blank", Persistent{Disk: diskWithoutTable(probe.Blank), Residue: zeros}, true},
-		{"not blank", Persistent{Disk: diskWithoutTable(probe.Blank), Residue: remains}, false},
-		{"a table", Persistent{Disk: gptDisk("bosh-partition-0"), Volume: volumeOf(probe.Blank), Residue: zeros},
-			false},
-		{"an empty table", Persistent{Disk: oneEmpty, Residue: zeros}, true},
-		{"a file system", Persistent{Disk: diskWithoutTable(probe.Ext4), Residue: zeros}, false},
-		{"damaged", Persistent{Disk: diskWithoutTable(probe.Blank), Residue: zeros, Damaged: layout.ErrDamaged}, false},
-	} {
-		if got := isBlank(c.o); got != c.want {
-			t.Errorf("%s: %v, want %v", c.name, got, c.want)
-		}
-	}
-}
-
 func TestCheckKnown(t *testing.T) {
 	for _, c := range []struct {
 		known          string
