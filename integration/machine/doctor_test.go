@@ -190,6 +190,6 @@ func wantMetricsFile(t *testing.T, i *lab.Instance) {
 	t.Helper()
 	eventually.True(t, "the metrics' file", func() bool {
 		out, err := i.Output(t.Context(), "runuser", "-u", "nobody", "--", "cat", metricsFile)
-		return err == nil && strings.Contains(out, "cambium_") && strings.HasSuffix(out, "# EOF\n")
+		return err == nil && strings.Contains(out, "\ncambium_certificate_expiry")
 	})
 }

@@ -1,4 +1,4 @@
-// Package metrics is `agent metrics`: the state of the machine as OpenMetrics text, for node_exporter's
+// Package metrics is `agent metrics`: the state of the machine in Prometheus' text format, for node_exporter's
 // directory of text files or any other collector. It asks no other machine.
 package metrics
 
@@ -20,9 +20,9 @@ import (
 // Run is `agent metrics`.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := cli.NewFlags("metrics", cli.Help{Arguments: "[--textfile FILE]",
-		Purpose: `Prints OpenMetrics text: state, boot steps, bus, long work, file systems, processes of jobs and the expiry of
-certificates. With --textfile it replaces FILE, for node_exporter's --collector.textfile.directory.
-Exit codes: 0 printed, 1 not written, 2 usage.`,
+		Purpose: `Prints gauges in Prometheus' text format: state, boot steps, bus, long work, file systems, processes of
+jobs and the expiry of certificates. With --textfile it replaces FILE, for node_exporter's
+--collector.textfile.directory. What only root may read is left out for others. Exit codes: 0 printed, 1 not written, 2 usage.`,
 		Examples: []string{"agent metrics", "agent metrics --textfile /var/lib/prometheus/node-exporter/cambium.prom"}}, stdout, stderr)
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory")
 	path := flags.String("file", vcap.RunDir.Status(), "status `FILE` to read")
@@ -55,52 +55,53 @@ func write(w io.Writer, m observe.Facts) {
 	if d == nil {
 		d = &status.Document{}
 	}
-	p.family("cambium_agent_running", "gauge", "1 if the agent's process runs.")
+	p.family("cambium_agent_running", "1 if the agent's process runs.")
 	p.sample("cambium_agent_running", truth(m.Agent.Running))
-	p.family("cambium_agent", "info", "The agent's version and id.")
+	p.family("cambium_agent_restarts", "How often systemd has restarted the agent since it was started on purpose.")
+	p.sample("cambium_agent_restarts", float64(m.Agent.Restarts))
+	p.family("cambium_agent_info", "1; the labels are the agent's version and id.")
 	p.sample("cambium_agent_info", 1, "version", d.Agent, "agent_id", d.AgentID)
-	p.family("cambium_agent_state", "stateset", "How far the agent is.")
+	p.family("cambium_agent_state", "1 for the state that the agent is in.")
 	for _, s := range states {
-		p.sample("cambium_agent_state", truth(m.Agent.Running && d.State == s), "cambium_agent_state", string(s))
+		p.sample("cambium_agent_state", truth(m.Agent.Running && d.State == s), "state", string(s))
 	}
 	boot(p, *d)
-	p.family("cambium_filesystem_free_bytes", "gauge", "Bytes that are free for root.")
+	p.family("cambium_filesystem_free_bytes", "Bytes that are free for root.")
 	for _, f := range m.FileSystems {
 		p.sample("cambium_filesystem_free_bytes", float64(f.Free), "path", f.Path)
 	}
-	p.family("cambium_filesystem_size_bytes", "gauge", "Size of the file system.")
+	p.family("cambium_filesystem_size_bytes", "Size of the file system.")
 	for _, f := range m.FileSystems {
 		p.sample("cambium_filesystem_size_bytes", float64(f.Size), "path", f.Path)
 	}
-	p.family("cambium_filesystem_free_inodes", "gauge", "Inodes that are free.")
+	p.family("cambium_filesystem_free_inodes", "Inodes that are free.")
 	for _, f := range m.FileSystems {
 		p.sample("cambium_filesystem_free_inodes", float64(f.FreeInodes), "path", f.Path)
 	}
 	if m.Superuser {
 		restricted(p, m)
 	}
-	fmt.Fprintln(w, "# EOF")
 }
 
 // restricted prints what only root may look at.
 func restricted(p printer, m observe.Facts) {
-	p.family("cambium_tasks", "gauge", "Tasks that the agent remembers.")
+	p.family("cambium_tasks", "Tasks that the agent remembers.")
 	p.sample("cambium_tasks", float64(m.Tasks.Running), "state", "running")
 	p.sample("cambium_tasks", float64(m.Tasks.Succeeded), "state", "succeeded")
 	p.sample("cambium_tasks", float64(m.Tasks.Failed), "state", "failed")
-	p.family("cambium_persistent_disk_mounted", "gauge", "1 if the recorded persistent disk is mounted.")
+	p.family("cambium_persistent_disk_mounted", "1 if the recorded persistent disk is mounted.")
 	if m.Disk.CID != "" {
 		p.sample("cambium_persistent_disk_mounted", truth(m.Disk.Mounted != "" && !m.Disk.Gone), "cid", m.Disk.CID)
 	}
-	p.family("cambium_supervisor_up", "gauge", "1 if the supervisor answers.")
+	p.family("cambium_supervisor_up", "1 if the supervisor answers.")
 	if m.Supervisor.Expected {
 		p.sample("cambium_supervisor_up", truth(m.Supervisor.Err == ""))
 	}
-	p.family("cambium_job_process_running", "gauge", "1 if a supervised process runs.")
+	p.family("cambium_job_process_running", "1 if a supervised process runs.")
 	for _, s := range m.Supervisor.Services {
 		p.sample("cambium_job_process_running", truth(s.State == "running"), "name", s.Name, "monitored", fmt.Sprint(s.Monitored))
 	}
-	p.family("cambium_certificate_expiry_timestamp_seconds", "gauge", "When a certificate ends.")
+	p.family("cambium_certificate_expiry_timestamp_seconds", "When a certificate ends.")
 	for _, c := range m.Identity.Certificates {
 		p.sample("cambium_certificate_expiry_timestamp_seconds", float64(c.NotAfter.Unix()), "role", c.Role, "name", c.Name)
 	}
@@ -108,27 +109,29 @@ func restricted(p printer, m observe.Facts) {
 
 // boot prints what the status document tells of boot, bus and long work.
 func boot(p printer, d status.Document) {
-	p.family("cambium_boot_ready_seconds", "gauge", "Time from the start of the agent until it was ready.")
+	p.family("cambium_boot_ready_seconds", "Time from the start of the agent until it was ready.")
 	if d.ReadyNS > 0 {
 		p.sample("cambium_boot_ready_seconds", time.Duration(d.ReadyNS).Seconds())
 	}
-	p.family("cambium_boot_step_seconds", "gauge", "How long a boot step took.")
+	p.family("cambium_boot_step_seconds", "How long a boot step took.")
 	for _, s := range d.Steps {
 		if s.End > 0 {
 			p.sample("cambium_boot_step_seconds", s.Took().Seconds(), "step", s.Name, "outcome", string(s.Outcome))
 		}
 	}
-	p.family("cambium_boot_tries", "gauge", "How often the boot was tried by this process.")
-	p.sample("cambium_boot_tries", float64(len(d.Tries)+1))
-	p.family("cambium_boot_mark_seconds", "gauge", "When, after the start of the agent, something happened for the first time.")
+	p.family("cambium_boot_tries", "How often the boot was tried by this process.")
+	p.sample("cambium_boot_tries", float64(max(d.Try, 1)))
+	p.family("cambium_boot_failed", "1 from the first try that fails until one succeeds.")
+	p.sample("cambium_boot_failed", truth(d.Verdict != ""))
+	p.family("cambium_boot_mark_seconds", "When, after the start of the agent, something happened for the first time.")
 	for _, mark := range d.Marks {
 		p.sample("cambium_boot_mark_seconds", time.Duration(mark.At).Seconds(), "mark", mark.Name)
 	}
-	p.family("cambium_bus_connected", "gauge", "1 if the Director can reach the agent.")
+	p.family("cambium_bus_connected", "1 if the Director can reach the agent.")
 	if d.Bus != nil {
 		p.sample("cambium_bus_connected", truth(d.Bus.Reachable()))
 	}
-	p.family("cambium_task_progress_bytes", "gauge", "How far a long task is.")
+	p.family("cambium_task_progress_bytes", "How far a long task is.")
 	for name, g := range d.Progress {
 		p.sample("cambium_task_progress_bytes", float64(g.Done), "task", name)
 	}
@@ -143,8 +146,10 @@ func truth(yes bool) float64 {
 
 type printer struct{ w io.Writer }
 
-func (p printer) family(name, kind, help string) {
-	fmt.Fprintf(p.w, "# TYPE %s %s\n# HELP %s %s\n", name, kind, name, help)
+// family begins a metric. All are gauges: node_exporter drops a file with a type that Prometheus' text format does not
+// have, such as OpenMetrics' info.
+func (p printer) family(name, help string) {
+	fmt.Fprintf(p.w, "# HELP %s %s\n# TYPE %s gauge\n", name, help, name)
 }
 
 var escape = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)

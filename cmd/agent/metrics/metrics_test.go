@@ -9,11 +9,61 @@ import (
 	"testing"
 	"time"
 
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+
 	"cambium/cmd/agent/doctor/observe"
 	"cambium/internal/status"
 )
 
-var line = regexp.MustCompile(`^([a-z_]+)(\{([a-z_]+="([^"\\]|\\.)*",?)+\})? [-+0-9.e]+$`)
+// parsed is what node_exporter makes of a text, by its parser.
+func parsed(t *testing.T, text []byte) map[string]*dto.MetricFamily {
+	t.Helper()
+	parser := expfmt.NewTextParser(model.LegacyValidation)
+	families, err := parser.TextToMetricFamilies(bytes.NewReader(text))
+	if err != nil {
+		t.Fatalf("%v in\n%s", err, text)
+	}
+	for name, f := range families {
+		if f.GetType() != dto.MetricType_GAUGE || f.GetHelp() == "" {
+			t.Errorf("%s is a %s with the help %q, want a gauge", name, f.GetType(), f.GetHelp())
+		}
+	}
+	return families
+}
+
+// TestTheParserThatDropsFiles: node_exporter drops a file with a type that its parser does not know.
+func TestTheParserThatDropsFiles(t *testing.T) {
+	value := func(d status.Document, name string) float64 {
+		t.Helper()
+		var out bytes.Buffer
+		write(&out, observe.Facts{Superuser: true, Agent: observe.Agent{Running: true, Status: &d, Restarts: 3}})
+		f := parsed(t, out.Bytes())[name]
+		if f == nil {
+			t.Fatalf("there is no %s", name)
+		}
+		return f.Metric[0].GetGauge().GetValue()
+	}
+	// Steps are kept of a few tries only.
+	again := status.Document{State: status.Starting, Try: 14, Verdict: "ephemeral-disk: absent", Tries: make([]status.Try, 6)}
+	if got := value(again, "cambium_boot_tries"); got != 14 {
+		t.Errorf("%v tries, want 14", got)
+	}
+	if got := value(again, "cambium_agent_restarts"); got != 3 {
+		t.Errorf("%v restarts, want 3", got)
+	}
+	// An alert must not end with each new try.
+	for name, c := range map[string]struct {
+		d    status.Document
+		want float64
+	}{"failed": {status.Document{State: status.Failed, Verdict: "x"}, 1}, "tried again": {again, 1}, "first try": {status.Document{State: status.Starting}, 0},
+		"ready": {status.Document{State: status.Ready}, 0}} {
+		if got := value(c.d, "cambium_boot_failed"); got != c.want {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
+	}
+}
 
 func TestWrite(t *testing.T) {
 	m := observe.Facts{Superuser: true, Agent: observe.Agent{Running: true, Status: &status.Document{Agent: `1.2 "x"`,
@@ -26,25 +76,14 @@ func TestWrite(t *testing.T) {
 		Identity:    observe.Identity{Certificates: []observe.Certificate{{Role: observe.RoleClient, Name: "a", NotAfter: time.Unix(2e9, 0)}}}}
 	var out bytes.Buffer
 	write(&out, m)
-	for _, want := range []string{`cambium_agent_state{cambium_agent_state="ready"} 1`, `cambium_boot_ready_seconds 1.5`, `cambium_boot_step_seconds{step="network",outcome="done"} 1`,
+	for _, want := range []string{`cambium_agent_state{state="ready"} 1`, `cambium_boot_ready_seconds 1.5`, `cambium_boot_step_seconds{step="network",outcome="done"} 1`,
 		`cambium_agent_info{version="1.2 \"x\"",agent_id=""} 1`, `cambium_persistent_disk_mounted{cid="disk-1"} 0`, `cambium_job_process_running{name="web",monitored="true"} 1`,
 		`cambium_certificate_expiry_timestamp_seconds{role="bus client",name="a"} 2e+09`, `cambium_filesystem_free_bytes{path="/"} 1.073741824e+09`} {
 		if !strings.Contains(out.String(), want+"\n") {
 			t.Errorf("%s is not in\n%s", want, out.String())
 		}
 	}
-	if !strings.HasSuffix(out.String(), "\n# EOF\n") {
-		t.Error("the text has no end")
-	}
-	family := ""
-	for _, l := range strings.Split(strings.TrimSuffix(out.String(), "# EOF\n"), "\n") {
-		switch {
-		case strings.HasPrefix(l, "# TYPE "):
-			family = strings.Fields(l)[2]
-		case l != "" && !strings.HasPrefix(l, "# HELP ") && (!line.MatchString(l) || !strings.HasPrefix(l, family)):
-			t.Errorf("%q is no sample of %s", l, family)
-		}
-	}
+	parsed(t, out.Bytes())
 }
 
 func TestTextfile(t *testing.T) {
@@ -74,5 +113,45 @@ func TestNothingIsMadeUpWithoutRoot(t *testing.T) {
 	}
 	if !strings.Contains(out.String(), `agent_id="a-1"`) {
 		t.Error("the agent id is in the status, which everyone may read")
+	}
+}
+
+// everything is a machine of which there is something to tell in each metric.
+func everything() observe.Facts {
+	return observe.Facts{Superuser: true, Agent: observe.Agent{Running: true, Status: &status.Document{State: status.Ready, ReadyNS: 1,
+		Bus:      &status.Bus{State: status.BusConnected},
+		Steps:    []status.Step{{Name: "network", Outcome: status.Done, Start: 1, End: 2}},
+		Marks:    []status.Mark{{Name: status.MarkBus, At: 1}},
+		Progress: map[string]status.Progress{"migrate_disk": {Text: "copy", Done: 1}}}},
+		FileSystems: []observe.FileSystem{{Path: "/", Size: 3 << 30, Free: 1 << 30, FreeInodes: 100}},
+		Disk:        observe.Disk{CID: "disk-1", Mounted: "/dev/sdc1"},
+		Supervisor:  observe.Supervisor{Expected: true, Services: []observe.Service{{Name: "web", State: "running", Monitored: true}}},
+		Identity: observe.Identity{Certificates: []observe.Certificate{{Role: observe.RoleClient, Name: "a",
+			NotAfter: time.Now().AddDate(1, 0, 0)}}}}
+}
+
+// TestMonitoringNamesMetrics: alerts and dashboard ask for metrics that there are, and the dashboard shows them all.
+func TestMonitoringNamesMetrics(t *testing.T) {
+	var out bytes.Buffer
+	write(&out, everything())
+	families := parsed(t, out.Bytes())
+	named := map[string]map[string]bool{}
+	for _, file := range []string{"alerts.yml", "dashboard.json"} {
+		data, err := os.ReadFile(filepath.Join("../../../docs/monitoring", file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		named[file] = map[string]bool{}
+		for _, name := range regexp.MustCompile(`cambium_[a-z_]+`).FindAllString(string(data), -1) {
+			named[file][name] = true
+			if families[name] == nil {
+				t.Errorf("%s asks for %s, which does not exist", file, name)
+			}
+		}
+	}
+	for name := range families {
+		if !named["dashboard.json"][name] {
+			t.Errorf("the dashboard does not show %s", name)
+		}
 	}
 }
