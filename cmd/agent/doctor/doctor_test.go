@@ -147,6 +147,15 @@ func TestFirstFinding(t *testing.T) {
 			m.Clock.Samples = nil
 			m.Bus.Servers[0].NotBefore = now.Add(time.Hour)
 		}, "clock", "the clock is behind", 1},
+		{"clock a year ahead, and no other machine to ask", func(m *observe.Facts) {
+			server(natsbus.ProbeTLS, "the agent does not trust the server's certificate: x509: certificate has expired", false)(m)
+			m.Clock = observe.Clock{}
+			m.Bus.Servers[0].NotAfter, m.Identity.Certificates[0].NotAfter = now.AddDate(0, -1, 0), now.AddDate(0, -1, 0)
+		}, "clock", "no time daemon keeps the clock, which shows 2026-11-16 12:00 UTC, and the certificate of 10.0.0.6:4222 ended", 1},
+		{"expired server, clock kept", func(m *observe.Facts) {
+			server(natsbus.ProbeTLS, "the agent does not trust the server's certificate: x509: certificate has expired", false)(m)
+			m.Clock.Samples, m.Bus.Servers[0].NotAfter = nil, now.AddDate(0, -1, 0)
+		}, "bus", "certificate has expired", 1},
 		{"disk full", func(m *observe.Facts) {
 			m.FileSystems[0].Free = 0
 			m.Settings.Files[0].Damage = "file is empty"

@@ -95,7 +95,12 @@ func clock(m observe.Facts) (found []Finding) {
 			return []Finding{problem(do, "the clock is behind: it shows %s, and the certificate of %s was made on %s", day(m.Time), s.Address, day(s.NotBefore))}
 		}
 		if !s.NotAfter.IsZero() && m.Time.After(s.NotAfter) && samples == 0 {
-			found = append(found, warning(do, "the clock shows %s, and the certificate of %s ended on %s: either is wrong", day(m.Time), s.Address, day(s.NotAfter)))
+			severity, who := warning, "a time daemon"
+			if !m.Clock.Synchronized {
+				severity, who = problem, "no time daemon"
+			}
+			found = append(found, severity(do, "%s keeps the clock, which shows %s, and the certificate of %s ended on %s: either is wrong",
+				who, day(m.Time), s.Address, day(s.NotAfter)))
 		}
 	}
 	switch {
