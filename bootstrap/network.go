@@ -11,6 +11,7 @@ import (
 
 	"cambium/bootstrap/engine"
 	"cambium/desired"
+	"cambium/internal/oneline"
 	"cambium/platform/host"
 	"cambium/platform/network"
 	"cambium/platform/network/confirm"
@@ -97,7 +98,7 @@ func (m *Machine) observeNetwork(ctx context.Context, s *engine.Span, nets map[s
 	want, warnings, planErr := desired.Network(nets, have)
 	if planErr != nil {
 		// A NIC may still be on its way; a hardware address that never comes is then the error.
-		s.Waiting("links with the settings' hardware addresses")
+		s.Waiting("network cards: " + oneline.Of(planErr.Error()))
 		waiting, cancel := context.WithTimeout(ctx, linkTimeout)
 		err := wait.Links(waiting, m.Network, desired.MACs(nets))
 		cancel()

@@ -48,7 +48,7 @@ func Steps(m *Machine) []engine.Step {
 		{Name: "network", Always: true, Needs: []string{"settings"}, Yields: []string{"ipv6"},
 			Deadline: 5 * time.Minute,
 			If:       has(m.Network != nil), Plan: m.planNetwork, Run: m.setUpNetwork,
-			Advice: "compare the settings' networks with the machine's links"},
+			Advice: "compare the MAC addresses in 'agent settings' with 'ip link'; attach the network card, or correct the networks"},
 		{Name: "bus", Always: true, Needs: []string{"network"}, Deadline: time.Minute, Run: m.startBus,
 			Advice: "correct mbus URLs and certificates in the settings"},
 		{Name: "authorized-keys", Always: true, Needs: []string{"env-keys", "network"}, Yields: []string{"bus"},

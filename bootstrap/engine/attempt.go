@@ -44,7 +44,7 @@ func (e *Engine) begin(steps []Step) *attempt {
 	e.mu.Unlock()
 	rows := make([]status.Step, len(steps))
 	for i, s := range steps {
-		rows[i] = status.Step{Name: s.Name, Outcome: status.Pending, Background: s.Background}
+		rows[i] = status.Step{Name: s.Name, Outcome: status.Pending, Background: s.Background, Advice: s.Advice}
 	}
 	if err := a.rec.Update(func(d *status.Document) {
 		d.KeepTry()
@@ -248,7 +248,10 @@ func (a *attempt) recordEnd(s Step, start int64, outcome status.Outcome, err err
 	var facts []string
 	a.change(s.Name, func(row *status.Step) {
 		facts = slices.Concat(row.Evidence, row.Changes)
-		row.Outcome, row.End, row.Waiting = outcome, end, ""
+		row.Outcome, row.End, row.Waiting, row.Advice = outcome, end, "", ""
+		if outcome == status.Broken {
+			row.Advice = adviceFor(err, s.Advice)
+		}
 		if n := len(row.Waits); n > 0 && row.Waits[n-1].End == 0 {
 			row.Waits[n-1].End = end
 		}

@@ -442,3 +442,23 @@ func TestAdvice(t *testing.T) {
 		}
 	}
 }
+
+// TestAdviceIsOnRecord: the doctor tells it of a step that waits, and of one that failed.
+func TestAdviceIsOnRecord(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, _ := newEngine(t)
+		row := func(n int) status.Step { return e.Status.Snapshot().Steps[n] }
+		_, _, err := e.Run(t.Context(), []Step{
+			{Name: "good", Advice: "nothing", Run: func(context.Context, *Span) error { return nil }},
+			{Name: "disk", Needs: []string{"good"}, Advice: "attach it", Run: func(_ context.Context, s *Span) error {
+				s.Waiting("a disk")
+				if got := row(1); got.Advice != "attach it" || row(0).Advice != "" {
+					t.Errorf("while it waits: %+v", got)
+				}
+				return advised{errors.New("locked")}
+			}}})
+		if got := row(1); err != nil || got.Advice != "remove the lock" {
+			t.Errorf("after it failed: %+v, %v", got, err)
+		}
+	})
+}

@@ -293,6 +293,9 @@ func monitUnderRunit(root string, linux agentjson.Linux) bool {
 func addSources(m *bootstrap.Machine, current *store.Current, o machineOptions) error {
 	log := o.at("sources")
 	waiting := func(ctx context.Context, text string) {
+		if aside := store.Aside(m.Dirs); text != "" && len(aside) > 0 && !current.Present() {
+			text += "; the cached copy was damaged, and set aside as " + strings.Join(aside, ", ")
+		}
 		if span := engine.SpanOf(ctx); span != nil && span.Waiting(text) {
 			o.announceWait(text)
 		}

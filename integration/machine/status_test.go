@@ -218,8 +218,9 @@ func stoppedAndKilled(t *testing.T, i *lab.Instance) {
 // flooded while the agent waits.
 func settingsCorrupt(t *testing.T, i *lab.Instance) {
 	t.Helper()
-	run(t, i, "sh", "-c", "systemctl stop bosh-agent; cd /var/vcap/bosh && echo '{' > agent-bootstrap-env.json && rm -f settings.json* && systemctl start --no-block bosh-agent")
-	awaitScreen(t, i, 1, "state: failed", "verdict: settings: still waiting after 2", "s for settings: File /var/vcap/bosh/agent-bootstrap-env.json: ")
+	run(t, i, "sh", "-c", "systemctl stop bosh-agent; cd /var/vcap/bosh && echo '{' > agent-bootstrap-env.json && rm -f settings.json* && echo '{' > settings.json && systemctl start --no-block bosh-agent")
+	awaitScreen(t, i, 1, "state: failed", "verdict: settings: still waiting after 2", "s for settings: File /var/vcap/bosh/agent-bootstrap-env.json: ",
+		"; the cached copy was damaged, and set aside as /var/vcap/bosh/settings.json.corrupt")
 	out := screenOf(t, i, "root", "validate /var/vcap/bosh/agent-bootstrap-env.json")
 	if !strings.Contains(out, "agent-bootstrap-env.json:2:1: error: document ends early") {
 		t.Errorf("agent validate prints %s", out)

@@ -32,7 +32,7 @@ func TestMachineStopWhileBooting(t *testing.T) {
 		{name: "NIC", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) {
 			d.Set("networks.other", map[string]any{"type": "manual", "ip": "10.89.0.7", "netmask": "255.255.255.0",
 				"mac": "02:00:00:00:be:ef"})
-		}}, step: "network", wait: "links with the settings' hardware addresses"},
+		}}, step: "network", wait: "no NIC has the hardware address "},
 		{name: "lease", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) {
 			d.Set("networks", map[string]any{"default": map[string]any{"type": "dynamic"}})
 		}}, step: "network", wait: "an address from DHCP"},

@@ -56,10 +56,12 @@ type Step struct {
 	Waits    []Wait   `json:"waits,omitempty"`
 	Evidence []string `json:"evidence,omitempty"`
 	// Changes are what the step changed on the machine, in the words of `agent plan`.
-	Changes    []string `json:"changes,omitempty"`
-	Error      string   `json:"error,omitempty"`
-	Background bool     `json:"background,omitempty"`
-	Parts      []Part   `json:"parts,omitempty"`
+	Changes []string `json:"changes,omitempty"`
+	Error   string   `json:"error,omitempty"`
+	// Advice is what an operator can do about a step that failed, or has not ended yet.
+	Advice     string `json:"advice,omitempty"`
+	Background bool   `json:"background,omitempty"`
+	Parts      []Part `json:"parts,omitempty"`
 }
 
 // Took is the length of the step, or 0 while it runs.

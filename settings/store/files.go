@@ -10,10 +10,24 @@ import (
 
 	"cambium/internal/atomicfile"
 	"cambium/internal/jsondoc"
+	"cambium/internal/vcap"
 )
 
 // corruptSuffix marks a file that could not be read and was set aside.
 const corruptSuffix = ".corrupt"
+
+// Aside returns the settings files that were damaged and set aside, under their new names.
+func Aside(dirs vcap.Dirs) (paths []string) {
+	for _, place := range dirs.Places() {
+		for _, file := range moving {
+			path := file(place) + corruptSuffix
+			if _, err := os.Lstat(path); err == nil {
+				paths = append(paths, path)
+			}
+		}
+	}
+	return paths
+}
 
 // disk makes the changes below the base directory. Every change passes step first, so that a
 // test can end the process between any two of them.

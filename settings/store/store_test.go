@@ -373,6 +373,9 @@ func TestDamageWithoutPreviousIsSetAside(t *testing.T) {
 	if got := m.read(t, vcap.Place(m.dirs.Bosh()).UpdateSettings()+corruptSuffix); got != "{" {
 		t.Errorf("the damaged file was not kept, got %q", got)
 	}
+	if got := Aside(m.dirs); !slices.Contains(got, vcap.Place(m.dirs.Bosh()).Settings()+corruptSuffix) {
+		t.Errorf("set aside were %q, want settings.json", got)
+	}
 	if c.HostsConfigured() {
 		t.Error("hosts are configured according to a damaged file")
 	}

@@ -344,6 +344,18 @@ func (o Persistent) labelFor(s probe.Superblock) layout.Label {
 	return layout.MBR
 }
 
+// tooMany is the error for disks that should have been detached.
+type tooMany struct{ devices, most int }
+
+func (e tooMany) Error() string {
+	return fmt.Sprintf("%d persistent disks are attached, want at most %d", e.devices, e.most)
+}
+
+// Advice is for the operator.
+func (tooMany) Advice() string {
+	return "detach the disks that the Director does not list for this VM ('bosh instances --details'), or let it do so by 'bosh cck'"
+}
+
 // Association is a name under which jobs find a persistent disk.
 type Association struct{ Name, CID string }
 
@@ -356,7 +368,7 @@ func CheckKnown(known map[string]bool, devices int, associations []Association) 
 		}
 	}
 	if most := max(len(associations), 1) + 1; devices > most {
-		return fmt.Errorf("%d persistent disks are attached, want at most %d", devices, most)
+		return tooMany{devices: devices, most: most}
 	}
 	return nil
 }

@@ -376,6 +376,10 @@ func TestCheckKnown(t *testing.T) {
 		}
 		wantError(t, CheckKnown(known, c.devices, named), c.refused)
 	}
+	var advised interface{ Advice() string }
+	if err := CheckKnown(nil, 3, nil); !errors.As(err, &advised) || !strings.HasPrefix(advised.Advice(), "detach ") {
+		t.Errorf("the advice for too many disks is not to detach some: %v", err)
+	}
 }
 
 func TestGrowTo(t *testing.T) {

@@ -187,6 +187,14 @@ func TestFirstFinding(t *testing.T) {
 		}, "settings files", "settings.json is damaged", 1},
 		{"cached copy corrupt", func(m *observe.Facts) { m.Settings.Files[0].Damage = "not valid JSON" },
 			"settings files", "settings.json is damaged", 3},
+		{"settings set aside", func(m *observe.Facts) {
+			m.Settings.Files = append(m.Settings.Files, observe.SettingsFile{Path: "/var/vcap/bosh/settings.json.corrupt", Aside: true, Modified: now})
+		}, "settings files", "was damaged, and set aside as /var/vcap/bosh/settings.json.corrupt at 2026-11-16", 0},
+		{"settings set aside, and none since", func(m *observe.Facts) {
+			m.Settings = observe.Settings{Err: "no source has settings", Files: []observe.SettingsFile{
+				{Path: "/var/vcap/bosh/settings.json.corrupt", Aside: true, Modified: now}}}
+			m.Bus, m.Identity = observe.Bus{}, observe.Identity{}
+		}, "settings files", "was damaged", 1},
 		{"sources gone", func(m *observe.Facts) { m.Settings.SourcesErr = "no route to host" }, "settings",
 			"the sources do not serve", 3},
 		{"no settings", func(m *observe.Facts) {
@@ -205,10 +213,11 @@ func TestFirstFinding(t *testing.T) {
 			"lost its device", 1},
 		{"boot step failed", func(m *observe.Facts) {
 			m.Agent.Status.State = status.Failed
-			m.Agent.Status.Steps[0] = status.Step{Name: "ephemeral-disk", Outcome: status.Broken, Error: "no disk"}
+			m.Agent.Status.Steps[0] = status.Step{Name: "ephemeral-disk", Outcome: status.Broken, Error: "no disk", Advice: "attach it"}
 		}, "boot", "boot step ephemeral-disk failed: no disk", 1},
 		{"boot step waits", func(m *observe.Facts) {
-			m.Agent.Status.Steps[0] = status.Step{Name: "settings", Outcome: status.Running, Waiting: "http://169.254.169.254"}
+			m.Agent.Status.Steps[0] = status.Step{Name: "settings", Outcome: status.Running, Advice: "attach it",
+				Waiting: "http://169.254.169.254"}
 		}, "boot", "waits for http", 3},
 		{"jobs withheld", func(m *observe.Facts) {
 			m.Agent.Status.State, m.Agent.Status.Warnings = status.Degraded, []string{status.JobsWithheld + ": persistent disk disk-1 is being checked"}
@@ -221,8 +230,9 @@ func TestFirstFinding(t *testing.T) {
 		}, "persistent disk", "no job is started: tmpfs is there", 1},
 		{"supervisor down", func(m *observe.Facts) { m.Supervisor.Err = "connection refused" }, "supervisor",
 			"monit does not answer", 1},
-		{"job failing", func(m *observe.Facts) { m.Supervisor.Services[0].State = "failing" }, "supervisor",
-			"web failing", 3},
+		{"job failing", func(m *observe.Facts) {
+			m.Supervisor.Services[0].State, m.Supervisor.Services[0].Logs = "failing", []string{"/var/vcap/sys/log/web/web.stderr.log"}
+		}, "supervisor", "web failing", 3},
 		{"MTU too small", func(m *observe.Facts) { m.Network.State.Links[0].MTU = 576 }, "MTU", "576", 3},
 		{"large packets lost", server(natsbus.ProbeTLS, "i/o timeout", true), "MTU", "large packets are lost", 1},
 		{"unit failed", func(m *observe.Facts) { m.Units.Failed = []string{"systemd-networkd.service"} }, "units",
@@ -241,6 +251,12 @@ func TestFirstFinding(t *testing.T) {
 			first := findings[0]
 			if first.Check != c.check || !strings.Contains(first.Found, c.want) || exitCode(findings) != c.code {
 				t.Errorf("first finding is %s: %s: %s, exit code %d; want %s with %q and %d", first.Severity, first.Check, first.Found, exitCode(findings), c.check, c.want, c.code)
+			}
+			if c.name == "job failing" && !strings.Contains(first.Do, "/var/vcap/sys/log/web/web.stderr.log") {
+				t.Errorf("the advice does not name the logs: %s", first.Do)
+			}
+			if strings.HasPrefix(c.name, "boot step") && !strings.HasPrefix(first.Do, "attach it; ") {
+				t.Errorf("the advice is not the step's: %s", first.Do)
 			}
 			if first.Checked == "" || first.Do == "" {
 				t.Errorf("the finding does not say what was checked and what to do: %+v", first)

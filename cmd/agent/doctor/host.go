@@ -151,12 +151,20 @@ func config(m observe.Facts) (found []Finding) {
 
 func settingsFiles(m observe.Facts) (found []Finding) {
 	for _, f := range m.Settings.Files {
-		if f.Damage == "" {
-			continue
-		}
 		severity := warning
 		if m.Settings.Err != "" {
 			severity = problem
+		}
+		if f.Aside {
+			if m.Settings.Err == "" {
+				severity = note
+			}
+			found = append(found, severity("see that 'agent settings' is as it should be, then remove the file; without settings, recreate the VM",
+				"a settings file was damaged, and set aside as %s at %s", f.Path, day(f.Modified)))
+			continue
+		}
+		if f.Damage == "" {
+			continue
 		}
 		found = append(found, severity(restartAgent+": it takes the previous generation, or asks its sources; if that does not help, recreate the VM",
 			"%s is damaged: %s", f.Path, f.Damage))
@@ -239,19 +247,8 @@ func process(m observe.Facts) []Finding {
 	return []Finding{good("process %d runs since %s%s", d.PID, day(d.Started), unit)}
 }
 
-// stepAdvice is what to do about a boot step that fails or waits.
-var stepAdvice = map[string]string{
-	"settings": "'agent settings --explain' tells what each source answers; see that one of them serves this VM",
-	"network": "compare the networks and MAC addresses in 'agent settings' with 'ip link'; attach the network card, or correct the " +
-		"VM's networks and recreate it",
-	"raw-disks":       "attach the raw disks that 'agent settings' names under disks",
-	"ephemeral-disk":  "attach the ephemeral disk that 'agent settings' names under disks, or correct it there and recreate the VM",
-	"persistent-disk": "attach the persistent disk ('bosh cck'), or let the Director detach it",
-	"supervisor":      "'systemctl status monit' and 'journalctl -u monit' tell why it does not start",
-}
-
 func adviceFor(s status.Step) string {
-	return cmp.Or(stepAdvice[s.Name], "see 'agent status -v' for its evidence") + "; the boot is tried again by itself"
+	return cmp.Or(s.Advice, "see 'agent status -v' for its evidence") + "; the boot is tried again by itself"
 }
 
 // unmade reports that an agent which is still to become ready has not come past a step.
@@ -319,14 +316,17 @@ func supervisor(m observe.Facts) (found []Finding) {
 	case s.Err != "":
 		return []Finding{problem("start it: 'systemctl start monit'; 'journalctl -u monit' tells why it ended", "the supervisor monit does not answer: %s", s.Err)}
 	}
-	var failing []string
+	var failing, logs []string
 	for _, p := range s.Services {
 		if p.Monitored && p.State != "running" {
-			failing = append(failing, p.Name+" "+p.State)
+			failing, logs = append(failing, p.Name+" "+p.State), append(logs, p.Logs...)
 		}
 	}
 	if len(failing) > 0 {
-		return []Finding{warning("see /var/vcap/sys/log for their logs, and 'monit summary'", "processes of jobs do not run: %s", strings.Join(failing, ", "))}
+		if len(logs) == 0 {
+			logs = []string{"/var/vcap/sys/log for their logs"}
+		}
+		return []Finding{warning("see "+strings.Join(logs, ", ")+", and 'monit summary'", "processes of jobs do not run: %s", strings.Join(failing, ", "))}
 	}
 	return []Finding{good("%d processes", len(s.Services))}
 }

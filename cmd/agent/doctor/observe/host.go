@@ -6,6 +6,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -182,9 +184,43 @@ func supervisor(ctx context.Context, dirs vcap.Dirs) (found Supervisor) {
 		return found
 	}
 	for _, s := range state.Services {
-		found.Services = append(found.Services, Service{Name: s.Name, State: s.State, Monitored: s.Monitored})
+		service := Service{Name: s.Name, State: s.State, Monitored: s.Monitored}
+		if s.Monitored && s.State != "running" {
+			service.Logs = jobLogs(dirs, s.Name)
+		}
+		found.Services = append(found.Services, service)
 	}
 	return found
+}
+
+// logsNamed is how many log files of a job are worth telling.
+const logsNamed = 3
+
+// jobLogs are the log files of the job whose monit file names the service, the newest first.
+func jobLogs(dirs vcap.Dirs, service string) (logs []string) {
+	names := regexp.MustCompile(`(?m)^\s*check\s+\w+\s+"?` + regexp.QuoteMeta(service) + `"?(\s|$)`)
+	files, _ := filepath.Glob(dirs.MonitFiles()) // the pattern is well-formed
+	changed := map[string]time.Time{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil || !names.Match(text) {
+			continue
+		}
+		_, job, _ := strings.Cut(strings.TrimSuffix(filepath.Base(file), ".monitrc"), "_") // NNNN_JOB, or NNNN_JOB_LABEL
+		for ; job != ""; job = job[:max(0, strings.LastIndex(job, "_"))] {
+			found, _ := filepath.Glob(filepath.Join(dirs.JobLogs(), job, "*"))
+			for _, log := range found {
+				if info, err := os.Stat(log); err == nil && info.Mode().IsRegular() {
+					logs, changed[log] = append(logs, log), info.ModTime()
+				}
+			}
+			if len(found) > 0 {
+				break
+			}
+		}
+	}
+	slices.SortFunc(logs, func(a, b string) int { return changed[b].Compare(changed[a]) })
+	return logs[:min(len(logs), logsNamed)]
 }
 
 // tasks counts those on record, which is where the settings are.

@@ -109,6 +109,8 @@ type Service struct {
 	State string `json:"state"`
 	// Monitored is false for one that is stopped on purpose.
 	Monitored bool `json:"monitored"`
+	// Logs are the log files of its job, the newest first; only of one that does not run.
+	Logs []string `json:"logs,omitempty"`
 }
 
 // Network is links, addresses, routes and the answers of gateways.

@@ -40,6 +40,7 @@ type SettingsFile struct {
 	Path     string    `json:"path"`
 	Modified time.Time `json:"modified"`
 	Damage   string    `json:"damage,omitempty"`
+	Aside    bool      `json:"aside,omitempty"` // it was damaged, and the agent has set it aside
 }
 
 // agentConfig reads agent.json.
@@ -145,6 +146,13 @@ func settingsFiles(dirs vcap.Dirs) (files []SettingsFile) {
 			}
 			files = append(files, f)
 		}
+	}
+	for _, path := range store.Aside(dirs) {
+		f := SettingsFile{Path: path, Aside: true}
+		if info, err := os.Stat(path); err == nil {
+			f.Modified = info.ModTime()
+		}
+		files = append(files, f)
 	}
 	return files
 }
