@@ -206,6 +206,7 @@ func (c *BusClient) expect(grace time.Duration) {
 // record puts the bus into the status. The caller holds mu.
 func (c *BusClient) record() {
 	bus := c.bus
+	bus.SinceNS = c.options.Status.At(bus.Since)
 	if err := c.options.Status.Update(func(d *status.Document) { d.Bus = &bus }); err != nil {
 		c.options.Log.WithError(err).Debug("status not written")
 	}

@@ -2,6 +2,7 @@ package status
 
 import (
 	"fmt"
+	"math"
 	"time"
 )
 
@@ -28,6 +29,8 @@ type Bus struct {
 	Reason string `json:"reason,omitempty"`
 	// Since is when the connection was made or, without one, when it was lost or first tried.
 	Since time.Time `json:"since"`
+	// SinceNS is the same on the clock of Step: Since is wrong when the clock has been set.
+	SinceNS int64 `json:"since_ns,omitempty"`
 	// Tries is how often connecting has failed since then.
 	Tries int `json:"tries,omitempty"`
 	// Overdue means that there has been no connection for so long that the agent counts as degraded.
@@ -48,11 +51,43 @@ func (b *Bus) String() string {
 }
 
 // Account is String with the time that has passed instead of the time of day.
-func (b *Bus) Account(now time.Time) string {
+func (b *Bus) Account(passed time.Duration) string {
 	if b == nil {
 		return b.String()
 	}
-	return b.describe("for " + max(0, now.Sub(b.Since)).Round(time.Second).String())
+	return b.describe("for " + About(passed))
+}
+
+// BusAge is the time since the bus is in its state.
+func (d Document) BusAge(now time.Time) time.Duration {
+	switch {
+	case d.Bus == nil:
+		return 0
+	case d.Bus.SinceNS > 0:
+		return max(0, d.Elapsed(now)-time.Duration(d.Bus.SinceNS))
+	}
+	return max(0, now.Sub(d.Bus.Since))
+}
+
+// Elapsed is the time since the account began: by a clock that cannot be set, if it began in this boot.
+func (d Document) Elapsed(now time.Time) time.Duration {
+	if d.Origin != nil && d.BootID == bootID() {
+		return time.Duration(bootTime() - d.Origin.BootTime)
+	}
+	return now.Sub(d.Started)
+}
+
+// About is a duration in its largest unit.
+func About(d time.Duration) string {
+	switch {
+	case d >= 48*time.Hour:
+		return fmt.Sprintf("%d days", int(math.Round(d.Hours()/24)))
+	case d >= 2*time.Hour:
+		return fmt.Sprintf("%d hours", int(math.Round(d.Hours())))
+	case d >= 2*time.Minute:
+		return fmt.Sprintf("%d minutes", int(math.Round(d.Minutes())))
+	}
+	return fmt.Sprintf("%d seconds", int(d.Seconds()))
 }
 
 // busWords stand before the server.

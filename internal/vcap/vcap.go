@@ -113,6 +113,7 @@ func (d Dirs) RootVarOpt() string     { return d.join("data", "root_var_opt") }
 
 func (d Dirs) Sys() string                  { return d.join("sys") }
 func (d Dirs) JobLogs() string              { return d.join("sys", "log") }
+func (d Dirs) LogsOf(job string) string     { return d.join("sys", "log", job, "*") } // a pattern
 func (d Dirs) CompilationLogs() string      { return d.join("sys", "log", "compilation") }
 func (d Dirs) Jobs() string                 { return d.join("jobs") }
 func (d Dirs) Packages() string             { return d.join("packages") }

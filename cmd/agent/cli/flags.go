@@ -31,10 +31,14 @@ type Flags struct {
 type Help struct {
 	Arguments string // behind the command's name in the usage line
 	Purpose   string
+	Terms     []Term // words that Purpose leaves to be explained
 	Examples  []string
 	// Words are those that the first argument can be, for completion.
 	Words []string
 }
+
+// Term is a word and what it means.
+type Term struct{ Word, Text string }
 
 // NewFlags returns the flags of the command `agent NAME`.
 func NewFlags(name string, help Help, stdout, stderr io.Writer) *Flags {
@@ -108,6 +112,9 @@ func (f *Flags) failed(err error) int {
 	return f.Misused("%v", err)
 }
 
+// termColumn is where the meaning of a term begins.
+const termColumn = 11
+
 // flagColumn is where the description of a flag begins.
 const flagColumn = 22
 
@@ -124,6 +131,9 @@ func (f *Flags) printHelp() {
 	PrintFolded(f.stdout, width, "usage: ", len("usage: "), f.usageLine())
 	fmt.Fprintln(f.stdout)
 	PrintFolded(f.stdout, width, "", 0, f.help.Purpose)
+	for _, t := range f.help.Terms {
+		PrintFolded(f.stdout, width, fmt.Sprintf("  %-*s", termColumn-2, t.Word), termColumn, t.Text)
+	}
 	var d Description
 	f.describe(&d)
 	if len(d.Flags) > 0 {

@@ -3,7 +3,6 @@ package doctor
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 	"time"
@@ -86,7 +85,7 @@ func clock(m observe.Facts) (found []Finding) {
 			if off >= clockWrong {
 				severity = problem
 			}
-			return []Finding{severity(do, "the clock is %s %s, says %s", about(off), direction(s.Offset), s.From)}
+			return []Finding{severity(do, "the clock is %s %s, says %s", status.About(off), direction(s.Offset), s.From)}
 		}
 	}
 	// A server's certificate is made before it is used: one from the future tells of a clock that is behind.
@@ -107,7 +106,7 @@ func clock(m observe.Facts) (found []Finding) {
 	case len(found) > 0:
 		return found
 	case samples == 0 && !m.Clock.Synchronized && m.Clock.Moved.Abs() >= clockWrong:
-		return []Finding{warning(do, "the clock was set %s %s since the agent started, and no time daemon keeps it; it shows %s", about(m.Clock.Moved.Abs()), direction(m.Clock.Moved), day(m.Time))}
+		return []Finding{warning(do, "the clock was set %s %s since the agent started, and no time daemon keeps it; it shows %s", status.About(m.Clock.Moved.Abs()), direction(m.Clock.Moved), day(m.Time))}
 	case samples > 0:
 		return []Finding{good("it agrees with %d other machines", samples)}
 	case m.Clock.Synchronized:
@@ -121,19 +120,6 @@ func direction(ahead time.Duration) string {
 		return "ahead"
 	}
 	return "behind"
-}
-
-// about is a duration in its largest unit.
-func about(d time.Duration) string {
-	switch {
-	case d >= 48*time.Hour:
-		return fmt.Sprintf("%d days", int(math.Round(d.Hours()/24)))
-	case d >= 2*time.Hour:
-		return fmt.Sprintf("%d hours", int(math.Round(d.Hours())))
-	case d >= 2*time.Minute:
-		return fmt.Sprintf("%d minutes", int(math.Round(d.Minutes())))
-	}
-	return fmt.Sprintf("%d seconds", int(d.Seconds()))
 }
 
 func config(m observe.Facts) (found []Finding) {
@@ -201,7 +187,7 @@ func cleared(m observe.Facts) bool {
 func age(m observe.Facts) string {
 	for _, f := range m.Settings.Files {
 		if strings.HasSuffix(f.Path, "/settings.json") && !f.Modified.IsZero() {
-			return fmt.Sprintf(" (%s written %s ago)", f.Path, about(m.Time.Sub(f.Modified)))
+			return fmt.Sprintf(" (%s written %s ago)", f.Path, status.About(m.Time.Sub(f.Modified)))
 		}
 	}
 	return ""
@@ -324,7 +310,7 @@ func supervisor(m observe.Facts) (found []Finding) {
 	}
 	if len(failing) > 0 {
 		if len(logs) == 0 {
-			logs = []string{"/var/vcap/sys/log for their logs"}
+			logs = []string{vcap.New(vcap.DefaultBase).JobLogs() + " for their logs"}
 		}
 		return []Finding{warning("see "+strings.Join(logs, ", ")+", and 'monit summary'", "processes of jobs do not run: %s", strings.Join(failing, ", "))}
 	}

@@ -89,6 +89,9 @@ func page(program, version string, d cli.Description) string {
 	p.bold(program, " ", strings.TrimPrefix(d.Usage, "agent "))
 	p.section("DESCRIPTION")
 	p.text(escape(strings.ReplaceAll(d.Purpose, "\n", " ")))
+	for _, t := range d.Terms {
+		p.item(t.Word, escape(t.Text))
+	}
 	if len(d.Flags) > 0 {
 		p.section("OPTIONS")
 	}

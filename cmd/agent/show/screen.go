@@ -61,7 +61,7 @@ func (s screen) print(d status.Document, verbose bool) {
 		s.field("verdict", cli.Red, "%s", d.Verdict)
 	}
 	if d.Bus != nil && d.State != status.NotRunning {
-		s.field("bus", busColor(d.Bus), "%s", d.Bus.Account(s.now))
+		s.field("bus", busColor(d.Bus), "%s", d.Bus.Account(d.BusAge(s.now)))
 	}
 	if d.Settings != nil {
 		from := d.Settings.From
@@ -134,7 +134,7 @@ func (s screen) unfinished(d status.Document) {
 		case status.Running:
 			text := step.Name
 			if d.State != status.NotRunning {
-				text += " for " + max(0, s.now.Sub(d.Started)-time.Duration(step.Start)).Round(time.Second).String()
+				text += " for " + max(0, d.Elapsed(s.now)-time.Duration(step.Start)).Round(time.Second).String()
 			}
 			if step.Waiting != "" {
 				text += ", waiting for " + step.Waiting

@@ -208,7 +208,7 @@ func jobLogs(dirs vcap.Dirs, service string) (logs []string) {
 		}
 		_, job, _ := strings.Cut(strings.TrimSuffix(filepath.Base(file), ".monitrc"), "_") // NNNN_JOB, or NNNN_JOB_LABEL
 		for ; job != ""; job = job[:max(0, strings.LastIndex(job, "_"))] {
-			found, _ := filepath.Glob(filepath.Join(dirs.JobLogs(), job, "*"))
+			found, _ := filepath.Glob(dirs.LogsOf(job))
 			for _, log := range found {
 				if info, err := os.Stat(log); err == nil && info.Mode().IsRegular() {
 					logs, changed[log] = append(logs, log), info.ModTime()
