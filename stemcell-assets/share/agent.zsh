@@ -13,6 +13,7 @@ commands=(
 	'settings:ask the sources as a boot does, show the effective settings'
 	'plan:show what a boot would change on this machine'
 	'disk:accept, release or format a persistent disk'
+	'supervise:run the jobs in the place of monit'
 	'compile:compile release tarballs on this machine, without a Director'
 	'log-level:show or change the log level of the running agent'
 	'completion:print the completion of commands and flags for a shell'
@@ -30,7 +31,7 @@ help) _describe command commands ;;
 run)
 	_arguments \
 		'-C[path of AGENT_JSON; bosh/agent.json below BASE if not given]:AGENT_JSON:_default' \
-		'-M[SUPERVISOR; monit, dummy or dummy-nats]:SUPERVISOR:_default' \
+		'-M[SUPERVISOR; monit, systemd (the agent'\''s own, inside of monit.service), dummy or dummy-nats]:SUPERVISOR:_default' \
 		'-P[PLATFORM; ubuntu or centos, which are the same, or dummy for everything that touches no machine]:PLATFORM:_default' \
 		'-b[BASE directory]:BASE:_default' \
 		'--no-alerts[accepted and ignored]' \
@@ -112,6 +113,11 @@ disk)
 	_arguments \
 		'-b[BASE directory]:BASE:_default' \
 		'--yes[format; lose what is on the disk]' \
+		'--help[show the help of the command]' '*:file:_files'
+	;;
+supervise)
+	_arguments \
+		'-b[BASE directory]:BASE:_default' \
 		'--help[show the help of the command]' '*:file:_files'
 	;;
 compile)
