@@ -183,6 +183,12 @@ func (v *service) document(b *strings.Builder, second, full bool) {
 			v.connection(b, c)
 		}
 	}
+	if v.Type == monitfile.Process && second { // not in monit's documents: for 'agent jobs'
+		fmt.Fprintf(b, "<restarts>%d</restarts>", v.restarts)
+		if !v.lastEnd.IsZero() {
+			fmt.Fprintf(b, "<ended>%d</ended>", v.lastEnd.Unix())
+		}
+	}
 	b.WriteString("</service>")
 }
 

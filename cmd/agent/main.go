@@ -17,6 +17,7 @@ import (
 	"cambium/cmd/agent/completion"
 	"cambium/cmd/agent/disk"
 	"cambium/cmd/agent/doctor"
+	"cambium/cmd/agent/jobs"
 	"cambium/cmd/agent/loglevel"
 	"cambium/cmd/agent/manpage"
 	"cambium/cmd/agent/metrics"
@@ -52,6 +53,7 @@ func commands() cli.Table {
 		{Name: "settings", Summary: "ask the sources as a boot does, show the effective settings", Run: showsettings.Run},
 		{Name: "plan", Summary: "show what a boot would change on this machine", Run: runPlan},
 		{Name: "disk", Summary: "accept, release or format a persistent disk", Run: disk.Command(describeDisk)},
+		{Name: "jobs", Summary: "show the processes of the jobs", Run: jobs.Run},
 		{Name: "supervise", Summary: "run the jobs in the place of monit", Run: supervise.Run},
 		{Name: "compile", Summary: "compile release tarballs on this machine, without a Director", Run: compile.Run},
 		{Name: "log-level", Summary: "show or change the log level of the running agent", Run: loglevel.Run},

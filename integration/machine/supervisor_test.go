@@ -50,6 +50,9 @@ func TestMachineSupervisor(t *testing.T) {
 	if got := run(t, i, "/var/vcap/bosh/bin/monit", "-c", "/var/vcap/bosh/etc/monitrc", "summary"); !strings.Contains(got, "forker") {
 		t.Errorf("monit summary: got %q", got)
 	}
+	if got := run(t, i, "/var/vcap/bosh/bin/bosh-agent", "jobs"); !strings.Contains(got, "forker  running") {
+		t.Errorf("agent jobs: got %q", got)
+	}
 	// A job that dies while the agent is down is back before the agent is.
 	run(t, i, "systemctl", "stop", "bosh-agent.service")
 	pid := strings.TrimSpace(content(t, i, "/var/vcap/data/sys/run/execer/execer.pid"))

@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"strings"
+	"time"
 )
 
 // group is the service group that belongs to the jobs of a deployment.
@@ -33,6 +34,11 @@ type Service struct {
 	MemoryKB      int
 	MemoryPercent float64
 	CPUPercent    float64
+	PID           int // 0 while it does not run
+	// Restarts and Ended are given by the agent's own supervisor: how often it restarted the process after its end,
+	// and when the last one was.
+	Restarts *int
+	Ended    *time.Time
 }
 
 // States of a service and of the whole job.
@@ -62,7 +68,11 @@ type serviceXML struct {
 	Monitor int    `xml:"monitor"`
 	Pending int    `xml:"pendingaction"`
 	Uptime  int    `xml:"uptime"`
-	Memory  struct {
+	PID     int    `xml:"pid"`
+	// These two are not monit's.
+	Restarts *int   `xml:"restarts"`
+	Ended    *int64 `xml:"ended"`
+	Memory   struct {
 		KB      int     `xml:"kilobytetotal"`
 		Percent float64 `xml:"percenttotal"`
 	} `xml:"memory"`
@@ -98,7 +108,11 @@ func parseStatus(r io.Reader, group string) (Status, error) {
 func (x serviceXML) service() Service {
 	s := Service{
 		Name: x.Name, Monitored: x.Monitor != 0, Pending: x.Pending > 0,
-		UptimeSeconds: x.Uptime, MemoryKB: x.Memory.KB, MemoryPercent: number(x.Memory.Percent), CPUPercent: number(x.CPU.Percent),
+		UptimeSeconds: x.Uptime, MemoryKB: x.Memory.KB, MemoryPercent: number(x.Memory.Percent), CPUPercent: number(x.CPU.Percent), PID: x.PID, Restarts: x.Restarts,
+	}
+	if x.Ended != nil {
+		ended := time.Unix(*x.Ended, 0)
+		s.Ended = &ended
 	}
 	switch {
 	case x.Monitor == 0:

@@ -3,10 +3,10 @@ _agent() {
 	local word=${COMP_WORDS[COMP_CWORD]} flags= words=
 	COMPREPLY=()
 	if ((COMP_CWORD == 1)); then
-		words="help run status timeline doctor support metrics validate settings plan disk supervise compile log-level completion man version --help --version"
+		words="help run status timeline doctor support metrics validate settings plan disk jobs supervise compile log-level completion man version --help --version"
 	else
 		case ${COMP_WORDS[1]} in
-		help) words="help run status timeline doctor support metrics validate settings plan disk supervise compile log-level completion man version" ;;
+		help) words="help run status timeline doctor support metrics validate settings plan disk jobs supervise compile log-level completion man version" ;;
 		run) flags="-C -M -P -b --no-alerts -r -v --help" words="" ;;
 		status) flags="--file --json -v --wait --help" words="" ;;
 		timeline) flags="-b --blame --boot --file --json --svg --width --help" words="" ;;
@@ -17,6 +17,7 @@ _agent() {
 		settings) flags="-C -b --explain --json --query --timeout --help" words="" ;;
 		plan) flags="-C -b --json --timeout --help" words="" ;;
 		disk) flags="-b --yes --help" words="" ;;
+		jobs) flags="-b --json --watch --help" words="" ;;
 		supervise) flags="-b --help" words="" ;;
 		compile) flags="-b --output-directory --help" words="" ;;
 		log-level) flags="--file --help" words="info debug" ;;

@@ -13,6 +13,7 @@ commands=(
 	'settings:ask the sources as a boot does, show the effective settings'
 	'plan:show what a boot would change on this machine'
 	'disk:accept, release or format a persistent disk'
+	'jobs:show the processes of the jobs'
 	'supervise:run the jobs in the place of monit'
 	'compile:compile release tarballs on this machine, without a Director'
 	'log-level:show or change the log level of the running agent'
@@ -113,6 +114,13 @@ disk)
 	_arguments \
 		'-b[BASE directory]:BASE:_default' \
 		'--yes[format; lose what is on the disk]' \
+		'--help[show the help of the command]' '*:file:_files'
+	;;
+jobs)
+	_arguments \
+		'-b[BASE directory]:BASE:_default' \
+		'--json[print JSON]' \
+		'--watch[print again every two seconds, until interrupted]' \
 		'--help[show the help of the command]' '*:file:_files'
 	;;
 supervise)

@@ -186,7 +186,7 @@ func supervisor(ctx context.Context, dirs vcap.Dirs) (found Supervisor) {
 	for _, s := range state.Services {
 		service := Service{Name: s.Name, State: s.State, Monitored: s.Monitored}
 		if s.Monitored && s.State != "running" {
-			service.Logs = jobLogs(dirs, s.Name)
+			service.Logs = JobLogs(dirs, s.Name)
 		}
 		found.Services = append(found.Services, service)
 	}
@@ -196,8 +196,8 @@ func supervisor(ctx context.Context, dirs vcap.Dirs) (found Supervisor) {
 // logsNamed is how many log files of a job are worth telling.
 const logsNamed = 3
 
-// jobLogs are the log files of the job whose monit file names the service, the newest first.
-func jobLogs(dirs vcap.Dirs, service string) (logs []string) {
+// JobLogs are the log files of the job whose monit file names the service, the newest first.
+func JobLogs(dirs vcap.Dirs, service string) (logs []string) {
 	names := regexp.MustCompile(`(?m)^\s*check\s+\w+\s+"?` + regexp.QuoteMeta(service) + `"?(\s|$)`)
 	files, _ := filepath.Glob(dirs.MonitFiles()) // the pattern is well-formed
 	changed := map[string]time.Time{}

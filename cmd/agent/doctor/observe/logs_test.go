@@ -29,11 +29,11 @@ func TestLogsOfTheJobThatOwnsAService(t *testing.T) {
 	young := put(filepath.Join(dirs.JobLogs(), "cloud_controller", "worker.stderr.log"), "", 0)
 	put(filepath.Join(dirs.JobLogs(), "other", "other.log"), "", 0)
 	for _, service := range []string{"worker_1", "worker_2"} {
-		if got := jobLogs(dirs, service); !slices.Equal(got, []string{young, old}) {
+		if got := JobLogs(dirs, service); !slices.Equal(got, []string{young, old}) {
 			t.Errorf("%s: %q", service, got)
 		}
 	}
-	if got := jobLogs(dirs, "worker"); got != nil {
+	if got := JobLogs(dirs, "worker"); got != nil {
 		t.Errorf("a service that no job has: %q", got)
 	}
 }
