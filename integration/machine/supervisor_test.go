@@ -12,10 +12,10 @@ import (
 	"cambium/lab/release"
 )
 
-// choose has the agent run the jobs with a supervisor, from its next start on. What it writes is gone after a boot.
-func choose(t *testing.T, i *lab.Instance, supervisor string) {
+// choose has the agent run the jobs with a supervisor. The choice is kept below /run, until the next boot, or below /etc.
+func choose(t *testing.T, i *lab.Instance, where, supervisor string) {
 	t.Helper()
-	run(t, i, "sh", "-c", `d=/run/systemd/system/bosh-agent.service.d; mkdir -p $d && printf '[Service]\nExecStart=\nExecStart=/var/vcap/bosh/bin/bosh-agent -P ubuntu -C /var/vcap/bosh/agent.json -M `+
+	run(t, i, "sh", "-c", `d=`+where+`/systemd/system/bosh-agent.service.d; mkdir -p $d && printf '[Service]\nExecStart=\nExecStart=/var/vcap/bosh/bin/bosh-agent -P ubuntu -C /var/vcap/bosh/agent.json -M `+
 		supervisor+`\n' >$d/choice.conf && systemctl daemon-reload && systemctl restart bosh-agent.service`)
 	ready(t, i)
 	eventually.True(t, "the jobs under "+supervisor, func() bool { return stateOf(t, i).JobState == "running" })
@@ -37,7 +37,7 @@ func TestMachineSupervisor(t *testing.T) {
 		return run(t, i, "sh", "-c", "cat /var/vcap/data/sys/run/*/*.pid")
 	}
 	before := pids()
-	choose(t, i, "systemd")
+	choose(t, i, "/run", "systemd")
 	if got := inUnit(t, i); !strings.Contains(got, "bosh-agent supervise") {
 		t.Fatalf("in monit.service runs %q", got)
 	}
@@ -76,7 +76,7 @@ func TestMachineSupervisor(t *testing.T) {
 	}
 
 	before = pids()
-	choose(t, i, "monit")
+	choose(t, i, "/run", "monit")
 	if got := inUnit(t, i); strings.Contains(got, "supervise") {
 		t.Errorf("in monit.service runs %q", got)
 	}
@@ -84,7 +84,7 @@ func TestMachineSupervisor(t *testing.T) {
 		t.Errorf("the switch back replaced processes %q by %q", before, got)
 	}
 	// A boot leaves nothing of it.
-	choose(t, i, "systemd")
+	choose(t, i, "/run", "systemd")
 	if err := i.Reboot(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -17,14 +17,14 @@ func TestStatusDocuments(t *testing.T) {
 		want        []Service
 	}{
 		{"status-5.2.5.xml", "5.2.5", 1763180400, []Service{
-			{Name: "web", State: StateRunning, Monitored: true, UptimeSeconds: 4301, MemoryKB: 79340, MemoryPercent: 1.9, CPUPercent: 0.4},
+			{Name: "web", State: StateRunning, Monitored: true, UptimeSeconds: 4301, MemoryKB: 79340, MemoryPercent: 1.9, CPUPercent: 0.4, PID: 2214},
 			{Name: "worker", State: StateFailing, Monitored: true, Fault: "process is not running"},
 			{Name: "cache", State: StateStarting, Monitored: true, Pending: true},
 			{Name: "drained", State: StateUnknown},
 			{Name: "umlaut-ü", State: StateFailing, Monitored: true, Fault: "failed to connect to '127.0.0.1' <8080> & gave up"},
 		}},
 		{"status-5.33.0.xml", "5.33.0", 1794721101, []Service{
-			{Name: "web", State: StateRunning, Monitored: true, UptimeSeconds: 3, MemoryKB: 1644},
+			{Name: "web", State: StateRunning, Monitored: true, UptimeSeconds: 3, MemoryKB: 1644, PID: 386},
 			{Name: "worker", State: StateFailing, Monitored: true},
 		}},
 	} {

@@ -1,0 +1,11 @@
+//go:build machine && nightly
+
+package machine
+
+import "testing"
+
+// TestNightlyJobsUnderTheOwnSupervisor is TestMachineJobs with the agent's supervisor in the place of monit.
+func TestNightlyJobsUnderTheOwnSupervisor(t *testing.T) {
+	t.Parallel()
+	jobLife(t, "systemd")
+}
