@@ -67,7 +67,7 @@ func TestMachineAttacks(t *testing.T) {
 	t.Run("sparse log", func(t *testing.T) { sparseLog(t, i) })
 	t.Run("run directory", func(t *testing.T) { runDirectory(t, i) })
 	t.Run("alert port", func(t *testing.T) { alertPort(t, i) })
-	t.Run("monit's port", func(t *testing.T) { monitPort(t, i) })
+	t.Run("monit's port", func(t *testing.T) { monitPort(t, l, i) })
 	t.Run("monit's pid file", func(t *testing.T) { monitPidFile(t, i) })
 	t.Run("log rotation", func(t *testing.T) { logRotation(t, i) })
 	t.Run("secrets", func(t *testing.T) { secrets(t, i) })
@@ -182,7 +182,7 @@ func alertPort(t *testing.T, i *lab.Instance) {
 
 // monitPort listens where monit should, while monit is down. The agent names the process, and gives monit its port back
 // as soon as the process has ended.
-func monitPort(t *testing.T, i *lab.Instance) {
+func monitPort(t *testing.T, l *lab.Lab, i *lab.Instance) {
 	run(t, i, "systemctl", "stop", "monit")
 	stop := background(t, i, "listener", fmt.Sprintf(listen, 2822, "monit"))
 	eventually.True(t, "vcap to listen", func() bool {
@@ -210,6 +210,19 @@ func monitPort(t *testing.T, i *lab.Instance) {
 	eventually.True(t, "monit to answer", func() bool { return stateOf(t, i).JobState == "running" })
 	if got := run(t, i, "systemctl", "show", "-P", "MainPID", "monit"); got == pid+"\n" {
 		t.Error("monit was not restarted")
+	}
+	var alerts []string
+	eventually.True(t, "an alert", func() bool {
+		alerts = nil
+		for _, e := range l.Monitor.Events() {
+			if e.Kind == "alert" && e.Agent == i.AgentID && strings.Contains(string(e.Body), "monit's port is taken") {
+				alerts = append(alerts, string(e.Body))
+			}
+		}
+		return len(alerts) > 0
+	})
+	if len(alerts) != 1 || !strings.Contains(alerts[0], "of user ") {
+		t.Errorf("alerts are %q, want one that names the process", alerts)
 	}
 }
 

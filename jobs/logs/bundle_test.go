@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -131,11 +132,15 @@ func TestDeepLogs(t *testing.T) {
 			_ = file.Close()
 		}
 		var archive bytes.Buffer
-		began := time.Now()
-		if err := c.Collect(t.Context(), Selection{Types: "job"}, &archive); err != nil {
-			t.Fatal(err)
+		took = time.Hour
+		for range 3 { // the shortest: the others may have waited for a processor
+			archive.Reset()
+			began := time.Now()
+			if err := c.Collect(t.Context(), Selection{Types: "job"}, &archive); err != nil {
+				t.Fatal(err)
+			}
+			took = min(took, time.Since(began))
 		}
-		took = time.Since(began)
 		for name := range files(t, archive.Bytes()) {
 			if !strings.HasSuffix(name, "/") {
 				names++
@@ -149,7 +154,7 @@ func TestDeepLogs(t *testing.T) {
 	if flat != count || deep != count {
 		t.Errorf("%d and %d logs are packed, want %d", flat, deep, count)
 	}
-	if long > 20*short {
+	if long > 15*short {
 		t.Errorf("logs below 200 directories took %v, those at the top %v", long, short)
 	}
 	if n, _ := collect(1950); n != 0 {
@@ -179,5 +184,27 @@ func TestCollectingIsNice(t *testing.T) {
 	}
 	if want := min(max(20-own+nice, 0), 19); l.nice != want {
 		t.Errorf("collected at nice level %d, want %d as for scripts", l.nice, want)
+	}
+}
+
+// TestManyLinksDoNotFillTheLog: a job can make any number of files that are left out.
+func TestManyLinksDoNotFillTheLog(t *testing.T) {
+	c := collector(t)
+	var log bytes.Buffer
+	c.Log.Logger.SetOutput(&log)
+	if err := os.MkdirAll(c.Dirs.SysLog(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for n := range 1000 {
+		if err := os.Symlink("/etc/passwd", filepath.Join(c.Dirs.SysLog(), fmt.Sprint(n))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.Collect(t.Context(), Selection{Types: "job"}, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Count(log.String(), "not packed")
+	if lines != maxWarnings+1 || !strings.Contains(log.String(), "others=980") {
+		t.Errorf("%d lines, want %d and how many others there are", lines, maxWarnings+1)
 	}
 }

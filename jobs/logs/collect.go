@@ -147,6 +147,9 @@ func (c Collector) pack(ctx context.Context, sources []source, globs []string, w
 	if err := errors.Join(p.tar.Close(), compressed.Close()); err != nil {
 		return fmt.Errorf("collect logs: %w", err)
 	}
+	if others := p.skipped - maxWarnings; others > 0 {
+		c.Log.WithField("others", others).Warn("not packed into the archive of logs")
+	}
 	p.progress.log("collected logs")
 	return nil
 }
@@ -163,6 +166,8 @@ type packing struct {
 	listed   string
 	buffer   []byte
 	progress *reporter
+	// skipped is how many files are left out with a warning.
+	skipped int
 }
 
 func (p *packing) source(s source) error {
@@ -259,11 +264,17 @@ func openLinkTarget(root *os.Root, s source, link string, linkRoot *os.Root) (*o
 
 // skip leaves something out. A file that was removed meanwhile is not logged.
 func (p *packing) skip(rel string, err error) error {
-	if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, errNoFile) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errNoFile) {
+		return nil
+	}
+	if p.skipped++; p.skipped <= maxWarnings {
 		p.c.Log.WithFields(logrus.Fields{"path": rel, "error": err}).Warn("not packed into the archive of logs")
 	}
 	return nil
 }
+
+// maxWarnings is how many of the files that are left out are named: a job can make any number of them.
+const maxWarnings = 20
 
 func (p *packing) file(file *os.File, name string) error {
 	info, err := file.Stat()
