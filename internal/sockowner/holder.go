@@ -120,7 +120,7 @@ type Closed struct{ conn *rawsocket.Conn }
 // WatchClosed begins to watch a port in the network namespace of the calling thread. Look at the port's sockets after
 // it.
 func WatchClosed(port uint16) (*Closed, error) {
-	const tcpDestroyed = 1 << (1 - 1) // the group SKNLGRP_INET_TCP_DESTROY, which is number 1
+	const tcpDestroyed = 1 // the bit of the group SKNLGRP_INET_TCP_DESTROY, which is the first
 	set := func(fd int) error {
 		// The kernel drops what is about other ports: a busy machine closes many sockets.
 		accept := []unix.SockFilter{
