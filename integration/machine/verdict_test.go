@@ -358,10 +358,7 @@ func bootsOnce(t *testing.T, l *lab.Lab) {
 func busDown(t *testing.T, l *lab.Lab) {
 	t.Helper()
 	i := start(t, l, lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.mbus.urls", []string{"nats://10.88.0.1:4999"}) }})
-	eventually.True(t, "an agent that is ready and still connecting", func() bool {
-		d := agentStatus(t, i)
-		return d.State == status.Ready && d.Bus != nil && d.Bus.State == status.BusConnecting
-	})
+	awaitRoot(t, i, soon, "state: ready after ", "bus: connecting to 10.88.0.1:4999")
 	// READY=1 does not wait for the bus.
 	eventually.True(t, "an active unit", func() bool {
 		return run(t, i, "systemctl", "show", "-P", "ActiveState", "bosh-agent") == "active\n"
