@@ -132,27 +132,36 @@ func TestMachineDoctor(t *testing.T) {
 		check, want  string // the doctor's first finding
 		code         int    // of the status, or soon
 		text         string // in the status
+		wait         int    // exit code of status --wait: of an agent without its bus 3 or, before it is overdue, 4 (soon)
+		metric       string // begins a line of the metrics
 	}{
 		{"wrong CA", restarted(change(cert, with("ca", foreign.PEM))), change(cert, identity), "bus",
-			"CA in the settings", soon, "the agent does not trust the server's certificate"},
+			"CA in the settings", soon, "the agent does not trust the server's certificate", soon, "cambium_bus_connected 0"},
 		{"expired certificate", restarted(change(cert, issued(testca.Request{CommonName: testca.BootstrapName(i.AgentID), NotBefore: time.Now().AddDate(0, 0, -9), NotAfter: time.Now().AddDate(0, 0, -2)}))),
-			change(cert, identity), "certificate", "expired", soon, "expired"},
+			change(cert, identity), "certificate", "expired", soon, "expired", soon, "cambium_bus_connected 0"},
 		{"certificate for another agent", restarted(change(cert,
 			issued(testca.Request{CommonName: testca.AgentName("another")}))), change(cert, identity), "certificate",
-			"belongs to the agent another", soon, "the server does not admit this agent"},
+			"belongs to the agent another", soon, "the server does not admit this agent", soon, "cambium_bus_connected 0"},
 		{"DNS gone", restarted(change(urls, []string{"nats://director.invalid:4222"})), change(urls,
-			[]string{i.MbusURL}), "bus", "director.invalid cannot be resolved by DNS", soon, "lookup director.invalid"},
+			[]string{i.MbusURL}), "bus", "director.invalid cannot be resolved by DNS", soon, "lookup director.invalid", soon, "cambium_bus_connected 0"},
 		{"port filtered", sh("nft add table inet test; nft 'add chain inet test out { type filter hook output priority 0; }'; nft add rule inet test out tcp dport 4222 drop; " + restart),
-			sh("nft delete table inet test; " + restart), "bus", "filtered", soon, "i/o timeout"},
-		{"disk full", sh("fallocate -l 2G /var/vcap/data/full 2>/dev/null || dd if=/dev/zero of=/var/vcap/data/full bs=1M 2>/dev/null || true"), sh("rm /var/vcap/data/full"), "disk space", "no space left on /var/vcap/data", 3, "problem: no space left on /var/vcap/data"},
-		{"inodes full", sh("mount -t tmpfs -o nr_inodes=70 tmpfs /tmp; cd /tmp; touch $(seq 60)"), sh("umount /tmp"), "disk space", "no inodes left on /tmp", 3, "problem: no inodes left on /tmp"},
-		{"gateway dead", sh("ip route replace default via 10.88.0.254 dev eth0 onlink"), sh("ip route replace default via " + lab.Gateway + " dev eth0"), "gateway", "10.88.0.254 does not answer", 0, "warning: gateway 10.88.0.254 does not answer"},
-		{"MTU too small", sh("ip link set eth0 mtu 576"), sh("ip link set eth0 mtu 1500"), "MTU", "576", 0, "warning: eth0 has an MTU of 576 bytes"},
-		{"supervisor down", sh("systemctl stop monit"), sh("systemctl start monit"), "supervisor", "monit does not answer", 3, "problem: the supervisor monit does not answer"},
-		{"persistent disk gone", sh("echo -n disk-9 >/var/vcap/bosh/managed_disk_settings.json"), sh("rm /var/vcap/bosh/managed_disk_settings.json"), "persistent disk", "disk-9", 3, "problem: the persistent disk disk-9 is recorded as mounted and is not"},
-		{"agent killed", sh("systemctl kill -s KILL bosh-agent; systemctl stop bosh-agent; cd /root; /var/vcap/bosh/bin/bosh-agent support s.tgz; tar -tzf s.tgz >s.txt; grep -q journal/this-boot.txt s.txt; grep -q timeline.svg s.txt; if tar -xzOf s.tgz | grep 'BEGIN PRIVATE KEY'; then exit 1; fi; /var/vcap/bosh/bin/bosh-agent metrics | grep -q '^cambium_certificate_expiry'"), sh("" + restart), "agent", "not running", 1, "not running since"},
+			sh("nft delete table inet test; " + restart), "bus", "filtered", soon, "i/o timeout", soon, "cambium_bus_connected 0"},
+		{"disk full", sh("fallocate -l 2G /var/vcap/data/full 2>/dev/null || dd if=/dev/zero of=/var/vcap/data/full bs=1M 2>/dev/null || true"), sh("rm /var/vcap/data/full"), "disk space", "no space left on /var/vcap/data", 3, "problem: no space left on /var/vcap/data", 0,
+			`cambium_filesystem_free_bytes{path="/var/vcap/data"} 0`},
+		{"inodes full", sh("mount -t tmpfs -o nr_inodes=70 tmpfs /tmp; cd /tmp; touch $(seq 60)"), sh("umount /tmp"), "disk space", "no inodes left on /tmp", 3, "problem: no inodes left on /tmp", 0,
+			`cambium_filesystem_free_inodes{path="/tmp"} `},
+		{"gateway dead", sh("ip route replace default via 10.88.0.254 dev eth0 onlink"), sh("ip route replace default via " + lab.Gateway + " dev eth0"), "gateway", "10.88.0.254 does not answer", 0, "warning: gateway 10.88.0.254 does not answer", 0,
+			"cambium_agent_running 1"},
+		{"MTU too small", sh("ip link set eth0 mtu 576"), sh("ip link set eth0 mtu 1500"), "MTU", "576", 0, "warning: eth0 has an MTU of 576 bytes", 0,
+			"cambium_agent_running 1"},
+		{"supervisor down", sh("systemctl stop monit"), sh("systemctl start monit"), "supervisor", "monit does not answer", 3, "problem: the supervisor monit does not answer", 0,
+			"cambium_supervisor_up 0"},
+		{"persistent disk gone", sh("echo -n disk-9 >/var/vcap/bosh/managed_disk_settings.json"), sh("rm /var/vcap/bosh/managed_disk_settings.json"), "persistent disk", "disk-9", 3, "problem: the persistent disk disk-9 is recorded as mounted and is not", 0,
+			`cambium_persistent_disk_mounted{cid="disk-9"} 0`},
+		{"agent killed", sh("systemctl kill -s KILL bosh-agent; systemctl stop bosh-agent; cd /root; /var/vcap/bosh/bin/bosh-agent support s.tgz; tar -tzf s.tgz >s.txt; grep -q journal/this-boot.txt s.txt; grep -q timeline.svg s.txt; if tar -xzOf s.tgz | grep 'BEGIN PRIVATE KEY'; then exit 1; fi; /var/vcap/bosh/bin/bosh-agent metrics | grep -q '^cambium_certificate_expiry'"), sh("" + restart), "agent", "not running", 1, "not running since", 1,
+			"cambium_agent_running 0"},
 		{"settings corrupt", sh("cd /var/vcap/bosh; rm -f settings.json.prev*; echo '{' >settings.json; cp agent-bootstrap-env.json kept; echo '{' >agent-bootstrap-env.json"),
-			sh("cd /var/vcap/bosh; cp kept agent-bootstrap-env.json"), "settings files", "settings.json is damaged", 0, "warning: /var/vcap/bosh/settings.json is damaged"},
+			sh("cd /var/vcap/bosh; cp kept agent-bootstrap-env.json"), "settings files", "settings.json is damaged", 0, "warning: /var/vcap/bosh/settings.json is damaged", 0, "cambium_agent_running 1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			begin := time.Now()
@@ -168,10 +177,23 @@ func TestMachineDoctor(t *testing.T) {
 				}
 			}
 			wantStatus(t, i, c.code, c.text)
+			wantOthers(t, i, c.wait, c.metric)
 			t.Logf("%.1f s", time.Since(begin).Seconds())
 		})
 	}
 	wantMetricsFile(t, i)
+}
+
+// wantOthers: what waits for an agent and what collects metrics see the fault, too.
+func wantOthers(t *testing.T, i *lab.Instance, wait int, metric string) {
+	t.Helper()
+	if out := "\n" + run(t, i, "agent", "metrics"); !strings.Contains(out, "\n"+metric) {
+		t.Errorf("the metrics lack %s:\n%s", metric, out)
+	}
+	code := strings.TrimSpace(run(t, i, "sh", "-c", "agent status --wait 1s >/dev/null 2>&1; echo $?"))
+	if want := fmt.Sprint(wait); code != want && !(wait == soon && (code == "3" || code == "4")) {
+		t.Errorf("status --wait ends with %s, want %s", code, want)
+	}
 }
 
 const metricsFile = "/var/lib/prometheus/node-exporter/cambium.prom"
