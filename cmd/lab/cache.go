@@ -40,6 +40,15 @@ func cache(_ context.Context, c *call) error {
 	return c.result(value, func(w io.Writer) { writePruned(w, dir, p, o.DryRun, freed) })
 }
 
+// cacheSize is how many bytes trees and images take.
+func cacheSize(dir string) (bytes int64, err error) {
+	p, err := image.Cache{Dir: dir}.Prune(image.PruneOptions{All: true, DryRun: true})
+	for _, e := range append(p.Removed, p.InUse...) {
+		bytes += e.Bytes
+	}
+	return bytes, err
+}
+
 func writePruned(w io.Writer, dir string, p image.Pruned, dry bool, freed int64) {
 	did, total := "removed", "freed"
 	if dry {

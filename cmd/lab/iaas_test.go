@@ -3,11 +3,47 @@
 package main
 
 import (
+	"bytes"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"cambium/lab/iaas"
 )
+
+// TestVMByItsCID: shell and logs take the CID that a Director shows.
+func TestVMByItsCID(t *testing.T) {
+	clouds := []iaasListing{{}, {Listing: iaas.Listing{VMs: []iaas.VMListing{{Common: iaas.Common{CID: "vm-1"}}, {Common: iaas.Common{CID: "vm-2"},
+		Running: true, Console: "/console", Shell: []string{"nsenter", "/bin/bash", "-l"}}}}}}
+	if m, found := vmNamed(clouds, "vm-2"); !found || !m.Running || m.Console != "/console" || len(m.Shell) != 3 {
+		t.Errorf("got %+v, %v", m, found)
+	}
+	if m, found := vmNamed(clouds, "vm-3"); found {
+		t.Errorf("got %+v for a CID that does not exist", m)
+	}
+}
+
+// TestSizeOfTheCache: `lab ls` shows it, so that it can be freed.
+func TestSizeOfTheCache(t *testing.T) {
+	dir := t.TempDir()
+	if n, err := cacheSize(filepath.Join(dir, "none")); n != 0 || err != nil {
+		t.Errorf("a cache that does not exist has %d bytes, %v", n, err)
+	}
+	image := filepath.Join(dir, "vm-test")
+	if err := os.Mkdir(image, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(image, "disk"), bytes.Repeat([]byte("x"), 3<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := cacheSize(dir); n < 3<<20 || err != nil {
+		t.Errorf("the cache has %d bytes, %v", n, err)
+	}
+	if _, err := os.Stat(filepath.Join(image, "disk")); err != nil {
+		t.Errorf("looking has changed it: %v", err)
+	}
+}
 
 func TestChooseWhatIsRemoved(t *testing.T) {
 	of := func(cid, director string) iaas.Common { return iaas.Common{CID: cid, Director: director} }

@@ -17,6 +17,7 @@ import (
 
 	"cambium/lab"
 	"cambium/lab/control"
+	"cambium/lab/tree"
 )
 
 func size(n int64) string {
@@ -92,7 +93,11 @@ func list(ctx context.Context, c *call) error {
 	if err != nil {
 		return err
 	}
-	return c.result(map[string]any{"labs": states, "left_over": left, "held": held, "iaas": clouds}, func(w io.Writer) {
+	cached, err := cacheSize(tree.DefaultDir())
+	if err != nil {
+		return err
+	}
+	return c.result(map[string]any{"labs": states, "left_over": left, "held": held, "iaas": clouds, "cache_bytes": cached}, func(w io.Writer) {
 		for _, s := range states {
 			writeLab(w, s)
 		}
@@ -108,10 +113,38 @@ func list(ctx context.Context, c *call) error {
 		if len(states)+len(left)+len(held)+len(clouds) == 0 {
 			_, _ = fmt.Fprintln(w, "no lab is up")
 		}
+		if cached > 0 {
+			_, _ = fmt.Fprintf(w, "cache: %s in %s (lab cache prune --all frees what is not in use)\n", mebibytes(cached), tree.DefaultDir())
+		}
 	})
 }
 
-// machine finds the one that is meant.
+// container finds the machine that is meant, of a lab or, by its CID, of the CPI.
+func (c *call) container(ctx context.Context, name string) (control.Machine, error) {
+	m, err := c.machine(ctx, name)
+	if err == nil || name == "" {
+		return m, err
+	}
+	clouds, listErr := listIaaS(ctx, c.dir)
+	if vm, found := vmNamed(clouds, name); found {
+		return vm, nil
+	}
+	return m, errors.Join(err, listErr)
+}
+
+// vmNamed is the VM of the CPI with a CID.
+func vmNamed(clouds []iaasListing, cid string) (control.Machine, bool) {
+	for _, l := range clouds {
+		for _, vm := range l.VMs {
+			if vm.CID == cid {
+				return control.Machine{Name: cid, Running: vm.Running, AgentID: vm.AgentID, Console: vm.Console, Shell: vm.Shell}, true
+			}
+		}
+	}
+	return control.Machine{}, false
+}
+
+// machine finds the one of a lab that is meant.
 func (c *call) machine(ctx context.Context, name string) (control.Machine, error) {
 	client, err := c.client()
 	if err != nil {
@@ -145,7 +178,7 @@ func shell(ctx context.Context, c *call) error {
 	if err := c.parse(0, 1); err != nil {
 		return err
 	}
-	m, err := c.machine(ctx, c.first())
+	m, err := c.container(ctx, c.first())
 	if err != nil {
 		return err
 	}
@@ -157,6 +190,9 @@ func shell(ctx context.Context, c *call) error {
 func (c *call) inside(ctx context.Context, m control.Machine, args ...string) error {
 	if !m.Running {
 		return fmt.Errorf("machine %s is off", m.Name)
+	}
+	if len(m.Shell) == 0 {
+		return fmt.Errorf("%s is a VM with a stemcell, which the lab cannot look into: use bosh ssh, or 'lab logs --console %s'", m.Name, m.Name)
 	}
 	argv := m.Shell
 	if len(args) > 0 {
@@ -180,7 +216,7 @@ func logs(ctx context.Context, c *call) error {
 	if err := c.parse(0, 1); err != nil {
 		return err
 	}
-	m, err := c.machine(ctx, c.first())
+	m, err := c.container(ctx, c.first())
 	if err != nil {
 		return err
 	}

@@ -19,6 +19,7 @@ import (
 	"strings"
 	"syscall"
 
+	"cambium/internal/spelling"
 	"cambium/lab/control"
 )
 
@@ -180,9 +181,24 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		_, _ = fmt.Fprintf(stderr, "lab %s: %v\n", c.name, err)
 		return 1
 	}
-	_, _ = fmt.Fprintf(stderr, "lab: no command %q\n\n", args[0])
-	usage(stderr, all)
+	_, _ = fmt.Fprintf(stderr, "lab: no command %q%s\n'lab help' lists the commands\n", args[0], suggestion(args[0], all))
 	return 2
+}
+
+// maxEdits is how far a misspelled word may be from the command that is suggested, as in the agent.
+const maxEdits = 2
+
+func suggestion(word string, all []command) string {
+	var names []string
+	for _, c := range all {
+		if !c.hidden {
+			names = append(names, c.name)
+		}
+	}
+	if near, edits := spelling.Nearest(word, names); near != "" && edits <= maxEdits && edits < len(word) {
+		return fmt.Sprintf("; did you mean %q?", near)
+	}
+	return ""
 }
 
 // exitStatus passes on the status of a program that ran in a machine.
