@@ -9,7 +9,6 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"cambium/internal/vcap"
-	"cambium/platform/device"
 	"cambium/settings"
 	"cambium/storage/decide"
 	"cambium/storage/ephemeral"
@@ -44,14 +43,8 @@ type (
 	Migration         = migration.Migration
 	MigrationProgress = migration.Progress
 	Records           = persistent.Records
+	Resolver          = ephemeral.Resolver // *device.Resolver is one
 )
-
-// Resolver finds devices; *device.Resolver is one.
-type Resolver interface {
-	Resolve(ctx context.Context, h device.Hint) (device.Device, error)
-	Look(h device.Hint) (device.Device, error)
-	InstanceStorage(ctx context.Context, count int) ([]device.Device, error)
-}
 
 // Settings are those in force; *store.Current has them.
 type Settings interface {

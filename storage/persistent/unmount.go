@@ -104,9 +104,6 @@ func (d *Disks) release(ctx context.Context, v view, p settings.PersistentDisk, 
 
 // awaitReleased detaches what was mounted here from private mount namespaces, and waits until nothing holds it.
 func (d *Disks) awaitReleased(ctx context.Context, m mount.Entry) error {
-	if released, err := mount.Released(m, d.BindMounted); released || err != nil {
-		return err
-	}
 	// What cannot be detached is named if it is still there when the time is over.
 	if err := d.Detach(m); err != nil {
 		d.Machine.Log.WithError(err).Warn("mount cannot be detached from a private namespace")
