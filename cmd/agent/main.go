@@ -48,7 +48,7 @@ func commands() cli.Table {
 		{Name: "timeline", Summary: "draw where the time of the boot went", Run: timeline.Run},
 		{Name: "doctor", Summary: "find out why the Director may not see this machine", Run: doctor.Run},
 		{Name: "support", Summary: "write a support archive without secrets", Run: support.Version(version).Run},
-		{Name: "metrics", Summary: "print the state of boot, bus, disks and jobs as OpenMetrics", Run: metrics.Run},
+		{Name: "metrics", Summary: "print the state of boot, bus, disks and jobs for Prometheus", Run: metrics.Run},
 		{Name: "validate", Summary: "check agent.json, settings or update-settings documents", Run: validate.Run},
 		{Name: "settings", Summary: "ask the sources as a boot does, show the effective settings", Run: showsettings.Run},
 		{Name: "plan", Summary: "show what a boot would change on this machine", Run: runPlan},

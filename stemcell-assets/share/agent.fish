@@ -5,7 +5,7 @@ complete -c agent -f -n __fish_use_subcommand -a status -d 'show state, verdict 
 complete -c agent -f -n __fish_use_subcommand -a timeline -d 'draw where the time of the boot went'
 complete -c agent -f -n __fish_use_subcommand -a doctor -d 'find out why the Director may not see this machine'
 complete -c agent -f -n __fish_use_subcommand -a support -d 'write a support archive without secrets'
-complete -c agent -f -n __fish_use_subcommand -a metrics -d 'print the state of boot, bus, disks and jobs as OpenMetrics'
+complete -c agent -f -n __fish_use_subcommand -a metrics -d 'print the state of boot, bus, disks and jobs for Prometheus'
 complete -c agent -f -n __fish_use_subcommand -a validate -d 'check agent.json, settings or update-settings documents'
 complete -c agent -f -n __fish_use_subcommand -a settings -d 'ask the sources as a boot does, show the effective settings'
 complete -c agent -f -n __fish_use_subcommand -a plan -d 'show what a boot would change on this machine'

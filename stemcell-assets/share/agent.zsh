@@ -8,7 +8,7 @@ commands=(
 	'timeline:draw where the time of the boot went'
 	'doctor:find out why the Director may not see this machine'
 	'support:write a support archive without secrets'
-	'metrics:print the state of boot, bus, disks and jobs as OpenMetrics'
+	'metrics:print the state of boot, bus, disks and jobs for Prometheus'
 	'validate:check agent.json, settings or update-settings documents'
 	'settings:ask the sources as a boot does, show the effective settings'
 	'plan:show what a boot would change on this machine'
