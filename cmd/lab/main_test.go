@@ -37,7 +37,7 @@ func TestExitStatus(t *testing.T) {
 	}{
 		{"", 2, "", "usage: lab COMMAND"},
 		{"help", 0, "usage: lab COMMAND", ""},
-		{"lgos", 2, "", `did you mean "logs"?`},
+		{"logss", 2, "", `did you mean "logs"?`},
 		{"frobnicate", 2, "", `no command "frobnicate"`},
 		{"call", 2, "", "wrong number of arguments"},
 		{"disk paint x", 2, "", `"paint" is none of attach`},
