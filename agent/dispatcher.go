@@ -38,7 +38,7 @@ type Dispatcher struct {
 	AnswerHold  func() time.Duration
 	heldAnswers atomic.Int64
 
-	// EarlyPings tells whether pings are answered before the agent is ready; nil means yes. If not, they time out,
+	// EarlyPings reports whether pings are answered before the agent is ready; nil means yes. If not, they time out,
 	// as with an agent that is not on the bus yet.
 	EarlyPings func() bool
 

@@ -21,7 +21,7 @@ var errBadID = errors.New("not a usable blob id")
 // tempPrefix cannot begin an id.
 const tempPrefix = ".tmp-"
 
-// checkID refuses ids that are no file names of their own.
+// checkID refuses ids that are not file names of their own.
 func checkID(id string) error {
 	if id == "" || len(id) > 200 || strings.HasPrefix(id, ".") || strings.HasPrefix(id, "-") || id == "tmp" ||
 		strings.ContainsFunc(id, func(r rune) bool { return r == '/' || r == '\\' || r < ' ' || r == 0x7f }) {

@@ -64,7 +64,7 @@ func TestFailedReachesLogConsolesAndServiceManager(t *testing.T) {
 		}
 	}
 	if got, _ := os.ReadFile(filepath.Join(root, "dev/ttyS1")); len(got) != 0 {
-		t.Errorf("a terminal that is no console got %q", got)
+		t.Errorf("a terminal that is not a console got %q", got)
 	}
 	if !strings.Contains(log.String(), "App setup failed: "+want) {
 		t.Errorf("log: %s", log.String())

@@ -44,7 +44,7 @@ func TestNSLinksAreNoticed(t *testing.T) {
 			t.Errorf("a carrier: got %q, want links", got)
 		}
 		if got := noticed(func() { peer.Veth(t, "veth9", "") }); got != "" {
-			t.Errorf("a link that is no NIC: got %q, want nothing", got)
+			t.Errorf("a link that is not a NIC: got %q, want nothing", got)
 		}
 	})
 }

@@ -130,7 +130,7 @@ func TestKeysArePlannedOneStepAfterTheOther(t *testing.T) {
 	}
 }
 
-// A disk that is not there yet is waited for, and what mount_disk would do is no change of the boot.
+// A disk that is not there yet is waited for, and what mount_disk would do is not a change of the boot.
 func TestWhatABootDoesNotDoIsNoChange(t *testing.T) {
 	disks := &drives{planned: []storage.Change{{Op: decide.Await, Device: "/dev/sdb", What: "wait for it"}}, others: []storage.Change{{Device: "/dev/sdc", What: "mount_disk will create GPT"}}}
 	steps, err := engine.Plan(t.Context(), Steps(&Machine{Dirs: vcap.New("/var/vcap"), Settings: fixed{}, Ephemeral: disks, Persistent: disks}))

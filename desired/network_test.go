@@ -173,7 +173,7 @@ func TestNetwork(t *testing.T) {
 			want: "eth0: dhcp;eth1: 10.0.0.5/24;",
 		},
 		{
-			name: "alias of a link that is no NIC", nics: 2,
+			name: "alias of a link that is not a NIC", nics: 2,
 			nets: map[string]settings.Network{"a": with(manual("10.0.0.5", ""), func(n *settings.Network) { n.Alias = "br0" })},
 			want: "br0: 10.0.0.5/24;eth0: dhcp;eth1: dhcp;",
 		},

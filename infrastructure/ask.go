@@ -33,7 +33,7 @@ type policy struct {
 	asked    func(Results) // called when a result changes
 	hold     time.Duration // how long an earlier source without an answer delays the answers of later ones
 	passOver bool          // after hold a later answer wins; otherwise the earlier source is waited for
-	budget   time.Duration // for everything; 0 is no limit
+	budget   time.Duration // for everything; 0 means no limit
 	netTried func() bool
 	status   func(context.Context, string)
 	log      *logrus.Entry

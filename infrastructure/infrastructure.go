@@ -60,7 +60,7 @@ const (
 // Options connect the sources to the rest of the agent. The zero value asks as a boot without
 // a cache does.
 type Options struct {
-	// NetworkUp tells whether there is a usable network; nil means that there is.
+	// NetworkUp reports whether there is a usable network; nil means that there is.
 	NetworkUp func(context.Context) bool
 	// Accept says whether a document can be used; nil only asks for an agent_id. Its errors
 	// must not show the document.
@@ -71,7 +71,7 @@ type Options struct {
 	// Asked is called with the result of each source: when the asking for settings begins, whenever a result
 	// changes, and at the end.
 	Asked func(ctx context.Context, began time.Time, v Results, over bool)
-	// HasCache tells whether a good cached copy can serve; nil means that there is none. With
+	// HasCache reports whether a good cached copy can serve; nil means that there is none. With
 	// one, CacheBudget bounds the asking; without, Settings waits on.
 	HasCache    func() bool
 	CacheBudget time.Duration
@@ -200,7 +200,7 @@ func (s *Sources) askForSettings(ctx context.Context, began time.Time) (Answer, 
 }
 
 // PublicKey asks all sources for the SSH key of the vcap user. It takes keyBudget at most;
-// its failure is no reason to stop a boot that has settings.
+// its failure is not a reason to stop a boot that has settings.
 func (s *Sources) PublicKey(ctx context.Context) (string, Results, error) {
 	p := policy{what: "ssh key", began: time.Now(), asked: func(Results) {}, hold: holdFor, passOver: true,
 		budget: keyBudget, status: s.o.Status, log: s.o.Log, logged: map[string]string{}, netTried: s.asked.key.Load}

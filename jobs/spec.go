@@ -213,7 +213,7 @@ var reserved = []string{
 	"root_var_opt", "sensitive_blobs", "sys", "tmp",
 }
 
-// Validate refuses what cannot be installed: names that are no file names or are ours, missing
+// Validate refuses what cannot be installed: names that are not file names or are ours, missing
 // versions, missing or unusable digests.
 func (s Spec) Validate() error {
 	var faults []error

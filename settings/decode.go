@@ -83,7 +83,7 @@ func checkURL(d *jsondoc.Document, path string, u secret.URL) {
 	}
 }
 
-// oneOf warns of an unknown value. It is no error, because a machine that never uses it must still
+// oneOf warns of an unknown value. It is not an error, because a machine that never uses it must still
 // start: a disk action refuses it or uses the default.
 func oneOf(d *jsondoc.Document, path, got string, known ...string) {
 	if got == "" || slices.Contains(known, got) {

@@ -49,7 +49,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		Merge(s, Update{}).Explain()
 		if !json.Valid(s.Redacted()) {
-			t.Fatalf("redacted copy is no JSON: %s", s.Redacted())
+			t.Fatalf("redacted copy is not JSON: %s", s.Redacted())
 		}
 		cached := s.Encode()
 		var u upstream

@@ -24,7 +24,7 @@ const schemas = "../docs/schema/"
 // a smallest document that is good.
 //
 // The examples named docs-* come from the BOSH documentation. As printed there some of them are
-// no JSON: two have a trailing comma behind "env" or the last disk, two lack the comma behind
+// no JSON: two have a trailing comma after "env" or the last disk, two lack the comma after
 // "mbus", one lacks one between two networks, and "..." stands for objects. The copies here have
 // these slips mended and fragments completed to documents; nothing else was changed.
 var kinds = map[string]struct {
@@ -101,7 +101,7 @@ func TestExamplesAreAcceptedBySchemaAndDecoder(t *testing.T) {
 				}
 				rep := k.decode(file, data)
 				for _, e := range rep.Entries {
-					// A pointer to a registry is no settings document and says so.
+					// A pointer to a registry is not a settings document and says so.
 					if !strings.Contains(e.Message, "pointer to a registry") {
 						t.Error(e)
 					}

@@ -169,7 +169,7 @@ func sameFile(t *testing.T, root string) {
 	agent, err1 := os.Lstat(filepath.Join(root, "var/vcap/bosh/bin/bosh-agent"))
 	access, err2 := os.Lstat(filepath.Join(root, "var/vcap/bosh/etc/bosh-enable-monit-access"))
 	if err1 != nil || err2 != nil || !os.SameFile(agent, access) {
-		t.Errorf("bosh-enable-monit-access is no hard link to the agent (%v, %v)", err1, err2)
+		t.Errorf("bosh-enable-monit-access is not a hard link to the agent (%v, %v)", err1, err2)
 	}
 }
 
@@ -282,7 +282,7 @@ func TestRootInstallRefuses(t *testing.T) {
 		}
 	}
 	if out, err := install(t, t.TempDir(), "--agent", "/bin/true"); err == nil {
-		t.Errorf("a directory that is no root file system was accepted: %s", out)
+		t.Errorf("a directory that is not a root file system was accepted: %s", out)
 	}
 	if after := snapshot(t, root); after != before {
 		t.Error("a refused run changed something")

@@ -105,7 +105,7 @@ func TestRootDamagedSuperblockIsRefused(t *testing.T) {
 	}
 }
 
-// A table that is lost takes nothing with it: the file system behind it is still where partitions begin.
+// A table that is lost takes nothing with it: the file system after it is still where partitions begin.
 func TestRootLostTableIsNoBlankDisk(t *testing.T) {
 	const size = 64 << 20
 	head := func(t *testing.T, dev *looptest.Device) { poke(t, dev.Path, 0, make([]byte, 34*512)) }

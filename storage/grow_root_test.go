@@ -50,7 +50,7 @@ func (w *world) checkGrown() {
 // Growing a mounted disk can be interrupted anywhere: the next mount_disk completes it, without a reboot.
 func TestRootCrashGrowInUse(t *testing.T) { crashes(t, "grow", 3, grown, (*world).checkGrown) }
 
-// That a file system cannot be grown is no reason to keep its data away.
+// That a file system cannot be grown is not a reason to keep its data away.
 func TestRootMountOfWhatCannotBeGrown(t *testing.T) {
 	b := newBench(t, Options{})
 	dev := b.disk(900<<20, "vol-1")

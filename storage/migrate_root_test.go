@@ -144,7 +144,7 @@ func TestRootMigrateRefuses(t *testing.T) {
 // A file that cannot be read ends the migration with an error, and nothing has changed.
 func TestRootD03UnreadableFilesEndAMigration(t *testing.T) {
 	b, old, _ := migrating(t, 128<<20)
-	// A file whose blocks lie behind the end of the image cannot be read.
+	// A file whose blocks lie after the end of the image cannot be read.
 	big := filepath.Join(b.Dirs.Store(), "big")
 	b.ok(os.WriteFile(big, make([]byte, 20<<20), 0o600))
 	b.ok(exec.Command("sync").Run())

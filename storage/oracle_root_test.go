@@ -332,7 +332,7 @@ func (o *oracle) disk(c matrixCell) layer {
 	judged, start := o.tables[table], table.start*sectorSize
 	volume := o.volumes[[2]int{c[0], c[2]}].layer.moved(start)
 	if content.tail > 0 {
-		// Behind its partition, or where a partition would have ended.
+		// After its partition, or where a partition would have ended.
 		end := start + matrixVolume
 		if table.script != "" && judged.partitions == 0 {
 			end = table.size() - 1<<20

@@ -53,7 +53,7 @@ func TestRootEphemeralOnRootDisk(t *testing.T) {
 		{"swap and data", "label: dos\nstart=1, size=262144, type=83\n", nil, "p3",
 			[]string{"start=1,size=262144,type=83", "start=264192,", "start=395264,size=2111488,type=83"}},
 		{"GPT", "label: gpt\nstart=2048, size=262144\n", &zero, "p2", []string{"start=264192,size=2242527", `name="bosh-partition-agent-1-0"`}},
-		{"root behind an EFI partition", "label: dos\n# root\nstart=2048, size=100352, type=ef\nstart=102400, size=161792, type=83\n", nil, "p4",
+		{"root after an EFI partition", "label: dos\n# root\nstart=2048, size=100352, type=ef\nstart=102400, size=161792, type=83\n", nil, "p4",
 			[]string{"start=2048,size=100352,type=ef", "start=102400,size=161792,type=83", "start=264192,size=131072,type=83", "start=395264,size=2111488,type=83"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -80,7 +80,7 @@ func TestRootEphemeralOnRootDisk(t *testing.T) {
 		dev, _ := fakeRoot(t, b, 2*gib, "label: dos\nstart=2048, size=262144, type=83\nstart=264192, type=83\n")
 		poke(t, dev.Path+"p2", 70<<10, []byte("records of a database"))
 		before := checksum(t, dev)
-		b.fails(b.setupEphemeral("", nil), "partition 2 behind the root partition is not blank")
+		b.fails(b.setupEphemeral("", nil), "partition 2 after the root partition is not blank")
 		if checksum(t, dev) != before {
 			t.Error("the disk was changed")
 		}
@@ -157,7 +157,7 @@ func TestRootGrowRoot(t *testing.T) {
 		"container":               func(b *bench) { b.InContainer = func() bool { return true } },
 		"space is for ephemeral":  func(b *bench) { b.CreateOnRoot = true },
 		"root is a directory":     withRoot(func(e *mount.Entry) { e.Root = "/var/lib/machines/x" }),
-		"root is no device":       withRoot(func(e *mount.Entry) { e.Source = "overlay" }),
+		"root is not a device":    withRoot(func(e *mount.Entry) { e.Source = "overlay" }),
 		"root is a volume":        withRoot(func(e *mount.Entry) { e.Source = "/dev/mapper/none" }),
 		"disk set-up is disabled": func(b *bench) { b.SkipSetup = true },
 	} {

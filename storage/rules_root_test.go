@@ -82,7 +82,7 @@ func TestRootEphemeralIdentity(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t, Options{})
 			dev := c.dev(t, b)
-			// A wipe, a table, mkfs and mkswap all write to the first page. Behind it the kernel may write to an active swap device.
+			// A wipe, a table, mkfs and mkswap all write to the first page. After it the kernel may write to an active swap device.
 			firstPage := func() string { return tool(t, dev.Path, "sh", "-c", "head -c 4096 "+dev.Path+" | sha256sum") }
 			before := firstPage()
 			b.fails(b.setupEphemeral(dev.Path, nil), "not touched", c.want)
@@ -145,7 +145,7 @@ func TestRootRawEphemeralDevices(t *testing.T) {
 	}{
 		{"NVMe by exclusion, whatever paths the CPI names", true, nvme, 1},
 		{"by path without a pattern for volumes", false, nvme, 0},
-		{"by path when it is no NVMe", true, []settings.DiskHint{{Path: "/dev/xvdb"}}, 0},
+		{"by path when it is not a NVMe", true, []settings.DiskHint{{Path: "/dev/xvdb"}}, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t, Options{ManagedVolumes: c.managed})

@@ -32,7 +32,7 @@ func (b *bench) onStoreIs(dev *looptest.Device, cid string) {
 	write(b.t, filepath.Join(b.Dirs.Store(), "writable"), "x")
 }
 
-// The success of one migration is no answer for the next: the Director would take the full disk away.
+// The success of one migration is not an answer for the next: the Director would take the full disk away.
 func TestRootMigrateAgainAfterAReboot(t *testing.T) {
 	for name, c := range map[string]struct{ from, to string }{"with names": {"new", "third"}, "without": {}} {
 		t.Run(name, func(t *testing.T) {

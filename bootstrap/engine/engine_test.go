@@ -185,11 +185,11 @@ func TestAStepYieldsToWhatReadyWaitsFor(t *testing.T) {
 		want        time.Duration
 		state       status.State
 	}{
-		{"behind a step that can begin", pause(0), pause(2 * time.Second), 3*time.Second + telling, status.Ready},
-		{"behind one that must wait itself", pause(3 * time.Second), pause(time.Second), 4*time.Second + telling, status.Ready},
-		{"not behind one that waits long", pause(time.Minute), pause(time.Second), time.Second + yieldLimit, status.Ready},
-		{"not behind one that can never begin", late, pause(time.Second), 2*time.Second + telling, status.Failed},
-		{"behind one that fails", pause(0), broken, time.Second + telling, status.Failed},
+		{"after a step that can begin", pause(0), pause(2 * time.Second), 3*time.Second + telling, status.Ready},
+		{"after one that must wait itself", pause(3 * time.Second), pause(time.Second), 4*time.Second + telling, status.Ready},
+		{"not after one that waits long", pause(time.Minute), pause(time.Second), time.Second + yieldLimit, status.Ready},
+		{"not after one that can never begin", late, pause(time.Second), 2*time.Second + telling, status.Failed},
+		{"after one that fails", pause(0), broken, time.Second + telling, status.Failed},
 	} {
 		if got, v := begins(c.disk, c.monit); got != c.want || v.State != c.state {
 			t.Errorf("%s: began after %v, %s; want %v, %s", c.name, got, v.State, c.want, c.state)

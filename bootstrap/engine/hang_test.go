@@ -159,7 +159,7 @@ func TestAnEarlierTrySaysNothingOfThePresentOne(t *testing.T) {
 	})
 }
 
-// Short steps share a line, behind the verdict; a long one has its own.
+// Short steps share a line, after the verdict; a long one has its own.
 func TestAStepsEvidenceIsInTheLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, _ := newEngine(t)

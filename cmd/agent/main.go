@@ -40,7 +40,7 @@ var version = "[DEV BUILD]"
 // ownProgram is the running program, even if its file has been replaced.
 const ownProgram = "/proc/self/exe"
 
-// commands are the words behind `agent`. It is a function because some of them read it.
+// commands are the words after `agent`. It is a function because some of them read it.
 func commands() cli.Table {
 	return cli.Table{
 		{Name: "run", Summary: "run the agent (what a stemcell does with flags alone)", Run: runAgent},

@@ -205,7 +205,7 @@ func openStatus(o runOptions, dirs vcap.Dirs) (*status.Recorder, error) {
 // manager starts the agent again.
 func cannotStart(ctx context.Context, o runOptions, log *logrus.Entry, notifier unit.Notifier, cause error) {
 	v := engine.Verdict{State: status.Failed, Step: "start", Cause: cause,
-		Advice: "correct it; 'agent validate " + o.config + "' tells whether it is good"}
+		Advice: "correct it; 'agent validate " + o.config + "' reports whether it is good"}
 	line := &status.ServiceLine{Send: notifier.Status, Log: log}
 	bootstrap.Announcer{Root: "/", Log: log, Notify: line.Show}.Failed(ctx, v)
 	if err := record(o, v); err != nil {

@@ -31,7 +31,7 @@ func TestAnswerWithoutAHolder(t *testing.T) {
 		"deletes succeed":               {`{"method":"delete_vm","arguments":["vm-1"],"api_version":2}`, good, ""},
 		"no request":                    {``, good, "not a JSON object"},
 		"no configuration":              {`{"method":"has_vm","arguments":["vm-1"]}`, "/nothing", "configuration"},
-		"configuration is no JSON":      {`{"method":"has_vm","arguments":["vm-1"]}`, config("x"), "configuration"},
+		"configuration is not JSON":     {`{"method":"has_vm","arguments":["vm-1"]}`, config("x"), "configuration"},
 		"name with a slash":             {`{"method":"has_vm","arguments":["vm-1"]}`, config(`{"name":"../x"}`), "name"},
 		"host without certificates":     {`{"method":"has_vm","arguments":["vm-1"]}`, config(`{"host":"tls://10.0.0.1:25778"}`), "lab.tls"},
 		"host of another kind":          {`{"method":"has_vm","arguments":["vm-1"]}`, config(`{"host":"http://10.0.0.1"}`), "lab.host"},

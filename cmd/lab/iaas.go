@@ -34,7 +34,7 @@ func enter(ctx context.Context, c *call) error {
 		return err
 	}
 	if len(c.extra) == 0 {
-		return usagef("no command behind --")
+		return usagef("no command after --")
 	}
 	if err := iaas.ValidName(name); err != nil {
 		return usageError{err}

@@ -61,13 +61,13 @@ func versionCommand() command {
 type call struct {
 	command
 	flags  *flag.FlagSet
-	args   []string // before parse: the command's command line; after it: what is no flag
+	args   []string // before parse: the command's command line; after it: what is not a flag
 	json   bool
 	dir    string
 	lab    string
 	stdout io.Writer
 	stderr io.Writer
-	extra  []string // behind "--"
+	extra  []string // after "--"
 }
 
 // usageError is a mistake on the command line.
@@ -77,7 +77,7 @@ func (e usageError) Unwrap() error { return e.error }
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// parse reads the flags, which may stand before and behind other arguments, and checks the
+// parse reads the flags, which may stand before and after other arguments, and checks the
 // number of these.
 func (c *call) parse(least, most int) error {
 	c.flags.BoolVar(&c.json, "json", false, "print the result as JSON")

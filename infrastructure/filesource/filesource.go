@@ -72,7 +72,7 @@ func (s *Source) PublicKey(context.Context) (string, error) {
 		PublicKey string `json:"public_key"`
 	}
 	if decoded, err := source.Decode(body); err == nil {
-		_ = json.Unmarshal(decoded, &document) // a key of another type is no key
+		_ = json.Unmarshal(decoded, &document) // a key of another type is not a key
 	}
 	return document.PublicKey, nil
 }

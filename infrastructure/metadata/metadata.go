@@ -41,7 +41,7 @@ type Options struct {
 	SSHKeysPath    string
 	TokenPath      string
 
-	// NetworkUp tells whether there is a usable network; nil means that there is.
+	// NetworkUp reports whether there is a usable network; nil means that there is.
 	NetworkUp func(context.Context) bool
 	Log       *logrus.Entry
 }

@@ -217,9 +217,9 @@ func TestPublicKey(t *testing.T) {
 	}{
 		{"there", []int{200}, "ssh-rsa AAAA\n", "ssh-rsa AAAA\n", false, 1},
 		{"404 is final", []int{404}, "<html>", "", false, 1},
-		{"403 is no key", []int{403}, "<html>", "", false, 1},
+		{"403 is not a key", []int{403}, "<html>", "", false, 1},
 		{"500 then there", []int{500, 200}, "ssh-rsa AAAA", "ssh-rsa AAAA", false, 2},
-		{"500 for good is no key", []int{500, 500, 500, 500}, "<html>", "", false, keyTries},
+		{"500 for good is not a key", []int{500, 500, 500, 500}, "<html>", "", false, keyTries},
 		{"not text", []int{200}, "\x00\x01", "", true, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {

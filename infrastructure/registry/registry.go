@@ -91,7 +91,7 @@ func Read(document []byte) (*Pointer, error) {
 type Client struct {
 	// UseServerName asks for the machine by the name in the user data, not by its instance id.
 	UseServerName bool
-	// NetworkUp tells whether there is a usable network; nil means that there is.
+	// NetworkUp reports whether there is a usable network; nil means that there is.
 	NetworkUp func(context.Context) bool
 }
 

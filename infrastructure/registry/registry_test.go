@@ -309,7 +309,7 @@ func TestEndpointIsResolvedByTheMetadatasNameServers(t *testing.T) {
 		"big.example.test":      {dns},              // truncated over UDP, complete over TCP
 		"localhost":             {"192.0.2.1"},      // no server is asked
 		"127.0.0.1":             {"192.0.2.1"},      // no server is asked
-		"Registry.Example.Test": {"not-an-ip", dns}, // the first server is no server
+		"Registry.Example.Test": {"not-an-ip", dns}, // the first server is not a server
 	} {
 		t.Run(name, func(t *testing.T) {
 			*asked = nil

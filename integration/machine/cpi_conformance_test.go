@@ -140,7 +140,7 @@ func TestMachineCPIConformance(t *testing.T) {
 		{"create_vm", changed("10.245.0.8", network("type", "magic")), iaas.CloudError, nil},
 		{"create_vm", []any{nil, sc, nil, nil, nil, nil}, iaas.CloudError, nil},
 		{"create_vm", []any{}, iaas.CloudError, nil},
-		// These fail when most of the VM is made: a tree is no disk, and its init does not run.
+		// These fail when most of the VM is made: a tree is not a disk, and its init does not run.
 		{"create_vm", changed("10.245.0.8", func(o []any) { o[1], o[2] = tree, map[string]any{"engine": iaas.QEMU} }), iaas.CloudError, nil},
 		{"create_vm", changed("10.245.0.8", func(o []any) { o[1] = tree }), iaas.VMCreationFailed, nil},
 

@@ -197,11 +197,11 @@ func TestNightlyDemoCreateEnv(t *testing.T) {
 	}
 	rest := string(out)
 	for _, want := range []string{"Creating VM for instance", "Compiling package", "hello", "Skipping deploy", "Migrating disk content", "hello", "Deleting disk", "nothing is left"} {
-		_, behind, found := strings.Cut(rest, want)
+		_, after, found := strings.Cut(rest, want)
 		if !found {
 			t.Fatalf("the demo does not show %q, or not in this order", want)
 		}
-		rest = behind
+		rest = after
 	}
 	if strings.Contains(rest, "demo") {
 		t.Errorf("after the demo there is still %s", rest)

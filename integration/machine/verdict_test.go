@@ -42,7 +42,7 @@ func verdictCases() []verdictCase {
 		{name: "kernel without IPv6", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.ipv6.enable", true) },
 			Files: []machine.File{dropIn("bosh-agent", "ExecStartPre=/bin/mount -t tmpfs tmpfs /proc/sys/net/ipv6")}}, want: "without IPv6", bus: true},
 		{name: "start configuration that is none", ci: true, vm: lab.VM{Ephemeral: lab.GiB, AgentJSON: []byte("{")}, want: "agent.json", then: healsWithConfiguration},
-		{name: "settings that are no JSON", waits: true, vm: lab.VM{Source: lab.HTTP, Settings: []byte(`{"agent_id": "a-b-c", `)}, want: "not valid JSON"},
+		{name: "settings that are not JSON", waits: true, vm: lab.VM{Source: lab.HTTP, Settings: []byte(`{"agent_id": "a-b-c", `)}, want: "not valid JSON"},
 		{name: "settings without an agent id", waits: true, vm: lab.VM{Source: lab.HTTP, Edit: func(d lab.Document) { delete(d, "agent_id") }}, want: "agent_id"},
 		{name: "settings with a wrong type", waits: true, vm: lab.VM{Source: lab.HTTP, Edit: func(d lab.Document) { d.Set("disks.persistent", "none") }}, want: "disks.persistent"},
 		{name: "no source", ci: true, waits: true, vm: lab.VM{Ephemeral: lab.GiB, AgentJSON: []byte(`{"Infrastructure":{"Settings":{"Sources":[{"Type":"File","SettingsPath":"/nowhere/settings.json"}]}}}`)},
@@ -338,7 +338,7 @@ func bootsOnce(t *testing.T, l *lab.Lab) {
 	i := start(t, l, lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.agent.settings.tmpfs", true) }})
 	ready(t, i)
 	run(t, i, "systemctl", "restart", "bosh-agent")
-	ready(t, i) // a restart of the agent is no reboot
+	ready(t, i) // a restart of the agent is not a reboot
 	if err := i.Reboot(t.Context()); err != nil {
 		t.Fatal(err)
 	}

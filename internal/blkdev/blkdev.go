@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNotBlock means that a path exists but is no block device.
+// ErrNotBlock means that a path exists but is not a block device.
 var ErrNotBlock = errors.New("not a block device")
 
 // Number is a device's major and minor number, by which devices are compared: paths are

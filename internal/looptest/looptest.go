@@ -178,7 +178,7 @@ func Guard(path string) error {
 	}
 	backing, err := os.ReadFile(filepath.Join(dir, "loop", "backing_file"))
 	if err != nil {
-		return fmt.Errorf("refused for a test: %s is no loop device", path)
+		return fmt.Errorf("refused for a test: %s is not a loop device", path)
 	}
 	return temporary(strings.TrimSuffix(strings.TrimSpace(string(backing)), " (deleted)"))
 }

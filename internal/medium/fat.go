@@ -68,7 +68,7 @@ func openFAT(in *guarded) (*Volume, error) {
 func readGeometry(in *guarded) (geometry, error) {
 	b, err := in.bytes(0, 512)
 	if err != nil {
-		_ = in.failure() // a device too small for a FAT is no failure
+		_ = in.failure() // a device too small for a FAT is not a failure
 		return geometry{}, ErrUnknown
 	}
 	u16 := func(at int) int64 { return int64(binary.LittleEndian.Uint16(b[at:])) }

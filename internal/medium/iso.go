@@ -59,7 +59,7 @@ func openISO(in *guarded) (*Volume, error) {
 			v.label(strings.TrimRight(ucs2(d[40:72]), " \x00"))
 		}
 	}
-	_ = in.failure() // probing beyond the end of a small device is no failure of the volume
+	_ = in.failure() // probing beyond the end of a small device is not a failure of the volume
 	if primary == nil {
 		return nil, ErrUnknown
 	}

@@ -33,6 +33,6 @@ func TestBills(t *testing.T) {
 	}
 	cdx, _ := p.CycloneDX()
 	if !regexp.MustCompile(`"urn:uuid:[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-8[0-9a-f]{3}-[0-9a-f]{12}"`).Match(cdx) {
-		t.Errorf("serial number is no UUID:\n%.300s", cdx)
+		t.Errorf("serial number is not a UUID:\n%.300s", cdx)
 	}
 }

@@ -19,7 +19,7 @@ import (
 	"cambium/internal/atomicfile"
 )
 
-// What the timeline needs beside the steps: the time before the process, moments behind them, earlier
+// What the timeline needs beside the steps: the time before the process, moments after them, earlier
 // tries, and earlier boots.
 
 // Origin is when kernel, init and this process began, in nanoseconds relative to the beginning of the
@@ -161,7 +161,7 @@ func processStat(pid string) (state string, began int64, ok bool) {
 	if err != nil {
 		return "", 0, false
 	}
-	// The name in parentheses may hold blanks, so fields are counted behind the last of them.
+	// The name in parentheses may hold blanks, so fields are counted after the last of them.
 	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
 	if len(fields) < 20 {
 		return "", 0, false

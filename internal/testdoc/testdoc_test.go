@@ -43,7 +43,7 @@ func TestGenerated(t *testing.T) {
 		t.Fatal(err)
 	}
 	if Generated(page, "part", "new\n", false) == nil || Generated(page, "other", "new\n", true) == nil {
-		t.Error("another text, or a missing part, is no error")
+		t.Error("another text, or a missing part, is not an error")
 	}
 	if err := Generated(page, "part", "new\n", true); err != nil {
 		t.Error(err)

@@ -95,7 +95,7 @@ func Fill(t testing.TB, dir string) {
 // attributes and data.
 func Judge(t testing.TB, from, to string) string {
 	t.Helper()
-	// With a filter its own rule is gone, by which ACLs are no attributes; xfs lists them as other attributes, too.
+	// With a filter its own rule is gone, by which ACLs are not attributes; xfs lists them as other attributes, too.
 	args := []string{"-aHAXn", "--checksum", "--numeric-ids", "--delete", "--itemize-changes",
 		"--filter=-x system.*", "--filter=-x trusted.SGI_ACL_*"}
 	for _, name := range largest {

@@ -448,7 +448,7 @@ func (u *unpacking) link(header *tar.Header, name string, root *os.Root, rel str
 		return refuse(name, "a hard link to something that is not unpacked")
 	}
 	if info, err := root.Lstat(targetRel); err != nil || !info.Mode().IsRegular() {
-		return refuse(name, "a hard link to something that is no file of the archive")
+		return refuse(name, "a hard link to something that is not a file of the archive")
 	}
 	if err := root.Link(targetRel, rel); err != nil {
 		return fmt.Errorf("unpack %s: %w", name, err)

@@ -212,7 +212,7 @@ func TestHostileArchives(t *testing.T) {
 		{name: "long name", items: []item{file(strings.Repeat("n/", 3000)+"n", "x")}},
 		{name: "cut", raw: gzipped(t, pack(t, file("a", strings.Repeat("abc", 10000))))[:60]},
 		{name: "cut tar", raw: pack(t, file("a", strings.Repeat("x", 5000)))[:3000]},
-		{name: "no archive", raw: []byte(strings.Repeat("this is no archive ", 100))},
+		{name: "no archive", raw: []byte(strings.Repeat("this is not an archive ", 100))},
 		{name: "xz", raw: []byte("\xfd7zXZ\x00\x00")},
 	}
 	for _, c := range cases {
@@ -326,7 +326,7 @@ func TestUnpackEndsWithItsContext(t *testing.T) {
 	r.Close()
 }
 
-// TestDigestCoversTheWholeStream: the unpacker must read behind the end of the tar.
+// TestDigestCoversTheWholeStream: the unpacker must read after the end of the tar.
 func TestDigestCoversTheWholeStream(t *testing.T) {
 	for name, data := range map[string][]byte{
 		"plain": append(pack(t, file("a", "A")), []byte(strings.Repeat("tail", 100))...),
@@ -402,7 +402,7 @@ func FuzzEntries(f *testing.F) {
 	})
 }
 
-// TestAWrongArchiveIsAMismatch: an error page in place of an archive is no valid tar, but the error is
+// TestAWrongArchiveIsAMismatch: an error page in place of an archive is not a valid tar, but the error is
 // only the digest mismatch.
 func TestAWrongArchiveIsAMismatch(t *testing.T) {
 	digest, err := blob.ParseDigest("0000000000000000000000000000000000000000")

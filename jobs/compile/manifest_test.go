@@ -90,11 +90,11 @@ func TestManifestWithoutPackagesGetsTheList(t *testing.T) {
 }
 
 func TestCommentsAroundThePackagesStay(t *testing.T) {
-	m, err := parseManifest("name: a # name\r\nversion: b\r\n# before\r\npackages:\r\n  # inside\r\n- name: c\r\n  version: |\r\n    d\r\n    # of the text\r\n\r\n# behind\r\nlicense: e")
+	m, err := parseManifest("name: a # name\r\nversion: b\r\n# before\r\npackages:\r\n  # inside\r\n- name: c\r\n  version: |\r\n    d\r\n    # of the text\r\n\r\n# after\r\nlicense: e")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if text, _ := m.compiled(nil); text != "name: a # name\r\nversion: b\r\n# before\r\ncompiled_packages: []\n\r\n# behind\r\nlicense: e\n" {
+	if text, _ := m.compiled(nil); text != "name: a # name\r\nversion: b\r\n# before\r\ncompiled_packages: []\n\r\n# after\r\nlicense: e\n" {
 		t.Errorf("got %q", text)
 	}
 }

@@ -33,7 +33,7 @@ func TestParseAlert(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	if _, ok := ParseAlert("Subject: x\r\n\r\n"); ok {
-		t.Error("an empty mail is no alert")
+		t.Error("an empty mail is not an alert")
 	}
 }
 

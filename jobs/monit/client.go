@@ -98,7 +98,7 @@ func (c *Client) dial(ctx context.Context, network, address string) (net.Conn, e
 	return conn, nil
 }
 
-// checkAccepted refuses a connection whose other end belongs to another user. That it is not listed is no reason: a
+// checkAccepted refuses a connection whose other end belongs to another user. That it is not listed is not a reason: a
 // connection that waits to be accepted may not be yet, and belongs to the listener.
 func (c *Client) checkAccepted(conn net.Conn) error {
 	uid, err := c.Sockets.OtherEnd(conn)
@@ -335,7 +335,7 @@ func (c *Client) start(ctx context.Context, before int64, killed error) error {
 	if err := c.Daemon.Start(ctx); err != nil {
 		return errors.Join(err, killed)
 	}
-	// Only the HTTP interface tells whether a new monit answers.
+	// Only the HTTP interface reports whether a new monit answers.
 	return retry.Do(ctx, retry.Backoff{Min: 50 * time.Millisecond, Max: 500 * time.Millisecond}, func(ctx context.Context) error {
 		now, err := c.Status(ctx)
 		if err != nil {

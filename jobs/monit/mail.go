@@ -17,7 +17,7 @@ type Alert struct {
 }
 
 // ParseAlert reads the lines that a stemcell's monit is configured to send. The last line of
-// each kind counts, as a message could contain one too. A mail without any is no alert.
+// each kind counts, as a message could contain one too. A mail without any is not an alert.
 func ParseAlert(mail string) (Alert, bool) {
 	var a Alert
 	for line := range strings.Lines(mail) {

@@ -116,7 +116,7 @@ func readLink(dir int, name string) (string, error) {
 
 var errNoLog = errors.New("not a regular file")
 
-// checkLog refuses what is no file of its own: a pipe, a device, or a second name of another file, which a user
+// checkLog refuses what is not a file of its own: a pipe, a device, or a second name of another file, which a user
 // can make where the kernel does not protect hard links.
 func checkLog(file *os.File) (*os.File, error) {
 	var st unix.Stat_t

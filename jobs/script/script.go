@@ -65,7 +65,7 @@ func (r Runner) environ(extra map[string]string) []string {
 var ownVariables = []string{"PATH", "TMPDIR", "NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_FDS",
 	"LISTEN_PID", "LISTEN_FDNAMES"}
 
-// checkName refuses names that are no file names: they come from outside and are joined to paths.
+// checkName refuses names that are not file names: they come from outside and are joined to paths.
 func checkName(name string) error {
 	if name == "" || strings.HasPrefix(name, ".") || strings.ContainsAny(name, "/\x00") {
 		return fmt.Errorf("script %q: not a usable name", name)

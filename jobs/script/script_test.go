@@ -105,7 +105,7 @@ func TestLogOfScripts(t *testing.T) {
 	r.install(t, "good", "pre-start", "true")
 	r.install(t, "bad", "pre-start", "exit 3")
 	if err := r.RunAll(t.Context(), []string{"good", "bad"}, "pre-start", nil); err == nil {
-		t.Error("a failing script is no error")
+		t.Error("a failing script is not an error")
 	}
 	for _, want := range []string{"/jobs/good/bin/pre-start' script has successfully executed", "/jobs/bad/bin/pre-start' script has failed with error"} {
 		if strings.Count(log.String(), want) != 1 {

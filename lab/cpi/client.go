@@ -260,7 +260,7 @@ const startTimeout = 2 * time.Minute
 const readyLine = "ready"
 
 // startHolder runs program with arguments as a process of its own that outlives this one, and
-// waits until it answers. One that finds another holder is no error.
+// waits until it answers. One that finds another holder is not an error.
 func startHolder(ctx context.Context, dir, name string, argv ...string) error {
 	if os.Geteuid() != 0 {
 		return errors.New("machines, mounts and loop devices need root: run this as root, or name a holder with lab.host")

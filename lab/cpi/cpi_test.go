@@ -141,7 +141,7 @@ func TestWhereNothingIs(t *testing.T) {
 		}
 	}
 	if r := c.Do(t.Context(), Envelope{Request: Request{Method: "reboot_vm", Arguments: []json.RawMessage{[]byte(`"a"`)}}}); r.Error == nil {
-		t.Error("reboot_vm without a holder is no error")
+		t.Error("reboot_vm without a holder is not an error")
 	}
 }
 

@@ -54,7 +54,7 @@ func validRequests(stemcell, disk string) []string {
 	return requests
 }
 
-// hostileValues lead to the files around the IaaS from each of its directories, and are no values of any other kind.
+// hostileValues lead to the files around the IaaS from each of its directories, and are not values of any other kind.
 func hostileValues(base string) []any {
 	values := []any{"..", "/", "", "a\x00b", "\x1b[2J", 1e300, map[string]any{}}
 	for depth := range 3 {

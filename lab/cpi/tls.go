@@ -40,7 +40,7 @@ type Identity struct {
 type identities struct {
 	Holder Identity `json:"holder"`
 	Client Identity `json:"client"`
-	// Containers is whether callers over TLS may make containers, which are no boundary around root inside.
+	// Containers is whether callers over TLS may make containers, which are not a boundary around root inside.
 	Containers bool `json:"containers,omitempty"`
 }
 

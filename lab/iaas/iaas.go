@@ -45,7 +45,7 @@ func ValidName(name string) error {
 	return nil
 }
 
-// Directory is where an IaaS keeps its objects. The dot makes sure that it is no lab's.
+// Directory is where an IaaS keeps its objects. The dot makes sure that it is not a lab's.
 func Directory(dir, name string) string { return filepath.Join(dir, name+".iaas") }
 
 // goneSuffix ends the name of a directory that is being removed.

@@ -35,8 +35,8 @@ type Stemcell struct {
 	Made time.Time
 }
 
-// versions are what the Director's version class parses: numbers and words with dots, a pre-release behind "-" and a
-// post-release behind "+".
+// versions are what the Director's version class parses: numbers and words with dots, a pre-release after "-" and a
+// post-release after "+".
 var versions = regexp.MustCompile(`^[0-9A-Za-z_]+(\.[0-9A-Za-z_]+)*(-[0-9A-Za-z_]+(\.[0-9A-Za-z_]+)*)?(\+[0-9A-Za-z_]+(\.[0-9A-Za-z_]+)*)?$`)
 
 // CheckVersion refuses a version that the Director could not parse or sort.
@@ -175,7 +175,7 @@ func (p packer) file() string {
 	return "bosh-stemcell-" + p.stemcell.Version + "-" + p.infrastructure.slug() + ".tgz"
 }
 
-// manifest is stemcell.MF. The Director, the CLI and the CPI read it. Versions are quoted: 1.10 is no number.
+// manifest is stemcell.MF. The Director, the CLI and the CPI read it. Versions are quoted: 1.10 is not a number.
 func (p packer) manifest(digest string) string {
 	i := p.infrastructure
 	var b strings.Builder

@@ -98,7 +98,7 @@ func TestStemcellTarball(t *testing.T) {
 func TestFormats(t *testing.T) {
 	for _, c := range []struct {
 		iaas, name, formats, diskFormat string
-		members                         string // of the image; nothing if it is no tarball
+		members                         string // of the image; nothing if it is not a tarball
 		cloud                           map[string]any
 	}{
 		{"openstack", "bosh-openstack-kvm-debian-bookworm-cambium", "openstack-qcow2 openstack-raw", "qcow2", "root.img", map[string]any{"auto_disk_config": true, "hypervisor": "kvm"}},

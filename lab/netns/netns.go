@@ -84,7 +84,7 @@ func (n Namespace) Name() string { return n.name }
 func (n Namespace) Path() string { return dir + "/" + n.name }
 
 // Delete removes the name; the namespace goes with the last process in it. One that does not
-// exist is no error.
+// exist is not an error.
 func (n Namespace) Delete() error {
 	err := unix.Unmount(n.Path(), unix.MNT_DETACH)
 	// EINVAL: a name whose mount is gone, after a crash.

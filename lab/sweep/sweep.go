@@ -50,7 +50,7 @@ func (r Remains) Remove() error {
 	}
 	for _, pattern := range []string{"/run/systemd/nspawn/propagate/" + name + ".*",
 		filepath.Join(os.TempDir(), name+".*.shell"), filepath.Join(os.TempDir(), name+".*.notify")} {
-		paths, _ := filepath.Glob(pattern) // a valid name is no pattern
+		paths, _ := filepath.Glob(pattern) // a valid name is not a pattern
 		for _, path := range paths {
 			_ = os.Remove(path)
 		}

@@ -151,7 +151,7 @@ func removeFile(dir int, name string) error {
 // sparse reports whether a file has fewer blocks than its size needs.
 func sparse(st *unix.Stat_t) bool { return st.Blocks*512 < st.Size }
 
-// seek returns where data or a hole begins, at or behind an offset, or the size.
+// seek returns where data or a hole begins, at or after an offset, or the size.
 func seek(fd int, at, size int64, whence int) (int64, error) {
 	found, err := unix.Seek(fd, at, whence)
 	if errors.Is(err, unix.ENXIO) {

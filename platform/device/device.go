@@ -79,7 +79,7 @@ func (h Hint) String() string {
 type Device struct {
 	Path   string // canonical
 	Number blkdev.Number
-	// Directory is set for a bind-mounted "disk", which is no block device.
+	// Directory is set for a bind-mounted "disk", which is not a block device.
 	Directory bool
 	// Identified is set when it was found by an identifier of the disk, not by a place such as a path or a LUN.
 	Identified bool
@@ -92,7 +92,7 @@ type Options struct {
 	IDReplacement          string
 	LUNLinks               string // directory with one link per LUN
 	InstanceStoragePattern string // glob of NVMe devices
-	ManagedVolumePattern   string // glob of links to volumes that are no instance storage
+	ManagedVolumePattern   string // glob of links to volumes that are not instance storage
 	// Root is "/" unless a test moves it.
 	Root string
 	// TimeoutScale multiplies the time limits; 1 if zero.
@@ -151,7 +151,7 @@ type stage struct {
 	// fullGrace means that the grace is not over when udev has finished with the device that was found:
 	// the identity that is waited for may be another device's.
 	fullGrace bool
-	// identifier and path say what the disk is found by; a place that is no path is neither.
+	// identifier and path say what the disk is found by; a place that is not a path is neither.
 	identifier, path bool
 }
 
@@ -182,7 +182,7 @@ func (r *Resolver) search(h Hint) (s search, err error) {
 		s.links = append(s.links, o.LUNLinks)
 		s.stages = append(s.stages, stage{match: lunLink(o.LUNLinks, h.LUN), limit: scsiLimit})
 	}
-	// A path is no identity: behind a link by LUN it counts when that link has not come in its time.
+	// A path is not an identity: after a link by LUN it counts when that link has not come in its time.
 	byPath := func(match matcher) stage {
 		st := stage{match: match, limit: pathLimit, path: true}
 		if len(s.stages) > 0 {
@@ -269,7 +269,7 @@ func (r *Resolver) Resolve(ctx context.Context, h Hint) (Device, error) {
 	for i := range dirs {
 		dirs[i] = filepath.Join(r.options.Root, dirs[i])
 	}
-	// The end of a grace period is no event of the system, so a timer ends the wait.
+	// The end of a grace period is not an event of the system, so a timer ends the wait.
 	for {
 		pause, stop := ctx, func() {}
 		if next := s.nextGrace(time.Since(begin)); next > 0 {
@@ -394,7 +394,7 @@ func (r *Resolver) rescanSCSI() {
 	}
 }
 
-// InstanceStorage returns the NVMe devices that are no volumes of the IaaS, sorted by path. The
+// InstanceStorage returns the NVMe devices that are not volumes of the IaaS, sorted by path. The
 // number must be the one the CPI announced: one device too many could be a volume of another owner.
 func (r *Resolver) InstanceStorage(ctx context.Context, count int) ([]Device, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, time.Duration(float64(pathLimit)*r.options.TimeoutScale), ErrTimedOut)

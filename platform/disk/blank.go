@@ -69,7 +69,7 @@ func opened(s layout.State, look func(*os.File) error) error {
 // extent is a range of bytes.
 type extent struct{ start, end int64 }
 
-// ownTable are the places of the partition table itself, which is no content of the disk.
+// ownTable are the places of the partition table itself, which is not content of the disk.
 func ownTable(s layout.State, r io.ReaderAt, unfinished string) ([]extent, error) {
 	sector := int64(s.Sector)
 	last := s.Bytes / sector * sector

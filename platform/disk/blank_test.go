@@ -10,7 +10,7 @@ import (
 	"cambium/platform/disk/layout"
 )
 
-// A partition table is no content of a disk, complete or half written. What is beside it is.
+// A partition table is not content of a disk, complete or half written. What is beside it is.
 func TestSurveyLeavesTheTableOut(t *testing.T) {
 	const size = 64 << 20
 	script := func(text string) func(*testing.T, string) {
@@ -40,7 +40,7 @@ func TestSurveyLeavesTheTableOut(t *testing.T) {
 		{"no table", func(*testing.T, string) {}, true},
 		{"empty GPT", script("label: gpt\n"), true},
 		{"empty DOS", script("label: dos\n"), true},
-		{"empty GPT, and a byte behind it", func(t *testing.T, image string) {
+		{"empty GPT, and a byte after it", func(t *testing.T, image string) {
 			script("label: gpt\n")(t, image)
 			pokeImage(t, image, 34*512, []byte("x"))
 		}, false},

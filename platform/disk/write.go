@@ -83,7 +83,7 @@ func create(f *os.File, label layout.Label, guid string, parts []layout.Partitio
 	return write(want, f, size, sector)
 }
 
-// Append adds partitions behind the existing ones, which stay as they are, also while they
+// Append adds partitions after the existing ones, which stay as they are, also while they
 // are in use.
 func Append(ctx context.Context, path string, parts []layout.Partition) error {
 	return change(ctx, path, "append partitions to", func(f *os.File, t *layout.Table) error {
@@ -187,7 +187,7 @@ func fits(t layout.Table, size int64, sector int) error {
 	for _, p := range t.Partitions {
 		switch {
 		case p.Start%int64(sector) != 0 || p.Size%int64(sector) != 0 || p.Size <= 0:
-			return fmt.Errorf("partition %d: %d bytes at %d are no whole sectors", p.Number, p.Size, p.Start)
+			return fmt.Errorf("partition %d: %d bytes at %d are not whole sectors", p.Number, p.Size, p.Start)
 		case p.Number < 1 || p.Number > t.Label.Slots():
 			return fmt.Errorf("partition %d: a %s table has %d", p.Number, t.Label, t.Label.Slots())
 		case !t.Label.Addresses(p.End(), sector):

@@ -24,7 +24,7 @@ const (
 	chronyLength        = 28 // of this request, padded to the length of its reply, and of the reply
 )
 
-// reloadChrony has chronyd read its sources again. A chronyd that does not run is no error:
+// reloadChrony has chronyd read its sources again. A chronyd that does not run is not an error:
 // it reads them when it starts.
 func reloadChrony(ctx context.Context, socket string) (err error) {
 	defer func() {

@@ -198,7 +198,7 @@ func TestRootAwaitIdle(t *testing.T) {
 	}
 }
 
-// A program that was killed while it wrote is no reason to give up: the kernel still writes what is left,
+// A program that was killed while it wrote is not a reason to give up: the kernel still writes what is left,
 // for no process.
 func TestRootAwaitIdleAfterKill(t *testing.T) {
 	const device = "CAMBIUM_WRITE_AND_DIE"

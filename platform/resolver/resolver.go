@@ -124,7 +124,7 @@ func (k *Kernel) Observe(context.Context, Desired) (State, error) {
 		}
 		*content = string(data)
 	}
-	s.Link, _ = os.Readlink(k.path(resolvConf)) // an error means that it is no link
+	s.Link, _ = os.Readlink(k.path(resolvConf)) // an error means that it is not a link
 	if data, err := os.ReadFile(k.path(resolvedServers)); err == nil {
 		s.InUse = servers(string(data))
 	}

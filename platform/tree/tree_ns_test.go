@@ -75,7 +75,7 @@ func wholeTree(t *testing.T) {
 		path     string
 		mode     fs.FileMode
 		uid, gid uint32
-		flags    string // of the mount, as mountinfo has them; "-" is no mount point
+		flags    string // of the mount, as mountinfo has them; "-" is not a mount point
 		kind     string
 	}{
 		{"/var/vcap/data/sys", 0o750, 0, 1000, "-", ""},

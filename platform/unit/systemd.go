@@ -122,7 +122,7 @@ func (s *Systemd) startMode(ctx context.Context, name string) string {
 	self := full(s.Self)
 	if s.Self == "" {
 		if self, err = conn.GetUnitNameByPID(ctx, uint32(os.Getpid())); err != nil {
-			return usual // this process is no service
+			return usual // this process is not a service
 		}
 	}
 	if conn.property(ctx, self, "ActiveState") != "activating" {

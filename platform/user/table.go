@@ -130,7 +130,7 @@ func (t *table) save() error {
 	if bytes.Equal(now, t.before) || !t.present && now == nil {
 		return nil
 	}
-	// A missing line break at the end is no reason to write.
+	// A missing line break at the end is not a reason to write.
 	if len(t.before) > 0 && bytes.Equal(now, append(bytes.Clone(t.before), '\n')) {
 		return nil
 	}

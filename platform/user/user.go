@@ -132,7 +132,7 @@ func (a *Accounts) Observe(ctx context.Context, want Desired) (State, error) {
 	for r := range db.passwd.all {
 		account, err := account(r)
 		if _, twice := s.Accounts[r[0]]; err != nil || twice {
-			continue // a damaged line, or a second one of that name, is no account
+			continue // a damaged line, or a second one of that name, is not an account
 		}
 		s.Accounts[account.Name] = account
 		s.hashes[account.Name] = secret.New(r[1])

@@ -103,7 +103,7 @@ func (c *Current) PutHint(cid string, h settings.DiskHint) error {
 	})
 }
 
-// RemoveHint removes the record of a disk; an unknown one is no error.
+// RemoveHint removes the record of a disk; an unknown one is not an error.
 func (c *Current) RemoveHint(cid string) error {
 	return c.changeHints(func(_ *state, hints map[string]settings.PersistentDisk) { delete(hints, cid) })
 }
@@ -186,7 +186,7 @@ func (c *Current) ClearMountedCID() error {
 	return nil
 }
 
-// HostsConfigured tells whether host name and hosts file were written for this agent id.
+// HostsConfigured reports whether host name and hosts file were written for this agent id.
 func (c *Current) HostsConfigured() bool { return c.state.Load().hosts }
 
 // SetHostsConfigured records that in agent_state.json, where upstream looks for it.

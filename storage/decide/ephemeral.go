@@ -56,11 +56,11 @@ type Ephemeral struct {
 	RAM     int64
 	SwapMiB *uint64
 	Target  string // where the data is mounted
-	// Root is the number of the root partition when the data goes behind it, or 0.
+	// Root is the number of the root partition when the data goes after it, or 0.
 	Root int
 }
 
-// SetupEphemeral decides what is done for the ephemeral data: on a disk of its own, or behind the root partition.
+// SetupEphemeral decides what is done for the ephemeral data: on a disk of its own, or after the root partition.
 func SetupEphemeral(o Ephemeral) (Plan, error) {
 	if o.Root > 0 {
 		return appendEphemeral(o)
@@ -71,7 +71,7 @@ func SetupEphemeral(o Ephemeral) (Plan, error) {
 // Kept is the layout for the ephemeral data that the disk may have already: its Partitions have to be observed.
 func (o Ephemeral) Kept() (Layout, bool) {
 	if o.Root > 0 {
-		return Layout{Partitions: behindRoot(o.Disk.Table, o.Root)}, true
+		return Layout{Partitions: afterRoot(o.Disk.Table, o.Root)}, true
 	}
 	return keptEphemeral(o.Disk, o.AgentID, o.Label)
 }
@@ -107,12 +107,12 @@ func partitionEphemeral(o Ephemeral) (Plan, error) {
 }
 
 // Proven says that a layout needs no further proof that it is this agent's: it has its names, is on record as
-// unfinished, or is in use. What is behind the root partition is judged by itself.
+// unfinished, or is in use. What is after the root partition is judged by itself.
 func (o Ephemeral) Proven(l Layout) bool {
 	return o.Root > 0 || l.Label.Named() || o.Pending || o.Volumes[l.Data].InUse
 }
 
-// appendEphemeral decides about the space behind the root partition.
+// appendEphemeral decides about the space after the root partition.
 func appendEphemeral(o Ephemeral) (Plan, error) {
 	var p Plan
 	l, made, err := onRoot(o)
@@ -121,7 +121,7 @@ func appendEphemeral(o Ephemeral) (Plan, error) {
 	}
 	if len(made) > 0 {
 		p.Begin = places(made)
-		p.add(Change{Op: AppendPartitions, Device: o.Disk.Path, Proof: fmt.Sprintf("nothing behind root partition %d", o.Root),
+		p.add(Change{Op: AppendPartitions, Device: o.Disk.Path, Proof: fmt.Sprintf("nothing after root partition %d", o.Root),
 			What: "append " + l.describe(made), Label: l.Label, Partitions: made})
 	}
 	p.fill(o, l, o.Pending || len(made) > 0)

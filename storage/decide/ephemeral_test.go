@@ -17,7 +17,7 @@ func mountedOn(target string, k probe.Kind) Volume {
 	return Volume{Content: probe.Content{Kind: k}, MountedOn: target, InUse: true}
 }
 
-// ops lists what a plan does, with the partition behind the disk's name.
+// ops lists what a plan does, with the partition after the disk's name.
 func ops(p Plan) string {
 	var all []string
 	for _, c := range p.Changes {
@@ -204,7 +204,7 @@ func TestAppendEphemeral(t *testing.T) {
 		finish  bool
 		fails   string
 	}{
-		{name: "nothing behind root", state: table(), want: "append-partitions make-swap2 make-file-system3 use-swap2 mount3",
+		{name: "nothing after root", state: table(), want: "append-partitions make-swap2 make-file-system3 use-swap2 mount3",
 			begin: "2:135266304+67108864 3:202375168+4092575232", finish: true},
 		{name: "after a reboot", state: table(swap, data), volumes: volumes(volumeOf(probe.Swap),
 			volumeOf(probe.Ext4)), want: "use-swap2 mount3"},

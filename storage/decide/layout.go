@@ -56,8 +56,8 @@ func swapBytes(available, ram int64, swapMiB *uint64) (int64, error) {
 }
 
 // keptEphemeral recognizes the layout that this agent made on an ephemeral disk before. Sizes
-// do not matter: a change of RAM or swap_size is no reason to lose the data. In a table with names, partitions
-// behind swap and data do not matter either, as in cloudfoundry/bosh-agent. One without names is no proof: what it
+// do not matter: a change of RAM or swap_size is not a reason to lose the data. In a table with names, partitions
+// after swap and data do not matter either, as in cloudfoundry/bosh-agent. One without names is not proof: what it
 // holds has to be, see Replaced.
 func keptEphemeral(s layout.State, agentID string, label layout.Label) (Layout, bool) {
 	t := s.Table
@@ -118,19 +118,19 @@ func newEphemeral(s layout.State, agentID string, ram int64, swapMiB *uint64, la
 	return l, nil
 }
 
-// behindRoot are the partitions behind the root partition that can be swap and data. Those of another type, such as the
+// afterRoot are the partitions after the root partition that can be swap and data. Those of another type, such as the
 // BIOS boot partition, belong to the system.
-func behindRoot(t layout.Table, root int) (behind []layout.Partition) {
+func afterRoot(t layout.Table, root int) (after []layout.Partition) {
 	rootPart, _ := t.Partition(root)
 	for _, p := range t.Partitions {
 		if p.Start > rootPart.Start && t.Label.HoldsData(p.Type) {
-			behind = append(behind, p)
+			after = append(after, p)
 		}
 	}
-	return behind
+	return after
 }
 
-// freeFrom is where the space behind the root partition, and behind the system's partitions there, begins.
+// freeFrom is where the space after the root partition, and after the system's partitions there, begins.
 func freeFrom(t layout.Table, rootPart layout.Partition) int64 {
 	end := rootPart.End()
 	for _, p := range t.Partitions {
@@ -141,7 +141,7 @@ func freeFrom(t layout.Table, rootPart layout.Partition) int64 {
 	return end
 }
 
-// onRoot lays out swap and data behind the root partition, or recognizes what is there
+// onRoot lays out swap and data after the root partition, or recognizes what is there
 // already, and then made is nil.
 func onRoot(o Ephemeral) (l Layout, made []layout.Partition, err error) {
 	s := o.Disk
@@ -150,8 +150,8 @@ func onRoot(o Ephemeral) (l Layout, made []layout.Partition, err error) {
 		return l, nil, fmt.Errorf("root partition %d is not in the table of %s", o.Root, s.Path)
 	}
 	l.Label, l.Partitions = s.Table.Label, s.Table.Partitions
-	if behind := behindRoot(s.Table, o.Root); len(behind) > 0 {
-		l, err = l.recognize(behind, o)
+	if after := afterRoot(s.Table, o.Root); len(after) > 0 {
+		l, err = l.recognize(after, o)
 		return l, nil, err
 	}
 	free := freeFrom(s.Table, rootPart)
@@ -194,27 +194,27 @@ func onRoot(o Ephemeral) (l Layout, made []layout.Partition, err error) {
 	return l, made, nil
 }
 
-// recognize accepts what is behind the root partition by its content, not its size: a
+// recognize accepts what is after the root partition by its content, not its size: a
 // table of an older agent has no names, and the machine may have got other RAM since.
-func (l Layout) recognize(behind []layout.Partition, o Ephemeral) (Layout, error) {
-	if len(behind) > 2 {
-		return l, fmt.Errorf("%d partitions behind the root partition; expected swap and data", len(behind))
+func (l Layout) recognize(after []layout.Partition, o Ephemeral) (Layout, error) {
+	if len(after) > 2 {
+		return l, fmt.Errorf("%d partitions after the root partition; expected swap and data", len(after))
 	}
-	l.Data = behind[len(behind)-1].Number
-	if len(behind) == 2 {
-		l.Swap = behind[0].Number
+	l.Data = after[len(after)-1].Number
+	if len(after) == 2 {
+		l.Swap = after[0].Number
 	}
-	for _, p := range behind {
+	for _, p := range after {
 		v := o.Volumes[p.Number]
 		c := v.Content
 		blank := c.Blank() && (v.Residue.Zeros() || strings.HasPrefix(p.Name, ephemeralPrefix(o.AgentID)))
 		fits := o.Pending || blank || p.Number == l.Swap && (v.ActiveSwap || c.Kind == probe.Swap) ||
 			p.Number == l.Data && c.Data()
 		if !fits && c.Blank() {
-			return l, fmt.Errorf("partition %d behind the root partition is not blank, and is not touched", p.Number)
+			return l, fmt.Errorf("partition %d after the root partition is not blank, and is not touched", p.Number)
 		}
 		if !fits {
-			return l, fmt.Errorf("partition %d behind the root partition holds %s and is not touched", p.Number, c)
+			return l, fmt.Errorf("partition %d after the root partition holds %s and is not touched", p.Number, c)
 		}
 	}
 	return l, nil

@@ -62,7 +62,7 @@ func TestNewEphemeral(t *testing.T) {
 	}{
 		{"swap and data", 1024 * testMiB, mib(100), layout.GPT, [][2]int64{{1, 101}, {101, 1023}}, 1, 2},
 		{"data only", 1024 * testMiB, mib(0), layout.GPT, [][2]int64{{1, 1023}}, 0, 1},
-		{"a length that is no whole MiB", 1024*testMiB + 512, mib(0), layout.GPT, [][2]int64{{1, 1023}}, 0, 1},
+		{"a length that is not a whole MiB", 1024*testMiB + 512, mib(0), layout.GPT, [][2]int64{{1, 1023}}, 0, 1},
 		{"DOS", 1024 * testMiB, mib(100), layout.MBR, [][2]int64{{1, 101}, {101, 1023}}, 1, 2},
 		{"swap from RAM", 1024 * testMiB, nil, layout.GPT, [][2]int64{{1, 257}, {257, 1023}}, 1, 2},
 	} {
@@ -145,8 +145,8 @@ func TestKeptEphemeral(t *testing.T) {
 
 func TestOnRoot(t *testing.T) {
 	root := layout.Partition{Number: 1, Start: 512, Size: 262144 * 512, Type: "83"}
-	table := func(label layout.Label, behind ...layout.Partition) layout.Table {
-		return layout.Table{Label: label, Partitions: append([]layout.Partition{root}, behind...)}
+	table := func(label layout.Label, after ...layout.Partition) layout.Table {
+		return layout.Table{Label: label, Partitions: append([]layout.Partition{root}, after...)}
 	}
 	swap := layout.Partition{Number: 2, Start: 200 * testMiB, Size: 100 * testMiB, Type: "83"}
 	data := layout.Partition{Number: 3, Start: 300 * testMiB, Size: 100 * testMiB, Type: "83"}
@@ -184,21 +184,21 @@ func TestOnRoot(t *testing.T) {
 			"holds LVM physical volume and is not touched"},
 		{"too little room", 1000 * testMiB, table(layout.MBR), nil, nil, nil, 0, 0,
 			"insufficient remaining disk space"},
-		{"three partitions behind root", size, table(layout.MBR, swap, data, layout.Partition{Number: 4,
+		{"three partitions after root", size, table(layout.MBR, swap, data, layout.Partition{Number: 4,
 			Start: 400 * testMiB, Size: testMiB}), nil, kinds(probe.Blank, probe.Blank, probe.Blank), nil, 0, 0,
-			"3 partitions behind the root partition"},
+			"3 partitions after the root partition"},
 		{"more swap than room", size, table(layout.MBR), mib(1 << 20), nil, nil, 0, 0, "leaves no room for data"},
 		{"root not in the table", size, layout.Table{Label: layout.MBR}, nil, nil, nil, 0, 0,
 			"root partition 1 is not in the table"},
 		{"there already, not blank", size, table(layout.MBR, swap), nil,
 			map[int]Volume{2: {Content: probe.Content{Kind: probe.Blank}, Residue: remains}}, nil, 0, 0,
-			"partition 2 behind the root partition is not blank"},
+			"partition 2 after the root partition is not blank"},
 		{"there already, ours by its name", size, table(layout.GPT, layout.Partition{Number: 2, Start: swap.Start,
 			Size: swap.Size, Name: "bosh-partition-a-0"}), nil,
 			map[int]Volume{2: {Content: probe.Content{Kind: probe.Blank}, Residue: remains}}, nil, 0, 2, ""},
-		{"BIOS boot behind root", size, table(layout.GPT, bios), mib(0), nil, [][2]int64{{266240, 2240512 - 33}}, 0,
+		{"BIOS boot after root", size, table(layout.GPT, bios), mib(0), nil, [][2]int64{{266240, 2240512 - 33}}, 0,
 			3, ""},
-		{"BIOS boot behind root, data behind it", size, table(layout.GPT, bios, layout.Partition{Number: 3,
+		{"BIOS boot after root, data after it", size, table(layout.GPT, bios, layout.Partition{Number: 3,
 			Start: data.Start, Size: data.Size}), mib(0), map[int]Volume{3: volumeOf(probe.Ext4)}, nil, 0, 3, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -389,7 +389,7 @@ func TestGrowTo(t *testing.T) {
 	table := func(label layout.Label, parts ...layout.Partition) layout.Table {
 		return layout.Table{Label: label, Partitions: parts}
 	}
-	behind := layout.Partition{Number: 2, Start: 500 * testMiB, Size: testMiB}
+	after := layout.Partition{Number: 2, Start: 500 * testMiB, Size: testMiB}
 	for _, c := range []struct {
 		name     string
 		size     int64
@@ -398,7 +398,7 @@ func TestGrowTo(t *testing.T) {
 		obstacle string
 	}{
 		{"room at the end", 900 * testMiB, table(layout.GPT, part(1, 100)), 899 * testMiB, ""},
-		{"room up to the next partition", 900 * testMiB, table(layout.GPT, part(1, 100), behind), 500 * testMiB, ""},
+		{"room up to the next partition", 900 * testMiB, table(layout.GPT, part(1, 100), after), 500 * testMiB, ""},
 		{"no room", 900 * testMiB, table(layout.GPT, part(1, 898)), 0, ""},
 		{"no room, DOS", 900 * testMiB, table(layout.MBR, part(1, 899)), 0, ""},
 		{"DOS to the very end", 900 * testMiB, table(layout.MBR, part(1, 100)), 900 * testMiB, ""},

@@ -40,7 +40,7 @@ type Disks struct {
 
 	// SkipSetup leaves all disks as they are.
 	SkipSetup bool
-	// CreateOnRoot puts the data behind the root partition where the CPI names no disk; FallBackToRoot also where
+	// CreateOnRoot puts the data after the root partition where the CPI names no disk; FallBackToRoot also where
 	// the named disk is missing.
 	CreateOnRoot, FallBackToRoot bool
 	// Label is that of a new table.

@@ -37,7 +37,7 @@ func (d *Disks) growStore(ctx context.Context, path string) {
 // WatchSizes grows the disk on the store whenever the kernel reports that its device became
 // larger, until ctx ends. What fails is logged; mount_disk and the next start try again.
 func (d *Disks) WatchSizes(ctx context.Context) error {
-	// Mounting is no event of a device: the disk may be seen for the first time when it has
+	// Mounting is not an event of a device: the disk may be seen for the first time when it has
 	// grown already. Growing what needs no growing changes nothing, so that is always tried.
 	var lastPath string
 	var lastSize int64

@@ -8,10 +8,10 @@ import (
 	"cambium/internal/spelling"
 )
 
-// RunFunc runs a command with the arguments behind its name and returns the exit code.
+// RunFunc runs a command with the arguments after its name and returns the exit code.
 type RunFunc func(ctx context.Context, args []string, stdout, stderr io.Writer) int
 
-// Command is one word behind `agent`.
+// Command is one word after `agent`.
 type Command struct {
 	Name    string
 	Summary string // one line
@@ -31,7 +31,7 @@ func (t Table) Find(name string) (Command, bool) {
 	return Command{}, false
 }
 
-// Unknown reports a word that is no command and suggests the most similar one.
+// Unknown reports a word that is not a command and suggests the most similar one.
 func (t Table) Unknown(word string, stderr io.Writer) int {
 	var names []string
 	for _, c := range t {

@@ -19,7 +19,7 @@ type Description struct {
 // FlagDescription is one flag of a command.
 type FlagDescription struct {
 	Name     string // with its dashes
-	Argument string // what stands behind it; empty for a switch
+	Argument string // what stands after it; empty for a switch
 	Usage    string
 	Default  string // empty if there is none worth telling
 }

@@ -29,7 +29,7 @@ type Flags struct {
 
 // Help is what --help prints around the list of flags.
 type Help struct {
-	Arguments string // behind the command's name in the usage line
+	Arguments string // after the command's name in the usage line
 	Purpose   string
 	Terms     []Term // words that Purpose leaves to be explained
 	Examples  []string

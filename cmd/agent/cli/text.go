@@ -27,7 +27,7 @@ func Width(w io.Writer) int {
 	return defaultWidth
 }
 
-// PrintFolded prints a text in lines of at most width columns. The first stands behind lead, which ends at column
+// PrintFolded prints a text in lines of at most width columns. The first stands after lead, which ends at column
 // indent; the others begin there.
 func PrintFolded(w io.Writer, width int, lead string, indent int, text string) {
 	for _, line := range fold(text, max(width-indent, 20)) {
@@ -76,7 +76,7 @@ func words(text string) []string {
 	return all
 }
 
-// openQuote reports a word that begins with a quote which does not end in it. An apostrophe is no quote.
+// openQuote reports a word that begins with a quote which does not end in it. An apostrophe is not a quote.
 func openQuote(word string) bool {
 	quoted, found := strings.CutPrefix(strings.TrimLeft(word, "("), "'")
 	return found && !strings.Contains(quoted, "'")

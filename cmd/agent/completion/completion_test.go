@@ -73,7 +73,7 @@ func TestBashCompletes(t *testing.T) {
 	}
 }
 
-// TestFishCompletes asks fish for its completions, each with its description behind a tabulator.
+// TestFishCompletes asks fish for its completions, each with its description after a tabulator.
 func TestFishCompletes(t *testing.T) {
 	fish, script := shell(t, "fish")
 	for words, want := range map[string]string{

@@ -364,7 +364,7 @@ func TestSupervisorHasTimeToStart(t *testing.T) {
 	for unit, want := range map[string]Severity{"active": Note, "": Note, "inactive": Problem, "failed": Problem} {
 		m := healthy()
 		m.Supervisor = observe.Supervisor{Expected: true, Err: "refused", Unit: unit}
-		m.Agent.Status.ReadyNS = 1 // Age is 0: it is no process of this machine
+		m.Agent.Status.ReadyNS = 1 // Age is 0: it is not a process of this machine
 		if got := supervisor(m)[0].Severity; got != want {
 			t.Errorf("unit %q just after ready: %s, want %s", unit, got, want)
 		}

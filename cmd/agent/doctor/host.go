@@ -127,7 +127,7 @@ func config(m observe.Facts) (found []Finding) {
 		return []Finding{unchecked()}
 	}
 	if m.Config.Err != "" {
-		return []Finding{problem("correct it, then 'agent validate "+m.Config.Path+"' tells whether it is good", "%s", m.Config.Err)}
+		return []Finding{problem("correct it, then 'agent validate "+m.Config.Path+"' reports whether it is good", "%s", m.Config.Err)}
 	}
 	for _, text := range m.Config.Warnings {
 		found = append(found, note("", "%s", text))

@@ -137,7 +137,7 @@ func (r *roff) text(text string) {
 	r.line(text)
 }
 
-// bold writes the program's name in bold, and what stands behind it as it is.
+// bold writes the program's name in bold, and what stands after it as it is.
 func (r *roff) bold(program string, rest ...string) {
 	r.line(`\fB` + escape(program) + `\fR` + strings.ReplaceAll(strings.ReplaceAll(strings.Join(rest, ""), `\-`, "-"), "-", `\-`))
 }

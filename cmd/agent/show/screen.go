@@ -30,7 +30,7 @@ func newScreen(w io.Writer, now time.Time) screen {
 	return screen{w: w, palette: cli.PaletteFor(w), width: cli.Width(w), now: now}
 }
 
-// labelWidth is where the text behind a label begins.
+// labelWidth is where the text after a label begins.
 const labelWidth = 10
 
 // field prints a label and a text; an empty color is none.

@@ -24,10 +24,10 @@ const (
 )
 
 // waitFlag is --wait, --wait=DURATION or --wait DURATION. The flag package cannot know whether the
-// word behind --wait belongs to it, so Status takes it from the arguments.
+// word after --wait belongs to it, so Status takes it from the arguments.
 type waitFlag struct {
 	set   bool
-	limit time.Duration // 0 is no limit
+	limit time.Duration // 0 means no limit
 }
 
 func (w *waitFlag) String() string   { return "" }
@@ -80,7 +80,7 @@ agent until then).`,
 	if *path == vcap.RunDir.Status() {
 		doc.Restarts = observe.Restarts(ctx)
 	}
-	// A boot mounts disks and starts the supervisor: until it has ended, that they are missing is no problem.
+	// A boot mounts disks and starts the supervisor: until it has ended, that they are missing is not a problem.
 	if !wait.set && *path == vcap.RunDir.Status() && doc.State != status.Starting {
 		addFindings(ctx, &doc)
 	}

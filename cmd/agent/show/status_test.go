@@ -90,7 +90,7 @@ func TestStatusExitCodes(t *testing.T) {
 		{"an argument", []string{"now"}, 2},
 		{"two arguments", []string{"--wait", "1s", "2s"}, 2},
 		{"two durations", []string{"--wait=1s", "2s"}, 2},
-		{"no duration behind the flag", []string{"--wait", "soon"}, 2},
+		{"no duration after the flag", []string{"--wait", "soon"}, 2},
 		{"ready, waited for with a limit", []string{"--wait", "1h", "--file", with(status.Ready)}, 0},
 		{"starting at the deadline, as two words", []string{"--file", with(status.Starting), "--wait", "20ms"}, 4},
 		{"degraded", []string{"--json", "--file", with(status.Degraded)}, 3},

@@ -204,7 +204,7 @@ func (a Answer) values(path string) (values []string) {
 	return nil
 }
 
-// element is what stands behind the path of a list in that of its elements.
+// element is what stands after the path of a list in that of its elements.
 var element = regexp.MustCompile(`^\[[0-9]+\]$`)
 
 // printResults tells the outcome of each source, how long it took and why it was not used.

@@ -132,7 +132,7 @@ func redactedSettings(dirs vcap.Dirs) ([]byte, error) {
 	return nil, errors.New("there is no usable cached copy")
 }
 
-// redactedConfig is agent.json without the values of headers and passwords of URLs. One that is no JSON is
+// redactedConfig is agent.json without the values of headers and passwords of URLs. One that is not JSON is
 // left out: its secrets cannot be recognized.
 func redactedConfig(path string) ([]byte, error) {
 	data, err := os.ReadFile(path)

@@ -16,7 +16,7 @@ type scrubber struct{ secrets []string }
 // minSecret is the length from which on a value is taken for a secret: shorter ones are words that occur everywhere.
 const minSecret = 6
 
-// value is a JSON string that is no member's name, also in a document that is cut off or damaged.
+// value is a JSON string that is not a member's name, also in a document that is cut off or damaged.
 var value = regexp.MustCompile(`"((?:[^"\\]|\\.)*)("\s*:|"|$)`)
 
 // newScrubber takes every value of the raw documents that is not in their public forms.
@@ -39,7 +39,7 @@ func newScrubber(raw, public [][]byte) scrubber {
 				continue
 			}
 			if u, err := url.Parse(v); err == nil && u.User != nil {
-				// The rest of a URL is no secret.
+				// The rest of a URL is not a secret.
 				password, _ := u.User.Password()
 				add(password)
 				continue

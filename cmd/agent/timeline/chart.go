@@ -218,7 +218,7 @@ type Tick struct {
 	Label string
 }
 
-// ticks are at most n round times, at least gap (a part of the axis) apart, behind the start of the agent.
+// ticks are at most n round times, at least gap (a part of the axis) apart, after the start of the agent.
 func (c Chart) ticks(n int, gap float64) (ticks []Tick) {
 	span := c.End - c.Agent
 	step := int64(1)

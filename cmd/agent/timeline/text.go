@@ -95,7 +95,7 @@ func bar(c Chart, r Row, axis int) string {
 		}
 	}
 	if r.Outcome == status.Broken || r.Running {
-		line[column(r.End)] = sign // stays visible behind a wait
+		line[column(r.End)] = sign // stays visible after a wait
 	}
 	return string(line)
 }

@@ -113,7 +113,7 @@ func (f *Fabric) Plug(vm string, c Card, nets Networks, needsDHCP bool) (string,
 }
 
 // Unplug takes the cards of a VM from their segments, and with the last card a segment, its gateways and routes. The VM
-// is off. One that has no card is no error.
+// is off. One that has no card is not an error.
 func (f *Fabric) Unplug(vm string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

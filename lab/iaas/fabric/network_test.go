@@ -33,7 +33,7 @@ func TestPlanOfCards(t *testing.T) {
 		"a vip has no card":    {`{"a":` + one + `,"v":` + vip + `}`, []string{"a"}, ""},
 		"a group shares one":   {`{` + group + `,"c":` + three + `}`, []string{"a b", "c"}, ""},
 		"a group with a name":  {`{` + pair(`,"nic_group":"x"`, `,"nic_group":"x"`) + `}`, []string{"a b"}, ""},
-		"null is no group":     {`{` + pair(`,"nic_group":null`, `,"nic_group":null`) + `}`, []string{"a", "b"}, ""},
+		"null is not a group":  {`{` + pair(`,"nic_group":null`, `,"nic_group":null`) + `}`, []string{"a", "b"}, ""},
 		"only a vip":           {`{"v":` + vip + `}`, nil, "needs a manual or dynamic"},
 		"none":                 {`null`, nil, "needs a manual or dynamic"},
 		"no address":           {`{"a":{"type":"manual","netmask":"255.0.0.0"}}`, nil, "no ip"},

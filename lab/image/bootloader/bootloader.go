@@ -85,7 +85,7 @@ func (d Disk) installEFI(ctx context.Context, work string) error {
 	return nil
 }
 
-// installBIOS writes GRUB for BIOS machines into the disk: its first sector, and the rest behind it, in front of the
+// installBIOS writes GRUB for BIOS machines into the disk: its first sector, and the rest after it, in front of the
 // first partition. The few numbers that GRUB's installer fills in are filled in here.
 func (d Disk) installBIOS(ctx context.Context, work string) error {
 	config, core := filepath.Join(work, "grub.cfg"), filepath.Join(work, "grub.img")

@@ -24,7 +24,7 @@ const probeTimeout = 10 * time.Second
 
 var probing sync.Mutex
 
-// accelerator chooses how machines run. The existence of /dev/kvm is no proof: in many nested set-ups
+// accelerator chooses how machines run. The existence of /dev/kvm is not proof: in many nested set-ups
 // guests hang. So a small guest is booted as a test, once per boot of this host. An image whose kernel is
 // not at hand cannot be tried, since that its firmware runs says nothing about a kernel: it uses the
 // result of Probe, or of a trial that another image's machine has made.

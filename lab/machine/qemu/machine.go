@@ -285,7 +285,7 @@ func (m *Machine) initrd() string { return filepath.Join(m.Spec.Dir, "initrd") }
 // pend has a file put in with the next start.
 func (m *Machine) pend(f machine.File) { m.files[filepath.Clean("/"+f.Path)] = f }
 
-// writeInitrd puts the files that wait behind the image's initial RAM disk.
+// writeInitrd puts the files that wait after the image's initial RAM disk.
 func (m *Machine) writeInitrd() (map[string]machine.File, error) {
 	if m.image.Kernel == "" {
 		return nil, nil

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 
 const program = "/proc/self/exe"
 
-// odd is a name that is no text.
+// odd is a name that is not text.
 const odd = "n\xff\xfee"
 
 func must(t testing.TB, err error) {

@@ -42,7 +42,7 @@ func SplitPath(part string) (disk string, n int, ok bool) {
 	case strings.HasSuffix(disk, "p") && len(disk) > 1 && isDigit(disk[len(disk)-2]):
 		return disk[:len(disk)-1], n, true
 	}
-	// A whole disk whose own name ends in a number is no partition of anything.
+	// A whole disk whose own name ends in a number is not a partition of anything.
 	switch base := strings.TrimRight(path.Base(disk), "/"); {
 	case base == "loop", base == "mmcblk", base == "md", base == "nbd", base == "dm-", base == "sr", base == "ram",
 		base == "zram":

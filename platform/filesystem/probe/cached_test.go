@@ -43,10 +43,10 @@ func TestCachedReadsWhatIsThere(t *testing.T) {
 		}
 	}
 	if _, err := c.ReadAt(make([]byte, 1), -1); err == nil {
-		t.Error("a negative offset is no error")
+		t.Error("a negative offset is not an error")
 	}
 	if _, err := c.ReadAt(make([]byte, 1), int64(len(data))); !errors.Is(err, io.EOF) {
-		t.Errorf("behind the end: %v, want EOF", err)
+		t.Errorf("after the end: %v, want EOF", err)
 	}
 }
 

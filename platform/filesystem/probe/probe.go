@@ -209,7 +209,7 @@ func find(r io.ReaderAt, size int64) (matches []match, err error) {
 	return ownContent(matches, r, size)
 }
 
-// strongMagic is the length from which on a signature is no accident.
+// strongMagic is the length from which on a signature is not an accident.
 const strongMagic = 4
 
 // ownHead is where ext4 and xfs have metadata of their own, and where a RAID, LVM or encryption header that was written

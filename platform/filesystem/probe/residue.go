@@ -104,7 +104,7 @@ type survey struct {
 	size    int64
 	starts  []int64
 	residue Residue
-	// strong says that a signature was found which is no accident in random data.
+	// strong says that a signature was found which is not an accident in random data.
 	strong bool
 }
 

@@ -177,7 +177,7 @@ func TestSurveySamples(t *testing.T) {
 	}
 }
 
-// A file may hold any bytes. RAID metadata behind the file system, and headers where file systems keep no files, still
+// A file may hold any bytes. RAID metadata after the file system, and headers where file systems keep no files, still
 // count.
 func TestSignaturesInsideAFileSystem(t *testing.T) {
 	for _, c := range []struct {
@@ -190,7 +190,7 @@ func TestSignaturesInsideAFileSystem(t *testing.T) {
 		{"md 1.0 in a file", run("mkfs.ext4", "-qF", "IMAGE"), put(-8192, "\xfc\x4e\x2b\xa9\x01\x00\x00\x00"), true},
 		{"ZFS in a file", run("mkfs.ext4", "-qF", "IMAGE"), put(-128<<10+4096, "\x00\x00\x00\x00\x00\xba\xb1\x0c"),
 			true},
-		{"md 1.0 behind it", run("mkfs.ext4", "-qF", "IMAGE", "63M"), put(-8192, "\xfc\x4e\x2b\xa9\x01\x00\x00\x00"),
+		{"md 1.0 after it", run("mkfs.ext4", "-qF", "IMAGE", "63M"), put(-8192, "\xfc\x4e\x2b\xa9\x01\x00\x00\x00"),
 			false},
 		{"md 1.2 written over it", run("mkfs.ext4", "-qF", "IMAGE"), put(4096, sealedMD(4096)), false},
 		{"LVM written over it", run("mkfs.ext4", "-qF", "IMAGE"), put(512, sealedLVM(512)), false},

@@ -51,7 +51,7 @@ func TestMissingLeases(t *testing.T) {
 		{"as asked for", []network.Address{dynamic}, network.WantLink{Leases: []network.WantLease{{Network: "a", IP: addr("10.0.0.9")}}}, "", ""},
 		{"another one", []network.Address{dynamic}, network.WantLink{Leases: []network.WantLease{{Network: "a", IP: addr("10.0.0.8")}}}, "", "not 10.0.0.8"},
 		{"link-local only", []network.Address{{Prefix: prefix("169.254.0.1/16")}}, network.WantLink{Leases: []network.WantLease{{Network: "a"}}}, "no DHCP lease on eth0", ""},
-		{"a static address is no lease", []network.Address{dynamic},
+		{"a static address is not a lease", []network.Address{dynamic},
 			network.WantLink{Addresses: []network.WantAddress{{Prefix: dynamic.Prefix}}, Leases: []network.WantLease{{Network: "a"}}}, "no DHCP lease on eth0", ""},
 	} {
 		missing, warnings := missingLeases(network.Link{Name: "eth0", Addresses: tt.have}, tt.want, false)

@@ -46,7 +46,7 @@ func (m *Machine) RootDisk() (path string, partition int, err error) {
 	}
 	path, partition, ok = layout.SplitPath(source)
 	if !ok {
-		return "", 0, fmt.Errorf("%w: %s is no partition", ErrNoRootDisk, source)
+		return "", 0, fmt.Errorf("%w: %s is not a partition", ErrNoRootDisk, source)
 	}
 	if _, err := blkdev.NumberOf(path); err != nil {
 		return "", 0, fmt.Errorf("%w: %w", ErrNoRootDisk, err)

@@ -214,7 +214,7 @@ func identity(e settings.Effective) (found Identity) {
 	return found
 }
 
-// certificates parses PEM; what is no certificate is left out.
+// certificates parses PEM; what is not a certificate is left out.
 func certificates(text string) (found []*x509.Certificate) {
 	for rest := []byte(text); ; {
 		var block *pem.Block
