@@ -51,3 +51,41 @@ func TestLinksLead(t *testing.T) {
 		}
 	}
 }
+
+// wording are turns of phrase that a native speaker does not use, each with the usual one.
+var wording = map[*regexp.Regexp]string{
+	regexp.MustCompile(`\b(is|was|are|were) no (error|reason|problem|proof|file|directory|JSON|number|secret|text)s?\b`): "is not a …",
+	regexp.MustCompile(`\btells? whether\b`):                                                      "reports whether",
+	regexp.MustCompile(`\bbehind the (key|name|command|word|flag|verdict|root partition)\b`):      "after the …",
+	regexp.MustCompile(`\bwhich [a-z]+ this is: `):                                                "identify the …:",
+	regexp.MustCompile(`, that (it|they) (is|are) [a-z]+ is (no|not a) (problem|reason|error)\b`): "a clause with a noun",
+}
+
+// TestWording: what people read has none of them, in documents as in the program's messages and comments.
+func TestWording(t *testing.T) {
+	out, err := exec.Command("git", "ls-files", "*.go", "*.md").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path := range strings.FieldsSeq(string(out)) {
+		if path == "docs_test.go" || path == "CONTRIBUTING.md" { // they name the patterns
+			continue
+		}
+		text, err := os.ReadFile(path)
+		if os.IsNotExist(err) {
+			continue // removed and not committed yet
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		for line := range strings.Lines(string(text)) {
+			n++
+			for pattern, better := range wording {
+				if found := pattern.FindString(line); found != "" && !strings.Contains(line, "here "+found) {
+					t.Errorf("%s:%d: %q; better: %s", path, n, found, better)
+				}
+			}
+		}
+	}
+}

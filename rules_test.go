@@ -334,16 +334,16 @@ func TestLinkedModulesAreJustified(t *testing.T) {
 // Packages that are not listed work where root alone can make names: /var/vcap/{bosh,monit,instance,jobs}, data/tmp,
 // data/blobs, /etc. platform/tree makes the directories of jobs, by single calls that fail where something is there.
 var byHandle = map[string][]string{
-	"jobs/script":             nil,
-	"jobs/logs":               {"rotation.go"},                                          // writes to /etc/logrotate.d
-	"jobs/bundle":             {"collection.go", "links.go"},                            // in directories that root alone can write to
-	"jobs/monit":              {"client.go", "start.go", "unmonitored.go", "dropin.go"}, // monit's own files
-	"agent/action":            {"dns.go", "ssh.go"},                                     // the records of sync_dns, the host's keys
-	"platform/user":           {"database.go", "lock.go", "table.go"},                   // the account files in /etc
-	"platform/copytree":       nil,
-	"platform/copytree/apart": nil,
-	"storage/migration":       nil,
-	"internal/rootdir":        nil,
+	"jobs/script":              nil,
+	"jobs/logs":                {"rotation.go"},                                          // writes to /etc/logrotate.d
+	"jobs/bundle":              {"collection.go", "links.go"},                            // in directories that root alone can write to
+	"jobs/monit":               {"client.go", "start.go", "unmonitored.go", "dropin.go"}, // monit's own files
+	"agent/action":             {"dns.go", "ssh.go"},                                     // the records of sync_dns, the host's keys
+	"platform/user":            {"database.go", "lock.go", "table.go"},                   // the account files in /etc
+	"platform/copytree":        nil,
+	"platform/copytree/worker": nil,
+	"storage/migration":        nil,
+	"internal/rootdir":         nil,
 }
 
 // byPath are the functions that open or change what a path names. os.OpenRoot and unix.Open, by which a directory that

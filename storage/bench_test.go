@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/looptest"
-	"cambium/platform/copytree/apart"
+	"cambium/platform/copytree/worker"
 	"cambium/platform/disk"
 	"cambium/platform/mount"
 )
@@ -179,13 +179,13 @@ func migrateTree(from, to, device string) (err error) {
 	if err := os.WriteFile(filepath.Join(to, mark), nil, 0o600); err != nil {
 		return err
 	}
-	c, err := apart.Start(context.Background(), "/proc/self/exe", apart.Request{From: from, To: to, Mark: mark,
+	c, err := worker.Start(context.Background(), "/proc/self/exe", worker.Request{From: from, To: to, Mark: mark,
 		Exact: true})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
-	quiet := func(apart.Report) {}
+	quiet := func(worker.Report) {}
 	if err := c.Copy(quiet); err != nil {
 		return err
 	}

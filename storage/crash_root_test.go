@@ -24,7 +24,7 @@ import (
 
 	"cambium/internal/looptest"
 	"cambium/internal/vcap"
-	"cambium/platform/copytree/apart"
+	"cambium/platform/copytree/worker"
 	"cambium/platform/device"
 	"cambium/platform/mount"
 	"cambium/settings"
@@ -77,7 +77,7 @@ func (r *fileRecords) SetMountedCID(cid string) error {
 }
 
 func TestMain(m *testing.M) {
-	apart.ServeIfCalled(context.Background())
+	worker.ServeIfCalled(context.Background())
 	if text := os.Getenv("CAMBIUM_CRASH_CHILD"); text != "" {
 		if err := child(text); err != nil {
 			fmt.Fprintln(os.Stderr, err)

@@ -7,10 +7,10 @@ import (
 	"testing"
 
 	"cambium/internal/looptest"
-	"cambium/platform/copytree/apart"
+	"cambium/platform/copytree/worker"
 )
 
 func TestMain(m *testing.M) {
-	apart.ServeIfCalled(context.Background())
+	worker.ServeIfCalled(context.Background())
 	looptest.Main(m)
 }

@@ -72,7 +72,7 @@ type Config struct {
 	// WorkProgress, if set, is called with the progress of a long check or mount of a file system, and with ""
 	// at its end.
 	WorkProgress func(text string)
-	// Program is the agent's own, which copies trees when package apart calls it.
+	// Program is the agent's own, which copies trees when package worker calls it.
 	Program string
 	// AfterBoot, if set, defers work that no caller waits for.
 	AfterBoot func(func())

@@ -18,7 +18,7 @@ import (
 	"cambium/internal/looptest"
 	"cambium/internal/vcap"
 	"cambium/lab/testvm"
-	"cambium/platform/copytree/apart"
+	"cambium/platform/copytree/worker"
 	"cambium/platform/device"
 	"cambium/platform/filesystem"
 	"cambium/platform/mount"
@@ -27,7 +27,7 @@ import (
 
 // TestMain is the first process of the virtual machine as well.
 func TestMain(m *testing.M) {
-	apart.ServeIfCalled(context.Background())
+	worker.ServeIfCalled(context.Background())
 	checks := guestChecks
 	if flow := os.Getenv("CAMBIUM_FLOW"); flow != "" {
 		checks = []testvm.Check{{Name: flow, Run: func(ctx context.Context) error { return guestFlow(ctx, flow, os.Getenv("CAMBIUM_SUM")) }}}

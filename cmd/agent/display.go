@@ -12,7 +12,7 @@ import (
 	"cambium/internal/status"
 	"cambium/internal/vcap"
 	"cambium/jobs/logs"
-	"cambium/platform/floor"
+	"cambium/platform/features"
 	"cambium/platform/unit"
 	"cambium/storage"
 )
@@ -39,7 +39,7 @@ func newDisplay(o runOptions, rec *status.Recorder, notifier unit.Notifier, log 
 		if o.dummy() {
 			return ""
 		}
-		return floor.Describe(floor.Missing("/"))
+		return features.Describe(features.Missing("/"))
 	})
 	return d
 }

@@ -30,7 +30,7 @@ import (
 	"cambium/cmd/agent/timeline"
 	"cambium/cmd/agent/validate"
 	"cambium/internal/command"
-	"cambium/platform/copytree/apart"
+	"cambium/platform/copytree/worker"
 )
 
 // version is set by the linker. A build without one is a development build, and says so in the
@@ -71,7 +71,7 @@ var programs = map[string]cli.RunFunc{
 
 func main() {
 	command.DetachIfCalled()
-	apart.ServeIfCalled(context.Background())
+	worker.ServeIfCalled(context.Background())
 	// SIGTERM and SIGINT become a context once, here.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	code := dispatch(ctx, os.Args, os.Stdout, os.Stderr)

@@ -66,7 +66,7 @@ func (p program) releasePortWhenReplaced(ctx context.Context) {
 	case err == nil:
 		return
 	case ctx.Err() == nil:
-		p.log.WithError(err).Warn("that the agent's program is replaced is noticed only when the agent stops")
+		p.log.WithError(err).Warn("cannot watch the agent binary; a replacement is noticed only at shutdown")
 		<-ctx.Done()
 	}
 	_, _ = p.releasePortIfReplaced()

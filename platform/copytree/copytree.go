@@ -7,7 +7,7 @@
 //
 // The source is read-only, or bind-mounted and may be changed past its mount; nobody but root gets into the target.
 // Each file is opened by its name in a directory that is open already, with O_NOFOLLOW, and changed through its
-// descriptor only: there is no path that a link could lead astray, and none that is too long. Package apart has both
+// descriptor only: there is no path that a link could lead astray, and none that is too long. Package worker has both
 // trees on detached mounts, so that nothing is mounted inside them.
 package copytree
 

@@ -92,7 +92,7 @@ func (p pair) complete() error {
 	return p.each(func(_, to *os.File) error { return p.Complete(to) })
 }
 
-// complete is one whole copy, as package apart makes it in a process.
+// complete is one whole copy, as package worker makes it in a process.
 func complete(t testing.TB, from, to string, exact bool) error {
 	t.Helper()
 	p := open(t, from, to, exact)

@@ -7,7 +7,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"cambium/platform/copytree/apart"
+	"cambium/platform/copytree/worker"
 	"cambium/platform/mount"
 	"cambium/storage/decide"
 	"cambium/storage/persistent"
@@ -39,7 +39,7 @@ func (a *attempt) run(ctx context.Context, total decide.Usage) error {
 }
 
 func (a *attempt) copyApart(ctx context.Context, total decide.Usage) (err error) {
-	process, err := apart.Start(ctx, a.Program, apart.Request{
+	process, err := worker.Start(ctx, a.Program, worker.Request{
 		From: a.disks.Store, To: a.disks.Target, Mark: persistent.MarkName, Exact: a.mark.Exact})
 	if err != nil {
 		return err
@@ -50,7 +50,7 @@ func (a *attempt) copyApart(ctx context.Context, total decide.Usage) (err error)
 
 // transfer makes the migration target the same as the store and proves it. The old disk is not mounted any more before
 // the new one is complete: what is written to either later is in one of them only.
-func (a *attempt) transfer(ctx context.Context, process *apart.Copying, total decide.Usage) error {
+func (a *attempt) transfer(ctx context.Context, process *worker.Copying, total decide.Usage) error {
 	r := &copyReporter{Migration: a.Migration, total: total}
 	if err := process.Copy(r.report); err != nil {
 		return err
@@ -114,7 +114,7 @@ type copyReporter struct {
 	begun, reported, logged time.Time
 }
 
-func (r *copyReporter) report(now apart.Report) {
+func (r *copyReporter) report(now worker.Report) {
 	if now.Begin {
 		r.Machine.CrashPoint(now.Phase)
 		r.begun = time.Now()

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/rootdir"
-	"cambium/platform/copytree/apart"
+	"cambium/platform/copytree/worker"
 	"cambium/platform/mount"
 	"cambium/storage/decide"
 	"cambium/storage/internal/machine"
@@ -29,7 +29,7 @@ type Migration struct {
 	// Progress, if set, is called with the progress of a migration, and with the zero value at its
 	// end.
 	Progress func(Progress)
-	// Program is the agent's own, which copies trees when package apart calls it.
+	// Program is the agent's own, which copies trees when package worker calls it.
 	Program string
 }
 
@@ -208,7 +208,7 @@ func (m *Migration) copyStore(ctx context.Context, o decide.Migration, old mount
 	total decide.Usage) error {
 	if m.Progress != nil {
 		// From before the store is read-only, so that the status never shows that without its reason.
-		m.Progress(Progress{Phase: apart.PhaseCopy, TotalFiles: total.Files, TotalBytes: total.Bytes})
+		m.Progress(Progress{Phase: worker.PhaseCopy, TotalFiles: total.Files, TotalBytes: total.Bytes})
 	}
 	m.Machine.CrashPoint("store read-only")
 	limited, cancel := busyLimit(ctx)

@@ -67,7 +67,7 @@ func run(ctx context.Context, osRelease string, args []string, stdout, stderr io
 func stemcellSlug(osRelease string, dirs vcap.Dirs) (string, error) {
 	release, err := os.ReadFile(osRelease)
 	if err != nil {
-		return "", fmt.Errorf("which stemcell this is: %w", err)
+		return "", fmt.Errorf("identify the stemcell: %w", err)
 	}
 	keys := map[string]string{}
 	for line := range strings.Lines(string(release)) {
@@ -78,13 +78,13 @@ func stemcellSlug(osRelease string, dirs vcap.Dirs) (string, error) {
 	versionFile := dirs.StemcellFile("stemcell_version")
 	version, err := os.ReadFile(versionFile)
 	if err != nil {
-		return "", fmt.Errorf("which stemcell this is: %w", err)
+		return "", fmt.Errorf("identify the stemcell: %w", err)
 	}
 	for _, part := range []struct{ value, from string }{
 		{keys["ID"], "ID in " + osRelease}, {keys["VERSION_CODENAME"], "VERSION_CODENAME in " + osRelease}, {strings.TrimSpace(string(version)), versionFile},
 	} {
 		if part.value == "" || strings.ContainsAny(part.value, "/ \n") {
-			return "", fmt.Errorf("which stemcell this is: %s is not usable: %q", part.from, part.value)
+			return "", fmt.Errorf("identify the stemcell: %s is not usable: %q", part.from, part.value)
 		}
 	}
 	return keys["ID"] + "-" + keys["VERSION_CODENAME"] + "/" + strings.TrimSpace(string(version)), nil

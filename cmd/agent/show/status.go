@@ -80,7 +80,7 @@ agent until then).`,
 	if *path == vcap.RunDir.Status() {
 		doc.Restarts = observe.Restarts(ctx)
 	}
-	// A boot mounts disks and starts the supervisor: until it has ended, that they are missing is not a problem.
+	// A boot mounts disks and starts the supervisor: missing mounts are expected until it has finished.
 	if !wait.set && *path == vcap.RunDir.Status() && doc.State != status.Starting {
 		addFindings(ctx, &doc)
 	}

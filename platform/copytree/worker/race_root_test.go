@@ -1,6 +1,6 @@
 //go:build root
 
-package apart
+package worker
 
 import (
 	"bufio"

@@ -1,7 +1,7 @@
-// Package floor finds at start which features of kernel and container engine the agent uses and does not have, so
+// Package features finds at start which features of kernel and container engine the agent uses and does not have, so
 // that one log line says it before something fails. Its probes change nothing: each makes a system call with invalid
 // arguments. docs/stemcells.md is the table for people; a test compares the two.
-package floor
+package features
 
 import (
 	"errors"
