@@ -52,6 +52,9 @@ type Instance struct {
 	Dirs       vcap.Dirs
 	Blobs      Blobs
 	Supervisor Supervisor
+	// CheckMonitFiles refuses monit files of jobs that the supervisor would not understand, before anything is stopped;
+	// nil where that is left to the supervisor.
+	CheckMonitFiles func(files map[string][]byte) error
 	// Withheld is why no job may be started, "" if they may; nil where jobs always may.
 	Withheld func() string
 	// Owner is root and the group vcap.
@@ -187,6 +190,9 @@ func (i *Instance) Apply(ctx context.Context, spec Spec) error {
 
 func (i *Instance) install(ctx context.Context, spec Spec) error {
 	if err := i.fetch(ctx, spec); err != nil {
+		return err
+	}
+	if err := i.checkMonitFiles(spec); err != nil {
 		return err
 	}
 	if err := i.createJobDirs(spec); err != nil {

@@ -67,27 +67,51 @@ func FilesOfStopped(dirs vcap.Dirs) ([]string, error) {
 	return files, nil
 }
 
-// writeMonitFiles gives monit the files of all jobs of spec and removes all others. The numbers
-// in their names make monit read them in reverse order of the spec.
-func (i *Instance) writeMonitFiles(spec Spec) error {
+// wantedMonitFiles are the files of all jobs of spec, by name. The numbers in their names make monit read them in
+// reverse order of the spec.
+func (i *Instance) wantedMonitFiles(spec Spec) (wanted map[string][]byte, err error) {
 	jobs, _, err := bundles(spec)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	wanted := map[string][]byte{}
+	wanted = map[string][]byte{}
 	for n := range jobs {
 		job := jobs[len(jobs)-1-n]
 		dir := i.jobs().Dir(job)
 		if !i.jobs().Installed(job) {
-			return fmt.Errorf("job %s is not installed: apply the spec again", job.Name)
+			return nil, fmt.Errorf("job %s is not installed: apply the spec again", job.Name)
 		}
 		files, err := monitFiles(dir)
 		if err != nil {
-			return fmt.Errorf("job %s: %w", job.Name, err)
+			return nil, fmt.Errorf("job %s: %w", job.Name, err)
 		}
 		for label, content := range files {
 			wanted[fmt.Sprintf("%04d_%s%s.monitrc", n, job.Name, label)] = content
 		}
+	}
+	return wanted, nil
+}
+
+// checkMonitFiles refuses a spec with files that the supervisor would not understand.
+func (i *Instance) checkMonitFiles(spec Spec) error {
+	if i.CheckMonitFiles == nil {
+		return nil
+	}
+	wanted, err := i.wantedMonitFiles(spec)
+	if err == nil {
+		err = i.CheckMonitFiles(wanted)
+	}
+	if err != nil {
+		return fmt.Errorf("monit files: %w", err)
+	}
+	return nil
+}
+
+// writeMonitFiles gives monit the files of all jobs of spec and removes all others.
+func (i *Instance) writeMonitFiles(spec Spec) error {
+	wanted, err := i.wantedMonitFiles(spec)
+	if err != nil {
+		return err
 	}
 	if err := i.ensureMonitDir(); err != nil {
 		return err

@@ -53,6 +53,9 @@ func (i *Instance) Prepare(ctx context.Context, spec Spec) error {
 	if err := i.fetch(ctx, spec); err != nil {
 		return err
 	}
+	if err := i.checkMonitFiles(spec); err != nil {
+		return err
+	}
 	i.forgetArchive(spec)
 	return nil
 }

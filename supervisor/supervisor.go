@@ -249,7 +249,7 @@ func (s *service) release() {
 
 // readFiles reads all control files; those that cannot be used are returned with the reason.
 func readFiles(patterns []string) ([]monitfile.Check, map[string]error) {
-	files, rejected := map[string][]monitfile.Check{}, map[string]error{}
+	texts, rejected := map[string][]byte{}, map[string]error{}
 	for _, pattern := range patterns {
 		paths, err := filepath.Glob(pattern)
 		if err != nil {
@@ -260,27 +260,47 @@ func readFiles(patterns []string) ([]monitfile.Check, map[string]error) {
 			if errors.Is(err, fs.ErrNotExist) {
 				continue // removed meanwhile
 			}
-			var checks []monitfile.Check
-			if err == nil {
-				checks, err = monitfile.Parse(path, text)
-			}
 			if err != nil {
 				rejected[path] = err
 				continue
 			}
-			files[path] = checks
+			texts[path] = text
 		}
 	}
-	checks, more := monitfile.Resolve(files)
-	for path, err := range more {
-		rejected[path] = err
+	checks, more := parse(texts)
+	maps.Copy(rejected, more)
+	return checks, rejected
+}
+
+// parse understands control files, each by itself and then all together.
+func parse(texts map[string][]byte) ([]monitfile.Check, map[string]error) {
+	files, rejected := map[string][]monitfile.Check{}, map[string]error{}
+	for path, text := range texts {
+		checks, err := monitfile.Parse(path, text)
+		if err != nil {
+			rejected[path] = err
+			continue
+		}
+		files[path] = checks
 	}
+	checks, more := monitfile.Resolve(files)
+	maps.Copy(rejected, more)
 	return checks, rejected
 }
 
 // CheckFiles reports what is wrong with control files, in the order of their names.
 func CheckFiles(patterns ...string) error {
 	_, rejected := readFiles(patterns)
+	return joined(rejected)
+}
+
+// CheckTexts is CheckFiles before there are files, by the names that they are to have.
+func CheckTexts(texts map[string][]byte) error {
+	_, rejected := parse(texts)
+	return joined(rejected)
+}
+
+func joined(rejected map[string]error) error {
 	var all []error
 	for _, path := range slices.Sorted(maps.Keys(rejected)) {
 		all = append(all, rejected[path])

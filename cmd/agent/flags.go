@@ -8,6 +8,7 @@ import (
 
 	"cambium/cmd/agent/cli"
 	"cambium/internal/vcap"
+	"cambium/supervisor"
 )
 
 // runOptions are the flags that stemcells pass.
@@ -26,6 +27,14 @@ func (o runOptions) mails() bool { return o.monit() && !o.dummy() }
 
 // monit is an agent whose jobs are run by monit or by what takes its place.
 func (o runOptions) monit() bool { return o.supervisor == "monit" || o.ownSupervisor() }
+
+// checkMonitFiles is what a deployment's monit files must pass; nil where monit reads them.
+func (o runOptions) checkMonitFiles() func(map[string][]byte) error {
+	if o.ownSupervisor() {
+		return supervisor.CheckTexts
+	}
+	return nil
+}
 
 // ownSupervisor is an agent that puts its own supervisor in the place of monit.
 func (o runOptions) ownSupervisor() bool { return o.supervisor == "systemd" }

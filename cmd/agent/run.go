@@ -423,7 +423,7 @@ func newServing(b *booting, tasks *task.Tasks) *serving {
 	}
 	owner := jobOwner()
 	instance := &jobs.Instance{Dirs: b.dirs, Blobs: blobs, Supervisor: b.supervisor, Withheld: m.JobsWithheld,
-		Pending: m.pendingStart, Owner: owner, Parallel: e.Settings.Env.Bosh.Parallel, Root: "/", Log: log}
+		CheckMonitFiles: b.o.checkMonitFiles(), Pending: m.pendingStart, Owner: owner, Parallel: e.Settings.Env.Bosh.Parallel, Root: "/", Log: log}
 	collector := logs.Collector{Dirs: b.dirs, Root: "/", Log: log, Journal: logs.Journal,
 		Progress: b.display.collection}
 	if err := errors.Join(instance.Sweep(), blobs.Sweep(), collector.Sweep()); err != nil {

@@ -67,6 +67,16 @@ func TestMachineSupervisor(t *testing.T) {
 	run(t, i, "systemctl", "start", "bosh-agent.service")
 	ready(t, i)
 
+	// A file that it does not understand is refused before anything is stopped.
+	before = pids()
+	bad := forker()
+	bad.Files["monit"] += "  if nonsense then alert\n"
+	if _, err := deploy(t, l, manifest([]release.Job{bad, execer(), cycle("")}, tool("one"))); err == nil || !strings.Contains(err.Error(), "_forker.monitrc:6:") {
+		t.Errorf("a bad monit file: got %v", err)
+	}
+	if got := pids(); got != before {
+		t.Errorf("a bad monit file replaced processes %q by %q", before, got)
+	}
 	mustDeploy(t, l, manifest([]release.Job{forker(), cycle("true")}, tool("two")))
 	if s := stateOf(t, i); s.JobState != "running" || s.processes() != "forker:running" {
 		t.Errorf("after the update: got %s with %s", s.JobState, s.processes())
