@@ -27,15 +27,47 @@ func inUnit(t *testing.T, i *lab.Instance) string {
 	return run(t, i, "sh", "-c", `tr '\0' ' ' </proc/$(systemctl show --property=MainPID --value monit.service)/cmdline`)
 }
 
+// dumper writes what it was started with, and becomes a daemon. What monit 5.33 does in another way than the stemcells'
+// 5.2.5 is left out: ignored signals, the standard input, who leads the session.
+func dumper() release.Job {
+	return release.Job{Name: "dumper", Files: release.Files{
+		"monit": monitFile("dumper"),
+		"bin/ctl": `#!/bin/bash
+set -eu
+pid=/var/vcap/sys/run/dumper/dumper.pid
+case $1 in
+start)
+	{ cat /proc/$$/limits /proc/$$/oom_score_adj /proc/$$/cgroup; umask; pwd; nice; id
+	grep -E '^(Groups|Cap|SigBlk|NoNewPrivs|Seccomp):' /proc/self/status
+	readlink /proc/$$/ns/{mnt,net,pid,uts,ipc,cgroup}; } >/var/vcap/dump 2>&1
+	setsid /var/vcap/packages/tool/bin/sleeper dumper </dev/null >/dev/null 2>&1 & echo $! >$pid ;;
+stop) [ ! -e $pid ] || kill "$(cat $pid)" || true; rm -f $pid ;;
+esac
+`}}
+}
+
+// dump has the supervisor start the job again, and returns what it was started with.
+func dump(t *testing.T, i *lab.Instance) string {
+	t.Helper()
+	pid := content(t, i, "/var/vcap/data/sys/run/dumper/dumper.pid")
+	run(t, i, "sh", "-c", "rm -f /var/vcap/dump; kill -9 "+pid)
+	eventually.True(t, "a new process", func() bool {
+		now, err := i.ReadFile("/var/vcap/data/sys/run/dumper/dumper.pid")
+		return err == nil && len(now) > 1 && string(now) != pid
+	})
+	return content(t, i, "/var/vcap/dump")
+}
+
 // TestMachineSupervisor puts the agent's own supervisor in the place of monit under running jobs, takes an instance
 // through its life with it, and goes back.
 func TestMachineSupervisor(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
-	i := mustDeploy(t, l, manifest([]release.Job{forker(), execer(), cycle("")}, tool("one")))
+	i := mustDeploy(t, l, manifest([]release.Job{forker(), execer(), dumper(), cycle("")}, tool("one")))
 	pids := func() string {
 		return run(t, i, "sh", "-c", "cat /var/vcap/data/sys/run/*/*.pid")
 	}
+	underMonit := dump(t, i)
 	before := pids()
 	choose(t, i, "/run", "systemd")
 	if got := inUnit(t, i); !strings.Contains(got, "bosh-agent supervise") {
@@ -43,6 +75,9 @@ func TestMachineSupervisor(t *testing.T) {
 	}
 	if got := pids(); got != before {
 		t.Errorf("the switch replaced processes %q by %q", before, got)
+	}
+	if got := dump(t, i); got != underMonit {
+		t.Errorf("a program is started with\n%s\nand under monit with\n%s", got, underMonit)
 	}
 	death(t, l, i)
 
@@ -71,7 +106,7 @@ func TestMachineSupervisor(t *testing.T) {
 	before = pids()
 	bad := forker()
 	bad.Files["monit"] += "  if nonsense then alert\n"
-	if _, err := deploy(t, l, manifest([]release.Job{bad, execer(), cycle("")}, tool("one"))); err == nil || !strings.Contains(err.Error(), "_forker.monitrc:6:") {
+	if _, err := deploy(t, l, manifest([]release.Job{bad, execer(), dumper(), cycle("")}, tool("one"))); err == nil || !strings.Contains(err.Error(), "_forker.monitrc:6:") {
 		t.Errorf("a bad monit file: got %v", err)
 	}
 	if got := pids(); got != before {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"strconv"
 	"strings"
 	"syscall"
@@ -63,6 +64,8 @@ func DetachIfCalled() {
 	if len(os.Args) < 5 || os.Args[1] != detachWord {
 		return
 	}
+	// A signal that is ignored stays so over exec, one that is handled gets its default back.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGINT, syscall.SIGHUP, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGPIPE)
 	// The program does not inherit the pipe: Go marks it, as everything that is not in Files, to be closed.
 	answer := os.NewFile(3, "answer")
 	syscall.CloseOnExec(3)

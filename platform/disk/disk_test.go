@@ -196,7 +196,7 @@ func TestWritingRefuses(t *testing.T) {
 		{"five DOS partitions", 100 * layout.MiB, layout.MBR, []layout.Partition{{Number: 5, Start: layout.MiB,
 			Size: layout.MiB}}, "a dos table has 4"},
 		{"half sectors", 100 * layout.MiB, layout.GPT, []layout.Partition{{Number: 1, Start: layout.MiB,
-			Size: 1000}}, "no whole sectors"},
+			Size: 1000}}, "not whole sectors"},
 		{"no label", 100 * layout.MiB, "bsd", nil, "not supported"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
