@@ -4,11 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/signal"
 	"strconv"
 	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // detachWord is the first argument of the process between.
@@ -66,9 +69,12 @@ func DetachIfCalled() {
 	}
 	// A signal that is ignored stays so over exec, one that is handled gets its default back.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGINT, syscall.SIGHUP, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGPIPE)
-	// The program does not inherit the pipe: Go marks it, as everything that is not in Files, to be closed.
+	// The program inherits neither the pipe nor what this process may have got from whoever started it: Go marks only
+	// what it opens itself.
 	answer := os.NewFile(3, "answer")
-	syscall.CloseOnExec(3)
+	if err := unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		syscall.CloseOnExec(3) // a kernel before 5.11
+	}
 	pid, err := startDetached(os.Args[2], os.Args[3], os.Args[4:])
 	if err != nil {
 		fmt.Fprint(answer, err)
