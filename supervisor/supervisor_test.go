@@ -33,11 +33,12 @@ func TestMain(m *testing.M) {
 
 // world is a supervisor with jobs in a directory, whose mails and requests are real.
 type world struct {
-	t      *testing.T
-	dir    string
-	s      *Supervisor
-	server *httptest.Server
-	stop   func()
+	t    testing.TB
+	dir  string
+	s    *Supervisor
+	url  string
+	http *http.Client
+	stop func()
 
 	mu    sync.Mutex
 	mails []string
@@ -59,9 +60,17 @@ func check(dir, name, more string) string {
 		"  stop program \"%[2]s/ctl stop %[1]s\"\n  group vcap\n%[3]s\n", name, dir, more)
 }
 
-func newWorld(t *testing.T, cycle time.Duration, files map[string]string) *world {
+func newWorld(t testing.TB, cycle time.Duration, files map[string]string) *world {
 	t.Helper()
-	w := &world{t: t, dir: t.TempDir()}
+	w := prepare(t, files)
+	w.run(cycle)
+	return w
+}
+
+// prepare makes the directory, for a supervisor that is still to be started.
+func prepare(t testing.TB, files map[string]string) *world {
+	t.Helper()
+	w := &world{t: t, dir: t.TempDir(), stop: func() {}, http: http.DefaultClient}
 	w.write("ctl", controlScript, 0o755)
 	w.write("user", "vcap:secret", 0o600)
 	for name, text := range files {
@@ -77,7 +86,6 @@ func newWorld(t *testing.T, cycle time.Duration, files map[string]string) *world
 			}
 		}
 	})
-	w.run(cycle)
 	return w
 }
 
@@ -106,7 +114,8 @@ func (w *world) run(cycle time.Duration) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.s, w.server = s, httptest.NewServer(s.Handler())
+	server := httptest.NewServer(s.Handler())
+	w.s, w.url = s, server.URL
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -114,7 +123,7 @@ func (w *world) run(cycle time.Duration) {
 		s.Run(ctx)
 	}()
 	var once sync.Once
-	w.stop = func() { once.Do(func() { cancel(); <-done; w.server.Close() }) }
+	w.stop = func() { once.Do(func() { cancel(); <-done; server.Close() }) }
 }
 
 func (w *world) halt() { w.stop() }
@@ -191,12 +200,12 @@ func (w *world) count(alert string) (n int) {
 
 func (w *world) get(path string) string {
 	w.t.Helper()
-	request, err := http.NewRequest(http.MethodGet, w.server.URL+path, nil)
+	request, err := http.NewRequest(http.MethodGet, w.url+path, nil)
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	request.SetBasicAuth("vcap", "secret")
-	response, err := http.DefaultClient.Do(request)
+	response, err := w.http.Do(request)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -211,14 +220,15 @@ func (w *world) get(path string) string {
 // post asks for an action and returns the status of the answer.
 func (w *world) post(service, action string) int {
 	w.t.Helper()
-	form := url.Values{"action": {action}}
-	request, err := http.NewRequest(http.MethodPost, w.server.URL+"/"+service, strings.NewReader(form.Encode()))
+	form := url.Values{"action": {action}, "securitytoken": {"x"}} // monit 5.33 wants it, and as a cookie
+	request, err := http.NewRequest(http.MethodPost, w.url+"/"+service, strings.NewReader(form.Encode()))
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	request.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	request.Header.Set("Cookie", "securitytoken=x")
 	request.SetBasicAuth("vcap", "secret")
-	response, err := http.DefaultClient.Do(request)
+	response, err := w.http.Do(request)
 	if err != nil {
 		w.t.Fatal(err)
 	}
