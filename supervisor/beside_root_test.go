@@ -61,6 +61,7 @@ include %[2]s/*.monitrc
 	if err := monit.Start(); err != nil {
 		t.Fatal(err)
 	}
+	w.daemon = monit.Process.Pid
 	w.stop = func() {
 		_ = monit.Process.Kill() // it may have ended
 		_ = monit.Wait()         // killed
@@ -284,7 +285,7 @@ func ended(t *testing.T) int {
 }
 
 // living is the pid of a process of the test.
-func living(t *testing.T) int {
+func living(t testing.TB) int {
 	program := exec.Command("sleep", "2000") // not to be swept up with what the scripts start
 	if err := program.Start(); err != nil {
 		t.Fatal(err)

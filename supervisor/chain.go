@@ -180,15 +180,22 @@ func (c *chain) start(ctx context.Context, s *service, visited map[*service]bool
 		c.settle(s)
 		return
 	}
-	c.log(s).WithField("program", s.Start.Args[0]).Info("start")
-	if _, err := c.launch(s, s.Start, "Started", ""); err != nil {
-		c.executed(ctx, s, failed, "failed to start: "+err.Error())
-		return
+	if !time.Now().Before(s.starting) {
+		c.log(s).WithField("program", s.Start.Args[0]).Info("start")
+		if _, err := c.launch(s, s.Start, "Started", ""); err != nil {
+			c.executed(ctx, s, failed, "failed to start: "+err.Error())
+			return
+		}
+		if s.Type != monitfile.Process {
+			return
+		}
+		s.starting = time.Now().Add(s.Start.Timeout)
 	}
-	if s.Type != monitfile.Process {
-		return
+	runs := c.until(ctx, s, time.Until(s.starting), func() bool { return s.pid(nil) != 0 })
+	if runs || ctx.Err() == nil {
+		s.starting = time.Time{}
 	}
-	if !c.until(ctx, s, s.Start.Timeout, func() bool { return s.pid(nil) != 0 }) {
+	if !runs {
 		if ctx.Err() == nil {
 			c.executed(ctx, s, failed, fmt.Sprintf(
 				"failed to start: %s names no running process after %v", cmp.Or(s.Pidfile, "its pattern"), s.Start.Timeout))
@@ -269,7 +276,7 @@ func (c *chain) until(ctx context.Context, s *service, timeout time.Duration, do
 	for {
 		turn, next := context.WithCancel(ctx)
 		var w *pidfile.Watch
-		if pid, err := pidfile.Read(s.Pidfile); err == nil && pid > 0 {
+		if pid, err := pidfile.Read(s.Pidfile); err == nil && pidfile.Alive(pid) {
 			w, _ = pidfile.Follow(pid, next) // none: it has ended
 		}
 		err := watch.Until(turn, s.Pidfile, func() (bool, error) { return done(), nil })

@@ -52,11 +52,13 @@ type service struct {
 	watch     *pidfile.Watch
 	waiting   bool      // a process has ended, and its pid file is watched
 	restarted time.Time // by itself, after it had run
-	skipped   int       // cycles, of a service that is looked at every nth
-	stamps    map[string]int64
-	programs  map[*monitfile.Command]*pidfile.Watch // running programs of exec
-	usage     usage
-	alerted   map[event]uint64 // the cycle of the last alert
+	// starting is until when its start program has time: it is not run again if the files are read meanwhile.
+	starting time.Time
+	skipped  int // cycles, of a service that is looked at every nth
+	stamps   map[string]int64
+	programs map[*monitfile.Command]*pidfile.Watch // running programs of exec
+	usage    usage
+	alerted  map[event]uint64 // the cycle of the last alert
 }
 
 // update changes the status.
@@ -77,7 +79,8 @@ func (s *service) known() status {
 func (s *service) reset() {
 	s.histories = map[any]*history{}
 	s.watch.Close()
-	s.watch, s.waiting, s.stamps, s.restarted = nil, false, map[string]int64{}, time.Time{}
+	s.watch, s.waiting, s.stamps = nil, false, map[string]int64{}
+	s.restarted, s.starting = time.Time{}, time.Time{}
 	s.update(func(v *status) {
 		v.monitor, v.errors, v.message, v.starts, v.cycles = Off, 0, "", 0, 0
 		v.process, v.connected = process{}, nil

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -22,6 +23,7 @@ import (
 	"cambium/internal/command"
 	"cambium/internal/eventually"
 	"cambium/internal/pidfile"
+	"cambium/supervisor/monitfile"
 
 	"github.com/sirupsen/logrus"
 )
@@ -39,9 +41,20 @@ type world struct {
 	url  string
 	http *http.Client
 	stop func()
+	// daemon is the pid of a supervisor that is a process of its own.
+	daemon int
+	// grace and log are what the supervisor gets.
+	grace time.Duration
+	log   io.Writer
 
 	mu    sync.Mutex
-	mails []string
+	mails []letter
+}
+
+// letter is a mail that has arrived.
+type letter struct {
+	text string
+	at   time.Time
 }
 
 // controlScript starts and stops a process that writes its pid, and leaves a line for each call.
@@ -70,7 +83,8 @@ func newWorld(t testing.TB, cycle time.Duration, files map[string]string) *world
 // prepare makes the directory, for a supervisor that is still to be started.
 func prepare(t testing.TB, files map[string]string) *world {
 	t.Helper()
-	w := &world{t: t, dir: t.TempDir(), stop: func() {}, http: http.DefaultClient}
+	w := &world{t: t, dir: t.TempDir(), stop: func() {}, http: http.DefaultClient, grace: 200 * time.Millisecond,
+		log: t.Output()}
 	w.write("ctl", controlScript, 0o755)
 	w.write("user", "vcap:secret", 0o600)
 	for name, text := range files {
@@ -106,9 +120,9 @@ func (w *world) write(name, text string, mode os.FileMode) {
 func (w *world) run(cycle time.Duration) {
 	w.t.Helper()
 	log := logrus.New()
-	log.SetOutput(w.t.Output())
+	log.SetOutput(w.log)
 	log.SetLevel(logrus.DebugLevel)
-	s, err := New(Options{Patterns: []string{filepath.Join(w.dir, "*.monitrc")}, Cycle: cycle, Grace: 200 * time.Millisecond,
+	s, err := New(Options{Patterns: []string{filepath.Join(w.dir, "*.monitrc")}, Cycle: cycle, Grace: w.grace,
 		StateFile: filepath.Join(w.dir, "state"), UserFile: filepath.Join(w.dir, "user"), MailAddress: w.listen(),
 		Log: logrus.NewEntry(log)})
 	if err != nil {
@@ -157,7 +171,7 @@ func (w *world) receive(conn net.Conn) {
 		case data && line == ".":
 			data = false
 			w.mu.Lock()
-			w.mails = append(w.mails, text)
+			w.mails = append(w.mails, letter{text, time.Now()})
 			w.mu.Unlock()
 			fmt.Fprint(conn, "250 OK\r\n")
 		case data:
@@ -179,9 +193,9 @@ func (w *world) alerts() (all []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, m := range w.mails {
-		match := regexp.MustCompile(`(?s)Service: (.*?)\nEvent: (.*?)\nAction: (.*?)\n`).FindStringSubmatch(m)
+		match := regexp.MustCompile(`(?s)Service: (.*?)\nEvent: (.*?)\nAction: (.*?)\n`).FindStringSubmatch(m.text)
 		if match == nil {
-			w.t.Errorf("unexpected mail %q", m)
+			w.t.Errorf("unexpected mail %q", m.text)
 			continue
 		}
 		all = append(all, strings.Join(match[1:], ": "))
@@ -265,10 +279,11 @@ func (w *world) calls() string {
 
 func (w *world) kill(service string) (pid int) {
 	w.t.Helper()
-	pid = w.pid(service)
-	if pid < 2 || !w.ours(pid) {
-		w.t.Fatalf("%s: process %d is not the test's", service, pid)
-	}
+	// The script writes the pid of a process that may still be about to become the one it names.
+	eventually.True(w.t, service+"'s process", func() bool {
+		pid = w.pid(service)
+		return pid > 1 && w.ours(pid)
+	})
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		w.t.Fatal(err)
 	}
@@ -581,4 +596,125 @@ func TestFileService(t *testing.T) {
 		text, _ := os.ReadFile(filepath.Join(w.dir, "log"))
 		return string(text) == "changed\n"
 	})
+}
+
+// TestUnreapedProcess: a pid file that names a process which has ended, and whose parent does not care, is waited for
+// without looking all the time.
+func TestUnreapedProcess(t *testing.T) {
+	t.Parallel()
+	w := prepare(t, nil)
+	child, err := os.StartProcess("/bin/true", []string{"true"}, &os.ProcAttr{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _, _ = child.Wait() }() // it has ended
+	eventually.True(t, "the end", func() bool { return !pidfile.Alive(child.Pid) })
+	w.write("a.pid", strconv.Itoa(child.Pid), 0o600)
+	c, looks := &chain{}, 0
+	s := &service{Check: monitfile.Check{Type: monitfile.Process, Name: "a", Pidfile: filepath.Join(w.dir, "a.pid")}}
+	if c.until(t.Context(), s, 500*time.Millisecond, func() bool { looks++; return s.pid(nil) != 0 }) {
+		t.Error("a process that has ended is said to run")
+	}
+	if looks > 3 {
+		t.Errorf("looked %d times, and nothing changed", looks)
+	}
+}
+
+// TestReloadDuringStart: a start program that takes its time is not run again because the files are read again.
+func TestReloadDuringStart(t *testing.T) {
+	t.Parallel()
+	w := prepare(t, map[string]string{"0000_a.monitrc": check("DIR", "a", "")})
+	hold := filepath.Join(w.dir, "hold")
+	if err := syscall.Mkfifo(hold, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w.write("ctl", "#!/bin/sh\ndir=$(dirname $0)\necho \"$1 $2\" >>$dir/calls\nread x <$dir/hold\n"+
+		"sleep 1000 & echo $! >$dir/$2.pid\n", 0o755)
+	w.run(long)
+	eventually.True(t, "the start", func() bool { return w.calls() == "start a" })
+	w.write("0001_b.monitrc", "check file b path "+w.dir+"/ctl\n", 0o600)
+	w.s.Reload()
+	w.await("b", "accessible") // the first cycle after it
+	if err := os.WriteFile(hold, []byte("\n"), 0); err != nil {
+		t.Fatal(err)
+	}
+	w.await("a", "running")
+	if got := w.calls(); got != "start a" {
+		t.Errorf("calls: got %q", got)
+	}
+}
+
+// restart kills the processes of services n times, and returns what the supervisor and the test hold each time that all
+// run again.
+func (w *world) restart(services []string, n int) (held []resources) {
+	w.t.Helper()
+	for range n {
+		old := map[string]int{}
+		for _, name := range services {
+			w.await(name, "running")
+			old[name] = w.kill(name)
+		}
+		for _, name := range services {
+			eventually.True(w.t, name+" again", func() bool { return w.pid(name) != old[name] && pidfile.Alive(w.pid(name)) })
+			w.await(name, "running")
+		}
+		w.mu.Lock()
+		w.mails = nil
+		w.mu.Unlock()
+		held = append(held, hold(w.t))
+	}
+	return held
+}
+
+// resources are what must not grow.
+type resources struct {
+	goroutines, descriptors int
+	heap                    uint64
+}
+
+func hold(t testing.TB) resources {
+	t.Helper()
+	descriptors, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	runtime.GC()
+	var memory runtime.MemStats
+	runtime.ReadMemStats(&memory)
+	return resources{runtime.NumGoroutine(), len(descriptors), memory.HeapAlloc}
+}
+
+// quick is a supervisor of ten services that restarts them within milliseconds.
+func quick(t testing.TB) (w *world, services []string) {
+	t.Helper()
+	files := map[string]string{}
+	for i := range 10 {
+		name := fmt.Sprintf("s%d", i)
+		services = append(services, name)
+		files[name+".monitrc"] = check("DIR", name, "")
+	}
+	w = prepare(t, files)
+	w.grace, w.log = 5*time.Millisecond, io.Discard
+	w.run(50 * time.Millisecond)
+	return w, services
+}
+
+// settled waits until goroutines and descriptors are no more than they were; some of the last restart may be about to end.
+func (before resources) settled(t testing.TB) {
+	t.Helper()
+	eventually.Nil(t, "what was held before", func() error {
+		if now := hold(t); now.goroutines > before.goroutines || now.descriptors > before.descriptors {
+			return fmt.Errorf("%+v, before %+v", now, before)
+		}
+		return nil
+	})
+}
+
+// TestRestartsLeakNothing: neither goroutines nor descriptors. It is not parallel: it counts those of the process.
+func TestRestartsLeakNothing(t *testing.T) {
+	w, services := quick(t)
+	w.restart(services, 1)[0].settled(t)
+	before := hold(t)
+	w.restart(services, 5)
+	before.settled(t)
 }
