@@ -130,8 +130,8 @@ func (s *scanner) raw() token {
 			s.fail(t, "the string is not closed: expected a second %c", s.rest[0])
 			return t
 		}
-		t.quoted = true
 		t.text = s.unescape(t, s.skip(end + 2)[1:end+1])
+		t.quoted = s.err == nil // an empty string in the place of the end would be read forever
 	case strings.HasPrefix(s.rest, "!="):
 		t.text = s.skip(2)
 	default:
