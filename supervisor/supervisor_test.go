@@ -655,7 +655,9 @@ func (w *world) restart(services []string, n int) (held []resources) {
 			old[name] = w.kill(name)
 		}
 		for _, name := range services {
-			eventually.True(w.t, name+" again", func() bool { return w.pid(name) != old[name] && pidfile.Alive(w.pid(name)) })
+			eventually.True(w.t, name+" again", func() bool {
+				return w.pid(name) != old[name] && pidfile.Alive(w.pid(name))
+			})
 			w.await(name, "running")
 		}
 		w.mu.Lock()
@@ -699,7 +701,8 @@ func quick(t testing.TB) (w *world, services []string) {
 	return w, services
 }
 
-// settled waits until goroutines and descriptors are no more than they were; some of the last restart may be about to end.
+// settled waits until goroutines and descriptors are no more than they were: some of the last restart may be about to
+// end.
 func (before resources) settled(t testing.TB) {
 	t.Helper()
 	eventually.Nil(t, "what was held before", func() error {
