@@ -7,6 +7,7 @@ package sbom
 import (
 	"crypto/sha256"
 	"debug/buildinfo"
+	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
@@ -21,17 +22,20 @@ import (
 type Part struct {
 	Name, Version string
 	PURL          string // the name in the package URL scheme
+	SHA256        string // hexadecimal; nothing if it is not known
 }
 
 // Product is what the bill is of.
 type Product struct {
 	Name, Version string
+	SHA256        string // of the program or the image, hexadecimal
 	// Made is when; the time of the commit, so that a build can be repeated.
 	Made  time.Time
 	Parts []Part
 }
 
-// Modules are the Go modules that a binary was linked from, and Go itself.
+// Modules are the Go modules that a binary was linked from, with their digests as in go.sum, and Go itself, of which a
+// binary has none.
 func Modules(binary string) ([]Part, error) {
 	info, err := buildinfo.ReadFile(binary)
 	if err != nil {
@@ -42,7 +46,12 @@ func Modules(binary string) ([]Part, error) {
 		if m.Replace != nil {
 			m = m.Replace
 		}
-		parts = append(parts, Part{Name: m.Path, Version: m.Version, PURL: "pkg:golang/" + m.Path + "@" + url.PathEscape(m.Version)})
+		sum, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(m.Sum, "h1:"))
+		if err != nil {
+			return nil, fmt.Errorf("digest %q of %s: %w", m.Sum, m.Path, err)
+		}
+		parts = append(parts, Part{Name: m.Path, Version: m.Version, SHA256: hex.EncodeToString(sum),
+			PURL: "pkg:golang/" + m.Path + "@" + url.PathEscape(m.Version)})
 	}
 	return parts, nil
 }
@@ -76,15 +85,27 @@ var notInIDs = regexp.MustCompile(`[^a-zA-Z0-9.-]+`)
 
 type object = map[string]any
 
+// spdx is a package of SPDX.
+func spdx(id, name, version, sum string) object {
+	o := object{"SPDXID": id, "name": name, "versionInfo": version,
+		"downloadLocation": "NOASSERTION", "filesAnalyzed": false}
+	if sum != "" {
+		o["checksums"] = []object{{"algorithm": "SHA256", "checksumValue": sum}}
+	}
+	return o
+}
+
 // SPDX is the bill in SPDX 2.3.
 func (p Product) SPDX() ([]byte, error) {
 	const root = "SPDXRef-Product"
-	packages := []object{{"SPDXID": root, "name": p.Name, "versionInfo": p.Version, "downloadLocation": "NOASSERTION", "filesAnalyzed": false}}
+	packages := []object{spdx(root, p.Name, p.Version, p.SHA256)}
 	relations := []object{{"spdxElementId": "SPDXRef-DOCUMENT", "relationshipType": "DESCRIBES", "relatedSpdxElement": root}}
 	for n, part := range p.sorted() {
 		id := fmt.Sprintf("SPDXRef-Package-%d-%s", n, notInIDs.ReplaceAllString(part.Name, "-"))
-		packages = append(packages, object{"SPDXID": id, "name": part.Name, "versionInfo": part.Version, "downloadLocation": "NOASSERTION", "filesAnalyzed": false,
-			"externalRefs": []object{{"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": part.PURL}}})
+		o := spdx(id, part.Name, part.Version, part.SHA256)
+		o["externalRefs"] = []object{{"referenceCategory": "PACKAGE-MANAGER",
+			"referenceType": "purl", "referenceLocator": part.PURL}}
+		packages = append(packages, o)
 		relations = append(relations, object{"spdxElementId": root, "relationshipType": "CONTAINS", "relatedSpdxElement": id})
 	}
 	return encode(object{
@@ -95,18 +116,29 @@ func (p Product) SPDX() ([]byte, error) {
 	})
 }
 
+// component is a component of CycloneDX.
+func component(kind, ref, name, version, sum string) object {
+	o := object{"type": kind, "bom-ref": ref, "name": name, "version": version}
+	if sum != "" {
+		o["hashes"] = []object{{"alg": "SHA-256", "content": sum}}
+	}
+	return o
+}
+
 // CycloneDX is the bill in CycloneDX 1.5.
 func (p Product) CycloneDX() ([]byte, error) {
 	d := p.digest()
 	components := []object{}
 	for _, part := range p.sorted() {
-		components = append(components, object{"type": "library", "bom-ref": part.PURL, "name": part.Name, "version": part.Version, "purl": part.PURL})
+		o := component("library", part.PURL, part.Name, part.Version, part.SHA256)
+		o["purl"] = part.PURL
+		components = append(components, o)
 	}
 	return encode(object{
 		"bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1,
 		"serialNumber": fmt.Sprintf("urn:uuid:%s-%s-4%s-8%s-%s", d[0:8], d[8:12], d[13:16], d[17:20], d[20:32]),
 		"metadata": object{"timestamp": p.Made.UTC().Format(time.RFC3339),
-			"component": object{"type": "application", "bom-ref": "product", "name": p.Name, "version": p.Version}},
+			"component": component("application", "product", p.Name, p.Version, p.SHA256)},
 		"components": components,
 	})
 }

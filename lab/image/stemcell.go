@@ -219,7 +219,7 @@ func (p packer) pack(ctx context.Context, file string) error {
 	}
 	packages, err1 := os.ReadFile(filepath.Join(p.lists, "packages.txt"))
 	tools, err2 := os.ReadFile(filepath.Join(p.lists, devToolsList))
-	bill, err3 := p.bill()
+	bill, err3 := p.bill(image)
 	spdx, err4 := bill.SPDX()
 	cdx, err5 := bill.CycloneDX()
 	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
@@ -240,16 +240,14 @@ func (p packer) pack(ctx context.Context, file string) error {
 	return errors.Join(err, w.Close(), zip.Close(), out.Close())
 }
 
-// bill lists what is in the stemcell: Debian's packages and the agent's modules.
-func (p packer) bill() (sbom.Product, error) {
+// bill lists what is in the stemcell with an image: Debian's packages and the agent's modules.
+func (p packer) bill(image string) (sbom.Product, error) {
 	product := sbom.Product{Name: p.name(), Version: p.stemcell.Version, Made: p.stemcell.Made}
-	packages, err := os.ReadFile(filepath.Join(p.lists, "packages"))
-	if err != nil {
-		return product, err
-	}
-	modules, err := sbom.Modules(p.agent)
-	product.Parts = append(sbom.Debian(string(packages), tree.Suite), modules...)
-	return product, err
+	digest, err1 := fileDigest(image)
+	packages, err2 := os.ReadFile(filepath.Join(p.lists, "packages"))
+	modules, err3 := sbom.Modules(p.agent)
+	product.SHA256, product.Parts = digest, append(sbom.Debian(string(packages), tree.Suite), modules...)
+	return product, errors.Join(err1, err2, err3)
 }
 
 // image writes the member "image" in the format of the IaaS.

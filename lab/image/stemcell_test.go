@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"compress/bzip2"
 	"crypto/sha1"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -85,6 +86,11 @@ func TestStemcellTarball(t *testing.T) {
 	disk, err := os.ReadFile(p.disk)
 	if _, inner := members(t, contents["image"]); err != nil || !bytes.Equal(inner["root.img"], disk) {
 		t.Errorf("the disk came back with %d bytes (%v)", len(inner["root.img"]), err)
+	}
+	for _, bill := range []string{"sbom.spdx.json", "sbom.cdx.json"} {
+		if want := fmt.Sprintf("%x", sha256.Sum256(contents["image"])); !bytes.Contains(contents[bill], []byte(want)) {
+			t.Errorf("%s is not of an image with the digest %s: %s", bill, want, contents[bill])
+		}
 	}
 	manifest := string(contents["stemcell.MF"])
 	start := "---\nname: bosh-qemu-kvm-debian-bookworm-cambium\nversion: \"1.10\"\nbosh_protocol: 1\napi_version: 3\n" +

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
@@ -28,11 +29,13 @@ func run(args []string) error {
 	if err != nil {
 		return fmt.Errorf("commit time: %w", err)
 	}
-	modules, err := sbom.Modules(args[2])
-	if err != nil {
+	program, err1 := os.ReadFile(args[2])
+	modules, err2 := sbom.Modules(args[2])
+	if err := errors.Join(err1, err2); err != nil {
 		return err
 	}
-	product := sbom.Product{Name: filepath.Base(args[2]), Version: args[0], Made: time.Unix(seconds, 0), Parts: modules}
+	product := sbom.Product{Name: filepath.Base(args[2]), Version: args[0],
+		SHA256: fmt.Sprintf("%x", sha256.Sum256(program)), Made: time.Unix(seconds, 0), Parts: modules}
 	spdx, err1 := product.SPDX()
 	cdx, err2 := product.CycloneDX()
 	return errors.Join(err1, err2, os.WriteFile(args[2]+".spdx.json", spdx, 0o644), os.WriteFile(args[2]+".cdx.json", cdx, 0o644))
