@@ -5,7 +5,8 @@ SHELL := /bin/bash
 
 GO ?= go
 # A build of anything but a tagged commit says that it is a development build.
-VERSION ?= $(shell git describe --tags --exact-match 2>/dev/null || echo "[DEV BUILD] $$(git rev-parse --short HEAD 2>/dev/null)")
+VERSION ?= $(shell test -z "$$(git status --porcelain 2>/dev/null)" && \
+	git describe --tags --exact-match 2>/dev/null || echo "[DEV BUILD] $$(git rev-parse --short HEAD 2>/dev/null)")
 # The version is part of the binary, the directory and the commit's time are not: two builds of one commit are the
 # same bytes. None of the agent's peers speaks HTTP/2.
 BUILD = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags nethttpomithttp2 -ldflags '-s -w -X "main.version=$(VERSION)"$(1)'
@@ -55,7 +56,7 @@ cpi-release: build ## Make the release of the CPI for `bosh create-env`, in bin/
 	@bin/lab cpi-release --output bin
 
 .PHONY: release
-release: ## Build the files of a release into dist/: VERSION=x.y.z, SIGNING_KEY=path of an SSH key
+release: ## Build the files of a release into dist/ from its tag: VERSION=x.y.z, SIGNING_KEY=path of an SSH key
 	@GO=$(GO) scripts/release "$(VERSION)" dist
 
 .PHONY: deb

@@ -4,8 +4,12 @@ package release
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,22 +20,6 @@ import (
 
 	"cambium/internal/skiptest"
 )
-
-const version = "1.2.3"
-
-// run runs a program in a directory.
-func run(t *testing.T, dir string, env []string, name string, args ...string) string {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), name, args...)
-	cmd.Dir, cmd.Env = dir, append(os.Environ(), env...)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("%s %q: %v: %s%s", name, args, err, out, stderr.Bytes())
-	}
-	return string(out)
-}
 
 // key is a signing key for all tests.
 var key = sync.OnceValues(func() (string, error) {
@@ -80,66 +68,40 @@ func dist(t *testing.T) string {
 	return built.dir
 }
 
-// build builds a release from an export of the commit, in a directory of its own.
+// build builds a release from a clone in which the commit has the release's tag.
 func build(t *testing.T, source, out string) {
 	t.Helper()
 	signingKey, err := key()
 	if err != nil {
 		t.Fatal(err)
 	}
-	commit := strings.TrimSpace(run(t, "../..", nil, "git", "rev-parse", "HEAD"))
-	when := strings.TrimSpace(run(t, "../..", nil, "git", "log", "-1", "--format=%ct"))
-	if err := os.MkdirAll(source, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	run(t, "../..", nil, "sh", "-c", `git archive HEAD | tar -x -C "$1"`, "sh", source)
-	run(t, source, []string{"COMMIT=" + commit, "COMMIT_TIME=" + when, "SIGNING_KEY=" + signingKey}, "scripts/release", version, out)
-}
-
-// commands are those of a section of docs/stemcells.md, with the words of words replaced.
-func commands(t *testing.T, section string, words ...string) string {
-	t.Helper()
-	page, err := os.ReadFile("../../docs/stemcells.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, text, found := strings.Cut(string(page), "\n### "+section+"\n")
-	_, text, block := strings.Cut(text, "\n```sh example\n")
-	text, _, end := strings.Cut(text, "\n```\n")
-	if !found || !block || !end {
-		t.Fatalf("docs/stemcells.md has no commands for %q", section)
-	}
-	return strings.NewReplacer(words...).Replace(text)
+	run(t, "../..", nil, "git", "clone", "--quiet", "--no-tags", ".", source)
+	run(t, source, nil, "git", "tag", version)
+	run(t, source, []string{"SIGNING_KEY=" + signingKey}, "scripts/release", version, out)
 }
 
 // TestNightlyTwoBuilds follows docs/stemcells.md in a clone of its own: the same commit gives the same bytes as in another place.
 func TestNightlyTwoBuilds(t *testing.T) {
 	one, clone := dist(t), filepath.Join(t.TempDir(), "another/and/deeper")
-	commit := strings.TrimSpace(run(t, "../..", nil, "git", "rev-parse", "HEAD"))
-	run(t, "../..", nil, "git", "clone", "--quiet", "--no-checkout", ".", clone)
-	run(t, clone, nil, "sh", "-ec", commands(t, "Building it again", "COMMIT", commit, "=V", "="+version, "THE_DOWNLOAD", one))
+	run(t, "../..", nil, "git", "clone", "--quiet", "--no-tags", ".", clone)
+	run(t, clone, nil, "git", "tag", version)
+	again := commands(t, "Building it again", "checkout V", "checkout "+version, "=V", "="+version, "THE_DOWNLOAD", one)
+	run(t, clone, nil, "sh", "-ec", again)
 }
 
-// TestNightlyVerify follows docs/stemcells.md.
+// TestNightlyVerify follows docs/stemcells.md with a whole release.
 func TestNightlyVerify(t *testing.T) {
 	dir := dist(t)
-	run(t, dir, nil, "sha256sum", "--check", "--quiet", "SHA256SUMS")
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	sums, err := os.ReadFile(filepath.Join(dir, "SHA256SUMS"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	var names []string
 	for _, e := range entries {
 		names = append(names, e.Name())
-		if name := e.Name(); name != "SHA256SUMS" && !strings.HasSuffix(name, ".sig") && !strings.Contains(string(sums), "  "+name+"\n") {
-			t.Errorf("SHA256SUMS has no %s", name)
-		}
 	}
-	wanted := []string{"cambium-stemcell-assets-1.2.3.tar.gz", "cambium-1.2.3-licenses.txt", "cambium-1.2.3-provenance.json", "CHANGELOG-1.2.3.md"}
+	wanted := []string{"SHA256SUMS", "SHA256SUMS.sig", "cambium-stemcell-assets-1.2.3.tar.gz",
+		"cambium-1.2.3-licenses.txt", "cambium-1.2.3-provenance.json", "CHANGELOG-1.2.3.md"}
 	for _, arch := range []string{"amd64", "arm64"} {
 		for _, program := range []string{"agent", "agent-fips", "lab", "cpi"} {
 			binary := "cambium-" + program + "-1.2.3-linux-" + arch
@@ -147,10 +109,9 @@ func TestNightlyVerify(t *testing.T) {
 		}
 		wanted = append(wanted, "cambium-lab-guest-1.2.3-linux-"+arch+".tar.gz", "cambium-agent_1.2.3_"+arch+".deb")
 	}
-	for _, want := range wanted {
-		if !slices.Contains(names, want) {
-			t.Errorf("the release has no %s, only %q", want, names)
-		}
+	slices.Sort(wanted)
+	if !slices.Equal(names, wanted) {
+		t.Errorf("the release has %q, want %q", names, wanted)
 	}
 	if os.Getenv("CAMBIUM_RELEASE") != "" {
 		skiptest.Skip(t, "a release from elsewhere has another key")
@@ -159,74 +120,107 @@ func TestNightlyVerify(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	public, err := os.ReadFile(signingKey + ".pub")
-	if err != nil {
-		t.Fatal(err)
-	}
-	download := t.TempDir()
-	run(t, "/", nil, "cp", "--recursive", dir+"/.", download)
-	if err := os.WriteFile(filepath.Join(download, "release.pub"), public, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	check := commands(t, "Signature and digests")
-	if out := run(t, download, nil, "sh", "-ec", check); !strings.Contains(out, `Good "cambium-release" signature`) || !strings.Contains(out, "CHANGELOG-1.2.3.md: OK") {
-		t.Errorf("docs/stemcells.md promises other words: %s", out)
-	}
-	provenance := strings.ReplaceAll(check, "SHA256SUMS.sig <SHA256SUMS", "cambium-1.2.3-provenance.json.sig <cambium-1.2.3-provenance.json")
-	run(t, download, nil, "sh", "-ec", provenance)
-	for name, change := range map[string]string{"a changed digest": "SHA256SUMS", "a changed file": "CHANGELOG-1.2.3.md"} {
-		cmd := exec.Command("sh", "-ec", `echo x >>"$0"; `+check, change)
-		cmd.Dir = t.TempDir()
-		run(t, "/", nil, "cp", "--recursive", download+"/.", cmd.Dir)
-		if out, err := cmd.CombinedOutput(); err == nil {
-			t.Errorf("%s is accepted: %s", name, out)
-		}
+	if out, err := verify(t, dir, signingKey, "", commands(t, "A whole release")); err != nil {
+		t.Errorf("docs/stemcells.md refuses the release: %v: %s", err, out)
 	}
 }
 
-// components are the names and versions of a bill in CycloneDX.
-func components(t *testing.T, bill []byte) []string {
+// bill is what a bill of materials says: the digest of its program, and "name version digest" of each part.
+type bill struct {
+	program string
+	parts   []string
+}
+
+// read reads a bill in either format.
+func read(t *testing.T, path string) bill {
 	t.Helper()
+	type part struct {
+		Name, Version, VersionInfo string
+		Hashes                     []struct{ Alg, Content string }
+		Checksums                  []struct{ Algorithm, ChecksumValue string }
+	}
 	var decoded struct {
-		Components []struct{ Name, Version string }
+		Metadata             struct{ Component part }
+		Components, Packages []part
 	}
-	if err := json.Unmarshal(bill, &decoded); err != nil {
-		t.Fatal(err)
+	data, err := os.ReadFile(path)
+	if err := errors.Join(err, json.Unmarshal(data, &decoded)); err != nil {
+		t.Fatalf("%s: %v", path, err)
 	}
-	var all []string
-	for _, c := range decoded.Components {
-		all = append(all, c.Name+" "+c.Version)
+	all := decoded.Packages // SPDX's first is the product
+	if len(all) == 0 {
+		all = append([]part{decoded.Metadata.Component}, decoded.Components...)
 	}
-	slices.Sort(all)
-	return all
-}
-
-// TestNightlyBills: the bills have every module of a binary, and the provenance names every file and the commit.
-func TestNightlyBills(t *testing.T) {
-	dir := dist(t)
-	for _, name := range []string{"cambium-agent-1.2.3-linux-arm64.spdx.json", "cambium-agent-1.2.3-linux-arm64.cdx.json"} {
-		data, err := os.ReadFile(filepath.Join(dir, name))
-		if err != nil || !json.Valid(data) || !bytes.Contains(data, []byte("pkg:golang/github.com/nats-io/nats.go@")) {
-			t.Errorf("%s: %v: %.200s", name, err, data)
+	var b bill
+	for i, p := range all {
+		digest := ""
+		for _, h := range p.Hashes {
+			digest += h.Alg + ":" + h.Content
+		}
+		for _, c := range p.Checksums {
+			digest += strings.Replace(c.Algorithm, "SHA", "SHA-", 1) + ":" + c.ChecksumValue
+		}
+		if i == 0 {
+			b.program = digest
+		} else {
+			b.parts = append(b.parts, p.Name+" "+p.Version+p.VersionInfo+" "+digest)
 		}
 	}
-	// `go version -m`, which docs/stemcells.md names, is another reader of the list in the binary.
-	for _, program := range []string{"agent", "agent-fips", "lab", "cpi"} {
-		binary := filepath.Join(dir, "cambium-"+program+"-1.2.3-linux-amd64")
-		bill, err := os.ReadFile(binary + ".cdx.json")
+	slices.Sort(b.parts)
+	return b
+}
+
+// TestNightlyBills: every program of the release, also of its archives and packages, has a bill in each format, which
+// has the program's digest and every module of it.
+func TestNightlyBills(t *testing.T) {
+	dir, unpacked := dist(t), t.TempDir()
+	run(t, dir, nil, "bash", "-ec", `for f in *.tar.gz; do mkdir "$0/$f"; tar -xzf "$f" -C "$0/$f"; done
+		for f in *.deb; do dpkg-deb --extract "$f" "$0/$f"; done`, unpacked)
+	programs, bills := map[string]string{}, map[string]map[string]bill{".spdx.json": {}, ".cdx.json": {}}
+	for _, root := range []string{dir, unpacked} {
+		err := filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
+			if err != nil || !e.Type().IsRegular() {
+				return err
+			}
+			for format, all := range bills {
+				if strings.HasSuffix(path, format) {
+					b := read(t, path)
+					all[b.program] = b
+				}
+			}
+			data, err := os.ReadFile(path)
+			if bytes.HasPrefix(data, []byte("\x7fELF")) {
+				programs[path] = fmt.Sprintf("SHA-256:%x", sha256.Sum256(data))
+			}
+			return err
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
+	}
+	if len(programs) < 14 { // agent, lab, CPI, FIPS agent, packaged agent, two helpers, for two architectures
+		t.Errorf("the release has only the programs %q", programs)
+	}
+	for program, digest := range programs {
+		// `go version -m`, which docs/stemcells.md names, is another reader of the list in the binary.
 		var want []string
-		for line := range strings.Lines(run(t, "/", nil, "go", "version", "-m", binary)) {
-			if f := strings.Fields(line); len(f) >= 3 && f[0] == "dep" {
-				want = append(want, f[1]+" "+f[2])
+		for line := range strings.Lines(run(t, "/", nil, "go", "version", "-m", program)) {
+			if f := strings.Fields(line); len(f) == 4 && f[0] == "dep" {
+				sum, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(f[3], "h1:"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				want = append(want, fmt.Sprintf("%s %s SHA-256:%x", f[1], f[2], sum))
 			}
 		}
 		slices.Sort(want)
-		got := slices.DeleteFunc(components(t, bill), func(c string) bool { return strings.HasPrefix(c, "stdlib ") })
-		if len(want) == 0 || !slices.Equal(got, want) {
-			t.Errorf("the bill of %s has %q, go version -m %q", program, got, want)
+		for format, all := range bills {
+			b, found := all[digest]
+			stdlib := func(part string) bool { return strings.HasPrefix(part, "stdlib ") }
+			got := slices.DeleteFunc(slices.Clone(b.parts), stdlib)
+			if !found || len(b.parts) != len(got)+1 || !slices.Equal(got, want) {
+				t.Errorf("%s %s (found: %v) has %q, go version -m %q", program, format, found, b.parts, want)
+			}
 		}
 	}
 	data, err := os.ReadFile(filepath.Join(dir, "cambium-1.2.3-provenance.json"))
