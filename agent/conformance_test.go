@@ -29,7 +29,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite golden files")
 
-// conformanceCase is a rule of the contract (contract.json), as a request and what comes of it. Its name begins with the rule's number.
+// conformanceCase is a rule of the contract (contract.json), as a request and what comes of it. Its name begins with
+// the rule's number.
 type conformanceCase struct {
 	Rule      string
 	Method    string

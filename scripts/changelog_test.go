@@ -28,7 +28,8 @@ func TestChangelog(t *testing.T) {
 		"1.0.0": "## 1.0.0\n\n- first\n\n### Disks\n\n- second\n",
 		"1.1.0": "## 1.1.0\n\n- new\n\n",
 	} {
-		if got, err := exec.Command(filepath.Join(dir, "scripts/changelog"), version).Output(); string(got) != want || err != nil {
+		if got, err := exec.Command(filepath.Join(dir, "scripts/changelog"),
+			version).Output(); string(got) != want || err != nil {
 			t.Errorf("%s: got\n%s\n%v, want\n%s", version, got, err, want)
 		}
 	}

@@ -30,7 +30,8 @@ func TestReleaseNeedsItsTag(t *testing.T) {
 	}
 	git := func(args ...string) {
 		t.Helper()
-		cmd := exec.Command("git", append([]string{"-c", "user.name=test", "-c", "user.email=test@localhost"}, args...)...)
+		cmd := exec.Command("git", append([]string{"-c", "user.name=test", "-c", "user.email=test@localhost"},
+			args...)...)
 		cmd.Dir = dir
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("git %q: %v: %s", args, err, out)

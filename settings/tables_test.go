@@ -82,7 +82,8 @@ func (n node) typeName(defs map[string]node) string {
 	if n.Ref != "" {
 		def := defs[strings.TrimPrefix(n.Ref, "#/$defs/")]
 		if def.Title != "" {
-			return fmt.Sprintf("[%s](#%s)", strings.ToLower(def.Title), strings.ReplaceAll(strings.ToLower(def.Title), " ", "-"))
+			return fmt.Sprintf("[%s](#%s)", strings.ToLower(def.Title),
+				strings.ReplaceAll(strings.ToLower(def.Title), " ", "-"))
 		}
 		return def.typeName(defs)
 	}
@@ -118,7 +119,8 @@ func (n node) typeName(defs map[string]node) string {
 			}
 			add("object")
 		default:
-			add(map[any]string{"boolean": "bool", "integer": "whole number", "number": "number", "string": "string"}[name])
+			add(map[any]string{"boolean": "bool", "integer": "whole number", "number": "number",
+				"string": "string"}[name])
 		}
 	}
 	return strings.Join(names, ", ")

@@ -102,7 +102,8 @@ func TestRootEphemeralContent(t *testing.T) {
 	}
 }
 
-// A disk on record is not an ephemeral disk, though nothing on it tells that it is a store and no hint leads to it any more.
+// A disk on record is not an ephemeral disk, though nothing on it tells that it is a store and no hint leads to it any
+// more.
 func TestRootEphemeralDiskOnRecord(t *testing.T) {
 	preformatted := Options{UsePreformattedPersistentDisk: true}
 	made := func(t *testing.T, dev *looptest.Device) { tool(t, dev.Path, "mkfs.ext4", "-qF", dev.Path) }

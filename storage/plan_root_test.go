@@ -73,7 +73,8 @@ func TestRootPlannedIsDone(t *testing.T) {
 		{"ephemeral data on the root disk", Options{CreatePartitionIfNoEphemeralDisk: true}, func(t *testing.T, b *bench) step {
 			fakeRoot(t, b, 2*gib, "label: gpt\nstart=2048, size=262144\n")
 			return ephemeral("", nil)
-		}, []string{"nothing after root partition 1: append GPT, swap", "make swap", "make ext4", "switch swap on", "mount on "}},
+		}, []string{"nothing after root partition 1: append GPT, swap", "make swap", "make ext4", "switch swap on",
+			"mount on "}},
 		{"a named ephemeral disk that is missing, and the root disk instead", Options{CreatePartitionIfNoEphemeralDisk: true, MissingEphemeralDisk: "root"},
 			func(t *testing.T, b *bench) step {
 				fakeRoot(t, b, 2*gib, "label: gpt\nstart=2048, size=262144\n")
@@ -85,7 +86,8 @@ func TestRootPlannedIsDone(t *testing.T) {
 					}
 					return planned[1:], err
 				}, s.do}
-			}, []string{"nothing after root partition 1: append GPT, swap", "make swap", "make ext4", "switch swap on", "mount on "}},
+			}, []string{"nothing after root partition 1: append GPT, swap", "make swap", "make ext4",
+				"switch swap on", "mount on "}},
 		{"raw disk", Options{}, func(t *testing.T, b *bench) step { return raw(b.disk(8<<20, "").Path) }, []string{"create GPT with partition raw-ephemeral-0"}},
 		{"persistent disk after a reboot", Options{}, func(t *testing.T, b *bench) step {
 			b.disk(128<<20, "vol-1")

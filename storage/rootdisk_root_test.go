@@ -53,7 +53,8 @@ func TestRootEphemeralOnRootDisk(t *testing.T) {
 		{"swap and data", "label: dos\nstart=1, size=262144, type=83\n", nil, "p3",
 			[]string{"start=1,size=262144,type=83", "start=264192,", "start=395264,size=2111488,type=83"}},
 		{"GPT", "label: gpt\nstart=2048, size=262144\n", &zero, "p2", []string{"start=264192,size=2242527", `name="bosh-partition-agent-1-0"`}},
-		{"root after an EFI partition", "label: dos\n# root\nstart=2048, size=100352, type=ef\nstart=102400, size=161792, type=83\n", nil, "p4",
+		{"root after an EFI partition",
+			"label: dos\n# root\nstart=2048, size=100352, type=ef\nstart=102400, size=161792, type=83\n", nil, "p4",
 			[]string{"start=2048,size=100352,type=ef", "start=102400,size=161792,type=83", "start=264192,size=131072,type=83", "start=395264,size=2111488,type=83"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -82,7 +82,8 @@ func TestRootEphemeralIdentity(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t, Options{})
 			dev := c.dev(t, b)
-			// A wipe, a table, mkfs and mkswap all write to the first page. After it the kernel may write to an active swap device.
+			// A wipe, a table, mkfs and mkswap all write to the first page. After it the kernel may write to an active
+			// swap device.
 			firstPage := func() string { return tool(t, dev.Path, "sh", "-c", "head -c 4096 "+dev.Path+" | sha256sum") }
 			before := firstPage()
 			b.fails(b.setupEphemeral(dev.Path, nil), "not touched", c.want)

@@ -74,7 +74,8 @@ var guestDisks = func() Disks {
 	if err != nil {
 		panic(err) // no pattern, so there is nothing to reject
 	}
-	known := &records{disks: map[string]settings.PersistentDisk{"vol-data": {CID: "vol-data", Hint: settings.DiskHint{Path: "/dev/sdz"}}}}
+	known := &records{disks: map[string]settings.PersistentDisk{"vol-data": {CID: "vol-data",
+		Hint: settings.DiskHint{Path: "/dev/sdz"}}}}
 	return New(Config{Dirs: vcap.New(""), Resolver: r, Records: known, Program: "/proc/self/exe", Log: guestLog()})
 }
 

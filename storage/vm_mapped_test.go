@@ -76,7 +76,8 @@ func mapperDisk(ctx context.Context) error {
 	}
 
 	d := guestDisks()
-	d.Persistent.Records.(*records).disks["vol-above"] = settings.PersistentDisk{CID: "vol-above", Hint: settings.DiskHint{Path: mapperLink}}
+	d.Persistent.Records.(*records).disks["vol-above"] = settings.PersistentDisk{CID: "vol-above",
+		Hint: settings.DiskHint{Path: mapperLink}}
 	made := make(chan error, 1)
 	watching, stop := context.WithCancel(ctx)
 	go func() { made <- kpartx(watching) }()

@@ -158,8 +158,10 @@ func unreadable(ctx context.Context) error {
 		if !errors.Is(err, unix.EIO) || !strings.Contains(err.Error(), fmt.Sprintf("%q", name)) {
 			return fmt.Errorf("with an unreadable %s: %v, want an error that names it", name, err)
 		}
-		if e, there, err := mount.At(dirs.Store()); err != nil || !there || e.Source != "/dev/mapper/failing-part1" || known.mounted != "failing" {
-			return fmt.Errorf("with an unreadable %s the store is %q, %q on record (%v), want the old disk", name, e.Source, known.mounted, err)
+		if e, there, err := mount.At(dirs.Store()); err != nil || !there ||
+			e.Source != "/dev/mapper/failing-part1" || known.mounted != "failing" {
+			return fmt.Errorf("with an unreadable %s the store is %q, %q on record (%v), want the old disk", name,
+				e.Source, known.mounted, err)
 		}
 		if err := errors.Join(os.WriteFile(filepath.Join(dirs.Store(), "while-"+filepath.Base(name)), []byte("written"), 0o600), part.damage(0, 0)); err != nil {
 			return fmt.Errorf("after an unreadable %s: %w", name, err)

@@ -198,7 +198,8 @@ func (c *chain) start(ctx context.Context, s *service, visited map[*service]bool
 	if !runs {
 		if ctx.Err() == nil {
 			c.executed(ctx, s, failed, fmt.Sprintf(
-				"failed to start: %s names no running process after %v", cmp.Or(s.Pidfile, "its pattern"), s.Start.Timeout))
+				"failed to start: %s names no running process after %v", cmp.Or(s.Pidfile, "its pattern"),
+				s.Start.Timeout))
 		}
 		return
 	}
@@ -206,7 +207,8 @@ func (c *chain) start(ctx context.Context, s *service, visited map[*service]bool
 	c.settle(s)
 }
 
-// stop runs the stop program, if there is a process to stop, and waits for its end. It reports whether nothing runs now.
+// stop runs the stop program, if there is a process to stop, and waits for its end. It reports whether nothing runs
+// now.
 func (c *chain) stop(ctx context.Context, s *service) bool {
 	// Its end is wanted, and not an event.
 	s.watch.Close()
@@ -469,8 +471,8 @@ func (c *chain) followProgram(s *service, program *monitfile.Command, pid int) {
 	s.programs[program] = w
 }
 
-// adopt takes over a service from the chain that it belonged to before the files were read again. Its process is watched
-// again from the first tick on.
+// adopt takes over a service from the chain that it belonged to before the files were read again. Its process is
+// watched again from the first tick on.
 func (c *chain) adopt(s *service) {
 	s.watch.Close()
 	s.watch, s.waiting = nil, false
@@ -502,7 +504,8 @@ func (c *chain) environment(s *service, what, reason string) []string {
 	}
 	if s.Type == monitfile.Process {
 		p := s.known().process
-		env = append(env, fmt.Sprintf("MONIT_PROCESS_PID=%d", p.pid), fmt.Sprintf("MONIT_PROCESS_MEMORY=%d", p.kilobytes),
+		env = append(env, fmt.Sprintf("MONIT_PROCESS_PID=%d", p.pid), fmt.Sprintf("MONIT_PROCESS_MEMORY=%d",
+			p.kilobytes),
 			fmt.Sprintf("MONIT_PROCESS_CHILDREN=%d", p.children), fmt.Sprintf("MONIT_PROCESS_CPU_PERCENT=%.1f", p.cpu))
 	}
 	return env

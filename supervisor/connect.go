@@ -76,7 +76,8 @@ func probe(ctx context.Context, e monitfile.Endpoint) error {
 	if host == "" {
 		host = address
 	}
-	if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: %s\r\nAccept: */*\r\nUser-Agent: monit/%s\r\nConnection: close\r\n\r\n",
+	if _, err := fmt.Fprintf(conn,
+		"GET %s HTTP/1.1\r\nHost: %s\r\nAccept: */*\r\nUser-Agent: monit/%s\r\nConnection: close\r\n\r\n",
 		e.Request, host, Version); err != nil {
 		return err
 	}

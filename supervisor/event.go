@@ -69,8 +69,8 @@ type history struct {
 	failed          bool
 }
 
-// add takes in what a look found. It reports whether the state of the test changed, which is worth an alert, and whether
-// its action follows: at a change, and each time that a failed test fails again.
+// add takes in what a look found. It reports whether the state of the test changed, which is worth an alert, and
+// whether its action follows: at a change, and each time that a failed test fails again.
 func (h *history) add(found outcome, r rule) (change, act bool) {
 	if found == changed {
 		return true, true

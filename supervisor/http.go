@@ -53,7 +53,8 @@ func (s *Supervisor) Handler() http.Handler {
 	})
 }
 
-// allowed reports whether the request carries the account. The file is read each time, because the agent may replace it.
+// allowed reports whether the request carries the account. The file is read each time, because the agent may replace
+// it.
 func (s *Supervisor) allowed(r *http.Request) bool {
 	want, err := os.ReadFile(s.UserFile)
 	user, password, given := r.BasicAuth()
@@ -118,10 +119,12 @@ func (s *Supervisor) document(second, full bool) string {
 	if second {
 		fmt.Fprintf(&b, `<monit id="%s" incarnation="%d" version="%s"><server>`, id, s.incarnation.Unix(), Version)
 	} else {
-		fmt.Fprintf(&b, `<monit><server><id>%s</id><incarnation>%d</incarnation><version>%s</version>`, id, s.incarnation.Unix(), Version)
+		fmt.Fprintf(&b, `<monit><server><id>%s</id><incarnation>%d</incarnation><version>%s</version>`, id,
+			s.incarnation.Unix(), Version)
 	}
 	fmt.Fprintf(&b, "<uptime>%d</uptime><poll>%d</poll><startdelay>0</startdelay><localhostname>%s</localhostname>"+
-		"<controlfile>%s</controlfile></server>", uptime, int(s.Cycle.Seconds()), latin1(s.host), latin1(strings.Join(s.Patterns, " ")))
+		"<controlfile>%s</controlfile></server>", uptime, int(s.Cycle.Seconds()), latin1(s.host),
+		latin1(strings.Join(s.Patterns, " ")))
 	if second {
 		b.WriteString("<services>")
 	}
@@ -175,7 +178,8 @@ func (v *service) document(b *strings.Builder, second, full bool) {
 		memory := machineMemory() / 1024
 		fmt.Fprintf(b, "<pid>%d</pid><ppid>%d</ppid><uptime>%d</uptime><children>%d</children>"+
 			"<memory><percent>%.1f</percent><percenttotal>%.1f</percenttotal><kilobyte>%d</kilobyte><kilobytetotal>%d</kilobytetotal></memory>"+
-			"<cpu><percent>%.1f</percent><percenttotal>%.1f</percenttotal></cpu>", p.pid, p.parent, uptime(p), p.children,
+			"<cpu><percent>%.1f</percent><percenttotal>%.1f</percenttotal></cpu>", p.pid, p.parent, uptime(p),
+			p.children,
 			float64(p.kilobytes)/memory*100, float64(p.totalKB)/memory*100, p.kilobytes, p.totalKB, p.cpu, p.totalCPU)
 	}
 	if full {
@@ -225,7 +229,8 @@ func uptime(p process) int {
 var typeNames = [...]string{"Filesystem", "Directory", "File", "Process", "Remote Host", "System", "Fifo"}
 
 // fine is what the summary says of a service without errors.
-var fine = [...]string{"accessible", "accessible", "accessible", "running", "online with all services", "running", "accessible"}
+var fine = [...]string{"accessible", "accessible", "accessible", "running", "online with all services", "running",
+	"accessible"}
 
 // condition is the state of a service in the words of monit's summary.
 func (v *service) condition() string {

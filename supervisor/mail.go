@@ -133,8 +133,10 @@ func (m *mails) deliver(ctx context.Context, one mail) error {
 		return err
 	}
 	line := strings.NewReplacer("\r", " ", "\n", " ")
-	if _, err := fmt.Fprintf(body, "From: monit@localhost\r\nTo: agent@local\r\nSubject: Monit Alert\r\nMessage-id: <%s>\r\n\r\n"+
-		"Service: %s\r\nEvent: %s\r\nAction: %s\r\nDate: %s\r\nDescription: %s\r\n", one.ID, one.Service, one.Event, one.Action,
+	if _, err := fmt.Fprintf(body,
+		"From: monit@localhost\r\nTo: agent@local\r\nSubject: Monit Alert\r\nMessage-id: <%s>\r\n\r\n"+
+			"Service: %s\r\nEvent: %s\r\nAction: %s\r\nDate: %s\r\nDescription: %s\r\n", one.ID, one.Service, one.Event,
+		one.Action,
 		one.Date.Format(time.RFC1123Z), line.Replace(one.Description)); err != nil {
 		return err
 	}

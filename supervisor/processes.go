@@ -129,8 +129,8 @@ type usage struct {
 	ticks, total uint64
 }
 
-// share returns the percentages of the machine's CPU time that a process and its tree used since the last look; 0 at the
-// first one.
+// share returns the percentages of the machine's CPU time that a process and its tree used since the last look; 0 at
+// the first one.
 func (u *usage) share(p process, now time.Time, cpus int) (own, total float64) {
 	if elapsed := now.Sub(u.at).Seconds(); u.pid == p.pid && elapsed > 0 {
 		percent := func(now, before uint64) float64 {

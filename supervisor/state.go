@@ -28,8 +28,8 @@ type serviceState struct {
 
 const stateVersion = 1
 
-// readState reads the document. One that cannot be understood is set aside: jobs that run matter more than the memory of
-// which ones were stopped, and the Director starts and stops them anyway.
+// readState reads the document. One that cannot be understood is set aside: jobs that run matter more than the memory
+// of which ones were stopped, and the Director starts and stops them anyway.
 func (s *Supervisor) readState() (state, error) {
 	empty := state{Version: stateVersion}
 	text, err := os.ReadFile(s.StateFile)
@@ -42,7 +42,8 @@ func (s *Supervisor) readState() (state, error) {
 	var read state
 	if err := json.Unmarshal(text, &read); err != nil || read.Version != stateVersion {
 		aside := s.StateFile + ".damaged"
-		s.Log.WithError(err).WithField("kept", aside).Error("the supervisor's state is damaged: all services are supervised")
+		s.Log.WithError(err).WithField("kept",
+			aside).Error("the supervisor's state is damaged: all services are supervised")
 		if err := os.Rename(s.StateFile, aside); err != nil {
 			return empty, fmt.Errorf("supervisor state: %w", err)
 		}

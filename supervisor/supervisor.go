@@ -1,10 +1,10 @@
 // Package supervisor runs jobs as monit does, and answers as monit does, but reacts to the end of a process at once
-// instead of at the next cycle. It reads the control files that releases ship (package monitfile), and runs as a process
-// of its own in the place of monit.
+// instead of at the next cycle. It reads the control files that releases ship (package monitfile), and runs as a
+// process of its own in the place of monit.
 //
-// Services that depend on each other form a chain, with one goroutine that looks at them and acts. A tick begins a cycle
-// in all chains; the end of a process and a request come in between. What is decided about a service is in event.go
-// (when a test fires) and chain.go (what follows).
+// Services that depend on each other form a chain, with one goroutine that looks at them and acts. A tick begins a
+// cycle in all chains; the end of a process and a request come in between. What is decided about a service is in
+// event.go (when a test fires) and chain.go (what follows).
 package supervisor
 
 import (
@@ -74,7 +74,8 @@ func New(o Options) (*Supervisor, error) {
 	if err != nil {
 		return nil, fmt.Errorf("supervisor: %w", err)
 	}
-	s := &Supervisor{Options: o, host: host, reload: make(chan struct{}, 1), wake: make(chan struct{}, 1), began: time.Now()}
+	s := &Supervisor{Options: o, host: host, reload: make(chan struct{}, 1), wake: make(chan struct{}, 1),
+		began: time.Now()}
 	s.mails = mails{address: o.MailAddress, log: o.Log, more: make(chan struct{}, 1)}
 	known, err := s.readState()
 	if err != nil {
@@ -185,7 +186,8 @@ func (s *Supervisor) chains(ctx context.Context) (all []*chain) {
 func (s *Supervisor) load(state state) {
 	checks, rejected := readFiles(s.Patterns)
 	for path, err := range rejected {
-		s.Log.WithError(err).WithField("file", path).Error("a control file is not usable; its services are not supervised")
+		s.Log.WithError(err).WithField("file",
+			path).Error("a control file is not usable; its services are not supervised")
 	}
 	if !slices.ContainsFunc(checks, func(c monitfile.Check) bool { return c.Type == monitfile.System }) {
 		checks = append(checks, monitfile.Check{Type: monitfile.System, Name: "system_" + s.host})

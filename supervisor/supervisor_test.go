@@ -337,7 +337,10 @@ func TestRemovedPidFileWaitsForACycle(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	eventually.True(t, "the end to be seen", func() bool { return !strings.Contains(w.get("/_status2?format=xml"), "<pid>") })
+	eventually.True(t, "the end to be seen", func() bool {
+		return !strings.Contains(w.get("/_status2?format=xml"),
+			"<pid>")
+	})
 	if got := w.calls(); got != "start a" {
 		t.Errorf("calls before the cycle: got %q", got)
 	}
@@ -407,7 +410,8 @@ func TestDependencies(t *testing.T) {
 // TestUnmonitoredIsLeftAlone: neither its death nor a cycle has an effect, and a stop runs nothing if nothing runs.
 func TestUnmonitoredIsLeftAlone(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, 50*time.Millisecond, map[string]string{"0000_a.monitrc": check("DIR", "a", ""), "0001_b.monitrc": check("DIR", "b", "")})
+	w := newWorld(t, 50*time.Millisecond, map[string]string{"0000_a.monitrc": check("DIR", "a", ""),
+		"0001_b.monitrc": check("DIR", "b", "")})
 	w.await("a", "running")
 	w.await("b", "running")
 	w.post("a", "unmonitor")
@@ -449,7 +453,8 @@ func TestTooManyRestarts(t *testing.T) {
 // TestBadFile: one file that cannot be read takes no other down, and its job is seen to fail.
 func TestBadFile(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, long, map[string]string{"0000_a.monitrc": check("DIR", "a", ""), "0001_bad.monitrc": "check process bad\n  with nonsense\n"})
+	w := newWorld(t, long, map[string]string{"0000_a.monitrc": check("DIR", "a", ""),
+		"0001_bad.monitrc": "check process bad\n  with nonsense\n"})
 	w.await("a", "running")
 	if got := w.state("bad"); got != "Invalid type" {
 		t.Errorf("got %q", got)
@@ -514,7 +519,8 @@ func TestEnvironment(t *testing.T) {
 		return string(text)
 	}
 	host, _ := os.Hostname()
-	want := "MONIT_DESCRIPTION=Started\nMONIT_EVENT=Started\nMONIT_HOST=" + host + "\nMONIT_PROCESS_CHILDREN=0\nMONIT_PROCESS_CPU_PERCENT=0.0\n" +
+	want := "MONIT_DESCRIPTION=Started\nMONIT_EVENT=Started\nMONIT_HOST=" + host +
+		"\nMONIT_PROCESS_CHILDREN=0\nMONIT_PROCESS_CPU_PERCENT=0.0\n" +
 		"MONIT_PROCESS_MEMORY=0\nMONIT_PROCESS_PID=0\nMONIT_SERVICE=a\nPATH=/bin:/usr/bin:/sbin:/usr/sbin\n"
 	if got := read("env"); got != want {
 		t.Errorf("environment: got\n%s\nwant\n%s", got, want)
@@ -522,9 +528,11 @@ func TestEnvironment(t *testing.T) {
 	var parent, session, pid, pgrp int
 	fmt.Sscan(read("stat"), &parent, &session, &pid, &pgrp)
 	if session == pid || pgrp != session || parent == os.Getpid() {
-		t.Errorf("process %d has parent %d (the supervisor is %d), session %d, group %d", pid, parent, os.Getpid(), session, pgrp)
+		t.Errorf("process %d has parent %d (the supervisor is %d), session %d, group %d", pid, parent, os.Getpid(),
+			session, pgrp)
 	}
-	if got := read("signals"); strings.Contains(got, "SigBlk:\t0000000000000000") == false || !strings.Contains(got, "SigIgn:\t0000000000000000") {
+	if got := read("signals"); strings.Contains(got, "SigBlk:\t0000000000000000") == false || !strings.Contains(got,
+		"SigIgn:\t0000000000000000") {
 		t.Errorf("signals: got %s", got)
 	}
 }
@@ -533,7 +541,8 @@ func TestEnvironment(t *testing.T) {
 func TestTotalMemory(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 50*time.Millisecond, map[string]string{
-		"0000_a.monitrc": check("DIR", "a", "  if totalmem > 1 kB for 3 cycles then exec \"/bin/sh -c 'echo over >>DIR/over; sleep 0.3'\""),
+		"0000_a.monitrc": check("DIR", "a",
+			"  if totalmem > 1 kB for 3 cycles then exec \"/bin/sh -c 'echo over >>DIR/over; sleep 0.3'\""),
 		"0001_b.monitrc": check("DIR", "b", "  if totalmem > 90 % for 2 cycles then restart"),
 	})
 	w.await("b", "running")
@@ -559,8 +568,9 @@ func TestConnections(t *testing.T) {
 	}))
 	defer server.Close()
 	_, port, _ := net.SplitHostPort(server.Listener.Addr().String())
-	w := newWorld(t, 50*time.Millisecond, map[string]string{"0000_a.monitrc": check("DIR", "a", "  if failed host 127.0.0.1 port "+port+
-		" protocol http request \"/health\" with timeout 5 seconds for 2 cycles then restart")})
+	w := newWorld(t, 50*time.Millisecond, map[string]string{"0000_a.monitrc": check("DIR", "a",
+		"  if failed host 127.0.0.1 port "+port+
+			" protocol http request \"/health\" with timeout 5 seconds for 2 cycles then restart")})
 	w.await("a", "running")
 	if got := w.calls(); got != "start a" {
 		t.Errorf("calls: got %q", got)

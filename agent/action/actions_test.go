@@ -26,7 +26,8 @@ func TestActionsAreDocumented(t *testing.T) {
 		documented[row[1]] = row[2]
 	}
 	for name, row := range Actions(Deps{}) {
-		want := []string{"sync", "task", "task (sync for callers before protocol 3)"}[row.Mode] + ", " + row.Lane.String()
+		want := []string{"sync", "task", "task (sync for callers before protocol 3)"}[row.Mode] + ", " +
+			row.Lane.String()
 		if row.Cancelable {
 			want += ", cancelable"
 		}

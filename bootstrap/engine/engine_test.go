@@ -186,8 +186,10 @@ func TestAStepYieldsToWhatReadyWaitsFor(t *testing.T) {
 		state       status.State
 	}{
 		{"after a step that can begin", pause(0), pause(2 * time.Second), 3*time.Second + telling, status.Ready},
-		{"after one that must wait itself", pause(3 * time.Second), pause(time.Second), 4*time.Second + telling, status.Ready},
-		{"not after one that waits long", pause(time.Minute), pause(time.Second), time.Second + yieldLimit, status.Ready},
+		{"after one that must wait itself", pause(3 * time.Second), pause(time.Second), 4*time.Second + telling,
+			status.Ready},
+		{"not after one that waits long", pause(time.Minute), pause(time.Second), time.Second + yieldLimit,
+			status.Ready},
 		{"not after one that can never begin", late, pause(time.Second), 2*time.Second + telling, status.Failed},
 		{"after one that fails", pause(0), broken, time.Second + telling, status.Failed},
 	} {

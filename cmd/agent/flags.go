@@ -48,7 +48,8 @@ word run does the same: it is how stemcells start it.`,
 	flags.StringVar(&o.platform, "P", "",
 		"`PLATFORM`: ubuntu or centos, which are the same, or dummy for everything that touches no machine")
 	flags.StringVar(&o.config, "C", "", "path of `AGENT_JSON`; bosh/agent.json below BASE if not given")
-	flags.StringVar(&o.supervisor, "M", "monit", "`SUPERVISOR`: monit, systemd (the agent's own, inside of monit.service), dummy or dummy-nats")
+	flags.StringVar(&o.supervisor, "M", "monit",
+		"`SUPERVISOR`: monit, systemd (the agent's own, inside of monit.service), dummy or dummy-nats")
 	flags.StringVar(&o.base, "b", vcap.DefaultBase, "`BASE` directory")
 	showVersion := flags.Bool("v", false, "print the version and exit")
 	flags.String("r", "/", "accepted and ignored")

@@ -113,8 +113,9 @@ func newBooting(ctx context.Context, o runOptions, log *logrus.Entry, notifier u
 	if o.dummy() {
 		open = newDummyMachine
 	}
-	m, err := open(machineOptions{dirs: dirs, config: config, log: log, status: rec, monit: o.monit(), ownSupervisor: o.ownSupervisor(),
-		announceWait: show.announcer.Waiting, withheld: show.showWithheld,
+	m, err := open(machineOptions{dirs: dirs, config: config, log: log, status: rec, monit: o.monit(),
+		ownSupervisor: o.ownSupervisor(),
+		announceWait:  show.announcer.Waiting, withheld: show.showWithheld,
 		background: func(f func(context.Context)) { background.Go(func() { f(ctx) }) },
 		progress:   show.showMigration, workProgress: show.showWork})
 	if err != nil {
@@ -423,7 +424,8 @@ func newServing(b *booting, tasks *task.Tasks) *serving {
 	}
 	owner := jobOwner()
 	instance := &jobs.Instance{Dirs: b.dirs, Blobs: blobs, Supervisor: b.supervisor, Withheld: m.JobsWithheld,
-		CheckMonitFiles: b.o.checkMonitFiles(), Pending: m.pendingStart, Owner: owner, Parallel: e.Settings.Env.Bosh.Parallel, Root: "/", Log: log}
+		CheckMonitFiles: b.o.checkMonitFiles(), Pending: m.pendingStart, Owner: owner,
+		Parallel: e.Settings.Env.Bosh.Parallel, Root: "/", Log: log}
 	collector := logs.Collector{Dirs: b.dirs, Root: "/", Log: log, Journal: logs.Journal,
 		Progress: b.display.collection}
 	if err := errors.Join(instance.Sweep(), blobs.Sweep(), collector.Sweep()); err != nil {

@@ -62,7 +62,8 @@ func objectOf(t reflect.Type) map[string]any {
 	for field := range t.Fields() {
 		name, options, _ := strings.Cut(field.Tag.Get("json"), ",")
 		of := schemaOf(field.Type)
-		nullable := field.Type.Kind() == reflect.Slice || field.Type.Kind() == reflect.Map || field.Type.Kind() == reflect.Pointer
+		nullable := field.Type.Kind() == reflect.Slice || field.Type.Kind() == reflect.Map ||
+			field.Type.Kind() == reflect.Pointer
 		if options == "" {
 			required = append(required, cmp.Or(name, field.Name))
 			if nullable {
@@ -94,11 +95,14 @@ func TestSchemasOfDocuments(t *testing.T) {
 	defer func() { _ = r.Close() }()
 	now := time.Now()
 	if err := r.Update(func(d *status.Document) {
-		d.State, d.Verdict, d.Try, d.NextTry, d.Warnings = status.Failed, "disk: none: attach it", 2, &now, []string{"w"}
+		d.State, d.Verdict, d.Try, d.NextTry, d.Warnings = status.Failed, "disk: none: attach it", 2, &now,
+			[]string{"w"}
 		d.Bus = &status.Bus{State: status.BusConnecting, Server: "h:1", Since: now, Tries: 3, Reason: "refused"}
 		d.Settings = &status.Settings{From: "CDROM", Cached: true, Why: "none"}
-		d.Steps = []status.Step{{Name: "settings", Outcome: status.Done, Start: 1, End: 5, Waits: []status.Wait{{For: "x", Start: 2, End: 3}},
-			Evidence: []string{"e"}, Changes: []string{"c"}, Parts: []status.Part{{Name: "CDROM", Outcome: "done", Start: 1, End: 2}}},
+		d.Steps = []status.Step{{Name: "settings", Outcome: status.Done, Start: 1, End: 5,
+			Waits:    []status.Wait{{For: "x", Start: 2, End: 3}},
+			Evidence: []string{"e"}, Changes: []string{"c"}, Parts: []status.Part{{Name: "CDROM", Outcome: "done",
+				Start: 1, End: 2}}},
 			{Name: "disk", Outcome: status.Broken, Start: 5, End: 9, Error: "none", Advice: "attach it"}}
 		d.Progress = map[string]status.Progress{"migrate_disk": {Text: "copy", Done: 1, Total: 2, Updated: now}}
 		d.Marks, d.Tries = []status.Mark{{Name: status.MarkBus, At: 4}}, []status.Try{{Verdict: "v", Steps: d.Steps}}
@@ -107,20 +111,24 @@ func TestSchemasOfDocuments(t *testing.T) {
 		t.Fatal(err)
 	}
 	source := put("env.json", `{"agent_id":"a-1","disks":{"ephemeral":"/dev/nowhere"}}`)
-	config := put("agent.json", `{"Infrastructure":{"Settings":{"Sources":[{"Type":"File","SettingsPath":"`+source+`"}]}}}`)
+	config := put("agent.json",
+		`{"Infrastructure":{"Settings":{"Sources":[{"Type":"File","SettingsPath":"`+source+`"}]}}}`)
 	for name, c := range map[string]struct {
 		of   reflect.Type
 		run  func(context.Context, []string, io.Writer, io.Writer) int
 		args []string
 	}{
-		"status":   {reflect.TypeFor[status.Document](), show.Status, []string{"--file", path}},
-		"doctor":   {reflect.TypeFor[doctor.Report](), doctor.Run, []string{"-b", dir, "--file", path, "--timeout", "1s"}},
-		"plan":     {reflect.TypeFor[bootPlan](), runPlan, []string{"-b", filepath.Join(dir, "base"), "-C", config, "--timeout", "20s"}},
+		"status": {reflect.TypeFor[status.Document](), show.Status, []string{"--file", path}},
+		"doctor": {reflect.TypeFor[doctor.Report](), doctor.Run, []string{"-b", dir, "--file", path, "--timeout",
+			"1s"}},
+		"plan": {reflect.TypeFor[bootPlan](), runPlan, []string{"-b", filepath.Join(dir, "base"), "-C", config,
+			"--timeout", "20s"}},
 		"timeline": {reflect.TypeFor[timeline.Chart](), timeline.Run, []string{"-b", dir, "--file", path}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			schema := schemaOf(c.of)
-			schema["$schema"], schema["title"], schema["description"] = "https://json-schema.org/draft/2020-12/schema", "agent "+name+" --json", promise
+			schema["$schema"], schema["title"],
+				schema["description"] = "https://json-schema.org/draft/2020-12/schema", "agent "+name+" --json", promise
 			text, err := json.MarshalIndent(schema, "", "  ")
 			if err != nil {
 				t.Fatal(err)

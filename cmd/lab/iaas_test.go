@@ -14,8 +14,9 @@ import (
 
 // TestVMByItsCID: shell and logs take the CID that a Director shows.
 func TestVMByItsCID(t *testing.T) {
-	clouds := []iaasListing{{}, {Listing: iaas.Listing{VMs: []iaas.VMListing{{Common: iaas.Common{CID: "vm-1"}}, {Common: iaas.Common{CID: "vm-2"},
-		Running: true, Console: "/console", Shell: []string{"nsenter", "/bin/bash", "-l"}}}}}}
+	clouds := []iaasListing{{}, {Listing: iaas.Listing{VMs: []iaas.VMListing{{Common: iaas.Common{CID: "vm-1"}},
+		{Common: iaas.Common{CID: "vm-2"},
+			Running: true, Console: "/console", Shell: []string{"nsenter", "/bin/bash", "-l"}}}}}}
 	if m, found := vmNamed(clouds, "vm-2"); !found || !m.Running || m.Console != "/console" || len(m.Shell) != 3 {
 		t.Errorf("got %+v, %v", m, found)
 	}

@@ -97,7 +97,8 @@ func list(ctx context.Context, c *call) error {
 	if err != nil {
 		return err
 	}
-	return c.result(map[string]any{"labs": states, "left_over": left, "held": held, "iaas": clouds, "cache_bytes": cached}, func(w io.Writer) {
+	return c.result(map[string]any{"labs": states, "left_over": left, "held": held, "iaas": clouds,
+		"cache_bytes": cached}, func(w io.Writer) {
 		for _, s := range states {
 			writeLab(w, s)
 		}
@@ -114,7 +115,8 @@ func list(ctx context.Context, c *call) error {
 			_, _ = fmt.Fprintln(w, "no lab is up")
 		}
 		if cached > 0 {
-			_, _ = fmt.Fprintf(w, "cache: %s in %s (lab cache prune --all frees what is not in use)\n", mebibytes(cached), tree.DefaultDir())
+			_, _ = fmt.Fprintf(w, "cache: %s in %s (lab cache prune --all frees what is not in use)\n",
+				mebibytes(cached), tree.DefaultDir())
 		}
 	})
 }
@@ -137,7 +139,8 @@ func vmNamed(clouds []iaasListing, cid string) (control.Machine, bool) {
 	for _, l := range clouds {
 		for _, vm := range l.VMs {
 			if vm.CID == cid {
-				return control.Machine{Name: cid, Running: vm.Running, AgentID: vm.AgentID, Console: vm.Console, Shell: vm.Shell}, true
+				return control.Machine{Name: cid, Running: vm.Running, AgentID: vm.AgentID, Console: vm.Console,
+					Shell: vm.Shell}, true
 			}
 		}
 	}

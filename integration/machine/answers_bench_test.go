@@ -44,8 +44,9 @@ func BenchmarkTaskAnswers(b *testing.B) {
 	}
 }
 
-// slow is a job all of whose scripts take more than five seconds, each another time: the ends of tasks spread evenly over
-// the three seconds of a held answer and the pause after it. The count lies on the persistent disk, which a new VM gets.
+// slow is a job all of whose scripts take more than five seconds, each another time: the ends of tasks spread evenly
+// over the three seconds of a held answer and the pause after it. The count lies on the persistent disk, which a new VM
+// gets.
 func slow() release.Job {
 	script := func(more string) string {
 		return "#!/bin/bash\nn=$(cat /var/vcap/store/count 2>/dev/null || echo 0)\necho $((n + 1)) >/var/vcap/store/count\n" +

@@ -78,8 +78,8 @@ func TestMachineAttacks(t *testing.T) {
 	labtest.Explain(t, i)
 }
 
-// writable are the directories and files that vcap can write to. docs/security.md has what root does in each of them; one that is
-// new belongs there first.
+// writable are the directories and files that vcap can write to. docs/security.md has what root does in each of them;
+// one that is new belongs there first.
 var writable = []string{
 	"/dev/mqueue", "/dev/shm", "/home/vcap", "/run/lock", "/tmp", "/var/tmp", "/var/vcap/data/root_tmp",
 	"/var/vcap/data/sys/log/victim", "/var/vcap/data/sys/run", "/var/vcap/data/victim",

@@ -55,7 +55,8 @@ func documentedCommands(t *testing.T, i *lab.Instance) {
 	codes, outputs := runEach(t, i, append([]string{"rm -rf /tmp/docs; mkdir /tmp/docs"}, commands...))
 	for n, c := range commands {
 		// What cannot succeed here says why.
-		want := map[string]string{"agent run": "-P is", "agent timeline --boot -1": "boot -1 is not recorded", "agent compile": "identify the stemcell"}
+		want := map[string]string{"agent run": "-P is", "agent timeline --boot -1": "boot -1 is not recorded",
+			"agent compile": "identify the stemcell"}
 		code, output := codes[n+1], outputs[n+1]
 		for prefix, why := range want {
 			if strings.HasPrefix(c, prefix) && code == 1 && strings.Contains(output, why) {

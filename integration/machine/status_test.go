@@ -127,8 +127,10 @@ func seesLess(t *testing.T, i *lab.Instance) {
 	}{
 		{"doctor", 3, []string{"not checked (run as root): ", "certificate, bus", "supervisor", "ok: disk space"},
 			[]string{"problem:", "warning:", "needs none", "monit"}},
-		{"metrics", 0, []string{"cambium_agent_running 1", `agent_id="` + i.AgentID}, []string{"cambium_supervisor_up 0", "cambium_tasks{"}},
-		{"support /tmp/vcap.tgz", 0, []string{"not run as root, so that this is left out: ", "settings.json", "network/rules.txt"}, nil},
+		{"metrics", 0, []string{"cambium_agent_running 1", `agent_id="` + i.AgentID},
+			[]string{"cambium_supervisor_up 0", "cambium_tasks{"}},
+		{"support /tmp/vcap.tgz", 0, []string{"not run as root, so that this is left out: ", "settings.json",
+			"network/rules.txt"}, nil},
 	} {
 		screen := oneLine(screenOf(t, i, "vcap", c.command))
 		if lacks := missing(screen, c.code, c.has); lacks != "" {
@@ -140,7 +142,9 @@ func seesLess(t *testing.T, i *lab.Instance) {
 			}
 		}
 	}
-	if left := run(t, i, "sh", "-ec", "tar -xzOf /tmp/vcap.tgz support/left-out.txt; rm /tmp/vcap.tgz"); !strings.Contains(left, "settings.json: not checked (run as root)") {
+	if left := run(t, i, "sh", "-ec",
+		"tar -xzOf /tmp/vcap.tgz support/left-out.txt; rm /tmp/vcap.tgz"); !strings.Contains(left,
+		"settings.json: not checked (run as root)") {
 		t.Errorf("the archive's list of what was left out is %q", left)
 	}
 }
@@ -207,7 +211,8 @@ func stoppedAndKilled(t *testing.T, i *lab.Instance) {
 	run(t, i, "systemctl", "kill", "--kill-whom=main", "-s", "CONT", "bosh-agent")
 	awaitScreen(t, i, 0, "state: ready after ")
 	run(t, i, "systemctl", "kill", "--kill-whom=main", "-s", "KILL", "bosh-agent")
-	awaitScreen(t, i, 0, "state: ready after ", "restarts: 1 by systemd; a process ended at 2", ": signal, killed by KILL")
+	awaitScreen(t, i, 0, "state: ready after ", "restarts: 1 by systemd; a process ended at 2",
+		": signal, killed by KILL")
 	run(t, i, "sh", "-c", "mkdir -p /run/systemd/system/bosh-agent.service.d && printf '[Service]\\nRestart=no\\n' > /run/systemd/system/bosh-agent.service.d/once.conf && systemctl daemon-reload")
 	run(t, i, "systemctl", "kill", "--kill-whom=main", "-s", "KILL", "bosh-agent")
 	awaitRoot(t, i, 1, "state: not running since 2", "(it was ready)")
@@ -218,8 +223,10 @@ func stoppedAndKilled(t *testing.T, i *lab.Instance) {
 // flooded while the agent waits.
 func settingsCorrupt(t *testing.T, i *lab.Instance) {
 	t.Helper()
-	run(t, i, "sh", "-c", "systemctl stop bosh-agent; cd /var/vcap/bosh && echo '{' > agent-bootstrap-env.json && rm -f settings.json* && echo '{' > settings.json && systemctl start --no-block bosh-agent")
-	awaitScreen(t, i, 1, "state: failed", "verdict: settings: still waiting after 2", "s for settings: File /var/vcap/bosh/agent-bootstrap-env.json: ",
+	run(t, i, "sh", "-c",
+		"systemctl stop bosh-agent; cd /var/vcap/bosh && echo '{' > agent-bootstrap-env.json && rm -f settings.json* && echo '{' > settings.json && systemctl start --no-block bosh-agent")
+	awaitScreen(t, i, 1, "state: failed", "verdict: settings: still waiting after 2",
+		"s for settings: File /var/vcap/bosh/agent-bootstrap-env.json: ",
 		"; the cached copy was damaged, and set aside as /var/vcap/bosh/settings.json.corrupt")
 	out := screenOf(t, i, "root", "validate /var/vcap/bosh/agent-bootstrap-env.json")
 	if !strings.Contains(out, "agent-bootstrap-env.json:2:1: error: document ends early") {

@@ -12,11 +12,13 @@ import (
 	"cambium/lab/release"
 )
 
-// choose has the agent run the jobs with a supervisor. The choice is kept below /run, until the next boot, or below /etc.
+// choose has the agent run the jobs with a supervisor. The choice is kept below /run, until the next boot, or below
+// /etc.
 func choose(t *testing.T, i *lab.Instance, where, supervisor string) {
 	t.Helper()
-	run(t, i, "sh", "-c", `d=`+where+`/systemd/system/bosh-agent.service.d; mkdir -p $d && printf '[Service]\nExecStart=\nExecStart=/var/vcap/bosh/bin/bosh-agent -P ubuntu -C /var/vcap/bosh/agent.json -M `+
-		supervisor+`\n' >$d/choice.conf && systemctl daemon-reload && systemctl restart bosh-agent.service`)
+	run(t, i, "sh", "-c",
+		`d=`+where+`/systemd/system/bosh-agent.service.d; mkdir -p $d && printf '[Service]\nExecStart=\nExecStart=/var/vcap/bosh/bin/bosh-agent -P ubuntu -C /var/vcap/bosh/agent.json -M `+
+			supervisor+`\n' >$d/choice.conf && systemctl daemon-reload && systemctl restart bosh-agent.service`)
 	ready(t, i)
 	eventually.True(t, "the jobs under "+supervisor, func() bool { return stateOf(t, i).JobState == "running" })
 }
@@ -24,7 +26,8 @@ func choose(t *testing.T, i *lab.Instance, where, supervisor string) {
 // inUnit is the program that runs inside of monit's unit.
 func inUnit(t *testing.T, i *lab.Instance) string {
 	t.Helper()
-	return run(t, i, "sh", "-c", `tr '\0' ' ' </proc/$(systemctl show --property=MainPID --value monit.service)/cmdline`)
+	return run(t, i, "sh", "-c",
+		`tr '\0' ' ' </proc/$(systemctl show --property=MainPID --value monit.service)/cmdline`)
 }
 
 // dumper writes what it was started with, and becomes a daemon. What monit 5.33 does in another way than the stemcells'
@@ -82,7 +85,8 @@ func TestMachineSupervisor(t *testing.T) {
 	death(t, l, i)
 
 	// The stemcell's own monit program talks to it.
-	if got := run(t, i, "/var/vcap/bosh/bin/monit", "-c", "/var/vcap/bosh/etc/monitrc", "summary"); !strings.Contains(got, "forker") {
+	if got := run(t, i, "/var/vcap/bosh/bin/monit", "-c", "/var/vcap/bosh/etc/monitrc",
+		"summary"); !strings.Contains(got, "forker") {
 		t.Errorf("monit summary: got %q", got)
 	}
 	if got := run(t, i, "/var/vcap/bosh/bin/bosh-agent", "jobs"); !strings.Contains(got, "forker  running") {
@@ -106,7 +110,8 @@ func TestMachineSupervisor(t *testing.T) {
 	before = pids()
 	bad := forker()
 	bad.Files["monit"] += "  if nonsense then alert\n"
-	if _, err := deploy(t, l, manifest([]release.Job{bad, execer(), dumper(), cycle("")}, tool("one"))); err == nil || !strings.Contains(err.Error(), "_forker.monitrc:6:") {
+	if _, err := deploy(t, l, manifest([]release.Job{bad, execer(), dumper(), cycle("")},
+		tool("one"))); err == nil || !strings.Contains(err.Error(), "_forker.monitrc:6:") {
 		t.Errorf("a bad monit file: got %v", err)
 	}
 	if got := pids(); got != before {

@@ -159,8 +159,8 @@ func swapThereAndBack(t *testing.T, s lookAlike) {
 	}
 }
 
-// TestNightlySwap follows docs/stemcells.md on machines that look like jammy and noble; see swapThereAndBack. TestMachineTakeover is about this
-// project's own unit.
+// TestNightlySwap follows docs/stemcells.md on machines that look like jammy and noble; see swapThereAndBack.
+// TestMachineTakeover is about this project's own unit.
 func TestNightlySwap(t *testing.T) {
 	t.Run("jammy", func(t *testing.T) { swapThereAndBack(t, jammy(t)) })
 	t.Run("noble", func(t *testing.T) { swapThereAndBack(t, noble()) })

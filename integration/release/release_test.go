@@ -80,7 +80,8 @@ func build(t *testing.T, source, out string) {
 	run(t, source, []string{"SIGNING_KEY=" + signingKey}, "scripts/release", version, out)
 }
 
-// TestNightlyTwoBuilds follows docs/stemcells.md in a clone of its own: the same commit gives the same bytes as in another place.
+// TestNightlyTwoBuilds follows docs/stemcells.md in a clone of its own: the same commit gives the same bytes as in
+// another place.
 func TestNightlyTwoBuilds(t *testing.T) {
 	one, clone := dist(t), filepath.Join(t.TempDir(), "another/and/deeper")
 	run(t, "../..", nil, "git", "clone", "--quiet", "--no-tags", ".", clone)

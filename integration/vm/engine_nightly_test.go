@@ -162,7 +162,8 @@ func TestNightlyVMEngine(t *testing.T) {
 			t.Errorf("after the power cut: %q", got)
 		}
 		if data, err := i.ReadFile("/root/lost"); len(data) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("what was written right before the power cut is there (%q, %v): that was not a power cut", data, err)
+			t.Errorf("what was written right before the power cut is there (%q, %v): that was not a power cut", data,
+				err)
 		}
 		within, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()

@@ -80,8 +80,8 @@ type Watch struct {
 	file *os.File
 }
 
-// Follow calls ended once the process has ended, unless the watch was closed before. The error matches os.ErrProcessDone
-// if there is no such process.
+// Follow calls ended once the process has ended, unless the watch was closed before. The error matches
+// os.ErrProcessDone if there is no such process.
 func Follow(pid int, ended func()) (*Watch, error) {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if errors.Is(err, unix.ESRCH) {

@@ -85,7 +85,10 @@ func TestWalk(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	stop := errors.New("stop")
-	if err := Walk(t.Context(), root, func(*os.Root, string, fs.DirEntry, error) error { return stop }); !errors.Is(err, stop) {
+	if err := Walk(t.Context(), root, func(*os.Root, string, fs.DirEntry,
+		error) error {
+		return stop
+	}); !errors.Is(err, stop) {
 		t.Errorf("got %v", err)
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())

@@ -1,7 +1,7 @@
-// Package sbom writes bills of materials of stemcells and releases in the two common formats, SPDX
-// and CycloneDX. It knows two kinds of parts: Go modules, which a binary names itself, and Debian
-// packages. The same parts give the same bytes, and nothing runs that go.sum does not pin: programs that write such bills
-// know one of the two kinds, or add a random serial number or the time of the build.
+// Package sbom writes bills of materials of stemcells and releases in the two common formats, SPDX and CycloneDX. It
+// knows two kinds of parts: Go modules, which a binary names itself, and Debian packages. The same parts give the same
+// bytes, and nothing runs that go.sum does not pin: programs that write such bills know one of the two kinds, or add a
+// random serial number or the time of the build.
 package sbom
 
 import (

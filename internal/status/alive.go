@@ -131,7 +131,8 @@ func Observe(path string) (Document, error) {
 }
 
 // ended reads what the unit has written of the last process that ended: systemd's SERVICE_RESULT, EXIT_CODE and
-// EXIT_STATUS. It is nil if that is not known, and for one that ended on purpose: with status 0, or with 1 after a signal.
+// EXIT_STATUS. It is nil if that is not known, and for one that ended on purpose: with status 0, or with 1 after a
+// signal.
 func ended(path string) *End {
 	name := vcap.Run(filepath.Dir(path)).Ended()
 	data, err := os.ReadFile(name)

@@ -85,7 +85,10 @@ func TestObserveTheProcess(t *testing.T) {
 	agent := startAgent(t, path)
 	want := func(when string, state State, halted bool) {
 		t.Helper()
-		for who, look := range map[string]func() (Document, error){"root": func() (Document, error) { return Observe(path) },
+		for who, look := range map[string]func() (Document, error){"root": func() (Document,
+			error) {
+			return Observe(path)
+		},
 			"another user": func() (Document, error) { return asOther(t, path) }} {
 			if d, err := look(); err != nil || d.State != state || d.Halted != halted {
 				t.Errorf("%s: %s sees %s, halted %v, %v; want %s, %v", when, who, d.State, d.Halted, err, state, halted)
@@ -122,7 +125,8 @@ func TestHowTheLastProcessEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = r.Close() }()
-	for text, want := range map[string]string{"": "", "success exited 0\n": "", "exit-code exited 1\n": "", "garbage": "",
+	for text, want := range map[string]string{"": "", "success exited 0\n": "", "exit-code exited 1\n": "",
+		"garbage":                "",
 		"watchdog killed ABRT\n": "watchdog, killed by ABRT", "oom-kill killed KILL\n": "oom-kill, killed by KILL",
 		"exit-code exited 2\n": "exit-code, exited with 2"} {
 		if err := os.WriteFile(vcap.Run(filepath.Dir(path)).Ended(), []byte(text), 0o600); err != nil {

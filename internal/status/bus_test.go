@@ -16,11 +16,16 @@ func TestBusInOneLine(t *testing.T) {
 		want, wantAccount string
 	}{
 		{nil, "not started", "not started"},
-		{&Bus{State: BusConnecting, Server: "h:1", Since: since}, "connecting to h:1 since 2026-01-02T03:04:05Z, 0 tries", "connecting to h:1 for 60 seconds, 0 tries"},
-		{&Bus{State: BusConnected, Server: "h:1", Since: since}, "connected to h:1 since 2026-01-02T03:04:05Z", "connected to h:1 for 60 seconds"},
-		{&Bus{State: BusRefused, Server: "h:1", Since: since, Tries: 1, Reason: "no"}, "refused, h:1 since 2026-01-02T03:04:05Z, 1 try: no", "refused, h:1 for 60 seconds, 1 try: no"},
-		{&Bus{State: BusLost, Server: "h:1", Since: since, Tries: 7, Reason: "EOF"}, "lost, h:1 since 2026-01-02T03:04:05Z, 7 tries: EOF", "lost, h:1 for 60 seconds, 7 tries: EOF"},
-		{&Bus{State: BusListening, Server: "0.0.0.0:6868", Since: since}, "listening at 0.0.0.0:6868 since 2026-01-02T03:04:05Z", "listening at 0.0.0.0:6868 for 60 seconds"},
+		{&Bus{State: BusConnecting, Server: "h:1", Since: since},
+			"connecting to h:1 since 2026-01-02T03:04:05Z, 0 tries", "connecting to h:1 for 60 seconds, 0 tries"},
+		{&Bus{State: BusConnected, Server: "h:1", Since: since}, "connected to h:1 since 2026-01-02T03:04:05Z",
+			"connected to h:1 for 60 seconds"},
+		{&Bus{State: BusRefused, Server: "h:1", Since: since, Tries: 1, Reason: "no"},
+			"refused, h:1 since 2026-01-02T03:04:05Z, 1 try: no", "refused, h:1 for 60 seconds, 1 try: no"},
+		{&Bus{State: BusLost, Server: "h:1", Since: since, Tries: 7, Reason: "EOF"},
+			"lost, h:1 since 2026-01-02T03:04:05Z, 7 tries: EOF", "lost, h:1 for 60 seconds, 7 tries: EOF"},
+		{&Bus{State: BusListening, Server: "0.0.0.0:6868", Since: since},
+			"listening at 0.0.0.0:6868 since 2026-01-02T03:04:05Z", "listening at 0.0.0.0:6868 for 60 seconds"},
 	} {
 		if got, account := c.bus.String(), c.bus.Account(time.Minute); got != c.want || account != c.wantAccount {
 			t.Errorf("got %q and %q, want %q and %q", got, account, c.want, c.wantAccount)
@@ -159,7 +164,8 @@ func TestAClockThatWasSetDoesNotAgeTheBus(t *testing.T) {
 	defer func() { _ = r.Close() }()
 	d := r.Snapshot()
 	d.Origin.BootTime -= int64(2 * time.Hour)
-	d.Bus = &Bus{State: BusConnected, Server: "10.0.0.6:4222", Since: time.Now().AddDate(-1, 0, 0), SinceNS: int64(time.Hour)}
+	d.Bus = &Bus{State: BusConnected, Server: "10.0.0.6:4222", Since: time.Now().AddDate(-1, 0, 0),
+		SinceNS: int64(time.Hour)}
 	if got := d.Bus.Account(d.BusAge(time.Now())); got != "connected to 10.0.0.6:4222 for 60 minutes" {
 		t.Errorf("got %q", got)
 	}

@@ -135,9 +135,9 @@ type Document struct {
 	// Stopped is when a process that does not run any more ended, or was last seen; LastState is what it was.
 	Stopped   *time.Time `json:"stopped,omitempty"`
 	LastState State      `json:"last_state,omitempty"`
-	// Halted means that the process exists and was stopped by a signal, so that it does not run. Ended is how the process
-	// before this one, or one that does not run any more, ended if that was not on purpose. Restarts is how often systemd
-	// has started the agent again. No agent writes these.
+	// Halted means that the process exists and was stopped by a signal, so that it does not run. Ended is how the
+	// process before this one, or one that does not run any more, ended if that was not on purpose. Restarts is how
+	// often systemd has started the agent again. No agent writes these.
 	Halted   bool `json:"halted,omitempty"`
 	Ended    *End `json:"ended,omitempty"`
 	Restarts int  `json:"restarts,omitempty"`

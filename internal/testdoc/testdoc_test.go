@@ -38,7 +38,8 @@ func TestEveryBlockIsMarked(t *testing.T) {
 
 func TestGenerated(t *testing.T) {
 	page := filepath.Join(t.TempDir(), "x.md")
-	const before, after = "a\n<!-- part -->\nold\n<!-- end of part -->\nb\n", "a\n<!-- part -->\nnew\n<!-- end of part -->\nb\n"
+	const before, after = "a\n<!-- part -->\nold\n<!-- end of part -->\nb\n",
+		"a\n<!-- part -->\nnew\n<!-- end of part -->\nb\n"
 	if err := os.WriteFile(page, []byte(before), 0o600); err != nil {
 		t.Fatal(err)
 	}

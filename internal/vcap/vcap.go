@@ -1,6 +1,6 @@
 // Package vcap names every file and directory in which the agent, its commands and its units keep state: below the base
-// directory, which -b moves, and below /run. No other package joins such a path; a rule test says so. docs/architecture.md
-// lists them.
+// directory, which -b moves, and below /run. No other package joins such a path; a rule test says so.
+// docs/architecture.md lists them.
 package vcap
 
 import "path/filepath"

@@ -150,8 +150,8 @@ func (s Starter) Start(ctx context.Context) (made []Change, err error) {
 			s.Services.Started(UnitName)
 			return made, nil
 		}
-		// It has read another account when it started, or is another program. Reload replaces the daemon alone, and waits
-		// until one answers that knows the new account.
+		// It has read another account when it started, or is another program. Reload replaces the daemon alone, and
+		// waits until one answers that knows the new account.
 		return append(made, Change{Op: OpRestart}), s.Client.Reload(ctx)
 	}
 	if err := s.Services.Setup(ctx, UnitName); err != nil {

@@ -140,7 +140,8 @@ func TestStartGivesMonitTheAccountThatReleasesKnow(t *testing.T) {
 		{"agent started again", account, true, "[remove /stopped.monitrc]", "keep stopped, started"},
 		{"booted with a password of its own", "vcap:OWNPASSWORD", false, "[write monit.user remove /stopped.monitrc start monit]", "keep stopped, setup, start"},
 		{"agent replaced, which had made a password", "vcap:OWNPASSWORD", true, "[write monit.user remove /stopped.monitrc restart monit]", "keep stopped, kill, start"},
-		{"line break after it", account + "\n", true, "[write monit.user remove /stopped.monitrc restart monit]", "keep stopped, kill, start"},
+		{"line break after it", account + "\n", true, "[write monit.user remove /stopped.monitrc restart monit]",
+			"keep stopped, kill, start"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s, f := newStarter(t, c.have, c.running)

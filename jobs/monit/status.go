@@ -108,7 +108,8 @@ func parseStatus(r io.Reader, group string) (Status, error) {
 func (x serviceXML) service() Service {
 	s := Service{
 		Name: x.Name, Monitored: x.Monitor != 0, Pending: x.Pending > 0,
-		UptimeSeconds: x.Uptime, MemoryKB: x.Memory.KB, MemoryPercent: number(x.Memory.Percent), CPUPercent: number(x.CPU.Percent), PID: x.PID, Restarts: x.Restarts,
+		UptimeSeconds: x.Uptime, MemoryKB: x.Memory.KB, MemoryPercent: number(x.Memory.Percent),
+		CPUPercent: number(x.CPU.Percent), PID: x.PID, Restarts: x.Restarts,
 	}
 	if x.Ended != nil {
 		ended := time.Unix(*x.Ended, 0)

@@ -17,7 +17,8 @@ func TestStatusDocuments(t *testing.T) {
 		want        []Service
 	}{
 		{"status-5.2.5.xml", "5.2.5", 1763180400, []Service{
-			{Name: "web", State: StateRunning, Monitored: true, UptimeSeconds: 4301, MemoryKB: 79340, MemoryPercent: 1.9, CPUPercent: 0.4, PID: 2214},
+			{Name: "web", State: StateRunning, Monitored: true, UptimeSeconds: 4301, MemoryKB: 79340,
+				MemoryPercent: 1.9, CPUPercent: 0.4, PID: 2214},
 			{Name: "worker", State: StateFailing, Monitored: true, Fault: "process is not running"},
 			{Name: "cache", State: StateStarting, Monitored: true, Pending: true},
 			{Name: "drained", State: StateUnknown},

@@ -50,8 +50,10 @@ func TestProbe(t *testing.T) {
 			"no greeting: context deadline exceeded"},
 		{"server of another authority", with(func(id *Identity) { id.CA = string(foreign.PEM) }), ProbeTLS,
 			"the agent does not trust the server's certificate: x509: certificate signed by unknown authority"},
-		{"expired certificate", identityWith(d, expired), ProbeTLS, "the server does not accept the agent's certificate: "},
-		{"agent that the server does not know", identity(d, testca.AgentName("new")), ProbeAuthorization, "the server does not admit this agent: "},
+		{"expired certificate", identityWith(d, expired), ProbeTLS,
+			"the server does not accept the agent's certificate: "},
+		{"agent that the server does not know", identity(d, testca.AgentName("new")), ProbeAuthorization,
+			"the server does not admit this agent: "},
 		{"certificate of another agent", identity(d, testca.AgentName("other")), ProbeSubscription, "agent." + agentID},
 	} {
 		t.Run(c.name, func(t *testing.T) {

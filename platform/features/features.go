@@ -46,17 +46,22 @@ func features() []Feature {
 		{"mount_setattr", "bind mounts get their flags a moment after they appear; a bind-mounted store stays writable while it is copied",
 			func(string) error { return unix.MountSetattr(noFile, "", 0, &unix.MountAttr{}) }},
 		{"fspick", "migrate_disk fails", func(string) error { return closed(unix.Fspick(noFile, "", 0)) }},
-		{"fsopen", "config drives with other file systems than iso9660 and vfat are not read", func(string) error { return closed(unix.Fsopen("", 0)) }},
+		{"fsopen", "config drives with other file systems than iso9660 and vfat are not read",
+			func(string) error { return closed(unix.Fsopen("", 0)) }},
 		{"fsmount", "config drives with other file systems than iso9660 and vfat are not read",
 			func(string) error { return closed(unix.Fsmount(noFile, 0, 0)) }},
 		{"openat2", "config drives with other file systems than iso9660 and vfat are not read",
 			func(string) error { return closed(unix.Openat2(noFile, "", &unix.OpenHow{})) }},
-		{"pidfd_open", "processes that use a mount are looked for every few hundred milliseconds", func(string) error { return closed(unix.PidfdOpen(-1, 0)) }},
+		{"pidfd_open", "processes that use a mount are looked for every few hundred milliseconds",
+			func(string) error { return closed(unix.PidfdOpen(-1, 0)) }},
 		// Not an instance that is closed again: that takes an SRCU grace period, some ten milliseconds.
-		{"inotify", "files and devices that appear are looked for after a pause", func(string) error { return closed(unix.InotifyInit1(-1)) }},
+		{"inotify", "files and devices that appear are looked for after a pause",
+			func(string) error { return closed(unix.InotifyInit1(-1)) }},
 		{"nftables", "there are no firewall rules: every process reaches monit", netfilter},
-		{"control groups of version 2", "all of vcap is let through to monit where one job of bpm asks for it", unifiedHierarchy},
-		{"/proc/net/tcp", "monit is not asked and its alerts are refused, because owners of sockets are not known", socketTable},
+		{"control groups of version 2", "all of vcap is let through to monit where one job of bpm asks for it",
+			unifiedHierarchy},
+		{"/proc/net/tcp", "monit is not asked and its alerts are refused, because owners of sockets are not known",
+			socketTable},
 	}
 }
 

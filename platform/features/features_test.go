@@ -25,7 +25,8 @@ func TestNothingIsMissingByMistake(t *testing.T) {
 }
 
 func TestAbsence(t *testing.T) {
-	for err, want := range map[error]bool{unix.ENOSYS: true, unix.EPERM: true, errMissing: true, unix.EBADF: false, unix.EINVAL: false, unix.ENOENT: false, nil: false} {
+	for err, want := range map[error]bool{unix.ENOSYS: true, unix.EPERM: true, errMissing: true, unix.EBADF: false,
+		unix.EINVAL: false, unix.ENOENT: false, nil: false} {
 		if got := absent(err); got != want {
 			t.Errorf("%v: got %v", err, got)
 		}
@@ -41,7 +42,8 @@ func TestAbsence(t *testing.T) {
 }
 
 func TestDescribe(t *testing.T) {
-	got := Describe([]Feature{{Name: "a", Without: "x fails"}, {Name: "b", Without: "y is slow"}, {Name: "c", Without: "x fails"}})
+	got := Describe([]Feature{{Name: "a", Without: "x fails"}, {Name: "b", Without: "y is slow"}, {Name: "c",
+		Without: "x fails"}})
 	if want := "without a, c: x fails; without b: y is slow"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}

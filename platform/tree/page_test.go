@@ -20,7 +20,8 @@ func TestTableIsOnThePage(t *testing.T) {
 	var paths []string
 	rows := map[string][2][]string{}
 	for _, e := range Table(vcap.New(""), Options{JobDirTmpfs: true, SettingsTmpfs: true}) {
-		made := map[Kind]string{Symlink: "link to `" + e.Source + "`", Bind: "bind mount of `" + e.Source + "`", Tmpfs: "tmpfs " + e.Size,
+		made := map[Kind]string{Symlink: "link to `" + e.Source + "`", Bind: "bind mount of `" + e.Source + "`",
+			Tmpfs:   "tmpfs " + e.Size,
 			Mounted: "mount point", File: "file"}[e.Kind]
 		if e.Flags != 0 {
 			made += ", " + strings.ReplaceAll(e.Flags.String(), ",", " ")

@@ -52,10 +52,10 @@ func (n Notifier) Stopping() error { return n.send(daemon.SdNotifyStopping) }
 // that there is no watchdog. Call Alive at least twice as often.
 func (n Notifier) Watchdog() time.Duration { return n.watchdog }
 
-// Keep hands systemd a socket, which it passes to each later process of this service under that name (see TakeListener).
-// The socket stays open while the service is started again, after a crash too, and is closed when the service is stopped.
-// It needs FileDescriptorStoreMax= in the unit; without it systemd ignores the message. A socket unit would keep the port
-// even where cloudfoundry/bosh-agent, which binds it itself, has replaced this agent.
+// Keep hands systemd a socket, which it passes to each later process of this service under that name (see
+// TakeListener). The socket stays open while the service is started again, after a crash too, and is closed when the
+// service is stopped. It needs FileDescriptorStoreMax= in the unit; without it systemd ignores the message. A socket
+// unit would keep the port even where cloudfoundry/bosh-agent, which binds it itself, has replaced this agent.
 func (n Notifier) Keep(name string, socket syscall.Conn) error {
 	// Not File().Fd(): it makes the socket itself blocking, and closing it would not end an Accept.
 	raw, err := socket.SyscallConn()

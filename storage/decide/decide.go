@@ -68,7 +68,8 @@ type Plan struct {
 	Begin string
 	// Finish ends that record when everything is made, before the disk is used.
 	Finish bool
-	// MustGrow makes it an error that a file system cannot be grown. Otherwise that is not a reason to keep its data away.
+	// MustGrow makes it an error that a file system cannot be grown. Otherwise that is not a reason to keep its data
+	// away.
 	MustGrow bool
 	// NotGrown is why a partition stays smaller than its disk.
 	NotGrown string

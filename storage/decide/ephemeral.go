@@ -121,7 +121,8 @@ func appendEphemeral(o Ephemeral) (Plan, error) {
 	}
 	if len(made) > 0 {
 		p.Begin = places(made)
-		p.add(Change{Op: AppendPartitions, Device: o.Disk.Path, Proof: fmt.Sprintf("nothing after root partition %d", o.Root),
+		p.add(Change{Op: AppendPartitions, Device: o.Disk.Path, Proof: fmt.Sprintf("nothing after root partition %d",
+			o.Root),
 			What: "append " + l.describe(made), Label: l.Label, Partitions: made})
 	}
 	p.fill(o, l, o.Pending || len(made) > 0)

@@ -204,7 +204,8 @@ func TestAppendEphemeral(t *testing.T) {
 		finish  bool
 		fails   string
 	}{
-		{name: "nothing after root", state: table(), want: "append-partitions make-swap2 make-file-system3 use-swap2 mount3",
+		{name: "nothing after root", state: table(),
+			want:  "append-partitions make-swap2 make-file-system3 use-swap2 mount3",
 			begin: "2:135266304+67108864 3:202375168+4092575232", finish: true},
 		{name: "after a reboot", state: table(swap, data), volumes: volumes(volumeOf(probe.Swap),
 			volumeOf(probe.Ext4)), want: "use-swap2 mount3"},

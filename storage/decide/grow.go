@@ -67,7 +67,8 @@ func GrowMounted(o Persistent, target string) (p Plan) {
 	return p
 }
 
-// RootGrowth says whether the root partition is grown at all: not where the space after it is meant for the ephemeral data.
+// RootGrowth says whether the root partition is grown at all: not where the space after it is meant for the ephemeral
+// data.
 func RootGrowth(skipDiskSetup, createOnRoot, ephemeralNamed bool) bool {
 	return !skipDiskSetup && (!createOnRoot || ephemeralNamed)
 }

@@ -1,5 +1,5 @@
-// Package monitfile reads the control files that releases ship for monit: the grammar of monit 5.2.5, as far as releases
-// and operators use it. It only reads text; whether a user, a program or a host exists is not asked here.
+// Package monitfile reads the control files that releases ship for monit: the grammar of monit 5.2.5, as far as
+// releases and operators use it. It only reads text; whether a user, a program or a host exists is not asked here.
 package monitfile
 
 import (

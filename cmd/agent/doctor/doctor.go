@@ -106,7 +106,8 @@ func Print(w io.Writer, findings []Finding, verbose bool) {
 		checks []string
 	}{{cli.NotChecked, cli.Yellow, unchecked}, {"ok", cli.Green, good}} {
 		if len(line.checks) > 0 {
-			cli.PrintFolded(w, width, p.Paint(line.color, line.lead+":")+" ", len(line.lead)+2, strings.Join(line.checks, ", "))
+			cli.PrintFolded(w, width, p.Paint(line.color, line.lead+":")+" ", len(line.lead)+2,
+				strings.Join(line.checks, ", "))
 		}
 	}
 }

@@ -49,7 +49,8 @@ func readOnlyStore(m *observe.Facts) {
 func wrongMAC(m *observe.Facts) {
 	const text = "no link has the MAC 02:00:00:00:be:ef"
 	m.Agent.Status.State, m.Agent.Status.Verdict = status.Failed, "network: "+text
-	m.Agent.Status.Steps = append(m.Agent.Status.Steps, status.Step{Name: "network", Outcome: status.Broken, Error: text},
+	m.Agent.Status.Steps = append(m.Agent.Status.Steps, status.Step{Name: "network", Outcome: status.Broken,
+		Error: text},
 		status.Step{Name: "supervisor", Outcome: status.Canceled})
 	m.Network.State.Links[0].Addresses, m.Network.Gateways = nil, nil
 	m.Settings.Gateways = []string{"10.0.0.1"}
@@ -87,11 +88,14 @@ func TestFirstFinding(t *testing.T) {
 		code   int
 	}{
 		{"wrong CA", func(m *observe.Facts) {
-			server(natsbus.ProbeTLS, "the agent does not trust the server's certificate: x509: certificate signed by unknown authority", false)(m)
+			server(natsbus.ProbeTLS,
+				"the agent does not trust the server's certificate: x509: certificate signed by unknown authority",
+				false)(m)
 			m.Identity.ChainErr = "x509: certificate signed by unknown authority"
 		}, "bus", "CA in the settings", 1},
 		{"wrong password", func(m *observe.Facts) {
-			server(natsbus.ProbeAuthorization, "the server does not admit this agent: authorization violation", false)(m)
+			server(natsbus.ProbeAuthorization, "the server does not admit this agent: authorization violation",
+				false)(m)
 			m.Bus.Servers[0].Password = true
 		}, "bus", "does not accept the user and password of the bus URL", 1},
 		{"wrong MAC", wrongMAC, "boot", "boot step network failed: no link has the MAC", 1},
@@ -148,12 +152,15 @@ func TestFirstFinding(t *testing.T) {
 			m.Bus.Servers[0].NotBefore = now.Add(time.Hour)
 		}, "clock", "the clock is behind", 1},
 		{"clock a year ahead, and no other machine to ask", func(m *observe.Facts) {
-			server(natsbus.ProbeTLS, "the agent does not trust the server's certificate: x509: certificate has expired", false)(m)
+			server(natsbus.ProbeTLS,
+				"the agent does not trust the server's certificate: x509: certificate has expired", false)(m)
 			m.Clock = observe.Clock{}
-			m.Bus.Servers[0].NotAfter, m.Identity.Certificates[0].NotAfter = now.AddDate(0, -1, 0), now.AddDate(0, -1, 0)
+			m.Bus.Servers[0].NotAfter, m.Identity.Certificates[0].NotAfter = now.AddDate(0, -1, 0), now.AddDate(0,
+				-1, 0)
 		}, "clock", "no time daemon keeps the clock, which shows 2026-11-16 12:00 UTC, and the certificate of 10.0.0.6:4222 ended", 1},
 		{"expired server, clock kept", func(m *observe.Facts) {
-			server(natsbus.ProbeTLS, "the agent does not trust the server's certificate: x509: certificate has expired", false)(m)
+			server(natsbus.ProbeTLS,
+				"the agent does not trust the server's certificate: x509: certificate has expired", false)(m)
 			m.Clock.Samples, m.Bus.Servers[0].NotAfter = nil, now.AddDate(0, -1, 0)
 		}, "bus", "certificate has expired", 1},
 		{"disk full", func(m *observe.Facts) {
@@ -188,7 +195,8 @@ func TestFirstFinding(t *testing.T) {
 		{"cached copy corrupt", func(m *observe.Facts) { m.Settings.Files[0].Damage = "not valid JSON" },
 			"settings files", "settings.json is damaged", 3},
 		{"settings set aside", func(m *observe.Facts) {
-			m.Settings.Files = append(m.Settings.Files, observe.SettingsFile{Path: "/var/vcap/bosh/settings.json.corrupt", Aside: true, Modified: now})
+			m.Settings.Files = append(m.Settings.Files,
+				observe.SettingsFile{Path: "/var/vcap/bosh/settings.json.corrupt", Aside: true, Modified: now})
 		}, "settings files", "was damaged, and set aside as /var/vcap/bosh/settings.json.corrupt at 2026-11-16", 0},
 		{"settings set aside, and none since", func(m *observe.Facts) {
 			m.Settings = observe.Settings{Err: "no source has settings", Files: []observe.SettingsFile{
@@ -213,7 +221,8 @@ func TestFirstFinding(t *testing.T) {
 			"lost its device", 1},
 		{"boot step failed", func(m *observe.Facts) {
 			m.Agent.Status.State = status.Failed
-			m.Agent.Status.Steps[0] = status.Step{Name: "ephemeral-disk", Outcome: status.Broken, Error: "no disk", Advice: "attach it"}
+			m.Agent.Status.Steps[0] = status.Step{Name: "ephemeral-disk", Outcome: status.Broken, Error: "no disk",
+				Advice: "attach it"}
 		}, "boot", "boot step ephemeral-disk failed: no disk", 1},
 		{"boot step waits", func(m *observe.Facts) {
 			m.Agent.Status.Steps[0] = status.Step{Name: "settings", Outcome: status.Running, Advice: "attach it",
@@ -231,7 +240,8 @@ func TestFirstFinding(t *testing.T) {
 		{"supervisor down", func(m *observe.Facts) { m.Supervisor.Err = "connection refused" }, "supervisor",
 			"monit does not answer", 1},
 		{"job failing", func(m *observe.Facts) {
-			m.Supervisor.Services[0].State, m.Supervisor.Services[0].Logs = "failing", []string{"/var/vcap/sys/log/web/web.stderr.log"}
+			m.Supervisor.Services[0].State, m.Supervisor.Services[0].Logs = "failing",
+				[]string{"/var/vcap/sys/log/web/web.stderr.log"}
 		}, "supervisor", "web failing", 3},
 		{"MTU too small", func(m *observe.Facts) { m.Network.State.Links[0].MTU = 576 }, "MTU", "576", 3},
 		{"large packets lost", server(natsbus.ProbeTLS, "i/o timeout", true), "MTU", "large packets are lost", 1},
@@ -263,7 +273,8 @@ func TestFirstFinding(t *testing.T) {
 			}
 			for _, f := range findings { // of a boot that fails, systemctl would wait for as long as it does
 				if strings.Contains(f.Do, "start the agent") || strings.Contains(f.Do, "start bosh-agent") {
-					if !strings.Contains(f.Do, "--no-block bosh-agent") || !strings.Contains(f.Do, "'agent status --wait 5m'") {
+					if !strings.Contains(f.Do, "--no-block bosh-agent") || !strings.Contains(f.Do,
+						"'agent status --wait 5m'") {
 						t.Errorf("the hint waits without a word: %s", f.Do)
 					}
 				}
@@ -332,7 +343,8 @@ func TestGlance(t *testing.T) {
 func TestOtherUsersAreToldThatTheySeeLess(t *testing.T) {
 	m := healthy()
 	m.Superuser = false
-	m.Settings, m.Identity, m.Bus, m.Disk = observe.Settings{Err: "there is no cached copy"}, observe.Identity{}, observe.Bus{}, observe.Disk{}
+	m.Settings, m.Identity, m.Bus, m.Disk = observe.Settings{Err: "there is no cached copy"}, observe.Identity{},
+		observe.Bus{}, observe.Disk{}
 	m.Supervisor = observe.Supervisor{Expected: true, Err: "open /var/vcap/monit/monit.user: permission denied"}
 	m.Network.Gateways[0].Answers = false
 	findings := Diagnose(m)
@@ -353,7 +365,8 @@ func TestOtherUsersAreToldThatTheySeeLess(t *testing.T) {
 	}
 	var out bytes.Buffer
 	Print(&out, findings, false)
-	if text := strings.Join(strings.Fields(out.String()), " "); !strings.Contains(text, "not checked (run as root): settings files, settings, gateway, certificate, bus") ||
+	if text := strings.Join(strings.Fields(out.String()), " "); !strings.Contains(text,
+		"not checked (run as root): settings files, settings, gateway, certificate, bus") ||
 		strings.Contains(text, "systemctl start monit") || strings.Contains(text, "the bus needs none") {
 		t.Errorf("the screen is\n%s", out.String())
 	}

@@ -85,7 +85,8 @@ func clock(m observe.Facts) (found []Finding) {
 			if off >= clockWrong {
 				severity = problem
 			}
-			return []Finding{severity(do, "the clock is %s %s, says %s", status.About(off), direction(s.Offset), s.From)}
+			return []Finding{severity(do, "the clock is %s %s, says %s", status.About(off), direction(s.Offset),
+				s.From)}
 		}
 	}
 	// A server's certificate is made before it is used: one from the future tells of a clock that is behind.
@@ -98,7 +99,8 @@ func clock(m observe.Facts) (found []Finding) {
 			if !m.Clock.Synchronized {
 				severity, who = problem, "no time daemon"
 			}
-			found = append(found, severity(do, "%s keeps the clock, which shows %s, and the certificate of %s ended on %s: either is wrong",
+			found = append(found, severity(do,
+				"%s keeps the clock, which shows %s, and the certificate of %s ended on %s: either is wrong",
 				who, day(m.Time), s.Address, day(s.NotAfter)))
 		}
 	}
@@ -106,7 +108,9 @@ func clock(m observe.Facts) (found []Finding) {
 	case len(found) > 0:
 		return found
 	case samples == 0 && !m.Clock.Synchronized && m.Clock.Moved.Abs() >= clockWrong:
-		return []Finding{warning(do, "the clock was set %s %s since the agent started, and no time daemon keeps it; it shows %s", status.About(m.Clock.Moved.Abs()), direction(m.Clock.Moved), day(m.Time))}
+		return []Finding{warning(do,
+			"the clock was set %s %s since the agent started, and no time daemon keeps it; it shows %s",
+			status.About(m.Clock.Moved.Abs()), direction(m.Clock.Moved), day(m.Time))}
 	case samples > 0:
 		return []Finding{good("it agrees with %d other machines", samples)}
 	case m.Clock.Synchronized:
@@ -127,7 +131,8 @@ func config(m observe.Facts) (found []Finding) {
 		return []Finding{unchecked()}
 	}
 	if m.Config.Err != "" {
-		return []Finding{problem("correct it, then 'agent validate "+m.Config.Path+"' reports whether it is good", "%s", m.Config.Err)}
+		return []Finding{problem("correct it, then 'agent validate "+m.Config.Path+"' reports whether it is good",
+			"%s", m.Config.Err)}
 	}
 	for _, text := range m.Config.Warnings {
 		found = append(found, note("", "%s", text))
@@ -145,15 +150,17 @@ func settingsFiles(m observe.Facts) (found []Finding) {
 			if m.Settings.Err == "" {
 				severity = note
 			}
-			found = append(found, severity("see that 'agent settings' is as it should be, then remove the file; without settings, recreate the VM",
-				"a settings file was damaged, and set aside as %s at %s", f.Path, day(f.Modified)))
+			found = append(found,
+				severity("see that 'agent settings' is as it should be, then remove the file; without settings, recreate the VM",
+					"a settings file was damaged, and set aside as %s at %s", f.Path, day(f.Modified)))
 			continue
 		}
 		if f.Damage == "" {
 			continue
 		}
-		found = append(found, severity(restartAgent+": it takes the previous generation, or asks its sources; if that does not help, recreate the VM",
-			"%s is damaged: %s", f.Path, f.Damage))
+		found = append(found,
+			severity(restartAgent+": it takes the previous generation, or asks its sources; if that does not help, recreate the VM",
+				"%s is damaged: %s", f.Path, f.Damage))
 	}
 	if len(found) == 0 {
 		return []Finding{good("%d files can be read", len(m.Settings.Files))}
@@ -199,7 +206,8 @@ func persistentDisk(m observe.Facts) []Finding {
 	case d.CID == "" && d.Mounted == "":
 		return []Finding{good("none is recorded")}
 	case d.Gone:
-		return []Finding{problem("attach it again ('bosh cck'), then "+restartAgent, "the persistent disk %s is mounted, but the kernel has lost its device %s", d.CID, d.Mounted)}
+		return []Finding{problem("attach it again ('bosh cck'), then "+restartAgent,
+			"the persistent disk %s is mounted, but the kernel has lost its device %s", d.CID, d.Mounted)}
 	case m.Agent.Status.JobsWithheld() != "": // something else may be mounted there
 		return []Finding{problem("mount the disk ('bosh cck', or mount_disk by the Director); the jobs are started when it is mounted", "%s: %s", status.JobsWithheld, m.Agent.Status.JobsWithheld())}
 	case d.Mounted == "" && m.Agent.Running && m.Agent.Status != nil && m.Agent.Status.Unmounted == d.CID:
@@ -227,7 +235,8 @@ func process(m observe.Facts) []Finding {
 		return []Finding{problem(start, "the agent is not running: its process %d is gone%s", d.PID, unit)}
 	}
 	if d.Ended != nil {
-		return []Finding{note("'journalctl -u bosh-agent' tells more", "the process before this one ended at %s: %s; systemd has restarted the agent %s",
+		return []Finding{note("'journalctl -u bosh-agent' tells more",
+			"the process before this one ended at %s: %s; systemd has restarted the agent %s",
 			day(d.Ended.At), d.Ended.How, times(m.Agent.Restarts))}
 	}
 	return []Finding{good("process %d runs since %s%s", d.PID, day(d.Started), unit)}
@@ -241,7 +250,8 @@ func adviceFor(s status.Step) string {
 func unmade(m observe.Facts, step string) bool {
 	d := m.Agent.Status
 	return d != nil && m.Agent.Running && !d.Served() && slices.ContainsFunc(d.Steps, func(s status.Step) bool {
-		return s.Name == step && !slices.Contains([]status.Outcome{status.Done, status.Warned, status.Skipped}, s.Outcome)
+		return s.Name == step && !slices.Contains([]status.Outcome{status.Done, status.Warned, status.Skipped},
+			s.Outcome)
 	})
 }
 
@@ -312,7 +322,8 @@ func supervisor(m observe.Facts) (found []Finding) {
 		if len(logs) == 0 {
 			logs = []string{vcap.New(vcap.DefaultBase).JobLogs() + " for their logs"}
 		}
-		return []Finding{warning("see "+strings.Join(logs, ", ")+", and 'monit summary'", "processes of jobs do not run: %s", strings.Join(failing, ", "))}
+		return []Finding{warning("see "+strings.Join(logs, ", ")+", and 'monit summary'",
+			"processes of jobs do not run: %s", strings.Join(failing, ", "))}
 	}
 	return []Finding{good("%d processes", len(s.Services))}
 }
@@ -341,7 +352,8 @@ func foreignFiles(m observe.Facts) (found []Finding) {
 	for _, l := range m.Network.State.NICs() {
 		for _, f := range m.Network.State.Files {
 			if f.Path == l.NetworkFile && !f.Ours() && m.Network.State.Configured() {
-				found = append(found, warning("remove it, or "+restartAgent+", which puts it aside", "networkd configures %s by %s, which the agent did not write", l.Name, f.Path))
+				found = append(found, warning("remove it, or "+restartAgent+", which puts it aside",
+					"networkd configures %s by %s, which the agent did not write", l.Name, f.Path))
 			}
 		}
 	}

@@ -221,7 +221,8 @@ func explain(m observe.Facts, s observe.Server) (what, do string) {
 		return explainTLS(s)
 	case natsbus.ProbeAuthorization:
 		if s.Password {
-			return fmt.Sprintf("%s does not accept the user and password of the bus URL in the settings: %s", s.Address, s.Err),
+			return fmt.Sprintf("%s does not accept the user and password of the bus URL in the settings: %s",
+					s.Address, s.Err),
 				"the Director's NATS password was changed, or the settings hold another one's: recreate the VM, so that it gets the current one"
 		}
 		return fmt.Sprintf("%s does not admit the agent by its certificate: %s", s.Address, s.Err),

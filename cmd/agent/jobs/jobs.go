@@ -91,8 +91,9 @@ func list(ctx context.Context, dirs vcap.Dirs) ([]Job, error) {
 	}
 	all := make([]Job, 0, len(status.Services))
 	for _, s := range status.Services {
-		j := Job{Name: s.Name, State: s.State, PID: s.PID, Uptime: s.UptimeSeconds, MemoryKB: s.MemoryKB, Restarts: s.Restarts,
-			Ended: s.Ended}
+		j := Job{Name: s.Name, State: s.State, PID: s.PID, Uptime: s.UptimeSeconds, MemoryKB: s.MemoryKB,
+			Restarts: s.Restarts,
+			Ended:    s.Ended}
 		if s.State != monit.StateRunning {
 			j.Error = s.Fault
 			if logs := observe.JobLogs(dirs, s.Name); len(logs) > 0 {
@@ -109,7 +110,8 @@ const (
 	tailSize   = 4096
 )
 
-// lastLines reads the end of a log file. Jobs own the directory: links lead nowhere else, and nothing but a file is read.
+// lastLines reads the end of a log file. Jobs own the directory: links lead nowhere else, and nothing but a file is
+// read.
 func lastLines(dirs vcap.Dirs, path string) []string {
 	name, err := filepath.Rel(dirs.JobLogs(), path)
 	if err != nil {
@@ -159,7 +161,8 @@ func show(w io.Writer, all []Job, asJSON bool) error {
 		width = max(width, len(j.Name))
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%-*s  %-8s  %7s  %9s  %10s  %8s  %s\n", width, "NAME", "STATE", "PID", "UPTIME", "MEMORY", "RESTARTS", "LAST END")
+	fmt.Fprintf(&b, "%-*s  %-8s  %7s  %9s  %10s  %8s  %s\n", width, "NAME", "STATE", "PID", "UPTIME", "MEMORY",
+		"RESTARTS", "LAST END")
 	for _, j := range all {
 		pid, uptime, restarts, ended := "-", "-", "-", "-"
 		if j.PID != 0 {

@@ -15,7 +15,8 @@ func TestTable(t *testing.T) {
 	var out strings.Builder
 	if err := show(&out, []Job{
 		{Name: "router", State: "running", PID: 41, Uptime: 3723, MemoryKB: 51200, Restarts: &two, Ended: &ended},
-		{Name: "db", State: "failing", Error: "process is not running", Log: "/var/vcap/sys/log/db/db.log", Lines: []string{"no space"}},
+		{Name: "db", State: "failing", Error: "process is not running", Log: "/var/vcap/sys/log/db/db.log",
+			Lines: []string{"no space"}},
 	}, false); err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +49,8 @@ func TestLastLines(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := strings.Join(lastLines(dirs, filepath.Join(dir, "a.log")), "|"); !strings.HasSuffix(got, "two|three|four") || strings.Contains(got, "\x1b") {
+	if got := strings.Join(lastLines(dirs, filepath.Join(dir, "a.log")), "|"); !strings.HasSuffix(got,
+		"two|three|four") || strings.Contains(got, "\x1b") {
 		t.Errorf("got %q", got)
 	}
 	if err := os.Symlink(secret, filepath.Join(dir, "b.log")); err != nil {

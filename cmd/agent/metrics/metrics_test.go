@@ -46,7 +46,8 @@ func TestTheParserThatDropsFiles(t *testing.T) {
 		return f.Metric[0].GetGauge().GetValue()
 	}
 	// Steps are kept of a few tries only.
-	again := status.Document{State: status.Starting, Try: 14, Verdict: "ephemeral-disk: absent", Tries: make([]status.Try, 6)}
+	again := status.Document{State: status.Starting, Try: 14, Verdict: "ephemeral-disk: absent",
+		Tries: make([]status.Try, 6)}
 	if got := value(again, "cambium_boot_tries"); got != 14 {
 		t.Errorf("%v tries, want 14", got)
 	}
@@ -57,8 +58,9 @@ func TestTheParserThatDropsFiles(t *testing.T) {
 	for name, c := range map[string]struct {
 		d    status.Document
 		want float64
-	}{"failed": {status.Document{State: status.Failed, Verdict: "x"}, 1}, "tried again": {again, 1}, "first try": {status.Document{State: status.Starting}, 0},
-		"ready": {status.Document{State: status.Ready}, 0}} {
+	}{"failed": {status.Document{State: status.Failed, Verdict: "x"}, 1}, "tried again": {again, 1},
+		"first try": {status.Document{State: status.Starting}, 0},
+		"ready":     {status.Document{State: status.Ready}, 0}} {
 		if got := value(c.d, "cambium_boot_failed"); got != c.want {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
@@ -76,7 +78,8 @@ func TestWrite(t *testing.T) {
 		Identity:    observe.Identity{Certificates: []observe.Certificate{{Role: observe.RoleClient, Name: "a", NotAfter: time.Unix(2e9, 0)}}}}
 	var out bytes.Buffer
 	write(&out, m)
-	for _, want := range []string{`cambium_agent_state{state="ready"} 1`, `cambium_boot_ready_seconds 1.5`, `cambium_boot_step_seconds{step="network",outcome="done"} 1`,
+	for _, want := range []string{`cambium_agent_state{state="ready"} 1`, `cambium_boot_ready_seconds 1.5`,
+		`cambium_boot_step_seconds{step="network",outcome="done"} 1`,
 		`cambium_agent_info{version="1.2 \"x\"",agent_id=""} 1`, `cambium_persistent_disk_mounted{cid="disk-1"} 0`, `cambium_job_process_running{name="web",monitored="true"} 1`,
 		`cambium_certificate_expiry_timestamp_seconds{role="bus client",name="a"} 2e+09`, `cambium_filesystem_free_bytes{path="/"} 1.073741824e+09`} {
 		if !strings.Contains(out.String(), want+"\n") {
@@ -102,11 +105,13 @@ func TestTextfile(t *testing.T) {
 
 // TestNothingIsMadeUpWithoutRoot: what only root may read has no sample.
 func TestNothingIsMadeUpWithoutRoot(t *testing.T) {
-	m := observe.Facts{Agent: observe.Agent{Running: true, Status: &status.Document{State: status.Ready, AgentID: "a-1"}},
+	m := observe.Facts{Agent: observe.Agent{Running: true, Status: &status.Document{State: status.Ready,
+		AgentID: "a-1"}},
 		Supervisor: observe.Supervisor{Expected: true, Err: "open monit.user: permission denied"}}
 	var out bytes.Buffer
 	write(&out, m)
-	for _, none := range []string{"cambium_supervisor_up ", "cambium_tasks{", "cambium_persistent_disk_mounted{", "cambium_certificate_"} {
+	for _, none := range []string{"cambium_supervisor_up ", "cambium_tasks{", "cambium_persistent_disk_mounted{",
+		"cambium_certificate_"} {
 		if strings.Contains(out.String(), "\n"+none) {
 			t.Errorf("there is a sample %s in\n%s", none, out.String())
 		}
@@ -118,14 +123,16 @@ func TestNothingIsMadeUpWithoutRoot(t *testing.T) {
 
 // everything is a machine of which there is something to tell in each metric.
 func everything() observe.Facts {
-	return observe.Facts{Superuser: true, Agent: observe.Agent{Running: true, Status: &status.Document{State: status.Ready, ReadyNS: 1,
-		Bus:      &status.Bus{State: status.BusConnected},
-		Steps:    []status.Step{{Name: "network", Outcome: status.Done, Start: 1, End: 2}},
-		Marks:    []status.Mark{{Name: status.MarkBus, At: 1}},
-		Progress: map[string]status.Progress{"migrate_disk": {Text: "copy", Done: 1}}}},
+	return observe.Facts{Superuser: true, Agent: observe.Agent{Running: true,
+		Status: &status.Document{State: status.Ready, ReadyNS: 1,
+			Bus:      &status.Bus{State: status.BusConnected},
+			Steps:    []status.Step{{Name: "network", Outcome: status.Done, Start: 1, End: 2}},
+			Marks:    []status.Mark{{Name: status.MarkBus, At: 1}},
+			Progress: map[string]status.Progress{"migrate_disk": {Text: "copy", Done: 1}}}},
 		FileSystems: []observe.FileSystem{{Path: "/", Size: 3 << 30, Free: 1 << 30, FreeInodes: 100}},
 		Disk:        observe.Disk{CID: "disk-1", Mounted: "/dev/sdc1"},
-		Supervisor:  observe.Supervisor{Expected: true, Services: []observe.Service{{Name: "web", State: "running", Monitored: true}}},
+		Supervisor: observe.Supervisor{Expected: true, Services: []observe.Service{{Name: "web", State: "running",
+			Monitored: true}}},
 		Identity: observe.Identity{Certificates: []observe.Certificate{{Role: observe.RoleClient, Name: "a",
 			NotAfter: time.Now().AddDate(1, 0, 0)}}}}
 }

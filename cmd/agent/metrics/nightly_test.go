@@ -47,7 +47,8 @@ func TestNightlyNodeExporter(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	exporter := exec.CommandContext(ctx, "prometheus-node-exporter", "--web.listen-address=127.0.0.1:0", "--collector.disable-defaults",
+	exporter := exec.CommandContext(ctx, "prometheus-node-exporter", "--web.listen-address=127.0.0.1:0",
+		"--collector.disable-defaults",
 		"--collector.textfile", "--collector.textfile.directory="+dir)
 	said, err := exporter.StderrPipe()
 	if err == nil {
@@ -78,7 +79,8 @@ func TestNightlyNodeExporter(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"cambium_agent_running 1\n", "node_textfile_scrape_error 0\n", `cambium_agent_state{state="ready"} 1`} {
+	for _, want := range []string{"cambium_agent_running 1\n", "node_textfile_scrape_error 0\n",
+		`cambium_agent_state{state="ready"} 1`} {
 		if !strings.Contains(string(served), want) {
 			t.Errorf("node_exporter does not serve %q:\n%s", want, served)
 		}

@@ -97,8 +97,8 @@ agent until then).`,
 	return exitCode(doc.State)
 }
 
-// settled reports that nothing is to be waited for any more: there is a verdict, and an agent that is ready has its bus,
-// or has been without it for too long. systemd starts an agent again that has ended.
+// settled reports that nothing is to be waited for any more: there is a verdict, and an agent that is ready has its
+// bus, or has been without it for too long. systemd starts an agent again that has ended.
 func settled(d status.Document) bool {
 	if d.Served() {
 		return d.Bus == nil || d.Bus.Reachable() || d.Bus.Overdue

@@ -143,7 +143,8 @@ func (a Answer) Print(stdout, stderr io.Writer, explain bool, err error) {
 		if len(a.results) > 0 && errors.Is(err, store.ErrNoSettings) {
 			err = errors.New("no source has settings, and there is no cached copy")
 			if os.Geteuid() != 0 {
-				err = errors.New("no source has settings that this user may read, and the cached copy is " + cli.NotChecked)
+				err = errors.New("no source has settings that this user may read, and the cached copy is " +
+					cli.NotChecked)
 			}
 		}
 		fmt.Fprintln(stderr, "agent settings:", err)

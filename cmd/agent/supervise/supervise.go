@@ -56,13 +56,15 @@ The agent starts it inside of monit.service with -M systemd; nobody needs to cal
 
 func run(ctx context.Context, dirs vcap.Dirs, log *logrus.Entry) error {
 	s, err := supervisor.New(supervisor.Options{
-		Patterns: dirs.MonitPatterns(), Cycle: cycle, Grace: grace, StateFile: dirs.SupervisorState(), UserFile: dirs.MonitUser(),
+		Patterns: dirs.MonitPatterns(), Cycle: cycle, Grace: grace, StateFile: dirs.SupervisorState(),
+		UserFile:    dirs.MonitUser(),
 		MailAddress: monit.AlertsAddress, Log: log})
 	if err != nil {
 		return err
 	}
 	// monit's own program looks here before it sends a request.
-	if err := atomicfile.Write(vcap.RunDir.MonitPid(), fmt.Appendf(nil, "%d\n", os.Getpid()), 0o644, atomicfile.Volatile()); err != nil {
+	if err := atomicfile.Write(vcap.RunDir.MonitPid(), fmt.Appendf(nil, "%d\n", os.Getpid()), 0o644,
+		atomicfile.Volatile()); err != nil {
 		return err
 	}
 	signals := make(chan os.Signal, 1)
@@ -83,7 +85,8 @@ func run(ctx context.Context, dirs vcap.Dirs, log *logrus.Entry) error {
 	return nil
 }
 
-// serve answers requests until ctx ends. Any user can take the port while nobody has it; jobs are supervised without it.
+// serve answers requests until ctx ends. Any user can take the port while nobody has it; jobs are supervised without
+// it.
 func serve(ctx context.Context, s *supervisor.Supervisor, log *logrus.Entry) {
 	server := &http.Server{Handler: s.Handler(), ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second,
 		MaxHeaderBytes: 16 << 10}

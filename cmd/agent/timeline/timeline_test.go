@@ -176,7 +176,8 @@ func TestPictureIsSelfContainedAndEscaped(t *testing.T) {
 
 // TestPicturesInTheDocumentation compares them with what would be drawn; UPDATE=1 draws them.
 func TestPicturesInTheDocumentation(t *testing.T) {
-	for name, chart := range map[string]Chart{"timeline": From(booted(), 0), "timeline-failed": From(stuck(), 100_000*ms)} {
+	for name, chart := range map[string]Chart{"timeline": From(booted(), 0), "timeline-failed": From(stuck(),
+		100_000*ms)} {
 		path := "../../../docs/" + name + ".svg"
 		var drawn bytes.Buffer
 		if err := SVG(&drawn, chart); err != nil {

@@ -147,12 +147,14 @@ func start(ctx context.Context, program string) (*process, error) {
 	if err != nil {
 		return nil, errors.Join(err, stdin.Close(), requests.Close())
 	}
-	started, err := command.Start(ctx, command.Cmd{Name: program, Args: []string{word}, Stdin: stdin, Stdout: stdout, Grace: terminationGrace})
+	started, err := command.Start(ctx, command.Cmd{Name: program, Args: []string{word}, Stdin: stdin, Stdout: stdout,
+		Grace: terminationGrace})
 	err = errors.Join(err, stdin.Close(), stdout.Close())
 	if err != nil {
 		return nil, errors.Join(err, requests.Close(), answers.Close())
 	}
-	return &process{ctx: ctx, process: started, requests: requests, answers: answers, lines: bufio.NewScanner(answers)}, nil
+	return &process{ctx: ctx, process: started, requests: requests, answers: answers,
+		lines: bufio.NewScanner(answers)}, nil
 }
 
 // do sends a request and reports progress until its result is there.

@@ -95,7 +95,8 @@ func TestRootRun(t *testing.T) {
 			ends = append(ends, r)
 		}
 	}
-	if len(ends) != 2 || ends[0].Phase != PhaseCopy || ends[1].Phase != PhaseVerify || ends[1].Files != 4 || ends[1].Bytes == 0 || !reports[0].Begin {
+	if len(ends) != 2 || ends[0].Phase != PhaseCopy || ends[1].Phase != PhaseVerify || ends[1].Files != 4 ||
+		ends[1].Bytes == 0 || !reports[0].Begin {
 		t.Errorf("reports are %+v, want two phases with three files and their directory", reports)
 	}
 	if err := run(t, Request{From: filepath.Join(from, "nowhere"), To: to}, quiet); !errors.Is(err, unix.ENOENT) ||
