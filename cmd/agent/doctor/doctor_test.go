@@ -155,8 +155,8 @@ func TestFirstFinding(t *testing.T) {
 			server(natsbus.ProbeTLS,
 				"the agent does not trust the server's certificate: x509: certificate has expired", false)(m)
 			m.Clock = observe.Clock{}
-			m.Bus.Servers[0].NotAfter, m.Identity.Certificates[0].NotAfter = now.AddDate(0, -1, 0), now.AddDate(0,
-				-1, 0)
+			m.Bus.Servers[0].NotAfter, m.Identity.Certificates[0].NotAfter =
+				now.AddDate(0, -1, 0), now.AddDate(0, -1, 0)
 		}, "clock", "no time daemon keeps the clock, which shows 2026-11-16 12:00 UTC, and the certificate of 10.0.0.6:4222 ended", 1},
 		{"expired server, clock kept", func(m *observe.Facts) {
 			server(natsbus.ProbeTLS,
