@@ -88,7 +88,7 @@ test-root: ## Tests on loop devices (needs root)
 
 .PHONY: test-machine
 test-machine: build ## Tests of the real binary under a real systemd (needs root, nspawn)
-	@$(GO) test -race -tags machine -run '^TestMachine' -count=1 -p 2 -parallel 3 -timeout 60m $$(scripts/tier machine)
+	@$(GO) test -race -tags machine -run '^TestMachine' -count=1 -p 2 -parallel 4 -timeout 60m $$(scripts/tier machine)
 
 .PHONY: test-vm
 test-vm: build ## Tests in QEMU virtual machines
