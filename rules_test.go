@@ -44,7 +44,7 @@ var mayImport = map[string][]string{
 	"bootstrap/engine":          {},
 	"bootstrap/fetch":           {"infrastructure", "desired", "settings", "platform"},
 	"blobstore":                 {},
-	"jobs":                      {"jobs", "platform/unit"},
+	"jobs":                      {"jobs", "platform/unit", "supervisor/monitfile"},
 	"supervisor":                {"supervisor"},
 	"supervisor/monitfile":      {},
 	"mbus":                      {"mbus"},

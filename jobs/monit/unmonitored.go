@@ -5,11 +5,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"time"
 
 	"cambium/internal/retry"
+	"cambium/supervisor/monitfile"
 )
 
 // resume makes monit supervise a service again that is about to be stopped. The monit of stemcells
@@ -39,9 +39,7 @@ func (s Supervisor) resume(ctx context.Context, status Status, service string) e
 	})
 }
 
-var checkProcess = regexp.MustCompile(`(?i)check\s+process\s+"?([^\s"]+)"?\s+(?:with\s+)?pidfile\s+"?([^\s"]+)"?`)
-
-// pidfile finds the pid file of a service in the files of the jobs.
+// pidfile finds the pid file of a service in the files of the jobs; "" if none that is understood names it.
 func (c *Client) pidfile(service string) string {
 	files, _ := filepath.Glob(c.JobFiles)
 	for _, path := range files {
@@ -49,9 +47,13 @@ func (c *Client) pidfile(service string) string {
 		if err != nil {
 			continue
 		}
-		for _, match := range checkProcess.FindAllStringSubmatch(string(text), -1) {
-			if match[1] == service {
-				return match[2]
+		checks, err := monitfile.Parse(path, text)
+		if err != nil {
+			continue
+		}
+		for _, check := range checks {
+			if check.Name == service {
+				return check.Pidfile
 			}
 		}
 	}
