@@ -35,6 +35,8 @@ type mails struct {
 	address string
 	log     *logrus.Entry
 	more    chan struct{}
+	// delivered is called after alerts were delivered, so that a restart does not send them again.
+	delivered func()
 
 	mu    sync.Mutex
 	queue []mail
@@ -80,7 +82,8 @@ func (m *mails) pending() []mail {
 // interval.
 func (m *mails) send(ctx context.Context, interval time.Duration) {
 	for {
-		for _, one := range m.pending() {
+		before := m.pending()
+		for _, one := range before {
 			if err := m.deliver(ctx, one); err != nil {
 				m.log.WithError(err).Debug("alert not delivered yet")
 				break
@@ -91,8 +94,12 @@ func (m *mails) send(ctx context.Context, interval time.Duration) {
 			}
 			m.mu.Unlock()
 		}
+		now := m.pending()
+		if len(before) > 0 && (len(now) == 0 || now[0].ID != before[0].ID) {
+			m.delivered()
+		}
 		retry := time.NewTimer(interval)
-		if len(m.pending()) == 0 {
+		if len(now) == 0 {
 			retry.Stop()
 		}
 		select {

@@ -76,7 +76,7 @@ func New(o Options) (*Supervisor, error) {
 	}
 	s := &Supervisor{Options: o, host: host, reload: make(chan struct{}, 1), wake: make(chan struct{}, 1),
 		began: time.Now()}
-	s.mails = mails{address: o.MailAddress, log: o.Log, more: make(chan struct{}, 1)}
+	s.mails = mails{address: o.MailAddress, log: o.Log, more: make(chan struct{}, 1), delivered: s.keep}
 	known, err := s.readState()
 	if err != nil {
 		return nil, err

@@ -739,3 +739,115 @@ func TestRestartsLeakNothing(t *testing.T) {
 	w.restart(services, 5)
 	before.settled(t)
 }
+
+// TestDamagedState: a document that cannot be read is kept aside, and all services are supervised.
+func TestDamagedState(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{"", "{", "\x00\x00", `{"version":2,"services":{"a":{"monitored":false}}}`, "[]"} {
+		w := newWorld(t, long, map[string]string{"0000_a.monitrc": check("DIR", "a", ""), "state": text})
+		w.await("a", "running")
+		if kept, err := os.ReadFile(filepath.Join(w.dir, "state.damaged")); err != nil || string(kept) != text {
+			t.Errorf("state %q: kept aside is %q, %v", text, kept, err)
+		}
+	}
+}
+
+// TestOnlyTheAccountIsServed: nothing is told and nothing is done without the password.
+func TestOnlyTheAccountIsServed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, long, map[string]string{"0000_a.monitrc": check("DIR", "a", "")})
+	w.await("a", "running")
+	for _, account := range [][2]string{{}, {"vcap", ""}, {"vcap", "secre"}, {"vcap:secret", ""}, {"", "vcap:secret"}} {
+		for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodDelete} {
+			request, err := http.NewRequest(method, w.url+"/a", strings.NewReader("action=stop"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			request.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+			if account != [2]string{} {
+				request.SetBasicAuth(account[0], account[1])
+			}
+			response, err := http.DefaultClient.Do(request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			response.Body.Close()
+			if response.StatusCode != http.StatusUnauthorized {
+				t.Errorf("%s as %q: got %d", method, account, response.StatusCode)
+			}
+		}
+	}
+	if got := w.state("a"); got != "running" {
+		t.Errorf("after that: got %q", got)
+	}
+}
+
+// TestAlertsWaitForTheAgent: alerts that nobody takes are in the state, arrive once somebody does, and then no more.
+func TestAlertsWaitForTheAgent(t *testing.T) {
+	t.Parallel()
+	w := prepare(t, map[string]string{"0000_bad.monitrc": "check nonsense"})
+	stored := func() string {
+		text, _ := os.ReadFile(filepath.Join(w.dir, "state"))
+		return string(text)
+	}
+	log := logrus.New()
+	log.SetOutput(w.log)
+	runWith := func(mailAddress string, cycle time.Duration, until func() bool) {
+		t.Helper()
+		s, err := New(Options{Patterns: []string{filepath.Join(w.dir, "*.monitrc")}, Cycle: cycle,
+			Grace: w.grace, StateFile: filepath.Join(w.dir, "state"), UserFile: filepath.Join(w.dir, "user"),
+			MailAddress: mailAddress, Log: logrus.NewEntry(log)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			s.Run(ctx)
+		}()
+		defer func() { cancel(); <-done }()
+		eventually.True(t, "the state of the alerts", until)
+	}
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nobody := closed.Addr().String()
+	closed.Close()
+	runWith(nobody, 50*time.Millisecond, func() bool { return strings.Contains(stored(), "0000_bad.monitrc") })
+	if err := os.Remove(filepath.Join(w.dir, "0000_bad.monitrc")); err != nil {
+		t.Fatal(err)
+	}
+	// The agent answers only after the state of this run was written with the alert in it.
+	agent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer agent.Close()
+	written := func() time.Time {
+		info, err := os.Stat(filepath.Join(w.dir, "state"))
+		if err != nil {
+			return time.Time{}
+		}
+		return info.ModTime()
+	}
+	before := written()
+	go func() {
+		for {
+			conn, err := agent.Accept()
+			if err != nil {
+				return
+			}
+			for written().Equal(before) && t.Context().Err() == nil {
+				time.Sleep(time.Millisecond)
+			}
+			w.receive(conn)
+		}
+	}()
+	runWith(agent.Addr().String(), long, func() bool { return len(w.alerts()) == 1 && !strings.Contains(stored(), "mails") })
+	runWith(agent.Addr().String(), long, func() bool { return strings.Contains(stored(), "services") })
+	if got := w.alerts(); len(got) != 1 || got[0] != "bad: Invalid type: alert" {
+		t.Errorf("got %q, want one alert", got)
+	}
+}
