@@ -6,14 +6,17 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"cambium/cmd/agent/timeline"
 	"cambium/internal/eventually"
 	"cambium/internal/status"
 	"cambium/lab"
@@ -34,6 +37,8 @@ type booted struct {
 	busy           memory        // after 1,000 requests
 	disks          labtest.DiskTimes
 	steps          []status.Step // of the first boot
+	document       []byte        // status after the first boot; the baseline has none
+	observed       time.Duration // exec to pong of that boot
 }
 
 // account is what a boot has taken besides time.
@@ -163,6 +168,9 @@ func memoryOf(b testing.TB, i *lab.Instance, pid string) (m memory) {
 // benchstat sees differences from four rounds on.
 const rounds, restarts = 4, 3
 
+// shortestDrawn is the shortest step that the picture of the first boots shows.
+const shortestDrawn = 10 * time.Millisecond
+
 // bootVM boots a machine, and looks at what that took in between if m is set.
 func bootVM(b testing.TB, agent string, m *booted) (first time.Duration, restartTimes []time.Duration, i *lab.Instance, pid string) {
 	b.Helper()
@@ -172,8 +180,9 @@ func bootVM(b testing.TB, agent string, m *booted) (first time.Duration, restart
 	began, pid := execAt(b, i)
 	first = end.Sub(began)
 	if m != nil {
-		m.boot = accountOf(b, i, pid)
-		if raw, err := i.Status(); err == nil { // the baseline has none
+		m.boot, m.observed = accountOf(b, i, pid), first
+		if raw, err := i.Status(); err == nil {
+			m.document = raw
 			// An older build may have another document around the steps.
 			var d struct {
 				Steps []status.Step `json:"steps"`
@@ -248,6 +257,44 @@ func BenchmarkBoot(b *testing.B) {
 		all[a.Name].first, all[a.Name].restart = middle(first[a.Name]), middle(restartTimes[a.Name])
 	}
 	report(subjects, all)
+	if path := os.Getenv("PICTURE"); path != "" {
+		if err := drawFirstBoots(path, all[labtest.Ours], all[labtest.BaselineName]); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// drawFirstBoots draws a first boot of each agent on one time axis that begins with exec: ours by its steps, the
+// baseline's as one bar.
+func drawFirstBoots(path string, ours, theirs *booted) error {
+	var d status.Document
+	if err := json.Unmarshal(ours.document, &d); err != nil {
+		return err
+	}
+	c := timeline.From(d, 0)
+	c.Title = "first boot in an emulated VM, by both agents on one axis"
+	c.Text = fmt.Sprintf("from exec to the first pong: %.2f s, and %.1f s with cloudfoundry/bosh-agent, which tells no steps",
+		ours.observed.Seconds(), theirs.observed.Seconds())
+	rows := []timeline.Row{{Kind: timeline.KindTry, Label: "this agent: pong", Start: int64(ours.observed)}}
+	for _, r := range c.Rows {
+		if r.End -= c.Agent; r.Kind == timeline.KindStep && r.End-r.Start+c.Agent >= int64(shortestDrawn) {
+			r.Start -= c.Agent
+			for n := range r.Waits {
+				r.Waits[n].Start -= c.Agent
+				r.Waits[n].End -= c.Agent
+			}
+			rows = append(rows, r)
+		}
+	}
+	c.Rows = append(rows,
+		timeline.Row{Kind: timeline.KindTry, Label: "cloudfoundry/bosh-agent: pong", Start: int64(theirs.observed)},
+		timeline.Row{Kind: timeline.KindStep, Label: "exec to pong", Outcome: status.Done, End: int64(theirs.observed)})
+	c.Begin, c.Agent, c.End, c.Ready = 0, 0, int64(theirs.observed), int64(ours.observed)
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(timeline.SVG(f, c), f.Close())
 }
 
 // report prints the table and how the targets are met.
@@ -276,7 +323,7 @@ func report(subjects []labtest.Subject, all map[string]*booted) {
 		of     func(*booted) time.Duration
 	}{
 		{"first boot, exec to pong", 8, func(m *booted) time.Duration { return m.first }},
-		{"agent restart, exec to pong", 10, func(m *booted) time.Duration { return m.restart }},
+		{"agent restart, exec to pong", 13, func(m *booted) time.Duration { return m.restart }},
 		{"mount_disk, blank", 5, func(m *booted) time.Duration { return m.disks.Blank }},
 		{"mount_disk, formatted", 5, func(m *booted) time.Duration { return m.disks.Formatted }},
 		{"unmount_disk", 5, func(m *booted) time.Duration { return m.disks.Unmount }},
