@@ -23,6 +23,7 @@ import (
 	"cambium/lab/baseline"
 	"cambium/lab/labtest"
 	"cambium/lab/machine"
+	"cambium/lab/machine/qemu"
 
 	"golang.org/x/sys/unix"
 )
@@ -174,7 +175,12 @@ const shortestDrawn = 10 * time.Millisecond
 // bootVM boots a machine, and looks at what that took in between if m is set.
 func bootVM(b testing.TB, agent string, m *booted) (first time.Duration, restartTimes []time.Duration, i *lab.Instance, pid string) {
 	b.Helper()
-	l := newLab(b, func(o *lab.Options) { o.Agent, o.Poll = agent, 10*time.Millisecond })
+	l := newLab(b, func(o *lab.Options) {
+		o.Agent, o.Poll = agent, 10*time.Millisecond
+		engine := virtual.Engine.(qemu.Engine)
+		engine.Memory = 768
+		o.Engine = engine
+	})
 	i = start(b, l, lab.VM{Ephemeral: 10 * lab.GiB, Files: append(baseline.Files(), accounting()...), Edit: func(d lab.Document) { d.Set("disks.ephemeral", "/dev/vdb") }})
 	end := virtual.Pong(b, i, pings)
 	began, pid := execAt(b, i)
