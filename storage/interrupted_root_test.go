@@ -6,7 +6,10 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"cambium/platform/mount"
 )
@@ -54,4 +57,59 @@ func TestRootKilledWhileMountingTheNextTarget(t *testing.T) {
 	b.reboot()
 	b.onStoreIs(fresh, "new")
 	b.fails(b.Migrate(ctx, "", ""), "run mount_disk of the new disk first")
+}
+
+// Wherever the end of a migration is cut off, the store is the old disk and the new one says that it is incomplete, or
+// the store is the new disk: what is deleted from the store afterwards does not come back, and its top directory is as
+// it was.
+func TestRootPowerCutAtTheEndOfAMigration(t *testing.T) {
+	kinds := map[string]func(t *testing.T) *bench{
+		"disk":      func(t *testing.T) *bench { b, _, _ := migrating(t, 64<<20); return b },
+		"directory": func(t *testing.T) *bench { b, _ := binding(t); return b },
+	}
+	for kind, make := range kinds {
+		var steps []string
+		b := make(t)
+		b.CrashPoint = func(name string) { steps = append(steps, name) }
+		b.ok(b.Migrate(ctx, "old", "new"))
+		end := slices.Index(steps, "unmount old store")
+		if end < 0 {
+			t.Fatalf("steps are %q", steps)
+		}
+		for i := end; i < len(steps); i++ {
+			t.Run(kind+" before "+steps[i], func(t *testing.T) {
+				b := make(t)
+				store := b.Dirs.Store()
+				write(t, filepath.Join(store, "kept"), "precious")
+				b.ok(errors.Join(os.Chown(store, 1234, 4321), os.Chmod(store, 0o751)))
+				at := -1
+				b.CrashPoint = func(string) {
+					if at++; at == i {
+						panic("power cut")
+					}
+				}
+				func() {
+					defer func() { _ = recover() }()
+					_ = b.Migrate(ctx, "old", "new")
+				}()
+				b.CrashPoint = func(string) {}
+				b.reboot()
+				b.ok(os.Remove(filepath.Join(store, "one")))
+				if on := b.list(); on[0] == "old" {
+					b.ok(b.Mount(ctx, "new"))
+				}
+				b.ok(b.Migrate(ctx, "old", "new"))
+				b.reboot()
+				if _, err := os.Lstat(filepath.Join(store, "one")); !errors.Is(err, os.ErrNotExist) {
+					t.Errorf("a file that was removed from the store is back: %v", err)
+				}
+				var st unix.Stat_t
+				b.ok(unix.Stat(store, &st))
+				if read(t, filepath.Join(store, "kept")) != "precious" || b.list()[0] != "new" || st.Uid != 1234 ||
+					st.Gid != 4321 || st.Mode&0o7777 != 0o751 {
+					t.Errorf("on the store is %q, with %d:%d %o", b.list(), st.Uid, st.Gid, st.Mode&0o7777)
+				}
+			})
+		}
+	}
 }

@@ -93,10 +93,12 @@ type Mark struct {
 }
 
 // Begin decides which mark a migration target gets. found is the one that it has; nil if it has none. The content of a
-// disk with the mark of the same copy is its own beginning, whatever is on record. empty says that there is no content.
-func Begin(want Mark, found *Mark, empty bool) (Mark, error) {
+// disk with the mark of the same copy is its own beginning, whatever is on record. Without a mark its content is of this
+// copy if the record says that it was verified: the migration was cut off between the removal of the mark and the
+// record of the new store. empty says that there is no content.
+func Begin(want Mark, found *Mark, open record.Migration, empty bool) (Mark, error) {
 	if found == nil {
-		want.Exact = empty
+		want.Exact = empty || open == (record.Migration{From: want.From, To: want.To, Copied: true})
 		return want, nil
 	}
 	want.Exact = found.Exact

@@ -105,24 +105,29 @@ func TestBegin(t *testing.T) {
 	want := Mark{From: "old", To: "new", Source: "u-1"}
 	exact, otherSource, otherDisk := want, want, want
 	exact.Exact, otherSource.Source, otherDisk.From = true, "u-2", "third"
+	begun, copied, toOther := moving("old", "new"), moving("old", "new"), moving("old", "third")
+	copied.Copied, toOther.Copied = true, true
 	for _, c := range []struct {
 		name  string
 		found *Mark
+		open  record.Migration
 		empty bool
 		exact bool
 		fails string
 	}{
-		{"an empty disk", nil, true, true, ""},
-		{"a disk with files of others", nil, false, false, ""},
-		{"its own beginning", &exact, false, true, ""},
-		{"its own beginning, among files of others", &want, false, false, ""},
-		{"the copy of another disk", &otherDisk, false, false,
+		{"an empty disk", nil, begun, true, true, ""},
+		{"a disk with files of others", nil, begun, false, false, ""},
+		{"its own end, verified", nil, copied, false, true, ""},
+		{"a disk with files, after the copy to another", nil, toOther, false, false, ""},
+		{"its own beginning", &exact, begun, false, true, ""},
+		{"its own beginning, among files of others", &want, begun, false, false, ""},
+		{"the copy of another disk", &otherDisk, copied, false, false,
 			"new holds an incomplete copy of third, not of this old: run 'agent disk accept new'"},
-		{"the copy of another disk with this CID", &otherSource, false, false,
+		{"the copy of another disk with this CID", &otherSource, copied, false, false,
 			"an incomplete copy of old, not of this old"},
-		{"the copy of what is not known", &Mark{}, false, false, "an incomplete copy of another disk"},
+		{"the copy of what is not known", &Mark{}, copied, false, false, "an incomplete copy of another disk"},
 	} {
-		got, err := Begin(want, c.found, c.empty)
+		got, err := Begin(want, c.found, c.open, c.empty)
 		wantError(t, err, c.fails)
 		if err == nil && (got.Exact != c.exact || got.From != "old" || got.Source != "u-1") {
 			t.Errorf("%s: %+v, want exact %v", c.name, got, c.exact)

@@ -11,6 +11,7 @@ import (
 	"cambium/platform/mount"
 	"cambium/storage/decide"
 	"cambium/storage/persistent"
+	"cambium/storage/record"
 )
 
 // A migration reports every second, and logs that every ten.
@@ -74,6 +75,10 @@ func (a *attempt) transfer(ctx context.Context, process *worker.Copying, total d
 	// Its content is complete on the new disk: what still holds it is waited for by unmount_disk.
 	if err := a.Disks.Detach(a.old); err != nil {
 		a.Machine.Log.WithError(err).Warn("old disk is still in use")
+	}
+	a.Machine.CrashPoint("record verified copy")
+	if err := a.Machine.Record.Update(func(r *record.Record) { r.Migration.Copied = a.mark.Exact }); err != nil {
+		return err
 	}
 	a.Machine.CrashPoint("remove mark")
 	a.completed = true

@@ -103,7 +103,7 @@ func (m *Migration) begin(o decide.Migration) (mark decide.Mark, marked bool, er
 	if err != nil {
 		return want, false, err
 	}
-	if mark, err = decide.Begin(want, found, empty); err == nil && !mark.Exact {
+	if mark, err = decide.Begin(want, found, o.Open, empty); err == nil && !mark.Exact {
 		m.Machine.Log.WithField("cid", o.To).
 			Warn("the new disk holds files already; they are kept where the old disk has none of that name")
 	}

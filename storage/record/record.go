@@ -42,6 +42,9 @@ type Record struct {
 type Migration struct {
 	From string `json:"from"`
 	To   string `json:"to"`
+	// Copied says that the new disk held a verified copy and nothing else, and loses its mark now. It is not the store
+	// before it is on record as that.
+	Copied bool `json:"copied,omitempty"`
 }
 
 // Concerns reports whether a disk is on either side.
