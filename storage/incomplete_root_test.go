@@ -271,10 +271,16 @@ func TestRootUnmountLeavesOtherDisks(t *testing.T) {
 	b.ok(unix.Mount(other.Path, dir, "ext4", 0, ""))
 	t.Cleanup(func() { _, _ = unix.Unmount(dir, unix.MNT_DETACH), unix.Unmount(dir, unix.MNT_DETACH) })
 	write(t, filepath.Join(dir, "open"), "x")
+	later := t.TempDir()
+	b.ok(unix.Mount(b.Dirs.Store(), later, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { _ = unix.Unmount(later, unix.MNT_DETACH) })
 	_, err := b.Unmount(ctx, "vol-1")
 	b.fails(err, other.Path+" is mounted over it on "+dir)
 	if got := mountedSource(t, dir); got != other.Path {
 		t.Fatalf("%s is %q, want the other disk", dir, got)
+	}
+	if mountedSource(t, later) == "" || mountedSource(t, b.Dirs.Store()) == "" {
+		t.Error("a call that was refused has unmounted something")
 	}
 	b.ok(unix.Unmount(dir, 0))
 	b.unmounted("vol-1", "Unmounted partition of vol-1")

@@ -127,9 +127,6 @@ func (c Claims) others(cid string) []string {
 	return slices.DeleteFunc(slices.Concat(c.ByIdentifier, c.ByPath), func(other string) bool { return other == cid })
 }
 
-// IsOther reports whether the device is another disk than the one whose hint leads to it.
-func (c Claims) IsOther(cid string) bool { return c.claimedBy(cid) != "" }
-
 // claimedBy is the CID of another disk that the device is, which is about to be mounted for cid; empty if there is none.
 func (c Claims) claimedBy(cid string) string {
 	if c.Recorded != "" { // it is mounted

@@ -24,6 +24,8 @@ type Around struct {
 	// are visible there, and Foreign is what is visible on the store that is none.
 	StoreTaken, TargetTaken    bool
 	OnStore, OnTarget, Foreign string
+	// Unnamed says that something is on the store or the migration target that no disk is known to be.
+	Unnamed bool
 	// StorePath is the device of OnStore, and StoreIdentity what that disk was found to be.
 	StorePath     string
 	StoreIdentity record.Disk

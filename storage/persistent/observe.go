@@ -27,8 +27,6 @@ type view struct {
 	leads map[string]lead
 	// unread is why the record of disks cannot be used.
 	unread error
-	// unnamed says that something is on the store or the migration target that no disk is known to be.
-	unnamed bool
 }
 
 type lead struct {
@@ -84,7 +82,7 @@ func (d *Disks) ownerAt(v *view, dir string, taken *bool, owner *string) (e moun
 		return e, err
 	}
 	*owner = d.owner(*v, dir, e)
-	v.unnamed = v.unnamed || *owner == "" && (d.BindMounted || onDevice(e))
+	v.Unnamed = v.Unnamed || *owner == "" && (d.BindMounted || onDevice(e))
 	return e, nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 
@@ -11,7 +12,7 @@ import (
 
 	"cambium/internal/blkdev"
 	"cambium/platform/mount"
-	"cambium/settings"
+	"cambium/storage/decide"
 	"cambium/storage/internal/machine"
 )
 
@@ -24,13 +25,12 @@ func (d *Disks) Unmount(ctx context.Context, cid string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	p, err := d.known(cid)
-	if err != nil {
+	if _, err := d.known(cid); err != nil {
 		return "", err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, machine.UnmountLimit, errors.New("still busy after ten minutes"))
 	defer cancel()
-	unmounted, err := d.unmount(ctx, v, p)
+	unmounted, err := d.unmount(ctx, v, cid)
 	if err != nil {
 		return "", fmt.Errorf("unmount disk %s: %w", cid, err)
 	}
@@ -40,40 +40,41 @@ func (d *Disks) Unmount(ctx context.Context, cid string) (string, error) {
 	return fmt.Sprintf("Unmounted partition of %s", cid), nil
 }
 
-func (d *Disks) unmount(ctx context.Context, v view, p settings.PersistentDisk) (unmounted bool, err error) {
-	mounts, err := d.mountsOf(v, p)
+func (d *Disks) unmount(ctx context.Context, v view, cid string) (unmounted bool, err error) {
+	o, table, err := d.observeMounts(v, cid)
 	if err != nil {
 		return false, err
 	}
-	// The last one first: what is mounted on top of the disk, or inside it, came later.
-	for _, m := range slices.Backward(mounts) {
+	order, held, err := decide.UnmountDisk(o, cid)
+	if err != nil {
+		return false, err
+	}
+	for _, m := range order {
 		d.Machine.CrashPoint("unmount")
 		if err := d.unmountFrom(ctx, m); err != nil {
 			return false, err
 		}
 	}
-	return len(mounts) > 0, d.release(ctx, v, p, mounts)
+	for _, m := range held {
+		e := mount.Entry{Source: m.Source, Number: blkdev.Number(m.Device), Root: "/"}
+		if d.BindMounted {
+			e = table[m.ID]
+		}
+		err = errors.Join(err, d.awaitReleased(ctx, e))
+	}
+	return len(order) > 0, err
 }
 
-// unmountFrom unmounts one mount of a disk, and before it what is mounted on top, as umount does. Another disk on top
-// stays.
-func (d *Disks) unmountFrom(ctx context.Context, m mount.Entry) error {
-	for {
-		all, err := mount.AllAt(m.Target)
-		if err != nil {
-			return err
-		}
-		if !slices.ContainsFunc(all, func(e mount.Entry) bool { return e.ID == m.ID }) {
-			return nil
-		}
-		top := all[len(all)-1]
-		if _, err := blkdev.Lookup("/sys", top.Number); err == nil && top.Number != m.Number {
-			return fmt.Errorf("%s is mounted over it on %s: unmount that first", top.Source, m.Target)
-		}
-		if err := mount.UnmountReporting(ctx, m.Target, d.Busy(m.Target)); err != nil {
-			return err
-		}
+// unmountFrom unmounts what is visible at a directory. Unmounting a bind mount may have taken it away already.
+func (d *Disks) unmountFrom(ctx context.Context, m decide.Mounted) error {
+	all, err := mount.AllAt(m.Target)
+	if err != nil || !slices.ContainsFunc(all, func(e mount.Entry) bool { return e.ID == m.ID }) {
+		return err
 	}
+	if top := all[len(all)-1]; top.ID != m.ID {
+		return fmt.Errorf("%s has been mounted on %s meanwhile: unmount that first", top.Source, m.Target)
+	}
+	return mount.UnmountReporting(ctx, m.Target, d.Busy(m.Target))
 }
 
 // Busy logs which processes use a mount that is waited for.
@@ -81,25 +82,6 @@ func (d *Disks) Busy(target string) func([]mount.Process) {
 	return func(users []mount.Process) {
 		d.Machine.Log.WithFields(logrus.Fields{"mount": target, "processes": fmt.Sprint(users)}).Warn("persistent disk is busy")
 	}
-}
-
-// release waits until nothing holds a disk that has been unmounted here.
-func (d *Disks) release(ctx context.Context, v view, p settings.PersistentDisk, mounts []mount.Entry) error {
-	for _, m := range mounts {
-		if m.Root == "/" || d.BindMounted {
-			return d.awaitReleased(ctx, m)
-		}
-	}
-	if d.BindMounted {
-		return nil
-	}
-	// It is not mounted here; a private namespace may still have it.
-	numbers, err := d.numbersOf(v, p)
-	for number := range numbers {
-		err = errors.Join(err, d.awaitReleased(ctx, mount.Entry{Source: d.part(v.leads[p.CID].Path), Number: number,
-			Root: "/"}))
-	}
-	return err
 }
 
 // awaitReleased detaches what was mounted here from private mount namespaces, and waits until nothing holds it.
@@ -123,81 +105,61 @@ func (d *Disks) Detach(m mount.Entry) error {
 	return err
 }
 
-// mountsOf lists where anything of a persistent disk is mounted, binds included, in the order in which that was done.
-func (d *Disks) mountsOf(v view, p settings.PersistentDisk) ([]mount.Entry, error) {
-	if d.BindMounted {
-		return d.bindsOf(v, p)
-	}
-	numbers, err := d.numbersOf(v, p)
-	if err != nil {
-		return nil, err
-	}
+// observeMounts observes what is mounted, and where the hints of the named disks lead that own none of it. The mounts are
+// also returned by their ID.
+func (d *Disks) observeMounts(v view, cids ...string) (o decide.Mounts, table map[int]mount.Entry, err error) {
+	o, table = decide.Mounts{Around: v.Around, Leads: map[string]decide.Lead{}}, map[int]mount.Entry{}
 	all, err := mount.Table()
 	if err != nil {
-		return nil, err
+		return o, nil, err
 	}
-	return slices.DeleteFunc(all, func(m mount.Entry) bool { return !numbers[m.Number] }), nil
+	owners := d.owners(v)
+	for _, e := range all {
+		table[e.ID] = e
+		o.All = append(o.All, decide.Mounted{ID: e.ID, Source: e.Source, Target: e.Target, Device: uint64(e.Number),
+			OnDevice: onDevice(e), Owner: owners[e.ID]})
+	}
+	for _, cid := range cids {
+		if !slices.Contains(slices.Collect(maps.Values(owners)), cid) {
+			o.Leads[cid] = d.lead(v, cid)
+		}
+	}
+	return o, table, nil
 }
 
-// numbersOf are the devices with the file system of a persistent disk: the one that its hint leads to, unless that is another disk,
-// and those on the store and the migration target. Its links may be gone while it is mounted.
-func (d *Disks) numbersOf(v view, p settings.PersistentDisk) (map[blkdev.Number]bool, error) {
-	numbers := map[blkdev.Number]bool{}
-	for _, dir := range []string{d.Machine.Dirs.Store(), d.Machine.Dirs.StoreMigrationTarget()} {
-		for _, m := range mountsAt(dir) {
-			if d.owner(v, dir, m) == p.CID {
-				numbers[m.Number] = true
+// owners are the disks on the store and the migration target, by the ID of their mounts, also of those that something
+// is mounted on top of. Of a directory, only what is visible tells which one it is.
+func (d *Disks) owners(v view) map[int]string {
+	owners := map[int]string{}
+	for dir, visible := range map[string]string{v.Store: v.OnStore, v.MigrationTarget: v.OnTarget} {
+		all, err := mount.AllAt(dir)
+		if err != nil || len(all) == 0 {
+			continue // reading the table fails elsewhere
+		}
+		top := len(all) - 1
+		owners[all[top].ID] = visible
+		for _, e := range all[:top] {
+			if !d.BindMounted {
+				owners[e.ID] = d.owner(v, dir, e)
 			}
 		}
 	}
-	if len(numbers) > 0 {
-		return numbers, nil
-	}
-	l := v.leads[p.CID]
-	if machine.Missing(l.err) {
-		return numbers, nil
-	}
-	if l.err != nil {
-		return nil, l.err
+	return owners
+}
+
+// lead looks at the device that the hint of a disk leads to.
+func (d *Disks) lead(v view, cid string) decide.Lead {
+	l := v.leads[cid]
+	if l.err != nil || d.BindMounted {
+		return decide.Lead{Err: l.err, Missing: machine.Missing(l.err)}
 	}
 	found, unread := d.identify(l.Path)
-	if d.claims(v, l.Path, l.Number, false, found, unread).IsOther(p.CID) {
-		return numbers, nil
+	lead := decide.Lead{Source: d.part(l.Path), Claims: d.claims(v, l.Path, l.Number, false, found, unread)}
+	number, err := blkdev.NumberOf(lead.Source)
+	if !errors.Is(err, os.ErrNotExist) {
+		lead.Device, lead.Err = uint64(number), err
 	}
-	number, err := blkdev.NumberOf(d.part(l.Path))
-	if errors.Is(err, os.ErrNotExist) {
-		return numbers, nil
-	}
-	numbers[number] = true
-	return numbers, err
-}
-
-// mountsAt are all mounts at a directory that come from a device, also those that something is mounted on top of. Without the
-// mount table there are none; reading it fails elsewhere.
-func mountsAt(dir string) (found []mount.Entry) {
-	all, err := mount.AllAt(dir)
-	if err != nil {
-		return nil
-	}
-	for _, m := range all {
-		if _, err := blkdev.Lookup("/sys", m.Number); err == nil {
-			found = append(found, m)
-		}
-	}
-	return found
-}
-
-func (d *Disks) bindsOf(v view, p settings.PersistentDisk) (found []mount.Entry, err error) {
-	for _, dir := range []string{d.Machine.Dirs.Store(), d.Machine.Dirs.StoreMigrationTarget()} {
-		e, occupied, err := mount.At(dir)
-		if err != nil {
-			return nil, err
-		}
-		if occupied && d.owner(v, dir, e) == p.CID {
-			found = append(found, e)
-		}
-	}
-	return found, nil
+	return lead
 }
 
 // List returns the CIDs of the persistent disks that are mounted, the one on the store first: the Director compares that
@@ -208,23 +170,10 @@ func (d *Disks) List(ctx context.Context) ([]string, error) {
 		d.Machine.Log.WithError(err).Warn("disks are listed without asking for the settings again")
 	}
 	v, err := d.around()
-	if err != nil {
+	o, _, mountsErr := d.observeMounts(v, v.Known...)
+	if err := errors.Join(err, mountsErr); err != nil {
 		d.Machine.Log.WithError(err).Warn("what is mounted is not known")
 	}
-	working, _, _ := d.Working() // is about to be mounted
-	found := []string{v.OnStore, v.OnTarget, working}
-	for _, cid := range v.Known {
-		// What cannot be looked at is not mounted, unless nothing else explains what is.
-		only := v.leads[cid].err != nil && v.unnamed && len(v.Known) == 1
-		if mounts, err := d.mountsOf(v, v.known[cid]); only || err == nil && len(mounts) > 0 {
-			found = append(found, cid)
-		}
-	}
-	mounted := []string{}
-	for _, cid := range found {
-		if cid != "" && !slices.Contains(mounted, cid) {
-			mounted = append(mounted, cid)
-		}
-	}
-	return mounted, nil
+	o.Working, _, _ = d.Working() // is about to be mounted
+	return decide.ListDisks(o), nil
 }

@@ -1,0 +1,123 @@
+package decide
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Mounted is one mount of this machine.
+type Mounted struct {
+	ID             int
+	Source, Target string
+	// Device is the number of what is mounted, and OnDevice is set when that is a block device.
+	Device   uint64
+	OnDevice bool
+	// Owner is the persistent disk that is mounted, on the store or the migration target; empty elsewhere, or if
+	// nothing tells.
+	Owner string
+}
+
+// Lead is where the hint of a persistent disk leads.
+type Lead struct {
+	// Source is the device that carries its file system, and Device its number; 0 if there is none.
+	Source string
+	Device uint64
+	// Claims are what is known of the disk there.
+	Claims Claims
+	// Err is why it was not found, and Missing is set when it is not there.
+	Err     error
+	Missing bool
+}
+
+// Mounts is what was observed before disks are unmounted or listed.
+type Mounts struct {
+	Around
+	// All are in the order in which they were made.
+	All []Mounted
+	// Leads are those of the disks that own no mount.
+	Leads map[string]Lead
+	// Working is the disk that is about to be mounted; empty if there is none.
+	Working string
+}
+
+// of returns the mounts of a disk, binds included, and what is held by them: one mount of each device. The disk's
+// links may be gone while it is mounted; where its hint leads counts if it is not on the store or the migration target.
+func (m Mounts) of(cid string) (own, held []Mounted, err error) {
+	owns := func(o Mounted) bool { return o.Owner == cid }
+	own = filter(m.All, owns)
+	if m.Directories {
+		return own, own[:min(len(own), 1)], nil
+	}
+	if lead := m.Leads[cid]; len(own) == 0 {
+		switch {
+		case lead.Err != nil && !lead.Missing:
+			return nil, nil, lead.Err
+		case lead.Device == 0 || lead.Claims.claimedBy(cid) != "":
+			return nil, nil, nil
+		}
+		own = []Mounted{{Source: lead.Source, Device: lead.Device}}
+	}
+	for _, o := range own {
+		if !slices.ContainsFunc(held, func(h Mounted) bool { return h.Device == o.Device }) {
+			held = append(held, o)
+		}
+	}
+	ofIt := func(o Mounted) bool {
+		return slices.ContainsFunc(held, func(h Mounted) bool { return h.Device == o.Device })
+	}
+	return filter(m.All, ofIt), held, nil
+}
+
+func filter(all []Mounted, keep func(Mounted) bool) (kept []Mounted) {
+	for _, m := range all {
+		if keep(m) {
+			kept = append(kept, m)
+		}
+	}
+	return kept
+}
+
+// UnmountDisk decides what is unmounted, in order, so that nothing of a disk is mounted any more: the last one first,
+// since what is on top of it or inside it came later, and before each what is on top of it, as umount does. Another
+// disk on top is refused. Of what was held, nothing may be in use afterwards, in any mount namespace.
+func UnmountDisk(m Mounts, cid string) (order, held []Mounted, err error) {
+	own, held, err := m.of(cid)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, o := range slices.Backward(own) {
+		for _, top := range slices.Backward(m.All) {
+			if top.Target != o.Target || slices.Contains(order, top) {
+				continue
+			}
+			if top.OnDevice && top.Device != o.Device {
+				return nil, nil, fmt.Errorf("%s is mounted over it on %s: unmount that first", top.Source, o.Target)
+			}
+			order = append(order, top)
+			if top.ID == o.ID {
+				break
+			}
+		}
+	}
+	return order, held, nil
+}
+
+// ListDisks are the disks that are mounted, the one on the store first.
+func ListDisks(m Mounts) []string {
+	found := []string{m.OnStore, m.OnTarget, m.Working}
+	for _, cid := range m.Known {
+		own, _, err := m.of(cid)
+		// What cannot be looked at is not mounted, unless nothing else explains what is.
+		only := m.Leads[cid].Err != nil && m.Unnamed && len(m.Known) == 1
+		if only || err == nil && len(own) > 0 {
+			found = append(found, cid)
+		}
+	}
+	listed := []string{}
+	for _, cid := range found {
+		if cid != "" && !slices.Contains(listed, cid) {
+			listed = append(listed, cid)
+		}
+	}
+	return listed
+}
