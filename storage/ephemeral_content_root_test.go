@@ -3,6 +3,7 @@
 package storage
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -23,6 +24,25 @@ func holdingTree(t testing.TB, part, kind string, names ...string) {
 			}
 		}
 	})
+}
+
+// cutOff makes a file system with a directory that only its journal has, as a power cut leaves it.
+func cutOff(t testing.TB, dev *looptest.Device, part, kind, name string) {
+	t.Helper()
+	mkfs(t, part, kind)
+	image := filepath.Join(t.TempDir(), "image")
+	filledBy(t, part, kind, func(dir string) {
+		err := os.Mkdir(filepath.Join(dir, name), 0o755)
+		top, openErr := os.Open(dir)
+		if err := errors.Join(err, openErr, top.Sync(), top.Close()); err != nil {
+			t.Fatal(err)
+		}
+		tool(t, part, "cp", "--sparse=always", dev.Image, image)
+	})
+	tool(t, part, "cp", "--sparse=always", image, dev.Image)
+	for _, node := range []string{part, dev.Path} {
+		tool(t, node, "blockdev", "--flushbufs", node)
+	}
 }
 
 // What an ephemeral hint leads to is looked at: each row is another thing that decide.Replaced has to see. What comes
@@ -64,6 +84,12 @@ func TestRootEphemeralContent(t *testing.T) {
 		{"a store on the whole disk", "", func(t *testing.T, d *looptest.Device) {
 			holdingTree(t, d.Path, "xfs", "redis")
 		}, true, "it may be a store"},
+		{"a store whose files are in its journal", "", func(t *testing.T, d *looptest.Device) {
+			cutOff(t, d, partitioned(t, d, gpt), "ext4", "redis")
+		}, true, "its journal may hold files"},
+		{"a store on the whole disk whose files are in its log", "", func(t *testing.T, d *looptest.Device) {
+			cutOff(t, d, d.Path, "xfs", "redis")
+		}, true, "its journal may hold files"},
 		{"a store that fsck has mended", "", func(t *testing.T, d *looptest.Device) {
 			holdingTree(t, partitioned(t, d, gpt), "ext4", "lost+found/#12")
 		}, true, "it may be a store"},

@@ -93,7 +93,14 @@ func TestRootPowerCutAtTheEndOfAMigration(t *testing.T) {
 					_ = b.Migrate(ctx, "old", "new")
 				}()
 				b.CrashPoint = func(string) {}
-				b.reboot()
+				b.unmountAll()
+				planned, _, err := b.PlanMountLast(ctx)
+				b.ok(err)
+				done, _, err := b.MountLast(ctx)
+				b.ok(err)
+				if texts(planned) != texts(done) {
+					t.Errorf("planned\n%s\ndone\n%s", texts(planned), texts(done))
+				}
 				b.ok(os.Remove(filepath.Join(store, "one")))
 				if on := b.list(); on[0] == "old" {
 					b.ok(b.Mount(ctx, "new"))

@@ -2,6 +2,7 @@ package filesystem
 
 import (
 	"context"
+	"io"
 	"os"
 
 	"cambium/platform/filesystem/probe"
@@ -13,6 +14,8 @@ type managedKind struct {
 	repair func(ctx context.Context, device string, percent func(int)) error
 	// finished reports whether the making of an unmounted file system was completed.
 	finished func(ctx context.Context, device string, c probe.Content) (bool, error)
+	// journal reports whether the journal of an unmounted file system may hold what is not replayed.
+	journal func(r io.ReaderAt) (bool, error)
 	// length is that of the mounted file system, in bytes.
 	length func(device, dir *os.File) (int64, error)
 	// grow extends the mounted file system to a length.
@@ -23,9 +26,9 @@ type managedKind struct {
 
 // managedKinds has a row for each file system of package managedfs.
 var managedKinds = map[probe.Kind]managedKind{
-	probe.Ext4: {repair: repairExt4, finished: finishedExt4, length: lengthExt4, grow: growExt4,
-		growUnmounted: growUnmountedExt4},
-	probe.XFS: {finished: finishedXFS, length: lengthXFS, grow: growXFS},
+	probe.Ext4: {repair: repairExt4, finished: finishedExt4, journal: probe.ExtJournal, length: lengthExt4,
+		grow: growExt4, growUnmounted: growUnmountedExt4},
+	probe.XFS: {finished: finishedXFS, journal: probe.XFSJournal, length: lengthXFS, grow: growXFS},
 }
 
 // GrowsUnmounted reports a kind that can be grown while it is not mounted.

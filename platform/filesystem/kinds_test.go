@@ -11,7 +11,7 @@ import (
 func TestManagedKindsAreComplete(t *testing.T) {
 	for _, name := range managedfs.Names() {
 		row := managedKinds[probe.Kind(name)]
-		if row.finished == nil || row.length == nil || row.grow == nil {
+		if row.finished == nil || row.journal == nil || row.length == nil || row.grow == nil {
 			t.Errorf("the row of %s is not complete", name)
 		}
 	}

@@ -33,3 +33,20 @@ func Look(device string, kind probe.Kind, look func(top *os.Root) error) error {
 	}
 	return nil
 }
+
+// Journal reports whether the journal of an unmounted file system may hold what Look does not show.
+func Journal(device string, kind probe.Kind) (used bool, err error) {
+	m, ok := managedKinds[kind]
+	if !ok {
+		return false, fmt.Errorf("look at %s: %q is not supported", device, kind)
+	}
+	f, err := os.Open(device)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	if used, err = m.journal(f); err != nil {
+		return false, fmt.Errorf("look at the journal of %s: %w", device, err)
+	}
+	return used, nil
+}

@@ -23,6 +23,8 @@ type Replaced struct {
 	// why they are not known.
 	Names    []string
 	Unlisted error
+	// Journal is set when the journal of that file system may hold files that Names lacks.
+	Journal bool
 }
 
 // MayBeStore says whether the only partition of a disk, or the whole disk, has to be looked at. Names of ephemeral and
@@ -49,6 +51,9 @@ func (o Replaced) refuse(s layout.State) error {
 	switch {
 	case o.Volume.Content.Data() && o.Unlisted != nil:
 		return fmt.Errorf("not touched: cannot determine whether %s holds a store: %w", s.Path, o.Unlisted)
+	case o.Volume.Content.Data() && o.Journal && empty(o.Names):
+		found = fmt.Sprintf("holds %s that looks empty, but was in use, and its journal may hold files",
+			o.Volume.Content)
 	case o.Volume.Content.Data() && ephemeralData(o.Names):
 		return nil
 	case o.Volume.Content.Data():
@@ -77,6 +82,11 @@ func (o Replaced) ephemeral() bool {
 
 // novaLabel is what OpenStack calls the file system that it makes on an ephemeral disk.
 const novaLabel = "ephemeral0"
+
+// empty reports a top directory as a new file system has it.
+func empty(names []string) bool {
+	return len(names) == 0 || len(names) == 1 && names[0] == "lost+found/"
+}
 
 // ephemeralData reports the top directory of an agent's ephemeral disk, which has all of three directories, or of a
 // file system without any content: Azure's warning is on disks whose content is lost anyway. One of the names alone is

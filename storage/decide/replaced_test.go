@@ -24,6 +24,11 @@ func TestReplaced(t *testing.T) {
 	booting := Replaced{Volume: volumeOf(probe.Ext4, probe.DOS), Names: []string{"db/"}}
 	unlisted := holding()
 	unlisted.Unlisted = errors.New("wrong features")
+	unreplayed := func(names ...string) Replaced {
+		o := holding(names...)
+		o.Journal = true
+		return o
+	}
 	dos := func(types ...string) layout.Table {
 		t := layout.Table{Label: layout.MBR}
 		for i, kind := range types {
@@ -50,6 +55,12 @@ func TestReplaced(t *testing.T) {
 		{"Nova's label in a partition", gpt, labeled, "it may be a store"},
 		{"bare ext4, empty", none, holding("lost+found/"), ""},
 		{"bare xfs, empty", none, of(probe.XFS), ""},
+		{"bare ext4 that was not unmounted, empty as far as is seen", none, unreplayed("lost+found/"),
+			"looks empty, but was in use, and its journal may hold files: it may be a store"},
+		{"the same in a partition", gpt, unreplayed(), "it may be a store"},
+		{"the same with the layout of an agent", gpt, unreplayed("sys/", "jobs/", "packages/"), ""},
+		{"the same with Azure's warning", gpt, unreplayed("DATALOSS_WARNING_README.txt"), ""},
+		{"the same with names of an earlier VM", named("bosh-partition-b-0"), unreplayed(), ""},
 		{"a preformatted store", none, holding("lost+found/", "db/"), "holds ext4 with files that are not an agent's"},
 		{"a preformatted store with a boot sector", none, booting, "it may be a store"},
 		{"a preformatted store that cannot be read", none, unlisted, "cannot determine whether /dev/vdb holds"},

@@ -264,6 +264,9 @@ func (d *Disks) replaced(ctx context.Context, s layout.State, data int, announce
 	if o.Names, o.Unlisted = filesystem.List(node, o.Volume.Content.Kind); o.Unlisted != nil {
 		return o, nil
 	}
+	if o.Journal, err = filesystem.Journal(node, o.Volume.Content.Kind); err != nil {
+		return o, err
+	}
 	// The kernel lets go of a mount a little after its descriptor is closed.
 	return o, mount.AwaitIdle(ctx, node)
 }
