@@ -191,9 +191,9 @@ func (c matrixCell) String() string {
 	return fmt.Sprintf("%s; %s; %s; unfinished %d", c.content().name, c.table().name, c.damage().name, c[3])
 }
 
-// prepared says that the table or the record tells of a preparation that is not finished.
+// prepared says that the table tells of a preparation that is not finished, or the record if it has no names.
 func (c matrixCell) prepared() bool {
-	return c[3] == 1 || strings.Contains(c.table().script, decide.PreparingName)
+	return c[3] == 1 && !strings.HasPrefix(c.table().script, "label: gpt") || strings.Contains(c.table().script, decide.PreparingName)
 }
 
 // possible leaves out what cannot be. What a disk held is wiped before its preparation is told of, which ends before the disk is mounted:

@@ -22,7 +22,6 @@ import (
 
 	"cambium/internal/looptest"
 	"cambium/internal/managedfs"
-	"cambium/storage/decide"
 )
 
 // layer is what is not zero on a disk or volume, in runs of sectors. Disks of the matrix are large and nearly empty: so they are kept
@@ -347,7 +346,7 @@ func (o *oracle) judge(c matrixCell) (held, ours string, blank bool) {
 	content, table, volume := c.content(), o.tables[c.table()], o.volumes[[2]int{c[0], c[2]}]
 	nothing := content.name == "zeros"
 	neverUsed := nothing || strings.HasPrefix(content.name, "new ")
-	if table.one && neverUsed && (c[3] == 1 || table.name == decide.PreparingName) {
+	if table.one && neverUsed && c.prepared() {
 		ours = "its preparation is unfinished"
 	} else {
 		held = volume.found

@@ -20,6 +20,7 @@ import (
 	"cambium/platform/filesystem/probe"
 	"cambium/platform/mount"
 	"cambium/settings"
+	"cambium/storage/decide"
 	"cambium/storage/record"
 )
 
@@ -87,6 +88,24 @@ func TestRootD05StaleRecordCostsNothing(t *testing.T) {
 				t.Errorf("still pending: %v, %v", r.Unfinished, err)
 			}
 		})
+	}
+}
+
+// A record of an unfinished preparation is nothing against a partition with its final name: another machine has finished
+// it, and the disk has been in use since.
+func TestRootFinishedElsewhere(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(256<<20, "vol-1")
+	part := partitioned(t, dev, "label: gpt\nstart=2048, name=\""+decide.PersistentName+"\"\n")
+	filled(t, part, "ext4")
+	s, err := disk.Inspect(dev.Path)
+	b.ok(err)
+	b.ok(b.Record.Update(func(r *record.Record) { r.Unfinished["vol-1"] = s.Table.GUID }))
+	poke(t, part, 0, make([]byte, 4096))
+	before := checksum(t, dev)
+	b.fails(b.Mount(ctx, "vol-1"), "backup superblock", "e2fsck -b")
+	if checksum(t, dev) != before {
+		t.Error("the disk was changed")
 	}
 }
 

@@ -64,9 +64,9 @@ func (c Change) String() string { return fmt.Sprintf("%s: %s: %s", c.Device, c.P
 type Plan struct {
 	Changes []Change
 	// Begin, unless empty, is put on record as unfinished before the first change. A new table gets an identifier of
-	// its own, which is recorded as well.
+	// its own, which is put on record as well.
 	Begin string
-	// Finish ends that record when everything is made, before the disk is used.
+	// Finish ends that record when everything is made, before the disk is used. Without it nothing is put on record.
 	Finish bool
 	// MustGrow makes it an error that a file system cannot be grown. Otherwise that is not a reason to keep its data
 	// away.

@@ -163,7 +163,8 @@ type matrixCell struct {
 }
 
 func (c matrixCell) pending() bool {
-	return c.table.one() && c.table.table.Partitions[0].Name == PreparingName || c.record.pending && c.table.one()
+	return c.table.one() && (c.table.table.Partitions[0].Name == PreparingName ||
+		c.record.pending && !c.table.table.Label.Named())
 }
 
 // possible leaves out what cannot be: before a preparation is told of, what the disk held is wiped.

@@ -20,8 +20,7 @@ type Persistent struct {
 	Damaged error
 	// Volume is its only partition, or the whole device where Preformatted is set.
 	Volume Volume
-	// Pending says that an unfinished preparation of exactly this table is on record, or written in the table itself, and Finished
-	// that its file system is complete all the same.
+	// Pending is Unfinished, and Finished says that its file system is complete all the same.
 	Pending, Finished bool
 	// Residue is what shows that it is not blank: the disk where it has no partition, otherwise its only partition if
 	// that shows no signature.
@@ -42,6 +41,16 @@ type Persistent struct {
 	AllowForeign, AllowNoise bool
 	// Preformatted disks carry their file system without a table, and are neither partitioned nor formatted.
 	Preformatted bool
+}
+
+// Unfinished reports whether the making of the only partition was begun and not ended. A table with names says that
+// itself: another machine may have ended it. Of one without names, it is on record.
+func Unfinished(o Persistent) bool {
+	t := o.Disk.Table
+	if t.Label.Named() {
+		return t.Partitions[0].Name == PreparingName
+	}
+	return t.Label != layout.None && o.Record.Pending(o.CID, t.GUID)
 }
 
 // Part is the device that carries the file system.
@@ -112,23 +121,29 @@ func MountPersistent(o Persistent, target string) (p Plan, err error) {
 		}
 		p.add(Change{Op: CreateTable, Device: o.Disk.Path, Proof: proof, What: "create " + Layout{Label: o.Label, Data: 1}.describe(parts),
 			Destructive: true, Label: o.Label, Partitions: parts})
-		p.makeFileSystem(o, "new partition", false)
+		p.makeFileSystem(o, o.Label, "new partition", false)
 		p.nameFinished(o.Disk.Path, parts[0].Name)
 		p.use(o.Part(), made, 0, target, o.MountOptions)
 		return p, nil
 	case format:
-		p.Begin = o.Disk.Table.GUID
 		p.repair(o.Disk)
-		p.makeFileSystem(o, proof, true)
-		p.nameFinished(o.Disk.Path, o.Disk.Table.Partitions[0].Name)
+		name := o.Disk.Table.Partitions[0].Name
+		if !o.Disk.Table.Label.Named() {
+			p.Begin = o.Disk.Table.GUID
+		} else if name != PreparingName {
+			name = PreparingName
+			p.namePartition(o.Disk.Path, proof, name)
+		}
+		p.makeFileSystem(o, o.Disk.Table.Label, proof, true)
+		p.nameFinished(o.Disk.Path, name)
 		p.use(o.Part(), made, 0, target, o.MountOptions)
 		return p, nil
 	}
 	p.repair(o.Disk)
-	p.Finish = o.Pending
+	_, p.Finish = o.Record.Unfinished[o.CID]
 	volume := o.Volume
 	if o.Pending && !o.Finished {
-		p.makeFileSystem(o, "a crash left it unfinished, and it was never mounted", true)
+		p.makeFileSystem(o, o.Disk.Table.Label, "a crash left it unfinished, and it was never mounted", true)
 		volume = made
 	}
 	p.nameFinished(o.Disk.Path, o.Disk.Table.Partitions[0].Name)
@@ -148,12 +163,20 @@ func MountPersistent(o Persistent, target string) (p Plan, err error) {
 // nameFinished gives the partition its final name when its file system is complete.
 func (p *Plan) nameFinished(path, name string) {
 	if name == PreparingName {
-		p.add(Change{Op: NamePartition, Device: path, Proof: "the file system is complete", What: "name partition 1 " + PersistentName, Partition: 1, Name: PersistentName})
+		p.namePartition(path, "the file system is complete", PersistentName)
 	}
 }
 
-func (p *Plan) makeFileSystem(o Persistent, proof string, destructive bool) {
-	p.Finish = true
+func (p *Plan) namePartition(path, proof, name string) {
+	p.add(Change{Op: NamePartition, Device: path, Proof: proof, What: "name partition 1 " + name, Partition: 1,
+		Name: name})
+}
+
+// makeFileSystem makes one in the table of a disk, which says itself that this is not finished if it has names.
+// Otherwise it is on record.
+func (p *Plan) makeFileSystem(o Persistent, label layout.Label, proof string, destructive bool) {
+	_, recorded := o.Record.Unfinished[o.CID]
+	p.Finish = recorded || !label.Named()
 	p.add(Change{Op: MakeFileSystem, Device: o.Part(), Proof: proof, What: "make " + string(o.FileSystem), FileSystem: o.FileSystem, Destructive: destructive})
 }
 

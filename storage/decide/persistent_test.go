@@ -3,6 +3,7 @@ package decide
 import (
 	"errors"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -190,6 +191,10 @@ func TestMountPersistent(t *testing.T) {
 	grown.Bytes = 900 * testMiB
 	preparing := gptDisk(PreparingName)
 	preparing.Table.GUID, preparing.Table.Partitions[0].Size = "G", 98*testMiB
+	dosFull, begun := dosDisk, record.New()
+	dosFull.Table.Partitions = slices.Clone(dosDisk.Table.Partitions)
+	dosFull.Table.GUID, dosFull.Table.Partitions[0].Size = "D", 98*testMiB
+	begun.Unfinished["vol-1"] = "D"
 	sized := func(bytes int64) layout.State {
 		s := diskWithoutTable(probe.Blank)
 		s.Bytes = bytes
@@ -206,7 +211,7 @@ func TestMountPersistent(t *testing.T) {
 		fails    string
 	}{
 		{name: "blank", o: Persistent{Disk: diskWithoutTable(probe.Blank)},
-			want: "create-table make-file-system1 name-partition mount1", finish: true},
+			want: "create-table make-file-system1 name-partition mount1"},
 		{name: "blank, DOS", o: Persistent{Disk: diskWithoutTable(probe.Blank), Label: layout.MBR},
 			want: "create-table make-file-system1 mount1", finish: true},
 		{name: "blank, unknown file system", o: Persistent{Disk: diskWithoutTable(probe.Blank), FileSystem: "zfs"},
@@ -216,11 +221,11 @@ func TestMountPersistent(t *testing.T) {
 		{name: "too large for its table", o: Persistent{Disk: huge, Label: layout.MBR}, fails: "larger than 2 TiB"},
 		{name: "too small", o: Persistent{Disk: sized(2 * testMiB)}, fails: "/dev/vdb has 2.0 MiB, which is too small"},
 		{name: "no size", o: Persistent{Disk: sized(0)}, fails: "/dev/vdb has 0.0 MiB, which is too small"},
-		{name: "large", o: Persistent{Disk: huge}, want: "create-table make-file-system1 name-partition mount1", finish: true},
+		{name: "large", o: Persistent{Disk: huge}, want: "create-table make-file-system1 name-partition mount1"},
 		{name: "foreign", o: Persistent{Disk: diskWithoutTable(probe.LVM)},
 			fails: "/dev/vdb is refused: the whole disk holds LVM"},
 		{name: "foreign, released", o: Persistent{Disk: diskWithoutTable(probe.LVM), AllowForeign: true},
-			want: "create-table make-file-system1 name-partition mount1", finish: true},
+			want: "create-table make-file-system1 name-partition mount1"},
 		{name: "foreign with a superblock, released", o: Persistent{Disk: diskWithoutTable(probe.LVM),
 			AllowForeign: true, Superblocks: []probe.Superblock{{Kind: probe.Ext4, Start: 4096}}},
 			fails: "LVM physical volume. It has a superblock of ext4 at byte 4096: no setting formats such a disk"},
@@ -236,21 +241,27 @@ func TestMountPersistent(t *testing.T) {
 			AllowForeign: true, Residue: ext4At(0, 128*testMiB)},
 			fails: "run e2fsck -b 32768 -B 4096 /dev/vdb1. It has a superblock of ext4"},
 		{name: "bytes, released", o: Persistent{Disk: diskWithoutTable(probe.Blank), AllowForeign: true,
-			Residue: remains}, want: "create-table make-file-system1 name-partition mount1", finish: true},
+			Residue: remains}, want: "create-table make-file-system1 name-partition mount1"},
 		{name: "unfinished, with a superblock", o: Persistent{Disk: preparing, Volume: blank, Pending: true,
 			Superblocks: []probe.Superblock{{Kind: probe.Ext4}}},
-			want: "make-file-system1 name-partition mount1", begin: "G", finish: true},
+			want: "make-file-system1 name-partition mount1"},
 		{name: "damaged, released", o: Persistent{Disk: state(100*testMiB, layout.Table{}),
 			Damaged: layout.ErrDamaged, AllowForeign: true},
-			want: "create-table make-file-system1 name-partition mount1", finish: true},
-		{name: "never formatted", o: Persistent{Disk: recovered, Volume: blank}, want: "repair-table make-file-system1 mount1", begin: "G", finish: true},
+			want: "create-table make-file-system1 name-partition mount1"},
+		{name: "never formatted", o: Persistent{Disk: recovered, Volume: blank}, want: "repair-table name-partition make-file-system1 name-partition mount1"},
 		{name: "kept", o: Persistent{Disk: full, Volume: ext4}, want: "mount1"},
 		{name: "one good copy", o: Persistent{Disk: recovered, Volume: ext4}, want: "repair-table mount1"},
-		{name: "unfinished on record, complete", o: Persistent{Disk: full, Volume: ext4, Pending: true, Finished: true}, want: "mount1", finish: true},
-		{name: "unfinished by its name, blank", o: Persistent{Disk: preparing, Volume: blank, Pending: true}, want: "make-file-system1 name-partition mount1", begin: "G", finish: true},
-		{name: "unfinished by its name, complete", o: Persistent{Disk: preparing, Volume: ext4, Pending: true, Finished: true}, want: "name-partition mount1", finish: true},
-		{name: "unfinished by its name", o: Persistent{Disk: preparing, Volume: faulty, Pending: true}, want: "make-file-system1 name-partition mount1", finish: true},
-		{name: "unfinished on record", o: Persistent{Disk: full, Volume: faulty, Pending: true}, want: "make-file-system1 mount1", finish: true},
+		{name: "unfinished on record, complete", o: Persistent{Disk: dosFull, Volume: ext4, Pending: true,
+			Finished: true, Record: begun}, want: "mount1", finish: true},
+		{name: "unfinished on record, blank", o: Persistent{Disk: dosFull, Volume: blank, Pending: true, Record: begun},
+			want: "make-file-system1 mount1", begin: "D", finish: true},
+		{name: "a record of what another machine has finished", o: Persistent{Disk: full, Volume: ext4, Record: begun},
+			want: "mount1", finish: true},
+		{name: "unfinished by its name, blank", o: Persistent{Disk: preparing, Volume: blank, Pending: true}, want: "make-file-system1 name-partition mount1"},
+		{name: "unfinished by its name, complete", o: Persistent{Disk: preparing, Volume: ext4, Pending: true, Finished: true}, want: "name-partition mount1"},
+		{name: "unfinished by its name", o: Persistent{Disk: preparing, Volume: faulty, Pending: true}, want: "make-file-system1 name-partition mount1"},
+		{name: "unfinished on record", o: Persistent{Disk: dosFull, Volume: faulty, Pending: true, Record: begun},
+			want: "make-file-system1 mount1", finish: true},
 		{name: "errors on record (D.22)", o: Persistent{Disk: full, Volume: faulty}, want: "check-file-system1 mount1"},
 		{name: "grown by the IaaS", o: Persistent{Disk: grown, Volume: ext4}, want: "grow-partition mount1 grow-file-system1"},
 		{name: "grown, the file system lags behind", o: Persistent{Disk: grown, Volume: small}, want: "grow-partition mount1 grow-file-system1"},
@@ -288,6 +299,33 @@ func TestMountPersistent(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Which preparations are unfinished.
+func TestUnfinished(t *testing.T) {
+	dos, other := dosDisk, dosDisk
+	dos.Table.GUID, other.Table.GUID = "T", "U"
+	final, preparing := gptDisk(PersistentName), gptDisk(PreparingName)
+	final.Table.GUID = "T"
+	r := record.New()
+	r.Unfinished["vol-1"] = "T"
+	for _, c := range []struct {
+		name string
+		disk layout.State
+		r    record.Record
+		want bool
+	}{
+		{"by its name", preparing, record.New(), true},
+		{"by the record, but not by its name", final, r, false},
+		{"neither", final, record.New(), false},
+		{"without names, by the record", dos, r, true},
+		{"without names, by the record of another table", other, r, false},
+		{"without names and record", dos, record.New(), false},
+	} {
+		if got := Unfinished(Persistent{CID: "vol-1", Disk: c.disk, Record: c.r}); got != c.want {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
 	}
 }
 

@@ -224,8 +224,7 @@ func (d *Disks) observePartition(ctx context.Context, o *decide.Persistent, acti
 			return err
 		}
 	}
-	o.Pending = o.Disk.Table.Label != layout.None && o.Record.Pending(o.CID, o.Disk.Table.GUID) ||
-		part.Name == decide.PreparingName
+	o.Pending = decide.Unfinished(*o)
 	if o.Volume.Content.Blank() && !o.Pending {
 		o.Residue, err = disk.SurveyPartition(o.Disk, part)
 	}

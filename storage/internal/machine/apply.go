@@ -51,7 +51,7 @@ func (m *Machine) Apply(ctx context.Context, key string, p decide.Plan) (made []
 			}
 			continue
 		}
-		if err := m.apply(ctx, key, c); err != nil {
+		if err := m.apply(ctx, key, c, p.Finish); err != nil {
 			return made, err
 		}
 		mounted[c.Device] = c.Op == decide.Mount
@@ -74,11 +74,12 @@ func uses(op decide.Op) bool {
 	return false
 }
 
-func (m *Machine) apply(ctx context.Context, key string, c decide.Change) error {
+// apply makes one change. onRecord says that a preparation is put on record.
+func (m *Machine) apply(ctx context.Context, key string, c decide.Change, onRecord bool) error {
 	log := m.Log.WithFields(logrus.Fields{"device": c.Device, "proof": c.Proof})
 	switch c.Op {
 	case decide.CreateTable:
-		return m.createTable(ctx, key, c, log)
+		return m.createTable(ctx, key, c, onRecord, log)
 	case decide.AppendPartitions:
 		if err := disk.Append(ctx, c.Device, c.Partitions); err != nil {
 			return err
@@ -125,7 +126,7 @@ func (m *Machine) apply(ctx context.Context, key string, c decide.Change) error 
 	return fmt.Errorf("%s: no such change of a disk: %s", c.Device, c.Op)
 }
 
-func (m *Machine) createTable(ctx context.Context, key string, c decide.Change, log *logrus.Entry) error {
+func (m *Machine) createTable(ctx context.Context, key string, c decide.Change, onRecord bool, log *logrus.Entry) error {
 	number, err := blkdev.NumberOf(c.Device)
 	if err != nil {
 		return err
@@ -134,7 +135,7 @@ func (m *Machine) createTable(ctx context.Context, key string, c decide.Change, 
 		return err
 	}
 	id := ""
-	if key != "" {
+	if onRecord {
 		if id, err = disk.NewID(c.Label); err != nil {
 			return err
 		}
