@@ -224,13 +224,11 @@ func (c *copier) makeFile(source, target int, st *unix.Stat_t, me *worker) error
 	if err := setAttributes(target, st, all); err != nil {
 		return err
 	}
-	if !sparse(st) {
-		c.digests.put(st, c.digests.addAttributes(digest, all))
-	}
+	c.digests.put(st, c.digests.addAttributes(digest, all))
 	return nil
 }
 
-// content copies the data and leaves the holes. The digest is that of a file without holes.
+// content copies the data and leaves the holes, in whole pages.
 func (c *copier) content(source, target int, st *unix.Stat_t, me *worker) (digest uint64, err error) {
 	holes := sparse(st)
 	if holes {
@@ -244,14 +242,16 @@ func (c *copier) content(source, target int, st *unix.Stat_t, me *worker) (diges
 		}
 		end := min(at+blockSize, st.Size)
 		if holes {
-			if at, err = seek(source, at, st.Size, unix.SEEK_DATA); err != nil || at == st.Size {
-				return 0, err
+			data, err := seek(source, at, st.Size, unix.SEEK_DATA)
+			if err != nil || data == st.Size {
+				return digest, err
 			}
-			hole, err := seek(source, at, st.Size, unix.SEEK_HOLE)
+			hole, err := seek(source, data, st.Size, unix.SEEK_HOLE)
 			if err != nil {
 				return 0, err
 			}
-			end = min(at+blockSize, hole)
+			at = data / pageSize * pageSize
+			end = min(at+blockSize, (hole+pageSize-1)/pageSize*pageSize, st.Size)
 		}
 		block := me.a[:end-at]
 		if err := readAt(source, block, at); err != nil {
@@ -260,7 +260,7 @@ func (c *copier) content(source, target int, st *unix.Stat_t, me *worker) (diges
 		if err := writeAt(target, block, at); err != nil {
 			return 0, err
 		}
-		digest = c.digests.add(digest, block)
+		digest = c.digests.add(digest, at, block)
 		c.wrote(end - at)
 		at = end
 	}

@@ -235,7 +235,7 @@ func TestRootVerifyFindsEverything(t *testing.T) {
 
 // A digest holds for the source as it was read: a later change is found, also one that restores the times.
 func TestRootVerifyNoticesAChangedSource(t *testing.T) {
-	for _, name := range []string{"a/small", "a/large", "a/larger"} {
+	for _, name := range []string{"a/small", "a/large", "a/larger", "hole at the start"} {
 		t.Run(name, func(t *testing.T) {
 			from, to := disks(t)
 			treetest.Fill(t, from)

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -32,12 +33,13 @@ func TestPath(t *testing.T) {
 	}
 }
 
-// A digest holds for one state of the source and depends on all blocks, their order, and the attributes.
+// A digest holds for one state of the source and depends on all bytes, their place, and the attributes; holes are
+// zeros.
 func TestDigests(t *testing.T) {
 	d := newDigests()
 	of := func(attributes map[string]string, blocks ...string) (digest uint64) {
-		for _, b := range blocks {
-			digest = d.add(digest, []byte(b))
+		for i, b := range blocks {
+			digest = d.add(digest, int64(i)*pageSize, []byte(b))
 		}
 		return d.addAttributes(digest, attributes)
 	}
@@ -46,6 +48,10 @@ func TestDigests(t *testing.T) {
 	slices.Sort(all)
 	if len(slices.Compact(all)) != 7 {
 		t.Error("two of seven contents have the same digest")
+	}
+	long := strings.Repeat("x", pageSize) + strings.Repeat("\x00", pageSize) + "y"
+	if whole := of(nil, long); whole != of(nil, long[:pageSize], "", "y") || whole == of(nil, long[:pageSize], "y") {
+		t.Error("a hole is not as zeros are")
 	}
 	for range 10 { // maps have no order
 		if once := of(a, "x", "y"); once != of(a, "x", "y") {

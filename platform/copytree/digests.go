@@ -1,8 +1,10 @@
 package copytree
 
 import (
+	"bytes"
 	"encoding/binary"
 	"hash/maphash"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -46,12 +48,24 @@ func (s *digests) get(st *unix.Stat_t) (uint64, bool) {
 	return known.digest, ok && known.size == st.Size && known.ctime == st.Ctim
 }
 
-// add continues a digest with the next block of a file.
-func (s *digests) add(digest uint64, block []byte) uint64 {
-	var both [16]byte
-	binary.NativeEndian.PutUint64(both[:], digest)
-	binary.NativeEndian.PutUint64(both[8:], maphash.Bytes(s.seed, block))
-	return maphash.Bytes(s.seed, both[:])
+// pageSize is the unit of a digest, and no file system that the agent makes has larger blocks.
+const pageSize = 4096
+
+var zeroPage [pageSize]byte
+
+// add continues a digest with what is at an offset of a file, which is that of a page. Pages count by their place;
+// zeros do not, so that a hole is as good as zeros.
+func (s *digests) add(digest uint64, at int64, block []byte) uint64 {
+	for page := range slices.Chunk(block, pageSize) {
+		if !bytes.Equal(page, zeroPage[:len(page)]) {
+			var both [16]byte
+			binary.NativeEndian.PutUint64(both[:], uint64(at))
+			binary.NativeEndian.PutUint64(both[8:], maphash.Bytes(s.seed, page))
+			digest ^= maphash.Bytes(s.seed, both[:])
+		}
+		at += int64(len(page))
+	}
+	return digest
 }
 
 // addAttributes continues a digest with extended attributes, in any order.

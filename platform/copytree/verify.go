@@ -176,20 +176,31 @@ func (v *verifier) sameDigest(target int, st *unix.Stat_t, me *worker) (bool, er
 		return false, nil
 	}
 	var digest uint64
-	for at := int64(0); at < st.Size; at += blockSize {
+	var read int64
+	for at := int64(0); at < st.Size; {
 		if err := context.Cause(me.ctx); err != nil {
 			return false, err
+		}
+		if sparse(st) {
+			data, err := seek(target, at, st.Size, unix.SEEK_DATA)
+			if err != nil {
+				return false, err
+			}
+			if at = data / pageSize * pageSize; data == st.Size {
+				break
+			}
 		}
 		block := me.a[:min(blockSize, st.Size-at)]
 		if err := readAt(target, block, at); err != nil {
 			return false, err
 		}
-		digest = v.digests.add(digest, block)
+		digest = v.digests.add(digest, at, block)
+		at, read = at+int64(len(block)), read+int64(len(block))
 		v.progress.bytes.Add(int64(len(block)))
 	}
 	all, err := xattrs(target, st)
 	if err != nil || v.digests.addAttributes(digest, all) != want {
-		v.progress.bytes.Add(-st.Size) // it is read again
+		v.progress.bytes.Add(-read) // it is read again
 		return false, err
 	}
 	return true, nil
