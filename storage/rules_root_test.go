@@ -333,3 +333,29 @@ func TestRootLargeSectors(t *testing.T) {
 		t.Errorf("sgdisk: %s", out)
 	}
 }
+
+// Settings are asked for over the network: nothing waits for that.
+func TestRootSettingsAreAskedForWithoutTheLock(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(64<<20, "vol-1")
+	asked := 0
+	b.Reload = func(context.Context) error {
+		asked++
+		if !b.TryLock() {
+			t.Errorf("call %d asks with the lock", asked)
+			return nil
+		}
+		b.Machine.Unlock()
+		return nil
+	}
+	hint := settings.DiskHint{Path: dev.Path}
+	b.ok(b.Add(ctx, "vol-1", hint))
+	b.ok(b.Mount(ctx, "vol-1"))
+	b.lists("vol-1")
+	b.unmounted("vol-1", "Unmounted partition of vol-1")
+	b.ok(b.AddDynamic(ctx, "dyn", hint))
+	b.ok(b.Remove(ctx, "vol-1"))
+	if asked != 5 {
+		t.Errorf("settings were asked for %d times, want 5", asked)
+	}
+}
