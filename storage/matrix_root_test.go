@@ -193,7 +193,8 @@ func (c matrixCell) String() string {
 
 // prepared says that the table tells of a preparation that is not finished, or the record if it has no names.
 func (c matrixCell) prepared() bool {
-	return c[3] == 1 && !strings.HasPrefix(c.table().script, "label: gpt") || strings.Contains(c.table().script, decide.PreparingName)
+	script := c.table().script
+	return c[3] == 1 && !strings.HasPrefix(script, "label: gpt") || strings.Contains(script, decide.PreparingName)
 }
 
 // possible leaves out what cannot be. What a disk held is wiped before its preparation is told of, which ends before the disk is mounted:

@@ -91,8 +91,8 @@ func TestRootD05StaleRecordCostsNothing(t *testing.T) {
 	}
 }
 
-// A record of an unfinished preparation is nothing against a partition with its final name: another machine has finished
-// it, and the disk has been in use since.
+// A record of an unfinished preparation is nothing against a partition with its final name: another machine has
+// finished it, and the disk has been in use since.
 func TestRootFinishedElsewhere(t *testing.T) {
 	b := newBench(t, Options{})
 	dev := b.disk(256<<20, "vol-1")

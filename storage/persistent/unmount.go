@@ -105,8 +105,8 @@ func (d *Disks) Detach(m mount.Entry) error {
 	return err
 }
 
-// observeMounts observes what is mounted, and where the hints of the named disks lead that own none of it. The mounts are
-// also returned by their ID.
+// observeMounts observes what is mounted, and where the hints of the named disks lead that own none of it. The mounts
+// are also returned by their ID.
 func (d *Disks) observeMounts(v view, cids ...string) (o decide.Mounts, table map[int]mount.Entry, err error) {
 	o, table = decide.Mounts{Around: v.Around, Leads: map[string]decide.Lead{}}, map[int]mount.Entry{}
 	all, err := mount.Table()

@@ -16,8 +16,8 @@ func ExtJournal(r io.ReaderAt) (bool, error) {
 // xfsLogHead is how much of the log of an xfs is looked at: more than the record that mkfs writes.
 const xfsLogHead = 1 << 20
 
-// XFSJournal reports whether the log of an xfs has been used: it may then hold what has to be replayed. That it does not
-// is told by its end, which only a search through the log finds. mkfs writes one record, at its beginning.
+// XFSJournal reports whether the log of an xfs has been used: it may then hold what has to be replayed. That it does
+// not is told by its end, which only a search through the log finds. mkfs writes one record, at its beginning.
 func XFSJournal(r io.ReaderAt) (bool, error) {
 	const record = 0xfeedbabe
 	var sb [512]byte

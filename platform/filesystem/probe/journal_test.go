@@ -2,6 +2,7 @@ package probe
 
 import (
 	"encoding/binary"
+	"io"
 	"os"
 	"testing"
 
@@ -12,12 +13,12 @@ import (
 func TestJournalsOfNewFileSystems(t *testing.T) {
 	for name, c := range map[string]struct {
 		make    []string
-		journal func(f *os.File) (bool, error)
+		journal func(io.ReaderAt) (bool, error)
 	}{
-		"ext4":         {[]string{"mkfs.ext4", "-qF"}, func(f *os.File) (bool, error) { return ExtJournal(f) }},
-		"xfs":          {[]string{"mkfs.xfs", "-q"}, func(f *os.File) (bool, error) { return XFSJournal(f) }},
-		"striped xfs":  {[]string{"mkfs.xfs", "-q", "-d", "su=256k,sw=2"}, func(f *os.File) (bool, error) { return XFSJournal(f) }},
-		"xfs in 1 KiB": {[]string{"mkfs.xfs", "-q", "-b", "size=1024"}, func(f *os.File) (bool, error) { return XFSJournal(f) }},
+		"ext4":         {[]string{"mkfs.ext4", "-qF"}, ExtJournal},
+		"xfs":          {[]string{"mkfs.xfs", "-q"}, XFSJournal},
+		"striped xfs":  {[]string{"mkfs.xfs", "-q", "-d", "su=256k,sw=2"}, XFSJournal},
+		"xfs in 1 KiB": {[]string{"mkfs.xfs", "-q", "-b", "size=1024"}, XFSJournal},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := looptest.Image(t, 2<<30)

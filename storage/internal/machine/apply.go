@@ -126,7 +126,8 @@ func (m *Machine) apply(ctx context.Context, key string, c decide.Change, onReco
 	return fmt.Errorf("%s: no such change of a disk: %s", c.Device, c.Op)
 }
 
-func (m *Machine) createTable(ctx context.Context, key string, c decide.Change, onRecord bool, log *logrus.Entry) error {
+func (m *Machine) createTable(ctx context.Context, key string, c decide.Change, onRecord bool,
+	log *logrus.Entry) error {
 	number, err := blkdev.NumberOf(c.Device)
 	if err != nil {
 		return err
