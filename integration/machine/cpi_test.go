@@ -273,7 +273,7 @@ func (c *cloud) qemuArguments() []string {
 	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, file := range files {
 		data, _ := os.ReadFile(file)
-		if bytes.Contains(data, []byte("qemu-system-")) && bytes.Contains(data, []byte(iaas.Directory(c.dir, c.name)+"/")) {
+		if bytes.HasPrefix(data, []byte("qemu-system-x86_64\x00-name\x00"+c.runtime()+".")) {
 			return strings.Split(string(data), "\x00")
 		}
 	}

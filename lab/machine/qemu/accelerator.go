@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -75,11 +76,26 @@ func (e Engine) Probe(ctx context.Context) error {
 	return errors.Join(err, os.RemoveAll(dir))
 }
 
-// probe boots a kernel whose first program only says that it runs.
+// probe boots a kernel whose first program only says that it runs, as the user that machines run as.
 func probe(ctx context.Context, img image.Image, accelerator []string) bool {
-	args := append([]string{"-machine", "pc", "-smp", "2", "-m", "512", "-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio",
-		"-kernel", img.Kernel, "-initrd", img.Initrd, "-append",
-		"console=ttyS0 panic=-1 quiet no_timer_check " + guest.ProbeWord}, accelerator...)
-	out, _ := exec.CommandContext(ctx, "qemu-system-x86_64", args...).Output() // its words are the answer
+	var inherited descriptors
+	defer inherited.close()
+	program, err := os.ReadFile(img.Kernel)
+	if err != nil {
+		return false
+	}
+	ram, err := os.ReadFile(img.Initrd)
+	if err != nil {
+		return false
+	}
+	boot, err := bootKernel(&inherited, program, ram, "console=ttyS0 panic=-1 quiet no_timer_check "+guest.ProbeWord)
+	if err != nil {
+		return false
+	}
+	argv := slices.Concat(asUser("probe", accelerator), []string{"qemu-system-x86_64", "-machine", "pc", "-smp", "2",
+		"-m", "512", "-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio"}, boot, accelerator)
+	qemu := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	qemu.ExtraFiles, qemu.Env = inherited, environment()
+	out, _ := qemu.Output() // its words are the answer
 	return strings.Contains(string(out), guest.ProbeAnswer) && ctx.Err() == nil
 }

@@ -17,6 +17,7 @@ type attached struct {
 	disk   machine.Disk
 	number int  // never used twice
 	hot    bool // plugged in while the machine ran
+	set    int  // by which the running QEMU has the image
 }
 
 // serialLength is what virtio has room for.
@@ -56,9 +57,69 @@ func (a *attached) drive() string {
 const cdDrive = "cd"
 
 // block describes the image to QEMU.
-func (a *attached) block() map[string]any {
-	return map[string]any{"driver": "raw", "node-name": a.node(), "read-only": a.disk.ReadOnly, "discard": "unmap",
-		"file": map[string]any{"driver": "file", "filename": a.disk.Image, "discard": "unmap"}}
+func (a *attached) block() map[string]any { return raw(a.node(), a.set, a.disk.ReadOnly) }
+
+// raw describes an image that is a disk byte by byte, and that QEMU has in a set.
+func raw(node string, set int, readOnly bool) map[string]any {
+	return map[string]any{"driver": "raw", "node-name": node, "read-only": readOnly, "discard": "unmap",
+		"file": map[string]any{"driver": "file", "filename": setName(set), "discard": "unmap"}}
+}
+
+const rootNode = "root"
+
+// drives describe all disks to a QEMU that is started, and the firmware.
+func (m *Machine) drives(d *descriptors) ([]string, error) {
+	layer, err := d.open(m.rootDisk(), os.O_RDWR)
+	if err != nil {
+		return nil, err
+	}
+	base, err := d.open(m.image.Disk, os.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	// The layer below is named here: what the header of the guest's disk says does not count.
+	blocks := []map[string]any{{"driver": "qcow2", "node-name": rootNode, "discard": "unmap",
+		"file": map[string]any{"driver": "file", "filename": setName(layer)}, "backing": raw("base", base, true)}}
+	sets := []int{layer, base}
+	root := map[string]any{"driver": "virtio-blk-pci", "id": "rootdrive", "drive": rootNode, "serial": "root"}
+	if m.engine.RootBus == machine.SCSI {
+		root["driver"], root["bus"] = "scsi-hd", "scsi.0"
+	}
+	if m.image.Kernel == "" {
+		root["bootindex"] = 0
+	}
+	devices := []map[string]any{root}
+	for _, a := range m.disks {
+		if a.set, err = d.open(a.disk.Image, access(a.disk.ReadOnly)); err != nil {
+			return nil, err
+		}
+		sets, blocks, devices = append(sets, a.set), append(blocks, a.block()), append(devices, a.device())
+	}
+	flash, set, err := m.firmware(d)
+	if err != nil {
+		return nil, err
+	}
+	var argv []string
+	for _, set := range append(sets, set...) {
+		argv = append(argv, "-add-fd", fmt.Sprintf("fd=%[1]d,set=%[1]d", set))
+	}
+	return described(append(argv, flash...), blocks, devices)
+}
+
+// described adds block nodes and devices to a command line.
+func described(argv []string, blocks, devices []map[string]any) ([]string, error) {
+	add := func(option string, all []map[string]any) error {
+		for _, one := range all {
+			text, err := json.Marshal(one)
+			if err != nil {
+				return err
+			}
+			argv = append(argv, option, string(text))
+		}
+		return nil
+	}
+	err := errors.Join(add("-blockdev", blocks), add("-device", devices))
+	return argv, err
 }
 
 // device describes the controller or drive to QEMU.
@@ -108,10 +169,18 @@ func (m *Machine) Attach(ctx context.Context, d machine.Disk) (machine.Attachmen
 }
 
 func (m *Machine) plugIn(ctx context.Context, q *monitor, a *attached) error {
-	if err := q.do(ctx, "blockdev-add", a.block(), nil); err != nil {
+	image, err := os.OpenFile(a.disk.Image, access(a.disk.ReadOnly), 0)
+	if err != nil {
 		return err
 	}
-	var err error
+	a.set, err = q.addFile(ctx, image)
+	_ = image.Close() // QEMU has its own descriptor
+	if err != nil {
+		return err
+	}
+	if err := q.do(ctx, "blockdev-add", a.block(), nil); err != nil {
+		return errors.Join(err, q.removeFile(ctx, a.set))
+	}
 	if a.disk.Bus == machine.CDROM && m.Current.cd {
 		err = q.do(ctx, "blockdev-insert-medium", map[string]any{"id": cdDrive, "node-name": a.node()}, nil)
 		if err == nil {
@@ -121,7 +190,7 @@ func (m *Machine) plugIn(ctx context.Context, q *monitor, a *attached) error {
 		err = q.do(ctx, "device_add", a.device(), nil)
 	}
 	if err != nil {
-		return errors.Join(err, q.do(ctx, "blockdev-del", map[string]any{"node-name": a.node()}, nil))
+		return errors.Join(err, release(ctx, q, a))
 	}
 	m.Current.cd = m.Current.cd || a.disk.Bus == machine.CDROM
 	return nil
@@ -149,13 +218,20 @@ func (m *Machine) Detach(ctx context.Context, id string) error {
 // missed it.
 const unplugRetry = 5 * time.Second
 
+// release has QEMU close the image of a disk that has no device any more.
+func release(ctx context.Context, q *monitor, a *attached) error {
+	if err := q.do(ctx, "blockdev-del", map[string]any{"node-name": a.node()}, nil); err != nil {
+		return err
+	}
+	return q.removeFile(ctx, a.set)
+}
+
 func pullOut(ctx context.Context, q *monitor, a *attached) error {
-	node := map[string]any{"node-name": a.node()}
 	if a.disk.Bus == machine.CDROM {
 		return errors.Join(
 			q.do(ctx, "blockdev-open-tray", map[string]any{"id": cdDrive, "force": true}, nil),
 			q.do(ctx, "blockdev-remove-medium", map[string]any{"id": cdDrive}, nil),
-			q.do(ctx, "blockdev-del", node, nil))
+			release(ctx, q, a))
 	}
 	deleted, stop := q.watch(func(msg message) bool {
 		var d struct{ Device string }
@@ -168,7 +244,7 @@ func pullOut(ctx context.Context, q *monitor, a *attached) error {
 	for {
 		select {
 		case <-deleted:
-			return q.do(ctx, "blockdev-del", node, nil)
+			return release(ctx, q, a)
 		case <-time.After(unplugRetry):
 			_ = q.do(ctx, "device_del", map[string]any{"id": a.drive()}, nil) // "already in the process of unplug" is fine
 		case <-q.closed:

@@ -51,7 +51,8 @@ func (e Engine) Missing() error {
 		return fmt.Errorf("machines need Linux; this is %s", runtime.GOOS)
 	}
 	var lacks []string
-	for program, pkg := range map[string]string{"qemu-system-x86_64": "qemu-system-x86", "qemu-img": "qemu-utils", "nsenter": "util-linux"} {
+	for program, pkg := range map[string]string{"qemu-system-x86_64": "qemu-system-x86", "qemu-img": "qemu-utils",
+		"nsenter": "util-linux", "setpriv": "util-linux"} {
 		if _, err := exec.LookPath(program); err != nil {
 			lacks = append(lacks, program+" (package "+pkg+")")
 		}
@@ -147,10 +148,18 @@ func (m *Machine) makeFirmware() error {
 
 func (m *Machine) variables() string { return filepath.Join(m.Spec.Dir, "firmware-variables") }
 
-// firmware are QEMU's arguments of how the machine boots.
-func (m *Machine) firmware() []string {
+// firmware are QEMU's arguments of the board and how it boots, and the sets that they name.
+func (m *Machine) firmware(d *descriptors) (argv []string, sets []int, err error) {
 	if !m.engine.UEFI {
-		return nil
+		return []string{"-machine", "pc"}, nil, nil
 	}
-	return []string{"-drive", "if=pflash,format=raw,readonly=on,file=" + firmwareCode, "-drive", "if=pflash,format=raw,file=" + strings.ReplaceAll(m.variables(), ",", ",,")}
+	set, err := d.open(m.variables(), os.O_RDWR)
+	if err != nil {
+		return nil, nil, err
+	}
+	code := map[string]any{"driver": "raw", "node-name": "firmware", "read-only": true,
+		"file": map[string]any{"driver": "file", "filename": firmwareCode}}
+	argv = []string{"-machine", "pc,pflash0=firmware,pflash1=variables"}
+	argv, err = described(argv, []map[string]any{code, raw("variables", set, false)}, nil)
+	return argv, []int{set}, err
 }

@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"cambium/lab/guest"
@@ -85,34 +84,10 @@ func (m *Machine) start(ctx context.Context, paused bool) error {
 	for _, a := range m.disks {
 		a.hot = false
 	}
-	delivered, err := m.writeInitrd()
-	if err != nil {
-		return err
-	}
-	var inherited []*os.File
-	letGo := func() {
-		for _, f := range inherited {
-			_ = f.Close()
-		}
-		inherited = nil
-	}
-	defer letGo()
-	var ends [2]net.Conn
-	for n := range ends {
-		near, far, err := connection()
-		if err != nil {
-			return err
-		}
-		ends[n], inherited = near, append(inherited, far)
-	}
-	for _, nic := range m.Spec.NICs {
-		tap, err := nic.Net.Tap(nic.Bridge, machine.Port(nic.MAC))
-		if err != nil {
-			return err
-		}
-		inherited = append(inherited, tap)
-	}
-	argv, err := m.argv(paused)
+	var inherited descriptors
+	defer inherited.close()
+	delivered := maps.Clone(m.files)
+	argv, ends, err := m.argv(&inherited, paused)
 	if err != nil {
 		return err
 	}
@@ -121,23 +96,22 @@ func (m *Machine) start(ctx context.Context, paused bool) error {
 		return err
 	}
 	b.qemu.Stdout, b.qemu.Stderr, b.qemu.ExtraFiles = b.output, b.output, inherited
-	// A group of its own: an interrupt on the terminal is for the lab, which shuts down in order.
-	b.qemu.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	b.qemu.Env, b.qemu.SysProcAttr = environment(), ownGroup
 	for _, a := range m.disks {
 		b.cd = b.cd || a.disk.Bus == machine.CDROM
 	}
 	if err := b.qemu.Start(); err != nil {
 		return err
 	}
-	letGo() // so that the connections end with QEMU
+	inherited.close() // so that the connections end with QEMU
 	m.Booted(b)
 	m.tray(false)
-	b.guestConn = newGuestConn(ends[1], func() { go m.arrived(b, delivered) })
+	b.guestConn = newGuestConn(ends.guest, func() { go m.arrived(b, delivered) })
 	exited := make(chan error, 1)
 	go func() { exited <- b.qemu.Wait() }()
 	ctx, cancel := context.WithTimeout(ctx, monitorTimeout)
 	defer cancel()
-	b.qmp, err = newMonitor(ctx, ends[0], func(msg message) { m.event(b, msg) })
+	b.qmp, err = newMonitor(ctx, ends.qmp, func(msg message) { m.event(b, msg) })
 	go m.wait(b, exited)
 	if err != nil {
 		m.Current = nil
@@ -194,7 +168,7 @@ func (m *Machine) note(line string) {
 const monitorTimeout = time.Minute
 
 // connection is a pair of connected sockets, the second for QEMU.
-func connection() (net.Conn, *os.File, error) {
+func connection() (*net.UnixConn, *os.File, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, nil, fmt.Errorf("socket pair: %w", err)
@@ -205,65 +179,106 @@ func connection() (net.Conn, *os.File, error) {
 	if err != nil {
 		return nil, nil, errors.Join(err, far.Close())
 	}
-	return conn, far, nil
+	return conn.(*net.UnixConn), far, nil
 }
 
-// firstFile is the number of the first inherited file: QEMU's monitor, then the guest program's port, then the
-// network cards.
-const firstFile = 3
+// ends are the lab's of the connections to QEMU.
+type ends struct{ qmp, guest *net.UnixConn }
 
-func (m *Machine) argv(paused bool) ([]string, error) {
-	argv := []string{"qemu-system-x86_64", "-name", m.Spec.Name, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-		"-machine", "pc", "-smp", fmt.Sprint(m.engine.CPUs), "-m", fmt.Sprint(m.engine.Memory),
-		"-chardev", fmt.Sprintf("socket,id=qmp,fd=%d", firstFile), "-mon", "chardev=qmp,mode=control",
-		"-chardev", "file,id=console,append=on,path=" + strings.ReplaceAll(m.Console(), ",", ",,"), "-serial", "chardev:console",
-		"-device", "virtio-serial-pci", "-chardev", fmt.Sprintf("socket,id=hand,fd=%d", firstFile+1), "-device", "virtserialport,chardev=hand,name=" + guest.Port,
-		"-device", "virtio-rng-pci", "-device", "virtio-scsi-pci,id=scsi",
-		// What a guest that has broken into QEMU may not call.
-		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny"}
-	argv = append(append(argv, m.accelerator...), m.firmware()...)
+// argv is the command line of QEMU, whose files are added to those that it inherits.
+func (m *Machine) argv(d *descriptors, paused bool) (argv []string, e ends, err error) {
 	if len(m.Spec.NICs) > 0 {
 		// Among the processes of the lab's network, by which a crashed lab is cleaned up.
-		argv = append([]string{"nsenter", "--net=" + m.Spec.NICs[0].Net.Path()}, argv...)
+		argv = append(argv, "nsenter", "--net="+m.Spec.NICs[0].Net.Path())
 	}
+	argv = append(argv, asUser(m.Spec.Name, m.accelerator)...)
+	argv = append(argv, "qemu-system-x86_64", "-name", m.Spec.Name, "-nodefaults", "-no-user-config",
+		"-display", "none", "-no-reboot", "-smp", fmt.Sprint(m.engine.CPUs), "-m", fmt.Sprint(m.engine.Memory),
+		"-device", "virtio-serial-pci", "-device", "virtio-rng-pci", "-device", "virtio-scsi-pci,id=scsi",
+		// What a guest that has broken into QEMU may not call.
+		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny")
+	argv = append(argv, m.accelerator...)
 	if paused {
 		argv = append(argv, "-S")
 	}
-	if m.image.Kernel != "" {
-		argv = append(argv, "-kernel", m.image.Kernel, "-initrd", m.initrd(), "-append", kernelArguments+" "+m.engine.Kernel)
+	for _, part := range []func(*descriptors) ([]string, error){m.console, m.kernel, m.cards, m.drives} {
+		more, err := part(d)
+		if err != nil {
+			return nil, ends{}, err
+		}
+		argv = append(argv, more...)
 	}
-	for n, nic := range m.Spec.NICs {
-		argv = append(argv, "-netdev", fmt.Sprintf("tap,id=net%d,fd=%d", n, firstFile+2+n),
-			"-device", fmt.Sprintf("virtio-net-pci,netdev=net%d,mac=%s,romfile=", n, nic.MAC))
+	more, e, err := connect(d)
+	return append(argv, more...), e, err
+}
+
+// connect makes QEMU's monitor and the port of the guest program.
+func connect(d *descriptors) ([]string, ends, error) {
+	var e ends
+	var number [2]int
+	for n, near := range []**net.UnixConn{&e.qmp, &e.guest} {
+		conn, far, err := connection()
+		if err != nil {
+			return nil, ends{}, err
+		}
+		*near, number[n] = conn, d.add(far)
 	}
-	root := map[string]any{"driver": "qcow2", "node-name": rootNode, "discard": "unmap", "file": map[string]any{"driver": "file", "filename": m.rootDisk()}}
-	blocks := []map[string]any{root}
-	device := map[string]any{"driver": "virtio-blk-pci", "id": "rootdrive", "drive": rootNode, "serial": "root"}
-	if m.engine.RootBus == machine.SCSI {
-		device["driver"], device["bus"] = "scsi-hd", "scsi.0"
-	}
-	devices := []map[string]any{device}
-	for _, a := range m.disks {
-		blocks, devices = append(blocks, a.block()), append(devices, a.device())
-	}
+	return []string{"-chardev", fmt.Sprintf("socket,id=qmp,fd=%d", number[0]), "-mon", "chardev=qmp,mode=control",
+		"-chardev", fmt.Sprintf("socket,id=hand,fd=%d", number[1]),
+		"-device", "virtserialport,chardev=hand,name=" + guest.Port}, e, nil
+}
+
+func (m *Machine) console(d *descriptors) ([]string, error) {
+	set, err := d.open(m.Console(), os.O_CREATE|os.O_APPEND|os.O_WRONLY)
+	return []string{"-add-fd", fmt.Sprintf("fd=%[1]d,set=%[1]d", set),
+		"-chardev", "file,id=console,append=on,path=" + setName(set), "-serial", "chardev:console"}, err
+}
+
+// kernel has the machine boot the image's kernel, if it is at hand, with the files that wait after its initial RAM
+// disk.
+func (m *Machine) kernel(d *descriptors) ([]string, error) {
 	if m.image.Kernel == "" {
-		devices[0]["bootindex"] = 0
+		return nil, nil
 	}
-	for n := range blocks {
-		block, err := json.Marshal(blocks[n])
+	program, err := os.ReadFile(m.image.Kernel)
+	if err != nil {
+		return nil, err
+	}
+	ram, err := os.ReadFile(m.image.Initrd)
+	if err != nil {
+		return nil, err
+	}
+	var a initrd.Archive
+	for path, f := range m.files {
+		a.File(guest.FilesDir+path, f.Data, f.Mode)
+	}
+	more, err := a.Bytes()
+	if err != nil {
+		return nil, err
+	}
+	return bootKernel(d, program, append(ram, more...), kernelArguments+" "+m.engine.Kernel)
+}
+
+func bootKernel(d *descriptors, program, ram []byte, arguments string) ([]string, error) {
+	kernel, err := d.memory("kernel", program)
+	if err != nil {
+		return nil, err
+	}
+	initrd, err := d.memory("initrd", ram)
+	return []string{"-kernel", kernel, "-initrd", initrd, "-append", arguments}, err
+}
+
+func (m *Machine) cards(d *descriptors) (argv []string, err error) {
+	for n, nic := range m.Spec.NICs {
+		tap, err := nic.Net.Tap(nic.Bridge, machine.Port(nic.MAC))
 		if err != nil {
 			return nil, err
 		}
-		device, err := json.Marshal(devices[n])
-		if err != nil {
-			return nil, err
-		}
-		argv = append(argv, "-blockdev", string(block), "-device", string(device))
+		argv = append(argv, "-netdev", fmt.Sprintf("tap,id=net%d,fd=%d", n, d.add(tap)),
+			"-device", fmt.Sprintf("virtio-net-pci,netdev=net%d,mac=%s,romfile=", n, nic.MAC))
 	}
 	return argv, nil
 }
-
-const rootNode = "root"
 
 // kernelArguments are what machines are booted with: names of network cards as on stemcells, and nothing that an
 // emulated machine would spend seconds on for no purpose. A kernel that checks its timer panics where a busy host gives
@@ -280,30 +295,8 @@ var masked = []string{"modprobe@configfs.service", "modprobe@dm_mod.service", "m
 	"apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "logrotate.timer", "man-db.timer", "systemd-pstore.service",
 	"systemd-journal-catalog-update.service", "ldconfig.service", "systemd-update-done.service"}
 
-func (m *Machine) initrd() string { return filepath.Join(m.Spec.Dir, "initrd") }
-
 // pend has a file put in with the next start.
 func (m *Machine) pend(f machine.File) { m.files[filepath.Clean("/"+f.Path)] = f }
-
-// writeInitrd puts the files that wait after the image's initial RAM disk.
-func (m *Machine) writeInitrd() (map[string]machine.File, error) {
-	if m.image.Kernel == "" {
-		return nil, nil
-	}
-	data, err := os.ReadFile(m.image.Initrd)
-	if err != nil {
-		return nil, err
-	}
-	var a initrd.Archive
-	for path, f := range m.files {
-		a.File(guest.FilesDir+path, f.Data, f.Mode)
-	}
-	more, err := a.Bytes()
-	if err != nil {
-		return nil, err
-	}
-	return maps.Clone(m.files), os.WriteFile(m.initrd(), append(data, more...), 0o600)
-}
 
 // arrived is called when the system runs: the files are in it then.
 func (m *Machine) arrived(b *boot, delivered map[string]machine.File) {

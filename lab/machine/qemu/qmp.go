@@ -5,14 +5,17 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
+	"net"
+	"os"
 	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 // monitor is a client of QEMU's machine protocol (QMP): commands with replies, and events in
 // between.
 type monitor struct {
-	conn io.ReadWriteCloser
+	conn *net.UnixConn
 
 	mu       sync.Mutex
 	next     int
@@ -38,7 +41,7 @@ type message struct {
 var errMonitor = errors.New("qemu has ended")
 
 // newMonitor takes over a connection to QEMU; event is called for every event, in order.
-func newMonitor(ctx context.Context, conn io.ReadWriteCloser, event func(message)) (*monitor, error) {
+func newMonitor(ctx context.Context, conn *net.UnixConn, event func(message)) (*monitor, error) {
 	m := &monitor{conn: conn, waiting: map[int]chan message{}, watchers: map[int]func(message){0: event}, closed: make(chan struct{})}
 	go m.read()
 	return m, m.do(ctx, "qmp_capabilities", nil, nil)
@@ -72,6 +75,25 @@ func (m *monitor) read() {
 
 // do sends a command and waits for its answer.
 func (m *monitor) do(ctx context.Context, command string, arguments, result any) error {
+	return m.doWith(ctx, command, arguments, result, nil)
+}
+
+// addFile hands an open file to QEMU and returns the set that it is in.
+func (m *monitor) addFile(ctx context.Context, f *os.File) (set int, err error) {
+	var added struct {
+		Set int `json:"fdset-id"`
+	}
+	err = m.doWith(ctx, "add-fd", nil, &added, unix.UnixRights(int(f.Fd())))
+	return added.Set, err
+}
+
+// removeFile has QEMU close the file of a set; until then it keeps one that was deleted.
+func (m *monitor) removeFile(ctx context.Context, set int) error {
+	return m.do(ctx, "remove-fd", map[string]any{"fdset-id": set}, nil)
+}
+
+// doWith is do with what goes beside the command.
+func (m *monitor) doWith(ctx context.Context, command string, arguments, result any, rights []byte) error {
 	answer := make(chan message, 1)
 	m.mu.Lock()
 	m.next++
@@ -83,7 +105,7 @@ func (m *monitor) do(ctx context.Context, command string, arguments, result any)
 	}
 	data, err := json.Marshal(request)
 	if err == nil {
-		_, err = m.conn.Write(append(data, '\n'))
+		err = m.send(append(data, '\n'), rights)
 	}
 	m.mu.Unlock()
 	if err != nil {
@@ -103,6 +125,17 @@ func (m *monitor) do(ctx context.Context, command string, arguments, result any)
 	case <-ctx.Done():
 		return fmt.Errorf("%s: %w", command, ctx.Err())
 	}
+}
+
+func (m *monitor) send(data, rights []byte) error {
+	n, err := 0, error(nil)
+	if len(rights) > 0 {
+		n, _, err = m.conn.WriteMsgUnix(data, rights, nil)
+	}
+	if err == nil {
+		_, err = m.conn.Write(data[n:])
+	}
+	return err
 }
 
 // watch returns events that match, until stop is called. At most one is kept unread.
