@@ -65,6 +65,7 @@ func TestMachineAttacks(t *testing.T) {
 	t.Run("writable directories", func(t *testing.T) { writableDirectories(t, i) })
 	t.Run("script logs", func(t *testing.T) { scriptLogs(t, i) })
 	t.Run("sparse log", func(t *testing.T) { sparseLog(t, i) })
+	t.Run("leases", func(t *testing.T) { leases(t, i) })
 	t.Run("run directory", func(t *testing.T) { runDirectory(t, i) })
 	t.Run("alert port", func(t *testing.T) { alertPort(t, i) })
 	t.Run("monit's port", func(t *testing.T) { monitPort(t, l, i) })
@@ -139,6 +140,40 @@ func sparseLog(t *testing.T, i *lab.Instance) {
 		t.Errorf("unpacked: %q, want %q", out, want)
 	}
 	asVcap(t, i, "rm /var/vcap/sys/log/victim/big.log")
+}
+
+// leases takes leases on logs, also under names that are hard to print: who opens such a file without O_NONBLOCK waits
+// 45 seconds, for each of them. Root leaves them out.
+func leases(t *testing.T, i *lab.Instance) {
+	asVcap(t, i, `cd /var/vcap/sys/log/victim; echo leased | tee probe.stdout.log probe.stderr.log >$'\e[31m\nname.log'
+echo free >free.log`)
+	const lease = `cd /var/vcap/sys/log/victim; exec perl -MFcntl -e '$SIG{IO} = "IGNORE"; my @held;
+for my $name (glob("probe.std*.log *name.log")) {
+  open(my $f, "<", $name) or die $!; fcntl($f, 1024, F_WRLCK) or die $!; push @held, $f }
+open(my $f, ">", "/var/vcap/data/victim/leases"); print $f scalar(@held); close $f; sleep 1000'`
+	stop := background(t, i, "leases", lease)
+	eventually.True(t, "the leases", func() bool {
+		return run(t, i, "sh", "-c", "cat /var/vcap/data/victim/leases 2>/dev/null || true") == "3"
+	})
+	do(t, i, "{}", "run_script", "probe", map[string]any{})
+	var bundle struct {
+		Path string `json:"logs_tar_path"`
+	}
+	request := map[string]any{"owning_user": "vcap", "log_type": "job", "filters": []string{}}
+	if err := i.Agent.Into(t.Context(), &bundle, "bundle_logs", request); err != nil {
+		t.Fatal(err)
+	}
+	// An open that waits gets the file in the end.
+	got := run(t, i, "tar", "-xzOf", bundle.Path, "--wildcards", "./victim/*e.log")
+	if got != "free\n" {
+		t.Errorf("the bundle has %q, want the log without a lease alone", got)
+	}
+	const why = "script runs without its log.*temporarily unavailable"
+	if run(t, i, "sh", "-c", "journalctl --sync; journalctl -u bosh-agent -o cat | grep -c '"+why+"' || true") == "0\n" {
+		t.Error("the agent's log does not say why a log is missing")
+	}
+	stop()
+	asVcap(t, i, "rm /var/vcap/sys/log/victim/*.log /var/vcap/data/victim/leases")
 }
 
 // runDirectory puts a link in the place of the job's run directory, and restarts the agent.

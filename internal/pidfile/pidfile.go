@@ -49,8 +49,10 @@ func content(path string) (string, error) {
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return "", fmt.Errorf("%s is not a regular file", path)
 	}
-	// Through /proc, so that it is the same file even if the name was replaced.
-	opened, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	// Through /proc, so that it is the same file even if the name was replaced. A lease of the job on it would hold an
+	// open without O_NONBLOCK up for 45 seconds.
+	again := fmt.Sprintf("/proc/self/fd/%d", fd)
+	opened, err := unix.Open(again, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return "", &os.PathError{Op: "open", Path: path, Err: err}
 	}

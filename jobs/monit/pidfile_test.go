@@ -32,6 +32,19 @@ func TestHostilePidfiles(t *testing.T) {
 		{"endless device", func() error { return os.Symlink("/dev/zero", pidfile) }, true},
 		{"directory", func() error { return os.Mkdir(pidfile, 0o700) }, true},
 		{"link to itself", func() error { return os.Symlink(pidfile, pidfile) }, true},
+		// The kernel makes whoever opens it wait for the lease, for 45 seconds.
+		{"lease", func() error {
+			if err := os.WriteFile(pidfile, []byte("1\n"), 0o600); err != nil {
+				return err
+			}
+			file, err := os.Open(pidfile)
+			if err != nil {
+				return err
+			}
+			t.Cleanup(func() { _ = file.Close() })
+			_, err = unix.FcntlInt(file.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
+			return err
+		}, true},
 		{"a terabyte", func() error { return os.WriteFile(pidfile, nil, 0o600) }, false},
 	} {
 		t.Run(s.name, func(t *testing.T) {

@@ -54,6 +54,7 @@ func TestVMUnprivileged(t *testing.T) {
 	}
 
 	m := start("one-user")
+	booted(t, m)
 	cold := m.Disks()[0]
 	sh(t, m, "udevadm wait --timeout=300 "+cold.Path+" && echo cold > "+cold.Path+" && echo before > /root/mark && sync")
 	if own := unprivileged(t, "one-user"); own == user {
@@ -75,11 +76,18 @@ func TestVMUnprivileged(t *testing.T) {
 	if err := m.Reboot(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	eventually.True(t, "a reboot", func() bool { now, _ := m.Boots(); return now == boots+1 })
+	eventually.True(t, "a reboot", func() bool { now, _ := m.Boots(); return now > boots })
+	booted(t, m)
 	plug(t, m, dir)
 	if now := unprivileged(t, "one-user"); now == user {
 		t.Errorf("both machines run as user %s after a reboot", now)
 	}
+}
+
+// booted waits until programs run, also in a machine that is started again because its kernel hung.
+func booted(t *testing.T, m machine.Machine) {
+	t.Helper()
+	eventually.Nil(t, "a program", func() error { return m.Run(t.Context(), machine.Command{Args: []string{"true"}}) })
 }
 
 // plug attaches disks of each kind to a running machine, writes to them and takes them away: QEMU must not keep them
