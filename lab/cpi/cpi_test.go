@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -142,6 +143,22 @@ func TestWhereNothingIs(t *testing.T) {
 	}
 	if r := c.Do(t.Context(), Envelope{Request: Request{Method: "reboot_vm", Arguments: []json.RawMessage{[]byte(`"a"`)}}}); r.Error == nil {
 		t.Error("reboot_vm without a holder is not an error")
+	}
+}
+
+// TestIdentitiesAreTheOperators: others on the host do not get the key that opens the IaaS to callers in VMs.
+func TestIdentitiesAreTheOperators(t *testing.T) {
+	dir := t.TempDir()
+	for _, containers := range []bool{false, true} {
+		if _, err := EnsureIdentity(dir, "x", containers); err != nil {
+			t.Fatal(err)
+		}
+		if info, err := os.Stat(identitiesPath(dir, "x")); err != nil || info.Mode() != 0o600 {
+			t.Errorf("got %v, %v; want a file for its owner alone", info, err)
+		}
+		if got := len(refused(dir, "x")); (got == 0) != containers {
+			t.Errorf("with containers allowed: %v, %d engines are refused over TLS", containers, got)
+		}
 	}
 }
 

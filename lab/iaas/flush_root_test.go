@@ -8,14 +8,17 @@ import (
 	"compress/gzip"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"cambium/internal/looptest"
+	"cambium/internal/skiptest"
 	"cambium/lab/iaas/upload"
 )
 
@@ -27,17 +30,7 @@ func TestRootImportIsFlushed(t *testing.T) {
 	looptest.Needs(t, "mkfs.ext4", "mount", "tar")
 	host := looptest.New(t, 128<<20)
 	mounted := mount(t, host, "mkfs.ext4", "-q", host.Path)
-	log := logrus.New()
-	log.SetOutput(io.Discard)
-	i, err := Open(mounted, fmt.Sprintf("f%d", os.Getpid()), logrus.NewEntry(log))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := i.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	i := opened(t, mounted)
 	const files = 200
 	content := func(n int) []byte { return bytes.Repeat([]byte(fmt.Sprintf("%04d", n)), 5000) }
 	cid, err := i.CreateStemcell(t.Context(), Upload{Image: bytes.NewReader(rootFileSystem(t, files, content))})
@@ -63,6 +56,43 @@ func TestRootImportIsFlushed(t *testing.T) {
 	if records, _ := filepath.Glob(filepath.Join(after, "*", "stemcells", cid.String(), "*")); len(records) == 0 {
 		t.Error("after a power cut there is no record of the stemcell")
 	}
+}
+
+// TestRootClosedToOthers: users of the host get into nothing of an IaaS, however careless its operator's umask is.
+func TestRootClosedToOthers(t *testing.T) {
+	skiptest.WithoutRoot(t, "for network namespaces")
+	defer unix.Umask(unix.Umask(0))
+	i := opened(t, t.TempDir())
+	content := func(int) []byte { return []byte("x") }
+	cid, err := i.CreateStemcell(t.Context(), Upload{Image: bytes.NewReader(rootFileSystem(t, 1, content))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]fs.FileMode{
+		i.store.dir: fs.ModeDir | 0o700, filepath.Join(i.store.dir, images): fs.ModeDir | 0o700,
+		i.store.path(cid): fs.ModeDir | 0o700, i.store.path(cid, recordName): 0o600,
+	} {
+		if info, err := os.Stat(path); err != nil || info.Mode() != want {
+			t.Errorf("%s: got %v, %v; want %v", path, info.Mode(), err, want)
+		}
+	}
+}
+
+// opened is an IaaS until the end of the test.
+func opened(t *testing.T, dir string) *IaaS {
+	t.Helper()
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	i, err := Open(dir, fmt.Sprintf("f%d", os.Getpid()), logrus.NewEntry(log))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := i.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return i
 }
 
 // mount mounts a loop device of the test, after it has run a command that makes a file system.
