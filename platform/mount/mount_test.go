@@ -4,7 +4,9 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
+	"unicode"
 
 	"golang.org/x/sys/unix"
 )
@@ -103,4 +105,17 @@ func heapInUse() uint64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc
+}
+
+// A job that calls its process or its file so must not control the terminal of who reads why a disk is busy.
+func TestNamesOfBusyProcessesAreHarmless(t *testing.T) {
+	for _, p := range []Process{
+		{PID: 7, Command: "\x1b]0;x\a", Path: "/var/vcap/store/\x1b[2J\nready"},
+		{PID: 7, Command: "a\x9bm", Path: "/\u202eb", Namespace: "mnt:[1]"},
+		{Command: "/dev/sdb\r", Path: "/mnt\x1b"},
+	} {
+		if got := p.String(); strings.ContainsFunc(got, func(r rune) bool { return !unicode.IsPrint(r) }) {
+			t.Errorf("got %q", got)
+		}
+	}
 }

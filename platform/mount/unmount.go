@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/blkdev"
+	"cambium/internal/oneline"
 )
 
 // Process is a process that keeps a mount busy, or with PID 0 another mount inside it, whose source is the command.
@@ -25,14 +26,16 @@ type Process struct {
 	Namespace string
 }
 
+// String is for error messages, which reach terminals: a job chooses the names of its processes and files.
 func (p Process) String() string {
+	command, path := oneline.Of(p.Command), oneline.Of(p.Path)
 	if p.PID == 0 {
-		return fmt.Sprintf("%s mounted on %s", p.Command, p.Path)
+		return fmt.Sprintf("%s mounted on %s", command, path)
 	}
 	if p.Namespace != "" {
-		return fmt.Sprintf("%s (pid %d, %s in mount namespace %s)", p.Command, p.PID, p.Path, p.Namespace)
+		return fmt.Sprintf("%s (pid %d, %s in mount namespace %s)", command, p.PID, path, p.Namespace)
 	}
-	return fmt.Sprintf("%s (pid %d, %s)", p.Command, p.PID, p.Path)
+	return fmt.Sprintf("%s (pid %d, %s)", command, p.PID, path)
 }
 
 // BusyError means that the mount was still in use when the context ended.
