@@ -146,9 +146,16 @@ func TestWhereNothingIs(t *testing.T) {
 	}
 }
 
-// TestIdentitiesAreTheOperators: others on the host do not get the key that opens the IaaS to callers in VMs.
+// TestIdentitiesAreTheOperators: others on the host do not get the key that opens the IaaS to callers in VMs, and these
+// make containers only with the operator's permission.
 func TestIdentitiesAreTheOperators(t *testing.T) {
 	dir := t.TempDir()
+	create := Request{Method: "create_vm"}
+	// The networks are not an object, so that a call that is not refused ends there.
+	const arguments = `["agent","sc-000000000000000000",{"engine":"container"},"none",[],{}]`
+	if err := json.Unmarshal([]byte(arguments), &create.Arguments); err != nil {
+		t.Fatal(err)
+	}
 	for _, containers := range []bool{false, true} {
 		if _, err := EnsureIdentity(dir, "x", containers); err != nil {
 			t.Fatal(err)
@@ -156,8 +163,9 @@ func TestIdentitiesAreTheOperators(t *testing.T) {
 		if info, err := os.Stat(identitiesPath(dir, "x")); err != nil || info.Mode() != 0o600 {
 			t.Errorf("got %v, %v; want a file for its owner alone", info, err)
 		}
-		if got := len(refused(dir, "x")); (got == 0) != containers {
-			t.Errorf("with containers allowed: %v, %d engines are refused over TLS", containers, got)
+		r, _ := backend{refused: refused(dir, "x")}.do(t.Context(), create, iaas.AgentDefaults{}, nil)
+		if r.Error == nil || strings.Contains(r.Error.Message, "lab cpi-tls --containers") == containers {
+			t.Errorf("permission %v: got %+v", containers, r.Error)
 		}
 	}
 }
