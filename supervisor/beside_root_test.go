@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -95,12 +96,12 @@ func (w *world) seen(service string) string {
 		return "unknown"
 	case match[2] == "0":
 		return "not monitored"
-	case match[1] != "0":
-		return "failing"
-	case match[2] == "1":
+	case match[2] == "2":
+		return "initializing"
+	case match[1] == "0":
 		return "running"
 	}
-	return "initializing"
+	return "failing"
 }
 
 func (w *world) awaitSeen(service, state string) {
@@ -250,14 +251,6 @@ func reactions(t *testing.T) []reaction {
 	}
 }
 
-// request asks for an action that must be taken.
-func (w *world) request(service, action string) {
-	w.t.Helper()
-	if got := w.post(service, action); got != http.StatusOK {
-		w.t.Fatalf("%s %s: got %d", action, service, got)
-	}
-}
-
 // closedPort is a port on which nobody listens and that nobody else gets.
 func closedPort(t *testing.T) int {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -368,6 +361,105 @@ var newer = regexp.MustCompile(strings.Join([]string{
 	// 5.2.5 sets SIGHUP back to its default, 5.33 does not.
 	`^status SigIgn:`,
 }, "|"))
+
+// TestRootExecEnvironment: the program of a test finds the same under both, but for the words of a description.
+func TestRootExecEnvironment(t *testing.T) {
+	t.Parallel()
+	needMonit(t)
+	var found [2]string
+	for i, begin := range []func(testing.TB, time.Duration, map[string]string) *world{newMonit, newWorld} {
+		w := begin(t, time.Second, map[string]string{
+			"0000_a.monitrc": check("DIR", "a", "  if totalmem > 1 kB then exec \"/bin/sh DIR/dump\"\n"),
+			"dump": "tr '\\0' '\\n' </proc/$$/environ | grep -Ev '^MONIT_(DATE|DESCRIPTION|PROCESS_.*)=' | " +
+				"sort >DIR/exec.new && mv DIR/exec.new DIR/exec\n",
+		})
+		eventually.Nil(t, "the program", func() error {
+			text, err := os.ReadFile(filepath.Join(w.dir, "exec"))
+			found[i] = string(text)
+			return err
+		})
+	}
+	if found[0] != found[1] {
+		t.Errorf("under monit\n%s\nand under ours\n%s", found[0], found[1])
+	}
+}
+
+// TestRootMonitProgram: the stemcell's own monit program talks to the supervisor. It reads the control files itself.
+func TestRootMonitProgram(t *testing.T) {
+	t.Parallel()
+	needMonit(t)
+	w := newWorld(t, long, nil)
+	address, err := url.Parse(w.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.write("daemon.pid", strconv.Itoa(living(t)), 0o600)
+	w.write("monitrc", fmt.Sprintf("set daemon 10\nset httpd port %[1]s and use address 127.0.0.1\n"+
+		"  allow cleartext %[2]s/user\nset pidfile %[2]s/daemon.pid\nset statefile %[2]s/monit.state\n"+
+		"set idfile %[2]s/monit.id\ninclude %[2]s/*.monitrc\n", address.Port(), w.dir), 0o600)
+	monit := func(want int, words ...string) string {
+		t.Helper()
+		program := exec.Command("monit", append([]string{"-c", filepath.Join(w.dir, "monitrc")}, words...)...)
+		text, err := program.CombinedOutput()
+		if got := program.ProcessState.ExitCode(); got != want {
+			t.Errorf("monit %v: got %d, %v, %s", words, got, err, text)
+		}
+		return string(text)
+	}
+	host, _ := os.Hostname()
+	summary := func(lines ...string) {
+		t.Helper()
+		got := monit(0, "summary")
+		_, got, _ = strings.Cut(got, "\n\n")
+		if want := strings.Join(append(lines, fmt.Sprintf("%-35s running\n", "System 'system_"+host+"'")), "\n"); got != want {
+			t.Errorf("summary: got\n%s\nwant\n%s", got, want)
+		}
+	}
+	line := func(name, state string) string { return fmt.Sprintf("%-35s %s", "Process '"+name+"'", state) }
+	monit(0, "summary") // the first one tells of a new id
+	summary()
+	w.write("0000_b.monitrc", check(w.dir, "b", ""), 0o600)
+	w.write("0001_a.monitrc", check(w.dir, "a", ""), 0o600)
+	w.write("0002_other.monitrc", strings.Replace(check(w.dir, "other", ""), "group vcap", "", 1), 0o600)
+	w.s.Reload()
+	await := func(state string, names ...string) {
+		t.Helper()
+		for _, name := range names {
+			w.await(name, state)
+		}
+	}
+	await("running", "a", "b", "other")
+	summary(line("other", "running"), line("a", "running"), line("b", "running"))
+	monit(0, "unmonitor", "all")
+	await("not monitored", "a", "b", "other")
+	monit(0, "monitor", "all")
+	w.s.Validate()
+	await("running", "a", "b", "other", "system_"+host)
+	monit(0, "-g", "vcap", "stop", "all")
+	await("not monitored", "a", "b")
+	summary(line("other", "running"), line("a", "not monitored"), line("b", "not monitored"))
+	monit(0, "start", "a")
+	await("running", "a")
+	monit(0, "restart", "a")
+	eventually.True(t, "a restart", func() bool { return strings.Count(w.calls(), "start a") == 3 })
+	await("running", "a")
+	if got := monit(1, "start", "none"); !strings.Contains(got, "none") || strings.Contains(got, "parse") {
+		t.Errorf("an unknown service: got %q", got)
+	}
+	if err := syscall.Mkfifo(filepath.Join(w.dir, "hold"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w.write("ctl", "#!/bin/sh\nread x <$(dirname $0)/hold\nkill $(cat $(dirname $0)/$2.pid)\n", 0o755)
+	monit(0, "stop", "a")
+	if got := monit(1, "start", "a"); !strings.Contains(got, "Other action already in progress") {
+		t.Errorf("while an action is pending: got %q", got)
+	}
+	summary(line("other", "running"), line("a", "running - stop pending"), line("b", "not monitored"))
+	if err := os.WriteFile(filepath.Join(w.dir, "hold"), []byte("\n"), 0); err != nil {
+		t.Fatal(err)
+	}
+	await("not monitored", "a")
+}
 
 // TestRootInheritance: a start program finds the same under both.
 func TestRootInheritance(t *testing.T) {

@@ -13,7 +13,6 @@ import (
 
 	"cambium/internal/command"
 	"cambium/internal/pidfile"
-	"cambium/internal/retry"
 	"cambium/internal/watch"
 	"cambium/supervisor/monitfile"
 
@@ -78,7 +77,7 @@ func (c *chain) control(ctx context.Context, s *service, verb monitfile.Verb) {
 	switch verb {
 	case monitfile.Start:
 		if s.runs() {
-			c.superviseWithPrerequisites(s)
+			s.supervise()
 			c.settle(s)
 			return
 		}
@@ -182,7 +181,7 @@ func (c *chain) start(ctx context.Context, s *service, visited map[*service]bool
 	}
 	if !time.Now().Before(s.starting) {
 		c.log(s).WithField("program", s.Start.Args[0]).Info("start")
-		if _, err := c.launch(s, s.Start, "Started", ""); err != nil {
+		if _, err := c.launch(s, s.Start, "Started", "Started"); err != nil {
 			c.executed(ctx, s, failed, "failed to start: "+err.Error())
 			return
 		}
@@ -217,7 +216,7 @@ func (c *chain) stop(ctx context.Context, s *service) bool {
 		return ctx.Err() == nil
 	}
 	c.log(s).WithField("program", s.Stop.Args[0]).Info("stop")
-	if _, err := c.launch(s, s.Stop, "Stopped", ""); err != nil {
+	if _, err := c.launch(s, s.Stop, "Stopped", "Stopped"); err != nil {
 		c.executed(ctx, s, failed, "failed to stop: "+err.Error())
 		return false
 	}
@@ -231,6 +230,12 @@ func (c *chain) stop(ctx context.Context, s *service) bool {
 		}
 		return false
 	}
+	s.update(func(v *status) {
+		v.lastEnd, v.endReason = time.Now(), "stopped"
+		if v.pending == monitfile.Ignore && v.errors != 0 {
+			v.endReason += ": " + v.message
+		}
+	})
 	c.executed(ctx, s, passed, "stopped")
 	return true
 }
@@ -262,32 +267,29 @@ func (c *chain) settle(s *service) {
 	})
 }
 
-// until waits for a process or its end: by the pid file, and by the end of the process that it names.
+// until waits for a process or its end: by the pid file, by the end of the process that it names, and by a look each
+// second, as monit does. Nothing tells of a file that its writer keeps open, or that a certain command line exists.
 func (c *chain) until(ctx context.Context, s *service, timeout time.Duration, done func() bool) bool {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	if s.Pidfile == "" {
-		// Nothing tells that a process with a certain command line exists.
-		for !done() {
-			if retry.Sleep(ctx, time.Second) != nil {
-				return done()
-			}
-		}
-		return true
-	}
-	for {
-		turn, next := context.WithCancel(ctx)
+	for !done() && ctx.Err() == nil {
+		turn, next := context.WithTimeout(ctx, time.Second)
 		var w *pidfile.Watch
 		if pid, err := pidfile.Read(s.Pidfile); err == nil && pidfile.Alive(pid) {
 			w, _ = pidfile.Follow(pid, next) // none: it has ended
 		}
-		err := watch.Until(turn, s.Pidfile, func() (bool, error) { return done(), nil })
-		ended := turn.Err() != nil // the process did, or the time
+		awaitChange(turn, s.Pidfile, done)
 		next()
 		w.Close()
-		if err == nil || ctx.Err() != nil || !ended || done() {
-			return done()
-		}
+	}
+	return done()
+}
+
+// awaitChange waits until a file has changed so that something holds, or until ctx ends.
+func awaitChange(ctx context.Context, path string, holds func() bool) {
+	// Where there is no file, or the kernel has no room for another watch, the time has to do.
+	if path == "" || watch.Until(ctx, path, func() (bool, error) { return holds(), nil }) != nil {
+		<-ctx.Done()
 	}
 }
 
@@ -319,18 +321,20 @@ func (c *chain) ended(ctx context.Context, s *service, w *pidfile.Watch) {
 	if w == nil || s.watch != w {
 		return // it was stopped, or has been replaced
 	}
-	s.watch.Close()
 	s.watch, s.waiting = nil, true
-	old := w.Pid
-	s.update(func(v *status) { v.lastEnd = time.Now() })
+	at := time.Now()
 	go func() {
 		turn, cancel := context.WithTimeout(ctx, c.Grace)
 		defer cancel()
-		now, readErr := old, error(nil)
-		_ = watch.Until(turn, s.Pidfile, func() (bool, error) {
+		var readErr error
+		awaitChange(turn, s.Pidfile, func() bool {
+			var now int
 			now, readErr = pidfile.Read(s.Pidfile)
-			return readErr != nil || now != old && pidfile.Alive(now), nil
+			return readErr != nil || now != w.Pid && pidfile.Alive(now)
 		})
+		reason := w.Reason() // which the kernel knows once its parent has waited for it
+		w.Close()
+		s.update(func(v *status) { v.lastEnd, v.endReason = at, reason })
 		if ctx.Err() == nil {
 			c.call(func(ctx context.Context) { c.replaced(ctx, s, readErr) })
 		}
@@ -396,7 +400,7 @@ func (c *chain) post(ctx context.Context, s *service, key any, r rule, found out
 		if change {
 			s.update(func(v *status) { v.errors &^= r.event })
 			c.alert(s, r.event, found, r.after.Verb, text)
-			c.act(ctx, s, r.after, text)
+			c.act(ctx, s, r.after, eventNames[r.event][index(found)], text)
 		}
 		return
 	}
@@ -412,16 +416,16 @@ func (c *chain) post(ctx context.Context, s *service, key any, r rule, found out
 	if change {
 		c.alert(s, r.event, found, r.then.Verb, text)
 	}
-	c.act(ctx, s, r.then, text)
+	c.act(ctx, s, r.then, eventNames[r.event][index(found)], text)
 }
 
-// act does what follows from a test.
-func (c *chain) act(ctx context.Context, s *service, a monitfile.Action, reason string) {
+// act does what follows from an event.
+func (c *chain) act(ctx context.Context, s *service, a monitfile.Action, event, text string) {
 	switch a.Verb {
 	case monitfile.Ignore, monitfile.Alert:
 		return
 	case monitfile.Exec:
-		c.exec(s, a.Exec, reason)
+		c.exec(s, a.Exec, event, text)
 		return
 	case monitfile.Start, monitfile.Restart:
 		if s.known().monitor == On {
@@ -443,11 +447,11 @@ func (c *chain) act(ctx context.Context, s *service, a monitfile.Action, reason 
 }
 
 // exec runs the program of an action, unless it still runs from the last time.
-func (c *chain) exec(s *service, program *monitfile.Command, reason string) {
+func (c *chain) exec(s *service, program *monitfile.Command, event, text string) {
 	if _, runs := s.programs[program]; runs {
 		return
 	}
-	pid, err := c.launch(s, program, "Exec", reason)
+	pid, err := c.launch(s, program, event, text)
 	if err != nil {
 		c.log(s).WithError(err).Error("cannot execute the program of a test")
 		return
@@ -483,7 +487,7 @@ func (c *chain) adopt(s *service) {
 }
 
 // launch starts a program of a service in monit's environment.
-func (c *chain) launch(s *service, program *monitfile.Command, what, reason string) (pid int, err error) {
+func (c *chain) launch(s *service, program *monitfile.Command, event, text string) (pid int, err error) {
 	uid, gid, err := account(program)
 	if err != nil {
 		return 0, err
@@ -491,14 +495,13 @@ func (c *chain) launch(s *service, program *monitfile.Command, what, reason stri
 	if err := unix.Access(program.Args[0], unix.X_OK); err != nil {
 		return 0, &os.PathError{Op: "execute", Path: program.Args[0], Err: err}
 	}
-	return command.Detach(command.Detached{Args: program.Args, Env: c.environment(s, what, reason), UID: uid, GID: gid})
+	return command.Detach(command.Detached{Args: program.Args, Env: c.environment(s, event, text), UID: uid, GID: gid})
 }
 
 // environment is all that programs find: monit purges the rest.
-func (c *chain) environment(s *service, what, reason string) []string {
+func (c *chain) environment(s *service, event, text string) []string {
 	env := []string{"PATH=/bin:/usr/bin:/sbin:/usr/sbin", "MONIT_DATE=" + time.Now().Format(time.RFC1123Z),
-		"MONIT_SERVICE=" + s.Name, "MONIT_HOST=" + c.host, "MONIT_EVENT=" + what,
-		"MONIT_DESCRIPTION=" + cmp.Or(reason, what)}
+		"MONIT_SERVICE=" + s.Name, "MONIT_HOST=" + c.host, "MONIT_EVENT=" + event, "MONIT_DESCRIPTION=" + text}
 	if zone, set := os.LookupEnv("TZ"); set {
 		env = append(env, "TZ="+zone)
 	}

@@ -24,21 +24,22 @@ func (s *Supervisor) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !s.allowed(r) {
 			w.Header().Set("WWW-Authenticate", `Basic realm="monit"`)
-			http.Error(w, "You are not authorized to access monit", http.StatusUnauthorized)
+			refuse(w, http.StatusUnauthorized, "You are not authorized to access monit")
 			return
 		}
 		r.Body = http.MaxBytesReader(w, r.Body, maxForm)
 		name := strings.TrimPrefix(r.URL.Path, "/")
 		switch {
 		case r.Method == http.MethodPost && name == "_doaction": // the form of current versions of monit's program
-			s.request(w, r.PostFormValue("service"), r.PostFormValue("action"))
+			action := r.PostFormValue("action") // reads the form
+			s.request(w, r.PostForm["service"], action)
 		case r.Method == http.MethodPost && (name == "_summary" || name == "_status"):
 			w.Header().Set("Content-Type", "text/plain")
 			fmt.Fprint(w, s.text(name == "_summary", r.PostFormValue("service")))
 		case r.Method == http.MethodPost:
-			s.request(w, name, r.PostFormValue("action"))
+			s.request(w, []string{name}, r.PostFormValue("action"))
 		case r.Method != http.MethodGet && r.Method != http.MethodHead:
-			http.Error(w, "method not allowed", http.StatusMethodNotAllowed)
+			refuse(w, http.StatusMethodNotAllowed, "Only GET, HEAD and POST are served")
 		case name == "_ping":
 			fmt.Fprintln(w, "pong")
 		case (name == "_status" || name == "_status2") && r.FormValue("format") == "xml":
@@ -48,7 +49,7 @@ func (s *Supervisor) Handler() http.Handler {
 			w.Header().Set("Content-Type", "text/plain")
 			fmt.Fprint(w, s.text(r.FormValue("level") == "summary", r.FormValue("service")))
 		default:
-			http.Error(w, "There is no service or page named \""+name+"\"", http.StatusNotFound)
+			refuse(w, http.StatusNotFound, "There is no service or page named "+name)
 		}
 	})
 }
@@ -68,31 +69,57 @@ func (s *Supervisor) allowed(r *http.Request) bool {
 var verbs = map[string]monitfile.Verb{"start": monitfile.Start, "stop": monitfile.Stop, "restart": monitfile.Restart,
 	"monitor": monitfile.Monitor, "unmonitor": monitfile.Unmonitor}
 
-// request makes an action pending. It is carried out as soon as the chain is free; the answer does not wait for it.
-func (s *Supervisor) request(w http.ResponseWriter, name, action string) {
+// request makes an action on services pending, or on none of them. It is carried out as soon as their chains are free;
+// the answer does not wait for it.
+func (s *Supervisor) request(w http.ResponseWriter, names []string, action string) {
 	verb, known := verbs[action]
 	if !known {
-		http.Error(w, fmt.Sprintf("Invalid action %q", action), http.StatusBadRequest)
+		refuse(w, http.StatusBadRequest, "Invalid action "+action)
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for path := range s.rejected {
-		if jobOf(path) == name {
-			return // there is nothing that could be started or stopped; its status says why
+	var asked []*service
+	for _, name := range names {
+		at := slices.IndexFunc(s.services, func(v *service) bool {
+			// Current versions of monit's program call the machine by its name alone.
+			return v.Name == name || v.Type == monitfile.System && v.Name == "system_"+name
+		})
+		switch {
+		case at < 0 && s.isRejected(name):
+			// There is nothing that could be started or stopped; its status says why.
+		case at < 0:
+			refuse(w, http.StatusNotFound, "There is no service named "+name)
+			return
+		case s.services[at].pending != monitfile.Ignore:
+			refuse(w, http.StatusServiceUnavailable, "Other action already in progress -- please try again later")
+			return
+		default:
+			asked = append(asked, s.services[at])
 		}
 	}
-	at := slices.IndexFunc(s.services, func(v *service) bool { return v.Name == name })
-	if at < 0 {
-		http.Error(w, fmt.Sprintf("There is no service named %q", name), http.StatusNotFound)
-		return
+	for _, v := range asked {
+		v.pending = verb
+		token(v.kick)
 	}
-	if s.services[at].pending != monitfile.Ignore {
-		http.Error(w, "Other action already in progress -- please try again later", http.StatusServiceUnavailable)
-		return
+}
+
+// isRejected reports whether a job has a file that cannot be used. The caller holds the mutex.
+func (s *Supervisor) isRejected(job string) bool {
+	for path := range s.rejected {
+		if jobOf(path) == job {
+			return true
+		}
 	}
-	s.services[at].pending = verb
-	token(s.services[at].kick)
+	return false
+}
+
+// refuse answers with an error in a page like monit's, whose program shows what follows the heading.
+func refuse(w http.ResponseWriter, code int, reason string) {
+	w.Header().Set("Content-Type", "text/html")
+	w.WriteHeader(code)
+	fmt.Fprintf(w, "<html><head><title>%[1]d %[2]s</title></head><body><h2>%[2]s</h2>%[3]s<p></body></html>\r\n", code,
+		http.StatusText(code), latin1(reason))
 }
 
 // latin1 writes text for a document in ISO-8859-1: markup and what is not ASCII become character references.
@@ -190,7 +217,7 @@ func (v *service) document(b *strings.Builder, second, full bool) {
 	if v.Type == monitfile.Process && second { // not in monit's documents: for 'agent jobs'
 		fmt.Fprintf(b, "<restarts>%d</restarts>", v.restarts)
 		if !v.lastEnd.IsZero() {
-			fmt.Fprintf(b, "<ended>%d</ended>", v.lastEnd.Unix())
+			fmt.Fprintf(b, "<ended>%d</ended><end_reason>%s</end_reason>", v.lastEnd.Unix(), latin1(v.endReason))
 		}
 	}
 	b.WriteString("</service>")

@@ -42,8 +42,7 @@ func (c *chain) look(ctx context.Context, s *service, all processes) {
 	}
 	s.update(func(v *status) {
 		v.looked = time.Now()
-		// A test may have ended the supervision. What was restarted is looked at in the next cycle.
-		if v.monitor == Initializing && v.errors&eventNonexist == 0 {
+		if v.monitor == Initializing { // a test may have ended the supervision
 			v.monitor = On
 		}
 	})

@@ -29,6 +29,7 @@ type status struct {
 	starts, cycles int
 	restarts       int // by itself, after it had run
 	lastEnd        time.Time
+	endReason      string
 	looked         time.Time
 	process        process // of a service that is a process; zero while it does not run
 	connected      []connected

@@ -203,8 +203,10 @@ func (s *Supervisor) load(state state) {
 		v := known[check.Name]
 		delete(known, check.Name)
 		if v == nil || !reflect.DeepEqual(v.Check, check) {
-			v.release()
+			before := v
+			before.release()
 			v = newService(check, &s.mu, state.Services[check.Name])
+			v.goOn(before)
 		}
 		s.services = append(s.services, v)
 	}
@@ -236,6 +238,18 @@ func newService(check monitfile.Check, mu *sync.Mutex, before *serviceState) *se
 		v.monitor = Off
 	}
 	return v
+}
+
+// goOn takes over from a service whose check was another one what is under way: a request, and a start program that is
+// the same. Its check may just be in another line of the file.
+func (s *service) goOn(before *service) {
+	if before == nil {
+		return
+	}
+	s.pending = before.pending
+	if s.Pidfile == before.Pidfile && reflect.DeepEqual(s.Start, before.Start) {
+		s.starting = before.starting
+	}
 }
 
 // release closes what a service that is gone has open.

@@ -117,3 +117,23 @@ func (w *Watch) Close() {
 		_ = w.file.Close() // nothing was written
 	}
 }
+
+// Reason is how a process ended that has been waited for: from Linux 6.15 on the kernel knows it also of a process that
+// is not a child.
+func (w *Watch) Reason() string {
+	const unknown = "ended by itself"
+	raw, err := w.file.SyscallConn()
+	if err != nil {
+		return unknown
+	}
+	info := unix.PidfdInfo{Mask: unix.PIDFD_INFO_EXIT}
+	var failed error
+	if err := raw.Control(func(fd uintptr) { failed = unix.IoctlPidfdInfo(int(fd), &info) }); err != nil ||
+		failed != nil || info.Mask&unix.PIDFD_INFO_EXIT == 0 {
+		return unknown
+	}
+	if status := unix.WaitStatus(info.Exit_code); status.Signaled() {
+		return "killed by " + unix.SignalName(status.Signal())
+	}
+	return fmt.Sprintf("exit status %d", unix.WaitStatus(info.Exit_code).ExitStatus())
+}

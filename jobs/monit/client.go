@@ -11,6 +11,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"html"
 	"io"
 	"net"
 	"net/http"
@@ -20,6 +21,7 @@ import (
 	"strings"
 	"time"
 
+	"cambium/internal/oneline"
 	"cambium/internal/retry"
 	"cambium/internal/sockowner"
 )
@@ -119,7 +121,7 @@ func (c *Client) checkOwner(listener netip.AddrPort) error {
 	return nil
 }
 
-// statusError is an answer other than success, with the reason of a monit that gives one as plain text.
+// statusError is an answer other than success, with its reason.
 type statusError struct {
 	code   int
 	reason string
@@ -242,7 +244,7 @@ func (c *Client) do(ctx context.Context, method, path string, form url.Values) (
 	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxStatus+1))
 	switch {
 	case resp.StatusCode != http.StatusOK && (form == nil || resp.StatusCode != http.StatusFound):
-		return nil, statusError{resp.StatusCode, reason(resp, answer)}
+		return nil, statusError{resp.StatusCode, reason(answer)}
 	case err != nil:
 		return nil, err
 	case len(answer) > maxStatus:
@@ -251,13 +253,11 @@ func (c *Client) do(ctx context.Context, method, path string, form url.Values) (
 	return answer, nil
 }
 
-// reason is the first line of an answer in plain text. Old versions of monit send pages.
-func reason(resp *http.Response, answer []byte) string {
-	if !strings.HasPrefix(resp.Header.Get("Content-Type"), "text/plain") {
-		return ""
-	}
-	line, _, _ := strings.Cut(strings.TrimSpace(string(answer)), "\n")
-	return line
+// reason is what monit says about an error, on its page after the heading.
+func reason(answer []byte) string {
+	_, text, _ := strings.Cut(string(answer), "</h2>")
+	text, _, _ = strings.Cut(text, "<")
+	return oneline.Of(html.UnescapeString(strings.TrimSpace(text)))
 }
 
 // withoutURL drops method and address from an error of net/http; the caller names the action.

@@ -22,17 +22,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// daemon answers as monit 5.2.5 does, with reasons in plain text.
+// daemon answers as monit 5.2.5 does.
 type daemon struct{ actions []string }
 
 const summaryText = "The Monit daemon 5.2.5 uptime: 2h 3m\n\nProcess 'a'                         running\n"
+
+// refuse answers with a page of monit's.
+func refuse(w http.ResponseWriter, code int, reason string) {
+	w.WriteHeader(code)
+	fmt.Fprintf(w, "<html><head><title>x</title></head><body bgcolor=#FFFFFF><h2>%s</h2>%s<p><hr><a href='http://monit/'>"+
+		"<font size=-1>monit 5.2.5</font></a></body></html>\r\n", http.StatusText(code), reason)
+}
 
 func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	user, password, _ := r.BasicAuth()
 	name := strings.TrimPrefix(r.URL.Path, "/")
 	switch {
 	case user != "vcap" || password != "secret":
-		http.Error(w, "You are not authorized", http.StatusUnauthorized)
+		refuse(w, http.StatusUnauthorized, "You are not authorized")
 	case r.URL.String() == "/_status?format=text&level=summary":
 		fmt.Fprint(w, summaryText)
 	case r.URL.String() == "/_status?format=text":
@@ -43,13 +50,13 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 <service name="b c"><type>2</type></service></services><servicegroups>
 <servicegroup name="vcap"><service>a</service><service>b c</service></servicegroup></servicegroups></monit>`)
 	case r.Method != http.MethodPost:
-		http.Error(w, "not found", http.StatusNotFound)
+		refuse(w, http.StatusNotFound, "not found")
 	case name == "busy":
-		http.Error(w, "Other action already in progress -- please try again later", http.StatusServiceUnavailable)
+		refuse(w, http.StatusServiceUnavailable, "Other action already in progress -- please try again later")
 	case name == "a" || name == "b c":
 		d.actions = append(d.actions, r.PostFormValue("action")+" "+name)
 	default:
-		http.Error(w, "There is no service by that name", http.StatusNotFound)
+		refuse(w, http.StatusNotFound, "There is no service by that name")
 	}
 }
 
