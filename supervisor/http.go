@@ -85,9 +85,9 @@ func (s *Supervisor) request(w http.ResponseWriter, names []string, action strin
 			// Current versions of monit's program call the machine by its name alone.
 			return v.Name == name || v.Type == monitfile.System && v.Name == "system_"+name
 		})
-		switch {
-		case at < 0 && s.isRejected(name):
-			// There is nothing that could be started or stopped; its status says why.
+		switch rejected := s.rejectionOf(name); {
+		case at < 0 && rejected != nil:
+			rejected.off = verb == monitfile.Stop || verb == monitfile.Unmonitor
 		case at < 0:
 			refuse(w, http.StatusNotFound, "There is no service named "+name)
 			return
@@ -104,14 +104,14 @@ func (s *Supervisor) request(w http.ResponseWriter, names []string, action strin
 	}
 }
 
-// isRejected reports whether a job has a file that cannot be used. The caller holds the mutex.
-func (s *Supervisor) isRejected(job string) bool {
-	for path := range s.rejected {
+// rejectionOf finds a job whose file cannot be used. The caller holds the mutex.
+func (s *Supervisor) rejectionOf(job string) *rejection {
+	for path, r := range s.rejected {
 		if jobOf(path) == job {
-			return true
+			return r
 		}
 	}
-	return false
+	return nil
 }
 
 // refuse answers with an error in a page like monit's, whose program shows what follows the heading.
@@ -184,7 +184,9 @@ func (s *Supervisor) document(second, full bool) string {
 // rejectedService stands for the services of a file that cannot be used, so that whoever asks sees the job fail.
 func (s *Supervisor) rejectedService(path string) *service {
 	v := &service{Check: monitfile.Check{Type: monitfile.Process, Name: jobOf(path), Groups: []string{group}}}
-	v.monitor, v.errors, v.message = On, eventInvalid, s.rejected[path].Error()
+	if r := s.rejected[path]; !r.off {
+		v.monitor, v.errors, v.message = On, eventInvalid, r.Error()
+	}
 	return v
 }
 

@@ -59,13 +59,20 @@ type Supervisor struct {
 
 	mu          sync.Mutex
 	services    []*service
-	rejected    map[string]error // by file
+	rejected    map[string]*rejection // by file
 	incarnation time.Time
 	began       time.Time
 
 	saving sync.Mutex
 	saved  []byte
 	mails  mails
+}
+
+// rejection is a control file that cannot be used. Its job is a service that fails until it is stopped, as any other:
+// the Director stops an instance before it brings a better file.
+type rejection struct {
+	error
+	off bool
 }
 
 // New reads the control files.
@@ -213,13 +220,15 @@ func (s *Supervisor) load(state state) {
 	for _, gone := range known {
 		gone.release()
 	}
+	before := s.rejected
+	s.rejected = map[string]*rejection{}
 	for path, err := range rejected {
-		if before, was := s.rejected[path]; !was || before.Error() != err.Error() {
+		s.rejected[path] = &rejection{error: err}
+		if known := before[path]; known == nil || known.Error() != err.Error() {
 			s.mails.add(mail{Service: jobOf(path), Event: eventNames[eventInvalid][0], Action: monitfile.Alert.String(),
 				Description: err.Error(), Date: time.Now()}, s.host)
 		}
 	}
-	s.rejected = rejected
 	// Two documents of one second look the same to the agent, which waits for another incarnation.
 	s.incarnation = time.Now()
 }

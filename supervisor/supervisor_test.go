@@ -472,6 +472,15 @@ func TestBadFile(t *testing.T) {
 	if got := w.get("/_status2?format=xml"); !strings.Contains(got, "0001_bad.monitrc:2:") {
 		t.Errorf("the status does not say where: %s", got)
 	}
+	// The Director stops an instance before it brings a better file, and a fault would end that.
+	w.request("bad", "stop")
+	if got := w.state("bad"); got != "not monitored" || strings.Contains(w.get("/_status2?format=xml"), "status_message") {
+		t.Errorf("after a stop: got %q", got)
+	}
+	w.request("bad", "start")
+	if got := w.state("bad"); got != "Invalid type" {
+		t.Errorf("after a start: got %q", got)
+	}
 	pid := w.pid("a")
 	w.write("0001_bad.monitrc", check(w.dir, "bad", ""), 0o600)
 	w.s.Reload()

@@ -402,7 +402,8 @@ func chooseSupervisor(m *bootstrap.Machine, o machineOptions, manager services) 
 		}
 		return nil
 	}
-	starter.Program = monit.DropIn{Path: vcap.RunDir.MonitDropIn(), Reload: systemd.ReloadUnits}
+	starter.Program = monit.DropIn{Path: vcap.RunDir.MonitDropIn(), Link: vcap.RunDir.MonitProgram(),
+		Agent: o.dirs.Agent(), Reload: systemd.ReloadUnits}
 	if o.ownSupervisor {
 		starter.Program.Content = monit.SupervisorUnit(o.dirs.Agent())
 		starter.Program.Before = func(monitored map[string]bool) error {

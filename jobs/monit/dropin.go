@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"cambium/internal/atomicfile"
 )
@@ -18,10 +20,13 @@ type DropIn struct {
 	Path string
 	// Content is empty where monit is to run.
 	Content []byte
+	// Link is the program monit where the agent's supervisor runs: a link to Agent, in a directory that shells search
+	// first.
+	Link, Agent string
 	// Reload has the service manager read its units again.
 	Reload func(ctx context.Context) error
 	// Before is given, before the program inside of a running unit is replaced, the services and whether they are
-	// monitored; nil is nothing to do.
+	// monitored. If it is nil, the new program is told afterwards.
 	Before func(monitored map[string]bool) error
 }
 
@@ -31,6 +36,8 @@ func SupervisorUnit(agent string) []byte {
 [Service]
 ExecStart=
 ExecStart=%s supervise
+KillMode=process
+TasksMax=infinity
 OOMPolicy=continue
 `, agent)
 }
@@ -57,36 +64,63 @@ func (d DropIn) change() Change {
 
 // apply makes it as wanted.
 func (d DropIn) apply(ctx context.Context) error {
-	if len(d.Content) == 0 {
-		if err := os.Remove(d.Path); err != nil {
-			return fmt.Errorf("supervisor: %w", err)
+	err := os.Remove(d.Link)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	switch {
+	case err != nil:
+	case len(d.Content) == 0:
+		err = os.Remove(d.Path)
+	default:
+		err = errors.Join(os.MkdirAll(filepath.Dir(d.Link), 0o755), os.MkdirAll(filepath.Dir(d.Path), 0o755))
+		if err == nil {
+			err = os.Symlink(d.Agent, d.Link)
 		}
-	} else {
-		if err := os.MkdirAll(filepath.Dir(d.Path), 0o755); err != nil {
-			return fmt.Errorf("supervisor: %w", err)
-		}
-		if err := atomicfile.Write(d.Path, d.Content, 0o644, atomicfile.Volatile()); err != nil {
-			return fmt.Errorf("supervisor: %w", err)
+		if err == nil {
+			err = atomicfile.Write(d.Path, d.Content, 0o644, atomicfile.Volatile())
 		}
 	}
-	if err := d.Reload(ctx); err != nil {
+	if err == nil {
+		err = d.Reload(ctx)
+	}
+	if err != nil {
 		return fmt.Errorf("supervisor: %w", err)
 	}
 	return nil
 }
 
-// before passes on what the running program knows. One that does not answer cannot tell.
-func (d DropIn) before(ctx context.Context, c *Client) error {
-	if d.Before == nil {
-		return nil
-	}
-	status, err := c.Status(ctx)
+// before passes on what the running program knows, and returns the services that it does not monitor, and whether their
+// processes run. A program that does not answer cannot tell.
+func (d DropIn) before(ctx context.Context, c *Client) (unmonitored map[string]bool, err error) {
+	status, err := c.StatusOf(ctx, "")
 	if err != nil {
-		return nil
+		return nil, nil
 	}
-	monitored := map[string]bool{}
+	monitored, unmonitored := map[string]bool{}, map[string]bool{}
 	for _, v := range status.Services {
-		monitored[v.Name] = v.Monitored
+		if monitored[v.Name] = v.Monitored; !v.Monitored {
+			unmonitored[v.Name] = c.alive(v.Name)
+		}
 	}
-	return d.Before(monitored)
+	if d.Before == nil {
+		return unmonitored, nil
+	}
+	return nil, d.Before(monitored)
+}
+
+// after tells monit, which has a state file of the time before, what it is not to monitor. It may have started what did
+// not run.
+func (d DropIn) after(ctx context.Context, c *Client, unmonitored map[string]bool) error {
+	for _, name := range slices.Sorted(maps.Keys(unmonitored)) {
+		tell := c.Stop
+		if unmonitored[name] {
+			tell = c.Unmonitor
+		}
+		var refused statusError
+		if err := tell(ctx, name); err != nil && !(errors.As(err, &refused) && refused.code < 500) {
+			return fmt.Errorf("supervisor: %w", err) // a service that monit does not have needs nothing
+		}
+	}
+	return nil
 }

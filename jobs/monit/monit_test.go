@@ -31,6 +31,7 @@ type fakeMonit struct {
 	actions     []string
 	busy        int // answers to actions that are 503
 	slow        int // how often an action is seen as pending before it is done
+	ungrouped   map[string]bool
 }
 
 type fakeService struct {
@@ -128,7 +129,9 @@ func (f *fakeMonit) xml() string {
 	}
 	b.WriteString(`<service name="system_x"><type>5</type><status>1</status><monitor>2</monitor></service></services><servicegroups><servicegroup name="vcap">`)
 	for _, name := range f.order {
-		fmt.Fprintf(&b, "<service>%s</service>", name)
+		if !f.ungrouped[name] {
+			fmt.Fprintf(&b, "<service>%s</service>", name)
+		}
 	}
 	b.WriteString(`</servicegroup><servicegroup name="other"><service>system_x</service></servicegroup></servicegroups></monit>`)
 	return b.String()

@@ -134,8 +134,9 @@ func (s Starter) Start(ctx context.Context) (made []Change, err error) {
 		return made, err
 	}
 	runs := <-running
+	var unmonitored map[string]bool
 	if other && runs {
-		if err := s.Program.before(ctx, s.Client); err != nil {
+		if unmonitored, err = s.Program.before(ctx, s.Client); err != nil {
 			return made, err
 		}
 	}
@@ -152,7 +153,11 @@ func (s Starter) Start(ctx context.Context) (made []Change, err error) {
 		}
 		// It has read another account when it started, or is another program. Reload replaces the daemon alone, and
 		// waits until one answers that knows the new account.
-		return append(made, Change{Op: OpRestart}), s.Client.Reload(ctx)
+		made = append(made, Change{Op: OpRestart})
+		if err := s.Client.Reload(ctx); err != nil {
+			return made, err
+		}
+		return made, s.Program.after(ctx, s.Client, unmonitored)
 	}
 	if err := s.Services.Setup(ctx, UnitName); err != nil {
 		return made, err

@@ -26,6 +26,7 @@ type fakeMachine struct {
 	knows       string // the account that the running monit has read
 	incarnation int64
 	calls       []string
+	monit       *fakeMonit // nil: one without services
 }
 
 func (f *fakeMachine) record(call string) { f.calls = append(f.calls, call) }
@@ -81,8 +82,11 @@ func (f *fakeMachine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	r.SetBasicAuth("vcap", "canary:pw") // what fakeMonit asks for
-	fake := services()
-	fake.incarnation = incarnation
+	fake := f.monit
+	if fake == nil {
+		fake = services()
+	}
+	fake.change(func() { fake.incarnation = incarnation })
 	fake.ServeHTTP(w, r)
 }
 
@@ -172,6 +176,52 @@ func TestStartGivesMonitTheAccountThatReleasesKnow(t *testing.T) {
 				t.Errorf("the second time: planned %s, made %s (%s), %v, %v; want nothing", short(planned), short(made), did, planErr, err)
 			}
 		})
+	}
+}
+
+// TestSwitch: what was not monitored stays so in either direction, and the program monit is there while the agent's own
+// supervisor is.
+func TestSwitch(t *testing.T) {
+	s, f := newStarter(t, account, true)
+	run := t.TempDir()
+	s.Client.JobFiles = s.Dirs.MonitFiles()
+	f.monit = services("a", "off", "stopped")
+	f.monit.services["off"].monitor, f.monit.services["stopped"].monitor = 0, 0
+	f.monit.ungrouped = map[string]bool{"off": true}
+	for name, pid := range map[string]int{"off": os.Getpid(), "stopped": 0} {
+		path := filepath.Join(run, name+".pid")
+		if err := errors.Join(os.WriteFile(path, fmt.Append(nil, pid), 0o600), os.WriteFile(filepath.Join(s.Dirs.MonitJobs(),
+			name+".monitrc"), fmt.Appendf(nil, "check process %s pidfile %s", name, path), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var before map[string]bool
+	s.Program = DropIn{Path: filepath.Join(run, "unit.d", "x.conf"), Content: SupervisorUnit("/agent"), Agent: "/agent",
+		Link: filepath.Join(run, "bin", "monit"), Reload: func(context.Context) error { return nil },
+		Before: func(monitored map[string]bool) error { before = monitored; return nil }}
+	if _, err := s.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := fmt.Sprint(before), "map[a:true off:false stopped:false system_x:true]"; got != want {
+		t.Errorf("monitored: got %s, want %s", got, want)
+	}
+	if got, err := os.Readlink(s.Program.Link); err != nil || got != "/agent" {
+		t.Errorf("the program monit leads to %q, %v", got, err)
+	}
+	if got := f.did(); got != "keep stopped, kill, start" || len(f.monit.actions) != 0 {
+		t.Errorf("did %s, and asked for %q", got, f.monit.actions)
+	}
+	s.Program.Content, s.Program.Before = nil, nil
+	if _, err := s.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := fmt.Sprint(f.monit.actions); got != "[unmonitor off stop stopped]" {
+		t.Errorf("on the way back: asked for %s", got)
+	}
+	for _, path := range []string{s.Program.Link, s.Program.Path} {
+		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: got %v, want it to be gone", path, err)
+		}
 	}
 }
 

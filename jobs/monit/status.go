@@ -35,10 +35,11 @@ type Service struct {
 	MemoryPercent float64
 	CPUPercent    float64
 	PID           int // 0 while it does not run
-	// Restarts and Ended are given by the agent's own supervisor: how often it restarted the process after its end,
-	// and when the last one was.
-	Restarts *int
-	Ended    *time.Time
+	// These are given by the agent's own supervisor: how often it restarted the process after its end, and when and
+	// why the last one was.
+	Restarts  *int
+	Ended     *time.Time
+	EndReason string
 }
 
 // States of a service and of the whole job.
@@ -69,10 +70,11 @@ type serviceXML struct {
 	Pending int    `xml:"pendingaction"`
 	Uptime  int    `xml:"uptime"`
 	PID     int    `xml:"pid"`
-	// These two are not monit's.
-	Restarts *int   `xml:"restarts"`
-	Ended    *int64 `xml:"ended"`
-	Memory   struct {
+	// These three are not monit's.
+	Restarts  *int   `xml:"restarts"`
+	Ended     *int64 `xml:"ended"`
+	EndReason string `xml:"end_reason"`
+	Memory    struct {
 		KB      int     `xml:"kilobytetotal"`
 		Percent float64 `xml:"percenttotal"`
 	} `xml:"memory"`
@@ -109,7 +111,7 @@ func (x serviceXML) service() Service {
 	s := Service{
 		Name: x.Name, Monitored: x.Monitor != 0, Pending: x.Pending > 0,
 		UptimeSeconds: x.Uptime, MemoryKB: x.Memory.KB, MemoryPercent: number(x.Memory.Percent),
-		CPUPercent: number(x.CPU.Percent), PID: x.PID, Restarts: x.Restarts,
+		CPUPercent: number(x.CPU.Percent), PID: x.PID, Restarts: x.Restarts, EndReason: x.EndReason,
 	}
 	if x.Ended != nil {
 		ended := time.Unix(*x.Ended, 0)

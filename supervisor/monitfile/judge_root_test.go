@@ -38,9 +38,9 @@ var stricter = map[string]string{
 	process + "if failed port 80 timeout 0 seconds then alert": "always fails",
 }
 
-// TestMonitAgrees gives all files of the tables to the real monit: it accepts what Parse accepts, and refuses what
+// TestRootMonitAgrees gives all files of the tables to the real monit: it accepts what Parse accepts, and refuses what
 // Parse refuses.
-func TestMonitAgrees(t *testing.T) {
+func TestRootMonitAgrees(t *testing.T) {
 	if _, err := exec.LookPath("monit"); err != nil {
 		skiptest.Skip(t, "monit is not installed")
 	}

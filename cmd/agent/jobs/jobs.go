@@ -31,19 +31,21 @@ type Job struct {
 	PID      int    `json:"pid,omitempty"`
 	Uptime   int    `json:"uptime_seconds"`
 	MemoryKB int    `json:"memory_kb"`
-	// Restarts and Ended are known to the agent's own supervisor alone.
-	Restarts *int       `json:"restarts,omitempty"`
-	Ended    *time.Time `json:"last_end,omitempty"`
-	Error    string     `json:"error,omitempty"`
-	Log      string     `json:"log,omitempty"`
-	Lines    []string   `json:"last_lines,omitempty"`
+	// These three are known to the agent's own supervisor alone.
+	Restarts  *int       `json:"restarts,omitempty"`
+	Ended     *time.Time `json:"last_end,omitempty"`
+	EndReason string     `json:"last_end_reason,omitempty"`
+	Error     string     `json:"error,omitempty"`
+	Log       string     `json:"log,omitempty"`
+	Lines     []string   `json:"last_lines,omitempty"`
 }
 
 // Run is the command.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := cli.NewFlags("jobs", cli.Help{Arguments: "[--json | --watch]",
 		Purpose: `Shows the processes of the jobs as their supervisor knows them: state, pid, uptime, memory, how often
-each was restarted, and of those that do not run the reason and the last lines of their newest log file.
+each was restarted, when and why it ended last, and of those that do not run, with --json of all, what
+is wrong and the last lines of their newest log file.
 Needs root. Exit codes: 0 all run, 1 some do not or the supervisor does not answer, 2 usage.`,
 		Examples: []string{"agent jobs", "agent jobs --json", "agent jobs --watch"}}, stdout, stderr)
 	base := flags.String("b", vcap.DefaultBase, "`BASE` directory")
@@ -92,13 +94,12 @@ func list(ctx context.Context, dirs vcap.Dirs) ([]Job, error) {
 	all := make([]Job, 0, len(status.Services))
 	for _, s := range status.Services {
 		j := Job{Name: s.Name, State: s.State, PID: s.PID, Uptime: s.UptimeSeconds, MemoryKB: s.MemoryKB,
-			Restarts: s.Restarts,
-			Ended:    s.Ended}
+			Restarts: s.Restarts, Ended: s.Ended, EndReason: s.EndReason}
 		if s.State != monit.StateRunning {
 			j.Error = s.Fault
-			if logs := observe.JobLogs(dirs, s.Name); len(logs) > 0 {
-				j.Log, j.Lines = logs[0], lastLines(dirs, logs[0])
-			}
+		}
+		if logs := observe.JobLogs(dirs, s.Name); len(logs) > 0 {
+			j.Log, j.Lines = logs[0], lastLines(dirs, logs[0])
 		}
 		all = append(all, j)
 	}
@@ -172,7 +173,7 @@ func show(w io.Writer, all []Job, asJSON bool) error {
 			restarts = fmt.Sprint(*j.Restarts)
 		}
 		if j.Ended != nil {
-			ended = j.Ended.UTC().Format(time.RFC3339)
+			ended = j.Ended.UTC().Format(time.RFC3339) + " " + oneline.Of(j.EndReason)
 		}
 		fmt.Fprintf(&b, "%-*s  %-8s  %7s  %9s  %6d MiB  %8s  %s\n", width, oneline.Of(j.Name), j.State, pid, uptime,
 			j.MemoryKB/1024, restarts, ended)
@@ -181,7 +182,7 @@ func show(w io.Writer, all []Job, asJSON bool) error {
 		if j.Error != "" {
 			fmt.Fprintf(&b, "\n%s: %s\n", oneline.Of(j.Name), oneline.Of(j.Error))
 		}
-		if j.Log != "" {
+		if j.Log != "" && j.State != monit.StateRunning {
 			fmt.Fprintf(&b, "\n%s: last lines of %s\n", oneline.Of(j.Name), oneline.Of(j.Log))
 			for _, line := range j.Lines {
 				fmt.Fprintf(&b, "  %s\n", line)

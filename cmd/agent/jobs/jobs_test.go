@@ -14,14 +14,15 @@ func TestTable(t *testing.T) {
 	two, ended := 2, time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	var out strings.Builder
 	if err := show(&out, []Job{
-		{Name: "router", State: "running", PID: 41, Uptime: 3723, MemoryKB: 51200, Restarts: &two, Ended: &ended},
+		{Name: "router", State: "running", PID: 41, Uptime: 3723, MemoryKB: 51200, Restarts: &two, Ended: &ended,
+			EndReason: "killed by SIGSEGV", Log: "/var/vcap/sys/log/router/router.log", Lines: []string{"served"}},
 		{Name: "db", State: "failing", Error: "process is not running", Log: "/var/vcap/sys/log/db/db.log",
 			Lines: []string{"no space"}},
 	}, false); err != nil {
 		t.Fatal(err)
 	}
 	const want = `NAME    STATE         PID     UPTIME      MEMORY  RESTARTS  LAST END
-router  running        41     1h2m3s      50 MiB         2  2026-01-02T03:04:05Z
+router  running        41     1h2m3s      50 MiB         2  2026-01-02T03:04:05Z killed by SIGSEGV
 db      failing         -          -       0 MiB         -  -
 
 db: process is not running
