@@ -97,6 +97,7 @@ func TestRootInstall(t *testing.T) {
 		"etc/cron.allow":                                                0o600,
 		"etc/at.allow":                                                  0o600,
 		"etc/environment":                                               0o644,
+		"etc/profile.d/cambium.sh":                                      0o644,
 		"usr/local/bin/agent":                                           0o777 | fs.ModeSymlink,
 		"var/vcap/bosh/bin/agent":                                       0o777 | fs.ModeSymlink,
 		"usr/share/bash-completion/completions/agent":                   0o644,

@@ -334,10 +334,10 @@ func (c *chain) ended(ctx context.Context, s *service, w *pidfile.Watch) {
 		})
 		reason := w.Reason() // which the kernel knows once its parent has waited for it
 		w.Close()
-		s.update(func(v *status) { v.lastEnd, v.endReason = at, reason })
-		if ctx.Err() == nil {
-			c.call(func(ctx context.Context) { c.replaced(ctx, s, readErr) })
-		}
+		c.call(func(ctx context.Context) {
+			s.update(func(v *status) { v.lastEnd, v.endReason = at, reason })
+			c.replaced(ctx, s, readErr)
+		})
 	}()
 }
 

@@ -49,6 +49,77 @@ esac
 `}}
 }
 
+// witness writes who else lives when it is told to end: the order of death at shutdown.
+func witness() release.Job {
+	return release.Job{Name: "witness", Files: release.Files{
+		"monit": monitFile("witness"),
+		"bin/ctl": `#!/bin/bash
+pid=/var/vcap/sys/run/witness/witness.pid
+case $1 in
+start) setsid /var/vcap/jobs/witness/bin/witness </dev/null >/dev/null 2>&1 & echo $! >$pid ;;
+stop) [ ! -e $pid ] || kill -9 "$(cat $pid)"; rm -f $pid ;;
+esac
+`,
+		"bin/witness": `#!/bin/bash
+trap '{ for p in "monit -I|bosh-agent supervise" "bosh-agent -P"; do pgrep -f "$p" >/dev/null && echo lives || echo ended; done
+	cat /proc/1/comm; } >/var/vcap/witnessed; sync; exit' TERM
+while :; do sleep 3600 & wait; done
+`}}
+}
+
+// witnessed boots the machine, and returns what the witness saw.
+func witnessed(t *testing.T, i *lab.Instance) string {
+	t.Helper()
+	if err := i.Reboot(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ready(t, i)
+	eventually.True(t, "the jobs after a boot", func() bool { return stateOf(t, i).JobState == "running" })
+	return content(t, i, "/var/vcap/witnessed")
+}
+
+// stemcells calls the stemcell's own monit program, which people and jobs call by this path.
+func stemcells(t *testing.T, i *lab.Instance, words ...string) string {
+	t.Helper()
+	return run(t, i, append([]string{"/var/vcap/bosh/bin/monit", "-c", "/var/vcap/bosh/etc/monitrc"}, words...)...)
+}
+
+// monitPrograms: the stemcell's monit program talks to the supervisor, and so does the agent's, which a shell finds first
+// and which does not mind a bad file.
+func monitPrograms(t *testing.T, i *lab.Instance) {
+	t.Helper()
+	if got := stemcells(t, i, "summary"); !strings.Contains(got, "'forker'                    running\n") {
+		t.Errorf("monit summary: got %q", got)
+	}
+	stemcells(t, i, "reload", "forker")
+	shell := func(command string) string {
+		t.Helper()
+		return run(t, i, "su", "-", "-c", command)
+	}
+	if got := shell("command -v monit && monit -V"); !strings.HasPrefix(got,
+		"/run/cambium/bin/monit\nThis is Monit version 5.2.5\n") {
+		t.Errorf("in a login shell: got %q", got)
+	}
+	if got := shell("monit -I -V"); !strings.Contains(got, "This is Monit version 5.33") {
+		t.Errorf("with -I: got %q", got)
+	}
+	run(t, i, "sh", "-c", "echo check nonsense >/var/vcap/monit/bad.monitrc")
+	shell("monit reload whatever && ! monit -t && ! /var/vcap/bosh/bin/monit -c /var/vcap/bosh/etc/monitrc summary")
+	eventually.True(t, "the bad file", func() bool {
+		got := shell("monit summary")
+		return strings.Contains(got, "'bad'                       Invalid type\n") &&
+			strings.Contains(got, "'forker'                    running\n")
+	})
+	if got := stateOf(t, i); got.JobState != "failing" || !strings.Contains(got.processes(), "bad:failing") {
+		t.Errorf("with a bad file: got %s with %s", got.JobState, got.processes())
+	}
+	shell("rm /var/vcap/monit/bad.monitrc && monit reload && monit validate")
+	eventually.True(t, "all well again", func() bool { return stateOf(t, i).JobState == "running" })
+	if got := run(t, i, "/var/vcap/bosh/bin/bosh-agent", "jobs"); !strings.Contains(got, "forker   running") {
+		t.Errorf("agent jobs: got %q", got)
+	}
+}
+
 // dump has the supervisor start the job again, and returns what it was started with.
 func dump(t *testing.T, i *lab.Instance) string {
 	t.Helper()
@@ -66,13 +137,21 @@ func dump(t *testing.T, i *lab.Instance) string {
 func TestMachineSupervisor(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
-	i := mustDeploy(t, l, manifest([]release.Job{forker(), execer(), dumper(), cycle("")}, tool("one")))
+	i := mustDeploy(t, l, manifest([]release.Job{forker(), execer(), dumper(), witness(), cycle("")}, tool("one")))
 	pids := func() string {
 		return run(t, i, "sh", "-c", "cat /var/vcap/data/sys/run/*/*.pid")
 	}
+	// What is not of a job is carried over, too.
+	run(t, i, "sh", "-c", "echo check file extra path /etc/hosts >/var/vcap/monit/extra.monitrc")
+	order := witnessed(t, i)
 	underMonit := dump(t, i)
 	before := pids()
+	stemcells(t, i, "unmonitor", "extra")
+	eventually.True(t, "extra is not monitored", func() bool { return unmonitored(t, i) })
 	choose(t, i, "/run", "systemd")
+	if !unmonitored(t, i) {
+		t.Error("the switch has extra monitored")
+	}
 	if got := inUnit(t, i); !strings.Contains(got, "bosh-agent supervise") {
 		t.Fatalf("in monit.service runs %q", got)
 	}
@@ -84,14 +163,7 @@ func TestMachineSupervisor(t *testing.T) {
 	}
 	death(t, l, i)
 
-	// The stemcell's own monit program talks to it.
-	if got := run(t, i, "/var/vcap/bosh/bin/monit", "-c", "/var/vcap/bosh/etc/monitrc",
-		"summary"); !strings.Contains(got, "forker") {
-		t.Errorf("monit summary: got %q", got)
-	}
-	if got := run(t, i, "/var/vcap/bosh/bin/bosh-agent", "jobs"); !strings.Contains(got, "forker  running") {
-		t.Errorf("agent jobs: got %q", got)
-	}
+	monitPrograms(t, i)
 	// A job that dies while the agent is down is back before the agent is.
 	run(t, i, "systemctl", "stop", "bosh-agent.service")
 	pid := strings.TrimSpace(content(t, i, "/var/vcap/data/sys/run/execer/execer.pid"))
@@ -110,15 +182,15 @@ func TestMachineSupervisor(t *testing.T) {
 	before = pids()
 	bad := forker()
 	bad.Files["monit"] += "  if nonsense then alert\n"
-	if _, err := deploy(t, l, manifest([]release.Job{bad, execer(), dumper(), cycle("")},
+	if _, err := deploy(t, l, manifest([]release.Job{bad, execer(), dumper(), witness(), cycle("")},
 		tool("one"))); err == nil || !strings.Contains(err.Error(), "_forker.monitrc:6:") {
 		t.Errorf("a bad monit file: got %v", err)
 	}
 	if got := pids(); got != before {
 		t.Errorf("a bad monit file replaced processes %q by %q", before, got)
 	}
-	mustDeploy(t, l, manifest([]release.Job{forker(), cycle("true")}, tool("two")))
-	if s := stateOf(t, i); s.JobState != "running" || s.processes() != "forker:running" {
+	mustDeploy(t, l, manifest([]release.Job{forker(), witness(), cycle("true")}, tool("two")))
+	if s := stateOf(t, i); s.JobState != "running" || s.processes() != "witness:running forker:running" {
 		t.Errorf("after the update: got %s with %s", s.JobState, s.processes())
 	}
 	if out, err := i.Output(t.Context(), "pgrep", "-f", "sleeper execer"); err == nil {
@@ -126,21 +198,33 @@ func TestMachineSupervisor(t *testing.T) {
 	}
 
 	before = pids()
+	stemcells(t, i, "monitor", "extra")
 	choose(t, i, "/run", "monit")
+	stemcells(t, i, "monitor", "extra") // as its own state file says
+	choose(t, i, "/run", "systemd")
+	stemcells(t, i, "unmonitor", "extra")
+	choose(t, i, "/run", "monit")
+	eventually.True(t, "extra is not monitored", func() bool { return unmonitored(t, i) })
 	if got := inUnit(t, i); strings.Contains(got, "supervise") {
 		t.Errorf("in monit.service runs %q", got)
 	}
 	if got := pids(); got != before {
 		t.Errorf("the switch back replaced processes %q by %q", before, got)
 	}
-	// A boot leaves nothing of it.
+	// A boot leaves nothing of it, and in the end everything went down in the same order.
 	choose(t, i, "/run", "systemd")
-	if err := i.Reboot(t.Context()); err != nil {
-		t.Fatal(err)
+	if got := witnessed(t, i); got != order {
+		t.Errorf("at shutdown a process sees\n%s\nand under monit\n%s", got, order)
 	}
-	ready(t, i)
-	eventually.True(t, "the jobs after a boot", func() bool { return stateOf(t, i).JobState == "running" })
 	if got := inUnit(t, i); strings.Contains(got, "supervise") {
 		t.Errorf("after a boot, in monit.service runs %q", got)
 	}
+}
+
+// unmonitored reports whether the service extra is not monitored, with either supervisor.
+func unmonitored(t *testing.T, i *lab.Instance) bool {
+	t.Helper()
+	_, rest, _ := strings.Cut(stemcells(t, i, "summary"), "extra")
+	line, _, _ := strings.Cut(rest, "\n")
+	return strings.Contains(strings.ToLower(line), "not monitored")
 }

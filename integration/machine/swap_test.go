@@ -31,6 +31,8 @@ type lookAlike struct {
 	restart, pid []string
 	// log is the member of the agent's logs that holds it.
 	log string
+	// own has this agent run the jobs with its own supervisor; nil where it cannot.
+	own []string
 }
 
 func script(path, body string) machine.File {
@@ -95,7 +97,10 @@ SyslogIdentifier=bosh-agent
 [Install]
 WantedBy=multi-user.target
 Alias=agent.service
-`)}, restart: []string{"systemctl", "restart", "bosh-agent"}, pid: []string{"systemctl", "show", "-P", "MainPID", "bosh-agent"}, log: "journal.log"}
+`)}, restart: []string{"systemctl", "restart", "bosh-agent"}, pid: []string{"systemctl", "show", "-P", "MainPID", "bosh-agent"}, log: "journal.log",
+		own: []string{"sh", "-c", `d=/run/systemd/system/bosh-agent.service.d; mkdir -p $d
+printf '[Service]\nExecStart=\nExecStart=/var/vcap/bosh/bin/bosh-agent -P ubuntu -C /var/vcap/bosh/agent.json -M systemd\n' >$d/own.conf
+systemctl daemon-reload && systemctl restart bosh-agent && rm $d/own.conf && systemctl daemon-reload`}}
 }
 
 // vm makes a machine of the lab one of that stemcell.
@@ -155,6 +160,21 @@ func swapThereAndBack(t *testing.T, s lookAlike) {
 			if log := agentLogs(t, l, i)[s.log]; !strings.Contains(log, "agent starts") {
 				t.Errorf("%s of the agent's logs does not hold its start: %.500q", s.log, log)
 			}
+		}
+		if s.own == nil {
+			continue
+		}
+		// The old agent finds the jobs under this one's supervisor, until it boots.
+		if change.name == "there" {
+			run(t, i, s.own...)
+			running("under the own supervisor")
+			if got := inUnit(t, i); !strings.Contains(got, "supervise") {
+				t.Errorf("in monit.service runs %q", got)
+			}
+		} else if got := inUnit(t, i) + run(t, i, "sh", "-c",
+			"ls -d /run/cambium /run/systemd/system/monit.service.d 2>/dev/null; true"); strings.Contains(got, "supervise") ||
+			strings.Contains(got, "/run/") {
+			t.Errorf("after a boot with the old agent: got %q", got)
 		}
 	}
 }

@@ -1,0 +1,41 @@
+//go:build vm
+
+package vm
+
+import (
+	"strings"
+	"testing"
+
+	"cambium/internal/eventually"
+	"cambium/lab"
+)
+
+// inherited is what the process of the job has from its supervisor, on a kernel of its own.
+func inherited(t *testing.T, i *lab.Instance) string {
+	t.Helper()
+	return run(t, i, "sh", "-c", `p=/proc/$(cat /var/vcap/sys/run/web/web.pid)
+		cat $p/limits $p/oom_score_adj $p/cgroup; ps -o ni=,sched= -p ${p#/proc/}; readlink $p/cwd $p/ns/*
+		grep -E '^(Umask|Uid|Gid|Groups|Sig(Blk|Ign)|Cap|NoNewPrivs|Seccomp):' $p/status`)
+}
+
+// sameUnderOwnSupervisor puts the agent's own supervisor in the place of monit, and compares what a job inherits.
+func sameUnderOwnSupervisor(t *testing.T, i *lab.Instance) {
+	t.Helper()
+	want := inherited(t, i)
+	run(t, i, "sh", "-c", `d=/run/systemd/system/bosh-agent.service.d; mkdir -p $d
+		printf '[Service]\nExecStart=\nExecStart=/var/vcap/bosh/bin/bosh-agent -P ubuntu -C /var/vcap/bosh/agent.json -M systemd\n' >$d/own.conf
+		systemctl daemon-reload && systemctl restart bosh-agent.service`)
+	ready(t, i)
+	const pidFile = "/var/vcap/sys/run/web/web.pid"
+	old := strings.TrimSpace(run(t, i, "cat", pidFile))
+	eventually.True(t, "the supervisor", func() bool {
+		return strings.Contains(run(t, i, "sh", "-c", "/var/vcap/bosh/bin/bosh-agent jobs --json || true"), `"restarts": 0`)
+	})
+	run(t, i, "kill", "-9", old)
+	eventually.True(t, "a new process", func() bool {
+		return run(t, i, "sh", "-c", "p=$(cat "+pidFile+"); [ $p != "+old+" ] && kill -0 $p && echo new || true") == "new\n"
+	})
+	if got := inherited(t, i); got != want {
+		t.Errorf("a job inherits\n%s\nand under monit\n%s", got, want)
+	}
+}
