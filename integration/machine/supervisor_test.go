@@ -190,7 +190,7 @@ func TestMachineSupervisor(t *testing.T) {
 		t.Errorf("a bad monit file replaced processes %q by %q", before, got)
 	}
 	mustDeploy(t, l, manifest([]release.Job{forker(), witness(), cycle("true")}, tool("two")))
-	if s := stateOf(t, i); s.JobState != "running" || s.processes() != "witness:running forker:running" {
+	if s := stateOf(t, i); s.JobState != "running" || s.processes() != "forker:running witness:running" {
 		t.Errorf("after the update: got %s with %s", s.JobState, s.processes())
 	}
 	if out, err := i.Output(t.Context(), "pgrep", "-f", "sleeper execer"); err == nil {
