@@ -189,7 +189,9 @@ func Grow(device, dir string, kind probe.Kind) (grown bool, err error) {
 	}
 	err = withMounted(device, dir, func(f, d *os.File, size int64) error {
 		before, err := m.length(f, d)
-		if err != nil || !probe.WorthGrowing(before, size) {
+		// To grow an xfs to the length that it has completes what a power cut has interrupted: the kernel writes the
+		// copies of its superblock last.
+		if err != nil || kind != probe.XFS && !probe.WorthGrowing(before, size) {
 			return err
 		}
 		if err := m.grow(d, size); err != nil {

@@ -124,7 +124,7 @@ func (p *Plan) use(device string, v Volume, size int64, target string, options [
 		p.add(Change{Op: Mount, Device: device, Proof: string(v.Content.Kind), What: "mount on " + target,
 			FileSystem: v.Content.Kind, Target: target, MountOptions: options})
 	}
-	if v.Growable || probe.WorthGrowing(v.Content.Bytes, size) {
+	if v.Growable || v.Content.HalfGrown || probe.WorthGrowing(v.Content.Bytes, size) {
 		p.growFileSystem(device, v.Content.Kind, target, options)
 	}
 }

@@ -96,6 +96,9 @@ type Content struct {
 	UUID  string
 	// Bytes is the length of the file system as its superblock says, where that is known.
 	Bytes int64
+	// HalfGrown is set on an xfs whose superblock has copies of another length: the power was cut while it was grown.
+	// xfs_repair would believe the copies.
+	HalfGrown bool
 	// Errors is set when the file system has recorded errors of its own.
 	Errors bool
 	// NeverMounted is set when the superblock shows that it was never mounted.
@@ -312,8 +315,27 @@ func (c *Content) readExt(r io.ReaderAt) error {
 
 func (c *Content) readXFS(r io.ReaderAt) error {
 	var sb [512]byte
-	return c.readSuperblock(r, sb[:], 0, parseXFS)
+	err := c.readSuperblock(r, sb[:], 0, parseXFS)
+	if err != nil || c.Kind != XFS || !xfsGeometry(sb[:]) {
+		return err
+	}
+	u32 := func(o int) int64 { return int64(binary.BigEndian.Uint32(sb[o:])) }
+	group, groups := u32(4)*u32(84), u32(88)
+	var other [512]byte
+	for n := int64(1); n < groups && group >= smallestXFSGroup && !c.HalfGrown; n++ {
+		if err := ReadFull(r, other[:], n*group); errors.Is(err, io.ErrUnexpectedEOF) {
+			return nil // it does not fit its device
+		} else if err != nil {
+			return err
+		}
+		found, ok := parseXFS(other[:])
+		c.HalfGrown = ok && found.UUID == c.UUID && found.Bytes != c.Bytes
+	}
+	return nil
 }
+
+// smallestXFSGroup is the kernel's limit; it bounds how many superblocks are read.
+const smallestXFSGroup = 16 << 20
 
 // readSuperblock parses a superblock. If it is invalid, or the device ends within it, the kind is Unknown.
 func (c *Content) readSuperblock(r io.ReaderAt, sb []byte, offset int64, parse func([]byte) (Content, bool)) error {

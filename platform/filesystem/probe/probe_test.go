@@ -162,7 +162,7 @@ func TestIdentifyReadsSuperblocks(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if c.Label != "data" || c.Bytes != 300<<20 || c.Errors || c.Incomplete {
+		if c.Label != "data" || c.Bytes != 300<<20 || c.Errors || c.Incomplete || c.HalfGrown {
 			t.Errorf("%s: %+v; want label data, %d bytes, no errors, complete", kind, c, 300<<20)
 		}
 		if !strings.Contains(blkid(t, path), "UUID="+c.UUID) {
@@ -176,6 +176,14 @@ func TestIdentifyReadsSuperblocks(t *testing.T) {
 		run("debugfs", "-w", "-R", "ssv state 2", "IMAGE")(t, path)
 		if c, err := ofFile(path); err != nil || !c.Errors || !c.NeverMounted {
 			t.Errorf("Probe = %+v, %v; want recorded errors, never mounted", c, err)
+		}
+	})
+	t.Run("half grown", func(t *testing.T) {
+		path := looptest.Image(t, 300<<20)
+		run("mkfs.xfs", "-q", "-d", "agcount=4", "IMAGE")(t, path)
+		put(3*75<<20+8, "\x00\x00\x00\x00\x00\x00\x70\x00")(t, path) // fewer blocks in the copy of the last group
+		if c, err := ofFile(path); err != nil || !c.HalfGrown || c.Bytes != 300<<20 {
+			t.Errorf("Probe = %+v, %v; want it half grown, with the length of the first superblock", c, err)
 		}
 	})
 }
