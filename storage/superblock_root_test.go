@@ -94,3 +94,19 @@ func beneath(t testing.TB, dev *looptest.Device, kind string) {
 	poke(t, dev.Path, 0, []byte(head[:440]))
 	poke(t, dev.Path, 512, []byte(head[512:]))
 }
+
+// The superblock of an ext4 lies in two sectors. A power cut may leave one of them old; then the kernel refuses it, and so
+// does e2fsck without a decision. The error says what to do, and that loses nothing.
+func TestRootTornSuperblock(t *testing.T) {
+	b := newBench(t, Options{})
+	dev := b.disk(64<<20, "vol-1")
+	b.ok(b.Mount(ctx, "vol-1"))
+	b.put("data")
+	b.unmounted("vol-1", "Unmounted partition of vol-1")
+	part := dev.Path + "p1"
+	poke(t, part, 1024+0x30, []byte{1, 2, 3, 4}) // the time of its last write
+	b.fails(b.Mount(ctx, "vol-1"), part, "damaged, run e2fsck -f on it by hand")
+	tool(t, part, "sh", "-c", "e2fsck -fy "+part+" || [ $? = 1 ]")
+	b.ok(b.Mount(ctx, "vol-1"))
+	b.kept(b.Dirs.Store(), "data")
+}

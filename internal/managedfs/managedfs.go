@@ -16,6 +16,8 @@ type FileSystem struct {
 	Make []string
 	// Check looks for errors of one that is not mounted, and changes nothing.
 	Check []string
+	// Repair is what an operator runs on one that the kernel refuses: it decides, and asks.
+	Repair string
 	// Look are the mount options, besides ro, with which nothing is written, not even a journal replayed.
 	Look []string
 }
@@ -23,9 +25,9 @@ type FileSystem struct {
 // All are the file systems; the first one is the default.
 var All = []FileSystem{
 	{Name: "ext4", Package: "e2fsprogs", Make: []string{"mkfs.ext4", "-q", "-F", "-E", "nodiscard"},
-		Check: []string{"e2fsck", "-n", "-f"}, Look: []string{"noload"}},
+		Check: []string{"e2fsck", "-n", "-f"}, Repair: "e2fsck -f", Look: []string{"noload"}},
 	{Name: "xfs", Package: "xfsprogs", Make: []string{"mkfs.xfs", "-q", "-f", "-K"},
-		Check: []string{"xfs_repair", "-n"}, Look: []string{"norecovery", "nouuid"}},
+		Check: []string{"xfs_repair", "-n"}, Repair: "xfs_repair", Look: []string{"norecovery", "nouuid"}},
 }
 
 // Find returns the file system of a name.

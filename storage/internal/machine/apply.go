@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"cambium/internal/blkdev"
+	"cambium/internal/managedfs"
 	"cambium/platform/disk"
 	"cambium/platform/filesystem"
 	"cambium/platform/mount"
@@ -118,12 +119,22 @@ func (m *Machine) apply(ctx context.Context, key string, c decide.Change, onReco
 		})
 	case decide.Mount:
 		return m.work(key, c.Device, "is being mounted, which replays its journal", func(func(int)) error {
-			return mount.Device(ctx, c.Device, c.Target, string(c.FileSystem), c.MountOptions)
+			return damaged(c, mount.Device(ctx, c.Device, c.Target, string(c.FileSystem), c.MountOptions))
 		})
 	case decide.BindMount:
 		return mount.Bind(ctx, c.Device, c.Target, 0)
 	}
 	return fmt.Errorf("%s: no such change of a disk: %s", c.Device, c.Op)
+}
+
+// damaged says what to do about a file system that the kernel refuses, such as an ext4 of whose superblock a power cut
+// left one sector old and one new.
+func damaged(c decide.Change, err error) error {
+	f, ours := managedfs.Find(string(c.FileSystem))
+	if !ours || !errors.Is(err, unix.EBADMSG) && !errors.Is(err, unix.EUCLEAN) {
+		return err
+	}
+	return fmt.Errorf("the file system is damaged, run %s on it by hand: %w", f.Repair, err)
 }
 
 func (m *Machine) createTable(ctx context.Context, key string, c decide.Change, onRecord bool,
