@@ -27,17 +27,27 @@ func cache(_ context.Context, c *call) error {
 	if o.Older < 0 {
 		return usagef("--older %s is in the future", o.Older)
 	}
+	value, text, err := prune(o)
+	if err != nil {
+		return err
+	}
+	return c.result(value, text)
+}
+
+// prune returns what was removed, as JSON and as text.
+func prune(o image.PruneOptions) (value map[string]any, text func(io.Writer), err error) {
 	dir := tree.DefaultDir()
 	p, err := image.Cache{Dir: dir}.Prune(o)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	freed := int64(0)
 	for _, e := range p.Removed {
 		freed += e.Bytes
 	}
-	value := map[string]any{"dir": dir, "dry_run": o.DryRun, "freed_bytes": freed, "removed": append([]image.Entry{}, p.Removed...), "in_use": append([]image.Entry{}, p.InUse...)}
-	return c.result(value, func(w io.Writer) { writePruned(w, dir, p, o.DryRun, freed) })
+	value = map[string]any{"dir": dir, "dry_run": o.DryRun, "freed_bytes": freed,
+		"removed": append([]image.Entry{}, p.Removed...), "in_use": append([]image.Entry{}, p.InUse...)}
+	return value, func(w io.Writer) { writePruned(w, dir, p, o.DryRun, freed) }, nil
 }
 
 // cacheSize is how many bytes trees and images take.

@@ -17,6 +17,7 @@ import (
 
 	"cambium/lab"
 	"cambium/lab/control"
+	"cambium/lab/image"
 	"cambium/lab/tree"
 )
 
@@ -115,7 +116,7 @@ func list(ctx context.Context, c *call) error {
 			_, _ = fmt.Fprintln(w, "no lab is up")
 		}
 		if cached > 0 {
-			_, _ = fmt.Fprintf(w, "cache: %s in %s (lab cache prune --all frees what is not in use)\n",
+			_, _ = fmt.Fprintf(w, "cache: %s in %s (lab clean --cache frees what is not in use)\n",
 				mebibytes(cached), tree.DefaultDir())
 		}
 	})
@@ -278,10 +279,15 @@ func (c *call) switchMachine(ctx context.Context, verbs map[string]string) error
 	}
 	begin := time.Now()
 	end := c.busy("%s %s …", word, m.Name)
-	err = client.Power(ctx, m.Name, verb, !noWait)
+	verdict := ""
+	err = client.Power(ctx, m.Name, verb, !noWait, func(l control.Line) { verdict += l.Verdict })
 	end()
 	if err != nil {
 		return err
+	}
+	if verdict != "" {
+		c.printVerdict(verdict)
+		return exitStatus(1)
 	}
 	return c.result(map[string]any{"machine": m.Name, "verb": word, "seconds": time.Since(begin).Seconds()}, func(w io.Writer) {
 		_, _ = fmt.Fprintf(w, "%s %s: %.1f s\n", word, m.Name, time.Since(begin).Seconds())
@@ -352,6 +358,8 @@ func down(ctx context.Context, c *call) error {
 }
 
 func clean(ctx context.Context, c *call) error {
+	cached := false
+	c.flags.BoolVar(&cached, "cache", false, "also remove the trees and images that no lab uses, as 'lab cache prune --all' does")
 	if err := c.parse(0, -1); err != nil {
 		return err
 	}
@@ -385,9 +393,18 @@ func clean(ctx context.Context, c *call) error {
 	if failed != nil {
 		return failed
 	}
-	return c.result(map[string]any{"cleaned": cleaned}, func(w io.Writer) {
+	value, pruned := map[string]any{"cleaned": cleaned}, func(io.Writer) {}
+	if cached {
+		freed, text, err := prune(image.PruneOptions{All: true})
+		if err != nil {
+			return err
+		}
+		value["cache"], pruned = freed, text
+	}
+	return c.result(value, func(w io.Writer) {
 		for _, name := range cleaned {
 			_, _ = fmt.Fprintf(w, "removed %s\n", name)
 		}
+		pruned(w)
 	})
 }

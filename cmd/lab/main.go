@@ -19,6 +19,8 @@ import (
 	"strings"
 	"syscall"
 
+	"cambium/cmd/agent/cli"
+	"cambium/cmd/agent/completion"
 	"cambium/internal/spelling"
 	"cambium/lab/control"
 )
@@ -41,11 +43,11 @@ func callCommand() command {
 	return command{"call", "[flags] METHOD [ARGUMENT…]", "send a request to an agent and follow its task; arguments are JSON, or else strings",
 		[]string{"lab call ping", "lab call get_state full", `lab call add_persistent_disk disk-1 /dev/loop3`,
 			"lab call --url https://mbus:secret@127.0.0.1:6868 --ca ca.pem ping",
-			"lab call --url nats://10.0.0.6:4222 --agent-id 0b7e --ca ca.pem --cert director.crt --key director.key get_state"}, callAgent, false}
+			"lab call --settings settings.json get_state"}, callAgent, false}
 }
 
 func watchCommand() command {
-	return command{"watch", "[flags]", "show heartbeats and alerts as they come", []string{"lab watch", "lab watch --json", "lab watch --url nats://10.0.0.6:4222 --ca ca.pem --cert monitor.crt --key monitor.key"}, watch, false}
+	return command{"watch", "[flags]", "show heartbeats and alerts as they come", []string{"lab watch", "lab watch --json", "lab watch --url nats://10.0.0.6:4222 --ca ca --cert hm.crt --key hm.key"}, watch, false}
 }
 
 func versionCommand() command {
@@ -55,6 +57,11 @@ func versionCommand() command {
 		}
 		return c.result(map[string]string{"version": version}, func(w io.Writer) { _, _ = fmt.Fprintln(w, version) })
 	}, false}
+}
+
+func completionCommand() command {
+	return command{"completion", strings.Join(completion.Shells, "|"), "print the completion of commands and flags for a shell",
+		[]string{"source <(lab completion bash)"}, completionOf, false}
 }
 
 // call is one run of a command.
@@ -126,24 +133,53 @@ func (c *call) progress(format string, args ...any) {
 func (c *call) client() (*control.Client, error) { return control.Open(c.dir, c.lab) }
 
 func usage(w io.Writer, all []command) {
+	width := cli.Width(w)
 	_, _ = fmt.Fprint(w, "usage: lab COMMAND [flags] [arguments]\n\nA small IaaS on this machine, with the agent in its machines.\n\ncommands:\n")
 	for _, c := range all {
 		if !c.hidden {
-			_, _ = fmt.Fprintf(w, "  %-11s %s\n", c.name, c.summary)
+			cli.PrintFolded(w, width, fmt.Sprintf("  %-11s ", c.name), commandColumn, c.summary)
 		}
 	}
-	_, _ = fmt.Fprint(w, "\nlab COMMAND --help tells more. LAB names the lab to use when there are several.\n")
+	_, _ = fmt.Fprint(w, "\n'lab COMMAND --help' shows more. LAB names one of several labs.\n")
 }
 
+// commandColumn is where the summary of a command begins.
+const commandColumn = 14
+
 func (c *call) help(w io.Writer) {
-	_, _ = fmt.Fprintf(w, "usage: lab %s %s\n\n%s\n", c.name, c.command.args, strings.ToUpper(c.summary[:1])+c.summary[1:]+".")
+	width := cli.Width(w)
+	cli.PrintFolded(w, width, "usage: ", len("usage: "), "lab "+c.name+" "+c.command.args)
+	_, _ = fmt.Fprintln(w)
+	cli.PrintFolded(w, width, "", 0, strings.ToUpper(c.summary[:1])+c.summary[1:]+".")
+	cli.PrintFlags(w, width, cli.DescribeFlags(c.flags))
 	if len(c.examples) > 0 {
 		_, _ = fmt.Fprintf(w, "\nexamples:\n  %s\n", strings.Join(c.examples, "\n  "))
 	}
-	_, _ = fmt.Fprint(w, "\nflags:\n")
-	c.flags.SetOutput(w)
-	c.flags.PrintDefaults()
-	c.flags.SetOutput(io.Discard)
+}
+
+// completionOf prints the script by which a shell completes commands and flags.
+func completionOf(ctx context.Context, c *call) error {
+	if err := c.parse(1, 1); err != nil {
+		return err
+	}
+	var all []cli.Description
+	for _, command := range commands() {
+		if command.hidden {
+			continue
+		}
+		described := &call{command: command, flags: flag.NewFlagSet(command.name, flag.ContinueOnError), args: []string{"--help"}, stdout: io.Discard, stderr: io.Discard}
+		described.flags.SetOutput(io.Discard)
+		if err := command.run(ctx, described); !errors.Is(err, flag.ErrHelp) {
+			return err
+		}
+		all = append(all, cli.Description{Command: cli.Command{Name: command.name, Summary: command.summary}, Flags: cli.DescribeFlags(described.flags)})
+	}
+	script, known := completion.Script(c.args[0], "lab", all)
+	if !known {
+		return usagef("unknown shell %q; want one of %s", c.args[0], strings.Join(completion.Shells, ", "))
+	}
+	_, err := io.WriteString(c.stdout, script)
+	return err
 }
 
 // run is main without the process around it.
@@ -173,7 +209,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 			c.help(stdout)
 			return 0
 		case errors.As(err, &wrong):
-			_, _ = fmt.Fprintf(stderr, "lab %s: %v\nusage: lab %s %s; lab %s --help tells more\n", c.name, err, c.name, command.args, c.name)
+			_, _ = fmt.Fprintf(stderr, "lab %s: %v\nusage: lab %s %s; 'lab %s --help' shows more\n", c.name, err, c.name, command.args, c.name)
 			return 2
 		case errors.As(err, &status):
 			return int(status)

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"cambium/cmd/agent/completion"
 	"context"
 	"encoding/json"
 	"os"
@@ -48,6 +49,7 @@ func TestExitStatus(t *testing.T) {
 		{"up --publish 70000", 2, "", "port 70000"},
 		{"up --source floppy", 2, "", `source "floppy" is not one of`},
 		{"clean no-such-lab", 0, "", "lab no-such-lab had left no files behind"},
+		{"completion tcsh", 2, "", "unknown shell"},
 		{"clean ../x", 1, "", "lab name"},
 		{"clean no-such-lab --json", 0, `"cleaned": []`, "lab no-such-lab had left no files behind"},
 		{"machine paint", 2, "", `"paint" is none of delete, kill, reboot, start, stop`},
@@ -79,6 +81,27 @@ func TestExitStatus(t *testing.T) {
 	}
 }
 
+// wantColumns: help fits terminals of 80 columns.
+func wantColumns(t *testing.T, text string) {
+	t.Helper()
+	for line := range strings.Lines(text) {
+		if len([]rune(strings.TrimRight(line, "\n"))) > 80 {
+			t.Errorf("wider than 80 columns: %s", line)
+		}
+	}
+}
+
+func TestHelpAndCompletion(t *testing.T) {
+	stdout, _, _ := runLab(t, "help")
+	wantColumns(t, stdout)
+	for _, shell := range completion.Shells {
+		script, stderr, code := runLab(t, "completion", shell)
+		if code != 0 || !strings.Contains(script, "host-route") || !strings.Contains(script, "publish") {
+			t.Errorf("completion of %s: status %d, %s%s", shell, code, script, stderr)
+		}
+	}
+}
+
 func TestEveryCommandHasHelpWithExamples(t *testing.T) {
 	for _, c := range commands() {
 		if c.hidden {
@@ -88,6 +111,7 @@ func TestEveryCommandHasHelpWithExamples(t *testing.T) {
 		if code != 0 || !strings.Contains(stdout, "usage: lab "+c.name) || !strings.Contains(stdout, "-json") {
 			t.Errorf("lab %s --help: status %d, %q", c.name, code, stdout)
 		}
+		wantColumns(t, stdout)
 		if c.name != "ssh" && c.name != "version" && !strings.Contains(stdout, "examples:") {
 			t.Errorf("lab %s --help has no example", c.name)
 		}
@@ -238,23 +262,5 @@ func TestUpChecksTheDocumentsFirst(t *testing.T) {
 				t.Errorf("got %v, want an error with %q", err, c.err)
 			}
 		})
-	}
-}
-
-func TestVerdictOfAFailedBoot(t *testing.T) {
-	failed := []status.Run{{State: status.Failed, Verdict: "old"}}
-	for _, c := range []struct {
-		d    status.Document
-		want string
-	}{
-		{status.Document{State: status.Failed, Verdict: "new", Earlier: failed}, "new"},
-		{status.Document{State: status.Starting, Earlier: failed}, "old"},
-		{status.Document{State: status.Starting}, ""},
-		{status.Document{State: status.Starting, Earlier: []status.Run{{State: status.Ready}}}, ""},
-		{status.Document{}, ""},
-	} {
-		if got := failure(c.d); got != c.want {
-			t.Errorf("%+v: got %q, want %q", c.d, got, c.want)
-		}
 	}
 }

@@ -16,14 +16,11 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
 
 	"cambium/internal/report"
 	"cambium/internal/secret"
-	"cambium/internal/status"
 	"cambium/lab"
 	"cambium/lab/control"
-	"cambium/lab/director"
 	"cambium/settings"
 	"cambium/settings/agentjson"
 )
@@ -228,8 +225,12 @@ func (c *call) printLine(l control.Line) {
 		_ = c.result(s, func(w io.Writer) { writeLab(w, s) })
 	}
 	if l.Verdict != "" {
-		c.progress("the agent's verdict: %s\nThe machine stays: look into it with lab shell or lab logs, remove it with lab down.", l.Verdict)
+		c.printVerdict(l.Verdict)
 	}
+}
+
+func (c *call) printVerdict(verdict string) {
+	c.progress("the agent's verdict: %s\nThe machine stays: look into it with lab shell or lab logs, remove it with lab down.", verdict)
 }
 
 // background starts a process that holds the lab and follows it until the lab is up.
@@ -323,9 +324,6 @@ func hold(ctx context.Context, p plan, report func(control.Line)) error {
 	return nil
 }
 
-// readyTimeout is how long `up` waits for the agent; an emulated machine is slow.
-const readyTimeout = 5 * time.Minute
-
 func start(ctx context.Context, p plan, report func(control.Line)) (failed error) {
 	progress := func(format string, args ...any) { report(control.Line{Progress: fmt.Sprintf(format, args...)}) }
 	engine, err := p.engine(progress)
@@ -359,7 +357,7 @@ func start(ctx context.Context, p plan, report func(control.Line)) (failed error
 			return err
 		}
 		if !p.NoWait {
-			if verdict, err = waitReady(ctx, i, progress); err != nil {
+			if verdict, err = ready(ctx, i, progress); err != nil {
 				return err
 			}
 		}
@@ -375,6 +373,14 @@ func start(ctx context.Context, p plan, report func(control.Line)) (failed error
 	case <-server.Down():
 	}
 	return nil
+}
+
+// ready waits for the agent, and tells it of the disks that the machine was made with, as a Director does.
+func ready(ctx context.Context, i *lab.Instance, progress func(format string, args ...any)) (verdict string, err error) {
+	if verdict, err = i.Await(ctx, progress); err != nil || verdict != "" {
+		return verdict, err
+	}
+	return "", i.AnnounceDisks(ctx)
 }
 
 // endOf is closed when the machine has ended by itself; the lab of one that is deleted goes on.
@@ -397,75 +403,4 @@ func publish(ctx context.Context, l *lab.Lab, server *control.Server, i *lab.Ins
 		server.Published(i.Short, address)
 	}
 	return err
-}
-
-// waitReady waits until the agent answers, or has come to a verdict by itself. A verdict on a boot
-// that failed is returned.
-func waitReady(ctx context.Context, i *lab.Instance, progress func(format string, args ...any)) (verdict string, err error) {
-	within, cancel := context.WithTimeout(ctx, readyTimeout)
-	defer cancel()
-	begin := time.Now()
-	answered := make(chan error, 1)
-	if i.Agent != nil {
-		go func() { answered <- i.Ready(within) }()
-	}
-	for {
-		select {
-		case err := <-answered:
-			if err == nil {
-				progress("the agent answered %.1f s after power-on", time.Since(begin).Seconds())
-				return "", nil
-			}
-			var exception *director.Exception
-			if errors.As(err, &exception) { // an agent whose boot has failed answers with its verdict
-				return exception.Message, nil
-			}
-			return "", unanswered(ctx, i, err)
-		case <-i.Done():
-			return "", fmt.Errorf("machine %s powered itself off; its console is %s", i.Short, i.Console())
-		case <-within.Done():
-			return "", unanswered(ctx, i, fmt.Errorf("no verdict of the agent: %w", within.Err()))
-		case <-time.After(verdictPause):
-		}
-		d := account(i)
-		if d.State == status.Failed || d.State == status.Starting && len(d.Earlier) > 0 {
-			if verdict = failure(d); verdict != "" {
-				return verdict, nil
-			}
-		}
-		if i.Agent == nil && (d.State == status.Ready || d.State == status.Degraded) {
-			progress("the agent was %s %.1f s after power-on", d.State, time.Since(begin).Seconds())
-			return "", nil
-		}
-	}
-}
-
-// verdictPause is the interval at which the agent's status, a file in the machine, is read.
-const verdictPause = 500 * time.Millisecond
-
-// account is the agent's status, empty as long as there is none.
-func account(i *lab.Instance) (d status.Document) {
-	if data, err := i.Status(); err == nil {
-		_ = json.Unmarshal(data, &d) // invalid only if incomplete; the next read finds it
-	}
-	return d
-}
-
-// failure is the verdict on the last boot that failed, of this process of the agent or of the one
-// before.
-func failure(d status.Document) string {
-	if d.State == status.Failed {
-		return d.Verdict
-	}
-	if n := len(d.Earlier); n > 0 && d.Earlier[n-1].State == status.Failed {
-		return d.Earlier[n-1].Verdict
-	}
-	return ""
-}
-
-// unanswered is the error for an agent that does not answer, with the end of its log.
-func unanswered(ctx context.Context, i *lab.Instance, err error) error {
-	journal, _ := i.Journal(context.WithoutCancel(ctx))
-	lines := strings.Split(strings.TrimSpace(journal), "\n")
-	return fmt.Errorf("%w; the end of the agent's log:\n%s", err, strings.Join(lines[max(0, len(lines)-15):], "\n"))
 }

@@ -105,13 +105,14 @@ func (c *Client) Down(ctx context.Context) error {
 }
 
 // Power starts, stops, reboots, kills or deletes a machine; if it should wait, until the agent of
-// a machine that runs then has answered.
-func (c *Client) Power(ctx context.Context, machine, verb string, wait bool) error {
+// a machine that runs then has answered, or has come to a verdict.
+func (c *Client) Power(ctx context.Context, machine, verb string, wait bool, each func(Line)) error {
 	path := "/machines/" + machine + "/" + verb
 	if wait {
 		path += "?wait"
 	}
-	return c.once(ctx, http.MethodPost, path, nil, nil)
+	_, err := c.lines(ctx, http.MethodPost, path, nil, each)
+	return err
 }
 
 // Disk attaches, detaches or resizes a disk.

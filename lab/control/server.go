@@ -120,9 +120,10 @@ func (s *Server) machine(name string) (*lab.Instance, error) {
 const powerTimeout = 5 * time.Minute
 
 func (s *Server) power(w http.ResponseWriter, r *http.Request) {
+	out := &stream{w: w}
 	i, err := s.machine(r.PathValue("machine"))
 	if err != nil {
-		reply(w, nil, err)
+		out.end(nil, err)
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), powerTimeout)
@@ -146,9 +147,13 @@ func (s *Server) power(w http.ResponseWriter, r *http.Request) {
 		err = fmt.Errorf("a machine has no %q", r.PathValue("verb"))
 	}
 	if err == nil && r.URL.Query().Has("wait") && i.Agent != nil && i.Running() {
-		err = i.Ready(ctx)
+		progress := func(format string, args ...any) { out.send(Line{Progress: fmt.Sprintf(format, args...)}) }
+		verdict := ""
+		if verdict, err = i.Await(ctx, progress); verdict != "" {
+			out.send(Line{Verdict: verdict})
+		}
 	}
-	reply(w, Line{Done: true}, err)
+	out.end(nil, err)
 }
 
 func (s *Server) disk(w http.ResponseWriter, r *http.Request) {

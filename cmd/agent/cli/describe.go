@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"flag"
+	"fmt"
 	"io"
 	"strings"
 )
@@ -37,8 +38,12 @@ func (c Command) describe(ctx context.Context) Description {
 
 // describe fills in a description.
 func (f *Flags) describe(d *Description) {
-	d.Help, d.Usage = f.help, f.usageLine()
-	f.VisitAll(func(each *flag.Flag) {
+	d.Help, d.Usage, d.Flags = f.help, f.usageLine(), DescribeFlags(f.FlagSet)
+}
+
+// DescribeFlags describes the flags of a command.
+func DescribeFlags(set *flag.FlagSet) (all []FlagDescription) {
+	set.VisitAll(func(each *flag.Flag) {
 		argument, usage := flag.UnquoteUsage(each)
 		described := FlagDescription{Name: dashed(each.Name), Argument: argument, Usage: usage, Default: each.DefValue}
 		if isSwitch(each) {
@@ -47,8 +52,28 @@ func (f *Flags) describe(d *Description) {
 		if described.Default == "false" || described.Default == "0" {
 			described.Default = ""
 		}
-		d.Flags = append(d.Flags, described)
+		all = append(all, described)
 	})
+	return all
+}
+
+// PrintFlags prints the list of flags of a command's help.
+func PrintFlags(w io.Writer, width int, all []FlagDescription) {
+	if len(all) > 0 {
+		fmt.Fprintln(w, "\nflags:")
+	}
+	for _, each := range all {
+		lead := "  " + strings.TrimSpace(each.Name+" "+each.Argument)
+		text := each.Usage
+		if each.Default != "" {
+			text += " (default " + each.Default + ")"
+		}
+		if columns(lead) >= flagColumn {
+			fmt.Fprintln(w, lead)
+			lead = ""
+		}
+		PrintFolded(w, width, fmt.Sprintf("%-*s", flagColumn, lead), flagColumn, text)
+	}
 }
 
 func isSwitch(f *flag.Flag) bool {

@@ -134,23 +134,7 @@ func (f *Flags) printHelp() {
 	for _, t := range f.help.Terms {
 		PrintFolded(f.stdout, width, fmt.Sprintf("  %-*s", termColumn-2, t.Word), termColumn, t.Text)
 	}
-	var d Description
-	f.describe(&d)
-	if len(d.Flags) > 0 {
-		fmt.Fprintln(f.stdout, "\nflags:")
-	}
-	for _, each := range d.Flags {
-		lead := "  " + strings.TrimSpace(each.Name+" "+each.Argument)
-		text := each.Usage
-		if each.Default != "" {
-			text += " (default " + each.Default + ")"
-		}
-		if columns(lead) >= flagColumn {
-			fmt.Fprintln(f.stdout, lead)
-			lead = ""
-		}
-		PrintFolded(f.stdout, width, fmt.Sprintf("%-*s", flagColumn, lead), flagColumn, text)
-	}
+	PrintFlags(f.stdout, width, DescribeFlags(f.FlagSet))
 	if len(f.help.Examples) > 0 {
 		fmt.Fprintln(f.stdout, "\nexamples:")
 		for _, e := range f.help.Examples {

@@ -31,12 +31,21 @@ func run(ctx context.Context, table cli.Table, args []string, stdout, stderr io.
 	if code, ok := flags.Parse(args, 1, 1); !ok {
 		return code
 	}
-	script, known := scripts[flags.Arg(0)]
+	script, known := Script(flags.Arg(0), *program, table.Describe(ctx))
 	if !known {
 		return flags.Misused("unknown shell %q; want one of %q", flags.Arg(0), Shells)
 	}
-	fmt.Fprint(stdout, script(*program, table.Describe(ctx)))
+	fmt.Fprint(stdout, script)
 	return cli.ExitOK
+}
+
+// Script is what a shell needs to complete the commands of a program.
+func Script(shell, program string, all []cli.Description) (script string, known bool) {
+	make, known := scripts[shell]
+	if !known {
+		return "", false
+	}
+	return make(program, all), true
 }
 
 func commandNames(all []cli.Description) string {
