@@ -372,6 +372,18 @@ func TestOtherUsersAreToldThatTheySeeLess(t *testing.T) {
 	}
 }
 
+// TestOtherUsersOfAFailedBoot: what is not checked is not a note because its step has failed.
+func TestOtherUsersOfAFailedBoot(t *testing.T) {
+	m := healthy()
+	wrongMAC(&m)
+	m.Superuser = false
+	for _, f := range Diagnose(m) {
+		if f.Check == "bus" && f.Severity != Unchecked {
+			t.Errorf("the bus is %q, want %q", f.Severity, Unchecked)
+		}
+	}
+}
+
 // TestSupervisorHasTimeToStart: monit listens a moment after the agent is ready.
 func TestSupervisorHasTimeToStart(t *testing.T) {
 	for unit, want := range map[string]Severity{"active": Note, "": Note, "inactive": Problem, "failed": Problem} {
