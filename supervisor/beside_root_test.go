@@ -373,7 +373,7 @@ var newer = regexp.MustCompile(strings.Join([]string{
 func TestRootInheritance(t *testing.T) {
 	t.Parallel()
 	needMonit(t)
-	// What a supervisor got from whoever started it is not for its programs.
+	// Programs do not inherit what a supervisor inherited.
 	stray, err := unix.Open(os.DevNull, unix.O_RDONLY, 0)
 	if err != nil {
 		t.Fatal(err)

@@ -267,7 +267,7 @@ func (c *chain) until(ctx context.Context, s *service, timeout time.Duration, do
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	if s.Pidfile == "" {
-		// Nothing tells that a process with a certain command line exists.
+		// Nothing reports that a process with a certain command line exists.
 		for !done() {
 			if retry.Sleep(ctx, time.Second) != nil {
 				return done()

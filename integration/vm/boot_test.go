@@ -236,7 +236,7 @@ func jobsReadNoMedium(t *testing.T, i *lab.Instance) {
 	if found := virtual.Search(t, i, labtest.DevicesOfJobs); found != "" {
 		t.Errorf("vcap reads a secret from %s", found)
 	}
-	// The search finds what is there.
+	// The search finds a planted secret.
 	run(t, i, "sh", "-c", "chgrp cdrom "+driveNodes+"; chmod 660 "+driveNodes)
 	found := strings.Fields(virtual.Search(t, i, labtest.DevicesOfJobs))
 	if slices.Sort(found); len(found) != 2 || !strings.HasPrefix(found[0], "/dev/sg") || found[1] != "/dev/sr0" {

@@ -16,7 +16,7 @@ import (
 
 var now = time.Date(2026, 11, 16, 12, 0, 0, 0, time.UTC)
 
-// healthy is a machine of which there is nothing to say.
+// healthy is a machine without findings.
 func healthy() observe.Facts {
 	year := func(years int) time.Time { return now.AddDate(years, 0, 0) }
 	return observe.Facts{
