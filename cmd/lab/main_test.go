@@ -65,6 +65,7 @@ func TestExitStatus(t *testing.T) {
 		{"call --url ftp://secret@x ping", 2, "", "neither https://"},
 		{"call --url :// ping", 2, "", "neither https://"},
 		{"call --url https://127.0.0.1:1 --timeout -1s ping", 2, "", "--timeout"},
+		{"watch a b", 2, "", "wrong number of arguments"},
 		{"watch --url https://127.0.0.1:1", 2, "", "over NATS only"},
 		{"watch --url nats://127.0.0.1:1", 2, "", "--cert and --key"},
 		{"watch --url nats://127.0.0.1:1 --once", 2, "", "--once"},
