@@ -363,7 +363,8 @@ func down(ctx context.Context, c *call) error {
 
 func clean(ctx context.Context, c *call) error {
 	cached := false
-	c.flags.BoolVar(&cached, "cache", false, "also remove the trees and images that no lab uses, as 'lab cache prune --all' does")
+	c.flags.BoolVar(&cached, "cache", false,
+		"also remove the trees and images that no lab uses, as 'lab cache prune --all' does")
 	if err := c.parse(0, -1); err != nil {
 		return err
 	}
