@@ -1,4 +1,4 @@
-# Targets are listed by `make` alone: a target is documented by the comment behind its name.
+# Targets are listed by `make` alone: a target is documented by the comment after its name.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help

@@ -22,7 +22,7 @@ import (
 var errNoBus = errors.New("the settings name no message bus")
 
 // Transport is a bus that a Director can use: NATS, or HTTPS, which drops reports because no
-// Health Monitor is behind it.
+// Health Monitor uses it.
 type Transport interface {
 	Publisher
 	action.Bus

@@ -52,7 +52,7 @@ type conformanceCase struct {
 	Did       *[]string
 	Reports   []string // to the Health Monitor: subject and body
 
-	// A request to the HTTPS port that is none to the agent's actions.
+	// A request to the HTTPS port that no action serves.
 	HTTPS   *httpsRequest
 	Status  int
 	Text    *string

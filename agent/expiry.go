@@ -27,7 +27,7 @@ type Certificate struct {
 type Expiry struct {
 	Bus          Publisher
 	Certificates func() []Certificate
-	// Connected tells that the bus has become reachable.
+	// Connected reports that the bus has become reachable.
 	Connected <-chan struct{}
 	// Path is the file that records the alerts sent, so that a restarted agent does not repeat
 	// them.

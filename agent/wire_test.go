@@ -226,7 +226,7 @@ func TestUpdateSettingsRotatesTheIdentity(t *testing.T) {
 	cert := map[string]any{"ca": string(w.deployment.CA.PEM), "certificate": string(pair.Certificate), "private_key": string(pair.PrivateKey)}
 	before := w.current.Effective().Bus
 
-	// An identity that is none: nothing changes.
+	// An identity that is invalid: nothing changes.
 	got := w.director.Task(agentID, "update_settings", map[string]any{"mbus": map[string]any{"cert": map[string]any{"ca": "x", "certificate": "y", "private_key": "z"}}})
 	if !strings.Contains(got, "result: update settings: ") || !w.current.Effective().Bus.Equal(before) {
 		t.Errorf("got %s, and the settings changed: %v", got, !w.current.Effective().Bus.Equal(before))

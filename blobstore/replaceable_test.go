@@ -10,7 +10,7 @@ import (
 )
 
 // A store is replaced only by one that was found good, and not before that is asked for; without
-// one, each use tells why.
+// one, each use shows why.
 func TestReplaceable(t *testing.T) {
 	d := dirs(t)
 	local := func(path string) Options {

@@ -55,7 +55,7 @@ type backend interface {
 	put(ctx context.Context, id string, content *spool) error
 }
 
-// Store is the configured store behind the machine's own directories.
+// Store is the configured store, which is asked after the machine's own directories.
 type Store struct {
 	backend   backend
 	local     []*Dir

@@ -21,7 +21,7 @@ const (
 	quietLimit = 3 * time.Second
 )
 
-// hardware reads what is there now. A dummy machine has none.
+// hardware reads the present devices. A dummy machine has none.
 func (m *Machine) hardware() (h Hardware) {
 	if m.Ephemeral != nil {
 		h.Disks = device.Present("/")

@@ -292,7 +292,7 @@ func (d slowDrives) Working() (cid, what string, since time.Time) {
 	}
 }
 
-// A mount that takes long, because it replays a journal, goes on behind the boot. Its end starts the jobs, or says why they are not.
+// A mount that takes long, because it replays a journal, goes on in the background of the boot. Its end starts the jobs, or says why they are not.
 func TestStoreIsMountedBehindTheBoot(t *testing.T) {
 	for name, failure := range map[string]error{"mounted": nil, "not mounted": errors.New("bad superblock")} {
 		t.Run(name, func(t *testing.T) {

@@ -138,7 +138,7 @@ func awaitedOf(want network.Desired) string {
 }
 
 // applyNetwork rolls a change back that cuts the machine off, unless it is the first one or
-// what was there belonged to another agent. It reports whether it did.
+// the old network belonged to another agent. It reports whether it did.
 func (m *Machine) applyNetwork(ctx context.Context, s *engine.Span, have network.State, want network.Desired, changes []network.Change) (back bool, err error) {
 	if m.First == nil || m.First() {
 		now, later := network.Split(changes)

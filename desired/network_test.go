@@ -20,7 +20,7 @@ const (
 	mac1 = "52:54:00:00:00:02"
 )
 
-// machine is an observed machine with so many NICs, and a bridge that is none.
+// machine is an observed machine with so many NICs, and a bridge, which is not a NIC.
 func machine(nics int) network.State {
 	s := network.State{Networkd: networkd.Status{Available: true, Version: 252}}
 	for i := range nics {
@@ -237,7 +237,7 @@ func TestNetwork(t *testing.T) {
 			want: "eth0: 10.0.5.5/32 0.0.0.0/0>10.0.0.1!;",
 		},
 		{
-			name: "default gateway that is none", nics: 1,
+			name: "default gateway that is invalid", nics: 1,
 			nets:     map[string]settings.Network{"a": with(manual("10.0.0.5", mac0), func(n *settings.Network) { n.Gateway = "x"; gatewayDefault(n) })},
 			want:     "eth0: 10.0.0.5/24;",
 			warnings: []string{`network "a": gateway "x" is not an IP address; there is no default route`},

@@ -7,7 +7,7 @@ import (
 	"cambium/jobs/monit"
 )
 
-// TestExpectedAlerts: monit tells that a process is not there while the agent has it started. Only that is dropped, and only
+// TestExpectedAlerts: monit reports that a process is not there while the agent has it started. Only that is dropped, and only
 // while the start is under way.
 func TestExpectedAlerts(t *testing.T) {
 	begun := time.Date(2026, 11, 16, 4, 0, 10, 700_000_000, time.UTC)

@@ -7,7 +7,7 @@ import (
 
 // PendingStart is the Director's last start while it is put to the supervisor again after a boot, which has to wait until
 // the supervisor answers. A command of the Director that comes meanwhile supersedes it: services must not be started
-// behind a stop.
+// after a stop.
 type PendingStart struct {
 	mu         sync.Mutex
 	superseded bool

@@ -11,7 +11,7 @@ import (
 )
 
 // The supervisor answers some time after a boot. A Director that stops the instance before that must not find the jobs
-// started again behind its stop.
+// started again after its stop.
 func TestACommandSupersedesAPendingStart(t *testing.T) {
 	for name, command := range map[string]func(*Instance) error{
 		"stop":      func(i *Instance) error { return i.Stop(t.Context(), true) },

@@ -37,6 +37,7 @@ func (i *Instance) Await(ctx context.Context, progress func(format string, args 
 	within, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
 	begin := time.Now()
+	said := begin
 	answered := make(chan error, 1)
 	if i.Agent != nil {
 		go func() { answered <- i.Ready(within) }()
@@ -60,6 +61,10 @@ func (i *Instance) Await(ctx context.Context, progress func(format string, args 
 		case <-time.After(verdictPause):
 		}
 		d := account(i)
+		if time.Since(said) >= progressPause {
+			said = time.Now()
+			progress("waiting for the agent for %.0f s%s", time.Since(begin).Seconds(), waitsFor(d))
+		}
 		if d.State == status.Failed || d.State == status.Starting && len(d.Earlier) > 0 {
 			if verdict = failure(d); verdict != "" {
 				return verdict, nil
@@ -70,6 +75,23 @@ func (i *Instance) Await(ctx context.Context, progress func(format string, args 
 			return "", nil
 		}
 	}
+}
+
+// progressPause is the interval at which a slow boot shows that it goes on.
+const progressPause = 5 * time.Second
+
+// waitsFor says how far the boot is, once the agent runs.
+func waitsFor(d status.Document) string {
+	var running []string
+	for _, step := range d.Steps {
+		if step.Start > 0 && step.End == 0 {
+			running = append(running, step.Name)
+		}
+	}
+	if len(running) == 0 {
+		return ""
+	}
+	return ": " + strings.Join(running, ", ")
 }
 
 // verdictPause is the interval at which the agent's status, a file in the machine, is read.

@@ -23,3 +23,14 @@ func TestVerdictOfAFailedBoot(t *testing.T) {
 		}
 	}
 }
+
+func TestWaitsFor(t *testing.T) {
+	d := status.Document{Steps: []status.Step{
+		{Name: "settings", Start: 1, End: 2}, {Name: "network", Start: 2}, {Name: "bus"}}}
+	if got := waitsFor(d); got != ": network" {
+		t.Errorf("got %q, want the step that runs", got)
+	}
+	if got := waitsFor(status.Document{}); got != "" {
+		t.Errorf("got %q without an agent, want nothing", got)
+	}
+}

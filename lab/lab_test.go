@@ -39,7 +39,7 @@ func TestAddressesAreReused(t *testing.T) {
 		t.Error("a second machine of that name is accepted")
 	}
 	if _, err := take("UPPER"); err == nil {
-		t.Error("a name that is none is accepted")
+		t.Error("a name that is invalid is accepted")
 	}
 	for range lastHost - firstHost - 1 {
 		if _, err := take(""); err != nil {

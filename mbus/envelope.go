@@ -15,7 +15,7 @@ import (
 type Request struct {
 	Method    string
 	Arguments []json.RawMessage
-	// BadArguments tells that the arguments are not an array. The caller learns that from an
+	// BadArguments reports that the arguments are not an array. The caller learns that from an
 	// exception, as from cloudfoundry/bosh-agent, rather than from the transport.
 	BadArguments bool
 	// ReplyTo is the reply subject on NATS, and means nothing on HTTPS.
@@ -24,7 +24,7 @@ type Request struct {
 	Protocol int
 	// Status is the envelope's own member of that name, as it came. Only test suites send one; see agent/dummy.
 	Status json.RawMessage
-	// KeepsWaiting tells that the caller waits until the context of Handle ends, rather than
+	// KeepsWaiting reports that the caller waits until the context of Handle ends, rather than
 	// for a time that depends on the method.
 	KeepsWaiting bool
 }

@@ -35,7 +35,7 @@ func NewSyslog(p Program) *Syslog {
 // Program tells which agent runs on a machine, and what supervises its jobs.
 type Program struct{ Version, Supervisor string }
 
-// line is the event with the program behind it.
+// line is the event with the program after it.
 func (s *Syslog) line(e Event) string {
 	e.extensions = append(slices.Clip(e.extensions), extension{"cs5", s.Program.Version}, extension{"cs5Label", "agentVersion"},
 		extension{"cs6", s.Program.Supervisor}, extension{"cs6Label", "supervisor"})

@@ -56,7 +56,7 @@ type Changes struct {
 // Any reports whether anything changed.
 func (c Changes) Any() bool { return c != Changes{} }
 
-// Apply lays a newer update over what earlier ones left and tells what changed.
+// Apply lays a newer update over what earlier ones left and says what changed.
 //
 //  1. A member that the newer update does not have keeps what was.
 //  2. trusted_certs and disk_associations replace the earlier value, also when they are empty.

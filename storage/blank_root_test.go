@@ -147,7 +147,7 @@ func TestRootNoise(t *testing.T) {
 	b.ok(b.Mount(ctx, "vol-1"))
 }
 
-// Making a file system overwrites what it needs and discards nothing: what was there by mistake can still be recovered.
+// Making a file system overwrites what it needs and discards nothing: data there by mistake can still be recovered.
 func TestRootNothingIsDiscarded(t *testing.T) {
 	const size, every = 400 << 20, 4 << 20
 	mark := []byte("not needed by a new file system")

@@ -128,7 +128,7 @@ func TestRootEphemeralContent(t *testing.T) {
 	}
 }
 
-// A disk on record is not an ephemeral disk, though nothing on it tells that it is a store and no hint leads to it any
+// A disk on record is not an ephemeral disk, though nothing on it shows that it is a store and no hint leads to it any
 // more.
 func TestRootEphemeralDiskOnRecord(t *testing.T) {
 	preformatted := Options{UsePreformattedPersistentDisk: true}

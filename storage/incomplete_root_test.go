@@ -255,7 +255,7 @@ func TestRootMigrateToADiskWithCoarseTimes(t *testing.T) {
 	}
 	if !strings.Contains(b.log.String(), "the new disk cannot hold some times of files") ||
 		!strings.Contains(b.log.String(), "dir") {
-		t.Error("the log does not tell of the changed times")
+		t.Error("the log does not mention the changed times")
 	}
 }
 

@@ -191,7 +191,7 @@ func (c matrixCell) String() string {
 	return fmt.Sprintf("%s; %s; %s; unfinished %d", c.content().name, c.table().name, c.damage().name, c[3])
 }
 
-// prepared says that the table tells of a preparation that is not finished, or the record if it has no names.
+// prepared says that the table reports a preparation that is not finished, or the record if it has no names.
 func (c matrixCell) prepared() bool {
 	script := c.table().script
 	return c[3] == 1 && !strings.HasPrefix(script, "label: gpt") || strings.Contains(script, decide.PreparingName)

@@ -15,7 +15,7 @@ import (
 )
 
 // No setting formats a disk with a superblock of ext4 or xfs: neither where foreign content may be formatted, nor where
-// random bytes count as blank. The refusal says what is there, and its advice ends it. There is a row for each way in
+// random bytes count as blank. The refusal says what was found, and its advice ends it. There is a row for each way in
 // which a disk is looked at; what a superblock looks like is in the tables of package probe.
 func TestRootNoSettingFormatsASuperblock(t *testing.T) {
 	const size = 480 << 20

@@ -24,7 +24,7 @@ func TestRootTakeoverBeforeAMigration(t *testing.T) {
 	b.onStoreIs(fresh, "new")
 }
 
-// The same where the new disk is not mounted any more: a boot that finds the store mounted records what is there, so that the disk
+// The same where the new disk is not mounted any more: a boot that finds the store mounted records that disk, so that the disk
 // which may be half a copy does not become the store at the next one.
 func TestRootTakeoverAfterAFailedMigration(t *testing.T) {
 	b, old, _ := migrating(t, 64<<20)

@@ -136,7 +136,7 @@ var guestChecks = []testvm.Check{
 		return nil
 	}},
 	{Name: "mapper: a device-mapper disk is partitioned, mounted, unmounted and found again", Run: mapperDisk},
-	{Name: "hot-plug: a disk is found when the kernel tells of it", Run: func(ctx context.Context) error {
+	{Name: "hot-plug: a disk is found when the kernel reports it", Run: func(ctx context.Context) error {
 		found := make(chan error, 1)
 		go func() { found <- find(ctx, "virtio", device.Hint{CID: "vol-late", Path: "/dev/sdq"}, vmLate) }()
 		testvm.Ask("late")

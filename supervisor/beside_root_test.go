@@ -416,7 +416,7 @@ func TestRootMonitProgram(t *testing.T) {
 		}
 	}
 	line := func(name, state string) string { return fmt.Sprintf("%-35s %s", "Process '"+name+"'", state) }
-	monit(0, "summary") // the first one tells of a new id
+	monit(0, "summary") // the first one announces a new id
 	summary()
 	w.write("0000_b.monitrc", check(w.dir, "b", ""), 0o600)
 	w.write("0001_a.monitrc", check(w.dir, "a", ""), 0o600)
@@ -465,7 +465,7 @@ func TestRootMonitProgram(t *testing.T) {
 func TestRootInheritance(t *testing.T) {
 	t.Parallel()
 	needMonit(t)
-	// What a supervisor got from whoever started it is not for its programs.
+	// Programs do not inherit what a supervisor inherited.
 	stray, err := unix.Open(os.DevNull, unix.O_RDONLY, 0)
 	if err != nil {
 		t.Fatal(err)

@@ -268,7 +268,7 @@ func (c *chain) settle(s *service) {
 }
 
 // until waits for a process or its end: by the pid file, by the end of the process that it names, and by a look each
-// second, as monit does. Nothing tells of a file that its writer keeps open, or that a certain command line exists.
+// second, as monit does. Nothing announces a file that its writer keeps open, or a certain command line.
 func (c *chain) until(ctx context.Context, s *service, timeout time.Duration, done func() bool) bool {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

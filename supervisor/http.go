@@ -181,7 +181,7 @@ func (s *Supervisor) document(second, full bool) string {
 	return b.String()
 }
 
-// rejectedService stands for the services of a file that cannot be used, so that whoever asks sees the job fail.
+// rejectedService stands for the services of a file that cannot be used, so that every client sees the job fail.
 func (s *Supervisor) rejectedService(path string) *service {
 	v := &service{Check: monitfile.Check{Type: monitfile.Process, Name: jobOf(path), Groups: []string{group}}}
 	if r := s.rejected[path]; !r.off {

@@ -303,7 +303,7 @@ func (w *world) kill(service string) (pid int) {
 // long is a cycle that never comes: what happens in it happens by event.
 const long = time.Hour
 
-// TestDeathIsAnEvent: a process that ends is started again without a cycle, and one alert tells of it.
+// TestDeathIsAnEvent: a process that ends is started again without a cycle, and one alert reports it.
 func TestDeathIsAnEvent(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, long, map[string]string{"0000_a.monitrc": check("DIR", "a", "")})

@@ -20,7 +20,7 @@ import (
 type SettingsStore interface {
 	Load(ctx context.Context) (store.Loaded, error)
 	Effective() settings.Effective
-	// Preview tells what an update would do; its Commit persists it.
+	// Preview says what an update would do; its Commit persists it.
 	Preview(u settings.Update) *store.Pending
 }
 

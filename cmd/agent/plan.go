@@ -80,7 +80,7 @@ func lookOnly(path string, dirs vcap.Dirs, cacheBudget time.Duration) (machineOp
 		cacheBudget: cacheBudget}, err
 }
 
-// describeDisk tells what is on a persistent disk, for `agent disk format`. It asks no source: the disk is one that the
+// describeDisk says what is on a persistent disk, for `agent disk format`. It asks no source: the disk is one that the
 // agent knows.
 func describeDisk(ctx context.Context, dirs vcap.Dirs, cid string) (string, error) {
 	o, err := lookOnly(dirs.AgentJSON(), dirs, 0)

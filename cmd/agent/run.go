@@ -188,7 +188,7 @@ func loadConfig(path string, log *logrus.Entry) (agentjson.Config, error) {
 	return cfg, nil
 }
 
-// openStatus keeps the status below /run; a dummy agent, of which there are many on one machine,
+// openStatus keeps the status below /run; a dummy agent, one of many on its machine,
 // keeps it with its other files.
 func openStatus(o runOptions, dirs vcap.Dirs) (*status.Recorder, error) {
 	dir := vcap.RunDir

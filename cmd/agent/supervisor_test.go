@@ -11,7 +11,7 @@ import (
 )
 
 // TestChooseSupervisor: the agent's own supervisor needs systemd, and its absence is a reason of its own. With monit the
-// drop-in is to be gone, whoever wrote it.
+// drop-in is to be gone, regardless of who wrote it.
 func TestChooseSupervisor(t *testing.T) {
 	for name, c := range map[string]struct {
 		manager services

@@ -17,7 +17,7 @@ func cache(_ context.Context, c *call) error {
 	var o image.PruneOptions
 	c.flags.DurationVar(&o.Older, "older", image.DefaultOlder, "remove what was not used for this `duration`")
 	c.flags.BoolVar(&o.All, "all", false, "remove everything that is not in use; it is made again when it is needed, in minutes")
-	c.flags.BoolVar(&o.DryRun, "dry-run", false, "only tell what would be removed")
+	c.flags.BoolVar(&o.DryRun, "dry-run", false, "only say what would be removed")
 	if err := c.parse(1, 1); err != nil {
 		return err
 	}

@@ -25,7 +25,7 @@ func commands() []command {
 		{"deploy", "[flags] MANIFEST", "make the lab look like a manifest, as a Director does", []string{"lab deploy manifest.yml"}, deploy, false},
 		watchCommand(),
 		{"down", "[flags] [LAB]", "end a lab and remove all of it", []string{"lab down", "lab down two"}, down, false},
-		{"clean", "[flags] [LAB…]", "remove what crashed labs left behind", []string{"lab clean", "lab clean two", "lab clean --cache"}, clean, false},
+		{"clean", "[flags] [LAB…]", "remove the remains of crashed labs", []string{"lab clean", "lab clean two", "lab clean --cache"}, clean, false},
 		{"cache", "prune [--older DURATION] [--all] [--dry-run]", "remove Debian trees and disk images that were not used lately; those of labs that are up stay",
 			[]string{"lab cache prune", "lab cache prune --older 1h --dry-run", "lab cache prune --all"}, cache, false},
 		{"demo", "[flags]", "boot a machine and drive it as a Director does, step by step", []string{"lab demo", "lab demo --engine qemu", "KEEP=1 lab demo"}, demo, false},

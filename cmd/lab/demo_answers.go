@@ -69,7 +69,7 @@ func (s *show) waitsOf(ctx context.Context, methods ...string) (sum time.Duratio
 		sum += max(waited-took, 0)
 	}
 	if found == 0 {
-		return 0, fmt.Errorf("the agent's journal tells of none of the tasks %v", methods)
+		return 0, fmt.Errorf("the agent's journal mentions none of the tasks %v", methods)
 	}
 	return sum, nil
 }

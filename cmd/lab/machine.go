@@ -266,7 +266,7 @@ func (c *call) switchMachine(ctx context.Context, verbs map[string]string) error
 	word := c.args[0]
 	verb, ok := verbs[word]
 	if !ok {
-		return usagef("%q is none of %s", word, strings.Join(slices.Sorted(maps.Keys(verbs)), ", "))
+		return usagef("%q is not one of %s", word, strings.Join(slices.Sorted(maps.Keys(verbs)), ", "))
 	}
 	c.args = c.args[1:]
 	m, err := c.machine(ctx, c.first())
@@ -280,7 +280,11 @@ func (c *call) switchMachine(ctx context.Context, verbs map[string]string) error
 	begin := time.Now()
 	end := c.busy("%s %s …", word, m.Name)
 	verdict := ""
-	err = client.Power(ctx, m.Name, verb, !noWait, func(l control.Line) { verdict += l.Verdict })
+	err = client.Power(ctx, m.Name, verb, !noWait, func(l control.Line) {
+		if verdict += l.Verdict; l.Progress != "" {
+			c.progress("%s", l.Progress)
+		}
+	})
 	end()
 	if err != nil {
 		return err
@@ -306,7 +310,7 @@ func diskCommand(ctx context.Context, c *call) error {
 	switch change.Verb {
 	case "attach", "detach", "resize", "delete":
 	default:
-		return usagef("%q is none of attach, detach, resize, delete", change.Verb)
+		return usagef("%q is not one of attach, detach, resize, delete", change.Verb)
 	}
 	if err := lab.ValidDiskID(change.ID); err != nil {
 		return usageError{err}
@@ -359,7 +363,8 @@ func down(ctx context.Context, c *call) error {
 
 func clean(ctx context.Context, c *call) error {
 	cached := false
-	c.flags.BoolVar(&cached, "cache", false, "also remove the trees and images that no lab uses, as 'lab cache prune --all' does")
+	c.flags.BoolVar(&cached, "cache", false,
+		"also remove the trees and images that no lab uses, as 'lab cache prune --all' does")
 	if err := c.parse(0, -1); err != nil {
 		return err
 	}

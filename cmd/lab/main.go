@@ -47,7 +47,8 @@ func callCommand() command {
 }
 
 func watchCommand() command {
-	return command{"watch", "[flags]", "show heartbeats and alerts as they come", []string{"lab watch", "lab watch --json", "lab watch --url nats://10.0.0.6:4222 --ca ca --cert hm.crt --key hm.key"}, watch, false}
+	return command{"watch", "[flags] [MACHINE]", "show heartbeats and alerts as they come",
+		[]string{"lab watch", "lab watch vm1 --json", "lab watch --url nats://10.0.0.6:4222 --ca ca --cert hm.crt --key hm.key"}, watch, false}
 }
 
 func versionCommand() command {
@@ -60,7 +61,8 @@ func versionCommand() command {
 }
 
 func completionCommand() command {
-	return command{"completion", strings.Join(completion.Shells, "|"), "print the completion of commands and flags for a shell",
+	return command{"completion", strings.Join(completion.Shells, "|"),
+		"print the completion of commands and flags for a shell",
 		[]string{"source <(lab completion bash)"}, completionOf, false}
 }
 
@@ -167,12 +169,14 @@ func completionOf(ctx context.Context, c *call) error {
 		if command.hidden {
 			continue
 		}
-		described := &call{command: command, flags: flag.NewFlagSet(command.name, flag.ContinueOnError), args: []string{"--help"}, stdout: io.Discard, stderr: io.Discard}
+		described := &call{command: command, flags: flag.NewFlagSet(command.name, flag.ContinueOnError),
+			args: []string{"--help"}, stdout: io.Discard, stderr: io.Discard}
 		described.flags.SetOutput(io.Discard)
 		if err := command.run(ctx, described); !errors.Is(err, flag.ErrHelp) {
 			return err
 		}
-		all = append(all, cli.Description{Command: cli.Command{Name: command.name, Summary: command.summary}, Flags: cli.DescribeFlags(described.flags)})
+		all = append(all, cli.Description{Command: cli.Command{Name: command.name, Summary: command.summary},
+			Flags: cli.DescribeFlags(described.flags)})
 	}
 	script, known := completion.Script(c.args[0], "lab", all)
 	if !known {

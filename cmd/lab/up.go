@@ -230,7 +230,8 @@ func (c *call) printLine(l control.Line) {
 }
 
 func (c *call) printVerdict(verdict string) {
-	c.progress("the agent's verdict: %s\nThe machine stays: look into it with lab shell or lab logs, remove it with lab down.", verdict)
+	c.progress("the agent's verdict: %s\n"+
+		"The machine stays: look into it with lab shell or lab logs, remove it with lab down.", verdict)
 }
 
 // background starts a process that holds the lab and follows it until the lab is up.

@@ -29,11 +29,15 @@ func watch(ctx context.Context, c *call) error {
 	c.flags.BoolVar(&once, "once", false, "show what there is and end")
 	c.flags.StringVar(&t.url, "url", "", "the NATS server of agents outside of labs: nats://host:port")
 	t.flags(c)
-	if err := c.parse(0, 0); err != nil {
+	if err := c.parse(0, 1); err != nil {
 		return err
 	}
 	b := board{names: map[string]string{}, beats: map[string]director.Event{}}
 	events, err := c.events(ctx, t, &b, once)
+	if err != nil {
+		return err
+	}
+	only, err := c.watched(t, b)
 	if err != nil {
 		return err
 	}
@@ -58,7 +62,7 @@ func watch(ctx context.Context, c *call) error {
 	for {
 		select {
 		case l := <-lines:
-			if l.Event == nil {
+			if l.Event == nil || only != "" && l.Event.Agent != only {
 				continue
 			}
 			if c.json {
@@ -86,6 +90,23 @@ func watch(ctx context.Context, c *call) error {
 			return err
 		}
 	}
+}
+
+// watched is the agent of the one machine to watch, empty for all.
+func (c *call) watched(t target, b board) (string, error) {
+	if len(c.args) == 0 {
+		return "", nil
+	}
+	if t.given() {
+		return "", usagef("a machine is named without --url and --settings")
+	}
+	for agent, name := range b.names {
+		if name == c.args[0] {
+			return agent, nil
+		}
+	}
+	return "", fmt.Errorf("no machine %s in the lab; a VM of the CPI reports to its Director's NATS server: "+
+		"watch that with --url, --ca, --cert and --key", c.args[0])
 }
 
 // events is the source of a board's events: a lab's supervisor, which also knows the machines'

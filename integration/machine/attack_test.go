@@ -343,7 +343,7 @@ func secrets(t *testing.T, i *lab.Instance) {
 		_, err := i.Agent.Do(ctx, call[0].(string), call[1:]...)
 		cancel()
 		if err != nil && strings.Contains(err.Error(), canary) {
-			t.Errorf("%s: the error tells a secret: %v", call[0], err)
+			t.Errorf("%s: the error reveals a secret: %v", call[0], err)
 		}
 	}
 	// Every boot has logged at debug level, whose lines are among what is searched.
@@ -359,7 +359,7 @@ func secrets(t *testing.T, i *lab.Instance) {
 			t.Errorf("%s holds a secret: %s", name, found)
 		}
 	}
-	// The search finds what is there: it is planted in each kind of place.
+	// The search finds secrets: one is planted in each kind of place.
 	run(t, i, "sh", "-c", "echo "+canary+" | tee /var/log/planted >/var/vcap/instance/planted; logger "+canary)
 	run(t, i, "systemd-run", "--quiet", "--unit=planted", "--service-type=exec", "--setenv=PLANTED="+canary, "bash", "-c", "sleep 1000; : "+canary)
 	run(t, i, "journalctl", "--sync")

@@ -30,7 +30,7 @@ type measured struct {
 	disk     int // kB written to its ephemeral disk
 }
 
-// sample is everything one machine tells of its agent.
+// sample is everything that one machine shows of its agent.
 type sample struct {
 	first, restart measured
 	disks          labtest.DiskTimes

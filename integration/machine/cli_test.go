@@ -85,11 +85,31 @@ func (c cli) run(args ...string) string {
 	return out
 }
 
+// dismount ends the use of a persistent disk; the agent would wait for one that it knows at the next boot.
+func (c cli) dismount(cid string) {
+	c.t.Helper()
+	c.run("call", "unmount_disk", cid)
+	c.run("call", "remove_persistent_disk", cid)
+	c.run("disk", "detach", cid)
+}
+
+// wantVerdict: switching a machine on that does not boot says why.
+func (c cli) wantVerdict() {
+	c.t.Helper()
+	c.run("shell", "--", "sh", "-c", "echo '{' >/var/vcap/bosh/agent.json")
+	c.run("power", "off")
+	if _, said, status := c.all("power", "on"); status != 1 ||
+		!strings.Contains(said, "the agent's verdict: start: /var/vcap/bosh/agent.json") {
+		c.t.Errorf("power on: status %d, %q; want 1 and the verdict", status, said)
+	}
+}
+
 func TestMachineCommandLine(t *testing.T) {
 	t.Parallel()
 	c := newCLI(t)
 	var up control.State
-	if err := json.Unmarshal([]byte(c.run("up", "--agent", c.agentPath, "--ephemeral", "2G", "--json")), &up); err != nil {
+	if err := json.Unmarshal([]byte(c.run("up", "--agent", c.agentPath, "--ephemeral", "2G", "--disk", "256M",
+		"--json")), &up); err != nil {
 		t.Fatal(err)
 	}
 	if up.Name != c.name || len(up.Machines) != 1 || !up.Machines[0].Running {
@@ -98,23 +118,23 @@ func TestMachineCommandLine(t *testing.T) {
 	if out := c.run("call", "ping"); out != "\"pong\"\n" {
 		t.Errorf("call ping: %q, want pong", out)
 	}
-	hint := strings.TrimSpace(c.run("disk", "attach", "disk-1", "--size", "1G"))
+	c.run("call", "mount_disk", "disk-1") // the agent knows the disks of up
+	c.dismount("disk-1")
+	hint := strings.TrimSpace(c.run("disk", "attach", "disk-2", "--size", "1G"))
 	if !strings.HasPrefix(hint, "/dev/") {
 		t.Errorf("disk attach prints %q, want a hint", hint)
 	}
-	c.run("call", "add_persistent_disk", "disk-1", hint)
-	c.run("call", "mount_disk", "disk-1")
-	if out := c.run("call", "list_disk", "--json"); strings.Join(strings.Fields(out), "") != `["disk-1"]` {
-		t.Errorf("list_disk: %q, want disk-1", out)
+	c.run("call", "add_persistent_disk", "disk-2", hint)
+	c.run("call", "mount_disk", "disk-2")
+	if out := c.run("call", "list_disk", "--json"); strings.Join(strings.Fields(out), "") != `["disk-2"]` {
+		t.Errorf("list_disk: %q, want disk-2", out)
 	}
-	c.run("disk", "resize", "disk-1", "--size", "2G")
-	c.refused("cannot shrink", "disk", "resize", "disk-1", "--size", "1G")
-	if _, status := c.try("disk", "detach", "disk-1"); status != 1 {
+	c.run("disk", "resize", "disk-2", "--size", "2G")
+	c.refused("cannot shrink", "disk", "resize", "disk-2", "--size", "1G")
+	if _, status := c.try("disk", "detach", "disk-2"); status != 1 {
 		t.Errorf("detaching a mounted disk: status %d, want 1", status)
 	}
-	c.run("call", "unmount_disk", "disk-1")
-	c.run("call", "remove_persistent_disk", "disk-1") // or the agent would wait for it at the next boot
-	c.run("disk", "detach", "disk-1")
+	c.dismount("disk-2")
 	if out := c.run("shell", "--", "cat", "/proc/1/comm"); out != "systemd\n" {
 		t.Errorf("shell: %q, want systemd", out)
 	}
@@ -124,9 +144,10 @@ func TestMachineCommandLine(t *testing.T) {
 	if out := c.run("logs"); !strings.Contains(out, "bosh-agent") {
 		t.Errorf("logs: %.200q, want the agent's", out)
 	}
-	if out := c.run("watch", "--once", "--json"); !strings.Contains(out, `"heartbeat"`) {
+	if out := c.run("watch", "vm1", "--once", "--json"); !strings.Contains(out, `"heartbeat"`) {
 		t.Errorf("watch: %.200q, want a heartbeat", out)
 	}
+	c.refused("its Director's NATS", "watch", "vm-0123", "--once")
 	c.run("machine", "stop")
 	c.refused("machine vm1 is off", "call", "ping")
 	c.refused("lab "+c.name+" is up", "clean", c.name)
@@ -152,6 +173,7 @@ func TestMachineCommandLine(t *testing.T) {
 	if _, status := c.try("up", "--agent", c.agentPath); status != 1 {
 		t.Errorf("a second lab of the same name: status %d, want 1", status)
 	}
+	c.wantVerdict()
 	c.run("down")
 	if out := c.run("ls"); strings.Contains(out, c.name) {
 		t.Errorf("after down ls says %q", out)

@@ -75,7 +75,7 @@ var (
 )
 
 // listed are the commands of the table in docs/operating.md: each without and with what is in brackets, with each of
-// alternatives, and with each flag behind it.
+// alternatives, and with each flag after it.
 func listed(text string) (all []string) {
 	text = strings.ReplaceAll(text, `\|`, "\x00")
 	for _, row := range listedCommand.FindAllStringSubmatch(text, -1) {

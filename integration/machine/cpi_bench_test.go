@@ -48,7 +48,7 @@ func lasts(f func()) func() time.Duration {
 }
 
 // BenchmarkCPI compares, in one run: a call with the start of any program, a container of the CPI with one of the lab, a
-// virtual machine of the CPI with a plain boot of its image, and many at once with one; and it tells what each VM costs.
+// virtual machine of the CPI with a plain boot of its image, and many at once with one; and it says what each VM costs.
 func BenchmarkCPI(b *testing.B) {
 	c := newCloud(b, fmt.Sprintf("b%d", os.Getpid()))
 	sc := c.cid("create_stemcell", stemcellImage(b), map[string]any{})
@@ -220,7 +220,7 @@ func (p plainVM) boot(b *testing.B, ip string) time.Duration {
 	return time.Since(begin)
 }
 
-// atOnce makes VMs in parallel, tells what they cost when all agents answer, and deletes them.
+// atOnce makes VMs in parallel, says what they cost when all agents answer, and deletes them.
 func (c *cloud) atOnce(b *testing.B, stemcell, engine string, n int) time.Duration {
 	b.Helper()
 	free, begin := available(b), time.Now()

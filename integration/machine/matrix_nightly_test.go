@@ -5,6 +5,7 @@ package machine
 import (
 	"testing"
 
+	"cambium/integration/faults"
 	"cambium/lab"
 )
 
@@ -31,3 +32,6 @@ func TestNightlyVersions(t *testing.T) {
 
 // TestNightlyVerdicts makes every fatal step fail, one by one.
 func TestNightlyVerdicts(t *testing.T) { verdicts(t, func(verdictCase) bool { return true }) }
+
+// TestNightlyFaults causes every fault of the table in docs/operating.md but the clock.
+func TestNightlyFaults(t *testing.T) { causeFaults(t, func(faults.Fault) bool { return true }) }

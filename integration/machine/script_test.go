@@ -24,7 +24,7 @@ const inherited = `inherited() {
 }
 `
 
-// hardening begins the lines of inherited that tell what a process may do.
+// hardening begins the lines of inherited that say what a process may do.
 var hardening = []string{"Cap", "NoNewPrivs", "Seccomp", "namespace"}
 
 // TestMachineScriptsRunWithDefaults has a pre-start do what releases do, and lets it, a drain, an errand, a

@@ -150,7 +150,7 @@ func (s *soak) checkAlerts() {
 	}
 }
 
-// watchedTransport is the way to one agent. It tells of requests without an answer.
+// watchedTransport is the way to one agent. It reports requests without an answer.
 type watchedTransport struct {
 	director.Transport
 	s     *soak

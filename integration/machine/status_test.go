@@ -129,7 +129,7 @@ func seesLess(t *testing.T, i *lab.Instance) {
 			[]string{"problem:", "warning:", "needs none", "monit"}},
 		{"metrics", 0, []string{"cambium_agent_running 1", `agent_id="` + i.AgentID},
 			[]string{"cambium_supervisor_up 0", "cambium_tasks{"}},
-		{"support /tmp/vcap.tgz", 0, []string{"not run as root, so that this is left out: ", "settings.json",
+		{"support /tmp/vcap.tgz", 0, []string{"not run as root; left out: ", "settings.json",
 			"network/rules.txt"}, nil},
 	} {
 		screen := oneLine(screenOf(t, i, "vcap", c.command))
@@ -234,6 +234,6 @@ func settingsCorrupt(t *testing.T, i *lab.Instance) {
 	}
 	journal := run(t, i, "sh", "-c", "journalctl -q -o cat _PID=$(systemctl show -P MainPID bosh-agent)")
 	if n := strings.Count(journal, "- waiting "); n == 0 || n > 5 {
-		t.Errorf("%d lines tell what is waited for, want few:\n%s", n, journal)
+		t.Errorf("%d lines say what is waited for, want few:\n%s", n, journal)
 	}
 }

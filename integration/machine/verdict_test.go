@@ -34,14 +34,14 @@ type verdictCase struct {
 func verdictCases() []verdictCase {
 	return []verdictCase{
 		{name: "no ephemeral disk named", ci: true, want: "No ephemeral disk found", bus: true},
-		{name: "bus certificate that is none", ci: true, vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.mbus.cert.certificate", "nonsense") }}, want: "certificate"},
-		{name: "bus that is none", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.mbus.urls", []string{"gopher://10.88.0.1"}) }}, want: "bus"},
-		{name: "spec that is none", vm: lab.VM{Ephemeral: lab.GiB, Files: []machine.File{{Path: "/var/vcap/bosh/spec.json", Data: []byte("{"), Mode: 0o600}}}, want: "job-directories", bus: true},
+		{name: "bus certificate that is invalid", ci: true, vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.mbus.cert.certificate", "nonsense") }}, want: "certificate"},
+		{name: "bus that is invalid", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.mbus.urls", []string{"gopher://10.88.0.1"}) }}, want: "bus"},
+		{name: "spec that is invalid", vm: lab.VM{Ephemeral: lab.GiB, Files: []machine.File{{Path: "/var/vcap/bosh/spec.json", Data: []byte("{"), Mode: 0o600}}}, want: "job-directories", bus: true},
 		{name: "file where a directory belongs", vm: lab.VM{Ephemeral: lab.GiB, Files: []machine.File{{Path: "/var/vcap/instance", Data: []byte("mine"), Mode: 0o600}}}, want: "/var/vcap/instance", bus: true},
 		{name: "supervisor that does not start", vm: lab.VM{Ephemeral: lab.GiB, Files: []machine.File{dropIn("monit", "ExecStartPre=/bin/false")}}, want: "monit", bus: true},
 		{name: "kernel without IPv6", vm: lab.VM{Ephemeral: lab.GiB, Edit: func(d lab.Document) { d.Set("env.bosh.ipv6.enable", true) },
 			Files: []machine.File{dropIn("bosh-agent", "ExecStartPre=/bin/mount -t tmpfs tmpfs /proc/sys/net/ipv6")}}, want: "without IPv6", bus: true},
-		{name: "start configuration that is none", ci: true, vm: lab.VM{Ephemeral: lab.GiB, AgentJSON: []byte("{")}, want: "agent.json", then: healsWithConfiguration},
+		{name: "start configuration that is invalid", ci: true, vm: lab.VM{Ephemeral: lab.GiB, AgentJSON: []byte("{")}, want: "agent.json", then: healsWithConfiguration},
 		{name: "settings that are not JSON", waits: true, vm: lab.VM{Source: lab.HTTP,
 			Settings: []byte(`{"agent_id": "a-b-c", `)}, want: "not valid JSON"},
 		{name: "settings without an agent id", waits: true, vm: lab.VM{Source: lab.HTTP, Edit: func(d lab.Document) { delete(d, "agent_id") }}, want: "agent_id"},
@@ -124,11 +124,11 @@ func dropIn(service, line string) machine.File {
 func wantWaiting(t *testing.T, i *lab.Instance) {
 	t.Helper()
 	const want = "/nowhere/settings.json"
-	eventually.True(t, "the console to tell what is waited for", func() bool {
+	eventually.True(t, "the console to say what is waited for", func() bool {
 		console, _ := os.ReadFile(i.Console())
 		return containsLine(string(console), "bosh-agent: waiting: ", want)
 	})
-	eventually.True(t, "systemd to tell what is waited for", func() bool {
+	eventually.True(t, "systemd to say what is waited for", func() bool {
 		text := run(t, i, "systemctl", "show", "-P", "StatusText", "bosh-agent")
 		return strings.HasPrefix(text, "settings: waiting for settings: ") && strings.Contains(text, want)
 	})

@@ -31,7 +31,7 @@ import (
 // memory is what an agent at rest occupies, at most occupied, and has written so far, in kB.
 type memory struct{ rss, anon, peak, written int }
 
-// booted is what one virtual machine tells of its agent.
+// booted is what one virtual machine shows of its agent.
 type booted struct {
 	first, restart time.Duration // exec to pong
 	boot, again    account       // after the first boot, and after a restart
@@ -217,7 +217,7 @@ func bootVM(b testing.TB, agent string, m *booted) (first time.Duration, restart
 	return first, restartTimes, i, pid
 }
 
-// live is what a machine tells of its agent after the boot.
+// live is what a machine shows of its agent after the boot.
 func live(b testing.TB, i *lab.Instance, pid string, m *booted) {
 	b.Helper()
 	m.disks = labtest.DiskLife(b, i, 50*time.Millisecond)
@@ -279,7 +279,7 @@ func drawFirstBoots(path string, ours, theirs *booted) error {
 	}
 	c := timeline.From(d, 0)
 	c.Title = "first boot in an emulated VM, by both agents on one axis"
-	c.Text = fmt.Sprintf("from exec to the first pong: %.2f s, and %.1f s with cloudfoundry/bosh-agent, which tells no steps",
+	c.Text = fmt.Sprintf("from exec to the first pong: %.2f s, and %.1f s with cloudfoundry/bosh-agent, which reports no steps",
 		ours.observed.Seconds(), theirs.observed.Seconds())
 	rows := []timeline.Row{{Kind: timeline.KindTry, Label: "this agent: pong", Start: int64(ours.observed)}}
 	for _, r := range c.Rows {

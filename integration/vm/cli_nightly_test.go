@@ -60,7 +60,7 @@ func TestNightlyVMCommandLine(t *testing.T) {
 		{[]string{"call", "ping"}, "", "pong", 0},
 		{[]string{"power", "cut"}, "", "cut vm1", 0},
 		{[]string{"shell", "--", "true"}, "", "is off", 1},
-		{[]string{"power", "up"}, "", `"up" is none of`, 2},
+		{[]string{"power", "up"}, "", `"up" is not one of`, 2},
 		{[]string{"up", "--engine", "abacus"}, "", "no engine", 2},
 		{[]string{"down"}, "", "", 0},
 	} {

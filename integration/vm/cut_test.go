@@ -48,7 +48,7 @@ func cutPower(t *testing.T, firstBoots, migrations int) {
 	if err := vm.Snapshot(t.Context(), "new"); err != nil {
 		t.Fatal(err)
 	}
-	// One undisturbed boot tells how long there is to cut, and what has to come out of it.
+	// One undisturbed boot says how long there is to cut, and what has to come out of it.
 	begin := time.Now()
 	letGo(t, i)
 	ready(t, i)
@@ -115,7 +115,7 @@ func cutMigration(t *testing.T, i *lab.Instance, random *rand.Rand, times int) {
 	if err := vm.Snapshot(t.Context(), "filled"); err != nil {
 		t.Fatal(err)
 	}
-	// One undisturbed sequence tells how long there is to cut.
+	// One undisturbed sequence says how long there is to cut.
 	startAgent()
 	begin := time.Now()
 	does(t, i, "mount_disk", "vol-new")

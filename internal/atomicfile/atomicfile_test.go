@@ -60,7 +60,7 @@ func TestFailedWriteLeavesTheOldFileAndNothingElse(t *testing.T) {
 		t.Fatal("replacing a directory succeeded")
 	}
 	if got := names(t, dir); len(got) != 1 {
-		t.Errorf("directory holds %v, want only what was there", got)
+		t.Errorf("directory holds %v, want only the old files", got)
 	}
 }
 

@@ -70,7 +70,7 @@ func DetachIfCalled() {
 	// A signal that is ignored stays so over exec, one that is handled gets its default back.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGINT, syscall.SIGHUP, syscall.SIGTERM, syscall.SIGUSR1,
 		syscall.SIGPIPE)
-	// The program inherits neither the pipe nor what this process may have got from whoever started it: Go marks only
+	// The program inherits neither the pipe nor what this process may have inherited itself: Go marks only
 	// what it opens itself.
 	answer := os.NewFile(3, "answer")
 	if err := unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil {

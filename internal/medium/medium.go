@@ -112,7 +112,7 @@ func (v *Volume) HasLabel(label string) bool {
 
 // ReadFile returns the content of a file. Names match exactly if they can, otherwise without
 // regard to case, to a trailing dot and to the ";1" that plain ISO 9660 adds. The error is
-// fs.ErrNotExist if there is no such file, and then says what is there instead.
+// fs.ErrNotExist if there is no such file, and then lists the files it has instead.
 func (v *Volume) ReadFile(name string, limit int64) (content []byte, err error) {
 	defer recovered(&err)
 	clean := strings.TrimPrefix(path.Clean("/"+name), "/")

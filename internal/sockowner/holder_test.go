@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestHolder: whoever has the port is found with the process, whether it listens or not, and the end of that is told.
+// TestHolder: the process that has the port is found, whether it listens or not, and so is the end of its socket.
 func TestHolder(t *testing.T) {
 	for name, listens := range map[string]bool{"listening": true, "only bound": false} {
 		t.Run(name, func(t *testing.T) {

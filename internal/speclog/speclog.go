@@ -10,7 +10,7 @@ import (
 	"strconv"
 )
 
-// Action says that a request is served; async tells that its answer is a task.
+// Action says that a request is served; async reports that its answer is a task.
 func Action(method string, async bool) string {
 	if async {
 		return "Running async action " + method

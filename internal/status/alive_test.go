@@ -72,7 +72,7 @@ func asOther(t *testing.T, path string) (Document, error) {
 	return d, err
 }
 
-// TestObserveTheProcess: an agent that cannot answer is not ready, whoever asks.
+// TestObserveTheProcess: an agent that cannot answer is not ready, for root and for others.
 func TestObserveTheProcess(t *testing.T) {
 	skiptest.WithoutRoot(t, "to look as another user")
 	dir := t.TempDir()

@@ -126,7 +126,7 @@ func TestAliveTakesOverTheLock(t *testing.T) {
 }
 
 // A reader of the file could keep the agent's lock away with one of its own. An agent of an earlier version let every user
-// read it, and whoever has that file open may still hold a lock.
+// read it, and a process that has that file open may still hold a lock.
 func TestALockOfAnotherUserHidesNoAgent(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "status.json")
 	if err := os.WriteFile(alivePath(path), nil, 0o644); err != nil {

@@ -101,7 +101,7 @@ func (a Alert) Severity() int {
 	return SeverityCritical
 }
 
-// Missing reports whether the alert tells that a process is not there.
+// Missing reports whether the alert reports that a process is not there.
 func (a Alert) Missing() bool { return strings.EqualFold(strings.TrimSpace(a.Event), "does not exist") }
 
 // Title is the first line of the alert; ips, which should be sorted, tell where it happened.

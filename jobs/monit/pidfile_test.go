@@ -32,7 +32,7 @@ func TestHostilePidfiles(t *testing.T) {
 		{"endless device", func() error { return os.Symlink("/dev/zero", pidfile) }, true},
 		{"directory", func() error { return os.Mkdir(pidfile, 0o700) }, true},
 		{"link to itself", func() error { return os.Symlink(pidfile, pidfile) }, true},
-		// The kernel makes whoever opens it wait for the lease, for 45 seconds.
+		// The kernel makes each process that opens it wait for the lease, for 45 seconds.
 		{"lease", func() error {
 			if err := os.WriteFile(pidfile, []byte("1\n"), 0o600); err != nil {
 				return err

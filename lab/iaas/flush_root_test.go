@@ -25,7 +25,7 @@ import (
 func TestMain(m *testing.M) { looptest.Main(m) }
 
 // TestRootImportIsFlushed: an image whose import was answered is complete on the disk of the host, so that a power cut
-// right after the answer loses nothing. The disk is read behind the file system's back, as a cut would leave it.
+// right after the answer loses nothing. The disk is read past the file system, as a cut would leave it.
 func TestRootImportIsFlushed(t *testing.T) {
 	looptest.Needs(t, "mkfs.ext4", "mount", "tar")
 	host := looptest.New(t, 128<<20)

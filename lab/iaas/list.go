@@ -69,7 +69,7 @@ func (b Base) common() Common {
 	return Common{b.CID.String(), b.Created, b.Director.String(), b.Metadata}
 }
 
-// List tells what there is, in the order of creation.
+// List says what there is, in the order of creation.
 func (i *IaaS) List() Listing {
 	l := Listing{Name: i.name, Namespace: i.Net.Path(), Stemcells: []StemcellListing{}, VMs: []VMListing{},
 		Disks: []DiskListing{}, Snapshots: []SnapshotListing{}, Networks: []NetworkListing{}}

@@ -78,7 +78,7 @@ func (s Shape) complete() (Shape, error) {
 			*f.value = f.known[0]
 		}
 		if !slices.Contains(f.known, *f.value) {
-			return Shape{}, Failf(CloudError, "%s %.50q of the VM type is none of %s",
+			return Shape{}, Failf(CloudError, "%s %.50q of the VM type is not one of %s",
 				f.name, *f.value, strings.Join(f.known, ", "))
 		}
 	}

@@ -97,7 +97,15 @@ func (c Cache) EnsureStemcell(ctx context.Context, agent string, s Stemcell) (st
 	err = c.once(dir, func(work string) error {
 		c.progress("packing the stemcell")
 		p.work = work
-		return p.pack(ctx, filepath.Join(work, p.file()))
+		target := filepath.Join(work, p.file())
+		if err := p.pack(ctx, target); err != nil {
+			return err
+		}
+		info, err := os.Stat(target)
+		if err == nil {
+			c.progress("the stemcell has %d MiB", info.Size()>>20)
+		}
+		return err
 	})
 	return filepath.Join(dir, p.file()), err
 }

@@ -36,7 +36,7 @@ func (c *Common[Boot]) Booted(b *Boot) {
 }
 
 // Over notes that the machine is off until it is started again; the caller holds Mu. poweredOff
-// tells that the system in it wanted that.
+// reports that the system in it wanted that.
 func (c *Common[Boot]) Over(poweredOff bool) {
 	c.clean = poweredOff
 	if !c.over {

@@ -155,8 +155,8 @@ func (n Namespace) Connect(far Namespace, w Wire) error {
 	})
 }
 
-// markNIC gives a link the alias by which the agent takes it for a network card although there
-// is no device behind it.
+// markNIC gives a link the alias by which the agent takes it for a network card although it
+// has no device.
 func markNIC(far netns.NsHandle, name string) error {
 	h, err := netlink.NewHandleAt(far)
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 	"cambium/mbus"
 )
 
-// touched records what a request reached behind the password.
+// touched records what a request reached after the password.
 type touched struct{ calls, blobs []string }
 
 func (r *touched) Handle(_ context.Context, q mbus.Request, reply func(mbus.Reply)) {

@@ -179,5 +179,5 @@ func (b *Bus) Address() net.Addr {
 // Connected reports whether the agent can be reached.
 func (b *Bus) Connected() bool { return b.bound.Load() != nil }
 
-// Publish does nothing: there is no Health Monitor behind this bus.
+// Publish does nothing: no Health Monitor listens to this bus.
 func (b *Bus) Publish(context.Context, string, string, any) error { return nil }

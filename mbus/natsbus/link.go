@@ -328,7 +328,7 @@ func explain(err error) error {
 }
 
 // tlsAlert reports that the server rejected the agent's certificate. With TLS 1.3 the agent learns of it only
-// behind the handshake, as an alert, or as the end of the connection if that is noticed first; for the latter
+// after the handshake, as an alert, or as the end of the connection if that is noticed first; for the latter
 // the library has only words.
 func tlsAlert(err error) bool {
 	var op *net.OpError

@@ -22,7 +22,7 @@ type message struct {
 	subject string
 	data    []byte
 	at      time.Time
-	reply   bool // to a request, of which there is no other
+	reply   bool // the only one to a request
 }
 
 // outbox sends messages and keeps each until the server has confirmed it. After a lost connection it keeps what it

@@ -55,7 +55,7 @@ type Clamped struct {
 }
 
 // New returns the trees of one copy. Mark is the name of a file at the top of the target, which is not a part of the
-// tree. Exact says that what is there besides is left over from an interrupted copy, and is removed; otherwise it is
+// tree. Exact says that other files are left over from an interrupted copy, and are removed; otherwise they are
 // kept where the source has nothing of that name.
 func New(mark string, exact bool) *Trees {
 	return &Trees{mark: mark, exact: exact, digests: newDigests()}

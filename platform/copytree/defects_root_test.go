@@ -130,7 +130,7 @@ func TestRootFlagsAreKept(t *testing.T) {
 				run(t, "chattr", flag, filepath.Join(from, name))
 			}
 			listed := func(dir, name string) string {
-				// Letters of other flags tell how a file system stores the file.
+				// Letters of other flags show how a file system stores the file.
 				out, _, _ := strings.Cut(run(t, "lsattr", "-d", filepath.Join(dir, name)), " ")
 				return strings.Map(func(r rune) rune {
 					if strings.ContainsRune("SiadA", r) {

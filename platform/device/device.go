@@ -1,7 +1,7 @@
 // Package device finds the block device that a CPI's hint means. Resolvers are pure matchers over
 // one snapshot of /sys and /dev, looked at again whenever the kernel or udev reports a change,
 // under one deadline. A lookup can fail in three ways (absent, timed out, ambiguous), and each
-// error says what was looked for and what was there; an empty or relative path is never a result.
+// error says what was looked for and which disks exist; an empty or relative path is never a result.
 // The package knows nothing of settings and never writes a device.
 package device
 

@@ -457,6 +457,6 @@ func TestLockOfAnotherProgram(t *testing.T) {
 	lockLimit = 20 * time.Millisecond
 	defer func() { lockLimit = limit }()
 	if err := Repair(ctx, path); err == nil || !strings.Contains(err.Error(), "another program has locked it for 20ms") {
-		t.Errorf("Repair = %v, want an error that tells of the lock", err)
+		t.Errorf("Repair = %v, want an error that names the lock", err)
 	}
 }

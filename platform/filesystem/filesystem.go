@@ -1,4 +1,4 @@
-// Package filesystem makes, grows and checks the file systems that the agent uses, and swap; package probe tells what
+// Package filesystem makes, grows and checks the file systems that the agent uses, and swap; package probe says what
 // is on a device. Nothing here decides whether a device may be written: Make and FormatSwap write to whatever they are
 // given, so the caller proves first.
 package filesystem

@@ -337,7 +337,7 @@ func addressSet(t *testing.T, link string) []string {
 }
 
 // TestNSAnyConfigurationFromAnyOther goes through random documents on one machine. Whatever was
-// there before, what is there afterwards is what a machine shows that never had anything else.
+// there before, the result is that of a machine that never had anything else.
 func TestNSAnyConfigurationFromAnyOther(t *testing.T) {
 	nstest.Run(t, func(t *testing.T) {
 		peer := nstest.NewPeer(t)

@@ -163,7 +163,7 @@ func TestKeys(t *testing.T) {
 	if got := converge(t, a, Desired{Keys: map[string][]string{"vcap": {"ssh-rsa A one", "ssh-rsa B two"}}}); len(got) != 1 {
 		t.Errorf("got %q, want the mode set right", got)
 	}
-	// Those that are there can stay, behind the others and once.
+	// Existing ones can stay, after the others and once.
 	for _, want := range []string{"ssh-rsa C\nssh-rsa A one\nssh-rsa B two", "ssh-rsa C\nssh-rsa A one\nssh-rsa B two"} {
 		_, err := once(t, a, Desired{Keys: map[string][]string{"vcap": {"ssh-rsa C\n"}}, KeepKeys: true})
 		if err != nil {

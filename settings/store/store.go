@@ -47,7 +47,7 @@ type Options struct {
 	Log      *logrus.Entry
 }
 
-// Loaded tells how the settings in force came about.
+// Loaded says how the settings in force came about.
 type Loaded struct {
 	// From names the document: its source, or the file of the cached copy.
 	From string
@@ -96,7 +96,7 @@ type Current struct {
 	fetched bool // a source has answered in this process; guarded by writing
 }
 
-// Open reads what is there. It fails only when the directory cannot be made; damaged files are
+// Open reads the existing files. It fails only when the directory cannot be made; damaged files are
 // put aside with a warning.
 func Open(dirs vcap.Dirs, o Options) (*Current, error) { return open(dirs, o, nil) }
 
@@ -256,7 +256,7 @@ func (c *Current) Present() bool { return c.state.Load().present }
 // Effective returns the settings in force. The copy is the caller's own.
 func (c *Current) Effective() settings.Effective { return c.state.Load().effective.Clone() }
 
-// Last tells how the settings in force came about.
+// Last says how the settings in force came about.
 func (c *Current) Last() Loaded { return c.state.Load().last }
 
 // Place is the directory that holds the settings files: on the disk or on the tmpfs.

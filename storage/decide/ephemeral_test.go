@@ -162,7 +162,7 @@ func TestPartitionEphemeral(t *testing.T) {
 	}
 }
 
-// Only what replaces content is called destructive, and its proof tells what was found.
+// Only what replaces content is called destructive, and its proof says what was found.
 func TestEphemeralProof(t *testing.T) {
 	ours := state(512*testMiB, named("bosh-partition-a-0", "bosh-partition-a-1"))
 	p, err := SetupEphemeral(Ephemeral{Disk: ours, AgentID: "a", Label: layout.GPT, Target: "/data",

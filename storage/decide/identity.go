@@ -136,7 +136,7 @@ func (c Claims) claimedBy(cid string) string {
 		return ""
 	}
 	if slices.Contains(c.ByRecord, cid) {
-		return "" // its own identifiers tell more than the hint of another disk
+		return "" // its own identifiers say more than the hint of another disk
 	}
 	for _, other := range c.ByIdentifier {
 		if other != cid {

@@ -141,7 +141,7 @@ func freeFrom(t layout.Table, rootPart layout.Partition) int64 {
 	return end
 }
 
-// onRoot lays out swap and data after the root partition, or recognizes what is there
+// onRoot lays out swap and data after the root partition, or recognizes existing ones
 // already, and then made is nil.
 func onRoot(o Ephemeral) (l Layout, made []layout.Partition, err error) {
 	s := o.Disk

@@ -88,7 +88,7 @@ type Mark struct {
 	To   string `json:"to"`
 	// Source is the UUID of that disk's file system; empty for a directory.
 	Source string `json:"source,omitempty"`
-	// Exact says that the disk was empty before: what is there is of this copy.
+	// Exact says that the disk was empty before: its files are of this copy.
 	Exact bool `json:"exact,omitempty"`
 }
 

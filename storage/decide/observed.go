@@ -21,7 +21,7 @@ type Around struct {
 	// Store and MigrationTarget are directories.
 	Store, MigrationTarget string
 	// StoreTaken and TargetTaken are set when something is mounted there. OnStore and OnTarget are the known disks that
-	// are visible there, and Foreign is what is visible on the store that is none.
+	// are visible there, and Foreign is what else is visible on the store.
 	StoreTaken, TargetTaken    bool
 	OnStore, OnTarget, Foreign string
 	// Unnamed says that something is on the store or the migration target that no disk is known to be.

@@ -64,7 +64,7 @@ func PersistentPart(path string, preformatted bool) string {
 	return layout.PartitionPath(path, 1)
 }
 
-// foreign refuses a persistent disk for what is on it, and tells how it can be repaired or released.
+// foreign refuses a persistent disk for what is on it, and says how it can be repaired or released.
 func (o Persistent) foreign(v judgment) *Refusal {
 	var remedy string
 	if v.Advice != "" {
@@ -264,7 +264,7 @@ func (o Persistent) superblock() string {
 	return fmt.Sprintf("a superblock of %s at byte %d", s.Kind, at)
 }
 
-// judge tells what may be done with a disk by what is on it, and the proof.
+// judge says what may be done with a disk by what is on it, and the proof.
 func judge(o Persistent) judgment {
 	t, content := o.Disk.Table, o.Volume.Content
 	refuse := func(format string, args ...any) judgment { return judgment{Proof: fmt.Sprintf(format, args...)} }

@@ -28,7 +28,7 @@ type Replaced struct {
 }
 
 // MayBeStore says whether the only partition of a disk, or the whole disk, has to be looked at. Names of ephemeral and
-// raw disks tell that it need not, and a store is the only partition of its disk.
+// raw disks show that it need not, and a store is the only partition of its disk.
 func MayBeStore(t layout.Table) bool {
 	return len(t.Partitions) < 2 && !namedEphemeral(t) && !KeptRaw(t)
 }

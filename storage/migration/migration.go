@@ -155,7 +155,7 @@ func (m *Migration) checkRoom(ctx context.Context, o decide.Migration, exact boo
 	}
 	free := decide.Usage{Bytes: int64(to.Bfree) * to.Bsize, Files: int64(to.Ffree)}
 	var reusable decide.Usage
-	if exact { // what is there is of an earlier attempt
+	if exact { // its files are of an earlier attempt
 		if reusable, err = m.usage(ctx, o.Target); err != nil {
 			return need, err
 		}

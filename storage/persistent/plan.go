@@ -82,7 +82,7 @@ func (d *Disks) plan(ctx context.Context, v view, p settings.PersistentDisk, atB
 	return decide.MountDisk(o)
 }
 
-// Describe tells what is on the disk that is attached under a CID.
+// Describe says what is on the disk that is attached under a CID.
 func (d *Disks) Describe(ctx context.Context, cid string) (string, error) {
 	p, err := d.known(cid)
 	if err != nil {

@@ -33,7 +33,7 @@ func (d Disk) String() string {
 	return strings.Join(append(parts, fmt.Sprintf("%d bytes", d.Bytes)), ", ")
 }
 
-// Conflict tells why the disk that was found cannot be the recorded one; empty if it can. A file system's UUID
+// Conflict shows why the disk that was found cannot be the recorded one; empty if it can. A file system's UUID
 // decides alone where both have one.
 func (d Disk) Conflict(found Disk) string {
 	switch {

@@ -76,7 +76,7 @@ func TestChangesAreNotLost(t *testing.T) {
 }
 
 // Contract D.16: the record is replaced as a whole, so that a part of one is damage and never an empty record. Only an
-// operator begins a new one, and what was there is kept.
+// operator begins a new one, and the old one is kept.
 func TestDamageIsAnError(t *testing.T) {
 	for name, content := range map[string]string{
 		"empty": "", "zeros": "\x00\x00", "half": `{"version":1,"disks":{"vol-1":`, "other type": `[]`, "null": "null", "without disks": `{"version":1,"disks":null}`,

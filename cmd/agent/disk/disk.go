@@ -44,7 +44,7 @@ done, 2 usage.`,
 	}
 	action, cid, dirs := record.Action(flags.Arg(0)), flags.Arg(1), vcap.New(*base)
 	if !slices.Contains(record.Actions, action) {
-		return flags.Misused("%q is none of accept, release and format", action)
+		return flags.Misused("%q is not one of accept, release and format", action)
 	}
 	if action == record.Format {
 		text, err := describe(ctx, dirs, cid)

@@ -16,7 +16,7 @@ import (
 
 var now = time.Date(2026, 11, 16, 12, 0, 0, 0, time.UTC)
 
-// healthy is a machine of which there is nothing to say.
+// healthy is a machine without findings.
 func healthy() observe.Facts {
 	year := func(years int) time.Time { return now.AddDate(years, 0, 0) }
 	return observe.Facts{
@@ -369,6 +369,18 @@ func TestOtherUsersAreToldThatTheySeeLess(t *testing.T) {
 		"not checked (run as root): settings files, settings, gateway, certificate, bus") ||
 		strings.Contains(text, "systemctl start monit") || strings.Contains(text, "the bus needs none") {
 		t.Errorf("the screen is\n%s", out.String())
+	}
+}
+
+// TestOtherUsersOfAFailedBoot: what is not checked is not a note because its step has failed.
+func TestOtherUsersOfAFailedBoot(t *testing.T) {
+	m := healthy()
+	wrongMAC(&m)
+	m.Superuser = false
+	for _, f := range Diagnose(m) {
+		if f.Check == "bus" && f.Severity != Unchecked {
+			t.Errorf("the bus is %q, want %q", f.Severity, Unchecked)
+		}
 	}
 }
 

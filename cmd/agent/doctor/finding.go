@@ -119,7 +119,7 @@ func diagnose(m observe.Facts, onlyNear bool) (findings []Finding) {
 		}
 		for _, f := range found {
 			f.Check, f.Checked = c.name, c.checked
-			if ranks[f.Severity] < ranks[Note] && unmade(m, c.step) {
+			if (f.Severity == Problem || f.Severity == Warning) && unmade(m, c.step) {
 				f.Severity = Note
 			}
 			findings = append(findings, f)

@@ -89,7 +89,7 @@ func clock(m observe.Facts) (found []Finding) {
 				s.From)}
 		}
 	}
-	// A server's certificate is made before it is used: one from the future tells of a clock that is behind.
+	// A server's certificate is made before it is used: one from the future indicates a clock that is behind.
 	for _, s := range m.Bus.Servers {
 		if !s.NotBefore.IsZero() && m.Time.Before(s.NotBefore) {
 			return []Finding{problem(do, "the clock is behind: it shows %s, and the certificate of %s was made on %s", day(m.Time), s.Address, day(s.NotBefore))}
@@ -172,7 +172,7 @@ func settingsFound(m observe.Facts) (found []Finding) {
 	s := m.Settings
 	switch {
 	case s.Err != "":
-		found = append(found, problem("'agent settings --explain' tells what each source said", "there are no settings: %s", s.Err))
+		found = append(found, problem("'agent settings --explain' says what each source said", "there are no settings: %s", s.Err))
 	case s.SourcesErr != "" && !cleared(m):
 		found = append(found, warning("see that the source is there: 'agent settings --explain'", "the sources do not serve, and %s is used%s: %s", s.From, age(m), s.SourcesErr))
 	default:
@@ -190,7 +190,7 @@ func cleared(m observe.Facts) bool {
 	})
 }
 
-// age tells how old the cached copy is.
+// age says how old the cached copy is.
 func age(m observe.Facts) string {
 	for _, f := range m.Settings.Files {
 		if strings.HasSuffix(f.Path, "/settings.json") && !f.Modified.IsZero() {
@@ -220,7 +220,7 @@ func persistentDisk(m observe.Facts) []Finding {
 
 func process(m observe.Facts) []Finding {
 	d := m.Agent.Status
-	const start = "start it: 'systemctl start --no-block bosh-agent', then 'agent status --wait 5m'; 'journalctl -u bosh-agent -n 50' tells why it ended"
+	const start = "start it: 'systemctl start --no-block bosh-agent', then 'agent status --wait 5m'; 'journalctl -u bosh-agent -n 50' shows why it ended"
 	unit := ""
 	if m.Agent.Unit != "" {
 		unit = "; its unit is " + m.Agent.Unit
@@ -235,7 +235,7 @@ func process(m observe.Facts) []Finding {
 		return []Finding{problem(start, "the agent is not running: its process %d is gone%s", d.PID, unit)}
 	}
 	if d.Ended != nil {
-		return []Finding{note("'journalctl -u bosh-agent' tells more",
+		return []Finding{note("'journalctl -u bosh-agent' shows more",
 			"the process before this one ended at %s: %s; systemd has restarted the agent %s",
 			day(d.Ended.At), d.Ended.How, times(m.Agent.Restarts))}
 	}
@@ -310,7 +310,7 @@ func supervisor(m observe.Facts) (found []Finding) {
 	case s.Err != "" && s.Unit != "failed" && m.Agent.Running && m.Tasks.Running > 0: // apply and start have monit read its files again
 		return []Finding{note("wait for the task", "the supervisor monit does not answer while a task of the Director runs")}
 	case s.Err != "":
-		return []Finding{problem("start it: 'systemctl start monit'; 'journalctl -u monit' tells why it ended", "the supervisor monit does not answer: %s", s.Err)}
+		return []Finding{problem("start it: 'systemctl start monit'; 'journalctl -u monit' shows why it ended", "the supervisor monit does not answer: %s", s.Err)}
 	}
 	var failing, logs []string
 	for _, p := range s.Services {
@@ -340,7 +340,7 @@ func units(m observe.Facts) (found []Finding) {
 		if slices.Contains(essential, name) {
 			severity = warning
 		}
-		found = append(found, severity("'systemctl status "+name+"' tells why", "%s has failed", name))
+		found = append(found, severity("'systemctl status "+name+"' shows why", "%s has failed", name))
 	}
 	if len(found) == 0 {
 		return []Finding{good("none has failed")}
@@ -371,7 +371,7 @@ func leftovers(m observe.Facts) (found []Finding) {
 		case strings.HasSuffix(text, networkd.AsideSuffix):
 			found = append(found, note("", "%s was put aside by the agent", text))
 		case strings.Contains(text, "/foreign/"):
-			found = append(found, note("remove it when its disks are not needed any more", "%s is the state of another agent, put aside", text))
+			found = append(found, note("remove it when its disks are no longer needed", "%s is the state of another agent, put aside", text))
 		default:
 			found = append(found, note("remove it if this agent is to do its work", "%s is of another tool", text))
 		}

@@ -107,7 +107,7 @@ func restricted(p printer, m observe.Facts) {
 	}
 }
 
-// boot prints what the status document tells of boot, bus and long work.
+// boot prints what the status document says about boot, bus and long work.
 func boot(p printer, d status.Document) {
 	p.family("cambium_boot_ready_seconds", "Time from the start of the agent until it was ready.")
 	if d.ReadyNS > 0 {

@@ -121,7 +121,7 @@ func TestNothingIsMadeUpWithoutRoot(t *testing.T) {
 	}
 }
 
-// everything is a machine of which there is something to tell in each metric.
+// everything is a machine that has a sample of each metric.
 func everything() observe.Facts {
 	return observe.Facts{Superuser: true, Agent: observe.Agent{Running: true,
 		Status: &status.Document{State: status.Ready, ReadyNS: 1,

@@ -45,7 +45,7 @@ is the standard output. Exit codes: 0 written, 1 not written, 2 usage.`,
 	files := collect(ctx, o)
 	if left := leftOut(files); len(left) > 0 && os.Geteuid() != 0 {
 		cli.PrintFolded(stderr, cli.Width(stderr), "agent support: ", len("agent support: "),
-			"not run as root, so that this is left out: "+strings.Join(left, ", "))
+			"not run as root; left out: "+strings.Join(left, ", "))
 	}
 	archive, err := pack(files, time.Now())
 	if err == nil {

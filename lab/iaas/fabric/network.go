@@ -30,7 +30,7 @@ const (
 func (t *Type) UnmarshalText(text []byte) error {
 	*t = Type(text)
 	if !slices.Contains([]Type{Manual, Dynamic, VIP, ""}, *t) {
-		return fmt.Errorf("type %.50q is none of manual, dynamic, vip", text)
+		return fmt.Errorf("type %.50q is not one of manual, dynamic, vip", text)
 	}
 	return nil
 }

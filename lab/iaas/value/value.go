@@ -1,5 +1,5 @@
 // Package value has the types that the arguments of a call are parsed into. Each holds what its name says and nothing
-// else, whoever calls: a file name, an argument of a program or a line of a terminal that is made of one of them cannot
+// else, for every caller: a file name, an argument of a program or a line of a terminal that is made of one of them cannot
 // mean anything else. All of them are JSON strings; the empty string is the zero value.
 package value
 

@@ -1,4 +1,4 @@
-// Package probe tells what is on a device from its bytes: signatures, superblocks and whether they are consistent, or
+// Package probe says what is on a device from its bytes: signatures, superblocks and whether they are consistent, or
 // that it is blank. It opens no device and no file: others give it what it reads, or the one thing it writes, Wipe.
 //
 // Size: what a superblock looks like, whether it is consistent and where its copies are is one subject.

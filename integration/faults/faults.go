@@ -1,0 +1,170 @@
+// Package faults is the table of docs/operating.md: what each channel says of a fault, to root and to vcap. The tests of
+// integration/machine and integration/vm cause the faults and check every cell. Only tests import it.
+package faults
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"cambium/internal/eventually"
+	"cambium/lab"
+)
+
+// Fault is a row. Texts are as on the screen, in one line; between its parts, separated by Gap, is anything.
+type Fault struct {
+	Name    string
+	CI      bool   // also in the machine tier; the others are nightly
+	Status  Screen // of `agent status`
+	Wait    int    // exit code of `agent status --wait 3s`
+	Doctor  Screen // of `agent doctor`: the first finding if it is a problem or a warning
+	Metrics string // begins a line of `agent metrics`
+	Console string // a line since the fault; without text there is none
+	Vcap    Other  // what differs for vcap
+}
+
+// Screen is what a command prints, and its exit code.
+type Screen struct {
+	Code int
+	Text string
+}
+
+// Other is what vcap sees; empty texts are those of root.
+type Other struct {
+	Status, Doctor Screen
+	NoSample       bool // the metric is left out
+}
+
+// Gap stands for any text.
+const Gap = " … "
+
+// Machine is one in which a fault will be caused.
+type Machine struct {
+	*lab.Instance
+	console int // bytes before the fault
+}
+
+// Watch is called before the fault.
+func Watch(i *lab.Instance) Machine { return Machine{i, len(console(i))} }
+
+// Check looks at every channel as root and as vcap.
+func (f Fault) Check(t *testing.T, m Machine) {
+	t.Helper()
+	for _, user := range []string{"root", "vcap"} {
+		seen := f
+		if user == "vcap" {
+			seen = f.forVcap()
+		}
+		await(t, m, user, "status", func(out string, code int) string {
+			return lacks(seen.Status, oneLine(out), code)
+		})
+		await(t, m, user, "doctor --timeout 2s", func(out string, code int) string {
+			if text := seen.Doctor.Text; strings.HasPrefix(text, "problem: ") || strings.HasPrefix(text, "warning: ") {
+				out = firstFinding(out) // notes and what is good may come later
+			}
+			return lacks(seen.Doctor, oneLine(out), code)
+		})
+		await(t, m, user, "status --wait 3s", func(_ string, code int) string {
+			return lacks(Screen{Code: f.Wait}, "", code)
+		})
+		await(t, m, user, "metrics", func(out string, _ int) string {
+			name, _, _ := strings.Cut(seen.Metrics, " ")
+			name, _, _ = strings.Cut(name, "{")
+			left := user == "vcap" && f.Vcap.NoSample && !strings.Contains("\n"+out, "\n"+name)
+			if left || strings.Contains("\n"+out, "\n"+seen.Metrics) {
+				return ""
+			}
+			return seen.Metrics
+		})
+	}
+	if f.Console == "" {
+		if said := console(m.Instance)[m.console:]; strings.Contains(said, "bosh-agent: not ready") {
+			t.Errorf("the console says that the agent is not ready: %s", said)
+		}
+		return
+	}
+	eventually.Nil(t, "the console", func() error {
+		if said := console(m.Instance)[m.console:]; !contains(oneLine(said), f.Console) {
+			return fmt.Errorf("it lacks %q: %s", f.Console, said)
+		}
+		return nil
+	})
+}
+
+func (f Fault) forVcap() Fault {
+	if f.Vcap.Status.Text != "" {
+		f.Status = f.Vcap.Status
+	}
+	if f.Vcap.Doctor.Text != "" {
+		f.Doctor = f.Vcap.Doctor
+	}
+	return f
+}
+
+// await runs a command until it shows the fault, and checks the width of what it prints.
+func await(t *testing.T, m Machine, user, command string, lacks func(out string, code int) string) {
+	t.Helper()
+	eventually.Nil(t, "agent "+command+" as "+user, func() error {
+		out, err := m.Output(t.Context(), "su", "-", user, "-c", "agent "+command+" 2>&1; echo exit $?")
+		if err != nil {
+			return err
+		}
+		code := -1
+		end := strings.LastIndex(out, "exit ")
+		if _, err := fmt.Sscanf(out[max(end, 0):], "exit %d", &code); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		out = out[:end]
+		if missing := lacks(out, code); missing != "" {
+			return fmt.Errorf("it lacks %q (exit code %d):\n%s", missing, code, out)
+		}
+		for line := range strings.Lines(out) {
+			if !strings.HasPrefix(command, "metrics") && len([]rune(strings.TrimRight(line, "\n"))) > 80 {
+				t.Errorf("agent %s prints more than 80 columns: %s", command, line)
+			}
+		}
+		return nil
+	})
+}
+
+func console(i *lab.Instance) string {
+	text, _ := os.ReadFile(i.Console()) // there is none before the first start
+	return string(text)
+}
+
+func lacks(want Screen, text string, code int) string {
+	if code != want.Code {
+		return fmt.Sprintf("exit code %d", want.Code)
+	}
+	if !contains(text, want.Text) {
+		return want.Text
+	}
+	return ""
+}
+
+// contains reports whether a text has all parts of a pattern, one after the other.
+func contains(text, pattern string) bool {
+	for part := range strings.SplitSeq(pattern, Gap) {
+		_, rest, found := strings.Cut(text, part)
+		if !found {
+			return false
+		}
+		text = rest
+	}
+	return true
+}
+
+// firstFinding is the first block of the doctor's report.
+func firstFinding(report string) string {
+	var first strings.Builder
+	for line := range strings.Lines(report) {
+		if first.Len() > 0 && !strings.HasPrefix(line, " ") {
+			break
+		}
+		first.WriteString(line)
+	}
+	return first.String()
+}
+
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
