@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/sirupsen/logrus"
 
 	"cambium/internal/eventually"
 	"cambium/internal/retry"
@@ -27,7 +28,7 @@ import (
 func quick() *pace {
 	p := usual
 	p.ping = 200 * time.Millisecond
-	for _, b := range []*retry.Backoff{&p.afterLoss, &p.atFirst, &p.afterAuth} {
+	for _, b := range []*retry.Backoff{&p.afterLoss, &p.atFirst, &p.afterAuth, &p.afterBusy} {
 		b.Min, b.Max = 50*time.Millisecond, 50*time.Millisecond
 	}
 	return &p
@@ -220,6 +221,54 @@ func TestAuthRefusedThenGranted(t *testing.T) {
 	eventually.True(t, "connected again", b.Connected)
 	if got := d.Director().Call(agentID, "ping"); got != pongReply {
 		t.Errorf("got %s", got)
+	}
+}
+
+// What one server of a cluster refuses, the others would refuse, too; a log-in is dear to a server with many users.
+func TestARefusalEndsThePass(t *testing.T) {
+	all := testnats.StartCluster(t, 3, nil)
+	id := identity(all[0], testca.AgentName(agentID))
+	id.URLs = nil
+	for _, d := range all {
+		id.URLs = append(id.URLs, d.URL())
+	}
+	never := *quick()
+	never.afterAuth = retry.Backoff{Min: time.Hour}
+	var failures atomic.Int64
+	paused, log := make(chan struct{}, 1), quiet()
+	log.Logger.AddHook(whenLogged(func(e *logrus.Entry) {
+		if e.Message == "not connected to nats" {
+			paused <- struct{}{}
+		}
+	}))
+	start(t, all[0], Options{pace: &never, Identity: id, Log: log, OnFailure: func(Failure) { failures.Add(1) }})
+	<-paused
+	if n := failures.Load(); n != 1 {
+		t.Errorf("the agent was refused %d times before it paused, want once", n)
+	}
+}
+
+// whenLogged is called with each line.
+type whenLogged func(*logrus.Entry)
+
+func (whenLogged) Levels() []logrus.Level       { return logrus.AllLevels }
+func (w whenLogged) Fire(e *logrus.Entry) error { w(e); return nil }
+
+// A server that greets and then takes too long is busy, whatever the library says; one that rejects is not.
+func TestBusyServers(t *testing.T) {
+	for _, c := range []struct {
+		greeted bool
+		err     error
+		want    bool
+	}{
+		{true, nats.ErrTimeout, true},
+		{true, errors.New("nats: expected 'PONG', got 'PING'"), true},
+		{true, explain(nats.ErrAuthorization), false},
+		{false, io.EOF, false},
+	} {
+		if got := errors.As(late(c.greeted, c.err), new(*busy)); got != c.want {
+			t.Errorf("%v, greeted %v: busy %v, want %v", c.err, c.greeted, got, c.want)
+		}
 	}
 }
 
@@ -543,6 +592,16 @@ func TestPauses(t *testing.T) {
 		t.Errorf("mean of first pauses: %v, want about half of two seconds", mean)
 	}
 	limit(4*time.Second, io.EOF)
+	// A server that is too busy is left alone for longer and longer.
+	sum = 0
+	for range 1000 {
+		sum += p.next(&busy{nats.ErrTimeout}, now)
+	}
+	if mean := sum / 1000; mean < 25*time.Second || mean > 35*time.Second {
+		t.Errorf("mean of pauses: %v, want about half a minute", mean)
+	}
+	p.connected()
+	limit(2*time.Second, &busy{nats.ErrTimeout})
 	// A refusal after that is a new one.
 	if pause := p.next(nats.ErrAuthRevoked, now.Add(time.Hour)); pause < 500*time.Millisecond || pause > 1500*time.Millisecond {
 		t.Errorf("got %v, want about a second", pause)

@@ -43,6 +43,9 @@ type pace struct {
 	// A booting agent may try to connect before its network is up.
 	atFirst   retry.Backoff
 	afterAuth retry.Backoff
+	// A server with thousands of users takes long for each log-in, and works on those that were given up, too: if all
+	// agents came back at once again and again, none would be admitted.
+	afterBusy retry.Backoff
 	// callersReturn is how long after the agent a caller may come back to a server that was restarted. The Director
 	// pauses for half a second between two attempts, and a server drops what comes for those who are not there.
 	callersReturn time.Duration
@@ -53,6 +56,7 @@ var usual = pace{
 	afterLoss:     retry.Backoff{Min: 2 * time.Second, Max: 5 * time.Second, Jitter: 1},
 	atFirst:       retry.Backoff{Min: 200 * time.Millisecond, Max: 8 * time.Second, Jitter: 1},
 	afterAuth:     retry.Backoff{Min: 1500 * time.Millisecond, Max: 1500 * time.Millisecond, Jitter: 2.0 / 3},
+	afterBusy:     retry.Backoff{Min: 2 * time.Second, Max: time.Minute, Jitter: 1},
 	callersReturn: 2 * time.Second,
 }
 
@@ -130,6 +134,7 @@ type pauses struct {
 	attempt         int
 	connectedBefore bool      // there was a connection once
 	refusedSince    time.Time // the first of consecutive refusals
+	busy            int       // how often a server did not admit the agent in time
 }
 
 // connected resets the backoff.
@@ -137,6 +142,10 @@ func (p *pauses) connected() { *p = pauses{pace: p.pace, connectedBefore: true} 
 
 // next is called after a pass that failed with err.
 func (p *pauses) next(err error, now time.Time) time.Duration {
+	if errors.As(err, new(*busy)) {
+		p.busy++
+		return p.pace.afterBusy.Pause(p.busy - 1)
+	}
 	if !refused(err) {
 		p.refusedSince = time.Time{}
 	} else {
@@ -174,6 +183,10 @@ func (l *link) run(ctx context.Context) {
 			l.bus.failed(l, l.servers[i].Host, err)
 			if wasConnected {
 				wait.connected()
+			}
+			// Servers of a cluster have the same users and as many agents: what one has refused or could not do in
+			// time, the next would only do once more.
+			if wasConnected || refused(err) || errors.As(err, new(*busy)) {
 				lost = i
 				break
 			}
@@ -221,7 +234,7 @@ func (l *link) session(ctx context.Context, server *url.URL) (wasConnected bool,
 		nats.ClosedHandler(func(*nats.Conn) { close(closed) }),
 	)
 	if err != nil {
-		return false, explain(err)
+		return false, late(dial.step == "", explain(err))
 	}
 	defer func() {
 		if ctx.Err() != nil {
@@ -239,7 +252,7 @@ func (l *link) session(ctx context.Context, server *url.URL) (wasConnected bool,
 	}()
 	sub, err := subscribe(ctx, nc, l.bus.options.AgentID, func(m *nats.Msg) { l.bus.receive(ctx, l, m.Data) })
 	if err != nil {
-		return false, fmt.Errorf("subscribe: %w", explain(err))
+		return false, late(true, fmt.Errorf("subscribe: %w", explain(err)))
 	}
 	l.established(nc, sub, server)
 	select {
@@ -309,6 +322,20 @@ type rejection struct {
 
 func (r *rejection) Error() string { return r.text + ": " + r.err.Error() }
 func (r *rejection) Unwrap() error { return r.err }
+
+// busy is why a server that has greeted did not admit the agent in time.
+type busy struct{ err error }
+
+func (b *busy) Error() string { return b.err.Error() }
+func (b *busy) Unwrap() error { return b.err }
+
+// late makes err, which ended a log-in, one of a busy server if that had greeted and rejected nobody.
+func late(greeted bool, err error) error {
+	if !greeted || errors.As(err, new(*rejection)) {
+		return err
+	}
+	return &busy{err}
+}
 
 // explain says which side rejected the other, where the library's words do not.
 func explain(err error) error {

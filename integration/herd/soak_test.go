@@ -1,0 +1,251 @@
+//go:build soak
+
+package herd
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+
+	"cambium/internal/eventually"
+)
+
+const (
+	figuresFile = "../../docs/results/herd.json"
+	page        = "../../docs/results/herd.md"
+	picture     = "../../docs/results/herd.svg"
+)
+
+// sizes are the parts of the test: `-run TestSoakHerd/3000` runs one of them, and the page keeps the others.
+var sizes = []int{100, 300, 1000, 3000, 10000}
+
+// syncEvery is how often nats-sync writes the file of users.
+const syncEvery = 10 * time.Second
+
+// figures are what a herd of one size needed. Times are in seconds.
+type figures struct {
+	Agents  int
+	When    string
+	Commit  string
+	Machine string
+
+	ColdStart, ColdPeak, ColdAllowed float64
+	ColdAttempts                     int
+
+	Lost                                int // agents of the server that died
+	Death, DeathPeak, DeathAllowed      float64
+	DeathAttempts                       int
+	Joined                              int
+	JoinMedian, JoinLongest, ReloadTime float64
+	UsersFile                           int // bytes
+
+	Rotation float64
+
+	AgentMemory, ConnectionMemory int64 // bytes for each
+	ServerPerConnect              float64
+	HeartbeatGap, HeartbeatRate   float64
+	SlowConsumers                 int64
+}
+
+// TestSoakHerd measures herds of growing size, and writes the page and the picture. It fails if an agent does not come
+// back or a server falls over; how long things take is what it is to find out.
+func TestSoakHerd(t *testing.T) {
+	for _, n := range sizes {
+		t.Run(strconv.Itoa(n), func(t *testing.T) {
+			f := measure(t, n)
+			t.Logf("%+v", f)
+			if t.Failed() {
+				return
+			}
+			all := keep(t, f)
+			write(t, page, herdPage(all))
+			write(t, picture, herdPicture(all))
+		})
+	}
+}
+
+// keep adds the figures to those of other sizes.
+func keep(t *testing.T, f figures) (all []figures) {
+	t.Helper()
+	data, err := os.ReadFile(figuresFile)
+	if err == nil {
+		err = json.Unmarshal(data, &all)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	all = slices.DeleteFunc(all, func(other figures) bool { return other.Agents == f.Agents })
+	all = append(all, f)
+	slices.SortFunc(all, func(a, b figures) int { return a.Agents - b.Agents })
+	write(t, figuresFile, string(must[[]byte](t)(json.MarshalIndent(all, "", "\t")))+"\n")
+	return all
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// measure runs the whole of it once.
+func measure(t *testing.T, n int) (f figures) {
+	const batches = 3
+	joining := batches * min(n/10, inFlight)
+	h := newHerd(t, n, 2)
+	known, fresh := h.members[:n-joining], h.members[n-joining:]
+	f = figures{Agents: n, When: time.Now().UTC().Format(time.DateOnly), Joined: joining, Machine: machine(), Commit: commit(t)}
+	empty := h.flocks.memory()
+	h.cold(known, &f)
+	h.cluster.joined()
+	begin := time.Now()
+
+	after := h.join(known, slices.Collect(slices.Chunk(fresh, joining/batches)), syncEvery)
+	f.JoinMedian, f.JoinLongest = after[len(after)/2].Seconds(), after[len(after)-1].Seconds()
+	f.UsersFile = h.cluster.fileBytes
+	f.ReloadTime = h.reloaded().Seconds()
+	t.Logf("in the file of %d bytes; reload %.3f s; answers after %v", f.UsersFile, f.ReloadTime, after)
+	_, before, _ := h.monitor.seen()
+	f.HeartbeatRate = float64(before) / time.Since(begin).Seconds()
+
+	h.flocks.report()
+	var died time.Duration
+	f.Lost, died = h.death(h.members)
+	f.Death = died.Seconds()
+	r := h.flocks.report()
+	f.DeathAttempts, f.DeathPeak = len(r.Attempts), float64(peak(r.Attempts))
+	// The first pause after a loss is up to two seconds.
+	f.DeathAllowed = allowed(f.Lost, 1.0/2)
+	t.Logf("death: %v, failures %v", died, r.Failures)
+
+	f.AgentMemory = (h.flocks.memory() - empty) / int64(n)
+	f.ConnectionMemory = h.serverMemory(n)
+	f.Rotation = h.rotate(h.members).Seconds()
+	_, _, gap := h.monitor.seen()
+	f.HeartbeatGap = gap.Seconds()
+	for _, node := range h.cluster.nodes {
+		f.SlowConsumers += h.cluster.state(node).SlowConsumers
+	}
+	return f
+}
+
+// cold starts servers that all agents wait for.
+func (h *herd) cold(known []member, f *figures) {
+	h.t.Helper()
+	h.cluster.setUsers(ids(known))
+	h.flocks.start(known)
+	// After seven passes over all servers the pauses have grown to their longest.
+	tried := 0
+	eventually.True(h.t, "the agents' attempts", func() bool {
+		tried += len(h.flocks.report().Attempts)
+		return tried >= 7*len(h.cluster.nodes)*len(known)
+	})
+	begin := time.Now()
+	h.up()
+	f.ColdStart = longest(h.director.pings(ids(known), begin)).Seconds()
+	f.ServerPerConnect = h.serverTime().Seconds() / float64(len(known))
+	r := h.flocks.report()
+	// Those before the servers were there were refused by the kernel.
+	up := slices.DeleteFunc(r.Attempts, func(at int64) bool { return at < h.listening().UnixNano() })
+	f.ColdAttempts, f.ColdPeak = len(up), float64(peak(up))
+	// Of pauses drawn evenly from w seconds this share ends within the first second.
+	const w = 8.0
+	f.ColdAllowed = allowed(len(known), 2/w-1/(w*w))
+	h.t.Logf("cold start: %.1f s, failures %v", f.ColdStart, r.Failures)
+}
+
+// listening is when the first server accepted connections.
+func (h *herd) listening() (first time.Time) {
+	for _, n := range h.cluster.nodes {
+		if at := h.cluster.state(n).Start; first.IsZero() || at.Before(first) {
+			first = at
+		}
+	}
+	return first
+}
+
+// allowed is how many of n attempts jitter has within a second, of which each has the given share; three deviations more
+// are chance.
+func allowed(n int, share float64) float64 {
+	return float64(n)*share + 3*math.Sqrt(float64(n)*share*(1-share))
+}
+
+// peak is the largest number of times within one second.
+func peak(at []int64) (most int) {
+	slices.Sort(at)
+	first := 0
+	for i := range at {
+		for at[i]-at[first] > int64(time.Second) {
+			first++
+		}
+		most = max(most, i-first+1)
+	}
+	return most
+}
+
+// reloaded has the servers read the file of users once more, and returns how long the slowest took.
+func (h *herd) reloaded() (longest time.Duration) {
+	h.t.Helper()
+	before := map[*node]time.Time{}
+	for _, n := range h.cluster.nodes {
+		before[n] = h.cluster.state(n).ConfigLoadTime
+	}
+	begin := time.Now()
+	h.cluster.reload()
+	for _, n := range h.cluster.nodes {
+		eventually.True(h.t, "a reload", func() bool { return h.cluster.state(n).ConfigLoadTime.After(before[n]) })
+		longest = max(longest, h.cluster.state(n).ConfigLoadTime.Sub(begin))
+	}
+	return longest
+}
+
+// serverTime is the processor time of all servers so far.
+func (h *herd) serverTime() (sum time.Duration) {
+	h.t.Helper()
+	for _, n := range h.cluster.nodes {
+		stat := string(must[[]byte](h.t)(os.ReadFile(fmt.Sprintf("/proc/%d/stat", n.process.Process.Pid))))
+		fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
+		for _, i := range []int{11, 12} { // user and system, in hundredths of a second
+			ticks := must[int64](h.t)(strconv.ParseInt(fields[i], 10, 64))
+			sum += time.Duration(ticks) * 10 * time.Millisecond
+		}
+	}
+	return sum
+}
+
+// serverMemory is what the servers take for each of n connections.
+func (h *herd) serverMemory(n int) (sum int64) {
+	for _, node := range h.cluster.nodes {
+		sum += resident(strconv.Itoa(node.process.Process.Pid))
+	}
+	return sum / int64(n)
+}
+
+func machine() string {
+	model := "unknown processor"
+	if info, err := os.ReadFile("/proc/cpuinfo"); err == nil {
+		if _, after, ok := strings.Cut(string(info), "model name\t: "); ok {
+			model, _, _ = strings.Cut(after, "\n")
+		}
+	}
+	return fmt.Sprintf("%d processors (%s), %s/%s, %s, nats-server %s, nats.go %s", runtime.NumCPU(), model, runtime.GOOS,
+		runtime.GOARCH, runtime.Version(), server.VERSION, nats.Version)
+}
+
+func commit(t *testing.T) string {
+	t.Helper()
+	return strings.TrimSpace(string(must[[]byte](t)(exec.Command("git", "rev-parse", "--short", "HEAD").Output())))
+}
