@@ -6,12 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
+	"time"
 
 	"cambium/internal/atomicfile"
 	"cambium/internal/blob"
+	"cambium/internal/retry"
 	"cambium/internal/secret"
 )
 
@@ -23,7 +27,8 @@ type HostsFile interface {
 }
 
 // DNS brings the deployment's names to the machine: into the hosts file, and as a file that
-// bosh-dns reads. Both actions share one, so that two broadcasts cannot overtake each other.
+// bosh-dns reads. Both actions share one, so that two broadcasts cannot overtake each other, and
+// only the latest of several is fetched.
 type DNS struct {
 	Blobs blob.Opener
 	Hosts HostsFile
@@ -31,13 +36,23 @@ type DNS struct {
 	Records string
 	GID     int
 
-	mu sync.Mutex
+	mu      sync.Mutex    // guards what follows
+	asked   []uint64      // versions of the requests that are not answered
+	working bool          // one of them is fetched and written
+	changed chan struct{} // closed when one of them has ended
 }
 
 // maxRecords bounds what is read into memory; the largest deployments have a few megabytes.
 const maxRecords = 256 << 20
 
-const synced = "synced"
+const (
+	// With manyRecords or more, the agents of a deployment fetch a new version within spread instead of all at once. The
+	// records that an agent has say how many the new version has, about.
+	manyRecords = 1000
+	spread      = 2 * time.Second
+
+	synced = "synced"
+)
 
 // signedDNS is the argument of sync_dns_with_signed_url.
 type signedDNS struct {
@@ -68,9 +83,22 @@ func (d *DNS) update(ctx context.Context, ref blob.Ref, digest string, version u
 	if ref.Digest, err = blob.ParseDigest(digest); err != nil {
 		return "", fmt.Errorf("sync dns: digest: %w", err)
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if have, ok := d.version(); ok && have >= version {
+	have, count, ok := d.onDisk()
+	if ok && have >= version {
+		return synced, nil
+	}
+	d.ask(version)
+	defer d.answered(version)
+	if count >= manyRecords {
+		if err := retry.Sleep(ctx, rand.N(spread)); err != nil {
+			return "", fmt.Errorf("sync dns: %w", err)
+		}
+	}
+	if err := d.turn(ctx, version); err != nil {
+		return "", fmt.Errorf("sync dns: %w", err)
+	}
+	defer d.release()
+	if have, _, ok := d.onDisk(); ok && have >= version {
 		return synced, nil
 	}
 	content, records, err := d.fetch(ctx, ref, version)
@@ -91,19 +119,67 @@ func (d *DNS) update(ctx context.Context, ref blob.Ref, digest string, version u
 	return synced, nil
 }
 
-// version is the one on disk; a file that cannot be read needs an update.
-func (d *DNS) version() (uint64, bool) {
+// onDisk returns the version on disk and its number of records; a file that cannot be read needs an update.
+func (d *DNS) onDisk() (version uint64, records int, ok bool) {
 	data, err := os.ReadFile(d.Records)
 	if err != nil {
-		return 0, false
+		return 0, 0, false
 	}
 	var have struct {
-		Version *uint64 `json:"version"`
+		Version *uint64           `json:"version"`
+		Records []json.RawMessage `json:"records"`
 	}
 	if json.Unmarshal(data, &have) != nil || have.Version == nil {
-		return 0, false
+		return 0, 0, false
 	}
-	return *have.Version, true
+	return *have.Version, len(have.Records), true
+}
+
+// ask notes a request.
+func (d *DNS) ask(version uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.asked = append(d.asked, version)
+	if d.changed == nil {
+		d.changed = make(chan struct{})
+	}
+}
+
+// turn waits until nothing is fetched and no later version is asked for: that one, once it is there, is as good. If it
+// fails, this one has its turn.
+func (d *DNS) turn(ctx context.Context, version uint64) error {
+	for {
+		d.mu.Lock()
+		if !d.working && slices.Max(d.asked) == version {
+			d.working = true
+			d.mu.Unlock()
+			return nil
+		}
+		changed := d.changed
+		d.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// release ends a turn.
+func (d *DNS) release() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.working = false
+}
+
+// answered forgets a request, and has the others look whether it is their turn.
+func (d *DNS) answered(version uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	i := slices.Index(d.asked, version)
+	d.asked = slices.Delete(d.asked, i, i+1)
+	close(d.changed)
+	d.changed = make(chan struct{})
 }
 
 func (d *DNS) fetch(ctx context.Context, ref blob.Ref, version uint64) ([]byte, [][2]string, error) {

@@ -272,6 +272,19 @@ func TestBusyServers(t *testing.T) {
 	}
 }
 
+// Servers that did not greet in time get more of it, until one does.
+func TestPatienceWithGreetings(t *testing.T) {
+	greet := greetTime
+	for _, want := range []time.Duration{4 * time.Second, 8 * time.Second, 8 * time.Second} {
+		if greet = nextGreet(greet, true); greet != want {
+			t.Errorf("got %v, want %v", greet, want)
+		}
+	}
+	if greet = nextGreet(greet, false); greet != greetTime {
+		t.Errorf("got %v, want %v", greet, greetTime)
+	}
+}
+
 // An agent that may log in but not subscribe does not count as connected.
 func TestSubscriptionRefusedThenGranted(t *testing.T) {
 	d := testnats.Start(t, nil)

@@ -167,22 +167,25 @@ func (p *pauses) next(err error, now time.Time) time.Duration {
 // run keeps the link connected until ctx ends.
 func (l *link) run(ctx context.Context) {
 	wait := pauses{pace: l.bus.pace}
-	lost := -1
+	lost, greet := -1, greetTime
 	for {
 		var err error
+		silent := false // a server of this pass
 		order := rand.Perm(len(l.servers))
 		if i := slices.Index(order, lost); i >= 0 {
 			order = append(slices.Delete(order, i, i+1), lost) // the others are more likely to answer
 		}
 		for _, i := range order {
 			var wasConnected bool
-			wasConnected, err = l.session(ctx, l.servers[i])
+			wasConnected, err = l.session(ctx, l.servers[i], greet)
 			if ctx.Err() != nil {
 				return
 			}
 			l.bus.failed(l, l.servers[i].Host, err)
+			silent = silent || errors.Is(err, errNoGreeting)
 			if wasConnected {
 				wait.connected()
+				silent = false
 			}
 			// Servers of a cluster have the same users and as many agents: what one has refused or could not do in
 			// time, the next would only do once more.
@@ -191,12 +194,21 @@ func (l *link) run(ctx context.Context) {
 				break
 			}
 		}
+		greet = nextGreet(greet, silent)
 		pause := wait.next(err, time.Now())
 		l.logFailure(err, pause)
 		if retry.Sleep(ctx, pause) != nil {
 			return
 		}
 	}
+}
+
+// nextGreet is how long servers may take to greet in the next pass, after one in which some were silent or not.
+func nextGreet(last time.Duration, silent bool) time.Duration {
+	if !silent {
+		return greetTime
+	}
+	return min(2*last, maxGreetTime)
 }
 
 // failureLogInterval is how often the same failure is logged.
@@ -213,7 +225,7 @@ func (l *link) logFailure(err error, pause time.Duration) {
 
 // session connects to one server and returns when that connection has ended: whether it was
 // usable, and why it ended or could not be made.
-func (l *link) session(ctx context.Context, server *url.URL) (wasConnected bool, err error) {
+func (l *link) session(ctx context.Context, server *url.URL, greet time.Duration) (wasConnected bool, err error) {
 	defer func() {
 		l.connected.Store(false)
 		l.mu.Lock()
@@ -221,12 +233,13 @@ func (l *link) session(ctx context.Context, server *url.URL) (wasConnected bool,
 		l.mu.Unlock()
 	}()
 	closed := make(chan struct{})
-	dial := &dialer{ctx: ctx, lookup: l.bus.options.lookup, resolved: func(server string, addresses []netip.AddrPort) {
-		l.mu.Lock()
-		l.addresses[server] = addresses
-		l.mu.Unlock()
-		l.bus.beforeConnect(ctx)
-	}}
+	dial := &dialer{ctx: ctx, lookup: l.bus.options.lookup, greet: greet,
+		resolved: func(server string, addresses []netip.AddrPort) {
+			l.mu.Lock()
+			l.addresses[server] = addresses
+			l.mu.Unlock()
+			l.bus.beforeConnect(ctx)
+		}}
 	nc, err := dial.connect(server, l.bus.options.AgentID, l.tls, connectTime,
 		nats.PingInterval(l.bus.pace.ping),
 		nats.MaxPingsOutstanding(allowedMisses),
