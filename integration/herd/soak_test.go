@@ -3,10 +3,7 @@
 package herd
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"math"
 	"os"
 	"os/exec"
@@ -23,12 +20,6 @@ import (
 	"cambium/internal/eventually"
 )
 
-const (
-	figuresFile = "../../docs/results/herd.json"
-	page        = "../../docs/results/herd.md"
-	picture     = "../../docs/results/herd.svg"
-)
-
 // sizes are the parts of the test: `-run TestSoakHerd/3000` runs one of them, and the page keeps the others.
 var sizes = []int{100, 300, 1000, 3000, 10000}
 
@@ -41,6 +32,7 @@ type figures struct {
 	When    string
 	Commit  string
 	Machine string
+	Load    string
 
 	ColdStart, ColdPeak, ColdAllowed float64
 	ColdAttempts                     int
@@ -56,6 +48,7 @@ type figures struct {
 
 	AgentMemory, ConnectionMemory int64 // bytes for each
 	ServerPerConnect              float64
+	ReloadWork                    float64 // processor time of all servers
 	HeartbeatGap, HeartbeatRate   float64
 	SlowConsumers                 int64
 }
@@ -70,34 +63,11 @@ func TestSoakHerd(t *testing.T) {
 			if t.Failed() {
 				return
 			}
-			all := keep(t, f)
-			write(t, page, herdPage(all))
-			write(t, picture, herdPicture(all))
+			r := load(t)
+			r.Herds = slices.DeleteFunc(r.Herds, func(other figures) bool { return other.Agents == f.Agents })
+			r.Herds = append(r.Herds, f)
+			save(t, r)
 		})
-	}
-}
-
-// keep adds the figures to those of other sizes.
-func keep(t *testing.T, f figures) (all []figures) {
-	t.Helper()
-	data, err := os.ReadFile(figuresFile)
-	if err == nil {
-		err = json.Unmarshal(data, &all)
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		t.Fatal(err)
-	}
-	all = slices.DeleteFunc(all, func(other figures) bool { return other.Agents == f.Agents })
-	all = append(all, f)
-	slices.SortFunc(all, func(a, b figures) int { return a.Agents - b.Agents })
-	write(t, figuresFile, string(must[[]byte](t)(json.MarshalIndent(all, "", "\t")))+"\n")
-	return all
-}
-
-func write(t *testing.T, path, text string) {
-	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -107,7 +77,8 @@ func measure(t *testing.T, n int) (f figures) {
 	joining := batches * min(n/10, inFlight)
 	h := newHerd(t, n, 2)
 	known, fresh := h.members[:n-joining], h.members[n-joining:]
-	f = figures{Agents: n, When: time.Now().UTC().Format(time.DateOnly), Joined: joining, Machine: machine(), Commit: commit(t)}
+	f = figures{Agents: n, When: time.Now().UTC().Format(time.DateOnly), Joined: joining, Machine: machine(), Commit: commit(t),
+		Load: load1()}
 	empty := h.flocks.memory()
 	h.cold(known, &f)
 	h.cluster.joined()
@@ -116,7 +87,9 @@ func measure(t *testing.T, n int) (f figures) {
 	after := h.join(known, slices.Collect(slices.Chunk(fresh, joining/batches)), syncEvery)
 	f.JoinMedian, f.JoinLongest = after[len(after)/2].Seconds(), after[len(after)-1].Seconds()
 	f.UsersFile = h.cluster.fileBytes
+	work := h.serverTime()
 	f.ReloadTime = h.reloaded().Seconds()
+	f.ReloadWork = (h.serverTime() - work).Seconds()
 	t.Logf("in the file of %d bytes; reload %.3f s; answers after %v", f.UsersFile, f.ReloadTime, after)
 	_, before, _ := h.monitor.seen()
 	f.HeartbeatRate = float64(before) / time.Since(begin).Seconds()
