@@ -17,15 +17,9 @@ const (
 	dialTime    = 2 * time.Second
 	resolveTime = 5 * time.Second
 	// greetTime is how long a server may take for its first byte, which needs no request: one that accepts connections
-	// and says nothing must not keep the agent from trying the others. If that happens, the agent waits twice
-	// as long in the next pass, up to maxGreetTime: servers that are slow because all agents come at once would be
-	// slower still if these gave up and came again.
-	greetTime    = 2 * time.Second
-	maxGreetTime = 8 * time.Second
+	// and says nothing must not keep the agent from trying the others.
+	greetTime = 2 * time.Second
 )
-
-// errNoGreeting means that a server accepted the connection and then said nothing.
-var errNoGreeting = errors.New("the server sends no greeting")
 
 // resolve asks the system for the addresses of a name.
 func resolve(ctx context.Context, host string) ([]netip.Addr, error) {
@@ -36,7 +30,6 @@ func resolve(ctx context.Context, host string) ([]netip.Addr, error) {
 type dialer struct {
 	ctx    context.Context
 	lookup func(ctx context.Context, host string) ([]netip.Addr, error)
-	greet  time.Duration // how long a server may take to greet
 	// resolved is called with the addresses before they are tried.
 	resolved func(server string, addresses []netip.AddrPort)
 
@@ -127,14 +120,14 @@ func (d *dialer) dialAddress(a netip.AddrPort) (net.Conn, error) {
 	d.step = ProbeGreeting
 	d.release = context.AfterFunc(d.ctx, func() { _ = conn.Close() })
 	c := &greetedConn{Conn: conn, first: make([]byte, 1)}
-	_ = conn.SetReadDeadline(time.Now().Add(d.greet)) // fails only on a closed connection, as Read does
+	_ = conn.SetReadDeadline(time.Now().Add(greetTime)) // fails only on a closed connection, as Read does
 	if _, err := conn.Read(c.first); err != nil {
 		d.release()
 		_ = conn.Close()
 		if d.ctx.Err() != nil {
 			err = context.Cause(d.ctx)
 		}
-		return nil, fmt.Errorf("%w: %w", errNoGreeting, err)
+		return nil, fmt.Errorf("the server sends no greeting: %w", err)
 	}
 	_ = conn.SetReadDeadline(time.Time{})
 	return c, nil

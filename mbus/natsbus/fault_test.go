@@ -28,7 +28,7 @@ import (
 func quick() *pace {
 	p := usual
 	p.ping = 200 * time.Millisecond
-	for _, b := range []*retry.Backoff{&p.afterLoss, &p.atFirst, &p.afterAuth, &p.afterBusy} {
+	for _, b := range []*retry.Backoff{&p.afterLoss, &p.atFirst, &p.afterAuth} {
 		b.Min, b.Max = 50*time.Millisecond, 50*time.Millisecond
 	}
 	return &p
@@ -253,37 +253,6 @@ type whenLogged func(*logrus.Entry)
 
 func (whenLogged) Levels() []logrus.Level       { return logrus.AllLevels }
 func (w whenLogged) Fire(e *logrus.Entry) error { w(e); return nil }
-
-// A server that greets and then takes too long is busy, whatever the library says; one that rejects is not.
-func TestBusyServers(t *testing.T) {
-	for _, c := range []struct {
-		greeted bool
-		err     error
-		want    bool
-	}{
-		{true, nats.ErrTimeout, true},
-		{true, errors.New("nats: expected 'PONG', got 'PING'"), true},
-		{true, explain(nats.ErrAuthorization), false},
-		{false, io.EOF, false},
-	} {
-		if got := errors.As(late(c.greeted, c.err), new(*busy)); got != c.want {
-			t.Errorf("%v, greeted %v: busy %v, want %v", c.err, c.greeted, got, c.want)
-		}
-	}
-}
-
-// Servers that did not greet in time get more of it, until one does.
-func TestPatienceWithGreetings(t *testing.T) {
-	greet := greetTime
-	for _, want := range []time.Duration{4 * time.Second, 8 * time.Second, 8 * time.Second} {
-		if greet = nextGreet(greet, true); greet != want {
-			t.Errorf("got %v, want %v", greet, want)
-		}
-	}
-	if greet = nextGreet(greet, false); greet != greetTime {
-		t.Errorf("got %v, want %v", greet, greetTime)
-	}
-}
 
 // An agent that may log in but not subscribe does not count as connected.
 func TestSubscriptionRefusedThenGranted(t *testing.T) {
@@ -605,16 +574,6 @@ func TestPauses(t *testing.T) {
 		t.Errorf("mean of first pauses: %v, want about half of two seconds", mean)
 	}
 	limit(4*time.Second, io.EOF)
-	// A server that is too busy is left alone for longer and longer.
-	sum = 0
-	for range 1000 {
-		sum += p.next(&busy{nats.ErrTimeout}, now)
-	}
-	if mean := sum / 1000; mean < 25*time.Second || mean > 35*time.Second {
-		t.Errorf("mean of pauses: %v, want about half a minute", mean)
-	}
-	p.connected()
-	limit(2*time.Second, &busy{nats.ErrTimeout})
 	// A refusal after that is a new one.
 	if pause := p.next(nats.ErrAuthRevoked, now.Add(time.Hour)); pause < 500*time.Millisecond || pause > 1500*time.Millisecond {
 		t.Errorf("got %v, want about a second", pause)

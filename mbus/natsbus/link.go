@@ -43,9 +43,6 @@ type pace struct {
 	// A booting agent may try to connect before its network is up.
 	atFirst   retry.Backoff
 	afterAuth retry.Backoff
-	// A server with thousands of users takes long for each log-in, and works on those that were given up, too: if all
-	// agents came back at once again and again, none would be admitted.
-	afterBusy retry.Backoff
 	// callersReturn is how long after the agent a caller may come back to a server that was restarted. The Director
 	// pauses for half a second between two attempts, and a server drops what comes for those who are not there.
 	callersReturn time.Duration
@@ -56,7 +53,6 @@ var usual = pace{
 	afterLoss:     retry.Backoff{Min: 2 * time.Second, Max: 5 * time.Second, Jitter: 1},
 	atFirst:       retry.Backoff{Min: 200 * time.Millisecond, Max: 8 * time.Second, Jitter: 1},
 	afterAuth:     retry.Backoff{Min: 1500 * time.Millisecond, Max: 1500 * time.Millisecond, Jitter: 2.0 / 3},
-	afterBusy:     retry.Backoff{Min: 2 * time.Second, Max: time.Minute, Jitter: 1},
 	callersReturn: 2 * time.Second,
 }
 
@@ -134,7 +130,6 @@ type pauses struct {
 	attempt         int
 	connectedBefore bool      // there was a connection once
 	refusedSince    time.Time // the first of consecutive refusals
-	busy            int       // how often a server did not admit the agent in time
 }
 
 // connected resets the backoff.
@@ -142,10 +137,6 @@ func (p *pauses) connected() { *p = pauses{pace: p.pace, connectedBefore: true} 
 
 // next is called after a pass that failed with err.
 func (p *pauses) next(err error, now time.Time) time.Duration {
-	if errors.As(err, new(*busy)) {
-		p.busy++
-		return p.pace.afterBusy.Pause(p.busy - 1)
-	}
 	if !refused(err) {
 		p.refusedSince = time.Time{}
 	} else {
@@ -167,48 +158,36 @@ func (p *pauses) next(err error, now time.Time) time.Duration {
 // run keeps the link connected until ctx ends.
 func (l *link) run(ctx context.Context) {
 	wait := pauses{pace: l.bus.pace}
-	lost, greet := -1, greetTime
+	lost := -1
 	for {
 		var err error
-		silent := false // a server of this pass
 		order := rand.Perm(len(l.servers))
 		if i := slices.Index(order, lost); i >= 0 {
 			order = append(slices.Delete(order, i, i+1), lost) // the others are more likely to answer
 		}
 		for _, i := range order {
 			var wasConnected bool
-			wasConnected, err = l.session(ctx, l.servers[i], greet)
+			wasConnected, err = l.session(ctx, l.servers[i])
 			if ctx.Err() != nil {
 				return
 			}
 			l.bus.failed(l, l.servers[i].Host, err)
-			silent = silent || errors.Is(err, errNoGreeting)
 			if wasConnected {
 				wait.connected()
-				silent = false
 			}
-			// Servers of a cluster have the same users and as many agents: what one has refused or could not do in
-			// time, the next would only do once more.
-			if wasConnected || refused(err) || errors.As(err, new(*busy)) {
+			// Servers of a cluster have the same users: what one refuses, the others would refuse, too, and a log-in is
+			// dear to a server with thousands of users.
+			if wasConnected || refused(err) {
 				lost = i
 				break
 			}
 		}
-		greet = nextGreet(greet, silent)
 		pause := wait.next(err, time.Now())
 		l.logFailure(err, pause)
 		if retry.Sleep(ctx, pause) != nil {
 			return
 		}
 	}
-}
-
-// nextGreet is how long servers may take to greet in the next pass, after one in which some were silent or not.
-func nextGreet(last time.Duration, silent bool) time.Duration {
-	if !silent {
-		return greetTime
-	}
-	return min(2*last, maxGreetTime)
 }
 
 // failureLogInterval is how often the same failure is logged.
@@ -225,7 +204,7 @@ func (l *link) logFailure(err error, pause time.Duration) {
 
 // session connects to one server and returns when that connection has ended: whether it was
 // usable, and why it ended or could not be made.
-func (l *link) session(ctx context.Context, server *url.URL, greet time.Duration) (wasConnected bool, err error) {
+func (l *link) session(ctx context.Context, server *url.URL) (wasConnected bool, err error) {
 	defer func() {
 		l.connected.Store(false)
 		l.mu.Lock()
@@ -233,13 +212,12 @@ func (l *link) session(ctx context.Context, server *url.URL, greet time.Duration
 		l.mu.Unlock()
 	}()
 	closed := make(chan struct{})
-	dial := &dialer{ctx: ctx, lookup: l.bus.options.lookup, greet: greet,
-		resolved: func(server string, addresses []netip.AddrPort) {
-			l.mu.Lock()
-			l.addresses[server] = addresses
-			l.mu.Unlock()
-			l.bus.beforeConnect(ctx)
-		}}
+	dial := &dialer{ctx: ctx, lookup: l.bus.options.lookup, resolved: func(server string, addresses []netip.AddrPort) {
+		l.mu.Lock()
+		l.addresses[server] = addresses
+		l.mu.Unlock()
+		l.bus.beforeConnect(ctx)
+	}}
 	nc, err := dial.connect(server, l.bus.options.AgentID, l.tls, connectTime,
 		nats.PingInterval(l.bus.pace.ping),
 		nats.MaxPingsOutstanding(allowedMisses),
@@ -247,7 +225,7 @@ func (l *link) session(ctx context.Context, server *url.URL, greet time.Duration
 		nats.ClosedHandler(func(*nats.Conn) { close(closed) }),
 	)
 	if err != nil {
-		return false, late(dial.step == "", explain(err))
+		return false, explain(err)
 	}
 	defer func() {
 		if ctx.Err() != nil {
@@ -265,7 +243,7 @@ func (l *link) session(ctx context.Context, server *url.URL, greet time.Duration
 	}()
 	sub, err := subscribe(ctx, nc, l.bus.options.AgentID, func(m *nats.Msg) { l.bus.receive(ctx, l, m.Data) })
 	if err != nil {
-		return false, late(true, fmt.Errorf("subscribe: %w", explain(err)))
+		return false, fmt.Errorf("subscribe: %w", explain(err))
 	}
 	l.established(nc, sub, server)
 	select {
@@ -335,20 +313,6 @@ type rejection struct {
 
 func (r *rejection) Error() string { return r.text + ": " + r.err.Error() }
 func (r *rejection) Unwrap() error { return r.err }
-
-// busy is why a server that has greeted did not admit the agent in time.
-type busy struct{ err error }
-
-func (b *busy) Error() string { return b.err.Error() }
-func (b *busy) Unwrap() error { return b.err }
-
-// late makes err, which ended a log-in, one of a busy server if that had greeted and rejected nobody.
-func late(greeted bool, err error) error {
-	if !greeted || errors.As(err, new(*rejection)) {
-		return err
-	}
-	return &busy{err}
-}
 
 // explain says which side rejected the other, where the library's words do not.
 func explain(err error) error {
