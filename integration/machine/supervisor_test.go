@@ -41,7 +41,7 @@ pid=/var/vcap/sys/run/dumper/dumper.pid
 case $1 in
 start)
 	{ cat /proc/$$/limits /proc/$$/oom_score_adj /proc/$$/cgroup; umask; pwd; nice; id
-	grep -E '^(Groups|Cap|SigBlk|NoNewPrivs|Seccomp):' /proc/self/status
+	grep -E '^(Groups|Cap[A-Za-z]*|SigBlk|NoNewPrivs|Seccomp):' /proc/self/status
 	readlink /proc/$$/ns/{mnt,net,pid,uts,ipc,cgroup}; } >/var/vcap/dump 2>&1
 	setsid /var/vcap/packages/tool/bin/sleeper dumper </dev/null >/dev/null 2>&1 & echo $! >$pid ;;
 stop) [ ! -e $pid ] || kill "$(cat $pid)" || true; rm -f $pid ;;

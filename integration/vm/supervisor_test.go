@@ -15,7 +15,7 @@ func inherited(t *testing.T, i *lab.Instance) string {
 	t.Helper()
 	return run(t, i, "sh", "-c", `p=/proc/$(cat /var/vcap/sys/run/web/web.pid)
 		cat $p/limits $p/oom_score_adj $p/cgroup; ps -o ni=,sched= -p ${p#/proc/}; readlink $p/cwd $p/ns/*
-		grep -E '^(Umask|Uid|Gid|Groups|SigBlk|Cap|NoNewPrivs|Seccomp):' $p/status`)
+		grep -E '^(Umask|Uid|Gid|Groups|SigBlk|Cap[A-Za-z]*|NoNewPrivs|Seccomp):' $p/status`)
 }
 
 // sameUnderOwnSupervisor puts the agent's own supervisor in the place of monit, and compares what a job inherits.
