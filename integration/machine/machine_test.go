@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"cambium/lab/fusetest"
 	"cambium/lab/labtest"
 )
 
@@ -13,7 +14,10 @@ import (
 // 128 inotify instances is enough for eleven containers, so a test that has more than four at once runs alone.
 var containers = labtest.Kind{Letter: "t", Timeout: time.Minute}
 
-func TestMain(m *testing.M) { labtest.Main(m) }
+func TestMain(m *testing.M) {
+	fusetest.ServeIfCalled()
+	labtest.Main(m)
+}
 
 // What every test begins with.
 var (

@@ -1,0 +1,12 @@
+//go:build machine && soak
+
+package machine
+
+import "testing"
+
+// TestMachineSoakFaults has every fault in every moment, and writes docs/results/faults.md.
+func TestMachineSoakFaults(t *testing.T) {
+	underFaults(t, func(fault, string, string) bool { return true }, func(all []outcome) {
+		writeFaults(t, "../../docs/results/faults.md", all)
+	})
+}
