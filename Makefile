@@ -119,9 +119,8 @@ bench-compare: ## The last result of bench against the one before, with noise bo
 	@scripts/bench compare
 
 .PHONY: soak
-soak: build ## The long versions of the crash tests
-	$(GO) test -tags soak,root,machine,vm -run 'Soak' -count=1 -p 1 -timeout 4h ./...
-	$(GO) test -tags soak,vm -run 'TestVMSoak' -count=1 -timeout 6h ./storage
+soak: build ## The long tests, in parts of at most two hours; goes on after an interruption; PART=pattern for some
+	@GO=$(GO) scripts/soak $(CURDIR)/bin/agent $(PART)
 
 .PHONY: clean
 clean: ## Remove what was built, and what a crashed lab left behind

@@ -4,4 +4,4 @@ package storage
 
 import "testing"
 
-func TestVMSoakPowerCut(t *testing.T) { powerCut(t, 200) }
+func TestVMSoakPowerCut(t *testing.T) { powerCut(t, 100) }

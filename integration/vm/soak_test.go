@@ -5,4 +5,4 @@ package vm
 import "testing"
 
 // TestVMSoakPowerCut is the long version.
-func TestVMSoakPowerCut(t *testing.T) { cutPower(t, 200, 200) }
+func TestVMSoakPowerCut(t *testing.T) { cutPower(t, 100, 100) }
