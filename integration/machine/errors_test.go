@@ -48,42 +48,42 @@ mount $disk /var/vcap
 type fault struct {
 	name   string
 	places []string
-	begin  func(f *faulty, place string)
-	end    func(f *faulty, place string)
+	begin  func(f *failingMachine, place string)
+	end    func(f *failingMachine, place string)
 	// early: it can begin before the file system is mounted.
 	early bool
 }
 
-var faults = []fault{
+var machineFaults = []fault{
 	{name: "ENOSPC", places: []string{"root", "data", "store"},
-		begin: func(f *faulty, place string) { // the last blocks are too few for one more piece of a large file
+		begin: func(f *failingMachine, place string) { // the last blocks are too few for one more piece of a large file
 			f.sh("cd "+f.path(place)+`
 cat /dev/zero >fill 2>/dev/null; sync -f .
 n=0; while head -c 4096 /dev/zero >fill.$n 2>/dev/null; do n=$((n+1)); done; sync -f .
 ! head -c 4096 /dev/zero >fill.last 2>/dev/null`, false)
 		},
-		end: func(f *faulty, place string) { f.sh("rm -f "+f.path(place)+"/fill*", true) }},
+		end: func(f *failingMachine, place string) { f.sh("rm -f "+f.path(place)+"/fill*", true) }},
 	// A file system with files that are open for writing becomes read-only as it does after an error of its own.
 	{name: "EROFS", places: []string{"root", "data", "store"},
-		begin: func(f *faulty, place string) {
+		begin: func(f *failingMachine, place string) {
 			f.sh("mount -o remount,ro "+f.path(place)+" 2>/dev/null || mount -o remount,abort "+f.path(place), false)
 		},
-		end: func(f *faulty, place string) { f.sh("mount -o remount,rw "+f.path(place)+" 2>/dev/null", true) }},
+		end: func(f *failingMachine, place string) { f.sh("mount -o remount,rw "+f.path(place)+" 2>/dev/null", true) }},
 	{name: "EIO", places: []string{"root", "data", "store"}, early: true,
-		begin: func(f *faulty, place string) { f.images.Set(f.image(place), fusetest.EIO) },
-		end:   func(f *faulty, place string) { f.images.Set(f.image(place), fusetest.OK) }},
+		begin: func(f *failingMachine, place string) { f.images.Set(f.image(place), fusetest.EIO) },
+		end:   func(f *failingMachine, place string) { f.images.Set(f.image(place), fusetest.OK) }},
 	{name: "latency of 100 ms", places: []string{"root", "data", "store"}, early: true,
-		begin: func(f *faulty, place string) { f.images.Set(f.image(place), fusetest.Slow) },
-		end:   func(f *faulty, place string) { f.images.Set(f.image(place), fusetest.OK) }},
+		begin: func(f *failingMachine, place string) { f.images.Set(f.image(place), fusetest.Slow) },
+		end:   func(f *failingMachine, place string) { f.images.Set(f.image(place), fusetest.OK) }},
 	{name: "D-Bus hangs", places: []string{""},
-		begin: func(f *faulty, _ string) { f.sh("systemctl kill --signal=STOP dbus", false) },
-		end:   func(f *faulty, _ string) { f.sh("systemctl kill --signal=CONT dbus", false) }},
+		begin: func(f *failingMachine, _ string) { f.sh("systemctl kill --signal=STOP dbus", false) },
+		end:   func(f *failingMachine, _ string) { f.sh("systemctl kill --signal=CONT dbus", false) }},
 	{name: "systemd re-executes", places: []string{""},
-		begin: func(f *faulty, _ string) {
+		begin: func(f *failingMachine, _ string) {
 			f.sh("rm -f /run/enough; setsid sh -c 'until [ -e /run/enough ]; do systemctl daemon-reexec; sleep 3; done' "+
 				"</dev/null >/dev/null 2>&1 &", false)
 		},
-		end: func(f *faulty, _ string) { f.sh("touch /run/enough", false) }},
+		end: func(f *failingMachine, _ string) { f.sh("touch /run/enough", false) }},
 }
 
 // The moments.
@@ -110,16 +110,16 @@ func (x fault) applies(place, moment string) bool {
 // outcome is a row of the report.
 type outcome struct{ fault, place, moment, said, recovered string }
 
-// faulty is a machine whose disks fail.
-type faulty struct {
+// failingMachine is a machine whose disks fail.
+type failingMachine struct {
 	busy
 	images *fusetest.Images
 	disks  map[string]string // paths of the devices in the machine, by image
 	target bool              // the store's faults are those of the disk that data migrates to
 }
 
-// TestMachineFaults has some of the faults that TestMachineSoakFaults has.
-func TestMachineFaults(t *testing.T) {
+// TestMachineErrors has some of the faults that TestMachineSoakErrors has.
+func TestMachineErrors(t *testing.T) {
 	t.Parallel()
 	underFaults(t, func(x fault, place, moment string) bool {
 		return x.name == "ENOSPC" && place == "data" && moment == "apply" ||
@@ -131,7 +131,7 @@ func TestMachineFaults(t *testing.T) {
 // fault has ended, a repeated request must succeed, if need be after a restart of the agent or of the machine, the
 // store must be complete and the jobs run.
 func underFaults(t *testing.T, chosen func(x fault, place, moment string) bool, report func([]outcome)) {
-	for _, x := range faults {
+	for _, x := range machineFaults {
 		for _, place := range x.places {
 			list := slices.DeleteFunc(slices.Clone(moments), func(m string) bool {
 				return !x.applies(place, m) || !chosen(x, place, m)
@@ -142,7 +142,7 @@ func underFaults(t *testing.T, chosen func(x fault, place, moment string) bool, 
 			t.Run(strings.ReplaceAll(x.name+" "+place, " ", "-"), func(t *testing.T) {
 				var all []outcome
 				defer func() { report(all) }()
-				f := newFaulty(t)
+				f := newFailingMachine(t)
 				if list[0] != firstBoot {
 					f.boot()
 				}
@@ -159,8 +159,8 @@ func underFaults(t *testing.T, chosen func(x fault, place, moment string) bool, 
 	}
 }
 
-// newFaulty makes a machine that is off.
-func newFaulty(t *testing.T) *faulty {
+// newFailingMachine makes a machine that is off.
+func newFailingMachine(t *testing.T) *failingMachine {
 	t.Helper()
 	dir := t.TempDir()
 	var paths []string
@@ -175,7 +175,7 @@ func newFaulty(t *testing.T) *faulty {
 	if out, err := exec.Command("mkfs.ext4", "-q", filepath.Join(dir, "root")).CombinedOutput(); err != nil {
 		t.Fatalf("mkfs.ext4: %v: %s", err, out)
 	}
-	f := &faulty{images: fusetest.Serve(t, paths...), disks: map[string]string{}}
+	f := &failingMachine{images: fusetest.Serve(t, paths...), disks: map[string]string{}}
 	l := newLab(t)
 	m := manifest([]release.Job{forker()}, tool("0"))
 	f.busy = busy{flows: flows{t: t, l: l, m: m}, random: rand.New(rand.NewPCG(1, 1)), tool: "0"}
@@ -200,7 +200,7 @@ func newFaulty(t *testing.T) *faulty {
 }
 
 // boot starts the machine and deploys to it.
-func (f *faulty) boot() {
+func (f *failingMachine) boot() {
 	f.t.Helper()
 	if err := f.i.Start(f.t.Context()); err != nil {
 		f.t.Fatal(err)
@@ -210,7 +210,7 @@ func (f *faulty) boot() {
 }
 
 // deploy gives the machine its store and its jobs.
-func (f *faulty) deploy() {
+func (f *failingMachine) deploy() {
 	f.t.Helper()
 	f.must([]any{"add_persistent_disk", "store", f.disks["store"]})
 	f.must([]any{"mount_disk", "store"})
@@ -223,7 +223,7 @@ func (f *faulty) deploy() {
 }
 
 // sh runs a script in the machine; some may fail.
-func (f *faulty) sh(script string, mayFail bool) {
+func (f *failingMachine) sh(script string, mayFail bool) {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(f.t.Context(), time.Minute)
 	defer cancel()
@@ -232,14 +232,14 @@ func (f *faulty) sh(script string, mayFail bool) {
 	}
 }
 
-func (f *faulty) image(place string) string {
+func (f *failingMachine) image(place string) string {
 	if place == "store" && f.target {
 		return "target"
 	}
 	return place
 }
 
-func (f *faulty) path(place string) string {
+func (f *failingMachine) path(place string) string {
 	if place == "store" && f.target {
 		return "/var/vcap/store_migration_target"
 	}
@@ -253,7 +253,7 @@ var someBlob = map[string]any{"blob_id": "b", "checksum": "6dcd4ce23d88e2ee9568b
 const askTimeout = 30 * time.Second
 
 // ask asks during a fault, and says in a few words what came of it.
-func (f *faulty) ask(request ...any) string {
+func (f *failingMachine) ask(request ...any) string {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(f.t.Context(), askTimeout)
 	defer cancel()
@@ -286,7 +286,7 @@ func words(text string) string {
 }
 
 // state is what `agent status` says.
-func (f *faulty) state() string {
+func (f *failingMachine) state() string {
 	f.t.Helper()
 	d := agentStatus(f.t, f.i)
 	text := string(d.State)
@@ -300,7 +300,7 @@ func (f *faulty) state() string {
 }
 
 // suffer lets a fault happen in a moment, and the agent recover.
-func (f *faulty) suffer(x fault, place, moment string) (o outcome) {
+func (f *failingMachine) suffer(x fault, place, moment string) (o outcome) {
 	t := f.t
 	t.Helper()
 	o = outcome{fault: x.name, place: place, moment: moment}
@@ -348,7 +348,7 @@ func (f *faulty) suffer(x fault, place, moment string) (o outcome) {
 }
 
 // answers waits for a pong.
-func (f *faulty) answers(within time.Duration) bool {
+func (f *failingMachine) answers(within time.Duration) bool {
 	ctx, cancel := context.WithTimeout(f.t.Context(), within)
 	defer cancel()
 	return f.i.Ready(ctx) == nil
@@ -356,7 +356,7 @@ func (f *faulty) answers(within time.Duration) bool {
 
 // recovers repeats the request of a moment until it succeeds, with stronger and stronger means, and returns which
 // helped.
-func (f *faulty) recovers(moment string, request []any) string {
+func (f *failingMachine) recovers(moment string, request []any) string {
 	t := f.t
 	t.Helper()
 	var err error
@@ -389,14 +389,14 @@ func (f *faulty) recovers(moment string, request []any) string {
 }
 
 // writable reports a file system that is read-only.
-func (f *faulty) writable(ctx context.Context) error {
+func (f *failingMachine) writable(ctx context.Context) error {
 	_, err := f.i.Output(ctx, "sh", "-ec",
 		"for p in /var/vcap /var/vcap/data /var/vcap/store; do touch $p/.probe; rm $p/.probe; done")
 	return err
 }
 
 // whole has the request repeated, and compares the machine with what it should be.
-func (f *faulty) whole(moment string, request []any) error {
+func (f *failingMachine) whole(moment string, request []any) error {
 	ctx, cancel := context.WithTimeout(f.t.Context(), time.Minute)
 	defer cancel()
 	for err := f.i.Ready(ctx); err != nil; err = f.i.Ready(ctx) { // a boot that failed is tried again
@@ -455,7 +455,7 @@ func (f *faulty) whole(moment string, request []any) error {
 }
 
 const faultsHead = "# Faults\n\n" +
-	"Written by `go test -tags soak,machine -run SoakFaults ./integration/machine` on %s: %d pairs of a fault and a\n" +
+	"Written by `go test -tags soak,machine -run SoakErrors ./integration/machine` on %s: %d pairs of a fault and a\n" +
 	"moment, in containers. The file system below `/var/vcap` (root), the data disk and the store are ext4 on loop\n" +
 	"devices whose images a FUSE server fails or slows down. A migration's store is its target. *Recovered* says\n" +
 	"what it took, after the end of the fault, until the repeated request succeeded, all three file systems were\n" +
@@ -468,7 +468,7 @@ func writeFaults(t *testing.T, path string, all []outcome) {
 	t.Helper()
 	old, _ := os.ReadFile(path) // there may be none
 	var rows []string
-	for _, x := range faults {
+	for _, x := range machineFaults {
 		for _, place := range x.places {
 			for _, moment := range moments {
 				begin := fmt.Sprintf("| %s | %s | %s |", x.name, place, moment)

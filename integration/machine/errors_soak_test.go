@@ -4,8 +4,8 @@ package machine
 
 import "testing"
 
-// TestMachineSoakFaults has every fault in every moment, and writes docs/results/faults.md.
-func TestMachineSoakFaults(t *testing.T) {
+// TestMachineSoakErrors has every fault in every moment, and writes docs/results/faults.md.
+func TestMachineSoakErrors(t *testing.T) {
 	underFaults(t, func(fault, string, string) bool { return true }, func(all []outcome) {
 		writeFaults(t, "../../docs/results/faults.md", all)
 	})
