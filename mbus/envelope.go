@@ -9,6 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
+	"unicode"
 )
 
 // Request is one decoded request envelope.
@@ -102,8 +104,17 @@ type Reply struct {
 // Value is a successful reply; v must be what encoding/json can write.
 func Value(v any) Reply { return Reply{value: v} }
 
-// Exception is a failed reply; the text may be empty.
-func Exception(text string) Reply { return Reply{exception: text, failed: true} }
+// Exception is a failed reply; the text may be empty. It may quote names and output of jobs, and tools print it on a
+// terminal: what could begin an escape sequence there becomes a space.
+func Exception(text string) Reply {
+	printable := strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) || r == '\n' || r == '\t' {
+			return r
+		}
+		return ' '
+	}, text)
+	return Reply{exception: printable, failed: true}
+}
 
 // Silence means that the request is not answered: the caller times out.
 func Silence() Reply { return Reply{silent: true} }

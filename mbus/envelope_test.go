@@ -96,6 +96,14 @@ func message(t testing.TB, data []byte) string {
 	return e.Exception.Message
 }
 
+// What a job calls a file reaches the terminals of operators through the Director.
+func TestExceptionsHaveNoEscapeSequences(t *testing.T) {
+	got := message(t, Exception("a\x1b]0;owned\ab\r\u202ec\n\td\xffé").Encode(0))
+	if want := "a ]0;owned b  c\n\td\ufffdé"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
 func TestLongExceptionsLoseTheirMiddle(t *testing.T) {
 	for _, unit := range []string{"x", "é", "世", "😀", "\n", `"`, "\x01", "\u2028", "\xff", "a😀\"\\\t\x00é"} {
 		text := "HEAD" + strings.Repeat(unit, 3000) + "TAIL"
