@@ -78,7 +78,7 @@ func (d *director) inbox(length int) (token string, replies <-chan answer, forge
 	defer d.mu.Unlock()
 	d.requests++
 	token = fmt.Sprintf("request-%d", d.requests)
-	// Whoever forgets an inbox no longer reads it, so that it must have room for all.
+	// A forgotten inbox is no longer read, so that it must have room for all.
 	all := make(chan answer, length)
 	d.waiting[token] = all
 	return token, all, func() {
