@@ -7,7 +7,8 @@ const paper = `## What this means
 
 For the agent: memory does not depend on their number, and jitter bounds connects unless servers are slow to greet: then
 agents go on to the next server after two seconds. From the file to the first answer "at most 2 s" is missed where a
-reload takes longer than a second.
+reload takes longer than a second. The rows of 2026-11-18 are of an agent that paused for up to a minute after a slow
+log-in, on a machine busy with other work; that pause is gone since.
 
 For the servers: with ` + "`verify_and_map`" + ` nats-server parses the subject of every user in its file, one by one and under its
 lock, until it finds that of the certificate; of an unknown agent it reads all, twice. A reload does that for every
