@@ -212,6 +212,24 @@ func (c *call) inside(ctx context.Context, m control.Machine, args ...string) er
 	return err
 }
 
+// watchVM shows the jobs of a VM of the CPI, by its CID, and reports whether there is such a VM. Its heartbeats go to
+// the NATS server of its Director, of which the lab has no certificate.
+func (c *call) watchVM(ctx context.Context, cid string, once bool) (bool, error) {
+	clouds, err := listIaaS(ctx, c.dir)
+	m, found := vmNamed(clouds, cid)
+	if !found {
+		return false, err
+	}
+	args := []string{"/var/vcap/bosh/bin/bosh-agent", "jobs"}
+	switch {
+	case c.json:
+		args = append(args, "--json")
+	case !once:
+		args = append(args, "--watch")
+	}
+	return true, c.inside(ctx, m, args...)
+}
+
 func logs(ctx context.Context, c *call) error {
 	var console, follow, all bool
 	c.flags.BoolVar(&console, "console", false, "show the console instead of the agent's log")

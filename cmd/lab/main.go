@@ -47,7 +47,7 @@ func callCommand() command {
 }
 
 func watchCommand() command {
-	return command{"watch", "[flags] [MACHINE]", "show heartbeats and alerts as they come",
+	return command{"watch", "[flags] [MACHINE]", "show heartbeats and alerts as they come, or, by its CID, the jobs of a CPI's VM",
 		[]string{"lab watch", "lab watch vm1 --json", "lab watch --url nats://10.0.0.6:4222 --ca ca --cert hm.crt --key hm.key"}, watch, false}
 }
 

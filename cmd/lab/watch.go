@@ -32,6 +32,11 @@ func watch(ctx context.Context, c *call) error {
 	if err := c.parse(0, 1); err != nil {
 		return err
 	}
+	if !t.given() && len(c.args) > 0 {
+		if done, err := c.watchVM(ctx, c.args[0], once); done || err != nil {
+			return err
+		}
+	}
 	b := board{names: map[string]string{}, beats: map[string]director.Event{}}
 	events, err := c.events(ctx, t, &b, once)
 	if err != nil {
@@ -105,8 +110,7 @@ func (c *call) watched(t target, b board) (string, error) {
 			return agent, nil
 		}
 	}
-	return "", fmt.Errorf("no machine %s in the lab; a VM of the CPI reports to its Director's NATS server: "+
-		"watch that with --url, --ca, --cert and --key", c.args[0])
+	return "", fmt.Errorf("neither the lab nor a CPI has a machine %s: run 'lab ls'", c.args[0])
 }
 
 // events is the source of a board's events: a lab's supervisor, which also knows the machines'

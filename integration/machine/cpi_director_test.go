@@ -78,6 +78,10 @@ func TestMachineCPIRangeMovesToAnotherNetwork(t *testing.T) {
 	}
 	vm := c.cid("create_vm", onSegment(sc, "10.88.55.5", "10.88.55.1", second)...)
 	c.pong("10.88.55.5", time.Minute)
+	eventually.True(t, "the jobs of a VM by its CID", func() bool { // monit answers after the agent
+		out, err := exec.Command(c.lab, "watch", "--dir", c.dir, "--json", vm).Output()
+		return err == nil && strings.HasPrefix(string(out), "[")
+	})
 	c.sharesNothing(vm)
 	c.must("delete_vm", vm)
 	c.must("delete_network", second)
