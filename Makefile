@@ -110,6 +110,11 @@ lint: ## Format, vet, the lab's command line for macOS, staticcheck, errcheck, m
 fuzz: ## Run every fuzz target for FUZZTIME (default 60s) each
 	@scripts/fuzz $(FUZZTIME)
 
+.PHONY: test-chromium
+test-chromium: ## The pictures of agent timeline in chromium, which it installs
+	@command -v chromium >/dev/null || apt-get install -y -qq --no-install-recommends chromium
+	$(GO) test -run Picture -count=1 ./cmd/agent/timeline -args -chromium
+
 .PHONY: bench
 bench: setup build ## Benchmarks, into docs/results; BENCH=pattern for some, BASELINE and PREVIOUS=path name other agents
 	@scripts/bench run

@@ -3,10 +3,13 @@ package timeline
 import (
 	"bytes"
 	"encoding/xml"
+	"flag"
 	"image"
 	"image/color"
 	"image/png"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -14,20 +17,33 @@ import (
 	"cambium/internal/status"
 )
 
+// inChromium is set by make test-chromium: browsers are what most people look at pictures with, and too large for every
+// run.
+var inChromium = flag.Bool("chromium", false, "draw with chromium in place of rsvg-convert")
+
 // paint has the picture drawn by a program that is not a browser: it knows no variables of CSS.
 func paint(t *testing.T, picture []byte) image.Image {
 	t.Helper()
-	program, err := exec.LookPath("rsvg-convert")
+	from, to := filepath.Join(t.TempDir(), "picture.svg"), filepath.Join(t.TempDir(), "picture.png")
+	if err := os.WriteFile(from, picture, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	argv := []string{"rsvg-convert", "--format=png", "--output=" + to, from}
+	if *inChromium {
+		argv = []string{"chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+			"--force-device-scale-factor=1", "--window-size=1600,2400", "--screenshot=" + to, "file://" + from}
+	}
+	if _, err := exec.LookPath(argv[0]); err != nil {
+		skiptest.Skip(t, "there is no "+argv[0]+": make setup, or make test-chromium, installs it")
+	}
+	if out, err := exec.CommandContext(t.Context(), argv[0], argv[1:]...).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	data, err := os.ReadFile(to)
 	if err != nil {
-		skiptest.Skip(t, "there is no rsvg-convert: make setup installs it")
+		t.Fatal(err)
 	}
-	convert := exec.CommandContext(t.Context(), program, "--format=png")
-	var stdout, stderr bytes.Buffer
-	convert.Stdin, convert.Stdout, convert.Stderr = bytes.NewReader(picture), &stdout, &stderr
-	if err := convert.Run(); err != nil {
-		t.Fatalf("%v: %s", err, stderr.String())
-	}
-	drawn, err := png.Decode(&stdout)
+	drawn, err := png.Decode(bytes.NewReader(data))
 	if err != nil {
 		t.Fatal(err)
 	}
