@@ -27,7 +27,7 @@ type load struct{ requests, applies, mounts, migrations, restarts int }
 // TestMachineLongRun is the short version of TestMachineSoakLongRun.
 func TestMachineLongRun(t *testing.T) {
 	t.Parallel()
-	r := longRun(t, load{requests: 2000, applies: 20, mounts: 10, migrations: 3, restarts: 3}, 0)
+	r := longRun(t, load{requests: 1000, applies: 10, mounts: 5, migrations: 1, restarts: 2}, 0)
 	// Memory and what is kept for a while need more time than this to show a trend, goroutines more restarts.
 	r.flat("file descriptors")
 }
