@@ -23,7 +23,8 @@ func (d *Disks) warnNotGrown(path, obstacle string) {
 // growStore grows the disk on the store if it can be grown. The caller has the lock.
 func (d *Disks) growStore(ctx context.Context, path string) {
 	o := decide.Persistent{Preformatted: d.Preformatted}
-	err := d.observeDisk(ctx, &o, path, true)
+	s, err := d.inspect(path)
+	err = d.observeDisk(ctx, &o, s, err, true)
 	if err == nil {
 		plan := decide.GrowMounted(o, d.Machine.Dirs.Store())
 		d.warnNotGrown(path, plan.NotGrown)

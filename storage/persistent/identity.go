@@ -65,28 +65,37 @@ func (d *Disks) foundFor(cid, path string) (record.Disk, error) {
 }
 
 // identify reads the identifiers of a disk, which may be mounted. Those that cannot be read are missing, and the error says why.
-func (d *Disks) identify(path string) (found record.Disk, err error) {
-	number, err := blkdev.NumberOf(path)
+func (d *Disks) identify(path string) (record.Disk, error) {
+	s, err := d.inspect(path)
+	return d.identity(s, err)
+}
+
+// inspect reads the partition table of a disk; preformatted ones have none.
+func (d *Disks) inspect(path string) (layout.State, error) {
+	if d.Preformatted {
+		return layout.State{Path: path}, nil
+	}
+	return disk.Inspect(path)
+}
+
+// identity is identify for a disk that was inspected.
+func (d *Disks) identity(s layout.State, inspectErr error) (found record.Disk, err error) {
+	number, err := blkdev.NumberOf(s.Path)
 	if err == nil {
 		found.Hardware = machine.Hardware(number)
 		var info blkdev.Info
 		info, err = blkdev.Lookup("/sys", number)
 		found.Bytes = info.Size
 	}
-	partitioned := d.Preformatted
-	if !d.Preformatted {
-		s, inspectErr := disk.Inspect(path)
-		err = errors.Join(err, inspectErr)
-		found.Table, partitioned = s.Table.GUID, inspectErr != nil || len(s.Table.Partitions) > 0
-	}
-	c, probeErr := filesystem.Probe(d.part(path))
+	found.Table = s.Table.GUID
+	c, probeErr := filesystem.Probe(d.part(s.Path))
 	if probeErr == nil && c.Kind.Managed() {
 		found.FileSystem = c.UUID
 	}
-	if partitioned { // otherwise there is nothing to read
+	if d.Preformatted || inspectErr != nil || len(s.Table.Partitions) > 0 { // otherwise there is nothing to read
 		err = errors.Join(err, probeErr)
 	}
-	return found, err
+	return found, errors.Join(err, inspectErr)
 }
 
 // claims tells which disks the device at path may be. found is what it was found to be, and unread why that is not all.
@@ -178,21 +187,21 @@ func (d *Disks) diskOf(e mount.Entry) (path string, number blkdev.Number, err er
 	return path, number, err
 }
 
-// owner is the CID of the disk that is mounted on a directory, by the identifiers on the device and by the hints; empty if
-// nothing tells.
-func (d *Disks) owner(v view, dir string, e mount.Entry) string {
+// owner is the CID of the disk that is mounted on a directory, by the identifiers on the device and by the hints, empty
+// if nothing tells; and the disk that is mounted, unless it is a directory or its device is gone.
+func (d *Disks) owner(v view, dir string, e mount.Entry) (cid, path string, found record.Disk) {
 	if d.BindMounted {
-		return v.ownerOfBind(dir)
+		return v.ownerOfBind(dir), "", found
 	}
 	if !onDevice(e) {
-		return ""
+		return "", "", found
 	}
 	path, number, err := d.diskOf(e)
 	if err != nil {
-		path, number = e.Source, e.Number // the device is gone
+		return d.claims(v, e.Source, e.Number, dir == v.Store, found, err).Owner(), "", found
 	}
 	found, unread := d.identify(path) // without it, the other claims count
-	return d.claims(v, path, number, dir == v.Store, found, unread).Owner()
+	return d.claims(v, path, number, dir == v.Store, found, unread).Owner(), path, found
 }
 
 // onDevice reports a mount of a block device. File systems without one, such as tmpfs, have numbers with major 0.

@@ -59,31 +59,30 @@ func (d *Disks) around() (v view, err error) {
 			v.Told = ""
 		}
 	}
-	store, err := d.ownerAt(&v, v.Store, &v.StoreTaken, &v.OnStore)
-	if err != nil {
-		return v, err
-	}
-	if v.StoreTaken && v.OnStore == "" {
-		v.Foreign = fmt.Sprintf("%s (%s)", store.Source, store.Type)
-	}
-	if v.OnStore != "" && !d.BindMounted {
-		if path, _, err := d.diskOf(store); err == nil {
-			v.StorePath = path
-			v.StoreIdentity, _ = d.identify(path) // what cannot be read does not differ
+	for _, at := range []struct {
+		dir   string
+		taken *bool
+		owner *string
+	}{{v.Store, &v.StoreTaken, &v.OnStore}, {v.MigrationTarget, &v.TargetTaken, &v.OnTarget}} {
+		var e mount.Entry
+		if e, *at.taken, err = mount.At(at.dir); err != nil {
+			return v, err
+		}
+		if !*at.taken {
+			continue
+		}
+		cid, path, found := d.owner(v, at.dir, e)
+		*at.owner = cid
+		v.Unnamed = v.Unnamed || cid == "" && (d.BindMounted || onDevice(e))
+		switch {
+		case at.dir != v.Store:
+		case cid == "":
+			v.Foreign = fmt.Sprintf("%s (%s)", e.Source, e.Type)
+		default:
+			v.StorePath, v.StoreIdentity = path, found // what cannot be read does not differ
 		}
 	}
-	_, err = d.ownerAt(&v, v.MigrationTarget, &v.TargetTaken, &v.OnTarget)
-	return v, err
-}
-
-// ownerAt observes what is visible on a directory.
-func (d *Disks) ownerAt(v *view, dir string, taken *bool, owner *string) (e mount.Entry, err error) {
-	if e, *taken, err = mount.At(dir); err != nil || !*taken {
-		return e, err
-	}
-	*owner = d.owner(*v, dir, e)
-	v.Unnamed = v.Unnamed || *owner == "" && (d.BindMounted || onDevice(e))
-	return e, nil
+	return v, nil
 }
 
 // usable is around for a decision, which needs the record.
@@ -114,12 +113,13 @@ func (d *Disks) observe(ctx context.Context, v view, p settings.PersistentDisk, 
 	if o.MountedOn, err = machine.MountedAt(d.part(dev.Path), v.Store, v.MigrationTarget); err != nil {
 		return o, err
 	}
+	inspected, inspectErr := d.inspect(dev.Path)
 	var unread error
-	o.Found, unread = d.identify(dev.Path)
+	o.Found, unread = d.identity(inspected, inspectErr)
 	o.Disk.Bytes = o.Found.Bytes
 	o.Claims = d.claims(v, dev.Path, dev.Number, o.MountedOn == v.Store, o.Found, unread)
 	o.Serial, o.Hardware = machine.Serial(dev.Number), machine.HardwareOf(dev.Number, p.CID)
-	if err := d.observeDisk(ctx, &o.Persistent, dev.Path, acting); err != nil {
+	if err := d.observeDisk(ctx, &o.Persistent, inspected, inspectErr, acting); err != nil {
 		return o, err
 	}
 	switch {
@@ -165,12 +165,12 @@ func (d *Disks) observeDirectory(o *decide.Observed) (err error) {
 	return err
 }
 
-// observeDisk looks at what is on a disk.
-func (d *Disks) observeDisk(ctx context.Context, o *decide.Persistent, path string, acting bool) (err error) {
+// observeDisk looks at what is on a disk that was inspected.
+func (d *Disks) observeDisk(ctx context.Context, o *decide.Persistent, s layout.State, err error, acting bool) error {
 	if d.Preformatted {
-		return d.observePreformatted(o, path)
+		return d.observePreformatted(o, s.Path)
 	}
-	if o.Disk, err = disk.Inspect(path); errors.Is(err, layout.ErrDamaged) {
+	if o.Disk = s; errors.Is(err, layout.ErrDamaged) {
 		o.Damaged, err = err, nil
 	}
 	switch len(o.Disk.Table.Partitions) {

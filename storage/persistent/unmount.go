@@ -140,7 +140,7 @@ func (d *Disks) owners(v view) map[int]string {
 		owners[all[top].ID] = visible
 		for _, e := range all[:top] {
 			if !d.BindMounted {
-				owners[e.ID] = d.owner(v, dir, e)
+				owners[e.ID], _, _ = d.owner(v, dir, e)
 			}
 		}
 	}
