@@ -5,6 +5,7 @@
 package disk
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -88,22 +89,21 @@ func look(path string, wanted func(layout.Table) bool) (layout.State, error) {
 	if s.Sector, err = blkdev.SectorSize(f); err != nil {
 		return s, fmt.Errorf("read disk: %w", err)
 	}
+	blkdev.Prefetch(f, s.Bytes)
 	var damaged error
 	if s.Table, damaged = read(f, s.Bytes, s.Sector); damaged != nil && !errors.Is(damaged, layout.ErrDamaged) {
 		return s, fmt.Errorf("read disk %s: %w", path, damaged)
 	}
-	cached := probe.NewCached(f, s.Bytes)
 	if s.Table.Label != layout.None {
-		if s.Trailer, err = probe.Trailer(cached, s.Bytes); err != nil {
+		if s.Trailer, err = probe.Trailer(f, s.Bytes); err != nil {
 			return s, fmt.Errorf("read disk %s: %w", path, err)
 		}
 	}
 	if s.Table.Label == layout.MBR {
-		s.Beneath = beneath(cached, s.Bytes, s.Trailer)
+		s.Beneath = beneath(f, s.Bytes, s.Trailer)
 	}
 	if wanted(s.Table) {
-		blkdev.Prefetch(f, s.Bytes)
-		if s.Content, err = probe.Identify(cached, s.Bytes); err != nil {
+		if s.Content, err = probe.Identify(f, s.Bytes); err != nil {
 			return s, fmt.Errorf("read disk %s: %w", path, err)
 		}
 	}
@@ -152,10 +152,13 @@ func read(r io.ReaderAt, size int64, sector int) (layout.Table, error) {
 		}
 		return table, err
 	}
-	// Tables are written from the end: what a crash left may be the second copy alone. It
-	// counts only where the disk carries nothing else.
+	// Tables are written from the end, after what the disk held was cleared: what a crash left may be the second copy
+	// alone.
 	content, err := probe.Identify(r, size)
 	if err != nil || len(content.Also) > 0 {
+		return layout.Table{}, err
+	}
+	if begun, err := onlyBegun(r, size, sector); err != nil || !begun {
 		return layout.Table{}, err
 	}
 	for _, t := range formats {
@@ -164,6 +167,27 @@ func read(r io.ReaderAt, size int64, sector int) (layout.Table, error) {
 		}
 	}
 	return layout.Table{}, nil
+}
+
+// onlyBegun says whether the place of the first copy of a GPT holds nothing else: zeros, and sectors of the entries as
+// the second copy has them.
+func onlyBegun(r io.ReaderAt, size int64, sector int) (bool, error) {
+	const entries = 128 * 128
+	first, second := make([]byte, 2*sector+entries), make([]byte, entries)
+	err := probe.ReadFull(r, first, 0)
+	if err == nil {
+		err = probe.ReadFull(r, second, size/int64(sector)*int64(sector)-int64(sector)-entries)
+	}
+	if err != nil {
+		return false, err
+	}
+	same := append(make([]byte, 2*sector), second...)
+	for at := 0; at < len(first); at += sector {
+		if s := first[at : at+sector]; !bytes.Equal(s, same[at:at+sector]) && !bytes.Equal(s, make([]byte, sector)) {
+			return false, nil
+		}
+	}
+	return true, nil
 }
 
 // outweighed says whether something else on a disk counts, and not its table. A table counts whose entries hold
