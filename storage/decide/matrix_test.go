@@ -71,7 +71,7 @@ func matrixVolumes() []matrixVolume {
 		volumes = append(volumes, matrixVolume{name: string(kind), content: held(kind), trace: true})
 	}
 	for _, kind := range []probe.Kind{probe.Btrfs, probe.LVM, probe.LUKS, probe.MD, probe.NTFS, probe.FAT, probe.Swap,
-		probe.Bcache, probe.ZFS} {
+		probe.Bcache} {
 		volumes = append(volumes, matrixVolume{name: string(kind), content: probe.Content{Kind: kind, UUID: "u-1"}})
 	}
 	return volumes

@@ -130,7 +130,7 @@ func TestJudgeWhereNewVolumesHoldNoise(t *testing.T) {
 		want    verdict
 	}{
 		{"noise", diskWithoutTable(probe.Blank), noise, nil, create},
-		{"noise that looks like a signature", diskWithoutTable(probe.HFS), noise, nil, create},
+		{"noise that looks like a signature", diskWithoutTable(probe.F2FS), noise, nil, create},
 		{"noise that looks like a table", state(100*testMiB, layout.Table{}), noise, layout.ErrDamaged, create},
 		{"an empty table in noise", oneEmpty, noise, nil, create},
 		{"our partition, noise inside", gptDisk("bosh-partition-0"), noise, nil, format},

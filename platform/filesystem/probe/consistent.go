@@ -33,7 +33,6 @@ func Consistent(r io.ReaderAt, size int64) (bool, error) {
 // Holds reports a device with content that is not an accident: metadata that pass their own check, or a long signature
 // of a kind that has none.
 func Holds(r io.ReaderAt, size int64) (bool, error) {
-	r = NewCached(r, size)
 	matches, err := find(r, size)
 	if err != nil {
 		return false, err

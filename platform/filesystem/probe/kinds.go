@@ -20,7 +20,7 @@ func (k Kind) ExtOrXFS() bool {
 // BootSector reports a kind whose first sector may end like a DOS partition table.
 func (k Kind) BootSector() bool {
 	switch k {
-	case FAT, NTFS, ExFAT, BitLocker, XFS, Ext2, Ext3, Ext4:
+	case FAT, NTFS, ExFAT, XFS, Ext2, Ext3, Ext4:
 		return true
 	}
 	return false

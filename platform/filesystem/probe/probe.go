@@ -32,58 +32,23 @@ const (
 
 // The kinds that are recognized only so that they are never overwritten.
 const (
-	Btrfs     Kind = "btrfs"
-	LVM       Kind = "LVM physical volume"
-	LUKS      Kind = "LUKS"
-	MD        Kind = "md RAID member"
-	RAID      Kind = "firmware RAID member"
-	DRBD      Kind = "DRBD"
-	Snapshot  Kind = "DM snapshot"
-	ZFS       Kind = "ZFS"
-	NTFS      Kind = "NTFS"
-	ExFAT     Kind = "exFAT"
-	FAT       Kind = "FAT"
-	BitLocker Kind = "BitLocker"
-	ISO9660   Kind = "ISO 9660"
-	UDF       Kind = "UDF"
-	Squashfs  Kind = "squashfs"
-	Cramfs    Kind = "cramfs"
-	Romfs     Kind = "romfs"
-	EROFS     Kind = "erofs"
-	Bcache    Kind = "bcache"
-	Bcachefs  Kind = "bcachefs"
-	Stratis   Kind = "stratis"
-	VDO       Kind = "VDO"
-	Integrity Kind = "dm-integrity"
-	Verity    Kind = "dm-verity"
-	Bluestore Kind = "Ceph BlueStore"
-	ASM       Kind = "Oracle ASM"
-	VMFS      Kind = "VMFS"
-	F2FS      Kind = "f2fs"
-	Nilfs2    Kind = "nilfs2"
-	ReiserFS  Kind = "reiserfs"
-	JFS       Kind = "jfs"
-	HFS       Kind = "hfs"
-	APFS      Kind = "apfs"
-	OCFS2     Kind = "ocfs2"
-	GFS2      Kind = "gfs2"
-	Zonefs    Kind = "zonefs"
-	Minix     Kind = "minix"
-	UFS       Kind = "ufs"
-	ReFS      Kind = "ReFS"
-	VxFS      Kind = "vxfs"
-	UBI       Kind = "UBI"
-	UBIFS     Kind = "ubifs"
-	HPFS      Kind = "hpfs"
-	BeFS      Kind = "befs"
-	NSS       Kind = "nss"
-	EXFS      Kind = "exfs"
-	XFSLog    Kind = "external xfs log"
-	JBD       Kind = "ext journal device"
-	SGI       Kind = "SGI disk label"
-	BSD       Kind = "BSD disk label"
-	Sun       Kind = "Sun disk label"
-	Mac       Kind = "Apple partition map"
+	Btrfs    Kind = "btrfs"
+	LVM      Kind = "LVM physical volume"
+	LUKS     Kind = "LUKS"
+	MD       Kind = "md RAID member"
+	RAID     Kind = "firmware RAID member"
+	DRBD     Kind = "DRBD"
+	NTFS     Kind = "NTFS"
+	ExFAT    Kind = "exFAT"
+	FAT      Kind = "FAT"
+	ISO9660  Kind = "ISO 9660"
+	Bcache   Kind = "bcache"
+	F2FS     Kind = "f2fs"
+	ReiserFS Kind = "reiserfs"
+	JFS      Kind = "jfs"
+	OCFS2    Kind = "ocfs2"
+	GFS2     Kind = "gfs2"
+	JBD      Kind = "ext journal device"
 
 	extFamily Kind = "ext"
 )
@@ -145,9 +110,6 @@ func (c Content) String() string {
 // Identify looks at every offset where a known signature may be. What cannot be read is an
 // error, never blank.
 func Identify(r io.ReaderAt, size int64) (Content, error) {
-	if _, cached := r.(*Cached); !cached {
-		r = NewCached(r, size)
-	}
 	matches, err := find(r, size)
 	if err != nil {
 		return Content{}, err
@@ -189,23 +151,12 @@ var readers = map[Kind]func(*Content, io.ReaderAt) error{
 
 // find returns the signatures on a device, in the order of precedence.
 func find(r io.ReaderAt, size int64) (matches []match, err error) {
-	if matches, err = findZFS(r, size); err != nil {
-		return nil, err
-	}
-	var buffer [32]byte
 	for _, s := range signatures {
-		offset := s.offset
-		if offset < 0 {
-			offset += size / s.align * s.align
-		}
-		if offset < 0 || offset+int64(len(s.magic)) > size {
-			continue
-		}
-		b := buffer[:len(s.magic)]
-		if err := ReadFull(r, b, offset); err != nil {
+		offset, found, err := s.on(r, size)
+		if err != nil {
 			return nil, err
 		}
-		if string(b) == s.magic {
+		if found {
 			matches = append(matches, match{s.kind, offset, len(s.magic) >= strongMagic})
 		}
 	}
@@ -250,31 +201,6 @@ func ownContent(matches []match, r io.ReaderAt, size int64) ([]match, error) {
 	return slices.DeleteFunc(matches, func(m match) bool {
 		return m.offset >= ownHead && m.offset < valid || m.offset < consistent && !proven[m]
 	}), nil
-}
-
-// findZFS looks for an uberblock in each of the labels.
-func findZFS(r io.ReaderAt, size int64) (matches []match, err error) {
-	slot := make([]byte, 8)
-	for _, label := range zfsLabels {
-		start := label
-		if start < 0 {
-			start += size / (256 << 10) * (256 << 10)
-		}
-		ring := start + zfsRing
-		if ring < 0 || ring+zfsRing > size {
-			continue
-		}
-		for o := ring; o < ring+zfsRing; o += zfsSlot {
-			if err := ReadFull(r, slot, o); err != nil {
-				return nil, err
-			}
-			if binary.LittleEndian.Uint64(slot) == 0x00bab10c || binary.BigEndian.Uint64(slot) == 0x00bab10c {
-				matches = append(matches, match{ZFS, start, true})
-				break
-			}
-		}
-	}
-	return matches, nil
 }
 
 // ReadFull reads all of b at an offset, or fails: a device that ends early is not one that has nothing there.

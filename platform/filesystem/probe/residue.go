@@ -250,12 +250,11 @@ func uniform(b []byte) bool {
 
 // signatures looks for the first copy of anything at the beginning.
 func (s *survey) signatures() error {
-	r := NewCached(s.r, s.size)
-	matches, err := find(r, s.size)
+	matches, err := find(s.r, s.size)
 	if err != nil || len(matches) == 0 {
 		return err
 	}
-	c, err := describe(matches, r)
+	c, err := describe(matches, s.r)
 	if err != nil {
 		return err
 	}
@@ -359,20 +358,12 @@ func firstCopies(all []Superblock) (first []Superblock) {
 // Trailer returns what keeps its metadata at the end of a device: RAID and DRBD members do, and show what they carry
 // from the beginning on. It is empty where there is none.
 func Trailer(r io.ReaderAt, size int64) (Kind, error) {
-	var buffer [32]byte
 	for _, s := range layerSignatures() {
 		if s.offset >= 0 {
 			continue
 		}
-		offset, b := s.offset+size/s.align*s.align, buffer[:len(s.magic)]
-		if offset < 0 || offset+int64(len(b)) > size {
-			continue
-		}
-		if err := ReadFull(r, b, offset); err != nil {
-			return "", err
-		}
-		if string(b) == s.magic {
-			return s.kind, nil
+		if _, found, err := s.on(r, size); found || err != nil {
+			return s.kind, err
 		}
 	}
 	return "", nil

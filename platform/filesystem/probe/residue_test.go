@@ -145,14 +145,14 @@ func (c *countedReader) ReadAt(b []byte, offset int64) (int, error) {
 
 // However large a device is, some thousand reads are enough; and samples that hang count as zeros after two seconds.
 func TestSurveyIsBounded(t *testing.T) {
-	for _, size := range []int64{4 << 10, 1 << 20, 8 << 20, 10<<20 + 4096, 1 << 30, 10 << 30, 3 << 40, 64 << 40} {
-		r := &countedReader{}
-		got, err := Survey(r, size, nil)
-		if n := r.reads.Load(); err != nil || !got.Zeros() || got.Unread > 0 || n > 2100 {
-			t.Errorf("%d bytes: %+v, %v after %d reads; want zeros after at most 2100", size, got, err, n)
+	synctest.Test(t, func(t *testing.T) { // whose clock stands still while something is read
+		for _, size := range []int64{4 << 10, 1 << 20, 8 << 20, 10<<20 + 4096, 1 << 30, 10 << 30, 3 << 40, 64 << 40} {
+			r := &countedReader{}
+			got, err := Survey(r, size, nil)
+			if n := r.reads.Load(); err != nil || !got.Zeros() || got.Unread > 0 || n > 2100 {
+				t.Errorf("%d bytes: %+v, %v after %d reads; want zeros after at most 2100", size, got, err, n)
+			}
 		}
-	}
-	synctest.Test(t, func(t *testing.T) {
 		r := &countedReader{hang: 2 << 30, over: make(chan struct{})}
 		begin := time.Now()
 		got, err := Survey(r, 3<<30, nil)
@@ -168,13 +168,15 @@ func TestSurveySamples(t *testing.T) {
 	const size = 3 << 30
 	path := looptest.Image(t, size)
 	put(2<<30, strings.Repeat("x", 8<<20))(t, path)
-	first := surveyed(t, path)
-	if first.NonZero < 2<<30 || first.NonZero >= 2<<30+8<<20 || first.Noise {
-		t.Errorf("%+v, want the data at 2 GiB", first)
-	}
-	if again := surveyed(t, path); again.NonZero != first.NonZero {
-		t.Errorf("data at byte %d, then at %d", first.NonZero, again.NonZero)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		first := surveyed(t, path)
+		if first.NonZero < 2<<30 || first.NonZero >= 2<<30+8<<20 || first.Noise {
+			t.Errorf("%+v, want the data at 2 GiB", first)
+		}
+		if again := surveyed(t, path); again.NonZero != first.NonZero {
+			t.Errorf("data at byte %d, then at %d", first.NonZero, again.NonZero)
+		}
+	})
 }
 
 // A file may hold any bytes. RAID metadata after the file system, and headers where file systems keep no files, still
@@ -188,8 +190,6 @@ func TestSignaturesInsideAFileSystem(t *testing.T) {
 	}{
 		{"the end of a GPT in a file", run("mkfs.ext4", "-qF", "IMAGE"), put(-512, "EFI PART"), true},
 		{"md 1.0 in a file", run("mkfs.ext4", "-qF", "IMAGE"), put(-8192, "\xfc\x4e\x2b\xa9\x01\x00\x00\x00"), true},
-		{"ZFS in a file", run("mkfs.ext4", "-qF", "IMAGE"), put(-128<<10+4096, "\x00\x00\x00\x00\x00\xba\xb1\x0c"),
-			true},
 		{"md 1.0 after it", run("mkfs.ext4", "-qF", "IMAGE", "63M"), put(-8192, "\xfc\x4e\x2b\xa9\x01\x00\x00\x00"),
 			false},
 		{"md 1.2 written over it", run("mkfs.ext4", "-qF", "IMAGE"), put(4096, sealedMD(4096)), false},
