@@ -122,7 +122,7 @@ func (a *Alerts) flush(ctx context.Context, bus Publisher) {
 	a.mu.Unlock()
 	for _, alert := range waiting {
 		if err := bus.Publish(ctx, "hm", "alert", alert); err != nil {
-			a.log.WithError(err).WithField("alert", alert.Title).Warn("alert not sent")
+			a.log.WithError(err).WithField("alert", alert.Title).Warn("cannot send an alert")
 		}
 	}
 }

@@ -95,7 +95,7 @@ func (c *BusClient) Start(_ context.Context, e settings.Effective) error {
 	first := e.Bus.URLs[0]
 	parsed, err := url.Parse(first.Reveal())
 	if err != nil {
-		return fmt.Errorf("bus URL %s is not a URL", first)
+		return fmt.Errorf("bus URL %s is not valid", first)
 	}
 	kind, known := c.options.Transports[parsed.Scheme]
 	if !known {
@@ -208,7 +208,7 @@ func (c *BusClient) record() {
 	bus := c.bus
 	bus.SinceNS = c.options.Status.At(bus.Since)
 	if err := c.options.Status.Update(func(d *status.Document) { d.Bus = &bus }); err != nil {
-		c.options.Log.WithError(err).Debug("status not written")
+		c.options.Log.WithError(err).Debug("cannot write the status")
 	}
 }
 
@@ -304,7 +304,7 @@ func (c *BusClient) sendAlert(ctx context.Context) {
 		return
 	}
 	if err := c.Publish(ctx, "hm", "alert", newAlert(severityAlert, "bosh-agent is not ready", verdict)); err != nil {
-		c.options.Log.WithError(err).Warn("alert not sent")
+		c.options.Log.WithError(err).Warn("cannot send an alert")
 	}
 }
 

@@ -123,7 +123,7 @@ func TestBusClientStartsOneBus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		c := newClientUnderTest(t, ctx)
-		for url, want := range map[string]string{"": errNoBus.Error(), "nats://%zz": "is not a URL", "amqp://u:hunter2@h": "want scheme nats or https", "https://h:1": "no certificate"} {
+		for url, want := range map[string]string{"": errNoBus.Error(), "nats://%zz": "is not valid", "amqp://u:hunter2@h": "want scheme nats or https", "https://h:1": "no certificate"} {
 			if err := c.Start(ctx, named(url)); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "hunter2") {
 				t.Errorf("%q: got %v, want %q in it", url, err, want)
 			}

@@ -83,7 +83,7 @@ func (e Expiry) check(ctx context.Context, known announced) {
 				continue
 			}
 			if err := e.Bus.Publish(ctx, "hm", "alert", expiryAlert(c.Name, cert, step)); err != nil {
-				e.Log.WithError(err).WithField("certificate", c.Name).Warn("alert not sent")
+				e.Log.WithError(err).WithField("certificate", c.Name).Warn("cannot send an alert")
 				continue
 			}
 			known[id], changed = expirySteps[step].days, true
@@ -112,7 +112,8 @@ func (e Expiry) load() announced {
 		err = json.Unmarshal(data, &known)
 	}
 	if err != nil || known == nil {
-		e.Log.WithError(err).WithField("path", e.Path).Warn("warnings of certificates are not remembered")
+		e.Log.WithError(err).WithField("path", e.Path).
+			Warn("cannot read which certificate warnings were sent; they are repeated")
 		return announced{}
 	}
 	return known
@@ -124,7 +125,8 @@ func (e Expiry) save(known announced) {
 		err = atomicfile.Write(e.Path, data, 0o600)
 	}
 	if err != nil {
-		e.Log.WithError(err).WithField("path", e.Path).Warn("warnings of certificates will be repeated")
+		e.Log.WithError(err).WithField("path", e.Path).
+			Warn("cannot record which certificate warnings were sent; they will be repeated")
 	}
 }
 
@@ -145,7 +147,7 @@ func expiryAlert(name string, cert *x509.Certificate, step int) Alert {
 	}
 	return newAlert(expirySteps[step].severity,
 		fmt.Sprintf("%s certificate %s on %s", name, what, cert.NotAfter.UTC().Format(time.DateOnly)),
-		fmt.Sprintf("%s ends %s", cert.Subject, cert.NotAfter.UTC().Format(time.RFC3339)))
+		fmt.Sprintf("%s expires at %s", cert.Subject, cert.NotAfter.UTC().Format(time.RFC3339)))
 }
 
 func parse(text string) (certs []*x509.Certificate) {

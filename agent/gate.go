@@ -108,7 +108,7 @@ func (d *Dispatcher) Failed(verdict string, firstBoot bool) {
 	}
 }
 
-// Retrying takes a verdict back while what failed is tried again. An agent that has fallen silent
+// Retrying takes a verdict back while what failed is retried. An agent that has fallen silent
 // stays so until it is ready: one exception ends a cloud check, and the resurrector only reacts to silence.
 func (d *Dispatcher) Retrying() {
 	d.mu.Lock()

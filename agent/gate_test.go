@@ -159,7 +159,7 @@ func TestLaterBootsFailSilently(t *testing.T) {
 		ask(d, &a, "ping")
 		ask(d, &a, "get_state")
 		expect(t, &a, "ping silence", "get_state silence")
-		// The boot is tried again, which is not announced until it succeeds.
+		// The boot is retried, which is not announced until it succeeds.
 		for range 2 {
 			d.Retrying()
 			d.Waiting("ephemeral disk")

@@ -115,7 +115,7 @@ func (h Heartbeats) send(ctx context.Context, b heartbeat) bool {
 		return false
 	}
 	if err := h.Bus.Publish(ctx, "hm", "heartbeat", b); err != nil {
-		h.Log.WithError(err).Warn("heartbeat not sent")
+		h.Log.WithError(err).Warn("cannot send a heartbeat")
 		return false
 	}
 	if h.Sent != nil {
@@ -137,19 +137,19 @@ func (h Heartbeats) collect(ctx context.Context) heartbeat {
 		b.Processes = &n
 	}
 	if spec, err := h.Jobs.Spec(); err != nil {
-		h.Log.WithError(err).Warn("heartbeat without the applied spec")
+		h.Log.WithError(err).Warn("heartbeat sent without the applied spec")
 	} else {
 		b.Deployment, b.Job, b.Index, b.NodeID = spec.Deployment, spec.InstanceName(), spec.Index, spec.ID
 	}
 	select {
 	case v := <-vitals:
 		if v.Err != nil {
-			h.Log.WithError(v.Err).Warn("heartbeat without vitals")
+			h.Log.WithError(v.Err).Warn("heartbeat sent without vitals")
 		} else {
 			b.Vitals = v.Value
 		}
 	case <-ctx.Done():
-		h.Log.Warn("heartbeat without vitals, which take too long")
+		h.Log.Warn("heartbeat sent without vitals: collecting them takes too long")
 	}
 	return b
 }

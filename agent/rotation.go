@@ -31,5 +31,5 @@ type FixedBus struct{}
 
 // Rotate refuses.
 func (FixedBus) Rotate(context.Context, settings.Bus) (action.Rotation, error) {
-	return nil, errors.New("the bus of this agent cannot be changed while it runs")
+	return nil, errors.New("the message bus cannot be changed while the agent is running; restart the agent")
 }

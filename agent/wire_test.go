@@ -335,7 +335,7 @@ func TestSecretsStayOutOfTheRecord(t *testing.T) {
 	record := read(t, w.dirs.Bosh()+"/tasks")
 	for _, canary := range []string{"canary", "aGVsbG8", "/dev/sdc"} {
 		if strings.Contains(record, canary) {
-			t.Errorf("the record of tasks holds %q", canary)
+			t.Errorf("the task record holds %q", canary)
 		}
 	}
 	if !strings.Contains(record, "update_settings") {

@@ -16,7 +16,7 @@ import (
 // Dir is a directory of blobs, each a file named by its id.
 type Dir struct{ Path string }
 
-var errBadID = errors.New("not a usable blob id")
+var errBadID = errors.New("not a valid blob id")
 
 // tempPrefix cannot begin an id.
 const tempPrefix = ".tmp-"

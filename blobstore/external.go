@@ -27,7 +27,7 @@ type external struct {
 
 func newExternal(o Options) (*external, error) {
 	if strings.ContainsAny(o.Provider, "/ \x00") {
-		return nil, errors.New("blobstore: not a usable provider name")
+		return nil, errors.New("blobstore: invalid provider name")
 	}
 	name := "bosh-blobstore-" + o.Provider
 	program := ""
@@ -50,7 +50,7 @@ func newExternal(o Options) (*external, error) {
 	}
 	var values any
 	if err := json.Unmarshal(content, &values); err != nil {
-		return nil, fmt.Errorf("blobstore %s: the options are not understood", o.Provider)
+		return nil, fmt.Errorf("blobstore %s: the options cannot be decoded", o.Provider)
 	}
 	e.secrets = secretsOf(values, false)
 	if err := os.MkdirAll(filepath.Dir(e.config), 0o755); err != nil {

@@ -81,7 +81,7 @@ func New(o Options) (*Store, error) {
 	}
 	if !o.Options.Empty() {
 		if err := json.Unmarshal(o.Options.Reveal(), &common); err != nil {
-			return nil, fmt.Errorf("blobstore %s: the options are not understood", o.Provider)
+			return nil, fmt.Errorf("blobstore %s: the options cannot be decoded", o.Provider)
 		}
 	}
 	web, err := newWeb(common.TLS.Cert.CA, o)

@@ -487,9 +487,9 @@ func TestProvidersAndTheirFiles(t *testing.T) {
 		want string
 	}{
 		{Options{Provider: "nope", SearchPath: path}, "bosh-blobstore-nope is not installed"},
-		{Options{Provider: "../x"}, "not a usable provider name"},
+		{Options{Provider: "../x"}, "invalid provider name"},
 		{Options{Provider: "local"}, "blobstore_path is missing"},
-		{Options{Provider: "dav", Options: secret.NewJSON([]byte(`["canary"]`))}, "not understood"},
+		{Options{Provider: "dav", Options: secret.NewJSON([]byte(`["canary"]`))}, "cannot be decoded"},
 	} {
 		c.o.Dirs, c.o.Log = d, entry(t)
 		if _, err := New(c.o); err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "canary") {

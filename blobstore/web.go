@@ -45,7 +45,7 @@ func newWeb(ca string, o Options) (*web, error) {
 	if ca != "" {
 		config.RootCAs = x509.NewCertPool()
 		if !config.RootCAs.AppendCertsFromPEM([]byte(ca)) {
-			return nil, errors.New("tls.cert.ca holds no certificate")
+			return nil, errors.New("tls.cert.ca contains no certificate")
 		}
 	}
 	// The Director's own blobstore supports these; cloud servers choose for themselves.
@@ -131,7 +131,7 @@ func (d *download) connect(context.Context) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, d.address.Reveal(), nil)
 	if err != nil {
 		cancel()
-		return retry.Final(errors.New("not a usable URL"))
+		return retry.Final(errors.New("not a valid URL"))
 	}
 	d.prepare(req.Header)
 	if d.offset > 0 {
@@ -171,7 +171,7 @@ func (d *download) position(resp *http.Response) (skip int64, err error) {
 	case resp.StatusCode == http.StatusPartialContent && d.offset > 0:
 		var from int64
 		if _, err := fmt.Sscanf(resp.Header.Get("Content-Range"), "bytes %d-", &from); err != nil || from > d.offset {
-			return 0, errors.New("the server answered with another range")
+			return 0, errors.New("the server returned a different range than the requested one")
 		}
 		return d.offset - from, nil
 	case resp.StatusCode >= 200 && resp.StatusCode < 300:
@@ -224,7 +224,7 @@ func (d *download) Read(p []byte) (int, error) {
 		d.failed++
 		var status statusError
 		if errors.As(err, &status) && status.final() || d.failed >= maxAttempts {
-			return 0, fmt.Errorf("download cut after %d bytes: %w", d.offset, err)
+			return 0, fmt.Errorf("download stopped after %d bytes: %w", d.offset, err)
 		}
 		d.web.log.WithFields(logrus.Fields{"offset": d.offset, "attempt": d.failed, "error": err}).Warn("download interrupted, resuming")
 		if err := retry.Sleep(d.ctx, d.web.backoff.Pause(d.failed-1)); err != nil {
@@ -251,7 +251,7 @@ func (w *web) put(ctx context.Context, address secret.URL, prepare func(http.Hea
 	return attempts(ctx, w.backoff, func(ctx context.Context) error {
 		req, err := http.NewRequestWithContext(ctx, http.MethodPut, address.Reveal(), io.NopCloser(content.reader()))
 		if err != nil {
-			return retry.Final(errors.New("not a usable URL"))
+			return retry.Final(errors.New("not a valid URL"))
 		}
 		req.ContentLength = content.sums.Size()
 		if req.ContentLength == 0 {
@@ -285,7 +285,7 @@ func redirect(next *http.Request, via []*http.Request) error {
 	case len(via) >= maxRedirects:
 		return fmt.Errorf("the server redirects more than %d times", maxRedirects)
 	case first.URL.Scheme == "https" && next.URL.Scheme != "https":
-		return errors.New("the server redirects from https to an address without encryption")
+		return errors.New("the server redirects from https to an unencrypted address")
 	}
 	next.Header.Del("Referer")
 	if next.URL.Host == first.URL.Host {
@@ -329,7 +329,7 @@ func newDAV(raw secret.JSON, w *web) (*dav, error) {
 	}
 	if !raw.Empty() {
 		if err := json.Unmarshal(raw.Reveal(), &options); err != nil {
-			return nil, fmt.Errorf("blobstore dav: the options are not understood: %w", err)
+			return nil, fmt.Errorf("blobstore dav: the options cannot be decoded: %w", err)
 		}
 	}
 	// A Director that signs URLs sends no credentials, and may send no endpoint; their absence is

@@ -70,7 +70,7 @@ func (a Announcer) console(line string) {
 		}
 	}
 	if !written {
-		a.Log.WithError(errors.Join(failed...)).Debug("verdict not written to any console")
+		a.Log.WithError(errors.Join(failed...)).Debug("cannot write the verdict to any console")
 	}
 }
 
@@ -93,7 +93,7 @@ func (a Announcer) guestinfo(ctx context.Context, line string) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	if _, err := command.Run(ctx, command.Cmd{Name: tool, Args: []string{"info-set " + guestinfoKey + " " + line}}); err != nil {
-		a.Log.WithError(err).Debug("guestinfo not set")
+		a.Log.WithError(err).Debug("cannot set guestinfo")
 	}
 }
 

@@ -55,9 +55,9 @@ func TestFailedReachesLogConsolesAndServiceManager(t *testing.T) {
 	logger.SetOutput(&log)
 	var notified []string
 	a := Announcer{Root: root, Log: logrus.NewEntry(logger), Notify: func(s string) { notified = append(notified, s) }}
-	v := engine.Verdict{State: status.Failed, Step: "ephemeral-disk", Cause: errors.New("No ephemeral disk found: /dev/sdb is not there"), Advice: "attach it"}
+	v := engine.Verdict{State: status.Failed, Step: "ephemeral-disk", Cause: errors.New("No ephemeral disk found: /dev/sdb does not exist"), Advice: "attach it"}
 	a.Failed(t.Context(), v)
-	want := "ephemeral-disk: No ephemeral disk found: /dev/sdb is not there: attach it"
+	want := "ephemeral-disk: No ephemeral disk found: /dev/sdb does not exist: attach it"
 	for _, console := range []string{"dev/console", "dev/ttyS0"} {
 		if got, _ := os.ReadFile(filepath.Join(root, console)); !strings.Contains(string(got), "bosh-agent: not ready: "+want+"\r\n") {
 			t.Errorf("%s got %q", console, got)

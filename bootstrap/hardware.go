@@ -14,7 +14,7 @@ import (
 type Hardware struct{ Disks, NICs, Carriers []string }
 
 const (
-	// quietPeriod is how long there must be no device events before a boot is tried again: a disk comes
+	// quietPeriod is how long there must be no device events before a boot is retried: a disk comes
 	// as a burst of nodes and links.
 	quietPeriod = 200 * time.Millisecond
 	// quietLimit bounds the wait for a quiet period.
@@ -29,7 +29,7 @@ func (m *Machine) hardware() (h Hardware) {
 	if m.Network != nil {
 		var err error
 		if h.NICs, h.Carriers, err = m.Network.Cables(); err != nil {
-			m.Log.WithError(err).Debug("links not listed")
+			m.Log.WithError(err).Debug("cannot list links")
 		}
 	}
 	return h
@@ -63,7 +63,7 @@ func (m *Machine) awaitHardware(ctx context.Context, before Hardware) string {
 	watch := func(f func() error) {
 		watchers.Go(func() {
 			if err := f(); err != nil && ctx.Err() == nil {
-				m.Log.WithError(err).Warn("kernel events of devices are not available; new hardware is noticed at the next retry")
+				m.Log.WithError(err).Warn("cannot receive the kernel's device events; new hardware is noticed only at the next retry")
 			}
 		})
 	}

@@ -64,7 +64,7 @@ func (m *Machine) allKeys(ctx context.Context, r engine.Report) ([]engine.Goal, 
 	defer cancel()
 	fromIaaS, err := m.PublicKey(asking)
 	if err != nil {
-		r.Evidence("no SSH key from the sources, authorized keys stay as they are: %s", oneline.Of(err.Error()))
+		r.Evidence("no SSH key from the sources; authorized keys are left unchanged: %s", oneline.Of(err.Error()))
 		return nil, nil
 	}
 	keys := append([]string(nil), m.envKeys()...)

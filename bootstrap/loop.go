@@ -21,7 +21,7 @@ type Loop struct {
 	Go func(f func())
 	// Ready is called with the verdict of a boot that ended well.
 	Ready func(ctx context.Context, v engine.Verdict) error
-	// Retrying is called before the boot is tried again with other hardware: the last verdict may not
+	// Retrying is called before the boot is retried with other hardware: the last verdict may not
 	// hold any more.
 	Retrying func()
 }
@@ -32,7 +32,7 @@ var retryPauses = retry.Backoff{Min: 15 * time.Second, Max: time.Minute, Jitter:
 // pauseOver is the reason for an attempt for which nothing is known to have changed.
 const pauseOver = "pause"
 
-// backgroundGrace is how long background steps may take to end before the boot is tried again. One that
+// backgroundGrace is how long background steps may take to end before the boot is retried. One that
 // takes longer goes on, and is not begun a second time.
 const backgroundGrace = 10 * time.Second
 
@@ -78,7 +78,7 @@ func (l *Loop) Run(ctx context.Context) error {
 		if because != pauseOver {
 			l.Retrying()
 		}
-		l.Log.WithFields(logrus.Fields{"attempt": attempt + 2, "reason": because}).Info("boot is tried again")
+		l.Log.WithFields(logrus.Fields{"attempt": attempt + 2, "reason": because}).Info("retrying the boot")
 	}
 }
 

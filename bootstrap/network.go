@@ -80,7 +80,7 @@ func (m *Machine) setUpNetwork(ctx context.Context, s *engine.Span) error {
 	if !want.Preconfigured {
 		m.Deferred.Go(func(ctx context.Context) {
 			for _, w := range neighbor.Probe(ctx, m.Network, want) {
-				m.Log.WithField("warning", w).Warn("network probe warns")
+				m.Log.WithField("warning", w).Warn("network probe warning")
 			}
 		})
 		m.Deferred.Go(func(ctx context.Context) { neighbor.Announce(ctx, m.Network, want) })
@@ -147,7 +147,7 @@ func (m *Machine) applyNetwork(ctx context.Context, s *engine.Span, have network
 				made, err := m.Network.Apply(ctx, later)
 				s.Changed(engine.Changes(made)...)
 				if err != nil {
-					m.Log.WithError(err).Warn("networkd does not know the network yet")
+					m.Log.WithError(err).Warn("networkd has not loaded the network configuration yet")
 				}
 			})
 		}

@@ -56,6 +56,6 @@ func (d ServedDisks) changed(ctx context.Context) {
 
 func (d ServedDisks) showUnmounted(cid string) {
 	if err := d.Machine.Status.Update(func(doc *status.Document) { doc.Unmounted = cid }); err != nil {
-		d.Machine.Log.WithError(err).Debug("status not written")
+		d.Machine.Log.WithError(err).Debug("cannot write the status")
 	}
 }

@@ -15,7 +15,7 @@ import (
 // MountSettingsTmpfs gives the store the tmpfs for settings that must not reach a disk.
 func (m *Machine) MountSettingsTmpfs(ctx context.Context, _ string) error {
 	if m.Tree == nil {
-		return errors.New("a dummy machine mounts nothing")
+		return errors.New("a dummy machine cannot mount file systems")
 	}
 	changes, err := m.settingsTmpfs().Converge(ctx)
 	if span := engine.SpanOf(ctx); span != nil {
@@ -31,10 +31,10 @@ func (m *Machine) settingsTmpfs() engine.Goal {
 // reportLoaded warns of what is wrong with the settings, and returns what loading them changes besides mounts.
 func reportLoaded(r engine.Report, loaded store.Loaded) (changes []engine.Change) {
 	if loaded.Cached && !loaded.Spent {
-		r.Warn("the sources failed and the cached copy serves: %s", loaded.Why)
+		r.Warn("the settings sources failed; using the cached copy: %s", loaded.Why)
 	}
 	if loaded.NotCached != nil {
-		r.Warn("settings are not cached: %s", loaded.NotCached)
+		r.Warn("cannot cache the settings: %s", loaded.NotCached)
 	}
 	if loaded.Foreign != "" {
 		r.Warn("found the state of another agent, %s, and set it aside", loaded.Foreign)
@@ -72,7 +72,7 @@ func (m *Machine) loadSettings(ctx context.Context, s *engine.Span) error {
 	}
 	first := m.First != nil && m.First()
 	if err := m.Status.Update(func(d *status.Document) { d.AgentID, d.Settings, d.First = e.Settings.AgentID, &described, first }); err != nil {
-		m.Log.WithError(err).Warn("status not written")
+		m.Log.WithError(err).Warn("cannot write the status")
 	}
 	s.Evidence("from %s", loaded.From)
 	if loaded.Spent {

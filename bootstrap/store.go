@@ -100,7 +100,7 @@ func (m *Machine) mountStore(ctx context.Context) (o mountOutcome, working strin
 func (m *Machine) storeMounted(ctx context.Context, err error) {
 	if err == nil {
 		if _, err := m.Persistent.Associate(ctx, m.Settings.Effective().Associations); err != nil {
-			m.Log.WithError(err).Warn("associated disks have no names")
+			m.Log.WithError(err).Warn("cannot link the associated disks by name")
 		}
 		err = m.releaseJobs(ctx)
 	}

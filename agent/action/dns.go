@@ -202,12 +202,12 @@ func (d *DNS) fetch(ctx context.Context, ref blob.Ref, version uint64) ([]byte, 
 		return nil, nil, fmt.Errorf("records: %w", hideContent(err))
 	}
 	if doc.Version == nil || *doc.Version != version {
-		return nil, nil, errors.New("the records are of another version than was asked for")
+		return nil, nil, errors.New("the records have a different version than the requested one")
 	}
 	records := make([][2]string, 0, len(doc.Records))
 	for _, r := range doc.Records {
 		if len(r) < 2 {
-			return nil, nil, errors.New("records: one of them is not a pair")
+			return nil, nil, errors.New("records: expected pairs of address and name")
 		}
 		records = append(records, [2]string{r[0], r[1]})
 	}

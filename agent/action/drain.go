@@ -59,7 +59,7 @@ func drainArgs(kind string, current jobs.Spec, next *jobs.Spec) (script.DrainArg
 			return args, errors.New("drain update needs the new apply spec")
 		}
 	default:
-		return args, fmt.Errorf("drain type %q is not known: expected shutdown or update", kind)
+		return args, fmt.Errorf("unknown drain type %q: expected shutdown or update", kind)
 	}
 	args.JobChange = "job_changed"
 	if len(current.JobNames()) == 0 {

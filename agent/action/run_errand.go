@@ -27,7 +27,7 @@ func runErrand(d Deps) func(context.Context, *string) (script.Outcome, error) {
 			job = *name
 		}
 		if job == "" || len(spec.JobNames()) == 0 {
-			return script.Outcome{}, errors.New("no job is applied that could be an errand")
+			return script.Outcome{}, errors.New("no job is applied, so there is no errand to run")
 		}
 		if !slices.Contains(spec.JobNames(), job) {
 			return script.Outcome{}, fmt.Errorf("could not find errand %s: no such job is applied", job)

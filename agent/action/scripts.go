@@ -28,5 +28,5 @@ func detached[T any](ctx context.Context, f func(context.Context) (T, error)) (T
 		return o.Value, o.Err
 	}
 	var none T
-	return none, fmt.Errorf("the agent stops while scripts run: %w", context.Cause(ctx))
+	return none, fmt.Errorf("the agent stopped while scripts were running: %w", context.Cause(ctx))
 }

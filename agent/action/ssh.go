@@ -60,13 +60,13 @@ func (s *SSH) run(ctx context.Context, command string, p sshParams) (sshResult, 
 	case "cleanup":
 		return s.cleanup(ctx, p)
 	}
-	return sshResult{}, errors.New("ssh: the command is neither setup nor cleanup")
+	return sshResult{}, errors.New("ssh: unknown command: expected setup or cleanup")
 }
 
 func (s *SSH) setup(ctx context.Context, p sshParams) (sshResult, error) {
 	key := strings.TrimSpace(p.PublicKey)
 	if key == "" || strings.ContainsAny(key, "\n\r\x00") {
-		return sshResult{}, errors.New("ssh setup: the public key is not one line")
+		return sshResult{}, errors.New("ssh setup: the public key must be a single line")
 	}
 	// Before the account is created: without these the caller cannot log in.
 	hostKey, err := s.HostKey()
@@ -105,7 +105,7 @@ func (s *SSH) cleanup(ctx context.Context, p sshParams) (sshResult, error) {
 }
 
 // HostKeyBelow reads the public key of the sshd below a system root: the RSA key where there is one, since
-// older clients know no other.
+// older clients do not support others.
 func HostKeyBelow(root string) (string, error) {
 	for _, kind := range []string{"rsa", "ed25519", "ecdsa"} {
 		data, err := os.ReadFile(filepath.Join(root, "/etc/ssh/ssh_host_"+kind+"_key.pub"))

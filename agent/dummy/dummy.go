@@ -50,7 +50,7 @@ func (h Handler) Handle(ctx context.Context, r mbus.Request, reply func(mbus.Rep
 // set hands the status of the envelope to the jobs, or answers why not.
 func (h Handler) set(r mbus.Request, reply func(mbus.Reply)) (status string, ok bool) {
 	if json.Unmarshal(r.Status, &status) != nil || status == "" {
-		reply(mbus.Exception("Action Failed " + r.Method + ": status is not a word"))
+		reply(mbus.Exception("Action Failed " + r.Method + ": status is not a string"))
 		return "", false
 	}
 	h.Jobs.SetStatus(status)

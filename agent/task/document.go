@@ -29,7 +29,7 @@ type entry struct {
 
 func (e entry) weight() int { return len(e.Value) + len(e.Error) }
 
-var errDamaged = errors.New("the record of tasks is damaged")
+var errDamaged = errors.New("the task record is damaged")
 
 // read returns the entries of the document at path, in order of their end, the running ones in order of their start at
 // the end. There are none without a file.
@@ -39,7 +39,7 @@ func read(path string) ([]entry, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("record of tasks: %w", err)
+		return nil, fmt.Errorf("task record: %w", err)
 	}
 	var d struct {
 		Tasks []entry `json:"tasks"`
@@ -48,7 +48,7 @@ func read(path string) ([]entry, error) {
 		return nil, fmt.Errorf("%w: %s: %w", errDamaged, path, err)
 	}
 	if slices.ContainsFunc(d.Tasks, func(e entry) bool { return e.ID == "" || e.Method == "" }) {
-		return nil, fmt.Errorf("%w: %s: a task without id or method", errDamaged, path)
+		return nil, fmt.Errorf("%w: %s: a task has no id or no method", errDamaged, path)
 	}
 	slices.SortFunc(d.Tasks, func(a, b entry) int {
 		if a.Ended.IsZero() != b.Ended.IsZero() {
@@ -102,7 +102,7 @@ func (s *Tasks) save() error {
 		err = atomicfile.Write(s.path, data, 0o600)
 	}
 	if err != nil {
-		return fmt.Errorf("record of tasks: %w", err)
+		return fmt.Errorf("task record: %w", err)
 	}
 	s.written = changes
 	return nil

@@ -62,7 +62,8 @@ func (t *Task) Context() context.Context { return t.ctx }
 // working.
 func (t *Task) Persist() {
 	if err := t.owner.save(); err != nil {
-		t.owner.log.WithError(err).WithField("task", t.ID).Error("task not recorded; it does not survive a restart")
+		t.owner.log.WithError(err).WithField("task", t.ID).
+			Error("cannot record the task; it will not survive a restart")
 	}
 }
 
@@ -113,7 +114,7 @@ func Open(ctx context.Context, o Options) (*Tasks, error) {
 	entries, err := read(o.Path)
 	if errors.Is(err, errDamaged) {
 		s.log.WithError(err).WithField("path", o.Path).
-			Error("the record of tasks is damaged and set aside; tasks of an earlier process are unknown")
+			Error("the task record is damaged and was set aside; earlier tasks are unknown")
 		err = setAside(o.Path)
 	}
 	if err != nil {

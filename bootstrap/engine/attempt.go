@@ -52,7 +52,7 @@ func (e *Engine) begin(steps []Step) *attempt {
 		d.Steps, d.State, d.Warnings, d.ReadyNS = rows, status.Starting, nil, 0
 		d.Try, d.NextTry = d.Try+1, nil
 	}); err != nil {
-		a.log.WithError(err).Warn("status not written")
+		a.log.WithError(err).Warn("cannot write the status")
 	}
 	return a
 }
@@ -140,7 +140,7 @@ func (a *attempt) change(name string, change func(*status.Step)) {
 		}
 	})
 	if err != nil {
-		a.log.WithError(err).Warn("status not written")
+		a.log.WithError(err).Warn("cannot write the status")
 	}
 }
 
@@ -149,12 +149,12 @@ func (a *attempt) warn(step, text string) {
 	a.mu.Lock()
 	a.warnings = append(a.warnings, line)
 	a.mu.Unlock()
-	a.log.WithFields(logrus.Fields{"step": step, "warning": oneline.Of(text)}).Warn("boot step warns")
+	a.log.WithFields(logrus.Fields{"step": step, "warning": oneline.Of(text)}).Warn("boot step warning")
 	if a.superseded() {
 		return
 	}
 	if err := a.rec.Update(func(d *status.Document) { d.Warnings = append(d.Warnings, line) }); err != nil {
-		a.log.WithError(err).Warn("status not written")
+		a.log.WithError(err).Warn("cannot write the status")
 	}
 }
 
@@ -211,7 +211,7 @@ func (a *attempt) runStep(ctx context.Context, s Step, hangs func()) error {
 func (a *attempt) runWithin(ctx context.Context, s Step, hangs func()) error {
 	if s.Deadline > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, s.Deadline, fmt.Errorf("not done within %s", s.Deadline))
+		ctx, cancel = context.WithTimeoutCause(ctx, s.Deadline, fmt.Errorf("did not finish within %s", s.Deadline))
 		defer cancel()
 		if hangs != nil {
 			defer time.AfterFunc(s.Deadline+hangGrace, hangs).Stop()
@@ -310,6 +310,6 @@ func (a *attempt) close(v Verdict, deferred []Step) {
 		}
 	})
 	if err != nil {
-		a.log.WithError(err).Warn("status not written")
+		a.log.WithError(err).Warn("cannot write the status")
 	}
 }

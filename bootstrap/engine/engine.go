@@ -1,7 +1,7 @@
-// Package engine runs a table of named steps: each as soon as what it needs is done, side by side
-// where steps do not depend on each other, with deadlines, warnings, and a verdict that says in one
-// line what went wrong. Each step can also say what it would change: Plan walks the same table and
-// changes nothing. What the steps do is not known here; package bootstrap has the boot's table.
+// Package engine runs a table of named steps: each as soon as what it needs is done, side by side where steps do not
+// depend on each other, with deadlines, warnings, and a verdict that says in one line what went wrong. Each step can
+// also say what it would change: Plan walks the same table and changes nothing. It does not know what the steps do;
+// package bootstrap has the boot's table.
 package engine
 
 import (
@@ -104,7 +104,7 @@ func (e *Engine) Run(ctx context.Context, steps []Step) (Verdict, func(), error)
 func (e *Engine) AnnounceNextTry(at time.Time) {
 	at = at.UTC()
 	if err := e.Status.Update(func(d *status.Document) { d.NextTry = &at }); err != nil {
-		e.Log.WithError(err).Warn("status not written")
+		e.Log.WithError(err).Warn("cannot write the status")
 	}
 }
 
@@ -200,7 +200,7 @@ func (s *schedule) succeed(step Step) { s.succeeded[step.Name], s.over[step.Name
 // stepHangs fails a step that ignores its deadline. One that is not optional is still waited for,
 // since a second run of it must not overlap the first.
 func (s *schedule) stepHangs(step Step) {
-	err := fmt.Errorf("still running after its limit of %s, and cannot be stopped", step.Deadline)
+	err := fmt.Errorf("still running after its deadline of %s, and cannot be interrupted", step.Deadline)
 	switch {
 	case s.over[step.Name]:
 	case step.Optional:

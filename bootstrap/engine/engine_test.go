@@ -270,7 +270,7 @@ func TestOptionalStepsWarnPanicsAndDeadlinesAreVerdicts(t *testing.T) {
 			<-ctx.Done()
 			return context.Cause(ctx)
 		}}})
-		if !strings.Contains(v.Line(), "not done within 1m0s") {
+		if !strings.Contains(v.Line(), "did not finish within 1m0s") {
 			t.Errorf("deadline: got %q", v.Line())
 		}
 		if d, _ := status.Read(path); len(d.Steps[0].Waits) != 1 || d.Steps[0].Waits[0].For != "/dev/sdb" || d.Steps[0].Waits[0].End == 0 {

@@ -87,7 +87,7 @@ func TestAStepThatCannotBeStoppedIsJudged(t *testing.T) {
 		if err != nil || v.State != status.Failed || time.Since(heard.begin) != time.Hour {
 			t.Errorf("got %s, %v after %v; want the failure when the step has ended", v.State, err, time.Since(heard.begin))
 		}
-		want := "disk: still running after its limit of 1m0s, and cannot be stopped: look at it"
+		want := "disk: still running after its deadline of 1m0s, and cannot be interrupted: look at it"
 		if !slices.Equal(heard.lines, []string{want}) || heard.after[0] != deadline+hangGrace {
 			t.Errorf("announced %q after %v, want %q after %v", heard.lines, heard.after, want, deadline+hangGrace)
 		}

@@ -75,7 +75,7 @@ func (p *overdue) end(well bool) {
 		return
 	}
 	if err := p.attempt.rec.Update(func(d *status.Document) { d.State, d.Verdict = status.Starting, "" }); err != nil {
-		p.attempt.log.WithError(err).Warn("status not written")
+		p.attempt.log.WithError(err).Warn("cannot write the status")
 	}
 	p.attempt.setJudged(false)
 	p.attempt.Failing(Verdict{})

@@ -80,7 +80,7 @@ func (s *Span) Evidence(format string, args ...any) {
 	s.attempt.change(s.name, func(row *status.Step) { row.Evidence = append(row.Evidence, text) })
 }
 
-// Parts records stretches of the step that began together and run side by side, in the place of earlier ones that began
+// Parts records stretches of the step that began together and run side by side, in place of earlier ones that began
 // then. Their ends are relative to that; one without an end still runs.
 func (s *Span) Parts(began time.Time, parts []status.Part) {
 	start := s.attempt.rec.At(began)
@@ -113,7 +113,7 @@ func (s *Span) Changed(changes ...Change) {
 		d.Unchanged = false // background steps end after the verdict
 	})
 	if err != nil {
-		s.attempt.log.WithError(err).Warn("status not written")
+		s.attempt.log.WithError(err).Warn("cannot write the status")
 	}
 }
 

@@ -70,7 +70,7 @@ func (n *Network) bringUp(ctx context.Context, named json.RawMessage) (made bool
 	if n.kernel == nil || n.made.Load() {
 		return false, nil
 	}
-	announcement := time.AfterFunc(time.Second, func() { n.waiting(ctx, "a network to ask the sources over") })
+	announcement := time.AfterFunc(time.Second, func() { n.waiting(ctx, "a network to reach the settings sources") })
 	defer func() {
 		if !announcement.Stop() {
 			n.waiting(ctx, "")
@@ -88,7 +88,7 @@ func (n *Network) bringUp(ctx context.Context, named json.RawMessage) (made bool
 	if len(named) > 0 {
 		err = n.applyNamed(ctx, named)
 	} else {
-		n.log.Info("making a network by DHCP for the settings sources")
+		n.log.Info("configuring the network by DHCP to reach the settings sources")
 		err = wait.DHCP(ctx, n.kernel)
 	}
 	if err != nil {
@@ -103,7 +103,7 @@ func (n *Network) applyNamed(ctx context.Context, named json.RawMessage) error {
 	if err := rep.Err(); err != nil {
 		return err
 	}
-	n.log.WithField("networks", len(nets)).Info("making the networks of user data for the settings sources")
+	n.log.WithField("networks", len(nets)).Info("configuring the networks from user data to reach the settings sources")
 	have, err := n.kernel.Observe(ctx)
 	if err != nil {
 		return err
